@@ -1,0 +1,267 @@
+/* Tessera: exact, IO-aware attention. The C interface, and the library's only exported symbols.
+ *
+ *   O = softmax(scale * Q K^T + ...) V,   LSE = log sum exp of the scaled, masked scores,
+ *
+ * and the gradients of both, without ever storing the Sq x Sk score matrix
+ * (Dao et al., "FlashAttention", 2022, algorithms 1 and 4; "FlashAttention-2", 2023, algorithms 1 and 2).
+ *
+ * How a call flows:
+ *   1. describe       tessera_problem: layouts and options, no data pointers
+ *   2. plan           tessera_make_plan: every rule is checked here; the plan says which kernel, tiles, splits, workspace
+ *   3. execute        tessera_forward / tessera_backward: data pointers and the caller's workspace; nothing is allocated
+ *
+ * One plan serves any number of calls and threads. C++ programs include <tessera/tessera.hpp> instead.
+ */
+#ifndef TESSERA_H
+#define TESSERA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define TESSERA_API
+#else
+#define TESSERA_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TESSERA_VERSION_MAJOR 0
+#define TESSERA_VERSION_MINOR 1
+#define TESSERA_VERSION_PATCH 0
+
+/* ---- status ------------------------------------------------------------------------------------------------- */
+
+typedef enum tessera_code {
+  TESSERA_OK = 0,
+  TESSERA_INVALID_ARGUMENT = 1, /* a shape, stride, dtype, option or index is wrong: the message names it */
+  TESSERA_UNSUPPORTED = 2,      /* valid, but no kernel takes it: the message lists each candidate's refusal */
+  TESSERA_INTERNAL = 3          /* a defect of this library */
+} tessera_code;
+
+/* What a call answers, by value. `message` is one line: what was wrong, what was given, what is accepted. */
+typedef struct tessera_status {
+  int32_t code; /* tessera_code */
+  char message[508];
+} tessera_status;
+
+/* ---- tensors ------------------------------------------------------------------------------------------------ */
+
+typedef enum tessera_dtype {
+  TESSERA_FLOAT32 = 0,
+  TESSERA_FLOAT16 = 1,
+  TESSERA_BFLOAT16 = 2,
+  TESSERA_FLOAT64 = 3, /* served by the reference kernel, for checks */
+  TESSERA_INT32 = 4,
+  TESSERA_BOOL = 5 /* one byte, 0 or 1 */
+} tessera_dtype;
+
+#define TESSERA_MAX_RANK 5
+
+/* Shape and strides of a tensor in caller-owned memory. rank 0 means: this tensor is absent.
+ * Strides are in elements and may be anything (0 and negative included, for inputs) as long as the last dimension of
+ * q, k, v, o and their gradients is contiguous. */
+typedef struct tessera_layout {
+  int32_t dtype; /* tessera_dtype */
+  int32_t rank;
+  int64_t shape[TESSERA_MAX_RANK];
+  int64_t strides[TESSERA_MAX_RANK];
+} tessera_layout;
+
+/* ---- the problem -------------------------------------------------------------------------------------------- */
+
+typedef enum tessera_direction { TESSERA_FORWARD = 0, TESSERA_BACKWARD = 1 } tessera_direction;
+
+/* Where the diagonal lies that `causal` and the window are measured from: query i stands over key i + Sk - Sq
+ * (bottom-right, the default) or over key i (top-left). */
+typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 } tessera_alignment;
+
+/* Attention over one batch: plain data, no pointers to tensors.
+ *
+ *   symbol            dense                 packed (cu_seqlens_q present)     paged (page_table present)
+ *   q                 [B, Sq, Hq, D]        [Tq, Hq, D]                       as dense or packed
+ *   k                 [B, Sk, Hkv, D]       [Tk, Hkv, D]                      [pages, page_size, Hkv, D]
+ *   v                 [B, Sk, Hkv, Dv]      [Tk, Hkv, Dv]                     [pages, page_size, Hkv, Dv]
+ *   o                 [B, Sq, Hq, Dv]       [Tq, Hq, Dv]                      as q
+ *   lse  float32      [B, Hq, Sq]           [Hq, Tq]                          as q
+ *
+ * Hq is a multiple of Hkv; query head h reads KV head floor(h * Hkv / Hq). q, k, v and o share one dtype.
+ *
+ * For query i and key j of one sequence, with Sq and Sk that sequence's own lengths, in this order:
+ *   1. s = scale * (q_i . k_j)            2. softcap c > 0: s = c * tanh(s / c)      3. s += bias[b, h, i, j]
+ *   4. ALiBi: s -= slope * |i + Sk - Sq - j|                                          5. s = -inf where j is not visible.
+ * Visible: causal, window, key length, mask and block_mask all allow it. A sink adds exp(sink[h]) to the denominator
+ * only. Dropout zeroes entries of softmax(s) and scales what is kept by 1 / (1 - p); the LSE is that before dropout.
+ * A query that sees nothing: o = 0, lse = -inf, gradients 0. */
+typedef struct tessera_problem {
+  int32_t direction; /* tessera_direction */
+
+  tessera_layout q, k, v, o;
+  tessera_layout lse; /* optional forward, required backward */
+
+  tessera_layout cu_seqlens_q; /* int32 [B + 1]: packed queries; sequence b is rows cu[b] .. cu[b + 1] */
+  tessera_layout cu_seqlens_k; /* int32 [B + 1]: packed keys and values */
+  tessera_layout seqused_k;    /* int32 [B]: key length of each sequence, at most Sk; required when paged */
+  tessera_layout page_table;   /* int32 [B, max_pages]: keys and values are paged */
+
+  tessera_layout bias;         /* float32 or q's dtype, [B|1, Hq|1, Sq|1, Sk] */
+  tessera_layout mask;         /* bool [B|1, Hq|1, Sq|1, Sk], 1 = visible */
+  tessera_layout block_mask;   /* bool [B|1, Hq|1, ceil(Sq / mask_block_q), ceil(Sk / mask_block_k)], 1 = visible */
+  tessera_layout alibi_slopes; /* float32 [Hq] or [B, Hq] */
+  tessera_layout sink;         /* float32 [Hq], a logit */
+
+  tessera_layout d_o, d_q, d_k, d_v; /* backward: cotangent of o, gradients of q, k, v; dtype and shape of their twins */
+  tessera_layout d_lse;              /* optional: cotangent of lse, float32 */
+  tessera_layout d_bias;             /* optional: gradient of bias, float32, bias's shape, contiguous last dimension */
+  tessera_layout d_sink;             /* optional: gradient of sink, float32 */
+
+  int32_t has_scale; /* 0: scale = 1 / sqrt(D) */
+  double scale;
+  int32_t causal;        /* 0 or 1: key j <= diagonal */
+  int32_t alignment;     /* tessera_alignment */
+  int64_t window_left;   /* keys left of the diagonal that are visible, -1 = all */
+  int64_t window_right;  /* keys right of it, -1 = all */
+  double softcap;        /* 0 = none */
+  double dropout_p;      /* 0 <= p < 1, in steps of 2^-16 */
+  uint64_t dropout_seed; /* Philox4x32-10's key */
+  uint64_t dropout_offset;
+  int64_t mask_block_q, mask_block_k; /* queries and keys an entry of block_mask stands for */
+  int64_t max_seqlen_q, max_seqlen_k; /* packed or paged: the longest sequence, 0 = unknown. Only a hint for the plan */
+  int32_t deterministic;              /* backward: the same bits every time (the CPU kernels always are) */
+  int32_t batch_invariant;            /* forward: a sequence's bits do not depend on the batch it stands in */
+} tessera_problem;
+
+/* An empty problem: every tensor absent, no option set, windows unbounded. */
+TESSERA_API void tessera_problem_init(tessera_problem* problem);
+
+/* ---- the device and the plan -------------------------------------------------------------------------------- */
+
+typedef enum tessera_isa {
+  TESSERA_ISA_BASELINE = 0, /* the compiler's portable vectors */
+  TESSERA_ISA_AVX2 = 1,     /* AVX2, FMA, F16C */
+  TESSERA_ISA_AVX512 = 2,   /* AVX-512 F, BW, DQ, VL */
+  TESSERA_ISA_AVX512_BF16 = 3
+} tessera_isa;
+
+typedef enum tessera_kernel {
+  TESSERA_KERNEL_AUTO = 0,
+  TESSERA_KERNEL_REFERENCE = 1, /* float64, O(S^2) time: the oracle */
+  TESSERA_KERNEL_DECODE = 2,    /* few query rows, split over keys */
+  TESSERA_KERNEL_TILED = 3      /* FlashAttention's tiles, forward and backward */
+} tessera_kernel;
+
+/* Where a plan is to run: plain data. */
+typedef struct tessera_device {
+  int32_t isa;       /* tessera_isa: the best that this CPU has, or TESSERA_ISA from the environment */
+  int32_t isa_limit; /* tessera_isa: the best that this CPU has */
+  int32_t kernel;    /* tessera_kernel: AUTO, or the only candidate to be considered */
+  int32_t cores;     /* cores this process may use. Decides how work is split, and so the last bits of a result */
+  int32_t threads;   /* threads to use. Never changes a bit of a result */
+  int64_t l1_bytes, l2_bytes;
+  char name[64];
+} tessera_device;
+
+/* This machine's CPU. Reads TESSERA_ISA (baseline, avx2, avx512, avx512_bf16) and TESSERA_NUM_THREADS from the
+ * environment; INVALID_ARGUMENT if one of them says what this machine cannot do. */
+TESSERA_API tessera_status tessera_device_cpu(tessera_device* device);
+
+typedef struct tessera_candidate {
+  char kernel[32];
+  int32_t accepted;
+  char reason[156];
+} tessera_candidate;
+
+#define TESSERA_MAX_CANDIDATES 4
+
+/* What will be done: plain data, a pure function of problem and device. */
+typedef struct tessera_plan {
+  tessera_problem problem; /* as given, with every default filled in */
+  tessera_device device;
+  int32_t kernel;  /* tessera_kernel */
+  int32_t use_dot; /* 1: products by the bf16 dot-product instruction */
+  int64_t batch, max_seqlen_q, max_seqlen_k, heads_q, heads_kv, head_dim, head_dim_v;
+  int32_t block_m;        /* queries a tile */
+  int32_t block_n;        /* keys a tile */
+  int32_t tiles_per_item; /* query tiles that share one pass over keys and values */
+  int32_t num_splits;     /* parts that the keys are split into, merged exactly */
+  int64_t num_items;      /* work items, an upper bound when packed */
+  int64_t scratch_bytes;  /* a thread */
+  int64_t shared_bytes;   /* partial results and accumulators, linear in the sequence length */
+  int64_t workspace_bytes;
+  double flops;          /* of the matrix products, on the visible area where it is known without data */
+  double bytes_moved;    /* to and from memory, every tensor once */
+  double standard_bytes; /* what three-step attention moves: the same, and the score matrix written and read */
+  double standard_extra_bytes; /* memory that three-step attention holds for the score matrix */
+  int32_t num_candidates;
+  tessera_candidate candidates[TESSERA_MAX_CANDIDATES];
+} tessera_plan;
+
+/* Checks every rule of `problem` and chooses. INVALID_ARGUMENT or UNSUPPORTED otherwise; *plan is then untouched. */
+TESSERA_API tessera_status tessera_make_plan(const tessera_problem* problem, const tessera_device* device,
+                                             tessera_plan* plan);
+
+/* Bytes of workspace that forward or backward needs, aligned to 64. Its content need not be initialised. */
+TESSERA_API size_t tessera_workspace_bytes(const tessera_plan* plan);
+
+/* ---- execution ---------------------------------------------------------------------------------------------- */
+
+/* Data pointers, one for each tensor that the problem describes; the others are ignored. */
+typedef struct tessera_buffers {
+  const void *q, *k, *v;
+  void* o; /* forward: written; backward: read */
+  float* lse;
+  const int32_t *cu_seqlens_q, *cu_seqlens_k, *seqused_k, *page_table;
+  const void* bias;
+  const uint8_t *mask, *block_mask;
+  const float *alibi_slopes, *sink;
+  const void* d_o;
+  void *d_q, *d_k, *d_v;
+  const float* d_lse;
+  float *d_bias, *d_sink;
+} tessera_buffers;
+
+/* Runs task(argument, w) once for each w in 0 .. workers - 1, in any order, concurrently or not, and returns when all
+ * are done. Give one to run on your own threads; NULL means the library's. */
+typedef struct tessera_executor {
+  void (*run)(void* context, int32_t workers, void (*task)(void* argument, int32_t worker), void* argument);
+  void* context;
+} tessera_executor;
+
+/* Computes o (and lse). INVALID_ARGUMENT when a required pointer is NULL or misaligned, the workspace is too small, or
+ * cu_seqlens, seqused_k or page_table hold what the layouts do not allow; outputs are untouched then. */
+TESSERA_API tessera_status tessera_forward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
+                                           size_t workspace_bytes, const tessera_executor* executor);
+
+/* Computes d_q, d_k, d_v (and d_bias, d_sink) from q, k, v, o, lse, d_o (and d_lse). Errors as forward. */
+TESSERA_API tessera_status tessera_backward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
+                                            size_t workspace_bytes, const tessera_executor* executor);
+
+/* Merges N partial results over disjoint sets of keys exactly: with m = max_n lse_n,
+ *   lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - lse) o_n.
+ * o_parts [N, B, S, H, Dv] float32, float16 or bfloat16; lse_parts [N, B, H, S] float32; o [B, S, H, Dv]; lse [B, H, S]
+ * float32 (rank 0: not wanted). Parts that saw nothing (lse = -inf) do not count, whatever their o holds. */
+TESSERA_API tessera_status tessera_combine(const tessera_layout* o_parts_layout, const void* o_parts,
+                                           const tessera_layout* lse_parts_layout, const float* lse_parts,
+                                           const tessera_layout* o_layout, void* o, const tessera_layout* lse_layout,
+                                           float* lse);
+
+/* ---- words -------------------------------------------------------------------------------------------------- */
+
+/* The plan in words, and as JSON. Writes at most `size` bytes with the closing zero, returns the length that is needed
+ * without it (as snprintf does). */
+TESSERA_API size_t tessera_plan_describe(const tessera_plan* plan, char* text, size_t size);
+TESSERA_API size_t tessera_plan_json(const tessera_plan* plan, char* text, size_t size);
+
+TESSERA_API const char* tessera_dtype_name(int32_t dtype); /* "float32" ..., "unknown" */
+TESSERA_API size_t tessera_dtype_bytes(int32_t dtype);     /* 0 when unknown */
+TESSERA_API const char* tessera_isa_name(int32_t isa);     /* "avx512_bf16" ..., as TESSERA_ISA takes them */
+TESSERA_API const char* tessera_kernel_name(int32_t kernel);
+TESSERA_API const char* tessera_version(void); /* "0.1.0" */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TESSERA_H */

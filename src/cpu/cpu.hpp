@@ -1,0 +1,27 @@
+// The CPU backend, as the core sees it: detect, refuse or configure, run.
+#pragma once
+
+#include <string>
+
+#include "tessera/tessera.h"
+
+namespace tessera::cpu {
+
+// This machine's CPU, with TESSERA_ISA and TESSERA_NUM_THREADS applied.
+tessera_status detect(tessera_device& device);
+
+// Why a kernel does not take a validated plan's problem ("" when it does). `plan` has its sizes filled in.
+std::string refuse_decode(const tessera_plan& plan);
+std::string refuse_tiled(const tessera_plan& plan);
+
+// Fill in tiles, splits and workspace of a plan whose kernel and sizes are set.
+void configure_decode(tessera_plan& plan);
+void configure_tiled(tessera_plan& plan);
+
+// Run a plan whose buffers have been checked. `executor` NULL: the library's own thread pool.
+void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+             const tessera_executor* executor);
+void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+              const tessera_executor* executor);
+
+}  // namespace tessera::cpu
