@@ -1,0 +1,355 @@
+#include "cells.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "attention.hpp"
+#include "memory.hpp"
+#include "peers/ceilings.hpp"
+#include "standard.hpp"
+
+namespace bench {
+namespace {
+
+// A call is repeated over heads and batch until it does this much, so that it takes 10 ms or more on any CPU of today.
+constexpr double kFlopsPerCall = 2.5e9;
+constexpr int64_t kHeadsAtMost = 8;
+
+constexpr double kGiga = 1e9;
+
+// ---- names -------------------------------------------------------------------------------------------------------
+
+const char* short_name(int32_t dtype) {
+  switch (dtype) {
+    case TESSERA_FLOAT32:
+      return "f32";
+    case TESSERA_FLOAT16:
+      return "f16";
+    default:
+      return "bf16";
+  }
+}
+
+const char* short_name(tessera_direction direction) { return direction == TESSERA_FORWARD ? "fwd" : "bwd"; }
+
+std::string size_name(int64_t seqlen, int64_t head_dim) {
+  return "N" + std::to_string(seqlen) + "/D" + std::to_string(head_dim);
+}
+
+// ---- shapes and contests -----------------------------------------------------------------------------------------
+
+// Self-attention with as many heads and sequences as a call needs to be long enough to time.
+Shape self_attention(tessera_direction direction, int32_t dtype, int64_t seqlen, int64_t head_dim, bool causal) {
+  Shape shape;
+  shape.direction = direction;
+  shape.dtype = dtype;
+  shape.seqlen_q = shape.seqlen_k = seqlen;
+  shape.head_dim = head_dim;
+  shape.causal = causal;
+  const double flops_per_call = dtype == TESSERA_BFLOAT16 ? 2 * kFlopsPerCall : kFlopsPerCall;
+  const auto repeats = static_cast<int64_t>(std::ceil(flops_per_call / attention_flops(shape)));
+  shape.heads_q = shape.heads_kv = std::min(repeats, kHeadsAtMost);
+  shape.batch = (repeats + shape.heads_q - 1) / shape.heads_q;
+  return shape;
+}
+
+tessera_device with_threads(tessera_device device, int threads) {
+  device.threads = threads;
+  return device;
+}
+
+Clock clock_for(const Settings& settings, int threads) { return threads == 1 ? settings.clock : Clock::kWall; }
+
+Sampler attention_sampler(const Shape& shape, const tessera_device& device, const Settings& settings, double work) {
+  auto attention = std::make_shared<Attention>(shape, device, settings.seed);
+  return timed([attention] { attention->run(); }, work, clock_for(settings, device.threads));
+}
+
+Sampler peak_sampler(int32_t dtype, int32_t isa) {
+  return [dtype, isa] {
+    const double gflops =
+        tessera::peers::peak_gflops(static_cast<tessera_dtype>(dtype), static_cast<tessera_isa>(isa), 1);
+    if (gflops <= 0) throw Unavailable("this CPU lacks " + std::string(tessera_isa_name(isa)));
+    return gflops * kGiga;
+  };
+}
+
+// One thread's share of the peak.
+Contest against_peak(const Settings& settings, const Shape& shape, std::optional<tessera_isa> isa) {
+  tessera_device device = with_threads(settings.device, 1);
+  if (isa) {
+    if (*isa > device.isa_limit) throw Unavailable("this CPU lacks " + std::string(tessera_isa_name(*isa)));
+    device.isa = *isa;
+  }
+  const double flops = attention_flops(shape);
+  return {attention_sampler(shape, device, settings, flops), peak_sampler(shape.dtype, device.isa)};
+}
+
+// One shape against another, both on one thread, each by its own visible area.
+Contest against_shape(const Settings& settings, const Shape& shape, const Shape& reference) {
+  const tessera_device device = with_threads(settings.device, 1);
+  const double flops = attention_flops(shape);
+  return {attention_sampler(shape, device, settings, flops),
+          attention_sampler(reference, device, settings, attention_flops(reference))};
+}
+
+// All threads against one, by wall time.
+Contest against_one_thread(const Settings& settings, const Shape& shape) {
+  const double flops = attention_flops(shape);
+  Settings wall = settings;
+  wall.clock = Clock::kWall;
+  return {attention_sampler(shape, settings.device, wall, flops),
+          attention_sampler(shape, with_threads(settings.device, 1), wall, flops)};
+}
+
+Contest against_standard(const Settings& settings, const Shape& shape) {
+  auto attention = std::make_shared<Attention>(shape, with_threads(settings.device, 1), settings.seed);
+  auto standard = std::make_shared<StandardPeer>(shape, *attention, 1);
+  const double flops = attention_flops(shape);
+  const Clock clock = clock_for(settings, 1);
+  return {timed([attention] { attention->run(); }, flops, clock),
+          timed([attention, standard] { standard->run(); }, flops, clock)};
+}
+
+// ---- groups ------------------------------------------------------------------------------------------------------
+
+struct ShareRow {
+  const char* prefix;  // before the direction, "" or "avx2/"
+  tessera_direction direction;
+  int32_t dtype;
+  std::optional<tessera_isa> isa;
+  // Thresholds full and causal. 0: for information.
+  std::pair<double, double> long_d128, long_d64, short_n512;
+};
+
+constexpr ShareRow kShareRows[] = {
+    {"", TESSERA_FORWARD, TESSERA_FLOAT32, {}, {0.90, 0.85}, {0.88, 0.82}, {0.82, 0.70}},
+    {"", TESSERA_FORWARD, TESSERA_BFLOAT16, {}, {0.80, 0.76}, {0.76, 0.70}, {0.68, 0.58}},
+    {"", TESSERA_BACKWARD, TESSERA_FLOAT32, {}, {0.86, 0.82}, {0.86, 0.82}, {0.74, 0.64}},
+    {"", TESSERA_BACKWARD, TESSERA_BFLOAT16, {}, {0, 0}, {0, 0}, {0, 0}},
+    {"avx2/", TESSERA_FORWARD, TESSERA_FLOAT32, TESSERA_ISA_AVX2, {0.85, 0}, {0.82, 0}, {0.75, 0}},
+};
+
+constexpr std::pair<int64_t, int64_t> kSizes[] = {{512, 64}, {512, 128}, {2048, 64}, {2048, 128}, {8192, 128}};
+
+void add_shares(std::vector<Cell>& cells, const tessera_device& device) {
+  for (const ShareRow& row : kShareRows) {
+    // The bf16 thresholds are about the dot-product instruction.
+    const bool judged = row.dtype != TESSERA_BFLOAT16 || device.isa == TESSERA_ISA_AVX512_BF16;
+    for (const auto& [seqlen, head_dim] : kSizes) {
+      const auto& pair = seqlen < 2048 ? row.short_n512 : head_dim < 128 ? row.long_d64 : row.long_d128;
+      for (const bool causal : {false, true}) {
+        const Shape shape = self_attention(row.direction, row.dtype, seqlen, head_dim, causal);
+        cells.push_back({.group = "One thread, share of the peak",
+                         .name = std::string(row.prefix) + short_name(row.direction) + "/" + short_name(row.dtype) +
+                                 "/" + size_name(seqlen, head_dim) + (causal ? "/causal" : "/full"),
+                         .against = "peak",
+                         .threshold = judged ? (causal ? pair.second : pair.first) : 0,
+                         .make = [=, isa = row.isa](const Settings& s) { return against_peak(s, shape, isa); }});
+      }
+    }
+  }
+}
+
+void add_head_sizes(std::vector<Cell>& cells) {
+  struct Row {
+    tessera_direction direction;
+    int32_t dtype;
+    double threshold;
+  };
+  for (const Row row : {Row{TESSERA_FORWARD, TESSERA_FLOAT32, 0.75}, Row{TESSERA_FORWARD, TESSERA_BFLOAT16, 0},
+                        Row{TESSERA_BACKWARD, TESSERA_FLOAT32, 0}}) {
+    for (const int64_t head_dim : {40, 80, 96, 112, 160, 192, 256, 512}) {
+      const Shape shape = self_attention(row.direction, row.dtype, 2048, head_dim, false);
+      cells.push_back({.group = "Head sizes off the grid, one thread, share of the peak",
+                       .name = std::string("heads/") + short_name(row.direction) + "/" + short_name(row.dtype) + "/" +
+                               size_name(2048, head_dim),
+                       .against = "peak",
+                       .threshold = row.threshold,
+                       .make = [=](const Settings& s) { return against_peak(s, shape, {}); }});
+    }
+  }
+}
+
+// A batch of many different lengths whose products take about as long as `like`'s.
+Shape packed_like(Shape like) {
+  const int64_t tokens = like.batch * like.seqlen_q * 2;
+  like.packed = {37, 1031, 512, 129, 2048, 300, 771, 1500, 64, 911};
+  int64_t total = std::accumulate(like.packed.begin(), like.packed.end(), int64_t{0});
+  for (size_t next = 0; total < tokens; ++next) total += like.packed.emplace_back(like.packed[next]);
+  return like;
+}
+
+void add_options(std::vector<Cell>& cells) {
+  struct Option {
+    const char* name;
+    double threshold;
+    void (*apply)(Shape&);
+  };
+  constexpr double kFree = 0.90, kCheap = 0.75;  // of the plain call's rate, on the visible area
+  static constexpr Option kOptions[] = {
+      {"causal", kFree, [](Shape& s) { s.causal = true; }},
+      {"window", kFree,
+       [](Shape& s) {
+         s.causal = true;
+         s.window_left = 1023;
+       }},
+      {"packed", kFree, [](Shape& s) { s = packed_like(s); }},
+      {"gqa", kFree,
+       [](Shape& s) {
+         s.heads_q = 8;
+         s.heads_kv = 2;
+       }},
+      {"bias", kCheap, [](Shape& s) { s.bias = true; }},
+      {"alibi", kCheap, [](Shape& s) { s.alibi = true; }},
+      {"softcap", kCheap, [](Shape& s) { s.softcap = 30; }},
+      {"sink", kCheap, [](Shape& s) { s.sink = true; }},
+      {"dropout", kCheap, [](Shape& s) { s.dropout_p = 0.1; }},
+  };
+  struct Row {
+    tessera_direction direction;
+    int32_t dtype;
+    int64_t head_dim;
+  };
+  for (const Row row : {Row{TESSERA_FORWARD, TESSERA_FLOAT32, 64}, Row{TESSERA_FORWARD, TESSERA_FLOAT32, 128},
+                        Row{TESSERA_FORWARD, TESSERA_BFLOAT16, 128}, Row{TESSERA_BACKWARD, TESSERA_FLOAT32, 128}}) {
+    const Shape plain = self_attention(row.direction, row.dtype, 2048, row.head_dim, false);
+    for (const Option& option : kOptions) {
+      Shape shape = plain;
+      option.apply(shape);
+      if (shape.window_left >= 0) shape.seqlen_q = shape.seqlen_k = 4096;
+      cells.push_back({.group = "Options, one thread, against the plain call on the visible area",
+                       .name = std::string("options/") + short_name(row.direction) + "/" + short_name(row.dtype) +
+                               "/D" + std::to_string(row.head_dim) + "/" + option.name,
+                       .against = "plain",
+                       .threshold = option.threshold,
+                       .is_share = false,
+                       .make = [=](const Settings& s) { return against_shape(s, shape, plain); }});
+    }
+  }
+}
+
+void add_dtypes(std::vector<Cell>& cells, const tessera_device& device) {
+  struct Row {
+    tessera_direction direction;
+    int32_t dtype;
+    double threshold;
+  };
+  const double bf16 = device.isa == TESSERA_ISA_AVX512_BF16 ? 1.4 : 0;
+  for (const Row row : {Row{TESSERA_BACKWARD, TESSERA_BFLOAT16, bf16}, Row{TESSERA_FORWARD, TESSERA_FLOAT16, 0.9},
+                        Row{TESSERA_BACKWARD, TESSERA_FLOAT16, 0.9}}) {
+    for (const int64_t head_dim : {64, 128}) {
+      for (const bool causal : {false, true}) {
+        const Shape reference = self_attention(row.direction, TESSERA_FLOAT32, 2048, head_dim, causal);
+        Shape shape = reference;
+        shape.dtype = row.dtype;
+        cells.push_back({.group = "Data types, one thread, against float32",
+                         .name = std::string("dtype/") + short_name(row.direction) + "/" + short_name(row.dtype) + "/" +
+                                 size_name(2048, head_dim) + (causal ? "/causal" : "/full"),
+                         .against = "float32",
+                         .threshold = row.threshold,
+                         .is_share = false,
+                         .make = [=](const Settings& s) { return against_shape(s, shape, reference); }});
+      }
+    }
+  }
+}
+
+void add_threads(std::vector<Cell>& cells, const tessera_device& device) {
+  const double threshold = 0.975 * device.threads;  // 1.95 of 2
+  for (const auto direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
+    for (const auto& [seqlen, head_dim] : {std::pair<int64_t, int64_t>{512, 64}, {2048, 128}}) {
+      for (const bool causal : {false, true}) {
+        Shape shape = self_attention(direction, TESSERA_FLOAT32, seqlen, head_dim, causal);
+        shape.batch *= 2;
+        cells.push_back({.group = "All threads against one",
+                         .name = std::string("threads/") + short_name(direction) + "/f32/" +
+                                 size_name(seqlen, head_dim) + (causal ? "/causal" : "/full"),
+                         .against = "one thread",
+                         .threshold = threshold,
+                         .is_share = false,
+                         .make = [=](const Settings& s) { return against_one_thread(s, shape); }});
+      }
+    }
+  }
+}
+
+void add_standard(std::vector<Cell>& cells) {
+  for (const auto direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
+    for (const auto& [seqlen, head_dim] : kSizes) {
+      for (const bool causal : {false, true}) {
+        const Shape shape = self_attention(direction, TESSERA_FLOAT32, seqlen, head_dim, causal);
+        cells.push_back({.group = "One thread, against standard attention on OpenBLAS",
+                         .name = std::string("standard/") + short_name(direction) + "/f32/" +
+                                 size_name(seqlen, head_dim) + (causal ? "/causal" : "/full"),
+                         .against = "standard",
+                         .threshold = causal ? 2.0 : 1.2,
+                         .is_share = false,
+                         .make = [=](const Settings& s) { return against_standard(s, shape); }});
+      }
+    }
+  }
+}
+
+void add_memory(std::vector<Cell>& cells) {
+  for (const auto direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
+    Shape shape;
+    shape.direction = direction;
+    shape.seqlen_q = shape.seqlen_k = 8192;
+    shape.head_dim = 128;
+    cells.push_back({.group = "Memory beyond inputs and outputs: standard attention's over Tessera's",
+                     .name = std::string("memory/") + short_name(direction) + "/f32/" + size_name(8192, 128),
+                     .against = "standard",
+                     .threshold = 100,
+                     .is_share = false,
+                     .unit = Unit::kInverseMemory,
+                     .make = [=](const Settings& s) { return memory_contest(s, shape); }});
+  }
+}
+
+// One new token of a long conversation: keys and values are read once, and nothing else costs.
+void add_decode(std::vector<Cell>& cells) {
+  for (const int32_t dtype : {TESSERA_FLOAT32, TESSERA_BFLOAT16}) {
+    Shape shape;
+    shape.dtype = dtype;
+    shape.seqlen_q = 1;
+    shape.seqlen_k = 32768;
+    shape.heads_q = 32;
+    shape.heads_kv = 8;
+    shape.head_dim = 128;
+    cells.push_back({.group = "Decoding, all threads, share of the memory's read bandwidth",
+                     .name = std::string("decode/") + short_name(dtype) + "/N32768/D128/gqa32:8",
+                     .against = "memory read",
+                     .threshold = 0.90,
+                     .unit = Unit::kBytes,
+                     .make = [=](const Settings& s) {
+                       const double bytes = kv_bytes(shape);
+                       const int threads = s.device.threads;
+                       const auto bytes_per_thread = static_cast<int64_t>(bytes) / threads;
+                       return Contest{attention_sampler(shape, s.device, s, bytes),
+                                      [=] { return kGiga * tessera::peers::read_gbps(bytes_per_thread, threads); }};
+                     }});
+  }
+}
+
+}  // namespace
+
+std::vector<Cell> all_cells(const tessera_device& device) {
+  std::vector<Cell> cells;
+  add_shares(cells, device);
+  add_dtypes(cells, device);
+  add_head_sizes(cells);
+  add_options(cells);
+  add_threads(cells, device);
+  add_standard(cells);
+  add_memory(cells);
+  add_decode(cells);
+  return cells;
+}
+
+}  // namespace bench
