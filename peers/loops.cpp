@@ -68,9 +68,6 @@ float read_loop(const float* data, std::int64_t elems) {
   Vector all = sums[0];
   for (int c = 1; c < 8; ++c) all += sums[c];
   return all[0];  // one lane: a sum over lanes would cost as much as reading a small buffer
-};
-  for (int c = 0; c < 8; ++c) chains[c] = sums[c];
-  return total(chains);
 }
 
 constexpr float kLog2E = 0x1.715476p+0F;
