@@ -1,0 +1,327 @@
+// A plan in words and as JSON.
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "core/geometry.hpp"
+#include "core/status.hpp"
+#include "core/validate.hpp"
+
+namespace tessera::core {
+namespace {
+
+TESSERA_PRINTF_LIKE std::string print(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+// 1536 -> "1.50 KiB", 3.2e9 with a step of 1000 -> "3.20 G"
+std::string scaled(double value, double step, const char* const (&units)[6]) {
+  size_t unit = 0;
+  while (std::fabs(value) >= step && unit + 1 < std::size(units)) {
+    value /= step;
+    ++unit;
+  }
+  const bool whole = unit == 0 && value == std::floor(value);
+  return print(whole ? "%.0f %s" : "%.2f %s", value, units[unit]);
+}
+std::string bytes_text(double bytes) { return scaled(bytes, 1024, {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"}); }
+std::string flops_text(double flops) {
+  return scaled(flops, 1000, {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"});
+}
+
+double ratio(double numerator, double denominator) { return denominator > 0 ? numerator / denominator : 0; }
+double extra_bytes(const tessera_plan& plan) { return static_cast<double>(plan.workspace_bytes); }
+
+// ---- words ----------------------------------------------------------------------------------------------------------
+
+std::string form_text(const tessera_problem& p) {
+  std::string text = packed_q(p) ? "packed queries" : "dense queries";
+  text += paged(p) ? ", paged keys" : packed_k(p) ? ", packed keys" : ", dense keys";
+  return text;
+}
+
+std::string window_side(int64_t keys) { return keys < 0 ? "all" : print("%" PRId64, keys); }
+
+std::string options_text(const tessera_problem& p) {
+  std::string text = print("scale %.6g", p.scale);
+  const auto add = [&text](const std::string& option) { text += ", " + option; };
+  const char* aligned = p.alignment == TESSERA_TOP_LEFT ? "top-left" : "bottom-right";
+  if (p.causal) add(print("causal (%s)", aligned));
+  if (p.window_left >= 0 || p.window_right >= 0) {
+    add(print("window %s left, %s right (%s)", window_side(p.window_left).c_str(), window_side(p.window_right).c_str(),
+              aligned));
+  }
+  if (p.softcap > 0) add(print("softcap %g", p.softcap));
+  if (p.dropout_p > 0) add(print("dropout %g", p.dropout_p));
+  if (present(p.bias)) add("bias");
+  if (present(p.alibi_slopes)) add("ALiBi");
+  if (present(p.mask)) add("mask");
+  if (present(p.block_mask)) add(print("block mask %" PRId64 " x %" PRId64, p.mask_block_q, p.mask_block_k));
+  if (present(p.sink)) add("sink");
+  if (present(p.seqused_k)) add("key lengths");
+  if (p.batch_invariant) add("batch invariant");
+  if (p.deterministic) add("deterministic");
+  return text;
+}
+
+std::string describe(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  const bool backward = p.direction == TESSERA_BACKWARD;
+  std::string text;
+  const auto line = [&text](const char* label, const std::string& value) {
+    text += print("%-10s ", label) + value + "\n";
+  };
+  const auto more = [&line](const std::string& value) { line("", value); };
+
+  line("problem",
+       print("%s, %s, %s", backward ? "backward" : "forward", tessera_dtype_name(p.q.dtype), form_text(p).c_str()));
+  more(print("batch %" PRId64 ", Sq %s%" PRId64 ", Sk %s%" PRId64 ", heads %" PRId64 " over %" PRId64
+             ", head size %" PRId64 " (values %" PRId64 ")",
+             plan.batch, packed_q(p) ? "at most " : "", plan.max_seqlen_q, packed_k(p) || paged(p) ? "at most " : "",
+             plan.max_seqlen_k, plan.heads_q, plan.heads_kv, plan.head_dim, plan.head_dim_v));
+  more(options_text(p));
+  line("device", print("%s, %s%s, %d threads on %d cores", plan.device.name, tessera_isa_name(plan.device.isa),
+                       plan.use_dot ? " with bf16 dot products" : "", plan.device.threads, plan.device.cores));
+  line("kernel", tessera_kernel_name(plan.kernel));
+  for (int32_t c = 0; c < plan.num_candidates; ++c) {
+    const tessera_candidate& candidate = plan.candidates[c];
+    const bool chosen = std::strcmp(candidate.kernel, tessera_kernel_name(plan.kernel)) == 0;
+    more(print("%c %-10s %s%s", chosen ? '*' : '-', candidate.kernel,
+               candidate.accepted ? "" : "refused: ", candidate.reason));
+  }
+  if (plan.kernel == TESSERA_KERNEL_REFERENCE) {
+    line("tiles", "none: one query at a time, in float64");
+  } else {
+    line("tiles", print("%d queries x %d keys, %d query tiles share a pass over the keys", plan.block_m, plan.block_n,
+                        plan.tiles_per_item));
+    more(print("%" PRId64 " work items%s, keys in %d part%s", plan.num_items,
+               packed_q(p) || packed_k(p) ? " at most" : "", plan.num_splits, plan.num_splits == 1 ? "" : "s"));
+  }
+  line("workspace", print("%s: %s a thread x %d, %s shared", bytes_text(extra_bytes(plan)).c_str(),
+                          bytes_text(static_cast<double>(plan.scratch_bytes)).c_str(), plan.device.threads,
+                          bytes_text(static_cast<double>(plan.shared_bytes)).c_str()));
+  more(print("standard attention holds %s for the score matrix", bytes_text(plan.standard_extra_bytes).c_str()));
+  line("work", print("%s on the visible area", flops_text(plan.flops).c_str()));
+  line("traffic", print("%s, standard attention %s (%.1f x)", bytes_text(plan.bytes_moved).c_str(),
+                        bytes_text(plan.standard_bytes).c_str(), ratio(plan.standard_bytes, plan.bytes_moved)));
+  line("intensity", print("%.1f FLOP a byte, standard attention %.1f", ratio(plan.flops, plan.bytes_moved),
+                          ratio(plan.flops, plan.standard_bytes)));
+  return text;
+}
+
+// ---- JSON -----------------------------------------------------------------------------------------------------------
+
+class JsonWriter {
+ public:
+  void open(const char* key, char bracket) {
+    prefix(key);
+    text_ += bracket;
+    first_ = true;
+  }
+  void close(char bracket) {
+    text_ += bracket;
+    first_ = false;
+  }
+  void add(const char* key, const char* value) {
+    prefix(key);
+    quote(value);
+  }
+  void add(const char* key, bool value) {
+    prefix(key);
+    text_ += value ? "true" : "false";
+  }
+  void add(const char* key, int64_t value) {
+    prefix(key);
+    text_ += print("%" PRId64, value);
+  }
+  void add(const char* key, int32_t value) { add(key, int64_t{value}); }
+  void add(const char* key, uint64_t value) {
+    prefix(key);
+    text_ += print("%" PRIu64, value);
+  }
+  void add(const char* key, double value) {
+    prefix(key);
+    text_ += std::isfinite(value) ? print("%.17g", value) : "null";
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  void prefix(const char* key) {
+    if (!first_) text_ += ", ";
+    first_ = false;
+    if (!key) return;
+    quote(key);
+    text_ += ": ";
+  }
+  void quote(const char* value) {
+    text_ += '"';
+    for (; *value; ++value) {
+      const unsigned char c = static_cast<unsigned char>(*value);
+      if (c == '"' || c == '\\') text_ += '\\';
+      text_ += c < 0x20 ? print("\\u%04x", c) : std::string(1, *value);
+    }
+    text_ += '"';
+  }
+
+  std::string text_;
+  bool first_ = true;
+};
+
+void add_layout(JsonWriter& json, const char* name, const tessera_layout& layout) {
+  if (!present(layout)) return;
+  json.open(name, '{');
+  json.add("dtype", tessera_dtype_name(layout.dtype));
+  json.open("shape", '[');
+  for (int axis = 0; axis < layout.rank; ++axis) json.add(nullptr, layout.shape[axis]);
+  json.close(']');
+  json.open("strides", '[');
+  for (int axis = 0; axis < layout.rank; ++axis) json.add(nullptr, layout.strides[axis]);
+  json.close(']');
+  json.close('}');
+}
+
+void add_problem(JsonWriter& json, const tessera_problem& p) {
+  json.open("problem", '{');
+  json.add("direction", p.direction == TESSERA_BACKWARD ? "backward" : "forward");
+  json.open("tensors", '{');
+  const struct {
+    const char* name;
+    const tessera_layout& layout;
+  } tensors[] = {
+      {"q", p.q},
+      {"k", p.k},
+      {"v", p.v},
+      {"o", p.o},
+      {"lse", p.lse},
+      {"cu_seqlens_q", p.cu_seqlens_q},
+      {"cu_seqlens_k", p.cu_seqlens_k},
+      {"seqused_k", p.seqused_k},
+      {"page_table", p.page_table},
+      {"bias", p.bias},
+      {"mask", p.mask},
+      {"block_mask", p.block_mask},
+      {"alibi_slopes", p.alibi_slopes},
+      {"sink", p.sink},
+      {"d_o", p.d_o},
+      {"d_q", p.d_q},
+      {"d_k", p.d_k},
+      {"d_v", p.d_v},
+      {"d_lse", p.d_lse},
+      {"d_bias", p.d_bias},
+      {"d_sink", p.d_sink},
+  };
+  for (const auto& [name, layout] : tensors) add_layout(json, name, layout);
+  json.close('}');
+  json.add("scale", p.scale);
+  json.add("causal", p.causal != 0);
+  json.add("alignment", p.alignment == TESSERA_TOP_LEFT ? "top_left" : "bottom_right");
+  json.add("window_left", p.window_left);
+  json.add("window_right", p.window_right);
+  json.add("softcap", p.softcap);
+  json.add("dropout_p", p.dropout_p);
+  json.add("dropout_seed", p.dropout_seed);
+  json.add("dropout_offset", p.dropout_offset);
+  json.add("mask_block_q", p.mask_block_q);
+  json.add("mask_block_k", p.mask_block_k);
+  json.add("deterministic", p.deterministic != 0);
+  json.add("batch_invariant", p.batch_invariant != 0);
+  json.close('}');
+}
+
+std::string to_json(const tessera_plan& plan) {
+  JsonWriter json;
+  json.open(nullptr, '{');
+  json.add("version", tessera_version());
+  json.add("kernel", tessera_kernel_name(plan.kernel));
+  json.open("candidates", '[');
+  for (int32_t c = 0; c < plan.num_candidates; ++c) {
+    json.open(nullptr, '{');
+    json.add("kernel", plan.candidates[c].kernel);
+    json.add("accepted", plan.candidates[c].accepted != 0);
+    json.add("reason", plan.candidates[c].reason);
+    json.close('}');
+  }
+  json.close(']');
+  json.add("use_dot", plan.use_dot != 0);
+  const struct {
+    const char* name;
+    int64_t value;
+  } counts[] = {
+      {"batch", plan.batch},
+      {"max_seqlen_q", plan.max_seqlen_q},
+      {"max_seqlen_k", plan.max_seqlen_k},
+      {"heads_q", plan.heads_q},
+      {"heads_kv", plan.heads_kv},
+      {"head_dim", plan.head_dim},
+      {"head_dim_v", plan.head_dim_v},
+      {"block_m", plan.block_m},
+      {"block_n", plan.block_n},
+      {"tiles_per_item", plan.tiles_per_item},
+      {"num_splits", plan.num_splits},
+      {"num_items", plan.num_items},
+      {"scratch_bytes", plan.scratch_bytes},
+      {"shared_bytes", plan.shared_bytes},
+      {"workspace_bytes", plan.workspace_bytes},
+  };
+  for (const auto& [name, value] : counts) json.add(name, value);
+  json.add("flops", plan.flops);
+  json.add("bytes_moved", plan.bytes_moved);
+  json.add("standard_bytes", plan.standard_bytes);
+  json.add("standard_extra_bytes", plan.standard_extra_bytes);
+  json.open("device", '{');
+  json.add("name", plan.device.name);
+  json.add("isa", tessera_isa_name(plan.device.isa));
+  json.add("isa_limit", tessera_isa_name(plan.device.isa_limit));
+  json.add("cores", plan.device.cores);
+  json.add("threads", plan.device.threads);
+  json.add("l1_bytes", plan.device.l1_bytes);
+  json.add("l2_bytes", plan.device.l2_bytes);
+  json.close('}');
+  add_problem(json, plan.problem);
+  json.close('}');
+  return json.take();
+}
+
+size_t copy_out(const std::string& from, char* text, size_t size) {
+  if (text && size > 0) {
+    const size_t length = std::min(from.size(), size - 1);
+    std::memcpy(text, from.data(), length);
+    text[length] = '\0';
+  }
+  return from.size();
+}
+
+// 0 when memory runs out: nothing may leave through the C interface.
+size_t write(const tessera_plan* plan, std::string (*make)(const tessera_plan&), char* text, size_t size) {
+  if (text && size > 0) text[0] = '\0';
+  if (!plan) return 0;
+  try {
+    return copy_out(make(*plan), text, size);
+  } catch (...) {
+    return 0;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::core
+
+extern "C" {
+
+size_t tessera_plan_describe(const tessera_plan* plan, char* text, size_t size) {
+  return tessera::core::write(plan, tessera::core::describe, text, size);
+}
+
+size_t tessera_plan_json(const tessera_plan* plan, char* text, size_t size) {
+  return tessera::core::write(plan, tessera::core::to_json, text, size);
+}
+
+}  // extern "C"

@@ -1,0 +1,224 @@
+// The execution entry points: pointers and index tensors are checked against the plan, then the kernel runs.
+#include <cinttypes>
+#include <cstdint>
+#include <exception>
+
+#include "core/geometry.hpp"
+#include "core/reference.hpp"
+#include "core/status.hpp"
+#include "core/validate.hpp"
+#include "cpu/cpu.hpp"
+
+namespace tessera::cpu {
+
+// Merges validated partial results.
+void combine(const tessera_layout& o_parts_layout, const void* o_parts, const tessera_layout& lse_parts_layout,
+             const float* lse_parts, const tessera_layout& o_layout, void* o, const tessera_layout* lse_layout,
+             float* lse);
+
+}  // namespace tessera::cpu
+
+namespace tessera::core {
+namespace {
+
+// ---- pointers -------------------------------------------------------------------------------------------------------
+
+tessera_status check_pointer(const char* name, const tessera_layout& layout, const void* pointer) {
+  if (!present(layout) || elements(layout) == 0) return ok();
+  if (!pointer) return invalid("%s: NULL, but the problem describes it with shape %s", name, shape_text(layout).text);
+  const size_t bytes = tessera_dtype_bytes(layout.dtype);
+  if (reinterpret_cast<uintptr_t>(pointer) % bytes != 0) {
+    return invalid("%s: %p is not aligned to %zu bytes, one %s", name, pointer, bytes,
+                   tessera_dtype_name(layout.dtype));
+  }
+  return ok();
+}
+
+tessera_status check_pointers(const tessera_problem& p, const tessera_buffers& buffers) {
+  struct Row {
+    const char* name;
+    const tessera_layout& layout;
+    const void* pointer;
+    bool backward_only = false;
+  };
+  const Row rows[] = {
+      {"q", p.q, buffers.q},
+      {"k", p.k, buffers.k},
+      {"v", p.v, buffers.v},
+      {"o", p.o, buffers.o},
+      {"lse", p.lse, buffers.lse},
+      {"cu_seqlens_q", p.cu_seqlens_q, buffers.cu_seqlens_q},
+      {"cu_seqlens_k", p.cu_seqlens_k, buffers.cu_seqlens_k},
+      {"seqused_k", p.seqused_k, buffers.seqused_k},
+      {"page_table", p.page_table, buffers.page_table},
+      {"bias", p.bias, buffers.bias},
+      {"mask", p.mask, buffers.mask},
+      {"block_mask", p.block_mask, buffers.block_mask},
+      {"alibi_slopes", p.alibi_slopes, buffers.alibi_slopes},
+      {"sink", p.sink, buffers.sink},
+      {"d_o", p.d_o, buffers.d_o, true},
+      {"d_q", p.d_q, buffers.d_q, true},
+      {"d_k", p.d_k, buffers.d_k, true},
+      {"d_v", p.d_v, buffers.d_v, true},
+      {"d_lse", p.d_lse, buffers.d_lse, true},
+      {"d_bias", p.d_bias, buffers.d_bias, true},
+      {"d_sink", p.d_sink, buffers.d_sink, true},
+  };
+  for (const Row& row : rows) {
+    if (row.backward_only && p.direction != TESSERA_BACKWARD) continue;
+    TESSERA_RETURN_IF_ERROR(check_pointer(row.name, row.layout, row.pointer));
+  }
+  return ok();
+}
+
+// ---- what index tensors hold ----------------------------------------------------------------------------------------
+
+// `longest`: what the problem said, which plans and the shapes of bias and masks rely on; 0 = it did not.
+tessera_status check_offsets(const char* name, const tessera_layout& layout, const int32_t* offsets,
+                             const char* rows_of, int64_t rows, const char* longest_name, int64_t longest) {
+  const int64_t stride = layout.strides[0], sequences = layout.shape[0] - 1;
+  if (offsets[0] != 0) return invalid("%s[0]: %d, must be 0", name, offsets[0]);
+  for (int64_t b = 0; b < sequences; ++b) {
+    const int32_t begin = offsets[b * stride], end = offsets[(b + 1) * stride];
+    if (end < begin) {
+      return invalid("%s[%" PRId64 "]: %d after %d, must not decrease", name, b + 1, end, begin);
+    }
+    if (end > rows) {
+      return invalid("%s[%" PRId64 "]: %d, accepted at most %" PRId64 ", the rows of %s", name, b + 1, end, rows,
+                     rows_of);
+    }
+    if (longest > 0 && end - begin > longest) {
+      return invalid("%s[%" PRId64 "]: sequence %" PRId64 " has %d rows, accepted at most %s = %" PRId64, name, b + 1,
+                     b, end - begin, longest_name, longest);
+    }
+  }
+  return ok();
+}
+
+tessera_status check_key_lengths(const tessera_plan& plan, const tessera_buffers& buffers) {
+  const tessera_problem& problem = plan.problem;
+  for (int64_t b = 0; b < plan.batch; ++b) {
+    const SequenceView view = sequence(problem, buffers, b);
+    const int64_t most = paged(problem) ? plan.max_seqlen_k : view.k_rows;
+    if (view.sk < 0 || view.sk > most) {
+      return invalid("seqused_k[%" PRId64 "]: %" PRId64 ", accepted 0 .. %" PRId64 "%s", b, view.sk, most,
+                     paged(problem) ? ", what its pages hold and max_seqlen_k allows" : ", the keys of that sequence");
+    }
+  }
+  return ok();
+}
+
+tessera_status check_page_table(const tessera_plan& plan, const tessera_buffers& buffers) {
+  const tessera_problem& problem = plan.problem;
+  const int64_t pages = problem.k.shape[0], page_size = problem.k.shape[1];
+  for (int64_t b = 0; b < plan.batch; ++b) {
+    const int64_t sk = sequence(problem, buffers, b).sk;
+    for (int64_t j = 0; j < sk; j += page_size) {
+      const int64_t page = page_of(problem, buffers, b, j);
+      if (page < 0 || page >= pages) {
+        return invalid("page_table[%" PRId64 ", %" PRId64 "]: %" PRId64 ", accepted 0 .. %" PRId64 ": k has %" PRId64
+                       " pages",
+                       b, j / page_size, page, pages - 1, pages);
+      }
+    }
+  }
+  return ok();
+}
+
+tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& buffers) {
+  const tessera_problem& p = plan.problem;
+  if (packed_q(p)) {
+    TESSERA_RETURN_IF_ERROR(check_offsets("cu_seqlens_q", p.cu_seqlens_q, buffers.cu_seqlens_q, "q", p.q.shape[0],
+                                          "max_seqlen_q", p.max_seqlen_q));
+  }
+  if (packed_k(p)) {
+    TESSERA_RETURN_IF_ERROR(check_offsets("cu_seqlens_k", p.cu_seqlens_k, buffers.cu_seqlens_k, "k", p.k.shape[0],
+                                          "max_seqlen_k", p.max_seqlen_k));
+  }
+  if (present(p.seqused_k)) TESSERA_RETURN_IF_ERROR(check_key_lengths(plan, buffers));
+  return paged(p) ? check_page_table(plan, buffers) : ok();
+}
+
+// ---- execution ------------------------------------------------------------------------------------------------------
+
+constexpr uintptr_t kAlignment = 64;
+
+tessera_status execute(int32_t direction, const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
+                       size_t workspace_bytes, const tessera_executor* executor) {
+  if (!plan) return invalid("plan: NULL, must point to a tessera_plan");
+  if (!buffers) return invalid("buffers: NULL, must point to a tessera_buffers");
+  const bool backward = direction == TESSERA_BACKWARD;
+  if (plan->problem.direction != direction) {
+    return invalid("plan: made for direction %s, accepted a plan for %s", backward ? "forward" : "backward",
+                   backward ? "backward" : "forward");
+  }
+  if (workspace_bytes < static_cast<size_t>(plan->workspace_bytes)) {
+    return invalid("workspace_bytes: %zu, accepted at least %" PRId64, workspace_bytes, plan->workspace_bytes);
+  }
+  if (!workspace && plan->workspace_bytes > 0)
+    return invalid("workspace: NULL, must hold %" PRId64 " bytes", plan->workspace_bytes);
+  if (executor && !executor->run) return invalid("executor: run is NULL, must be a function (or executor NULL)");
+  TESSERA_RETURN_IF_ERROR(check_pointers(plan->problem, *buffers));
+  TESSERA_RETURN_IF_ERROR(check_indices(*plan, *buffers));
+  // The plan's bytes leave room for this.
+  const uintptr_t misaligned = reinterpret_cast<uintptr_t>(workspace) % kAlignment;
+  void* aligned = static_cast<char*>(workspace) + (misaligned ? kAlignment - misaligned : 0);
+  switch (plan->kernel) {
+    case TESSERA_KERNEL_REFERENCE:
+      backward ? reference_backward(*plan, *buffers, aligned) : reference_forward(*plan, *buffers, aligned);
+      return ok();
+    case TESSERA_KERNEL_DECODE:
+    case TESSERA_KERNEL_TILED:
+      backward ? cpu::backward(*plan, *buffers, aligned, executor) : cpu::forward(*plan, *buffers, aligned, executor);
+      return ok();
+    default:
+      return invalid("plan: kernel %d, accepted what tessera_make_plan fills in", plan->kernel);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::core
+
+extern "C" {
+
+tessera_status tessera_forward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
+                               size_t workspace_bytes, const tessera_executor* executor) {
+  try {
+    return tessera::core::execute(TESSERA_FORWARD, plan, buffers, workspace, workspace_bytes, executor);
+  } catch (const std::exception& error) {
+    return tessera::internal("tessera_forward: %s", error.what());
+  }
+}
+
+tessera_status tessera_backward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
+                                size_t workspace_bytes, const tessera_executor* executor) {
+  try {
+    return tessera::core::execute(TESSERA_BACKWARD, plan, buffers, workspace, workspace_bytes, executor);
+  } catch (const std::exception& error) {
+    return tessera::internal("tessera_backward: %s", error.what());
+  }
+}
+
+tessera_status tessera_combine(const tessera_layout* o_parts_layout, const void* o_parts,
+                               const tessera_layout* lse_parts_layout, const float* lse_parts,
+                               const tessera_layout* o_layout, void* o, const tessera_layout* lse_layout, float* lse) {
+  using tessera::core::check_pointer;
+  if (!o_parts_layout) return tessera::invalid("o_parts_layout: NULL, must point to a tessera_layout");
+  if (!lse_parts_layout) return tessera::invalid("lse_parts_layout: NULL, must point to a tessera_layout");
+  if (!o_layout) return tessera::invalid("o_layout: NULL, must point to a tessera_layout");
+  TESSERA_RETURN_IF_ERROR(tessera::core::validate_combine(*o_parts_layout, *lse_parts_layout, *o_layout, lse_layout));
+  const bool wants_lse = lse_layout && lse_layout->rank != 0;
+  TESSERA_RETURN_IF_ERROR(check_pointer("o_parts", *o_parts_layout, o_parts));
+  TESSERA_RETURN_IF_ERROR(check_pointer("lse_parts", *lse_parts_layout, lse_parts));
+  TESSERA_RETURN_IF_ERROR(check_pointer("o", *o_layout, o));
+  if (wants_lse) TESSERA_RETURN_IF_ERROR(check_pointer("lse", *lse_layout, lse));
+  try {
+    tessera::cpu::combine(*o_parts_layout, o_parts, *lse_parts_layout, lse_parts, *o_layout, o,
+                          wants_lse ? lse_layout : nullptr, wants_lse ? lse : nullptr);
+    return tessera::ok();
+  } catch (const std::exception& error) {
+    return tessera::internal("tessera_combine: %s", error.what());
+  }
+}
+
+}  // extern "C"

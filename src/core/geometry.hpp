@@ -1,0 +1,133 @@
+// The sizes of a validated problem and where its elements lie, whatever their form: dense, packed or paged.
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/tessera.h"
+
+namespace tessera::core {
+
+constexpr bool present(const tessera_layout& layout) { return layout.rank != 0; }
+constexpr bool packed_q(const tessera_problem& problem) { return present(problem.cu_seqlens_q); }
+constexpr bool packed_k(const tessera_problem& problem) { return present(problem.cu_seqlens_k); }
+constexpr bool paged(const tessera_problem& problem) { return present(problem.page_table); }
+
+struct Sizes {
+  int64_t batch;
+  int64_t heads_q, heads_kv;
+  int64_t head_dim, head_dim_v;
+  int64_t rows_q;        // dense: Sq, packed: Tq
+  int64_t rows_k;        // dense: Sk, packed: Tk, paged: max_pages * page_size
+  int64_t max_seqlen_q;  // the most that a sequence can have, by the layouts and the problem's own word
+  int64_t max_seqlen_k;
+  int64_t pages, page_size;  // 0 when not paged
+};
+
+constexpr Sizes sizes(const tessera_problem& problem) {
+  const tessera_layout &q = problem.q, &k = problem.k, &v = problem.v;
+  Sizes s{};
+  s.batch = packed_q(problem) ? problem.cu_seqlens_q.shape[0] - 1 : q.shape[0];
+  s.rows_q = packed_q(problem) ? q.shape[0] : q.shape[1];
+  s.heads_q = q.shape[q.rank - 2];
+  s.head_dim = q.shape[q.rank - 1];
+  s.heads_kv = k.shape[k.rank - 2];
+  s.head_dim_v = v.shape[v.rank - 1];
+  if (paged(problem)) {
+    s.pages = k.shape[0];
+    s.page_size = k.shape[1];
+    s.rows_k = problem.page_table.shape[1] * s.page_size;
+  } else {
+    s.rows_k = packed_k(problem) ? k.shape[0] : k.shape[1];
+  }
+  s.max_seqlen_q = s.rows_q;
+  s.max_seqlen_k = s.rows_k;
+  if (packed_q(problem) && problem.max_seqlen_q > 0 && problem.max_seqlen_q < s.rows_q) {
+    s.max_seqlen_q = problem.max_seqlen_q;
+  }
+  if ((packed_k(problem) || paged(problem)) && problem.max_seqlen_k > 0 && problem.max_seqlen_k < s.rows_k) {
+    s.max_seqlen_k = problem.max_seqlen_k;
+  }
+  return s;
+}
+
+// ---- strides by role, in elements ----------------------------------------------------------------------------------
+
+// Of q, k, v, o and their gradients. Row r of sequence b lies at batch * b + row * (begin + r) + head * h; packed has
+// batch = 0. Paged: row j lies in page p = page_table[b, j / page_size] at batch * p + row * (j % page_size) + head *
+// h.
+struct RowStrides {
+  int64_t batch, row, head;
+};
+constexpr RowStrides row_strides(const tessera_layout& layout) {
+  return layout.rank == 3 ? RowStrides{0, layout.strides[0], layout.strides[1]}
+                          : RowStrides{layout.strides[0], layout.strides[1], layout.strides[2]};
+}
+
+// Of lse and d_lse: [B, Hq, Sq], or packed [Hq, Tq] with batch = 0.
+struct LseStrides {
+  int64_t batch, head, row;
+};
+constexpr LseStrides lse_strides(const tessera_layout& layout) {
+  return layout.rank == 2 ? LseStrides{0, layout.strides[0], layout.strides[1]}
+                          : LseStrides{layout.strides[0], layout.strides[1], layout.strides[2]};
+}
+
+// Of bias, d_bias, mask and block_mask, [B|1, Hq|1, Sq|1, Sk]: what is broadcast has stride 0.
+struct ScoreStrides {
+  int64_t batch, head, row, col;
+};
+constexpr ScoreStrides score_strides(const tessera_layout& layout) {
+  const auto stride = [&layout](int axis) { return layout.shape[axis] == 1 ? 0 : layout.strides[axis]; };
+  return {stride(0), stride(1), stride(2), stride(3)};
+}
+
+// Of alibi_slopes, [Hq] or [B, Hq].
+struct SlopeStrides {
+  int64_t batch, head;
+};
+constexpr SlopeStrides slope_strides(const tessera_layout& layout) {
+  return layout.rank == 1 ? SlopeStrides{0, layout.strides[0]} : SlopeStrides{layout.strides[0], layout.strides[1]};
+}
+
+// ---- one sequence --------------------------------------------------------------------------------------------------
+
+struct SequenceView {
+  int64_t q_begin, sq;  // its queries are rows q_begin .. q_begin + sq of its q
+  int64_t k_begin, sk;  // its keys that are in use
+  int64_t k_rows;       // its keys with those behind seqused_k (dense and packed; paged: sk)
+};
+
+inline SequenceView sequence(const tessera_problem& problem, const tessera_buffers& buffers, int64_t b) {
+  SequenceView view{};
+  if (packed_q(problem)) {
+    const int64_t stride = problem.cu_seqlens_q.strides[0];
+    view.q_begin = buffers.cu_seqlens_q[b * stride];
+    view.sq = buffers.cu_seqlens_q[(b + 1) * stride] - view.q_begin;
+  } else {
+    view.sq = problem.q.shape[1];
+  }
+  if (packed_k(problem)) {
+    const int64_t stride = problem.cu_seqlens_k.strides[0];
+    view.k_begin = buffers.cu_seqlens_k[b * stride];
+    view.k_rows = buffers.cu_seqlens_k[(b + 1) * stride] - view.k_begin;
+  } else if (!paged(problem)) {
+    view.k_rows = problem.k.shape[1];
+  }
+  view.sk = view.k_rows;
+  if (present(problem.seqused_k)) view.sk = buffers.seqused_k[b * problem.seqused_k.strides[0]];
+  if (paged(problem)) view.k_rows = view.sk;
+  return view;
+}
+
+// The page that holds key j of sequence b.
+inline int64_t page_of(const tessera_problem& problem, const tessera_buffers& buffers, int64_t b, int64_t j) {
+  const tessera_layout& table = problem.page_table;
+  return buffers.page_table[b * table.strides[0] + j / problem.k.shape[1] * table.strides[1]];
+}
+
+// Query i stands over key i + diagonal(...): causal and the window are measured from there.
+constexpr int64_t diagonal(const tessera_problem& problem, int64_t sq, int64_t sk) {
+  return problem.alignment == TESSERA_TOP_LEFT ? 0 : sk - sq;
+}
+
+}  // namespace tessera::core

@@ -1,0 +1,217 @@
+// Problem and device to plan: a table of candidates in order of preference, each of which refuses with a reason.
+#include <cinttypes>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "core/geometry.hpp"
+#include "core/philox.hpp"
+#include "core/reference.hpp"
+#include "core/status.hpp"
+#include "core/validate.hpp"
+#include "cpu/cpu.hpp"
+
+namespace tessera::core {
+namespace {
+
+std::string refuse_reference(const tessera_plan& plan) {
+  const bool asked_for = plan.device.kernel == TESSERA_KERNEL_REFERENCE || plan.problem.q.dtype == TESSERA_FLOAT64;
+  return asked_for ? "" : "slow: only on request or for float64";
+}
+
+struct Candidate {
+  int32_t kernel;
+  std::string (*refuse)(const tessera_plan& plan);  // "" when it takes the problem
+  void (*configure)(tessera_plan& plan);
+};
+constexpr Candidate kCandidates[] = {
+    {TESSERA_KERNEL_DECODE, cpu::refuse_decode, cpu::configure_decode},
+    {TESSERA_KERNEL_TILED, cpu::refuse_tiled, cpu::configure_tiled},
+    {TESSERA_KERNEL_REFERENCE, refuse_reference, configure_reference},
+};
+static_assert(std::size(kCandidates) <= TESSERA_MAX_CANDIDATES);
+
+void fill_defaults(tessera_problem& problem, const Sizes& size) {
+  if (!problem.has_scale) {
+    problem.has_scale = 1;
+    problem.scale = 1 / std::sqrt(static_cast<double>(size.head_dim));
+  }
+  // Wider than any sequence is as good as unbounded, and saves every reader from overflow.
+  if (problem.window_left > INT32_MAX) problem.window_left = -1;
+  if (problem.window_right > INT32_MAX) problem.window_right = -1;
+  problem.dropout_p = dropout_threshold(problem.dropout_p) / 65536.0;
+}
+
+// ---- what it costs --------------------------------------------------------------------------------------------------
+
+// sum of min(u, cap) over 0 <= u < end
+double ramp_sum(double end, double cap) {
+  if (end <= 0) return 0;
+  return end <= cap ? end * (end - 1) / 2 : cap * (cap - 1) / 2 + (end - cap) * cap;
+}
+
+// Pairs (i, j) that causal and the window leave of one Sq x Sk head: row i sees [i + d - left, i + d + right].
+double visible_pairs(const tessera_problem& problem, int64_t sq, int64_t sk) {
+  const int64_t d = diagonal(problem, sq, sk);
+  const double rows = static_cast<double>(sq), keys = static_cast<double>(sk);
+  const auto keys_below = [&](int64_t shift) {  // sum over rows of the keys j < i + shift
+    return ramp_sum(rows + static_cast<double>(shift), keys) - ramp_sum(static_cast<double>(shift), keys);
+  };
+  int64_t right = problem.window_right;
+  if (problem.causal) right = 0;
+  const double up_to_last = right < 0 ? rows * keys : keys_below(d + right + 1);
+  return up_to_last - (problem.window_left < 0 ? 0 : keys_below(d - problem.window_left));
+}
+
+double tensor_bytes(const tessera_layout& layout) {
+  return static_cast<double>(elements(layout)) * static_cast<double>(tessera_dtype_bytes(layout.dtype));
+}
+
+// Packed: as if all sequences were equally long. Key lengths, masks and pages in use are data, and taken as full.
+void fill_costs(tessera_plan& plan, const Sizes& size) {
+  const tessera_problem& p = plan.problem;
+  const int64_t sequences = std::max<int64_t>(size.batch, 1);
+  const int64_t sq = packed_q(p) ? size.rows_q / sequences : size.rows_q;
+  const int64_t sk = packed_k(p) ? size.rows_k / sequences : size.max_seqlen_k;
+  const double heads = static_cast<double>(size.batch * size.heads_q);
+  const double d = static_cast<double>(size.head_dim), dv = static_cast<double>(size.head_dim_v);
+  const bool backward = p.direction == TESSERA_BACKWARD;
+  // Forward QK', PV; backward QK', dO V', P' dO, dS K, dS' Q. Two operations a multiply-add.
+  plan.flops = 2 * heads * visible_pairs(p, sq, sk) * (backward ? 3 * d + 2 * dv : d + dv);
+
+  for (const tessera_layout* layout : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.cu_seqlens_q, &p.cu_seqlens_k, &p.seqused_k,
+                                       &p.page_table, &p.bias, &p.mask, &p.block_mask, &p.alibi_slopes, &p.sink}) {
+    plan.bytes_moved += tensor_bytes(*layout);
+  }
+  if (backward) {
+    for (const tessera_layout* layout : {&p.d_o, &p.d_q, &p.d_k, &p.d_v, &p.d_lse, &p.d_bias, &p.d_sink}) {
+      plan.bytes_moved += tensor_bytes(*layout);
+    }
+  }
+  // Three-step attention writes S, reads it for the softmax, writes P, reads it for PV, one matrix in place. Backward
+  // reads the stored P for dV, writes dP, reads both for dS, writes dS, reads it for dQ and for dK: two matrices.
+  const double score_bytes =
+      heads * static_cast<double>(sq) * static_cast<double>(sk) * static_cast<double>(tessera_dtype_bytes(p.q.dtype));
+  plan.standard_bytes = plan.bytes_moved + (backward ? 7 : 4) * score_bytes;
+  plan.standard_extra_bytes = (backward ? 2 : 1) * score_bytes;
+}
+
+constexpr int64_t kAlignment = 64;  // a cache line
+
+bool fill_workspace_bytes(tessera_plan& plan) {
+  const auto align = [](int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
+  plan.scratch_bytes = align(plan.scratch_bytes);
+  plan.shared_bytes = align(plan.shared_bytes);
+  int64_t bytes = 0;
+  const bool overflow = __builtin_mul_overflow(plan.scratch_bytes, int64_t{plan.device.threads}, &bytes) ||
+                        __builtin_add_overflow(bytes, plan.shared_bytes, &bytes) ||
+                        __builtin_add_overflow(bytes, kAlignment, &bytes);
+  plan.workspace_bytes = bytes;
+  return !overflow;
+}
+
+// ---- the choice -----------------------------------------------------------------------------------------------------
+
+std::string refusal(const Candidate& candidate, const tessera_plan& plan) {
+  const int32_t forced = plan.device.kernel;
+  if (forced != TESSERA_KERNEL_AUTO && forced != candidate.kernel) {
+    return std::string("the device asks for ") + tessera_kernel_name(forced);
+  }
+  return candidate.refuse(plan);
+}
+
+const Candidate* choose(tessera_plan& plan) {
+  const Candidate* chosen = nullptr;
+  for (const Candidate& candidate : kCandidates) {
+    tessera_candidate& entry = plan.candidates[plan.num_candidates++];
+    const char* name = tessera_kernel_name(candidate.kernel);
+    std::snprintf(entry.kernel, sizeof entry.kernel, "%s", name);
+    std::string reason = refusal(candidate, plan);
+    entry.accepted = reason.empty();
+    if (reason.empty() && chosen) {
+      reason = std::string("takes it too, but ") + tessera_kernel_name(chosen->kernel) + " comes first";
+    } else if (reason.empty()) {
+      chosen = &candidate;
+      reason = plan.device.kernel == candidate.kernel ? "chosen: the device asks for it"
+                                                      : "chosen: the first that takes this problem";
+    }
+    std::snprintf(entry.reason, sizeof entry.reason, "%s", reason.c_str());
+  }
+  return chosen;
+}
+
+tessera_status refused_by_all(const tessera_plan& plan) {
+  std::string all;
+  for (int32_t c = 0; c < plan.num_candidates; ++c) {
+    all += std::string(c == 0 ? "" : "; ") + plan.candidates[c].kernel + ": " + plan.candidates[c].reason;
+  }
+  return unsupported("no kernel takes this problem: %s", all.c_str());
+}
+
+tessera_status make_plan(const tessera_problem& problem, const tessera_device& device, tessera_plan& result) {
+  TESSERA_RETURN_IF_ERROR(validate(problem));
+  TESSERA_RETURN_IF_ERROR(validate(device));
+  const Sizes size = sizes(problem);
+  tessera_plan plan{};
+  plan.problem = problem;
+  plan.device = device;
+  fill_defaults(plan.problem, size);
+  plan.batch = size.batch;
+  plan.max_seqlen_q = size.max_seqlen_q;
+  plan.max_seqlen_k = size.max_seqlen_k;
+  plan.heads_q = size.heads_q;
+  plan.heads_kv = size.heads_kv;
+  plan.head_dim = size.head_dim;
+  plan.head_dim_v = size.head_dim_v;
+  fill_costs(plan, size);
+  const Candidate* chosen = choose(plan);
+  if (!chosen) return refused_by_all(plan);
+  plan.kernel = chosen->kernel;
+  chosen->configure(plan);
+  if (!fill_workspace_bytes(plan)) return unsupported("q: the workspace for its shape is more than 2^63 bytes");
+  result = plan;
+  return ok();
+}
+
+}  // namespace
+}  // namespace tessera::core
+
+extern "C" {
+
+void tessera_problem_init(tessera_problem* problem) {
+  if (!problem) return;
+  *problem = tessera_problem{};
+  problem->window_left = problem->window_right = -1;
+}
+
+tessera_status tessera_device_cpu(tessera_device* device) {
+  if (!device) return tessera::invalid("device: NULL, must point to a tessera_device");
+  try {
+    tessera_device found{};
+    TESSERA_RETURN_IF_ERROR(tessera::cpu::detect(found));
+    *device = found;
+    return tessera::ok();
+  } catch (const std::exception& error) {
+    return tessera::internal("tessera_device_cpu: %s", error.what());
+  }
+}
+
+tessera_status tessera_make_plan(const tessera_problem* problem, const tessera_device* device, tessera_plan* plan) {
+  if (!problem) return tessera::invalid("problem: NULL, must point to a tessera_problem");
+  if (!device) return tessera::invalid("device: NULL, must point to a tessera_device");
+  if (!plan) return tessera::invalid("plan: NULL, must point to a tessera_plan");
+  try {
+    return tessera::core::make_plan(*problem, *device, *plan);
+  } catch (const std::exception& error) {
+    return tessera::internal("tessera_make_plan: %s", error.what());
+  }
+}
+
+size_t tessera_workspace_bytes(const tessera_plan* plan) {
+  return plan ? static_cast<size_t>(plan->workspace_bytes) : 0;
+}
+
+}  // extern "C"

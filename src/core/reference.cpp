@@ -1,0 +1,373 @@
+#include "core/reference.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <span>
+
+#include "core/convert.hpp"
+#include "core/geometry.hpp"
+#include "core/philox.hpp"
+#include "core/validate.hpp"
+
+namespace tessera::core {
+namespace {
+
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+
+// The caller's workspace, cut into rows of float64. Counts instead when it has no memory.
+class Arena {
+ public:
+  explicit Arena(void* memory) : memory_(static_cast<double*>(memory)) {}
+  std::span<double> take(int64_t count) {
+    const int64_t begin = used_;
+    used_ += count;
+    return memory_ ? std::span<double>(memory_ + begin, static_cast<size_t>(count)) : std::span<double>();
+  }
+  int64_t used_bytes() const { return used_ * static_cast<int64_t>(sizeof(double)); }
+
+ private:
+  double* memory_;
+  int64_t used_ = 0;
+};
+
+struct Workspace {
+  std::span<double> k, v;        // [Sk, D], [Sk, Dv]: one head of one sequence
+  std::span<double> q, o;        // [D], [Dv]: one query
+  std::span<double> s, p, keep;  // [Sk]: scores, softmax, dropout's factor
+  // backward
+  std::span<double> d_k, d_v;       // [Sk, D], [Sk, Dv]
+  std::span<double> d_q, d_o;       // [D], [Dv]
+  std::span<double> d_s, tanh_s_c;  // [Sk]: gradient of the biased score; tanh of the soft-capped one
+  std::span<double> d_bias;         // [Sk]: one row
+  std::span<double> d_sink;         // [Hq]
+
+  Workspace(const tessera_plan& plan, Arena& arena) {
+    const int64_t sk = plan.max_seqlen_k, head_dim = plan.head_dim, head_dim_v = plan.head_dim_v;
+    k = arena.take(sk * head_dim);
+    v = arena.take(sk * head_dim_v);
+    q = arena.take(head_dim);
+    o = arena.take(head_dim_v);
+    s = arena.take(sk);
+    p = arena.take(sk);
+    keep = arena.take(sk);
+    if (plan.problem.direction != TESSERA_BACKWARD) return;
+    d_k = arena.take(sk * head_dim);
+    d_v = arena.take(sk * head_dim_v);
+    d_q = arena.take(head_dim);
+    d_o = arena.take(head_dim_v);
+    d_s = arena.take(sk);
+    tanh_s_c = arena.take(sk);
+    d_bias = arena.take(sk);
+    d_sink = arena.take(plan.heads_q);
+  }
+};
+
+double dot(std::span<const double> a, std::span<const double> b) {
+  constexpr size_t kLanes = 8;  // independent sums, which a compiler may keep in one vector
+  double lanes[kLanes] = {};
+  size_t d = 0;
+  for (; d + kLanes <= a.size(); d += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += a[d + lane] * b[d + lane];
+  }
+  double sum = 0;
+  for (; d < a.size(); ++d) sum += a[d] * b[d];
+  for (double lane : lanes) sum += lane;
+  return sum;
+}
+
+// y += a x
+void add_scaled(double a, std::span<const double> x, std::span<double> y) {
+  for (size_t d = 0; d < x.size(); ++d) y[d] += a * x[d];
+}
+
+// One head of q or of k, v: where row r of sequence b lies.
+struct Head {
+  const tessera_layout& layout;
+  int64_t begin;  // first row of the sequence
+  int64_t b, head;
+
+  int64_t offset(int64_t row) const {
+    const RowStrides stride = row_strides(layout);
+    return stride.batch * b + stride.row * (begin + row) + stride.head * head;
+  }
+  void load_row(const void* data, int64_t row, std::span<double> to) const {
+    for (size_t d = 0; d < to.size(); ++d) to[d] = load(layout.dtype, data, offset(row) + static_cast<int64_t>(d));
+  }
+  void store_row(std::span<const double> from, void* data, int64_t row) const {
+    for (size_t d = 0; d < from.size(); ++d) store(layout.dtype, data, offset(row) + static_cast<int64_t>(d), from[d]);
+  }
+};
+
+// One (sequence, query head): the formulas for its rows.
+class HeadAttention {
+ public:
+  HeadAttention(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w, int64_t b, int64_t h)
+      : problem_(plan.problem),
+        buffers_(buffers),
+        w_(w),
+        b_(b),
+        h_(h),
+        view_(sequence(plan.problem, buffers, b)),
+        heads_q_(plan.heads_q),
+        head_dim_(plan.head_dim),
+        head_dim_v_(plan.head_dim_v) {}
+
+  const SequenceView& view() const { return view_; }
+  int64_t kv_head() const { return h_ / (heads_q_ / (problem_.k.shape[problem_.k.rank - 2])); }
+  Head queries(const tessera_layout& layout) const { return {layout, view_.q_begin, b_, h_}; }
+  std::span<double> k_row(std::span<double> of, int64_t j) const { return of.subspan(j * head_dim_, head_dim_); }
+  std::span<double> v_row(std::span<double> of, int64_t j) const { return of.subspan(j * head_dim_v_, head_dim_v_); }
+  int64_t lse_offset(const tessera_layout& layout, int64_t i) const {
+    const LseStrides stride = lse_strides(layout);
+    return stride.batch * b_ + stride.head * h_ + stride.row * (view_.q_begin + i);
+  }
+
+  // K and V of this head's KV head, used keys only.
+  void load_keys() const {
+    for (int64_t j = 0; j < view_.sk; ++j) {
+      const Head k = key_row(problem_.k, j), v = key_row(problem_.v, j);
+      k.load_row(buffers_.k, 0, k_row(w_.k, j));
+      v.load_row(buffers_.v, 0, v_row(w_.v, j));
+    }
+  }
+
+  // Causal, window, mask and block mask all allow key j to query i.
+  bool visible(int64_t i, int64_t j) const {
+    const int64_t distance = j - (i + diagonal(problem_, view_.sq, view_.sk));  // right of the diagonal
+    if (problem_.causal && distance > 0) return false;
+    if (problem_.window_left >= 0 && -distance > problem_.window_left) return false;
+    if (problem_.window_right >= 0 && distance > problem_.window_right) return false;
+    if (present(problem_.mask) && !buffers_.mask[score_offset(problem_.mask, i, j)]) return false;
+    return !present(problem_.block_mask) ||
+           buffers_.block_mask[score_offset(problem_.block_mask, i / problem_.mask_block_q, j / problem_.mask_block_k)];
+  }
+
+  // Row i: scores, softmax and dropout's factors; returns its LSE. -inf: it sees nothing, and s, p, keep do not count.
+  double softmax_row(int64_t i) const {
+    queries(problem_.q).load_row(buffers_.q, i, w_.q);
+    double row_max = kMinusInfinity;
+    bool undefined = false;  // a NaN score, which a maximum would overlook
+    for (int64_t j = 0; j < view_.sk; ++j) {
+      w_.s[j] = visible(i, j) ? score(i, j) : kMinusInfinity;
+      row_max = std::max(row_max, w_.s[j]);
+      undefined = undefined || std::isnan(w_.s[j]);
+    }
+    if (row_max == kMinusInfinity && !undefined) return kMinusInfinity;
+    double total = 0;
+    if (present(problem_.sink)) {
+      row_max = std::max(row_max, sink());
+      total = std::exp(sink() - row_max);
+    }
+    for (int64_t j = 0; j < view_.sk; ++j) total += hidden(j) ? 0 : std::exp(w_.s[j] - row_max);
+    const double lse = row_max + std::log(total);
+    const Dropout dropout{problem_.dropout_seed, problem_.dropout_offset, dropout_threshold(problem_.dropout_p)};
+    const uint32_t philox_head = static_cast<uint32_t>(b_ * heads_q_ + h_);
+    for (int64_t j = 0; j < view_.sk; ++j) {
+      w_.p[j] = hidden(j) ? 0 : std::exp(w_.s[j] - lse);
+      w_.keep[j] = 1;
+      if (dropout.threshold > 0 && !hidden(j)) {
+        const bool keeps = dropout.keeps(philox_head, static_cast<uint32_t>(i), static_cast<uint32_t>(j));
+        w_.keep[j] = keeps ? 1 / (1 - problem_.dropout_p) : 0;
+      }
+    }
+    return lse;
+  }
+
+  // s = -inf: not visible, or biased out of sight. Never multiplied with anything.
+  bool hidden(int64_t j) const { return w_.s[j] == kMinusInfinity; }
+
+  // O_i = sum_j keep_j P_j V_j, after softmax_row.
+  void output_row() const {
+    std::ranges::fill(w_.o, 0.0);
+    for (int64_t j = 0; j < view_.sk; ++j) {
+      if (!hidden(j) && w_.keep[j] != 0) add_scaled(w_.keep[j] * w_.p[j], v_row(w_.v, j), w_.o);
+    }
+  }
+
+  // dS_ij = P_ij (dP_ij - delta_i + dLSE_i) with dP_ij = keep_ij dO_i . V_j and delta_i = sum_j P_ij dP_ij, after
+  // softmax_row; returns the same factor of the sink's probability. False: the row sees nothing.
+  bool gradient_row(int64_t i, double& d_sink) const {
+    const double lse = softmax_row(i);
+    if (lse == kMinusInfinity) return false;
+    queries(problem_.d_o).load_row(buffers_.d_o, i, w_.d_o);
+    double delta = 0;
+    for (int64_t j = 0; j < view_.sk; ++j) {
+      const bool reaches_output = !hidden(j) && w_.keep[j] != 0;
+      w_.d_s[j] = reaches_output ? w_.keep[j] * dot(w_.d_o, v_row(w_.v, j)) : 0;
+      if (reaches_output) delta += w_.p[j] * w_.d_s[j];
+    }
+    const double d_lse = present(problem_.d_lse) ? double{buffers_.d_lse[lse_offset(problem_.d_lse, i)]} : 0.0;
+    for (int64_t j = 0; j < view_.sk; ++j) w_.d_s[j] = hidden(j) ? 0 : w_.p[j] * (w_.d_s[j] - delta + d_lse);
+    d_sink = present(problem_.sink) ? std::exp(sink() - lse) * (d_lse - delta) : 0;
+    return true;
+  }
+
+  // dQ_i, and its share of dK and dV, after gradient_row.
+  void propagate_row() const {
+    std::ranges::fill(w_.d_q, 0.0);
+    for (int64_t j = 0; j < view_.sk; ++j) {
+      if (hidden(j)) continue;
+      // ds / d(q.k) = scale, and times 1 - tanh^2 through the soft cap
+      const double slope = problem_.scale * (problem_.softcap > 0 ? 1 - w_.tanh_s_c[j] * w_.tanh_s_c[j] : 1);
+      add_scaled(slope * w_.d_s[j], k_row(w_.k, j), w_.d_q);
+      add_scaled(slope * w_.d_s[j], w_.q, k_row(w_.d_k, j));
+      if (w_.keep[j] != 0) add_scaled(w_.keep[j] * w_.p[j], w_.d_o, v_row(w_.d_v, j));
+    }
+  }
+
+  // Key j's row of k, v or their gradients, as row 0 of what is returned.
+  Head key_row(const tessera_layout& layout, int64_t j) const {
+    if (!paged(problem_)) return {layout, view_.k_begin + j, b_, kv_head()};
+    return {layout, j % problem_.k.shape[1], page_of(problem_, buffers_, b_, j), kv_head()};
+  }
+
+ private:
+  int64_t score_offset(const tessera_layout& layout, int64_t i, int64_t j) const {
+    const ScoreStrides stride = score_strides(layout);
+    return stride.batch * b_ + stride.head * h_ + stride.row * i + stride.col * j;
+  }
+
+  double sink() const { return buffers_.sink[h_ * problem_.sink.strides[0]]; }
+
+  double score(int64_t i, int64_t j) const {
+    double s = problem_.scale * dot(w_.q, k_row(w_.k, j));
+    if (problem_.softcap > 0) {
+      const double t = std::tanh(s / problem_.softcap);
+      if (problem_.direction == TESSERA_BACKWARD) w_.tanh_s_c[j] = t;
+      s = problem_.softcap * t;
+    }
+    if (present(problem_.bias)) s += load(problem_.bias.dtype, buffers_.bias, score_offset(problem_.bias, i, j));
+    if (present(problem_.alibi_slopes)) {
+      const SlopeStrides stride = slope_strides(problem_.alibi_slopes);
+      const double slope = buffers_.alibi_slopes[stride.batch * b_ + stride.head * h_];
+      s -= slope * std::fabs(static_cast<double>(i + view_.sk - view_.sq - j));
+    }
+    return s;
+  }
+
+  const tessera_problem& problem_;
+  const tessera_buffers& buffers_;
+  const Workspace& w_;
+  const int64_t b_, h_;
+  const SequenceView view_;
+  const int64_t heads_q_, head_dim_, head_dim_v_;
+};
+
+// dQ, dK, dV (and dSink): dK and dV of a KV head gather from all of its query heads.
+void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w) {
+  const tessera_problem& problem = plan.problem;
+  const int64_t group = plan.heads_q / plan.heads_kv;
+  std::ranges::fill(w.d_sink, 0.0);
+  for (int64_t b = 0; b < plan.batch; ++b) {
+    for (int64_t h_kv = 0; h_kv < plan.heads_kv; ++h_kv) {
+      const HeadAttention first(plan, buffers, w, b, h_kv * group);
+      const int64_t sk = first.view().sk;
+      first.load_keys();
+      std::ranges::fill(w.d_k, 0.0);
+      std::ranges::fill(w.d_v, 0.0);
+      for (int64_t h = h_kv * group; h < (h_kv + 1) * group; ++h) {
+        const HeadAttention head(plan, buffers, w, b, h);
+        for (int64_t i = 0; i < head.view().sq; ++i) {
+          double d_sink = 0;
+          if (head.gradient_row(i, d_sink)) {
+            head.propagate_row();
+          } else {
+            std::ranges::fill(w.d_q, 0.0);
+          }
+          w.d_sink[h] += d_sink;
+          head.queries(problem.d_q).store_row(w.d_q, buffers.d_q, i);
+        }
+      }
+      for (int64_t j = 0; j < first.view().k_rows; ++j) {
+        if (j == sk) {  // what lies behind seqused_k has gradient 0
+          std::ranges::fill(w.d_k, 0.0);
+          std::ranges::fill(w.d_v, 0.0);
+        }
+        const int64_t row = j < sk ? j : 0;
+        first.key_row(problem.d_k, j).store_row(first.k_row(w.d_k, row), buffers.d_k, 0);
+        first.key_row(problem.d_v, j).store_row(first.v_row(w.d_v, row), buffers.d_v, 0);
+      }
+    }
+  }
+  for (int64_t h = 0; present(problem.d_sink) && h < plan.heads_q; ++h) {
+    buffers.d_sink[h * problem.d_sink.strides[0]] = static_cast<float>(w.d_sink[h]);
+  }
+}
+
+// dBias = dS, summed over whatever the bias is broadcast over. One row of it at a time gathers all that it serves.
+void gradient_of_bias(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w) {
+  const tessera_layout& layout = plan.problem.d_bias;
+  const auto [batches, heads, rows, cols, unused] = layout.shape;
+  struct Range {
+    int64_t begin, end;
+  };
+  const auto served = [](int64_t index, int64_t extent, int64_t count) {
+    return extent == 1 ? Range{0, count} : Range{index, std::min(index + 1, count)};
+  };
+  for (int64_t row = 0; row < batches * heads * rows; ++row) {
+    const int64_t bias_b = row / (heads * rows), bias_h = row / rows % heads, bias_i = row % rows;
+    std::ranges::fill(w.d_bias, 0.0);
+    const Range bs = served(bias_b, batches, plan.batch), hs = served(bias_h, heads, plan.heads_q);
+    for (int64_t b = bs.begin; b < bs.end; ++b) {
+      for (int64_t h = hs.begin; h < hs.end; ++h) {
+        const HeadAttention head(plan, buffers, w, b, h);
+        const Range is = served(bias_i, rows, head.view().sq);
+        if (is.begin < is.end) head.load_keys();
+        for (int64_t i = is.begin; i < is.end; ++i) {
+          double d_sink = 0;
+          if (head.gradient_row(i, d_sink)) add_scaled(1, w.d_s.first(head.view().sk), w.d_bias);
+        }
+      }
+    }
+    float* out = buffers.d_bias + bias_b * layout.strides[0] + bias_h * layout.strides[1] + bias_i * layout.strides[2];
+    for (int64_t j = 0; j < cols; ++j) {
+      out[j] = j < static_cast<int64_t>(w.d_bias.size()) ? static_cast<float>(w.d_bias[j]) : 0.0f;
+    }
+  }
+}
+
+}  // namespace
+
+void configure_reference(tessera_plan& plan) {
+  Arena counter(nullptr);
+  Workspace(plan, counter);
+  plan.scratch_bytes = 0;
+  plan.shared_bytes = counter.used_bytes();
+  plan.block_m = plan.tiles_per_item = plan.num_splits = 1;
+  plan.block_n = static_cast<int32_t>(plan.max_seqlen_k);
+  plan.num_items = 1;
+}
+
+void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace) {
+  Arena arena(workspace);
+  const Workspace w(plan, arena);
+  const tessera_problem& problem = plan.problem;
+  const int64_t group = plan.heads_q / plan.heads_kv;
+  for (int64_t b = 0; b < plan.batch; ++b) {
+    for (int64_t h = 0; h < plan.heads_q; ++h) {
+      const HeadAttention head(plan, buffers, w, b, h);
+      if (h % group == 0) head.load_keys();
+      for (int64_t i = 0; i < head.view().sq; ++i) {
+        const double lse = head.softmax_row(i);
+        if (lse == kMinusInfinity) {
+          std::ranges::fill(w.o, 0.0);
+        } else {
+          head.output_row();
+        }
+        head.queries(problem.o).store_row(w.o, buffers.o, i);
+        if (present(problem.lse)) buffers.lse[head.lse_offset(problem.lse, i)] = static_cast<float>(lse);
+      }
+    }
+  }
+}
+
+void reference_backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace) {
+  Arena arena(workspace);
+  const Workspace w(plan, arena);
+  gradients_of_inputs(plan, buffers, w);
+  if (present(plan.problem.d_bias)) gradient_of_bias(plan, buffers, w);
+}
+
+}  // namespace tessera::core

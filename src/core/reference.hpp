@@ -1,0 +1,19 @@
+// The oracle: attention and its gradients straight from their definition, in float64, O(S^2) time, O(S) memory.
+// It shares nothing with the fast kernels but the sizes of a sequence.
+#pragma once
+
+#include <cstdint>
+
+#include "tessera/tessera.h"
+
+namespace tessera::core {
+
+// Workspace of a plan whose sizes are set, into shared_bytes.
+void configure_reference(tessera_plan& plan);
+
+void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace);
+
+// Recomputes o and lse in float64 rather than reading their rounded values: it does not read buffers.o, buffers.lse.
+void reference_backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace);
+
+}  // namespace tessera::core

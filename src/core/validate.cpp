@@ -1,0 +1,453 @@
+#include "core/validate.hpp"
+
+#include <array>
+#include <cinttypes>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+
+#include "core/geometry.hpp"
+#include "core/layout.hpp"
+#include "core/philox.hpp"
+#include "core/status.hpp"
+
+namespace tessera::core {
+namespace {
+
+constexpr int64_t kMaxLength = INT32_MAX;  // positions and page numbers are 32 bits wide
+constexpr int64_t kMaxHeadDim = 512;
+
+// ---- the symbols that shapes are written in; each is bound by the first tensor that has it --------------------------
+
+enum Symbol { kB, kSq, kSk, kTq, kTk, kHq, kHkv, kD, kDv, kPages, kPageSize, kMaxPages, kBlocksQ, kBlocksK, kSymbols };
+
+struct SymbolRule {
+  const char* name;
+  int64_t min, max;
+};
+constexpr SymbolRule kSymbolRules[] = {
+    {"B", 0, kMaxLength},
+    {"Sq", 0, kMaxLength},
+    {"Sk", 0, kMaxLength},
+    {"Tq", 0, kMaxLength},
+    {"Tk", 0, kMaxLength},
+    {"Hq", 1, kMaxLength},
+    {"Hkv", 1, kMaxLength},
+    {"D", 1, kMaxHeadDim},
+    {"Dv", 1, kMaxHeadDim},
+    {"pages", 0, kMaxLength},
+    {"page_size", 1, kMaxLength},
+    {"max_pages", 0, kMaxLength},
+    {"ceil(Sq / mask_block_q)", 0, kMaxLength},
+    {"ceil(Sk / mask_block_k)", 0, kMaxLength},
+};
+static_assert(std::size(kSymbolRules) == kSymbols, "one row for each symbol");
+
+enum AxisKind { kEqual, kEqualOrOne, kPlusOne };
+struct Axis {
+  Symbol symbol;
+  AxisKind kind = kEqual;
+};
+struct Shape {
+  int rank = 0;
+  Axis axes[TESSERA_MAX_RANK] = {};
+};
+
+constexpr Shape kDenseQ{4, {{kB}, {kSq}, {kHq}, {kD}}}, kPackedQ{3, {{kTq}, {kHq}, {kD}}};
+constexpr Shape kDenseO{4, {{kB}, {kSq}, {kHq}, {kDv}}}, kPackedO{3, {{kTq}, {kHq}, {kDv}}};
+constexpr Shape kDenseK{4, {{kB}, {kSk}, {kHkv}, {kD}}}, kPackedK{3, {{kTk}, {kHkv}, {kD}}};
+constexpr Shape kDenseV{4, {{kB}, {kSk}, {kHkv}, {kDv}}}, kPackedV{3, {{kTk}, {kHkv}, {kDv}}};
+constexpr Shape kPagedK{4, {{kPages}, {kPageSize}, {kHkv}, {kD}}}, kPagedV{4, {{kPages}, {kPageSize}, {kHkv}, {kDv}}};
+constexpr Shape kDenseLse{3, {{kB}, {kHq}, {kSq}}}, kPackedLse{2, {{kHq}, {kTq}}};
+constexpr Shape kOffsets{1, {{kB, kPlusOne}}}, kPerSequence{1, {{kB}}}, kPageTable{2, {{kB}, {kMaxPages}}};
+constexpr Shape kScores{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kSq, kEqualOrOne}, {kSk}}};
+constexpr Shape kBlocks{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kBlocksQ}, {kBlocksK}}};
+constexpr Shape kPerHead{1, {{kHq}}}, kPerSequenceAndHead{2, {{kB}, {kHq}}};
+
+// ---- the tensors ----------------------------------------------------------------------------------------------------
+
+enum class Form {
+  kAny,
+  kQueries,
+  kKeys
+};  // which of a row's shapes holds: by cu_seqlens_q, or by cu_seqlens_k / pages
+enum class Need { kAlways, kBackward, kIfGiven, kIfGivenBackward };
+enum class Dtype { kFloating, kAsQ, kFloat32, kFloat32OrAsQ, kInt32, kBool };
+enum class Written { kNever, kForward, kBackward };
+
+struct Tensor {
+  const char* name;
+  tessera_layout tessera_problem::*layout;
+  Need need;
+  Dtype dtype;
+  LastAxis last_axis;
+  Written written;
+  Form form;
+  Shape dense, packed, paged;
+};
+
+using P = tessera_problem;
+constexpr LastAxis kContiguous = LastAxis::kContiguous, kAnyStride = LastAxis::kAnyStride;
+constexpr Shape kNone{};
+
+// clang-format off
+// In the order in which symbols are bound.
+constexpr Tensor kTensors[] = {
+    {"q",            &P::q,            Need::kAlways,          Dtype::kFloating,     kContiguous, Written::kNever,    Form::kQueries, kDenseQ,      kPackedQ,            kNone},
+    {"cu_seqlens_q", &P::cu_seqlens_q, Need::kIfGiven,         Dtype::kInt32,        kAnyStride,  Written::kNever,    Form::kAny,     kOffsets,     kNone,               kNone},
+    {"k",            &P::k,            Need::kAlways,          Dtype::kAsQ,          kContiguous, Written::kNever,    Form::kKeys,    kDenseK,      kPackedK,            kPagedK},
+    {"v",            &P::v,            Need::kAlways,          Dtype::kAsQ,          kContiguous, Written::kNever,    Form::kKeys,    kDenseV,      kPackedV,            kPagedV},
+    {"cu_seqlens_k", &P::cu_seqlens_k, Need::kIfGiven,         Dtype::kInt32,        kAnyStride,  Written::kNever,    Form::kAny,     kOffsets,     kNone,               kNone},
+    {"page_table",   &P::page_table,   Need::kIfGiven,         Dtype::kInt32,        kAnyStride,  Written::kNever,    Form::kAny,     kPageTable,   kNone,               kNone},
+    {"seqused_k",    &P::seqused_k,    Need::kIfGiven,         Dtype::kInt32,        kAnyStride,  Written::kNever,    Form::kAny,     kPerSequence, kNone,               kNone},
+    {"o",            &P::o,            Need::kAlways,          Dtype::kAsQ,          kContiguous, Written::kForward,  Form::kQueries, kDenseO,      kPackedO,            kNone},
+    {"lse",          &P::lse,          Need::kBackward,        Dtype::kFloat32,      kAnyStride,  Written::kForward,  Form::kQueries, kDenseLse,    kPackedLse,          kNone},
+    {"bias",         &P::bias,         Need::kIfGiven,         Dtype::kFloat32OrAsQ, kAnyStride,  Written::kNever,    Form::kAny,     kScores,      kNone,               kNone},
+    {"mask",         &P::mask,         Need::kIfGiven,         Dtype::kBool,         kAnyStride,  Written::kNever,    Form::kAny,     kScores,      kNone,               kNone},
+    {"block_mask",   &P::block_mask,   Need::kIfGiven,         Dtype::kBool,         kAnyStride,  Written::kNever,    Form::kAny,     kBlocks,      kNone,               kNone},
+    {"alibi_slopes", &P::alibi_slopes, Need::kIfGiven,         Dtype::kFloat32,      kAnyStride,  Written::kNever,    Form::kAny,     kPerHead,     kPerSequenceAndHead, kNone},
+    {"sink",         &P::sink,         Need::kIfGiven,         Dtype::kFloat32,      kAnyStride,  Written::kNever,    Form::kAny,     kPerHead,     kNone,               kNone},
+    {"d_o",          &P::d_o,          Need::kBackward,        Dtype::kAsQ,          kContiguous, Written::kNever,    Form::kQueries, kDenseO,      kPackedO,            kNone},
+    {"d_q",          &P::d_q,          Need::kBackward,        Dtype::kAsQ,          kContiguous, Written::kBackward, Form::kQueries, kDenseQ,      kPackedQ,            kNone},
+    {"d_k",          &P::d_k,          Need::kBackward,        Dtype::kAsQ,          kContiguous, Written::kBackward, Form::kKeys,    kDenseK,      kPackedK,            kNone},
+    {"d_v",          &P::d_v,          Need::kBackward,        Dtype::kAsQ,          kContiguous, Written::kBackward, Form::kKeys,    kDenseV,      kPackedV,            kNone},
+    {"d_lse",        &P::d_lse,        Need::kIfGivenBackward, Dtype::kFloat32,      kAnyStride,  Written::kNever,    Form::kQueries, kDenseLse,    kPackedLse,          kNone},
+    {"d_bias",       &P::d_bias,       Need::kIfGivenBackward, Dtype::kFloat32,      kContiguous, Written::kBackward, Form::kAny,     kScores,      kNone,               kNone},
+    {"d_sink",       &P::d_sink,       Need::kIfGivenBackward, Dtype::kFloat32,      kAnyStride,  Written::kBackward, Form::kAny,     kPerHead,     kNone,               kNone},
+};
+// clang-format on
+
+bool floating(int32_t dtype) {
+  return dtype == TESSERA_FLOAT32 || dtype == TESSERA_FLOAT16 || dtype == TESSERA_BFLOAT16 || dtype == TESSERA_FLOAT64;
+}
+
+tessera_status check_dtype(const Tensor& tensor, int32_t dtype, int32_t q_dtype) {
+  const char* given = tessera_dtype_name(dtype);
+  const char* of_q = tessera_dtype_name(q_dtype);
+  switch (tensor.dtype) {
+    case Dtype::kFloating:
+      if (floating(dtype)) return ok();
+      return invalid("%s: dtype %s (%d), accepted float32, float16, bfloat16 and float64", tensor.name, given, dtype);
+    case Dtype::kAsQ:
+      if (dtype == q_dtype) return ok();
+      return invalid("%s: dtype %s (%d), must be that of q: %s", tensor.name, given, dtype, of_q);
+    case Dtype::kFloat32OrAsQ:
+      if (dtype == TESSERA_FLOAT32 || dtype == q_dtype) return ok();
+      return invalid("%s: dtype %s (%d), accepted float32 and that of q, %s", tensor.name, given, dtype, of_q);
+    case Dtype::kFloat32:
+    case Dtype::kInt32:
+    case Dtype::kBool:
+      break;
+  }
+  const int32_t accepted = tensor.dtype == Dtype::kFloat32 ? TESSERA_FLOAT32
+                           : tensor.dtype == Dtype::kInt32 ? TESSERA_INT32
+                                                           : TESSERA_BOOL;
+  if (dtype == accepted) return ok();
+  return invalid("%s: dtype %s (%d), accepted %s", tensor.name, given, dtype, tessera_dtype_name(accepted));
+}
+
+// ---- shapes
+// -----------------------------------------------------------------------------------------------------------
+
+class Shapes {
+ public:
+  bool bound(Symbol symbol) const { return values_[symbol] != kUnbound; }
+  int64_t operator[](Symbol symbol) const { return values_[symbol]; }
+  void bind(Symbol symbol, int64_t value) { values_[symbol] = value; }
+
+  // Binds what the shape has for the first time, compares the rest.
+  tessera_status match(const char* name, const tessera_layout& layout, const Shape& shape) {
+    if (layout.rank != shape.rank) {
+      return invalid("%s: rank %d, accepted %s", name, layout.rank, text(shape).text);
+    }
+    for (int axis = 0; axis < shape.rank; ++axis) {
+      const auto [symbol, kind] = shape.axes[axis];
+      const int64_t extent = layout.shape[axis];
+      if (kind == kEqualOrOne && extent == 1) continue;
+      const int64_t value = kind == kPlusOne ? extent - 1 : extent;
+      const SymbolRule& rule = kSymbolRules[symbol];
+      if (value < rule.min || value > rule.max) {
+        return invalid("%s: shape %s, accepted %s with %s in %" PRId64 " .. %" PRId64, name, shape_text(layout).text,
+                       text(shape).text, rule.name, rule.min, rule.max);
+      }
+      if (!bound(symbol)) bind(symbol, value);
+      if (values_[symbol] != value) {
+        return invalid("%s: shape %s, accepted %s with %s = %" PRId64, name, shape_text(layout).text, text(shape).text,
+                       rule.name, values_[symbol]);
+      }
+    }
+    return ok();
+  }
+
+ private:
+  static constexpr int64_t kUnbound = -1;
+
+  struct Text {
+    char text[160];
+  };
+  static Text text(const Shape& shape) {
+    Text result{};
+    int length = 0;
+    constexpr const char* kSuffix[] = {"", "|1", " + 1"};
+    for (int axis = 0; axis < shape.rank; ++axis) {
+      const auto [symbol, kind] = shape.axes[axis];
+      length += std::snprintf(result.text + length, sizeof result.text - length, "%s%s%s", axis == 0 ? "[" : ", ",
+                              kSymbolRules[symbol].name, kSuffix[kind]);
+    }
+    std::snprintf(result.text + length, sizeof result.text - length, "]");
+    return result;
+  }
+
+  std::array<int64_t, kSymbols> values_ = [] {
+    std::array<int64_t, kSymbols> values;
+    values.fill(kUnbound);
+    return values;
+  }();
+};
+
+const Shape& shape_of(const Tensor& tensor, const tessera_problem& problem) {
+  switch (tensor.form) {
+    case Form::kQueries:
+      return packed_q(problem) ? tensor.packed : tensor.dense;
+    case Form::kKeys:
+      return paged(problem) ? tensor.paged : packed_k(problem) ? tensor.packed : tensor.dense;
+    case Form::kAny:
+      break;
+  }
+  const bool second = tensor.packed.rank != 0 && (problem.*tensor.layout).rank == tensor.packed.rank;
+  return second ? tensor.packed : tensor.dense;  // alibi_slopes may have either
+}
+
+// Sq, Sk and the block mask's extents, where no layout binds them: what bias and masks are measured by.
+tessera_status bind_lengths(const tessera_problem& problem, Shapes& shapes) {
+  const bool has_scores = present(problem.bias) || present(problem.mask) || present(problem.block_mask);
+  if (!shapes.bound(kSq)) {
+    if (has_scores && problem.max_seqlen_q == 0 && shapes[kTq] > 0) {
+      return invalid(
+          "max_seqlen_q: 0 with packed queries and a bias, mask or block_mask, whose shape it gives; "
+          "accepted is the longest sequence's length");
+    }
+    shapes.bind(kSq, problem.max_seqlen_q);
+  }
+  if (!shapes.bound(kSk)) {
+    if (has_scores && problem.max_seqlen_k == 0 && !paged(problem) && shapes[kTk] > 0) {
+      return invalid(
+          "max_seqlen_k: 0 with packed keys and a bias, mask or block_mask, whose shape it gives; accepted is "
+          "the longest sequence's length");
+    }
+    const int64_t capacity = paged(problem) ? shapes[kMaxPages] * shapes[kPageSize] : 0;
+    shapes.bind(kSk, problem.max_seqlen_k > 0 ? problem.max_seqlen_k : capacity);
+  }
+  if (present(problem.block_mask)) {
+    if (problem.mask_block_q < 1 || problem.mask_block_q > kMaxLength) {
+      return invalid("mask_block_q: %" PRId64 ", accepted 1 .. %" PRId64 " with a block_mask", problem.mask_block_q,
+                     kMaxLength);
+    }
+    if (problem.mask_block_k < 1 || problem.mask_block_k > kMaxLength) {
+      return invalid("mask_block_k: %" PRId64 ", accepted 1 .. %" PRId64 " with a block_mask", problem.mask_block_k,
+                     kMaxLength);
+    }
+    shapes.bind(kBlocksQ, (shapes[kSq] + problem.mask_block_q - 1) / problem.mask_block_q);
+    shapes.bind(kBlocksK, (shapes[kSk] + problem.mask_block_k - 1) / problem.mask_block_k);
+  }
+  return ok();
+}
+
+tessera_status check_page_table(const Shapes& shapes) {
+  if (shapes[kMaxPages] * shapes[kPageSize] > kMaxLength) {
+    return invalid("page_table: %" PRId64 " pages of %" PRId64 " keys a sequence, accepted at most %" PRId64 " keys",
+                   shapes[kMaxPages], shapes[kPageSize], kMaxLength);
+  }
+  return ok();
+}
+
+tessera_status check_heads(const Shapes& shapes) {
+  if (shapes[kHq] % shapes[kHkv] != 0) {
+    return invalid("k: %" PRId64 " heads with q's %" PRId64
+                   ": the number of query heads must be a multiple of the number of key heads",
+                   shapes[kHkv], shapes[kHq]);
+  }
+  return ok();
+}
+
+// Whether this direction reads or writes the tensor at all.
+bool takes_part(const Tensor& tensor, bool backward) {
+  if (tensor.need == Need::kIfGivenBackward) return backward;
+  const bool gradient = tensor.need == Need::kBackward && tensor.written != Written::kForward;
+  return !gradient || backward;
+}
+
+tessera_status check_tensor(const Tensor& tensor, const tessera_problem& problem, Shapes& shapes) {
+  const tessera_layout& layout = problem.*tensor.layout;
+  const bool backward = problem.direction == TESSERA_BACKWARD;
+  if (!takes_part(tensor, backward)) return ok();
+  if (layout.rank < 0 || layout.rank > TESSERA_MAX_RANK) {
+    return invalid("%s: rank %d, accepted 0 (absent) .. %d", tensor.name, layout.rank, TESSERA_MAX_RANK);
+  }
+  if (!present(layout)) {
+    if (tensor.need == Need::kAlways) return invalid("%s: absent (rank 0), but it is required", tensor.name);
+    if (tensor.need == Need::kBackward && backward) {
+      return invalid("%s: absent (rank 0), but backward requires it", tensor.name);
+    }
+    return ok();
+  }
+  TESSERA_RETURN_IF_ERROR(check_dtype(tensor, layout.dtype, problem.q.dtype));
+  const bool written = tensor.written == (backward ? Written::kBackward : Written::kForward);
+  TESSERA_RETURN_IF_ERROR(
+      check_layout(tensor.name, layout, written ? Access::kWritten : Access::kRead, tensor.last_axis));
+  return shapes.match(tensor.name, layout, shape_of(tensor, problem));
+}
+
+// ---- options
+// ----------------------------------------------------------------------------------------------------------
+
+tessera_status check_flag(const char* name, int32_t value) {
+  return value == 0 || value == 1 ? ok() : invalid("%s: %d, accepted 0 and 1", name, value);
+}
+
+tessera_status check_range(const char* name, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return ok();
+  return invalid("%s: %" PRId64 ", accepted %" PRId64 " .. %" PRId64, name, value, min, max);
+}
+
+tessera_status check_window(const char* name, int64_t keys) {
+  return keys >= -1 ? ok() : invalid("%s: %" PRId64 ", accepted -1 (all) and any number of keys from 0", name, keys);
+}
+
+tessera_status check_options(const tessera_problem& p) {
+  TESSERA_RETURN_IF_ERROR(check_flag("has_scale", p.has_scale));
+  TESSERA_RETURN_IF_ERROR(check_flag("causal", p.causal));
+  TESSERA_RETURN_IF_ERROR(check_flag("deterministic", p.deterministic));
+  TESSERA_RETURN_IF_ERROR(check_flag("batch_invariant", p.batch_invariant));
+  if (p.alignment != TESSERA_BOTTOM_RIGHT && p.alignment != TESSERA_TOP_LEFT) {
+    return invalid("alignment: %d, accepted 0 (bottom-right) and 1 (top-left)", p.alignment);
+  }
+  TESSERA_RETURN_IF_ERROR(check_window("window_left", p.window_left));
+  TESSERA_RETURN_IF_ERROR(check_window("window_right", p.window_right));
+  TESSERA_RETURN_IF_ERROR(check_range("max_seqlen_q", p.max_seqlen_q, 0, kMaxLength));
+  TESSERA_RETURN_IF_ERROR(check_range("max_seqlen_k", p.max_seqlen_k, 0, kMaxLength));
+  if (p.has_scale && !std::isfinite(p.scale)) return invalid("scale: %g, accepted any finite number", p.scale);
+  if (!std::isfinite(p.softcap) || p.softcap < 0) {
+    return invalid("softcap: %g, accepted 0 (none) and any finite positive number", p.softcap);
+  }
+  if (!(p.dropout_p >= 0 && p.dropout_p < 1)) {
+    return invalid("dropout_p: %g, accepted 0 <= p < 1", p.dropout_p);
+  }
+  if (dropout_threshold(p.dropout_p) == 65536) {
+    return invalid("dropout_p: %.17g is 1 in steps of 2^-16, accepted at most 65535/65536", p.dropout_p);
+  }
+  return ok();
+}
+
+// What one argument asks of another.
+tessera_status check_dependencies(const tessera_problem& p) {
+  if (paged(p) && packed_k(p)) {
+    return invalid("page_table: given together with cu_seqlens_k, accepted one of them: keys are paged or packed");
+  }
+  if (paged(p) && !present(p.seqused_k)) {
+    return invalid("seqused_k: absent, but page_table requires it: the key length of each sequence");
+  }
+  if (p.direction != TESSERA_BACKWARD) return ok();
+  if (paged(p)) {
+    return unsupported(
+        "page_table: given with direction backward; a paged cache is for inference, gradients need dense "
+        "or packed keys and values");
+  }
+  if (present(p.d_bias) && !present(p.bias)) return invalid("d_bias: given without bias, whose gradient it is");
+  if (present(p.d_sink) && !present(p.sink)) return invalid("d_sink: given without sink, whose gradient it is");
+  return ok();
+}
+
+tessera_status check_same_shape(const char* name, const tessera_layout& layout, const char* twin_name,
+                                const tessera_layout& twin) {
+  if (std::memcmp(layout.shape, twin.shape, sizeof(int64_t) * layout.rank) == 0) return ok();
+  return invalid("%s: shape %s, must be that of %s: %s", name, shape_text(layout).text, twin_name,
+                 shape_text(twin).text);
+}
+
+}  // namespace
+
+tessera_status validate(const tessera_problem& problem) {
+  if (problem.direction != TESSERA_FORWARD && problem.direction != TESSERA_BACKWARD) {
+    return invalid("direction: %d, accepted 0 (forward) and 1 (backward)", problem.direction);
+  }
+  TESSERA_RETURN_IF_ERROR(check_options(problem));
+  TESSERA_RETURN_IF_ERROR(check_dependencies(problem));
+  Shapes shapes;
+  for (const Tensor& tensor : kTensors) {
+    // Bias and masks come after everything that their shape is measured by.
+    if (tensor.layout == &P::bias) TESSERA_RETURN_IF_ERROR(bind_lengths(problem, shapes));
+    TESSERA_RETURN_IF_ERROR(check_tensor(tensor, problem, shapes));
+    if (tensor.layout == &P::k) TESSERA_RETURN_IF_ERROR(check_heads(shapes));
+    if (tensor.layout == &P::page_table && paged(problem)) TESSERA_RETURN_IF_ERROR(check_page_table(shapes));
+  }
+  if (shapes[kB] * shapes[kHq] > kMaxLength) {
+    return invalid("q: %" PRId64 " sequences of %" PRId64 " heads, accepted at most %" PRId64 " heads in all",
+                   shapes[kB], shapes[kHq], kMaxLength);
+  }
+  if (problem.direction == TESSERA_BACKWARD && present(problem.d_bias)) {
+    TESSERA_RETURN_IF_ERROR(check_same_shape("d_bias", problem.d_bias, "bias", problem.bias));
+  }
+  return ok();
+}
+
+tessera_status validate(const tessera_device& device) {
+  TESSERA_RETURN_IF_ERROR(
+      check_range("device.isa_limit", device.isa_limit, TESSERA_ISA_BASELINE, TESSERA_ISA_AVX512_BF16));
+  if (device.isa < TESSERA_ISA_BASELINE || device.isa > device.isa_limit) {
+    return invalid("device.isa: %s (%d), accepted 0 .. %d: this CPU has %s", tessera_isa_name(device.isa), device.isa,
+                   device.isa_limit, tessera_isa_name(device.isa_limit));
+  }
+  TESSERA_RETURN_IF_ERROR(check_range("device.kernel", device.kernel, TESSERA_KERNEL_AUTO, TESSERA_KERNEL_TILED));
+  constexpr int64_t kMaxThreads = 4096;
+  TESSERA_RETURN_IF_ERROR(check_range("device.cores", device.cores, 1, kMaxThreads));
+  TESSERA_RETURN_IF_ERROR(check_range("device.threads", device.threads, 1, kMaxThreads));
+  TESSERA_RETURN_IF_ERROR(check_range("device.l1_bytes", device.l1_bytes, 0, INT64_MAX));
+  return check_range("device.l2_bytes", device.l2_bytes, 0, INT64_MAX);
+}
+
+tessera_status validate_combine(const tessera_layout& o_parts, const tessera_layout& lse_parts, const tessera_layout& o,
+                                const tessera_layout* lse) {
+  struct Row {
+    const char* name;
+    const tessera_layout* layout;
+    int rank;
+    bool any_float;  // else float32
+    Access access;
+    LastAxis last_axis;
+  };
+  const Row rows[] = {
+      {"o_parts", &o_parts, 5, true, Access::kRead, kContiguous},
+      {"lse_parts", &lse_parts, 4, false, Access::kRead, kAnyStride},
+      {"o", &o, 4, true, Access::kWritten, kContiguous},
+      {"lse", lse, 3, false, Access::kWritten, kAnyStride},
+  };
+  for (const Row& row : rows) {
+    if (row.layout == lse && (lse == nullptr || lse->rank == 0)) continue;
+    if (row.layout->rank != row.rank) return invalid("%s: rank %d, accepted %d", row.name, row.layout->rank, row.rank);
+    const int32_t dtype = row.layout->dtype;
+    const bool accepted = row.any_float ? floating(dtype) && dtype != TESSERA_FLOAT64 : dtype == TESSERA_FLOAT32;
+    if (!accepted) {
+      return invalid("%s: dtype %s (%d), accepted %s", row.name, tessera_dtype_name(dtype), dtype,
+                     row.any_float ? "float32, float16 and bfloat16" : "float32");
+    }
+    TESSERA_RETURN_IF_ERROR(check_layout(row.name, *row.layout, row.access, row.last_axis));
+  }
+  const auto [parts, batch, rows_q, heads, head_dim_v] = o_parts.shape;
+  if (parts < 1) return invalid("o_parts: shape %s, accepted [N, B, S, H, Dv] with N >= 1", shape_text(o_parts).text);
+  const auto check_shape = [](const char* name, const tessera_layout& layout, const tessera_layout& expected) {
+    return check_same_shape(name, layout, "o_parts' sizes", expected);
+  };
+  tessera_layout expected{};
+  expected = {0, 4, {parts, batch, heads, rows_q}, {}};
+  TESSERA_RETURN_IF_ERROR(check_shape("lse_parts", lse_parts, expected));
+  expected = {0, 4, {batch, rows_q, heads, head_dim_v}, {}};
+  TESSERA_RETURN_IF_ERROR(check_shape("o", o, expected));
+  if (lse == nullptr || lse->rank == 0) return ok();
+  expected = {0, 3, {batch, heads, rows_q}, {}};
+  return check_shape("lse", *lse, expected);
+}
+
+}  // namespace tessera::core

@@ -1,0 +1,30 @@
+// Every rule of shapes, strides, dtypes and options, checked in this one place; what comes after relies on it.
+#pragma once
+
+#include "tessera/tessera.h"
+
+namespace tessera::core {
+
+// INVALID_ARGUMENT, or UNSUPPORTED for what is well formed but has no meaning (gradients of a paged cache).
+tessera_status validate(const tessera_problem& problem);
+
+// The layouts of tessera_combine.
+tessera_status validate_combine(const tessera_layout& o_parts, const tessera_layout& lse_parts, const tessera_layout& o,
+                                const tessera_layout* lse);
+
+tessera_status validate(const tessera_device& device);
+
+// Elements of a validated layout.
+constexpr int64_t elements(const tessera_layout& layout) {
+  int64_t count = layout.rank > 0 ? 1 : 0;
+  for (int axis = 0; axis < layout.rank; ++axis) count *= layout.shape[axis];
+  return count;
+}
+
+// "[2, 128, 8, 64]"
+struct ShapeText {
+  char text[TESSERA_MAX_RANK * 22 + 3];
+};
+ShapeText shape_text(const tessera_layout& layout);
+
+}  // namespace tessera::core
