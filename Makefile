@@ -1,0 +1,74 @@
+# Thin names over the CMake presets. Each target does all of its own set-up, and is quick the second time.
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench fuzz format format-check docs install clean packages build
+
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 3600
+
+BIN := build/release
+SOURCES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c')
+# The tests find this environment's python3 first, at configure time and when they run.
+export VIRTUAL_ENV := $(CURDIR)/build/venv
+export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
+export JOBS
+ifneq ($(shell command -v ccache),)
+export CMAKE_C_COMPILER_LAUNCHER := ccache
+export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+endif
+
+help:
+	@echo 'make demo          build, then Tessera against standard attention on this machine: a table and out/compare.png'
+	@echo 'make test          build and run every test, then the sanitizers'
+	@echo 'make bench         every speed and memory cell, as shares of this machine'"'"'s ceilings (FILTER=regex for some)'
+	@echo 'make fuzz          draw random cases until one fails or FUZZ_SECONDS (3600) have passed'
+	@echo 'make format        clang-format every source; make format-check only looks'
+	@echo 'make docs          make the pictures in docs/images again'
+	@echo 'make install       into PREFIX (/usr/local)'
+
+packages:
+	@bash scripts/install_packages.sh
+
+build/venv/.done: tests/requirements.txt scripts/make_venv.sh | packages
+	@bash scripts/make_venv.sh build/venv tests/requirements.txt
+	@touch $@
+
+build/docs-venv/.done: docs/requirements.txt scripts/make_venv.sh | packages
+	@bash scripts/make_venv.sh build/docs-venv docs/requirements.txt
+	@touch $@
+
+$(BIN)/build.ninja: | packages build/venv/.done
+	cmake --preset release
+
+build: $(BIN)/build.ninja
+	@cmake --build --preset release --parallel $(JOBS)
+
+demo: build
+	@mkdir -p out
+	@$(BIN)/cli/tessera compare --plot out/compare.png
+	@echo 'The picture is out/compare.png'
+
+test: packages build/venv/.done
+	@bash scripts/run_tests.sh
+
+bench: build
+	@mkdir -p out
+	@$(BIN)/bench/tessera_bench --json out/bench.json $(if $(FILTER),--filter '$(FILTER)')
+
+fuzz: build
+	@$(BIN)/tests/tessera_fuzz --seconds $(FUZZ_SECONDS)
+
+format: packages
+	@clang-format -i $(SOURCES)
+
+format-check: packages
+	@clang-format --dry-run -Werror $(SOURCES) && echo 'format-check: $(words $(SOURCES)) files are formatted'
+
+docs: build build/docs-venv/.done
+	@build/docs-venv/bin/python scripts/make_figures.py --tessera $(BIN)/cli/tessera --out docs/images
+
+install: build
+	@cmake --install $(BIN) --prefix $(PREFIX)
+
+clean:
+	rm -rf build out

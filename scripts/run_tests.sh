@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Builds and tests the release preset, then what carries the label `sanitize` under the address, undefined-behaviour and
+# thread sanitizers. Ends in one line: "N passed, N failed".
+set -uo pipefail
+cd "$(dirname "$0")/.."
+jobs=${JOBS:-$(nproc)}
+log=build/test.log
+passed=0
+failed=0
+
+# run_suite PRESET [CTEST_ARGUMENT...]
+run_suite() {
+  local preset=$1
+  shift
+  echo "== $preset: build"
+  if ! { [[ -f build/$preset/build.ninja ]] || cmake --preset "$preset"; } > "$log" 2>&1 ||
+    ! cmake --build --preset "$preset" --parallel "$jobs" >> "$log" 2>&1; then
+    cat "$log"
+    echo "== $preset: the build failed"
+    failed=$((failed + 1))
+    return
+  fi
+  echo "== $preset: test"
+  ctest --preset "$preset" --parallel "$jobs" --no-tests=error "$@" 2>&1 < /dev/null | tee "$log"
+  local counts
+  counts=$(sed -nE 's/^[0-9]+% tests passed, ([0-9]+) tests failed out of ([0-9]+)$/\1 \2/p' "$log")
+  if [[ -z $counts ]]; then
+    echo "== $preset: no tests were run"
+    failed=$((failed + 1))
+    return
+  fi
+  read -r suite_failed suite_total <<< "$counts"
+  failed=$((failed + suite_failed))
+  passed=$((passed + suite_total - suite_failed))
+}
+
+mkdir -p build
+rm -f build/test-summary.txt
+run_suite release
+run_suite asan --label-regex sanitize
+run_suite tsan --label-regex sanitize
+echo "$passed passed, $failed failed" | tee build/test-summary.txt
+((failed == 0))
