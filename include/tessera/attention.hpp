@@ -1,0 +1,110 @@
+// Execution: the caller's pointers and workspace in, the caller's outputs written; nothing is allocated.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "tessera/plan.hpp"
+#include "tessera/status.hpp"
+#include "tessera/tensor.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera {
+
+// One pointer for each tensor that the problem describes, aligned to its element: {.q = q, .k = k, .v = v, .o = o}.
+// Those that the problem does not describe are ignored.
+struct Buffers {
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  void* o = nullptr;  // forward: written; backward: read
+  float* lse = nullptr;
+  const std::int32_t* cu_seqlens_q = nullptr;
+  const std::int32_t* cu_seqlens_k = nullptr;
+  const std::int32_t* seqused_k = nullptr;
+  const std::int32_t* page_table = nullptr;
+  const void* bias = nullptr;
+  const std::uint8_t* mask = nullptr;
+  const std::uint8_t* block_mask = nullptr;
+  const float* alibi_slopes = nullptr;
+  const float* sink = nullptr;
+  const void* d_o = nullptr;
+  void* d_q = nullptr;
+  void* d_k = nullptr;
+  void* d_v = nullptr;
+  const float* d_lse = nullptr;
+  float* d_bias = nullptr;
+  float* d_sink = nullptr;
+
+  operator tessera_buffers() const { return std::bit_cast<tessera_buffers>(*this); }  // NOLINT: the same plain data
+};
+static_assert(sizeof(Buffers) == sizeof(tessera_buffers) &&
+                  offsetof(Buffers, page_table) == offsetof(tessera_buffers, page_table) &&
+                  offsetof(Buffers, d_o) == offsetof(tessera_buffers, d_o) &&
+                  offsetof(Buffers, d_sink) == offsetof(tessera_buffers, d_sink),
+              "the members of tessera_buffers, in order, each absent by default");
+
+// How to run on your own threads; see tessera_executor. NULL stands for the library's.
+using Executor = tessera_executor;
+
+// An Executor over `run`, called as run(workers, task) with task(w) to be called once for each w in 0 .. workers - 1.
+// `run` must outlive it.
+template <typename Run>
+Executor make_executor(Run& run) {
+  Executor executor{};
+  executor.context = &run;
+  executor.run = [](void* context, std::int32_t workers, void (*task)(void* argument, std::int32_t worker),
+                    void* argument) {
+    (*static_cast<Run*>(context))(workers, [task, argument](std::int32_t worker) { task(argument, worker); });
+  };
+  return executor;
+}
+
+// Computes o (and lse). `workspace` holds at least plan.workspace_bytes bytes. invalid_argument when a pointer is NULL
+// or misaligned, the workspace too small, or cu_seqlens, seqused_k or page_table hold what the layouts do not allow;
+// outputs are untouched then.
+inline Status try_forward(const tessera_plan& plan, const Buffers& buffers, std::span<std::byte> workspace,
+                          const Executor* executor = nullptr) {
+  const tessera_buffers pointers = buffers;
+  return tessera_forward(&plan, &pointers, workspace.data(), workspace.size(), executor);
+}
+
+// The same, throwing Error.
+inline void forward(const tessera_plan& plan, const Buffers& buffers, std::span<std::byte> workspace,
+                    const Executor* executor = nullptr) {
+  throw_if_error(try_forward(plan, buffers, workspace, executor));
+}
+
+// Computes d_q, d_k, d_v (and d_bias, d_sink) from q, k, v, o, lse, d_o (and d_lse). Errors as try_forward.
+inline Status try_backward(const tessera_plan& plan, const Buffers& buffers, std::span<std::byte> workspace,
+                           const Executor* executor = nullptr) {
+  const tessera_buffers pointers = buffers;
+  return tessera_backward(&plan, &pointers, workspace.data(), workspace.size(), executor);
+}
+
+// The same, throwing Error.
+inline void backward(const tessera_plan& plan, const Buffers& buffers, std::span<std::byte> workspace,
+                     const Executor* executor = nullptr) {
+  throw_if_error(try_backward(plan, buffers, workspace, executor));
+}
+
+// Merges N partial results over disjoint sets of keys exactly: with m = max_n lse_n,
+//   lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - lse) o_n.
+// o_parts [N, B, S, H, Dv] and o [B, S, H, Dv] float32, float16 or bfloat16; lse_parts [N, B, H, S] and lse [B, H, S]
+// float32. `lse` NULL: not wanted.
+inline Status try_combine(const Layout& o_parts_layout, const void* o_parts, const Layout& lse_parts_layout,
+                          const float* lse_parts, const Layout& o_layout, void* o, const Layout& lse_layout = {},
+                          float* lse = nullptr) {
+  return tessera_combine(&o_parts_layout, o_parts, &lse_parts_layout, lse_parts, &o_layout, o, &lse_layout, lse);
+}
+
+// The same, throwing Error.
+inline void combine(const Layout& o_parts_layout, const void* o_parts, const Layout& lse_parts_layout,
+                    const float* lse_parts, const Layout& o_layout, void* o, const Layout& lse_layout = {},
+                    float* lse = nullptr) {
+  throw_if_error(try_combine(o_parts_layout, o_parts, lse_parts_layout, lse_parts, o_layout, o, lse_layout, lse));
+}
+
+}  // namespace tessera

@@ -1,0 +1,64 @@
+// Which kernel, tiles and workspace: a pure function of a Problem and a Device.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "tessera/problem.hpp"
+#include "tessera/status.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera {
+
+// Where a plan is to run; plain data that may be edited: fewer threads, a lower isa, one kernel only.
+struct Device : tessera_device {
+  Device() : tessera_device{} {}
+  Device(const tessera_device& device) : tessera_device(device) {}  // NOLINT: the same plain data
+};
+
+// What will be done: plain data, for any number of calls and threads. See tessera_plan for each member.
+struct Plan : tessera_plan {
+  Plan() : tessera_plan{} {}
+  Plan(const tessera_plan& plan) : tessera_plan(plan) {}  // NOLINT: the same plain data
+};
+
+inline Status try_cpu(Device& device) { return tessera_device_cpu(&device); }
+
+// This machine's CPU. Throws Error when TESSERA_ISA or TESSERA_NUM_THREADS says what this machine cannot do.
+inline Device cpu() {
+  Device device;
+  throw_if_error(try_cpu(device));
+  return device;
+}
+
+// Leaves `plan` untouched unless the status is ok.
+inline Status try_plan(const tessera_problem& problem, const tessera_device& device, Plan& plan) {
+  return tessera_make_plan(&problem, &device, &plan);
+}
+
+// Throws Error: invalid_argument names the argument that breaks a rule, unsupported lists why each kernel refuses.
+inline Plan plan(const tessera_problem& problem, const tessera_device& device) {
+  Plan result;
+  throw_if_error(try_plan(problem, device, result));
+  return result;
+}
+inline Plan plan(const tessera_problem& problem) { return plan(problem, cpu()); }
+
+// Bytes that forward or backward needs beside inputs and outputs; of any alignment and content.
+inline std::size_t workspace_bytes(const tessera_plan& plan) { return tessera_workspace_bytes(&plan); }
+
+namespace detail {
+inline std::string text_of(const tessera_plan& plan, std::size_t (*write)(const tessera_plan*, char*, std::size_t)) {
+  std::string text(write(&plan, nullptr, 0), '\0');
+  write(&plan, text.data(), text.size() + 1);
+  return text;
+}
+}  // namespace detail
+
+// In words: the kernel and why, each candidate refused and why, tiles, memory, work and traffic. Several lines.
+inline std::string describe(const tessera_plan& plan) { return detail::text_of(plan, tessera_plan_describe); }
+
+// The same and every size, as one JSON object.
+inline std::string json(const tessera_plan& plan) { return detail::text_of(plan, tessera_plan_json); }
+
+}  // namespace tessera
