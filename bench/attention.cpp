@@ -1,33 +1,13 @@
 #include "attention.hpp"
 
 #include <algorithm>
-#include <initializer_list>
 #include <numeric>
-#include <stdexcept>
+#include <span>
 
 namespace bench {
 namespace {
 
-void require(const tessera_status& status) {
-  if (status.code != TESSERA_OK) throw std::runtime_error(status.message);
-}
-
-tessera_layout contiguous(int32_t dtype, std::initializer_list<int64_t> shape) {
-  tessera_layout layout = {};
-  layout.dtype = dtype;
-  layout.rank = static_cast<int32_t>(shape.size());
-  std::ranges::copy(shape, layout.shape);
-  int64_t stride = 1;
-  for (int32_t dim = layout.rank - 1; dim >= 0; --dim) {
-    layout.strides[dim] = stride;
-    stride *= layout.shape[dim];
-  }
-  return layout;
-}
-
-int64_t elements(const tessera_layout& layout) {
-  return std::accumulate(layout.shape, layout.shape + layout.rank, int64_t{1}, std::multiplies<>());
-}
+using tessera::layout;
 
 // For one sequence.
 double visible_pairs(const Shape& shape, int64_t seqlen_q, int64_t seqlen_k) {
@@ -43,55 +23,32 @@ double visible_pairs(const Shape& shape, int64_t seqlen_q, int64_t seqlen_k) {
   return pairs;
 }
 
-tessera_problem make_problem(const Shape& shape) {
-  tessera_problem problem;
-  tessera_problem_init(&problem);
-  problem.direction = shape.direction;
+tessera::Problem forward_problem(const Shape& shape) {
+  tessera::Problem problem;
+  const auto dtype = static_cast<tessera::DType>(shape.dtype);
   const int64_t dim = shape.head_dim;
   if (shape.packed.empty()) {
-    problem.q = contiguous(shape.dtype, {shape.batch, shape.seqlen_q, shape.heads_q, dim});
-    problem.k = contiguous(shape.dtype, {shape.batch, shape.seqlen_k, shape.heads_kv, dim});
-    problem.lse = contiguous(TESSERA_FLOAT32, {shape.batch, shape.heads_q, shape.seqlen_q});
+    problem.q = layout(dtype, {shape.batch, shape.seqlen_q, shape.heads_q, dim});
+    problem.k = layout(dtype, {shape.batch, shape.seqlen_k, shape.heads_kv, dim});
   } else {
     const int64_t total = std::accumulate(shape.packed.begin(), shape.packed.end(), int64_t{0});
-    const auto bounds = static_cast<int64_t>(shape.packed.size()) + 1;
-    problem.q = contiguous(shape.dtype, {total, shape.heads_q, dim});
-    problem.k = contiguous(shape.dtype, {total, shape.heads_kv, dim});
-    problem.lse = contiguous(TESSERA_FLOAT32, {shape.heads_q, total});
-    problem.cu_seqlens_q = problem.cu_seqlens_k = contiguous(TESSERA_INT32, {bounds});
+    problem.q = layout(dtype, {total, shape.heads_q, dim});
+    problem.k = layout(dtype, {total, shape.heads_kv, dim});
+    problem.cu_seqlens_q = layout(tessera::int32, {static_cast<int64_t>(shape.packed.size()) + 1});
+    problem.cu_seqlens_k = problem.cu_seqlens_q;
     problem.max_seqlen_q = problem.max_seqlen_k = std::ranges::max(shape.packed);
   }
   problem.v = problem.k;
   problem.o = problem.q;
-  if (shape.direction == TESSERA_BACKWARD) {
-    problem.d_o = problem.o;
-    problem.d_q = problem.q;
-    problem.d_k = problem.k;
-    problem.d_v = problem.v;
-  }
-  if (shape.bias) problem.bias = contiguous(shape.dtype, {1, shape.heads_q, shape.seqlen_q, shape.seqlen_k});
-  if (shape.alibi) problem.alibi_slopes = contiguous(TESSERA_FLOAT32, {shape.heads_q});
-  if (shape.sink) problem.sink = contiguous(TESSERA_FLOAT32, {shape.heads_q});
-  if (shape.sink && shape.direction == TESSERA_BACKWARD) problem.d_sink = problem.sink;
+  problem.lse = tessera::lse_layout(problem);
+  if (shape.bias) problem.bias = layout(dtype, {1, shape.heads_q, shape.seqlen_q, shape.seqlen_k});
+  if (shape.alibi) problem.alibi_slopes = layout(tessera::float32, {shape.heads_q});
+  if (shape.sink) problem.sink = layout(tessera::float32, {shape.heads_q});
   problem.causal = shape.causal;
-  problem.window_left = shape.window_left;
-  problem.window_right = shape.window_right;
+  problem.set_window(shape.window_left, shape.window_right);
   problem.softcap = shape.softcap;
   problem.dropout_p = shape.dropout_p;
   return problem;
-}
-
-// The forward pass whose o and lse the backward pass reads.
-tessera_problem forward_of(tessera_problem problem) {
-  problem.direction = TESSERA_FORWARD;
-  problem.d_o = problem.d_q = problem.d_k = problem.d_v = problem.d_sink = tessera_layout{};
-  return problem;
-}
-
-tessera_plan make_plan(const tessera_problem& problem, const tessera_device& device) {
-  tessera_plan plan;
-  require(tessera_make_plan(&problem, &device, &plan));
-  return plan;
 }
 
 }  // namespace
@@ -116,8 +73,8 @@ double kv_bytes(const Shape& shape) {
 }
 
 Attention::Attention(const Shape& shape, const tessera_device& device, uint64_t seed) {
-  const tessera_problem problem = make_problem(shape);
-  plan_ = make_plan(problem, device);
+  const tessera::Problem problem = forward_problem(shape);
+  plan_ = tessera::plan(problem, device);
   buffers_.q = random(problem.q, seed + 1);
   buffers_.k = random(problem.k, seed + 2);
   buffers_.v = random(problem.v, seed + 3);
@@ -131,35 +88,40 @@ Attention::Attention(const Shape& shape, const tessera_device& device, uint64_t 
     for (int64_t head = 0; head < shape.heads_q; ++head) slopes[head] = 1.0f / static_cast<float>(2 << (head % 8));
     buffers_.alibi_slopes = slopes;
   }
-  if (shape.direction == TESSERA_BACKWARD) {
-    const tessera_plan forward = make_plan(forward_of(problem), device);
-    workspace_ = Buffer(tessera_workspace_bytes(&forward));
-    require(tessera_forward(&forward, &buffers_, workspace_.data(), workspace_.bytes(), nullptr));
-    buffers_.d_o = random(problem.d_o, seed + 6);
-    buffers_.d_q = uninitialised(problem.d_q);
-    buffers_.d_k = uninitialised(problem.d_k);
-    buffers_.d_v = uninitialised(problem.d_v);
-    if (shape.sink) buffers_.d_sink = static_cast<float*>(uninitialised(problem.d_sink));
-  }
-  workspace_ = Buffer(tessera_workspace_bytes(&plan_));
+  workspace_ = Buffer(tessera::workspace_bytes(plan_));
+  if (shape.direction == TESSERA_BACKWARD) become_backward(problem, device, seed);
+}
+
+// Backward reads the o and lse of a forward pass.
+void Attention::become_backward(const tessera::Problem& forward, const tessera_device& device, uint64_t seed) {
+  run();
+  tessera::Problem problem = tessera::gradient_of(forward);
+  problem.d_sink = problem.sink;
+  plan_ = tessera::plan(problem, device);
+  workspace_ = Buffer(tessera::workspace_bytes(plan_));
+  buffers_.d_o = random(problem.d_o, seed + 6);
+  buffers_.d_q = uninitialised(problem.d_q);
+  buffers_.d_k = uninitialised(problem.d_k);
+  buffers_.d_v = uninitialised(problem.d_v);
+  if (problem.d_sink.rank > 0) buffers_.d_sink = static_cast<float*>(uninitialised(problem.d_sink));
 }
 
 void Attention::run(const Buffer& workspace) const {
-  const auto execute = plan_.problem.direction == TESSERA_FORWARD ? tessera_forward : tessera_backward;
-  require(execute(&plan_, &buffers_, workspace.data(), workspace.bytes(), nullptr));
+  const auto execute = plan_.problem.direction == TESSERA_FORWARD ? tessera::forward : tessera::backward;
+  execute(plan_, buffers_, std::as_writable_bytes(workspace.as<char>()), nullptr);
 }
 
-void* Attention::random(const tessera_layout& layout, uint64_t seed) {
-  return owned_.emplace_back(random_normal(elements(layout), layout.dtype, seed)).data();
+void* Attention::random(const tessera::Layout& layout, uint64_t seed) {
+  return owned_.emplace_back(random_normal(tessera::elements(layout), layout.dtype, seed)).data();
 }
 
-void* Attention::uninitialised(const tessera_layout& layout) {
-  return owned_.emplace_back(static_cast<size_t>(elements(layout)) * tessera_dtype_bytes(layout.dtype)).data();
+void* Attention::uninitialised(const tessera::Layout& layout) {
+  const size_t elem_bytes = tessera::size_bytes(tessera::dtype(layout));
+  return owned_.emplace_back(static_cast<size_t>(tessera::elements(layout)) * elem_bytes).data();
 }
 
 const int32_t* Attention::cumulative(const std::vector<int64_t>& lengths) {
-  Buffer& buffer = owned_.emplace_back((lengths.size() + 1) * sizeof(int32_t));
-  const auto bounds = buffer.as<int32_t>();
+  const auto bounds = owned_.emplace_back((lengths.size() + 1) * sizeof(int32_t)).as<int32_t>();
   bounds[0] = 0;
   for (size_t b = 0; b < lengths.size(); ++b) bounds[b + 1] = bounds[b] + static_cast<int32_t>(lengths[b]);
   return bounds.data();

@@ -2,11 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "random.hpp"
-#include "tessera/tessera.h"
+#include "tessera/tessera.hpp"
 
 namespace bench {
 
@@ -33,23 +32,24 @@ double attention_flops(const Shape& shape);
 // Bytes of keys and values, each read once.
 double kv_bytes(const Shape& shape);
 
-// Owns inputs, outputs, plan and workspace. Throws std::runtime_error with the library's message.
+// Owns inputs, outputs, plan and workspace. Throws tessera::Error when the library refuses.
 class Attention {
  public:
   Attention(const Shape& shape, const tessera_device& device, uint64_t seed);
 
   void run() const { run(workspace_); }
   void run(const Buffer& workspace) const;
-  const tessera_plan& plan() const { return plan_; }
-  const tessera_buffers& buffers() const { return buffers_; }
+  const tessera::Plan& plan() const { return plan_; }
+  const tessera::Buffers& buffers() const { return buffers_; }
 
  private:
-  void* random(const tessera_layout& layout, uint64_t seed);
-  void* uninitialised(const tessera_layout& layout);
+  void become_backward(const tessera::Problem& forward, const tessera_device& device, uint64_t seed);
+  void* random(const tessera::Layout& layout, uint64_t seed);
+  void* uninitialised(const tessera::Layout& layout);
   const int32_t* cumulative(const std::vector<int64_t>& lengths);
 
-  tessera_plan plan_;
-  tessera_buffers buffers_ = {};
+  tessera::Plan plan_;
+  tessera::Buffers buffers_;
   std::vector<Buffer> owned_;
   Buffer workspace_;
 };

@@ -42,7 +42,7 @@ Contest memory_contest(const Settings& settings, const Shape& shape) {
   return {
       .subject =
           [attention] {
-            const size_t workspace_bytes = tessera_workspace_bytes(&attention->plan());
+            const size_t workspace_bytes = tessera::workspace_bytes(attention->plan());
             const double rise = peak_rise_bytes([&] { attention->run(Buffer(workspace_bytes)); });
             return 1 / std::max(rise, static_cast<double>(workspace_bytes));
           },

@@ -15,7 +15,7 @@ class StandardPeer {
 
  private:
   tessera_direction direction_;
-  tessera_buffers buffers_;
+  tessera::Buffers buffers_;
   Buffer o_;  // the attention's own is read by its backward pass, and stays as it is
   tessera::peers::StandardAttention standard_;
 };

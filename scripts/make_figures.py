@@ -1,0 +1,157 @@
+"""Makes the pictures in docs/images from what the tessera program computes and measures.
+
+    make docs        or        python scripts/make_figures.py --tessera build/release/cli/tessera --out docs/images
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import tempfile
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
+
+TESSERA, STANDARD, INK, PALE = "#0b7285", "#e8590c", "#343a40", "#dee2e6"
+plt.rcParams.update({
+    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,
+    "axes.titlesize": 11, "axes.titlelocation": "left", "figure.dpi": 150, "savefig.bbox": "tight",
+})
+
+
+def run(tessera, *arguments):
+    command = [str(tessera), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    return done.stdout
+
+
+def run_json(tessera, *arguments):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "out.json"
+        run(tessera, *arguments, "--json", path)
+        return json.loads(path.read_text())
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+EMPTY, EDGE, FULL = 0, 1, 2
+
+
+def classify_tiles(length, block_m, block_n, causal, window_left):
+    """What a kernel does with each (query tile, key block): nothing, look at every entry, or compute without looking."""
+    rows = -(-length // block_m)
+    cols = -(-length // block_n)
+    kinds = np.empty((rows, cols), dtype=int)
+    for tile in range(rows):
+        query = np.arange(tile * block_m, min(length, (tile + 1) * block_m))[:, None]
+        for block in range(cols):
+            key = np.arange(block * block_n, min(length, (block + 1) * block_n))[None, :]
+            visible = np.ones((query.size, key.size), dtype=bool)
+            if causal:
+                visible &= key <= query
+            if window_left >= 0:
+                visible &= key >= query - window_left
+            kinds[tile, block] = FULL if visible.all() else EDGE if visible.any() else EMPTY
+    return kinds
+
+
+def draw_tiles(tessera, out):
+    length, window = 1536, 511
+    plan = run_json(tessera, "plan", "--seqlen", length, "--heads", 1, "--head-dim", 128, "--causal")
+    block_m, block_n = plan["block_m"], plan["block_n"]
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.9), sharey=True)
+    cases = [("full", False, -1), ("causal", True, -1), (f"causal, window of {window + 1}", True, window)]
+    for axis, (title, causal, window_left) in zip(axes, cases):
+        kinds = classify_tiles(length, block_m, block_n, causal, window_left)
+        axis.pcolormesh(np.arange(kinds.shape[1] + 1), np.arange(kinds.shape[0] + 1), kinds, vmin=0, vmax=2,
+                        cmap=ListedColormap(["#ffffff", "#74c0cf", TESSERA]), edgecolors=PALE, linewidth=0.6)
+        axis.invert_yaxis()
+        axis.set_title(f"{title}: {np.count_nonzero(kinds)} of {kinds.size} tiles")
+        axis.set_xlabel(f"blocks of {block_n} keys")
+        axis.set_xticks(range(0, kinds.shape[1] + 1, 4))
+        axis.set_yticks(range(0, kinds.shape[0] + 1, 8))
+    axes[0].set_ylabel(f"tiles of {block_m} queries")
+    figure.legend(handles=[Patch(facecolor=TESSERA, label="all visible: nothing is compared"),
+                           Patch(facecolor="#74c0cf", label="on the edge: every entry is compared"),
+                           Patch(facecolor="white", edgecolor=INK, label="nothing visible: never visited")],
+                  loc="lower center", bbox_to_anchor=(0.5, -0.08), ncol=3, frameon=False)
+    figure.savefig(out / "tiles.png")
+
+
+# ---- the online softmax ---------------------------------------------------------------------------------------------
+
+def online_softmax(scores, block):
+    """The running maximum and sum after each block of keys."""
+    maximum, total, history = -np.inf, 0.0, []
+    for first in range(0, len(scores), block):
+        tile = scores[first:first + block]
+        new_maximum = max(maximum, tile.max())
+        total = np.exp(maximum - new_maximum) * total + np.exp(tile - new_maximum).sum()
+        maximum = new_maximum
+        history.append((maximum, total))
+    return np.array(history).T
+
+
+def draw_online_softmax(tessera, out):
+    length, head_dim, block = 512, 64, 32
+    rng = np.random.default_rng(3)
+    # Scores three times as wide as of normal q and k: attention that looks somewhere.
+    q, k, v = (width * rng.standard_normal((1, length, 1, head_dim)).astype(np.float32) for width in (3, 1, 1))
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for letter, array in zip("qkv", (q, k, v)):
+            np.save(folder / f"{letter}.npy", array)
+        run(tessera, "run", *(folder / f"{letter}.npy" for letter in "qkv"), "-o", folder / "o.npy", "--lse",
+            folder / "lse.npy")
+        all_lse = np.load(folder / "lse.npy")[0, 0]
+
+    all_scores = (q[0, :, 0].astype(float) @ k[0, :, 0].T) / np.sqrt(head_dim)
+    row = max(range(length), key=lambda i: len(set(online_softmax(all_scores[i], block)[0])))  # most rises: most to see
+    scores, lse = all_scores[row], all_lse[row]
+    maxima, sums = online_softmax(scores, block)
+    running = maxima + np.log(sums)
+    ends = np.arange(block, length + 1, block)
+    if abs(running[-1] - lse) > 1e-5 * abs(lse):
+        raise SystemExit(f"the running sum ends at {running[-1]}, not at the LSE that tessera wrote, {lse}")
+
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 5.2), sharex=True, height_ratios=[3, 2])
+    top.plot(scores, ".", color="#adb5bd", markersize=3, label="scores of the row")
+    top.step(ends, maxima, where="post", color=STANDARD, label="running maximum m")
+    top.plot(ends, running, "o-", color=TESSERA, markersize=4, label="running m + log ℓ")
+    top.axhline(lse, color=INK, linewidth=0.8, linestyle="--", label=f"LSE that tessera wrote: {lse:.4f}")
+    top.set_title(f"Row {row} of attention over {length} keys, in blocks of {block}")
+    top.legend(frameon=False, fontsize=8, loc="lower center", ncol=4, columnspacing=1.2)
+    top.set_ylim(scores.min() - 0.25 * (lse - scores.min()), lse + 1)
+    bottom.bar(ends - block / 2, sums, width=block * 0.85, color=TESSERA)
+    bottom.set_ylabel("running sum ℓ")
+    bottom.set_xlabel("keys seen; the sum shrinks where a new maximum rescales it")
+    figure.savefig(out / "online_softmax.png")
+
+
+# ---- time and memory over length ------------------------------------------------------------------------------------
+
+def draw_lengths(tessera, out):
+    report = run_json(tessera, "compare")
+    raise NotImplementedError(report)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tessera", type=pathlib.Path, required=True, help="the tessera program")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of the pictures")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for draw in (draw_tiles, draw_online_softmax, draw_lengths):
+        draw(arguments.tessera, arguments.out)
+        plt.close("all")
+
+
+if __name__ == "__main__":
+    main()
