@@ -127,7 +127,7 @@ def draw_online_softmax(tessera, out):
     top.plot(ends, running, "o-", color=TESSERA, markersize=4, label="running m + log ℓ")
     top.axhline(lse, color=INK, linewidth=0.8, linestyle="--", label=f"LSE that tessera wrote: {lse:.4f}")
     top.set_title(f"Row {row} of attention over {length} keys, in blocks of {block}")
-    top.legend(frameon=False, fontsize=8, loc="lower center", ncol=4, columnspacing=1.2)
+    top.legend(frameon=False, fontsize=8, loc="lower center", ncol=4, columnspacing=1.0, handlelength=1.2)
     top.set_ylim(scores.min() - 0.25 * (lse - scores.min()), lse + 1)
     bottom.bar(ends - block / 2, sums, width=block * 0.85, color=TESSERA)
     bottom.set_ylabel("running sum ℓ")
