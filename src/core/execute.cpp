@@ -9,15 +9,6 @@
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
 
-namespace tessera::cpu {
-
-// Merges validated partial results.
-void combine(const tessera_layout& o_parts_layout, const void* o_parts, const tessera_layout& lse_parts_layout,
-             const float* lse_parts, const tessera_layout& o_layout, void* o, const tessera_layout* lse_layout,
-             float* lse);
-
-}  // namespace tessera::cpu
-
 namespace tessera::core {
 namespace {
 

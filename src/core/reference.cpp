@@ -367,7 +367,7 @@ void reference_backward(const tessera_plan& plan, const tessera_buffers& buffers
   Arena arena(workspace);
   const Workspace w(plan, arena);
   gradients_of_inputs(plan, buffers, w);
-  if (present(plan.problem.d_bias)) gradient_of_bias(plan, buffers, w);
+  if (elements(plan.problem.d_bias) > 0) gradient_of_bias(plan, buffers, w);
 }
 
 }  // namespace tessera::core

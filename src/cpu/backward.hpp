@@ -1,0 +1,401 @@
+// Backward: FlashAttention-2, algorithm 2: keys outside, queries inside, P recomputed from the log-sum-exp.
+//
+//   S^T = K Q^T      P = 2^(scale_log2 S - lse)        lanes = queries
+//   dP^T = V dO^T    dS = P o (dP - delta)             lanes = queries
+//   dV += P^T dO     dK += dS^T Q     dQ += dS K       lanes = head dimensions
+//
+// An item is one part of the keys of one KV head (of several, where a broadcast d_bias needs a single writer). Within it a
+// super-block of keys stays: its dK and dV accumulate in scratch, and every visible tile of kBlockM queries passes by once
+// and meets it kKeyBlock keys at a time. dQ accumulates in float32, one buffer a part, which backward_finish adds in order:
+// the sums have one order whatever the number of threads.
+#pragma once
+
+#include "cpu/forward.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+template <Op kOp>
+struct BackwardOperands {
+  // Of the super-block: A rows, and K once more as B.
+  RowBlock keys, values, key_steps;
+  // Of the query tile: B transposed (lanes = queries) and as rows or pairs of rows (lanes = head dimensions).
+  const float *sQ, *sdO;
+  RowBlock q_steps, do_steps;
+  const float *lse, *delta;  // [kBlockM]
+  float* dq;                 // the tile's first row
+  int64_t dq_ld;
+};
+
+// bf16 copies of R rows of P or dS: rows (pairs along queries, for dV and dK), and pairs along keys (for dQ).
+template <int R, int C>
+TESSERA_INLINE void store_bf16_rows([[maybe_unused]] float* rows16, [[maybe_unused]] int64_t n,
+                                    [[maybe_unused]] VecF (&v)[R][C]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      store(reinterpret_cast<uint16_t*>(rows16) + (n + r) * kBlockM + c * kLanes, bf16_from_float(v[r][c]));
+    }
+}
+
+// P from S and dS from dP where neither option nor mask is in the way: both leave the registers finished.
+template <Op kOp, int C>
+TESSERA_INLINE void fused_scores(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s, int64_t key_row,
+                                 int64_t count) {
+  constexpr int64_t kStep = kKeysAStep<kOp>;
+  VecF lse[C], delta[C];
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) lse[c] = load(t.lse + c * kLanes), delta[c] = load(t.delta + c * kLanes);
+  const VecF scale_log2 = splat(p.scale_log2), scale = splat(p.scale);
+  for_row_groups<kTileRows>(0, count, [&]<int R>(int64_t n) TESSERA_LAMBDA_INLINE {
+    VecF acc[R][C] = {};
+    multiply<R, C, kOp, Broadcast::kAlongK>(acc, t.keys.data + (key_row + n) * t.keys.stride_bytes, t.keys.stride_bytes,
+                                            t.sQ, kBlockM, (p.head_dim + kStep - 1) / kStep);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        acc[r][c] = exp2(fma(acc[r][c], scale_log2, -lse[c]));
+        store(s.sP + (n + r) * kBlockM + c * kLanes, acc[r][c]);
+      }
+    if constexpr (kOp == Op::kDot) store_bf16_rows<R, C>(s.sP16, n, acc);
+  });
+  for_row_groups<kTileRows>(0, count, [&]<int R>(int64_t n) TESSERA_LAMBDA_INLINE {
+    VecF acc[R][C] = {};
+    multiply<R, C, kOp, Broadcast::kAlongK>(acc, t.values.data + (key_row + n) * t.values.stride_bytes,
+                                            t.values.stride_bytes, t.sdO, kBlockM, (p.head_dim_v + kStep - 1) / kStep);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        acc[r][c] = load(s.sP + (n + r) * kBlockM + c * kLanes) * ((acc[r][c] - delta[c]) * scale);
+      }
+    if constexpr (kOp == Op::kDot) {
+      store_bf16_rows<R, C>(s.sdS16, n, acc);
+    }
+    store_p<kOp, R, C>(s.sdS, n, acc);
+  });
+}
+
+// d_bias[batch, head, query, key] += dS, for the tile's queries and `count` keys from `key`. dS [count][kBlockM].
+inline void add_bias_gradient(const Params& p, const Tile& tile, const float* dS, float* rows, int64_t key, int64_t count) {
+  const auto at = [&](int64_t lane) {
+    return reinterpret_cast<float*>(p.d_bias + p.d_bias_batch * tile.batch + p.d_bias_head * tile.head[lane] +
+                                    p.d_bias_row * tile.query[lane]) + key;
+  };
+  if (p.d_bias_row == 0) {
+    float* out = at(0);
+    for (int64_t n = 0; n < count; ++n) {
+      VecF sum{};
+      for (int c = 0; c < tile.vecs; ++c) sum += load(dS + n * kBlockM + c * kLanes);
+      out[n] += sum_lanes(sum);
+    }
+    return;
+  }
+  alignas(64) float ones[kBlockM];
+  char* row_pointers[kBlockM];
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    ones[lane] = 1.0f;
+    row_pointers[lane] = reinterpret_cast<char*>(rows + lane * kKeyBlock);
+  }
+  unpack_transposed<Float32Elem>(row_pointers, dS, ones, tile.count, count);
+  for (int64_t lane = 0; lane < tile.count; ++lane) {
+    float* out = at(lane);
+    for (int64_t n = 0; n < count; ++n) out[n] += rows[lane * kKeyBlock + n];
+  }
+}
+
+// The same as fused_scores with every option and mask; `key` is the block's first key, `count` its keys.
+template <Op kOp, int C>
+TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t, const BackwardScratch& s,
+                                 int64_t key_row, int64_t key, int64_t count) {
+  constexpr int64_t kStep = kKeysAStep<kOp>;
+  constexpr int64_t kTileFloats = kKeyBlock * kBlockM;
+  float* slope = s.options;
+  float* factors = s.options + kTileFloats;
+  float* rest = s.options + 2 * kTileFloats;
+  product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(s.sP, kBlockM, false, t.keys.data + key_row * t.keys.stride_bytes,
+                                                      t.keys.stride_bytes, t.sQ, kBlockM, count, (p.head_dim + kStep - 1) / kStep);
+  // Dropout's groups are aligned to 32 keys, and so are the blocks.
+  apply_scores(p, tile, s.sP, key, 0, count, p.softcap > 0 ? slope : nullptr, rest, kTileFloats);
+  product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(s.sdS, kBlockM, false, t.values.data + key_row * t.values.stride_bytes,
+                                                      t.values.stride_bytes, t.sdO, kBlockM, count,
+                                                      (p.head_dim_v + kStep - 1) / kStep);
+  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count);
+  for (int64_t n = 0; n < count; ++n) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      const int64_t at = n * kBlockM + c * kLanes;
+      const VecF probability = exp2(load(s.sP + at) - load(t.lse + c * kLanes));
+      VecF dp = load(s.sdS + at), kept = probability;
+      if (p.dropout_threshold) {
+        const VecF factor = load(factors + at);
+        dp *= factor;
+        kept *= factor;
+      }
+      // An invisible entry has P = 0, and dP may be anything.
+      store(s.sdS + at, select(probability == 0.0f, VecF{}, probability * (dp - load(t.delta + c * kLanes))));
+      store(s.sP + at, kept);
+    }
+  }
+  if (p.d_bias) add_bias_gradient(p, tile, s.sdS, rest, key, count);
+  for (int64_t n = 0; n < count; n += 2) {
+    VecF ds[2][C] = {}, kept[2][C] = {};
+#pragma GCC unroll 2
+    for (int64_t r = 0; r < 2; ++r) {
+      if (n + r >= count) break;
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        const int64_t at = (n + r) * kBlockM + c * kLanes;
+        kept[r][c] = load(s.sP + at);
+        ds[r][c] = load(s.sdS + at) * splat(p.scale);
+        if (p.softcap > 0) ds[r][c] *= load(slope + at);
+      }
+    }
+    // sdS has room for one row more than kKeyBlock.
+    if constexpr (kOp == Op::kDot) {
+      store_bf16_rows<2, C>(s.sP16, n, kept);
+      store_bf16_rows<2, C>(s.sdS16, n, ds);
+    }
+    store_p<kOp, 2, C>(s.sdS, n, ds);
+  }
+}
+
+// out[rows][cols] += A B for every group of columns.
+template <Op kOp, Broadcast kBroadcast>
+TESSERA_INLINE void accumulate(float* out, int64_t ld, const void* a, int64_t stride_bytes, const RowBlock& b, int64_t rows,
+                               int64_t k_count, int64_t cols) {
+  for_vec_groups<kWideVecs>(static_cast<int>((cols + kLanes - 1) / kLanes), [&]<int C>(int v) TESSERA_LAMBDA_INLINE {
+    product_rows<kWideRows, C, kOp, kBroadcast>(out + v * kLanes, ld, true, a, stride_bytes, b.data + v * kLanes * 4,
+                                                b.stride_bytes / 4, rows, k_count);
+  });
+}
+
+// One tile of queries against `count` keys from row `key_row` of the super-block.
+template <Op kOp>
+__attribute__((noinline)) void backward_block(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t,
+                                              const BackwardScratch& s, int64_t key_row, int64_t key, int64_t count,
+                                              bool plain) {
+  constexpr int64_t kStep = kKeysAStep<kOp>;
+  switch (tile.vecs * 2 + plain) {
+    case 2: fused_scores<kOp, 1>(p, t, s, key_row, count); break;
+    case 3: plain_scores<kOp, 1>(p, tile, t, s, key_row, key, count); break;
+    case 4: fused_scores<kOp, 2>(p, t, s, key_row, count); break;
+    case 5: plain_scores<kOp, 2>(p, tile, t, s, key_row, key, count); break;
+    case 6: fused_scores<kOp, 3>(p, t, s, key_row, count); break;
+    default: plain_scores<kOp, 3>(p, tile, t, s, key_row, key, count); break;
+  }
+  const int64_t query_steps = (tile.count + kStep - 1) / kStep;
+  const int64_t row_bytes = kBlockM * (kOp == Op::kDot ? 2 : 4);
+  const void* p_rows = kOp == Op::kDot ? s.sP16 : s.sP;
+  const void* ds_rows = kOp == Op::kDot ? s.sdS16 : s.sdS;
+  accumulate<kOp, Broadcast::kAlongK>(s.sdV + key_row * s.dv_ld, s.dv_ld, p_rows, row_bytes, t.do_steps, count, query_steps,
+                                      p.head_dim_v);
+  accumulate<kOp, Broadcast::kAlongK>(s.sdK + key_row * s.dk_ld, s.dk_ld, ds_rows, row_bytes, t.q_steps, count, query_steps,
+                                      p.head_dim);
+  const RowBlock steps{t.key_steps.data + key_row / kStep * t.key_steps.stride_bytes, t.key_steps.stride_bytes};
+  accumulate<kOp, Broadcast::kAlongRows>(t.dq, t.dq_ld, s.sdS, kBlockM * 4, steps, tile.count, (count + kStep - 1) / kStep,
+                                         p.head_dim);
+}
+
+// A tile of rows of Q or dO: transposed, and as steps of k. `copy` takes what can't be used in place.
+template <Op kOp>
+TESSERA_INLINE RowBlock load_rows(const Params& p, const RowTensor& tensor, const Tile& tile, int64_t cols, float* transposed,
+                                  float* copy) {
+  const int64_t padded = padded_to(cols, kLanes);
+  const char* rows[kBlockM];
+  for (int64_t lane = 0; lane < tile.count; ++lane) rows[lane] = row_at(tensor, tile, lane);
+#if defined(TESSERA_HAS_DOT)
+  if constexpr (kOp == Op::kDot) {
+    pack_transposed_pairs(transposed, rows, tile.count, cols);
+    for (int64_t r = 0; r < tile.count; r += 2) {
+      pair_rows(reinterpret_cast<uint32_t*>(copy) + r / 2 * padded, rows[r], r + 1 < tile.count ? rows[r + 1] : nullptr, cols);
+    }
+    return {reinterpret_cast<const char*>(copy), padded * 4};
+  }
+#endif
+  RowBlock steps{rows[0], tensor.row};
+  with_float_elem(p.dtype, [&](auto elem) {
+    using Elem = decltype(elem);
+    pack_transposed<Elem>(transposed, rows, tile.count, cols);
+    if (p.dtype == TESSERA_FLOAT32 && cols == padded) return;
+    for (int64_t r = 0; r < tile.count; ++r) read_row<Elem>(copy + r * padded, rows[r], cols);
+    steps = {reinterpret_cast<const char*>(copy), padded * 4};
+  });
+  return steps;
+}
+
+// The float32 accumulator of d_q's row `query` in this split.
+TESSERA_INLINE float* dq_row(const Params& p, const Sequence& sequence, int64_t batch, int64_t head, int64_t split,
+                             int64_t query) {
+  if (p.acc_dq) {
+    return p.acc_dq + ((split * p.heads_q + head) * p.rows_total + sequence.row_begin + query) * p.acc_dq_ld;
+  }
+  return reinterpret_cast<float*>(p.d_q.data + p.d_q.batch * batch + p.d_q.row * (sequence.q_begin + query) + p.d_q.head * head);
+}
+
+// All queries of one KV head's group against the keys of one split.
+template <Op kOp>
+void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int64_t head_kv, int64_t split) {
+  const Sequence& sequence = p.sequences[batch];
+  const int64_t group = p.heads_q / p.heads_kv;
+  const int64_t dq_ld = p.acc_dq ? p.acc_dq_ld : p.d_q.row / static_cast<int64_t>(sizeof(float));
+  const int64_t dq_cols = p.acc_dq ? p.acc_dq_ld : p.head_dim;
+  for (int64_t h = head_kv * group; h < (head_kv + 1) * group; ++h) {
+    for (int64_t i = 0; i < sequence.sq; ++i) {
+      __builtin_memset(dq_row(p, sequence, batch, h, split, i), 0, static_cast<size_t>(dq_cols) * sizeof(float));
+    }
+  }
+  const int64_t rows_end = min_of(sequence.k_rows, (split + 1) * p.split_keys);
+  const bool options = has_score_options(p) || p.d_bias;
+  Tile& tile = *reinterpret_cast<Tile*>(s.tile);
+
+  for (int64_t first = split * p.split_keys; first < rows_end; first += p.block_n) {
+    const int64_t rows = min_of<int64_t>(p.block_n, rows_end - first);
+    const int64_t keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // behind them: gradients of 0
+    __builtin_memset(s.sdK, 0, static_cast<size_t>(rows * s.dk_ld) * sizeof(float));
+    __builtin_memset(s.sdV, 0, static_cast<size_t>(rows * s.dv_ld) * sizeof(float));
+    BackwardOperands<kOp> t;
+    if (keys > 0) {
+      t.values = rows_block<kOp>(p, p.v, sequence, batch, head_kv, first, keys, p.head_dim_v, s.sV);
+      if constexpr (kOp == Op::kDot) {
+        t.keys = rows_block<kOp>(p, p.k, sequence, batch, head_kv, first, keys, p.head_dim, s.sK);
+        t.key_steps = steps_block<kOp>(p, p.k, sequence, batch, head_kv, first, keys, p.head_dim, s.sK_steps);
+      } else {
+        // As B, K is read in whole vectors: a head dimension that does not fill them is copied.
+        t.keys = rows_block<kOp>(p, p.k, sequence, batch, head_kv, first, keys, p.head_dim, s.sK, true);
+        t.key_steps = t.keys;
+      }
+    }
+    for (int64_t h = head_kv * group; h < (head_kv + 1) * group && keys > 0; ++h) {
+      for (int64_t row = 0; row < sequence.sq; row += kBlockM) {
+        init_tile(tile, p, batch, h, row, min_of<int64_t>(kBlockM, sequence.sq - row));
+        if (tile.some_low >= first + keys || tile.some_high < first || tile.some_low > tile.some_high) continue;
+        t.sQ = s.sQ, t.sdO = s.sdO;
+        t.q_steps = load_rows<kOp>(p, p.q, tile, p.head_dim, s.sQ, s.q_rows);
+        t.do_steps = load_rows<kOp>(p, p.d_o, tile, p.head_dim_v, s.sdO, s.do_rows);
+        const int64_t at = h * p.rows_total + sequence.row_begin + row;
+        for (int64_t lane = 0; lane < kBlockM; ++lane) {
+          s.lse[lane] = lane < tile.count ? p.row_lse[at + lane] : infinity();
+          s.delta[lane] = lane < tile.count ? p.row_delta[at + lane] : 0.0f;
+        }
+        t.lse = s.lse, t.delta = s.delta;
+        t.dq = dq_row(p, sequence, batch, h, split, row);
+        t.dq_ld = dq_ld;
+        for (int64_t key_row = 0; key_row < keys; key_row += kKeyBlock) {
+          const int64_t key = first + key_row;
+          const int64_t end = min_of(min_of<int64_t>(kKeyBlock, keys - key_row), tile.some_high + 1 - key);
+          if (end <= 0 || key + end <= tile.some_low) continue;
+          const bool whole = key >= tile.all_low && key + end - 1 <= tile.all_high;
+          backward_block<kOp>(p, tile, t, s, key_row, key, end, options || !whole);
+        }
+      }
+    }
+    with_float_elem(p.dtype, [&](auto elem) {
+      for (int64_t n = 0; n < rows; ++n) {
+        const int64_t k_row = sequence.k_begin + first + n;
+        write_row<decltype(elem)>(p.d_k.data + p.d_k.batch * batch + p.d_k.row * k_row + p.d_k.head * head_kv,
+                                  s.sdK + n * s.dk_ld, p.head_dim);
+        write_row<decltype(elem)>(p.d_v.data + p.d_v.batch * batch + p.d_v.row * k_row + p.d_v.head * head_kv,
+                                  s.sdV + n * s.dv_ld, p.head_dim_v);
+      }
+    });
+  }
+}
+
+template <Op kOp>
+void backward_item(const Params& p, int64_t item, char* scratch_base) {
+  const BackwardScratch s = carve_backward(
+      scratch_base, {kBlockM, p.block_n, p.head_dim, p.head_dim_v, kLanes, kOp == Op::kDot, p.dtype == TESSERA_FLOAT32,
+                     has_score_options(p) || p.d_bias != nullptr, sizeof(Tile)});
+  const int64_t split = item % p.num_splits;
+  const int64_t owner = item / p.num_splits;
+  const int64_t owners_head = p.heads_kv / p.groups_head;
+  for (int64_t b = 0; b < p.groups_batch; ++b) {
+    for (int64_t h = 0; h < p.groups_head; ++h) {
+      backward_head<kOp>(p, s, owner / owners_head * p.groups_batch + b, owner % owners_head * p.groups_head + h, split);
+    }
+  }
+}
+
+// Rows of one tile of one head, of `p.sequences`' tiles: which sequence, which queries.
+struct RowSpan {
+  int64_t batch, head, begin, count;
+};
+
+TESSERA_INLINE RowSpan row_span(const Params& p, int64_t item) {
+  const int64_t tiles = p.sequences[p.batch].tile_begin;
+  const int64_t index = item % tiles;
+  int64_t low = 0, high = p.batch;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (p.sequences[middle].tile_begin <= index ? low : high) = middle;
+  }
+  const int64_t begin = (index - p.sequences[low].tile_begin) * kBlockM;
+  return {low, item / tiles, begin, min_of<int64_t>(kBlockM, p.sequences[low].sq - begin)};
+}
+
+// Before: delta = rowsum(dO o O) - dLSE, and the LSE in log2 units.
+inline void backward_rows_item(const Params& p, int64_t item, char*) {
+  const RowSpan span = row_span(p, item);
+  const Sequence& sequence = p.sequences[span.batch];
+  for (int64_t i = span.begin; i < span.begin + span.count; ++i) {
+    const int64_t row = sequence.q_begin + i;
+    const char* o = p.o.data + p.o.batch * span.batch + p.o.row * row + p.o.head * span.head;
+    const char* d_o = p.d_o.data + p.d_o.batch * span.batch + p.d_o.row * row + p.d_o.head * span.head;
+    VecF sum{};
+    with_float_elem(p.dtype, [&](auto elem) {
+      using Elem = decltype(elem);
+      int64_t d = 0;
+      for (; d + kLanes <= p.head_dim_v; d += kLanes) {
+        sum = fma(Elem::read(o + d * Elem::kBytes), Elem::read(d_o + d * Elem::kBytes), sum);
+      }
+      if (d < p.head_dim_v) {
+        sum = fma(Elem::read(o + d * Elem::kBytes, p.head_dim_v - d), Elem::read(d_o + d * Elem::kBytes, p.head_dim_v - d), sum);
+      }
+    });
+    const float lse = *reinterpret_cast<const float*>(p.lse + p.lse_batch * span.batch + p.lse_head * span.head + p.lse_row * row);
+    const bool seen = lse != -infinity();
+    float delta = sum_lanes(sum);
+    if (p.d_lse) {
+      delta -= *reinterpret_cast<const float*>(p.d_lse + p.d_lse_batch * span.batch + p.d_lse_head * span.head + p.d_lse_row * row);
+    }
+    const int64_t at = span.head * p.rows_total + sequence.row_begin + i;
+    p.row_lse[at] = seen ? lse * kLog2e : infinity();
+    p.row_delta[at] = seen ? delta : 0.0f;
+  }
+}
+
+// After: d_q = the sum of its parts, in order; and behind the last tile, one item a head: d_sink.
+inline void backward_finish_item(const Params& p, int64_t item, char* scratch) {
+  const int64_t dq_items = p.acc_dq ? p.sequences[p.batch].tile_begin * p.heads_q : 0;
+  if (item >= dq_items) {
+    const int64_t head = item - dq_items;
+    const char* sink = reinterpret_cast<const char*>(p.sink) + p.sink_head * head;
+    const float sink_log2 = *reinterpret_cast<const float*>(sink) * kLog2e;
+    double sum = 0;
+    for (int64_t i = head * p.rows_total; i < (head + 1) * p.rows_total; ++i) {
+      if (p.row_lse[i] != infinity()) sum -= static_cast<double>(__builtin_exp2f(sink_log2 - p.row_lse[i]) * p.row_delta[i]);
+    }
+    *reinterpret_cast<float*>(reinterpret_cast<char*>(p.d_sink) + p.d_sink_head * head) = static_cast<float>(sum);
+    return;
+  }
+  const RowSpan span = row_span(p, item);
+  const Sequence& sequence = p.sequences[span.batch];
+  float* sum = reinterpret_cast<float*>(scratch);
+  for (int64_t i = span.begin; i < span.begin + span.count; ++i) {
+    for (int64_t d = 0; d < p.acc_dq_ld; d += kLanes) {
+      VecF total = load(dq_row(p, sequence, span.batch, span.head, 0, i) + d);
+      for (int64_t split = 1; split < p.num_splits; ++split) {
+        total += load(dq_row(p, sequence, span.batch, span.head, split, i) + d);
+      }
+      store(sum + d, total);
+    }
+    char* out = p.d_q.data + p.d_q.batch * span.batch + p.d_q.row * (sequence.q_begin + i) + p.d_q.head * span.head;
+    with_float_elem(p.dtype, [&](auto elem) { write_row<decltype(elem)>(out, sum, p.head_dim); });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cpu

@@ -1,0 +1,117 @@
+// What this machine's CPU has, and which kernel table serves it.
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "core/status.hpp"
+#include "cpu/cpu.hpp"
+#include "cpu/tables.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int32_t kMaxThreads = 1024;
+
+int32_t best_isa() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (!avx2) return TESSERA_ISA_BASELINE;
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (!avx512) return TESSERA_ISA_AVX2;
+  return __builtin_cpu_supports("avx512bf16") ? TESSERA_ISA_AVX512_BF16 : TESSERA_ISA_AVX512;
+#else
+  return TESSERA_ISA_BASELINE;
+#endif
+}
+
+int32_t usable_cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1, static_cast<int32_t>(std::thread::hardware_concurrency()));
+}
+
+void brand_name(char (&name)[64]) {
+  std::snprintf(name, sizeof name, "CPU");
+#if defined(__x86_64__)
+  unsigned words[12];
+  for (unsigned leaf = 0; leaf < 3; ++leaf) {
+    unsigned* w = words + 4 * leaf;
+    if (!__get_cpuid(0x80000002 + leaf, &w[0], &w[1], &w[2], &w[3])) return;
+  }
+  std::string text(reinterpret_cast<const char*>(words), sizeof words);
+  text = text.substr(0, text.find('\0'));
+  text.erase(0, text.find_first_not_of(' '));
+  text.erase(text.find_last_not_of(' ') + 1);
+  if (!text.empty()) std::snprintf(name, sizeof name, "%s", text.c_str());
+#endif
+}
+
+int64_t cache_bytes(int key, int64_t otherwise) {
+  const long bytes = sysconf(key);
+  return bytes > 0 ? bytes : otherwise;
+}
+
+tessera_status apply_isa(const char* text, tessera_device& device) {
+  std::string accepted;
+  for (int32_t isa = 0; isa <= device.isa_limit; ++isa) {
+    if (std::strcmp(text, tessera_isa_name(isa)) == 0) {
+      device.isa = isa;
+      return ok();
+    }
+    accepted += std::string(isa ? ", " : "") + tessera_isa_name(isa);
+  }
+  return invalid("TESSERA_ISA: \"%.60s\", accepted on this CPU: %s", text, accepted.c_str());
+}
+
+tessera_status apply_threads(const char* text, tessera_device& device) {
+  char* end = nullptr;
+  errno = 0;
+  const long threads = std::strtol(text, &end, 10);
+  if (errno != 0 || end == text || *end != '\0' || threads < 1 || threads > kMaxThreads) {
+    return invalid("TESSERA_NUM_THREADS: \"%.60s\", accepted 1 .. %d", text, kMaxThreads);
+  }
+  device.threads = static_cast<int32_t>(threads);
+  return ok();
+}
+
+}  // namespace
+
+const KernelTable& kernel_table(int32_t isa) {
+#if defined(__x86_64__)
+  switch (isa) {
+    case TESSERA_ISA_AVX2: return kernels_avx2;
+    case TESSERA_ISA_AVX512: return kernels_avx512;
+    case TESSERA_ISA_AVX512_BF16: return kernels_avx512_bf16;
+    default: break;
+  }
+#endif
+  (void)isa;
+  return kernels_baseline;
+}
+
+tessera_status detect(tessera_device& device) {
+  device = {};
+  device.isa = device.isa_limit = best_isa();
+  device.kernel = TESSERA_KERNEL_AUTO;
+  device.cores = device.threads = usable_cores();
+  device.l1_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);
+  device.l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10);
+  brand_name(device.name);
+  if (const char* text = std::getenv("TESSERA_ISA")) TESSERA_RETURN_IF_ERROR(apply_isa(text, device));
+  if (const char* text = std::getenv("TESSERA_NUM_THREADS")) TESSERA_RETURN_IF_ERROR(apply_threads(text, device));
+  return ok();
+}
+
+}  // namespace tessera::cpu

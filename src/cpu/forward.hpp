@@ -1,0 +1,298 @@
+// Forward: FlashAttention-2, algorithm 1, with lanes = queries.
+//
+// An item is `tiles_per_item` tiles of kBlockM queries of one head; they share every block of keys and values:
+//   S^T = K Q^T        [keys][queries]    K broadcast as it lies, Q transposed once
+//   online softmax     vertical: a query is a lane, so maximum, sum and rescale need no shuffle
+//   O^T += V^T P^T     [head_dim_v][queries]
+// Tiles of keys outside the mask are never visited.
+//
+// Two ways through a block, both exact. The plain one takes the block's maximum first. The optimistic one, on blocks that
+// every lane sees, exponentiates against the reference of the blocks before, straight from the product's registers: no
+// score is stored, no maximum taken. Should a lane's partial sum pass kOptimisticBound, the block is done again the plain
+// way, and so is the tile's next one: the softmax is the same whatever reference it is taken against, as long as
+// nothing overflows.
+#pragma once
+
+#include "cpu/kv_block.hpp"
+#include "cpu/score.hpp"
+#include "cpu/scratch.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+// A block's sum of 2^(score - ref) may reach this without a new reference, so an output grows by as much at most.
+constexpr float kOptimisticBound = 65536.0f;
+// The reference moves only when a maximum passes it by this much (log2 units): most blocks need no rescale.
+constexpr float kRescaleThreshold_log2 = 8.0f;
+
+template <Op kOp>
+struct ForwardBlock {
+  RowBlock keys;      // [count][head_dim]
+  RowBlock values;    // [count][head_dim_v], or pairs
+  int64_t key_begin;  // absolute
+};
+
+// Keys in steps of k for the second product: pairs for the dot product.
+template <Op kOp>
+constexpr int64_t kKeysAStep = kOp == Op::kDot ? 2 : 1;
+
+// S or P of R keys from row n: kDot keeps P as pairs of keys, row n / 2.
+template <Op kOp, int R, int C>
+TESSERA_INLINE void store_p(float* sP, int64_t n, VecF (&p)[R][C]) {
+#if defined(TESSERA_HAS_DOT)
+  if constexpr (kOp == Op::kDot) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r += 2)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c)
+        store(sP + (n + r) / 2 * kBlockM + c * kLanes, pair_bf16(p[r][c], r + 1 < R ? p[r + 1 < R ? r + 1 : r][c] : VecF{}));
+    return;
+  }
+#endif
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) store(sP + (n + r) * kBlockM + c * kLanes, p[r][c]);
+}
+
+// P = 2^(scale_log2 * S - ref) for keys begin ... end - 1, never storing S. False: a lane's sum passed the bound.
+template <Op kOp, int C>
+TESSERA_INLINE bool optimistic_softmax(const Params& p, Tile& tile, const float* sQ, float* sP, const RowBlock& keys,
+                                       int64_t begin, int64_t end) {
+  const int64_t k_count = (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>;
+  VecF ref[C], sum[C];
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) ref[c] = load(tile.ref + c * kLanes), sum[c] = VecF{};
+  const VecF scale = splat(p.scale_log2);
+  for_row_groups<kTileRows>(begin, end, [&]<int R>(int64_t n) TESSERA_LAMBDA_INLINE {
+    VecF acc[R][C] = {};
+    multiply<R, C, kOp, Broadcast::kAlongK>(acc, keys.data + n * keys.stride_bytes, keys.stride_bytes, sQ, kBlockM, k_count);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        acc[r][c] = exp2(fma(acc[r][c], scale, -ref[c]));
+        sum[c] += acc[r][c];
+      }
+    store_p<kOp, R, C>(sP, n, acc);
+  });
+  VecI fits = splat(-1);
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) fits &= sum[c] <= kOptimisticBound;
+  if (any(~fits)) return false;
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) store(tile.sum + c * kLanes, load(tile.sum + c * kLanes) + sum[c]);
+  return true;
+}
+
+// The same by the block's own maximum, with every option of the scores.
+template <Op kOp, int C>
+TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, float* sO, const ForwardScratch& scratch,
+                                  const ForwardBlock<kOp>& block, int64_t begin, int64_t end) {
+  const int64_t k_count = (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>;
+  float* sS = scratch.sS;
+  product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(sS + begin * kBlockM, kBlockM, false,
+                                                      block.keys.data + begin * block.keys.stride_bytes,
+                                                      block.keys.stride_bytes, sQ, kBlockM, end - begin, k_count);
+  apply_scores(p, tile, sS, block.key_begin, begin, end, nullptr, scratch.options, p.block_n * kBlockM);
+
+  VecF best[C];
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) best[c] = splat(-infinity());
+  for (int64_t n = begin; n < end; ++n)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) best[c] = max(best[c], load(sS + n * kBlockM + c * kLanes));
+
+  // A new reference where the maximum left the old one behind, and what was summed against the old one rescaled.
+  VecF alpha[C], ref[C], sum[C];
+  VecI rescale = splat(0), unset = splat(0);
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+    const VecF old = load(tile.ref + c * kLanes);
+    const VecI moves = best[c] > old + kRescaleThreshold_log2;  // -inf + 8 = -inf: the first finite maximum moves it
+    const VecF next = select(moves, best[c], old);
+    store(tile.ref + c * kLanes, next);
+    ref[c] = select(next == -infinity(), VecF{}, next);
+    alpha[c] = select(moves, exp2(old - ref[c]), splat(1.0f));
+    rescale |= moves;
+    unset |= next == -infinity();
+    sum[c] = load(tile.sum + c * kLanes) * alpha[c];
+  }
+  tile.has_ref = !any(unset);
+  if (tile.started && any(rescale)) {
+    for (int64_t d = 0; d < p.head_dim_v; ++d)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        float* at = sO + d * kBlockM + c * kLanes;
+        store(at, load(at) * alpha[c]);
+      }
+  }
+
+  float* factors = scratch.options;
+  if (p.dropout_threshold) dropout_factors(p, tile, factors, block.key_begin, begin, end);
+  for (int64_t n = begin; n < end; n += 2) {
+    VecF rows[2][C] = {};
+#pragma GCC unroll 2
+    for (int64_t r = 0; r < 2; ++r) {
+      if (n + r >= end) break;
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        const int64_t at = (n + r) * kBlockM + c * kLanes;
+        rows[r][c] = exp2(load(sS + at) - ref[c]);
+        sum[c] += rows[r][c];
+        if (p.dropout_threshold) rows[r][c] *= load(factors + at);
+      }
+    }
+    if (kOp == Op::kDot || n + 1 < end) {
+      store_p<kOp, 2, C>(sS, n, rows);
+    } else {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) store(sS + n * kBlockM + c * kLanes, rows[0][c]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) store(tile.sum + c * kLanes, sum[c]);
+}
+
+template <Op kOp, int C>
+__attribute__((noinline)) void attend_block(const Params& p, Tile& tile, float* sQ, float* sO,
+                                            const ForwardScratch& scratch, const ForwardBlock<kOp>& block, int64_t count,
+                                            bool options) {
+  // The keys of the block that this tile sees; from a multiple of 8, so that pairs and dropout's groups stay whole.
+  const int64_t begin = max_of<int64_t>(0, tile.some_low - block.key_begin) / 8 * 8;
+  const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - block.key_begin);
+  if (begin >= end) return;
+  const bool whole = block.key_begin + begin >= tile.all_low && block.key_begin + end - 1 <= tile.all_high;
+  const bool optimistic = whole && !options && tile.has_ref && !tile.pessimistic;
+  if (!optimistic || !optimistic_softmax<kOp, C>(p, tile, sQ, scratch.sS, block.keys, begin, end)) {
+    tile.pessimistic = optimistic;  // the next block goes the plain way at once, the one after may try again
+    plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, end);
+  }
+  constexpr int64_t kStep = kKeysAStep<kOp>;
+  product_rows<kTileRows, C, kOp, Broadcast::kAlongRows>(
+      sO, kBlockM, tile.started, block.values.data + begin / kStep * block.values.stride_bytes, block.values.stride_bytes,
+      scratch.sS + begin / kStep * kBlockM, kBlockM, p.head_dim_v, (end - begin + kStep - 1) / kStep);
+  tile.started = true;
+}
+
+// O / l and LSE, to the outputs or to this split's partial results.
+inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split) {
+  alignas(64) float inverse[kBlockM];
+  char* rows[kBlockM];
+  const bool partial = p.num_splits > 1;
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    const int64_t row = min_of<int64_t>(lane, tile.count - 1);
+    float ref = tile.ref[row], sum = tile.sum[row];
+    float scale = 1.0f;
+    const bool seen = sum != 0.0f;  // NaN counts as seen
+    if (p.sink && !partial && seen) {
+      const float sink = *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * tile.head[row]) * kLog2e;
+      const float joint = sink > ref ? sink : ref;
+      scale = __builtin_exp2f(ref - joint);
+      sum = sum * scale + __builtin_exp2f(sink - joint);
+      ref = joint;
+    }
+    inverse[lane] = seen ? scale / sum : 0.0f;
+    if (lane >= tile.count) continue;
+    const float lse = seen ? (ref + __builtin_log2f(sum)) * kLn2 : -infinity();
+    const int64_t query = tile.query[row], head = tile.head[row];
+    if (partial) {
+      const int64_t at = (split * p.heads_q + head) * p.rows_total + tile.sequence->row_begin + query;
+      p.partial_lse[at] = lse;
+      rows[lane] = reinterpret_cast<char*>(p.partial_o + at * p.head_dim_v);
+    } else {
+      if (p.lse) {
+        char* at = p.lse + p.lse_batch * tile.batch + p.lse_head * head + p.lse_row * (tile.sequence->q_begin + query);
+        *reinterpret_cast<float*>(at) = lse;
+      }
+      rows[lane] = row_at(p.o, tile, lane);
+    }
+  }
+  if (!tile.started) __builtin_memset(sO, 0, static_cast<size_t>(p.head_dim_v) * kBlockM * sizeof(float));
+  with_float_elem(partial ? static_cast<int32_t>(TESSERA_FLOAT32) : p.dtype, [&](auto elem) {
+    unpack_transposed<decltype(elem)>(rows, sO, inverse, tile.count, p.head_dim_v);
+  });
+}
+
+// The sequence that holds item `index` among those of one head and split.
+TESSERA_INLINE int64_t find_sequence(const Params& p, int64_t index) {
+  int64_t low = 0, high = p.batch;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (p.sequences[middle].item_begin <= index ? low : high) = middle;
+  }
+  return low;
+}
+
+template <Op kOp>
+void forward_item(const Params& p, int64_t item, char* scratch_base) {
+  const int64_t heads = p.pack_heads ? p.heads_kv : p.heads_q;
+  const int64_t group = p.heads_q / p.heads_kv;
+  const int64_t split = item % p.num_splits;
+  const int64_t index = item / p.num_splits % p.sequences[p.batch].item_begin;
+  const int64_t head_slot = item / p.num_splits / p.sequences[p.batch].item_begin;
+  if (head_slot >= heads) return;
+  const int64_t batch = find_sequence(p, index);
+  const Sequence& sequence = p.sequences[batch];
+  // Longest first: under a causal mask the last queries see the most.
+  const int64_t local = p.sequences[batch + 1].item_begin - 1 - index;
+  const int64_t head_kv = p.pack_heads ? head_slot : head_slot / group;
+  const int64_t head = p.pack_heads ? head_slot * group : head_slot;
+  const int64_t rows = p.pack_heads ? sequence.sq * group : sequence.sq;
+  const bool options = has_score_options(p);
+
+  const ForwardScratch scratch = carve_forward(
+      scratch_base, {kBlockM, p.block_n, p.tiles_per_item, p.head_dim, p.head_dim_v, kLanes,
+                     kOp == Op::kDot || p.dtype != TESSERA_FLOAT32 || p.page_table != nullptr, options, sizeof(Tile)});
+  Tile* tiles = reinterpret_cast<Tile*>(scratch.tiles);
+  const int64_t q_floats = p.head_dim * kBlockM, o_floats = p.head_dim_v * kBlockM;
+
+  // 1. Which tiles are mine, and Q: global -> scratch, transposed.
+  const int64_t row_begin = local * p.tiles_per_item * kBlockM;
+  const int64_t tile_count = (min_of(rows - row_begin, int64_t{p.tiles_per_item} * kBlockM) + kBlockM - 1) / kBlockM;
+  int64_t low = 0x7fffffff, high = -1;
+  for (int64_t t = 0; t < tile_count; ++t) {
+    Tile& tile = tiles[t];
+    const int64_t first = row_begin + t * kBlockM;
+    init_tile(tile, p, batch, head, first, min_of<int64_t>(kBlockM, rows - first));
+    const char* row_pointers[kBlockM];
+    for (int64_t lane = 0; lane < tile.count; ++lane) row_pointers[lane] = row_at(p.q, tile, lane);
+    float* sQ = scratch.sQ + t * q_floats;
+#if defined(TESSERA_HAS_DOT)
+    if constexpr (kOp == Op::kDot) pack_transposed_pairs(sQ, row_pointers, tile.count, p.head_dim);
+#endif
+    if constexpr (kOp == Op::kFma) {
+      with_float_elem(p.dtype, [&](auto elem) { pack_transposed<decltype(elem)>(sQ, row_pointers, tile.count, p.head_dim); });
+    }
+    if (tile.some_low <= tile.some_high) {
+      low = min_of<int64_t>(low, tile.some_low);
+      high = max_of<int64_t>(high, tile.some_high);
+    }
+  }
+
+  // 2. For every visible block of keys: S, softmax, O += P V for each tile.
+  const int64_t split_begin = split * p.split_keys;
+  const int64_t key_end = p.num_splits > 1 ? min_of(high + 1, split_begin + p.split_keys) : high + 1;
+  int64_t key = max_of(p.num_splits > 1 ? split_begin : int64_t{0}, low / p.block_n * p.block_n);
+  for (; key < key_end; key += p.block_n) {
+    const int64_t count = min_of<int64_t>(p.block_n, key_end - key);
+    ForwardBlock<kOp> block;
+    block.key_begin = key;
+    block.keys = rows_block<kOp>(p, p.k, sequence, batch, head_kv, key, count, p.head_dim, scratch.sK);
+    block.values = steps_block<kOp>(p, p.v, sequence, batch, head_kv, key, count, p.head_dim_v, scratch.sV);
+    for (int64_t t = 0; t < tile_count; ++t) {
+      float *sQ = scratch.sQ + t * q_floats, *sO = scratch.sO + t * o_floats;
+      switch (tiles[t].vecs) {
+        case 1: attend_block<kOp, 1>(p, tiles[t], sQ, sO, scratch, block, count, options); break;
+        case 2: attend_block<kOp, 2>(p, tiles[t], sQ, sO, scratch, block, count, options); break;
+        default: attend_block<kOp, 3>(p, tiles[t], sQ, sO, scratch, block, count, options); break;
+      }
+    }
+  }
+
+  // 3. O / l and LSE: scratch -> global.
+  for (int64_t t = 0; t < tile_count; ++t) finish_tile(p, tiles[t], scratch.sO + t * o_floats, split);
+}
+
+}  // namespace
+}  // namespace tessera::cpu

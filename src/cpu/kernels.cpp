@@ -1,0 +1,32 @@
+// The CPU kernels of one instruction set: this file is compiled once for each (src/CMakeLists.txt), and exports one table.
+#include "cpu/backward.hpp"
+#include "cpu/combine.hpp"
+#include "cpu/decode.hpp"
+#include "cpu/forward.hpp"
+
+#define TESSERA_JOIN_(a, b) a##b
+#define TESSERA_JOIN(a, b) TESSERA_JOIN_(a, b)
+
+namespace tessera::cpu {
+namespace {
+constexpr Op kBestOp = kHasDot ? Op::kDot : Op::kFma;
+}  // namespace
+
+const KernelTable TESSERA_JOIN(kernels_, TESSERA_ISA_NAME) = {
+    .lanes = kLanes,
+    .block_m = kBlockM,
+    .has_dot = kHasDot,
+    .decode_rows = kDecodeRows,
+    .tile_bytes = sizeof(Tile),
+    .decode_row_bytes = sizeof(DecodeRow),
+    .forward = forward_item<Op::kFma>,
+    .forward_dot = forward_item<kBestOp>,
+    .decode = decode_item,
+    .backward_rows = backward_rows_item,
+    .backward = backward_item<Op::kFma>,
+    .backward_dot = backward_item<kBestOp>,
+    .backward_finish = backward_finish_item,
+    .combine = combine_rows,
+};
+
+}  // namespace tessera::cpu

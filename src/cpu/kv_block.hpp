@@ -1,0 +1,72 @@
+// Keys and values of one block, in the form that the products broadcast from: in place where they lie well, else copied.
+#pragma once
+
+#include "cpu/tile.hpp"
+#include "cpu/transpose.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+// Row j of a K or V tensor of one sequence and KV head, through the page table where there is one.
+TESSERA_INLINE const char* key_row(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
+                                   int64_t head_kv, int64_t j) {
+  if (!p.page_table) return tensor.data + tensor.batch * batch + tensor.row * (sequence.k_begin + j) + tensor.head * head_kv;
+  const int32_t page = *reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(p.page_table) +
+                                                         p.page_table_batch * batch + p.page_table_col * (j / p.page_size));
+  return tensor.data + tensor.batch * page + tensor.row * (j % p.page_size) + tensor.head * head_kv;
+}
+
+// Rows of A for the products, `stride_bytes` apart. Op::kFma: float32. Op::kDot: bf16, read in pairs.
+struct RowBlock {
+  const char* data;
+  int64_t stride_bytes;
+};
+
+// [count][cols] with neighbouring columns: K (and V in the backward pass), broadcast along k.
+//
+// `whole_vectors`: columns are read as vectors too, so that what does not fill the last one must be copied.
+template <Op kOp>
+TESSERA_INLINE RowBlock rows_block(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
+                                   int64_t head_kv, int64_t j, int64_t count, int64_t cols, float* copy,
+                                   bool whole_vectors = false) {
+  const bool in_place = !p.page_table && (kOp == Op::kDot ? cols % 2 == 0 : p.dtype == TESSERA_FLOAT32) &&
+                        !(whole_vectors && cols % kLanes != 0);
+  if (in_place) return {key_row(p, tensor, sequence, batch, head_kv, j), tensor.row};
+  const int64_t padded = (cols + kLanes - 1) / kLanes * kLanes;
+  if constexpr (kOp == Op::kDot) {
+    char* out = reinterpret_cast<char*>(copy);
+    for (int64_t n = 0; n < count; ++n, out += padded * 2) {
+      __builtin_memcpy(out, key_row(p, tensor, sequence, batch, head_kv, j + n), static_cast<size_t>(cols) * 2);
+      __builtin_memset(out + cols * 2, 0, static_cast<size_t>(padded - cols) * 2);
+    }
+    return {reinterpret_cast<char*>(copy), padded * 2};
+  } else {
+    with_float_elem(p.dtype, [&](auto elem) {
+      for (int64_t n = 0; n < count; ++n) {
+        read_row<decltype(elem)>(copy + n * padded, key_row(p, tensor, sequence, batch, head_kv, j + n), cols);
+      }
+    });
+    return {reinterpret_cast<char*>(copy), padded * 4};
+  }
+}
+
+// The same rows as steps of k, with columns up to the next multiple of kLanes (0 behind the last): V forward, broadcast
+// along its rows; K in the backward pass, as B. Op::kDot: [count / 2][cols] pairs of neighbouring keys.
+template <Op kOp>
+TESSERA_INLINE RowBlock steps_block(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
+                                    int64_t head_kv, int64_t j, int64_t count, int64_t cols, float* copy) {
+#if defined(TESSERA_HAS_DOT)
+  if constexpr (kOp == Op::kDot) {
+    const int64_t padded = (cols + kLanes - 1) / kLanes * kLanes;
+    for (int64_t n = 0; n < count; n += 2) {
+      pair_rows(reinterpret_cast<uint32_t*>(copy) + n / 2 * padded, key_row(p, tensor, sequence, batch, head_kv, j + n),
+                n + 1 < count ? key_row(p, tensor, sequence, batch, head_kv, j + n + 1) : nullptr, cols);
+    }
+    return {reinterpret_cast<char*>(copy), padded * 4};
+  }
+#endif
+  return rows_block<Op::kFma>(p, tensor, sequence, batch, head_kv, j, count, cols, copy);
+}
+
+}  // namespace
+}  // namespace tessera::cpu

@@ -1,0 +1,263 @@
+// From a checked plan and buffers to kernel parameters, and the parallel regions of each direction.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "core/geometry.hpp"
+#include "core/philox.hpp"
+#include "cpu/cpu.hpp"
+#include "cpu/run.hpp"
+#include "cpu/tables.hpp"
+#include "cpu/thread_pool.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr double kLog2e = 1.4426950408889634;
+// Below this much work a second thread costs more than it brings.
+constexpr double kMinParallelFlops = 4e5;
+
+int64_t bytes_of(const tessera_layout& layout) { return static_cast<int64_t>(tessera_dtype_bytes(layout.dtype)); }
+
+RowTensor row_tensor(const tessera_layout& layout, const void* data) {
+  if (!core::present(layout)) return {};
+  const core::RowStrides s = core::row_strides(layout);
+  const int64_t bytes = bytes_of(layout);
+  return {static_cast<char*>(const_cast<void*>(data)), s.batch * bytes, s.row * bytes, s.head * bytes};
+}
+
+ScoreTensor score_tensor(const tessera_layout& layout, const void* data) {
+  if (!core::present(layout)) return {};
+  const core::ScoreStrides s = core::score_strides(layout);
+  const int64_t bytes = bytes_of(layout);
+  return {static_cast<char*>(const_cast<void*>(data)), s.batch * bytes, s.head * bytes, s.row * bytes, s.col * bytes};
+}
+
+void fill_tensors(Params& p, const tessera_problem& problem, const tessera_buffers& buffers) {
+  p.q = row_tensor(problem.q, buffers.q);
+  p.k = row_tensor(problem.k, buffers.k);
+  p.v = row_tensor(problem.v, buffers.v);
+  p.o = row_tensor(problem.o, buffers.o);
+  if (core::present(problem.lse)) {
+    const core::LseStrides s = core::lse_strides(problem.lse);
+    p.lse = reinterpret_cast<char*>(buffers.lse);
+    p.lse_batch = s.batch * 4, p.lse_head = s.head * 4, p.lse_row = s.row * 4;
+  }
+  if (core::paged(problem)) {
+    p.page_table = buffers.page_table;
+    p.page_table_batch = problem.page_table.strides[0] * 4;
+    p.page_table_col = problem.page_table.strides[1] * 4;
+    p.page_size = problem.k.shape[1];
+  }
+  p.bias = score_tensor(problem.bias, buffers.bias);
+  p.bias_dtype = problem.bias.dtype;
+  p.mask = score_tensor(problem.mask, buffers.mask);
+  p.block_mask = score_tensor(problem.block_mask, buffers.block_mask);
+  p.mask_block_q = problem.mask_block_q, p.mask_block_k = problem.mask_block_k;
+  if (core::present(problem.alibi_slopes)) {
+    const core::SlopeStrides s = core::slope_strides(problem.alibi_slopes);
+    p.alibi_slopes = buffers.alibi_slopes;
+    p.alibi_batch = s.batch * 4, p.alibi_head = s.head * 4;
+  }
+  if (core::present(problem.sink)) {
+    p.sink = buffers.sink;
+    p.sink_head = problem.sink.strides[0] * 4;
+  }
+}
+
+void fill_options(Params& p, const tessera_problem& problem) {
+  p.scale = static_cast<float>(problem.scale);
+  p.scale_log2 = static_cast<float>(problem.scale * kLog2e);
+  p.softcap = static_cast<float>(problem.softcap);
+  p.causal = problem.causal;
+  p.top_left = problem.alignment == TESSERA_TOP_LEFT;
+  p.window_left = problem.window_left, p.window_right = problem.window_right;
+  p.dropout_threshold = core::dropout_threshold(problem.dropout_p);
+  p.dropout_scale = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
+  p.dropout_key[0] = static_cast<uint32_t>(problem.dropout_seed);
+  p.dropout_key[1] = static_cast<uint32_t>(problem.dropout_seed >> 32) ^ static_cast<uint32_t>(problem.dropout_offset >> 32);
+  p.dropout_offset = static_cast<uint32_t>(problem.dropout_offset);
+}
+
+// Where every sequence lies, and the running counts of its tiles and items.
+void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffers& buffers, int64_t rows_a_query,
+                    int64_t rows_an_item) {
+  const core::Sizes size = core::sizes(plan.problem);
+  const bool packed = core::packed_q(plan.problem);
+  int64_t tiles = 0, items = 0;
+  for (int64_t b = 0; b < plan.batch; ++b) {
+    const core::SequenceView view = core::sequence(plan.problem, buffers, b);
+    out[b] = {view.q_begin, view.sq, view.k_begin, view.sk, view.k_rows, packed ? view.q_begin : b * size.rows_q, tiles, items};
+    tiles += (view.sq + plan.block_m - 1) / plan.block_m;
+    items += (view.sq * rows_a_query + rows_an_item - 1) / rows_an_item;
+  }
+  out[plan.batch] = {};
+  out[plan.batch].tile_begin = tiles, out[plan.batch].item_begin = items;
+}
+
+Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, const SharedMemory& shared) {
+  Params p{};
+  p.batch = plan.batch, p.heads_q = plan.heads_q, p.heads_kv = plan.heads_kv;
+  p.head_dim = plan.head_dim, p.head_dim_v = plan.head_dim_v;
+  p.dtype = plan.problem.q.dtype;
+  p.elem_bytes = static_cast<int32_t>(bytes_of(plan.problem.q));
+  fill_tensors(p, plan.problem, buffers);
+  fill_options(p, plan.problem);
+  p.block_n = plan.block_n, p.tiles_per_item = plan.tiles_per_item, p.num_splits = plan.num_splits;
+  p.split_keys = split_keys(plan);
+  p.scratch_bytes = plan.scratch_bytes;
+  const core::Sizes size = core::sizes(plan.problem);
+  p.rows_total = core::packed_q(plan.problem) ? size.rows_q : size.batch * size.rows_q;
+  p.sequences = shared.sequences;
+  p.partial_o = shared.partial_o, p.partial_lse = shared.partial_lse;
+  return p;
+}
+
+// ---- parallel regions ----
+
+struct Region {
+  std::atomic<int64_t> next{0};
+  int64_t items = 0;
+  void (*body)(const void* context, int64_t item, char* scratch) = nullptr;
+  const void* context = nullptr;
+  char* scratch = nullptr;
+  int64_t scratch_bytes = 0;
+};
+
+void drain(void* argument, int32_t worker) {
+  Region& region = *static_cast<Region*>(argument);
+  char* scratch = region.scratch + worker * region.scratch_bytes;
+  for (int64_t item; (item = region.next.fetch_add(1, std::memory_order_relaxed)) < region.items;) {
+    region.body(region.context, item, scratch);
+  }
+}
+
+class Runner {
+ public:
+  Runner(const tessera_plan& plan, char* scratch, const tessera_executor* executor)
+      : plan_(plan), scratch_(scratch), executor_(executor) {}
+
+  // body(item, scratch) for every item, on as many threads as the plan and the work allow.
+  template <class Body>
+  void run(int64_t items, const Body& body) const {
+    Region region;
+    region.items = items;
+    region.context = &body;
+    region.body = [](const void* context, int64_t item, char* scratch) { (*static_cast<const Body*>(context))(item, scratch); };
+    region.scratch = scratch_;
+    region.scratch_bytes = plan_.scratch_bytes;
+    const int64_t useful = plan_.flops < kMinParallelFlops && plan_.bytes_moved < kMinParallelFlops ? 1 : items;
+    const int32_t workers = static_cast<int32_t>(std::min<int64_t>(plan_.device.threads, useful));
+    if (workers <= 1) return drain(&region, 0);
+    if (executor_) return executor_->run(executor_->context, workers, drain, &region);
+    run_on_pool(workers, drain, &region);
+  }
+
+ private:
+  const tessera_plan& plan_;
+  char* scratch_;
+  const tessera_executor* executor_;
+};
+
+constexpr int64_t kCombineRowsPerItem = 16;
+
+// Partial results of one sequence -> o and lse.
+CombineParams combine_params(const Params& p, int64_t batch) {
+  const Sequence& sequence = p.sequences[batch];
+  CombineParams c{};
+  c.parts = p.num_splits, c.batch = 1, c.rows = sequence.sq, c.heads = p.heads_q, c.head_dim_v = p.head_dim_v;
+  c.part_dtype = TESSERA_FLOAT32, c.dtype = p.dtype;
+  const int64_t row_bytes = p.head_dim_v * 4;
+  c.o_parts = reinterpret_cast<const char*>(p.partial_o) + sequence.row_begin * row_bytes;
+  c.o_part = p.heads_q * p.rows_total * row_bytes, c.o_part_row = row_bytes, c.o_part_head = p.rows_total * row_bytes;
+  c.lse_parts = reinterpret_cast<const char*>(p.partial_lse) + sequence.row_begin * 4;
+  c.lse_part = p.heads_q * p.rows_total * 4, c.lse_part_head = p.rows_total * 4, c.lse_part_row = 4;
+  c.o = p.o.data + p.o.batch * batch + p.o.row * sequence.q_begin;
+  c.o_row = p.o.row, c.o_head = p.o.head;
+  if (p.lse) c.lse = p.lse + p.lse_batch * batch + p.lse_row * sequence.q_begin;
+  c.lse_head = p.lse_head, c.lse_row = p.lse_row;
+  c.sink = p.sink, c.sink_head = p.sink_head;
+  return c;
+}
+
+void combine_splits(const Runner& runner, const KernelTable& table, const Params& p) {
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const CombineParams c = combine_params(p, b);
+    const int64_t rows = c.rows * c.heads;
+    runner.run((rows + kCombineRowsPerItem - 1) / kCombineRowsPerItem, [&](int64_t item, char*) {
+      table.combine(c, item * kCombineRowsPerItem, std::min(rows, (item + 1) * kCombineRowsPerItem));
+    });
+  }
+}
+
+void clear_bias_gradient(const tessera_layout& layout, float* d_bias) {
+  for (int64_t b = 0; b < layout.shape[0]; ++b) {
+    for (int64_t h = 0; h < layout.shape[1]; ++h) {
+      for (int64_t i = 0; i < layout.shape[2]; ++i) {
+        std::fill_n(d_bias + b * layout.strides[0] + h * layout.strides[1] + i * layout.strides[2], layout.shape[3], 0.0f);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, const tessera_executor* executor) {
+  const KernelTable& table = kernel_table(plan.device.isa);
+  const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
+  const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor);
+  Params p = make_params(plan, buffers, shared);
+  const bool decode = plan.kernel == TESSERA_KERNEL_DECODE;
+  p.pack_heads = !decode && packs_heads(plan);
+  fill_sequences(shared.sequences, plan, buffers, p.pack_heads ? plan.heads_q / plan.heads_kv : 1,
+                 int64_t{plan.block_m} * plan.tiles_per_item);
+  if (decode) {
+    runner.run(plan.num_items, [&](int64_t item, char* scratch) { table.decode(p, item, scratch); });
+  } else {
+    const int64_t items = shared.sequences[plan.batch].item_begin * (p.pack_heads ? plan.heads_kv : plan.heads_q) * plan.num_splits;
+    const auto kernel = plan.use_dot ? table.forward_dot : table.forward;
+    runner.run(items, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
+  }
+  if (decode || plan.num_splits > 1) combine_splits(runner, table, p);
+}
+
+void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, const tessera_executor* executor) {
+  const KernelTable& table = kernel_table(plan.device.isa);
+  const tessera_problem& problem = plan.problem;
+  const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
+  const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor);
+  Params p = make_params(plan, buffers, shared);
+  p.d_o = row_tensor(problem.d_o, buffers.d_o);
+  p.d_q = row_tensor(problem.d_q, buffers.d_q);
+  p.d_k = row_tensor(problem.d_k, buffers.d_k);
+  p.d_v = row_tensor(problem.d_v, buffers.d_v);
+  if (core::present(problem.d_lse)) {
+    const core::LseStrides s = core::lse_strides(problem.d_lse);
+    p.d_lse = reinterpret_cast<const char*>(buffers.d_lse);
+    p.d_lse_batch = s.batch * 4, p.d_lse_head = s.head * 4, p.d_lse_row = s.row * 4;
+  }
+  if (core::present(problem.d_bias)) {
+    const core::ScoreStrides s = core::score_strides(problem.d_bias);
+    p.d_bias = reinterpret_cast<char*>(buffers.d_bias);
+    p.d_bias_batch = s.batch * 4, p.d_bias_head = s.head * 4, p.d_bias_row = s.row * 4;
+    clear_bias_gradient(problem.d_bias, buffers.d_bias);
+  }
+  const bool d_sink = core::present(problem.d_sink);
+  if (d_sink) p.d_sink = buffers.d_sink, p.d_sink_head = problem.d_sink.strides[0] * 4;
+  p.row_lse = shared.row_lse, p.row_delta = shared.row_delta;
+  p.acc_dq = shared.acc_dq;
+  p.acc_dq_ld = (plan.head_dim + table.lanes - 1) / table.lanes * table.lanes;
+  const BackwardOwners owners = backward_owners(plan);
+  p.groups_batch = static_cast<int32_t>(owners.batch), p.groups_head = static_cast<int32_t>(owners.heads);
+  fill_sequences(shared.sequences, plan, buffers, 1, plan.block_m);
+
+  const int64_t tiles = shared.sequences[plan.batch].tile_begin;
+  runner.run(tiles * plan.heads_q, [&](int64_t item, char* scratch) { table.backward_rows(p, item, scratch); });
+  const auto kernel = plan.use_dot ? table.backward_dot : table.backward;
+  runner.run(owners.count * plan.num_splits, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
+  const int64_t finish = (p.acc_dq ? tiles * plan.heads_q : 0) + (d_sink ? plan.heads_q : 0);
+  runner.run(finish, [&](int64_t item, char* scratch) { table.backward_finish(p, item, scratch); });
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,202 @@
+// How a problem is cut into tiles, items and splits, and how much memory that takes. Every number here depends on the
+// problem and the machine alone, never on the number of threads: so neither do the bits of a result.
+#include <algorithm>
+#include <string>
+
+#include "core/geometry.hpp"
+#include "cpu/cpu.hpp"
+#include "cpu/run.hpp"
+#include "cpu/scratch.hpp"
+#include "cpu/tables.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+// Items a core should find, so that the last ones leave no core waiting long.
+constexpr int64_t kItemsPerCore = 4;
+// Keys below which a split of the keys is not worth its merge.
+constexpr int64_t kMinSplitKeys = 512;
+// The backward pass holds one float32 dQ a split.
+constexpr int64_t kMaxBackwardSplits = 16;
+// Queries of one head that share a pass over keys and values: enough that converting them costs little.
+constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384;
+// Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
+constexpr int64_t kBackwardKeys = 384;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool has_options(const tessera_problem& p) {
+  return p.softcap > 0 || core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask) ||
+         core::present(p.alibi_slopes) || p.dropout_p > 0;
+}
+
+int64_t rows_total(const tessera_plan& plan) {
+  const core::Sizes size = core::sizes(plan.problem);
+  return core::packed_q(plan.problem) ? size.rows_q : size.batch * size.rows_q;
+}
+
+// Tiles of `per_tile` rows of the whole batch, `factor` rows a query; an upper bound when packed.
+int64_t tiles_total(const tessera_plan& plan, int64_t per_tile, int64_t factor) {
+  if (!core::packed_q(plan.problem)) return plan.batch * divide_up(plan.max_seqlen_q * factor, per_tile);
+  return std::min(rows_total(plan) * factor / per_tile + plan.batch, plan.batch * divide_up(plan.max_seqlen_q * factor, per_tile));
+}
+
+void configure_forward(tessera_plan& plan, const KernelTable& table) {
+  const tessera_problem& p = plan.problem;
+  const bool copies = plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p);
+  plan.block_n = plan.use_dot ? 256 : 128;
+  plan.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(1, (plan.use_dot ? kQueriesPerItemDot : kQueriesPerItem) / plan.block_m));
+  const auto scratch_bytes = [&] {
+    return carve_forward(nullptr, {plan.block_m, plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v, table.lanes,
+                                   copies, has_options(p), table.tile_bytes}).bytes;
+  };
+  while (scratch_bytes() > kMaxForwardScratch_bytes) {
+    if (plan.tiles_per_item > 2) plan.tiles_per_item /= 2;
+    else if (plan.block_n > 32) plan.block_n /= 2;
+    else if (plan.tiles_per_item > 1) plan.tiles_per_item = 1;
+    else break;
+  }
+  const int64_t group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
+  const bool pack = packs_heads(plan);
+  const int64_t heads = pack ? plan.heads_kv : plan.heads_q;
+  const auto items = [&] {
+    return heads * tiles_total(plan, int64_t{plan.block_m} * plan.tiles_per_item, pack ? group : 1);
+  };
+  const int64_t wanted = kItemsPerCore * plan.device.cores;
+  while (plan.tiles_per_item > 1 && items() < wanted) plan.tiles_per_item = (plan.tiles_per_item + 1) / 2;
+  plan.num_splits = 1;
+  if (items() < 2 * plan.device.cores && !p.batch_invariant) {
+    plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(divide_up(wanted, std::max<int64_t>(1, items())), 1,
+                                                               std::max<int64_t>(1, plan.max_seqlen_k / kMinSplitKeys)));
+  }
+  plan.num_items = items() * plan.num_splits;
+  plan.scratch_bytes = scratch_bytes();
+}
+
+void configure_backward(tessera_plan& plan, const KernelTable& table) {
+  const tessera_problem& p = plan.problem;
+  const bool options = has_options(p) || core::present(p.d_bias);
+  plan.block_n = static_cast<int32_t>(kBackwardKeys);
+  const auto scratch_bytes = [&] {
+    return carve_backward(nullptr, {plan.block_m, plan.block_n, plan.head_dim, plan.head_dim_v, table.lanes, plan.use_dot != 0,
+                                    p.q.dtype == TESSERA_FLOAT32, options, table.tile_bytes}).bytes;
+  };
+  while (plan.block_n > kKeyBlock && scratch_bytes() > kMaxForwardScratch_bytes) plan.block_n -= static_cast<int32_t>(kKeyBlock);
+  plan.tiles_per_item = 1;
+  const BackwardOwners owners = backward_owners(plan);
+  const int64_t wanted = kItemsPerCore * plan.device.cores;
+  plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(
+      divide_up(wanted, std::max<int64_t>(1, owners.count)), 1,
+      std::min(kMaxBackwardSplits, std::max<int64_t>(1, divide_up(plan.max_seqlen_k, plan.block_n)))));
+  plan.num_items = owners.count * plan.num_splits;
+  plan.scratch_bytes = scratch_bytes();
+}
+
+}  // namespace
+
+bool packs_heads(const tessera_plan& plan) {
+  return plan.problem.direction == TESSERA_FORWARD && plan.heads_q > plan.heads_kv && plan.max_seqlen_q < plan.block_m &&
+         !plan.problem.batch_invariant;
+}
+
+int64_t split_keys(const tessera_plan& plan) {
+  return padded_to(divide_up(std::max<int64_t>(1, plan.max_seqlen_k), plan.num_splits), plan.block_n);
+}
+
+bool accumulates_in_place(const tessera_plan& plan) {
+  return plan.num_splits == 1 && plan.problem.q.dtype == TESSERA_FLOAT32 &&
+         plan.head_dim % kernel_table(plan.device.isa).lanes == 0;
+}
+
+BackwardOwners backward_owners(const tessera_plan& plan) {
+  BackwardOwners owners{1, 1, 0};
+  const tessera_layout& d_bias = plan.problem.d_bias;
+  if (core::present(d_bias)) {
+    if (d_bias.shape[0] == 1) owners.batch = std::max<int64_t>(1, plan.batch);
+    if (d_bias.shape[1] == 1) owners.heads = std::max<int64_t>(1, plan.heads_kv);
+  }
+  owners.count = plan.batch / owners.batch * (plan.heads_kv / owners.heads);
+  return owners;
+}
+
+SharedMemory carve_shared(char* base, const tessera_plan& plan) {
+  Carver carver(base);
+  SharedMemory shared{};
+  const int64_t rows = plan.heads_q * rows_total(plan);
+  shared.sequences = carver.take<Sequence>(plan.batch + 1);
+  if (plan.problem.direction == TESSERA_BACKWARD) {
+    shared.row_lse = carver.take(rows);
+    shared.row_delta = carver.take(rows);
+    const int64_t ld = padded_to(plan.head_dim, kernel_table(plan.device.isa).lanes);
+    if (!accumulates_in_place(plan)) shared.acc_dq = carver.take(plan.num_splits * rows * ld);
+  } else if (plan.num_splits > 1 || plan.kernel == TESSERA_KERNEL_DECODE) {
+    shared.partial_o = carver.take(plan.num_splits * rows * plan.head_dim_v);
+    shared.partial_lse = carver.take(plan.num_splits * rows);
+  }
+  shared.bytes = carver.used_bytes();
+  return shared;
+}
+
+std::string refuse_tiled(const tessera_plan& plan) {
+  return plan.problem.q.dtype == TESSERA_FLOAT64 ? "float64: computes in float32" : "";
+}
+
+void configure_tiled(tessera_plan& plan) {
+  const KernelTable& table = kernel_table(plan.device.isa);
+  plan.use_dot = table.has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
+  plan.block_m = table.block_m;
+  plan.problem.direction == TESSERA_BACKWARD ? configure_backward(plan, table) : configure_forward(plan, table);
+  plan.shared_bytes = carve_shared(nullptr, plan).bytes;
+}
+
+// ---- decode ----
+
+namespace {
+
+constexpr int32_t kDecodeBlockKeys = 32;
+constexpr int64_t kDecodeSplitKeys = 1024;  // at least, a split
+constexpr int64_t kMaxDecodeScratch_bytes = 512 << 10;
+
+int64_t decode_scratch_bytes(const tessera_plan& plan, const KernelTable& table, int64_t heads) {
+  return carve_decode(nullptr, {heads, table.decode_rows, kDecodeBlockKeys, plan.head_dim, plan.head_dim_v, table.lanes,
+                                table.decode_row_bytes}).bytes;
+}
+
+}  // namespace
+
+std::string refuse_decode(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  const KernelTable& table = kernel_table(plan.device.isa);
+  const int64_t rows = plan.max_seqlen_q * (plan.heads_q / std::max<int64_t>(1, plan.heads_kv));
+  if (p.direction == TESSERA_BACKWARD) return "forward only";
+  if (p.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
+  if (rows > table.decode_rows) {
+    return "query rows a KV head: " + std::to_string(rows) + ", takes at most " + std::to_string(table.decode_rows);
+  }
+  if (p.batch_invariant) return "batch_invariant: which kernel a sequence gets may not depend on the longest query";
+  if (p.dropout_p > 0) return "dropout: for training";
+  if (core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask)) return "bias, mask or block_mask present";
+  return "";
+}
+
+void configure_decode(tessera_plan& plan) {
+  const KernelTable& table = kernel_table(plan.device.isa);
+  const tessera_problem& p = plan.problem;
+  plan.use_dot = 0;
+  plan.block_m = static_cast<int32_t>(std::max<int64_t>(1, plan.max_seqlen_q) * (plan.heads_q / std::max<int64_t>(1, plan.heads_kv)));
+  plan.block_n = kDecodeBlockKeys;
+  // All KV heads at once where a key's heads are neighbours in memory, else one at a time.
+  const core::RowStrides k = core::row_strides(p.k);
+  int64_t heads = k.head < k.row ? plan.heads_kv : 1;
+  while (heads > 1 && (plan.heads_kv % heads != 0 || decode_scratch_bytes(plan, table, heads) > kMaxDecodeScratch_bytes)) --heads;
+  plan.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(1, heads));
+  const int64_t items = plan.batch * (plan.heads_kv / plan.tiles_per_item);
+  plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(
+      divide_up(2 * kItemsPerCore * plan.device.cores, std::max<int64_t>(1, items)), 1,
+      std::max<int64_t>(1, divide_up(plan.max_seqlen_k, kDecodeSplitKeys))));
+  plan.num_items = items * plan.num_splits;
+  plan.scratch_bytes = decode_scratch_bytes(plan, table, plan.tiles_per_item);
+  plan.shared_bytes = carve_shared(nullptr, plan).bytes;
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,167 @@
+// From raw products to scores, for the tiles that need more than a multiplication by the scale: softcap, bias, ALiBi and
+// every mask, in the order that tessera.h defines, in log2 units. And dropout's factors.
+#pragma once
+
+#include "cpu/tile.hpp"
+#include "cpu/transpose.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+// True when a score is more than scale * (q . k) under a positional mask.
+TESSERA_INLINE bool has_score_options(const Params& p) {
+  return p.softcap > 0 || p.bias.data || p.mask.data || p.block_mask.data || p.alibi_slopes || p.dropout_threshold;
+}
+
+// out[n][kBlockM] = tensor[batch, head, query, key + n] as float32 for the lanes of the tile and n < count.
+inline void gather_scores(float* out, const ScoreTensor& tensor, int32_t dtype, const Tile& tile, int64_t key,
+                          int64_t count) {
+  const char* rows[kBlockM];
+  for (int64_t lane = 0; lane < tile.count; ++lane) {
+    rows[lane] = score_row_at(tensor, tile, lane, tile.query[lane]) + tensor.col * key;
+  }
+  with_elem(dtype, [&](auto elem) {
+    using Elem = decltype(elem);
+    if (tensor.col == Elem::kBytes) return pack_transposed<Elem>(out, rows, tile.count, count);
+    for (int64_t n = 0; n < count; ++n) {
+      for (int64_t lane = 0; lane < tile.count; ++lane) out[n * kBlockM + lane] = Elem::read(rows[lane] + tensor.col * n, 1)[0];
+    }
+  });
+}
+
+// Lanes whose entry of the block mask for key `key` is set, all ones or 0, into visible[kBlockM].
+inline void gather_block_mask(int32_t* visible, const Params& p, const Tile& tile, int64_t key) {
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    const int64_t row = min_of<int64_t>(lane, tile.count - 1);
+    const char* entry = score_row_at(p.block_mask, tile, row, tile.query[row] / p.mask_block_q) +
+                        p.block_mask.col * (key / p.mask_block_k);
+    visible[lane] = *entry ? -1 : 0;
+  }
+}
+
+// scores[n][kBlockM], n = begin ... end - 1 for keys block_key + n: raw products become scores in log2 units, -inf where
+// the key is not visible. `slope`: 1 - tanh^2 of every entry, for the gradient through the softcap, or NULL.
+// `scratch`: two tiles of the size of `scores`.
+inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64_t block_key, int64_t begin, int64_t end,
+                         float* slope, float* scratch, int64_t tile_floats) {
+  float* bias = scratch;
+  float* mask = scratch + tile_floats;
+  if (p.bias.data) gather_scores(bias + begin * kBlockM, p.bias, p.bias_dtype, tile, block_key + begin, end - begin);
+  if (p.mask.data) gather_scores(mask + begin * kBlockM, p.mask, TESSERA_BOOL, tile, block_key + begin, end - begin);
+
+  const bool by_position = block_key + begin < tile.all_low || block_key + end - 1 > tile.all_high;
+  const int vecs = tile.vecs;
+  alignas(64) float alibi[kBlockM];
+  if (p.alibi_slopes) {
+    for (int64_t lane = 0; lane < kBlockM; ++lane) {
+      const char* entry = reinterpret_cast<const char*>(p.alibi_slopes) + p.alibi_batch * tile.batch + p.alibi_head * tile.head[lane];
+      alibi[lane] = *reinterpret_cast<const float*>(entry) * kLog2e;
+    }
+  }
+  const int32_t diagonal = static_cast<int32_t>(tile.sequence->sk - tile.sequence->sq);
+  alignas(64) int32_t block_visible[kBlockM];
+  int64_t block_column = -1;
+  const VecF minus_infinity = splat(-infinity());
+
+  for (int64_t n = begin; n < end; ++n) {
+    const int32_t key = static_cast<int32_t>(block_key + n);
+    if (p.block_mask.data && key / p.mask_block_k != block_column) {
+      block_column = key / p.mask_block_k;
+      gather_block_mask(block_visible, p, tile, key);
+    }
+    for (int c = 0; c < vecs; ++c) {
+      float* at = scores + n * kBlockM + c * kLanes;
+      VecF s = load(at);
+      if (p.softcap > 0) {
+        const VecF t = tanh(s * splat(p.scale / p.softcap));
+        s = t * splat(p.softcap * kLog2e);
+        if (slope) store(slope + n * kBlockM + c * kLanes, splat(1.0f) - t * t);
+      } else {
+        s = s * splat(p.scale_log2);
+      }
+      if (p.bias.data) s = fma(load(bias + n * kBlockM + c * kLanes), splat(kLog2e), s);
+      if (p.alibi_slopes) {
+        const VecI distance = load_as<VecI>(tile.query + c * kLanes) + (diagonal - key);
+        s = s - load(alibi + c * kLanes) * abs(to_float(distance));
+      }
+      if (by_position) {
+        const VecI visible = (load_as<VecI>(tile.low + c * kLanes) <= key) & (load_as<VecI>(tile.high + c * kLanes) >= key);
+        s = select(visible, s, minus_infinity);
+      }
+      if (p.mask.data) s = select(load(mask + n * kBlockM + c * kLanes) != 0.0f, s, minus_infinity);
+      if (p.block_mask.data) s = select(load_as<VecI>(block_visible + c * kLanes), s, minus_infinity);
+      store(at, s);
+    }
+  }
+}
+
+// ---- dropout: Philox4x32-10 in lanes, core/philox.hpp has the definition ----
+
+struct HighLow {
+  VecU high, low;
+};
+
+TESSERA_INLINE HighLow multiply_wide(VecU a, uint32_t factor) {
+#if defined(TESSERA_AVX512)
+  const __m512i f = _mm512_set1_epi64(factor);
+  const __m512i even = _mm512_mul_epu32((__m512i)a, f);
+  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)a, 32), f);
+  return {(VecU)_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd),
+          (VecU)_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32))};
+#elif defined(TESSERA_AVX2)
+  const __m256i f = _mm256_set1_epi64x(factor);
+  const __m256i even = _mm256_mul_epu32((__m256i)a, f);
+  const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64((__m256i)a, 32), f);
+  return {(VecU)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa),
+          (VecU)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa)};
+#else
+  HighLow r{};
+  for (int i = 0; i < kLanes; ++i) {
+    const uint64_t wide = uint64_t{a[i]} * factor;
+    r.high[i] = static_cast<uint32_t>(wide >> 32);
+    r.low[i] = static_cast<uint32_t>(wide);
+  }
+  return r;
+#endif
+}
+
+// factors[n][kBlockM] = 1 / (1 - p) where entry (tile's lane, block_key + n) is kept and 0 where it is dropped, for n =
+// begin ... end - 1. block_key is a multiple of 32.
+inline void dropout_factors(const Params& p, const Tile& tile, float* factors, int64_t block_key, int64_t begin,
+                            int64_t end) {
+  const VecI threshold = splat(static_cast<int32_t>(p.dropout_threshold));
+  const int32_t heads = static_cast<int32_t>(p.heads_q);
+  for (int64_t group = begin / 32 * 32; group < end; group += 32) {
+    for (int32_t quad = 0; quad < 4; ++quad) {
+      for (int c = 0; c < tile.vecs; ++c) {
+        VecU x0 = splat(static_cast<uint32_t>((block_key + group) / 32 * 4 + quad));
+        VecU x1 = load_as<VecU>(tile.query + c * kLanes);
+        VecU x2 = (VecU)(load_as<VecI>(tile.head + c * kLanes) + static_cast<int32_t>(tile.batch) * heads);
+        VecU x3 = splat(p.dropout_offset);
+        uint32_t key0 = p.dropout_key[0], key1 = p.dropout_key[1];
+        for (int round = 0; round < 10; ++round) {
+          const HighLow a = multiply_wide(x0, 0xD2511F53u), b = multiply_wide(x2, 0xCD9E8D57u);
+          x0 = b.high ^ x1 ^ key0;
+          x1 = b.low;
+          x2 = a.high ^ x3 ^ key1;
+          x3 = a.low;
+          key0 += 0x9E3779B9u;
+          key1 += 0xBB67AE85u;
+        }
+        const VecU words[4] = {x0, x1, x2, x3};
+        for (int w = 0; w < 4; ++w) {
+          const int64_t n = group + quad * 2 + w * 8;
+          const VecI low = (VecI)(words[w] & 0xffffu), high = (VecI)(words[w] >> 16);
+          float* at = factors + n * kBlockM + c * kLanes;
+          if (n >= begin && n < end) store(at, select(low >= threshold, splat(p.dropout_scale), VecF{}));
+          if (n + 1 >= begin && n + 1 < end) {
+            store(at + kBlockM, select(high >= threshold, splat(p.dropout_scale), VecF{}));
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cpu

@@ -1,0 +1,140 @@
+// How a thread's scratch is laid out: one arithmetic for the plan, which sizes it, and the kernels, which carve it.
+// Everything is static: the units that include it are compiled for different instruction sets.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::cpu {
+
+constexpr int64_t kCacheLine_bytes = 64;
+// Keys and values of one thread's forward scratch stay below 1 MiB; the tiles are chosen so (schedule.cpp).
+constexpr int64_t kMaxForwardScratch_bytes = int64_t{1} << 20;
+
+// Hands out consecutive float arrays, each on a cache line. With base NULL it only counts.
+class Carver {
+ public:
+  constexpr explicit Carver(char* base) : base_(base) {}
+  template <class T = float>
+  constexpr T* take(int64_t count) {
+    T* array = base_ ? reinterpret_cast<T*>(base_ + used_bytes_) : nullptr;
+    used_bytes_ += (count * static_cast<int64_t>(sizeof(T)) + kCacheLine_bytes - 1) / kCacheLine_bytes * kCacheLine_bytes;
+    return array;
+  }
+  constexpr int64_t used_bytes() const { return used_bytes_; }
+
+ private:
+  char* base_;
+  int64_t used_bytes_ = 0;
+};
+
+struct ForwardShape {
+  int64_t block_m, block_n, tiles, head_dim, head_dim_v, lanes;
+  bool copies_kv;   // keys and values are converted or gathered
+  bool has_options; // bias, mask, dropout ...: two more tiles of scores
+  int64_t tile_bytes;  // sizeof(Tile)
+};
+
+struct ForwardScratch {
+  char* tiles;       // [tiles] Tile
+  float* sQ;         // [tiles][head_dim][block_m], or pairs [tiles][head_dim / 2][block_m]
+  float* sO;         // [tiles][head_dim_v][block_m]
+  float* sS;         // [block_n][block_m]
+  float *sK, *sV;    // [block_n][head_dim], [block_n][head_dim_v]
+  float* options;    // [2][block_n][block_m]
+  int64_t bytes;
+};
+
+static constexpr int64_t padded_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+static constexpr ForwardScratch carve_forward(char* base, const ForwardShape& s) {
+  Carver carver(base);
+  ForwardScratch out{};
+  out.tiles = carver.take<char>(s.tiles * padded_to(s.tile_bytes, kCacheLine_bytes));
+  out.sQ = carver.take(s.tiles * s.head_dim * s.block_m);
+  out.sO = carver.take(s.tiles * s.head_dim_v * s.block_m);
+  out.sS = carver.take(s.block_n * s.block_m);
+  out.sK = carver.take(s.copies_kv ? s.block_n * padded_to(s.head_dim, s.lanes) : 0);
+  out.sV = carver.take(s.copies_kv ? s.block_n * padded_to(s.head_dim_v, s.lanes) : 0);
+  out.options = carver.take(s.has_options ? 2 * s.block_n * s.block_m : 0);
+  out.bytes = carver.used_bytes();
+  return out;
+}
+
+struct DecodeShape {
+  int64_t heads, max_rows, block_n, head_dim, head_dim_v, lanes;
+  int64_t row_bytes;  // sizeof(DecodeRow)
+};
+
+struct DecodeScratch {
+  char* rows;     // [heads][max_rows] DecodeRow
+  float *q, *o;   // [heads][max_rows][head_dim], [heads][max_rows][head_dim_v], padded to lanes
+  float* scores;  // [max_rows][block_n]
+  const char **keys, **values;  // [block_n]
+  int64_t bytes;
+};
+
+static constexpr DecodeScratch carve_decode(char* base, const DecodeShape& s) {
+  Carver carver(base);
+  DecodeScratch out{};
+  out.rows = carver.take<char>(s.heads * s.max_rows * s.row_bytes);
+  out.q = carver.take(s.heads * s.max_rows * padded_to(s.head_dim, s.lanes));
+  out.o = carver.take(s.heads * s.max_rows * padded_to(s.head_dim_v, s.lanes));
+  out.scores = carver.take(s.max_rows * s.block_n);
+  out.keys = carver.take<const char*>(s.block_n);
+  out.values = carver.take<const char*>(s.block_n);
+  out.bytes = carver.used_bytes();
+  return out;
+}
+
+// Keys that a tile of queries meets at a time in the backward pass: a multiple of 32 (dropout's groups) and of the rows
+// of either micro-kernel.
+constexpr int64_t kKeyBlock = 96;
+
+struct BackwardShape {
+  int64_t block_m, block_n, head_dim, head_dim_v, lanes;
+  bool dot, is_float32, has_options;
+  int64_t tile_bytes;  // sizeof(Tile)
+};
+
+struct BackwardScratch {
+  char* tile;
+  float *lse, *delta;            // [block_m]
+  float *sQ, *sdO;               // [head_dim][block_m], [head_dim_v][block_m]
+  float *q_rows, *do_rows;       // [block_m][head_dim], [block_m][head_dim_v], padded to lanes; pairs of rows for the dot product
+  float *sP, *sdS;               // [kKeyBlock][block_m]
+  float *sP16, *sdS16;           // the same as bf16
+  float *sK, *sV, *sK_steps;     // [block_n][head_dim], [block_n][head_dim_v], padded
+  float *sdK, *sdV;              // [block_n][dk_ld], [block_n][dv_ld] accumulators
+  float* options;                // [4][kKeyBlock][block_m]
+  int64_t dk_ld, dv_ld;
+  int64_t bytes;
+};
+
+static constexpr BackwardScratch carve_backward(char* base, const BackwardShape& s) {
+  Carver carver(base);
+  BackwardScratch out{};
+  out.dk_ld = padded_to(s.head_dim, s.lanes);
+  out.dv_ld = padded_to(s.head_dim_v, s.lanes);
+  const bool copies = s.dot || !s.is_float32;
+  out.tile = carver.take<char>(s.tile_bytes);
+  out.lse = carver.take(s.block_m);
+  out.delta = carver.take(s.block_m);
+  out.sQ = carver.take(s.head_dim * s.block_m);
+  out.sdO = carver.take(s.head_dim_v * s.block_m);
+  out.q_rows = carver.take(copies || out.dk_ld != s.head_dim ? s.block_m * out.dk_ld : 0);
+  out.do_rows = carver.take(copies || out.dv_ld != s.head_dim_v ? s.block_m * out.dv_ld : 0);
+  out.sP = carver.take((kKeyBlock + 1) * s.block_m);
+  out.sdS = carver.take((kKeyBlock + 1) * s.block_m);
+  out.sP16 = carver.take(s.dot ? (kKeyBlock + 2) * s.block_m / 2 : 0);
+  out.sdS16 = carver.take(s.dot ? (kKeyBlock + 2) * s.block_m / 2 : 0);
+  out.sK = carver.take(copies || out.dk_ld != s.head_dim ? s.block_n * out.dk_ld : 0);
+  out.sV = carver.take(copies ? s.block_n * out.dv_ld : 0);
+  out.sK_steps = carver.take(s.dot ? padded_to(s.block_n, 2) / 2 * out.dk_ld : 0);
+  out.sdK = carver.take(s.block_n * out.dk_ld);
+  out.sdV = carver.take(s.block_n * out.dv_ld);
+  out.options = carver.take(s.has_options ? 4 * kKeyBlock * s.block_m : 0);
+  out.bytes = carver.used_bytes();
+  return out;
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,260 @@
+// The thin SIMD layer: a float vector, an int vector and the few operations that the kernels need.
+//
+// Everything that the compilers' portable vectors express well is written once; what they do not (fused multiply-add,
+// max, exp2's scaling, 16-bit conversions, the bf16 dot product) has one branch per instruction set. A new instruction
+// set (NEON, say) is one more branch where the portable one is too slow, and nothing else.
+//
+// Included only by kernels.cpp, which is compiled once per instruction set: all of it lives in an anonymous namespace,
+// and no inline function of a library header may be called here (one definition rule across instruction sets).
+#pragma once
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if defined(TESSERA_COMPILE_AVX512_BF16)
+#define TESSERA_AVX512 1
+#define TESSERA_HAS_DOT 1
+#elif defined(TESSERA_COMPILE_AVX512)
+#define TESSERA_AVX512 1
+#elif defined(TESSERA_COMPILE_AVX2)
+#define TESSERA_AVX2 1
+#endif
+
+#define TESSERA_INLINE inline __attribute__((always_inline))
+#define TESSERA_LAMBDA_INLINE __attribute__((always_inline))
+
+namespace tessera::cpu {
+namespace {
+
+#if defined(TESSERA_AVX512)
+constexpr int kLanes = 16;
+#elif defined(TESSERA_AVX2)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+#if defined(TESSERA_HAS_DOT)
+constexpr bool kHasDot = true;
+#else
+constexpr bool kHasDot = false;
+#endif
+
+typedef float VecF __attribute__((vector_size(kLanes * 4)));
+typedef int32_t VecI __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));
+typedef uint8_t VecB __attribute__((vector_size(kLanes)));
+
+template <class T>
+TESSERA_INLINE T min_of(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+TESSERA_INLINE T max_of(T a, T b) {
+  return a < b ? b : a;
+}
+
+// ---- memory: every address is taken as unaligned ----
+
+template <class V, class T>
+TESSERA_INLINE V load_as(const T* p) {
+  V v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+TESSERA_INLINE VecF load(const float* p) { return load_as<VecF>(p); }
+template <class V, class T>
+TESSERA_INLINE void store(T* p, V v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
+// The first n lanes, the others 0.
+template <class V, class T>
+TESSERA_INLINE V load_first(const T* p, int64_t n) {
+  V v = V{};
+  __builtin_memcpy(&v, p, static_cast<size_t>(n) * sizeof(T));
+  return v;
+}
+template <class V, class T>
+TESSERA_INLINE void store_first(T* p, V v, int64_t n) {
+  __builtin_memcpy(p, &v, static_cast<size_t>(n) * sizeof(T));
+}
+
+TESSERA_INLINE VecF splat(float x) { return VecF{} + x; }
+TESSERA_INLINE VecI splat(int32_t x) { return VecI{} + x; }
+TESSERA_INLINE VecU splat(uint32_t x) { return VecU{} + x; }
+template <class V>
+TESSERA_INLINE V iota();
+template <>
+TESSERA_INLINE VecI iota<VecI>() {
+  VecI v{};
+  for (int i = 0; i < kLanes; ++i) v[i] = i;
+  return v;
+}
+
+// ---- arithmetic ----
+
+TESSERA_INLINE VecF fma(VecF a, VecF b, VecF c) {
+#if defined(TESSERA_AVX512)
+  return (VecF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(TESSERA_AVX2)
+  return (VecF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// max and min return the second operand when either is NaN.
+TESSERA_INLINE VecF max(VecF a, VecF b) {
+#if defined(TESSERA_AVX512)
+  return (VecF)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(TESSERA_AVX2)
+  return (VecF)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+TESSERA_INLINE VecF min(VecF a, VecF b) {
+#if defined(TESSERA_AVX512)
+  return (VecF)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(TESSERA_AVX2)
+  return (VecF)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+TESSERA_INLINE VecF abs(VecF a) { return (VecF)((VecI)a & splat(0x7fffffff)); }
+TESSERA_INLINE VecF select(VecI mask, VecF yes, VecF no) { return mask ? yes : no; }
+TESSERA_INLINE VecF to_float(VecI v) { return __builtin_convertvector(v, VecF); }
+
+TESSERA_INLINE bool any(VecI mask) {
+#if defined(TESSERA_AVX512)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(TESSERA_AVX2)
+  return _mm256_movemask_ps((__m256)mask) != 0;
+#else
+  int32_t seen = 0;
+  for (int i = 0; i < kLanes; ++i) seen |= mask[i];
+  return seen != 0;
+#endif
+}
+TESSERA_INLINE float sum_lanes(VecF v) {
+  float total = 0;
+  for (int i = 0; i < kLanes; ++i) total += v[i];
+  return total;
+}
+TESSERA_INLINE float max_lanes(VecF v) {
+  float best = v[0];
+  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+// 2^x by a minimax polynomial of degree 5 on [-1/2, 1/2] (1.6e-7 relative, exact at integers): 0 for -infinity, infinity
+// from 128 up, NaN for NaN.
+TESSERA_INLINE VecF exp2(VecF x) {
+  constexpr float kC1 = 0.693147004f, kC2 = 0.240222424f, kC3 = 0.0555073358f, kC4 = 0.00967151299f,
+                  kC5 = 0.00132647273f;
+#if defined(TESSERA_AVX512)
+  const VecF f = (VecF)_mm512_reduce_ps((__m512)x, 0);  // x - round(x), 0 for an infinity
+#else
+  // Adding 1.5 * 2^23 + 127 leaves round(x) + 127, the biased exponent, in the low bits.
+  constexpr float kMagic = 12582912.0f + 127.0f;
+  x = min(splat(128.0f), max(splat(-127.0f), x));
+  const VecF biased = x + kMagic;
+  const VecF f = x - (biased - kMagic);
+#endif
+  VecF p = fma(splat(kC5), f, splat(kC4));
+  p = fma(p, f, splat(kC3));
+  p = fma(p, f, splat(kC2));
+  p = fma(p, f, splat(kC1));
+  p = fma(p, f, splat(1.0f));
+#if defined(TESSERA_AVX512)
+  return (VecF)_mm512_scalef_ps((__m512)p, (__m512)(x - f));
+#else
+  return p * (VecF)((VecU)biased << 23);
+#endif
+}
+
+// tanh(x) = x P(x^2) / Q(x^2), minimax on [-9, 9] (3.2e-7 relative), beyond which tanh is 1 in float32. NaN for NaN.
+TESSERA_INLINE VecF tanh(VecF x) {
+  x = min(splat(9.0f), max(splat(-9.0f), x));
+  const VecF z = x * x;
+  VecF p = fma(splat(1.33544749e-08f), z, splat(2.06089444e-05f));
+  p = fma(p, z, splat(0.00349557982f));
+  p = fma(p, z, splat(0.133810192f));
+  p = fma(p, z, splat(1.0f));
+  VecF q = fma(splat(7.77648097e-07f), z, splat(0.000328562106f));
+  q = fma(q, z, splat(0.0258769505f));
+  q = fma(q, z, splat(0.467143327f));
+  q = fma(q, z, splat(1.0f));
+  return x * p / q;
+}
+
+// ---- 16-bit types: bit patterns in memory, float32 in registers ----
+
+TESSERA_INLINE VecF float_from_bf16(VecH h) { return (VecF)(__builtin_convertvector(h, VecU) << 16); }
+
+TESSERA_INLINE VecH bf16_from_float(VecF v) {
+#if defined(TESSERA_HAS_DOT)
+  return (VecH)(__m256i)_mm512_cvtneps_pbh((__m512)v);
+#else
+  const VecU u = (VecU)v;
+  const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const VecU nan = (u >> 16) | 0x40u;
+  return __builtin_convertvector((v == v) ? rounded : nan, VecH);
+#endif
+}
+
+TESSERA_INLINE VecF float_from_f16(VecH h) {
+#if defined(TESSERA_AVX512)
+  return (VecF)_mm512_cvtph_ps((__m256i)h);
+#elif defined(TESSERA_AVX2)
+  return (VecF)_mm256_cvtph_ps((__m128i)h);
+#else
+  // Shift the exponent and mantissa into place and let one multiplication rebias them (subnormals included).
+  const VecU u = __builtin_convertvector(h, VecU);
+  const VecU magnitude = (u & 0x7fffu) << 13;
+  const VecF scaled = (VecF)magnitude * 0x1p112f;
+  const VecU special = magnitude | 0x7f800000u;
+  const VecU bits = (magnitude >= 0x0f800000u) ? special : (VecU)scaled;
+  return (VecF)(bits | ((u & 0x8000u) << 16));
+#endif
+}
+
+TESSERA_INLINE VecH f16_from_float(VecF v) {
+#if defined(TESSERA_AVX512)
+  return (VecH)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(TESSERA_AVX2)
+  return (VecH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+#else
+  const VecU u = (VecU)v;
+  const VecU sign = (u >> 16) & 0x8000u;
+  const VecU magnitude = u & 0x7fffffffu;
+  // Normal: round to nearest even by integers. Subnormal: adding 0.5 aligns the mantissa, the FPU rounds.
+  const VecU normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const VecU subnormal = (VecU)((VecF)magnitude + 0.5f) - 0x3f000000u;
+  VecU h = (magnitude < 0x38800000u) ? subnormal : normal;
+  h = (magnitude >= 0x477ff000u) ? splat(uint32_t{0x7c00}) : h;
+  h = (magnitude > 0x7f800000u) ? splat(uint32_t{0x7e00}) : h;
+  return __builtin_convertvector(h | sign, VecH);
+#endif
+}
+
+#if defined(TESSERA_HAS_DOT)
+// acc + a.low * b.low + a.high * b.high in every lane; a lane holds two bf16.
+TESSERA_INLINE VecF dot(VecF acc, VecU a, VecU b) {
+  return (VecF)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+}
+// Lane i holds bf16(low[i]) in its low half and bf16(high[i]) in its high half.
+TESSERA_INLINE VecU pair_bf16(VecF low, VecF high) {
+  const __m512i packed = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  alignas(64) static constexpr uint16_t kInterleave[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                           8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return (VecU)_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), packed);
+}
+#endif
+
+}  // namespace
+}  // namespace tessera::cpu

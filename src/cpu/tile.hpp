@@ -1,0 +1,87 @@
+// A tile of query rows: which query and head every lane is, and which keys it sees.
+#pragma once
+
+#include "cpu/params.hpp"
+#include "cpu/product.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+
+TESSERA_INLINE float infinity() { return __builtin_inff(); }
+
+struct Tile {
+  const Sequence* sequence;
+  int64_t batch;
+  int32_t count;  // query rows; lanes behind them repeat the last one
+  int32_t vecs;   // vectors that hold them
+  // Keys visible to at least one row, and those visible to every row; empty where low > high.
+  int32_t some_low, some_high, all_low, all_high;
+  bool started;      // a block of keys has been visited: ref, sum and the output tile hold something
+  bool has_ref;      // every lane's ref is finite
+  bool pessimistic;  // the block before passed the optimistic bound
+  alignas(64) int32_t query[kBlockM], head[kBlockM];
+  alignas(64) int32_t low[kBlockM], high[kBlockM];  // keys low ... high are visible by position
+  alignas(64) float ref[kBlockM];    // log2 units: what scores are exponentiated against, -inf before the first
+  alignas(64) float sum[kBlockM];    // of 2^(score - ref)
+};
+
+struct KeyRange {
+  int64_t low, high;  // low ... high are visible, by causal, window and length
+};
+
+TESSERA_INLINE KeyRange visible_keys(const Params& p, const Sequence& sequence, int64_t query) {
+  const int64_t position = query + (p.top_left ? 0 : sequence.sk - sequence.sq);
+  KeyRange keys{0, sequence.sk - 1};
+  if (p.causal) keys.high = min_of(keys.high, position);
+  if (p.window_right >= 0 && p.window_right < sequence.sk) keys.high = min_of(keys.high, position + p.window_right);
+  if (p.window_left >= 0 && p.window_left < sequence.sk + sequence.sq) keys.low = max_of(keys.low, position - p.window_left);
+  keys.low = min_of(keys.low, sequence.sk);
+  keys.high = max_of<int64_t>(keys.high, -1);
+  return keys;
+}
+
+// Rows row_begin ... of the sequence: row r is query r of `head`, or, with packed heads, query r % sq of head
+// `head` + r / sq.
+inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, int64_t row_begin, int64_t row_count) {
+  const Sequence& sequence = p.sequences[batch];
+  tile.sequence = &sequence;
+  tile.batch = batch;
+  tile.count = static_cast<int32_t>(row_count);
+  tile.vecs = static_cast<int32_t>((row_count + kLanes - 1) / kLanes);
+  tile.started = false;
+  tile.has_ref = tile.pessimistic = false;
+  tile.some_low = 0x7fffffff, tile.some_high = -1;
+  tile.all_low = 0, tile.all_high = 0x7fffffff;
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    const int64_t row = row_begin + min_of(lane, row_count - 1);
+    const int64_t query = p.pack_heads ? row % sequence.sq : row;
+    const KeyRange keys = visible_keys(p, sequence, query);
+    const int32_t low = static_cast<int32_t>(keys.low), high = static_cast<int32_t>(keys.high);
+    tile.query[lane] = static_cast<int32_t>(query);
+    tile.head[lane] = static_cast<int32_t>(head + (p.pack_heads ? row / sequence.sq : 0));
+    tile.low[lane] = low;
+    tile.high[lane] = high;
+    tile.ref[lane] = -infinity();
+    tile.sum[lane] = 0.0f;
+    if (low <= high) {
+      tile.some_low = min_of(tile.some_low, low);
+      tile.some_high = max_of(tile.some_high, high);
+    }
+    tile.all_low = max_of(tile.all_low, low);
+    tile.all_high = min_of(tile.all_high, high);
+  }
+}
+
+TESSERA_INLINE char* row_at(const RowTensor& tensor, const Tile& tile, int64_t lane) {
+  return tensor.data + tensor.batch * tile.batch + tensor.row * (tile.sequence->q_begin + tile.query[lane]) +
+         tensor.head * tile.head[lane];
+}
+
+TESSERA_INLINE char* score_row_at(const ScoreTensor& tensor, const Tile& tile, int64_t lane, int64_t query) {
+  return tensor.data + tensor.batch * tile.batch + tensor.head * tile.head[lane] + tensor.row * query;
+}
+
+}  // namespace
+}  // namespace tessera::cpu

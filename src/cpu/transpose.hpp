@@ -1,0 +1,197 @@
+// Rows of any dtype in memory <-> transposed float32 tiles [column][kBlockM rows], by kLanes x kLanes blocks in registers.
+#pragma once
+
+#include <utility>
+
+#include "cpu/product.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::cpu {
+namespace {
+
+// a0 b0 a1 b1 ... of the lower (upper) halves.
+template <int... kLane>
+TESSERA_INLINE VecF interleave(VecF a, VecF b, bool upper, std::integer_sequence<int, kLane...>) {
+  constexpr int kHalf = kLanes / 2;
+  return upper ? __builtin_shufflevector(a, b, (kLane % 2 * kLanes + kHalf + kLane / 2)...)
+               : __builtin_shufflevector(a, b, (kLane % 2 * kLanes + kLane / 2)...);
+}
+
+// log2(kLanes) perfect shuffles of the rows transpose the block.
+TESSERA_INLINE void transpose(VecF (&rows)[kLanes]) {
+  constexpr auto kLaneIndices = std::make_integer_sequence<int, kLanes>{};
+#pragma GCC unroll 4
+  for (int stage = 1; stage < kLanes; stage *= 2) {
+    VecF next[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes / 2; ++i) {
+      next[2 * i] = interleave(rows[i], rows[i + kLanes / 2], false, kLaneIndices);
+      next[2 * i + 1] = interleave(rows[i], rows[i + kLanes / 2], true, kLaneIndices);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
+  }
+}
+
+// ---- elements: how n (at most kLanes) of them are read as, or written from, a vector of float32 ----
+
+struct Float32Elem {
+  static constexpr int kBytes = 4;
+  static TESSERA_INLINE VecF read(const char* p) { return load_as<VecF>(p); }
+  static TESSERA_INLINE VecF read(const char* p, int64_t n) { return load_first<VecF>(reinterpret_cast<const float*>(p), n); }
+  static TESSERA_INLINE void write(char* p, VecF v) { store(p, v); }
+  static TESSERA_INLINE void write(char* p, VecF v, int64_t n) { store_first(reinterpret_cast<float*>(p), v, n); }
+};
+struct Float16Elem {
+  static constexpr int kBytes = 2;
+  static TESSERA_INLINE VecF read(const char* p) { return float_from_f16(load_as<VecH>(p)); }
+  static TESSERA_INLINE VecF read(const char* p, int64_t n) {
+    return float_from_f16(load_first<VecH>(reinterpret_cast<const uint16_t*>(p), n));
+  }
+  static TESSERA_INLINE void write(char* p, VecF v) { store(p, f16_from_float(v)); }
+  static TESSERA_INLINE void write(char* p, VecF v, int64_t n) {
+    store_first(reinterpret_cast<uint16_t*>(p), f16_from_float(v), n);
+  }
+};
+struct Bfloat16Elem {
+  static constexpr int kBytes = 2;
+  static TESSERA_INLINE VecF read(const char* p) { return float_from_bf16(load_as<VecH>(p)); }
+  static TESSERA_INLINE VecF read(const char* p, int64_t n) {
+    return float_from_bf16(load_first<VecH>(reinterpret_cast<const uint16_t*>(p), n));
+  }
+  static TESSERA_INLINE void write(char* p, VecF v) { store(p, bf16_from_float(v)); }
+  static TESSERA_INLINE void write(char* p, VecF v, int64_t n) {
+    store_first(reinterpret_cast<uint16_t*>(p), bf16_from_float(v), n);
+  }
+};
+struct BoolElem {  // 0.0 or the byte's value
+  static constexpr int kBytes = 1;
+  static TESSERA_INLINE VecF read(const char* p) { return __builtin_convertvector(load_as<VecB>(p), VecF); }
+  static TESSERA_INLINE VecF read(const char* p, int64_t n) {
+    return __builtin_convertvector(load_first<VecB>(reinterpret_cast<const uint8_t*>(p), n), VecF);
+  }
+};
+
+// Calls body with the element type of a dtype.
+template <class Body>
+TESSERA_INLINE void with_elem(int32_t dtype, Body&& body) {
+  switch (dtype) {
+    case TESSERA_FLOAT16: return body(Float16Elem{});
+    case TESSERA_BFLOAT16: return body(Bfloat16Elem{});
+    case TESSERA_BOOL: return body(BoolElem{});
+    default: return body(Float32Elem{});
+  }
+}
+template <class Body>
+TESSERA_INLINE void with_float_elem(int32_t dtype, Body&& body) {
+  switch (dtype) {
+    case TESSERA_FLOAT16: return body(Float16Elem{});
+    case TESSERA_BFLOAT16: return body(Bfloat16Elem{});
+    default: return body(Float32Elem{});
+  }
+}
+
+// tile[c][kBlockM] = rows[r][c] for c < cols; rows from `count` up to the next multiple of kLanes become 0.
+template <class Elem>
+void pack_transposed(float* tile, const char* const* rows, int64_t count, int64_t cols) {
+  for (int64_t r0 = 0; r0 < count; r0 += kLanes) {
+    const int64_t rows_here = min_of<int64_t>(kLanes, count - r0);
+    for (int64_t c0 = 0; c0 < cols; c0 += kLanes) {
+      const int64_t cols_here = min_of<int64_t>(kLanes, cols - c0);
+      VecF block[kLanes];
+      if (rows_here == kLanes && cols_here == kLanes) {
+#pragma GCC unroll 16
+        for (int r = 0; r < kLanes; ++r) block[r] = Elem::read(rows[r0 + r] + c0 * Elem::kBytes);
+      } else {
+        for (int r = 0; r < kLanes; ++r) {
+          block[r] = r < rows_here ? Elem::read(rows[r0 + r] + c0 * Elem::kBytes, cols_here) : VecF{};
+        }
+      }
+      transpose(block);
+      float* out = tile + c0 * kBlockM + r0;
+      if (cols_here == kLanes) {
+#pragma GCC unroll 16
+        for (int c = 0; c < kLanes; ++c) store(out + c * kBlockM, block[c]);
+      } else {
+        for (int64_t c = 0; c < cols_here; ++c) store(out + c * kBlockM, block[c]);
+      }
+    }
+  }
+}
+
+// rows[r][c] = tile[c][r] * factor[r], written as Elem.
+template <class Elem>
+void unpack_transposed(char* const* rows, const float* tile, const float* factor, int64_t count, int64_t cols) {
+  for (int64_t r0 = 0; r0 < count; r0 += kLanes) {
+    const int64_t rows_here = min_of<int64_t>(kLanes, count - r0);
+    const VecF scale = load(factor + r0);
+    for (int64_t c0 = 0; c0 < cols; c0 += kLanes) {
+      const int64_t cols_here = min_of<int64_t>(kLanes, cols - c0);
+      VecF block[kLanes];
+      const float* in = tile + c0 * kBlockM + r0;
+      if (cols_here == kLanes) {
+#pragma GCC unroll 16
+        for (int c = 0; c < kLanes; ++c) block[c] = load(in + c * kBlockM) * scale;
+      } else {
+        for (int c = 0; c < kLanes; ++c) block[c] = c < cols_here ? load(in + c * kBlockM) * scale : VecF{};
+      }
+      transpose(block);
+      if (rows_here == kLanes && cols_here == kLanes) {
+#pragma GCC unroll 16
+        for (int r = 0; r < kLanes; ++r) Elem::write(rows[r0 + r] + c0 * Elem::kBytes, block[r]);
+      } else {
+        for (int64_t r = 0; r < rows_here; ++r) Elem::write(rows[r0 + r] + c0 * Elem::kBytes, block[r], cols_here);
+      }
+    }
+  }
+}
+
+// ---- whole rows ----
+
+// out[0 .. n) = float32 of row[0 .. n); up to the next multiple of kLanes: 0.
+template <class Elem>
+TESSERA_INLINE void read_row(float* out, const char* row, int64_t n) {
+  int64_t c = 0;
+  for (; c + kLanes <= n; c += kLanes) store(out + c, Elem::read(row + c * Elem::kBytes));
+  if (c < n) store(out + c, Elem::read(row + c * Elem::kBytes, n - c));
+}
+template <class Elem>
+TESSERA_INLINE void write_row(char* row, const float* in, int64_t n) {
+  int64_t c = 0;
+  for (; c + kLanes <= n; c += kLanes) Elem::write(row + c * Elem::kBytes, load(in + c));
+  if (c < n) Elem::write(row + c * Elem::kBytes, load_first<VecF>(in + c, n - c), n - c);
+}
+
+#if defined(TESSERA_HAS_DOT)
+// out[c] = (low[c], high[c]) in pairs for c < n, zeros up to the next multiple of kLanes; high NULL: zeros.
+TESSERA_INLINE void pair_rows(uint32_t* out, const char* low, const char* high, int64_t n) {
+  const auto half = [](const char* row, int64_t c, int64_t left) {
+    const uint16_t* p = reinterpret_cast<const uint16_t*>(row) + c;
+    return __builtin_convertvector(left >= kLanes ? load_as<VecH>(p) : load_first<VecH>(p, left), VecU);
+  };
+  for (int64_t c = 0; c < n; c += kLanes) {
+    VecU pair = half(low, c, n - c);
+    if (high) pair |= half(high, c, n - c) << 16;
+    store(out + c, pair);
+  }
+}
+
+// The same tile as pack_transposed's, of pairs along the columns: tile[c / 2][kBlockM] = (rows[r][c], rows[r][c + 1]).
+inline void pack_transposed_pairs(float* tile, const char* const* rows, int64_t count, int64_t cols) {
+  pack_transposed<Float32Elem>(tile, rows, count, cols / 2);
+  if (cols % 2 == 0) return;
+  float* last = tile + cols / 2 * kBlockM;
+  for (int64_t r0 = 0; r0 < count; r0 += kLanes) {
+    VecU v{};
+    for (int64_t r = r0; r < min_of<int64_t>(r0 + kLanes, count); ++r) {
+      uint16_t h;
+      __builtin_memcpy(&h, rows[r] + (cols - 1) * 2, 2);
+      v[r - r0] = h;
+    }
+    store(last + r0, v);
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace tessera::cpu
