@@ -1,0 +1,110 @@
+#include "fuzz/draw.hpp"
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <span>
+
+namespace tessera::testing {
+namespace {
+
+class Random {
+ public:
+  Random(uint64_t seed, uint64_t index) {
+    std::seed_seq sequence{seed, seed >> 32, index, index >> 32};
+    engine_.seed(sequence);
+  }
+  int64_t between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(engine_() % static_cast<uint64_t>(high - low + 1));
+  }
+  bool one_in(int64_t n) { return between(1, n) == 1; }
+  template <class T, size_t N>
+  T of(const T (&values)[N]) {
+    return values[between(0, N - 1)];
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// Around the edges of tiles as often as anywhere.
+int64_t draw_length(Random& random, int64_t longest) {
+  constexpr int64_t kEdges[] = {0, 1, 2, 8, 16, 24, 32, 48, 64, 96, 128, 144, 192, 256, 384};
+  const int64_t length = random.one_in(2) ? random.of(kEdges) + random.between(-1, 1) : random.between(0, longest);
+  return std::clamp<int64_t>(length, 0, longest);
+}
+
+int64_t draw_head_dim(Random& random) {
+  constexpr int64_t kUsual[] = {16, 32, 40, 64, 80, 96, 112, 128, 160, 192, 256, 512};
+  return random.one_in(2) ? random.of(kUsual) : random.between(1, 140);
+}
+
+void draw_options(Random& random, Case& c) {
+  constexpr int64_t kOneIn = 4;  // an option is set this rarely: several at a time are usual, all of them are not
+  constexpr Data kHard[] = {kOutlier, kGrowing, kHuge, kNanQuery, kNanKey, kInfKey, kInfValue, kInfBias};
+  c.causal = random.one_in(3);
+  if (random.one_in(kOneIn)) c.wl = random.between(0, 2 * c.sk / 3 + 1);
+  if (random.one_in(kOneIn)) c.wr = random.between(0, 2 * c.sk / 3 + 1);
+  c.top_left = random.one_in(kOneIn);
+  if (random.one_in(kOneIn)) c.mask = random.between(0, 7);
+  if (random.one_in(kOneIn)) {
+    c.block_mask = random.between(0, 7);
+    c.block_q = random.between(1, 70);
+    c.block_k = random.between(1, 70);
+  }
+  if (random.one_in(kOneIn)) {
+    c.bias = random.between(0, 7);
+    c.bias_f32 = random.one_in(2);
+    c.d_bias = random.one_in(2);
+  }
+  if (random.one_in(kOneIn)) c.alibi = random.between(1, 2);
+  if (random.one_in(kOneIn)) c.softcap = 0.5 * static_cast<double>(random.between(1, 80));
+  if (random.one_in(kOneIn)) c.dropout = static_cast<double>(random.between(1, 99)) / 100;
+  if (random.one_in(kOneIn)) c.scale = static_cast<double>(random.between(-20, 20)) / 40;
+  if (random.one_in(kOneIn)) {
+    c.sink = 1;
+    c.d_sink = random.one_in(2);
+  }
+  c.d_lse = random.one_in(kOneIn);
+  c.lse = !random.one_in(kOneIn);
+  c.invariant = random.one_in(kOneIn);
+  if (random.one_in(8)) c.data = random.of(kHard);
+}
+
+}  // namespace
+
+Case draw_case(uint64_t seed, uint64_t index) {
+  Random random(seed, index);
+  Case c;
+  c.dtype = random.between(0, 2);
+  c.backward = random.one_in(2);
+  const bool decode = !c.backward && random.one_in(3);
+  c.b = random.one_in(20) ? 0 : random.between(1, 4);
+  c.sq = decode ? random.between(1, 4) : draw_length(random, 400);
+  c.sk = decode ? random.between(1, 3000) : draw_length(random, 400);
+  c.hkv = random.between(1, 3);
+  c.hq = c.hkv * random.between(1, 4);
+  c.d = draw_head_dim(random);
+  c.dv = random.one_in(3) ? draw_head_dim(random) : c.d;
+  // The oracle is what takes time: multiply-adds of one forward pass.
+  constexpr int64_t kMostWork = 8'000'000;
+  const auto work = [&c] { return c.b * c.hq * c.sq * c.sk * (c.d + c.dv); };
+  while (work() > kMostWork && c.hq > 1) c.hq = c.hkv = 1;
+  while (work() > kMostWork && c.b > 1) --c.b;
+  while (work() > kMostWork) (c.sq > c.sk ? c.sq : c.sk) /= 2;
+
+  if (random.one_in(3)) c.q_form = kPacked;
+  if (random.one_in(3)) c.k_form = random.one_in(2) || c.backward ? kPacked : kPaged;
+  c.page = random.one_in(2) ? 16 * random.between(1, 8) : random.between(1, 50);
+  c.used = random.one_in(4);
+  c.order = random.between(kBshd, kSbhd);
+  if (random.one_in(3)) c.gap = random.between(1, 9);
+  c.reversed = random.one_in(6);
+  c.shared_kv = random.one_in(10);
+  draw_options(random, c);
+  c.cores = random.one_in(2) ? 2 : random.between(1, 20);
+  c.seed = random.between(1, 1'000'000);
+  return legalised(c);
+}
+
+}  // namespace tessera::testing

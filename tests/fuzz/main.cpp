@@ -1,0 +1,72 @@
+// tessera_fuzz: random cases against the oracle until the count or the time is up, or one fails. A failure is simplified
+// and printed as a line that repeats it.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <random>
+
+#include "fuzz/draw.hpp"
+#include "op/check.hpp"
+#include "op/crash_report.hpp"
+#include "op/execute.hpp"
+
+namespace {
+
+using namespace tessera::testing;
+using Clock = std::chrono::steady_clock;
+
+// The best ISA always, another one by turns: a replay runs them all.
+CheckOptions options_for(uint64_t index) {
+  const std::vector<int32_t> all = isas();
+  CheckOptions options{.isas = {all.back()}};
+  const int32_t other = all[index % all.size()];
+  if (other != all.back()) options.isas.push_back(other);
+  return options;
+}
+
+int report(const Case& failing, const CheckOptions& options) {
+  std::printf("FAILED: %s\nsimplifying ...\n", to_text(failing).c_str());
+  std::fflush(stdout);
+  const Case simple = shrink(failing, [&](const Case& c) { return !check_case(c, options).empty(); });
+  for (const std::string& failure : check_case(simple, options)) std::printf("%s\n", failure.c_str());
+  std::printf("as drawn: %s\nreplay: %s\n", replay(failing).c_str(), replay(simple).c_str());
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  install_crash_report();
+  CLI::App app("Random cases of attention against the float64 oracle.", "tessera_fuzz");
+  std::string one_case;
+  uint64_t seed = std::random_device{}();
+  uint64_t count = 0;
+  double seconds = 0;
+  app.add_option("--case", one_case, "Check this case only, on every instruction set");
+  app.add_option("--seed", seed, "Of the cases; random unless given");
+  app.add_option("--count", count, "Stop after this many cases; 0 = no end");
+  app.add_option("--seconds", seconds, "Stop after this time; 0 = no end")->check(CLI::NonNegativeNumber);
+  CLI11_PARSE(app, argc, argv);
+  if (!one_case.empty()) return replay_main(one_case);
+
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  std::fflush(stdout);
+  const Clock::time_point start = Clock::now();
+  Clock::time_point last_report = start;
+  uint64_t index = 0;
+  const auto elapsed = [](Clock::time_point since) {
+    return std::chrono::duration<double>(Clock::now() - since).count();
+  };
+  constexpr double kReportEverySeconds = 30;
+  for (; (count == 0 || index < count) && (seconds == 0 || elapsed(start) < seconds); ++index) {
+    const Case c = draw_case(seed, index);
+    const CheckOptions options = options_for(index);
+    if (!check_case(c, options).empty()) return report(c, options);
+    if (elapsed(last_report) < kReportEverySeconds) continue;
+    std::printf("%llu cases passed in %.0f s\n", static_cast<unsigned long long>(index + 1), elapsed(start));
+    std::fflush(stdout);
+    last_report = Clock::now();
+  }
+  std::printf("%llu cases passed in %.0f s\n", static_cast<unsigned long long>(index), elapsed(start));
+  return 0;
+}

@@ -1,0 +1,198 @@
+#include "case.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <span>
+
+#include "tessera/tessera.h"
+
+namespace tessera::testing {
+namespace {
+
+struct Word {
+  const char* text;
+  int64_t value;
+};
+
+constexpr Word kDtypes[] = {{"f32", TESSERA_FLOAT32}, {"f16", TESSERA_FLOAT16}, {"bf16", TESSERA_BFLOAT16}};
+constexpr Word kForms[] = {{"dense", kDense}, {"packed", kPacked}, {"paged", kPaged}};
+constexpr Word kOrders[] = {{"bshd", kBshd}, {"bhsd", kBhsd}, {"sbhd", kSbhd}};
+constexpr Word kSpans[] = {{"none", kAbsent}, {"k", 0},   {"qk", 1},  {"hk", 2},  {"hqk", 3},
+                           {"bk", 4},         {"bqk", 5}, {"bhk", 6}, {"bhqk", 7}};
+constexpr Word kAlibi[] = {{"none", 0}, {"h", 1}, {"bh", 2}};
+constexpr Word kData[] = {{"normal", kNormal},  {"outlier", kOutlier},    {"growing", kGrowing},
+                          {"huge", kHuge},      {"nan_query", kNanQuery}, {"nan_key", kNanKey},
+                          {"inf_key", kInfKey}, {"inf_value", kInfValue}, {"inf_bias", kInfBias}};
+
+struct Field {
+  const char* name;
+  int64_t Case::*integer = nullptr;
+  double Case::*real = nullptr;
+  std::span<const Word> words = {};
+  int64_t low = 0, high = 1;
+  bool always = false;  // printed even when it has its default
+};
+
+constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+
+// One source for printing, parsing and shrinking.
+const Field kFields[] = {
+    {.name = "dtype", .integer = &Case::dtype, .words = kDtypes, .always = true},
+    {.name = "backward", .integer = &Case::backward},
+    {.name = "b", .integer = &Case::b, .high = kAny, .always = true},
+    {.name = "sq", .integer = &Case::sq, .high = kAny, .always = true},
+    {.name = "sk", .integer = &Case::sk, .high = kAny, .always = true},
+    {.name = "hq", .integer = &Case::hq, .low = 1, .high = kAny, .always = true},
+    {.name = "hkv", .integer = &Case::hkv, .low = 1, .high = kAny, .always = true},
+    {.name = "d", .integer = &Case::d, .low = 1, .high = 512, .always = true},
+    {.name = "dv", .integer = &Case::dv, .low = 1, .high = 512, .always = true},
+    {.name = "q", .integer = &Case::q_form, .words = kForms},
+    {.name = "k", .integer = &Case::k_form, .words = kForms},
+    {.name = "page", .integer = &Case::page, .low = 1, .high = kAny},
+    {.name = "used", .integer = &Case::used},
+    {.name = "order", .integer = &Case::order, .words = kOrders},
+    {.name = "gap", .integer = &Case::gap, .high = kAny},
+    {.name = "reversed", .integer = &Case::reversed},
+    {.name = "shared_kv", .integer = &Case::shared_kv},
+    {.name = "causal", .integer = &Case::causal},
+    {.name = "top_left", .integer = &Case::top_left},
+    {.name = "wl", .integer = &Case::wl, .low = -1, .high = kAny},
+    {.name = "wr", .integer = &Case::wr, .low = -1, .high = kAny},
+    {.name = "mask", .integer = &Case::mask, .words = kSpans},
+    {.name = "block_mask", .integer = &Case::block_mask, .words = kSpans},
+    {.name = "block_q", .integer = &Case::block_q, .low = 1, .high = kAny},
+    {.name = "block_k", .integer = &Case::block_k, .low = 1, .high = kAny},
+    {.name = "bias", .integer = &Case::bias, .words = kSpans},
+    {.name = "bias_f32", .integer = &Case::bias_f32},
+    {.name = "d_bias", .integer = &Case::d_bias},
+    {.name = "alibi", .integer = &Case::alibi, .words = kAlibi},
+    {.name = "softcap", .real = &Case::softcap},
+    {.name = "dropout", .real = &Case::dropout},
+    {.name = "scale", .real = &Case::scale},
+    {.name = "sink", .integer = &Case::sink},
+    {.name = "d_sink", .integer = &Case::d_sink},
+    {.name = "lse", .integer = &Case::lse},
+    {.name = "d_lse", .integer = &Case::d_lse},
+    {.name = "invariant", .integer = &Case::invariant},
+    {.name = "cores", .integer = &Case::cores, .low = 1, .high = 1024},
+    {.name = "data", .integer = &Case::data, .words = kData},
+    {.name = "seed", .integer = &Case::seed, .high = kAny},
+};
+
+std::string value_text(const Field& field, const Case& c) {
+  if (field.real) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.17g", c.*field.real);
+    return text;
+  }
+  for (const Word& word : field.words)
+    if (word.value == c.*field.integer) return word.text;
+  return std::to_string(c.*field.integer);
+}
+
+bool parse_value(const Field& field, std::string_view text, Case& c) {
+  if (field.real) {
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), c.*field.real);
+    return code == std::errc() && end == text.data() + text.size() && !std::isnan(c.*field.real);
+  }
+  if (!field.words.empty()) {
+    for (const Word& word : field.words)
+      if (word.text == text) return c.*field.integer = word.value, true;
+    return false;
+  }
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), c.*field.integer);
+  return code == std::errc() && end == text.data() + text.size() && c.*field.integer >= field.low &&
+         c.*field.integer <= field.high;
+}
+
+}  // namespace
+
+std::string to_text(const Case& c) {
+  const Case standard;
+  std::string text;
+  for (const Field& field : kFields) {
+    const std::string value = value_text(field, c);
+    if (!field.always && value == value_text(field, standard)) continue;
+    text += (text.empty() ? "" : " ") + std::string(field.name) + "=" + value;
+  }
+  return text;
+}
+
+std::optional<Case> parse_case(std::string_view text, std::string* error) {
+  Case c;
+  while (true) {
+    const size_t start = text.find_first_not_of(' ');
+    if (start == std::string_view::npos) return c;
+    text.remove_prefix(start);
+    const std::string_view word = text.substr(0, text.find(' '));
+    text.remove_prefix(word.size());
+    const std::string_view name = word.substr(0, word.find('='));
+    const Field* field = std::ranges::find(kFields, name, [](const Field& f) { return std::string_view(f.name); });
+    if (field == std::end(kFields) || name.size() == word.size() ||
+        !parse_value(*field, word.substr(name.size() + 1), c)) {
+      if (error) *error = "'" + std::string(word) + "' is no field of a case, or not a value it takes";
+      return std::nullopt;
+    }
+  }
+}
+
+std::vector<Case> simpler_cases(const Case& c) {
+  std::vector<Case> simpler;
+  const Case standard;
+  const auto offer = [&](Case candidate) {
+    candidate = legalised(candidate);
+    if (!(candidate == c)) simpler.push_back(candidate);
+  };
+  for (const Field& field : kFields) {
+    Case candidate = c;
+    if (field.real) {
+      candidate.*field.real = standard.*field.real;
+      offer(candidate);
+    } else if (field.always && field.words.empty()) {
+      // Sizes: the smallest, a half, one less.
+      for (const int64_t value : {field.low, c.*field.integer / 2, c.*field.integer - 1}) {
+        candidate.*field.integer = std::max(value, field.low);
+        if (candidate.*field.integer < c.*field.integer) offer(candidate);
+      }
+    } else if (&(c.*field.integer) != &c.seed && &(c.*field.integer) != &c.backward) {
+      candidate.*field.integer = standard.*field.integer;
+      offer(candidate);
+    }
+  }
+  return simpler;
+}
+
+Case legalised(Case c) {
+  c.hkv = std::max<int64_t>(1, std::min(c.hkv, c.hq));
+  while (c.hq % c.hkv != 0) --c.hkv;
+  if (c.q_form == kPaged) c.q_form = kPacked;
+  // A batch of packed keys with dense queries, and the reverse, are both fine; paged keys have their own lengths.
+  if (c.k_form == kPaged) c.used = 1;
+  if (c.k_form != kDense) c.shared_kv = 0;
+  // Paged caches are for inference: gradients of a page that two sequences share would be no one's.
+  if (c.k_form == kPaged) c.backward = 0;
+  // A packed problem states its longest sequence, since the shapes of bias and masks are measured by it.
+  if (c.q_form == kPacked) c.sq = std::max<int64_t>(c.sq, 1);
+  if (c.k_form != kDense) c.sk = std::max<int64_t>(c.sk, 1);
+  if (c.block_mask != kAbsent) c.block_mask |= kSpanQ;
+  if (c.bias == kAbsent) c.d_bias = c.bias_f32 = 0;
+  if (!c.sink) c.d_sink = 0;
+  if (c.backward) c.lse = 1;
+  if (c.shared_kv) c.used = 0;
+  // What an infinity or NaN in a gradient's inputs spreads to is nobody's promise.
+  if (c.data >= kHuge) c.backward = 0;
+  if (c.data == kInfBias && c.bias == kAbsent) c.data = kNormal;
+  // Inf in a value that a query sees with weight 0 is a NaN in any product of P and V: only where all are seen.
+  if (c.data == kInfValue) {
+    c.causal = c.alibi = 0;
+    c.wl = c.wr = -1;
+    c.mask = c.block_mask = kAbsent;
+    c.dropout = 0;
+  }
+  if (!c.backward) c.d_bias = c.d_sink = c.d_lse = 0;
+  return c;
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,81 @@
+// One case of attention as plain data, with a one-line text form that can be parsed back: the same line drives the
+// table, the fuzzer and a replay.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::testing {
+
+// How rows of queries or keys are found: [B, S, H, D], [T, H, D] with cu_seqlens, or pages with a table.
+enum Form { kDense = 0, kPacked = 1, kPaged = 2 };
+
+// Memory order of a dense tensor's dimensions, outermost first.
+enum Order { kBshd = 0, kBhsd = 1, kSbhd = 2 };
+
+// Which of [B, H, Sq] a broadcastable tensor spans; Sk always.
+enum Span { kAbsent = -1, kSpanB = 4, kSpanH = 2, kSpanQ = 1 };
+
+enum Data {
+  kNormal = 0,
+  kOutlier,   // normal, plus with p = 0.001 a normal of sd 10
+  kGrowing,   // keys, and so scores, grow by four orders of magnitude along the sequence
+  kHuge,      // values near the end of what float16 holds, or 1e15
+  kNanQuery,  // some query rows hold a NaN
+  kNanKey,    // some keys hold a NaN
+  kInfKey,    // some keys hold +-Inf
+  kInfValue,  // some values hold +-Inf
+  kInfBias    // some bias entries hold -Inf
+};
+
+inline constexpr double kDefaultScale = std::numeric_limits<double>::infinity();
+
+struct Case {
+  int64_t dtype = 0;  // tessera_dtype
+  int64_t b = 1, sq = 16, sk = 16, hq = 1, hkv = 1, d = 16, dv = 16;
+  int64_t backward = 0;
+  int64_t q_form = kDense, k_form = kDense;
+  int64_t page = 16;      // rows a page
+  int64_t used = 0;       // seqused_k is given; always when paged
+  int64_t order = kBshd;  // of dense q, k, v, o and gradients
+  int64_t gap = 0;        // elements of padding after each row; makes the rest irregular too
+  int64_t reversed = 0;   // inputs lie backwards in memory along the sequence: negative strides
+  int64_t shared_kv = 0;  // dense k and v: batch stride 0
+  int64_t causal = 0, top_left = 0, wl = -1, wr = -1;
+  int64_t mask = kAbsent;        // Span
+  int64_t block_mask = kAbsent;  // Span of B and H
+  int64_t block_q = 16, block_k = 16;
+  int64_t bias = kAbsent;  // Span
+  int64_t bias_f32 = 0, d_bias = 0;
+  int64_t alibi = 0;  // 1: [H], 2: [B, H]
+  double softcap = 0, dropout = 0, scale = kDefaultScale;
+  int64_t sink = 0, d_sink = 0;
+  int64_t lse = 1, d_lse = 0;  // lse: asked for in the forward pass
+  int64_t invariant = 0;
+  int64_t cores = 2;  // what the plan splits work for
+  int64_t data = kNormal;
+  int64_t seed = 1;
+
+  bool operator==(const Case&) const = default;
+};
+
+// "dtype=bf16 b=2 sq=65 ...": what differs from a Case{}, and always dtype and sizes.
+std::string to_text(const Case& c);
+
+// The case that a line describes; nothing, and why, if it does not.
+std::optional<Case> parse_case(std::string_view text, std::string* error);
+
+// Cases with one more field set back to its default or halved: what shrinking tries.
+std::vector<Case> simpler_cases(const Case& c);
+
+// Makes a case obey the rules of a problem (hq a multiple of hkv, no gradient of an absent bias, ...).
+Case legalised(Case c);
+
+// The table.
+std::vector<Case> case_table();
+
+}  // namespace tessera::testing

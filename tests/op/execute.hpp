@@ -1,0 +1,48 @@
+// Running a call as a careful caller would: outputs poisoned, workspace guarded, nothing but the outputs written.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "inputs.hpp"
+
+namespace tessera::testing {
+
+struct NamedTensor {
+  const char* name;
+  const Tensor* tensor;
+};
+
+// What a direction writes, present tensors only.
+std::vector<NamedTensor> outputs(const Call& call, tessera_direction direction);
+
+struct RunOptions {
+  tessera_kernel kernel = TESSERA_KERNEL_AUTO;
+  int32_t isa = TESSERA_ISA_BASELINE;
+  int32_t threads = 1;
+  int32_t cores = 2;
+  unsigned char workspace_fill = 0xFF;  // what the workspace holds before
+  const tessera_executor* executor = nullptr;
+};
+
+struct RunResult {
+  tessera_status status{};
+  std::string harm;    // what was written that should not have been; "" is good
+  int32_t kernel = 0;  // that the plan chose
+  bool ok() const { return status.code == TESSERA_OK && harm.empty(); }
+  std::string why() const { return status.code == TESSERA_OK ? harm : status.message; }
+};
+
+// This machine's CPU; ends the program with a message if it cannot be had.
+tessera_device cpu_device();
+
+// The ISAs to be tested: all that this CPU has, or the one that TESSERA_ISA names.
+std::vector<int32_t> isas();
+
+// Plans and runs one direction. Backward reads call.o and call.lse.
+RunResult run(Call& call, tessera_direction direction, const RunOptions& options);
+
+// The bytes of all outputs of a direction, gaps and guards included.
+std::vector<std::vector<std::byte>> output_bytes(const Call& call, tessera_direction direction);
+
+}  // namespace tessera::testing

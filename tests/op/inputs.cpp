@@ -1,0 +1,373 @@
+#include "inputs.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+
+#include "numbers.hpp"
+
+namespace tessera::testing {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int64_t kPaddingRows = 2;  // of packed tensors, after the last sequence
+constexpr int64_t kUnusedPages = 2;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+class Draw {
+ public:
+  explicit Draw(int64_t seed) : engine_(static_cast<uint64_t>(seed)) {}
+  double uniform() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
+  double normal() { return std::sqrt(-2 * std::log(1 - uniform())) * std::cos(2 * M_PI * uniform()); }
+  int64_t up_to(int64_t largest) { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(largest + 1)); }
+  // 0 and the largest come often: those are where things break.
+  int64_t length(int64_t largest) {
+    const int64_t kind = up_to(4);
+    return kind == 0 ? 0 : kind == 1 ? largest : up_to(largest);
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// First rows and lengths of b sequences, the first of the full length.
+int64_t draw_lengths(Draw& draw, bool packed, int64_t b, int64_t length, std::vector<int64_t>& begin,
+                     std::vector<int64_t>& lengths) {
+  int64_t rows = 0;
+  for (int64_t n = 0; n < b; ++n) {
+    begin.push_back(rows);
+    lengths.push_back(packed && n > 0 ? draw.length(length) : length);
+    rows += lengths.back();
+  }
+  return rows + (packed ? kPaddingRows : 0);
+}
+
+// Gives every sequence pages of a pool in random order.
+void draw_pages(Draw& draw, Inputs& in) {
+  const Case& c = in.c;
+  in.max_pages = ceil_div(c.sk, c.page) + 1;
+  in.pages = kUnusedPages;
+  for (const int64_t sk : in.sk) in.pages += ceil_div(sk, c.page);
+  std::vector<int64_t> pool(in.pages);
+  std::iota(pool.begin(), pool.end(), 0);
+  for (size_t n = pool.size() - 1; n > 0; --n) std::swap(pool[n], pool[draw.up_to(static_cast<int64_t>(n))]);
+  in.page_table.assign(c.b * in.max_pages, -1);
+  for (int64_t b = 0; b < c.b; ++b) {
+    for (int64_t n = 0; n < ceil_div(in.sk[b], c.page); ++n) {
+      in.page_table[b * in.max_pages + n] = static_cast<double>(pool.back());
+      pool.pop_back();
+    }
+  }
+  in.rows_k = in.pages * c.page;
+}
+
+double draw_value(Draw& draw, const Case& c) {
+  double value = draw.normal();
+  if (c.data == kOutlier && draw.uniform() < 0.001) value += 10 * draw.normal();
+  if (c.data == kHuge) value *= c.dtype == TESSERA_FLOAT16 ? 1e4 : 1e15;
+  return round_to(static_cast<int32_t>(c.dtype), value);
+}
+
+void draw_row(Draw& draw, const Case& c, double factor, double* row, int64_t count) {
+  for (int64_t n = 0; n < count; ++n) row[n] = round_to(static_cast<int32_t>(c.dtype), draw_value(draw, c) * factor);
+}
+
+void draw_rows(Draw& draw, Inputs& in) {
+  const Case& c = in.c;
+  in.q.assign(in.rows_q * c.hq * c.d, kNaN);
+  in.d_o.assign(in.rows_q * c.hq * c.dv, kNaN);
+  in.k.assign(in.rows_k * c.hkv * c.d, kNaN);
+  in.v.assign(in.rows_k * c.hkv * c.dv, kNaN);
+  for (int64_t b = 0; b < c.b; ++b) {
+    for (int64_t i = 0; i < in.sq[b]; ++i) {
+      double* q = &in.q[in.q_row(b, i) * c.hq * c.d];
+      draw_row(draw, c, 1, q, c.hq * c.d);
+      draw_row(draw, c, 1, &in.d_o[in.q_row(b, i) * c.hq * c.dv], c.hq * c.dv);
+      if (c.data == kNanQuery && draw.uniform() < 0.1) q[draw.up_to(c.hq * c.d - 1)] = kNaN;
+    }
+    for (int64_t j = 0; j < in.sk[b]; ++j) {
+      double* k = &in.k[in.k_row(b, j) * c.hkv * c.d];
+      double* v = &in.v[in.k_row(b, j) * c.hkv * c.dv];
+      const double growth =
+          c.data == kGrowing ? std::pow(10, 4.0 * static_cast<double>(j) / static_cast<double>(c.sk) - 2) : 1;
+      draw_row(draw, c, growth, k, c.hkv * c.d);
+      draw_row(draw, c, 1, v, c.hkv * c.dv);
+      if (draw.uniform() > 0.1) continue;
+      const double infinity = draw.uniform() < 0.5 ? -kInfinity : kInfinity;
+      if (c.data == kNanKey) k[draw.up_to(c.hkv * c.d - 1)] = kNaN;
+      if (c.data == kInfKey) k[draw.up_to(c.hkv * c.d - 1)] = infinity;
+      if (c.data == kInfValue) v[draw.up_to(c.hkv * c.dv - 1)] = infinity;
+    }
+  }
+  if (!c.shared_kv) return;
+  for (int64_t b = 1; b < c.b; ++b) {
+    std::copy_n(in.k.begin(), c.sk * c.hkv * c.d, in.k.begin() + b * c.sk * c.hkv * c.d);
+    std::copy_n(in.v.begin(), c.sk * c.hkv * c.dv, in.v.begin() + b * c.sk * c.hkv * c.dv);
+  }
+}
+
+std::vector<int64_t> span_shape(const Case& c, int64_t span, int64_t rows, int64_t columns) {
+  return {span & kSpanB ? c.b : 1, span & kSpanH ? c.hq : 1, span & kSpanQ ? rows : 1, columns};
+}
+
+int64_t elements(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+void draw_score_tensors(Draw& draw, Inputs& in) {
+  const Case& c = in.c;
+  if (c.bias != kAbsent) {
+    const int32_t dtype = c.bias_f32 ? static_cast<int32_t>(TESSERA_FLOAT32) : static_cast<int32_t>(c.dtype);
+    in.bias.resize(elements(span_shape(c, c.bias, c.sq, c.sk)));
+    for (double& value : in.bias) {
+      value = round_to(dtype, draw.normal());
+      if (c.data == kInfBias && draw.uniform() < 0.3) value = -kInfinity;
+    }
+    // What lies beyond every sequence's end is padding, too.
+    const int64_t longest_k = in.sk.empty() ? 0 : *std::ranges::max_element(in.sk);
+    for (size_t n = 0; n < in.bias.size(); ++n)
+      if (static_cast<int64_t>(n) % c.sk >= longest_k) in.bias[n] = kNaN;
+  }
+  if (c.mask != kAbsent) {
+    in.mask.resize(elements(span_shape(c, c.mask, c.sq, c.sk)));
+    for (double& value : in.mask) value = draw.uniform() < 0.6;
+    // A few queries that see nothing at all.
+    if (c.sk > 0)
+      for (size_t row = 0; row < in.mask.size() / c.sk; ++row)
+        if (draw.uniform() < 0.05) std::fill_n(in.mask.begin() + row * c.sk, c.sk, 0.0);
+  }
+  if (c.block_mask != kAbsent) {
+    in.block_mask.resize(elements(span_shape(c, c.block_mask, ceil_div(c.sq, c.block_q), ceil_div(c.sk, c.block_k))));
+    for (double& value : in.block_mask) value = draw.uniform() < 0.6;
+  }
+  in.slopes.resize(c.alibi == 0 ? 0 : c.alibi == 1 ? c.hq : c.b * c.hq);
+  for (double& value : in.slopes) value = round_to(TESSERA_FLOAT32, std::exp2(-1 - 6 * draw.uniform()));
+  in.sink.resize(c.sink ? c.hq : 0);
+  for (double& value : in.sink) value = round_to(TESSERA_FLOAT32, draw.normal());
+}
+
+std::vector<double> cumulative(const std::vector<int64_t>& lengths) {
+  std::vector<double> sums{0};
+  for (const int64_t length : lengths) sums.push_back(sums.back() + static_cast<double>(length));
+  return sums;
+}
+
+Tensor filled(int32_t dtype, std::vector<int64_t> shape, const Placement& placement,
+              const std::vector<double>& values) {
+  Tensor tensor(dtype, std::move(shape), placement);
+  tensor.store(values);
+  return tensor;
+}
+
+Call make_call(const Inputs& in, int32_t dtype, bool regular) {
+  const Case& c = in.c;
+  Call call;
+  tessera_problem& problem = call.problem;
+  tessera_problem_init(&problem);
+
+  const bool packed_q = c.q_form == kPacked, packed_k = c.k_form == kPacked, paged = c.k_form == kPaged;
+  Placement rows_q, rows_k, out_q, out_k, scores, lse;
+  if (!regular) {
+    const std::vector<int> orders[] = {{0, 1, 2, 3}, {0, 2, 1, 3}, {1, 0, 2, 3}};
+    const std::vector<int> heads_first = {1, 0, 2};
+    rows_q.gap = rows_k.gap = c.gap;
+    rows_q.order = packed_q ? (c.order == kBhsd ? heads_first : std::vector<int>{}) : orders[c.order];
+    rows_k.order = packed_k ? (c.order == kBhsd ? heads_first : std::vector<int>{}) : orders[c.order];
+    out_q = rows_q;
+    out_k = rows_k;
+    if (c.reversed) {
+      rows_q.reversed_dim = packed_q ? 0 : 1;
+      rows_k.reversed_dim = packed_k ? 0 : 1;
+    }
+    if (c.shared_kv) rows_k.repeated_dim = 0;
+    if (c.order != kBshd) lse.order = packed_q ? std::vector<int>{1, 0} : std::vector<int>{0, 2, 1};
+    if (c.gap) scores.order = {0, 1, 3, 2};
+    scores.gap = lse.gap = c.gap;
+  }
+
+  const auto shape_q = [&](int64_t dim) {
+    return packed_q ? std::vector<int64_t>{in.rows_q, c.hq, dim} : std::vector<int64_t>{c.b, c.sq, c.hq, dim};
+  };
+  const auto shape_k = [&](int64_t dim) {
+    return packed_k ? std::vector<int64_t>{in.rows_k, c.hkv, dim}
+           : paged  ? std::vector<int64_t>{in.pages, c.page, c.hkv, dim}
+                    : std::vector<int64_t>{c.b, c.sk, c.hkv, dim};
+  };
+  const std::vector<int64_t> shape_lse =
+      packed_q ? std::vector<int64_t>{c.hq, in.rows_q} : std::vector<int64_t>{c.b, c.hq, c.sq};
+
+  call.q = filled(dtype, shape_q(c.d), rows_q, in.q);
+  call.k = filled(dtype, shape_k(c.d), rows_k, in.k);
+  call.v = filled(dtype, shape_k(c.dv), rows_k, in.v);
+  call.o = Tensor(dtype, shape_q(c.dv), out_q);
+  if (c.lse || regular) call.lse = Tensor(TESSERA_FLOAT32, shape_lse, lse);
+  if (packed_q) call.cu_seqlens_q = filled(TESSERA_INT32, {c.b + 1}, {}, cumulative(in.sq));
+  if (packed_k) call.cu_seqlens_k = filled(TESSERA_INT32, {c.b + 1}, {}, cumulative(in.k_rows));
+  if (c.used) call.seqused_k = filled(TESSERA_INT32, {c.b}, {}, {in.sk.begin(), in.sk.end()});
+  if (paged) call.page_table = filled(TESSERA_INT32, {c.b, in.max_pages}, {}, in.page_table);
+  if (c.bias != kAbsent) {
+    const auto bias_dtype = c.bias_f32 && !regular ? static_cast<int32_t>(TESSERA_FLOAT32) : dtype;
+    call.bias = filled(bias_dtype, span_shape(c, c.bias, c.sq, c.sk), scores, in.bias);
+  }
+  if (c.mask != kAbsent) call.mask = filled(TESSERA_BOOL, span_shape(c, c.mask, c.sq, c.sk), scores, in.mask);
+  if (c.block_mask != kAbsent) {
+    const auto shape = span_shape(c, c.block_mask, ceil_div(c.sq, c.block_q), ceil_div(c.sk, c.block_k));
+    call.block_mask = filled(TESSERA_BOOL, shape, scores, in.block_mask);
+    problem.mask_block_q = c.block_q;
+    problem.mask_block_k = c.block_k;
+  }
+  if (c.alibi) {
+    const std::vector<int64_t> shape = c.alibi == 1 ? std::vector<int64_t>{c.hq} : std::vector<int64_t>{c.b, c.hq};
+    call.slopes = filled(TESSERA_FLOAT32, shape, {}, in.slopes);
+  }
+  if (c.sink) call.sink = filled(TESSERA_FLOAT32, {c.hq}, {}, in.sink);
+
+  if (c.backward) {
+    call.d_o = filled(dtype, shape_q(c.dv), rows_q, in.d_o);
+    call.d_q = Tensor(dtype, shape_q(c.d), out_q);
+    call.d_k = Tensor(dtype, shape_k(c.d), out_k);
+    call.d_v = Tensor(dtype, shape_k(c.dv), out_k);
+    if (c.d_lse) call.d_lse = filled(TESSERA_FLOAT32, shape_lse, lse, in.d_lse);
+    if (c.d_bias) {
+      Placement placement;
+      placement.gap = regular ? 0 : c.gap;
+      call.d_bias = Tensor(TESSERA_FLOAT32, span_shape(c, c.bias, c.sq, c.sk), placement);
+    }
+    if (c.d_sink) call.d_sink = Tensor(TESSERA_FLOAT32, {c.hq});
+  }
+
+  problem.has_scale = c.scale != kDefaultScale;
+  problem.scale = problem.has_scale ? c.scale : 0;
+  problem.causal = static_cast<int32_t>(c.causal);
+  problem.alignment = c.top_left ? TESSERA_TOP_LEFT : TESSERA_BOTTOM_RIGHT;
+  problem.window_left = c.wl;
+  problem.window_right = c.wr;
+  problem.softcap = c.softcap;
+  problem.dropout_p = c.dropout;
+  problem.dropout_seed = 0x9E3779B97F4A7C15u * static_cast<uint64_t>(c.seed);
+  problem.dropout_offset = 0x100000007u * static_cast<uint64_t>(c.seed);
+  if (packed_q) problem.max_seqlen_q = c.sq;
+  if (packed_k || paged) problem.max_seqlen_k = c.sk;
+  problem.deterministic = 1;
+  problem.batch_invariant = static_cast<int32_t>(c.invariant);
+  call.describe();
+  return call;
+}
+
+}  // namespace
+
+double Inputs::scale() const { return c.scale == kDefaultScale ? 1 / std::sqrt(static_cast<double>(c.d)) : c.scale; }
+
+int64_t Inputs::q_row(int64_t b, int64_t i) const { return q_begin[b] + i; }
+
+int64_t Inputs::k_row(int64_t b, int64_t j) const {
+  if (c.k_form != kPaged) return k_begin[b] + j;
+  return static_cast<int64_t>(page_table[b * max_pages + j / c.page]) * c.page + j % c.page;
+}
+
+size_t Inputs::lse_index(int64_t b, int64_t h, int64_t i) const {
+  return c.q_form == kPacked ? h * rows_q + q_row(b, i) : (b * c.hq + h) * c.sq + i;
+}
+
+size_t Inputs::span_index(int64_t span, int64_t b, int64_t h, int64_t i, int64_t j, int64_t rows,
+                          int64_t columns) const {
+  const int64_t heads = span & kSpanH ? c.hq : 1;
+  const int64_t span_rows = span & kSpanQ ? rows : 1;
+  return (((span & kSpanB ? b : 0) * heads + (span & kSpanH ? h : 0)) * span_rows + (span & kSpanQ ? i : 0)) * columns +
+         j;
+}
+
+size_t Inputs::bias_index(int64_t b, int64_t h, int64_t i, int64_t j) const {
+  return span_index(c.bias, b, h, i, j, c.sq, c.sk);
+}
+
+bool Inputs::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
+  const int64_t over = i + (c.top_left ? 0 : sk[b] - sq[b]);  // the key that query i stands over
+  if (c.causal && j > over) return false;
+  if (c.wl >= 0 && j < over - c.wl) return false;
+  if (c.wr >= 0 && j > over + c.wr) return false;
+  if (c.mask != kAbsent && mask[span_index(c.mask, b, h, i, j, c.sq, c.sk)] == 0) return false;
+  if (c.block_mask == kAbsent) return true;
+  return block_mask[span_index(c.block_mask, b, h, i / c.block_q, j / c.block_k, ceil_div(c.sq, c.block_q),
+                               ceil_div(c.sk, c.block_k))] != 0;
+}
+
+Inputs make_inputs(const Case& c) {
+  Inputs in;
+  in.c = c;
+  Draw draw(c.seed);
+  in.rows_q = draw_lengths(draw, c.q_form == kPacked, c.b, c.sq, in.q_begin, in.sq);
+  in.rows_k = draw_lengths(draw, c.k_form == kPacked, c.b, c.sk, in.k_begin, in.k_rows);
+  in.sk = in.k_rows;
+  if (c.used)
+    for (int64_t& sk : in.sk) sk = draw.length(sk);
+  if (c.k_form == kPaged) draw_pages(draw, in);
+  draw_rows(draw, in);
+  in.d_lse.resize(in.rows_q * c.hq);
+  for (double& value : in.d_lse) value = round_to(TESSERA_FLOAT32, draw.normal());
+  draw_score_tensors(draw, in);
+  return in;
+}
+
+Call make_call(const Inputs& in) { return make_call(in, static_cast<int32_t>(in.c.dtype), false); }
+
+Call make_oracle_call(const Inputs& in) { return make_call(in, TESSERA_FLOAT64, true); }
+
+void Call::describe() {
+  problem.q = q.layout();
+  problem.k = k.layout();
+  problem.v = v.layout();
+  problem.o = o.layout();
+  problem.lse = lse.layout();
+  problem.cu_seqlens_q = cu_seqlens_q.layout();
+  problem.cu_seqlens_k = cu_seqlens_k.layout();
+  problem.seqused_k = seqused_k.layout();
+  problem.page_table = page_table.layout();
+  problem.bias = bias.layout();
+  problem.mask = mask.layout();
+  problem.block_mask = block_mask.layout();
+  problem.alibi_slopes = slopes.layout();
+  problem.sink = sink.layout();
+  problem.d_o = d_o.layout();
+  problem.d_q = d_q.layout();
+  problem.d_k = d_k.layout();
+  problem.d_v = d_v.layout();
+  problem.d_lse = d_lse.layout();
+  problem.d_bias = d_bias.layout();
+  problem.d_sink = d_sink.layout();
+}
+
+tessera_buffers Call::buffers() const {
+  return {.q = q.data(),
+          .k = k.data(),
+          .v = v.data(),
+          .o = o.data(),
+          .lse = lse.data_as<float>(),
+          .cu_seqlens_q = cu_seqlens_q.data_as<int32_t>(),
+          .cu_seqlens_k = cu_seqlens_k.data_as<int32_t>(),
+          .seqused_k = seqused_k.data_as<int32_t>(),
+          .page_table = page_table.data_as<int32_t>(),
+          .bias = bias.data(),
+          .mask = mask.data_as<uint8_t>(),
+          .block_mask = block_mask.data_as<uint8_t>(),
+          .alibi_slopes = slopes.data_as<float>(),
+          .sink = sink.data_as<float>(),
+          .d_o = d_o.data(),
+          .d_q = d_q.data(),
+          .d_k = d_k.data(),
+          .d_v = d_v.data(),
+          .d_lse = d_lse.data_as<float>(),
+          .d_bias = d_bias.data_as<float>(),
+          .d_sink = d_sink.data_as<float>()};
+}
+
+std::vector<const Tensor*> Call::inputs() const {
+  return {&q,    &k,    &v,          &cu_seqlens_q, &cu_seqlens_k, &seqused_k, &page_table,
+          &bias, &mask, &block_mask, &slopes,       &sink,         &d_o,       &d_lse};
+}
+
+}  // namespace tessera::testing

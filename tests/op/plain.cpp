@@ -1,0 +1,284 @@
+#include "plain.hpp"
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "numbers.hpp"
+
+namespace tessera::testing {
+namespace {
+
+constexpr double kEpsilon32 = 0x1p-23;
+
+// Philox4x32-10 (Salmon et al., SC 2011), table 2 of the paper.
+std::array<uint32_t, 4> philox(std::array<uint32_t, 4> x, uint32_t key0, uint32_t key1) {
+  for (int round = 0; round < 10; ++round, key0 += 0x9E3779B9, key1 += 0xBB67AE85) {
+    const uint64_t a = uint64_t{0xD2511F53} * x[0], b = uint64_t{0xCD9E8D57} * x[2];
+    x = {static_cast<uint32_t>(b >> 32) ^ x[1] ^ key0, static_cast<uint32_t>(b),
+         static_cast<uint32_t>(a >> 32) ^ x[3] ^ key1, static_cast<uint32_t>(a)};
+  }
+  return x;
+}
+
+// Whether dropout keeps an entry, as the library's page on dropout defines it: 32 columns share four calls, a call
+// decides columns {2 c, 2 c + 1} + {0, 8, 16, 24} by the halves of its words, low half first.
+bool kept(const tessera_problem& problem, int64_t head, int64_t i, int64_t j) {
+  const auto column = static_cast<uint32_t>(j % 32);
+  const uint32_t call = column % 8 / 2;
+  const auto words =
+      philox({static_cast<uint32_t>(j / 32) * 4 + call, static_cast<uint32_t>(i), static_cast<uint32_t>(head),
+              static_cast<uint32_t>(problem.dropout_offset)},
+             static_cast<uint32_t>(problem.dropout_seed),
+             static_cast<uint32_t>(problem.dropout_seed >> 32) ^ static_cast<uint32_t>(problem.dropout_offset >> 32));
+  const uint32_t value = column % 2 ? words[column / 8] >> 16 : words[column / 8] & 0xFFFF;
+  return value >= static_cast<uint32_t>(std::lround(problem.dropout_p * 65536));
+}
+
+// The matrices of one (sequence, head), row-major.
+template <class Real>
+struct Head {
+  int64_t sq, sk, d, dv;
+  std::vector<Real> q, k, v, d_o;  // [sq, d], [sk, d], [sk, dv], [sq, dv]
+};
+
+template <class Real>
+Real dot(const Real* a, const Real* b, int64_t count) {
+  Real sum = 0;
+  for (int64_t n = 0; n < count; ++n) sum += a[n] * b[n];
+  return sum;
+}
+
+template <class Real>
+double norm(const Real* a, int64_t count) {
+  return std::sqrt(static_cast<double>(dot(a, a, count)));
+}
+
+// rows[n] of a tensor [rows, heads, width], as one matrix.
+template <class Real, class Row>
+std::vector<Real> gather(const std::vector<double>& tensor, int64_t count, int64_t heads, int64_t head, int64_t width,
+                         Row row) {
+  std::vector<Real> matrix(count * width);
+  for (int64_t n = 0; n < count; ++n)
+    for (int64_t x = 0; x < width; ++x)
+      matrix[n * width + x] = static_cast<Real>(tensor[(row(n) * heads + head) * width + x]);
+  return matrix;
+}
+
+template <class Real>
+class Plain {
+ public:
+  Plain(const Inputs& in, PlainResult& out)
+      : in_(in), c_(in.c), out_(out), problem_(make_oracle_call(in).problem), scale_(static_cast<Real>(in.scale())) {
+    // Errors of one rounding: of float32 arithmetic, and of storing in the dtype.
+    epsilon_ = std::is_same_v<Real, float> ? kEpsilon32 : epsilon(TESSERA_FLOAT64);
+    epsilon_stored_ = std::is_same_v<Real, float> ? epsilon(static_cast<int32_t>(c_.dtype)) : epsilon_;
+    p_drop_ = std::lround(c_.dropout * 65536) / 65536.0;
+  }
+
+  void run() {
+    allocate();
+    for (int64_t b = 0; b < c_.b; ++b)
+      for (int64_t h = 0; h < c_.hq; ++h) run_head(b, h);
+    finish(out_.o, true);
+    finish(out_.lse, false);
+    finish(out_.d_q, true);
+    finish(out_.d_k, true);
+    finish(out_.d_v, true);
+    finish(out_.d_bias, false);
+    finish(out_.d_sink, false);
+  }
+
+ private:
+  Real stored(Real value) const {
+    if constexpr (std::is_same_v<Real, double>) return value;
+    return c_.dtype == TESSERA_FLOAT32 ? value : static_cast<Real>(round_to(static_cast<int32_t>(c_.dtype), value));
+  }
+
+  void allocate() {
+    const auto make = [](PlainTensor& tensor, int64_t size) {
+      tensor.value.assign(size, 0);
+      tensor.noise.assign(size, 0);
+    };
+    make(out_.o, in_.rows_q * c_.hq * c_.dv);
+    make(out_.lse, in_.rows_q * c_.hq);
+    out_.unseen_q.assign(in_.rows_q * c_.hq, 1);
+    out_.unseen_k.assign(in_.rows_k * c_.hkv, 1);
+    if (!c_.backward) return;
+    make(out_.d_q, in_.rows_q * c_.hq * c_.d);
+    make(out_.d_k, in_.rows_k * c_.hkv * c_.d);
+    make(out_.d_v, in_.rows_k * c_.hkv * c_.dv);
+    make(out_.d_bias, c_.d_bias ? static_cast<int64_t>(in_.bias.size()) : 0);
+    make(out_.d_sink, c_.d_sink ? c_.hq : 0);
+  }
+
+  // Sums over heads and rows are kept in Real; the noise is kept as squares until here.
+  void finish(PlainTensor& tensor, bool in_dtype) const {
+    for (size_t n = 0; n < tensor.value.size(); ++n) {
+      if (in_dtype) tensor.value[n] = stored(static_cast<Real>(tensor.value[n]));
+      const double rounding = (in_dtype ? epsilon_stored_ : epsilon_) * std::fabs(tensor.value[n]);
+      tensor.noise[n] = std::sqrt(tensor.noise[n]) + (std::isfinite(rounding) ? rounding : 0);
+    }
+  }
+
+  static void add(double& total, Real term) { total = static_cast<Real>(static_cast<Real>(total) + term); }
+  static void add_noise(double& squares, double noise) { squares += noise * noise; }
+
+  void run_head(int64_t b, int64_t h) {
+    const int64_t kv = h * c_.hkv / c_.hq;
+    const auto q_row = [&](int64_t i) { return in_.q_row(b, i); };
+    const auto k_row = [&](int64_t j) { return in_.k_row(b, j); };
+    head_ = {in_.sq[b], in_.sk[b], c_.d, c_.dv, {}, {}, {}, {}};
+    head_.q = gather<Real>(in_.q, head_.sq, c_.hq, h, c_.d, q_row);
+    head_.k = gather<Real>(in_.k, head_.sk, c_.hkv, kv, c_.d, k_row);
+    head_.v = gather<Real>(in_.v, head_.sk, c_.hkv, kv, c_.dv, k_row);
+    if (c_.backward) head_.d_o = gather<Real>(in_.d_o, head_.sq, c_.hq, h, c_.dv, q_row);
+    s_.resize(head_.sk);
+    p_.resize(head_.sk);
+    noise_.resize(head_.sk);
+    kept_.resize(head_.sk);
+    for (int64_t i = 0; i < head_.sq; ++i) {
+      scores(b, h, i);
+      forward_row(b, h, i);
+      if (c_.backward) backward_row(b, h, kv, i);
+    }
+  }
+
+  // Step 1: one row of S; -inf where it sees nothing. noise_[j] is what rounding does to exp(s_j), relatively.
+  void scores(int64_t b, int64_t h, int64_t i) {
+    const Real* q = &head_.q[i * c_.d];
+    for (int64_t j = 0; j < head_.sk; ++j) {
+      s_[j] = -std::numeric_limits<Real>::infinity();
+      noise_[j] = 0;
+      if (!in_.visible(b, h, i, j)) continue;
+      out_.unseen_q[in_.q_row(b, i) * c_.hq + h] = 0;
+      out_.unseen_k[in_.k_row(b, j) * c_.hkv + h * c_.hkv / c_.hq] = 0;
+      const Real* k = &head_.k[j * c_.d];
+      Real s = scale_ * dot(q, k, c_.d);
+      double magnitude = 1 + std::fabs(s) + 0.5 * std::fabs(scale_) * norm(q, c_.d) * norm(k, c_.d);
+      if (c_.softcap > 0) s = static_cast<Real>(c_.softcap) * std::tanh(s / static_cast<Real>(c_.softcap));
+      if (c_.bias != kAbsent) s += static_cast<Real>(in_.bias[in_.bias_index(b, h, i, j)]);
+      if (c_.alibi) {
+        const auto slope = static_cast<Real>(in_.slopes[c_.alibi == 1 ? h : b * c_.hq + h]);
+        s -= slope * static_cast<Real>(std::abs(i + head_.sk - head_.sq - j));
+      }
+      magnitude += std::isfinite(s) ? std::fabs(s) : 0;
+      s_[j] = s;
+      noise_[j] = epsilon_ * magnitude;
+    }
+  }
+
+  // Steps 2 and 3: softmax, and its product with V.
+  void forward_row(int64_t b, int64_t h, int64_t i) {
+    constexpr Real kInf = std::numeric_limits<Real>::infinity();
+    const int64_t row = in_.q_row(b, i) * c_.hq + h;
+    Real m = -kInf;
+    for (const Real s : s_) m = std::isnan(s) ? s : std::max(m, s);
+    for (const Real s : s_)
+      if (std::isnan(s)) m = s;
+    double& lse = out_.lse.value[in_.lse_index(b, h, i)];
+    lse = -kInf;
+    std::fill(p_.begin(), p_.end(), Real{0});
+    if (m == -kInf) return;  // it sees nothing: o is 0, whatever the sink
+    if (c_.sink) m = std::max(m, static_cast<Real>(in_.sink[h]));
+    Real sum = c_.sink ? std::exp(static_cast<Real>(in_.sink[h]) - m) : Real{0};
+    for (int64_t j = 0; j < head_.sk; ++j) sum += p_[j] = std::exp(s_[j] - m);
+    lse = m + std::log(sum);
+    double worst = epsilon_;
+    for (int64_t j = 0; j < head_.sk; ++j)
+      if (p_[j] > 0) worst = std::max(worst, noise_[j] * static_cast<double>(p_[j] / sum) + epsilon_);
+    add_noise(out_.lse.noise[in_.lse_index(b, h, i)], worst);
+
+    const Real keep_scale = static_cast<Real>(1 / (1 - p_drop_));
+    for (int64_t j = 0; j < head_.sk; ++j) {
+      p_[j] /= sum;
+      kept_[j] = p_drop_ == 0 || (s_[j] != -kInf && kept(problem_, b * c_.hq + h, i, j)) ? keep_scale : Real{0};
+      if (p_drop_ == 0) kept_[j] = 1;
+      const Real p = stored(p_[j] * kept_[j]);
+      if (s_[j] == -kInf) continue;
+      const double noise = p * (epsilon_stored_ + noise_[j]);
+      for (int64_t x = 0; x < c_.dv; ++x) {
+        add(out_.o.value[row * c_.dv + x], p * head_.v[j * c_.dv + x]);
+        add_noise(out_.o.noise[row * c_.dv + x], noise * head_.v[j * c_.dv + x]);
+      }
+    }
+  }
+
+  void backward_row(int64_t b, int64_t h, int64_t kv, int64_t i) {
+    const int64_t row = in_.q_row(b, i) * c_.hq + h;
+    if (out_.lse.value[in_.lse_index(b, h, i)] == -std::numeric_limits<double>::infinity()) return;
+    const Real* d_o = &head_.d_o[i * c_.dv];
+    std::vector<Real> o(c_.dv);
+    for (int64_t x = 0; x < c_.dv; ++x) o[x] = stored(static_cast<Real>(out_.o.value[row * c_.dv + x]));
+    const Real delta = dot(d_o, o.data(), c_.dv);
+    const Real d_lse = c_.d_lse ? static_cast<Real>(in_.d_lse[in_.lse_index(b, h, i)]) : Real{0};
+    const double norm_d_o = norm(d_o, c_.dv);
+    const double delta_noise =
+        norm_d_o * norm(o.data(), c_.dv) * (epsilon_ + epsilon_stored_ / std::sqrt(static_cast<double>(c_.dv)));
+    if (c_.d_sink) {
+      const auto lse = static_cast<Real>(out_.lse.value[in_.lse_index(b, h, i)]);
+      const Real p_sink = std::exp(static_cast<Real>(in_.sink[h]) - lse);
+      add(out_.d_sink.value[h], p_sink * (d_lse - delta));
+      add_noise(out_.d_sink.noise[h], p_sink * (delta_noise + std::fabs(d_lse - delta) *
+                                                                  (epsilon_ + out_.lse.noise[in_.lse_index(b, h, i)])));
+    }
+    for (int64_t j = 0; j < head_.sk; ++j) {
+      if (p_[j] == 0) continue;
+      const int64_t key = in_.k_row(b, j) * c_.hkv + kv;
+      const Real* v = &head_.v[j * c_.dv];
+      const Real* k = &head_.k[j * c_.d];
+      const Real* q = &head_.q[i * c_.d];
+      const Real p_dropped = stored(p_[j] * kept_[j]);
+      const double p_noise = p_dropped * (epsilon_stored_ + noise_[j]);
+      for (int64_t x = 0; x < c_.dv; ++x) {
+        add(out_.d_v.value[key * c_.dv + x], p_dropped * d_o[x]);
+        add_noise(out_.d_v.noise[key * c_.dv + x], p_noise * d_o[x]);
+      }
+      Real d_s = p_[j] * (kept_[j] * dot(d_o, v, c_.dv) - delta + d_lse);
+      double d_s_noise =
+          p_[j] * (kept_[j] * epsilon_ * norm_d_o * norm(v, c_.dv) + delta_noise + epsilon_ * std::fabs(d_lse)) +
+          std::fabs(d_s) * noise_[j];
+      if (c_.d_bias) {
+        add(out_.d_bias.value[in_.bias_index(b, h, i, j)], d_s);
+        add_noise(out_.d_bias.noise[in_.bias_index(b, h, i, j)], d_s_noise);
+      }
+      if (c_.softcap > 0) {
+        const Real t = std::tanh(scale_ * dot(q, k, c_.d) / static_cast<Real>(c_.softcap));
+        d_s *= 1 - t * t;
+        d_s_noise = d_s_noise * (1 - t * t) + std::fabs(d_s) * epsilon_;
+      }
+      d_s_noise += epsilon_stored_ * std::fabs(d_s);
+      d_s = stored(d_s);
+      for (int64_t x = 0; x < c_.d; ++x) {
+        add(out_.d_q.value[row * c_.d + x], d_s * scale_ * k[x]);
+        add_noise(out_.d_q.noise[row * c_.d + x], d_s_noise * scale_ * k[x]);
+        add(out_.d_k.value[key * c_.d + x], d_s * scale_ * q[x]);
+        add_noise(out_.d_k.noise[key * c_.d + x], d_s_noise * scale_ * q[x]);
+      }
+    }
+  }
+
+  const Inputs& in_;
+  const Case& c_;
+  PlainResult& out_;
+  const tessera_problem problem_;
+  Head<Real> head_{};
+  std::vector<Real> s_, p_, kept_;
+  std::vector<double> noise_;
+  Real scale_;
+  double epsilon_ = 0, epsilon_stored_ = 0, p_drop_ = 0;
+};
+
+}  // namespace
+
+PlainResult plain_attention(const Inputs& in, Precision precision) {
+  PlainResult out;
+  if (precision == Precision::kFloat64) {
+    Plain<double>(in, out).run();
+  } else {
+    Plain<float>(in, out).run();
+  }
+  return out;
+}
+
+}  // namespace tessera::testing

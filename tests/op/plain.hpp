@@ -1,0 +1,30 @@
+// Attention by its definition, in three steps, materialising S: what the error of the kernels is measured against.
+//
+// In float32 with 16-bit inputs it rounds what a plain implementation of that type would store: P before P V, dS before
+// its products, and all outputs. Philox and the masks are its own, so that it also checks the oracle.
+#pragma once
+
+#include <vector>
+
+#include "inputs.hpp"
+
+namespace tessera::testing {
+
+// One output: its values, and how large an error of one rounding a term would be, for each element: the root of the
+// summed squares of what one rounding does to each term of its sum. It matters for tensors of a few elements, where the
+// plain result can be right by luck.
+struct PlainTensor {
+  std::vector<double> value, noise;
+};
+
+struct PlainResult {
+  PlainTensor o, lse, d_q, d_k, d_v, d_bias, d_sink;
+  std::vector<char> unseen_q;  // [rows_q, Hq]: this query sees nothing
+  std::vector<char> unseen_k;  // [rows_k, Hkv]: no query sees this key; true also for what no sequence owns
+};
+
+enum class Precision { kSame, kFloat64 };  // kSame: float32, and rounding to the case's dtype
+
+PlainResult plain_attention(const Inputs& in, Precision precision);
+
+}  // namespace tessera::testing

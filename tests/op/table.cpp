@@ -1,0 +1,290 @@
+// The table: lengths around tile edges, head sizes, every option alone, every pair of option values together, decoding
+// shapes, and numbers that are hard on a softmax.
+#include <array>
+#include <iterator>
+#include <random>
+#include <set>
+#include <string>
+
+#include "case.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::testing {
+namespace {
+
+constexpr int64_t kDtypes[] = {TESSERA_FLOAT32, TESSERA_FLOAT16, TESSERA_BFLOAT16};
+constexpr int64_t kHeadDims[] = {1, 8, 17, 40, 64, 80, 96, 112, 128, 160, 192, 256, 512};
+constexpr int64_t kLengths[] = {0,  1,  2,  15, 16,  17,  23,  24,  25,  47,  48,  49,  63, 64,
+                                65, 95, 96, 97, 127, 128, 129, 191, 192, 193, 255, 256, 257};
+
+class Table {
+ public:
+  void add(Case c) {
+    c = legalised(c);
+    c.seed = static_cast<int64_t>(cases_.size()) + 1;
+    cases_.push_back(c);
+  }
+  // A line of to_text, once for each dtype.
+  void add(const char* line) {
+    for (const int64_t dtype : kDtypes) {
+      Case c = *parse_case(line, nullptr);
+      c.dtype = dtype;
+      add(c);
+    }
+  }
+  std::vector<Case> take() { return std::move(cases_); }
+
+ private:
+  std::vector<Case> cases_;
+};
+
+// Every length as Sq and as Sk, against a length some steps away in the list: full and causal by turns.
+void add_lengths(Table& table) {
+  constexpr size_t kCount = std::size(kLengths);
+  for (const int64_t dtype : kDtypes) {
+    for (size_t n = 0; n < kCount; ++n) {
+      Case c{.dtype = dtype, .b = 2, .sq = kLengths[n], .sk = kLengths[n], .hq = 2, .hkv = 1, .d = 64, .dv = 64};
+      c.backward = 1;
+      c.causal = 1;
+      table.add(c);
+      c.sk = kLengths[(n * 7 + 5) % kCount];
+      c.causal = n % 3 == 0;
+      c.top_left = n % 6 == 0;
+      c.d = c.dv = 24;
+      table.add(c);
+    }
+  }
+}
+
+void add_head_dims(Table& table) {
+  constexpr size_t kCount = std::size(kHeadDims);
+  for (const int64_t dtype : kDtypes) {
+    for (size_t n = 0; n < kCount; ++n) {
+      Case c{.dtype = dtype, .b = 1, .sq = 65, .sk = 97, .hq = 2, .hkv = 2, .d = kHeadDims[n], .dv = kHeadDims[n]};
+      c.backward = 1;
+      table.add(c);
+      c.dv = kHeadDims[(n + 4) % kCount];
+      c.causal = 1;
+      c.hkv = 1;
+      table.add(c);
+    }
+  }
+}
+
+// One option at a time, over more than one tile in both directions.
+constexpr const char* kOptions[] = {
+    "wl=10 wr=0",
+    "wl=0 wr=0",
+    "wl=30 wr=20",
+    "wr=5",
+    "wl=17",
+    "wl=200 wr=0",
+    "causal=1 wl=16",
+    "causal=1 top_left=1",
+    "wl=8 wr=8 top_left=1",
+    "mask=k",
+    "mask=qk",
+    "mask=hk",
+    "mask=hqk",
+    "mask=bk",
+    "mask=bqk",
+    "mask=bhk",
+    "mask=bhqk",
+    "block_mask=k",
+    "block_mask=hk block_q=32 block_k=64",
+    "block_mask=bk block_q=7 block_k=13",
+    "block_mask=bhk",
+    "used=1",
+    "used=1 causal=1",
+    "bias=k d_bias=1",
+    "bias=qk d_bias=1",
+    "bias=hk d_bias=1",
+    "bias=hqk d_bias=1",
+    "bias=bk d_bias=1",
+    "bias=bqk d_bias=1",
+    "bias=bhk d_bias=1",
+    "bias=bhqk d_bias=1",
+    "bias=hqk bias_f32=1 d_bias=1",
+    "bias=k bias_f32=1",
+    "bias=bhqk bias_f32=1 gap=3",
+    "alibi=h",
+    "alibi=bh",
+    "alibi=h causal=1",
+    "softcap=2",
+    "softcap=30",
+    "sink=1 d_sink=1",
+    "sink=1 causal=1 top_left=1",
+    "dropout=0.1",
+    "dropout=0.5 causal=1",
+    "dropout=0.99",
+    "d_lse=1",
+    "sink=1 d_sink=1 d_lse=1",
+    "scale=-0.3",
+    "scale=0",
+    "scale=1",
+    "order=bhsd",
+    "order=sbhd",
+    "gap=1",
+    "gap=5 order=bhsd",
+    "reversed=1",
+    "reversed=1 gap=3 order=sbhd",
+    "shared_kv=1",
+    "q=packed k=packed",
+    "q=packed k=packed causal=1",
+    "q=packed k=packed used=1 gap=1",
+    "q=packed",
+    "k=packed causal=1",
+    "q=packed k=packed order=bhsd d_lse=1",
+    "q=packed k=packed bias=bhqk d_bias=1",
+    "q=packed k=packed mask=bqk",
+    "q=packed k=packed wl=9 wr=4 block_mask=bk",
+    "cores=1",
+    "cores=16",
+    "cores=5 causal=1",
+};
+
+constexpr const char* kForwardOptions[] = {
+    "k=paged",
+    "k=paged page=1",
+    "k=paged page=7 causal=1",
+    "k=paged page=64 gap=3",
+    "k=paged page=256 q=packed",
+    "k=paged page=128 bias=bhqk",
+    "k=paged wl=20 wr=3 sink=1",
+    "lse=0",
+    "lse=0 causal=1",
+    "invariant=1",
+    "invariant=1 q=packed k=packed causal=1",
+};
+
+void add_options(Table& table) {
+  for (const char* option : kOptions)
+    table.add((std::string(option) + " backward=1 b=3 sq=70 sk=140 hq=4 hkv=2 d=32 dv=40").c_str());
+  for (const char* option : kForwardOptions)
+    table.add((std::string(option) + " b=3 sq=70 sk=140 hq=4 hkv=2 d=32 dv=40").c_str());
+}
+
+constexpr const char* kDecode[] = {
+    "b=1 sq=1 sk=1000 hq=8 hkv=2 d=128 dv=128",
+    "b=2 sq=1 sk=4001 hq=4 hkv=4 d=64 dv=64 cores=8",
+    "b=3 sq=1 sk=700 hq=8 hkv=1 d=64 dv=64 k=paged page=16",
+    "b=3 sq=2 sk=515 hq=6 hkv=2 d=80 dv=48 causal=1 used=1",
+    "b=4 sq=4 sk=333 hq=4 hkv=1 d=40 dv=40 causal=1 k=paged page=32 q=packed cores=7",
+    "b=2 sq=1 sk=900 hq=8 hkv=2 d=64 dv=64 wl=100 wr=0",
+    "b=2 sq=1 sk=900 hq=8 hkv=2 d=64 dv=64 bias=bhk mask=bhk sink=1 softcap=5 alibi=bh cores=4",
+    "b=2 sq=3 sk=900 hq=8 hkv=2 d=64 dv=64 dropout=0.3 block_mask=hk",
+    "b=2 sq=1 sk=2000 hq=4 hkv=1 d=256 dv=256 invariant=1 cores=16",
+    "b=2 sq=1 sk=600 hq=2 hkv=2 d=17 dv=33 reversed=1 gap=3",
+    "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=growing cores=4",
+    "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=nan_key cores=4",
+};
+
+constexpr const char* kNumerics[] = {
+    "data=outlier backward=1 sq=129 sk=257 hq=2 hkv=1 d=64 dv=64",
+    "data=outlier backward=1 sq=129 sk=257 hq=2 hkv=1 d=128 dv=128 causal=1",
+    "data=growing backward=1 sq=100 sk=300 hq=2 hkv=1 d=64 dv=64",
+    "data=growing backward=1 sq=200 sk=200 hq=2 hkv=1 d=64 dv=64 causal=1",
+    "data=growing backward=1 sq=100 sk=300 hq=2 hkv=1 d=64 dv=64 scale=-0.125",
+    "data=growing sq=100 sk=300 hq=2 hkv=1 d=64 dv=64 softcap=20 alibi=h",
+    "data=huge sq=70 sk=200 hq=2 hkv=1 d=32 dv=32",
+    "data=huge sq=70 sk=200 hq=2 hkv=1 d=32 dv=32 causal=1 softcap=10",
+    "data=nan_query sq=100 sk=130 hq=2 hkv=1 d=32 dv=32",
+    "data=nan_query sq=100 sk=130 hq=2 hkv=1 d=32 dv=32 causal=1 q=packed k=packed b=3",
+    "data=nan_key sq=100 sk=130 hq=2 hkv=1 d=32 dv=32",
+    "data=nan_key sq=100 sk=130 hq=2 hkv=1 d=32 dv=32 causal=1",
+    "data=inf_key sq=100 sk=130 hq=2 hkv=1 d=32 dv=32",
+    "data=inf_key sq=100 sk=130 hq=2 hkv=1 d=32 dv=32 softcap=5 causal=1",
+    "data=inf_value sq=100 sk=130 hq=2 hkv=1 d=32 dv=32",
+    "data=inf_bias sq=100 sk=130 hq=2 hkv=1 d=32 dv=32 bias=hqk",
+    "data=inf_bias sq=100 sk=130 hq=2 hkv=1 d=32 dv=32 bias=k bias_f32=1 causal=1 sink=1",
+    "backward=1 sq=1000 sk=1000 hq=1 hkv=1 d=64 dv=64",
+    "backward=1 sq=1000 sk=1000 hq=2 hkv=1 d=32 dv=32 causal=1",
+    "backward=1 sq=300 sk=1000 hq=1 hkv=1 d=128 dv=128 wl=100 wr=0",
+};
+
+// ---- pairs: every value of a factor together with every value of every other one ---------------------------------------
+
+struct Factor {
+  std::vector<std::string> values;  // text to add to a case
+};
+
+const Factor kFactors[] = {
+    {{"dtype=f32", "dtype=f16", "dtype=bf16"}},
+    {{"sq=1", "sq=17", "sq=49", "sq=130"}},
+    {{"sk=3", "sk=64", "sk=97", "sk=200"}},
+    {{"hq=1 hkv=1", "hq=6 hkv=2", "hq=4 hkv=1", "hq=2 hkv=2"}},
+    {{"d=16 dv=16", "d=64 dv=64", "d=40 dv=72", "d=128 dv=128", "d=33 dv=7"}},
+    {{"backward=0", "backward=1"}},
+    {{"q=dense", "q=packed"}},
+    {{"k=dense", "k=packed", "k=paged page=24"}},
+    {{"used=0", "used=1"}},
+    {{"order=bshd", "order=bhsd", "order=sbhd"}},
+    {{"gap=0", "gap=3"}},
+    {{"reversed=0", "reversed=1"}},
+    {{"causal=0", "causal=1", "causal=1 top_left=1"}},
+    {{"wl=-1", "wl=20 wr=10", "wl=5", "wr=40"}},
+    {{"mask=none", "mask=k", "mask=hqk", "mask=bqk"}},
+    {{"block_mask=none", "block_mask=k block_q=10 block_k=30", "block_mask=bhk"}},
+    {{"bias=none", "bias=hqk d_bias=1", "bias=bk bias_f32=1 d_bias=1", "bias=qk"}},
+    {{"alibi=none", "alibi=h", "alibi=bh"}},
+    {{"softcap=0", "softcap=3"}},
+    {{"sink=0", "sink=1 d_sink=1"}},
+    {{"dropout=0", "dropout=0.25"}},
+    {{"d_lse=0", "d_lse=1"}},
+    {{"cores=2", "cores=6"}},
+};
+
+// Cases that cover all pairs, found greedily: of some random rows, each time the one that covers most pairs not yet met.
+std::vector<std::string> pairwise_lines() {
+  constexpr size_t kCount = std::size(kFactors);
+  using Pair = std::array<size_t, 4>;  // factor, value, factor, value
+  std::set<Pair> missing;
+  for (size_t a = 0; a < kCount; ++a)
+    for (size_t b = a + 1; b < kCount; ++b)
+      for (size_t x = 0; x < kFactors[a].values.size(); ++x)
+        for (size_t y = 0; y < kFactors[b].values.size(); ++y) missing.insert({a, x, b, y});
+
+  std::mt19937_64 random(1);
+  std::vector<std::string> lines;
+  while (!missing.empty()) {
+    std::vector<size_t> best;
+    std::vector<Pair> best_pairs;
+    constexpr int kTries = 30;
+    for (int attempt = 0; attempt < kTries; ++attempt) {
+      std::vector<size_t> row(kCount);
+      for (size_t a = 0; a < kCount; ++a) row[a] = random() % kFactors[a].values.size();
+      const Pair& wanted = *missing.begin();
+      row[wanted[0]] = wanted[1];
+      row[wanted[2]] = wanted[3];
+      std::vector<Pair> pairs;
+      for (size_t a = 0; a < kCount; ++a)
+        for (size_t b = a + 1; b < kCount; ++b)
+          if (missing.contains({a, row[a], b, row[b]})) pairs.push_back({a, row[a], b, row[b]});
+      if (pairs.size() > best_pairs.size()) best = row, best_pairs = pairs;
+    }
+    for (const Pair& pair : best_pairs) missing.erase(pair);
+    std::string line = "b=3";
+    for (size_t a = 0; a < kCount; ++a) line += " " + kFactors[a].values[best[a]];
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::vector<Case> case_table() {
+  Table table;
+  add_lengths(table);
+  add_head_dims(table);
+  add_options(table);
+  for (const char* line : kDecode) table.add(line);
+  for (const char* line : kNumerics) table.add(line);
+  for (const std::string& line : pairwise_lines()) table.add(*parse_case(line, nullptr));
+  table.add("b=0 sq=5 sk=7");
+  table.add("b=0 sq=5 sk=7 q=packed k=packed backward=1");
+  table.add("b=2 sq=5 sk=0 sink=1 d_sink=1 backward=1");
+  table.add("b=2 sq=0 sk=5 backward=1 bias=hk d_bias=1");
+  return table.take();
+}
+
+}  // namespace tessera::testing
