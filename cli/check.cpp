@@ -1,0 +1,107 @@
+#include "check.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+namespace tessera::cli {
+namespace {
+
+struct Output {
+  const char* name;
+  Tensor AttentionTensors::*tensor;
+  bool backward;
+};
+using T = AttentionTensors;
+constexpr Output kOutputs[] = {{"o", &T::o, false},         {"lse", &T::lse, false}, {"d_q", &T::d_q, true},
+                               {"d_k", &T::d_k, true},      {"d_v", &T::d_v, true},  {"d_bias", &T::d_bias, true},
+                               {"d_sink", &T::d_sink, true}};
+
+// Half the distance from 1 to the next number: the largest relative error of one rounding.
+double unit_roundoff(tessera_dtype dtype) {
+  switch (dtype) {
+    case TESSERA_FLOAT16:
+      return 0x1p-11;
+    case TESSERA_BFLOAT16:
+      return 0x1p-8;
+    case TESSERA_FLOAT64:
+      return 0x1p-53;
+    default:
+      return 0x1p-24;
+  }
+}
+
+// A tensor as the oracle takes it, each element moved by `roundoff` up or down at random.
+Tensor moved(const Tensor& tensor, double roundoff, std::mt19937_64& random) {
+  Tensor result = converted(tensor, TESSERA_FLOAT64);
+  if (roundoff == 0) return result;
+  for (std::int64_t i = 0; i < result.elems(); ++i) {
+    result.as<double>()[i] *= (random() & 1U) != 0 ? 1 + roundoff : 1 - roundoff;
+  }
+  return result;
+}
+
+// The call in float64, on inputs moved by `roundoff`. Tensors that are float32 whatever q is stay what they are.
+AttentionTensors in_float64(const AttentionTensors& tensors, double roundoff) {
+  std::mt19937_64 random(1);
+  AttentionTensors exact = tensors;
+  for (Tensor AttentionTensors::*input : {&T::q, &T::k, &T::v, &T::bias, &T::d_o}) {
+    if ((exact.*input).present()) exact.*input = moved(tensors.*input, roundoff, random);
+  }
+  for (const Output& output : kOutputs) {
+    const Tensor& original = tensors.*output.tensor;
+    if (!original.present()) continue;
+    const bool as_q = original.dtype == tensors.q.dtype && output.tensor != &T::lse && output.tensor != &T::d_bias &&
+                      output.tensor != &T::d_sink;
+    Tensor fresh = make_tensor(original.source, as_q ? TESSERA_FLOAT64 : TESSERA_FLOAT32, original.shape);
+    fresh.strides = original.strides;
+    exact.*output.tensor = fresh;
+  }
+  return exact;
+}
+
+void run_oracle(const AttentionTensors& tensors, const AttentionOptions& options, tessera_device device,
+                bool backward) {
+  device.kernel = TESSERA_KERNEL_REFERENCE;
+  run_attention(tensors, options, device, TESSERA_FORWARD);
+  if (backward) run_attention(tensors, options, device, TESSERA_BACKWARD);
+}
+
+}  // namespace
+
+std::vector<OutputCheck> check_outputs(const AttentionTensors& tensors, const AttentionOptions& options,
+                                       const tessera_device& device, bool backward) {
+  const double roundoff = unit_roundoff(tensors.q.dtype);
+  const AttentionTensors exact = in_float64(tensors, 0);
+  const AttentionTensors nearby = in_float64(tensors, roundoff);
+  run_oracle(exact, options, device, backward);
+  run_oracle(nearby, options, device, backward);
+
+  std::vector<OutputCheck> checks;
+  for (const Output& output : kOutputs) {
+    const Tensor& result = tensors.*output.tensor;
+    if (!result.present() || (output.backward && !backward)) continue;
+    const Tensor reference = converted(exact.*output.tensor, TESSERA_FLOAT64);
+    const Tensor& other = nearby.*output.tensor;
+    const auto error_of = [&](const Tensor& tensor) {
+      return peers::error_of(tensor.memory.data(), tensor.dtype, reference.as<double>(), reference.elems());
+    };
+    double largest = 0, squares = 0;
+    for (std::int64_t i = 0; i < reference.elems(); ++i) {
+      const double value = reference.as<double>()[i];
+      if (!std::isfinite(value)) continue;
+      largest = std::max(largest, std::abs(value));
+      squares += value * value;
+    }
+    const auto elems = static_cast<double>(std::max<std::int64_t>(1, reference.elems()));
+    OutputCheck check{.name = output.name, .error = error_of(result), .allowed = error_of(other)};
+    // Twice a rounding of the output: once as it is stored, once of what it was accumulated in.
+    const double stored = 2 * std::max(unit_roundoff(result.dtype), 0x1p-24);
+    check.allowed.max_abs = kAllowedRoundings * check.allowed.max_abs + stored * largest;
+    check.allowed.rms = kAllowedRoundings * check.allowed.rms + stored * std::sqrt(squares / elems);
+    checks.push_back(check);
+  }
+  return checks;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,292 @@
+// tessera compare: Tessera beside standard attention on this machine, over a range of lengths.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "commands.hpp"
+#include "compare_cell.hpp"
+#include "error.hpp"
+#include "machine.hpp"
+#include "options.hpp"
+#include "peers/ceilings.hpp"
+#include "plot.hpp"
+#include "progress.hpp"
+#include "table.hpp"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct CompareOptions {
+  std::int64_t batch = 1, heads = 8, head_dim = 64;
+  std::optional<std::int64_t> heads_kv;
+  std::string dtype = "float32", direction = "both", plot;
+  bool causal = false, json = false;
+  std::vector<std::int64_t> lengths = {512, 1024, 2048, 4096, 8192, 16384};
+  std::int64_t repeat = 5;
+  std::optional<double> memory_limit_gib;
+  DeviceOptions device;
+};
+
+const char* direction_name(tessera_direction direction) {
+  return direction == TESSERA_BACKWARD ? "backward" : "forward";
+}
+
+void require(bool holds, const char* flag, const std::string& given, const char* accepted) {
+  if (!holds) throw WrongUse(fmt::format("{}: {}, accepted {}", flag, given, accepted));
+}
+
+// Three significant digits, no exponent: 0.0123, 1.23, 12.3, 123, 12345.
+std::string number(double value) {
+  const int digits = value > 0 ? static_cast<int>(std::floor(std::log10(value))) : 0;
+  return fmt::format("{:.{}f}", value, std::clamp(2 - digits, 0, 4));
+}
+
+class Compare {
+ public:
+  explicit Compare(const CompareOptions& options) : options_(options), dtype_(parse_dtype(options.dtype)) {
+    check_options();
+    device_ = options.device.device();
+  }
+
+  void execute() {
+    const std::vector<CellSettings> plan = settings();
+    double total_flops = 0;
+    for (const CellSettings& cell : plan) total_flops += cell.shape.flops(cell.direction);
+    Progress progress(total_flops);
+    progress.show("measuring this machine's peak");
+    peak_gflops_ = peers::peak_gflops(dtype_, static_cast<tessera_isa>(device_.isa), device_.threads);
+    if (!options_.json) {
+      progress.clear();
+      fmt::print("{}\n\n{}", title(), table().header());
+      std::fflush(stdout);
+    }
+    for (const CellSettings& cell : plan) {
+      const std::string where = fmt::format("{}, length {}: ", direction_name(cell.direction), cell.shape.seqlen_q);
+      cells_.push_back(measure_cell(cell, [&](const std::string& what) { progress.show(where + what); }));
+      progress.advance(cell.shape.flops(cell.direction));
+      if (!options_.json) {
+        progress.clear();
+        fmt::print("{}", table().row(row(cells_.back())));
+        std::fflush(stdout);
+      }
+    }
+    progress.clear();
+    if (options_.json) {
+      fmt::print("{}\n", json().dump(2, ' ', false, Json::error_handler_t::replace));
+    } else {
+      fmt::print("\n{}", legend());
+    }
+    if (!options_.plot.empty()) {
+      draw_plot(options_.plot, cells_, title());
+      if (!options_.json) fmt::print("\n{} shows time and memory over length.\n", options_.plot);
+    }
+  }
+
+ private:
+  void check_options() const {
+    const CompareOptions& o = options_;
+    constexpr std::int64_t kMost = 1 << 24;
+    const auto size = [&](const char* flag, std::int64_t value) {
+      require(value >= 1 && value <= kMost, flag, fmt::format("{}", value), "1 .. 2^24");
+    };
+    size("-B", o.batch);
+    size("-H", o.heads);
+    size("--kv-heads", o.heads_kv.value_or(o.heads));
+    for (const std::int64_t length : o.lengths) size("--lengths", length);
+    require(o.head_dim >= 1 && o.head_dim <= 512, "-D", fmt::format("{}", o.head_dim), "1 .. 512");
+    require(o.heads % o.heads_kv.value_or(o.heads) == 0, "--kv-heads", fmt::format("{}", o.heads_kv.value_or(o.heads)),
+            fmt::format("a divisor of -H, {}", o.heads).c_str());
+    require(o.repeat >= 1 && o.repeat <= 1000, "--repeat", fmt::format("{}", o.repeat), "1 .. 1000");
+    require(dtype_ != TESSERA_FLOAT64, "--dtype", o.dtype, "float32, float16 and bfloat16");
+    require(o.direction == "forward" || o.direction == "backward" || o.direction == "both", "--direction",
+            "'" + o.direction + "'", "forward, backward and both");
+    require(!o.memory_limit_gib || (*o.memory_limit_gib >= 0 && *o.memory_limit_gib < 1e6), "--memory-limit",
+            fmt::format("{}", o.memory_limit_gib.value_or(0)), "0 GiB and more");
+    if (!o.plot.empty()) check_plot(o.plot);
+  }
+
+  std::vector<CellSettings> settings() const {
+    std::vector<tessera_direction> directions;
+    if (options_.direction != "backward") directions.push_back(TESSERA_FORWARD);
+    if (options_.direction != "forward") directions.push_back(TESSERA_BACKWARD);
+    constexpr double kBytesPerGib = 1024.0 * 1024.0 * 1024.0;
+    std::vector<CellSettings> plan;
+    for (const tessera_direction direction : directions) {
+      for (const std::int64_t length : options_.lengths) {
+        CellSettings cell;
+        cell.shape = {.batch = options_.batch,
+                      .seqlen_q = length,
+                      .seqlen_k = length,
+                      .heads_q = options_.heads,
+                      .heads_kv = options_.heads_kv.value_or(options_.heads),
+                      .head_dim = options_.head_dim,
+                      .head_dim_v = options_.head_dim,
+                      .causal = options_.causal,
+                      .scale = 0};
+        cell.dtype = dtype_;
+        cell.direction = direction;
+        cell.device = device_;
+        cell.repeat = static_cast<int>(options_.repeat);
+        cell.standard_limit_bytes = options_.memory_limit_gib
+                                        ? static_cast<std::int64_t>(*options_.memory_limit_gib * kBytesPerGib)
+                                        : std::numeric_limits<std::int64_t>::max();
+        plan.push_back(cell);
+      }
+    }
+    return plan;
+  }
+
+  std::string heads_text() const {
+    const std::int64_t kv = options_.heads_kv.value_or(options_.heads);
+    return kv == options_.heads ? fmt::format("H {}", kv) : fmt::format("H {}/{}", options_.heads, kv);
+  }
+
+  std::string title() const {
+    const std::string directions = options_.direction == "both" ? "forward and backward" : options_.direction;
+    return fmt::format("Exact attention, {} · {} · B {}, {}, D {}, {} · {}, {} thread{}, {} · measured peak {} GFLOP/s",
+                       directions, tessera_dtype_name(dtype_), options_.batch, heads_text(), options_.head_dim,
+                       options_.causal ? "causal" : "full", device_.name, device_.threads,
+                       device_.threads == 1 ? "" : "s", tessera_isa_name(device_.isa), number(peak_gflops_));
+  }
+
+  static Table table() {
+    return Table({{"", {{"", 8}, {"length", 7}}},
+                  {"Tessera", {{"ms", 7}, {"GFLOP/s", 7}, {"peak", 6}, {"extra", 8}}},
+                  {"standard attention", {{"ms", 7}, {"GFLOP/s", 7}, {"extra", 8}}},
+                  {"speed-up", {{"", 8}}},
+                  {"max error against float64", {{"Tessera", 11}, {"standard", 11}}},
+                  {"RMS error", {{"Tessera", 8}, {"standard", 8}}}});
+  }
+
+  static std::string bytes(std::int64_t value) { return bytes_text(static_cast<double>(value)); }
+
+  std::vector<std::vector<std::string>> row(const Cell& cell) const {
+    const Side& t = cell.tessera;
+    std::vector<std::vector<std::string>> cells = {
+        {direction_name(cell.settings.direction), fmt::format("{}", cell.settings.shape.seqlen_q)},
+        {number(t.seconds * 1e3), number(t.gflops), fmt::format("{:.0f} %", t.gflops / peak_gflops_ * 100),
+         bytes(t.extra_bytes)}};
+    if (cell.standard) {
+      const Side& s = *cell.standard;
+      cells.push_back({number(s.seconds * 1e3), number(s.gflops), bytes(s.extra_bytes)});
+      cells.push_back({fmt::format("{:.2f} ×", cell.speed_up())});
+    } else {
+      cells.push_back({fmt::format("needs {}: not run", bytes(cell.standard_needs_bytes))});
+      cells.push_back({""});
+    }
+    const auto errors = [&](double peers::ErrorStats::*which) -> std::vector<std::string> {
+      return {fmt::format("{:.1e}", t.error.*which),
+              cell.standard ? fmt::format("{:.1e}", cell.standard->error.*which) : ""};
+    };
+    cells.push_back(errors(&peers::ErrorStats::max_abs));
+    cells.push_back(errors(&peers::ErrorStats::rms));
+    return cells;
+  }
+
+  std::string legend() const {
+    std::string text =
+        "extra: memory beyond inputs and outputs. peak: share of the measured peak. Errors: of sampled rows of the "
+        "output"
+        "\n(forward) or of the gradients (backward).";
+    const bool unsampled = std::any_of(cells_.begin(), cells_.end(), [](const Cell& cell) {
+      return cell.settings.direction == TESSERA_BACKWARD && cell.tessera.errors.size() == 1;
+    });
+    if (unsampled) text += " At the greatest lengths the gradient of the queries alone is held against float64.";
+    return text + "\n";
+  }
+
+  static Json side_json(const Side& side, double peak) {
+    Json json = {{"ms", side.seconds * 1e3},
+                 {"gflops", side.gflops},
+                 {"share_of_peak", side.gflops / peak},
+                 {"extra_bytes", side.extra_bytes},
+                 {"resident_growth_bytes", side.resident_bytes},
+                 {"max_error", side.error.max_abs},
+                 {"rms_error", side.error.rms}};
+    for (const auto& [name, error] : side.errors) {
+      json["errors"][name] = {{"max", error.max_abs}, {"rms", error.rms}, {"elements", error.elems}};
+    }
+    return json;
+  }
+
+  Json json() const {
+    Json json = {{"version", tessera_version()},
+                 {"cpu", device_.name},
+                 {"isa", tessera_isa_name(device_.isa)},
+                 {"threads", device_.threads},
+                 {"peak_gflops", peak_gflops_},
+                 {"blas", peers::blas_description()},
+                 {"dtype", tessera_dtype_name(dtype_)},
+                 {"batch", options_.batch},
+                 {"heads", options_.heads},
+                 {"heads_kv", options_.heads_kv.value_or(options_.heads)},
+                 {"head_dim", options_.head_dim},
+                 {"causal", options_.causal},
+                 {"cells", Json::array()}};
+    for (const Cell& cell : cells_) {
+      Json entry = {{"direction", direction_name(cell.settings.direction)},
+                    {"length", cell.settings.shape.seqlen_q},
+                    {"flops", cell.settings.shape.flops(cell.settings.direction)},
+                    {"kernel", cell.kernel},
+                    {"tessera", side_json(cell.tessera, peak_gflops_)}};
+      entry["standard"] = cell.standard ? side_json(*cell.standard, peak_gflops_) : Json(nullptr);
+      entry["standard_needs_bytes"] = cell.standard_needs_bytes;
+      entry["speed_up"] = cell.standard ? Json(cell.speed_up()) : Json(nullptr);
+      json["cells"].push_back(entry);
+    }
+    return json;
+  }
+
+  const CompareOptions& options_;
+  tessera_dtype dtype_;
+  tessera_device device_{};
+  double peak_gflops_ = 0;
+  std::vector<Cell> cells_;
+};
+
+constexpr const char* kFooter =
+    R"(Standard attention is the textbook's: it stores the score matrix, with OpenBLAS for the products. Errors are those
+against float64, on sampled rows. FLOPs: 4 B H N^2 D forward, halved when causal, times 2.5 backward.
+
+Examples:
+  tessera compare
+  tessera compare --causal --lengths 1024,4096,16384 --plot compare.png
+  tessera compare --dtype bfloat16 -H 32 --kv-heads 8 -D 128 --direction forward
+  tessera compare --lengths 2048 --json)";
+
+}  // namespace
+
+void add_compare(CLI::App& program, Outcome& outcome) {
+  CLI::App* command = program.add_subcommand("compare", "Tessera beside standard attention: time, memory, error");
+  auto options = std::make_shared<CompareOptions>();
+  CompareOptions& o = *options;
+  command->add_option("--lengths", o.lengths, "Sequence lengths")->delimiter(',')->capture_default_str();
+  command->add_option("--direction", o.direction, "forward, backward or both")->capture_default_str();
+  command->add_option("-B,--batch", o.batch, "Sequences")->capture_default_str();
+  command->add_option("-H,--heads", o.heads, "Query heads")->capture_default_str();
+  command->add_option("--kv-heads", o.heads_kv, "Key and value heads (default: -H)");
+  command->add_option("-D,--head-dim", o.head_dim, "Head size")->capture_default_str();
+  command->add_option("--dtype", o.dtype, "float32, float16 or bfloat16")->capture_default_str();
+  command->add_flag("--causal", o.causal, "A query sees no key right of the diagonal");
+  command->add_option("--repeat", o.repeat, "Timed calls of each, fewer when they are long; the median counts")
+      ->capture_default_str();
+  command->add_option("--memory-limit", o.memory_limit_gib,
+                      "GiB that standard attention may take (default: what is available)");
+  command->add_flag("--json", o.json, "The numbers as JSON, and nothing else");
+  command->add_option("--plot", o.plot, "Draw time and memory over length into this .png or .svg file")
+      ->type_name("FILE");
+  o.device.add_to(*command);
+  command->footer(kFooter);
+  command->callback([options, &outcome] {
+    Compare(*options).execute();
+    outcome.exit_code = 0;
+  });
+}
+
+}  // namespace tessera::cli

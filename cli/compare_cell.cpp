@@ -1,0 +1,217 @@
+#include "compare_cell.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numbers>
+#include <random>
+
+#include "attention_call.hpp"
+#include "machine.hpp"
+#include "peers/loops.hpp"
+#include "peers/team.hpp"
+
+namespace tessera::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kTimeBudgetSeconds = 1.0;  // for the timed calls of one side; one call is always timed
+
+// Standard normal numbers in the tensor's dtype, the same for a seed whatever the number of threads.
+void fill_normal(const Tensor& tensor, std::uint64_t seed, peers::Team& team) {
+  constexpr std::int64_t kChunk = 1 << 16;
+  const std::int64_t elems = tensor.elems();
+  const peers::Loops& loops = peers::best_loops();
+  team.for_each((elems + kChunk - 1) / kChunk, [&](std::int64_t chunk) {
+    const std::int64_t from = chunk * kChunk, count = std::min(kChunk, elems - from);
+    std::seed_seq mixed{seed, static_cast<std::uint64_t>(chunk)};
+    std::mt19937_64 random(mixed);
+    std::vector<float> values(static_cast<std::size_t>(count + 1));
+    for (std::int64_t i = 0; i < count; i += 2) {  // Box and Muller: two uniform numbers make two normal ones
+      const std::uint64_t bits = random();
+      const float radius = std::sqrt(-2.0F * std::log((static_cast<float>(bits >> 40) + 0.5F) * 0x1p-24F));
+      const float angle = 2.0F * std::numbers::pi_v<float> * static_cast<float>(bits & 0xffffff) * 0x1p-24F;
+      values[static_cast<std::size_t>(i)] = radius * std::cos(angle);
+      values[static_cast<std::size_t>(i + 1)] = radius * std::sin(angle);
+    }
+    if (tensor.dtype == TESSERA_FLOAT32) {
+      std::copy_n(values.data(), count, tensor.as<float>() + from);
+    } else {
+      (tensor.dtype == TESSERA_BFLOAT16 ? loops.to_bf16 : loops.to_f16)(values.data(),
+                                                                        tensor.as<std::uint16_t>() + from, count);
+    }
+  });
+}
+
+// Every byte 0xff is a NaN in each dtype: what is not written shows. Also brings the pages in.
+void poison(const Tensor& tensor) {
+  if (tensor.present()) std::fill_n(tensor.memory.data(), tensor.memory.size_bytes(), std::byte{0xff});
+}
+
+template <typename Call>
+double seconds_of(const Call& call) {
+  const auto start = Clock::now();
+  call();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Median of up to `repeat` calls, fewer when they take long.
+template <typename Call>
+double median_seconds(int repeat, const Call& call) {
+  std::vector<double> seconds;
+  double spent = 0;
+  for (int i = 0; i < repeat && (i == 0 || spent < kTimeBudgetSeconds); ++i) {
+    seconds.push_back(seconds_of(call));
+    spent += seconds.back();
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2), seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+class CellRun {
+ public:
+  explicit CellRun(const CellSettings& settings) : settings_(settings), shape_(settings.shape) {
+    const peers::AttentionShape& s = shape_;
+    const Shape q{s.batch, s.seqlen_q, s.heads_q, s.head_dim}, k{s.batch, s.seqlen_k, s.heads_kv, s.head_dim};
+    const Shape v{s.batch, s.seqlen_k, s.heads_kv, s.head_dim_v}, o{s.batch, s.seqlen_q, s.heads_q, s.head_dim_v};
+    AttentionTensors& t = tensors_;
+    t.q = make_tensor("q", settings.dtype, q);
+    t.k = make_tensor("k", settings.dtype, k);
+    t.v = make_tensor("v", settings.dtype, v);
+    t.o = make_tensor("o", settings.dtype, o);
+    t.lse = make_tensor("lse", TESSERA_FLOAT32, {s.batch, s.heads_q, s.seqlen_q});
+    if (backward()) {
+      t.d_o = make_tensor("d_o", settings.dtype, o);
+      t.d_q = make_tensor("d_q", settings.dtype, q);
+      t.d_k = make_tensor("d_k", settings.dtype, k);
+      t.d_v = make_tensor("d_v", settings.dtype, v);
+    }
+    options_.causal = s.causal;
+    peers::Team team(settings.device.threads);
+    std::uint64_t stream = settings.seed * 4;
+    for (const Tensor* input : {&t.q, &t.k, &t.v, &t.d_o}) {
+      if (input->present()) fill_normal(*input, stream++, team);
+    }
+  }
+
+  Cell measure(const std::function<void(const std::string&)>& report) {
+    Cell cell{.settings = settings_, .kernel = {}, .tessera = {}, .standard = {}, .standard_needs_bytes = 0};
+    report("float64 reference on sampled rows");
+    const AttentionTensors& t = tensors_;
+    const peers::ExactSample exact(shape_, settings_.dtype, t.q.memory.data(), t.k.memory.data(), t.v.memory.data(),
+                                   backward() ? t.d_o.memory.data() : nullptr, settings_.device.threads);
+    report("Tessera");
+    cell.tessera = run_tessera(cell.kernel);
+    add_errors(cell.tessera, exact, true);
+
+    cell.standard_needs_bytes = peers::StandardAttention::extra_bytes(shape_, settings_.dtype, settings_.direction);
+    if (cell.standard_needs_bytes <= settings_.standard_limit_bytes && peers::fits(cell.standard_needs_bytes)) {
+      report("standard attention");
+      cell.standard = run_standard();
+      add_errors(*cell.standard, exact, false);
+    }
+    return cell;
+  }
+
+ private:
+  bool backward() const { return settings_.direction == TESSERA_BACKWARD; }
+
+  void poison_outputs() const {
+    if (backward()) {
+      for (const Tensor* output : {&tensors_.d_q, &tensors_.d_k, &tensors_.d_v}) poison(*output);
+    } else {
+      poison(tensors_.o);
+      poison(tensors_.lse);
+    }
+  }
+
+  // Calls once without a clock, measuring memory, then with.
+  template <typename Prepare, typename Call>
+  void measure_side(Side& side, const Prepare& prepare, const Call& call) const {
+    poison_outputs();
+    reset_peak_resident();
+    const std::int64_t before = resident_bytes();
+    prepare();
+    call();
+    side.resident_bytes = std::max<std::int64_t>(0, peak_resident_bytes() - before);
+    side.seconds = median_seconds(settings_.repeat, call);
+    side.gflops = shape_.flops(settings_.direction) / side.seconds * 1e-9;
+  }
+
+  Side run_tessera(std::string& kernel) const {
+    Side side;
+    if (backward()) run_attention(tensors_, options_, settings_.device, TESSERA_FORWARD);
+    tessera_problem problem;
+    tessera_problem_init(&problem);
+    problem.direction = settings_.direction;
+    options_.apply(problem);
+    tensors_.describe(problem);
+    tessera_plan plan{};
+    check_status(tessera_make_plan(&problem, &settings_.device, &plan));
+    kernel = tessera_kernel_name(plan.kernel);
+    const tessera_buffers buffers = tensors_.buffers();
+    Memory workspace;
+    const auto prepare = [&] {
+      workspace = Memory(static_cast<std::int64_t>(tessera_workspace_bytes(&plan)), "workspace");
+    };
+    const auto call = [&] {
+      check_status((backward() ? tessera_backward : tessera_forward)(
+          &plan, &buffers, workspace.data(), static_cast<std::size_t>(workspace.size_bytes()), nullptr));
+    };
+    measure_side(side, prepare, call);
+    side.extra_bytes = workspace.size_bytes() + tensors_.lse.memory.size_bytes();
+    return side;
+  }
+
+  Side run_standard() const {
+    Side side;
+    const AttentionTensors& t = tensors_;
+    std::optional<peers::StandardAttention> standard;
+    const auto prepare = [&] {
+      standard.emplace(shape_, settings_.dtype, settings_.direction, settings_.device.threads);
+      if (backward()) standard->forward(t.q.memory.data(), t.k.memory.data(), t.v.memory.data(), t.o.memory.data());
+    };
+    const auto call = [&] {
+      if (backward()) {
+        standard->backward(t.q.memory.data(), t.k.memory.data(), t.v.memory.data(), t.d_o.memory.data(),
+                           t.d_q.memory.data(), t.d_k.memory.data(), t.d_v.memory.data());
+      } else {
+        standard->forward(t.q.memory.data(), t.k.memory.data(), t.v.memory.data(), t.o.memory.data());
+      }
+    };
+    measure_side(side, prepare, call);
+    side.extra_bytes = peers::StandardAttention::extra_bytes(shape_, settings_.dtype, settings_.direction);
+    return side;
+  }
+
+  void add_errors(Side& side, const peers::ExactSample& exact, bool has_lse) const {
+    const AttentionTensors& t = tensors_;
+    if (!backward()) {
+      side.errors.emplace_back("o", exact.o(t.o.memory.data()));
+      if (has_lse) side.errors.emplace_back("lse", exact.lse(t.lse.as<float>()));
+      side.error = side.errors.front().second;
+      return;
+    }
+    side.errors.emplace_back("d_q", exact.d_q(t.d_q.memory.data()));
+    if (exact.has_key_gradients()) {
+      side.errors.emplace_back("d_k", exact.d_k(t.d_k.memory.data()));
+      side.errors.emplace_back("d_v", exact.d_v(t.d_v.memory.data()));
+    }
+    for (const auto& [name, error] : side.errors) side.error.merge(error);
+  }
+
+  CellSettings settings_;
+  peers::AttentionShape shape_;
+  AttentionTensors tensors_;
+  AttentionOptions options_;
+};
+
+}  // namespace
+
+Cell measure_cell(const CellSettings& settings, const std::function<void(const std::string&)>& report) {
+  report("random inputs");
+  return CellRun(settings).measure(report);
+}
+
+}  // namespace tessera::cli

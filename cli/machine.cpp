@@ -1,0 +1,105 @@
+#include "machine.hpp"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+namespace tessera::cli {
+namespace {
+
+// The value of "key:   123 kB" in a file of /proc, in bytes, 0 if there is none.
+std::int64_t kibibytes_field(const char* path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(key + ":")) continue;
+    std::istringstream value(line.substr(key.size() + 1));
+    std::int64_t kibibytes = 0;
+    value >> kibibytes;
+    return kibibytes * 1024;
+  }
+  return 0;
+}
+
+std::string first_word(const std::string& path) {
+  std::ifstream file(path);
+  std::string word;
+  file >> word;
+  return word;
+}
+
+// Cores in a list such as "0-3,8".
+int count_of(const std::string& list) {
+  int count = 0;
+  std::istringstream ranges(list);
+  for (std::string range; std::getline(ranges, range, ',');) {
+    int from = 0, to = 0;
+    char dash = 0;
+    std::istringstream numbers(range);
+    numbers >> from;
+    count += numbers >> dash >> to ? to - from + 1 : 1;
+  }
+  return count;
+}
+
+}  // namespace
+
+std::vector<Cache> caches() {
+  std::vector<Cache> found;
+  for (int index = 0;; ++index) {
+    const std::string folder = fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/", index);
+    const std::string level = first_word(folder + "level"), type = first_word(folder + "type");
+    if (level.empty()) return found;
+    if (type == "Instruction") continue;
+    std::istringstream size(first_word(folder + "size"));
+    std::int64_t amount = 0;
+    char unit = ' ';
+    size >> amount >> unit;
+    found.push_back({.name = "L" + level + (level == "1" ? "d" : ""),
+                     .size_bytes = amount * (unit == 'M'   ? 1 << 20
+                                             : unit == 'K' ? 1 << 10
+                                                           : 1),
+                     .shared_by = count_of(first_word(folder + "shared_cpu_list"))});
+  }
+}
+
+std::vector<std::string> cpu_features() {
+  static const std::set<std::string> kUsable = {"sse4_2",      "avx",      "avx2",     "fma",      "f16c",
+                                                "avx512f",     "avx512bw", "avx512dq", "avx512vl", "avx512_bf16",
+                                                "avx512_fp16", "amx_bf16", "asimd",    "bf16",     "sve"};
+  std::vector<std::string> found;
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with("flags") && !line.starts_with("Features")) continue;
+    std::istringstream words(line);
+    for (std::string word; words >> word;) {
+      if (kUsable.contains(word)) found.push_back(word);
+    }
+    break;
+  }
+  return found;
+}
+
+std::int64_t memory_bytes() { return kibibytes_field("/proc/meminfo", "MemTotal"); }
+
+void reset_peak_resident() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
+std::int64_t peak_resident_bytes() { return kibibytes_field("/proc/self/status", "VmHWM"); }
+
+std::int64_t resident_bytes() { return kibibytes_field("/proc/self/status", "VmRSS"); }
+
+std::string bytes_text(double bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  std::size_t unit = 0;
+  while (bytes >= 1000 && unit + 1 < std::size(kUnits)) {
+    bytes /= 1024;
+    ++unit;
+  }
+  if (bytes >= 100 || unit == 0) return fmt::format("{:.0f} {}", bytes, kUnits[unit]);
+  return fmt::format("{:.{}f} {}", bytes, bytes >= 10 ? 1 : 2, kUnits[unit]);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,62 @@
+// tessera: exact attention on this machine. Subcommands stand in a file each.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <exception>
+#include <new>
+
+#include "commands.hpp"
+#include "error.hpp"
+#include "tessera/tessera.h"
+
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kWrongUse = 2;
+
+constexpr const char* kFooter = R"(Examples:
+  tessera compare                                      Tessera beside standard attention, over a range of lengths
+  tessera compare --causal --dtype bfloat16 --plot compare.png
+  tessera run q.npy k.npy v.npy -o out.npy --causal    attention on your own tensors
+  tessera plan --sq 4096 -H 32 --kv-heads 8 -D 128     which kernel, why, and what it moves
+  tessera info                                         what was found on this machine
+
+TESSERA_ISA and TESSERA_NUM_THREADS in the environment force an instruction set and a number of threads.
+Exit codes: 0 done, 1 failed, 2 wrong use.)";
+
+int complain(const char* what, int exit_code) {
+  std::string line = what;
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  fmt::print(stderr, "tessera: {}\n", line);
+  return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App program("Exact attention that never stores the score matrix.", "tessera");
+  tessera::cli::Outcome outcome;
+  try {
+    program.footer(kFooter);
+    program.set_version_flag("--version", std::string("tessera ") + tessera_version());
+    program.require_subcommand(1);
+    tessera::cli::add_compare(program, outcome);
+    tessera::cli::add_run(program, outcome);
+    tessera::cli::add_plan(program, outcome);
+    tessera::cli::add_info(program, outcome);
+    program.parse(argc, argv);
+    if (std::fflush(stdout) != 0) return complain("standard output: cannot be written", kFailed);
+    return outcome.exit_code;
+  } catch (const CLI::Success& wanted) {  // --help, --version
+    return program.exit(wanted);
+  } catch (const CLI::ParseError& error) {
+    return complain((std::string(error.what()) + " (tessera --help, tessera COMMAND --help)").c_str(), kWrongUse);
+  } catch (const tessera::cli::WrongUse& error) {
+    return complain(error.what(), kWrongUse);
+  } catch (const std::bad_alloc&) {
+    return complain("not enough memory", kFailed);
+  } catch (const std::exception& error) {
+    return complain(error.what(), kFailed);
+  }
+}

@@ -1,0 +1,165 @@
+#include "options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "error.hpp"
+
+namespace tessera::cli {
+namespace {
+
+constexpr tessera_isa kIsas[] = {TESSERA_ISA_BASELINE, TESSERA_ISA_AVX2, TESSERA_ISA_AVX512, TESSERA_ISA_AVX512_BF16};
+constexpr tessera_kernel kKernels[] = {TESSERA_KERNEL_AUTO, TESSERA_KERNEL_TILED, TESSERA_KERNEL_DECODE,
+                                       TESSERA_KERNEL_REFERENCE};
+
+// The library's names of options, and the flags that set them.
+const ArgumentName kFlags[] = {
+    {"scale", "--scale"},
+    {"causal", "--causal"},
+    {"alignment", "--top-left"},
+    {"window_left", "--window"},
+    {"window_right", "--window"},
+    {"softcap", "--softcap"},
+    {"dropout_p", "--dropout"},
+    {"dropout_seed", "--seed"},
+    {"dropout_offset", "--offset"},
+    {"mask_block_q", "--mask-block"},
+    {"mask_block_k", "--mask-block"},
+    {"threads", "--threads"},
+    {"isa", "--isa"},
+    {"kernel", "--kernel"},
+    {"cu_seqlens_q", "--cu-seqlens-q"},
+    {"cu_seqlens_k", "--cu-seqlens-k"},
+    {"seqused_k", "--seqused-k"},
+    {"page_table", "--page-table"},
+    {"bias", "--bias"},
+    {"mask", "--mask"},
+    {"block_mask", "--block-mask"},
+    {"alibi_slopes", "--alibi"},
+    {"sink", "--sink"},
+    {"d_o", "--grad"},
+    {"d_lse", "--dlse"},
+    {"d_bias", "--dbias"},
+    {"d_sink", "--dsink"},
+};
+
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+}  // namespace
+
+void DeviceOptions::add_to(CLI::App& command) {
+  command.add_option("--kernel", kernel, "Which kernel: auto, tiled, decode or reference")->capture_default_str();
+  command.add_option("--isa", isa, "Instruction set: baseline, avx2, avx512 or avx512_bf16 (default: the best here)");
+  command.add_option("--threads", threads, "Threads (default: all cores)");
+}
+
+tessera_device DeviceOptions::device() const {
+  tessera_device device{};
+  check_status(tessera_device_cpu(&device));
+  if (!isa.empty()) {
+    const auto* found =
+        std::find_if(std::begin(kIsas), std::end(kIsas), [&](tessera_isa i) { return isa == tessera_isa_name(i); });
+    if (found == std::end(kIsas)) {
+      throw WrongUse(fmt::format("--isa: '{}', accepted baseline, avx2, avx512 and avx512_bf16", isa));
+    }
+    if (*found > device.isa_limit) {
+      throw WrongUse(fmt::format("--isa: {}, this CPU has at most {}", isa, tessera_isa_name(device.isa_limit)));
+    }
+    device.isa = *found;
+  }
+  const auto* found = std::find_if(std::begin(kKernels), std::end(kKernels),
+                                   [&](tessera_kernel k) { return kernel == tessera_kernel_name(k); });
+  if (found == std::end(kKernels)) {
+    throw WrongUse(fmt::format("--kernel: '{}', accepted auto, tiled, decode and reference", kernel));
+  }
+  device.kernel = *found;
+  if (threads) {
+    constexpr std::int64_t kMost = 4096;
+    if (*threads < 1 || *threads > kMost) {
+      throw WrongUse(fmt::format("--threads: {}, accepted 1 .. {}", *threads, kMost));
+    }
+    device.threads = static_cast<std::int32_t>(*threads);
+  }
+  return device;
+}
+
+void AttentionOptions::add_to(CLI::App& command) {
+  const char* group = "Attention";
+  command.add_option("--scale", scale, "Factor of the scores (default: 1 / sqrt(D))")->group(group);
+  command.add_flag("--causal", causal, "A query sees no key right of the diagonal")->group(group);
+  command.add_flag("--top-left", top_left, "The diagonal starts at the first key (default: ends at the last)")
+      ->group(group);
+  command.add_option("--window", window, "Keys visible left and right of the diagonal, -1 for all")
+      ->expected(2)
+      ->type_name("LEFT RIGHT")
+      ->group(group);
+  command.add_option("--softcap", softcap, "Scores become c tanh(s / c)")->type_name("C")->group(group);
+  command.add_option("--dropout", dropout, "Probability that an entry is dropped, below 1")
+      ->type_name("P")
+      ->group(group);
+  command.add_option("--seed", seed, "Seed of the dropout")->group(group);
+  command.add_option("--offset", offset, "Offset of the dropout's random numbers")->group(group);
+  command.add_option("--mask-block", mask_block, "Queries and keys that an entry of the block mask stands for")
+      ->expected(2)
+      ->type_name("Q K")
+      ->group(group);
+  command.add_flag("--deterministic", deterministic, "Gradients have the same bits every time")->group(group);
+  command.add_flag("--batch-invariant", batch_invariant, "A sequence's bits do not depend on its batch")->group(group);
+}
+
+void AttentionOptions::apply(tessera_problem& problem) const {
+  problem.has_scale = scale.has_value() ? 1 : 0;
+  problem.scale = scale.value_or(0);
+  problem.causal = causal ? 1 : 0;
+  problem.alignment = top_left ? TESSERA_TOP_LEFT : TESSERA_BOTTOM_RIGHT;
+  if (window.size() == 2) {
+    problem.window_left = window[0];
+    problem.window_right = window[1];
+  }
+  problem.softcap = softcap;
+  problem.dropout_p = dropout;
+  problem.dropout_seed = seed;
+  problem.dropout_offset = offset;
+  if (mask_block.size() == 2) {
+    problem.mask_block_q = mask_block[0];
+    problem.mask_block_k = mask_block[1];
+  }
+  problem.deterministic = deterministic ? 1 : 0;
+  problem.batch_invariant = batch_invariant ? 1 : 0;
+}
+
+tessera_dtype parse_dtype(const std::string& name) {
+  struct Row {
+    const char *full, *brief;
+    tessera_dtype dtype;
+  };
+  constexpr Row kRows[] = {{"float32", "f32", TESSERA_FLOAT32},
+                           {"float16", "f16", TESSERA_FLOAT16},
+                           {"bfloat16", "bf16", TESSERA_BFLOAT16},
+                           {"float64", "f64", TESSERA_FLOAT64}};
+  for (const Row& row : kRows) {
+    if (name == row.full || name == row.brief) return row.dtype;
+  }
+  throw WrongUse(fmt::format("--dtype: '{}', accepted float32, float16, bfloat16 and float64", name));
+}
+
+void check_status(const tessera_status& status, const std::vector<ArgumentName>& tensors) {
+  if (status.code == TESSERA_OK) return;
+  std::string message = one_line(status.message);
+  const std::string token = message.substr(0, message.find_first_of(":[ ("));
+  const auto named = [&](const ArgumentName& name) { return name.token == token; };
+  if (const auto found = std::find_if(tensors.begin(), tensors.end(), named); found != tensors.end()) {
+    message += fmt::format(" (given: {})", found->given);
+  } else if (const auto* flag = std::find_if(std::begin(kFlags), std::end(kFlags), named); flag != std::end(kFlags)) {
+    message = fmt::format("{}: {}", flag->given, message);
+  }
+  if (status.code == TESSERA_INTERNAL) throw Failure(message);
+  throw WrongUse(message);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,55 @@
+// The options of attention that are no tensors, as command-line flags shared by the subcommands.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/tessera.h"
+
+namespace tessera::cli {
+
+// Which kernel, on which instructions, by how many threads.
+struct DeviceOptions {
+  std::string kernel = "auto";
+  std::string isa;
+  std::optional<std::int64_t> threads;
+
+  void add_to(CLI::App& command);
+  // This machine, with the flags applied. Throws WrongUse.
+  tessera_device device() const;
+};
+
+struct AttentionOptions {
+  std::optional<double> scale;
+  bool causal = false;
+  bool top_left = false;
+  std::vector<std::int64_t> window;  // left, right
+  double softcap = 0;
+  double dropout = 0;
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+  std::vector<std::int64_t> mask_block;  // queries, keys
+  bool deterministic = false;
+  bool batch_invariant = false;
+
+  void add_to(CLI::App& command);
+  void apply(tessera_problem& problem) const;
+};
+
+// "float32" -> TESSERA_FLOAT32. Throws WrongUse naming --dtype. Also takes f32, f16, bf16, f64.
+tessera_dtype parse_dtype(const std::string& name);
+
+// What the library calls an argument, and what the user knows it as: "window_left" is "--window".
+struct ArgumentName {
+  std::string token;
+  std::string given;
+};
+
+// Throws what a status stands for: WrongUse for a wrong argument or a combination no kernel takes, Failure for the
+// rest. Adds the user's name of the argument that the message begins with.
+void check_status(const tessera_status& status, const std::vector<ArgumentName>& tensors = {});
+
+}  // namespace tessera::cli

@@ -1,0 +1,87 @@
+// A tensor in the program's own memory, and where the user gave it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/tessera.h"
+
+namespace tessera::cli {
+
+using Shape = std::vector<std::int64_t>;
+
+std::string shape_text(const Shape& shape);  // "[2, 128, 8, 64]"
+
+// Product of `shape` and `element_bytes`. Throws WrongUse naming `what` when it does not fit in 63 bits.
+std::int64_t checked_bytes(const Shape& shape, std::int64_t element_bytes, const std::string& what);
+
+// Memory aligned to 64 bytes, uninitialised. Copies share it.
+class Memory {
+ public:
+  Memory() = default;
+  // Throws Failure naming `what` when there is not that much memory.
+  Memory(std::int64_t size_bytes, const std::string& what);
+
+  std::byte* data() const { return data_.get(); }
+  std::int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  std::shared_ptr<std::byte> data_;
+  std::int64_t size_bytes_ = 0;
+};
+
+// Types of elements that files hold.
+enum class Element { kFloat16, kBfloat16, kFloat32, kFloat64, kInt32, kInt64, kBool, kUint8, kUint16 };
+const char* element_name(Element element);
+std::int64_t element_bytes(Element element);
+
+// What a file held: contiguous, row-major.
+struct FileTensor {
+  std::string source;  // as the user would recognise it: "q (q.npy)", "--bias bias.npy"
+  Element element = Element::kFloat32;
+  Shape shape;
+  Memory memory;
+
+  std::int64_t elems() const;
+};
+
+// A tensor as the library takes it.
+struct Tensor {
+  std::string source;
+  tessera_dtype dtype = TESSERA_FLOAT32;
+  Shape shape;                        // as the library sees it
+  std::vector<std::int64_t> strides;  // in elements; row-major unless rearranged
+  Memory memory;
+
+  bool present() const { return !shape.empty(); }
+  std::int64_t elems() const;
+  tessera_layout layout() const;
+  std::string describe() const;  // "q.npy: float32 [1, 128, 8, 64]"
+  template <typename T>
+  T* as() const {
+    return reinterpret_cast<T*>(memory.data());
+  }
+};
+
+// A new tensor, contiguous, its elements not set.
+Tensor make_tensor(std::string source, tessera_dtype dtype, Shape shape);
+
+// Files' tensors as the library's. Each throws WrongUse naming the source, what it held and what is accepted.
+// Integers of 16 bits are bfloat16 bits when `sixteen_bit` says so, and refused when it does not.
+Tensor as_floating(FileTensor file, bool sixteen_bit_is_bfloat16);
+Tensor as_float32(FileTensor file);  // any floating type, converted
+Tensor as_int32(FileTensor file);    // int32, or int64 within its range
+Tensor as_bool(FileTensor file);     // bool, or uint8 of 0 and 1
+
+// Exchanges axes 1 and 2 of a rank-4 tensor's layout: [B, H, S, D] in memory seen as [B, S, H, D].
+void view_heads_first(Tensor& tensor);
+
+// A copy in another floating dtype, contiguous in memory order, with the same strides.
+Tensor converted(const Tensor& tensor, tessera_dtype dtype);
+double element_at(const Tensor& tensor, std::int64_t index);               // in memory order
+void set_element(const Tensor& tensor, std::int64_t index, double value);  // in memory order
+
+}  // namespace tessera::cli
