@@ -1,0 +1,172 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "support.hpp"
+
+namespace tessera::test {
+namespace {
+
+const tessera_candidate& candidate(const Plan& plan, const std::string& kernel) {
+  for (int c = 0; c < plan.num_candidates; ++c) {
+    if (plan.candidates[c].kernel == kernel) return plan.candidates[c];
+  }
+  throw std::out_of_range(kernel);
+}
+
+TEST(Plan, FillsInDefaultsAndSizes) {
+  Problem problem = dense_problem();
+  problem.window_left = std::int64_t{1} << 40;
+  problem.dropout_p = 0.1;
+  const Plan plan = tessera::plan(problem, reference_device());
+  EXPECT_EQ(plan.problem.has_scale, 1);
+  EXPECT_EQ(plan.problem.scale, 1 / std::sqrt(8.0));
+  EXPECT_EQ(plan.problem.window_left, -1) << "wider than any sequence";
+  EXPECT_EQ(plan.problem.dropout_p, 6554.0 / 65536) << "in steps of 2^-16";
+  EXPECT_EQ(plan.batch, 2);
+  EXPECT_EQ(plan.max_seqlen_q, 16);
+  EXPECT_EQ(plan.max_seqlen_k, 24);
+  EXPECT_EQ(plan.heads_q, 4);
+  EXPECT_EQ(plan.heads_kv, 2);
+  EXPECT_EQ(plan.head_dim, 8);
+  EXPECT_EQ(plan.head_dim_v, 6);
+}
+
+TEST(Plan, SizesOfPackedAndPaged) {
+  Problem problem = packed_problem();
+  Plan plan = tessera::plan(problem, reference_device());
+  EXPECT_EQ(plan.batch, 3);
+  EXPECT_EQ(plan.max_seqlen_q, 16) << "all rows may be one sequence's";
+  EXPECT_EQ(plan.max_seqlen_k, 24);
+  problem.max_seqlen_q = 7;
+  problem.max_seqlen_k = 1000;
+  plan = tessera::plan(problem, reference_device());
+  EXPECT_EQ(plan.max_seqlen_q, 7);
+  EXPECT_EQ(plan.max_seqlen_k, 24) << "no more than there are";
+  plan = tessera::plan(paged_problem(), reference_device());
+  EXPECT_EQ(plan.batch, 2);
+  EXPECT_EQ(plan.max_seqlen_k, 24) << "three pages of eight";
+}
+
+TEST(Plan, EveryCandidateSaysWhy) {
+  const Plan plan = tessera::plan(dense_problem(), cpu());
+  EXPECT_EQ(plan.num_candidates, 3);
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_TILED);
+  EXPECT_TRUE(candidate(plan, "tiled").accepted);
+  EXPECT_FALSE(candidate(plan, "decode").accepted);
+  EXPECT_FALSE(candidate(plan, "reference").accepted);
+  EXPECT_STREQ(candidate(plan, "reference").reason, "slow: only on request or for float64");
+  for (int c = 0; c < plan.num_candidates; ++c) EXPECT_GT(std::strlen(plan.candidates[c].reason), 0u);
+}
+
+TEST(Plan, Float64GoesToTheReference) {
+  const Plan plan = tessera::plan(dense_problem(float64), cpu());
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_REFERENCE);
+  EXPECT_FALSE(candidate(plan, "tiled").accepted);
+  EXPECT_FALSE(candidate(plan, "decode").accepted);
+}
+
+TEST(Plan, TheDeviceForcesAKernel) {
+  const Plan plan = tessera::plan(dense_problem(), reference_device());
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_REFERENCE);
+  EXPECT_STREQ(candidate(plan, "tiled").reason, "the device asks for reference");
+}
+
+TEST(Plan, NobodyTakesItListsEveryRefusal) {
+  Device device = cpu();
+  device.kernel = TESSERA_KERNEL_TILED;
+  Plan plan;
+  const Status status = try_plan(dense_problem(float64), device, plan);
+  EXPECT_EQ(status.code(), Code::unsupported);
+  for (const char* part : {"decode: the device asks for tiled", "tiled: ", "reference: the device asks for tiled"}) {
+    EXPECT_NE(status.message().find(part), std::string_view::npos) << status.message();
+  }
+  EXPECT_THROW(tessera::plan(dense_problem(float64), device), Error);
+}
+
+TEST(Plan, RefusesNull) {
+  const Problem problem;
+  const Device device = cpu();
+  Plan plan;
+  EXPECT_TRUE(std::string(tessera_make_plan(nullptr, &device, &plan).message).starts_with("problem: NULL"));
+  EXPECT_TRUE(std::string(tessera_make_plan(&problem, nullptr, &plan).message).starts_with("device: NULL"));
+  EXPECT_TRUE(std::string(tessera_make_plan(&problem, &device, nullptr).message).starts_with("plan: NULL"));
+  EXPECT_TRUE(std::string(tessera_device_cpu(nullptr).message).starts_with("device: NULL"));
+  EXPECT_EQ(tessera_workspace_bytes(nullptr), 0u);
+}
+
+// The closed form against counting, over every small shape and mask.
+TEST(PlanCosts, CountsTheVisibleArea) {
+  const Device device = reference_device();
+  for (int sq = 0; sq <= 6; ++sq) {
+    for (int sk = 0; sk <= 6; ++sk) {
+      for (int left = -1; left <= 7; ++left) {
+        for (int right = -1; right <= 7; ++right) {
+          for (int mode = 0; mode < 4; ++mode) {
+            Problem p;
+            p.q = layout(float32, {1, sq, 1, 3});
+            p.k = layout(float32, {1, sk, 1, 3});
+            p.v = layout(float32, {1, sk, 1, 2});
+            p.o = layout(float32, {1, sq, 1, 2});
+            p.set_window(left, right);
+            p.causal = mode & 1;
+            p.alignment = mode & 2 ? TESSERA_TOP_LEFT : TESSERA_BOTTOM_RIGHT;
+            int visible = 0;
+            for (int i = 0; i < sq; ++i) {
+              for (int j = 0; j < sk; ++j) {
+                const int distance = j - i - (mode & 2 ? 0 : sk - sq);
+                visible +=
+                    !(p.causal && distance > 0) && (left < 0 || -distance <= left) && (right < 0 || distance <= right);
+              }
+            }
+            ASSERT_EQ(tessera::plan(p, device).flops, 2.0 * visible * (3 + 2))
+                << sq << " x " << sk << " left " << left << " right " << right << " mode " << mode;
+            ASSERT_EQ(tessera::plan(gradient_of(p), device).flops, 2.0 * visible * (3 * 3 + 2 * 2));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanCosts, BytesAgainstStandardAttention) {
+  Problem p;
+  constexpr double kB = 2, kS = 64, kH = 4, kD = 16, kElement = 2;
+  p.q = p.k = p.v = p.o = layout(bfloat16, {2, 64, 4, 16});
+  const Plan plan = tessera::plan(p, reference_device());
+  EXPECT_EQ(plan.flops, 4 * kB * kH * kS * kS * kD);
+  EXPECT_EQ(plan.bytes_moved, 4 * kB * kS * kH * kD * kElement);
+  EXPECT_EQ(plan.standard_extra_bytes, kB * kH * kS * kS * kElement);
+  EXPECT_EQ(plan.standard_bytes, plan.bytes_moved + 4 * plan.standard_extra_bytes);
+  const Plan backward = tessera::plan(gradient_of(p), reference_device());
+  EXPECT_EQ(backward.flops, 2.5 * plan.flops);
+  EXPECT_EQ(backward.standard_extra_bytes, 2 * plan.standard_extra_bytes);
+}
+
+// float64 and every dtype that has a fast kernel: what is held grows with S, never with S x S.
+TEST(PlanCosts, WorkspaceIsLinear) {
+  for (const DType dtype : {float32, float16, bfloat16, float64}) {
+    for (const bool backward : {false, true}) {
+      const auto bytes = [&](std::int64_t length) {
+        Problem p;
+        p.q = p.k = p.v = p.o = layout(dtype, {1, length, 2, 64});
+        return static_cast<double>(tessera::plan(backward ? gradient_of(p) : p, cpu()).workspace_bytes);
+      };
+      EXPECT_LE(bytes(65536), 4.1 * bytes(16384)) << name(dtype) << " backward " << backward;
+    }
+  }
+}
+
+TEST(PlanCosts, AbsurdWorkspaceIsRefusedNotWrapped) {
+  Problem p;
+  const std::int64_t length = std::numeric_limits<std::int32_t>::max();
+  p.q = p.o = layout(float64, {1, 1, 1, 512});
+  p.k = p.v = layout(float64, {1, length, 1, 512});
+  const Plan plan = tessera::plan(p, reference_device());
+  EXPECT_GT(plan.workspace_bytes, length * 512 * 8 * 2);
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,481 @@
+// One row for each rule: what breaks it, and what the message must name.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support.hpp"
+
+namespace tessera::test {
+namespace {
+
+constexpr std::int64_t kHuge = std::int64_t{1} << 40;
+
+struct Rule {
+  const char* name;
+  std::function<Problem()> base;
+  std::function<void(Problem&)> break_it;
+  std::vector<const char*> message;  // each of them must be in it; the first is what it starts with
+  Code code = Code::invalid_argument;
+};
+void PrintTo(const Rule& rule, std::ostream* out) { *out << rule.name; }
+
+Problem dense() { return dense_problem(); }
+Problem packed() { return packed_problem(); }
+Problem paged() { return paged_problem(); }
+Problem backward() { return gradient_of(dense_problem()); }
+
+Problem biased_packed() {
+  Problem p = packed_problem();
+  p.max_seqlen_q = 10;
+  p.max_seqlen_k = 12;
+  p.bias = layout(float32, {3, 4, 10, 12});
+  return p;
+}
+Problem block_masked() {
+  Problem p = dense_problem();
+  p.mask_block_q = 5;
+  p.mask_block_k = 7;
+  p.block_mask = layout(boolean, {2, 1, 4, 4});  // ceil(16 / 5), ceil(24 / 7)
+  return p;
+}
+
+const Rule kRules[] = {
+    // presence and rank
+    {"q_absent", dense, [](Problem& p) { p.q.rank = 0; }, {"q: ", "absent"}},
+    {"k_absent", dense, [](Problem& p) { p.k.rank = 0; }, {"k: ", "absent"}},
+    {"v_absent", dense, [](Problem& p) { p.v.rank = 0; }, {"v: ", "absent"}},
+    {"o_absent", dense, [](Problem& p) { p.o.rank = 0; }, {"o: ", "absent"}},
+    {"rank_beyond_five", dense, [](Problem& p) { p.q.rank = 6; }, {"q: ", "rank 6"}},
+    {"rank_negative", dense, [](Problem& p) { p.k.rank = -1; }, {"k: ", "rank -1"}},
+    {"q_rank_3_unpacked",
+     dense,
+     [](Problem& p) {
+       p.q = layout(float32, {16, 4, 8});
+     },
+     {"q: ", "rank 3", "[B, Sq, Hq, D]"}},
+    {"q_rank_4_packed",
+     packed,
+     [](Problem& p) {
+       p.q = layout(float32, {1, 16, 4, 8});
+     },
+     {"q: ", "rank 4", "[Tq, Hq, D]"}},
+    {"k_rank_3_paged",
+     paged,
+     [](Problem& p) {
+       p.k = layout(float32, {40, 2, 8});
+     },
+     {"k: ", "rank 3", "[pages, page_size, Hkv, D]"}},
+    {"lse_rank_packed",
+     packed,
+     [](Problem& p) {
+       p.lse = layout(float32, {1, 4, 16});
+     },
+     {"lse: ", "rank 3", "[Hq, Tq]"}},
+    // dtypes
+    {"q_int", dense, [](Problem& p) { p.q.dtype = TESSERA_INT32; }, {"q: ", "int32", "float16"}},
+    {"q_unknown_dtype", dense, [](Problem& p) { p.q.dtype = 99; }, {"q: ", "unknown (99)"}},
+    {"k_other_dtype", dense, [](Problem& p) { p.k.dtype = TESSERA_FLOAT16; }, {"k: ", "float16", "float32"}},
+    {"o_other_dtype", dense, [](Problem& p) { p.o.dtype = TESSERA_BFLOAT16; }, {"o: ", "bfloat16", "float32"}},
+    {"lse_dtype",
+     dense,
+     [](Problem& p) {
+       p.lse = layout(float64, {2, 4, 16});
+     },
+     {"lse: ", "float64", "float32"}},
+    {"bias_dtype",
+     dense,
+     [](Problem& p) {
+       p.bias = layout(float16, {1, 1, 1, 24});
+     },
+     {"bias: ", "float16", "float32"}},
+    {"mask_dtype",
+     dense,
+     [](Problem& p) {
+       p.mask = layout(int32, {1, 1, 1, 24});
+     },
+     {"mask: ", "int32", "bool"}},
+    {"cu_seqlens_dtype",
+     packed,
+     [](Problem& p) { p.cu_seqlens_q.dtype = TESSERA_FLOAT32; },
+     {"cu_seqlens_q: ", "float32", "int32"}},
+    // shapes
+    {"heads_not_a_multiple",
+     dense,
+     [](Problem& p) {
+       p.k = layout(float32, {2, 24, 3, 8});
+     },
+     {"k: 3 heads", "q's 4", "multiple"}},
+    {"no_heads",
+     dense,
+     [](Problem& p) {
+       p.q = layout(float32, {2, 16, 0, 8});
+     },
+     {"q: ", "Hq in 1"}},
+    {"v_other_heads",
+     dense,
+     [](Problem& p) {
+       p.v = layout(float32, {2, 24, 4, 6});
+     },
+     {"v: ", "Hkv = 2"}},
+    {"k_other_head_dim",
+     dense,
+     [](Problem& p) {
+       p.k = layout(float32, {2, 24, 2, 7});
+     },
+     {"k: ", "D = 8"}},
+    {"k_other_batch",
+     dense,
+     [](Problem& p) {
+       p.k = layout(float32, {3, 24, 2, 8});
+     },
+     {"k: ", "B = 2"}},
+    {"v_other_length",
+     dense,
+     [](Problem& p) {
+       p.v = layout(float32, {2, 23, 2, 6});
+     },
+     {"v: ", "Sk = 24"}},
+    {"o_other_length",
+     dense,
+     [](Problem& p) {
+       p.o = layout(float32, {2, 15, 4, 6});
+     },
+     {"o: ", "Sq = 16"}},
+    {"o_other_value_dim",
+     dense,
+     [](Problem& p) {
+       p.o = layout(float32, {2, 16, 4, 8});
+     },
+     {"o: ", "Dv = 6"}},
+    {"lse_shape",
+     dense,
+     [](Problem& p) {
+       p.lse = layout(float32, {2, 16, 4});
+     },
+     {"lse: ", "[2, 16, 4]", "[B, Hq, Sq]"}},
+    {"head_dim_too_large",
+     dense,
+     [](Problem& p) {
+       p.q = layout(float32, {2, 16, 4, 513});
+     },
+     {"q: ", "D in 1 .. 512"}},
+    {"head_dim_zero",
+     dense,
+     [](Problem& p) {
+       p.q = layout(float32, {2, 16, 4, 0});
+     },
+     {"q: ", "D in 1 .. 512"}},
+    {"value_dim_too_large",
+     dense,
+     [](Problem& p) {
+       p.v = layout(float32, {2, 24, 2, 600});
+     },
+     {"v: ", "Dv in 1 .. 512"}},
+    {"negative_extent", dense, [](Problem& p) { p.q.shape[1] = -4; }, {"q: ", "-4", "at least 0"}},
+    {"length_beyond_31_bits",
+     dense,
+     [](Problem& p) {
+       p.q = layout(float32, {1, kHuge, 4, 8});
+     },
+     {"q: ", "Sq in 0 .. 2147483647"}},
+    {"size_overflows",
+     dense,
+     [](Problem& p) {
+       p.q = layout(float32, {kHuge, kHuge, kHuge, 8});
+     },
+     {"q: ", "2^63 bytes"}},
+    {"stride_overflows",
+     dense,
+     [](Problem& p) { p.k.strides[0] = std::numeric_limits<std::int64_t>::max(); },
+     {"k: ", "2^63 bytes"}},
+    {"stride_least",
+     dense,
+     [](Problem& p) { p.k.strides[0] = std::numeric_limits<std::int64_t>::min(); },
+     {"k: ", "2^63 bytes"}},
+    {"too_many_heads_in_all",
+     dense,
+     [](Problem& p) {
+       const std::int64_t batch = 1 << 20, heads = 1 << 11;
+       p.q = layout(float32, {batch, 1, heads, 1});
+       p.k = p.v = layout(float32, {batch, 1, 1, 1});
+       p.o = p.q;
+     },
+     {"q: ", "heads in all"}},
+    {"bias_shape",
+     dense,
+     [](Problem& p) {
+       p.bias = layout(float32, {2, 4, 16, 1});
+     },
+     {"bias: ", "[2, 4, 16, 1]", "Sk = 24"}},
+    {"bias_heads",
+     dense,
+     [](Problem& p) {
+       p.bias = layout(float32, {2, 2, 16, 24});
+     },
+     {"bias: ", "[B|1, Hq|1, Sq|1, Sk]"}},
+    {"mask_shape",
+     dense,
+     [](Problem& p) {
+       p.mask = layout(boolean, {2, 4, 17, 24});
+     },
+     {"mask: ", "Sq = 16"}},
+    {"alibi_shape", dense, [](Problem& p) { p.alibi_slopes = layout(float32, {2}); }, {"alibi_slopes: ", "Hq = 4"}},
+    {"alibi_batch",
+     dense,
+     [](Problem& p) {
+       p.alibi_slopes = layout(float32, {3, 4});
+     },
+     {"alibi_slopes: ", "B = 2"}},
+    {"sink_shape", dense, [](Problem& p) { p.sink = layout(float32, {2}); }, {"sink: ", "Hq = 4"}},
+    {"seqused_shape", dense, [](Problem& p) { p.seqused_k = layout(int32, {3}); }, {"seqused_k: ", "B = 2"}},
+    {"cu_seqlens_empty",
+     packed,
+     [](Problem& p) { p.cu_seqlens_q = layout(int32, {0}); },
+     {"cu_seqlens_q: ", "[B + 1]"}},
+    {"cu_seqlens_differ", packed, [](Problem& p) { p.cu_seqlens_k = layout(int32, {5}); }, {"cu_seqlens_k: ", "B = 3"}},
+    // strides
+    {"q_last_axis", dense, [](Problem& p) { p.q.strides[3] = 2; }, {"q: ", "stride 2", "contiguous"}},
+    {"k_last_axis_broadcast", dense, [](Problem& p) { p.k.strides[3] = 0; }, {"k: ", "stride 0", "contiguous"}},
+    {"o_broadcast", dense, [](Problem& p) { p.o.strides[0] = 0; }, {"o: ", "positive strides"}},
+    {"o_overlaps", dense, [](Problem& p) { p.o.strides[1] = 5; }, {"o: ", "one place"}},
+    {"o_backwards", dense, [](Problem& p) { p.o.strides[1] = -24; }, {"o: ", "positive strides"}},
+    {"lse_overlaps",
+     dense,
+     [](Problem& p) {
+       p.lse = layout(float32, {2, 4, 16}, {64, 0, 1});
+     },
+     {"lse: ", "one place"}},
+    // packed and paged
+    {"paged_and_packed",
+     paged,
+     [](Problem& p) { p.cu_seqlens_k = layout(int32, {3}); },
+     {"page_table: ", "cu_seqlens_k"}},
+    {"paged_without_lengths", paged, [](Problem& p) { p.seqused_k.rank = 0; }, {"seqused_k: ", "page_table"}},
+    {"page_table_batch",
+     paged,
+     [](Problem& p) {
+       p.page_table = layout(int32, {1, 3});
+     },
+     {"page_table: ", "B = 2"}},
+    {"page_size_zero",
+     paged,
+     [](Problem& p) {
+       p.k = layout(float32, {5, 0, 2, 8});
+     },
+     {"k: ", "page_size in 1"}},
+    {"pages_differ",
+     paged,
+     [](Problem& p) {
+       p.v = layout(float32, {6, 8, 2, 6});
+     },
+     {"v: ", "pages = 5"}},
+    {"too_many_pages",
+     paged,
+     [](Problem& p) {
+       p.page_table = layout(int32, {2, 1 << 30});
+     },
+     {"page_table: ", "at most 2147483647"}},
+    {"paged_gradient", paged, [](Problem& p) { p = gradient_of(p); }, {"page_table: ", "backward"}, Code::unsupported},
+    {"bias_without_max_q", biased_packed, [](Problem& p) { p.max_seqlen_q = 0; }, {"max_seqlen_q: ", "bias"}},
+    {"bias_without_max_k", biased_packed, [](Problem& p) { p.max_seqlen_k = 0; }, {"max_seqlen_k: ", "bias"}},
+    {"bias_packed_shape", biased_packed, [](Problem& p) { p.max_seqlen_k = 11; }, {"bias: ", "Sk = 11"}},
+    {"max_seqlen_negative", packed, [](Problem& p) { p.max_seqlen_q = -1; }, {"max_seqlen_q: -1", "0 .."}},
+    {"max_seqlen_huge", packed, [](Problem& p) { p.max_seqlen_k = kHuge; }, {"max_seqlen_k: ", "2147483647"}},
+    // options
+    {"direction", dense, [](Problem& p) { p.direction = 2; }, {"direction: 2", "forward", "backward"}},
+    {"causal", dense, [](Problem& p) { p.causal = 2; }, {"causal: 2", "0 and 1"}},
+    {"has_scale", dense, [](Problem& p) { p.has_scale = -1; }, {"has_scale: -1", "0 and 1"}},
+    {"deterministic", dense, [](Problem& p) { p.deterministic = 3; }, {"deterministic: 3", "0 and 1"}},
+    {"batch_invariant", dense, [](Problem& p) { p.batch_invariant = 3; }, {"batch_invariant: 3", "0 and 1"}},
+    {"alignment", dense, [](Problem& p) { p.alignment = 5; }, {"alignment: 5", "bottom-right", "top-left"}},
+    {"window_left", dense, [](Problem& p) { p.window_left = -2; }, {"window_left: -2", "-1"}},
+    {"window_right", dense, [](Problem& p) { p.window_right = -7; }, {"window_right: -7", "-1"}},
+    {"scale_nan", dense, [](Problem& p) { p.set_scale(kNaN); }, {"scale: nan", "finite"}},
+    {"scale_infinite", dense, [](Problem& p) { p.set_scale(-kInfinity); }, {"scale: -inf", "finite"}},
+    {"softcap_negative", dense, [](Problem& p) { p.softcap = -1; }, {"softcap: -1", "positive"}},
+    {"softcap_nan", dense, [](Problem& p) { p.softcap = kNaN; }, {"softcap: nan", "positive"}},
+    {"softcap_infinite", dense, [](Problem& p) { p.softcap = kInfinity; }, {"softcap: inf", "positive"}},
+    {"dropout_one", dense, [](Problem& p) { p.dropout_p = 1; }, {"dropout_p: 1", "p < 1"}},
+    {"dropout_negative", dense, [](Problem& p) { p.dropout_p = -0.1; }, {"dropout_p: -0.1", "p < 1"}},
+    {"dropout_nan", dense, [](Problem& p) { p.dropout_p = kNaN; }, {"dropout_p: nan", "p < 1"}},
+    {"dropout_rounds_to_one", dense, [](Problem& p) { p.dropout_p = 0.999999; }, {"dropout_p: 0.99999", "65535/65536"}},
+    {"mask_block_q", block_masked, [](Problem& p) { p.mask_block_q = 0; }, {"mask_block_q: 0", "1 .."}},
+    {"mask_block_k", block_masked, [](Problem& p) { p.mask_block_k = -3; }, {"mask_block_k: -3", "1 .."}},
+    {"block_mask_shape",
+     block_masked,
+     [](Problem& p) {
+       p.mask_block_q = 4;
+       p.block_mask = layout(boolean, {2, 1, 3, 4});
+     },
+     {"block_mask: ", "ceil(Sq / mask_block_q) = 4"}},
+    // backward
+    {"lse_absent", backward, [](Problem& p) { p.lse.rank = 0; }, {"lse: ", "backward requires"}},
+    {"d_o_absent", backward, [](Problem& p) { p.d_o.rank = 0; }, {"d_o: ", "backward requires"}},
+    {"d_q_absent", backward, [](Problem& p) { p.d_q.rank = 0; }, {"d_q: ", "backward requires"}},
+    {"d_k_absent", backward, [](Problem& p) { p.d_k.rank = 0; }, {"d_k: ", "backward requires"}},
+    {"d_v_absent", backward, [](Problem& p) { p.d_v.rank = 0; }, {"d_v: ", "backward requires"}},
+    {"d_q_shape", backward, [](Problem& p) { p.d_q = p.d_o; }, {"d_q: ", "D = 8"}},
+    {"d_k_shape",
+     backward,
+     [](Problem& p) {
+       p.d_k = layout(float32, {2, 24, 4, 8});
+     },
+     {"d_k: ", "Hkv = 2"}},
+    {"d_o_dtype", backward, [](Problem& p) { p.d_o.dtype = TESSERA_FLOAT64; }, {"d_o: ", "float64"}},
+    {"d_q_overlaps", backward, [](Problem& p) { p.d_q.strides[2] = 0; }, {"d_q: ", "one place"}},
+    {"d_lse_shape",
+     backward,
+     [](Problem& p) {
+       p.d_lse = layout(float32, {2, 16, 4});
+     },
+     {"d_lse: ", "[B, Hq, Sq]"}},
+    {"d_bias_alone",
+     backward,
+     [](Problem& p) {
+       p.d_bias = layout(float32, {1, 1, 16, 24});
+     },
+     {"d_bias: ", "without bias"}},
+    {"d_bias_shape",
+     backward,
+     [](Problem& p) {
+       p.bias = layout(float32, {1, 1, 16, 24});
+       p.d_bias = layout(float32, {1, 4, 16, 24});
+     },
+     {"d_bias: ", "[1, 1, 16, 24]"}},
+    {"d_bias_last_axis",
+     backward,
+     [](Problem& p) {
+       p.bias = layout(float32, {1, 1, 16, 24});
+       p.d_bias = layout(float32, {1, 1, 16, 24}, {0, 0, 1, 16});
+     },
+     {"d_bias: ", "contiguous"}},
+    {"d_sink_alone", backward, [](Problem& p) { p.d_sink = layout(float32, {4}); }, {"d_sink: ", "without sink"}},
+    {"d_sink_overlaps",
+     backward,
+     [](Problem& p) {
+       p.sink = layout(float32, {4});
+       p.d_sink = layout(float32, {4}, {0});
+     },
+     {"d_sink: ", "one place"}},
+};
+
+class Validate : public testing::TestWithParam<Rule> {};
+
+TEST_P(Validate, RefusesAndNames) {
+  const Rule& rule = GetParam();
+  Problem problem = rule.base();
+  Plan plan;
+  ASSERT_EQ(try_plan(problem, reference_device(), plan).message(), "") << "the problem is good before it is broken";
+  rule.break_it(problem);
+  plan.batch = -123;
+  const Status status = try_plan(problem, reference_device(), plan);
+  EXPECT_EQ(status.code(), rule.code);
+  const std::string message(status.message());
+  EXPECT_TRUE(message.starts_with(rule.message.front())) << message;
+  for (const char* part : rule.message) EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  EXPECT_LT(message.size(), sizeof tessera_status{}.message - 1) << "cut off: " << message;
+  EXPECT_EQ(plan.batch, -123) << "a refused plan is untouched";
+}
+INSTANTIATE_TEST_SUITE_P(Rules, Validate, testing::ValuesIn(kRules), [](const auto& i) { return i.param.name; });
+
+// ---- what must be accepted --------------------------------------------------------------------------------------------
+
+void expect_accepted(const Problem& problem) {
+  Plan plan;
+  EXPECT_EQ(try_plan(problem, reference_device(), plan).message(), "");
+}
+
+TEST(ValidateAccepts, EmptyAxes) {
+  Problem p = dense_problem();
+  p.q = layout(float32, {2, 0, 4, 8});
+  p.o = layout(float32, {2, 0, 4, 6});
+  expect_accepted(p);
+  p = dense_problem();
+  p.k = layout(float32, {2, 0, 2, 8});
+  p.v = layout(float32, {2, 0, 2, 6});
+  expect_accepted(p);
+  p.q = layout(float32, {0, 16, 4, 8});
+  p.k = layout(float32, {0, 24, 2, 8});
+  p.v = layout(float32, {0, 24, 2, 6});
+  p.o = layout(float32, {0, 16, 4, 6});
+  expect_accepted(p);
+  p = packed_problem();
+  p.cu_seqlens_q = p.cu_seqlens_k = layout(int32, {1});
+  expect_accepted(p);
+}
+
+TEST(ValidateAccepts, AnyStrideOrder) {
+  Problem p = dense_problem();
+  p.q = permute(layout(float32, {2, 4, 16, 8}), {0, 2, 1, 3});  // memory [B, H, S, D]
+  p.o = permute(layout(float32, {4, 2, 16, 6}), {1, 2, 0, 3});
+  expect_accepted(p);
+  p.k.strides[0] = 0;    // one cache for the whole batch
+  p.v.strides[1] = -12;  // read backwards
+  expect_accepted(p);
+}
+
+TEST(ValidateAccepts, AnyStrideOfASingleElement) {
+  Problem p = dense_problem();
+  p.v = layout(float32, {2, 24, 2, 1}, {48, 2, 1, 77});
+  p.o = layout(float32, {2, 16, 4, 1}, {64, 4, 1, 0});
+  expect_accepted(p);
+}
+
+TEST(ValidateAccepts, BroadcastBiasAndMasks) {
+  for (const std::int64_t b : {1, 2}) {
+    for (const std::int64_t h : {1, 4}) {
+      for (const std::int64_t s : {1, 16}) {
+        Problem p = dense_problem(float16);
+        p.bias = layout(b == 1 ? float16 : float32, {b, h, s, 24});
+        p.mask = layout(boolean, {b, h, s, 24}, {0, 0, 0, 1});
+        expect_accepted(p);
+      }
+    }
+  }
+  expect_accepted(block_masked());
+  expect_accepted(biased_packed());
+}
+
+TEST(ValidateAccepts, MixedForms) {
+  Problem p = packed_problem();  // packed queries over dense keys
+  p.cu_seqlens_k.rank = 0;
+  p.k = layout(float32, {3, 24, 2, 8});
+  p.v = layout(float32, {3, 24, 2, 6});
+  expect_accepted(p);
+  p = paged_problem();  // packed queries over paged keys
+  p.q = layout(float32, {16, 4, 8});
+  p.o = layout(float32, {16, 4, 6});
+  p.cu_seqlens_q = layout(int32, {3});
+  expect_accepted(p);
+}
+
+TEST(ValidateAccepts, GradientsGivenToAForwardProblem) {
+  Problem p = gradient_of(dense_problem());
+  p.direction = TESSERA_FORWARD;
+  p.d_q.rank = 2;  // nothing reads it
+  expect_accepted(p);
+}
+
+TEST(ValidateDevice, NamesWhatIsWrong) {
+  const Problem problem = dense_problem();
+  Plan plan;
+  const auto message = [&](auto&& break_it) {
+    Device device = reference_device();
+    break_it(device);
+    return std::string(try_plan(problem, device, plan).message());
+  };
+  EXPECT_TRUE(message([](Device& d) { d.isa = d.isa_limit + 1; }).starts_with("device.isa: "));
+  EXPECT_TRUE(message([](Device& d) { d.isa_limit = 17; }).starts_with("device.isa_limit: 17"));
+  EXPECT_TRUE(message([](Device& d) { d.kernel = 9; }).starts_with("device.kernel: 9"));
+  EXPECT_TRUE(message([](Device& d) { d.threads = 0; }).starts_with("device.threads: 0"));
+  EXPECT_TRUE(message([](Device& d) { d.cores = -1; }).starts_with("device.cores: -1"));
+}
+
+}  // namespace
+}  // namespace tessera::test
