@@ -436,6 +436,15 @@ tessera_status validate_combine(const tessera_layout& o_parts, const tessera_lay
     TESSERA_RETURN_IF_ERROR(check_layout(row.name, *row.layout, row.access, row.last_axis));
   }
   const auto [parts, batch, rows_q, heads, head_dim_v] = o_parts.shape;
+  for (const int64_t extent : {parts, batch, rows_q, heads}) {
+    if (extent > kMaxLength) {
+      return invalid("o_parts: shape %s, accepted extents up to %" PRId64, shape_text(o_parts).text, kMaxLength);
+    }
+  }
+  if (head_dim_v < 1 || head_dim_v > kMaxHeadDim) {
+    return invalid("o_parts: shape %s, accepted [N, B, S, H, Dv] with Dv in 1 .. %" PRId64, shape_text(o_parts).text,
+                   kMaxHeadDim);
+  }
   if (parts < 1) return invalid("o_parts: shape %s, accepted [N, B, S, H, Dv] with N >= 1", shape_text(o_parts).text);
   const auto check_shape = [](const char* name, const tessera_layout& layout, const tessera_layout& expected) {
     return check_same_shape(name, layout, "o_parts' sizes", expected);

@@ -181,6 +181,7 @@ TEST(Combine, RefusesAndNames) {
   begins("lse: shape [2, 5, 2]", [](Parts& p) { p.lse_layout = layout(float32, {2, 5, 2}); });
   begins("o: shape", [](Parts& p) { p.o_layout.strides[1] = 0; });
   begins("o_parts: stride 2", [](Parts& p) { p.o_parts_layout.strides[4] = 2; });
+  begins("o_parts: shape [3, 2, 5, 2, 513]", [](Parts& p) { p.o_parts_layout.shape[4] = 513; });
   begins("o_parts: shape [0, ", [](Parts& p) { p.o_parts_layout = layout(float32, {0, 2, 5, 2, 4}); });
 }
 
