@@ -23,13 +23,20 @@ double visible_pairs(const Shape& shape, int64_t seqlen_q, int64_t seqlen_k) {
   return pairs;
 }
 
+// [B, S, H, D], in the memory order that the shape asks for.
+tessera::Layout dense(const Shape& shape, int64_t seqlen, int64_t heads) {
+  const auto dtype = static_cast<tessera::DType>(shape.dtype);
+  if (!shape.heads_first) return layout(dtype, {shape.batch, seqlen, heads, shape.head_dim});
+  return tessera::permute(layout(dtype, {shape.batch, heads, seqlen, shape.head_dim}), {0, 2, 1, 3});
+}
+
 tessera::Problem forward_problem(const Shape& shape) {
   tessera::Problem problem;
   const auto dtype = static_cast<tessera::DType>(shape.dtype);
   const int64_t dim = shape.head_dim;
   if (shape.packed.empty()) {
-    problem.q = layout(dtype, {shape.batch, shape.seqlen_q, shape.heads_q, dim});
-    problem.k = layout(dtype, {shape.batch, shape.seqlen_k, shape.heads_kv, dim});
+    problem.q = dense(shape, shape.seqlen_q, shape.heads_q);
+    problem.k = dense(shape, shape.seqlen_k, shape.heads_kv);
   } else {
     const int64_t total = std::accumulate(shape.packed.begin(), shape.packed.end(), int64_t{0});
     problem.q = layout(dtype, {total, shape.heads_q, dim});

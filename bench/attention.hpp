@@ -14,6 +14,7 @@ struct Shape {
   int32_t dtype = TESSERA_FLOAT32;
   int64_t batch = 1, seqlen_q = 0, seqlen_k = 0, heads_q = 1, heads_kv = 1, head_dim = 64;
   std::vector<int64_t> packed;  // lengths of packed sequences, both of queries and keys; empty: dense
+  bool heads_first = false;     // dense tensors lie in memory as [B, H, S, D]
   bool causal = false;
   int64_t window_left = -1, window_right = -1;
   bool bias = false;  // [1, Hq, Sq, Sk], q's dtype

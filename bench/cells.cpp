@@ -65,7 +65,8 @@ tessera_device with_threads(tessera_device device, int threads) {
 
 Clock clock_for(const Settings& settings, int threads) { return threads == 1 ? settings.clock : Clock::kWall; }
 
-Sampler attention_sampler(const Shape& shape, const tessera_device& device, const Settings& settings, double work) {
+Sampler attention_sampler(Shape shape, const tessera_device& device, const Settings& settings, double work) {
+  shape.heads_first = settings.heads_first;
   auto attention = std::make_shared<Attention>(shape, device, settings.seed);
   return timed([attention] { attention->run(); }, work, clock_for(settings, device.threads));
 }
@@ -87,7 +88,8 @@ Contest against_peak(const Settings& settings, const Shape& shape, std::optional
     device.isa = *isa;
   }
   const double flops = attention_flops(shape);
-  return {attention_sampler(shape, device, settings, flops), peak_sampler(shape.dtype, device.isa)};
+  return {attention_sampler(shape, device, settings, flops), peak_sampler(shape.dtype, device.isa),
+          clock_for(settings, 1)};
 }
 
 // One shape against another, both on one thread, each by its own visible area.
@@ -95,7 +97,7 @@ Contest against_shape(const Settings& settings, const Shape& shape, const Shape&
   const tessera_device device = with_threads(settings.device, 1);
   const double flops = attention_flops(shape);
   return {attention_sampler(shape, device, settings, flops),
-          attention_sampler(reference, device, settings, attention_flops(reference))};
+          attention_sampler(reference, device, settings, attention_flops(reference)), clock_for(settings, 1)};
 }
 
 // All threads against one, by wall time.
@@ -113,7 +115,7 @@ Contest against_standard(const Settings& settings, const Shape& shape) {
   const double flops = attention_flops(shape);
   const Clock clock = clock_for(settings, 1);
   return {timed([attention] { attention->run(); }, flops, clock),
-          timed([attention, standard] { standard->run(); }, flops, clock)};
+          timed([attention, standard] { standard->run(); }, flops, clock), clock};
 }
 
 // ---- groups ------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ void run_contest(benchmark::State& state, const Cell& cell, const Settings& sett
     double before = contest.reference();
     for ([[maybe_unused]] auto _ : state) {
       double rate = 0;
-      seconds.push_back(time_call([&] { rate = contest.subject(); }, Clock::kWall));
+      seconds.push_back(time_call([&] { rate = contest.subject(); }, contest.clock));
       state.SetIterationTime(seconds.back());
       const double after = contest.reference();
       const double reference_rate = (before + after) / 2;

@@ -24,6 +24,7 @@ struct Settings {
   uint64_t seed = 0;
   int repetitions = 9;
   Clock clock = Clock::kWall;  // of cells on one thread; the others always take wall time
+  bool heads_first = false;    // tensors lie in memory as [B, H, S, D] instead of [B, S, H, D]
 };
 
 // Runs once and answers how well it went: the larger the better, in the cell's unit.
@@ -31,6 +32,7 @@ using Sampler = std::function<double()>;
 
 struct Contest {
   Sampler subject, reference;
+  Clock clock = Clock::kWall;  // that the subject is timed by
 };
 
 // What a sampler's number counts: FLOPs a second, bytes a second, or one over the bytes that a run held.

@@ -53,6 +53,8 @@ void add_arguments(CLI::App& app, Arguments& arguments) {
                  "wall, or cpu: time of this process alone, for one-thread cells on a machine that is busy")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, bench::Clock>{{"wall", bench::Clock::kWall}, {"cpu", bench::Clock::kCpu}}));
+  app.add_flag("--heads-first", arguments.settings.heads_first,
+               "Tensors lie in memory as [B, H, S, D]; packed ones and standard attention's stay as they are");
   app.footer(kExamples);
 }
 
