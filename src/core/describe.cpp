@@ -101,8 +101,8 @@ std::string describe(const tessera_plan& plan) {
   if (plan.kernel == TESSERA_KERNEL_REFERENCE) {
     line("tiles", "none: one query at a time, in float64");
   } else {
-    line("tiles", print("%d queries x %d keys, %d query tiles share a pass over the keys", plan.block_m, plan.block_n,
-                        plan.tiles_per_item));
+    line("tiles", print("%d queries x %d keys, %d query tile%s a pass over the keys", plan.block_m, plan.block_n,
+                        plan.tiles_per_item, plan.tiles_per_item == 1 ? "" : "s"));
     more(print("%" PRId64 " work items%s, keys in %d part%s", plan.num_items,
                packed_q(p) || packed_k(p) ? " at most" : "", plan.num_splits, plan.num_splits == 1 ? "" : "s"));
   }
