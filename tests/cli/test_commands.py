@@ -1,0 +1,117 @@
+"""compare, plan, info and help."""
+
+import json
+
+import pytest
+
+SMALL = ("compare", "--lengths", "64,200", "-H", 2, "-D", 32, "--repeat", 1)
+
+
+def test_compare_json(folder):
+    report = json.loads(folder.succeeds(*SMALL, "--json").out)
+    assert [(c["direction"], c["length"]) for c in report["cells"]] == [
+        ("forward", 64), ("forward", 200), ("backward", 64), ("backward", 200)]  # fmt: skip
+    assert report["peak_gflops"] > 0
+    for cell in report["cells"]:
+        outputs = ["o", "lse"] if cell["direction"] == "forward" else ["d_q", "d_k", "d_v"]
+        assert list(cell["tessera"]["errors"]) == outputs
+        n, sides = cell["length"], (cell["tessera"], cell["standard"])
+        assert cell["flops"] == 4 * 2 * n * n * 32 * (2.5 if cell["direction"] == "backward" else 1)
+        for side in sides:
+            assert side["gflops"] == pytest.approx(cell["flops"] / side["ms"] * 1e-6)
+            assert 0 < side["max_error"] < 1e-4 and 0 < side["rms_error"] <= side["max_error"]
+        matrices = 2 if cell["direction"] == "backward" else 1
+        assert cell["standard"]["extra_bytes"] == matrices * 2 * n * n * 4
+        assert cell["speed_up"] == pytest.approx(cell["standard"]["ms"] / cell["tessera"]["ms"])
+
+
+@pytest.mark.parametrize("flags", (("--causal",), ("--kv-heads", 1), ("--dtype", "bfloat16"), ("--dtype", "float16")))
+def test_compare_agrees_with_float64(folder, flags):
+    report = json.loads(folder.succeeds(*SMALL, *flags, "--json").out)
+    half = report["dtype"] != "float32"
+    for cell in report["cells"]:
+        for name, error in cell["tessera"]["errors"].items():
+            assert error["elements"] > 0
+            assert error["rms"] < (2e-2 if half else 1e-5), name
+        # No less exact than standard attention, which keeps its probabilities in float32 for every dtype.
+        assert cell["tessera"]["rms_error"] <= 3 * cell["standard"]["rms_error"]
+
+
+def test_compare_table(folder):
+    outcome = folder.succeeds(*SMALL)
+    lines = outcome.out.splitlines()
+    assert outcome.err == ""  # the progress bar is for terminals
+    assert "float32" in lines[0] and "H 2, D 32" in lines[0] and "GFLOP/s" in lines[0]
+    rows = [line for line in lines if line.split()[:1] in (["forward"], ["backward"])]
+    assert len(rows) == 4
+    for row in rows:
+        assert row.count("│") == lines[2].count("│") and "×" in row and "%" in row
+
+
+def test_compare_says_what_does_not_fit(folder):
+    outcome = folder.succeeds(*SMALL, "--memory-limit", 0)
+    assert outcome.out.count("not run") == 4
+    report = json.loads(folder.succeeds(*SMALL, "--memory-limit", 0, "--json").out)
+    for cell in report["cells"]:
+        assert cell["standard"] is None and cell["speed_up"] is None and cell["standard_needs_bytes"] > 0
+        assert cell["tessera"]["ms"] > 0
+
+
+@pytest.mark.parametrize("name, start", (("picture.png", b"\x89PNG"), ("picture.svg", b"<?xml")))
+def test_compare_plot(folder, name, start):
+    folder.succeeds(*SMALL, "--plot", name)
+    assert (folder.path / name).read_bytes().startswith(start)
+    assert folder.files() == {name}
+
+
+def test_plan_in_words(folder):
+    text = folder.succeeds("plan", "--sq", 4096, "-H", 32, "--kv-heads", 8, "-D", 128, "--causal").out
+    for word in ("tiled", "decode", "refused", "GFLOP", "standard attention", "workspace"):
+        assert word in text
+
+
+def test_plan_json(folder):
+    plan = json.loads(folder.succeeds("plan", "--sq", 1, "--sk", 4096, "-H", 8, "--kv-heads", 2, "--json").out)
+    assert plan["kernel"] == "decode"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    (
+        ("--packed",),
+        ("--page-size", 16),
+        ("--packed", "--page-size", 16),
+        ("--direction", "backward", "--bias", "--dbias", "--sink", "--dsink"),
+        ("--mask", "--alibi", "--window", 128, 0, "--softcap", 30, "--dropout", 0.1),
+        ("--block-mask", "--mask-block", 64, 64),
+        ("--dtype", "bf16", "--dv", 32, "--lse", "--top-left", "--causal"),
+        ("--dtype", "float64"),
+        ("--isa", "baseline", "--threads", 3),
+    ),
+)
+def test_plan_takes_every_option(folder, flags):
+    assert json.loads(folder.succeeds("plan", "-B", 2, "--sq", 300, *flags, "--json").out)["kernel"]
+    assert folder.succeeds("plan", "-B", 2, "--sq", 300, *flags).out
+
+
+def test_info(folder):
+    text = folder.succeeds("info").out
+    for word in ("CPU", "features", "kernels", "threads", "no CUDA backend"):
+        assert word in text
+
+
+def test_info_json_and_environment(folder):
+    info = json.loads(folder.succeeds("info", "--json", TESSERA_ISA="baseline", TESSERA_NUM_THREADS="1").out)
+    assert info["cpu"]["isa"] == "baseline" and info["cpu"]["threads"] == 1
+    assert "TESSERA_ISA" in info["cpu"]["isa_reason"]
+    assert info["gpus"] == []
+
+
+@pytest.mark.parametrize("command", ((), ("compare",), ("run",), ("plan",), ("info",)))
+def test_help_has_examples(folder, command):
+    outcome = folder.succeeds(*command, "--help")
+    assert "Examples:" in outcome.out and "tessera " in outcome.out and outcome.err == ""
+
+
+def test_version(folder):
+    assert folder.succeeds("--version").out.startswith("tessera 0.")
