@@ -44,19 +44,18 @@ template <Op kOp, int C>
 TESSERA_INLINE void fused_scores(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s, int64_t key_row,
                                  int64_t count) {
   constexpr int64_t kStep = kKeysAStep<kOp>;
-  VecF lse[C], delta[C];
-#pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) lse[c] = load(t.lse + c * kLanes), delta[c] = load(t.delta + c * kLanes);
-  const VecF scale_log2 = splat(p.scale_log2), scale = splat(p.scale);
   for_row_groups<kTileRows>(0, count, [&]<int R>(int64_t n) TESSERA_LAMBDA_INLINE {
     VecF acc[R][C] = {};
     multiply<R, C, kOp, Broadcast::kAlongK>(acc, t.keys.data + (key_row + n) * t.keys.stride_bytes, t.keys.stride_bytes,
                                             t.sQ, kBlockM, (p.head_dim + kStep - 1) / kStep);
+    const VecF scale = splat(*opaque(&p.scale_log2));
+    const float* lse = opaque(t.lse);
+    const Exp2 exponential;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
-        acc[r][c] = exp2(fma(acc[r][c], scale_log2, -lse[c]));
+        acc[r][c] = exponential(fma(acc[r][c], scale, -load(lse + c * kLanes)));
         store(s.sP + (n + r) * kBlockM + c * kLanes, acc[r][c]);
       }
     if constexpr (kOp == Op::kDot) store_bf16_rows<R, C>(s.sP16, n, acc);
@@ -65,11 +64,13 @@ TESSERA_INLINE void fused_scores(const Params& p, const BackwardOperands<kOp>& t
     VecF acc[R][C] = {};
     multiply<R, C, kOp, Broadcast::kAlongK>(acc, t.values.data + (key_row + n) * t.values.stride_bytes,
                                             t.values.stride_bytes, t.sdO, kBlockM, (p.head_dim_v + kStep - 1) / kStep);
+    const VecF scale = splat(*opaque(&p.scale));
+    const float* delta = opaque(t.delta);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
-        acc[r][c] = load(s.sP + (n + r) * kBlockM + c * kLanes) * ((acc[r][c] - delta[c]) * scale);
+        acc[r][c] = load(s.sP + (n + r) * kBlockM + c * kLanes) * ((acc[r][c] - load(delta + c * kLanes)) * scale);
       }
     if constexpr (kOp == Op::kDot) {
       store_bf16_rows<R, C>(s.sdS16, n, acc);
@@ -123,11 +124,12 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
                                                       t.values.stride_bytes, t.sdO, kBlockM, count,
                                                       (p.head_dim_v + kStep - 1) / kStep);
   if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count);
+  const Exp2 exponential;
   for (int64_t n = 0; n < count; ++n) {
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       const int64_t at = n * kBlockM + c * kLanes;
-      const VecF probability = exp2(load(s.sP + at) - load(t.lse + c * kLanes));
+      const VecF probability = exponential(load(s.sP + at) - load(t.lse + c * kLanes));
       VecF dp = load(s.sdS + at), kept = probability;
       if (p.dropout_threshold) {
         const VecF factor = load(factors + at);
@@ -199,7 +201,7 @@ __attribute__((noinline)) void backward_block(const Params& p, const Tile& tile,
                                          p.head_dim);
 }
 
-// A tile of rows of Q or dO: transposed, and as steps of k. `copy` takes what can't be used in place.
+// A tile of rows of Q or dO: transposed, and as steps of k in `copy` (compact: rows a power of two apart share cache sets).
 template <Op kOp>
 TESSERA_INLINE RowBlock load_rows(const Params& p, const RowTensor& tensor, const Tile& tile, int64_t cols, float* transposed,
                                   float* copy) {
@@ -215,15 +217,23 @@ TESSERA_INLINE RowBlock load_rows(const Params& p, const RowTensor& tensor, cons
     return {reinterpret_cast<const char*>(copy), padded * 4};
   }
 #endif
-  RowBlock steps{rows[0], tensor.row};
   with_float_elem(p.dtype, [&](auto elem) {
     using Elem = decltype(elem);
     pack_transposed<Elem>(transposed, rows, tile.count, cols);
-    if (p.dtype == TESSERA_FLOAT32 && cols == padded) return;
     for (int64_t r = 0; r < tile.count; ++r) read_row<Elem>(copy + r * padded, rows[r], cols);
-    steps = {reinterpret_cast<const char*>(copy), padded * 4};
   });
-  return steps;
+  return {reinterpret_cast<const char*>(copy), padded * 4};
+}
+
+// Asks for the rows of Q and dO of the tile after this one.
+TESSERA_INLINE void prefetch_next_queries(const Params& p, const Tile& tile) {
+  const int64_t count = min_of<int64_t>(kBlockM, tile.sequence->sq - tile.query[0] - kBlockM);
+  const char* q = row_at(p.q, tile, 0) + kBlockM * p.q.row;
+  const char* d_o = row_at(p.d_o, tile, 0) + kBlockM * p.d_o.row;
+  for (int64_t row = 0; row < count; ++row, q += p.q.row, d_o += p.d_o.row) {
+    prefetch_row(q, p.head_dim * p.elem_bytes);
+    prefetch_row(d_o, p.head_dim_v * p.elem_bytes);
+  }
 }
 
 // The float32 accumulator of d_q's row `query` in this split.
@@ -258,13 +268,11 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
     __builtin_memset(s.sdV, 0, static_cast<size_t>(rows * s.dv_ld) * sizeof(float));
     BackwardOperands<kOp> t;
     if (keys > 0) {
-      t.values = rows_block<kOp>(p, p.v, sequence, batch, head_kv, first, keys, p.head_dim_v, s.sV);
+      t.values = rows_block<kOp>(p, p.v, sequence, batch, head_kv, first, keys, p.head_dim_v, s.sV, true);
+      t.keys = rows_block<kOp>(p, p.k, sequence, batch, head_kv, first, keys, p.head_dim, s.sK, true);
       if constexpr (kOp == Op::kDot) {
-        t.keys = rows_block<kOp>(p, p.k, sequence, batch, head_kv, first, keys, p.head_dim, s.sK);
         t.key_steps = steps_block<kOp>(p, p.k, sequence, batch, head_kv, first, keys, p.head_dim, s.sK_steps);
       } else {
-        // As B, K is read in whole vectors: a head dimension that does not fill them is copied.
-        t.keys = rows_block<kOp>(p, p.k, sequence, batch, head_kv, first, keys, p.head_dim, s.sK, true);
         t.key_steps = t.keys;
       }
     }
@@ -272,6 +280,7 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
       for (int64_t row = 0; row < sequence.sq; row += kBlockM) {
         init_tile(tile, p, batch, h, row, min_of<int64_t>(kBlockM, sequence.sq - row));
         if (tile.some_low >= first + keys || tile.some_high < first || tile.some_low > tile.some_high) continue;
+        prefetch_next_queries(p, tile);
         t.sQ = s.sQ, t.sdO = s.sdO;
         t.q_steps = load_rows<kOp>(p, p.q, tile, p.head_dim, s.sQ, s.q_rows);
         t.do_steps = load_rows<kOp>(p, p.d_o, tile, p.head_dim_v, s.sdO, s.do_rows);
@@ -307,7 +316,7 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
 template <Op kOp>
 void backward_item(const Params& p, int64_t item, char* scratch_base) {
   const BackwardScratch s = carve_backward(
-      scratch_base, {kBlockM, p.block_n, p.head_dim, p.head_dim_v, kLanes, kOp == Op::kDot, p.dtype == TESSERA_FLOAT32,
+      scratch_base, {kBlockM, p.block_n, p.head_dim, p.head_dim_v, kLanes, kOp == Op::kDot,
                      has_score_options(p) || p.d_bias != nullptr, sizeof(Tile)});
   const int64_t split = item % p.num_splits;
   const int64_t owner = item / p.num_splits;
@@ -375,8 +384,11 @@ inline void backward_finish_item(const Params& p, int64_t item, char* scratch) {
     const char* sink = reinterpret_cast<const char*>(p.sink) + p.sink_head * head;
     const float sink_log2 = *reinterpret_cast<const float*>(sink) * kLog2e;
     double sum = 0;
-    for (int64_t i = head * p.rows_total; i < (head + 1) * p.rows_total; ++i) {
-      if (p.row_lse[i] != infinity()) sum -= static_cast<double>(__builtin_exp2f(sink_log2 - p.row_lse[i]) * p.row_delta[i]);
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const int64_t first = head * p.rows_total + p.sequences[b].row_begin;
+      for (int64_t i = first; i < first + p.sequences[b].sq; ++i) {
+        if (p.row_lse[i] != infinity()) sum -= static_cast<double>(__builtin_exp2f(sink_log2 - p.row_lse[i]) * p.row_delta[i]);
+      }
     }
     *reinterpret_cast<float*>(reinterpret_cast<char*>(p.d_sink) + p.d_sink_head * head) = static_cast<float>(sum);
     return;

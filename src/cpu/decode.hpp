@@ -114,8 +114,9 @@ TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, D
   }
   const VecF ref = splat(row.ref == -infinity() ? 0.0f : row.ref);
   VecF sum{};
+  const Exp2 exponential;
   for (int64_t n = 0; n < count; n += kLanes) {
-    const VecF e = exp2(load(scores + n) - ref);
+    const VecF e = exponential(load(scores + n) - ref);
     sum += e;
     store(scores + n, e);
   }
@@ -144,13 +145,6 @@ void decode_block(const Params& p, const Sequence& sequence, DecodeRow* rows, in
                                 min_of<int64_t>(kLanes, p.head_dim_v - first - (C - 1) * kLanes));
     });
   });
-}
-
-// Asks for the rows of a later block, so that memory works while this one is computed.
-TESSERA_INLINE void prefetch_rows(const char* const* rows, int64_t count, int64_t row_bytes) {
-  for (int64_t n = 0; n < count; ++n) {
-    for (int64_t at = 0; at < row_bytes; at += kCacheLine_bytes) __builtin_prefetch(rows[n] + at, 0, 2);
-  }
 }
 
 inline void decode_item(const Params& p, int64_t item, char* scratch_base) {
@@ -199,10 +193,7 @@ inline void decode_item(const Params& p, int64_t item, char* scratch_base) {
     const int64_t next = key + p.block_n, next_count = max_of<int64_t>(0, min_of<int64_t>(p.block_n, end - next));
     for (int64_t h = 0; h < heads_an_item; ++h) {
       const int64_t head_kv = head_begin + h;
-      fill(s.keys, p.k, head_kv, next, next_count);
-      prefetch_rows(s.keys, next_count, p.head_dim * p.elem_bytes);
-      fill(s.values, p.v, head_kv, next, next_count);
-      prefetch_rows(s.values, next_count, p.head_dim_v * p.elem_bytes);
+      prefetch_keys(p, sequence, batch, head_kv, next, next_count, 0, 1);
       fill(s.keys, p.k, head_kv, key, count);
       fill(s.values, p.v, head_kv, key, count);
       with_float_elem(p.dtype, [&](auto elem) {

@@ -60,28 +60,32 @@ template <Op kOp, int C>
 TESSERA_INLINE bool optimistic_softmax(const Params& p, Tile& tile, const float* sQ, float* sP, const RowBlock& keys,
                                        int64_t begin, int64_t end) {
   const int64_t k_count = (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>;
-  VecF ref[C], sum[C];
-#pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) ref[c] = load(tile.ref + c * kLanes), sum[c] = VecF{};
-  const VecF scale = splat(p.scale_log2);
+  alignas(64) float sums[C * kLanes] = {};
   for_row_groups<kTileRows>(begin, end, [&]<int R>(int64_t n) TESSERA_LAMBDA_INLINE {
     VecF acc[R][C] = {};
     multiply<R, C, kOp, Broadcast::kAlongK>(acc, keys.data + n * keys.stride_bytes, keys.stride_bytes, sQ, kBlockM, k_count);
+    const VecF scale = splat(*opaque(&p.scale_log2));
+    const float* ref = opaque(tile.ref);
+    const Exp2 exponential;
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) {
+      const VecF minus_ref = -load(ref + c * kLanes);
+      VecF sum = load(sums + c * kLanes);
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) {
-        acc[r][c] = exp2(fma(acc[r][c], scale, -ref[c]));
-        sum[c] += acc[r][c];
+      for (int r = 0; r < R; ++r) {
+        acc[r][c] = exponential(fma(acc[r][c], scale, minus_ref));
+        sum += acc[r][c];
       }
+      store(sums + c * kLanes, sum);
+    }
     store_p<kOp, R, C>(sP, n, acc);
   });
   VecI fits = splat(-1);
 #pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) fits &= sum[c] <= kOptimisticBound;
+  for (int c = 0; c < C; ++c) fits &= load(sums + c * kLanes) <= kOptimisticBound;
   if (any(~fits)) return false;
 #pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) store(tile.sum + c * kLanes, load(tile.sum + c * kLanes) + sum[c]);
+  for (int c = 0; c < C; ++c) store(tile.sum + c * kLanes, load(tile.sum + c * kLanes) + load(sums + c * kLanes));
   return true;
 }
 
@@ -130,6 +134,7 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
 
   float* factors = scratch.options;
   if (p.dropout_threshold) dropout_factors(p, tile, factors, block.key_begin, begin, end);
+  const Exp2 exponential;
   for (int64_t n = begin; n < end; n += 2) {
     VecF rows[2][C] = {};
 #pragma GCC unroll 2
@@ -138,7 +143,7 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
         const int64_t at = (n + r) * kBlockM + c * kLanes;
-        rows[r][c] = exp2(load(sS + at) - ref[c]);
+        rows[r][c] = exponential(load(sS + at) - ref[c]);
         sum[c] += rows[r][c];
         if (p.dropout_threshold) rows[r][c] *= load(factors + at);
       }
@@ -280,7 +285,9 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
     block.key_begin = key;
     block.keys = rows_block<kOp>(p, p.k, sequence, batch, head_kv, key, count, p.head_dim, scratch.sK);
     block.values = steps_block<kOp>(p, p.v, sequence, batch, head_kv, key, count, p.head_dim_v, scratch.sV);
+    const int64_t next = key + p.block_n, next_count = max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - next));
     for (int64_t t = 0; t < tile_count; ++t) {
+      prefetch_keys(p, sequence, batch, head_kv, next, next_count, t, tile_count);
       float *sQ = scratch.sQ + t * q_floats, *sO = scratch.sO + t * o_floats;
       switch (tiles[t].vecs) {
         case 1: attend_block<kOp, 1>(p, tiles[t], sQ, sO, scratch, block, count, options); break;

@@ -1,6 +1,7 @@
 // Keys and values of one block, in the form that the products broadcast from: in place where they lie well, else copied.
 #pragma once
 
+#include "cpu/scratch.hpp"
 #include "cpu/tile.hpp"
 #include "cpu/transpose.hpp"
 
@@ -16,6 +17,21 @@ TESSERA_INLINE const char* key_row(const Params& p, const RowTensor& tensor, con
   return tensor.data + tensor.batch * page + tensor.row * (j % p.page_size) + tensor.head * head_kv;
 }
 
+// Asks for `row_bytes` of a row that is needed soon.
+TESSERA_INLINE void prefetch_row(const char* row, int64_t row_bytes) {
+  for (int64_t at = 0; at < row_bytes; at += kCacheLine_bytes) __builtin_prefetch(row + at, 0, 2);
+}
+
+// Part `part` of `parts` of keys j ... j + count - 1: spread over the work on the block before, the requests never queue.
+// Rows of one head are rarely neighbours, so the hardware's own prefetchers don't find them.
+TESSERA_INLINE void prefetch_keys(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_kv, int64_t j,
+                                  int64_t count, int64_t part, int64_t parts) {
+  for (int64_t n = j + count * part / parts; n < j + count * (part + 1) / parts; ++n) {
+    prefetch_row(key_row(p, p.k, sequence, batch, head_kv, n), p.head_dim * p.elem_bytes);
+    prefetch_row(key_row(p, p.v, sequence, batch, head_kv, n), p.head_dim_v * p.elem_bytes);
+  }
+}
+
 // Rows of A for the products, `stride_bytes` apart. Op::kFma: float32. Op::kDot: bf16, read in pairs.
 struct RowBlock {
   const char* data;
@@ -24,13 +40,13 @@ struct RowBlock {
 
 // [count][cols] with neighbouring columns: K (and V in the backward pass), broadcast along k.
 //
-// `whole_vectors`: columns are read as vectors too, so that what does not fill the last one must be copied.
+// `compact`: copied whatever its form. Rows that lie a power of two apart share cache sets, so what is read many times, or
+// in whole vectors, is worth it.
 template <Op kOp>
 TESSERA_INLINE RowBlock rows_block(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
                                    int64_t head_kv, int64_t j, int64_t count, int64_t cols, float* copy,
-                                   bool whole_vectors = false) {
-  const bool in_place = !p.page_table && (kOp == Op::kDot ? cols % 2 == 0 : p.dtype == TESSERA_FLOAT32) &&
-                        !(whole_vectors && cols % kLanes != 0);
+                                   bool compact = false) {
+  const bool in_place = !compact && !p.page_table && (kOp == Op::kDot ? cols % 2 == 0 : p.dtype == TESSERA_FLOAT32);
   if (in_place) return {key_row(p, tensor, sequence, batch, head_kv, j), tensor.row};
   const int64_t padded = (cols + kLanes - 1) / kLanes * kLanes;
   if constexpr (kOp == Op::kDot) {

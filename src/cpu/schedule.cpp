@@ -79,7 +79,7 @@ void configure_backward(tessera_plan& plan, const KernelTable& table) {
   plan.block_n = static_cast<int32_t>(kBackwardKeys);
   const auto scratch_bytes = [&] {
     return carve_backward(nullptr, {plan.block_m, plan.block_n, plan.head_dim, plan.head_dim_v, table.lanes, plan.use_dot != 0,
-                                    p.q.dtype == TESSERA_FLOAT32, options, table.tile_bytes}).bytes;
+                                    options, table.tile_bytes}).bytes;
   };
   while (plan.block_n > kKeyBlock && scratch_bytes() > kMaxForwardScratch_bytes) plan.block_n -= static_cast<int32_t>(kKeyBlock);
   plan.tiles_per_item = 1;

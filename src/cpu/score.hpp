@@ -13,7 +13,7 @@ TESSERA_INLINE bool has_score_options(const Params& p) {
   return p.softcap > 0 || p.bias.data || p.mask.data || p.block_mask.data || p.alibi_slopes || p.dropout_threshold;
 }
 
-// out[n][kBlockM] = tensor[batch, head, query, key + n] as float32 for the lanes of the tile and n < count.
+// out[n][kBlockM] = tensor[batch, head, query, key + n] as float32 for the lanes of the tile (0 behind them) and n < count.
 inline void gather_scores(float* out, const ScoreTensor& tensor, int32_t dtype, const Tile& tile, int64_t key,
                           int64_t count) {
   const char* rows[kBlockM];
@@ -24,7 +24,9 @@ inline void gather_scores(float* out, const ScoreTensor& tensor, int32_t dtype, 
     using Elem = decltype(elem);
     if (tensor.col == Elem::kBytes) return pack_transposed<Elem>(out, rows, tile.count, count);
     for (int64_t n = 0; n < count; ++n) {
-      for (int64_t lane = 0; lane < tile.count; ++lane) out[n * kBlockM + lane] = Elem::read(rows[lane] + tensor.col * n, 1)[0];
+      for (int64_t lane = 0; lane < kBlockM; ++lane) {
+        out[n * kBlockM + lane] = lane < tile.count ? Elem::read(rows[lane] + tensor.col * n, 1)[0] : 0.0f;
+      }
     }
   });
 }

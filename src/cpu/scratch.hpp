@@ -92,7 +92,7 @@ constexpr int64_t kKeyBlock = 96;
 
 struct BackwardShape {
   int64_t block_m, block_n, head_dim, head_dim_v, lanes;
-  bool dot, is_float32, has_options;
+  bool dot, has_options;
   int64_t tile_bytes;  // sizeof(Tile)
 };
 
@@ -115,20 +115,19 @@ static constexpr BackwardScratch carve_backward(char* base, const BackwardShape&
   BackwardScratch out{};
   out.dk_ld = padded_to(s.head_dim, s.lanes);
   out.dv_ld = padded_to(s.head_dim_v, s.lanes);
-  const bool copies = s.dot || !s.is_float32;
   out.tile = carver.take<char>(s.tile_bytes);
   out.lse = carver.take(s.block_m);
   out.delta = carver.take(s.block_m);
   out.sQ = carver.take(s.head_dim * s.block_m);
   out.sdO = carver.take(s.head_dim_v * s.block_m);
-  out.q_rows = carver.take(copies || out.dk_ld != s.head_dim ? s.block_m * out.dk_ld : 0);
-  out.do_rows = carver.take(copies || out.dv_ld != s.head_dim_v ? s.block_m * out.dv_ld : 0);
+  out.q_rows = carver.take(s.block_m * out.dk_ld);
+  out.do_rows = carver.take(s.block_m * out.dv_ld);
   out.sP = carver.take((kKeyBlock + 1) * s.block_m);
   out.sdS = carver.take((kKeyBlock + 1) * s.block_m);
   out.sP16 = carver.take(s.dot ? (kKeyBlock + 2) * s.block_m / 2 : 0);
   out.sdS16 = carver.take(s.dot ? (kKeyBlock + 2) * s.block_m / 2 : 0);
-  out.sK = carver.take(copies || out.dk_ld != s.head_dim ? s.block_n * out.dk_ld : 0);
-  out.sV = carver.take(copies ? s.block_n * out.dv_ld : 0);
+  out.sK = carver.take(s.block_n * out.dk_ld);
+  out.sV = carver.take(s.block_n * out.dv_ld);
   out.sK_steps = carver.take(s.dot ? padded_to(s.block_n, 2) / 2 * out.dk_ld : 0);
   out.sdK = carver.take(s.block_n * out.dk_ld);
   out.sdV = carver.take(s.block_n * out.dv_ld);

@@ -35,8 +35,8 @@ TESSERA_INLINE KeyRange visible_keys(const Params& p, const Sequence& sequence, 
   const int64_t position = query + (p.top_left ? 0 : sequence.sk - sequence.sq);
   KeyRange keys{0, sequence.sk - 1};
   if (p.causal) keys.high = min_of(keys.high, position);
-  if (p.window_right >= 0 && p.window_right < sequence.sk) keys.high = min_of(keys.high, position + p.window_right);
-  if (p.window_left >= 0 && p.window_left < sequence.sk + sequence.sq) keys.low = max_of(keys.low, position - p.window_left);
+  if (p.window_right >= 0) keys.high = min_of(keys.high, position + p.window_right);
+  if (p.window_left >= 0) keys.low = max_of(keys.low, position - p.window_left);
   keys.low = min_of(keys.low, sequence.sk);
   keys.high = max_of<int64_t>(keys.high, -1);
   return keys;
