@@ -140,7 +140,8 @@ class Checker {
     for (size_t n = 0; n < value.size(); ++n) {
       const double nearest = round_to(dtype, oracle[n]);
       if (untouched[n] != left_alone[n])
-        return fail(format(untouched[n] ? "%s[%zu] was written, and no sequence owns it" : "%s[%zu] was not written",
+        return fail(format(untouched[n] ? "%s[%zu] was written, and no sequence owns it"
+                                        : "%s[%zu] is still poison, or a NaN made from it",
                            name.c_str(), n));
       if (untouched[n]) continue;
       const bool same_kind = std::isnan(oracle[n])   ? std::isnan(value[n])

@@ -73,7 +73,7 @@ class Plain {
     // Errors of one rounding: of float32 arithmetic, and of storing in the dtype.
     epsilon_ = std::is_same_v<Real, float> ? kEpsilon32 : epsilon(TESSERA_FLOAT64);
     epsilon_stored_ = std::is_same_v<Real, float> ? epsilon(static_cast<int32_t>(c_.dtype)) : epsilon_;
-    p_drop_ = std::lround(c_.dropout * 65536) / 65536.0;
+    p_drop_ = static_cast<double>(std::lround(c_.dropout * 65536)) / 65536.0;
   }
 
   void run() {
@@ -156,7 +156,11 @@ class Plain {
       const Real* k = &head_.k[j * c_.d];
       Real s = scale_ * dot(q, k, c_.d);
       double magnitude = 1 + std::fabs(s) + 0.5 * std::fabs(scale_) * norm(q, c_.d) * norm(k, c_.d);
-      if (c_.softcap > 0) s = static_cast<Real>(c_.softcap) * std::tanh(s / static_cast<Real>(c_.softcap));
+      if (c_.softcap > 0) {
+        const Real t = std::tanh(s / static_cast<Real>(c_.softcap));
+        s = static_cast<Real>(c_.softcap) * t;
+        magnitude = (std::isfinite(magnitude) ? magnitude * (1 - t * t) : 0) + 1;
+      }
       if (c_.bias != kAbsent) s += static_cast<Real>(in_.bias[in_.bias_index(b, h, i, j)]);
       if (c_.alibi) {
         const auto slope = static_cast<Real>(in_.slopes[c_.alibi == 1 ? h : b * c_.hq + h]);

@@ -157,9 +157,25 @@ constexpr const char* kForwardOptions[] = {
     "invariant=1 q=packed k=packed causal=1",
 };
 
+constexpr const char* kMoreQueriesThanKeys[] = {
+    "causal=1",
+    "causal=1 top_left=1",
+    "wr=5",
+    "wl=5",
+    "wl=0 wr=0",
+    "wl=20 wr=7 top_left=1",
+    "wr=5 used=1 q=packed",
+    "causal=1 sink=1 d_sink=1 q=packed k=packed",
+    "alibi=bh",
+    "mask=bhqk bias=hqk d_bias=1 q=packed",
+};
+
 void add_options(Table& table) {
   for (const char* option : kOptions)
     table.add((std::string(option) + " backward=1 b=3 sq=70 sk=140 hq=4 hkv=2 d=32 dv=40").c_str());
+  // More queries than keys: with a diagonal that starts left of the keys, some queries see nothing.
+  for (const char* option : kMoreQueriesThanKeys)
+    table.add((std::string(option) + " backward=1 b=2 sq=130 sk=37 hq=4 hkv=2 d=32 dv=40").c_str());
   for (const char* option : kForwardOptions)
     table.add((std::string(option) + " b=3 sq=70 sk=140 hq=4 hkv=2 d=32 dv=40").c_str());
 }
