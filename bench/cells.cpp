@@ -300,17 +300,21 @@ void add_standard(std::vector<Cell>& cells) {
 
 void add_memory(std::vector<Cell>& cells) {
   for (const auto direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
-    Shape shape;
-    shape.direction = direction;
-    shape.seqlen_q = shape.seqlen_k = 8192;
-    shape.head_dim = 128;
-    cells.push_back({.group = "Memory beyond inputs and outputs: standard attention's over Tessera's",
-                     .name = std::string("memory/") + short_name(direction) + "/f32/" + size_name(8192, 128),
-                     .against = "standard",
-                     .threshold = 100,
-                     .is_share = false,
-                     .unit = Unit::kInverseMemory,
-                     .make = [=](const Settings& s) { return memory_contest(s, shape); }});
+    for (const int64_t heads : {1, 8}) {
+      Shape shape;
+      shape.direction = direction;
+      shape.seqlen_q = shape.seqlen_k = 8192;
+      shape.heads_q = shape.heads_kv = heads;
+      cells.push_back({.group = "Memory beyond inputs and outputs, all threads: standard attention's over Tessera's",
+                       .name = std::string("memory/") + short_name(direction) + "/f32/" + size_name(8192, 64) + "/H" +
+                               std::to_string(heads),
+                       .against = "standard",
+                       .threshold = 100,
+                       .is_share = false,
+                       .unit = Unit::kInverseMemory,
+                       .repetitions = 1,
+                       .make = [=](const Settings& s) { return memory_contest(s, shape); }});
+    }
   }
 }
 

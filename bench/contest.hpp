@@ -45,6 +45,7 @@ struct Cell {
   double threshold = 0;  // the least value that passes; 0: for information
   bool is_share = true;  // of a ceiling, and so shown in per cent; else a ratio of two programs
   Unit unit = Unit::kFlops;
+  int repetitions = 0;  // 0: as the settings say
   std::function<Contest(const Settings&)> make;
 };
 

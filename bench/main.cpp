@@ -74,7 +74,7 @@ void register_cells(const std::vector<Cell>& cells, const bench::Settings& setti
     benchmark::RegisterBenchmark(cell.name.c_str(),
                                  [&](benchmark::State& state) { bench::run_contest(state, cell, settings); })
         ->UseManualTime()
-        ->Iterations(settings.repetitions);
+        ->Iterations(cell.repetitions > 0 ? cell.repetitions : settings.repetitions);
   }
 }
 

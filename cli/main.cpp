@@ -32,6 +32,14 @@ int complain(const char* what, int exit_code) {
   return exit_code;
 }
 
+void check_command(const CLI::App& program, int argc, char** argv) {
+  constexpr const char* kAccepted = "accepted compare, run, plan and info (tessera --help)";
+  if (argc < 2) throw tessera::cli::WrongUse(fmt::format("COMMAND: none given, {}", kAccepted));
+  if (argv[1][0] != '-' && program.get_subcommand_no_throw(argv[1]) == nullptr) {
+    throw tessera::cli::WrongUse(fmt::format("COMMAND: '{}', {}", argv[1], kAccepted));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -45,6 +53,7 @@ int main(int argc, char** argv) {
     tessera::cli::add_run(program, outcome);
     tessera::cli::add_plan(program, outcome);
     tessera::cli::add_info(program, outcome);
+    check_command(program, argc, argv);
     program.parse(argc, argv);
     if (std::fflush(stdout) != 0) return complain("standard output: cannot be written", kFailed);
     return outcome.exit_code;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <limits>
 
 #include "error.hpp"
@@ -50,12 +51,24 @@ std::string one_line(std::string text) {
   return text;
 }
 
+template <typename Integer>
+std::string check_integer(const std::string& text, const char* accepted) {
+  Integer value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole ? "" : fmt::format("'{}', accepted is a whole number {}", text, accepted);
+}
+
 }  // namespace
+
+const CLI::Validator kInteger([](std::string& text) { return check_integer<std::int64_t>(text, "of 64 bits"); }, "");
+const CLI::Validator kUnsigned([](std::string& text) { return check_integer<std::uint64_t>(text, "0 .. 2^64 - 1"); },
+                               "");
 
 void DeviceOptions::add_to(CLI::App& command) {
   command.add_option("--kernel", kernel, "Which kernel: auto, tiled, decode or reference")->capture_default_str();
   command.add_option("--isa", isa, "Instruction set: baseline, avx2, avx512 or avx512_bf16 (default: the best here)");
-  command.add_option("--threads", threads, "Threads (default: all cores)");
+  command.add_option("--threads", threads, "Threads (default: all cores)")->check(kInteger);
 }
 
 tessera_device DeviceOptions::device() const {
@@ -96,16 +109,18 @@ void AttentionOptions::add_to(CLI::App& command) {
       ->group(group);
   command.add_option("--window", window, "Keys visible left and right of the diagonal, -1 for all")
       ->expected(2)
+      ->check(kInteger)
       ->type_name("LEFT RIGHT")
       ->group(group);
   command.add_option("--softcap", softcap, "Scores become c tanh(s / c)")->type_name("C")->group(group);
   command.add_option("--dropout", dropout, "Probability that an entry is dropped, below 1")
       ->type_name("P")
       ->group(group);
-  command.add_option("--seed", seed, "Seed of the dropout")->group(group);
-  command.add_option("--offset", offset, "Offset of the dropout's random numbers")->group(group);
+  command.add_option("--seed", seed, "Seed of the dropout")->check(kUnsigned)->group(group);
+  command.add_option("--offset", offset, "Offset of the dropout's random numbers")->check(kUnsigned)->group(group);
   command.add_option("--mask-block", mask_block, "Queries and keys that an entry of the block mask stands for")
       ->expected(2)
+      ->check(kInteger)
       ->type_name("Q K")
       ->group(group);
   command.add_flag("--deterministic", deterministic, "Gradients have the same bits every time")->group(group);

@@ -138,17 +138,19 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   CLI::App* command = program.add_subcommand("plan", "Which kernel would be chosen for given sizes, and why");
   auto options = std::make_shared<PlanOptions>();
   PlanOptions& o = *options;
-  command->add_option("-B,--batch", o.batch, "Sequences")->capture_default_str();
-  command->add_option("--sq", o.seqlen_q, "Queries of a sequence")->required();
-  command->add_option("--sk", o.seqlen_k, "Keys of a sequence (default: --sq)");
-  command->add_option("-H,--heads", o.heads_q, "Query heads")->capture_default_str();
-  command->add_option("--kv-heads", o.heads_kv, "Key and value heads (default: -H)");
-  command->add_option("-D,--head-dim", o.head_dim, "Head size of queries and keys")->capture_default_str();
-  command->add_option("--dv", o.head_dim_v, "Head size of values (default: -D)");
+  command->add_option("-B,--batch", o.batch, "Sequences")->check(kInteger)->capture_default_str();
+  command->add_option("--sq", o.seqlen_q, "Queries of a sequence")->check(kInteger)->required();
+  command->add_option("--sk", o.seqlen_k, "Keys of a sequence (default: --sq)")->check(kInteger);
+  command->add_option("-H,--heads", o.heads_q, "Query heads")->check(kInteger)->capture_default_str();
+  command->add_option("--kv-heads", o.heads_kv, "Key and value heads (default: -H)")->check(kInteger);
+  command->add_option("-D,--head-dim", o.head_dim, "Head size of queries and keys")
+      ->check(kInteger)
+      ->capture_default_str();
+  command->add_option("--dv", o.head_dim_v, "Head size of values (default: -D)")->check(kInteger);
   command->add_option("--dtype", o.dtype, "float32, float16, bfloat16 or float64")->capture_default_str();
   command->add_option("--direction", o.direction, "forward or backward")->capture_default_str();
   command->add_flag("--packed", o.packed, "Sequences lie one after another, with cu_seqlens");
-  command->add_option("--page-size", o.page_size, "Keys and values lie in pages of this many rows");
+  command->add_option("--page-size", o.page_size, "Keys and values lie in pages of this many rows")->check(kInteger);
   command->add_flag("--lse", o.lse, "The log-sum-exp is wanted");
   command->add_flag("--bias", o.bias, "With a bias [1, Hq, Sq, Sk]");
   command->add_flag("--mask", o.mask, "With a mask [1, 1, Sq, Sk]");

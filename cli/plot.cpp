@@ -37,7 +37,8 @@ std::string quoted(const std::string& text) {
   return result + "'";
 }
 
-// A data block: length, Tessera's and standard attention's value, and what the latter would need. NaN: none.
+// A data block: length, Tessera's and standard attention's value, what the latter needs, and that where it was not run.
+// NaN: none.
 std::string data_block(const std::string& name, const std::vector<Cell>& cells, tessera_direction direction,
                        bool memory) {
   std::string block = fmt::format("${} << EOD\n", name);
@@ -49,27 +50,35 @@ std::string data_block(const std::string& name, const std::vector<Cell>& cells, 
     const std::string standard = cell.standard ? fmt::format("{}", value(*cell.standard)) : "NaN";
     const std::string needed =
         memory ? fmt::format("{}", static_cast<double>(cell.standard_needs_bytes) / kBytesPerMib) : "NaN";
-    block += fmt::format("{} {} {} {}\n", cell.settings.shape.seqlen_q, value(cell.tessera), standard, needed);
+    block += fmt::format("{} {} {} {} {}\n", cell.settings.shape.seqlen_q, value(cell.tessera), standard, needed,
+                         cell.standard ? "NaN" : needed);
   }
   return block + "EOD\n";
 }
 
-std::string panel(const std::string& block, const std::string& title, const std::string& unit, bool memory) {
-  std::string plot = fmt::format("set title {}\nset ylabel {}\n", quoted(title), quoted(unit));
-  if (memory) {
-    plot += fmt::format("plot ${0} using 1:4 with lines linewidth 1.5 dashtype 2 linecolor rgb '{1}' notitle, ", block,
-                        kStandardColour);
-    plot += fmt::format("{} with lines linewidth 1 dashtype 3 linecolor rgb '#888888' title 'memory of this machine', ",
-                        static_cast<double>(memory_bytes()) / kBytesPerMib);
-  } else {
-    plot += "plot ";
-  }
-  plot += fmt::format(
+std::string panel(const std::string& block, const std::string& title, const std::string& unit, bool memory,
+                  bool some_not_run) {
+  const std::string curves = fmt::format(
       "${0} using 1:3 with linespoints linewidth 2.5 pointtype 5 pointsize 0.9 linecolor rgb '{1}' title 'standard "
       "attention', ${0} using 1:2 with linespoints linewidth 2.5 pointtype 7 pointsize 1 linecolor rgb '{2}' title "
-      "'Tessera'\n",
+      "'Tessera'",
       block, kStandardColour, kTesseraColour);
-  return plot;
+  std::string plot = fmt::format("set title {}\nset ylabel {}\n", quoted(title), quoted(unit));
+  if (!memory) return plot + "set yrange [*:*]\nplot " + curves + "\n";
+  const double machine_mib = static_cast<double>(memory_bytes()) / kBytesPerMib;
+  constexpr double kRoomForKey = 50;  // above the line of the machine's memory, on a logarithmic axis
+  plot += fmt::format("set yrange [*:{}]\nplot {}, ", machine_mib * kRoomForKey, curves);
+  plot += fmt::format("${} using 1:4 with lines linewidth 1.5 dashtype 2 linecolor rgb '{}' notitle, ", block,
+                      kStandardColour);
+  if (some_not_run) {
+    plot += fmt::format(
+        "${} using 1:5 with points pointtype 4 pointsize 1.1 linewidth 1.5 linecolor rgb '{}' title 'standard "
+        "attention, not run', ",
+        block, kStandardColour);
+  }
+  return plot +
+         fmt::format("{} with lines linewidth 1 dashtype 3 linecolor rgb '#666666' title 'memory of this machine'\n",
+                     machine_mib);
 }
 
 std::string script(const std::string& output, bool svg, const std::vector<Cell>& cells, const std::string& title) {
@@ -94,10 +103,12 @@ std::string script(const std::string& output, bool svg, const std::vector<Cell>&
   text +=
       "set logscale x 2\nset logscale y 10\nset grid linecolor rgb '#dddddd'\nset border linecolor rgb '#555555'\n"
       "set key top left reverse Left\nset xlabel 'sequence length'\nset format x '%.0f'\nset format y '%g'\n"
-      "set offsets graph 0.03, graph 0.03, 0, 0\nset datafile missing 'NaN'\n";
+      "set offsets graph 0.03, graph 0.03, graph 0.08, 0\nset datafile missing 'NaN'\n";
   for (const auto& [direction, name] : directions) {
-    text += panel("time_" + name, "Time, " + name, "milliseconds", false);
-    text += panel("memory_" + name, "Memory beyond inputs and outputs, " + name, "MiB", true);
+    text += panel("time_" + name, "Time, " + name, "milliseconds", false, false);
+    text += panel("memory_" + name, "Memory beyond inputs and outputs, " + name, "MiB", true,
+                  std::any_of(cells.begin(), cells.end(),
+                              [&](const Cell& c) { return c.settings.direction == direction && !c.standard; }));
   }
   return text + "unset multiplot\nunset output\n";
 }

@@ -1,6 +1,8 @@
 // tessera run: attention on the user's own tensors.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -146,6 +148,8 @@ class Run {
     shape.back() = last;
     if (heads_first_) std::swap(shape[1], shape[2]);
     Tensor tensor = make_tensor(source, like.dtype, shape);
+    // Rows of a packed tensor beyond the last sequence belong to none and are written by nobody.
+    std::fill_n(tensor.memory.data(), tensor.memory.size_bytes(), std::byte{0});
     if (heads_first_) view_heads_first(tensor);
     return tensor;
   }
@@ -162,6 +166,7 @@ class Run {
       const Shape& q = t.q.shape;
       const Shape shape = q.size() == 4 ? Shape{q[0], q[2], q[1]} : Shape{q[1], q[0]};
       t.lse = make_tensor("--lse " + options_.lse, TESSERA_FLOAT32, shape);
+      std::fill_n(t.lse.as<float>(), t.lse.elems(), -std::numeric_limits<float>::infinity());
     }
     if (!is_backward()) return;
     t.d_q = result_like(t.q, "--dq " + options_.dq, t.q.shape.back());

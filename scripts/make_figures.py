@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
 
 TESSERA, STANDARD, INK, PALE = "#0b7285", "#e8590c", "#343a40", "#dee2e6"
 plt.rcParams.update({
@@ -30,13 +31,6 @@ def run(tessera, *arguments):
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
     return done.stdout
-
-
-def run_json(tessera, *arguments):
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "out.json"
-        run(tessera, *arguments, "--json", path)
-        return json.loads(path.read_text())
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
@@ -64,7 +58,7 @@ def classify_tiles(length, block_m, block_n, causal, window_left):
 
 def draw_tiles(tessera, out):
     length, window = 1536, 511
-    plan = run_json(tessera, "plan", "--seqlen", length, "--heads", 1, "--head-dim", 128, "--causal")
+    plan = json.loads(run(tessera, "plan", "--sq", length, "-H", 1, "-D", 128, "--causal", "--json"))
     block_m, block_n = plan["block_m"], plan["block_n"]
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.9), sharey=True)
     cases = [("full", False, -1), ("causal", True, -1), (f"causal, window of {window + 1}", True, window)]
@@ -137,9 +131,35 @@ def draw_online_softmax(tessera, out):
 
 # ---- time and memory over length ------------------------------------------------------------------------------------
 
+LENGTHS = "512,1024,2048,4096,8192,16384"
+
+
 def draw_lengths(tessera, out):
-    report = run_json(tessera, "compare")
-    raise NotImplementedError(report)
+    report = json.loads(run(tessera, "compare", "--lengths", LENGTHS, "--json"))
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True)
+    for column, direction in zip(axes.T, ("forward", "backward")):
+        cells = [cell for cell in report["cells"] if cell["direction"] == direction]
+        for axis, key, unit in ((column[0], "ms", 1), (column[1], "extra_bytes", 2**20)):
+            for program, color in (("standard", STANDARD), ("tessera", TESSERA)):
+                points = [(cell["length"], cell[program][key] / unit) for cell in cells if cell.get(program)]
+                axis.loglog(*zip(*points), "o-", color=color, markersize=4, label=program, base=2)
+            axis.grid(True, color=PALE, linewidth=0.6)
+        column[0].set_title(direction)
+        column[1].set_xlabel("length")
+        column[1].set_xticks([cell["length"] for cell in cells], [str(cell["length"]) for cell in cells])
+    for axis, label in ((axes[0][0], "milliseconds"), (axes[1][0], "MiB beside inputs and outputs")):
+        axis.set_ylabel(label)
+    for axis in axes.flat:
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes[0][0].legend(["standard attention on OpenBLAS", "Tessera"], frameon=False)
+    figure.suptitle(f"{report['cpu']}, {report['isa']}, {report['threads']} threads; {report['dtype']}, "
+                    f"B {report['batch']}, H {report['heads']}, D {report['head_dim']}", x=0.01, ha="left", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(out / "length.png")
+
+
+def draw_compare(tessera, out):
+    run(tessera, "compare", "--lengths", LENGTHS, "--plot", out / "compare.png")
 
 
 def main():
@@ -148,7 +168,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of the pictures")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for draw in (draw_tiles, draw_online_softmax, draw_lengths):
+    for draw in (draw_tiles, draw_online_softmax, draw_lengths, draw_compare):
         draw(arguments.tessera, arguments.out)
         plt.close("all")
 

@@ -39,10 +39,10 @@ TESSERA_INLINE void store_bf16_rows([[maybe_unused]] float* rows16, [[maybe_unus
     }
 }
 
-// P from S and dS from dP where neither option nor mask is in the way: both leave the registers finished.
+// P from S where neither option nor mask is in the way: it leaves the registers finished.
 template <Op kOp, int C>
-TESSERA_INLINE void fused_scores(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s, int64_t key_row,
-                                 int64_t count) {
+TESSERA_OWN_FUNCTION void fused_p(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s, int64_t key_row,
+                                  int64_t count) {
   constexpr int64_t kStep = kKeysAStep<kOp>;
   for_row_groups<kTileRows>(0, count, [&]<int R>(int64_t n) TESSERA_LAMBDA_INLINE {
     VecF acc[R][C] = {};
@@ -60,6 +60,13 @@ TESSERA_INLINE void fused_scores(const Params& p, const BackwardOperands<kOp>& t
       }
     if constexpr (kOp == Op::kDot) store_bf16_rows<R, C>(s.sP16, n, acc);
   });
+}
+
+// dS from dP and P, likewise.
+template <Op kOp, int C>
+TESSERA_OWN_FUNCTION void fused_ds(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s, int64_t key_row,
+                                   int64_t count) {
+  constexpr int64_t kStep = kKeysAStep<kOp>;
   for_row_groups<kTileRows>(0, count, [&]<int R>(int64_t n) TESSERA_LAMBDA_INLINE {
     VecF acc[R][C] = {};
     multiply<R, C, kOp, Broadcast::kAlongK>(acc, t.values.data + (key_row + n) * t.values.stride_bytes,
@@ -72,9 +79,7 @@ TESSERA_INLINE void fused_scores(const Params& p, const BackwardOperands<kOp>& t
       for (int c = 0; c < C; ++c) {
         acc[r][c] = load(s.sP + (n + r) * kBlockM + c * kLanes) * ((acc[r][c] - load(delta + c * kLanes)) * scale);
       }
-    if constexpr (kOp == Op::kDot) {
-      store_bf16_rows<R, C>(s.sdS16, n, acc);
-    }
+    if constexpr (kOp == Op::kDot) store_bf16_rows<R, C>(s.sdS16, n, acc);
     store_p<kOp, R, C>(s.sdS, n, acc);
   });
 }
@@ -107,7 +112,14 @@ inline void add_bias_gradient(const Params& p, const Tile& tile, const float* dS
   }
 }
 
-// The same as fused_scores with every option and mask; `key` is the block's first key, `count` its keys.
+template <Op kOp, int C>
+TESSERA_INLINE void fused_scores(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s, int64_t key_row,
+                                 int64_t count) {
+  fused_p<kOp, C>(p, t, s, key_row, count);
+  fused_ds<kOp, C>(p, t, s, key_row, count);
+}
+
+// The same with every option and mask; `key` is the block's first key, `count` its keys.
 template <Op kOp, int C>
 TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t, const BackwardScratch& s,
                                  int64_t key_row, int64_t key, int64_t count) {
@@ -166,7 +178,7 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
 
 // out[rows][cols] += A B for every group of columns.
 template <Op kOp, Broadcast kBroadcast>
-TESSERA_INLINE void accumulate(float* out, int64_t ld, const void* a, int64_t stride_bytes, const RowBlock& b, int64_t rows,
+TESSERA_OWN_FUNCTION void accumulate(float* out, int64_t ld, const void* a, int64_t stride_bytes, const RowBlock& b, int64_t rows,
                                int64_t k_count, int64_t cols) {
   for_vec_groups<kWideVecs>(static_cast<int>((cols + kLanes - 1) / kLanes), [&]<int C>(int v) TESSERA_LAMBDA_INLINE {
     product_rows<kWideRows, C, kOp, kBroadcast>(out + v * kLanes, ld, true, a, stride_bytes, b.data + v * kLanes * 4,

@@ -38,15 +38,23 @@ TESSERA_INLINE VecU broadcast_element(const char* p) {
 template <int R, int C, Op kOp, Broadcast kBroadcast>
 TESSERA_INLINE void multiply(VecF (&acc)[R][C], const void* a, int64_t stride_bytes, const void* b, int64_t ldb,
                              int64_t k_count) {
+  // Rows of A by two pointers and three strides: eight pointers of their own would not leave a register for the loop.
   const char* pa = static_cast<const char*>(a);
+  const char* pa4 = pa + 4 * stride_bytes;
+  const int64_t stride3_bytes = 3 * stride_bytes;
   const char* pb = static_cast<const char*>(b);
+  const auto row = [&](int r) TESSERA_LAMBDA_INLINE {
+    if (kBroadcast == Broadcast::kAlongRows) return pa + r * 4;
+    const char* base = r < 4 ? pa : pa4;
+    return r % 4 == 3 ? base + stride3_bytes : base + r % 4 * stride_bytes;
+  };
   for (int64_t k = 0; k < k_count; ++k) {
     VecF rb[C];
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) rb[c] = load_as<VecF>(pb + c * kLanes * 4);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const VecU ra = broadcast_element(pa + (kBroadcast == Broadcast::kAlongK ? r * stride_bytes : r * 4));
+      const VecU ra = broadcast_element(row(r));
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
 #if defined(TESSERA_HAS_DOT)
@@ -59,6 +67,7 @@ TESSERA_INLINE void multiply(VecF (&acc)[R][C], const void* a, int64_t stride_by
       }
     }
     pa += kBroadcast == Broadcast::kAlongK ? 4 : stride_bytes;
+    if (kBroadcast == Broadcast::kAlongK && R > 4) pa4 += 4;
     pb += ldb * 4;
   }
 }

@@ -25,6 +25,8 @@
 
 #define TESSERA_INLINE inline __attribute__((always_inline))
 #define TESSERA_LAMBDA_INLINE __attribute__((always_inline))
+// A loop of micro-kernels in a function of its own: among others, gcc's register allocator spills accumulators inside it.
+#define TESSERA_OWN_FUNCTION __attribute__((noinline))
 
 namespace tessera::cpu {
 namespace {

@@ -31,6 +31,16 @@ ROUND = {
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
+def product(a, b):
+    """a @ b: by NumPy in float64, term after term in float32, as a plain loop does it."""
+    if a.dtype == np.float64:
+        return a @ b
+    total = np.zeros(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2], b.shape[-1]), np.float32)
+    for i in range(a.shape[-1]):
+        total += a[..., :, i, None] * b[..., i, None, :]
+    return total
+
+
 class Plain:
     """q [B, Sq, H, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv]."""
 
@@ -48,7 +58,7 @@ class Plain:
         self.softcap = self.work(softcap)
         heads, rows, keys = self.q.shape[1], self.q.shape[2], self.k.shape[2]
 
-        s = self.scale * (self.q @ self.k.swapaxes(-1, -2))
+        s = self.scale * product(self.q, self.k.swapaxes(-1, -2))
         self.tanh = np.tanh(s / self.softcap) if softcap else None
         if softcap:
             s = self.softcap * self.tanh
@@ -80,7 +90,7 @@ class Plain:
         finite = np.where(np.isfinite(self.lse), self.lse, 0)[..., None]
         self.p = np.exp(s - finite)
         self.p_sink = None if sink is None else np.exp(logit - finite)[..., 0]
-        self.o = self.round((self.round(self.p) @ self.v).transpose(0, 2, 1, 3))
+        self.o = self.round(product(self.round(self.p), self.v).transpose(0, 2, 1, 3))
 
     def _of_keys(self, gradient):
         b, h, s, d = gradient.shape
@@ -89,10 +99,10 @@ class Plain:
     def gradients(self, d_o, d_lse=None):
         d_o = np.asarray(d_o, self.work).transpose(0, 2, 1, 3)
         d_lse = self.work(0) if d_lse is None else np.asarray(d_lse, self.work)[..., None]
-        d_p = d_o @ self.v.swapaxes(-1, -2)
+        d_p = product(d_o, self.v.swapaxes(-1, -2))
         delta = (self.p * d_p).sum(-1, keepdims=True) - d_lse
         d_s = self.p * (d_p - delta)
-        result = {"dv": self._of_keys(self.round(self.p).swapaxes(-1, -2) @ d_o)}
+        result = {"dv": self._of_keys(product(self.round(self.p).swapaxes(-1, -2), d_o))}
         if self.bias_shape is not None:
             axes = tuple(a for a in range(4) if self.bias_shape[a] == 1 and d_s.shape[a] != 1)
             result["dbias"] = d_s.sum(axes, keepdims=True)
@@ -101,8 +111,8 @@ class Plain:
         if self.tanh is not None:
             d_s = d_s * (1 - self.tanh**2)
         d_s = self.round(d_s)
-        result["dq"] = self.round((self.scale * (d_s @ self.k)).transpose(0, 2, 1, 3))
-        result["dk"] = self._of_keys(self.scale * (d_s.swapaxes(-1, -2) @ self.q))
+        result["dq"] = self.round((self.scale * product(d_s, self.k)).transpose(0, 2, 1, 3))
+        result["dk"] = self._of_keys(self.scale * product(d_s.swapaxes(-1, -2), self.q))
         return result
 
 

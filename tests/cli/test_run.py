@@ -117,8 +117,8 @@ def test_float64(folder, random):
     folder.save(**inputs)
     folder.succeeds(*INPUTS)
     assert folder.load("out").dtype == np.float64
-    exact = Plain(**inputs).o
-    assert_close(folder.load("out"), exact, exact, "float64")
+    backwards = Plain(inputs["q"][..., ::-1], inputs["k"][:, ::-1, :, ::-1], inputs["v"][:, ::-1])  # rounds differently
+    assert_close(folder.load("out"), Plain(**inputs).o, backwards.o, "float64")
 
 
 def test_float16(folder, random):
