@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <exception>
 #include <new>
+#include <string>
+#include <vector>
 
 #include "commands.hpp"
 #include "error.hpp"
@@ -35,7 +37,9 @@ int complain(const char* what, int exit_code) {
 void check_command(const CLI::App& program, int argc, char** argv) {
   constexpr const char* kAccepted = "accepted compare, run, plan and info (tessera --help)";
   if (argc < 2) throw tessera::cli::WrongUse(fmt::format("COMMAND: none given, {}", kAccepted));
-  if (argv[1][0] != '-' && program.get_subcommand_no_throw(argv[1]) == nullptr) {
+  const std::vector<const CLI::App*> commands =
+      program.get_subcommands([&](const CLI::App* command) { return command->get_name() == argv[1]; });
+  if (argv[1][0] != '-' && commands.empty()) {
     throw tessera::cli::WrongUse(fmt::format("COMMAND: '{}', {}", argv[1], kAccepted));
   }
 }
