@@ -25,6 +25,9 @@ constexpr float kOptimisticBound = 65536.0f;
 // The reference moves only when a maximum passes it by this much (log2 units): most blocks need no rescale.
 constexpr float kRescaleThreshold_log2 = 8.0f;
 
+// Keys that a tile's first reference is taken from.
+constexpr int64_t kReferenceKeys = 32;
+
 template <Op kOp>
 struct ForwardBlock {
   RowBlock keys;      // [count][head_dim]
@@ -168,11 +171,17 @@ __attribute__((noinline)) void attend_block(const Params& p, Tile& tile, float* 
   const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - block.key_begin);
   if (begin >= end) return;
   const bool whole = block.key_begin + begin >= tile.all_low && block.key_begin + end - 1 <= tile.all_high;
-  const bool optimistic = whole && !options && tile.has_ref && !tile.pessimistic;
-  if (!optimistic || !optimistic_softmax<kOp, C>(p, tile, sQ, scratch.sS, block.keys, begin, end)) {
-    tile.pessimistic = optimistic;  // the next block goes the plain way at once, the one after may try again
-    plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, end);
+  bool done = false;
+  if (whole && !options && !tile.pessimistic && (tile.has_ref || !tile.started)) {
+    const int64_t first = tile.started ? begin : min_of(end, begin + kReferenceKeys);
+    if (!tile.started) plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, first);
+    done = tile.has_ref && optimistic_softmax<kOp, C>(p, tile, sQ, scratch.sS, block.keys, first, end);
+    tile.pessimistic = !done;  // the next block goes the plain way at once, the one after may try again
+    if (!done && !tile.started) forget_softmax(tile);
+  } else {
+    tile.pessimistic = false;
   }
+  if (!done) plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, end);
   constexpr int64_t kStep = kKeysAStep<kOp>;
   product_rows<kTileRows, C, kOp, Broadcast::kAlongRows>(
       sO, kBlockM, tile.started, block.values.data + begin / kStep * block.values.stride_bytes, block.values.stride_bytes,

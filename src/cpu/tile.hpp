@@ -42,6 +42,14 @@ TESSERA_INLINE KeyRange visible_keys(const Params& p, const Sequence& sequence, 
   return keys;
 }
 
+// As if no key had been seen.
+TESSERA_INLINE void forget_softmax(Tile& tile) {
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    tile.ref[lane] = -infinity();
+    tile.sum[lane] = 0.0f;
+  }
+}
+
 // Rows row_begin ... of the sequence: row r is query r of `head`, or, with packed heads, query r % sq of head
 // `head` + r / sq.
 inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, int64_t row_begin, int64_t row_count) {
@@ -52,6 +60,7 @@ inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, 
   tile.vecs = static_cast<int32_t>((row_count + kLanes - 1) / kLanes);
   tile.started = false;
   tile.has_ref = tile.pessimistic = false;
+  forget_softmax(tile);
   tile.some_low = 0x7fffffff, tile.some_high = -1;
   tile.all_low = 0, tile.all_high = 0x7fffffff;
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
@@ -63,8 +72,6 @@ inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, 
     tile.head[lane] = static_cast<int32_t>(head + (p.pack_heads ? row / sequence.sq : 0));
     tile.low[lane] = low;
     tile.high[lane] = high;
-    tile.ref[lane] = -infinity();
-    tile.sum[lane] = 0.0f;
     if (low <= high) {
       tile.some_low = min_of(tile.some_low, low);
       tile.some_high = max_of(tile.some_high, high);
