@@ -44,7 +44,7 @@ int64_t tiles_total(const tessera_plan& plan, int64_t per_tile, int64_t factor) 
 void configure_forward(tessera_plan& plan, const KernelTable& table) {
   const tessera_problem& p = plan.problem;
   const bool copies = plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p);
-  plan.block_n = plan.use_dot || table.block_m <= 24 ? 256 : 128;  // a tile of P is to stay in the L1 cache
+  plan.block_n = plan.use_dot ? 256 : 128;  // a tile of P is to stay in the L1 cache
   plan.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(1, (plan.use_dot ? kQueriesPerItemDot : kQueriesPerItem) / plan.block_m));
   const auto scratch_bytes = [&] {
     return carve_forward(nullptr, {plan.block_m, plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v, table.lanes,
