@@ -16,7 +16,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
 
 TESSERA, STANDARD, INK, PALE = "#0b7285", "#e8590c", "#343a40", "#dee2e6"
 plt.rcParams.update({
@@ -131,35 +130,8 @@ def draw_online_softmax(tessera, out):
 
 # ---- time and memory over length ------------------------------------------------------------------------------------
 
-LENGTHS = "512,1024,2048,4096,8192,16384"
-
-
-def draw_lengths(tessera, out):
-    report = json.loads(run(tessera, "compare", "--lengths", LENGTHS, "--json"))
-    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True)
-    for column, direction in zip(axes.T, ("forward", "backward")):
-        cells = [cell for cell in report["cells"] if cell["direction"] == direction]
-        for axis, key, unit in ((column[0], "ms", 1), (column[1], "extra_bytes", 2**20)):
-            for program, color in (("standard", STANDARD), ("tessera", TESSERA)):
-                points = [(cell["length"], cell[program][key] / unit) for cell in cells if cell.get(program)]
-                axis.loglog(*zip(*points), "o-", color=color, markersize=4, label=program, base=2)
-            axis.grid(True, color=PALE, linewidth=0.6)
-        column[0].set_title(direction)
-        column[1].set_xlabel("length")
-        column[1].set_xticks([cell["length"] for cell in cells], [str(cell["length"]) for cell in cells])
-    for axis, label in ((axes[0][0], "milliseconds"), (axes[1][0], "MiB beside inputs and outputs")):
-        axis.set_ylabel(label)
-    for axis in axes.flat:
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes[0][0].legend(["standard attention on OpenBLAS", "Tessera"], frameon=False)
-    figure.suptitle(f"{report['cpu']}, {report['isa']}, {report['threads']} threads; {report['dtype']}, "
-                    f"B {report['batch']}, H {report['heads']}, D {report['head_dim']}", x=0.01, ha="left", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(out / "length.png")
-
-
 def draw_compare(tessera, out):
-    run(tessera, "compare", "--lengths", LENGTHS, "--plot", out / "compare.png")
+    run(tessera, "compare", "--plot", out / "compare.png")
 
 
 def main():
@@ -168,7 +140,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of the pictures")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for draw in (draw_tiles, draw_online_softmax, draw_lengths, draw_compare):
+    for draw in (draw_tiles, draw_online_softmax, draw_compare):
         draw(arguments.tessera, arguments.out)
         plt.close("all")
 
