@@ -18,7 +18,7 @@ struct CellSettings {
   tessera_dtype dtype = TESSERA_FLOAT32;
   tessera_direction direction = TESSERA_FORWARD;
   tessera_device device{};
-  int repeat = 3;                         // timed calls at most, after one that is not timed
+  int repeat = 3;                         // timed calls at most
   std::int64_t standard_limit_bytes = 0;  // standard attention that needs more is not run
   std::uint64_t seed = 1;
 };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -100,8 +101,12 @@ class Run {
     const std::pair<const std::string&, const char*> outputs[] = {
         {options_.o, "--out"}, {options_.lse, "--lse"},     {options_.dq, "--dq"},      {options_.dk, "--dk"},
         {options_.dv, "--dv"}, {options_.dbias, "--dbias"}, {options_.dsink, "--dsink"}};
+    std::map<std::string, const char*> taken;
     for (const auto& [file, flag] : outputs) {
-      if (!file.empty()) OutputFiles::check(file, flag);
+      if (file.empty()) continue;
+      OutputFiles::check(file, flag);
+      const auto [place, fresh] = taken.emplace(file, flag);
+      if (!fresh) throw WrongUse(fmt::format("{} {}: is also what {} names", flag, file, place->second));
     }
   }
 

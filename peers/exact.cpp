@@ -86,7 +86,8 @@ ErrorStats error_of(const void* result, tessera_dtype dtype, const double* exact
   double squares = 0;
   for (std::int64_t i = 0; i < elems; ++i) {
     const double got = widen(result, dtype, i);
-    const double error = got == exact[i] ? 0 : std::abs(got - exact[i]);  // equal infinities are no error
+    const bool same = got == exact[i] || (std::isnan(got) && std::isnan(exact[i]));  // infinities and NaN included
+    const double error = same ? 0 : std::abs(got - exact[i]);
     squares += error * error;
     if (error > stats.max_abs || std::isnan(error)) stats.max_abs = error;
     if (std::isnan(error)) break;

@@ -12,7 +12,7 @@ namespace tessera::peers {
 struct ErrorStats {
   double max_abs = 0;
   double rms = 0;
-  std::int64_t elems = 0;  // compared; a NaN among them makes max_abs and rms NaN
+  std::int64_t elems = 0;  // compared; a NaN where exact has none makes max_abs and rms NaN
 
   void merge(const ErrorStats& other);
 };

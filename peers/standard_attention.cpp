@@ -14,7 +14,7 @@ namespace {
 
 using Buffer = std::unique_ptr<float[]>;
 
-// Uninitialised: the first call, a warm-up, touches the pages.
+// Uninitialised.
 Buffer allocate(std::int64_t elems) { return Buffer(new float[static_cast<std::size_t>(elems)]); }
 
 bool is_half(tessera_dtype dtype) { return dtype == TESSERA_FLOAT16 || dtype == TESSERA_BFLOAT16; }
@@ -53,8 +53,8 @@ struct StandardAttention::Impl {
     const std::int64_t tasks = shape.batch * (direction == TESSERA_BACKWARD ? shape.heads_kv : shape.heads_q);
     heads_in_parallel = tasks % team.size() == 0 || tasks >= 4 * team.size();
     const bool backward = direction == TESSERA_BACKWARD;
-    p = allocate(score_elems());
-    if (backward) dp = allocate(score_elems());
+    p = allocate_touched(score_elems());
+    if (backward) dp = allocate_touched(score_elems());
     if (is_half(dtype)) {
       q = allocate(shape.q_elems());
       k = allocate(shape.k_elems());
@@ -70,6 +70,16 @@ struct StandardAttention::Impl {
   }
 
   std::int64_t score_elems() const { return shape.batch * shape.heads_q * shape.seqlen_q * shape.seqlen_k; }
+
+  // With every page brought in by the threads that will use them, so that no call pays for that.
+  Buffer allocate_touched(std::int64_t elems) {
+    constexpr std::int64_t kPageElems = 4096 / sizeof(float);
+    Buffer buffer = allocate(elems);
+    over_ranges(elems, [&](std::int64_t from, std::int64_t count) {
+      for (std::int64_t i = from; i < from + count; i += kPageElems) buffer[static_cast<std::size_t>(i)] = 0;
+    });
+    return buffer;
+  }
 
   // The tensor in float32: itself, or converted into `copy`.
   const float* widen(const void* tensor, Buffer& copy, std::int64_t elems) {

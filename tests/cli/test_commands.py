@@ -19,7 +19,7 @@ def test_compare_json(folder):
         assert cell["flops"] == 4 * 2 * n * n * 32 * (2.5 if cell["direction"] == "backward" else 1)
         for side in sides:
             assert side["gflops"] == pytest.approx(cell["flops"] / side["ms"] * 1e-6)
-            assert 0 < side["max_error"] < 1e-4 and 0 < side["rms_error"] <= side["max_error"]
+            assert 0 < side["rms_error"] <= side["max_error"]
         matrices = 2 if cell["direction"] == "backward" else 1
         assert cell["standard"]["extra_bytes"] == matrices * 2 * n * n * 4
         assert cell["speed_up"] == pytest.approx(cell["standard"]["ms"] / cell["tessera"]["ms"])
@@ -28,13 +28,12 @@ def test_compare_json(folder):
 @pytest.mark.parametrize("flags", (("--causal",), ("--kv-heads", 1), ("--dtype", "bfloat16"), ("--dtype", "float16")))
 def test_compare_agrees_with_float64(folder, flags):
     report = json.loads(folder.succeeds(*SMALL, *flags, "--json").out)
-    half = report["dtype"] != "float32"
     for cell in report["cells"]:
         for name, error in cell["tessera"]["errors"].items():
             assert error["elements"] > 0
-            assert error["rms"] < (2e-2 if half else 1e-5), name
-        # No less exact than standard attention, which keeps its probabilities in float32 for every dtype.
-        assert cell["tessera"]["rms_error"] <= 3 * cell["standard"]["rms_error"]
+            assert cell["standard"]["errors"].get(name, error)["elements"] == error["elements"], name
+        # Both sides against the same float64 rows: the plain computation sets the bound, twice over.
+        assert cell["tessera"]["rms_error"] <= 2 * cell["standard"]["rms_error"]
 
 
 def test_compare_table(folder):

@@ -271,6 +271,14 @@ def test_check_passes(folder, random, dtype):
         assert 0 < check["max_error"] <= check["max_error_allowed"]
 
 
+def test_check_takes_nan_for_nan(folder, random):
+    inputs = tensors(random)
+    inputs["q"][0, 3] = np.nan
+    folder.save(**inputs)
+    report = json.loads(folder.succeeds(*INPUTS, "--check", "--json").out)
+    assert report["passed"] is True and np.isnan(folder.load("out")[0, 3]).all()
+
+
 def test_empty_sequences(folder):
     folder.save(q=np.zeros((1, 3, 2, 8), np.float32), k=np.zeros((1, 0, 2, 8), np.float32),
                 v=np.zeros((1, 0, 2, 8), np.float32))

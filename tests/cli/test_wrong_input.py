@@ -147,6 +147,10 @@ def test_output_that_is_a_folder(good):
     refused(good, INPUTS, "--out out.npy")
 
 
+def test_two_results_in_one_file(good):
+    refused(good, (*INPUTS, "--lse", "out.npy"), "--lse out.npy", "--out")
+
+
 # ---- shapes and dtypes ----------------------------------------------------------------------------------------------
 
 
