@@ -12,6 +12,8 @@ namespace {
 constexpr int kDecodeRows = 16;   // query rows (query heads of a group times queries) at most
 constexpr int kDecodeGroup = 4;   // of them at a time
 constexpr int kDecodeVecs = 4;    // vectors of O at a time
+constexpr int kDecodeKeys = 4;    // keys whose scores are taken at a time
+constexpr int kDecodeValues = 8;  // values that are added to O at a time
 
 // In: kLanes vectors. Out: a vector whose lane i is the sum of vector i's lanes.
 TESSERA_INLINE VecF sum_each(VecF (&v)[kLanes]) {
@@ -26,32 +28,50 @@ TESSERA_INLINE VecF sum_each(VecF (&v)[kLanes]) {
   return v[0];
 }
 
-// scores[r][n] = q_r . k_n for R rows and n < count <= kLanes. q: float32 [R][q_ld], zero behind the head dimension.
-template <class Elem, int R>
+// A query row as decode reads it: float32, or bf16 for the dot product; zero behind the head dimension.
+template <Op kOp>
+constexpr int64_t kLaneElems = kOp == Op::kDot ? 2 : 1;  // elements of q and k in a lane
+
+// scores[r][n] = q_r . k_n for R rows and kDecodeKeys keys. A vector of q is loaded once for all of the keys, and
+// the sums over lanes are taken for as many (row, key) at a time as a vector has lanes.
+template <Op kOp, class Elem, int R>
 TESSERA_INLINE void decode_scores(float* scores, int64_t scores_ld, const float* q, int64_t q_ld, const char* const* keys,
-                                  int64_t count, int64_t head_dim) {
-  VecF parts[R][kLanes];
-  const int64_t whole = head_dim / kLanes * kLanes;
-  for (int64_t n = 0; n < kLanes; ++n) {
-    const char* key = keys[n < count ? n : count - 1];
-    VecF acc[R] = {};
-    int64_t d = 0;
-#pragma GCC unroll 2
-    for (; d < whole; d += kLanes) {
-      const VecF k = Elem::read(key + d * Elem::kBytes);
+                                  int64_t head_dim) {
+  constexpr int64_t kStep = kLanes * kLaneElems<kOp>;
+  VecF acc[R][kDecodeKeys] = {};
+  for (int64_t d = 0; d < head_dim; d += kStep) {
+    const int64_t left = head_dim - d;
+    VecF k[kDecodeKeys];
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) acc[r] = fma(load(q + r * q_ld + d), k, acc[r]);
-    }
-    if (d < head_dim) {
-      const VecF k = Elem::read(key + d * Elem::kBytes, head_dim - d);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) acc[r] = fma(load(q + r * q_ld + d), k, acc[r]);
+    for (int i = 0; i < kDecodeKeys; ++i) {
+      if constexpr (kOp == Op::kDot) {
+        const uint16_t* at = reinterpret_cast<const uint16_t*>(keys[i]) + d;
+        k[i] = left >= kStep ? load_as<VecF>(at) : load_first<VecF>(at, left);
+      } else {
+        const char* at = keys[i] + d * Elem::kBytes;
+        k[i] = left >= kStep ? Elem::read(at) : Elem::read(at, left);
+      }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) parts[r][n] = acc[r];
+    for (int r = 0; r < R; ++r) {
+      const VecF rq = load(q + r * q_ld + d / kLaneElems<kOp>);
+#pragma GCC unroll 4
+      for (int i = 0; i < kDecodeKeys; ++i) acc[r][i] = multiply_add<kOp>(rq, k[i], acc[r][i]);
+    }
+  }
+  alignas(64) float sums[R * kDecodeKeys + kLanes];
+#pragma GCC unroll 4
+  for (int first = 0; first < R * kDecodeKeys; first += kLanes) {
+    VecF part[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      const int at = first + i;
+      part[i] = at < R * kDecodeKeys ? acc[at / kDecodeKeys % R][at % kDecodeKeys] : VecF{};
+    }
+    store(sums + first, sum_each(part));
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) store_first(scores + r * scores_ld, sum_each(parts[r]), count);
+  for (int r = 0; r < R; ++r) __builtin_memcpy(scores + r * scores_ld, sums + r * kDecodeKeys, kDecodeKeys * sizeof(float));
 }
 
 // out[r][c] += sum_n p[r][n] v_n[c], for R rows and C vectors of columns from `first`; `tail`: columns of the last vector.
@@ -81,73 +101,207 @@ TESSERA_INLINE void decode_values(float* out, int64_t out_ld, const float* p, in
     for (int c = 0; c < C; ++c) store(out + r * out_ld + first + c * kLanes, acc[r][c]);
 }
 
+#if defined(TESSERA_HAS_DOT)
+// The same for bf16 by pairs of keys: two rows are interleaved in registers, 32 columns at a time, and the product takes
+// both. Interleaving works within 128-bit lanes: O keeps its columns in that order (dot_column) until the end.
+// C groups of 32 columns from `first`; `tail`: columns of the last group.
+template <int R, int C>
+TESSERA_INLINE void decode_values_dot(float* out, int64_t out_ld, const float* p, int64_t p_ld, const char* const* values,
+                                      int64_t count, int64_t first, int64_t tail) {
+  constexpr int64_t kColumns = 2 * kLanes;
+  VecF acc[R][2 * C];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < 2 * C; ++c) acc[r][c] = load(out + r * out_ld + first + c * kLanes);
+  for (int64_t n = 0; n < count; n += 2) {
+    const auto read = [&](int64_t key, int c) TESSERA_LAMBDA_INLINE {
+      const uint16_t* row = reinterpret_cast<const uint16_t*>(values[key]) + first + c * kColumns;
+      return (__m512i)(c + 1 < C || tail == kColumns ? load_as<VecU>(row) : load_first<VecU>(row, tail));
+    };
+    VecU v[2 * C];
+#pragma GCC unroll 2
+    for (int c = 0; c < C; ++c) {
+      const __m512i even = read(n, c), odd = n + 1 < count ? read(n + 1, c) : __m512i{};
+      v[2 * c] = (VecU)_mm512_unpacklo_epi16(even, odd);
+      v[2 * c + 1] = (VecU)_mm512_unpackhi_epi16(even, odd);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const VecU pair = broadcast_element(reinterpret_cast<const char*>(p + r * p_ld) + n * 2);
+#pragma GCC unroll 4
+      for (int c = 0; c < 2 * C; ++c) acc[r][c] = dot(acc[r][c], pair, v[c]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < 2 * C; ++c) store(out + r * out_ld + first + c * kLanes, acc[r][c]);
+}
+#endif
+
+// Where column d of O lies while it accumulates.
+template <Op kOp>
+TESSERA_INLINE int64_t dot_column(int64_t d) {
+  if constexpr (kOp == Op::kFma) return d;
+  // Of 32 columns, 0-3, 8-11, 16-19, 24-27 are the low vector, the others the high one.
+  return d / 32 * 32 + d % 8 / 4 * 16 + d % 32 / 8 * 4 + d % 4;
+}
+
+#if defined(TESSERA_HAS_DOT)
+// count floats -> bf16 in place, packed; up to the next multiple of kLanes.
+TESSERA_INLINE void round_to_bf16(float* row, int64_t count) {
+  for (int64_t n = 0; n < count; n += kLanes) store(reinterpret_cast<uint16_t*>(row) + n, bf16_from_float(load(row + n)));
+}
+#endif
+
 struct DecodeRow {
   int64_t query, head;
   int64_t low, high;  // visible keys
-  float ref, sum, slope;
+  float ref, slope;
+  alignas(64) float sum[kLanes];  // of 2^(score - ref), a lane each
 };
 
-// Scores of one row and one block -> P, and the row's ref and sum. `rescale` is what its O must be multiplied by.
+// Scores of one row and one block -> P, and the row's ref and sum. What its O must be multiplied by is answered.
+// Behind the last key, P is 0 up to the next multiple of kLanes.
 TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, DecodeRow& row, float* scores, int64_t key,
                                     int64_t count) {
-  const VecI lane = iota<VecI>();
+  const bool whole = key >= row.low && key + count - 1 <= row.high && count % kLanes == 0;
   VecF best = splat(-infinity());
   for (int64_t n = 0; n < count; n += kLanes) {
     VecF s = load(scores + n);
     s = p.softcap > 0 ? tanh(s * splat(p.scale / p.softcap)) * splat(p.softcap * kLog2e) : s * splat(p.scale_log2);
-    const VecI index = lane + static_cast<int32_t>(key + n);
-    if (p.alibi_slopes) {
-      s = s - splat(row.slope) * abs(to_float(index - static_cast<int32_t>(row.query + sequence.sk - sequence.sq)));
+    if (p.alibi_slopes || !whole) {
+      const VecI index = iota<VecI>() + static_cast<int32_t>(key + n);
+      if (p.alibi_slopes) {
+        s = s - splat(row.slope) * abs(to_float(index - static_cast<int32_t>(row.query + sequence.sk - sequence.sq)));
+      }
+      const VecI visible = (index >= static_cast<int32_t>(row.low)) & (index <= static_cast<int32_t>(row.high)) &
+                           (index < static_cast<int32_t>(key + count));
+      s = select(visible, s, splat(-infinity()));
     }
-    const VecI visible = (index >= static_cast<int32_t>(row.low)) & (index <= static_cast<int32_t>(row.high)) &
-                         (index < static_cast<int32_t>(key + count));
-    s = select(visible, s, splat(-infinity()));
     best = max(best, s);
     store(scores + n, s);
   }
-  const float block_best = max_lanes(best);
+  // As in the tiled kernel, the reference moves only when a score passes it by the threshold.
   float rescale = 1.0f;
-  if (block_best > row.ref) {
-    rescale = row.ref == -infinity() ? 0.0f : __builtin_exp2f(row.ref - block_best);
-    row.ref = block_best;
-    row.sum *= rescale;
+  if (any(best > row.ref + kRescaleThreshold_log2)) {
+    const float next = max_lanes(best);
+    rescale = row.ref == -infinity() ? 0.0f : __builtin_exp2f(row.ref - next);
+    row.ref = next;
+    store(row.sum, load(row.sum) * rescale);
   }
   const VecF ref = splat(row.ref == -infinity() ? 0.0f : row.ref);
-  VecF sum{};
+  VecF sum = load(row.sum);
   const Exp2 exponential;
   for (int64_t n = 0; n < count; n += kLanes) {
     const VecF e = exponential(load(scores + n) - ref);
     sum += e;
     store(scores + n, e);
   }
-  row.sum += sum_lanes(sum);
+  store(row.sum, sum);
   return rescale;
 }
 
-template <class Elem>
-void decode_block(const Params& p, const Sequence& sequence, DecodeRow* rows, int64_t row_count, const float* q, int64_t q_ld,
-                  float* out, int64_t out_ld, float* scores, int64_t scores_ld, const char* const* keys,
-                  const char* const* values, int64_t key, int64_t count) {
+// O += P V of `count` keys, for the rows of one KV head.
+template <Op kOp, class Elem>
+TESSERA_INLINE void decode_output(const Params& p, int64_t row_count, float* out, int64_t out_ld, const float* scores,
+                                  int64_t scores_ld, const char* const* values, int64_t count) {
   for_row_groups<kDecodeGroup>(0, row_count, [&]<int R>(int64_t r0) TESSERA_LAMBDA_INLINE {
-    float* tile = scores + r0 * scores_ld;
-    for (int64_t n = 0; n < count; n += kLanes) {
-      decode_scores<Elem, R>(tile + n, scores_ld, q + r0 * q_ld, q_ld, keys + n, min_of<int64_t>(kLanes, count - n), p.head_dim);
+#if defined(TESSERA_HAS_DOT)
+    if constexpr (kOp == Op::kDot) {
+      for_vec_groups<2>(static_cast<int>(out_ld / (2 * kLanes)), [&]<int C>(int group) TESSERA_LAMBDA_INLINE {
+        const int64_t first = group * 2 * kLanes;
+        decode_values_dot<R, C>(out + r0 * out_ld, out_ld, scores + r0 * scores_ld, scores_ld, values, count, first,
+                                min_of<int64_t>(2 * kLanes, p.head_dim_v - first - (C - 1) * 2 * kLanes));
+      });
+      return;
     }
-    for (int r = 0; r < R; ++r) {
-      const float rescale = decode_softmax(p, sequence, rows[r0 + r], tile + r * scores_ld, key, count);
-      if (rescale == 1.0f) continue;
-      float* o = out + (r0 + r) * out_ld;
-      for (int64_t d = 0; d < out_ld; d += kLanes) store(o + d, load(o + d) * rescale);
-    }
-    for_vec_groups<kDecodeVecs>(static_cast<int>(out_ld / kLanes), [&]<int C>(int v) TESSERA_LAMBDA_INLINE {
+#endif
+    for_vec_groups<kDecodeVecs>(static_cast<int>((p.head_dim_v + kLanes - 1) / kLanes), [&]<int C>(int v) TESSERA_LAMBDA_INLINE {
       const int64_t first = v * kLanes;
-      decode_values<Elem, R, C>(out + r0 * out_ld, out_ld, tile, scores_ld, values, count, first,
+      decode_values<Elem, R, C>(out + r0 * out_ld, out_ld, scores + r0 * scores_ld, scores_ld, values, count, first,
                                 min_of<int64_t>(kLanes, p.head_dim_v - first - (C - 1) * kLanes));
     });
   });
 }
 
-inline void decode_item(const Params& p, int64_t item, char* scratch_base) {
+// kKeys neighbouring rows of K or V, one head after the other, and those that come after them, asked for in time.
+template <int kKeys>
+struct KeyGroup {
+  const char* rows[kKeys];  // behind `count`, the last one again
+  int64_t count;
+
+  // Rows from `key`, of which those before `block_end` are wanted now; `key_end` ends what will ever be.
+  TESSERA_INLINE KeyGroup(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch, int64_t head_kv,
+                          int64_t key, int64_t block_end, int64_t key_end, int64_t cols)
+      : count(min_of<int64_t>(kKeys, block_end - key)), head_bytes_(tensor.head), row_bytes_(cols * p.elem_bytes) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kKeys; ++i) {
+      rows[i] = key_row(p, tensor, sequence, batch, head_kv, key + min_of(i, count - 1));
+      ahead_[i] = key_row(p, tensor, sequence, batch, head_kv, min_of(key + kKeys + i, key_end - 1));
+    }
+    prefetch();
+  }
+
+  TESSERA_INLINE void next_head() {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kKeys; ++i) rows[i] += head_bytes_, ahead_[i] += head_bytes_;
+    prefetch();
+  }
+
+ private:
+  TESSERA_INLINE void prefetch() const {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kKeys; ++i) prefetch_row(ahead_[i], row_bytes_);
+  }
+
+  const char* ahead_[kKeys];
+  int64_t head_bytes_, row_bytes_;
+};
+
+// The keys of one split, a block at a time. Within a block keys go outside and heads inside, so that where a key's heads
+// are neighbours memory is read in order and the hardware's prefetchers keep up: asked for by software, lines wait in the
+// first cache's few miss buffers. Software only asks for the next few rows, whose pages the hardware does not foresee.
+template <Op kOp, class Elem>
+void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_begin, int64_t heads, int64_t row_count,
+                 const DecodeScratch& s, int64_t key_begin, int64_t key_end) {
+  DecodeRow* rows = reinterpret_cast<DecodeRow*>(s.rows);
+  const int64_t q_ld = padded_to(p.head_dim, 2 * kLanes), out_ld = padded_to(p.head_dim_v, 2 * kLanes);
+  const int64_t scores_ld = p.block_n;
+  for (int64_t key = key_begin; key < key_end; key += p.block_n) {
+    const int64_t count = min_of<int64_t>(p.block_n, key_end - key);
+    for (int64_t n = 0; n < count; n += kDecodeKeys) {
+      KeyGroup<kDecodeKeys> group(p, p.k, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim);
+      for (int64_t h = 0; h < heads; ++h, group.next_head()) {
+        for_row_groups<kDecodeGroup>(0, row_count, [&]<int R>(int64_t r0) TESSERA_LAMBDA_INLINE {
+          const int64_t row = h * row_count + r0;
+          decode_scores<kOp, Elem, R>(s.scores + row * scores_ld + n, scores_ld, s.q + row * q_ld, q_ld, group.rows, p.head_dim);
+        });
+      }
+    }
+    for (int64_t row = 0; row < heads * row_count; ++row) {
+      float* scores = s.scores + row * scores_ld;
+      const float rescale = decode_softmax(p, sequence, rows[row], scores, key, count);
+#if defined(TESSERA_HAS_DOT)
+      if constexpr (kOp == Op::kDot) round_to_bf16(scores, count);
+#endif
+      if (rescale == 1.0f) continue;
+      float* o = s.o + row * out_ld;
+      for (int64_t d = 0; d < out_ld; d += kLanes) store(o + d, load(o + d) * rescale);
+    }
+    for (int64_t n = 0; n < count; n += kDecodeValues) {
+      KeyGroup<kDecodeValues> group(p, p.v, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim_v);
+      for (int64_t h = 0; h < heads; ++h, group.next_head()) {
+        decode_output<kOp, Elem>(p, row_count, s.o + h * row_count * out_ld, out_ld,
+                                 s.scores + h * row_count * scores_ld + n / kLaneElems<kOp>, scores_ld, group.rows, group.count);
+      }
+    }
+  }
+}
+
+template <Op kOp>
+void decode_item(const Params& p, int64_t item, char* scratch_base) {
   const int64_t heads_an_item = p.tiles_per_item;  // all KV heads, or one
   const int64_t group = p.heads_q / p.heads_kv;
   const int64_t split = item % p.num_splits;
@@ -161,7 +315,7 @@ inline void decode_item(const Params& p, int64_t item, char* scratch_base) {
 
   const DecodeScratch s = carve_decode(scratch_base, {heads_an_item, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v,
                                                       kLanes, sizeof(DecodeRow)});
-  const int64_t q_ld = padded_to(p.head_dim, kLanes), out_ld = padded_to(p.head_dim_v, kLanes);
+  const int64_t q_ld = padded_to(p.head_dim, 2 * kLanes), out_ld = padded_to(p.head_dim_v, 2 * kLanes);
   DecodeRow* rows = reinterpret_cast<DecodeRow*>(s.rows);
   int64_t low = sequence.sk, high = -1;
   for (int64_t h = 0; h < heads_an_item; ++h) {
@@ -173,43 +327,43 @@ inline void decode_item(const Params& p, int64_t item, char* scratch_base) {
       row.low = keys.low, row.high = keys.high;
       if (row.low <= row.high) low = min_of(low, row.low), high = max_of(high, row.high);
       row.ref = -infinity();
-      row.sum = row.slope = 0.0f;
+      row.slope = 0.0f;
+      store(row.sum, VecF{});
       if (p.alibi_slopes) {
         row.slope = kLog2e * *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.alibi_slopes) +
                                                              p.alibi_batch * batch + p.alibi_head * row.head);
       }
       const char* q = p.q.data + p.q.batch * batch + p.q.row * (sequence.q_begin + row.query) + p.q.head * row.head;
-      with_float_elem(p.dtype, [&](auto elem) { read_row<decltype(elem)>(s.q + (h * row_count + r) * q_ld, q, p.head_dim); });
+      float* q_row = s.q + (h * row_count + r) * q_ld;
+      if constexpr (kOp == Op::kDot) {
+        __builtin_memset(q_row, 0, static_cast<size_t>(q_ld) * sizeof(float));
+        __builtin_memcpy(q_row, q, static_cast<size_t>(p.head_dim) * 2);
+      } else {
+        with_float_elem(p.dtype, [&](auto elem) { read_row<decltype(elem)>(q_row, q, p.head_dim); });
+      }
       __builtin_memset(s.o + (h * row_count + r) * out_ld, 0, static_cast<size_t>(out_ld) * sizeof(float));
     }
   }
 
   const int64_t end = min_of(key_end, high + 1);
-  const auto fill = [&](const char** rows_out, const RowTensor& tensor, int64_t head, int64_t key, int64_t count) {
-    for (int64_t n = 0; n < count; ++n) rows_out[n] = key_row(p, tensor, sequence, batch, head, key + n);
+  const int64_t begin = max_of(key_begin, low / p.block_n * p.block_n);
+  const auto attend = [&](auto elem) {
+    decode_keys<kOp, decltype(elem)>(p, sequence, batch, head_begin, heads_an_item, row_count, s, begin, end);
   };
-  for (int64_t key = max_of(key_begin, low / p.block_n * p.block_n); key < end; key += p.block_n) {
-    const int64_t count = min_of<int64_t>(p.block_n, end - key);
-    const int64_t next = key + p.block_n, next_count = max_of<int64_t>(0, min_of<int64_t>(p.block_n, end - next));
-    for (int64_t h = 0; h < heads_an_item; ++h) {
-      const int64_t head_kv = head_begin + h;
-      prefetch_keys(p, sequence, batch, head_kv, next, next_count, 0, 1);
-      fill(s.keys, p.k, head_kv, key, count);
-      fill(s.values, p.v, head_kv, key, count);
-      with_float_elem(p.dtype, [&](auto elem) {
-        decode_block<decltype(elem)>(p, sequence, rows + h * row_count, row_count, s.q + h * row_count * q_ld, q_ld,
-                                     s.o + h * row_count * out_ld, out_ld, s.scores, p.block_n, s.keys, s.values, key, count);
-      });
-    }
+  if constexpr (kOp == Op::kDot) {
+    attend(Bfloat16Elem{});
+  } else {
+    with_float_elem(p.dtype, attend);
   }
 
   for (int64_t i = 0; i < heads_an_item * row_count; ++i) {
     const DecodeRow& row = rows[i];
-    const bool seen = row.sum != 0.0f;
+    const float sum = sum_lanes(load(row.sum));
+    const bool seen = sum != 0.0f;
     const int64_t at = (split * p.heads_q + row.head) * p.rows_total + sequence.row_begin + row.query;
-    p.partial_lse[at] = seen ? (row.ref + __builtin_log2f(row.sum)) * kLn2 : -infinity();
-    const float inverse = seen ? 1.0f / row.sum : 0.0f;
-    for (int64_t d = 0; d < p.head_dim_v; ++d) p.partial_o[at * p.head_dim_v + d] = s.o[i * out_ld + d] * inverse;
+    p.partial_lse[at] = seen ? (row.ref + __builtin_log2f(sum)) * kLn2 : -infinity();
+    const float inverse = seen ? 1.0f / sum : 0.0f;
+    for (int64_t d = 0; d < p.head_dim_v; ++d) p.partial_o[at * p.head_dim_v + d] = s.o[i * out_ld + dot_column<kOp>(d)] * inverse;
   }
 }
 

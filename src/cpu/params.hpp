@@ -110,6 +110,7 @@ struct KernelTable {
   void (*forward)(const Params&, int64_t item, char* scratch);
   void (*forward_dot)(const Params&, int64_t item, char* scratch);
   void (*decode)(const Params&, int64_t item, char* scratch);
+  void (*decode_dot)(const Params&, int64_t item, char* scratch);
   void (*backward_rows)(const Params&, int64_t item, char* scratch);
   void (*backward)(const Params&, int64_t item, char* scratch);
   void (*backward_dot)(const Params&, int64_t item, char* scratch);

@@ -34,6 +34,15 @@ TESSERA_INLINE VecU broadcast_element(const char* p) {
   return splat(u);
 }
 
+// a b + acc; a lane of a and b is one float32 or a pair of bf16.
+template <Op kOp>
+TESSERA_INLINE VecF multiply_add(VecF a, VecF b, VecF acc) {
+#if defined(TESSERA_HAS_DOT)
+  if constexpr (kOp == Op::kDot) return dot(acc, (VecU)a, (VecU)b);
+#endif
+  return fma(a, b, acc);
+}
+
 // `stride_bytes`: between the rows of A (kAlongK) or between its steps of k (kAlongRows). `ldb`: four-byte elements.
 template <int R, int C, Op kOp, Broadcast kBroadcast>
 TESSERA_INLINE void multiply(VecF (&acc)[R][C], const void* a, int64_t stride_bytes, const void* b, int64_t ldb,
@@ -57,13 +66,7 @@ TESSERA_INLINE void multiply(VecF (&acc)[R][C], const void* a, int64_t stride_by
       const VecU ra = broadcast_element(row(r));
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
-#if defined(TESSERA_HAS_DOT)
-        if constexpr (kOp == Op::kDot) {
-          acc[r][c] = dot(acc[r][c], ra, (VecU)rb[c]);
-          continue;
-        }
-#endif
-        acc[r][c] = fma((VecF)ra, rb[c], acc[r][c]);
+        acc[r][c] = multiply_add<kOp>((VecF)ra, rb[c], acc[r][c]);
       }
     }
     pa += kBroadcast == Broadcast::kAlongK ? 4 : stride_bytes;

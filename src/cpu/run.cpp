@@ -213,7 +213,8 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
   fill_sequences(shared.sequences, plan, buffers, p.pack_heads ? plan.heads_q / plan.heads_kv : 1,
                  int64_t{plan.block_m} * plan.tiles_per_item);
   if (decode) {
-    runner.run(plan.num_items, [&](int64_t item, char* scratch) { table.decode(p, item, scratch); });
+    const auto kernel = plan.use_dot ? table.decode_dot : table.decode;
+    runner.run(plan.num_items, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
   } else {
     const int64_t items = shared.sequences[plan.batch].item_begin * (p.pack_heads ? plan.heads_kv : plan.heads_q) * plan.num_splits;
     const auto kernel = plan.use_dot ? table.forward_dot : table.forward;

@@ -153,7 +153,7 @@ void configure_tiled(tessera_plan& plan) {
 
 namespace {
 
-constexpr int32_t kDecodeBlockKeys = 32;
+constexpr int32_t kDecodeBlockKeys = 64;
 constexpr int64_t kDecodeSplitKeys = 1024;  // at least, a split
 constexpr int64_t kMaxDecodeScratch_bytes = 512 << 10;
 
@@ -182,7 +182,7 @@ std::string refuse_decode(const tessera_plan& plan) {
 void configure_decode(tessera_plan& plan) {
   const KernelTable& table = kernel_table(plan.device.isa);
   const tessera_problem& p = plan.problem;
-  plan.use_dot = 0;
+  plan.use_dot = table.has_dot && p.q.dtype == TESSERA_BFLOAT16;
   plan.block_m = static_cast<int32_t>(std::max<int64_t>(1, plan.max_seqlen_q) * (plan.heads_q / std::max<int64_t>(1, plan.heads_kv)));
   plan.block_n = kDecodeBlockKeys;
   // All KV heads at once where a key's heads are neighbours in memory, else one at a time.

@@ -67,9 +67,8 @@ struct DecodeShape {
 
 struct DecodeScratch {
   char* rows;     // [heads][max_rows] DecodeRow
-  float *q, *o;   // [heads][max_rows][head_dim], [heads][max_rows][head_dim_v], padded to lanes
-  float* scores;  // [max_rows][block_n]
-  const char **keys, **values;  // [block_n]
+  float *q, *o;   // [heads][max_rows][head_dim], [heads][max_rows][head_dim_v], padded to two vectors
+  float* scores;  // [heads][max_rows][block_n]
   int64_t bytes;
 };
 
@@ -77,11 +76,9 @@ static constexpr DecodeScratch carve_decode(char* base, const DecodeShape& s) {
   Carver carver(base);
   DecodeScratch out{};
   out.rows = carver.take<char>(s.heads * s.max_rows * s.row_bytes);
-  out.q = carver.take(s.heads * s.max_rows * padded_to(s.head_dim, s.lanes));
-  out.o = carver.take(s.heads * s.max_rows * padded_to(s.head_dim_v, s.lanes));
-  out.scores = carver.take(s.max_rows * s.block_n);
-  out.keys = carver.take<const char*>(s.block_n);
-  out.values = carver.take<const char*>(s.block_n);
+  out.q = carver.take(s.heads * s.max_rows * padded_to(s.head_dim, 2 * s.lanes));
+  out.o = carver.take(s.heads * s.max_rows * padded_to(s.head_dim_v, 2 * s.lanes));
+  out.scores = carver.take(s.heads * s.max_rows * s.block_n);
   out.bytes = carver.used_bytes();
   return out;
 }

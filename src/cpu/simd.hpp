@@ -84,7 +84,8 @@ TESSERA_INLINE void store_first(T* p, V v, int64_t n) {
   __builtin_memcpy(p, &v, static_cast<size_t>(n) * sizeof(T));
 }
 
-TESSERA_INLINE VecF splat(float x) { return VecF{} + x; }
+// x - 0 is x, but 0 + x is not for x = -0: the sum would be computed.
+TESSERA_INLINE VecF splat(float x) { return x - VecF{}; }
 TESSERA_INLINE VecI splat(int32_t x) { return VecI{} + x; }
 TESSERA_INLINE VecU splat(uint32_t x) { return VecU{} + x; }
 template <class V>
