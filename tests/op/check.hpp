@@ -15,7 +15,7 @@ struct CheckOptions {
 };
 
 // What is wrong, one line each; empty: the case is right. Checks, for every kernel that takes the case:
-//   outputs against the oracle: error, maximum and RMS, at most 2 x the plain computation's + the rounding noise;
+//   outputs against the oracle: error, maximum and RMS, at most 2 x the plain computation's;
 //   queries that see nothing and keys that nobody sees: exactly 0 and -inf; NaN and Inf where the oracle has them;
 //   nothing but outputs written; the same bits every time and for every number of threads.
 std::vector<std::string> check_case(const Case& c, const CheckOptions& options);

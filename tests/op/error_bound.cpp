@@ -56,14 +56,16 @@ std::string excess_error(const std::vector<double>& value, const std::vector<dou
   const Errors error = errors(value, oracle, dtype);
   const Errors plain_error = errors(plain.value, oracle, dtype);
   const Errors noise = noise_of(plain, oracle, dtype);
+  const double largest = kTimesPlain * std::max(plain_error.largest, noise.largest);
+  const double rms = kTimesPlain * std::max(plain_error.rms, noise.rms);
   char line[256] = "";
-  if (std::isfinite(plain_error.largest) && !(error.largest <= kTimesPlain * plain_error.largest + noise.largest)) {
+  if (std::isfinite(plain_error.largest) && !(error.largest <= largest)) {
     std::snprintf(line, sizeof line,
-                  "[%zu] is %.9g, the oracle has %.9g: largest error %.3g > %g x plain's %.3g + %.3g", error.where,
-                  value[error.where], oracle[error.where], error.largest, kTimesPlain, plain_error.largest,
+                  "[%zu] is %.9g, the oracle has %.9g: largest error %.3g, accepted %.3g (plain's is %.3g, noise %.3g)",
+                  error.where, value[error.where], oracle[error.where], error.largest, largest, plain_error.largest,
                   noise.largest);
-  } else if (std::isfinite(plain_error.rms) && !(error.rms <= kTimesPlain * plain_error.rms + noise.rms)) {
-    std::snprintf(line, sizeof line, ": RMS error %.3g > %g x plain's %.3g + %.3g", error.rms, kTimesPlain,
+  } else if (std::isfinite(plain_error.rms) && !(error.rms <= rms)) {
+    std::snprintf(line, sizeof line, ": RMS error %.3g, accepted %.3g (plain's is %.3g, noise %.3g)", error.rms, rms,
                   plain_error.rms, noise.rms);
   }
   return line;

@@ -70,9 +70,10 @@ class Plain {
  public:
   Plain(const Inputs& in, PlainResult& out)
       : in_(in), c_(in.c), out_(out), problem_(make_oracle_call(in).problem), scale_(static_cast<Real>(in.scale())) {
-    // Errors of one rounding: of float32 arithmetic, and of storing in the dtype.
+    // Relative errors: some roundings of float32 arithmetic; one rounding to what is stored, which is half a unit at most.
     epsilon_ = std::is_same_v<Real, float> ? kEpsilon32 : epsilon(TESSERA_FLOAT64);
-    epsilon_stored_ = std::is_same_v<Real, float> ? epsilon(static_cast<int32_t>(c_.dtype)) : epsilon_;
+    const bool stores_less = std::is_same_v<Real, float> && c_.dtype != TESSERA_FLOAT32;
+    epsilon_stored_ = stores_less ? epsilon(static_cast<int32_t>(c_.dtype)) / 2 : epsilon_;
     p_drop_ = static_cast<double>(std::lround(c_.dropout * 65536)) / 65536.0;
   }
 
@@ -116,7 +117,9 @@ class Plain {
   void finish(PlainTensor& tensor, bool in_dtype) const {
     for (size_t n = 0; n < tensor.value.size(); ++n) {
       if (in_dtype) tensor.value[n] = stored(static_cast<Real>(tensor.value[n]));
-      const double rounding = (in_dtype ? epsilon_stored_ : epsilon_) * std::fabs(tensor.value[n]);
+      // Half a unit in the last place of what the result is stored as.
+      const double unit = std::exp2(std::floor(std::log2(std::fabs(tensor.value[n]))));
+      const double rounding = (in_dtype ? epsilon_stored_ : epsilon_) * unit;
       tensor.noise[n] = std::sqrt(tensor.noise[n]) + (std::isfinite(rounding) ? rounding : 0);
     }
   }
@@ -191,7 +194,12 @@ class Plain {
     double worst = epsilon_;
     for (int64_t j = 0; j < head_.sk; ++j)
       if (p_[j] > 0) worst = std::max(worst, noise_[j] * static_cast<double>(p_[j] / sum) + epsilon_);
-    add_noise(out_.lse.noise[in_.lse_index(b, h, i)], worst);
+    // What shifts the LSE shifts all of the row; and it passes through a logarithm and a change of base.
+    constexpr double kLseRoundings = 2;
+    const double lse_noise = kLseRoundings * epsilon_ * std::fabs(lse);
+    add_noise(out_.lse.noise[in_.lse_index(b, h, i)], worst + lse_noise);
+    if (std::isfinite(lse_noise))
+      for (double& noise : noise_) noise += lse_noise;
 
     const Real keep_scale = static_cast<Real>(1 / (1 - p_drop_));
     for (int64_t j = 0; j < head_.sk; ++j) {
