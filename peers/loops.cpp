@@ -26,11 +26,12 @@ float total(const Vector (&chains)[kChains]) {
 }
 
 float fma_loop(std::int64_t iterations) {
-  const Vector x = Vector{} + 0.999F;  // every chain tends to 1: no denormals, no overflow
+  const Vector x = Vector{} + 0.999F;  // every chain tends to 1 (and none starts there: the compiler sees
+                                       // that 1 stays 1): no denormals, no overflow
   const Vector y = Vector{} + 0.001F;
   Vector chains[kChains];
 #pragma GCC unroll 12
-  for (int c = 0; c < kChains; ++c) chains[c] = Vector{} + static_cast<float>(c);
+  for (int c = 0; c < kChains; ++c) chains[c] = Vector{} + static_cast<float>(c + 2);
   for (std::int64_t i = 0; i < iterations; ++i) {
 #pragma GCC unroll 12
     for (int c = 0; c < kChains; ++c) chains[c] = chains[c] * x + y;

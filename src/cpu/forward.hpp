@@ -269,8 +269,22 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
     Tile& tile = tiles[t];
     const int64_t first = row_begin + t * kBlockM;
     init_tile(tile, p, batch, head, first, min_of<int64_t>(kBlockM, rows - first));
+    if (tile.some_low <= tile.some_high) {
+      low = min_of<int64_t>(low, tile.some_low);
+      high = max_of<int64_t>(high, tile.some_high);
+    }
+  }
+  const int64_t split_begin = split * p.split_keys;
+  const int64_t key_end = p.num_splits > 1 ? min_of(high + 1, split_begin + p.split_keys) : high + 1;
+  int64_t key = max_of(p.num_splits > 1 ? split_begin : int64_t{0}, low / p.block_n * p.block_n);
+  prefetch_keys(p, sequence, batch, head_kv, key, max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - key)), 0, 1);
+  for (int64_t t = 0; t < tile_count; ++t) {
+    const Tile& tile = tiles[t];
     const char* row_pointers[kBlockM];
-    for (int64_t lane = 0; lane < tile.count; ++lane) row_pointers[lane] = row_at(p.q, tile, lane);
+    for (int64_t lane = 0; lane < tile.count; ++lane) {
+      row_pointers[lane] = row_at(p.q, tile, lane);
+      prefetch_row(row_pointers[lane], p.head_dim * p.elem_bytes);
+    }
     float* sQ = scratch.sQ + t * q_floats;
 #if defined(TESSERA_HAS_DOT)
     if constexpr (kOp == Op::kDot) pack_transposed_pairs(sQ, row_pointers, tile.count, p.head_dim);
@@ -278,16 +292,9 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
     if constexpr (kOp == Op::kFma) {
       with_float_elem(p.dtype, [&](auto elem) { pack_transposed<decltype(elem)>(sQ, row_pointers, tile.count, p.head_dim); });
     }
-    if (tile.some_low <= tile.some_high) {
-      low = min_of<int64_t>(low, tile.some_low);
-      high = max_of<int64_t>(high, tile.some_high);
-    }
   }
 
   // 2. For every visible block of keys: S, softmax, O += P V for each tile.
-  const int64_t split_begin = split * p.split_keys;
-  const int64_t key_end = p.num_splits > 1 ? min_of(high + 1, split_begin + p.split_keys) : high + 1;
-  int64_t key = max_of(p.num_splits > 1 ? split_begin : int64_t{0}, low / p.block_n * p.block_n);
   for (; key < key_end; key += p.block_n) {
     const int64_t count = min_of<int64_t>(p.block_n, key_end - key);
     ForwardBlock<kOp> block;
