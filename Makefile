@@ -1,6 +1,6 @@
 # Thin names over the CMake presets. Each target does all of its own set-up, and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench fuzz format format-check docs install clean packages build
+.PHONY: help demo test bench fuzz format format-check docs install clean packages
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -40,10 +40,11 @@ build/docs-venv/.done: docs/requirements.txt scripts/make_venv.sh | packages
 $(BIN)/build.ninja: | packages build/venv/.done
 	cmake --preset release
 
-build: $(BIN)/build.ninja
-	@cmake --build --preset release --parallel $(JOBS)
+# Only what a target needs.
+build-%: $(BIN)/build.ninja
+	@cmake --build --preset release --parallel $(JOBS) --target $*
 
-demo: build
+demo: build-tessera_cli
 	@mkdir -p out
 	@$(BIN)/cli/tessera compare --plot out/compare.png
 	@echo 'The picture is out/compare.png'
@@ -51,11 +52,11 @@ demo: build
 test: packages build/venv/.done
 	@bash scripts/run_tests.sh
 
-bench: build
+bench: build-tessera_bench
 	@mkdir -p out
 	@$(BIN)/bench/tessera_bench --json out/bench.json $(if $(FILTER),--filter '$(FILTER)')
 
-fuzz: build
+fuzz: build-tessera_fuzz
 	@$(BIN)/tests/tessera_fuzz --seconds $(FUZZ_SECONDS)
 
 format: packages
@@ -64,10 +65,10 @@ format: packages
 format-check: packages
 	@clang-format --dry-run -Werror $(SOURCES) && echo 'format-check: $(words $(SOURCES)) files are formatted'
 
-docs: build build/docs-venv/.done
+docs: build-tessera_cli build/docs-venv/.done
 	@build/docs-venv/bin/python scripts/make_figures.py --tessera $(BIN)/cli/tessera --out docs/images
 
-install: build
+install: build-all
 	@cmake --install $(BIN) --prefix $(PREFIX)
 
 clean:
