@@ -162,14 +162,10 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
   for (int c = 0; c < C; ++c) store(tile.sum + c * kLanes, sum[c]);
 }
 
+// Keys begin ... end - 1 of the block: S, softmax, O += P V.
 template <Op kOp, int C>
-__attribute__((noinline)) void attend_block(const Params& p, Tile& tile, float* sQ, float* sO,
-                                            const ForwardScratch& scratch, const ForwardBlock<kOp>& block, int64_t count,
-                                            bool options) {
-  // The keys of the block that this tile sees; from a multiple of 8, so that pairs and dropout's groups stay whole.
-  const int64_t begin = max_of<int64_t>(0, tile.some_low - block.key_begin) / 8 * 8;
-  const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - block.key_begin);
-  if (begin >= end) return;
+TESSERA_INLINE void attend_keys(const Params& p, Tile& tile, float* sQ, float* sO, const ForwardScratch& scratch,
+                                const ForwardBlock<kOp>& block, int64_t begin, int64_t end, bool options) {
   const bool whole = block.key_begin + begin >= tile.all_low && block.key_begin + end - 1 <= tile.all_high;
   bool done = false;
   if (whole && !options && !tile.pessimistic && (tile.has_ref || !tile.started)) {
@@ -187,6 +183,24 @@ __attribute__((noinline)) void attend_block(const Params& p, Tile& tile, float* 
       sO, kBlockM, tile.started, block.values.data + begin / kStep * block.values.stride_bytes, block.values.stride_bytes,
       scratch.sS + begin / kStep * kBlockM, kBlockM, p.head_dim_v, (end - begin + kStep - 1) / kStep);
   tile.started = true;
+}
+
+template <Op kOp, int C>
+TESSERA_OWN_FUNCTION void attend_block(const Params& p, Tile& tile, float* sQ, float* sO, const ForwardScratch& scratch,
+                                       const ForwardBlock<kOp>& block, int64_t count, bool options) {
+  // The keys of the block that this tile sees; from a multiple of 8, so that pairs and dropout's groups stay whole.
+  int64_t begin = max_of<int64_t>(0, tile.some_low - block.key_begin) / 8 * 8;
+  const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - block.key_begin);
+  if (begin >= end) return;
+  // Where the mask cuts the block, the keys before the cut are worth going the optimistic way by themselves.
+  const int64_t cut = min_of(end, tile.all_high + 1 - block.key_begin) / 8 * 8;
+  for (int part = 0; part < 2; ++part) {
+    const bool two = !options && cut < end && cut - begin >= kReferenceKeys && block.key_begin + begin >= tile.all_low;
+    const int64_t stop = two ? cut : end;
+    attend_keys<kOp, C>(p, tile, sQ, sO, scratch, block, begin, stop, options);
+    if (stop == end) break;
+    begin = stop;
+  }
 }
 
 // O / l and LSE, to the outputs or to this split's partial results.
