@@ -92,15 +92,30 @@ TESSERA_INLINE bool optimistic_softmax(const Params& p, Tile& tile, const float*
   return true;
 }
 
-// The same by the block's own maximum, with every option of the scores.
+// Where the diagonal crosses a tile, its first vectors of queries see fewer keys than its last: vector v of the tile is done
+// with key stops[v]. Calls body.template operator()<V>(begin, end) for every strip of keys that vectors V ... C - 1 see.
+template <int C, int V = 0, class Body>
+TESSERA_INLINE void for_strips(const int64_t (&stops)[C], int64_t begin, Body&& body) {
+  if (stops[V] > begin) {
+    body.template operator()<V>(begin, stops[V]);
+    begin = stops[V];
+  }
+  if constexpr (V + 1 < C) for_strips<C, V + 1>(stops, begin, body);
+}
+
+// The same by the block's own maximum, with every option of the scores. What lies beyond `stops` is not computed: the mask
+// covers it.
 template <Op kOp, int C>
 TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, float* sO, const ForwardScratch& scratch,
-                                  const ForwardBlock<kOp>& block, int64_t begin, int64_t end) {
+                                  const ForwardBlock<kOp>& block, int64_t begin, const int64_t (&stops)[C]) {
   const int64_t k_count = (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>;
+  const int64_t end = stops[C - 1];
   float* sS = scratch.sS;
-  product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(sS + begin * kBlockM, kBlockM, false,
-                                                      block.keys.data + begin * block.keys.stride_bytes,
-                                                      block.keys.stride_bytes, sQ, kBlockM, end - begin, k_count);
+  for_strips<C>(stops, begin, [&]<int V>(int64_t from, int64_t to) TESSERA_LAMBDA_INLINE {
+    product_rows<kTileRows, C - V, kOp, Broadcast::kAlongK>(
+        sS + from * kBlockM + V * kLanes, kBlockM, false, block.keys.data + from * block.keys.stride_bytes,
+        block.keys.stride_bytes, sQ + V * kLanes, kBlockM, to - from, k_count);
+  });
   apply_scores(p, tile, sS, block.key_begin, begin, end, nullptr, scratch.options, p.block_n * kBlockM);
 
   VecF best[C];
@@ -167,21 +182,34 @@ template <Op kOp, int C>
 TESSERA_INLINE void attend_keys(const Params& p, Tile& tile, float* sQ, float* sO, const ForwardScratch& scratch,
                                 const ForwardBlock<kOp>& block, int64_t begin, int64_t end, bool options) {
   const bool whole = block.key_begin + begin >= tile.all_low && block.key_begin + end - 1 <= tile.all_high;
+  int64_t stops[C];
+  for (int c = 0; c < C; ++c) {
+    const int64_t high = tile.high[min_of((c + 1) * kLanes, tile.count) - 1];  // the vector's last query sees the most
+    const bool strips = tile.started && !whole && !p.pack_heads && c + 1 < C;
+    stops[c] = strips ? min_of(end, padded_to(max_of<int64_t>(0, high + 1 - block.key_begin), 8)) : end;
+  }
   bool done = false;
   if (whole && !options && !tile.pessimistic && (tile.has_ref || !tile.started)) {
     const int64_t first = tile.started ? begin : min_of(end, begin + kReferenceKeys);
-    if (!tile.started) plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, first);
+    if (!tile.started) {
+      int64_t first_stops[C];
+      for (int64_t& stop : first_stops) stop = first;
+      plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, first_stops);
+    }
     done = tile.has_ref && optimistic_softmax<kOp, C>(p, tile, sQ, scratch.sS, block.keys, first, end);
     tile.pessimistic = !done;  // the next block goes the plain way at once, the one after may try again
     if (!done && !tile.started) forget_softmax(tile);
   } else {
     tile.pessimistic = false;
   }
-  if (!done) plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, end);
+  if (!done) plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, stops);
   constexpr int64_t kStep = kKeysAStep<kOp>;
-  product_rows<kTileRows, C, kOp, Broadcast::kAlongRows>(
-      sO, kBlockM, tile.started, block.values.data + begin / kStep * block.values.stride_bytes, block.values.stride_bytes,
-      scratch.sS + begin / kStep * kBlockM, kBlockM, p.head_dim_v, (end - begin + kStep - 1) / kStep);
+  for_strips<C>(stops, begin, [&]<int V>(int64_t from, int64_t to) TESSERA_LAMBDA_INLINE {
+    product_rows<kTileRows, C - V, kOp, Broadcast::kAlongRows>(
+        sO + V * kLanes, kBlockM, tile.started, block.values.data + from / kStep * block.values.stride_bytes,
+        block.values.stride_bytes, scratch.sS + from / kStep * kBlockM + V * kLanes, kBlockM, p.head_dim_v,
+        (to - from + kStep - 1) / kStep);
+  });
   tile.started = true;
 }
 
