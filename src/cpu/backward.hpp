@@ -248,6 +248,42 @@ TESSERA_INLINE void prefetch_next_queries(const Params& p, const Tile& tile) {
   }
 }
 
+// Queries that see key j: causal and the window leave them one range.
+TESSERA_INLINE int64_t queries_of_key(const Params& p, const Sequence& sequence, int64_t j) {
+  const int64_t position = j - (p.top_left ? 0 : sequence.sk - sequence.sq);  // of the query that stands over key j
+  int64_t first = 0, last = sequence.sq - 1;
+  if (p.causal) first = max_of(first, position);
+  if (p.window_right >= 0) first = max_of(first, position - p.window_right);
+  if (p.window_left >= 0) last = min_of(last, position + p.window_left);
+  return max_of<int64_t>(0, last - first + 1);
+}
+
+// A sequence's super-blocks in their order, and the split that each belongs to: every split gets about the same area of
+// the visible scores, wherever the mask leaves it.
+class SplitWalk {
+ public:
+  TESSERA_INLINE SplitWalk(const Params& p, const Sequence& sequence) : p_(p), sequence_(sequence) {
+    for (int64_t first = 0; first < sequence.k_rows; first += p.block_n) total_ += area(first);
+  }
+  // To be called once for each super-block, in order.
+  TESSERA_INLINE int64_t split_of(int64_t first) {
+    const int64_t split = min_of<int64_t>(p_.num_splits - 1, static_cast<int64_t>(seen_ * p_.num_splits / total_));
+    seen_ += area(first);
+    return split;
+  }
+
+ private:
+  TESSERA_INLINE double area(int64_t first) const {
+    const int64_t last = min_of(first + p_.block_n, sequence_.k_rows) - 1;
+    const double queries = static_cast<double>(queries_of_key(p_, sequence_, first) + queries_of_key(p_, sequence_, last));
+    return queries * static_cast<double>(last - first + 1) + 1.0;  // one: blocks that nobody sees are work, too
+  }
+
+  const Params& p_;
+  const Sequence& sequence_;
+  double total_ = 0, seen_ = 0;
+};
+
 // The float32 accumulator of d_q's row `query` in this split.
 TESSERA_INLINE float* dq_row(const Params& p, const Sequence& sequence, int64_t batch, int64_t head, int64_t split,
                              int64_t query) {
@@ -269,12 +305,13 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
       __builtin_memset(dq_row(p, sequence, batch, h, split, i), 0, static_cast<size_t>(dq_cols) * sizeof(float));
     }
   }
-  const int64_t rows_end = min_of(sequence.k_rows, (split + 1) * p.split_keys);
   const bool options = has_score_options(p) || p.d_bias;
   Tile& tile = *reinterpret_cast<Tile*>(s.tile);
 
-  for (int64_t first = split * p.split_keys; first < rows_end; first += p.block_n) {
-    const int64_t rows = min_of<int64_t>(p.block_n, rows_end - first);
+  SplitWalk walk(p, sequence);
+  for (int64_t first = 0; first < sequence.k_rows; first += p.block_n) {
+    if (walk.split_of(first) != split) continue;
+    const int64_t rows = min_of<int64_t>(p.block_n, sequence.k_rows - first);
     const int64_t keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // behind them: gradients of 0
     __builtin_memset(s.sdK, 0, static_cast<size_t>(rows * s.dk_ld) * sizeof(float));
     __builtin_memset(s.sdV, 0, static_cast<size_t>(rows * s.dv_ld) * sizeof(float));

@@ -64,7 +64,7 @@ struct Params {
   // The plan's choices.
   int32_t block_n, tiles_per_item, num_splits;
   int32_t pack_heads;        // 1: the query heads that share a KV head stand in one tile's rows
-  int64_t split_keys;        // keys a split, a multiple of block_n
+  int64_t split_keys;        // forward: keys a split, a multiple of block_n
   int64_t rows_total;        // queries of the whole batch
   int64_t scratch_bytes;
 

@@ -103,22 +103,23 @@ TESSERA_INLINE void for_vec_groups(int vecs, Body&& body) {
 }
 
 // out[rows][vecs] (=|+=) A B.   A: Broadcast::kAlongK [rows][k], kAlongRows [k][rows];   B [k][vecs];   out row stride ld.
+// A sum over k is complete before it is added to what was there: a long row of keys is summed by blocks, and its rounding
+// error grows with the number of blocks, not of keys.
 template <int kMaxRows, int C, Op kOp, Broadcast kBroadcast>
 TESSERA_INLINE void product_rows(float* out, int64_t ld, bool accumulate, const void* a, int64_t stride_bytes,
                                  const void* b, int64_t ldb, int64_t rows, int64_t k_count) {
   for_row_groups<kMaxRows>(0, rows, [&]<int R>(int64_t r0) TESSERA_LAMBDA_INLINE {
-    VecF acc[R][C];
+    VecF acc[R][C] = {};
+    const char* pa = static_cast<const char*>(a) + r0 * (kBroadcast == Broadcast::kAlongK ? stride_bytes : 4);
+    multiply<R, C, kOp, kBroadcast>(acc, pa, stride_bytes, b, ldb, k_count);
     float* tile = out + r0 * ld;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) acc[r][c] = accumulate ? load(tile + r * ld + c * kLanes) : VecF{};
-    const char* pa = static_cast<const char*>(a) + r0 * (kBroadcast == Broadcast::kAlongK ? stride_bytes : 4);
-    multiply<R, C, kOp, kBroadcast>(acc, pa, stride_bytes, b, ldb, k_count);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) store(tile + r * ld + c * kLanes, acc[r][c]);
+      for (int c = 0; c < C; ++c) {
+        float* at = tile + r * ld + c * kLanes;
+        store(at, accumulate ? load(at) + acc[r][c] : acc[r][c]);
+      }
   });
 }
 

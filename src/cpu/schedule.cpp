@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kItemsPerCore = 4;
 // Keys below which a split of the keys is not worth its merge.
 constexpr int64_t kMinSplitKeys = 512;
-// The backward pass holds one float32 dQ a split.
+// The backward pass holds one float32 dQ a split, so it splits no more than the cores need.
 constexpr int64_t kMaxBackwardSplits = 16;
 // Queries of one head that share a pass over keys and values: enough that converting them costs little.
 constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384;
@@ -73,6 +73,11 @@ void configure_forward(tessera_plan& plan, const KernelTable& table) {
   plan.scratch_bytes = scratch_bytes();
 }
 
+// Equal items leave no more than a seventh of the cores' time unused.
+bool fills_cores(int64_t items, int64_t cores) {
+  return items == 0 || items * 7 >= divide_up(items, cores) * cores * 6;
+}
+
 void configure_backward(tessera_plan& plan, const KernelTable& table) {
   const tessera_problem& p = plan.problem;
   const bool options = has_options(p) || core::present(p.d_bias);
@@ -84,10 +89,9 @@ void configure_backward(tessera_plan& plan, const KernelTable& table) {
   while (plan.block_n > kKeyBlock && scratch_bytes() > kMaxForwardScratch_bytes) plan.block_n -= static_cast<int32_t>(kKeyBlock);
   plan.tiles_per_item = 1;
   const BackwardOwners owners = backward_owners(plan);
-  const int64_t wanted = kItemsPerCore * plan.device.cores;
-  plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(
-      divide_up(wanted, std::max<int64_t>(1, owners.count)), 1,
-      std::min(kMaxBackwardSplits, std::max<int64_t>(1, divide_up(plan.max_seqlen_k, plan.block_n)))));
+  const int64_t most = std::min(kMaxBackwardSplits, divide_up(plan.max_seqlen_k, plan.block_n));
+  plan.num_splits = 1;
+  while (plan.num_splits < most && !fills_cores(owners.count * plan.num_splits, plan.device.cores)) ++plan.num_splits;
   plan.num_items = owners.count * plan.num_splits;
   plan.scratch_bytes = scratch_bytes();
 }
