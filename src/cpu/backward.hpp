@@ -213,6 +213,28 @@ __attribute__((noinline)) void backward_block(const Params& p, const Tile& tile,
                                          p.head_dim);
 }
 
+// The keys of one block that the tile sees: what every query sees goes the short way, what a mask cuts the plain one.
+template <Op kOp>
+TESSERA_INLINE void meet_keys(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t, const BackwardScratch& s,
+                              int64_t key_row, int64_t key, int64_t count, bool options) {
+  // Parts begin at multiples of 8 (of 32 with options: dropout's groups), so that pairs of keys stay whole.
+  const int64_t align = options ? 32 : 8;
+  const int64_t begin = max_of<int64_t>(0, tile.some_low - key) / align * align;
+  const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - key);
+  if (begin >= end) return;
+  const auto part = [&](int64_t from, int64_t to, bool plain) {
+    if (from < to) backward_block<kOp>(p, tile, t, s, key_row + from, key + from, to - from, plain);
+  };
+  constexpr int64_t kWorthAPart = 24;
+  const bool seen_by_all = key + begin >= tile.all_low && key + end - 1 <= tile.all_high;
+  const int64_t all_begin = seen_by_all ? begin : padded_to(max_of<int64_t>(begin, tile.all_low - key), 8);
+  const int64_t all_end = seen_by_all ? end : max_of<int64_t>(0, min_of<int64_t>(end, tile.all_high + 1 - key)) / 8 * 8;
+  if (options || (!seen_by_all && all_end - all_begin < kWorthAPart)) return part(begin, end, true);
+  part(begin, all_begin, true);
+  part(all_begin, all_end, false);
+  part(all_end, end, true);
+}
+
 // A tile of rows of Q or dO: transposed, and as steps of k in `copy` (compact: rows a power of two apart share cache sets).
 template <Op kOp>
 TESSERA_INLINE RowBlock load_rows(const Params& p, const RowTensor& tensor, const Tile& tile, int64_t cols, float* transposed,
@@ -342,11 +364,7 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
         t.dq = dq_row(p, sequence, batch, h, split, row);
         t.dq_ld = dq_ld;
         for (int64_t key_row = 0; key_row < keys; key_row += kKeyBlock) {
-          const int64_t key = first + key_row;
-          const int64_t end = min_of(min_of<int64_t>(kKeyBlock, keys - key_row), tile.some_high + 1 - key);
-          if (end <= 0 || key + end <= tile.some_low) continue;
-          const bool whole = key >= tile.all_low && key + end - 1 <= tile.all_high;
-          backward_block<kOp>(p, tile, t, s, key_row, key, end, options || !whole);
+          meet_keys<kOp>(p, tile, t, s, key_row, first + key_row, min_of<int64_t>(kKeyBlock, keys - key_row), options);
         }
       }
     }
