@@ -239,7 +239,7 @@ struct KeyGroup {
 #pragma GCC unroll 8
     for (int64_t i = 0; i < kKeys; ++i) {
       rows[i] = key_row(p, tensor, sequence, batch, head_kv, key + min_of(i, count - 1));
-      ahead_[i] = key_row(p, tensor, sequence, batch, head_kv, min_of(key + kKeys + i, key_end - 1));
+      ahead_[i] = key_row(p, tensor, sequence, batch, head_kv, min_of(key + 2 * kKeys + i, key_end - 1));
     }
     prefetch();
   }
