@@ -184,12 +184,13 @@ Case legalised(Case c) {
   // What an infinity or NaN in a gradient's inputs spreads to is nobody's promise.
   if (c.data >= kHuge) c.backward = 0;
   if (c.data == kInfBias && c.bias == kAbsent) c.data = kNormal;
+  // Whether dropout turns a NaN weight into 0 is nobody's promise either.
+  if (c.data == kNanQuery || c.data == kNanKey || c.data == kInfKey || c.data == kInfValue) c.dropout = 0;
   // Inf in a value that a query sees with weight 0 is a NaN in any product of P and V: only where all are seen.
   if (c.data == kInfValue) {
     c.causal = c.alibi = 0;
     c.wl = c.wr = -1;
     c.mask = c.block_mask = kAbsent;
-    c.dropout = 0;
   }
   if (!c.backward) c.d_bias = c.d_sink = c.d_lse = 0;
   return c;
