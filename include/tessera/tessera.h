@@ -7,8 +7,8 @@
  *
  * How a call flows:
  *   1. describe       tessera_problem: layouts and options, no data pointers
- *   2. plan           tessera_make_plan: every rule is checked here; the plan says which kernel, tiles, splits, workspace
- *   3. execute        tessera_forward / tessera_backward: data pointers and the caller's workspace; nothing is allocated
+ *   2. plan           tessera_make_plan: every rule is checked here; the plan says which kernel, tiles, workspace
+ *   3. execute        tessera_forward / tessera_backward: data pointers and the caller's workspace, no allocation
  *
  * One plan serves any number of calls and threads. C++ programs include <tessera/tessera.hpp> instead.
  */
@@ -91,7 +91,7 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
  *
  * For query i and key j of one sequence, with Sq and Sk that sequence's own lengths, in this order:
  *   1. s = scale * (q_i . k_j)            2. softcap c > 0: s = c * tanh(s / c)      3. s += bias[b, h, i, j]
- *   4. ALiBi: s -= slope * |i + Sk - Sq - j|                                          5. s = -inf where j is not visible.
+ *   4. ALiBi: s -= slope * |i + Sk - Sq - j|                       5. s = -inf where j is not visible.
  * Visible: causal, window, key length, mask and block_mask all allow it. A sink adds exp(sink[h]) to the denominator
  * only. Dropout zeroes entries of softmax(s) and scales what is kept by 1 / (1 - p); the LSE is that before dropout.
  * A query that sees nothing: o = 0, lse = -inf, gradients 0. */
@@ -112,10 +112,11 @@ typedef struct tessera_problem {
   tessera_layout alibi_slopes; /* float32 [Hq] or [B, Hq] */
   tessera_layout sink;         /* float32 [Hq], a logit */
 
-  tessera_layout d_o, d_q, d_k, d_v; /* backward: cotangent of o, gradients of q, k, v; dtype and shape of their twins */
-  tessera_layout d_lse;              /* optional: cotangent of lse, float32 */
-  tessera_layout d_bias;             /* optional: gradient of bias, float32, bias's shape, contiguous last dimension */
-  tessera_layout d_sink;             /* optional: gradient of sink, float32 */
+  tessera_layout d_o, d_q, d_k,
+      d_v;               /* backward: cotangent of o, gradients of q, k, v; dtype and shape of their twins */
+  tessera_layout d_lse;  /* optional: cotangent of lse, float32 */
+  tessera_layout d_bias; /* optional: gradient of bias, float32, bias's shape, contiguous last dimension */
+  tessera_layout d_sink; /* optional: gradient of sink, float32 */
 
   int32_t has_scale; /* 0: scale = 1 / sqrt(D) */
   double scale;
@@ -190,9 +191,9 @@ typedef struct tessera_plan {
   int64_t scratch_bytes;  /* a thread */
   int64_t shared_bytes;   /* partial results and accumulators, linear in the sequence length */
   int64_t workspace_bytes;
-  double flops;          /* of the matrix products, on the visible area where it is known without data */
-  double bytes_moved;    /* to and from memory, every tensor once */
-  double standard_bytes; /* what three-step attention moves: the same, and the score matrix written and read */
+  double flops;                /* of the matrix products, on the visible area where it is known without data */
+  double bytes_moved;          /* to and from memory, every tensor once */
+  double standard_bytes;       /* what three-step attention moves: the same, and the score matrix written and read */
   double standard_extra_bytes; /* memory that three-step attention holds for the score matrix */
   int32_t num_candidates;
   tessera_candidate candidates[TESSERA_MAX_CANDIDATES];
@@ -234,7 +235,8 @@ typedef struct tessera_executor {
 TESSERA_API tessera_status tessera_forward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                            size_t workspace_bytes, const tessera_executor* executor);
 
-/* Computes d_q, d_k, d_v (and d_bias, d_sink) from q, k, v, o, lse, d_o (and d_lse). Errors as forward. */
+/* Computes d_q, d_k, d_v (and d_bias, d_sink) from q, k, v, o, lse, d_o (and d_lse). Errors as forward. Paged keys and
+ * values are a cache, for inference: their plan is refused. */
 TESSERA_API tessera_status tessera_backward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                             size_t workspace_bytes, const tessera_executor* executor);
 

@@ -4,10 +4,10 @@
 //   dP^T = V dO^T    dS = P o (dP - delta)             lanes = queries
 //   dV += P^T dO     dK += dS^T Q     dQ += dS K       lanes = head dimensions
 //
-// An item is one part of the keys of one KV head (of several, where a broadcast d_bias needs a single writer). Within it a
-// super-block of keys stays: its dK and dV accumulate in scratch, and every visible tile of kBlockM queries passes by once
-// and meets it kKeyBlock keys at a time. dQ accumulates in float32, one buffer a part, which backward_finish adds in order:
-// the sums have one order whatever the number of threads.
+// An item is one part of the keys of one KV head (of several, where a broadcast d_bias needs a single writer). Within
+// it a super-block of keys stays: its dK and dV accumulate in scratch, and every visible tile of kBlockM queries passes
+// by once and meets it kKeyBlock keys at a time. dQ accumulates in float32, one buffer a part, which backward_finish
+// adds in order: the sums have one order whatever the number of threads.
 #pragma once
 
 #include "cpu/forward.hpp"
@@ -41,8 +41,8 @@ TESSERA_INLINE void store_bf16_rows([[maybe_unused]] float* rows16, [[maybe_unus
 
 // P from S where neither option nor mask is in the way: it leaves the registers finished.
 template <Op kOp, int C>
-TESSERA_OWN_FUNCTION void fused_p(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s, int64_t key_row,
-                                  int64_t count) {
+TESSERA_OWN_FUNCTION void fused_p(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s,
+                                  int64_t key_row, int64_t count) {
   constexpr int64_t kStep = kKeysAStep<kOp>;
   for_row_groups<kTileRows>(0, count, [&]<int R>(int64_t n) TESSERA_LAMBDA_INLINE {
     VecF acc[R][C] = {};
@@ -64,8 +64,8 @@ TESSERA_OWN_FUNCTION void fused_p(const Params& p, const BackwardOperands<kOp>& 
 
 // dS from dP and P, likewise.
 template <Op kOp, int C>
-TESSERA_OWN_FUNCTION void fused_ds(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s, int64_t key_row,
-                                   int64_t count) {
+TESSERA_OWN_FUNCTION void fused_ds(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s,
+                                   int64_t key_row, int64_t count) {
   constexpr int64_t kStep = kKeysAStep<kOp>;
   for_row_groups<kTileRows>(0, count, [&]<int R>(int64_t n) TESSERA_LAMBDA_INLINE {
     VecF acc[R][C] = {};
@@ -85,10 +85,12 @@ TESSERA_OWN_FUNCTION void fused_ds(const Params& p, const BackwardOperands<kOp>&
 }
 
 // d_bias[batch, head, query, key] += dS, for the tile's queries and `count` keys from `key`. dS [count][kBlockM].
-inline void add_bias_gradient(const Params& p, const Tile& tile, const float* dS, float* rows, int64_t key, int64_t count) {
+inline void add_bias_gradient(const Params& p, const Tile& tile, const float* dS, float* rows, int64_t key,
+                              int64_t count) {
   const auto at = [&](int64_t lane) {
     return reinterpret_cast<float*>(p.d_bias + p.d_bias_batch * tile.batch + p.d_bias_head * tile.head[lane] +
-                                    p.d_bias_row * tile.query[lane]) + key;
+                                    p.d_bias_row * tile.query[lane]) +
+           key;
   };
   if (p.d_bias_row == 0) {
     float* out = at(0);
@@ -113,28 +115,29 @@ inline void add_bias_gradient(const Params& p, const Tile& tile, const float* dS
 }
 
 template <Op kOp, int C>
-TESSERA_INLINE void fused_scores(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s, int64_t key_row,
-                                 int64_t count) {
+TESSERA_INLINE void fused_scores(const Params& p, const BackwardOperands<kOp>& t, const BackwardScratch& s,
+                                 int64_t key_row, int64_t count) {
   fused_p<kOp, C>(p, t, s, key_row, count);
   fused_ds<kOp, C>(p, t, s, key_row, count);
 }
 
 // The same with every option and mask; `key` is the block's first key, `count` its keys.
 template <Op kOp, int C>
-TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t, const BackwardScratch& s,
-                                 int64_t key_row, int64_t key, int64_t count) {
+TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t,
+                                 const BackwardScratch& s, int64_t key_row, int64_t key, int64_t count) {
   constexpr int64_t kStep = kKeysAStep<kOp>;
   constexpr int64_t kTileFloats = kKeyBlock * kBlockM;
   float* slope = s.options;
   float* factors = s.options + kTileFloats;
   float* rest = s.options + 2 * kTileFloats;
   product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(s.sP, kBlockM, false, t.keys.data + key_row * t.keys.stride_bytes,
-                                                      t.keys.stride_bytes, t.sQ, kBlockM, count, (p.head_dim + kStep - 1) / kStep);
+                                                      t.keys.stride_bytes, t.sQ, kBlockM, count,
+                                                      (p.head_dim + kStep - 1) / kStep);
   // Dropout's groups are aligned to 32 keys, and so are the blocks.
   apply_scores(p, tile, s.sP, key, 0, count, p.softcap > 0 ? slope : nullptr, rest, kTileFloats);
-  product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(s.sdS, kBlockM, false, t.values.data + key_row * t.values.stride_bytes,
-                                                      t.values.stride_bytes, t.sdO, kBlockM, count,
-                                                      (p.head_dim_v + kStep - 1) / kStep);
+  product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(
+      s.sdS, kBlockM, false, t.values.data + key_row * t.values.stride_bytes, t.values.stride_bytes, t.sdO, kBlockM,
+      count, (p.head_dim_v + kStep - 1) / kStep);
   if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count);
   const Exp2 exponential;
   for (int64_t n = 0; n < count; ++n) {
@@ -178,8 +181,8 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
 
 // out[rows][cols] += A B for every group of columns.
 template <Op kOp, Broadcast kBroadcast>
-TESSERA_OWN_FUNCTION void accumulate(float* out, int64_t ld, const void* a, int64_t stride_bytes, const RowBlock& b, int64_t rows,
-                               int64_t k_count, int64_t cols) {
+TESSERA_OWN_FUNCTION void accumulate(float* out, int64_t ld, const void* a, int64_t stride_bytes, const RowBlock& b,
+                                     int64_t rows, int64_t k_count, int64_t cols) {
   for_vec_groups<kWideVecs>(static_cast<int>((cols + kLanes - 1) / kLanes), [&]<int C>(int v) TESSERA_LAMBDA_INLINE {
     product_rows<kWideRows, C, kOp, kBroadcast>(out + v * kLanes, ld, true, a, stride_bytes, b.data + v * kLanes * 4,
                                                 b.stride_bytes / 4, rows, k_count);
@@ -193,30 +196,42 @@ __attribute__((noinline)) void backward_block(const Params& p, const Tile& tile,
                                               bool plain) {
   constexpr int64_t kStep = kKeysAStep<kOp>;
   switch (tile.vecs * 2 + plain) {
-    case 2: fused_scores<kOp, 1>(p, t, s, key_row, count); break;
-    case 3: plain_scores<kOp, 1>(p, tile, t, s, key_row, key, count); break;
-    case 4: fused_scores<kOp, 2>(p, t, s, key_row, count); break;
-    case 5: plain_scores<kOp, 2>(p, tile, t, s, key_row, key, count); break;
-    case 6: fused_scores<kOp, 3>(p, t, s, key_row, count); break;
-    default: plain_scores<kOp, 3>(p, tile, t, s, key_row, key, count); break;
+    case 2:
+      fused_scores<kOp, 1>(p, t, s, key_row, count);
+      break;
+    case 3:
+      plain_scores<kOp, 1>(p, tile, t, s, key_row, key, count);
+      break;
+    case 4:
+      fused_scores<kOp, 2>(p, t, s, key_row, count);
+      break;
+    case 5:
+      plain_scores<kOp, 2>(p, tile, t, s, key_row, key, count);
+      break;
+    case 6:
+      fused_scores<kOp, 3>(p, t, s, key_row, count);
+      break;
+    default:
+      plain_scores<kOp, 3>(p, tile, t, s, key_row, key, count);
+      break;
   }
   const int64_t query_steps = (tile.count + kStep - 1) / kStep;
   const int64_t row_bytes = kBlockM * (kOp == Op::kDot ? 2 : 4);
   const void* p_rows = kOp == Op::kDot ? s.sP16 : s.sP;
   const void* ds_rows = kOp == Op::kDot ? s.sdS16 : s.sdS;
-  accumulate<kOp, Broadcast::kAlongK>(s.sdV + key_row * s.dv_ld, s.dv_ld, p_rows, row_bytes, t.do_steps, count, query_steps,
-                                      p.head_dim_v);
-  accumulate<kOp, Broadcast::kAlongK>(s.sdK + key_row * s.dk_ld, s.dk_ld, ds_rows, row_bytes, t.q_steps, count, query_steps,
-                                      p.head_dim);
+  accumulate<kOp, Broadcast::kAlongK>(s.sdV + key_row * s.dv_ld, s.dv_ld, p_rows, row_bytes, t.do_steps, count,
+                                      query_steps, p.head_dim_v);
+  accumulate<kOp, Broadcast::kAlongK>(s.sdK + key_row * s.dk_ld, s.dk_ld, ds_rows, row_bytes, t.q_steps, count,
+                                      query_steps, p.head_dim);
   const RowBlock steps{t.key_steps.data + key_row / kStep * t.key_steps.stride_bytes, t.key_steps.stride_bytes};
-  accumulate<kOp, Broadcast::kAlongRows>(t.dq, t.dq_ld, s.sdS, kBlockM * 4, steps, tile.count, (count + kStep - 1) / kStep,
-                                         p.head_dim);
+  accumulate<kOp, Broadcast::kAlongRows>(t.dq, t.dq_ld, s.sdS, kBlockM * 4, steps, tile.count,
+                                         (count + kStep - 1) / kStep, p.head_dim);
 }
 
 // The keys of one block that the tile sees: what every query sees goes the short way, what a mask cuts the plain one.
 template <Op kOp>
-TESSERA_INLINE void meet_keys(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t, const BackwardScratch& s,
-                              int64_t key_row, int64_t key, int64_t count, bool options) {
+TESSERA_INLINE void meet_keys(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t,
+                              const BackwardScratch& s, int64_t key_row, int64_t key, int64_t count, bool options) {
   // Parts begin at multiples of 8 (of 32 with options: dropout's groups), so that pairs of keys stay whole.
   const int64_t align = options ? 32 : 8;
   const int64_t begin = max_of<int64_t>(0, tile.some_low - key) / align * align;
@@ -235,10 +250,11 @@ TESSERA_INLINE void meet_keys(const Params& p, const Tile& tile, const BackwardO
   part(all_end, end, true);
 }
 
-// A tile of rows of Q or dO: transposed, and as steps of k in `copy` (compact: rows a power of two apart share cache sets).
+// A tile of rows of Q or dO: transposed, and as steps of k in `copy` (compact: rows a power of two apart share cache
+// sets).
 template <Op kOp>
-TESSERA_INLINE RowBlock load_rows(const Params& p, const RowTensor& tensor, const Tile& tile, int64_t cols, float* transposed,
-                                  float* copy) {
+TESSERA_INLINE RowBlock load_rows(const Params& p, const RowTensor& tensor, const Tile& tile, int64_t cols,
+                                  float* transposed, float* copy) {
   const int64_t padded = padded_to(cols, kLanes);
   const char* rows[kBlockM];
   for (int64_t lane = 0; lane < tile.count; ++lane) rows[lane] = row_at(tensor, tile, lane);
@@ -246,7 +262,8 @@ TESSERA_INLINE RowBlock load_rows(const Params& p, const RowTensor& tensor, cons
   if constexpr (kOp == Op::kDot) {
     pack_transposed_pairs(transposed, rows, tile.count, cols);
     for (int64_t r = 0; r < tile.count; r += 2) {
-      pair_rows(reinterpret_cast<uint32_t*>(copy) + r / 2 * padded, rows[r], r + 1 < tile.count ? rows[r + 1] : nullptr, cols);
+      pair_rows(reinterpret_cast<uint32_t*>(copy) + r / 2 * padded, rows[r], r + 1 < tile.count ? rows[r + 1] : nullptr,
+                cols);
     }
     return {reinterpret_cast<const char*>(copy), padded * 4};
   }
@@ -297,7 +314,8 @@ class SplitWalk {
  private:
   TESSERA_INLINE double area(int64_t first) const {
     const int64_t last = min_of(first + p_.block_n, sequence_.k_rows) - 1;
-    const double queries = static_cast<double>(queries_of_key(p_, sequence_, first) + queries_of_key(p_, sequence_, last));
+    const double queries =
+        static_cast<double>(queries_of_key(p_, sequence_, first) + queries_of_key(p_, sequence_, last));
     return queries * static_cast<double>(last - first + 1) + 1.0;  // one: blocks that nobody sees are work, too
   }
 
@@ -312,7 +330,8 @@ TESSERA_INLINE float* dq_row(const Params& p, const Sequence& sequence, int64_t 
   if (p.acc_dq) {
     return p.acc_dq + ((split * p.heads_q + head) * p.rows_total + sequence.row_begin + query) * p.acc_dq_ld;
   }
-  return reinterpret_cast<float*>(p.d_q.data + p.d_q.batch * batch + p.d_q.row * (sequence.q_begin + query) + p.d_q.head * head);
+  return reinterpret_cast<float*>(p.d_q.data + p.d_q.batch * batch + p.d_q.row * (sequence.q_begin + query) +
+                                  p.d_q.head * head);
 }
 
 // All queries of one KV head's group against the keys of one split.
@@ -382,15 +401,16 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
 
 template <Op kOp>
 void backward_item(const Params& p, int64_t item, char* scratch_base) {
-  const BackwardScratch s = carve_backward(
-      scratch_base, {kBlockM, p.block_n, p.head_dim, p.head_dim_v, kLanes, kOp == Op::kDot,
-                     has_score_options(p) || p.d_bias != nullptr, sizeof(Tile)});
+  const BackwardScratch s =
+      carve_backward(scratch_base, {kBlockM, p.block_n, p.head_dim, p.head_dim_v, kLanes, kOp == Op::kDot,
+                                    has_score_options(p) || p.d_bias != nullptr, sizeof(Tile)});
   const int64_t split = item % p.num_splits;
   const int64_t owner = item / p.num_splits;
   const int64_t owners_head = p.heads_kv / p.groups_head;
   for (int64_t b = 0; b < p.groups_batch; ++b) {
     for (int64_t h = 0; h < p.groups_head; ++h) {
-      backward_head<kOp>(p, s, owner / owners_head * p.groups_batch + b, owner % owners_head * p.groups_head + h, split);
+      backward_head<kOp>(p, s, owner / owners_head * p.groups_batch + b, owner % owners_head * p.groups_head + h,
+                         split);
     }
   }
 }
@@ -428,14 +448,17 @@ inline void backward_rows_item(const Params& p, int64_t item, char*) {
         sum = fma(Elem::read(o + d * Elem::kBytes), Elem::read(d_o + d * Elem::kBytes), sum);
       }
       if (d < p.head_dim_v) {
-        sum = fma(Elem::read(o + d * Elem::kBytes, p.head_dim_v - d), Elem::read(d_o + d * Elem::kBytes, p.head_dim_v - d), sum);
+        sum = fma(Elem::read(o + d * Elem::kBytes, p.head_dim_v - d),
+                  Elem::read(d_o + d * Elem::kBytes, p.head_dim_v - d), sum);
       }
     });
-    const float lse = *reinterpret_cast<const float*>(p.lse + p.lse_batch * span.batch + p.lse_head * span.head + p.lse_row * row);
+    const float lse =
+        *reinterpret_cast<const float*>(p.lse + p.lse_batch * span.batch + p.lse_head * span.head + p.lse_row * row);
     const bool seen = lse != -infinity();
     float delta = sum_lanes(sum);
     if (p.d_lse) {
-      delta -= *reinterpret_cast<const float*>(p.d_lse + p.d_lse_batch * span.batch + p.d_lse_head * span.head + p.d_lse_row * row);
+      delta -= *reinterpret_cast<const float*>(p.d_lse + p.d_lse_batch * span.batch + p.d_lse_head * span.head +
+                                               p.d_lse_row * row);
     }
     const int64_t at = span.head * p.rows_total + sequence.row_begin + i;
     p.row_lse[at] = seen ? lse * kLog2e : infinity();
@@ -454,7 +477,8 @@ inline void backward_finish_item(const Params& p, int64_t item, char* scratch) {
     for (int64_t b = 0; b < p.batch; ++b) {
       const int64_t first = head * p.rows_total + p.sequences[b].row_begin;
       for (int64_t i = first; i < first + p.sequences[b].sq; ++i) {
-        if (p.row_lse[i] != infinity()) sum -= static_cast<double>(__builtin_exp2f(sink_log2 - p.row_lse[i]) * p.row_delta[i]);
+        if (p.row_lse[i] != infinity())
+          sum -= static_cast<double>(__builtin_exp2f(sink_log2 - p.row_lse[i]) * p.row_delta[i]);
       }
     }
     *reinterpret_cast<float*>(reinterpret_cast<char*>(p.d_sink) + p.d_sink_head * head) = static_cast<float>(sum);

@@ -6,9 +6,11 @@
 namespace tessera::cpu {
 
 void combine(const tessera_layout& o_parts_layout, const void* o_parts, const tessera_layout& lse_parts_layout,
-             const float* lse_parts, const tessera_layout& o_layout, void* o, const tessera_layout* lse_layout, float* lse) {
+             const float* lse_parts, const tessera_layout& o_layout, void* o, const tessera_layout* lse_layout,
+             float* lse) {
   tessera_device device;
-  if (detect(device).code != TESSERA_OK) device.isa = TESSERA_ISA_BASELINE;  // the environment asks for what is not there
+  if (detect(device).code != TESSERA_OK)
+    device.isa = TESSERA_ISA_BASELINE;  // the environment asks for what is not there
   CombineParams p{};
   p.parts = o_parts_layout.shape[0], p.batch = o_parts_layout.shape[1], p.rows = o_parts_layout.shape[2];
   p.heads = o_parts_layout.shape[3], p.head_dim_v = o_parts_layout.shape[4];
@@ -22,10 +24,12 @@ void combine(const tessera_layout& o_parts_layout, const void* o_parts, const te
   p.lse_part = lse_parts_layout.strides[0] * 4, p.lse_part_batch = lse_parts_layout.strides[1] * 4;
   p.lse_part_head = lse_parts_layout.strides[2] * 4, p.lse_part_row = lse_parts_layout.strides[3] * 4;
   p.o = static_cast<char*>(o);
-  p.o_batch = o_layout.strides[0] * bytes, p.o_row = o_layout.strides[1] * bytes, p.o_head = o_layout.strides[2] * bytes;
+  p.o_batch = o_layout.strides[0] * bytes, p.o_row = o_layout.strides[1] * bytes,
+  p.o_head = o_layout.strides[2] * bytes;
   if (lse_layout) {
     p.lse = reinterpret_cast<char*>(lse);
-    p.lse_batch = lse_layout->strides[0] * 4, p.lse_head = lse_layout->strides[1] * 4, p.lse_row = lse_layout->strides[2] * 4;
+    p.lse_batch = lse_layout->strides[0] * 4, p.lse_head = lse_layout->strides[1] * 4,
+    p.lse_row = lse_layout->strides[2] * 4;
   }
   kernel_table(device.isa).combine(p, 0, p.batch * p.rows * p.heads);
 }

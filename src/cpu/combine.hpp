@@ -36,7 +36,8 @@ inline void combine_rows(const CombineParams& p, int64_t row_begin, int64_t row_
     for (int64_t n = 0; n < p.parts && seen; ++n) {
       if (lse_of(n) == -infinity()) continue;
       const VecF weight = splat(__builtin_expf(lse_of(n) - best) / sum);
-      with_float_elem(p.part_dtype, [&](auto elem) { read_row<decltype(elem)>(part, o_row + p.o_part * n, p.head_dim_v); });
+      with_float_elem(p.part_dtype,
+                      [&](auto elem) { read_row<decltype(elem)>(part, o_row + p.o_part * n, p.head_dim_v); });
       for (int64_t d = 0; d < padded; d += kLanes) store(total + d, fma(weight, load(part + d), load(total + d)));
     }
     char* out = p.o + p.o_batch * batch + p.o_row * row + p.o_head * head;

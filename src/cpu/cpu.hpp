@@ -26,6 +26,7 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
 
 // Merges validated partial results: tessera_combine.
 void combine(const tessera_layout& o_parts_layout, const void* o_parts, const tessera_layout& lse_parts_layout,
-             const float* lse_parts, const tessera_layout& o_layout, void* o, const tessera_layout* lse_layout, float* lse);
+             const float* lse_parts, const tessera_layout& o_layout, void* o, const tessera_layout* lse_layout,
+             float* lse);
 
 }  // namespace tessera::cpu

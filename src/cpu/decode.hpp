@@ -1,7 +1,7 @@
-// Decoding: few query rows against long keys, bound by memory. An item is one split of the keys of a sequence, for all KV
-// heads or for one (whichever reads memory in order); lanes are head dimensions for both products, so that keys and values
-// are read once, as they lie, whatever their dtype, and the query heads that share a KV head share each vector loaded.
-// Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023): partial results are merged exactly by combine.
+// Decoding: few query rows against long keys, bound by memory. An item is one split of the keys of a sequence, for all
+// KV heads or for one (whichever reads memory in order); lanes are head dimensions for both products, so that keys and
+// values are read once, as they lie, whatever their dtype, and the query heads that share a KV head share each vector
+// loaded. Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023): partial results are merged exactly by combine.
 #pragma once
 
 #include "cpu/forward.hpp"
@@ -35,8 +35,8 @@ constexpr int64_t kLaneElems = kOp == Op::kDot ? 2 : 1;  // elements of q and k 
 // scores[r][n] = q_r . k_n for R rows and kDecodeKeys keys. A vector of q is loaded once for all of the keys, and
 // the sums over lanes are taken for as many (row, key) at a time as a vector has lanes.
 template <Op kOp, class Elem, int R>
-TESSERA_INLINE void decode_scores(float* scores, int64_t scores_ld, const float* q, int64_t q_ld, const char* const* keys,
-                                  int64_t head_dim) {
+TESSERA_INLINE void decode_scores(float* scores, int64_t scores_ld, const float* q, int64_t q_ld,
+                                  const char* const* keys, int64_t head_dim) {
   constexpr int64_t kStep = kLanes * kLaneElems<kOp>;
   VecF acc[R][kDecodeKeys] = {};
   for (int64_t d = 0; d < head_dim; d += kStep) {
@@ -71,10 +71,12 @@ TESSERA_INLINE void decode_scores(float* scores, int64_t scores_ld, const float*
     store(sums + first, sum_each(part));
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) __builtin_memcpy(scores + r * scores_ld, sums + r * kDecodeKeys, kDecodeKeys * sizeof(float));
+  for (int r = 0; r < R; ++r)
+    __builtin_memcpy(scores + r * scores_ld, sums + r * kDecodeKeys, kDecodeKeys * sizeof(float));
 }
 
-// out[r][c] += sum_n p[r][n] v_n[c], for R rows and C vectors of columns from `first`; `tail`: columns of the last vector.
+// out[r][c] += sum_n p[r][n] v_n[c], for R rows and C vectors of columns from `first`; `tail`: columns of the last
+// vector.
 template <class Elem, int R, int C>
 TESSERA_INLINE void decode_values(float* out, int64_t out_ld, const float* p, int64_t p_ld, const char* const* values,
                                   int64_t count, int64_t first, int64_t tail) {
@@ -102,12 +104,12 @@ TESSERA_INLINE void decode_values(float* out, int64_t out_ld, const float* p, in
 }
 
 #if defined(TESSERA_HAS_DOT)
-// The same for bf16 by pairs of keys: two rows are interleaved in registers, 32 columns at a time, and the product takes
-// both. Interleaving works within 128-bit lanes: O keeps its columns in that order (dot_column) until the end.
-// C groups of 32 columns from `first`; `tail`: columns of the last group.
+// The same for bf16 by pairs of keys: two rows are interleaved in registers, 32 columns at a time, and the product
+// takes both. Interleaving works within 128-bit lanes: O keeps its columns in that order (dot_column) until the end. C
+// groups of 32 columns from `first`; `tail`: columns of the last group.
 template <int R, int C>
-TESSERA_INLINE void decode_values_dot(float* out, int64_t out_ld, const float* p, int64_t p_ld, const char* const* values,
-                                      int64_t count, int64_t first, int64_t tail) {
+TESSERA_INLINE void decode_values_dot(float* out, int64_t out_ld, const float* p, int64_t p_ld,
+                                      const char* const* values, int64_t count, int64_t first, int64_t tail) {
   constexpr int64_t kColumns = 2 * kLanes;
   VecF acc[R][2 * C];
 #pragma GCC unroll 4
@@ -151,7 +153,8 @@ TESSERA_INLINE int64_t dot_column(int64_t d) {
 #if defined(TESSERA_HAS_DOT)
 // count floats -> bf16 in place, packed; up to the next multiple of kLanes.
 TESSERA_INLINE void round_to_bf16(float* row, int64_t count) {
-  for (int64_t n = 0; n < count; n += kLanes) store(reinterpret_cast<uint16_t*>(row) + n, bf16_from_float(load(row + n)));
+  for (int64_t n = 0; n < count; n += kLanes)
+    store(reinterpret_cast<uint16_t*>(row) + n, bf16_from_float(load(row + n)));
 }
 #endif
 
@@ -164,8 +167,8 @@ struct DecodeRow {
 
 // Scores of one row and one block -> P, and the row's ref and sum. What its O must be multiplied by is answered.
 // Behind the last key, P is 0 up to the next multiple of kLanes.
-TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, DecodeRow& row, float* scores, int64_t key,
-                                    int64_t count) {
+TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, DecodeRow& row, float* scores,
+                                    int64_t key, int64_t count) {
   const bool whole = key >= row.low && key + count - 1 <= row.high && count % kLanes == 0;
   VecF best = splat(-infinity());
   for (int64_t n = 0; n < count; n += kLanes) {
@@ -218,11 +221,12 @@ TESSERA_INLINE void decode_output(const Params& p, int64_t row_count, float* out
       return;
     }
 #endif
-    for_vec_groups<kDecodeVecs>(static_cast<int>((p.head_dim_v + kLanes - 1) / kLanes), [&]<int C>(int v) TESSERA_LAMBDA_INLINE {
-      const int64_t first = v * kLanes;
-      decode_values<Elem, R, C>(out + r0 * out_ld, out_ld, scores + r0 * scores_ld, scores_ld, values, count, first,
-                                min_of<int64_t>(kLanes, p.head_dim_v - first - (C - 1) * kLanes));
-    });
+    for_vec_groups<kDecodeVecs>(
+        static_cast<int>((p.head_dim_v + kLanes - 1) / kLanes), [&]<int C>(int v) TESSERA_LAMBDA_INLINE {
+          const int64_t first = v * kLanes;
+          decode_values<Elem, R, C>(out + r0 * out_ld, out_ld, scores + r0 * scores_ld, scores_ld, values, count, first,
+                                    min_of<int64_t>(kLanes, p.head_dim_v - first - (C - 1) * kLanes));
+        });
   });
 }
 
@@ -233,8 +237,8 @@ struct KeyGroup {
   int64_t count;
 
   // Rows from `key`, of which those before `block_end` are wanted now; `key_end` ends what will ever be.
-  TESSERA_INLINE KeyGroup(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch, int64_t head_kv,
-                          int64_t key, int64_t block_end, int64_t key_end, int64_t cols)
+  TESSERA_INLINE KeyGroup(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
+                          int64_t head_kv, int64_t key, int64_t block_end, int64_t key_end, int64_t cols)
       : count(min_of<int64_t>(kKeys, block_end - key)), head_bytes_(tensor.head), row_bytes_(cols * p.elem_bytes) {
 #pragma GCC unroll 8
     for (int64_t i = 0; i < kKeys; ++i) {
@@ -260,12 +264,13 @@ struct KeyGroup {
   int64_t head_bytes_, row_bytes_;
 };
 
-// The keys of one split, a block at a time. Within a block keys go outside and heads inside, so that where a key's heads
-// are neighbours memory is read in order and the hardware's prefetchers keep up: asked for by software, lines wait in the
-// first cache's few miss buffers. Software only asks for the next few rows, whose pages the hardware does not foresee.
+// The keys of one split, a block at a time. Within a block keys go outside and heads inside, so that where a key's
+// heads are neighbours memory is read in order and the hardware's prefetchers keep up: asked for by software, lines
+// wait in the first cache's few miss buffers. Software only asks for the next few rows, whose pages the hardware does
+// not foresee.
 template <Op kOp, class Elem>
-void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_begin, int64_t heads, int64_t row_count,
-                 const DecodeScratch& s, int64_t key_begin, int64_t key_end) {
+void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_begin, int64_t heads,
+                 int64_t row_count, const DecodeScratch& s, int64_t key_begin, int64_t key_end) {
   DecodeRow* rows = reinterpret_cast<DecodeRow*>(s.rows);
   const int64_t q_ld = padded_to(p.head_dim, 2 * kLanes), out_ld = padded_to(p.head_dim_v, 2 * kLanes);
   const int64_t scores_ld = p.block_n;
@@ -276,7 +281,8 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
       for (int64_t h = 0; h < heads; ++h, group.next_head()) {
         for_row_groups<kDecodeGroup>(0, row_count, [&]<int R>(int64_t r0) TESSERA_LAMBDA_INLINE {
           const int64_t row = h * row_count + r0;
-          decode_scores<kOp, Elem, R>(s.scores + row * scores_ld + n, scores_ld, s.q + row * q_ld, q_ld, group.rows, p.head_dim);
+          decode_scores<kOp, Elem, R>(s.scores + row * scores_ld + n, scores_ld, s.q + row * q_ld, q_ld, group.rows,
+                                      p.head_dim);
         });
       }
     }
@@ -294,7 +300,8 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
       KeyGroup<kDecodeValues> group(p, p.v, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim_v);
       for (int64_t h = 0; h < heads; ++h, group.next_head()) {
         decode_output<kOp, Elem>(p, row_count, s.o + h * row_count * out_ld, out_ld,
-                                 s.scores + h * row_count * scores_ld + n / kLaneElems<kOp>, scores_ld, group.rows, group.count);
+                                 s.scores + h * row_count * scores_ld + n / kLaneElems<kOp>, scores_ld, group.rows,
+                                 group.count);
       }
     }
   }
@@ -313,8 +320,8 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
   const int64_t key_begin = split * p.split_keys;
   const int64_t key_end = min_of(sequence.sk, key_begin + p.split_keys);
 
-  const DecodeScratch s = carve_decode(scratch_base, {heads_an_item, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v,
-                                                      kLanes, sizeof(DecodeRow)});
+  const DecodeScratch s = carve_decode(
+      scratch_base, {heads_an_item, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v, kLanes, sizeof(DecodeRow)});
   const int64_t q_ld = padded_to(p.head_dim, 2 * kLanes), out_ld = padded_to(p.head_dim_v, 2 * kLanes);
   DecodeRow* rows = reinterpret_cast<DecodeRow*>(s.rows);
   int64_t low = sequence.sk, high = -1;
@@ -363,7 +370,8 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
     const int64_t at = (split * p.heads_q + row.head) * p.rows_total + sequence.row_begin + row.query;
     p.partial_lse[at] = seen ? (row.ref + __builtin_log2f(sum)) * kLn2 : -infinity();
     const float inverse = seen ? 1.0f / sum : 0.0f;
-    for (int64_t d = 0; d < p.head_dim_v; ++d) p.partial_o[at * p.head_dim_v + d] = s.o[i * out_ld + dot_column<kOp>(d)] * inverse;
+    for (int64_t d = 0; d < p.head_dim_v; ++d)
+      p.partial_o[at * p.head_dim_v + d] = s.o[i * out_ld + dot_column<kOp>(d)] * inverse;
   }
 }
 

@@ -91,10 +91,14 @@ tessera_status apply_threads(const char* text, tessera_device& device) {
 const KernelTable& kernel_table(int32_t isa) {
 #if defined(__x86_64__)
   switch (isa) {
-    case TESSERA_ISA_AVX2: return kernels_avx2;
-    case TESSERA_ISA_AVX512: return kernels_avx512;
-    case TESSERA_ISA_AVX512_BF16: return kernels_avx512_bf16;
-    default: break;
+    case TESSERA_ISA_AVX2:
+      return kernels_avx2;
+    case TESSERA_ISA_AVX512:
+      return kernels_avx512;
+    case TESSERA_ISA_AVX512_BF16:
+      return kernels_avx512_bf16;
+    default:
+      break;
   }
 #endif
   (void)isa;

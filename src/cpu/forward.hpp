@@ -6,11 +6,11 @@
 //   O^T += V^T P^T     [head_dim_v][queries]
 // Tiles of keys outside the mask are never visited.
 //
-// Two ways through a block, both exact. The plain one takes the block's maximum first. The optimistic one, on blocks that
-// every lane sees, exponentiates against the reference of the blocks before, straight from the product's registers: no
-// score is stored, no maximum taken. Should a lane's partial sum pass kOptimisticBound, the block is done again the plain
-// way, and so is the tile's next one: the softmax is the same whatever reference it is taken against, as long as
-// nothing overflows.
+// Two ways through a block, both exact. The plain one takes the block's maximum first. The optimistic one, on blocks
+// that every lane sees, exponentiates against the reference of the blocks before, straight from the product's
+// registers: no score is stored, no maximum taken. Should a lane's partial sum pass kOptimisticBound, the block is done
+// again the plain way, and so is the tile's next one: the softmax is the same whatever reference it is taken against,
+// as long as nothing overflows.
 #pragma once
 
 #include "cpu/kv_block.hpp"
@@ -48,7 +48,8 @@ TESSERA_INLINE void store_p(float* sP, int64_t n, VecF (&p)[R][C]) {
     for (int r = 0; r < R; r += 2)
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c)
-        store(sP + (n + r) / 2 * kBlockM + c * kLanes, pair_bf16(p[r][c], r + 1 < R ? p[r + 1 < R ? r + 1 : r][c] : VecF{}));
+        store(sP + (n + r) / 2 * kBlockM + c * kLanes,
+              pair_bf16(p[r][c], r + 1 < R ? p[r + 1 < R ? r + 1 : r][c] : VecF{}));
     return;
   }
 #endif
@@ -66,7 +67,8 @@ TESSERA_INLINE bool optimistic_softmax(const Params& p, Tile& tile, const float*
   alignas(64) float sums[C * kLanes] = {};
   for_row_groups<kTileRows>(begin, end, [&]<int R>(int64_t n) TESSERA_LAMBDA_INLINE {
     VecF acc[R][C] = {};
-    multiply<R, C, kOp, Broadcast::kAlongK>(acc, keys.data + n * keys.stride_bytes, keys.stride_bytes, sQ, kBlockM, k_count);
+    multiply<R, C, kOp, Broadcast::kAlongK>(acc, keys.data + n * keys.stride_bytes, keys.stride_bytes, sQ, kBlockM,
+                                            k_count);
     const VecF scale = splat(*opaque(&p.scale_log2));
     const float* ref = opaque(tile.ref);
     const Exp2 exponential;
@@ -92,8 +94,9 @@ TESSERA_INLINE bool optimistic_softmax(const Params& p, Tile& tile, const float*
   return true;
 }
 
-// Where the diagonal crosses a tile, its first vectors of queries see fewer keys than its last: vector v of the tile is done
-// with key stops[v]. Calls body.template operator()<V>(begin, end) for every strip of keys that vectors V ... C - 1 see.
+// Where the diagonal crosses a tile, its first vectors of queries see fewer keys than its last: vector v of the tile is
+// done with key stops[v]. Calls body.template operator()<V>(begin, end) for every strip of keys that vectors V ... C -
+// 1 see.
 template <int C, int V = 0, class Body>
 TESSERA_INLINE void for_strips(const int64_t (&stops)[C], int64_t begin, Body&& body) {
   if (stops[V] > begin) {
@@ -103,11 +106,12 @@ TESSERA_INLINE void for_strips(const int64_t (&stops)[C], int64_t begin, Body&& 
   if constexpr (V + 1 < C) for_strips<C, V + 1>(stops, begin, body);
 }
 
-// The same by the block's own maximum, with every option of the scores. What lies beyond `stops` is not computed: the mask
-// covers it.
+// The same by the block's own maximum, with every option of the scores. What lies beyond `stops` is not computed: the
+// mask covers it.
 template <Op kOp, int C>
-TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, float* sO, const ForwardScratch& scratch,
-                                  const ForwardBlock<kOp>& block, int64_t begin, const int64_t (&stops)[C]) {
+TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, float* sO,
+                                  const ForwardScratch& scratch, const ForwardBlock<kOp>& block, int64_t begin,
+                                  const int64_t (&stops)[C]) {
   const int64_t k_count = (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>;
   const int64_t end = stops[C - 1];
   float* sS = scratch.sS;
@@ -242,7 +246,9 @@ inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split) {
     float scale = 1.0f;
     const bool seen = sum != 0.0f;  // NaN counts as seen
     if (p.sink && !partial && seen) {
-      const float sink = *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * tile.head[row]) * kLog2e;
+      const float sink =
+          *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * tile.head[row]) *
+          kLog2e;
       const float joint = sink > ref ? sink : ref;
       scale = __builtin_exp2f(ref - joint);
       sum = sum * scale + __builtin_exp2f(sink - joint);
@@ -265,9 +271,8 @@ inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split) {
     }
   }
   if (!tile.started) __builtin_memset(sO, 0, static_cast<size_t>(p.head_dim_v) * kBlockM * sizeof(float));
-  with_float_elem(partial ? static_cast<int32_t>(TESSERA_FLOAT32) : p.dtype, [&](auto elem) {
-    unpack_transposed<decltype(elem)>(rows, sO, inverse, tile.count, p.head_dim_v);
-  });
+  with_float_elem(partial ? static_cast<int32_t>(TESSERA_FLOAT32) : p.dtype,
+                  [&](auto elem) { unpack_transposed<decltype(elem)>(rows, sO, inverse, tile.count, p.head_dim_v); });
 }
 
 // The sequence that holds item `index` among those of one head and split.
@@ -332,7 +337,8 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
     if constexpr (kOp == Op::kDot) pack_transposed_pairs(sQ, row_pointers, tile.count, p.head_dim);
 #endif
     if constexpr (kOp == Op::kFma) {
-      with_float_elem(p.dtype, [&](auto elem) { pack_transposed<decltype(elem)>(sQ, row_pointers, tile.count, p.head_dim); });
+      with_float_elem(p.dtype,
+                      [&](auto elem) { pack_transposed<decltype(elem)>(sQ, row_pointers, tile.count, p.head_dim); });
     }
   }
 
@@ -348,9 +354,15 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
       prefetch_keys(p, sequence, batch, head_kv, next, next_count, t, tile_count);
       float *sQ = scratch.sQ + t * q_floats, *sO = scratch.sO + t * o_floats;
       switch (tiles[t].vecs) {
-        case 1: attend_block<kOp, 1>(p, tiles[t], sQ, sO, scratch, block, count, options); break;
-        case 2: attend_block<kOp, 2>(p, tiles[t], sQ, sO, scratch, block, count, options); break;
-        default: attend_block<kOp, 3>(p, tiles[t], sQ, sO, scratch, block, count, options); break;
+        case 1:
+          attend_block<kOp, 1>(p, tiles[t], sQ, sO, scratch, block, count, options);
+          break;
+        case 2:
+          attend_block<kOp, 2>(p, tiles[t], sQ, sO, scratch, block, count, options);
+          break;
+        default:
+          attend_block<kOp, 3>(p, tiles[t], sQ, sO, scratch, block, count, options);
+          break;
       }
     }
   }

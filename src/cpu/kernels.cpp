@@ -1,4 +1,5 @@
-// The CPU kernels of one instruction set: this file is compiled once for each (src/CMakeLists.txt), and exports one table.
+// The CPU kernels of one instruction set: this file is compiled once for each (src/CMakeLists.txt), and exports one
+// table.
 #include "cpu/backward.hpp"
 #include "cpu/combine.hpp"
 #include "cpu/decode.hpp"

@@ -1,4 +1,5 @@
-// Keys and values of one block, in the form that the products broadcast from: in place where they lie well, else copied.
+// Keys and values of one block, in the form that the products broadcast from: in place where they lie well, else
+// copied.
 #pragma once
 
 #include "cpu/scratch.hpp"
@@ -11,9 +12,10 @@ namespace {
 // Row j of a K or V tensor of one sequence and KV head, through the page table where there is one.
 TESSERA_INLINE const char* key_row(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
                                    int64_t head_kv, int64_t j) {
-  if (!p.page_table) return tensor.data + tensor.batch * batch + tensor.row * (sequence.k_begin + j) + tensor.head * head_kv;
-  const int32_t page = *reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(p.page_table) +
-                                                         p.page_table_batch * batch + p.page_table_col * (j / p.page_size));
+  if (!p.page_table)
+    return tensor.data + tensor.batch * batch + tensor.row * (sequence.k_begin + j) + tensor.head * head_kv;
+  const int32_t page = *reinterpret_cast<const int32_t*>(
+      reinterpret_cast<const char*>(p.page_table) + p.page_table_batch * batch + p.page_table_col * (j / p.page_size));
   return tensor.data + tensor.batch * page + tensor.row * (j % p.page_size) + tensor.head * head_kv;
 }
 
@@ -22,8 +24,8 @@ TESSERA_INLINE void prefetch_row(const char* row, int64_t row_bytes) {
   for (int64_t at = 0; at < row_bytes; at += kCacheLine_bytes) __builtin_prefetch(row + at, 0, 2);
 }
 
-// Part `part` of `parts` of keys j ... j + count - 1: spread over the work on the block before, the requests never queue.
-// Rows of one head are rarely neighbours, so the hardware's own prefetchers don't find them.
+// Part `part` of `parts` of keys j ... j + count - 1: spread over the work on the block before, the requests never
+// queue. Rows of one head are rarely neighbours, so the hardware's own prefetchers don't find them.
 TESSERA_INLINE void prefetch_keys(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_kv, int64_t j,
                                   int64_t count, int64_t part, int64_t parts) {
   for (int64_t n = j + count * part / parts; n < j + count * (part + 1) / parts; ++n) {
@@ -40,8 +42,8 @@ struct RowBlock {
 
 // [count][cols] with neighbouring columns: K (and V in the backward pass), broadcast along k.
 //
-// `compact`: copied whatever its form. Rows that lie a power of two apart share cache sets, so what is read many times, or
-// in whole vectors, is worth it.
+// `compact`: copied whatever its form. Rows that lie a power of two apart share cache sets, so what is read many times,
+// or in whole vectors, is worth it.
 template <Op kOp>
 TESSERA_INLINE RowBlock rows_block(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
                                    int64_t head_kv, int64_t j, int64_t count, int64_t cols, float* copy,

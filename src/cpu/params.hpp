@@ -1,5 +1,5 @@
-// What the CPU kernels read at run time, and the table that each instruction set exports. Plain data: shared by units that
-// are compiled for different instruction sets, so nothing here may be a function with a body.
+// What the CPU kernels read at run time, and the table that each instruction set exports. Plain data: shared by units
+// that are compiled for different instruction sets, so nothing here may be a function with a body.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,18 @@ struct ScoreTensor {
 
 // One sequence of the batch, with the number of query tiles and of work items before it.
 struct Sequence {
-  int64_t q_begin, sq;   // its queries are rows q_begin ... of its q
-  int64_t k_begin, sk;   // its visible keys
-  int64_t k_rows;        // its keys with those behind seqused_k: their gradients are 0
-  int64_t row_begin;     // index of its first query among all of the batch's queries
-  int64_t tile_begin;    // index of its first query tile among all
-  int64_t item_begin;    // index of its first item among those of one head and split
+  int64_t q_begin, sq;  // its queries are rows q_begin ... of its q
+  int64_t k_begin, sk;  // its visible keys
+  int64_t k_rows;       // its keys with those behind seqused_k: their gradients are 0
+  int64_t row_begin;    // index of its first query among all of the batch's queries
+  int64_t tile_begin;   // index of its first query tile among all
+  int64_t item_begin;   // index of its first item among those of one head and split
 };
 
 struct Params {
   int64_t batch, heads_q, heads_kv, head_dim, head_dim_v;
-  int32_t dtype;       // of q, k, v, o and their gradients
-  int32_t elem_bytes;  // of dtype
+  int32_t dtype;              // of q, k, v, o and their gradients
+  int32_t elem_bytes;         // of dtype
   const Sequence* sequences;  // [batch + 1]; the last one holds the totals
 
   RowTensor q, k, v, o, d_o, d_q, d_k, d_v;
@@ -57,15 +57,15 @@ struct Params {
   int64_t alibi_batch, alibi_head;
   const float* sink;  // NULL: none
   int64_t sink_head;
-  float dropout_scale;  // 1 / (1 - p)
+  float dropout_scale;         // 1 / (1 - p)
   uint32_t dropout_threshold;  // 0: no dropout
   uint32_t dropout_key[2], dropout_offset;
 
   // The plan's choices.
   int32_t block_n, tiles_per_item, num_splits;
-  int32_t pack_heads;        // 1: the query heads that share a KV head stand in one tile's rows
-  int64_t split_keys;        // forward: keys a split, a multiple of block_n
-  int64_t rows_total;        // queries of the whole batch
+  int32_t pack_heads;  // 1: the query heads that share a KV head stand in one tile's rows
+  int64_t split_keys;  // forward: keys a split, a multiple of block_n
+  int64_t rows_total;  // queries of the whole batch
   int64_t scratch_bytes;
 
   // Forward over splits: partial results, and their merge.
@@ -77,9 +77,10 @@ struct Params {
   float* row_delta;  // [heads_q, rows_total], rowsum(dO o O) - dLSE
   float* acc_dq;     // [num_splits, heads_q, rows_total, acc_dq_ld] float32, or NULL: d_q itself accumulates
   int64_t acc_dq_ld;
-  char* d_bias;      // float32, strides in bytes
+  char* d_bias;  // float32, strides in bytes
   int64_t d_bias_batch, d_bias_head, d_bias_row;
-  int32_t groups_batch, groups_head;  // how many (batch, kv head) one item owns, so that a broadcast d_bias has one writer
+  int32_t groups_batch,
+      groups_head;  // how many (batch, kv head) one item owns, so that a broadcast d_bias has one writer
   float* d_sink;
   int64_t d_sink_head;
 };
@@ -103,9 +104,9 @@ struct CombineParams {
 // What one instruction set offers.
 struct KernelTable {
   int32_t lanes;
-  int32_t block_m;       // queries a tile
-  int32_t has_dot;       // 1: products of bf16 by a dot-product instruction
-  int32_t decode_rows;   // query rows that the decode kernel takes at once
+  int32_t block_m;                       // queries a tile
+  int32_t has_dot;                       // 1: products of bf16 by a dot-product instruction
+  int32_t decode_rows;                   // query rows that the decode kernel takes at once
   int64_t tile_bytes, decode_row_bytes;  // sizes of the kernels' own records, for the scratch arithmetic
   void (*forward)(const Params&, int64_t item, char* scratch);
   void (*forward_dot)(const Params&, int64_t item, char* scratch);

@@ -1,12 +1,12 @@
 // The one micro-kernel: C[R rows][C vectors] += A[R rows][k] B[k][C vectors], A broadcast element by element.
 //
-// Every product of attention is this one. Where lanes are queries (S^T = K Q^T, O^T = V^T P^T, dP^T = V dO^T), A is K or V
-// as it lies and B a transposed tile; where lanes are head dimensions (dV = P^T dO, dK = dS^T Q, dQ = dS K), A is a tile
-// of scores and B is dO, Q or K as it lies. An element of A and of B is four bytes: a float32 for Op::kFma, a pair of
-// bf16 along k for Op::kDot.
+// Every product of attention is this one. Where lanes are queries (S^T = K Q^T, O^T = V^T P^T, dP^T = V dO^T), A is K
+// or V as it lies and B a transposed tile; where lanes are head dimensions (dV = P^T dO, dK = dS^T Q, dQ = dS K), A is
+// a tile of scores and B is dO, Q or K as it lies. An element of A and of B is four bytes: a float32 for Op::kFma, a
+// pair of bf16 along k for Op::kDot.
 //
-// 8 x 3 and 6 x 4 vectors (24 accumulators, 11 or 10 loads a step) fill AVX-512's 32 registers; 4 x 3 and 6 x 2 the 16 of
-// the others. Measured: 97 % of the FMA peak on long k.
+// 8 x 3 and 6 x 4 vectors (24 accumulators, 11 or 10 loads a step) fill AVX-512's 32 registers; 4 x 3 and 6 x 2 the 16
+// of the others. Measured: 97 % of the FMA peak on long k.
 #pragma once
 
 #include "cpu/simd.hpp"
@@ -102,9 +102,9 @@ TESSERA_INLINE void for_vec_groups(int vecs, Body&& body) {
   if (v < vecs) body.template operator()<1>(v);
 }
 
-// out[rows][vecs] (=|+=) A B.   A: Broadcast::kAlongK [rows][k], kAlongRows [k][rows];   B [k][vecs];   out row stride ld.
-// A sum over k is complete before it is added to what was there: a long row of keys is summed by blocks, and its rounding
-// error grows with the number of blocks, not of keys.
+// out[rows][vecs] (=|+=) A B.   A: Broadcast::kAlongK [rows][k], kAlongRows [k][rows];   B [k][vecs];   out row stride
+// ld. A sum over k is complete before it is added to what was there: a long row of keys is summed by blocks, and its
+// rounding error grows with the number of blocks, not of keys.
 template <int kMaxRows, int C, Op kOp, Broadcast kBroadcast>
 TESSERA_INLINE void product_rows(float* out, int64_t ld, bool accumulate, const void* a, int64_t stride_bytes,
                                  const void* b, int64_t ldb, int64_t rows, int64_t k_count) {

@@ -1,4 +1,6 @@
 // From a checked plan and buffers to kernel parameters, and the parallel regions of each direction.
+#include "cpu/run.hpp"
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -7,7 +9,6 @@
 #include "core/geometry.hpp"
 #include "core/philox.hpp"
 #include "cpu/cpu.hpp"
-#include "cpu/run.hpp"
 #include "cpu/tables.hpp"
 #include "cpu/thread_pool.hpp"
 
@@ -76,7 +77,8 @@ void fill_options(Params& p, const tessera_problem& problem) {
   p.dropout_threshold = core::dropout_threshold(problem.dropout_p);
   p.dropout_scale = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
   p.dropout_key[0] = static_cast<uint32_t>(problem.dropout_seed);
-  p.dropout_key[1] = static_cast<uint32_t>(problem.dropout_seed >> 32) ^ static_cast<uint32_t>(problem.dropout_offset >> 32);
+  p.dropout_key[1] =
+      static_cast<uint32_t>(problem.dropout_seed >> 32) ^ static_cast<uint32_t>(problem.dropout_offset >> 32);
   p.dropout_offset = static_cast<uint32_t>(problem.dropout_offset);
 }
 
@@ -88,7 +90,8 @@ void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffe
   int64_t tiles = 0, items = 0;
   for (int64_t b = 0; b < plan.batch; ++b) {
     const core::SequenceView view = core::sequence(plan.problem, buffers, b);
-    out[b] = {view.q_begin, view.sq, view.k_begin, view.sk, view.k_rows, packed ? view.q_begin : b * size.rows_q, tiles, items};
+    out[b] = {view.q_begin, view.sq, view.k_begin, view.sk, view.k_rows, packed ? view.q_begin : b * size.rows_q,
+              tiles,        items};
     tiles += (view.sq + plan.block_m - 1) / plan.block_m;
     items += (view.sq * rows_a_query + rows_an_item - 1) / rows_an_item;
   }
@@ -144,7 +147,9 @@ class Runner {
     Region region;
     region.items = items;
     region.context = &body;
-    region.body = [](const void* context, int64_t item, char* scratch) { (*static_cast<const Body*>(context))(item, scratch); };
+    region.body = [](const void* context, int64_t item, char* scratch) {
+      (*static_cast<const Body*>(context))(item, scratch);
+    };
     region.scratch = scratch_;
     region.scratch_bytes = plan_.scratch_bytes;
     const int64_t useful = plan_.flops < kMinParallelFlops && plan_.bytes_moved < kMinParallelFlops ? 1 : items;
@@ -195,7 +200,8 @@ void clear_bias_gradient(const tessera_layout& layout, float* d_bias) {
   for (int64_t b = 0; b < layout.shape[0]; ++b) {
     for (int64_t h = 0; h < layout.shape[1]; ++h) {
       for (int64_t i = 0; i < layout.shape[2]; ++i) {
-        std::fill_n(d_bias + b * layout.strides[0] + h * layout.strides[1] + i * layout.strides[2], layout.shape[3], 0.0f);
+        std::fill_n(d_bias + b * layout.strides[0] + h * layout.strides[1] + i * layout.strides[2], layout.shape[3],
+                    0.0f);
       }
     }
   }
@@ -203,7 +209,8 @@ void clear_bias_gradient(const tessera_layout& layout, float* d_bias) {
 
 }  // namespace
 
-void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, const tessera_executor* executor) {
+void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+             const tessera_executor* executor) {
   const KernelTable& table = kernel_table(plan.device.isa);
   const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
   const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor);
@@ -216,14 +223,16 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
     const auto kernel = plan.use_dot ? table.decode_dot : table.decode;
     runner.run(plan.num_items, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
   } else {
-    const int64_t items = shared.sequences[plan.batch].item_begin * (p.pack_heads ? plan.heads_kv : plan.heads_q) * plan.num_splits;
+    const int64_t items =
+        shared.sequences[plan.batch].item_begin * (p.pack_heads ? plan.heads_kv : plan.heads_q) * plan.num_splits;
     const auto kernel = plan.use_dot ? table.forward_dot : table.forward;
     runner.run(items, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
   }
   if (decode || plan.num_splits > 1) combine_splits(runner, table, p);
 }
 
-void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, const tessera_executor* executor) {
+void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+              const tessera_executor* executor) {
   const KernelTable& table = kernel_table(plan.device.isa);
   const tessera_problem& problem = plan.problem;
   const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);

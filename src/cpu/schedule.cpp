@@ -38,23 +38,30 @@ int64_t rows_total(const tessera_plan& plan) {
 // Tiles of `per_tile` rows of the whole batch, `factor` rows a query; an upper bound when packed.
 int64_t tiles_total(const tessera_plan& plan, int64_t per_tile, int64_t factor) {
   if (!core::packed_q(plan.problem)) return plan.batch * divide_up(plan.max_seqlen_q * factor, per_tile);
-  return std::min(rows_total(plan) * factor / per_tile + plan.batch, plan.batch * divide_up(plan.max_seqlen_q * factor, per_tile));
+  return std::min(rows_total(plan) * factor / per_tile + plan.batch,
+                  plan.batch * divide_up(plan.max_seqlen_q * factor, per_tile));
 }
 
 void configure_forward(tessera_plan& plan, const KernelTable& table) {
   const tessera_problem& p = plan.problem;
   const bool copies = plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p);
   plan.block_n = plan.use_dot ? 256 : 128;  // a tile of P is to stay in the L1 cache
-  plan.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(1, (plan.use_dot ? kQueriesPerItemDot : kQueriesPerItem) / plan.block_m));
+  plan.tiles_per_item =
+      static_cast<int32_t>(std::max<int64_t>(1, (plan.use_dot ? kQueriesPerItemDot : kQueriesPerItem) / plan.block_m));
   const auto scratch_bytes = [&] {
-    return carve_forward(nullptr, {plan.block_m, plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v, table.lanes,
-                                   copies, has_options(p), table.tile_bytes}).bytes;
+    return carve_forward(nullptr, {plan.block_m, plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v,
+                                   table.lanes, copies, has_options(p), table.tile_bytes})
+        .bytes;
   };
   while (scratch_bytes() > kMaxForwardScratch_bytes) {
-    if (plan.tiles_per_item > 2) plan.tiles_per_item /= 2;
-    else if (plan.block_n > 32) plan.block_n /= 2;
-    else if (plan.tiles_per_item > 1) plan.tiles_per_item = 1;
-    else break;
+    if (plan.tiles_per_item > 2)
+      plan.tiles_per_item /= 2;
+    else if (plan.block_n > 32)
+      plan.block_n /= 2;
+    else if (plan.tiles_per_item > 1)
+      plan.tiles_per_item = 1;
+    else
+      break;
   }
   const int64_t group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
   const bool pack = packs_heads(plan);
@@ -66,8 +73,8 @@ void configure_forward(tessera_plan& plan, const KernelTable& table) {
   while (plan.tiles_per_item > 1 && items() < wanted) plan.tiles_per_item = (plan.tiles_per_item + 1) / 2;
   plan.num_splits = 1;
   if (items() < 2 * plan.device.cores && !p.batch_invariant) {
-    plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(divide_up(wanted, std::max<int64_t>(1, items())), 1,
-                                                               std::max<int64_t>(1, plan.max_seqlen_k / kMinSplitKeys)));
+    plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(
+        divide_up(wanted, std::max<int64_t>(1, items())), 1, std::max<int64_t>(1, plan.max_seqlen_k / kMinSplitKeys)));
   }
   plan.num_items = items() * plan.num_splits;
   plan.scratch_bytes = scratch_bytes();
@@ -83,10 +90,12 @@ void configure_backward(tessera_plan& plan, const KernelTable& table) {
   const bool options = has_options(p) || core::present(p.d_bias);
   plan.block_n = static_cast<int32_t>(kBackwardKeys);
   const auto scratch_bytes = [&] {
-    return carve_backward(nullptr, {plan.block_m, plan.block_n, plan.head_dim, plan.head_dim_v, table.lanes, plan.use_dot != 0,
-                                    options, table.tile_bytes}).bytes;
+    return carve_backward(nullptr, {plan.block_m, plan.block_n, plan.head_dim, plan.head_dim_v, table.lanes,
+                                    plan.use_dot != 0, options, table.tile_bytes})
+        .bytes;
   };
-  while (plan.block_n > kKeyBlock && scratch_bytes() > kMaxForwardScratch_bytes) plan.block_n -= static_cast<int32_t>(kKeyBlock);
+  while (plan.block_n > kKeyBlock && scratch_bytes() > kMaxForwardScratch_bytes)
+    plan.block_n -= static_cast<int32_t>(kKeyBlock);
   plan.tiles_per_item = 1;
   const BackwardOwners owners = backward_owners(plan);
   const int64_t most = std::min(kMaxBackwardSplits, divide_up(plan.max_seqlen_k, plan.block_n));
@@ -99,8 +108,8 @@ void configure_backward(tessera_plan& plan, const KernelTable& table) {
 }  // namespace
 
 bool packs_heads(const tessera_plan& plan) {
-  return plan.problem.direction == TESSERA_FORWARD && plan.heads_q > plan.heads_kv && plan.max_seqlen_q < plan.block_m &&
-         !plan.problem.batch_invariant;
+  return plan.problem.direction == TESSERA_FORWARD && plan.heads_q > plan.heads_kv &&
+         plan.max_seqlen_q < plan.block_m && !plan.problem.batch_invariant;
 }
 
 int64_t split_keys(const tessera_plan& plan) {
@@ -163,7 +172,8 @@ constexpr int64_t kMaxDecodeScratch_bytes = 512 << 10;
 
 int64_t decode_scratch_bytes(const tessera_plan& plan, const KernelTable& table, int64_t heads) {
   return carve_decode(nullptr, {heads, table.decode_rows, kDecodeBlockKeys, plan.head_dim, plan.head_dim_v, table.lanes,
-                                table.decode_row_bytes}).bytes;
+                                table.decode_row_bytes})
+      .bytes;
 }
 
 }  // namespace
@@ -179,7 +189,8 @@ std::string refuse_decode(const tessera_plan& plan) {
   }
   if (p.batch_invariant) return "batch_invariant: which kernel a sequence gets may not depend on the longest query";
   if (p.dropout_p > 0) return "dropout: for training";
-  if (core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask)) return "bias, mask or block_mask present";
+  if (core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask))
+    return "bias, mask or block_mask present";
   return "";
 }
 
@@ -187,17 +198,20 @@ void configure_decode(tessera_plan& plan) {
   const KernelTable& table = kernel_table(plan.device.isa);
   const tessera_problem& p = plan.problem;
   plan.use_dot = table.has_dot && p.q.dtype == TESSERA_BFLOAT16;
-  plan.block_m = static_cast<int32_t>(std::max<int64_t>(1, plan.max_seqlen_q) * (plan.heads_q / std::max<int64_t>(1, plan.heads_kv)));
+  plan.block_m = static_cast<int32_t>(std::max<int64_t>(1, plan.max_seqlen_q) *
+                                      (plan.heads_q / std::max<int64_t>(1, plan.heads_kv)));
   plan.block_n = kDecodeBlockKeys;
   // All KV heads at once where a key's heads are neighbours in memory, else one at a time.
   const core::RowStrides k = core::row_strides(p.k);
   int64_t heads = k.head < k.row ? plan.heads_kv : 1;
-  while (heads > 1 && (plan.heads_kv % heads != 0 || decode_scratch_bytes(plan, table, heads) > kMaxDecodeScratch_bytes)) --heads;
+  while (heads > 1 &&
+         (plan.heads_kv % heads != 0 || decode_scratch_bytes(plan, table, heads) > kMaxDecodeScratch_bytes))
+    --heads;
   plan.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(1, heads));
   const int64_t items = plan.batch * (plan.heads_kv / plan.tiles_per_item);
-  plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(
-      divide_up(2 * kItemsPerCore * plan.device.cores, std::max<int64_t>(1, items)), 1,
-      std::max<int64_t>(1, divide_up(plan.max_seqlen_k, kDecodeSplitKeys))));
+  plan.num_splits = static_cast<int32_t>(
+      std::clamp<int64_t>(divide_up(2 * kItemsPerCore * plan.device.cores, std::max<int64_t>(1, items)), 1,
+                          std::max<int64_t>(1, divide_up(plan.max_seqlen_k, kDecodeSplitKeys))));
   plan.num_items = items * plan.num_splits;
   plan.scratch_bytes = decode_scratch_bytes(plan, table, plan.tiles_per_item);
   plan.shared_bytes = carve_shared(nullptr, plan).bytes;

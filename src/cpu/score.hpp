@@ -1,5 +1,5 @@
-// From raw products to scores, for the tiles that need more than a multiplication by the scale: softcap, bias, ALiBi and
-// every mask, in the order that tessera.h defines, in log2 units. And dropout's factors.
+// From raw products to scores, for the tiles that need more than a multiplication by the scale: softcap, bias, ALiBi
+// and every mask, in the order that tessera.h defines, in log2 units. And dropout's factors.
 #pragma once
 
 #include "cpu/tile.hpp"
@@ -13,7 +13,8 @@ TESSERA_INLINE bool has_score_options(const Params& p) {
   return p.softcap > 0 || p.bias.data || p.mask.data || p.block_mask.data || p.alibi_slopes || p.dropout_threshold;
 }
 
-// out[n][kBlockM] = tensor[batch, head, query, key + n] as float32 for the lanes of the tile (0 behind them) and n < count.
+// out[n][kBlockM] = tensor[batch, head, query, key + n] as float32 for the lanes of the tile (0 behind them) and n <
+// count.
 inline void gather_scores(float* out, const ScoreTensor& tensor, int32_t dtype, const Tile& tile, int64_t key,
                           int64_t count) {
   const char* rows[kBlockM];
@@ -41,11 +42,11 @@ inline void gather_block_mask(int32_t* visible, const Params& p, const Tile& til
   }
 }
 
-// scores[n][kBlockM], n = begin ... end - 1 for keys block_key + n: raw products become scores in log2 units, -inf where
-// the key is not visible. `slope`: 1 - tanh^2 of every entry, for the gradient through the softcap, or NULL.
+// scores[n][kBlockM], n = begin ... end - 1 for keys block_key + n: raw products become scores in log2 units, -inf
+// where the key is not visible. `slope`: 1 - tanh^2 of every entry, for the gradient through the softcap, or NULL.
 // `scratch`: two tiles of the size of `scores`.
-inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64_t block_key, int64_t begin, int64_t end,
-                         float* slope, float* scratch, int64_t tile_floats) {
+inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64_t block_key, int64_t begin,
+                         int64_t end, float* slope, float* scratch, int64_t tile_floats) {
   float* bias = scratch;
   float* mask = scratch + tile_floats;
   if (p.bias.data) gather_scores(bias + begin * kBlockM, p.bias, p.bias_dtype, tile, block_key + begin, end - begin);
@@ -56,7 +57,8 @@ inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64
   alignas(64) float alibi[kBlockM];
   if (p.alibi_slopes) {
     for (int64_t lane = 0; lane < kBlockM; ++lane) {
-      const char* entry = reinterpret_cast<const char*>(p.alibi_slopes) + p.alibi_batch * tile.batch + p.alibi_head * tile.head[lane];
+      const char* entry =
+          reinterpret_cast<const char*>(p.alibi_slopes) + p.alibi_batch * tile.batch + p.alibi_head * tile.head[lane];
       alibi[lane] = *reinterpret_cast<const float*>(entry) * kLog2e;
     }
   }
@@ -87,7 +89,8 @@ inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64
         s = s - load(alibi + c * kLanes) * abs(to_float(distance));
       }
       if (by_position) {
-        const VecI visible = (load_as<VecI>(tile.low + c * kLanes) <= key) & (load_as<VecI>(tile.high + c * kLanes) >= key);
+        const VecI visible =
+            (load_as<VecI>(tile.low + c * kLanes) <= key) & (load_as<VecI>(tile.high + c * kLanes) >= key);
         s = select(visible, s, minus_infinity);
       }
       if (p.mask.data) s = select(load(mask + n * kBlockM + c * kLanes) != 0.0f, s, minus_infinity);

@@ -17,7 +17,8 @@ class Carver {
   template <class T = float>
   constexpr T* take(int64_t count) {
     T* array = base_ ? reinterpret_cast<T*>(base_ + used_bytes_) : nullptr;
-    used_bytes_ += (count * static_cast<int64_t>(sizeof(T)) + kCacheLine_bytes - 1) / kCacheLine_bytes * kCacheLine_bytes;
+    used_bytes_ +=
+        (count * static_cast<int64_t>(sizeof(T)) + kCacheLine_bytes - 1) / kCacheLine_bytes * kCacheLine_bytes;
     return array;
   }
   constexpr int64_t used_bytes() const { return used_bytes_; }
@@ -29,18 +30,18 @@ class Carver {
 
 struct ForwardShape {
   int64_t block_m, block_n, tiles, head_dim, head_dim_v, lanes;
-  bool copies_kv;   // keys and values are converted or gathered
-  bool has_options; // bias, mask, dropout ...: two more tiles of scores
+  bool copies_kv;      // keys and values are converted or gathered
+  bool has_options;    // bias, mask, dropout ...: two more tiles of scores
   int64_t tile_bytes;  // sizeof(Tile)
 };
 
 struct ForwardScratch {
-  char* tiles;       // [tiles] Tile
-  float* sQ;         // [tiles][head_dim][block_m], or pairs [tiles][head_dim / 2][block_m]
-  float* sO;         // [tiles][head_dim_v][block_m]
-  float* sS;         // [block_n][block_m]
-  float *sK, *sV;    // [block_n][head_dim], [block_n][head_dim_v]
-  float* options;    // [2][block_n][block_m]
+  char* tiles;     // [tiles] Tile
+  float* sQ;       // [tiles][head_dim][block_m], or pairs [tiles][head_dim / 2][block_m]
+  float* sO;       // [tiles][head_dim_v][block_m]
+  float* sS;       // [block_n][block_m]
+  float *sK, *sV;  // [block_n][head_dim], [block_n][head_dim_v]
+  float* options;  // [2][block_n][block_m]
   int64_t bytes;
 };
 
@@ -95,14 +96,15 @@ struct BackwardShape {
 
 struct BackwardScratch {
   char* tile;
-  float *lse, *delta;            // [block_m]
-  float *sQ, *sdO;               // [head_dim][block_m], [head_dim_v][block_m]
-  float *q_rows, *do_rows;       // [block_m][head_dim], [block_m][head_dim_v], padded to lanes; pairs of rows for the dot product
-  float *sP, *sdS;               // [kKeyBlock][block_m]
-  float *sP16, *sdS16;           // the same as bf16
-  float *sK, *sV, *sK_steps;     // [block_n][head_dim], [block_n][head_dim_v], padded
-  float *sdK, *sdV;              // [block_n][dk_ld], [block_n][dv_ld] accumulators
-  float* options;                // [4][kKeyBlock][block_m]
+  float *lse, *delta;  // [block_m]
+  float *sQ, *sdO;     // [head_dim][block_m], [head_dim_v][block_m]
+  float *q_rows,
+      *do_rows;     // [block_m][head_dim], [block_m][head_dim_v], padded to lanes; pairs of rows for the dot product
+  float *sP, *sdS;  // [kKeyBlock][block_m]
+  float *sP16, *sdS16;        // the same as bf16
+  float *sK, *sV, *sK_steps;  // [block_n][head_dim], [block_n][head_dim_v], padded
+  float *sdK, *sdV;           // [block_n][dk_ld], [block_n][dv_ld] accumulators
+  float* options;             // [4][kKeyBlock][block_m]
   int64_t dk_ld, dv_ld;
   int64_t bytes;
 };

@@ -25,7 +25,8 @@
 
 #define TESSERA_INLINE inline __attribute__((always_inline))
 #define TESSERA_LAMBDA_INLINE __attribute__((always_inline))
-// A loop of micro-kernels in a function of its own: among others, gcc's register allocator spills accumulators inside it.
+// A loop of micro-kernels in a function of its own: among others, gcc's register allocator spills accumulators inside
+// it.
 #define TESSERA_OWN_FUNCTION __attribute__((noinline))
 
 namespace tessera::cpu {
@@ -155,20 +156,21 @@ TESSERA_INLINE float max_lanes(VecF v) {
 }
 
 // A pointer that the compiler knows nothing of: what is loaded through it is loaded here, neither earlier nor kept in
-// registers since. The micro-kernel leaves no register free, so what its epilogue needs must not stay live across it: gcc
-// spills accumulators inside the loop instead (measured: 90 instead of 106 GFLOP/s in the backward pass).
+// registers since. The micro-kernel leaves no register free, so what its epilogue needs must not stay live across it:
+// gcc spills accumulators inside the loop instead (measured: 90 instead of 106 GFLOP/s in the backward pass).
 template <class T>
 TESSERA_INLINE const T* opaque(const T* p) {
   asm volatile("" : "+r"(p));
   return p;
 }
 
-// 2^x by a minimax polynomial of degree 5 on [-1/2, 1/2] (1.6e-7 relative, exact at integers): 0 for -infinity, infinity
-// from 128 up, NaN for NaN. An object, so that a loop's epilogue can load the coefficients where it begins.
+// 2^x by a minimax polynomial of degree 5 on [-1/2, 1/2] (1.6e-7 relative, exact at integers): 0 for -infinity,
+// infinity from 128 up, NaN for NaN. An object, so that a loop's epilogue can load the coefficients where it begins.
 class Exp2 {
  public:
   TESSERA_INLINE Exp2() {
-    static constexpr float kCoefficients[5] = {0.693147004f, 0.240222424f, 0.0555073358f, 0.00967151299f, 0.00132647273f};
+    static constexpr float kCoefficients[5] = {0.693147004f, 0.240222424f, 0.0555073358f, 0.00967151299f,
+                                               0.00132647273f};
     const float* c = opaque(kCoefficients);
 #pragma GCC unroll 5
     for (int i = 0; i < 5; ++i) c_[i] = splat(c[i]);
@@ -274,8 +276,9 @@ TESSERA_INLINE VecF dot(VecF acc, VecU a, VecU b) {
 // Lane i holds bf16(low[i]) in its low half and bf16(high[i]) in its high half.
 TESSERA_INLINE VecU pair_bf16(VecF low, VecF high) {
   const __m512i packed = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-  alignas(64) static constexpr uint16_t kInterleave[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                           8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  alignas(64) static constexpr uint16_t kInterleave[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                           21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                           11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   return (VecU)_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), packed);
 }
 #endif

@@ -15,8 +15,8 @@
 namespace tessera::cpu {
 namespace {
 
-// A backward pass is three parallel regions in a row: a thread that has just worked looks for more this many times before
-// it sleeps (some ten microseconds).
+// A backward pass is three parallel regions in a row: a thread that has just worked looks for more this many times
+// before it sleeps (some ten microseconds).
 constexpr int kSpins = 2000;
 
 void relax() {
@@ -94,7 +94,8 @@ class ThreadPool {
   bool stop_ = false;
 };
 
-// Owns the pool of this process. A forked child has none of its parent's threads: it forgets the pool and starts another.
+// Owns the pool of this process. A forked child has none of its parent's threads: it forgets the pool and starts
+// another.
 class PoolOwner {
  public:
   PoolOwner() : pool_(new ThreadPool) {

@@ -23,8 +23,8 @@ struct Tile {
   bool pessimistic;  // the block before passed the optimistic bound
   alignas(64) int32_t query[kBlockM], head[kBlockM];
   alignas(64) int32_t low[kBlockM], high[kBlockM];  // keys low ... high are visible by position
-  alignas(64) float ref[kBlockM];    // log2 units: what scores are exponentiated against, -inf before the first
-  alignas(64) float sum[kBlockM];    // of 2^(score - ref)
+  alignas(64) float ref[kBlockM];  // log2 units: what scores are exponentiated against, -inf before the first
+  alignas(64) float sum[kBlockM];  // of 2^(score - ref)
 };
 
 struct KeyRange {

@@ -1,4 +1,5 @@
-// Rows of any dtype in memory <-> transposed float32 tiles [column][kBlockM rows], by kLanes x kLanes blocks in registers.
+// Rows of any dtype in memory <-> transposed float32 tiles [column][kBlockM rows], by kLanes x kLanes blocks in
+// registers.
 #pragma once
 
 #include <utility>
@@ -38,7 +39,9 @@ TESSERA_INLINE void transpose(VecF (&rows)[kLanes]) {
 struct Float32Elem {
   static constexpr int kBytes = 4;
   static TESSERA_INLINE VecF read(const char* p) { return load_as<VecF>(p); }
-  static TESSERA_INLINE VecF read(const char* p, int64_t n) { return load_first<VecF>(reinterpret_cast<const float*>(p), n); }
+  static TESSERA_INLINE VecF read(const char* p, int64_t n) {
+    return load_first<VecF>(reinterpret_cast<const float*>(p), n);
+  }
   static TESSERA_INLINE void write(char* p, VecF v) { store(p, v); }
   static TESSERA_INLINE void write(char* p, VecF v, int64_t n) { store_first(reinterpret_cast<float*>(p), v, n); }
 };
@@ -76,18 +79,25 @@ struct BoolElem {  // 0.0 or the byte's value
 template <class Body>
 TESSERA_INLINE void with_elem(int32_t dtype, Body&& body) {
   switch (dtype) {
-    case TESSERA_FLOAT16: return body(Float16Elem{});
-    case TESSERA_BFLOAT16: return body(Bfloat16Elem{});
-    case TESSERA_BOOL: return body(BoolElem{});
-    default: return body(Float32Elem{});
+    case TESSERA_FLOAT16:
+      return body(Float16Elem{});
+    case TESSERA_BFLOAT16:
+      return body(Bfloat16Elem{});
+    case TESSERA_BOOL:
+      return body(BoolElem{});
+    default:
+      return body(Float32Elem{});
   }
 }
 template <class Body>
 TESSERA_INLINE void with_float_elem(int32_t dtype, Body&& body) {
   switch (dtype) {
-    case TESSERA_FLOAT16: return body(Float16Elem{});
-    case TESSERA_BFLOAT16: return body(Bfloat16Elem{});
-    default: return body(Float32Elem{});
+    case TESSERA_FLOAT16:
+      return body(Float16Elem{});
+    case TESSERA_BFLOAT16:
+      return body(Bfloat16Elem{});
+    default:
+      return body(Float32Elem{});
   }
 }
 
