@@ -1,12 +1,15 @@
 // tessera plan: what would be done for given sizes, in words.
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "commands.hpp"
 #include "error.hpp"
 #include "options.hpp"
+#include "peers/ceilings.hpp"
 #include "tensor.hpp"
 
 namespace tessera::cli {
@@ -117,13 +120,54 @@ std::string text_of(const tessera_plan& plan, Writer write) {
   return text;
 }
 
+// Where the plan lands under this machine's measured roofline: the lower of its arithmetic peak and its intensity times the
+// memory's read bandwidth (Williams, Waterman and Patterson, 2009).
+struct Roofline {
+  double peak_gflops, read_gbps;  // GFLOP/s, GB/s (10^9)
+  double intensity, ridge;        // FLOP a byte: of the plan, and where the roof turns
+
+  bool memory_bound() const { return intensity < ridge; }
+  double limit_gflops() const { return memory_bound() ? intensity * read_gbps : peak_gflops; }
+};
+
+Roofline measure_roofline(const tessera_plan& plan) {
+  constexpr std::int64_t kBeyondCaches_bytes = std::int64_t{128} << 20;
+  const auto dtype = static_cast<tessera_dtype>(plan.problem.q.dtype);
+  const double peak = peers::peak_gflops(dtype, static_cast<tessera_isa>(plan.device.isa), plan.device.threads);
+  const double read = peers::read_gbps(kBeyondCaches_bytes, plan.device.threads);
+  return {peak, read, plan.flops / plan.bytes_moved, peak / read};
+}
+
+std::string describe(const tessera_plan& plan, const Roofline& roof) {
+  return fmt::format(
+      "roofline   measured here: {:.0f} GFLOP/s, {:.1f} GB/s, which meet at {:.1f} FLOP a byte\n"
+      "           {:.1f} FLOP a byte: bound by {}, at most {:.0f} GFLOP/s, {:.3g} ms\n",
+      roof.peak_gflops, roof.read_gbps, roof.ridge, roof.intensity, roof.memory_bound() ? "memory" : "arithmetic",
+      roof.limit_gflops(), plan.flops / roof.limit_gflops() * 1e-6);
+}
+
 int show_plan(const PlanOptions& options) {
   const tessera_device device = options.device.device();
   const tessera_problem problem = problem_of(options);
   tessera_plan plan{};
   check_status(tessera_make_plan(&problem, &device, &plan));
   const std::string text = text_of(plan, options.json ? tessera_plan_json : tessera_plan_describe);
+  const bool has_roof = plan.flops > 0 && plan.kernel != TESSERA_KERNEL_REFERENCE;
+  if (options.json) {
+    nlohmann::json json = nlohmann::json::parse(text);
+    if (has_roof) {
+      const Roofline roof = measure_roofline(plan);
+      json["roofline"] = {{"peak_gflops", roof.peak_gflops},
+                          {"read_gbps", roof.read_gbps},
+                          {"intensity", roof.intensity},
+                          {"ridge", roof.ridge},
+                          {"limit_gflops", roof.limit_gflops()}};
+    }
+    fmt::print("{}\n", json.dump(2));
+    return 0;
+  }
   fmt::print("{}{}", text, text.ends_with('\n') ? "" : "\n");
+  if (has_roof) fmt::print("{}", describe(plan, measure_roofline(plan)));
   return 0;
 }
 

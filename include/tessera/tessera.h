@@ -185,7 +185,7 @@ typedef struct tessera_plan {
   int64_t batch, max_seqlen_q, max_seqlen_k, heads_q, heads_kv, head_dim, head_dim_v;
   int32_t block_m;        /* queries a tile */
   int32_t block_n;        /* keys a tile */
-  int32_t tiles_per_item; /* query tiles that share one pass over keys and values */
+  int32_t tiles_per_item; /* query tiles (decode: KV heads) that share one pass over keys and values */
   int32_t num_splits;     /* parts that the keys are split into, merged exactly */
   int64_t num_items;      /* work items, an upper bound when packed */
   int64_t scratch_bytes;  /* a thread */

@@ -100,6 +100,11 @@ std::string describe(const tessera_plan& plan) {
   }
   if (plan.kernel == TESSERA_KERNEL_REFERENCE) {
     line("tiles", "none: one query at a time, in float64");
+  } else if (plan.kernel == TESSERA_KERNEL_DECODE) {
+    line("tiles", print("%d query rows of a KV head x %d keys, %d KV head%s a pass over the keys", plan.block_m,
+                        plan.block_n, plan.tiles_per_item, plan.tiles_per_item == 1 ? "" : "s"));
+    more(print("%" PRId64 " work items, keys in %d part%s", plan.num_items, plan.num_splits,
+               plan.num_splits == 1 ? "" : "s"));
   } else {
     line("tiles", print("%d queries x %d keys, %d query tile%s a pass over the keys", plan.block_m, plan.block_n,
                         plan.tiles_per_item, plan.tiles_per_item == 1 ? "" : "s"));

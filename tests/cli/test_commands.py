@@ -69,6 +69,14 @@ def test_plan_in_words(folder):
         assert word in text
 
 
+def test_plan_lands_on_the_roofline(folder):
+    plan = json.loads(folder.succeeds("plan", "--sq", 1, "--sk", 4096, "-H", 8, "--kv-heads", 2, "--json").out)
+    roof = plan["roofline"]
+    assert roof["intensity"] < roof["ridge"] and roof["limit_gflops"] < roof["peak_gflops"]
+    assert "bound by memory" in folder.succeeds("plan", "--sq", 1, "--sk", 4096, "-H", 8, "--kv-heads", 2).out
+    assert "bound by arithmetic" in folder.succeeds("plan", "--sq", 4096, "-H", 8).out
+
+
 def test_plan_json(folder):
     plan = json.loads(folder.succeeds("plan", "--sq", 1, "--sk", 4096, "-H", 8, "--kv-heads", 2, "--json").out)
     assert plan["kernel"] == "decode"
