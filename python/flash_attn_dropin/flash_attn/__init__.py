@@ -1,0 +1,42 @@
+"""The flash_attn interface on Tessera: unchanged programs, on the CPU too."""
+
+import importlib.metadata
+import os
+
+__version__ = "2.8.4"
+
+
+def _refuse_to_shadow() -> None:
+    if os.environ.get("TESSERA_FLASH_ATTN") == "1":
+        return
+    try:
+        version = importlib.metadata.version("flash-attn")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    raise ImportError(
+        f"flash_attn: Tessera's drop-in would shadow the installed flash-attn {version}; accepted is one of them: uninstall "
+        "one, or set TESSERA_FLASH_ATTN=1 to take Tessera's"
+    )
+
+
+_refuse_to_shadow()
+
+from flash_attn.flash_attn_interface import (  # noqa: E402
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+)
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]

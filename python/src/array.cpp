@@ -1,0 +1,226 @@
+#include "array.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "error.hpp"
+
+namespace nb = nanobind;
+
+namespace tessera::python {
+namespace {
+
+using nb::dlpack::dltensor;
+using nb::dlpack::dtype_code;
+
+// ---- DLPack's C exchange interface: a view of a tensor without the cost of calling its __dlpack__ -------------------
+
+struct ExchangeApi {
+  struct {
+    struct {
+      uint32_t major, minor;
+    } version;
+    const ExchangeApi* previous;
+  } header;
+  void* managed_tensor_allocator;
+  void* managed_tensor_from_py_object_no_sync;
+  void* managed_tensor_to_py_object_no_sync;
+  int (*dltensor_from_py_object_no_sync)(void* object, dltensor* out);  // may be null
+  void* current_work_stream;
+};
+constexpr uint32_t kExchangeMajor = 1;
+
+const ExchangeApi* look_up_exchange_api(nb::handle type) {
+  PyObject* found = PyObject_GetAttrString(type.ptr(), "__dlpack_c_exchange_api__");
+  if (!found) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const nb::object capsule = nb::steal(found);
+  if (!PyCapsule_IsValid(found, "dlpack_exchange_api")) return nullptr;
+  auto* api = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(found, "dlpack_exchange_api"));
+  while (api && api->header.version.major > kExchangeMajor) api = api->header.previous;
+  return api && api->dltensor_from_py_object_no_sync ? api : nullptr;
+}
+
+// The types that have one are few and live as long as the process; the reference makes sure of it.
+const ExchangeApi* exchange_api(nb::handle type) {
+  struct Known {
+    PyObject* type;
+    const ExchangeApi* api;
+  };
+  static std::vector<Known> known;
+  constexpr size_t kMostKnown = 32;
+  for (const Known& entry : known) {
+    if (entry.type == type.ptr()) return entry.api;
+  }
+  const ExchangeApi* api = look_up_exchange_api(type);
+  if (api && known.size() < kMostKnown) known.push_back({Py_NewRef(type.ptr()), api});
+  return api;
+}
+
+// ---- refusals -------------------------------------------------------------------------------------------------------
+
+std::string type_of(nb::handle source) { return nb::cast<std::string>(nb::type_name(source.type())); }
+
+std::string dtype_of(nb::handle source) {
+  const nb::object dtype = source.attr("dtype");
+  return nb::cast<std::string>(nb::str(nb::handle(dtype)));
+}
+
+std::string dtype_text(const nb::dlpack::dtype& dtype) {
+  const std::string bits = std::to_string(dtype.bits);
+  switch (static_cast<dtype_code>(dtype.code)) {
+    case dtype_code::Int:
+      return "int" + bits;
+    case dtype_code::UInt:
+      return "uint" + bits;
+    case dtype_code::Float:
+      return "float" + bits;
+    case dtype_code::Complex:
+      return "complex" + bits;
+    case dtype_code::Bfloat:
+      return "bfloat" + bits;
+    default:
+      return "of DLPack code " + std::to_string(dtype.code) + ", " + bits + " bits";
+  }
+}
+
+constexpr int32_t kUnknown = -1;
+int32_t to_dtype(const nb::dlpack::dtype& dtype) {
+  if (dtype.lanes != 1) return kUnknown;
+  switch (static_cast<dtype_code>(dtype.code)) {
+    case dtype_code::Float:
+      return dtype.bits == 32   ? TESSERA_FLOAT32
+             : dtype.bits == 16 ? TESSERA_FLOAT16
+             : dtype.bits == 64 ? TESSERA_FLOAT64
+                                : kUnknown;
+    case dtype_code::Bfloat:
+      return dtype.bits == 16 ? TESSERA_BFLOAT16 : kUnknown;
+    case dtype_code::Int:
+      return dtype.bits == 32 ? TESSERA_INT32 : kUnknown;
+    case dtype_code::Bool:
+      return dtype.bits == 8 ? TESSERA_BOOL : kUnknown;
+    default:
+      return kUnknown;
+  }
+}
+
+// DLPack's numbers. Pinned host memory is the CPU's too.
+enum DeviceType { kCpu = 1, kCuda = 2, kCudaHost = 3, kRocm = 10, kRocmHost = 11, kCudaManaged = 13 };
+
+void check_device(const char* name, const dltensor& tensor) {
+  const auto [type, id] = tensor.device;
+  if (type == kCpu || type == kCudaHost || type == kRocmHost) return;
+  const std::string device = type == kCuda || type == kCudaManaged ? "cuda:" + std::to_string(id)
+                             : type == kRocm                       ? "rocm:" + std::to_string(id)
+                                                                   : "of DLPack type " + std::to_string(type);
+  throw Error(std::string(name) + ": on device " + device +
+              ", Tessera was built without a CUDA backend: accepted: CPU");
+}
+
+Array view(const char* name, const dltensor& tensor, const char* accepted_dtypes) {
+  check_device(name, tensor);
+  if (tensor.ndim < 1 || tensor.ndim > TESSERA_MAX_RANK) {
+    throw Error(std::string(name) + ": rank " + std::to_string(tensor.ndim) + ", accepted 1 .. " +
+                std::to_string(TESSERA_MAX_RANK));
+  }
+  Array array;
+  array.layout.dtype = to_dtype(tensor.dtype);
+  if (array.layout.dtype == kUnknown) {
+    throw Error(std::string(name) + ": dtype " + dtype_text(tensor.dtype) + ", accepted " + accepted_dtypes);
+  }
+  array.layout.rank = tensor.ndim;
+  int64_t contiguous = 1;
+  for (int axis = tensor.ndim - 1; axis >= 0; --axis) {
+    array.layout.shape[axis] = tensor.shape[axis];
+    array.layout.strides[axis] = tensor.strides ? tensor.strides[axis] : contiguous;
+    contiguous *= tensor.shape[axis];
+  }
+  array.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  return array;
+}
+
+// ---- import ---------------------------------------------------------------------------------------------------------
+
+Array import_exchanged(const char* name, nb::handle source, const ExchangeApi& api, const char* accepted_dtypes) {
+  dltensor tensor{};
+  if (api.dltensor_from_py_object_no_sync(source.ptr(), &tensor) != 0) {
+    const nb::python_error error;
+    throw Error(std::string(name) + ": " + nb::cast<std::string>(nb::str(error.value())));
+  }
+  return view(name, tensor, accepted_dtypes);
+}
+
+// What nanobind hands out has its fields behind accessors.
+dltensor fields(const nb::ndarray<nb::ro>& array) {
+  dltensor tensor{};
+  tensor.data = const_cast<void*>(array.data());
+  tensor.device.device_type = array.device_type();
+  tensor.device.device_id = array.device_id();
+  tensor.ndim = static_cast<int32_t>(array.ndim());
+  tensor.dtype = array.dtype();
+  tensor.shape = const_cast<int64_t*>(array.shape_ptr());
+  tensor.strides = const_cast<int64_t*>(array.stride_ptr());
+  return tensor;
+}
+
+bool export_from(nb::handle source, Access access, nb::ndarray<nb::ro>& owner) {
+  if (access == Access::kRead) return nb::try_cast(source, owner, false);
+  nb::ndarray<> writable;
+  if (!nb::try_cast(source, writable, false)) return false;
+  owner = nb::ndarray<nb::ro>(writable);
+  return true;
+}
+
+// NumPy knows bfloat16 as a dtype that ml_dtypes registers, and exports it by no protocol: only as its bits.
+bool is_numpy_bfloat16(nb::handle source) {
+  return nb::hasattr(source, "__array_interface__") && nb::hasattr(source, "dtype") && dtype_of(source) == "bfloat16";
+}
+
+[[noreturn]] void refuse(const char* name, nb::handle source, Access access, const char* accepted_dtypes) {
+  nb::ndarray<nb::ro> readable;
+  if (access == Access::kWrite && nb::try_cast(source, readable, false)) {
+    check_device(name, fields(readable));
+    throw Error(std::string(name) + ": read-only, accepted a writable array");
+  }
+  std::string given = type_of(source);
+  if (nb::hasattr(source, "dtype")) given += " of dtype " + dtype_of(source);
+  throw Error(std::string(name) + ": " + given +
+              " is offered neither by DLPack nor as a buffer, accepted an array on the CPU, dtype " + accepted_dtypes);
+}
+
+}  // namespace
+
+Array import_array(const char* name, nb::handle source, Access access, const char* accepted_dtypes) {
+  // An array that is a buffer too (NumPy's) is quick to export, and says whether it may be written.
+  if (!PyObject_CheckBuffer(source.ptr())) {
+    if (const ExchangeApi* api = exchange_api(source.type())) {
+      return import_exchanged(name, source, *api, accepted_dtypes);
+    }
+  }
+  nb::ndarray<nb::ro> owner;
+  if (export_from(source, access, owner)) {
+    Array array = view(name, fields(owner), accepted_dtypes);
+    array.owner = std::move(owner);
+    return array;
+  }
+  if (is_numpy_bfloat16(source)) {
+    const nb::object bits = source.attr("view")("uint16");
+    if (export_from(bits, access, owner)) {
+      dltensor tensor = fields(owner);
+      tensor.dtype.code = static_cast<uint8_t>(dtype_code::Bfloat);
+      Array array = view(name, tensor, accepted_dtypes);
+      array.owner = std::move(owner);
+      return array;
+    }
+    refuse(name, bits, access, accepted_dtypes);
+  }
+  refuse(name, source, access, accepted_dtypes);
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,108 @@
+#include "call.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "error.hpp"
+
+namespace nb = nanobind;
+
+namespace tessera::python {
+namespace {
+
+class PlanCache {
+ public:
+  const tessera_plan& find_or_make(const Call& call) {
+    // Most recent first. Problems differ within the first hundred bytes, as a rule, so this is quick.
+    const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const auto& entry) {
+      return entry->kernel == call.kernel && entry->threads == call.threads &&
+             std::memcmp(&entry->problem, &call.problem, sizeof call.problem) == 0;
+    });
+    if (found != entries_.end()) {
+      std::rotate(entries_.begin(), found, found + 1);
+      return entries_.front()->plan;
+    }
+    auto entry = std::make_unique<Entry>();
+    std::memcpy(&entry->problem, &call.problem, sizeof call.problem);
+    entry->kernel = call.kernel;
+    entry->threads = call.threads;
+    tessera_device where = device();
+    where.kernel = call.kernel;
+    if (call.threads > 0) where.threads = call.threads;
+    check(tessera_make_plan(&call.problem, &where, &entry->plan));
+    if (entries_.size() == kMostEntries) entries_.pop_back();
+    entries_.insert(entries_.begin(), std::move(entry));
+    return entries_.front()->plan;
+  }
+
+ private:
+  static constexpr size_t kMostEntries = 32;
+  struct Entry {
+    tessera_problem problem;
+    int32_t kernel, threads;
+    tessera_plan plan;
+  };
+  std::vector<std::unique_ptr<Entry>> entries_;
+};
+
+// Grows with what is asked for; what is large is given back at once.
+class Workspace {
+ public:
+  void* at_least(size_t bytes) {
+    if (bytes > bytes_) {
+      memory_.reset();
+      memory_.reset(new std::byte[bytes]);
+      bytes_ = bytes;
+    }
+    return memory_.get();
+  }
+  size_t bytes() const { return bytes_; }
+  void give_back_if_large() {
+    constexpr size_t kMostKept = size_t{64} << 20;
+    if (bytes_ <= kMostKept) return;
+    memory_.reset();
+    bytes_ = 0;
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+  size_t bytes_ = 0;
+};
+
+thread_local PlanCache plans;
+thread_local Workspace workspace;
+
+}  // namespace
+
+const tessera_device& device() {
+  static std::mutex mutex;
+  static bool known = false;
+  static tessera_device found;
+  const std::lock_guard lock(mutex);
+  if (!known) {
+    check(tessera_device_cpu(&found));
+    known = true;
+  }
+  return found;
+}
+
+const tessera_plan& plan_of(const Call& call) { return plans.find_or_make(call); }
+
+void execute(const Call& call) {
+  const tessera_plan& plan = plan_of(call);
+  void* memory = workspace.at_least(tessera_workspace_bytes(&plan));
+  const auto run = call.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;
+  tessera_status status;
+  {
+    const nb::gil_scoped_release release;
+    status = run(&plan, &call.buffers, memory, workspace.bytes(), nullptr);
+  }
+  workspace.give_back_if_large();
+  check(status);
+}
+
+}  // namespace tessera::python

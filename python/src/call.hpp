@@ -1,0 +1,19 @@
+// Plans and workspace that calls share: a tiny problem's call costs little more than its arithmetic.
+#pragma once
+
+#include "options.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::python {
+
+// This machine's CPU, and TESSERA_ISA and TESSERA_NUM_THREADS as they were at the first call.
+const tessera_device& device();
+
+// The plan of a call. Remembered by the problem's content, for the last few problems of each thread; valid until the
+// thread's next call.
+const tessera_plan& plan_of(const Call& call);
+
+// Runs forward or backward, with the GIL released.
+void execute(const Call& call);
+
+}  // namespace tessera::python

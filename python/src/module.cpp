@@ -1,0 +1,162 @@
+// tessera._core: the C interface for Python. Outputs are the caller's arrays, as they are in C; tessera/__init__.py and
+// tessera/torch.py make them.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "array.hpp"
+#include "call.hpp"
+#include "error.hpp"
+#include "options.hpp"
+#include "tessera/tessera.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tessera::python {
+namespace {
+
+void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, const nb::kwargs& options) {
+  Call call(TESSERA_FORWARD);
+  set_tensor(call, "q", q);
+  set_tensor(call, "k", k);
+  set_tensor(call, "v", v);
+  set_tensor(call, "o", o);
+  set_tensor(call, "lse", lse);
+  set_options(call, "forward", options);
+  execute(call);
+}
+
+void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::handle d_o, nb::handle d_q,
+              nb::handle d_k, nb::handle d_v, const nb::kwargs& options) {
+  Call call(TESSERA_BACKWARD);
+  set_tensor(call, "q", q);
+  set_tensor(call, "k", k);
+  set_tensor(call, "v", v);
+  set_tensor(call, "o", o);
+  set_tensor(call, "lse", lse);
+  set_tensor(call, "d_o", d_o);
+  set_tensor(call, "d_q", d_q);
+  set_tensor(call, "d_k", d_k);
+  set_tensor(call, "d_v", d_v);
+  set_options(call, "backward", options);
+  execute(call);
+}
+
+// ---- plans ----------------------------------------------------------------------------------------------------------
+
+void make_contiguous(tessera_layout& layout) {
+  int64_t stride = 1;
+  for (int axis = layout.rank - 1; axis >= 0; --axis) {
+    layout.strides[axis] = stride;
+    stride *= layout.shape[axis];
+  }
+}
+
+// Outputs and cotangents that were not given are planned as contiguous.
+void fill_in_layouts(tessera_problem& problem) {
+  const auto as = [](tessera_layout& layout, const tessera_layout& twin) {
+    if (layout.rank != 0) return;
+    layout = twin;
+    make_contiguous(layout);
+  };
+  const tessera_layout &q = problem.q, &v = problem.v;
+  if (problem.o.rank == 0 && q.rank != 0 && v.rank != 0) {
+    problem.o = q;
+    problem.o.shape[q.rank - 1] = v.shape[v.rank - 1];
+    make_contiguous(problem.o);
+  }
+  if (problem.direction != TESSERA_BACKWARD) return;
+  if (problem.lse.rank == 0 && q.rank >= 3) {
+    problem.lse = {TESSERA_FLOAT32, q.rank - 1, {}, {}};
+    if (q.rank == 4) problem.lse.shape[0] = q.shape[0];
+    problem.lse.shape[q.rank - 3] = q.shape[q.rank - 2];
+    problem.lse.shape[q.rank - 2] = q.shape[q.rank - 3];
+    make_contiguous(problem.lse);
+  }
+  as(problem.d_o, problem.o);
+  as(problem.d_q, problem.q);
+  as(problem.d_k, problem.k);
+  as(problem.d_v, problem.v);
+}
+
+using Writer = size_t (*)(const tessera_plan*, char*, size_t);
+
+std::string text_of(const tessera_plan& plan, Writer write) {
+  std::string text(write(&plan, nullptr, 0), '\0');
+  write(&plan, text.data(), text.size() + 1);
+  return text;
+}
+
+template <Writer write>
+std::string plan(const std::string& direction, nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse,
+                 const nb::kwargs& options) {
+  const bool backward = direction == "backward";
+  if (!backward && direction != "forward") {
+    throw Error("direction: \"" + direction.substr(0, 80) + "\", accepted \"forward\" or \"backward\"");
+  }
+  Call call(backward ? TESSERA_BACKWARD : TESSERA_FORWARD);
+  set_tensor(call, "q", q);
+  set_tensor(call, "k", k);
+  set_tensor(call, "v", v);
+  set_tensor(call, "o", o);
+  set_tensor(call, "lse", lse);
+  set_options(call, "plan", options);
+  fill_in_layouts(call.problem);
+  return text_of(plan_of(call), write);
+}
+
+// ---- the rest -------------------------------------------------------------------------------------------------------
+
+void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle lse) {
+  constexpr const char* kFloating = "float32, float16 or bfloat16";
+  const Array from = import_array("o_parts", o_parts, Access::kRead, kFloating);
+  const Array from_lse = import_array("lse_parts", lse_parts, Access::kRead, "float32");
+  const Array to = import_array("o", o, Access::kWrite, kFloating);
+  Array to_lse;
+  if (!lse.is_none()) to_lse = import_array("lse", lse, Access::kWrite, "float32");
+  tessera_status status;
+  {
+    const nb::gil_scoped_release release;
+    status = tessera_combine(&from.layout, from.data, &from_lse.layout, static_cast<const float*>(from_lse.data),
+                             &to.layout, to.data, &to_lse.layout, static_cast<float*>(to_lse.data));
+  }
+  check(status);
+}
+
+nb::dict device_as_dict() {
+  const tessera_device& here = device();
+  nb::dict dict;
+  dict["name"] = here.name;
+  dict["isa"] = tessera_isa_name(here.isa);
+  dict["isa_limit"] = tessera_isa_name(here.isa_limit);
+  dict["cores"] = here.cores;
+  dict["threads"] = here.threads;
+  dict["l1_bytes"] = here.l1_bytes;
+  dict["l2_bytes"] = here.l2_bytes;
+  return dict;
+}
+
+}  // namespace
+}  // namespace tessera::python
+
+NB_MODULE(_core, m) {
+  using namespace tessera::python;
+  auto error = nb::exception<Error>(m, "Error", PyExc_ValueError);
+  error.attr("__module__") = "tessera";
+  error.attr("__doc__") = "A wrong argument, in one line: its name, what was given, what is accepted.";
+
+  const auto none = nb::none();
+  m.def("forward", &forward, "q"_a.none(), "k"_a.none(), "v"_a.none(), "o"_a.none(), "lse"_a.none() = none,
+        "options"_a);
+  m.def("backward", &backward, "q"_a.none(), "k"_a.none(), "v"_a.none(), "o"_a.none(), "lse"_a.none(), "d_o"_a.none(),
+        "d_q"_a.none(), "d_k"_a.none(), "d_v"_a.none(), "options"_a);
+  m.def("plan", &plan<tessera_plan_describe>, "direction"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
+        "o"_a.none() = none, "lse"_a.none() = none, "options"_a);
+  m.def("plan_json", &plan<tessera_plan_json>, "direction"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
+        "o"_a.none() = none, "lse"_a.none() = none, "options"_a);
+  m.def("combine", &combine, "o_parts"_a, "lse_parts"_a, "o"_a.none(), "lse"_a.none() = none);
+  m.def("device", &device_as_dict);
+  m.attr("version") = tessera_version();
+}

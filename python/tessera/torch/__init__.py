@@ -1,0 +1,17 @@
+"""Tessera in PyTorch: `attention` with gradients, and PyTorch's own flash attention on Tessera.
+
+    import tessera.torch
+    o = tessera.torch.attention(q, k, v, causal=True)               # [B, S, H, D], differentiable
+
+    torch.nn.attention.activate_flash_attention_impl("Tessera")      # F.scaled_dot_product_attention, unchanged programs
+    torch.nn.attention.restore_flash_attention_impl()                # PyTorch's own again
+
+Importing this module registers the name "Tessera" and activates nothing.
+"""
+
+from .api import attention
+from .sdpa import fallback_reasons, register
+
+register()
+
+__all__ = ["attention", "fallback_reasons", "register"]

@@ -1,0 +1,113 @@
+"""Calls of the kernels on plain tensors: no autograd, no tracing, nothing but layout and allocation."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from tessera import _core
+
+_UINT64 = 1 << 64
+
+
+def _plain(tensor: Optional[Tensor]) -> Optional[Tensor]:
+    """The same memory without autograd's marks, which DLPack would refuse."""
+    if tensor is None:
+        return None
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """With a contiguous last dimension, as the kernels read their rows."""
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _options(
+    bias, sink, mask, block_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, dropout_state,
+    scale, causal, top_left, window_left, window_right, softcap, mask_block_q, mask_block_k, dropout_p, max_seqlen_q,
+    max_seqlen_k, deterministic, batch_invariant, kernel, threads,
+):  # fmt: skip
+    # Only what differs from the default travels: a call's overhead counts for tiny problems.
+    options = {}
+    for name, tensor in (
+        ("bias", bias),
+        ("sink", sink),
+        ("mask", mask),
+        ("block_mask", block_mask),
+        ("alibi_slopes", alibi_slopes),
+        ("cu_seqlens_q", cu_seqlens_q),
+        ("cu_seqlens_k", cu_seqlens_k),
+        ("seqused_k", seqused_k),
+        ("page_table", page_table),
+    ):
+        if tensor is not None:
+            options[name] = _plain(tensor)
+    if scale is not None:
+        options["scale"] = scale
+    if causal:
+        options["causal"] = True
+    if top_left:
+        options["top_left"] = True
+    if window_left != -1 or window_right != -1:
+        options["window"] = (window_left, window_right)
+    if softcap != 0.0:
+        options["softcap"] = softcap
+    if block_mask is not None:
+        options["mask_block"] = (mask_block_q, mask_block_k)
+    if dropout_p != 0.0:
+        seed, offset = dropout_state.tolist()
+        options.update(dropout_p=dropout_p, dropout_seed=seed % _UINT64, dropout_offset=offset % _UINT64)
+    if max_seqlen_q:
+        options["max_seqlen_q"] = max_seqlen_q
+    if max_seqlen_k:
+        options["max_seqlen_k"] = max_seqlen_k
+    if deterministic:
+        options["deterministic"] = True
+    if batch_invariant:
+        options["batch_invariant"] = True
+    if kernel != "auto":
+        options["kernel"] = kernel
+    if threads:
+        options["threads"] = threads
+    return options
+
+
+def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
+    """Shapes of o and lse: [B, Sq, Hq, Dv] and [B, Hq, Sq], or packed [Tq, Hq, Dv] and [Hq, Tq]."""
+    if q.dim() == 4:
+        batch, seqlen_q, heads, _ = q.shape
+        return (batch, seqlen_q, heads, v.shape[-1]), (batch, heads, seqlen_q)
+    if q.dim() == 3:
+        rows, heads, _ = q.shape
+        return (rows, heads, v.shape[-1]), (heads, rows)
+    raise ValueError(f"q: rank {q.dim()}, accepted [B, Sq, Hq, D], or [Tq, Hq, D] with cu_seqlens_q")
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, *options) -> Tuple[Tensor, Tensor]:
+    """o and lse. `options` are those of the operator `tessera::attention_forward`, in its order."""
+    o_shape, lse_shape = output_shapes(q, v)
+    o = q.new_empty(o_shape)
+    lse = q.new_empty(lse_shape, dtype=torch.float32)
+    _core.forward(_rows(q), _rows(k), _rows(v), o, lse, **_options(*options))
+    return o, lse
+
+
+def backward(
+    d_o: Optional[Tensor], d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+    want_d_bias: bool, want_d_sink: bool, *options,
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """d_q, d_k, d_v, d_bias, d_sink; the last two are float32 and empty where they are not wanted."""
+    bias, sink = options[0], options[1]
+    d_q, d_k, d_v = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    d_bias = q.new_empty(bias.shape if want_d_bias else (0,), dtype=torch.float32)
+    d_sink = q.new_empty(sink.shape if want_d_sink else (0,), dtype=torch.float32)
+    d_o = torch.zeros_like(o) if d_o is None else d_o
+    _core.backward(
+        _rows(q), _rows(k), _rows(v), _rows(o), _plain(lse), _rows(d_o), d_q, d_k, d_v,
+        d_lse=_plain(d_lse), d_bias=d_bias if want_d_bias else None, d_sink=d_sink if want_d_sink else None,
+        **_options(*options),
+    )  # fmt: skip
+    return d_q, d_k, d_v, d_bias, d_sink

@@ -1,0 +1,222 @@
+"""The operators `tessera::attention_forward` and `tessera::attention_backward`: shapes, gradients, vmap.
+
+Both are functional, so that torch.compile, torch.export and functorch see two opaque nodes with known shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from . import kernels
+
+# One list for the schema of both operators, in the order of kernels._options.
+_OPTIONS = (
+    "Tensor? bias, Tensor? sink, Tensor? mask, Tensor? block_mask, Tensor? alibi_slopes, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? page_table, Tensor? dropout_state, float? scale, bool causal, "
+    "bool top_left, SymInt window_left, SymInt window_right, float softcap, SymInt mask_block_q, SymInt mask_block_k, "
+    "float dropout_p, SymInt max_seqlen_q, SymInt max_seqlen_k, bool deterministic, bool batch_invariant, str kernel, "
+    "SymInt threads"
+)
+_OPTION_NAMES = tuple(option.split()[-1] for option in _OPTIONS.split(", "))
+_NUM_TENSOR_OPTIONS = sum(option.startswith("Tensor") for option in _OPTIONS.split(", "))
+_BIAS, _SINK = _OPTION_NAMES.index("bias"), _OPTION_NAMES.index("sink")
+
+attention_forward = torch.library.custom_op(
+    "tessera::attention_forward",
+    kernels.forward,
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+)
+attention_backward = torch.library.custom_op(
+    "tessera::attention_backward",
+    kernels.backward,
+    mutates_args=(),
+    schema="(Tensor? d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool want_d_bias, "
+    f"bool want_d_sink, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@attention_forward.register_fake
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *options) -> Tuple[Tensor, Tensor]:
+    o_shape, lse_shape = kernels.output_shapes(q, v)
+    return q.new_empty(o_shape), q.new_empty(lse_shape, dtype=torch.float32)
+
+
+@attention_backward.register_fake
+def _backward_fake(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *options):
+    return (
+        *(t.new_empty(t.shape) for t in (q, k, v)),
+        q.new_empty(options[_BIAS].shape if want_d_bias else (0,), dtype=torch.float32),
+        q.new_empty(options[_SINK].shape if want_d_sink else (0,), dtype=torch.float32),
+    )
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)
+    q, k, v, *options = inputs
+    o, lse = output
+    ctx.save_for_backward(q, k, v, o, lse, *options[:_NUM_TENSOR_OPTIONS])
+    ctx.settings = options[_NUM_TENSOR_OPTIONS:]
+
+
+def _autograd(run, ctx, d_o: Optional[Tensor], d_lse: Optional[Tensor]):
+    q, k, v, o, lse, *tensors = ctx.saved_tensors
+    bias, sink = tensors[_BIAS], tensors[_SINK]
+    rest = (None,) * (len(_OPTION_NAMES) - 2)
+    if d_o is None and d_lse is None:
+        return (None,) * (3 + len(_OPTION_NAMES))
+    want_d_bias, want_d_sink = ctx.needs_input_grad[3 + _BIAS], ctx.needs_input_grad[3 + _SINK]
+    d_q, d_k, d_v, d_bias, d_sink = run(
+        d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *tensors, *ctx.settings
+    )
+    return (
+        d_q,
+        d_k,
+        d_v,
+        d_bias.to(bias.dtype) if want_d_bias else None,
+        d_sink if want_d_sink else None,
+        *rest,
+    )
+
+
+attention_forward.register_autograd(functools.partial(_autograd, attention_backward), setup_context=_setup_context)
+
+
+# ---- vmap: the mapped dimension joins the batch ---------------------------------------------------------------------
+
+
+class _Fold:
+    """Folds vmap's dimension V into the batch B of dense tensors: [V, B, ...] -> [V * B, ...]."""
+
+    def __init__(self, size: int, batch: int):
+        self.size, self.batch = size, batch
+
+    def dense(self, tensor: Optional[Tensor], dim: Optional[int]) -> Optional[Tensor]:
+        if tensor is None:
+            return None
+        tensor = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+        return tensor.expand(self.size, *tensor.shape[1:]).flatten(0, 1)
+
+    def scores(self, tensor: Optional[Tensor], dim: Optional[int]) -> Optional[Tensor]:
+        """Bias and masks, whose batch may be 1."""
+        if tensor is None or (dim is None and tensor.shape[0] == 1):
+            return tensor
+        tensor = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+        return tensor.expand(self.size, self.batch, *tensor.shape[2:]).flatten(0, 1)
+
+    def slopes(self, tensor: Optional[Tensor], dim: Optional[int]) -> Optional[Tensor]:
+        """[Hq] or [B, Hq]."""
+        if tensor is None or (dim is None and tensor.dim() == 1):
+            return tensor
+        tensor = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+        if tensor.dim() == 2:
+            tensor = tensor.unsqueeze(1)
+        return tensor.expand(self.size, self.batch, tensor.shape[-1]).flatten(0, 1)
+
+    def undo(self, tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (self.size, tensor.shape[0] // self.size))
+
+
+def _fold_options(fold: _Fold, dims, options) -> list:
+    named = dict(zip(_OPTION_NAMES, options))
+    dim = dict(zip(_OPTION_NAMES, dims))
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "page_table"):
+        if named[name] is not None:
+            raise NotImplementedError(
+                f"vmap: given with {name}; packed and paged sequences have no batch dimension to map over, accepted are "
+                "dense q, k, v"
+            )
+    for name in ("sink", "dropout_state"):
+        if dim[name] is not None:
+            raise NotImplementedError(f"vmap: {name} is mapped over, accepted is one {name} for all")
+    for name in ("bias", "mask", "block_mask"):
+        named[name] = fold.scores(named[name], dim[name])
+    named["alibi_slopes"] = fold.slopes(named["alibi_slopes"], dim["alibi_slopes"])
+    named["seqused_k"] = fold.dense(named["seqused_k"], dim["seqused_k"])
+    return list(named.values())
+
+
+def _batch_of(q: Tensor, dim: Optional[int]) -> int:
+    """B of q [B, Sq, Hq, D], with vmap's dimension at `dim`."""
+    rank = q.dim() - (dim is not None)
+    if rank != 4:
+        raise NotImplementedError(f"vmap: q has rank {rank} inside, accepted [B, Sq, Hq, D]")
+    return q.shape[1 if dim == 0 else 0]
+
+
+def _forward_vmap(run, info, in_dims, q, k, v, *options):
+    fold = _Fold(info.batch_size, _batch_of(q, in_dims[0]))
+    q, k, v = (fold.dense(t, dim) for t, dim in zip((q, k, v), in_dims))
+    o, lse = run(q, k, v, *_fold_options(fold, in_dims[3:], options))
+    return (fold.undo(o), fold.undo(lse)), (0, 0)
+
+
+attention_forward.register_vmap(functools.partial(_forward_vmap, attention_forward))
+
+
+def _backward_vmap(run, info, in_dims, d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *options):
+    if want_d_sink:
+        raise NotImplementedError("vmap: gradient of sink, accepted are gradients of q, k, v and a mapped bias")
+    bias, bias_dim = options[_BIAS], in_dims[9 + _BIAS]
+    if want_d_bias and bias_dim is None:
+        raise NotImplementedError("vmap: gradient of a bias that is not mapped over, accepted is one bias an entry")
+    batch = _batch_of(q, in_dims[2])
+    fold = _Fold(info.batch_size, batch)
+    tensors = [fold.dense(t, dim) for t, dim in zip((d_o, d_lse, q, k, v, o, lse), in_dims)]
+    d_q, d_k, d_v, d_bias, d_sink = run(
+        *tensors, want_d_bias, False, *_fold_options(fold, in_dims[9:], options)
+    )
+    if want_d_bias:
+        d_bias = fold.undo(d_bias)
+        if bias.movedim(bias_dim, 0).shape[1] == 1:  # one bias for the batch inside
+            d_bias = d_bias.sum(1, keepdim=True)
+    return (fold.undo(d_q), fold.undo(d_k), fold.undo(d_v), d_bias, d_sink), (0, 0, 0, 0 if want_d_bias else None, None)
+
+
+attention_backward.register_vmap(functools.partial(_backward_vmap, attention_backward))
+
+
+# ---- torch.func: its transforms do not look into an operator's registered gradient ----------------------------------
+
+
+class _TransformableBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(*arguments):
+        return attention_backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise NotImplementedError("tessera.torch.attention: a second derivative was asked for, accepted is the first")
+
+    @staticmethod
+    def vmap(info, in_dims, *arguments):
+        return _backward_vmap(_TransformableBackward.apply, info, in_dims, *arguments)
+
+
+class Transformable(torch.autograd.Function):
+    """`attention_forward` for torch.func.grad, vjp and vmap of them."""
+
+    @staticmethod
+    def forward(*arguments):
+        return attention_forward(*arguments)
+
+    setup_context = staticmethod(_setup_context)
+
+    @staticmethod
+    def backward(ctx, d_o, d_lse):
+        return _autograd(_TransformableBackward.apply, ctx, d_o, d_lse)
+
+    @staticmethod
+    def vmap(info, in_dims, *arguments):
+        return _forward_vmap(Transformable.apply, info, in_dims, *arguments)
