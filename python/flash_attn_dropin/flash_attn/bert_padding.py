@@ -17,8 +17,8 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
 
 
 def index_first_axis_residual(input: Tensor, indices: Tensor):
-    """The rows, and the input detached: its gradient is the residual branch's own."""
-    return index_first_axis(input, indices), input.detach()
+    """The rows, and the input for the residual branch; gradients of both add up."""
+    return index_first_axis(input, indices), input.view_as(input)
 
 
 def _cumulative(seqlens: Tensor) -> Tensor:

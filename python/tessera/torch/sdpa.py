@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import warnings
 from typing import Dict, Optional
 
 import torch
@@ -86,6 +87,12 @@ class _Activation:
             )
         }
         self._library = torch.library.Library("aten", "IMPL", "CPU")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Warning only once for all operators")
+            self._register()
+        _fallbacks.clear()
+
+    def _register(self) -> None:
         for name, kernel in (
             ("_scaled_dot_product_flash_attention_for_cpu", self._sdpa_forward),
             ("_scaled_dot_product_flash_attention_for_cpu_backward", self._sdpa_backward),
@@ -97,7 +104,6 @@ class _Activation:
             ("_flash_attention_backward", _flash_backward),
         ):
             self._library.impl(name, kernel, "CPU")
-        _fallbacks.clear()
 
     def remove(self) -> None:
         if self._library is not None:
@@ -123,7 +129,6 @@ class _Activation:
             except _REFUSALS as error:
                 reason = str(error)
         _refused(reason)
-        # A boxed kernel takes every argument by position, in the schema's order.
         return self._original["_scaled_dot_product_flash_attention_for_cpu"].call_boxed(
             keyset, query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
         )

@@ -1,0 +1,157 @@
+"""One call of Tessera in flash_attn's terms: arguments, the LSE of empty rows, S_dmask."""
+
+import dataclasses
+import math
+from typing import Optional
+
+import torch
+from tessera.torch import attention
+from tessera.torch import kernels
+from tessera.torch.api import new_dropout_state
+from torch import Tensor
+
+
+@dataclasses.dataclass
+class Call:
+    """What was computed, and of what."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    options: dict  # tessera.torch.attention's
+    out: Tensor
+    lse: Tensor  # -inf where a row sees nothing
+
+
+def window_of(window_size) -> tuple:
+    left, right = window_size
+    return (-1 if left is None or left < 0 else int(left), -1 if right is None or right < 0 else int(right))
+
+
+def lse_of(lse: Tensor) -> Tensor:
+    """flash_attn's: +inf where a row sees nothing."""
+    return torch.where(lse == -math.inf, math.inf, lse)
+
+
+def _slopes(alibi_slopes: Optional[Tensor]) -> Optional[Tensor]:
+    return None if alibi_slopes is None else alibi_slopes.float()
+
+
+def options_of(
+    dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, s_aux, dropout_state
+) -> dict:  # fmt: skip
+    return dict(
+        dropout_p=dropout_p,
+        dropout_state=dropout_state,
+        scale=softmax_scale,
+        causal=causal,
+        window=window_of(window_size),
+        softcap=softcap,
+        alibi_slopes=_slopes(alibi_slopes),
+        deterministic=deterministic,
+        sink=s_aux,
+    )
+
+
+def attend(
+    q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic=False, s_aux=None,
+    cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0, max_seqlen_k=0, block_table=None, seqused_k=None,
+) -> Call:  # fmt: skip
+    dropout_state = new_dropout_state(q.device) if dropout_p > 0 else None
+    options = options_of(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, s_aux, dropout_state
+    )
+    if cu_seqlens_q is not None:
+        # The lengths may arrive as 0-d tensors.
+        options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=int(max_seqlen_q), max_seqlen_k=int(max_seqlen_k))
+        if block_table is None:
+            options.update(cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k)
+        else:
+            lengths = cu_seqlens_k[1:] - cu_seqlens_k[:-1] if seqused_k is None else seqused_k
+            options.update(page_table=block_table, seqused_k=lengths)
+    out, lse = attention(q, k, v, return_lse=True, **options)
+    return Call(q, k, v, options, out, lse)
+
+
+def results(call: Call, return_attn_probs: bool):
+    return (call.out, lse_of(call.lse), s_dmask(call)) if return_attn_probs else call.out
+
+
+def s_dmask(call: Call) -> Tensor:
+    """The probabilities, [B, Hq, Sq, Sk] in q's dtype, negative where dropped; empty without dropout.
+
+    Attention to the identity in place of V is the matrix of probabilities itself, a block of columns at a time.
+    """
+    if call.options["dropout_p"] == 0:
+        return call.q.new_empty(0)
+    with torch.no_grad():
+        packed = "cu_seqlens_q" in call.options
+        if packed and call.options.get("page_table") is not None:
+            raise NotImplementedError("return_attn_probs: given with dropout and block_table, accepted is one of them")
+        options = dict(call.options)
+        kept = _probabilities(call.q, call.k, options)
+        options.update(dropout_p=0.0, dropout_state=None)
+        whole = _probabilities(call.q, call.k, options)
+        signed = torch.where(kept != 0, whole, -whole)
+        return _unpack(signed, options) if packed else signed.transpose(1, 2).contiguous()
+
+
+_MAX_COLUMNS = 256  # a head size that every kernel takes
+
+
+def _probabilities(q: Tensor, k: Tensor, options: dict) -> Tensor:
+    """[B, Sq, Hq, Sk], or packed [Tq, Hq, max_seqlen_k]."""
+    if k.dim() == 4:
+        batch, num_keys, heads, _ = k.shape
+        place = torch.arange(num_keys, device=k.device).expand(batch, num_keys)
+    else:
+        cu_seqlens = options["cu_seqlens_k"].to(torch.int64)
+        num_keys, heads = options["max_seqlen_k"], k.shape[1]
+        starts = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff(), output_size=k.shape[0])
+        place = torch.arange(k.shape[0], device=k.device) - starts
+    blocks = []
+    for first in range(0, num_keys, _MAX_COLUMNS):
+        columns = torch.arange(first, min(first + _MAX_COLUMNS, num_keys), device=k.device)
+        identity = (place[..., None] == columns).to(q.dtype).unsqueeze(-2)
+        identity = identity.expand(*identity.shape[:-2], heads, columns.numel()).contiguous()
+        blocks.append(attention(q, k, identity, **options))
+    return torch.cat(blocks, dim=-1)
+
+
+def _unpack(rows: Tensor, options: dict) -> Tensor:
+    """[Tq, Hq, max_seqlen_k] as [B, Hq, max_seqlen_q, max_seqlen_k]."""
+    cu_seqlens = options["cu_seqlens_q"].tolist()
+    out = rows.new_zeros(len(cu_seqlens) - 1, rows.shape[1], options["max_seqlen_q"], rows.shape[2])
+    for b, (first, last) in enumerate(zip(cu_seqlens, cu_seqlens[1:])):
+        out[b, :, : last - first] = rows[first:last].transpose(0, 1)
+    return out
+
+
+# ---- the private pair -----------------------------------------------------------------------------------------------
+
+
+def private_forward(call: Call, return_softmax: bool):
+    state = call.options["dropout_state"]
+    if state is None:
+        state = torch.zeros(2, dtype=torch.int64, device=call.q.device)
+    dmask = s_dmask(call) if return_softmax else call.q.new_empty(0)
+    return call.out, lse_of(call.lse), dmask, state
+
+
+def private_backward(
+    dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+    deterministic, rng_state, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0, max_seqlen_k=0,
+) -> Tensor:  # fmt: skip
+    if dropout_p > 0 and rng_state is None:
+        raise ValueError("rng_state: None with dropout, accepted is what the forward call returned")
+    lse = torch.where(softmax_lse == math.inf, -math.inf, softmax_lse)
+    left, right = window_of(window_size)
+    gradients = kernels.backward(
+        dout, None, q, k, v, out, lse, False, False, None, None, None, None, _slopes(alibi_slopes), cu_seqlens_q,
+        cu_seqlens_k, None, None, rng_state, softmax_scale, causal, False, left, right, softcap, 0, 0, dropout_p,
+        int(max_seqlen_q), int(max_seqlen_k), deterministic, False, "auto", 0,
+    )  # fmt: skip
+    for target, gradient in zip((dq, dk, dv), gradients):
+        if target is not None:
+            target.copy_(gradient)
+    return (dout.float() * out.float()).sum(dim=-1).transpose(-1, -2).contiguous()
