@@ -1,0 +1,178 @@
+"""Attention on arrays of any framework: outputs are made here, in the framework of q; the library writes them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tessera import _core
+from tessera._frameworks import framework_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tessera._options import Options
+
+
+class Gradients(NamedTuple):
+    """What `attention_backward` returns: each has its twin's shape; `d_bias` and `d_sink` are float32, None unasked."""
+
+    d_q: Any
+    d_k: Any
+    d_v: Any
+    d_bias: Any = None
+    d_sink: Any = None
+
+
+def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
+    """Exact attention: ``O = softmax(scale Q K^T + ...) V``, in memory linear in the length.
+
+    Shapes, with Hq a multiple of Hkv (query head h reads KV head ``h * Hkv // Hq``)::
+
+        q    [B, Sq, Hq, D]      packed: [Tq, Hq, D]   with cu_seqlens_q
+        k    [B, Sk, Hkv, D]             [Tk, Hkv, D]  with cu_seqlens_k    paged: [pages, page_size, Hkv, D]
+        v    [B, Sk, Hkv, Dv]            [Tk, Hkv, Dv]                             [pages, page_size, Hkv, Dv]
+        o    [B, Sq, Hq, Dv]             [Tq, Hq, Dv]
+        lse  [B, Hq, Sq] float32         [Hq, Tq] float32
+
+    q, k and v share one dtype: float32, float16, bfloat16, or float64 (the slow reference, for checks); D and Dv are
+    1 .. 512. Any strides, as long as the last dimension is contiguous; read-only arrays too; nothing is copied. They may
+    be arrays of NumPy (bfloat16 as ml_dtypes has it), PyTorch, JAX, or anything else with ``__dlpack__``, on the CPU.
+
+    For query i and key j of one sequence, in this order::
+
+        s = scale * (q_i . k_j);   s = softcap * tanh(s / softcap) where softcap > 0;   s += bias[b, h, i, j]
+        s -= alibi_slopes[h] * |i + Sk - Sq - j|;   s = -inf where j is not visible
+        lse_i = log sum_j exp(s_ij);   o_i = sum_j exp(s_ij - lse_i) v_j
+
+    The sink joins the sum of lse only; dropout zeroes entries of the softmax after it. A query that sees nothing has
+    o = 0 and lse = -inf.
+
+    Options, all by name:
+        return_lse: return (o, lse) in place of o. The lse is a natural logarithm.
+        scale: a number; None means 1 / sqrt(D).
+        causal: key j is visible to query i if j <= i + Sk - Sq (the last query sees the last key).
+        top_left: causal and window are measured from key i in place of key i + Sk - Sq.
+        window: (left, right), keys visible on each side of the diagonal; -1 means all.
+        softcap: 0 means none.
+        bias: float32 or q's dtype, [B|1, Hq|1, Sq|1, Sk].
+        mask: bool, [B|1, Hq|1, Sq|1, Sk], True = visible.
+        block_mask, mask_block: bool, [B|1, Hq|1, ceil(Sq / bq), ceil(Sk / bk)], and (bq, bk) in queries and keys.
+        alibi_slopes: float32 [Hq] or [B, Hq].
+        sink: float32 [Hq], a logit.
+        dropout_p, dropout_seed, dropout_offset: probability 0 <= p < 1, and the key of Philox4x32-10. The same three
+            drop the same entries in `attention_backward`, on any machine.
+        cu_seqlens_q, cu_seqlens_k: int32 [B + 1], sequence b is rows cu[b] .. cu[b + 1] of packed q, and of k and v.
+        seqused_k: int32 [B], each sequence's number of keys.
+        page_table: int32 [B, max_pages]; needs seqused_k.
+        max_seqlen_q, max_seqlen_k: the longest packed sequence, in rows: a hint, required with bias or mask. 0: unknown.
+        batch_invariant: a sequence's bits do not depend on the batch that it stands in.
+        deterministic: kept for `attention_backward`.
+        kernel: "auto", or the only one to be considered: "tiled", "decode", "reference".
+        threads: 0 means all that this process may use. Never changes a bit of the result.
+
+    Raises:
+        tessera.Error: (a ValueError) a wrong shape, stride, dtype, device, option or index, in one line.
+        TypeError: an option of another name.
+    """
+    like = framework_of(q)
+    if like.attention is not None:
+        return like.attention(q, k, v, return_lse=return_lse, **options)
+    try:
+        shape = q.shape
+        o = like.empty(shape[:-1] + v.shape[-1:], q.dtype)
+        lse = like.empty(shape[:-3] + (shape[-2], shape[-3]), like.float32) if return_lse else None
+    except (AttributeError, IndexError, TypeError):
+        o = lse = None  # the library says what is wrong
+    _core.forward(q, k, v, o, lse, **options)
+    if like.finish is not None:
+        o, lse = like.finish(o), like.finish(lse) if return_lse else None
+    return (o, lse) if return_lse else o
+
+
+def attention_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    d_o: Any,
+    *,
+    d_lse: Any = None,
+    grad_bias: bool = False,
+    grad_sink: bool = False,
+    **options: Unpack[Options],
+) -> Gradients:
+    """The gradients of `attention`, from its inputs, its o and lse, and the cotangent d_o of o (and d_lse of lse).
+
+    With P = exp(S - lse), each tile of which is computed again::
+
+        dV = P^T dO,   dS = P * (dO V^T - rowsum(dO * O) + d_lse),   dQ = scale * dS K,   dK = scale * dS^T Q
+
+    The options must be those of the forward call. Paged keys and values are for inference: they have no gradients.
+
+    Args:
+        o, lse: what ``attention(..., return_lse=True)`` returned.
+        d_o: the shape and dtype of o. d_lse: float32, the shape of lse, or None.
+        grad_bias, grad_sink: also compute d_bias (float32, bias's own shape) and d_sink (float32 [Hq]).
+        deterministic: the same bits every time (the CPU's kernels always are).
+
+    Raises:
+        tessera.Error: as `attention`.
+    """
+    like = framework_of(q)
+    if grad_bias:
+        options["d_bias"] = d_bias = like.empty(_shape("bias", options), like.float32)
+    if grad_sink:
+        options["d_sink"] = d_sink = like.empty(_shape("sink", options), like.float32)
+    try:
+        outputs = [like.empty(twin.shape, twin.dtype) for twin in (q, k, v)]
+    except (AttributeError, TypeError):
+        outputs = [None, None, None]
+    _core.backward(q, k, v, o, lse, d_o, *outputs, d_lse=d_lse, **options)
+    outputs += [d_bias if grad_bias else None, d_sink if grad_sink else None]
+    if like.finish is not None:
+        outputs = [x if x is None else like.finish(x) for x in outputs]
+    return Gradients(*outputs)
+
+
+def plan(q: Any, k: Any, v: Any, *, direction: str = "forward", as_dict: bool = False, **options: Unpack[Options]) -> Any:
+    """What `attention` (or, with direction "backward", `attention_backward`) would do with these arrays, in words: the
+    kernel and why, each other candidate and why not, tiles, workspace, FLOPs, bytes moved. ``as_dict=True``: as a dict.
+
+    Only layouts matter: nothing is computed, and what the arrays hold is not read.
+    """
+    if as_dict:
+        return json.loads(_core.plan_json(direction, q, k, v, **options))
+    return _core.plan(direction, q, k, v, **options)
+
+
+def combine(o_parts: Any, lse_parts: Any, *, return_lse: bool = False) -> Any:
+    """Merges N results over disjoint sets of keys into the result over all of them, exactly. With m = max_n lse_n::
+
+        lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - lse) o_n
+
+    Args:
+        o_parts: [N, B, S, H, Dv], float32, float16 or bfloat16.
+        lse_parts: [N, B, H, S], float32. Parts that saw nothing (-inf) do not count.
+
+    Returns:
+        o [B, S, H, Dv], or (o, lse [B, H, S]) with return_lse.
+    """
+    like = framework_of(o_parts)
+    try:
+        o = like.empty(o_parts.shape[1:], o_parts.dtype)
+        lse = like.empty(lse_parts.shape[1:], like.float32) if return_lse else None
+    except (AttributeError, TypeError):
+        o = lse = None
+    _core.combine(o_parts, lse_parts, o, lse)
+    if like.finish is not None:
+        o, lse = like.finish(o), like.finish(lse) if return_lse else None
+    return (o, lse) if return_lse else o
+
+
+def _shape(name: str, options: dict[str, Any]) -> tuple[int, ...]:
+    twin = options.get(name)
+    if twin is None:
+        raise _core.Error(f"grad_{name}: True without {name}, accepted only with it")
+    return tuple(twin.shape)

@@ -1,0 +1,72 @@
+"""How each framework makes an output. None of them is imported here but NumPy, and that only where it is installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from tessera import _core
+
+try:
+    import numpy
+except ImportError:  # PyTorch does without it
+    numpy = None
+
+
+class Framework(NamedTuple):
+    empty: Callable[..., Any]  # (shape, dtype) -> an array that the library writes
+    float32: Any
+    finish: Callable[[Any], Any] | None = None  # what was written -> the framework's own array
+    attention: Callable[..., Any] | None = None  # the framework's own entry, which knows of its gradients
+
+
+def framework_of(q: Any) -> Framework:
+    if numpy is not None and isinstance(q, numpy.ndarray):
+        return _NUMPY
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(q, torch.Tensor):
+        return _torch()
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(q, jax.Array):
+        if isinstance(q, jax.core.Tracer):
+            raise _core.Error("q: traced by a JAX transformation, accepted concrete arrays (jax.pure_callback makes them)")
+        return _jax()
+    if numpy is None:
+        raise _core.Error(f"q: {type(q).__name__}, accepted a PyTorch tensor, or any array once NumPy is installed")
+    return _ANY_ARRAY
+
+
+@cache
+def _torch() -> Framework:
+    import torch
+
+    import tessera.torch
+
+    def empty(shape: Any, dtype: Any) -> Any:
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    return Framework(empty, torch.float32, attention=tessera.torch.attention)
+
+
+@cache
+def _jax() -> Framework:
+    import jax
+
+    return Framework(numpy.empty, numpy.float32, finish=jax.numpy.asarray)
+
+
+def _empty_like_any(shape: Any, dtype: Any) -> Any:
+    """For arrays of frameworks unknown here, whose dtypes are named as NumPy's are: "float32" or "library.float32"."""
+    name = str(dtype).rpartition(".")[2]
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return numpy.empty(shape, ml_dtypes.bfloat16)
+    return numpy.empty(shape, name)
+
+
+if numpy is not None:
+    _NUMPY = Framework(numpy.empty, numpy.float32)
+    _ANY_ARRAY = Framework(_empty_like_any, "float32")

@@ -1,0 +1,32 @@
+"""The options that attention, attention_backward and plan share, for type checkers. `tessera.attention` explains them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+
+class Options(TypedDict, total=False):
+    scale: float | None
+    causal: bool
+    top_left: bool
+    window: tuple[int, int]
+    softcap: float
+    bias: Any
+    mask: Any
+    block_mask: Any
+    mask_block: tuple[int, int]
+    alibi_slopes: Any
+    sink: Any
+    dropout_p: float
+    dropout_seed: int
+    dropout_offset: int
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    seqused_k: Any
+    page_table: Any
+    max_seqlen_q: int
+    max_seqlen_k: int
+    deterministic: bool
+    batch_invariant: bool
+    kernel: Literal["auto", "tiled", "decode", "reference"]
+    threads: int
