@@ -19,10 +19,10 @@ def _plain(tensor: Optional[Tensor]) -> Optional[Tensor]:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    """With a contiguous last dimension, as the kernels read their rows."""
+def rows(tensor: Tensor) -> Tensor:
+    """With a contiguous last dimension, as the kernels read their rows. contiguous() would keep an empty one's strides."""
     tensor = tensor.detach() if tensor.requires_grad else tensor
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    return tensor if tensor.stride(-1) == 1 else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _options(
@@ -91,7 +91,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *options) -> Tuple[Tensor, Tensor]:
     o_shape, lse_shape = output_shapes(q, v)
     o = q.new_empty(o_shape)
     lse = q.new_empty(lse_shape, dtype=torch.float32)
-    _core.forward(_rows(q), _rows(k), _rows(v), o, lse, **_options(*options))
+    _core.forward(rows(q), rows(k), rows(v), o, lse, **_options(*options))
     return o, lse
 
 
@@ -106,7 +106,7 @@ def backward(
     d_sink = q.new_empty(sink.shape if want_d_sink else (0,), dtype=torch.float32)
     d_o = torch.zeros_like(o) if d_o is None else d_o
     _core.backward(
-        _rows(q), _rows(k), _rows(v), _rows(o), _plain(lse), _rows(d_o), d_q, d_k, d_v,
+        rows(q), rows(k), rows(v), rows(o), _plain(lse), rows(d_o), d_q, d_k, d_v,
         d_lse=_plain(d_lse), d_bias=d_bias if want_d_bias else None, d_sink=d_sink if want_d_sink else None,
         **_options(*options),
     )  # fmt: skip

@@ -127,12 +127,6 @@ class _Fold:
 def _fold_options(fold: _Fold, dims, options) -> list:
     named = dict(zip(_OPTION_NAMES, options))
     dim = dict(zip(_OPTION_NAMES, dims))
-    for name in ("cu_seqlens_q", "cu_seqlens_k", "page_table"):
-        if named[name] is not None:
-            raise NotImplementedError(
-                f"vmap: given with {name}; packed and paged sequences have no batch dimension to map over, accepted are "
-                "dense q, k, v"
-            )
     for name in ("sink", "dropout_state"):
         if dim[name] is not None:
             raise NotImplementedError(f"vmap: {name} is mapped over, accepted is one {name} for all")
@@ -143,8 +137,15 @@ def _fold_options(fold: _Fold, dims, options) -> list:
     return list(named.values())
 
 
-def _batch_of(q: Tensor, dim: Optional[int]) -> int:
+def _batch_of(q: Tensor, dim: Optional[int], options) -> int:
     """B of q [B, Sq, Hq, D], with vmap's dimension at `dim`."""
+    named = dict(zip(_OPTION_NAMES, options))
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "page_table"):
+        if named[name] is not None:
+            raise NotImplementedError(
+                f"vmap: given with {name}; packed and paged sequences have no batch dimension to map over, accepted are "
+                "dense q, k, v"
+            )
     rank = q.dim() - (dim is not None)
     if rank != 4:
         raise NotImplementedError(f"vmap: q has rank {rank} inside, accepted [B, Sq, Hq, D]")
@@ -152,7 +153,7 @@ def _batch_of(q: Tensor, dim: Optional[int]) -> int:
 
 
 def _forward_vmap(run, info, in_dims, q, k, v, *options):
-    fold = _Fold(info.batch_size, _batch_of(q, in_dims[0]))
+    fold = _Fold(info.batch_size, _batch_of(q, in_dims[0], options))
     q, k, v = (fold.dense(t, dim) for t, dim in zip((q, k, v), in_dims))
     o, lse = run(q, k, v, *_fold_options(fold, in_dims[3:], options))
     return (fold.undo(o), fold.undo(lse)), (0, 0)
@@ -167,7 +168,7 @@ def _backward_vmap(run, info, in_dims, d_o, d_lse, q, k, v, o, lse, want_d_bias,
     bias, bias_dim = options[_BIAS], in_dims[9 + _BIAS]
     if want_d_bias and bias_dim is None:
         raise NotImplementedError("vmap: gradient of a bias that is not mapped over, accepted is one bias an entry")
-    batch = _batch_of(q, in_dims[2])
+    batch = _batch_of(q, in_dims[2], options)
     fold = _Fold(info.batch_size, batch)
     tensors = [fold.dense(t, dim) for t, dim in zip((d_o, d_lse, q, k, v, o, lse), in_dims)]
     d_q, d_k, d_v, d_bias, d_sink = run(

@@ -71,8 +71,7 @@ def _options(query: Tensor, key: Tensor, is_causal: bool, attn_mask: Optional[Te
 
 def _by_rows(tensor: Tensor) -> Tensor:
     """[B, H, S, D] as [B, S, H, D] with contiguous rows."""
-    tensor = tensor.detach().transpose(1, 2)
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    return kernels.rows(tensor.detach().transpose(1, 2))
 
 
 class _Activation:

@@ -1,0 +1,293 @@
+"""tessera.torch.attention: values, gradients, and what PyTorch builds on operators."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tessera")
+
+import tessera.torch  # noqa: E402
+import torch_reference as reference  # noqa: E402
+from torch_reference import at, check, random  # noqa: E402
+
+attention = tessera.torch.attention
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(params=["cpu"] + (["cuda"] if torch.cuda.is_available() else []))
+def device(request):
+    if request.param == "cuda":
+        pytest.skip("this build has no CUDA backend")
+    return request.param
+
+
+def inputs(device, dtype=torch.float32, batch=2, seqlen_q=37, seqlen_k=53, heads=4, heads_kv=2, head_dim=40, dim_v=40):
+    return (
+        random(batch, seqlen_q, heads, head_dim, dtype=dtype, seed=1, device=device),
+        random(batch, seqlen_k, heads_kv, head_dim, dtype=dtype, seed=2, device=device),
+        random(batch, seqlen_k, heads_kv, dim_v, dtype=dtype, seed=3, device=device),
+    )
+
+
+def compare(q, k, v, tensors, **options):
+    """Outputs and all gradients, O's and LSE's cotangents both at work."""
+    runs = {}
+    for name, dtype in (("ours", q.dtype), ("plain", q.dtype), ("exact", torch.float64)):
+        leaves = at(dtype, q, k, v)
+        extra = {n: at(torch.float64 if name == "exact" else t.dtype, t)[0] for n, t in tensors.items()}
+        if name == "ours":
+            o, lse = attention(*leaves, **extra, **options, return_lse=True)
+        else:
+            o, lse = reference.attention(*leaves, **extra, **options)
+        d_o = random(*o.shape, seed=4, requires_grad=False).to(q.dtype)
+        d_lse = random(*lse.shape, seed=5, requires_grad=False)
+        seen = lse.detach() != -math.inf
+        loss = (o * d_o.to(o.dtype)).sum() + (lse[seen] * d_lse.to(lse.dtype)[seen]).sum()
+        wanted = [*leaves, *(t for t in extra.values() if t.requires_grad)]
+        runs[name] = [o, lse, *torch.autograd.grad(loss, wanted)]
+    names = ["o", "lse", "d_q", "d_k", "d_v", *(f"d_{n}" for n, t in tensors.items() if t.requires_grad)]
+    for name, ours, plain, exact in zip(names, runs["ours"], runs["plain"], runs["exact"]):
+        check(name, ours, plain, exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"causal": True, "top_left": True},
+        {"window": (7, 3)},
+        {"causal": True, "window": (9, -1), "softcap": 5.0},
+        {"scale": 0.3, "deterministic": True},
+    ],
+    ids=str,
+)
+def test_options(device, dtype, options):
+    compare(*inputs(device, dtype), {}, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_of_bias_and_sink(device, dtype):
+    bias = random(1, 4, 37, 53, seed=6)
+    sink = random(4, seed=7)
+    compare(*inputs(device, dtype), {"bias": bias, "sink": sink}, causal=True)
+
+
+@pytest.mark.parametrize("shape", [(53,), (37, 53), (4, 1, 53), (2, 1, 37, 1)], ids=str)
+def test_bias_broadcasts(device, shape):
+    compare(*inputs(device), {"bias": random(*shape, seed=8)})
+
+
+def test_mask_and_slopes(device):
+    mask = random(2, 1, 37, 53, seed=9, requires_grad=False) > -1
+    mask[0, 0, 5] = False  # a query that sees nothing
+    q, k, v = inputs(device)
+    compare(q, k, v, {"alibi_slopes": random(2, 4, seed=10, requires_grad=False).abs()}, mask=mask)
+
+
+def test_other_head_size_of_v(device):
+    compare(*inputs(device, dim_v=24), {})
+
+
+def test_rows_that_see_nothing(device):
+    q, k, v = inputs(device, seqlen_q=9, seqlen_k=4)
+    o, lse = attention(q, k, v, causal=True, return_lse=True)
+    assert torch.all(o[:, :5] == 0) and torch.all(lse[:, :, :5] == -math.inf)
+    (d_q,) = torch.autograd.grad(o.sum(), q)
+    assert torch.all(d_q[:, :5] == 0) and not d_q.isnan().any()
+
+
+def test_strides(device):
+    q, k, v = (t.detach() for t in inputs(device))
+    expected = attention(q, k, v, causal=True)
+    by_heads = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+    columns_first = [t.transpose(-1, -2).contiguous().transpose(-1, -2) for t in (q, k, v)]
+    every_other = [torch.stack((t, torch.full_like(t, math.nan)), 2)[:, :, 0] for t in (q, k, v)]
+    for strided in (by_heads, columns_first, every_other):
+        assert torch.equal(attention(*strided, causal=True), expected)
+
+
+@pytest.mark.parametrize("zero", ["batch", "seqlen_q", "seqlen_k"])
+def test_zero_sizes(device, zero):
+    q, k, v = inputs(device, **{zero: 0})
+    o, lse = attention(q, k, v, return_lse=True)
+    gradients = torch.autograd.grad(o.sum(), (q, k, v))
+    assert o.shape == (*q.shape[:3], v.shape[-1]) and lse.shape == (q.shape[0], 4, q.shape[1])
+    assert all(not t.isnan().any() and torch.all(t == 0) for t in (o, *gradients))
+
+
+def test_packed_is_each_sequence_alone(device):
+    lengths_q, lengths_k = [5, 0, 17], [9, 4, 3]
+    cu_q = torch.tensor([0, 5, 5, 22], dtype=torch.int32)
+    cu_k = torch.tensor([0, 9, 13, 16], dtype=torch.int32)
+    q, k, v = random(22, 4, 32, seed=1), random(16, 2, 32, seed=2), random(16, 2, 32, seed=3)
+    o, lse = attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True, return_lse=True)
+    gradients = torch.autograd.grad(o.sin().sum(), (q, k, v))
+    exact = at(torch.float64, q, k, v)
+    plain = at(torch.float32, q, k, v)
+    runs = []
+    for leaves in (plain, exact):
+        parts = [
+            reference.attention(qs[None], ks[None], vs[None], causal=True)
+            for qs, ks, vs in zip(leaves[0].split(lengths_q), leaves[1].split(lengths_k), leaves[2].split(lengths_k))
+        ]
+        whole = torch.cat([part[0][0] for part in parts])
+        runs.append([whole, torch.cat([part[1][0] for part in parts], -1), *torch.autograd.grad(whole.sin().sum(), leaves)])
+    for name, ours, a, b in zip(("o", "lse", "d_q", "d_k", "d_v"), (o, lse, *gradients), *runs):
+        check(name, ours, a, b)
+
+
+def test_paged(device):
+    q, k, v = (t.detach() for t in inputs(device, seqlen_k=48))
+    table = torch.tensor([[4, 0, 2], [1, 5, 3]], dtype=torch.int32)
+    pages_k, pages_v = (torch.full((6, 16, 2, 40), math.nan) for _ in range(2))
+    pages_k[table], pages_v[table] = k.reshape(2, 3, 16, 2, 40), v.reshape(2, 3, 16, 2, 40)
+    used = torch.tensor([48, 21], dtype=torch.int32)
+    o = attention(q, pages_k, pages_v, page_table=table, seqused_k=used, causal=True)
+    runs = [reference.attention(*(t.to(d) for t in (q, k, v)), seqused_k=used, causal=True)[0] for d in (q.dtype, torch.float64)]
+    check("o", o, *runs)
+
+
+def test_gradcheck(device):
+    q, k, v = inputs(device, torch.float64, batch=1, seqlen_q=5, seqlen_k=7, head_dim=6, dim_v=3)
+    bias = random(1, 4, 5, 7, dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda q, k, v, bias: attention(q, k, v, bias=bias, causal=True, softcap=3.0), (q, k, v, bias)
+    )
+
+
+def arguments(q, k, v, *, bias=None, sink=None, causal=False):
+    return (q, k, v, bias, sink, *(None,) * 9, causal, False, -1, -1, 0.0, 0, 0, 0.0, 0, 0, False, False, "auto", 0)
+
+
+def test_opcheck(device):
+    q, k, v = inputs(device)
+    forward, backward = torch.ops.tessera.attention_forward.default, torch.ops.tessera.attention_backward.default
+    call = arguments(q, k, v, bias=random(1, 4, 37, 53), sink=random(4), causal=True)
+    torch.library.opcheck(forward, call)
+    call = [t.detach() if isinstance(t, torch.Tensor) else t for t in call]
+    o, lse = forward(*call)
+    torch.library.opcheck(backward, (torch.ones_like(o), torch.ones_like(lse), *call[:3], o, lse, True, True, *call[3:]))
+
+
+def test_compile_whole_graph(device):
+    q, k, v = inputs(device)
+    sink = random(4)
+
+    def program(q, k, v, sink):
+        o, lse = attention(q * 2, k, v, sink=sink, causal=True, window=(20, -1), return_lse=True)
+        return o.sin().sum() + lse.cos().sum()
+
+    eager = torch.autograd.grad(program(q, k, v, sink), (q, k, v, sink))
+    compiled = torch.compile(program, fullgraph=True)
+    for _ in range(2):
+        gradients = torch.autograd.grad(compiled(q, k, v, sink), (q, k, v, sink))
+    for ours, expected in zip(gradients, eager):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_export(device):
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v):
+            return attention(q, k, v, causal=True)
+
+    q, k, v = (t.detach() for t in inputs(device))
+    program = torch.export.export(Layer(), (q, k, v))
+    assert any("attention_forward" in str(node.target) for node in program.graph.nodes)
+    assert torch.equal(program.module()(q, k, v), attention(q, k, v, causal=True))
+
+
+def test_autocast(device):
+    q, k, v = inputs(device)
+    with torch.autocast(device, torch.bfloat16):
+        o = attention(q, k, v, causal=True)
+    assert o.dtype == torch.bfloat16
+    assert torch.equal(o, attention(*(t.bfloat16() for t in (q, k, v)), causal=True))
+    (d_q,) = torch.autograd.grad(o.float().sum(), q)
+    assert d_q.dtype == torch.float32
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(device, reentrant):
+    q, k, v = inputs(device)
+
+    def layer(q, k, v):
+        return attention(q.sin(), k, v, causal=True, dropout_p=0.25)
+
+    torch.manual_seed(5)
+    expected = torch.autograd.grad(layer(q, k, v).cos().sum(), (q, k, v))
+    torch.manual_seed(5)
+    leaves = at(torch.float32, q, k, v)
+    torch.utils.checkpoint.checkpoint(layer, *leaves, use_reentrant=reentrant).cos().sum().backward()
+    for leaf, gradient in zip(leaves, expected):
+        assert torch.equal(leaf.grad, gradient)
+
+
+def test_dropout_repeats_with_the_generator(device):
+    q, k, v = inputs(device)
+    torch.manual_seed(11)
+    first, second = (attention(q, k, v, dropout_p=0.5) for _ in range(2))
+    torch.manual_seed(11)
+    again = attention(q, k, v, dropout_p=0.5)
+    assert torch.equal(first, again) and not torch.equal(first, second)
+    seeded = [attention(q, k, v, dropout_p=0.5, dropout_seed=2**64 - 1, dropout_offset=3) for _ in range(2)]
+    assert torch.equal(*seeded)
+
+
+def test_vmap_over_the_batch(device):
+    q, k, v = (t.detach() for t in inputs(device, batch=3))
+    stacks = [torch.stack((t, t + 1, t - 1)) for t in (q, k, v)]
+    bias = random(3, 1, 4, 37, 53, requires_grad=False)
+
+    def layer(q, k, v, bias):
+        return attention(q, k, v, bias=bias, causal=True)
+
+    mapped = torch.func.vmap(layer)(*stacks, bias)
+    in_turn = torch.stack([layer(*entry) for entry in zip(*stacks, bias)])
+    assert torch.equal(mapped, in_turn)
+    shared_keys = torch.func.vmap(layer, in_dims=(0, None, None, None))(stacks[0], k, v, bias[0])
+    assert torch.equal(shared_keys, torch.stack([layer(entry, k, v, bias[0]) for entry in stacks[0]]))
+
+    gradient = torch.func.grad(lambda *entry: layer(*entry).sin().sum(), argnums=(0, 1, 2, 3))
+    mapped = torch.func.vmap(gradient)(*stacks, bias)
+    in_turn = [torch.stack(parts) for parts in zip(*(gradient(*entry) for entry in zip(*stacks, bias)))]
+    for ours, expected in zip(mapped, in_turn):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_vmap_refuses_packed(device):
+    cu = torch.tensor([0, 8], dtype=torch.int32)
+    q = random(3, 8, 2, 16, requires_grad=False)
+    with pytest.raises(NotImplementedError, match="cu_seqlens_q"):
+        torch.func.vmap(lambda q: attention(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu))(q)
+
+
+def test_second_derivative_is_refused(device):
+    q, k, v = inputs(device)
+    (d_q,) = torch.autograd.grad(attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError):
+        d_q.sum().backward()
+
+
+def test_wrong_input_is_named(device):
+    q, k, v = inputs(device)
+    with pytest.raises(ValueError, match="^k: "):
+        attention(q, k.bfloat16(), v)
+    with pytest.raises(ValueError, match="^v: "):
+        attention(q, k, v[:, :-1])
+    with pytest.raises(ValueError, match="^q: "):
+        attention(q[0, 0], k, v)
+    with pytest.raises(ValueError, match="^mask: "):
+        attention(q, k, v, mask=torch.ones(37, 53))
+    with pytest.raises(ValueError, match="^dropout_p: "):
+        attention(q, k, v, dropout_p=1.5)
+
+
+def test_inputs_freed_while_in_use(device):
+    q, k, v = inputs(device)
+    expected = torch.autograd.grad(attention(q, k, v).sum(), q)[0]
+    o = attention(q, k.detach() + 0, v.detach() + 0)
+    torch.full((1 << 20,), math.nan)  # memory that was freed would be taken again
+    assert torch.equal(torch.autograd.grad(o.sum(), q)[0], expected)
