@@ -31,7 +31,9 @@ run_suite() {
   fi
   read -r suite_failed suite_total <<< "$counts"
   failed=$((failed + suite_failed))
-  passed=$((passed + suite_total - suite_failed))
+  local skipped
+  skipped=$(grep -c '\*\*\*Skipped' "$log")
+  passed=$((passed + suite_total - suite_failed - skipped))
 }
 
 mkdir -p build

@@ -1,0 +1,84 @@
+"""The wheel as a stranger gets it: an empty environment, no PyTorch, no NumPy, nothing but the C and C++ libraries."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
+VERSIONS = re.compile(r"@@?(GLIBC|GLIBCXX|CXXABI|GCC)_[0-9.]+$")
+
+
+@pytest.fixture(scope="module")
+def wheel():
+    (path,) = Path(os.environ["TESSERA_WHEELS"]).glob("*.whl")
+    return path
+
+
+def run(*command):
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    process = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+def test_name(wheel):
+    """One wheel for all of Python from 3.12 on, by the stable ABI; before, one for this version."""
+    minor = sys.version_info.minor
+    tag = "cp312-abi3" if minor >= 12 else f"cp3{minor}-cp3{minor}"
+    assert re.fullmatch(rf"tessera-[0-9.]+-{tag}-linux_\w+\.whl", wheel.name)
+
+
+def test_content(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    packaged = [name for name in names if ".dist-info/" not in name]
+    assert all(name.startswith("tessera/") for name in packaged)
+    assert {"tessera/py.typed", "tessera/_core.pyi", "tessera/__init__.py"} <= set(packaged)
+    assert sum(name.endswith(".so") for name in packaged) == 1
+    assert not any(name.endswith((".a", ".h", ".hpp", ".cpp", ".pyc")) for name in names)
+
+
+def test_needs_nothing_but_the_c_and_cpp_libraries(wheel, tmp_path):
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith(".so")]
+    extension = archive.extract(name, tmp_path)
+    dynamic = run("readelf", "--dynamic", "--wide", extension)
+    assert set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)) <= LIBRARIES
+    foreign = []
+    for line in run("nm", "--dynamic", "--undefined-only", extension).splitlines():
+        kind, symbol = line.split()
+        python = re.match(r"_?Py[A-Z_]", symbol)  # the interpreter that loads it
+        if kind == "U" and not python and not VERSIONS.search(symbol):
+            foreign.append(symbol)
+    assert not foreign
+    exported = [line.split()[-1] for line in run("nm", "--dynamic", "--defined-only", extension).splitlines()]
+    assert "PyInit__core" in exported
+    assert not any("tessera" in symbol for symbol in exported)  # nor would another copy of the library answer for it
+
+
+def test_in_an_empty_environment(wheel, tmp_path):
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    python = tmp_path / "venv/bin/python"
+    run(python, "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", wheel)
+    program = """
+import array, importlib.util, struct
+assert not importlib.util.find_spec("torch") and not importlib.util.find_spec("numpy")
+import tessera
+print(tessera.__version__, tessera.device()["isa"])
+# The buffer protocol needs no NumPy: one query of two ones, one key, one value.
+row = lambda *x: memoryview(struct.pack("2f", *x)).cast("B").cast("f", (1, 1, 1, 2))
+o = memoryview(bytearray(8)).cast("f", (1, 1, 1, 2))
+tessera._core.forward(row(1, 1), row(1, 2), row(3, 4), o)
+assert o.tolist() == [[[[3.0, 4.0]]]], o.tolist()
+try:
+    tessera.attention(row(1, 1), row(1, 2), row(3, 4))
+except tessera.Error as error:
+    assert "NumPy" in str(error)
+else:
+    raise AssertionError("an output was made without NumPy")
+"""
+    assert re.match(r"[0-9.]+ \w+", run(python, "-c", program))
