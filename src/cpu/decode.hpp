@@ -17,6 +17,21 @@ constexpr int kDecodeValues = 8;  // values that are added to O at a time
 
 // In: kLanes vectors. Out: a vector whose lane i is the sum of vector i's lanes.
 TESSERA_INLINE VecF sum_each(VecF (&v)[kLanes]) {
+#if defined(TESSERA_AVX512)
+  // Within 128-bit lanes first: these shuffles need no index from memory.
+  __m512 quads[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const auto at = [&](int n) TESSERA_LAMBDA_INLINE { return (__m512)v[4 * i + n]; };
+    const __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(at(0), at(1)), _mm512_unpackhi_ps(at(0), at(1)));
+    const __m512d cd = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(at(2), at(3)), _mm512_unpackhi_ps(at(2), at(3)));
+    quads[i] = _mm512_add_ps((__m512)_mm512_unpacklo_pd(ab, cd), (__m512)_mm512_unpackhi_pd(ab, cd));
+  }
+  const auto add_lanes = [](__m512 a, __m512 b) TESSERA_LAMBDA_INLINE {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  return (VecF)add_lanes(add_lanes(quads[0], quads[1]), add_lanes(quads[2], quads[3]));
+#else
   constexpr auto kLaneIndices = std::make_integer_sequence<int, kLanes>{};
 #pragma GCC unroll 4
   for (int half = kLanes / 2; half >= 1; half /= 2) {
@@ -26,6 +41,7 @@ TESSERA_INLINE VecF sum_each(VecF (&v)[kLanes]) {
     }
   }
   return v[0];
+#endif
 }
 
 // A query row as decode reads it: float32, or bf16 for the dot product; zero behind the head dimension.
@@ -243,7 +259,7 @@ struct KeyGroup {
 #pragma GCC unroll 8
     for (int64_t i = 0; i < kKeys; ++i) {
       rows[i] = key_row(p, tensor, sequence, batch, head_kv, key + min_of(i, count - 1));
-      ahead_[i] = key_row(p, tensor, sequence, batch, head_kv, min_of(key + 2 * kKeys + i, key_end - 1));
+      ahead_[i] = key_row(p, tensor, sequence, batch, head_kv, min_of(key + kKeys + i, key_end - 1));
     }
     prefetch();
   }
