@@ -72,17 +72,18 @@ TESSERA_INLINE bool optimistic_softmax(const Params& p, Tile& tile, const float*
     const VecF scale = splat(*opaque(&p.scale_log2));
     const float* ref = opaque(tile.ref);
     const Exp2 exponential;
+    VecF sum[C];
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      const VecF minus_ref = -load(ref + c * kLanes);
-      VecF sum = load(sums + c * kLanes);
+    for (int c = 0; c < C; ++c) sum[c] = load(sums + c * kLanes);
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        acc[r][c] = exponential(fma(acc[r][c], scale, minus_ref));
-        sum += acc[r][c];
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        acc[r][c] = exponential(fma(acc[r][c], scale, -load(ref + c * kLanes)));
+        sum[c] += acc[r][c];
       }
-      store(sums + c * kLanes, sum);
-    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) store(sums + c * kLanes, sum[c]);
     store_p<kOp, R, C>(sP, n, acc);
   });
   VecI fits = splat(-1);
