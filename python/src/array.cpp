@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -135,10 +136,13 @@ Array view(const char* name, const dltensor& tensor, const char* accepted_dtypes
     throw Error(std::string(name) + ": dtype " + dtype_text(tensor.dtype) + ", accepted " + accepted_dtypes);
   }
   array.layout.rank = tensor.ndim;
+  const bool empty = std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim;
   int64_t contiguous = 1;
   for (int axis = tensor.ndim - 1; axis >= 0; --axis) {
+    // Producers put any stride where none is ever taken.
+    const bool any_stride = !tensor.strides || empty || tensor.shape[axis] == 1;
     array.layout.shape[axis] = tensor.shape[axis];
-    array.layout.strides[axis] = tensor.strides ? tensor.strides[axis] : contiguous;
+    array.layout.strides[axis] = any_stride ? contiguous : tensor.strides[axis];
     contiguous *= tensor.shape[axis];
   }
   array.data = static_cast<char*>(tensor.data) + tensor.byte_offset;

@@ -90,6 +90,20 @@ def test_zero_size(random, empty):
         assert gradient.shape == twin.shape and (gradient == 0).all()
 
 
+def test_strides_that_are_never_taken(random):
+    """Along an axis of one element, or in an array of none, a stride may be anything."""
+    problem = Problem(random, b=1, hkv=1, d=1, dv=1)
+    arrays = [odd_strides(x) for x in problem.arrays]
+    check(problem, arrays, odd_strides(problem.d_o))
+    empty = [odd_strides(x[:0]) for x in problem.arrays]
+    assert tessera.attention(*empty).shape == (0, 37, 4, 1)
+
+
+def odd_strides(array):
+    strides = [s if n > 1 and array.size else 52 for n, s in zip(array.shape, array.strides)]
+    return np.lib.stride_tricks.as_strided(array, strides=strides)
+
+
 def test_outputs_are_written_in_place(problem):
     o = np.full(problem.d_o.shape, np.nan, np.float32)
     room = np.full((2, 4, 74), np.nan, np.float32)
