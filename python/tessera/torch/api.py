@@ -28,14 +28,11 @@ def new_dropout_state(device: torch.device) -> Tensor:
     return torch.randint(0, 2**62, (2,), dtype=torch.int64, device=device)
 
 
-def _observed(*tensors: Optional[Tensor]) -> bool:
-    """Whether anything but the kernel must see the call: autograd, a tracer, a mode, functorch, a tensor subclass."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+def _traced(*tensors: Optional[Tensor]) -> bool:
+    """Whether anything but autograd must see the call: a tracer, a mode, a tensor subclass."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
         return True
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return True
-    grad = torch.is_grad_enabled()
-    return any(t is not None and (type(t) is not Tensor or (grad and t.requires_grad)) for t in tensors)
+    return any(t is not None and type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
 
 
 def attention(
@@ -131,12 +128,13 @@ def attention(
         dropout_state, scale, causal, top_left, window[0], window[1], softcap, mask_block[0], mask_block[1], dropout_p,
         max_seqlen_q, max_seqlen_k, deterministic, batch_invariant, kernel, threads,
     )  # fmt: skip
-    if not _observed(q, k, v, bias, sink):
-        # The operator costs a Python dispatch that inference on small problems can do without.
-        run = kernels.forward
-    elif not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         run = ops.Transformable.apply
-    else:
+    elif _traced(q, k, v, bias, sink):
         run = ops.attention_forward
+    elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, bias, sink)):
+        run = ops.Eager.apply
+    else:
+        run = kernels.forward
     o, lse = run(*arguments)
     return (o, lse) if return_lse else o

@@ -221,3 +221,19 @@ class Transformable(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, *arguments):
         return _forward_vmap(Transformable.apply, info, in_dims, *arguments)
+
+
+class Eager(torch.autograd.Function):
+    """`attention_forward` where nothing but autograd looks on: the kernels without an operator's Python dispatch."""
+
+    @staticmethod
+    def forward(*arguments):
+        return kernels.forward(*arguments)
+
+    setup_context = staticmethod(_setup_context)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_o, d_lse):
+        traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+        return _autograd(attention_backward if traced else kernels.backward, ctx, d_o, d_lse)
