@@ -199,6 +199,21 @@ def test_export(device):
     assert torch.equal(program.module()(q, k, v), attention(q, k, v, causal=True))
 
 
+def test_threads_are_those_of_pytorch(device, monkeypatch):
+    seen = []
+    core = tessera.torch.kernels._core
+    original = core.forward
+    monkeypatch.setattr(core, "forward", lambda *args, **options: (seen.append(options), original(*args, **options)))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        attention(*inputs(device))
+        attention(*inputs(device), threads=2)
+    finally:
+        torch.set_num_threads(before)
+    assert [options["threads"] for options in seen] == [1, 2]
+
+
 def test_autocast(device):
     q, k, v = inputs(device)
     with torch.autocast(device, torch.bfloat16):

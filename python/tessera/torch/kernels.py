@@ -70,8 +70,7 @@ def _options(
         options["batch_invariant"] = True
     if kernel != "auto":
         options["kernel"] = kernel
-    if threads:
-        options["threads"] = threads
+    options["threads"] = threads or torch.get_num_threads()
     return options
 
 
