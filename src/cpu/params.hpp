@@ -66,7 +66,6 @@ struct Params {
   int32_t pack_heads;  // 1: the query heads that share a KV head stand in one tile's rows
   int64_t split_keys;  // forward: keys a split, a multiple of block_n
   int64_t rows_total;  // queries of the whole batch
-  int64_t scratch_bytes;
 
   // Forward over splits: partial results, and their merge.
   float* partial_o;    // [num_splits, heads_q, rows_total, head_dim_v]

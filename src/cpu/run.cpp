@@ -109,7 +109,6 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   fill_options(p, plan.problem);
   p.block_n = plan.block_n, p.tiles_per_item = plan.tiles_per_item, p.num_splits = plan.num_splits;
   p.split_keys = split_keys(plan);
-  p.scratch_bytes = plan.scratch_bytes;
   const core::Sizes size = core::sizes(plan.problem);
   p.rows_total = core::packed_q(plan.problem) ? size.rows_q : size.batch * size.rows_q;
   p.sequences = shared.sequences;
