@@ -23,16 +23,28 @@ def _scores(name: str, tensor: Optional[Tensor], seqlen_k: Optional[int]) -> Opt
     return tensor
 
 
+def _autocast(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    """In the dtype of autocast, where that is on."""
+    device_type = q.device.type
+    if not torch.is_autocast_enabled(device_type) or q.dtype == torch.float64:
+        return q, k, v, bias
+    dtype = torch.get_autocast_dtype(device_type)
+    if bias is not None and bias.dtype not in (dtype, torch.float32):
+        bias = bias.to(dtype)
+    return q.to(dtype), k.to(dtype), v.to(dtype), bias
+
+
 def new_dropout_state(device: torch.device) -> Tensor:
     """A seed and an offset from PyTorch's generator: int64 [2], repeated by torch.manual_seed."""
     return torch.randint(0, 2**62, (2,), dtype=torch.int64, device=device)
 
 
-def _traced(*tensors: Optional[Tensor]) -> bool:
-    """Whether anything but autograd must see the call: a tracer, a mode, a tensor subclass."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
-        return True
-    return any(t is not None and type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
+_PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))
+
+
+def _traced() -> bool:
+    """Whether a tracer or a mode must see the call."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def attention(
@@ -101,12 +113,9 @@ def attention(
     Raises:
         ValueError: an argument is wrong; one line names it, what was given and what is accepted.
     """
-    device_type = q.device.type
-    if torch.is_autocast_enabled(device_type) and q.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device_type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        if bias is not None and bias.dtype not in (dtype, torch.float32):
-            bias = bias.to(dtype)
+    compiling = torch.compiler.is_compiling()
+    if compiling or torch._C._is_any_autocast_enabled():
+        q, k, v, bias = _autocast(q, k, v, bias)
     # Only dense keys tell Sk.
     seqlen_k = k.shape[1] if k.dim() == 4 and page_table is None else None
     if bias is not None:
@@ -123,18 +132,25 @@ def attention(
         else:
             signed = [x - 2**64 if x >= 2**63 else x for x in (dropout_seed, dropout_offset)]
             dropout_state = torch.tensor(signed, dtype=torch.int64, device=q.device)
-    arguments = (
-        q, k, v, bias, sink, mask, block_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table,
-        dropout_state, scale, causal, top_left, window[0], window[1], softcap, mask_block[0], mask_block[1], dropout_p,
-        max_seqlen_q, max_seqlen_k, deterministic, batch_invariant, kernel, threads,
+    tensors = (
+        mask, block_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, dropout_state
     )  # fmt: skip
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
-        run = ops.Transformable.apply
-    elif _traced(q, k, v, bias, sink):
-        run = ops.attention_forward
-    elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, bias, sink)):
-        run = ops.Eager.apply
+    settings = (
+        scale, causal, top_left, window[0], window[1], softcap, mask_block[0], mask_block[1], dropout_p, max_seqlen_q,
+        max_seqlen_k, deterministic, batch_invariant, kernel, threads,
+    )  # fmt: skip
+    if not compiling and torch._C._functorch.peek_interpreter_stack() is not None:
+        o, lse = ops.Transformable.apply(q, k, v, bias, sink, *tensors, *settings)
+    elif _traced() or not _PLAIN_TYPES.issuperset((type(q), type(k), type(v), type(bias), type(sink))):
+        o, lse = ops.attention_forward(q, k, v, bias, sink, *tensors, *settings)
+    elif torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (sink is not None and sink.requires_grad)
+    ):
+        return ops.apply_eager(q, k, v, bias, sink, (tensors, settings), return_lse)
     else:
-        run = kernels.forward
-    o, lse = run(*arguments)
+        o, lse = kernels.forward(q, k, v, bias, sink, *tensors, *settings, want_lse=return_lse)
     return (o, lse) if return_lse else o

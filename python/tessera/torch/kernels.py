@@ -10,19 +10,25 @@ from torch import Tensor
 from tessera import _core
 
 _UINT64 = 1 << 64
+# DLPack's C exchange interface hands out memory whatever autograd thinks of it; __dlpack__ refuses what requires a gradient.
+_MARKS_MATTER = not hasattr(Tensor, "__dlpack_c_exchange_api__")
 
 
 def _plain(tensor: Optional[Tensor]) -> Optional[Tensor]:
-    """The same memory without autograd's marks, which DLPack would refuse."""
-    if tensor is None:
-        return None
-    return tensor.detach() if tensor.requires_grad else tensor
+    """The same memory without autograd's marks, where they are in the way."""
+    return tensor.detach() if _MARKS_MATTER and tensor is not None and tensor.requires_grad else tensor
 
 
 def rows(tensor: Tensor) -> Tensor:
     """With a contiguous last dimension, as the kernels read their rows. contiguous() would keep an empty one's strides."""
-    tensor = tensor.detach() if tensor.requires_grad else tensor
-    return tensor if tensor.stride(-1) == 1 else tensor.clone(memory_format=torch.contiguous_format)
+    if tensor.stride(-1) != 1:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+    return _plain(tensor)
+
+
+def _empty_twin(tensor: Tensor) -> Tensor:
+    """Uninitialised, contiguous, in its shape, dtype and place. empty_like is quicker, but would keep other strides."""
+    return torch.empty_like(tensor) if tensor.is_contiguous() else tensor.new_empty(tensor.shape)
 
 
 def _options(
@@ -85,11 +91,11 @@ def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
     raise ValueError(f"q: rank {q.dim()}, accepted [B, Sq, Hq, D], or [Tq, Hq, D] with cu_seqlens_q")
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, *options) -> Tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, *options, want_lse: bool = True) -> Tuple[Tensor, Optional[Tensor]]:
     """o and lse. `options` are those of the operator `tessera::attention_forward`, in its order."""
     o_shape, lse_shape = output_shapes(q, v)
-    o = q.new_empty(o_shape)
-    lse = q.new_empty(lse_shape, dtype=torch.float32)
+    o = _empty_twin(q) if o_shape == q.shape else q.new_empty(o_shape)
+    lse = q.new_empty(lse_shape, dtype=torch.float32) if want_lse else None
     _core.forward(rows(q), rows(k), rows(v), o, lse, **_options(*options))
     return o, lse
 
@@ -97,16 +103,17 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *options) -> Tuple[Tensor, Tensor]:
 def backward(
     d_o: Optional[Tensor], d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
     want_d_bias: bool, want_d_sink: bool, *options,
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """d_q, d_k, d_v, d_bias, d_sink; the last two are float32 and empty where they are not wanted."""
-    bias, sink = options[0], options[1]
-    d_q, d_k, d_v = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    d_bias = q.new_empty(bias.shape if want_d_bias else (0,), dtype=torch.float32)
-    d_sink = q.new_empty(sink.shape if want_d_sink else (0,), dtype=torch.float32)
-    d_o = torch.zeros_like(o) if d_o is None else d_o
-    _core.backward(
-        rows(q), rows(k), rows(v), rows(o), _plain(lse), rows(d_o), d_q, d_k, d_v,
-        d_lse=_plain(d_lse), d_bias=d_bias if want_d_bias else None, d_sink=d_sink if want_d_sink else None,
-        **_options(*options),
-    )  # fmt: skip
+) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
+    """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, None where they are not wanted."""
+    named = _options(*options)
+    if d_lse is not None:
+        named["d_lse"] = _plain(d_lse)
+    d_bias = d_sink = None
+    if want_d_bias:
+        named["d_bias"] = d_bias = q.new_empty(options[0].shape, dtype=torch.float32)
+    if want_d_sink:
+        named["d_sink"] = d_sink = q.new_empty(options[1].shape, dtype=torch.float32)
+    d_q, d_k, d_v = _empty_twin(q), _empty_twin(k), _empty_twin(v)
+    d_o = torch.zeros_like(o) if d_o is None else rows(d_o)
+    _core.backward(rows(q), rows(k), rows(v), rows(o), _plain(lse), d_o, d_q, d_k, d_v, **named)
     return d_q, d_k, d_v, d_bias, d_sink

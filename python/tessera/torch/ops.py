@@ -31,9 +31,20 @@ attention_forward = torch.library.custom_op(
     mutates_args=(),
     schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
 )
+
+
+def _backward(*arguments) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """kernels.backward as an operator, which returns tensors only: what is not wanted is empty."""
+    q = arguments[2]
+    return tuple(
+        q.new_empty((0,), dtype=torch.float32) if gradient is None else gradient
+        for gradient in kernels.backward(*arguments)
+    )
+
+
 attention_backward = torch.library.custom_op(
     "tessera::attention_backward",
-    kernels.backward,
+    _backward,
     mutates_args=(),
     schema="(Tensor? d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool want_d_bias, "
     f"bool want_d_sink, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -224,16 +235,42 @@ class Transformable(torch.autograd.Function):
 
 
 class Eager(torch.autograd.Function):
-    """`attention_forward` where nothing but autograd looks on: the kernels without an operator's Python dispatch."""
+    """`attention_forward` where nothing but autograd looks on: the kernels without an operator's Python dispatch.
+
+    What has no gradient is one argument, for each one of them costs: (mask, ..., dropout_state), settings.
+    """
 
     @staticmethod
-    def forward(*arguments):
-        return kernels.forward(*arguments)
-
-    setup_context = staticmethod(_setup_context)
+    def forward(ctx, q, k, v, bias, sink, others, return_lse):
+        tensors, settings = others
+        o, lse = kernels.forward(q, k, v, bias, sink, *tensors, *settings)
+        ctx.set_materialize_grads(False)
+        for tensor in (bias, sink, *tensors):
+            if tensor is not None:
+                ctx.save_for_backward(q, k, v, o, lse, bias, sink, *tensors)
+                break
+        else:
+            ctx.save_for_backward(q, k, v, o, lse)
+        ctx.settings = settings
+        return (o, lse) if return_lse else o
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, d_o, d_lse):
+    def backward(ctx, d_o, d_lse=None):
+        if d_o is None and d_lse is None:
+            return (None,) * 7
+        q, k, v, o, lse, *tensors = ctx.saved_tensors
+        if not tensors:
+            tensors = (None,) * _NUM_TENSOR_OPTIONS
+        needed = ctx.needs_input_grad
         traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-        return _autograd(attention_backward if traced else kernels.backward, ctx, d_o, d_lse)
+        d_q, d_k, d_v, d_bias, d_sink = (attention_backward if traced else kernels.backward)(
+            d_o, d_lse, q, k, v, o, lse, needed[3], needed[4], *tensors, *ctx.settings
+        )
+        if needed[3]:
+            d_bias = d_bias.to(tensors[_BIAS].dtype)
+        return d_q, d_k, d_v, d_bias if needed[3] else None, d_sink if needed[4] else None, None, None
+
+
+# Function.apply without its search for torch.func's transforms, which `attention` has made already.
+apply_eager = super(torch.autograd.Function, Eager).apply
