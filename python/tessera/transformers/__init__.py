@@ -1,0 +1,27 @@
+"""Tessera in HuggingFace Transformers.
+
+    import tessera.transformers
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tessera")
+    model.set_attn_implementation("tessera")                         # or a model that is there already
+
+    tessera.transformers.activate_flash_attention_2()                # "flash_attention_2" by the drop-in, on the CPU too
+    tessera.transformers.restore_flash_attention_2()
+
+Importing this module registers the name "tessera" with Transformers and changes no model.
+"""
+
+from .attention import attention_forward
+from .flash_attention_2 import activate_flash_attention_2, restore_flash_attention_2
+from .masks import Pattern, attention_mask
+from .registry import register
+
+register()
+
+__all__ = [
+    "Pattern",
+    "activate_flash_attention_2",
+    "attention_forward",
+    "attention_mask",
+    "register",
+    "restore_flash_attention_2",
+]

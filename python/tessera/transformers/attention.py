@@ -1,0 +1,107 @@
+"""One attention layer of a Transformers model on Tessera: its arguments, its masks, its caches."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import torch
+from tessera.torch import attention
+from torch import Tensor
+
+from .masks import Pattern
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Union[Tensor, Pattern, None],
+    dropout: float = 0.0,
+    scaling: Optional[float] = None,
+    sliding_window: Optional[int] = None,
+    softcap: Optional[float] = None,
+    is_causal: Optional[bool] = None,
+    s_aux: Optional[Tensor] = None,
+    position_bias: Optional[Tensor] = None,
+    cu_seq_lens_q: Optional[Tensor] = None,
+    cu_seq_lens_k: Optional[Tensor] = None,
+    max_length_q: Optional[int] = None,
+    max_length_k: Optional[int] = None,
+    output_attentions: bool = False,
+    **kwargs,
+) -> tuple[Tensor, None]:
+    """O = softmax(scaling * Q K^T + ...) V for a layer of a Transformers model, with gradients for all of its tensors.
+
+    Args:
+        module: the layer; `module.is_causal` (True without it) decides where neither mask nor `is_causal` does.
+        query: [B, Hq, Sq, D]. key: [B, Hkv, Sk, D]. value: [B, Hkv, Sk, Dv]; key and value heads are not repeated.
+            float32, float16, bfloat16, or float64 by the reference kernel.
+        attention_mask: what `tessera.transformers.attention_mask` made; or all that there is to know, as bool
+            [B|1, Hq|1, Sq|1, Sk], True = visible, or as numbers that are added to the scores; or None.
+        dropout: probability, of training. scaling: 1 / sqrt(D) by default. softcap: c tanh(s / c); None = none.
+        sliding_window: without a mask, a query sees so many keys, its own included.
+        s_aux: [Hq], a logit that joins each head's denominator.
+        position_bias: [B|1, Hq, Sq, Sk], added to the scores.
+        cu_seq_lens_q, cu_seq_lens_k: int [sequences + 1], without a mask: sequences in the flattened [B * S] rows, of
+            lengths up to `max_length_q`, `max_length_k`.
+
+    Returns:
+        O [B, Sq, Hq, Dv], and None for the probabilities.
+
+    Raises:
+        ValueError: `output_attentions`, for the probabilities are never stored; or an argument is wrong.
+    """
+    if output_attentions:
+        raise ValueError(
+            "output_attentions: True, accepted False with Tessera, which never stores the probabilities: set "
+            'attn_implementation="eager" to see them'
+        )
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    options: dict = {"scale": scaling, "softcap": softcap or 0.0, "sink": s_aux, "dropout_p": dropout}
+    cu_seqlens = None  # of q and of k
+    if attention_mask is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        options["causal"] = causal
+        if sliding_window is not None:
+            options["window"] = (sliding_window - 1, -1 if causal else sliding_window - 1)
+        if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+            cu_seqlens = cu_seq_lens_q, cu_seq_lens_k
+            options.update(max_seqlen_q=int(max_length_q or 0), max_seqlen_k=int(max_length_k or 0))
+    elif isinstance(attention_mask, Pattern):
+        pattern = attention_mask
+        options.update(causal=pattern.causal, window=pattern.window)
+        if pattern.keys is not None:
+            k, v = k[:, : pattern.keys], v[:, : pattern.keys]
+        if pattern.padding is not None:
+            options["mask"] = pattern.padding.to(q.device)[:, None, None, :]
+        if pattern.cu_seqlens is not None:
+            cu_seqlens = pattern.cu_seqlens, pattern.cu_seqlens
+    else:
+        mask = attention_mask[..., : k.shape[1]]
+        if mask.dtype != torch.bool:
+            position_bias = mask if position_bias is None else position_bias + mask
+        else:
+            if q.shape[1] == 1 and mask.shape[1] == 1 and q.device.type == "cpu" and not torch.compiler.is_compiling():
+                mask = _without_unused_keys(mask)
+                k, v = k[:, : mask.shape[-1]], v[:, : mask.shape[-1]]
+            options["mask"] = mask
+    if position_bias is not None:
+        bias = position_bias[..., : k.shape[1]]
+        options["bias"] = bias if bias.dtype in (q.dtype, torch.float32) else bias.float()
+
+    if cu_seqlens is None:
+        return attention(q, k, v, **options), None
+    if position_bias is not None:
+        raise ValueError("position_bias: given with packed sequences, accepted None there")
+    batch, seqlen_q = q.shape[:2]
+    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    cu_seqlens_q, cu_seqlens_k = (c.to(q.device, torch.int32) for c in cu_seqlens)
+    o = attention(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **options)
+    return o.unflatten(0, (batch, seqlen_q)), None
+
+
+def _without_unused_keys(mask: Tensor) -> Tensor:
+    """mask [B, 1, 1, Sk] of one query up to the last visible key: a static cache is mostly empty at first."""
+    seen = mask.any(dim=0).flatten().nonzero()
+    return mask[..., : int(seen[-1]) + 1] if seen.numel() else mask

@@ -1,0 +1,165 @@
+"""What a model's queries may see, in Tessera's terms: causal, window, packed sequences, padding; no [Sq, Sk] matrix.
+
+Transformers describes a mask by a composed function of (batch, head, query, key) indices. The compositions that it makes
+itself are recognised by their code, and become a `Pattern`, which costs O(Sk) memory at most. Whatever is not recognised
+(chunks, image blocks, a user's own function) is evaluated to a boolean [B, 1, Sq, Sk], as for "sdpa".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Optional, Union
+
+import torch
+from torch import Tensor
+from transformers import masking_utils as hf
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """A mask that needs no matrix. Query i and key j count from the end: the last query is at the last key."""
+
+    causal: bool
+    window: tuple[int, int] = (-1, -1)  # keys visible left and right of the diagonal, -1 = all
+    keys: Optional[int] = None  # only so many keys count: a static cache is longer than what it holds; None = all
+    padding: Optional[Tensor] = None  # bool [B, keys], False = not visible
+    cu_seqlens: Optional[Tensor] = None  # int32 [sequences + 1]: sequences in the flattened [B * S] rows
+
+    # generate() makes the masks of a static cache ahead, and treats them as it would a tensor.
+    ndim = 4
+
+    def contiguous(self) -> "Pattern":
+        return self
+
+
+@dataclasses.dataclass
+class _Recognised:
+    causal: bool = False
+    left: int = -1
+    right: int = -1
+    segments: Optional[Tensor] = None  # int [B, S], the sequence that each token belongs to
+
+
+def _no_segments() -> Tensor:
+    return torch.zeros(1, 1, dtype=torch.int64)
+
+
+# Functions that one definition made share their code object, whatever they closed over.
+_AND = hf.and_masks(hf.causal_mask_function).__code__
+_SLIDING = hf.sliding_window_overlay(1).__code__
+_SLIDING_BOTH_WAYS = hf.sliding_window_bidirectional_overlay(1).__code__
+_PACKED = hf.packed_sequence_mask_function(_no_segments()).__code__
+_PACKED_POSITIONS = hf.remap_positions_for_packed_sequence(hf.causal_mask_function, _no_segments()).__code__
+
+
+def _closed_over(function: Callable) -> dict:
+    return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ())))
+
+
+def _parts(function: Callable) -> Iterator[Callable]:
+    """The functions whose conjunction it is. Within one packed sequence, distances are those of the indices."""
+    code = getattr(function, "__code__", None)
+    if code is _AND:
+        for part in _closed_over(function)["mask_functions"]:
+            yield from _parts(part)
+    elif code is _PACKED_POSITIONS:
+        yield from _parts(_closed_over(function)["mask_function"])
+    else:
+        yield function
+
+
+def _recognise(function: Callable) -> Optional[_Recognised]:
+    found = _Recognised()
+    for part in _parts(function):
+        code = getattr(part, "__code__", None)
+        if part is hf.causal_mask_function:
+            found.causal = True
+        elif code is _SLIDING:
+            found.left = _closed_over(part)["sliding_window"] - 1
+        elif code is _SLIDING_BOTH_WAYS:
+            found.left = found.right = _closed_over(part)["sliding_window"]
+        elif code is _PACKED:
+            found.segments = _closed_over(part)["packed_sequence_mask"]
+        elif part is not hf.bidirectional_mask_function:
+            return None
+    return found
+
+
+def _cu_seqlens(segments: Tensor) -> Tensor:
+    """int32 [sequences + 1] of segments [B, S]; a sequence ends with its row."""
+    first = torch.ones_like(segments, dtype=torch.bool)
+    first[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    starts = first.flatten().nonzero().flatten()
+    return torch.cat((starts, starts.new_tensor([segments.numel()]))).to(torch.int32)
+
+
+def _traced(*tensors: Optional[Tensor]) -> bool:
+    """Whether values cannot be read: a tracer runs, or a tensor is not a plain one."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    return any(isinstance(t, Tensor) and type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Union[int, Tensor] = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = hf.causal_mask_function,
+    attention_mask: Union[Tensor, Pattern, None] = None,
+    local_size: Optional[int] = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    use_vmap: bool = False,
+    device: Union[torch.device, str] = "cpu",
+    **kwargs,
+) -> Union[Tensor, Pattern, None]:
+    """The mask that `attention_forward` takes; Transformers calls it once a forward pass and kind of layer.
+
+    Args:
+        q_length, kv_length: Sq and Sk. q_offset, kv_offset: the positions of the first query and the first key.
+        mask_function: Transformers' description of the pattern.
+        attention_mask: bool [B, S], False = padding, in positions from 0; or what this function returned before.
+        local_size: a window or chunk, if there is one; for `sdpa_mask`, where the pattern is not recognised.
+        allow_is_causal_skip, allow_is_bidirectional_skip: False asks for a matrix even where none is needed.
+        use_vmap: whether `mask_function` must be mapped over indices. device: of the matrix.
+
+    Returns:
+        None for the plain causal pattern over all keys; a `Pattern`; or bool [B, 1, Sq, Sk], True = visible.
+    """
+    if isinstance(attention_mask, Pattern):
+        return attention_mask
+    found = None if _traced(attention_mask, q_offset) else _recognise(mask_function)
+    keys = kv_length
+    if found is not None and found.segments is None:
+        if found.causal or max(found.left, found.right) >= 0:
+            # The diagonal ends at this call's last key; a static cache goes on beyond it.
+            keys = int(q_offset) + q_length - kv_offset
+            if keys > kv_length or (keys < kv_length and not found.causal):
+                found = None
+        if not (allow_is_causal_skip or allow_is_bidirectional_skip):
+            found = None
+    if found is None:
+        # As many queries as keys, or the missing mask would not say where the queries stand.
+        skip = allow_is_causal_skip and q_length == kv_length
+        return hf.sdpa_mask(
+            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+            mask_function=mask_function, attention_mask=attention_mask, local_size=local_size,
+            allow_is_causal_skip=skip, allow_is_bidirectional_skip=False, use_vmap=use_vmap, device=device,
+        )  # fmt: skip
+
+    if found.segments is not None:
+        return Pattern(found.causal, (found.left, found.right), cu_seqlens=_cu_seqlens(found.segments))
+
+    padding = None
+    if attention_mask is not None:
+        padding = hf.prepare_padding_mask(attention_mask, kv_length, kv_offset)[:, kv_offset : kv_offset + keys]
+        if padding.all():
+            padding = None
+    # A window that reaches every key is none.
+    left, right = (-1 if side >= keys - 1 else side for side in (found.left, found.right))
+    if found.causal and left == right == -1 and keys == kv_length and padding is None:
+        return None
+    return Pattern(found.causal, (left, right), None if keys == kv_length else keys, padding)
