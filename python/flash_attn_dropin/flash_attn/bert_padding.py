@@ -13,7 +13,7 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """[first_axis_dim, ...] with `values` in the rows `indices` and 0 elsewhere."""
     output = values.new_zeros(first_axis_dim, *values.shape[1:])
-    return output.index_copy(0, indices, values)
+    return output.index_copy(0, indices.long(), values)  # Transformers passes int32 ones
 
 
 def index_first_axis_residual(input: Tensor, indices: Tensor):
