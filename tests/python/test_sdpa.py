@@ -9,42 +9,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tessera")
 
 import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
 
 import tessera.torch  # noqa: E402
-from tessera.torch import sdpa  # noqa: E402
 from torch_reference import at, check, random  # noqa: E402
+from torch_registry import calls, on_tessera, registry, restored  # noqa: E402, F401
 
-registry = torch.nn.attention
 if not hasattr(registry, "activate_flash_attention_impl"):
     pytest.skip("this release of PyTorch has no registry of implementations", allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def restored():
-    yield
-    registry.restore_flash_attention_impl(_raise_warn=False)
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """How often the kernels of this package were reached."""
-    counts = {"forward": 0, "backward": 0}
-    for name in counts:
-        original = getattr(sdpa._core, name)
-
-        def counted(*arguments, _name=name, _original=original, **options):
-            _original(*arguments, **options)
-            counts[_name] += 1
-
-        monkeypatch.setattr(
-            sdpa, "_core", type("Counted", (), {**vars(sdpa._core), name: staticmethod(counted)}), raising=True
-        )
-    return counts
-
-
-def on_tessera():
-    registry.activate_flash_attention_impl("Tessera")
 
 
 def heads(dtype=torch.float32, batch=2, seqlen_q=33, seqlen_k=33, num=4, head_dim=32):
@@ -192,66 +163,6 @@ def test_under_compile(calls):
     assert calls == {name: count + 1 for name, count in before.items()}
     for ours, first in zip(gradients, expected):
         torch.testing.assert_close(ours, first)
-
-
-# ---- whole models ---------------------------------------------------------------------------------------------------
-
-
-def model_results(model, dtype, forward):
-    """Output and the gradients of all parameters."""
-    model = model.to(dtype)
-    model.zero_grad()
-    output = forward(model, dtype)
-    (output * torch.arange(output.shape[-1], dtype=dtype).sin()).sum().backward()
-    return [output, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
-
-
-def compare_models(model, forward, calls):
-    exact = model_results(model, torch.float64, forward)
-    own = model_results(model, torch.float32, forward)
-    on_tessera()
-    ours = model_results(model, torch.float32, forward)
-    assert calls["forward"] > 0 and calls["backward"] > 0
-    for i, (a, b, c) in enumerate(zip(ours, own, exact)):
-        check(f"result {i}", a, b, c)
-
-
-@pytest.mark.parametrize("masked", ["none", "causal", "padding"])
-def test_multihead_attention(calls, masked):
-    torch.manual_seed(0)
-    model = nn.MultiheadAttention(64, 4, batch_first=True)
-    x = random(3, 21, 64, requires_grad=False)
-    padding = torch.arange(21) >= torch.tensor([[21], [10], [5]])
-
-    def forward(model, dtype):
-        options = {}
-        if masked == "causal":
-            options = {"attn_mask": nn.Transformer.generate_square_subsequent_mask(21, dtype=dtype), "is_causal": True}
-        elif masked == "padding":
-            options = {"key_padding_mask": padding}
-        y = x.to(dtype)
-        return model(y, y, y, need_weights=False, **options)[0]
-
-    compare_models(model, forward, calls)
-
-
-@pytest.mark.parametrize("masked", ["none", "causal", "padding"])
-def test_transformer_encoder(calls, masked):
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    x = random(3, 21, 64, requires_grad=False)
-    padding = torch.arange(21) >= torch.tensor([[21], [10], [5]])
-
-    def forward(model, dtype):
-        options = {}
-        if masked == "causal":
-            options = {"mask": nn.Transformer.generate_square_subsequent_mask(21, dtype=dtype), "is_causal": True}
-        elif masked == "padding":
-            options = {"src_key_padding_mask": padding}
-        return model(x.to(dtype), **options)
-
-    compare_models(model, forward, calls)
 
 
 def test_varlen_attn():
