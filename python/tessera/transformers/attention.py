@@ -43,8 +43,8 @@ def attention_forward(
         sliding_window: without a mask, a query sees so many keys, its own included.
         s_aux: [Hq], a logit that joins each head's denominator.
         position_bias: [B|1, Hq, Sq, Sk], added to the scores.
-        cu_seq_lens_q, cu_seq_lens_k: int [sequences + 1], without a mask: sequences in the flattened [B * S] rows, of
-            lengths up to `max_length_q`, `max_length_k`.
+        cu_seq_lens_q, cu_seq_lens_k: int [sequences + 1]: sequences in the flattened [B * S] rows, of lengths up to
+            `max_length_q`, `max_length_k`; not with padding, a static cache, or a mask that is a matrix, which decides.
 
     Returns:
         O [B, Sq, Hq, Dv], and None for the probabilities.
@@ -60,14 +60,12 @@ def attention_forward(
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     options: dict = {"scale": scaling, "softcap": softcap or 0.0, "sink": s_aux, "dropout_p": dropout}
     cu_seqlens = None  # of q and of k
+    given = attention_mask is None  # whether the keywords may give them
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         options["causal"] = causal
         if sliding_window is not None:
             options["window"] = (sliding_window - 1, -1 if causal else sliding_window - 1)
-        if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
-            cu_seqlens = cu_seq_lens_q, cu_seq_lens_k
-            options.update(max_seqlen_q=int(max_length_q or 0), max_seqlen_k=int(max_length_k or 0))
     elif isinstance(attention_mask, Pattern):
         pattern = attention_mask
         options.update(causal=pattern.causal, window=pattern.window)
@@ -77,6 +75,7 @@ def attention_forward(
             options["mask"] = pattern.padding.to(q.device)[:, None, None, :]
         if pattern.cu_seqlens is not None:
             cu_seqlens = pattern.cu_seqlens, pattern.cu_seqlens
+        given = pattern.keys is None and pattern.padding is None
     else:
         mask = attention_mask[..., : k.shape[1]]
         if mask.dtype != torch.bool:
@@ -86,6 +85,9 @@ def attention_forward(
                 mask = _without_unused_keys(mask)
                 k, v = k[:, : mask.shape[-1]], v[:, : mask.shape[-1]]
             options["mask"] = mask
+    if given and cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+        cu_seqlens = cu_seq_lens_q, cu_seq_lens_k
+        options.update(max_seqlen_q=int(max_length_q or 0), max_seqlen_k=int(max_length_k or 0))
     if position_bias is not None:
         bias = position_bias[..., : k.shape[1]]
         options["bias"] = bias if bias.dtype in (q.dtype, torch.float32) else bias.float()
