@@ -31,7 +31,7 @@ struct ExchangeApi {
   void* managed_tensor_from_py_object_no_sync;
   void* managed_tensor_to_py_object_no_sync;
   int (*dltensor_from_py_object_no_sync)(void* object, dltensor* out);  // may be null
-  void* current_work_stream;
+  int (*current_work_stream)(int32_t device_type, int32_t device_id, void** out);
 };
 constexpr uint32_t kExchangeMajor = 1;
 
@@ -111,26 +111,22 @@ int32_t to_dtype(const nb::dlpack::dtype& dtype) {
   }
 }
 
-// DLPack's numbers. Pinned host memory is the CPU's too.
+// DLPack's numbers. Pinned host memory is the CPU's too, and managed memory is the GPU's.
 enum DeviceType { kCpu = 1, kCuda = 2, kCudaHost = 3, kRocm = 10, kRocmHost = 11, kCudaManaged = 13 };
 
-void check_device(const char* name, const dltensor& tensor) {
+Place place_of(const dltensor& tensor) {
   const auto [type, id] = tensor.device;
-  if (type == kCpu || type == kCudaHost || type == kRocmHost) return;
-  const std::string device = type == kCuda || type == kCudaManaged ? "cuda:" + std::to_string(id)
-                             : type == kRocm                       ? "rocm:" + std::to_string(id)
-                                                                   : "of DLPack type " + std::to_string(type);
-  throw Error(std::string(name) + ": on device " + device +
-              ", Tessera was built without a CUDA backend: accepted: CPU");
+  if (type == kCpu || type == kCudaHost || type == kRocmHost) return {};
+  return {type == kCudaManaged ? static_cast<int32_t>(kCuda) : type, id};
 }
 
 Array view(const char* name, const dltensor& tensor, const char* accepted_dtypes) {
-  check_device(name, tensor);
   if (tensor.ndim < 1 || tensor.ndim > TESSERA_MAX_RANK) {
     throw Error(std::string(name) + ": rank " + std::to_string(tensor.ndim) + ", accepted 1 .. " +
                 std::to_string(TESSERA_MAX_RANK));
   }
   Array array;
+  array.place = place_of(tensor);
   array.layout.dtype = to_dtype(tensor.dtype);
   if (array.layout.dtype == kUnknown) {
     throw Error(std::string(name) + ": dtype " + dtype_text(tensor.dtype) + ", accepted " + accepted_dtypes);
@@ -157,7 +153,15 @@ Array import_exchanged(const char* name, nb::handle source, const ExchangeApi& a
     const nb::python_error error;
     throw Error(std::string(name) + ": " + nb::cast<std::string>(nb::str(error.value())));
   }
-  return view(name, tensor, accepted_dtypes);
+  Array array = view(name, tensor, accepted_dtypes);
+  // The CPU has no streams. A GPU's work goes where the framework's own would, so that neither waits for the other.
+  Place& place = array.place;
+  if (place.device_type == kCuda && api.current_work_stream &&
+      api.current_work_stream(place.device_type, place.device_id, &place.stream) != 0) {
+    const nb::python_error error;
+    throw Error(std::string(name) + ": " + nb::cast<std::string>(nb::str(error.value())));
+  }
+  return array;
 }
 
 // What nanobind hands out has its fields behind accessors.
@@ -173,6 +177,7 @@ dltensor fields(const nb::ndarray<nb::ro>& array) {
   return tensor;
 }
 
+// Calls __dlpack__ without a stream, by which a GPU's producer orders its work before that of the default stream.
 bool export_from(nb::handle source, Access access, nb::ndarray<nb::ro>& owner) {
   if (access == Access::kRead) return nb::try_cast(source, owner, false);
   nb::ndarray<> writable;
@@ -189,7 +194,6 @@ bool is_numpy_bfloat16(nb::handle source) {
 [[noreturn]] void refuse(const char* name, nb::handle source, Access access, const char* accepted_dtypes) {
   nb::ndarray<nb::ro> readable;
   if (access == Access::kWrite && nb::try_cast(source, readable, false)) {
-    check_device(name, fields(readable));
     throw Error(std::string(name) + ": read-only, accepted a writable array");
   }
   std::string given = type_of(source);
@@ -199,6 +203,34 @@ bool is_numpy_bfloat16(nb::handle source) {
 }
 
 }  // namespace
+
+std::string name_of(const Place& place) {
+  const std::string id = ":" + std::to_string(place.device_id);
+  switch (place.device_type) {
+    case kCpu:
+      return "cpu";
+    case kCuda:
+      return "cuda" + id;
+    case kRocm:
+      return "rocm" + id;
+    default:
+      return "of DLPack type " + std::to_string(place.device_type);
+  }
+}
+
+void CommonPlace::join(const char* name, const Place& place) {
+  if (!first_) {
+    if (place.device_type != kCpu) {
+      throw Error(std::string(name) + ": on device " + name_of(place) +
+                  ", Tessera was built without a CUDA backend: accepted: CPU");
+    }
+    first_ = name;
+    place_ = place;
+  } else if (place.device_type != place_.device_type || place.device_id != place_.device_id) {
+    throw Error(std::string(name) + ": on device " + name_of(place) + ", " + first_ + " is on " + name_of(place_) +
+                ": accepted: one device for all");
+  }
+}
 
 Array import_array(const char* name, nb::handle source, Access access, const char* accepted_dtypes) {
   // An array that is a buffer too (NumPy's) is quick to export, and says whether it may be written.

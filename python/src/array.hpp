@@ -4,16 +4,39 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <cstdint>
+#include <string>
+
 #include "tessera/tessera.h"
 
 namespace tessera::python {
 
 enum class Access { kRead, kWrite };
 
+// Where an array's memory is, in DLPack's numbers, and the order in which work on it is queued.
+struct Place {
+  int32_t device_type = 1, device_id = 0;  // the CPU
+  void* stream = nullptr;                  // CUDA: the producer's current stream; null: the default stream
+};
+std::string name_of(const Place& place);  // "cpu", "cuda:0"
+
 struct Array {
   tessera_layout layout{};
   void* data = nullptr;
+  Place place;
   nanobind::ndarray<nanobind::ro> owner;  // keeps what a producer exported alive; empty where `source` itself does
+};
+
+// The one place where all arrays of a call are: that of the first.
+class CommonPlace {
+ public:
+  // Throws Error where Tessera has no backend for `place`, or where another array is elsewhere.
+  void join(const char* name, const Place& place);
+  const Place& place() const { return place_; }
+
+ private:
+  const char* first_ = nullptr;
+  Place place_;
 };
 
 // The memory of `source`, which must outlive the result. Throws Error, naming the argument and the `accepted` dtypes.

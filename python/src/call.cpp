@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "openmp.hpp"
 
 namespace nb = nanobind;
 
@@ -96,10 +97,11 @@ void execute(const Call& call) {
   const tessera_plan& plan = plan_of(call);
   void* memory = workspace.at_least(tessera_workspace_bytes(&plan));
   const auto run = call.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;
+  const tessera_executor* executor = call.openmp ? openmp_executor() : nullptr;
   tessera_status status;
   {
     const nb::gil_scoped_release release;
-    status = run(&plan, &call.buffers, memory, workspace.bytes(), nullptr);
+    status = run(&plan, &call.buffers, memory, workspace.bytes(), executor);
   }
   workspace.give_back_if_large();
   check(status);

@@ -111,11 +111,17 @@ std::string plan(const std::string& direction, nb::handle q, nb::handle k, nb::h
 
 void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle lse) {
   constexpr const char* kFloating = "float32, float16 or bfloat16";
-  const Array from = import_array("o_parts", o_parts, Access::kRead, kFloating);
-  const Array from_lse = import_array("lse_parts", lse_parts, Access::kRead, "float32");
-  const Array to = import_array("o", o, Access::kWrite, kFloating);
+  CommonPlace place;
+  const auto import = [&place](const char* name, nb::handle source, Access access, const char* accepted_dtypes) {
+    Array array = import_array(name, source, access, accepted_dtypes);
+    place.join(name, array.place);
+    return array;
+  };
+  const Array from = import("o_parts", o_parts, Access::kRead, kFloating);
+  const Array from_lse = import("lse_parts", lse_parts, Access::kRead, "float32");
+  const Array to = import("o", o, Access::kWrite, kFloating);
   Array to_lse;
-  if (!lse.is_none()) to_lse = import_array("lse", lse, Access::kWrite, "float32");
+  if (!lse.is_none()) to_lse = import("lse", lse, Access::kWrite, "float32");
   tessera_status status;
   {
     const nb::gil_scoped_release release;
@@ -159,4 +165,5 @@ NB_MODULE(_core, m) {
   m.def("combine", &combine, "o_parts"_a, "lse_parts"_a, "o"_a.none(), "lse"_a.none() = none);
   m.def("device", &device_as_dict);
   m.attr("version") = tessera_version();
+  m.attr("backends") = nb::make_tuple("cpu");
 }

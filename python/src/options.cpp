@@ -71,6 +71,7 @@ void set_tensor(Call& call, const TensorRow& row, nb::handle value) {
   const bool written = (row.written == Written::kForward && call.problem.direction == TESSERA_FORWARD) ||
                        (row.written == Written::kBackward && call.problem.direction == TESSERA_BACKWARD);
   Array array = import_array(row.name, value, written ? Access::kWrite : Access::kRead, row.dtypes);
+  call.place.join(row.name, array.place);
   call.problem.*row.layout = array.layout;
   row.set_data(call.buffers, array.data);
   if (array.owner.is_valid()) call.owners[&row - kTensors] = std::move(array.owner);
@@ -170,6 +171,8 @@ constexpr ValueRow kValues[] = {
        }
        call.threads = static_cast<int32_t>(threads);
      }},
+    {"openmp",
+     [](const char* name, Call& call, nb::handle value) { call.openmp = convert<bool>(name, value, "True or False"); }},
 };
 
 bool set_option(Call& call, std::string_view name, nb::handle value) {

@@ -22,6 +22,8 @@ struct Call {
   tessera_buffers buffers{};
   int32_t kernel = TESSERA_KERNEL_AUTO;
   int32_t threads = 0;  // 0 = the device's
+  bool openmp = false;  // on the process's OpenMP threads, where it has them
+  CommonPlace place;
 
   std::array<nanobind::ndarray<nanobind::ro>, kMaxTensors> owners;
 };

@@ -70,6 +70,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
         deterministic: kept for `attention_backward`.
         kernel: "auto", or the only one to be considered: "tiled", "decode", "reference".
         threads: 0 means all that this process may use. Never changes a bit of the result.
+        openmp: compute on the OpenMP threads of this process, where another library has started them, in place of
+            Tessera's own. PyTorch's tensors always do.
 
     Raises:
         tessera.Error: (a ValueError) a wrong shape, stride, dtype, device, option or index, in one line.

@@ -7,6 +7,7 @@ from typing_extensions import Unpack
 from tessera._options import Options
 
 version: str
+backends: tuple[str, ...]  # PyTorch's names of the devices that this build computes on
 
 class Error(ValueError):
     """A wrong argument, in one line: its name, what was given, what is accepted."""

@@ -27,25 +27,28 @@ def framework_of(q: Any) -> Framework:
         return _NUMPY
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
-        return _torch()
+        return _torch(q.device)
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(q, jax.Array):
         if isinstance(q, jax.core.Tracer):
             raise _core.Error("q: traced by a JAX transformation, accepted concrete arrays (jax.pure_callback makes them)")
         return _jax()
+    namespace = getattr(q, "__array_namespace__", None)
+    if namespace is not None:
+        return _array_api(namespace(), q.device)
     if numpy is None:
         raise _core.Error(f"q: {type(q).__name__}, accepted a PyTorch tensor, or any array once NumPy is installed")
     return _ANY_ARRAY
 
 
 @cache
-def _torch() -> Framework:
+def _torch(device: Any) -> Framework:
     import torch
 
     import tessera.torch
 
     def empty(shape: Any, dtype: Any) -> Any:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
 
     return Framework(empty, torch.float32, attention=tessera.torch.attention)
 
@@ -55,6 +58,15 @@ def _jax() -> Framework:
     import jax
 
     return Framework(numpy.empty, numpy.float32, finish=jax.numpy.asarray)
+
+
+def _array_api(namespace: Any, device: Any) -> Framework:
+    """Frameworks that follow the array API standard, CuPy among them: outputs are theirs, and where q is."""
+
+    def empty(shape: Any, dtype: Any) -> Any:
+        return namespace.empty(tuple(shape), dtype=dtype, device=device)
+
+    return Framework(empty, namespace.float32)
 
 
 def _empty_like_any(shape: Any, dtype: Any) -> Any:

@@ -30,3 +30,4 @@ class Options(TypedDict, total=False):
     batch_invariant: bool
     kernel: Literal["auto", "tiled", "decode", "reference"]
     threads: int
+    openmp: bool

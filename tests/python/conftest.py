@@ -1,5 +1,6 @@
 """Attention in float64 to hold results against: that of the program's own tests, one sequence or batch at a time."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -65,3 +66,19 @@ def random():
 @pytest.fixture
 def problem(random):
     return Problem(random)
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request):
+    """Where PyTorch's tensors are made unless a test says otherwise, and where Tessera computes."""
+    import tessera
+
+    torch = pytest.importorskip("torch")
+    if request.param == "cuda":
+        if "cuda" not in tessera.backends:
+            pytest.skip("Tessera was built without a CUDA backend")
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU")
+    # As a default, the CPU would cost each call of PyTorch's some microseconds.
+    with contextlib.nullcontext() if request.param == "cpu" else torch.device(request.param):
+        yield request.param

@@ -30,6 +30,8 @@ from flash_attn import flash_attn_interface as interface  # noqa: E402
 from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
 from torch_reference import at, check, random  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("device")
+
 T = "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, " \
     "deterministic=False, return_attn_probs=False"
 LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"

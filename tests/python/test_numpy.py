@@ -309,6 +309,7 @@ def test_plan(problem):
 
 
 def test_device():
+    assert "cpu" in tessera.backends
     device = tessera.device()
     assert device["cores"] >= 1 and device["threads"] >= 1 and device["isa"]
 
@@ -421,34 +422,79 @@ def test_gradients_of_what_is_absent(problem):
         tessera.attention_backward(*problem.arrays, o, lse, problem.d_o, grad_bias=True)
 
 
-class OnDevice:
-    """An array that says it is on another device, as CUDA tensors do."""
+class Producer:
+    """An array that is known by DLPack alone, as CuPy's are, and says where it is."""
 
-    def __init__(self, array, device_type, device_id):
-        self.array, self.device = array, (device_type, device_id)
+    def __init__(self, array, device_type=1, device_id=0):
+        self.array, self.place = array, (device_type, device_id)
         self.shape, self.dtype = array.shape, array.dtype
+        self.asked = []
 
     def __dlpack_device__(self):
-        return self.device
+        return self.place
 
-    def __dlpack__(self, **_):
+    def __dlpack__(self, *, stream=None, **options):
+        self.asked.append(stream)
         capsule = self.array.__dlpack__()
         get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
         get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
         address = get_pointer(capsule, b"dltensor")
-        ctypes.cast(address + ctypes.sizeof(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int32 * 2))[0][:] = self.device
+        ctypes.cast(address + ctypes.sizeof(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int32 * 2))[0][:] = self.place
         return capsule
 
 
-def test_a_cuda_array(problem):
-    q = OnDevice(problem.q, 2, 1)
+class StandardArray(Producer):
+    """As the array API standard has it: with a namespace that makes more of them."""
+
+    device = "here"
+    float32 = np.dtype(np.float32)
+
+    def __array_namespace__(self):
+        return StandardArray
+
+    @staticmethod
+    def empty(shape, *, dtype, device):
+        assert device == "here"
+        return StandardArray(np.empty(shape, dtype))
+
+
+@pytest.mark.parametrize("kind", [2, 13], ids=["cuda", "cuda managed"])
+def test_a_cuda_array(problem, kind):
+    q = Producer(problem.q, kind, 1)
     with pytest.raises(tessera.Error, match="^q: on device cuda:1, Tessera was built without a CUDA backend: accepted: CPU$"):
         tessera.attention(q, problem.k, problem.v)
+    # DLPack's None and 1: its work comes before that of CUDA's default stream. -1 would be no order at all.
+    assert set(q.asked) <= {None, 1}
+
+
+def test_host_memory_of_a_gpu(problem):
+    """Pinned memory is the CPU's."""
+    pinned = [Producer(x, 3) for x in problem.arrays]
+    np.testing.assert_array_equal(tessera.attention(*pinned), tessera.attention(*problem.arrays))
+
+
+def test_two_devices(problem):
+    k = Producer(problem.k, 2, 0)
+    with pytest.raises(tessera.Error, match="^k: on device cuda:0, q is on cpu: accepted: one device for all$"):
+        tessera.attention(problem.q, k, problem.v)
+    with pytest.raises(tessera.Error, match="^lse_parts: on device cuda:0, o_parts is on cpu"):
+        tessera.combine(problem.q[None], Producer(np.zeros((1, 2, 4, 37), np.float32), 2))
 
 
 def test_arrays_of_an_unknown_framework(problem):
-    wrapped = [OnDevice(x, 1, 0) for x in problem.arrays]
-    np.testing.assert_array_equal(tessera.attention(*wrapped), tessera.attention(*problem.arrays))
+    wrapped = [Producer(x) for x in problem.arrays]
+    o = tessera.attention(*wrapped)
+    np.testing.assert_array_equal(o, tessera.attention(*problem.arrays))
+    assert all(x.asked and set(x.asked) == {None} for x in wrapped)
+
+
+def test_arrays_of_the_array_api_standard(problem):
+    """Outputs are of the same framework, on the same device."""
+    o, lse = tessera.attention(*(StandardArray(x) for x in problem.arrays), return_lse=True)
+    assert isinstance(o, StandardArray) and isinstance(lse, StandardArray)
+    expected, expected_lse = tessera.attention(*problem.arrays, return_lse=True)
+    np.testing.assert_array_equal(o.array, expected)
+    np.testing.assert_array_equal(lse.array, expected_lse)
 
 
 # ---- the cost of a call ---------------------------------------------------------------------------------------------

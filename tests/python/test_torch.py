@@ -1,6 +1,8 @@
 """tessera.torch.attention: values, gradients, and what PyTorch builds on operators."""
 
 import math
+import subprocess
+import sys
 import time
 
 import pytest
@@ -16,18 +18,11 @@ attention = tessera.torch.attention
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(params=["cpu"] + (["cuda"] if torch.cuda.is_available() else []))
-def device(request):
-    if request.param == "cuda":
-        pytest.skip("this build has no CUDA backend")
-    return request.param
-
-
 def inputs(device, dtype=torch.float32, batch=2, seqlen_q=37, seqlen_k=53, heads=4, heads_kv=2, head_dim=40, dim_v=40):
     return (
-        random(batch, seqlen_q, heads, head_dim, dtype=dtype, seed=1, device=device),
-        random(batch, seqlen_k, heads_kv, head_dim, dtype=dtype, seed=2, device=device),
-        random(batch, seqlen_k, heads_kv, dim_v, dtype=dtype, seed=3, device=device),
+        random(batch, seqlen_q, heads, head_dim, dtype=dtype, seed=1),
+        random(batch, seqlen_k, heads_kv, head_dim, dtype=dtype, seed=2),
+        random(batch, seqlen_k, heads_kv, dim_v, dtype=dtype, seed=3),
     )
 
 
@@ -331,3 +326,62 @@ def test_call_overhead(device):
     c_call = 1e-6  # and less on a quick machine
     assert best(lambda: attention(*plain)) < c_call + 15e-6
     assert best(lambda: attention(*leaves)) < c_call + 15e-6 + best(lambda: Nothing.apply(*leaves))
+
+
+# ---- devices --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif("cuda" in tessera.backends, reason="this build computes on CUDA tensors")
+def test_cuda_tensors_without_a_backend():
+    """Shapes are known without a GPU, as torch.compile asks for them; a value is refused in one line."""
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        q, k, v = (torch.empty(2, 9, heads, 16, device="cuda", dtype=torch.bfloat16) for heads in (4, 2, 2))
+        o, lse = attention(q, k, v, return_lse=True)
+    assert o.shape == q.shape and o.dtype == q.dtype and o.device.type == "cuda"
+    assert lse.shape == (2, 4, 9) and lse.dtype == torch.float32 and lse.device.type == "cuda"
+
+
+def test_meta_tensors():
+    q, k, v = (torch.empty(2, 9, heads, 16, device="meta", requires_grad=True) for heads in (4, 2, 2))
+    o, lse = attention(q, k, v, return_lse=True)
+    assert o.is_meta and o.shape == q.shape and lse.shape == (2, 4, 9)
+    assert torch.autograd.grad(o.sum() + lse.sum(), k)[0].shape == k.shape
+
+
+def test_two_devices():
+    q, k, v = (torch.ones(1, 4, 2, 16) for _ in range(3))
+    with pytest.raises(ValueError, match="^k: .*meta"):
+        attention(q, k.to("meta"), v)
+
+
+# ---- threads --------------------------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_computes():
+    """PyTorch's threads are not there: Tessera's own take their place."""
+    program = """
+import os, torch, tessera.torch
+torch.set_num_threads(2)
+q = torch.randn(1, 512, 4, 64)
+def result(): return tessera.torch.attention(q, q, q, causal=True)[0, 300].tolist()
+expected = result()
+child = os.fork()
+if child == 0:
+    os._exit(0 if result() == expected else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_the_same_bits_on_openmp_s_threads(device):
+    q, k, v = inputs(device, seqlen_q=600, seqlen_k=600)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            o = attention(q, k, v, causal=True)
+            results.append([o, *torch.autograd.grad(o.sin().sum(), (q, k, v))])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(*results))

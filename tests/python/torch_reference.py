@@ -68,9 +68,11 @@ def check(name, ours, plain, exact):
     assert error <= 2 * plain_error + floor, f"{name}: error {error:.3g}, plain {plain_error:.3g}, floor {floor:.3g}"
 
 
-def random(*shape, dtype=torch.float32, requires_grad=True, seed=0, device="cpu"):
-    generator = torch.Generator().manual_seed(seed + 7 * sum(shape))
-    return torch.randn(*shape, generator=generator).to(device, dtype).requires_grad_(requires_grad)
+def random(*shape, dtype=torch.float32, requires_grad=True, seed=0):
+    """The same values on every device."""
+    generator = torch.Generator("cpu").manual_seed(seed + 7 * sum(shape))
+    values = torch.randn(*shape, generator=generator, device="cpu")
+    return values.to(torch.get_default_device(), dtype).requires_grad_(requires_grad)
 
 
 def at(dtype, *tensors):

@@ -141,7 +141,7 @@ def attention(
     )  # fmt: skip
     if not compiling and torch._C._functorch.peek_interpreter_stack() is not None:
         o, lse = ops.Transformable.apply(q, k, v, bias, sink, *tensors, *settings)
-    elif _traced() or not _PLAIN_TYPES.issuperset((type(q), type(k), type(v), type(bias), type(sink))):
+    elif q.is_meta or _traced() or not _PLAIN_TYPES.issuperset((type(q), type(k), type(v), type(bias), type(sink))):
         o, lse = ops.attention_forward(q, k, v, bias, sink, *tensors, *settings)
     elif torch.is_grad_enabled() and (
         q.requires_grad

@@ -76,7 +76,9 @@ def _options(
         options["batch_invariant"] = True
     if kernel != "auto":
         options["kernel"] = kernel
-    options["threads"] = threads or torch.get_num_threads()
+    options["threads"] = threads = threads or torch.get_num_threads()
+    if threads > 1:
+        options["openmp"] = True  # PyTorch's own threads, which spin for a while after each of its operators
     return options
 
 

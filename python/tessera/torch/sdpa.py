@@ -55,7 +55,7 @@ def _refusal(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, attn_m
 
 
 def _options(query: Tensor, key: Tensor, is_causal: bool, attn_mask: Optional[Tensor], scale: Optional[float]) -> dict:
-    options: dict = {"threads": torch.get_num_threads()}
+    options: dict = {"threads": torch.get_num_threads(), "openmp": True}
     if is_causal:
         options.update(causal=True, top_left=query.shape[2] != key.shape[2])
     if scale is not None:

@@ -1,0 +1,56 @@
+// PyTorch computes on OpenMP's threads, which keep spinning for some milliseconds after each parallel region: on the same
+// cores, threads of our own would share their time. With 2 threads, attention over 512 float32 keys right after an
+// operator of PyTorch's took 3.0 ms on our own threads, as long as on one.
+//
+// The runtime is the one that is in the process already; its entry is the one that compilers call.
+#include "openmp.hpp"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace tessera::python {
+namespace {
+
+using GompParallel = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+
+std::atomic<bool> in_forked_child{false};
+
+struct Team {
+  void (*task)(void* argument, int32_t worker);
+  void* argument;
+  int32_t workers;
+  std::atomic<int32_t> next{0};
+
+  // A team may be smaller than what was asked for, within another parallel region say.
+  static void work(void* data) {
+    Team& team = *static_cast<Team*>(data);
+    for (int32_t worker = team.next++; worker < team.workers; worker = team.next++) team.task(team.argument, worker);
+  }
+};
+
+void run(void* context, int32_t workers, void (*task)(void* argument, int32_t worker), void* argument) {
+  Team team{task, argument, workers};
+  reinterpret_cast<GompParallel>(context)(Team::work, &team, static_cast<unsigned>(workers), 0);
+}
+
+tessera_executor find_executor() {
+  tessera_executor executor{};
+  executor.context = dlsym(RTLD_DEFAULT, "GOMP_parallel");
+  if (executor.context) {
+    executor.run = run;
+    pthread_atfork(nullptr, nullptr, [] { in_forked_child = true; });
+  }
+  return executor;
+}
+
+}  // namespace
+
+const tessera_executor* openmp_executor() {
+  static const tessera_executor executor = find_executor();
+  return executor.run && !in_forked_child ? &executor : nullptr;
+}
+
+}  // namespace tessera::python
