@@ -146,27 +146,42 @@ typedef enum tessera_isa {
   TESSERA_ISA_AVX512_BF16 = 3
 } tessera_isa;
 
+typedef enum tessera_backend { TESSERA_BACKEND_CPU = 0, TESSERA_BACKEND_CUDA = 1 } tessera_backend;
+
 typedef enum tessera_kernel {
   TESSERA_KERNEL_AUTO = 0,
-  TESSERA_KERNEL_REFERENCE = 1, /* float64, O(S^2) time: the oracle */
-  TESSERA_KERNEL_DECODE = 2,    /* few query rows, split over keys */
-  TESSERA_KERNEL_TILED = 3      /* FlashAttention's tiles, forward and backward */
+  TESSERA_KERNEL_REFERENCE = 1, /* CPU: float64, O(S^2) time: the oracle */
+  TESSERA_KERNEL_DECODE = 2,    /* CPU: few query rows, split over keys */
+  TESSERA_KERNEL_TILED = 3,     /* CPU: FlashAttention's tiles, forward and backward */
+  TESSERA_KERNEL_FWD_SM80 = 4,  /* CUDA: forward by mma.sync, on every GPU from Ampere on */
+  TESSERA_KERNEL_BWD_SM80 = 5   /* CUDA: backward by mma.sync, on every GPU from Ampere on */
 } tessera_kernel;
 
 /* Where a plan is to run: plain data. */
 typedef struct tessera_device {
+  int32_t backend;   /* tessera_backend */
   int32_t isa;       /* tessera_isa: the best that this CPU has, or TESSERA_ISA from the environment */
   int32_t isa_limit; /* tessera_isa: the best that this CPU has */
   int32_t kernel;    /* tessera_kernel: AUTO, or the only candidate to be considered */
-  int32_t cores;     /* cores this process may use. Decides how work is split, and so the last bits of a result */
-  int32_t threads;   /* threads to use. Never changes a bit of a result */
+  int32_t cores;     /* cores this process may use (CUDA: multiprocessors). Decides how work is split, and so the last
+                        bits of a result */
+  int32_t threads;   /* CPU: threads to use. Never changes a bit of a result */
   int64_t l1_bytes, l2_bytes;
+  int32_t ordinal;       /* CUDA: which GPU */
+  int32_t arch;          /* CUDA: compute capability, 10 * major + minor */
+  int32_t check_indices; /* CUDA, 1: cu_seqlens, seqused_k and page_table are fetched and checked before a launch, which
+                            waits for the stream. 0: what lies outside is read as if it were the nearest valid value */
+  int64_t smem_bytes;    /* CUDA: the most shared memory that a block may have */
   char name[64];
 } tessera_device;
 
 /* This machine's CPU. Reads TESSERA_ISA (baseline, avx2, avx512, avx512_bf16) and TESSERA_NUM_THREADS from the
  * environment; INVALID_ARGUMENT if one of them says what this machine cannot do. */
 TESSERA_API tessera_status tessera_device_cpu(tessera_device* device);
+
+/* GPU number `ordinal`. UNSUPPORTED when there is no driver, no such GPU, or one older than compute capability 8.0: the
+ * message says which. Opens the driver on first use, and nothing else of CUDA. */
+TESSERA_API tessera_status tessera_device_cuda(int32_t ordinal, tessera_device* device);
 
 typedef struct tessera_candidate {
   char kernel[32];
@@ -190,6 +205,9 @@ typedef struct tessera_plan {
   int64_t num_items;      /* work items, an upper bound when packed */
   int64_t scratch_bytes;  /* a thread */
   int64_t shared_bytes;   /* partial results and accumulators, linear in the sequence length */
+  int32_t num_warps;      /* CUDA: warps a block */
+  int32_t num_stages;     /* CUDA: tiles of keys and values in flight */
+  int64_t smem_bytes;     /* CUDA: shared memory of a block */
   int64_t workspace_bytes;
   double flops;                /* of the matrix products, on the visible area where it is known without data */
   double bytes_moved;          /* to and from memory, every tensor once */
@@ -223,15 +241,20 @@ typedef struct tessera_buffers {
   float *d_bias, *d_sink;
 } tessera_buffers;
 
-/* Runs task(argument, w) once for each w in 0 .. workers - 1, in any order, concurrently or not, and returns when all
- * are done. Give one to run on your own threads; NULL means the library's. */
+/* Where the work of a call is done; NULL means the library's threads, or on CUDA the default stream.
+ * CPU: runs task(argument, w) once for each w in 0 .. workers - 1, in any order, concurrently or not, and returns when
+ * all are done. Give one to run on your own threads.
+ * CUDA: the stream (a CUstream or cudaStream_t) that the kernels are put into; the call returns at once. */
 typedef struct tessera_executor {
   void (*run)(void* context, int32_t workers, void (*task)(void* argument, int32_t worker), void* argument);
   void* context;
+  void* stream;
 } tessera_executor;
 
-/* Computes o (and lse). INVALID_ARGUMENT when a required pointer is NULL or misaligned, the workspace is too small, or
- * cu_seqlens, seqused_k or page_table hold what the layouts do not allow; outputs are untouched then. */
+/* Computes o (and lse). INVALID_ARGUMENT when a required pointer is NULL, misaligned or of another device's memory, the
+ * workspace is too small, or cu_seqlens, seqused_k or page_table hold what the layouts do not allow (CUDA: where
+ * tessera_device asks for that check); outputs are untouched then. On CUDA all pointers but `plan` and `buffers` are
+ * the device's, nothing waits for the stream, and a call can be captured into a graph. */
 TESSERA_API tessera_status tessera_forward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                            size_t workspace_bytes, const tessera_executor* executor);
 

@@ -38,6 +38,8 @@ std::string flops_text(double flops) {
   return scaled(flops, 1000, {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"});
 }
 
+bool on_cuda(const tessera_plan& plan) { return plan.device.backend == TESSERA_BACKEND_CUDA; }
+const char* plural(int64_t count) { return count == 1 ? "" : "s"; }
 double ratio(double numerator, double denominator) { return denominator > 0 ? numerator / denominator : 0; }
 double extra_bytes(const tessera_plan& plan) { return static_cast<double>(plan.workspace_bytes); }
 
@@ -73,6 +75,46 @@ std::string options_text(const tessera_problem& p) {
   return text;
 }
 
+std::string device_text(const tessera_plan& plan) {
+  const tessera_device& device = plan.device;
+  if (on_cuda(plan)) {
+    return print("GPU %d: %s, compute capability %d.%d, %d multiprocessors", device.ordinal, device.name,
+                 device.arch / 10, device.arch % 10, device.cores);
+  }
+  return print("%s, %s%s, %d threads on %d cores", device.name, tessera_isa_name(device.isa),
+               plan.use_dot ? " with bf16 dot products" : "", device.threads, device.cores);
+}
+
+std::string tiles_text(const tessera_plan& plan) {
+  if (plan.kernel == TESSERA_KERNEL_REFERENCE) return "none: one query at a time, in float64";
+  if (on_cuda(plan)) {
+    return print("%d queries x %d keys, %d warp%s, %d stage%s, %s of shared memory a block", plan.block_m, plan.block_n,
+                 plan.num_warps, plural(plan.num_warps), plan.num_stages, plural(plan.num_stages),
+                 bytes_text(static_cast<double>(plan.smem_bytes)).c_str());
+  }
+  if (plan.kernel == TESSERA_KERNEL_DECODE) {
+    return print("%d query rows of a KV head x %d keys, %d KV head%s a pass over the keys", plan.block_m, plan.block_n,
+                 plan.tiles_per_item, plural(plan.tiles_per_item));
+  }
+  return print("%d queries x %d keys, %d query tile%s a pass over the keys", plan.block_m, plan.block_n,
+               plan.tiles_per_item, plural(plan.tiles_per_item));
+}
+
+std::string items_text(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  const bool at_most = plan.kernel != TESSERA_KERNEL_DECODE && (packed_q(p) || packed_k(p));
+  return print("%" PRId64 " work items%s, keys in %d part%s", plan.num_items, at_most ? " at most" : "",
+               plan.num_splits, plural(plan.num_splits));
+}
+
+std::string workspace_text(const tessera_plan& plan) {
+  const std::string total = bytes_text(extra_bytes(plan));
+  if (on_cuda(plan)) return total + " of the GPU's memory";
+  return print("%s: %s a thread x %d, %s shared", total.c_str(),
+               bytes_text(static_cast<double>(plan.scratch_bytes)).c_str(), plan.device.threads,
+               bytes_text(static_cast<double>(plan.shared_bytes)).c_str());
+}
+
 std::string describe(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const bool backward = p.direction == TESSERA_BACKWARD;
@@ -89,8 +131,7 @@ std::string describe(const tessera_plan& plan) {
              plan.batch, packed_q(p) ? "at most " : "", plan.max_seqlen_q, packed_k(p) || paged(p) ? "at most " : "",
              plan.max_seqlen_k, plan.heads_q, plan.heads_kv, plan.head_dim, plan.head_dim_v));
   more(options_text(p));
-  line("device", print("%s, %s%s, %d threads on %d cores", plan.device.name, tessera_isa_name(plan.device.isa),
-                       plan.use_dot ? " with bf16 dot products" : "", plan.device.threads, plan.device.cores));
+  line("device", device_text(plan));
   line("kernel", tessera_kernel_name(plan.kernel));
   for (int32_t c = 0; c < plan.num_candidates; ++c) {
     const tessera_candidate& candidate = plan.candidates[c];
@@ -98,22 +139,9 @@ std::string describe(const tessera_plan& plan) {
     more(print("%c %-10s %s%s", chosen ? '*' : '-', candidate.kernel,
                candidate.accepted ? "" : "refused: ", candidate.reason));
   }
-  if (plan.kernel == TESSERA_KERNEL_REFERENCE) {
-    line("tiles", "none: one query at a time, in float64");
-  } else if (plan.kernel == TESSERA_KERNEL_DECODE) {
-    line("tiles", print("%d query rows of a KV head x %d keys, %d KV head%s a pass over the keys", plan.block_m,
-                        plan.block_n, plan.tiles_per_item, plan.tiles_per_item == 1 ? "" : "s"));
-    more(print("%" PRId64 " work items, keys in %d part%s", plan.num_items, plan.num_splits,
-               plan.num_splits == 1 ? "" : "s"));
-  } else {
-    line("tiles", print("%d queries x %d keys, %d query tile%s a pass over the keys", plan.block_m, plan.block_n,
-                        plan.tiles_per_item, plan.tiles_per_item == 1 ? "" : "s"));
-    more(print("%" PRId64 " work items%s, keys in %d part%s", plan.num_items,
-               packed_q(p) || packed_k(p) ? " at most" : "", plan.num_splits, plan.num_splits == 1 ? "" : "s"));
-  }
-  line("workspace", print("%s: %s a thread x %d, %s shared", bytes_text(extra_bytes(plan)).c_str(),
-                          bytes_text(static_cast<double>(plan.scratch_bytes)).c_str(), plan.device.threads,
-                          bytes_text(static_cast<double>(plan.shared_bytes)).c_str()));
+  line("tiles", tiles_text(plan));
+  if (plan.kernel != TESSERA_KERNEL_REFERENCE) more(items_text(plan));
+  line("workspace", workspace_text(plan));
   more(print("standard attention holds %s for the score matrix", bytes_text(plan.standard_extra_bytes).c_str()));
   line("work", print("%s on the visible area", flops_text(plan.flops).c_str()));
   line("traffic", print("%s, standard attention %s (%.1f x)", bytes_text(plan.bytes_moved).c_str(),
@@ -275,6 +303,9 @@ std::string to_json(const tessera_plan& plan) {
       {"num_items", plan.num_items},
       {"scratch_bytes", plan.scratch_bytes},
       {"shared_bytes", plan.shared_bytes},
+      {"num_warps", plan.num_warps},
+      {"num_stages", plan.num_stages},
+      {"smem_bytes", plan.smem_bytes},
       {"workspace_bytes", plan.workspace_bytes},
   };
   for (const auto& [name, value] : counts) json.add(name, value);
@@ -283,6 +314,7 @@ std::string to_json(const tessera_plan& plan) {
   json.add("standard_bytes", plan.standard_bytes);
   json.add("standard_extra_bytes", plan.standard_extra_bytes);
   json.open("device", '{');
+  json.add("backend", on_cuda(plan) ? "cuda" : "cpu");
   json.add("name", plan.device.name);
   json.add("isa", tessera_isa_name(plan.device.isa));
   json.add("isa_limit", tessera_isa_name(plan.device.isa_limit));
@@ -290,6 +322,10 @@ std::string to_json(const tessera_plan& plan) {
   json.add("threads", plan.device.threads);
   json.add("l1_bytes", plan.device.l1_bytes);
   json.add("l2_bytes", plan.device.l2_bytes);
+  json.add("ordinal", plan.device.ordinal);
+  json.add("arch", plan.device.arch);
+  json.add("check_indices", plan.device.check_indices != 0);
+  json.add("smem_bytes", plan.device.smem_bytes);
   json.close('}');
   add_problem(json, plan.problem);
   json.close('}');

@@ -8,6 +8,7 @@
 #include "core/status.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
+#include "cuda/cuda.hpp"
 
 namespace tessera::core {
 namespace {
@@ -134,6 +135,17 @@ tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& bu
 
 constexpr uintptr_t kAlignment = 64;
 
+tessera_status execute_cuda(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+  TESSERA_RETURN_IF_ERROR(cuda::check_memory(plan, buffers, workspace));
+  if (plan.device.check_indices) {
+    cuda::HostIndices host;
+    TESSERA_RETURN_IF_ERROR(cuda::fetch_indices(plan, buffers, stream, host));
+    TESSERA_RETURN_IF_ERROR(check_indices(plan, host.buffers));
+  }
+  const auto run = plan.problem.direction == TESSERA_BACKWARD ? cuda::backward : cuda::forward;
+  return run(plan, buffers, workspace, stream);
+}
+
 tessera_status execute(int32_t direction, const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                        size_t workspace_bytes, const tessera_executor* executor) {
   if (!plan) return invalid("plan: NULL, must point to a tessera_plan");
@@ -148,12 +160,15 @@ tessera_status execute(int32_t direction, const tessera_plan* plan, const tesser
   }
   if (!workspace && plan->workspace_bytes > 0)
     return invalid("workspace: NULL, must hold %" PRId64 " bytes", plan->workspace_bytes);
-  if (executor && !executor->run) return invalid("executor: run is NULL, must be a function (or executor NULL)");
   TESSERA_RETURN_IF_ERROR(check_pointers(plan->problem, *buffers));
-  TESSERA_RETURN_IF_ERROR(check_indices(*plan, *buffers));
   // The plan's bytes leave room for this.
   const uintptr_t misaligned = reinterpret_cast<uintptr_t>(workspace) % kAlignment;
   void* aligned = static_cast<char*>(workspace) + (misaligned ? kAlignment - misaligned : 0);
+  if (plan->device.backend == TESSERA_BACKEND_CUDA) {
+    return execute_cuda(*plan, *buffers, aligned, executor ? executor->stream : nullptr);
+  }
+  if (executor && !executor->run) return invalid("executor: run is NULL, must be a function (or executor NULL)");
+  TESSERA_RETURN_IF_ERROR(check_indices(*plan, *buffers));
   switch (plan->kernel) {
     case TESSERA_KERNEL_REFERENCE:
       backward ? reference_backward(*plan, *buffers, aligned) : reference_forward(*plan, *buffers, aligned);

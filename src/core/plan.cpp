@@ -13,6 +13,7 @@
 #include "core/status.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
+#include "cuda/cuda.hpp"
 
 namespace tessera::core {
 namespace {
@@ -23,16 +24,25 @@ std::string refuse_reference(const tessera_plan& plan) {
 }
 
 struct Candidate {
-  int32_t kernel;
+  int32_t backend, kernel;
   std::string (*refuse)(const tessera_plan& plan);  // "" when it takes the problem
   void (*configure)(tessera_plan& plan);
 };
 constexpr Candidate kCandidates[] = {
-    {TESSERA_KERNEL_DECODE, cpu::refuse_decode, cpu::configure_decode},
-    {TESSERA_KERNEL_TILED, cpu::refuse_tiled, cpu::configure_tiled},
-    {TESSERA_KERNEL_REFERENCE, refuse_reference, configure_reference},
+    {TESSERA_BACKEND_CPU, TESSERA_KERNEL_DECODE, cpu::refuse_decode, cpu::configure_decode},
+    {TESSERA_BACKEND_CPU, TESSERA_KERNEL_TILED, cpu::refuse_tiled, cpu::configure_tiled},
+    {TESSERA_BACKEND_CPU, TESSERA_KERNEL_REFERENCE, refuse_reference, configure_reference},
+    {TESSERA_BACKEND_CUDA, TESSERA_KERNEL_FWD_SM80, cuda::refuse_fwd_sm80, cuda::configure_fwd_sm80},
+    {TESSERA_BACKEND_CUDA, TESSERA_KERNEL_BWD_SM80, cuda::refuse_bwd_sm80, cuda::configure_bwd_sm80},
 };
-static_assert(std::size(kCandidates) <= TESSERA_MAX_CANDIDATES);
+
+constexpr int64_t candidates_of(int32_t backend) {
+  int64_t count = 0;
+  for (const Candidate& candidate : kCandidates) count += candidate.backend == backend;
+  return count;
+}
+static_assert(candidates_of(TESSERA_BACKEND_CPU) <= TESSERA_MAX_CANDIDATES);
+static_assert(candidates_of(TESSERA_BACKEND_CUDA) <= TESSERA_MAX_CANDIDATES);
 
 void fill_defaults(tessera_problem& problem, const Sizes& size) {
   if (!problem.has_scale) {
@@ -126,6 +136,7 @@ std::string refusal(const Candidate& candidate, const tessera_plan& plan) {
 const Candidate* choose(tessera_plan& plan) {
   const Candidate* chosen = nullptr;
   for (const Candidate& candidate : kCandidates) {
+    if (candidate.backend != plan.device.backend) continue;
     tessera_candidate& entry = plan.candidates[plan.num_candidates++];
     const char* name = tessera_kernel_name(candidate.kernel);
     std::snprintf(entry.kernel, sizeof entry.kernel, "%s", name);
@@ -196,6 +207,18 @@ tessera_status tessera_device_cpu(tessera_device* device) {
     return tessera::ok();
   } catch (const std::exception& error) {
     return tessera::internal("tessera_device_cpu: %s", error.what());
+  }
+}
+
+tessera_status tessera_device_cuda(int32_t ordinal, tessera_device* device) {
+  if (!device) return tessera::invalid("device: NULL, must point to a tessera_device");
+  try {
+    tessera_device found{};
+    TESSERA_RETURN_IF_ERROR(tessera::cuda::detect(ordinal, found));
+    *device = found;
+    return tessera::ok();
+  } catch (const std::exception& error) {
+    return tessera::internal("tessera_device_cuda: %s", error.what());
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <cstdarg>
 #include <cstdio>
-#include <iterator>
 
 namespace tessera {
 namespace {
@@ -43,60 +42,3 @@ tessera_status internal(const char* format, ...) {
 }
 
 }  // namespace tessera
-
-namespace {
-
-struct Dtype {
-  const char* name;
-  size_t bytes;
-};
-
-constexpr Dtype kDtypes[] = {
-    {"float32", 4}, {"float16", 2}, {"bfloat16", 2}, {"float64", 8}, {"int32", 4}, {"bool", 1},
-};
-static_assert(std::size(kDtypes) == TESSERA_BOOL + 1, "one row for each tessera_dtype");
-
-constexpr const char* kIsaNames[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
-static_assert(std::size(kIsaNames) == TESSERA_ISA_AVX512_BF16 + 1, "one name for each tessera_isa");
-
-constexpr const char* kKernelNames[] = {"auto", "reference", "decode", "tiled"};
-static_assert(std::size(kKernelNames) == TESSERA_KERNEL_TILED + 1, "one name for each tessera_kernel");
-
-template <typename Row, size_t kRows>
-const Row* row(const Row (&table)[kRows], int32_t index) {
-  return index >= 0 && static_cast<size_t>(index) < kRows ? &table[index] : nullptr;
-}
-
-}  // namespace
-
-extern "C" {
-
-const char* tessera_dtype_name(int32_t dtype) {
-  const Dtype* found = row(kDtypes, dtype);
-  return found ? found->name : "unknown";
-}
-
-size_t tessera_dtype_bytes(int32_t dtype) {
-  const Dtype* found = row(kDtypes, dtype);
-  return found ? found->bytes : 0;
-}
-
-const char* tessera_isa_name(int32_t isa) {
-  const char* const* found = row(kIsaNames, isa);
-  return found ? *found : "unknown";
-}
-
-const char* tessera_kernel_name(int32_t kernel) {
-  const char* const* found = row(kKernelNames, kernel);
-  return found ? *found : "unknown";
-}
-
-#define TESSERA_STRING_(x) #x
-#define TESSERA_STRING(x) TESSERA_STRING_(x)
-
-const char* tessera_version(void) {
-  return TESSERA_STRING(TESSERA_VERSION_MAJOR) "." TESSERA_STRING(TESSERA_VERSION_MINOR) "." TESSERA_STRING(
-      TESSERA_VERSION_PATCH);
-}
-
-}  // extern "C"

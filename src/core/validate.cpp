@@ -395,17 +395,24 @@ tessera_status validate(const tessera_problem& problem) {
 
 tessera_status validate(const tessera_device& device) {
   TESSERA_RETURN_IF_ERROR(
+      check_range("device.backend", device.backend, TESSERA_BACKEND_CPU, TESSERA_BACKEND_CUDA));
+  TESSERA_RETURN_IF_ERROR(
       check_range("device.isa_limit", device.isa_limit, TESSERA_ISA_BASELINE, TESSERA_ISA_AVX512_BF16));
   if (device.isa < TESSERA_ISA_BASELINE || device.isa > device.isa_limit) {
     return invalid("device.isa: %s (%d), accepted 0 .. %d: this CPU has %s", tessera_isa_name(device.isa), device.isa,
                    device.isa_limit, tessera_isa_name(device.isa_limit));
   }
-  TESSERA_RETURN_IF_ERROR(check_range("device.kernel", device.kernel, TESSERA_KERNEL_AUTO, TESSERA_KERNEL_TILED));
+  TESSERA_RETURN_IF_ERROR(check_range("device.kernel", device.kernel, TESSERA_KERNEL_AUTO, TESSERA_KERNEL_BWD_SM80));
   constexpr int64_t kMaxThreads = 4096;
   TESSERA_RETURN_IF_ERROR(check_range("device.cores", device.cores, 1, kMaxThreads));
   TESSERA_RETURN_IF_ERROR(check_range("device.threads", device.threads, 1, kMaxThreads));
   TESSERA_RETURN_IF_ERROR(check_range("device.l1_bytes", device.l1_bytes, 0, INT64_MAX));
-  return check_range("device.l2_bytes", device.l2_bytes, 0, INT64_MAX);
+  TESSERA_RETURN_IF_ERROR(check_range("device.l2_bytes", device.l2_bytes, 0, INT64_MAX));
+  if (device.backend != TESSERA_BACKEND_CUDA) return ok();
+  TESSERA_RETURN_IF_ERROR(check_range("device.ordinal", device.ordinal, 0, INT32_MAX));
+  constexpr int64_t kOldestArch = 80, kNewestArch = 129;
+  TESSERA_RETURN_IF_ERROR(check_range("device.arch", device.arch, kOldestArch, kNewestArch));
+  return check_range("device.smem_bytes", device.smem_bytes, 48 << 10, INT32_MAX);
 }
 
 tessera_status validate_combine(const tessera_layout& o_parts, const tessera_layout& lse_parts, const tessera_layout& o,

@@ -29,7 +29,7 @@ std::vector<std::vector<std::byte>> forward_and_backward(Call& call, const RunOp
 }
 
 RunOptions best(int32_t threads, const Case& c) {
-  return {.isa = isas().back(), .threads = threads, .cores = static_cast<int32_t>(c.cores)};
+  return {.place = cpu_places().back(), .threads = threads, .cores = static_cast<int32_t>(c.cores)};
 }
 
 class Threads : public ::testing::TestWithParam<const char*> {
@@ -105,7 +105,7 @@ void run_on_threads(void* context, int32_t workers, void (*task)(void*, int32_t)
 TEST_P(Threads, AnExecutorOfTheCallersOwn) {
   for (const auto run_workers : {run_backwards, run_on_threads}) {
     int asked = 0;
-    const tessera_executor executor{run_workers, &asked};
+    const tessera_executor executor{run_workers, &asked, nullptr};
     RunOptions options = best(3, in_.c);
     options.executor = &executor;
     std::string error;

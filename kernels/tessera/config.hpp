@@ -1,0 +1,76 @@
+// What is fixed when a kernel is compiled. Plain structs, shared by the host, which fills them in, and the device, which
+// takes them as template arguments.
+#pragma once
+
+#if defined(__CUDACC__)
+#define TESSERA_HOST_DEVICE __host__ __device__
+#else
+#define TESSERA_HOST_DEVICE
+#endif
+
+namespace tessera {
+
+enum class Dtype : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };  // tessera_dtype's numbers
+
+TESSERA_HOST_DEVICE constexpr int dtype_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+
+// What is done to a score beside scale and causal, window and length, which every kernel has.
+struct ScoreConfig {
+  bool softcap;
+  bool bias;
+  Dtype bias_dtype;
+  bool alibi;
+  bool mask;
+  bool block_mask;
+  bool dropout;
+  bool scale_first;  // scale <= 0: the largest product is not the largest score
+
+  TESSERA_HOST_DEVICE constexpr bool any() const {
+    return softcap || bias || alibi || mask || block_mask || dropout || scale_first;
+  }
+};
+
+// Forward by mma.sync: fwd_sm80.cuh.
+struct FwdConfig {
+  Dtype dtype;
+  int head_dim;    // padded to a multiple of 16
+  int head_dim_v;  // likewise
+  int block_m;     // query rows a tile
+  int block_n;     // keys a tile
+  int warps;       // each takes block_m / warps query rows
+  int stages;      // tiles of keys, and of values, in shared memory
+  int blocks_per_sm;  // that registers must allow
+  bool aligned;    // every row of q, k and v starts at a multiple of 16 bytes, so that loads are of 16 bytes
+  bool paged;      // keys and values by page table
+  bool pack_heads;  // the query heads that share a KV head stand in one tile's rows
+  bool split;       // keys in parts: float32 partial results instead of o
+  ScoreConfig score;
+};
+
+// Backward by mma.sync: bwd_sm80.cuh.
+struct BwdConfig {
+  Dtype dtype;
+  int head_dim;    // padded to a multiple of 16
+  int head_dim_v;  // likewise
+  int block_m;     // queries a tile
+  int block_n;     // keys a block owns
+  int warps;
+  int stages;    // tiles of queries, and of dO, in shared memory
+  int blocks_per_sm;  // that registers must allow
+  bool aligned;  // as above, and dO
+  bool d_bias;   // the gradient of the bias is wanted
+  bool deterministic;
+  ScoreConfig score;
+};
+
+// Merge of partial results: combine.cuh.
+struct CombineConfig {
+  Dtype dtype;  // of o
+};
+
+// What goes before and after the backward pass's products: bwd_rows.cuh.
+struct BwdRowsConfig {
+  Dtype dtype;
+};
+
+}  // namespace tessera

@@ -1,0 +1,99 @@
+// What a kernel reads at run time: plain structs, filled in by the host and passed by value.
+#pragma once
+
+namespace tessera {
+
+using int64 = long long;
+using uint32 = unsigned;
+static_assert(sizeof(int64) == 8 && sizeof(uint32) == 4);
+
+// A [batch, row, head, column] tensor whose columns are contiguous; strides in elements. Packed: batch = 0.
+// Paged: `batch` is the stride of a page and `row` that of a row within it.
+struct RowTensor {
+  void* data;
+  int64 batch, row, head;
+};
+
+// [batch, head, row], float32, strides in elements. NULL: absent.
+struct StatTensor {
+  float* data;
+  int64 batch, head, row;
+};
+
+// A tensor over scores, [batch, head, query, key]; what is broadcast has stride 0; strides in elements. NULL: absent.
+struct ScoreTensor {
+  void* data;
+  int64 batch, head, row, col;
+};
+
+// The problem: the same for every kernel.
+struct ProblemParams {
+  int batch, heads_q, heads_kv, group;  // group = heads_q / heads_kv
+  int head_dim, head_dim_v;
+  int seqlen_q, seqlen_k;      // dense: of every sequence; paged: seqlen_k is what the page table can hold
+  int64 rows_total;            // queries of the whole batch
+  const int* cu_seqlens_q;     // [batch + 1] or NULL
+  const int* cu_seqlens_k;     // [batch + 1] or NULL
+  const int* seqused_k;        // [batch] or NULL
+  int64 cu_seqlens_q_stride, cu_seqlens_k_stride, seqused_k_stride;
+  int rows_q, rows_k;          // packed: rows of q and of k, v, which no offset may pass
+  int max_seqlen_q, max_seqlen_k;  // the most that a sequence can have, by the layouts and the problem's word
+  RowTensor q, k, v;
+  const int* page_table;       // [batch, max_pages]
+  int64 page_table_batch, page_table_col;
+  int page_size, pages;
+
+  float scale, scale_log2;     // scale * log2(e): scores are held in log2 units
+  float softcap;
+  int causal, top_left;
+  int window_left, window_right;  // -1: unbounded
+  ScoreTensor bias, mask, block_mask;
+  int mask_block_q, mask_block_k;
+  const float* alibi_slopes;
+  int64 alibi_batch, alibi_head;
+  const float* sink;           // [heads_q] or NULL
+  int64 sink_head;
+  float dropout_scale;         // 1 / (1 - p)
+  uint32 dropout_threshold, dropout_key[2], dropout_offset;
+};
+
+struct FwdParams : ProblemParams {
+  RowTensor o;
+  StatTensor lse;              // natural logarithm
+  int tiles;                   // of a sequence, or slots of a packed batch: core/scheduler.cuh
+  int num_splits, split_keys;  // keys a split, a multiple of block_n
+  int o_aligned;               // every row of o starts at a multiple of 16 bytes
+  float* partial_o;            // [num_splits, heads_q, rows_total, head_dim_v]
+  float* partial_lse;          // [num_splits, heads_q, rows_total], natural logarithm
+};
+
+struct BwdParams : ProblemParams {
+  RowTensor o, d_o, d_q, d_k, d_v;
+  StatTensor lse, d_lse;
+  float* row_lse_log2;         // [heads_q, rows_total], +inf where nothing is seen
+  float* row_delta;            // [heads_q, rows_total], rowsum(dO o O) - dLSE
+  float* acc_dq;               // [heads_q, rows_total, acc_dq_ld] float32
+  int acc_dq_ld;               // head_dim padded to 16
+  int* turn;                   // deterministic: [heads_q, query tiles] whose turn it is to add to a tile of dQ
+  ScoreTensor d_bias;          // float32
+  int owned_batches, owned_heads;  // (batch, query head) pairs whose d_bias one block owns; 1, 1: no sharing
+  float* d_sink;
+  int64 d_sink_head;
+};
+
+// Merge of partial results, also the public tessera_combine. Strides in elements.
+struct CombineParams {
+  int parts, batch, rows, heads, head_dim_v;
+  int part_dtype;              // Dtype
+  const void* o_parts;
+  int64 o_part, o_part_batch, o_part_row, o_part_head;
+  const float* lse_parts;
+  int64 lse_part, lse_part_batch, lse_part_head, lse_part_row;
+  RowTensor o;
+  StatTensor lse;              // NULL: not wanted
+  const int* rows_end;         // packed: rows from *rows_end on belong to no sequence; or NULL
+  const float* sink;           // joins the denominator of rows that saw something
+  int64 sink_head;
+};
+
+}  // namespace tessera

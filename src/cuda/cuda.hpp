@@ -1,0 +1,38 @@
+// The CUDA backend, as the core sees it: detect, refuse or configure, run. No toolkit is needed to build it, and no
+// driver to load it: both libraries are opened when the first call needs them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/tessera.h"
+
+namespace tessera::cuda {
+
+// GPU number `ordinal`.
+tessera_status detect(int32_t ordinal, tessera_device& device);
+
+// Why a kernel does not take a validated plan's problem ("" when it does). `plan` has its sizes filled in.
+std::string refuse_fwd_sm80(const tessera_plan& plan);
+std::string refuse_bwd_sm80(const tessera_plan& plan);
+
+// Fill in tiles, splits and workspace of a plan whose kernel and sizes are set.
+void configure_fwd_sm80(tessera_plan& plan);
+void configure_bwd_sm80(tessera_plan& plan);
+
+// Every tensor that the problem describes, and the workspace, lies in memory that the plan's GPU can reach.
+tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buffers, const void* workspace);
+
+// The index tensors on the host, for the checks that look into them. Waits for the stream.
+struct HostIndices {
+  tessera_buffers buffers{};  // the index tensors' pointers alone, as the plan's layouts say
+  std::vector<char> storage[4];
+};
+tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& buffers, void* stream,
+                             HostIndices& host);
+
+// Put a checked plan's kernels into the stream. `workspace` is aligned to 64 bytes.
+tessera_status forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream);
+tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,207 @@
+// The forward kernel of kernels/tessera/fwd_sm80.cuh: which tiles it is compiled for, how much memory it needs, and its
+// launch. Every number depends on the problem and the GPU alone.
+#include "tessera/config.hpp"
+
+#include <algorithm>
+#include <cinttypes>
+#include <string>
+
+#include "core/geometry.hpp"
+#include "core/status.hpp"
+#include "cuda/cuda.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/params.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+// A row: for this type, query and key size up to head_dim, and at most `rows` query rows a (sequence, head). The first
+// that fits the problem and the GPU's shared memory is taken.
+struct FwdTile {
+  bool float32;
+  int head_dim;
+  int64_t rows;
+  int block_m, block_n, warps, stages;
+  int slice;          // columns of V a block takes
+  int blocks_per_sm;  // that registers and shared memory should allow
+};
+constexpr int64_t kAny = INT64_MAX;
+constexpr FwdTile kTiles[] = {
+    // Few rows: one warp a block, many blocks, bound by the reading of K and V.
+    {false, 64, 16, 16, 64, 1, 3, 64, 4},
+    {false, 128, 16, 16, 64, 1, 2, 128, 3},
+    {false, 256, 16, 16, 32, 1, 2, 256, 3},
+    // Two tiles of 16 rows a warp: a fragment of K or V is used twice.
+    {false, 64, kAny, 128, 64, 4, 2, 64, 2},
+    {false, 128, kAny, 128, 64, 4, 2, 128, 2},
+    {false, 192, kAny, 128, 64, 8, 2, 192, 1},
+    {false, 256, kAny, 128, 64, 8, 2, 256, 1},
+    {false, 512, kAny, 64, 32, 4, 2, 256, 1},
+    // 99 KiB of shared memory.
+    {false, 192, kAny, 64, 32, 4, 2, 192, 1},
+    {false, 256, kAny, 64, 32, 4, 1, 256, 1},
+    {false, 512, kAny, 16, 32, 1, 1, 128, 1},
+    // float32: three products of TF32 each. Registers hold the two halves of a fragment.
+    {true, 64, kAny, 64, 32, 4, 2, 64, 2},
+    {true, 128, kAny, 64, 32, 4, 2, 64, 1},
+    {true, 256, kAny, 32, 32, 2, 2, 64, 1},
+    {true, 512, kAny, 16, 32, 1, 2, 64, 1},
+    {true, 256, kAny, 32, 32, 2, 1, 64, 1},
+    {true, 512, kAny, 16, 16, 1, 1, 64, 1},
+};
+
+// Blocks that a multiprocessor should find, so that the last ones leave none idle for long.
+constexpr int64_t kWaves = 2;
+// Keys below which a part of the keys is not worth its merge.
+constexpr int64_t kMinSplitKeys = 256;
+
+struct Choice {
+  const FwdTile* tile = nullptr;
+  int64_t smem_bytes = 0;
+  bool pack_heads = false;
+  int64_t tiles = 0, blocks = 0;  // of a head (packed: of all sequences); of the grid without splits and slices
+  int slices = 1;
+};
+
+// sizeof(FwdSharedMemory<...>): a test compares them.
+int64_t smem_bytes(const FwdTile& tile, int head_dim, int head_dim_v) {
+  const int elem = tile.float32 ? 4 : 2, pad = tile.float32 ? 32 : 16;
+  const int64_t k_pitch = head_dim * elem + pad, v_pitch = head_dim_v * elem + pad;
+  return tile.block_m * std::max(k_pitch, v_pitch) + int64_t{tile.stages} * tile.block_n * (k_pitch + v_pitch);
+}
+
+int slice_width(const FwdTile& tile, const tessera_plan& plan) {
+  return static_cast<int>(std::min<int64_t>(tile.slice, padded_to(plan.head_dim_v, 16)));
+}
+
+Choice choose(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  const bool float32 = p.q.dtype == TESSERA_FLOAT32;
+  const int64_t group = plan.heads_kv > 0 ? plan.heads_q / plan.heads_kv : 1;
+  Choice choice;
+  for (const FwdTile& tile : kTiles) {
+    const int64_t head_dim = padded_to(plan.head_dim, 16);
+    if (tile.float32 != float32 || head_dim > tile.head_dim) continue;
+    choice.pack_heads = group > 1 && plan.max_seqlen_q < tile.block_m;
+    const int64_t rows_a_query = choice.pack_heads ? group : 1;
+    if (plan.max_seqlen_q * rows_a_query > tile.rows) continue;
+    choice.smem_bytes = smem_bytes(tile, static_cast<int>(head_dim), slice_width(tile, plan));
+    if (choice.smem_bytes > plan.device.smem_bytes) continue;
+    choice.tile = &tile;
+    const core::Sizes size = core::sizes(p);
+    const bool packed = core::packed_q(p);
+    const int64_t heads = choice.pack_heads ? plan.heads_kv : plan.heads_q;
+    choice.tiles = tiles_of(packed, plan.batch, size.rows_q, rows_a_query, tile.block_m);
+    choice.blocks = choice.tiles * heads * (packed ? 1 : plan.batch);
+    choice.slices = static_cast<int>(divide_up(plan.head_dim_v, slice_width(tile, plan)));
+    return choice;
+  }
+  return choice;
+}
+
+FwdConfig make_config(const tessera_plan& plan, const Choice& choice, bool aligned) {
+  const FwdTile& tile = *choice.tile;
+  FwdConfig config{};
+  config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
+  config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
+  config.head_dim_v = slice_width(tile, plan);
+  config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
+  config.blocks_per_sm = tile.blocks_per_sm;
+  config.aligned = aligned;
+  config.paged = core::paged(plan.problem);
+  config.pack_heads = choice.pack_heads;
+  config.split = plan.num_splits > 1;
+  config.score = score_config(plan.problem);
+  return config;
+}
+
+int64_t split_keys(const tessera_plan& plan) {
+  return padded_to(divide_up(std::max<int64_t>(1, plan.max_seqlen_k), plan.num_splits), plan.block_n);
+}
+
+int64_t partial_o_bytes(const tessera_plan& plan) {
+  return padded_to(int64_t{plan.num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, 64);
+}
+
+// The parts of every row -> o and lse.
+tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, void* stream) {
+  CombineParams c{};
+  const bool packed = core::packed_q(plan.problem);
+  c.parts = p.num_splits, c.batch = packed ? 1 : p.batch, c.rows = packed ? p.rows_q : p.seqlen_q;
+  c.heads = p.heads_q, c.head_dim_v = p.head_dim_v;
+  c.part_dtype = TESSERA_FLOAT32;
+  c.o_parts = p.partial_o;
+  c.o_part_row = p.head_dim_v, c.o_part_batch = int64_t{c.rows} * c.o_part_row;
+  c.o_part_head = p.rows_total * c.o_part_row, c.o_part = p.heads_q * c.o_part_head;
+  c.lse_parts = p.partial_lse;
+  c.lse_part_row = 1, c.lse_part_batch = c.rows, c.lse_part_head = p.rows_total;
+  c.lse_part = p.heads_q * c.lse_part_head;
+  c.o = p.o, c.lse = p.lse;
+  c.sink = p.sink, c.sink_head = p.sink_head;
+  if (packed) c.rows_end = p.cu_seqlens_q + p.batch * p.cu_seqlens_q_stride;
+  return launch_combine({static_cast<Dtype>(plan.problem.q.dtype)}, c, plan.device, stream);
+}
+
+}  // namespace
+
+std::string refuse_fwd_sm80(const tessera_plan& plan) {
+  if (plan.problem.direction != TESSERA_FORWARD) return "a forward kernel";
+  if (plan.problem.q.dtype == TESSERA_FLOAT64) return "float64 is served by the CPU's reference alone";
+  const Choice choice = choose(plan);
+  if (!choice.tile) {
+    return "no tile of head size " + std::to_string(plan.head_dim) + " fits " +
+           std::to_string(plan.device.smem_bytes >> 10) + " KiB of shared memory";
+  }
+  constexpr int64_t kMaxBlocks = INT32_MAX;
+  return choice.blocks > kMaxBlocks ? "more than 2^31 tiles" : "";
+}
+
+void configure_fwd_sm80(tessera_plan& plan) {
+  const Choice choice = choose(plan);
+  const FwdTile& tile = *choice.tile;
+  plan.block_m = tile.block_m, plan.block_n = tile.block_n;
+  plan.num_warps = tile.warps, plan.num_stages = tile.stages;
+  plan.smem_bytes = choice.smem_bytes;
+  plan.tiles_per_item = 1;
+  plan.num_splits = 1;
+  const int64_t wanted = kWaves * tile.blocks_per_sm * plan.device.cores;
+  if (!plan.problem.batch_invariant && choice.blocks * choice.slices * 2 <= wanted) {
+    const int64_t most = std::max<int64_t>(1, plan.max_seqlen_k / kMinSplitKeys);
+    plan.num_splits = static_cast<int32_t>(
+        std::clamp<int64_t>(wanted / std::max<int64_t>(1, choice.blocks * choice.slices), 1, std::min<int64_t>(most, 256)));
+  }
+  plan.num_items = choice.blocks * plan.num_splits * choice.slices;
+  plan.shared_bytes = 0;
+  if (plan.num_splits > 1) {
+    plan.shared_bytes = partial_o_bytes(plan) + int64_t{plan.num_splits} * plan.heads_q * rows_total(plan) * 4;
+  }
+}
+
+tessera_status forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+  const Choice choice = choose(plan);
+  if (!choice.tile || choice.tile->block_m != plan.block_m) {
+    return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);
+  }
+  if (choice.blocks == 0) return ok();
+  const tessera_problem& problem = plan.problem;
+  FwdParams p{};
+  fill_problem_params(p, plan, buffers);
+  p.o = row_tensor(problem.o, buffers.o);
+  p.o_aligned = rows_aligned(problem.o, buffers.o);
+  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.tiles = static_cast<int>(choice.tiles);
+  p.num_splits = plan.num_splits;
+  p.split_keys = static_cast<int>(split_keys(plan));
+  if (plan.num_splits > 1) {
+    p.partial_o = static_cast<float*>(workspace);
+    p.partial_lse = reinterpret_cast<float*>(static_cast<char*>(workspace) + partial_o_bytes(plan));
+  }
+  const bool aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
+                       rows_aligned(problem.v, buffers.v);
+  const Grid grid{static_cast<uint32_t>(choice.blocks * plan.num_splits), static_cast<uint32_t>(choice.slices), 1};
+  TESSERA_RETURN_IF_ERROR(
+      launch_fwd_sm80(make_config(plan, choice, aligned), plan.smem_bytes, p, grid, plan.device, stream));
+  return plan.num_splits > 1 ? merge_splits(plan, p, stream) : ok();
+}
+
+}  // namespace tessera::cuda
