@@ -3,8 +3,9 @@
     python bench/against_pytorch.py [--threads 1 2] [--lengths 512 2048 8192] [--json FILE]
     python bench/against_pytorch.py --table FILE ...        # what such files hold, as Markdown
 
-B is 1, and H falls with the length, from 4 heads to 1, so that the long cells stay quick. Both get the layout that suits them ([B, S, H, D] here, [B, H, S, D] there) and the same values, and take turns; a cell is
-the median of the paired ratios. Needs the wheel and PyTorch.
+B is 1, and H falls with the length, from 4 heads to 1, so that the long cells stay quick. Both get the layout that suits
+them ([B, S, H, D] here, [B, H, S, D] there) and the same values, and take turns; a cell is the median of the paired
+ratios. Needs the wheel and PyTorch.
 """
 
 import argparse
@@ -73,9 +74,8 @@ def measure(calls, repetitions):
 def summary(cells):
     ratios = [cell["ratio"] for cell in cells]
     below = sum(ratio < 1.1 for ratio in ratios)
-    return (
-        f"{len(ratios)} cells: least {min(ratios):.2f}, geometric mean {statistics.geometric_mean(ratios):.2f}, {below} below 1.1"
-    )
+    mean = statistics.geometric_mean(ratios)
+    return f"{len(ratios)} cells: least {min(ratios):.2f}, geometric mean {mean:.2f}, {below} below 1.1"
 
 
 def table(cells):

@@ -1,4 +1,4 @@
-"""The options that attention, attention_backward and plan share, for type checkers. `tessera.attention` explains them."""
+"""The options that attention, attention_backward and plan share, for type checkers; `tessera.attention` explains."""
 
 from __future__ import annotations
 

@@ -141,6 +141,40 @@ def test_varlen_block_table():
     torch.testing.assert_close(paged, expected)
 
 
+def test_alibi_slopes_of_each_sequence():
+    leaves, slopes = dense(), random(2, 4, seed=4, requires_grad=False).abs()
+    out = flash_attn.flash_attn_func(*leaves, causal=True, alibi_slopes=slopes)
+    alone = []
+    for b in range(2):
+        sequence = [t[b : b + 1] for t in leaves]
+        alone.append(flash_attn.flash_attn_func(*sequence, causal=True, alibi_slopes=slopes[b]))
+    torch.testing.assert_close(out, torch.cat(alone))
+
+
+@pytest.mark.parametrize("seqused", [False, True])
+def test_leftpad_of_the_private_varlen_forward(seqused):
+    """The same as if the padding had not been there; what it holds never counts."""
+    cu_q, cu_k = (torch.tensor(t, dtype=torch.int32) for t in ([0, 3, 8], [0, 20, 45]))
+    q, k, v = (random(n, h, 16, seed=s, requires_grad=False) for s, (n, h) in enumerate(((8, 4), (45, 2), (45, 2))))
+    first, last = [6, 0], [18, 40] if seqused else [20, 45]
+    k[:6] = v[:6] = math.nan
+    slopes = random(4, seed=4, requires_grad=False).abs()
+    options = dict(dropout_p=0.0, softmax_scale=None, causal=True, window_size_left=7, alibi_slopes=slopes)
+    out, lse, _, _ = interface._flash_attn_varlen_forward(
+        q, k, v, cu_q, cu_k, 5, 25, leftpad_k=torch.tensor(first, dtype=torch.int32),
+        seqused_k=torch.tensor([18, 20], dtype=torch.int32) if seqused else None, **options,
+    )  # fmt: skip
+    kept = [torch.cat([t[6 : last[0]], t[20 : last[1]]]) for t in (k, v)]
+    cu_kept = torch.tensor([0, last[0] - 6, last[0] - 6 + last[1] - 20], dtype=torch.int32)
+    expected, expected_lse, _, _ = interface._flash_attn_varlen_forward(q, *kept, cu_q, cu_kept, 5, 25, **options)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
+    with pytest.raises(ValueError, match="^leftpad_k: given together with block_table"):
+        interface._flash_attn_varlen_forward(
+            q, k, v, cu_q, cu_k, 5, 25, leftpad_k=cu_q[1:], block_table=cu_q[None], **options
+        )
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_s_dmask_tells_what_was_dropped(packed):
     q, k, v = dense(seqlen_k=300 if not packed else 21)
@@ -287,6 +321,10 @@ def test_kvcache_refuses_what_has_no_room():
     cache = torch.zeros(1, 8, 2, 16)
     with pytest.raises(ValueError, match="^k: 2 new keys after 7, accepted at most 8"):
         flash_attn.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=7)
+    cos, sin = angles(seqlen=8)
+    with pytest.raises(ValueError, match="^rotary_cos: 2 new keys after 7, accepted at most 8"):
+        room = torch.zeros(1, 16, 2, 16)
+        flash_attn.flash_attn_with_kvcache(q, room, room, q, q, cos, sin, cache_seqlens=7)
     assert torch.all(cache == 0)
 
 

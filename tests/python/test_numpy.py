@@ -461,7 +461,8 @@ class StandardArray(Producer):
 @pytest.mark.parametrize("kind", [2, 13], ids=["cuda", "cuda managed"])
 def test_a_cuda_array(problem, kind):
     q = Producer(problem.q, kind, 1)
-    with pytest.raises(tessera.Error, match="^q: on device cuda:1, Tessera was built without a CUDA backend: accepted: CPU$"):
+    refusal = "^q: on device cuda:1, Tessera was built without a CUDA backend: accepted: CPU$"
+    with pytest.raises(tessera.Error, match=refusal):
         tessera.attention(q, problem.k, problem.v)
     # DLPack's None and 1: its work comes before that of CUDA's default stream. -1 would be no order at all.
     assert set(q.asked) <= {None, 1}

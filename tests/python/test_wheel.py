@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -82,3 +83,39 @@ else:
     raise AssertionError("an output was made without NumPy")
 """
     assert re.match(r"[0-9.]+ \w+", run(python, "-c", program))
+
+
+def test_the_flash_attn_extra_stands_back(tmp_path):
+    """Beside another flash_attn nothing of it is overwritten and it is imported; alone, Tessera's is."""
+    source = Path(__file__).resolve().parents[2] / "python" / "flash_attn_dropin"
+    shutil.copytree(source, tmp_path / "source", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+    pip = ("-m", "pip", "--disable-pip-version-check", "--quiet")
+    build = ("wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", tmp_path)
+    run(sys.executable, *pip, *build, tmp_path / "source")
+    (dropin,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(dropin).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
+        "tessera_flash_attn",
+        "tessera_flash_attn.pth",
+    }
+    assert "tessera_flash_attn/flash_attn/layers/rotary.py" in names
+
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    python = tmp_path / "venv/bin/python"
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    other, metadata = site / "flash_attn", site / "flash_attn-2.8.3.dist-info"
+    for folder, name, text in (
+        (other, "__init__.py", '__version__ = "2.8.3"\n'),
+        (metadata, "METADATA", "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3\n"),
+    ):
+        folder.mkdir()
+        (folder / name).write_text(text)
+    run(python, *pip, "install", "--no-index", "--no-deps", dropin)
+    assert (other / "__init__.py").read_text() == '__version__ = "2.8.3"\n'
+    assert run(python, "-c", "import flash_attn; print(flash_attn.__version__)") == "2.8.3\n"
+    said = subprocess.run([python, "-m", "tessera_flash_attn"], capture_output=True, text=True)
+    assert said.returncode == 1 and said.stdout.startswith("flash_attn: that of the distribution flash-attn 2.8.3")
+
+    shutil.rmtree(other)
+    shutil.rmtree(metadata)
+    assert run(python, "-m", "tessera_flash_attn").startswith("flash_attn: Tessera's")

@@ -14,8 +14,8 @@ def _refuse_to_shadow() -> None:
     except importlib.metadata.PackageNotFoundError:
         return
     raise ImportError(
-        f"flash_attn: Tessera's drop-in would shadow the installed flash-attn {version}; accepted is one of them: uninstall "
-        "one, or set TESSERA_FLASH_ATTN=1 to take Tessera's"
+        f"flash_attn: Tessera's drop-in would shadow the installed flash-attn {version}; accepted is one of them: "
+        "uninstall one, or set TESSERA_FLASH_ATTN=1 to take Tessera's"
     )
 
 

@@ -37,6 +37,11 @@ def _slopes(alibi_slopes: Optional[Tensor]) -> Optional[Tensor]:
     return None if alibi_slopes is None else alibi_slopes.float()
 
 
+def counts_from(leftpad: Tensor, num_keys: int) -> Tensor:
+    """Whether a key comes after its sequence's padding: bool [B, 1, 1, num_keys]."""
+    return (torch.arange(num_keys, device=leftpad.device) >= leftpad[:, None])[:, None, None, :]
+
+
 def options_of(
     dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, s_aux, dropout_state
 ) -> dict:  # fmt: skip
@@ -56,6 +61,7 @@ def options_of(
 def attend(
     q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic=False, s_aux=None,
     cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0, max_seqlen_k=0, block_table=None, seqused_k=None,
+    leftpad_k=None,
 ) -> Call:  # fmt: skip
     dropout_state = new_dropout_state(q.device) if dropout_p > 0 else None
     options = options_of(
@@ -69,6 +75,9 @@ def attend(
         else:
             lengths = cu_seqlens_k[1:] - cu_seqlens_k[:-1] if seqused_k is None else seqused_k
             options.update(page_table=block_table, seqused_k=lengths)
+    if leftpad_k is not None:
+        # What is measured from a sequence's last key (causal, window, ALiBi) is the same with and without the padding.
+        options["mask"] = counts_from(leftpad_k, options["max_seqlen_k"])
     out, lse = attention(q, k, v, return_lse=True, **options)
     return Call(q, k, v, options, out, lse)
 

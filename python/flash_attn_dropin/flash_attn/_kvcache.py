@@ -6,7 +6,7 @@ import torch
 from tessera.torch import attention
 from torch import Tensor
 
-from flash_attn._call import lse_of, options_of
+from flash_attn._call import counts_from, lse_of, options_of
 from flash_attn.layers.rotary import rotate
 
 
@@ -14,7 +14,8 @@ def _lengths(cache_seqlens: Optional[Union[int, Tensor]], q: Tensor, num_keys: i
     """Keys already in the cache, int32 [B]."""
     if isinstance(cache_seqlens, Tensor):
         return cache_seqlens.to(torch.int32)
-    return torch.full((q.shape[0],), num_keys if cache_seqlens is None else cache_seqlens, dtype=torch.int32, device=q.device)
+    length = num_keys if cache_seqlens is None else cache_seqlens
+    return torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
 
 
 def _append(cache: Tensor, new: Tensor, rows: Tensor, pages: Optional[Tensor]) -> None:
@@ -51,8 +52,9 @@ def attend_cache(
         num_keys = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
         lengths = _lengths(cache_seqlens, q, num_keys)
         if k is not None:
-            _check_room(lengths, k.shape[1], num_keys)
+            _check_room("k", lengths, k.shape[1], num_keys, "the cache's room")
             if rotary_cos is not None:
+                _check_room("rotary_cos", lengths, k.shape[1], rotary_cos.shape[0], "its rows")
                 q, k = _rotate(q, k, lengths, rotary_cos, rotary_sin, rotary_interleaved, causal, window_size)
             rows = lengths[:, None].to(torch.int64) + torch.arange(k.shape[1], device=k.device)
             _append(k_cache, k, rows, pages)
@@ -60,7 +62,7 @@ def attend_cache(
             lengths = lengths + k.shape[1]
         mask = None
         if cache_leftpad is not None:
-            mask = (torch.arange(num_keys, device=q.device) >= cache_leftpad[:, None])[:, None, None, :]
+            mask = counts_from(cache_leftpad, num_keys)
         options = options_of(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, None, None)
         out, lse = attention(
             q, k_cache, v_cache, seqused_k=lengths, page_table=pages, mask=mask, return_lse=True, **options
@@ -68,10 +70,10 @@ def attend_cache(
         return out, lse_of(lse)
 
 
-def _check_room(lengths: Tensor, num_new: int, num_keys: int) -> None:
+def _check_room(name: str, lengths: Tensor, num_new: int, room: int, what: str) -> None:
     longest = int(lengths.max()) if lengths.numel() else 0
-    if longest + num_new > num_keys:
-        raise ValueError(f"k: {num_new} new keys after {longest}, accepted at most {num_keys} in all, the cache's room")
+    if longest + num_new > room:
+        raise ValueError(f"{name}: {num_new} new keys after {longest}, accepted at most {room} in all, {what}")
 
 
 def _rotate(q, k, lengths, cos, sin, interleaved, causal, window_size):

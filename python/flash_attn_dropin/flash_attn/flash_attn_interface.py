@@ -233,12 +233,12 @@ def _flash_attn_varlen_forward(
     seqused_k: Optional[torch.Tensor] = None,
     zero_tensors: bool = False,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """out, LSE, S_dmask, rng_state (int64 [2])."""
-    if leftpad_k is not None:
-        raise NotImplementedError("leftpad_k: given, accepted None: leave the padding out of cu_seqlens_k")
+    """out, LSE, S_dmask, rng_state (int64 [2]). leftpad_k int32 [B]: the first key of each sequence that counts."""
+    if leftpad_k is not None and block_table is not None:
+        raise ValueError("leftpad_k: given together with block_table, accepted is one of them")
     call = attend(
         q, k, v, dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes, False,
-        None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k,
+        None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k, leftpad_k,
     )  # fmt: skip
     return private_forward(call, return_softmax)
 

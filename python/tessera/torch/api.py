@@ -23,7 +23,9 @@ def _scores(name: str, tensor: Optional[Tensor], seqlen_k: Optional[int]) -> Opt
     return tensor
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+def _autocast(
+    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]
+) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
     """In the dtype of autocast, where that is on."""
     device_type = q.device.type
     if not torch.is_autocast_enabled(device_type) or q.dtype == torch.float64:

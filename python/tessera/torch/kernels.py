@@ -10,7 +10,7 @@ from torch import Tensor
 from tessera import _core
 
 _UINT64 = 1 << 64
-# DLPack's C exchange interface hands out memory whatever autograd thinks of it; __dlpack__ refuses what requires a gradient.
+# DLPack's C exchange interface hands out memory whatever autograd thinks of it, __dlpack__ none that needs a gradient.
 _MARKS_MATTER = not hasattr(Tensor, "__dlpack_c_exchange_api__")
 
 
@@ -20,7 +20,7 @@ def _plain(tensor: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """With a contiguous last dimension, as the kernels read their rows. contiguous() would keep an empty one's strides."""
+    """With a contiguous last dimension, as kernels read their rows. contiguous() would keep an empty one's strides."""
     if tensor.stride(-1) != 1:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
     return _plain(tensor)

@@ -1,0 +1,1 @@
+"""The folder of Tessera's `flash_attn`, last on the path. `python -m tessera_flash_attn` says which one is taken."""
