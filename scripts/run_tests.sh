@@ -40,10 +40,10 @@ mkdir -p build
 rm -f build/test-summary.txt
 # PyTorch is large, and not to be had everywhere: without it its tests are skipped.
 venv_python=build/venv/bin/python
-if [[ -x $venv_python ]] && ! "$venv_python" -c 'import torch' 2> /dev/null; then
-  echo "== PyTorch, for its tests"
+if [[ -x $venv_python ]] && ! "$venv_python" -c 'import torch, transformers' 2> /dev/null; then
+  echo "== PyTorch and Transformers, for their tests"
   "$venv_python" -m pip install --quiet --disable-pip-version-check --requirement tests/python/requirements-torch.txt ||
-    echo "== PyTorch cannot be installed here: its tests are skipped"
+    echo "== They cannot be installed here: tests that need them are skipped"
 fi
 run_suite release
 run_suite asan --label-regex sanitize

@@ -62,6 +62,15 @@ class InFloat64(TorchFunctionMode):
         return function(*map(exact, args), **{name: exact(value) for name, value in (kwargs or {}).items()})
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """The models are tiny: threads would do nothing but wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(params=["cpu"])
 def device(request):
     return request.param
@@ -238,6 +247,18 @@ def test_probabilities_are_refused(device):
         model(tokens(device), output_attentions=True)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(reentrant, device):
+    model, ids = make("gemma2", device=device).train(), tokens(device)
+    model.set_attn_implementation("tessera")
+    mask = padding("left", ids)
+    inputs = dict(input_ids=ids, attention_mask=mask, use_cache=False)
+    expected = run(model, mask.bool(), **inputs)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    for name, values in run(model, mask.bool(), **inputs).items():
+        torch.testing.assert_close(values, expected[name], msg=name)
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_compiled(name, device):
     """In one graph; which backend compiles it makes no difference to attention."""
@@ -246,8 +267,17 @@ def test_compiled(name, device):
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for kind in ("full", "left"):
         mask = padding(kind, ids)
-        inputs = dict(input_ids=ids, attention_mask=mask)
-        torch.testing.assert_close(run(compiled, mask.bool(), **inputs)["out"], run(model, mask.bool(), **inputs)["out"])
+        ours, expected = (run(m, mask.bool(), input_ids=ids, attention_mask=mask) for m in (compiled, model))
+        torch.testing.assert_close(ours["out"], expected["out"])
+
+
+def test_exported(device):
+    model, ids = make("gemma2", device=device), tokens(device)
+    model.set_attn_implementation("tessera")
+    inputs = dict(input_ids=ids, attention_mask=padding("left", ids), use_cache=False)
+    exported = torch.export.export(model, (), inputs).module()
+    counted = inputs["attention_mask"].bool()
+    torch.testing.assert_close(exported(**inputs).logits[counted], model(**inputs).logits[counted])
 
 
 # ---- the masks ------------------------------------------------------------------------------------------------------

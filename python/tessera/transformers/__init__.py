@@ -2,9 +2,9 @@
 
     import tessera.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tessera")
-    model.set_attn_implementation("tessera")                         # or a model that is there already
+    model.set_attn_implementation("tessera")                        # or a model that is there already
 
-    tessera.transformers.activate_flash_attention_2()                # "flash_attention_2" by the drop-in, on the CPU too
+    tessera.transformers.activate_flash_attention_2()               # "flash_attention_2" by the drop-in, on the CPU too
     tessera.transformers.restore_flash_attention_2()
 
 Importing this module registers the name "tessera" with Transformers and changes no model.

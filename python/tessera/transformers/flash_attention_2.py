@@ -1,7 +1,7 @@
 """`attn_implementation="flash_attention_2"` by Tessera's drop-in for `flash_attn`, on the CPU too.
 
-Transformers offers "flash_attention_2" where a distribution named flash-attn is installed and PyTorch has a GPU. The drop-in
-has another name, on purpose, and needs no GPU, so Transformers must be told: in three places, listed below.
+Transformers offers "flash_attention_2" where a distribution named flash-attn is installed and PyTorch has a GPU. The
+drop-in has another name, on purpose, and needs no GPU, so Transformers must be told: in three places, listed below.
 """
 
 from __future__ import annotations

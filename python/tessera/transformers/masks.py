@@ -1,8 +1,8 @@
 """What a model's queries may see, in Tessera's terms: causal, window, packed sequences, padding; no [Sq, Sk] matrix.
 
-Transformers describes a mask by a composed function of (batch, head, query, key) indices. The compositions that it makes
-itself are recognised by their code, and become a `Pattern`, which costs O(Sk) memory at most. Whatever is not recognised
-(chunks, image blocks, a user's own function) is evaluated to a boolean [B, 1, Sq, Sk], as for "sdpa".
+Transformers describes a mask by a composed function of (batch, head, query, key) indices. The compositions that it
+makes itself are recognised by their code, and become a `Pattern`, which costs O(Sk) memory at most. Whatever is not
+recognised (chunks, image blocks, a user's own function) is evaluated to a boolean [B, 1, Sq, Sk], as for "sdpa".
 """
 
 from __future__ import annotations
