@@ -1,0 +1,162 @@
+"""The command `python -m tessera`: compare, plan and info, with the options of the program `tessera`.
+
+Exit codes: 0 done, 1 failed, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any, NoReturn
+
+import tessera
+from tessera import compare
+from tessera.compare.errors import WrongUse, require
+
+_ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
+_KERNELS = ("auto", "tiled", "decode", "reference")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, where argparse would print its usage, too."""
+        print(f"tessera: {message} ({self.prog} --help)", file=sys.stderr)
+        sys.exit(2)
+
+
+def _add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kernel", choices=_KERNELS, default="auto", help="which kernel (auto)")
+    parser.add_argument("--isa", choices=_ISAS, help="instruction set (the best here)")
+    parser.add_argument("--threads", type=int, metavar="INT", help="threads (all cores)")
+
+
+def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-B", "--batch", type=int, default=1, metavar="INT", help="sequences (1)")
+    add("--sq", type=int, required=True, metavar="INT", help="queries of a sequence")
+    add("--sk", type=int, metavar="INT", help="keys of a sequence (--sq)")
+    add("-H", "--heads", type=int, default=8, metavar="INT", help="query heads (8)")
+    add("--kv-heads", type=int, metavar="INT", help="key and value heads (-H)")
+    add("-D", "--head-dim", type=int, default=64, metavar="INT", help="head size of queries and keys (64)")
+    add("--dv", type=int, metavar="INT", help="head size of values (-D)")
+    add("--dtype", choices=("float32", "float16", "bfloat16", "float64"), default="float32", help="(float32)")
+    add("--direction", choices=("forward", "backward"), default="forward", help="(forward)")
+    add("--bias", action="store_true", help="with a bias [1, Hq, Sq, Sk]")
+    add("--mask", action="store_true", help="with a mask [1, 1, Sq, Sk]")
+    add("--alibi", action="store_true", help="with ALiBi slopes [Hq]")
+    add("--sink", action="store_true", help="with a sink [Hq]")
+    add("--scale", type=float, metavar="FLOAT", help="factor of the scores (1 / sqrt(D))")
+    add("--causal", action="store_true", help="a query sees no key right of the diagonal")
+    add("--top-left", action="store_true", help="the diagonal starts at the first key (ends at the last)")
+    add("--window", type=int, nargs=2, default=(-1, -1), metavar=("LEFT", "RIGHT"),
+        help="keys visible left and right of the diagonal, -1 for all")  # fmt: skip
+    add("--softcap", type=float, default=0.0, metavar="C", help="scores become c tanh(s / c)")
+    add("--dropout", type=float, default=0.0, metavar="P", help="probability that an entry is dropped, below 1")
+    add("--deterministic", action="store_true", help="gradients have the same bits every time")
+    add("--batch-invariant", action="store_true", help="a sequence's bits do not depend on its batch")
+    add("--json", action="store_true", help="as JSON")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        raise WrongUse("plan: needs NumPy, which is not installed (pip install numpy)") from None
+    from tessera.compare.frameworks import installed
+
+    sk = options.sq if options.sk is None else options.sk
+    heads, heads_kv = options.heads, options.heads if options.kv_heads is None else options.kv_heads
+    dv = options.head_dim if options.dv is None else options.dv
+    sizes = (options.batch, options.sq, sk, heads, heads_kv, options.head_dim, dv)
+    for flag, size in zip(("-B", "--sq", "--sk", "-H", "--kv-heads", "-D", "--dv"), sizes):
+        require(0 <= size <= 2**24, flag, size, "0 .. 2^24")
+    threads = options.threads or 0
+    arrays = installed(options.threads or tessera.device()["threads"], "cpu")
+    # Nothing is read or written, so that no page of these is ever taken.
+    q = arrays.empty((options.batch, options.sq, heads, options.head_dim), options.dtype)
+    k = arrays.empty((options.batch, sk, heads_kv, options.head_dim), options.dtype)
+    v = arrays.empty((options.batch, sk, heads_kv, dv), options.dtype)
+    further: dict[str, Any] = {}
+    if options.bias:
+        further["bias"] = arrays.empty((1, heads, options.sq, sk), options.dtype)
+    if options.mask:
+        further["mask"] = arrays.empty((1, 1, options.sq, sk), "bool")
+    if options.alibi:
+        further["alibi_slopes"] = arrays.empty((heads,), "float32")
+    if options.sink:
+        further["sink"] = arrays.empty((heads,), "float32")
+    text = tessera.plan(
+        q, k, v, direction=options.direction, as_dict=options.json, scale=options.scale, causal=options.causal,
+        top_left=options.top_left, window=tuple(options.window), softcap=options.softcap, dropout_p=options.dropout,
+        deterministic=options.deterministic, batch_invariant=options.batch_invariant, kernel=options.kernel,
+        threads=threads, **further,
+    )  # fmt: skip
+    print(json.dumps(text, indent=2) if options.json else text.rstrip())
+
+
+def _info(options: argparse.Namespace) -> None:
+    facts = {"version": tessera.__version__, **tessera.device()}
+    if options.json:
+        print(json.dumps(facts, indent=2))
+        return
+    for name, value in facts.items():
+        print(f"{name:<14} {value}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m tessera", description="Exact attention that never stores the score matrix.")
+    parser.add_argument("--version", action="version", version=tessera.__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, run: Any, more: str = "") -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name, help=text, description=text, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        added.set_defaults(run=run)
+        return added
+
+    compared = command(
+        "compare",
+        "Tessera beside standard attention and PyTorch's own: time, memory, error",
+        compare.run,
+        "Standard attention is the textbook's: it stores the score matrix, by PyTorch's matrix products where it is\n"
+        "installed, else by NumPy's. Errors are those against float64, on a sample. FLOPs: 4 B H N^2 D forward, halved\n"
+        "when causal, times 2.5 backward.\n\n"
+        "  python -m tessera compare --causal --lengths 1024,4096,16384 --plot compare.png\n"
+        "  python -m tessera compare --dtype bfloat16 -H 32 --kv-heads 8 -D 128 --direction forward",
+    )
+    compare.add_arguments(compared)
+    planned = command("plan", "Which kernel would be chosen for given sizes, and why", _plan)
+    _add_plan_arguments(planned)
+    for parser_of_kernels in (compared, planned):
+        _add_device_arguments(parser_of_kernels)
+    command("info", "The CPU, and what was chosen for it", _info).add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    if getattr(options, "isa", None) is not None:
+        os.environ["TESSERA_ISA"] = options.isa  # read at the library's first call, which is still to come
+    try:
+        if getattr(options, "threads", None) is not None:
+            require(1 <= options.threads <= 1024, "--threads", options.threads, "1 .. 1024")
+        options.run(options)
+    except WrongUse as error:
+        print(f"tessera: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (tessera.Error, OSError, MemoryError) as error:
+        print(f"tessera: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""Attention and its gradients in float64 on a sample: some rows of some heads, and where it stays quick, all of one head.
+
+For a row i: s = scale q_i K^T, p = softmax(s), o = p V, dp = dO_i V^T, ds = p (dp - p.dp), dq = scale ds K, and over
+all rows dK = scale dS^T Q, dV = P^T dO (Dao et al. 2022, appendix B).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tessera.compare.frameworks import NumPy, PyTorch
+from tessera.compare.shape import Shape
+
+_HEADS, _ROWS = 2, 256  # sampled
+_KEY_SCORES = 1 << 26  # entries of the score matrix, up to which the gradients of a key head are computed: seconds
+_CHUNK_SCORES = 1 << 22  # at once: 32 MiB
+
+
+class Error(NamedTuple):
+    """Of a result against float64, over the elements of the sample."""
+
+    max: float
+    rms: float
+    elements: int
+
+
+class Exact:
+    """A sample of the results for q, k, v (and d_o) [B, S, H, D], of which each is held by its place in the result."""
+
+    def __init__(self, shape: Shape, framework: NumPy | PyTorch, q: Any, k: Any, v: Any, d_o: Any | None):
+        self._shape, self._framework = shape, framework
+        self._inputs = {"q": q, "k": k, "v": v, "d_o": d_o}
+        self._expected: dict[str, list[tuple[tuple[Any, ...], np.ndarray]]] = {}
+        random = np.random.default_rng(1)
+        items = shape.batch * shape.heads
+        for item in sorted(random.choice(items, min(_HEADS, items), replace=False)):
+            b, h = divmod(int(item), shape.heads)
+            rows = np.sort(random.choice(shape.length, min(_ROWS, shape.length), replace=False))
+            self._sample_rows(b, h, rows)
+        group = shape.heads // shape.heads_kv
+        if shape.backward and group * shape.length**2 <= _KEY_SCORES:
+            self._sample_key_head(int(random.integers(shape.batch)), int(random.integers(shape.heads_kv)), group)
+
+    def errors(self, results: dict[str, Any]) -> dict[str, Error]:
+        """Of results [B, S, H, D] by their names: o forward; d_q, d_k, d_v backward."""
+        errors = {}
+        for name, places in self._expected.items():
+            differences = np.concatenate(
+                [(self._framework.float64(results[name][place]) - expected).ravel() for place, expected in places]
+            )
+            rms = float(np.sqrt(np.mean(differences**2)))
+            errors[name] = Error(float(np.abs(differences).max()), rms, differences.size)
+        return errors
+
+    def _head(self, name: str, b: int, h: int) -> np.ndarray:
+        return self._framework.float64(self._inputs[name][b, :, h])
+
+    def _softmax(self, q: np.ndarray, k: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        s = self._shape.scale * (q @ k.T)
+        if self._shape.causal:
+            s[np.arange(len(k)) > rows[:, None]] = -np.inf
+        s -= s.max(axis=-1, keepdims=True)
+        np.exp(s, out=s)
+        s /= s.sum(axis=-1, keepdims=True)
+        return s
+
+    def _sample_rows(self, b: int, h: int, rows: np.ndarray) -> None:
+        group = self._shape.heads // self._shape.heads_kv
+        k, v = self._head("k", b, h // group), self._head("v", b, h // group)
+        p = self._softmax(self._head("q", b, h)[rows], k, rows)
+        if not self._shape.backward:
+            self._expected.setdefault("o", []).append(((b, rows, h), p @ v))
+            return
+        d_s = _d_s(p, self._head("d_o", b, h)[rows] @ v.T)
+        self._expected.setdefault("d_q", []).append(((b, rows, h), self._shape.scale * d_s @ k))
+
+    def _sample_key_head(self, b: int, h_kv: int, group: int) -> None:
+        k, v = self._head("k", b, h_kv), self._head("v", b, h_kv)
+        d_k, d_v = np.zeros_like(k), np.zeros_like(v)
+        step = max(1, _CHUNK_SCORES // self._shape.length)
+        for h in range(h_kv * group, (h_kv + 1) * group):
+            q, d_o = self._head("q", b, h), self._head("d_o", b, h)
+            for start in range(0, self._shape.length, step):
+                rows = np.arange(start, min(start + step, self._shape.length))
+                p = self._softmax(q[rows], k, rows)
+                d_v += p.T @ d_o[rows]
+                d_k += self._shape.scale * _d_s(p, d_o[rows] @ v.T).T @ q[rows]
+        self._expected["d_k"] = [((b, slice(None), h_kv), d_k)]
+        self._expected["d_v"] = [((b, slice(None), h_kv), d_v)]
+
+
+def _d_s(p: np.ndarray, d_p: np.ndarray) -> np.ndarray:
+    return p * (d_p - (p * d_p).sum(axis=-1, keepdims=True))
