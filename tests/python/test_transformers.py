@@ -71,11 +71,6 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=["cpu"])
-def device(request):
-    return request.param
-
-
 @pytest.fixture
 def calls(monkeypatch):
     """The queries' shapes of the calls that reached Tessera."""
@@ -99,7 +94,8 @@ def make(name, dtype=torch.float32, device="cpu"):
 
 
 def tokens(device, batch=2, length=21):
-    return torch.randint(1, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(5)).to(device)
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(1, VOCABULARY, (batch, length), generator=generator, device="cpu").to(device)
 
 
 def padding(kind, ids):
@@ -116,7 +112,7 @@ def run(model, counted, **inputs):
     Together, for the gradient of some biases is nothing but rounding: that of all keys moves no probability.
     """
     out = model(**inputs)[0][counted]
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7), device="cpu").to(out)
     model.zero_grad()
     (out * weights).sum().backward()
     results = {"out": out.detach()}
@@ -202,8 +198,9 @@ def test_named_when_a_model_is_made(device, calls):
 def test_a_mask_of_the_users_own(device):
     """A boolean matrix, and numbers to add: all that there is to know, no causality beside it."""
     ids = tokens(device)
-    allowed = torch.rand(2, 1, 21, 21, generator=torch.Generator().manual_seed(1)) < 0.5
-    allowed = (allowed | torch.eye(21, dtype=torch.bool)).to(device)
+    generator = torch.Generator().manual_seed(1)
+    allowed = torch.rand(2, 1, 21, 21, generator=generator, device="cpu").to(device) < 0.5
+    allowed = allowed | torch.eye(21, dtype=torch.bool, device=device)
     added = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)
     model = make("llama", device=device)
     whole = torch.ones_like(ids, dtype=torch.bool)
