@@ -10,6 +10,7 @@ from tessera.compare.errors import WrongUse, require
 from tessera.compare.shape import Shape
 
 _GIB = 2**30
+_SMALL_PRODUCT, _LARGE_PRODUCT, _GFLOPS_FOR_LARGE = 256, 1024, 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,12 +71,17 @@ def run(options: argparse.Namespace) -> None:
         progress.show("warming up")
         for direction in directions:  # code that is loaded at its first use would count as memory
             measure_cell(replace(shapes[0], direction=direction, length=64), settings, lambda what: None)
-        square = framework.heads_first(framework.array(np.ones((1, 1024, 1, 1024), np.float32), options.dtype))
-        product_gflops = 0.0
+
+        def product_gflops_of(size: int) -> float:
+            square = framework.heads_first(framework.array(np.ones((1, size, 1, size), np.float32), options.dtype))
+            return 2 * size**3 * 1e-9 / min(device.seconds(lambda: square @ square)[0] for _ in range(3))
+
+        product_gflops = product_gflops_of(_SMALL_PRODUCT)
+        # A CPU without half precision's instructions takes a minute for the large one.
+        size = _LARGE_PRODUCT if product_gflops > _GFLOPS_FOR_LARGE else _SMALL_PRODUCT
         for shape in shapes:
             # Again beside each cell, the best seen in this run: a machine's clock and its other work change.
-            seconds = min(device.seconds(lambda: square @ square)[0] for _ in range(3))
-            product_gflops = max(product_gflops, 2 * 1024**3 / seconds * 1e-9)
+            product_gflops = max(product_gflops, product_gflops_of(size))
             where = f"{shape.direction}, length {shape.length}: "
             cells.append(measure_cell(shape, settings, lambda what, where=where: progress.show(where + what)))
             progress.advance(shape.flops)

@@ -1,0 +1,288 @@
+"""python -m tessera: compare, plan and info; what the comparison computes, each side against float64."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tessera
+from conftest import assert_close
+from reference import Plain
+from tessera.__main__ import main
+from tessera.compare import report
+from tessera.compare.device import Cpu
+from tessera.compare.exact import Exact
+from tessera.compare.frameworks import NumPy, PyTorch
+from tessera.compare.shape import Shape
+from tessera.compare.sides import Inputs, PyTorchAttention, Standard, Tessera
+
+SMALL = ["compare", "--lengths", "64,96", "-H", "4", "-D", "32", "--threads", "1", "--repeat", "2"]
+
+
+@pytest.fixture(params=["NumPy", "PyTorch"])
+def framework(request):
+    if request.param == "NumPy":
+        return NumPy(1)
+    pytest.importorskip("torch")
+    return PyTorch(1)
+
+
+def shape_of(**changed):
+    values = dict(direction="forward", length=45, batch=2, heads=4, heads_kv=2, head_dim=24, dtype="float32",
+                  causal=False, dropout_p=0.0)  # fmt: skip
+    return Shape(**{**values, **changed})
+
+
+def run(tmp_path, *arguments, without=()):
+    """The program in a process of its own, where the packages `without` cannot be imported."""
+    for name in without:
+        (tmp_path / f"{name}.py").write_text(f'raise ImportError("{name} is hidden")')
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run([sys.executable, "-m", "tessera", *arguments], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"})  # fmt: skip
+
+
+def result_of(capsys, *arguments):
+    assert main([*SMALL, *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def assert_as_good(side, standard):
+    """In float32, on values of magnitude 1."""
+    assert 0 < side["max_error"] <= 2 * standard["max_error"] + 4 * np.finfo(np.float32).eps
+
+
+# ---- what is computed -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_each_side_computes_attention(framework, direction, causal):
+    shape = shape_of(direction=direction, causal=causal)
+    inputs = Inputs(shape, framework)
+    sides = [Tessera(shape, framework, inputs, 1, "auto"), Standard(shape, framework, inputs)]
+    if isinstance(framework, PyTorch):
+        sides.append(PyTorchAttention(shape, framework, inputs))
+    arrays = [framework.float64(x) for x in (inputs.q, inputs.k, inputs.v)]
+    exact, plain = (Plain(*arrays, dtype=dtype, causal=causal) for dtype in ("float64", "float32"))
+    if shape.backward:
+        d_o = framework.float64(inputs.d_o)
+        exact, plain = ({f"d_{key[1:]}": x for key, x in r.gradients(d_o).items()} for r in (exact, plain))
+    else:
+        exact, plain = {"o": exact.o}, {"o": plain.o}
+    for side in sides:
+        side.prepare()
+        results = side.results(side.call())
+        assert results.keys() == exact.keys(), side.title
+        for name in exact:
+            assert_close(framework.float64(results[name]), exact[name], plain[name], "float32")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_the_float64_reference(framework, direction, causal):
+    """It is right to float64's precision, and a wrong result shows."""
+    shape = shape_of(direction=direction, causal=causal, batch=1, heads=2, heads_kv=1)
+    inputs = Inputs(shape, framework)
+    plain = Plain(*(framework.float64(x) for x in (inputs.q, inputs.k, inputs.v)), causal=causal)
+    if shape.backward:
+        results = {f"d_{key[1:]}": x for key, x in plain.gradients(framework.float64(inputs.d_o)).items()}
+    else:
+        results = {"o": plain.o}
+    as_arrays = (lambda x: x) if framework.name == "NumPy" else framework.torch.from_numpy
+    exact = Exact(shape, framework, inputs.q, inputs.k, inputs.v, inputs.d_o)
+    errors = exact.errors({name: as_arrays(x) for name, x in results.items()})
+    assert errors.keys() == results.keys()
+    assert max(error.max for error in errors.values()) < 64 * np.finfo(np.float64).eps
+    assert all(error.elements == results[name].size for name, error in errors.items())  # this small, the sample is all
+    for name in results:
+        wrong = {other: np.array(x) for other, x in results.items()}
+        wrong[name][0, 3] += 1
+        error = exact.errors({other: as_arrays(x) for other, x in wrong.items()})[name]
+        assert error.max == pytest.approx(1) and error.rms < 1
+
+
+def test_dropout_of_standard_attention():
+    """Its gradients are those of its own forward pass, by autograd in float64, with the entries that it dropped."""
+    torch = pytest.importorskip("torch")
+    framework, shape = PyTorch(1), shape_of(direction="backward", dropout_p=0.3, heads_kv=4)
+    inputs = Inputs(shape, framework)
+    side = Standard(shape, framework, inputs)
+    side.prepare()
+    assert (side._kept == 0).double().mean().item() == pytest.approx(0.3, abs=0.02)
+
+    def gradients(dtype):
+        q, k, v = leaves = [x.to(dtype).transpose(1, 2).requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+        p = torch.softmax(shape.scale * q @ k.transpose(-1, -2), -1) * side._kept.to(dtype)
+        d_o = inputs.d_o.to(dtype).transpose(1, 2)
+        return [framework.float64(x.transpose(1, 2)) for x in torch.autograd.grad(p @ v, leaves, d_o)]
+
+    results = side.results(side.call()).values()
+    for ours, exact, plain in zip(results, gradients(torch.float64), gradients(torch.float32)):
+        assert_close(framework.float64(ours), exact, plain, "float32")
+
+
+# ---- the program ----------------------------------------------------------------------------------------------------
+
+
+def test_json(capsys):
+    pytest.importorskip("torch")
+    result = result_of(capsys, "--kv-heads", "2", "--causal")
+    assert (result["device"], result["threads"], result["heads"], result["heads_kv"]) == ("cpu", 1, 4, 2)
+    cells = result["cells"]
+    assert [(c["direction"], c["length"]) for c in cells] == [(d, n) for d in ("forward", "backward") for n in (64, 96)]
+    for cell in cells:
+        assert cell["flops"] == 4 * 4 * cell["length"] ** 2 * 32 / 2 * (2.5 if cell["direction"] == "backward" else 1)
+        assert cell["pytorch"]["kernel"] == "flash" and cell["tessera"]["kernel"] == cell["kernel"]
+        assert cell["speed_up"] == pytest.approx(cell["standard"]["ms"] / cell["tessera"]["ms"])
+        assert cell["speed_up_pytorch"] == pytest.approx(cell["pytorch"]["ms"] / cell["tessera"]["ms"])
+        names = ["o"] if cell["direction"] == "forward" else ["d_q", "d_k", "d_v"]
+        for side in ("tessera", "standard", "pytorch"):
+            assert list(cell[side]["errors"]) == names
+            assert cell[side]["gflops"] == pytest.approx(cell["flops"] / cell[side]["ms"] * 1e-6)
+            assert_as_good(cell[side], cell["standard"])
+
+
+def test_half_precision(capsys):
+    pytest.importorskip("torch")
+    for dtype in ("float16", "bfloat16"):
+        cells = result_of(capsys, "--dtype", dtype)["cells"]
+        assert all(0 < c["tessera"]["rms_error"] <= 2 * c["standard"]["rms_error"] for c in cells)
+
+
+def test_dropout(capsys):
+    result = result_of(capsys, "--dropout", "0.2")
+    assert result["dropout_p"] == 0.2
+    for cell in result["cells"]:
+        assert cell["tessera"]["max_error"] is None and cell["tessera"]["ms"] > 0
+        if "pytorch" in cell:
+            assert cell["pytorch"]["kernel"] == "math"  # its flash attention has none on the CPU
+
+
+def test_memory_limit(capsys):
+    limit = ["--memory-limit", str(100 * 1024 / 2**30), "--direction", "forward"]
+    small, large = result_of(capsys, *limit)["cells"]
+    assert small["standard"] is None or small["standard_needs_bytes"] <= 100 * 1024
+    assert large["standard"] is None and large["speed_up"] is None and large["standard_needs_bytes"] > 100 * 1024
+    assert main([*SMALL, *limit]) == 0
+    last = capsys.readouterr().out.split("\n\n")[1].splitlines()[-1]
+    needs = report.bytes_text(large["standard_needs_bytes"])
+    assert f"needs {needs}: not run" in last and "96" in last
+
+
+def test_without_pytorch(tmp_path):
+    """NumPy alone: the same numbers but PyTorch's; rich's absence only takes the colours away."""
+    process = run(tmp_path, *SMALL, "--json", without=("torch", "rich", "matplotlib", "threadpoolctl"))
+    assert process.returncode == 0 and process.stderr == ""
+    result = json.loads(process.stdout)
+    assert result["arrays"].startswith("NumPy") and all("pytorch" not in cell for cell in result["cells"])
+    for cell in result["cells"]:
+        assert_as_good(cell["tessera"], cell["standard"])
+    process = run(tmp_path, *SMALL)
+    heading, table, legend = process.stdout.rstrip().split("\n\n")
+    assert "NumPy" in heading and "OPENBLAS_NUM_THREADS" in legend
+    assert len(table.splitlines()) == 3 + 4 and "\x1b" not in table
+
+
+def test_rich_prints_the_same_text(capsys):
+    pytest.importorskip("rich")
+    assert main([*SMALL, "--direction", "forward"]) == 0
+    heading, table, legend = capsys.readouterr().out.rstrip().split("\n\n")
+    lines = table.splitlines()
+    assert heading.startswith("Exact attention, forward · float32") and len(lines) == 3 + 2
+    bars = [i for i, c in enumerate(lines[2]) if c == "┼"]
+    assert bars and all([i for i, c in enumerate(line) if c == "│"] == bars for line in (*lines[:2], *lines[3:]))
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_plot(tmp_path, capsys, kind):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / f"compare.{kind}"
+    result_of(capsys, "--plot", str(file))
+    content = file.read_bytes()
+    assert content.startswith(b"\x89PNG") if kind == "png" else b"</svg>" in content
+    assert list(tmp_path.iterdir()) == [file]  # no partial file stays
+
+
+def test_plot_without_matplotlib(tmp_path):
+    process = run(tmp_path, "compare", "--plot", "compare.png", without=("matplotlib",))  # long, were it not refused first
+    assert process.returncode == 2 and process.stdout == ""
+    assert process.stderr == "tessera: --plot: needs matplotlib, which is not installed (pip install 'tessera[compare]')\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--lengths", "1k"], "--lengths: '1k'"),
+        (["--lengths", "0"], "--lengths: 0, accepted 1 .. 2^24"),
+        (["-D", "513"], "-D: 513, accepted 1 .. 512"),
+        (["--kv-heads", "3"], "--kv-heads: 3, accepted a divisor of -H, 8"),
+        (["--kv-heads", "0"], "--kv-heads: 0"),
+        (["--dropout", "1"], "--dropout: 1.0, accepted 0 <= P < 1"),
+        (["--repeat", "0"], "--repeat: 0"),
+        (["--threads", "0"], "--threads: 0"),
+        (["--memory-limit", "-1"], "--memory-limit: -1.0"),
+        (["--device", "abacus"], "--device: 'abacus', accepted here: cpu"),
+        (["--plot", "compare.gif"], "accepted is a file that ends in .png or .svg"),
+        (["--plot", "no/such/folder/a.png"], "in a folder that exists"),
+        (["--dtype", "float64"], "--dtype"),
+        (["--fast"], "--fast"),
+    ],
+)
+def test_wrong_use(capsys, arguments, says):
+    try:
+        code = main(["compare", *arguments])
+    except SystemExit as end:
+        code = end.code
+    out, error = capsys.readouterr()
+    assert code == 2 and out == "" and error.count("\n") == 1 and error.startswith("tessera: ") and says in error
+
+
+def test_what_the_library_refuses(capsys):
+    assert main([*SMALL, "--kernel", "decode"]) == 1
+    out, error = capsys.readouterr()
+    assert out == "" and error.count("\n") == 1 and "decode" in error
+
+
+def test_plan(capsys):
+    assert main(["plan", "--sq", "40", "--sk", "50", "--kv-heads", "2", "--causal", "--window", "8", "0", "--bias",
+                 "--sink", "--threads", "1", "--json"]) == 0  # fmt: skip
+    plan = json.loads(capsys.readouterr().out)
+    q, k = np.empty((1, 40, 8, 64), np.float32), np.empty((1, 50, 2, 64), np.float32)
+    bias, sink = np.empty((1, 8, 40, 50), np.float32), np.empty(8, np.float32)
+    expected = tessera.plan(q, k, k, as_dict=True, causal=True, window=(8, 0), bias=bias, sink=sink, threads=1)
+    assert plan == expected
+    assert main(["plan", "--sq", "40", "--direction", "backward"]) == 0
+    assert "backward" in capsys.readouterr().out
+    assert main(["plan", "--sq", "40", "-D", "600"]) == 1
+    assert "600" in capsys.readouterr().err
+
+
+def test_info(tmp_path, capsys):
+    assert main(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": tessera.__version__, **tessera.device()}
+    assert main(["info"]) == 0
+    assert tessera.device()["isa"] in capsys.readouterr().out
+    process = run(tmp_path, "plan", "--sq", "64", "--isa", "baseline", "--json", without=("torch",))
+    assert json.loads(process.stdout)["device"]["isa"] == "baseline"
+
+
+# ---- its parts ------------------------------------------------------------------------------------------------------
+
+
+def test_numbers():
+    assert [report.number(x) for x in (0.01234, 1.234, 12.34, 123.4, 12345.6)] == ["0.0123", "1.23", "12.3", "123", "12346"]
+    assert report.bytes_text(512) == "512 B" and report.bytes_text(8 << 20) == "8.00 MiB"
+    assert report.bytes_text(34 << 30) == "34.0 GiB" and report.bytes_text(1000 * 1024) == "0.977 MiB"
+
+
+def test_memory_is_measured():
+    device, mib = Cpu(1), 2**20
+    growth, array = device.growth_bytes(lambda: np.ones(32 * mib, np.uint8))
+    if growth is None:
+        pytest.skip("this system does not say what a process holds")
+    assert 32 * mib <= growth < 36 * mib and array.nbytes == 32 * mib
+    assert 0 < device.available_bytes() <= device.memory_bytes()
