@@ -33,17 +33,18 @@ struct ScoreConfig {
 // Forward by mma.sync: fwd_sm80.cuh.
 struct FwdConfig {
   Dtype dtype;
-  int head_dim;    // padded to a multiple of 16
-  int head_dim_v;  // likewise
-  int block_m;     // query rows a tile
-  int block_n;     // keys a tile
-  int warps;       // each takes block_m / warps query rows
-  int stages;      // tiles of keys, and of values, in shared memory
-  int blocks_per_sm;  // that registers must allow
-  bool aligned;    // every row of q, k and v starts at a multiple of 16 bytes, so that loads are of 16 bytes
-  bool paged;      // keys and values by page table
-  bool pack_heads;  // the query heads that share a KV head stand in one tile's rows
-  bool split;       // keys in parts: float32 partial results instead of o
+  int head_dim;         // padded to a multiple of 16
+  int head_dim_v;       // likewise
+  int block_m;          // query rows a tile
+  int block_n;          // keys a tile
+  int warps;            // each takes block_m / warps query rows
+  int stages;           // tiles of keys, and of values, in shared memory
+  int blocks_per_sm;    // that registers must allow
+  bool aligned;         // every row of q, k and v starts at a multiple of 16 bytes, so that loads are of 16 bytes
+  bool paged;           // keys and values by page table
+  bool pack_heads;      // the query heads that share a KV head stand in one tile's rows
+  bool split;           // keys in parts: float32 partial results instead of o
+  bool q_in_registers;  // Q's fragments are loaded once, not for every tile of keys
   ScoreConfig score;
 };
 
@@ -55,10 +56,10 @@ struct BwdConfig {
   int block_m;     // queries a tile
   int block_n;     // keys a block owns
   int warps;
-  int stages;    // tiles of queries, and of dO, in shared memory
+  int stages;         // tiles of queries, and of dO, in shared memory
   int blocks_per_sm;  // that registers must allow
-  bool aligned;  // as above, and dO
-  bool d_bias;   // the gradient of the bias is wanted
+  bool aligned;       // as above, and dO
+  bool d_bias;        // the gradient of the bias is wanted
   bool deterministic;
   ScoreConfig score;
 };
@@ -71,6 +72,11 @@ struct CombineConfig {
 // What goes before and after the backward pass's products: bwd_rows.cuh.
 struct BwdRowsConfig {
   Dtype dtype;
+  int head_dim;    // padded to a multiple of 16
+  int head_dim_v;  // likewise
+  int block_m;     // as the products'
+  bool aligned;    // every row of o and dO starts at a multiple of 16 bytes
+  bool after;      // false: what goes before
 };
 
 }  // namespace tessera

@@ -30,20 +30,20 @@ struct ScoreTensor {
 struct ProblemParams {
   int batch, heads_q, heads_kv, group;  // group = heads_q / heads_kv
   int head_dim, head_dim_v;
-  int seqlen_q, seqlen_k;      // dense: of every sequence; paged: seqlen_k is what the page table can hold
-  int64 rows_total;            // queries of the whole batch
-  const int* cu_seqlens_q;     // [batch + 1] or NULL
-  const int* cu_seqlens_k;     // [batch + 1] or NULL
-  const int* seqused_k;        // [batch] or NULL
+  int seqlen_q, seqlen_k;   // dense: of every sequence; paged: seqlen_k is what the page table can hold
+  int64 rows_total;         // queries of the whole batch
+  const int* cu_seqlens_q;  // [batch + 1] or NULL
+  const int* cu_seqlens_k;  // [batch + 1] or NULL
+  const int* seqused_k;     // [batch] or NULL
   int64 cu_seqlens_q_stride, cu_seqlens_k_stride, seqused_k_stride;
-  int rows_q, rows_k;          // packed: rows of q and of k, v, which no offset may pass
+  int rows_q, rows_k;              // packed: rows of q and of k, v, which no offset may pass
   int max_seqlen_q, max_seqlen_k;  // the most that a sequence can have, by the layouts and the problem's word
   RowTensor q, k, v;
-  const int* page_table;       // [batch, max_pages]
+  const int* page_table;  // [batch, max_pages]
   int64 page_table_batch, page_table_col;
   int page_size, pages;
 
-  float scale, scale_log2;     // scale * log2(e): scores are held in log2 units
+  float scale, scale_log2;  // scale * log2(e): scores are held in log2 units
   float softcap;
   int causal, top_left;
   int window_left, window_right;  // -1: unbounded
@@ -51,9 +51,9 @@ struct ProblemParams {
   int mask_block_q, mask_block_k;
   const float* alibi_slopes;
   int64 alibi_batch, alibi_head;
-  const float* sink;           // [heads_q] or NULL
+  const float* sink;  // [heads_q] or NULL
   int64 sink_head;
-  float dropout_scale;         // 1 / (1 - p)
+  float dropout_scale;  // 1 / (1 - p)
   uint32 dropout_threshold, dropout_key[2], dropout_offset;
 };
 
@@ -70,13 +70,18 @@ struct FwdParams : ProblemParams {
 struct BwdParams : ProblemParams {
   RowTensor o, d_o, d_q, d_k, d_v;
   StatTensor lse, d_lse;
-  float* row_lse_log2;         // [heads_q, rows_total], +inf where nothing is seen
-  float* row_delta;            // [heads_q, rows_total], rowsum(dO o O) - dLSE
-  float* acc_dq;               // [heads_q, rows_total, acc_dq_ld] float32
-  int acc_dq_ld;               // head_dim padded to 16
-  int* turn;                   // deterministic: [heads_q, query tiles] whose turn it is to add to a tile of dQ
-  ScoreTensor d_bias;          // float32
-  int owned_batches, owned_heads;  // (batch, query head) pairs whose d_bias one block owns; 1, 1: no sharing
+  int tiles;            // of a sequence's keys, or slots of a packed batch: core/scheduler.cuh
+  int q_tiles;          // of a sequence's queries, dense only
+  int q_slots;          // tiles of queries of the whole batch: core/query_slots.cuh
+  float* row_lse_log2;  // [heads_q, q_slots, block_m], +inf where nothing is seen
+  float* row_delta;     // [heads_q, q_slots, block_m], rowsum(dO o O) - dLSE
+  float* acc_dq;        // [heads_q, q_slots, block_m x head_dim padded to 16]
+  int* turn;            // deterministic: [heads_q, q_slots] whose turn it is to add to a tile of dQ
+  int* ticket;          // deterministic: blocks that have started
+  int d_q_aligned, d_k_aligned, d_v_aligned;                   // every row starts at a multiple of 16 bytes
+  ScoreTensor d_bias;                                          // float32
+  int d_bias_batches, d_bias_heads, d_bias_rows, d_bias_cols;  // its extents
+  int owned_batches, owned_heads;  // sequences and KV heads of a block: they share entries of d_bias; else 1, 1
   float* d_sink;
   int64 d_sink_head;
 };
@@ -84,15 +89,15 @@ struct BwdParams : ProblemParams {
 // Merge of partial results, also the public tessera_combine. Strides in elements.
 struct CombineParams {
   int parts, batch, rows, heads, head_dim_v;
-  int part_dtype;              // Dtype
+  int part_dtype;  // Dtype
   const void* o_parts;
   int64 o_part, o_part_batch, o_part_row, o_part_head;
   const float* lse_parts;
   int64 lse_part, lse_part_batch, lse_part_head, lse_part_row;
   RowTensor o;
-  StatTensor lse;              // NULL: not wanted
-  const int* rows_end;         // packed: rows from *rows_end on belong to no sequence; or NULL
-  const float* sink;           // joins the denominator of rows that saw something
+  StatTensor lse;       // NULL: not wanted
+  const int* rows_end;  // packed: rows from *rows_end on belong to no sequence; or NULL
+  const float* sink;    // joins the denominator of rows that saw something
   int64 sink_head;
 };
 

@@ -1,7 +1,5 @@
 // The forward kernel of kernels/tessera/fwd_sm80.cuh: which tiles it is compiled for, how much memory it needs, and its
 // launch. Every number depends on the problem and the GPU alone.
-#include "tessera/config.hpp"
-
 #include <algorithm>
 #include <cinttypes>
 #include <string>
@@ -11,6 +9,7 @@
 #include "cuda/cuda.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "tessera/config.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -57,21 +56,29 @@ constexpr int64_t kMinSplitKeys = 256;
 
 struct Choice {
   const FwdTile* tile = nullptr;
-  int64_t smem_bytes = 0;
+  FwdConfig config{};
   bool pack_heads = false;
   int64_t tiles = 0, blocks = 0;  // of a head (packed: of all sequences); of the grid without splits and slices
   int slices = 1;
 };
 
-// sizeof(FwdSharedMemory<...>): a test compares them.
-int64_t smem_bytes(const FwdTile& tile, int head_dim, int head_dim_v) {
-  const int elem = tile.float32 ? 4 : 2, pad = tile.float32 ? 32 : 16;
-  const int64_t k_pitch = head_dim * elem + pad, v_pitch = head_dim_v * elem + pad;
-  return tile.block_m * std::max(k_pitch, v_pitch) + int64_t{tile.stages} * tile.block_n * (k_pitch + v_pitch);
-}
-
 int slice_width(const FwdTile& tile, const tessera_plan& plan) {
   return static_cast<int>(std::min<int64_t>(tile.slice, padded_to(plan.head_dim_v, 16)));
+}
+
+FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_heads) {
+  FwdConfig config{};
+  config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
+  config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
+  config.head_dim_v = slice_width(tile, plan);
+  config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
+  config.blocks_per_sm = tile.blocks_per_sm;
+  config.aligned = true;
+  config.paged = core::paged(plan.problem);
+  config.pack_heads = pack_heads;
+  config.split = plan.num_splits > 1;
+  config.score = score_config(plan.problem);
+  return config;
 }
 
 Choice choose(const tessera_plan& plan) {
@@ -85,8 +92,8 @@ Choice choose(const tessera_plan& plan) {
     choice.pack_heads = group > 1 && plan.max_seqlen_q < tile.block_m;
     const int64_t rows_a_query = choice.pack_heads ? group : 1;
     if (plan.max_seqlen_q * rows_a_query > tile.rows) continue;
-    choice.smem_bytes = smem_bytes(tile, static_cast<int>(head_dim), slice_width(tile, plan));
-    if (choice.smem_bytes > plan.device.smem_bytes) continue;
+    choice.config = make_config(plan, tile, choice.pack_heads);
+    if (smem_bytes(choice.config) > plan.device.smem_bytes) continue;
     choice.tile = &tile;
     const core::Sizes size = core::sizes(p);
     const bool packed = core::packed_q(p);
@@ -97,22 +104,6 @@ Choice choose(const tessera_plan& plan) {
     return choice;
   }
   return choice;
-}
-
-FwdConfig make_config(const tessera_plan& plan, const Choice& choice, bool aligned) {
-  const FwdTile& tile = *choice.tile;
-  FwdConfig config{};
-  config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
-  config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
-  config.head_dim_v = slice_width(tile, plan);
-  config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
-  config.blocks_per_sm = tile.blocks_per_sm;
-  config.aligned = aligned;
-  config.paged = core::paged(plan.problem);
-  config.pack_heads = choice.pack_heads;
-  config.split = plan.num_splits > 1;
-  config.score = score_config(plan.problem);
-  return config;
 }
 
 int64_t split_keys(const tessera_plan& plan) {
@@ -161,14 +152,14 @@ void configure_fwd_sm80(tessera_plan& plan) {
   const FwdTile& tile = *choice.tile;
   plan.block_m = tile.block_m, plan.block_n = tile.block_n;
   plan.num_warps = tile.warps, plan.num_stages = tile.stages;
-  plan.smem_bytes = choice.smem_bytes;
+  plan.smem_bytes = smem_bytes(choice.config);
   plan.tiles_per_item = 1;
   plan.num_splits = 1;
   const int64_t wanted = kWaves * tile.blocks_per_sm * plan.device.cores;
   if (!plan.problem.batch_invariant && choice.blocks * choice.slices * 2 <= wanted) {
     const int64_t most = std::max<int64_t>(1, plan.max_seqlen_k / kMinSplitKeys);
-    plan.num_splits = static_cast<int32_t>(
-        std::clamp<int64_t>(wanted / std::max<int64_t>(1, choice.blocks * choice.slices), 1, std::min<int64_t>(most, 256)));
+    plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(
+        wanted / std::max<int64_t>(1, choice.blocks * choice.slices), 1, std::min<int64_t>(most, 256)));
   }
   plan.num_items = choice.blocks * plan.num_splits * choice.slices;
   plan.shared_bytes = 0;
@@ -196,11 +187,11 @@ tessera_status forward(const tessera_plan& plan, const tessera_buffers& buffers,
     p.partial_o = static_cast<float*>(workspace);
     p.partial_lse = reinterpret_cast<float*>(static_cast<char*>(workspace) + partial_o_bytes(plan));
   }
-  const bool aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
-                       rows_aligned(problem.v, buffers.v);
+  FwdConfig config = choice.config;
+  config.aligned =
+      rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
   const Grid grid{static_cast<uint32_t>(choice.blocks * plan.num_splits), static_cast<uint32_t>(choice.slices), 1};
-  TESSERA_RETURN_IF_ERROR(
-      launch_fwd_sm80(make_config(plan, choice, aligned), plan.smem_bytes, p, grid, plan.device, stream));
+  TESSERA_RETURN_IF_ERROR(launch_fwd_sm80(config, p, grid, plan.device, stream));
   return plan.num_splits > 1 ? merge_splits(plan, p, stream) : ok();
 }
 

@@ -1,0 +1,135 @@
+// The online softmax of one warp's rows (Milakov and Gimelshein, 2018; FlashAttention, algorithm 1): a reference and a
+// sum for each row, so that softmax(s) = 2^(s - ref) / sum when all keys have passed.
+#pragma once
+
+#include "tessera/tile/product.cuh"
+
+namespace tessera {
+
+inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+
+TESSERA_DEVICE float infinity() { return __int_as_float(0x7f800000); }
+
+// The reference moves only when a maximum passes it by this much (log2 units): most tiles then rescale nothing. Exact,
+// since the same reference divides out at the end; float16 holds 2^8.
+inline constexpr float kRescaleThreshold_log2 = 8.0f;
+
+// Over the four lanes that share a row.
+TESSERA_DEVICE float row_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+TESSERA_DEVICE float row_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// Against a reference that is too low a lane's share of a tile's sum may reach this before the tile is done again with a
+// new one: so far from what float16 (bfloat16 and float32) holds that neither P nor O overflows.
+template <Dtype kDtype>
+inline constexpr float kOptimisticBound = kDtype == Dtype::kFloat16 ? 0x1p14f : 0x1p40f;
+
+template <int kM>
+struct OnlineSoftmax {
+  float ref[kM][2];    // log2 units, -inf before the first visible key
+  float sum[kM][2];    // this lane's share
+  bool ready = false;  // every row of the warp has a finite reference
+
+  TESSERA_DEVICE OnlineSoftmax() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) ref[m][half] = -infinity(), sum[m][half] = 0.0f;
+  }
+
+  // s times `scale` (log2 units) -> P in place, and O rescaled where the reference moved.
+  template <int kN, int kD>
+  TESSERA_DEVICE void update(float (&s)[kM][kN][4], float scale, float (&o)[kM][kD][4]) {
+    float alpha[kM][2];
+    bool moves = false;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float best = -infinity();
+#pragma unroll
+        for (int n = 0; n < kN; ++n) best = fmaxf(best, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+        best = row_max(best) * scale;
+        const float old = ref[m][half];
+        const bool passes = best > old + kRescaleThreshold_log2;  // -inf + 8 = -inf: the first finite one passes
+        ref[m][half] = passes ? best : old;
+        alpha[m][half] = passes ? ptx::ex2_approx_ftz(old - best) : 1.0f;
+        moves |= passes;
+      }
+    if (__any_sync(0xffffffff, moves)) rescale(alpha, o);
+    bool finite = true;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) finite &= fabsf(ref[m][0]) < infinity() && fabsf(ref[m][1]) < infinity();
+    ready = __all_sync(0xffffffff, finite);
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float minus_ref = ref[m][half] == -infinity() ? 0.0f : -ref[m][half];
+#pragma unroll
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            s[m][n][e] = ptx::ex2_approx_ftz(fmaf(s[m][n][e], scale, minus_ref));
+            sum[m][half] += s[m][n][e];
+          }
+      }
+  }
+
+  // The same against the references as they are: no maximum, no rescaling, nothing that waits for the whole tile. False:
+  // a sum passed the bound, nothing was added, and the tile is to be done again by update(), from the products on. Exact
+  // either way: softmax does not depend on the reference. Wants `ready` and a tile of visible keys alone.
+  template <Dtype kDtype, int kN>
+  TESSERA_DEVICE bool try_update(float (&s)[kM][kN][4], float scale) {
+    float total[kM][2];
+    bool fits = true;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        total[m][half] = 0.0f;
+#pragma unroll
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            s[m][n][e] = ptx::ex2_approx_ftz(fmaf(s[m][n][e], scale, -ref[m][half]));
+            total[m][half] += s[m][n][e];
+          }
+        fits &= total[m][half] < kOptimisticBound<kDtype>;  // a NaN does not
+      }
+    if (!__all_sync(0xffffffff, fits)) return false;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum[m][half] += total[m][half];
+    return true;
+  }
+
+  // The whole row's sum, in each of its lanes. Once, at the end.
+  TESSERA_DEVICE void finish() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum[m][half] = row_sum(sum[m][half]);
+  }
+
+ private:
+  template <int kD>
+  TESSERA_DEVICE void rescale(const float (&alpha)[kM][2], float (&o)[kM][kD][4]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sum[m][half] *= alpha[m][half];
+#pragma unroll
+        for (int d = 0; d < kD; ++d) o[m][d][2 * half] *= alpha[m][half], o[m][d][2 * half + 1] *= alpha[m][half];
+      }
+  }
+};
+
+}  // namespace tessera

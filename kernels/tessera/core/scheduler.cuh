@@ -1,0 +1,62 @@
+// Which tile a block works on.
+#pragma once
+
+#include "tessera/core/sequence.cuh"
+
+namespace tessera {
+
+struct Work {
+  int batch, head, split;
+  int tile;  // of the sequence; -1: none, there are fewer tiles than blocks
+};
+
+// Tiles of a packed batch stand in slots. Sequence b, whose rows start at row cu[b], has the slots from cu[b] / rows + b
+// on, `rows` being a tile's: since ceil(n / rows) <= floor((r + n) / rows) + 1 for any r < rows, the slots of two
+// sequences never overlap, and no prefix sum over lengths is needed. The grid has total / rows + batch of them.
+template <int kRows>
+TESSERA_DEVICE int slot_begin(const ProblemParams& p, const int* offsets, int64 stride, int64 limit, int rows_a_query,
+                              int b) {
+  const int64 rows = min(max(static_cast<int64>(offsets[b * stride]), static_cast<int64>(0)), limit) * rows_a_query;
+  return static_cast<int>(rows / kRows) + b;
+}
+
+// The sequence that owns a slot.
+template <int kRows>
+TESSERA_DEVICE int find_sequence(const ProblemParams& p, const int* offsets, int64 stride, int64 limit,
+                                 int rows_a_query, int slot) {
+  int low = 0, high = p.batch;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (slot_begin<kRows>(p, offsets, stride, limit, rows_a_query, middle) <= slot) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Forward: block -> (batch, head, split, tile of block_m rows). Tiles of one head stand together, so that they share its
+// keys and values in the L2 cache; of a sequence the last tile comes first, since under a causal mask it sees the most.
+template <int kBlockM>
+TESSERA_DEVICE Work query_tile(const FwdParams& p, int heads, int rows_a_query) {
+  Work w;
+  int rest = static_cast<int>(blockIdx.x);
+  const int slot = rest % p.tiles;
+  rest /= p.tiles;
+  w.split = rest % p.num_splits;
+  rest /= p.num_splits;
+  w.head = rest % heads;
+  w.batch = rest / heads;
+  int tile = slot;
+  if (p.cu_seqlens_q) {
+    w.batch = find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, rows_a_query, slot);
+    tile -= slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, rows_a_query, w.batch);
+  }
+  const Sequence s = load_sequence(p, w.batch);
+  const int tiles = static_cast<int>((static_cast<int64>(s.sq) * rows_a_query + kBlockM - 1) / kBlockM);
+  w.tile = tiles - 1 - tile;
+  return w;
+}
+
+}  // namespace tessera

@@ -1,0 +1,65 @@
+// From a product q . k to a score in log2 units: scale, softcap, bias, ALiBi, masks, in the order that tessera.h defines.
+// One element at a time, so that the forward pass, whose rows are queries, and the backward pass, whose rows are keys,
+// have the same text.
+#pragma once
+
+#include "tessera/core/online_softmax.cuh"
+#include "tessera/core/sequence.cuh"
+
+namespace tessera {
+
+// What the elements of one query share.
+template <ScoreConfig kCfg>
+struct ScoreRow {
+  int query;
+  KeyRange keys;  // visible by position
+  float slope_log2;
+  const char *bias, *mask, *block_mask;  // entry (b, h, query, key 0)
+
+  TESSERA_DEVICE ScoreRow(const ProblemParams& p, const Sequence& s, int batch, int head, int query)
+      : query(query), keys(visible_keys(p, s, query)) {
+    if constexpr (kCfg.alibi) {
+      slope_log2 = p.alibi_slopes[p.alibi_batch * batch + p.alibi_head * head] * kLog2e;
+    }
+    if constexpr (kCfg.bias) {
+      const int64 at = p.bias.batch * batch + p.bias.head * head + p.bias.row * query;
+      bias = static_cast<const char*>(p.bias.data) + at * dtype_bytes(kCfg.bias_dtype);
+    }
+    if constexpr (kCfg.mask) {
+      mask = static_cast<const char*>(p.mask.data) + p.mask.batch * batch + p.mask.head * head + p.mask.row * query;
+    }
+    if constexpr (kCfg.block_mask) {
+      block_mask = static_cast<const char*>(p.block_mask.data) + p.block_mask.batch * batch + p.block_mask.head * head +
+                   p.block_mask.row * (query / p.mask_block_q);
+    }
+  }
+};
+
+struct Score {
+  float value;  // log2 units, -inf where the key is not visible
+  float slope;  // d(capped score) / d(score): 1 - tanh^2, for the gradient through the softcap
+};
+
+template <ScoreConfig kCfg>
+TESSERA_DEVICE Score score(const ProblemParams& p, const Sequence& s, const ScoreRow<kCfg>& row, int key,
+                           float product) {
+  Score r{product * p.scale_log2, 1.0f};
+  if constexpr (kCfg.softcap) {
+    const float t = tanhf(product * (p.scale / p.softcap));
+    r.value = t * (p.softcap * kLog2e);
+    r.slope = 1.0f - t * t;
+  }
+  const bool visible = key >= row.keys.low && key <= row.keys.high;
+  if (!visible) return {-infinity(), r.slope};
+  if constexpr (kCfg.bias) r.value = fmaf(load_element<kCfg.bias_dtype>(row.bias, p.bias.col * key), kLog2e, r.value);
+  if constexpr (kCfg.alibi) r.value -= row.slope_log2 * fabsf(static_cast<float>(row.query + s.sk - s.sq - key));
+  if constexpr (kCfg.mask) {
+    if (!row.mask[p.mask.col * key]) r.value = -infinity();
+  }
+  if constexpr (kCfg.block_mask) {
+    if (!row.block_mask[p.block_mask.col * (key / p.mask_block_k)]) r.value = -infinity();
+  }
+  return r;
+}
+
+}  // namespace tessera

@@ -1,0 +1,34 @@
+// Additions in global memory, and the loads and stores that order them between blocks.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-red
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-ld
+#pragma once
+
+#include "tessera/ptx/device.cuh"
+
+namespace tessera::ptx {
+
+TESSERA_DEVICE void red_add_f32(float* global, float x) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(global), "f"(x) : "memory");
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// Four neighbours at a multiple of 16 bytes, Hopper and later.
+TESSERA_DEVICE void red_add_v4_f32(float* global, const float (&x)[4]) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(global), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+#endif
+
+// What was written before it, by this thread and by those that it has synchronised with, is seen by whoever acquires.
+TESSERA_DEVICE void red_release_add_s32(int* global, int x) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(global), "r"(x) : "memory");
+}
+
+TESSERA_DEVICE int ld_acquire_s32(const int* global) {
+  int x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(global) : "memory");
+  return x;
+}
+
+}  // namespace tessera::ptx

@@ -1,0 +1,23 @@
+// Asynchronous copies from global to shared memory, Ampere and later.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async
+#pragma once
+
+#include "tessera/ptx/device.cuh"
+
+namespace tessera::ptx {
+
+// 16 bytes to shared memory, of which the first `source_bytes` are read and the others are zero. Past the L1 cache.
+TESSERA_DEVICE void cp_async_cg_16(uint32 shared, const void* global, int source_bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(source_bytes)
+               : "memory");
+}
+
+TESSERA_DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all but the newest kPending groups of this thread have landed.
+template <int kPending>
+TESSERA_DEVICE void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace tessera::ptx

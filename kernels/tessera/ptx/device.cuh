@@ -1,0 +1,17 @@
+// What every device file needs: how functions are declared, and addresses in shared memory.
+#pragma once
+
+#include "tessera/config.hpp"
+#include "tessera/params.hpp"
+
+#define TESSERA_DEVICE __device__ __forceinline__
+
+namespace tessera {
+
+// The 32-bit address of a generic pointer into shared memory.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cvta
+TESSERA_DEVICE uint32 shared_address(const void* pointer) {
+  return static_cast<uint32>(__cvta_generic_to_shared(pointer));
+}
+
+}  // namespace tessera

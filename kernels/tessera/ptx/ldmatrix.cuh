@@ -1,0 +1,24 @@
+// Four 8 x 8 matrices of 16-bit elements from shared memory: lane l gives the address of row l % 8 of matrix l / 8, and
+// receives of each matrix elements 2 (l % 4), + 1 of row l / 4 (or, transposed, of column l / 4).
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-instructions-ldmatrix
+#pragma once
+
+#include "tessera/ptx/device.cuh"
+
+namespace tessera::ptx {
+
+TESSERA_DEVICE void ldmatrix_x4(uint32 (&r)[4], uint32 shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
+}
+
+TESSERA_DEVICE void ldmatrix_x4_trans(uint32 (&r)[4], uint32 shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
+}
+
+}  // namespace tessera::ptx

@@ -1,0 +1,42 @@
+// Single instructions of arithmetic and conversion.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#floating-point-instructions-ex2
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cvt
+#pragma once
+
+#include "tessera/ptx/device.cuh"
+
+namespace tessera::ptx {
+
+// 2^x; -inf gives 0, results below 2^-126 are 0.
+TESSERA_DEVICE float ex2_approx_ftz(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// `low` in bits 0 ... 15, `high` in bits 16 ... 31, each rounded to nearest.
+TESSERA_DEVICE uint32 cvt_rn_f16x2(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+TESSERA_DEVICE uint32 cvt_rn_bf16x2(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+TESSERA_DEVICE float cvt_f32_f16(unsigned short bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+
+// To the 10 bits of mantissa that the tensor cores take, ties away from zero.
+TESSERA_DEVICE uint32 cvt_rna_tf32(float x) {
+  uint32 bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return bits;
+}
+
+}  // namespace tessera::ptx

@@ -1,0 +1,38 @@
+// Elements of the three types, as registers hold them and as memory does.
+#pragma once
+
+#include "tessera/ptx/math.cuh"
+
+namespace tessera {
+
+// Two neighbours of a row in 16 bits each.
+template <Dtype kDtype>
+TESSERA_DEVICE uint32 pack_pair(float low, float high) {
+  static_assert(kDtype != Dtype::kFloat32, "float32 is not packed");
+  return kDtype == Dtype::kFloat16 ? ptx::cvt_rn_f16x2(low, high) : ptx::cvt_rn_bf16x2(low, high);
+}
+
+template <Dtype kDtype>
+TESSERA_DEVICE float load_element(const void* data, int64 index) {
+  if constexpr (kDtype == Dtype::kFloat32) return static_cast<const float*>(data)[index];
+  const unsigned short bits = static_cast<const unsigned short*>(data)[index];
+  if constexpr (kDtype == Dtype::kFloat16) return ptx::cvt_f32_f16(bits);
+  return __uint_as_float(static_cast<uint32>(bits) << 16);
+}
+
+template <Dtype kDtype>
+TESSERA_DEVICE void store_element(void* data, int64 index, float x) {
+  if constexpr (kDtype == Dtype::kFloat32) {
+    static_cast<float*>(data)[index] = x;
+  } else {
+    static_cast<unsigned short*>(data)[index] = static_cast<unsigned short>(pack_pair<kDtype>(x, 0.0f));
+  }
+}
+
+TESSERA_DEVICE float load_element(Dtype dtype, const void* data, int64 index) {
+  if (dtype == Dtype::kFloat32) return load_element<Dtype::kFloat32>(data, index);
+  return dtype == Dtype::kFloat16 ? load_element<Dtype::kFloat16>(data, index)
+                                  : load_element<Dtype::kBFloat16>(data, index);
+}
+
+}  // namespace tessera

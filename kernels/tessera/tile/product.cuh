@@ -1,0 +1,237 @@
+// The matrix products of one warp. Every accumulator is [kM][kN][4]: kM x kN tiles of 16 x 8, of which a lane, with
+// g = lane / 4 and c = lane % 4, holds (g, 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c + 1), whatever the type.
+//
+// 16 bits: mma.m16n8k16. float32: each number is the sum of two of TF32's, x = high + low, and a product three,
+// low * high' + high * low' + high * high', summed from zero for every 8 columns and then added in float32: the tensor
+// cores' own accumulation truncates.
+#pragma once
+
+#include "tessera/ptx/ldmatrix.cuh"
+#include "tessera/ptx/mma.cuh"
+#include "tessera/tile/shared_tile.cuh"
+
+namespace tessera {
+
+template <Dtype kDtype>
+TESSERA_DEVICE void mma_16bit(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+  if constexpr (kDtype == Dtype::kFloat16) {
+    ptx::mma_m16n8k16_f16(d, a, b0, b1);
+  } else {
+    ptx::mma_m16n8k16_bf16(d, a, b0, b1);
+  }
+}
+
+// x = high + low to 21 bits. Where nothing is left for `low`, it takes x's sign all the same, so that an infinity times
+// it is the infinity that it is times x, and no NaN.
+struct Tf32Pair {
+  uint32 high, low;
+};
+TESSERA_DEVICE Tf32Pair split_tf32(float x) {
+  constexpr float kNegligible = 0x1p-40f;
+  const uint32 high = ptx::cvt_rna_tf32(x);
+  const float rest = x - __uint_as_float(high);
+  const bool something = rest != 0.0f && rest == rest;
+  return {high, ptx::cvt_rna_tf32(something ? rest : x * kNegligible)};
+}
+
+TESSERA_DEVICE void mma_3xtf32(float (&d)[4], const Tf32Pair (&a)[4], const Tf32Pair& b0, const Tf32Pair& b1) {
+  const uint32 high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
+  const uint32 low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
+  float sum[4] = {};
+  ptx::mma_m16n8k8_tf32(sum, low, b0.high, b1.high);
+  ptx::mma_m16n8k8_tf32(sum, high, b0.low, b1.low);
+  ptx::mma_m16n8k8_tf32(sum, high, b0.high, b1.high);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) d[e] += sum[e];
+}
+
+TESSERA_DEVICE int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
+TESSERA_DEVICE int lane_row() { return lane_id() / 4; }      // g
+TESSERA_DEVICE int lane_col() { return lane_id() % 4 * 2; }  // 2c
+
+// ---- 16-bit fragments ----
+
+// A [16 kM rows][16 columns from col] as it lies.
+template <int kM, class Tile>
+TESSERA_DEVICE void load_a(uint32 (&a)[kM][4], const Tile& sA, int row, int col) {
+  const uint32 at = sA.at(row + lane_id() % 16, col + lane_id() / 16 * 8);
+#pragma unroll
+  for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4(a[m], at + m * 16 * Tile::kPitchBytes);
+}
+
+// A = the transpose of sA [16 rows = inner][16 kM columns = A's rows].
+template <int kM, class Tile>
+TESSERA_DEVICE void load_a_transposed(uint32 (&a)[kM][4], const Tile& sA, int row, int col) {
+  const uint32 at = sA.at(row + lane_id() % 8 + lane_id() / 16 * 8, col + lane_id() / 8 % 2 * 8);
+#pragma unroll
+  for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4_trans(a[m], at + m * 16 * Tile::kElemBytes);
+}
+
+// B of two neighbouring 8-column tiles for 16 inner columns, where sB is [n][inner]: b[0], b[1] for the first.
+template <class Tile>
+TESSERA_DEVICE void load_b_pair(uint32 (&b)[4], const Tile& sB, int n, int inner) {
+  ptx::ldmatrix_x4(b, sB.at(n + lane_id() % 8 + lane_id() / 16 * 8, inner + lane_id() / 8 % 2 * 8));
+}
+
+// The same where sB is [inner][n].
+template <class Tile>
+TESSERA_DEVICE void load_b_pair_transposed(uint32 (&b)[4], const Tile& sB, int inner, int n) {
+  ptx::ldmatrix_x4_trans(b, sB.at(inner + lane_id() % 16, n + lane_id() / 16 * 8));
+}
+
+// An accumulator's 16 x 16 part as the A operand of another product.
+template <Dtype kDtype, int kN>
+TESSERA_DEVICE void pack_a(uint32 (&a)[4], const float (&acc)[kN][4], int k) {
+  a[0] = pack_pair<kDtype>(acc[2 * k][0], acc[2 * k][1]);
+  a[1] = pack_pair<kDtype>(acc[2 * k][2], acc[2 * k][3]);
+  a[2] = pack_pair<kDtype>(acc[2 * k + 1][0], acc[2 * k + 1][1]);
+  a[3] = pack_pair<kDtype>(acc[2 * k + 1][2], acc[2 * k + 1][3]);
+}
+
+// ---- float32 fragments: the inner columns of a step of 8 are taken in the order 0 2 4 6 1 3 5 7, the same for A and B,
+// so that a lane's two are neighbours ----
+
+TESSERA_DEVICE float2 load_shared_pair(const char* at) { return *reinterpret_cast<const float2*>(at); }
+
+// ---- products ----
+
+// Fragments of B are loaded so many ahead of their products: a load takes about as long as two products of 16 x 16 x 16
+// with two tiles of rows.
+inline constexpr int kFragmentsAhead = 2;
+
+// for_fragments<kCount>(load, multiply): multiply(i, b_i) for i = 0 ... kCount - 1, with load(i, b_i) called earlier.
+template <int kCount, class Load, class Multiply>
+TESSERA_DEVICE void for_fragments(Load&& load, Multiply&& multiply) {
+  constexpr int kBuffers = kFragmentsAhead + 1;
+  uint32 b[kBuffers][4];
+#pragma unroll
+  for (int i = 0; i < min(kFragmentsAhead, kCount); ++i) load(i, b[i]);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i + kFragmentsAhead < kCount) load(i + kFragmentsAhead, b[(i + kFragmentsAhead) % kBuffers]);
+    multiply(i, b[i % kBuffers]);
+  }
+}
+
+// A fragments of all inner columns, held in registers over many products.
+template <int kM, int kCols>
+struct RegisterA {
+  uint32 a[kCols / 16][kM][4];
+
+  template <class Tile>
+  TESSERA_DEVICE void load(const Tile& sA, int row) {
+#pragma unroll
+    for (int k = 0; k < kCols / 16; ++k) load_a<kM>(a[k], sA, row, k * 16);
+  }
+};
+
+// acc += A B^T, 16 bits, A in registers, B = sB [columns of acc][inner] from row `row_b`.
+template <int kM, int kN, int kCols, class TileB>
+TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], const RegisterA<kM, kCols>& rA, TileB& sB, int row_b) {
+  static_assert(kCols == TileB::kCols && kN % 2 == 0);
+  constexpr int kPairs = kN / 2;
+  for_fragments<kCols / 16 * kPairs>(
+      [&](int i, uint32(&b)[4]) { load_b_pair(b, sB, row_b + i % kPairs * 16, i / kPairs * 16); },
+      [&](int i, const uint32(&b)[4]) {
+        const int n = i % kPairs * 2;
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          mma_16bit<TileB::kType>(acc[m][n], rA.a[i / kPairs][m], b[0], b[1]);
+          mma_16bit<TileB::kType>(acc[m][n + 1], rA.a[i / kPairs][m], b[2], b[3]);
+        }
+      });
+}
+
+// acc += A B^T: A = sA [rows][inner] from row `row`, B = sB [columns of acc][inner] from row `row_b`.
+template <int kM, int kN, class TileA, class TileB>
+TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], TileA& sA, int row, TileB& sB, int row_b) {
+  static_assert(TileA::kCols == TileB::kCols && kN % 2 == 0);
+  if constexpr (TileA::kElemBytes == 2) {
+    constexpr int kPairs = kN / 2, kSteps = TileA::kCols / 16;
+    uint32 a[2][kM][4];
+    load_a<kM>(a[0], sA, row, 0);
+    for_fragments<kSteps * kPairs>(
+        [&](int i, uint32(&b)[4]) { load_b_pair(b, sB, row_b + i % kPairs * 16, i / kPairs * 16); },
+        [&](int i, const uint32(&b)[4]) {
+          const int k = i / kPairs, n = i % kPairs * 2;
+          if (n == 0 && k + 1 < kSteps) load_a<kM>(a[(k + 1) % 2], sA, row, (k + 1) * 16);
+#pragma unroll
+          for (int m = 0; m < kM; ++m) {
+            mma_16bit<TileA::kType>(acc[m][n], a[k % 2][m], b[0], b[1]);
+            mma_16bit<TileA::kType>(acc[m][n + 1], a[k % 2][m], b[2], b[3]);
+          }
+        });
+  } else {
+#pragma unroll 2
+    for (int k = 0; k < TileA::kCols; k += 8) {
+      Tf32Pair a[kM][4];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        const float2 upper = load_shared_pair(sA.pointer(row + m * 16 + lane_row(), k + lane_col()));
+        const float2 lower = load_shared_pair(sA.pointer(row + m * 16 + 8 + lane_row(), k + lane_col()));
+        a[m][0] = split_tf32(upper.x), a[m][1] = split_tf32(lower.x);
+        a[m][2] = split_tf32(upper.y), a[m][3] = split_tf32(lower.y);
+      }
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        const float2 pair = load_shared_pair(sB.pointer(row_b + n * 8 + lane_row(), k + lane_col()));
+        const Tf32Pair b0 = split_tf32(pair.x), b1 = split_tf32(pair.y);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) mma_3xtf32(acc[m][n], a[m], b0, b1);
+      }
+    }
+  }
+}
+
+// acc += P B: P an accumulator [kM][kInner tiles][4], rounded to the tile's type, B = sB [8 kInner from row `row_b`]
+// [columns of acc from col_b].
+template <int kM, int kInner, int kN, class TileB>
+TESSERA_DEVICE void product_pb(float (&acc)[kM][kN][4], const float (&p)[kM][kInner][4], TileB& sB, int row_b,
+                               int col_b = 0) {
+  static_assert(kInner % 2 == 0 && kN % 2 == 0);
+  if constexpr (TileB::kElemBytes == 2) {
+    constexpr int kPairs = kN / 2;
+    uint32 a[kM][4];
+    for_fragments<kInner / 2 * kPairs>(
+        [&](int i, uint32(&b)[4]) { load_b_pair_transposed(b, sB, row_b + i / kPairs * 16, col_b + i % kPairs * 16); },
+        [&](int i, const uint32(&b)[4]) {
+          const int n = i % kPairs * 2;
+#pragma unroll
+          for (int m = 0; m < kM; ++m) {
+            if (n == 0) pack_a<TileB::kType>(a[m], p[m], i / kPairs);
+            mma_16bit<TileB::kType>(acc[m][n], a[m], b[0], b[1]);
+            mma_16bit<TileB::kType>(acc[m][n + 1], a[m], b[2], b[3]);
+          }
+        });
+  } else {
+#pragma unroll
+    for (int k = 0; k < kInner; ++k) {
+      Tf32Pair a[kM][4];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        a[m][0] = split_tf32(p[m][k][0]), a[m][1] = split_tf32(p[m][k][2]);
+        a[m][2] = split_tf32(p[m][k][1]), a[m][3] = split_tf32(p[m][k][3]);
+      }
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        const char* at = sB.pointer(row_b + k * 8 + lane_col(), col_b + n * 8 + lane_row());
+        const Tf32Pair b0 = split_tf32(*reinterpret_cast<const float*>(at));
+        const Tf32Pair b1 = split_tf32(*reinterpret_cast<const float*>(at + TileB::kPitchBytes));
+#pragma unroll
+        for (int m = 0; m < kM; ++m) mma_3xtf32(acc[m][n], a[m], b0, b1);
+      }
+    }
+  }
+}
+
+template <int kM, int kN>
+TESSERA_DEVICE void clear(float (&acc)[kM][kN][4]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[m][n][e] = 0.0f;
+}
+
+}  // namespace tessera

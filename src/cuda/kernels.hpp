@@ -1,0 +1,28 @@
+// The launches, one function a kernel: what a config is compiled into, and a params struct put into a stream.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/codegen.hpp"
+#include "tessera/config.hpp"
+#include "tessera/params.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::cuda {
+
+struct Grid {
+  uint32_t x = 1, y = 1, z = 1;
+};
+
+// How each kernel is compiled. `smem_bytes` is its SharedMemoryPlan's size.
+KernelSpec spec_of(const FwdConfig& config);
+KernelSpec spec_of(const CombineConfig& config);
+
+int64_t smem_bytes(const FwdConfig& config);
+
+tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdParams& params, Grid grid,
+                               const tessera_device& device, void* stream);
+tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, const tessera_device& device,
+                              void* stream);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,133 @@
+#include "cuda/params.hpp"
+
+#include <cstdint>
+
+#include "core/geometry.hpp"
+#include "core/philox.hpp"
+
+namespace tessera::cuda {
+
+using core::present;
+
+RowTensor row_tensor(const tessera_layout& layout, const void* data) {
+  if (!present(layout)) return {};
+  const core::RowStrides s = core::row_strides(layout);
+  return {const_cast<void*>(data), s.batch, s.row, s.head};
+}
+
+StatTensor stat_tensor(const tessera_layout& layout, const void* data) {
+  if (!present(layout)) return {};
+  const core::LseStrides s = core::lse_strides(layout);
+  return {static_cast<float*>(const_cast<void*>(data)), s.batch, s.head, s.row};
+}
+
+ScoreTensor score_tensor(const tessera_layout& layout, const void* data) {
+  if (!present(layout)) return {};
+  const core::ScoreStrides s = core::score_strides(layout);
+  return {const_cast<void*>(data), s.batch, s.head, s.row, s.col};
+}
+
+bool rows_aligned(const tessera_layout& layout, const void* data) {
+  constexpr int64_t kLoadBytes = 16;
+  const int64_t bytes = static_cast<int64_t>(tessera_dtype_bytes(layout.dtype));
+  bool aligned = reinterpret_cast<uintptr_t>(data) % kLoadBytes == 0;
+  for (int axis = 0; axis + 1 < layout.rank; ++axis) {
+    aligned = aligned && (layout.shape[axis] == 1 || layout.strides[axis] * bytes % kLoadBytes == 0);
+  }
+  return aligned;
+}
+
+int64_t rows_total(const tessera_plan& plan) {
+  const core::Sizes size = core::sizes(plan.problem);
+  return core::packed_q(plan.problem) ? size.rows_q : size.batch * size.rows_q;
+}
+
+ScoreConfig score_config(const tessera_problem& problem) {
+  ScoreConfig score{};
+  score.softcap = problem.softcap > 0;
+  score.bias = present(problem.bias);
+  score.bias_dtype = static_cast<Dtype>(score.bias ? problem.bias.dtype : 0);
+  score.alibi = present(problem.alibi_slopes);
+  score.mask = present(problem.mask);
+  score.block_mask = present(problem.block_mask);
+  score.dropout = problem.dropout_p > 0;
+  score.scale_first = !(problem.scale > 0);
+  return score;
+}
+
+int64_t tiles_of(bool packed, int64_t batch, int64_t rows, int64_t rows_a_query, int64_t block) {
+  return packed ? rows * rows_a_query / block + batch : divide_up(rows * rows_a_query, block);
+}
+
+namespace {
+
+void fill_indices(ProblemParams& p, const tessera_plan& plan, const tessera_buffers& buffers) {
+  const tessera_problem& problem = plan.problem;
+  const core::Sizes size = core::sizes(problem);
+  p.seqlen_q = p.rows_q = static_cast<int>(size.rows_q);
+  p.seqlen_k = p.rows_k = static_cast<int>(size.rows_k);
+  p.max_seqlen_q = static_cast<int>(plan.max_seqlen_q), p.max_seqlen_k = static_cast<int>(plan.max_seqlen_k);
+  p.rows_total = rows_total(plan);
+  if (core::packed_q(problem)) {
+    p.cu_seqlens_q = buffers.cu_seqlens_q;
+    p.cu_seqlens_q_stride = problem.cu_seqlens_q.strides[0];
+  }
+  if (core::packed_k(problem)) {
+    p.cu_seqlens_k = buffers.cu_seqlens_k;
+    p.cu_seqlens_k_stride = problem.cu_seqlens_k.strides[0];
+  }
+  if (present(problem.seqused_k)) {
+    p.seqused_k = buffers.seqused_k;
+    p.seqused_k_stride = problem.seqused_k.strides[0];
+  }
+  if (core::paged(problem)) {
+    p.page_table = buffers.page_table;
+    p.page_table_batch = problem.page_table.strides[0];
+    p.page_table_col = problem.page_table.strides[1];
+    p.page_size = static_cast<int>(size.page_size), p.pages = static_cast<int>(size.pages);
+  }
+}
+
+void fill_scores(ProblemParams& p, const tessera_problem& problem, const tessera_buffers& buffers) {
+  p.scale = static_cast<float>(problem.scale);
+  p.scale_log2 = static_cast<float>(problem.scale * kLog2e);
+  p.softcap = static_cast<float>(problem.softcap);
+  p.causal = problem.causal;
+  p.top_left = problem.alignment == TESSERA_TOP_LEFT;
+  p.window_left = static_cast<int>(problem.window_left), p.window_right = static_cast<int>(problem.window_right);
+  p.bias = score_tensor(problem.bias, buffers.bias);
+  p.mask = score_tensor(problem.mask, buffers.mask);
+  p.block_mask = score_tensor(problem.block_mask, buffers.block_mask);
+  p.mask_block_q = static_cast<int>(problem.mask_block_q), p.mask_block_k = static_cast<int>(problem.mask_block_k);
+  if (present(problem.alibi_slopes)) {
+    const core::SlopeStrides s = core::slope_strides(problem.alibi_slopes);
+    p.alibi_slopes = buffers.alibi_slopes;
+    p.alibi_batch = s.batch, p.alibi_head = s.head;
+  }
+  if (present(problem.sink)) {
+    p.sink = buffers.sink;
+    p.sink_head = problem.sink.strides[0];
+  }
+  p.dropout_threshold = core::dropout_threshold(problem.dropout_p);
+  p.dropout_scale = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
+  p.dropout_key[0] = static_cast<uint32_t>(problem.dropout_seed);
+  p.dropout_key[1] =
+      static_cast<uint32_t>(problem.dropout_seed >> 32) ^ static_cast<uint32_t>(problem.dropout_offset >> 32);
+  p.dropout_offset = static_cast<uint32_t>(problem.dropout_offset);
+}
+
+}  // namespace
+
+void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tessera_buffers& buffers) {
+  p.batch = static_cast<int>(plan.batch);
+  p.heads_q = static_cast<int>(plan.heads_q), p.heads_kv = static_cast<int>(plan.heads_kv);
+  p.group = plan.heads_kv > 0 ? static_cast<int>(plan.heads_q / plan.heads_kv) : 1;
+  p.head_dim = static_cast<int>(plan.head_dim), p.head_dim_v = static_cast<int>(plan.head_dim_v);
+  p.q = row_tensor(plan.problem.q, buffers.q);
+  p.k = row_tensor(plan.problem.k, buffers.k);
+  p.v = row_tensor(plan.problem.v, buffers.v);
+  fill_indices(p, plan, buffers);
+  fill_scores(p, plan.problem, buffers);
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,34 @@
+// From a checked plan and device pointers to what kernels read.
+#pragma once
+
+#include "tessera/config.hpp"
+#include "tessera/params.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::cuda {
+
+inline constexpr double kLog2e = 1.4426950408889634;
+
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t padded_to(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+RowTensor row_tensor(const tessera_layout& layout, const void* data);
+StatTensor stat_tensor(const tessera_layout& layout, const void* data);
+ScoreTensor score_tensor(const tessera_layout& layout, const void* data);
+
+// Every row starts at a multiple of 16 bytes.
+bool rows_aligned(const tessera_layout& layout, const void* data);
+
+// The queries of the whole batch: dense B * Sq, packed Tq.
+int64_t rows_total(const tessera_plan& plan);
+
+// What is done to a score, as a kernel is compiled for it.
+ScoreConfig score_config(const tessera_problem& problem);
+
+void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tessera_buffers& buffers);
+
+// Tiles of `block` rows: of each sequence, or, packed, the slots of all of them (core/scheduler.cuh). `rows_a_query` heads
+// are packed into a query's rows.
+int64_t tiles_of(bool packed, int64_t batch, int64_t rows, int64_t rows_a_query, int64_t block);
+
+}  // namespace tessera::cuda
