@@ -104,6 +104,7 @@ Case draw_case(uint64_t seed, uint64_t index) {
   draw_options(random, c);
   c.cores = random.one_in(2) ? 2 : random.between(1, 20);
   c.seed = random.between(1, 1'000'000);
+  c.deterministic = random.one_in(2);
   return legalised(c);
 }
 

@@ -15,12 +15,12 @@ namespace {
 using namespace tessera::testing;
 using Clock = std::chrono::steady_clock;
 
-// The best ISA always, another one by turns: a replay runs them all.
-CheckOptions options_for(uint64_t index) {
-  const std::vector<int32_t> all = isas();
-  CheckOptions options{.isas = {all.back()}};
-  const int32_t other = all[index % all.size()];
-  if (other != all.back()) options.isas.push_back(other);
+// The last place (the best ISA, or the GPU) always, another one by turns: a replay runs them all. A GPU's pass leaves
+// checking the oracle to the CPU's.
+CheckOptions options_for(const std::vector<Place>& all, uint64_t index) {
+  CheckOptions options{.places = {all.back()}, .check_oracle = all.front() != kGpu};
+  const Place other = all[index % all.size()];
+  if (other != all.back()) options.places.push_back(other);
   return options;
 }
 
@@ -29,7 +29,8 @@ int report(const Case& failing, const CheckOptions& options) {
   std::fflush(stdout);
   const Case simple = shrink(failing, [&](const Case& c) { return !check_case(c, options).empty(); });
   for (const std::string& failure : check_case(simple, options)) std::printf("%s\n", failure.c_str());
-  std::printf("as drawn: %s\nreplay: %s\n", replay(failing).c_str(), replay(simple).c_str());
+  std::printf("as drawn: %s\nreplay: %s\n", replay(failing, options.places).c_str(),
+              replay(simple, options.places).c_str());
   return 1;
 }
 
@@ -38,16 +39,23 @@ int report(const Case& failing, const CheckOptions& options) {
 int main(int argc, char** argv) {
   install_crash_report();
   CLI::App app("Random cases of attention against the float64 oracle.", "tessera_fuzz");
-  std::string one_case;
+  std::string one_case, backend;
   uint64_t seed = std::random_device{}();
   uint64_t count = 0;
   double seconds = 0;
-  app.add_option("--case", one_case, "Check this case only, on every instruction set");
+  app.add_option("--case", one_case, "Check this case only, in every place of the backend");
+  app.add_option("--backend", backend, "cpu, cuda or all; TESSERA_TEST_BACKEND, or cpu, unless given");
   app.add_option("--seed", seed, "Of the cases; random unless given");
   app.add_option("--count", count, "Stop after this many cases; 0 = no end");
   app.add_option("--seconds", seconds, "Stop after this time; 0 = no end")->check(CLI::NonNegativeNumber);
   CLI11_PARSE(app, argc, argv);
-  if (!one_case.empty()) return replay_main(one_case);
+  if (!one_case.empty()) return replay_main(one_case, backend);
+  std::string error;
+  const auto places = places_of(backend, &error);
+  if (!places) {
+    std::printf("%s\n", error.c_str());
+    return error.starts_with("skipped: ") ? 0 : 2;
+  }
 
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   std::fflush(stdout);
@@ -60,7 +68,7 @@ int main(int argc, char** argv) {
   constexpr double kReportEverySeconds = 30;
   for (; (count == 0 || index < count) && (seconds == 0 || elapsed(start) < seconds); ++index) {
     const Case c = draw_case(seed, index);
-    const CheckOptions options = options_for(index);
+    const CheckOptions options = options_for(*places, index);
     if (!check_case(c, options).empty()) return report(c, options);
     if (elapsed(last_report) < kReportEverySeconds) continue;
     std::printf("%llu cases passed in %.0f s\n", static_cast<unsigned long long>(index + 1), elapsed(start));

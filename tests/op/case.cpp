@@ -76,6 +76,7 @@ const Field kFields[] = {
     {.name = "lse", .integer = &Case::lse},
     {.name = "d_lse", .integer = &Case::d_lse},
     {.name = "invariant", .integer = &Case::invariant},
+    {.name = "deterministic", .integer = &Case::deterministic},
     {.name = "cores", .integer = &Case::cores, .low = 1, .high = 1024},
     {.name = "data", .integer = &Case::data, .words = kData},
     {.name = "seed", .integer = &Case::seed, .high = kAny},
@@ -192,7 +193,7 @@ Case legalised(Case c) {
     c.wl = c.wr = -1;
     c.mask = c.block_mask = kAbsent;
   }
-  if (!c.backward) c.d_bias = c.d_sink = c.d_lse = 0;
+  if (!c.backward) c.d_bias = c.d_sink = c.d_lse = c.deterministic = 0;
   return c;
 }
 

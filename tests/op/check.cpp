@@ -1,7 +1,9 @@
 #include "check.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <limits>
 #include <map>
 #include <optional>
@@ -47,10 +49,12 @@ class Checker {
     if (options_.check_oracle) compare_oracle();
     std::vector<std::vector<std::byte>> inputs_before;
     for (const Tensor* input : call_.inputs()) inputs_before.push_back(input->bytes());
-    for (const int32_t isa : options_.isas) {
-      for (const tessera_kernel kernel : {TESSERA_KERNEL_DECODE, TESSERA_KERNEL_TILED}) {
-        check_kernel({.kernel = kernel, .isa = isa, .cores = static_cast<int32_t>(c_.cores)});
-      }
+    for (const Place& place : options_.places) {
+      // A GPU has one kernel for each direction.
+      std::vector<tessera_kernel> kernels = {TESSERA_KERNEL_DECODE, TESSERA_KERNEL_TILED};
+      if (place == kGpu) kernels = {TESSERA_KERNEL_AUTO};
+      for (const tessera_kernel kernel : kernels)
+        check_kernel({.kernel = kernel, .place = place, .cores = static_cast<int32_t>(c_.cores)});
     }
     for (size_t n = 0; n < inputs_before.size(); ++n)
       if (call_.inputs()[n]->bytes() != inputs_before[n]) fail("an input was written to");
@@ -105,9 +109,12 @@ class Checker {
   void check_kernel(const RunOptions& options) {
     for (const tessera_direction direction : directions()) {
       const bool backward = direction == TESSERA_BACKWARD;
-      context_ = format("%s %s %s: ", tessera_isa_name(options.isa), tessera_kernel_name(options.kernel),
+      context_ = format("%s %s %s: ", place_name(options.place).c_str(), tessera_kernel_name(options.kernel),
                         backward ? "backward" : "forward");
       const RunResult first = run(call_, direction, options);
+      if (options.kernel == TESSERA_KERNEL_AUTO && first.kernel) {
+        context_ = format("%s %s: ", place_name(options.place).c_str(), tessera_kernel_name(first.kernel));
+      }
       // The decode kernel takes few queries; the tiled one takes all there is.
       if (first.status.code == TESSERA_UNSUPPORTED && options.kernel == TESSERA_KERNEL_DECODE) return;
       if (!first.ok()) return fail(first.why());
@@ -119,8 +126,10 @@ class Checker {
   }
 
   void check_repeats(tessera_direction direction, const RunOptions& options) {
+    const bool on_gpu = options.place == kGpu;
+    if (on_gpu && direction == TESSERA_BACKWARD && !c_.deterministic) return;
     const auto bits = output_bytes(call_, direction);
-    for (const int32_t threads : {1, 2, 3}) {
+    for (const int32_t threads : on_gpu ? std::vector<int32_t>{1} : std::vector<int32_t>{1, 2, 3}) {
       RunOptions again = options;
       again.threads = threads;
       again.workspace_fill = threads == 1 ? 0x00 : 0xFF;
@@ -180,13 +189,19 @@ class Checker {
 }  // namespace
 
 std::vector<std::string> check_case(const Case& c, const CheckOptions& options) {
-  set_current_case(c);
+  set_current_case(c, options.places);
   return Checker(c, options).check();
 }
 
-std::string replay(const Case& c) { return "tests/tessera_fuzz --case '" + to_text(c) + "'"; }
+std::string replay(const Case& c, const std::vector<Place>& places) {
+  const bool on_gpu = std::ranges::find(places, kGpu) != places.end();
+  return std::string("tests/tessera_fuzz ") + (on_gpu ? "--backend cuda " : "") + "--case '" + to_text(c) + "'";
+}
 
-int replay_main(const std::string& text) {
+namespace {
+
+// 0, 1 or 2, as replay_main.
+int replay_one(const std::string& text, const CheckOptions& options) {
   std::string error;
   std::optional<Case> c = parse_case(text, &error);
   if (!c) {
@@ -194,10 +209,41 @@ int replay_main(const std::string& text) {
     return 2;
   }
   c = legalised(*c);
-  const std::vector<std::string> failures = check_case(*c, {.isas = isas()});
+  const std::vector<std::string> failures = check_case(*c, options);
   for (const std::string& failure : failures) std::printf("%s\n", failure.c_str());
   std::printf("%s: %s\n", failures.empty() ? "passed" : "FAILED", to_text(*c).c_str());
+  std::fflush(stdout);
   return failures.empty() ? 0 : 1;
+}
+
+std::optional<std::vector<Place>> places_or_message(const std::string& backend) {
+  std::string error;
+  auto places = places_of(backend, &error);
+  if (!places) std::fprintf(stderr, "%s\n", error.c_str());
+  return places;
+}
+
+}  // namespace
+
+int replay_main(const std::string& text, const std::string& backend) {
+  const auto places = places_or_message(backend);
+  return places ? replay_one(text, {.places = *places}) : 2;
+}
+
+int replay_file_main(const std::string& path, const std::string& backend) {
+  const auto places = places_or_message(backend);
+  if (!places) return 2;
+  std::ifstream file(path);
+  if (!file) {
+    std::fprintf(stderr, "--cases: %s cannot be read\n", path.c_str());
+    return 2;
+  }
+  int worst = 0;
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    worst = std::max(worst, replay_one(line, {.places = *places, .check_repeats = false, .check_oracle = false}));
+  }
+  return worst;
 }
 
 }  // namespace tessera::testing

@@ -1,16 +1,17 @@
-// Does a case come out right, on every kernel and ISA that takes it?
+// Does a case come out right, on every kernel and in every place that takes it?
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "case.hpp"
+#include "place.hpp"
 
 namespace tessera::testing {
 
 struct CheckOptions {
-  std::vector<int32_t> isas;  // tessera_isa
-  bool check_repeats = true;  // same bits again, and with 2 and 3 threads
+  std::vector<Place> places;
+  bool check_repeats = true;  // same bits again, and with 2 and 3 threads; on a GPU gradients when they are to be so
   bool check_oracle = true;   // the oracle against the plain computation in float64
 };
 
@@ -20,11 +21,14 @@ struct CheckOptions {
 //   nothing but outputs written; the same bits every time and for every number of threads.
 std::vector<std::string> check_case(const Case& c, const CheckOptions& options);
 
-// The arguments that run a case alone: "tests/tessera_fuzz --case '...'".
-std::string replay(const Case& c);
+// The arguments that run a case alone: "tests/tessera_fuzz --case '...'", and --backend when it was not the CPU alone.
+std::string replay(const Case& c, const std::vector<Place>& places);
 
-// What --case does: checks the case that `text` describes on every ISA, prints what is wrong. The exit status: 0 when
-// nothing is, 1 when something is, 2 when it is no case.
-int replay_main(const std::string& text);
+// What --case does: checks the case that `text` describes in every place of the backend (places_of), prints what is
+// wrong. The exit status: 0 when nothing is, 1 when something is, 2 when it is no case or no backend.
+int replay_main(const std::string& text, const std::string& backend);
+
+// What --cases does: the same once for each line of a file (# starts a comment), each call made once.
+int replay_file_main(const std::string& path, const std::string& backend);
 
 }  // namespace tessera::testing

@@ -25,7 +25,7 @@ class Split : public ::testing::TestWithParam<int64_t> {};
 // Each part sees some of the keys; one of them sees none at all.
 TEST_P(Split, PartsMergeIntoTheWhole) {
   const int64_t parts = GetParam();
-  for (const int32_t isa : isas()) {
+  for (const Place& place : cpu_places()) {
     for (const char* text :
          {"dtype=f32 b=2 sq=37 sk=300 hq=4 hkv=2 d=48 dv=64", "dtype=f32 b=1 sq=1 sk=1000 hq=8 hkv=2 d=64 dv=64",
           "dtype=bf16 b=2 sq=20 sk=130 hq=2 hkv=2 d=64 dv=32", "dtype=f16 b=2 sq=5 sk=99 hq=2 hkv=1 d=32 dv=32"}) {
@@ -47,7 +47,7 @@ TEST_P(Split, PartsMergeIntoTheWhole) {
         part.o = Tensor(dtype, {c.b, c.sq, c.hq, c.dv});
         part.lse = Tensor(TESSERA_FLOAT32, {c.b, c.hq, c.sq});
         part.describe();
-        const RunResult result = run(part, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_TILED, .isa = isa});
+        const RunResult result = run(part, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_TILED, .place = place});
         ASSERT_TRUE(result.ok()) << result.why();
         o_parts.at(n).store(part.o.load());
         lse_parts.at(n).store(part.lse.load());

@@ -38,8 +38,8 @@ void install_crash_report() {
 #endif
 }
 
-void set_current_case(const Case& c) {
-  std::snprintf(current_line, sizeof current_line, "crashed in this case, replay: %s\n", replay(c).c_str());
+void set_current_case(const Case& c, const std::vector<Place>& places) {
+  std::snprintf(current_line, sizeof current_line, "crashed in this case, replay: %s\n", replay(c, places).c_str());
 }
 
 }  // namespace tessera::testing

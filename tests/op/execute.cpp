@@ -1,10 +1,11 @@
 #include "execute.hpp"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
+
+#include "gpu_call.hpp"
 
 namespace tessera::testing {
 namespace {
@@ -40,17 +41,6 @@ class Workspace {
   size_t bytes_, total_;
 };
 
-// The problem of one direction: the forward pass has no gradients.
-tessera_problem problem_of(const Call& call, tessera_direction direction) {
-  tessera_problem problem = call.problem;
-  problem.direction = direction;
-  if (direction == TESSERA_BACKWARD) return problem;
-  for (tessera_layout* layout :
-       {&problem.d_o, &problem.d_q, &problem.d_k, &problem.d_v, &problem.d_lse, &problem.d_bias, &problem.d_sink})
-    *layout = {};
-  return problem;
-}
-
 }  // namespace
 
 std::vector<NamedTensor> outputs(const Call& call, tessera_direction direction) {
@@ -63,44 +53,65 @@ std::vector<NamedTensor> outputs(const Call& call, tessera_direction direction) 
   return all;
 }
 
-tessera_device cpu_device() {
-  tessera_device device;
-  const tessera_status status = tessera_device_cpu(&device);
-  if (status.code != TESSERA_OK) {
-    std::fprintf(stderr, "%s\n", status.message);
-    std::exit(1);
-  }
-  return device;
+tessera_problem problem_of(const Call& call, tessera_direction direction) {
+  tessera_problem problem = call.problem;
+  problem.direction = direction;
+  if (direction == TESSERA_BACKWARD) return problem;
+  for (tessera_layout* layout :
+       {&problem.d_o, &problem.d_q, &problem.d_k, &problem.d_v, &problem.d_lse, &problem.d_bias, &problem.d_sink})
+    *layout = {};
+  return problem;
 }
 
-std::vector<int32_t> isas() {
-  const tessera_device device = cpu_device();
-  if (std::getenv("TESSERA_ISA")) return {device.isa};
-  std::vector<int32_t> all;
-  for (int32_t isa = TESSERA_ISA_BASELINE; isa <= device.isa_limit; ++isa) all.push_back(isa);
-  return all;
-}
-
-RunResult run(Call& call, tessera_direction direction, const RunOptions& options) {
-  RunResult result;
-  tessera_device device = cpu_device();
+tessera_status make_plan(const Call& call, tessera_direction direction, const RunOptions& options, tessera_plan& plan) {
+  const bool on_gpu = options.place.backend == TESSERA_BACKEND_CUDA;
+  tessera_device device = on_gpu ? gpu_device() : cpu_device();
   device.kernel = options.kernel;
-  device.isa = options.isa;
-  device.threads = options.threads;
-  device.cores = options.cores;
+  if (!on_gpu || options.cores != Case{}.cores) device.cores = options.cores;
+  if (!on_gpu) {
+    device.isa = options.place.isa;
+    device.threads = options.threads;
+  }
   const tessera_problem problem = problem_of(call, direction);
-  tessera_plan plan;
-  result.status = tessera_make_plan(&problem, &device, &plan);
-  if (result.status.code != TESSERA_OK) return result;
-  result.kernel = plan.kernel;
+  return tessera_make_plan(&problem, &device, &plan);
+}
 
+namespace {
+
+RunResult run_on_gpu(Call& call, tessera_direction direction, const tessera_plan& plan, const RunOptions& options) {
+  RunResult result{.kernel = plan.kernel};
+  try {
+    Gpu& gpu = Gpu::get();
+    GpuCall on_gpu(call, direction, tessera_workspace_bytes(&plan), options.workspace_fill);
+    on_gpu.upload(gpu.stream());
+    result.status = execute(plan, on_gpu, gpu.stream());
+    gpu.synchronize(gpu.stream());
+    result.harm = on_gpu.download(gpu.stream());
+  } catch (const std::exception& error) {
+    result.harm = error.what();
+  }
+  return result;
+}
+
+RunResult run_on_cpu(Call& call, tessera_direction direction, const tessera_plan& plan, const RunOptions& options) {
+  RunResult result{.kernel = plan.kernel};
   for (const NamedTensor& output : outputs(call, direction)) const_cast<Tensor*>(output.tensor)->poison();
   Workspace workspace(tessera_workspace_bytes(&plan), options.workspace_fill);
   const tessera_buffers buffers = call.buffers();
   const auto execute = direction == TESSERA_FORWARD ? tessera_forward : tessera_backward;
   result.status = execute(&plan, &buffers, workspace.data(), tessera_workspace_bytes(&plan), options.executor);
-
   if (!workspace.unharmed()) result.harm = "wrote outside the workspace";
+  return result;
+}
+
+}  // namespace
+
+RunResult run(Call& call, tessera_direction direction, const RunOptions& options) {
+  tessera_plan plan;
+  if (const tessera_status status = make_plan(call, direction, options, plan); status.code != TESSERA_OK)
+    return {.status = status};
+  const bool on_gpu = options.place.backend == TESSERA_BACKEND_CUDA;
+  RunResult result = (on_gpu ? run_on_gpu : run_on_cpu)(call, direction, plan, options);
   for (const NamedTensor& output : outputs(call, direction))
     if (!output.tensor->unharmed_outside()) result.harm = std::string("wrote outside ") + output.name;
   return result;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "inputs.hpp"
+#include "place.hpp"
 
 namespace tessera::testing {
 
@@ -18,7 +19,7 @@ std::vector<NamedTensor> outputs(const Call& call, tessera_direction direction);
 
 struct RunOptions {
   tessera_kernel kernel = TESSERA_KERNEL_AUTO;
-  int32_t isa = TESSERA_ISA_BASELINE;
+  Place place = {};
   int32_t threads = 1;
   int32_t cores = 2;
   unsigned char workspace_fill = 0xFF;  // what the workspace holds before
@@ -27,19 +28,19 @@ struct RunOptions {
 
 struct RunResult {
   tessera_status status{};
-  std::string harm;    // what was written that should not have been; "" is good
+  std::string harm{};  // what was written that should not have been; "" is good
   int32_t kernel = 0;  // that the plan chose
   bool ok() const { return status.code == TESSERA_OK && harm.empty(); }
   std::string why() const { return status.code == TESSERA_OK ? harm : status.message; }
 };
 
-// This machine's CPU; ends the program with a message if it cannot be had.
-tessera_device cpu_device();
+// The problem of one direction: the forward pass has no gradients.
+tessera_problem problem_of(const Call& call, tessera_direction direction);
 
-// The ISAs to be tested: all that this CPU has, or the one that TESSERA_ISA names.
-std::vector<int32_t> isas();
+// The plan of one direction for a place. A GPU splits work for all of its multiprocessors, unless the case says how many.
+tessera_status make_plan(const Call& call, tessera_direction direction, const RunOptions& options, tessera_plan& plan);
 
-// Plans and runs one direction. Backward reads call.o and call.lse.
+// Plans and runs one direction, on a GPU with copies in its memory. Backward reads call.o and call.lse.
 RunResult run(Call& call, tessera_direction direction, const RunOptions& options);
 
 // The bytes of all outputs of a direction, gaps and guards included.

@@ -252,7 +252,7 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
   problem.dropout_offset = 0x100000007u * static_cast<uint64_t>(c.seed);
   if (packed_q) problem.max_seqlen_q = c.sq;
   if (packed_k || paged) problem.max_seqlen_k = c.sk;
-  problem.deterministic = 1;
+  problem.deterministic = static_cast<int32_t>(c.deterministic);
   problem.batch_invariant = static_cast<int32_t>(c.invariant);
   call.describe();
   return call;
@@ -342,27 +342,34 @@ void Call::describe() {
 }
 
 tessera_buffers Call::buffers() const {
-  return {.q = q.data(),
-          .k = k.data(),
-          .v = v.data(),
-          .o = o.data(),
-          .lse = lse.data_as<float>(),
-          .cu_seqlens_q = cu_seqlens_q.data_as<int32_t>(),
-          .cu_seqlens_k = cu_seqlens_k.data_as<int32_t>(),
-          .seqused_k = seqused_k.data_as<int32_t>(),
-          .page_table = page_table.data_as<int32_t>(),
-          .bias = bias.data(),
-          .mask = mask.data_as<uint8_t>(),
-          .block_mask = block_mask.data_as<uint8_t>(),
-          .alibi_slopes = slopes.data_as<float>(),
-          .sink = sink.data_as<float>(),
-          .d_o = d_o.data(),
-          .d_q = d_q.data(),
-          .d_k = d_k.data(),
-          .d_v = d_v.data(),
-          .d_lse = d_lse.data_as<float>(),
-          .d_bias = d_bias.data_as<float>(),
-          .d_sink = d_sink.data_as<float>()};
+  return buffers([](const Tensor& tensor) { return tensor.data(); });
+}
+
+tessera_buffers Call::buffers(const std::function<void*(const Tensor&)>& address) const {
+  const auto floats = [&](const Tensor& tensor) { return static_cast<float*>(address(tensor)); };
+  const auto indices = [&](const Tensor& tensor) { return static_cast<const int32_t*>(address(tensor)); };
+  const auto flags = [&](const Tensor& tensor) { return static_cast<const uint8_t*>(address(tensor)); };
+  return {.q = address(q),
+          .k = address(k),
+          .v = address(v),
+          .o = address(o),
+          .lse = floats(lse),
+          .cu_seqlens_q = indices(cu_seqlens_q),
+          .cu_seqlens_k = indices(cu_seqlens_k),
+          .seqused_k = indices(seqused_k),
+          .page_table = indices(page_table),
+          .bias = address(bias),
+          .mask = flags(mask),
+          .block_mask = flags(block_mask),
+          .alibi_slopes = floats(slopes),
+          .sink = floats(sink),
+          .d_o = address(d_o),
+          .d_q = address(d_q),
+          .d_k = address(d_k),
+          .d_v = address(d_v),
+          .d_lse = floats(d_lse),
+          .d_bias = floats(d_bias),
+          .d_sink = floats(d_sink)};
 }
 
 std::vector<const Tensor*> Call::inputs() const {

@@ -2,6 +2,7 @@
 // memory for a call.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "case.hpp"
@@ -45,6 +46,8 @@ struct Call {
 
   void describe();  // writes the tensors' layouts into problem
   tessera_buffers buffers() const;
+  // With the tensors' elements at other addresses: a copy's in a GPU's memory.
+  tessera_buffers buffers(const std::function<void*(const Tensor&)>& address) const;
   std::vector<const Tensor*> inputs() const;
 };
 

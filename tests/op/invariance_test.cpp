@@ -58,15 +58,13 @@ Call sequence(const Inputs& in, const Call& batch, int64_t b) {
   return one;
 }
 
-class BatchInvariance : public ::testing::TestWithParam<const char*> {};
-
-TEST_P(BatchInvariance, ASequenceAloneGivesTheSameBits) {
-  Case c = legalised(*parse_case(GetParam(), nullptr));
+void expect_same_bits_alone(const char* text, const std::vector<Place>& places) {
+  Case c = legalised(*parse_case(text, nullptr));
   c.invariant = 1;
   const Inputs in = make_inputs(c);
-  for (const int32_t isa : isas()) {
+  for (const Place& place : places) {
     Call batch = make_call(in);
-    const RunOptions options{.isa = isa, .threads = 2, .cores = static_cast<int32_t>(c.cores)};
+    const RunOptions options{.place = place, .threads = 2, .cores = static_cast<int32_t>(c.cores)};
     const RunResult result = run(batch, TESSERA_FORWARD, options);
     ASSERT_TRUE(result.ok()) << result.why();
     for (int64_t b = 0; b < c.b; ++b) {
@@ -78,13 +76,26 @@ TEST_P(BatchInvariance, ASequenceAloneGivesTheSameBits) {
       const bool packed = c.q_form == kPacked;
       const Tensor o = packed ? batch.o.slice(0, in.q_begin[b], in.sq[b]) : batch.o.slice(0, b, 1);
       const Tensor lse = packed ? batch.lse.slice(1, in.q_begin[b], in.sq[b]) : batch.lse.slice(0, b, 1);
-      EXPECT_EQ(one.o.load(), o.load()) << tessera_isa_name(isa) << ", sequence " << b << " of " << to_text(c);
-      EXPECT_EQ(one.lse.load(), lse.load()) << tessera_isa_name(isa) << ", sequence " << b << " of " << to_text(c);
+      EXPECT_EQ(one.o.load(), o.load()) << place_name(place) << ", sequence " << b << " of " << to_text(c);
+      EXPECT_EQ(one.lse.load(), lse.load()) << place_name(place) << ", sequence " << b << " of " << to_text(c);
     }
   }
 }
 
+class BatchInvariance : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(BatchInvariance, ASequenceAloneGivesTheSameBits) { expect_same_bits_alone(GetParam(), cpu_places()); }
+
 INSTANTIATE_TEST_SUITE_P(Case, BatchInvariance, ::testing::ValuesIn(kCases));
+
+class GpuBatchInvariance : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(GpuBatchInvariance, ASequenceAloneGivesTheSameBits) {
+  if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
+  expect_same_bits_alone(GetParam(), {kGpu});
+}
+
+INSTANTIATE_TEST_SUITE_P(Cuda, GpuBatchInvariance, ::testing::ValuesIn(kCases));
 
 }  // namespace
 }  // namespace tessera::testing

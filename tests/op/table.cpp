@@ -218,6 +218,20 @@ constexpr const char* kNumerics[] = {
     "backward=1 sq=300 sk=1000 hq=1 hkv=1 d=128 dv=128 wl=100 wr=0",
 };
 
+// Gradients with the same bits every time: who adds to dQ, dBias and to heads that share keys, and in what order.
+constexpr const char* kDeterministic[] = {
+    "b=2 sq=200 sk=300 hq=2 hkv=2 d=64 dv=64",
+    "b=2 sq=300 sk=300 hq=4 hkv=1 d=128 dv=128 causal=1",
+    "b=1 sq=1 sk=500 hq=2 hkv=1 d=64 dv=64",
+    "b=3 sq=200 sk=200 hq=4 hkv=2 d=40 dv=72 q=packed k=packed causal=1 gap=3",
+    "b=2 sq=150 sk=260 hq=2 hkv=1 d=64 dv=64 wl=40 wr=10 order=sbhd",
+    "b=3 sq=130 sk=200 hq=4 hkv=2 d=32 dv=32 bias=hk d_bias=1 sink=1 d_sink=1",
+    "b=2 sq=130 sk=200 hq=4 hkv=2 d=64 dv=64 bias=k bias_f32=1 d_bias=1 block_mask=bhk",
+    "b=2 sq=130 sk=200 hq=2 hkv=2 d=64 dv=64 dropout=0.25 softcap=3 alibi=bh mask=hqk d_lse=1",
+    "b=1 sq=150 sk=150 hq=2 hkv=1 d=256 dv=256 causal=1",
+    "b=0 sq=5 sk=7",
+};
+
 // ---- pairs: every value of a factor together with every value of every other one ---------------------------------------
 
 struct Factor {
@@ -300,6 +314,7 @@ std::vector<Case> case_table() {
   table.add("b=0 sq=5 sk=7 q=packed k=packed backward=1");
   table.add("b=2 sq=5 sk=0 sink=1 d_sink=1 backward=1");
   table.add("b=2 sq=0 sk=5 backward=1 bias=hk d_bias=1");
+  for (const char* line : kDeterministic) table.add(("backward=1 deterministic=1 " + std::string(line)).c_str());
   return table.take();
 }
 

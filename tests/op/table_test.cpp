@@ -1,4 +1,4 @@
-// Every case of the table, on every kernel and ISA.
+// Every case of the table, on every kernel: on the CPU's ISAs, and on a GPU where there is one.
 #include <gtest/gtest.h>
 
 #include "check.hpp"
@@ -12,16 +12,28 @@ const std::vector<Case>& table() {
   return cases;
 }
 
-class Table : public ::testing::TestWithParam<size_t> {};
-
-TEST_P(Table, MatchesTheOracle) {
-  const Case& c = table()[GetParam()];
-  for (const std::string& failure : check_case(c, {.isas = isas()})) {
-    ADD_FAILURE() << failure << "\n  replay: " << replay(c);
+void expect_right(const Case& c, const CheckOptions& options) {
+  for (const std::string& failure : check_case(c, options)) {
+    ADD_FAILURE() << failure << "\n  replay: " << replay(c, options.places);
   }
 }
 
+class Table : public ::testing::TestWithParam<size_t> {};
+
+TEST_P(Table, MatchesTheOracle) { expect_right(table()[GetParam()], {.places = cpu_places()}); }
+
 INSTANTIATE_TEST_SUITE_P(Case, Table, ::testing::Range(size_t{0}, table().size()));
+
+class GpuTable : public ::testing::TestWithParam<size_t> {};
+
+// The oracle itself is checked on the CPU's pass.
+TEST_P(GpuTable, MatchesTheOracle) {
+  if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
+  expect_right(table()[GetParam()], {.places = {kGpu}, .check_oracle = false});
+}
+
+// Without a GPU one line says so, not one a case.
+INSTANTIATE_TEST_SUITE_P(Cuda, GpuTable, ::testing::Range(size_t{0}, gpu_missing().empty() ? table().size() : 1));
 
 TEST(CaseText, ParsesBackToTheSameCase) {
   for (const Case& c : table()) {

@@ -73,6 +73,8 @@ std::vector<double> Tensor::load() const {
   return values;
 }
 
+std::vector<std::byte> Tensor::bytes() const { return {storage_.get(), storage_.get() + storage_bytes_}; }
+
 bool Tensor::unharmed_outside() const {
   if (!present()) return true;
   std::vector<std::byte> bytes = this->bytes();

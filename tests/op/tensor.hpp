@@ -46,9 +46,13 @@ class Tensor {
   void poison();                                  // every byte 0xFF
   void store(const std::vector<double>& values);  // elements in the shape's own order
   std::vector<double> load() const;
-  std::vector<char> untouched() const;  // elements that still are poison
-  bool unharmed_outside() const;        // no byte outside the elements was written
-  std::vector<std::byte> bytes() const { return {storage_.get(), storage_.get() + storage_bytes_}; }  // all of them
+  std::vector<char> untouched() const;   // elements that still are poison
+  bool unharmed_outside() const;         // no byte outside the elements was written
+  std::vector<std::byte> bytes() const;  // all of them
+
+  // What it lies in, gaps and guard bands included; shared with its slices.
+  std::byte* storage() const { return storage_.get(); }
+  int64_t storage_bytes() const { return storage_bytes_; }
 
   // The part [start, start + count) of a dimension, in the same memory.
   Tensor slice(int dim, int64_t start, int64_t count) const;
