@@ -132,7 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan_arguments(planned)
     for parser_of_kernels in (compared, planned):
         _add_device_arguments(parser_of_kernels)
-    command("info", "The CPU, and what was chosen for it", _info).add_argument("--json", action="store_true", help="as JSON")
+    command("info", "The CPU, and what was chosen for it", _info).add_argument(
+        "--json", action="store_true", help="as JSON"
+    )
     return parser
 
 

@@ -190,7 +190,7 @@ def test_without_pytorch(tmp_path):
 def test_rich_prints_the_same_text(capsys):
     pytest.importorskip("rich")
     assert main([*SMALL, "--direction", "forward"]) == 0
-    heading, table, legend = capsys.readouterr().out.rstrip().split("\n\n")
+    heading, table, _ = capsys.readouterr().out.rstrip().split("\n\n")
     lines = table.splitlines()
     assert heading.startswith("Exact attention, forward · float32") and len(lines) == 3 + 2
     bars = [i for i, c in enumerate(lines[2]) if c == "┼"]
@@ -208,9 +208,13 @@ def test_plot(tmp_path, capsys, kind):
 
 
 def test_plot_without_matplotlib(tmp_path):
-    process = run(tmp_path, "compare", "--plot", "compare.png", without=("matplotlib",))  # long, were it not refused first
+    process = run(
+        tmp_path, "compare", "--plot", "compare.png", without=("matplotlib",)
+    )  # long, were it not refused first
     assert process.returncode == 2 and process.stdout == ""
-    assert process.stderr == "tessera: --plot: needs matplotlib, which is not installed (pip install 'tessera[compare]')\n"
+    assert (
+        process.stderr == "tessera: --plot: needs matplotlib, which is not installed (pip install 'tessera[compare]')\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -274,7 +278,13 @@ def test_info(tmp_path, capsys):
 
 
 def test_numbers():
-    assert [report.number(x) for x in (0.01234, 1.234, 12.34, 123.4, 12345.6)] == ["0.0123", "1.23", "12.3", "123", "12346"]
+    assert [report.number(x) for x in (0.01234, 1.234, 12.34, 123.4, 12345.6)] == [
+        "0.0123",
+        "1.23",
+        "12.3",
+        "123",
+        "12346",
+    ]
     assert report.bytes_text(512) == "512 B" and report.bytes_text(8 << 20) == "8.00 MiB"
     assert report.bytes_text(34 << 30) == "34.0 GiB" and report.bytes_text(1000 * 1024) == "0.977 MiB"
 

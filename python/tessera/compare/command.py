@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from functools import partial
 
 from tessera.compare.errors import WrongUse, require
 from tessera.compare.shape import Shape
@@ -30,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="timed calls of each, fewer when they are long; the median counts (5)")  # fmt: skip
     add("--memory-limit", type=float, metavar="GIB", help="what a peer may take (what is available)")
     add("--json", action="store_true", help="the numbers as JSON, and nothing else")
-    add("--plot", metavar="FILE", help="draw time and memory over length into this .png or .svg file (needs matplotlib)")
+    add(
+        "--plot", metavar="FILE", help="draw time and memory over length into this .png or .svg file (needs matplotlib)"
+    )
     add("--device", metavar="NAME", help="cpu (the best that is here)")
 
 
@@ -83,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
             # Again beside each cell, the best seen in this run: a machine's clock and its other work change.
             product_gflops = max(product_gflops, product_gflops_of(size))
             where = f"{shape.direction}, length {shape.length}: "
-            cells.append(measure_cell(shape, settings, lambda what, where=where: progress.show(where + what)))
+            cells.append(measure_cell(shape, settings, partial(progress.show, where)))
             progress.advance(shape.flops)
     finally:
         progress.clear()
@@ -111,7 +114,12 @@ def _lengths(texts: list[str]) -> list[int]:
 
 def _check(options: argparse.Namespace, lengths: list[int]) -> None:
     heads_kv = options.heads if options.kv_heads is None else options.kv_heads
-    sizes = [("-B", options.batch), ("-H", options.heads), ("--kv-heads", heads_kv), *(("--lengths", n) for n in lengths)]
+    sizes = [
+        ("-B", options.batch),
+        ("-H", options.heads),
+        ("--kv-heads", heads_kv),
+        *(("--lengths", n) for n in lengths),
+    ]
     for flag, size in sizes:
         require(1 <= size <= 2**24, flag, size, "1 .. 2^24")
     require(1 <= options.head_dim <= 512, "-D", options.head_dim, "1 .. 512")

@@ -41,7 +41,9 @@ def draw_plot(file: str, cells: list[Cell], heading: str, memory_bytes: int | No
         for sides in zip(*(cell.sides for cell in chosen)):
             _curves(time, memory, [cell.shape.length for cell in chosen], sides)
         if memory_bytes is not None:
-            memory.axhline(memory_bytes / _MIB, color="#666666", linewidth=1, linestyle=":", label="memory of this machine")
+            memory.axhline(
+                memory_bytes / _MIB, color="#666666", linewidth=1, linestyle=":", label="memory of this machine"
+            )
             memory.set_ylim(top=memory_bytes / _MIB * _ROOM_FOR_LEGEND)
         time.legend(frameon=False, loc="upper left")
         memory.legend(frameon=False, loc="upper left")
@@ -69,10 +71,15 @@ def _panel(axes: Any, title: str, unit: str, lengths: list[int]) -> None:
 def _curves(time: Any, memory: Any, lengths: list[int], sides: tuple[Measured, ...]) -> None:
     """One side over length: what ran as a line; what it would have needed where it did not, as hollow marks."""
     side = sides[0]
-    style = {"color": _COLOURS[side.name], "linewidth": 2, "marker": "o" if side.name == "Tessera" else "s", "markersize": 5}
+    style = {
+        "color": _COLOURS[side.name],
+        "linewidth": 2,
+        "marker": "o" if side.name == "Tessera" else "s",
+        "markersize": 5,
+    }
     ran = [(length, s) for length, s in zip(lengths, sides) if s.seconds is not None]
     label = side.title
-    time.plot([length for length, _ in ran], [s.seconds * 1e3 for _, s in ran], label=label, **style)
+    time.plot([length for length, _ in ran], [(s.seconds or 0.0) * 1e3 for _, s in ran], label=label, **style)
     known = [(length, s.extra_bytes / _MIB) for length, s in ran if s.extra_bytes]
     memory.plot([length for length, _ in known], [mib for _, mib in known], label=label, **style)
     missing = [(length, s.needs_bytes / _MIB) for length, s in zip(lengths, sides) if s.seconds is None]

@@ -13,11 +13,16 @@ class Progress:
     def advance(self, amount: float) -> None:
         self._done += amount
 
-    def show(self, what: str) -> None:
+    def show(self, *what: str) -> None:
         if self._shown:
             share = min(1.0, self._done / self._total) if self._total else 1.0
             filled = int(share * 32)
-            print(f"\r\033[K{'█' * filled}{'░' * (32 - filled)} {share:4.0%}  {what}", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r\033[K{'█' * filled}{'░' * (32 - filled)} {share:4.0%}  {''.join(what)}",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def clear(self) -> None:
         if self._shown:

@@ -80,7 +80,9 @@ def legend(cells: list[Cell], settings: Settings) -> str:
     if settings.framework.name == "NumPy" and cells[0].shape.dtype != "float32":
         lines.append("Standard attention is in float32: NumPy has no matrix product in half precision.")
     if not settings.framework.threads_are_set:
-        lines.append("Standard attention has NumPy's own number of threads (OPENBLAS_NUM_THREADS): no threadpoolctl here.")
+        lines.append(
+            "Standard attention has NumPy's own number of threads (OPENBLAS_NUM_THREADS): no threadpoolctl here."
+        )
     return "\n".join(lines)
 
 
@@ -91,7 +93,12 @@ def plain_table(cells: list[Cell]) -> str:
     for g, (heading, names) in enumerate(head):
         full = [r[g] for r in rows if len(r[g]) == len(names)]
         widths = [max(len(texts[c]) for texts in [names, *full]) for c in range(len(names))]
-        wide = max(sum(widths) + len(widths) - 1, len(heading), *(len(r[g][0]) for r in rows if len(r[g]) == 1 != len(names)), 0)
+        wide = max(
+            sum(widths) + len(widths) - 1,
+            len(heading),
+            *(len(r[g][0]) for r in rows if len(r[g]) == 1 != len(names)),
+            0,
+        )
         widths[0] += wide - (sum(widths) + len(widths) - 1)
 
         def joined(texts: list[str], widths: list[int] = widths) -> str:

@@ -78,12 +78,12 @@ class Tessera(Side):
         self.kernel = plan["kernel"]
         self._workspace_bytes = plan["workspace_bytes"]
         if self.shape.backward:
-            self._forward = tessera.attention(q, k, v, return_lse=True, **self._options)
+            self._o, self._lse = tessera.attention(q, k, v, return_lse=True, **self._options)
 
     def call(self) -> Any:
         q, k, v, d_o = self.inputs.q, self.inputs.k, self.inputs.v, self.inputs.d_o
         if self.shape.backward:
-            return tessera.attention_backward(q, k, v, *self._forward, d_o, **self._options)
+            return tessera.attention_backward(q, k, v, self._o, self._lse, d_o, **self._options)
         return (tessera.attention(q, k, v, **self._options),)
 
     def results(self, returned: Any) -> dict[str, Any]:
