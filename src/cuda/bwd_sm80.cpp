@@ -1,9 +1,226 @@
+// The backward kernels, kernels/tessera/bwd_sm80.cuh and bwd_rows.cuh: which tiles they are compiled for, how much memory
+// they need, and their launches. Every number depends on the problem and the GPU alone.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "core/geometry.hpp"
+#include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/params.hpp"
+#include "tessera/config.hpp"
 
 namespace tessera::cuda {
+namespace {
 
-std::string refuse_bwd_sm80(const tessera_plan&) { return "not in this build"; }
+// A row: for this type and head sizes up to head_dim. The first that fits the problem and the GPU's shared memory is
+// taken; the more a GPU has, the larger the tiles.
+struct BwdTile {
+  bool float32;
+  int head_dim;
+  int block_m, block_n, warps, stages;
+  int blocks_per_sm;  // that registers should allow
+};
+constexpr BwdTile kTiles[] = {
+    {false, 64, 64, 128, 8, 2, 1},
+    {false, 128, 64, 128, 8, 2, 1},
+    {false, 256, 64, 64, 8, 2, 1},
+    {false, 512, 32, 32, 8, 2, 1},
+    // 163 KiB of shared memory.
+    {false, 256, 32, 64, 8, 2, 1},
+    {false, 512, 16, 32, 8, 2, 1},
+    // 99 KiB.
+    {false, 128, 32, 64, 4, 2, 1},
+    {false, 192, 32, 32, 4, 2, 1},
+    {false, 256, 16, 32, 4, 2, 1},
+    {false, 512, 16, 16, 8, 1, 1},
+    // float32: three products of TF32 each. Registers hold the two halves of a fragment.
+    {true, 64, 32, 64, 4, 2, 1},
+    {true, 128, 32, 64, 4, 2, 1},
+    {true, 256, 32, 32, 8, 2, 1},
+    {true, 512, 16, 16, 8, 2, 1},
+    {true, 128, 16, 32, 4, 2, 1},
+    {true, 256, 16, 32, 8, 2, 1},
+    {true, 256, 16, 16, 4, 1, 1},
+    {true, 512, 16, 16, 8, 1, 1},
+};
 
-void configure_bwd_sm80(tessera_plan&) {}
+struct Choice {
+  const BwdTile* tile = nullptr;
+  BwdConfig config{};
+  int64_t owned_batches = 1, owned_heads = 1;  // BwdParams has what they are
+  int64_t tiles = 0, blocks = 0;               // of keys: of a head (packed: of all sequences); of the grid
+  int64_t q_tiles = 0, q_slots = 0;
+};
+
+BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
+  const tessera_problem& problem = plan.problem;
+  BwdConfig config{};
+  config.dtype = static_cast<Dtype>(problem.q.dtype);
+  config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
+  config.head_dim_v = static_cast<int>(padded_to(plan.head_dim_v, 16));
+  config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
+  config.blocks_per_sm = tile.blocks_per_sm;
+  config.d_bias = core::present(problem.d_bias);
+  config.deterministic = problem.deterministic != 0;
+  config.score = score_config(problem);
+  config.score.scale_first = false;  // a saved LSE needs no largest score
+  return config;
+}
+
+Choice choose(const tessera_plan& plan) {
+  const tessera_problem& problem = plan.problem;
+  Choice choice;
+  for (const BwdTile& tile : kTiles) {
+    if (tile.float32 != (problem.q.dtype == TESSERA_FLOAT32)) continue;
+    if (std::max(plan.head_dim, plan.head_dim_v) > tile.head_dim) continue;
+    choice.config = make_config(plan, tile);
+    if (smem_bytes(choice.config) > plan.device.smem_bytes) continue;
+    choice.tile = &tile;
+    break;
+  }
+  if (!choice.tile || plan.batch == 0) return choice;
+  // Blocks add to a deterministic dBias one after the other only if one block owns all that share an entry.
+  if (problem.deterministic && core::present(problem.d_bias)) {
+    if (problem.d_bias.shape[0] == 1) choice.owned_batches = plan.batch;
+    if (problem.d_bias.shape[1] == 1) choice.owned_heads = plan.heads_kv;
+  }
+  const core::Sizes size = core::sizes(problem);
+  const bool slots = core::packed_k(problem) && choice.owned_batches == 1;
+  choice.tiles = slots ? tiles_of(true, plan.batch, size.rows_k, 1, choice.config.block_n)
+                       : divide_up(plan.max_seqlen_k, choice.config.block_n);
+  const int64_t owners = plan.heads_kv > 0 ? plan.heads_kv / choice.owned_heads : 0;
+  choice.blocks = choice.tiles * owners * (slots ? 1 : plan.batch / choice.owned_batches);
+  const bool packed = core::packed_q(problem);
+  choice.q_tiles = tiles_of(packed, plan.batch, size.rows_q, 1, choice.config.block_m);
+  choice.q_slots = packed ? choice.q_tiles : choice.q_tiles * plan.batch;
+  return choice;
+}
+
+// ---- workspace ----
+
+struct Workspace {
+  int64_t row_lse_log2, row_delta, acc_dq, turn, ticket;  // offsets in bytes
+  int64_t bytes;
+};
+
+Workspace workspace_of(const tessera_plan& plan, const Choice& choice) {
+  constexpr int64_t kAlignment = 64;
+  const int64_t tiles = plan.heads_q * choice.q_slots, rows = tiles * choice.config.block_m;
+  Workspace w{};
+  const auto take = [&w](int64_t bytes) {
+    const int64_t at = w.bytes;
+    w.bytes += padded_to(bytes, kAlignment);
+    return at;
+  };
+  w.row_lse_log2 = take(rows * 4);
+  w.row_delta = take(rows * 4);
+  w.acc_dq = take(rows * choice.config.head_dim * 4);
+  if (plan.problem.deterministic) {
+    w.turn = take(tiles * 4);
+    w.ticket = take(4);
+  }
+  return w;
+}
+
+// ---- launch ----
+
+void fill_gradients(BwdParams& p, const tessera_problem& problem, const tessera_buffers& buffers) {
+  p.o = row_tensor(problem.o, buffers.o);
+  p.d_o = row_tensor(problem.d_o, buffers.d_o);
+  p.d_q = row_tensor(problem.d_q, buffers.d_q);
+  p.d_k = row_tensor(problem.d_k, buffers.d_k);
+  p.d_v = row_tensor(problem.d_v, buffers.d_v);
+  p.d_q_aligned = rows_aligned(problem.d_q, buffers.d_q);
+  p.d_k_aligned = rows_aligned(problem.d_k, buffers.d_k);
+  p.d_v_aligned = rows_aligned(problem.d_v, buffers.d_v);
+  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.d_lse = stat_tensor(problem.d_lse, buffers.d_lse);
+  if (core::present(problem.d_bias)) {
+    p.d_bias = score_tensor(problem.d_bias, buffers.d_bias);
+    p.d_bias_batches = static_cast<int>(problem.d_bias.shape[0]);
+    p.d_bias_heads = static_cast<int>(problem.d_bias.shape[1]);
+    p.d_bias_rows = static_cast<int>(problem.d_bias.shape[2]);
+    p.d_bias_cols = static_cast<int>(problem.d_bias.shape[3]);
+  }
+  if (core::present(problem.d_sink)) {
+    p.d_sink = buffers.d_sink;
+    p.d_sink_head = problem.d_sink.strides[0];
+  }
+}
+
+BwdParams make_params(const tessera_plan& plan, const tessera_buffers& buffers, const Choice& choice,
+                      void* workspace) {
+  BwdParams p{};
+  fill_problem_params(p, plan, buffers);
+  fill_gradients(p, plan.problem, buffers);
+  p.tiles = static_cast<int>(choice.tiles);
+  p.q_tiles = static_cast<int>(choice.q_tiles), p.q_slots = static_cast<int>(choice.q_slots);
+  p.owned_batches = static_cast<int>(choice.owned_batches), p.owned_heads = static_cast<int>(choice.owned_heads);
+  const Workspace w = workspace_of(plan, choice);
+  char* base = static_cast<char*>(workspace);
+  p.row_lse_log2 = reinterpret_cast<float*>(base + w.row_lse_log2);
+  p.row_delta = reinterpret_cast<float*>(base + w.row_delta);
+  p.acc_dq = reinterpret_cast<float*>(base + w.acc_dq);
+  if (plan.problem.deterministic) {
+    p.turn = reinterpret_cast<int*>(base + w.turn);
+    p.ticket = reinterpret_cast<int*>(base + w.ticket);
+  }
+  return p;
+}
+
+}  // namespace
+
+std::string refuse_bwd_sm80(const tessera_plan& plan) {
+  if (plan.problem.direction != TESSERA_BACKWARD) return "a backward kernel";
+  if (plan.problem.q.dtype == TESSERA_FLOAT64) return "float64 is served by the CPU's reference alone";
+  if (core::paged(plan.problem)) return "paged keys and values have no gradient";
+  const Choice choice = choose(plan);
+  if (!choice.tile) {
+    return "no tile of head sizes " + std::to_string(plan.head_dim) + ", " + std::to_string(plan.head_dim_v) +
+           " fits " + std::to_string(plan.device.smem_bytes >> 10) + " KiB of shared memory";
+  }
+  const bool fits = choice.blocks <= INT32_MAX && choice.q_slots <= INT32_MAX / std::max<int64_t>(1, plan.heads_q + 1);
+  return fits ? "" : "more than 2^31 tiles";
+}
+
+void configure_bwd_sm80(tessera_plan& plan) {
+  const Choice choice = choose(plan);
+  const BwdConfig& config = choice.config;
+  plan.block_m = config.block_m, plan.block_n = config.block_n;
+  plan.num_warps = config.warps, plan.num_stages = config.stages;
+  plan.smem_bytes = smem_bytes(config);
+  plan.tiles_per_item = plan.num_splits = 1;
+  plan.num_items = choice.blocks;
+  plan.shared_bytes = workspace_of(plan, choice).bytes;
+}
+
+tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+  Choice choice = choose(plan);
+  if (!choice.tile || choice.config.block_m != plan.block_m || choice.config.block_n != plan.block_n) {
+    return invalid("plan: tiles of %d x %d, accepted what tessera_make_plan fills in", plan.block_m, plan.block_n);
+  }
+  const tessera_problem& problem = plan.problem;
+  const BwdParams p = make_params(plan, buffers, choice, workspace);
+  BwdConfig& config = choice.config;
+  config.aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
+                   rows_aligned(problem.v, buffers.v) && rows_aligned(problem.d_o, buffers.d_o);
+  BwdRowsConfig rows{config.dtype, config.head_dim, config.head_dim_v, config.block_m,
+                     rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o), false};
+  const int64_t query_tiles = choice.q_slots * plan.heads_q, sinks = p.d_sink ? plan.heads_q : 0;
+  const auto grid = [](int64_t blocks) { return Grid{static_cast<uint32_t>(blocks)}; };
+
+  if (query_tiles > 0 || p.d_bias.data || p.ticket) {
+    TESSERA_RETURN_IF_ERROR(
+        launch_bwd_rows(rows, p, grid(std::max<int64_t>(1, query_tiles)), plan.device, stream));
+  }
+  if (choice.blocks > 0) {
+    TESSERA_RETURN_IF_ERROR(launch_bwd_sm80(config, p, grid(choice.blocks), plan.device, stream));
+  }
+  if (query_tiles + sinks == 0) return ok();
+  rows.after = true;
+  return launch_bwd_rows(rows, p, grid(query_tiles + sinks), plan.device, stream);
+}
 
 }  // namespace tessera::cuda

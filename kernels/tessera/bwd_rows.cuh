@@ -1,0 +1,198 @@
+// What the backward pass computes once for each query, memory-bound on both sides of bwd_sm80.cuh's products.
+//
+// Before: delta = rowsum(dO o O) - dLSE and the LSE in log2 units, and what the products add to becomes 0: dQ's
+// accumulator, the turns and the ticket, dBias. After: dQ = scale times its accumulator, in its type; and
+// dSink = -sum exp(sink - LSE) delta, in a fixed order.
+//
+// Grid: one block for each tile of block_m queries and query head; after, also one for each head's dSink. At least one.
+#pragma once
+
+#include "tessera/core/online_softmax.cuh"
+#include "tessera/core/query_slots.cuh"
+
+namespace tessera {
+
+inline constexpr int kBwdRowsThreads = 128;
+
+// One tile of queries of one head.
+struct QueryTile {
+  int batch, head;
+  int row0, count;  // of the sequence; count <= 0: the slot is nobody's
+  int64 slot;       // in what [heads_q, q_slots] describes
+};
+
+template <int kBlockM>
+TESSERA_DEVICE QueryTile query_tile_of(const BwdParams& p, int index, Sequence& s) {
+  QueryTile t;
+  const int slot = index % p.q_slots;
+  t.head = index / p.q_slots;
+  t.batch = slot_owner<kBlockM>(p, slot);
+  s = load_sequence(p, t.batch);
+  t.row0 = (slot - query_slot<kBlockM>(p, t.batch)) * kBlockM;
+  t.count = min(s.sq - t.row0, kBlockM);
+  t.slot = index;
+  return t;
+}
+
+// kElems neighbours of a row: of type kDtype from column `col` on, 0 beyond `columns`.
+template <Dtype kDtype, bool kAligned, int kElems>
+TESSERA_DEVICE void load_columns(float (&x)[kElems], const void* data, int64 row, int col, int columns) {
+  constexpr int kBytes = dtype_bytes(kDtype);
+  static_assert(kElems * kBytes == 16);
+  if constexpr (kAligned) {
+    if (col + kElems <= columns) {
+      const uint4 words = *reinterpret_cast<const uint4*>(static_cast<const char*>(data) + (row + col) * kBytes);
+#pragma unroll
+      for (int n = 0; n < kElems; ++n) x[n] = load_element<kDtype>(&words, n);
+      return;
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kElems; ++n) x[n] = col + n < columns ? load_element<kDtype>(data, row + col + n) : 0.0f;
+}
+
+// delta and LSE of a tile's queries, a group of lanes for each.
+template <BwdRowsConfig kCfg>
+TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const QueryTile& t) {
+  constexpr int kElems = 16 / dtype_bytes(kCfg.dtype), kLoads = kCfg.head_dim_v / kElems;  // that a row takes
+  constexpr int kLanes = kLoads > 16 ? 32 : kLoads > 8 ? 16 : kLoads > 4 ? 8 : kLoads > 2 ? 4 : 2;
+  constexpr int kRows = kBwdRowsThreads / kLanes;  // at once
+  static_assert(kCfg.block_m % 16 == 0);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  for (int first = 0; first < kCfg.block_m; first += kRows) {
+    const int row = first + static_cast<int>(threadIdx.x) / kLanes;
+    const int64 query = static_cast<int64>(s.q_begin) + t.row0 + row;
+    float sum = 0.0f;
+    if (row < t.count) {
+      const int64 gO = p.o.batch * t.batch + p.o.row * query + p.o.head * t.head;
+      const int64 gdO = p.d_o.batch * t.batch + p.d_o.row * query + p.d_o.head * t.head;
+#pragma unroll
+      for (int load = 0; load < kLoads; load += kLanes) {
+        const int col = (load + lane) * kElems;
+        if (col >= p.head_dim_v) break;
+        float o[kElems], d_o[kElems];
+        load_columns<kCfg.dtype, kCfg.aligned>(o, p.o.data, gO, col, p.head_dim_v);
+        load_columns<kCfg.dtype, kCfg.aligned>(d_o, p.d_o.data, gdO, col, p.head_dim_v);
+#pragma unroll
+        for (int n = 0; n < kElems; ++n) sum = fmaf(o[n], d_o[n], sum);
+      }
+    }
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+    if (lane != 0 || row >= kCfg.block_m) continue;
+    float lse_log2 = infinity(), delta = 0.0f;
+    if (row < t.count) {
+      const float lse = p.lse.data[p.lse.batch * t.batch + p.lse.head * t.head + p.lse.row * query];
+      if (lse != -infinity()) {
+        lse_log2 = lse * kLog2e;
+        delta = sum;
+        if (p.d_lse.data) delta -= p.d_lse.data[p.d_lse.batch * t.batch + p.d_lse.head * t.head + p.d_lse.row * query];
+      }
+    }
+    p.row_lse_log2[t.slot * kCfg.block_m + row] = lse_log2;
+    p.row_delta[t.slot * kCfg.block_m + row] = delta;
+  }
+}
+
+// dBias becomes 0, a warp for each of its rows.
+TESSERA_DEVICE void clear_bias_gradient(const BwdParams& p) {
+  constexpr int kWarps = kBwdRowsThreads / 32;
+  const int64 rows = static_cast<int64>(p.d_bias_batches) * p.d_bias_heads * p.d_bias_rows;
+  for (int64 r = static_cast<int64>(blockIdx.x) * kWarps + threadIdx.x / 32; r < rows;
+       r += static_cast<int64>(gridDim.x) * kWarps) {
+    const int64 row = r % p.d_bias_rows, head = r / p.d_bias_rows % p.d_bias_heads;
+    const int64 batch = r / p.d_bias_rows / p.d_bias_heads;
+    float* to = static_cast<float*>(p.d_bias.data) + p.d_bias.batch * batch + p.d_bias.head * head + p.d_bias.row * row;
+    for (int col = static_cast<int>(threadIdx.x) % 32; col < p.d_bias_cols; col += 32) to[col] = 0.0f;
+  }
+}
+
+// dQ of a tile's queries, a warp for each two parts of 16 x 8 side by side, of which a lane stores four neighbours.
+template <BwdRowsConfig kCfg>
+TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryTile& t) {
+  constexpr int kWarps = kBwdRowsThreads / 32, kCols = kCfg.head_dim / 16, kParts = kCfg.block_m / 16 * kCols;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float* tile = p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim);
+  for (int part = static_cast<int>(threadIdx.x) / 32; part < kParts; part += kWarps) {
+    const int part_row = part / kCols, part_col = part % kCols * 2;
+    const float4 left = dq_load(dq_part<kCfg.head_dim>(tile, part_row, part_col), lane);
+    const float4 right = dq_load(dq_part<kCfg.head_dim>(tile, part_row, part_col + 1), lane);
+    // A lane has columns 2c, 2c + 1 of both parts. Even lanes take the left part's from the lane after, odd ones give.
+    const bool odd = lane % 2 != 0;
+    const float mine[4] = {odd ? right.x : left.x, odd ? right.y : left.y, odd ? right.z : left.z,
+                           odd ? right.w : left.w};
+    const float other[4] = {odd ? left.x : right.x, odd ? left.y : right.y, odd ? left.z : right.z,
+                            odd ? left.w : right.w};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float near0 = mine[2 * half] * p.scale, near1 = mine[2 * half + 1] * p.scale;
+      const float far0 = __shfl_xor_sync(0xffffffff, other[2 * half], 1) * p.scale;
+      const float far1 = __shfl_xor_sync(0xffffffff, other[2 * half + 1], 1) * p.scale;
+      const float x[4] = {odd ? far0 : near0, odd ? far1 : near1, odd ? near0 : far0, odd ? near1 : far1};
+      const int row = part_row * 16 + half * 8 + lane / 4;
+      const int col = part_col * 8 + (odd ? 8 : 0) + lane % 4 / 2 * 4;
+      if (row >= t.count) continue;
+      const int64 query = static_cast<int64>(s.q_begin) + t.row0 + row;
+      const int64 at = p.d_q.batch * t.batch + p.d_q.row * query + p.d_q.head * t.head + col;
+      if (p.d_q_aligned && col + 4 <= p.head_dim) {
+        if constexpr (kCfg.dtype == Dtype::kFloat32) {
+          *reinterpret_cast<float4*>(static_cast<float*>(p.d_q.data) + at) = make_float4(x[0], x[1], x[2], x[3]);
+        } else {
+          *reinterpret_cast<uint2*>(static_cast<unsigned short*>(p.d_q.data) + at) =
+              make_uint2(pack_pair<kCfg.dtype>(x[0], x[1]), pack_pair<kCfg.dtype>(x[2], x[3]));
+        }
+        continue;
+      }
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        if (col + n < p.head_dim) store_element<kCfg.dtype>(p.d_q.data, at + n, x[n]);
+      }
+    }
+  }
+}
+
+// dSink of one head: a thread sums every kBwdRowsThreads-th query, then a tree.
+template <BwdRowsConfig kCfg>
+TESSERA_DEVICE void reduce_sink(const BwdParams& p, int head) {
+  __shared__ double sums[kBwdRowsThreads];
+  const int64 rows = static_cast<int64>(p.q_slots) * kCfg.block_m, first = head * rows;
+  const float sink_log2 = p.sink[p.sink_head * head] * kLog2e;
+  double sum = 0.0;
+  for (int64 row = threadIdx.x; row < rows; row += kBwdRowsThreads) {
+    const float lse = p.row_lse_log2[first + row];
+    if (lse != infinity()) sum -= static_cast<double>(exp2f(sink_log2 - lse) * p.row_delta[first + row]);
+  }
+  sums[threadIdx.x] = sum;
+  for (int distance = kBwdRowsThreads / 2; distance > 0; distance /= 2) {
+    __syncthreads();
+    if (threadIdx.x < distance) sums[threadIdx.x] += sums[threadIdx.x + distance];
+  }
+  if (threadIdx.x == 0) p.d_sink[p.d_sink_head * head] = static_cast<float>(sums[0]);
+}
+
+template <BwdRowsConfig kCfg>
+TESSERA_DEVICE void bwd_rows(const BwdParams& p) {
+  const int index = static_cast<int>(blockIdx.x), tiles = p.q_slots * p.heads_q;
+  if (index < tiles) {
+    Sequence s;
+    const QueryTile t = query_tile_of<kCfg.block_m>(p, index, s);
+    if constexpr (kCfg.after) {
+      store_dq<kCfg>(p, s, t);
+    } else {
+      reduce_rows<kCfg>(p, s, t);
+      float4* acc = reinterpret_cast<float4*>(p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim));
+      for (int n = static_cast<int>(threadIdx.x); n < kCfg.block_m * kCfg.head_dim / 4; n += kBwdRowsThreads) {
+        acc[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      }
+      if (threadIdx.x == 0 && p.turn) p.turn[t.slot] = 0;
+    }
+  } else if constexpr (kCfg.after) {
+    if (p.d_sink && index - tiles < p.heads_q) reduce_sink<kCfg>(p, index - tiles);
+  }
+  if constexpr (!kCfg.after) {
+    if (index == 0 && threadIdx.x == 0 && p.ticket) *p.ticket = 0;
+    if (p.d_bias.data) clear_bias_gradient(p);
+  }
+}
+
+}  // namespace tessera

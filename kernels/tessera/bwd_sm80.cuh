@@ -1,0 +1,422 @@
+// Backward: dQ, dK, dV (and dBias) from Q, K, V, dO, LSE and delta, FlashAttention-2's algorithm 2, by mma.sync and
+// cp.async: on every GPU from Ampere on, and with every option there is.
+//
+//   P = exp(S - LSE)   dV = P^T dO   dP = dO V^T   dS = P o (dP - delta)   dQ = scale dS K   dK = scale dS^T Q
+//
+// Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads, so
+// that dK and dV gather in registers; dQ gathers in float32 in global memory. Scores are held transposed, a warp's rows
+// being keys: so P^T and dS^T are operands from registers. Where dK and dV of a warp's keys do not fit into its registers,
+// several warps have the same keys: each computes the scores of a part of the queries and gathers a part of the columns,
+// and P^T goes through shared memory. bwd_rows.cuh has what goes before and after.
+#pragma once
+
+#include "tessera/core/online_softmax.cuh"
+#include "tessera/core/philox.cuh"
+#include "tessera/core/query_slots.cuh"
+#include "tessera/core/score.cuh"
+#include "tessera/tile/product_shared.cuh"
+
+namespace tessera {
+
+// How the warps share out a tile's products.
+template <BwdConfig kCfg>
+struct BwdWarps {
+  // Scores, dK, dV: warp w has the keys of group w / kColumnParts ...
+  static constexpr int kKeyGroups = kCfg.warps < kCfg.block_n / 16 ? kCfg.warps : kCfg.block_n / 16;
+  static constexpr int kM = kCfg.block_n / kKeyGroups / 16;
+  // ... and there part w % kColumnParts of dK's and dV's columns, and of the queries, as far as these go.
+  static constexpr int kColumnParts = kCfg.warps / kKeyGroups;
+  static constexpr int kQueryParts = kColumnParts < kCfg.block_m / 16 ? kColumnParts : kCfg.block_m / 16;
+  static constexpr int kQueries = kCfg.block_m / kQueryParts;
+  static constexpr bool kExchange = kColumnParts > 1;
+
+  TESSERA_HOST_DEVICE static constexpr int tiles(int columns, int parts) {  // of 8 columns, an even number
+    return (columns / 16 + parts - 1) / parts * 2;
+  }
+  static constexpr int kDK = tiles(kCfg.head_dim, kColumnParts), kDV = tiles(kCfg.head_dim_v, kColumnParts);
+
+
+  // Queries whose scores, P^T and dS^T, a warp holds at once, beside its share of dK and dV.
+  TESSERA_HOST_DEVICE static constexpr int slice() {
+    constexpr int kElsewhere = 95;  // registers for addresses and fragments
+    const int most = 65536 / (kCfg.warps * 32 * kCfg.blocks_per_sm);
+    const int accumulators = (most < 255 ? most : 255) - kElsewhere;
+    int queries = kQueries;
+    while (queries > 16 && kM * (4 * (kDK + kDV) + queries) > accumulators) queries /= 2;
+    return queries;
+  }
+  static constexpr int kSlice = slice();
+
+  // dQ: kQueryGroups x the rest, so that the operands' edges, which are what is read, are short.
+  TESSERA_HOST_DEVICE static constexpr int query_groups() {
+    int best = 1;
+    for (int groups = 2; groups <= kCfg.block_m / 16 && groups <= kCfg.warps; groups *= 2) {
+      const int now = kCfg.block_m / groups + 8 * tiles(kCfg.head_dim, kCfg.warps / groups);
+      const int before = kCfg.block_m / best + 8 * tiles(kCfg.head_dim, kCfg.warps / best);
+      if (now <= before) best = groups;
+    }
+    return best;
+  }
+  static constexpr int kQueryGroups = query_groups();
+  static constexpr int kQM = kCfg.block_m / kQueryGroups / 16;
+  static constexpr int kQN = tiles(kCfg.head_dim, kCfg.warps / kQueryGroups);
+
+  static_assert(kM * kKeyGroups * 16 == kCfg.block_n && kKeyGroups * kColumnParts == kCfg.warps, "warps share evenly");
+  static_assert(kQueries * kQueryParts == kCfg.block_m && kQueries % 16 == 0, "queries are shared evenly");
+  static_assert(kQM * kQueryGroups * 16 == kCfg.block_m, "rows of dQ are shared evenly");
+  static_assert(kM == 1 || kM % 2 == 0, "a call of Philox decides a group of 32 keys");
+};
+
+template <BwdConfig kCfg>
+struct BwdSharedMemory {
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK;    // at the end dK
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV;  // at the end dV
+  SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ[kCfg.stages];
+  SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sdO[kCfg.stages];
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.block_m> sScores[BwdWarps<kCfg>::kExchange ? 2 : 1];  // dS^T, P^T
+  alignas(16) float row_lse_log2[kCfg.stages][kCfg.block_m];
+  alignas(16) float row_delta[kCfg.stages][kCfg.block_m];
+  int ticket;
+};
+
+// Rows first ... of a tensor's head into a tile; from `count` on zero.
+template <BwdConfig kCfg, class Tile>
+TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int batch, int head, int64 first, int count,
+                              int columns) {
+  constexpr int kBytes = dtype_bytes(kCfg.dtype);
+  const char* base =
+      static_cast<const char*>(tensor.data) + (tensor.batch * batch + tensor.row * first + tensor.head * head) * kBytes;
+  const int64 row_stride = tensor.row * kBytes;
+  load_tile<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes,
+                                           [&](int row) { return base + row_stride * row; });
+}
+
+// A warp's scores S^T and dP^T of one tile of queries: where they stand, and what their queries have.
+struct ScoreTile {
+  int batch, head;
+  int query, key;                         // of the warp's first column and row
+  const float *row_lse_log2, *row_delta;  // of the first column's query on
+};
+
+// Entry (b, h, 0, 0) of dBias.
+TESSERA_DEVICE float* bias_gradient(const BwdParams& p, const ScoreTile& tile) {
+  return static_cast<float*>(p.d_bias.data) + p.d_bias.batch * tile.batch + p.d_bias.head * tile.head;
+}
+
+// P^T and dS^T in place of S^T (products) and dP^T. What is not visible becomes 0 by choice, not by multiplication: its
+// dP may be anything. All queries see all keys: nothing is hidden.
+template <int kM, int kN>
+TESSERA_DEVICE void differentiate_visible(const ProblemParams& p, const ScoreTile& tile, float (&rP)[kM][kN][4],
+                                          float (&rdS)[kM][kN][4]) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    const float2 lse = *reinterpret_cast<const float2*>(tile.row_lse_log2 + n * 8 + lane_col());
+    const float2 delta = *reinterpret_cast<const float2*>(tile.row_delta + n * 8 + lane_col());
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = rP[m][n][e];
+        x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, -(e % 2 ? lse.y : lse.x)));
+        rdS[m][n][e] = x * (rdS[m][n][e] - (e % 2 ? delta.y : delta.x));
+      }
+  }
+}
+
+// The same where a mask by position or a sequence's end runs through the tile.
+template <int kM, int kN>
+TESSERA_DEVICE void differentiate_masked(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
+                                         float (&rP)[kM][kN][4], float (&rdS)[kM][kN][4]) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int col = n * 8 + lane_col() + e;
+      const KeyRange keys = visible_keys(p, s, tile.query + col);
+      const int low = keys.low - tile.key - lane_row();
+      const int high = tile.query + col < s.sq ? keys.high - tile.key - lane_row() : -1;
+      const float lse = tile.row_lse_log2[col], delta = tile.row_delta[col];
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const bool visible = m * 16 + half * 8 >= low && m * 16 + half * 8 <= high;
+          float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
+          const float probability = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, -lse));
+          x = visible ? probability : 0.0f;
+          d = visible ? probability * (d - delta) : 0.0f;
+        }
+    }
+}
+
+// The same with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias gathers dS before
+// the softcap's slope: elements of its own at once, and where all queries share one, the sum over the tile's in `shared`.
+template <BwdConfig kCfg, int kM, int kN>
+TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
+                                          float (&rP)[kM][kN][4], float (&rdS)[kM][kN][4], float (&bias_sum)[kM][2]) {
+  [[maybe_unused]] float* gdBias = bias_gradient(p, tile);
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int col = n * 8 + lane_col() + e, query = tile.query + col;
+      const float lse = tile.row_lse_log2[col], delta = tile.row_delta[col];
+      const ScoreRow<kCfg.score> score_row(p, s, tile.batch, tile.head, min(query, s.sq - 1));
+      PhiloxWords words;
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        if constexpr (kCfg.score.dropout) {
+          if (m % 2 == 0) {
+            words =
+                dropout_words(p, tile.batch * p.heads_q + tile.head, query, (tile.key + m * 16) / 32, lane_row() / 2);
+          }
+        }
+        const bool upper = kM == 1 ? tile.key % 32 != 0 : m % 2 != 0;  // of the 32 keys that a call decides
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int key = tile.key + m * 16 + half * 8 + lane_row();
+          float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
+          const Score score = tessera::score<kCfg.score>(p, s, score_row, key, x);
+          const bool visible = score.value != -infinity() && query < s.sq;
+          const float probability = ptx::ex2_approx_ftz(score.value - lse);
+          bool kept = true;
+          float d_probability = d;
+          if constexpr (kCfg.score.dropout) {
+            const uint32 word = upper ? words.word[2 + half] : words.word[half];
+            kept = lane_row() % 2 ? keeps_high(word, p.dropout_threshold) : keeps_low(word, p.dropout_threshold);
+            d_probability = kept ? d * p.dropout_scale : 0.0f;
+          }
+          x = visible && kept ? probability : 0.0f;
+          d = visible ? probability * (d_probability - delta) : 0.0f;
+          if constexpr (kCfg.d_bias) {
+            if (p.d_bias.row == 0) {
+              bias_sum[m][half] += d;
+            } else if (visible) {
+              float* to = gdBias + p.d_bias.row * query + p.d_bias.col * key;
+              if constexpr (kCfg.deterministic) {
+                *to += d;
+              } else {
+                ptx::red_add_f32(to, d);
+              }
+            }
+          }
+          if constexpr (kCfg.score.softcap) d = visible ? d * score.slope : 0.0f;
+        }
+      }
+    }
+}
+
+// The sums of differentiate_options over the queries, one adder for a key after the other.
+template <BwdConfig kCfg, int kM>
+TESSERA_DEVICE void add_bias_sums(const BwdParams& p, const Sequence& s, const ScoreTile& tile, int part,
+                                  const float (&bias_sum)[kM][2]) {
+  constexpr int kParts = BwdWarps<kCfg>::kQueryParts;
+  float* gdBias = bias_gradient(p, tile);
+#pragma unroll
+  for (int turn = 0; turn < kParts; ++turn) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = row_sum(bias_sum[m][half]);
+        const int key = tile.key + m * 16 + half * 8 + lane_row();
+        if (part != turn || lane_col() != 0 || key >= s.sk) continue;
+        if constexpr (kCfg.deterministic) {
+          gdBias[p.d_bias.col * key] += sum;
+        } else {
+          ptx::red_add_f32(gdBias + p.d_bias.col * key, sum);
+        }
+      }
+    if constexpr (kParts > 1 && kCfg.deterministic) __syncthreads();
+  }
+}
+
+// The keys key0 ... of one KV head and sequence.
+template <BwdConfig kCfg>
+TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, const Sequence& s, int batch,
+                             int head_kv, int key0) {
+  using Warps = BwdWarps<kCfg>;
+  constexpr int kBlockM = kCfg.block_m, kBlockN = kCfg.block_n, kBytes = dtype_bytes(kCfg.dtype);
+  constexpr int kM = Warps::kM, kN = Warps::kSlice / 8;
+  constexpr bool kOptions = kCfg.score.any() || kCfg.d_bias;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int warp_key = warp / Warps::kColumnParts * (kM * 16), part = warp % Warps::kColumnParts;
+  const int warp_query = part * Warps::kQueries;
+  const bool has_scores = Warps::kQueryParts == Warps::kColumnParts || part < Warps::kQueryParts;
+
+  // 1. The tiles of queries that see some of the keys, of each query head.
+  const KeyRange queries = seeing_queries(p, s, key0, min(key0 + kBlockN, s.sk) - 1);
+  const int first_tile = queries.low / kBlockM;
+  const int tiles = queries.low <= queries.high ? queries.high / kBlockM - first_tile + 1 : 0;
+  const int steps = tiles * p.group;
+  const int slot0 = query_slot<kBlockM>(p, batch);
+
+  // 2. K and V: global -> shared, with the first tiles of Q and dO.
+  const auto load_step = [&](int step, int stage) {
+    if (step < steps) {
+      const int head = head_kv * p.group + step / tiles, tile = first_tile + step % tiles;
+      const int row0 = tile * kBlockM, count = min(s.sq - row0, kBlockM);
+      const int64 row = static_cast<int64>(s.q_begin) + row0;
+      load_rows<kCfg>(shared.sQ[stage], p.q, batch, head, row, count, p.head_dim);
+      load_rows<kCfg>(shared.sdO[stage], p.d_o, batch, head, row, count, p.head_dim_v);
+      const int64 stats = (static_cast<int64>(head) * p.q_slots + slot0 + tile) * kBlockM;
+      const int thread = static_cast<int>(threadIdx.x), at = thread % (kBlockM / 4) * 4;  // 16 bytes a thread
+      if (thread < kBlockM / 4) {
+        ptx::cp_async_cg_16(shared_address(shared.row_lse_log2[stage] + at), p.row_lse_log2 + stats + at, 16);
+      } else if (thread < kBlockM / 2) {
+        ptx::cp_async_cg_16(shared_address(shared.row_delta[stage] + at), p.row_delta + stats + at, 16);
+      }
+    }
+    ptx::cp_async_commit_group();  // an empty one keeps the count
+  };
+  constexpr int kAhead = kCfg.stages > 1 ? kCfg.stages - 1 : 1;  // tiles under way while one is multiplied; one: none
+  if (steps > 0) {
+    const int count = min(s.sk - key0, kBlockN);
+    load_rows<kCfg>(shared.sK, p.k, batch, head_kv, static_cast<int64>(s.k_begin) + key0, count, p.head_dim);
+    load_rows<kCfg>(shared.sV, p.v, batch, head_kv, static_cast<int64>(s.k_begin) + key0, count, p.head_dim_v);
+  }
+#pragma unroll
+  for (int stage = 0; stage < kAhead; ++stage) load_step(stage, stage);
+
+  // 3. For every one of those tiles.
+  float rdK[kM][Warps::kDK][4], rdV[kM][Warps::kDV][4];
+  clear(rdK);
+  clear(rdV);
+  int stage = 0;
+  for (int step = 0; step < steps; ++step) {
+    ptx::cp_async_wait_group<kAhead - 1>();
+    __syncthreads();  // the tile is there for everybody, and everybody is done with the one before
+    if constexpr (kCfg.stages > 1) load_step(step + kAhead, stage == 0 ? kAhead : stage - 1);
+    const int head = head_kv * p.group + step / tiles, tile = first_tile + step % tiles;
+    const int row0 = tile * kBlockM;
+
+    //    S^T = K Q^T, dP^T = V dO^T
+    const TileRange visible = visible_keys(p, s, row0, min(row0 + kBlockM, s.sq) - 1);
+#pragma unroll 1
+    for (int slice = 0; slice < Warps::kQueries; slice += Warps::kSlice) {
+      const int col = warp_query + slice;  // of the tile's queries
+      const ScoreTile scores{batch, head, row0 + col, key0 + warp_key, shared.row_lse_log2[stage] + col,
+                             shared.row_delta[stage] + col};
+      [[maybe_unused]] float bias_sum[kM][2] = {};
+      float rP[kM][kN][4], rdS[kM][kN][4];
+      if (has_scores) {
+        clear(rP);
+        product_abt(rP, shared.sK, warp_key, shared.sQ[stage], col);
+        clear(rdS);
+        product_abt(rdS, shared.sV, warp_key, shared.sdO[stage], col);
+
+        //    P^T = exp(S^T - LSE), dS^T = P^T o (dP^T - delta)
+        if constexpr (kOptions) {
+          differentiate_options<kCfg>(p, s, scores, rP, rdS, bias_sum);
+        } else if (key0 >= visible.all.low && key0 + kBlockN - 1 <= visible.all.high && row0 + kBlockM <= s.sq) {
+          differentiate_visible(p, scores, rP, rdS);
+        } else {
+          differentiate_masked(p, s, scores, rP, rdS);
+        }
+        store_accumulator(shared.sScores[0], rdS, warp_key, col, 1.0f);
+        if constexpr (Warps::kExchange) store_accumulator(shared.sScores[1], rP, warp_key, col, 1.0f);
+      }
+      if constexpr (kCfg.d_bias) {
+        if (p.d_bias.row == 0) add_bias_sums<kCfg>(p, s, scores, part, bias_sum);
+      }
+
+      //    dV += P^T dO, dK += dS^T Q
+      if constexpr (!Warps::kExchange) {
+        product_pb(rdV, rP, shared.sdO[stage], col);
+        product_pb(rdK, rdS, shared.sQ[stage], col);
+      }
+    }
+    __syncthreads();  // everybody's scores are there
+    if constexpr (Warps::kExchange) {
+      product_ab(rdV, shared.sScores[1], warp_key, shared.sdO[stage], part * (Warps::kDV * 8));
+      product_ab(rdK, shared.sScores[0], warp_key, shared.sQ[stage], part * (Warps::kDK * 8));
+    }
+
+    //    dQ += dS K, in global memory; deterministic: one block after the other, in the order of their keys
+    const int group = warp % Warps::kQueryGroups, columns = warp / Warps::kQueryGroups;
+    float rdQ[Warps::kQM][Warps::kQN][4];
+    clear(rdQ);
+    product_atb(rdQ, shared.sScores[0], group * (Warps::kQM * 16), shared.sK, columns * (Warps::kQN * 8));
+    const int64 slot = static_cast<int64>(head) * p.q_slots + slot0 + tile;
+    if constexpr (kCfg.deterministic) {
+      const int turn = key0 / kBlockN - visible.some.low / kBlockN;  // blocks that see this tile before me
+      if (threadIdx.x == 0) {
+        while (ptx::ld_acquire_s32(p.turn + slot) < turn) {
+        }
+      }
+      __syncthreads();
+    }
+    float* gdQ = p.acc_dq + slot * (kBlockM * kCfg.head_dim);
+#pragma unroll
+    for (int m = 0; m < Warps::kQM; ++m)
+#pragma unroll
+      for (int n = 0; n < Warps::kQN; ++n) {
+        const int part_col = columns * Warps::kQN + n;
+        if (part_col * 8 >= kCfg.head_dim) break;
+        dq_add(dq_part<kCfg.head_dim>(gdQ, group * Warps::kQM + m, part_col), lane_id(), rdQ[m][n]);
+      }
+    if constexpr (kCfg.deterministic) {
+      __threadfence();
+      __syncthreads();
+      if (threadIdx.x == 0) ptx::red_release_add_s32(p.turn + slot, 1);
+    }
+
+    if constexpr (kCfg.stages == 1) {
+      __syncthreads();  // everybody is done with the tile
+      load_step(step + 1, 0);
+    }
+    stage = stage + 1 == kCfg.stages ? 0 : stage + 1;
+  }
+
+  // 4. dK and dV: registers -> shared -> global. Keys behind seqused_k: 0.
+  ptx::cp_async_wait_group<0>();
+  __syncthreads();  // nobody reads or fills K and V, whose place they take
+  store_accumulator(shared.sK, rdK, warp_key, part * (Warps::kDK * 8), p.scale);
+  store_accumulator(shared.sV, rdV, warp_key, part * (Warps::kDV * 8), kCfg.score.dropout ? p.dropout_scale : 1.0f);
+  __syncthreads();
+  constexpr int kRows = kBlockN / kCfg.warps;  // that a warp stores
+  const int count = min(s.k_rows - key0, kBlockN);
+  const auto gRow = [&](const RowTensor& tensor, int row) {
+    const int64 key = static_cast<int64>(s.k_begin) + key0 + row;
+    return static_cast<char*>(tensor.data) + (tensor.batch * batch + tensor.row * key + tensor.head * head_kv) * kBytes;
+  };
+  store_rows<kRows>(shared.sK, warp * kRows, count, p.head_dim, p.d_k_aligned,
+                    [&](int row) { return gRow(p.d_k, row); });
+  store_rows<kRows>(shared.sV, warp * kRows, count, p.head_dim_v, p.d_v_aligned,
+                    [&](int row) { return gRow(p.d_v, row); });
+}
+
+template <BwdConfig kCfg>
+TESSERA_DEVICE void bwd_sm80(const BwdParams& p) {
+  extern __shared__ __align__(128) char shared_memory[];
+  auto& shared = *reinterpret_cast<BwdSharedMemory<kCfg>*>(shared_memory);
+
+  // Block -> tile of keys, KV head, sequence. Under a causal mask the first keys are seen by the most queries and come
+  // first. Deterministic: in the order in which blocks start, so that whoever is waited for is running.
+  int rest = static_cast<int>(blockIdx.x);
+  if constexpr (kCfg.deterministic) {
+    if (threadIdx.x == 0) shared.ticket = atomicAdd(p.ticket, 1);
+    __syncthreads();
+    rest = shared.ticket;
+  }
+  const int slot = rest % p.tiles;
+  rest /= p.tiles;
+  const int owners = p.heads_kv / p.owned_heads;
+  const int first_head = rest % owners * p.owned_heads, first_batch = rest / owners * p.owned_batches;
+
+  // One pair of both, or, where several share entries of a deterministic dBias, all of them in their order.
+  for (int owned = 0; owned < p.owned_batches * p.owned_heads; ++owned) {
+    if (owned > 0) __syncthreads();  // everybody is done with shared memory
+    int batch = first_batch + owned / p.owned_heads, tile = slot;
+    if (p.cu_seqlens_k && p.owned_batches == 1) {
+      batch = find_sequence<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot);
+      tile -= slot_begin<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, batch);
+    }
+    const Sequence s = load_sequence(p, batch);
+    const int64 key0 = static_cast<int64>(tile) * kCfg.block_n;
+    if (key0 >= s.k_rows) continue;
+    bwd_keys<kCfg>(p, shared, s, batch, first_head + owned % p.owned_heads, static_cast<int>(key0));
+  }
+}
+
+}  // namespace tessera
