@@ -187,6 +187,16 @@ tessera_status execute(int32_t direction, const tessera_plan* plan, const tesser
 
 extern "C" {
 
+tessera_status tessera_prepare(const tessera_plan* plan) {
+  if (!plan) return tessera::invalid("plan: NULL, must point to a tessera_plan");
+  if (plan->device.backend != TESSERA_BACKEND_CUDA) return tessera::ok();
+  try {
+    return tessera::cuda::prepare(*plan);
+  } catch (const std::exception& error) {
+    return tessera::internal("tessera_prepare: %s", error.what());
+  }
+}
+
 tessera_status tessera_forward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                size_t workspace_bytes, const tessera_executor* executor) {
   try {

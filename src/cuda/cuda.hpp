@@ -31,6 +31,10 @@ struct HostIndices {
 tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& buffers, void* stream,
                              HostIndices& host);
 
+// Compiles or loads the kernels of a plan, so that its first call finds them. A GPU that is not here: compiles them into
+// the cache on disk.
+tessera_status prepare(const tessera_plan& plan);
+
 // Put a checked plan's kernels into the stream. `workspace` is aligned to 64 bytes.
 tessera_status forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream);
 tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream);

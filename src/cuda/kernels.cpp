@@ -5,12 +5,14 @@
 #include "core/status.hpp"
 #include "cuda/jit.hpp"
 #include "cuda/params.hpp"
+#include "cuda/prepare.hpp"
 
 namespace tessera::cuda {
 namespace {
 
 constexpr int kWarpThreads = 32;
 constexpr int kCombineWarps = 4;  // as combine.cuh has it
+constexpr int kBwdRowsThreads = 128;  // as bwd_rows.cuh has it
 
 // Rows of a SharedTile of kernels/tessera/tile/shared_tile.cuh.
 int64_t pitch_bytes(Dtype dtype, int columns) {
@@ -20,9 +22,11 @@ int64_t pitch_bytes(Dtype dtype, int columns) {
 template <class Config, class Params>
 tessera_status launch_kernel(const char* name, const Config& config, const Params& params, Grid grid,
                              const tessera_device& device, void* stream) {
+  const bool preparing = PrepareScope::active();
+  if (preparing && !is_here(device)) return prepare_binary(spec_of(config), device);
   Kernel kernel;
   TESSERA_RETURN_IF_ERROR(find_kernel<Config>(name, config, device, spec_of, kernel));
-  return launch(kernel, device, grid.x, grid.y, grid.z, stream, &params, sizeof params);
+  return preparing ? ok() : launch(kernel, device, grid.x, grid.y, grid.z, stream, &params, sizeof params);
 }
 
 }  // namespace
@@ -33,6 +37,16 @@ int64_t smem_bytes(const FwdConfig& config) {
   return config.block_m * std::max(k_pitch, v_pitch) + int64_t{config.stages} * config.block_n * (k_pitch + v_pitch);
 }
 
+// Tiles, then per query its LSE and delta, then the ticket.
+int64_t smem_bytes(const BwdConfig& config) {
+  const int64_t k_pitch = pitch_bytes(config.dtype, config.head_dim);
+  const int64_t v_pitch = pitch_bytes(config.dtype, config.head_dim_v);
+  const int64_t rows = config.block_n + int64_t{config.stages} * config.block_m;
+  const int score_tiles = config.warps * 16 > config.block_n ? 2 : 1;  // P^T only where warps exchange it
+  return rows * (k_pitch + v_pitch) + score_tiles * config.block_n * pitch_bytes(config.dtype, config.block_m) +
+         int64_t{config.stages} * config.block_m * 8 + 16;
+}
+
 KernelSpec spec_of(const FwdConfig& config) {
   return {"fwd_sm80",           "FwdParams",       config_text(config), config.warps * kWarpThreads,
           config.blocks_per_sm, smem_bytes(config)};
@@ -40,6 +54,15 @@ KernelSpec spec_of(const FwdConfig& config) {
 
 KernelSpec spec_of(const CombineConfig& config) {
   return {"combine", "CombineParams", config_text(config), kCombineWarps * kWarpThreads, 1, 0};
+}
+
+KernelSpec spec_of(const BwdConfig& config) {
+  return {"bwd_sm80",           "BwdParams",       config_text(config), config.warps * kWarpThreads,
+          config.blocks_per_sm, smem_bytes(config)};
+}
+
+KernelSpec spec_of(const BwdRowsConfig& config) {
+  return {"bwd_rows", "BwdParams", config_text(config), kBwdRowsThreads, 1, 0};
 }
 
 tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdParams& params, Grid grid,
@@ -53,6 +76,16 @@ tessera_status launch_combine(const CombineConfig& config, const CombineParams& 
   if (rows == 0) return ok();
   return launch_kernel("combine", config, params, {static_cast<uint32_t>(divide_up(rows, kCombineWarps))}, device,
                        stream);
+}
+
+tessera_status launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid,
+                               const tessera_device& device, void* stream) {
+  return launch_kernel("bwd_sm80", config, params, grid, device, stream);
+}
+
+tessera_status launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid,
+                               const tessera_device& device, void* stream) {
+  return launch_kernel("bwd_rows", config, params, grid, device, stream);
 }
 
 }  // namespace tessera::cuda

@@ -17,12 +17,19 @@ struct Grid {
 // How each kernel is compiled. `smem_bytes` is its SharedMemoryPlan's size.
 KernelSpec spec_of(const FwdConfig& config);
 KernelSpec spec_of(const CombineConfig& config);
+KernelSpec spec_of(const BwdConfig& config);
+KernelSpec spec_of(const BwdRowsConfig& config);
 
 int64_t smem_bytes(const FwdConfig& config);
+int64_t smem_bytes(const BwdConfig& config);
 
 tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdParams& params, Grid grid,
                                const tessera_device& device, void* stream);
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, const tessera_device& device,
                               void* stream);
+tessera_status launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid,
+                               const tessera_device& device, void* stream);
+tessera_status launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid,
+                               const tessera_device& device, void* stream);
 
 }  // namespace tessera::cuda

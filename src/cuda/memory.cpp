@@ -1,15 +1,124 @@
 // Whether pointers are the GPU's, and index tensors brought to the host.
+#include <cinttypes>
+#include <cstring>
+
+#include "core/geometry.hpp"
 #include "core/status.hpp"
+#include "core/validate.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/driver.hpp"
 
 namespace tessera::cuda {
+namespace {
 
-tessera_status check_memory(const tessera_plan&, const tessera_buffers&, const void*) {
-  return unsupported("device: no CUDA backend in this build");
+// `ordinal`: the plan's GPU. Pinned host memory and managed memory are reached by every GPU.
+tessera_status check_pointer(const Driver& cu, const char* name, const void* pointer, int32_t ordinal) {
+  CUmemorytype type{};
+  int managed = 0, owner = -1;
+  CUpointerAttribute attributes[] = {kPointerMemoryType, kPointerIsManaged, kPointerDeviceOrdinal};
+  void* values[] = {&type, &managed, &owner};
+  const CUresult result = cu.cuPointerGetAttributes(3, attributes, values, reinterpret_cast<CUdeviceptr>(pointer));
+  if (result != kCudaSuccess) return check(cu, result, name);
+  if (type == CUmemorytype{}) {
+    return invalid("%s: %p is not memory of CUDA (the host's, or freed), must be GPU %d's", name, pointer, ordinal);
+  }
+  if (type == kMemoryDevice && !managed && owner != ordinal) {
+    return invalid("%s: %p is GPU %d's memory, must be GPU %d's, the plan's device", name, pointer, owner, ordinal);
+  }
+  return ok();
 }
 
-tessera_status fetch_indices(const tessera_plan&, const tessera_buffers&, void*, HostIndices&) {
-  return unsupported("device: no CUDA backend in this build");
+// First and last byte that a layout's elements take, from its pointer: the first is negative for negative strides.
+struct Extent {
+  int64_t first, end;
+};
+Extent extent_of(const tessera_layout& layout) {
+  const auto size = static_cast<int64_t>(tessera_dtype_bytes(layout.dtype));
+  Extent extent{0, size};
+  for (int axis = 0; axis < layout.rank; ++axis) {
+    const int64_t reach = (layout.shape[axis] - 1) * layout.strides[axis] * size;
+    (reach < 0 ? extent.first : extent.end) += reach;
+  }
+  return extent;
+}
+
+}  // namespace
+
+tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buffers, const void* workspace) {
+  const Driver* driver = nullptr;
+  TESSERA_RETURN_IF_ERROR(open_driver(driver));
+  const tessera_problem& p = plan.problem;
+  const bool backward = p.direction == TESSERA_BACKWARD;
+  const struct {
+    const char* name;
+    const tessera_layout& layout;
+    const void* pointer;
+    bool wanted = true;
+  } rows[] = {
+      {"q", p.q, buffers.q},
+      {"k", p.k, buffers.k},
+      {"v", p.v, buffers.v},
+      {"o", p.o, buffers.o},
+      {"lse", p.lse, buffers.lse},
+      {"cu_seqlens_q", p.cu_seqlens_q, buffers.cu_seqlens_q},
+      {"cu_seqlens_k", p.cu_seqlens_k, buffers.cu_seqlens_k},
+      {"seqused_k", p.seqused_k, buffers.seqused_k},
+      {"page_table", p.page_table, buffers.page_table},
+      {"bias", p.bias, buffers.bias},
+      {"mask", p.mask, buffers.mask},
+      {"block_mask", p.block_mask, buffers.block_mask},
+      {"alibi_slopes", p.alibi_slopes, buffers.alibi_slopes},
+      {"sink", p.sink, buffers.sink},
+      {"d_o", p.d_o, buffers.d_o, backward},
+      {"d_q", p.d_q, buffers.d_q, backward},
+      {"d_k", p.d_k, buffers.d_k, backward},
+      {"d_v", p.d_v, buffers.d_v, backward},
+      {"d_lse", p.d_lse, buffers.d_lse, backward},
+      {"d_bias", p.d_bias, buffers.d_bias, backward},
+      {"d_sink", p.d_sink, buffers.d_sink, backward},
+  };
+  for (const auto& [name, layout, pointer, wanted] : rows) {
+    if (!wanted || !core::present(layout) || core::elements(layout) == 0) continue;
+    TESSERA_RETURN_IF_ERROR(check_pointer(*driver, name, pointer, plan.device.ordinal));
+  }
+  return plan.workspace_bytes > 0 ? check_pointer(*driver, "workspace", workspace, plan.device.ordinal) : ok();
+}
+
+tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& buffers, void* stream,
+                             HostIndices& host) {
+  ContextScope context;
+  TESSERA_RETURN_IF_ERROR(context.enter(plan.device.ordinal, stream));
+  const Driver& cu = context.driver();
+  const auto queue = static_cast<CUstream>(stream);
+  CUcaptureStatus capture = kCaptureNone;
+  TESSERA_RETURN_IF_ERROR(check(cu, cu.cuStreamIsCapturing(queue, &capture), "executor.stream"));
+  if (capture != kCaptureNone) {
+    return invalid("device.check_indices: 1, must be 0 while the stream is captured: the check waits for it");
+  }
+  const tessera_problem& p = plan.problem;
+  const struct {
+    const char* name;
+    const tessera_layout& layout;
+    const int32_t* device;
+    const int32_t*& host;
+  } rows[] = {
+      {"cu_seqlens_q", p.cu_seqlens_q, buffers.cu_seqlens_q, host.buffers.cu_seqlens_q},
+      {"cu_seqlens_k", p.cu_seqlens_k, buffers.cu_seqlens_k, host.buffers.cu_seqlens_k},
+      {"seqused_k", p.seqused_k, buffers.seqused_k, host.buffers.seqused_k},
+      {"page_table", p.page_table, buffers.page_table, host.buffers.page_table},
+  };
+  static_assert(std::size(rows) == std::size(decltype(host.storage){}));
+  for (size_t i = 0; i < std::size(rows); ++i) {
+    const auto& row = rows[i];
+    if (!core::present(row.layout) || core::elements(row.layout) == 0) continue;
+    const Extent extent = extent_of(row.layout);
+    std::vector<char>& storage = host.storage[i];
+    storage.resize(static_cast<size_t>(extent.end - extent.first));
+    const auto from = reinterpret_cast<CUdeviceptr>(row.device) + static_cast<CUdeviceptr>(extent.first);
+    TESSERA_RETURN_IF_ERROR(check(cu, cu.cuMemcpyDtoHAsync(storage.data(), from, storage.size(), queue), row.name));
+    row.host = reinterpret_cast<const int32_t*>(storage.data() - extent.first);
+  }
+  return check(cu, cu.cuStreamSynchronize(queue), "cuStreamSynchronize");
 }
 
 }  // namespace tessera::cuda

@@ -1,15 +1,15 @@
-// Puts a plan's kernels into a stream.
+// What is done with a plan as a whole.
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/prepare.hpp"
 
 namespace tessera::cuda {
 
-tessera_status forward(const tessera_plan&, const tessera_buffers&, void*, void*) {
-  return unsupported("device: no CUDA backend in this build");
-}
-
-tessera_status backward(const tessera_plan&, const tessera_buffers&, void*, void*) {
-  return unsupported("device: no CUDA backend in this build");
+tessera_status prepare(const tessera_plan& plan) {
+  const PrepareScope scope;
+  // The data's addresses are not known: the kernels are those for rows that are aligned wherever the strides allow it.
+  const auto run = plan.problem.direction == TESSERA_BACKWARD ? backward : forward;
+  return run(plan, tessera_buffers{}, nullptr, nullptr);
 }
 
 }  // namespace tessera::cuda

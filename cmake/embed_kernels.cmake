@@ -1,0 +1,13 @@
+# cmake -DROOT=... -DOUT=... -P embed_kernels.cmake: every header below ROOT, as text in one C++ file.
+file(GLOB_RECURSE headers RELATIVE ${ROOT} ${ROOT}/*.hpp ${ROOT}/*.cuh)
+list(SORT headers)
+list(LENGTH headers count)
+set(text "// Written by cmake/embed_kernels.cmake.\n#include \"cuda/sources.hpp\"\n\nnamespace tessera::cuda {\n\n")
+string(APPEND text "const KernelHeader kKernelHeaders[] = {\n")
+foreach(header ${headers})
+  # Semicolons and brackets mean something in CMake's lists: the text is never taken apart.
+  file(READ ${ROOT}/${header} content)
+  string(APPEND text "    {\"${header}\", R\"tessera(${content})tessera\"},\n")
+endforeach()
+string(APPEND text "};\nconst int kNumKernelHeaders = ${count};\n\n}  // namespace tessera::cuda\n")
+file(WRITE ${OUT} "${text}")

@@ -1,0 +1,86 @@
+// Compiled kernels on disk, by content. Many threads and processes may use one folder at once: entries appear by rename,
+// whole or not at all, and what does not add up to its own checksum is compiled again.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cuda/hash.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::cuda {
+
+// A compiled kernel and what the compiler said of it.
+struct Binary {
+  std::string symbol;  // "tessera_fwd_sm80"
+  std::string config;  // "tessera::FwdConfig{...}"
+  std::string cubin;
+  int32_t arch = 0;  // 90
+  int32_t registers = 0, spill_bytes = 0, stack_bytes = 0;
+  int32_t wgmma_serialized = 0;  // ptxas gave up on overlapping wgmma
+};
+
+struct CacheKey {
+  Digest content;        // of everything but the compiler
+  int32_t compiler = 0;  // NVRTC's version, 1000 * major + 10 * minor; 0: unknown, any will do
+
+  std::string file_name() const;  // "0123...cdef-13.0.cubin"
+};
+
+class Cache {
+ public:
+  using Compile = std::function<tessera_status(Binary&)>;
+
+  // `folder` "": in memory only. Nothing is opened before the first call.
+  explicit Cache(std::string folder) : folder_(std::move(folder)) {}
+
+  // TESSERA_CACHE_DIR, else XDG_CACHE_HOME/tessera, else HOME/.cache/tessera, else "".
+  static std::string default_folder();
+
+  // False: there is none that can be trusted.
+  bool load(const CacheKey& key, Binary& binary) const;
+  // False: it cannot be written here, now.
+  bool store(const CacheKey& key, const Binary& binary);
+
+  // From the folder, or by `compile`, which one thread of the process runs for a key while others that want it wait.
+  tessera_status get(const CacheKey& key, const Compile& compile, Binary& binary, bool* compiled = nullptr);
+
+  struct Entry {
+    std::string file;
+    CacheKey key;
+    Binary binary;  // without cubin
+    int64_t bytes = 0;
+    double age_seconds = 0;
+    bool intact = false;
+  };
+  std::vector<Entry> list() const;
+
+  struct Cleared {
+    int64_t files = 0, bytes = 0;
+  };
+  // Takes away entries and leftovers of writers, and nothing else that lies there.
+  Cleared clear();
+
+  const std::string& folder() const { return folder_; }
+  // Why nothing can be kept in the folder, "" when it can. Makes the folder.
+  std::string unwritable() const;
+
+ private:
+  struct Flight;  // a compilation that others wait for
+
+  void sweep();
+
+  std::string folder_;
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Flight>> flights_;
+  std::map<std::string, Binary> unstored_;  // what the folder would not take
+  std::atomic<bool> swept_{false};
+};
+
+}  // namespace tessera::cuda

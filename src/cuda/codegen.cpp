@@ -1,0 +1,92 @@
+#include "cuda/codegen.hpp"
+
+#include <cassert>
+#include <string_view>
+
+namespace tessera::cuda {
+namespace {
+
+// visit("a, b", config.a, config.b). A field that a config has and this list has not, or the other way round, does not
+// compile.
+#define TESSERA_CONFIG_FIELDS(Config, ...)                 \
+  template <class Visit>                                   \
+  void visit_fields(const Config& config, Visit&& visit) { \
+    const auto& [__VA_ARGS__] = config;                    \
+    visit(#__VA_ARGS__, __VA_ARGS__);                      \
+  }                                                        \
+  constexpr const char* type_name(const Config&) { return #Config; }
+
+TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block_mask, dropout, scale_first)
+TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, blocks_per_sm, aligned,
+                      paged, pack_heads, split, q_in_registers, score)
+TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, blocks_per_sm, aligned,
+                      d_bias, deterministic, score)
+TESSERA_CONFIG_FIELDS(CombineConfig, dtype)
+TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, aligned, after)
+#undef TESSERA_CONFIG_FIELDS
+
+// What a field's value is in C++.
+std::string literal(bool value) { return value ? "true" : "false"; }
+std::string literal(int value) { return std::to_string(value); }
+std::string literal(Dtype value) { return "tessera::Dtype{" + std::to_string(static_cast<int>(value)) + "}"; }
+std::string literal(const ScoreConfig& value) { return config_text(value); }
+
+// "a, b" -> "a", then "b".
+std::string_view next_name(std::string_view& names) {
+  const size_t comma = names.find(',');
+  const std::string_view name = names.substr(0, comma);
+  names.remove_prefix(comma == std::string_view::npos ? names.size() : names.find_first_not_of(' ', comma + 1));
+  return name;
+}
+
+void append(ConfigValues& values, int value) {
+  assert(values.count < static_cast<int32_t>(values.value.size()));
+  values.value[static_cast<size_t>(values.count++)] = value;
+}
+void append(ConfigValues& values, Dtype value) { append(values, static_cast<int>(value)); }
+void append(ConfigValues& values, const ScoreConfig& value) {
+  visit_fields(value, [&values](const char*, const auto&... field) { (append(values, field), ...); });
+}
+
+}  // namespace
+
+template <class Config>
+std::string config_text(const Config& config) {
+  std::string text;
+  visit_fields(config, [&text](std::string_view names, const auto&... field) {
+    const auto add = [&](const std::string& value) {
+      text.append(text.empty() ? "." : ", .").append(next_name(names)).append(" = ").append(value);
+    };
+    (add(literal(field)), ...);
+  });
+  return std::string("tessera::") + type_name(config) + "{" + text + "}";
+}
+
+template <class Config>
+ConfigValues config_values(const Config& config) {
+  ConfigValues values;
+  visit_fields(config, [&values](const char*, const auto&... field) { (append(values, field), ...); });
+  return values;
+}
+
+template std::string config_text(const ScoreConfig&);
+template std::string config_text(const FwdConfig&);
+template std::string config_text(const BwdConfig&);
+template std::string config_text(const CombineConfig&);
+template std::string config_text(const BwdRowsConfig&);
+template ConfigValues config_values(const FwdConfig&);
+template ConfigValues config_values(const BwdConfig&);
+template ConfigValues config_values(const CombineConfig&);
+template ConfigValues config_values(const BwdRowsConfig&);
+
+std::string symbol_of(const KernelSpec& spec) { return std::string("tessera_") + spec.name; }
+
+std::string source_of(const KernelSpec& spec) {
+  const std::string name = spec.name, params = std::string("tessera::") + spec.params;
+  const std::string bounds = std::to_string(spec.threads) + ", " + std::to_string(spec.blocks_per_sm);
+  return "#include \"tessera/" + name + ".cuh\"\n\nextern \"C\" __global__ void __launch_bounds__(" + bounds + ")\n" +
+         symbol_of(spec) + "(const __grid_constant__ " + params + " p) {\n  tessera::" + name + "<" + spec.config +
+         ">(p);\n}\n";
+}
+
+}  // namespace tessera::cuda

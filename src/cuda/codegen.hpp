@@ -1,0 +1,36 @@
+// The source of one kernel: a few lines that name a template and its config.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "tessera/config.hpp"
+
+namespace tessera::cuda {
+
+// One kernel to be had: what its source says and what a launch of it needs.
+struct KernelSpec {
+  const char* name = "";    // "fwd_sm80": the header, the template, and after "tessera_" the symbol
+  const char* params = "";  // "FwdParams"
+  std::string config;       // the template's argument, config_text() of it
+  int32_t threads = 0, blocks_per_sm = 1;
+  int64_t smem_bytes = 0;  // dynamic
+};
+
+std::string symbol_of(const KernelSpec& spec);
+std::string source_of(const KernelSpec& spec);
+
+// "tessera::FwdConfig{.dtype = tessera::Dtype{1}, .head_dim = 64, ...}", for every config of tessera/config.hpp
+template <class Config>
+std::string config_text(const Config& config);
+
+// A config's fields as numbers: what a kernel is looked up by, free of the padding between the fields.
+struct ConfigValues {
+  std::array<int32_t, 40> value{};
+  int32_t count = 0;
+};
+template <class Config>
+ConfigValues config_values(const Config& config);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,120 @@
+// libcuda, opened when it is first needed: its types, as far as they are used here, and its functions. Building needs no
+// CUDA header. https://docs.nvidia.com/cuda/cuda-driver-api/
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tessera/tessera.h"
+
+namespace tessera::cuda {
+
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = unsigned long long;
+using CUcontext = struct CUctx_st*;
+using CUstream = struct CUstream_st*;
+using CUlibrary = struct CUlib_st*;
+using CUkernel = struct CUkern_st*;
+using CUfunction = struct CUfunc_st*;
+
+inline constexpr CUresult kCudaSuccess = 0;
+inline constexpr CUresult kCudaErrorNotInitialized = 3;
+inline constexpr CUresult kCudaErrorNoDevice = 100;
+
+enum CUdeviceAttribute : int {
+  kDeviceMultiprocessors = 16,
+  kDeviceL2Bytes = 38,
+  kDeviceCapabilityMajor = 75,
+  kDeviceCapabilityMinor = 76,
+  kDeviceSmemPerMultiprocessor = 81,
+  kDeviceSmemPerBlockOptin = 97,
+};
+
+enum CUpointerAttribute : int {
+  kPointerMemoryType = 2,
+  kPointerIsManaged = 8,
+  kPointerDeviceOrdinal = 9,
+};
+enum CUmemorytype : unsigned { kMemoryHost = 1, kMemoryDevice = 2 };
+
+enum CUfunctionAttribute : int {
+  kFunctionLocalBytes = 3,
+  kFunctionRegisters = 4,
+  kFunctionMaxDynamicSmemBytes = 8,
+};
+
+enum CUcaptureStatus : int { kCaptureNone = 0 };
+enum CUcaptureMode : int { kCaptureRelaxed = 2 };
+
+// The functions, by the driver's own names; all but cuLibrary... and cuKernel... (12.0) are older than what is asked for.
+struct Driver {
+  CUresult (*cuInit)(unsigned flags);
+  CUresult (*cuDriverGetVersion)(int* version);  // 1000 * major + 10 * minor
+  CUresult (*cuGetErrorName)(CUresult error, const char** name);
+  CUresult (*cuGetErrorString)(CUresult error, const char** text);
+
+  CUresult (*cuDeviceGetCount)(int* count);
+  CUresult (*cuDeviceGet)(CUdevice* device, int ordinal);
+  CUresult (*cuDeviceGetName)(char* name, int size, CUdevice device);
+  CUresult (*cuDeviceGetAttribute)(int* value, CUdeviceAttribute attribute, CUdevice device);
+  CUresult (*cuDevicePrimaryCtxRetain)(CUcontext* context, CUdevice device);
+
+  CUresult (*cuCtxGetCurrent)(CUcontext* context);
+  CUresult (*cuCtxGetDevice)(CUdevice* device);
+  CUresult (*cuCtxPushCurrent)(CUcontext context);
+  CUresult (*cuCtxPopCurrent)(CUcontext* context);
+
+  CUresult (*cuStreamGetCtx)(CUstream stream, CUcontext* context);
+  CUresult (*cuStreamIsCapturing)(CUstream stream, CUcaptureStatus* status);
+  CUresult (*cuStreamSynchronize)(CUstream stream);
+  CUresult (*cuThreadExchangeStreamCaptureMode)(CUcaptureMode* mode);
+
+  CUresult (*cuPointerGetAttributes)(unsigned count, CUpointerAttribute* attributes, void** values,
+                                     CUdeviceptr pointer);
+  CUresult (*cuMemcpyDtoHAsync)(void* host, CUdeviceptr device, size_t bytes, CUstream stream);
+  CUresult (*cuMemsetD8Async)(CUdeviceptr device, unsigned char value, size_t bytes, CUstream stream);
+
+  CUresult (*cuLibraryLoadData)(CUlibrary* library, const void* code, int* jit_options, void** jit_values,
+                                unsigned jit_count, int* options, void** values, unsigned count);
+  CUresult (*cuLibraryUnload)(CUlibrary library);
+  CUresult (*cuLibraryGetKernel)(CUkernel* kernel, CUlibrary library, const char* name);
+  CUresult (*cuKernelGetFunction)(CUfunction* function, CUkernel kernel);
+  CUresult (*cuKernelGetAttribute)(int* value, CUfunctionAttribute attribute, CUkernel kernel, CUdevice device);
+  CUresult (*cuKernelSetAttribute)(CUfunctionAttribute attribute, int value, CUkernel kernel, CUdevice device);
+  CUresult (*cuLaunchKernel)(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                             unsigned block_y, unsigned block_z, unsigned smem_bytes, CUstream stream, void** params,
+                             void** extra);
+
+  int version;  // 1000 * major + 10 * minor, as above
+  int devices;
+};
+
+// The driver, opened and initialised by the first call. UNSUPPORTED, with the reason, when this machine has none that
+// serves: no libcuda, one older than CUDA 12.0, no GPU; INTERNAL in the child of a process that had initialised it.
+// What failed is tried again by the next call, except that a library once opened stays.
+tessera_status open_driver(const Driver*& driver);
+
+// OK, or INTERNAL: "`what`: CUDA_ERROR_..., the driver's own words".
+tessera_status check(const Driver& driver, CUresult result, const char* what);
+
+// For a call whose context is set: makes it current, and what was current before current again at the end.
+class ContextScope {
+ public:
+  ContextScope() = default;
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+  // The stream's context; for the default stream the current one, if it is of GPU `ordinal`, else that GPU's primary
+  // context, which frameworks use. INVALID_ARGUMENT when the stream is another GPU's.
+  tessera_status enter(int32_t ordinal, void* stream);
+
+  const Driver& driver() const { return *driver_; }
+
+ private:
+  const Driver* driver_ = nullptr;
+  bool pushed_ = false;
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,258 @@
+#include "cuda/jit.hpp"
+
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "core/status.hpp"
+#include "cuda/nvrtc.hpp"
+#include "cuda/prepare.hpp"
+#include "cuda/sources.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+// Changed when a kernel's launch changes in a way that its source does not show.
+constexpr int64_t kKeyVersion = 1;
+
+// Over 100 KiB of text, the same for every kernel of this library.
+const Digest& headers_digest() {
+  static const Digest digest = [] {
+    Hasher hasher;
+    for (int i = 0; i < kNumKernelHeaders; ++i) {
+      hasher.text(kKernelHeaders[i].name);
+      hasher.text(kKernelHeaders[i].text);
+    }
+    return hasher.digest();
+  }();
+  return digest;
+}
+
+Digest content_of(const KernelSpec& spec, int32_t arch) {
+  Hasher hasher;
+  hasher.number(kKeyVersion);
+  hasher.text(headers_digest().hex());
+  hasher.text(source_of(spec));
+  hasher.text(arch_name(arch));
+  for (const std::string& option : compile_options()) hasher.text(option);
+  return hasher.digest();
+}
+
+Cache& prebuilt_cache() {
+  static Cache& cache = *new Cache(prebuilt_folder());
+  return cache;
+}
+
+bool load_prebuilt(const KernelSpec& spec, int32_t arch, Binary& binary) {
+  return prebuilt_cache().load({content_of(spec, arch), 0}, binary);
+}
+
+void set_origin(Origin* origin, Origin value) {
+  if (origin) *origin = value;
+}
+
+// ---- kernels in memory ----
+
+struct KernelKey {
+  const char* name;
+  int32_t ordinal;
+  ConfigValues config;
+
+  bool operator==(const KernelKey& other) const {
+    return ordinal == other.ordinal && config.count == other.config.count && config.value == other.config.value &&
+           std::strcmp(name, other.name) == 0;
+  }
+};
+
+struct KernelKeyHash {
+  size_t operator()(const KernelKey& key) const {
+    constexpr uint64_t kPrime = 0x100000001b3;  // FNV-1a, a number at a time
+    uint64_t hash = 0xcbf29ce484222325;
+    const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * kPrime; };
+    for (const char* c = key.name; *c; ++c) mix(static_cast<unsigned char>(*c));
+    mix(static_cast<uint32_t>(key.ordinal));
+    for (int32_t i = 0; i < key.config.count; ++i) mix(static_cast<uint32_t>(key.config.value[static_cast<size_t>(i)]));
+    return static_cast<size_t>(hash ^ (hash >> 32));
+  }
+};
+
+struct Slot {
+  std::mutex loading;
+  std::atomic<bool> ready{false};
+  Kernel kernel;
+};
+
+struct Kernels {
+  std::shared_mutex mutex;
+  std::unordered_map<KernelKey, std::unique_ptr<Slot>, KernelKeyHash> slots;
+
+  Slot& slot(const KernelKey& key) {
+    {
+      const std::shared_lock lock(mutex);
+      if (const auto found = slots.find(key); found != slots.end()) return *found->second;
+    }
+    const std::lock_guard lock(mutex);
+    std::unique_ptr<Slot>& slot = slots[key];
+    if (!slot) slot = std::make_unique<Slot>();
+    return *slot;
+  }
+};
+
+// Never destroyed: the driver may be gone before it.
+Kernels& kernels() {
+  static Kernels& it = *new Kernels;
+  return it;
+}
+
+// Loading allocates, which a capture on another stream of this thread would refuse.
+class CaptureRelaxed {
+ public:
+  explicit CaptureRelaxed(const Driver& driver) : driver_(driver) { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  ~CaptureRelaxed() { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  CaptureRelaxed(const CaptureRelaxed&) = delete;
+  CaptureRelaxed& operator=(const CaptureRelaxed&) = delete;
+
+ private:
+  const Driver& driver_;
+  CUcaptureMode mode_ = kCaptureRelaxed;
+};
+
+// Into the context that is current, so that no launch has to. The library stays as long as the process.
+tessera_status load(const Driver& cu, const KernelSpec& spec, const Binary& binary, const tessera_device& device,
+                    Kernel& kernel) {
+  const CaptureRelaxed relaxed(cu);
+  const std::string symbol = symbol_of(spec);
+  const auto failed = [&](CUresult result, const char* call) {
+    return check(cu, result, (symbol + ": " + call).c_str());
+  };
+  CUdevice gpu = 0;
+  TESSERA_RETURN_IF_ERROR(failed(cu.cuDeviceGet(&gpu, device.ordinal), "cuDeviceGet"));
+  CUlibrary library = nullptr;
+  TESSERA_RETURN_IF_ERROR(
+      failed(cu.cuLibraryLoadData(&library, binary.cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+             "cuLibraryLoadData"));
+  const auto prepare = [&]() -> tessera_status {
+    CUkernel handle = nullptr;
+    CUfunction function = nullptr;
+    TESSERA_RETURN_IF_ERROR(failed(cu.cuLibraryGetKernel(&handle, library, symbol.c_str()), "cuLibraryGetKernel"));
+    TESSERA_RETURN_IF_ERROR(
+        failed(cu.cuKernelSetAttribute(kFunctionMaxDynamicSmemBytes, static_cast<int>(spec.smem_bytes), handle, gpu),
+               "cuKernelSetAttribute"));
+    TESSERA_RETURN_IF_ERROR(failed(cu.cuKernelGetFunction(&function, handle), "cuKernelGetFunction"));
+    kernel = {handle, spec.name, spec.threads, spec.smem_bytes};
+    return ok();
+  };
+  const tessera_status status = prepare();
+  if (status.code != TESSERA_OK) cu.cuLibraryUnload(library);
+  return status;
+}
+
+tessera_status make_kernel(const KernelSpec& spec, const tessera_device& device, Kernel& kernel) {
+  if (spec.smem_bytes > device.smem_bytes) {
+    return unsupported("%s: needs %lld bytes of shared memory, GPU %d has %lld a block", spec.name,
+                       static_cast<long long>(spec.smem_bytes), device.ordinal,
+                       static_cast<long long>(device.smem_bytes));
+  }
+  ContextScope context;
+  TESSERA_RETURN_IF_ERROR(context.enter(device.ordinal, nullptr));
+  Binary binary;
+  // One that this driver does not take, being of a newer CUDA, is compiled here.
+  if (load_prebuilt(spec, device.arch, binary) &&
+      load(context.driver(), spec, binary, device, kernel).code == TESSERA_OK) {
+    return ok();
+  }
+  TESSERA_RETURN_IF_ERROR(build_binary(spec, device.arch, default_cache(), binary));
+  return load(context.driver(), spec, binary, device, kernel);
+}
+
+}  // namespace
+
+Cache& default_cache() {
+  static Cache& cache = *new Cache(Cache::default_folder());
+  return cache;
+}
+
+std::string prebuilt_folder() {
+  struct stat info;
+  for (const char* below : {"/tessera/aot", "/aot"}) {
+    const std::string folder = library_folder() + below;
+    if (stat(folder.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return folder;
+  }
+  return "";
+}
+
+tessera_status build_binary(const KernelSpec& spec, int32_t arch, Cache& cache, Binary& binary, Origin* origin,
+                            CacheKey* key_out) {
+  set_origin(origin, Origin::kCached);
+  CacheKey own;
+  CacheKey& key = key_out ? *key_out : own;
+  key = {content_of(spec, arch), 0};
+  CompilerInfo compiler;
+  const tessera_status found = find_compiler(compiler);
+  // Without a compiler, what any compiler has left there serves.
+  if (found.code == TESSERA_OK) key.compiler = compiler.version;
+  if (cache.load(key, binary)) return ok();
+  TESSERA_RETURN_IF_ERROR(found);
+  TESSERA_RETURN_IF_ERROR(open_compiler(compiler));
+  key.compiler = compiler.version;
+  bool compiled = false;
+  const auto compile = [&](Binary& out) {
+    out.config = spec.config;
+    return compile_kernel(source_of(spec), symbol_of(spec), arch, out);
+  };
+  TESSERA_RETURN_IF_ERROR(cache.get(key, compile, binary, &compiled));
+  if (compiled) set_origin(origin, Origin::kCompiled);
+  return ok();
+}
+
+tessera_status find_binary(const KernelSpec& spec, int32_t arch, Cache& cache, Binary& binary, Origin* origin) {
+  if (load_prebuilt(spec, arch, binary)) {
+    set_origin(origin, Origin::kPrebuilt);
+    return ok();
+  }
+  return build_binary(spec, arch, cache, binary, origin);
+}
+
+tessera_status find_kernel(const char* name, const ConfigValues& config, const tessera_device& device,
+                           const std::function<KernelSpec()>& make_spec, Kernel& out) {
+  Slot& slot = kernels().slot({name, device.ordinal, config});
+  if (!slot.ready.load(std::memory_order_acquire)) {
+    const std::lock_guard lock(slot.loading);
+    if (!slot.ready.load(std::memory_order_relaxed)) {
+      TESSERA_RETURN_IF_ERROR(make_kernel(make_spec(), device, slot.kernel));
+      slot.ready.store(true, std::memory_order_release);
+    }
+  }
+  out = slot.kernel;
+  return ok();
+}
+
+tessera_status launch(const Kernel& kernel, const tessera_device& device, unsigned grid_x, unsigned grid_y,
+                      unsigned grid_z, void* stream, const void* params, size_t params_bytes) {
+  if (grid_x == 0 || grid_y == 0 || grid_z == 0) return ok();
+  ContextScope context;
+  TESSERA_RETURN_IF_ERROR(context.enter(device.ordinal, stream));
+  // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
+  void* const tags[] = {reinterpret_cast<void*>(1), reinterpret_cast<void*>(2), nullptr};
+  void* extra[] = {tags[0], const_cast<void*>(params), tags[1], &params_bytes, tags[2]};
+  const CUresult result = context.driver().cuLaunchKernel(
+      reinterpret_cast<CUfunction>(kernel.handle), grid_x, grid_y, grid_z, static_cast<unsigned>(kernel.threads), 1, 1,
+      static_cast<unsigned>(kernel.smem_bytes), static_cast<CUstream>(stream), nullptr, extra);
+  return check(context.driver(), result, kernel.name);
+}
+
+tessera_status fill_zero(const tessera_device& device, void* pointer, size_t bytes, void* stream) {
+  if (bytes == 0 || PrepareScope::active()) return ok();
+  ContextScope context;
+  TESSERA_RETURN_IF_ERROR(context.enter(device.ordinal, stream));
+  const CUresult result =
+      context.driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(pointer), 0, bytes, static_cast<CUstream>(stream));
+  return check(context.driver(), result, "cuMemsetD8Async");
+}
+
+}  // namespace tessera::cuda

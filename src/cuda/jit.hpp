@@ -1,0 +1,62 @@
+// From a kernel's config to a kernel that can be launched: in memory, prebuilt beside the library, in the cache on disk,
+// or compiled now.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "cuda/cache.hpp"
+#include "cuda/codegen.hpp"
+#include "cuda/driver.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::cuda {
+
+struct Kernel {
+  CUkernel handle = nullptr;
+  const char* name = "";
+  int32_t threads = 0;
+  int64_t smem_bytes = 0;  // dynamic
+};
+
+// `name` is a literal. `make_spec` is called only when the kernel is not in memory; one thread then compiles and loads
+// it, others that want it wait, and what is captured into graphs meanwhile is not disturbed.
+tessera_status find_kernel(const char* name, const ConfigValues& config, const tessera_device& device,
+                           const std::function<KernelSpec()>& make_spec, Kernel& out);
+
+template <class Config>
+tessera_status find_kernel(const char* name, const Config& config, const tessera_device& device,
+                           KernelSpec (*make_spec)(const Config&), Kernel& out) {
+  return find_kernel(
+      name, config_values(config), device, [&config, make_spec] { return make_spec(config); }, out);
+}
+
+// Puts one launch into the stream, in the stream's context. `params`: the kernel's one argument.
+tessera_status launch(const Kernel& kernel, const tessera_device& device, unsigned grid_x, unsigned grid_y,
+                      unsigned grid_z, void* stream, const void* params, size_t params_bytes);
+
+// Puts zeroes into the stream.
+tessera_status fill_zero(const tessera_device& device, void* pointer, size_t bytes, void* stream);
+
+// ---- without a GPU ----
+
+enum class Origin { kPrebuilt, kCached, kCompiled };
+
+// A kernel compiled for an architecture: prebuilt, from `cache`, or compiled now and put there. `origin`, if wanted,
+// tells which.
+tessera_status find_binary(const KernelSpec& spec, int32_t arch, Cache& cache, Binary& binary,
+                           Origin* origin = nullptr);
+
+// Into `cache`, whatever is prebuilt. `key`, if wanted: under which it lies there.
+tessera_status build_binary(const KernelSpec& spec, int32_t arch, Cache& cache, Binary& binary,
+                            Origin* origin = nullptr, CacheKey* key = nullptr);
+
+// The cache of this process, in Cache::default_folder().
+Cache& default_cache();
+
+// Where prebuilt kernels lie: tessera/aot beside the library, or aot in a wheel; "" when there are none.
+std::string prebuilt_folder();
+
+}  // namespace tessera::cuda

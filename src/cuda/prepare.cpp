@@ -1,0 +1,35 @@
+#include "cuda/prepare.hpp"
+
+#include "cuda/driver.hpp"
+#include "cuda/jit.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+thread_local bool preparing = false;
+
+}  // namespace
+
+PrepareScope::PrepareScope() { preparing = true; }
+
+PrepareScope::~PrepareScope() { preparing = false; }
+
+bool PrepareScope::active() { return preparing; }
+
+bool is_here(const tessera_device& device) {
+  const Driver* driver = nullptr;
+  if (open_driver(driver).code != TESSERA_OK || device.ordinal >= driver->devices) return false;
+  CUdevice gpu = 0;
+  int major = 0, minor = 0;
+  return driver->cuDeviceGet(&gpu, device.ordinal) == kCudaSuccess &&
+         driver->cuDeviceGetAttribute(&major, kDeviceCapabilityMajor, gpu) == kCudaSuccess &&
+         driver->cuDeviceGetAttribute(&minor, kDeviceCapabilityMinor, gpu) == kCudaSuccess &&
+         10 * major + minor == device.arch;
+}
+
+tessera_status prepare_binary(const KernelSpec& spec, const tessera_device& device) {
+  Binary binary;
+  return find_binary(spec, device.arch, default_cache(), binary);
+}
+
+}  // namespace tessera::cuda
