@@ -111,9 +111,7 @@ int32_t to_dtype(const nb::dlpack::dtype& dtype) {
   }
 }
 
-// DLPack's numbers. Pinned host memory is the CPU's too, and managed memory is the GPU's.
-enum DeviceType { kCpu = 1, kCuda = 2, kCudaHost = 3, kRocm = 10, kRocmHost = 11, kCudaManaged = 13 };
-
+// Pinned host memory is the CPU's too, and managed memory is the GPU's.
 Place place_of(const dltensor& tensor) {
   const auto [type, id] = tensor.device;
   if (type == kCpu || type == kCudaHost || type == kRocmHost) return {};
@@ -220,10 +218,6 @@ std::string name_of(const Place& place) {
 
 void CommonPlace::join(const char* name, const Place& place) {
   if (!first_) {
-    if (place.device_type != kCpu) {
-      throw Error(std::string(name) + ": on device " + name_of(place) +
-                  ", Tessera was built without a CUDA backend: accepted: CPU");
-    }
     first_ = name;
     place_ = place;
   } else if (place.device_type != place_.device_type || place.device_id != place_.device_id) {

@@ -14,9 +14,10 @@ namespace tessera::python {
 enum class Access { kRead, kWrite };
 
 // Where an array's memory is, in DLPack's numbers, and the order in which work on it is queued.
+enum DeviceType : int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3, kRocm = 10, kRocmHost = 11, kCudaManaged = 13 };
 struct Place {
-  int32_t device_type = 1, device_id = 0;  // the CPU
-  void* stream = nullptr;                  // CUDA: the producer's current stream; null: the default stream
+  int32_t device_type = kCpu, device_id = 0;
+  void* stream = nullptr;  // CUDA: the producer's current stream; null: the default stream
 };
 std::string name_of(const Place& place);  // "cpu", "cuda:0"
 
@@ -30,9 +31,10 @@ struct Array {
 // The one place where all arrays of a call are: that of the first.
 class CommonPlace {
  public:
-  // Throws Error where Tessera has no backend for `place`, or where another array is elsewhere.
+  // Throws Error where another array is elsewhere.
   void join(const char* name, const Place& place);
   const Place& place() const { return place_; }
+  const char* first() const { return first_; }  // the name of the first; null: there is none
 
  private:
   const char* first_ = nullptr;

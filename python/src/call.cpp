@@ -21,6 +21,8 @@ class PlanCache {
     // Most recent first. Problems differ within the first hundred bytes, as a rule, so this is quick.
     const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const auto& entry) {
       return entry->kernel == call.kernel && entry->threads == call.threads &&
+             entry->place.device_type == call.place.place().device_type &&
+             entry->place.device_id == call.place.place().device_id &&
              std::memcmp(&entry->problem, &call.problem, sizeof call.problem) == 0;
     });
     if (found != entries_.end()) {
@@ -31,7 +33,8 @@ class PlanCache {
     std::memcpy(&entry->problem, &call.problem, sizeof call.problem);
     entry->kernel = call.kernel;
     entry->threads = call.threads;
-    tessera_device where = device();
+    entry->place = call.place.place();
+    tessera_device where = device_at(entry->place, call.place.first() ? call.place.first() : "q");
     where.kernel = call.kernel;
     if (call.threads > 0) where.threads = call.threads;
     check(tessera_make_plan(&call.problem, &where, &entry->plan));
@@ -45,6 +48,7 @@ class PlanCache {
   struct Entry {
     tessera_problem problem;
     int32_t kernel, threads;
+    Place place;
     tessera_plan plan;
   };
   std::vector<std::unique_ptr<Entry>> entries_;
@@ -79,7 +83,7 @@ thread_local Workspace workspace;
 
 }  // namespace
 
-const tessera_device& device() {
+const tessera_device& cpu() {
   static std::mutex mutex;
   static bool known = false;
   static tessera_device found;
@@ -91,12 +95,48 @@ const tessera_device& device() {
   return found;
 }
 
+tessera_device device_at(const Place& place, const std::string& what) {
+  const std::string refusal = what + ": on device " + name_of(place) + ", accepted the CPU: ";
+  if (place.device_type == kCpu) return cpu();
+  if (place.device_type != kCuda) throw Error(refusal + "Tessera has no backend for this device");
+  tessera_device found;
+  const tessera_status status = tessera_device_cuda(place.device_id, &found);
+  if (status.code != TESSERA_OK) throw Error(refusal + status.message);
+  return found;
+}
+
 const tessera_plan& plan_of(const Call& call) { return plans.find_or_make(call); }
+
+namespace {
+
+using Run = decltype(&tessera_forward);
+
+void execute_cuda(const Call& call, const tessera_plan& plan, Run run) {
+  const size_t bytes = tessera_workspace_bytes(&plan);
+  Array memory;  // given back when the kernels are in the stream: whoever takes it next comes later there
+  nb::object owner;
+  if (bytes > 0) {
+    if (!call.allocate.is_valid()) throw Error("workspace: absent, accepted a function that allocates it on the GPU");
+    owner = call.allocate((bytes + sizeof(float) - 1) / sizeof(float));
+    memory = import_array("workspace", owner, Access::kWrite, "float32");
+  }
+  tessera_executor executor{};
+  executor.stream = call.place.place().stream;
+  tessera_status status;
+  {
+    const nb::gil_scoped_release release;
+    status = run(&plan, &call.buffers, memory.data, bytes, &executor);
+  }
+  check(status);
+}
+
+}  // namespace
 
 void execute(const Call& call) {
   const tessera_plan& plan = plan_of(call);
+  const Run run = call.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;
+  if (plan.device.backend == TESSERA_BACKEND_CUDA) return execute_cuda(call, plan, run);
   void* memory = workspace.at_least(tessera_workspace_bytes(&plan));
-  const auto run = call.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;
   const tessera_executor* executor = call.openmp ? openmp_executor() : nullptr;
   tessera_status status;
   {

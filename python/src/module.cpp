@@ -3,7 +3,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <charconv>
 #include <string>
+#include <system_error>
 
 #include "array.hpp"
 #include "call.hpp"
@@ -115,6 +118,9 @@ void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle 
   const auto import = [&place](const char* name, nb::handle source, Access access, const char* accepted_dtypes) {
     Array array = import_array(name, source, access, accepted_dtypes);
     place.join(name, array.place);
+    if (array.place.device_type != kCpu) {
+      throw Error(std::string(name) + ": on device " + name_of(array.place) + ", accepted the CPU");
+    }
     return array;
   };
   const Array from = import("o_parts", o_parts, Access::kRead, kFloating);
@@ -131,10 +137,30 @@ void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle 
   check(status);
 }
 
-nb::dict device_as_dict() {
-  const tessera_device& here = device();
+Place place_named(const std::string& name) {
+  if (name == "cpu") return {};
+  const std::string cuda = "cuda:", ordinal = name == "cuda" ? "0" : name.substr(std::min(name.size(), cuda.size()));
+  int32_t id = -1;
+  const auto [end, error] = std::from_chars(ordinal.data(), ordinal.data() + ordinal.size(), id);
+  const bool is_number = error == std::errc() && end == ordinal.data() + ordinal.size() && id >= 0;
+  if ((name != "cuda" && name.rfind(cuda, 0) != 0) || !is_number) {
+    throw Error("name: \"" + name.substr(0, 80) + "\", accepted \"cpu\", \"cuda\" or \"cuda:<number>\"");
+  }
+  return {kCuda, id};
+}
+
+nb::dict device_as_dict(const std::string& name) {
+  const tessera_device here = device_at(place_named(name), "name");
   nb::dict dict;
   dict["name"] = here.name;
+  if (here.backend == TESSERA_BACKEND_CUDA) {
+    dict["ordinal"] = here.ordinal;
+    dict["arch"] = here.arch;
+    dict["cores"] = here.cores;
+    dict["l2_bytes"] = here.l2_bytes;
+    dict["smem_bytes"] = here.smem_bytes;
+    return dict;
+  }
   dict["isa"] = tessera_isa_name(here.isa);
   dict["isa_limit"] = tessera_isa_name(here.isa_limit);
   dict["cores"] = here.cores;
@@ -163,7 +189,6 @@ NB_MODULE(_core, m) {
   m.def("plan_json", &plan<tessera_plan_json>, "direction"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
         "o"_a.none() = none, "lse"_a.none() = none, "options"_a);
   m.def("combine", &combine, "o_parts"_a, "lse_parts"_a, "o"_a.none(), "lse"_a.none() = none);
-  m.def("device", &device_as_dict);
+  m.def("device", &device_as_dict, "name"_a = "cpu");
   m.attr("version") = tessera_version();
-  m.attr("backends") = nb::make_tuple("cpu");
 }

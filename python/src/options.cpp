@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "call.hpp"
 #include "error.hpp"
 
 namespace nb = nanobind;
@@ -71,6 +72,8 @@ void set_tensor(Call& call, const TensorRow& row, nb::handle value) {
   const bool written = (row.written == Written::kForward && call.problem.direction == TESSERA_FORWARD) ||
                        (row.written == Written::kBackward && call.problem.direction == TESSERA_BACKWARD);
   Array array = import_array(row.name, value, written ? Access::kWrite : Access::kRead, row.dtypes);
+  // Where nothing computes, no other complaint matters.
+  if (!call.place.first() && array.place.device_type != kCpu) device_at(array.place, row.name);
   call.place.join(row.name, array.place);
   call.problem.*row.layout = array.layout;
   row.set_data(call.buffers, array.data);
@@ -171,6 +174,7 @@ constexpr ValueRow kValues[] = {
        }
        call.threads = static_cast<int32_t>(threads);
      }},
+    {"workspace", [](const char*, Call& call, nb::handle value) { call.allocate = nb::borrow(value); }},
     {"openmp",
      [](const char* name, Call& call, nb::handle value) { call.openmp = convert<bool>(name, value, "True or False"); }},
 };

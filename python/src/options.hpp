@@ -24,6 +24,7 @@ struct Call {
   int32_t threads = 0;  // 0 = the device's
   bool openmp = false;  // on the process's OpenMP threads, where it has them
   CommonPlace place;
+  nanobind::object allocate;  // GPU: (number of float32 elements) -> an array of them, for the workspace
 
   std::array<nanobind::ndarray<nanobind::ro>, kMaxTensors> owners;
 };

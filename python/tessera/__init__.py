@@ -10,17 +10,7 @@ Arrays of any framework on the CPU, crossing by DLPack or the buffer protocol, n
 """
 
 from tessera._attention import Gradients, attention, attention_backward, combine, plan
-from tessera._core import Error, backends, device
+from tessera._core import Error, device
 from tessera._core import version as __version__
 
-__all__ = [
-    "Error",
-    "Gradients",
-    "__version__",
-    "attention",
-    "attention_backward",
-    "backends",
-    "combine",
-    "device",
-    "plan",
-]
+__all__ = ["Error", "Gradients", "__version__", "attention", "attention_backward", "combine", "device", "plan"]

@@ -86,6 +86,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
         lse = like.empty(shape[:-3] + (shape[-2], shape[-3]), like.float32) if return_lse else None
     except (AttributeError, IndexError, TypeError):
         o = lse = None  # the library says what is wrong
+    if like.workspace is not None:
+        options["workspace"] = like.workspace
     _core.forward(q, k, v, o, lse, **options)
     if like.finish is not None:
         o, lse = like.finish(o), like.finish(lse) if return_lse else None
@@ -131,6 +133,8 @@ def attention_backward(
         outputs = [like.empty(twin.shape, twin.dtype) for twin in (q, k, v)]
     except (AttributeError, TypeError):
         outputs = [None, None, None]
+    if like.workspace is not None:
+        options["workspace"] = like.workspace
     _core.backward(q, k, v, o, lse, d_o, *outputs, d_lse=d_lse, **options)
     outputs += [d_bias if grad_bias else None, d_sink if grad_sink else None]
     if like.finish is not None:

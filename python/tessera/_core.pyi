@@ -7,7 +7,6 @@ from typing_extensions import Unpack
 from tessera._options import Options
 
 version: str
-backends: tuple[str, ...]  # PyTorch's names of the devices that this build computes on
 
 class Error(ValueError):
     """A wrong argument, in one line: its name, what was given, what is accepted."""
@@ -47,6 +46,9 @@ def plan_json(
 def combine(o_parts: Any, lse_parts: Any, o: Any, lse: Any = None) -> None:
     """Writes o, and lse where it is given."""
 
-def device() -> dict[str, Any]:
+def device(name: str = "cpu") -> dict[str, Any]:
     """This machine's CPU: name, isa, isa_limit, cores, threads, l1_bytes, l2_bytes. TESSERA_ISA and
-    TESSERA_NUM_THREADS count as they stood at the first call."""
+    TESSERA_NUM_THREADS count as they stood at the first call.
+
+    "cuda" or "cuda:<number>": that GPU: name, ordinal, arch (10 * major + minor), cores (multiprocessors), l2_bytes,
+    smem_bytes. Error where Tessera cannot compute on it: the message says why."""

@@ -20,6 +20,7 @@ class Framework(NamedTuple):
     float32: Any
     finish: Callable[[Any], Any] | None = None  # what was written -> the framework's own array
     attention: Callable[..., Any] | None = None  # the framework's own entry, which knows of its gradients
+    workspace: Callable[[int], Any] | None = None  # that many elements of float32 where q is, for what is not on the CPU
 
 
 def framework_of(q: Any) -> Framework:
@@ -50,7 +51,8 @@ def _torch(device: Any) -> Framework:
     def empty(shape: Any, dtype: Any) -> Any:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
-    return Framework(empty, torch.float32, attention=tessera.torch.attention)
+    workspace = None if device.type == "cpu" else lambda elements: empty((elements,), torch.float32)
+    return Framework(empty, torch.float32, attention=tessera.torch.attention, workspace=workspace)
 
 
 @cache
@@ -66,7 +68,7 @@ def _array_api(namespace: Any, device: Any) -> Framework:
     def empty(shape: Any, dtype: Any) -> Any:
         return namespace.empty(tuple(shape), dtype=dtype, device=device)
 
-    return Framework(empty, namespace.float32)
+    return Framework(empty, namespace.float32, workspace=lambda elements: empty((elements,), namespace.float32))
 
 
 def _empty_like_any(shape: Any, dtype: Any) -> Any:

@@ -75,10 +75,12 @@ def device(request):
 
     torch = pytest.importorskip("torch")
     if request.param == "cuda":
-        if "cuda" not in tessera.backends:
-            pytest.skip("Tessera was built without a CUDA backend")
         if not torch.cuda.is_available():
-            pytest.skip("no GPU")
+            pytest.skip("PyTorch sees no GPU")
+        try:
+            tessera.device("cuda")
+        except tessera.Error as refusal:
+            pytest.skip(str(refusal))
     # As a default, the CPU would cost each call of PyTorch's some microseconds.
     with contextlib.nullcontext() if request.param == "cpu" else torch.device(request.param):
         yield request.param

@@ -309,8 +309,8 @@ def test_plan(problem):
 
 
 def test_device():
-    assert "cpu" in tessera.backends
     device = tessera.device()
+    assert device == tessera.device("cpu")
     assert device["cores"] >= 1 and device["threads"] >= 1 and device["isa"]
 
 
@@ -459,13 +459,20 @@ class StandardArray(Producer):
 
 
 @pytest.mark.parametrize("kind", [2, 13], ids=["cuda", "cuda managed"])
-def test_a_cuda_array(problem, kind):
-    q = Producer(problem.q, kind, 1)
-    refusal = "^q: on device cuda:1, Tessera was built without a CUDA backend: accepted: CPU$"
-    with pytest.raises(tessera.Error, match=refusal):
-        tessera.attention(q, problem.k, problem.v)
+def test_a_cuda_array_where_there_is_no_such_gpu(problem, kind):
+    q, k, v = (Producer(x, kind, 99) for x in problem.arrays)
+    with pytest.raises(tessera.Error, match="^q: on device cuda:99, accepted the CPU: .*GPU 99"):
+        tessera.attention(q, k, v)
     # DLPack's None and 1: its work comes before that of CUDA's default stream. -1 would be no order at all.
     assert set(q.asked) <= {None, 1}
+
+
+def test_devices_by_name():
+    with pytest.raises(tessera.Error, match="^name: on device cuda:99, accepted the CPU: "):
+        tessera.device("cuda:99")
+    for name in ("", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1 ", "cuda99"):
+        with pytest.raises(tessera.Error, match='^name: ".*", accepted "cpu"'):
+            tessera.device(name)
 
 
 def test_host_memory_of_a_gpu(problem):

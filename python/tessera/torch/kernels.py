@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Optional, Tuple
 
 import torch
@@ -32,7 +33,7 @@ def _empty_twin(tensor: Tensor) -> Tensor:
 
 
 def _options(
-    bias, sink, mask, block_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, dropout_state,
+    q, bias, sink, mask, block_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, dropout_state,
     scale, causal, top_left, window_left, window_right, softcap, mask_block_q, mask_block_k, dropout_p, max_seqlen_q,
     max_seqlen_k, deterministic, batch_invariant, kernel, threads,
 ):  # fmt: skip
@@ -76,6 +77,9 @@ def _options(
         options["batch_invariant"] = True
     if kernel != "auto":
         options["kernel"] = kernel
+    if q.is_cuda:
+        options["workspace"] = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
+        return options
     options["threads"] = threads = threads or torch.get_num_threads()
     if threads > 1:
         options["openmp"] = True  # PyTorch's own threads, which spin for a while after each of its operators
@@ -98,7 +102,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *options, want_lse: bool = True) ->
     o_shape, lse_shape = output_shapes(q, v)
     o = _empty_twin(q) if o_shape == q.shape else q.new_empty(o_shape)
     lse = q.new_empty(lse_shape, dtype=torch.float32) if want_lse else None
-    _core.forward(rows(q), rows(k), rows(v), o, lse, **_options(*options))
+    _core.forward(rows(q), rows(k), rows(v), o, lse, **_options(q, *options))
     return o, lse
 
 
@@ -107,7 +111,7 @@ def backward(
     want_d_bias: bool, want_d_sink: bool, *options,
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
     """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, None where they are not wanted."""
-    named = _options(*options)
+    named = _options(q, *options)
     if d_lse is not None:
         named["d_lse"] = _plain(d_lse)
     d_bias = d_sink = None
