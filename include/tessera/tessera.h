@@ -226,6 +226,11 @@ TESSERA_API size_t tessera_workspace_bytes(const tessera_plan* plan);
 
 /* ---- execution ---------------------------------------------------------------------------------------------- */
 
+/* CUDA: compiles or loads every kernel that the plan needs, which its first call would otherwise do. The device need not
+ * be this machine's: its kernels are then compiled into the cache on disk. UNSUPPORTED when NVRTC is wanted and not there.
+ * CPU: nothing. */
+TESSERA_API tessera_status tessera_prepare(const tessera_plan* plan);
+
 /* Data pointers, one for each tensor that the problem describes; the others are ignored. */
 typedef struct tessera_buffers {
   const void *q, *k, *v;

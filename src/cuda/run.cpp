@@ -1,5 +1,4 @@
 // What is done with a plan as a whole.
-#include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/prepare.hpp"
 
