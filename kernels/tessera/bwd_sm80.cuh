@@ -259,7 +259,7 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
       const int64 row = static_cast<int64>(s.q_begin) + row0;
       load_rows<kCfg>(shared.sQ[stage], p.q, batch, head, row, count, p.head_dim);
       load_rows<kCfg>(shared.sdO[stage], p.d_o, batch, head, row, count, p.head_dim_v);
-      const int64 stats = (static_cast<int64>(head) * p.q_slots + slot0 + tile) * kBlockM;
+      const int64 stats = static_cast<int64>(head * p.q_slots + slot0 + tile) * kBlockM;
       const int thread = static_cast<int>(threadIdx.x), at = thread % (kBlockM / 4) * 4;  // 16 bytes a thread
       if (thread < kBlockM / 4) {
         ptx::cp_async_cg_16(shared_address(shared.row_lse_log2[stage] + at), p.row_lse_log2 + stats + at, 16);
@@ -337,7 +337,7 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
     float rdQ[Warps::kQM][Warps::kQN][4];
     clear(rdQ);
     product_atb(rdQ, shared.sScores[0], group * (Warps::kQM * 16), shared.sK, columns * (Warps::kQN * 8));
-    const int64 slot = static_cast<int64>(head) * p.q_slots + slot0 + tile;
+    const int slot = head * p.q_slots + slot0 + tile;
     if constexpr (kCfg.deterministic) {
       const int turn = key0 / kBlockN - visible.some.low / kBlockN;  // blocks that see this tile before me
       if (threadIdx.x == 0) {
@@ -346,7 +346,7 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
       }
       __syncthreads();
     }
-    float* gdQ = p.acc_dq + slot * (kBlockM * kCfg.head_dim);
+    float* gdQ = p.acc_dq + static_cast<int64>(slot) * (kBlockM * kCfg.head_dim);
 #pragma unroll
     for (int m = 0; m < Warps::kQM; ++m)
 #pragma unroll

@@ -37,7 +37,7 @@ constexpr BwdTile kTiles[] = {
     {false, 512, 16, 16, 8, 1, 1},
     // float32: three products of TF32 each. Registers hold the two halves of a fragment.
     {true, 64, 32, 64, 4, 2, 1},
-    {true, 128, 32, 64, 4, 2, 1},
+    {true, 128, 32, 64, 8, 2, 1},
     {true, 256, 32, 32, 8, 2, 1},
     {true, 512, 16, 16, 8, 2, 1},
     {true, 128, 16, 32, 4, 2, 1},
