@@ -1,0 +1,151 @@
+// Finding NVRTC, its words about a kernel, and the way from a config to a cubin. What needs NVRTC is skipped where there
+// is none; nothing needs a GPU.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "cuda/codegen.hpp"
+#include "cuda/jit.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/nvrtc.hpp"
+#include "cuda/sources.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+class CudaCompiler : public testing::Test {
+ protected:
+  void SetUp() override {
+    const tessera_status status = open_compiler(compiler);
+    if (status.code != TESSERA_OK) GTEST_SKIP() << status.message;
+    std::string pattern = fs::temp_directory_path() / "tessera-nvrtc-XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder = pattern;
+  }
+  void TearDown() override {
+    if (!folder.empty()) fs::remove_all(folder);
+  }
+
+  CompilerInfo compiler;
+  fs::path folder;
+};
+
+constexpr CombineConfig kConfig{Dtype::kFloat16};
+
+TEST(CudaCodegen, NamesTheTemplateAndItsConfig) {
+  const KernelSpec spec{"combine", "CombineParams", config_text(kConfig), 128, 1, 0};
+  const std::string source = source_of(spec);
+  EXPECT_PRED2(contains, source, "#include \"tessera/combine.cuh\"");
+  EXPECT_PRED2(contains, source,
+               "__launch_bounds__(128, 1)\ntessera_combine(const __grid_constant__ tessera::CombineParams p)");
+  EXPECT_PRED2(contains, source, "tessera::combine<tessera::CombineConfig{.dtype = tessera::Dtype{1}}>(p);");
+}
+
+TEST(CudaCodegen, EveryFieldIsPartOfTheKey) {
+  FwdConfig config{};
+  const ConfigValues before = config_values(config);
+  config.score.dropout = true;
+  const ConfigValues after = config_values(config);
+  EXPECT_EQ(before.count, after.count);
+  EXPECT_NE(before.value, after.value);
+  EXPECT_PRED2(contains, config_text(config), ".dropout = true");
+}
+
+TEST(CudaSources, EmbedTheKernels) {
+  bool found = false;
+  for (int i = 0; i < kNumKernelHeaders; ++i) {
+    if (std::string(kKernelHeaders[i].name) != "tessera/combine.cuh") continue;
+    found = true;
+    EXPECT_PRED2(contains, kKernelHeaders[i].text, "combine");
+  }
+  EXPECT_TRUE(found);
+}
+
+TEST(CudaPtxasLog, IsRead) {
+  const std::string log =
+      "ptxas info    : 0 bytes gmem\n"
+      "ptxas info    : Compiling entry function 'other' for 'sm_90a'\n"
+      "ptxas info    : Used 255 registers, used 0 barriers\n"
+      "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ...\n"
+      "ptxas info    : Compiling entry function 'mine' for 'sm_90a'\n"
+      "ptxas info    : Function properties for mine\n"
+      "ptxas         .     256 bytes stack frame, 12 bytes spill stores, 20 bytes spill loads\n"
+      "ptxas info    : Used 80 registers, used 1 barriers, 256 bytes cumulative stack size\n";
+  Binary binary;
+  ASSERT_TRUE(read_ptxas_log(log, "mine", binary));
+  EXPECT_EQ(binary.registers, 80);
+  EXPECT_EQ(binary.stack_bytes, 256);
+  EXPECT_EQ(binary.spill_bytes, 32);
+  EXPECT_EQ(binary.wgmma_serialized, 1);
+  EXPECT_FALSE(read_ptxas_log(log, "absent", binary));
+}
+
+// Runs first of those that need it, so that the found one is not yet kept: it says what is wrong and where it looked.
+TEST(CudaCompilerSearch, SaysWhatWasWrong) {
+  const char* given = std::getenv("TESSERA_NVRTC");
+  const std::string before = given ? given : "";
+  setenv("TESSERA_NVRTC", "/nowhere/libnvrtc.so", 1);
+  CompilerInfo info;
+  const tessera_status status = find_compiler(info);
+  given ? setenv("TESSERA_NVRTC", before.c_str(), 1) : unsetenv("TESSERA_NVRTC");
+  if (status.code == TESSERA_OK) GTEST_SKIP() << "found before by another test of this process";
+  EXPECT_EQ(status.code, TESSERA_UNSUPPORTED);
+  EXPECT_PRED2(contains, status.message, "TESSERA_NVRTC: /nowhere/libnvrtc.so, accepted");
+  EXPECT_EQ(std::string(status.message).find('\n'), std::string::npos);
+}
+
+TEST_F(CudaCompiler, IsWhatItsFilesName) {
+  EXPECT_GE(compiler.version, 12080);
+  EXPECT_TRUE(fs::exists(compiler.path)) << compiler.path;
+}
+
+TEST_F(CudaCompiler, CompilesOnceAndFindsItAgain) {
+  Cache cache(folder);
+  const KernelSpec spec = spec_of(kConfig);
+  Binary compiled, cached;
+  Origin origin{};
+  tessera_status status = build_binary(spec, 90, cache, compiled, &origin);
+  ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+  EXPECT_EQ(origin, Origin::kCompiled);
+  EXPECT_EQ(compiled.cubin.substr(1, 3), "ELF");
+  EXPECT_EQ(compiled.symbol, "tessera_combine");
+  EXPECT_GT(compiled.registers, 0);
+
+  Cache again(folder);
+  const auto begin = std::chrono::steady_clock::now();
+  status = build_binary(spec, 90, again, cached, &origin);
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+  EXPECT_EQ(origin, Origin::kCached);
+  EXPECT_EQ(cached.cubin, compiled.cubin);
+  EXPECT_LT(took.count(), 5) << "ms";
+
+  status = build_binary(spec, 80, again, cached, &origin);
+  ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+  EXPECT_EQ(origin, Origin::kCompiled) << "another architecture";
+  EXPECT_NE(cached.cubin, compiled.cubin);
+}
+
+TEST_F(CudaCompiler, ErrorsAreOneLine) {
+  Binary binary;
+  std::string log;
+  tessera_status status = compile_kernel("extern \"C\" __global__ void k() { not a program }", "k", 80, binary, &log);
+  EXPECT_EQ(status.code, TESSERA_INTERNAL);
+  EXPECT_PRED2(contains, status.message, "cannot compile k for sm_80");
+  EXPECT_PRED2(contains, status.message, "error");
+  EXPECT_EQ(std::string(status.message).find('\n'), std::string::npos);
+  EXPECT_PRED2(contains, log, "k.cu(1)");
+  status = compile_kernel("extern \"C\" __global__ void k() {}", "k", 999, binary);
+  EXPECT_EQ(status.code, TESSERA_UNSUPPORTED);
+  EXPECT_PRED2(contains, status.message, "does not compile for sm_999");
+}
+
+}  // namespace
+}  // namespace tessera::cuda
