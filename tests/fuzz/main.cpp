@@ -24,8 +24,10 @@ CheckOptions options_for(const std::vector<Place>& all, uint64_t index) {
   return options;
 }
 
-int report(const Case& failing, const CheckOptions& options) {
-  std::printf("FAILED: %s\nsimplifying ...\n", to_text(failing).c_str());
+int report(const Case& failing, const std::vector<std::string>& failures, const CheckOptions& options) {
+  std::printf("FAILED: %s\n", to_text(failing).c_str());
+  for (const std::string& failure : failures) std::printf("%s\n", failure.c_str());
+  std::printf("simplifying ...\n");
   std::fflush(stdout);
   const Case simple = shrink(failing, [&](const Case& c) { return !check_case(c, options).empty(); });
   for (const std::string& failure : check_case(simple, options)) std::printf("%s\n", failure.c_str());
@@ -69,7 +71,8 @@ int main(int argc, char** argv) {
   for (; (count == 0 || index < count) && (seconds == 0 || elapsed(start) < seconds); ++index) {
     const Case c = draw_case(seed, index);
     const CheckOptions options = options_for(*places, index);
-    if (!check_case(c, options).empty()) return report(c, options);
+    const std::vector<std::string> failures = check_case(c, options);
+    if (!failures.empty()) return report(c, failures, options);
     if (elapsed(last_report) < kReportEverySeconds) continue;
     std::printf("%llu cases passed in %.0f s\n", static_cast<unsigned long long>(index + 1), elapsed(start));
     std::fflush(stdout);

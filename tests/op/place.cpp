@@ -49,12 +49,14 @@ const std::string& gpu_missing() { return found_gpu().missing; }
 const tessera_device& gpu_device() { return found_gpu().device; }
 
 tessera_device imagined_gpu(int32_t arch) {
+  constexpr int64_t kKiB = 1024;
+  const bool small = arch == 86 || arch == 89 || arch == 120;
   tessera_device device{};
   device.backend = TESSERA_BACKEND_CUDA;
   device.arch = arch;
   device.cores = 132;
   device.threads = 1;
-  device.smem_bytes = 232448;
+  device.smem_bytes = (small ? 99 : arch == 80 ? 163 : 227) * kKiB;  // CUDA C++ Programming Guide, compute capabilities
   std::snprintf(device.name, sizeof device.name, "imagined GPU");
   return device;
 }

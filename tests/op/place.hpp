@@ -33,7 +33,7 @@ const std::string& gpu_missing();
 // The first GPU, which must be there.
 const tessera_device& gpu_device();
 
-// A GPU as plain data: an H200. Plans are made for it, and kernels compiled, on a machine that has none.
+// A GPU of an architecture as plain data. Plans are made for it, and kernels compiled, on a machine that has none.
 tessera_device imagined_gpu(int32_t arch);
 
 // The places of a backend, "cpu", "cuda" or "all" ("": what TESSERA_TEST_BACKEND says, else "cpu"); nothing, and why,

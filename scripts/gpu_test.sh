@@ -1,0 +1,200 @@
+#!/usr/bin/env bash
+# Proves the CUDA backend on a machine with a GPU: one summary line a suite, the logs beside each other in $OUT, else in
+# build/gpu/logs. Ends in under ten minutes whatever hangs. Exit status 0: nothing failed.
+#
+#   scripts/gpu_test.sh [--prebuilt DIR] [--fuzz N] [SUITE ...]     all suites unless some are named
+#   scripts/gpu_test.sh --bundle DIR                                build what --prebuilt takes, for another machine
+#
+# Suites: prepare (compile all kernels into the cache), unit, table, invariance, cuda (pointers, streams, graphs, 64-bit
+# offsets), fuzz, memcheck, racecheck, initcheck, synccheck (compute-sanitizer), python.
+#
+# To build takes CMake, Ninja and GoogleTest, CLI11, nlohmann-json; a machine without these runs a bundle: programs with
+# the library and the C++ run time linked in.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+build=build/gpu
+programs=$build/tests
+logs=${OUT:-$build/logs}
+fuzz_cases=400
+bundle=
+prebuilt=
+suites=()
+all_suites=(prepare unit table invariance cuda fuzz memcheck racecheck initcheck synccheck python)
+while (($#)); do
+  case $1 in
+    --prebuilt) prebuilt=$2 && shift 2 ;;
+    --bundle) bundle=$2 && shift 2 ;;
+    --fuzz) fuzz_cases=$2 && shift 2 ;;
+    -*) echo "$1: no such option; accepted --prebuilt DIR, --bundle DIR, --fuzz N" >&2 && exit 2 ;;
+    *) suites+=("$1") && shift ;;
+  esac
+done
+((${#suites[@]})) || suites=("${all_suites[@]}")
+for suite in "${suites[@]}"; do
+  [[ " ${all_suites[*]} " == *" $suite "* ]] || { echo "$suite: no such suite; accepted ${all_suites[*]}" >&2; exit 2; }
+done
+processes=$(nproc)
+((processes <= 12)) || processes=12
+
+programs_needed=(op_tests tessera_fuzz prepare_gpu_kernels cuda_unit_tests)
+
+build_programs() {
+  [[ -f $build/build.ninja ]] ||
+    cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DTESSERA_BUILD_CLI=OFF \
+      -DTESSERA_BUILD_BENCH=OFF "-DCMAKE_EXE_LINKER_FLAGS=-static-libstdc++ -static-libgcc" || return
+  cmake --build $build --parallel "${JOBS:-$(nproc)}" --target "${programs_needed[@]}"
+}
+
+mkdir -p "$logs" $build
+if [[ -z $prebuilt ]]; then
+  if ! build_programs > "$logs/build.log" 2>&1; then
+    tail -20 "$logs/build.log"
+    echo "build        FAILED   $logs/build.log"
+    exit 1
+  fi
+else
+  programs=$prebuilt
+fi
+if [[ -n $bundle ]]; then
+  mkdir -p "$bundle"
+  for program in "${programs_needed[@]}"; do
+    strip -o "$bundle/$program" "$programs/$program" || exit
+  done
+  du -sh "$bundle"
+  exit
+fi
+
+failed=0
+# within SECONDS: so many, or what is left of the run's own time.
+within() {
+  local left=$((570 - SECONDS))
+  echo $(($1 < left ? $1 : left > 1 ? left : 1))
+}
+# report SUITE STATUS DETAIL: the one line. Status: passed, FAILED or skipped.
+report() {
+  printf '%-11s  %-8s %s (%d s)\n' "$1" "$2" "${3#skipped: }" $((SECONDS - started))
+  [[ $2 != FAILED ]] || failed=$((failed + 1))
+}
+first_failure() { grep -hm1 -E 'replay:|FAILED:|\[  FAILED  \]|error|Error|crashed' "$@" | sed 's/^ *//' | head -1; }
+skip_reason() { grep -hm1 -o 'skipped: .*' "$@" | head -1; }
+
+# Each test of a filter once, in more shards than processes: a lost GPU context takes the rest of its shard with it.
+gtest_suite() { # NAME SECONDS SHARDS FILTER [PROGRAM]
+  local name=$1 seconds shards=$3 filter=$4 program=$programs/${5:-op_tests}
+  seconds=$(within "$2")
+  rm -f "$logs/$name".*.log
+  seq 0 $((shards - 1)) | timeout "$seconds" xargs -P "$processes" -I{} \
+    env GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX={} \
+    sh -c "'$program' --gtest_filter='$filter' > '$logs/$name.{}.log' 2>&1"
+  local status=$?
+  cat $(ls -v "$logs/$name".*.log) > "$logs/$name.log"
+  rm -f "$logs/$name".*.log
+  local passed bad
+  passed=$(sed -nE 's/^\[  PASSED  \] ([0-9]+) tests?\.$/\1/p' "$logs/$name.log" | awk '{ n += $1 } END { print n + 0 }')
+  bad=$(grep -cE '^\[  FAILED  \] .* \([0-9]+ ms\)$' "$logs/$name.log")
+  local skipped
+  skipped=$(grep -cE '^\[  SKIPPED \] .* \([0-9]+ ms\)$' "$logs/$name.log")
+  if ((status == 124)); then
+    report "$name" FAILED "stopped after $seconds s; $passed passed, $bad failed"
+  elif ((status || bad)); then
+    report "$name" FAILED "$bad failed, $passed passed; first: $(first_failure "$logs/$name.log")"
+  elif ((passed == 0)); then
+    report "$name" skipped "$(skip_reason "$logs/$name.log")"
+  else
+    report "$name" passed "$passed tests$( ((skipped)) && echo ", $skipped skipped")"
+  fi
+}
+
+suite_prepare() {
+  timeout "$(within 280)" "$programs/prepare_gpu_kernels" --seeds "$processes" --count $((fuzz_cases / processes + 1)) \
+    > "$logs/prepare.log" 2>&1
+  local status=$?
+  if ((status == 2)); then
+    report prepare skipped "$(tail -1 "$logs/prepare.log")"
+  else
+    report prepare "$( ((status)) && echo FAILED || echo passed)" "$(tail -1 "$logs/prepare.log")"
+  fi
+}
+
+# The prebuilt set is compiled without a GPU, and long: make test does it.
+suite_unit() { gtest_suite unit 90 1 '-Prebuilt/*' cuda_unit_tests; }
+suite_table() { gtest_suite table 240 48 'Cuda/GpuTable.*'; }
+suite_invariance() { gtest_suite invariance 60 4 'Cuda/GpuBatchInvariance.*'; }
+suite_cuda() { gtest_suite cuda 120 1 '*Cuda*.*-*GpuTable*:*GpuBatchInvariance*'; }
+
+suite_fuzz() {
+  rm -f "$logs"/fuzz.*.log
+  local count=$((fuzz_cases / processes + 1))
+  seq 1 "$processes" | timeout "$(within 240)" xargs -P "$processes" -I{} \
+    sh -c "'$programs/tessera_fuzz' --backend cuda --seed {} --count $count --seconds 200 > '$logs/fuzz.{}.log' 2>&1"
+  local status=$?
+  cat $(ls -v "$logs"/fuzz.*.log) > "$logs/fuzz.log"
+  rm -f "$logs"/fuzz.*.log
+  local reason passed
+  reason=$(skip_reason "$logs/fuzz.log")
+  passed=$(sed -nE 's/^([0-9]+) cases passed in [0-9]+ s$/\1/p' "$logs/fuzz.log" | awk '{ n += $1 } END { print n + 0 }')
+  if [[ -n $reason ]]; then
+    report fuzz skipped "$reason"
+  elif ((status)); then
+    report fuzz FAILED "$(grep -hm1 -E '^replay:|crashed' "$logs/fuzz.log" || grep -hm1 '^FAILED:' "$logs/fuzz.log" || echo 'stopped, out of time')"
+  else
+    report fuzz passed "${passed:-0} cases"
+  fi
+}
+
+# Exact memory: a tensor's allocation ends where the tensor does, and the workspace is not written before the call.
+sanitizer_suite() { # TOOL OPTION...
+  local tool=$1
+  shift
+  local sanitizer
+  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)
+  if [[ -z $sanitizer ]]; then
+    report "$tool" skipped "skipped: no compute-sanitizer on the PATH or in /usr/local/cuda/bin"
+    return
+  fi
+  TESSERA_TEST_EXACT_MEMORY=1 timeout "$(within 150)" "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20 "$@" \
+    "$programs/op_tests" --backend cuda --cases tests/op/sanitizer_cases.txt > "$logs/$tool.log" 2>&1
+  local status=$?
+  local cases summary reason
+  cases=$(grep -c '^passed: ' "$logs/$tool.log")
+  summary=$(grep -hE '(ERROR|RACECHECK) SUMMARY' "$logs/$tool.log" | sed 's/^=* *//' | tail -1)
+  reason=$(skip_reason "$logs/$tool.log")
+  if [[ -n $reason ]]; then
+    report "$tool" skipped "$reason"
+  elif ((status)); then
+    report "$tool" FAILED "status $status, $cases cases passed; $summary $(grep -hm1 '^FAILED: ' "$logs/$tool.log")"
+  else
+    report "$tool" passed "$cases cases; $summary"
+  fi
+}
+
+suite_memcheck() { sanitizer_suite memcheck --padding 256; }
+suite_racecheck() { sanitizer_suite racecheck --racecheck-report all; }
+suite_initcheck() { sanitizer_suite initcheck; }
+suite_synccheck() { sanitizer_suite synccheck; }
+
+suite_python() {
+  local python=${PYTHON:-python3}
+  if ! "$python" -c 'import torch, pytest, sys; sys.exit(not torch.cuda.is_available())' > "$logs/python.log" 2>&1; then
+    report python skipped "skipped: $python has no pytest, or no PyTorch with a GPU"
+  elif ! "$python" -c 'import tessera; tessera.device("cuda")' >> "$logs/python.log" 2>&1; then
+    report python skipped "skipped: $(tail -1 "$logs/python.log")"
+  else
+    timeout "$(within 240)" "$python" -m pytest -q -p no:cacheprovider -k cuda tests/python >> "$logs/python.log" 2>&1
+    local status=$?
+    report python "$( ((status)) && echo FAILED || echo passed)" "$(tail -1 "$logs/python.log")"
+  fi
+}
+
+# The whole run stays under ten minutes: a suite that would start too late is not started.
+for suite in "${suites[@]}"; do
+  started=$SECONDS
+  if ((SECONDS > 540)); then
+    report "$suite" FAILED "not started: the run has taken more than 540 s"
+    continue
+  fi
+  "suite_$suite"
+done
+echo "logs: $logs"
+((failed == 0))
