@@ -3,7 +3,7 @@
     python bench/against_pytorch.py [--threads 1 2] [--lengths 512 2048 8192] [--json FILE]
     python bench/against_pytorch.py --table FILE ...        # what such files hold, as Markdown
 
-B is 1, and H falls with the length, from 4 heads to 1, so that the long cells stay quick. Both get the layout that suits
+B is 1, and H falls with the length, from 4 heads to 2, so that the long cells stay quick. Both get the layout that suits
 them ([B, S, H, D] here, [B, H, S, D] there) and the same values, and take turns; a cell is the median of the paired
 ratios. Needs the wheel and PyTorch.
 """
@@ -23,7 +23,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def heads_of(length):
-    return min(4, max(1, 8192 // length))
+    return min(4, max(2, 8192 // length))  # PyTorch's backward pass works on whole heads: one for each of two threads
 
 
 def seconds(call):
