@@ -155,15 +155,17 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     const int64 query = s.q_begin + map.query(row0 + row);
     return gQ + (p.q.row * query + p.q.head * map.head(row0 + row)) * kBytes;
   });
+  // Two groups a tile, empty ones behind the last: the count stays.
   const auto load_block = [&](int block, int stage) {
-    if (block < last) {
-      load_keys<kCfg>(shared.sK[stage], p, p.k, s, work.batch, head_kv, block * kCfg.block_n, 0, p.head_dim);
-      load_keys<kCfg>(shared.sV[stage], p, p.v, s, work.batch, head_kv, block * kCfg.block_n, dv_begin, dv_count);
-    }
-    ptx::cp_async_commit_group();  // an empty one keeps the count
+    const int key0 = block * kCfg.block_n;
+    if (block < last) load_keys<kCfg>(shared.sK[stage], p, p.k, s, work.batch, head_kv, key0, 0, p.head_dim);
+    ptx::cp_async_commit_group();
+    if (block < last) load_keys<kCfg>(shared.sV[stage], p, p.v, s, work.batch, head_kv, key0, dv_begin, dv_count);
+    ptx::cp_async_commit_group();
   };
+  constexpr int kAhead = kCfg.stages - 1;  // tiles that are loaded before they are needed
 #pragma unroll
-  for (int stage = 0; stage < kCfg.stages - 1; ++stage) load_block(first + stage, stage);
+  for (int stage = 0; stage < kAhead; ++stage) load_block(first + stage, stage);
 
   // 3. For every tile of keys that a row of mine sees.
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * (kM * 16);
@@ -173,16 +175,19 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   [[maybe_unused]] RegisterA<kM, kCfg.head_dim> rQ;
   int stage = 0;
   for (int block = first; block < last; ++block) {
-    if constexpr (kCfg.stages == 1) {
+    // Of the first tile only K has to be there before its product, of the others, loaded long ago, V too: one barrier less.
+    const bool v_later = kCfg.stages == 1 || block == first;
+    if constexpr (kAhead == 0) {
       __syncthreads();  // everybody is done with the tile before
       load_block(block, 0);
     }
-    ptx::cp_async_wait_group<kCfg.stages == 1 ? 0 : kCfg.stages - 2>();
-    __syncthreads();  // the tile is there for everybody, and everybody is done with the one before
-    if constexpr (kCfg.stages > 1) {
-      load_block(block + kCfg.stages - 1, stage == 0 ? kCfg.stages - 1 : stage - 1);
+    if (v_later) {
+      ptx::cp_async_wait_group<kAhead == 0 ? 1 : 2 * kAhead - 1>();
+    } else {
+      ptx::cp_async_wait_group<kAhead == 0 ? 0 : 2 * kAhead - 2>();
     }
-
+    __syncthreads();  // the tile is there for everybody, and everybody is done with the one before
+    if constexpr (kAhead > 0) load_block(block + kAhead, stage == 0 ? kAhead : stage - 1);
     if constexpr (kCfg.q_in_registers) {
       if (block == first) rQ.load(shared.sQ, warp_row);
     }
@@ -217,6 +222,10 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     if constexpr (kCfg.score.dropout) drop<kCfg>(rS, p, map, work.batch, row0 + warp_row, key0);
 
     //    O += P V
+    if (v_later) {
+      ptx::cp_async_wait_group<2 * kAhead>();
+      __syncthreads();
+    }
     product_pb(rO, rS, shared.sV[stage], 0);
     stage = stage + 1 == kCfg.stages ? 0 : stage + 1;
   }

@@ -427,6 +427,9 @@ tessera_status compile_kernel(const std::string& source, const std::string& symb
   }
   std::vector<std::string> options = compile_options();
   options.insert(options.begin(), "--gpu-architecture=" + arch_name(target));
+  // What NVRTC finds in a cache of its own it says nothing about; older ones have none, and no such option.
+  constexpr int32_t kHasOwnCache = 13000;
+  if (info.version >= kHasOwnCache) options.emplace_back("--no-cache");
   std::vector<const char*> arguments;
   for (const std::string& option : options) arguments.push_back(option.c_str());
   result = nvrtc.nvrtcCompileProgram(program.get(), static_cast<int>(arguments.size()), arguments.data());
