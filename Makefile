@@ -1,6 +1,6 @@
 # Thin names over the CMake presets. Each target does all of its own set-up, and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench fuzz format format-check docs install clean packages
+.PHONY: help demo test bench fuzz aot format format-check docs install clean packages
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -24,6 +24,7 @@ help:
 	@echo 'make fuzz          draw random cases until one fails or FUZZ_SECONDS (3600) have passed'
 	@echo 'make format        clang-format every source; make format-check only looks'
 	@echo 'make docs          make the pictures in docs/images again'
+	@echo 'make aot           compile the common CUDA kernels ahead of time, beside the library (needs NVRTC, no GPU)'
 	@echo 'make install       into PREFIX (/usr/local)'
 
 packages:
@@ -67,6 +68,8 @@ format-check: packages
 
 docs: build-tessera_cli build/docs-venv/.done
 	@build/docs-venv/bin/python scripts/make_figures.py --tessera $(BIN)/cli/tessera --out docs/images
+
+aot: build-aot
 
 install: build-all
 	@cmake --install $(BIN) --prefix $(PREFIX)

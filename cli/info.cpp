@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.hpp"
+#include "cuda/jit.hpp"
+#include "cuda/nvrtc.hpp"
 #include "machine.hpp"
 #include "options.hpp"
 #include "peers/standard_attention.hpp"
@@ -29,6 +31,51 @@ std::string threads_reason() {
   return "one for each core that this process may use";
 }
 
+// The GPUs, or in `reason` why there is none; "NVRTC 13.0 at ..." or why there is none.
+struct Cuda {
+  std::vector<tessera_device> gpus;
+  std::string reason, driver, nvrtc;
+  bool nvrtc_found = false;
+};
+
+Cuda find_cuda() {
+  Cuda found;
+  const cuda::Driver* driver = nullptr;
+  if (cuda::open_driver(driver).code == TESSERA_OK) found.driver = cuda::version_text(driver->version);
+  for (int32_t ordinal = 0;; ++ordinal) {
+    tessera_device device{};
+    const tessera_status status = tessera_device_cuda(ordinal, &device);
+    if (status.code == TESSERA_OK) {
+      found.gpus.push_back(device);
+    } else if (!driver || ordinal >= driver->devices) {
+      if (ordinal == 0) found.reason = status.message;
+      break;
+    } else {
+      found.reason += (found.reason.empty() ? "" : "; ") + std::string(status.message);
+    }
+  }
+  cuda::CompilerInfo compiler;
+  const tessera_status status = cuda::find_compiler(compiler);
+  found.nvrtc_found = status.code == TESSERA_OK;
+  found.nvrtc =
+      found.nvrtc_found ? cuda::version_text(compiler.version) + ", " + compiler.path : std::string(status.message);
+  return found;
+}
+
+void print_cuda(const Cuda& found) {
+  for (const tessera_device& gpu : found.gpus) {
+    fmt::print("GPU {:<10} {}, compute capability {}.{}, {} multiprocessors, {} of shared memory a block\n",
+               gpu.ordinal, gpu.name, gpu.arch / 10, gpu.arch % 10, gpu.cores,
+               bytes_text(static_cast<double>(gpu.smem_bytes)));
+  }
+  if (!found.reason.empty()) fmt::print("GPUs           {}{}\n", found.gpus.empty() ? "none: " : "", found.reason);
+  if (!found.driver.empty()) fmt::print("driver         CUDA {}\n", found.driver);
+  fmt::print("NVRTC          {}\n", found.nvrtc);
+  const std::string folder = cuda::default_cache().folder(), prebuilt = cuda::prebuilt_folder();
+  fmt::print("kernel cache   {}{}\n", folder.empty() ? "in memory" : folder,
+             prebuilt.empty() ? "" : ", prebuilt in " + prebuilt);
+}
+
 void print_text(const tessera_device& device) {
   fmt::print("tessera        {}\n", tessera_version());
   fmt::print("CPU            {}\n", device.name);
@@ -42,12 +89,22 @@ void print_text(const tessera_device& device) {
   }
   fmt::print("memory         {}, {} available\n", bytes_text(static_cast<double>(memory_bytes())),
              bytes_text(static_cast<double>(peers::available_memory_bytes())));
-  fmt::print("GPUs           none: no CUDA backend in this build\n");
+  print_cuda(find_cuda());
   const std::string blas = peers::blas_description();
   fmt::print("standard peer  {}\n", blas.empty() ? "OpenBLAS was not found (Debian: libopenblas0)" : blas);
 }
 
 void print_json(const tessera_device& device) {
+  const Cuda found = find_cuda();
+  Json gpus = Json::array();
+  for (const tessera_device& gpu : found.gpus) {
+    gpus.push_back({{"ordinal", gpu.ordinal},
+                    {"name", gpu.name},
+                    {"arch", gpu.arch},
+                    {"multiprocessors", gpu.cores},
+                    {"l2_bytes", gpu.l2_bytes},
+                    {"smem_bytes", gpu.smem_bytes}});
+  }
   Json json = {{"version", tessera_version()},
                {"cpu",
                 {{"name", device.name},
@@ -61,8 +118,14 @@ void print_json(const tessera_device& device) {
                  {"caches", Json::array()}}},
                {"memory_bytes", memory_bytes()},
                {"memory_available_bytes", peers::available_memory_bytes()},
-               {"gpus", Json::array()},
-               {"cuda", "no CUDA backend in this build"},
+               {"gpus", gpus},
+               {"cuda",
+                {{"reason", found.reason},
+                 {"driver", found.driver},
+                 {"nvrtc_found", found.nvrtc_found},
+                 {"nvrtc", found.nvrtc},
+                 {"cache_folder", cuda::default_cache().folder()},
+                 {"prebuilt_folder", cuda::prebuilt_folder()}}},
                {"blas", peers::blas_description()}};
   for (const Cache& cache : caches()) {
     json["cpu"]["caches"].push_back(

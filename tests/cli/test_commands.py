@@ -122,3 +122,29 @@ def test_help_has_examples(folder, command):
 
 def test_version(folder):
     assert folder.succeeds("--version").out.startswith("tessera 0.")
+
+
+def test_cache_is_listed_and_cleared(folder, monkeypatch):
+    kernels = folder.path / "kernels"
+    monkeypatch.setenv("TESSERA_CACHE_DIR", str(kernels))
+    listed = json.loads(folder.succeeds("cache", "list", "--json").out)
+    assert listed["folder"] == str(kernels) and listed["entries"] == [] and listed["unwritable"] == ""
+    damaged = kernels / ("0" * 32 + "-13.0.cubin")
+    damaged.write_bytes(b"no entry")
+    (kernels / "notes.txt").write_text("not a kernel")
+    entries = json.loads(folder.succeeds("cache", "list", "--json").out)["entries"]
+    assert [(entry["file"], entry["intact"], entry["bytes"]) for entry in entries] == [(damaged.name, False, 8)]
+    assert "damaged" in folder.succeeds("cache", "list").out
+    assert "1 kernel taken away, 8 B" in folder.succeeds("cache", "clear").out
+    assert [path.name for path in kernels.iterdir()] == ["notes.txt"]
+
+
+def test_cache_says_when_it_is_in_memory(folder, monkeypatch):
+    monkeypatch.setenv("TESSERA_CACHE_DIR", "/dev/null/kernels")
+    assert "kept in memory" in folder.succeeds("cache", "list").out
+
+
+def test_info_says_why_there_is_no_compiler(folder, monkeypatch):
+    monkeypatch.setenv("TESSERA_NVRTC", "/nowhere")
+    cuda = json.loads(folder.succeeds("info", "--json").out)["cuda"]
+    assert not cuda["nvrtc_found"] and "/nowhere" in cuda["nvrtc"] and "12.8" in cuda["nvrtc"]
