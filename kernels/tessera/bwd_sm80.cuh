@@ -38,7 +38,8 @@ struct BwdWarps {
 
   // Queries whose scores, P^T and dS^T, a warp holds at once, beside its share of dK and dV.
   TESSERA_HOST_DEVICE static constexpr int slice() {
-    constexpr int kElsewhere = 95;  // registers for addresses and fragments
+    // Registers for addresses and fragments, of float32 in halves, and for options.
+    constexpr int kElsewhere = kCfg.dtype == Dtype::kFloat32 ? 160 : kCfg.score.any() || kCfg.d_bias ? 128 : 95;
     const int most = 65536 / (kCfg.warps * 32 * kCfg.blocks_per_sm);
     const int accumulators = (most < 255 ? most : 255) - kElsewhere;
     int queries = kQueries;
@@ -352,7 +353,7 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
 #pragma unroll
       for (int n = 0; n < Warps::kQN; ++n) {
         const int part_col = columns * Warps::kQN + n;
-        if (part_col * 8 >= kCfg.head_dim) break;
+        if (kCfg.head_dim % (Warps::kQN * 8) != 0 && part_col * 8 >= kCfg.head_dim) break;
         dq_add(dq_part<kCfg.head_dim>(gdQ, group * Warps::kQM + m, part_col), lane_id(), rdQ[m][n]);
       }
     if constexpr (kCfg.deterministic) {
@@ -393,6 +394,7 @@ TESSERA_DEVICE void bwd_sm80(const BwdParams& p) {
 
   // Block -> tile of keys, KV head, sequence. Under a causal mask the first keys are seen by the most queries and come
   // first. Deterministic: in the order in which blocks start, so that whoever is waited for is running.
+  constexpr bool kOwns = kCfg.deterministic && kCfg.d_bias;
   int rest = static_cast<int>(blockIdx.x);
   if constexpr (kCfg.deterministic) {
     if (threadIdx.x == 0) shared.ticket = atomicAdd(p.ticket, 1);
@@ -401,21 +403,22 @@ TESSERA_DEVICE void bwd_sm80(const BwdParams& p) {
   }
   const int slot = rest % p.tiles;
   rest /= p.tiles;
-  const int owners = p.heads_kv / p.owned_heads;
-  const int first_head = rest % owners * p.owned_heads, first_batch = rest / owners * p.owned_batches;
+  const int owners = kOwns ? p.heads_kv / p.owned_heads : p.heads_kv;
+  const int first_head = rest % owners * (kOwns ? p.owned_heads : 1);
+  const int first_batch = rest / owners * (kOwns ? p.owned_batches : 1);
 
   // One pair of both, or, where several share entries of a deterministic dBias, all of them in their order.
-  for (int owned = 0; owned < p.owned_batches * p.owned_heads; ++owned) {
+  for (int owned = 0; owned < (kOwns ? p.owned_batches * p.owned_heads : 1); ++owned) {
     if (owned > 0) __syncthreads();  // everybody is done with shared memory
-    int batch = first_batch + owned / p.owned_heads, tile = slot;
-    if (p.cu_seqlens_k && p.owned_batches == 1) {
+    int batch = first_batch + (kOwns ? owned / p.owned_heads : 0), tile = slot;
+    if (p.cu_seqlens_k && (!kOwns || p.owned_batches == 1)) {
       batch = find_sequence<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot);
       tile -= slot_begin<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, batch);
     }
     const Sequence s = load_sequence(p, batch);
     const int64 key0 = static_cast<int64>(tile) * kCfg.block_n;
     if (key0 >= s.k_rows) continue;
-    bwd_keys<kCfg>(p, shared, s, batch, first_head + owned % p.owned_heads, static_cast<int>(key0));
+    bwd_keys<kCfg>(p, shared, s, batch, first_head + (kOwns ? owned % p.owned_heads : 0), static_cast<int>(key0));
   }
 }
 

@@ -6,13 +6,19 @@
 
 namespace tessera {
 
+// A warp has kN tiles of 8 columns from a multiple of them on: does its n-th lie beyond the tile?
+template <class Tile, int kN>
+TESSERA_DEVICE bool beyond(int col, int n) {
+  return Tile::kCols % (kN * 8) != 0 && col + n * 8 >= Tile::kCols;
+}
+
 // acc += a times 16 rows of B from row `row_b`, 16 bits.
 template <int kM, int kN, class TileB>
 TESSERA_DEVICE void multiply_columns(float (&acc)[kM][kN][4], const uint32 (&a)[kM][4], TileB& sB, int row_b,
                                      int col_b) {
 #pragma unroll
   for (int n = 0; n < kN; n += 2) {
-    if (col_b + n * 8 >= TileB::kCols) break;
+    if (beyond<TileB, kN>(col_b, n)) break;
     uint32 b[4];
     load_b_pair_transposed(b, sB, row_b, col_b + n * 8);
 #pragma unroll
@@ -29,7 +35,7 @@ TESSERA_DEVICE void multiply_columns(float (&acc)[kM][kN][4], const Tf32Pair (&a
                                      int col_b) {
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
-    if (col_b + n * 8 >= TileB::kCols) break;
+    if (beyond<TileB, kN>(col_b, n)) break;
     const char* at = sB.pointer(row_b + lane_col(), col_b + n * 8 + lane_row());
     const Tf32Pair b0 = split_tf32(*reinterpret_cast<const float*>(at));
     const Tf32Pair b1 = split_tf32(*reinterpret_cast<const float*>(at + TileB::kPitchBytes));
@@ -104,7 +110,7 @@ TESSERA_DEVICE void store_accumulator(Tile& sTile, const float (&acc)[kM][kN][4]
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
-        if (col + n * 8 >= Tile::kCols) break;
+        if (beyond<Tile, kN>(col, n)) break;
         char* to = sTile.pointer(row + m * 16 + half * 8 + lane_row(), col + n * 8 + lane_col());
         const float low = acc[m][n][2 * half] * factor, high = acc[m][n][2 * half + 1] * factor;
         if constexpr (Tile::kElemBytes == 2) {
