@@ -150,8 +150,7 @@ void fill_gradients(BwdParams& p, const tessera_problem& problem, const tessera_
   }
 }
 
-BwdParams make_params(const tessera_plan& plan, const tessera_buffers& buffers, const Choice& choice,
-                      void* workspace) {
+BwdParams make_params(const tessera_plan& plan, const tessera_buffers& buffers, const Choice& choice, void* workspace) {
   BwdParams p{};
   fill_problem_params(p, plan, buffers);
   fill_gradients(p, plan.problem, buffers);
@@ -159,13 +158,13 @@ BwdParams make_params(const tessera_plan& plan, const tessera_buffers& buffers, 
   p.q_tiles = static_cast<int>(choice.q_tiles), p.q_slots = static_cast<int>(choice.q_slots);
   p.owned_batches = static_cast<int>(choice.owned_batches), p.owned_heads = static_cast<int>(choice.owned_heads);
   const Workspace w = workspace_of(plan, choice);
-  char* base = static_cast<char*>(workspace);
-  p.row_lse_log2 = reinterpret_cast<float*>(base + w.row_lse_log2);
-  p.row_delta = reinterpret_cast<float*>(base + w.row_delta);
-  p.acc_dq = reinterpret_cast<float*>(base + w.acc_dq);
+  const auto at = [workspace](int64_t offset) { return workspace ? static_cast<char*>(workspace) + offset : nullptr; };
+  p.row_lse_log2 = reinterpret_cast<float*>(at(w.row_lse_log2));
+  p.row_delta = reinterpret_cast<float*>(at(w.row_delta));
+  p.acc_dq = reinterpret_cast<float*>(at(w.acc_dq));
   if (plan.problem.deterministic) {
-    p.turn = reinterpret_cast<int*>(base + w.turn);
-    p.ticket = reinterpret_cast<int*>(base + w.ticket);
+    p.turn = reinterpret_cast<int*>(at(w.turn));
+    p.ticket = reinterpret_cast<int*>(at(w.ticket));
   }
   return p;
 }
@@ -206,14 +205,17 @@ tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers
   BwdConfig& config = choice.config;
   config.aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
                    rows_aligned(problem.v, buffers.v) && rows_aligned(problem.d_o, buffers.d_o);
-  BwdRowsConfig rows{config.dtype, config.head_dim, config.head_dim_v, config.block_m,
-                     rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o), false};
-  const int64_t query_tiles = choice.q_slots * plan.heads_q, sinks = p.d_sink ? plan.heads_q : 0;
+  BwdRowsConfig rows{config.dtype,
+                     config.head_dim,
+                     config.head_dim_v,
+                     config.block_m,
+                     rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o),
+                     false};
+  const int64_t query_tiles = choice.q_slots * plan.heads_q, sinks = core::present(problem.d_sink) ? plan.heads_q : 0;
   const auto grid = [](int64_t blocks) { return Grid{static_cast<uint32_t>(blocks)}; };
 
-  if (query_tiles > 0 || p.d_bias.data || p.ticket) {
-    TESSERA_RETURN_IF_ERROR(
-        launch_bwd_rows(rows, p, grid(std::max<int64_t>(1, query_tiles)), plan.device, stream));
+  if (query_tiles > 0 || config.d_bias || config.deterministic) {
+    TESSERA_RETURN_IF_ERROR(launch_bwd_rows(rows, p, grid(std::max<int64_t>(1, query_tiles)), plan.device, stream));
   }
   if (choice.blocks > 0) {
     TESSERA_RETURN_IF_ERROR(launch_bwd_sm80(config, p, grid(choice.blocks), plan.device, stream));
