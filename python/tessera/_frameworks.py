@@ -20,7 +20,7 @@ class Framework(NamedTuple):
     float32: Any
     finish: Callable[[Any], Any] | None = None  # what was written -> the framework's own array
     attention: Callable[..., Any] | None = None  # the framework's own entry, which knows of its gradients
-    workspace: Callable[[int], Any] | None = None  # that many elements of float32 where q is, for what is not on the CPU
+    workspace: Callable[[int], Any] | None = None  # that many elements of float32, for what is not on the CPU
 
 
 def framework_of(q: Any) -> Framework:
