@@ -117,7 +117,8 @@ TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryT
     const int part_row = part / kCols, part_col = part % kCols * 2;
     const float4 left = dq_load(dq_part<kCfg.head_dim>(tile, part_row, part_col), lane);
     const float4 right = dq_load(dq_part<kCfg.head_dim>(tile, part_row, part_col + 1), lane);
-    // A lane has columns 2c, 2c + 1 of both parts. Even lanes take the left part's from the lane after, odd ones give.
+    // A lane has columns 2c, 2c + 1 of both parts. Of two neighbours the even one takes four of the left part, the odd
+    // one four of the right.
     const bool odd = lane % 2 != 0;
     const float mine[4] = {odd ? right.x : left.x, odd ? right.y : left.y, odd ? right.z : left.z,
                            odd ? right.w : left.w};

@@ -35,7 +35,6 @@ struct BwdWarps {
   }
   static constexpr int kDK = tiles(kCfg.head_dim, kColumnParts), kDV = tiles(kCfg.head_dim_v, kColumnParts);
 
-
   // Queries whose scores, P^T and dS^T, a warp holds at once, beside its share of dK and dV.
   TESSERA_HOST_DEVICE static constexpr int slice() {
     // Registers for addresses and fragments, of float32 in halves, and for options.
@@ -151,7 +150,7 @@ TESSERA_DEVICE void differentiate_masked(const ProblemParams& p, const Sequence&
 }
 
 // The same with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias gathers dS before
-// the softcap's slope: elements of its own at once, and where all queries share one, the sum over the tile's in `shared`.
+// the softcap's slope: at once where every query has its own elements, and where all share one, summed in `bias_sum`.
 template <BwdConfig kCfg, int kM, int kN>
 TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
                                           float (&rP)[kM][kN][4], float (&rdS)[kM][kN][4], float (&bias_sum)[kM][2]) {
@@ -296,8 +295,8 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
 #pragma unroll 1
     for (int slice = 0; slice < Warps::kQueries; slice += Warps::kSlice) {
       const int col = warp_query + slice;  // of the tile's queries
-      const ScoreTile scores{batch, head, row0 + col, key0 + warp_key, shared.row_lse_log2[stage] + col,
-                             shared.row_delta[stage] + col};
+      const ScoreTile scores{
+          batch, head, row0 + col, key0 + warp_key, shared.row_lse_log2[stage] + col, shared.row_delta[stage] + col};
       [[maybe_unused]] float bias_sum[kM][2] = {};
       float rP[kM][kN][4], rdS[kM][kN][4];
       if (has_scores) {
