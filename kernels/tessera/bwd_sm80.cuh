@@ -3,11 +3,11 @@
 //
 //   P = exp(S - LSE)   dV = P^T dO   dP = dO V^T   dS = P o (dP - delta)   dQ = scale dS K   dK = scale dS^T Q
 //
-// Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads, so
-// that dK and dV gather in registers; dQ gathers in float32 in global memory. Scores are held transposed, a warp's rows
-// being keys: so P^T and dS^T are operands from registers. Where dK and dV of a warp's keys do not fit into its registers,
-// several warps have the same keys: each computes the scores of a part of the queries and gathers a part of the columns,
-// and P^T goes through shared memory. bwd_rows.cuh has what goes before and after.
+// Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads,
+// so that dK and dV gather in registers; dQ gathers in float32 in global memory. Scores are held transposed, a warp's
+// rows being keys: so P^T and dS^T are operands from registers. Where dK and dV of a warp's keys do not fit into its
+// registers, several warps have the same keys: each computes the scores of a part of the queries and gathers a part of
+// the columns, and P^T goes through shared memory. bwd_rows.cuh has what goes before and after.
 #pragma once
 
 #include "tessera/core/online_softmax.cuh"

@@ -1,5 +1,5 @@
-// What the backward pass keeps for every query between its kernels: tiles of block_m queries, [heads_q, q_slots], so that
-// a tile starts at a multiple of 16 bytes and is as long as any other, whatever the lengths of a packed batch.
+// What the backward pass keeps for every query between its kernels: tiles of block_m queries, [heads_q, q_slots], so
+// that a tile starts at a multiple of 16 bytes and is as long as any other, whatever the lengths of a packed batch.
 #pragma once
 
 #include "tessera/core/scheduler.cuh"
