@@ -29,11 +29,15 @@ TESSERA_DEVICE float row_sum(float x) {
 template <Dtype kDtype>
 inline constexpr float kOptimisticBound = kDtype == Dtype::kFloat16 ? 0x1p14f : 0x1p40f;
 
+// Beyond it the rounding of a score alone is worth powers of two, and the reference must be subtracted from the very number
+// that it was taken from: the product rounded, not fused.
+inline constexpr float kHugeScore_log2 = 0x1p22f;
+
 template <int kM>
 struct OnlineSoftmax {
   float ref[kM][2];    // log2 units, -inf before the first visible key
   float sum[kM][2];    // this lane's share
-  bool ready = false;  // every row of the warp has a finite reference
+  bool ready = false;  // every row of the warp has a reference, and not a huge one
 
   TESSERA_DEVICE OnlineSoftmax() {
 #pragma unroll
@@ -62,20 +66,23 @@ struct OnlineSoftmax {
         moves |= passes;
       }
     if (__any_sync(0xffffffff, moves)) rescale(alpha, o);
-    bool finite = true;
+    bool moderate = true;
 #pragma unroll
-    for (int m = 0; m < kM; ++m) finite &= fabsf(ref[m][0]) < infinity() && fabsf(ref[m][1]) < infinity();
-    ready = __all_sync(0xffffffff, finite);
+    for (int m = 0; m < kM; ++m) moderate &= fabsf(ref[m][0]) < kHugeScore_log2 && fabsf(ref[m][1]) < kHugeScore_log2;
+    ready = __all_sync(0xffffffff, moderate);
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float minus_ref = ref[m][half] == -infinity() ? 0.0f : -ref[m][half];
+        const bool huge = fabsf(minus_ref) >= kHugeScore_log2;
 #pragma unroll
         for (int n = 0; n < kN; ++n)
 #pragma unroll
           for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            s[m][n][e] = ptx::ex2_approx_ftz(fmaf(s[m][n][e], scale, minus_ref));
+            const float x =
+                huge ? __fadd_rn(__fmul_rn(s[m][n][e], scale), minus_ref) : fmaf(s[m][n][e], scale, minus_ref);
+            s[m][n][e] = ptx::ex2_approx_ftz(x);
             sum[m][half] += s[m][n][e];
           }
       }

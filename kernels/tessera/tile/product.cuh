@@ -21,25 +21,24 @@ TESSERA_DEVICE void mma_16bit(float (&d)[4], const uint32 (&a)[4], uint32 b0, ui
   }
 }
 
-// x = high + low to 21 bits. Where nothing is left for `low`, it takes x's sign all the same, so that an infinity times
-// it is the infinity that it is times x, and no NaN.
+// x = high + low to 21 bits. An infinity has a place in high * high' alone, where it meets the other number's sign: in the
+// products with a low part it stands as 0.
 struct Tf32Pair {
-  uint32 high, low;
+  uint32 high, finite_high, low;
 };
 TESSERA_DEVICE Tf32Pair split_tf32(float x) {
-  constexpr float kNegligible = 0x1p-40f;
   const uint32 high = ptx::cvt_rna_tf32(x);
-  const float rest = x - __uint_as_float(high);
-  const bool something = rest != 0.0f && rest == rest;
-  return {high, ptx::cvt_rna_tf32(something ? rest : x * kNegligible)};
+  const bool finite = (high & 0x7fffffffu) < 0x7f800000u;
+  return {high, finite ? high : 0u, finite ? ptx::cvt_rna_tf32(x - __uint_as_float(high)) : 0u};
 }
 
 TESSERA_DEVICE void mma_3xtf32(float (&d)[4], const Tf32Pair (&a)[4], const Tf32Pair& b0, const Tf32Pair& b1) {
   const uint32 high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
+  const uint32 finite_high[4] = {a[0].finite_high, a[1].finite_high, a[2].finite_high, a[3].finite_high};
   const uint32 low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
   float sum[4] = {};
-  ptx::mma_m16n8k8_tf32(sum, low, b0.high, b1.high);
-  ptx::mma_m16n8k8_tf32(sum, high, b0.low, b1.low);
+  ptx::mma_m16n8k8_tf32(sum, low, b0.finite_high, b1.finite_high);
+  ptx::mma_m16n8k8_tf32(sum, finite_high, b0.low, b1.low);
   ptx::mma_m16n8k8_tf32(sum, high, b0.high, b1.high);
 #pragma unroll
   for (int e = 0; e < 4; ++e) d[e] += sum[e];
