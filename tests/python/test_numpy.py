@@ -461,7 +461,7 @@ class StandardArray(Producer):
 @pytest.mark.parametrize("kind", [2, 13], ids=["cuda", "cuda managed"])
 def test_a_cuda_array_where_there_is_no_such_gpu(problem, kind):
     q, k, v = (Producer(x, kind, 99) for x in problem.arrays)
-    with pytest.raises(tessera.Error, match="^q: on device cuda:99, accepted the CPU: .*GPU 99"):
+    with pytest.raises(tessera.Error, match="^q: on device cuda:99, accepted the CPU: .+"):
         tessera.attention(q, k, v)
     # DLPack's None and 1: its work comes before that of CUDA's default stream. -1 would be no order at all.
     assert set(q.asked) <= {None, 1}
