@@ -59,7 +59,8 @@ struct BwdWarps {
   }
   static constexpr int kQueryGroups = query_groups();
   static constexpr int kQM = kCfg.block_m / kQueryGroups / 16;
-  static constexpr int kQN = tiles(kCfg.head_dim, kCfg.warps / kQueryGroups);
+  static constexpr int kQParts = kCfg.warps / kQueryGroups;  // of the columns
+  static constexpr int kQN = tiles(kCfg.head_dim, kQParts);
 
   static_assert(kM * kKeyGroups * 16 == kCfg.block_n && kKeyGroups * kColumnParts == kCfg.warps, "warps share evenly");
   static_assert(kQueries * kQueryParts == kCfg.block_m && kQueries % 16 == 0, "queries are shared evenly");
@@ -313,8 +314,8 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
         } else {
           differentiate_masked(p, s, scores, rP, rdS);
         }
-        store_accumulator(shared.sScores[0], rdS, warp_key, col, 1.0f);
-        if constexpr (Warps::kExchange) store_accumulator(shared.sScores[1], rP, warp_key, col, 1.0f);
+        store_accumulator<1>(shared.sScores[0], rdS, warp_key, col, 1.0f);
+        if constexpr (Warps::kExchange) store_accumulator<1>(shared.sScores[1], rP, warp_key, col, 1.0f);
       }
       if constexpr (kCfg.d_bias) {
         if (p.d_bias.row == 0) add_bias_sums<kCfg>(p, s, scores, part, bias_sum);
@@ -328,15 +329,16 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
     }
     __syncthreads();  // everybody's scores are there
     if constexpr (Warps::kExchange) {
-      product_ab(rdV, shared.sScores[1], warp_key, shared.sdO[stage], part * (Warps::kDV * 8));
-      product_ab(rdK, shared.sScores[0], warp_key, shared.sQ[stage], part * (Warps::kDK * 8));
+      product_ab<Warps::kColumnParts>(rdV, shared.sScores[1], warp_key, shared.sdO[stage], part * (Warps::kDV * 8));
+      product_ab<Warps::kColumnParts>(rdK, shared.sScores[0], warp_key, shared.sQ[stage], part * (Warps::kDK * 8));
     }
 
     //    dQ += dS K, in global memory; deterministic: one block after the other, in the order of their keys
     const int group = warp % Warps::kQueryGroups, columns = warp / Warps::kQueryGroups;
     float rdQ[Warps::kQM][Warps::kQN][4];
     clear(rdQ);
-    product_atb(rdQ, shared.sScores[0], group * (Warps::kQM * 16), shared.sK, columns * (Warps::kQN * 8));
+    product_atb<Warps::kQParts>(rdQ, shared.sScores[0], group * (Warps::kQM * 16), shared.sK,
+                                columns * (Warps::kQN * 8));
     const int slot = head * p.q_slots + slot0 + tile;
     if constexpr (kCfg.deterministic) {
       const int turn = key0 / kBlockN - visible.some.low / kBlockN;  // blocks that see this tile before me
@@ -351,9 +353,9 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
     for (int m = 0; m < Warps::kQM; ++m)
 #pragma unroll
       for (int n = 0; n < Warps::kQN; ++n) {
-        const int part_col = columns * Warps::kQN + n;
-        if (kCfg.head_dim % (Warps::kQN * 8) != 0 && part_col * 8 >= kCfg.head_dim) break;
-        dq_add(dq_part<kCfg.head_dim>(gdQ, group * Warps::kQM + m, part_col), lane_id(), rdQ[m][n]);
+        if (beyond<kCfg.head_dim, Warps::kQParts, Warps::kQN>(columns * (Warps::kQN * 8), n)) break;
+        float* part_dq = dq_part<kCfg.head_dim>(gdQ, group * Warps::kQM + m, columns * Warps::kQN + n);
+        dq_add(part_dq, lane_id(), rdQ[m][n]);
       }
     if constexpr (kCfg.deterministic) {
       __threadfence();
@@ -371,8 +373,9 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   // 4. dK and dV: registers -> shared -> global. Keys behind seqused_k: 0.
   ptx::cp_async_wait_group<0>();
   __syncthreads();  // nobody reads or fills K and V, whose place they take
-  store_accumulator(shared.sK, rdK, warp_key, part * (Warps::kDK * 8), p.scale);
-  store_accumulator(shared.sV, rdV, warp_key, part * (Warps::kDV * 8), kCfg.score.dropout ? p.dropout_scale : 1.0f);
+  store_accumulator<Warps::kColumnParts>(shared.sK, rdK, warp_key, part * (Warps::kDK * 8), p.scale);
+  store_accumulator<Warps::kColumnParts>(shared.sV, rdV, warp_key, part * (Warps::kDV * 8),
+                                         kCfg.score.dropout ? p.dropout_scale : 1.0f);
   __syncthreads();
   constexpr int kRows = kBlockN / kCfg.warps;  // that a warp stores
   const int count = min(s.k_rows - key0, kBlockN);

@@ -1,24 +1,25 @@
 // The products of the backward pass whose A operand lies in shared memory: as product.cuh's in everything else. B is
-// [inner][columns], and a warp whose share of the columns reaches beyond the tile leaves those alone.
+// [inner][columns], shared out among kParts warps, a multiple of 16 columns each: the last shares may lie beyond the
+// tile in part or altogether, and what lies there is left alone.
 #pragma once
 
 #include "tessera/tile/product.cuh"
 
 namespace tessera {
 
-// A warp has kN tiles of 8 columns from a multiple of them on: does its n-th lie beyond the tile?
-template <class Tile, int kN>
+// kParts warps have kN tiles of 8 columns each: does the n-th of the one that starts at `col` lie beyond all columns?
+template <int kColumns, int kParts, int kN>
 TESSERA_DEVICE bool beyond(int col, int n) {
-  return Tile::kCols % (kN * 8) != 0 && col + n * 8 >= Tile::kCols;
+  return kParts * kN * 8 > kColumns && col + n * 8 >= kColumns;
 }
 
 // acc += a times 16 rows of B from row `row_b`, 16 bits.
-template <int kM, int kN, class TileB>
+template <int kParts, int kM, int kN, class TileB>
 TESSERA_DEVICE void multiply_columns(float (&acc)[kM][kN][4], const uint32 (&a)[kM][4], TileB& sB, int row_b,
                                      int col_b) {
 #pragma unroll
   for (int n = 0; n < kN; n += 2) {
-    if (beyond<TileB, kN>(col_b, n)) break;
+    if (beyond<TileB::kCols, kParts, kN>(col_b, n)) break;
     uint32 b[4];
     load_b_pair_transposed(b, sB, row_b, col_b + n * 8);
 #pragma unroll
@@ -30,12 +31,12 @@ TESSERA_DEVICE void multiply_columns(float (&acc)[kM][kN][4], const uint32 (&a)[
 }
 
 // acc += a times 8 rows of B from row `row_b`, float32.
-template <int kM, int kN, class TileB>
+template <int kParts, int kM, int kN, class TileB>
 TESSERA_DEVICE void multiply_columns(float (&acc)[kM][kN][4], const Tf32Pair (&a)[kM][4], TileB& sB, int row_b,
                                      int col_b) {
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
-    if (beyond<TileB, kN>(col_b, n)) break;
+    if (beyond<TileB::kCols, kParts, kN>(col_b, n)) break;
     const char* at = sB.pointer(row_b + lane_col(), col_b + n * 8 + lane_row());
     const Tf32Pair b0 = split_tf32(*reinterpret_cast<const float*>(at));
     const Tf32Pair b1 = split_tf32(*reinterpret_cast<const float*>(at + TileB::kPitchBytes));
@@ -45,7 +46,7 @@ TESSERA_DEVICE void multiply_columns(float (&acc)[kM][kN][4], const Tf32Pair (&a
 }
 
 // acc += A B: A = sA [rows][inner] from row `row`, B = sB [inner][columns of acc from col_b].
-template <int kM, int kN, class TileA, class TileB>
+template <int kParts, int kM, int kN, class TileA, class TileB>
 TESSERA_DEVICE void product_ab(float (&acc)[kM][kN][4], TileA& sA, int row, TileB& sB, int col_b) {
   static_assert(TileA::kCols == TileB::kRows && kN % 2 == 0);
   if constexpr (TileA::kElemBytes == 2) {
@@ -53,7 +54,7 @@ TESSERA_DEVICE void product_ab(float (&acc)[kM][kN][4], TileA& sA, int row, Tile
     for (int k = 0; k < TileA::kCols; k += 16) {
       uint32 a[kM][4];
       load_a<kM>(a, sA, row, k);
-      multiply_columns(acc, a, sB, k, col_b);
+      multiply_columns<kParts>(acc, a, sB, k, col_b);
     }
   } else {
 #pragma unroll 2
@@ -66,13 +67,13 @@ TESSERA_DEVICE void product_ab(float (&acc)[kM][kN][4], TileA& sA, int row, Tile
         a[m][0] = split_tf32(upper.x), a[m][1] = split_tf32(lower.x);
         a[m][2] = split_tf32(upper.y), a[m][3] = split_tf32(lower.y);
       }
-      multiply_columns(acc, a, sB, k, col_b);
+      multiply_columns<kParts>(acc, a, sB, k, col_b);
     }
   }
 }
 
 // acc += A^T B: A = sA [inner][rows from column `col_a`], B = sB [inner][columns of acc from col_b].
-template <int kM, int kN, class TileA, class TileB>
+template <int kParts, int kM, int kN, class TileA, class TileB>
 TESSERA_DEVICE void product_atb(float (&acc)[kM][kN][4], TileA& sA, int col_a, TileB& sB, int col_b) {
   static_assert(TileA::kRows == TileB::kRows && kN % 2 == 0);
   if constexpr (TileA::kElemBytes == 2) {
@@ -80,7 +81,7 @@ TESSERA_DEVICE void product_atb(float (&acc)[kM][kN][4], TileA& sA, int col_a, T
     for (int k = 0; k < TileA::kRows; k += 16) {
       uint32 a[kM][4];
       load_a_transposed<kM>(a, sA, k, col_a);
-      multiply_columns(acc, a, sB, k, col_b);
+      multiply_columns<kParts>(acc, a, sB, k, col_b);
     }
   } else {
 #pragma unroll 2
@@ -96,13 +97,13 @@ TESSERA_DEVICE void product_atb(float (&acc)[kM][kN][4], TileA& sA, int col_a, T
         a[m][2] = split_tf32(*reinterpret_cast<const float*>(next));
         a[m][3] = split_tf32(*reinterpret_cast<const float*>(next + kEightRows));
       }
-      multiply_columns(acc, a, sB, k, col_b);
+      multiply_columns<kParts>(acc, a, sB, k, col_b);
     }
   }
 }
 
 // An accumulator, rounded to the tile's type, into a tile from (row, col) on.
-template <int kM, int kN, class Tile>
+template <int kParts, int kM, int kN, class Tile>
 TESSERA_DEVICE void store_accumulator(Tile& sTile, const float (&acc)[kM][kN][4], int row, int col, float factor) {
 #pragma unroll
   for (int m = 0; m < kM; ++m)
@@ -110,7 +111,7 @@ TESSERA_DEVICE void store_accumulator(Tile& sTile, const float (&acc)[kM][kN][4]
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
-        if (beyond<Tile, kN>(col, n)) break;
+        if (beyond<Tile::kCols, kParts, kN>(col, n)) break;
         char* to = sTile.pointer(row + m * 16 + half * 8 + lane_row(), col + n * 8 + lane_col());
         const float low = acc[m][n][2 * half] * factor, high = acc[m][n][2 * half + 1] * factor;
         if constexpr (Tile::kElemBytes == 2) {
