@@ -1,0 +1,152 @@
+// Scores and their gradients in the backward pass: S^T and dP^T of a warp become P^T and dS^T.
+#pragma once
+
+#include "tessera/core/online_softmax.cuh"
+#include "tessera/core/philox.cuh"
+#include "tessera/core/score.cuh"
+#include "tessera/ptx/atomic.cuh"
+#include "tessera/tile/product.cuh"
+
+namespace tessera {
+
+// A warp's scores S^T and dP^T of one tile of queries: where they stand, and what their queries have.
+struct ScoreTile {
+  int batch, head;
+  int query, key;                         // of the warp's first column and row
+  const float *row_lse_log2, *row_delta;  // of the first column's query on
+};
+
+// Entry (b, h, 0, 0) of dBias.
+TESSERA_DEVICE float* bias_gradient(const BwdParams& p, const ScoreTile& tile) {
+  return static_cast<float*>(p.d_bias.data) + p.d_bias.batch * tile.batch + p.d_bias.head * tile.head;
+}
+
+// P^T and dS^T in place of S^T (products) and dP^T. What is not visible becomes 0 by choice, not by multiplication: its
+// dP may be anything. All queries see all keys: nothing is hidden.
+template <int kM, int kN>
+TESSERA_DEVICE void differentiate_visible(const ProblemParams& p, const ScoreTile& tile, float (&rP)[kM][kN][4],
+                                          float (&rdS)[kM][kN][4]) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    const float2 lse = *reinterpret_cast<const float2*>(tile.row_lse_log2 + n * 8 + lane_col());
+    const float2 delta = *reinterpret_cast<const float2*>(tile.row_delta + n * 8 + lane_col());
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = rP[m][n][e];
+        x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, -(e % 2 ? lse.y : lse.x)));
+        rdS[m][n][e] = x * (rdS[m][n][e] - (e % 2 ? delta.y : delta.x));
+      }
+  }
+}
+
+// The same where a mask by position or a sequence's end runs through the tile.
+template <int kM, int kN>
+TESSERA_DEVICE void differentiate_masked(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
+                                         float (&rP)[kM][kN][4], float (&rdS)[kM][kN][4]) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int col = n * 8 + lane_col() + e;
+      const KeyRange keys = visible_keys(p, s, tile.query + col);
+      const int low = keys.low - tile.key - lane_row();
+      const int high = tile.query + col < s.sq ? keys.high - tile.key - lane_row() : -1;
+      const float lse = tile.row_lse_log2[col], delta = tile.row_delta[col];
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const bool visible = m * 16 + half * 8 >= low && m * 16 + half * 8 <= high;
+          float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
+          const float probability = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, -lse));
+          x = visible ? probability : 0.0f;
+          d = visible ? probability * (d - delta) : 0.0f;
+        }
+    }
+}
+
+// The same with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias gathers dS before
+// the softcap's slope: at once where every query has its own elements, and where all share one, summed in `bias_sum`.
+template <BwdConfig kCfg, int kM, int kN>
+TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
+                                          float (&rP)[kM][kN][4], float (&rdS)[kM][kN][4], float (&bias_sum)[kM][2]) {
+  [[maybe_unused]] float* gdBias = bias_gradient(p, tile);
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int col = n * 8 + lane_col() + e, query = tile.query + col;
+      const float lse = tile.row_lse_log2[col], delta = tile.row_delta[col];
+      const ScoreRow<kCfg.score> score_row(p, s, tile.batch, tile.head, min(query, s.sq - 1));
+      PhiloxWords words;
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        if constexpr (kCfg.score.dropout) {
+          if (m % 2 == 0) {
+            words =
+                dropout_words(p, tile.batch * p.heads_q + tile.head, query, (tile.key + m * 16) / 32, lane_row() / 2);
+          }
+        }
+        const bool upper = kM == 1 ? tile.key % 32 != 0 : m % 2 != 0;  // of the 32 keys that a call decides
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int key = tile.key + m * 16 + half * 8 + lane_row();
+          float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
+          const Score score = tessera::score<kCfg.score>(p, s, score_row, key, x);
+          const bool visible = score.value != -infinity() && query < s.sq;
+          const float probability = ptx::ex2_approx_ftz(score.value - lse);
+          bool kept = true;
+          float d_probability = d;
+          if constexpr (kCfg.score.dropout) {
+            const uint32 word = upper ? words.word[2 + half] : words.word[half];
+            kept = lane_row() % 2 ? keeps_high(word, p.dropout_threshold) : keeps_low(word, p.dropout_threshold);
+            d_probability = kept ? d * p.dropout_scale : 0.0f;
+          }
+          x = visible && kept ? probability : 0.0f;
+          d = visible ? probability * (d_probability - delta) : 0.0f;
+          if constexpr (kCfg.d_bias) {
+            if (p.d_bias.row == 0) {
+              bias_sum[m][half] += d;
+            } else if (visible) {
+              float* to = gdBias + p.d_bias.row * query + p.d_bias.col * key;
+              if constexpr (kCfg.deterministic) {
+                *to += d;
+              } else {
+                ptx::red_add_f32(to, d);
+              }
+            }
+          }
+          if constexpr (kCfg.score.softcap) d = visible ? d * score.slope : 0.0f;
+        }
+      }
+    }
+}
+
+// The sums of differentiate_options over the queries, which kParts warps have parts of: one adder for a key after the
+// other.
+template <BwdConfig kCfg, int kParts, int kM>
+TESSERA_DEVICE void add_bias_sums(const BwdParams& p, const Sequence& s, const ScoreTile& tile, int part,
+                                  const float (&bias_sum)[kM][2]) {
+  float* gdBias = bias_gradient(p, tile);
+#pragma unroll
+  for (int turn = 0; turn < kParts; ++turn) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = row_sum(bias_sum[m][half]);
+        const int key = tile.key + m * 16 + half * 8 + lane_row();
+        if (part != turn || lane_col() != 0 || key >= s.sk) continue;
+        if constexpr (kCfg.deterministic) {
+          gdBias[p.d_bias.col * key] += sum;
+        } else {
+          ptx::red_add_f32(gdBias + p.d_bias.col * key, sum);
+        }
+      }
+    if constexpr (kParts > 1 && kCfg.deterministic) __syncthreads();
+  }
+}
+
+}  // namespace tessera
