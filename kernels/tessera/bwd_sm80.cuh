@@ -7,7 +7,8 @@
 // so that dK and dV gather in registers; dQ gathers in float32 in global memory. Scores are held transposed, a warp's
 // rows being keys: so P^T and dS^T are operands from registers. Where dK and dV of a warp's keys do not fit into its
 // registers, several warps have the same keys: each computes the scores of a part of the queries and gathers a part of
-// the columns, and P^T goes through shared memory. bwd_rows.cuh has what goes before and after.
+// the columns, and P^T goes through shared memory. Where K, V, Q and dO do not fit into shared memory, V takes turns
+// with K, and dO with Q. bwd_rows.cuh has what goes before and after.
 #pragma once
 
 #include "tessera/core/query_slots.cuh"
@@ -27,6 +28,7 @@ struct BwdWarps {
   static constexpr int kQueryParts = kColumnParts < kCfg.block_m / 16 ? kColumnParts : kCfg.block_m / 16;
   static constexpr int kQueries = kCfg.block_m / kQueryParts;
   static constexpr bool kExchange = kColumnParts > 1;
+  static constexpr bool kTurns = kCfg.stages == 0;  // V takes turns with K, and dO with Q
 
   TESSERA_HOST_DEVICE static constexpr int tiles(int columns, int parts) {  // of 8 columns, an even number
     return (columns / 16 + parts - 1) / parts * 2;
@@ -63,18 +65,35 @@ struct BwdWarps {
   static_assert(kM * kKeyGroups * 16 == kCfg.block_n && kKeyGroups * kColumnParts == kCfg.warps, "warps share evenly");
   static_assert(kQueries * kQueryParts == kCfg.block_m && kQueries % 16 == 0, "queries are shared evenly");
   static_assert(kQM * kQueryGroups * 16 == kCfg.block_m, "rows of dQ are shared evenly");
+  static_assert(!kTurns || (kExchange && kSlice == kQueries), "scores outlast the tiles that they come from");
   static_assert(kM == 1 || kM % 2 == 0, "a call of Philox decides a group of 32 keys");
 };
 
-template <BwdConfig kCfg>
-struct BwdSharedMemory {
+template <BwdConfig kCfg, bool kTurns>
+struct BwdOperands {
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK;    // at the end dK
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV;  // at the end dV
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ[kCfg.stages];
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sdO[kCfg.stages];
+};
+template <BwdConfig kCfg>
+struct BwdOperands<kCfg, true> {
+  union {
+    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK;
+    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV;
+  };
+  union {
+    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ[1];
+    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sdO[1];
+  };
+};
+
+template <BwdConfig kCfg>
+struct BwdSharedMemory : BwdOperands<kCfg, BwdWarps<kCfg>::kTurns> {
+  static constexpr int kStages = kCfg.stages > 1 ? kCfg.stages : 1;
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.block_m> sScores[BwdWarps<kCfg>::kExchange ? 2 : 1];  // dS^T, P^T
-  alignas(16) float row_lse_log2[kCfg.stages][kCfg.block_m];
-  alignas(16) float row_delta[kCfg.stages][kCfg.block_m];
+  alignas(16) float row_lse_log2[kStages][kCfg.block_m];
+  alignas(16) float row_delta[kStages][kCfg.block_m];
   int ticket;
 };
 
@@ -111,13 +130,20 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   const int slot0 = query_slot<kBlockM>(p, batch);
 
   // 2. K and V: global -> shared, with the first tiles of Q and dO.
+  const auto load_keys = [&](auto& tile, const RowTensor& tensor, int columns) {
+    const int64 row = static_cast<int64>(s.k_begin) + key0;
+    load_rows<kCfg>(tile, tensor, batch, head_kv, row, min(s.sk - key0, kBlockN), columns);
+  };
+  const auto load_queries = [&](auto& tile, const RowTensor& tensor, int step, int columns) {
+    const int row0 = (first_tile + step % tiles) * kBlockM;
+    load_rows<kCfg>(tile, tensor, batch, head_kv * p.group + step / tiles, static_cast<int64>(s.q_begin) + row0,
+                    min(s.sq - row0, kBlockM), columns);
+  };
   const auto load_step = [&](int step, int stage) {
     if (step < steps) {
+      load_queries(shared.sQ[stage], p.q, step, p.head_dim);
+      if constexpr (!Warps::kTurns) load_queries(shared.sdO[stage], p.d_o, step, p.head_dim_v);
       const int head = head_kv * p.group + step / tiles, tile = first_tile + step % tiles;
-      const int row0 = tile * kBlockM, count = min(s.sq - row0, kBlockM);
-      const int64 row = static_cast<int64>(s.q_begin) + row0;
-      load_rows<kCfg>(shared.sQ[stage], p.q, batch, head, row, count, p.head_dim);
-      load_rows<kCfg>(shared.sdO[stage], p.d_o, batch, head, row, count, p.head_dim_v);
       const int64 stats = static_cast<int64>(head * p.q_slots + slot0 + tile) * kBlockM;
       const int thread = static_cast<int>(threadIdx.x), at = thread % (kBlockM / 4) * 4;  // 16 bytes a thread
       if (thread < kBlockM / 4) {
@@ -128,11 +154,18 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
     }
     ptx::cp_async_commit_group();  // an empty one keeps the count
   };
+  // Other tiles in the place of those that everybody is done with, there for everybody.
+  [[maybe_unused]] const auto take_turns = [](auto&& load) {
+    __syncthreads();
+    load();
+    ptx::cp_async_commit_group();
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();
+  };
   constexpr int kAhead = kCfg.stages > 1 ? kCfg.stages - 1 : 1;  // tiles under way while one is multiplied; one: none
   if (steps > 0) {
-    const int count = min(s.sk - key0, kBlockN);
-    load_rows<kCfg>(shared.sK, p.k, batch, head_kv, static_cast<int64>(s.k_begin) + key0, count, p.head_dim);
-    load_rows<kCfg>(shared.sV, p.v, batch, head_kv, static_cast<int64>(s.k_begin) + key0, count, p.head_dim_v);
+    load_keys(shared.sK, p.k, p.head_dim);
+    if constexpr (!Warps::kTurns) load_keys(shared.sV, p.v, p.head_dim_v);
   }
 #pragma unroll
   for (int stage = 0; stage < kAhead; ++stage) load_step(stage, stage);
@@ -161,6 +194,14 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
       if (has_scores) {
         clear(rP);
         product_abt(rP, shared.sK, warp_key, shared.sQ[stage], col);
+      }
+      if constexpr (Warps::kTurns) {
+        take_turns([&] {
+          load_keys(shared.sV, p.v, p.head_dim_v);
+          load_queries(shared.sdO[stage], p.d_o, step, p.head_dim_v);
+        });
+      }
+      if (has_scores) {
         clear(rdS);
         product_abt(rdS, shared.sV, warp_key, shared.sdO[stage], col);
 
@@ -188,6 +229,12 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
     __syncthreads();  // everybody's scores are there
     if constexpr (Warps::kExchange) {
       product_ab<Warps::kColumnParts>(rdV, shared.sScores[1], warp_key, shared.sdO[stage], part * (Warps::kDV * 8));
+      if constexpr (Warps::kTurns) {
+        take_turns([&] {
+          load_keys(shared.sK, p.k, p.head_dim);
+          load_queries(shared.sQ[stage], p.q, step, p.head_dim);
+        });
+      }
       product_ab<Warps::kColumnParts>(rdK, shared.sScores[0], warp_key, shared.sQ[stage], part * (Warps::kDK * 8));
     }
 
@@ -221,19 +268,22 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
       if (threadIdx.x == 0) ptx::red_release_add_s32(p.turn + slot, 1);
     }
 
-    if constexpr (kCfg.stages == 1) {
+    if constexpr (kCfg.stages <= 1) {
       __syncthreads();  // everybody is done with the tile
       load_step(step + 1, 0);
     }
-    stage = stage + 1 == kCfg.stages ? 0 : stage + 1;
+    stage = stage + 1 == shared.kStages ? 0 : stage + 1;
   }
 
   // 4. dK and dV: registers -> shared -> global. Keys behind seqused_k: 0.
   ptx::cp_async_wait_group<0>();
   __syncthreads();  // nobody reads or fills K and V, whose place they take
+  const auto keep_dv = [&] {
+    store_accumulator<Warps::kColumnParts>(shared.sV, rdV, warp_key, part * (Warps::kDV * 8),
+                                           kCfg.score.dropout ? p.dropout_scale : 1.0f);
+  };
   store_accumulator<Warps::kColumnParts>(shared.sK, rdK, warp_key, part * (Warps::kDK * 8), p.scale);
-  store_accumulator<Warps::kColumnParts>(shared.sV, rdV, warp_key, part * (Warps::kDV * 8),
-                                         kCfg.score.dropout ? p.dropout_scale : 1.0f);
+  if constexpr (!Warps::kTurns) keep_dv();
   __syncthreads();
   constexpr int kRows = kBlockN / kCfg.warps;  // that a warp stores
   const int count = min(s.k_rows - key0, kBlockN);
@@ -243,6 +293,11 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   };
   store_rows<kRows>(shared.sK, warp * kRows, count, p.head_dim, p.d_k_aligned,
                     [&](int row) { return gRow(p.d_k, row); });
+  if constexpr (Warps::kTurns) {
+    __syncthreads();  // dK is read
+    keep_dv();
+    __syncthreads();
+  }
   store_rows<kRows>(shared.sV, warp * kRows, count, p.head_dim_v, p.d_v_aligned,
                     [&](int row) { return gRow(p.d_v, row); });
 }

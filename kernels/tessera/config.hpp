@@ -56,7 +56,7 @@ struct BwdConfig {
   int block_m;     // queries a tile
   int block_n;     // keys a block owns
   int warps;
-  int stages;         // tiles of queries, and of dO, in shared memory
+  int stages;         // tiles of queries, and of dO, in shared memory; 0: these take turns, and so do K and V
   int blocks_per_sm;  // that registers must allow
   bool aligned;       // as above, and dO
   bool d_bias;        // the gradient of the bias is wanted

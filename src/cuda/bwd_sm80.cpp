@@ -44,6 +44,7 @@ constexpr BwdTile kTiles[] = {
     {true, 256, 16, 32, 8, 2, 1},
     {true, 256, 16, 16, 4, 1, 1},
     {true, 512, 16, 16, 8, 1, 1},
+    {true, 512, 16, 16, 8, 0, 1},
 };
 
 struct Choice {

@@ -11,7 +11,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kWarpThreads = 32;
-constexpr int kCombineWarps = 4;  // as combine.cuh has it
+constexpr int kCombineWarps = 4;      // as combine.cuh has it
 constexpr int kBwdRowsThreads = 128;  // as bwd_rows.cuh has it
 
 // Rows of a SharedTile of kernels/tessera/tile/shared_tile.cuh.
@@ -37,14 +37,15 @@ int64_t smem_bytes(const FwdConfig& config) {
   return config.block_m * std::max(k_pitch, v_pitch) + int64_t{config.stages} * config.block_n * (k_pitch + v_pitch);
 }
 
-// Tiles, then per query its LSE and delta, then the ticket.
+// Tiles, which take turns where there are no stages, then per query its LSE and delta, then the ticket.
 int64_t smem_bytes(const BwdConfig& config) {
   const int64_t k_pitch = pitch_bytes(config.dtype, config.head_dim);
   const int64_t v_pitch = pitch_bytes(config.dtype, config.head_dim_v);
-  const int64_t rows = config.block_n + int64_t{config.stages} * config.block_m;
+  const int64_t stages = std::max(config.stages, 1);
+  const int64_t row = config.stages == 0 ? std::max(k_pitch, v_pitch) : k_pitch + v_pitch;
   const int score_tiles = config.warps * 16 > config.block_n ? 2 : 1;  // P^T only where warps exchange it
-  return rows * (k_pitch + v_pitch) + score_tiles * config.block_n * pitch_bytes(config.dtype, config.block_m) +
-         int64_t{config.stages} * config.block_m * 8 + 16;
+  return (config.block_n + stages * config.block_m) * row +
+         score_tiles * config.block_n * pitch_bytes(config.dtype, config.block_m) + stages * config.block_m * 8 + 16;
 }
 
 KernelSpec spec_of(const FwdConfig& config) {
