@@ -48,6 +48,17 @@ struct FwdConfig {
   ScoreConfig score;
 };
 
+// Forward by wgmma: fwd_sm90.cuh.
+struct FwdSm90Config {
+  Dtype dtype;     // 16 bits
+  int head_dim;    // padded to a multiple of 16
+  int head_dim_v;  // likewise
+  int block_n;     // keys a tile
+  int consumers;   // warpgroups that multiply, each with 64 query rows
+  int stages;      // tiles of keys, and of values, in shared memory
+  bool causal;     // works are taken longest first
+};
+
 // Backward by mma.sync: bwd_sm80.cuh.
 struct BwdConfig {
   Dtype dtype;

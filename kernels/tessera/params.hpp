@@ -67,6 +67,21 @@ struct FwdParams : ProblemParams {
   float* partial_lse;          // [num_splits, heads_q, rows_total], natural logarithm
 };
 
+// CUtensorMap: how a bulk copy finds a tensor. Made by the driver.
+struct alignas(64) TensorMap {
+  unsigned char opaque[128];
+};
+
+// Forward by wgmma: fwd_sm90.cuh.
+struct FwdSm90Params : ProblemParams {
+  TensorMap q_map, k_map, v_map;  // [batch, head, row, column], boxes of 64 columns
+  RowTensor o;
+  StatTensor lse;
+  int tiles;    // of a sequence, or slots of a packed batch
+  int section;  // (batch, head) pairs whose tiles are taken together, longest first; their keys and values fit in L2
+  int works;    // tiles of all heads
+};
+
 struct BwdParams : ProblemParams {
   RowTensor o, d_o, d_q, d_k, d_v;
   StatTensor lse, d_lse;

@@ -39,7 +39,10 @@ struct OnlineSoftmax {
   float sum[kM][2];    // this lane's share
   bool ready = false;  // every row of the warp has a reference, and not a huge one
 
-  TESSERA_DEVICE OnlineSoftmax() {
+  TESSERA_DEVICE OnlineSoftmax() { reset(); }
+
+  TESSERA_DEVICE void reset() {
+    ready = false;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -50,7 +53,16 @@ struct OnlineSoftmax {
   template <int kN, int kD>
   TESSERA_DEVICE void update(float (&s)[kM][kN][4], float scale, float (&o)[kM][kD][4]) {
     float alpha[kM][2];
-    bool moves = false;
+    const bool moves = move_reference(s, scale, alpha);
+    if (moves) rescale(alpha, o);
+    exponentiate(s, scale);
+  }
+
+  // update() in its three parts, for a caller whose O is not to be had at once. The reference moves to the maximum of s where
+  // that passes it; alpha is what O is to be rescaled by, and the answer whether any row of the warp is.
+  template <int kN>
+  TESSERA_DEVICE bool move_reference(const float (&s)[kM][kN][4], float scale, float (&alpha)[kM][2]) {
+    bool moves = false, moderate = true;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -63,13 +75,16 @@ struct OnlineSoftmax {
         const bool passes = best > old + kRescaleThreshold_log2;  // -inf + 8 = -inf: the first finite one passes
         ref[m][half] = passes ? best : old;
         alpha[m][half] = passes ? ptx::ex2_approx_ftz(old - best) : 1.0f;
+        sum[m][half] *= alpha[m][half];
         moves |= passes;
+        moderate &= fabsf(ref[m][half]) < kHugeScore_log2;
       }
-    if (__any_sync(0xffffffff, moves)) rescale(alpha, o);
-    bool moderate = true;
-#pragma unroll
-    for (int m = 0; m < kM; ++m) moderate &= fabsf(ref[m][0]) < kHugeScore_log2 && fabsf(ref[m][1]) < kHugeScore_log2;
     ready = __all_sync(0xffffffff, moderate);
+    return __any_sync(0xffffffff, moves);
+  }
+
+  template <int kN>
+  TESSERA_DEVICE void exponentiate(float (&s)[kM][kN][4], float scale) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -86,6 +101,16 @@ struct OnlineSoftmax {
             sum[m][half] += s[m][n][e];
           }
       }
+  }
+
+  template <int kD>
+  TESSERA_DEVICE void rescale(const float (&alpha)[kM][2], float (&o)[kM][kD][4]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int d = 0; d < kD; ++d)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[m][d][e] *= alpha[m][e / 2];
   }
 
   // The same against the references as they are: no maximum, no rescaling, nothing that waits for the whole tile. False:
@@ -123,19 +148,6 @@ struct OnlineSoftmax {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) sum[m][half] = row_sum(sum[m][half]);
-  }
-
- private:
-  template <int kD>
-  TESSERA_DEVICE void rescale(const float (&alpha)[kM][2], float (&o)[kM][kD][4]) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        sum[m][half] *= alpha[m][half];
-#pragma unroll
-        for (int d = 0; d < kD; ++d) o[m][d][2 * half] *= alpha[m][half], o[m][d][2 * half + 1] *= alpha[m][half];
-      }
   }
 };
 

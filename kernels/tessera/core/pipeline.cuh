@@ -1,0 +1,47 @@
+// A ring of stages between a producer and its consumers: which stage is next, and the parity of its barrier's phase.
+#pragma once
+
+#include "tessera/ptx/mbarrier.cuh"
+
+namespace tessera {
+
+template <int kStages>
+struct RingPosition {
+  int stage = 0, parity = 0;
+
+  TESSERA_DEVICE void advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+struct alignas(8) Barrier {
+  unsigned long long state;
+  TESSERA_DEVICE uint32 address() const { return shared_address(&state); }
+};
+
+// full: the producer's arrival and the bytes of its copies. empty: an arrival of each consumer warp.
+template <int kStages>
+struct Ring {
+  Barrier full[kStages], empty[kStages];
+
+  TESSERA_DEVICE void init(int consumer_warps) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      ptx::mbarrier_init(full[stage].address(), 1);
+      ptx::mbarrier_init(empty[stage].address(), consumer_warps);
+    }
+  }
+  // Producer: waits until the stage is free and announces what will come. The first round finds every stage free.
+  TESSERA_DEVICE void acquire(const RingPosition<kStages>& at, int bytes) {
+    ptx::mbarrier_wait_parity(empty[at.stage].address(), at.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(full[at.stage].address(), bytes);
+  }
+  TESSERA_DEVICE void wait_full(const RingPosition<kStages>& at) {
+    ptx::mbarrier_wait_parity(full[at.stage].address(), at.parity);
+  }
+  // Consumer, one lane of a warp that is done with the stage.
+  TESSERA_DEVICE void release(const RingPosition<kStages>& at) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty[at.stage].address());
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,26 @@
+// Bulk copies by tensor map (TMA) and the fences between ordinary accesses to shared memory and them.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-tensor
+#pragma once
+
+#include "tessera/ptx/device.cuh"
+
+namespace tessera::ptx {
+
+// A box of a four-dimensional tensor to shared memory; its bytes count towards `barrier`. What lies outside is zero.
+TESSERA_DEVICE void cp_async_bulk_tensor_4d(uint32 shared, const TensorMap* map, uint32 barrier, int c0, int c1, int c2,
+                                            int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+TESSERA_DEVICE void prefetch_tensormap(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// What this thread wrote to shared memory by ordinary stores becomes visible to wgmma and to bulk copies.
+TESSERA_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+}  // namespace tessera::ptx
