@@ -1,0 +1,206 @@
+"""Tessera, and PyTorch's flash and cuDNN backends, each as calls that are timed and results that are checked.
+
+Tensors lie in memory as [B, S, H, D]; scaled_dot_product_attention sees them as [B, H, S, D]. Backward is the backward
+kernels alone, on what forward has saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import tessera
+import tessera.torch
+from cuda_bench.problem import Inputs, Problem
+
+aten = torch.ops.aten
+Call = Callable[[], object]
+Results = Callable[[object], "dict[str, Tensor]"]
+
+
+class NotOffered(Exception):
+    """This contestant has no such call."""
+
+
+def _gradients(returned) -> dict[str, Tensor]:
+    return dict(zip(("d_q", "d_k", "d_v"), returned))
+
+
+def _turned(returned) -> dict[str, Tensor]:
+    """[B, H, S, D] as [B, S, H, D]."""
+    return {name: x.transpose(1, 2) for name, x in _gradients(returned).items()}
+
+
+class Contestant:
+    name: str
+    title: str
+
+    def __init__(self, problem: Problem, inputs: Inputs):
+        self.problem, self.inputs = problem, inputs
+        self.how = ""  # how backward is called, where that is not as usual
+
+    def call(self, direction: str) -> tuple[Call, Results]:
+        """The call, and how its results are read: o forward, d_q, d_k, d_v backward."""
+        return self.forward() if direction == "forward" else self.backward()
+
+    def forward(self) -> tuple[Call, Results]:
+        raise NotImplementedError
+
+    def backward(self) -> tuple[Call, Results]:
+        raise NotImplementedError
+
+
+class Tessera(Contestant):
+    name, title = "tessera", "Tessera"
+
+    def options(self) -> dict:
+        p = self.problem
+        options = {"causal": p.causal, "deterministic": p.deterministic}
+        if p.window >= 0:
+            options["window"] = (p.window, 0)
+        if p.lengths:
+            cu = self.inputs.cu_seqlens
+            options.update(cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=p.seqlen_q, max_seqlen_k=p.seqlen_k)
+        return options
+
+    def plan(self, direction: str) -> dict:
+        x = self.inputs
+        return tessera.plan(x.q, x.k, x.v, direction=direction, as_dict=True, **self.options())
+
+    def forward(self) -> tuple[Call, Results]:
+        x, options = self.inputs, self.options()
+
+        def call() -> Tensor:
+            with torch.no_grad():
+                return tessera.torch.attention(x.q, x.k, x.v, **options)
+
+        return call, lambda o: {"o": o}
+
+    def backward(self) -> tuple[Call, Results]:
+        x, options = self.inputs, self.options()
+        with torch.no_grad():
+            o, lse = tessera.torch.attention(x.q, x.k, x.v, return_lse=True, **options)
+        return lambda: tessera.attention_backward(x.q, x.k, x.v, o, lse, x.d_o, **options), _gradients
+
+
+class _Sdpa(Contestant):
+    """A backend of scaled_dot_product_attention."""
+
+    backend: SDPBackend
+
+    def __init__(self, problem: Problem, inputs: Inputs):
+        super().__init__(problem, inputs)
+        if problem.deterministic:
+            raise NotOffered("measured without the deterministic option only")
+        if problem.lengths or problem.window >= 0:
+            raise NotOffered("scaled_dot_product_attention has no packed sequences and no windows")
+        self.q, self.k, self.v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+        self.options = {"is_causal": problem.causal}
+        if problem.heads != problem.heads_kv:
+            self.options["enable_gqa"] = True
+
+    def forward(self) -> tuple[Call, Results]:
+        def call() -> Tensor:
+            with torch.no_grad(), sdpa_kernel(self.backend):
+                return F.scaled_dot_product_attention(self.q, self.k, self.v, **self.options)
+
+        return call, lambda o: {"o": o.transpose(1, 2)}
+
+    def backward(self) -> tuple[Call, Results]:
+        d_o = self.inputs.d_o.transpose(1, 2)
+        try:
+            direct = self.direct_backward(d_o)
+            direct()
+            torch.cuda.synchronize()
+        except (RuntimeError, TypeError) as error:
+            torch.cuda.synchronize()
+            self.how = f"through autograd: {str(error).splitlines()[0][:120]}"
+            return self._through_autograd(d_o), _turned
+        return direct, _turned
+
+    def direct_backward(self, d_o: Tensor) -> Call:
+        """The backward operator itself, on what the forward operator saved."""
+        raise NotImplementedError
+
+    def _through_autograd(self, d_o: Tensor) -> Call:
+        leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
+        with sdpa_kernel(self.backend):
+            o = F.scaled_dot_product_attention(*leaves, **self.options)
+        return lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True)
+
+
+class Flash(_Sdpa):
+    """FlashAttention-2. Packed sequences and windows by the operator beneath scaled_dot_product_attention."""
+
+    name, title, backend = "flash", "FA2", SDPBackend.FLASH_ATTENTION
+
+    def __init__(self, problem: Problem, inputs: Inputs):
+        if problem.head_dim_v != problem.head_dim:
+            raise NotOffered("values have the head size of queries and keys")
+        self._beneath = bool(problem.lengths) or problem.window >= 0
+        if self._beneath:
+            Contestant.__init__(self, problem, inputs)
+            if problem.deterministic:
+                raise NotOffered("measured without the deterministic option only")
+        else:
+            super().__init__(problem, inputs)
+
+    def _beneath_arguments(self) -> tuple[tuple, dict]:
+        p, cu = self.problem, self.inputs.cu_seqlens
+        window = {"window_size_left": p.window, "window_size_right": 0} if p.window >= 0 else {}
+        return (cu, cu, p.seqlen_q, p.seqlen_k, 0.0, p.causal), window
+
+    def forward(self) -> tuple[Call, Results]:
+        if not self._beneath:
+            return super().forward()
+        x, (arguments, window) = self.inputs, self._beneath_arguments()
+        call = lambda: aten._flash_attention_forward(x.q, x.k, x.v, *arguments, False, **window)  # noqa: E731
+        return call, lambda returned: {"o": returned[0]}
+
+    def backward(self) -> tuple[Call, Results]:
+        if not self._beneath:
+            return super().backward()
+        x, (arguments, window) = self.inputs, self._beneath_arguments()
+        o, lse, rng_state, unused, _ = self.forward()[0]()
+        call = lambda: aten._flash_attention_backward(  # noqa: E731
+            x.d_o, x.q, x.k, x.v, o, lse, *arguments, rng_state, unused, **window
+        )
+        return call, _gradients
+
+    def direct_backward(self, d_o: Tensor) -> Call:
+        causal = self.problem.causal
+        o, lse, cu_q, cu_k, max_q, max_k, rng_state, unused, _ = aten._scaled_dot_product_flash_attention(
+            self.q, self.k, self.v, 0.0, causal
+        )
+        saved = (o, lse, cu_q, cu_k, max_q, max_k, 0.0, causal, rng_state, unused)
+        return lambda: aten._scaled_dot_product_flash_attention_backward(d_o, self.q, self.k, self.v, *saved)
+
+
+class Cudnn(_Sdpa):
+    name, title, backend = "cudnn", "cuDNN", SDPBackend.CUDNN_ATTENTION
+
+    def direct_backward(self, d_o: Tensor) -> Call:
+        causal = self.problem.causal
+        o, lse, cu_q, cu_k, max_q, max_k, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
+            self.q, self.k, self.v, None, True, 0.0, causal
+        )
+        saved = (o, lse, seed, offset, None, cu_q, cu_k, max_q, max_k, 0.0, causal)
+        return lambda: aten._scaled_dot_product_cudnn_attention_backward(d_o, self.q, self.k, self.v, *saved)
+
+
+CONTESTANTS = (Tessera, Flash, Cudnn)
+
+
+def enter(problem: Problem, inputs: Inputs) -> tuple[list[Contestant], dict[str, str]]:
+    """Those that have such a call, and why the others do not."""
+    entered, reasons = [], {}
+    for contestant in CONTESTANTS:
+        try:
+            entered.append(contestant(problem, inputs))
+        except NotOffered as reason:
+            reasons[contestant.name] = str(reason)
+    return entered, reasons

@@ -1,0 +1,161 @@
+"""The problems that are timed, and their tensors."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Attention of q [B, Sq, Hq, D] to k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv]; packed [T, H, D] with `lengths`."""
+
+    name: str
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads: int
+    heads_kv: int
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    dtype: str = "bfloat16"
+    window: int = -1  # keys left of the diagonal; with causal
+    lengths: tuple[int, ...] = ()  # of packed sequences, queries and keys alike
+    deterministic: bool = False
+
+    @property
+    def mask(self) -> str:
+        return "causal" if self.causal else "full"
+
+    def visible(self) -> float:
+        """Pairs of a query and a key that it sees, of one head. Causal counts as half, as in the papers."""
+        if self.lengths:
+            return sum(n * n for n in self.lengths) * (0.5 if self.causal else 1.0)
+        if self.window >= 0:
+            # The first `window` queries see as many keys as there are before them.
+            full = max(0, self.seqlen_q - self.window)
+            return self.batch * (full * (self.window + 1) + (self.seqlen_q - full) * (self.seqlen_q - full + 1) / 2)
+        return self.batch * self.seqlen_q * self.seqlen_k * (0.5 if self.causal else 1.0)
+
+    def flops(self, direction: str) -> float:
+        """2 products forward, 5 backward, of which S, dQ, dK are over D and O (dP, dV) over Dv."""
+        over_d, over_dv = (1, 1) if direction == "forward" else (3, 2)
+        return 2.0 * self.visible() * self.heads * (over_d * self.head_dim + over_dv * self.head_dim_v)
+
+    def kv_bytes(self) -> int:
+        rows = sum(self.lengths) if self.lengths else self.batch * self.seqlen_k
+        return rows * self.heads_kv * (self.head_dim + self.head_dim_v) * DTYPES[self.dtype].itemsize
+
+
+@dataclass
+class Inputs:
+    """Standard normal tensors; cu_seqlens int32 [B + 1] where packed."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    d_o: Tensor | None
+    cu_seqlens: Tensor | None = None
+
+    @staticmethod
+    def of(problem: Problem, with_gradient: bool, device: str = "cuda") -> Inputs:
+        generator = torch.Generator(device).manual_seed(7)
+
+        def normal(rows: int, heads: int, dim: int) -> Tensor:
+            shape = (sum(problem.lengths), heads, dim) if problem.lengths else (problem.batch, rows, heads, dim)
+            return torch.randn(shape, generator=generator, device=device, dtype=DTYPES[problem.dtype])
+
+        p = problem
+        cu_seqlens = None
+        if p.lengths:
+            cu_seqlens = torch.tensor([0, *p.lengths], device=device).cumsum(0).to(torch.int32)
+        return Inputs(
+            normal(p.seqlen_q, p.heads, p.head_dim),
+            normal(p.seqlen_k, p.heads_kv, p.head_dim),
+            normal(p.seqlen_k, p.heads_kv, p.head_dim_v),
+            normal(p.seqlen_q, p.heads, p.head_dim_v) if with_gradient else None,
+            cu_seqlens,
+        )
+
+
+TOKENS = 16384
+WIDTH = 2048  # heads times head size
+
+
+def _square(name: str, batch: int, length: int, heads: int, heads_kv: int, dim: int, dim_v: int, causal: bool,
+            **more) -> Problem:  # fmt: skip
+    return Problem(name, batch, length, length, heads, heads_kv, dim, dim_v, causal, **more)
+
+
+def grid(head_dims: list[int], lengths: list[int], dtype: str) -> list[Problem]:
+    """16384 tokens, 2048 / D heads."""
+    return [
+        _square(f"D {dim}", max(1, TOKENS // length), length, WIDTH // dim, WIDTH // dim, dim, dim, causal, dtype=dtype)
+        for dim in head_dims
+        for causal in (False, True)
+        for length in lengths
+    ]
+
+
+def long_tailed_lengths(count: int = 48, total: int = 51116, longest: int = 6648) -> tuple[int, ...]:
+    """Log-normal lengths of so many sequences, about `total` tokens, none above `longest`; the same each time."""
+    draw = random.Random(11)
+    shape = [draw.lognormvariate(0, 1.1) for _ in range(count)]
+    scale = total / sum(shape)
+    return tuple(min(longest, max(16, round(scale * x))) for x in shape)
+
+
+def beyond(dtype: str) -> list[Problem]:
+    """4 x 4096 tokens unless the name says otherwise."""
+    rows = [
+        ("D 96, 20 heads", 20, 20, 96, 96),
+        ("GQA 32 / 8, D 128", 32, 8, 128, 128),
+        ("D 192, 10 heads", 10, 10, 192, 192),
+        ("D 192, Dv 128, 16 heads", 16, 16, 192, 128),
+    ]
+    problems = [
+        _square(name, 4, 4096, *shape, causal, dtype=dtype) for name, *shape in rows for causal in (False, True)
+    ]
+    problems.append(_square("window 1024 of 32768, D 128, 16 heads", 1, 32768, 16, 16, 128, 128, True, dtype=dtype,
+                            window=1024))  # fmt: skip
+    lengths = long_tailed_lengths()
+    name = f"packed, {len(lengths)} log-normal lengths, {sum(lengths)} tokens, longest {max(lengths)}, D 128, 16 heads"
+    problems += [
+        _square(name, len(lengths), max(lengths), 16, 16, 128, 128, causal, dtype=dtype, lengths=lengths)
+        for causal in (False, True)
+    ]
+    problems += [
+        _square(f"D {dim}, {WIDTH // dim} heads, deterministic", 4, 4096, WIDTH // dim, WIDTH // dim, dim, dim, causal,
+                dtype=dtype, deterministic=True)
+        for dim in (64, 128, 256)
+        for causal in (False, True)
+    ]  # fmt: skip
+    return problems
+
+
+def decode(dtype: str) -> list[Problem]:
+    """One query token a sequence, D 128."""
+    sizes = ((1, 8192), (1, 65536), (1, 524288), (8, 8192), (16, 4096), (64, 2048), (64, 8192))
+    return [
+        Problem(f"{heads}/{heads_kv}", batch, 1, length, heads, heads_kv, 128, 128, False, dtype=dtype)
+        for heads, heads_kv in ((32, 8), (32, 32), (64, 8))
+        for batch, length in sizes
+    ]
+
+
+def short_name(problem: Problem, direction: str) -> str:
+    if problem.seqlen_q == 1:
+        return f"decode {problem.name} B {problem.batch} Sk {problem.seqlen_k}"
+    length = "" if problem.lengths or problem.window >= 0 else f" N {problem.seqlen_k}"
+    return f"{direction} {problem.name.split(', longest')[0]} {problem.mask}{length}"
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan

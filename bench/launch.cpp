@@ -1,0 +1,312 @@
+// tessera_bench_launch: what a call costs the host on a GPU, through the C interface: the first call of a config, which
+// compiles its kernel; the first one that finds it in the cache on disk; and a planned launch.
+//
+// Tensors are tiny: nothing but the host's time is measured. Each first call has a process of its own, which this
+// program starts. No library but Tessera's; libcuda is opened at run time.
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tessera/tessera.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+void check(const tessera_status& status) {
+  if (status.code != TESSERA_OK) throw std::runtime_error(status.message);
+}
+
+// ---- the driver -----------------------------------------------------------------------------------------------------
+
+template <class... Arguments>
+void driver(const char* name, Arguments... arguments) {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* const function = library ? dlsym(library, name) : nullptr;
+  if (!function) throw std::runtime_error(std::string("libcuda.so.1: no ") + name);
+  const int result = reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
+  if (result != 0) throw std::runtime_error(std::string(name) + ": error " + std::to_string(result));
+}
+
+// GPU 0's primary context, current in this thread, with a stream.
+void* make_stream() {
+  int device = 0;
+  void* context = nullptr;
+  void* stream = nullptr;
+  driver("cuInit", 0u);
+  driver("cuDeviceGet", &device, 0);
+  driver("cuDevicePrimaryCtxRetain", &context, device);
+  driver("cuCtxSetCurrent", context);
+  driver("cuStreamCreate", &stream, 1u);  // does not wait for the default stream
+  return stream;
+}
+
+void* allocate(size_t bytes) {
+  unsigned long long address = 0;
+  driver("cuMemAlloc_v2", &address, bytes);
+  driver("cuMemsetD8_v2", address, static_cast<unsigned char>(0), bytes);
+  return reinterpret_cast<void*>(address);
+}
+
+void synchronize(void* stream) { driver("cuStreamSynchronize", stream); }
+
+// ---- the calls ------------------------------------------------------------------------------------------------------
+
+struct Case {
+  const char* name;
+  tessera_direction direction;
+  int64_t batch, seqlen_q, seqlen_k, heads, heads_kv, head_dim;
+  int32_t causal;
+};
+
+constexpr Case kCases[] = {
+    {"forward, D 64", TESSERA_FORWARD, 1, 128, 128, 1, 1, 64, 0},
+    {"forward, D 128, causal", TESSERA_FORWARD, 1, 128, 128, 1, 1, 128, 1},
+    {"forward, D 256, causal", TESSERA_FORWARD, 1, 128, 128, 1, 1, 256, 1},
+    {"decode, D 128, 8 heads over 1, 4096 keys", TESSERA_FORWARD, 1, 1, 4096, 8, 1, 128, 0},
+    {"backward, D 64", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 64, 0},
+    {"backward, D 128, causal", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 128, 1},
+    {"backward, D 256, causal", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 256, 1},
+};
+
+tessera_layout layout(int32_t dtype, std::initializer_list<int64_t> shape) {
+  tessera_layout result{};
+  result.dtype = dtype;
+  result.rank = static_cast<int32_t>(shape.size());
+  std::ranges::copy(shape, result.shape);
+  int64_t stride = 1;
+  for (int32_t i = result.rank; i-- > 0; stride *= result.shape[i]) result.strides[i] = stride;
+  return result;
+}
+
+size_t bytes_of(const tessera_layout& tensor) {
+  size_t bytes = tessera_dtype_bytes(tensor.dtype);
+  for (int32_t i = 0; i < tensor.rank; ++i) bytes *= static_cast<size_t>(tensor.shape[i]);
+  return bytes;
+}
+
+// A planned call with its memory, in bfloat16.
+class Planned {
+ public:
+  explicit Planned(const Case& c) : stream_(make_stream()) {
+    tessera_problem problem;
+    tessera_problem_init(&problem);
+    problem.direction = c.direction;
+    problem.q = layout(TESSERA_BFLOAT16, {c.batch, c.seqlen_q, c.heads, c.head_dim});
+    problem.k = problem.v = layout(TESSERA_BFLOAT16, {c.batch, c.seqlen_k, c.heads_kv, c.head_dim});
+    problem.o = problem.q;
+    problem.lse = layout(TESSERA_FLOAT32, {c.batch, c.heads, c.seqlen_q});
+    problem.causal = c.causal;
+    buffers_.q = allocate(bytes_of(problem.q));
+    buffers_.k = allocate(bytes_of(problem.k));
+    buffers_.v = allocate(bytes_of(problem.v));
+    buffers_.o = allocate(bytes_of(problem.o));
+    buffers_.lse = static_cast<float*>(allocate(bytes_of(problem.lse)));
+    if (c.direction == TESSERA_BACKWARD) {
+      problem.d_o = problem.d_q = problem.q;
+      problem.d_k = problem.d_v = problem.k;
+      buffers_.d_o = allocate(bytes_of(problem.q));
+      buffers_.d_q = allocate(bytes_of(problem.q));
+      buffers_.d_k = allocate(bytes_of(problem.k));
+      buffers_.d_v = allocate(bytes_of(problem.v));
+    }
+    tessera_device device;
+    check(tessera_device_cuda(0, &device));
+    const auto start = Clock::now();
+    check(tessera_make_plan(&problem, &device, &plan_));
+    plan_us_ = 1e3 * milliseconds_since(start);
+    workspace_bytes_ = tessera_workspace_bytes(&plan_);
+    workspace_ = allocate(std::max<size_t>(workspace_bytes_, 1));
+    executor_.stream = stream_;
+    run_ = c.direction == TESSERA_FORWARD ? tessera_forward : tessera_backward;
+  }
+
+  void launch() { check(run_(&plan_, &buffers_, workspace_, workspace_bytes_, &executor_)); }
+  void wait() { synchronize(stream_); }
+  double plan_us() const { return plan_us_; }
+  const char* kernel() const { return tessera_kernel_name(plan_.kernel); }
+  const char* device() const { return plan_.device.name; }
+
+ private:
+  void* stream_;
+  tessera_buffers buffers_{};
+  tessera_plan plan_;
+  double plan_us_ = 0;
+  void* workspace_ = nullptr;
+  size_t workspace_bytes_ = 0;
+  tessera_executor executor_{};
+  decltype(&tessera_forward) run_ = nullptr;
+};
+
+// ---- what is measured -----------------------------------------------------------------------------------------------
+
+struct Answer {  // of a child
+  double first_ms = 0, plan_us = 0;
+};
+
+// The first call, from its start until its result is there. The driver, the context and the memory are made before.
+Answer first_call(const Case& c) {
+  Planned planned(c);
+  const auto start = Clock::now();
+  planned.launch();
+  planned.wait();
+  return {milliseconds_since(start), planned.plan_us()};
+}
+
+// Microseconds of host time a launch: the mean, and the median of the chunks. Waiting for the GPU between chunks, so
+// that the queue never fills, is not counted.
+struct LaunchTime {
+  double mean_us = 0, median_us = 0;
+};
+
+LaunchTime launch_time(Planned& planned) {
+  constexpr int kChunks = 200, kLaunches = 50;
+  for (int i = 0; i < kLaunches; ++i) planned.launch();
+  planned.wait();
+  std::vector<double> chunks;
+  double total = 0;
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const auto start = Clock::now();
+    for (int i = 0; i < kLaunches; ++i) planned.launch();
+    chunks.push_back(1e3 * milliseconds_since(start) / kLaunches);
+    planned.wait();
+    total += chunks.back();
+  }
+  std::ranges::nth_element(chunks, chunks.begin() + kChunks / 2);
+  return {total / kChunks, chunks[kChunks / 2]};
+}
+
+// This program again, for one first call with a cache folder of its own.
+Answer first_call_in_new_process(const char* program, size_t number, const std::filesystem::path& cache) {
+  setenv("TESSERA_CACHE_DIR", cache.c_str(), 1);
+  int ends[2];
+  if (pipe(ends) != 0) throw std::runtime_error("pipe: refused");
+  const pid_t child = fork();
+  if (child < 0) throw std::runtime_error("fork: refused");
+  if (child == 0) {
+    dup2(ends[1], STDOUT_FILENO);
+    close(ends[0]);
+    close(ends[1]);
+    execl(program, program, "--first-call", std::to_string(number).c_str(), static_cast<char*>(nullptr));
+    _exit(127);
+  }
+  close(ends[1]);
+  std::string text;
+  char buffer[256];
+  for (ssize_t got; (got = read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<size_t>(got));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  Answer answer;
+  if (status != 0 || std::sscanf(text.c_str(), "%lf %lf", &answer.first_ms, &answer.plan_us) != 2) {
+    throw std::runtime_error(std::string(kCases[number].name) + ": its first call failed in a process of its own");
+  }
+  return answer;
+}
+
+struct Row {
+  const Case* of;
+  std::string kernel;
+  Answer compiled, cached;
+  LaunchTime launch;
+};
+
+void write_json(const char* path, const std::string& device, const std::vector<Row>& rows) {
+  FILE* const file = std::fopen(path, "w");
+  if (!file) throw std::runtime_error(std::string("--json: cannot write ") + path);
+  std::fprintf(file, "{\"device\": \"%s\", \"version\": \"%s\", \"rows\": [", device.c_str(), tessera_version());
+  for (const Row& row : rows) {
+    std::fprintf(file,
+                 "%s\n {\"name\": \"%s\", \"kernel\": \"%s\", \"first_call_ms\": %.3f, \"first_cached_call_ms\": %.3f, "
+                 "\"plan_us\": %.3f, \"launch_mean_us\": %.3f, \"launch_median_us\": %.3f}",
+                 &row == rows.data() ? "" : ",", row.of->name, row.kernel.c_str(), row.compiled.first_ms,
+                 row.cached.first_ms, row.cached.plan_us, row.launch.mean_us, row.launch.median_us);
+  }
+  std::fprintf(file, "\n]}\n");
+  std::fclose(file);
+}
+
+// Removed with all that is in it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "tessera-launch-XXXXXX").string();
+    if (!mkdtemp(name.data())) throw std::runtime_error("cannot make a folder in " + name);
+    path_ = name;
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+int measure(const char* program, const char* json_path) {
+  const TemporaryFolder cache;
+  // The driver's own cache of compiled code must not answer in the first call's place.
+  setenv("CUDA_CACHE_DISABLE", "1", 1);
+  std::vector<Row> rows;
+  std::string device;
+  std::printf("%-42s %-10s %14s %16s %9s %17s\n", "one call, host time", "kernel", "first call ms", "from the disk ms",
+              "plan us", "launch us, median");
+  for (size_t number = 0; number < std::size(kCases); ++number) {
+    const std::filesystem::path folder = cache.path() / std::to_string(number);
+    Row row{.of = &kCases[number], .kernel = {}, .compiled = {}, .cached = {}, .launch = {}};
+    row.compiled = first_call_in_new_process(program, number, folder);
+    row.cached = first_call_in_new_process(program, number, folder);
+    rows.push_back(row);
+  }
+  // Launches last: a process with a context would be in the children's way.
+  setenv("TESSERA_CACHE_DIR", (cache.path() / "launches").c_str(), 1);
+  for (Row& row : rows) {
+    Planned planned(*row.of);
+    device = planned.device();
+    row.kernel = planned.kernel();
+    row.launch = launch_time(planned);
+    std::printf("%-42s %-10s %14.1f %16.2f %9.2f %8.2f %8.2f\n", row.of->name, row.kernel.c_str(),
+                row.compiled.first_ms, row.cached.first_ms, row.cached.plan_us, row.launch.mean_us,
+                row.launch.median_us);
+    std::fflush(stdout);
+  }
+  std::printf("%s, Tessera %s\n", device.c_str(), tessera_version());
+  if (json_path) write_json(json_path, device, rows);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    if (argc == 3 && std::strcmp(argv[1], "--first-call") == 0) {
+      const Answer answer = first_call(kCases[std::stoul(argv[2])]);
+      std::printf("%.6f %.6f\n", answer.first_ms, answer.plan_us);
+      return 0;
+    }
+    if (argc == 1) return measure("/proc/self/exe", nullptr);
+    if (argc == 3 && std::strcmp(argv[1], "--json") == 0) return measure("/proc/self/exe", argv[2]);
+    std::fprintf(stderr, "usage: %s [--json FILE]\n", argv[0]);
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "tessera_bench_launch: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# The CUDA benchmarks on a machine with a GPU: builds the Python extension, then runs those named; logs and JSON in
+# $OUT, else in build/gpu-python/logs.
+#
+#   scripts/gpu_bench.sh [BENCH ...]       grid, beyond, decode, launch, io; all unless some are named
+#   scripts/gpu_bench.sh --quick ...       short lead-in and one round: for a look, not for reports
+#   scripts/gpu_bench.sh ... -- OPTION ... goes to bench/cuda_against_pytorch.py, as --direction forward --head-dims 128
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+logs=${OUT:-$PWD/build/gpu-python/logs}
+all_benches=(grid beyond decode launch io)
+benches=()
+steadiness=()
+while (($#)); do
+  case $1 in
+    --quick) steadiness=(--lead-ms 40 --measure-ms 60 --rounds 1) && shift ;;
+    --) shift && break ;;
+    -*) echo "$1: no such option; accepted --quick, and -- before options of cuda_against_pytorch.py" >&2 && exit 2 ;;
+    *) benches+=("$1") && shift ;;
+  esac
+done
+more=("$@")
+((${#benches[@]})) || benches=("${all_benches[@]}")
+for bench in "${benches[@]}"; do
+  [[ " ${all_benches[*]} " == *" $bench "* ]] && continue
+  echo "$bench: no such benchmark; accepted ${all_benches[*]}" >&2
+  exit 2
+done
+
+mkdir -p "$logs"
+if ! path=$(scripts/gpu_python.sh 2> "$logs/build.log"); then
+  tail -20 "$logs/build.log"
+  echo "the extension was not built: $logs/build.log"
+  exit 1
+fi
+export PYTHONPATH=$path PYTHONUNBUFFERED=1
+echo "built in $SECONDS s"
+
+# The library alone, no other dependency: one compiler call.
+run_launch() {
+  local program=build/gpu-python/tessera_bench_launch
+  "${CXX:-c++}" -std=c++20 -O2 -Iinclude bench/launch.cpp build/gpu-python/src/libtessera.a -ldl -pthread -o $program &&
+    $program --json "$logs/launch.json"
+}
+
+failed=0
+for bench in "${benches[@]}"; do
+  started=$SECONDS
+  case $bench in
+    launch) run_launch ;;
+    io) "$python" bench/cuda_io.py "${steadiness[@]}" --json "$logs/io.json" ;;
+    *)
+      "$python" bench/cuda_against_pytorch.py --cases "$bench" "${steadiness[@]}" --json "$logs/$bench.json" "${more[@]}"
+      ;;
+  esac 2>&1 | tee "$logs/$bench.log"
+  status=${PIPESTATUS[0]}
+  echo "$bench: status $status, $((SECONDS - started)) s"
+  ((status == 0)) || failed=1
+done
+exit $failed
