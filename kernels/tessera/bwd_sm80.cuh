@@ -9,6 +9,9 @@
 // registers, several warps have the same keys: each computes the scores of a part of the queries and gathers a part of
 // the columns, and P^T goes through shared memory. Where K, V, Q and dO do not fit into shared memory, V takes turns
 // with K, and dO with Q. bwd_rows.cuh has what goes before and after.
+//
+// What is hidden has the weight 0, and in a tile that somebody sees it is multiplied all the same: a NaN or infinity in
+// a query's dO reaches dV, and one in a key dQ, of hidden neighbours in the tile. Tiles that nobody sees are not read.
 #pragma once
 
 #include "tessera/core/query_slots.cuh"
