@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The CUDA benchmarks on a machine with a GPU: builds the Python extension, then runs those named; logs and JSON in
-# $OUT, else in build/gpu-python/logs.
+# The CUDA benchmarks on a machine with a GPU: builds the Python extension, then runs those named; bench.log and a JSON
+# file each in $OUT, else in build/gpu-python/logs.
 #
 #   scripts/gpu_bench.sh [BENCH ...]       grid, beyond, decode, launch, io; all unless some are named
 #   scripts/gpu_bench.sh --quick ...       short lead-in and one round: for a look, not for reports
@@ -29,14 +29,15 @@ for bench in "${benches[@]}"; do
   exit 2
 done
 
-mkdir -p "$logs"
-if ! path=$(scripts/gpu_python.sh 2> "$logs/build.log"); then
-  tail -20 "$logs/build.log"
-  echo "the extension was not built: $logs/build.log"
+mkdir -p "$logs" build/gpu-python
+if ! path=$(scripts/gpu_python.sh 2> build/gpu-python/build.log); then
+  tail -20 build/gpu-python/build.log
+  echo "the extension was not built: build/gpu-python/build.log"
   exit 1
 fi
 export PYTHONPATH=$path PYTHONUNBUFFERED=1
 echo "built in $SECONDS s"
+: > "$logs/bench.log"
 
 # The library alone, no other dependency: one compiler call.
 run_launch() {
@@ -54,7 +55,7 @@ for bench in "${benches[@]}"; do
     *)
       "$python" bench/cuda_against_pytorch.py --cases "$bench" "${steadiness[@]}" --json "$logs/$bench.json" "${more[@]}"
       ;;
-  esac 2>&1 | tee "$logs/$bench.log"
+  esac 2>&1 | tee -a "$logs/bench.log"
   status=${PIPESTATUS[0]}
   echo "$bench: status $status, $((SECONDS - started)) s"
   ((status == 0)) || failed=1
