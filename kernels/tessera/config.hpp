@@ -56,6 +56,7 @@ struct FwdSm90Config {
   int block_n;     // keys a tile
   int consumers;   // warpgroups that multiply, each with 64 query rows
   int stages;      // tiles of keys, and of values, in shared memory
+  int q_stages;    // tiles of queries: with two, the next work's arrives while this one's is in use
   bool causal;     // works are taken longest first
 };
 

@@ -19,23 +19,16 @@
 
 namespace tessera {
 
-template <FwdSm90Config kCfg>
-struct FwdSm90SharedMemory {
-  SwizzledTile<64, kCfg.head_dim> sQ[kCfg.consumers];
-  SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.stages];
-  SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.stages];
-  Ring<1> q;
-  Ring<kCfg.stages> k, v;
-};
-
 // One tile of queries of one head, and the blocks of keys [first, last) that it sees.
 template <FwdSm90Config kCfg>
 struct FwdWork {
-  static constexpr int kBlockM = 64 * kCfg.consumers;
-  int batch, head, row0, count;  // count <= 0: nothing to do
+  static constexpr int kBlockM = 64 * kCfg.consumers, kEnd = -1;
+  int batch, head, row0, count;  // count 0: nothing to do; kEnd: nor anything afterwards
   Sequence s;
   TileRange visible;
   int first, last;
+
+  FwdWork() = default;
 
   // Works of a section of heads stand together. Causal: the tiles that see the most come first, and every second round of
   // the grid goes backwards, so that all blocks get about as much.
@@ -65,10 +58,25 @@ struct FwdWork {
     last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;
   }
 
+  // The end of the blocks of keys that query `row` and those before it see.
+  TESSERA_DEVICE int last_of(const FwdSm90Params& p, int row) const {
+    return min(last, (visible_keys(p, s, row).high + kCfg.block_n) / kCfg.block_n);
+  }
+
   TESSERA_DEVICE static int index_of(int round) {
     const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
     return round * blocks + (kCfg.causal && round % 2 ? blocks - 1 - block : block);
   }
+};
+
+template <FwdSm90Config kCfg>
+struct FwdSm90SharedMemory {
+  SwizzledTile<64, kCfg.head_dim> sQ[kCfg.q_stages][kCfg.consumers];
+  SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.stages];
+  SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.stages];
+  FwdWork<kCfg> work[kCfg.q_stages];  // whose Q that is
+  Ring<kCfg.q_stages> q;
+  Ring<kCfg.stages> k, v;
 };
 
 // ---- producer: one thread ----
@@ -84,14 +92,23 @@ TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier,
 
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void produce(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
-  RingPosition<1> q_at;
+  RingPosition<kCfg.q_stages> q_at;
   RingPosition<kCfg.stages> k_at, v_at;
-  for (int round = 0;; ++round) {
+  const auto publish = [&](const FwdWork<kCfg>& work, int bytes) {
+    shared.q.wait_empty(q_at);
+    shared.work[q_at.stage] = work;
+    ptx::mbarrier_arrive_expect_tx(shared.q.full[q_at.stage].address(), bytes);
+  };
+  for (int round = 0; round * static_cast<int>(gridDim.x) < p.works; ++round) {
     const int index = FwdWork<kCfg>::index_of(round);
-    if (round * static_cast<int>(gridDim.x) >= p.works) return;
     if (index >= p.works) continue;
     const FwdWork<kCfg> work(p, index);
-    if (work.first >= work.last) continue;
+    if (work.count == 0) continue;
+    if (work.first >= work.last) {
+      publish(work, 0);
+      q_at.advance();
+      continue;
+    }
     const int head_kv = work.head / p.group;
     const int q_batch = p.cu_seqlens_q ? 0 : work.batch, k_batch = p.cu_seqlens_k ? 0 : work.batch;
     const auto load_k = [&](int block) {
@@ -106,11 +123,11 @@ TESSERA_DEVICE void produce(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& s
                 work.s.k_begin + block * kCfg.block_n, head_kv, k_batch);
       v_at.advance();
     };
-    shared.q.acquire(q_at, kCfg.consumers * shared.sQ[0].kBytes);
+    publish(work, kCfg.consumers * shared.sQ[0][0].kBytes);
 #pragma unroll
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
-      copy_tile(shared.sQ[consumer], &p.q_map, shared.q.full[0].address(), work.s.q_begin + work.row0 + consumer * 64,
-                work.head, q_batch);
+      copy_tile(shared.sQ[q_at.stage][consumer], &p.q_map, shared.q.full[q_at.stage].address(),
+                work.s.q_begin + work.row0 + consumer * 64, work.head, q_batch);
     }
     q_at.advance();
     // In the order in which consumers want them: from the last block of keys, K one ahead of V.
@@ -121,6 +138,9 @@ TESSERA_DEVICE void produce(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& s
     }
     load_v(work.first);
   }
+  FwdWork<kCfg> end;
+  end.count = FwdWork<kCfg>::kEnd;
+  publish(end, 0);
 }
 
 // ---- consumers: a warpgroup each ----
@@ -139,15 +159,19 @@ struct Consumer {
 
   const FwdSm90Params& p;
   FwdSm90SharedMemory<kCfg>& shared;
-  const int consumer, warp_row;  // of the warpgroup's 64 rows, the warp's 16
-  RingPosition<1> q_at;
+  const int consumer;
+  RingPosition<kCfg.q_stages> q_at;
   RingPosition<kCfg.stages> k_at, v_at;
+  int whole_first, whole_last;  // of this work: blocks that every row sees whole
   float rS[1][kN][4], rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments
   OnlineSoftmax<1> softmax;
 
   TESSERA_DEVICE Consumer(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
-      : p(p), shared(shared), consumer(consumer), warp_row(static_cast<int>(threadIdx.x) / 32 % 4 * 16) {}
+      : p(p), shared(shared), consumer(consumer) {}
+
+  // Of the warpgroup's 64 rows, the warp's 16.
+  TESSERA_DEVICE static int warp_row() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)) * 16; }
 
   // Turns: a consumer issues once the others have issued since its last time. The first has the first turn.
   TESSERA_DEVICE void grant_turns(int after) {
@@ -169,7 +193,8 @@ struct Consumer {
   }
 
   TESSERA_DEVICE void issue_scores() {
-    const uint32 q = shared_address(shared.sQ[consumer].data), k = shared_address(shared.sK[k_at.stage].data);
+    const uint32 q = shared_address(shared.sQ[q_at.stage][consumer].data);
+    const uint32 k = shared_address(shared.sK[k_at.stage].data);
 #pragma unroll
     for (int d = 0; d < kCfg.head_dim; d += 16) {
       ScoreProduct::ss(flat(rS), inner_major<Q>(q, d), inner_major<K>(k, d), d > 0);
@@ -191,11 +216,12 @@ struct Consumer {
 
   // -inf for the scores of keys that a row does not see.
   TESSERA_DEVICE void hide(const FwdWork<kCfg>& work, int key0) {
+    const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = work.row0 + consumer * 64 + warp_row + half * 8 + lane_row();
+      const int row = work.row0 + consumer * 64 + warp_row() + half * 8 + lane / 4;
       const KeyRange keys = visible_keys(p, work.s, row);
-      const int low = keys.low - key0 - lane_col(), high = keys.high - key0 - lane_col();
+      const int low = keys.low - key0 - lane % 4 * 2, high = keys.high - key0 - lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < kN; ++n)
 #pragma unroll
@@ -208,7 +234,7 @@ struct Consumer {
   // Values behind a sequence's last key, which may be anything and met P = 0: they become 0. All consumers, together.
   TESSERA_DEVICE void clear_tail(int rows_seen) {
     const uint32 base = shared_address(shared.sV[v_at.stage].data);
-    const int thread = consumer * 128 + static_cast<int>(threadIdx.x) % 128;
+    const int thread = consumer * 128 + static_cast<int>(not_hoisted(threadIdx.x % 128));
     for (int word = thread; word < (kCfg.block_n - rows_seen) * V::kChunks * 8; word += kThreads) {
       const int row = rows_seen + word / (V::kChunks * 8);
       const uint32 at = V::at(base, row, word % (V::kChunks * 8) * 8);
@@ -222,29 +248,29 @@ struct Consumer {
     }
   }
 
-  TESSERA_DEVICE void wait_values(const FwdWork<kCfg>& work, int block) {
-    shared.v.wait_full(v_at);
-    const int rows_seen = work.s.sk - block * kCfg.block_n;
-    const bool zeros_follow = !p.cu_seqlens_k && work.s.sk == p.seqlen_k;  // TMA's own
-    if (rows_seen < kCfg.block_n && !zeros_follow) clear_tail(rows_seen);
+  TESSERA_DEVICE void release_keys() {
+    shared.k.release(k_at);
+    k_at.advance();
+  }
+  TESSERA_DEVICE void release_values() {
+    shared.v.release(v_at);
+    v_at.advance();
   }
 
   // The scores of `block` are in rS: P in rP; what runs beside it, if anything, is O += P V of the block before.
   TESSERA_DEVICE void softmax_of(const FwdWork<kCfg>& work, int block, bool output_runs) {
-    const int key0 = block * kCfg.block_n;
-    const bool whole = key0 >= work.visible.all.low && key0 + kCfg.block_n - 1 <= work.visible.all.high;
+    const bool whole = block >= whole_first && block <= whole_last;
     bool plain = true;
     if (whole && softmax.ready) {
       plain = !softmax.template try_update<kCfg.dtype>(rS, p.scale_log2);
       if (plain) {
-        warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[consumer].data), warp_row,
+        warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[q_at.stage][consumer].data), warp_row(),
                                            shared_address(shared.sK[k_at.stage].data));
       }
     } else if (!whole) {
-      hide(work, key0);
+      hide(work, block * kCfg.block_n);
     }
-    shared.k.release(k_at);
-    k_at.advance();
+    release_keys();
     float alpha[1][2];
     bool moves = false;
     if (plain) {
@@ -254,18 +280,41 @@ struct Consumer {
     if (output_runs) {
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rO));
-      shared.v.release(v_at);
-      v_at.advance();
+      release_values();
     }
     if (moves) softmax.rescale(alpha, rO);
     pack();
   }
 
-  TESSERA_DEVICE void attend(const FwdWork<kCfg>& work) {
+  // False: there are no more works. The work lies in shared memory, and what the loop needs of it in registers.
+  TESSERA_DEVICE bool attend_next() {
+    shared.q.wait_full(q_at);
+    const FwdWork<kCfg>& work = shared.work[q_at.stage];
+    if (work.count < 0) return false;
     softmax.reset();
     clear(rO);
-    if (work.first < work.last) {
-      shared.q.wait_full(q_at);
+    const int first = work.first;
+    // The blocks that every row sees whole.
+    whole_first = (max(work.visible.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;
+    whole_last = (work.visible.all.high + 1) / kCfg.block_n - 1;
+    int block = work.last - 1;
+    if (first <= block) {
+      // Values behind a sequence's last key come as zeros only where the tensor ends there.
+      const int rows_seen = work.s.sk - block * kCfg.block_n;
+      if (rows_seen < kCfg.block_n && (p.cu_seqlens_k || work.s.sk != p.seqlen_k)) {
+        shared.v.wait_full(v_at);
+        clear_tail(rows_seen);
+      }
+      // Blocks that none of my rows sees, though another consumer's do: their turns pass by.
+      const int my_last = max(work.last_of(p, work.row0 + consumer * 64 + 63) - 1, first);
+      for (; block > my_last; --block) {
+        shared.k.wait_full(k_at);
+        release_keys();
+        shared.v.wait_full(v_at);
+        release_values();
+        take_turn();
+        grant_turns(consumer);
+      }
       shared.k.wait_full(k_at);
       take_turn();
       ptx::wgmma_fence();
@@ -273,33 +322,35 @@ struct Consumer {
       grant_turns(consumer);
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rS));
-      softmax_of(work, work.last - 1, false);
-      for (int block = work.last - 1; block > work.first; --block) {
+      softmax_of(work, block, false);
+      for (; block > first; --block) {
         shared.k.wait_full(k_at);
-        wait_values(work, block);
+        shared.v.wait_full(v_at);
         take_turn();
         ptx::wgmma_fence();
         issue_scores();
-        ptx::wgmma_fence();
         issue_output();
         grant_turns(consumer);
         ptx::wgmma_wait_group<1>();
         ptx::wgmma_pin(flat(rS));
         softmax_of(work, block - 1, true);
       }
-      shared.q.release(q_at);
-      q_at.advance();
-      wait_values(work, work.first);
+    }
+    const FwdWork<kCfg> mine = work;
+    shared.q.release(q_at);
+    q_at.advance();
+    if (first <= block) {
+      shared.v.wait_full(v_at);
       take_turn();
       ptx::wgmma_fence();
       issue_output();
       grant_turns(consumer);
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rO));
-      shared.v.release(v_at);
-      v_at.advance();
+      release_values();
     }
-    store(work);
+    store(mine);
+    return true;
   }
 
   // O / l and LSE to global memory. The four lanes of a row exchange what they hold of four tiles of 8 columns, so that each
@@ -308,7 +359,7 @@ struct Consumer {
     softmax.finish();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int local = consumer * 64 + warp_row + half * 8 + lane_row();
+      const int local = consumer * 64 + warp_row() + half * 8 + lane_row();
       const int query = work.row0 + local;
       float ref = softmax.ref[0][half], sum = softmax.sum[0][half], scale = 1.0f;
       const bool seen = sum != 0.0f;  // NaN counts as seen
@@ -365,18 +416,6 @@ struct Consumer {
 };
 
 template <FwdSm90Config kCfg>
-TESSERA_DEVICE void consume(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer) {
-  Consumer<kCfg> me(p, shared, consumer);
-  me.first_turns();
-  for (int round = 0; round * static_cast<int>(gridDim.x) < p.works; ++round) {
-    const int index = FwdWork<kCfg>::index_of(round);
-    if (index >= p.works) continue;
-    const FwdWork<kCfg> work(p, index);
-    if (work.count > 0) me.attend(work);
-  }
-}
-
-template <FwdSm90Config kCfg>
 TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma's 16-bit types");
   static_assert(kCfg.consumers == 2 || kCfg.consumers == 3, "registers are dealt for these");
@@ -400,7 +439,11 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     if (threadIdx.x == 0) produce<kCfg>(p, shared);
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    consume<kCfg>(p, shared, static_cast<int>(threadIdx.x) / 128 - 1);
+    // From one lane, so that the compiler knows it for the whole warp's: descriptors then live in uniform registers.
+    Consumer<kCfg> consumer(p, shared, __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128 - 1, 0));
+    consumer.first_turns();
+    while (consumer.attend_next()) {
+    }
   }
 }
 

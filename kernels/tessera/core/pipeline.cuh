@@ -10,7 +10,14 @@ struct RingPosition {
   int stage = 0, parity = 0;
 
   TESSERA_DEVICE void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
+    if constexpr (kStages == 1) {
+      parity ^= 1;
+    } else if constexpr (kStages == 2) {
+      parity ^= stage;
+      stage ^= 1;
+    } else if (++stage == kStages) {
+      stage = 0, parity ^= 1;
+    }
   }
 };
 
@@ -32,8 +39,11 @@ struct Ring {
   }
   // Producer: waits until the stage is free and announces what will come. The first round finds every stage free.
   TESSERA_DEVICE void acquire(const RingPosition<kStages>& at, int bytes) {
-    ptx::mbarrier_wait_parity(empty[at.stage].address(), at.parity ^ 1);
+    wait_empty(at);
     ptx::mbarrier_arrive_expect_tx(full[at.stage].address(), bytes);
+  }
+  TESSERA_DEVICE void wait_empty(const RingPosition<kStages>& at) {
+    ptx::mbarrier_wait_parity(empty[at.stage].address(), at.parity ^ 1);
   }
   TESSERA_DEVICE void wait_full(const RingPosition<kStages>& at) {
     ptx::mbarrier_wait_parity(full[at.stage].address(), at.parity);

@@ -27,6 +27,13 @@ struct SwizzledTile {
   }
 };
 
+// The same value, of which the compiler knows nothing: what is made from it is made anew each time, and not kept in
+// registers over a loop (of descriptors, there is one for every 16 columns).
+TESSERA_DEVICE uint32 not_hoisted(uint32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 inline constexpr unsigned long long kSwizzle128 = 1ull << 62;
 
 TESSERA_DEVICE unsigned long long wgmma_descriptor(uint32 address, int leading_bytes, int stride_bytes) {
@@ -37,16 +44,18 @@ TESSERA_DEVICE unsigned long long wgmma_descriptor(uint32 address, int leading_b
 
 inline constexpr int kEightRowsBytes = 8 * kChunkRowBytes;
 
-// Columns k ... k + 15 of a tile that lies [rows][inner]: A, and B of a product with the tile's transpose.
+// Columns k ... k + 15 of a tile that lies [rows][inner]: A, and B of a product with the tile's transpose. The address is
+// below 2^18: a constant can be added to the descriptor.
 template <class Tile>
 TESSERA_DEVICE unsigned long long inner_major(uint32 base, int k) {
-  return wgmma_descriptor(base + k / kChunkCols * Tile::kChunkBytes + k % kChunkCols * 2, 1, kEightRowsBytes);
+  const int offset_bytes = k / kChunkCols * Tile::kChunkBytes + k % kChunkCols * 2;
+  return wgmma_descriptor(base, 1, kEightRowsBytes) + (offset_bytes >> 4);
 }
 
 // Rows k ... k + 15 of a tile that lies [inner][columns]: B of a product with the tile itself.
 template <class Tile>
 TESSERA_DEVICE unsigned long long outer_major(uint32 base, int k) {
-  return wgmma_descriptor(base + k * kChunkRowBytes, Tile::kChunkBytes, kEightRowsBytes);
+  return wgmma_descriptor(base, Tile::kChunkBytes, kEightRowsBytes) + (k * kChunkRowBytes >> 4);
 }
 
 // A warp's accumulator of wgmma, [1][n / 8][4] as mma's, as the flat array that wgmma takes.
@@ -60,14 +69,15 @@ template <Dtype kDtype, class TileA, class TileB, int kN>
 TESSERA_DEVICE void warp_product_abt(float (&acc)[1][kN][4], uint32 a_base, int row, uint32 b_base) {
   static_assert(TileA::kCols == TileB::kCols);
   clear(acc);
+  const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
 #pragma unroll 1
   for (int k = 0; k < TileA::kCols; k += 16) {
     uint32 a[4];
-    ptx::ldmatrix_x4(a, TileA::at(a_base, row + lane_id() % 16, k + lane_id() / 16 * 8));
+    ptx::ldmatrix_x4(a, TileA::at(a_base, row + lane % 16, k + lane / 16 * 8));
 #pragma unroll
     for (int n = 0; n < kN; n += 2) {
       uint32 b[4];
-      ptx::ldmatrix_x4(b, TileB::at(b_base, n * 8 + lane_id() % 8 + lane_id() / 16 * 8, k + lane_id() / 8 % 2 * 8));
+      ptx::ldmatrix_x4(b, TileB::at(b_base, n * 8 + lane % 8 + lane / 16 * 8, k + lane / 8 % 2 * 8));
       mma_16bit<kDtype>(acc[0][n], a, b[0], b[1]);
       mma_16bit<kDtype>(acc[0][n + 1], a, b[2], b[3]);
     }
