@@ -1,4 +1,4 @@
-// tessera_aot FOLDER [ARCH...]: the prebuilt kernels into FOLDER, for the architectures that the table names or those
+// tessera_aot FOLDER [ARCH...]: the prebuilt kernels into FOLDER, the common ones of every architecture or all of those
 // given (90 is sm_90a), and nothing else there.
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +15,7 @@ namespace {
 using namespace tessera::cuda;
 
 int build(const std::string& folder, std::vector<int32_t> archs) {
+  const PrebuiltSet set = archs.empty() ? PrebuiltSet::kCommon : PrebuiltSet::kWhole;
   if (archs.empty()) archs = prebuilt_archs();
   Cache cache(folder);
   if (const std::string reason = cache.unwritable(); !reason.empty()) {
@@ -25,7 +26,7 @@ int build(const std::string& folder, std::vector<int32_t> archs) {
   const auto outdated = cache.list();
   std::set<std::string> wanted;
   int64_t bytes = 0, compiled = 0;
-  const tessera_status status = warm(cache, archs, [&](const Warmed& warmed) {
+  const tessera_status status = warm(cache, archs, set, [&](const Warmed& warmed) {
     bytes += static_cast<int64_t>(warmed.binary.cubin.size());
     compiled += warmed.origin == Origin::kCompiled;
     wanted.insert(warmed.key.file_name());

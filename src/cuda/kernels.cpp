@@ -22,6 +22,10 @@ int64_t pitch_bytes(Dtype dtype, int columns) {
 template <class Config, class Params>
 tessera_status launch_kernel(const char* name, const Config& config, const Params& params, Grid grid,
                              const tessera_device& device, void* stream) {
+  if (std::vector<KernelSpec>* specs = CollectScope::active()) {
+    specs->push_back(spec_of(config));
+    return ok();
+  }
   const bool preparing = PrepareScope::active();
   if (preparing && !is_here(device)) return prepare_binary(spec_of(config), device);
   Kernel kernel;

@@ -2,43 +2,174 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
+#include <cstring>
+#include <initializer_list>
+#include <stdexcept>
 
 #include "core/status.hpp"
-#include "cuda/kernels.hpp"
+#include "cuda/cuda.hpp"
+#include "cuda/prepare.hpp"
 
 namespace tessera::cuda {
 namespace {
 
-const std::vector<int32_t> kEveryArch = {80, 86, 89, 90, 100, 120};
+// Shared memory of a block: CUDA C++ Programming Guide, compute capabilities.
+int64_t smem_bytes_of(int32_t arch) {
+  constexpr int64_t kKiB = 1024;
+  switch (arch) {
+    case 80:
+    case 87:
+      return 163 * kKiB;
+    case 86:
+    case 89:
+    case 120:
+    case 121:
+      return 99 * kKiB;
+    default:
+      return 227 * kKiB;
+  }
+}
 
-std::vector<PrebuiltKernel> make_table() {
-  return {
-      // spec, archs, registers, spill bytes, stack bytes
-      {spec_of(CombineConfig{Dtype::kFloat32}), kEveryArch, 64, 0, 0},
-      {spec_of(CombineConfig{Dtype::kFloat16}), kEveryArch, 64, 0, 0},
-      {spec_of(CombineConfig{Dtype::kBFloat16}), kEveryArch, 64, 0, 0},
-  };
+tessera_device device_of(int32_t arch) {
+  constexpr int32_t kMultiprocessors = 132;  // of a large GPU: they decide whether one query row's keys are split
+  tessera_device device{};
+  device.backend = TESSERA_BACKEND_CUDA;
+  device.arch = arch;
+  device.cores = kMultiprocessors;
+  device.threads = 1;
+  device.smem_bytes = smem_bytes_of(arch);
+  return device;
+}
+
+// ---- the table ----
+
+// A problem that stands for many: what its launches are compiled for does not depend on lengths beyond these kinds, on
+// masks by position, nor on whether rows are dense or packed.
+enum class Use {
+  kPrefill,
+  kPagedPrefill,
+  kDecode,       // one query a sequence, so few sequences that keys are split
+  kDecodeBatch,  // so many that they are not
+  kPagedDecode,  // likewise with pages
+  kPagedDecodeBatch,
+  kTraining,  // the backward pass
+};
+
+struct Row {
+  Use use;
+  int64_t head_dim;
+  int32_t registers, spill_bytes, stack_bytes;  // of the kernel that multiplies
+  bool few;                                     // one of the few where not all are compiled
+};
+constexpr Row kTable[] = {
+    {Use::kPrefill, 64, 246, 0, 0, false},
+    {Use::kPrefill, 96, 255, 24, 16, false},
+    {Use::kPrefill, 128, 255, 64, 32, true},
+    {Use::kPrefill, 192, 238, 0, 0, false},
+    {Use::kPrefill, 256, 254, 0, 0, false},
+    {Use::kPagedPrefill, 64, 244, 0, 0, false},
+    {Use::kPagedPrefill, 128, 255, 88, 48, false},
+    {Use::kDecode, 64, 216, 0, 0, false},
+    {Use::kDecode, 128, 255, 0, 0, true},
+    {Use::kDecodeBatch, 64, 220, 0, 0, false},
+    {Use::kDecodeBatch, 128, 254, 0, 0, false},
+    {Use::kPagedDecode, 64, 230, 0, 0, false},
+    {Use::kPagedDecode, 128, 255, 0, 0, false},
+    {Use::kPagedDecodeBatch, 64, 232, 0, 0, false},
+    {Use::kPagedDecodeBatch, 128, 255, 0, 0, false},
+    {Use::kTraining, 64, 255, 52, 24, false},
+    {Use::kTraining, 96, 255, 60, 24, false},
+    {Use::kTraining, 128, 253, 0, 0, true},
+    {Use::kTraining, 192, 255, 0, 0, false},
+    {Use::kTraining, 256, 255, 0, 0, false},
+};
+constexpr int32_t kMemoryBoundRegisters = 72;  // of the kernels before and after
+
+constexpr int32_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
+constexpr int32_t kArchs[] = {80, 86, 89, 90, 100, 120};
+
+bool all_common(int32_t arch) { return arch == 80 || arch == 90; }
+
+// ---- what a row launches ----
+
+tessera_layout contiguous(int32_t dtype, std::initializer_list<int64_t> shape) {
+  tessera_layout layout{};
+  layout.dtype = dtype;
+  layout.rank = static_cast<int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), layout.shape);
+  int64_t stride = 1;
+  for (int32_t axis = layout.rank; axis-- > 0;) {
+    layout.strides[axis] = stride;
+    stride *= layout.shape[axis];
+  }
+  return layout;
+}
+
+tessera_problem problem_of(const Row& row, int32_t dtype) {
+  constexpr int64_t kHeadsQ = 32, kHeadsKv = 8, kKeys = 8192, kPage = 16;
+  const bool paged = row.use == Use::kPagedPrefill || row.use == Use::kPagedDecode || row.use == Use::kPagedDecodeBatch;
+  const bool prefill = row.use == Use::kPrefill || row.use == Use::kPagedPrefill || row.use == Use::kTraining;
+  const bool large = row.use == Use::kDecodeBatch || row.use == Use::kPagedDecodeBatch;
+  const int64_t batch = large ? 512 : 1, queries = prefill ? kKeys : 1, d = row.head_dim;
+  tessera_problem p;
+  tessera_problem_init(&p);
+  p.q = p.o = contiguous(dtype, {batch, queries, kHeadsQ, d});
+  p.k = p.v = contiguous(dtype, {paged ? batch * kKeys / kPage : batch, paged ? kPage : kKeys, kHeadsKv, d});
+  p.lse = contiguous(TESSERA_FLOAT32, {batch, kHeadsQ, queries});
+  p.causal = 1;
+  if (paged) {
+    p.seqused_k = contiguous(TESSERA_INT32, {batch});
+    p.page_table = contiguous(TESSERA_INT32, {batch, kKeys / kPage});
+  }
+  if (row.use == Use::kTraining) {
+    p.direction = TESSERA_BACKWARD;
+    p.d_o = p.d_q = p.q, p.d_k = p.k, p.d_v = p.v;
+  }
+  return p;
+}
+
+std::vector<KernelSpec> launches_of(const tessera_problem& problem, int32_t arch) {
+  const tessera_device device = device_of(arch);
+  tessera_plan plan;
+  tessera_status status = tessera_make_plan(&problem, &device, &plan);
+  std::vector<KernelSpec> specs;
+  if (status.code == TESSERA_OK) {
+    const CollectScope scope(specs);
+    status = (problem.direction == TESSERA_BACKWARD ? backward : forward)(plan, tessera_buffers{}, nullptr, nullptr);
+  }
+  if (status.code != TESSERA_OK) throw std::logic_error(status.message);
+  return specs;
 }
 
 }  // namespace
 
-const std::vector<PrebuiltKernel>& prebuilt_kernels() {
-  static const std::vector<PrebuiltKernel> table = make_table();
-  return table;
+std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch, PrebuiltSet set) {
+  std::vector<PrebuiltKernel> kernels;
+  for (const Row& row : kTable) {
+    if (set == PrebuiltSet::kCommon && !all_common(arch) && !row.few) continue;
+    for (const int32_t dtype : kDtypes) {
+      for (const KernelSpec& spec : launches_of(problem_of(row, dtype), arch)) {
+        const bool multiplies = std::strcmp(spec.name, "combine") != 0 && std::strcmp(spec.name, "bwd_rows") != 0;
+        const auto same = [&spec](const PrebuiltKernel& kernel) {
+          return std::strcmp(kernel.spec.name, spec.name) == 0 && kernel.spec.config == spec.config;
+        };
+        if (std::any_of(kernels.begin(), kernels.end(), same)) continue;
+        kernels.push_back(multiplies ? PrebuiltKernel{spec, row.registers, row.spill_bytes, row.stack_bytes}
+                                     : PrebuiltKernel{spec, kMemoryBoundRegisters});
+      }
+    }
+  }
+  return kernels;
 }
 
-std::vector<int32_t> prebuilt_archs() {
-  std::set<int32_t> archs;
-  for (const PrebuiltKernel& kernel : prebuilt_kernels()) archs.insert(kernel.archs.begin(), kernel.archs.end());
-  return {archs.begin(), archs.end()};
-}
+std::vector<int32_t> prebuilt_archs() { return {std::begin(kArchs), std::end(kArchs)}; }
 
-tessera_status warm(Cache& cache, const std::vector<int32_t>& archs, const std::function<void(const Warmed&)>& report) {
-  const auto total = static_cast<int64_t>(prebuilt_kernels().size() * archs.size());
-  int64_t done = 0;
+tessera_status warm(Cache& cache, const std::vector<int32_t>& archs, PrebuiltSet set,
+                    const std::function<void(const Warmed&)>& report) {
+  int64_t done = 0, total = 0;
+  for (const int32_t arch : archs) total += static_cast<int64_t>(prebuilt_kernels(arch, set).size());
   for (const int32_t arch : archs) {
-    for (const PrebuiltKernel& kernel : prebuilt_kernels()) {
+    for (const PrebuiltKernel& kernel : prebuilt_kernels(arch, set)) {
       Binary binary;
       CacheKey key;
       Origin origin{};

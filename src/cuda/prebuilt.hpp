@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "cuda/cache.hpp"
@@ -16,14 +15,17 @@ namespace tessera::cuda {
 
 struct PrebuiltKernel {
   KernelSpec spec;
-  std::vector<int32_t> archs;  // that `make aot` compiles it for
-  int32_t registers = 0;       // the most a thread may take, on any of them
+  int32_t registers = 0;  // the most a thread may take, on any architecture
   int32_t spill_bytes = 0, stack_bytes = 0;
 };
 
-const std::vector<PrebuiltKernel>& prebuilt_kernels();
+// kCommon: what is worth its compilation on a machine that may not have the architecture. Where not all is, a few.
+enum class PrebuiltSet { kCommon, kWhole };
 
-// Every architecture that some row names, ascending.
+// What the table's problems launch on a GPU of an architecture, each kernel once.
+std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch, PrebuiltSet set);
+
+// Every architecture that `make aot` compiles for, ascending.
 std::vector<int32_t> prebuilt_archs();
 
 struct Warmed {
@@ -36,7 +38,8 @@ struct Warmed {
   double seconds;
 };
 
-// Compiles the table's kernels for `archs` into `cache`, those that are not there. Stops at the first error.
-tessera_status warm(Cache& cache, const std::vector<int32_t>& archs, const std::function<void(const Warmed&)>& report);
+// Compiles the kernels of `archs` into `cache`, those that are not there. Stops at the first error.
+tessera_status warm(Cache& cache, const std::vector<int32_t>& archs, PrebuiltSet set,
+                    const std::function<void(const Warmed&)>& report);
 
 }  // namespace tessera::cuda

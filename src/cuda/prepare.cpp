@@ -7,6 +7,7 @@ namespace tessera::cuda {
 namespace {
 
 thread_local bool preparing = false;
+thread_local std::vector<KernelSpec>* collected = nullptr;
 
 }  // namespace
 
@@ -15,6 +16,12 @@ PrepareScope::PrepareScope() { preparing = true; }
 PrepareScope::~PrepareScope() { preparing = false; }
 
 bool PrepareScope::active() { return preparing; }
+
+CollectScope::CollectScope(std::vector<KernelSpec>& specs) { collected = &specs; }
+
+CollectScope::~CollectScope() { collected = nullptr; }
+
+std::vector<KernelSpec>* CollectScope::active() { return collected; }
 
 bool is_here(const tessera_device& device) {
   const Driver* driver = nullptr;

@@ -1,6 +1,8 @@
 // Kernels without launches: what a plan needs, compiled before its first call.
 #pragma once
 
+#include <vector>
+
 #include "cuda/codegen.hpp"
 #include "tessera/tessera.h"
 
@@ -14,6 +16,16 @@ class PrepareScope {
   PrepareScope(const PrepareScope&) = delete;
   PrepareScope& operator=(const PrepareScope&) = delete;
   static bool active();
+};
+
+// While one exists, its thread's launches only tell which kernels they would launch.
+class CollectScope {
+ public:
+  explicit CollectScope(std::vector<KernelSpec>& specs);
+  ~CollectScope();
+  CollectScope(const CollectScope&) = delete;
+  CollectScope& operator=(const CollectScope&) = delete;
+  static std::vector<KernelSpec>* active();  // null: there is none
 };
 
 // Whether `device` is a GPU of this machine, and not one that is only planned for.
