@@ -258,30 +258,33 @@ struct Consumer {
   }
 
   // The scores of `block` are in rS: P in rP; what runs beside it, if anything, is O += P V of the block before.
-  TESSERA_DEVICE void softmax_of(const FwdWork<kCfg>& work, int block, bool output_runs) {
-    const bool whole = block >= whole_first && block <= whole_last;
-    bool plain = true;
-    if (whole && softmax.ready) {
-      plain = !softmax.template try_update<kCfg.dtype>(rS, p.scale_log2);
-      if (plain) {
-        warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[q_at.stage][consumer].data), warp_row(),
-                                           shared_address(shared.sK[k_at.stage].data));
-      }
-    } else if (!whole) {
-      hide(work, block * kCfg.block_n);
-    }
-    release_keys();
+  template <bool kOutputRuns>
+  TESSERA_DEVICE void softmax_of(const FwdWork<kCfg>& work, int block) {
+    const bool whole = block >= whole_first && block <= whole_last, optimistic = whole && softmax.ready;
     float alpha[1][2];
-    bool moves = false;
-    if (plain) {
+    bool moves = false, fits = true;
+    if (optimistic) {
+      fits = softmax.template try_update<kCfg.dtype>(rS, p.scale_log2);
+    } else {
+      if (!whole) hide(work, block * kCfg.block_n);
       moves = softmax.move_reference(rS, p.scale_log2, alpha);
       softmax.exponentiate(rS, p.scale_log2);
     }
-    if (output_runs) {
+    if (fits) shared.k.release(k_at);
+    if constexpr (kOutputRuns) {
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rO));
       release_values();
     }
+    // Again, from the products on. Here, where the registers of the last P are free and no product is under way.
+    if (!fits) {
+      warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[q_at.stage][consumer].data), warp_row(),
+                                         shared_address(shared.sK[k_at.stage].data));
+      shared.k.release(k_at);
+      moves = softmax.move_reference(rS, p.scale_log2, alpha);
+      softmax.exponentiate(rS, p.scale_log2);
+    }
+    k_at.advance();
     if (moves) softmax.rescale(alpha, rO);
     pack();
   }
@@ -322,7 +325,7 @@ struct Consumer {
       grant_turns(consumer);
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rS));
-      softmax_of(work, block, false);
+      softmax_of<false>(work, block);
       for (; block > first; --block) {
         shared.k.wait_full(k_at);
         shared.v.wait_full(v_at);
@@ -333,7 +336,7 @@ struct Consumer {
         grant_turns(consumer);
         ptx::wgmma_wait_group<1>();
         ptx::wgmma_pin(flat(rS));
-        softmax_of(work, block - 1, true);
+        softmax_of<true>(work, block - 1);
       }
     }
     const FwdWork<kCfg> mine = work;

@@ -48,14 +48,13 @@ inline constexpr int kEightRowsBytes = 8 * kChunkRowBytes;
 // below 2^18: a constant can be added to the descriptor.
 template <class Tile>
 TESSERA_DEVICE unsigned long long inner_major(uint32 base, int k) {
-  const int offset_bytes = k / kChunkCols * Tile::kChunkBytes + k % kChunkCols * 2;
-  return wgmma_descriptor(base, 1, kEightRowsBytes) + (offset_bytes >> 4);
+  return wgmma_descriptor(base + k / kChunkCols * Tile::kChunkBytes + k % kChunkCols * 2, 1, kEightRowsBytes);
 }
 
 // Rows k ... k + 15 of a tile that lies [inner][columns]: B of a product with the tile itself.
 template <class Tile>
 TESSERA_DEVICE unsigned long long outer_major(uint32 base, int k) {
-  return wgmma_descriptor(base, Tile::kChunkBytes, kEightRowsBytes) + (k * kChunkRowBytes >> 4);
+  return wgmma_descriptor(base + k * kChunkRowBytes, Tile::kChunkBytes, kEightRowsBytes);
 }
 
 // A warp's accumulator of wgmma, [1][n / 8][4] as mma's, as the flat array that wgmma takes.
