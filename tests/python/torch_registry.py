@@ -1,36 +1,40 @@
-"""PyTorch's registry of implementations, for tests: Tessera activated, its calls counted, PyTorch's own restored."""
+"""PyTorch's operators on Tessera, for tests: activated, Tessera's calls counted, PyTorch's own restored."""
+
+import types
 
 import pytest
 import torch
 import torch.nn.attention
 
-from tessera.torch import sdpa
+import tessera.torch
+from tessera.torch import aten, kernels
 
 registry = torch.nn.attention
+AVAILABLE = hasattr(torch.library, "get_kernel")
 
 
 @pytest.fixture(autouse=True)
 def restored():
     yield
-    registry.restore_flash_attention_impl(_raise_warn=False)
+    tessera.torch.restore()
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """How often the kernels of this package were reached."""
     counts = {"forward": 0, "backward": 0}
+    core = types.SimpleNamespace()
     for name in counts:
-        original = getattr(sdpa._core, name)
 
-        def counted(*arguments, _name=name, _original=original, **options):
+        def counted(*arguments, _name=name, _original=getattr(aten._core, name), **options):
             _original(*arguments, **options)
             counts[_name] += 1
 
-        monkeypatch.setattr(
-            sdpa, "_core", type("Counted", (), {**vars(sdpa._core), name: staticmethod(counted)}), raising=True
-        )
+        setattr(core, name, counted)
+    for module in (aten, kernels):
+        monkeypatch.setattr(module, "_core", core)
     return counts
 
 
 def on_tessera():
-    registry.activate_flash_attention_impl("Tessera")
+    tessera.torch.activate()

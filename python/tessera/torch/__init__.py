@@ -6,12 +6,14 @@
     torch.nn.attention.activate_flash_attention_impl("Tessera")      # F.scaled_dot_product_attention, unchanged programs
     torch.nn.attention.restore_flash_attention_impl()                # PyTorch's own again
 
+`activate()` and `restore()` do the same, in releases of PyTorch without that registry too.
+
 Importing this module registers the name "Tessera" and activates nothing.
 """
 
 from .api import attention
-from .sdpa import fallback_reasons, register
+from .sdpa import activate, fallback_reasons, register, restore
 
 register()
 
-__all__ = ["attention", "fallback_reasons", "register"]
+__all__ = ["activate", "attention", "fallback_reasons", "register", "restore"]

@@ -77,13 +77,18 @@ def _options(
         options["batch_invariant"] = True
     if kernel != "auto":
         options["kernel"] = kernel
+    add_place(options, q, threads)
+    return options
+
+
+def add_place(options: dict, q: Tensor, threads: int = 0) -> None:
+    """What computing where q lies takes: PyTorch's memory on a GPU, its threads on the CPU."""
     if q.is_cuda:
         options["workspace"] = functools.partial(torch.empty, dtype=torch.float32, device=q.device)
-        return options
+        return
     options["threads"] = threads = threads or torch.get_num_threads()
     if threads > 1:
         options["openmp"] = True  # PyTorch's own threads, which spin for a while after each of its operators
-    return options
 
 
 def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
@@ -97,10 +102,13 @@ def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
     raise ValueError(f"q: rank {q.dim()}, accepted [B, Sq, Hq, D], or [Tq, Hq, D] with cu_seqlens_q")
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, *options, want_lse: bool = True) -> Tuple[Tensor, Optional[Tensor]]:
-    """o and lse. `options` are those of the operator `tessera::attention_forward`, in its order."""
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, *options, want_lse: bool = True, o: Optional[Tensor] = None
+) -> Tuple[Tensor, Optional[Tensor]]:
+    """o, written where it is given, and lse. `options` are those of the operator `tessera::attention_forward`."""
     o_shape, lse_shape = output_shapes(q, v)
-    o = _empty_twin(q) if o_shape == q.shape else q.new_empty(o_shape)
+    if o is None:
+        o = _empty_twin(q) if o_shape == q.shape else q.new_empty(o_shape)
     lse = q.new_empty(lse_shape, dtype=torch.float32) if want_lse else None
     _core.forward(rows(q), rows(k), rows(v), o, lse, **_options(q, *options))
     return o, lse

@@ -1,0 +1,294 @@
+"""PyTorch's own attention operators, computed by Tessera: their arguments, their outputs and the layouts of these.
+
+Each function has an operator's arguments and returns what its kernels return, as PyTorch's shape functions say it.
+Dense tensors are [B, H, S, D] here. What Tessera does not serve raises `Refused`, or the library's own refusal.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from tessera import _core
+
+from . import kernels
+
+# Memory-efficient attention pads the rows of its LSE, and those of its bias' gradient, to whole vectors.
+_LSE_ALIGNMENT = 32
+_BIAS_ALIGNMENT = 16
+_BY_ROWS = (0, 2, 1, 3)  # memory in the order [B, S, H, D]
+
+
+class Refused(NotImplementedError):
+    """PyTorch's own kernel is to compute this."""
+
+
+def _check(query: Tensor, dropout_p: float, return_debug_mask: bool = False) -> None:
+    if query.dtype == torch.float64:
+        raise Refused("query: dtype float64, which Tessera serves by its slow reference kernel")
+    if dropout_p != 0.0:
+        raise Refused("dropout_p: not 0")
+    if return_debug_mask:
+        raise Refused("return_debug_mask: True, accepted False")
+
+
+def _check_head_sizes(query: Tensor, value: Tensor) -> None:
+    if value.shape[-1] != query.shape[-1]:
+        raise Refused("value: a head size other than query's")
+
+
+def _round_up(length: int, alignment: int) -> int:
+    return (length + alignment - 1) // alignment * alignment
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    """[B, H, S, D] as [B, S, H, D] with contiguous rows."""
+    return kernels.rows(tensor.detach().transpose(1, 2))
+
+
+def _twin(tensor: Tensor) -> Tensor:
+    """Uninitialised, in its shape, dtype, place and, if that has contiguous rows, its order in memory."""
+    twin = torch.empty_like(tensor)
+    return twin if twin.stride(-1) == 1 else tensor.new_empty(tensor.shape)
+
+
+def _permuted(tensor: Tensor, shape: tuple, order: tuple = _BY_ROWS) -> Tensor:
+    return torch.empty_permuted(shape, order, dtype=tensor.dtype, device=tensor.device)
+
+
+def _options(
+    query: Tensor, key: Tensor, scores: Optional[Tensor], is_causal: bool, top_left: bool, scale: Optional[float]
+) -> dict:
+    options: dict = {}
+    if is_causal:
+        options.update(causal=True, top_left=top_left and query.shape[2] != key.shape[2])
+    if scale is not None:
+        options["scale"] = scale
+    if scores is not None:
+        scores = scores.detach()
+        if not 1 <= scores.dim() <= 4:
+            raise Refused(f"attn_mask: rank {scores.dim()}")
+        while scores.dim() < 4:
+            scores = scores.unsqueeze(0)
+        options["mask" if scores.dtype == torch.bool else "bias"] = scores.expand(*scores.shape[:-1], key.shape[2])
+    kernels.add_place(options, query)
+    return options
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, o: Tensor, lse: Optional[Tensor], scores: Optional[Tensor],
+    is_causal: bool, top_left: bool, scale: Optional[float],
+) -> None:  # fmt: skip
+    options = _options(query, key, scores, is_causal, top_left, scale)
+    _core.forward(
+        _transposed(query), _transposed(key), _transposed(value), o.detach().transpose(1, 2), lse, **options
+    )
+
+
+def _backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, gradients: tuple,
+    scores: Optional[Tensor], is_causal: bool, top_left: bool, scale: Optional[float], d_bias: Optional[Tensor] = None,
+) -> None:  # fmt: skip
+    options = _options(query, key, scores, is_causal, top_left, scale)
+    if d_bias is not None:
+        options["d_bias"] = d_bias
+    if torch.are_deterministic_algorithms_enabled():
+        options["deterministic"] = True
+    inputs = [_transposed(t) for t in (query, key, value, out)]
+    _core.backward(*inputs, lse.detach(), _transposed(grad_out), *(t.transpose(1, 2) for t in gradients), **options)
+
+
+# ---- _scaled_dot_product_flash_attention_for_cpu ----------------------------------------------------------------------
+
+
+def flash_for_cpu(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Optional[Tensor] = None, scale: Optional[float] = None,
+) -> Tuple[Tensor, Tensor]:  # fmt: skip
+    """o as query lies in memory, and lse [B, H, Sq] in the order [B, Sq, H]. Causal from the top left corner."""
+    _check(query, dropout_p)
+    _check_head_sizes(query, value)
+    batch, heads, seqlen_q, _ = query.shape
+    o = _twin(query)
+    lse = query.new_empty((batch, seqlen_q, heads), dtype=torch.float32).transpose(1, 2)
+    _forward(query, key, value, o, lse, attn_mask, is_causal, True, scale)
+    return o, lse
+
+
+def flash_for_cpu_backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, dropout_p: float,
+    is_causal: bool, *, attn_mask: Optional[Tensor] = None, scale: Optional[float] = None,
+) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """d_q, d_k, d_v in the order [B, S, H, D]."""
+    _check(query, dropout_p)
+    _check_head_sizes(query, value)
+    gradients = tuple(_permuted(t, t.shape) for t in (query, key, value))
+    _backward(grad_out, query, key, value, out, logsumexp, gradients, attn_mask, is_causal, True, scale)
+    return gradients
+
+
+# ---- _scaled_dot_product_flash_attention ------------------------------------------------------------------------------
+
+
+def flash(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, *, scale: Optional[float] = None,
+) -> tuple:  # fmt: skip
+    """o as query lies in memory, lse [B, H, Sq], and what dropout alone needs. Causal from the bottom right corner."""
+    _check(query, dropout_p, return_debug_mask)
+    _check_head_sizes(query, value)
+    batch, heads, seqlen_q, _ = query.shape
+    o = _twin(query)
+    lse = query.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
+    _forward(query, key, value, o, lse, None, is_causal, False, scale)
+    return (o, lse, None, None, seqlen_q, key.shape[2], *_no_random_state(query))
+
+
+def _no_random_state(query: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    """rng_state, unused and debug_attn_mask where nothing is random."""
+    rng_state = torch.zeros(2, dtype=torch.uint64, device=query.device)
+    return rng_state, torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0)
+
+
+def flash_backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+    cum_seq_q: Optional[Tensor], cum_seq_k: Optional[Tensor], max_q: int, max_k: int, dropout_p: float, is_causal: bool,
+    philox_seed: Tensor, philox_offset: Tensor, *, scale: Optional[float] = None,
+) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """d_q, d_k, d_v as query, key and value lie in memory."""
+    _check(query, dropout_p)
+    _check_head_sizes(query, value)
+    gradients = (_twin(query), _twin(key), _twin(value))
+    _backward(grad_out, query, key, value, out, logsumexp, gradients, None, is_causal, False, scale)
+    return gradients
+
+
+# ---- _scaled_dot_product_efficient_attention --------------------------------------------------------------------------
+
+
+def efficient(
+    query: Tensor, key: Tensor, value: Tensor, attn_bias: Optional[Tensor], compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: Optional[float] = None,
+) -> tuple:  # fmt: skip
+    """o in the order [B, Sq, H, Dv], lse [B, H, Sq in whole vectors] or [B, H, 0], seed and offset of no dropout."""
+    _check(query, dropout_p)
+    batch, heads, seqlen_q, _ = query.shape
+    o = _permuted(query, (batch, heads, seqlen_q, value.shape[-1]))
+    padded = _round_up(seqlen_q, _LSE_ALIGNMENT) if compute_log_sumexp else 0
+    lse = query.new_empty((batch, heads, padded), dtype=torch.float32)
+    if padded > seqlen_q:
+        lse[..., seqlen_q:] = torch.inf  # rows that are not there have no weights, for PyTorch's backward too
+    rows = lse[..., :seqlen_q] if compute_log_sumexp else None
+    _forward(query, key, value, o, rows, attn_bias, is_causal, True, scale)
+    return (o, lse, *_no_philox_state(query))
+
+
+def _no_philox_state(query: Tensor) -> Tuple[Tensor, Tensor]:
+    return tuple(torch.zeros((), dtype=torch.int64, device=query.device) for _ in range(2))
+
+
+def efficient_backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_bias: Optional[Tensor], out: Tensor,
+    logsumexp: Tensor, philox_seed: Tensor, philox_offset: Tensor, dropout_p: float, grad_input_mask: list,
+    is_causal: bool = False, *, scale: Optional[float] = None,
+) -> tuple:  # fmt: skip
+    """d_q, d_k, d_v in the order [B, S, H, D], d_bias in whole vectors or None."""
+    _check(query, dropout_p)
+    gradients = tuple(_permuted(t, t.shape) for t in (query, key, value))
+    d_bias = d_bias_exact = None
+    if attn_bias is not None and grad_input_mask[3]:
+        *leading, seqlen_k = attn_bias.shape
+        d_bias = attn_bias.new_empty((*leading, _round_up(seqlen_k, _BIAS_ALIGNMENT)))[..., :seqlen_k]
+        d_bias_exact = torch.empty(attn_bias.shape, dtype=torch.float32, device=attn_bias.device)
+    lse = logsumexp[..., : query.shape[2]]
+    _backward(
+        grad_out, query, key, value, out, lse, gradients, attn_bias, is_causal, True, scale, d_bias_exact
+    )  # fmt: skip
+    if d_bias is not None:
+        d_bias.copy_(d_bias_exact)
+    return (*gradients, d_bias)
+
+
+# ---- _scaled_dot_product_cudnn_attention ------------------------------------------------------------------------------
+
+
+def cudnn(
+    query: Tensor, key: Tensor, value: Tensor, attn_bias: Optional[Tensor], compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *, scale: Optional[float] = None,
+) -> tuple:  # fmt: skip
+    """o in query's order of dimensions, lse [B, H, Sq, 1], seed and offset of no dropout. Causal from the top left."""
+    _check(query, dropout_p, return_debug_mask)
+    batch, heads, seqlen_q, head_dim = query.shape
+    if value.shape[-1] == head_dim:
+        o = _twin(query)
+    else:
+        order = tuple(sorted(range(4), key=query.stride, reverse=True))
+        o = _permuted(query, (batch, heads, seqlen_q, value.shape[-1]), order)
+    lse = query.new_empty((batch, heads, seqlen_q, 1), dtype=torch.float32)
+    _forward(query, key, value, o, lse.squeeze(-1), attn_bias, is_causal, True, scale)
+    return (o, lse, None, None, seqlen_q, key.shape[2], *_no_philox_state(query), None)
+
+
+def cudnn_backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, philox_seed: Tensor,
+    philox_offset: Tensor, attn_bias: Optional[Tensor], cum_seq_q: Optional[Tensor], cum_seq_k: Optional[Tensor],
+    max_q: int, max_k: int, dropout_p: float, is_causal: bool, *, scale: Optional[float] = None,
+) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """d_q, d_k, d_v as query, key and value lie in memory."""
+    _check(query, dropout_p)
+    gradients = (_twin(query), _twin(key), _twin(value))
+    _backward(grad_out, query, key, value, out, logsumexp.squeeze(-1), gradients, attn_bias, is_causal, True, scale)
+    return gradients
+
+
+# ---- _flash_attention_forward: packed [T, H, D] with cum_seq_q, or [B, S, H, D]; torch.nn.attention.varlen -------------
+
+
+def _row_options(
+    cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, left, right, seqused_k=None, alibi_slopes=None,
+    block_table=None,
+) -> tuple:  # fmt: skip
+    if block_table is not None:
+        cum_seq_k = None
+    state = (None, None, None, None, alibi_slopes, cum_seq_q, cum_seq_k, seqused_k, block_table, None)
+    window = (-1 if left is None else left, -1 if right is None else right)
+    lengths = (0, 0) if cum_seq_q is None else (max_q, max_k)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return (*state, scale, is_causal, False, *window, 0.0, 0, 0, 0.0, *lengths, deterministic, False, "auto", 0)
+
+
+def rows_forward(
+    query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, *, scale=None,
+    window_size_left=None, window_size_right=None, seqused_k=None, alibi_slopes=None, block_table=None, num_splits=None,
+    out=None,
+):  # fmt: skip
+    """o as query lies in memory, or in `out`; lse [H, Tq] or [B, H, Sq]; and what dropout alone needs."""
+    _check(query, dropout_p, return_debug_mask)
+    _check_head_sizes(query, value)
+    options = _row_options(
+        cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right, seqused_k,
+        alibi_slopes, block_table,
+    )  # fmt: skip
+    o = _twin(query) if out is None else out
+    _, lse = kernels.forward(query, key, value, *options, o=o.detach())
+    return (o, lse, *_no_random_state(query))
+
+
+def rows_forward_into(out, *arguments, **options):
+    """lse; o is written to `out`."""
+    return rows_forward(*arguments, **options, out=out)[1]
+
+
+def rows_backward(
+    grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, rng_state,
+    unused, *, scale=None, window_size_left=None, window_size_right=None,
+):  # fmt: skip
+    """d_q, d_k, d_v, contiguous."""
+    _check(query, dropout_p)
+    _check_head_sizes(query, value)
+    options = _row_options(
+        cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
+    )  # fmt: skip
+    return kernels.backward(grad_out, None, query, key, value, out, logsumexp, False, False, *options)[:3]
