@@ -45,12 +45,18 @@ def _no_segments() -> Tensor:
     return torch.zeros(1, 1, dtype=torch.int64)
 
 
-# Functions that one definition made share their code object, whatever they closed over.
-_AND = hf.and_masks(hf.causal_mask_function).__code__
-_SLIDING = hf.sliding_window_overlay(1).__code__
-_SLIDING_BOTH_WAYS = hf.sliding_window_bidirectional_overlay(1).__code__
-_PACKED = hf.packed_sequence_mask_function(_no_segments()).__code__
-_PACKED_POSITIONS = hf.remap_positions_for_packed_sequence(hf.causal_mask_function, _no_segments()).__code__
+def _code_of(maker: str, *arguments) -> object:
+    """The code that all functions of a maker share, whatever they closed over; nobody's in releases without it."""
+    make = getattr(hf, maker, None)
+    return object() if make is None else make(*arguments).__code__
+
+
+_AND = _code_of("and_masks", hf.causal_mask_function)
+_SLIDING = _code_of("sliding_window_overlay", 1)
+_SLIDING_BOTH_WAYS = _code_of("sliding_window_bidirectional_overlay", 1)
+_PACKED = _code_of("packed_sequence_mask_function", _no_segments())
+_PACKED_POSITIONS = _code_of("remap_positions_for_packed_sequence", hf.causal_mask_function, _no_segments())
+_EVERYTHING = getattr(hf, "bidirectional_mask_function", None)
 
 
 def _closed_over(function: Callable) -> dict:
@@ -81,7 +87,7 @@ def _recognise(function: Callable) -> Optional[_Recognised]:
             found.left = found.right = _closed_over(part)["sliding_window"]
         elif code is _PACKED:
             found.segments = _closed_over(part)["packed_sequence_mask"]
-        elif part is not hf.bidirectional_mask_function:
+        elif part is not _EVERYTHING:
             return None
     return found
 
