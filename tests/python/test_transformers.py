@@ -13,6 +13,7 @@ pytest.importorskip("tessera")
 transformers = pytest.importorskip("transformers")
 if not hasattr(transformers, "AttentionInterface"):
     pytest.skip("this release of Transformers has no AttentionInterface", allow_module_level=True)
+pytest.importorskip("tessera.transformers", exc_type=ImportError)
 
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from transformers import AutoModel, AutoModelForCausalLM, masking_utils  # noqa: E402

@@ -8,12 +8,17 @@ recognised (chunks, image blocks, a user's own function) is evaluated to a boole
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Optional, Union
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import masking_utils as hf
+
+if "q_offset" not in inspect.signature(hf.sdpa_mask).parameters:
+    raise ImportError(f"transformers {transformers.__version__}: accepted releases that make masks from q_offset")
 
 
 @dataclasses.dataclass(frozen=True)
