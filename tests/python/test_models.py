@@ -12,13 +12,13 @@ from torch import nn  # noqa: E402
 
 import tessera.torch  # noqa: E402
 from torch_reference import check, random  # noqa: E402
-from torch_registry import calls, on_tessera, registry, restored  # noqa: E402, F401
+from torch_registry import AVAILABLE, calls, on_tessera, restored  # noqa: E402, F401
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 import models  # noqa: E402
 
-if not hasattr(registry, "activate_flash_attention_impl"):
-    pytest.skip("this release of PyTorch has no registry of implementations", allow_module_level=True)
+if not AVAILABLE:
+    pytest.skip("this release of PyTorch has no torch.library.get_kernel", allow_module_level=True)
 
 
 def model_results(model, dtype, forward):
@@ -30,18 +30,18 @@ def model_results(model, dtype, forward):
     return [output, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
-def compare_models(model, forward, calls, layers=1, compiler=None):
+def compare_models(model, forward, calls, layers=1, compiler=None, dtype=torch.float32):
     """The model on Tessera beside itself on PyTorch's kernels, both held against float64; each layer must have run here.
 
     `compiler` compiles it once Tessera is active, and PyTorch's own stays eager.
     """
     exact = model_results(model, torch.float64, forward)
-    own = model_results(model, torch.float32, forward)
+    own = model_results(model, dtype, forward)
     on_tessera()
     if compiler is not None:
         torch.compiler.reset()
         model.compile(backend=compiler, fullgraph=True)
-    ours = model_results(model, torch.float32, forward)
+    ours = model_results(model, dtype, forward)
     assert calls == {"forward": layers, "backward": layers} and tessera.torch.fallback_reasons() == {}
     assert len(ours) == len(own) == len(exact)
     for i, (a, b, c) in enumerate(zip(ours, own, exact)):
@@ -49,7 +49,7 @@ def compare_models(model, forward, calls, layers=1, compiler=None):
 
 
 @pytest.mark.parametrize("masked", ["none", "causal", "padding"])
-def test_multihead_attention(calls, masked):
+def test_multihead_attention(device, calls, masked):
     torch.manual_seed(0)
     model = nn.MultiheadAttention(64, 4, batch_first=True)
     x = random(3, 21, 64, requires_grad=False)
@@ -68,7 +68,7 @@ def test_multihead_attention(calls, masked):
 
 
 @pytest.mark.parametrize("masked", ["none", "causal", "padding"])
-def test_transformer_encoder(calls, masked):
+def test_transformer_encoder(device, calls, masked):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -88,7 +88,7 @@ def test_transformer_encoder(calls, masked):
 
 # Eager, by the compiler's own code, and by its graphs alone, which takes a tenth of the time.
 @pytest.mark.parametrize("compiler", [None, "inductor", "aot_eager"])
-def test_vision_transformer(calls, compiler):
+def test_vision_transformer(device, calls, compiler):
     torch.manual_seed(0)
     model = models.VisionTransformer(side=32, patch=4, width=64, depth=2, heads=2, classes=10)  # S = 65
     images = random(2, 3, 32, 32, requires_grad=False)
@@ -96,7 +96,7 @@ def test_vision_transformer(calls, compiler):
 
 
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
-def test_gpt2(calls, compiler):
+def test_gpt2(device, calls, compiler):
     torch.manual_seed(0)
     model = models.Gpt2(vocabulary=97, length=64, width=64, depth=2, heads=4)
     tokens = torch.randint(97, (2, 50))
@@ -105,7 +105,7 @@ def test_gpt2(calls, compiler):
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
-def test_gpt2_of_transformers(calls, padded, compiler):
+def test_gpt2_of_transformers(device, calls, padded, compiler):
     """The class that programs load their weights into, with attn_implementation="sdpa"; a second sequence may be padded."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

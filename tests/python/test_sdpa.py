@@ -1,5 +1,6 @@
 """PyTorch's own registry: unchanged programs on Tessera, and back."""
 
+import inspect
 import subprocess
 import sys
 
@@ -12,10 +13,11 @@ import torch.nn.functional as F  # noqa: E402
 
 import tessera.torch  # noqa: E402
 from torch_reference import at, check, random  # noqa: E402
-from torch_registry import calls, on_tessera, registry, restored  # noqa: E402, F401
+from torch_registry import AVAILABLE, calls, on_tessera, registry, restored  # noqa: E402, F401
 
-if not hasattr(registry, "activate_flash_attention_impl"):
-    pytest.skip("this release of PyTorch has no registry of implementations", allow_module_level=True)
+if not AVAILABLE:
+    pytest.skip("this release of PyTorch has no torch.library.get_kernel", allow_module_level=True)
+REGISTRY = hasattr(registry, "restore_flash_attention_impl")
 
 
 def heads(dtype=torch.float32, batch=2, seqlen_q=33, seqlen_k=33, num=4, head_dim=32):
@@ -45,6 +47,15 @@ def compare(leaves, calls, **options):
         check(name, a, b, c)
 
 
+def same(ours, expected):
+    """The same bits on the CPU; a GPU's gradients may add up in another order."""
+    if ours.is_cuda:
+        torch.testing.assert_close(ours, expected)
+    else:
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.skipif(not REGISTRY, reason="this release of PyTorch has no registry of implementations")
 def test_importing_activates_nothing():
     program = "import torch.nn.attention as a, tessera.torch; assert a.current_flash_attention_impl() is None"
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -53,18 +64,18 @@ def test_importing_activates_nothing():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.2}], ids=str)
-def test_sdpa(calls, dtype, options):
+def test_sdpa(device, calls, dtype, options):
     compare(heads(dtype), calls, **options)
 
 
 @pytest.mark.parametrize("lengths", [(7, 33), (33, 7), (2, 40)], ids=str)
-def test_causal_is_top_left(calls, lengths):
+def test_causal_is_top_left(device, calls, lengths):
     compare(heads(seqlen_q=lengths[0], seqlen_k=lengths[1]), calls, is_causal=True)
 
 
-@pytest.mark.parametrize("shape", [(33, 33), (2, 1, 33, 33), (1, 4, 33, 33), (2, 1, 1, 33), (33, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(33, 33), (2, 1, 33, 33), (1, 4, 33, 33), (2, 1, 1, 33)], ids=str)
 @pytest.mark.parametrize("kind", ["float", "bool", "infinite"])
-def test_masks(calls, shape, kind):
+def test_masks(device, calls, shape, kind):
     scores = random(*shape, seed=5, requires_grad=False)
     if kind == "bool":
         scores = scores > -1
@@ -75,7 +86,11 @@ def test_masks(calls, shape, kind):
     compare(heads(), calls, attn_mask=scores)
 
 
-def test_a_row_without_keys(calls):
+def test_a_mask_of_one_column(calls):
+    compare(heads(), calls, attn_mask=random(33, 1, seed=5, requires_grad=False))
+
+
+def test_a_row_without_keys(device, calls):
     mask = torch.ones(33, 33, dtype=torch.bool)
     mask[3] = False
     leaves = heads()
@@ -85,32 +100,61 @@ def test_a_row_without_keys(calls):
     assert not any(t.isnan().any() for t in gradients) and torch.all(gradients[0][:, :, 3] == 0)
 
 
-def test_strides_and_zero_sizes(calls):
+def test_strides_and_zero_sizes(device, calls):
     q, k, v = heads()
     by_rows = [t.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in (q, k, v)]
     columns_first = [t.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_() for t in (q, k, v)]
     on_tessera()
     expected = run((q, k, v), is_causal=True)
     for ours, first in zip(run(by_rows, is_causal=True), expected):
-        assert torch.equal(ours, first)
+        same(ours, first)
     for ours, first in zip(run(columns_first, is_causal=True), expected):
         torch.testing.assert_close(ours, first)
     assert F.scaled_dot_product_attention(q[:0], k[:0], v[:0]).shape == (0, 4, 33, 32)
 
 
-def test_restore(calls):
+def activate_by_registry():
+    registry.activate_flash_attention_impl("Tessera")
+    assert registry.current_flash_attention_impl() == "Tessera"
+
+
+def restore_by_registry():
+    registry.restore_flash_attention_impl()
+    assert registry.current_flash_attention_impl() is None
+
+
+@pytest.mark.parametrize("by_registry", [False, True])
+def test_restore(device, calls, by_registry):
+    if by_registry and not REGISTRY:
+        pytest.skip("this release of PyTorch has no registry of implementations")
+    activate = activate_by_registry if by_registry else tessera.torch.activate
+    restore = restore_by_registry if by_registry else tessera.torch.restore
     leaves = heads()
     own = run(leaves, is_causal=True)
     for _ in range(2):
-        on_tessera()
-        assert registry.current_flash_attention_impl() == "Tessera"
+        activate()
+        activate()  # the same as once
         run(leaves, is_causal=True)
-        registry.restore_flash_attention_impl()
-        assert registry.current_flash_attention_impl() is None
+        restore()
     before = dict(calls)
     for ours, expected in zip(run(leaves, is_causal=True), own):
-        assert torch.equal(ours, expected)
+        same(ours, expected)
     assert calls == before == {"forward": 2, "backward": 2}
+
+
+def test_without_a_registry(calls, monkeypatch):
+    for name in ("register_flash_attention_impl", "restore_flash_attention_impl"):
+        monkeypatch.delattr(registry, name, raising=False)
+    leaves = heads()
+    own = run(leaves)
+    assert not tessera.torch.register()
+    tessera.torch.activate()
+    run(leaves)
+    tessera.torch.restore()
+    assert calls == {"forward": 1, "backward": 1}
+    for ours, expected in zip(run(leaves), own):
+        same(ours, expected)
+    assert calls == {"forward": 1, "backward": 1}
 
 
 def test_what_is_refused_falls_through(calls, caplog):
@@ -138,17 +182,17 @@ def test_dropout_stays_pytorch_s(calls):
         assert torch.equal(ours, expected)
 
 
-def test_under_autocast(calls):
+def test_under_autocast(device, calls):
     leaves = heads()
     on_tessera()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device, torch.bfloat16):
         o = F.scaled_dot_product_attention(*leaves, is_causal=True)
     gradients = torch.autograd.grad(o.float().sum(), leaves)
     assert o.dtype == torch.bfloat16 and gradients[0].dtype == torch.float32
     assert calls == {"forward": 1, "backward": 1}
 
 
-def test_under_compile(calls):
+def test_under_compile(device, calls):
     leaves = heads()
     mask = random(33, 33, seed=6, requires_grad=False)
     on_tessera()
@@ -165,14 +209,17 @@ def test_under_compile(calls):
         torch.testing.assert_close(ours, first)
 
 
-def test_varlen_attn():
+def test_varlen_attn(device, calls):
     varlen = pytest.importorskip("torch.nn.attention.varlen")
+    takes_window = "window_size" in inspect.signature(varlen.varlen_attn).parameters
+    causal = {"window_size": (-1, 0)} if takes_window else {"is_causal": True}
     cu = torch.tensor([0, 7, 30], dtype=torch.int32)
     q, k, v = (random(30, 4, 32, seed=s) for s in (1, 2, 3))
     on_tessera()
-    o = varlen.varlen_attn(q, k, v, cu, cu, 23, 23, window_size=(-1, 0))
+    o = varlen.varlen_attn(q, k, v, cu, cu, 23, 23, **causal)
     gradients = torch.autograd.grad(o.sin().sum(), (q, k, v))
+    assert calls == {"forward": 1, "backward": 1} and tessera.torch.fallback_reasons() == {}
     expected = tessera.torch.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True)
     assert torch.equal(o, expected)
     for ours, first in zip(gradients, torch.autograd.grad(expected.sin().sum(), (q, k, v))):
-        assert torch.equal(ours, first)
+        same(ours, first)
