@@ -154,7 +154,8 @@ typedef enum tessera_kernel {
   TESSERA_KERNEL_DECODE = 2,    /* CPU: few query rows, split over keys */
   TESSERA_KERNEL_TILED = 3,     /* CPU: FlashAttention's tiles, forward and backward */
   TESSERA_KERNEL_FWD_SM80 = 4,  /* CUDA: forward by mma.sync, on every GPU from Ampere on */
-  TESSERA_KERNEL_BWD_SM80 = 5   /* CUDA: backward by mma.sync, on every GPU from Ampere on */
+  TESSERA_KERNEL_BWD_SM80 = 5,  /* CUDA: backward by mma.sync, on every GPU from Ampere on */
+  TESSERA_KERNEL_FWD_SM90 = 6   /* CUDA: forward by TMA and wgmma, on Hopper */
 } tessera_kernel;
 
 /* Where a plan is to run: plain data. */

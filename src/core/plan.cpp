@@ -32,6 +32,7 @@ constexpr Candidate kCandidates[] = {
     {TESSERA_BACKEND_CPU, TESSERA_KERNEL_DECODE, cpu::refuse_decode, cpu::configure_decode},
     {TESSERA_BACKEND_CPU, TESSERA_KERNEL_TILED, cpu::refuse_tiled, cpu::configure_tiled},
     {TESSERA_BACKEND_CPU, TESSERA_KERNEL_REFERENCE, refuse_reference, configure_reference},
+    {TESSERA_BACKEND_CUDA, TESSERA_KERNEL_FWD_SM90, cuda::refuse_fwd_sm90, cuda::configure_fwd_sm90},
     {TESSERA_BACKEND_CUDA, TESSERA_KERNEL_FWD_SM80, cuda::refuse_fwd_sm80, cuda::configure_fwd_sm80},
     {TESSERA_BACKEND_CUDA, TESSERA_KERNEL_BWD_SM80, cuda::refuse_bwd_sm80, cuda::configure_bwd_sm80},
 };

@@ -19,6 +19,7 @@ namespace {
 TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block_mask, dropout, scale_first)
 TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, blocks_per_sm, aligned,
                       paged, pack_heads, split, q_in_registers, score)
+TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, stages, q_stages, causal)
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, blocks_per_sm, aligned,
                       d_bias, deterministic, score)
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype)
@@ -71,10 +72,12 @@ ConfigValues config_values(const Config& config) {
 
 template std::string config_text(const ScoreConfig&);
 template std::string config_text(const FwdConfig&);
+template std::string config_text(const FwdSm90Config&);
 template std::string config_text(const BwdConfig&);
 template std::string config_text(const CombineConfig&);
 template std::string config_text(const BwdRowsConfig&);
 template ConfigValues config_values(const FwdConfig&);
+template ConfigValues config_values(const FwdSm90Config&);
 template ConfigValues config_values(const BwdConfig&);
 template ConfigValues config_values(const CombineConfig&);
 template ConfigValues config_values(const BwdRowsConfig&);

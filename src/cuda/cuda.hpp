@@ -13,10 +13,12 @@ namespace tessera::cuda {
 tessera_status detect(int32_t ordinal, tessera_device& device);
 
 // Why a kernel does not take a validated plan's problem ("" when it does). `plan` has its sizes filled in.
+std::string refuse_fwd_sm90(const tessera_plan& plan);
 std::string refuse_fwd_sm80(const tessera_plan& plan);
 std::string refuse_bwd_sm80(const tessera_plan& plan);
 
 // Fill in tiles, splits and workspace of a plan whose kernel and sizes are set.
+void configure_fwd_sm90(tessera_plan& plan);
 void configure_fwd_sm80(tessera_plan& plan);
 void configure_bwd_sm80(tessera_plan& plan);
 
@@ -28,8 +30,7 @@ struct HostIndices {
   tessera_buffers buffers{};  // the index tensors' pointers alone, as the plan's layouts say
   std::vector<char> storage[4];
 };
-tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& buffers, void* stream,
-                             HostIndices& host);
+tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& buffers, void* stream, HostIndices& host);
 
 // Compiles or loads the kernels of a plan, so that its first call finds them. A GPU that is not here: compiles them into
 // the cache on disk.

@@ -49,6 +49,7 @@ constexpr Symbol kSymbols[] = {
     TESSERA_SYMBOL(cuKernelGetAttribute, "cuKernelGetAttribute"),
     TESSERA_SYMBOL(cuKernelSetAttribute, "cuKernelSetAttribute"),
     TESSERA_SYMBOL(cuLaunchKernel, "cuLaunchKernel"),
+    TESSERA_SYMBOL(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled"),
 };
 #undef TESSERA_SYMBOL
 

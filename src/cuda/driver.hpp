@@ -47,7 +47,14 @@ enum CUfunctionAttribute : int {
 enum CUcaptureStatus : int { kCaptureNone = 0 };
 enum CUcaptureMode : int { kCaptureRelaxed = 2 };
 
-// The functions, by the driver's own names; all but cuLibrary... and cuKernel... (12.0) are older than what is asked for.
+enum CUtensorMapDataType : int { kTensorMapFloat16 = 6, kTensorMapBFloat16 = 9 };
+enum CUtensorMapInterleave : int { kTensorMapNotInterleaved = 0 };
+enum CUtensorMapSwizzle : int { kTensorMapSwizzle128B = 3 };
+enum CUtensorMapL2promotion : int { kTensorMapL2Promotion128B = 2 };
+enum CUtensorMapFloatOOBfill : int { kTensorMapZeroFill = 0 };
+
+// The functions, by the driver's own names; all but cuLibrary..., cuKernel... and cuTensorMap... (12.0) are older than
+// what is asked for.
 struct Driver {
   CUresult (*cuInit)(unsigned flags);
   CUresult (*cuDriverGetVersion)(int* version);  // 1000 * major + 10 * minor
@@ -85,6 +92,14 @@ struct Driver {
   CUresult (*cuLaunchKernel)(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                              unsigned block_y, unsigned block_z, unsigned smem_bytes, CUstream stream, void** params,
                              void** extra);
+
+  // `map`: 128 bytes, aligned to 64. Extents, strides (in bytes, from the second dimension's on) and boxes from the
+  // innermost dimension outwards.
+  CUresult (*cuTensorMapEncodeTiled)(void* map, CUtensorMapDataType type, uint32_t rank, void* data,
+                                     const uint64_t* extents, const uint64_t* strides, const uint32_t* box,
+                                     const uint32_t* steps, CUtensorMapInterleave interleave,
+                                     CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                                     CUtensorMapFloatOOBfill fill);
 
   int version;  // 1000 * major + 10 * minor, as above
   int devices;

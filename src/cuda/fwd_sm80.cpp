@@ -7,6 +7,7 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/forward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "tessera/config.hpp"
@@ -106,6 +107,15 @@ Choice choose(const tessera_plan& plan) {
   return choice;
 }
 
+int32_t splits_of(const Choice& choice, const tessera_plan& plan) {
+  const int64_t wanted = kWaves * choice.tile->blocks_per_sm * plan.device.cores;
+  const int64_t blocks = choice.blocks * choice.slices;
+  if (plan.problem.batch_invariant || blocks * 2 > wanted) return 1;
+  const int64_t most = std::max<int64_t>(1, plan.max_seqlen_k / kMinSplitKeys);
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(wanted / std::max<int64_t>(1, blocks), 1, std::min<int64_t>(most, 256)));
+}
+
 int64_t split_keys(const tessera_plan& plan) {
   return padded_to(divide_up(std::max<int64_t>(1, plan.max_seqlen_k), plan.num_splits), plan.block_n);
 }
@@ -154,13 +164,7 @@ void configure_fwd_sm80(tessera_plan& plan) {
   plan.num_warps = tile.warps, plan.num_stages = tile.stages;
   plan.smem_bytes = smem_bytes(choice.config);
   plan.tiles_per_item = 1;
-  plan.num_splits = 1;
-  const int64_t wanted = kWaves * tile.blocks_per_sm * plan.device.cores;
-  if (!plan.problem.batch_invariant && choice.blocks * choice.slices * 2 <= wanted) {
-    const int64_t most = std::max<int64_t>(1, plan.max_seqlen_k / kMinSplitKeys);
-    plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(
-        wanted / std::max<int64_t>(1, choice.blocks * choice.slices), 1, std::min<int64_t>(most, 256)));
-  }
+  plan.num_splits = splits_of(choice, plan);
   plan.num_items = choice.blocks * plan.num_splits * choice.slices;
   plan.shared_bytes = 0;
   if (plan.num_splits > 1) {
@@ -168,7 +172,18 @@ void configure_fwd_sm80(tessera_plan& plan) {
   }
 }
 
-tessera_status forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+int32_t splits_of_fwd_sm80(const tessera_plan& plan) { return splits_of(choose(plan), plan); }
+
+tessera_status forward_sm80_unsplit(const tessera_plan& plan, const tessera_buffers& buffers, void* stream) {
+  const Choice choice = choose(plan);
+  tessera_plan own = plan;
+  own.kernel = TESSERA_KERNEL_FWD_SM80;
+  own.block_m = choice.tile->block_m, own.block_n = choice.tile->block_n;
+  own.num_splits = 1;
+  return forward_sm80(own, buffers, nullptr, stream);
+}
+
+tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
   const Choice choice = choose(plan);
   if (!choice.tile || choice.tile->block_m != plan.block_m) {
     return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);

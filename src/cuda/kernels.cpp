@@ -10,7 +10,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kWarpThreads = 32;
+constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
 constexpr int kCombineWarps = 4;      // as combine.cuh has it
 constexpr int kBwdRowsThreads = 128;  // as bwd_rows.cuh has it
 
@@ -41,6 +41,16 @@ int64_t smem_bytes(const FwdConfig& config) {
   return config.block_m * std::max(k_pitch, v_pitch) + int64_t{config.stages} * config.block_n * (k_pitch + v_pitch);
 }
 
+// Tiles in chunks of 64 columns, 128 bytes a row, each a multiple of 1 KiB; then, in less than another, the works and the
+// barriers. The whole is aligned to 1 KiB.
+int64_t smem_bytes(const FwdSm90Config& config) {
+  constexpr int64_t kChunkRowBytes = 128, kConsumerRows = 64, kRest = 1024;
+  const int64_t k_row = divide_up(config.head_dim, 64) * kChunkRowBytes;
+  const int64_t v_row = divide_up(config.head_dim_v, 64) * kChunkRowBytes;
+  return int64_t{config.q_stages} * config.consumers * kConsumerRows * k_row +
+         int64_t{config.stages} * config.block_n * (k_row + v_row) + kRest;
+}
+
 // Tiles, which take turns where there are no stages, then per query its LSE and delta, then the ticket.
 int64_t smem_bytes(const BwdConfig& config) {
   const int64_t k_pitch = pitch_bytes(config.dtype, config.head_dim);
@@ -55,6 +65,11 @@ int64_t smem_bytes(const BwdConfig& config) {
 KernelSpec spec_of(const FwdConfig& config) {
   return {"fwd_sm80",           "FwdParams",       config_text(config), config.warps * kWarpThreads,
           config.blocks_per_sm, smem_bytes(config)};
+}
+
+KernelSpec spec_of(const FwdSm90Config& config) {
+  return {"fwd_sm90", "FwdSm90Params",   config_text(config), (config.consumers + 1) * kWarpgroupThreads,
+          1,          smem_bytes(config)};
 }
 
 KernelSpec spec_of(const CombineConfig& config) {
@@ -73,6 +88,11 @@ KernelSpec spec_of(const BwdRowsConfig& config) {
 tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdParams& params, Grid grid,
                                const tessera_device& device, void* stream) {
   return launch_kernel("fwd_sm80", config, params, grid, device, stream);
+}
+
+tessera_status launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid,
+                               const tessera_device& device, void* stream) {
+  return launch_kernel("fwd_sm90", config, params, grid, device, stream);
 }
 
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, const tessera_device& device,

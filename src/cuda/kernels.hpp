@@ -16,14 +16,18 @@ struct Grid {
 
 // How each kernel is compiled. `smem_bytes` is its SharedMemoryPlan's size.
 KernelSpec spec_of(const FwdConfig& config);
+KernelSpec spec_of(const FwdSm90Config& config);
 KernelSpec spec_of(const CombineConfig& config);
 KernelSpec spec_of(const BwdConfig& config);
 KernelSpec spec_of(const BwdRowsConfig& config);
 
 int64_t smem_bytes(const FwdConfig& config);
+int64_t smem_bytes(const FwdSm90Config& config);
 int64_t smem_bytes(const BwdConfig& config);
 
 tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdParams& params, Grid grid,
+                               const tessera_device& device, void* stream);
+tessera_status launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid,
                                const tessera_device& device, void* stream);
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, const tessera_device& device,
                               void* stream);

@@ -23,6 +23,8 @@ CollectScope::~CollectScope() { collected = nullptr; }
 
 std::vector<KernelSpec>* CollectScope::active() { return collected; }
 
+bool launches_run() { return !PrepareScope::active() && !CollectScope::active(); }
+
 bool is_here(const tessera_device& device) {
   const Driver* driver = nullptr;
   if (open_driver(driver).code != TESSERA_OK || device.ordinal >= driver->devices) return false;

@@ -28,6 +28,9 @@ class CollectScope {
   static std::vector<KernelSpec>* active();  // null: there is none
 };
 
+// Whether this thread's launches reach a stream: neither of these scopes exists.
+bool launches_run();
+
 // Whether `device` is a GPU of this machine, and not one that is only planned for.
 bool is_here(const tessera_device& device);
 

@@ -50,11 +50,19 @@ class Checker {
     std::vector<std::vector<std::byte>> inputs_before;
     for (const Tensor* input : call_.inputs()) inputs_before.push_back(input->bytes());
     for (const Place& place : options_.places) {
-      // A GPU has one kernel for each direction.
-      std::vector<tessera_kernel> kernels = {TESSERA_KERNEL_DECODE, TESSERA_KERNEL_TILED};
-      if (place == kGpu) kernels = {TESSERA_KERNEL_AUTO};
-      for (const tessera_kernel kernel : kernels)
-        check_kernel({.kernel = kernel, .place = place, .cores = static_cast<int32_t>(c_.cores)});
+      const auto options_of = [&](tessera_kernel kernel) {
+        return RunOptions{.kernel = kernel, .place = place, .cores = static_cast<int32_t>(c_.cores)};
+      };
+      if (place != kGpu) {
+        check_kernel(options_of(TESSERA_KERNEL_DECODE), directions());
+        check_kernel(options_of(TESSERA_KERNEL_TILED), directions());
+        continue;
+      }
+      check_kernel(options_of(TESSERA_KERNEL_AUTO), directions());
+      // The kernel that every GPU has, too, where this one has another of its own.
+      if (forward_kernel(options_of(TESSERA_KERNEL_AUTO)) != TESSERA_KERNEL_FWD_SM80) {
+        check_kernel(options_of(TESSERA_KERNEL_FWD_SM80), {TESSERA_FORWARD});
+      }
     }
     for (size_t n = 0; n < inputs_before.size(); ++n)
       if (call_.inputs()[n]->bytes() != inputs_before[n]) fail("an input was written to");
@@ -106,8 +114,14 @@ class Checker {
     }
   }
 
-  void check_kernel(const RunOptions& options) {
-    for (const tessera_direction direction : directions()) {
+  // That the plan of the forward pass chooses; AUTO where there is no plan.
+  int32_t forward_kernel(const RunOptions& options) const {
+    tessera_plan plan;
+    return make_plan(call_, TESSERA_FORWARD, options, plan).code == TESSERA_OK ? plan.kernel : TESSERA_KERNEL_AUTO;
+  }
+
+  void check_kernel(const RunOptions& options, const std::vector<tessera_direction>& directions) {
+    for (const tessera_direction direction : directions) {
       const bool backward = direction == TESSERA_BACKWARD;
       context_ = format("%s %s %s: ", place_name(options.place).c_str(), tessera_kernel_name(options.kernel),
                         backward ? "backward" : "forward");

@@ -17,6 +17,11 @@ constexpr const char* kCases[] = {
     "dtype=bf16 b=6 sq=1 sk=2000 hq=8 hkv=2 d=128 dv=128 k=paged page=16 cores=8",
     "dtype=f32 b=4 sq=3 sk=900 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=64 causal=1 alibi=bh softcap=9",
     "dtype=f32 b=2 sq=500 sk=500 hq=2 hkv=1 d=64 dv=64 block_mask=bhk cores=6",
+    "dtype=bf16 b=4 sq=300 sk=300 hq=4 hkv=2 d=128 dv=128 q=packed k=packed causal=1",
+    "dtype=f16 b=5 sq=260 sk=500 hq=2 hkv=1 d=64 dv=64 q=packed k=packed",
+    "dtype=bf16 b=3 sq=200 sk=400 hq=2 hkv=2 d=256 dv=256 used=1 causal=1 sink=1",
+    "dtype=bf16 data=growing b=4 sq=200 sk=600 hq=2 hkv=1 d=128 dv=128 q=packed k=packed",
+    "dtype=bf16 data=nan_query b=4 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 q=packed k=packed",
 };
 
 // Sequence b of a call, in the same memory but for its outputs.

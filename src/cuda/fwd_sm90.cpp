@@ -1,0 +1,224 @@
+// The forward kernel of kernels/tessera/fwd_sm90.cuh: what it takes, which tiles it is compiled for, and its launch. Every
+// number depends on the problem and the GPU alone.
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <string>
+
+#include "core/geometry.hpp"
+#include "core/status.hpp"
+#include "cuda/cuda.hpp"
+#include "cuda/driver.hpp"
+#include "cuda/forward.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/params.hpp"
+#include "cuda/prepare.hpp"
+#include "cuda/tensor_map.hpp"
+#include "tessera/config.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kConsumerRows = 64;  // queries of a warpgroup
+
+// A row: for head sizes up to these, where the visible area is a staircase (causal and no window to the left) or is not,
+// and at least `rows` queries a sequence. The first that fits is taken. The tiles of all lie in 227 KiB; two consumers have
+// 232 registers a thread, three 160.
+enum class Area { kAny, kNoStairs };
+struct Tile {
+  int head_dim, head_dim_v;
+  Area area;
+  int64_t rows;
+  int block_n, consumers, stages, q_stages;
+};
+constexpr Tile kTiles[] = {
+    // Three consumers read a tile of keys for 192 queries, two for 128, and so wait less for shared memory; but under a
+    // staircase, and where sequences are short, more of a taller tile is not seen.
+    {64, 64, Area::kNoStairs, 1025, 128, 3, 4, 1},
+    {64, 64, Area::kAny, 0, 128, 2, 4, 2},
+    {128, 128, Area::kNoStairs, 2048, 80, 3, 2, 2},  // 80 keys: what 160 registers leave beside 64 of O
+    {128, 128, Area::kAny, 0, 128, 2, 2, 2},
+    {192, 128, Area::kAny, 0, 128, 2, 2, 1},  // the most keys that shared memory holds
+    {192, 192, Area::kAny, 0, 96, 2, 2, 1},   // 112 would lie there too, and spill
+    {256, 256, Area::kAny, 0, 64, 2, 2, 1},   // the most that shared memory holds
+};
+constexpr int kMaxHeadDim = 256;
+
+// Widths of O = P V that kernels/tessera/ptx/wgmma.cuh has.
+constexpr int kOutputWidths[] = {64, 80, 96, 112, 128, 160, 176, 192, 256};
+
+struct Choice {
+  const Tile* tile = nullptr;
+  FwdSm90Config config{};
+  int64_t tiles = 0, works = 0;  // of a head (packed: of all sequences); of all heads
+  int block_m() const { return tile->consumers * kConsumerRows; }
+};
+
+// Whether queries see the more keys the later they stand.
+bool staircase(const tessera_problem& p) { return (p.causal || p.window_right >= 0) && p.window_left < 0; }
+
+Choice choose(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  // Which tile it is decides the last bits, and they may not depend on how long the other sequences are.
+  const int64_t rows = p.batch_invariant ? INT64_MAX : plan.max_seqlen_q;
+  Choice choice;
+  for (const Tile& tile : kTiles) {
+    if (plan.head_dim > tile.head_dim || plan.head_dim_v > tile.head_dim_v || rows < tile.rows) continue;
+    if (tile.area == Area::kNoStairs && staircase(p)) continue;
+    FwdSm90Config& config = choice.config;
+    config.dtype = static_cast<Dtype>(p.q.dtype);
+    config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
+    config.head_dim_v = *std::find_if(std::begin(kOutputWidths), std::end(kOutputWidths),
+                                      [&plan](int width) { return width >= plan.head_dim_v; });
+    config.block_n = tile.block_n, config.consumers = tile.consumers;
+    config.stages = tile.stages, config.q_stages = tile.q_stages;
+    config.causal = staircase(p);
+    choice.tile = &tile;
+    const bool packed = core::packed_q(p);
+    choice.tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, choice.block_m());
+    choice.works = choice.tiles * plan.heads_q * (packed ? 1 : plan.batch);
+    return choice;
+  }
+  return choice;
+}
+
+// (batch, head) pairs whose tiles are taken together, longest first: as many as have 32 MiB of keys and values, which
+// then stay in the L2 cache while the tiles of all of them pass by. Query heads that share keys count once.
+int section_of(const tessera_plan& plan, int64_t pairs) {
+  constexpr int64_t kSectionBytes = int64_t{32} << 20;
+  const int64_t group = plan.heads_kv > 0 ? plan.heads_q / plan.heads_kv : 1;
+  const int64_t head_bytes = plan.max_seqlen_k * (plan.head_dim + plan.head_dim_v) *
+                             static_cast<int64_t>(tessera_dtype_bytes(plan.problem.q.dtype));
+  const int64_t fit = std::max<int64_t>(1, kSectionBytes / std::max<int64_t>(1, head_bytes)) * group;
+  return static_cast<int>(std::clamp<int64_t>(fit, 1, std::max<int64_t>(1, pairs)));
+}
+
+std::string refuse_option(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  if (core::paged(p)) return "pages: keys and values must be dense or packed";
+  const ScoreConfig score = score_config(p);
+  if (score.softcap) return "softcap: scores are scaled and masked by position alone";
+  if (score.bias) return "bias: scores are scaled and masked by position alone";
+  if (score.alibi) return "alibi_slopes: scores are scaled and masked by position alone";
+  if (score.mask) return "mask: scores are masked by position alone";
+  if (score.block_mask) return "block_mask: scores are masked by position alone";
+  if (score.dropout) return "dropout_p: no dropout";
+  if (score.scale_first) return "scale: must be above 0";
+  return "";
+}
+
+std::string refuse_layout(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  if (core::sizes(p).rows_k == 0) return "k: no rows, and a tensor map wants some";
+  if (core::sizes(p).rows_q == 0 || plan.batch == 0 || plan.heads_q == 0) return "";  // nothing is launched
+  struct Named {
+    const char* name;
+    const tessera_layout* layout;
+  };
+  for (const auto& [name, layout] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v}}) {
+    const std::string reason = refuse_tensor_map(name, *layout);
+    if (!reason.empty()) return reason;
+  }
+  return rows_aligned(p.o, nullptr) ? "" : "o: every row must start at a multiple of 16 bytes";
+}
+
+// Where fwd_sm80 reads keys and values with more of the GPU, or does less work that nobody wants. With batch_invariant it
+// is only asked what a sequence alone would answer alike.
+std::string refuse_few_rows(const tessera_plan& plan, const Choice& choice) {
+  const tessera_problem& p = plan.problem;
+  const int64_t group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
+  constexpr int64_t kFewRows = 16;  // a tile of fwd_sm80 for few rows
+  char text[128];
+  if (!p.batch_invariant || !core::packed_q(p)) {
+    if (plan.max_seqlen_q * group <= kFewRows || (group > 1 && plan.max_seqlen_q < kConsumerRows)) {
+      std::snprintf(text, sizeof text,
+                    "%" PRId64 " queries x %" PRId64 " heads a KV head: fwd_sm80 has tiles for so few",
+                    plan.max_seqlen_q, group);
+      return text;
+    }
+  }
+  // It uses the multiprocessors for less than half the speed: where fewer than a quarter would work, splitting pays.
+  constexpr int64_t kIdleFactor = 4;
+  const int32_t splits = choice.works * kIdleFactor <= plan.device.cores ? splits_of_fwd_sm80(plan) : 1;
+  if (splits <= 1) return "";
+  std::snprintf(text, sizeof text, "%" PRId64 " tiles for %d multiprocessors: fwd_sm80 splits the keys into %d parts",
+                choice.works, plan.device.cores, splits);
+  return text;
+}
+
+bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kTensorMapAlignment == 0; }
+
+}  // namespace
+
+std::string refuse_fwd_sm90(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  if (p.direction != TESSERA_FORWARD) return "a forward kernel";
+  if (plan.device.arch < 90 || plan.device.arch >= 100) {
+    return "compute capability " + std::to_string(plan.device.arch / 10) + "." + std::to_string(plan.device.arch % 10) +
+           ", must be 9.0";
+  }
+  if (p.q.dtype != TESSERA_FLOAT16 && p.q.dtype != TESSERA_BFLOAT16) {
+    return std::string(tessera_dtype_name(p.q.dtype)) + ": wgmma's types are float16 and bfloat16";
+  }
+  if (std::string reason = refuse_option(plan); !reason.empty()) return reason;
+  if (plan.head_dim > kMaxHeadDim || plan.head_dim_v > kMaxHeadDim) {
+    return "head size " + std::to_string(std::max(plan.head_dim, plan.head_dim_v)) + ", at most 256";
+  }
+  if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
+  const Choice choice = choose(plan);
+  if (smem_bytes(choice.config) > plan.device.smem_bytes) {
+    return "needs " + std::to_string(smem_bytes(choice.config) >> 10) + " KiB of shared memory, a block may have " +
+           std::to_string(plan.device.smem_bytes >> 10);
+  }
+  constexpr int64_t kMaxWorks = int64_t{1} << 30;  // the kernel counts a round of the grid past them
+  if (choice.works > kMaxWorks) return "more than 2^30 tiles";
+  const std::string stand_in = refuse_fwd_sm80(plan);
+  if (!stand_in.empty()) return "fwd_sm80, which serves misaligned data, refuses: " + stand_in;
+  return refuse_few_rows(plan, choice);
+}
+
+void configure_fwd_sm90(tessera_plan& plan) {
+  const Choice choice = choose(plan);
+  constexpr int kWarpgroupWarps = 4;
+  plan.block_m = choice.block_m(), plan.block_n = choice.tile->block_n;
+  plan.num_warps = (choice.tile->consumers + 1) * kWarpgroupWarps, plan.num_stages = choice.tile->stages;
+  plan.smem_bytes = smem_bytes(choice.config);
+  plan.tiles_per_item = 1;
+  plan.num_splits = 1;
+  plan.num_items = choice.works;
+  plan.shared_bytes = 0;
+}
+
+tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buffers, void* stream) {
+  const Choice choice = choose(plan);
+  if (!choice.tile || choice.block_m() != plan.block_m) {
+    return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);
+  }
+  if (choice.works == 0) return ok();
+  // A plan knows strides, and addresses only come now. fwd_sm80 loads by whatever width they allow, and with all keys in
+  // one part it needs no workspace, of which this plan has none.
+  if (!aligned(buffers.q) || !aligned(buffers.k) || !aligned(buffers.v) || !aligned(buffers.o)) {
+    return forward_sm80_unsplit(plan, buffers, stream);
+  }
+  const tessera_problem& problem = plan.problem;
+  FwdSm90Params p{};
+  fill_problem_params(p, plan, buffers);
+  p.o = row_tensor(problem.o, buffers.o);
+  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.tiles = static_cast<int>(choice.tiles);
+  p.section = section_of(plan, choice.works / choice.tiles);
+  p.works = static_cast<int>(choice.works);
+  if (launches_run()) {
+    ContextScope context;
+    TESSERA_RETURN_IF_ERROR(context.enter(plan.device.ordinal, stream));
+    const Driver& driver = context.driver();
+    const int keys = choice.config.block_n;
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "q", problem.q, buffers.q, kConsumerRows, p.q_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "k", problem.k, buffers.k, keys, p.k_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "v", problem.v, buffers.v, keys, p.v_map));
+  }
+  const Grid grid{static_cast<uint32_t>(std::min<int64_t>(plan.device.cores, choice.works)), 1, 1};
+  return launch_fwd_sm90(choice.config, p, grid, plan.device, stream);
+}
+
+}  // namespace tessera::cuda

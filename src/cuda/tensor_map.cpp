@@ -1,0 +1,79 @@
+#include "cuda/tensor_map.hpp"
+
+#include <cinttypes>
+#include <cstdio>
+
+#include "core/geometry.hpp"
+#include "core/status.hpp"
+#include "cuda/params.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kRank = 4;
+constexpr uint32_t kBoxColumns = 64;  // 128 bytes, the widest swizzle
+constexpr int64_t kElementBytes = 2;
+constexpr int64_t kStrideLimit = int64_t{1} << 40;  // bytes
+
+// Outer dimensions, from the row on: row, head, batch.
+struct Outer {
+  int64_t extent[kRank - 1], stride_bytes[kRank - 1];
+};
+
+int64_t columns_of(const tessera_layout& layout) { return layout.shape[layout.rank - 1]; }
+
+Outer outer_of(const tessera_layout& layout) {
+  const core::RowStrides s = core::row_strides(layout);
+  const bool packed = layout.rank == 3;
+  Outer outer{{layout.shape[packed ? 0 : 1], layout.shape[packed ? 1 : 2], packed ? 1 : layout.shape[0]},
+              {s.row * kElementBytes, s.head * kElementBytes, s.batch * kElementBytes}};
+  // Nobody steps along a dimension of extent 1, and its stride may be anything; the map wants one that it takes.
+  for (int n = 0; n < kRank - 1; ++n) {
+    if (outer.extent[n] == 1) {
+      outer.stride_bytes[n] = padded_to(columns_of(layout) * kElementBytes, kTensorMapAlignment);
+    }
+  }
+  return outer;
+}
+
+}  // namespace
+
+std::string refuse_tensor_map(const char* name, const tessera_layout& layout) {
+  const int64_t row_bytes = columns_of(layout) * kElementBytes;
+  char text[128];
+  if (row_bytes % kTensorMapAlignment != 0) {
+    std::snprintf(text, sizeof text, "%s: rows of %" PRId64 " bytes, TMA takes multiples of %" PRId64, name, row_bytes,
+                  kTensorMapAlignment);
+    return text;
+  }
+  const Outer outer = outer_of(layout);
+  constexpr const char* kNames[] = {"row", "head", "batch"};
+  for (int n = 0; n < kRank - 1; ++n) {
+    const int64_t stride = outer.stride_bytes[n];
+    if (stride % kTensorMapAlignment == 0 && stride >= row_bytes && stride < kStrideLimit) continue;
+    std::snprintf(text, sizeof text,
+                  "%s: %s stride of %" PRId64 " bytes, TMA takes multiples of %" PRId64 " from a row's %" PRId64
+                  " to below 2^40",
+                  name, kNames[n], stride, kTensorMapAlignment, row_bytes);
+    return text;
+  }
+  return "";
+}
+
+tessera_status make_tensor_map(const Driver& driver, const char* name, const tessera_layout& layout, const void* data,
+                               int box_rows, TensorMap& map) {
+  const Outer outer = outer_of(layout);
+  uint64_t extents[kRank] = {static_cast<uint64_t>(columns_of(layout))}, strides[kRank - 1];
+  for (int n = 0; n < kRank - 1; ++n) {
+    extents[n + 1] = static_cast<uint64_t>(outer.extent[n]);
+    strides[n] = static_cast<uint64_t>(outer.stride_bytes[n]);
+  }
+  const uint32_t box[kRank] = {kBoxColumns, static_cast<uint32_t>(box_rows), 1, 1}, steps[kRank] = {1, 1, 1, 1};
+  const CUtensorMapDataType type = layout.dtype == TESSERA_BFLOAT16 ? kTensorMapBFloat16 : kTensorMapFloat16;
+  const CUresult result = driver.cuTensorMapEncodeTiled(&map, type, kRank, const_cast<void*>(data), extents, strides,
+                                                        box, steps, kTensorMapNotInterleaved, kTensorMapSwizzle128B,
+                                                        kTensorMapL2Promotion128B, kTensorMapZeroFill);
+  return check(driver, result, (std::string(name) + ": cuTensorMapEncodeTiled").c_str());
+}
+
+}  // namespace tessera::cuda

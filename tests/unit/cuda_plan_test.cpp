@@ -1,0 +1,219 @@
+// Which forward kernel a CUDA plan chooses, why another refuses, and with which tiles: no GPU is needed.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <ostream>
+#include <stdexcept>
+#include <string>
+
+#include "support.hpp"
+
+namespace tessera::test {
+namespace {
+
+Device gpu(std::int32_t arch = 90) {
+  Device device{};
+  device.backend = TESSERA_BACKEND_CUDA;
+  device.arch = arch;
+  device.cores = 132;
+  device.threads = 1;
+  device.smem_bytes = 227 << 10;
+  return device;
+}
+
+// Enough tiles for every multiprocessor.
+Problem large_problem(std::int64_t d, std::int64_t dv, std::int64_t length = 4096, DType dtype = bfloat16) {
+  Problem problem;
+  problem.q = layout(dtype, {4, length, 16, d});
+  problem.k = layout(dtype, {4, length, 16, d});
+  problem.v = layout(dtype, {4, length, 16, dv});
+  problem.o = layout(dtype, {4, length, 16, dv});
+  return problem;
+}
+
+Problem packed_large_problem() {
+  Problem problem;
+  problem.q = problem.k = problem.v = problem.o = layout(float16, {16384, 16, 128});
+  problem.cu_seqlens_q = problem.cu_seqlens_k = layout(int32, {9});
+  return problem;
+}
+
+std::string refusal(const Plan& plan, const char* kernel) {
+  for (int c = 0; c < plan.num_candidates; ++c) {
+    const tessera_candidate& candidate = plan.candidates[c];
+    if (std::strcmp(candidate.kernel, kernel) == 0) return candidate.accepted ? "" : candidate.reason;
+  }
+  throw std::out_of_range(kernel);
+}
+
+void expect_refused(const Problem& problem, const Device& device, const std::string& reason) {
+  const Plan plan = tessera::plan(problem, device);
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM80);
+  EXPECT_NE(refusal(plan, "fwd_sm90").find(reason), std::string::npos) << refusal(plan, "fwd_sm90");
+}
+
+// ---- what it takes, and with which tiles ----------------------------------------------------------------------------
+
+struct TileRow {
+  std::int64_t d, dv, length;
+  bool causal;
+  std::int32_t block_m, block_n, stages;
+};
+std::ostream& operator<<(std::ostream& out, const TileRow& row) {
+  return out << "d " << row.d << " dv " << row.dv << " length " << row.length << (row.causal ? " causal" : " full");
+}
+
+class FwdSm90Tile : public testing::TestWithParam<TileRow> {};
+
+TEST_P(FwdSm90Tile, IsItsRow) {
+  const TileRow& row = GetParam();
+  Problem problem = large_problem(row.d, row.dv, row.length);
+  problem.causal = row.causal;
+  const Plan plan = tessera::plan(problem, gpu());
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
+  EXPECT_EQ(plan.block_m, row.block_m);
+  EXPECT_EQ(plan.block_n, row.block_n);
+  EXPECT_EQ(plan.num_stages, row.stages);
+  EXPECT_EQ(plan.num_warps, row.block_m / 16 + 4) << "and a warpgroup that fetches";
+  EXPECT_EQ(plan.num_splits, 1);
+  EXPECT_EQ(plan.num_items, (row.length + row.block_m - 1) / row.block_m * 16 * 4);
+  EXPECT_EQ(plan.shared_bytes, 0);
+  EXPECT_LE(plan.smem_bytes, gpu().smem_bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Row, FwdSm90Tile,
+    testing::Values(TileRow{64, 64, 4096, false, 192, 128, 4}, TileRow{64, 64, 1024, false, 128, 128, 4},
+                    TileRow{64, 64, 4096, true, 128, 128, 4}, TileRow{32, 32, 4096, true, 128, 128, 4},
+                    TileRow{96, 96, 4096, false, 192, 80, 2}, TileRow{128, 128, 4096, false, 192, 80, 2},
+                    TileRow{128, 128, 2047, false, 128, 128, 2}, TileRow{128, 128, 4096, true, 128, 128, 2},
+                    TileRow{192, 128, 4096, true, 128, 128, 2}, TileRow{192, 192, 4096, false, 128, 96, 2},
+                    TileRow{128, 136, 4096, false, 128, 96, 2}, TileRow{256, 256, 4096, true, 128, 64, 2},
+                    TileRow{8, 256, 4096, false, 128, 64, 2}));
+
+TEST(FwdSm90, TakesWindowsSinksPackedSequencesAndUnequalHeads) {
+  Problem problem = packed_large_problem();
+  problem.k = problem.v = layout(float16, {16384, 4, 128});
+  problem.seqused_k = layout(int32, {8});
+  problem.sink = layout(float32, {16});
+  problem.lse = layout(float32, {16, 16384});
+  problem.causal = 1;
+  problem.alignment = TESSERA_TOP_LEFT;
+  problem.window_left = 1000;
+  const Plan plan = tessera::plan(problem, gpu());
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
+  EXPECT_EQ(plan.block_m, 192) << "a window's tiles see about as much each: no staircase";
+}
+
+TEST(FwdSm90, ADimensionOfOneMayHaveAnyStride) {
+  Problem problem = large_problem(128, 128);
+  for (tessera_layout* tensor : {&problem.q, &problem.k, &problem.v, &problem.o}) {
+    *tensor = layout(bfloat16, {1, 16384, 16, 128});
+    tensor->strides[0] = 1;
+  }
+  EXPECT_EQ(tessera::plan(problem, gpu()).kernel, TESSERA_KERNEL_FWD_SM90);
+}
+
+TEST(FwdSm90, NoTileDependsOnOtherSequencesWhenInvariant) {
+  Problem problem = packed_large_problem();
+  problem.batch_invariant = 1;
+  for (const std::int64_t longest : {3, 40, 600, 16384}) {
+    problem.max_seqlen_q = problem.max_seqlen_k = longest;
+    const Plan plan = tessera::plan(problem, gpu());
+    EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
+    EXPECT_EQ(plan.block_m, 192);
+    EXPECT_EQ(plan.block_n, 80);
+  }
+}
+
+TEST(FwdSm90, NothingToDoIsPlanned) {
+  for (const int axis : {0, 1}) {  // no sequences, no queries
+    Problem problem = large_problem(64, 64);
+    problem.q.shape[axis] = problem.o.shape[axis] = 0;
+    if (axis == 0) problem.k.shape[axis] = problem.v.shape[axis] = 0;
+    EXPECT_NO_THROW((void)tessera::plan(problem, gpu())) << axis;
+  }
+}
+
+// ---- what it refuses ------------------------------------------------------------------------------------------------
+
+struct Refusal {
+  const char* name;
+  const char* reason;
+  std::function<void(Problem&, Device&)> spoil;
+};
+std::ostream& operator<<(std::ostream& out, const Refusal& row) { return out << row.name; }
+
+class FwdSm90Refusal : public testing::TestWithParam<Refusal> {};
+
+TEST_P(FwdSm90Refusal, SaysWhy) {
+  Problem problem = large_problem(128, 128);
+  Device device = gpu();
+  GetParam().spoil(problem, device);
+  expect_refused(problem, device, GetParam().reason);
+}
+
+constexpr auto set_strides = [](tessera_layout& tensor, int axis, std::int64_t stride) {
+  tensor.strides[axis] = stride;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Row, FwdSm90Refusal,
+    testing::Values(
+        Refusal{"Ampere", "compute capability 8.0, must be 9.0", [](Problem&, Device& d) { d.arch = 80; }},
+        Refusal{"Blackwell", "compute capability 10.0, must be 9.0", [](Problem&, Device& d) { d.arch = 100; }},
+        Refusal{"Float32", "float32: wgmma's types",
+                [](Problem& p, Device&) { p = large_problem(64, 64, 4096, float32); }},
+        Refusal{"Softcap", "softcap", [](Problem& p, Device&) { p.softcap = 30; }},
+        Refusal{"Bias", "bias",
+                [](Problem& p, Device&) {
+                  p.bias = layout(float32, {1, 16, 1, 4096});
+                }},
+        Refusal{"Alibi", "alibi_slopes", [](Problem& p, Device&) { p.alibi_slopes = layout(float32, {16}); }},
+        Refusal{"Mask", "mask",
+                [](Problem& p, Device&) {
+                  p.mask = layout(boolean, {4, 1, 1, 4096});
+                }},
+        Refusal{"Dropout", "dropout_p", [](Problem& p, Device&) { p.dropout_p = 0.5; }},
+        Refusal{"Scale", "scale: must be above 0", [](Problem& p, Device&) { p.has_scale = 1, p.scale = -1; }},
+        Refusal{"Pages", "pages",
+                [](Problem& p, Device&) {
+                  p.k = p.v = layout(bfloat16, {1024, 16, 16, 128});
+                  p.page_table = layout(int32, {4, 256});
+                  p.seqused_k = layout(int32, {4});
+                }},
+        Refusal{"HeadSize", "head size 264, at most 256", [](Problem& p, Device&) { p = large_problem(264, 264); }},
+        Refusal{"HeadBytes", "q: rows of 200 bytes", [](Problem& p, Device&) { p = large_problem(100, 128); }},
+        Refusal{"ValueBytes", "v: rows of 200 bytes", [](Problem& p, Device&) { p = large_problem(128, 100); }},
+        Refusal{"RowStride", "k: row stride of 4102 bytes", [](Problem& p, Device&) { set_strides(p.k, 1, 2051); }},
+        Refusal{"SharedKeys", "k: batch stride of 0 bytes", [](Problem& p, Device&) { set_strides(p.k, 0, 0); }},
+        Refusal{"Reversed", "v: row stride of -4096 bytes", [](Problem& p, Device&) { set_strides(p.v, 1, -2048); }},
+        Refusal{"FarHeads", "q: head stride of 1099511627776 bytes",
+                [](Problem& p, Device&) { set_strides(p.q, 2, std::int64_t{1} << 39); }},
+        Refusal{"Output", "o: every row must start", [](Problem& p, Device&) { set_strides(p.o, 0, 4096 * 2048 + 4); }},
+        Refusal{"NoKeys", "k: no rows", [](Problem& p, Device&) { p.k.shape[1] = p.v.shape[1] = 0; }},
+        Refusal{"SharedMemory", "KiB of shared memory", [](Problem&, Device& d) { d.smem_bytes = 163 << 10; }},
+        Refusal{"OneQuery", "1 queries x 4 heads a KV head",
+                [](Problem& p, Device&) {
+                  p.q = p.o = layout(bfloat16, {64, 1, 16, 128});
+                  p.k = p.v = layout(bfloat16, {64, 4096, 4, 128});
+                }},
+        Refusal{"FewTiles", "16 tiles for 132 multiprocessors: fwd_sm80 splits the keys into",
+                [](Problem& p, Device&) {
+                  p.q = p.o = layout(bfloat16, {1, 100, 16, 128});
+                  p.k = p.v = layout(bfloat16, {1, 8192, 16, 128});
+                }}),
+    [](const auto& row) { return std::string(row.param.name); });
+
+TEST(FwdSm90, TheOtherCanBeAskedFor) {
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_FWD_SM80;
+  EXPECT_EQ(tessera::plan(large_problem(128, 128), device).kernel, TESSERA_KERNEL_FWD_SM80);
+  device.kernel = TESSERA_KERNEL_FWD_SM90;
+  EXPECT_EQ(tessera::plan(large_problem(128, 128), device).kernel, TESSERA_KERNEL_FWD_SM90);
+  EXPECT_STREQ(tessera_kernel_name(TESSERA_KERNEL_FWD_SM90), "fwd_sm90");
+}
+
+}  // namespace
+}  // namespace tessera::test
