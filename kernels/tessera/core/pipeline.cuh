@@ -48,8 +48,9 @@ struct Ring {
   TESSERA_DEVICE void wait_full(const RingPosition<kStages>& at) {
     ptx::mbarrier_wait_parity(full[at.stage].address(), at.parity);
   }
-  // Consumer, one lane of a warp that is done with the stage.
+  // Consumer: the warp is done with the stage.
   TESSERA_DEVICE void release(const RingPosition<kStages>& at) {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty[at.stage].address());
   }
 };
