@@ -1,0 +1,267 @@
+"""What only a GPU has: PyTorch's choice of backends, dropout there, CUDA graphs, streams and the caching allocator."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tessera")
+
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import torch.nn.functional as F  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+import tessera.torch  # noqa: E402
+from torch_reference import at, check, random  # noqa: E402
+from torch_registry import AVAILABLE, calls, on_tessera, restored  # noqa: E402, F401
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
+import models  # noqa: E402
+from test_models import compare_models  # noqa: E402
+
+if not AVAILABLE:
+    pytest.skip("this release of PyTorch has no torch.library.get_kernel", allow_module_level=True)
+pytestmark = pytest.mark.parametrize("device", ["cuda"], indirect=True)
+
+FLASH, EFFICIENT, CUDNN = (
+    SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION
+)  # fmt: skip
+SLEEP_CYCLES = 200_000_000  # about a tenth of a second
+
+
+def heads(dtype=torch.float32, seqlen_q=33, seqlen_k=33, kv_heads=4, head_dim=64):
+    return (
+        random(2, 4, seqlen_q, head_dim, dtype=dtype, seed=1),
+        random(2, kv_heads, seqlen_k, head_dim, dtype=dtype, seed=2),
+        random(2, kv_heads, seqlen_k, head_dim, dtype=dtype, seed=3),
+    )
+
+
+def run(leaves, **options):
+    o = F.scaled_dot_product_attention(*leaves, **options)
+    d_o = random(*o.shape, seed=4, requires_grad=False).to(o.dtype)
+    return [o, *torch.autograd.grad(o, leaves, d_o)]
+
+
+def gpt2(**sizes):
+    torch.manual_seed(0)
+    return models.Gpt2(vocabulary=97, length=64, **{"width": 128, "depth": 2, "heads": 4, **sizes})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN], ids=lambda b: b.name)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"enable_gqa": True}, {"attn_mask": True}], ids=str)
+def test_backends(device, calls, backend, dtype, options):
+    """Whichever fused kernel PyTorch would take, Tessera runs in its place."""
+    options = dict(options)
+    if dtype == torch.float32 and backend != EFFICIENT:
+        pytest.skip("PyTorch takes this backend for float16 and bfloat16")
+    if "enable_gqa" in options and backend == EFFICIENT or "attn_mask" in options and backend == FLASH:
+        pytest.skip("PyTorch does not take this backend for it")
+    leaves = heads(dtype, seqlen_k=33, kv_heads=2 if "enable_gqa" in options else 4)
+    exact_options = dict(options)
+    if "attn_mask" in options:
+        mask = random(2, 1, 33, 33, dtype=dtype, seed=5, requires_grad=False)
+        options["attn_mask"], exact_options["attn_mask"] = mask, mask.double()
+    exact = run(at(torch.float64, *leaves), **exact_options)
+    with sdpa_kernel(backend):
+        own = run(leaves, **options)
+        on_tessera()
+        ours = run(leaves, **options)
+    assert calls == {"forward": 1, "backward": 1} and tessera.torch.fallback_reasons() == {}
+    for name, a, b, c in zip(("o", "d_q", "d_k", "d_v"), ours, own, exact):
+        check(name, a, b, c)
+
+
+@pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN], ids=lambda b: b.name)
+def test_dropout_stays_pytorch_s(device, calls, backend):
+    leaves = heads(torch.bfloat16)
+    with sdpa_kernel(backend):
+        torch.manual_seed(3)
+        own = run(leaves, dropout_p=0.3)
+        on_tessera()
+        torch.manual_seed(3)
+        ours = run(leaves, dropout_p=0.3)
+    assert calls == {"forward": 0, "backward": 0}
+    assert tessera.torch.fallback_reasons() == {"dropout_p: not 0": 2}
+    for a, b in zip(ours, own):
+        torch.testing.assert_close(a, b)
+
+
+def test_what_is_refused_falls_through(device, calls):
+    wide = heads(head_dim=520)
+    own = run(wide, is_causal=True)
+    on_tessera()
+    for a, b in zip(run(wide, is_causal=True), own):
+        torch.testing.assert_close(a, b)
+    reasons = tessera.torch.fallback_reasons()
+    assert sum(reasons.values()) == 2 and all("520" in reason for reason in reasons)
+    assert calls == {"forward": 0, "backward": 0}
+
+
+def test_lower_right_diagonal(device, calls):
+    """The flash operator's own diagonal ends at the last key: PyTorch asks for it by a bias of its own class."""
+    from torch.nn.attention.bias import causal_lower_right
+
+    leaves = heads(torch.bfloat16, seqlen_q=20, seqlen_k=33)
+    on_tessera()
+    with sdpa_kernel(FLASH):
+        ours = run(leaves, attn_mask=causal_lower_right(20, 33))
+    assert calls == {"forward": 1, "backward": 1}
+    mask = torch.ones(20, 33, dtype=torch.bool).tril(13)
+    results = []
+    for dtype in (torch.bfloat16, torch.float64):
+        with sdpa_kernel(SDPBackend.MATH):
+            results.append(run(at(dtype, *leaves), attn_mask=mask))
+    for name, a, b, c in zip(("o", "d_q", "d_k", "d_v"), ours, *results):
+        check(name, a, b, c)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("compiler", [None, "inductor"])
+def test_models_in_half_precision(device, calls, dtype, compiler):
+    model = gpt2()
+    tokens = torch.randint(97, (2, 50))
+    compare_models(model, lambda model, _: model(tokens), calls, layers=2, compiler=compiler, dtype=dtype)
+
+
+def test_a_model_under_autocast(device, calls):
+    model = gpt2()
+    tokens = torch.randint(97, (2, 50))
+    exact = gpt2().double()(tokens)
+    results = []
+    for activate in (lambda: None, on_tessera):
+        activate()
+        with torch.autocast("cuda", torch.bfloat16):
+            results.append(model(tokens).float())
+    assert calls == {"forward": 2, "backward": 0}
+    own, ours = results
+    bound = 2 * (own - exact).abs().max() + 4 * torch.finfo(torch.bfloat16).eps * exact.abs().max()
+    assert (ours - exact).abs().max() <= bound
+    results[1].sum().backward()
+    assert calls == {"forward": 2, "backward": 2}
+
+
+def assert_repeats(ours, expected):
+    """The same computation, whose sums may be in another order."""
+    bound = 16 * torch.finfo(ours.dtype).eps * expected.abs().max()
+    assert (ours - expected).abs().max() <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_training_step_in_a_cuda_graph(device, calls, dtype):
+    """Forward and backward of a model, captured once and replayed on other tokens."""
+    model = gpt2().to(dtype)
+    first, second = (torch.randint(97, (2, 50)) for _ in range(2))
+    tokens = first.clone()
+    on_tessera()
+
+    def step():
+        model.zero_grad(set_to_none=False)
+        logits = model(tokens)
+        logits.float().square().mean().backward()
+        return logits
+
+    def results(logits):
+        return [logits.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = step()
+    captured = dict(calls)
+    replayed = []
+    for batch in (first, second):
+        tokens.copy_(batch)
+        graph.replay()
+        replayed.append(results(logits))
+    assert calls == captured
+    assert not torch.equal(replayed[0][0], replayed[1][0])
+    for batch, ours in zip((first, second), replayed):
+        tokens.copy_(batch)
+        for a, b in zip(ours, results(step())):
+            assert_repeats(a, b)
+
+
+def test_inductor_s_cuda_graphs(device, calls):
+    model = gpt2().eval()
+    tokens = torch.randint(97, (2, 50))
+    on_tessera()
+    with torch.no_grad():
+        exact, plain = gpt2().double()(tokens), model(tokens)
+        torch.compiler.reset()
+        compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+        for _ in range(3):  # warm up, capture, replay
+            before = dict(calls)
+            torch.compiler.cudagraph_mark_step_begin()
+            check("logits", compiled(tokens), plain, exact)
+    assert calls == before  # a replay does not come here
+
+
+def test_a_stream_s_order(device, calls):
+    """On a side stream, behind a long kernel and a write: read before, the inputs would be zeros."""
+    q, k, v = (t.detach() for t in heads(torch.bfloat16))
+    on_tessera()
+    expected = F.scaled_dot_product_attention(q, k, v)
+    late = torch.zeros_like(q)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(SLEEP_CYCLES)
+        late.copy_(q)
+        o = F.scaled_dot_product_attention(late, k, v)
+        assert not side.query(), "the call waited for its stream"
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(o, expected) and calls == {"forward": 2, "backward": 0}
+
+
+def test_a_backward_pass_runs_on_its_forward_s_stream(device):
+    leaves = heads(torch.bfloat16)
+    expected = torch.autograd.grad(tessera.torch.attention(*(t.transpose(1, 2) for t in leaves)).sin().sum(), leaves)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        loss = tessera.torch.attention(*(t.transpose(1, 2) for t in leaves)).sin().sum()
+    torch.cuda.current_stream().wait_stream(side)
+    for ours, first in zip(torch.autograd.grad(loss, leaves), expected):
+        torch.testing.assert_close(ours, first)
+
+
+def test_memory_freed_while_it_is_read(device):
+    """Inputs and workspace are dropped with the kernels still queued; what is allocated and written next comes later."""
+    q, k, v = (t.detach().transpose(1, 2).contiguous() for t in heads(torch.bfloat16, seqlen_k=2048))
+    expected = tessera.torch.attention(q, k, v)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SLEEP_CYCLES)
+    copies = [t.clone() for t in (q, k, v)]
+    addresses = {t.data_ptr() for t in copies}
+    o = tessera.torch.attention(*copies)
+    del copies
+    others = [torch.full_like(t, torch.nan) for t in (q, k, v)]
+    assert addresses & {t.data_ptr() for t in others}, "no memory was reused: the test shows nothing"
+    assert torch.equal(o, expected)
+
+
+def test_threads_of_the_program(device):
+    """Each on a stream of its own, at once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    problems = [[t.detach().transpose(1, 2) for t in heads(torch.bfloat16, seqlen_q=20 + i)] for i in range(8)]
+    expected = [tessera.torch.attention(*tensors, causal=True) for tensors in problems]
+    torch.cuda.synchronize()
+
+    def compute(tensors):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            results = [tessera.torch.attention(*tensors, causal=True) for _ in range(20)]
+        stream.synchronize()
+        return results
+
+    with ThreadPoolExecutor(4) as pool:
+        for results, first in zip(pool.map(compute, problems), expected):
+            assert all(torch.equal(o, first) for o in results)
