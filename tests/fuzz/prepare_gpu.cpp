@@ -34,10 +34,14 @@ void prepare(const Case& c, const tessera_device& gpu, Failures& failures) {
     tessera_device device = gpu;
     if (c.cores != Case{}.cores) device.cores = static_cast<int32_t>(c.cores);
     const tessera_problem problem = problem_of(call, direction);
-    tessera_plan plan;
-    tessera_status status = tessera_make_plan(&problem, &device, &plan);
-    if (status.code == TESSERA_OK) status = tessera_prepare(&plan);
-    if (status.code != TESSERA_OK) failures.add(c, status.message);
+    for (const tessera_kernel kernel : {TESSERA_KERNEL_AUTO, TESSERA_KERNEL_FWD_SM80}) {
+      device.kernel = kernel;
+      tessera_plan plan{};
+      tessera_status status = tessera_make_plan(&problem, &device, &plan);
+      if (status.code == TESSERA_OK) status = tessera_prepare(&plan);
+      if (status.code != TESSERA_OK) failures.add(c, status.message);
+      if (plan.kernel != TESSERA_KERNEL_FWD_SM90) break;  // else it is held against the one that every GPU has
+    }
   }
 }
 
