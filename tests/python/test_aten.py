@@ -1,4 +1,4 @@
-"""PyTorch's operators for CUDA, computed by Tessera, one by one: outputs as PyTorch's shape functions say, and gradients.
+"""PyTorch's operators for CUDA, computed by Tessera, one by one: outputs as its shape functions say, and gradients.
 
 On the CPU, where PyTorch has no kernels for them, a library of the test's own registers the same functions.
 """

@@ -233,7 +233,7 @@ def test_a_backward_pass_runs_on_its_forward_s_stream(device):
 
 
 def test_memory_freed_while_it_is_read(device):
-    """Inputs and workspace are dropped with the kernels still queued; what is allocated and written next comes later."""
+    """Inputs and workspace are dropped with the kernels still queued; what is allocated next is written later."""
     q, k, v = (t.detach().transpose(1, 2).contiguous() for t in heads(torch.bfloat16, seqlen_k=2048))
     expected = tessera.torch.attention(q, k, v)
     torch.cuda.synchronize()

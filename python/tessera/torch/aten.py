@@ -96,11 +96,12 @@ def _backward(
         options["d_bias"] = d_bias
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
-    inputs = [_transposed(t) for t in (query, key, value, out)]
-    _core.backward(*inputs, lse.detach(), _transposed(grad_out), *(t.transpose(1, 2) for t in gradients), **options)
+    d_q, d_k, d_v = (t.transpose(1, 2) for t in gradients)
+    q, k, v, o, d_o = (_transposed(t) for t in (query, key, value, out, grad_out))
+    _core.backward(q, k, v, o, lse.detach(), d_o, d_q, d_k, d_v, **options)
 
 
-# ---- _scaled_dot_product_flash_attention_for_cpu ----------------------------------------------------------------------
+# ---- _scaled_dot_product_flash_attention_for_cpu ---------------------------------------------------------------------
 
 
 def flash_for_cpu(
@@ -124,12 +125,12 @@ def flash_for_cpu_backward(
     """d_q, d_k, d_v in the order [B, S, H, D]."""
     _check(query, dropout_p)
     _check_head_sizes(query, value)
-    gradients = tuple(_permuted(t, t.shape) for t in (query, key, value))
+    gradients = (_permuted(query, query.shape), _permuted(key, key.shape), _permuted(value, value.shape))
     _backward(grad_out, query, key, value, out, logsumexp, gradients, attn_mask, is_causal, True, scale)
     return gradients
 
 
-# ---- _scaled_dot_product_flash_attention ------------------------------------------------------------------------------
+# ---- _scaled_dot_product_flash_attention -----------------------------------------------------------------------------
 
 
 def flash(
@@ -165,7 +166,7 @@ def flash_backward(
     return gradients
 
 
-# ---- _scaled_dot_product_efficient_attention --------------------------------------------------------------------------
+# ---- _scaled_dot_product_efficient_attention -------------------------------------------------------------------------
 
 
 def efficient(
@@ -186,7 +187,7 @@ def efficient(
 
 
 def _no_philox_state(query: Tensor) -> Tuple[Tensor, Tensor]:
-    return tuple(torch.zeros((), dtype=torch.int64, device=query.device) for _ in range(2))
+    return query.new_zeros((), dtype=torch.int64), query.new_zeros((), dtype=torch.int64)
 
 
 def efficient_backward(
@@ -196,7 +197,7 @@ def efficient_backward(
 ) -> tuple:  # fmt: skip
     """d_q, d_k, d_v in the order [B, S, H, D], d_bias in whole vectors or None."""
     _check(query, dropout_p)
-    gradients = tuple(_permuted(t, t.shape) for t in (query, key, value))
+    gradients = (_permuted(query, query.shape), _permuted(key, key.shape), _permuted(value, value.shape))
     d_bias = d_bias_exact = None
     if attn_bias is not None and grad_input_mask[3]:
         *leading, seqlen_k = attn_bias.shape
@@ -206,12 +207,12 @@ def efficient_backward(
     _backward(
         grad_out, query, key, value, out, lse, gradients, attn_bias, is_causal, True, scale, d_bias_exact
     )  # fmt: skip
-    if d_bias is not None:
+    if d_bias is not None and d_bias_exact is not None:
         d_bias.copy_(d_bias_exact)
     return (*gradients, d_bias)
 
 
-# ---- _scaled_dot_product_cudnn_attention ------------------------------------------------------------------------------
+# ---- _scaled_dot_product_cudnn_attention -----------------------------------------------------------------------------
 
 
 def cudnn(
@@ -243,7 +244,7 @@ def cudnn_backward(
     return gradients
 
 
-# ---- _flash_attention_forward: packed [T, H, D] with cum_seq_q, or [B, S, H, D]; torch.nn.attention.varlen -------------
+# ---- _flash_attention_forward: packed [T, H, D] with cum_seq_q, or [B, S, H, D]; torch.nn.attention.varlen -----------
 
 
 def _row_options(

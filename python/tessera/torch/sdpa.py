@@ -1,8 +1,8 @@
 """PyTorch's own attention on Tessera, by PyTorch's registry of flash attention implementations.
 
-`torch.nn.attention.activate_flash_attention_impl("Tessera")` puts the kernels of `aten.py` in the dispatcher's places for
-the CPU and for CUDA; `restore_flash_attention_impl()` takes them out. `activate()` and `restore()` do the same, in releases
-without a registry too. What Tessera refuses goes to the kernel that stood there before.
+`torch.nn.attention.activate_flash_attention_impl("Tessera")` puts the kernels of `aten.py` into the dispatcher's places
+for the CPU and for CUDA; `restore_flash_attention_impl()` takes them out. `activate()` and `restore()` do the same, in
+releases without a registry too. What Tessera refuses goes to the kernel that stood there before.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _logger = logging.getLogger("tessera.torch")
 _fallbacks: collections.Counter = collections.Counter()
 _REFUSALS = (ValueError, TypeError, NotImplementedError)
 
-_ROWS = {
+_ROWS: Dict[str, Callable] = {
     "_flash_attention_forward": aten.rows_forward,
     "_flash_attention_forward_no_dropout_inplace": aten.rows_forward_into,
     "_flash_attention_backward": aten.rows_backward,
 }
 # By dispatch key. For the operators of _ROWS, PyTorch itself has no kernels on the CPU.
-_KERNELS = {
+_KERNELS: Dict[str, Dict[str, Callable]] = {
     "CPU": {
         "_scaled_dot_product_flash_attention_for_cpu": aten.flash_for_cpu,
         "_scaled_dot_product_flash_attention_for_cpu_backward": aten.flash_for_cpu_backward,
@@ -101,7 +101,8 @@ class _Activation:
     def __init__(self) -> None:
         if _Activation.current is not None:
             _Activation.current.remove()
-        self._library = torch.library.Library("aten", "IMPL")
+        library = torch.library.Library("aten", "IMPL")
+        self._library: Optional[torch.library.Library] = library
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             for key, replaced in _KERNELS.items():
@@ -109,15 +110,16 @@ class _Activation:
                     continue
                 for name, ours in replaced.items():
                     if hasattr(torch.ops.aten, name):
-                        self._replace(name, ours, key)
+                        self._replace(library, name, ours, key)
         _fallbacks.clear()
         _Activation.current = self
 
-    def _replace(self, name: str, ours: Callable, key: str) -> None:
+    @staticmethod
+    def _replace(library: torch.library.Library, name: str, ours: Callable, key: str) -> None:
         original = None
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
             original = torch.library.get_kernel(f"aten::{name}", key)
-        self._library.impl(name, _kernel(ours, original), key, with_keyset=True, allow_override=True)
+        library.impl(name, _kernel(ours, original), key, with_keyset=True, allow_override=True)
 
     def remove(self) -> None:
         if self._library is not None:
@@ -144,7 +146,7 @@ def activate() -> None:
     """PyTorch's attention on Tessera from now on, by PyTorch's registry where the release has one.
 
     Raises:
-        NotImplementedError: the release has no `torch.library.get_kernel`, by which refused calls find PyTorch's kernel.
+        NotImplementedError: the release has no `torch.library.get_kernel`, by which refused calls find PyTorch's own.
     """
     if not _can_fall_through():
         raise NotImplementedError(f"PyTorch {torch.__version__}, accepted releases with torch.library.get_kernel")
