@@ -148,8 +148,8 @@ def flash(
 
 
 def _no_random_state(query: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    """rng_state, unused and debug_attn_mask where nothing is random."""
-    rng_state = torch.zeros(2, dtype=torch.uint64, device=query.device)
+    """rng_state, unused and debug_attn_mask where nothing is random: nobody reads them, no kernel fills them."""
+    rng_state = torch.empty(2, dtype=torch.uint64, device=query.device)
     return rng_state, torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0)
 
 
@@ -187,7 +187,7 @@ def efficient(
 
 
 def _no_philox_state(query: Tensor) -> Tuple[Tensor, Tensor]:
-    return query.new_zeros((), dtype=torch.int64), query.new_zeros((), dtype=torch.int64)
+    return query.new_empty((), dtype=torch.int64), query.new_empty((), dtype=torch.int64)
 
 
 def efficient_backward(
