@@ -117,6 +117,34 @@ def test_lower_right_diagonal(device, calls):
         check(name, a, b, c)
 
 
+def test_jagged_nested_tensors(device, calls):
+    """Sequences of different lengths, packed by PyTorch, come by the flash operator for rows."""
+    lengths = (7, 23, 12)
+    leaves = [[random(n, 4, 64, dtype=torch.bfloat16, seed=10 * i + n) for n in lengths] for i in range(3)]
+    d_o = [random(n, 4, 64, seed=40 + n, requires_grad=False) for n in lengths]
+
+    def dense(dtype):
+        copies = [at(dtype, *tensors) for tensors in leaves]
+        outputs = [
+            F.scaled_dot_product_attention(*(t.transpose(0, 1)[None] for t in qkv), is_causal=True)[0].transpose(0, 1)
+            for qkv in zip(*copies)
+        ]
+        loss = sum((o * d.to(torch.bfloat16).to(dtype)).sum() for o, d in zip(outputs, d_o))
+        return [*outputs, *torch.autograd.grad(loss, sum(copies, []))]
+
+    with sdpa_kernel(SDPBackend.MATH):
+        exact, plain = dense(torch.float64), dense(torch.bfloat16)
+    on_tessera()
+    nested = [torch.nested.as_nested_tensor(tensors, layout=torch.jagged).transpose(1, 2) for tensors in leaves]
+    with sdpa_kernel(FLASH):
+        outputs = F.scaled_dot_product_attention(*nested, is_causal=True).transpose(1, 2).unbind()
+    loss = sum((o * d.to(torch.bfloat16)).sum() for o, d in zip(outputs, d_o))
+    ours = [*outputs, *torch.autograd.grad(loss, sum(leaves, []))]
+    assert calls == {"forward": 1, "backward": 1} and tessera.torch.fallback_reasons() == {}
+    for i, results in enumerate(zip(ours, plain, exact)):
+        check(f"result {i}", *results)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("compiler", [None, "inductor"])
 def test_models_in_half_precision(device, calls, dtype, compiler):
