@@ -19,7 +19,7 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [B, H, S, D]
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # each [B, H, S, D]
         o = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(o.transpose(1, 2).flatten(-2))
 

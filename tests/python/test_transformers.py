@@ -211,6 +211,8 @@ def test_a_mask_of_the_users_own(device):
 
 
 def test_position_bias_and_cross_attention(device, calls):
+    if not hasattr(importlib.import_module("transformers.models.t5.modeling_t5"), "ALL_ATTENTION_FUNCTIONS"):
+        pytest.skip("this release of Transformers has a T5 with an attention of its own")
     torch.manual_seed(3)
     config = transformers.T5Config(
         vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0,
