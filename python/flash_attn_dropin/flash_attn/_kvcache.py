@@ -71,6 +71,8 @@ def attend_cache(
 
 
 def _check_room(name: str, lengths: Tensor, num_new: int, room: int, what: str) -> None:
+    if lengths.is_cuda and torch.cuda.is_current_stream_capturing():
+        return  # a graph's lengths are known when it is replayed
     longest = int(lengths.max()) if lengths.numel() else 0
     if longest + num_new > room:
         raise ValueError(f"{name}: {num_new} new keys after {longest}, accepted at most {room} in all, {what}")
