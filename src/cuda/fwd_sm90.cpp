@@ -23,8 +23,8 @@ constexpr int kConsumerRows = 64;  // queries of a warpgroup
 
 // A row: for head sizes up to these, where the visible area is a staircase (causal and no window to the left) or is not,
 // and at least `rows` queries a sequence. The first that fits is taken. The tiles of all lie in 227 KiB; two consumers have
-// 232 registers a thread, three 160.
-enum class Area { kAny, kNoStairs };
+// 232 registers a thread, three 160. TFLOP/s: H200, bf16, docs/kernels/fwd_sm90.md.
+enum class Area { kAny, kStairs, kNoStairs };
 struct Tile {
   int head_dim, head_dim_v;
   Area area;
@@ -34,10 +34,12 @@ struct Tile {
 constexpr Tile kTiles[] = {
     // Three consumers read a tile of keys for 192 queries, two for 128, and so wait less for shared memory; but under a
     // staircase, and where sequences are short, more of a taller tile is not seen.
-    {64, 64, Area::kNoStairs, 1025, 128, 3, 4, 1},
-    {64, 64, Area::kAny, 0, 128, 2, 4, 2},
-    {128, 128, Area::kNoStairs, 2048, 80, 3, 2, 2},  // 80 keys: what 160 registers leave beside 64 of O
-    {128, 128, Area::kAny, 0, 128, 2, 2, 2},
+    {64, 64, Area::kNoStairs, 0, 128, 3, 4, 1},  // 335 at 512, 502 at 16384; two: 322, 441
+    {64, 64, Area::kAny, 2048, 128, 3, 4, 1},    // 346 at 2048, 470 at 16384; two: 334, 412
+    {64, 64, Area::kAny, 0, 128, 2, 4, 2},       // 201 at 512; three: 179
+    {128, 128, Area::kStairs, 12288, 80, 3, 3,
+     1},                                      // 604 at 16384; the next row: 580. 80 keys: what 160 registers leave
+    {128, 128, Area::kAny, 0, 128, 2, 2, 2},  // causal 290 at 512, 528 at 4096; with 80 keys 233, 497
     {192, 128, Area::kAny, 0, 128, 2, 2, 1},  // the most keys that shared memory holds
     {192, 192, Area::kAny, 0, 96, 2, 2, 1},   // 112 would lie there too, and spill
     {256, 256, Area::kAny, 0, 64, 2, 2, 1},   // the most that shared memory holds
@@ -64,7 +66,7 @@ Choice choose(const tessera_plan& plan) {
   Choice choice;
   for (const Tile& tile : kTiles) {
     if (plan.head_dim > tile.head_dim || plan.head_dim_v > tile.head_dim_v || rows < tile.rows) continue;
-    if (tile.area == Area::kNoStairs && staircase(p)) continue;
+    if (tile.area == (staircase(p) ? Area::kNoStairs : Area::kStairs)) continue;
     FwdSm90Config& config = choice.config;
     config.dtype = static_cast<Dtype>(p.q.dtype);
     config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
@@ -82,14 +84,18 @@ Choice choose(const tessera_plan& plan) {
   return choice;
 }
 
-// (batch, head) pairs whose tiles are taken together, longest first: as many as have 32 MiB of keys and values, which
-// then stay in the L2 cache while the tiles of all of them pass by. Query heads that share keys count once.
-int section_of(const tessera_plan& plan, int64_t pairs) {
-  constexpr int64_t kSectionBytes = int64_t{32} << 20;
+// (batch, head) pairs whose tiles are taken together, longest first. Short sequences: as many as have 32 MiB of keys and
+// values, which then stay in the L2 cache while the tiles of all of them pass by (query heads that share keys count once):
+// 460 instead of 400 TFLOP/s at D = 128, 2048. Long ones, which are streamed by many blocks at a time anyway: enough that
+// every multiprocessor gets eight, so that the last round is short: 680 instead of 490 at D = 256, 16384.
+int section_of(const tessera_plan& plan, int64_t pairs, int64_t tiles) {
+  constexpr int64_t kSectionBytes = int64_t{32} << 20, kLongHeadBytes = int64_t{4} << 20, kTilesEach = 8;
   const int64_t group = plan.heads_kv > 0 ? plan.heads_q / plan.heads_kv : 1;
   const int64_t head_bytes = plan.max_seqlen_k * (plan.head_dim + plan.head_dim_v) *
                              static_cast<int64_t>(tessera_dtype_bytes(plan.problem.q.dtype));
-  const int64_t fit = std::max<int64_t>(1, kSectionBytes / std::max<int64_t>(1, head_bytes)) * group;
+  int64_t fit = std::max<int64_t>(1, kSectionBytes / std::max<int64_t>(1, head_bytes)) * group;
+  if (head_bytes > kLongHeadBytes)
+    fit = std::max(fit, divide_up(kTilesEach * plan.device.cores, std::max<int64_t>(1, tiles)));
   return static_cast<int>(std::clamp<int64_t>(fit, 1, std::max<int64_t>(1, pairs)));
 }
 
@@ -206,7 +212,7 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
   p.o = row_tensor(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse);
   p.tiles = static_cast<int>(choice.tiles);
-  p.section = section_of(plan, choice.works / choice.tiles);
+  p.section = section_of(plan, choice.works / choice.tiles, choice.tiles);
   p.works = static_cast<int>(choice.works);
   if (launches_run()) {
     ContextScope context;

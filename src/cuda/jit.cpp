@@ -233,16 +233,16 @@ tessera_status find_kernel(const char* name, const ConfigValues& config, const t
 }
 
 tessera_status launch(const Kernel& kernel, const tessera_device& device, unsigned grid_x, unsigned grid_y,
-                      unsigned grid_z, void* stream, const void* params, size_t params_bytes) {
+                      unsigned grid_z, void* stream, const void* params) {
   if (grid_x == 0 || grid_y == 0 || grid_z == 0) return ok();
   ContextScope context;
   TESSERA_RETURN_IF_ERROR(context.enter(device.ordinal, stream));
-  // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
-  void* const tags[] = {reinterpret_cast<void*>(1), reinterpret_cast<void*>(2), nullptr};
-  void* extra[] = {tags[0], const_cast<void*>(params), tags[1], &params_bytes, tags[2]};
+  // One pointer an argument. Handed over as a buffer instead (CU_LAUNCH_PARAM_BUFFER_POINTER), the tensor maps in it are
+  // not found where TMA looks for them, and copies bring garbage: seen with driver 580.
+  void* arguments[] = {const_cast<void*>(params)};
   const CUresult result = context.driver().cuLaunchKernel(
       reinterpret_cast<CUfunction>(kernel.handle), grid_x, grid_y, grid_z, static_cast<unsigned>(kernel.threads), 1, 1,
-      static_cast<unsigned>(kernel.smem_bytes), static_cast<CUstream>(stream), nullptr, extra);
+      static_cast<unsigned>(kernel.smem_bytes), static_cast<CUstream>(stream), arguments, nullptr);
   return check(context.driver(), result, kernel.name);
 }
 
