@@ -295,6 +295,10 @@ struct Consumer {
     const FwdWork<kCfg>& work = shared.work[q_at.stage];
     if (work.count < 0) return false;
     softmax.reset();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      softmax.live[0][half] = consumer * 64 + warp_row() + half * 8 + lane_row() < work.count;
+    }
     clear(rO);
     const int first = work.first;
     // The blocks that every row sees whole.

@@ -35,9 +35,12 @@ inline constexpr float kHugeScore_log2 = 0x1p22f;
 
 template <int kM>
 struct OnlineSoftmax {
-  float ref[kM][2];    // log2 units, -inf before the first visible key
-  float sum[kM][2];    // this lane's share
-  bool ready = false;  // every row of the warp has a reference, and not a huge one
+  float ref[kM][2];  // log2 units, -inf before the first visible key
+  float sum[kM][2];  // this lane's share
+  bool
+      live[kM]
+          [2];  // whose rows decide what the warp does; false for rows behind a sequence's last, which may be another's
+  bool ready = false;  // every live row of the warp has a reference, and not a huge one
 
   TESSERA_DEVICE OnlineSoftmax() { reset(); }
 
@@ -46,7 +49,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) ref[m][half] = -infinity(), sum[m][half] = 0.0f;
+      for (int half = 0; half < 2; ++half) ref[m][half] = -infinity(), sum[m][half] = 0.0f, live[m][half] = true;
   }
 
   // s times `scale` (log2 units) -> P in place, and O rescaled where the reference moved.
@@ -77,7 +80,7 @@ struct OnlineSoftmax {
         alpha[m][half] = passes ? ptx::ex2_approx_ftz(old - best) : 1.0f;
         sum[m][half] *= alpha[m][half];
         moves |= passes;
-        moderate &= fabsf(ref[m][half]) < kHugeScore_log2;
+        moderate &= fabsf(ref[m][half]) < kHugeScore_log2 || !live[m][half];
       }
     ready = __all_sync(0xffffffff, moderate);
     return __any_sync(0xffffffff, moves);
@@ -132,7 +135,7 @@ struct OnlineSoftmax {
             s[m][n][e] = ptx::ex2_approx_ftz(fmaf(s[m][n][e], scale, -ref[m][half]));
             total[m][half] += s[m][n][e];
           }
-        fits &= total[m][half] < kOptimisticBound<kDtype>;  // a NaN does not
+        fits &= total[m][half] < kOptimisticBound<kDtype> || !live[m][half];  // a NaN does not
       }
     if (!__all_sync(0xffffffff, fits)) return false;
 #pragma unroll
