@@ -25,7 +25,7 @@ if pathlib.Path(flash_attn.__file__).parent.parent != _DROPIN and not hasattr(fl
 
 import tessera.torch  # noqa: E402
 import torch_reference as reference  # noqa: E402
-from flash_attn import bert_padding  # noqa: E402
+from flash_attn import _call, bert_padding  # noqa: E402
 from flash_attn import flash_attn_interface as interface  # noqa: E402
 from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
 from torch_reference import at, check, random  # noqa: E402
@@ -152,12 +152,14 @@ def test_alibi_slopes_of_each_sequence():
 
 
 @pytest.mark.parametrize("seqused", [False, True])
-def test_leftpad_of_the_private_varlen_forward(seqused):
+def test_leftpad_of_the_private_varlen_forward(seqused, monkeypatch):
     """The same as if the padding had not been there; what it holds never counts."""
     cu_q, cu_k = (torch.tensor(t, dtype=torch.int32) for t in ([0, 3, 8], [0, 20, 45]))
     q, k, v = (random(n, h, 16, seed=s, requires_grad=False) for s, (n, h) in enumerate(((8, 4), (45, 2), (45, 2))))
     first, last = [6, 0], [18, 40] if seqused else [20, 45]
     k[:6] = v[:6] = math.nan
+    values, attention = [], _call.attention
+    monkeypatch.setattr(_call, "attention", lambda q, k, v, **b: values.append(v) or attention(q, k, v, **b))
     slopes = random(4, seed=4, requires_grad=False).abs()
     options = dict(dropout_p=0.0, softmax_scale=None, causal=True, window_size_left=7, alibi_slopes=slopes)
     out, lse, _, _ = interface._flash_attn_varlen_forward(
@@ -169,6 +171,8 @@ def test_leftpad_of_the_private_varlen_forward(seqused):
     expected, expected_lse, _, _ = interface._flash_attn_varlen_forward(q, *kept, cu_q, cu_kept, 5, 25, **options)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(lse, expected_lse)
+    # A copy, for 0 * NaN is NaN in a product of whole tiles; the caller's tensor stays as it was.
+    assert not values[0][:6].any() and torch.equal(values[0][6:], v[6:]) and v[:6].isnan().all()
     with pytest.raises(ValueError, match="^leftpad_k: given together with block_table"):
         interface._flash_attn_varlen_forward(
             q, k, v, cu_q, cu_k, 5, 25, leftpad_k=cu_q[1:], block_table=cu_q[None], **options

@@ -42,6 +42,19 @@ def counts_from(leftpad: Tensor, num_keys: int) -> Tensor:
     return (torch.arange(num_keys, device=leftpad.device) >= leftpad[:, None])[:, None, None, :]
 
 
+def _without_padding(v: Tensor, cu_seqlens: Tensor, leftpad: Tensor) -> Tensor:
+    """A copy of packed v [Tk, Hkv, Dv] with zeros in the first leftpad[b] rows of each sequence.
+
+    A hidden key's probability is 0, but 0 * NaN is NaN where whole tiles are multiplied.
+    """
+    cu_seqlens = cu_seqlens.to(torch.int64)
+    rows = torch.arange(v.shape[0], device=v.device)
+    # Rows after the last sequence belong to none, and are never read.
+    sequence = torch.searchsorted(cu_seqlens[1:], rows, right=True).clamp(max=leftpad.shape[0] - 1)
+    padded = rows < cu_seqlens[sequence] + leftpad[sequence]
+    return v.masked_fill(padded[:, None, None], 0)
+
+
 def options_of(
     dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, s_aux, dropout_state
 ) -> dict:  # fmt: skip
@@ -78,6 +91,7 @@ def attend(
     if leftpad_k is not None:
         # What is measured from a sequence's last key (causal, window, ALiBi) is the same with and without the padding.
         options["mask"] = counts_from(leftpad_k, options["max_seqlen_k"])
+        v = _without_padding(v, cu_seqlens_k, leftpad_k)
     out, lse = attention(q, k, v, return_lse=True, **options)
     return Call(q, k, v, options, out, lse)
 
