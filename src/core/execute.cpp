@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <exception>
 
+#include "core/buffers.hpp"
 #include "core/geometry.hpp"
 #include "core/reference.hpp"
 #include "core/status.hpp"
@@ -22,43 +23,6 @@ tessera_status check_pointer(const char* name, const tessera_layout& layout, con
   if (reinterpret_cast<uintptr_t>(pointer) % bytes != 0) {
     return invalid("%s: %p is not aligned to %zu bytes, one %s", name, pointer, bytes,
                    tessera_dtype_name(layout.dtype));
-  }
-  return ok();
-}
-
-tessera_status check_pointers(const tessera_problem& p, const tessera_buffers& buffers) {
-  struct Row {
-    const char* name;
-    const tessera_layout& layout;
-    const void* pointer;
-    bool backward_only = false;
-  };
-  const Row rows[] = {
-      {"q", p.q, buffers.q},
-      {"k", p.k, buffers.k},
-      {"v", p.v, buffers.v},
-      {"o", p.o, buffers.o},
-      {"lse", p.lse, buffers.lse},
-      {"cu_seqlens_q", p.cu_seqlens_q, buffers.cu_seqlens_q},
-      {"cu_seqlens_k", p.cu_seqlens_k, buffers.cu_seqlens_k},
-      {"seqused_k", p.seqused_k, buffers.seqused_k},
-      {"page_table", p.page_table, buffers.page_table},
-      {"bias", p.bias, buffers.bias},
-      {"mask", p.mask, buffers.mask},
-      {"block_mask", p.block_mask, buffers.block_mask},
-      {"alibi_slopes", p.alibi_slopes, buffers.alibi_slopes},
-      {"sink", p.sink, buffers.sink},
-      {"d_o", p.d_o, buffers.d_o, true},
-      {"d_q", p.d_q, buffers.d_q, true},
-      {"d_k", p.d_k, buffers.d_k, true},
-      {"d_v", p.d_v, buffers.d_v, true},
-      {"d_lse", p.d_lse, buffers.d_lse, true},
-      {"d_bias", p.d_bias, buffers.d_bias, true},
-      {"d_sink", p.d_sink, buffers.d_sink, true},
-  };
-  for (const Row& row : rows) {
-    if (row.backward_only && p.direction != TESSERA_BACKWARD) continue;
-    TESSERA_RETURN_IF_ERROR(check_pointer(row.name, row.layout, row.pointer));
   }
   return ok();
 }
@@ -160,7 +124,7 @@ tessera_status execute(int32_t direction, const tessera_plan* plan, const tesser
   }
   if (!workspace && plan->workspace_bytes > 0)
     return invalid("workspace: NULL, must hold %" PRId64 " bytes", plan->workspace_bytes);
-  TESSERA_RETURN_IF_ERROR(check_pointers(plan->problem, *buffers));
+  TESSERA_RETURN_IF_ERROR(for_each_buffer(plan->problem, *buffers, check_pointer));
   // The plan's bytes leave room for this.
   const uintptr_t misaligned = reinterpret_cast<uintptr_t>(workspace) % kAlignment;
   void* aligned = static_cast<char*>(workspace) + (misaligned ? kAlignment - misaligned : 0);

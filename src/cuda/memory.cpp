@@ -2,6 +2,7 @@
 #include <cinttypes>
 #include <cstring>
 
+#include "core/buffers.hpp"
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
@@ -47,41 +48,12 @@ Extent extent_of(const tessera_layout& layout) {
 tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buffers, const void* workspace) {
   const Driver* driver = nullptr;
   TESSERA_RETURN_IF_ERROR(open_driver(driver));
-  const tessera_problem& p = plan.problem;
-  const bool backward = p.direction == TESSERA_BACKWARD;
-  const struct {
-    const char* name;
-    const tessera_layout& layout;
-    const void* pointer;
-    bool wanted = true;
-  } rows[] = {
-      {"q", p.q, buffers.q},
-      {"k", p.k, buffers.k},
-      {"v", p.v, buffers.v},
-      {"o", p.o, buffers.o},
-      {"lse", p.lse, buffers.lse},
-      {"cu_seqlens_q", p.cu_seqlens_q, buffers.cu_seqlens_q},
-      {"cu_seqlens_k", p.cu_seqlens_k, buffers.cu_seqlens_k},
-      {"seqused_k", p.seqused_k, buffers.seqused_k},
-      {"page_table", p.page_table, buffers.page_table},
-      {"bias", p.bias, buffers.bias},
-      {"mask", p.mask, buffers.mask},
-      {"block_mask", p.block_mask, buffers.block_mask},
-      {"alibi_slopes", p.alibi_slopes, buffers.alibi_slopes},
-      {"sink", p.sink, buffers.sink},
-      {"d_o", p.d_o, buffers.d_o, backward},
-      {"d_q", p.d_q, buffers.d_q, backward},
-      {"d_k", p.d_k, buffers.d_k, backward},
-      {"d_v", p.d_v, buffers.d_v, backward},
-      {"d_lse", p.d_lse, buffers.d_lse, backward},
-      {"d_bias", p.d_bias, buffers.d_bias, backward},
-      {"d_sink", p.d_sink, buffers.d_sink, backward},
-  };
-  for (const auto& [name, layout, pointer, wanted] : rows) {
-    if (!wanted || !core::present(layout) || core::elements(layout) == 0) continue;
-    TESSERA_RETURN_IF_ERROR(check_pointer(*driver, name, pointer, plan.device.ordinal));
-  }
-  return plan.workspace_bytes > 0 ? check_pointer(*driver, "workspace", workspace, plan.device.ordinal) : ok();
+  const int32_t ordinal = plan.device.ordinal;
+  TESSERA_RETURN_IF_ERROR(
+      core::for_each_buffer(plan.problem, buffers, [&](const char* name, const tessera_layout&, const void* pointer) {
+        return check_pointer(*driver, name, pointer, ordinal);
+      }));
+  return plan.workspace_bytes > 0 ? check_pointer(*driver, "workspace", workspace, ordinal) : ok();
 }
 
 tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& buffers, void* stream,

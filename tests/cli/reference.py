@@ -116,15 +116,15 @@ class Plain:
         return result
 
 
-def assert_close(result, exact, plain, dtype):
-    """Errors against float64 at most twice those of the plain computation, and a few units in the last place."""
+def assert_close(result, exact, plain, dtype, ulps=4):
+    """The largest and the RMS error against float64 at most twice those of the plain computation, and a few units in the
+    last place of the result's magnitude."""
     result, exact, plain = (np.asarray(x, np.float64) for x in (result, exact, plain))
     assert result.shape == exact.shape
     hidden = np.isneginf(exact)
     assert (np.isneginf(result) == hidden).all()
     result, exact, plain = (np.where(hidden, 0, x) for x in (result, exact, plain))
     assert np.isfinite(result).all()
-    ulps = 4 * EPSILON[dtype]
     for measure in (lambda x: np.abs(x).max(initial=0), lambda x: np.sqrt(np.mean(x**2)) if x.size else 0.0):
-        bound = 2 * measure(plain - exact) + ulps * measure(exact)
+        bound = 2 * measure(plain - exact) + ulps * EPSILON[dtype] * measure(exact)
         assert measure(result - exact) <= bound
