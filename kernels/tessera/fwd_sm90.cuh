@@ -426,6 +426,10 @@ template <FwdSm90Config kCfg>
 TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma's 16-bit types");
   static_assert(kCfg.consumers == 2 || kCfg.consumers == 3, "registers are dealt for these");
+  static_assert(sizeof(FwdSm90SharedMemory<kCfg>::work) + sizeof(FwdSm90SharedMemory<kCfg>::q) +
+                        sizeof(FwdSm90SharedMemory<kCfg>::k) + sizeof(FwdSm90SharedMemory<kCfg>::v) <=
+                    1024,
+                "the host's smem_bytes() has 1 KiB for what is no tile");
   extern __shared__ __align__(1024) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSm90SharedMemory<kCfg>*>(shared_memory);
   if (threadIdx.x == 0) {

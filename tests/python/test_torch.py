@@ -290,6 +290,8 @@ def test_wrong_input_is_named(device):
         attention(q, k, v[:, :-1])
     with pytest.raises(ValueError, match="^q: "):
         attention(q[0, 0], k, v)
+    with pytest.raises(ValueError, match="^k: numpy.ndarray, accepted a PyTorch tensor$"):
+        attention(q, k.detach().cpu().numpy(), v)
     with pytest.raises(ValueError, match="^mask: "):
         attention(q, k, v, mask=torch.ones(37, 53))
     with pytest.raises(ValueError, match="^dropout_p: "):

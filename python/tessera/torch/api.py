@@ -115,6 +115,9 @@ def attention(
     Raises:
         ValueError: an argument is wrong; one line names it, what was given and what is accepted.
     """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name}: {type(tensor).__module__}.{type(tensor).__name__}, accepted a PyTorch tensor")
     compiling = torch.compiler.is_compiling()
     if compiling or torch._C._is_any_autocast_enabled():
         q, k, v, bias = _autocast(q, k, v, bias)
