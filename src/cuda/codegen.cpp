@@ -20,8 +20,8 @@ TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block
 TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, blocks_per_sm, aligned,
                       paged, pack_heads, split, q_in_registers, score)
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, stages, q_stages, causal)
-TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, blocks_per_sm, aligned,
-                      d_bias, deterministic, score)
+TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, halves, column_parts, stages,
+                      blocks_per_sm, aligned, d_bias, deterministic, score)
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype)
 TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, aligned, after)
 #undef TESSERA_CONFIG_FIELDS

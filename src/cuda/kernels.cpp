@@ -57,7 +57,7 @@ int64_t smem_bytes(const BwdConfig& config) {
   const int64_t v_pitch = pitch_bytes(config.dtype, config.head_dim_v);
   const int64_t stages = std::max(config.stages, 1);
   const int64_t row = config.stages == 0 ? std::max(k_pitch, v_pitch) : k_pitch + v_pitch;
-  const int score_tiles = config.warps * 16 > config.block_n ? 2 : 1;  // P^T only where warps exchange it
+  const int score_tiles = config.halves || config.column_parts > 1 ? 2 : 1;  // P^T only where warps exchange it
   return (config.block_n + stages * config.block_m) * row +
          score_tiles * config.block_n * pitch_bytes(config.dtype, config.block_m) + stages * config.block_m * 8 + 16;
 }

@@ -79,9 +79,9 @@ constexpr Row kTable[] = {
     {Use::kPagedDecodeBatch, 128, 255, 0, 0, false},
     {Use::kTraining, 64, 255, 52, 24, false},
     {Use::kTraining, 96, 255, 60, 24, false},
-    {Use::kTraining, 128, 253, 0, 0, true},
-    {Use::kTraining, 192, 255, 0, 0, false},
-    {Use::kTraining, 256, 255, 0, 0, false},
+    {Use::kTraining, 128, 255, 16, 16, true},
+    {Use::kTraining, 192, 255, 60, 24, false},
+    {Use::kTraining, 256, 255, 60, 24, false},
 };
 // What one kernel alone may have, where others serve the same row.
 struct Wider {

@@ -21,53 +21,66 @@ TESSERA_DEVICE float* bias_gradient(const BwdParams& p, const ScoreTile& tile) {
   return static_cast<float*>(p.d_bias.data) + p.d_bias.batch * tile.batch + p.d_bias.head * tile.head;
 }
 
-// P^T and dS^T in place of S^T (products) and dP^T. What is not visible becomes 0 by choice, not by multiplication: its
-// dP may be anything. All queries see all keys: nothing is hidden.
-template <int kM, int kN>
-TESSERA_DEVICE void differentiate_visible(const ProblemParams& p, const ScoreTile& tile, float (&rP)[kM][kN][4],
-                                          float (&rdS)[kM][kN][4]) {
+// Which rows of a warp's tile the query of column `col` sees: keys low ... high of the tile's, from the lane's on.
+TESSERA_DEVICE KeyRange visible_rows(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, int col) {
+  const KeyRange keys = visible_keys(p, s, tile.query + col);
+  const int first = tile.key + lane_row();
+  return {keys.low - first, tile.query + col < s.sq ? keys.high - first : -1};
+}
+
+// P^T in place of S^T (products). kMasked: a mask by position or a sequence's end may run through the tile.
+template <bool kMasked, int kM, int kN>
+TESSERA_DEVICE void probabilities(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
+                                  float (&rP)[kM][kN][4]) {
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
     const float2 lse = *reinterpret_cast<const float2*>(tile.row_lse_log2 + n * 8 + lane_col());
-    const float2 delta = *reinterpret_cast<const float2*>(tile.row_delta + n * 8 + lane_col());
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& x = rP[m][n][e];
-        x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, -(e % 2 ? lse.y : lse.x)));
-        rdS[m][n][e] = x * (rdS[m][n][e] - (e % 2 ? delta.y : delta.x));
-      }
-  }
-}
-
-// The same where a mask by position or a sequence's end runs through the tile.
-template <int kM, int kN>
-TESSERA_DEVICE void differentiate_masked(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
-                                         float (&rP)[kM][kN][4], float (&rdS)[kM][kN][4]) {
-#pragma unroll
-  for (int n = 0; n < kN; ++n)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int col = n * 8 + lane_col() + e;
-      const KeyRange keys = visible_keys(p, s, tile.query + col);
-      const int low = keys.low - tile.key - lane_row();
-      const int high = tile.query + col < s.sq ? keys.high - tile.key - lane_row() : -1;
-      const float lse = tile.row_lse_log2[col], delta = tile.row_delta[col];
+      [[maybe_unused]] KeyRange seen;
+      if constexpr (kMasked) seen = visible_rows(p, s, tile, n * 8 + lane_col() + e);
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const bool visible = m * 16 + half * 8 >= low && m * 16 + half * 8 <= high;
-          float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
-          const float probability = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, -lse));
-          x = visible ? probability : 0.0f;
-          d = visible ? probability * (d - delta) : 0.0f;
+          float& x = rP[m][n][2 * half + e];
+          x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, e == 0 ? -lse.x : -lse.y));
+          if (kMasked && (m * 16 + half * 8 < seen.low || m * 16 + half * 8 > seen.high)) x = 0.0f;
         }
     }
+  }
 }
 
-// The same with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias gathers dS before
+// dS^T in place of dP^T; probability(m, n, half): P^T at elements 2 half and 2 half + 1. What is not visible becomes 0 by
+// choice, not by multiplication: its dP may be anything.
+template <bool kMasked, int kM, int kN, class Probability>
+TESSERA_DEVICE void score_gradients(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
+                                    float (&rdS)[kM][kN][4], Probability&& probability) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    const float2 delta = *reinterpret_cast<const float2*>(tile.row_delta + n * 8 + lane_col());
+    [[maybe_unused]] KeyRange seen[2];
+    if constexpr (kMasked) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) seen[e] = visible_rows(p, s, tile, n * 8 + lane_col() + e);
+    }
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float2 pair = probability(m, n, half);
+        float &x = rdS[m][n][2 * half], &y = rdS[m][n][2 * half + 1];
+        x = pair.x * (x - delta.x), y = pair.y * (y - delta.y);
+        if constexpr (kMasked) {
+          const int row = m * 16 + half * 8;
+          if (row < seen[0].low || row > seen[0].high) x = 0.0f;
+          if (row < seen[1].low || row > seen[1].high) y = 0.0f;
+        }
+      }
+  }
+}
+
+// Both with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias gathers dS before
 // the softcap's slope: at once where every query has its own elements, and where all share one, summed in `bias_sum`.
 template <BwdConfig kCfg, int kM, int kN>
 TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,

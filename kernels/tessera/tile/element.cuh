@@ -12,6 +12,18 @@ TESSERA_DEVICE uint32 pack_pair(float low, float high) {
   return kDtype == Dtype::kFloat16 ? ptx::cvt_rn_f16x2(low, high) : ptx::cvt_rn_bf16x2(low, high);
 }
 
+// Two neighbours in shared memory.
+template <Dtype kDtype>
+TESSERA_DEVICE float2 load_pair(const char* at) {
+  if constexpr (kDtype == Dtype::kFloat32) return *reinterpret_cast<const float2*>(at);
+  const uint32 pair = *reinterpret_cast<const uint32*>(at);
+  if constexpr (kDtype == Dtype::kFloat16) {
+    return make_float2(ptx::cvt_f32_f16(static_cast<unsigned short>(pair)),
+                       ptx::cvt_f32_f16(static_cast<unsigned short>(pair >> 16)));
+  }
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
 template <Dtype kDtype>
 TESSERA_DEVICE float load_element(const void* data, int64 index) {
   if constexpr (kDtype == Dtype::kFloat32) return static_cast<const float*>(data)[index];

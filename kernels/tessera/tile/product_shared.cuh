@@ -13,21 +13,28 @@ TESSERA_DEVICE bool beyond(int col, int n) {
   return kParts * kN * 8 > kColumns && col + n * 8 >= kColumns;
 }
 
-// acc += a times 16 rows of B from row `row_b`, 16 bits.
-template <int kParts, int kM, int kN, class TileB>
-TESSERA_DEVICE void multiply_columns(float (&acc)[kM][kN][4], const uint32 (&a)[kM][4], TileB& sB, int row_b,
-                                     int col_b) {
+// acc += A B over kSteps of 16 inner columns, 16 bits: load_a(a, k) and load_b(b, k, n), the k-th step's fragments and of
+// columns 8 n ... of the accumulator, are called ahead of their products.
+template <class TileB, int kParts, int kSteps, int kM, int kN, class LoadA, class LoadB>
+TESSERA_DEVICE void multiply_steps(float (&acc)[kM][kN][4], int col_b, LoadA&& load_a, LoadB&& load_b) {
+  constexpr int kPairs = kN / 2;
+  const auto skip = [&](int i) { return beyond<TileB::kCols, kParts, kN>(col_b, i % kPairs * 2); };
+  uint32 a[2][kM][4];
+  load_a(a[0], 0);
+  for_fragments<kSteps * kPairs>(
+      [&](int i, uint32(&b)[4]) {
+        if (!skip(i)) load_b(b, i / kPairs, i % kPairs * 2);
+      },
+      [&](int i, const uint32(&b)[4]) {
+        const int k = i / kPairs, n = i % kPairs * 2;
+        if (n == 0 && k + 1 < kSteps) load_a(a[(k + 1) % 2], k + 1);
+        if (skip(i)) return;
 #pragma unroll
-  for (int n = 0; n < kN; n += 2) {
-    if (beyond<TileB::kCols, kParts, kN>(col_b, n)) break;
-    uint32 b[4];
-    load_b_pair_transposed(b, sB, row_b, col_b + n * 8);
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      mma_16bit<TileB::kType>(acc[m][n], a[m], b[0], b[1]);
-      mma_16bit<TileB::kType>(acc[m][n + 1], a[m], b[2], b[3]);
-    }
-  }
+        for (int m = 0; m < kM; ++m) {
+          mma_16bit<TileB::kType>(acc[m][n], a[k % 2][m], b[0], b[1]);
+          mma_16bit<TileB::kType>(acc[m][n + 1], a[k % 2][m], b[2], b[3]);
+        }
+      });
 }
 
 // acc += a times 8 rows of B from row `row_b`, float32.
@@ -50,12 +57,9 @@ template <int kParts, int kM, int kN, class TileA, class TileB>
 TESSERA_DEVICE void product_ab(float (&acc)[kM][kN][4], TileA& sA, int row, TileB& sB, int col_b) {
   static_assert(TileA::kCols == TileB::kRows && kN % 2 == 0);
   if constexpr (TileA::kElemBytes == 2) {
-#pragma unroll
-    for (int k = 0; k < TileA::kCols; k += 16) {
-      uint32 a[kM][4];
-      load_a<kM>(a, sA, row, k);
-      multiply_columns<kParts>(acc, a, sB, k, col_b);
-    }
+    multiply_steps<TileB, kParts, TileA::kCols / 16>(
+        acc, col_b, [&](uint32(&a)[kM][4], int k) { load_a<kM>(a, sA, row, k * 16); },
+        [&](uint32(&b)[4], int k, int n) { load_b_pair_transposed(b, sB, k * 16, col_b + n * 8); });
   } else {
 #pragma unroll 2
     for (int k = 0; k < TileA::kCols; k += 8) {
@@ -77,12 +81,9 @@ template <int kParts, int kM, int kN, class TileA, class TileB>
 TESSERA_DEVICE void product_atb(float (&acc)[kM][kN][4], TileA& sA, int col_a, TileB& sB, int col_b) {
   static_assert(TileA::kRows == TileB::kRows && kN % 2 == 0);
   if constexpr (TileA::kElemBytes == 2) {
-#pragma unroll
-    for (int k = 0; k < TileA::kRows; k += 16) {
-      uint32 a[kM][4];
-      load_a_transposed<kM>(a, sA, k, col_a);
-      multiply_columns<kParts>(acc, a, sB, k, col_b);
-    }
+    multiply_steps<TileB, kParts, TileA::kRows / 16>(
+        acc, col_b, [&](uint32(&a)[kM][4], int k) { load_a_transposed<kM>(a, sA, k * 16, col_a); },
+        [&](uint32(&b)[4], int k, int n) { load_b_pair_transposed(b, sB, k * 16, col_b + n * 8); });
   } else {
 #pragma unroll 2
     for (int k = 0; k < TileA::kRows; k += 8) {
