@@ -55,7 +55,8 @@ struct FwdSm90Config {
   int head_dim_v;  // likewise
   int block_n;     // keys a tile
   int consumers;   // warpgroups that multiply, each with 64 query rows
-  int stages;      // tiles of keys, and of values, in shared memory
+  int k_stages;    // tiles of keys in shared memory
+  int v_stages;    // tiles of values
   int q_stages;    // tiles of queries: with two, the next work's arrives while this one's is in use
   bool causal;     // works are taken longest first
 };

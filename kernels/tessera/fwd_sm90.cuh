@@ -72,11 +72,12 @@ struct FwdWork {
 template <FwdSm90Config kCfg>
 struct FwdSm90SharedMemory {
   SwizzledTile<64, kCfg.head_dim> sQ[kCfg.q_stages][kCfg.consumers];
-  SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.stages];
-  SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.stages];
+  SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.k_stages];
+  SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.v_stages];
   FwdWork<kCfg> work[kCfg.q_stages];  // whose Q that is
   Ring<kCfg.q_stages> q;
-  Ring<kCfg.stages> k, v;
+  Ring<kCfg.k_stages> k;
+  Ring<kCfg.v_stages> v;
 };
 
 // ---- producer: one thread ----
@@ -93,7 +94,8 @@ TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier,
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void produce(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
   RingPosition<kCfg.q_stages> q_at;
-  RingPosition<kCfg.stages> k_at, v_at;
+  RingPosition<kCfg.k_stages> k_at;
+  RingPosition<kCfg.v_stages> v_at;
   const auto publish = [&](const FwdWork<kCfg>& work, int bytes) {
     shared.q.wait_empty(q_at);
     shared.work[q_at.stage] = work;
@@ -161,7 +163,8 @@ struct Consumer {
   FwdSm90SharedMemory<kCfg>& shared;
   const int consumer;
   RingPosition<kCfg.q_stages> q_at;
-  RingPosition<kCfg.stages> k_at, v_at;
+  RingPosition<kCfg.k_stages> k_at;
+  RingPosition<kCfg.v_stages> v_at;
   int whole_first, whole_last;  // of this work: blocks that every row sees whole
   float rS[1][kN][4], rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments

@@ -19,7 +19,8 @@ namespace {
 TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block_mask, dropout, scale_first)
 TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, blocks_per_sm, aligned,
                       paged, pack_heads, split, q_in_registers, score)
-TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, stages, q_stages, causal)
+TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
+                      causal)
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, halves, column_parts, stages,
                       blocks_per_sm, aligned, d_bias, deterministic, score)
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype)
@@ -87,9 +88,14 @@ std::string symbol_of(const KernelSpec& spec) { return std::string("tessera_") +
 std::string source_of(const KernelSpec& spec) {
   const std::string name = spec.name, params = std::string("tessera::") + spec.params;
   const std::string bounds = std::to_string(spec.threads) + ", " + std::to_string(spec.blocks_per_sm);
-  return "#include \"tessera/" + name + ".cuh\"\n\nextern \"C\" __global__ void __launch_bounds__(" + bounds + ")\n" +
-         symbol_of(spec) + "(const __grid_constant__ " + params + " p) {\n  tessera::" + name + "<" + spec.config +
-         ">(p);\n}\n";
+  std::string assertion;
+  if (spec.shared[0] != '\0') {
+    assertion = std::string("static_assert(sizeof(tessera::") + spec.shared + "<" + spec.config +
+                ">) == " + std::to_string(spec.smem_bytes) + ", \"what the host launches with\");\n\n";
+  }
+  return "#include \"tessera/" + name + ".cuh\"\n\n" + assertion + "extern \"C\" __global__ void __launch_bounds__(" +
+         bounds + ")\n" + symbol_of(spec) + "(const __grid_constant__ " + params + " p) {\n  tessera::" + name + "<" +
+         spec.config + ">(p);\n}\n";
 }
 
 }  // namespace tessera::cuda

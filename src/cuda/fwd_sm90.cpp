@@ -29,20 +29,20 @@ struct Tile {
   int head_dim, head_dim_v;
   Area area;
   int64_t rows;
-  int block_n, consumers, stages, q_stages;
+  int block_n, consumers, k_stages, v_stages, q_stages;
 };
 constexpr Tile kTiles[] = {
     // Three consumers read a tile of keys for 192 queries, two for 128, and so wait less for shared memory; but under a
     // staircase, and where sequences are short, more of a taller tile is not seen.
-    {64, 64, Area::kNoStairs, 0, 128, 3, 4, 1},  // 335 at 512, 502 at 16384; two: 322, 441
-    {64, 64, Area::kAny, 2048, 128, 3, 4, 1},    // 346 at 2048, 470 at 16384; two: 334, 412
-    {64, 64, Area::kAny, 0, 128, 2, 4, 2},       // 201 at 512; three: 179
-    {128, 128, Area::kStairs, 12288, 80, 3, 3,
-     1},                                      // 604 at 16384; the next row: 580. 80 keys: what 160 registers leave
-    {128, 128, Area::kAny, 0, 128, 2, 2, 2},  // causal 290 at 512, 528 at 4096; with 80 keys 233, 497
-    {192, 128, Area::kAny, 0, 128, 2, 2, 1},  // the most keys that shared memory holds
-    {192, 192, Area::kAny, 0, 96, 2, 2, 1},   // 112 would lie there too, and spill
-    {256, 256, Area::kAny, 0, 64, 2, 2, 1},   // the most that shared memory holds
+    {64, 64, Area::kNoStairs, 0, 128, 3, 4, 4, 1},  // 335 at 512, 502 at 16384; two: 322, 441
+    {64, 64, Area::kAny, 2048, 128, 3, 4, 4, 1},    // 346 at 2048, 470 at 16384; two: 334, 412
+    {64, 64, Area::kAny, 0, 128, 2, 4, 4, 2},       // 201 at 512; three: 179
+    {128, 128, Area::kStairs, 12288, 80, 3, 3, 3,
+     1},                                         // 604 at 16384; the next row: 580. 80 keys: what 160 registers leave
+    {128, 128, Area::kAny, 0, 128, 2, 2, 2, 2},  // causal 290 at 512, 528 at 4096; with 80 keys 233, 497
+    {192, 128, Area::kAny, 0, 128, 2, 2, 2, 1},  // the most keys that shared memory holds
+    {192, 192, Area::kAny, 0, 96, 2, 2, 2, 1},   // 112 would lie there too, and spill
+    {256, 256, Area::kAny, 0, 64, 2, 2, 2, 1},   // the most that shared memory holds
 };
 constexpr int kMaxHeadDim = 256;
 
@@ -73,7 +73,7 @@ Choice choose(const tessera_plan& plan) {
     config.head_dim_v = *std::find_if(std::begin(kOutputWidths), std::end(kOutputWidths),
                                       [&plan](int width) { return width >= plan.head_dim_v; });
     config.block_n = tile.block_n, config.consumers = tile.consumers;
-    config.stages = tile.stages, config.q_stages = tile.q_stages;
+    config.k_stages = tile.k_stages, config.v_stages = tile.v_stages, config.q_stages = tile.q_stages;
     config.causal = staircase(p);
     choice.tile = &tile;
     const bool packed = core::packed_q(p);
@@ -187,7 +187,7 @@ void configure_fwd_sm90(tessera_plan& plan) {
   const Choice choice = choose(plan);
   constexpr int kWarpgroupWarps = 4;
   plan.block_m = choice.block_m(), plan.block_n = choice.tile->block_n;
-  plan.num_warps = (choice.tile->consumers + 1) * kWarpgroupWarps, plan.num_stages = choice.tile->stages;
+  plan.num_warps = (choice.tile->consumers + 1) * kWarpgroupWarps, plan.num_stages = choice.tile->k_stages;
   plan.smem_bytes = smem_bytes(choice.config);
   plan.tiles_per_item = 1;
   plan.num_splits = 1;

@@ -48,7 +48,7 @@ int64_t smem_bytes(const FwdSm90Config& config) {
   const int64_t k_row = divide_up(config.head_dim, 64) * kChunkRowBytes;
   const int64_t v_row = divide_up(config.head_dim_v, 64) * kChunkRowBytes;
   return int64_t{config.q_stages} * config.consumers * kConsumerRows * k_row +
-         int64_t{config.stages} * config.block_n * (k_row + v_row) + kRest;
+         config.block_n * (config.k_stages * k_row + config.v_stages * v_row) + kRest;
 }
 
 // Tiles, which take turns where there are no stages, then per query its LSE and delta, then the ticket.
@@ -63,26 +63,31 @@ int64_t smem_bytes(const BwdConfig& config) {
 }
 
 KernelSpec spec_of(const FwdConfig& config) {
-  return {"fwd_sm80",           "FwdParams",       config_text(config), config.warps * kWarpThreads,
+  return {"fwd_sm80",           "FwdParams",       "FwdSharedMemory", config_text(config), config.warps * kWarpThreads,
           config.blocks_per_sm, smem_bytes(config)};
 }
 
 KernelSpec spec_of(const FwdSm90Config& config) {
-  return {"fwd_sm90", "FwdSm90Params",   config_text(config), (config.consumers + 1) * kWarpgroupThreads,
-          1,          smem_bytes(config)};
+  return {"fwd_sm90",
+          "FwdSm90Params",
+          "FwdSm90SharedMemory",
+          config_text(config),
+          (config.consumers + 1) * kWarpgroupThreads,
+          1,
+          smem_bytes(config)};
 }
 
 KernelSpec spec_of(const CombineConfig& config) {
-  return {"combine", "CombineParams", config_text(config), kCombineWarps * kWarpThreads, 1, 0};
+  return {"combine", "CombineParams", "", config_text(config), kCombineWarps * kWarpThreads, 1, 0};
 }
 
 KernelSpec spec_of(const BwdConfig& config) {
-  return {"bwd_sm80",           "BwdParams",       config_text(config), config.warps * kWarpThreads,
+  return {"bwd_sm80",           "BwdParams",       "BwdSharedMemory", config_text(config), config.warps * kWarpThreads,
           config.blocks_per_sm, smem_bytes(config)};
 }
 
 KernelSpec spec_of(const BwdRowsConfig& config) {
-  return {"bwd_rows", "BwdParams", config_text(config), kBwdRowsThreads, 1, 0};
+  return {"bwd_rows", "BwdParams", "", config_text(config), kBwdRowsThreads, 1, 0};
 }
 
 tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdParams& params, Grid grid,
