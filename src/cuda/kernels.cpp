@@ -1,6 +1,7 @@
 #include "cuda/kernels.hpp"
 
 #include <algorithm>
+#include <cinttypes>
 
 #include "core/status.hpp"
 #include "cuda/jit.hpp"
@@ -63,31 +64,43 @@ int64_t smem_bytes(const BwdConfig& config) {
 }
 
 KernelSpec spec_of(const FwdConfig& config) {
-  return {"fwd_sm80",           "FwdParams",       "FwdSharedMemory", config_text(config), config.warps * kWarpThreads,
-          config.blocks_per_sm, smem_bytes(config)};
+  return {.name = "fwd_sm80",
+          .params = "FwdParams",
+          .shared = "FwdSharedMemory",
+          .config = config_text(config),
+          .threads = config.warps * kWarpThreads,
+          .blocks_per_sm = config.blocks_per_sm,
+          .smem_bytes = smem_bytes(config)};
 }
 
 KernelSpec spec_of(const FwdSm90Config& config) {
-  return {"fwd_sm90",
-          "FwdSm90Params",
-          "FwdSm90SharedMemory",
-          config_text(config),
-          (config.consumers + 1) * kWarpgroupThreads,
-          1,
-          smem_bytes(config)};
+  return {.name = "fwd_sm90",
+          .params = "FwdSm90Params",
+          .shared = "FwdSm90SharedMemory",
+          .config = config_text(config),
+          .threads = (config.consumers + 1) * kWarpgroupThreads,
+          .smem_bytes = smem_bytes(config)};
 }
 
 KernelSpec spec_of(const CombineConfig& config) {
-  return {"combine", "CombineParams", "", config_text(config), kCombineWarps * kWarpThreads, 1, 0};
+  return {.name = "combine",
+          .params = "CombineParams",
+          .config = config_text(config),
+          .threads = kCombineWarps * kWarpThreads};
 }
 
 KernelSpec spec_of(const BwdConfig& config) {
-  return {"bwd_sm80",           "BwdParams",       "BwdSharedMemory", config_text(config), config.warps * kWarpThreads,
-          config.blocks_per_sm, smem_bytes(config)};
+  return {.name = "bwd_sm80",
+          .params = "BwdParams",
+          .shared = "BwdSharedMemory",
+          .config = config_text(config),
+          .threads = config.warps * kWarpThreads,
+          .blocks_per_sm = config.blocks_per_sm,
+          .smem_bytes = smem_bytes(config)};
 }
 
 KernelSpec spec_of(const BwdRowsConfig& config) {
-  return {"bwd_rows", "BwdParams", "", config_text(config), kBwdRowsThreads, 1, 0};
+  return {.name = "bwd_rows", .params = "BwdParams", .config = config_text(config), .threads = kBwdRowsThreads};
 }
 
 tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdParams& params, Grid grid,
@@ -104,8 +117,9 @@ tessera_status launch_combine(const CombineConfig& config, const CombineParams& 
                               void* stream) {
   const int64_t rows = int64_t{params.batch} * params.rows * params.heads;
   if (rows == 0) return ok();
-  return launch_kernel("combine", config, params, {static_cast<uint32_t>(divide_up(rows, kCombineWarps))}, device,
-                       stream);
+  const int64_t blocks = divide_up(rows, kCombineWarps);
+  if (blocks > INT32_MAX) return unsupported("combine: %" PRId64 " rows of o, accepted up to 2^33 on a GPU", rows);
+  return launch_kernel("combine", config, params, {static_cast<uint32_t>(blocks)}, device, stream);
 }
 
 tessera_status launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid,

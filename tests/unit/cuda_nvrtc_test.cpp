@@ -40,12 +40,18 @@ class CudaCompiler : public testing::Test {
 constexpr CombineConfig kConfig{Dtype::kFloat16};
 
 TEST(CudaCodegen, NamesTheTemplateAndItsConfig) {
-  const KernelSpec spec{"combine", "CombineParams", config_text(kConfig), 128, 1, 0};
-  const std::string source = source_of(spec);
+  const std::string source = source_of(spec_of(kConfig));
   EXPECT_PRED2(contains, source, "#include \"tessera/combine.cuh\"");
   EXPECT_PRED2(contains, source,
                "__launch_bounds__(128, 1)\ntessera_combine(const __grid_constant__ tessera::CombineParams p)");
   EXPECT_PRED2(contains, source, "tessera::combine<tessera::CombineConfig{.dtype = tessera::Dtype{1}}>(p);");
+}
+
+TEST(CudaCodegen, AssertsWhatTheHostLaunchesWith) {
+  KernelSpec spec{.name = "fwd_sm80", .params = "FwdParams", .shared = "FwdSharedMemory", .config = "C{}"};
+  spec.smem_bytes = 4096;
+  EXPECT_PRED2(contains, source_of(spec), "static_assert(sizeof(tessera::FwdSharedMemory<C{}>) == 4096,");
+  EXPECT_FALSE(contains(source_of(spec_of(kConfig)), "static_assert")) << "no dynamic shared memory";
 }
 
 TEST(CudaCodegen, EveryFieldIsPartOfTheKey) {
