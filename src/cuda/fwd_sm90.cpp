@@ -1,5 +1,5 @@
-// The forward kernel of kernels/tessera/fwd_sm90.cuh: what it takes, which tiles it is compiled for, and its launch. Every
-// number depends on the problem and the GPU alone.
+// The forward kernel of kernels/tessera/fwd_sm90.cuh: what it takes, and its launch. Every number depends on the problem
+// and the GPU alone.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -10,6 +10,7 @@
 #include "cuda/cuda.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/forward.hpp"
+#include "cuda/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/prepare.hpp"
@@ -21,36 +22,13 @@ namespace {
 
 constexpr int kConsumerRows = 64;  // queries of a warpgroup
 
-// A row: for head sizes up to these, where the visible area is a staircase (causal and no window to the left) or is not,
-// and at least `rows` queries a sequence. The first that fits is taken. The tiles of all lie in 227 KiB; two consumers have
-// 232 registers a thread, three 160. TFLOP/s: H200, bf16, docs/kernels/fwd_sm90.md.
-enum class Area { kAny, kStairs, kNoStairs };
-struct Tile {
-  int head_dim, head_dim_v;
-  Area area;
-  int64_t rows;
-  int block_n, consumers, k_stages, v_stages, q_stages;
-};
-constexpr Tile kTiles[] = {
-    // Three consumers read a tile of keys for 192 queries, two for 128, and so wait less for shared memory; but under a
-    // staircase, and where sequences are short, more of a taller tile is not seen.
-    {64, 64, Area::kNoStairs, 0, 128, 3, 4, 4, 1},  // 335 at 512, 502 at 16384; two: 322, 441
-    {64, 64, Area::kAny, 2048, 128, 3, 4, 4, 1},    // 346 at 2048, 470 at 16384; two: 334, 412
-    {64, 64, Area::kAny, 0, 128, 2, 4, 4, 2},       // 201 at 512; three: 179
-    {128, 128, Area::kStairs, 12288, 80, 3, 3, 3,
-     1},                                         // 604 at 16384; the next row: 580. 80 keys: what 160 registers leave
-    {128, 128, Area::kAny, 0, 128, 2, 2, 2, 2},  // causal 290 at 512, 528 at 4096; with 80 keys 233, 497
-    {192, 128, Area::kAny, 0, 128, 2, 2, 2, 1},  // the most keys that shared memory holds
-    {192, 192, Area::kAny, 0, 96, 2, 2, 2, 1},   // 112 would lie there too, and spill
-    {256, 256, Area::kAny, 0, 64, 2, 2, 2, 1},   // the most that shared memory holds
-};
 constexpr int kMaxHeadDim = 256;
 
 // Widths of O = P V that kernels/tessera/ptx/wgmma.cuh has.
 constexpr int kOutputWidths[] = {64, 80, 96, 112, 128, 160, 176, 192, 256};
 
 struct Choice {
-  const Tile* tile = nullptr;
+  std::optional<Sm90Tile> tile;
   FwdSm90Config config{};
   int64_t tiles = 0, works = 0;  // of a head (packed: of all sequences); of all heads
   int block_m() const { return tile->consumers * kConsumerRows; }
@@ -64,23 +42,18 @@ Choice choose(const tessera_plan& plan) {
   // Which tile it is decides the last bits, and they may not depend on how long the other sequences are.
   const int64_t rows = p.batch_invariant ? INT64_MAX : plan.max_seqlen_q;
   Choice choice;
-  for (const Tile& tile : kTiles) {
-    if (plan.head_dim > tile.head_dim || plan.head_dim_v > tile.head_dim_v || rows < tile.rows) continue;
-    if (tile.area == (staircase(p) ? Area::kNoStairs : Area::kStairs)) continue;
-    FwdSm90Config& config = choice.config;
-    config.dtype = static_cast<Dtype>(p.q.dtype);
-    config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
-    config.head_dim_v = *std::find_if(std::begin(kOutputWidths), std::end(kOutputWidths),
-                                      [&plan](int width) { return width >= plan.head_dim_v; });
-    config.block_n = tile.block_n, config.consumers = tile.consumers;
-    config.k_stages = tile.k_stages, config.v_stages = tile.v_stages, config.q_stages = tile.q_stages;
-    config.causal = staircase(p);
-    choice.tile = &tile;
-    const bool packed = core::packed_q(p);
-    choice.tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, choice.block_m());
-    choice.works = choice.tiles * plan.heads_q * (packed ? 1 : plan.batch);
-    return choice;
-  }
+  choice.tile = find_sm90_tile(plan.head_dim, plan.head_dim_v, staircase(p), rows);
+  if (!choice.tile) return choice;
+  FwdSm90Config& config = choice.config;
+  config.dtype = static_cast<Dtype>(p.q.dtype);
+  config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
+  config.head_dim_v = *std::find_if(std::begin(kOutputWidths), std::end(kOutputWidths),
+                                    [&plan](int width) { return width >= plan.head_dim_v; });
+  choice.tile->apply(config);
+  config.causal = staircase(p);
+  const bool packed = core::packed_q(p);
+  choice.tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, choice.block_m());
+  choice.works = choice.tiles * plan.heads_q * (packed ? 1 : plan.batch);
   return choice;
 }
 
@@ -172,6 +145,7 @@ std::string refuse_fwd_sm90(const tessera_plan& plan) {
   }
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   const Choice choice = choose(plan);
+  if (!choice.tile) return std::string(kForcedTile) + ": holds what is no tile";
   if (smem_bytes(choice.config) > plan.device.smem_bytes) {
     return "needs " + std::to_string(smem_bytes(choice.config) >> 10) + " KiB of shared memory, a block may have " +
            std::to_string(plan.device.smem_bytes >> 10);

@@ -1,0 +1,59 @@
+#include "cuda/fwd_sm90_tiles.hpp"
+
+#include <cstdlib>
+#include <iterator>
+
+namespace tessera::cuda {
+namespace {
+
+constexpr Sm90Tile kTiles[] = {
+#include "cuda/fwd_sm90_tiles.inc"
+};
+
+// What a row varies, and the config's field that it is.
+struct Varied {
+  int Sm90Tile::*in_tile;
+  int FwdSm90Config::*in_config;
+  int least, most;  // of a forced one; what fits together is for the plan and the compiler to say
+};
+constexpr Varied kVaried[] = {
+    {&Sm90Tile::block_n, &FwdSm90Config::block_n, 16, 256},
+    {&Sm90Tile::consumers, &FwdSm90Config::consumers, 2, 3},
+    {&Sm90Tile::k_stages, &FwdSm90Config::k_stages, 1, 8},
+    {&Sm90Tile::v_stages, &FwdSm90Config::v_stages, 1, 8},
+    {&Sm90Tile::q_stages, &FwdSm90Config::q_stages, 1, 2},
+};
+
+std::optional<Sm90Tile> parse(const char* text) {
+  Sm90Tile tile{};
+  for (const Varied& varied : kVaried) {
+    char* end = nullptr;
+    const long value = std::strtol(text, &end, 10);
+    if (end == text || value < varied.least || value > varied.most) return std::nullopt;
+    if (*end != (&varied == std::end(kVaried) - 1 ? '\0' : ',')) return std::nullopt;
+    tile.*varied.in_tile = static_cast<int>(value);
+    text = end + 1;
+  }
+  if (tile.block_n % 16 != 0) return std::nullopt;
+  return tile;
+}
+
+}  // namespace
+
+void Sm90Tile::apply(FwdSm90Config& config) const {
+  for (const Varied& varied : kVaried) config.*varied.in_config = this->*varied.in_tile;
+}
+
+std::span<const Sm90Tile> sm90_tiles() { return kTiles; }
+
+std::optional<Sm90Tile> find_sm90_tile(int64_t head_dim, int64_t head_dim_v, bool staircase, int64_t rows) {
+  if (const char* forced = std::getenv(kForcedTile)) return parse(forced);
+  for (const Sm90Tile& tile : kTiles) {
+    if (head_dim > tile.head_dim || head_dim_v > tile.head_dim_v || rows < tile.rows) continue;
+    if (tile.area == (staircase ? Area::kNoStairs : Area::kStairs)) continue;
+    return tile;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera::cuda
