@@ -93,18 +93,22 @@ inline void backward(const tessera_plan& plan, const Buffers& buffers, std::span
 // Merges N partial results over disjoint sets of keys exactly: with m = max_n lse_n,
 //   lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - lse) o_n.
 // o_parts [N, B, S, H, Dv] and o [B, S, H, Dv] float32, float16 or bfloat16; lse_parts [N, B, H, S] and lse [B, H, S]
-// float32. `lse` NULL: not wanted.
+// float32. `lse` NULL: not wanted. `device` NULL: this machine's CPU. On a GPU the pointers to data are that GPU's, and
+// executor->stream is where the kernel goes.
 inline Status try_combine(const Layout& o_parts_layout, const void* o_parts, const Layout& lse_parts_layout,
                           const float* lse_parts, const Layout& o_layout, void* o, const Layout& lse_layout = {},
-                          float* lse = nullptr) {
-  return tessera_combine(&o_parts_layout, o_parts, &lse_parts_layout, lse_parts, &o_layout, o, &lse_layout, lse);
+                          float* lse = nullptr, const tessera_device* device = nullptr,
+                          const Executor* executor = nullptr) {
+  return tessera_combine(&o_parts_layout, o_parts, &lse_parts_layout, lse_parts, &o_layout, o, &lse_layout, lse, device,
+                         executor);
 }
 
 // The same, throwing Error.
 inline void combine(const Layout& o_parts_layout, const void* o_parts, const Layout& lse_parts_layout,
                     const float* lse_parts, const Layout& o_layout, void* o, const Layout& lse_layout = {},
-                    float* lse = nullptr) {
-  throw_if_error(try_combine(o_parts_layout, o_parts, lse_parts_layout, lse_parts, o_layout, o, lse_layout, lse));
+                    float* lse = nullptr, const tessera_device* device = nullptr, const Executor* executor = nullptr) {
+  throw_if_error(try_combine(o_parts_layout, o_parts, lse_parts_layout, lse_parts, o_layout, o, lse_layout, lse, device,
+                             executor));
 }
 
 }  // namespace tessera

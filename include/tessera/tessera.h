@@ -272,11 +272,15 @@ TESSERA_API tessera_status tessera_backward(const tessera_plan* plan, const tess
 /* Merges N partial results over disjoint sets of keys exactly: with m = max_n lse_n,
  *   lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - lse) o_n.
  * o_parts [N, B, S, H, Dv] float32, float16 or bfloat16; lse_parts [N, B, H, S] float32; o [B, S, H, Dv]; lse [B, H, S]
- * float32 (rank 0: not wanted). Parts that saw nothing (lse = -inf) do not count, whatever their o holds. */
+ * float32 (rank 0: not wanted). Parts that saw nothing (lse = -inf) do not count, whatever their o holds.
+ * `device` says where, NULL: on this machine's CPU. There the calling thread does the work and `executor` is not asked;
+ * CUDA: all pointers to data are the device's, and the kernel is put into executor->stream, NULL: the default stream.
+ * INVALID_ARGUMENT when a layout is wrong, or a pointer NULL, misaligned or of another device's memory: outputs are
+ * untouched then. */
 TESSERA_API tessera_status tessera_combine(const tessera_layout* o_parts_layout, const void* o_parts,
                                            const tessera_layout* lse_parts_layout, const float* lse_parts,
                                            const tessera_layout* o_layout, void* o, const tessera_layout* lse_layout,
-                                           float* lse);
+                                           float* lse, const tessera_device* device, const tessera_executor* executor);
 
 /* ---- words -------------------------------------------------------------------------------------------------- */
 

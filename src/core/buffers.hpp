@@ -49,4 +49,36 @@ tessera_status for_each_buffer(const tessera_problem& p, const tessera_buffers& 
   return ok();
 }
 
+// What tessera_combine reads and writes, its layouts validated; lse of rank 0: not wanted.
+struct CombineTensors {
+  tessera_layout o_parts_layout;  // [N, B, S, H, Dv]
+  const void* o_parts;
+  tessera_layout lse_parts_layout;  // [N, B, H, S]
+  const float* lse_parts;
+  tessera_layout o_layout;  // [B, S, H, Dv]
+  void* o;
+  tessera_layout lse_layout;  // [B, H, S]
+  float* lse;
+};
+
+// The same for these.
+template <class Check>
+tessera_status for_each_buffer(const CombineTensors& t, const Check& check) {
+  const struct {
+    const char* name;
+    const tessera_layout& layout;
+    const void* pointer;
+  } rows[] = {
+      {"o_parts", t.o_parts_layout, t.o_parts},
+      {"lse_parts", t.lse_parts_layout, t.lse_parts},
+      {"o", t.o_layout, t.o},
+      {"lse", t.lse_layout, t.lse},
+  };
+  for (const auto& row : rows) {
+    if (!present(row.layout) || elements(row.layout) == 0) continue;
+    TESSERA_RETURN_IF_ERROR(check(row.name, row.layout, row.pointer));
+  }
+  return ok();
+}
+
 }  // namespace tessera::core

@@ -146,6 +146,22 @@ tessera_status execute(int32_t direction, const tessera_plan* plan, const tesser
   }
 }
 
+tessera_status combine(const CombineTensors& tensors, const tessera_device* device, const tessera_executor* executor) {
+  TESSERA_RETURN_IF_ERROR(for_each_buffer(tensors, check_pointer));
+  tessera_device here;
+  if (!device) {
+    TESSERA_RETURN_IF_ERROR(cpu::detect(here));
+    device = &here;
+  }
+  TESSERA_RETURN_IF_ERROR(validate(*device));
+  if (device->backend == TESSERA_BACKEND_CUDA) {
+    TESSERA_RETURN_IF_ERROR(cuda::check_memory(tensors, *device));
+    return cuda::combine(tensors, *device, executor ? executor->stream : nullptr);
+  }
+  cpu::combine(tensors, *device);
+  return ok();
+}
+
 }  // namespace
 }  // namespace tessera::core
 
@@ -181,21 +197,19 @@ tessera_status tessera_backward(const tessera_plan* plan, const tessera_buffers*
 
 tessera_status tessera_combine(const tessera_layout* o_parts_layout, const void* o_parts,
                                const tessera_layout* lse_parts_layout, const float* lse_parts,
-                               const tessera_layout* o_layout, void* o, const tessera_layout* lse_layout, float* lse) {
-  using tessera::core::check_pointer;
+                               const tessera_layout* o_layout, void* o, const tessera_layout* lse_layout, float* lse,
+                               const tessera_device* device, const tessera_executor* executor) {
   if (!o_parts_layout) return tessera::invalid("o_parts_layout: NULL, must point to a tessera_layout");
   if (!lse_parts_layout) return tessera::invalid("lse_parts_layout: NULL, must point to a tessera_layout");
   if (!o_layout) return tessera::invalid("o_layout: NULL, must point to a tessera_layout");
   TESSERA_RETURN_IF_ERROR(tessera::core::validate_combine(*o_parts_layout, *lse_parts_layout, *o_layout, lse_layout));
-  const bool wants_lse = lse_layout && lse_layout->rank != 0;
-  TESSERA_RETURN_IF_ERROR(check_pointer("o_parts", *o_parts_layout, o_parts));
-  TESSERA_RETURN_IF_ERROR(check_pointer("lse_parts", *lse_parts_layout, lse_parts));
-  TESSERA_RETURN_IF_ERROR(check_pointer("o", *o_layout, o));
-  if (wants_lse) TESSERA_RETURN_IF_ERROR(check_pointer("lse", *lse_layout, lse));
+  tessera::core::CombineTensors tensors{};
+  tensors.o_parts_layout = *o_parts_layout, tensors.o_parts = o_parts;
+  tensors.lse_parts_layout = *lse_parts_layout, tensors.lse_parts = lse_parts;
+  tensors.o_layout = *o_layout, tensors.o = o;
+  if (lse_layout && lse_layout->rank != 0) tensors.lse_layout = *lse_layout, tensors.lse = lse;
   try {
-    tessera::cpu::combine(*o_parts_layout, o_parts, *lse_parts_layout, lse_parts, *o_layout, o,
-                          wants_lse ? lse_layout : nullptr, wants_lse ? lse : nullptr);
-    return tessera::ok();
+    return tessera::core::combine(tensors, device, executor);
   } catch (const std::exception& error) {
     return tessera::internal("tessera_combine: %s", error.what());
   }

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "core/buffers.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cpu {
@@ -24,9 +25,7 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
 void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
               const tessera_executor* executor);
 
-// Merges validated partial results: tessera_combine.
-void combine(const tessera_layout& o_parts_layout, const void* o_parts, const tessera_layout& lse_parts_layout,
-             const float* lse_parts, const tessera_layout& o_layout, void* o, const tessera_layout* lse_layout,
-             float* lse);
+// Merges validated partial results on the calling thread: tessera_combine.
+void combine(const core::CombineTensors& tensors, const tessera_device& device);
 
 }  // namespace tessera::cpu

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/buffers.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
@@ -24,6 +25,7 @@ void configure_bwd_sm80(tessera_plan& plan);
 
 // Every tensor that the problem describes, and the workspace, lies in memory that the plan's GPU can reach.
 tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buffers, const void* workspace);
+tessera_status check_memory(const core::CombineTensors& tensors, const tessera_device& device);
 
 // The index tensors on the host, for the checks that look into them. Waits for the stream.
 struct HostIndices {
@@ -39,5 +41,8 @@ tessera_status prepare(const tessera_plan& plan);
 // Put a checked plan's kernels into the stream. `workspace` is aligned to 64 bytes.
 tessera_status forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream);
 tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream);
+
+// Puts the merge of checked partial results into the stream: tessera_combine.
+tessera_status combine(const core::CombineTensors& tensors, const tessera_device& device, void* stream);
 
 }  // namespace tessera::cuda

@@ -12,7 +12,7 @@
 namespace tessera::cuda {
 namespace {
 
-// `ordinal`: the plan's GPU. Pinned host memory and managed memory are reached by every GPU.
+// `ordinal`: the call's GPU. Pinned host memory and managed memory are reached by every GPU.
 tessera_status check_pointer(const Driver& cu, const char* name, const void* pointer, int32_t ordinal) {
   CUmemorytype type{};
   int managed = 0, owner = -1;
@@ -24,7 +24,7 @@ tessera_status check_pointer(const Driver& cu, const char* name, const void* poi
     return invalid("%s: %p is not memory of CUDA (the host's, or freed), must be GPU %d's", name, pointer, ordinal);
   }
   if (type == kMemoryDevice && !managed && owner != ordinal) {
-    return invalid("%s: %p is GPU %d's memory, must be GPU %d's, the plan's device", name, pointer, owner, ordinal);
+    return invalid("%s: %p is GPU %d's memory, must be GPU %d's, the call's device", name, pointer, owner, ordinal);
   }
   return ok();
 }
@@ -54,6 +54,14 @@ tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buf
         return check_pointer(*driver, name, pointer, ordinal);
       }));
   return plan.workspace_bytes > 0 ? check_pointer(*driver, "workspace", workspace, ordinal) : ok();
+}
+
+tessera_status check_memory(const core::CombineTensors& tensors, const tessera_device& device) {
+  const Driver* driver = nullptr;
+  TESSERA_RETURN_IF_ERROR(open_driver(driver));
+  return core::for_each_buffer(tensors, [&](const char* name, const tessera_layout&, const void* pointer) {
+    return check_pointer(*driver, name, pointer, device.ordinal);
+  });
 }
 
 tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& buffers, void* stream,

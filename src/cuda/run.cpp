@@ -1,7 +1,9 @@
-// What is done with a plan as a whole.
+// What is done with a call as a whole.
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/forward.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/params.hpp"
 #include "cuda/prepare.hpp"
 
 namespace tessera::cuda {
@@ -22,6 +24,24 @@ tessera_status prepare(const tessera_plan& plan) {
   // The data's addresses are not known: the kernels are those for rows that are aligned wherever the strides allow it.
   const auto run = plan.problem.direction == TESSERA_BACKWARD ? backward : forward;
   return run(plan, tessera_buffers{}, nullptr, nullptr);
+}
+
+tessera_status combine(const core::CombineTensors& t, const tessera_device& device, void* stream) {
+  const auto [parts, batch, rows, heads, head_dim_v] = t.o_parts_layout.shape;
+  CombineParams p{};
+  p.parts = static_cast<int>(parts), p.batch = static_cast<int>(batch), p.rows = static_cast<int>(rows);
+  p.heads = static_cast<int>(heads), p.head_dim_v = static_cast<int>(head_dim_v);
+  p.part_dtype = t.o_parts_layout.dtype;
+  p.o_parts = t.o_parts;
+  const auto& o_strides = t.o_parts_layout.strides;
+  p.o_part = o_strides[0], p.o_part_batch = o_strides[1], p.o_part_row = o_strides[2], p.o_part_head = o_strides[3];
+  p.lse_parts = t.lse_parts;
+  const auto& lse_strides = t.lse_parts_layout.strides;
+  p.lse_part = lse_strides[0], p.lse_part_batch = lse_strides[1];
+  p.lse_part_head = lse_strides[2], p.lse_part_row = lse_strides[3];
+  p.o = row_tensor(t.o_layout, t.o);
+  p.lse = stat_tensor(t.lse_layout, t.lse);
+  return launch_combine({static_cast<Dtype>(t.o_layout.dtype)}, p, device, stream);
 }
 
 }  // namespace tessera::cuda

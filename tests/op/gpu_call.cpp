@@ -4,8 +4,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "execute.hpp"
-
 namespace tessera::testing {
 namespace {
 
@@ -24,10 +22,7 @@ bool exact_memory() {
 
 GpuCall::GpuCall(Call& call, tessera_direction direction, size_t workspace_bytes, unsigned char workspace_fill)
     : exact_(exact_memory()), workspace_bytes_(workspace_bytes), workspace_fill_(workspace_fill) {
-  for (const NamedTensor& output : outputs(call, direction)) {
-    const_cast<Tensor*>(output.tensor)->poison();
-    add(output.name, *output.tensor, true);
-  }
+  add_outputs(outputs(call, direction));
   for (const Tensor* input : call.inputs()) add("an input", *input, false);
   if (direction == TESSERA_BACKWARD) {
     add("o", call.o, false);
@@ -35,6 +30,20 @@ GpuCall::GpuCall(Call& call, tessera_direction direction, size_t workspace_bytes
   }
   place();
   buffers_ = call.buffers([this](const Tensor& tensor) -> void* { return address(tensor); });
+}
+
+GpuCall::GpuCall(const std::vector<NamedTensor>& outputs, const std::vector<NamedTensor>& inputs)
+    : exact_(exact_memory()), workspace_bytes_(0), workspace_fill_(0) {
+  add_outputs(outputs);
+  for (const NamedTensor& input : inputs) add(input.name, *input.tensor, false);
+  place();
+}
+
+void GpuCall::add_outputs(const std::vector<NamedTensor>& outputs) {
+  for (const NamedTensor& output : outputs) {
+    const_cast<Tensor*>(output.tensor)->poison();
+    add(output.name, *output.tensor, true);
+  }
 }
 
 void GpuCall::add(const char* name, const Tensor& tensor, bool written) {

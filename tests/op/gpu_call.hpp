@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "execute.hpp"
 #include "gpu_memory.hpp"
 #include "inputs.hpp"
 
@@ -18,6 +19,8 @@ class GpuCall {
  public:
   // Outputs are poisoned first. The call's tensors must stay alive.
   GpuCall(Call& call, tessera_direction direction, size_t workspace_bytes, unsigned char workspace_fill);
+  // Tensors of a call that is none of attention's, without workspace.
+  GpuCall(const std::vector<NamedTensor>& outputs, const std::vector<NamedTensor>& inputs);
 
   const tessera_buffers& buffers() const { return buffers_; }
   void* workspace() const { return workspace_; }
@@ -36,6 +39,7 @@ class GpuCall {
     std::byte* device;
     bool written;
   };
+  void add_outputs(const std::vector<NamedTensor>& outputs);
   void add(const char* name, const Tensor& tensor, bool written);
   void place();
   std::byte* take(size_t bytes, size_t residue, size_t alignment);
