@@ -2,9 +2,11 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "call.hpp"
 #include "error.hpp"
@@ -106,13 +108,24 @@ Pair to_pair(const char* name, nb::handle value) {
   return {to_integer(name, first), to_integer(name, second)};
 }
 
-int32_t to_kernel(const char* name, nb::handle value) {
-  constexpr const char* kAccepted = "\"auto\", \"tiled\", \"decode\" or \"reference\"";
-  const auto text = convert<nb::str>(name, value, kAccepted);
-  for (int32_t kernel : {TESSERA_KERNEL_AUTO, TESSERA_KERNEL_TILED, TESSERA_KERNEL_DECODE, TESSERA_KERNEL_REFERENCE}) {
-    if (std::strcmp(text.c_str(), tessera_kernel_name(kernel)) == 0) return kernel;
+// Of the whole library: what a device does not have, its plan refuses with the reason.
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> names;
+  const std::string end = "unknown";
+  for (int32_t kernel = TESSERA_KERNEL_AUTO; tessera_kernel_name(kernel) != end; ++kernel) {
+    names.emplace_back(tessera_kernel_name(kernel));
   }
-  throw Error(std::string(name) + ": \"" + std::string(text.c_str()).substr(0, 80) + "\", accepted " + kAccepted);
+  return names;
+}
+
+int32_t to_kernel(const char* name, nb::handle value) {
+  const std::vector<std::string> names = kernel_names();
+  std::string accepted;
+  for (const std::string& known : names) accepted += (accepted.empty() ? "\"" : ", \"") + known + "\"";
+  const std::string text = convert<nb::str>(name, value, accepted.c_str()).c_str();
+  const auto found = std::find(names.begin(), names.end(), text);
+  if (found != names.end()) return static_cast<int32_t>(found - names.begin());
+  throw Error(std::string(name) + ": \"" + text.substr(0, 80) + "\", accepted " + accepted);
 }
 
 struct ValueRow {

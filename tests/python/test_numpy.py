@@ -387,6 +387,7 @@ def test_many_threads_at_once(random):
         ({"dropout_p": 1.0}, "dropout_p: 1"),
         ({"dropout_seed": -1}, "dropout_seed: -1"),
         ({"kernel": "fast"}, 'kernel: "fast", accepted "auto"'),
+        ({"kernel": "fwd_sm80"}, "no kernel takes this problem: "),
         ({"threads": -1}, "threads: -1"),
     ],
     ids=lambda x: x if isinstance(x, str) else None,
