@@ -1,6 +1,6 @@
 """Tessera: exact, IO-aware attention that never stores the Sq x Sk matrix of scores.
 
-Arrays of any framework on the CPU, crossing by DLPack or the buffer protocol, never copied::
+Arrays of any framework, on the CPU or a GPU, crossing by DLPack or the buffer protocol, never copied::
 
     o = tessera.attention(q, k, v, causal=True)              # [B, S, H, D]; what goes in comes out: NumPy, PyTorch, JAX
     o, lse = tessera.attention(q, k, v, return_lse=True)

@@ -37,7 +37,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
 
     q, k and v share one dtype: float32, float16, bfloat16, or float64 (the slow reference, for checks); D and Dv are
     1 .. 512. Any strides, as long as the last dimension is contiguous; read-only arrays too; nothing is copied. They may
-    be arrays of NumPy (bfloat16 as ml_dtypes has it), PyTorch, JAX, or anything else with ``__dlpack__``, on the CPU.
+    be arrays of NumPy (bfloat16 as ml_dtypes has it), PyTorch, JAX (on the CPU), CuPy, or anything else with
+    ``__dlpack__``, all on one device: the CPU, or a GPU, in whose framework's stream the work is then put.
 
     For query i and key j of one sequence, in this order::
 
@@ -161,12 +162,15 @@ def combine(o_parts: Any, lse_parts: Any, *, return_lse: bool = False) -> Any:
 
     Args:
         o_parts: [N, B, S, H, Dv], float32, float16 or bfloat16.
-        lse_parts: [N, B, H, S], float32. Parts that saw nothing (-inf) do not count.
+        lse_parts: [N, B, H, S], float32, on the same device. Parts that saw nothing (-inf) do not count, whatever their
+            o holds.
 
     Returns:
         o [B, S, H, Dv], or (o, lse [B, H, S]) with return_lse.
     """
     like = framework_of(o_parts)
+    if like.combine is not None:
+        return like.combine(o_parts, lse_parts, return_lse=return_lse)
     try:
         o = like.empty(o_parts.shape[1:], o_parts.dtype)
         lse = like.empty(lse_parts.shape[1:], like.float32) if return_lse else None

@@ -20,6 +20,7 @@ class Framework(NamedTuple):
     float32: Any
     finish: Callable[[Any], Any] | None = None  # what was written -> the framework's own array
     attention: Callable[..., Any] | None = None  # the framework's own entry, which knows of its gradients
+    combine: Callable[..., Any] | None = None  # likewise
     workspace: Callable[[int], Any] | None = None  # that many elements of float32, for what is not on the CPU
 
 
@@ -33,6 +34,8 @@ def framework_of(q: Any) -> Framework:
     if jax is not None and isinstance(q, jax.Array):
         if isinstance(q, jax.core.Tracer):
             raise _core.Error("q: traced by a JAX transformation, accepted concrete arrays (jax.pure_callback makes them)")
+        if any(device.platform != "cpu" for device in q.devices()):
+            raise _core.Error(f"q: a JAX array on {q.devices()}, accepted those on the CPU (jax.device_put moves them)")
         return _jax()
     namespace = getattr(q, "__array_namespace__", None)
     if namespace is not None:
@@ -52,7 +55,9 @@ def _torch(device: Any) -> Framework:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
     workspace = None if device.type == "cpu" else lambda elements: empty((elements,), torch.float32)
-    return Framework(empty, torch.float32, attention=tessera.torch.attention, workspace=workspace)
+    return Framework(
+        empty, torch.float32, attention=tessera.torch.attention, combine=tessera.torch.combine, workspace=workspace
+    )
 
 
 @cache

@@ -12,8 +12,9 @@ Importing this module registers the name "Tessera" and activates nothing.
 """
 
 from .api import attention
+from .merge import combine
 from .sdpa import activate, fallback_reasons, register, restore
 
 register()
 
-__all__ = ["activate", "attention", "fallback_reasons", "register", "restore"]
+__all__ = ["activate", "attention", "combine", "fallback_reasons", "register", "restore"]
