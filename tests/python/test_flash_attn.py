@@ -25,7 +25,7 @@ if pathlib.Path(flash_attn.__file__).parent.parent != _DROPIN and not hasattr(fl
 
 import tessera.torch  # noqa: E402
 import torch_reference as reference  # noqa: E402
-from flash_attn import _call, bert_padding  # noqa: E402
+from flash_attn import _call, _kvcache, bert_padding  # noqa: E402
 from flash_attn import flash_attn_interface as interface  # noqa: E402
 from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
 from torch_reference import at, check, random  # noqa: E402
@@ -318,6 +318,56 @@ def test_kvcache(causal, layout, rotary):
     ]
     check("out", out, runs[0][0], runs[1][0])
     check("lse", lse, runs[0][1], runs[1][1])
+
+
+@pytest.mark.parametrize("layout", ["rows", "batch_idx", "slices", "heads_first", "unlike", "expanded"])
+def test_kvcache_never_reads_the_left_padding(layout, monkeypatch):
+    """It may hold NaN, however the cache lies in memory, and nothing in the cache is written or copied."""
+    leftpad, used = (torch.tensor(t, dtype=torch.int32) for t in ([5, 0, 7], [23, 30, 7]))
+    q = random(3, 2, 4, 24, seed=1, requires_grad=False)
+    k, v = (random(3, 32, 2, 24, seed=s, requires_grad=False) for s in (2, 3))
+    if layout == "expanded":
+        k, v = (t[:1].expand(3, -1, -1, -1) for t in (k, v))
+        leftpad, used = torch.full_like(leftpad, 5), torch.full_like(used, 23)
+    clean = k.clone(), v.clone()
+    for b in range(1 if layout == "expanded" else 3):
+        k[b, : leftpad[b]] = v[b, : leftpad[b]] = math.nan
+    cache_k, cache_v = k, v
+    options = {}
+    if layout == "batch_idx":
+        index = torch.tensor([3, 1, 4], dtype=torch.int32)
+        cache_k, cache_v = (torch.full((5, 32, 2, 24), math.nan) for _ in range(2))
+        cache_k[index], cache_v[index] = k, v
+        options["cache_batch_idx"] = index
+    elif layout == "slices":
+        cache_k, cache_v = (torch.full((3, 40, 3, 24), math.nan)[:, 3:35, 1:] for _ in range(2))
+        cache_k[:], cache_v[:] = k, v
+    elif layout in ("heads_first", "unlike"):
+        cache_v = v.transpose(1, 2).contiguous().transpose(1, 2)
+        if layout == "heads_first":
+            cache_k = k.transpose(1, 2).contiguous().transpose(1, 2)
+        else:
+            cache_k = torch.full((3 * 33 * 48 + 5,), math.nan).as_strided(k.shape, (33 * 48 + 5, 48, 24, 1)).copy_(k)
+    seen, attention = [], _kvcache.attention
+    monkeypatch.setattr(_kvcache, "attention", lambda *a, **b: seen.append((a, b)) or attention(*a, **b))
+    slopes = random(4, seed=4, requires_grad=False).abs()
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, cache_k, cache_v, cache_seqlens=used, cache_leftpad=leftpad, causal=True, window_size=(9, 0),
+        alibi_slopes=slopes, return_softmax_lse=True, **options,
+    )  # fmt: skip
+    (_, pages_k, pages_v), given = seen[0]
+    assert given.get("mask") is None
+    assert layout == "unlike" or (pages_k.data_ptr(), pages_v.data_ptr()) == (cache_k.data_ptr(), cache_v.data_ptr())
+    mask = (torch.arange(32) >= leftpad[:, None])[:, None, None]
+    runs = [
+        reference.attention(*(t.to(d) for t in (q, *clean)), causal=True, window=(9, 0), alibi_slopes=slopes,
+                            seqused_k=used, mask=mask)
+        for d in (torch.float32, torch.float64)
+    ]  # fmt: skip
+    check("out", out, runs[0][0], runs[1][0])
+    unseen = runs[1][1] == -math.inf
+    assert torch.all(lse[unseen] == math.inf)
+    check("lse", lse[~unseen], *(run[1][~unseen] for run in runs))
 
 
 def test_kvcache_refuses_what_has_no_room():
