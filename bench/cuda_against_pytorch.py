@@ -1,12 +1,17 @@
 """Tessera beside PyTorch's flash (FA2) and cuDNN backends on a GPU: one run, the steady state, results checked.
 
     python bench/cuda_against_pytorch.py [--cases grid beyond decode] [--direction forward] [--json FILE]
+    python bench/cuda_against_pytorch.py --contestants sm80 flash       # the kernels of every GPU against FA2
+    python bench/cuda_against_pytorch.py --contestants tessera cudnn    # the best kernel against cuDNN
     python bench/cuda_against_pytorch.py --lead-ms 30 --measure-ms 50 --rounds 1     # a quick look, not for reports
     python bench/cuda_against_pytorch.py --table FILE ...                            # what such files hold, as Markdown
 
 grid: D 64, 128, 256, full and causal, 512 .. 16384 tokens a sequence, 16384 tokens and 2048 / D heads in all. beyond:
 other head sizes, GQA, a window, packed sequences, deterministic gradients. decode: one query token a sequence,
-microseconds and TB/s of keys and values read. FLOPs: 4 B H Sq Sk D, halved when causal, times 2.5 backward.
+microseconds and TB/s of keys and values read. FLOPs: 4 B H Sq Sk D, halved when causal, times 2.5 backward. A cell takes
+0.8 s a contestant: the whole grid about five minutes, one direction against one peer about one.
+
+"sm80" are the mma.sync kernels, asked for by name; where a plan chooses them anyway, they are measured once, as Tessera.
 
 Before it is timed, each result is held against float64 on a few heads; Tessera's error may be at most twice that of the
 worst peer. Exit status 1: it was larger somewhere, not finite, or a call failed.
@@ -21,6 +26,8 @@ import sys
 import time
 
 CASES = ("grid", "beyond", "decode")
+CONTESTANTS = ("tessera", "sm80", "flash", "cudnn")
+OURS, PEERS = CONTESTANTS[:2], CONTESTANTS[2:]
 
 
 def parse(arguments=None) -> argparse.Namespace:
@@ -28,6 +35,7 @@ def parse(arguments=None) -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["grid"])
     parser.add_argument("--direction", choices=("forward", "backward", "both"), default="both")
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=CONTESTANTS)
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128, 256], help="of the grid")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16384],
                         help="of the grid")  # fmt: skip
@@ -75,7 +83,7 @@ def measure(case: str, problem, direction: str, options: argparse.Namespace) -> 
     import torch
 
     from cuda_bench import timing
-    from cuda_bench.contestants import enter
+    from cuda_bench.contestants import Tessera, enter
     from cuda_bench.exact import Exact
     from cuda_bench.problem import Inputs, short_name
 
@@ -84,12 +92,19 @@ def measure(case: str, problem, direction: str, options: argparse.Namespace) -> 
                 flops=problem.flops(direction), kv_bytes=problem.kv_bytes(), seconds={}, rounds={}, graph={}, errors={},
                 how={}, wrong=False)  # fmt: skip
     inputs = Inputs.of(problem, direction == "backward")
-    contestants, cell["reasons"] = enter(problem, inputs)
+    try:
+        cell["kernel"] = Tessera(problem, inputs, direction).plan()["kernel"]
+    except ValueError:
+        cell["kernel"] = ""  # the call will say why
+    names = set(options.contestants)
+    if "sm80" in names and cell["kernel"].endswith("_sm80"):
+        names.add("tessera")  # which is the same
+    contestants, cell["reasons"] = enter(problem, inputs, direction, names)
     exact = None if options.no_check else Exact(problem, inputs, direction)
     calls = {}
     for contestant in contestants:
         try:
-            call, results = contestant.call(direction)
+            call, results = contestant.call()
             returned = results(call())
             torch.cuda.synchronize()
             if exact is not None:
@@ -114,11 +129,10 @@ def measure(case: str, problem, direction: str, options: argparse.Namespace) -> 
 
 def exact_failed(cell: dict, epsilon: float) -> bool:
     """Not finite, or more than twice the worst peer's; without peers, more than the output's own rounding explains."""
-    error = cell["errors"].get("tessera")
-    if error is None:
-        return False
-    peers = [cell["errors"][name] for name in ("flash", "cudnn") if math.isfinite(cell["errors"].get(name, math.nan))]
-    return not error <= (2 * max(peers) if peers else 2 * epsilon)
+    errors = cell["errors"]
+    peers = [errors[name] for name in PEERS if math.isfinite(errors.get(name, math.nan))]
+    most = 2 * max(peers) if peers else 2 * epsilon
+    return any(not errors[name] <= most for name in OURS if name in errors)
 
 
 def measure_ceilings(options: argparse.Namespace) -> dict:
@@ -185,13 +199,14 @@ def main() -> int:
                 status = 1
                 continue
             result["cells"].append(cell)
-            if cell["wrong"] or "tessera" not in cell["seconds"]:
+            if cell["wrong"] or any(tables.seconds_of(cell, n) is None for n in OURS if n in options.contestants):
                 status = 1
             print(tables.cell_line(cell), flush=True)
             if options.json:
                 with open(options.json, "w", encoding="utf-8") as file:
                     json.dump(result, file, indent=1)
-    for line in notes(result["cells"]) + tables.summary(result["cells"]):
+    cells = result["cells"]
+    for line in notes(cells) + tables.ratio_tables(cells) + tables.summary(cells):
         print(line)
     print(f"{time.monotonic() - started:.0f} s in all")
     return status

@@ -77,8 +77,7 @@ def standard_calls(problem, inputs):
 def tessera_calls(problem, inputs):
     from cuda_bench.contestants import Tessera
 
-    side = Tessera(problem, inputs)
-    return {direction: side.call(direction)[0] for direction in DIRECTIONS}
+    return {direction: Tessera(problem, inputs, direction).call()[0] for direction in DIRECTIONS}
 
 
 def profiled(options: argparse.Namespace) -> None:
@@ -157,7 +156,7 @@ def measure(options: argparse.Namespace) -> dict:
     ncu = find_ncu()
     problem = problem_of(options)
     inputs = Inputs.of(problem, True)
-    plans = {direction: Tessera(problem, inputs).plan(direction) for direction in DIRECTIONS}
+    plans = {direction: Tessera(problem, inputs, direction).plan() for direction in DIRECTIONS}
     calls = {"standard": standard_calls(problem, inputs), "tessera": tessera_calls(problem, inputs)}
     steadiness = timing.Steadiness(options.lead_ms, options.measure_ms, options.rounds)
     seconds = {

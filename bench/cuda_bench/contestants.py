@@ -1,4 +1,4 @@
-"""Tessera, and PyTorch's flash and cuDNN backends, each as calls that are timed and results that are checked.
+"""Tessera, its sm80 family, and PyTorch's flash and cuDNN backends: calls that are timed, results that are checked.
 
 Tensors lie in memory as [B, S, H, D]; scaled_dot_product_attention sees them as [B, H, S, D]. Backward is the backward
 kernels alone, on what forward has saved.
@@ -39,13 +39,13 @@ class Contestant:
     name: str
     title: str
 
-    def __init__(self, problem: Problem, inputs: Inputs):
-        self.problem, self.inputs = problem, inputs
+    def __init__(self, problem: Problem, inputs: Inputs, direction: str):
+        self.problem, self.inputs, self.direction = problem, inputs, direction
         self.how = ""  # how backward is called, where that is not as usual
 
-    def call(self, direction: str) -> tuple[Call, Results]:
+    def call(self) -> tuple[Call, Results]:
         """The call, and how its results are read: o forward, d_q, d_k, d_v backward."""
-        return self.forward() if direction == "forward" else self.backward()
+        return self.forward() if self.direction == "forward" else self.backward()
 
     def forward(self) -> tuple[Call, Results]:
         raise NotImplementedError
@@ -55,7 +55,10 @@ class Contestant:
 
 
 class Tessera(Contestant):
+    """The kernel that a plan chooses."""
+
     name, title = "tessera", "Tessera"
+    kernel = "auto"
 
     def options(self) -> dict:
         p = self.problem
@@ -67,12 +70,12 @@ class Tessera(Contestant):
             options.update(cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=p.seqlen_q, max_seqlen_k=p.seqlen_k)
         return options
 
-    def plan(self, direction: str) -> dict:
+    def plan(self) -> dict:
         x = self.inputs
-        return tessera.plan(x.q, x.k, x.v, direction=direction, as_dict=True, **self.options())
+        return tessera.plan(x.q, x.k, x.v, direction=self.direction, as_dict=True, **self.options())
 
     def forward(self) -> tuple[Call, Results]:
-        x, options = self.inputs, self.options()
+        x, options = self.inputs, self.options() | {"kernel": self.kernel}
 
         def call() -> Tensor:
             with torch.no_grad():
@@ -84,7 +87,20 @@ class Tessera(Contestant):
         x, options = self.inputs, self.options()
         with torch.no_grad():
             o, lse = tessera.torch.attention(x.q, x.k, x.v, return_lse=True, **options)
+        options["kernel"] = self.kernel
         return lambda: tessera.attention_backward(x.q, x.k, x.v, o, lse, x.d_o, **options), _gradients
+
+
+class Sm80(Tessera):
+    """The mma.sync kernels, which run on every GPU from Ampere on, where a plan chooses others."""
+
+    name, title = "sm80", "sm80"
+
+    def __init__(self, problem: Problem, inputs: Inputs, direction: str):
+        super().__init__(problem, inputs, direction)
+        self.kernel = {"forward": "fwd_sm80", "backward": "bwd_sm80"}[direction]
+        if self.plan()["kernel"] == self.kernel:
+            raise NotOffered(f"Tessera itself runs {self.kernel}")
 
 
 class _Sdpa(Contestant):
@@ -92,8 +108,8 @@ class _Sdpa(Contestant):
 
     backend: SDPBackend
 
-    def __init__(self, problem: Problem, inputs: Inputs):
-        super().__init__(problem, inputs)
+    def __init__(self, problem: Problem, inputs: Inputs, direction: str):
+        super().__init__(problem, inputs, direction)
         if problem.deterministic:
             raise NotOffered("measured without the deterministic option only")
         if problem.lengths or problem.window >= 0:
@@ -138,16 +154,16 @@ class Flash(_Sdpa):
 
     name, title, backend = "flash", "FA2", SDPBackend.FLASH_ATTENTION
 
-    def __init__(self, problem: Problem, inputs: Inputs):
+    def __init__(self, problem: Problem, inputs: Inputs, direction: str):
         if problem.head_dim_v != problem.head_dim:
             raise NotOffered("values have the head size of queries and keys")
         self._beneath = bool(problem.lengths) or problem.window >= 0
         if self._beneath:
-            Contestant.__init__(self, problem, inputs)
+            Contestant.__init__(self, problem, inputs, direction)
             if problem.deterministic:
                 raise NotOffered("measured without the deterministic option only")
         else:
-            super().__init__(problem, inputs)
+            super().__init__(problem, inputs, direction)
 
     def _beneath_arguments(self) -> tuple[tuple, dict]:
         p, cu = self.problem, self.inputs.cu_seqlens
@@ -192,15 +208,19 @@ class Cudnn(_Sdpa):
         return lambda: aten._scaled_dot_product_cudnn_attention_backward(d_o, self.q, self.k, self.v, *saved)
 
 
-CONTESTANTS = (Tessera, Flash, Cudnn)
+CONTESTANTS = (Tessera, Sm80, Flash, Cudnn)
 
 
-def enter(problem: Problem, inputs: Inputs) -> tuple[list[Contestant], dict[str, str]]:
-    """Those that have such a call, and why the others do not."""
+def enter(
+    problem: Problem, inputs: Inputs, direction: str, names: list[str]
+) -> tuple[list[Contestant], dict[str, str]]:
+    """Those of `names` that have such a call, and why the others do not."""
     entered, reasons = [], {}
     for contestant in CONTESTANTS:
+        if contestant.name not in names:
+            continue
         try:
-            entered.append(contestant(problem, inputs))
+            entered.append(contestant(problem, inputs, direction))
         except NotOffered as reason:
             reasons[contestant.name] = str(reason)
     return entered, reasons

@@ -6,20 +6,27 @@ import math
 
 from cuda_bench.problem import geometric_mean
 
-PEERS = (("flash", "FA2"), ("cudnn", "cuDNN"))
+# In the order in which they are listed. The sm80 family stands for itself where a plan chooses it anyway.
+TITLES = {"tessera": "Tessera", "sm80": "sm80", "flash": "FA2", "cudnn": "cuDNN"}
+# Who is held against whom.
+RATIOS = (("tessera", "flash"), ("tessera", "cudnn"), ("sm80", "flash"))
 
 
-def ratio(cell: dict, peer: str) -> float | None:
-    """How many times as fast as the peer Tessera was; None where one was not measured, or Tessera was wrong."""
-    seconds = cell["seconds"]
-    if cell["wrong"] or "tessera" not in seconds or peer not in seconds:
-        return None
-    return seconds[peer] / seconds["tessera"]
+def seconds_of(cell: dict, name: str) -> float | None:
+    if name == "sm80" and cell.get("kernel", "").endswith("_sm80"):
+        name = "tessera"
+    return cell["seconds"].get(name)
+
+
+def ratio(cell: dict, ours: str, peer: str) -> float | None:
+    """How many times as fast as the peer; None where one of them was not measured, or Tessera was wrong."""
+    mine, theirs = seconds_of(cell, ours), cell["seconds"].get(peer)
+    return None if cell["wrong"] or mine is None or theirs is None else theirs / mine
 
 
 def rate(cell: dict, name: str) -> float | None:
     """TFLOP/s, decode: TB/s of keys and values read."""
-    seconds = cell["seconds"].get(name)
+    seconds = seconds_of(cell, name)
     if seconds is None:
         return None
     return (cell["kv_bytes"] if cell["case"] == "decode" else cell["flops"]) * 1e-12 / seconds
@@ -32,41 +39,43 @@ def _number(value: float | None, form: str = ".0f") -> str:
 def _rate_text(cell: dict, name: str) -> str:
     if cell["case"] != "decode":
         return _number(rate(cell, name))
-    seconds = cell["seconds"].get(name)
+    seconds = seconds_of(cell, name)
     return "–" if seconds is None else f"{seconds * 1e6:.1f} ({rate(cell, name):.2f})"
 
 
 def cell_line(cell: dict) -> str:
     """One line of the running table."""
-    rates = " ".join(f"{_rate_text(cell, name):>13}" for name in ("tessera", "flash", "cudnn"))
-    ratios = " ".join(f"{_number(ratio(cell, peer), '.2f'):>7}" for peer, _ in PEERS)
-    errors = " ".join(f"{_number(cell['errors'].get(name), '.1e'):>8}" for name in ("tessera", "flash", "cudnn"))
-    notes = list(cell["reasons"].get("tessera", "").splitlines()[:1]) + (["WRONG"] if cell["wrong"] else [])
-    return f"{cell['name']:58} {rates} {ratios}  {errors}  {'; '.join(notes)}".rstrip()
+    rates = " ".join(f"{_rate_text(cell, name):>13}" for name in TITLES)
+    ratios = " ".join(f"{_number(ratio(cell, *pair), '.2f'):>10}" for pair in RATIOS)
+    errors = " ".join(f"{_number(cell['errors'].get(name), '.1e'):>8}" for name in TITLES)
+    notes = [cell.get("kernel", "")] + cell["reasons"].get("tessera", "").splitlines()[:1]
+    if cell["wrong"]:
+        notes.append("WRONG")
+    return f"{cell['name']:58} {rates} {ratios}  {errors}  {'; '.join(filter(None, notes))}".rstrip()
 
 
 def heading_line(case: str) -> str:
     unit = "us (TB/s)" if case == "decode" else "TFLOP/s"
-    return (
-        f"{unit:58} {'Tessera':>13} {'FA2':>13} {'cuDNN':>13} {'/ FA2':>7} {'/ cuDNN':>7}  "
-        "relative RMS errors, same order"
-    )
+    names = " ".join(f"{title:>13}" for title in TITLES.values())
+    ratios = " ".join(f"{text:>10}" for text in ("/ FA2", "/ cuDNN", "sm80 / FA2"))
+    return f"{unit:58} {names} {ratios}  relative RMS errors, same order; Tessera's kernel"
 
 
 def summary(cells: list[dict]) -> list[str]:
-    """A line for each direction and peer."""
+    """A line for each direction and pair."""
     lines = []
     for case in dict.fromkeys(cell["case"] for cell in cells):
         for direction in dict.fromkeys(cell["direction"] for cell in cells if cell["case"] == case):
             chosen = [cell for cell in cells if cell["case"] == case and cell["direction"] == direction]
-            for peer, title in PEERS:
-                rated = [(ratio(cell, peer), cell["name"]) for cell in chosen if ratio(cell, peer) is not None]
+            for ours, peer in RATIOS:
+                rated = [(ratio(cell, ours, peer), cell["name"]) for cell in chosen]
+                rated = [(value, name) for value, name in rated if value is not None]
                 if not rated:
                     continue
                 values = [value for value, _ in rated]
                 least, where = min(rated)
                 lines.append(
-                    f"{case} {direction} / {title}, {len(rated)} of {len(chosen)} cells: geometric mean "
+                    f"{case} {direction}, {TITLES[ours]} / {TITLES[peer]}, {len(rated)} of {len(chosen)} cells: geometric mean "
                     f"{geometric_mean(values):.3f}, least {least:.2f} ({where}), {sum(v < 1 for v in values)} below 1"
                 )
             wrong = [cell["name"] for cell in chosen if cell["wrong"]]
@@ -75,26 +84,49 @@ def summary(cells: list[dict]) -> list[str]:
     return lines
 
 
-def _grid(cells: list[dict], direction: str) -> list[str]:
-    lengths = sorted({cell["length"] for cell in cells})
-    rows = {}
+def _rows(cells: list[dict]) -> tuple[list[int], list[tuple[int, str, dict[int, dict]]]]:
+    """The grid's lengths, and its rows: head size, mask, and the cell of each length."""
+    rows: dict[tuple, dict[int, dict]] = {}
     for cell in cells:
         rows.setdefault((cell["head_dim"], cell["mask"]), {})[cell["length"]] = cell
+    order = sorted(rows, key=lambda row: (row[0], row[1] == "causal"))
+    return sorted({cell["length"] for cell in cells}), [(*row, rows[row]) for row in order]
+
+
+def ratio_tables(cells: list[dict]) -> list[str]:
+    """Of the grid: a small table for each direction and pair."""
+    lines = []
+    for direction in ("forward", "backward"):
+        chosen = [cell for cell in cells if cell["case"] == "grid" and cell["direction"] == direction]
+        for ours, peer in RATIOS:
+            if all(ratio(cell, ours, peer) is None for cell in chosen):
+                continue
+            lengths, rows = _rows(chosen)
+            lines.append(f"{direction}, {TITLES[ours]} / {TITLES[peer]}".ljust(26) + "".join(f"{n:>7}" for n in lengths))
+            for head_dim, mask, columns in rows:
+                texts = (_number(ratio(columns[n], ours, peer), ".2f") if n in columns else "" for n in lengths)
+                lines.append(f"  D {head_dim} {mask}".ljust(26) + "".join(f"{text:>7}" for text in texts))
+    return lines
+
+
+def _grid(cells: list[dict], direction: str) -> list[str]:
+    lengths, rows = _rows(cells)
     lines = [
-        f"### {direction.capitalize()}, {cells[0]['dtype']}, TFLOP/s: Tessera · FA2 · cuDNN (Tessera / FA2, / cuDNN)",
+        f"### {direction.capitalize()}, {cells[0]['dtype']}, TFLOP/s: {' · '.join(TITLES.values())} "
+        "(Tessera / FA2, Tessera / cuDNN, sm80 / FA2)",
         "",
         "| D | mask | " + " | ".join(map(str, lengths)) + " |",
         "| --- | --- |" + " --- |" * len(lengths),
     ]
-    for (head_dim, mask), columns in sorted(rows.items(), key=lambda row: (row[0][0], row[0][1] == "causal")):
+    for head_dim, mask, columns in rows:
         texts = []
         for length in lengths:
             cell = columns.get(length)
             if cell is None:
                 texts.append("")
                 continue
-            rates = " · ".join(_rate_text(cell, name) for name in ("tessera", "flash", "cudnn"))
-            ratios = ", ".join(_number(ratio(cell, peer), ".2f") for peer, _ in PEERS)
+            rates = " · ".join(_rate_text(cell, name) for name in TITLES)
+            ratios = ", ".join(_number(ratio(cell, *pair), ".2f") for pair in RATIOS)
             texts.append(f"{rates} ({ratios})")
         lines.append(f"| {head_dim} | {mask} | " + " | ".join(texts) + " |")
     return lines
@@ -105,12 +137,12 @@ def _list(cells: list[dict], case: str) -> list[str]:
     lines = [
         f"### {case.capitalize()}: {cells[0]['direction']}, {cells[0]['dtype']}, {unit}",
         "",
-        "| case | Tessera | FA2 | cuDNN | / FA2 | / cuDNN |",
-        "| --- | --- | --- | --- | --- | --- |",
+        f"| case | {' | '.join(TITLES.values())} | / FA2 | / cuDNN | sm80 / FA2 |",
+        "| --- |" + " --- |" * (len(TITLES) + len(RATIOS)),
     ]
     for cell in cells:
-        texts = [_rate_text(cell, name) for name in ("tessera", "flash", "cudnn")]
-        texts += [_number(ratio(cell, peer), ".2f") for peer, _ in PEERS]
+        texts = [_rate_text(cell, name) for name in TITLES]
+        texts += [_number(ratio(cell, *pair), ".2f") for pair in RATIOS]
         lines.append(f"| {cell['name']} | " + " | ".join(texts) + " |")
     return lines
 
