@@ -77,7 +77,7 @@ constexpr Row kTable[] = {
     {Use::kPagedDecode, 128, 255, 0, 0, false},
     {Use::kPagedDecodeBatch, 64, 232, 0, 0, false},
     {Use::kPagedDecodeBatch, 128, 255, 0, 0, false},
-    {Use::kTraining, 64, 255, 52, 24, false},
+    {Use::kTraining, 64, 255, 60, 24, false},
     {Use::kTraining, 96, 255, 60, 24, false},
     {Use::kTraining, 128, 255, 16, 16, true},
     {Use::kTraining, 192, 255, 60, 24, false},
