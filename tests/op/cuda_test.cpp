@@ -49,6 +49,30 @@ TEST(CudaPlan, RefusesFloat64WithAReason) {
   EXPECT_NE(std::string(status.message).find("float64"), std::string::npos) << status.message;
 }
 
+TEST(CudaPlan, RefusesAnArchitectureThatNoKernelIsFor) {
+  const Call call = make_call(inputs_of("sq=16 sk=16 d=16 dv=16"));
+  const tessera_problem problem = problem_of(call, TESSERA_FORWARD);
+  for (const int32_t arch : {70, 75, 130}) {
+    const tessera_device device = imagined_gpu(arch);
+    tessera_plan plan;
+    const tessera_status status = tessera_make_plan(&problem, &device, &plan);
+    EXPECT_EQ(status.code, TESSERA_INVALID_ARGUMENT);
+    EXPECT_EQ(status.message, "device.arch: " + std::to_string(arch) + ", accepted 80 .. 129");
+  }
+}
+
+TEST(CudaPlan, RefusesAHeadSizeBeyondTheLimit) {
+  Call call = make_call(inputs_of("sq=16 sk=16 d=512 dv=512"));
+  tessera_problem problem = problem_of(call, TESSERA_FORWARD);
+  problem.q.shape[3] = problem.k.shape[3] = 513;
+  const tessera_device device = imagined_gpu(90);
+  tessera_plan plan;
+  const tessera_status status = tessera_make_plan(&problem, &device, &plan);
+  EXPECT_EQ(status.code, TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(status.message).find("q: "), 0u) << status.message;
+  EXPECT_NE(std::string(status.message).find("D in 1 .. 512"), std::string::npos) << status.message;
+}
+
 // Every feature, at every head size, on every architecture: also those with the least shared memory.
 TEST(CudaPlan, TakesEveryCaseOfTheTable) {
   for (const Case& c : case_table()) {
@@ -75,7 +99,7 @@ class CudaRefusal : public Cuda {
   void SetUp() override {
     Cuda::SetUp();
     if (IsSkipped()) return;
-    plan_ = plan_of(call_, TESSERA_FORWARD, true);
+    plan_ = right_plan_ = plan_of(call_, TESSERA_FORWARD, true);
     on_gpu_ = std::make_unique<GpuCall>(call_, TESSERA_FORWARD, tessera_workspace_bytes(&plan_), 0xFF);
     on_gpu_->upload(gpu_->stream());
     buffers_ = on_gpu_->buffers();
@@ -97,6 +121,7 @@ class CudaRefusal : public Cuda {
     for (const char untouched : call_.o.untouched()) EXPECT_TRUE(untouched) << "written in spite of the refusal";
 
     on_gpu_->upload(gpu_->stream());
+    plan_ = right_plan_;
     buffers_ = on_gpu_->buffers();
     workspace_ = on_gpu_->workspace();
     workspace_bytes_ = tessera_workspace_bytes(&plan_);
@@ -107,7 +132,7 @@ class CudaRefusal : public Cuda {
 
   const Inputs in_ = inputs_of(kRefusalCase);
   Call call_ = make_call(in_);
-  tessera_plan plan_{};
+  tessera_plan plan_{}, right_plan_{};
   std::unique_ptr<GpuCall> on_gpu_;
   tessera_buffers buffers_{};
   void* workspace_ = nullptr;
@@ -135,6 +160,14 @@ TEST_F(CudaRefusal, AFreedPointer) {
   gpu_->release(freed);
   buffers_.v = freed;
   expect_refused("v");
+}
+
+// One GPU is enough for that: the plan is another's.
+TEST_F(CudaRefusal, MemoryOfAnotherGpu) {
+  plan_.device.ordinal = 1;
+  const std::string message = forward().message;
+  EXPECT_NE(message.find("is GPU 0's memory, must be GPU 1's, the plan's device"), std::string::npos) << message;
+  expect_refused("q");
 }
 
 TEST_F(CudaRefusal, AMisalignedPointer) {
@@ -171,6 +204,21 @@ TEST_F(CudaRefusal, APageThatIsNotThere) {
     unchecked.device.check_indices = 0;
     expect_ok(execute(unchecked, *on_gpu_, gpu_->stream()));
     gpu_->synchronize(gpu_->stream());
+  }
+  on_gpu_->upload(gpu_->stream());
+  expect_ok(forward());
+  gpu_->synchronize(gpu_->stream());
+}
+
+// More keys in use than a sequence has pages for, and fewer than none.
+TEST_F(CudaRefusal, ALengthThatIsNotThere) {
+  std::vector<int32_t> lengths(static_cast<size_t>(in_.c.b));
+  for (const int64_t wrong : {in_.max_pages * in_.c.page + 1, int64_t{-1}}) {
+    lengths.back() = static_cast<int32_t>(wrong);
+    gpu_->upload(on_gpu_->address(call_.seqused_k), lengths.data(), lengths.size() * sizeof lengths[0], gpu_->stream());
+    const tessera_status status = forward();
+    EXPECT_EQ(status.code, TESSERA_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(status.message).find("seqused_k[2]: " + std::to_string(wrong)), 0u) << status.message;
   }
   on_gpu_->upload(gpu_->stream());
   expect_ok(forward());
