@@ -16,7 +16,7 @@ from tessera import compare
 from tessera.compare.errors import WrongUse, require
 
 _ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
-_KERNELS = ("auto", "tiled", "decode", "reference")
+_KERNELS = ("auto", "tiled", "decode", "reference", "fwd_sm80", "fwd_sm90", "bwd_sm80")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,6 +27,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (cuda where PyTorch and Tessera have a GPU)")
     parser.add_argument("--kernel", choices=_KERNELS, default="auto", help="which kernel (auto)")
     parser.add_argument("--isa", choices=_ISAS, help="instruction set (the best here)")
     parser.add_argument("--threads", type=int, metavar="INT", help="threads (all cores)")
@@ -64,6 +65,7 @@ def _plan(options: argparse.Namespace) -> None:
         import numpy  # noqa: F401
     except ImportError:
         raise WrongUse("plan: needs NumPy, which is not installed (pip install numpy)") from None
+    from tessera.compare.device import device_named
     from tessera.compare.frameworks import installed
 
     sk = options.sq if options.sk is None else options.sk
@@ -73,7 +75,7 @@ def _plan(options: argparse.Namespace) -> None:
     for flag, size in zip(("-B", "--sq", "--sk", "-H", "--kv-heads", "-D", "--dv"), sizes):
         require(0 <= size <= 2**24, flag, size, "0 .. 2^24")
     threads = options.threads or 0
-    arrays = installed(options.threads or tessera.device()["threads"], "cpu")
+    arrays = installed(options.threads or tessera.device()["threads"], device_named(options.device))
     # Nothing is read or written, so that no page of these is ever taken.
     q = arrays.empty((options.batch, options.sq, heads, options.head_dim), options.dtype)
     k = arrays.empty((options.batch, sk, heads_kv, options.head_dim), options.dtype)
@@ -98,11 +100,22 @@ def _plan(options: argparse.Namespace) -> None:
 
 def _info(options: argparse.Namespace) -> None:
     facts = {"version": tessera.__version__, **tessera.device()}
+    gpus: list[dict[str, Any]] = []
+    try:
+        while True:
+            gpus.append(tessera.device(f"cuda:{len(gpus)}"))
+    except tessera.Error as refusal:
+        why_no_more = str(refusal).partition("accepted the CPU: ")[2]
     if options.json:
-        print(json.dumps(facts, indent=2))
+        print(json.dumps({**facts, "gpus": gpus}, indent=2))
         return
     for name, value in facts.items():
         print(f"{name:<14} {value}")
+    for gpu in gpus:
+        arch = f"{gpu['arch'] // 10}.{gpu['arch'] % 10}"
+        print(f"GPU {gpu['ordinal']:<10} {gpu['name']}, compute capability {arch}, {gpu['cores']} multiprocessors")
+    if not gpus:
+        print(f"{'GPUs':<14} none: {why_no_more}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan_arguments(planned)
     for parser_of_kernels in (compared, planned):
         _add_device_arguments(parser_of_kernels)
-    command("info", "The CPU, and what was chosen for it", _info).add_argument(
+    command("info", "The CPU, what was chosen for it, and the GPUs", _info).add_argument(
         "--json", action="store_true", help="as JSON"
     )
     return parser

@@ -13,21 +13,25 @@ from conftest import assert_close
 from reference import Plain
 from tessera.__main__ import main
 from tessera.compare import report
-from tessera.compare.device import Cpu
+from tessera.compare.device import DEVICES, Cpu, Cuda
 from tessera.compare.exact import Exact
 from tessera.compare.frameworks import NumPy, PyTorch
 from tessera.compare.shape import Shape
 from tessera.compare.sides import Inputs, PyTorchAttention, Standard, Tessera
 
-SMALL = ["compare", "--lengths", "64,96", "-H", "4", "-D", "32", "--threads", "1", "--repeat", "2"]
+SMALL = ["compare", "--lengths", "64,96", "-H", "4", "-D", "32", "--threads", "1", "--repeat", "2",
+         "--device", "cpu"]  # fmt: skip
 
 
-@pytest.fixture(params=["NumPy", "PyTorch"])
+@pytest.fixture(params=["NumPy", "PyTorch on cpu", "PyTorch on cuda"])
 def framework(request):
     if request.param == "NumPy":
         return NumPy(1)
     pytest.importorskip("torch")
-    return PyTorch(1)
+    name = request.param.rpartition(" ")[2]
+    if not DEVICES[name].is_there():
+        pytest.skip("PyTorch and Tessera have no GPU")
+    return PyTorch(1, name)
 
 
 def shape_of(**changed):
@@ -92,7 +96,7 @@ def test_the_float64_reference(framework, direction, causal):
         results = {f"d_{key[1:]}": x for key, x in plain.gradients(framework.float64(inputs.d_o)).items()}
     else:
         results = {"o": plain.o}
-    as_arrays = (lambda x: x) if framework.name == "NumPy" else framework.torch.from_numpy
+    as_arrays = (lambda x: x) if framework.name == "NumPy" else framework.torch.from_numpy  # both on the CPU
     exact = Exact(shape, framework, inputs.q, inputs.k, inputs.v, inputs.d_o)
     errors = exact.errors({name: as_arrays(x) for name, x in results.items()})
     assert errors.keys() == results.keys()
@@ -128,15 +132,19 @@ def test_dropout_of_standard_attention():
 # ---- the program ----------------------------------------------------------------------------------------------------
 
 
-def test_json(capsys):
-    pytest.importorskip("torch")
-    result = result_of(capsys, "--kv-heads", "2", "--causal")
-    assert (result["device"], result["threads"], result["heads"], result["heads_kv"]) == ("cpu", 1, 4, 2)
+def test_json(capsys, device):
+    result = result_of(capsys, "--kv-heads", "2", "--causal", "--device", device)
+    assert (result["device"], result["heads"], result["heads_kv"]) == (device, 4, 2)
+    if device == "cpu":
+        assert result["threads"] == 1 and result["cpu"] == tessera.device()["name"]
+    else:
+        assert result["gpu"] == tessera.device(device)["name"] and result["memory_bytes"] > 2**30
     cells = result["cells"]
     assert [(c["direction"], c["length"]) for c in cells] == [(d, n) for d in ("forward", "backward") for n in (64, 96)]
     for cell in cells:
         assert cell["flops"] == 4 * 4 * cell["length"] ** 2 * 32 / 2 * (2.5 if cell["direction"] == "backward" else 1)
-        assert cell["pytorch"]["kernel"] == "flash" and cell["tessera"]["kernel"] == cell["kernel"]
+        assert cell["pytorch"]["kernel"] == {"cpu": "flash", "cuda": "efficient"}[device]  # on CUDA, for float32
+        assert cell["tessera"]["kernel"] == cell["kernel"]
         assert cell["speed_up"] == pytest.approx(cell["standard"]["ms"] / cell["tessera"]["ms"])
         assert cell["speed_up_pytorch"] == pytest.approx(cell["pytorch"]["ms"] / cell["tessera"]["ms"])
         names = ["o"] if cell["direction"] == "forward" else ["d_q", "d_k", "d_v"]
@@ -146,19 +154,18 @@ def test_json(capsys):
             assert_as_good(cell[side], cell["standard"])
 
 
-def test_half_precision(capsys):
-    pytest.importorskip("torch")
+def test_half_precision(capsys, device):
     for dtype in ("float16", "bfloat16"):
-        cells = result_of(capsys, "--dtype", dtype)["cells"]
+        cells = result_of(capsys, "--dtype", dtype, "--device", device)["cells"]
         assert all(0 < c["tessera"]["rms_error"] <= 2 * c["standard"]["rms_error"] for c in cells)
 
 
-def test_dropout(capsys):
-    result = result_of(capsys, "--dropout", "0.2")
+def test_dropout(capsys, device):
+    result = result_of(capsys, "--dropout", "0.2", "--device", device)
     assert result["dropout_p"] == 0.2
     for cell in result["cells"]:
         assert cell["tessera"]["max_error"] is None and cell["tessera"]["ms"] > 0
-        if "pytorch" in cell:
+        if device == "cpu":
             assert cell["pytorch"]["kernel"] == "math"  # its flash attention has none on the CPU
 
 
@@ -229,7 +236,7 @@ def test_plot_without_matplotlib(tmp_path):
         (["--repeat", "0"], "--repeat: 0"),
         (["--threads", "0"], "--threads: 0"),
         (["--memory-limit", "-1"], "--memory-limit: -1.0"),
-        (["--device", "abacus"], "--device: 'abacus', accepted here: cpu"),
+        (["--device", "abacus"], "--device: 'abacus', accepted here: "),
         (["--plot", "compare.gif"], "accepted is a file that ends in .png or .svg"),
         (["--plot", "no/such/folder/a.png"], "in a folder that exists"),
         (["--dtype", "float64"], "--dtype"),
@@ -253,24 +260,28 @@ def test_what_the_library_refuses(capsys):
 
 def test_plan(capsys):
     assert main(["plan", "--sq", "40", "--sk", "50", "--kv-heads", "2", "--causal", "--window", "8", "0", "--bias",
-                 "--sink", "--threads", "1", "--json"]) == 0  # fmt: skip
+                 "--sink", "--threads", "1", "--device", "cpu", "--json"]) == 0  # fmt: skip
     plan = json.loads(capsys.readouterr().out)
     q, k = np.empty((1, 40, 8, 64), np.float32), np.empty((1, 50, 2, 64), np.float32)
     bias, sink = np.empty((1, 8, 40, 50), np.float32), np.empty(8, np.float32)
     expected = tessera.plan(q, k, k, as_dict=True, causal=True, window=(8, 0), bias=bias, sink=sink, threads=1)
     assert plan == expected
-    assert main(["plan", "--sq", "40", "--direction", "backward"]) == 0
+    assert main(["plan", "--sq", "40", "--device", "cpu", "--direction", "backward"]) == 0
     assert "backward" in capsys.readouterr().out
-    assert main(["plan", "--sq", "40", "-D", "600"]) == 1
+    assert main(["plan", "--sq", "40", "--device", "cpu", "-D", "600"]) == 1
     assert "600" in capsys.readouterr().err
 
 
 def test_info(tmp_path, capsys):
     assert main(["info", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"version": tessera.__version__, **tessera.device()}
+    facts = json.loads(capsys.readouterr().out)
+    gpus = facts.pop("gpus")
+    assert facts == {"version": tessera.__version__, **tessera.device()}
+    assert gpus == [tessera.device(f"cuda:{n}") for n in range(len(gpus))]
     assert main(["info"]) == 0
-    assert tessera.device()["isa"] in capsys.readouterr().out
-    process = run(tmp_path, "plan", "--sq", "64", "--isa", "baseline", "--json", without=("torch",))
+    out = capsys.readouterr().out
+    assert tessera.device()["isa"] in out and ("GPU 0" if gpus else "GPUs           none: ") in out
+    process = run(tmp_path, "plan", "--sq", "64", "--isa", "baseline", "--device", "cpu", "--json", without=("torch",))
     assert json.loads(process.stdout)["device"]["isa"] == "baseline"
 
 
@@ -296,3 +307,32 @@ def test_memory_is_measured():
         pytest.skip("this system does not say what a process holds")
     assert 32 * mib <= growth < 36 * mib and array.nbytes == 32 * mib
     assert 0 < device.available_bytes() <= device.memory_bytes()
+
+
+def test_memory_of_a_gpu_is_measured():
+    torch = pytest.importorskip("torch")
+    if not Cuda.is_there():
+        pytest.skip("PyTorch and Tessera have no GPU")
+    gpu, mib = Cuda(1), 2**20
+    growth, array = gpu.growth_bytes(lambda: torch.ones(32 * mib, dtype=torch.uint8, device="cuda"))
+    assert growth == 32 * mib and array.is_cuda
+    assert 0 < gpu.available_bytes() <= gpu.memory_bytes()
+    product = torch.ones(4096, 4096, device="cuda")
+    gpu.warm_up(lambda: product @ product)
+    once, _ = gpu.seconds(lambda: product @ product)
+    often, _ = gpu.seconds(lambda: product @ product, 8)
+    assert 0 < often < 2 * once  # each, not all together
+
+
+def test_the_best_device_is_the_default(capsys):
+    torch = pytest.importorskip("torch")
+    arguments = [argument for argument in SMALL if argument not in ("--device", "cpu")]
+    assert main([*arguments, "--direction", "forward", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["device"]
+    assert found == ("cuda" if torch.cuda.is_available() and Cuda.is_there() else "cpu")
+
+
+def test_plan_on_a_gpu(capsys, device):
+    assert main(["plan", "--sq", "40", "--dtype", "bfloat16", "--device", device, "--json"]) == 0
+    kernel = json.loads(capsys.readouterr().out)["kernel"]
+    assert kernel in {"cpu": ("tiled", "decode"), "cuda": ("fwd_sm80", "fwd_sm90")}[device]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.compare.device import Cpu
+from tessera.compare.device import Cpu, Cuda
 from tessera.compare.exact import Error, Exact
 from tessera.compare.frameworks import NumPy, PyTorch
 from tessera.compare.shape import Shape
@@ -27,7 +27,7 @@ class Measured:
     needs_bytes: int
     seconds: float | None = None
     extra_bytes: int | None = None  # beyond inputs and outputs
-    resident_bytes: int | None = None  # the same as measured, by resident pages, during the first call
+    resident_bytes: int | None = None  # the same as measured, by resident pages or PyTorch's count, during a call
     errors: dict[str, Error] = field(default_factory=dict)
 
     @property
@@ -60,7 +60,7 @@ class Cell:
 class Settings:
     """What is the same for all cells."""
 
-    device: Cpu
+    device: Cpu | Cuda
     framework: NumPy | PyTorch
     kernel: str
     repeat: int
@@ -101,6 +101,7 @@ def _measure_side(side: Side, settings: Settings, exact: Exact | None) -> Measur
         return measured
 
     side.prepare()
+    settings.device.warm_up(side.call)
     growth, (first, returned) = settings.device.growth_bytes(lambda: settings.device.seconds(side.call))
     if growth is not None:
         outputs = sum(settings.framework.nbytes(x) for x in side.results(returned).values())
@@ -121,6 +122,7 @@ def _median_seconds(call: Callable[[], Any], first: float, settings: Settings) -
     if first >= _BUDGET_SECONDS:
         return first
     seconds: list[float] = []
-    while len(seconds) < settings.repeat and sum(seconds) < _BUDGET_SECONDS:
-        seconds.append(settings.device.seconds(call)[0])
+    calls = settings.device.calls_at_once(first)
+    while len(seconds) < settings.repeat and sum(seconds) * calls < _BUDGET_SECONDS:
+        seconds.append(settings.device.seconds(call, calls)[0])
     return statistics.median(seconds)

@@ -11,7 +11,7 @@ from tessera.compare.errors import WrongUse, require
 from tessera.compare.shape import Shape
 
 _GIB = 2**30
-_SMALL_PRODUCT, _LARGE_PRODUCT, _GFLOPS_FOR_LARGE = 256, 1024, 10
+_SMALL_PRODUCT, _GFLOPS_FOR_LARGE = 256, 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--plot", metavar="FILE", help="draw time and memory over length into this .png or .svg file (needs matplotlib)"
     )
-    add("--device", metavar="NAME", help="cpu (the best that is here)")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -48,12 +47,11 @@ def run(options: argparse.Namespace) -> None:
 
     from tessera.compare import plot, report
     from tessera.compare.cell import Settings, measure_cell
-    from tessera.compare.device import DEVICES, default_device
+    from tessera.compare.device import DEVICES, device_named
     from tessera.compare.frameworks import installed
     from tessera.compare.progress import Progress
 
-    name = options.device or default_device()
-    require(name in DEVICES and DEVICES[name].is_there(), "--device", f"'{name}'", "here: " + ", ".join(DEVICES))
+    name = device_named(options.device)
     if options.plot:
         plot.check_plot(options.plot)
     device = DEVICES[name](options.threads)
@@ -81,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
 
         product_gflops = product_gflops_of(_SMALL_PRODUCT)
         # A CPU without half precision's instructions takes a minute for the large one.
-        size = _LARGE_PRODUCT if product_gflops > _GFLOPS_FOR_LARGE else _SMALL_PRODUCT
+        size = device.large_product if product_gflops > _GFLOPS_FOR_LARGE else _SMALL_PRODUCT
         for shape in shapes:
             # Again beside each cell, the best seen in this run: a machine's clock and its other work change.
             product_gflops = max(product_gflops, product_gflops_of(size))
@@ -97,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
     else:
         report.print_table(cells, heading, settings)
     if options.plot:
-        plot.draw_plot(options.plot, cells, heading, device.memory_bytes())
+        plot.draw_plot(options.plot, cells, heading, device)
         if not options.json:
             print(f"\n{options.plot} shows time and memory over length.")
 

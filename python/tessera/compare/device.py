@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tessera
+from tessera.compare.errors import require
 
 
 class Cpu:
     """This machine's CPU."""
 
     name = "cpu"
+    memory_of = "this machine"
+    large_product = 1024  # rows and columns of a matrix product that reaches its peak
 
     def __init__(self, threads: int | None):
         self.facts: dict[str, Any] = tessera.device()
-        self.threads = threads or self.facts["threads"]
+        self.threads: int = threads or self.facts["threads"]
 
     @staticmethod
     def is_there() -> bool:
@@ -28,11 +32,24 @@ class Cpu:
         plural = "" if self.threads == 1 else "s"
         return f"{self.facts['name']}, {self.threads} thread{plural}, {self.facts['isa']}"
 
-    def seconds(self, call: Callable[[], Any]) -> tuple[float, Any]:
-        """How long a call took, and what it returned."""
+    def as_json(self) -> dict[str, Any]:
+        return {"cpu": self.facts["name"], "isa": self.facts["isa"], "threads": self.threads}
+
+    def warm_up(self, call: Callable[[], Any]) -> None:
+        """What only a first call does must be done before the clock runs. Here that is little."""
+
+    def calls_at_once(self, seconds: float) -> int:
+        """How many calls of so many seconds are timed together: one, where the clock is much finer."""
+        return 1
+
+    def seconds(self, call: Callable[[], Any], calls: int = 1) -> tuple[float, Any]:
+        """How long each of some calls took, and what the last one returned."""
+        result = None
         start = time.perf_counter()
-        result = call()
-        return time.perf_counter() - start, result
+        for _ in range(calls):
+            result = None  # its memory is the next one's
+            result = call()
+        return (time.perf_counter() - start) / calls, result
 
     def growth_bytes(self, call: Callable[[], Any]) -> tuple[int | None, Any]:
         """The greatest growth of resident memory while a call ran (None where the system does not say), its result."""
@@ -70,12 +87,95 @@ class Cpu:
         return available
 
 
+class Cuda:
+    """The current GPU of PyTorch, whose tensors, stream and events are used."""
+
+    name = "cuda"
+    memory_of = "this GPU"
+    large_product = 8192
+
+    def __init__(self, threads: int | None):
+        import torch
+
+        self._cuda = torch.cuda
+        self._properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self.facts: dict[str, Any] = tessera.device(f"cuda:{torch.cuda.current_device()}")
+        self.threads: int = threads or tessera.device()["threads"]  # of what PyTorch does on the CPU
+
+    @staticmethod
+    def is_there() -> bool:
+        try:
+            import torch
+
+            if not torch.cuda.is_available():
+                return False
+            tessera.device(f"cuda:{torch.cuda.current_device()}")
+        except (ImportError, tessera.Error):
+            return False
+        return True
+
+    def describe(self) -> str:
+        return f"{self.facts['name']}, {self.facts['cores']} SMs, {self.memory_bytes() / 2**30:.0f} GiB"
+
+    def as_json(self) -> dict[str, Any]:
+        facts = self.facts
+        return {
+            "gpu": facts["name"],
+            "arch": facts["arch"],
+            "multiprocessors": facts["cores"],
+            "memory_bytes": self.memory_bytes(),
+        }
+
+    def warm_up(self, call: Callable[[], Any]) -> None:
+        """Kernels are compiled and loaded by their first launch."""
+        call()
+        self._cuda.synchronize()
+
+    def calls_at_once(self, seconds: float) -> int:
+        """So many that a call's way through Python costs nothing where its kernels take longer than that."""
+        return max(1, min(_MOST_CALLS, math.ceil(_LEAST_SECONDS / max(seconds, 1e-9))))
+
+    def seconds(self, call: Callable[[], Any], calls: int = 1) -> tuple[float, Any]:
+        """How long each of some calls, one put behind the other, took by the GPU's events; what the last one returned."""
+        start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
+        result = None
+        start.record()
+        for _ in range(calls):
+            result = None
+            result = call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e-3 / calls, result
+
+    def growth_bytes(self, call: Callable[[], Any]) -> tuple[int, Any]:
+        """The greatest growth of PyTorch's memory on the GPU while a call ran, its result."""
+        self._cuda.synchronize()
+        self._cuda.reset_peak_memory_stats()
+        before = self._cuda.memory_allocated()
+        result = call()
+        self._cuda.synchronize()
+        return self._cuda.max_memory_allocated() - before, result
+
+    def memory_bytes(self) -> int:
+        return int(self._properties.total_memory)
+
+    def available_bytes(self) -> int:
+        """What is free, and what PyTorch keeps of what was freed."""
+        return int(self._cuda.mem_get_info()[0] + self._cuda.memory_reserved() - self._cuda.memory_allocated())
+
+
+_LEAST_SECONDS = 5e-3  # of calls that are timed together
+_MOST_CALLS = 100
+
 # The first that is there is the default.
-DEVICES: dict[str, type[Cpu]] = {"cpu": Cpu}
+DEVICES: dict[str, type[Cpu] | type[Cuda]] = {"cuda": Cuda, "cpu": Cpu}
 
 
-def default_device() -> str:
-    return next(name for name, device in DEVICES.items() if device.is_there())
+def device_named(name: str | None) -> str:
+    """`name`, if it is one that is there; None: the first that is."""
+    here = [known for known, device in DEVICES.items() if device.is_there()]
+    require(name is None or name in here, "--device", f"'{name}'", "here: " + ", ".join(here))
+    return name or here[0]
 
 
 def _kibibytes(path: str, key: str) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.compare.cell import Cell, Measured
+from tessera.compare.device import Cpu, Cuda
 from tessera.compare.errors import WrongUse
 
 _COLOURS = {"Tessera": "#0b6e99", "standard": "#d9730d", "pytorch": "#6940a5"}
@@ -27,12 +28,13 @@ def check_plot(file: str) -> None:
         raise WrongUse("--plot: needs matplotlib, which is not installed (pip install 'tessera[compare]')") from None
 
 
-def draw_plot(file: str, cells: list[Cell], heading: str, memory_bytes: int | None) -> None:
+def draw_plot(file: str, cells: list[Cell], heading: str, device: Cpu | Cuda) -> None:
     from matplotlib.figure import Figure
 
     directions = list(dict.fromkeys(cell.shape.direction for cell in cells))
     figure = Figure(figsize=(12, 0.8 + 4.4 * len(directions)), layout="constrained")
     figure.suptitle(heading, fontsize=9, wrap=True)
+    memory_bytes = device.memory_bytes()
     axes = figure.subplots(len(directions), 2, squeeze=False)
     for (time, memory), direction in zip(axes, directions):
         chosen = [cell for cell in cells if cell.shape.direction == direction]
@@ -42,7 +44,7 @@ def draw_plot(file: str, cells: list[Cell], heading: str, memory_bytes: int | No
             _curves(time, memory, [cell.shape.length for cell in chosen], sides)
         if memory_bytes is not None:
             memory.axhline(
-                memory_bytes / _MIB, color="#666666", linewidth=1, linestyle=":", label="memory of this machine"
+                memory_bytes / _MIB, color="#666666", linewidth=1, linestyle=":", label=f"memory of {device.memory_of}"
             )
             memory.set_ylim(top=memory_bytes / _MIB * _ROOM_FOR_LEGEND)
         time.legend(frameon=False, loc="upper left")

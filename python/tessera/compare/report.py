@@ -172,9 +172,7 @@ def as_json(cells: list[Cell], settings: Settings, product_gflops: float) -> dic
     return {
         "version": tessera.__version__,
         "device": settings.device.name,
-        "cpu": settings.device.facts["name"],
-        "isa": settings.device.facts["isa"],
-        "threads": settings.device.threads,
+        **settings.device.as_json(),
         "arrays": f"{settings.framework.name} {settings.framework.version}",
         "product_gflops": product_gflops,
         "dtype": shape.dtype,

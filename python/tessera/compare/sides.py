@@ -78,7 +78,8 @@ class Tessera(Side):
         self.kernel = plan["kernel"]
         self._workspace_bytes = plan["workspace_bytes"]
         if self.shape.backward:
-            self._o, self._lse = tessera.attention(q, k, v, return_lse=True, **self._options)
+            forward = {**self._options, "kernel": "auto"}  # the kernel asked for may be one of the backward pass
+            self._o, self._lse = tessera.attention(q, k, v, return_lse=True, **forward)
 
     def call(self) -> Any:
         q, k, v, d_o = self.inputs.q, self.inputs.k, self.inputs.v, self.inputs.d_o
