@@ -17,10 +17,8 @@ struct Varied {
   int least, most;  // of a forced one; what fits together is for the plan and the compiler to say
 };
 constexpr Varied kVaried[] = {
-    {&Sm90Tile::block_n, &FwdSm90Config::block_n, 16, 256},
-    {&Sm90Tile::consumers, &FwdSm90Config::consumers, 2, 3},
-    {&Sm90Tile::k_stages, &FwdSm90Config::k_stages, 1, 8},
-    {&Sm90Tile::v_stages, &FwdSm90Config::v_stages, 1, 8},
+    {&Sm90Tile::block_n, &FwdSm90Config::block_n, 16, 256}, {&Sm90Tile::consumers, &FwdSm90Config::consumers, 2, 3},
+    {&Sm90Tile::k_stages, &FwdSm90Config::k_stages, 1, 8},  {&Sm90Tile::v_stages, &FwdSm90Config::v_stages, 1, 8},
     {&Sm90Tile::q_stages, &FwdSm90Config::q_stages, 1, 2},
 };
 

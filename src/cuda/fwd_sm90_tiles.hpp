@@ -12,7 +12,7 @@ namespace tessera::cuda {
 // Where the visible area is a staircase (queries see the more keys the later they stand) or is not.
 enum class Area { kAny, kStairs, kNoStairs };
 
-// A row: for head sizes up to these, such an area, and at least `rows` queries a sequence. The first that fits is taken.
+// A row: for head sizes up to these, such an area, at least `rows` queries a sequence. The first that fits is taken.
 struct Sm90Tile {
   int head_dim, head_dim_v;
   Area area;

@@ -1,0 +1,261 @@
+"""What fits fwd_sm90's budgets, and about how fast it should be: what the search does without compiler and GPU.
+
+The fields that a tile varies are those of Sm90Tile (src/cuda/fwd_sm90_tiles.hpp), read from there; VALUES says what is
+tried for each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+# ---- what the sources say ----
+
+
+def _read(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def _found(pattern: str, text: str, what: str) -> str:
+    match = re.search(pattern, text, re.DOTALL)
+    if match is None:
+        raise SystemExit(f"{what}: not found in the sources; this script reads them and must follow their form")
+    return match.group(1)
+
+
+@lru_cache
+def tuned_fields() -> tuple[str, ...]:
+    """The fields that a row of the table varies, in its order."""
+    header = _read("src/cuda/fwd_sm90_tiles.hpp")
+    line = _found(r"struct Sm90Tile \{.*?\n  int (block_n[^;]*);", header, "Sm90Tile's varied fields")
+    fields = tuple(name.strip() for name in line.split(","))
+    unknown = [name for name in fields if name not in VALUES]
+    if unknown:
+        raise SystemExit(f"{', '.join(unknown)}: a field of Sm90Tile that VALUES has no values for")
+    return fields
+
+
+@lru_cache
+def config_fields() -> tuple[str, ...]:
+    """FwdSm90Config's, in order."""
+    body = _found(r"struct FwdSm90Config \{(.*?)\n\};", _read("kernels/tessera/config.hpp"), "FwdSm90Config")
+    return tuple(re.findall(r"^  \w+ (\w+);", body, re.MULTILINE))
+
+
+@lru_cache
+def widths() -> tuple[int, ...]:
+    """N of the wgmma wrappers."""
+    wrappers = re.findall(r"Wgmma<Dtype::\w+, (\d+),", _read("kernels/tessera/ptx/wgmma.cuh"))
+    return tuple(sorted({int(width) for width in wrappers}))
+
+
+# ---- the machine ----
+
+SMEM_BYTES = 227 << 10
+KERNEL_SMEM_BYTES = 1024  # works and barriers
+REGISTERS = {2: 232, 3: 160}  # of a consumer's thread
+# What addresses, loop and softmax need beside S, P and O. The compiler has the last word: these only drop the hopeless.
+SPARE_REGISTERS = {2: 36, 3: 28}
+CONSUMER_ROWS = 64
+
+# What a clock and multiprocessor do.
+TENSOR_FLOP = 4096
+EXPONENTIALS = 16
+FLOAT_OPS = 128
+SMEM_READ_BYTES = 128
+# The rest was fitted to 43 cells measured on an H200 (D 64, 128, 256): 7 % RMS. That ranks tiles and is no promise.
+L2_BYTES = 38
+SHARE_OF_THE_REST = 0.16  # overlap is not perfect, and all units share one power budget
+OPS_A_SCORE = 3
+OPS_A_MASKED_SCORE = 8
+TURN_CLOCKS = 250  # barriers of a tile
+LOAD_CLOCKS = 400  # from asking for a tile to having it
+STORE_CLOCKS = 2500  # an epilogue for 128 x 128 outputs
+LAUNCH_CLOCKS = 12000
+CLOCK_HZ = 1.79e9
+
+VALUES = {
+    "block_n": range(48, 257, 16),
+    "consumers": (2, 3),
+    "stages": range(1, 6),
+    "k_stages": range(1, 6),
+    "v_stages": range(1, 6),
+    "q_stages": (1, 2),
+    "cluster": (1, 2),
+}
+
+
+# ---- cases and tiles ----
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Head sizes and the form of the visible area: what a row of the table is for, but for the length."""
+
+    head_dim: int
+    head_dim_v: int
+    stairs: bool
+
+    @property
+    def heads(self) -> int:
+        """About 2048 columns a token; as the published numbers have it where that is no whole number of heads."""
+        return {96: 20, 192: 10 if self.head_dim_v == 192 else 16}.get(self.head_dim, 2048 // self.head_dim)
+
+    @property
+    def name(self) -> str:
+        dims = f"{self.head_dim}" if self.head_dim == self.head_dim_v else f"({self.head_dim}, {self.head_dim_v})"
+        return f"D {dims} {'causal' if self.stairs else 'full'}"
+
+
+@dataclass(frozen=True)
+class Tile:
+    values: tuple[int, ...]  # of tuned_fields()
+
+    def __getattr__(self, name: str) -> int:
+        fields = tuned_fields()
+        if name in fields:
+            return self.values[fields.index(name)]
+        # What this kernel cannot vary.
+        if name in ("k_stages", "v_stages") and "stages" in fields:
+            return self.stages
+        if name == "cluster":
+            return 1
+        raise AttributeError(name)
+
+    @property
+    def block_m(self) -> int:
+        return CONSUMER_ROWS * self.consumers
+
+    @property
+    def text(self) -> str:
+        """What TESSERA_FWD_SM90_TILE takes."""
+        return ",".join(map(str, self.values))
+
+
+def _row_bytes(dim: int) -> int:
+    """Chunks of 64 columns."""
+    return -(-dim // 64) * 128
+
+
+def smem_bytes(shape: Shape, tile: Tile) -> int:
+    k, v = _row_bytes(shape.head_dim), _row_bytes(shape.head_dim_v)
+    keys = tile.block_n * (tile.k_stages * k + tile.v_stages * v)
+    return tile.q_stages * tile.block_m * k + keys + KERNEL_SMEM_BYTES
+
+
+def output_width(shape: Shape) -> int:
+    return min(w for w in widths() if w >= shape.head_dim_v)
+
+
+def accumulator_registers(shape: Shape, tile: Tile) -> int:
+    """S and O in float32, P in pairs of 16 bits, over 128 threads of 64 rows."""
+    return tile.block_n // 2 + output_width(shape) // 2 + tile.block_n // 4
+
+
+def fits(shape: Shape, tile: Tile) -> bool:
+    registers = accumulator_registers(shape, tile) + SPARE_REGISTERS[tile.consumers]
+    fits_registers = registers <= REGISTERS[tile.consumers]
+    return fits_registers and tile.block_n in widths() and smem_bytes(shape, tile) <= SMEM_BYTES
+
+
+def enumerate_tiles(shape: Shape) -> list[Tile]:
+    """All that fit, without those of which another one has as many stages everywhere and more somewhere."""
+    fields = tuned_fields()
+    tiles = [Tile(values) for values in itertools.product(*(VALUES[name] for name in fields))]
+    groups: dict[tuple, list[Tile]] = {}
+    for tile in tiles:
+        if fits(shape, tile):
+            groups.setdefault((tile.block_n, tile.consumers, tile.cluster), []).append(tile)
+
+    def better(a: Tile, b: Tile) -> bool:
+        return a != b and all(x >= y for x, y in zip(a.values, b.values))
+
+    return [t for group in groups.values() for t in group if not any(better(other, t) for other in group)]
+
+
+# ---- the model ----
+
+
+def _tile_clocks(shape: Shape, tile: Tile) -> float:
+    """Of one tile of keys under all consumers of a block, in the steady state."""
+    m, n, d, dv = tile.block_m, tile.block_n, shape.head_dim, output_width(shape)
+    tensor = 2 * m * n * (d + dv) / TENSOR_FLOP
+    # A consumer reads its Q and all of K and V; TMA writes K and V once.
+    read = tile.consumers * 2 * (CONSUMER_ROWS * d + n * d + n * dv)
+    copied = 2 * n * (d + dv)
+    units = [
+        tensor,
+        m * n / EXPONENTIALS + OPS_A_SCORE * m * n / FLOAT_OPS,
+        (read + copied) / SMEM_READ_BYTES,
+        copied / tile.cluster / L2_BYTES,
+    ]
+    busiest = max(units)
+    # K is held until the softmax of its tile has been checked, V until the product after that: one tile of each is in
+    # use all the time, and what is in flight beside it has to cover the way from L2.
+    ahead = min(tile.k_stages - 1, tile.v_stages - 1) * busiest * 0.8
+    stall = max(0.0, LOAD_CLOCKS - ahead) * 0.5
+    return busiest + SHARE_OF_THE_REST * (sum(units) - busiest) + TURN_CLOCKS + stall
+
+
+def _work_clocks(shape: Shape, tile: Tile, keys: int, masked: int) -> float:
+    """A tile of queries that sees `keys` tiles of keys, `masked` of them in part."""
+    m, n = tile.block_m, tile.block_n
+    of_scores = m * n / EXPONENTIALS + OPS_A_MASKED_SCORE * m * n / FLOAT_OPS
+    # The first softmax runs beside nothing, for one consumer; the first loads are waited for where Q has one stage.
+    start = of_scores / tile.consumers + LOAD_CLOCKS * (1.0 if tile.q_stages == 1 else 0.25)
+    store = STORE_CLOCKS * m * shape.head_dim_v / (128 * 128)
+    return start + keys * _tile_clocks(shape, tile) + masked * OPS_A_MASKED_SCORE * m * n / FLOAT_OPS + store
+
+
+def predict_seconds(shape: Shape, tile: Tile, batch: int, length: int, multiprocessors: int) -> float:
+    """Forward, Sq = Sk = length: works dealt to a persistent grid, which ends when its slowest block does."""
+    works = -(-length // tile.block_m)
+    blocks = multiprocessors // tile.cluster * tile.cluster
+    clocks = []
+    for index in range(works):
+        rows_end = min((index + 1) * tile.block_m, length)
+        keys = -(-(rows_end if shape.stairs else length) // tile.block_n)
+        masked = -(-tile.block_m // tile.block_n) if shape.stairs else int(length % tile.block_n != 0)
+        clocks.append(_work_clocks(shape, tile, keys, min(masked, keys)))
+    # Longest first, there and back again.
+    dealt = sorted(clocks * (batch * shape.heads), reverse=True)
+    loads = [0.0] * blocks
+    for index, clock in enumerate(dealt):
+        lap, block = divmod(index, blocks)
+        loads[blocks - 1 - block if lap % 2 else block] += clock
+    return (max(loads) + LAUNCH_CLOCKS) / CLOCK_HZ
+
+
+def flops(shape: Shape, batch: int, length: int) -> float:
+    """On the visible area; causal counts as half."""
+    area = batch * shape.heads * length * length * (0.5 if shape.stairs else 1.0)
+    return 2.0 * area * (shape.head_dim + shape.head_dim_v)
+
+
+def best(
+    shape: Shape, lengths: list[int], tokens: int, multiprocessors: int, count: int
+) -> list[tuple[Tile, list[float]]]:
+    """The `count` most promising tiles and their TFLOP/s at the lengths.
+
+    By turns the best of each length; of one number of keys and consumers at most two, so that the model's blind spots
+    do not decide.
+    """
+    rates: dict[Tile, list[float]] = {}
+    for tile in enumerate_tiles(shape):
+        for length in lengths:
+            batch = max(1, tokens // length)
+            seconds = predict_seconds(shape, tile, batch, length, multiprocessors)
+            rates.setdefault(tile, []).append(flops(shape, batch, length) / seconds * 1e-12)
+    ranked = [sorted(rates, key=lambda tile: -rates[tile][index]) for index in range(len(lengths))]
+    chosen: dict[Tile, list[float]] = {}
+    for tile in itertools.chain.from_iterable(zip(*ranked)):
+        alike = sum((tile.block_n, tile.consumers) == (t.block_n, t.consumers) for t in chosen)
+        if tile not in chosen and alike < 2 and len(chosen) < count:
+            chosen[tile] = rates[tile]
+    return list(chosen.items())

@@ -1,0 +1,330 @@
+#!/usr/bin/env python3
+"""Finds fwd_sm90's tiles for the GPU at hand and writes src/cuda/fwd_sm90_tiles.inc, in one run of under nine minutes.
+
+    scripts/search_fwd_sm90.py [--quick] [--head-dims 64 128 192,128] [--log FILE]   on a GPU of compute capability 9.0
+    scripts/search_fwd_sm90.py --dry-run                          no GPU: what fits, predictions, ptxas' words
+
+For each pair of head sizes, full and causal: enumerates what fits shared memory and registers, predicts by a small
+model (fwd_sm90_model.py), compiles the most promising by NVRTC and drops those whose wgmma ptxas serialises or that
+spill much, screens the others on the GPU, then measures the best of each length against each other and cuDNN in the
+steady state (bench/cuda_bench/timing.py). A wrong result drops a tile, too. Rows of other head sizes stay.
+
+Wants the package tessera with this tree's library (PYTHONPATH=$(scripts/gpu_python.sh)), PyTorch and NVRTC; the dry run
+NVRTC alone, if that (TESSERA_NVRTC, or pip's nvidia-cuda-nvrtc).
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "bench")]
+import fwd_sm90_model as model  # noqa: E402
+import fwd_sm90_ptxas as ptxas  # noqa: E402
+from fwd_sm90_model import Shape, Tile  # noqa: E402
+
+TABLE = ROOT / "src/cuda/fwd_sm90_tiles.inc"
+FORCED = "TESSERA_FWD_SM90_TILE"  # src/cuda/fwd_sm90_tiles.hpp
+HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))  # as the table must have them
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+TOKENS = 16384
+MOST_SPILL_BYTES = 400  # more is in the loop
+COMPILED = 10  # tiles of a shape
+FINALISTS = 2  # of a length
+KEEP_WITHIN = 0.01  # a longer length's tile stays for a shorter one where it loses no more
+ERROR_BOUND = 2.0  # times cuDNN's
+
+
+def parse_dims(text: str) -> tuple[int, int]:
+    dims = tuple(int(part) for part in text.split(","))
+    return dims if len(dims) == 2 else (dims[0], dims[0])
+
+
+def parse(arguments=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--head-dims", nargs="+", type=parse_dims, default=list(HEAD_DIMS), metavar="D[,DV]")
+    parser.add_argument("--quick", action="store_true", help="half the lengths, short runs: for a look")
+    parser.add_argument("--dry-run", action="store_true", help="stop before the GPU is needed")
+    parser.add_argument("--seconds", type=float, default=520, help="start no measurement after so many")
+    parser.add_argument("--multiprocessors", type=int, default=132, help="that the model deals work to")
+    parser.add_argument("--output", metavar="FILE", help="instead of the table in the sources")
+    parser.add_argument("--log", metavar="FILE", help="everything that was measured, as JSON")
+    options = parser.parse_args(arguments)
+    unknown = [dims for dims in options.head_dims if dims not in HEAD_DIMS]
+    if unknown:
+        parser.error(f"--head-dims: {unknown[0]}, accepted {', '.join(map(str, HEAD_DIMS))}")
+    return options
+
+
+# ---- compile ----
+
+
+def compilable(shapes: list[Shape], multiprocessors: int, lengths: list[int]) -> dict[Shape, list[Tile]]:
+    """The promising tiles that ptxas takes well, best first. Prints what it says of each."""
+    predicted = {shape: model.best(shape, lengths, TOKENS, multiprocessors, COMPILED) for shape in shapes}
+    jobs = [(shape, tile) for shape, tiles in predicted.items() for tile, _ in tiles]
+    if ptxas.library() is None:
+        print("NVRTC: not found, so nothing is known of registers, spills and serialised wgmma")
+        reports = {job: None for job in jobs}
+    else:
+        # Processes: NVRTC compiles one kernel at a time in each. They may be forked before the GPU is first used.
+        with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+            reports = dict(zip(jobs, pool.starmap(ptxas.compile_tile, jobs, chunksize=1)))
+    kept: dict[Shape, list[Tile]] = {shape: [] for shape in shapes}
+    fields = ", ".join(model.tuned_fields())
+    print(f"{'':16} {fields:50} KiB  accumulators  {'predicted TFLOP/s':>28}  registers, spilled bytes")
+    for shape, tiles in predicted.items():
+        for tile, rates in tiles:
+            report = reports[shape, tile]
+            reason = report.reason(MOST_SPILL_BYTES) if report else ""
+            if not reason:
+                kept[shape].append(tile)
+            print(f"{shape.name:16} {tile.text:50} {model.smem_bytes(shape, tile) >> 10:3} "
+                  f"{model.accumulator_registers(shape, tile):13} {', '.join(f'{rate:.0f}' for rate in rates):>28}  "
+              f"{report or ''} {reason}")  # fmt: skip
+    return kept
+
+
+# ---- measure ----
+
+
+def make_problem(shape: Shape, length: int):
+    from cuda_bench.problem import Problem
+
+    batch = max(1, TOKENS // length)
+    return Problem(shape.name, batch, length, length, shape.heads, shape.heads, shape.head_dim, shape.head_dim_v,
+                   shape.stairs)  # fmt: skip
+
+
+def make_forced(problem, inputs, tile: Tile, number: int):
+    """Tessera with one tile. The package keeps plans by problem: a scale off in the 40th bit gives each its own."""
+    from cuda_bench.contestants import Tessera
+
+    class Forced(Tessera):
+        def options(self) -> dict:
+            return {**super().options(), "scale": problem.head_dim**-0.5 * (1 + number * 2.0**-40)}
+
+        def plan(self, direction: str) -> dict:
+            os.environ[FORCED] = tile.text
+            return super().plan(direction)
+
+        def forward(self):
+            call, results = super().forward()
+
+            def forced():
+                os.environ[FORCED] = tile.text
+                return call()
+
+            return forced, results
+
+    return Forced(problem, inputs)
+
+
+def warm(job: tuple[Shape, Tile]) -> None:
+    """In a process of its own: compiles one tile into the library's cache."""
+    import torch
+
+    from cuda_bench.problem import Inputs
+
+    shape, tile = job
+    problem = make_problem(shape, LENGTHS[0])
+    make_forced(problem, Inputs.of(problem, False), tile, 0).forward()[0]()
+    torch.cuda.synchronize()
+
+
+class Cell:
+    """One shape and length: its inputs, and the calls that are timed."""
+
+    def __init__(self, shape: Shape, length: int, tiles: list[Tile]):
+        import torch
+
+        from cuda_bench.contestants import Cudnn, NotOffered
+        from cuda_bench.exact import Exact
+        from cuda_bench.problem import Inputs
+
+        self.problem = make_problem(shape, length)
+        inputs = Inputs.of(self.problem, False)
+        exact = Exact(self.problem, inputs, "forward")
+        self.calls, self.dropped, self.peer = {}, {}, {}
+        bound = ERROR_BOUND * torch.finfo(torch.bfloat16).eps
+        try:
+            call, results = Cudnn(self.problem, inputs).forward()
+            bound = ERROR_BOUND * exact.error(results(call()))
+            self.peer = {"cudnn": call}
+        except (NotOffered, RuntimeError) as error:
+            self.dropped["cudnn"] = str(error).splitlines()[0]
+        for number, tile in enumerate(tiles):
+            forced = make_forced(self.problem, inputs, tile, number)
+            plan = forced.plan("forward")
+            if plan["kernel"] != "fwd_sm90" or plan["block_n"] != tile.block_n:
+                self.dropped[tile] = f"the plan takes {plan['kernel']} with {plan['block_n']} keys a tile"
+                continue
+            call, results = forced.forward()
+            try:
+                error = exact.error(results(call()))
+            except RuntimeError as failure:
+                self.dropped[tile] = str(failure).splitlines()[0]
+                continue
+            if error <= bound:
+                self.calls[tile] = call
+            else:
+                self.dropped[tile] = f"relative RMS error {error:.1e}, at most {bound:.1e}"
+
+    def rates(self, tiles: list[Tile], peer: bool, steadiness) -> dict:
+        """TFLOP/s."""
+        from cuda_bench import timing
+
+        calls = {tile: self.calls[tile] for tile in tiles} | (self.peer if peer else {})
+        timed = timing.contest(calls, steadiness)
+        return {name: self.problem.flops("forward") / result.seconds * 1e-12 for name, result in timed.items()}
+
+
+def measure(kept: dict[Shape, list[Tile]], lengths: list[int], options: argparse.Namespace, started: float) -> dict:
+    """{shape: {length: rates of the finalists and cuDNN}}; only whole shapes."""
+    import torch
+
+    from cuda_bench.timing import Steadiness
+
+    screening = Steadiness(20, 30, 1)
+    final = Steadiness(60, 80, 1) if options.quick else Steadiness(200, 200, 2)
+    measured = {}
+    for shape, tiles in kept.items():
+        cells = {}
+        for length in lengths:
+            if time.monotonic() - started > options.seconds:
+                print(f"{shape.name}: out of time, its rows stay as they are")
+                break
+            cell = Cell(shape, length, tiles)
+            for name, reason in cell.dropped.items():
+                print(f"{shape.name} {length}: {getattr(name, 'text', name)} dropped: {reason}")
+            tiles = [tile for tile in tiles if tile in cell.calls]
+            if not tiles:
+                break
+            rough = cell.rates(tiles, False, screening)
+            finalists = sorted(tiles, key=lambda tile: -rough[tile])[:FINALISTS]
+            # The tile of the shorter length before, too: a row may then serve both.
+            before = [winner(cells[length_before]) for length_before in list(cells)[-1:]]
+            finalists += [tile for tile in before if tile in tiles and tile not in finalists]
+            cells[length] = cell.rates(finalists, True, final)
+            texts = [f"{getattr(name, 'text', name)} {rate:.0f}" for name, rate in cells[length].items()]
+            print(f"{shape.name} {length}: {'; '.join(texts)}", flush=True)
+            torch.cuda.empty_cache()
+        if len(cells) == len(lengths):
+            measured[shape] = cells
+    return measured
+
+
+def winner(rates: dict) -> Tile:
+    return max((name for name in rates if isinstance(name, Tile)), key=rates.__getitem__)
+
+
+# ---- the table ----
+
+
+def rows_of(shape: Shape, cells: dict[int, dict]) -> list[str]:
+    """Longest first; a row goes down to the shortest length that its tile serves within KEEP_WITHIN of the best."""
+    runs: list[tuple[Tile, list[int]]] = []
+    for length in sorted(cells, reverse=True):
+        rates, best = cells[length], winner(cells[length])
+        if runs and rates.get(runs[-1][0], 0.0) >= (1 - KEEP_WITHIN) * rates[best]:
+            runs[-1][1].append(length)
+        else:
+            runs.append((best, [length]))
+    lines = []
+    for number, (tile, lengths) in enumerate(runs):
+        texts = []
+        for length in sorted(lengths):
+            rate, peer = cells[length][tile], cells[length].get("cudnn")
+            texts.append(f"{length}: {rate:.0f}" + (f" ({rate / peer:.2f})" if peer else ""))
+        least = 0 if number == len(runs) - 1 else min(lengths)
+        area = "Area::kStairs" if shape.stairs else "Area::kNoStairs"
+        lines.append(f"// {', '.join(texts)}")
+        lines.append(f"{{{shape.head_dim}, {shape.head_dim_v}, {area}, {least}, {', '.join(map(str, tile.values))}}},")
+    return lines
+
+
+def read_rows(text: str) -> dict[tuple[int, int], list[str]]:
+    """Of each pair of head sizes the rows, and the comments above them; the heading ends with an empty line."""
+    blocks: dict[tuple[int, int], list[str]] = {}
+    comments: list[str] = []
+    for line in text.partition("\n\n")[2].splitlines():
+        if not line.startswith("{"):
+            comments.append(line)
+            continue
+        head_dim, head_dim_v = (int(part) for part in line[1:].split(",")[:2])
+        blocks.setdefault((head_dim, head_dim_v), []).extend([*comments, line])
+        comments = []
+    return blocks
+
+
+def table_text(before: str, measured: dict[Shape, dict], gpu: str) -> str:
+    """The file: head sizes that were measured, full and causal, anew, the others as they were."""
+    blocks = read_rows(before)
+    for dims in HEAD_DIMS:
+        shapes = [Shape(*dims, stairs) for stairs in (False, True)]
+        if all(shape in measured for shape in shapes):
+            rows = [line for shape in shapes for line in rows_of(shape, measured[shape])]
+            blocks[dims] = [f"// {gpu}", *rows]
+    heading = [
+        "// Rows of Sm90Tile, written by scripts/search_fwd_sm90.py: head_dim, head_dim_v, area, least rows;",
+        f"// {', '.join(model.tuned_fields())}. Above a row its TFLOP/s by length",
+        "// (ratio to cuDNN in the same run), bf16.",
+        "",
+    ]
+    return "\n".join([*heading, *(line for dims in HEAD_DIMS for line in blocks.get(dims, []))]) + "\n"
+
+
+def search(options: argparse.Namespace) -> int:
+    started = time.monotonic()
+    lengths = list(LENGTHS[::2] if options.quick else LENGTHS)
+    shapes = [Shape(*dims, stairs) for dims in options.head_dims for stairs in (False, True)]
+    # Processes are forked to compile, so before the GPU is touched; another part has other numbers and other tiles.
+    kept = compilable(shapes, options.multiprocessors, lengths)
+    print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
+    if options.dry_run:
+        return 0
+
+    import torch
+
+    from cuda_bench import machine
+
+    facts = machine.facts()
+    print(machine.heading(facts), flush=True)
+    jobs = [(shape, tile) for shape, tiles in kept.items() for tile in tiles]
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(min(8, os.cpu_count() or 1), mp_context=spawn) as pool:
+        failures = [future.exception() for future in [pool.submit(warm, job) for job in jobs]]
+    for (shape, tile), failure in zip(jobs, failures):
+        if failure:
+            print(f"{shape.name} {tile.text}: {failure}")
+    print(f"in the library's cache after {time.monotonic() - started:.0f} s", flush=True)
+
+    measured = measure(kept, lengths, options, started)
+    gpu = f"{facts['gpu']}, driver {facts['driver']}, cuDNN {facts['cudnn']}, commit {facts['commit']}, {facts['date']}"
+    text = table_text(TABLE.read_text(encoding="utf-8"), measured, gpu)
+    target = Path(options.output) if options.output else TABLE
+    target.write_text(text, encoding="utf-8")
+    print(f"{target}:\n{text}{time.monotonic() - started:.0f} s in all")
+    if options.log:
+        rates = {
+            shape.name: {length: {getattr(name, "text", name): rate for name, rate in cell.items()}
+                         for length, cell in cells.items()}
+            for shape, cells in measured.items()
+        }  # fmt: skip
+        Path(options.log).write_text(json.dumps({"machine": facts, "tflops": rates}, indent=1), encoding="utf-8")
+    missing = [shape.name for shape in shapes if shape not in measured]
+    if missing:
+        print(f"not measured: {', '.join(missing)}")
+    torch.cuda.synchronize()
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(search(parse()))
