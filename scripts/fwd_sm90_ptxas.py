@@ -16,6 +16,8 @@ import fwd_sm90_model as model
 from fwd_sm90_model import Shape, Tile
 
 SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
+# What ptxas says where products wait for each other, or registers are not dealt anew.
+LOSSES = ("wgmma.mma_async instructions are serialized", "warpgroup.wait is injected", "'setmaxnreg' ignored")
 BFLOAT16 = 2  # tessera::Dtype
 
 
@@ -23,7 +25,7 @@ BFLOAT16 = 2  # tessera::Dtype
 class Report:
     registers: int
     spill_bytes: int  # stored and loaded
-    serialized: bool
+    loss: str  # of LOSSES
     failure: str = ""
 
     def __str__(self) -> str:
@@ -33,9 +35,7 @@ class Report:
         """Why the tile is not worth measuring, "" where it is."""
         if self.failure:
             return f"does not compile: {self.failure}"
-        if self.serialized:
-            return "wgmma serialised"
-        return "spills" if self.spill_bytes > most_spill_bytes else ""
+        return self.loss or ("spills" if self.spill_bytes > most_spill_bytes else "")
 
 
 def _candidates() -> list[str]:
@@ -103,7 +103,7 @@ def compile_tile(shape: Shape, tile: Tile) -> Report:
     program = ctypes.c_void_p()
     text = source(shape, tile).encode()
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"tessera_fwd_sm90.cu", 0, None, None) != 0:
-        return Report(0, 0, False, "NVRTC takes no program")
+        return Report(0, 0, "", "NVRTC takes no program")
     arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     status = nvrtc.nvrtcCompileProgram(program, len(options), arguments)
     size = ctypes.c_size_t()
@@ -117,8 +117,8 @@ def compile_tile(shape: Shape, tile: Tile) -> Report:
 def read_log(log: str, status: int) -> Report:
     if status != 0:
         error = re.search(r"error.*", log)
-        return Report(0, 0, False, error.group(0) if error else "no reason given")
+        return Report(0, 0, "", error.group(0) if error else "no reason given")
     registers = re.search(r"Used (\d+) registers", log)
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
-    serialized = any("wgmma" in line and "serialized" in line for line in log.splitlines())
-    return Report(int(registers.group(1)) if registers else 0, sum(map(int, spills)), serialized)
+    loss = next((words for words in LOSSES if words in log), "")
+    return Report(int(registers.group(1)) if registers else 0, sum(map(int, spills)), loss)

@@ -93,6 +93,28 @@ TEST(CudaPtxasLog, IsRead) {
   EXPECT_FALSE(read_ptxas_log(log, "absent", binary));
 }
 
+// All of ptxas' reasons (C7510 to C7520): the flag hangs on the words that they share.
+TEST(CudaPtxasLog, EveryReasonToSerializeIsSeen) {
+  for (const char* reason :
+       {"the presence of Extern calls", "wgmma pipeline crossing function boundary at a function call",
+        "insufficient register resources", "insufficient register resources for the wgmma pipeline",
+        "ill formed pipeline stage",
+        "non wgmma instructions defining accumulator registers of a wgmma between start and end of the pipeline stage",
+        "non wgmma instructions defining input registers of a wgmma between start and end of the pipeline stage",
+        "non wgmma instructions reading accumulator registers of  a wgmma between start and end of the pipeline stage",
+        "program dependence on compiler-inserted WG.AR in divergent path",
+        "program dependence on compiler-inserted WG.DP in divergent path"}) {
+    const std::string log =
+        std::string(
+            "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ") +
+        reason + " in the function 'mine'\nptxas info    : Compiling entry function 'mine' for 'sm_90a'\n" +
+        "ptxas info    : Used 80 registers\n";
+    Binary binary;
+    ASSERT_TRUE(read_ptxas_log(log, "mine", binary));
+    EXPECT_EQ(binary.wgmma_serialized, 1) << reason;
+  }
+}
+
 // Runs first of those that need it, so that the found one is not yet kept: it says what is wrong and where it looked.
 TEST(CudaCompilerSearch, SaysWhatWasWrong) {
   const char* given = std::getenv("TESSERA_NVRTC");
@@ -137,6 +159,60 @@ TEST_F(CudaCompiler, CompilesOnceAndFindsItAgain) {
   ASSERT_EQ(status.code, TESSERA_OK) << status.message;
   EXPECT_EQ(origin, Origin::kCompiled) << "another architecture";
   EXPECT_NE(cached.cubin, compiled.cubin);
+}
+
+// Two products in a loop, in so many blocks a multiprocessor; `between` runs beside the first.
+std::string two_products(int blocks, const std::string& between) {
+  return R"(#include "tessera/ptx/wgmma.cuh"
+using namespace tessera;
+extern "C" __global__ void __launch_bounds__(128, )" +
+         std::to_string(blocks) + R"() products(float* out, unsigned long long a, unsigned long long b, int n) {
+  using Product = ptx::Wgmma<Dtype::kBFloat16, 64, false>;
+  float d[32], e[32];
+  for (int i = 0; i < 32; ++i) d[i] = e[i] = 0.0f;
+#pragma unroll 1
+  for (int k = 0; k < n; ++k) {
+    ptx::wgmma_pin(d);
+    ptx::wgmma_pin(e);
+    ptx::wgmma_fence();
+    Product::ss(d, a + k, b, 1);
+    ptx::wgmma_commit_group();
+    )" + between +
+         R"(
+    Product::ss(e, b + k, a, 1);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_pin(d);
+    ptx::wgmma_pin(e);
+  }
+  for (int i = 0; i < 32; ++i) out[128 * i + threadIdx.x] = d[i] + e[i];
+}
+)";
+}
+
+// Codes are CUDA 13.0's; another release may find another reason for the same program.
+TEST_F(CudaCompiler, SeesProductsThatPtxasSerializes) {
+  struct {
+    const char* what;
+    int blocks;
+    const char* between;
+    int32_t serialized;
+  } const kernels[] = {
+      {"nothing between", 1, "", 0},
+      {"C7511: 64 registers for 64 accumulators", 8, "", 1},
+      {"C7512: 72 registers", 7, "", 1},
+      {"C7518: accumulators written in a branch", 1,
+       "if (out[threadIdx.x] > 0.0f) for (int i = 0; i < 32; ++i) d[i] *= 2.0f;", 1},
+      {"C7520: a product in a branch", 1, "if (n > 7 && threadIdx.x / 32 == 1) Product::ss(d, b + k, a, 1);", 1},
+  };
+  for (const auto& kernel : kernels) {
+    Binary binary;
+    std::string log;
+    const tessera_status status =
+        compile_kernel(two_products(kernel.blocks, kernel.between), "products", 90, binary, &log);
+    ASSERT_EQ(status.code, TESSERA_OK) << status.message << "\n" << log;
+    EXPECT_EQ(binary.wgmma_serialized, kernel.serialized) << kernel.what << "\n" << log;
+  }
 }
 
 TEST_F(CudaCompiler, ErrorsAreOneLine) {
