@@ -44,9 +44,9 @@ tessera_device device_of(int32_t arch) {
 // ---- the table ----
 
 // A problem that stands for many: what its launches are compiled for does not depend on lengths beyond these kinds, on
-// masks by position, nor on whether rows are dense or packed.
+// masks by position (but for kPrefill), nor on whether rows are dense or packed.
 enum class Use {
-  kPrefill,
+  kPrefill,  // full and causal, of all lengths that Hopper's tiles tell apart
   kPagedPrefill,
   kDecode,       // one query a sequence, so few sequences that keys are split
   kDecodeBatch,  // so many that they are not
@@ -90,8 +90,8 @@ struct Wider {
   int32_t spill_bytes, stack_bytes;
 };
 constexpr Wider kWider[] = {
-    {"fwd_sm90", 64, 212,
-     88},  // three consumers have 160 registers; what is spilled is what masked tiles and works need
+    // Three consumers have 160 registers; what is spilled is what masked tiles and works need.
+    {"fwd_sm90", 64, 212, 88},
 };
 constexpr int32_t kMemoryBoundRegisters = 72;  // of the kernels before and after
 
@@ -115,27 +115,38 @@ tessera_layout contiguous(int32_t dtype, std::initializer_list<int64_t> shape) {
   return layout;
 }
 
-tessera_problem problem_of(const Row& row, int32_t dtype) {
-  constexpr int64_t kHeadsQ = 32, kHeadsKv = 8, kKeys = 8192, kPage = 16;
+constexpr int64_t kKeys = 8192;
+
+tessera_problem problem_of(const Row& row, int32_t dtype, int64_t keys = kKeys, bool causal = true) {
+  constexpr int64_t kHeadsQ = 32, kHeadsKv = 8, kPage = 16;
   const bool paged = row.use == Use::kPagedPrefill || row.use == Use::kPagedDecode || row.use == Use::kPagedDecodeBatch;
   const bool prefill = row.use == Use::kPrefill || row.use == Use::kPagedPrefill || row.use == Use::kTraining;
   const bool large = row.use == Use::kDecodeBatch || row.use == Use::kPagedDecodeBatch;
-  const int64_t batch = large ? 512 : 1, queries = prefill ? kKeys : 1, d = row.head_dim;
+  const int64_t batch = large ? 512 : 1, queries = prefill ? keys : 1, d = row.head_dim;
   tessera_problem p;
   tessera_problem_init(&p);
   p.q = p.o = contiguous(dtype, {batch, queries, kHeadsQ, d});
-  p.k = p.v = contiguous(dtype, {paged ? batch * kKeys / kPage : batch, paged ? kPage : kKeys, kHeadsKv, d});
+  p.k = p.v = contiguous(dtype, {paged ? batch * keys / kPage : batch, paged ? kPage : keys, kHeadsKv, d});
   p.lse = contiguous(TESSERA_FLOAT32, {batch, kHeadsQ, queries});
-  p.causal = 1;
+  p.causal = causal;
   if (paged) {
     p.seqused_k = contiguous(TESSERA_INT32, {batch});
-    p.page_table = contiguous(TESSERA_INT32, {batch, kKeys / kPage});
+    p.page_table = contiguous(TESSERA_INT32, {batch, keys / kPage});
   }
   if (row.use == Use::kTraining) {
     p.direction = TESSERA_BACKWARD;
     p.d_o = p.d_q = p.q, p.d_k = p.k, p.d_v = p.v;
   }
   return p;
+}
+
+std::vector<tessera_problem> problems_of(const Row& row, int32_t dtype) {
+  if (row.use != Use::kPrefill) return {problem_of(row, dtype)};
+  std::vector<tessera_problem> problems;
+  for (const bool causal : {true, false}) {
+    for (int64_t keys = 512; keys <= 2 * kKeys; keys *= 2) problems.push_back(problem_of(row, dtype, keys, causal));
+  }
+  return problems;
 }
 
 std::vector<KernelSpec> launches_of(const tessera_problem& problem, int32_t arch) {
@@ -155,22 +166,25 @@ std::vector<KernelSpec> launches_of(const tessera_problem& problem, int32_t arch
 
 std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch, PrebuiltSet set) {
   std::vector<PrebuiltKernel> kernels;
+  const auto add = [&kernels](const Row& row, const KernelSpec& spec) {
+    const auto same = [&spec](const PrebuiltKernel& kernel) {
+      return std::strcmp(kernel.spec.name, spec.name) == 0 && kernel.spec.config == spec.config;
+    };
+    if (std::any_of(kernels.begin(), kernels.end(), same)) return;
+    const bool multiplies = std::strcmp(spec.name, "combine") != 0 && std::strcmp(spec.name, "bwd_rows") != 0;
+    PrebuiltKernel kernel = multiplies ? PrebuiltKernel{spec, row.registers, row.spill_bytes, row.stack_bytes}
+                                       : PrebuiltKernel{spec, kMemoryBoundRegisters};
+    for (const Wider& wider : kWider) {
+      if (std::strcmp(wider.kernel, spec.name) != 0 || wider.head_dim != row.head_dim) continue;
+      kernel.spill_bytes = wider.spill_bytes, kernel.stack_bytes = wider.stack_bytes;
+    }
+    kernels.push_back(kernel);
+  };
   for (const Row& row : kTable) {
     if (set == PrebuiltSet::kCommon && !all_common(arch) && !row.few) continue;
     for (const int32_t dtype : kDtypes) {
-      for (const KernelSpec& spec : launches_of(problem_of(row, dtype), arch)) {
-        const bool multiplies = std::strcmp(spec.name, "combine") != 0 && std::strcmp(spec.name, "bwd_rows") != 0;
-        const auto same = [&spec](const PrebuiltKernel& kernel) {
-          return std::strcmp(kernel.spec.name, spec.name) == 0 && kernel.spec.config == spec.config;
-        };
-        if (std::any_of(kernels.begin(), kernels.end(), same)) continue;
-        PrebuiltKernel kernel = multiplies ? PrebuiltKernel{spec, row.registers, row.spill_bytes, row.stack_bytes}
-                                           : PrebuiltKernel{spec, kMemoryBoundRegisters};
-        for (const Wider& wider : kWider) {
-          if (std::strcmp(wider.kernel, spec.name) != 0 || wider.head_dim != row.head_dim) continue;
-          kernel.spill_bytes = wider.spill_bytes, kernel.stack_bytes = wider.stack_bytes;
-        }
-        kernels.push_back(kernel);
+      for (const tessera_problem& problem : problems_of(row, dtype)) {
+        for (const KernelSpec& spec : launches_of(problem, arch)) add(row, spec);
       }
     }
   }
