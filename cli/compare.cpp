@@ -11,6 +11,7 @@
 #include "commands.hpp"
 #include "compare_cell.hpp"
 #include "error.hpp"
+#include "gpu.hpp"
 #include "machine.hpp"
 #include "options.hpp"
 #include "peers/ceilings.hpp"
@@ -53,6 +54,12 @@ class Compare {
   explicit Compare(const CompareOptions& options) : options_(options), dtype_(parse_dtype(options.dtype)) {
     check_options();
     device_ = options.device.device();
+    on_gpu_ = device_.backend == TESSERA_BACKEND_CUDA;
+    host_threads_ = device_.threads;
+    if (!on_gpu_) return;
+    tessera_device cpu{};
+    check_status(tessera_device_cpu(&cpu));
+    host_threads_ = static_cast<std::int32_t>(options.device.threads.value_or(cpu.threads));
   }
 
   void execute() {
@@ -60,7 +67,7 @@ class Compare {
     double total_flops = 0;
     for (const CellSettings& cell : plan) total_flops += cell.shape.flops(cell.direction);
     Progress progress(total_flops);
-    progress.show("measuring this machine's peak");
+    if (!on_gpu_) progress.show("measuring this machine's peak");
     constexpr int kFirstRounds = 3;
     for (int round = 0; round < kFirstRounds; ++round) measure_peak();
     if (!options_.json) {
@@ -86,7 +93,8 @@ class Compare {
       fmt::print("\n{}", legend());
     }
     if (!options_.plot.empty()) {
-      draw_plot(options_.plot, cells_, title());
+      draw_plot(options_.plot, cells_, title(), on_gpu_ ? Gpu(device_.ordinal).memory_bytes() : memory_bytes(),
+                on_gpu_ ? "this GPU" : "this machine");
       if (!options_.json) fmt::print("\n{} shows time and memory over length.\n", options_.plot);
     }
   }
@@ -94,6 +102,7 @@ class Compare {
  private:
   // The best seen in this run.
   void measure_peak() {
+    if (on_gpu_) return;
     peak_gflops_ =
         std::max(peak_gflops_, peers::peak_gflops(dtype_, static_cast<tessera_isa>(device_.isa), device_.threads));
   }
@@ -141,6 +150,7 @@ class Compare {
         cell.dtype = dtype_;
         cell.direction = direction;
         cell.device = device_;
+        cell.host_threads = host_threads_;
         cell.repeat = static_cast<int>(options_.repeat);
         cell.standard_limit_bytes = options_.memory_limit_gib
                                         ? static_cast<std::int64_t>(*options_.memory_limit_gib * kBytesPerGib)
@@ -158,10 +168,12 @@ class Compare {
 
   std::string title() const {
     const std::string directions = options_.direction == "both" ? "forward and backward" : options_.direction;
-    return fmt::format("Exact attention, {} · {} · B {}, {}, D {}, {} · {}, {} thread{}, {} · measured peak {} GFLOP/s",
-                       directions, tessera_dtype_name(dtype_), options_.batch, heads_text(), options_.head_dim,
-                       options_.causal ? "causal" : "full", device_.name, device_.threads,
-                       device_.threads == 1 ? "" : "s", tessera_isa_name(device_.isa), number(peak_gflops_));
+    const std::string where =
+        on_gpu_ ? fmt::format("{}, {} multiprocessors", device_.name, device_.cores)
+                : fmt::format("{}, {} thread{}, {} · measured peak {} GFLOP/s", device_.name, device_.threads,
+                              device_.threads == 1 ? "" : "s", tessera_isa_name(device_.isa), number(peak_gflops_));
+    return fmt::format("Exact attention, {} · {} · B {}, {}, D {}, {} · {}", directions, tessera_dtype_name(dtype_),
+                       options_.batch, heads_text(), options_.head_dim, options_.causal ? "causal" : "full", where);
   }
 
   static Table table() {
@@ -179,8 +191,8 @@ class Compare {
     const Side& t = cell.tessera;
     std::vector<std::vector<std::string>> cells = {
         {direction_name(cell.settings.direction), fmt::format("{}", cell.settings.shape.seqlen_q)},
-        {number(t.seconds * 1e3), number(t.gflops), fmt::format("{:.0f} %", t.gflops / peak_gflops_ * 100),
-         bytes(t.extra_bytes)}};
+        {number(t.seconds * 1e3), number(t.gflops),
+         on_gpu_ ? "" : fmt::format("{:.0f} %", t.gflops / peak_gflops_ * 100), bytes(t.extra_bytes)}};
     if (cell.standard) {
       const Side& s = *cell.standard;
       cells.push_back({number(s.seconds * 1e3), number(s.gflops), bytes(s.extra_bytes)});
@@ -206,6 +218,7 @@ class Compare {
     const bool unsampled = std::any_of(cells_.begin(), cells_.end(), [](const Cell& cell) {
       return cell.settings.direction == TESSERA_BACKWARD && cell.tessera.errors.size() == 1;
     });
+    if (on_gpu_) text += " Standard attention is not run on a GPU here;\npython -m tessera compare does, by PyTorch.";
     if (unsampled) text += " At the greatest lengths the gradient of the queries alone is held against float64.";
     return text + "\n";
   }
@@ -213,7 +226,7 @@ class Compare {
   static Json side_json(const Side& side, double peak) {
     Json json = {{"ms", side.seconds * 1e3},
                  {"gflops", side.gflops},
-                 {"share_of_peak", side.gflops / peak},
+                 {"share_of_peak", peak > 0 ? Json(side.gflops / peak) : Json(nullptr)},
                  {"extra_bytes", side.extra_bytes},
                  {"resident_growth_bytes", side.resident_bytes},
                  {"max_error", side.error.max_abs},
@@ -225,19 +238,23 @@ class Compare {
   }
 
   Json json() const {
-    Json json = {{"version", tessera_version()},
-                 {"cpu", device_.name},
-                 {"isa", tessera_isa_name(device_.isa)},
-                 {"threads", device_.threads},
-                 {"peak_gflops", peak_gflops_},
-                 {"blas", peers::blas_description()},
-                 {"dtype", tessera_dtype_name(dtype_)},
-                 {"batch", options_.batch},
-                 {"heads", options_.heads},
-                 {"heads_kv", options_.heads_kv.value_or(options_.heads)},
-                 {"head_dim", options_.head_dim},
-                 {"causal", options_.causal},
-                 {"cells", Json::array()}};
+    Json json = {{"version", tessera_version()}, {"device", on_gpu_ ? "cuda" : "cpu"}};
+    if (on_gpu_) {
+      json.update(Json{{"gpu", device_.name}, {"arch", device_.arch}, {"multiprocessors", device_.cores}});
+    } else {
+      json.update(Json{{"cpu", device_.name},
+                       {"isa", tessera_isa_name(device_.isa)},
+                       {"threads", device_.threads},
+                       {"peak_gflops", peak_gflops_},
+                       {"blas", peers::blas_description()}});
+    }
+    json.update(Json{{"dtype", tessera_dtype_name(dtype_)},
+                     {"batch", options_.batch},
+                     {"heads", options_.heads},
+                     {"heads_kv", options_.heads_kv.value_or(options_.heads)},
+                     {"head_dim", options_.head_dim},
+                     {"causal", options_.causal},
+                     {"cells", Json::array()}});
     for (const Cell& cell : cells_) {
       Json entry = {{"direction", direction_name(cell.settings.direction)},
                     {"length", cell.settings.shape.seqlen_q},
@@ -255,6 +272,8 @@ class Compare {
   const CompareOptions& options_;
   tessera_dtype dtype_;
   tessera_device device_{};
+  bool on_gpu_ = false;
+  std::int32_t host_threads_ = 1;
   double peak_gflops_ = 0;
   std::vector<Cell> cells_;
 };
@@ -293,6 +312,7 @@ void add_compare(CLI::App& program, Outcome& outcome) {
   command->add_flag("--json", o.json, "The numbers as JSON, and nothing else");
   command->add_option("--plot", o.plot, "Draw time and memory over length into this .png or .svg file")
       ->type_name("FILE");
+  o.device.add_place_to(*command);
   o.device.add_to(*command);
   command->footer(kFooter);
   command->callback([options, &outcome] {

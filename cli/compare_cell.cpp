@@ -7,14 +7,13 @@
 #include <random>
 
 #include "attention_call.hpp"
+#include "gpu.hpp"
 #include "machine.hpp"
 #include "peers/loops.hpp"
 #include "peers/team.hpp"
 
 namespace tessera::cli {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr double kTimeBudgetSeconds = 1.0;  // for the timed calls of one side
 
@@ -51,21 +50,21 @@ void poison(const Tensor& tensor) {
 
 template <typename Call>
 double seconds_of(const Call& call) {
-  const auto start = Clock::now();
+  const auto start = std::chrono::steady_clock::now();
   call();
-  return std::chrono::duration<double>(Clock::now() - start).count();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Median of up to `repeat` calls, fewer when they take long. The first call, which took `first`, only warms up, unless
-// it took so long that this cannot matter.
-template <typename Call>
-double median_seconds(int repeat, double first, const Call& call) {
+// Median of up to `repeat` rounds, fewer when they take long. clock(calls) answers how long each of so many calls took.
+// The first call, which took `first`, only warms up, unless it took so long that this cannot matter.
+template <typename Clock>
+double median_seconds(int repeat, double first, int calls, const Clock& clock) {
   if (first >= kTimeBudgetSeconds) return first;
   std::vector<double> seconds;
   double spent = 0;
   for (int i = 0; i < repeat && (i == 0 || spent < kTimeBudgetSeconds); ++i) {
-    seconds.push_back(seconds_of(call));
-    spent += seconds.back();
+    seconds.push_back(clock(calls));
+    spent += seconds.back() * calls;
   }
   std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2), seconds.end());
   return seconds[seconds.size() / 2];
@@ -90,10 +89,17 @@ class CellRun {
       t.d_v = make_tensor("d_v", settings.dtype, v);
     }
     options_.causal = s.causal;
-    peers::Team team(settings.device.threads);
+    peers::Team team(settings.host_threads);
     std::uint64_t stream = settings.seed * 4;
     for (const Tensor* input : {&t.q, &t.k, &t.v, &t.d_o}) {
       if (input->present()) fill_normal(*input, stream++, team);
+    }
+    placed_ = tensors_;
+    if (settings.device.backend != TESSERA_BACKEND_CUDA) return;
+    gpu_.emplace(settings.device.ordinal);
+    for (Tensor* tensor : {&placed_.q, &placed_.k, &placed_.v, &placed_.o, &placed_.lse, &placed_.d_o, &placed_.d_q,
+                           &placed_.d_k, &placed_.d_v}) {
+      if (tensor->present()) tensor->memory = gpu_->copy_of(tensor->memory, tensor->source);
     }
   }
 
@@ -102,13 +108,14 @@ class CellRun {
     report("float64 reference on sampled rows");
     const AttentionTensors& t = tensors_;
     const peers::ExactSample exact(shape_, settings_.dtype, t.q.memory.data(), t.k.memory.data(), t.v.memory.data(),
-                                   backward() ? t.d_o.memory.data() : nullptr, settings_.device.threads);
+                                   backward() ? t.d_o.memory.data() : nullptr, settings_.host_threads);
     report("Tessera");
     cell.tessera = run_tessera(cell.kernel);
     add_errors(cell.tessera, exact, true);
 
     cell.standard_needs_bytes = peers::StandardAttention::extra_bytes(shape_, settings_.dtype, settings_.direction);
-    if (cell.standard_needs_bytes <= settings_.standard_limit_bytes && peers::fits(cell.standard_needs_bytes)) {
+    if (!gpu_ && cell.standard_needs_bytes <= settings_.standard_limit_bytes &&
+        peers::fits(cell.standard_needs_bytes)) {
       report("standard attention");
       cell.standard = run_standard();
       add_errors(*cell.standard, exact, false);
@@ -119,49 +126,93 @@ class CellRun {
  private:
   bool backward() const { return settings_.direction == TESSERA_BACKWARD; }
 
-  void poison_outputs() const {
+  // With `tensors`' d_q, d_k, d_v, or o and lse.
+  template <typename Visit>
+  void each_output(const AttentionTensors& tensors, const Visit& visit) const {
     if (backward()) {
-      for (const Tensor* output : {&tensors_.d_q, &tensors_.d_k, &tensors_.d_v}) poison(*output);
+      for (const Tensor* output : {&tensors.d_q, &tensors.d_k, &tensors.d_v}) visit(*output);
     } else {
-      poison(tensors_.o);
-      poison(tensors_.lse);
+      visit(tensors.o);
+      visit(tensors.lse);
     }
   }
 
   // Calls once, measuring memory, then for the clock.
   template <typename Prepare, typename Call>
   void measure_side(Side& side, const Prepare& prepare, const Call& call) const {
-    poison_outputs();
+    each_output(tensors_, poison);
     reset_peak_resident();
     const std::int64_t before = resident_bytes();
     prepare();
     const double first = seconds_of(call);
     side.resident_bytes = std::max<std::int64_t>(0, peak_resident_bytes() - before);
-    side.seconds = median_seconds(settings_.repeat, first, call);
+    side.seconds = median_seconds(settings_.repeat, first, 1, [&](int) { return seconds_of(call); });
     side.gflops = shape_.flops(settings_.direction) / side.seconds * 1e-9;
+  }
+
+  // The same on a GPU, by its clock, calls of less than some milliseconds several at once. The outputs are brought back.
+  template <typename Call>
+  void measure_on_gpu(Side& side, const Call& call) const {
+    constexpr double kLeastSeconds = 5e-3;
+    constexpr double kMostCalls = 100;
+    each_output(placed_, [&](const Tensor& output) { gpu_->fill(output.memory, 0xff); });
+    gpu_->seconds(1, call);  // compiles, loads
+    const double first = gpu_->seconds(1, call);
+    const int calls = static_cast<int>(std::clamp(std::ceil(kLeastSeconds / first), 1.0, kMostCalls));
+    side.seconds = median_seconds(settings_.repeat, first, calls, [&](int n) { return gpu_->seconds(n, call); });
+    side.gflops = shape_.flops(settings_.direction) / side.seconds * 1e-9;
+    if (backward()) {
+      gpu_->download(tensors_.d_q.memory, placed_.d_q.memory);
+      gpu_->download(tensors_.d_k.memory, placed_.d_k.memory);
+      gpu_->download(tensors_.d_v.memory, placed_.d_v.memory);
+    } else {
+      gpu_->download(tensors_.o.memory, placed_.o.memory);
+      gpu_->download(tensors_.lse.memory, placed_.lse.memory);
+    }
+  }
+
+  Memory workspace_for(const tessera_plan& plan) const {
+    const auto bytes = static_cast<std::int64_t>(tessera_workspace_bytes(&plan));
+    return gpu_ ? gpu_->allocate(bytes, "workspace") : Memory(bytes, "workspace");
+  }
+
+  tessera_plan plan_of(tessera_direction direction) const {
+    tessera_problem problem;
+    tessera_problem_init(&problem);
+    problem.direction = direction;
+    options_.apply(problem);
+    placed_.describe(problem);
+    tessera_device device = settings_.device;
+    if (direction != settings_.direction) device.kernel = TESSERA_KERNEL_AUTO;  // that asked for is the other pass's
+    if (direction == TESSERA_FORWARD) problem.d_o = problem.d_q = problem.d_k = problem.d_v = {};
+    tessera_plan plan{};
+    check_status(tessera_make_plan(&problem, &device, &plan));
+    return plan;
+  }
+
+  void execute(const tessera_plan& plan, const Memory& workspace) const {
+    const tessera_buffers buffers = placed_.buffers();
+    const auto run = plan.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;
+    check_status(run(&plan, &buffers, workspace.data(), static_cast<std::size_t>(workspace.size_bytes()), nullptr));
   }
 
   Side run_tessera(std::string& kernel) const {
     Side side;
-    if (backward()) run_attention(tensors_, options_, settings_.device, TESSERA_FORWARD);
-    tessera_problem problem;
-    tessera_problem_init(&problem);
-    problem.direction = settings_.direction;
-    options_.apply(problem);
-    tensors_.describe(problem);
-    tessera_plan plan{};
-    check_status(tessera_make_plan(&problem, &settings_.device, &plan));
+    if (backward()) {
+      const tessera_plan forward = plan_of(TESSERA_FORWARD);
+      execute(forward, workspace_for(forward));
+    }
+    const tessera_plan plan = plan_of(settings_.direction);
     kernel = tessera_kernel_name(plan.kernel);
-    const tessera_buffers buffers = tensors_.buffers();
     Memory workspace;
-    const auto prepare = [&] {
-      workspace = Memory(static_cast<std::int64_t>(tessera_workspace_bytes(&plan)), "workspace");
-    };
-    const auto call = [&] {
-      check_status((backward() ? tessera_backward : tessera_forward)(
-          &plan, &buffers, workspace.data(), static_cast<std::size_t>(workspace.size_bytes()), nullptr));
-    };
-    measure_side(side, prepare, call);
+    const auto prepare = [&] { workspace = workspace_for(plan); };
+    const auto call = [&] { execute(plan, workspace); };
+    if (gpu_) {
+      prepare();
+      measure_on_gpu(side, call);
+    } else {
+      measure_side(side, prepare, call);
+    }
     side.extra_bytes = workspace.size_bytes() + tensors_.lse.memory.size_bytes();
     return side;
   }
@@ -205,7 +256,9 @@ class CellRun {
 
   CellSettings settings_;
   peers::AttentionShape shape_;
-  AttentionTensors tensors_;
+  AttentionTensors tensors_;  // this machine's memory
+  AttentionTensors placed_;   // where Tessera reads and writes: the same, or a GPU's
+  std::optional<Gpu> gpu_;
   AttentionOptions options_;
 };
 

@@ -18,6 +18,7 @@ struct CellSettings {
   tessera_dtype dtype = TESSERA_FLOAT32;
   tessera_direction direction = TESSERA_FORWARD;
   tessera_device device{};
+  std::int32_t host_threads = 1;          // for inputs and the float64 reference; Tessera has the device's
   int repeat = 3;                         // timed calls at most
   std::int64_t standard_limit_bytes = 0;  // standard attention that needs more is not run
   std::uint64_t seed = 1;
@@ -36,7 +37,7 @@ struct Cell {
   CellSettings settings;
   std::string kernel;
   Side tessera;
-  std::optional<Side> standard;  // none: it was not run
+  std::optional<Side> standard;  // none: it was not run, as on a GPU
   std::int64_t standard_needs_bytes = 0;
 
   double speed_up() const { return standard ? standard->seconds / tessera.seconds : 0; }

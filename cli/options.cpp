@@ -12,8 +12,9 @@ namespace tessera::cli {
 namespace {
 
 constexpr tessera_isa kIsas[] = {TESSERA_ISA_BASELINE, TESSERA_ISA_AVX2, TESSERA_ISA_AVX512, TESSERA_ISA_AVX512_BF16};
-constexpr tessera_kernel kKernels[] = {TESSERA_KERNEL_AUTO, TESSERA_KERNEL_TILED, TESSERA_KERNEL_DECODE,
-                                       TESSERA_KERNEL_REFERENCE};
+constexpr tessera_kernel kKernels[] = {TESSERA_KERNEL_AUTO,      TESSERA_KERNEL_TILED,    TESSERA_KERNEL_DECODE,
+                                       TESSERA_KERNEL_REFERENCE, TESSERA_KERNEL_FWD_SM80, TESSERA_KERNEL_FWD_SM90,
+                                       TESSERA_KERNEL_BWD_SM80};
 
 // The library's names of options, and the flags that set them.
 const ArgumentName kFlags[] = {
@@ -66,12 +67,46 @@ const CLI::Validator kUnsigned([](std::string& text) { return check_integer<std:
                                "");
 
 void DeviceOptions::add_to(CLI::App& command) {
-  command.add_option("--kernel", kernel, "Which kernel: auto, tiled, decode or reference")->capture_default_str();
+  command
+      .add_option("--kernel", kernel,
+                  "Which kernel: auto; on the CPU tiled, decode or reference; on a GPU fwd_sm80, fwd_sm90 or bwd_sm80")
+      ->capture_default_str();
   command.add_option("--isa", isa, "Instruction set: baseline, avx2, avx512 or avx512_bf16 (default: the best here)");
   command.add_option("--threads", threads, "Threads (default: all cores)")->check(kInteger);
 }
 
+void DeviceOptions::add_place_to(CLI::App& command) {
+  place.clear();
+  command.add_option("--device", place, "cuda or cpu (default: cuda where there is a GPU)");
+}
+
 tessera_device DeviceOptions::device() const {
+  tessera_device device{};
+  if (place == "cpu") {
+    device = cpu();
+  } else if (place.empty() || place == "cuda") {
+    const tessera_status status = tessera_device_cuda(0, &device);
+    if (place == "cuda" && status.code != TESSERA_OK) throw WrongUse(fmt::format("--device: cuda, {}", status.message));
+    if (status.code != TESSERA_OK) device = cpu();
+  } else {
+    throw WrongUse(fmt::format("--device: '{}', accepted cuda and cpu", place));
+  }
+  device.kernel = chosen_kernel();
+  return device;
+}
+
+tessera_kernel DeviceOptions::chosen_kernel() const {
+  const auto* found = std::find_if(std::begin(kKernels), std::end(kKernels),
+                                   [&](tessera_kernel k) { return kernel == tessera_kernel_name(k); });
+  if (found != std::end(kKernels)) return *found;
+  std::string accepted;
+  for (const tessera_kernel known : kKernels) {
+    accepted += (accepted.empty() ? "" : ", ") + std::string(tessera_kernel_name(known));
+  }
+  throw WrongUse(fmt::format("--kernel: '{}', accepted {}", kernel, accepted));
+}
+
+tessera_device DeviceOptions::cpu() const {
   tessera_device device{};
   check_status(tessera_device_cpu(&device));
   if (!isa.empty()) {
@@ -85,12 +120,6 @@ tessera_device DeviceOptions::device() const {
     }
     device.isa = *found;
   }
-  const auto* found = std::find_if(std::begin(kKernels), std::end(kKernels),
-                                   [&](tessera_kernel k) { return kernel == tessera_kernel_name(k); });
-  if (found == std::end(kKernels)) {
-    throw WrongUse(fmt::format("--kernel: '{}', accepted auto, tiled, decode and reference", kernel));
-  }
-  device.kernel = *found;
   if (threads) {
     constexpr std::int64_t kMost = 4096;
     if (*threads < 1 || *threads > kMost) {

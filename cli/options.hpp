@@ -14,12 +14,19 @@ namespace tessera::cli {
 // Which kernel, on which instructions, by how many threads.
 struct DeviceOptions {
   std::string kernel = "auto";
+  std::string place = "cpu";  // or "cuda"; "": a GPU where there is one
   std::string isa;
   std::optional<std::int64_t> threads;
 
   void add_to(CLI::App& command);
-  // This machine, with the flags applied. Throws WrongUse.
+  // Lets the user choose, and a GPU be the default.
+  void add_place_to(CLI::App& command);
+  // This machine's CPU or a GPU, with the flags applied. Throws WrongUse.
   tessera_device device() const;
+
+ private:
+  tessera_device cpu() const;
+  tessera_kernel chosen_kernel() const;
 };
 
 struct AttentionOptions {

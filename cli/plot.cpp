@@ -10,7 +10,6 @@
 
 #include "error.hpp"
 #include "files.hpp"
-#include "machine.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -56,8 +55,14 @@ std::string data_block(const std::string& name, const std::vector<Cell>& cells, 
   return block + "EOD\n";
 }
 
+// Of the machine or the GPU.
+struct RoomLine {
+  std::int64_t bytes;
+  std::string whose;
+};
+
 std::string panel(const std::string& block, const std::string& title, const std::string& unit, bool memory,
-                  bool some_not_run) {
+                  bool some_not_run, const RoomLine& room) {
   const std::string curves = fmt::format(
       "${0} using 1:3 with linespoints linewidth 2.5 pointtype 5 pointsize 0.9 linecolor rgb '{1}' title 'standard "
       "attention', ${0} using 1:2 with linespoints linewidth 2.5 pointtype 7 pointsize 1 linecolor rgb '{2}' title "
@@ -65,7 +70,7 @@ std::string panel(const std::string& block, const std::string& title, const std:
       block, kStandardColour, kTesseraColour);
   std::string plot = fmt::format("set title {}\nset ylabel {}\n", quoted(title), quoted(unit));
   if (!memory) return plot + "set yrange [*:*]\nplot " + curves + "\n";
-  const double machine_mib = static_cast<double>(memory_bytes()) / kBytesPerMib;
+  const double machine_mib = static_cast<double>(room.bytes) / kBytesPerMib;
   constexpr double kRoomForKey = 50;  // above the line of the machine's memory, on a logarithmic axis
   plot += fmt::format("set yrange [*:{}]\nplot {}, ", machine_mib * kRoomForKey, curves);
   plot += fmt::format("${} using 1:4 with lines linewidth 1.5 dashtype 2 linecolor rgb '{}' notitle, ", block,
@@ -76,12 +81,12 @@ std::string panel(const std::string& block, const std::string& title, const std:
         "attention, not run', ",
         block, kStandardColour);
   }
-  return plot +
-         fmt::format("{} with lines linewidth 1 dashtype 3 linecolor rgb '#666666' title 'memory of this machine'\n",
-                     machine_mib);
+  return plot + fmt::format("{} with lines linewidth 1 dashtype 3 linecolor rgb '#666666' title 'memory of {}'\n",
+                            machine_mib, room.whose);
 }
 
-std::string script(const std::string& output, bool svg, const std::vector<Cell>& cells, const std::string& title) {
+std::string script(const std::string& output, bool svg, const std::vector<Cell>& cells, const std::string& title,
+                   const RoomLine& room) {
   const auto has = [&](tessera_direction direction) {
     return std::any_of(cells.begin(), cells.end(), [&](const Cell& c) { return c.settings.direction == direction; });
   };
@@ -105,10 +110,11 @@ std::string script(const std::string& output, bool svg, const std::vector<Cell>&
       "set key top left reverse Left\nset xlabel 'sequence length'\nset format x '%.0f'\nset format y '%g'\n"
       "set offsets graph 0.03, graph 0.03, graph 0.08, 0\nset datafile missing 'NaN'\n";
   for (const auto& [direction, name] : directions) {
-    text += panel("time_" + name, "Time, " + name, "milliseconds", false, false);
+    text += panel("time_" + name, "Time, " + name, "milliseconds", false, false, room);
     text += panel("memory_" + name, "Memory beyond inputs and outputs, " + name, "MiB", true,
                   std::any_of(cells.begin(), cells.end(),
-                              [&](const Cell& c) { return c.settings.direction == direction && !c.standard; }));
+                              [&](const Cell& c) { return c.settings.direction == direction && !c.standard; }),
+                  room);
   }
   return text + "unset multiplot\nunset output\n";
 }
@@ -123,13 +129,14 @@ void check_plot(const std::string& file) {
   if (!on_path("gnuplot")) throw WrongUse("--plot: needs the program gnuplot (Debian: gnuplot-nox), which is not here");
 }
 
-void draw_plot(const std::string& file, const std::vector<Cell>& cells, const std::string& title) {
+void draw_plot(const std::string& file, const std::vector<Cell>& cells, const std::string& title,
+               std::int64_t memory_bytes, const std::string& whose) {
   const std::string partial = fmt::format("{}.{}.partial", file, getpid());
   const auto remove = [](const std::string* path) { unlink(path->c_str()); };
   const std::unique_ptr<const std::string, decltype(remove)> cleanup(&partial, remove);
   std::FILE* gnuplot = popen("gnuplot -", "w");
   if (gnuplot == nullptr) throw Failure(fmt::format("--plot {}: gnuplot cannot be started", file));
-  const std::string text = script(partial, file.ends_with(".svg"), cells, title);
+  const std::string text = script(partial, file.ends_with(".svg"), cells, title, {memory_bytes, whose});
   const bool written = std::fwrite(text.data(), 1, text.size(), gnuplot) == text.size();
   if (pclose(gnuplot) != 0 || !written || std::rename(partial.c_str(), file.c_str()) != 0) {
     throw Failure(fmt::format("--plot {}: gnuplot could not draw it", file));

@@ -12,7 +12,8 @@ namespace tessera::cli {
 // without gnuplot. Throws WrongUse.
 void check_plot(const std::string& file);
 
-// Throws Failure. `title` stands above the picture.
-void draw_plot(const std::string& file, const std::vector<Cell>& cells, const std::string& title);
+// Throws Failure. `title` stands above the picture; a line shows the memory of `whose`: "this machine".
+void draw_plot(const std::string& file, const std::vector<Cell>& cells, const std::string& title,
+               std::int64_t memory_bytes, const std::string& whose);
 
 }  // namespace tessera::cli

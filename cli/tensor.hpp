@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/tessera.h"
@@ -24,6 +25,8 @@ class Memory {
   Memory() = default;
   // Throws Failure naming `what` when there is not that much memory.
   Memory(std::int64_t size_bytes, const std::string& what);
+  // Memory of another kind, a GPU's, with what gives it back.
+  Memory(std::shared_ptr<std::byte> data, std::int64_t size_bytes) : data_(std::move(data)), size_bytes_(size_bytes) {}
 
   std::byte* data() const { return data_.get(); }
   std::int64_t size_bytes() const { return size_bytes_; }

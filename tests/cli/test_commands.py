@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-SMALL = ("compare", "--lengths", "64,200", "-H", 2, "-D", 32, "--repeat", 1)
+SMALL = ("compare", "--lengths", "64,200", "-H", 2, "-D", 32, "--repeat", 1, "--device", "cpu")
 
 
 def test_compare_json(folder):
@@ -34,6 +34,23 @@ def test_compare_agrees_with_float64(folder, flags):
             assert cell["standard"]["errors"].get(name, error)["elements"] == error["elements"], name
         # Both sides against the same float64 rows: the plain computation sets the bound, twice over.
         assert cell["tessera"]["rms_error"] <= 2 * cell["standard"]["rms_error"]
+
+
+def test_compare_on_a_gpu(folder):
+    """Tessera alone; without a GPU a refusal that says why, and the CPU is the default."""
+    gpu = json.loads(folder.succeeds(*SMALL[:-2], "--json").out)["device"] == "cuda"
+    flags = (*SMALL[:-1], "cuda", "--dtype", "float16", "--causal", "--json")
+    if not gpu:
+        outcome = folder.tessera(*flags)
+        assert outcome.code == 2 and outcome.err.startswith("tessera: --device: cuda, CUDA: ")
+        pytest.skip(outcome.err.strip())
+    report = json.loads(folder.succeeds(*flags).out)
+    assert report["device"] == "cuda" and report["multiprocessors"] > 0
+    for cell in report["cells"]:
+        assert cell["kernel"][:3] in ("fwd", "bwd") and cell["standard"] is None and cell["standard_needs_bytes"] > 0
+        assert cell["tessera"]["ms"] > 0 and cell["tessera"]["share_of_peak"] is None
+        for name, error in cell["tessera"]["errors"].items():
+            assert 0 < error["max"] < 2e-2, name
 
 
 def test_compare_table(folder):

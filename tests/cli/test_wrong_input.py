@@ -369,6 +369,7 @@ def test_plan(folder, flags, named):
         (("--plot", "picture.jpg"), "--plot"),
         (("--plot", "nowhere/picture.png"), "--plot"),
         (("--memory-limit", "nan"), "--memory-limit"),
+        (("--device", "abacus"), "--device"),
     ),
 )
 def test_compare(folder, flags, named):
