@@ -39,8 +39,6 @@ enum CUpointerAttribute : int {
 enum CUmemorytype : unsigned { kMemoryHost = 1, kMemoryDevice = 2 };
 
 enum CUfunctionAttribute : int {
-  kFunctionLocalBytes = 3,
-  kFunctionRegisters = 4,
   kFunctionMaxDynamicSmemBytes = 8,
 };
 
@@ -80,14 +78,12 @@ struct Driver {
   CUresult (*cuPointerGetAttributes)(unsigned count, CUpointerAttribute* attributes, void** values,
                                      CUdeviceptr pointer);
   CUresult (*cuMemcpyDtoHAsync)(void* host, CUdeviceptr device, size_t bytes, CUstream stream);
-  CUresult (*cuMemsetD8Async)(CUdeviceptr device, unsigned char value, size_t bytes, CUstream stream);
 
   CUresult (*cuLibraryLoadData)(CUlibrary* library, const void* code, int* jit_options, void** jit_values,
                                 unsigned jit_count, int* options, void** values, unsigned count);
   CUresult (*cuLibraryUnload)(CUlibrary library);
   CUresult (*cuLibraryGetKernel)(CUkernel* kernel, CUlibrary library, const char* name);
   CUresult (*cuKernelGetFunction)(CUfunction* function, CUkernel kernel);
-  CUresult (*cuKernelGetAttribute)(int* value, CUfunctionAttribute attribute, CUkernel kernel, CUdevice device);
   CUresult (*cuKernelSetAttribute)(CUfunctionAttribute attribute, int value, CUkernel kernel, CUdevice device);
   CUresult (*cuLaunchKernel)(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                              unsigned block_y, unsigned block_z, unsigned smem_bytes, CUstream stream, void** params,

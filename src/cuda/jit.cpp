@@ -11,7 +11,6 @@
 
 #include "core/status.hpp"
 #include "cuda/nvrtc.hpp"
-#include "cuda/prepare.hpp"
 #include "cuda/sources.hpp"
 
 namespace tessera::cuda {
@@ -244,15 +243,6 @@ tessera_status launch(const Kernel& kernel, const tessera_device& device, unsign
       reinterpret_cast<CUfunction>(kernel.handle), grid_x, grid_y, grid_z, static_cast<unsigned>(kernel.threads), 1, 1,
       static_cast<unsigned>(kernel.smem_bytes), static_cast<CUstream>(stream), arguments, nullptr);
   return check(context.driver(), result, kernel.name);
-}
-
-tessera_status fill_zero(const tessera_device& device, void* pointer, size_t bytes, void* stream) {
-  if (bytes == 0 || PrepareScope::active()) return ok();
-  ContextScope context;
-  TESSERA_RETURN_IF_ERROR(context.enter(device.ordinal, stream));
-  const CUresult result =
-      context.driver().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(pointer), 0, bytes, static_cast<CUstream>(stream));
-  return check(context.driver(), result, "cuMemsetD8Async");
 }
 
 }  // namespace tessera::cuda

@@ -2,7 +2,6 @@
 // or compiled now.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -36,9 +35,6 @@ tessera_status find_kernel(const char* name, const Config& config, const tessera
 // Puts one launch into the stream, in the stream's context. `params`: the kernel's one argument.
 tessera_status launch(const Kernel& kernel, const tessera_device& device, unsigned grid_x, unsigned grid_y,
                       unsigned grid_z, void* stream, const void* params);
-
-// Puts zeroes into the stream.
-tessera_status fill_zero(const tessera_device& device, void* pointer, size_t bytes, void* stream);
 
 // ---- without a GPU ----
 
