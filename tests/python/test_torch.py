@@ -298,6 +298,33 @@ def test_wrong_input_is_named(device):
         attention(q, k, v, dropout_p=1.5)
 
 
+def test_layouts_and_pairs_are_named(device):
+    q, k, v = inputs(device)
+    with pytest.raises(ValueError, match="^k: layout torch.sparse_coo, accepted torch.strided"):
+        attention(q, k.detach().to_sparse(), v)
+    with pytest.raises(ValueError, match="^window: 3, accepted a pair of integers$"):
+        attention(q, k, v, window=3)
+    assert torch.equal(tessera.attention(q, k, v, openmp=True), attention(q, k, v))  # as PyTorch's tensors always have it
+
+
+def test_negative_views(device):
+    """PyTorch may keep the negative of a tensor as a bit beside the memory that it shares."""
+    q, k, v = inputs(device)
+    bias = random(1, 4, 37, 53, seed=6, requires_grad=False)
+    runs = []
+    for negative in (torch._neg_view, torch.neg):
+        leaves = at(q.dtype, q, k, v)
+        o, lse = attention(*map(negative, leaves), bias=negative(bias), return_lse=True)
+        d_o = negative(random(*o.shape, seed=4, requires_grad=False))
+        runs.append([o, lse, *torch.autograd.grad(o, leaves, d_o)])
+        same = [*map(negative, leaves), o.detach(), lse.detach(), d_o]
+        options = {"bias": negative(bias), "grad_bias": True, "deterministic": True}
+        runs[-1] += tessera.attention_backward(*same, **options)[:4]
+    assert torch._neg_view(q).is_neg()
+    for one, other in zip(*runs):
+        torch.testing.assert_close(one, other)
+
+
 def test_inputs_freed_while_in_use(device):
     q, k, v = inputs(device)
     expected = torch.autograd.grad(attention(q, k, v, deterministic=True).sum(), q)[0]
@@ -349,10 +376,23 @@ def test_meta_tensors():
     assert torch.autograd.grad(o.sum() + lse.sum(), k)[0].shape == k.shape
 
 
-def test_two_devices():
-    q, k, v = (torch.ones(1, 4, 2, 16) for _ in range(3))
+def test_two_devices(device):
+    q, k, v = (torch.ones(1, 4, 2, 16, device=device) for _ in range(3))
     with pytest.raises(ValueError, match="^k: .*meta"):
         attention(q, k.to("meta"), v)
+    if device != "cpu":
+        with pytest.raises(ValueError, match="^k: on device cpu, q is on cuda:0: accepted: one device for all$"):
+            attention(q, k.cpu(), v)
+        with pytest.raises(ValueError, match="^mask: on device cpu, q is on cuda:0"):
+            attention(q, k, v, mask=torch.ones(4, 4, dtype=torch.bool, device="cpu"))
+
+
+def test_a_head_size_beyond_the_limit(device):
+    q, k, v = (torch.ones(1, 4, 2, 513, device=device) for _ in range(3))
+    with pytest.raises(ValueError, match="^q: .*D in 1 .. 512"):
+        attention(q, k, v)
+    # The next call is served; of ones it is ones.
+    torch.testing.assert_close(attention(*(x[..., :512] for x in (q, k, v))), v[..., :512])
 
 
 # ---- threads --------------------------------------------------------------------------------------------------------
