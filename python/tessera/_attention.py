@@ -81,6 +81,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
     """
     like = framework_of(q)
     if like.attention is not None:
+        options.pop("openmp", None)
         return like.attention(q, k, v, return_lse=return_lse, **options)
     try:
         shape = q.shape
@@ -127,6 +128,9 @@ def attention_backward(
         tessera.Error: as `attention`.
     """
     like = framework_of(q)
+    if like.plain is not None:
+        q, k, v, o, lse, d_o, d_lse = map(like.plain, (q, k, v, o, lse, d_o, d_lse))
+        options.update({name: like.plain(value) for name, value in options.items()})
     if grad_bias:
         options["d_bias"] = d_bias = like.empty(_shape("bias", options), like.float32)
     if grad_sink:

@@ -21,6 +21,7 @@ class Framework(NamedTuple):
     finish: Callable[[Any], Any] | None = None  # what was written -> the framework's own array
     attention: Callable[..., Any] | None = None  # the framework's own entry, which knows of its gradients
     combine: Callable[..., Any] | None = None  # likewise
+    plain: Callable[[Any], Any] | None = None  # an argument -> the same, where memory does not tell all of an array
     workspace: Callable[[int], Any] | None = None  # that many elements of float32, for what is not on the CPU
 
 
@@ -54,10 +55,14 @@ def _torch(device: Any) -> Framework:
     def empty(shape: Any, dtype: Any) -> Any:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
+    def plain(value: Any) -> Any:
+        return tessera.torch.kernels.plain(value) if isinstance(value, torch.Tensor) else value
+
     workspace = None if device.type == "cpu" else lambda elements: empty((elements,), torch.float32)
     return Framework(
-        empty, torch.float32, attention=tessera.torch.attention, combine=tessera.torch.combine, workspace=workspace
-    )
+        empty, torch.float32, attention=tessera.torch.attention, combine=tessera.torch.combine,
+        plain=plain, workspace=workspace,
+    )  # fmt: skip
 
 
 @cache

@@ -36,6 +36,11 @@ def _autocast(
     return q.to(dtype), k.to(dtype), v.to(dtype), bias
 
 
+def _check_pair(name: str, pair: Tuple[int, int]) -> None:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ValueError(f"{name}: {pair!r}, accepted a pair of integers")
+
+
 def new_dropout_state(device: torch.device) -> Tensor:
     """A seed and an offset from PyTorch's generator: int64 [2], repeated by torch.manual_seed."""
     return torch.randint(0, 2**62, (2,), dtype=torch.int64, device=device)
@@ -118,6 +123,10 @@ def attention(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name}: {type(tensor).__module__}.{type(tensor).__name__}, accepted a PyTorch tensor")
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"{name}: layout {tensor.layout}, accepted torch.strided; packed sequences have cu_seqlens")
+    _check_pair("window", window)
+    _check_pair("mask_block", mask_block)
     compiling = torch.compiler.is_compiling()
     if compiling or torch._C._is_any_autocast_enabled():
         q, k, v, bias = _autocast(q, k, v, bias)

@@ -15,16 +15,18 @@ _UINT64 = 1 << 64
 _MARKS_MATTER = not hasattr(Tensor, "__dlpack_c_exchange_api__")
 
 
-def _plain(tensor: Optional[Tensor]) -> Optional[Tensor]:
-    """The same memory without autograd's marks, where they are in the way."""
-    return tensor.detach() if _MARKS_MATTER and tensor is not None and tensor.requires_grad else tensor
+def plain(tensor: Tensor) -> Tensor:
+    """The same memory without autograd's marks, where they are in the way; a copy of what is stored negated."""
+    if tensor.is_neg():  # memory does not tell: torch.Tensor.resolve_neg
+        return tensor.detach().resolve_neg()
+    return tensor.detach() if _MARKS_MATTER and tensor.requires_grad else tensor
 
 
 def rows(tensor: Tensor) -> Tensor:
     """With a contiguous last dimension, as kernels read their rows. contiguous() would keep an empty one's strides."""
     if tensor.stride(-1) != 1:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
-    return _plain(tensor)
+    return plain(tensor)
 
 
 def _empty_twin(tensor: Tensor) -> Tensor:
@@ -51,7 +53,7 @@ def _options(
         ("page_table", page_table),
     ):
         if tensor is not None:
-            options[name] = _plain(tensor)
+            options[name] = plain(tensor)
     if scale is not None:
         options["scale"] = scale
     if causal:
@@ -121,7 +123,7 @@ def backward(
     """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, None where they are not wanted."""
     named = _options(q, *options)
     if d_lse is not None:
-        named["d_lse"] = _plain(d_lse)
+        named["d_lse"] = plain(d_lse)
     d_bias = d_sink = None
     if want_d_bias:
         named["d_bias"] = d_bias = q.new_empty(options[0].shape, dtype=torch.float32)
@@ -129,5 +131,5 @@ def backward(
         named["d_sink"] = d_sink = q.new_empty(options[1].shape, dtype=torch.float32)
     d_q, d_k, d_v = _empty_twin(q), _empty_twin(k), _empty_twin(v)
     d_o = torch.zeros_like(o) if d_o is None else rows(d_o)
-    _core.backward(rows(q), rows(k), rows(v), rows(o), _plain(lse), d_o, d_q, d_k, d_v, **named)
+    _core.backward(rows(q), rows(k), rows(v), rows(o), plain(lse), d_o, d_q, d_k, d_v, **named)
     return d_q, d_k, d_v, d_bias, d_sink

@@ -15,7 +15,7 @@ from . import kernels
 
 def _merge(o_parts: Tensor, lse_parts: Tensor) -> Tuple[Tensor, Tensor]:
     o, lse = o_parts.new_empty(o_parts.shape[1:]), lse_parts.new_empty(lse_parts.shape[1:])
-    _core.combine(kernels.rows(o_parts), kernels.rows(lse_parts), o, lse)
+    _core.combine(kernels.rows(o_parts), kernels.plain(lse_parts), o, lse)
     return o, lse
 
 
