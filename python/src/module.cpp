@@ -1,5 +1,5 @@
-// tessera._core: the C interface for Python. Outputs are the caller's arrays, as they are in C; tessera/__init__.py and
-// tessera/torch.py make them.
+// tessera._core: the C interface for Python. Outputs are the caller's arrays, as they are in C; tessera/_attention.py
+// and tessera/torch make them.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 

@@ -382,6 +382,21 @@ def test_kvcache_refuses_what_has_no_room():
     assert torch.all(cache == 0)
 
 
+def test_kvcache_in_a_compiled_program():
+    """In one graph: nothing asks what a tensor holds."""
+    q, new = random(2, 1, 4, 16, seed=1, requires_grad=False), random(2, 1, 2, 16, seed=2, requires_grad=False)
+    used, leftpad = (torch.tensor(t, dtype=torch.int32) for t in ([5, 9], [2, 0]))
+    results = []
+    for compiled in (False, True):
+        k, v = (random(2, 16, 2, 16, seed=s, requires_grad=False) for s in (3, 4))
+        call = flash_attn.flash_attn_with_kvcache
+        call = torch.compile(call, fullgraph=True) if compiled else call
+        out = call(q, k, v, new, new, cache_seqlens=used, cache_leftpad=leftpad, causal=True)
+        results.append((out, k, v))
+    for ours, expected in zip(*results):
+        torch.testing.assert_close(ours, expected)
+
+
 def test_bert_padding():
     x = random(3, 7, 5)
     mask = torch.arange(7) < torch.tensor([[7], [0], [4]])

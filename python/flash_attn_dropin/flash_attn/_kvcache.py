@@ -52,9 +52,9 @@ def attend_cache(
         num_keys = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
         lengths = _lengths(cache_seqlens, q, num_keys)
         if k is not None:
-            _check_room("k", lengths, k.shape[1], num_keys, "the cache's room")
+            _check_room("k", cache_seqlens, k.shape[1], num_keys, "the cache's room")
             if rotary_cos is not None:
-                _check_room("rotary_cos", lengths, k.shape[1], rotary_cos.shape[0], "its rows")
+                _check_room("rotary_cos", cache_seqlens, k.shape[1], rotary_cos.shape[0], "its rows")
                 q, k = _rotate(q, k, lengths, rotary_cos, rotary_sin, rotary_interleaved, causal, window_size)
             rows = lengths[:, None].to(torch.int64) + torch.arange(k.shape[1], device=k.device)
             _append(k_cache, k, rows, pages)
@@ -104,12 +104,14 @@ def _single_keys(cache: Tensor) -> Tensor:
     return cache.as_strided(shape, (cache.stride(1), cache.stride(1), *cache.stride()[2:]))
 
 
-def _check_room(name: str, lengths: Tensor, num_new: int, room: int, what: str) -> None:
-    if lengths.is_cuda and torch.cuda.is_current_stream_capturing():
-        return  # a graph's lengths are known when it is replayed
-    longest = int(lengths.max()) if lengths.numel() else 0
-    if longest + num_new > room:
-        raise ValueError(f"{name}: {num_new} new keys after {longest}, accepted at most {room} in all, {what}")
+def _check_room(name: str, lengths: Union[int, Tensor], num_new: int, room: int, what: str) -> None:
+    """Lengths that a GPU has are not waited for: there PyTorch's own indexing asserts that they are in range."""
+    if isinstance(lengths, Tensor):
+        if lengths.is_cuda or torch.compiler.is_compiling():
+            return
+        lengths = int(lengths.max()) if lengths.numel() else 0
+    if lengths + num_new > room:
+        raise ValueError(f"{name}: {num_new} new keys after {lengths}, accepted at most {room} in all, {what}")
 
 
 def _rotate(q, k, lengths, cos, sin, interleaved, causal, window_size):

@@ -111,7 +111,8 @@ def attention(
             (int64 [2]: seed, offset) gives them.
         max_seqlen_q, max_seqlen_k: longest packed sequence, 0 = unknown; required with bias or masks on packed input.
         deterministic: backward repeats its bits. batch_invariant: forward's bits do not depend on the batch.
-        kernel: as `tessera.attention` has it; for a call without gradients, where it is one pass's. threads: 0 = torch.get_num_threads().
+        kernel: as `tessera.attention` has it; for a call without gradients, where it is one pass's.
+        threads: 0 = torch.get_num_threads().
         return_lse: also return LSE, float32 [B, Hq, Sq] or packed [Hq, Tq]; -inf where a query sees nothing.
 
     Returns:
