@@ -41,7 +41,8 @@ int64_t draw_head_dim(Random& random) {
 
 void draw_options(Random& random, Case& c) {
   constexpr int64_t kOneIn = 4;  // an option is set this rarely: several at a time are usual, all of them are not
-  constexpr Data kHard[] = {kOutlier, kGrowing, kHuge, kNanQuery, kNanKey, kInfKey, kInfValue, kInfBias};
+  constexpr Data kHard[] = {kOutlier, kGrowing, kFalling, kHuge,     kNanQuery, kNanKey,
+                            kInfKey,  kNanOnce, kInfOnce, kInfValue, kInfBias};
   c.causal = random.one_in(3);
   if (random.one_in(kOneIn)) c.wl = random.between(0, 2 * c.sk / 3 + 1);
   if (random.one_in(kOneIn)) c.wr = random.between(0, 2 * c.sk / 3 + 1);

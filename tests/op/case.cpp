@@ -22,9 +22,10 @@ constexpr Word kOrders[] = {{"bshd", kBshd}, {"bhsd", kBhsd}, {"sbhd", kSbhd}};
 constexpr Word kSpans[] = {{"none", kAbsent}, {"k", 0},   {"qk", 1},  {"hk", 2},  {"hqk", 3},
                            {"bk", 4},         {"bqk", 5}, {"bhk", 6}, {"bhqk", 7}};
 constexpr Word kAlibi[] = {{"none", 0}, {"h", 1}, {"bh", 2}};
-constexpr Word kData[] = {{"normal", kNormal},  {"outlier", kOutlier},    {"growing", kGrowing},
-                          {"huge", kHuge},      {"nan_query", kNanQuery}, {"nan_key", kNanKey},
-                          {"inf_key", kInfKey}, {"inf_value", kInfValue}, {"inf_bias", kInfBias}};
+constexpr Word kData[] = {{"normal", kNormal},   {"outlier", kOutlier},    {"growing", kGrowing},
+                          {"huge", kHuge},       {"nan_query", kNanQuery}, {"nan_key", kNanKey},
+                          {"inf_key", kInfKey},  {"inf_value", kInfValue}, {"inf_bias", kInfBias},
+                          {"falling", kFalling}, {"nan_once", kNanOnce},   {"inf_once", kInfOnce}};
 
 struct Field {
   const char* name;

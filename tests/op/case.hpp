@@ -29,7 +29,10 @@ enum Data {
   kNanKey,    // some keys hold a NaN
   kInfKey,    // some keys hold +-Inf
   kInfValue,  // some values hold +-Inf
-  kInfBias    // some bias entries hold -Inf
+  kInfBias,   // some bias entries hold -Inf
+  kFalling,   // as kGrowing, from the last key to the first: a kernel takes its tiles in one order or the other
+  kNanOnce,   // one key, a third into the sequence, holds a NaN
+  kInfOnce    // it holds an Inf
 };
 
 inline constexpr double kDefaultScale = std::numeric_limits<double>::infinity();
@@ -78,5 +81,8 @@ Case legalised(Case c);
 
 // The table.
 std::vector<Case> case_table();
+
+// Its part for fwd_sm90, before legalised() and without seeds.
+std::vector<Case> hopper_cases();
 
 }  // namespace tessera::testing

@@ -76,6 +76,13 @@ void draw_row(Draw& draw, const Case& c, double factor, double* row, int64_t cou
   for (int64_t n = 0; n < count; ++n) row[n] = round_to(static_cast<int32_t>(c.dtype), draw_value(draw, c) * factor);
 }
 
+// Of a key's length over four orders of magnitude.
+double growth_of(const Case& c, int64_t key) {
+  const double share = static_cast<double>(key) / static_cast<double>(c.sk);
+  if (c.data == kGrowing) return std::pow(10, 4 * share - 2);
+  return c.data == kFalling ? std::pow(10, 2 - 4 * share) : 1;
+}
+
 void draw_rows(Draw& draw, Inputs& in) {
   const Case& c = in.c;
   in.q.assign(in.rows_q * c.hq * c.d, kNaN);
@@ -92,10 +99,11 @@ void draw_rows(Draw& draw, Inputs& in) {
     for (int64_t j = 0; j < in.sk[b]; ++j) {
       double* k = &in.k[in.k_row(b, j) * c.hkv * c.d];
       double* v = &in.v[in.k_row(b, j) * c.hkv * c.dv];
-      const double growth =
-          c.data == kGrowing ? std::pow(10, 4.0 * static_cast<double>(j) / static_cast<double>(c.sk) - 2) : 1;
+      const double growth = growth_of(c, j);
       draw_row(draw, c, growth, k, c.hkv * c.d);
       draw_row(draw, c, 1, v, c.hkv * c.dv);
+      if (j == in.sk[b] / 3 && c.data == kNanOnce) k[draw.up_to(c.hkv * c.d - 1)] = kNaN;
+      if (j == in.sk[b] / 3 && c.data == kInfOnce) k[draw.up_to(c.hkv * c.d - 1)] = kInfinity;
       if (draw.uniform() > 0.1) continue;
       const double infinity = draw.uniform() < 0.5 ? -kInfinity : kInfinity;
       if (c.data == kNanKey) k[draw.up_to(c.hkv * c.d - 1)] = kNaN;

@@ -1,0 +1,106 @@
+// That the table drives what fwd_sm90 does where its softmax without a maximum fails: followed on the inputs, with the
+// tiles of the plan. No GPU is needed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "execute.hpp"
+
+namespace tessera::testing {
+namespace {
+
+// The plan that an H200 gives the case, as the GPU's tests make it.
+tessera_plan hopper_plan(const Call& call, const Case& c) {
+  tessera_device device = imagined_gpu(90);
+  if (c.cores != Case{}.cores) device.cores = static_cast<int32_t>(c.cores);
+  const tessera_problem problem = problem_of(call, TESSERA_FORWARD);
+  tessera_plan plan{};
+  const tessera_status status = tessera_make_plan(&problem, &device, &plan);
+  EXPECT_EQ(status.code, TESSERA_OK) << status.message;
+  return plan;
+}
+
+TEST(FwdSm90Cases, AreServedByIt) {
+  for (Case c : hopper_cases()) {
+    c = legalised(c);
+    const Call call = make_call(make_inputs(c));
+    EXPECT_EQ(hopper_plan(call, c).kernel, TESSERA_KERNEL_FWD_SM90) << to_text(c);
+    // Tensors are copied to a GPU as far from alignment as they are here, and the kernel leaves misaligned ones to another.
+    constexpr uintptr_t kTensorMapAlignment = 16;
+    if (c.gap != 0) continue;
+    for (const Tensor* tensor : {&call.q, &call.k, &call.v, &call.o}) {
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor->data()) % kTensorMapAlignment, 0u) << to_text(c);
+    }
+  }
+}
+
+// kernels/tessera/core/online_softmax.cuh: what a lane's sum may reach against a reference that is too low, and the
+// reference beyond which a maximum is always taken.
+constexpr double kHugeScore_log2 = 0x1p22;
+double bound_log2(const Case& c) { return c.dtype == TESSERA_FLOAT16 ? 14 : 40; }
+
+enum class Order { kFirstToLast, kLastToFirst };
+
+// Whether a row, after its first tile of keys, meets in a tile a score that passes all before by the bound, or no number.
+bool row_falls_back(const Inputs& in, int64_t b, int64_t h, int64_t i, int64_t block_n, Order order) {
+  const Case& c = in.c;
+  const double* q = &in.q[(in.q_row(b, i) * c.hq + h) * c.d];
+  const int64_t blocks = (in.sk[b] + block_n - 1) / block_n;
+  double reference = -std::numeric_limits<double>::infinity();
+  for (int64_t n = 0; n < blocks; ++n) {
+    const int64_t first = (order == Order::kLastToFirst ? blocks - 1 - n : n) * block_n;
+    const int64_t end = std::min(first + block_n, in.sk[b]);
+    double largest = -std::numeric_limits<double>::infinity();
+    bool whole = end == first + block_n, number = true;
+    for (int64_t j = first; j < end; ++j) {
+      if (!in.visible(b, h, i, j)) {
+        whole = false;
+        continue;
+      }
+      const double* k = &in.k[(in.k_row(b, j) * c.hkv + h / (c.hq / c.hkv)) * c.d];
+      double s = 0;
+      for (int64_t d = 0; d < c.d; ++d) s += q[d] * k[d];
+      s *= in.scale() * std::log2(std::exp(1.0));
+      number &= !std::isnan(s);
+      largest = std::max(largest, s);
+    }
+    const bool started = std::abs(reference) < kHugeScore_log2;
+    if (whole && started && (!number || largest > reference + bound_log2(c))) return true;
+    reference = std::max(reference, largest);
+  }
+  return false;
+}
+
+// Of a case's rows, those of every 37th query.
+double share_of_rows(const Case& c, Order order) {
+  const Inputs in = make_inputs(c);
+  const tessera_plan plan = hopper_plan(make_call(in), c);
+  int64_t rows = 0, fallen = 0;
+  constexpr int64_t kStep = 37;
+  for (int64_t b = 0; b < c.b; ++b)
+    for (int64_t h = 0; h < c.hq; ++h)
+      for (int64_t i = 0; i < in.sq[b]; i += kStep) {
+        ++rows;
+        fallen += row_falls_back(in, b, h, i, plan.block_n, order);
+      }
+  return static_cast<double>(fallen) / static_cast<double>(std::max<int64_t>(rows, 1));
+}
+
+// A warp falls back for all of its 16 rows when one of them does.
+TEST(FwdSm90Cases, MakeTheSoftmaxFallBack) {
+  constexpr double kRowsOfAWarp = 16;
+  int cases = 0;
+  for (Case c : hopper_cases()) {
+    c = legalised(c);
+    if (c.data != kFalling && c.data != kNanOnce && c.data != kInfOnce) continue;
+    c.seed = ++cases;
+    EXPECT_GT(share_of_rows(c, Order::kLastToFirst), 1 / kRowsOfAWarp) << to_text(c);
+  }
+  EXPECT_GT(cases, 0);
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,123 @@
+// The part of the table that is made for fwd_sm90.
+#include <iterator>
+
+#include "case.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::testing {
+namespace {
+
+// Tiles of 128 and 192 queries by 64 to 128 keys that TMA fills: lengths around their edges, every head size that has a
+// row or is padded to one, blocks of keys that every query sees whole, and numbers on which a softmax may not be lazy.
+// Few multiprocessors: on many, keys as long as these would be split, and that kernel does not.
+constexpr const char* kHopper[] = {
+    "b=2 sq=63 sk=65 hq=2 hkv=2 d=64 dv=64",
+    "b=2 sq=64 sk=64 hq=2 hkv=1 d=128 dv=128 causal=1",
+    "b=1 sq=65 sk=127 hq=2 hkv=2 d=96 dv=96",
+    "b=2 sq=127 sk=128 hq=2 hkv=1 d=64 dv=64 causal=1",
+    "b=1 sq=128 sk=129 hq=2 hkv=2 d=256 dv=256",
+    "b=1 sq=129 sk=191 hq=2 hkv=1 d=192 dv=192 causal=1",
+    "b=1 sq=191 sk=192 hq=2 hkv=2 d=192 dv=128",
+    "b=2 sq=192 sk=193 hq=2 hkv=1 d=128 dv=128",
+    "b=1 sq=193 sk=255 hq=2 hkv=2 d=256 dv=256 causal=1",
+    "b=2 sq=255 sk=256 hq=2 hkv=1 d=96 dv=96 causal=1",
+    "b=1 sq=256 sk=257 hq=4 hkv=2 d=192 dv=128 causal=1",
+    "b=2 sq=257 sk=512 hq=4 hkv=1 d=128 dv=128 causal=1 cores=3",
+    "b=2 sq=512 sk=512 hq=4 hkv=2 d=64 dv=64 cores=3",
+    "b=1 sq=512 sk=512 hq=2 hkv=1 d=256 dv=256 causal=1 cores=3",
+    "b=1 sq=1100 sk=300 hq=2 hkv=1 d=64 dv=64",
+    "b=1 sq=2100 sk=200 hq=2 hkv=2 d=128 dv=128",
+    "b=1 sq=2100 sk=170 hq=1 hkv=1 d=96 dv=96 wl=100 wr=50",
+    "b=2 sq=200 sk=300 hq=2 hkv=1 d=16 dv=64",
+    "b=1 sq=200 sk=300 hq=2 hkv=2 d=72 dv=72 causal=1",
+    "b=1 sq=200 sk=300 hq=2 hkv=1 d=112 dv=136",
+    "b=1 sq=200 sk=300 hq=2 hkv=2 d=64 dv=200 causal=1",
+    "b=1 sq=200 sk=300 hq=2 hkv=1 d=160 dv=160 order=bhsd",
+    "b=1 sq=200 sk=300 hq=2 hkv=1 d=176 dv=8 order=sbhd gap=8",  // strides that TMA takes, an address that it does not
+    "b=3 sq=200 sk=300 hq=4 hkv=2 d=128 dv=128 order=sbhd",
+    "b=2 sq=300 sk=300 hq=2 hkv=1 d=64 dv=64 causal=1 wl=90",
+    "b=1 sq=400 sk=520 hq=2 hkv=2 d=128 dv=128 wl=128 wr=0 cores=3",
+    "b=1 sq=400 sk=250 hq=2 hkv=1 d=128 dv=128 wl=60 wr=70 top_left=1",
+    "b=1 sq=300 sk=150 hq=2 hkv=1 d=64 dv=64 causal=1",
+    "b=1 sq=300 sk=150 hq=2 hkv=1 d=64 dv=64 causal=1 top_left=1 sink=1",
+    "b=1 sq=150 sk=400 hq=2 hkv=2 d=256 dv=256 wr=40 sink=1",
+    "b=5 sq=300 sk=300 hq=4 hkv=2 d=128 dv=128 q=packed k=packed causal=1",
+    "b=6 sq=200 sk=400 hq=2 hkv=1 d=64 dv=64 q=packed k=packed used=1",
+    "b=3 sq=260 sk=260 hq=2 hkv=2 d=192 dv=128 q=packed",
+    "b=3 sq=260 sk=260 hq=4 hkv=1 d=96 dv=96 k=packed wl=70 wr=30",
+    "b=3 sq=200 sk=390 hq=4 hkv=2 d=128 dv=128 used=1 causal=1 sink=1",
+    "b=4 sq=300 sk=300 hq=2 hkv=1 d=256 dv=256 q=packed k=packed causal=1 sink=1 lse=0",
+    "b=3 sq=300 sk=300 hq=3 hkv=1 d=64 dv=64 causal=1 cores=5",
+    "b=3 sq=300 sk=300 hq=2 hkv=1 d=128 dv=128 cores=3 invariant=1",
+    "b=2 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 scale=3",
+    "data=outlier sq=300 sk=600 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "data=outlier sq=300 sk=600 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
+    "data=outlier sq=300 sk=600 hq=2 hkv=1 d=256 dv=256 cores=3",
+    "data=growing sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "data=growing sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
+    "data=growing sq=300 sk=900 hq=2 hkv=1 d=256 dv=256 cores=3",
+    "data=growing sq=1100 sk=900 hq=1 hkv=1 d=64 dv=64 cores=3",
+    "data=growing sq=2100 sk=900 hq=1 hkv=1 d=128 dv=128 cores=3",
+    "data=growing order=bhsd sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "data=growing b=4 sq=300 sk=600 hq=2 hkv=1 d=128 dv=128 q=packed k=packed cores=3",
+    "data=huge sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
+    "data=huge sq=300 sk=400 hq=2 hkv=1 d=64 dv=64 causal=1",
+    "data=nan_query sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
+    "data=nan_query b=4 sq=300 sk=400 hq=2 hkv=1 d=64 dv=64 q=packed k=packed causal=1",
+    "data=nan_key sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
+    "data=nan_key b=4 sq=300 sk=400 hq=2 hkv=1 d=256 dv=256 q=packed k=packed used=1 causal=1",
+    "data=inf_key sq=300 sk=400 hq=2 hkv=1 d=64 dv=64",
+    "data=inf_key sq=300 sk=400 hq=2 hkv=1 d=192 dv=192 causal=1",
+    "data=inf_value sq=300 sk=400 hq=2 hkv=1 d=128 dv=128 used=1 b=3",
+    "data=inf_value b=4 sq=300 sk=400 hq=2 hkv=1 d=64 dv=64 q=packed k=packed causal=1",
+};
+
+// What a softmax without a maximum must notice, in either order of the tiles: scores that pass what was seen before by many
+// powers of two, and the one key in whose tile, after tiles without it, scores become infinite or NaN. Every head size that
+// has a row; full, causal, windows, packed rows; tiles that are seen whole and in part.
+constexpr const char* kHopperNumerics[] = {
+    "data=falling sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "data=falling sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "data=falling sq=2100 sk=2100 hq=1 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "data=falling sq=300 sk=900 hq=2 hkv=2 d=96 dv=96 cores=3",
+    "data=falling sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "data=falling sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
+    "data=falling sq=300 sk=900 hq=1 hkv=1 d=192 dv=128 cores=3",
+    "data=falling sq=300 sk=900 hq=1 hkv=1 d=192 dv=192 causal=1 cores=3",
+    "data=falling sq=300 sk=900 hq=2 hkv=1 d=256 dv=256 cores=3",
+    "data=falling sq=300 sk=900 hq=2 hkv=1 d=256 dv=256 causal=1 sink=1 cores=3",
+    "data=falling b=4 sq=300 sk=600 hq=2 hkv=1 d=128 dv=128 q=packed k=packed cores=3",
+    "data=falling b=4 sq=300 sk=600 hq=2 hkv=1 d=64 dv=64 q=packed k=packed causal=1 used=1 cores=3",
+    "data=falling sq=600 sk=900 hq=1 hkv=1 d=128 dv=128 wl=500 wr=0 cores=3",
+    "data=falling sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 scale=2 cores=3",
+    "data=nan_once sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "data=nan_once sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
+    "data=nan_once b=3 sq=300 sk=600 hq=2 hkv=1 d=256 dv=256 q=packed k=packed cores=3",
+    "data=inf_once sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "data=inf_once sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "data=inf_once sq=300 sk=900 hq=1 hkv=1 d=192 dv=128 cores=3",
+    "data=inf_once b=3 sq=300 sk=600 hq=2 hkv=1 d=256 dv=256 q=packed k=packed causal=1 cores=3",
+};
+
+constexpr int64_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
+
+}  // namespace
+
+std::vector<Case> hopper_cases() {
+  std::vector<Case> cases;
+  // By turns: the code is the same but for the product.
+  for (size_t n = 0; n < std::size(kHopper); ++n) {
+    cases.push_back(*parse_case(kHopper[n], nullptr));
+    cases.back().dtype = kDtypes[n % std::size(kDtypes)];
+  }
+  // What float16 holds is less, and so is the bound that its P may reach.
+  for (const char* line : kHopperNumerics) {
+    for (const int64_t dtype : kDtypes) {
+      cases.push_back(*parse_case(line, nullptr));
+      cases.back().dtype = dtype;
+    }
+  }
+  return cases;
+}
+
+}  // namespace tessera::testing
