@@ -64,8 +64,8 @@ struct Row {
 constexpr Row kTable[] = {
     {Use::kPrefill, 64, 246, 0, 0, false},
     {Use::kPrefill, 96, 255, 24, 16, false},
-    {Use::kPrefill, 128, 255, 64, 32, true},
-    {Use::kPrefill, 192, 238, 0, 0, false},
+    {Use::kPrefill, 128, 255, 72, 40, true},
+    {Use::kPrefill, 192, 245, 0, 0, false},
     {Use::kPrefill, 256, 254, 0, 0, false},
     {Use::kPagedPrefill, 64, 244, 0, 0, false},
     {Use::kPagedPrefill, 128, 255, 88, 48, false},
