@@ -88,14 +88,10 @@ std::string symbol_of(const KernelSpec& spec) { return std::string("tessera_") +
 std::string source_of(const KernelSpec& spec) {
   const std::string name = spec.name, params = std::string("tessera::") + spec.params;
   const std::string bounds = std::to_string(spec.threads) + ", " + std::to_string(spec.blocks_per_sm);
-  std::string assertion;
-  if (spec.shared[0] != '\0') {
-    assertion = std::string("static_assert(sizeof(tessera::") + spec.shared + "<" + spec.config +
-                ">) == " + std::to_string(spec.smem_bytes) + ", \"what the host launches with\");\n\n";
-  }
-  return "#include \"tessera/" + name + ".cuh\"\n\n" + assertion + "extern \"C\" __global__ void __launch_bounds__(" +
-         bounds + ")\n" + symbol_of(spec) + "(const __grid_constant__ " + params + " p) {\n  tessera::" + name + "<" +
-         spec.config + ">(p);\n}\n";
+  return "#include \"tessera/" + name + ".cuh\"\n\nstatic_assert(" + spec.claim +
+         ", \"as the host launches it\");\n\nextern \"C\" __global__ void __launch_bounds__(" + bounds + ")\n" +
+         symbol_of(spec) + "(const __grid_constant__ " + params + " p) {\n  tessera::" + name + "<" + spec.config +
+         ">(p);\n}\n";
 }
 
 }  // namespace tessera::cuda

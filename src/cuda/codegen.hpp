@@ -13,10 +13,10 @@ namespace tessera::cuda {
 struct KernelSpec {
   const char* name = "";    // "fwd_sm80": the header, the template, and after "tessera_" the symbol
   const char* params = "";  // "FwdParams"
-  const char* shared = "";  // "FwdSharedMemory": a template over the config; "": no dynamic shared memory
   std::string config;       // the template's argument, config_text() of it
   int32_t threads = 0, blocks_per_sm = 1;
-  int64_t smem_bytes = 0;  // dynamic: what `shared` takes, which the source asserts
+  int64_t smem_bytes = 0;  // dynamic
+  std::string claim;       // what host and device must agree on, asserted: "tessera::kCombineWarps == 4"
 };
 
 std::string symbol_of(const KernelSpec& spec);

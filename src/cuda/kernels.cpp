@@ -12,12 +12,17 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
-constexpr int kCombineWarps = 4;      // as combine.cuh has it
-constexpr int kBwdRowsThreads = 128;  // as bwd_rows.cuh has it
+constexpr int kCombineWarps = 4, kBwdRowsThreads = 128;
 
 // Rows of a SharedTile of kernels/tessera/tile/shared_tile.cuh.
 int64_t pitch_bytes(Dtype dtype, int columns) {
   return int64_t{columns} * dtype_bytes(dtype) + (dtype == Dtype::kFloat32 ? 32 : 16);
+}
+
+// That the kernel's struct of shared memory has the size that it is launched with.
+template <class Config>
+std::string shared_memory_claim(const std::string& name, const Config& config) {
+  return "sizeof(tessera::" + name + "<" + config_text(config) + ">) == " + std::to_string(smem_bytes(config));
 }
 
 template <class Config, class Params>
@@ -66,41 +71,46 @@ int64_t smem_bytes(const BwdConfig& config) {
 KernelSpec spec_of(const FwdConfig& config) {
   return {.name = "fwd_sm80",
           .params = "FwdParams",
-          .shared = "FwdSharedMemory",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
           .blocks_per_sm = config.blocks_per_sm,
-          .smem_bytes = smem_bytes(config)};
+          .smem_bytes = smem_bytes(config),
+          .claim = shared_memory_claim("FwdSharedMemory", config)};
 }
 
 KernelSpec spec_of(const FwdSm90Config& config) {
   return {.name = "fwd_sm90",
           .params = "FwdSm90Params",
-          .shared = "FwdSm90SharedMemory",
           .config = config_text(config),
           .threads = (config.consumers + 1) * kWarpgroupThreads,
-          .smem_bytes = smem_bytes(config)};
+          .smem_bytes = smem_bytes(config),
+          .claim = shared_memory_claim("FwdSm90SharedMemory", config)};
 }
 
 KernelSpec spec_of(const CombineConfig& config) {
   return {.name = "combine",
           .params = "CombineParams",
           .config = config_text(config),
-          .threads = kCombineWarps * kWarpThreads};
+          .threads = kCombineWarps * kWarpThreads,
+          .claim = "tessera::kCombineWarps == " + std::to_string(kCombineWarps)};
 }
 
 KernelSpec spec_of(const BwdConfig& config) {
   return {.name = "bwd_sm80",
           .params = "BwdParams",
-          .shared = "BwdSharedMemory",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
           .blocks_per_sm = config.blocks_per_sm,
-          .smem_bytes = smem_bytes(config)};
+          .smem_bytes = smem_bytes(config),
+          .claim = shared_memory_claim("BwdSharedMemory", config)};
 }
 
 KernelSpec spec_of(const BwdRowsConfig& config) {
-  return {.name = "bwd_rows", .params = "BwdParams", .config = config_text(config), .threads = kBwdRowsThreads};
+  return {.name = "bwd_rows",
+          .params = "BwdParams",
+          .config = config_text(config),
+          .threads = kBwdRowsThreads,
+          .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }
 
 tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdParams& params, Grid grid,

@@ -47,11 +47,24 @@ TEST(CudaCodegen, NamesTheTemplateAndItsConfig) {
   EXPECT_PRED2(contains, source, "tessera::combine<tessera::CombineConfig{.dtype = tessera::Dtype{1}}>(p);");
 }
 
-TEST(CudaCodegen, AssertsWhatTheHostLaunchesWith) {
-  KernelSpec spec{.name = "fwd_sm80", .params = "FwdParams", .shared = "FwdSharedMemory", .config = "C{}"};
-  spec.smem_bytes = 4096;
-  EXPECT_PRED2(contains, source_of(spec), "static_assert(sizeof(tessera::FwdSharedMemory<C{}>) == 4096,");
-  EXPECT_FALSE(contains(source_of(spec_of(kConfig)), "static_assert")) << "no dynamic shared memory";
+TEST(CudaCodegen, AssertsWhatHostAndDeviceAgreeOn) {
+  FwdConfig config{};
+  config.head_dim = config.head_dim_v = config.block_m = 64, config.block_n = 32, config.stages = 2;
+  config.dtype = Dtype::kFloat16;
+  EXPECT_PRED2(contains, source_of(spec_of(config)),
+               "static_assert(sizeof(tessera::FwdSharedMemory<" + config_text(config) +
+                   ">) == " + std::to_string(smem_bytes(config)) + ", ");
+  EXPECT_PRED2(contains, source_of(spec_of(kConfig)), "static_assert(tessera::kCombineWarps == 4, ");
+}
+
+// A claim that does not hold is an error in words of this project's.
+TEST_F(CudaCompiler, RefusesAFalseClaim) {
+  KernelSpec spec = spec_of(kConfig);
+  spec.claim = "tessera::kCombineWarps == 5";
+  Binary binary;
+  const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), 80, binary);
+  EXPECT_EQ(status.code, TESSERA_INTERNAL);
+  EXPECT_PRED2(contains, status.message, "as the host launches it");
 }
 
 TEST(CudaCodegen, EveryFieldIsPartOfTheKey) {
