@@ -1,0 +1,72 @@
+"""Errors of the forward pass on a GPU, held against those of cuDNN's attention on the same inputs."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+tessera = pytest.importorskip("tessera")
+
+import torch.nn.functional as F  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+import tessera.torch  # noqa: E402
+from torch_reference import attention  # noqa: E402
+
+BATCH, HEADS, LENGTH = 2, 4, 2048
+# Both round P and O alike, so their errors differ by what little is left: over four million elements, not by chance.
+SLACK = 1.01
+
+
+def draw(head_dim, dtype, outliers):
+    """q, k, v [B, S, H, D], standard normal; with outliers, one element in a thousand has a normal of sd 10 added."""
+    generator = torch.Generator("cuda").manual_seed(head_dim)
+    shape = (BATCH, LENGTH, HEADS, head_dim)
+
+    def normal():
+        values = torch.randn(shape, generator=generator, device="cuda")
+        if outliers:
+            chosen = torch.rand(shape, generator=generator, device="cuda") < 1e-3
+            values += chosen * 10 * torch.randn(shape, generator=generator, device="cuda")
+        return values.to(dtype)
+
+    return normal(), normal(), normal()
+
+
+def relative_rms(o, exact):
+    return float((o.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("outliers", [False, True], ids=["normal", "outliers"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_error_is_at_most_cudnn_s(device, dtype, head_dim, causal, outliers):
+    q, k, v = draw(head_dim, dtype, outliers)
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert tessera.plan(q, k, v, causal=causal, as_dict=True)["kernel"] == "fwd_sm90"
+    try:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            peer = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal)
+    except RuntimeError as error:
+        pytest.skip(f"cuDNN takes no such call here: {str(error).splitlines()[0]}")
+    exact = attention(q.double(), k.double(), v.double(), causal=causal)[0]
+    ours = tessera.torch.attention(q, k, v, causal=causal)
+    error, peer_error = relative_rms(ours, exact), relative_rms(peer.transpose(1, 2), exact)
+    assert error <= SLACK * peer_error, f"relative RMS error {error:.3e}, cuDNN's {peer_error:.3e}"
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("falling", [False, True], ids=["growing", "falling"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_scores_of_growing_magnitude(device, dtype, head_dim, causal, falling):
+    """Keys whose length changes by four orders of magnitude along the sequence: tile after tile passes all before."""
+    q, k, v = draw(head_dim, dtype, outliers=False)
+    exponents = torch.linspace(-2, 2, LENGTH, device="cuda")
+    k = (k.float() * 10 ** (exponents.flip(0) if falling else exponents)[None, :, None, None]).to(dtype)
+    exact = attention(q.double(), k.double(), v.double(), causal=causal)[0]
+    plain = attention(q, k, v, causal=causal)[0]
+    ours = tessera.torch.attention(q, k, v, causal=causal)
+    error, plain_error = relative_rms(ours, exact), relative_rms(plain, exact)
+    assert error <= 2 * plain_error, f"relative RMS error {error:.3e}, plainly computed {plain_error:.3e}"
