@@ -61,13 +61,23 @@ struct RoomLine {
   std::string whose;
 };
 
+// Where standard attention was run, and where not.
+struct StandardRuns {
+  bool some, not_all;
+};
+
 std::string panel(const std::string& block, const std::string& title, const std::string& unit, bool memory,
-                  bool some_not_run, const RoomLine& room) {
-  const std::string curves = fmt::format(
-      "${0} using 1:3 with linespoints linewidth 2.5 pointtype 5 pointsize 0.9 linecolor rgb '{1}' title 'standard "
-      "attention', ${0} using 1:2 with linespoints linewidth 2.5 pointtype 7 pointsize 1 linecolor rgb '{2}' title "
-      "'Tessera'",
-      block, kStandardColour, kTesseraColour);
+                  const StandardRuns& standard, const RoomLine& room) {
+  std::string curves;
+  if (standard.some) {
+    curves = fmt::format(
+        "${} using 1:3 with linespoints linewidth 2.5 pointtype 5 pointsize 0.9 linecolor rgb '{}' title 'standard "
+        "attention', ",
+        block, kStandardColour);
+  }
+  curves += fmt::format(
+      "${} using 1:2 with linespoints linewidth 2.5 pointtype 7 pointsize 1 linecolor rgb '{}' title 'Tessera'", block,
+      kTesseraColour);
   std::string plot = fmt::format("set title {}\nset ylabel {}\n", quoted(title), quoted(unit));
   if (!memory) return plot + "set yrange [*:*]\nplot " + curves + "\n";
   const double machine_mib = static_cast<double>(room.bytes) / kBytesPerMib;
@@ -75,7 +85,7 @@ std::string panel(const std::string& block, const std::string& title, const std:
   plot += fmt::format("set yrange [*:{}]\nplot {}, ", machine_mib * kRoomForKey, curves);
   plot += fmt::format("${} using 1:4 with lines linewidth 1.5 dashtype 2 linecolor rgb '{}' notitle, ", block,
                       kStandardColour);
-  if (some_not_run) {
+  if (standard.not_all) {
     plot += fmt::format(
         "${} using 1:5 with points pointtype 4 pointsize 1.1 linewidth 1.5 linecolor rgb '{}' title 'standard "
         "attention, not run', ",
@@ -110,11 +120,12 @@ std::string script(const std::string& output, bool svg, const std::vector<Cell>&
       "set key top left reverse Left\nset xlabel 'sequence length'\nset format x '%.0f'\nset format y '%g'\n"
       "set offsets graph 0.03, graph 0.03, graph 0.08, 0\nset datafile missing 'NaN'\n";
   for (const auto& [direction, name] : directions) {
-    text += panel("time_" + name, "Time, " + name, "milliseconds", false, false, room);
-    text += panel("memory_" + name, "Memory beyond inputs and outputs, " + name, "MiB", true,
-                  std::any_of(cells.begin(), cells.end(),
-                              [&](const Cell& c) { return c.settings.direction == direction && !c.standard; }),
-                  room);
+    StandardRuns standard{false, false};
+    for (const Cell& cell : cells) {
+      if (cell.settings.direction == direction) (cell.standard ? standard.some : standard.not_all) = true;
+    }
+    text += panel("time_" + name, "Time, " + name, "milliseconds", false, standard, room);
+    text += panel("memory_" + name, "Memory beyond inputs and outputs, " + name, "MiB", true, standard, room);
   }
   return text + "unset multiplot\nunset output\n";
 }
