@@ -1,0 +1,86 @@
+// fwd_sm90's table of tiles, and the variable that takes its place.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "cuda/fwd_sm90_tiles.hpp"
+#include "cuda/kernels.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int64_t kHopperSmemBytes = 227 << 10;
+
+TEST(CudaTiles, EveryRowFitsSharedMemory) {
+  for (const Sm90Tile& tile : sm90_tiles()) {
+    FwdSm90Config config{};
+    config.dtype = Dtype::kBFloat16;
+    config.head_dim = tile.head_dim, config.head_dim_v = tile.head_dim_v;
+    tile.apply(config);
+    EXPECT_LE(smem_bytes(config), kHopperSmemBytes) << config_text(config);
+  }
+}
+
+TEST(CudaTiles, EveryProblemHasARow) {
+  for (const int64_t head_dim : {1, 64, 65, 128, 192, 256})
+    for (const int64_t head_dim_v : {1, 64, 65, 128, 192, 256})
+      for (const bool staircase : {false, true})
+        for (const int64_t rows : {int64_t{0}, int64_t{1}, int64_t{4096}, INT64_MAX}) {
+          const auto tile = find_sm90_tile(head_dim, head_dim_v, staircase, rows);
+          ASSERT_TRUE(tile) << head_dim << " " << head_dim_v << " " << staircase << " " << rows;
+          EXPECT_GE(tile->head_dim, head_dim);
+          EXPECT_GE(tile->head_dim_v, head_dim_v);
+          EXPECT_LE(tile->rows, rows);
+        }
+  EXPECT_FALSE(find_sm90_tile(257, 64, false, 4096));
+}
+
+// A row behind one that fits all that it fits is never taken.
+TEST(CudaTiles, EveryRowIsTaken) {
+  for (const Sm90Tile& tile : sm90_tiles()) {
+    bool taken = false;
+    for (const bool staircase : {false, true}) {
+      const auto found = find_sm90_tile(tile.head_dim, tile.head_dim_v, staircase, tile.rows);
+      taken |= found && found->area == tile.area && found->rows == tile.rows && found->head_dim == tile.head_dim &&
+               found->head_dim_v == tile.head_dim_v;
+    }
+    EXPECT_TRUE(taken) << tile.head_dim << " " << tile.head_dim_v << " from " << tile.rows;
+  }
+}
+
+class CudaForcedTile : public testing::Test {
+ protected:
+  void TearDown() override { unsetenv(kForcedTile); }
+};
+
+// The columns behind the first four of a row, as the search writes them.
+std::string text_of(const Sm90Tile& tile) {
+  FwdSm90Config config{};
+  tile.apply(config);
+  std::string text;
+  for (const int value : {config.block_n, config.consumers, config.k_stages, config.v_stages, config.q_stages}) {
+    text += (text.empty() ? "" : ",") + std::to_string(value);
+  }
+  return text;
+}
+
+TEST_F(CudaForcedTile, StandsForTheTable) {
+  for (const std::string text : {"80,3,3,3,1", "128,2,2,2,2", "16,2,1,8,1"}) {
+    setenv(kForcedTile, text.c_str(), 1);
+    const auto tile = find_sm90_tile(64, 64, false, 512);
+    ASSERT_TRUE(tile) << text;
+    EXPECT_EQ(text_of(*tile), text);
+  }
+}
+
+TEST_F(CudaForcedTile, IsNoneWhenItIsNoTile) {
+  for (const char* text : {"", "128", "128,2,2,2", "128,2,2,2,2,", "128,2,2,2,2,2,2,2", "128;2;2;2;2", "128,2,2,2,2x",
+                           "100,2,2,2,2", "128,4,2,2,2", "128,2,0,2,2", "-128,2,2,2,2", "no"}) {
+    setenv(kForcedTile, text, 1);
+    EXPECT_FALSE(find_sm90_tile(64, 64, false, 512)) << text;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cuda
