@@ -1,0 +1,98 @@
+"""scripts/search_fwd_sm90.py, as far as it goes without a compiler and a GPU: it reads the sources as they are."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+import fwd_sm90_model as model  # noqa: E402
+import fwd_sm90_ptxas as ptxas  # noqa: E402
+import search_fwd_sm90 as search  # noqa: E402
+
+SHAPES = [model.Shape(*dims, stairs) for dims in search.HEAD_DIMS for stairs in (False, True)]
+
+
+def table_rows():
+    """(head sizes, tile) of the table's rows."""
+    for dims, lines in search.read_rows(search.TABLE.read_text(encoding="utf-8")).items():
+        for line in lines:
+            if line.startswith("{"):
+                values = line.strip("{},").split(",")[4:]
+                yield dims, model.Tile(tuple(int(value) for value in values))
+
+
+def test_the_table_s_rows_are_among_what_fits():
+    rows = list(table_rows())
+    assert rows
+    for dims, tile in rows:
+        assert len(tile.values) == len(model.tuned_fields())
+        assert model.fits(model.Shape(*dims, False), tile), (dims, tile.text)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_what_is_enumerated_fits_and_nothing_smaller_stands_beside_it(shape):
+    tiles = model.enumerate_tiles(shape)
+    assert tiles and all(model.fits(shape, tile) for tile in tiles)
+    for tile in tiles:
+        for other in tiles:
+            same = (tile.block_n, tile.consumers, tile.cluster) == (other.block_n, other.consumers, other.cluster)
+            assert tile == other or not same or any(x < y for x, y in zip(tile.values, other.values))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_predictions_are_below_the_peak_and_grow_with_the_length(shape):
+    peak = 132 * model.TENSOR_FLOP * model.CLOCK_HZ * 1e-12
+    for tile, rates in model.best(shape, [512, 2048, 16384], 16384, 132, search.COMPILED):
+        assert 0 < rates[0] < rates[-1] < peak, tile.text
+
+
+def test_a_config_names_every_field():
+    shape, tile = SHAPES[0], model.enumerate_tiles(SHAPES[0])[0]
+    text = ptxas.config_text(shape, tile)
+    assert all(f".{name} = " in text for name in model.config_fields())
+    assert set(model.tuned_fields()) <= set(model.config_fields())
+
+
+def measured(shape, rates):
+    """{length: {tile: rate}} of two tiles, and cuDNN at 400."""
+    tiles = model.enumerate_tiles(shape)[:2]
+    return tiles, {n: {**dict(zip(tiles, row)), "cudnn": 400.0} for n, row in zip(search.LENGTHS, rates)}
+
+
+def test_rows_are_as_few_as_the_measurements_allow():
+    shape = model.Shape(128, 128, True)
+    rates = [(300, 250), (350, 330), (400, 399), (450, 470), (480, 520), (500, 560)]
+    (short, long), cells = measured(shape, rates)
+    lines = search.rows_of(shape, cells)
+    values = [", ".join(map(str, tile.values)) for tile in (long, short)]
+    assert lines == [
+        "// 2048: 399 (1.00), 4096: 470 (1.18), 8192: 520 (1.30), 16384: 560 (1.40)",
+        f"{{128, 128, Area::kStairs, 2048, {values[0]}}},",
+        "// 512: 300 (0.75), 1024: 350 (0.88)",
+        f"{{128, 128, Area::kStairs, 0, {values[1]}}},",
+    ]
+
+
+def test_head_sizes_that_were_not_measured_keep_their_rows():
+    before = search.TABLE.read_text(encoding="utf-8")
+    shapes = [model.Shape(128, 128, stairs) for stairs in (False, True)]
+    rates = [(300, 250)] * len(search.LENGTHS)
+    results = {shape: measured(shape, rates)[1] for shape in shapes}
+    after = search.table_text(before, results, "a GPU, today")
+    old, new = search.read_rows(before), search.read_rows(after)
+    assert {dims: lines for dims, lines in new.items() if dims != (128, 128)} == {
+        dims: lines for dims, lines in old.items() if dims != (128, 128)
+    }
+    assert new[128, 128][0] == "// a GPU, today" and len(new[128, 128]) == 5
+    # Only one of the two areas: not enough for a row of either.
+    assert search.read_rows(search.table_text(before, {shapes[0]: results[shapes[0]]}, "")) == old
+
+
+def test_ptxas_words_decide():
+    log = "Function properties\n  0 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\nUsed 168 registers\n"
+    assert ptxas.read_log(log, 0).reason(400) == "" and ptxas.read_log(log, 0).spill_bytes == 20
+    assert ptxas.read_log(log, 0).reason(10) == "spills"
+    for words in ptxas.LOSSES:
+        assert ptxas.read_log(f"{log}(C7510) {words} due to it", 0).reason(400) == words
+    assert "error: no" in ptxas.read_log("x.cu(3): error: no such thing", 6).reason(400)
