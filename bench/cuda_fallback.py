@@ -72,10 +72,8 @@ def measure(head_dim: int, causal: bool, options: argparse.Namespace) -> dict:
     calls, errors = {}, {}
     for kind, inputs in kinds.items():
         exact = Exact(problem, inputs, "forward")
-        for contestant in enter(problem, inputs)[0]:
-            if contestant.name not in CONTESTANTS:
-                continue
-            call, results = contestant.forward()
+        for contestant in enter(problem, inputs, "forward", list(CONTESTANTS))[0]:
+            call, results = contestant.call()
             try:
                 errors[kind, contestant.name] = exact.error(results(call()))
             except RuntimeError as error:

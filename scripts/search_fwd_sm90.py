@@ -108,12 +108,14 @@ def make_forced(problem, inputs, tile: Tile, number: int):
     from cuda_bench.contestants import Tessera
 
     class Forced(Tessera):
+        kernel = "fwd_sm90"
+
         def options(self) -> dict:
             return {**super().options(), "scale": problem.head_dim**-0.5 * (1 + number * 2.0**-40)}
 
-        def plan(self, direction: str) -> dict:
+        def plan(self) -> dict:
             os.environ[FORCED] = tile.text
-            return super().plan(direction)
+            return super().plan()
 
         def forward(self):
             call, results = super().forward()
@@ -124,7 +126,7 @@ def make_forced(problem, inputs, tile: Tile, number: int):
 
             return forced, results
 
-    return Forced(problem, inputs)
+    return Forced(problem, inputs, "forward")
 
 
 def warm(job: tuple[Shape, Tile]) -> None:
@@ -155,22 +157,21 @@ class Cell:
         self.calls, self.dropped, self.peer = {}, {}, {}
         bound = ERROR_BOUND * torch.finfo(torch.bfloat16).eps
         try:
-            call, results = Cudnn(self.problem, inputs).forward()
+            call, results = Cudnn(self.problem, inputs, "forward").forward()
             bound = ERROR_BOUND * exact.error(results(call()))
             self.peer = {"cudnn": call}
         except (NotOffered, RuntimeError) as error:
             self.dropped["cudnn"] = str(error).splitlines()[0]
         for number, tile in enumerate(tiles):
             forced = make_forced(self.problem, inputs, tile, number)
-            plan = forced.plan("forward")
-            if plan["kernel"] != "fwd_sm90" or plan["block_n"] != tile.block_n:
-                self.dropped[tile] = f"the plan takes {plan['kernel']} with {plan['block_n']} keys a tile"
-                continue
-            call, results = forced.forward()
             try:
-                error = exact.error(results(call()))
-            except RuntimeError as failure:
+                call, results = forced.forward()
+                error, plan = exact.error(results(call())), forced.plan()
+            except (RuntimeError, ValueError) as failure:  # what the library says of it
                 self.dropped[tile] = str(failure).splitlines()[0]
+                continue
+            if plan["block_n"] != tile.block_n:
+                self.dropped[tile] = f"the library runs {plan['block_n']} keys a tile: it is not of this tree"
                 continue
             if error <= bound:
                 self.calls[tile] = call
