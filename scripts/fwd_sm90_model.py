@@ -238,6 +238,16 @@ def flops(shape: Shape, batch: int, length: int) -> float:
     return 2.0 * area * (shape.head_dim + shape.head_dim_v)
 
 
+def predict_rates(shape: Shape, tile: Tile, lengths: list[int], tokens: int, multiprocessors: int) -> list[float]:
+    """TFLOP/s, `tokens` in all."""
+    rates = []
+    for length in lengths:
+        batch = max(1, tokens // length)
+        seconds = predict_seconds(shape, tile, batch, length, multiprocessors)
+        rates.append(flops(shape, batch, length) / seconds * 1e-12)
+    return rates
+
+
 def best(
     shape: Shape, lengths: list[int], tokens: int, multiprocessors: int, count: int
 ) -> list[tuple[Tile, list[float]]]:
@@ -246,12 +256,7 @@ def best(
     By turns the best of each length; of one number of keys and consumers at most two, so that the model's blind spots
     do not decide.
     """
-    rates: dict[Tile, list[float]] = {}
-    for tile in enumerate_tiles(shape):
-        for length in lengths:
-            batch = max(1, tokens // length)
-            seconds = predict_seconds(shape, tile, batch, length, multiprocessors)
-            rates.setdefault(tile, []).append(flops(shape, batch, length) / seconds * 1e-12)
+    rates = {tile: predict_rates(shape, tile, lengths, tokens, multiprocessors) for tile in enumerate_tiles(shape)}
     ranked = [sorted(rates, key=lambda tile: -rates[tile][index]) for index in range(len(lengths))]
     chosen: dict[Tile, list[float]] = {}
     for tile in itertools.chain.from_iterable(zip(*ranked)):

@@ -50,7 +50,7 @@ def parse_dims(text: str) -> tuple[int, int]:
 def parse(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-dims", nargs="+", type=parse_dims, default=list(HEAD_DIMS), metavar="D[,DV]")
-    parser.add_argument("--quick", action="store_true", help="half the lengths, short runs: for a look")
+    parser.add_argument("--quick", action="store_true", help="half the lengths, short runs; a table by --output only")
     parser.add_argument("--dry-run", action="store_true", help="stop before the GPU is needed")
     parser.add_argument("--seconds", type=float, default=520, help="start no measurement after so many")
     parser.add_argument("--multiprocessors", type=int, default=132, help="that the model deals work to")
@@ -67,8 +67,15 @@ def parse(arguments=None) -> argparse.Namespace:
 
 
 def compilable(shapes: list[Shape], multiprocessors: int, lengths: list[int]) -> dict[Shape, list[Tile]]:
-    """The promising tiles that ptxas takes well, best first. Prints what it says of each."""
-    predicted = {shape: model.best(shape, lengths, TOKENS, multiprocessors, COMPILED) for shape in shapes}
+    """The promising tiles, and those of the table, that ptxas takes well. Prints what it says of each."""
+    table = table_tiles(TABLE.read_text(encoding="utf-8"))
+    predicted = {}
+    for shape in shapes:
+        predicted[shape] = model.best(shape, lengths, TOKENS, multiprocessors, COMPILED)
+        chosen = [tile for tile, _ in predicted[shape]]
+        for tile in table.get((shape.head_dim, shape.head_dim_v), []):
+            if tile not in chosen:
+                predicted[shape].append((tile, model.predict_rates(shape, tile, lengths, TOKENS, multiprocessors)))
     jobs = [(shape, tile) for shape, tiles in predicted.items() for tile, _ in tiles]
     if ptxas.library() is None:
         print("NVRTC: not found, so nothing is known of registers, spills and serialised wgmma")
@@ -265,6 +272,15 @@ def read_rows(text: str) -> dict[tuple[int, int], list[str]]:
     return blocks
 
 
+def table_tiles(text: str) -> dict[tuple[int, int], list[Tile]]:
+    """The tiles of each pair of head sizes, each once."""
+    tiles: dict[tuple[int, int], list[Tile]] = {}
+    for dims, lines in read_rows(text).items():
+        values = [line.strip("{},").split(",")[4:] for line in lines if line.startswith("{")]
+        tiles[dims] = list(dict.fromkeys(Tile(tuple(int(value) for value in row)) for row in values))
+    return tiles
+
+
 def table_text(before: str, measured: dict[Shape, dict], gpu: str) -> str:
     """The file: head sizes that were measured, full and causal, anew, the others as they were."""
     blocks = read_rows(before)
@@ -310,9 +326,10 @@ def search(options: argparse.Namespace) -> int:
     measured = measure(kept, lengths, options, started)
     gpu = f"{facts['gpu']}, driver {facts['driver']}, cuDNN {facts['cudnn']}, commit {facts['commit']}, {facts['date']}"
     text = table_text(TABLE.read_text(encoding="utf-8"), measured, gpu)
-    target = Path(options.output) if options.output else TABLE
-    target.write_text(text, encoding="utf-8")
-    print(f"{target}:\n{text}{time.monotonic() - started:.0f} s in all")
+    target = Path(options.output) if options.output else None if options.quick else TABLE
+    if target:
+        target.write_text(text, encoding="utf-8")
+    print(f"{target or 'not written'}:\n{text}{time.monotonic() - started:.0f} s in all")
     if options.log:
         rates = {
             shape.name: {length: {getattr(name, "text", name): rate for name, rate in cell.items()}

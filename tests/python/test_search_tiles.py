@@ -13,21 +13,13 @@ import search_fwd_sm90 as search  # noqa: E402
 SHAPES = [model.Shape(*dims, stairs) for dims in search.HEAD_DIMS for stairs in (False, True)]
 
 
-def table_rows():
-    """(head sizes, tile) of the table's rows."""
-    for dims, lines in search.read_rows(search.TABLE.read_text(encoding="utf-8")).items():
-        for line in lines:
-            if line.startswith("{"):
-                values = line.strip("{},").split(",")[4:]
-                yield dims, model.Tile(tuple(int(value) for value in values))
-
-
 def test_the_table_s_rows_are_among_what_fits():
-    rows = list(table_rows())
-    assert rows
-    for dims, tile in rows:
-        assert len(tile.values) == len(model.tuned_fields())
-        assert model.fits(model.Shape(*dims, False), tile), (dims, tile.text)
+    table = search.table_tiles(search.TABLE.read_text(encoding="utf-8"))
+    assert table
+    for dims, tiles in table.items():
+        for tile in tiles:
+            assert len(tile.values) == len(model.tuned_fields())
+            assert model.fits(model.Shape(*dims, False), tile), (dims, tile.text)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
