@@ -9,6 +9,7 @@
 
 #include "tessera/core/online_softmax.cuh"
 #include "tessera/core/query_slots.cuh"
+#include "tessera/tile/shared_tile.cuh"
 
 namespace tessera {
 
@@ -107,48 +108,50 @@ TESSERA_DEVICE void clear_bias_gradient(const BwdParams& p) {
   }
 }
 
-// dQ of a tile's queries, a warp for each two parts of 16 x 8 side by side, of which a lane stores four neighbours.
+// Columns of dQ that a warp converts at once: the most, up to 64, that divide all.
+TESSERA_HOST_DEVICE constexpr int strip_columns(int columns) {
+  return columns % 64 == 0 ? 64 : columns % 48 == 0 ? 48 : columns % 32 == 0 ? 32 : 16;
+}
+
+// dQ of a tile's queries, a warp for each strip of 16 queries and strip_columns columns, through shared memory, so that
+// whole lines are stored.
 template <BwdRowsConfig kCfg>
 TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryTile& t) {
-  constexpr int kWarps = kBwdRowsThreads / 32, kCols = kCfg.head_dim / 16, kParts = kCfg.block_m / 16 * kCols;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  constexpr int kWarps = kBwdRowsThreads / 32, kCols = strip_columns(kCfg.head_dim),
+                kStripsARow = kCfg.head_dim / kCols;
+  __shared__ SharedTile<kCfg.dtype, 16, kCols> strips[kWarps];
+  const int lane = lane_id(), warp = static_cast<int>(threadIdx.x) / 32;
+  auto& sdQ = strips[warp];
   float* tile = p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim);
-  for (int part = static_cast<int>(threadIdx.x) / 32; part < kParts; part += kWarps) {
-    const int part_row = part / kCols, part_col = part % kCols * 2;
-    const float4 left = dq_load(dq_part<kCfg.head_dim>(tile, part_row, part_col), lane);
-    const float4 right = dq_load(dq_part<kCfg.head_dim>(tile, part_row, part_col + 1), lane);
-    // A lane has columns 2c, 2c + 1 of both parts. Of two neighbours the even one takes four of the left part, the odd
-    // one four of the right.
-    const bool odd = lane % 2 != 0;
-    const float mine[4] = {odd ? right.x : left.x, odd ? right.y : left.y, odd ? right.z : left.z,
-                           odd ? right.w : left.w};
-    const float other[4] = {odd ? left.x : right.x, odd ? left.y : right.y, odd ? left.z : right.z,
-                            odd ? left.w : right.w};
+#pragma unroll 1
+  for (int strip = warp; strip < kCfg.block_m / 16 * kStripsARow; strip += kWarps) {
+    const int row0 = strip / kStripsARow * 16, col0 = strip % kStripsARow * kCols;
+    if (row0 >= t.count) break;
+    float4 parts[kCols / 8];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float near0 = mine[2 * half] * p.scale, near1 = mine[2 * half + 1] * p.scale;
-      const float far0 = __shfl_xor_sync(0xffffffff, other[2 * half], 1) * p.scale;
-      const float far1 = __shfl_xor_sync(0xffffffff, other[2 * half + 1], 1) * p.scale;
-      const float x[4] = {odd ? far0 : near0, odd ? far1 : near1, odd ? near0 : far0, odd ? near1 : far1};
-      const int row = part_row * 16 + half * 8 + lane / 4;
-      const int col = part_col * 8 + (odd ? 8 : 0) + lane % 4 / 2 * 4;
-      if (row >= t.count) continue;
-      const int64 query = static_cast<int64>(s.q_begin) + t.row0 + row;
-      const int64 at = p.d_q.batch * t.batch + p.d_q.row * query + p.d_q.head * t.head + col;
-      if (p.d_q_aligned && col + 4 <= p.head_dim) {
+    for (int n = 0; n < kCols / 8; ++n) {
+      parts[n] = dq_load(dq_part<kCfg.head_dim>(tile, row0 / 16, col0 / 8 + n), lane);
+    }
+    __syncwarp();  // the strip before is stored
+#pragma unroll
+    for (int n = 0; n < kCols / 8; ++n) {
+      const float x[4] = {parts[n].x * p.scale, parts[n].y * p.scale, parts[n].z * p.scale, parts[n].w * p.scale};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        char* to = sdQ.pointer(half * 8 + lane_row(), n * 8 + lane_col());
         if constexpr (kCfg.dtype == Dtype::kFloat32) {
-          *reinterpret_cast<float4*>(static_cast<float*>(p.d_q.data) + at) = make_float4(x[0], x[1], x[2], x[3]);
+          *reinterpret_cast<float2*>(to) = make_float2(x[2 * half], x[2 * half + 1]);
         } else {
-          *reinterpret_cast<uint2*>(static_cast<unsigned short*>(p.d_q.data) + at) =
-              make_uint2(pack_pair<kCfg.dtype>(x[0], x[1]), pack_pair<kCfg.dtype>(x[2], x[3]));
+          *reinterpret_cast<uint32*>(to) = pack_pair<kCfg.dtype>(x[2 * half], x[2 * half + 1]);
         }
-        continue;
-      }
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        if (col + n < p.head_dim) store_element<kCfg.dtype>(p.d_q.data, at + n, x[n]);
       }
     }
+    __syncwarp();
+    const int64 query = static_cast<int64>(s.q_begin) + t.row0 + row0;
+    const int64 first = p.d_q.batch * t.batch + p.d_q.row * query + p.d_q.head * t.head + col0;
+    store_rows<16>(sdQ, 0, t.count - row0, p.head_dim - col0, p.d_q_aligned, [&](int row) {
+      return static_cast<char*>(p.d_q.data) + (first + p.d_q.row * row) * dtype_bytes(kCfg.dtype);
+    });
   }
 }
 

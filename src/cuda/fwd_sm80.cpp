@@ -1,4 +1,4 @@
-// The forward kernel of kernels/tessera/fwd_sm80.cuh: which tiles it is compiled for, how much memory it needs, and its
+// The forward kernels of kernels/tessera/fwd_sm80.cuh and fwd_sm80_pairs.cuh: which tiles it is compiled for, how much memory it needs, and its
 // launch. Every number depends on the problem and the GPU alone.
 #include <algorithm>
 #include <cinttypes>
@@ -15,6 +15,13 @@
 namespace tessera::cuda {
 namespace {
 
+// How a block's rows are dealt to its warps.
+enum class Rows {
+  kOwn,     // each has neighbours of its own
+  kSpread,  // each has 16 rows of either half of the block; for problems without options
+  kPairs,   // two share 32; likewise
+};
+
 // A row: for this type, query and key size up to head_dim, and at most `rows` query rows a (sequence, head). The first
 // that fits the problem and the GPU's shared memory is taken.
 struct FwdTile {
@@ -24,6 +31,7 @@ struct FwdTile {
   int block_m, block_n, warps, stages;
   int slice;          // columns of V a block takes
   int blocks_per_sm;  // that registers and shared memory should allow
+  Rows dealt = Rows::kOwn;
 };
 constexpr int64_t kAny = INT64_MAX;
 constexpr FwdTile kTiles[] = {
@@ -33,8 +41,11 @@ constexpr FwdTile kTiles[] = {
     {false, 256, 16, 16, 32, 1, 2, 256, 3},
     // Two tiles of 16 rows a warp: a fragment of K or V is used twice.
     {false, 64, kAny, 128, 64, 4, 2, 64, 2},
+    {false, 128, kAny, 128, 64, 4, 2, 128, 2, Rows::kSpread},
     {false, 128, kAny, 128, 64, 4, 2, 128, 2},
+    {false, 192, kAny, 128, 64, 8, 2, 192, 1, Rows::kPairs},
     {false, 192, kAny, 128, 64, 8, 2, 192, 1},
+    {false, 256, kAny, 128, 64, 8, 2, 256, 1, Rows::kPairs},
     {false, 256, kAny, 128, 64, 8, 2, 256, 1},
     {false, 512, kAny, 64, 32, 4, 2, 256, 1},
     // 99 KiB of shared memory.
@@ -79,6 +90,8 @@ FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_h
   config.pack_heads = pack_heads;
   config.split = plan.num_splits > 1;
   config.score = score_config(plan.problem);
+  config.pairs = tile.dealt == Rows::kPairs;
+  config.spread_rows = tile.dealt == Rows::kSpread;
   return config;
 }
 
@@ -94,6 +107,7 @@ Choice choose(const tessera_plan& plan) {
     const int64_t rows_a_query = choice.pack_heads ? group : 1;
     if (plan.max_seqlen_q * rows_a_query > tile.rows) continue;
     choice.config = make_config(plan, tile, choice.pack_heads);
+    if (tile.dealt != Rows::kOwn && choice.config.score.any()) continue;
     if (smem_bytes(choice.config) > plan.device.smem_bytes) continue;
     choice.tile = &tile;
     const core::Sizes size = core::sizes(p);

@@ -14,6 +14,8 @@ namespace {
 constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
 constexpr int kCombineWarps = 4, kBwdRowsThreads = 128;
 
+const char* name_of(const FwdConfig& config) { return config.pairs ? "fwd_sm80_pairs" : "fwd_sm80"; }
+
 // Rows of a SharedTile of kernels/tessera/tile/shared_tile.cuh.
 int64_t pitch_bytes(Dtype dtype, int columns) {
   return int64_t{columns} * dtype_bytes(dtype) + (dtype == Dtype::kFloat32 ? 32 : 16);
@@ -44,7 +46,9 @@ tessera_status launch_kernel(const char* name, const Config& config, const Param
 int64_t smem_bytes(const FwdConfig& config) {
   const int64_t k_pitch = pitch_bytes(config.dtype, config.head_dim);
   const int64_t v_pitch = pitch_bytes(config.dtype, config.head_dim_v);
-  return config.block_m * std::max(k_pitch, v_pitch) + int64_t{config.stages} * config.block_n * (k_pitch + v_pitch);
+  const int64_t p_row = pitch_bytes(config.dtype, config.block_n) + 8;  // of pairs: P, and two numbers a row
+  return config.block_m * (std::max(k_pitch, v_pitch) + (config.pairs ? p_row : 0)) +
+         int64_t{config.stages} * config.block_n * (k_pitch + v_pitch);
 }
 
 // Tiles in chunks of 64 columns, 128 bytes a row, each a multiple of 1 KiB; then, in less than another, the works and the
@@ -115,7 +119,7 @@ KernelSpec spec_of(const BwdRowsConfig& config) {
 
 tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdParams& params, Grid grid,
                                const tessera_device& device, void* stream) {
-  return launch_kernel("fwd_sm80", config, params, grid, device, stream);
+  return launch_kernel(name_of(config), config, params, grid, device, stream);
 }
 
 tessera_status launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid,

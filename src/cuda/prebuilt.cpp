@@ -73,7 +73,7 @@ constexpr Row kTable[] = {
     {Use::kDecode, 128, 255, 0, 0, true},
     {Use::kDecodeBatch, 64, 220, 0, 0, false},
     {Use::kDecodeBatch, 128, 254, 0, 0, false},
-    {Use::kPagedDecode, 64, 230, 0, 0, false},
+    {Use::kPagedDecode, 64, 234, 0, 0, false},
     {Use::kPagedDecode, 128, 255, 0, 0, false},
     {Use::kPagedDecodeBatch, 64, 232, 0, 0, false},
     {Use::kPagedDecodeBatch, 128, 255, 0, 0, false},
@@ -87,11 +87,14 @@ constexpr Row kTable[] = {
 struct Wider {
   const char* kernel;
   int64_t head_dim;
-  int32_t spill_bytes, stack_bytes;
+  int32_t registers, spill_bytes, stack_bytes;
 };
 constexpr Wider kWider[] = {
     // Three consumers have 160 registers; what is spilled is what masked tiles and works need.
-    {"fwd_sm90", 64, 212, 88},
+    {"fwd_sm90", 64, 246, 212, 88},
+    // 128 registers of outputs beside 32 of scores, of this tile and of the next.
+    {"fwd_sm80_pairs", 192, 255, 24, 8},
+    {"fwd_sm80_pairs", 256, 255, 152, 32},
 };
 constexpr int32_t kMemoryBoundRegisters = 72;  // of the kernels before and after
 
@@ -176,7 +179,8 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch, PrebuiltSet set) {
                                        : PrebuiltKernel{spec, kMemoryBoundRegisters};
     for (const Wider& wider : kWider) {
       if (std::strcmp(wider.kernel, spec.name) != 0 || wider.head_dim != row.head_dim) continue;
-      kernel.spill_bytes = wider.spill_bytes, kernel.stack_bytes = wider.stack_bytes;
+      kernel.registers = wider.registers, kernel.spill_bytes = wider.spill_bytes,
+      kernel.stack_bytes = wider.stack_bytes;
     }
     kernels.push_back(kernel);
   };

@@ -50,12 +50,12 @@ TESSERA_DEVICE int lane_col() { return lane_id() % 4 * 2; }  // 2c
 
 // ---- 16-bit fragments ----
 
-// A [16 kM rows][16 columns from col] as it lies.
-template <int kM, class Tile>
+// A [kM times 16 rows, kRowStep apart][16 columns from col] as it lies.
+template <int kM, int kRowStep = 16, class Tile>
 TESSERA_DEVICE void load_a(uint32 (&a)[kM][4], const Tile& sA, int row, int col) {
   const uint32 at = sA.at(row + lane_id() % 16, col + lane_id() / 16 * 8);
 #pragma unroll
-  for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4(a[m], at + m * 16 * Tile::kPitchBytes);
+  for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4(a[m], at + m * kRowStep * Tile::kPitchBytes);
 }
 
 // A = the transpose of sA [16 rows = inner][16 kM columns = A's rows].
@@ -112,48 +112,20 @@ TESSERA_DEVICE void for_fragments(Load&& load, Multiply&& multiply) {
   }
 }
 
-// A fragments of all inner columns, held in registers over many products.
-template <int kM, int kCols>
-struct RegisterA {
-  uint32 a[kCols / 16][kM][4];
-
-  template <class Tile>
-  TESSERA_DEVICE void load(const Tile& sA, int row) {
-#pragma unroll
-    for (int k = 0; k < kCols / 16; ++k) load_a<kM>(a[k], sA, row, k * 16);
-  }
-};
-
-// acc += A B^T, 16 bits, A in registers, B = sB [columns of acc][inner] from row `row_b`.
-template <int kM, int kN, int kCols, class TileB>
-TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], const RegisterA<kM, kCols>& rA, TileB& sB, int row_b) {
-  static_assert(kCols == TileB::kCols && kN % 2 == 0);
-  constexpr int kPairs = kN / 2;
-  for_fragments<kCols / 16 * kPairs>(
-      [&](int i, uint32(&b)[4]) { load_b_pair(b, sB, row_b + i % kPairs * 16, i / kPairs * 16); },
-      [&](int i, const uint32(&b)[4]) {
-        const int n = i % kPairs * 2;
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          mma_16bit<TileB::kType>(acc[m][n], rA.a[i / kPairs][m], b[0], b[1]);
-          mma_16bit<TileB::kType>(acc[m][n + 1], rA.a[i / kPairs][m], b[2], b[3]);
-        }
-      });
-}
-
-// acc += A B^T: A = sA [rows][inner] from row `row`, B = sB [columns of acc][inner] from row `row_b`.
-template <int kM, int kN, class TileA, class TileB>
+// acc += A B^T: A = sA [rows][inner], tiles of 16 rows kRowStep apart from row `row` on, B = sB [columns of acc][inner]
+// from row `row_b`.
+template <int kRowStep = 16, int kM, int kN, class TileA, class TileB>
 TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], TileA& sA, int row, TileB& sB, int row_b) {
   static_assert(TileA::kCols == TileB::kCols && kN % 2 == 0);
   if constexpr (TileA::kElemBytes == 2) {
     constexpr int kPairs = kN / 2, kSteps = TileA::kCols / 16;
     uint32 a[2][kM][4];
-    load_a<kM>(a[0], sA, row, 0);
+    load_a<kM, kRowStep>(a[0], sA, row, 0);
     for_fragments<kSteps * kPairs>(
         [&](int i, uint32(&b)[4]) { load_b_pair(b, sB, row_b + i % kPairs * 16, i / kPairs * 16); },
         [&](int i, const uint32(&b)[4]) {
           const int k = i / kPairs, n = i % kPairs * 2;
-          if (n == 0 && k + 1 < kSteps) load_a<kM>(a[(k + 1) % 2], sA, row, (k + 1) * 16);
+          if (n == 0 && k + 1 < kSteps) load_a<kM, kRowStep>(a[(k + 1) % 2], sA, row, (k + 1) * 16);
 #pragma unroll
           for (int m = 0; m < kM; ++m) {
             mma_16bit<TileA::kType>(acc[m][n], a[k % 2][m], b[0], b[1]);
@@ -166,8 +138,8 @@ TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], TileA& sA, int row, Til
       Tf32Pair a[kM][4];
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        const float2 upper = load_shared_pair(sA.pointer(row + m * 16 + lane_row(), k + lane_col()));
-        const float2 lower = load_shared_pair(sA.pointer(row + m * 16 + 8 + lane_row(), k + lane_col()));
+        const float2 upper = load_shared_pair(sA.pointer(row + m * kRowStep + lane_row(), k + lane_col()));
+        const float2 lower = load_shared_pair(sA.pointer(row + m * kRowStep + 8 + lane_row(), k + lane_col()));
         a[m][0] = split_tf32(upper.x), a[m][1] = split_tf32(lower.x);
         a[m][2] = split_tf32(upper.y), a[m][3] = split_tf32(lower.y);
       }

@@ -1,0 +1,225 @@
+// What the forward kernels by mma.sync, fwd_sm80.cuh and fwd_sm80_pairs.cuh, have in common: which rows and keys a block
+// has, their way into shared memory, the scores beyond the product, and a row's way out.
+#pragma once
+
+#include "tessera/core/online_softmax.cuh"
+#include "tessera/core/philox.cuh"
+#include "tessera/core/scheduler.cuh"
+#include "tessera/core/score.cuh"
+
+namespace tessera {
+
+// Row r of the tile-space of a sequence: query r of the block's head, or, with packed heads, query r / group of head
+// r % group of the group, so that a tile's queries are neighbours and see nearly the same keys.
+template <FwdConfig kCfg>
+struct QueryRows {
+  int rows;  // of the sequence
+  int group, head0;
+
+  TESSERA_DEVICE QueryRows(const ProblemParams& p, const Sequence& s, int head_slot)
+      : rows(kCfg.pack_heads ? s.sq * p.group : s.sq),
+        group(p.group),
+        head0(kCfg.pack_heads ? head_slot * p.group : head_slot) {}
+  TESSERA_DEVICE int query(int row) const { return kCfg.pack_heads ? row / group : row; }
+  TESSERA_DEVICE int head(int row) const { return kCfg.pack_heads ? head0 + row % group : head0; }
+};
+
+// A block's tile of query rows, and the tiles of keys that they see.
+template <FwdConfig kCfg>
+struct FwdBlock {
+  Work work;  // work.tile < 0: none, and nothing else here means anything
+  Sequence s;
+  QueryRows<kCfg> map;
+  int head_kv;
+  int row0, count;         // rows of the sequence
+  TileRange visible;       // keys
+  int first, last;         // [first, last), tiles of block_n keys
+  int dv_begin, dv_count;  // columns of V: more than registers hold are taken in slices, each by a block of its own
+
+  TESSERA_DEVICE explicit FwdBlock(const FwdParams& p)
+      : work(query_tile<kCfg.block_m>(p, kCfg.pack_heads ? p.heads_kv : p.heads_q, kCfg.pack_heads ? p.group : 1)),
+        s(load_sequence(p, work.batch)),
+        map(p, s, work.head),
+        head_kv(kCfg.pack_heads ? work.head : work.head / p.group),
+        row0(work.tile * kCfg.block_m),
+        count(min(map.rows - row0, kCfg.block_m)),
+        visible(visible_keys(p, s, map.query(row0), map.query(row0 + count - 1))),
+        dv_begin(static_cast<int>(blockIdx.y) * kCfg.head_dim_v),
+        dv_count(min(p.head_dim_v - dv_begin, kCfg.head_dim_v)) {
+    const int begin = max(max(visible.some.low, 0), kCfg.split ? work.split * p.split_keys : 0);
+    const int end = min(visible.some.high + 1, kCfg.split ? (work.split + 1) * p.split_keys : s.sk);
+    first = begin / kCfg.block_n, last = (end + kCfg.block_n - 1) / kCfg.block_n;
+  }
+
+  // Every row sees every key of a tile.
+  TESSERA_DEVICE bool whole(int tile) const {
+    const int key0 = tile * kCfg.block_n;
+    return key0 >= visible.all.low && key0 + kCfg.block_n - 1 <= visible.all.high;
+  }
+};
+
+// ---- global -> shared memory ----
+
+template <FwdConfig kCfg, class Tile>
+TESSERA_DEVICE void load_queries(Tile& sQ, const FwdParams& p, const FwdBlock<kCfg>& b) {
+  constexpr int kBytes = dtype_bytes(kCfg.dtype);
+  const char* base = static_cast<const char*>(p.q.data) + p.q.batch * b.work.batch * kBytes;
+  load_tile<kCfg.aligned, kCfg.warps * 32>(sQ, b.count, p.head_dim * kBytes, [&](int row) {
+    const int64 query = b.s.q_begin + b.map.query(b.row0 + row);
+    return base + (p.q.row * query + p.q.head * b.map.head(b.row0 + row)) * kBytes;
+  });
+}
+
+// Keys first ... of K or V, columns col ..., into a tile.
+template <FwdConfig kCfg, class Tile>
+TESSERA_DEVICE void load_keys(Tile& sTile, const FwdParams& p, const RowTensor& tensor, const FwdBlock<kCfg>& b,
+                              int first, int col, int columns) {
+  constexpr int kBytes = dtype_bytes(kCfg.dtype);
+  const int count = min(b.s.sk - first, kCfg.block_n);
+  const char* base = static_cast<const char*>(tensor.data) + (tensor.head * b.head_kv + col) * kBytes;
+  if constexpr (kCfg.paged) {
+    load_tile<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, [&](int row) {
+      const int key = min(first + row, b.s.sk - 1);
+      const int page = p.page_table[p.page_table_batch * b.work.batch + p.page_table_col * (key / p.page_size)];
+      return base + (tensor.batch * clamp(page, 0, p.pages - 1) + tensor.row * (key % p.page_size)) * kBytes;
+    });
+  } else {
+    base += (tensor.batch * b.work.batch + tensor.row * (static_cast<int64>(b.s.k_begin) + first)) * kBytes;
+    load_tile_strided<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, base, tensor.row * kBytes);
+  }
+}
+
+// ---- scores: tiles of 16 rows, kRowStep apart, from row `row0` of the sequence on ----
+
+// -inf for keys that a row does not see by its position.
+template <FwdConfig kCfg, int kRowStep = 16, int kM, int kN>
+TESSERA_DEVICE void hide_keys(float (&rS)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int key0) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = min(row0 + m * kRowStep + half * 8 + lane_row(), b.map.rows - 1);
+      const KeyRange keys = visible_keys(p, b.s, b.map.query(row));
+      const int low = keys.low - key0 - lane_col(), high = keys.high - key0 - lane_col();
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (n * 8 + e < low || n * 8 + e > high) rS[m][n][2 * half + e] = -infinity();
+        }
+    }
+}
+
+// Products to scores with every option, core/score.
+template <FwdConfig kCfg, int kRowStep = 16, int kM, int kN>
+TESSERA_DEVICE void apply_scores(float (&rS)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0,
+                                 int key0) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = min(row0 + m * kRowStep + half * 8 + lane_row(), b.map.rows - 1);
+      const ScoreRow<kCfg.score> score_row(p, b.s, b.work.batch, b.map.head(row), b.map.query(row));
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = rS[m][n][2 * half + e];
+          x = score<kCfg.score>(p, b.s, score_row, key0 + n * 8 + lane_col() + e, x).value;
+        }
+    }
+}
+
+// Zero for what dropout takes away.
+template <FwdConfig kCfg, int kRowStep = 16, int kM, int kN>
+TESSERA_DEVICE void drop(float (&rP)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int key0) {
+  static_assert(kN == 2 || kN % 4 == 0, "a call of Philox decides four tiles of 8 keys");
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row0 + m * kRowStep + half * 8 + lane_row();
+      const int head = b.work.batch * p.heads_q + b.map.head(row);
+#pragma unroll
+      for (int n = 0; n < kN; n += 4) {
+        const PhiloxWords words = dropout_words(p, head, b.map.query(row), (key0 + n * 8) / 32, lane_col() / 2);
+#pragma unroll
+        for (int t = 0; t < min(4, kN); ++t) {
+          // A tile of 16 keys is either half of a group.
+          const uint32 word = kN == 2 && key0 % 32 != 0 ? words.word[(t + 2) % 4] : words.word[t];
+          if (!keeps_low(word, p.dropout_threshold)) rP[m][n + t][2 * half] = 0.0f;
+          if (!keeps_high(word, p.dropout_threshold)) rP[m][n + t][2 * half + 1] = 0.0f;
+        }
+      }
+    }
+}
+
+// ---- results ----
+
+// A row's sum and reference, once all keys have passed -> its LSE, and what its accumulators are multiplied by.
+template <FwdConfig kCfg>
+struct FwdRow {
+  bool there, seen;  // in the sequence; by a key: a row that sees nothing has 0 and -inf
+  int64 partial;     // in the parts of a split
+  float lse, factor;
+
+  TESSERA_DEVICE FwdRow(const FwdParams& p, const FwdBlock<kCfg>& b, int local, float ref, float sum)
+      : there(local < b.count), seen(sum != 0.0f) {  // NaN counts as seen
+    const int head = b.map.head(b.row0 + local);
+    partial = (static_cast<int64>(b.work.split) * p.heads_q + head) * p.rows_total + b.s.row_begin +
+              b.map.query(b.row0 + local);
+    float scale = 1.0f;
+    if (!kCfg.split && p.sink && seen && there) {
+      const float sink = p.sink[p.sink_head * head] * kLog2e;
+      const float joint = fmaxf(sink, ref);
+      scale = ptx::ex2_approx_ftz(ref - joint);
+      sum = sum * scale + ptx::ex2_approx_ftz(sink - joint);
+      ref = joint;
+    }
+    if constexpr (kCfg.score.dropout) scale *= p.dropout_scale;
+    factor = seen ? scale / sum : 0.0f;
+    lse = seen ? (ref + log2f(sum)) * kLn2 : -infinity();
+  }
+};
+
+// By one lane of each row.
+template <FwdConfig kCfg>
+TESSERA_DEVICE void store_lse(const FwdParams& p, const FwdBlock<kCfg>& b, int local, const FwdRow<kCfg>& row) {
+  if (!row.there || b.dv_begin != 0) return;
+  if constexpr (kCfg.split) {
+    p.partial_lse[row.partial] = row.lse;
+  } else if (p.lse.data) {
+    const int query = b.map.query(b.row0 + local), head = b.map.head(b.row0 + local);
+    p.lse.data[p.lse.batch * b.work.batch + p.lse.head * head + p.lse.row * (b.s.q_begin + query)] = row.lse;
+  }
+}
+
+// Two neighbours of an accumulator: into the tile that goes to o, or, where keys are split, to their place in the parts.
+template <FwdConfig kCfg, class Tile>
+TESSERA_DEVICE void put_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, const FwdRow<kCfg>& row,
+                               int local, int col, float low, float high) {
+  low = row.seen ? low * row.factor : 0.0f;
+  high = row.seen ? high * row.factor : 0.0f;
+  if constexpr (kCfg.split) {
+    float* to = p.partial_o + row.partial * p.head_dim_v + b.dv_begin + col;
+    if (row.there && col < b.dv_count) to[0] = low;
+    if (row.there && col + 1 < b.dv_count) to[1] = high;
+  } else if constexpr (Tile::kElemBytes == 2) {
+    *reinterpret_cast<uint32*>(sO.pointer(local, col)) = pack_pair<kCfg.dtype>(low, high);
+  } else {
+    *reinterpret_cast<float2*>(sO.pointer(local, col)) = make_float2(low, high);
+  }
+}
+
+// kRows rows of the tile from `first` on -> o, by one warp.
+template <int kRows, FwdConfig kCfg, class Tile>
+TESSERA_DEVICE void store_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, int first) {
+  store_rows<kRows>(sO, first, b.count, b.dv_count, p.o_aligned, [&](int local) {
+    const int64 query = b.s.q_begin + b.map.query(b.row0 + local);
+    return static_cast<char*>(p.o.data) +
+           (p.o.batch * b.work.batch + p.o.row * query + p.o.head * b.map.head(b.row0 + local) + b.dv_begin) *
+               Tile::kElemBytes;
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,273 @@
+// Forward as fwd_sm80.cuh, for head sizes whose outputs leave a warp room for 16 query rows only: two warps, a pair, share
+// 32 rows. Of S = Q K^T each computes half of the tile's keys, of O += P V half of O's columns, so that a fragment of K
+// or V from shared memory serves 32 rows. P, rounded as the product wants it, goes from one to the other through shared
+// memory.
+//
+// One barrier a tile: S of the next tile is computed before P V of this one, and its exponentials, which are optimistic
+// wherever they can be (core/online_softmax), stand between the products of P V. No options: they need the registers.
+//
+// Grid and block: as fwd_sm80.cuh's. Shared memory: FwdPairsSharedMemory. Its page: docs/kernels/fwd_sm80.md.
+#pragma once
+
+#include "tessera/core/fwd_block.cuh"
+#include "tessera/ptx/barrier.cuh"
+#include "tessera/tile/product_shared.cuh"
+
+namespace tessera {
+
+template <FwdConfig kCfg>
+struct FwdPairsSharedMemory {
+  union {
+    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ;
+    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // once the last product with Q is done
+  };
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK[2];
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV[2];
+  SharedTile<kCfg.dtype, kCfg.block_m, kCfg.block_n> sP;
+  float row_stat[2][kCfg.block_m];  // a row's maximum, at the end its sum, over either warp's keys
+};
+
+// A warp of a pair: its rows, its part of their work, and what it holds of them in registers.
+template <FwdConfig kCfg>
+struct PairWarp {
+  static constexpr int kM = 2, kRows = kM * 16;               // rows of the pair
+  static constexpr int kN = kCfg.block_n / 16;                // tiles of 8 keys, of the warp
+  static constexpr int kD = (kCfg.head_dim_v + 31) / 32 * 2;  // tiles of 8 columns, of the warp
+  static constexpr int kSteps = kCfg.block_n / 16;            // of 16 keys, of P V
+  static constexpr int kFragments = kSteps * (kD / 2);        // of V
+  static constexpr int kScores = kM * kN * 4;                 // of a lane
+
+  const FwdParams& p;
+  const FwdBlock<kCfg>& b;
+  FwdPairsSharedMemory<kCfg>& shared;
+  int part, row, key, col;  // 0 or 1; the pair's first row in the block; the warp's first key and column of a tile
+  int last_key;             // that a row of the pair sees
+  int my_read, fellow_read, together;  // barriers: the warp has read P, for its fellow; the pair
+  float rO[kM][kD][4], rS[kM][kN][4];
+  OnlineSoftmax<kM> softmax;
+  // Of the last tile: its exponentials are optimistic; mine passed the bound; the sums before it.
+  bool optimistic = false, failed = false;
+  float sum_before[kM][2];
+
+  TESSERA_DEVICE PairWarp(const FwdParams& p, const FwdBlock<kCfg>& b, FwdPairsSharedMemory<kCfg>& shared)
+      : p(p), b(b), shared(shared) {
+    const int warp = static_cast<int>(threadIdx.x) / 32, pair = warp / 2;
+    part = warp % 2;
+    row = pair * kRows, key = part * (kN * 8), col = part * (kD * 8);
+    last_key = row < b.count ? visible_keys(p, b.s, b.map.query(b.row0 + min(row + kRows, b.count) - 1)).high : -1;
+    my_read = 1 + warp, fellow_read = 1 + (warp ^ 1), together = 1 + kCfg.warps + pair;
+    clear(rO);
+  }
+
+  // Some row of the pair sees some key of the tile, as far as keys behind the last are concerned.
+  TESSERA_DEVICE bool sees(int tile) const { return tile * kCfg.block_n <= last_key; }
+  TESSERA_DEVICE bool can_be_optimistic(int tile) const { return softmax.ready && b.whole(tile); }
+
+  // S = Q K^T
+  TESSERA_DEVICE void scores(int stage) {
+    clear(rS);
+    product_abt(rS, shared.sQ, row, shared.sK[stage], key);
+  }
+
+  // Scores to P against a reference that moves to the maximum over both warps' keys. O is that of all tiles before.
+  TESSERA_DEVICE void update(int tile) {
+    if (!b.whole(tile)) hide_keys<kCfg>(rS, p, b, b.row0 + row, tile * kCfg.block_n + key);
+    float best[kM][1][4], alpha[kM][2];
+    for_rows([&](int m, int half, int local) {
+      float x = -infinity();
+#pragma unroll
+      for (int n = 0; n < kN; ++n) x = fmaxf(x, fmaxf(rS[m][n][2 * half], rS[m][n][2 * half + 1]));
+      best[m][0][2 * half] = x = row_max(x);
+      if (lane_col() == 0) shared.row_stat[part][local] = x;
+    });
+    ptx::barrier_sync(together, 64);
+    for_rows([&](int m, int half, int local) {
+      const float other = shared.row_stat[part ^ 1][local];
+      best[m][0][2 * half] = best[m][0][2 * half + 1] = fmaxf(best[m][0][2 * half], other);
+    });
+    if (softmax.move_reference(best, p.scale_log2, alpha)) softmax.rescale(alpha, rO);
+    softmax.exponentiate(rS, p.scale_log2);
+    optimistic = failed = false;
+  }
+
+  // The same against the references as they are, some scores at a time: begin, exponentiate all, end.
+  TESSERA_DEVICE void begin_optimistic() {
+    optimistic = true;
+    for_rows([&](int m, int half, int) { sum_before[m][half] = softmax.sum[m][half], softmax.sum[m][half] = 0.0f; });
+  }
+  template <int kCount>
+  TESSERA_DEVICE void exponentiate(int first) {
+#pragma unroll
+    for (int i = first; i < min(first + kCount, kScores); ++i) {
+      const int m = i / (kN * 4), e = i % 4;
+      float& x = rS[m][i / 4 % kN][e];
+      x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, -softmax.ref[m][e / 2]));
+      softmax.sum[m][e / 2] += x;
+    }
+  }
+  TESSERA_DEVICE void end_optimistic() {
+    bool fits = true;
+    for_rows([&](int m, int half, int) {
+      fits &= softmax.sum[m][half] < kOptimisticBound<kCfg.dtype>;  // a NaN is not
+      softmax.sum[m][half] += sum_before[m][half];
+    });
+    failed = !fits;
+  }
+
+  TESSERA_DEVICE void store_p() { store_accumulator<2>(shared.sP, rS, row, key, 1.0f); }
+
+  // O += P V, with beside(i) behind the products of the i-th fragment of V. Behind fragment kPRead all of P is read.
+  static constexpr int kPRead = (kSteps - 2) * (kD / 2) + 1;
+  template <class Beside>
+  TESSERA_DEVICE void multiply_values(int stage, Beside&& beside) {
+    auto& sV = shared.sV[stage];
+    uint32 a[2][kM][4];
+    load_a<kM>(a[0], shared.sP, row, 0);
+    const auto skip = [&](int n) { return beyond<kCfg.head_dim_v, 2, kD>(col, n); };
+    for_fragments<kFragments>(
+        [&](int i, uint32(&v)[4]) {
+          const int k = i / (kD / 2), n = i % (kD / 2) * 2;
+          if (!skip(n)) load_b_pair_transposed(v, sV, k * 16, col + n * 8);
+        },
+        [&](int i, const uint32(&v)[4]) {
+          const int k = i / (kD / 2), n = i % (kD / 2) * 2;
+          if (n == 0 && k + 1 < kSteps) load_a<kM>(a[(k + 1) % 2], shared.sP, row, (k + 1) * 16);
+          if (!skip(n)) {
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+              mma_16bit<kCfg.dtype>(rO[m][n], a[k % 2][m], v[0], v[1]);
+              mma_16bit<kCfg.dtype>(rO[m][n + 1], a[k % 2][m], v[2], v[3]);
+            }
+          }
+          beside(i);
+        });
+  }
+
+  // P V of a tile, and P of the next, whose K is in the other stage.
+  TESSERA_DEVICE void step(int tile, int stage) {
+    scores(stage ^ 1);
+    const auto p_read = [&](int i) {
+      if (i == kPRead) ptx::barrier_arrive(my_read, 64);
+    };
+    if (can_be_optimistic(tile + 1)) {
+      constexpr int kEach = (kScores + kFragments - 1) / kFragments;
+      begin_optimistic();
+      multiply_values(stage, [&](int i) {
+        p_read(i);
+        exponentiate<kEach>(i * kEach);
+      });
+      end_optimistic();
+    } else {
+      multiply_values(stage, p_read);
+      update(tile + 1);
+    }
+    ptx::barrier_sync(fellow_read, 64);
+    store_p();
+  }
+
+  // Somebody's optimism about the tile has failed: all who were optimistic take it again. Its K is still there.
+  TESSERA_DEVICE void again(int tile, int stage) {
+    if (!optimistic) return;
+    for_rows([&](int m, int half, int) { softmax.sum[m][half] = sum_before[m][half]; });
+    scores(stage);
+    update(tile);
+    store_p();
+  }
+
+  // O / l and LSE, behind a barrier at which nobody needs Q any more.
+  TESSERA_DEVICE void finish() {
+    softmax.finish();
+    for_rows([&](int m, int half, int local) {
+      if (lane_col() == 0) shared.row_stat[part][local] = softmax.sum[m][half];
+    });
+    ptx::barrier_sync(together, 64);
+    for_rows([&](int m, int half, int local) {
+      const float sum = shared.row_stat[0][local] + shared.row_stat[1][local];
+      const FwdRow<kCfg> result(p, b, local, softmax.ref[m][half], sum);
+      if (lane_col() == 0 && part == 0) store_lse(p, b, local, result);
+#pragma unroll
+      for (int d = 0; d < kD; ++d) {
+        if (beyond<kCfg.head_dim_v, 2, kD>(col, d)) break;
+        put_output(shared.sO, p, b, result, local, col + d * 8 + lane_col(), rO[m][d][2 * half],
+                   rO[m][d][2 * half + 1]);
+      }
+    });
+    if constexpr (!kCfg.split) {
+      ptx::barrier_sync(together, 64);  // a warp stores whole rows, half of the pair's
+      store_output<kRows / 2>(shared.sO, p, b, row + part * (kRows / 2));
+    }
+  }
+
+  // body(m, half, row of the block) for each of the rows that a lane has numbers of.
+  template <class Body>
+  TESSERA_DEVICE void for_rows(Body&& body) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) body(m, half, row + m * 16 + half * 8 + lane_row());
+  }
+};
+
+template <FwdConfig kCfg>
+TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
+  static_assert(kCfg.pairs && dtype_bytes(kCfg.dtype) == 2 && kCfg.block_m == kCfg.warps * 16);
+  static_assert(kCfg.stages == 2 && kCfg.block_n % 32 == 0 && !kCfg.spread_rows && !kCfg.score.any());
+  extern __shared__ __align__(128) char shared_memory[];
+  auto& shared = *reinterpret_cast<FwdPairsSharedMemory<kCfg>*>(shared_memory);
+
+  // 1. Which tile is mine, and which keys it sees.
+  const FwdBlock<kCfg> b(p);
+  if (b.work.tile < 0) return;
+
+  // 2. Q: global -> shared, with the first tiles of K and V. Two groups: what the first scores need, and the rest.
+  const auto load_k = [&](int tile, int stage) {
+    if (tile < b.last) load_keys(shared.sK[stage], p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
+  };
+  const auto load_v = [&](int tile, int stage) {
+    if (tile < b.last) load_keys(shared.sV[stage], p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
+  };
+  load_queries(shared.sQ, p, b);
+  load_k(b.first, 0);
+  ptx::cp_async_commit_group();
+  load_v(b.first, 0);
+  load_k(b.first + 1, 1);
+  ptx::cp_async_commit_group();
+
+  // 3. For every tile of keys that a row of mine sees: its P is made one tile ahead.
+  PairWarp<kCfg> warp(p, b, shared);
+  if (b.first < b.last) {
+    ptx::cp_async_wait_group<1>();
+    __syncthreads();  // Q and K are there
+    if (warp.sees(b.first)) {
+      warp.scores(0);
+      warp.update(b.first);
+      warp.store_p();
+    }
+  }
+  int stage = 0;
+  for (int tile = b.first; tile < b.last; ++tile, stage ^= 1) {
+    ptx::cp_async_wait_group<0>();
+    // P, V and the next K are there; everybody is done with this K, but for what failed, and with the V before.
+    if (__syncthreads_or(warp.failed)) {
+      warp.again(tile, stage);
+      __syncthreads();
+    }
+    load_k(tile + 2, stage);
+    load_v(tile + 1, stage ^ 1);
+    ptx::cp_async_commit_group();
+    warp.optimistic = warp.failed = false;
+    if (!warp.sees(tile)) continue;  // and none behind it
+    if (tile + 1 < b.last && warp.sees(tile + 1)) {
+      warp.step(tile, stage);
+    } else {
+      warp.multiply_values(stage, [](int) {});
+    }
+  }
+
+  // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
+  ptx::cp_async_wait_group<0>();
+  __syncthreads();  // nobody reads or fills Q, whose place O takes
+  warp.finish();
+}
+
+}  // namespace tessera
