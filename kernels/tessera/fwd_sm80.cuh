@@ -134,7 +134,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   };
   if constexpr (kCfg.spread_rows) {
     static_assert(kM == 2 && !kCfg.score.any());
-    // Tiles from here on the upper half of the block's rows does not see: every warp leaves out the same half of its own.
+    // Tiles from here on the upper half of the block's rows does not see: every warp leaves out half of its own.
     const int upper_high = visible_keys(p, b.s, b.map.query(b.row0 + min(kRowStep, b.count) - 1)).high;
     const int upper_end = min(max(upper_high / kCfg.block_n + 1, b.first), b.last);
     int tile = b.first;

@@ -1,7 +1,6 @@
-// Forward as fwd_sm80.cuh, for head sizes whose outputs leave a warp room for 16 query rows only: two warps, a pair, share
-// 32 rows. Of S = Q K^T each computes half of the tile's keys, of O += P V half of O's columns, so that a fragment of K
-// or V from shared memory serves 32 rows. P, rounded as the product wants it, goes from one to the other through shared
-// memory.
+// Forward as fwd_sm80.cuh, for head sizes whose outputs leave a warp room for 16 query rows only: two warps, a pair,
+// share 32 rows. Of S = Q K^T each computes half of the tile's keys, of O += P V half of O's columns, so that a fragment
+// of K or V from shared memory serves 32 rows. P, rounded as the product wants it, goes through shared memory.
 //
 // One barrier a tile: S of the next tile is computed before P V of this one, and its exponentials, which are optimistic
 // wherever they can be (core/online_softmax), stand between the products of P V. No options: they need the registers.

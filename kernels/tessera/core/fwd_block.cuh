@@ -1,5 +1,5 @@
-// What the forward kernels by mma.sync, fwd_sm80.cuh and fwd_sm80_pairs.cuh, have in common: which rows and keys a block
-// has, their way into shared memory, the scores beyond the product, and a row's way out.
+// What the forward kernels by mma.sync, fwd_sm80.cuh and fwd_sm80_pairs.cuh, have in common: which rows and keys a
+// block has, their way into shared memory, the scores beyond the product, and a row's way out.
 #pragma once
 
 #include "tessera/core/online_softmax.cuh"
@@ -194,7 +194,7 @@ TESSERA_DEVICE void store_lse(const FwdParams& p, const FwdBlock<kCfg>& b, int l
   }
 }
 
-// Two neighbours of an accumulator: into the tile that goes to o, or, where keys are split, to their place in the parts.
+// Two neighbours of an accumulator: into the tile that goes to o, or, where keys are split, to their place in a part.
 template <FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void put_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, const FwdRow<kCfg>& row,
                                int local, int col, float low, float high) {
