@@ -27,37 +27,84 @@ struct SharedTile {
   TESSERA_DEVICE char* pointer(int row, int col) { return data + row * kPitchBytes + col * kElemBytes; }
 };
 
+// 16 bytes of a row of global memory, of which the first `wanted` are there and the others become zero, so that nothing
+// behind a sequence's end can reach a product. kAligned: `from` is a multiple of 16 bytes; the copy is asynchronous, and
+// the caller commits the group.
+template <bool kAligned, class Tile>
+TESSERA_DEVICE void load_part(Tile& sTile, int row, int offset_bytes, const char* from, int wanted) {
+  char* to = sTile.data + row * Tile::kPitchBytes + offset_bytes;
+  if constexpr (kAligned) {
+    ptx::cp_async_cg_16(shared_address(to), from, wanted);
+  } else if constexpr (Tile::kElemBytes == 2) {
+    uint32 words[4] = {};
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if (n * 2 < wanted) {
+        words[n / 2] |= static_cast<uint32>(reinterpret_cast<const unsigned short*>(from)[n]) << (16 * (n % 2));
+      }
+    }
+    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  } else {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      reinterpret_cast<float*>(to)[n] = n * 4 < wanted ? reinterpret_cast<const float*>(from)[n] : 0.0f;
+    }
+  }
+}
+
+// Loads of a thread that are written out one after the other: all, but where one warp loads whole tiles, 32 and more a
+// lane, or each is eight. Those took half of the time of compiling a kernel, and a turn of a loop costs a load little.
+template <bool kAligned, int kThreads>
+inline constexpr int kLoadsUnrolled = !kAligned        ? 2
+                                      : kThreads == 32 ? 4
+                                                       : 128;
+
 // Rows of global memory for a tile: row r is at gRow(r), a byte pointer, and row_bytes long; rows from `count` on, and
-// columns beyond row_bytes, become zero, so that nothing behind a sequence's end can reach a product.
-// kAligned: every row starts at a multiple of 16 bytes; the copy is asynchronous, and the caller commits the group.
+// columns beyond row_bytes, become zero. kAligned: every row starts at a multiple of 16 bytes.
 template <bool kAligned, int kThreads, class Tile, class RowPointer>
 TESSERA_DEVICE void load_tile(Tile& sTile, int count, int row_bytes, RowPointer&& gRow) {
   constexpr int kLoadsPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
-  constexpr int kLoads = Tile::kRows * kLoadsPerRow;
+  constexpr int kLoads = Tile::kRows * kLoadsPerRow, kUnroll = kLoadsUnrolled<kAligned, kThreads>;
   const int first = static_cast<int>(threadIdx.x);
-#pragma unroll
+#pragma unroll kUnroll
   for (int i = 0; i < (kLoads + kThreads - 1) / kThreads; ++i) {
     const int load = first + i * kThreads;
     if (kLoads % kThreads != 0 && load >= kLoads) break;
     const int row = load / kLoadsPerRow, offset = load % kLoadsPerRow * kLoadBytes;
-    char* to = sTile.data + row * Tile::kPitchBytes + offset;
     const int wanted = row < count ? min(max(row_bytes - offset, 0), kLoadBytes) : 0;
-    const char* from = gRow(wanted > 0 ? row : 0) + (wanted > 0 ? offset : 0);
-    if constexpr (kAligned) {
-      ptx::cp_async_cg_16(shared_address(to), from, wanted);
-    } else if constexpr (Tile::kElemBytes == 2) {
-      uint32 words[4] = {};
+    load_part<kAligned>(sTile, row, offset, gRow(wanted > 0 ? row : 0) + (wanted > 0 ? offset : 0), wanted);
+  }
+}
+
+// Lanes for `loads` loads of a row: the least power of two that is enough, at most a warp.
+TESSERA_DEVICE constexpr int lanes_of(int loads) {
+  int lanes = 1;
+  while (lanes < loads && lanes < 32) lanes *= 2;
+  return lanes;
+}
+
+// The same for rows that lie anywhere, row r gRow(r) bytes behind `base`: each place is found once, by a lane of the warp
+// that loads the row, and not by every load of it. gRow is asked for all rows of the tile, those from `count` on too.
+template <bool kAligned, int kThreads, class Tile, class RowOffset>
+TESSERA_DEVICE void load_tile_scattered(Tile& sTile, int count, int row_bytes, const char* base, RowOffset&& gRow) {
+  constexpr int kRowBytes = Tile::kCols * Tile::kElemBytes, kLoadsPerRow = kRowBytes / kLoadBytes;
+  constexpr int kLanes = lanes_of(kLoadsPerRow), kUnroll = kLoadsUnrolled<kAligned, kThreads>;
+  constexpr int kRows = Tile::kRows / (kThreads / 32);  // of the warp
+  static_assert(kRows * (kThreads / 32) == Tile::kRows, "every warp has as many rows");
+  const int lane = static_cast<int>(threadIdx.x) % 32, row0 = static_cast<int>(threadIdx.x) / 32 * kRows;
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        if (n * 2 < wanted) {
-          words[n / 2] |= static_cast<uint32>(reinterpret_cast<const unsigned short*>(from)[n]) << (16 * (n % 2));
-        }
-      }
-      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-    } else {
+  for (int first = 0; first < kRows; first += 32) {
+    const int64 place = gRow(row0 + min(first + lane, kRows - 1));
+#pragma unroll kUnroll
+    for (int pass = first; pass < min(first + 32, kRows); pass += 32 / kLanes) {
+      const int row = pass + lane / kLanes;
+      const char* from = base + __shfl_sync(0xffffffff, place, row % 32);
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        reinterpret_cast<float*>(to)[n] = n * 4 < wanted ? reinterpret_cast<const float*>(from)[n] : 0.0f;
+      for (int part = 0; part < kLoadsPerRow; part += kLanes) {
+        const int offset = (part + lane % kLanes) * kLoadBytes;
+        if (row >= kRows || offset >= kRowBytes) continue;
+        const int wanted = row0 + row < count ? min(max(row_bytes - offset, 0), kLoadBytes) : 0;
+        load_part<kAligned>(sTile, row0 + row, offset, from + (wanted > 0 ? offset : 0), wanted);
       }
     }
   }
