@@ -18,7 +18,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 endif
 
 help:
-	@echo 'make demo          build, then Tessera against standard attention on this machine: a table and out/compare.png'
+	@echo 'make demo          build, then Tessera against standard attention on this CPU: a table and out/compare.png'
 	@echo 'make test          build and run every test, then the sanitizers'
 	@echo 'make bench         every speed and memory cell, as shares of this machine'"'"'s ceilings (FILTER=regex for some)'
 	@echo 'make fuzz          draw random cases until one fails or FUZZ_SECONDS (3600) have passed'
@@ -47,7 +47,7 @@ build-%: $(BIN)/build.ninja
 
 demo: build-tessera_cli
 	@mkdir -p out
-	@$(BIN)/cli/tessera compare --plot out/compare.png
+	@$(BIN)/cli/tessera compare --device cpu --plot out/compare.png
 	@echo 'The picture is out/compare.png'
 
 test: packages build/venv/.done

@@ -152,7 +152,8 @@ def test_json(capsys, place):
     assert [(c["direction"], c["length"]) for c in cells] == [(d, n) for d in ("forward", "backward") for n in (64, 96)]
     for cell in cells:
         assert cell["flops"] == 4 * 4 * cell["length"] ** 2 * 32 / 2 * (2.5 if cell["direction"] == "backward" else 1)
-        assert cell["pytorch"]["kernel"] == {"cpu": "flash", "cuda": "efficient"}[place]  # on CUDA, for float32
+        # Which of its kernels PyTorch picks for float32 on a GPU depends on the GPU and on the release; never flash.
+        assert cell["pytorch"]["kernel"] in {"cpu": ["flash"], "cuda": ["efficient", "cudnn", "math"]}[place]
         assert cell["tessera"]["kernel"] == cell["kernel"]
         assert cell["speed_up"] == pytest.approx(cell["standard"]["ms"] / cell["tessera"]["ms"])
         assert cell["speed_up_pytorch"] == pytest.approx(cell["pytorch"]["ms"] / cell["tessera"]["ms"])

@@ -12,8 +12,12 @@ import tessera.torch  # noqa: E402
 from torch_reference import attention  # noqa: E402
 
 BATCH, HEADS, LENGTH = 2, 4, 2048
-# Both round P and O alike, so their errors differ by what little is left: over four million elements, not by chance.
-SLACK = 1.01
+# Both round P and O alike, cuDNN P against the running maximum of the row: there the largest weight so far is 1, which has
+# no rounding error. fwd_sm90 rounds against a reference that may lag behind by 2^6 and more of a lane's sum, so that its
+# largest weights are rounded like any other. What was seen for the online softmax with such a bound, simulated: at most
+# 1.04 times the error of the running maximum's with normal inputs, where many weights share a row's sum, and 1.10 times with
+# outliers, where few do. docs/kernels/fwd_sm90.md, numerics, has the numbers and what the maximum would cost.
+NORMAL_RATIO, OUTLIERS_RATIO = 1.05, 1.15
 
 
 def draw(head_dim, dtype, outliers):
@@ -40,7 +44,7 @@ def relative_rms(o, exact):
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_the_error_is_at_most_cudnn_s(device, dtype, head_dim, causal, outliers):
+def test_the_error_is_close_to_cudnn_s(device, dtype, head_dim, causal, outliers):
     q, k, v = draw(head_dim, dtype, outliers)
     if torch.cuda.get_device_capability() == (9, 0):
         assert tessera.plan(q, k, v, causal=causal, as_dict=True)["kernel"] == "fwd_sm90"
@@ -52,7 +56,8 @@ def test_the_error_is_at_most_cudnn_s(device, dtype, head_dim, causal, outliers)
     exact = attention(q.double(), k.double(), v.double(), causal=causal)[0]
     ours = tessera.torch.attention(q, k, v, causal=causal)
     error, peer_error = relative_rms(ours, exact), relative_rms(peer.transpose(1, 2), exact)
-    assert error <= SLACK * peer_error, f"relative RMS error {error:.3e}, cuDNN's {peer_error:.3e}"
+    ratio = OUTLIERS_RATIO if outliers else NORMAL_RATIO
+    assert error <= ratio * peer_error, f"relative RMS error {error:.3e}, cuDNN's {peer_error:.3e}"
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)

@@ -1,0 +1,63 @@
+// Plans for GPUs, made without one: what is refused, and that every case of the table is not.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cuda_fixture.hpp"
+
+namespace tessera::testing {
+namespace {
+
+TEST(CudaPlan, RefusesFloat64WithAReason) {
+  const Call call = make_oracle_call(inputs_of("sq=16 sk=16 d=16 dv=16"));
+  const tessera_device device = imagined_gpu(90);
+  const tessera_problem problem = problem_of(call, TESSERA_FORWARD);
+  tessera_plan plan;
+  const tessera_status status = tessera_make_plan(&problem, &device, &plan);
+  EXPECT_EQ(status.code, TESSERA_UNSUPPORTED) << status.message;
+  EXPECT_NE(std::string(status.message).find("float64"), std::string::npos) << status.message;
+}
+
+TEST(CudaPlan, RefusesAnArchitectureThatNoKernelIsFor) {
+  const Call call = make_call(inputs_of("sq=16 sk=16 d=16 dv=16"));
+  const tessera_problem problem = problem_of(call, TESSERA_FORWARD);
+  for (const int32_t arch : {70, 75, 130}) {
+    const tessera_device device = imagined_gpu(arch);
+    tessera_plan plan;
+    const tessera_status status = tessera_make_plan(&problem, &device, &plan);
+    EXPECT_EQ(status.code, TESSERA_INVALID_ARGUMENT);
+    EXPECT_EQ(status.message, "device.arch: " + std::to_string(arch) + ", accepted 80 .. 129");
+  }
+}
+
+TEST(CudaPlan, RefusesAHeadSizeBeyondTheLimit) {
+  Call call = make_call(inputs_of("sq=16 sk=16 d=512 dv=512"));
+  tessera_problem problem = problem_of(call, TESSERA_FORWARD);
+  problem.q.shape[3] = problem.k.shape[3] = 513;
+  const tessera_device device = imagined_gpu(90);
+  tessera_plan plan;
+  const tessera_status status = tessera_make_plan(&problem, &device, &plan);
+  EXPECT_EQ(status.code, TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(status.message).find("q: "), 0u) << status.message;
+  EXPECT_NE(std::string(status.message).find("D in 1 .. 512"), std::string::npos) << status.message;
+}
+
+// Every feature, at every head size, on every architecture: also those with the least shared memory.
+TEST(CudaPlan, TakesEveryCaseOfTheTable) {
+  for (const Case& c : case_table()) {
+    const Call call = make_call(make_inputs(c));
+    for (const int32_t arch : {80, 86, 90, 100, 120}) {
+      for (const tessera_direction direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
+        if (direction == TESSERA_BACKWARD && !c.backward) continue;
+        const tessera_device device = imagined_gpu(arch);
+        const tessera_problem problem = problem_of(call, direction);
+        tessera_plan plan;
+        const tessera_status status = tessera_make_plan(&problem, &device, &plan);
+        EXPECT_EQ(status.code, TESSERA_OK) << "sm_" << arch << ": " << status.message << "\n  " << to_text(c);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing
