@@ -44,9 +44,10 @@ struct PairWarp {
   int my_read, fellow_read, together;  // barriers: the warp has read P, for its fellow; the pair
   float rO[kM][kD][4], rS[kM][kN][4];
   OnlineSoftmax<kM> softmax;
-  // Of the last tile: its exponentials are optimistic; mine passed the bound; the sums before it.
-  bool optimistic = false, failed = false;
-  float sum_before[kM][2];
+  // Of the last tile: its exponentials are optimistic; mine passed the bound; the sums before it. A pair's first tile is
+  // taken as one that has failed.
+  bool optimistic, failed = true;
+  float sum_before[kM][2] = {};
 
   TESSERA_DEVICE PairWarp(const FwdParams& p, const FwdBlock<kCfg>& b, FwdPairsSharedMemory<kCfg>& shared)
       : p(p), b(b), shared(shared) {
@@ -55,6 +56,7 @@ struct PairWarp {
     row = pair * kRows, key = part * (kN * 8), col = part * (kD * 8);
     last_key = row < b.count ? visible_keys(p, b.s, b.map.query(b.row0 + min(row + kRows, b.count) - 1)).high : -1;
     my_read = 1 + warp, fellow_read = 1 + (warp ^ 1), together = 1 + kCfg.warps + pair;
+    optimistic = sees(b.first);
     clear(rO);
   }
 
@@ -142,13 +144,13 @@ struct PairWarp {
         });
   }
 
-  // P V of a tile, and P of the next, whose K is in the other stage.
-  TESSERA_DEVICE void step(int tile, int stage) {
-    scores(stage ^ 1);
+  // P V of a tile and, where there is one that the pair sees, P of the next, whose K is in the other stage.
+  TESSERA_DEVICE void step(int tile, int stage, bool next) {
+    if (next) scores(stage ^ 1);
     const auto p_read = [&](int i) {
-      if (i == kPRead) ptx::barrier_arrive(my_read, 64);
+      if (i == kPRead && next) ptx::barrier_arrive(my_read, 64);
     };
-    if (can_be_optimistic(tile + 1)) {
+    if (next && can_be_optimistic(tile + 1)) {
       constexpr int kEach = (kScores + kFragments - 1) / kFragments;
       begin_optimistic();
       multiply_values(stage, [&](int i) {
@@ -158,8 +160,9 @@ struct PairWarp {
       end_optimistic();
     } else {
       multiply_values(stage, p_read);
-      update(tile + 1);
+      if (next) update(tile + 1);
     }
+    if (!next) return;
     ptx::barrier_sync(fellow_read, 64);
     store_p();
   }
@@ -232,23 +235,20 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
   load_k(b.first + 1, 1);
   ptx::cp_async_commit_group();
 
-  // 3. For every tile of keys that a row of mine sees: its P is made one tile ahead.
+  // 3. For every tile of keys that a row of mine sees: its P is made one tile ahead, the first's where it fails.
   PairWarp<kCfg> warp(p, b, shared);
-  if (b.first < b.last) {
-    ptx::cp_async_wait_group<1>();
-    __syncthreads();  // Q and K are there
-    if (warp.sees(b.first)) {
-      warp.scores(0);
-      warp.update(b.first);
-      warp.store_p();
-    }
-  }
   int stage = 0;
   for (int tile = b.first; tile < b.last; ++tile, stage ^= 1) {
-    ptx::cp_async_wait_group<0>();
-    // P, V and the next K are there; everybody is done with this K, but for what failed, and with the V before.
+    if (tile == b.first) {
+      ptx::cp_async_wait_group<1>();
+    } else {
+      ptx::cp_async_wait_group<0>();
+    }
+    // P, V and the next K are there, of the first tile Q and K; everybody is done with this K, but for what failed, and with
+    // the V before.
     if (__syncthreads_or(warp.failed)) {
       warp.again(tile, stage);
+      ptx::cp_async_wait_group<0>();
       __syncthreads();
     }
     load_k(tile + 2, stage);
@@ -256,11 +256,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
     ptx::cp_async_commit_group();
     warp.optimistic = warp.failed = false;
     if (!warp.sees(tile)) continue;  // and none behind it
-    if (tile + 1 < b.last && warp.sees(tile + 1)) {
-      warp.step(tile, stage);
-    } else {
-      warp.multiply_values(stage, [](int) {});
-    }
+    warp.step(tile, stage, tile + 1 < b.last && warp.sees(tile + 1));
   }
 
   // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.

@@ -8,6 +8,7 @@
 
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/kernels.hpp"
 #include "cuda/prepare.hpp"
 
 namespace tessera::cuda {
@@ -192,6 +193,8 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch, PrebuiltSet set) {
       }
     }
   }
+  // Parts that a caller merges are often float32, and so is what comes out.
+  kernels.push_back({spec_of(CombineConfig{Dtype::kFloat32}), kMemoryBoundRegisters});
   return kernels;
 }
 
