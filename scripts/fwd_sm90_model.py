@@ -86,7 +86,7 @@ VALUES = {
     "stages": range(1, 6),
     "k_stages": range(1, 6),
     "v_stages": range(1, 6),
-    "q_stages": (1, 2),
+    "q_stages": range(2, 7),  # tiles of 64 queries
     "cluster": (1, 2),
 }
 
@@ -146,7 +146,7 @@ def _row_bytes(dim: int) -> int:
 def smem_bytes(shape: Shape, tile: Tile) -> int:
     k, v = _row_bytes(shape.head_dim), _row_bytes(shape.head_dim_v)
     keys = tile.block_n * (tile.k_stages * k + tile.v_stages * v)
-    return tile.q_stages * tile.block_m * k + keys + KERNEL_SMEM_BYTES
+    return tile.q_stages * CONSUMER_ROWS * k + keys + KERNEL_SMEM_BYTES
 
 
 def output_width(shape: Shape) -> int:
@@ -207,8 +207,8 @@ def _work_clocks(shape: Shape, tile: Tile, keys: int, masked: int) -> float:
     """A tile of queries that sees `keys` tiles of keys, `masked` of them in part."""
     m, n = tile.block_m, tile.block_n
     of_scores = m * n / EXPONENTIALS + OPS_A_MASKED_SCORE * m * n / FLOAT_OPS
-    # The first softmax runs beside nothing, for one consumer; the first loads are waited for where Q has one stage.
-    start = of_scores / tile.consumers + LOAD_CLOCKS * (1.0 if tile.q_stages == 1 else 0.25)
+    # The first softmax runs beside nothing, for one consumer; the first loads are waited for where no tile of Q is to spare.
+    start = of_scores / tile.consumers + LOAD_CLOCKS * (1.0 if tile.q_stages == tile.consumers else 0.25)
     store = STORE_CLOCKS * m * shape.head_dim_v / (128 * 128)
     return start + keys * _tile_clocks(shape, tile) + masked * OPS_A_MASKED_SCORE * m * n / FLOAT_OPS + store
 

@@ -58,7 +58,7 @@ struct FwdSm90Config {
   int consumers;   // warpgroups that multiply, each with 64 query rows
   int k_stages;    // tiles of keys in shared memory
   int v_stages;    // tiles of values
-  int q_stages;    // tiles of queries: with two, the next work's arrives while this one's is in use
+  int q_stages;    // tiles of 64 queries: with more than consumers, the next work's arrive while this one's are in use
   bool causal;     // works are taken longest first
 };
 

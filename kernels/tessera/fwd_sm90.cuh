@@ -1,18 +1,19 @@
 // Forward on Hopper: O = softmax(scale Q K^T) V and LSE, FlashAttention-3's plan: TMA, wgmma and warpgroups with roles.
 //
-// A persistent block takes works, tiles of 64 query rows a consumer warpgroup. One producer thread fills rings of K and V
-// tiles and runs ahead of the consumers, over the works' borders too. A consumer issues the product with the next tile of
-// keys, S' = Q K'^T, and the one with the values of the last, O += P V, and does the softmax of S' while the second runs;
-// and consumers take turns in issuing, so that the softmax of one runs under the products of the others. Where the whole
-// tile is seen, no maximum is taken (core/online_softmax: optimistic); should that fail, a warp computes its scores again.
+// A persistent block takes works, tiles of 64 query rows a consumer warpgroup. Producer threads fill rings of Q, K and V
+// tiles and run ahead of the consumers, over the works' borders too. A consumer has the scores of two tiles of keys under
+// way, S' = Q K'^T and S'' = Q K''^T, while it turns those of a third into P and asks for O += P V: so it never waits for a
+// product that it has just asked for, and the consumers' exponentials run under each other's products. Where the whole tile
+// is seen, no maximum is taken (core/online_softmax: optimistic); should that fail, a warp computes its scores again.
 //
-// Block: (consumers + 1) x 128 threads, one a multiprocessor; registers go from the producer to the consumers. Shared
+// Block: (consumers + 1) x 128 threads, one a multiprocessor; registers go from the producers to the consumers. Shared
 // memory: FwdSm90SharedMemory. Its page, with what was measured: docs/kernels/fwd_sm90.md.
 #pragma once
 
 #include "tessera/core/online_softmax.cuh"
 #include "tessera/core/pipeline.cuh"
 #include "tessera/core/scheduler.cuh"
+#include "tessera/ptx/barrier.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/ptx/warpgroup.cuh"
 #include "tessera/tile/wgmma_tile.cuh"
@@ -27,22 +28,25 @@ struct FwdWork {
   Sequence s;
   TileRange visible;
   int first, last;
+  // For the consumers: the end of the halves of blocks that a consumer's rows see, and the blocks that every row sees whole.
+  int halves_of[4], whole_first, whole_last;
 
-  FwdWork() = default;
-
-  // Works of a section of heads stand together. Causal: the tiles that see the most come first, and every second round of
-  // the grid goes backwards, so that all blocks get about as much.
-  TESSERA_DEVICE FwdWork(const FwdSm90Params& p, int index) {
-    int slot, pair;  // pair: batch * heads_q + head, packed: head
-    const int pairs = p.works / p.tiles;
+  // Tiles of a head stand together. Under a staircase they differ in size: few tiles a head stand as the largest, the
+  // smallest, the second largest ..., and a block takes two neighbours, which are worth the same for all blocks. Of many, the
+  // largest of a section of heads come first, and every second round of the grid goes backwards.
+  TESSERA_DEVICE void open(const FwdSm90Params& p, int index) {
+    int slot = index % p.tiles, pair = index / p.tiles;  // pair: batch * heads_q + head, packed: head
     if constexpr (kCfg.causal) {
-      const int section = index / (p.section * p.tiles), in_section = index % (p.section * p.tiles);
-      const int width = min(p.section, pairs - section * p.section);
-      slot = in_section / width;
-      pair = section * p.section + in_section % width;
-    } else {
-      slot = index % p.tiles;
-      pair = index / p.tiles;
+      if (p.section > 0) {
+        const int pairs = p.works / p.tiles;
+        const int section = index / (p.section * p.tiles), in_section = index % (p.section * p.tiles);
+        const int width = min(p.section, pairs - section * p.section);
+        slot = in_section / width;
+        pair = section * p.section + in_section % width;
+      } else {
+        if (p.tiles % 2 && pair % 2) slot = p.tiles - 1 - slot;  // so that two heads' middle tiles are neighbours
+        slot = slot % 2 ? p.tiles - 1 - slot / 2 : slot / 2;
+      }
     }
     head = pair % p.heads_q, batch = pair / p.heads_q;
     int tile = slot;
@@ -58,29 +62,37 @@ struct FwdWork {
     last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;
   }
 
-  // The end of the blocks of keys that query `row` and those before it see.
-  TESSERA_DEVICE int last_of(const FwdSm90Params& p, int row) const {
-    return min(last, (visible_keys(p, s, row).high + kCfg.block_n) / kCfg.block_n);
+  TESSERA_DEVICE void share_out(const FwdSm90Params& p) {
+    constexpr int kHalf = kCfg.block_n / 2;
+    for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
+      const int high = visible_keys(p, s, row0 + consumer * 64 + 63).high;
+      halves_of[consumer] = min(2 * last, max((high + kHalf) / kHalf, 2 * first + 1));
+    }
+    whole_first = (max(visible.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;
+    whole_last = (visible.all.high + 1) / kCfg.block_n - 1;
   }
 
-  TESSERA_DEVICE static int index_of(int round) {
+  TESSERA_DEVICE static int index_of(const FwdSm90Params& p, int round) {
     const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-    return round * blocks + (kCfg.causal && round % 2 ? blocks - 1 - block : block);
+    if (!kCfg.causal) return round * blocks + block;
+    if (p.section == 0) return 2 * (round / 2 * blocks + block) + round % 2;
+    return round * blocks + (round % 2 ? blocks - 1 - block : block);
   }
 };
 
 template <FwdSm90Config kCfg>
 struct FwdSm90SharedMemory {
-  SwizzledTile<64, kCfg.head_dim> sQ[kCfg.q_stages][kCfg.consumers];
+  static constexpr int kWorks = kCfg.q_stages / kCfg.consumers + 2;  // whose Q is there, and one more
+  SwizzledTile<64, kCfg.head_dim> sQ[kCfg.q_stages];                 // consumer after consumer, work after work
   SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.k_stages];
   SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.v_stages];
-  FwdWork<kCfg> work[kCfg.q_stages];  // whose Q that is
+  FwdWork<kCfg> work[kWorks];
   Ring<kCfg.q_stages> q;
   Ring<kCfg.k_stages> k;
   Ring<kCfg.v_stages> v;
 };
 
-// ---- producer: one thread ----
+// ---- producers: a thread each ----
 
 template <class Tile>
 TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier, int row, int head, int batch) {
@@ -91,166 +103,141 @@ TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier,
   }
 }
 
-template <FwdSm90Config kCfg>
-TESSERA_DEVICE void produce(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
-  RingPosition<kCfg.q_stages> q_at;
-  RingPosition<kCfg.k_stages> k_at;
-  RingPosition<kCfg.v_stages> v_at;
-  const auto publish = [&](const FwdWork<kCfg>& work, int bytes) {
-    shared.q.wait_empty(q_at);
-    shared.work[q_at.stage] = work;
-    ptx::mbarrier_arrive_expect_tx(shared.q.full[q_at.stage].address(), bytes);
-  };
-  for (int round = 0; round * static_cast<int>(gridDim.x) < p.works; ++round) {
-    const int index = FwdWork<kCfg>::index_of(round);
-    if (index >= p.works) continue;
-    const FwdWork<kCfg> work(p, index);
-    if (work.count == 0) continue;
-    if (work.first >= work.last) {
-      publish(work, 0);
-      q_at.advance();
-      continue;
-    }
-    const int head_kv = work.head / p.group;
-    const int q_batch = p.cu_seqlens_q ? 0 : work.batch, k_batch = p.cu_seqlens_k ? 0 : work.batch;
-    const auto load_k = [&](int block) {
-      shared.k.acquire(k_at, shared.sK[0].kBytes);
-      copy_tile(shared.sK[k_at.stage], &p.k_map, shared.k.full[k_at.stage].address(),
-                work.s.k_begin + block * kCfg.block_n, head_kv, k_batch);
-      k_at.advance();
-    };
-    const auto load_v = [&](int block) {
-      shared.v.acquire(v_at, shared.sV[0].kBytes);
-      copy_tile(shared.sV[v_at.stage], &p.v_map, shared.v.full[v_at.stage].address(),
-                work.s.k_begin + block * kCfg.block_n, head_kv, k_batch);
-      v_at.advance();
-    };
-    publish(work, kCfg.consumers * shared.sQ[0][0].kBytes);
-#pragma unroll
-    for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
-      copy_tile(shared.sQ[q_at.stage][consumer], &p.q_map, shared.q.full[q_at.stage].address(),
-                work.s.q_begin + work.row0 + consumer * 64, work.head, q_batch);
-    }
-    q_at.advance();
-    // In the order in which consumers want them: from the last block of keys, K one ahead of V.
-    load_k(work.last - 1);
-    for (int block = work.last - 1; block > work.first; --block) {
-      load_k(block - 1);
-      load_v(block);
-    }
-    load_v(work.first);
+// visit(index) for this block's works in their order.
+template <FwdSm90Config kCfg, class Visit>
+TESSERA_DEVICE void for_each_work(const FwdSm90Params& p, const Visit& visit) {
+  for (int round = 0; (round & ~1) * static_cast<int>(gridDim.x) < p.works; ++round) {
+    const int index = FwdWork<kCfg>::index_of(p, round);
+    if (index < p.works) visit(index);
   }
-  FwdWork<kCfg> end;
+}
+
+// Queries, a consumer's after the other's, and which work they belong to: written in place, as registers are few here.
+template <FwdSm90Config kCfg>
+TESSERA_DEVICE void produce_queries(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
+  RingPosition<kCfg.q_stages> at;
+  RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
+  const auto publish = [&](const FwdWork<kCfg>& work) {
+    const int bytes = work.count > 0 && work.first < work.last ? shared.sQ[0].kBytes : 0;
+#pragma unroll 1
+    for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
+      shared.q.wait_empty(at);
+      ptx::mbarrier_arrive_expect_tx(shared.q.full[at.stage].address(), bytes);
+      if (bytes > 0) {
+        copy_tile(shared.sQ[at.stage], &p.q_map, shared.q.full[at.stage].address(),
+                  work.s.q_begin + work.row0 + consumer * 64, work.head, p.cu_seqlens_q ? 0 : work.batch);
+      }
+      at.advance();
+    }
+    work_at.advance();
+  };
+  for_each_work<kCfg>(p, [&](int index) {
+    // The slot's last user is done, since the queries after his were let go.
+    shared.q.wait_empty(at);
+    FwdWork<kCfg>& work = shared.work[work_at.stage];
+    work.open(p, index);
+    if (work.count == 0) return;
+    work.share_out(p);
+    publish(work);
+  });
+  shared.q.wait_empty(at);
+  FwdWork<kCfg>& end = shared.work[work_at.stage];
   end.count = FwdWork<kCfg>::kEnd;
-  publish(end, 0);
+  publish(end);
+}
+
+// Keys, or values.
+template <FwdSm90Config kCfg, int kStages, class Tile>
+TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, Ring<kStages>& ring, Tile (&sTiles)[kStages],
+                                 const TensorMap* map) {
+  RingPosition<kStages> at;
+  for_each_work<kCfg>(p, [&](int index) {
+    FwdWork<kCfg> work;
+    work.open(p, index);
+    if (work.count == 0) return;
+    for (int block = work.first; block < work.last; ++block) {
+      ring.acquire(at, Tile::kBytes);
+      copy_tile(sTiles[at.stage], map, ring.full[at.stage].address(), work.s.k_begin + block * kCfg.block_n,
+                work.head / p.group, p.cu_seqlens_k ? 0 : work.batch);
+      at.advance();
+    }
+  });
 }
 
 // ---- consumers: a warpgroup each ----
 
-enum NamedBarrier { kTurn = 1, kTailCleared = 5 };  // kTurn + consumer: its turn to issue
+constexpr int kTailCleared = 1;  // a barrier: + consumer
+
+// A lane's sum of a block against references that may be too low: above it the block is done again with the rows' maxima.
+// Low, so that a key that outweighs all before becomes the reference itself, and its weight in 16 bits is exact.
+inline constexpr float kPromptBound = 0x1p6f;
 
 template <FwdSm90Config kCfg>
 struct Consumer {
   static constexpr int kN = kCfg.block_n / 8, kD = kCfg.head_dim_v / 8, kSteps = kCfg.block_n / 16;
-  static constexpr int kThreads = kCfg.consumers * 128;
   using Q = SwizzledTile<64, kCfg.head_dim>;
   using K = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
   using V = SwizzledTile<kCfg.block_n, kCfg.head_dim_v>;
-  using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_n, false>;
+  // Scores come in two halves where these are wide enough: the exponentials of the first run under the product of the second.
+  static constexpr int kParts = kCfg.block_n >= 128 ? 2 : 1, kPartN = kN / kParts;
+  // With the registers of two consumers' threads: blocks at the edge of what is seen go without maxima, too, and by halves.
+  static constexpr bool kFinerEdges = kCfg.consumers == 2, kHalfBlocks = kFinerEdges && kParts > 1 && kCfg.causal;
+  using ScoreProduct = ptx::Wgmma<kCfg.dtype, kPartN * 8, false>;
   using OutputProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim_v, true>;
 
   const FwdSm90Params& p;
   FwdSm90SharedMemory<kCfg>& shared;
   const int consumer;
   RingPosition<kCfg.q_stages> q_at;
-  RingPosition<kCfg.k_stages> k_at;
-  RingPosition<kCfg.v_stages> v_at;
-  int whole_first, whole_last;  // of this work: blocks that every row sees whole
+  RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
+  RingPosition<kCfg.k_stages> k_at;  // whose scores are asked for next
+  RingPosition<kCfg.v_stages> v_at;  // whose product with P comes next
+  int whole_first, whole_last;       // of this work: blocks that every row sees whole
   float rS[1][kN][4], rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments
   OnlineSoftmax<1> softmax;
 
   TESSERA_DEVICE Consumer(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
-      : p(p), shared(shared), consumer(consumer) {}
+      : p(p), shared(shared), consumer(consumer) {
+    q_at.advance(consumer);
+  }
 
   // Of the warpgroup's 64 rows, the warp's 16.
   TESSERA_DEVICE static int warp_row() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)) * 16; }
 
-  // Turns: a consumer issues once the others have issued since its last time. The first has the first turn.
-  TESSERA_DEVICE void grant_turns(int after) {
-    if constexpr (kCfg.consumers > 1) {
-#pragma unroll
-      for (int step = 1; step < kCfg.consumers; ++step) {
-        ptx::bar_arrive(kTurn + (after + step) % kCfg.consumers, kThreads);
-      }
-    }
-  }
-  TESSERA_DEVICE void first_turns() {
-#pragma unroll
-    for (int other = 0; other < kCfg.consumers; ++other) {
-      if (other < consumer) ptx::bar_arrive(kTurn + other, kThreads);
-    }
-  }
-  TESSERA_DEVICE void take_turn() {
-    if constexpr (kCfg.consumers > 1) ptx::bar_sync(kTurn + consumer, kThreads);
-  }
+  // ---- products ----
 
-  TESSERA_DEVICE void issue_scores() {
-    const uint32 q = shared_address(shared.sQ[q_at.stage][consumer].data);
-    const uint32 k = shared_address(shared.sK[k_at.stage].data);
+  template <int kPart>
+  TESSERA_DEVICE void ask_scores(uint32 q, uint32 k) {
+    constexpr int kRow = kPart * kPartN * 8;
+    auto& s = flat(columns<kPart * kPartN, kPartN>(rS));
 #pragma unroll
     for (int d = 0; d < kCfg.head_dim; d += 16) {
-      ScoreProduct::ss(flat(rS), inner_major<Q>(q, d), inner_major<K>(k, d), d > 0);
+      ScoreProduct::ss(s, inner_major<Q>(q, 0, d), inner_major<K>(k, kRow, d), d > 0);
     }
     ptx::wgmma_commit_group();
   }
-  TESSERA_DEVICE void issue_output() {
-    const uint32 v = shared_address(shared.sV[v_at.stage].data);
+  // Of a block, or of its first part only.
+  template <int kAsked = kParts>
+  TESSERA_DEVICE void ask_scores() {
+    const uint32 q = descriptor_address(shared_address(shared.sQ[q_at.stage].data));
+    const uint32 k = descriptor_address(shared_address(shared.sK[k_at.stage].data));
+    shared.k.wait_full(k_at);
+    ptx::wgmma_fence();
+    ask_scores<0>(q, k);
+    if constexpr (kAsked > 1) ask_scores<1>(q, k);
+  }
+  template <int kAskedSteps = kSteps>
+  TESSERA_DEVICE void ask_output() {
+    const uint32 v = descriptor_address(shared_address(shared.sV[v_at.stage].data));
+    shared.v.wait_full(v_at);
+    ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kAskedSteps; ++step) {
       OutputProduct::rs(flat(rO), rP[step], outer_major<V>(v, step * 16), 1);
     }
     ptx::wgmma_commit_group();
   }
-  TESSERA_DEVICE void pack() {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) pack_a<kCfg.dtype>(rP[step], rS[0], step);
-  }
-
-  // -inf for the scores of keys that a row does not see.
-  TESSERA_DEVICE void hide(const FwdWork<kCfg>& work, int key0) {
-    const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = work.row0 + consumer * 64 + warp_row() + half * 8 + lane / 4;
-      const KeyRange keys = visible_keys(p, work.s, row);
-      const int low = keys.low - key0 - lane % 4 * 2, high = keys.high - key0 - lane % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (n * 8 + e < low || n * 8 + e > high) rS[0][n][2 * half + e] = -infinity();
-        }
-    }
-  }
-
-  // Values behind a sequence's last key, which may be anything and met P = 0: they become 0. All consumers, together.
-  TESSERA_DEVICE void clear_tail(int rows_seen) {
-    const uint32 base = shared_address(shared.sV[v_at.stage].data);
-    const int thread = consumer * 128 + static_cast<int>(not_hoisted(threadIdx.x % 128));
-    for (int word = thread; word < (kCfg.block_n - rows_seen) * V::kChunks * 8; word += kThreads) {
-      const int row = rows_seen + word / (V::kChunks * 8);
-      const uint32 at = V::at(base, row, word % (V::kChunks * 8) * 8);
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
-    }
-    ptx::fence_proxy_async();
-    if constexpr (kCfg.consumers > 1) {
-      ptx::bar_sync(kTailCleared, kThreads);
-    } else {
-      ptx::bar_sync(kTailCleared, 128);
-    }
-  }
-
   TESSERA_DEVICE void release_keys() {
     shared.k.release(k_at);
     k_at.advance();
@@ -260,173 +247,266 @@ struct Consumer {
     v_at.advance();
   }
 
-  // The scores of `block` are in rS: P in rP; what runs beside it, if anything, is O += P V of the block before.
-  template <bool kOutputRuns>
-  TESSERA_DEVICE void softmax_of(const FwdWork<kCfg>& work, int block) {
-    const bool whole = block >= whole_first && block <= whole_last, optimistic = whole && softmax.ready;
-    float alpha[1][2];
-    bool moves = false, fits = true;
-    if (optimistic) {
-      fits = softmax.template try_update<kCfg.dtype>(rS, p.scale_log2);
-    } else {
-      if (!whole) hide(work, block * kCfg.block_n);
-      moves = softmax.move_reference(rS, p.scale_log2, alpha);
-      softmax.exponentiate(rS, p.scale_log2);
+  // -inf for the scores of keys that a row does not see, from tile kFirst of 8 keys on.
+  template <int kFirst, int kCount>
+  TESSERA_DEVICE void hide(const FwdWork<kCfg>& work, int block) {
+    const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
+    const int key0 = block * kCfg.block_n + lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = work.row0 + consumer * 64 + warp_row() + half * 8 + lane / 4;
+      const KeyRange keys = visible_keys(p, work.s, row);
+      const int low = keys.low - key0, high = keys.high - key0;
+#pragma unroll
+      for (int n = kFirst; n < kFirst + kCount; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (n * 8 + e < low || n * 8 + e > high) rS[0][n][2 * half + e] = -infinity();
+        }
     }
-    if (fits) shared.k.release(k_at);
-    if constexpr (kOutputRuns) {
+  }
+
+  TESSERA_DEVICE void pack() {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) pack_a<kCfg.dtype>(rP[step], rS[0], step);
+  }
+  TESSERA_DEVICE bool sees_whole(int block) const {
+    return (kCfg.causal || block >= whole_first) && block <= whole_last;
+  }
+
+  // The scores that were asked for become P, with the rows' maxima; kOutput: meanwhile O += P V of the block before.
+  template <bool kOutput>
+  TESSERA_DEVICE void attend_with_maxima(const FwdWork<kCfg>& work, int block) {
+    if constexpr (kOutput) ask_output();
+    ptx::wgmma_wait_group<kOutput ? 1 : 0>();
+    ptx::wgmma_pin(flat(rS));
+    if (!sees_whole(block)) hide<0, kN>(work, block);
+    release_keys();
+    float alpha[1][2];
+    const bool moves = softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
+    softmax.exponentiate(rS, p.scale_log2);
+    if constexpr (kOutput) {
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rO));
       release_values();
+      if (moves) softmax.rescale(alpha, rO);
     }
-    // Again, from the products on. Here, where the registers of the last P are free and no product is under way.
-    if (!fits) {
-      warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[q_at.stage][consumer].data), warp_row(),
-                                         shared_address(shared.sK[k_at.stage].data));
-      shared.k.release(k_at);
-      moves = softmax.move_reference(rS, p.scale_log2, alpha);
-      softmax.exponentiate(rS, p.scale_log2);
-    }
-    k_at.advance();
-    if (moves) softmax.rescale(alpha, rO);
     pack();
   }
 
-  // False: there are no more works. The work lies in shared memory, and what the loop needs of it in registers.
+  // The same after a block that gave every row a reference: against that, without maxima. kWhole: nothing is hidden; kAsked:
+  // the parts of the block whose scores were asked for. Which of these a warp runs is the same for all of a consumer's,
+  // since they ask for products together; what it does if it has no reference, or should have a new one, is its own.
+  template <bool kWhole, int kAsked = kParts>
+  TESSERA_DEVICE void attend(const FwdWork<kCfg>& work, int block) {
+    constexpr int kLast = (kAsked - 1) * kPartN;  // where the last part begins
+    const bool optimistic = softmax.ready;
+    float total[1][2] = {};
+    if constexpr (kAsked > 1) {
+      ptx::wgmma_wait_group<1>();
+      ptx::wgmma_pin(flat(columns<0, kPartN>(rS)));
+      if constexpr (!kWhole) hide<0, kPartN>(work, block);
+      if (optimistic) softmax.exponentiate_as_is(columns<0, kPartN>(rS), p.scale_log2, total);
+    }
+    ask_output();
+    ptx::wgmma_wait_group<1>();
+    ptx::wgmma_pin(flat(columns<kLast, kPartN>(rS)));
+    if constexpr (!kWhole) hide<kLast, kPartN>(work, block);
+    bool fits = false;
+    if (optimistic) {
+      softmax.exponentiate_as_is(columns<kLast, kPartN>(rS), p.scale_log2, total);
+      fits = softmax.accept(total, kPromptBound);
+    }
+    if (fits) shared.k.release(k_at);
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_pin(flat(rO));
+    release_values();
+    if (!fits) [[unlikely]] {
+      // Again, from the products on. Here, where the registers of the last P are free and no product is under way.
+      if (optimistic || kAsked < kParts) {
+        warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[q_at.stage].data), warp_row(),
+                                           shared_address(shared.sK[k_at.stage].data));
+        if constexpr (!kWhole) hide<0, kN>(work, block);
+      }
+      shared.k.release(k_at);
+      float alpha[1][2];
+      const bool moves = softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
+      softmax.exponentiate(rS, p.scale_log2);
+      if (moves) softmax.rescale(alpha, rO);
+    }
+    k_at.advance();
+    pack();
+  }
+
+  // O, not yet divided, from the blocks from `block` on that my rows see; the answer is the block behind them.
+  TESSERA_DEVICE int attend_blocks(const FwdWork<kCfg>& work, int block, int count) {
+    if (p.cu_seqlens_q && count < (consumer + 1) * 64) clear_rows(count - consumer * 64);
+    whole_first = uniform(work.whole_first), whole_last = uniform(work.whole_last);
+    const int halves = uniform(work.halves_of[consumer]), last = (halves - 1) / 2;  // of what my rows see
+    const bool cut_off = (p.cu_seqlens_k || p.seqused_k) && work.s.sk < (last + 1) * kCfg.block_n;
+    // Of the last block perhaps its first part only.
+    const bool part = kHalfBlocks && halves % 2 != 0 && last > block && !cut_off;
+    ask_scores();
+    attend_with_maxima<false>(work, block);
+    for (++block; block <= last - part; ++block) {
+      ask_scores();
+      if (sees_whole(block)) {
+        attend<true>(work, block);
+      } else if (kFinerEdges && block > whole_last) {
+        attend<false>(work, block);
+      } else {
+        attend_with_maxima<true>(work, block);
+      }
+    }
+    if (part) {
+      if constexpr (kHalfBlocks) {
+        ask_scores<1>();
+        attend<false, 1>(work, block++);
+        ask_output<(kSteps + 1) / 2>();
+      }
+    } else {
+      if (cut_off) clear_tail(work.s.sk % kCfg.block_n);
+      ask_output();
+    }
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_pin(flat(rO));
+    release_values();
+    return block;
+  }
+
+  // False: there are no more works.
   TESSERA_DEVICE bool attend_next() {
     shared.q.wait_full(q_at);
-    const FwdWork<kCfg>& work = shared.work[q_at.stage];
-    if (work.count < 0) return false;
-    softmax.reset();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      softmax.live[0][half] = consumer * 64 + warp_row() + half * 8 + lane_row() < work.count;
+    const FwdWork<kCfg>& work = shared.work[work_at.stage];
+    const int count = uniform(work.count);
+    if (count < 0) return false;
+    int block = uniform(work.first);
+    const int end = uniform(work.last);
+    if (count > consumer * 64) {
+      softmax.reset();
+      clear(rO);
+      if (block < end) block = attend_blocks(work, block, count);
+      store(work);
     }
-    clear(rO);
-    const int first = work.first;
-    // The blocks that every row sees whole.
-    whole_first = (max(work.visible.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;
-    whole_last = (work.visible.all.high + 1) / kCfg.block_n - 1;
-    int block = work.last - 1;
-    if (first <= block) {
-      // Values behind a sequence's last key come as zeros only where the tensor ends there.
-      const int rows_seen = work.s.sk - block * kCfg.block_n;
-      if (rows_seen < kCfg.block_n && (p.cu_seqlens_k || work.s.sk != p.seqlen_k)) {
-        shared.v.wait_full(v_at);
-        clear_tail(rows_seen);
-      }
-      // Blocks that none of my rows sees, though another consumer's do: their turns pass by.
-      const int my_last = max(work.last_of(p, work.row0 + consumer * 64 + 63) - 1, first);
-      for (; block > my_last; --block) {
-        shared.k.wait_full(k_at);
-        release_keys();
-        shared.v.wait_full(v_at);
-        release_values();
-        take_turn();
-        grant_turns(consumer);
-      }
+    // What others see and my rows do not, or I have none.
+    for (; block < end; ++block) {
       shared.k.wait_full(k_at);
-      take_turn();
-      ptx::wgmma_fence();
-      issue_scores();
-      grant_turns(consumer);
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_pin(flat(rS));
-      softmax_of<false>(work, block);
-      for (; block > first; --block) {
-        shared.k.wait_full(k_at);
-        shared.v.wait_full(v_at);
-        take_turn();
-        ptx::wgmma_fence();
-        issue_scores();
-        issue_output();
-        grant_turns(consumer);
-        ptx::wgmma_wait_group<1>();
-        ptx::wgmma_pin(flat(rS));
-        softmax_of<true>(work, block - 1);
-      }
-    }
-    const FwdWork<kCfg> mine = work;
-    shared.q.release(q_at);
-    q_at.advance();
-    if (first <= block) {
+      release_keys();
       shared.v.wait_full(v_at);
-      take_turn();
-      ptx::wgmma_fence();
-      issue_output();
-      grant_turns(consumer);
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_pin(flat(rO));
       release_values();
     }
-    store(mine);
+    ptx::fence_proxy_async();  // before the next queries come
+    shared.q.release(q_at);
+    q_at.advance(kCfg.consumers);
+    work_at.advance();
     return true;
   }
 
-  // O / l and LSE to global memory. The four lanes of a row exchange what they hold of four tiles of 8 columns, so that each
-  // has the 16 bytes of one.
+  // ---- tails ----
+
+  // Queries behind a sequence's last, which are another's: they become 0.
+  TESSERA_DEVICE void clear_rows(int count) { clear_from<Q>(shared_address(shared.sQ[q_at.stage].data), count); }
+
+  // Values behind a sequence's last key, where the tensor does not end: they may be anything and met P = 0, and become 0.
+  TESSERA_DEVICE void clear_tail(int rows) {
+    shared.v.wait_full(v_at);
+    clear_from<V>(shared_address(shared.sV[v_at.stage].data), rows);
+  }
+
+  // Rows `first` ... of a tile: 0. By this consumer, before its own products; another that does the same writes the same.
+  template <class Tile>
+  TESSERA_DEVICE void clear_from(uint32 base, int first) {
+    constexpr int kRowWords = Tile::kChunks * 8;  // of 16 bytes
+    for (int word = first * kRowWords + static_cast<int>(not_hoisted(threadIdx.x % 128));
+         word < Tile::kRows * kRowWords; word += 128) {
+      ptx::st_shared_zero_16(Tile::at(base, word / kRowWords, word % kRowWords * 8));
+    }
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(kTailCleared + consumer, 128);
+  }
+
+  // ---- epilogue ----
+
+  // O / l and LSE to global memory. O passes through this warp's rows of Q, which nobody needs any more, so that whole
+  // lines are stored.
   TESSERA_DEVICE void store(const FwdWork<kCfg>& work) {
     softmax.finish();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int local = consumer * 64 + warp_row() + half * 8 + lane_row();
-      const int query = work.row0 + local;
-      float ref = softmax.ref[0][half], sum = softmax.sum[0][half], scale = 1.0f;
-      const bool seen = sum != 0.0f;  // NaN counts as seen
-      const bool mine = local < work.count;
-      if (p.sink && seen) {
-        const float sink = p.sink[p.sink_head * work.head] * kLog2e;
-        const float joint = fmaxf(sink, ref);
-        scale = ptx::ex2_approx_ftz(ref - joint);
-        sum = sum * scale + ptx::ex2_approx_ftz(sink - joint);
-        ref = joint;
+    const int count = work.count, head = work.head, batch = work.batch, row0 = consumer * 64 + warp_row();
+    const int64 query0 = static_cast<int64>(work.s.q_begin) + work.row0 + row0;
+    float scale[2] = {1.0f, 1.0f};
+    if (p.sink) join_sink(p.sink[p.sink_head * head] * kLog2e, scale);
+    const auto& sum = softmax.sum[0];  // 0: the row saw nothing; NaN counts as seen
+    if (p.lse.data) {
+      // Of a row's four lanes the first stores for one row, the second for the row eight below.
+      const int half = lane_col() / 2;
+      const float l = half ? sum[1] : sum[0], ref = half ? softmax.ref[0][1] : softmax.ref[0][0];
+      if (half < 2 && row0 + half * 8 + lane_row() < count) {
+        p.lse.data[p.lse.batch * batch + p.lse.head * head + p.lse.row * (query0 + half * 8 + lane_row())] =
+            l != 0.0f ? (ref + ptx::lg2_approx_ftz(l)) * kLn2 : -infinity();
       }
-      const float factor = seen ? scale / sum : 0.0f;
-      if (mine && lane_col() == 0 && p.lse.data) {
-        p.lse.data[p.lse.batch * work.batch + p.lse.head * work.head + p.lse.row * (work.s.q_begin + query)] =
-            seen ? (ref + log2f(sum)) * kLn2 : -infinity();
-      }
-      const int64 row = static_cast<int64>(work.s.q_begin) + query;
-      char* gO = static_cast<char*>(p.o.data) + (p.o.batch * work.batch + p.o.row * row + p.o.head * work.head) * 2;
+    }
+    const float factor[2] = {scale[0] * ptx::rcp_approx_ftz(sum[0]), scale[1] * ptx::rcp_approx_ftz(sum[1])};
+    if (__any_sync(0xffffffff, sum[0] == 0.0f || sum[1] == 0.0f)) [[unlikely]] {
 #pragma unroll
-      for (int d0 = 0; d0 < kD; d0 += 4) {
+      for (int d = 0; d < kD; ++d)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) rO[0][d][e] = sum[e / 2] == 0.0f ? 0.0f : rO[0][d][e] * factor[e / 2];
+    } else {
+#pragma unroll
+      for (int d = 0; d < kD; ++d)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) rO[0][d][e] *= factor[e / 2];
+    }
+    constexpr int kPassCols = Q::kChunks * kChunkCols, kWords = kChunkCols / 8;
+    const uint32 base = shared_address(shared.sQ[q_at.stage].data);
+    const int lane = lane_id(), row = lane / kWords, word = lane % kWords;
+    char* gO =
+        static_cast<char*>(p.o.data) + (p.o.batch * batch + p.o.head * head + p.o.row * (query0 + row) + word * 8) * 2;
+    const int64 four_rows = p.o.row * 8;  // in bytes
+#pragma unroll
+    for (int col0 = 0; col0 < kCfg.head_dim_v; col0 += kPassCols) {
+      const int end = col0 + kPassCols < kCfg.head_dim_v ? col0 + kPassCols : kCfg.head_dim_v;
+      __syncwarp();  // the lines of the pass before are read
+#pragma unroll
+      for (int col = col0; col < end; col += 16) {
         uint32 words[4];
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-          const bool there = d0 + t < kD;
-          const float low = there && seen ? rO[0][there ? d0 + t : 0][2 * half] * factor : 0.0f;
-          const float high = there && seen ? rO[0][there ? d0 + t : 0][2 * half + 1] * factor : 0.0f;
-          words[t] = pack_pair<kCfg.dtype>(low, high);
+          const auto& o = rO[0][col / 8 + t / 2];
+          words[t] = pack_pair<kCfg.dtype>(o[t % 2 * 2], o[t % 2 * 2 + 1]);
         }
-        transpose_quad(words);
-        const int col = (d0 + lane_col() / 2) * 8;
-        if (mine && col < p.head_dim_v) {
-          *reinterpret_cast<uint4*>(gO + col * 2) = make_uint4(words[0], words[1], words[2], words[3]);
-        }
+        ptx::stmatrix_x4(Q::at(base, warp_row() + lane % 16, col - col0 + lane / 16 * 8), words);
       }
+      __syncwarp();
+#pragma unroll
+      for (int chunk = col0; chunk < end; chunk += kChunkCols)
+#pragma unroll
+        for (int four = 0; four < 16; four += 4) {
+          const uint4 words = ptx::ld_shared_16(Q::at(base, warp_row() + four + row, chunk - col0 + word * 8));
+          if (row0 + four + row < count && chunk + word * 8 < p.head_dim_v) {
+            *reinterpret_cast<uint4*>(gO + four / 4 * four_rows + chunk * 2) = words;
+          }
+        }
     }
   }
 
-  // Lane c of a quad holds word t of column-tile t: afterwards it holds the four lanes' words of column-tile c.
-  TESSERA_DEVICE static void transpose_quad(uint32 (&w)[4]) {
-    const bool odd = lane_id() & 1, upper = lane_id() & 2;
+  // A score without a value: it joins the sum. `scale`: what O is to be multiplied by, beside.
+  TESSERA_DEVICE void join_sink(float sink_log2, float (&scale)[2]) {
 #pragma unroll
-    for (int t = 0; t < 4; t += 2) {
-      const uint32 send = odd ? w[t] : w[t + 1];
-      const uint32 got = __shfl_xor_sync(0xffffffff, send, 1);
-      (odd ? w[t] : w[t + 1]) = got;
-    }
-#pragma unroll
-    for (int t = 0; t < 2; ++t) {
-      const uint32 send = upper ? w[t] : w[t + 2];
-      const uint32 got = __shfl_xor_sync(0xffffffff, send, 2);
-      (upper ? w[t] : w[t + 2]) = got;
+    for (int half = 0; half < 2; ++half) {
+      float &ref = softmax.ref[0][half], &sum = softmax.sum[0][half];
+      if (sum == 0.0f) continue;
+      const float joint = fmaxf(sink_log2, ref);
+      scale[half] = ptx::ex2_approx_ftz(ref - joint);
+      sum = sum * scale[half] + ptx::ex2_approx_ftz(sink_log2 - joint);
+      ref = joint;
     }
   }
 };
 
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
+  static_assert(kCfg.q_stages >= kCfg.consumers);
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma's 16-bit types");
   static_assert(kCfg.consumers == 2 || kCfg.consumers == 3, "registers are dealt for these");
   static_assert(sizeof(FwdSm90SharedMemory<kCfg>::work) + sizeof(FwdSm90SharedMemory<kCfg>::q) +
@@ -439,7 +519,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     ptx::prefetch_tensormap(&p.q_map);
     ptx::prefetch_tensormap(&p.k_map);
     ptx::prefetch_tensormap(&p.v_map);
-    shared.q.init(kCfg.consumers * 4);
+    shared.q.init(4);
     shared.k.init(kCfg.consumers * 4);
     shared.v.init(kCfg.consumers * 4);
     ptx::fence_mbarrier_init();
@@ -450,12 +530,13 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
                 kConsumerRegisters = kCfg.consumers == 2 ? 232 : 160;
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x == 0) produce<kCfg>(p, shared);
+    if (threadIdx.x == 0) produce_queries<kCfg>(p, shared);
+    if (threadIdx.x == 32) produce_keys<kCfg>(p, shared.k, shared.sK, &p.k_map);
+    if (threadIdx.x == 64) produce_keys<kCfg>(p, shared.v, shared.sV, &p.v_map);
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     // From one lane, so that the compiler knows it for the whole warp's: descriptors then live in uniform registers.
-    Consumer<kCfg> consumer(p, shared, __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128 - 1, 0));
-    consumer.first_turns();
+    Consumer<kCfg> consumer(p, shared, uniform(static_cast<int>(threadIdx.x) / 128 - 1));
     while (consumer.attend_next()) {
     }
   }

@@ -19,7 +19,7 @@ struct Varied {
 constexpr Varied kVaried[] = {
     {&Sm90Tile::block_n, &FwdSm90Config::block_n, 16, 256}, {&Sm90Tile::consumers, &FwdSm90Config::consumers, 2, 3},
     {&Sm90Tile::k_stages, &FwdSm90Config::k_stages, 1, 8},  {&Sm90Tile::v_stages, &FwdSm90Config::v_stages, 1, 8},
-    {&Sm90Tile::q_stages, &FwdSm90Config::q_stages, 1, 2},
+    {&Sm90Tile::q_stages, &FwdSm90Config::q_stages, 2, 9},
 };
 
 std::optional<Sm90Tile> parse(const char* text) {
@@ -32,7 +32,7 @@ std::optional<Sm90Tile> parse(const char* text) {
     tile.*varied.in_tile = static_cast<int>(value);
     text = end + 1;
   }
-  if (tile.block_n % 16 != 0) return std::nullopt;
+  if (tile.block_n % 16 != 0 || tile.q_stages < tile.consumers) return std::nullopt;
   return tile;
 }
 

@@ -57,7 +57,7 @@ int64_t smem_bytes(const FwdSm90Config& config) {
   constexpr int64_t kChunkRowBytes = 128, kConsumerRows = 64, kRest = 1024;
   const int64_t k_row = divide_up(config.head_dim, 64) * kChunkRowBytes;
   const int64_t v_row = divide_up(config.head_dim_v, 64) * kChunkRowBytes;
-  return int64_t{config.q_stages} * config.consumers * kConsumerRows * k_row +
+  return int64_t{config.q_stages} * kConsumerRows * k_row +
          config.block_n * (config.k_stages * k_row + config.v_stages * v_row) + kRest;
 }
 
@@ -73,13 +73,13 @@ int64_t smem_bytes(const BwdConfig& config) {
 }
 
 KernelSpec spec_of(const FwdConfig& config) {
-  return {.name = "fwd_sm80",
+  return {.name = name_of(config),
           .params = "FwdParams",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
           .blocks_per_sm = config.blocks_per_sm,
           .smem_bytes = smem_bytes(config),
-          .claim = shared_memory_claim("FwdSharedMemory", config)};
+          .claim = shared_memory_claim(config.pairs ? "FwdPairsSharedMemory" : "FwdSharedMemory", config)};
 }
 
 KernelSpec spec_of(const FwdSm90Config& config) {

@@ -35,12 +35,9 @@ inline constexpr float kHugeScore_log2 = 0x1p22f;
 
 template <int kM>
 struct OnlineSoftmax {
-  float ref[kM][2];  // log2 units, -inf before the first visible key
-  float sum[kM][2];  // this lane's share
-  bool
-      live[kM]
-          [2];  // whose rows decide what the warp does; false for rows behind a sequence's last, which may be another's
-  bool ready = false;  // every live row of the warp has a reference, and not a huge one
+  float ref[kM][2];    // log2 units, -inf before the first visible key
+  float sum[kM][2];    // this lane's share
+  bool ready = false;  // every row of the warp has a reference, and not a huge one
 
   TESSERA_DEVICE OnlineSoftmax() { reset(); }
 
@@ -49,7 +46,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) ref[m][half] = -infinity(), sum[m][half] = 0.0f, live[m][half] = true;
+      for (int half = 0; half < 2; ++half) ref[m][half] = -infinity(), sum[m][half] = 0.0f;
   }
 
   // s times `scale` (log2 units) -> P in place, and O rescaled where the reference moved.
@@ -64,7 +61,8 @@ struct OnlineSoftmax {
   // update() in its three parts, for a caller whose O is not to be had at once. The reference moves to the maximum of s where
   // that passes it; alpha is what O is to be rescaled by, and the answer whether any row of the warp is.
   template <int kN>
-  TESSERA_DEVICE bool move_reference(const float (&s)[kM][kN][4], float scale, float (&alpha)[kM][2]) {
+  TESSERA_DEVICE bool move_reference(const float (&s)[kM][kN][4], float scale, float (&alpha)[kM][2],
+                                     float threshold_log2 = kRescaleThreshold_log2) {
     bool moves = false, moderate = true;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -75,12 +73,12 @@ struct OnlineSoftmax {
         for (int n = 0; n < kN; ++n) best = fmaxf(best, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
         best = row_max(best) * scale;
         const float old = ref[m][half];
-        const bool passes = best > old + kRescaleThreshold_log2;  // -inf + 8 = -inf: the first finite one passes
+        const bool passes = best > old + threshold_log2;  // -inf + 8 = -inf: the first finite one passes
         ref[m][half] = passes ? best : old;
         alpha[m][half] = passes ? ptx::ex2_approx_ftz(old - best) : 1.0f;
         sum[m][half] *= alpha[m][half];
         moves |= passes;
-        moderate &= fabsf(ref[m][half]) < kHugeScore_log2 || !live[m][half];
+        moderate &= fabsf(ref[m][half]) < kHugeScore_log2;
       }
     ready = __all_sync(0xffffffff, moderate);
     return __any_sync(0xffffffff, moves);
@@ -88,6 +86,10 @@ struct OnlineSoftmax {
 
   template <int kN>
   TESSERA_DEVICE void exponentiate(float (&s)[kM][kN][4], float scale) {
+    if (ready) {
+      exponentiate_as_is(s, scale, sum);
+      return;
+    }
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -121,22 +123,35 @@ struct OnlineSoftmax {
   // either way: softmax does not depend on the reference. Wants `ready` and a tile of visible keys alone.
   template <Dtype kDtype, int kN>
   TESSERA_DEVICE bool try_update(float (&s)[kM][kN][4], float scale) {
-    float total[kM][2];
+    float total[kM][2] = {};
+    exponentiate_as_is(s, scale, total);
+    return accept(total, kOptimisticBound<kDtype>);
+  }
+
+  // try_update() in its two parts, for a caller whose scores come bit by bit. Adds to `total`.
+  template <int kN>
+  TESSERA_DEVICE void exponentiate_as_is(float (&s)[kM][kN][4], float scale, float (&total)[kM][2]) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      float part[2][2] =
+          {};  // of a row the even columns and the odd: one chain of additions would be what it waits for
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          s[m][n][e] = ptx::ex2_approx_ftz(fmaf(s[m][n][e], scale, -ref[m][e / 2]));
+          part[e / 2][e % 2] += s[m][n][e];
+        }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) total[m][half] += part[half][0] + part[half][1];
+    }
+  }
+  TESSERA_DEVICE bool accept(const float (&total)[kM][2], float bound) {
     bool fits = true;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        total[m][half] = 0.0f;
-#pragma unroll
-        for (int n = 0; n < kN; ++n)
-#pragma unroll
-          for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            s[m][n][e] = ptx::ex2_approx_ftz(fmaf(s[m][n][e], scale, -ref[m][half]));
-            total[m][half] += s[m][n][e];
-          }
-        fits &= total[m][half] < kOptimisticBound<kDtype> || !live[m][half];  // a NaN does not
-      }
+      for (int half = 0; half < 2; ++half) fits &= total[m][half] < bound;  // a NaN does not
     if (!__all_sync(0xffffffff, fits)) return false;
 #pragma unroll
     for (int m = 0; m < kM; ++m)

@@ -19,6 +19,11 @@ struct RingPosition {
       stage = 0, parity ^= 1;
     }
   }
+  // By several, at most kStages.
+  TESSERA_DEVICE void advance(int stages) {
+    stage += stages;
+    if (stage >= kStages) stage -= kStages, parity ^= 1;
+  }
 };
 
 struct alignas(8) Barrier {

@@ -21,4 +21,24 @@ TESSERA_DEVICE void ldmatrix_x4_trans(uint32 (&r)[4], uint32 shared) {
                : "memory");
 }
 
+// The reverse, of four 8 x 8 matrices.
+TESSERA_DEVICE void stmatrix_x4(uint32 shared, const uint32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// 16 bytes of shared memory.
+TESSERA_DEVICE uint4 ld_shared_16(uint32 shared) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(shared)
+               : "memory");
+  return x;
+}
+TESSERA_DEVICE void st_shared_zero_16(uint32 shared) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(shared), "r"(0) : "memory");
+}
+
 }  // namespace tessera::ptx

@@ -14,6 +14,20 @@ TESSERA_DEVICE float ex2_approx_ftz(float x) {
   return y;
 }
 
+// log2(x); 0 gives -inf.
+TESSERA_DEVICE float lg2_approx_ftz(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x to one unit in the last place.
+TESSERA_DEVICE float rcp_approx_ftz(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // `low` in bits 0 ... 15, `high` in bits 16 ... 31, each rounded to nearest.
 TESSERA_DEVICE uint32 cvt_rn_f16x2(float low, float high) {
   uint32 pair;

@@ -34,33 +34,50 @@ TESSERA_DEVICE uint32 not_hoisted(uint32 x) {
   return x;
 }
 
-inline constexpr unsigned long long kSwizzle128 = 1ull << 62;
+// The first lane's value, which the compiler then knows for the whole warp's: a loop over it is uniform, and what is made
+// from it lives in uniform registers.
+template <class T>
+TESSERA_DEVICE T uniform(T x) {
+  return __shfl_sync(0xffffffff, x, 0);
+}
 
-TESSERA_DEVICE unsigned long long wgmma_descriptor(uint32 address, int leading_bytes, int stride_bytes) {
-  return static_cast<unsigned long long>((address & 0x3FFFF) >> 4) |
-         static_cast<unsigned long long>(leading_bytes >> 4) << 16 |
-         static_cast<unsigned long long>(stride_bytes >> 4) << 32 | kSwizzle128;
+// A descriptor's address of a tile, in units of 16 bytes. Each of the tile's descriptors is then one addition away.
+TESSERA_DEVICE uint32 descriptor_address(uint32 address) { return uniform((address & 0x3FFFF) >> 4); }
+
+// Both strides in bytes; `offset` too, of where the operand starts in the tile.
+TESSERA_DEVICE unsigned long long wgmma_descriptor(uint32 tile, int offset, int leading_bytes, int stride_bytes) {
+  constexpr uint32 kSwizzle128 = 1u << 30;
+  const uint32 low = tile + (offset >> 4 | leading_bytes >> 4 << 16), high = stride_bytes >> 4 | kSwizzle128;
+  return static_cast<unsigned long long>(high) << 32 | low;
 }
 
 inline constexpr int kEightRowsBytes = 8 * kChunkRowBytes;
 
-// Columns k ... k + 15 of a tile that lies [rows][inner]: A, and B of a product with the tile's transpose. The address is
-// below 2^18: a constant can be added to the descriptor.
+// Columns k ... k + 15, from a row on that is a multiple of 8, of a tile that lies [rows][inner]: A, and B of a product with
+// the tile's transpose.
 template <class Tile>
-TESSERA_DEVICE unsigned long long inner_major(uint32 base, int k) {
-  return wgmma_descriptor(base + k / kChunkCols * Tile::kChunkBytes + k % kChunkCols * 2, 1, kEightRowsBytes);
+TESSERA_DEVICE unsigned long long inner_major(uint32 tile, int row, int k) {
+  const int offset = k / kChunkCols * Tile::kChunkBytes + row * kChunkRowBytes + k % kChunkCols * 2;
+  return wgmma_descriptor(tile, offset, 16, kEightRowsBytes);
 }
 
 // Rows k ... k + 15 of a tile that lies [inner][columns]: B of a product with the tile itself.
 template <class Tile>
-TESSERA_DEVICE unsigned long long outer_major(uint32 base, int k) {
-  return wgmma_descriptor(base + k * kChunkRowBytes, Tile::kChunkBytes, kEightRowsBytes);
+TESSERA_DEVICE unsigned long long outer_major(uint32 tile, int k) {
+  return wgmma_descriptor(tile, k * kChunkRowBytes, Tile::kChunkBytes, kEightRowsBytes);
 }
 
 // A warp's accumulator of wgmma, [1][n / 8][4] as mma's, as the flat array that wgmma takes.
 template <int kN>
 TESSERA_DEVICE float (&flat(float (&acc)[1][kN][4]))[kN * 4] {
   return reinterpret_cast<float(&)[kN * 4]>(acc);
+}
+
+// Tiles of 8 columns from the template's first on, of a warp's accumulator.
+template <int kFirst, int kCount, int kN>
+TESSERA_DEVICE float (&columns(float (&acc)[1][kN][4]))[1][kCount][4] {
+  static_assert(kFirst + kCount <= kN);
+  return reinterpret_cast<float(&)[1][kCount][4]>(acc[0][kFirst]);
 }
 
 // acc = A B^T by one warp with mma.sync, 16 rows of A from `row` on: what wgmma computed, again.
