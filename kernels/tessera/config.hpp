@@ -59,7 +59,7 @@ struct FwdSm90Config {
   int k_stages;    // tiles of keys in shared memory
   int v_stages;    // tiles of values
   int q_stages;    // tiles of 64 queries: with more than consumers, the next work's arrive while this one's are in use
-  bool causal;     // works are taken longest first
+  bool causal;     // queries see the more keys the later they stand: works differ in size
 };
 
 // Backward by mma.sync: bwd_sm80.cuh.

@@ -101,7 +101,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     //    S = Q K^T; where a row sees a part of the tile, or options change scores, -inf for what is not visible; online
     //    softmax, P in place of S and O rescaled. The optimistic way first, where it can be gone: core/online_softmax.
     const int key0 = tile * kCfg.block_n;
-    const bool whole = b.whole(tile);
+    const bool whole = kTiles == kM && b.whole(tile);  // the last 16 rows are alone where others see nothing
     float rS[kTiles][kN][4];
     bool optimistic = !kCfg.score.any() && whole && softmax.ready;
     for (;; optimistic = false) {

@@ -1,177 +1,30 @@
 // Forward on Hopper: O = softmax(scale Q K^T) V and LSE, FlashAttention-3's plan: TMA, wgmma and warpgroups with roles.
 //
-// A persistent block takes works, tiles of 64 query rows a consumer warpgroup. Producer threads fill rings of Q, K and V
-// tiles and run ahead of the consumers, over the works' borders too. A consumer has the scores of two tiles of keys under
-// way, S' = Q K'^T and S'' = Q K''^T, while it turns those of a third into P and asks for O += P V: so it never waits for a
-// product that it has just asked for, and the consumers' exponentials run under each other's products. Where the whole tile
-// is seen, no maximum is taken (core/online_softmax: optimistic); should that fail, a warp computes its scores again.
+// A persistent block takes works, tiles of 64 query rows a consumer warpgroup (core/fwd_work), whose Q, K and V producer
+// threads bring (core/fwd_sm90_producers). A consumer asks for the scores of the next block of keys, S' = Q K'^T, in two
+// halves, and for O += P V of the last block between them: the exponentials of one half run under the product of the other
+// and under P V, and all of them under the products of the other consumers, which keep no step with this one. Behind a row's
+// first block no maximum is taken (core/online_softmax: as it is); should a sum then pass a bound, a warp computes its
+// scores again.
 //
 // Block: (consumers + 1) x 128 threads, one a multiprocessor; registers go from the producers to the consumers. Shared
 // memory: FwdSm90SharedMemory. Its page, with what was measured: docs/kernels/fwd_sm90.md.
 #pragma once
 
+#include "tessera/core/fwd_sm90_producers.cuh"
 #include "tessera/core/online_softmax.cuh"
-#include "tessera/core/pipeline.cuh"
-#include "tessera/core/scheduler.cuh"
 #include "tessera/ptx/barrier.cuh"
-#include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/ptx/warpgroup.cuh"
-#include "tessera/tile/wgmma_tile.cuh"
 
 namespace tessera {
 
-// One tile of queries of one head, and the blocks of keys [first, last) that it sees.
-template <FwdSm90Config kCfg>
-struct FwdWork {
-  static constexpr int kBlockM = 64 * kCfg.consumers, kEnd = -1;
-  int batch, head, row0, count;  // count 0: nothing to do; kEnd: nor anything afterwards
-  Sequence s;
-  TileRange visible;
-  int first, last;
-  // For the consumers: the end of the halves of blocks that a consumer's rows see, and the blocks that every row sees whole.
-  int halves_of[4], whole_first, whole_last;
-
-  // Tiles of a head stand together. Under a staircase they differ in size: few tiles a head stand as the largest, the
-  // smallest, the second largest ..., and a block takes two neighbours, which are worth the same for all blocks. Of many, the
-  // largest of a section of heads come first, and every second round of the grid goes backwards.
-  TESSERA_DEVICE void open(const FwdSm90Params& p, int index) {
-    int slot = index % p.tiles, pair = index / p.tiles;  // pair: batch * heads_q + head, packed: head
-    if constexpr (kCfg.causal) {
-      if (p.section > 0) {
-        const int pairs = p.works / p.tiles;
-        const int section = index / (p.section * p.tiles), in_section = index % (p.section * p.tiles);
-        const int width = min(p.section, pairs - section * p.section);
-        slot = in_section / width;
-        pair = section * p.section + in_section % width;
-      } else {
-        if (p.tiles % 2 && pair % 2) slot = p.tiles - 1 - slot;  // so that two heads' middle tiles are neighbours
-        slot = slot % 2 ? p.tiles - 1 - slot / 2 : slot / 2;
-      }
-    }
-    head = pair % p.heads_q, batch = pair / p.heads_q;
-    int tile = slot;
-    if (p.cu_seqlens_q) {
-      batch = find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, slot);
-      tile -= slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, batch);
-    }
-    s = load_sequence(p, batch);
-    row0 = ((s.sq + kBlockM - 1) / kBlockM - 1 - tile) * kBlockM;
-    count = row0 < 0 ? 0 : min(s.sq - row0, kBlockM);
-    visible = visible_keys(p, s, row0, row0 + max(count, 1) - 1);
-    first = max(visible.some.low, 0) / kCfg.block_n;
-    last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;
-  }
-
-  TESSERA_DEVICE void share_out(const FwdSm90Params& p) {
-    constexpr int kHalf = kCfg.block_n / 2;
-    for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
-      const int high = visible_keys(p, s, row0 + consumer * 64 + 63).high;
-      halves_of[consumer] = min(2 * last, max((high + kHalf) / kHalf, 2 * first + 1));
-    }
-    whole_first = (max(visible.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;
-    whole_last = (visible.all.high + 1) / kCfg.block_n - 1;
-  }
-
-  TESSERA_DEVICE static int index_of(const FwdSm90Params& p, int round) {
-    const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-    if (!kCfg.causal) return round * blocks + block;
-    if (p.section == 0) return 2 * (round / 2 * blocks + block) + round % 2;
-    return round * blocks + (round % 2 ? blocks - 1 - block : block);
-  }
-};
-
-template <FwdSm90Config kCfg>
-struct FwdSm90SharedMemory {
-  static constexpr int kWorks = kCfg.q_stages / kCfg.consumers + 2;  // whose Q is there, and one more
-  SwizzledTile<64, kCfg.head_dim> sQ[kCfg.q_stages];                 // consumer after consumer, work after work
-  SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.k_stages];
-  SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.v_stages];
-  FwdWork<kCfg> work[kWorks];
-  Ring<kCfg.q_stages> q;
-  Ring<kCfg.k_stages> k;
-  Ring<kCfg.v_stages> v;
-};
-
-// ---- producers: a thread each ----
-
-template <class Tile>
-TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier, int row, int head, int batch) {
-#pragma unroll
-  for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-    ptx::cp_async_bulk_tensor_4d(shared_address(sTile.data) + chunk * Tile::kChunkBytes, map, barrier,
-                                 chunk * kChunkCols, row, head, batch);
-  }
-}
-
-// visit(index) for this block's works in their order.
-template <FwdSm90Config kCfg, class Visit>
-TESSERA_DEVICE void for_each_work(const FwdSm90Params& p, const Visit& visit) {
-  for (int round = 0; (round & ~1) * static_cast<int>(gridDim.x) < p.works; ++round) {
-    const int index = FwdWork<kCfg>::index_of(p, round);
-    if (index < p.works) visit(index);
-  }
-}
-
-// Queries, a consumer's after the other's, and which work they belong to: written in place, as registers are few here.
-template <FwdSm90Config kCfg>
-TESSERA_DEVICE void produce_queries(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
-  RingPosition<kCfg.q_stages> at;
-  RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
-  const auto publish = [&](const FwdWork<kCfg>& work) {
-    const int bytes = work.count > 0 && work.first < work.last ? shared.sQ[0].kBytes : 0;
-#pragma unroll 1
-    for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
-      shared.q.wait_empty(at);
-      ptx::mbarrier_arrive_expect_tx(shared.q.full[at.stage].address(), bytes);
-      if (bytes > 0) {
-        copy_tile(shared.sQ[at.stage], &p.q_map, shared.q.full[at.stage].address(),
-                  work.s.q_begin + work.row0 + consumer * 64, work.head, p.cu_seqlens_q ? 0 : work.batch);
-      }
-      at.advance();
-    }
-    work_at.advance();
-  };
-  for_each_work<kCfg>(p, [&](int index) {
-    // The slot's last user is done, since the queries after his were let go.
-    shared.q.wait_empty(at);
-    FwdWork<kCfg>& work = shared.work[work_at.stage];
-    work.open(p, index);
-    if (work.count == 0) return;
-    work.share_out(p);
-    publish(work);
-  });
-  shared.q.wait_empty(at);
-  FwdWork<kCfg>& end = shared.work[work_at.stage];
-  end.count = FwdWork<kCfg>::kEnd;
-  publish(end);
-}
-
-// Keys, or values.
-template <FwdSm90Config kCfg, int kStages, class Tile>
-TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, Ring<kStages>& ring, Tile (&sTiles)[kStages],
-                                 const TensorMap* map) {
-  RingPosition<kStages> at;
-  for_each_work<kCfg>(p, [&](int index) {
-    FwdWork<kCfg> work;
-    work.open(p, index);
-    if (work.count == 0) return;
-    for (int block = work.first; block < work.last; ++block) {
-      ring.acquire(at, Tile::kBytes);
-      copy_tile(sTiles[at.stage], map, ring.full[at.stage].address(), work.s.k_begin + block * kCfg.block_n,
-                work.head / p.group, p.cu_seqlens_k ? 0 : work.batch);
-      at.advance();
-    }
-  });
-}
-
-// ---- consumers: a warpgroup each ----
-
-constexpr int kTailCleared = 1;  // a barrier: + consumer
+inline constexpr int kCleared = 1;  // a barrier of each consumer: kCleared + consumer
 
 // A lane's sum of a block against references that may be too low: above it the block is done again with the rows' maxima.
 // Low, so that a key that outweighs all before becomes the reference itself, and its weight in 16 bits is exact.
 inline constexpr float kPromptBound = 0x1p6f;
 
+// A warpgroup, with 64 rows of each work.
 template <FwdSm90Config kCfg>
 struct Consumer {
   static constexpr int kN = kCfg.block_n / 8, kD = kCfg.head_dim_v / 8, kSteps = kCfg.block_n / 16;
@@ -422,7 +275,7 @@ struct Consumer {
       ptx::st_shared_zero_16(Tile::at(base, word / kRowWords, word % kRowWords * 8));
     }
     ptx::fence_proxy_async();
-    ptx::barrier_sync(kTailCleared + consumer, 128);
+    ptx::barrier_sync(kCleared + consumer, 128);
   }
 
   // ---- epilogue ----
@@ -509,10 +362,6 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   static_assert(kCfg.q_stages >= kCfg.consumers);
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma's 16-bit types");
   static_assert(kCfg.consumers == 2 || kCfg.consumers == 3, "registers are dealt for these");
-  static_assert(sizeof(FwdSm90SharedMemory<kCfg>::work) + sizeof(FwdSm90SharedMemory<kCfg>::q) +
-                        sizeof(FwdSm90SharedMemory<kCfg>::k) + sizeof(FwdSm90SharedMemory<kCfg>::v) <=
-                    1024,
-                "the host's smem_bytes() has 1 KiB for what is no tile");
   extern __shared__ __align__(1024) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSm90SharedMemory<kCfg>*>(shared_memory);
   if (threadIdx.x == 0) {

@@ -86,7 +86,7 @@ TEST_F(CudaRefusal, AFreedPointer) {
 TEST_F(CudaRefusal, MemoryOfAnotherGpu) {
   plan_.device.ordinal = 1;
   const std::string message = forward().message;
-  EXPECT_NE(message.find("is GPU 0's memory, must be GPU 1's, the plan's device"), std::string::npos) << message;
+  EXPECT_NE(message.find("is GPU 0's memory, must be GPU 1's, the call's device"), std::string::npos) << message;
   expect_refused("q");
 }
 

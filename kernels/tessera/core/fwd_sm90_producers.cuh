@@ -1,0 +1,94 @@
+// What fwd_sm90 keeps in shared memory, and the threads that fill it: rings of tiles of Q, K and V, by TMA. Each runs ahead
+// of the consumers as far as its ring goes, over the works' borders too.
+#pragma once
+
+#include "tessera/core/fwd_work.cuh"
+#include "tessera/core/pipeline.cuh"
+#include "tessera/ptx/cp_async_bulk.cuh"
+#include "tessera/tile/wgmma_tile.cuh"
+
+namespace tessera {
+
+template <FwdSm90Config kCfg>
+struct FwdSm90SharedMemory {
+  static constexpr int kWorks = kCfg.q_stages / kCfg.consumers + 2;  // whose Q is there, and one more
+  SwizzledTile<64, kCfg.head_dim> sQ[kCfg.q_stages];                 // consumer after consumer, work after work
+  SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.k_stages];
+  SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.v_stages];
+  FwdWork<kCfg> work[kWorks];
+  Ring<kCfg.q_stages> q;
+  Ring<kCfg.k_stages> k;
+  Ring<kCfg.v_stages> v;
+};
+
+template <class Tile>
+TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier, int row, int head, int batch) {
+#pragma unroll
+  for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+    ptx::cp_async_bulk_tensor_4d(shared_address(sTile.data) + chunk * Tile::kChunkBytes, map, barrier,
+                                 chunk * kChunkCols, row, head, batch);
+  }
+}
+
+// visit(index) for this block's works in their order.
+template <FwdSm90Config kCfg, class Visit>
+TESSERA_DEVICE void for_each_work(const FwdSm90Params& p, const Visit& visit) {
+  for (int round = 0; (round & ~1) * static_cast<int>(gridDim.x) < p.works; ++round) {
+    const int index = FwdWork<kCfg>::index_of(p, round);
+    if (index < p.works) visit(index);
+  }
+}
+
+// Queries, a consumer's after the other's, and which work they belong to: written in place, as registers are few here.
+template <FwdSm90Config kCfg>
+TESSERA_DEVICE void produce_queries(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
+  RingPosition<kCfg.q_stages> at;
+  RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
+  const auto publish = [&](const FwdWork<kCfg>& work) {
+    const int bytes = work.count > 0 && work.first < work.last ? shared.sQ[0].kBytes : 0;
+#pragma unroll 1
+    for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
+      shared.q.wait_empty(at);
+      ptx::mbarrier_arrive_expect_tx(shared.q.full[at.stage].address(), bytes);
+      if (bytes > 0) {
+        copy_tile(shared.sQ[at.stage], &p.q_map, shared.q.full[at.stage].address(),
+                  work.s.q_begin + work.row0 + consumer * 64, work.head, p.cu_seqlens_q ? 0 : work.batch);
+      }
+      at.advance();
+    }
+    work_at.advance();
+  };
+  for_each_work<kCfg>(p, [&](int index) {
+    // The slot's last user is done, since the queries after his were let go.
+    shared.q.wait_empty(at);
+    FwdWork<kCfg>& work = shared.work[work_at.stage];
+    work.open(p, index);
+    if (work.count == 0) return;
+    work.share_out(p);
+    publish(work);
+  });
+  shared.q.wait_empty(at);
+  FwdWork<kCfg>& end = shared.work[work_at.stage];
+  end.count = FwdWork<kCfg>::kEnd;
+  publish(end);
+}
+
+// Keys, or values.
+template <FwdSm90Config kCfg, int kStages, class Tile>
+TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, Ring<kStages>& ring, Tile (&sTiles)[kStages],
+                                 const TensorMap* map) {
+  RingPosition<kStages> at;
+  for_each_work<kCfg>(p, [&](int index) {
+    FwdWork<kCfg> work;
+    work.open(p, index);
+    if (work.count == 0) return;
+    for (int block = work.first; block < work.last; ++block) {
+      ring.acquire(at, Tile::kBytes);
+      copy_tile(sTiles[at.stage], map, ring.full[at.stage].address(), work.s.k_begin + block * kCfg.block_n,
+                work.head / p.group, p.cu_seqlens_k ? 0 : work.batch);
+      at.advance();
+    }
+  });
+}
+
+}  // namespace tessera
