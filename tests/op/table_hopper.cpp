@@ -72,24 +72,24 @@ constexpr const char* kHopper[] = {
     "data=inf_value b=4 sq=300 sk=400 hq=2 hkv=1 d=64 dv=64 q=packed k=packed causal=1",
 };
 
-// What a softmax without a maximum must notice, in either order of the tiles: scores that pass what was seen before by many
-// powers of two, and the one key in whose tile, after tiles without it, scores become infinite or NaN. Every head size that
+// What a softmax without a maximum must notice, tiles going from the first to the last: scores that pass what was seen before
+// by many powers of two (those that fall never do), and the one key in whose tile, after tiles without it, scores become infinite or NaN. Every head size that
 // has a row; full, causal, windows, packed rows; tiles that are seen whole and in part.
 constexpr const char* kHopperNumerics[] = {
     "data=falling sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 cores=3",
-    "data=falling sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
-    "data=falling sq=2100 sk=2100 hq=1 hkv=1 d=64 dv=64 causal=1 cores=3",
-    "data=falling sq=300 sk=900 hq=2 hkv=2 d=96 dv=96 cores=3",
-    "data=falling sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "data=growing sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "data=growing sq=2100 sk=2100 hq=1 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "data=growing sq=300 sk=900 hq=2 hkv=2 d=96 dv=96 cores=3",
+    "data=growing sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
     "data=falling sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
-    "data=falling sq=300 sk=900 hq=1 hkv=1 d=192 dv=128 cores=3",
-    "data=falling sq=300 sk=900 hq=1 hkv=1 d=192 dv=192 causal=1 cores=3",
+    "data=growing sq=300 sk=900 hq=1 hkv=1 d=192 dv=128 cores=3",
+    "data=growing sq=300 sk=900 hq=1 hkv=1 d=192 dv=192 causal=1 cores=3",
     "data=falling sq=300 sk=900 hq=2 hkv=1 d=256 dv=256 cores=3",
-    "data=falling sq=300 sk=900 hq=2 hkv=1 d=256 dv=256 causal=1 sink=1 cores=3",
-    "data=falling b=4 sq=300 sk=600 hq=2 hkv=1 d=128 dv=128 q=packed k=packed cores=3",
-    "data=falling b=4 sq=300 sk=600 hq=2 hkv=1 d=64 dv=64 q=packed k=packed causal=1 used=1 cores=3",
-    "data=falling sq=600 sk=900 hq=1 hkv=1 d=128 dv=128 wl=500 wr=0 cores=3",
-    "data=falling sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 scale=2 cores=3",
+    "data=growing sq=300 sk=900 hq=2 hkv=1 d=256 dv=256 causal=1 sink=1 cores=3",
+    "data=growing b=4 sq=300 sk=600 hq=2 hkv=1 d=128 dv=128 q=packed k=packed cores=3",
+    "data=growing b=4 sq=300 sk=600 hq=2 hkv=1 d=64 dv=64 q=packed k=packed causal=1 used=1 cores=3",
+    "data=growing sq=600 sk=900 hq=1 hkv=1 d=128 dv=128 wl=500 wr=0 cores=3",
+    "data=growing sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 scale=2 cores=3",
     "data=nan_once sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 cores=3",
     "data=nan_once sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
     "data=nan_once b=3 sq=300 sk=600 hq=2 hkv=1 d=256 dv=256 q=packed k=packed cores=3",

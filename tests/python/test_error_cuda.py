@@ -13,10 +13,10 @@ from torch_reference import attention  # noqa: E402
 
 BATCH, HEADS, LENGTH = 2, 4, 2048
 # Both round P and O alike, cuDNN P against the running maximum of the row: there the largest weight so far is 1, which has
-# no rounding error. fwd_sm90 rounds against a reference that may lag behind by 2^6 and more of a lane's sum, so that its
-# largest weights are rounded like any other. What was seen for the online softmax with such a bound, simulated: at most
-# 1.04 times the error of the running maximum's with normal inputs, where many weights share a row's sum, and 1.10 times with
-# outliers, where few do. docs/kernels/fwd_sm90.md, numerics, has the numbers and what the maximum would cost.
+# no rounding error. fwd_sm90's reference stays as long as no lane's share of a tile's sum passes 2^6 against it, so that its
+# largest weights are rounded like any other. Seen for such a bound in simulation: at most 1.04 times the error of the running
+# maximum's with normal inputs, where many weights share a row's sum, and 1.10 times with outliers, where few do.
+# docs/kernels/fwd_sm90.md, numerics, has the numbers and what the maximum would cost.
 NORMAL_RATIO, OUTLIERS_RATIO = 1.05, 1.15
 
 
