@@ -87,7 +87,7 @@ constexpr const char* kHopperNumerics[] = {
     "data=falling sq=300 sk=900 hq=2 hkv=1 d=256 dv=256 cores=3",
     "data=growing sq=300 sk=900 hq=2 hkv=1 d=256 dv=256 causal=1 sink=1 cores=3",
     "data=growing b=4 sq=300 sk=600 hq=2 hkv=1 d=128 dv=128 q=packed k=packed cores=3",
-    "data=growing b=4 sq=300 sk=600 hq=2 hkv=1 d=64 dv=64 q=packed k=packed causal=1 used=1 cores=3",
+    "data=growing b=3 sq=700 sk=900 hq=2 hkv=1 d=64 dv=64 q=packed k=packed causal=1 used=1 scale=2 cores=3",
     "data=growing sq=600 sk=900 hq=1 hkv=1 d=128 dv=128 wl=500 wr=0 cores=3",
     "data=growing sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 scale=2 cores=3",
     "data=nan_once sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 cores=3",
