@@ -28,7 +28,7 @@ std::span<const Sm90Tile> sm90_tiles();
 // Nothing: the head sizes have no row, or kForcedTile holds what is no tile.
 std::optional<Sm90Tile> find_sm90_tile(int64_t head_dim, int64_t head_dim_v, bool staircase, int64_t rows);
 
-// An environment variable that takes the place of the table, for the search: what it varies, as "128,3,4,4,1".
+// An environment variable that takes the place of the table, for the search: what it varies, as "128,3,4,4,6".
 inline constexpr const char* kForcedTile = "TESSERA_FWD_SM90_TILE";
 
 }  // namespace tessera::cuda

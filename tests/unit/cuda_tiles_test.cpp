@@ -66,7 +66,7 @@ std::string text_of(const Sm90Tile& tile) {
 }
 
 TEST_F(CudaForcedTile, StandsForTheTable) {
-  for (const std::string text : {"80,3,3,3,1", "128,2,2,2,2", "16,2,1,8,1"}) {
+  for (const std::string text : {"80,3,3,3,4", "128,2,2,2,2", "16,2,1,8,9"}) {
     setenv(kForcedTile, text.c_str(), 1);
     const auto tile = find_sm90_tile(64, 64, false, 512);
     ASSERT_TRUE(tile) << text;
@@ -76,7 +76,7 @@ TEST_F(CudaForcedTile, StandsForTheTable) {
 
 TEST_F(CudaForcedTile, IsNoneWhenItIsNoTile) {
   for (const char* text : {"", "128", "128,2,2,2", "128,2,2,2,2,", "128,2,2,2,2,2,2,2", "128;2;2;2;2", "128,2,2,2,2x",
-                           "100,2,2,2,2", "128,4,2,2,2", "128,2,0,2,2", "-128,2,2,2,2", "no"}) {
+                           "100,2,2,2,2", "128,4,2,2,4", "128,3,2,2,2", "128,2,0,2,2", "-128,2,2,2,2", "no"}) {
     setenv(kForcedTile, text, 1);
     EXPECT_FALSE(find_sm90_tile(64, 64, false, 512)) << text;
   }
