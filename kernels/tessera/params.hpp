@@ -78,7 +78,7 @@ struct FwdSm90Params : ProblemParams {
   RowTensor o;
   StatTensor lse;
   int tiles;    // of a sequence, or slots of a packed batch
-  int section;  // (batch, head) pairs whose tiles are taken together, largest first; 0: a large tile and a small one in turns
+  int section;  // (batch, head) pairs whose tiles stand together, largest first; 0: large and small ones in turns
   int works;    // tiles of all heads
 };
 
