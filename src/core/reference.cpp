@@ -178,11 +178,13 @@ class HeadAttention {
   // s = -inf: not visible, or biased out of sight. Never multiplied with anything.
   bool hidden(int64_t j) const { return w_.s[j] == kMinusInfinity; }
 
-  // O_i = sum_j keep_j P_j V_j, after softmax_row.
+  // O_i = sum_j keep_j P_j V_j, after softmax_row. What is dropped does not touch its V; but a softmax that is not a number,
+  // as after a score of infinity, is none for any key, kept or dropped.
   void output_row() const {
     std::ranges::fill(w_.o, 0.0);
     for (int64_t j = 0; j < view_.sk; ++j) {
-      if (!hidden(j) && w_.keep[j] != 0) add_scaled(w_.keep[j] * w_.p[j], v_row(w_.v, j), w_.o);
+      if (hidden(j) || (w_.keep[j] == 0 && !std::isnan(w_.p[j]))) continue;
+      add_scaled(w_.keep[j] * w_.p[j], v_row(w_.v, j), w_.o);
     }
   }
 
