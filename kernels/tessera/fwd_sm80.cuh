@@ -10,16 +10,6 @@
 
 namespace tessera {
 
-template <FwdConfig kCfg>
-struct FwdSharedMemory {
-  union {
-    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ;
-    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // once the last product with Q is done
-  };
-  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK[kCfg.stages];
-  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV[kCfg.stages];
-};
-
 // ---- the last of a warp's tiles of 16 rows, alone ----
 
 template <int kM, int kN>

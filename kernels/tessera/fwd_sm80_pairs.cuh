@@ -15,13 +15,7 @@
 namespace tessera {
 
 template <FwdConfig kCfg>
-struct FwdPairsSharedMemory {
-  union {
-    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ;
-    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // once the last product with Q is done
-  };
-  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK[2];
-  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV[2];
+struct FwdPairsSharedMemory : FwdSharedMemory<kCfg> {
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.block_n> sP;
   float row_stat[2][kCfg.block_m];  // a row's maximum, at the end its sum, over either warp's keys
 };

@@ -109,13 +109,7 @@ struct Consumer {
     for (int half = 0; half < 2; ++half) {
       const int row = work.row0 + consumer * 64 + warp_row() + half * 8 + lane / 4;
       const KeyRange keys = visible_keys(p, work.s, row);
-      const int low = keys.low - key0, high = keys.high - key0;
-#pragma unroll
-      for (int n = kFirst; n < kFirst + kCount; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (n * 8 + e < low || n * 8 + e > high) rS[0][n][2 * half + e] = -infinity();
-        }
+      hide_outside<kFirst, kCount>(rS[0], half, keys.low - key0, keys.high - key0);
     }
   }
 
@@ -287,7 +281,13 @@ struct Consumer {
     const int count = work.count, head = work.head, batch = work.batch, row0 = consumer * 64 + warp_row();
     const int64 query0 = static_cast<int64>(work.s.q_begin) + work.row0 + row0;
     float scale[2] = {1.0f, 1.0f};
-    if (p.sink) join_sink(p.sink[p.sink_head * head] * kLog2e, scale);
+    if (p.sink) {
+      const float sink = p.sink[p.sink_head * head] * kLog2e;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (softmax.sum[0][half] != 0.0f) scale[half] = join_sink(sink, softmax.ref[0][half], softmax.sum[0][half]);
+      }
+    }
     const auto& sum = softmax.sum[0];  // 0: the row saw nothing; NaN counts as seen
     if (p.lse.data) {
       // Of a row's four lanes the first stores for one row, the second for the row eight below.
@@ -342,19 +342,6 @@ struct Consumer {
         }
     }
   }
-
-  // A score without a value: it joins the sum. `scale`: what O is to be multiplied by, beside.
-  TESSERA_DEVICE void join_sink(float sink_log2, float (&scale)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float &ref = softmax.ref[0][half], &sum = softmax.sum[0][half];
-      if (sum == 0.0f) continue;
-      const float joint = fmaxf(sink_log2, ref);
-      scale[half] = ptx::ex2_approx_ftz(ref - joint);
-      sum = sum * scale[half] + ptx::ex2_approx_ftz(sink_log2 - joint);
-      ref = joint;
-    }
-  }
 };
 
 template <FwdSm90Config kCfg>
@@ -384,7 +371,6 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     if (threadIdx.x == 64) produce_keys<kCfg>(p, shared.v, shared.sV, &p.v_map);
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    // From one lane, so that the compiler knows it for the whole warp's: descriptors then live in uniform registers.
     Consumer<kCfg> consumer(p, shared, uniform(static_cast<int>(threadIdx.x) / 128 - 1));
     while (consumer.attend_next()) {
     }

@@ -58,6 +58,16 @@ struct FwdBlock {
   }
 };
 
+template <FwdConfig kCfg>
+struct FwdSharedMemory {
+  union {
+    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ;
+    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // once the last product with Q is done
+  };
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK[kCfg.stages];
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV[kCfg.stages];
+};
+
 // ---- global -> shared memory ----
 
 template <FwdConfig kCfg, class Tile>
@@ -100,13 +110,7 @@ TESSERA_DEVICE void hide_keys(float (&rS)[kM][kN][4], const FwdParams& p, const 
     for (int half = 0; half < 2; ++half) {
       const int row = min(row0 + m * kRowStep + half * 8 + lane_row(), b.map.rows - 1);
       const KeyRange keys = visible_keys(p, b.s, b.map.query(row));
-      const int low = keys.low - key0 - lane_col(), high = keys.high - key0 - lane_col();
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (n * 8 + e < low || n * 8 + e > high) rS[m][n][2 * half + e] = -infinity();
-        }
+      hide_outside<0, kN>(rS[m], half, keys.low - key0 - lane_col(), keys.high - key0 - lane_col());
     }
 }
 
@@ -169,13 +173,7 @@ struct FwdRow {
     partial = (static_cast<int64>(b.work.split) * p.heads_q + head) * p.rows_total + b.s.row_begin +
               b.map.query(b.row0 + local);
     float scale = 1.0f;
-    if (!kCfg.split && p.sink && seen && there) {
-      const float sink = p.sink[p.sink_head * head] * kLog2e;
-      const float joint = fmaxf(sink, ref);
-      scale = ptx::ex2_approx_ftz(ref - joint);
-      sum = sum * scale + ptx::ex2_approx_ftz(sink - joint);
-      ref = joint;
-    }
+    if (!kCfg.split && p.sink && seen && there) scale = join_sink(p.sink[p.sink_head * head] * kLog2e, ref, sum);
     if constexpr (kCfg.score.dropout) scale *= p.dropout_scale;
     factor = seen ? scale / sum : 0.0f;
     lse = seen ? (ref + log2f(sum)) * kLn2 : -infinity();

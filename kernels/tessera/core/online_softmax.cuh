@@ -24,6 +24,26 @@ TESSERA_DEVICE float row_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// Of a lane's scores of one row, in tiles kFirst ... of 8 keys: those before its column `low` and behind `high`, -inf.
+template <int kFirst, int kCount, int kN>
+TESSERA_DEVICE void hide_outside(float (&s)[kN][4], int half, int low, int high) {
+#pragma unroll
+  for (int n = kFirst; n < kFirst + kCount; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (n * 8 + e < low || n * 8 + e > high) s[n][2 * half + e] = -infinity();
+    }
+}
+
+// A sink, a score without a value, joins a row's sum; the answer is what the row's O is to be multiplied by.
+TESSERA_DEVICE float join_sink(float sink_log2, float& ref, float& sum) {
+  const float joint = fmaxf(sink_log2, ref);
+  const float scale = ptx::ex2_approx_ftz(ref - joint);
+  sum = sum * scale + ptx::ex2_approx_ftz(sink_log2 - joint);
+  ref = joint;
+  return scale;
+}
+
 // Against a reference that is too low a lane's share of a tile's sum may reach this before the tile is done again with a
 // new one: so far from what float16 (bfloat16 and float32) holds that neither P nor O overflows.
 template <Dtype kDtype>
