@@ -39,6 +39,14 @@ def relative_rms(o, exact):
     return float((o.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
 
 
+def assert_close_to(peer, ratio, q, k, v, causal):
+    """Our error against float64 is at most `ratio` times that of `peer`, another's result for the same inputs."""
+    exact = attention(q.double(), k.double(), v.double(), causal=causal)[0]
+    error = relative_rms(tessera.torch.attention(q, k, v, causal=causal), exact)
+    peer_error = relative_rms(peer, exact)
+    assert error <= ratio * peer_error, f"relative RMS error {error:.3e}, the peer's {peer_error:.3e}"
+
+
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("outliers", [False, True], ids=["normal", "outliers"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -53,11 +61,7 @@ def test_the_error_is_close_to_cudnn_s(device, dtype, head_dim, causal, outliers
             peer = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal)
     except RuntimeError as error:
         pytest.skip(f"cuDNN takes no such call here: {str(error).splitlines()[0]}")
-    exact = attention(q.double(), k.double(), v.double(), causal=causal)[0]
-    ours = tessera.torch.attention(q, k, v, causal=causal)
-    error, peer_error = relative_rms(ours, exact), relative_rms(peer.transpose(1, 2), exact)
-    ratio = OUTLIERS_RATIO if outliers else NORMAL_RATIO
-    assert error <= ratio * peer_error, f"relative RMS error {error:.3e}, cuDNN's {peer_error:.3e}"
+    assert_close_to(peer.transpose(1, 2), OUTLIERS_RATIO if outliers else NORMAL_RATIO, q, k, v, causal)
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
@@ -70,8 +74,4 @@ def test_scores_of_growing_magnitude(device, dtype, head_dim, causal, falling):
     q, k, v = draw(head_dim, dtype, outliers=False)
     exponents = torch.linspace(-2, 2, LENGTH, device="cuda")
     k = (k.float() * 10 ** (exponents.flip(0) if falling else exponents)[None, :, None, None]).to(dtype)
-    exact = attention(q.double(), k.double(), v.double(), causal=causal)[0]
-    plain = attention(q, k, v, causal=causal)[0]
-    ours = tessera.torch.attention(q, k, v, causal=causal)
-    error, plain_error = relative_rms(ours, exact), relative_rms(plain, exact)
-    assert error <= 2 * plain_error, f"relative RMS error {error:.3e}, plainly computed {plain_error:.3e}"
+    assert_close_to(attention(q, k, v, causal=causal)[0], 2, q, k, v, causal)
