@@ -83,11 +83,9 @@ CLOCK_HZ = 1.79e9
 VALUES = {
     "block_n": range(48, 257, 16),
     "consumers": (2, 3),
-    "stages": range(1, 6),
     "k_stages": range(1, 6),
     "v_stages": range(1, 6),
     "q_stages": range(2, 7),  # tiles of 64 queries
-    "cluster": (1, 2),
 }
 
 
@@ -121,11 +119,6 @@ class Tile:
         fields = tuned_fields()
         if name in fields:
             return self.values[fields.index(name)]
-        # What this kernel cannot vary.
-        if name in ("k_stages", "v_stages") and "stages" in fields:
-            return self.stages
-        if name == "cluster":
-            return 1
         raise AttributeError(name)
 
     @property
@@ -171,7 +164,7 @@ def enumerate_tiles(shape: Shape) -> list[Tile]:
     groups: dict[tuple, list[Tile]] = {}
     for tile in tiles:
         if fits(shape, tile):
-            groups.setdefault((tile.block_n, tile.consumers, tile.cluster), []).append(tile)
+            groups.setdefault((tile.block_n, tile.consumers), []).append(tile)
 
     def better(a: Tile, b: Tile) -> bool:
         return a != b and all(x >= y for x, y in zip(a.values, b.values))
@@ -193,7 +186,7 @@ def _tile_clocks(shape: Shape, tile: Tile) -> float:
         tensor,
         m * n / EXPONENTIALS + OPS_A_SCORE * m * n / FLOAT_OPS,
         (read + copied) / SMEM_READ_BYTES,
-        copied / tile.cluster / L2_BYTES,
+        copied / L2_BYTES,
     ]
     busiest = max(units)
     # K is held until the softmax of its tile has been checked, V until the product after that: one tile of each is in
@@ -216,19 +209,18 @@ def _work_clocks(shape: Shape, tile: Tile, keys: int, masked: int) -> float:
 def predict_seconds(shape: Shape, tile: Tile, batch: int, length: int, multiprocessors: int) -> float:
     """Forward, Sq = Sk = length: works dealt to a persistent grid, which ends when its slowest block does."""
     works = -(-length // tile.block_m)
-    blocks = multiprocessors // tile.cluster * tile.cluster
     clocks = []
     for index in range(works):
         rows_end = min((index + 1) * tile.block_m, length)
         keys = -(-(rows_end if shape.stairs else length) // tile.block_n)
         masked = -(-tile.block_m // tile.block_n) if shape.stairs else int(length % tile.block_n != 0)
         clocks.append(_work_clocks(shape, tile, keys, min(masked, keys)))
-    # Longest first, there and back again.
+    # Longest first, there and back again: about what the orders of the kernel come to.
     dealt = sorted(clocks * (batch * shape.heads), reverse=True)
-    loads = [0.0] * blocks
+    loads = [0.0] * multiprocessors
     for index, clock in enumerate(dealt):
-        lap, block = divmod(index, blocks)
-        loads[blocks - 1 - block if lap % 2 else block] += clock
+        lap, block = divmod(index, multiprocessors)
+        loads[multiprocessors - 1 - block if lap % 2 else block] += clock
     return (max(loads) + LAUNCH_CLOCKS) / CLOCK_HZ
 
 
