@@ -380,6 +380,8 @@ def test_two_devices(device):
     q, k, v = (torch.ones(1, 4, 2, 16, device=device) for _ in range(3))
     with pytest.raises(ValueError, match="^k: .*meta"):
         attention(q, k.to("meta"), v)
+    with pytest.raises(ValueError, match="^v: on device (cpu|cuda:0), q is on meta: accepted: one device for all$"):
+        attention(q.to("meta"), k.to("meta"), v)
     if device != "cpu":
         with pytest.raises(ValueError, match="^k: on device cpu, q is on cuda:0: accepted: one device for all$"):
             attention(q, k.cpu(), v)

@@ -26,6 +26,10 @@ _combine = torch.library.custom_op(
 
 @_combine.register_fake
 def _fake(o_parts: Tensor, lse_parts: Tensor) -> Tuple[Tensor, Tensor]:
+    if lse_parts.device != o_parts.device:
+        raise ValueError(
+            f"lse_parts: on device {lse_parts.device}, o_parts is on {o_parts.device}: accepted: one device for all"
+        )
     return o_parts.new_empty(o_parts.shape[1:]), lse_parts.new_empty(lse_parts.shape[1:])
 
 

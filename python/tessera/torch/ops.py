@@ -53,6 +53,9 @@ attention_backward = torch.library.custom_op(
 
 @attention_forward.register_fake
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *options) -> Tuple[Tensor, Tensor]:
+    for name, tensor in zip(("k", "v", *_OPTION_NAMES[:_NUM_TENSOR_OPTIONS]), (k, v, *options)):
+        if tensor is not None and name != "dropout_state" and tensor.device != q.device:
+            raise ValueError(f"{name}: on device {tensor.device}, q is on {q.device}: accepted: one device for all")
     o_shape, lse_shape = kernels.output_shapes(q, v)
     return q.new_empty(o_shape), q.new_empty(lse_shape, dtype=torch.float32)
 
