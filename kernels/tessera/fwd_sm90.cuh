@@ -1,11 +1,10 @@
 // Forward on Hopper: O = softmax(scale Q K^T) V and LSE, FlashAttention-3's plan: TMA, wgmma and warpgroups with roles.
 //
 // A persistent block takes works, tiles of 64 query rows a consumer warpgroup (core/fwd_work), whose Q, K and V producer
-// threads bring (core/fwd_sm90_producers). A consumer asks for the scores of the next block of keys, S' = Q K'^T, in two
-// halves, and for O += P V of the last block between them: the exponentials of one half run under the product of the other
-// and under P V, and all of them under the products of the other consumers, which keep no step with this one. Behind a row's
-// first block no maximum is taken (core/online_softmax: as it is); should a sum then pass a bound, a warp computes its
-// scores again.
+// threads bring (core/fwd_sm90_producers). A consumer asks for the scores of the next block of keys, S' = Q K'^T, and for
+// O += P V of the last one: the exponentials of S' run under P V and under the products of the other consumers, which keep
+// no step with this one. The first scores of the next work run under the store of this one. Behind a row's first block no
+// maximum is taken (core/online_softmax: as it is); should a sum then pass a bound, a warp computes its scores again.
 //
 // Block: (consumers + 1) x 128 threads, one a multiprocessor; registers go from the producers to the consumers. Shared
 // memory: FwdSm90SharedMemory. Its page, with what was measured: docs/kernels/fwd_sm90.md.
@@ -31,11 +30,12 @@ struct Consumer {
   using Q = SwizzledTile<64, kCfg.head_dim>;
   using K = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
   using V = SwizzledTile<kCfg.block_n, kCfg.head_dim_v>;
-  // Scores come in two halves where these are wide enough: the exponentials of the first run under the product of the second.
-  static constexpr int kParts = kCfg.block_n >= 128 ? 2 : 1, kPartN = kN / kParts;
-  // With the registers of two consumers' threads: blocks at the edge of what is seen go without maxima, too, and by halves.
-  static constexpr bool kFinerEdges = kCfg.consumers == 2, kHalfBlocks = kFinerEdges && kParts > 1 && kCfg.causal;
-  using ScoreProduct = ptx::Wgmma<kCfg.dtype, kPartN * 8, false>;
+  // With the registers of two consumers' threads: blocks at the edge of what is seen go without maxima, too, and under a
+  // staircase the last by its first half alone, where that is all that my rows see.
+  static constexpr bool kFinerEdges = kCfg.consumers == 2;
+  static constexpr bool kHalfBlocks = kFinerEdges && kCfg.causal && kCfg.block_n >= 128 && kCfg.block_n % 32 == 0;
+  // Every consumer's next queries have a place of their own, and are there when it asks for their scores before its store.
+  static constexpr bool kAhead = kCfg.q_stages >= 2 * kCfg.consumers;
   using OutputProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim_v, true>;
 
   const FwdSm90Params& p;
@@ -60,25 +60,18 @@ struct Consumer {
 
   // ---- products ----
 
-  template <int kPart>
-  TESSERA_DEVICE void ask_scores(uint32 q, uint32 k) {
-    constexpr int kRow = kPart * kPartN * 8;
-    auto& s = flat(columns<kPart * kPartN, kPartN>(rS));
-#pragma unroll
-    for (int d = 0; d < kCfg.head_dim; d += 16) {
-      ScoreProduct::ss(s, inner_major<Q>(q, 0, d), inner_major<K>(k, kRow, d), d > 0);
-    }
-    ptx::wgmma_commit_group();
-  }
-  // Of a block, or of its first part only.
-  template <int kAsked = kParts>
+  // S = Q K^T of the next block, or of its first 8 kColumns keys.
+  template <int kColumns = kN>
   TESSERA_DEVICE void ask_scores() {
+    using ScoreProduct = ptx::Wgmma<kCfg.dtype, kColumns * 8, false>;
     const uint32 q = descriptor_address(shared_address(shared.sQ[q_at.stage].data));
     const uint32 k = descriptor_address(shared_address(shared.sK[k_at.stage].data));
-    shared.k.wait_full(k_at);
     ptx::wgmma_fence();
-    ask_scores<0>(q, k);
-    if constexpr (kAsked > 1) ask_scores<1>(q, k);
+#pragma unroll
+    for (int d = 0; d < kCfg.head_dim; d += 16) {
+      ScoreProduct::ss(flat(columns<0, kColumns>(rS)), inner_major<Q>(q, 0, d), inner_major<K>(k, 0, d), d > 0);
+    }
+    ptx::wgmma_commit_group();
   }
   template <int kAskedSteps = kSteps>
   TESSERA_DEVICE void ask_output() {
@@ -100,8 +93,8 @@ struct Consumer {
     v_at.advance();
   }
 
-  // -inf for the scores of keys that a row does not see, from tile kFirst of 8 keys on.
-  template <int kFirst, int kCount>
+  // -inf for the scores of keys, in the first kColumns tiles of 8, that a row does not see. Under a staircase they lie behind.
+  template <int kColumns>
   TESSERA_DEVICE void hide(const FwdWork<kCfg>& work, int block) {
     const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
     const int key0 = block * kCfg.block_n + lane % 4 * 2;
@@ -109,7 +102,7 @@ struct Consumer {
     for (int half = 0; half < 2; ++half) {
       const int row = work.row0 + consumer * 64 + warp_row() + half * 8 + lane / 4;
       const KeyRange keys = visible_keys(p, work.s, row);
-      hide_outside<kFirst, kCount>(rS[0], half, keys.low - key0, keys.high - key0);
+      hide_outside(columns<0, kColumns>(rS)[0], half, kCfg.causal ? 0 : keys.low - key0, keys.high - key0);
     }
   }
 
@@ -121,13 +114,16 @@ struct Consumer {
     return (kCfg.causal || block >= whole_first) && block <= whole_last;
   }
 
-  // The scores that were asked for become P, with the rows' maxima; kOutput: meanwhile O += P V of the block before.
+  // The scores become P, with the rows' maxima. kOutput: they were asked for just now, and meanwhile O += P V of the block
+  // before; else they are there, a work's first.
   template <bool kOutput>
   TESSERA_DEVICE void attend_with_maxima(const FwdWork<kCfg>& work, int block) {
-    if constexpr (kOutput) ask_output();
-    ptx::wgmma_wait_group<kOutput ? 1 : 0>();
-    ptx::wgmma_pin(flat(rS));
-    if (!sees_whole(block)) hide<0, kN>(work, block);
+    if constexpr (kOutput) {
+      ask_output();
+      ptx::wgmma_wait_group<1>();
+      ptx::wgmma_pin(flat(rS));
+    }
+    if (!sees_whole(block)) hide<kN>(work, block);
     release_keys();
     float alpha[1][2];
     const bool moves = softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
@@ -141,27 +137,21 @@ struct Consumer {
     pack();
   }
 
-  // The same after a block that gave every row a reference: against that, without maxima. kWhole: nothing is hidden; kAsked:
-  // the parts of the block whose scores were asked for. Which of these a warp runs is the same for all of a consumer's,
-  // since they ask for products together; what it does if it has no reference, or should have a new one, is its own.
-  template <bool kWhole, int kAsked = kParts>
+  // The same after a block that gave every row a reference: against that, without maxima. kWhole: nothing is hidden;
+  // kColumns: those tiles of 8 keys whose scores were asked for. Which of these a warp runs is the same for all of a
+  // consumer's, since they ask for products together; what it does if it has no reference, or should have a new one, is its own.
+  template <bool kWhole, int kColumns = kN>
   TESSERA_DEVICE void attend(const FwdWork<kCfg>& work, int block) {
-    constexpr int kLast = (kAsked - 1) * kPartN;  // where the last part begins
-    const bool optimistic = softmax.ready;
-    float total[1][2] = {};
-    if constexpr (kAsked > 1) {
-      ptx::wgmma_wait_group<1>();
-      ptx::wgmma_pin(flat(columns<0, kPartN>(rS)));
-      if constexpr (!kWhole) hide<0, kPartN>(work, block);
-      if (optimistic) softmax.exponentiate_as_is(columns<0, kPartN>(rS), p.scale_log2, total);
-    }
     ask_output();
     ptx::wgmma_wait_group<1>();
-    ptx::wgmma_pin(flat(columns<kLast, kPartN>(rS)));
-    if constexpr (!kWhole) hide<kLast, kPartN>(work, block);
+    auto& s = columns<0, kColumns>(rS);
+    ptx::wgmma_pin(flat(s));
+    if constexpr (!kWhole) hide<kColumns>(work, block);
+    const bool optimistic = softmax.ready;
     bool fits = false;
     if (optimistic) {
-      softmax.exponentiate_as_is(columns<kLast, kPartN>(rS), p.scale_log2, total);
+      float total[1][2] = {};
+      softmax.exponentiate_as_is(s, p.scale_log2, total);
       fits = softmax.accept(total, kPromptBound);
     }
     if (fits) shared.k.release(k_at);
@@ -170,15 +160,15 @@ struct Consumer {
     release_values();
     if (!fits) [[unlikely]] {
       // Again, from the products on. Here, where the registers of the last P are free and no product is under way.
-      if (optimistic || kAsked < kParts) {
-        warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[q_at.stage].data), warp_row(),
+      if (optimistic) {
+        warp_product_abt<kCfg.dtype, Q, K>(s, shared_address(shared.sQ[q_at.stage].data), warp_row(),
                                            shared_address(shared.sK[k_at.stage].data));
-        if constexpr (!kWhole) hide<0, kN>(work, block);
+        if constexpr (!kWhole) hide<kColumns>(work, block);
       }
       shared.k.release(k_at);
       float alpha[1][2];
-      const bool moves = softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
-      softmax.exponentiate(rS, p.scale_log2);
+      const bool moves = softmax.move_reference(s, p.scale_log2, alpha, 0.0f);
+      softmax.exponentiate(s, p.scale_log2);
       if (moves) softmax.rescale(alpha, rO);
     }
     k_at.advance();
@@ -186,16 +176,15 @@ struct Consumer {
   }
 
   // O, not yet divided, from the blocks from `block` on that my rows see; the answer is the block behind them.
-  TESSERA_DEVICE int attend_blocks(const FwdWork<kCfg>& work, int block, int count) {
-    if (p.cu_seqlens_q && count < (consumer + 1) * 64) clear_rows(count - consumer * 64);
+  TESSERA_DEVICE int attend_blocks(const FwdWork<kCfg>& work, int block) {
     whole_first = uniform(work.whole_first), whole_last = uniform(work.whole_last);
     const int halves = uniform(work.halves_of[consumer]), last = (halves - 1) / 2;  // of what my rows see
     const bool cut_off = (p.cu_seqlens_k || p.seqused_k) && work.s.sk < (last + 1) * kCfg.block_n;
     // Of the last block perhaps its first part only.
     const bool part = kHalfBlocks && halves % 2 != 0 && last > block && !cut_off;
-    ask_scores();
     attend_with_maxima<false>(work, block);
     for (++block; block <= last - part; ++block) {
+      shared.k.wait_full(k_at);
       ask_scores();
       if (sees_whole(block)) {
         attend<true>(work, block);
@@ -207,9 +196,10 @@ struct Consumer {
     }
     if (part) {
       if constexpr (kHalfBlocks) {
-        ask_scores<1>();
-        attend<false, 1>(work, block++);
-        ask_output<(kSteps + 1) / 2>();
+        shared.k.wait_full(k_at);
+        ask_scores<kN / 2>();
+        attend<false, kN / 2>(work, block++);
+        ask_output<kSteps / 2>();
       }
     } else {
       if (cut_off) clear_tail(work.s.sk % kCfg.block_n);
@@ -221,32 +211,54 @@ struct Consumer {
     return block;
   }
 
-  // False: there are no more works.
-  TESSERA_DEVICE bool attend_next() {
+  // Waits for the queries of the work at q_at and asks for the scores of its first block; if my rows see none, of whatever lies
+  // there, since a product in a branch would serialise all. False: there are no more works.
+  TESSERA_DEVICE bool open() {
     shared.q.wait_full(q_at);
     const FwdWork<kCfg>& work = shared.work[work_at.stage];
     const int count = uniform(work.count);
-    if (count < 0) return false;
-    int block = uniform(work.first);
-    const int end = uniform(work.last);
-    if (count > consumer * 64) {
+    if (count > consumer * 64 && uniform(work.first) < uniform(work.last)) {
+      if (p.cu_seqlens_q && count < (consumer + 1) * 64) clear_rows(count - consumer * 64);
+      shared.k.wait_full(k_at);
+    }
+    ask_scores();
+    return count >= 0;
+  }
+  TESSERA_DEVICE void await_scores() {
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_pin(flat(rS));
+  }
+
+  TESSERA_DEVICE void attend_works() {
+    bool more = open();
+    await_scores();
+    while (more) {
+      const FwdWork<kCfg>& work = shared.work[work_at.stage];
+      const int count = uniform(work.count), end = uniform(work.last);
+      int block = uniform(work.first);
       softmax.reset();
       clear(rO);
-      if (block < end) block = attend_blocks(work, block, count);
-      store(work);
+      if (count > consumer * 64 && block < end) block = attend_blocks(work, block);
+      // What others see and my rows do not, or I have none.
+      for (; block < end; ++block) {
+        shared.k.wait_full(k_at);
+        release_keys();
+        shared.v.wait_full(v_at);
+        release_values();
+      }
+      const RingPosition<kCfg.q_stages> done = q_at;
+      q_at.advance(kCfg.consumers);
+      work_at.advance();
+      if constexpr (kAhead) more = open();
+      if (count > consumer * 64) store(work, shared_address(shared.sQ[done.stage].data));
+      if constexpr (kAhead) await_scores();
+      ptx::cp_async_bulk_wait_group_read();  // O has left Q's rows
+      shared.q.release(done);
+      if constexpr (!kAhead) {
+        more = open();
+        await_scores();
+      }
     }
-    // What others see and my rows do not, or I have none.
-    for (; block < end; ++block) {
-      shared.k.wait_full(k_at);
-      release_keys();
-      shared.v.wait_full(v_at);
-      release_values();
-    }
-    ptx::fence_proxy_async();  // before the next queries come
-    shared.q.release(q_at);
-    q_at.advance(kCfg.consumers);
-    work_at.advance();
-    return true;
   }
 
   // ---- tails ----
@@ -274,9 +286,9 @@ struct Consumer {
 
   // ---- epilogue ----
 
-  // O / l and LSE to global memory. O passes through this warp's rows of Q, which nobody needs any more, so that whole
-  // lines are stored.
-  TESSERA_DEVICE void store(const FwdWork<kCfg>& work) {
+  // O / l and LSE to global memory. O passes through this warp's rows of Q at `base`, which nobody needs any more: from there
+  // it is a bulk copy, or where rows behind a packed sequence's last are another's, stores of whole lines.
+  TESSERA_DEVICE void store(const FwdWork<kCfg>& work, uint32 base) {
     softmax.finish();
     const int count = work.count, head = work.head, batch = work.batch, row0 = consumer * 64 + warp_row();
     const int64 query0 = static_cast<int64>(work.s.q_begin) + work.row0 + row0;
@@ -310,37 +322,43 @@ struct Consumer {
 #pragma unroll
         for (int e = 0; e < 4; ++e) rO[0][d][e] *= factor[e / 2];
     }
-    constexpr int kPassCols = Q::kChunks * kChunkCols, kWords = kChunkCols / 8;
-    const uint32 base = shared_address(shared.sQ[q_at.stage].data);
-    const int lane = lane_id(), row = lane / kWords, word = lane % kWords;
-    char* gO =
-        static_cast<char*>(p.o.data) + (p.o.batch * batch + p.o.head * head + p.o.row * (query0 + row) + word * 8) * 2;
-    const int64 four_rows = p.o.row * 8;  // in bytes
+    const bool whole = !p.cu_seqlens_q || row0 + 16 <= count;
+    constexpr int kPassCols = Q::kChunks * kChunkCols;
 #pragma unroll
     for (int col0 = 0; col0 < kCfg.head_dim_v; col0 += kPassCols) {
-      const int end = col0 + kPassCols < kCfg.head_dim_v ? col0 + kPassCols : kCfg.head_dim_v;
-      __syncwarp();  // the lines of the pass before are read
+      const int cols = col0 + kPassCols < kCfg.head_dim_v ? kPassCols : kCfg.head_dim_v - col0;
+      if (col0 > 0) ptx::cp_async_bulk_wait_group_read();
+      __syncwarp();  // the pass before is read
 #pragma unroll
-      for (int col = col0; col < end; col += 16) {
+      for (int col = 0; col < cols; col += 16) {
         uint32 words[4];
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-          const auto& o = rO[0][col / 8 + t / 2];
+          const auto& o = rO[0][(col0 + col) / 8 + t / 2];
           words[t] = pack_pair<kCfg.dtype>(o[t % 2 * 2], o[t % 2 * 2 + 1]);
         }
-        ptx::stmatrix_x4(Q::at(base, warp_row() + lane % 16, col - col0 + lane / 16 * 8), words);
+        ptx::stmatrix_x4(Q::at(base, warp_row() + lane_id() % 16, col + lane_id() / 16 * 8), words);
       }
+      ptx::fence_proxy_async();
       __syncwarp();
-#pragma unroll
-      for (int chunk = col0; chunk < end; chunk += kChunkCols)
-#pragma unroll
-        for (int four = 0; four < 16; four += 4) {
-          const uint4 words = ptx::ld_shared_16(Q::at(base, warp_row() + four + row, chunk - col0 + word * 8));
-          if (row0 + four + row < count && chunk + word * 8 < p.head_dim_v) {
-            *reinterpret_cast<uint4*>(gO + four / 4 * four_rows + chunk * 2) = words;
-          }
+      if (!whole) [[unlikely]] {
+        char* gO = static_cast<char*>(p.o.data) + (p.o.batch * batch + p.o.head * head + p.o.row * query0 + col0) * 2;
+        for (int word = lane_id(); word < (count - row0) * cols / 8; word += 32) {
+          const int row = word / (cols / 8), col = word % (cols / 8) * 8;
+          if (col0 + col >= p.head_dim_v) continue;
+          *reinterpret_cast<uint4*>(gO + (p.o.row * row + col) * 2) =
+              ptx::ld_shared_16(Q::at(base, warp_row() + row, col));
         }
+      } else if (lane_id() == 0) {
+#pragma unroll
+        for (int chunk = 0; chunk < cols; chunk += kChunkCols) {
+          ptx::cp_async_bulk_tensor_store_4d(&p.o_map, Q::at(base, warp_row(), chunk), col0 + chunk,
+                                             static_cast<int>(query0), head, p.cu_seqlens_q ? 0 : batch);
+        }
+        ptx::cp_async_bulk_commit_group();
+      }
     }
+    if (!whole) ptx::fence_proxy_async();  // the rows are read before the next queries come
   }
 };
 
@@ -355,6 +373,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     ptx::prefetch_tensormap(&p.q_map);
     ptx::prefetch_tensormap(&p.k_map);
     ptx::prefetch_tensormap(&p.v_map);
+    ptx::prefetch_tensormap(&p.o_map);
     shared.q.init(4);
     shared.k.init(kCfg.consumers * 4);
     shared.v.init(kCfg.consumers * 4);
@@ -372,8 +391,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     Consumer<kCfg> consumer(p, shared, uniform(static_cast<int>(threadIdx.x) / 128 - 1));
-    while (consumer.attend_next()) {
-    }
+    consumer.attend_works();
   }
 }
 

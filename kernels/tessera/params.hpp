@@ -74,7 +74,7 @@ struct alignas(64) TensorMap {
 
 // Forward by wgmma: fwd_sm90.cuh.
 struct FwdSm90Params : ProblemParams {
-  TensorMap q_map, k_map, v_map;  // [batch, head, row, column], boxes of 64 columns
+  TensorMap q_map, k_map, v_map, o_map;  // [batch, head, row, column], boxes of 64 columns
   RowTensor o;
   StatTensor lse;
   int tiles;    // of a sequence, or slots of a packed batch

@@ -21,6 +21,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kConsumerRows = 64;  // queries of a warpgroup
+constexpr int kWarpRows = 16;      // that a warp stores
 
 constexpr int kMaxHeadDim = 256;
 
@@ -93,11 +94,11 @@ std::string refuse_layout(const tessera_plan& plan) {
     const char* name;
     const tessera_layout* layout;
   };
-  for (const auto& [name, layout] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v}}) {
+  for (const auto& [name, layout] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v}, Named{"o", &p.o}}) {
     const std::string reason = refuse_tensor_map(name, *layout);
     if (!reason.empty()) return reason;
   }
-  return rows_aligned(p.o, nullptr) ? "" : "o: every row must start at a multiple of 16 bytes";
+  return "";
 }
 
 // Where fwd_sm80 reads keys and values with more of the GPU, or does less work that nobody wants. With batch_invariant it
@@ -195,6 +196,7 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
     TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "q", problem.q, buffers.q, kConsumerRows, p.q_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "k", problem.k, buffers.k, keys, p.k_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "v", problem.v, buffers.v, keys, p.v_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "o", problem.o, buffers.o, kWarpRows, p.o_map));
   }
   const Grid grid{static_cast<uint32_t>(std::min<int64_t>(plan.device.cores, choice.works)), 1, 1};
   return launch_fwd_sm90(choice.config, p, grid, plan.device, stream);

@@ -1,4 +1,4 @@
-// Tensor maps: how TMA finds q, k and v.
+// Tensor maps: how TMA finds q, k, v and o.
 #pragma once
 
 #include <string>

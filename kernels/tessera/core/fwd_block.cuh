@@ -110,7 +110,7 @@ TESSERA_DEVICE void hide_keys(float (&rS)[kM][kN][4], const FwdParams& p, const 
     for (int half = 0; half < 2; ++half) {
       const int row = min(row0 + m * kRowStep + half * 8 + lane_row(), b.map.rows - 1);
       const KeyRange keys = visible_keys(p, b.s, b.map.query(row));
-      hide_outside<0, kN>(rS[m], half, keys.low - key0 - lane_col(), keys.high - key0 - lane_col());
+      hide_outside(rS[m], half, keys.low - key0 - lane_col(), keys.high - key0 - lane_col());
     }
 }
 

@@ -24,11 +24,11 @@ TESSERA_DEVICE float row_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// Of a lane's scores of one row, in tiles kFirst ... of 8 keys: those before its column `low` and behind `high`, -inf.
-template <int kFirst, int kCount, int kN>
+// Of a lane's scores of one row, in tiles of 8 keys: those before its column `low` and behind `high`, -inf.
+template <int kN>
 TESSERA_DEVICE void hide_outside(float (&s)[kN][4], int half, int low, int high) {
 #pragma unroll
-  for (int n = kFirst; n < kFirst + kCount; ++n)
+  for (int n = 0; n < kN; ++n)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       if (n * 8 + e < low || n * 8 + e > high) s[n][2 * half + e] = -infinity();

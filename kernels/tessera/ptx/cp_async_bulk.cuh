@@ -16,6 +16,16 @@ TESSERA_DEVICE void cp_async_bulk_tensor_4d(uint32 shared, const TensorMap* map,
       : "memory");
 }
 
+// A box from shared memory to a four-dimensional tensor; what lies outside is not written.
+TESSERA_DEVICE void cp_async_bulk_tensor_store_4d(const TensorMap* map, uint32 shared, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+}
+TESSERA_DEVICE void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until this thread's stores have read shared memory, which may then be written again.
+TESSERA_DEVICE void cp_async_bulk_wait_group_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 TESSERA_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
