@@ -86,6 +86,7 @@ VALUES = {
     "k_stages": range(1, 6),
     "v_stages": range(1, 6),
     "q_stages": range(2, 7),  # tiles of 64 queries
+    "cluster": (1, 2),  # blocks
 }
 
 
@@ -126,6 +127,11 @@ class Tile:
         return CONSUMER_ROWS * self.consumers
 
     @property
+    def kind(self) -> tuple[int, ...]:
+        """All but its stages."""
+        return self.block_n, self.consumers, self.cluster
+
+    @property
     def text(self) -> str:
         """What TESSERA_FWD_SM90_TILE takes."""
         return ",".join(map(str, self.values))
@@ -152,6 +158,8 @@ def accumulator_registers(shape: Shape, tile: Tile) -> int:
 
 
 def fits(shape: Shape, tile: Tile) -> bool:
+    if shape.stairs and tile.cluster > 1:  # its blocks would not see the same keys
+        return False
     registers = accumulator_registers(shape, tile) + SPARE_REGISTERS[tile.consumers]
     fits_registers = registers <= REGISTERS[tile.consumers]
     return fits_registers and tile.block_n in widths() and smem_bytes(shape, tile) <= SMEM_BYTES
@@ -164,7 +172,7 @@ def enumerate_tiles(shape: Shape) -> list[Tile]:
     groups: dict[tuple, list[Tile]] = {}
     for tile in tiles:
         if fits(shape, tile):
-            groups.setdefault((tile.block_n, tile.consumers), []).append(tile)
+            groups.setdefault(tile.kind, []).append(tile)
 
     def better(a: Tile, b: Tile) -> bool:
         return a != b and all(x >= y for x, y in zip(a.values, b.values))
@@ -186,7 +194,7 @@ def _tile_clocks(shape: Shape, tile: Tile) -> float:
         tensor,
         m * n / EXPONENTIALS + OPS_A_SCORE * m * n / FLOAT_OPS,
         (read + copied) / SMEM_READ_BYTES,
-        copied / L2_BYTES,
+        copied / tile.cluster / L2_BYTES,
     ]
     busiest = max(units)
     # K is held until the softmax of its tile has been checked, V until the product after that: one tile of each is in
@@ -245,14 +253,14 @@ def best(
 ) -> list[tuple[Tile, list[float]]]:
     """The `count` most promising tiles and their TFLOP/s at the lengths.
 
-    By turns the best of each length; of one number of keys and consumers at most two, so that the model's blind spots
-    do not decide.
+    By turns the best of each length; of those that differ in nothing but stages at most two, so that the model's blind
+    spots do not decide.
     """
     rates = {tile: predict_rates(shape, tile, lengths, tokens, multiprocessors) for tile in enumerate_tiles(shape)}
     ranked = [sorted(rates, key=lambda tile: -rates[tile][index]) for index in range(len(lengths))]
     chosen: dict[Tile, list[float]] = {}
     for tile in itertools.chain.from_iterable(zip(*ranked)):
-        alike = sum((tile.block_n, tile.consumers) == (t.block_n, t.consumers) for t in chosen)
+        alike = sum(tile.kind == t.kind for t in chosen)
         if tile not in chosen and alike < 2 and len(chosen) < count:
             chosen[tile] = rates[tile]
     return list(chosen.items())

@@ -81,11 +81,12 @@ def config_text(shape: Shape, tile: Tile) -> str:
 def source(shape: Shape, tile: Tile) -> str:
     """As src/cuda/codegen.cpp has it."""
     threads = (tile.consumers + 1) * 128
+    cluster = f" __cluster_dims__({tile.cluster}, 1, 1)" if tile.cluster > 1 else ""
     config = config_text(shape, tile)
     return (
         '#include "tessera/fwd_sm90.cuh"\n'
         f"static_assert(sizeof(tessera::FwdSm90SharedMemory<{config}>) <= {model.SMEM_BYTES});\n"
-        f'extern "C" __global__ void __launch_bounds__({threads}, 1)\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}, 1){cluster}\n'
         "tessera_fwd_sm90(const __grid_constant__ tessera::FwdSm90Params p) {\n"
         f"  tessera::fwd_sm90<{config}>(p);\n}}\n"
     )

@@ -74,7 +74,7 @@ def compilable(shapes: list[Shape], multiprocessors: int, lengths: list[int]) ->
         predicted[shape] = model.best(shape, lengths, TOKENS, multiprocessors, COMPILED)
         chosen = [tile for tile, _ in predicted[shape]]
         for tile in table.get((shape.head_dim, shape.head_dim_v), []):
-            if tile not in chosen:
+            if tile not in chosen and model.fits(shape, tile):
                 predicted[shape].append((tile, model.predict_rates(shape, tile, lengths, TOKENS, multiprocessors)))
     jobs = [(shape, tile) for shape, tiles in predicted.items() for tile, _ in tiles]
     if ptxas.library() is None:

@@ -208,6 +208,7 @@ typedef struct tessera_plan {
   int64_t shared_bytes;   /* partial results and accumulators, linear in the sequence length */
   int32_t num_warps;      /* CUDA: warps a block */
   int32_t num_stages;     /* CUDA: tiles of keys and values in flight */
+  int32_t cluster;        /* CUDA: above 1, blocks that fetch keys and values for each other */
   int64_t smem_bytes;     /* CUDA: shared memory of a block */
   int64_t workspace_bytes;
   double flops;                /* of the matrix products, on the visible area where it is known without data */

@@ -60,6 +60,7 @@ struct FwdSm90Config {
   int v_stages;    // tiles of values
   int q_stages;    // tiles of 64 queries: with more than consumers, the next work's arrive while this one's are in use
   bool causal;     // queries see the more keys the later they stand: works differ in size
+  int cluster;     // blocks that fetch K and V for each other, 1 or 2; 2: neighbouring works see the same keys
 };
 
 // Backward by mma.sync: bwd_sm80.cuh.

@@ -367,6 +367,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   static_assert(kCfg.q_stages >= kCfg.consumers);
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma's 16-bit types");
   static_assert(kCfg.consumers == 2 || kCfg.consumers == 3, "registers are dealt for these");
+  static_assert(kCfg.cluster == 1 || !kCfg.causal, "a cluster's blocks see the same keys");
   extern __shared__ __align__(1024) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSm90SharedMemory<kCfg>*>(shared_memory);
   if (threadIdx.x == 0) {
@@ -379,7 +380,13 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     shared.v.init(kCfg.consumers * 4);
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();
+  if constexpr (kCfg.cluster > 1) {
+    __syncwarp();
+    ptx::barrier_cluster_arrive_relaxed();
+    ptx::barrier_cluster_wait();
+  } else {
+    __syncthreads();
+  }
   // 65536 registers: 168 a thread of three warpgroups, 128 of four, dealt anew.
   constexpr int kProducerRegisters = kCfg.consumers == 2 ? 40 : 32,
                 kConsumerRegisters = kCfg.consumers == 2 ? 232 : 160;
@@ -392,6 +399,11 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     Consumer<kCfg> consumer(p, shared, uniform(static_cast<int>(threadIdx.x) / 128 - 1));
     consumer.attend_works();
+  }
+  if constexpr (kCfg.cluster > 1) {  // the other block may still arrive at this one's barriers
+    __syncwarp();
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
   }
 }
 

@@ -88,9 +88,10 @@ std::string device_text(const tessera_plan& plan) {
 std::string tiles_text(const tessera_plan& plan) {
   if (plan.kernel == TESSERA_KERNEL_REFERENCE) return "none: one query at a time, in float64";
   if (on_cuda(plan)) {
-    return print("%d queries x %d keys, %d warp%s, %d stage%s, %s of shared memory a block", plan.block_m, plan.block_n,
-                 plan.num_warps, plural(plan.num_warps), plan.num_stages, plural(plan.num_stages),
-                 bytes_text(static_cast<double>(plan.smem_bytes)).c_str());
+    const std::string cluster = plan.cluster > 1 ? print(", clusters of %d", plan.cluster) : "";
+    return print("%d queries x %d keys, %d warp%s, %d stage%s, %s of shared memory a block%s", plan.block_m,
+                 plan.block_n, plan.num_warps, plural(plan.num_warps), plan.num_stages, plural(plan.num_stages),
+                 bytes_text(static_cast<double>(plan.smem_bytes)).c_str(), cluster.c_str());
   }
   if (plan.kernel == TESSERA_KERNEL_DECODE) {
     return print("%d query rows of a KV head x %d keys, %d KV head%s a pass over the keys", plan.block_m, plan.block_n,
@@ -305,6 +306,7 @@ std::string to_json(const tessera_plan& plan) {
       {"shared_bytes", plan.shared_bytes},
       {"num_warps", plan.num_warps},
       {"num_stages", plan.num_stages},
+      {"cluster", plan.cluster},
       {"smem_bytes", plan.smem_bytes},
       {"workspace_bytes", plan.workspace_bytes},
   };

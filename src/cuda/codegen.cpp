@@ -20,7 +20,7 @@ TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block
 TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, blocks_per_sm, aligned,
                       paged, pack_heads, split, pairs, spread_rows, score)
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
-                      causal)
+                      causal, cluster)
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, halves, column_parts, stages,
                       blocks_per_sm, aligned, d_bias, deterministic, score)
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype)
@@ -88,10 +88,11 @@ std::string symbol_of(const KernelSpec& spec) { return std::string("tessera_") +
 std::string source_of(const KernelSpec& spec) {
   const std::string name = spec.name, params = std::string("tessera::") + spec.params;
   const std::string bounds = std::to_string(spec.threads) + ", " + std::to_string(spec.blocks_per_sm);
+  const std::string cluster = spec.cluster > 1 ? " __cluster_dims__(" + std::to_string(spec.cluster) + ", 1, 1)" : "";
   return "#include \"tessera/" + name + ".cuh\"\n\nstatic_assert(" + spec.claim +
-         ", \"as the host launches it\");\n\nextern \"C\" __global__ void __launch_bounds__(" + bounds + ")\n" +
-         symbol_of(spec) + "(const __grid_constant__ " + params + " p) {\n  tessera::" + name + "<" + spec.config +
-         ">(p);\n}\n";
+         ", \"as the host launches it\");\n\nextern \"C\" __global__ void __launch_bounds__(" + bounds + ")" + cluster +
+         "\n" + symbol_of(spec) + "(const __grid_constant__ " + params + " p) {\n  tessera::" + name + "<" +
+         spec.config + ">(p);\n}\n";
 }
 
 }  // namespace tessera::cuda

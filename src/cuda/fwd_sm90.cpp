@@ -38,6 +38,14 @@ struct Choice {
 // Whether queries see the more keys the later they stand.
 bool staircase(const tessera_problem& p) { return (p.causal || p.window_right >= 0) && p.window_left < 0; }
 
+// Whether the blocks of a cluster, which take neighbouring works, always see the same keys.
+bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
+  const tessera_problem& p = plan.problem;
+  const bool dense = !core::packed_q(p) && !core::packed_k(p);
+  const bool unmasked = !p.causal && p.window_left < 0 && p.window_right < 0;
+  return dense && unmasked && tiles % cluster == 0 && plan.device.cores >= cluster;
+}
+
 Choice choose(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   // Which tile it is decides the last bits, and they may not depend on how long the other sequences are.
@@ -55,6 +63,7 @@ Choice choose(const tessera_plan& plan) {
   const bool packed = core::packed_q(p);
   choice.tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, choice.block_m());
   choice.works = choice.tiles * plan.heads_q * (packed ? 1 : plan.batch);
+  if (!cluster_shares_keys(plan, config.cluster, choice.tiles)) config.cluster = 1;
   return choice;
 }
 
@@ -162,6 +171,7 @@ void configure_fwd_sm90(tessera_plan& plan) {
   constexpr int kWarpgroupWarps = 4;
   plan.block_m = choice.block_m(), plan.block_n = choice.tile->block_n;
   plan.num_warps = (choice.tile->consumers + 1) * kWarpgroupWarps, plan.num_stages = choice.tile->k_stages;
+  plan.cluster = choice.config.cluster;
   plan.smem_bytes = smem_bytes(choice.config);
   plan.tiles_per_item = 1;
   plan.num_splits = 1;
@@ -198,7 +208,8 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
     TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "v", problem.v, buffers.v, keys, p.v_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "o", problem.o, buffers.o, kWarpRows, p.o_map));
   }
-  const Grid grid{static_cast<uint32_t>(std::min<int64_t>(plan.device.cores, choice.works)), 1, 1};
+  const int64_t most_blocks = plan.device.cores / choice.config.cluster * choice.config.cluster;
+  const Grid grid{static_cast<uint32_t>(std::min(most_blocks, choice.works)), 1, 1};
   return launch_fwd_sm90(choice.config, p, grid, plan.device, stream);
 }
 

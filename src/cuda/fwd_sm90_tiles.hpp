@@ -12,13 +12,14 @@ namespace tessera::cuda {
 // Where the visible area is a staircase (queries see the more keys the later they stand) or is not.
 enum class Area { kAny, kStairs, kNoStairs };
 
-// A row: for head sizes up to these, such an area, at least `rows` queries a sequence. The first that fits is taken.
+// A row: for head sizes up to these, such an area, at least `rows` queries a sequence. The first that fits is taken;
+// without its cluster where a problem is none for clusters.
 struct Sm90Tile {
   int head_dim, head_dim_v;
   Area area;
   int64_t rows;
   // What the search varies, in the rows' order: FwdSm90Config's fields of these names.
-  int block_n, consumers, k_stages, v_stages, q_stages;
+  int block_n, consumers, k_stages, v_stages, q_stages, cluster;
 
   void apply(FwdSm90Config& config) const;
 };
@@ -28,7 +29,7 @@ std::span<const Sm90Tile> sm90_tiles();
 // Nothing: the head sizes have no row, or kForcedTile holds what is no tile.
 std::optional<Sm90Tile> find_sm90_tile(int64_t head_dim, int64_t head_dim_v, bool staircase, int64_t rows);
 
-// An environment variable that takes the place of the table, for the search: what it varies, as "128,3,4,4,6".
+// An environment variable that takes the place of the table, for the search: what it varies, as "128,3,4,4,6,1".
 inline constexpr const char* kForcedTile = "TESSERA_FWD_SM90_TILE";
 
 }  // namespace tessera::cuda

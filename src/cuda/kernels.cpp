@@ -87,6 +87,7 @@ KernelSpec spec_of(const FwdSm90Config& config) {
           .params = "FwdSm90Params",
           .config = config_text(config),
           .threads = (config.consumers + 1) * kWarpgroupThreads,
+          .cluster = config.cluster,
           .smem_bytes = smem_bytes(config),
           .claim = shared_memory_claim("FwdSm90SharedMemory", config)};
 }

@@ -24,10 +24,13 @@ tessera_plan hopper_plan(const Call& call, const Case& c) {
 }
 
 TEST(FwdSm90Cases, AreServedByIt) {
+  int in_clusters = 0;
   for (Case c : hopper_cases()) {
     c = legalised(c);
     const Call call = make_call(make_inputs(c));
-    EXPECT_EQ(hopper_plan(call, c).kernel, TESSERA_KERNEL_FWD_SM90) << to_text(c);
+    const tessera_plan plan = hopper_plan(call, c);
+    EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << to_text(c);
+    in_clusters += plan.cluster > 1;
     // Tensors are copied to a GPU as far from alignment as they are here, and the kernel leaves misaligned ones to another.
     constexpr uintptr_t kTensorMapAlignment = 16;
     if (c.gap != 0) continue;
@@ -35,6 +38,7 @@ TEST(FwdSm90Cases, AreServedByIt) {
       EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor->data()) % kTensorMapAlignment, 0u) << to_text(c);
     }
   }
+  EXPECT_GE(in_clusters, 12) << "both types, every shape of tile and of chunks";
 }
 
 // What a lane's sum may reach against a reference that is too low, kernels/tessera/fwd_sm90.cuh, and the reference beyond

@@ -27,6 +27,9 @@ constexpr Repeated kRepeated[] = {
     {"dtype=bf16 sq=500 sk=900 hq=6 hkv=2 d=128 dv=128 data=outlier cores=7", TESSERA_KERNEL_FWD_SM90},
     {"dtype=bf16 sq=500 sk=900 hq=8 hkv=2 d=64 dv=64 data=growing cores=5", TESSERA_KERNEL_FWD_SM90},
     {"dtype=f16 sq=500 sk=900 hq=6 hkv=2 d=128 dv=128 causal=1 data=growing cores=7", TESSERA_KERNEL_FWD_SM90},
+    // In clusters of two blocks: with the tiles of long queries.
+    {"dtype=bf16 sq=700 sk=900 hq=6 hkv=2 d=128 dv=128 data=outlier cores=7 invariant=1", TESSERA_KERNEL_FWD_SM90},
+    {"dtype=f16 sq=500 sk=900 hq=4 hkv=2 d=256 dv=256 data=growing cores=5 invariant=1", TESSERA_KERNEL_FWD_SM90},
     {"dtype=bf16 sq=500 sk=900 hq=6 hkv=2 d=64 dv=64 data=falling cores=7", TESSERA_KERNEL_FWD_SM80},
     {"dtype=bf16 sq=500 sk=900 hq=6 hkv=2 d=128 dv=128 causal=1 cores=7", TESSERA_KERNEL_FWD_SM80},
     {"dtype=bf16 sq=500 sk=900 hq=4 hkv=2 d=256 dv=256 data=falling cores=5", TESSERA_KERNEL_FWD_SM80},

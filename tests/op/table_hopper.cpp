@@ -50,6 +50,14 @@ constexpr const char* kHopper[] = {
     "b=3 sq=300 sk=300 hq=3 hkv=1 d=64 dv=64 causal=1 cores=5",
     "b=3 sq=300 sk=300 hq=2 hkv=1 d=128 dv=128 cores=3 invariant=1",
     "b=2 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 scale=3",
+    // Clusters of two blocks: an even number of tiles a head, and a row for many queries, which invariant=1 takes for
+    // few. A last tile that leaves consumers without rows, one chunk of 64 columns and three, more blocks than works.
+    "b=3 sq=520 sk=700 hq=2 hkv=1 d=256 dv=256 used=1 cores=5 invariant=1",
+    "b=1 sq=2180 sk=390 hq=1 hkv=1 d=256 dv=256 cores=7",
+    "b=3 sq=600 sk=700 hq=2 hkv=1 d=128 dv=128 used=1 cores=7 invariant=1",
+    "b=1 sq=8300 sk=200 hq=1 hkv=1 d=128 dv=128 cores=5",
+    "b=2 sq=700 sk=500 hq=3 hkv=1 d=40 dv=104 sink=1 cores=5 invariant=1",
+    "b=1 sq=500 sk=500 hq=3 hkv=1 d=136 dv=200 order=bhsd cores=131 invariant=1",
     "data=outlier sq=300 sk=600 hq=2 hkv=1 d=64 dv=64 cores=3",
     "data=outlier sq=300 sk=600 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
     "data=outlier sq=300 sk=600 hq=2 hkv=1 d=256 dv=256 cores=3",
@@ -90,12 +98,15 @@ constexpr const char* kHopperNumerics[] = {
     "data=growing b=3 sq=700 sk=900 hq=2 hkv=1 d=64 dv=64 q=packed k=packed causal=1 used=1 scale=2 cores=3",
     "data=growing sq=600 sk=900 hq=1 hkv=1 d=128 dv=128 wl=500 wr=0 cores=3",
     "data=growing sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 scale=2 cores=3",
+    "data=growing sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3 invariant=1",
+    "data=falling sq=500 sk=900 hq=2 hkv=1 d=256 dv=256 cores=5 invariant=1",
     "data=nan_once sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 cores=3",
     "data=nan_once sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
     "data=nan_once b=3 sq=300 sk=600 hq=2 hkv=1 d=256 dv=256 q=packed k=packed cores=3",
     "data=inf_once sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
     "data=inf_once sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
     "data=inf_once sq=300 sk=900 hq=1 hkv=1 d=192 dv=128 cores=3",
+    "data=inf_once sq=700 sk=900 hq=1 hkv=1 d=128 dv=128 cores=3 invariant=1",
     "data=inf_once b=3 sq=300 sk=600 hq=2 hkv=1 d=256 dv=256 q=packed k=packed causal=1 cores=3",
 };
 

@@ -47,6 +47,17 @@ TEST(CudaCodegen, NamesTheTemplateAndItsConfig) {
   EXPECT_PRED2(contains, source, "tessera::combine<tessera::CombineConfig{.dtype = tessera::Dtype{1}}>(p);");
 }
 
+TEST(CudaCodegen, SaysHowManyBlocksAClusterHas) {
+  FwdSm90Config config{};
+  config.dtype = Dtype::kBFloat16, config.head_dim = config.head_dim_v = 128, config.block_n = 128;
+  config.consumers = config.k_stages = config.v_stages = config.q_stages = 2, config.cluster = 1;
+  EXPECT_PRED2(contains, source_of(spec_of(config)), "__launch_bounds__(384, 1)\ntessera_fwd_sm90(");
+  config.cluster = 2;
+  EXPECT_PRED2(contains, source_of(spec_of(config)),
+               "__launch_bounds__(384, 1) __cluster_dims__(2, 1, 1)\ntessera_fwd_sm90(");
+  EXPECT_PRED2(contains, source_of(spec_of(config)), ".cluster = 2}>(p);");
+}
+
 TEST(CudaCodegen, AssertsWhatHostAndDeviceAgreeOn) {
   FwdConfig config{};
   config.head_dim = config.head_dim_v = config.block_m = 64, config.block_n = 32, config.stages = 2;

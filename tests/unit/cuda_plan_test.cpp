@@ -106,6 +106,48 @@ TEST(FwdSm90, TakesWindowsSinksPackedSequencesAndUnequalHeads) {
   EXPECT_EQ(plan.block_m, 192) << "a window's tiles see about as much each: the row of full attention";
 }
 
+// ---- clusters: neighbouring tiles of queries that always see the same keys ------------------------------------------
+
+struct ClusterRow {
+  const char* name;
+  std::int32_t cluster;
+  std::function<void(Problem&, Device&)> change;  // of full attention, 16384 queries and keys, 86 tiles a head
+};
+std::ostream& operator<<(std::ostream& out, const ClusterRow& row) { return out << row.name; }
+
+class FwdSm90Cluster : public testing::TestWithParam<ClusterRow> {};
+
+TEST_P(FwdSm90Cluster, IsTakenWhereItsBlocksSeeTheSameKeys) {
+  Problem problem = large_problem(128, 128, 16384);
+  Device device = gpu();
+  GetParam().change(problem, device);
+  const Plan plan = tessera::plan(problem, device);
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
+  EXPECT_EQ(plan.cluster, GetParam().cluster);
+  EXPECT_EQ(tessera::describe(plan).find("clusters of 2") != std::string::npos, GetParam().cluster == 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Row, FwdSm90Cluster,
+    testing::Values(ClusterRow{"Full", 2, [](Problem&, Device&) {}},
+                    ClusterRow{"KeyLengths", 2, [](Problem& p, Device&) { p.seqused_k = layout(int32, {4}); }},
+                    ClusterRow{"FewerKeys", 2, [](Problem& p, Device&) { p.k.shape[1] = p.v.shape[1] = 1000; }},
+                    ClusterRow{"OddMultiprocessors", 2, [](Problem&, Device& d) { d.cores = 131; }},
+                    ClusterRow{"LargeHeads", 2, [](Problem& p, Device&) { p = large_problem(256, 256, 2048); }},
+                    ClusterRow{"ShortQueries", 1, [](Problem& p, Device&) { p = large_problem(256, 256, 1024); }},
+                    ClusterRow{"OddTiles", 1, [](Problem& p, Device&) { p = large_problem(128, 128, 8192); }},
+                    ClusterRow{"OneMultiprocessor", 1, [](Problem&, Device& d) { d.cores = 1; }},
+                    ClusterRow{"Causal", 1, [](Problem& p, Device&) { p.causal = 1; }},
+                    ClusterRow{"WindowLeft", 1, [](Problem& p, Device&) { p.window_left = 1000; }},
+                    ClusterRow{"WindowRight", 1, [](Problem& p, Device&) { p.window_right = 1000; }},
+                    ClusterRow{"CausalWindow", 1, [](Problem& p, Device&) { p.causal = 1, p.window_left = 1000; }},
+                    ClusterRow{"Packed", 1,
+                               [](Problem& p, Device&) {
+                                 p = packed_large_problem();
+                                 p.max_seqlen_q = p.max_seqlen_k = 16384;
+                               }}),
+    [](const auto& row) { return std::string(row.param.name); });
+
 TEST(FwdSm90, ADimensionOfOneMayHaveAnyStride) {
   Problem problem = large_problem(128, 128);
   for (tessera_layout* tensor : {&problem.q, &problem.k, &problem.v, &problem.o}) {

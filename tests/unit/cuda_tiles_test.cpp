@@ -36,6 +36,13 @@ TEST(CudaTiles, EveryProblemHasARow) {
   EXPECT_FALSE(find_sm90_tile(257, 64, false, 4096));
 }
 
+// A cluster's blocks see the same keys, which a staircase does not give them.
+TEST(CudaTiles, ClustersAreForFullAttention) {
+  for (const Sm90Tile& tile : sm90_tiles()) {
+    EXPECT_TRUE(tile.cluster == 1 || tile.area == Area::kNoStairs) << tile.head_dim << " " << tile.head_dim_v;
+  }
+}
+
 // A row behind one that fits all that it fits is never taken.
 TEST(CudaTiles, EveryRowIsTaken) {
   for (const Sm90Tile& tile : sm90_tiles()) {
@@ -59,14 +66,15 @@ std::string text_of(const Sm90Tile& tile) {
   FwdSm90Config config{};
   tile.apply(config);
   std::string text;
-  for (const int value : {config.block_n, config.consumers, config.k_stages, config.v_stages, config.q_stages}) {
+  for (const int value :
+       {config.block_n, config.consumers, config.k_stages, config.v_stages, config.q_stages, config.cluster}) {
     text += (text.empty() ? "" : ",") + std::to_string(value);
   }
   return text;
 }
 
 TEST_F(CudaForcedTile, StandsForTheTable) {
-  for (const std::string text : {"80,3,3,3,4", "128,2,2,2,2", "16,2,1,8,9"}) {
+  for (const std::string text : {"80,3,3,3,4,1", "128,2,2,2,2,2", "16,2,1,8,9,1"}) {
     setenv(kForcedTile, text.c_str(), 1);
     const auto tile = find_sm90_tile(64, 64, false, 512);
     ASSERT_TRUE(tile) << text;
@@ -75,8 +83,9 @@ TEST_F(CudaForcedTile, StandsForTheTable) {
 }
 
 TEST_F(CudaForcedTile, IsNoneWhenItIsNoTile) {
-  for (const char* text : {"", "128", "128,2,2,2", "128,2,2,2,2,", "128,2,2,2,2,2,2,2", "128;2;2;2;2", "128,2,2,2,2x",
-                           "100,2,2,2,2", "128,4,2,2,4", "128,3,2,2,2", "128,2,0,2,2", "-128,2,2,2,2", "no"}) {
+  for (const char* text : {"", "128", "128,2,2,2,2", "128,2,2,2,2,1,", "128,2,2,2,2,1,1", "128;2;2;2;2;1",
+                           "128,2,2,2,2,1x", "100,2,2,2,2,1", "128,4,2,2,4,1", "128,3,2,2,2,1", "128,2,0,2,2,1",
+                           "-128,2,2,2,2,1", "128,2,2,2,2,0", "128,2,2,2,2,3", "no"}) {
     setenv(kForcedTile, text, 1);
     EXPECT_FALSE(find_sm90_tile(64, 64, false, 512)) << text;
   }

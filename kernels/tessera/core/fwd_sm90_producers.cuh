@@ -17,16 +17,22 @@ struct FwdSm90SharedMemory {
   SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.v_stages];
   FwdWork<kCfg> work[kWorks];
   Ring<kCfg.q_stages> q;
-  Ring<kCfg.k_stages> k;
-  Ring<kCfg.v_stages> v;
+  Ring<kCfg.k_stages, kCfg.cluster> k;
+  Ring<kCfg.v_stages, kCfg.cluster> v;
 };
 
-template <class Tile>
+// kBlocks > 1: every block of the cluster gets the tile, and this one brings its share of the chunks to all.
+template <int kBlocks = 1, class Tile>
 TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier, int row, int head, int batch) {
 #pragma unroll
   for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-    ptx::cp_async_bulk_tensor_4d(shared_address(sTile.data) + chunk * Tile::kChunkBytes, map, barrier,
-                                 chunk * kChunkCols, row, head, batch);
+    const uint32 to = shared_address(sTile.data) + chunk * Tile::kChunkBytes;
+    if constexpr (kBlocks == 1) {
+      ptx::cp_async_bulk_tensor_4d(to, map, barrier, chunk * kChunkCols, row, head, batch);
+    } else if (chunk % kBlocks == static_cast<int>(ptx::cluster_ctarank())) {
+      ptx::cp_async_bulk_tensor_4d_multicast(to, map, barrier, chunk * kChunkCols, row, head, batch,
+                                             (1 << kBlocks) - 1);
+    }
   }
 }
 
@@ -75,7 +81,7 @@ TESSERA_DEVICE void produce_queries(const FwdSm90Params& p, FwdSm90SharedMemory<
 
 // Keys, or values.
 template <FwdSm90Config kCfg, int kStages, class Tile>
-TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, Ring<kStages>& ring, Tile (&sTiles)[kStages],
+TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages],
                                  const TensorMap* map) {
   RingPosition<kStages> at;
   for_each_work<kCfg>(p, [&](int index) {
@@ -84,8 +90,9 @@ TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, Ring<kStages>& ring, Ti
     if (work.count == 0) return;
     for (int block = work.first; block < work.last; ++block) {
       ring.acquire(at, Tile::kBytes);
-      copy_tile(sTiles[at.stage], map, ring.full[at.stage].address(), work.s.k_begin + block * kCfg.block_n,
-                work.head / p.group, p.cu_seqlens_k ? 0 : work.batch);
+      copy_tile<kCfg.cluster>(sTiles[at.stage], map, ring.full[at.stage].address(),
+                              work.s.k_begin + block * kCfg.block_n, work.head / p.group,
+                              p.cu_seqlens_k ? 0 : work.batch);
       at.advance();
     }
   });

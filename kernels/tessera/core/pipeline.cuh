@@ -1,6 +1,7 @@
 // A ring of stages between a producer and its consumers: which stage is next, and the parity of its barrier's phase.
 #pragma once
 
+#include "tessera/ptx/cluster.cuh"
 #include "tessera/ptx/mbarrier.cuh"
 
 namespace tessera {
@@ -31,15 +32,21 @@ struct alignas(8) Barrier {
   TESSERA_DEVICE uint32 address() const { return shared_address(&state); }
 };
 
-// full: the producer's arrival and the bytes of its copies. empty: an arrival of each consumer warp.
-template <int kStages>
+// full: the producer's arrival and the bytes of the copies. empty: an arrival of each consumer warp.
+//
+// kBlocks 2: the blocks of a cluster have the same tiles in the same stages, each producer copies a part of a tile into
+// both, and a stage is empty when the consumers of both have let it go. The other's part may come before this producer
+// expects it, not before its phase: it is asked for after this block's consumers have let the stage go, so after `full`'s
+// last phase, and the next cannot end without this producer's arrival (until which the count of bytes may be below 0).
+template <int kStages, int kBlocks = 1>
 struct Ring {
+  static_assert(kBlocks == 1 || kBlocks == 2);
   Barrier full[kStages], empty[kStages];
 
   TESSERA_DEVICE void init(int consumer_warps) {
     for (int stage = 0; stage < kStages; ++stage) {
       ptx::mbarrier_init(full[stage].address(), 1);
-      ptx::mbarrier_init(empty[stage].address(), consumer_warps);
+      ptx::mbarrier_init(empty[stage].address(), consumer_warps * kBlocks);
     }
   }
   // Producer: waits until the stage is free and announces what will come. The first round finds every stage free.
@@ -56,7 +63,11 @@ struct Ring {
   // Consumer: the warp is done with the stage.
   TESSERA_DEVICE void release(const RingPosition<kStages>& at) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty[at.stage].address());
+    if (threadIdx.x % 32 == 0) {
+      const uint32 barrier = empty[at.stage].address();
+      ptx::mbarrier_arrive(barrier);
+      if constexpr (kBlocks > 1) ptx::mbarrier_arrive_shared_cluster(ptx::mapa(barrier, ptx::cluster_ctarank() ^ 1));
+    }
   }
 };
 

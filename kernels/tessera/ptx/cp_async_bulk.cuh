@@ -16,6 +16,17 @@ TESSERA_DEVICE void cp_async_bulk_tensor_4d(uint32 shared, const TensorMap* map,
       : "memory");
 }
 
+// The same to each block of the cluster whose bit is in `blocks`: to the same place of its shared memory, and the bytes
+// count towards its barrier at the same place.
+TESSERA_DEVICE void cp_async_bulk_tensor_4d_multicast(uint32 shared, const TensorMap* map, uint32 barrier, int c0,
+                                                      int c1, int c2, int c3, unsigned short blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "h"(blocks)
+      : "memory");
+}
+
 // A box from shared memory to a four-dimensional tensor; what lies outside is not written.
 TESSERA_DEVICE void cp_async_bulk_tensor_store_4d(const TensorMap* map, uint32 shared, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),

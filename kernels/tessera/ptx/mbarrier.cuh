@@ -18,6 +18,12 @@ TESSERA_DEVICE void mbarrier_arrive(uint32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// At a barrier of any block of the cluster, by its address from mapa(). Without .release.cluster, which would be a fence
+// over the whole GPU at each arrival: what it orders are reads before a bulk copy, not writes.
+TESSERA_DEVICE void mbarrier_arrive_shared_cluster(uint32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 TESSERA_DEVICE void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }

@@ -1,0 +1,34 @@
+// Clusters: blocks that run at the same time and reach each other's shared memory.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-barrier-cluster
+#pragma once
+
+#include "tessera/ptx/device.cuh"
+
+namespace tessera::ptx {
+
+// This block's number in its cluster.
+TESSERA_DEVICE uint32 cluster_ctarank() {
+  uint32 rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Where a block of the cluster has what this one has at `shared`.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-mapa
+TESSERA_DEVICE uint32 mapa(uint32 shared, uint32 rank) {
+  uint32 address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
+  return address;
+}
+
+// All threads of the cluster arrive, and wait for all; of a warp together.
+TESSERA_DEVICE void barrier_cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+
+// Orders no memory: enough behind fence_mbarrier_init().
+TESSERA_DEVICE void barrier_cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+TESSERA_DEVICE void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+}  // namespace tessera::ptx
