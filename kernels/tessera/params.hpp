@@ -72,14 +72,21 @@ struct alignas(64) TensorMap {
   unsigned char opaque[128];
 };
 
+// How fwd_sm90's works stand in one sequence: core/work_order.hpp.
+struct WorkOrder {
+  int tiles;    // of a head (packed: slots of the batch); heads * tiles works in all
+  int heads;    // (batch, head) pairs, packed: heads
+  int turns;    // heads, the first, whose large and small tiles come in turns; turns * tiles is even, or all works
+  int section;  // heads of the others whose tiles stand together
+  int rising;   // 1: the first section begins with its smallest tiles; 0: with its largest. The next is the other way
+};
+
 // Forward by wgmma: fwd_sm90.cuh.
 struct FwdSm90Params : ProblemParams {
   TensorMap q_map, k_map, v_map, o_map;  // [batch, head, row, column], boxes of 64 columns
   RowTensor o;
   StatTensor lse;
-  int tiles;    // of a sequence, or slots of a packed batch
-  int section;  // (batch, head) pairs whose tiles stand together, largest first; 0: large and small ones in turns
-  int works;    // tiles of all heads
+  WorkOrder order;
 };
 
 struct BwdParams : ProblemParams {

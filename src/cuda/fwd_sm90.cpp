@@ -15,6 +15,7 @@
 #include "cuda/params.hpp"
 #include "cuda/prepare.hpp"
 #include "cuda/tensor_map.hpp"
+#include "cuda/work_order.hpp"
 #include "tessera/config.hpp"
 
 namespace tessera::cuda {
@@ -67,18 +68,21 @@ Choice choose(const tessera_plan& plan) {
   return choice;
 }
 
-// (batch, head) pairs whose tiles are taken together, largest first: as many as have 32 MiB of keys and values, which then
-// stay in the L2 cache while the tiles of all of them pass by (query heads that share keys count once). 0: a large tile and
-// a small one in turns, which shares the work out evenly: 568 instead of 452 TFLOP/s at D = 256, 2048; but heads of few
-// bytes are bound by memory, and that order asks for them less evenly: 162 instead of 218 at D = 64, 512.
-int section_of(const tessera_plan& plan, int64_t pairs) {
-  constexpr int64_t kSectionBytes = int64_t{32} << 20, kTurnsHeadBytes = int64_t{512} << 10;
-  const int64_t group = plan.heads_kv > 0 ? plan.heads_q / plan.heads_kv : 1;
-  const int64_t head_bytes = plan.max_seqlen_k * (plan.head_dim + plan.head_dim_v) *
-                             static_cast<int64_t>(tessera_dtype_bytes(plan.problem.q.dtype));
-  if (head_bytes >= kTurnsHeadBytes) return 0;
-  const int64_t fit = std::max<int64_t>(1, kSectionBytes / std::max<int64_t>(1, head_bytes)) * group;
-  return static_cast<int>(std::clamp<int64_t>(fit, 1, std::max<int64_t>(1, pairs)));
+WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
+  constexpr int kFixedBlocks = 2;  // of keys: what opening a work and storing its rows cost
+  const tessera_problem& p = plan.problem;
+  Works works{};
+  works.tiles = choice.tiles, works.heads = choice.works / choice.tiles;
+  works.equal = !choice.config.causal;
+  works.packed = core::packed_q(p);
+  works.group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
+  works.head_bytes =
+      plan.max_seqlen_k * (plan.head_dim + plan.head_dim_v) * static_cast<int64_t>(tessera_dtype_bytes(p.q.dtype));
+  works.tile_keys = choice.block_m();
+  works.fixed_keys = kFixedBlocks * choice.config.block_n +
+                     std::max<int64_t>(0, core::diagonal(p, plan.max_seqlen_q, plan.max_seqlen_k));
+  works.blocks = blocks;
+  return order_of(works);
 }
 
 std::string refuse_option(const tessera_plan& plan) {
@@ -195,9 +199,9 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
   fill_problem_params(p, plan, buffers);
   p.o = row_tensor(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse);
-  p.tiles = static_cast<int>(choice.tiles);
-  p.section = section_of(plan, choice.works / choice.tiles);
-  p.works = static_cast<int>(choice.works);
+  const int64_t most_blocks = plan.device.cores / choice.config.cluster * choice.config.cluster;
+  const int64_t blocks = std::min(most_blocks, choice.works);
+  p.order = order_of(plan, choice, blocks);
   if (launches_run()) {
     ContextScope context;
     TESSERA_RETURN_IF_ERROR(context.enter(plan.device.ordinal, stream));
@@ -208,8 +212,7 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
     TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "v", problem.v, buffers.v, keys, p.v_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "o", problem.o, buffers.o, kWarpRows, p.o_map));
   }
-  const int64_t most_blocks = plan.device.cores / choice.config.cluster * choice.config.cluster;
-  const Grid grid{static_cast<uint32_t>(std::min(most_blocks, choice.works)), 1, 1};
+  const Grid grid{static_cast<uint32_t>(blocks), 1, 1};
   return launch_fwd_sm90(choice.config, p, grid, plan.device, stream);
 }
 

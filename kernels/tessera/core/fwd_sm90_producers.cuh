@@ -39,9 +39,12 @@ TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier,
 // visit(index) for this block's works in their order.
 template <FwdSm90Config kCfg, class Visit>
 TESSERA_DEVICE void for_each_work(const FwdSm90Params& p, const Visit& visit) {
-  for (int round = 0; (round & ~1) * static_cast<int>(gridDim.x) < p.works; ++round) {
-    const int index = FwdWork<kCfg>::index_of(p, round);
-    if (index < p.works) visit(index);
+  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+  if constexpr (kCfg.causal) {
+    BlockWorks at(p.order, block, blocks);
+    for (; at.work < works_of(p.order); at.advance(p.order, block, blocks)) visit(at.work);
+  } else {
+    for (int index = block; index < works_of(p.order); index += blocks) visit(index);
   }
 }
 

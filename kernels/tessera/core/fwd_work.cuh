@@ -1,7 +1,8 @@
-// What a persistent block of fwd_sm90 works on, and in which order.
+// What a persistent block of fwd_sm90 works on.
 #pragma once
 
 #include "tessera/core/scheduler.cuh"
+#include "tessera/core/work_order.hpp"
 
 namespace tessera {
 
@@ -16,24 +17,12 @@ struct FwdWork {
   // For the consumers: the end of the halves of blocks that a consumer's rows see, and the blocks that every row sees whole.
   int halves_of[4], whole_first, whole_last;
 
-  // Tiles of a head stand together. Under a staircase they differ in size. Section 0: the largest, the smallest, the second
-  // largest ..., and a block takes two neighbours, which are the same work for every block. Else the largest of a section of
-  // heads come first, and every second round of the grid goes backwards.
+  // Tiles of a head stand together; under a staircase they differ in size, and core/work_order says how they stand.
   TESSERA_DEVICE void open(const FwdSm90Params& p, int index) {
-    int slot = index % p.tiles, pair = index / p.tiles;  // pair: batch * heads_q + head, packed: head
-    if constexpr (kCfg.causal) {
-      if (p.section > 0) {
-        const int pairs = p.works / p.tiles;
-        const int section = index / (p.section * p.tiles), in_section = index % (p.section * p.tiles);
-        const int width = min(p.section, pairs - section * p.section);
-        slot = in_section / width;
-        pair = section * p.section + in_section % width;
-      } else {
-        if (p.tiles % 2 && pair % 2) slot = p.tiles - 1 - slot;  // so that two heads' middle tiles are neighbours
-        slot = slot % 2 ? p.tiles - 1 - slot / 2 : slot / 2;
-      }
-    }
-    head = pair % p.heads_q, batch = pair / p.heads_q;
+    WorkPlace place{index / p.order.tiles, index % p.order.tiles};
+    if constexpr (kCfg.causal) place = work_place(p.order, index);
+    const int slot = place.slot;
+    head = place.head % p.heads_q, batch = place.head / p.heads_q;
     int tile = slot;
     if (p.cu_seqlens_q) {
       batch = find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, slot);
@@ -56,14 +45,6 @@ struct FwdWork {
     }
     whole_first = (max(visible.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;
     whole_last = (visible.all.high + 1) / kCfg.block_n - 1;
-  }
-
-  // The work that this block does in a round, if there are as many.
-  TESSERA_DEVICE static int index_of(const FwdSm90Params& p, int round) {
-    const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-    if (!kCfg.causal) return round * blocks + block;
-    if (p.section == 0) return 2 * (round / 2 * blocks + block) + round % 2;
-    return round * blocks + (round % 2 ? blocks - 1 - block : block);
   }
 };
 

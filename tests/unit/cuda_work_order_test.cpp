@@ -1,0 +1,126 @@
+// The order of fwd_sm90's works under a staircase: every block of a grid takes its own here, as the kernel's producers do.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "cuda/work_order.hpp"
+#include "tessera/core/work_order.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kMultiprocessors = 132;
+
+// visit(block, work) for all of a grid.
+template <class Visit>
+void for_each_work(const WorkOrder& order, int blocks, const Visit& visit) {
+  for (int block = 0; block < blocks; ++block) {
+    for (BlockWorks at(order, block, blocks); at.work < works_of(order); at.advance(order, block, blocks)) {
+      visit(block, at.work);
+    }
+  }
+}
+
+// Which works are not done once, or lie beyond a head's tiles: none.
+std::string faults(const WorkOrder& order, int blocks) {
+  std::vector<int> done(works_of(order)), placed(works_of(order));
+  std::string text;
+  int before = -1, of_block = -1;
+  for_each_work(order, blocks, [&](int block, int work) {
+    if (block == of_block && work <= before) text += " not growing: " + std::to_string(work);
+    of_block = block, before = work;
+    ++done[work];
+    const WorkPlace place = work_place(order, work);
+    if (place.head < 0 || place.head >= order.heads || place.slot < 0 || place.slot >= order.tiles) {
+      text += " nowhere: " + std::to_string(work);
+    } else {
+      ++placed[place.head * order.tiles + place.slot];
+    }
+  });
+  const auto once = [](const std::vector<int>& times) { return std::ranges::count(times, 1) == std::ssize(times); };
+  if (!once(done)) text += " not each work once";
+  if (!once(placed)) text += " not each tile once";
+  return text;
+}
+
+std::string text_of(const WorkOrder& order) {
+  return "tiles " + std::to_string(order.tiles) + ", heads " + std::to_string(order.heads) + ", turns " +
+         std::to_string(order.turns) + ", section " + std::to_string(order.section) + ", rising " +
+         std::to_string(order.rising);
+}
+
+TEST(CudaWorkOrder, EveryTileOnce) {
+  for (const int tiles : {1, 2, 3, 4, 7, 8, 11, 43, 128, 171})
+    for (const int heads : {1, 2, 3, 5, 8, 16, 37, 64})
+      for (const int multiprocessors : {1, 2, 7, 132})
+        for (const int64_t head_bytes : {int64_t{1} << 16, int64_t{1} << 18, int64_t{3} << 17, int64_t{1} << 20})
+          for (const int group : {1, 4})
+            for (const bool packed : {false, true}) {
+              Works works{};
+              works.tiles = tiles, works.heads = heads, works.packed = packed, works.group = group;
+              works.head_bytes = head_bytes, works.tile_keys = 128, works.fixed_keys = 256;
+              works.blocks = std::min(multiprocessors, tiles * heads);
+              const WorkOrder order = order_of(works);
+              const std::string found = faults(order, static_cast<int>(works.blocks));
+              ASSERT_EQ(found, "") << text_of(order) << ", blocks " << works.blocks;
+            }
+}
+
+// Also with numbers that no problem leads to.
+TEST(CudaWorkOrder, EveryTileOnceWhateverTheNumbers) {
+  for (int blocks = 1; blocks <= 9; ++blocks)
+    for (int tiles = 1; tiles <= 6; ++tiles)
+      for (int heads = 1; heads <= 7; ++heads)
+        for (int turns = 0; turns <= heads; ++turns) {
+          if (turns * tiles % 2 != 0 && turns < heads) continue;
+          for (int section = 1; section <= heads; ++section)
+            for (const int rising : {0, 1}) {
+              const WorkOrder order{tiles, heads, turns, section, rising};
+              ASSERT_EQ(faults(order, blocks), "") << text_of(order) << ", blocks " << blocks;
+            }
+        }
+}
+
+// A work's cycles: `fixed`, and `a_block` for each block of keys that its rows see.
+struct Cost {
+  int head_dim, block_m, block_n;
+  double fixed, a_block;
+};
+// Fitted to an H200: docs/kernels/fwd_sm90.md.
+constexpr Cost kCosts[] = {
+    {64, 128, 128, 3500, 1500}, {64, 192, 128, 4000, 1700}, {128, 128, 128, 3500, 2370},
+    {128, 192, 80, 4000, 2222}, {256, 128, 64, 5000, 2500},
+};
+
+// By how much the block with the most to do passes the mean: 16384 tokens, 2048 / D heads.
+double loss(const Cost& cost, int length) {
+  Works works{};
+  works.tiles = (length + cost.block_m - 1) / cost.block_m;
+  works.heads = 16384 / length * 2048 / cost.head_dim;
+  works.group = 1;
+  works.head_bytes = int64_t{length} * 2 * cost.head_dim * 2;
+  works.tile_keys = cost.block_m, works.fixed_keys = 2 * cost.block_n;
+  works.blocks = kMultiprocessors;
+  const WorkOrder order = order_of(works);
+  std::vector<double> load(kMultiprocessors);
+  for_each_work(order, kMultiprocessors, [&](int block, int work) {
+    const int keys = (order.tiles - work_place(order, work).slot) * cost.block_m;
+    load[block] += cost.fixed + cost.a_block * ((keys + cost.block_n - 1) / cost.block_n);
+  });
+  return std::ranges::max(load) * kMultiprocessors / std::accumulate(load.begin(), load.end(), 0.0) - 1;
+}
+
+TEST(CudaWorkOrder, BlocksHaveAsMuchToDo) {
+  for (const Cost& cost : kCosts)
+    for (int length = 512; length <= 16384; length *= 2) {
+      // Few tiles a head, or sizes that go up by turns of one block of keys and of two, leave less to choose from.
+      const double most = length >= 4096 ? 0.011 : length == 2048 && cost.block_m == 128 ? 0.006 : 0.032;
+      EXPECT_LE(loss(cost, length), most) << cost.head_dim << " " << cost.block_m << " " << length;
+    }
+}
+
+}  // namespace
+}  // namespace tessera::cuda
