@@ -30,12 +30,10 @@ struct Consumer {
   using Q = SwizzledTile<64, kCfg.head_dim>;
   using K = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
   using V = SwizzledTile<kCfg.block_n, kCfg.head_dim_v>;
-  // With the registers of two consumers' threads: blocks at the edge of what is seen go without maxima, too, and under a
-  // staircase the last by its first half alone, where that is all that my rows see.
-  static constexpr bool kFinerEdges = kCfg.consumers == 2;
-  static constexpr bool kHalfBlocks = kFinerEdges && kCfg.causal && kCfg.block_n >= 128 && kCfg.block_n % 32 == 0;
   // Every consumer's next queries have a place of their own, and are there when it asks for their scores before its store.
   static constexpr bool kAhead = kCfg.q_stages >= 2 * kCfg.consumers;
+  // Under a staircase the last block by its first half alone, where that is all that my rows see: if the registers suffice.
+  static constexpr bool kHalfBlocks = kCfg.causal && kCfg.consumers == 2 && kAhead && kCfg.block_n == 128;
   using OutputProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim_v, true>;
 
   const FwdSm90Params& p;
@@ -114,39 +112,27 @@ struct Consumer {
     return (kCfg.causal || block >= whole_first) && block <= whole_last;
   }
 
-  // The scores become P, with the rows' maxima. kOutput: they were asked for just now, and meanwhile O += P V of the block
-  // before; else they are there, a work's first.
-  template <bool kOutput>
-  TESSERA_DEVICE void attend_with_maxima(const FwdWork<kCfg>& work, int block) {
-    if constexpr (kOutput) {
-      ask_output();
-      ptx::wgmma_wait_group<1>();
-      ptx::wgmma_pin(flat(rS));
-    }
+  // A work's first scores become P, with the rows' maxima.
+  TESSERA_DEVICE void attend_first(const FwdWork<kCfg>& work, int block) {
     if (!sees_whole(block)) hide<kN>(work, block);
     release_keys();
     float alpha[1][2];
-    const bool moves = softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
+    softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
     softmax.exponentiate(rS, p.scale_log2);
-    if constexpr (kOutput) {
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_pin(flat(rO));
-      release_values();
-      if (moves) softmax.rescale(alpha, rO);
-    }
     pack();
   }
 
-  // The same after a block that gave every row a reference: against that, without maxima. kWhole: nothing is hidden;
-  // kColumns: those tiles of 8 keys whose scores were asked for. Which of these a warp runs is the same for all of a
-  // consumer's, since they ask for products together; what it does if it has no reference, or should have a new one, is its own.
-  template <bool kWhole, int kColumns = kN>
+  // The scores that were asked for become P against the references of the blocks before, without maxima; meanwhile
+  // O += P V of the block before. kColumns: those tiles of 8 keys whose scores they are. A warp that has no reference, or
+  // should have a new one, goes another way, but all of a consumer's ask for the same products.
+  template <int kColumns = kN>
   TESSERA_DEVICE void attend(const FwdWork<kCfg>& work, int block) {
     ask_output();
     ptx::wgmma_wait_group<1>();
     auto& s = columns<0, kColumns>(rS);
     ptx::wgmma_pin(flat(s));
-    if constexpr (!kWhole) hide<kColumns>(work, block);
+    const bool whole = kColumns == kN && sees_whole(block);
+    if (!whole) hide<kColumns>(work, block);
     const bool optimistic = softmax.ready;
     bool fits = false;
     if (optimistic) {
@@ -163,7 +149,7 @@ struct Consumer {
       if (optimistic) {
         warp_product_abt<kCfg.dtype, Q, K>(s, shared_address(shared.sQ[q_at.stage].data), warp_row(),
                                            shared_address(shared.sK[k_at.stage].data));
-        if constexpr (!kWhole) hide<kColumns>(work, block);
+        if (!whole) hide<kColumns>(work, block);
       }
       shared.k.release(k_at);
       float alpha[1][2];
@@ -177,28 +163,22 @@ struct Consumer {
 
   // O, not yet divided, from the blocks from `block` on that my rows see; the answer is the block behind them.
   TESSERA_DEVICE int attend_blocks(const FwdWork<kCfg>& work, int block) {
-    whole_first = uniform(work.whole_first), whole_last = uniform(work.whole_last);
+    whole_first = uniform(work.whole_first), whole_last = uniform(work.whole_last_of[consumer]);
     const int halves = uniform(work.halves_of[consumer]), last = (halves - 1) / 2;  // of what my rows see
     const bool cut_off = (p.cu_seqlens_k || p.seqused_k) && work.s.sk < (last + 1) * kCfg.block_n;
     // Of the last block perhaps its first part only.
     const bool part = kHalfBlocks && halves % 2 != 0 && last > block && !cut_off;
-    attend_with_maxima<false>(work, block);
+    attend_first(work, block);
     for (++block; block <= last - part; ++block) {
       shared.k.wait_full(k_at);
       ask_scores();
-      if (sees_whole(block)) {
-        attend<true>(work, block);
-      } else if (kFinerEdges && block > whole_last) {
-        attend<false>(work, block);
-      } else {
-        attend_with_maxima<true>(work, block);
-      }
+      attend(work, block);
     }
     if (part) {
       if constexpr (kHalfBlocks) {
         shared.k.wait_full(k_at);
         ask_scores<kN / 2>();
-        attend<false, kN / 2>(work, block++);
+        attend<kN / 2>(work, block++);
         ask_output<kSteps / 2>();
       }
     } else {

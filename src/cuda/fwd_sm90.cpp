@@ -59,8 +59,8 @@ Choice choose(const tessera_plan& plan) {
   config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
   config.head_dim_v = *std::find_if(std::begin(kOutputWidths), std::end(kOutputWidths),
                                     [&plan](int width) { return width >= plan.head_dim_v; });
-  choice.tile->apply(config);
   config.causal = staircase(p);
+  choice.tile->apply(config);
   const bool packed = core::packed_q(p);
   choice.tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, choice.block_m());
   choice.works = choice.tiles * plan.heads_q * (packed ? 1 : plan.batch);

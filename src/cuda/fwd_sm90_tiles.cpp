@@ -40,6 +40,7 @@ std::optional<Sm90Tile> parse(const char* text) {
 
 void Sm90Tile::apply(FwdSm90Config& config) const {
   for (const Varied& varied : kVaried) config.*varied.in_config = this->*varied.in_tile;
+  if (config.causal) config.cluster = 1;
 }
 
 std::span<const Sm90Tile> sm90_tiles() { return kTiles; }

@@ -12,8 +12,7 @@ namespace tessera::cuda {
 // Where the visible area is a staircase (queries see the more keys the later they stand) or is not.
 enum class Area { kAny, kStairs, kNoStairs };
 
-// A row: for head sizes up to these, such an area, at least `rows` queries a sequence. The first that fits is taken;
-// without its cluster where a problem is none for clusters.
+// A row: for head sizes up to these, such an area, at least `rows` queries a sequence. The first that fits is taken.
 struct Sm90Tile {
   int head_dim, head_dim_v;
   Area area;
@@ -21,6 +20,7 @@ struct Sm90Tile {
   // What the search varies, in the rows' order: FwdSm90Config's fields of these names.
   int block_n, consumers, k_stages, v_stages, q_stages, cluster;
 
+  // To a config whose `causal` is known: a cluster's blocks see the same keys, which a staircase does not give them.
   void apply(FwdSm90Config& config) const;
 };
 

@@ -60,7 +60,7 @@ TEST_P(CudaCompileSm90Tile, OverlapsItsProducts) {
   const tessera_status found = open_compiler(compiler);
   if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
   constexpr int32_t kArch = 90;
-  constexpr int32_t kMostSpillBytes = 128;
+  constexpr int32_t kMostSpillBytes = 16;
   const Sm90Tile& tile = sm90_tiles()[GetParam()];
   for (const bool causal : {false, true}) {
     if (tile.area == (causal ? Area::kNoStairs : Area::kStairs)) continue;

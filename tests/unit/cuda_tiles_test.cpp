@@ -36,10 +36,14 @@ TEST(CudaTiles, EveryProblemHasARow) {
   EXPECT_FALSE(find_sm90_tile(257, 64, false, 4096));
 }
 
-// A cluster's blocks see the same keys, which a staircase does not give them.
-TEST(CudaTiles, ClustersAreForFullAttention) {
+TEST(CudaTiles, AStaircaseHasNoClusters) {
   for (const Sm90Tile& tile : sm90_tiles()) {
-    EXPECT_TRUE(tile.cluster == 1 || tile.area == Area::kNoStairs) << tile.head_dim << " " << tile.head_dim_v;
+    for (const bool causal : {false, true}) {
+      FwdSm90Config config{};
+      config.causal = causal;
+      tile.apply(config);
+      EXPECT_EQ(config.cluster, causal ? 1 : tile.cluster) << tile.head_dim << " " << tile.head_dim_v;
+    }
   }
 }
 

@@ -15,7 +15,7 @@ struct FwdWork {
   TileRange visible;
   int first, last;
   // For the consumers: the end of the halves of blocks that a consumer's rows see, and the blocks that every row sees whole.
-  int halves_of[4], whole_first, whole_last;
+  int halves_of[4], whole_last_of[4], whole_first;
 
   // Tiles of a head stand together; under a staircase they differ in size, and core/work_order says how they stand.
   TESSERA_DEVICE void open(const FwdSm90Params& p, int index) {
@@ -40,11 +40,11 @@ struct FwdWork {
   TESSERA_DEVICE void share_out(const FwdSm90Params& p) {
     constexpr int kHalf = kCfg.block_n / 2;
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
-      const int high = visible_keys(p, s, row0 + consumer * 64 + 63).high;
-      halves_of[consumer] = min(2 * last, max((high + kHalf) / kHalf, 2 * first + 1));
+      const TileRange seen = visible_keys(p, s, row0 + consumer * 64, row0 + consumer * 64 + 63);
+      halves_of[consumer] = min(2 * last, max((seen.some.high + kHalf) / kHalf, 2 * first + 1));
+      whole_last_of[consumer] = (seen.all.high + 1) / kCfg.block_n - 1;
     }
     whole_first = (max(visible.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;
-    whole_last = (visible.all.high + 1) / kCfg.block_n - 1;
   }
 };
 
