@@ -47,6 +47,7 @@ struct Consumer {
   float rS[1][kN][4], rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments
   OnlineSoftmax<1> softmax;
+  float factor[2];
 
   TESSERA_DEVICE Consumer(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
       : p(p), shared(shared), consumer(consumer) {
@@ -161,7 +162,8 @@ struct Consumer {
     pack();
   }
 
-  // O, not yet divided, from the blocks from `block` on that my rows see; the answer is the block behind them.
+  // O, not yet divided, from the blocks from `block` on that my rows see, the last product still under way; the answer is the
+  // block behind them.
   TESSERA_DEVICE int attend_blocks(const FwdWork<kCfg>& work, int block) {
     whole_first = uniform(work.whole_first), whole_last = uniform(work.whole_last_of[consumer]);
     const int halves = uniform(work.halves_of[consumer]), last = (halves - 1) / 2;  // of what my rows see
@@ -185,9 +187,6 @@ struct Consumer {
       if (cut_off) clear_tail(work.s.sk % kCfg.block_n);
       ask_output();
     }
-    ptx::wgmma_wait_group<0>();
-    ptx::wgmma_pin(flat(rO));
-    release_values();
     return block;
   }
 
@@ -218,7 +217,12 @@ struct Consumer {
       int block = uniform(work.first);
       softmax.reset();
       clear(rO);
-      if (count > consumer * 64 && block < end) block = attend_blocks(work, block);
+      const bool sees = count > consumer * 64 && block < end;
+      if (sees) block = attend_blocks(work, block);
+      if (count > consumer * 64) finish_rows(work);
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_pin(flat(rO));
+      if (sees) release_values();
       // What others see and my rows do not, or I have none.
       for (; block < end; ++block) {
         shared.k.wait_full(k_at);
@@ -266,12 +270,10 @@ struct Consumer {
 
   // ---- epilogue ----
 
-  // O / l and LSE to global memory. O passes through this warp's rows of Q at `base`, which nobody needs any more: from there
-  // it is a bulk copy, or where rows behind a packed sequence's last are another's, stores of whole lines.
-  TESSERA_DEVICE void store(const FwdWork<kCfg>& work, uint32 base) {
+  // What the rows' sums give: LSE to global memory, and `factor`, by which O is to be multiplied.
+  TESSERA_DEVICE void finish_rows(const FwdWork<kCfg>& work) {
     softmax.finish();
-    const int count = work.count, head = work.head, batch = work.batch, row0 = consumer * 64 + warp_row();
-    const int64 query0 = static_cast<int64>(work.s.q_begin) + work.row0 + row0;
+    const int count = work.count, head = work.head, row0 = consumer * 64 + warp_row();
     float scale[2] = {1.0f, 1.0f};
     if (p.sink) {
       const float sink = p.sink[p.sink_head * head] * kLog2e;
@@ -286,11 +288,21 @@ struct Consumer {
       const int half = lane_col() / 2;
       const float l = half ? sum[1] : sum[0], ref = half ? softmax.ref[0][1] : softmax.ref[0][0];
       if (half < 2 && row0 + half * 8 + lane_row() < count) {
-        p.lse.data[p.lse.batch * batch + p.lse.head * head + p.lse.row * (query0 + half * 8 + lane_row())] =
+        const int64 query = static_cast<int64>(work.s.q_begin) + work.row0 + row0 + half * 8 + lane_row();
+        p.lse.data[p.lse.batch * work.batch + p.lse.head * head + p.lse.row * query] =
             l != 0.0f ? (ref + ptx::lg2_approx_ftz(l)) * kLn2 : -infinity();
       }
     }
-    const float factor[2] = {scale[0] * ptx::rcp_approx_ftz(sum[0]), scale[1] * ptx::rcp_approx_ftz(sum[1])};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) factor[half] = scale[half] * ptx::rcp_approx_ftz(sum[half]);
+  }
+
+  // O / l to global memory. O passes through this warp's rows of Q at `base`, which nobody needs any more: from there it is a
+  // bulk copy, or where rows behind a packed sequence's last are another's, stores of whole lines.
+  TESSERA_DEVICE void store(const FwdWork<kCfg>& work, uint32 base) {
+    const int count = work.count, head = work.head, batch = work.batch, row0 = consumer * 64 + warp_row();
+    const int64 query0 = static_cast<int64>(work.s.q_begin) + work.row0 + row0;
+    const auto& sum = softmax.sum[0];
     if (__any_sync(0xffffffff, sum[0] == 0.0f || sum[1] == 0.0f)) [[unlikely]] {
 #pragma unroll
       for (int d = 0; d < kD; ++d)
