@@ -165,6 +165,12 @@ def fits(shape: Shape, tile: Tile) -> bool:
     return fits_registers and tile.block_n in widths() and smem_bytes(shape, tile) <= SMEM_BYTES
 
 
+def taken_by(shape: Shape, tile: Tile) -> Tile:
+    """What the library makes of a row's tile: a staircase has no clusters."""
+    fields = tuned_fields()
+    return Tile(tuple(1 if shape.stairs and name == "cluster" else tile.values[fields.index(name)] for name in fields))
+
+
 def enumerate_tiles(shape: Shape) -> list[Tile]:
     """All that fit, without those of which another one has as many stages everywhere and more somewhere."""
     fields = tuned_fields()

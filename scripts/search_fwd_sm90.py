@@ -73,7 +73,8 @@ def compilable(shapes: list[Shape], multiprocessors: int, lengths: list[int]) ->
     for shape in shapes:
         predicted[shape] = model.best(shape, lengths, TOKENS, multiprocessors, COMPILED)
         chosen = [tile for tile, _ in predicted[shape]]
-        for tile in table.get((shape.head_dim, shape.head_dim_v), []):
+        for row in table.get((shape.head_dim, shape.head_dim_v), []):
+            tile = model.taken_by(shape, row)
             if tile not in chosen and model.fits(shape, tile):
                 predicted[shape].append((tile, model.predict_rates(shape, tile, lengths, TOKENS, multiprocessors)))
     jobs = [(shape, tile) for shape, tiles in predicted.items() for tile, _ in tiles]
