@@ -68,6 +68,17 @@ Choice choose(const tessera_plan& plan) {
   return choice;
 }
 
+// One a multiprocessor, which takes works until there are no more. Which works of a packed batch are long only the GPU
+// knows: there a multiprocessor gets blocks of a few works one after another, as it becomes free.
+int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
+  constexpr int64_t kWorksOfABlock = 4, kMostBlocks = 16;  // of a multiprocessor
+  int64_t blocks = plan.device.cores / choice.config.cluster * choice.config.cluster;
+  if (core::packed_q(plan.problem)) {
+    blocks *= std::clamp<int64_t>(choice.works / (kWorksOfABlock * blocks), 1, kMostBlocks);
+  }
+  return std::min(blocks, choice.works);
+}
+
 WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
   constexpr int kFixedBlocks = 2;  // of keys: what opening a work and storing its rows cost
   const tessera_problem& p = plan.problem;
@@ -199,8 +210,7 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
   fill_problem_params(p, plan, buffers);
   p.o = row_tensor(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse);
-  const int64_t most_blocks = plan.device.cores / choice.config.cluster * choice.config.cluster;
-  const int64_t blocks = std::min(most_blocks, choice.works);
+  const int64_t blocks = blocks_of(plan, choice);
   p.order = order_of(plan, choice, blocks);
   if (launches_run()) {
     ContextScope context;
