@@ -385,8 +385,13 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) produce_queries<kCfg>(p, shared);
-    if (threadIdx.x == 32) produce_keys<kCfg>(p, shared.k, shared.sK, &p.k_map);
-    if (threadIdx.x == 64) produce_keys<kCfg>(p, shared.v, shared.sV, &p.v_map);
+    if constexpr (kCfg.page_rows > 0) {
+      if (threadIdx.x / 32 == 1) produce_pages<kCfg>(p, shared.k, shared.sK, &p.k_map);
+      if (threadIdx.x / 32 == 2) produce_pages<kCfg>(p, shared.v, shared.sV, &p.v_map);
+    } else {
+      if (threadIdx.x == 32) produce_keys<kCfg>(p, shared.k, shared.sK, &p.k_map);
+      if (threadIdx.x == 64) produce_keys<kCfg>(p, shared.v, shared.sV, &p.v_map);
+    }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     Consumer<kCfg> consumer(p, shared, uniform(static_cast<int>(threadIdx.x) / 128 - 1));

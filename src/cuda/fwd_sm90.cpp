@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <numeric>
 #include <string>
 
 #include "core/geometry.hpp"
@@ -25,6 +26,7 @@ constexpr int kConsumerRows = 64;  // queries of a warpgroup
 constexpr int kWarpRows = 16;      // that a warp stores
 
 constexpr int kMaxHeadDim = 256;
+constexpr int64_t kPageRows = 16;  // that a page's are a multiple of, as every tile's block_n is
 
 // Widths of O = P V that kernels/tessera/ptx/wgmma.cuh has.
 constexpr int kOutputWidths[] = {64, 80, 96, 112, 128, 160, 176, 192, 256};
@@ -42,7 +44,7 @@ bool staircase(const tessera_problem& p) { return (p.causal || p.window_right >=
 // Whether the blocks of a cluster, which take neighbouring works, always see the same keys.
 bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   const tessera_problem& p = plan.problem;
-  const bool dense = !core::packed_q(p) && !core::packed_k(p);
+  const bool dense = !core::packed_q(p) && !core::packed_k(p) && !core::paged(p);
   const bool unmasked = !p.causal && p.window_left < 0 && p.window_right < 0;
   return dense && unmasked && tiles % cluster == 0 && plan.device.cores >= cluster;
 }
@@ -61,6 +63,7 @@ Choice choose(const tessera_plan& plan) {
                                     [&plan](int width) { return width >= plan.head_dim_v; });
   config.causal = staircase(p);
   choice.tile->apply(config);
+  config.page_rows = core::paged(p) ? static_cast<int>(std::gcd(core::sizes(p).page_size, config.block_n)) : 0;
   const bool packed = core::packed_q(p);
   choice.tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, choice.block_m());
   choice.works = choice.tiles * plan.heads_q * (packed ? 1 : plan.batch);
@@ -98,7 +101,9 @@ WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t block
 
 std::string refuse_option(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (core::paged(p)) return "pages: keys and values must be dense or packed";
+  if (const int64_t rows = core::sizes(p).page_size; rows % kPageRows != 0) {
+    return "pages of " + std::to_string(rows) + " keys, must be a multiple of " + std::to_string(kPageRows);
+  }
   const ScoreConfig score = score_config(p);
   if (score.softcap) return "softcap: scores are scaled and masked by position alone";
   if (score.bias) return "bias: scores are scaled and masked by position alone";
@@ -112,7 +117,9 @@ std::string refuse_option(const tessera_plan& plan) {
 
 std::string refuse_layout(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (core::sizes(p).rows_k == 0) return "k: no rows, and a tensor map wants some";
+  if (core::sizes(p).rows_k == 0 || (core::paged(p) && core::sizes(p).pages == 0)) {
+    return "k: no rows, and a tensor map wants some";
+  }
   if (core::sizes(p).rows_q == 0 || plan.batch == 0 || plan.heads_q == 0) return "";  // nothing is launched
   struct Named {
     const char* name;
@@ -216,7 +223,7 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
     ContextScope context;
     TESSERA_RETURN_IF_ERROR(context.enter(plan.device.ordinal, stream));
     const Driver& driver = context.driver();
-    const int keys = choice.config.block_n;
+    const int keys = core::paged(problem) ? choice.config.page_rows : choice.config.block_n;
     TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "q", problem.q, buffers.q, kConsumerRows, p.q_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "k", problem.k, buffers.k, keys, p.k_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "v", problem.v, buffers.v, keys, p.v_map));

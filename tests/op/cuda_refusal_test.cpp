@@ -16,6 +16,8 @@ constexpr const char* kRefusalCase = "dtype=bf16 b=3 sq=20 sk=100 hq=4 hkv=2 d=6
 // call, put right, still works.
 class CudaRefusal : public Cuda {
  protected:
+  explicit CudaRefusal(const char* text = kRefusalCase) : in_(inputs_of(text)) {}
+
   void SetUp() override {
     Cuda::SetUp();
     if (IsSkipped()) return;
@@ -31,6 +33,8 @@ class CudaRefusal : public Cuda {
     const tessera_executor executor{.run = nullptr, .context = nullptr, .stream = gpu_->stream()};
     return tessera_forward(&plan_, &buffers_, workspace_, workspace_bytes_, &executor);
   }
+
+  void expect_pages_checked();
 
   void expect_refused(const std::string& name) {
     const tessera_status status = forward();
@@ -50,7 +54,7 @@ class CudaRefusal : public Cuda {
     on_gpu_->upload(gpu_->stream());  // poison again
   }
 
-  const Inputs in_ = inputs_of(kRefusalCase);
+  const Inputs in_;
   Call call_ = make_call(in_);
   tessera_plan plan_{}, right_plan_{};
   std::unique_ptr<GpuCall> on_gpu_;
@@ -108,7 +112,8 @@ TEST_F(CudaRefusal, AWorkspaceTooSmall) {
   expect_refused("workspace");
 }
 
-TEST_F(CudaRefusal, APageThatIsNotThere) {
+// Spoils the first entry of the page table.
+void CudaRefusal::expect_pages_checked() {
   std::vector<double> table = in_.page_table;
   for (const double page : {static_cast<double>(in_.pages), -1.0, 1e9}) {
     table[0] = page;
@@ -129,6 +134,16 @@ TEST_F(CudaRefusal, APageThatIsNotThere) {
   expect_ok(forward());
   gpu_->synchronize(gpu_->stream());
 }
+
+TEST_F(CudaRefusal, APageThatIsNotThere) { expect_pages_checked(); }
+
+// So many queries that Hopper's kernel takes them.
+class CudaRefusalOfManyQueries : public CudaRefusal {
+ protected:
+  CudaRefusalOfManyQueries() : CudaRefusal("dtype=bf16 b=3 sq=600 sk=100 hq=8 hkv=2 d=64 dv=64 k=paged page=16") {}
+};
+
+TEST_F(CudaRefusalOfManyQueries, APageThatIsNotThere) { expect_pages_checked(); }
 
 // More keys in use than a sequence has pages for, and fewer than none.
 TEST_F(CudaRefusal, ALengthThatIsNotThere) {

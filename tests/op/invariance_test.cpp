@@ -21,6 +21,7 @@ constexpr const char* kCases[] = {
     "dtype=bf16 b=4 sq=300 sk=300 hq=4 hkv=2 d=128 dv=128 q=packed k=packed causal=1",
     "dtype=f16 b=5 sq=260 sk=500 hq=2 hkv=1 d=64 dv=64 q=packed k=packed",
     "dtype=bf16 b=3 sq=200 sk=400 hq=2 hkv=2 d=256 dv=256 used=1 causal=1 sink=1",
+    "dtype=bf16 b=4 sq=200 sk=400 hq=4 hkv=2 d=128 dv=128 k=paged page=64 causal=1",
     "dtype=bf16 data=growing b=4 sq=200 sk=600 hq=2 hkv=1 d=128 dv=128 q=packed k=packed",
     "dtype=bf16 data=nan_query b=4 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 q=packed k=packed",
 };

@@ -48,6 +48,23 @@ constexpr const char* kHopper[] = {
     "b=3 sq=200 sk=390 hq=4 hkv=2 d=128 dv=128 used=1 causal=1 sink=1",
     "b=4 sq=300 sk=300 hq=2 hkv=1 d=256 dv=256 q=packed k=packed causal=1 sink=1 lse=0",
     "b=3 sq=300 sk=300 hq=3 hkv=1 d=64 dv=64 causal=1 cores=5",
+    // Pages: boxes of 16 rows to a whole block of keys (page sizes that divide it, that it divides, and neither), ends
+    // within a box, at a box's border and before the first key; the table holds -1 behind them and the pages NaN.
+    "b=5 sq=200 sk=300 hq=4 hkv=2 d=128 dv=128 k=paged page=16 causal=1 cores=3",
+    "b=5 sq=200 sk=300 hq=4 hkv=2 d=128 dv=128 k=paged page=16 cores=3",
+    "b=6 sq=130 sk=520 hq=2 hkv=1 d=64 dv=64 k=paged page=64 cores=3",
+    "b=6 sq=300 sk=384 hq=4 hkv=1 d=64 dv=64 k=paged page=128 causal=1 cores=3",
+    "b=5 sq=150 sk=600 hq=2 hkv=2 d=256 dv=256 k=paged page=256 causal=1 cores=3",
+    "b=5 sq=150 sk=400 hq=2 hkv=1 d=256 dv=256 k=paged page=32 cores=3",
+    "b=5 sq=260 sk=300 hq=4 hkv=1 d=192 dv=128 q=packed k=paged page=48 wl=90 cores=3",
+    "b=4 sq=200 sk=300 hq=2 hkv=1 d=192 dv=192 k=paged page=96 causal=1 sink=1 cores=3",
+    "b=4 sq=700 sk=500 hq=2 hkv=1 d=128 dv=128 k=paged page=80 cores=5 invariant=1",
+    "b=4 sq=700 sk=500 hq=2 hkv=1 d=128 dv=128 k=paged page=128 causal=1 cores=5 invariant=1",
+    "b=3 sq=200 sk=390 hq=4 hkv=4 d=128 dv=128 k=paged page=512 wl=100 wr=30 cores=3",
+    "b=4 sq=300 sk=150 hq=2 hkv=1 d=96 dv=96 k=paged page=64 causal=1 top_left=1 sink=1 cores=3",
+    "b=4 sq=200 sk=300 hq=4 hkv=2 d=72 dv=40 k=paged page=16 q=packed causal=1 order=bhsd cores=3",
+    "data=growing b=4 sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 k=paged page=64 causal=1 cores=3",
+    "data=nan_key b=4 sq=300 sk=400 hq=2 hkv=1 d=64 dv=64 k=paged page=16 causal=1 cores=3",
     "b=3 sq=300 sk=300 hq=2 hkv=1 d=128 dv=128 cores=3 invariant=1",
     "b=2 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 scale=3",
     // Clusters of two blocks: an even number of tiles a head, and a row for many queries, which invariant=1 takes for

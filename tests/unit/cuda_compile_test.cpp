@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/fwd_sm90_tiles.hpp"
@@ -62,13 +63,16 @@ TEST_P(CudaCompileSm90Tile, OverlapsItsProducts) {
   constexpr int32_t kArch = 90;
   constexpr int32_t kMostSpillBytes = 16;
   const Sm90Tile& tile = sm90_tiles()[GetParam()];
-  for (const bool causal : {false, true}) {
+  // Dense, by boxes of 16 rows of a page, and of a whole block.
+  for (const auto& [causal, page_rows] : {std::pair{false, 0}, std::pair{true, 0}, std::pair{false, 16},
+                                          std::pair{true, 16}, std::pair{true, tile.block_n}}) {
     if (tile.area == (causal ? Area::kNoStairs : Area::kStairs)) continue;
     FwdSm90Config config{};
     config.dtype = Dtype::kBFloat16;
     config.head_dim = tile.head_dim, config.head_dim_v = tile.head_dim_v;
     config.causal = causal;
     tile.apply(config);
+    if (page_rows > 0) config.page_rows = page_rows, config.cluster = 1;
     const KernelSpec spec = spec_of(config);
     SCOPED_TRACE(spec.config);
     Binary binary;

@@ -39,6 +39,15 @@ Problem packed_large_problem() {
   return problem;
 }
 
+// Keys and values of the same heads in pages, 256 a sequence.
+void set_pages(Problem& p, std::int64_t pages, std::int64_t page_size) {
+  for (tessera_layout* tensor : {&p.k, &p.v}) {
+    *tensor = layout(bfloat16, {pages, page_size, tensor->shape[2], tensor->shape[3]});
+  }
+  p.page_table = layout(int32, {p.q.shape[0], 256});
+  p.seqused_k = layout(int32, {p.q.shape[0]});
+}
+
 std::string refusal(const Plan& plan, const char* kernel) {
   for (int c = 0; c < plan.num_candidates; ++c) {
     const tessera_candidate& candidate = plan.candidates[c];
@@ -148,6 +157,35 @@ INSTANTIATE_TEST_SUITE_P(
                                }}),
     [](const auto& row) { return std::string(row.param.name); });
 
+// ---- pages ----------------------------------------------------------------------------------------------------------
+
+TEST(FwdSm90, TakesPagesOfMultiplesOf16Keys) {
+  for (const std::int64_t page_size : {16, 48, 64, 80, 128, 256, 4096})
+    for (const std::int64_t d : {64, 128, 192, 256})
+      for (const bool causal : {false, true}) {
+        Problem problem = large_problem(d, d, 16384);
+        const Plan dense = tessera::plan(problem, gpu());
+        set_pages(problem, 1024, page_size);
+        problem.causal = causal;
+        const Plan plan = tessera::plan(problem, gpu());
+        EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
+        EXPECT_EQ(plan.cluster, 1) << "blocks fetch their pages alone";
+        EXPECT_EQ(plan.block_m, dense.block_m);
+        EXPECT_EQ(plan.block_n, dense.block_n);
+      }
+}
+
+TEST(FwdSm90, TakesPagesWhoseHeadsLieApartAndPackedQueries) {
+  Problem problem = packed_large_problem();
+  problem.k = problem.v = tessera::permute(layout(float16, {1024, 4, 16, 128}), {0, 2, 1, 3});
+  problem.cu_seqlens_k = {};
+  problem.page_table = layout(int32, {8, 256});
+  problem.seqused_k = layout(int32, {8});
+  const Plan plan = tessera::plan(problem, gpu());
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
+  EXPECT_NE(tessera::describe(plan).find("paged keys"), std::string::npos);
+}
+
 TEST(FwdSm90, ADimensionOfOneMayHaveAnyStride) {
   Problem problem = large_problem(128, 128);
   for (tessera_layout* tensor : {&problem.q, &problem.k, &problem.v, &problem.o}) {
@@ -220,11 +258,15 @@ INSTANTIATE_TEST_SUITE_P(
                 }},
         Refusal{"Dropout", "dropout_p", [](Problem& p, Device&) { p.dropout_p = 0.5; }},
         Refusal{"Scale", "scale: must be above 0", [](Problem& p, Device&) { p.has_scale = 1, p.scale = -1; }},
-        Refusal{"Pages", "pages",
+        Refusal{"Pages", "pages of 24 keys, must be a multiple of 16",
+                [](Problem& p, Device&) { set_pages(p, 1024, 24); }},
+        Refusal{"SmallPages", "pages of 1 keys, must be a multiple of 16",
+                [](Problem& p, Device&) { set_pages(p, 16384, 1); }},
+        Refusal{"NoPages", "k: no rows", [](Problem& p, Device&) { set_pages(p, 0, 16); }},
+        Refusal{"PageStride", "k: row stride of 4102 bytes",
                 [](Problem& p, Device&) {
-                  p.k = p.v = layout(bfloat16, {1024, 16, 16, 128});
-                  p.page_table = layout(int32, {4, 256});
-                  p.seqused_k = layout(int32, {4});
+                  set_pages(p, 1024, 16);
+                  set_strides(p.k, 1, 2051);
                 }},
         Refusal{"HeadSize", "head size 264, at most 256", [](Problem& p, Device&) { p = large_problem(264, 264); }},
         Refusal{"HeadBytes", "q: rows of 200 bytes", [](Problem& p, Device&) { p = large_problem(100, 128); }},

@@ -101,4 +101,50 @@ TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, Ring<kStages, kCfg.clus
   });
 }
 
+// The same by page table, by a warp: a block of keys is so many boxes, each of some rows of one page, and each lane
+// brings one. It reads the next block's entry of the table before it waits for the stage, so that the way to memory and
+// the wait are one. `full` counts the bytes of all boxes, so that no lane can be a round ahead of another.
+//
+// A box that starts at the sequence's end or behind it is asked for behind the end of a page, where TMA finds zeros:
+// what the table holds there is not read. Behind the end within a box stands what the page holds; as with any seqused_k,
+// without which there are no pages, consumers mask it in K and clear it in V. A page that is not there is read as the
+// nearest.
+template <FwdSm90Config kCfg, int kStages, class Tile>
+TESSERA_DEVICE void produce_pages(const FwdSm90Params& p, Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages],
+                                  const TensorMap* map) {
+  constexpr int kBoxes = kCfg.block_n / kCfg.page_rows;
+  static_assert(kBoxes * kCfg.page_rows == kCfg.block_n && kBoxes <= 32, "a lane for each box");
+  static_assert(kCfg.page_rows % 8 == 0, "the swizzle repeats every 8 rows");
+  static_assert(kCfg.cluster == 1, "every block for itself");
+  const int lane = static_cast<int>(threadIdx.x % 32), my_row = lane * kCfg.page_rows;
+  if (lane >= kBoxes) return;
+  RingPosition<kStages> at;
+  for_each_work<kCfg>(p, [&](int index) {
+    FwdWork<kCfg> work;
+    work.open(p, index);
+    if (work.count == 0) return;
+    const int* table = p.page_table + p.page_table_batch * work.batch;
+    const int head = work.head / p.group;
+    int page, row;  // of my box in the next block
+    const auto find = [&](int block) {
+      const uint32 key = block * kCfg.block_n + my_row, size = p.page_size, sk = work.s.sk;
+      page = 0, row = p.page_size;
+      if (key < sk) page = table[p.page_table_col * (key / size)], row = key % size;
+    };
+    find(work.first);
+    for (int block = work.first; block < work.last; ++block) {
+      ring.wait_empty(at);
+      const uint32 full = ring.full[at.stage].address();
+      if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
+#pragma unroll
+      for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+        const uint32 to = shared_address(sTiles[at.stage].data) + chunk * Tile::kChunkBytes + my_row * kChunkRowBytes;
+        ptx::cp_async_bulk_tensor_4d(to, map, full, chunk * kChunkCols, row, head, clamp(page, 0, p.pages - 1));
+      }
+      find(block + 1);
+      at.advance();
+    }
+  });
+}
+
 }  // namespace tessera
