@@ -32,8 +32,7 @@ struct Consumer {
   using V = SwizzledTile<kCfg.block_n, kCfg.head_dim_v>;
   // Every consumer's next queries have a place of their own, and are there when it asks for their scores before its store.
   static constexpr bool kAhead = kCfg.q_stages >= 2 * kCfg.consumers;
-  // Under a staircase the last block by its first half alone, where that is all that my rows see: if the registers suffice.
-  static constexpr bool kHalfBlocks = kCfg.causal && kCfg.consumers == 2 && kAhead && kCfg.block_n == 128;
+  using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_n, false>;
   using OutputProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim_v, true>;
 
   const FwdSm90Params& p;
@@ -59,26 +58,23 @@ struct Consumer {
 
   // ---- products ----
 
-  // S = Q K^T of the next block, or of its first 8 kColumns keys.
-  template <int kColumns = kN>
+  // S = Q K^T of the next block.
   TESSERA_DEVICE void ask_scores() {
-    using ScoreProduct = ptx::Wgmma<kCfg.dtype, kColumns * 8, false>;
     const uint32 q = descriptor_address(shared_address(shared.sQ[q_at.stage].data));
     const uint32 k = descriptor_address(shared_address(shared.sK[k_at.stage].data));
     ptx::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kCfg.head_dim; d += 16) {
-      ScoreProduct::ss(flat(columns<0, kColumns>(rS)), inner_major<Q>(q, 0, d), inner_major<K>(k, 0, d), d > 0);
+      ScoreProduct::ss(flat(rS), inner_major<Q>(q, 0, d), inner_major<K>(k, 0, d), d > 0);
     }
     ptx::wgmma_commit_group();
   }
-  template <int kAskedSteps = kSteps>
   TESSERA_DEVICE void ask_output() {
     const uint32 v = descriptor_address(shared_address(shared.sV[v_at.stage].data));
     shared.v.wait_full(v_at);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kAskedSteps; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       OutputProduct::rs(flat(rO), rP[step], outer_major<V>(v, step * 16), 1);
     }
     ptx::wgmma_commit_group();
@@ -92,8 +88,7 @@ struct Consumer {
     v_at.advance();
   }
 
-  // -inf for the scores of keys, in the first kColumns tiles of 8, that a row does not see. Under a staircase they lie behind.
-  template <int kColumns>
+  // -inf for the scores of keys that a row does not see. Under a staircase they lie behind.
   TESSERA_DEVICE void hide(const FwdWork<kCfg>& work, int block) {
     const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
     const int key0 = block * kCfg.block_n + lane % 4 * 2;
@@ -101,7 +96,7 @@ struct Consumer {
     for (int half = 0; half < 2; ++half) {
       const int row = work.row0 + consumer * 64 + warp_row() + half * 8 + lane / 4;
       const KeyRange keys = visible_keys(p, work.s, row);
-      hide_outside(columns<0, kColumns>(rS)[0], half, kCfg.causal ? 0 : keys.low - key0, keys.high - key0);
+      hide_outside(rS[0], half, kCfg.causal ? 0 : keys.low - key0, keys.high - key0);
     }
   }
 
@@ -115,7 +110,7 @@ struct Consumer {
 
   // A work's first scores become P, with the rows' maxima.
   TESSERA_DEVICE void attend_first(const FwdWork<kCfg>& work, int block) {
-    if (!sees_whole(block)) hide<kN>(work, block);
+    if (!sees_whole(block)) hide(work, block);
     release_keys();
     float alpha[1][2];
     softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
@@ -124,21 +119,19 @@ struct Consumer {
   }
 
   // The scores that were asked for become P against the references of the blocks before, without maxima; meanwhile
-  // O += P V of the block before. kColumns: those tiles of 8 keys whose scores they are. A warp that has no reference, or
-  // should have a new one, goes another way, but all of a consumer's ask for the same products.
-  template <int kColumns = kN>
+  // O += P V of the block before. A warp that has no reference, or should have a new one, goes another way, but all of a
+  // consumer's ask for the same products.
   TESSERA_DEVICE void attend(const FwdWork<kCfg>& work, int block) {
     ask_output();
     ptx::wgmma_wait_group<1>();
-    auto& s = columns<0, kColumns>(rS);
-    ptx::wgmma_pin(flat(s));
-    const bool whole = kColumns == kN && sees_whole(block);
-    if (!whole) hide<kColumns>(work, block);
+    ptx::wgmma_pin(flat(rS));
+    const bool whole = sees_whole(block);
+    if (!whole) hide(work, block);
     const bool optimistic = softmax.ready;
     bool fits = false;
     if (optimistic) {
       float total[1][2] = {};
-      softmax.exponentiate_as_is(s, p.scale_log2, total);
+      softmax.exponentiate_as_is(rS, p.scale_log2, total);
       fits = softmax.accept(total, kPromptBound);
     }
     if (fits) shared.k.release(k_at);
@@ -148,14 +141,14 @@ struct Consumer {
     if (!fits) [[unlikely]] {
       // Again, from the products on. Here, where the registers of the last P are free and no product is under way.
       if (optimistic) {
-        warp_product_abt<kCfg.dtype, Q, K>(s, shared_address(shared.sQ[q_at.stage].data), warp_row(),
+        warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[q_at.stage].data), warp_row(),
                                            shared_address(shared.sK[k_at.stage].data));
-        if (!whole) hide<kColumns>(work, block);
+        if (!whole) hide(work, block);
       }
       shared.k.release(k_at);
       float alpha[1][2];
-      const bool moves = softmax.move_reference(s, p.scale_log2, alpha, 0.0f);
-      softmax.exponentiate(s, p.scale_log2);
+      const bool moves = softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
+      softmax.exponentiate(rS, p.scale_log2);
       if (moves) softmax.rescale(alpha, rO);
     }
     k_at.advance();
@@ -166,27 +159,16 @@ struct Consumer {
   // block behind them.
   TESSERA_DEVICE int attend_blocks(const FwdWork<kCfg>& work, int block) {
     whole_first = uniform(work.whole_first), whole_last = uniform(work.whole_last_of[consumer]);
-    const int halves = uniform(work.halves_of[consumer]), last = (halves - 1) / 2;  // of what my rows see
+    const int last = uniform(work.last_of[consumer]);  // that my rows see
     const bool cut_off = (p.cu_seqlens_k || p.seqused_k) && work.s.sk < (last + 1) * kCfg.block_n;
-    // Of the last block perhaps its first part only.
-    const bool part = kHalfBlocks && halves % 2 != 0 && last > block && !cut_off;
     attend_first(work, block);
-    for (++block; block <= last - part; ++block) {
+    for (++block; block <= last; ++block) {
       shared.k.wait_full(k_at);
       ask_scores();
       attend(work, block);
     }
-    if (part) {
-      if constexpr (kHalfBlocks) {
-        shared.k.wait_full(k_at);
-        ask_scores<kN / 2>();
-        attend<kN / 2>(work, block++);
-        ask_output<kSteps / 2>();
-      }
-    } else {
-      if (cut_off) clear_tail(work.s.sk % kCfg.block_n);
-      ask_output();
-    }
+    if (cut_off) clear_tail(work.s.sk % kCfg.block_n);
+    ask_output();
     return block;
   }
 

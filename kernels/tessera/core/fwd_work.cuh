@@ -14,8 +14,8 @@ struct FwdWork {
   Sequence s;
   TileRange visible;
   int first, last;
-  // For the consumers: the end of the halves of blocks that a consumer's rows see, and the blocks that every row sees whole.
-  int halves_of[4], whole_last_of[4], whole_first;
+  // For the consumers: the last block that a consumer's rows see, the last that each of them sees whole, and the first.
+  int last_of[4], whole_last_of[4], whole_first;
 
   // Tiles of a head stand together; under a staircase they differ in size, and core/work_order says how they stand.
   TESSERA_DEVICE void open(const FwdSm90Params& p, int index) {
@@ -38,10 +38,9 @@ struct FwdWork {
 
   // What consumers want to know beside.
   TESSERA_DEVICE void share_out(const FwdSm90Params& p) {
-    constexpr int kHalf = kCfg.block_n / 2;
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
       const TileRange seen = visible_keys(p, s, row0 + consumer * 64, row0 + consumer * 64 + 63);
-      halves_of[consumer] = min(2 * last, max((seen.some.high + kHalf) / kHalf, 2 * first + 1));
+      last_of[consumer] = min(last - 1, max(seen.some.high / kCfg.block_n, first));
       whole_last_of[consumer] = (seen.all.high + 1) / kCfg.block_n - 1;
     }
     whole_first = (max(visible.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;

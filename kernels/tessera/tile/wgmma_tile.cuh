@@ -73,13 +73,6 @@ TESSERA_DEVICE float (&flat(float (&acc)[1][kN][4]))[kN * 4] {
   return reinterpret_cast<float(&)[kN * 4]>(acc);
 }
 
-// Tiles of 8 columns from the template's first on, of a warp's accumulator.
-template <int kFirst, int kCount, int kN>
-TESSERA_DEVICE float (&columns(float (&acc)[1][kN][4]))[1][kCount][4] {
-  static_assert(kFirst + kCount <= kN);
-  return reinterpret_cast<float(&)[1][kCount][4]>(acc[0][kFirst]);
-}
-
 // acc = A B^T by one warp with mma.sync, 16 rows of A from `row` on: what wgmma computed, again.
 template <Dtype kDtype, class TileA, class TileB, int kN>
 TESSERA_DEVICE void warp_product_abt(float (&acc)[1][kN][4], uint32 a_base, int row, uint32 b_base) {
