@@ -112,7 +112,7 @@ TEST(FwdSm90, TakesWindowsSinksPackedSequencesAndUnequalHeads) {
   problem.window_left = 1000;
   const Plan plan = tessera::plan(problem, gpu());
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
-  EXPECT_EQ(plan.block_m, 192) << "a window's tiles see about as much each: the row of full attention";
+  EXPECT_EQ(plan.block_m, 128) << "the row of as many queries as the window has keys";
 }
 
 // ---- clusters: neighbouring tiles of queries that always see the same keys ------------------------------------------
