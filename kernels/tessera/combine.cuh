@@ -32,6 +32,7 @@ TESSERA_DEVICE void add_parts(const CombineParams& p, const float* gLse, int64 g
   constexpr int kAhead = 4;         // parts whose columns are under way
   constexpr float kUnseen = -1.0f;  // no weight is below 0
   const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
   for (int col0 = lane; col0 - lane < p.head_dim_v; col0 += 32 * kCombineColumns) {
     float o[kCombineColumns] = {};
 #pragma unroll 1
