@@ -41,10 +41,4 @@ TESSERA_DEVICE void store_element(void* data, int64 index, float x) {
   }
 }
 
-TESSERA_DEVICE float load_element(Dtype dtype, const void* data, int64 index) {
-  if (dtype == Dtype::kFloat32) return load_element<Dtype::kFloat32>(data, index);
-  return dtype == Dtype::kFloat16 ? load_element<Dtype::kFloat16>(data, index)
-                                  : load_element<Dtype::kBFloat16>(data, index);
-}
-
 }  // namespace tessera
