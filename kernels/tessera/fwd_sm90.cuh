@@ -30,10 +30,20 @@ struct Consumer {
   using Q = SwizzledTile<64, kCfg.head_dim>;
   using K = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
   using V = SwizzledTile<kCfg.block_n, kCfg.head_dim_v>;
-  // Every consumer's next queries have a place of their own, and are there when it asks for their scores before its store.
-  static constexpr bool kAhead = kCfg.q_stages >= 2 * kCfg.consumers;
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_n, false>;
   using OutputProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim_v, true>;
+
+  // Where a work's results go, which is wanted when its place in shared memory may be another's.
+  struct Rows {
+    int count, head, batch, query0;  // of the block's tile
+
+    TESSERA_DEVICE Rows() {}
+    TESSERA_DEVICE explicit Rows(const FwdWork<kCfg>& work)
+        : count(uniform(work.count)),
+          head(uniform(work.head)),
+          batch(uniform(work.batch)),
+          query0(uniform(work.s.q_begin + work.row0)) {}
+  };
 
   const FwdSm90Params& p;
   FwdSm90SharedMemory<kCfg>& shared;
@@ -42,23 +52,60 @@ struct Consumer {
   RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
   RingPosition<kCfg.k_stages> k_at;  // whose scores are asked for next
   RingPosition<kCfg.v_stages> v_at;  // whose product with P comes next
-  int whole_first, whole_last;       // of this work: blocks that every row sees whole
+  int block = 0, last = 0, end = 1;  // whose scores come; the last of its work that my rows see; behind all of its work
+  int whole_first, whole_last;       // of its work: blocks that every row sees whole
+  int unseen_values = 0;             // blocks behind v_at's that others see and my rows do not
   float rS[1][kN][4], rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments
   OnlineSoftmax<1> softmax;
-  float factor[2];
+  Rows rows;        // of the work that P is of
+  int tail;         // the first key of its last block behind the sequence's end, where V may be anything, else 0
+  float factor[2];  // by which its rows of O are to be multiplied; below 0: the row saw nothing
 
   TESSERA_DEVICE Consumer(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
       : p(p), shared(shared), consumer(consumer) {
     q_at.advance(consumer);
   }
 
-  // Of the warpgroup's 64 rows, the warp's 16.
-  TESSERA_DEVICE static int warp_row() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)) * 16; }
+  // The blocks of all works come one behind the other. The scores of each are asked for together with O += P V of the block
+  // before, and become the next P meanwhile; so at a work's end run the first exponentials of the next.
+  TESSERA_DEVICE void attend_works() {
+    bool pending = false;  // P, of a work's last block, waits for its V
+    while (true) {
+      const bool found = next_work(pending);
+      if (!found && !pending) break;
+      ask_scores();
+      if (pending && tail > 0) clear_tail();
+      ask_output(pending);
+      ptx::wgmma_wait_group<1>();
+      ptx::wgmma_pin(flat(rS));
+      const Rows done = rows;
+      if (pending) finish_rows();
+      if (found) attend_first();
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_pin(flat(rO));
+      if (pending) {
+        release_values();
+        for (; unseen_values > 0; --unseen_values) skip_values();
+        store(done);
+      }
+      pending = found;
+      if (!found) continue;
+      pack();
+      clear(rO);
+      while (block < last) {
+        ++block;
+        shared.k.wait_full(k_at);
+        ask_scores();
+        attend();
+      }
+    }
+    ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
+  }
 
-  // ---- products ----
+  // ---- products: of whatever lies there where there is nothing to multiply, since one in a branch would serialise all ----
 
-  // S = Q K^T of the next block.
+  // S = Q K^T.
   TESSERA_DEVICE void ask_scores() {
     const uint32 q = descriptor_address(shared_address(shared.sQ[q_at.stage].data));
     const uint32 k = descriptor_address(shared_address(shared.sK[k_at.stage].data));
@@ -69,15 +116,57 @@ struct Consumer {
     }
     ptx::wgmma_commit_group();
   }
-  TESSERA_DEVICE void ask_output() {
+  // O += P V.
+  TESSERA_DEVICE void ask_output(bool pending = true) {
     const uint32 v = descriptor_address(shared_address(shared.sV[v_at.stage].data));
-    shared.v.wait_full(v_at);
+    if (pending) shared.v.wait_full(v_at);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       OutputProduct::rs(flat(rO), rP[step], outer_major<V>(v, step * 16), 1);
     }
     ptx::wgmma_commit_group();
+  }
+
+  // ---- which block comes ----
+
+  // The next work in which my rows see keys, the first of them there. False: there is none any more; or it is behind works that I
+  // have nothing to do with, whose V I cannot let go while P waits for an earlier one.
+  TESSERA_DEVICE bool next_work(bool pending) {
+    // What others see of the last work and my rows do not: fewer blocks than K and V have stages.
+    for (unseen_values = end - 1 - last; end - 1 > last; --end) skip_keys();
+    while (true) {
+      shared.q.wait_full(q_at);
+      const FwdWork<kCfg>& work = shared.work[work_at.stage];
+      const int count = uniform(work.count), behind = uniform(work.last);
+      if (count < 0) return false;
+      int first = uniform(work.first);
+      if (count > consumer * 64 && first < behind) {
+        block = first, last = uniform(work.last_of[consumer]), end = behind;
+        whole_first = uniform(work.whole_first), whole_last = uniform(work.whole_last_of[consumer]);
+        if (p.cu_seqlens_q && count < (consumer + 1) * 64) clear_rows(count - consumer * 64);
+        shared.k.wait_full(k_at);
+        return true;
+      }
+      if (pending) return false;
+      for (; first < behind; ++first) skip_keys(), skip_values();
+      if (count > consumer * 64) store_nothing(Rows(work));
+      release_queries();
+    }
+  }
+  TESSERA_DEVICE void skip_keys() {
+    shared.k.wait_full(k_at);
+    release_keys();
+  }
+  TESSERA_DEVICE void skip_values() {
+    shared.v.wait_full(v_at);
+    release_values();
+  }
+  TESSERA_DEVICE void release_queries() {
+    shared.q.release(q_at);
+    shared.works.release(work_at);
+    q_at.advance(kCfg.consumers);
+    work_at.advance();
   }
   TESSERA_DEVICE void release_keys() {
     shared.k.release(k_at);
@@ -87,46 +176,56 @@ struct Consumer {
     shared.v.release(v_at);
     v_at.advance();
   }
+  // The scores are what they will be: K is free, behind a work's last block Q, too.
+  TESSERA_DEVICE void release_scores() {
+    release_keys();
+    if (block == last) release_queries();
+  }
 
-  // -inf for the scores of keys that a row does not see. Under a staircase they lie behind.
-  TESSERA_DEVICE void hide(const FwdWork<kCfg>& work, int block) {
+  // ---- scores -> P ----
+
+  // Of the warpgroup's 64 rows, the warp's 16.
+  TESSERA_DEVICE static int warp_row() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)) * 16; }
+
+  // -inf for the scores of keys that a row does not see: at the edges of its keys, of which under a staircase the lower lies
+  // before all.
+  TESSERA_DEVICE void hide() {
+    const FwdWork<kCfg>& work = shared.work[work_at.stage];
+    const bool low = !kCfg.causal && block<whole_first, high = block> whole_last;
+    if (!low && !high) return;
     const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
     const int key0 = block * kCfg.block_n + lane % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = work.row0 + consumer * 64 + warp_row() + half * 8 + lane / 4;
       const KeyRange keys = visible_keys(p, work.s, row);
-      hide_outside(rS[0], half, kCfg.causal ? 0 : keys.low - key0, keys.high - key0);
+      if (low) hide_outside(rS[0], half, keys.low - key0, kCfg.block_n);
+      if (high) hide_outside(rS[0], half, 0, keys.high - key0);
     }
   }
 
-  TESSERA_DEVICE void pack() {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) pack_a<kCfg.dtype>(rP[step], rS[0], step);
-  }
-  TESSERA_DEVICE bool sees_whole(int block) const {
-    return (kCfg.causal || block >= whole_first) && block <= whole_last;
-  }
-
-  // A work's first scores become P, with the rows' maxima.
-  TESSERA_DEVICE void attend_first(const FwdWork<kCfg>& work, int block) {
-    if (!sees_whole(block)) hide(work, block);
-    release_keys();
+  // A work's first scores, with the rows' maxima.
+  TESSERA_DEVICE void attend_first() {
+    const FwdWork<kCfg>& work = shared.work[work_at.stage];
+    rows = Rows(work);
+    const int sk = uniform(work.s.sk);
+    tail = (p.cu_seqlens_k || p.seqused_k) && sk < (last + 1) * kCfg.block_n ? sk % kCfg.block_n : 0;
+    hide();
+    release_scores();
+    softmax.reset();
     float alpha[1][2];
     softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
     softmax.exponentiate(rS, p.scale_log2);
-    pack();
   }
 
   // The scores that were asked for become P against the references of the blocks before, without maxima; meanwhile
   // O += P V of the block before. A warp that has no reference, or should have a new one, goes another way, but all of a
   // consumer's ask for the same products.
-  TESSERA_DEVICE void attend(const FwdWork<kCfg>& work, int block) {
+  TESSERA_DEVICE void attend() {
     ask_output();
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_pin(flat(rS));
-    const bool whole = sees_whole(block);
-    if (!whole) hide(work, block);
+    hide();
     const bool optimistic = softmax.ready;
     bool fits = false;
     if (optimistic) {
@@ -134,7 +233,7 @@ struct Consumer {
       softmax.exponentiate_as_is(rS, p.scale_log2, total);
       fits = softmax.accept(total, kPromptBound);
     }
-    if (fits) shared.k.release(k_at);
+    if (fits) release_scores();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rO));
     release_values();
@@ -143,88 +242,20 @@ struct Consumer {
       if (optimistic) {
         warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[q_at.stage].data), warp_row(),
                                            shared_address(shared.sK[k_at.stage].data));
-        if (!whole) hide(work, block);
+        hide();
       }
-      shared.k.release(k_at);
+      release_scores();
       float alpha[1][2];
       const bool moves = softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
       softmax.exponentiate(rS, p.scale_log2);
       if (moves) softmax.rescale(alpha, rO);
     }
-    k_at.advance();
     pack();
   }
 
-  // O, not yet divided, from the blocks from `block` on that my rows see, the last product still under way; the answer is the
-  // block behind them.
-  TESSERA_DEVICE int attend_blocks(const FwdWork<kCfg>& work, int block) {
-    whole_first = uniform(work.whole_first), whole_last = uniform(work.whole_last_of[consumer]);
-    const int last = uniform(work.last_of[consumer]);  // that my rows see
-    const bool cut_off = (p.cu_seqlens_k || p.seqused_k) && work.s.sk < (last + 1) * kCfg.block_n;
-    attend_first(work, block);
-    for (++block; block <= last; ++block) {
-      shared.k.wait_full(k_at);
-      ask_scores();
-      attend(work, block);
-    }
-    if (cut_off) clear_tail(work.s.sk % kCfg.block_n);
-    ask_output();
-    return block;
-  }
-
-  // Waits for the queries of the work at q_at and asks for the scores of its first block; if my rows see none, of whatever lies
-  // there, since a product in a branch would serialise all. False: there are no more works.
-  TESSERA_DEVICE bool open() {
-    shared.q.wait_full(q_at);
-    const FwdWork<kCfg>& work = shared.work[work_at.stage];
-    const int count = uniform(work.count);
-    if (count > consumer * 64 && uniform(work.first) < uniform(work.last)) {
-      if (p.cu_seqlens_q && count < (consumer + 1) * 64) clear_rows(count - consumer * 64);
-      shared.k.wait_full(k_at);
-    }
-    ask_scores();
-    return count >= 0;
-  }
-  TESSERA_DEVICE void await_scores() {
-    ptx::wgmma_wait_group<0>();
-    ptx::wgmma_pin(flat(rS));
-  }
-
-  TESSERA_DEVICE void attend_works() {
-    bool more = open();
-    await_scores();
-    while (more) {
-      const FwdWork<kCfg>& work = shared.work[work_at.stage];
-      const int count = uniform(work.count), end = uniform(work.last);
-      int block = uniform(work.first);
-      softmax.reset();
-      clear(rO);
-      const bool sees = count > consumer * 64 && block < end;
-      if (sees) block = attend_blocks(work, block);
-      if (count > consumer * 64) finish_rows(work);
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_pin(flat(rO));
-      if (sees) release_values();
-      // What others see and my rows do not, or I have none.
-      for (; block < end; ++block) {
-        shared.k.wait_full(k_at);
-        release_keys();
-        shared.v.wait_full(v_at);
-        release_values();
-      }
-      const RingPosition<kCfg.q_stages> done = q_at;
-      q_at.advance(kCfg.consumers);
-      work_at.advance();
-      if constexpr (kAhead) more = open();
-      if (count > consumer * 64) store(work, shared_address(shared.sQ[done.stage].data));
-      if constexpr (kAhead) await_scores();
-      ptx::cp_async_bulk_wait_group_read();  // O has left Q's rows
-      shared.q.release(done);
-      if constexpr (!kAhead) {
-        more = open();
-        await_scores();
-      }
-    }
+  TESSERA_DEVICE void pack() {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) pack_a<kCfg.dtype>(rP[step], rS[0], step);
   }
 
   // ---- tails ----
@@ -233,9 +264,9 @@ struct Consumer {
   TESSERA_DEVICE void clear_rows(int count) { clear_from<Q>(shared_address(shared.sQ[q_at.stage].data), count); }
 
   // Values behind a sequence's last key, where the tensor does not end: they may be anything and met P = 0, and become 0.
-  TESSERA_DEVICE void clear_tail(int rows) {
+  TESSERA_DEVICE void clear_tail() {
     shared.v.wait_full(v_at);
-    clear_from<V>(shared_address(shared.sV[v_at.stage].data), rows);
+    clear_from<V>(shared_address(shared.sV[v_at.stage].data), tail);
   }
 
   // Rows `first` ... of a tile: 0. By this consumer, before its own products; another that does the same writes the same.
@@ -250,15 +281,14 @@ struct Consumer {
     ptx::barrier_sync(kCleared + consumer, 128);
   }
 
-  // ---- epilogue ----
+  // ---- results ----
 
-  // What the rows' sums give: LSE to global memory, and `factor`, by which O is to be multiplied.
-  TESSERA_DEVICE void finish_rows(const FwdWork<kCfg>& work) {
+  // What the rows' sums give: LSE to global memory, and `factor`.
+  TESSERA_DEVICE void finish_rows() {
     softmax.finish();
-    const int count = work.count, head = work.head, row0 = consumer * 64 + warp_row();
     float scale[2] = {1.0f, 1.0f};
     if (p.sink) {
-      const float sink = p.sink[p.sink_head * head] * kLog2e;
+      const float sink = p.sink[p.sink_head * rows.head] * kLog2e;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (softmax.sum[0][half] != 0.0f) scale[half] = join_sink(sink, softmax.ref[0][half], softmax.sum[0][half]);
@@ -267,72 +297,85 @@ struct Consumer {
     const auto& sum = softmax.sum[0];  // 0: the row saw nothing; NaN counts as seen
     if (p.lse.data) {
       // Of a row's four lanes the first stores for one row, the second for the row eight below.
-      const int half = lane_col() / 2;
+      const int half = lane_col() / 2, row = consumer * 64 + warp_row() + half * 8 + lane_row();
       const float l = half ? sum[1] : sum[0], ref = half ? softmax.ref[0][1] : softmax.ref[0][0];
-      if (half < 2 && row0 + half * 8 + lane_row() < count) {
-        const int64 query = static_cast<int64>(work.s.q_begin) + work.row0 + row0 + half * 8 + lane_row();
-        p.lse.data[p.lse.batch * work.batch + p.lse.head * head + p.lse.row * query] =
-            l != 0.0f ? (ref + ptx::lg2_approx_ftz(l)) * kLn2 : -infinity();
+      if (half < 2 && row < rows.count) {
+        *lse(rows, row) = l != 0.0f ? (ref + ptx::lg2_approx_ftz(l)) * kLn2 : -infinity();
       }
     }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) factor[half] = scale[half] * ptx::rcp_approx_ftz(sum[half]);
+    for (int half = 0; half < 2; ++half) {
+      factor[half] = sum[half] == 0.0f ? -1.0f : scale[half] * ptx::rcp_approx_ftz(sum[half]);
+    }
   }
 
-  // O / l to global memory. O passes through this warp's rows of Q at `base`, which nobody needs any more: from there it is a
-  // bulk copy, or where rows behind a packed sequence's last are another's, stores of whole lines.
-  TESSERA_DEVICE void store(const FwdWork<kCfg>& work, uint32 base) {
-    const int count = work.count, head = work.head, batch = work.batch, row0 = consumer * 64 + warp_row();
-    const int64 query0 = static_cast<int64>(work.s.q_begin) + work.row0 + row0;
-    const auto& sum = softmax.sum[0];
-    if (__any_sync(0xffffffff, sum[0] == 0.0f || sum[1] == 0.0f)) [[unlikely]] {
+  TESSERA_DEVICE float* lse(const Rows& of, int row) const {
+    return p.lse.data + p.lse.batch * of.batch + p.lse.head * of.head +
+           p.lse.row * (static_cast<int64>(of.query0) + row);
+  }
+  TESSERA_DEVICE char* output(const Rows& of, int row) const {
+    return static_cast<char*>(p.o.data) +
+           (p.o.batch * of.batch + p.o.head * of.head + p.o.row * (static_cast<int64>(of.query0) + row)) * 2;
+  }
+
+  // O / l to global memory. Through shared memory, chunk after chunk of 64 columns: from there it is a bulk copy, or where rows
+  // behind a packed sequence's last are another's, stores of whole lines.
+  TESSERA_DEVICE void store(const Rows& of) {
+    using Shared = FwdSm90SharedMemory<kCfg>;
+    if (__any_sync(0xffffffff, factor[0] < 0.0f || factor[1] < 0.0f)) [[unlikely]] {
 #pragma unroll
       for (int d = 0; d < kD; ++d)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) rO[0][d][e] = sum[e / 2] == 0.0f ? 0.0f : rO[0][d][e] * factor[e / 2];
-    } else {
-#pragma unroll
-      for (int d = 0; d < kD; ++d)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) rO[0][d][e] *= factor[e / 2];
+        for (int e = 0; e < 4; ++e) rO[0][d][e] = factor[e / 2] < 0.0f ? 0.0f : rO[0][d][e];
     }
-    const bool whole = !p.cu_seqlens_q || row0 + 16 <= count;
-    constexpr int kPassCols = Q::kChunks * kChunkCols;
+    const int row0 = consumer * 64 + warp_row();
+    const bool whole = !p.cu_seqlens_q || row0 + 16 <= of.count;
+    constexpr int kPassCols = Shared::kOutputChunks * kChunkCols;
 #pragma unroll
-    for (int col0 = 0; col0 < kCfg.head_dim_v; col0 += kPassCols) {
-      const int cols = col0 + kPassCols < kCfg.head_dim_v ? kPassCols : kCfg.head_dim_v - col0;
-      if (col0 > 0) ptx::cp_async_bulk_wait_group_read();
-      __syncwarp();  // the pass before is read
+    for (int pass = 0; pass < kCfg.head_dim_v; pass += kPassCols) {
+      const int cols = min(kCfg.head_dim_v - pass, kPassCols);
+      const uint32 base = shared_address(shared.sO[row0 / 16].data);
+      ptx::cp_async_bulk_wait_group_read();
+      __syncwarp();  // what was there is read
 #pragma unroll
       for (int col = 0; col < cols; col += 16) {
         uint32 words[4];
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
-          const auto& o = rO[0][(col0 + col) / 8 + t / 2];
-          words[t] = pack_pair<kCfg.dtype>(o[t % 2 * 2], o[t % 2 * 2 + 1]);
+          const auto& o = rO[0][(pass + col) / 8 + t / 2];
+          const float l = factor[t % 2];
+          words[t] = pack_pair<kCfg.dtype>(o[t % 2 * 2] * l, o[t % 2 * 2 + 1] * l);
         }
-        ptx::stmatrix_x4(Q::at(base, warp_row() + lane_id() % 16, col + lane_id() / 16 * 8), words);
+        ptx::stmatrix_x4(Shared::Output::at(base, lane_id() % 16, col + lane_id() / 16 * 8), words);
       }
       ptx::fence_proxy_async();
       __syncwarp();
       if (!whole) [[unlikely]] {
-        char* gO = static_cast<char*>(p.o.data) + (p.o.batch * batch + p.o.head * head + p.o.row * query0 + col0) * 2;
-        for (int word = lane_id(); word < (count - row0) * cols / 8; word += 32) {
+        for (int word = lane_id(); word < (of.count - row0) * cols / 8; word += 32) {
           const int row = word / (cols / 8), col = word % (cols / 8) * 8;
-          if (col0 + col >= p.head_dim_v) continue;
-          *reinterpret_cast<uint4*>(gO + (p.o.row * row + col) * 2) =
-              ptx::ld_shared_16(Q::at(base, warp_row() + row, col));
+          if (pass + col >= p.head_dim_v) continue;
+          *reinterpret_cast<uint4*>(output(of, row0 + row) + (pass + col) * 2) =
+              ptx::ld_shared_16(Shared::Output::at(base, row, col));
         }
       } else if (lane_id() == 0) {
 #pragma unroll
-        for (int chunk = 0; chunk < cols; chunk += kChunkCols) {
-          ptx::cp_async_bulk_tensor_store_4d(&p.o_map, Q::at(base, warp_row(), chunk), col0 + chunk,
-                                             static_cast<int>(query0), head, p.cu_seqlens_q ? 0 : batch);
+        for (int col = 0; col < cols; col += kChunkCols) {
+          ptx::cp_async_bulk_tensor_store_4d(&p.o_map, Shared::Output::at(base, 0, col), pass + col, of.query0 + row0,
+                                             of.head, p.cu_seqlens_q ? 0 : of.batch);
         }
         ptx::cp_async_bulk_commit_group();
       }
     }
-    if (!whole) ptx::fence_proxy_async();  // the rows are read before the next queries come
+  }
+
+  // Rows that see no key: 0 and -inf.
+  TESSERA_DEVICE void store_nothing(const Rows& of) {
+    const int row0 = consumer * 64 + warp_row(), words = p.head_dim_v / 8;
+    const int count = of.count - row0 < 16 ? of.count - row0 : 16;
+    for (int word = lane_id(); word < count * words; word += 32) {
+      *reinterpret_cast<uint4*>(output(of, row0 + word / words) + word % words * 16) = make_uint4(0, 0, 0, 0);
+    }
+    if (p.lse.data && lane_id() < count) *lse(of, row0 + lane_id()) = -infinity();
   }
 };
 
@@ -349,6 +392,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     ptx::prefetch_tensormap(&p.k_map);
     ptx::prefetch_tensormap(&p.v_map);
     ptx::prefetch_tensormap(&p.o_map);
+    shared.works.init(3 + kCfg.consumers * 4);
     shared.q.init(4);
     shared.k.init(kCfg.consumers * 4);
     shared.v.init(kCfg.consumers * 4);
@@ -367,12 +411,13 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) produce_queries<kCfg>(p, shared);
+    if (threadIdx.x == 96) produce_works<kCfg>(p, shared);
     if constexpr (kCfg.page_rows > 0) {
-      if (threadIdx.x / 32 == 1) produce_pages<kCfg>(p, shared.k, shared.sK, &p.k_map);
-      if (threadIdx.x / 32 == 2) produce_pages<kCfg>(p, shared.v, shared.sV, &p.v_map);
+      if (threadIdx.x / 32 == 1) produce_pages<kCfg>(p, shared, shared.k, shared.sK, &p.k_map);
+      if (threadIdx.x / 32 == 2) produce_pages<kCfg>(p, shared, shared.v, shared.sV, &p.v_map);
     } else {
-      if (threadIdx.x == 32) produce_keys<kCfg>(p, shared.k, shared.sK, &p.k_map);
-      if (threadIdx.x == 64) produce_keys<kCfg>(p, shared.v, shared.sV, &p.v_map);
+      if (threadIdx.x == 32) produce_keys<kCfg>(p, shared, shared.k, shared.sK, &p.k_map);
+      if (threadIdx.x == 64) produce_keys<kCfg>(p, shared, shared.v, shared.sV, &p.v_map);
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();

@@ -1,5 +1,5 @@
-// What fwd_sm90 keeps in shared memory, and the threads that fill it: rings of tiles of Q, K and V, by TMA. Each runs ahead
-// of the consumers as far as its ring goes, over the works' borders too.
+// What fwd_sm90 keeps in shared memory, and the threads that fill it: one says what the works are, three bring tiles of Q, K
+// and V, by TMA. Each runs ahead of the consumers as far as its ring goes, over the works' borders too.
 #pragma once
 
 #include "tessera/core/fwd_work.cuh"
@@ -11,11 +11,15 @@ namespace tessera {
 
 template <FwdSm90Config kCfg>
 struct FwdSm90SharedMemory {
-  static constexpr int kWorks = kCfg.q_stages / kCfg.consumers + 2;  // whose Q is there, and one more
-  SwizzledTile<64, kCfg.head_dim> sQ[kCfg.q_stages];                 // consumer after consumer, work after work
+  static constexpr int kWorks = 4;  // known ahead
+  static constexpr int kOutputChunks = kCfg.o_chunks;
+  using Output = SwizzledTile<16, kOutputChunks * kChunkCols>;
+  SwizzledTile<64, kCfg.head_dim> sQ[kCfg.q_stages];  // consumer after consumer, work after work
   SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.k_stages];
   SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.v_stages];
+  Output sO[kCfg.consumers * 4];  // of each warp, columns on their way out
   FwdWork<kCfg> work[kWorks];
+  Ring<kWorks> works;
   Ring<kCfg.q_stages> q;
   Ring<kCfg.k_stages, kCfg.cluster> k;
   Ring<kCfg.v_stages, kCfg.cluster> v;
@@ -36,69 +40,78 @@ TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier,
   }
 }
 
-// visit(index) for this block's works in their order.
-template <FwdSm90Config kCfg, class Visit>
-TESSERA_DEVICE void for_each_work(const FwdSm90Params& p, const Visit& visit) {
+// This block's works in their order. Opening one takes some hundreds of instructions with divisions and, in packed batches, a
+// search: no other thread waits for that.
+template <FwdSm90Config kCfg>
+TESSERA_DEVICE void produce_works(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
+  RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> at;
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+  const auto open = [&](int index) {
+    shared.works.wait_empty(at);
+    FwdWork<kCfg>& work = shared.work[at.stage];  // in place: registers are few here
+    work.open(p, index);
+    if (work.count == 0) return;
+    work.share_out(p);
+    ptx::mbarrier_arrive(shared.works.full[at.stage].address());
+    at.advance();
+  };
   if constexpr (kCfg.causal) {
-    BlockWorks at(p.order, block, blocks);
-    for (; at.work < works_of(p.order); at.advance(p.order, block, blocks)) visit(at.work);
+    BlockWorks mine(p.order, block, blocks);
+    for (; mine.work < works_of(p.order); mine.advance(p.order, block, blocks)) open(mine.work);
   } else {
-    for (int index = block; index < works_of(p.order); index += blocks) visit(index);
+    for (int index = block; index < works_of(p.order); index += blocks) open(index);
   }
+  shared.works.wait_empty(at);
+  shared.work[at.stage].count = FwdWork<kCfg>::kEnd;
+  ptx::mbarrier_arrive(shared.works.full[at.stage].address());
 }
 
-// Queries, a consumer's after the other's, and which work they belong to: written in place, as registers are few here.
+// Queries, a consumer's after the other's; behind the last work's, their end alone.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void produce_queries(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
   RingPosition<kCfg.q_stages> at;
   RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
-  const auto publish = [&](const FwdWork<kCfg>& work) {
-    const int bytes = work.count > 0 && work.first < work.last ? shared.sQ[0].kBytes : 0;
+  bool more = true;
+  while (more) {
+    shared.works.wait_full(work_at);
+    const FwdWork<kCfg>& work = shared.work[work_at.stage];
+    more = work.count > 0;
+    const int bytes = more && work.first < work.last ? shared.sQ[0].kBytes : 0;
 #pragma unroll 1
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
-      shared.q.wait_empty(at);
-      ptx::mbarrier_arrive_expect_tx(shared.q.full[at.stage].address(), bytes);
+      shared.q.acquire(at, bytes);
       if (bytes > 0) {
         copy_tile(shared.sQ[at.stage], &p.q_map, shared.q.full[at.stage].address(),
                   work.s.q_begin + work.row0 + consumer * 64, work.head, p.cu_seqlens_q ? 0 : work.batch);
       }
       at.advance();
     }
+    shared.works.release_alone(work_at);
     work_at.advance();
-  };
-  for_each_work<kCfg>(p, [&](int index) {
-    // The slot's last user is done, since the queries after his were let go.
-    shared.q.wait_empty(at);
-    FwdWork<kCfg>& work = shared.work[work_at.stage];
-    work.open(p, index);
-    if (work.count == 0) return;
-    work.share_out(p);
-    publish(work);
-  });
-  shared.q.wait_empty(at);
-  FwdWork<kCfg>& end = shared.work[work_at.stage];
-  end.count = FwdWork<kCfg>::kEnd;
-  publish(end);
+  }
 }
 
 // Keys, or values.
 template <FwdSm90Config kCfg, int kStages, class Tile>
-TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages],
-                                 const TensorMap* map) {
+TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared,
+                                 Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages], const TensorMap* map) {
   RingPosition<kStages> at;
-  for_each_work<kCfg>(p, [&](int index) {
-    FwdWork<kCfg> work;
-    work.open(p, index);
-    if (work.count == 0) return;
-    for (int block = work.first; block < work.last; ++block) {
+  RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
+  while (true) {
+    shared.works.wait_full(work_at);
+    const FwdWork<kCfg>& work = shared.work[work_at.stage];
+    if (work.count < 0) return;
+    const int first = work.first, last = work.last, head = work.head / p.group, begin = work.s.k_begin;
+    const int batch = p.cu_seqlens_k ? 0 : work.batch;
+    shared.works.release_alone(work_at);
+    work_at.advance();
+    for (int block = first; block < last; ++block) {
       ring.acquire(at, Tile::kBytes);
-      copy_tile<kCfg.cluster>(sTiles[at.stage], map, ring.full[at.stage].address(),
-                              work.s.k_begin + block * kCfg.block_n, work.head / p.group,
-                              p.cu_seqlens_k ? 0 : work.batch);
+      copy_tile<kCfg.cluster>(sTiles[at.stage], map, ring.full[at.stage].address(), begin + block * kCfg.block_n, head,
+                              batch);
       at.advance();
     }
-  });
+  }
 }
 
 // The same by page table, by a warp: a block of keys is so many boxes, each of some rows of one page, and each lane
@@ -110,29 +123,35 @@ TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, Ring<kStages, kCfg.clus
 // without which there are no pages, consumers mask it in K and clear it in V. A page that is not there is read as the
 // nearest.
 template <FwdSm90Config kCfg, int kStages, class Tile>
-TESSERA_DEVICE void produce_pages(const FwdSm90Params& p, Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages],
-                                  const TensorMap* map) {
+TESSERA_DEVICE void produce_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared,
+                                  Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages], const TensorMap* map) {
   constexpr int kBoxes = kCfg.block_n / kCfg.page_rows;
   static_assert(kBoxes * kCfg.page_rows == kCfg.block_n && kBoxes <= 32, "a lane for each box");
   static_assert(kCfg.page_rows % 8 == 0, "the swizzle repeats every 8 rows");
   static_assert(kCfg.cluster == 1, "every block for itself");
+  constexpr uint32 kLanes = kBoxes == 32 ? ~0u : (1u << kBoxes) - 1;
   const int lane = static_cast<int>(threadIdx.x % 32), my_row = lane * kCfg.page_rows;
   if (lane >= kBoxes) return;
   RingPosition<kStages> at;
-  for_each_work<kCfg>(p, [&](int index) {
-    FwdWork<kCfg> work;
-    work.open(p, index);
-    if (work.count == 0) return;
+  RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
+  while (true) {
+    shared.works.wait_full(work_at);
+    const FwdWork<kCfg>& work = shared.work[work_at.stage];
+    if (work.count < 0) return;
+    const int first = work.first, last = work.last, head = work.head / p.group;
+    const uint32 sk = work.s.sk;
     const int* table = p.page_table + p.page_table_batch * work.batch;
-    const int head = work.head / p.group;
+    __syncwarp(kLanes);  // all have read
+    if (lane == 0) shared.works.release_alone(work_at);
+    work_at.advance();
     int page, row;  // of my box in the next block
     const auto find = [&](int block) {
-      const uint32 key = block * kCfg.block_n + my_row, size = p.page_size, sk = work.s.sk;
+      const uint32 key = block * kCfg.block_n + my_row, size = p.page_size;
       page = 0, row = p.page_size;
       if (key < sk) page = table[p.page_table_col * (key / size)], row = key % size;
     };
-    find(work.first);
-    for (int block = work.first; block < work.last; ++block) {
+    find(first);
+    for (int block = first; block < last; ++block) {
       ring.wait_empty(at);
       const uint32 full = ring.full[at.stage].address();
       if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
@@ -144,7 +163,7 @@ TESSERA_DEVICE void produce_pages(const FwdSm90Params& p, Ring<kStages, kCfg.clu
       find(block + 1);
       at.advance();
     }
-  });
+  }
 }
 
 }  // namespace tessera

@@ -60,7 +60,11 @@ struct Ring {
   TESSERA_DEVICE void wait_full(const RingPosition<kStages>& at) {
     ptx::mbarrier_wait_parity(full[at.stage].address(), at.parity);
   }
-  // Consumer: the warp is done with the stage.
+  // Consumer: this thread, by which a warp counts, is done with the stage.
+  TESSERA_DEVICE void release_alone(const RingPosition<kStages>& at) {
+    ptx::mbarrier_arrive(empty[at.stage].address());
+  }
+  // The warp is.
   TESSERA_DEVICE void release(const RingPosition<kStages>& at) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
