@@ -33,18 +33,6 @@ struct Consumer {
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_n, false>;
   using OutputProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim_v, true>;
 
-  // Where a work's results go, which is wanted when its place in shared memory may be another's.
-  struct Rows {
-    int count, head, batch, query0;  // of the block's tile
-
-    TESSERA_DEVICE Rows() {}
-    TESSERA_DEVICE explicit Rows(const FwdWork<kCfg>& work)
-        : count(uniform(work.count)),
-          head(uniform(work.head)),
-          batch(uniform(work.batch)),
-          query0(uniform(work.s.q_begin + work.row0)) {}
-  };
-
   const FwdSm90Params& p;
   FwdSm90SharedMemory<kCfg>& shared;
   const int consumer;
@@ -58,7 +46,6 @@ struct Consumer {
   float rS[1][kN][4], rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments
   OnlineSoftmax<1> softmax;
-  Rows rows;        // of the work that P is of
   int tail;         // the first key of its last block behind the sequence's end, where V may be anything, else 0
   float factor[2];  // by which its rows of O are to be multiplied; below 0: the row saw nothing
 
@@ -72,6 +59,8 @@ struct Consumer {
   TESSERA_DEVICE void attend_works() {
     bool pending = false;  // P, of a work's last block, waits for its V
     while (true) {
+      const auto before = work_at;
+      if (pending) work_at.advance();
       const bool found = next_work(pending);
       if (!found && !pending) break;
       ask_scores();
@@ -79,15 +68,15 @@ struct Consumer {
       ask_output(pending);
       ptx::wgmma_wait_group<1>();
       ptx::wgmma_pin(flat(rS));
-      const Rows done = rows;
-      if (pending) finish_rows();
+      if (pending) finish_rows(shared.work[before.stage]);
       if (found) attend_first();
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rO));
       if (pending) {
         release_values();
         for (; unseen_values > 0; --unseen_values) skip_values();
-        store(done);
+        store(shared.work[before.stage]);
+        shared.works.release(before);
       }
       pending = found;
       if (!found) continue;
@@ -150,8 +139,10 @@ struct Consumer {
       }
       if (pending) return false;
       for (; first < behind; ++first) skip_keys(), skip_values();
-      if (count > consumer * 64) store_nothing(Rows(work));
+      if (count > consumer * 64) store_nothing(work);
       release_queries();
+      shared.works.release(work_at);
+      work_at.advance();
     }
   }
   TESSERA_DEVICE void skip_keys() {
@@ -164,9 +155,7 @@ struct Consumer {
   }
   TESSERA_DEVICE void release_queries() {
     shared.q.release(q_at);
-    shared.works.release(work_at);
     q_at.advance(kCfg.consumers);
-    work_at.advance();
   }
   TESSERA_DEVICE void release_keys() {
     shared.k.release(k_at);
@@ -176,6 +165,7 @@ struct Consumer {
     shared.v.release(v_at);
     v_at.advance();
   }
+
   // The scores are what they will be: K is free, behind a work's last block Q, too.
   TESSERA_DEVICE void release_scores() {
     release_keys();
@@ -207,7 +197,6 @@ struct Consumer {
   // A work's first scores, with the rows' maxima.
   TESSERA_DEVICE void attend_first() {
     const FwdWork<kCfg>& work = shared.work[work_at.stage];
-    rows = Rows(work);
     const int sk = uniform(work.s.sk);
     tail = (p.cu_seqlens_k || p.seqused_k) && sk < (last + 1) * kCfg.block_n ? sk % kCfg.block_n : 0;
     hide();
@@ -284,11 +273,11 @@ struct Consumer {
   // ---- results ----
 
   // What the rows' sums give: LSE to global memory, and `factor`.
-  TESSERA_DEVICE void finish_rows() {
+  TESSERA_DEVICE void finish_rows(const FwdWork<kCfg>& work) {
     softmax.finish();
     float scale[2] = {1.0f, 1.0f};
     if (p.sink) {
-      const float sink = p.sink[p.sink_head * rows.head] * kLog2e;
+      const float sink = p.sink[p.sink_head * work.head] * kLog2e;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (softmax.sum[0][half] != 0.0f) scale[half] = join_sink(sink, softmax.ref[0][half], softmax.sum[0][half]);
@@ -299,8 +288,8 @@ struct Consumer {
       // Of a row's four lanes the first stores for one row, the second for the row eight below.
       const int half = lane_col() / 2, row = consumer * 64 + warp_row() + half * 8 + lane_row();
       const float l = half ? sum[1] : sum[0], ref = half ? softmax.ref[0][1] : softmax.ref[0][0];
-      if (half < 2 && row < rows.count) {
-        *lse(rows, row) = l != 0.0f ? (ref + ptx::lg2_approx_ftz(l)) * kLn2 : -infinity();
+      if (half < 2 && row < work.count) {
+        *lse(work, row) = l != 0.0f ? (ref + ptx::lg2_approx_ftz(l)) * kLn2 : -infinity();
       }
     }
 #pragma unroll
@@ -309,19 +298,20 @@ struct Consumer {
     }
   }
 
-  TESSERA_DEVICE float* lse(const Rows& of, int row) const {
-    return p.lse.data + p.lse.batch * of.batch + p.lse.head * of.head +
-           p.lse.row * (static_cast<int64>(of.query0) + row);
+  TESSERA_DEVICE float* lse(const FwdWork<kCfg>& work, int row) const {
+    return p.lse.data + p.lse.batch * work.batch + p.lse.head * work.head +
+           p.lse.row * (static_cast<int64>(work.s.q_begin) + work.row0 + row);
   }
-  TESSERA_DEVICE char* output(const Rows& of, int row) const {
-    return static_cast<char*>(p.o.data) +
-           (p.o.batch * of.batch + p.o.head * of.head + p.o.row * (static_cast<int64>(of.query0) + row)) * 2;
+  TESSERA_DEVICE char* output(const FwdWork<kCfg>& work, int row) const {
+    return static_cast<char*>(p.o.data) + (p.o.batch * work.batch + p.o.head * work.head +
+                                           p.o.row * (static_cast<int64>(work.s.q_begin) + work.row0 + row)) *
+                                              2;
   }
 
-  // O / l to global memory. Through shared memory, chunk after chunk of 64 columns: from there it is a bulk copy, or where rows
-  // behind a packed sequence's last are another's, stores of whole lines.
-  TESSERA_DEVICE void store(const Rows& of) {
-    using Shared = FwdSm90SharedMemory<kCfg>;
+  // O / l to global memory, by way of shared memory: from there it is bulk copies, or where rows behind a packed sequence's last
+  // are another's, stores of whole lines.
+  TESSERA_DEVICE void store(const FwdWork<kCfg>& work) {
+    using Output = typename FwdSm90SharedMemory<kCfg>::Output;
     if (__any_sync(0xffffffff, factor[0] < 0.0f || factor[1] < 0.0f)) [[unlikely]] {
 #pragma unroll
       for (int d = 0; d < kD; ++d)
@@ -329,12 +319,11 @@ struct Consumer {
         for (int e = 0; e < 4; ++e) rO[0][d][e] = factor[e / 2] < 0.0f ? 0.0f : rO[0][d][e];
     }
     const int row0 = consumer * 64 + warp_row();
-    const bool whole = !p.cu_seqlens_q || row0 + 16 <= of.count;
-    constexpr int kPassCols = Shared::kOutputChunks * kChunkCols;
+    const bool whole = !p.cu_seqlens_q || row0 + 16 <= work.count;
+    const uint32 base = shared_address(shared.sO[row0 / 16].data);
 #pragma unroll
-    for (int pass = 0; pass < kCfg.head_dim_v; pass += kPassCols) {
-      const int cols = min(kCfg.head_dim_v - pass, kPassCols);
-      const uint32 base = shared_address(shared.sO[row0 / 16].data);
+    for (int pass = 0; pass < kCfg.head_dim_v; pass += Output::kCols) {
+      const int cols = min(kCfg.head_dim_v - pass, Output::kCols);
       ptx::cp_async_bulk_wait_group_read();
       __syncwarp();  // what was there is read
 #pragma unroll
@@ -346,22 +335,23 @@ struct Consumer {
           const float l = factor[t % 2];
           words[t] = pack_pair<kCfg.dtype>(o[t % 2 * 2] * l, o[t % 2 * 2 + 1] * l);
         }
-        ptx::stmatrix_x4(Shared::Output::at(base, lane_id() % 16, col + lane_id() / 16 * 8), words);
+        ptx::stmatrix_x4(Output::at(base, lane_id() % 16, col + lane_id() / 16 * 8), words);
       }
       ptx::fence_proxy_async();
       __syncwarp();
       if (!whole) [[unlikely]] {
-        for (int word = lane_id(); word < (of.count - row0) * cols / 8; word += 32) {
+        for (int word = lane_id(); word < (work.count - row0) * cols / 8; word += 32) {
           const int row = word / (cols / 8), col = word % (cols / 8) * 8;
           if (pass + col >= p.head_dim_v) continue;
-          *reinterpret_cast<uint4*>(output(of, row0 + row) + (pass + col) * 2) =
-              ptx::ld_shared_16(Shared::Output::at(base, row, col));
+          *reinterpret_cast<uint4*>(output(work, row0 + row) + (pass + col) * 2) =
+              ptx::ld_shared_16(Output::at(base, row, col));
         }
       } else if (lane_id() == 0) {
 #pragma unroll
         for (int col = 0; col < cols; col += kChunkCols) {
-          ptx::cp_async_bulk_tensor_store_4d(&p.o_map, Shared::Output::at(base, 0, col), pass + col, of.query0 + row0,
-                                             of.head, p.cu_seqlens_q ? 0 : of.batch);
+          ptx::cp_async_bulk_tensor_store_4d(&p.o_map, Output::at(base, 0, col), pass + col,
+                                             work.s.q_begin + work.row0 + row0, work.head,
+                                             p.cu_seqlens_q ? 0 : work.batch);
         }
         ptx::cp_async_bulk_commit_group();
       }
@@ -369,13 +359,13 @@ struct Consumer {
   }
 
   // Rows that see no key: 0 and -inf.
-  TESSERA_DEVICE void store_nothing(const Rows& of) {
+  TESSERA_DEVICE void store_nothing(const FwdWork<kCfg>& work) {
     const int row0 = consumer * 64 + warp_row(), words = p.head_dim_v / 8;
-    const int count = of.count - row0 < 16 ? of.count - row0 : 16;
+    const int count = min(work.count - row0, 16);
     for (int word = lane_id(); word < count * words; word += 32) {
-      *reinterpret_cast<uint4*>(output(of, row0 + word / words) + word % words * 16) = make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(output(work, row0 + word / words) + word % words * 16) = make_uint4(0, 0, 0, 0);
     }
-    if (p.lse.data && lane_id() < count) *lse(of, row0 + lane_id()) = -infinity();
+    if (p.lse.data && lane_id() < count) *lse(work, row0 + lane_id()) = -infinity();
   }
 };
 

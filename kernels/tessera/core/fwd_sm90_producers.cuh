@@ -12,12 +12,11 @@ namespace tessera {
 template <FwdSm90Config kCfg>
 struct FwdSm90SharedMemory {
   static constexpr int kWorks = 4;  // known ahead
-  static constexpr int kOutputChunks = kCfg.o_chunks;
-  using Output = SwizzledTile<16, kOutputChunks * kChunkCols>;
+  using Output = SwizzledTile<16, kCfg.o_chunks * kChunkCols>;
   SwizzledTile<64, kCfg.head_dim> sQ[kCfg.q_stages];  // consumer after consumer, work after work
   SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.k_stages];
   SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.v_stages];
-  Output sO[kCfg.consumers * 4];  // of each warp, columns on their way out
+  Output sO[kCfg.consumers * 4];  // of each warp: columns on their way out
   FwdWork<kCfg> work[kWorks];
   Ring<kWorks> works;
   Ring<kCfg.q_stages> q;
