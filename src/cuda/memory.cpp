@@ -29,8 +29,8 @@ tessera_status check_kind(const Driver& cu, const char* name, const void* pointe
   return ok();
 }
 
-// Each attribute costs the driver a search for the pointer, and one is enough for the GPU's own memory. Of what is no
-// memory of CUDA there is none.
+// One attribute is enough for the GPU's own memory, which is all that a call has as a rule; what is no memory of CUDA has
+// none.
 tessera_status check_pointer(const Driver& cu, const char* name, const void* pointer, int32_t ordinal) {
   int owner = -1;
   const CUresult result =
