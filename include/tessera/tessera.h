@@ -208,6 +208,8 @@ typedef struct tessera_plan {
   int64_t shared_bytes;   /* partial results and accumulators, linear in the sequence length */
   int32_t num_warps;      /* CUDA: warps a block */
   int32_t num_stages;     /* CUDA: tiles of keys and values in flight */
+  int32_t num_v_stages;   /* fwd_sm90: tiles of values, where num_stages are those of keys */
+  int32_t num_q_stages;   /* fwd_sm90: tiles of 64 queries in flight */
   int32_t cluster;        /* CUDA: above 1, blocks that fetch keys and values for each other */
   int64_t smem_bytes;     /* CUDA: shared memory of a block */
   int64_t workspace_bytes;

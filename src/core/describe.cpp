@@ -306,6 +306,8 @@ std::string to_json(const tessera_plan& plan) {
       {"shared_bytes", plan.shared_bytes},
       {"num_warps", plan.num_warps},
       {"num_stages", plan.num_stages},
+      {"num_v_stages", plan.num_v_stages},
+      {"num_q_stages", plan.num_q_stages},
       {"cluster", plan.cluster},
       {"smem_bytes", plan.smem_bytes},
       {"workspace_bytes", plan.workspace_bytes},

@@ -15,8 +15,6 @@ tessera_status make_status(tessera_code code, const char* format, va_list argume
 
 }  // namespace
 
-tessera_status ok() { return tessera_status{}; }
-
 tessera_status invalid(const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);

@@ -7,8 +7,10 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/driver.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/prepare.hpp"
 #include "tessera/config.hpp"
 
 namespace tessera::cuda {
@@ -216,6 +218,8 @@ tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers
   if (!choice.tile || choice.config.block_m != plan.block_m || choice.config.block_n != plan.block_n) {
     return invalid("plan: tiles of %d x %d, accepted what tessera_make_plan fills in", plan.block_m, plan.block_n);
   }
+  ContextScope context;
+  if (launches_run()) TESSERA_RETURN_IF_ERROR(context.enter(plan.device.ordinal, stream));
   const tessera_problem& problem = plan.problem;
   const BwdParams p = make_params(plan, buffers, choice, workspace);
   BwdConfig& config = choice.config;

@@ -39,6 +39,7 @@ constexpr Symbol kSymbols[] = {
     TESSERA_SYMBOL(cuStreamIsCapturing, "cuStreamIsCapturing"),
     TESSERA_SYMBOL(cuStreamSynchronize, "cuStreamSynchronize"),
     TESSERA_SYMBOL(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"),
+    TESSERA_SYMBOL(cuPointerGetAttribute, "cuPointerGetAttribute"),
     TESSERA_SYMBOL(cuPointerGetAttributes, "cuPointerGetAttributes"),
     TESSERA_SYMBOL(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2"),
     TESSERA_SYMBOL(cuLibraryLoadData, "cuLibraryLoadData"),

@@ -75,6 +75,7 @@ struct Driver {
   CUresult (*cuStreamSynchronize)(CUstream stream);
   CUresult (*cuThreadExchangeStreamCaptureMode)(CUcaptureMode* mode);
 
+  CUresult (*cuPointerGetAttribute)(void* value, CUpointerAttribute attribute, CUdeviceptr pointer);
   CUresult (*cuPointerGetAttributes)(unsigned count, CUpointerAttribute* attributes, void** values,
                                      CUdeviceptr pointer);
   CUresult (*cuMemcpyDtoHAsync)(void* host, CUdeviceptr device, size_t bytes, CUstream stream);

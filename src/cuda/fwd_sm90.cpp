@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <numeric>
+#include <optional>
 #include <string>
 
 #include "core/geometry.hpp"
@@ -32,10 +33,9 @@ constexpr int64_t kPageRows = 16;  // that a page's are a multiple of, as every 
 constexpr int kOutputWidths[] = {64, 80, 96, 112, 128, 160, 176, 192, 256};
 
 struct Choice {
-  std::optional<Sm90Tile> tile;
   FwdSm90Config config{};
   int64_t tiles = 0, works = 0;  // of a head (packed: of all sequences); of all heads
-  int block_m() const { return tile->consumers * kConsumerRows; }
+  int block_m() const { return config.consumers * kConsumerRows; }
 };
 
 // Whether queries see the more keys the later they stand.
@@ -62,24 +62,40 @@ int64_t table_rows(const tessera_plan& plan) {
   return rows;
 }
 
-Choice choose(const tessera_plan& plan) {
+Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   const tessera_problem& p = plan.problem;
   Choice choice;
-  choice.tile = find_sm90_tile(plan.head_dim, plan.head_dim_v, staircase(p), table_rows(plan));
-  if (!choice.tile) return choice;
   FwdSm90Config& config = choice.config;
   config.dtype = static_cast<Dtype>(p.q.dtype);
   config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
   config.head_dim_v = *std::find_if(std::begin(kOutputWidths), std::end(kOutputWidths),
                                     [&plan](int width) { return width >= plan.head_dim_v; });
   config.causal = staircase(p);
-  choice.tile->apply(config);
+  tile.apply(config);
   config.page_rows = core::paged(p) ? static_cast<int>(std::gcd(core::sizes(p).page_size, config.block_n)) : 0;
   const bool packed = core::packed_q(p);
   choice.tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, choice.block_m());
   choice.works = choice.tiles * plan.heads_q * (packed ? 1 : plan.batch);
   if (!cluster_shares_keys(plan, config.cluster, choice.tiles)) config.cluster = 1;
   return choice;
+}
+
+// For a plan to be made: the table's.
+std::optional<Choice> choose(const tessera_plan& plan) {
+  const auto tile = find_sm90_tile(plan.head_dim, plan.head_dim_v, staircase(plan.problem), table_rows(plan));
+  return tile ? std::optional(choice_of(plan, *tile)) : std::nullopt;
+}
+
+// Of a plan that was made: what configure_fwd_sm90 wrote into it, and no table or environment is asked again.
+std::optional<Choice> planned(const tessera_plan& plan) {
+  Sm90Tile tile{};
+  tile.block_n = plan.block_n, tile.consumers = plan.block_m / kConsumerRows, tile.cluster = plan.cluster;
+  tile.k_stages = plan.num_stages, tile.v_stages = plan.num_v_stages, tile.q_stages = plan.num_q_stages;
+  if (!tile.in_range()) return std::nullopt;
+  const Choice choice = choice_of(plan, tile);
+  const bool same = choice.block_m() == plan.block_m && choice.config.cluster == plan.cluster &&
+                    smem_bytes(choice.config) == plan.smem_bytes;
+  return same ? std::optional(choice) : std::nullopt;
 }
 
 // One a multiprocessor, which takes works until there are no more. Which works of a packed batch are long only the GPU
@@ -186,8 +202,9 @@ std::string refuse_fwd_sm90(const tessera_plan& plan) {
     return "head size " + std::to_string(std::max(plan.head_dim, plan.head_dim_v)) + ", at most 256";
   }
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
-  const Choice choice = choose(plan);
-  if (!choice.tile) return std::string(kForcedTile) + ": holds what is no tile";
+  const std::optional<Choice> found = choose(plan);
+  if (!found) return std::string(kForcedTile) + ": holds what is no tile";
+  const Choice& choice = *found;
   if (smem_bytes(choice.config) > plan.device.smem_bytes) {
     return "needs " + std::to_string(smem_bytes(choice.config) >> 10) + " KiB of shared memory, a block may have " +
            std::to_string(plan.device.smem_bytes >> 10);
@@ -200,12 +217,14 @@ std::string refuse_fwd_sm90(const tessera_plan& plan) {
 }
 
 void configure_fwd_sm90(tessera_plan& plan) {
-  const Choice choice = choose(plan);
+  const Choice choice = choose(plan).value();
+  const FwdSm90Config& config = choice.config;
   constexpr int kWarpgroupWarps = 4;
-  plan.block_m = choice.block_m(), plan.block_n = choice.tile->block_n;
-  plan.num_warps = (choice.tile->consumers + 1) * kWarpgroupWarps, plan.num_stages = choice.tile->k_stages;
-  plan.cluster = choice.config.cluster;
-  plan.smem_bytes = smem_bytes(choice.config);
+  plan.block_m = choice.block_m(), plan.block_n = config.block_n;
+  plan.num_warps = (config.consumers + 1) * kWarpgroupWarps;
+  plan.num_stages = config.k_stages, plan.num_v_stages = config.v_stages, plan.num_q_stages = config.q_stages;
+  plan.cluster = config.cluster;
+  plan.smem_bytes = smem_bytes(config);
   plan.tiles_per_item = 1;
   plan.num_splits = 1;
   plan.num_items = choice.works;
@@ -213,10 +232,9 @@ void configure_fwd_sm90(tessera_plan& plan) {
 }
 
 tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buffers, void* stream) {
-  const Choice choice = choose(plan);
-  if (!choice.tile || choice.block_m() != plan.block_m) {
-    return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);
-  }
+  const std::optional<Choice> found = planned(plan);
+  if (!found) return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);
+  const Choice& choice = *found;
   if (choice.works == 0) return ok();
   // A plan knows strides, and addresses only come now. fwd_sm80 loads by whatever width they allow, and with all keys in
   // one part it needs no workspace, of which this plan has none.
@@ -231,14 +249,13 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
   const int64_t blocks = blocks_of(plan, choice);
   p.order = order_of(plan, choice, blocks);
   if (launches_run()) {
-    ContextScope context;
-    TESSERA_RETURN_IF_ERROR(context.enter(plan.device.ordinal, stream));
-    const Driver& driver = context.driver();
+    const Driver* driver = nullptr;
+    TESSERA_RETURN_IF_ERROR(open_driver(driver));
     const int keys = core::paged(problem) ? choice.config.page_rows : choice.config.block_n;
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "q", problem.q, buffers.q, kConsumerRows, p.q_map));
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "k", problem.k, buffers.k, keys, p.k_map));
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "v", problem.v, buffers.v, keys, p.v_map));
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, "o", problem.o, buffers.o, kWarpRows, p.o_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, "q", problem.q, buffers.q, kConsumerRows, p.q_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, "k", problem.k, buffers.k, keys, p.k_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, "v", problem.v, buffers.v, keys, p.v_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, "o", problem.o, buffers.o, kWarpRows, p.o_map));
   }
   const Grid grid{static_cast<uint32_t>(blocks), 1, 1};
   return launch_fwd_sm90(choice.config, p, grid, plan.device, stream);

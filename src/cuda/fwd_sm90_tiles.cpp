@@ -1,5 +1,6 @@
 #include "cuda/fwd_sm90_tiles.hpp"
 
+#include <climits>
 #include <cstdlib>
 #include <iterator>
 
@@ -14,7 +15,7 @@ constexpr Sm90Tile kTiles[] = {
 struct Varied {
   int Sm90Tile::*in_tile;
   int FwdSm90Config::*in_config;
-  int least, most;  // of a forced one; what fits together is for the plan and the compiler to say
+  int least, most;
 };
 constexpr Varied kVaried[] = {
     {&Sm90Tile::block_n, &FwdSm90Config::block_n, 16, 256}, {&Sm90Tile::consumers, &FwdSm90Config::consumers, 2, 3},
@@ -27,16 +28,23 @@ std::optional<Sm90Tile> parse(const char* text) {
   for (const Varied& varied : kVaried) {
     char* end = nullptr;
     const long value = std::strtol(text, &end, 10);
-    if (end == text || value < varied.least || value > varied.most) return std::nullopt;
+    if (end == text || value < INT_MIN || value > INT_MAX) return std::nullopt;
     if (*end != (&varied == std::end(kVaried) - 1 ? '\0' : ',')) return std::nullopt;
     tile.*varied.in_tile = static_cast<int>(value);
     text = end + 1;
   }
-  if (tile.block_n % 16 != 0 || tile.q_stages < tile.consumers) return std::nullopt;
-  return tile;
+  return tile.in_range() ? std::optional(tile) : std::nullopt;
 }
 
 }  // namespace
+
+bool Sm90Tile::in_range() const {
+  for (const Varied& varied : kVaried) {
+    const int value = this->*varied.in_tile;
+    if (value < varied.least || value > varied.most) return false;
+  }
+  return block_n % 16 == 0 && q_stages >= consumers;
+}
 
 void Sm90Tile::apply(FwdSm90Config& config) const {
   for (const Varied& varied : kVaried) config.*varied.in_config = this->*varied.in_tile;

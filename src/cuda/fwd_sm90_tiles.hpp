@@ -20,6 +20,9 @@ struct Sm90Tile {
   // What the search varies, in the rows' order: FwdSm90Config's fields of these names.
   int block_n, consumers, k_stages, v_stages, q_stages, cluster;
 
+  // Whether every number is in its range; what fits together is for the plan and the compiler to say.
+  bool in_range() const;
+
   // To a config whose `causal` is known: a cluster's blocks see the same keys, which a staircase does not give them.
   void apply(FwdSm90Config& config) const;
 };

@@ -231,18 +231,18 @@ tessera_status find_kernel(const char* name, const ConfigValues& config, const t
   return ok();
 }
 
-tessera_status launch(const Kernel& kernel, const tessera_device& device, unsigned grid_x, unsigned grid_y,
-                      unsigned grid_z, void* stream, const void* params) {
+tessera_status launch(const Kernel& kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, void* stream,
+                      const void* params) {
   if (grid_x == 0 || grid_y == 0 || grid_z == 0) return ok();
-  ContextScope context;
-  TESSERA_RETURN_IF_ERROR(context.enter(device.ordinal, stream));
+  const Driver* driver = nullptr;
+  TESSERA_RETURN_IF_ERROR(open_driver(driver));
   // One pointer an argument. Handed over as a buffer instead (CU_LAUNCH_PARAM_BUFFER_POINTER), the tensor maps in it are
   // not found where TMA looks for them, and copies bring garbage: seen with driver 580.
   void* arguments[] = {const_cast<void*>(params)};
-  const CUresult result = context.driver().cuLaunchKernel(
+  const CUresult result = driver->cuLaunchKernel(
       reinterpret_cast<CUfunction>(kernel.handle), grid_x, grid_y, grid_z, static_cast<unsigned>(kernel.threads), 1, 1,
       static_cast<unsigned>(kernel.smem_bytes), static_cast<CUstream>(stream), arguments, nullptr);
-  return check(context.driver(), result, kernel.name);
+  return check(*driver, result, kernel.name);
 }
 
 }  // namespace tessera::cuda

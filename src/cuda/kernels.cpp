@@ -39,7 +39,7 @@ tessera_status launch_kernel(const char* name, const Config& config, const Param
   if (preparing && !is_here(device)) return prepare_binary(spec_of(config), device);
   Kernel kernel;
   TESSERA_RETURN_IF_ERROR(find_kernel<Config>(name, config, device, spec_of, kernel));
-  return preparing ? ok() : launch(kernel, device, grid.x, grid.y, grid.z, stream, &params);
+  return preparing ? ok() : launch(kernel, grid.x, grid.y, grid.z, stream, &params);
 }
 
 }  // namespace

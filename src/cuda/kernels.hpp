@@ -25,6 +25,7 @@ int64_t smem_bytes(const FwdConfig& config);
 int64_t smem_bytes(const FwdSm90Config& config);
 int64_t smem_bytes(const BwdConfig& config);
 
+// The stream's context is current, where launches reach a stream (prepare.hpp).
 tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdParams& params, Grid grid,
                                const tessera_device& device, void* stream);
 tessera_status launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid,

@@ -13,7 +13,7 @@ namespace tessera::cuda {
 namespace {
 
 // `ordinal`: the call's GPU. Pinned host memory and managed memory are reached by every GPU.
-tessera_status check_pointer(const Driver& cu, const char* name, const void* pointer, int32_t ordinal) {
+tessera_status check_kind(const Driver& cu, const char* name, const void* pointer, int32_t ordinal) {
   CUmemorytype type{};
   int managed = 0, owner = -1;
   CUpointerAttribute attributes[] = {kPointerMemoryType, kPointerIsManaged, kPointerDeviceOrdinal};
@@ -27,6 +27,15 @@ tessera_status check_pointer(const Driver& cu, const char* name, const void* poi
     return invalid("%s: %p is GPU %d's memory, must be GPU %d's, the call's device", name, pointer, owner, ordinal);
   }
   return ok();
+}
+
+// One attribute is enough for the GPU's own memory, which is all that a call has as a rule; what is no memory of CUDA has
+// none.
+tessera_status check_pointer(const Driver& cu, const char* name, const void* pointer, int32_t ordinal) {
+  int owner = -1;
+  const CUresult result =
+      cu.cuPointerGetAttribute(&owner, kPointerDeviceOrdinal, reinterpret_cast<CUdeviceptr>(pointer));
+  return result == kCudaSuccess && owner == ordinal ? ok() : check_kind(cu, name, pointer, ordinal);
 }
 
 // First and last byte that a layout's elements take, from its pointer: the first is negative for negative strides.

@@ -87,14 +87,13 @@ constexpr Row kTable[] = {
 // What one kernel alone may have, where others serve the same row.
 struct Wider {
   const char* kernel;
-  int64_t head_dim;
+  int64_t head_dim;  // kEvery: of all
   int32_t registers, spill_bytes, stack_bytes;
 };
+constexpr int64_t kEvery = 0;
 constexpr Wider kWider[] = {
     // Consumers' spills stand outside their loops; three consumers have 160 registers, two 232.
-    {"fwd_sm90", 64, 168, 16, 8},
-    {"fwd_sm90", 128, 168, 16, 8},
-    {"fwd_sm90", 256, 168, 16, 8},
+    {"fwd_sm90", kEvery, 168, 16, 8},
     // 128 registers of outputs beside 32 of scores, of this tile and of the next.
     {"fwd_sm80_pairs", 192, 255, 24, 8},
     {"fwd_sm80_pairs", 256, 255, 152, 32},
@@ -181,7 +180,8 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch, PrebuiltSet set) {
     PrebuiltKernel kernel = multiplies ? PrebuiltKernel{spec, row.registers, row.spill_bytes, row.stack_bytes}
                                        : PrebuiltKernel{spec, kMemoryBoundRegisters};
     for (const Wider& wider : kWider) {
-      if (std::strcmp(wider.kernel, spec.name) != 0 || wider.head_dim != row.head_dim) continue;
+      if (std::strcmp(wider.kernel, spec.name) != 0) continue;
+      if (wider.head_dim != kEvery && wider.head_dim != row.head_dim) continue;
       kernel.registers = wider.registers, kernel.spill_bytes = wider.spill_bytes,
       kernel.stack_bytes = wider.stack_bytes;
     }

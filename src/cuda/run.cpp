@@ -1,6 +1,7 @@
 // What is done with a call as a whole.
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/driver.hpp"
 #include "cuda/forward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
@@ -9,6 +10,8 @@
 namespace tessera::cuda {
 
 tessera_status forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+  ContextScope context;
+  if (launches_run()) TESSERA_RETURN_IF_ERROR(context.enter(plan.device.ordinal, stream));
   switch (plan.kernel) {
     case TESSERA_KERNEL_FWD_SM90:
       return forward_sm90(plan, buffers, stream);
@@ -41,6 +44,8 @@ tessera_status combine(const core::CombineTensors& t, const tessera_device& devi
   p.lse_part_head = lse_strides[2], p.lse_part_row = lse_strides[3];
   p.o = row_tensor(t.o_layout, t.o);
   p.lse = stat_tensor(t.lse_layout, t.lse);
+  ContextScope context;
+  if (launches_run()) TESSERA_RETURN_IF_ERROR(context.enter(device.ordinal, stream));
   return launch_combine({static_cast<Dtype>(t.o_layout.dtype)}, p, device, stream);
 }
 

@@ -20,6 +20,31 @@ struct Outer {
   int64_t extent[kRank - 1], stride_bytes[kRank - 1];
 };
 
+// All that a map is made of; every GPU that takes one here is of compute capability 9.0.
+struct Described {
+  CUtensorMapDataType type;
+  const void* data;
+  uint64_t extents[kRank], strides[kRank - 1];
+  uint32_t box[kRank];
+
+  bool operator==(const Described&) const = default;
+};
+
+// A map that this thread made. The same tensors come again where a call is repeated, or an allocator gives out what it was
+// given back.
+struct Kept {
+  Described described;
+  TensorMap map;
+};
+
+Kept& kept_for(const Described& described) {
+  constexpr size_t kPlaces = 64;
+  thread_local Kept kept[kPlaces]{};
+  constexpr uint64_t kPrime = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio
+  const uint64_t hash = (reinterpret_cast<uintptr_t>(described.data) ^ described.box[1]) * kPrime;
+  return kept[hash >> 58];
+}
+
 int64_t columns_of(const tessera_layout& layout) { return layout.shape[layout.rank - 1]; }
 
 Outer outer_of(const tessera_layout& layout) {
@@ -63,17 +88,27 @@ std::string refuse_tensor_map(const char* name, const tessera_layout& layout) {
 tessera_status make_tensor_map(const Driver& driver, const char* name, const tessera_layout& layout, const void* data,
                                int box_rows, TensorMap& map) {
   const Outer outer = outer_of(layout);
-  uint64_t extents[kRank] = {static_cast<uint64_t>(columns_of(layout))}, strides[kRank - 1];
+  Described d{layout.dtype == TESSERA_BFLOAT16 ? kTensorMapBFloat16 : kTensorMapFloat16,
+              data,
+              {static_cast<uint64_t>(columns_of(layout))},
+              {},
+              {kBoxColumns, static_cast<uint32_t>(box_rows), 1, 1}};
   for (int n = 0; n < kRank - 1; ++n) {
-    extents[n + 1] = static_cast<uint64_t>(outer.extent[n]);
-    strides[n] = static_cast<uint64_t>(outer.stride_bytes[n]);
+    d.extents[n + 1] = static_cast<uint64_t>(outer.extent[n]);
+    d.strides[n] = static_cast<uint64_t>(outer.stride_bytes[n]);
   }
-  const uint32_t box[kRank] = {kBoxColumns, static_cast<uint32_t>(box_rows), 1, 1}, steps[kRank] = {1, 1, 1, 1};
-  const CUtensorMapDataType type = layout.dtype == TESSERA_BFLOAT16 ? kTensorMapBFloat16 : kTensorMapFloat16;
-  const CUresult result = driver.cuTensorMapEncodeTiled(&map, type, kRank, const_cast<void*>(data), extents, strides,
-                                                        box, steps, kTensorMapNotInterleaved, kTensorMapSwizzle128B,
-                                                        kTensorMapL2Promotion128B, kTensorMapZeroFill);
-  return check(driver, result, (std::string(name) + ": cuTensorMapEncodeTiled").c_str());
+  Kept& kept = kept_for(d);
+  if (kept.described == d) {
+    map = kept.map;
+    return ok();
+  }
+  constexpr uint32_t kSteps[kRank] = {1, 1, 1, 1};
+  const CUresult result = driver.cuTensorMapEncodeTiled(
+      &map, d.type, kRank, const_cast<void*>(data), d.extents, d.strides, d.box, kSteps, kTensorMapNotInterleaved,
+      kTensorMapSwizzle128B, kTensorMapL2Promotion128B, kTensorMapZeroFill);
+  if (result != kCudaSuccess) return check(driver, result, (std::string(name) + ": cuTensorMapEncodeTiled").c_str());
+  kept = {d, map};
+  return ok();
 }
 
 }  // namespace tessera::cuda

@@ -46,13 +46,11 @@ int64_t tail_of(const Works& works) {
   return best;
 }
 
-}  // namespace
-
 // Turns share the work out evenly, and have few heads' keys and values in use: 568 instead of 452 TFLOP/s at D = 256, 2048.
 // But heads of few bytes are bound by memory, and turns ask for them less evenly: 162 instead of 218 at D = 64, 512. These
 // come in sections, as many as have 32 MiB of keys and values, which then stay in the L2 cache while their tiles pass by
 // (query heads that share keys count once).
-WorkOrder order_of(const Works& works) {
+WorkOrder find_order(const Works& works) {
   constexpr int64_t kSectionBytes = int64_t{32} << 20, kTurnsHeadBytes = int64_t{512} << 10;
   int64_t turns = 0, section = works.heads, sections = 1;
   if (works.equal) {
@@ -71,6 +69,19 @@ WorkOrder order_of(const Works& works) {
   order.section = static_cast<int>(std::max<int64_t>(1, section));
   order.rising = sections % 2 == 0;
   return order;
+}
+
+}  // namespace
+
+// A plan's launches ask for the same again and again: the last answer is kept.
+WorkOrder order_of(const Works& works) {
+  thread_local Works asked{};
+  thread_local WorkOrder answer{};
+  if (works != asked) {
+    answer = find_order(works);
+    asked = works;
+  }
+  return answer;
 }
 
 }  // namespace tessera::cuda

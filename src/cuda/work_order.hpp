@@ -16,6 +16,8 @@ struct Works {
   int64_t tile_keys;     // that a tile sees and the next smaller one does not
   int64_t fixed_keys;    // what every tile costs beside
   int64_t blocks;        // of the grid
+
+  bool operator==(const Works&) const = default;
 };
 
 WorkOrder order_of(const Works& works);

@@ -1,11 +1,15 @@
 // fwd_sm90's table of tiles, and the variable that takes its place.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
+#include "cuda/cuda.hpp"
 #include "cuda/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/prepare.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -84,6 +88,39 @@ TEST_F(CudaForcedTile, StandsForTheTable) {
     ASSERT_TRUE(tile) << text;
     EXPECT_EQ(text_of(*tile), text);
   }
+}
+
+// The environment is the plan's alone to ask: what is launched is what was planned.
+TEST_F(CudaForcedTile, StaysThePlansOwn) {
+  tessera_device device{};
+  device.backend = TESSERA_BACKEND_CUDA;
+  device.arch = 90, device.cores = 132, device.threads = 1, device.smem_bytes = kHopperSmemBytes;
+  tessera_problem problem;
+  tessera_problem_init(&problem);
+  problem.q.dtype = TESSERA_BFLOAT16, problem.q.rank = 4;
+  const int64_t shape[] = {4, 4096, 16, 128}, strides[] = {4096 * 16 * 128, 16 * 128, 128, 1};
+  std::ranges::copy(shape, problem.q.shape);
+  std::ranges::copy(strides, problem.q.strides);
+  problem.k = problem.v = problem.o = problem.q;
+
+  setenv(kForcedTile, "80,3,3,2,4,1", 1);
+  tessera_plan plan;
+  const tessera_status planned = tessera_make_plan(&problem, &device, &plan);
+  ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
+  setenv(kForcedTile, "128,2,2,2,2,1", 1);
+  std::vector<KernelSpec> launched;
+  {
+    const CollectScope scope(launched);
+    const tessera_status status = forward(plan, tessera_buffers{}, nullptr, nullptr);
+    ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+  }
+  ASSERT_EQ(launched.size(), 1u);
+  EXPECT_NE(launched[0].config.find(".block_n = 80, .consumers = 3, .k_stages = 3, .v_stages = 2, .q_stages = 4"),
+            std::string::npos)
+      << launched[0].config;
+  plan.num_v_stages = 3;
+  const CollectScope scope(launched);
+  EXPECT_EQ(forward(plan, tessera_buffers{}, nullptr, nullptr).code, TESSERA_INVALID_ARGUMENT);
 }
 
 TEST_F(CudaForcedTile, IsNoneWhenItIsNoTile) {
