@@ -59,6 +59,7 @@ def widths() -> tuple[int, ...]:
 
 SMEM_BYTES = 227 << 10
 KERNEL_SMEM_BYTES = 1024  # works and barriers
+OUTPUT_CHUNK_BYTES = 16 * 128  # a warp's 16 rows of 64 columns of O
 REGISTERS = {2: 232, 3: 160}  # of a consumer's thread
 # What addresses, loop and softmax need beside S, P and O. The compiler has the last word: these only drop the hopeless.
 SPARE_REGISTERS = {2: 36, 3: 28}
@@ -142,10 +143,17 @@ def _row_bytes(dim: int) -> int:
     return -(-dim // 64) * 128
 
 
-def smem_bytes(shape: Shape, tile: Tile) -> int:
+def smem_bytes(shape: Shape, tile: Tile, output_chunks: int = 1) -> int:
     k, v = _row_bytes(shape.head_dim), _row_bytes(shape.head_dim_v)
     keys = tile.block_n * (tile.k_stages * k + tile.v_stages * v)
-    return tile.q_stages * CONSUMER_ROWS * k + keys + KERNEL_SMEM_BYTES
+    outputs = tile.consumers * 4 * output_chunks * OUTPUT_CHUNK_BYTES
+    return tile.q_stages * CONSUMER_ROWS * k + keys + outputs + KERNEL_SMEM_BYTES
+
+
+def output_chunks(shape: Shape, tile: Tile) -> int:
+    """As many of O's as there is room for."""
+    chunks = -(-output_width(shape) // 64)
+    return next((n for n in range(chunks, 1, -1) if smem_bytes(shape, tile, n) <= SMEM_BYTES), 1)
 
 
 def output_width(shape: Shape) -> int:
@@ -160,6 +168,8 @@ def accumulator_registers(shape: Shape, tile: Tile) -> int:
 def fits(shape: Shape, tile: Tile) -> bool:
     if shape.stairs and tile.cluster > 1:  # its blocks would not see the same keys
         return False
+    if CONSUMER_ROWS * (tile.consumers - 1) > (tile.k_stages + tile.v_stages - 1) * tile.block_n:
+        return False  # a consumer that sees fewer keys than the last would wait for ever
     registers = accumulator_registers(shape, tile) + SPARE_REGISTERS[tile.consumers]
     fits_registers = registers <= REGISTERS[tile.consumers]
     return fits_registers and tile.block_n in widths() and smem_bytes(shape, tile) <= SMEM_BYTES
@@ -214,7 +224,7 @@ def _work_clocks(shape: Shape, tile: Tile, keys: int, masked: int) -> float:
     """A tile of queries that sees `keys` tiles of keys, `masked` of them in part."""
     m, n = tile.block_m, tile.block_n
     of_scores = m * n / EXPONENTIALS + OPS_A_MASKED_SCORE * m * n / FLOAT_OPS
-    # The first softmax runs beside nothing, for one consumer; the first loads are waited for where no tile of Q is to spare.
+    # The first loads are waited for where no tile of Q is to spare.
     start = of_scores / tile.consumers + LOAD_CLOCKS * (1.0 if tile.q_stages == tile.consumers else 0.25)
     store = STORE_CLOCKS * m * shape.head_dim_v / (128 * 128)
     return start + keys * _tile_clocks(shape, tile) + masked * OPS_A_MASKED_SCORE * m * n / FLOAT_OPS + store

@@ -68,6 +68,7 @@ def config_text(shape: Shape, tile: Tile) -> str:
         "dtype": f"tessera::Dtype{{{BFLOAT16}}}",
         "head_dim": -(-shape.head_dim // 16) * 16,
         "head_dim_v": model.output_width(shape),
+        "o_chunks": model.output_chunks(shape, tile),
         "page_rows": 0,
         "causal": str(shape.stairs).lower(),
         **dict(zip(model.tuned_fields(), tile.values)),

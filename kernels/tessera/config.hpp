@@ -59,7 +59,7 @@ struct FwdSm90Config {
   int k_stages;    // tiles of keys in shared memory
   int v_stages;    // tiles of values
   int q_stages;    // tiles of 64 queries: with more than consumers, the next work's arrive while this one's are in use
-  int o_chunks;    // 64 columns each of O that a warp has a place for on their way out
+  int o_chunks;    // of 64 columns of O, for which each warp has a place on their way out
   int page_rows;   // by page table: rows of a box, which divide a page's and block_n; 0: keys are dense or packed
   bool causal;     // queries see the more keys the later they stand: works differ in size
   int cluster;     // blocks that fetch K and V for each other, 1 or 2; 2: neighbouring works see the same keys

@@ -372,6 +372,8 @@ struct Consumer {
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   static_assert(kCfg.q_stages >= kCfg.consumers);
+  static_assert((kCfg.consumers - 1) * 64 <= (kCfg.k_stages + kCfg.v_stages - 1) * kCfg.block_n,
+                "who lets keys go ahead of values must not wait for what the others wait for him to free");
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma's 16-bit types");
   static_assert(kCfg.consumers == 2 || kCfg.consumers == 3, "registers are dealt for these");
   static_assert(kCfg.cluster == 1 || !kCfg.causal, "a cluster's blocks see the same keys");

@@ -43,7 +43,7 @@ bool Sm90Tile::in_range() const {
     const int value = this->*varied.in_tile;
     if (value < varied.least || value > varied.most) return false;
   }
-  return block_n % 16 == 0 && q_stages >= consumers;
+  return block_n % 16 == 0 && q_stages >= consumers && (consumers - 1) * 64 <= (k_stages + v_stages - 1) * block_n;
 }
 
 void Sm90Tile::apply(FwdSm90Config& config) const {

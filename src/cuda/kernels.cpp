@@ -58,7 +58,7 @@ int64_t smem_bytes(const FwdSm90Config& config) {
   constexpr int64_t kChunkRowBytes = 128, kConsumerRows = 64, kRest = 1024;
   const int64_t k_row = divide_up(config.head_dim, 64) * kChunkRowBytes;
   const int64_t v_row = divide_up(config.head_dim_v, 64) * kChunkRowBytes;
-  return int64_t{config.q_stages} * kConsumerRows * k_row +
+  return kConsumerRows * (config.q_stages * k_row + config.consumers * config.o_chunks * kChunkRowBytes) +
          config.block_n * (config.k_stages * k_row + config.v_stages * v_row) + kRest;
 }
 

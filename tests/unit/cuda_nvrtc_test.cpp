@@ -50,7 +50,7 @@ TEST(CudaCodegen, NamesTheTemplateAndItsConfig) {
 TEST(CudaCodegen, SaysHowManyBlocksAClusterHas) {
   FwdSm90Config config{};
   config.dtype = Dtype::kBFloat16, config.head_dim = config.head_dim_v = 128, config.block_n = 128;
-  config.consumers = config.k_stages = config.v_stages = config.q_stages = 2, config.cluster = 1;
+  config.consumers = config.k_stages = config.v_stages = config.q_stages = 2, config.o_chunks = config.cluster = 1;
   EXPECT_PRED2(contains, source_of(spec_of(config)), "__launch_bounds__(384, 1)\ntessera_fwd_sm90(");
   config.cluster = 2;
   EXPECT_PRED2(contains, source_of(spec_of(config)),
