@@ -20,28 +20,34 @@
 #include "tessera/core/query_slots.cuh"
 #include "tessera/core/score_gradient.cuh"
 #include "tessera/ptx/barrier.cuh"
+#include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/tile/product_shared.cuh"
 
 namespace tessera {
 
-// Rows first ... of a tensor's head into a tile; from `count` on zero.
-template <BwdConfig kCfg, class Tile>
+// Rows first ... of a tensor's head into a tile; from `count` on zero. By kWarps warps, of which the caller is in number
+// `warp`.
+template <BwdConfig kCfg, int kWarps, class Tile>
 TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int batch, int head, int64 first, int count,
-                              int columns) {
+                              int columns, int warp) {
   constexpr int kBytes = dtype_bytes(kCfg.dtype);
   const char* rows =
       static_cast<const char*>(tensor.data) + (tensor.batch * batch + tensor.row * first + tensor.head * head) * kBytes;
-  load_tile_strided<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, rows, tensor.row * kBytes);
+  load_tile_strided<kCfg.aligned, kWarps * 32>(sTile, count, columns * kBytes, rows, tensor.row * kBytes,
+                                               warp * 32 + lane_id());
 }
 
 // The products of a step with kHalves. The first half of the warps: S^T, P^T, acc = dV += P^T dO. The second: dP^T, dS^T,
-// acc = dK += dS^T Q; P^T it has from its fellows of the first half, rounded as every operand is.
-template <BwdConfig kCfg, int kM, int kN>
+// acc = dK += dS^T Q; P^T it has from its fellows of the first half, rounded as every operand is. Each half calls
+// load_next() once its additions to dQ of the step before have left shared memory. At the end dS^T is there for everybody,
+// nobody reads the tile of dO any more, which is the first half's then, and of the second half nobody that of Q.
+template <BwdConfig kCfg, int kM, int kN, class LoadNext>
 TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p, const Sequence& s,
                                     const ScoreTile& scores, BwdSharedMemory<kCfg>& shared, int stage, int warp,
-                                    bool whole) {
+                                    bool whole, LoadNext&& load_next) {
   using Warps = BwdWarps<kCfg>;
-  constexpr int kFirstHalf = 1, kSecondHalf = 2, kFellows = 3;  // barriers; of the last kind kSharers
+  constexpr int kFirstHalf = 1, kSecondHalf = 2, kGradients = 3, kFellows = 4;  // barriers; of the last kind kSharers
+  constexpr int kHalfThreads = Warps::kSharers * 32;
   const bool second = warp >= Warps::kSharers;
   const int sharer = warp % Warps::kSharers, part = sharer % Warps::kColumnParts;
   const int row = sharer / Warps::kColumnParts * (kM * 16), col = part * Warps::kQueries;
@@ -69,13 +75,45 @@ TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p,
     }
   }
   store_accumulator<1>(sMine, rS, row, col, 1.0f);
-  if (!second) ptx::barrier_arrive(kFellows + sharer, 64);
-  auto& sRight = second ? shared.sQ[stage] : shared.sdO[stage];
-  if constexpr (Warps::kColumnParts == 1) {
-    product_pb(acc, rS, sRight, col);
+  if (second) {
+    ptx::barrier_arrive(kGradients, 2 * kHalfThreads);
   } else {
-    ptx::barrier_sync(second ? kSecondHalf : kFirstHalf, Warps::kSharers * 32);
-    product_ab<Warps::kColumnParts>(acc, sMine, row, sRight, part * (kN * 8));
+    ptx::barrier_arrive(kFellows + sharer, 64);
+  }
+  if constexpr (kCfg.bulk_dq) {
+    if (lane_id() == 0) ptx::cp_async_bulk_wait_group_read();
+  }
+  ptx::barrier_sync(second ? kSecondHalf : kFirstHalf, kHalfThreads);
+  load_next();
+  product_ab<Warps::kColumnParts>(acc, sMine, row, second ? shared.sQ[stage] : shared.sdO[stage], part * (kN * 8));
+  ptx::barrier_sync(second ? kSecondHalf : kGradients, second ? kHalfThreads : 2 * kHalfThreads);
+}
+
+// A warp's share of dQ += dS K by bulk copies, through its part of the tile that its half is done with.
+template <BwdConfig kCfg, int kM, int kN>
+TESSERA_DEVICE void add_dq_bulk(float* gdQ, const float (&rdQ)[kM][kN][4], BwdSharedMemory<kCfg>& shared, int stage,
+                                int warp, int part_row, int part_col) {
+  constexpr int kPartElems = 16 * 8, kRunElems = kN * kPartElems;
+  const bool second = warp >= BwdWarps<kCfg>::kSharers;
+  float* staged = reinterpret_cast<float*>(second ? shared.sQ[stage].data : shared.sdO[stage].data) +
+                  warp % BwdWarps<kCfg>::kSharers * (kM * kRunElems);
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      *reinterpret_cast<float4*>(staged + m * kRunElems + n * kPartElems + lane_id() * 4) =
+          make_float4(rdQ[m][n][0], rdQ[m][n][1], rdQ[m][n][2], rdQ[m][n][3]);
+    }
+  ptx::fence_proxy_async();
+  __syncwarp();
+  if (lane_id() == 0) {
+    float* to = dq_part<kCfg.head_dim>(gdQ, part_row, part_col);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      ptx::cp_reduce_async_bulk_add_f32(dq_part<kCfg.head_dim>(to, m, 0), shared_address(staged + m * kRunElems),
+                                        kRunElems * 4);
+    }
+    ptx::cp_async_bulk_commit_group();
   }
 }
 
@@ -87,7 +125,8 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   constexpr int kBlockM = kCfg.block_m, kBlockN = kCfg.block_n, kBytes = dtype_bytes(kCfg.dtype);
   constexpr int kM = Warps::kM, kN = Warps::kSlice / 8;
   constexpr bool kOptions = kCfg.score.any() || kCfg.d_bias;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  // The same for the whole warp, and told so: what depends on it alone takes no register of every lane.
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
   const int sharer = warp % Warps::kSharers;
   const int warp_key = sharer / Warps::kColumnParts * (kM * 16), part = sharer % Warps::kColumnParts;
   const int warp_query = part * Warps::kQueries;
@@ -103,25 +142,34 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   // 2. K and V: global -> shared, with the first tiles of Q and dO.
   const auto load_keys = [&](auto& tile, const RowTensor& tensor, int columns) {
     const int64 row = static_cast<int64>(s.k_begin) + key0;
-    load_rows<kCfg>(tile, tensor, batch, head_kv, row, min(s.sk - key0, kBlockN), columns);
+    load_rows<kCfg, kCfg.warps>(tile, tensor, batch, head_kv, row, min(s.sk - key0, kBlockN), columns, warp);
   };
   const auto load_queries = [&](auto& tile, const RowTensor& tensor, const QueryStep& step, int columns) {
     const int row0 = step.tile * kBlockM;
-    load_rows<kCfg>(tile, tensor, batch, step.head, static_cast<int64>(s.q_begin) + row0, min(s.sq - row0, kBlockM),
-                    columns);
+    load_rows<kCfg, kCfg.bulk_dq ? Warps::kSharers : kCfg.warps>(
+        tile, tensor, batch, step.head, static_cast<int64>(s.q_begin) + row0, min(s.sq - row0, kBlockM), columns,
+        kCfg.bulk_dq ? sharer : warp);
+  };
+  const auto load_step = [&](int stage, const QueryStep& step) {
+    if constexpr (kCfg.bulk_dq) {  // who adds to dQ from the place of a tile loads it
+      const bool second = warp >= Warps::kSharers;
+      load_queries(second ? shared.sQ[stage] : shared.sdO[stage], second ? p.q : p.d_o, step, p.head_dim);
+    } else {
+      load_queries(shared.sQ[stage], p.q, step, p.head_dim);
+      if constexpr (!Warps::kTurns) load_queries(shared.sdO[stage], p.d_o, step, p.head_dim_v);
+    }
+    const int64 stats = static_cast<int64>(step.head * p.q_slots + slot0 + step.tile) * kBlockM;
+    const int thread = static_cast<int>(threadIdx.x), at = thread % (kBlockM / 4) * 4;  // 16 bytes a thread
+    if (thread < kBlockM / 4) {
+      ptx::cp_async_cg_16(shared_address(shared.row_lse_log2[stage] + at), p.row_lse_log2 + stats + at, 16);
+    } else if (thread < kBlockM / 2) {
+      ptx::cp_async_cg_16(shared_address(shared.row_delta[stage] + at), p.row_delta + stats + at, 16);
+    }
   };
   QueryStep next{head_kv * p.group, first_tile};  // to be loaded
   const auto load_next = [&](int stage) {
     if (tiles > 0 && next.head < (head_kv + 1) * p.group) {
-      load_queries(shared.sQ[stage], p.q, next, p.head_dim);
-      if constexpr (!Warps::kTurns) load_queries(shared.sdO[stage], p.d_o, next, p.head_dim_v);
-      const int64 stats = static_cast<int64>(next.head * p.q_slots + slot0 + next.tile) * kBlockM;
-      const int thread = static_cast<int>(threadIdx.x), at = thread % (kBlockM / 4) * 4;  // 16 bytes a thread
-      if (thread < kBlockM / 4) {
-        ptx::cp_async_cg_16(shared_address(shared.row_lse_log2[stage] + at), p.row_lse_log2 + stats + at, 16);
-      } else if (thread < kBlockM / 2) {
-        ptx::cp_async_cg_16(shared_address(shared.row_delta[stage] + at), p.row_delta + stats + at, 16);
-      }
+      load_step(stage, next);
       next.advance(first_tile, tiles);
     }
     ptx::cp_async_commit_group();  // an empty one keeps the count
@@ -151,7 +199,7 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   for (int left = tiles * p.group; left > 0; --left) {
     ptx::cp_async_wait_group<kAhead - 1>();
     __syncthreads();  // the tile is there for everybody, and everybody is done with the one before
-    if constexpr (kCfg.stages > 1) load_next(stage == 0 ? kAhead : stage - 1);
+    if constexpr (kCfg.stages > 1 && !kCfg.bulk_dq) load_next(stage == 0 ? kAhead : stage - 1);
     const int row0 = step.tile * kBlockM;
     const bool whole = row0 >= seeing_all.low && row0 + kBlockM - 1 <= seeing_all.high;
     const auto score_tile = [&](int col) {
@@ -165,8 +213,15 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
 
     //    S^T = K Q^T, dP^T = V dO^T
     if constexpr (Warps::kHalves) {
-      multiply_halves<kCfg>(rdV, p, s, score_tile(warp_query), shared, stage, warp, whole);
-      __syncthreads();  // everybody's scores are there, and everybody is done with the tile
+      multiply_halves<kCfg>(rdV, p, s, score_tile(warp_query), shared, stage, warp, whole, [&] {
+        if constexpr (!kCfg.bulk_dq) return;
+        if (left > 1) {
+          QueryStep following = step;
+          following.advance(first_tile, tiles);
+          load_step(1 - stage, following);
+        }
+        ptx::cp_async_commit_group();
+      });
     } else {
 #pragma unroll 1
       for (int slice = 0; slice < Warps::kQueries; slice += Warps::kSlice) {
@@ -256,14 +311,18 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
       __syncthreads();
     }
     float* gdQ = p.acc_dq + static_cast<int64>(slot) * (kBlockM * kCfg.head_dim);
+    if constexpr (kCfg.bulk_dq) {
+      add_dq_bulk<kCfg>(gdQ, rdQ, shared, stage, warp, group * Warps::kQM, columns * Warps::kQN);
+    } else {
 #pragma unroll
-    for (int m = 0; m < Warps::kQM; ++m)
+      for (int m = 0; m < Warps::kQM; ++m)
 #pragma unroll
-      for (int n = 0; n < Warps::kQN; ++n) {
-        if (beyond<kCfg.head_dim, Warps::kQParts, Warps::kQN>(columns * (Warps::kQN * 8), n)) break;
-        float* part_dq = dq_part<kCfg.head_dim>(gdQ, group * Warps::kQM + m, columns * Warps::kQN + n);
-        dq_add(part_dq, lane_id(), rdQ[m][n]);
-      }
+        for (int n = 0; n < Warps::kQN; ++n) {
+          if (beyond<kCfg.head_dim, Warps::kQParts, Warps::kQN>(columns * (Warps::kQN * 8), n)) break;
+          float* part_dq = dq_part<kCfg.head_dim>(gdQ, group * Warps::kQM + m, columns * Warps::kQN + n);
+          dq_add(part_dq, lane_id(), rdQ[m][n]);
+        }
+    }
     if constexpr (kCfg.deterministic) {
       __threadfence();
       __syncthreads();
@@ -276,6 +335,9 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
 
   // 4. dK and dV: registers -> shared -> global. Keys behind seqused_k: 0.
   ptx::cp_async_wait_group<0>();
+  if constexpr (kCfg.bulk_dq) {
+    if (lane_id() == 0) ptx::cp_async_bulk_wait_group_read();  // before the block's shared memory is another's
+  }
   __syncthreads();  // nobody reads or fills K and V, whose place they take
   const auto keep_dv = [&] {
     store_accumulator<Warps::kColumnParts>(shared.sV, rdV, warp_key, part * (Warps::kDV * 8),

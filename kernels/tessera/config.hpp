@@ -77,7 +77,8 @@ struct BwdConfig {
   int stages;         // tiles of queries, and of dO, in shared memory; 0: these take turns, and so do K and V
   int blocks_per_sm;  // that registers must allow
   bool aligned;       // as above, and dO
-  bool d_bias;        // the gradient of the bias is wanted
+  bool bulk_dq;  // Hopper and later, with halves: dQ is added by bulk copies from shared memory, not from registers
+  bool d_bias;   // the gradient of the bias is wanted
   bool deterministic;
   ScoreConfig score;
 };

@@ -55,6 +55,7 @@ constexpr BwdTile kTiles[] = {
     {true, 512, 16, 16, 8, false, 8, 0, 1},
 };
 
+constexpr int32_t kHopper = 90;           // has cp.reduce.async.bulk
 constexpr int64_t kReservedBytes = 1024;  // of shared memory, by the driver for each block
 
 struct Choice {
@@ -74,6 +75,8 @@ BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
   config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
   config.halves = tile.halves, config.column_parts = tile.column_parts;
   config.blocks_per_sm = tile.blocks_per_sm;
+  // Even shares of the columns; and who adds in turn must know when an addition is over, not only when it is read.
+  config.bulk_dq = tile.halves && plan.device.arch >= kHopper && config.head_dim % 64 == 0 && !problem.deterministic;
   config.d_bias = core::present(problem.d_bias);
   config.deterministic = problem.deterministic != 0;
   config.score = score_config(problem);

@@ -61,8 +61,11 @@ struct BwdWarps {
   static_assert(kQM * kQueryGroups * 16 == kCfg.block_m, "rows of dQ are shared evenly");
   static_assert(!kTurns || (kExchange && kSlice == kQueries), "scores outlast the tiles that they come from");
   static_assert(!kHalves || (kCfg.head_dim == kCfg.head_dim_v && kQueryParts == kColumnParts && !kCfg.score.any() &&
-                             !kCfg.d_bias && kSharers <= 13),
+                             !kCfg.d_bias && kColumnParts > 1 && kCfg.stages == 2 && kSharers <= 12),
                 "both halves do the same, and the barriers suffice");
+  static_assert(!kCfg.bulk_dq || (kHalves && kQParts * kQN * 8 == kCfg.head_dim && !kCfg.deterministic &&
+                                  kQM * kQN * 512 * kSharers <= kCfg.block_m * kCfg.head_dim * 2),
+                "what a half adds to dQ takes the place of its tile of Q or dO");
   static_assert(kM == 1 || kM % 2 == 0, "a call of Philox decides a group of 32 keys");
 };
 
