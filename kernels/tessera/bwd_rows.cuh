@@ -5,6 +5,9 @@
 // dSink = -sum exp(sink - LSE) delta, in a fixed order.
 //
 // Grid: one block for each tile of block_m queries and query head; after, also one for each head's dSink. At least one.
+// Neighbouring blocks have all heads of the same queries, whose rows mostly lie together in memory, and the last queries
+// come first: before the products those that they begin with are then the last in the L2 cache, and after the products
+// those that they ended with are still there.
 #pragma once
 
 #include "tessera/core/online_softmax.cuh"
@@ -25,13 +28,13 @@ struct QueryTile {
 template <int kBlockM>
 TESSERA_DEVICE QueryTile query_tile_of(const BwdParams& p, int index, Sequence& s) {
   QueryTile t;
-  const int slot = index % p.q_slots;
-  t.head = index / p.q_slots;
+  const int slot = index / p.heads_q;
+  t.head = index % p.heads_q;
   t.batch = slot_owner<kBlockM>(p, slot);
   s = load_sequence(p, t.batch);
   t.row0 = (slot - query_slot<kBlockM>(p, t.batch)) * kBlockM;
   t.count = min(s.sq - t.row0, kBlockM);
-  t.slot = index;
+  t.slot = static_cast<int64>(t.head) * p.q_slots + slot;
   return t;
 }
 
@@ -63,8 +66,14 @@ TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const Que
   for (int first = 0; first < kCfg.block_m; first += kRows) {
     const int row = first + static_cast<int>(threadIdx.x) / kLanes;
     const int64 query = static_cast<int64>(s.q_begin) + t.row0 + row;
-    float sum = 0.0f;
+    float sum = 0.0f, lse = 0.0f, d_lse = 0.0f;
     if (row < t.count) {
+      if (lane == 0) {  // under way with the others
+        lse = p.lse.data[p.lse.batch * t.batch + p.lse.head * t.head + p.lse.row * query];
+        if (p.d_lse.data) {
+          d_lse = p.d_lse.data[p.d_lse.batch * t.batch + p.d_lse.head * t.head + p.d_lse.row * query];
+        }
+      }
       const int64 gO = p.o.batch * t.batch + p.o.row * query + p.o.head * t.head;
       const int64 gdO = p.d_o.batch * t.batch + p.d_o.row * query + p.d_o.head * t.head;
 #pragma unroll
@@ -81,17 +90,9 @@ TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const Que
 #pragma unroll
     for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
     if (lane != 0 || row >= kCfg.block_m) continue;
-    float lse_log2 = infinity(), delta = 0.0f;
-    if (row < t.count) {
-      const float lse = p.lse.data[p.lse.batch * t.batch + p.lse.head * t.head + p.lse.row * query];
-      if (lse != -infinity()) {
-        lse_log2 = lse * kLog2e;
-        delta = sum;
-        if (p.d_lse.data) delta -= p.d_lse.data[p.d_lse.batch * t.batch + p.d_lse.head * t.head + p.d_lse.row * query];
-      }
-    }
-    p.row_lse_log2[t.slot * kCfg.block_m + row] = lse_log2;
-    p.row_delta[t.slot * kCfg.block_m + row] = delta;
+    const bool sees = row < t.count && lse != -infinity();
+    p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? lse * kLog2e : infinity();
+    p.row_delta[t.slot * kCfg.block_m + row] = sees ? sum - d_lse : 0.0f;
   }
 }
 
@@ -179,7 +180,7 @@ TESSERA_DEVICE void bwd_rows(const BwdParams& p) {
   const int index = static_cast<int>(blockIdx.x), tiles = p.q_slots * p.heads_q;
   if (index < tiles) {
     Sequence s;
-    const QueryTile t = query_tile_of<kCfg.block_m>(p, index, s);
+    const QueryTile t = query_tile_of<kCfg.block_m>(p, tiles - 1 - index, s);
     if constexpr (kCfg.after) {
       store_dq<kCfg>(p, s, t);
     } else {
