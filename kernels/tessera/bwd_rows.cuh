@@ -1,7 +1,7 @@
 // What the backward pass computes once for each query, memory-bound on both sides of bwd_sm80.cuh's products.
 //
 // Before: delta = rowsum(dO o O) - dLSE and the LSE in log2 units, and what the products add to becomes 0: dQ's
-// accumulator, the turns and the ticket, dBias. After: dQ = scale times its accumulator, in its
+// accumulator, unless a block stores it, the turns and the ticket, dBias. After: dQ = scale times its accumulator, in its
 // type; and dSink = -sum exp(sink - LSE) delta, in a fixed order.
 //
 // Grid: one block for each tile of block_m queries and query head; after, also one for each head's dSink. At least one.
@@ -204,9 +204,13 @@ TESSERA_DEVICE void bwd_rows(const BwdParams& p) {
       store_dq<kCfg>(p, s, t);
     } else {
       reduce_rows<kCfg>(p, s, t);
-      float4* acc = reinterpret_cast<float4*>(p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim));
-      for (int n = static_cast<int>(threadIdx.x); n < kCfg.block_m * kCfg.head_dim / 4; n += kBwdRowsThreads) {
-        acc[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      bool adds = true;
+      if constexpr (kCfg.store_keys > 0) adds = !one_block_adds<kCfg.block_m, kCfg.store_keys>(p, s, t.row0);
+      if (adds) {
+        float4* acc = reinterpret_cast<float4*>(p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim));
+        for (int n = static_cast<int>(threadIdx.x); n < kCfg.block_m * kCfg.head_dim / 4; n += kBwdRowsThreads) {
+          acc[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
       }
       if (threadIdx.x == 0 && p.turn) p.turn[t.slot] = 0;
     }

@@ -88,10 +88,11 @@ TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p,
   ptx::barrier_sync(second ? kSecondHalfBarrier : kGradientsBarrier, second ? kHalfThreads : 2 * kHalfThreads);
 }
 
-// A warp's share of dQ += dS K by bulk copies, through its part of the tile that its half is done with.
+// A warp's share of dQ += dS K by bulk copies, through its part of the tile that its half is done with. alone: no other
+// block adds, and there are no zeros to add to.
 template <BwdConfig kCfg, int kM, int kN>
 TESSERA_DEVICE void add_dq_bulk(float* gdQ, const float (&rdQ)[kM][kN][4], BwdSharedMemory<kCfg>& shared, int stage,
-                                int warp, int part_row, int part_col) {
+                                int warp, int part_row, int part_col, bool alone) {
   constexpr int kPartElems = 16 * 8, kRunElems = kN * kPartElems;
   const bool second = warp >= BwdWarps<kCfg>::kSharers;
   float* staged = reinterpret_cast<float*>(second ? shared.sQ[stage].data : shared.sdO[stage].data) +
@@ -109,8 +110,13 @@ TESSERA_DEVICE void add_dq_bulk(float* gdQ, const float (&rdQ)[kM][kN][4], BwdSh
     float* to = dq_part<kCfg.head_dim>(gdQ, part_row, part_col);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      ptx::cp_reduce_async_bulk_add_f32(dq_part<kCfg.head_dim>(to, m, 0), shared_address(staged + m * kRunElems),
-                                        kRunElems * 4);
+      float* run = dq_part<kCfg.head_dim>(to, m, 0);
+      const uint32 from = shared_address(staged + m * kRunElems);
+      if (alone) {
+        ptx::cp_async_bulk_store(run, from, kRunElems * 4);
+      } else {
+        ptx::cp_reduce_async_bulk_add_f32(run, from, kRunElems * 4);
+      }
     }
     ptx::cp_async_bulk_commit_group();
   }
@@ -322,7 +328,8 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
     }
     float* gdQ = p.acc_dq + static_cast<int64>(slot) * (kBlockM * kCfg.head_dim);
     if constexpr (kCfg.bulk_dq) {
-      add_dq_bulk<kCfg>(gdQ, rdQ, shared, stage, warp, group * Warps::kQM, columns * Warps::kQN);
+      const bool alone = one_block_adds<kBlockM, kBlockN>(p, s, row0);
+      add_dq_bulk<kCfg>(gdQ, rdQ, shared, stage, warp, group * Warps::kQM, columns * Warps::kQN, alone);
     } else {
 #pragma unroll
       for (int m = 0; m < Warps::kQM; ++m)

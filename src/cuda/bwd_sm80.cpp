@@ -224,12 +224,10 @@ tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers
   BwdConfig& config = choice.config;
   config.aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
                    rows_aligned(problem.v, buffers.v) && rows_aligned(problem.d_o, buffers.d_o);
-  BwdRowsConfig rows{config.dtype,
-                     config.head_dim,
-                     config.head_dim_v,
-                     config.block_m,
-                     rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o),
-                     false};
+  BwdRowsConfig rows{};
+  rows.dtype = config.dtype, rows.head_dim = config.head_dim, rows.head_dim_v = config.head_dim_v;
+  rows.block_m = config.block_m, rows.store_keys = config.bulk_dq ? config.block_n : 0;
+  rows.aligned = rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o);
   const int64_t query_tiles = choice.q_slots * plan.heads_q, sinks = core::present(problem.d_sink) ? plan.heads_q : 0;
   const auto grid = [](int64_t blocks) { return Grid{static_cast<uint32_t>(blocks)}; };
 
@@ -240,7 +238,7 @@ tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers
     TESSERA_RETURN_IF_ERROR(launch_bwd_sm80(config, p, grid(choice.blocks), plan.device, stream));
   }
   if (query_tiles + sinks == 0) return ok();
-  rows.after = true;
+  rows.after = true, rows.store_keys = 0;
   return launch_bwd_rows(rows, p, grid(query_tiles + sinks), plan.device, stream);
 }
 

@@ -33,6 +33,13 @@ TESSERA_DEVICE void cp_async_bulk_tensor_store_4d(const TensorMap* map, uint32 s
                "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                : "memory");
 }
+// `bytes` from shared memory to global memory: a multiple of 16, as both addresses are.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk
+TESSERA_DEVICE void cp_async_bulk_store(float* global, uint32 shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+
 // Adds `bytes` of float32, a multiple of 16 as both addresses are, from shared memory to global memory.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-reduce-async-bulk
 TESSERA_DEVICE void cp_reduce_async_bulk_add_f32(float* global, uint32 shared, int bytes) {
