@@ -1,10 +1,13 @@
 // What the backward pass computes once for each query, memory-bound on both sides of bwd_sm80.cuh's products.
 //
 // Before: delta = rowsum(dO o O) - dLSE and the LSE in log2 units, and what the products add to becomes 0: dQ's
-// accumulator, the turns and the ticket, dBias. After: dQ = scale times its accumulator, in its type; and
-// dSink = -sum exp(sink - LSE) delta, in a fixed order.
+// accumulator, unless a block stores it, the turns and the ticket, dBias. After: dQ = scale times its accumulator, in its
+// type; and dSink = -sum exp(sink - LSE) delta, in a fixed order.
 //
 // Grid: one block for each tile of block_m queries and query head; after, also one for each head's dSink. At least one.
+// Neighbouring blocks have all heads of the same queries, whose rows mostly lie together in memory, and the last queries
+// come first: before the products those that they begin with are then the last in the L2 cache, and after the products
+// those that they ended with are still there.
 #pragma once
 
 #include "tessera/core/online_softmax.cuh"
@@ -25,73 +28,90 @@ struct QueryTile {
 template <int kBlockM>
 TESSERA_DEVICE QueryTile query_tile_of(const BwdParams& p, int index, Sequence& s) {
   QueryTile t;
-  const int slot = index % p.q_slots;
-  t.head = index / p.q_slots;
+  const int slot = index / p.heads_q;
+  t.head = index % p.heads_q;
   t.batch = slot_owner<kBlockM>(p, slot);
   s = load_sequence(p, t.batch);
   t.row0 = (slot - query_slot<kBlockM>(p, t.batch)) * kBlockM;
   t.count = min(s.sq - t.row0, kBlockM);
-  t.slot = index;
+  t.slot = static_cast<int64>(t.head) * p.q_slots + slot;
   return t;
 }
 
-// kElems neighbours of a row: of type kDtype from column `col` on, 0 beyond `columns`.
-template <Dtype kDtype, bool kAligned, int kElems>
-TESSERA_DEVICE void load_columns(float (&x)[kElems], const void* data, int64 row, int col, int columns) {
-  constexpr int kBytes = dtype_bytes(kDtype);
-  static_assert(kElems * kBytes == 16);
+// 16 bytes of a row of type kDtype, from column `col` on; 0 beyond `columns`.
+template <Dtype kDtype, bool kAligned>
+TESSERA_DEVICE uint4 load_words(const void* data, int64 row, int col, int columns) {
+  constexpr int kBytes = dtype_bytes(kDtype), kElems = 16 / kBytes;
+  const char* from = static_cast<const char*>(data) + (row + col) * kBytes;
   if constexpr (kAligned) {
-    if (col + kElems <= columns) {
-      const uint4 words = *reinterpret_cast<const uint4*>(static_cast<const char*>(data) + (row + col) * kBytes);
+    if (col + kElems <= columns) return *reinterpret_cast<const uint4*>(from);
+  }
+  uint32 words[4] = {};
 #pragma unroll
-      for (int n = 0; n < kElems; ++n) x[n] = load_element<kDtype>(&words, n);
-      return;
+  for (int n = 0; n < kElems; ++n) {
+    if (col + n >= columns) continue;
+    if constexpr (kBytes == 2) {
+      words[n / 2] |= static_cast<uint32>(reinterpret_cast<const unsigned short*>(from)[n]) << (16 * (n % 2));
+    } else {
+      words[n] = reinterpret_cast<const uint32*>(from)[n];
     }
   }
-#pragma unroll
-  for (int n = 0; n < kElems; ++n) x[n] = col + n < columns ? load_element<kDtype>(data, row + col + n) : 0.0f;
+  return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// delta and LSE of a tile's queries, a group of lanes for each.
+// delta and LSE of a tile's queries, a group of lanes for each. The loads of several queries are under way before the first
+// of them is used.
 template <BwdRowsConfig kCfg>
 TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const QueryTile& t) {
   constexpr int kElems = 16 / dtype_bytes(kCfg.dtype), kLoads = kCfg.head_dim_v / kElems;  // that a row takes
   constexpr int kLanes = kLoads > 16 ? 32 : kLoads > 8 ? 16 : kLoads > 4 ? 8 : kLoads > 2 ? 4 : 2;
+  constexpr int kLaneLoads = (kLoads + kLanes - 1) / kLanes;
   constexpr int kRows = kBwdRowsThreads / kLanes;  // at once
-  static_assert(kCfg.block_m % 16 == 0);
+  constexpr int kGroups = kCfg.block_m / kRows, kMost = kLaneLoads > 1 ? 1 : 2;
+  constexpr int kAhead = kGroups >= kMost ? kMost : kGroups > 1 ? kGroups : 1;  // such groups that are under way
+  static_assert(kCfg.block_m % 16 == 0 && (kGroups <= 1 || kGroups % kAhead == 0));
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  for (int first = 0; first < kCfg.block_m; first += kRows) {
-    const int row = first + static_cast<int>(threadIdx.x) / kLanes;
-    const int64 query = static_cast<int64>(s.q_begin) + t.row0 + row;
-    float sum = 0.0f;
-    if (row < t.count) {
+#pragma unroll 1
+  for (int first = static_cast<int>(threadIdx.x) / kLanes; first < kCfg.block_m; first += kAhead * kRows) {
+    uint4 o[kAhead][kLaneLoads] = {}, d_o[kAhead][kLaneLoads] = {};
+    float lse[kAhead] = {}, d_lse[kAhead] = {};
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      const int row = first + n * kRows;
+      if (row >= t.count) break;
+      const int64 query = static_cast<int64>(s.q_begin) + t.row0 + row;
       const int64 gO = p.o.batch * t.batch + p.o.row * query + p.o.head * t.head;
       const int64 gdO = p.d_o.batch * t.batch + p.d_o.row * query + p.d_o.head * t.head;
 #pragma unroll
-      for (int load = 0; load < kLoads; load += kLanes) {
-        const int col = (load + lane) * kElems;
+      for (int load = 0; load < kLaneLoads; ++load) {
+        const int col = (load * kLanes + lane) * kElems;
         if (col >= p.head_dim_v) break;
-        float o[kElems], d_o[kElems];
-        load_columns<kCfg.dtype, kCfg.aligned>(o, p.o.data, gO, col, p.head_dim_v);
-        load_columns<kCfg.dtype, kCfg.aligned>(d_o, p.d_o.data, gdO, col, p.head_dim_v);
-#pragma unroll
-        for (int n = 0; n < kElems; ++n) sum = fmaf(o[n], d_o[n], sum);
+        o[n][load] = load_words<kCfg.dtype, kCfg.aligned>(p.o.data, gO, col, p.head_dim_v);
+        d_o[n][load] = load_words<kCfg.dtype, kCfg.aligned>(p.d_o.data, gdO, col, p.head_dim_v);
+      }
+      if (lane != 0) continue;
+      lse[n] = p.lse.data[p.lse.batch * t.batch + p.lse.head * t.head + p.lse.row * query];
+      if (p.d_lse.data) {
+        d_lse[n] = p.d_lse.data[p.d_lse.batch * t.batch + p.d_lse.head * t.head + p.d_lse.row * query];
       }
     }
 #pragma unroll
-    for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
-    if (lane != 0 || row >= kCfg.block_m) continue;
-    float lse_log2 = infinity(), delta = 0.0f;
-    if (row < t.count) {
-      const float lse = p.lse.data[p.lse.batch * t.batch + p.lse.head * t.head + p.lse.row * query];
-      if (lse != -infinity()) {
-        lse_log2 = lse * kLog2e;
-        delta = sum;
-        if (p.d_lse.data) delta -= p.d_lse.data[p.d_lse.batch * t.batch + p.d_lse.head * t.head + p.d_lse.row * query];
-      }
+    for (int n = 0; n < kAhead; ++n) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int load = 0; load < kLaneLoads; ++load)
+#pragma unroll
+        for (int e = 0; e < kElems; ++e) {
+          sum = fmaf(load_element<kCfg.dtype>(&o[n][load], e), load_element<kCfg.dtype>(&d_o[n][load], e), sum);
+        }
+#pragma unroll
+      for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+      const int row = first + n * kRows;
+      if (lane != 0) continue;
+      const bool sees = row < t.count && lse[n] != -infinity();
+      p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? lse[n] * kLog2e : infinity();
+      p.row_delta[t.slot * kCfg.block_m + row] = sees ? sum - d_lse[n] : 0.0f;
     }
-    p.row_lse_log2[t.slot * kCfg.block_m + row] = lse_log2;
-    p.row_delta[t.slot * kCfg.block_m + row] = delta;
   }
 }
 
@@ -179,14 +199,18 @@ TESSERA_DEVICE void bwd_rows(const BwdParams& p) {
   const int index = static_cast<int>(blockIdx.x), tiles = p.q_slots * p.heads_q;
   if (index < tiles) {
     Sequence s;
-    const QueryTile t = query_tile_of<kCfg.block_m>(p, index, s);
+    const QueryTile t = query_tile_of<kCfg.block_m>(p, tiles - 1 - index, s);
     if constexpr (kCfg.after) {
       store_dq<kCfg>(p, s, t);
     } else {
       reduce_rows<kCfg>(p, s, t);
-      float4* acc = reinterpret_cast<float4*>(p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim));
-      for (int n = static_cast<int>(threadIdx.x); n < kCfg.block_m * kCfg.head_dim / 4; n += kBwdRowsThreads) {
-        acc[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      bool adds = true;
+      if constexpr (kCfg.store_keys > 0) adds = !one_block_adds<kCfg.block_m, kCfg.store_keys>(p, s, t.row0);
+      if (adds) {
+        float4* acc = reinterpret_cast<float4*>(p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim));
+        for (int n = static_cast<int>(threadIdx.x); n < kCfg.block_m * kCfg.head_dim / 4; n += kBwdRowsThreads) {
+          acc[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
       }
       if (threadIdx.x == 0 && p.turn) p.turn[t.slot] = 0;
     }

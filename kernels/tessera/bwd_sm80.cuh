@@ -20,28 +20,33 @@
 #include "tessera/core/query_slots.cuh"
 #include "tessera/core/score_gradient.cuh"
 #include "tessera/ptx/barrier.cuh"
+#include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/tile/product_shared.cuh"
 
 namespace tessera {
 
-// Rows first ... of a tensor's head into a tile; from `count` on zero.
-template <BwdConfig kCfg, class Tile>
+// Rows first ... of a tensor's head into a tile; from `count` on zero. By kWarps warps, the whole block or each half.
+template <BwdConfig kCfg, int kWarps, class Tile>
 TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int batch, int head, int64 first, int count,
                               int columns) {
   constexpr int kBytes = dtype_bytes(kCfg.dtype);
   const char* rows =
       static_cast<const char*>(tensor.data) + (tensor.batch * batch + tensor.row * first + tensor.head * head) * kBytes;
-  load_tile_strided<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, rows, tensor.row * kBytes);
+  const int thread = static_cast<int>(threadIdx.x);
+  load_tile_strided<kCfg.aligned, kWarps * 32>(sTile, count, columns * kBytes, rows, tensor.row * kBytes,
+                                               kWarps < kCfg.warps ? thread % (kWarps * 32) : thread);
 }
 
 // The products of a step with kHalves. The first half of the warps: S^T, P^T, acc = dV += P^T dO. The second: dP^T, dS^T,
-// acc = dK += dS^T Q; P^T it has from its fellows of the first half, rounded as every operand is.
-template <BwdConfig kCfg, int kM, int kN>
+// acc = dK += dS^T Q; P^T it has from its fellows of the first half, rounded as every operand is. Each half calls
+// load_next() once its additions to dQ of the step before have left shared memory. At the end dS^T is there for everybody;
+// the place of dO is the first half's, that of Q the second's.
+template <BwdConfig kCfg, int kM, int kN, class LoadNext>
 TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p, const Sequence& s,
                                     const ScoreTile& scores, BwdSharedMemory<kCfg>& shared, int stage, int warp,
-                                    bool whole) {
+                                    bool whole, LoadNext&& load_next) {
   using Warps = BwdWarps<kCfg>;
-  constexpr int kFirstHalf = 1, kSecondHalf = 2, kFellows = 3;  // barriers; of the last kind kSharers
+  constexpr int kHalfThreads = Warps::kSharers * 32;
   const bool second = warp >= Warps::kSharers;
   const int sharer = warp % Warps::kSharers, part = sharer % Warps::kColumnParts;
   const int row = sharer / Warps::kColumnParts * (kM * 16), col = part * Warps::kQueries;
@@ -52,7 +57,7 @@ TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p,
   clear(rS);
   product_abt(rS, second ? shared.sV : shared.sK, row, second ? shared.sdO[stage] : shared.sQ[stage], col);
   if (second) {
-    ptx::barrier_sync(kFellows + sharer, 64);
+    ptx::barrier_sync(kFellowsBarrier + sharer, 64);
     const auto probability = [&](int m, int n, int half) {
       return load_pair<kCfg.dtype>(sP.pointer(row + m * 16 + half * 8 + lane_row(), col + n * 8 + lane_col()));
     };
@@ -69,13 +74,51 @@ TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p,
     }
   }
   store_accumulator<1>(sMine, rS, row, col, 1.0f);
-  if (!second) ptx::barrier_arrive(kFellows + sharer, 64);
-  auto& sRight = second ? shared.sQ[stage] : shared.sdO[stage];
-  if constexpr (Warps::kColumnParts == 1) {
-    product_pb(acc, rS, sRight, col);
+  if (second) {
+    ptx::barrier_arrive(kGradientsBarrier, 2 * kHalfThreads);
   } else {
-    ptx::barrier_sync(second ? kSecondHalf : kFirstHalf, Warps::kSharers * 32);
-    product_ab<Warps::kColumnParts>(acc, sMine, row, sRight, part * (kN * 8));
+    ptx::barrier_arrive(kFellowsBarrier + sharer, 64);
+  }
+  if constexpr (kCfg.bulk_dq) {
+    if (lane_id() == 0) ptx::cp_async_bulk_wait_group_read();
+  }
+  ptx::barrier_sync(second ? kSecondHalfBarrier : kFirstHalfBarrier, kHalfThreads);
+  load_next();
+  product_ab<Warps::kColumnParts>(acc, sMine, row, second ? shared.sQ[stage] : shared.sdO[stage], part * (kN * 8));
+  ptx::barrier_sync(second ? kSecondHalfBarrier : kGradientsBarrier, second ? kHalfThreads : 2 * kHalfThreads);
+}
+
+// A warp's share of dQ += dS K by bulk copies, through its part of the tile that its half is done with. alone: no other
+// block adds, and there are no zeros to add to.
+template <BwdConfig kCfg, int kM, int kN>
+TESSERA_DEVICE void add_dq_bulk(float* gdQ, const float (&rdQ)[kM][kN][4], BwdSharedMemory<kCfg>& shared, int stage,
+                                int warp, int part_row, int part_col, bool alone) {
+  constexpr int kPartElems = 16 * 8, kRunElems = kN * kPartElems;
+  const bool second = warp >= BwdWarps<kCfg>::kSharers;
+  float* staged = reinterpret_cast<float*>(second ? shared.sQ[stage].data : shared.sdO[stage].data) +
+                  warp % BwdWarps<kCfg>::kSharers * (kM * kRunElems);
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      *reinterpret_cast<float4*>(staged + m * kRunElems + n * kPartElems + lane_id() * 4) =
+          make_float4(rdQ[m][n][0], rdQ[m][n][1], rdQ[m][n][2], rdQ[m][n][3]);
+    }
+  ptx::fence_proxy_async();
+  __syncwarp();
+  if (lane_id() == 0) {
+    float* to = dq_part<kCfg.head_dim>(gdQ, part_row, part_col);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      float* run = dq_part<kCfg.head_dim>(to, m, 0);
+      const uint32 from = shared_address(staged + m * kRunElems);
+      if (alone) {
+        ptx::cp_async_bulk_store(run, from, kRunElems * 4);
+      } else {
+        ptx::cp_reduce_async_bulk_add_f32(run, from, kRunElems * 4);
+      }
+    }
+    ptx::cp_async_bulk_commit_group();
   }
 }
 
@@ -87,7 +130,9 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   constexpr int kBlockM = kCfg.block_m, kBlockN = kCfg.block_n, kBytes = dtype_bytes(kCfg.dtype);
   constexpr int kM = Warps::kM, kN = Warps::kSlice / 8;
   constexpr bool kOptions = kCfg.score.any() || kCfg.d_bias;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  // The same for the whole warp, and, with halves, told so: what depends on it alone takes no register of every lane.
+  const int thread_warp = static_cast<int>(threadIdx.x) / 32;
+  const int warp = Warps::kHalves ? __shfl_sync(0xffffffff, thread_warp, 0) : thread_warp;
   const int sharer = warp % Warps::kSharers;
   const int warp_key = sharer / Warps::kColumnParts * (kM * 16), part = sharer % Warps::kColumnParts;
   const int warp_query = part * Warps::kQueries;
@@ -103,25 +148,33 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   // 2. K and V: global -> shared, with the first tiles of Q and dO.
   const auto load_keys = [&](auto& tile, const RowTensor& tensor, int columns) {
     const int64 row = static_cast<int64>(s.k_begin) + key0;
-    load_rows<kCfg>(tile, tensor, batch, head_kv, row, min(s.sk - key0, kBlockN), columns);
+    load_rows<kCfg, kCfg.warps>(tile, tensor, batch, head_kv, row, min(s.sk - key0, kBlockN), columns);
   };
   const auto load_queries = [&](auto& tile, const RowTensor& tensor, const QueryStep& step, int columns) {
     const int row0 = step.tile * kBlockM;
-    load_rows<kCfg>(tile, tensor, batch, step.head, static_cast<int64>(s.q_begin) + row0, min(s.sq - row0, kBlockM),
-                    columns);
+    load_rows<kCfg, Warps::kSharers>(tile, tensor, batch, step.head, static_cast<int64>(s.q_begin) + row0,
+                                     min(s.sq - row0, kBlockM), columns);
+  };
+  const auto load_step = [&](int stage, const QueryStep& step) {
+    if constexpr (Warps::kHalves) {  // who adds to dQ from the place of a tile loads it
+      const bool second = warp >= Warps::kSharers;
+      load_queries(second ? shared.sQ[stage] : shared.sdO[stage], second ? p.q : p.d_o, step, p.head_dim);
+    } else {
+      load_queries(shared.sQ[stage], p.q, step, p.head_dim);
+      if constexpr (!Warps::kTurns) load_queries(shared.sdO[stage], p.d_o, step, p.head_dim_v);
+    }
+    const int64 stats = static_cast<int64>(step.head * p.q_slots + slot0 + step.tile) * kBlockM;
+    const int thread = static_cast<int>(threadIdx.x), at = thread % (kBlockM / 4) * 4;  // 16 bytes a thread
+    if (thread < kBlockM / 4) {
+      ptx::cp_async_cg_16(shared_address(shared.row_lse_log2[stage] + at), p.row_lse_log2 + stats + at, 16);
+    } else if (thread < kBlockM / 2) {
+      ptx::cp_async_cg_16(shared_address(shared.row_delta[stage] + at), p.row_delta + stats + at, 16);
+    }
   };
   QueryStep next{head_kv * p.group, first_tile};  // to be loaded
   const auto load_next = [&](int stage) {
     if (tiles > 0 && next.head < (head_kv + 1) * p.group) {
-      load_queries(shared.sQ[stage], p.q, next, p.head_dim);
-      if constexpr (!Warps::kTurns) load_queries(shared.sdO[stage], p.d_o, next, p.head_dim_v);
-      const int64 stats = static_cast<int64>(next.head * p.q_slots + slot0 + next.tile) * kBlockM;
-      const int thread = static_cast<int>(threadIdx.x), at = thread % (kBlockM / 4) * 4;  // 16 bytes a thread
-      if (thread < kBlockM / 4) {
-        ptx::cp_async_cg_16(shared_address(shared.row_lse_log2[stage] + at), p.row_lse_log2 + stats + at, 16);
-      } else if (thread < kBlockM / 2) {
-        ptx::cp_async_cg_16(shared_address(shared.row_delta[stage] + at), p.row_delta + stats + at, 16);
-      }
+      load_step(stage, next);
       next.advance(first_tile, tiles);
     }
     ptx::cp_async_commit_group();  // an empty one keeps the count
@@ -148,10 +201,16 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   clear(rdV);
   int stage = 0;
   QueryStep step{head_kv * p.group, first_tile};
+  if constexpr (Warps::kHalves) {
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();  // the first tiles are there
+  }
   for (int left = tiles * p.group; left > 0; --left) {
-    ptx::cp_async_wait_group<kAhead - 1>();
-    __syncthreads();  // the tile is there for everybody, and everybody is done with the one before
-    if constexpr (kCfg.stages > 1) load_next(stage == 0 ? kAhead : stage - 1);
+    if constexpr (!Warps::kHalves) {
+      ptx::cp_async_wait_group<kAhead - 1>();
+      __syncthreads();  // the tile is there for everybody, and everybody is done with the one before
+      if constexpr (kCfg.stages > 1) load_next(stage == 0 ? kAhead : stage - 1);
+    }
     const int row0 = step.tile * kBlockM;
     const bool whole = row0 >= seeing_all.low && row0 + kBlockM - 1 <= seeing_all.high;
     const auto score_tile = [&](int col) {
@@ -165,8 +224,17 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
 
     //    S^T = K Q^T, dP^T = V dO^T
     if constexpr (Warps::kHalves) {
-      multiply_halves<kCfg>(rdV, p, s, score_tile(warp_query), shared, stage, warp, whole);
-      __syncthreads();  // everybody's scores are there, and everybody is done with the tile
+      multiply_halves<kCfg>(rdV, p, s, score_tile(warp_query), shared, stage, warp, whole, [&] {
+        if (left > 1) {
+          QueryStep following = step;
+          following.advance(first_tile, tiles);
+          load_step(1 - stage, following);
+        }
+      });
+      // The next tiles are waited for here: after its additions to dQ a thread would wait for these too. The first half
+      // may then begin the next step while the second is at this one's dQ.
+      ptx::cp_async_wait_all();
+      if (warp >= Warps::kSharers) ptx::barrier_arrive(kQueriesBarrier, kCfg.warps * 32);
     } else {
 #pragma unroll 1
       for (int slice = 0; slice < Warps::kQueries; slice += Warps::kSlice) {
@@ -245,6 +313,9 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
     clear(rdQ);
     product_atb<Warps::kQParts>(rdQ, shared.sScores[0], group * (Warps::kQM * 16), shared.sK,
                                 columns * (Warps::kQN * 8));
+    if constexpr (Warps::kHalves) {
+      if (warp < Warps::kSharers) ptx::barrier_arrive(kOutputsBarrier, kCfg.warps * 32);
+    }
     const int slot = step.head * p.q_slots + slot0 + step.tile;
     if constexpr (kCfg.deterministic) {
       const int first_key = visible_keys(p, s, row0).low;     // that some of the tile's queries see
@@ -256,18 +327,27 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
       __syncthreads();
     }
     float* gdQ = p.acc_dq + static_cast<int64>(slot) * (kBlockM * kCfg.head_dim);
+    if constexpr (kCfg.bulk_dq) {
+      const bool alone = one_block_adds<kBlockM, kBlockN>(p, s, row0);
+      add_dq_bulk<kCfg>(gdQ, rdQ, shared, stage, warp, group * Warps::kQM, columns * Warps::kQN, alone);
+    } else {
 #pragma unroll
-    for (int m = 0; m < Warps::kQM; ++m)
+      for (int m = 0; m < Warps::kQM; ++m)
 #pragma unroll
-      for (int n = 0; n < Warps::kQN; ++n) {
-        if (beyond<kCfg.head_dim, Warps::kQParts, Warps::kQN>(columns * (Warps::kQN * 8), n)) break;
-        float* part_dq = dq_part<kCfg.head_dim>(gdQ, group * Warps::kQM + m, columns * Warps::kQN + n);
-        dq_add(part_dq, lane_id(), rdQ[m][n]);
-      }
+        for (int n = 0; n < Warps::kQN; ++n) {
+          if (beyond<kCfg.head_dim, Warps::kQParts, Warps::kQN>(columns * (Warps::kQN * 8), n)) break;
+          float* part_dq = dq_part<kCfg.head_dim>(gdQ, group * Warps::kQM + m, columns * Warps::kQN + n);
+          dq_add(part_dq, lane_id(), rdQ[m][n]);
+        }
+    }
     if constexpr (kCfg.deterministic) {
       __threadfence();
       __syncthreads();
       if (threadIdx.x == 0) ptx::red_release_add_s32(p.turn + slot, 1);
+    }
+
+    if constexpr (Warps::kHalves) {
+      ptx::barrier_sync(warp < Warps::kSharers ? kQueriesBarrier : kOutputsBarrier, kCfg.warps * 32);
     }
 
     step.advance(first_tile, tiles);
@@ -276,6 +356,9 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
 
   // 4. dK and dV: registers -> shared -> global. Keys behind seqused_k: 0.
   ptx::cp_async_wait_group<0>();
+  if constexpr (kCfg.bulk_dq) {
+    if (lane_id() == 0) ptx::cp_async_bulk_wait_group_read();  // before the block's shared memory is another's
+  }
   __syncthreads();  // nobody reads or fills K and V, whose place they take
   const auto keep_dv = [&] {
     store_accumulator<Warps::kColumnParts>(shared.sV, rdV, warp_key, part * (Warps::kDV * 8),

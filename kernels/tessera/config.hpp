@@ -78,7 +78,8 @@ struct BwdConfig {
   int stages;         // tiles of queries, and of dO, in shared memory; 0: these take turns, and so do K and V
   int blocks_per_sm;  // that registers must allow
   bool aligned;       // as above, and dO
-  bool d_bias;        // the gradient of the bias is wanted
+  bool bulk_dq;  // Hopper and later, with halves: dQ is added by bulk copies from shared memory, not from registers
+  bool d_bias;   // the gradient of the bias is wanted
   bool deterministic;
   ScoreConfig score;
 };
@@ -94,6 +95,7 @@ struct BwdRowsConfig {
   int head_dim;    // padded to a multiple of 16
   int head_dim_v;  // likewise
   int block_m;     // as the products'
+  int store_keys;  // before: the products' block_n where a block that alone adds to a tile of dQ stores instead; else 0
   bool aligned;    // every row of o and dO starts at a multiple of 16 bytes
   bool after;      // false: what goes before
 };

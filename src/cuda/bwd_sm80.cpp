@@ -57,6 +57,7 @@ constexpr BwdTile kTiles[] = {
     {true, 512, 16, 16, 8, false, 8, 0, 1},
 };
 
+constexpr int32_t kHopper = 90;           // has cp.reduce.async.bulk
 constexpr int64_t kReservedBytes = 1024;  // of shared memory, by the driver for each block
 
 struct Choice {
@@ -76,6 +77,8 @@ BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
   config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
   config.halves = tile.halves, config.column_parts = tile.column_parts;
   config.blocks_per_sm = tile.blocks_per_sm;
+  // Even shares of the columns; and who adds in turn must know when an addition is over, not only when it is read.
+  config.bulk_dq = tile.halves && plan.device.arch >= kHopper && config.head_dim % 64 == 0 && !problem.deterministic;
   config.d_bias = core::present(problem.d_bias);
   config.deterministic = problem.deterministic != 0;
   config.score = score_config(problem);
@@ -225,12 +228,10 @@ tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers
   BwdConfig& config = choice.config;
   config.aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
                    rows_aligned(problem.v, buffers.v) && rows_aligned(problem.d_o, buffers.d_o);
-  BwdRowsConfig rows{config.dtype,
-                     config.head_dim,
-                     config.head_dim_v,
-                     config.block_m,
-                     rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o),
-                     false};
+  BwdRowsConfig rows{};
+  rows.dtype = config.dtype, rows.head_dim = config.head_dim, rows.head_dim_v = config.head_dim_v;
+  rows.block_m = config.block_m, rows.store_keys = config.bulk_dq ? config.block_n : 0;
+  rows.aligned = rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o);
   const int64_t query_tiles = choice.q_slots * plan.heads_q, sinks = core::present(problem.d_sink) ? plan.heads_q : 0;
   const auto grid = [](int64_t blocks) { return Grid{static_cast<uint32_t>(blocks)}; };
 
@@ -241,7 +242,7 @@ tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers
     TESSERA_RETURN_IF_ERROR(launch_bwd_sm80(config, p, grid(choice.blocks), plan.device, stream));
   }
   if (query_tiles + sinks == 0) return ok();
-  rows.after = true;
+  rows.after = true, rows.store_keys = 0;
   return launch_bwd_rows(rows, p, grid(query_tiles + sinks), plan.device, stream);
 }
 

@@ -22,9 +22,9 @@ TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, 
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
                       o_chunks, page_rows, causal, cluster)
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, halves, column_parts, stages,
-                      blocks_per_sm, aligned, d_bias, deterministic, score)
+                      blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype)
-TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, aligned, after)
+TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, after)
 #undef TESSERA_CONFIG_FIELDS
 
 // What a field's value is in C++.

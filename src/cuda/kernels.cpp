@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
 constexpr int kCombineWarps = 4, kBwdRowsThreads = 128;
-constexpr int kCombineBlocks = 7;  // of a multiprocessor: so many warps cover the way to memory
+constexpr int kMemoryBoundBlocks = 7;  // of a multiprocessor: so many warps cover the way to memory
 
 const char* name_of(const FwdConfig& config) { return config.pairs ? "fwd_sm80_pairs" : "fwd_sm80"; }
 
@@ -98,7 +98,7 @@ KernelSpec spec_of(const CombineConfig& config) {
           .params = "CombineParams",
           .config = config_text(config),
           .threads = kCombineWarps * kWarpThreads,
-          .blocks_per_sm = kCombineBlocks,
+          .blocks_per_sm = kMemoryBoundBlocks,
           .claim = "tessera::kCombineWarps == " + std::to_string(kCombineWarps)};
 }
 
@@ -117,6 +117,7 @@ KernelSpec spec_of(const BwdRowsConfig& config) {
           .params = "BwdParams",
           .config = config_text(config),
           .threads = kBwdRowsThreads,
+          .blocks_per_sm = kMemoryBoundBlocks,
           .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }
 

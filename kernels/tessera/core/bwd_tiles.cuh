@@ -5,6 +5,16 @@
 
 namespace tessera {
 
+// Barriers of a step with halves; 0 is everybody's.
+enum HalvesBarrier : int {
+  kFirstHalfBarrier = 1,
+  kSecondHalfBarrier,
+  kGradientsBarrier,  // the second half's dS^T is there, and the first half is done with dO
+  kQueriesBarrier,    // the next tile of Q is there
+  kOutputsBarrier,    // the next tile of dO, and the first half is done with dS^T
+  kFellowsBarrier,    // a first-half warp's P^T is there; kSharers of them
+};
+
 // How the warps share out a tile's products.
 template <BwdConfig kCfg>
 struct BwdWarps {
@@ -61,8 +71,11 @@ struct BwdWarps {
   static_assert(kQM * kQueryGroups * 16 == kCfg.block_m, "rows of dQ are shared evenly");
   static_assert(!kTurns || (kExchange && kSlice == kQueries), "scores outlast the tiles that they come from");
   static_assert(!kHalves || (kCfg.head_dim == kCfg.head_dim_v && kQueryParts == kColumnParts && !kCfg.score.any() &&
-                             !kCfg.d_bias && kSharers <= 13),
+                             !kCfg.d_bias && kColumnParts > 1 && kCfg.stages == 2 && kFellowsBarrier + kSharers <= 16),
                 "both halves do the same, and the barriers suffice");
+  static_assert(!kCfg.bulk_dq || (kHalves && kQParts * kQN * 8 == kCfg.head_dim && !kCfg.deterministic &&
+                                  kQM * kQN * 512 * kSharers <= kCfg.block_m * kCfg.head_dim * 2),
+                "what a half adds to dQ takes the place of its tile of Q or dO");
   static_assert(kM == 1 || kM % 2 == 0, "a call of Philox decides a group of 32 keys");
 };
 

@@ -21,6 +21,14 @@ TESSERA_DEVICE int slot_owner(const BwdParams& p, int slot) {
   return find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, slot);
 }
 
+// Whether the keys that a tile of queries sees, from row0 on, are all one block's, so that dQ may be stored, where blocks
+// that share a tile add to zeros.
+template <int kBlockM, int kBlockN>
+TESSERA_DEVICE bool one_block_adds(const ProblemParams& p, const Sequence& s, int row0) {
+  const KeyRange keys = visible_keys(p, s, row0, min(row0 + kBlockM, s.sq) - 1).some;
+  return keys.low <= keys.high && keys.low / kBlockN == keys.high / kBlockN;
+}
+
 // A tile of dQ, [block_m][head_dim] float32, as parts of 16 x 8 in the order of the accumulators, so that what a warp
 // adds at once lies together: with vectors [lane][4], without [4][lane].
 template <int kHeadDim>

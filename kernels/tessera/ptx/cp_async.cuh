@@ -20,4 +20,7 @@ TESSERA_DEVICE void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Waits until all of this thread's copies have landed, those too that no group was made of.
+TESSERA_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 }  // namespace tessera::ptx

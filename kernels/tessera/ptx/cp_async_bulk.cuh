@@ -1,4 +1,4 @@
-// Bulk copies by tensor map (TMA) and the fences between ordinary accesses to shared memory and them.
+// Bulk copies (TMA), most by tensor map, and the fences between ordinary accesses to shared memory and them.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-tensor
 #pragma once
 
@@ -33,6 +33,21 @@ TESSERA_DEVICE void cp_async_bulk_tensor_store_4d(const TensorMap* map, uint32 s
                "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                : "memory");
 }
+// `bytes` from shared memory to global memory: a multiple of 16, as both addresses are.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk
+TESSERA_DEVICE void cp_async_bulk_store(float* global, uint32 shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+
+// Adds `bytes` of float32, a multiple of 16 as both addresses are, from shared memory to global memory.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-reduce-async-bulk
+TESSERA_DEVICE void cp_reduce_async_bulk_add_f32(float* global, uint32 shared, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(shared),
+               "r"(bytes)
+               : "memory");
+}
+
 TESSERA_DEVICE void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until this thread's stores have read shared memory, which may then be written again.
 TESSERA_DEVICE void cp_async_bulk_wait_group_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }

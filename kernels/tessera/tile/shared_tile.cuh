@@ -60,15 +60,16 @@ inline constexpr int kLoadsUnrolled = !kAligned        ? 2
                                                        : 128;
 
 // Rows of global memory for a tile: row r is at gRow(r), a byte pointer, and row_bytes long; rows from `count` on, and
-// columns beyond row_bytes, become zero. kAligned: every row starts at a multiple of 16 bytes.
+// columns beyond row_bytes, become zero. kAligned: every row starts at a multiple of 16 bytes. By kThreads threads, of which
+// the caller is number `thread`.
 template <bool kAligned, int kThreads, class Tile, class RowPointer>
-TESSERA_DEVICE void load_tile(Tile& sTile, int count, int row_bytes, RowPointer&& gRow) {
+TESSERA_DEVICE void load_tile(Tile& sTile, int count, int row_bytes, RowPointer&& gRow,
+                              int thread = static_cast<int>(threadIdx.x)) {
   constexpr int kLoadsPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
   constexpr int kLoads = Tile::kRows * kLoadsPerRow, kUnroll = kLoadsUnrolled<kAligned, kThreads>;
-  const int first = static_cast<int>(threadIdx.x);
 #pragma unroll kUnroll
   for (int i = 0; i < (kLoads + kThreads - 1) / kThreads; ++i) {
-    const int load = first + i * kThreads;
+    const int load = thread + i * kThreads;
     if (kLoads % kThreads != 0 && load >= kLoads) break;
     const int row = load / kLoadsPerRow, offset = load % kLoadsPerRow * kLoadBytes;
     const int wanted = row < count ? min(max(row_bytes - offset, 0), kLoadBytes) : 0;
@@ -113,13 +114,13 @@ TESSERA_DEVICE void load_tile_scattered(Tile& sTile, int count, int row_bytes, c
 // The same for rows `row_stride` bytes apart from `gRows` on. A whole tile, which all but a sequence's last are, takes an
 // addition a load.
 template <bool kAligned, int kThreads, class Tile>
-TESSERA_DEVICE void load_tile_strided(Tile& sTile, int count, int row_bytes, const char* gRows, int64 row_stride) {
+TESSERA_DEVICE void load_tile_strided(Tile& sTile, int count, int row_bytes, const char* gRows, int64 row_stride,
+                                      int thread = static_cast<int>(threadIdx.x)) {
   constexpr int kLoadsPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
   constexpr int kRowsAPass = kThreads / kLoadsPerRow;
   if constexpr (kAligned && kThreads % kLoadsPerRow == 0 && Tile::kRows % kRowsAPass == 0) {
     if (count >= Tile::kRows && row_bytes == kLoadsPerRow * kLoadBytes) {
-      const int row = static_cast<int>(threadIdx.x) / kLoadsPerRow;
-      const int offset = static_cast<int>(threadIdx.x) % kLoadsPerRow * kLoadBytes;
+      const int row = thread / kLoadsPerRow, offset = thread % kLoadsPerRow * kLoadBytes;
       const char* from = gRows + row * row_stride + offset;
       const uint32 to = shared_address(sTile.data) + row * Tile::kPitchBytes + offset;
 #pragma unroll
@@ -130,7 +131,8 @@ TESSERA_DEVICE void load_tile_strided(Tile& sTile, int count, int row_bytes, con
       return;
     }
   }
-  load_tile<kAligned, kThreads>(sTile, count, row_bytes, [&](int row) { return gRows + row_stride * row; });
+  load_tile<kAligned, kThreads>(
+      sTile, count, row_bytes, [&](int row) { return gRows + row_stride * row; }, thread);
 }
 
 // Rows first ... first + kRows - 1 of a tile, those below `count`, to global memory, by one warp. kAligned as above, but
