@@ -49,6 +49,8 @@ struct FwdConfig {
   ScoreConfig score;
 };
 
+inline constexpr int kFwdBlockBytes = 104;  // of what a block of pairs knows of a work, in shared memory
+
 // Forward by wgmma: fwd_sm90.cuh.
 struct FwdSm90Config {
   Dtype dtype;     // 16 bits

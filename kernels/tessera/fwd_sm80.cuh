@@ -46,7 +46,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   auto& shared = *reinterpret_cast<FwdSharedMemory<kCfg>*>(shared_memory);
 
   // 1. Which tile is mine, and which keys it sees.
-  const FwdBlock<kCfg> b(p);
+  const FwdBlock<kCfg> b(p, static_cast<int>(blockIdx.x));
   if (b.work.tile < 0) return;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * (kCfg.spread_rows ? 16 : kM * 16);
 

@@ -10,6 +10,7 @@
 #include "cuda/forward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/work_order.hpp"
 #include "tessera/config.hpp"
 
 namespace tessera::cuda {
@@ -138,6 +139,18 @@ int64_t partial_o_bytes(const tessera_plan& plan) {
   return padded_to(int64_t{plan.num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, 64);
 }
 
+// A block a work, but pairs' are persistent: as many as the GPU holds, whose works `order` tells.
+Grid grid_of(const tessera_plan& plan, const Choice& choice, WorkOrder& order) {
+  const int64_t works = choice.blocks * plan.num_splits;
+  int64_t blocks = works;
+  if (choice.config.pairs) {
+    const int64_t resident = plan.device.cores * choice.tile->blocks_per_sm / choice.slices;
+    blocks = persistent_blocks(plan, works, std::max<int64_t>(1, resident));
+    order = order_of(plan, choice.tiles, works / choice.tiles, choice.tile->block_m, choice.tile->block_n, blocks);
+  }
+  return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(choice.slices), 1};
+}
+
 // The parts of every row -> o and lse.
 tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, void* stream) {
   CombineParams c{};
@@ -167,8 +180,8 @@ std::string refuse_fwd_sm80(const tessera_plan& plan) {
     return "no tile of head size " + std::to_string(plan.head_dim) + " fits " +
            std::to_string(plan.device.smem_bytes >> 10) + " KiB of shared memory";
   }
-  constexpr int64_t kMaxBlocks = INT32_MAX;
-  return choice.blocks > kMaxBlocks ? "more than 2^31 tiles" : "";
+  constexpr int64_t kMaxBlocks = int64_t{1} << 30;  // persistent blocks count a round of the grid past them
+  return choice.blocks > kMaxBlocks ? "more than 2^30 tiles" : "";
 }
 
 void configure_fwd_sm80(tessera_plan& plan) {
@@ -219,7 +232,7 @@ tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buf
   FwdConfig config = choice.config;
   config.aligned =
       rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
-  const Grid grid{static_cast<uint32_t>(choice.blocks * plan.num_splits), static_cast<uint32_t>(choice.slices), 1};
+  const Grid grid = grid_of(plan, choice, p.order);
   TESSERA_RETURN_IF_ERROR(launch_fwd_sm80(config, p, grid, plan.device, stream));
   return plan.num_splits > 1 ? merge_splits(plan, p, stream) : ok();
 }

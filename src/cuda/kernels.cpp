@@ -47,9 +47,11 @@ tessera_status launch_kernel(const char* name, const Config& config, const Param
 int64_t smem_bytes(const FwdConfig& config) {
   const int64_t k_pitch = pitch_bytes(config.dtype, config.head_dim);
   const int64_t v_pitch = pitch_bytes(config.dtype, config.head_dim_v);
-  const int64_t p_row = pitch_bytes(config.dtype, config.block_n) + 8;  // of pairs: P, and two numbers a row
-  return config.block_m * (std::max(k_pitch, v_pitch) + (config.pairs ? p_row : 0)) +
-         int64_t{config.stages} * config.block_n * (k_pitch + v_pitch);
+  // O takes Q's place, of pairs V's; these have P beside, two numbers a row and two works.
+  const int64_t p_row = pitch_bytes(config.dtype, config.block_n) + 8;
+  const int64_t block = config.pairs ? config.block_m * (k_pitch + p_row) + 2 * kFwdBlockBytes
+                                     : config.block_m * std::max(k_pitch, v_pitch);
+  return block + int64_t{config.stages} * config.block_n * (k_pitch + v_pitch);
 }
 
 // Tiles in chunks of 64 columns, 128 bytes a row, each a multiple of 1 KiB; then, in less than another, the works and the

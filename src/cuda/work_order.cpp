@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/geometry.hpp"
 #include "cuda/params.hpp"
 
 namespace tessera::cuda {
@@ -56,7 +57,7 @@ WorkOrder order_of(const Works& works) {
   constexpr int64_t kSectionBytes = int64_t{32} << 20, kTurnsHeadBytes = int64_t{512} << 10;
   int64_t turns = 0, section = works.heads, sections = 1;
   if (works.equal) {
-    // Any order will do.
+    section = 1, sections = works.heads;  // any order will do
   } else if (works.head_bytes >= kTurnsHeadBytes) {
     section = works.packed ? 0 : tail_of(works);
     turns = works.heads - section;
@@ -71,6 +72,35 @@ WorkOrder order_of(const Works& works) {
   order.section = static_cast<int>(std::max<int64_t>(1, section));
   order.rising = sections % 2 == 0;
   return order;
+}
+
+bool staircase(const tessera_problem& problem) {
+  return (problem.causal || problem.window_right >= 0) && problem.window_left < 0;
+}
+
+int64_t persistent_blocks(const tessera_plan& plan, int64_t works, int64_t resident) {
+  constexpr int64_t kWorksOfABlock = 4, kMostBlocks = 16;  // of a multiprocessor
+  int64_t blocks = resident;
+  if (core::packed_q(plan.problem)) {
+    blocks *= std::clamp<int64_t>(works / (kWorksOfABlock * resident), 1, kMostBlocks);
+  }
+  return std::min(blocks, works);
+}
+
+WorkOrder order_of(const tessera_plan& plan, int64_t tiles, int64_t heads, int64_t rows, int64_t fixed_keys,
+                   int64_t blocks) {
+  const tessera_problem& p = plan.problem;
+  Works works{};
+  works.tiles = tiles, works.heads = heads;
+  works.equal = !staircase(p);
+  works.packed = core::packed_q(p);
+  works.group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
+  works.head_bytes =
+      plan.max_seqlen_k * (plan.head_dim + plan.head_dim_v) * static_cast<int64_t>(tessera_dtype_bytes(p.q.dtype));
+  works.tile_keys = rows;
+  works.fixed_keys = fixed_keys + std::max<int64_t>(0, core::diagonal(p, plan.max_seqlen_q, plan.max_seqlen_k));
+  works.blocks = blocks;
+  return order_of(works);
 }
 
 }  // namespace tessera::cuda

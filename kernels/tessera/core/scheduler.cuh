@@ -36,12 +36,12 @@ TESSERA_DEVICE int find_sequence(const ProblemParams& p, const int* offsets, int
   return low;
 }
 
-// Forward: block -> (batch, head, split, tile of block_m rows). Tiles of one head stand together, so that they share its
+// Forward: index -> (batch, head, split, tile of block_m rows). Tiles of one head stand together, so that they share its
 // keys and values in the L2 cache; of a sequence the last tile comes first, since under a causal mask it sees the most.
 template <int kBlockM>
-TESSERA_DEVICE Work query_tile(const FwdParams& p, int heads, int rows_a_query) {
+TESSERA_DEVICE Work query_tile(const FwdParams& p, int index, int heads, int rows_a_query) {
   Work w;
-  int rest = static_cast<int>(blockIdx.x);
+  int rest = index;
   const int slot = rest % p.tiles;
   rest /= p.tiles;
   w.split = rest % p.num_splits;

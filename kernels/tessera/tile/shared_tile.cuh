@@ -61,10 +61,10 @@ inline constexpr int kLoadsUnrolled = !kAligned        ? 2
 
 // Rows of global memory for a tile: row r is at gRow(r), a byte pointer, and row_bytes long; rows from `count` on, and
 // columns beyond row_bytes, become zero. kAligned: every row starts at a multiple of 16 bytes.
-template <bool kAligned, int kThreads, class Tile, class RowPointer>
+template <bool kAligned, int kThreads, int kUnroll = kLoadsUnrolled<kAligned, kThreads>, class Tile, class RowPointer>
 TESSERA_DEVICE void load_tile(Tile& sTile, int count, int row_bytes, RowPointer&& gRow) {
   constexpr int kLoadsPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
-  constexpr int kLoads = Tile::kRows * kLoadsPerRow, kUnroll = kLoadsUnrolled<kAligned, kThreads>;
+  constexpr int kLoads = Tile::kRows * kLoadsPerRow;
   const int first = static_cast<int>(threadIdx.x);
 #pragma unroll kUnroll
   for (int i = 0; i < (kLoads + kThreads - 1) / kThreads; ++i) {
@@ -116,7 +116,8 @@ template <bool kAligned, int kThreads, class Tile>
 TESSERA_DEVICE void load_tile_strided(Tile& sTile, int count, int row_bytes, const char* gRows, int64 row_stride) {
   constexpr int kLoadsPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
   constexpr int kRowsAPass = kThreads / kLoadsPerRow;
-  if constexpr (kAligned && kThreads % kLoadsPerRow == 0 && Tile::kRows % kRowsAPass == 0) {
+  constexpr bool kWholePasses = kAligned && kThreads % kLoadsPerRow == 0 && Tile::kRows % kRowsAPass == 0;
+  if constexpr (kWholePasses) {
     if (count >= Tile::kRows && row_bytes == kLoadsPerRow * kLoadBytes) {
       const int row = static_cast<int>(threadIdx.x) / kLoadsPerRow;
       const int offset = static_cast<int>(threadIdx.x) % kLoadsPerRow * kLoadBytes;
@@ -130,7 +131,8 @@ TESSERA_DEVICE void load_tile_strided(Tile& sTile, int count, int row_bytes, con
       return;
     }
   }
-  load_tile<kAligned, kThreads>(sTile, count, row_bytes, [&](int row) { return gRows + row_stride * row; });
+  constexpr int kUnroll = kWholePasses ? 2 : kLoadsUnrolled<kAligned, kThreads>;
+  load_tile<kAligned, kThreads, kUnroll>(sTile, count, row_bytes, [&](int row) { return gRows + row_stride * row; });
 }
 
 // Rows first ... first + kRows - 1 of a tile, those below `count`, to global memory, by one warp. kAligned as above, but
