@@ -10,8 +10,7 @@
 // Block: as fwd_sm80.cuh's. Shared memory: FwdPairsSharedMemory. Its page: docs/kernels/fwd_sm80.md.
 #pragma once
 
-#include "tessera/core/fwd_block.cuh"
-#include "tessera/core/work_order.hpp"
+#include "tessera/core/fwd_works.cuh"
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/tile/product_shared.cuh"
 
@@ -30,33 +29,6 @@ struct FwdPairsSharedMemory {
   float row_stat[2][kCfg.block_m];  // a row's maximum, at the end its sum, over either warp's keys
   FwdBlock<kCfg> work[2];           // this one and the next: read when needed, since registers are short
   static_assert(sizeof(work) == 2 * kFwdBlockBytes);
-};
-
-// The works of a persistent block, by their index in query_tile's order.
-template <FwdConfig kCfg>
-struct FwdWorks {
-  BlockWorks works;
-  int index;  // -1: no more
-
-  TESSERA_DEVICE explicit FwdWorks(const FwdParams& p)
-      : works(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)) {
-    find(p);
-  }
-  TESSERA_DEVICE void advance(const FwdParams& p) {
-    works.advance(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
-    find(p);
-  }
-
- private:
-  // From here on the first that is one: a packed batch has slots without rows.
-  TESSERA_DEVICE void find(const FwdParams& p) {
-    for (; works.work < works_of(p.order); works.advance(p.order, static_cast<int>(blockIdx.x), gridDim.x)) {
-      const WorkPlace place = work_place(p.order, works.work);
-      index = place.head * p.order.tiles + place.slot;
-      if (!p.cu_seqlens_q || FwdBlock<kCfg>(p, index).work.tile >= 0) return;
-    }
-    index = -1;
-  }
 };
 
 // A warp of a pair: its rows, its part of their work, and what it holds of them in registers.
@@ -246,7 +218,7 @@ struct PairWarp {
 
 template <FwdConfig kCfg>
 TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
-  static_assert(kCfg.pairs && dtype_bytes(kCfg.dtype) == 2 && kCfg.block_m == kCfg.warps * 16);
+  static_assert(kCfg.pairs && kCfg.persistent && dtype_bytes(kCfg.dtype) == 2 && kCfg.block_m == kCfg.warps * 16);
   static_assert(kCfg.stages == 2 && kCfg.block_n % 32 == 0 && !kCfg.spread_rows && !kCfg.score.any());
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdPairsSharedMemory<kCfg>*>(shared_memory);
