@@ -239,22 +239,22 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
   };
 
   // A work's bounds to shared memory, and its first loads.
-  const auto open = [&](int index, int place) {
-    const FwdBlock<kCfg> b(p, index);
+  const auto open = [&](WorkPlace work, int place) {
+    const FwdBlock<kCfg> b(p, work);
     if (threadIdx.x == 0) shared.work[place] = b;
     load_first(b);
   };
 
   // 1. Which tiles are mine, and which keys the first sees.
   FwdWorks<kCfg> works(p);
-  if (works.index < 0) return;
+  if (!works.more) return;
   int place = 0;
-  open(works.index, place);
+  open(works.place, place);
   __syncthreads();
 
-  while (works.index >= 0) {
+  while (works.more) {
     // 2. Q: global -> shared, with the first tiles of K: has been asked for.
-    const FwdBlock<kCfg>& b = shared.work[place];
+    const FwdBlock<kCfg> b = shared.work[place];
     PairWarp<kCfg> warp(p, b, shared);
     place ^= 1;
 
@@ -285,7 +285,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
         ptx::cp_async_commit_group();
       } else {  // nobody needs Q and K: those of the next work arrive under the last product and the way of O
         works.advance(p);
-        if (works.index >= 0) open(works.index, place);
+        if (works.more) open(works.place, place);
       }
       warp.optimistic = warp.failed = false;
       if (warp.sees(tile)) warp.step(tile, stage, !ends && warp.sees(tile + 1));

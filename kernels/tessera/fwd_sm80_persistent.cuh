@@ -71,24 +71,24 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
     ptx::cp_async_commit_group();
   };
   // A work's bounds to shared memory, and its first tile of K and V.
-  const auto open = [&](int index, int place, int stage) {
-    const FwdBlock<kCfg> b(p, index);
+  const auto open = [&](WorkPlace work, int place, int stage) {
+    const FwdBlock<kCfg> b(p, work);
     if (threadIdx.x == 0) shared.work[place] = b;
     load_tile_of(b, b.first, stage);
   };
 
   // 1. Which tiles are mine, and which keys the first sees.
   FwdWorks<kCfg> works(p);
-  if (works.index < 0) return;
+  if (!works.more) return;
   int place = 0, stage = 0;
-  open(works.index, place, stage);
+  open(works.place, place, stage);
   __syncthreads();
   // 2. Q: global -> shared.
   load_queries(shared.sQ, p, shared.work[place]);
   ptx::cp_async_commit_group();
 
-  while (works.index >= 0) {
-    const FwdBlock<kCfg>& b = shared.work[place];
+  while (works.more) {
+    const FwdBlock<kCfg> b = shared.work[place];
     place ^= 1;
     const int end = max(b.last, b.first + 1);  // where no row sees any key there is a tile that is hidden
 
@@ -106,7 +106,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
         load_tile_of(b, tile + 1, stage ^ 1);
       } else {
         works.advance(p);
-        if (works.index >= 0) open(works.index, place, stage ^ 1);
+        if (works.more) open(works.place, place, stage ^ 1);
       }
 
       //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S and O
@@ -129,7 +129,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       pack_rows<kCfg.dtype>(rP, rS);
       if (ends) {
         __syncthreads();  // nobody needs Q
-        if (works.index >= 0) load_queries(shared.sQ, p, shared.work[place]);
+        if (works.more) load_queries(shared.sQ, p, shared.work[place]);
         ptx::cp_async_commit_group();
       }
 

@@ -1,4 +1,4 @@
-// What a persistent block of fwd_sm80 and fwd_sm80_pairs works on.
+// What a persistent block of fwd_sm80_persistent and fwd_sm80_pairs works on.
 #pragma once
 
 #include "tessera/core/fwd_block.cuh"
@@ -6,30 +6,34 @@
 
 namespace tessera {
 
-// The works of a persistent block, by their index in query_tile's order.
+// The works of a persistent block, one after another.
 template <FwdConfig kCfg>
 struct FwdWorks {
   BlockWorks works;
-  int index;  // -1: no more
+  WorkPlace place;
+  bool more;  // there is one at `place`
 
   TESSERA_DEVICE explicit FwdWorks(const FwdParams& p)
       : works(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)) {
     find(p);
   }
   TESSERA_DEVICE void advance(const FwdParams& p) {
-    works.advance(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+    step(p);
     find(p);
   }
 
  private:
+  TESSERA_DEVICE void step(const FwdParams& p) {
+    works.advance(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  }
   // From here on the first that is one: a packed batch has slots without rows.
   TESSERA_DEVICE void find(const FwdParams& p) {
-    for (; works.work < works_of(p.order); works.advance(p.order, static_cast<int>(blockIdx.x), gridDim.x)) {
-      const WorkPlace place = work_place(p.order, works.work);
-      index = place.head * p.order.tiles + place.slot;
-      if (!p.cu_seqlens_q || FwdBlock<kCfg>(p, index).work.tile >= 0) return;
+    for (; works.work < works_of(p.order); step(p)) {
+      place = work_place(p.order, works.work);
+      more = !p.cu_seqlens_q || FwdBlock<kCfg>(p, place).work.tile >= 0;
+      if (more) return;
     }
-    index = -1;
+    more = false;
   }
 };
 
