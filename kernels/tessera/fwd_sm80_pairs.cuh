@@ -27,7 +27,7 @@ struct FwdPairsSharedMemory {
   };
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.block_n> sP;
   float row_stat[2][kCfg.block_m];  // a row's maximum, at the end its sum, over either warp's keys
-  FwdBlock<kCfg> work[2];           // this one and the next: read when needed, since registers are short
+  FwdBlock<kCfg> work[2];           // this one and the next
   static_assert(sizeof(work) == 2 * kFwdBlockBytes);
 };
 
