@@ -18,8 +18,8 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSharedMemory<kCfg>*>(shared_memory);
 
-  // 1. Which tile is mine, and which keys it sees. Tiles of one head stand together, so that they share its keys and values
-  // in the L2 cache; of a sequence the last tile comes first, since under a causal mask it sees the most.
+  // 1. Which tile is mine, and which keys it sees. Tiles of one head stand together, so that they share its keys and
+  // values in the L2 cache; of a sequence the last tile comes first, since under a causal mask it sees the most.
   const int index = static_cast<int>(blockIdx.x);
   const FwdBlock<kCfg> b(p, {index / p.tiles, index % p.tiles});
   if (b.work.tile < 0) return;

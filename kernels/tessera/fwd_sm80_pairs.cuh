@@ -6,8 +6,9 @@
 // wherever they can be (core/online_softmax), stand between the products of P V. No options: they need the registers.
 //
 // Grid: persistent blocks, one a multiprocessor, which take works (core/work_order) one after another: alone on its
-// multiprocessor, a block has nobody to hide its first loads, so those of the next work go under this one's last product.
-// Block: as fwd_sm80.cuh's. Shared memory: FwdPairsSharedMemory. Its page: docs/kernels/fwd_sm80.md.
+// multiprocessor, a block has nobody to hide its first loads, so those of the next work go under this one's last
+// product. Block: as fwd_sm80.cuh's.
+// Shared memory: FwdPairsSharedMemory. Its page: docs/kernels/fwd_sm80.md.
 #pragma once
 
 #include "tessera/core/fwd_works.cuh"
@@ -258,8 +259,8 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
     PairWarp<kCfg> warp(p, b, shared);
     place ^= 1;
 
-    // 3. For every tile of keys that a row of mine sees: its P is made one tile ahead, the first's where it fails. Where no
-    // row sees any there is a turn without products.
+    // 3. For every tile of keys that a row of mine sees: its P is made one tile ahead, the first's where it fails.
+    // Where no row sees any there is a turn without products.
     int stage = 0;
     for (int tile = b.first;; ++tile, stage ^= 1) {
       if (tile == b.first) {
@@ -267,8 +268,8 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
       } else {
         ptx::cp_async_wait_group<0>();
       }
-      // P, V and the next K are there, of the first tile Q and K; everybody is done with this K, but for what failed, and
-      // with the V before; at the first tile, with the O before, which went out through V's place.
+      // P, V and the next K are there, of the first tile Q and K; everybody is done with this K, but for what failed,
+      // and with the V before; at the first tile, with the O before, which went out through V's place.
       if (__syncthreads_or(warp.failed)) {
         if (tile == b.first) {
           load_v(b, tile, 0);

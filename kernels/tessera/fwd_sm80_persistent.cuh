@@ -1,6 +1,7 @@
 // Forward as fwd_sm80.cuh, for problems without options: persistent blocks, as many as the GPU holds, take works
-// (core/work_order) one after another. A block's first loads, which nobody waits for while there is another work before it,
-// go under the last product of that: K and V into the other stage, Q into its place as soon as the last scores are there.
+// (core/work_order) one after another. A block's first loads, which nobody waits for while there is another work before
+// it, go under the last product of that: K and V into the other stage, Q into its place as soon as the last scores are
+// there.
 //
 // Block: as fwd_sm80.cuh's. Shared memory: FwdPersistentSharedMemory. Its page: docs/kernels/fwd_sm80.md.
 #pragma once
@@ -110,8 +111,8 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
         if (works.more) open(works.place, place, stage ^ 1);
       }
 
-      //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S and O
-      //    rescaled. The optimistic way first, where it can be gone: core/online_softmax.
+      //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S
+      //    and O rescaled. The optimistic way first, where it can be gone: core/online_softmax.
       const int key0 = tile * kCfg.block_n;
       const bool whole = kTiles == kM && b.whole(tile);  // the last 16 rows are alone where others see nothing
       float rS[kTiles][kN][4];

@@ -1,5 +1,5 @@
-// The forward kernels of kernels/tessera/fwd_sm80.cuh and fwd_sm80_pairs.cuh: which tiles they are compiled for, how much
-// memory they need, and their launch. Every number depends on the problem and the GPU alone.
+// The forward kernels of kernels/tessera/fwd_sm80.cuh, fwd_sm80_persistent.cuh and fwd_sm80_pairs.cuh: which tiles they
+// are compiled for, how much memory they need, and their launch. Every number depends on the problem and the GPU alone.
 #include <algorithm>
 #include <cinttypes>
 #include <string>

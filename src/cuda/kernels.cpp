@@ -55,7 +55,8 @@ tessera_status launch_kernel(const char* name, const Config& config, const Param
 int64_t smem_bytes(const FwdConfig& config) {
   const int64_t k_pitch = pitch_bytes(config.dtype, config.head_dim);
   const int64_t v_pitch = pitch_bytes(config.dtype, config.head_dim_v);
-  // O takes Q's place, of persistent blocks K's and V's or V's, and these have two works beside; pairs P and two numbers a row.
+  // O takes Q's place, of persistent blocks K's and V's or V's, and these have two works beside; pairs P and two
+  // numbers a row.
   const int64_t o_row = config.persistent ? 0 : v_pitch;
   const int64_t p_row = config.pairs ? pitch_bytes(config.dtype, config.block_n) + 8 : 0;
   const int64_t works = config.persistent ? 2 * kFwdBlockBytes : 0;

@@ -1,5 +1,5 @@
-// What the forward kernels by mma.sync, fwd_sm80.cuh and fwd_sm80_pairs.cuh, have in common: which rows and keys a
-// block has, their way into shared memory, the scores beyond the product, and a row's way out.
+// What the forward kernels by mma.sync, fwd_sm80.cuh, its persistent one and fwd_sm80_pairs.cuh, have in common: which
+// rows and keys a block has, their way into shared memory, the scores beyond the product, and a row's way out.
 #pragma once
 
 #include "tessera/core/online_softmax.cuh"
