@@ -88,7 +88,8 @@ TESSERA_DEVICE constexpr int lanes_of(int loads) {
 template <bool kAligned, int kThreads, class Tile, class RowOffset>
 TESSERA_DEVICE void load_tile_scattered(Tile& sTile, int count, int row_bytes, const char* base, RowOffset&& gRow) {
   constexpr int kRowBytes = Tile::kCols * Tile::kElemBytes, kLoadsPerRow = kRowBytes / kLoadBytes;
-  constexpr int kLanes = lanes_of(kLoadsPerRow), kUnroll = kLoadsUnrolled<kAligned, kThreads>;
+  constexpr int kLanes = lanes_of(kLoadsPerRow);
+  constexpr int kUnroll = kAligned ? 4 : 2;  // all written out would cost registers that wide heads do not have
   constexpr int kRows = Tile::kRows / (kThreads / 32);  // of the warp
   static_assert(kRows * (kThreads / 32) == Tile::kRows, "every warp has as many rows");
   const int lane = static_cast<int>(threadIdx.x) % 32, row0 = static_cast<int>(threadIdx.x) / 32 * kRows;
