@@ -30,7 +30,7 @@ struct ScoreConfig {
   }
 };
 
-// Forward by mma.sync: fwd_sm80.cuh, and fwd_sm80_pairs.cuh where warps stand in pairs.
+// Forward by mma.sync: fwd_sm80.cuh, fwd_sm80_persistent.cuh, and fwd_sm80_pairs.cuh where warps stand in pairs.
 struct FwdConfig {
   Dtype dtype;
   int head_dim;       // padded to a multiple of 16
@@ -45,9 +45,12 @@ struct FwdConfig {
   bool pack_heads;    // the query heads that share a KV head stand in one tile's rows
   bool split;         // keys in parts: float32 partial results instead of o
   bool pairs;         // two warps share 32 query rows, each with half of a tile's keys and of O's columns
-  bool spread_rows;   // a warp's two tiles of 16 rows lie block_m / 2 apart; no options
+  bool persistent;    // a block takes works one after another; no options
+  bool spread_rows;   // a warp's two tiles of 16 rows lie block_m / 2 apart; persistent
   ScoreConfig score;
 };
+
+inline constexpr int kFwdBlockBytes = 104;  // of what a persistent block knows of a work, in shared memory
 
 // Forward by wgmma: fwd_sm90.cuh.
 struct FwdSm90Config {

@@ -10,45 +10,20 @@
 
 namespace tessera {
 
-// ---- the last of a warp's tiles of 16 rows, alone ----
-
-template <int kM, int kN>
-TESSERA_DEVICE auto last_rows(float (&acc)[kM][kN][4]) -> float (&)[1][kN][4] {
-  return *reinterpret_cast<float(*)[1][kN][4]>(&acc[kM - 1]);
-}
-
-template <int kM>
-TESSERA_DEVICE OnlineSoftmax<1> last_rows(const OnlineSoftmax<kM>& all) {
-  OnlineSoftmax<1> last;
-  last.ready = all.ready;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    last.ref[0][half] = all.ref[kM - 1][half], last.sum[0][half] = all.sum[kM - 1][half];
-  }
-  return last;
-}
-
-template <int kM>
-TESSERA_DEVICE void set_last_rows(OnlineSoftmax<kM>& all, const OnlineSoftmax<1>& last) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    all.ref[kM - 1][half] = last.ref[0][half], all.sum[kM - 1][half] = last.sum[0][half];
-  }
-}
-
 template <FwdConfig kCfg>
 TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
-  constexpr int kM = kCfg.block_m / kCfg.warps / 16;                   // tiles of 16 rows a warp
-  constexpr int kRowStep = kCfg.spread_rows ? kCfg.block_m / kM : 16;  // from one to the next
+  constexpr int kM = kCfg.block_m / kCfg.warps / 16;  // tiles of 16 rows a warp
   constexpr int kN = kCfg.block_n / 8, kD = kCfg.head_dim_v / 8;
   static_assert(kM * kCfg.warps * 16 == kCfg.block_m, "a warp has a multiple of 16 rows");
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSharedMemory<kCfg>*>(shared_memory);
 
-  // 1. Which tile is mine, and which keys it sees.
-  const FwdBlock<kCfg> b(p);
+  // 1. Which tile is mine, and which keys it sees. Tiles of one head stand together, so that they share its keys and
+  // values in the L2 cache; of a sequence the last tile comes first, since under a causal mask it sees the most.
+  const int index = static_cast<int>(blockIdx.x);
+  const FwdBlock<kCfg> b(p, {index / p.tiles, index % p.tiles});
   if (b.work.tile < 0) return;
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * (kCfg.spread_rows ? 16 : kM * 16);
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * (kM * 16);
 
   // 2. Q: global -> shared, with the first tiles of K and V.
   load_queries(shared.sQ, p, b);
@@ -71,8 +46,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   clear(rO);
   OnlineSoftmax<kM> softmax;
   int stage = 0;
-  // Rows `row` ..., whose outputs and softmax these are: all of the warp's, or the last 16.
-  const auto take_keys = [&]<int kTiles>(int tile, float(&rO)[kTiles][kD][4], OnlineSoftmax<kTiles>& softmax, int row) {
+  const auto take_keys = [&](int tile) {
     // Of the first tile only K has to be there before its product, of the others, loaded long ago, V too: one barrier less.
     const bool v_later = kCfg.stages == 1 || tile == b.first;
     if (v_later) {
@@ -91,27 +65,27 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     //    S = Q K^T; where a row sees a part of the tile, or options change scores, -inf for what is not visible; online
     //    softmax, P in place of S and O rescaled. The optimistic way first, where it can be gone: core/online_softmax.
     const int key0 = tile * kCfg.block_n;
-    const bool whole = kTiles == kM && b.whole(tile);  // the last 16 rows are alone where others see nothing
-    float rS[kTiles][kN][4];
+    const bool whole = b.whole(tile);
+    float rS[kM][kN][4];
     bool optimistic = !kCfg.score.any() && whole && softmax.ready;
     for (;; optimistic = false) {
       clear(rS);
-      product_abt<kRowStep>(rS, shared.sQ, row, shared.sK[stage], 0);
+      product_abt(rS, shared.sQ, warp_row, shared.sK[stage], 0);
       if constexpr (!kCfg.score.any()) {
         if (optimistic) {
           if (softmax.template try_update<kCfg.dtype>(rS, p.scale_log2)) break;
           continue;
         }
-        if (!whole) hide_keys<kCfg, kRowStep>(rS, p, b, b.row0 + row, key0);
+        if (!whole) hide_keys<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       } else {
-        apply_scores<kCfg, kRowStep>(rS, p, b, b.row0 + row, key0);
+        apply_scores<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       }
       softmax.update(rS, kCfg.score.any() ? 1.0f : p.scale_log2, rO);
       break;
     }
 
     //    dropout, behind the sum: the LSE is that before it
-    if constexpr (kCfg.score.dropout) drop<kCfg, kRowStep>(rS, p, b, b.row0 + row, key0);
+    if constexpr (kCfg.score.dropout) drop<kCfg>(rS, p, b, b.row0 + warp_row, key0);
 
     //    O += P V
     if (v_later) {
@@ -122,19 +96,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     product_pb(rO, rS, shared.sV[stage], 0);
     stage = stage + 1 == kCfg.stages ? 0 : stage + 1;
   };
-  if constexpr (kCfg.spread_rows) {
-    static_assert(kM == 2 && !kCfg.score.any());
-    // Tiles from here on the upper half of the block's rows does not see: every warp leaves out half of its own.
-    const int upper_high = visible_keys(p, b.s, b.map.query(b.row0 + min(kRowStep, b.count) - 1)).high;
-    const int upper_end = min(max(upper_high / kCfg.block_n + 1, b.first), b.last);
-    int tile = b.first;
-    for (; tile < upper_end; ++tile) take_keys(tile, rO, softmax, warp_row);
-    OnlineSoftmax<1> lower = last_rows(softmax);
-    for (; tile < b.last; ++tile) take_keys(tile, last_rows(rO), lower, warp_row + kRowStep);
-    set_last_rows(softmax, lower);
-  } else {
-    for (int tile = b.first; tile < b.last; ++tile) take_keys(tile, rO, softmax, warp_row);
-  }
+  for (int tile = b.first; tile < b.last; ++tile) take_keys(tile);
 
   // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
   ptx::cp_async_wait_group<0>();
@@ -144,7 +106,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   for (int m = 0; m < kM; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int local = warp_row + m * kRowStep + half * 8 + lane_row();
+      const int local = warp_row + m * 16 + half * 8 + lane_row();
       const FwdRow<kCfg> row(p, b, local, softmax.ref[m][half], softmax.sum[m][half]);
       if (lane_col() == 0) store_lse(p, b, local, row);
 #pragma unroll
@@ -155,7 +117,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   if constexpr (!kCfg.split) {
     __syncwarp();  // a warp stores its own rows
 #pragma unroll
-    for (int m = 0; m < kM; ++m) store_output<16>(shared.sO, p, b, warp_row + m * kRowStep);
+    for (int m = 0; m < kM; ++m) store_output<16>(shared.sO, p, b, warp_row + m * 16);
   }
 }
 

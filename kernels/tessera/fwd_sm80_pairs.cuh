@@ -5,19 +5,31 @@
 // One barrier a tile: S of the next tile is computed before P V of this one, and its exponentials, which are optimistic
 // wherever they can be (core/online_softmax), stand between the products of P V. No options: they need the registers.
 //
-// Grid and block: as fwd_sm80.cuh's. Shared memory: FwdPairsSharedMemory. Its page: docs/kernels/fwd_sm80.md.
+// Grid: persistent blocks, one a multiprocessor, which take works (core/work_order) one after another: alone on its
+// multiprocessor, a block has nobody to hide its first loads, so those of the next work go under this one's last
+// product. Block: as fwd_sm80.cuh's.
+// Shared memory: FwdPairsSharedMemory. Its page: docs/kernels/fwd_sm80.md.
 #pragma once
 
-#include "tessera/core/fwd_block.cuh"
+#include "tessera/core/fwd_works.cuh"
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/tile/product_shared.cuh"
 
 namespace tessera {
 
 template <FwdConfig kCfg>
-struct FwdPairsSharedMemory : FwdSharedMemory<kCfg> {
+struct FwdPairsSharedMemory {
+  static_assert(kCfg.block_m <= kCfg.stages * kCfg.block_n, "O fits into V's place");
+  SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ;
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK[kCfg.stages];
+  union {
+    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV[kCfg.stages];
+    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // behind the last P V, while the next Q and K arrive
+  };
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.block_n> sP;
   float row_stat[2][kCfg.block_m];  // a row's maximum, at the end its sum, over either warp's keys
+  FwdBlock<kCfg> work[2];           // this one and the next
+  static_assert(sizeof(work) == 2 * kFwdBlockBytes);
 };
 
 // A warp of a pair: its rows, its part of their work, and what it holds of them in registers.
@@ -48,7 +60,8 @@ struct PairWarp {
     const int warp = static_cast<int>(threadIdx.x) / 32, pair = warp / 2;
     part = warp % 2;
     row = pair * kRows, key = part * (kN * 8), col = part * (kD * 8);
-    last_key = row < b.count ? visible_keys(p, b.s, b.map.query(b.row0 + min(row + kRows, b.count) - 1)).high : -1;
+    const bool seeing = row < b.count && b.first < b.last;
+    last_key = seeing ? visible_keys(p, b.s, b.map.query(b.row0 + min(row + kRows, b.count) - 1)).high : -1;
     my_read = 1 + warp, fellow_read = 1 + (warp ^ 1), together = 1 + kCfg.warps + pair;
     optimistic = sees(b.first);
     clear(rO);
@@ -170,7 +183,7 @@ struct PairWarp {
     store_p();
   }
 
-  // O / l and LSE, behind a barrier at which nobody needs Q any more.
+  // O / l and LSE, behind a barrier at which nobody needs V any more.
   TESSERA_DEVICE void finish() {
     softmax.finish();
     for_rows([&](int m, int half, int local) {
@@ -206,57 +219,84 @@ struct PairWarp {
 
 template <FwdConfig kCfg>
 TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
-  static_assert(kCfg.pairs && dtype_bytes(kCfg.dtype) == 2 && kCfg.block_m == kCfg.warps * 16);
+  static_assert(kCfg.pairs && kCfg.persistent && dtype_bytes(kCfg.dtype) == 2 && kCfg.block_m == kCfg.warps * 16);
   static_assert(kCfg.stages == 2 && kCfg.block_n % 32 == 0 && !kCfg.spread_rows && !kCfg.score.any());
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdPairsSharedMemory<kCfg>*>(shared_memory);
 
-  // 1. Which tile is mine, and which keys it sees.
-  const FwdBlock<kCfg> b(p);
-  if (b.work.tile < 0) return;
-
-  // 2. Q: global -> shared, with the first tiles of K and V. Two groups: what the first scores need, and the rest.
-  const auto load_k = [&](int tile, int stage) {
+  const auto load_k = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
     if (tile < b.last) load_keys(shared.sK[stage], p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
   };
-  const auto load_v = [&](int tile, int stage) {
+  const auto load_v = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
     if (tile < b.last) load_keys(shared.sV[stage], p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
   };
-  load_queries(shared.sQ, p, b);
-  load_k(b.first, 0);
-  ptx::cp_async_commit_group();
-  load_v(b.first, 0);
-  load_k(b.first + 1, 1);
-  ptx::cp_async_commit_group();
-
-  // 3. For every tile of keys that a row of mine sees: its P is made one tile ahead, the first's where it fails.
-  PairWarp<kCfg> warp(p, b, shared);
-  int stage = 0;
-  for (int tile = b.first; tile < b.last; ++tile, stage ^= 1) {
-    if (tile == b.first) {
-      ptx::cp_async_wait_group<1>();
-    } else {
-      ptx::cp_async_wait_group<0>();
-    }
-    // P, V and the next K are there, of the first tile Q and K; everybody is done with this K, but for what failed, and with
-    // the V before.
-    if (__syncthreads_or(warp.failed)) {
-      warp.again(tile, stage);
-      ptx::cp_async_wait_group<0>();
-      __syncthreads();
-    }
-    load_k(tile + 2, stage);
-    load_v(tile + 1, stage ^ 1);
+  // What comes before a work's first V. Two groups: what the first scores need, and the second tile of keys.
+  const auto load_first = [&](const FwdBlock<kCfg>& b) {
+    load_queries(shared.sQ, p, b);
+    load_k(b, b.first, 0);
     ptx::cp_async_commit_group();
-    warp.optimistic = warp.failed = false;
-    if (!warp.sees(tile)) continue;  // and none behind it
-    warp.step(tile, stage, tile + 1 < b.last && warp.sees(tile + 1));
-  }
+    load_k(b, b.first + 1, 1);
+    ptx::cp_async_commit_group();
+  };
 
-  // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
-  ptx::cp_async_wait_group<0>();
-  __syncthreads();  // nobody reads or fills Q, whose place O takes
-  warp.finish();
+  // A work's bounds to shared memory, and its first loads.
+  const auto open = [&](WorkPlace work, int place) {
+    const FwdBlock<kCfg> b(p, work);
+    if (threadIdx.x == 0) shared.work[place] = b;
+    load_first(b);
+  };
+
+  // 1. Which tiles are mine, and which keys the first sees.
+  FwdWorks<kCfg> works(p);
+  if (!works.more) return;
+  int place = 0;
+  open(works.place, place);
+  __syncthreads();
+
+  while (works.more) {
+    // 2. Q: global -> shared, with the first tiles of K: has been asked for.
+    const FwdBlock<kCfg> b = shared.work[place];
+    PairWarp<kCfg> warp(p, b, shared);
+    place ^= 1;
+
+    // 3. For every tile of keys that a row of mine sees: its P is made one tile ahead, the first's where it fails.
+    // Where no row sees any there is a turn without products.
+    int stage = 0;
+    for (int tile = b.first;; ++tile, stage ^= 1) {
+      if (tile == b.first) {
+        ptx::cp_async_wait_group<1>();
+      } else {
+        ptx::cp_async_wait_group<0>();
+      }
+      // P, V and the next K are there, of the first tile Q and K; everybody is done with this K, but for what failed,
+      // and with the V before; at the first tile, with the O before, which went out through V's place.
+      if (__syncthreads_or(warp.failed)) {
+        if (tile == b.first) {
+          load_v(b, tile, 0);
+          ptx::cp_async_commit_group();
+        }
+        warp.again(tile, stage);
+        ptx::cp_async_wait_group<0>();
+        __syncthreads();
+      }
+      const bool ends = tile + 1 >= b.last;
+      if (!ends) {
+        load_k(b, tile + 2, stage);
+        load_v(b, tile + 1, stage ^ 1);
+        ptx::cp_async_commit_group();
+      } else {  // nobody needs Q and K: those of the next work arrive under the last product and the way of O
+        works.advance(p);
+        if (works.more) open(works.place, place);
+      }
+      warp.optimistic = warp.failed = false;
+      if (warp.sees(tile)) warp.step(tile, stage, !ends && warp.sees(tile + 1));
+      if (ends) break;
+    }
+
+    // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
+    __syncthreads();  // nobody reads V, whose place O takes
+    warp.finish();
+  }
 }
 
 }  // namespace tessera

@@ -57,6 +57,15 @@ struct ProblemParams {
   uint32 dropout_threshold, dropout_key[2], dropout_offset;
 };
 
+// How persistent blocks' works stand in one sequence: core/work_order.hpp.
+struct WorkOrder {
+  int tiles;    // of a head (packed: slots of the batch); heads * tiles works in all
+  int heads;    // (batch, head) pairs, packed: heads; (batch, head, split) where keys are split
+  int turns;    // heads, the first, whose large and small tiles come in turns; turns * tiles is even, or all works
+  int section;  // heads of the others whose tiles stand together
+  int rising;   // 1: the first section begins with its smallest tiles; 0: with its largest. The next is the other way
+};
+
 struct FwdParams : ProblemParams {
   RowTensor o;
   StatTensor lse;              // natural logarithm
@@ -65,20 +74,12 @@ struct FwdParams : ProblemParams {
   int o_aligned;               // every row of o starts at a multiple of 16 bytes
   float* partial_o;            // [num_splits, heads_q, rows_total, head_dim_v]
   float* partial_lse;          // [num_splits, heads_q, rows_total], natural logarithm
+  WorkOrder order;             // of pairs
 };
 
 // CUtensorMap: how a bulk copy finds a tensor. Made by the driver.
 struct alignas(64) TensorMap {
   unsigned char opaque[128];
-};
-
-// How fwd_sm90's works stand in one sequence: core/work_order.hpp.
-struct WorkOrder {
-  int tiles;    // of a head (packed: slots of the batch); heads * tiles works in all
-  int heads;    // (batch, head) pairs, packed: heads
-  int turns;    // heads, the first, whose large and small tiles come in turns; turns * tiles is even, or all works
-  int section;  // heads of the others whose tiles stand together
-  int rising;   // 1: the first section begins with its smallest tiles; 0: with its largest. The next is the other way
 };
 
 // Forward by wgmma: fwd_sm90.cuh.

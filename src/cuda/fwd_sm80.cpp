@@ -1,5 +1,5 @@
-// The forward kernels of kernels/tessera/fwd_sm80.cuh and fwd_sm80_pairs.cuh: which tiles they are compiled for, how much
-// memory they need, and their launch. Every number depends on the problem and the GPU alone.
+// The forward kernels of kernels/tessera/fwd_sm80.cuh, fwd_sm80_persistent.cuh and fwd_sm80_pairs.cuh: which tiles they
+// are compiled for, how much memory they need, and their launch. Every number depends on the problem and the GPU alone.
 #include <algorithm>
 #include <cinttypes>
 #include <string>
@@ -10,6 +10,7 @@
 #include "cuda/forward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/work_order.hpp"
 #include "tessera/config.hpp"
 
 namespace tessera::cuda {
@@ -18,8 +19,13 @@ namespace {
 // How a block's rows are dealt to its warps.
 enum class Rows {
   kOwn,     // each has neighbours of its own
-  kSpread,  // each has 16 rows of either half of the block; for problems without options
-  kPairs,   // two share 32; likewise
+  kSpread,  // each has 16 rows of either half of the block
+  kPairs,   // two share 32
+};
+
+enum class Blocks {
+  kOne,         // a work each
+  kPersistent,  // several, one after another; for problems without options
 };
 
 // A row: for this type, query and key size up to head_dim, and at most `rows` query rows a (sequence, head). The first
@@ -31,6 +37,7 @@ struct FwdTile {
   int block_m, block_n, warps, stages;
   int slice;          // columns of V a block takes
   int blocks_per_sm;  // that registers and shared memory should allow
+  Blocks blocks = Blocks::kOne;
   Rows dealt = Rows::kOwn;
 };
 constexpr int64_t kAny = INT64_MAX;
@@ -40,12 +47,13 @@ constexpr FwdTile kTiles[] = {
     {false, 128, 16, 16, 64, 1, 2, 128, 3},
     {false, 256, 16, 16, 32, 1, 2, 256, 3},
     // Two tiles of 16 rows a warp: a fragment of K or V is used twice.
+    {false, 64, kAny, 128, 64, 4, 2, 64, 2, Blocks::kPersistent},
     {false, 64, kAny, 128, 64, 4, 2, 64, 2},
-    {false, 128, kAny, 128, 64, 4, 2, 128, 2, Rows::kSpread},
+    {false, 128, kAny, 128, 64, 4, 2, 128, 2, Blocks::kPersistent, Rows::kSpread},
     {false, 128, kAny, 128, 64, 4, 2, 128, 2},
-    {false, 192, kAny, 128, 64, 8, 2, 192, 1, Rows::kPairs},
+    {false, 192, kAny, 128, 64, 8, 2, 192, 1, Blocks::kPersistent, Rows::kPairs},
     {false, 192, kAny, 128, 64, 8, 2, 192, 1},
-    {false, 256, kAny, 128, 64, 8, 2, 256, 1, Rows::kPairs},
+    {false, 256, kAny, 128, 64, 8, 2, 256, 1, Blocks::kPersistent, Rows::kPairs},
     {false, 256, kAny, 128, 64, 8, 2, 256, 1},
     {false, 512, kAny, 64, 32, 4, 2, 256, 1},
     // 99 KiB of shared memory.
@@ -91,8 +99,14 @@ FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_h
   config.split = plan.num_splits > 1;
   config.score = score_config(plan.problem);
   config.pairs = tile.dealt == Rows::kPairs;
+  config.persistent = tile.blocks == Blocks::kPersistent;
   config.spread_rows = tile.dealt == Rows::kSpread;
   return config;
+}
+
+// Persistent blocks' O goes out through the place of a tile of K and V, pairs' through that of two tiles of V.
+bool room_for_o(const FwdConfig& config) {
+  return config.pairs || config.head_dim_v <= config.head_dim || config.block_m <= config.block_n;
 }
 
 Choice choose(const tessera_plan& plan) {
@@ -107,7 +121,7 @@ Choice choose(const tessera_plan& plan) {
     const int64_t rows_a_query = choice.pack_heads ? group : 1;
     if (plan.max_seqlen_q * rows_a_query > tile.rows) continue;
     choice.config = make_config(plan, tile, choice.pack_heads);
-    if (tile.dealt != Rows::kOwn && choice.config.score.any()) continue;
+    if (tile.blocks == Blocks::kPersistent && (choice.config.score.any() || !room_for_o(choice.config))) continue;
     if (smem_bytes(choice.config) > plan.device.smem_bytes) continue;
     choice.tile = &tile;
     const core::Sizes size = core::sizes(p);
@@ -136,6 +150,18 @@ int64_t split_keys(const tessera_plan& plan) {
 
 int64_t partial_o_bytes(const tessera_plan& plan) {
   return padded_to(int64_t{plan.num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, 64);
+}
+
+// A block a work; persistent ones are as many as the GPU holds, and `order` tells their works.
+Grid grid_of(const tessera_plan& plan, const Choice& choice, WorkOrder& order) {
+  const int64_t works = choice.blocks * plan.num_splits;
+  int64_t blocks = works;
+  if (choice.config.persistent) {
+    const int64_t resident = plan.device.cores * choice.tile->blocks_per_sm / choice.slices;
+    blocks = persistent_blocks(plan, works, std::max<int64_t>(1, resident));
+    order = order_of(plan, choice.tiles, works / choice.tiles, choice.tile->block_m, choice.tile->block_n, blocks);
+  }
+  return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(choice.slices), 1};
 }
 
 // The parts of every row -> o and lse.
@@ -167,8 +193,8 @@ std::string refuse_fwd_sm80(const tessera_plan& plan) {
     return "no tile of head size " + std::to_string(plan.head_dim) + " fits " +
            std::to_string(plan.device.smem_bytes >> 10) + " KiB of shared memory";
   }
-  constexpr int64_t kMaxBlocks = INT32_MAX;
-  return choice.blocks > kMaxBlocks ? "more than 2^31 tiles" : "";
+  constexpr int64_t kMaxBlocks = int64_t{1} << 30;  // persistent blocks count a round of the grid past them
+  return choice.blocks > kMaxBlocks ? "more than 2^30 tiles" : "";
 }
 
 void configure_fwd_sm80(tessera_plan& plan) {
@@ -219,7 +245,7 @@ tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buf
   FwdConfig config = choice.config;
   config.aligned =
       rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
-  const Grid grid{static_cast<uint32_t>(choice.blocks * plan.num_splits), static_cast<uint32_t>(choice.slices), 1};
+  const Grid grid = grid_of(plan, choice, p.order);
   TESSERA_RETURN_IF_ERROR(launch_fwd_sm80(config, p, grid, plan.device, stream));
   return plan.num_splits > 1 ? merge_splits(plan, p, stream) : ok();
 }

@@ -39,9 +39,6 @@ struct Choice {
   int block_m() const { return config.consumers * kConsumerRows; }
 };
 
-// Whether queries see the more keys the later they stand.
-bool staircase(const tessera_problem& p) { return (p.causal || p.window_right >= 0) && p.window_left < 0; }
-
 // Whether the blocks of a cluster, which take neighbouring works, always see the same keys.
 bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   const tessera_problem& p = plan.problem;
@@ -102,32 +99,16 @@ std::optional<Choice> planned(const tessera_plan& plan) {
   return same ? std::optional(choice) : std::nullopt;
 }
 
-// One a multiprocessor, which takes works until there are no more. Which works of a packed batch are long only the GPU
-// knows: there a multiprocessor gets blocks of a few works one after another, as it becomes free.
+// One a multiprocessor.
 int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
-  constexpr int64_t kWorksOfABlock = 4, kMostBlocks = 16;  // of a multiprocessor
-  int64_t blocks = plan.device.cores / choice.config.cluster * choice.config.cluster;
-  if (core::packed_q(plan.problem)) {
-    blocks *= std::clamp<int64_t>(choice.works / (kWorksOfABlock * blocks), 1, kMostBlocks);
-  }
-  return std::min(blocks, choice.works);
+  const int64_t resident = plan.device.cores / choice.config.cluster * choice.config.cluster;
+  return persistent_blocks(plan, choice.works, resident);
 }
 
 WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
   constexpr int kFixedBlocks = 2;  // of keys: what opening a work and storing its rows cost
-  const tessera_problem& p = plan.problem;
-  Works works{};
-  works.tiles = choice.tiles, works.heads = choice.works / choice.tiles;
-  works.equal = !choice.config.causal;
-  works.packed = core::packed_q(p);
-  works.group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
-  works.head_bytes =
-      plan.max_seqlen_k * (plan.head_dim + plan.head_dim_v) * static_cast<int64_t>(tessera_dtype_bytes(p.q.dtype));
-  works.tile_keys = choice.block_m();
-  works.fixed_keys = kFixedBlocks * choice.config.block_n +
-                     std::max<int64_t>(0, core::diagonal(p, plan.max_seqlen_q, plan.max_seqlen_k));
-  works.blocks = blocks;
-  return order_of(works);
+  return cuda::order_of(plan, choice.tiles, choice.works / choice.tiles, choice.block_m(),
+                        kFixedBlocks * choice.config.block_n, blocks);
 }
 
 std::string refuse_option(const tessera_plan& plan) {

@@ -15,7 +15,15 @@ constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
 constexpr int kCombineWarps = 4, kBwdRowsThreads = 128;
 constexpr int kMemoryBoundBlocks = 7;  // of a multiprocessor: so many warps cover the way to memory
 
-const char* name_of(const FwdConfig& config) { return config.pairs ? "fwd_sm80_pairs" : "fwd_sm80"; }
+const char* name_of(const FwdConfig& config) {
+  if (config.pairs) return "fwd_sm80_pairs";
+  return config.persistent ? "fwd_sm80_persistent" : "fwd_sm80";
+}
+
+const char* shared_memory_of(const FwdConfig& config) {
+  if (config.pairs) return "FwdPairsSharedMemory";
+  return config.persistent ? "FwdPersistentSharedMemory" : "FwdSharedMemory";
+}
 
 // Rows of a SharedTile of kernels/tessera/tile/shared_tile.cuh.
 int64_t pitch_bytes(Dtype dtype, int columns) {
@@ -47,8 +55,12 @@ tessera_status launch_kernel(const char* name, const Config& config, const Param
 int64_t smem_bytes(const FwdConfig& config) {
   const int64_t k_pitch = pitch_bytes(config.dtype, config.head_dim);
   const int64_t v_pitch = pitch_bytes(config.dtype, config.head_dim_v);
-  const int64_t p_row = pitch_bytes(config.dtype, config.block_n) + 8;  // of pairs: P, and two numbers a row
-  return config.block_m * (std::max(k_pitch, v_pitch) + (config.pairs ? p_row : 0)) +
+  // O takes Q's place, of persistent blocks K's and V's or V's, and these have two works beside; pairs P and two
+  // numbers a row.
+  const int64_t o_row = config.persistent ? 0 : v_pitch;
+  const int64_t p_row = config.pairs ? pitch_bytes(config.dtype, config.block_n) + 8 : 0;
+  const int64_t works = config.persistent ? 2 * kFwdBlockBytes : 0;
+  return config.block_m * (std::max(k_pitch, o_row) + p_row) + works +
          int64_t{config.stages} * config.block_n * (k_pitch + v_pitch);
 }
 
@@ -80,7 +92,7 @@ KernelSpec spec_of(const FwdConfig& config) {
           .threads = config.warps * kWarpThreads,
           .blocks_per_sm = config.blocks_per_sm,
           .smem_bytes = smem_bytes(config),
-          .claim = shared_memory_claim(config.pairs ? "FwdPairsSharedMemory" : "FwdSharedMemory", config)};
+          .claim = shared_memory_claim(shared_memory_of(config), config)};
 }
 
 KernelSpec spec_of(const FwdSm90Config& config) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/geometry.hpp"
 #include "cuda/params.hpp"
 
 namespace tessera::cuda {
@@ -54,7 +55,7 @@ WorkOrder find_order(const Works& works) {
   constexpr int64_t kSectionBytes = int64_t{32} << 20, kTurnsHeadBytes = int64_t{512} << 10;
   int64_t turns = 0, section = works.heads, sections = 1;
   if (works.equal) {
-    // Any order will do.
+    section = 1, sections = works.heads;  // any order will do
   } else if (works.head_bytes >= kTurnsHeadBytes) {
     section = works.packed ? 0 : tail_of(works);
     turns = works.heads - section;
@@ -73,6 +74,19 @@ WorkOrder find_order(const Works& works) {
 
 }  // namespace
 
+bool staircase(const tessera_problem& problem) {
+  return (problem.causal || problem.window_right >= 0) && problem.window_left < 0;
+}
+
+int64_t persistent_blocks(const tessera_plan& plan, int64_t works, int64_t resident) {
+  constexpr int64_t kWorksOfABlock = 4, kMostBlocks = 16;  // of a multiprocessor
+  int64_t blocks = resident;
+  if (core::packed_q(plan.problem)) {
+    blocks *= std::clamp<int64_t>(works / (kWorksOfABlock * resident), 1, kMostBlocks);
+  }
+  return std::min(blocks, works);
+}
+
 // A plan's launches ask for the same again and again: the last answer is kept.
 WorkOrder order_of(const Works& works) {
   thread_local Works asked{};
@@ -82,6 +96,22 @@ WorkOrder order_of(const Works& works) {
     asked = works;
   }
   return answer;
+}
+
+WorkOrder order_of(const tessera_plan& plan, int64_t tiles, int64_t heads, int64_t rows, int64_t fixed_keys,
+                   int64_t blocks) {
+  const tessera_problem& p = plan.problem;
+  Works works{};
+  works.tiles = tiles, works.heads = heads;
+  works.equal = !staircase(p);
+  works.packed = core::packed_q(p);
+  works.group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
+  works.head_bytes =
+      plan.max_seqlen_k * (plan.head_dim + plan.head_dim_v) * static_cast<int64_t>(tessera_dtype_bytes(p.q.dtype));
+  works.tile_keys = rows;
+  works.fixed_keys = fixed_keys + std::max<int64_t>(0, core::diagonal(p, plan.max_seqlen_q, plan.max_seqlen_k));
+  works.blocks = blocks;
+  return order_of(works);
 }
 
 }  // namespace tessera::cuda

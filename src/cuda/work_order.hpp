@@ -1,9 +1,11 @@
-// The order in which fwd_sm90's blocks take works under a staircase: the numbers that core/work_order.hpp reads.
+// Persistent blocks: how many there are, and the order in which they take works, the numbers that core/work_order.hpp
+// reads.
 #pragma once
 
 #include <cstdint>
 
 #include "tessera/params.hpp"
+#include "tessera/tessera.h"
 
 namespace tessera::cuda {
 
@@ -21,5 +23,18 @@ struct Works {
 };
 
 WorkOrder order_of(const Works& works);
+
+// Whether queries see the more keys the later they stand: works differ in size.
+bool staircase(const tessera_problem& problem);
+
+// Of a grid whose GPU holds `resident` at a time. Each takes works until there are no more. Which works of a packed
+// batch are long only the GPU knows: there a multiprocessor gets blocks of a few works one after another, as it becomes
+// free.
+int64_t persistent_blocks(const tessera_plan& plan, int64_t works, int64_t resident);
+
+// Of a plan's works: tiles a head as above, each of `rows` query rows. `fixed_keys`: what opening a work and storing
+// its rows cost.
+WorkOrder order_of(const tessera_plan& plan, int64_t tiles, int64_t heads, int64_t rows, int64_t fixed_keys,
+                   int64_t blocks);
 
 }  // namespace tessera::cuda

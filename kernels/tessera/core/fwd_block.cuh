@@ -1,5 +1,5 @@
-// What the forward kernels by mma.sync, fwd_sm80.cuh and fwd_sm80_pairs.cuh, have in common: which rows and keys a
-// block has, their way into shared memory, the scores beyond the product, and a row's way out.
+// What the forward kernels by mma.sync, fwd_sm80.cuh, its persistent one and fwd_sm80_pairs.cuh, have in common: which
+// rows and keys a block has, their way into shared memory, the scores beyond the product, and a row's way out.
 #pragma once
 
 #include "tessera/core/online_softmax.cuh"
@@ -36,8 +36,9 @@ struct FwdBlock {
   int first, last;         // [first, last), tiles of block_n keys
   int dv_begin, dv_count;  // columns of V: more than registers hold are taken in slices, each by a block of its own
 
-  TESSERA_DEVICE explicit FwdBlock(const FwdParams& p)
-      : work(query_tile<kCfg.block_m>(p, kCfg.pack_heads ? p.heads_kv : p.heads_q, kCfg.pack_heads ? p.group : 1)),
+  TESSERA_DEVICE FwdBlock(const FwdParams& p, WorkPlace place)
+      : work(query_tile<kCfg.block_m, kCfg.split>(p, place, kCfg.pack_heads ? p.heads_kv : p.heads_q,
+                                                  kCfg.pack_heads ? p.group : 1)),
         s(load_sequence(p, work.batch)),
         map(p, s, work.head),
         head_kv(kCfg.pack_heads ? work.head : work.head / p.group),
@@ -74,6 +75,11 @@ template <FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void load_queries(Tile& sQ, const FwdParams& p, const FwdBlock<kCfg>& b) {
   constexpr int kBytes = dtype_bytes(kCfg.dtype);
   const char* base = static_cast<const char*>(p.q.data) + p.q.batch * b.work.batch * kBytes;
+  if constexpr (!kCfg.pack_heads) {
+    base += (p.q.row * (static_cast<int64>(b.s.q_begin) + b.row0) + p.q.head * b.work.head) * kBytes;
+    load_tile_strided<kCfg.aligned, kCfg.warps * 32>(sQ, b.count, p.head_dim * kBytes, base, p.q.row * kBytes);
+    return;
+  }
   load_tile<kCfg.aligned, kCfg.warps * 32>(sQ, b.count, p.head_dim * kBytes, [&](int row) {
     const int64 query = b.s.q_begin + b.map.query(b.row0 + row);
     return base + (p.q.row * query + p.q.head * b.map.head(b.row0 + row)) * kBytes;

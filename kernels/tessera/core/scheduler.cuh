@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/core/sequence.cuh"
+#include "tessera/core/work_order.hpp"
 
 namespace tessera {
 
@@ -36,18 +37,16 @@ TESSERA_DEVICE int find_sequence(const ProblemParams& p, const int* offsets, int
   return low;
 }
 
-// Forward: block -> (batch, head, split, tile of block_m rows). Tiles of one head stand together, so that they share its
-// keys and values in the L2 cache; of a sequence the last tile comes first, since under a causal mask it sees the most.
-template <int kBlockM>
-TESSERA_DEVICE Work query_tile(const FwdParams& p, int heads, int rows_a_query) {
+// Forward: place -> (batch, head, split, tile of block_m rows); of `place`, a head is a (batch, head, split).
+template <int kBlockM, bool kSplit>
+TESSERA_DEVICE Work query_tile(const FwdParams& p, WorkPlace place, int heads, int rows_a_query) {
   Work w;
-  int rest = static_cast<int>(blockIdx.x);
-  const int slot = rest % p.tiles;
-  rest /= p.tiles;
-  w.split = rest % p.num_splits;
-  rest /= p.num_splits;
+  int rest = place.head;
+  w.split = 0;
+  if constexpr (kSplit) w.split = rest % p.num_splits, rest /= p.num_splits;
   w.head = rest % heads;
   w.batch = rest / heads;
+  const int slot = place.slot;
   int tile = slot;
   if (p.cu_seqlens_q) {
     w.batch = find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, rows_a_query, slot);

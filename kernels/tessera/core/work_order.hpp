@@ -1,5 +1,6 @@
-// In which order fwd_sm90's persistent blocks take the tiles of queries under a staircase, where they differ in size. Plain
-// integers, for the device and for the host's tests; the numbers in WorkOrder come from src/cuda/work_order.cpp.
+// In which order persistent blocks (fwd_sm90, fwd_sm80's) take the tiles of queries, which differ in size under a
+// staircase. Plain integers, for the device and for the host's tests; the numbers in WorkOrder come from
+// src/cuda/work_order.cpp.
 //
 // Works stand in one sequence. First the tiles of `turns` heads: of each the largest, the smallest, the second largest ...,
 // and a block takes two neighbours, a pair, which are the same work for every block. Then sections of heads: the largest

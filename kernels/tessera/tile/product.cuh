@@ -87,6 +87,16 @@ TESSERA_DEVICE void pack_a(uint32 (&a)[4], const float (&acc)[kN][4], int k) {
   a[3] = pack_pair<kDtype>(acc[2 * k + 1][2], acc[2 * k + 1][3]);
 }
 
+// All of an accumulator, when nothing is added to it any more: half of the registers.
+template <Dtype kDtype, int kM, int kSteps, int kN>
+TESSERA_DEVICE void pack_rows(uint32 (&a)[kM][kSteps][4], const float (&acc)[kM][kN][4]) {
+  static_assert(kN == 2 * kSteps);
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) pack_a<kDtype>(a[m][k], acc[m], k);
+}
+
 // ---- float32 fragments: the inner columns of a step of 8 are taken in the order 0 2 4 6 1 3 5 7, the same for A and B,
 // so that a lane's two are neighbours ----
 
@@ -193,6 +203,23 @@ TESSERA_DEVICE void product_pb(float (&acc)[kM][kN][4], const float (&p)[kM][kIn
       }
     }
   }
+}
+
+// The same for a P that pack_rows has packed, 16 bits: all of B's rows.
+template <int kM, int kSteps, int kN, class TileB>
+TESSERA_DEVICE void product_pb(float (&acc)[kM][kN][4], const uint32 (&p)[kM][kSteps][4], TileB& sB) {
+  static_assert(kN % 2 == 0 && kSteps * 16 == TileB::kRows);
+  constexpr int kPairs = kN / 2;
+  for_fragments<kSteps * kPairs>(
+      [&](int i, uint32(&b)[4]) { load_b_pair_transposed(b, sB, i / kPairs * 16, i % kPairs * 16); },
+      [&](int i, const uint32(&b)[4]) {
+        const int k = i / kPairs, n = i % kPairs * 2;
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          mma_16bit<TileB::kType>(acc[m][n], p[m][k], b[0], b[1]);
+          mma_16bit<TileB::kType>(acc[m][n + 1], p[m][k], b[2], b[3]);
+        }
+      });
 }
 
 template <int kM, int kN>

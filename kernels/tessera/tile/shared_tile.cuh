@@ -62,11 +62,11 @@ inline constexpr int kLoadsUnrolled = !kAligned        ? 2
 // Rows of global memory for a tile: row r is at gRow(r), a byte pointer, and row_bytes long; rows from `count` on, and
 // columns beyond row_bytes, become zero. kAligned: every row starts at a multiple of 16 bytes. By kThreads threads, of which
 // the caller is number `thread`.
-template <bool kAligned, int kThreads, class Tile, class RowPointer>
+template <bool kAligned, int kThreads, int kUnroll = kLoadsUnrolled<kAligned, kThreads>, class Tile, class RowPointer>
 TESSERA_DEVICE void load_tile(Tile& sTile, int count, int row_bytes, RowPointer&& gRow,
                               int thread = static_cast<int>(threadIdx.x)) {
   constexpr int kLoadsPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
-  constexpr int kLoads = Tile::kRows * kLoadsPerRow, kUnroll = kLoadsUnrolled<kAligned, kThreads>;
+  constexpr int kLoads = Tile::kRows * kLoadsPerRow;
 #pragma unroll kUnroll
   for (int i = 0; i < (kLoads + kThreads - 1) / kThreads; ++i) {
     const int load = thread + i * kThreads;
@@ -89,7 +89,8 @@ TESSERA_DEVICE constexpr int lanes_of(int loads) {
 template <bool kAligned, int kThreads, class Tile, class RowOffset>
 TESSERA_DEVICE void load_tile_scattered(Tile& sTile, int count, int row_bytes, const char* base, RowOffset&& gRow) {
   constexpr int kRowBytes = Tile::kCols * Tile::kElemBytes, kLoadsPerRow = kRowBytes / kLoadBytes;
-  constexpr int kLanes = lanes_of(kLoadsPerRow), kUnroll = kLoadsUnrolled<kAligned, kThreads>;
+  constexpr int kLanes = lanes_of(kLoadsPerRow);
+  constexpr int kUnroll = kAligned ? 4 : 2;  // all written out would cost registers that wide heads do not have
   constexpr int kRows = Tile::kRows / (kThreads / 32);  // of the warp
   static_assert(kRows * (kThreads / 32) == Tile::kRows, "every warp has as many rows");
   const int lane = static_cast<int>(threadIdx.x) % 32, row0 = static_cast<int>(threadIdx.x) / 32 * kRows;
@@ -118,7 +119,8 @@ TESSERA_DEVICE void load_tile_strided(Tile& sTile, int count, int row_bytes, con
                                       int thread = static_cast<int>(threadIdx.x)) {
   constexpr int kLoadsPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
   constexpr int kRowsAPass = kThreads / kLoadsPerRow;
-  if constexpr (kAligned && kThreads % kLoadsPerRow == 0 && Tile::kRows % kRowsAPass == 0) {
+  constexpr bool kWholePasses = kAligned && kThreads % kLoadsPerRow == 0 && Tile::kRows % kRowsAPass == 0;
+  if constexpr (kWholePasses) {
     if (count >= Tile::kRows && row_bytes == kLoadsPerRow * kLoadBytes) {
       const int row = thread / kLoadsPerRow, offset = thread % kLoadsPerRow * kLoadBytes;
       const char* from = gRows + row * row_stride + offset;
@@ -131,7 +133,8 @@ TESSERA_DEVICE void load_tile_strided(Tile& sTile, int count, int row_bytes, con
       return;
     }
   }
-  load_tile<kAligned, kThreads>(
+  constexpr int kUnroll = kWholePasses ? 2 : kLoadsUnrolled<kAligned, kThreads>;
+  load_tile<kAligned, kThreads, kUnroll>(
       sTile, count, row_bytes, [&](int row) { return gRows + row_stride * row; }, thread);
 }
 

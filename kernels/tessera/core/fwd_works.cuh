@@ -1,0 +1,50 @@
+// What a persistent block of fwd_sm80_persistent and fwd_sm80_pairs works on.
+#pragma once
+
+#include "tessera/core/fwd_block.cuh"
+#include "tessera/core/work_order.hpp"
+
+namespace tessera {
+
+// What lies in shared memory, copied into registers where they suffice.
+template <class T, bool kCopy>
+struct SharedOrCopied {
+  using Type = const T&;
+};
+template <class T>
+struct SharedOrCopied<T, true> {
+  using Type = const T;
+};
+
+// The works of a persistent block, one after another.
+template <FwdConfig kCfg>
+struct FwdWorks {
+  BlockWorks works;
+  WorkPlace place;
+  bool more;  // there is one at `place`
+
+  TESSERA_DEVICE explicit FwdWorks(const FwdParams& p)
+      : works(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)) {
+    find(p);
+  }
+  TESSERA_DEVICE void advance(const FwdParams& p) {
+    step(p);
+    find(p);
+  }
+
+ private:
+  TESSERA_DEVICE void step(const FwdParams& p) {
+    works.advance(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  }
+  // From here on the first that is one: a packed batch has slots without rows.
+  TESSERA_DEVICE void find(const FwdParams& p) {
+    for (; works.work < works_of(p.order); step(p)) {
+      place = work_place(p.order, works.work);
+      more = !p.cu_seqlens_q || FwdBlock<kCfg>(p, place).work.tile >= 0;
+      if (more) return;
+    }
+    more = false;
+  }
+};
+
+}  // namespace tessera

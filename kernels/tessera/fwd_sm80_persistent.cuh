@@ -1,0 +1,179 @@
+// Forward as fwd_sm80.cuh, for problems without options: persistent blocks, as many as the GPU holds, take works
+// (core/work_order) one after another. A block's first loads, which nobody waits for while there is another work before
+// it, go under the last product of that: K and V into the other stage, Q into its place as soon as the last scores are
+// there.
+//
+// Block: as fwd_sm80.cuh's. Shared memory: FwdPersistentSharedMemory. Its page: docs/kernels/fwd_sm80.md.
+#pragma once
+
+#include "tessera/core/fwd_works.cuh"
+
+namespace tessera {
+
+template <FwdConfig kCfg>
+struct FwdPersistentSharedMemory {
+  struct Stage {
+    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK;
+    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV;
+  };
+  using Output = SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v>;
+  static_assert(sizeof(Output) <= sizeof(Stage), "O goes out through the place of the last tile of K and V");
+  static_assert(sizeof(FwdBlock<kCfg>) == kFwdBlockBytes);
+
+  SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ;
+  Stage stage[2];
+  FwdBlock<kCfg> work[2];  // this one and the next
+};
+
+// ---- the last of a warp's tiles of 16 rows, alone ----
+
+template <int kM, int kN>
+TESSERA_DEVICE auto last_rows(float (&acc)[kM][kN][4]) -> float (&)[1][kN][4] {
+  return *reinterpret_cast<float(*)[1][kN][4]>(&acc[kM - 1]);
+}
+
+template <int kM>
+TESSERA_DEVICE OnlineSoftmax<1> last_rows(const OnlineSoftmax<kM>& all) {
+  OnlineSoftmax<1> last;
+  last.ready = all.ready;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    last.ref[0][half] = all.ref[kM - 1][half], last.sum[0][half] = all.sum[kM - 1][half];
+  }
+  return last;
+}
+
+template <int kM>
+TESSERA_DEVICE void set_last_rows(OnlineSoftmax<kM>& all, const OnlineSoftmax<1>& last) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    all.ref[kM - 1][half] = last.ref[0][half], all.sum[kM - 1][half] = last.sum[0][half];
+  }
+}
+
+template <FwdConfig kCfg>
+TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
+  constexpr int kM = kCfg.block_m / kCfg.warps / 16;                   // tiles of 16 rows a warp
+  constexpr int kRowStep = kCfg.spread_rows ? kCfg.block_m / kM : 16;  // from one to the next
+  constexpr int kN = kCfg.block_n / 8, kSteps = kN / 2, kD = kCfg.head_dim_v / 8;
+  static_assert(kM * kCfg.warps * 16 == kCfg.block_m, "a warp has a multiple of 16 rows");
+  static_assert(kCfg.persistent && dtype_bytes(kCfg.dtype) == 2 && kCfg.stages == 2 && !kCfg.score.any());
+  static_assert(!kCfg.spread_rows || kM == 2);
+  using Shared = FwdPersistentSharedMemory<kCfg>;
+  extern __shared__ __align__(128) char shared_memory[];
+  auto& shared = *reinterpret_cast<Shared*>(shared_memory);
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * (kCfg.spread_rows ? 16 : kM * 16);
+
+  const auto load_tile_of = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
+    if (tile < b.last) {
+      load_keys(shared.stage[stage].sK, p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
+      load_keys(shared.stage[stage].sV, p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
+    }
+    ptx::cp_async_commit_group();
+  };
+  // A work's bounds to shared memory, and its first tile of K and V.
+  const auto open = [&](WorkPlace work, int place, int stage) {
+    const FwdBlock<kCfg> b(p, work);
+    if (threadIdx.x == 0) shared.work[place] = b;
+    load_tile_of(b, b.first, stage);
+  };
+
+  // 1. Which tiles are mine, and which keys the first sees.
+  FwdWorks<kCfg> works(p);
+  if (!works.more) return;
+  int place = 0, stage = 0;
+  open(works.place, place, stage);
+  __syncthreads();
+  // 2. Q: global -> shared.
+  load_queries(shared.sQ, p, shared.work[place]);
+  ptx::cp_async_commit_group();
+
+  while (works.more) {
+    // On Ampere a copy would spill beside 128 columns of outputs; beside 64 it saves 4 % of a tile's instructions.
+    typename SharedOrCopied<FwdBlock<kCfg>, (kCfg.head_dim_v <= 64)>::Type b = shared.work[place];
+    place ^= 1;
+    const int end = max(b.last, b.first + 1);  // where no row sees any key there is a tile that is hidden
+
+    // 3. For every tile of keys that a row of mine sees.
+    float rO[kM][kD][4];
+    clear(rO);
+    OnlineSoftmax<kM> softmax;
+    // Rows `row` ..., whose outputs and softmax these are: all of the warp's, or the last 16.
+    const auto take_keys = [&]<int kTiles>(int tile, float(&rO)[kTiles][kD][4], OnlineSoftmax<kTiles>& softmax,
+                                           int row) {
+      ptx::cp_async_wait_group<0>();
+      __syncthreads();  // the tile is there for everybody, and everybody is done with the one before or the O before
+      const bool ends = tile + 1 == end;
+      if (!ends) {
+        load_tile_of(b, tile + 1, stage ^ 1);
+      } else {
+        works.advance(p);
+        if (works.more) open(works.place, place, stage ^ 1);
+      }
+
+      //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S
+      //    and O rescaled. The optimistic way first, where it can be gone: core/online_softmax.
+      const int key0 = tile * kCfg.block_n;
+      const bool whole = kTiles == kM && b.whole(tile);  // the last 16 rows are alone where others see nothing
+      float rS[kTiles][kN][4];
+      for (bool optimistic = whole && softmax.ready;; optimistic = false) {
+        clear(rS);
+        product_abt<kRowStep>(rS, shared.sQ, row, shared.stage[stage].sK, 0);
+        if (optimistic) {
+          if (softmax.template try_update<kCfg.dtype>(rS, p.scale_log2)) break;
+          continue;
+        }
+        if (!whole) hide_keys<kCfg, kRowStep>(rS, p, b, b.row0 + row, key0);
+        softmax.update(rS, p.scale_log2, rO);
+        break;
+      }
+      uint32 rP[kTiles][kSteps][4];
+      pack_rows<kCfg.dtype>(rP, rS);
+      if (ends) {
+        __syncthreads();  // nobody needs Q
+        if (works.more) load_queries(shared.sQ, p, shared.work[place]);
+        ptx::cp_async_commit_group();
+      }
+
+      //    O += P V
+      product_pb(rO, rP, shared.stage[stage].sV);
+      stage ^= 1;
+    };
+    if constexpr (kCfg.spread_rows) {
+      // Tiles from here on the upper half of the block's rows does not see: every warp leaves out half of its own.
+      const int upper_high = visible_keys(p, b.s, b.map.query(b.row0 + min(kRowStep, b.count) - 1)).high;
+      const int upper_end = min(max(upper_high / kCfg.block_n + 1, b.first), end);
+      int tile = b.first;
+      for (; tile < upper_end; ++tile) take_keys(tile, rO, softmax, warp_row);
+      OnlineSoftmax<1> lower = last_rows(softmax);
+      for (; tile < end; ++tile) take_keys(tile, last_rows(rO), lower, warp_row + kRowStep);
+      set_last_rows(softmax, lower);
+    } else {
+      for (int tile = b.first; tile < end; ++tile) take_keys(tile, rO, softmax, warp_row);
+    }
+
+    // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
+    __syncthreads();  // nobody reads the last tile, whose place O takes
+    auto& sO = *reinterpret_cast<typename Shared::Output*>(&shared.stage[stage ^ 1]);
+    softmax.finish();
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int local = warp_row + m * kRowStep + half * 8 + lane_row();
+        const FwdRow<kCfg> row(p, b, local, softmax.ref[m][half], softmax.sum[m][half]);
+        if (lane_col() == 0) store_lse(p, b, local, row);
+#pragma unroll
+        for (int d = 0; d < kD; ++d) {
+          put_output(sO, p, b, row, local, d * 8 + lane_col(), rO[m][d][2 * half], rO[m][d][2 * half + 1]);
+        }
+      }
+    if constexpr (!kCfg.split) {
+      __syncwarp();  // a warp stores its own rows
+#pragma unroll
+      for (int m = 0; m < kM; ++m) store_output<16>(sO, p, b, warp_row + m * kRowStep);
+    }
+  }
+}
+
+}  // namespace tessera
