@@ -40,13 +40,11 @@ struct Consumer {
   RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
   RingPosition<kCfg.k_stages> k_at;  // whose scores are asked for next
   RingPosition<kCfg.v_stages> v_at;  // whose product with P comes next
-  int block = 0, last = 0, end = 1;  // whose scores come; the last of its work that my rows see; behind all of its work
+  int block, last;                   // whose scores come; the last of its work that my rows see
   int whole_first, whole_last;       // of its work: blocks that every row sees whole
-  int unseen_values = 0;             // blocks behind v_at's that others see and my rows do not
   float rS[1][kN][4], rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments
   OnlineSoftmax<1> softmax;
-  int tail;         // the first key of its last block behind the sequence's end, where V may be anything, else 0
   float factor[2];  // by which its rows of O are to be multiplied; below 0: the row saw nothing
 
   TESSERA_DEVICE Consumer(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
@@ -60,22 +58,27 @@ struct Consumer {
     bool pending = false;  // P, of a work's last block, waits for its V
     while (true) {
       const auto before = work_at;
+      const FwdWork<kCfg>& work = shared.work[before.stage];
+      // Blocks that others see of the work and my rows do not: fewer than K and V have stages.
+      const int unseen = pending ? uniform(work.last) - 1 - last : 0;
+      const int tail = pending ? first_unwritten(work) : 0;
+      for (int i = 0; i < unseen; ++i) skip_keys();
       if (pending) work_at.advance();
       const bool found = next_work(pending);
       if (!found && !pending) break;
       ask_scores();
-      if (pending && tail > 0) clear_tail();
+      if (tail > 0) clear_tail(tail);
       ask_output(pending);
       ptx::wgmma_wait_group<1>();
       ptx::wgmma_pin(flat(rS));
-      if (pending) finish_rows(shared.work[before.stage]);
+      if (pending) finish_rows(work);
       if (found) attend_first();
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rO));
       if (pending) {
         release_values();
-        for (; unseen_values > 0; --unseen_values) skip_values();
-        store(shared.work[before.stage]);
+        for (int i = 0; i < unseen; ++i) skip_values();
+        store(work);
         shared.works.release(before);
       }
       pending = found;
@@ -122,8 +125,6 @@ struct Consumer {
   // The next work in which my rows see keys, the first of them there. False: there is none any more; or it is behind works that I
   // have nothing to do with, whose V I cannot let go while P waits for an earlier one.
   TESSERA_DEVICE bool next_work(bool pending) {
-    // What others see of the last work and my rows do not: fewer blocks than K and V have stages.
-    for (unseen_values = end - 1 - last; end - 1 > last; --end) skip_keys();
     while (true) {
       shared.q.wait_full(q_at);
       const FwdWork<kCfg>& work = shared.work[work_at.stage];
@@ -131,7 +132,7 @@ struct Consumer {
       if (count < 0) return false;
       int first = uniform(work.first);
       if (count > consumer * 64 && first < behind) {
-        block = first, last = uniform(work.last_of[consumer]), end = behind;
+        block = first, last = uniform(work.last_of[consumer]);
         whole_first = uniform(work.whole_first), whole_last = uniform(work.whole_last_of[consumer]);
         if (p.cu_seqlens_q && count < (consumer + 1) * 64) clear_rows(count - consumer * 64);
         shared.k.wait_full(k_at);
@@ -176,6 +177,7 @@ struct Consumer {
 
   // Of the warpgroup's 64 rows, the warp's 16.
   TESSERA_DEVICE static int warp_row() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)) * 16; }
+  TESSERA_DEVICE static int warp_lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
 
   // -inf for the scores of keys that a row does not see: at the edges of its keys, of which under a staircase the lower lies
   // before all.
@@ -183,7 +185,7 @@ struct Consumer {
     const FwdWork<kCfg>& work = shared.work[work_at.stage];
     const bool low = !kCfg.causal && block<whole_first, high = block> whole_last;
     if (!low && !high) return;
-    const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
+    const int lane = warp_lane();
     const int key0 = block * kCfg.block_n + lane % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -196,9 +198,6 @@ struct Consumer {
 
   // A work's first scores, with the rows' maxima.
   TESSERA_DEVICE void attend_first() {
-    const FwdWork<kCfg>& work = shared.work[work_at.stage];
-    const int sk = uniform(work.s.sk);
-    tail = (p.cu_seqlens_k || p.seqused_k) && sk < (last + 1) * kCfg.block_n ? sk % kCfg.block_n : 0;
     hide();
     release_scores();
     softmax.reset();
@@ -252,8 +251,13 @@ struct Consumer {
   // Queries behind a sequence's last, which are another's: they become 0.
   TESSERA_DEVICE void clear_rows(int count) { clear_from<Q>(shared_address(shared.sQ[q_at.stage].data), count); }
 
-  // Values behind a sequence's last key, where the tensor does not end: they may be anything and met P = 0, and become 0.
-  TESSERA_DEVICE void clear_tail() {
+  // Values behind a sequence's last key, where the tensor does not end: they may be anything and met P = 0, and become 0. The
+  // first of them in the last block that my rows see of a work; 0: there are none.
+  TESSERA_DEVICE int first_unwritten(const FwdWork<kCfg>& work) const {
+    const int sk = uniform(work.s.sk);
+    return (p.cu_seqlens_k || p.seqused_k) && sk < (last + 1) * kCfg.block_n ? sk % kCfg.block_n : 0;
+  }
+  TESSERA_DEVICE void clear_tail(int tail) {
     shared.v.wait_full(v_at);
     clear_from<V>(shared_address(shared.sV[v_at.stage].data), tail);
   }
@@ -318,7 +322,7 @@ struct Consumer {
 #pragma unroll
         for (int e = 0; e < 4; ++e) rO[0][d][e] = factor[e / 2] < 0.0f ? 0.0f : rO[0][d][e];
     }
-    const int row0 = consumer * 64 + warp_row();
+    const int row0 = consumer * 64 + warp_row(), lane = warp_lane();
     const bool whole = !p.cu_seqlens_q || row0 + 16 <= work.count;
     const uint32 base = shared_address(shared.sO[row0 / 16].data);
 #pragma unroll
@@ -335,18 +339,18 @@ struct Consumer {
           const float l = factor[t % 2];
           words[t] = pack_pair<kCfg.dtype>(o[t % 2 * 2] * l, o[t % 2 * 2 + 1] * l);
         }
-        ptx::stmatrix_x4(Output::at(base, lane_id() % 16, col + lane_id() / 16 * 8), words);
+        ptx::stmatrix_x4(Output::at(base, lane % 16, col + lane / 16 * 8), words);
       }
       ptx::fence_proxy_async();
       __syncwarp();
       if (!whole) [[unlikely]] {
-        for (int word = lane_id(); word < (work.count - row0) * cols / 8; word += 32) {
+        for (int word = lane; word < (work.count - row0) * cols / 8; word += 32) {
           const int row = word / (cols / 8), col = word % (cols / 8) * 8;
           if (pass + col >= p.head_dim_v) continue;
           *reinterpret_cast<uint4*>(output(work, row0 + row) + (pass + col) * 2) =
               ptx::ld_shared_16(Output::at(base, row, col));
         }
-      } else if (lane_id() == 0) {
+      } else if (lane == 0) {
 #pragma unroll
         for (int col = 0; col < cols; col += kChunkCols) {
           ptx::cp_async_bulk_tensor_store_4d(&p.o_map, Output::at(base, 0, col), pass + col,

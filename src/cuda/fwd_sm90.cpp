@@ -25,7 +25,6 @@ namespace {
 
 constexpr int kConsumerRows = 64;  // queries of a warpgroup
 constexpr int kWarpRows = 16;      // that a warp stores
-constexpr int kChunkCols = 64;     // of a tile in shared memory: tile/wgmma_tile.cuh
 
 constexpr int kMaxHeadDim = 256;
 constexpr int64_t kPageRows = 16;  // that a page's are a multiple of, as every tile's block_n is
@@ -70,9 +69,6 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
                                     [&plan](int width) { return width >= plan.head_dim_v; });
   config.causal = staircase(p);
   tile.apply(config);
-  // Of O's chunks as many as there is room for, and one at least.
-  config.o_chunks = static_cast<int>(divide_up(config.head_dim_v, kChunkCols));
-  while (config.o_chunks > 1 && smem_bytes(config) > plan.device.smem_bytes) --config.o_chunks;
   config.page_rows = core::paged(p) ? static_cast<int>(std::gcd(core::sizes(p).page_size, config.block_n)) : 0;
   const bool packed = core::packed_q(p);
   choice.tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, choice.block_m());

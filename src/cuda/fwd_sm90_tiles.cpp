@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <iterator>
 
+#include "cuda/kernels.hpp"
+
 namespace tessera::cuda {
 namespace {
 
@@ -49,6 +51,9 @@ bool Sm90Tile::in_range() const {
 void Sm90Tile::apply(FwdSm90Config& config) const {
   for (const Varied& varied : kVaried) config.*varied.in_config = this->*varied.in_tile;
   if (config.causal) config.cluster = 1;
+  constexpr int kChunkCols = 64, kMostBytes = 227 << 10;  // of a block of compute capability 9.0
+  config.o_chunks = (config.head_dim_v + kChunkCols - 1) / kChunkCols;
+  while (config.o_chunks > 1 && smem_bytes(config) > kMostBytes) --config.o_chunks;
 }
 
 std::span<const Sm90Tile> sm90_tiles() { return kTiles; }

@@ -23,7 +23,8 @@ struct Sm90Tile {
   // Whether every number is in its range; what fits together is for the plan and the compiler to say.
   bool in_range() const;
 
-  // To a config whose `causal` is known: a cluster's blocks see the same keys, which a staircase does not give them.
+  // To a config whose head sizes and `causal` are known: a cluster's blocks see the same keys, which a staircase does not
+  // give them. O's chunks are as many as shared memory has room for beside the tiles, and one at least.
   void apply(FwdSm90Config& config) const;
 };
 
