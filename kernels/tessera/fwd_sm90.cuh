@@ -40,11 +40,13 @@ struct Consumer {
   RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
   RingPosition<kCfg.k_stages> k_at;  // whose scores are asked for next
   RingPosition<kCfg.v_stages> v_at;  // whose product with P comes next
-  int block, last;                   // whose scores come; the last of its work that my rows see
+  int block = 0, last = 0, end = 1;  // whose scores come; the last of its work that my rows see; behind all of its work
   int whole_first, whole_last;       // of its work: blocks that every row sees whole
+  int unseen_values = 0;             // blocks behind v_at's that others see and my rows do not
   float rS[1][kN][4], rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments
   OnlineSoftmax<1> softmax;
+  int tail;         // the first key of its last block behind the sequence's end, where V may be anything, else 0
   float factor[2];  // by which its rows of O are to be multiplied; below 0: the row saw nothing
 
   TESSERA_DEVICE Consumer(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
@@ -58,27 +60,22 @@ struct Consumer {
     bool pending = false;  // P, of a work's last block, waits for its V
     while (true) {
       const auto before = work_at;
-      const FwdWork<kCfg>& work = shared.work[before.stage];
-      // Blocks that others see of the work and my rows do not: fewer than K and V have stages.
-      const int unseen = pending ? uniform(work.last) - 1 - last : 0;
-      const int tail = pending ? first_unwritten(work) : 0;
-      for (int i = 0; i < unseen; ++i) skip_keys();
       if (pending) work_at.advance();
       const bool found = next_work(pending);
       if (!found && !pending) break;
       ask_scores();
-      if (tail > 0) clear_tail(tail);
+      if (pending && tail > 0) clear_tail();
       ask_output(pending);
       ptx::wgmma_wait_group<1>();
       ptx::wgmma_pin(flat(rS));
-      if (pending) finish_rows(work);
+      if (pending) finish_rows(shared.work[before.stage]);
       if (found) attend_first();
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rO));
       if (pending) {
         release_values();
-        for (int i = 0; i < unseen; ++i) skip_values();
-        store(work);
+        for (; unseen_values > 0; --unseen_values) skip_values();
+        store(shared.work[before.stage]);
         shared.works.release(before);
       }
       pending = found;
@@ -125,6 +122,8 @@ struct Consumer {
   // The next work in which my rows see keys, the first of them there. False: there is none any more; or it is behind works that I
   // have nothing to do with, whose V I cannot let go while P waits for an earlier one.
   TESSERA_DEVICE bool next_work(bool pending) {
+    // What others see of the last work and my rows do not: fewer blocks than K and V have stages.
+    for (unseen_values = end - 1 - last; end - 1 > last; --end) skip_keys();
     while (true) {
       shared.q.wait_full(q_at);
       const FwdWork<kCfg>& work = shared.work[work_at.stage];
@@ -132,7 +131,7 @@ struct Consumer {
       if (count < 0) return false;
       int first = uniform(work.first);
       if (count > consumer * 64 && first < behind) {
-        block = first, last = uniform(work.last_of[consumer]);
+        block = first, last = uniform(work.last_of[consumer]), end = behind;
         whole_first = uniform(work.whole_first), whole_last = uniform(work.whole_last_of[consumer]);
         if (p.cu_seqlens_q && count < (consumer + 1) * 64) clear_rows(count - consumer * 64);
         shared.k.wait_full(k_at);
@@ -198,6 +197,9 @@ struct Consumer {
 
   // A work's first scores, with the rows' maxima.
   TESSERA_DEVICE void attend_first() {
+    const FwdWork<kCfg>& work = shared.work[work_at.stage];
+    const int sk = uniform(work.s.sk);
+    tail = (p.cu_seqlens_k || p.seqused_k) && sk < (last + 1) * kCfg.block_n ? sk % kCfg.block_n : 0;
     hide();
     release_scores();
     softmax.reset();
@@ -251,13 +253,8 @@ struct Consumer {
   // Queries behind a sequence's last, which are another's: they become 0.
   TESSERA_DEVICE void clear_rows(int count) { clear_from<Q>(shared_address(shared.sQ[q_at.stage].data), count); }
 
-  // Values behind a sequence's last key, where the tensor does not end: they may be anything and met P = 0, and become 0. The
-  // first of them in the last block that my rows see of a work; 0: there are none.
-  TESSERA_DEVICE int first_unwritten(const FwdWork<kCfg>& work) const {
-    const int sk = uniform(work.s.sk);
-    return (p.cu_seqlens_k || p.seqused_k) && sk < (last + 1) * kCfg.block_n ? sk % kCfg.block_n : 0;
-  }
-  TESSERA_DEVICE void clear_tail(int tail) {
+  // Values behind a sequence's last key, where the tensor does not end: they may be anything and met P = 0, and become 0.
+  TESSERA_DEVICE void clear_tail() {
     shared.v.wait_full(v_at);
     clear_from<V>(shared_address(shared.sV[v_at.stage].data), tail);
   }
