@@ -50,6 +50,9 @@ struct FwdBlock {
     const int begin = max(max(visible.some.low, 0), kCfg.split ? work.split * p.split_keys : 0);
     const int end = min(visible.some.high + 1, kCfg.split ? (work.split + 1) * p.split_keys : s.sk);
     first = begin / kCfg.block_n, last = (end + kCfg.block_n - 1) / kCfg.block_n;
+    // A window that ends before this part of the keys or begins behind it: a tile that is taken all the same must be one
+    // that no row sees.
+    if (kCfg.split && last <= first) first = last = (s.sk + kCfg.block_n - 1) / kCfg.block_n;
   }
 
   // Every row sees every key of a tile.
