@@ -6,16 +6,6 @@
 
 namespace tessera {
 
-// What lies in shared memory, copied into registers where they suffice.
-template <class T, bool kCopy>
-struct SharedOrCopied {
-  using Type = const T&;
-};
-template <class T>
-struct SharedOrCopied<T, true> {
-  using Type = const T;
-};
-
 // The works of a persistent block, one after another.
 template <FwdConfig kCfg>
 struct FwdWorks {
