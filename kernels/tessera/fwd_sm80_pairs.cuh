@@ -255,7 +255,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
 
   while (works.more) {
     // 2. Q: global -> shared, with the first tiles of K: has been asked for.
-    const FwdBlock<kCfg> b = shared.work[place];
+    const FwdBlock<kCfg>& b = shared.work[place];  // a copy would spill
     PairWarp<kCfg> warp(p, b, shared);
     place ^= 1;
 

@@ -63,29 +63,28 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
   auto& shared = *reinterpret_cast<Shared*>(shared_memory);
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
 
-  const auto load_tile_of = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
-    if (tile < b.last) {
-      load_keys(shared.stage[stage].sK, p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
-      load_keys(shared.stage[stage].sV, p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
-    }
-    ptx::cp_async_commit_group();
+  const auto load_k = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
+    if (tile < b.last) load_keys(shared.stage[stage].sK, p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
   };
-  // A work's bounds to shared memory, and its first tile of K and V.
-  const auto open = [&](WorkPlace work, int place, int stage) {
-    const FwdBlock<kCfg> b(p, work);
-    if (threadIdx.x == 0) shared.work[place] = b;
-    load_tile_of(b, b.first, stage);
+  const auto load_v = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
+    if (tile < b.last) load_keys(shared.stage[stage].sV, p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
   };
 
   // 1. Which tiles are mine, and which keys the first sees.
   FwdWorks<kCfg> works(p);
   if (!works.more) return;
   int place = 0, stage = 0;
-  open(works.place, place, stage);
+  // 2. Q: global -> shared, with the first tile of K and V.
+  {
+    const FwdBlock<kCfg> b(p, works.place);
+    if (threadIdx.x == 0) shared.work[place] = b;
+    load_queries(shared.sQ, p, b);
+    load_k(b, b.first, stage);
+    ptx::cp_async_commit_group();
+    load_v(b, b.first, stage);
+    ptx::cp_async_commit_group();
+  }
   __syncthreads();
-  // 2. Q: global -> shared.
-  load_queries(shared.sQ, p, shared.work[place]);
-  ptx::cp_async_commit_group();
 
   while (works.more) {
     const FwdBlock<kCfg>& b = shared.work[place];  // a copy would spill beside 128 columns of outputs
@@ -99,15 +98,26 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
     // Rows `row` ..., whose outputs and softmax these are: all of the warp's, or the last 16.
     const auto take_keys = [&]<int kTiles>(int tile, float(&rO)[kTiles][kD][4], OnlineSoftmax<kTiles>& softmax,
                                            int row) {
-      ptx::cp_async_wait_group<0>();
+      // Of a block's only work V of the first tile is waited for behind the scores.
+      const bool v_later = tile == b.first && static_cast<int>(gridDim.x) >= works_of(p.order);
+      if (v_later) {
+        ptx::cp_async_wait_group<1>();
+      } else {
+        ptx::cp_async_wait_group<0>();
+      }
       __syncthreads();  // the tile is there for everybody, and everybody is done with the one before or the O before
       const bool ends = tile + 1 == end;
       if (!ends) {
-        load_tile_of(b, tile + 1, stage ^ 1);
+        load_k(b, tile + 1, stage ^ 1), load_v(b, tile + 1, stage ^ 1);
       } else {
         works.advance(p);
-        if (works.more) open(works.place, place, stage ^ 1);
+        if (works.more) {
+          const FwdBlock<kCfg> next(p, works.place);
+          if (threadIdx.x == 0) shared.work[place] = next;
+          load_k(next, next.first, stage ^ 1), load_v(next, next.first, stage ^ 1);
+        }
       }
+      ptx::cp_async_commit_group();
 
       //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S
       //    and O rescaled. The optimistic way first, where it can be gone: core/online_softmax.
@@ -127,8 +137,9 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       }
       uint32 rP[kTiles][kSteps][4];
       pack_rows<kCfg.dtype>(rP, rS);
+      if (v_later) ptx::cp_async_wait_group<1>();
+      if (ends || v_later) __syncthreads();  // nobody needs Q; V is there for everybody
       if (ends) {
-        __syncthreads();  // nobody needs Q
         if (works.more) load_queries(shared.sQ, p, shared.work[place]);
         ptx::cp_async_commit_group();
       }
