@@ -99,7 +99,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
     const auto take_keys = [&]<int kTiles>(int tile, float(&rO)[kTiles][kD][4], OnlineSoftmax<kTiles>& softmax,
                                            int row) {
       // Of a block's only work V of the first tile is waited for behind the scores.
-      const bool v_later = tile == b.first && static_cast<int>(gridDim.x) >= works_of(p.order);
+      const bool v_later = tile == b.first && FwdWorks<kCfg>::one_each(p);
       if (v_later) {
         ptx::cp_async_wait_group<1>();
       } else {

@@ -17,6 +17,10 @@ struct FwdWorks {
       : works(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)) {
     find(p);
   }
+  // Every block has one at most.
+  TESSERA_DEVICE static bool one_each(const FwdParams& p) {
+    return p.order.turns == 0 && static_cast<int>(gridDim.x) >= works_of(p.order);
+  }
   TESSERA_DEVICE void advance(const FwdParams& p) {
     step(p);
     find(p);
