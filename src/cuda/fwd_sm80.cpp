@@ -146,7 +146,7 @@ int64_t partial_o_bytes(const tessera_plan& plan) {
 }
 
 // A block a work; persistent ones, whose works `order` tells, are as many as the GPU holds where works differ in size.
-// Where they are equal the GPU itself deals them: as fast, or by up to 3 % faster, at all lengths.
+// Where they are equal the GPU itself deals them: as many as it holds were up to 3 % slower.
 Grid grid_of(const tessera_plan& plan, const Choice& choice, WorkOrder& order) {
   const int64_t works = choice.blocks * plan.num_splits;
   int64_t blocks = works;
