@@ -99,8 +99,12 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   for (int tile = b.first; tile < b.last; ++tile) take_keys(tile);
 
   // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
-  ptx::cp_async_wait_group<0>();
-  __syncthreads();  // nobody reads or fills Q, whose place O takes
+  if (kCfg.head_dim != kCfg.head_dim_v || b.last <= b.first) {
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();  // nobody reads or fills Q, whose place O takes
+  } else {
+    __syncwarp();  // a row of O takes the place of that row of Q, which this warp alone has read
+  }
   softmax.finish();
 #pragma unroll
   for (int m = 0; m < kM; ++m)

@@ -5,9 +5,9 @@
 // One barrier a tile: S of the next tile is computed before P V of this one, and its exponentials, which are optimistic
 // wherever they can be (core/online_softmax), stand between the products of P V. No options: they need the registers.
 //
-// Grid: persistent blocks, one a multiprocessor, which take works (core/work_order) one after another: alone on its
-// multiprocessor, a block has nobody to hide its first loads, so those of the next work go under this one's last
-// product. Block: as fwd_sm80.cuh's.
+// Grid: blocks that take works (core/work_order) one after another, under a staircase one a multiprocessor, otherwise as
+// many as works: alone on its multiprocessor, a block has nobody to hide its first loads, so those of the next work go
+// under this one's last product. Block: as fwd_sm80.cuh's.
 // Shared memory: FwdPairsSharedMemory. Its page: docs/kernels/fwd_sm80.md.
 #pragma once
 
@@ -219,7 +219,7 @@ struct PairWarp {
 
 template <FwdConfig kCfg>
 TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
-  static_assert(kCfg.pairs && kCfg.persistent && dtype_bytes(kCfg.dtype) == 2 && kCfg.block_m == kCfg.warps * 16);
+  static_assert(kCfg.pairs && dtype_bytes(kCfg.dtype) == 2 && kCfg.block_m == kCfg.warps * 16);
   static_assert(kCfg.stages == 2 && kCfg.block_n % 32 == 0 && !kCfg.spread_rows && !kCfg.score.any());
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdPairsSharedMemory<kCfg>*>(shared_memory);
@@ -255,7 +255,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
 
   while (works.more) {
     // 2. Q: global -> shared, with the first tiles of K: has been asked for.
-    const FwdBlock<kCfg> b = shared.work[place];
+    const FwdBlock<kCfg>& b = shared.work[place];  // a copy would spill
     PairWarp<kCfg> warp(p, b, shared);
     place ^= 1;
 

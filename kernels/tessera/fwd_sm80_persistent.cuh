@@ -1,9 +1,9 @@
-// Forward as fwd_sm80.cuh, for problems without options: persistent blocks, as many as the GPU holds, take works
-// (core/work_order) one after another. A block's first loads, which nobody waits for while there is another work before
-// it, go under the last product of that: K and V into the other stage, Q into its place as soon as the last scores are
-// there.
+// Forward as fwd_sm80.cuh, for problems without options, where a warp has two tiles of 16 rows. These lie half a block
+// apart: keys that a causal mask hides from the upper half then cost every warp half of the products.
 //
-// Block: as fwd_sm80.cuh's. Shared memory: FwdPersistentSharedMemory. Its page: docs/kernels/fwd_sm80.md.
+// Grid: blocks that take works (core/work_order) one after another, under a staircase as many as the GPU holds, otherwise
+// as many as works. A work's first loads go under the last product of the one before: K and V into the other stage, Q into
+// its place as soon as the last scores are there. Block: as fwd_sm80.cuh's. Shared memory: FwdPersistentSharedMemory. Its page: docs/kernels/fwd_sm80.md.
 #pragma once
 
 #include "tessera/core/fwd_works.cuh"
@@ -53,44 +53,41 @@ TESSERA_DEVICE void set_last_rows(OnlineSoftmax<kM>& all, const OnlineSoftmax<1>
 
 template <FwdConfig kCfg>
 TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
-  constexpr int kM = kCfg.block_m / kCfg.warps / 16;                   // tiles of 16 rows a warp
-  constexpr int kRowStep = kCfg.spread_rows ? kCfg.block_m / kM : 16;  // from one to the next
+  constexpr int kM = 2;                        // tiles of 16 rows a warp
+  constexpr int kRowStep = kCfg.block_m / kM;  // from one to the next
   constexpr int kN = kCfg.block_n / 8, kSteps = kN / 2, kD = kCfg.head_dim_v / 8;
-  static_assert(kM * kCfg.warps * 16 == kCfg.block_m, "a warp has a multiple of 16 rows");
-  static_assert(kCfg.persistent && dtype_bytes(kCfg.dtype) == 2 && kCfg.stages == 2 && !kCfg.score.any());
-  static_assert(!kCfg.spread_rows || kM == 2);
+  static_assert(kCfg.spread_rows && kM * kCfg.warps * 16 == kCfg.block_m);
+  static_assert(dtype_bytes(kCfg.dtype) == 2 && kCfg.stages == 2 && !kCfg.score.any());
   using Shared = FwdPersistentSharedMemory<kCfg>;
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<Shared*>(shared_memory);
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * (kCfg.spread_rows ? 16 : kM * 16);
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
 
-  const auto load_tile_of = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
-    if (tile < b.last) {
-      load_keys(shared.stage[stage].sK, p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
-      load_keys(shared.stage[stage].sV, p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
-    }
-    ptx::cp_async_commit_group();
+  const auto load_k = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
+    if (tile < b.last) load_keys(shared.stage[stage].sK, p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
   };
-  // A work's bounds to shared memory, and its first tile of K and V.
-  const auto open = [&](WorkPlace work, int place, int stage) {
-    const FwdBlock<kCfg> b(p, work);
-    if (threadIdx.x == 0) shared.work[place] = b;
-    load_tile_of(b, b.first, stage);
+  const auto load_v = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
+    if (tile < b.last) load_keys(shared.stage[stage].sV, p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
   };
 
   // 1. Which tiles are mine, and which keys the first sees.
   FwdWorks<kCfg> works(p);
   if (!works.more) return;
   int place = 0, stage = 0;
-  open(works.place, place, stage);
+  // 2. Q: global -> shared, with the first tile of K and V.
+  {
+    const FwdBlock<kCfg> b(p, works.place);
+    if (threadIdx.x == 0) shared.work[place] = b;
+    load_queries(shared.sQ, p, b);
+    load_k(b, b.first, stage);
+    ptx::cp_async_commit_group();
+    load_v(b, b.first, stage);
+    ptx::cp_async_commit_group();
+  }
   __syncthreads();
-  // 2. Q: global -> shared.
-  load_queries(shared.sQ, p, shared.work[place]);
-  ptx::cp_async_commit_group();
 
   while (works.more) {
-    // On Ampere a copy would spill beside 128 columns of outputs; beside 64 it saves 4 % of a tile's instructions.
-    typename SharedOrCopied<FwdBlock<kCfg>, (kCfg.head_dim_v <= 64)>::Type b = shared.work[place];
+    const FwdBlock<kCfg>& b = shared.work[place];  // a copy would spill beside 128 columns of outputs
     place ^= 1;
     const int end = max(b.last, b.first + 1);  // where no row sees any key there is a tile that is hidden
 
@@ -101,15 +98,26 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
     // Rows `row` ..., whose outputs and softmax these are: all of the warp's, or the last 16.
     const auto take_keys = [&]<int kTiles>(int tile, float(&rO)[kTiles][kD][4], OnlineSoftmax<kTiles>& softmax,
                                            int row) {
-      ptx::cp_async_wait_group<0>();
+      // Of a block's only work V of the first tile is waited for behind the scores.
+      const bool v_later = tile == b.first && FwdWorks<kCfg>::one_each(p);
+      if (v_later) {
+        ptx::cp_async_wait_group<1>();
+      } else {
+        ptx::cp_async_wait_group<0>();
+      }
       __syncthreads();  // the tile is there for everybody, and everybody is done with the one before or the O before
       const bool ends = tile + 1 == end;
       if (!ends) {
-        load_tile_of(b, tile + 1, stage ^ 1);
+        load_k(b, tile + 1, stage ^ 1), load_v(b, tile + 1, stage ^ 1);
       } else {
         works.advance(p);
-        if (works.more) open(works.place, place, stage ^ 1);
+        if (works.more) {
+          const FwdBlock<kCfg> next(p, works.place);
+          if (threadIdx.x == 0) shared.work[place] = next;
+          load_k(next, next.first, stage ^ 1), load_v(next, next.first, stage ^ 1);
+        }
       }
+      ptx::cp_async_commit_group();
 
       //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S
       //    and O rescaled. The optimistic way first, where it can be gone: core/online_softmax.
@@ -129,8 +137,9 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       }
       uint32 rP[kTiles][kSteps][4];
       pack_rows<kCfg.dtype>(rP, rS);
+      if (v_later) ptx::cp_async_wait_group<1>();
+      if (ends || v_later) __syncthreads();  // nobody needs Q; V is there for everybody
       if (ends) {
-        __syncthreads();  // nobody needs Q
         if (works.more) load_queries(shared.sQ, p, shared.work[place]);
         ptx::cp_async_commit_group();
       }
@@ -139,18 +148,14 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       product_pb(rO, rP, shared.stage[stage].sV);
       stage ^= 1;
     };
-    if constexpr (kCfg.spread_rows) {
-      // Tiles from here on the upper half of the block's rows does not see: every warp leaves out half of its own.
-      const int upper_high = visible_keys(p, b.s, b.map.query(b.row0 + min(kRowStep, b.count) - 1)).high;
-      const int upper_end = min(max(upper_high / kCfg.block_n + 1, b.first), end);
-      int tile = b.first;
-      for (; tile < upper_end; ++tile) take_keys(tile, rO, softmax, warp_row);
-      OnlineSoftmax<1> lower = last_rows(softmax);
-      for (; tile < end; ++tile) take_keys(tile, last_rows(rO), lower, warp_row + kRowStep);
-      set_last_rows(softmax, lower);
-    } else {
-      for (int tile = b.first; tile < end; ++tile) take_keys(tile, rO, softmax, warp_row);
-    }
+    // Tiles from here on the upper half of the block's rows does not see: every warp leaves out half of its own.
+    const int upper_high = visible_keys(p, b.s, b.map.query(b.row0 + min(kRowStep, b.count) - 1)).high;
+    const int upper_end = min(max(upper_high / kCfg.block_n + 1, b.first), end);
+    int tile = b.first;
+    for (; tile < upper_end; ++tile) take_keys(tile, rO, softmax, warp_row);
+    OnlineSoftmax<1> lower = last_rows(softmax);
+    for (; tile < end; ++tile) take_keys(tile, last_rows(rO), lower, warp_row + kRowStep);
+    set_last_rows(softmax, lower);
 
     // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
     __syncthreads();  // nobody reads the last tile, whose place O takes

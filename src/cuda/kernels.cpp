@@ -17,12 +17,12 @@ constexpr int kMemoryBoundBlocks = 7;  // of a multiprocessor: so many warps cov
 
 const char* name_of(const FwdConfig& config) {
   if (config.pairs) return "fwd_sm80_pairs";
-  return config.persistent ? "fwd_sm80_persistent" : "fwd_sm80";
+  return config.spread_rows ? "fwd_sm80_persistent" : "fwd_sm80";
 }
 
 const char* shared_memory_of(const FwdConfig& config) {
   if (config.pairs) return "FwdPairsSharedMemory";
-  return config.persistent ? "FwdPersistentSharedMemory" : "FwdSharedMemory";
+  return config.spread_rows ? "FwdPersistentSharedMemory" : "FwdSharedMemory";
 }
 
 // Rows of a SharedTile of kernels/tessera/tile/shared_tile.cuh.
@@ -57,9 +57,10 @@ int64_t smem_bytes(const FwdConfig& config) {
   const int64_t v_pitch = pitch_bytes(config.dtype, config.head_dim_v);
   // O takes Q's place, of persistent blocks K's and V's or V's, and these have two works beside; pairs P and two
   // numbers a row.
-  const int64_t o_row = config.persistent ? 0 : v_pitch;
+  const bool persistent = config.pairs || config.spread_rows;
+  const int64_t o_row = persistent ? 0 : v_pitch;
   const int64_t p_row = config.pairs ? pitch_bytes(config.dtype, config.block_n) + 8 : 0;
-  const int64_t works = config.persistent ? 2 * kFwdBlockBytes : 0;
+  const int64_t works = persistent ? 2 * kFwdBlockBytes : 0;
   return config.block_m * (std::max(k_pitch, o_row) + p_row) + works +
          int64_t{config.stages} * config.block_n * (k_pitch + v_pitch);
 }

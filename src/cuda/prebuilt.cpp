@@ -63,12 +63,12 @@ struct Row {
   bool few;                                     // one of the few where not all are compiled
 };
 constexpr Row kTable[] = {
-    {Use::kPrefill, 64, 246, 0, 0, false},
+    {Use::kPrefill, 64, 247, 0, 0, false},
     {Use::kPrefill, 96, 255, 24, 16, false},
     {Use::kPrefill, 128, 255, 180, 48, true},
-    {Use::kPrefill, 192, 245, 0, 0, false},
+    {Use::kPrefill, 192, 252, 0, 0, false},
     {Use::kPrefill, 256, 254, 0, 0, false},
-    {Use::kPagedPrefill, 64, 246, 0, 0, false},
+    {Use::kPagedPrefill, 64, 247, 0, 0, false},
     {Use::kPagedPrefill, 128, 255, 132, 48, false},
     {Use::kDecode, 64, 216, 0, 0, false},
     {Use::kDecode, 128, 255, 0, 0, true},

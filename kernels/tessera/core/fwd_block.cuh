@@ -50,6 +50,9 @@ struct FwdBlock {
     const int begin = max(max(visible.some.low, 0), kCfg.split ? work.split * p.split_keys : 0);
     const int end = min(visible.some.high + 1, kCfg.split ? (work.split + 1) * p.split_keys : s.sk);
     first = begin / kCfg.block_n, last = (end + kCfg.block_n - 1) / kCfg.block_n;
+    // A window that ends before this part of the keys or begins behind it: a tile that is taken all the same must be one
+    // that no row sees.
+    if (kCfg.split && last <= first) first = last = (s.sk + kCfg.block_n - 1) / kCfg.block_n;
   }
 
   // Every row sees every key of a tile.
@@ -181,8 +184,13 @@ struct FwdRow {
     float scale = 1.0f;
     if (!kCfg.split && p.sink && seen && there) scale = join_sink(p.sink[p.sink_head * head] * kLog2e, ref, sum);
     if constexpr (kCfg.score.dropout) scale *= p.dropout_scale;
-    factor = seen ? scale / sum : 0.0f;
-    lse = seen ? (ref + log2f(sum)) * kLn2 : -infinity();
+    if constexpr (kCfg.dtype == Dtype::kFloat32) {
+      factor = seen ? scale / sum : 0.0f;
+      lse = seen ? (ref + log2f(sum)) * kLn2 : -infinity();
+    } else {  // 38 instructions less
+      factor = seen ? scale * ptx::rcp_approx_ftz(sum) : 0.0f;
+      lse = seen ? (ref + ptx::lg2_approx_ftz(sum)) * kLn2 : -infinity();
+    }
   }
 };
 
@@ -218,11 +226,15 @@ TESSERA_DEVICE void put_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg
 // kRows rows of the tile from `first` on -> o, by one warp.
 template <int kRows, FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void store_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, int first) {
+  char* base = static_cast<char*>(p.o.data) + (p.o.batch * b.work.batch + b.dv_begin) * Tile::kElemBytes;
+  if constexpr (!kCfg.pack_heads) {
+    base += (p.o.row * (static_cast<int64>(b.s.q_begin) + b.row0) + p.o.head * b.work.head) * Tile::kElemBytes;
+    store_rows_strided<kRows>(sO, first, b.count, b.dv_count, p.o_aligned, base, p.o.row * Tile::kElemBytes);
+    return;
+  }
   store_rows<kRows>(sO, first, b.count, b.dv_count, p.o_aligned, [&](int local) {
     const int64 query = b.s.q_begin + b.map.query(b.row0 + local);
-    return static_cast<char*>(p.o.data) +
-           (p.o.batch * b.work.batch + p.o.row * query + p.o.head * b.map.head(b.row0 + local) + b.dv_begin) *
-               Tile::kElemBytes;
+    return base + (p.o.row * query + p.o.head * b.map.head(b.row0 + local)) * Tile::kElemBytes;
   });
 }
 

@@ -6,16 +6,6 @@
 
 namespace tessera {
 
-// What lies in shared memory, copied into registers where they suffice.
-template <class T, bool kCopy>
-struct SharedOrCopied {
-  using Type = const T&;
-};
-template <class T>
-struct SharedOrCopied<T, true> {
-  using Type = const T;
-};
-
 // The works of a persistent block, one after another.
 template <FwdConfig kCfg>
 struct FwdWorks {
@@ -26,6 +16,10 @@ struct FwdWorks {
   TESSERA_DEVICE explicit FwdWorks(const FwdParams& p)
       : works(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)) {
     find(p);
+  }
+  // Every block has one at most.
+  TESSERA_DEVICE static bool one_each(const FwdParams& p) {
+    return p.order.turns == 0 && static_cast<int>(gridDim.x) >= works_of(p.order);
   }
   TESSERA_DEVICE void advance(const FwdParams& p) {
     step(p);

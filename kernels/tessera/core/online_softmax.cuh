@@ -73,8 +73,13 @@ struct OnlineSoftmax {
   template <int kN, int kD>
   TESSERA_DEVICE void update(float (&s)[kM][kN][4], float scale, float (&o)[kM][kD][4]) {
     float alpha[kM][2];
+    bool fresh = true;  // before a first visible key O is zero
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) fresh &= ref[m][half] == -infinity();
     const bool moves = move_reference(s, scale, alpha);
-    if (moves) rescale(alpha, o);
+    if (moves && !fresh) rescale(alpha, o);
     exponentiate(s, scale);
   }
 

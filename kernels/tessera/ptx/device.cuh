@@ -14,4 +14,15 @@ TESSERA_DEVICE uint32 shared_address(const void* pointer) {
   return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }
 
+namespace ptx {
+
+// The thread's number in its warp. What is computed from it is computed behind this place, not in front of a loop around.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#special-registers-laneid
+TESSERA_DEVICE int laneid_here() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+}  // namespace ptx
 }  // namespace tessera

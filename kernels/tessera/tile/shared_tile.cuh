@@ -164,4 +164,28 @@ TESSERA_DEVICE void store_rows(Tile& sTile, int first, int count, int columns, i
   }
 }
 
+// The same for rows `row_stride` bytes apart, of which the tile's row 0 goes to gRows. Where all are there and whole, a
+// store takes an addition.
+template <int kRows, class Tile>
+TESSERA_DEVICE void store_rows_strided(Tile& sTile, int first, int count, int columns, int aligned, char* gRows,
+                                       int64 row_stride) {
+  constexpr int kStoresPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
+  constexpr int kRowsAPass = kStoresPerRow < 32 ? 32 / kStoresPerRow : 1;
+  if constexpr (kRowsAPass * kStoresPerRow == 32 && kRows % kRowsAPass == 0) {
+    if (aligned && first + kRows <= count && columns == Tile::kCols) {
+      const int lane = ptx::laneid_here();  // addresses known before a kernel's loops would hold registers through them
+      const int row = first + lane / kStoresPerRow, offset = lane % kStoresPerRow * kLoadBytes;
+      const char* from = sTile.data + row * Tile::kPitchBytes + offset;
+      char* to = gRows + row * row_stride + offset;
+#pragma unroll
+      for (int i = 0; i < kRows / kRowsAPass; ++i) {
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + i * kRowsAPass * Tile::kPitchBytes);
+        to += kRowsAPass * row_stride;
+      }
+      return;
+    }
+  }
+  store_rows<kRows>(sTile, first, count, columns, aligned, [&](int row) { return gRows + row_stride * row; });
+}
+
 }  // namespace tessera
