@@ -239,23 +239,28 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
     ptx::cp_async_commit_group();
   };
 
-  // A work's bounds to shared memory, and its first loads.
-  const auto open = [&](WorkPlace work, int place) {
+  // A work's bounds to shared memory, and its first loads; of the block's first work V, too, whose place is free.
+  const auto open = [&](WorkPlace work, int place, bool with_v) {
     const FwdBlock<kCfg> b(p, work);
     if (threadIdx.x == 0) shared.work[place] = b;
     load_first(b);
+    if (with_v) {
+      load_v(b, b.first, 0);
+      ptx::cp_async_commit_group();
+    }
   };
 
   // 1. Which tiles are mine, and which keys the first sees.
   FwdWorks<kCfg> works(p);
   if (!works.more) return;
   int place = 0;
-  open(works.place, place);
+  bool v_comes = true;  // of the work's first tile
+  open(works.place, place, v_comes);
   __syncthreads();
 
   while (works.more) {
     // 2. Q: global -> shared, with the first tiles of K: has been asked for.
-    const FwdBlock<kCfg>& b = shared.work[place];  // a copy would spill
+    WorkBounds<kCfg> b = shared.work[place];
     PairWarp<kCfg> warp(p, b, shared);
     place ^= 1;
 
@@ -263,7 +268,9 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
     // Where no row sees any there is a turn without products.
     int stage = 0;
     for (int tile = b.first;; ++tile, stage ^= 1) {
-      if (tile == b.first) {
+      if (tile == b.first && v_comes) {
+        ptx::cp_async_wait_group<2>();
+      } else if (tile == b.first) {
         ptx::cp_async_wait_group<1>();
       } else {
         ptx::cp_async_wait_group<0>();
@@ -271,7 +278,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
       // P, V and the next K are there, of the first tile Q and K; everybody is done with this K, but for what failed,
       // and with the V before; at the first tile, with the O before, which went out through V's place.
       if (__syncthreads_or(warp.failed)) {
-        if (tile == b.first) {
+        if (tile == b.first && !v_comes) {
           load_v(b, tile, 0);
           ptx::cp_async_commit_group();
         }
@@ -286,12 +293,13 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
         ptx::cp_async_commit_group();
       } else {  // nobody needs Q and K: those of the next work arrive under the last product and the way of O
         works.advance(p);
-        if (works.more) open(works.place, place);
+        if (works.more) open(works.place, place, false);
       }
       warp.optimistic = warp.failed = false;
       if (warp.sees(tile)) warp.step(tile, stage, !ends && warp.sees(tile + 1));
       if (ends) break;
     }
+    v_comes = false;
 
     // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
     __syncthreads();  // nobody reads V, whose place O takes

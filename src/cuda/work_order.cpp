@@ -54,8 +54,8 @@ int64_t tail_of(const Works& works) {
 WorkOrder find_order(const Works& works) {
   constexpr int64_t kSectionBytes = int64_t{32} << 20, kTurnsHeadBytes = int64_t{512} << 10;
   int64_t turns = 0, section = works.heads, sections = 1;
-  if (works.equal) {
-    section = 1, sections = works.heads;  // any order will do
+  if (works.equal || works.blocks >= works.tiles * works.heads) {
+    section = 1, sections = works.heads;  // any order will do: works are equal, or a block has one
   } else if (works.head_bytes >= kTurnsHeadBytes) {
     section = works.packed ? 0 : tail_of(works);
     turns = works.heads - section;

@@ -52,6 +52,18 @@ std::string text_of(const WorkOrder& order) {
          std::to_string(order.rising);
 }
 
+// Also where long heads of a packed batch would all come in turns, two tiles at a time.
+TEST(CudaWorkOrder, AsManyBlocksAsWorksHaveOneEach) {
+  for (const bool packed : {false, true}) {
+    Works works{};
+    works.tiles = 8, works.heads = 4, works.packed = packed, works.group = 1, works.head_bytes = int64_t{1} << 20;
+    works.tile_keys = 128, works.fixed_keys = 256, works.blocks = 32;
+    std::vector<int> of_block(32);
+    for_each_work(order_of(works), 32, [&](int block, int) { ++of_block[block]; });
+    EXPECT_EQ(std::ranges::count(of_block, 1), 32) << text_of(order_of(works));
+  }
+}
+
 TEST(CudaWorkOrder, EveryTileOnce) {
   for (const int tiles : {1, 2, 3, 4, 7, 8, 11, 43, 128, 171})
     for (const int heads : {1, 2, 3, 5, 8, 16, 37, 64})

@@ -6,6 +6,16 @@
 
 namespace tessera {
 
+// How a work's bounds, which stand in shared memory, are read, by every tile: copied to registers, but before sm_90 from
+// where they are, since the compiler finds no registers for them there and would spill up to 120 bytes.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+template <FwdConfig kCfg>
+using WorkBounds = const FwdBlock<kCfg>;
+#else
+template <FwdConfig kCfg>
+using WorkBounds = const FwdBlock<kCfg>&;
+#endif
+
 // The works of a persistent block, one after another.
 template <FwdConfig kCfg>
 struct FwdWorks {
