@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-// How a work's bounds, which stand in shared memory, are read, by every tile: copied to registers, but before sm_90 from
-// where they are, since the compiler finds no registers for them there and would spill up to 120 bytes.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// How a work's bounds, which stand in shared memory, are read, by every tile: on sm_90 copied to registers. On others the
+// compiler finds no registers for them and would spill up to 160 bytes.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 template <FwdConfig kCfg>
 using WorkBounds = const FwdBlock<kCfg>;
 #else
