@@ -1,9 +1,9 @@
 // Forward on Hopper: O = softmax(scale Q K^T) V and LSE, FlashAttention-3's plan: TMA, wgmma and warpgroups with roles.
 //
-// A persistent block takes works, tiles of 64 query rows a consumer warpgroup (core/fwd_work), whose Q, K and V producer
-// threads bring (core/fwd_sm90_producers). A consumer asks for the scores of the next block of keys, S' = Q K'^T, and for
-// O += P V of the last one: the exponentials of S' run under P V and under the products of the other consumers, which keep
-// no step with this one. The first scores of the next work run under the store of this one. Behind a row's first block no
+// A persistent block takes works, tiles of 64 query rows a consumer warpgroup (core/fwd_work), which producer threads open,
+// and whose Q, K and V they bring (core/fwd_sm90_producers). A consumer asks for the scores of the next block of keys,
+// S' = Q K'^T, and for O += P V of the last one: the exponentials of S' run under P V and under the products of the other
+// consumers, which keep no step with this one. The next block may be the next work's first. Behind a row's first block no
 // maximum is taken (core/online_softmax: as it is); should a sum then pass a bound, a warp computes its scores again.
 //
 // Block: (consumers + 1) x 128 threads, one a multiprocessor; registers go from the producers to the consumers. Shared
@@ -182,7 +182,8 @@ struct Consumer {
   // before all.
   TESSERA_DEVICE void hide() {
     const FwdWork<kCfg>& work = shared.work[work_at.stage];
-    const bool low = !kCfg.causal && block<whole_first, high = block> whole_last;
+    const bool low = !kCfg.causal && block < whole_first;
+    const bool high = block > whole_last;
     if (!low && !high) return;
     const int lane = warp_lane();
     const int key0 = block * kCfg.block_n + lane % 4 * 2;
