@@ -319,6 +319,8 @@ struct Consumer {
       for (int d = 0; d < kD; ++d)
 #pragma unroll
         for (int e = 0; e < 4; ++e) rO[0][d][e] = factor[e / 2] < 0.0f ? 0.0f : rO[0][d][e];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) factor[half] = factor[half] < 0.0f ? 0.0f : factor[half];  // no -0
     }
     const int row0 = consumer * 64 + warp_row(), lane = warp_lane();
     const bool whole = !p.cu_seqlens_q || row0 + 16 <= work.count;
