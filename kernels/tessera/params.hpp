@@ -74,7 +74,7 @@ struct FwdParams : ProblemParams {
   int o_aligned;               // every row of o starts at a multiple of 16 bytes
   float* partial_o;            // [num_splits, heads_q, rows_total, head_dim_v]
   float* partial_lse;          // [num_splits, heads_q, rows_total], natural logarithm
-  WorkOrder order;             // of pairs
+  WorkOrder order;             // of persistent blocks
 };
 
 // CUtensorMap: how a bulk copy finds a tensor. Made by the driver.

@@ -14,15 +14,11 @@ TESSERA_DEVICE uint32 shared_address(const void* pointer) {
   return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }
 
-namespace ptx {
-
-// The thread's number in its warp. What is computed from it is computed behind this place, not in front of a loop around.
-// https://docs.nvidia.com/cuda/parallel-thread-execution/#special-registers-laneid
-TESSERA_DEVICE int laneid_here() {
-  int lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
+// The same value, of which the compiler knows nothing: what is made from it is made anew each time, and not kept in
+// registers over a loop.
+TESSERA_DEVICE uint32 not_hoisted(uint32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
-}  // namespace ptx
 }  // namespace tessera

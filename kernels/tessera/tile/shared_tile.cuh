@@ -173,7 +173,8 @@ TESSERA_DEVICE void store_rows_strided(Tile& sTile, int first, int count, int co
   constexpr int kRowsAPass = kStoresPerRow < 32 ? 32 / kStoresPerRow : 1;
   if constexpr (kRowsAPass * kStoresPerRow == 32 && kRows % kRowsAPass == 0) {
     if (aligned && first + kRows <= count && columns == Tile::kCols) {
-      const int lane = ptx::laneid_here();  // addresses known before a kernel's loops would hold registers through them
+      // Addresses known before a kernel's loops would hold registers through them.
+      const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
       const int row = first + lane / kStoresPerRow, offset = lane % kStoresPerRow * kLoadBytes;
       const char* from = sTile.data + row * Tile::kPitchBytes + offset;
       char* to = gRows + row * row_stride + offset;

@@ -27,13 +27,6 @@ struct SwizzledTile {
   }
 };
 
-// The same value, of which the compiler knows nothing: what is made from it is made anew each time, and not kept in
-// registers over a loop (of descriptors, there is one for every 16 columns).
-TESSERA_DEVICE uint32 not_hoisted(uint32 x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // The first lane's value, which the compiler then knows for the whole warp's: a loop over it is uniform, and what is made
 // from it lives in uniform registers.
 template <class T>
