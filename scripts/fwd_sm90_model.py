@@ -60,9 +60,9 @@ def widths() -> tuple[int, ...]:
 SMEM_BYTES = 227 << 10
 KERNEL_SMEM_BYTES = 1024  # works and barriers
 OUTPUT_CHUNK_BYTES = 16 * 128  # a warp's 16 rows of 64 columns of O
-REGISTERS = {2: 232, 3: 160}  # of a consumer's thread
+REGISTERS = {2: 232, 3: 160, 4: 112}  # of a consumer's thread
 # What addresses, loop and softmax need beside S, P and O. The compiler has the last word: these only drop the hopeless.
-SPARE_REGISTERS = {2: 36, 3: 28}
+SPARE_REGISTERS = {2: 36, 3: 28, 4: 28}
 CONSUMER_ROWS = 64
 
 # What a clock and multiprocessor do.
@@ -83,10 +83,10 @@ CLOCK_HZ = 1.79e9
 
 VALUES = {
     "block_n": range(48, 257, 16),
-    "consumers": (2, 3),
-    "k_stages": range(1, 6),
-    "v_stages": range(1, 6),
-    "q_stages": range(2, 7),  # tiles of 64 queries
+    "consumers": (2, 3, 4),
+    "k_stages": range(1, 7),
+    "v_stages": range(1, 7),
+    "q_stages": range(2, 9),  # tiles of 64 queries
     "cluster": (1, 2),  # blocks
 }
 

@@ -87,7 +87,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
   __syncthreads();
 
   while (works.more) {
-    WorkBounds<kCfg> b = shared.work[place];
+    const FwdBlock<kCfg>& b = shared.work[place];
     place ^= 1;
     const int end = max(b.last, b.first + 1);  // where no row sees any key there is a tile that is hidden
 

@@ -379,7 +379,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   static_assert((kCfg.consumers - 1) * 64 <= (kCfg.k_stages + kCfg.v_stages - 1) * kCfg.block_n,
                 "who lets keys go ahead of values must not wait for what the others wait for him to free");
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma's 16-bit types");
-  static_assert(kCfg.consumers == 2 || kCfg.consumers == 3, "registers are dealt for these");
+  static_assert(kCfg.consumers >= 2 && kCfg.consumers <= 4, "registers are dealt for these");
   static_assert(kCfg.cluster == 1 || !kCfg.causal, "a cluster's blocks see the same keys");
   extern __shared__ __align__(1024) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSm90SharedMemory<kCfg>*>(shared_memory);
@@ -401,9 +401,9 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   } else {
     __syncthreads();
   }
-  // 65536 registers: 168 a thread of three warpgroups, 128 of four, dealt anew.
+  // 65536 registers: 168 a thread of three warpgroups, 128 of four, 96 of five, dealt anew.
   constexpr int kProducerRegisters = kCfg.consumers == 2 ? 40 : 32,
-                kConsumerRegisters = kCfg.consumers == 2 ? 232 : 160;
+                kConsumerRegisters = kCfg.consumers == 2 ? 232 : kCfg.consumers == 3 ? 160 : 112;
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) produce_queries<kCfg>(p, shared);

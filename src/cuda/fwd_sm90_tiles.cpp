@@ -20,7 +20,7 @@ struct Varied {
   int least, most;
 };
 constexpr Varied kVaried[] = {
-    {&Sm90Tile::block_n, &FwdSm90Config::block_n, 16, 256}, {&Sm90Tile::consumers, &FwdSm90Config::consumers, 2, 3},
+    {&Sm90Tile::block_n, &FwdSm90Config::block_n, 16, 256}, {&Sm90Tile::consumers, &FwdSm90Config::consumers, 2, 4},
     {&Sm90Tile::k_stages, &FwdSm90Config::k_stages, 1, 8},  {&Sm90Tile::v_stages, &FwdSm90Config::v_stages, 1, 8},
     {&Sm90Tile::q_stages, &FwdSm90Config::q_stages, 2, 9},  {&Sm90Tile::cluster, &FwdSm90Config::cluster, 1, 2},
 };

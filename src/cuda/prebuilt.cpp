@@ -92,7 +92,7 @@ struct Wider {
 };
 constexpr int64_t kEvery = 0;
 constexpr Wider kWider[] = {
-    {"fwd_sm90", kEvery, 168, 0, 0},  // as launched; three consumers then have 160, two 232
+    {"fwd_sm90", kEvery, 168, 0, 0},  // as launched; two consumers then have 232, three 160, four 112
     // 128 registers of outputs beside 32 of scores, of this tile and of the next.
     {"fwd_sm80_pairs", 192, 255, 24, 8},
     {"fwd_sm80_pairs", 256, 255, 152, 32},

@@ -6,16 +6,6 @@
 
 namespace tessera {
 
-// How a work's bounds, which stand in shared memory, are read, by every tile: on sm_90 copied to registers. On others the
-// compiler finds no registers for them and would spill up to 160 bytes.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-template <FwdConfig kCfg>
-using WorkBounds = const FwdBlock<kCfg>;
-#else
-template <FwdConfig kCfg>
-using WorkBounds = const FwdBlock<kCfg>&;
-#endif
-
 // The works of a persistent block, one after another.
 template <FwdConfig kCfg>
 struct FwdWorks {
