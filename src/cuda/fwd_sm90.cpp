@@ -59,6 +59,14 @@ int64_t table_rows(const tessera_plan& plan) {
   return rows;
 }
 
+// By which whole tiles and half ones are told apart.
+int64_t rows_a_multiprocessor(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  if (p.batch_invariant) return INT64_MAX;
+  const int64_t rows = core::sizes(p).rows_q * (core::packed_q(p) ? 1 : plan.batch) * plan.heads_q;
+  return (rows + plan.device.cores - 1) / plan.device.cores;
+}
+
 Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   const tessera_problem& p = plan.problem;
   Choice choice;
@@ -79,7 +87,8 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
 
 // For a plan to be made: the table's.
 std::optional<Choice> choose(const tessera_plan& plan) {
-  const auto tile = find_sm90_tile(plan.head_dim, plan.head_dim_v, staircase(plan.problem), table_rows(plan));
+  const auto tile = find_sm90_tile(
+      {plan.head_dim, plan.head_dim_v, staircase(plan.problem), table_rows(plan), rows_a_multiprocessor(plan)});
   return tile ? std::optional(choice_of(plan, *tile)) : std::nullopt;
 }
 

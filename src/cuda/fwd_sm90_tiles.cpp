@@ -58,12 +58,23 @@ void Sm90Tile::apply(FwdSm90Config& config) const {
 
 std::span<const Sm90Tile> sm90_tiles() { return kTiles; }
 
-std::optional<Sm90Tile> find_sm90_tile(int64_t head_dim, int64_t head_dim_v, bool staircase, int64_t rows) {
+std::optional<Sm90Tile> Sm90Tile::halved() const {
+  Sm90Tile half = *this;
+  half.block_n *= 2;
+  for (int* part : {&half.consumers, &half.k_stages, &half.v_stages, &half.q_stages}) *part /= 2;
+  return half.consumers * 2 == consumers && half.in_range() ? std::optional(half) : std::nullopt;
+}
+
+std::optional<Sm90Tile> find_sm90_tile(const Sm90Case& wanted) {
   if (const char* forced = std::getenv(kForcedTile)) return parse(forced);
   for (const Sm90Tile& tile : kTiles) {
-    if (head_dim > tile.head_dim || head_dim_v > tile.head_dim_v || rows < tile.rows) continue;
-    if (tile.area == (staircase ? Area::kNoStairs : Area::kStairs)) continue;
-    return tile;
+    if (wanted.head_dim > tile.head_dim || wanted.head_dim_v > tile.head_dim_v || wanted.rows < tile.rows) continue;
+    if (tile.area == (wanted.staircase ? Area::kNoStairs : Area::kStairs)) continue;
+    // Half a tile takes some 0.7 of the time of a whole one, so it pays where no multiprocessor then has two. Under a
+    // staircase one may: the largest work decides, and its second is among the smallest.
+    const int64_t block_m = tile.consumers * 64, full = wanted.staircase ? block_m : block_m / 2;
+    const std::optional<Sm90Tile> half = wanted.rows_a_sm <= full ? tile.halved() : std::nullopt;
+    return half ? half : tile;
   }
   return std::nullopt;
 }

@@ -26,12 +26,24 @@ struct Sm90Tile {
   // To a config whose head sizes and `causal` are known: a cluster's blocks see the same keys, which a staircase does not
   // give them. O's chunks are as many as shared memory has room for beside the tiles, and one at least.
   void apply(FwdSm90Config& config) const;
+
+  // For works too few to fill a GPU: half of the rows, twice the keys, about the same shared memory. Nothing where half of
+  // the consumers are no tile's.
+  std::optional<Sm90Tile> halved() const;
 };
 
 std::span<const Sm90Tile> sm90_tiles();
 
+// What a tile is looked up for.
+struct Sm90Case {
+  int64_t head_dim, head_dim_v;
+  bool staircase;
+  int64_t rows;       // queries of a sequence
+  int64_t rows_a_sm;  // queries of all sequences and heads, for each multiprocessor
+};
+
 // Nothing: the head sizes have no row, or kForcedTile holds what is no tile.
-std::optional<Sm90Tile> find_sm90_tile(int64_t head_dim, int64_t head_dim_v, bool staircase, int64_t rows);
+std::optional<Sm90Tile> find_sm90_tile(const Sm90Case& wanted);
 
 // An environment variable that takes the place of the table, for the search: what it varies, as "128,3,4,4,6,1".
 inline constexpr const char* kForcedTile = "TESSERA_FWD_SM90_TILE";

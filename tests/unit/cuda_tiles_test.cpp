@@ -14,7 +14,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int64_t kHopperSmemBytes = 227 << 10;
+constexpr int64_t kHopperSmemBytes = 227 << 10, kMany = 1 << 20;
 
 TEST(CudaTiles, EveryRowFitsSharedMemory) {
   for (const Sm90Tile& tile : sm90_tiles()) {
@@ -31,13 +31,13 @@ TEST(CudaTiles, EveryProblemHasARow) {
     for (const int64_t head_dim_v : {1, 64, 65, 128, 192, 256})
       for (const bool staircase : {false, true})
         for (const int64_t rows : {int64_t{0}, int64_t{1}, int64_t{4096}, INT64_MAX}) {
-          const auto tile = find_sm90_tile(head_dim, head_dim_v, staircase, rows);
+          const auto tile = find_sm90_tile({head_dim, head_dim_v, staircase, rows, kMany});
           ASSERT_TRUE(tile) << head_dim << " " << head_dim_v << " " << staircase << " " << rows;
           EXPECT_GE(tile->head_dim, head_dim);
           EXPECT_GE(tile->head_dim_v, head_dim_v);
           EXPECT_LE(tile->rows, rows);
         }
-  EXPECT_FALSE(find_sm90_tile(257, 64, false, 4096));
+  EXPECT_FALSE(find_sm90_tile({257, 64, false, 4096, kMany}));
 }
 
 TEST(CudaTiles, AStaircaseHasNoClusters) {
@@ -56,11 +56,50 @@ TEST(CudaTiles, EveryRowIsTaken) {
   for (const Sm90Tile& tile : sm90_tiles()) {
     bool taken = false;
     for (const bool staircase : {false, true}) {
-      const auto found = find_sm90_tile(tile.head_dim, tile.head_dim_v, staircase, tile.rows);
+      const auto found = find_sm90_tile({tile.head_dim, tile.head_dim_v, staircase, tile.rows, kMany});
       taken |= found && found->area == tile.area && found->rows == tile.rows && found->head_dim == tile.head_dim &&
                found->head_dim_v == tile.head_dim_v;
     }
     EXPECT_TRUE(taken) << tile.head_dim << " " << tile.head_dim_v << " from " << tile.rows;
+  }
+}
+
+// Where whole tiles would leave multiprocessors idle, half ones, of about the same shared memory.
+TEST(CudaTiles, FewRowsHaveHalfTiles) {
+  for (const bool staircase : {false, true}) {
+    const Sm90Tile whole = *find_sm90_tile({64, 64, staircase, 512, kMany});
+    ASSERT_TRUE(whole.halved());
+    const int64_t block_m = whole.consumers * 64, few = staircase ? block_m : block_m / 2;
+    EXPECT_EQ(find_sm90_tile({64, 64, staircase, 512, few})->consumers, whole.consumers / 2);
+    EXPECT_EQ(find_sm90_tile({64, 64, staircase, 512, few})->block_n, whole.block_n * 2);
+    EXPECT_EQ(find_sm90_tile({64, 64, staircase, 512, few + 1})->consumers, whole.consumers);
+  }
+  for (const Sm90Tile& tile : sm90_tiles()) {
+    const auto half = tile.halved();
+    ASSERT_EQ(half.has_value(), tile.consumers == 4);
+    if (!half) continue;
+    FwdSm90Config config{};
+    config.dtype = Dtype::kBFloat16;
+    config.head_dim = tile.head_dim, config.head_dim_v = tile.head_dim_v;
+    half->apply(config);
+    EXPECT_LE(smem_bytes(config), kHopperSmemBytes) << config_text(config);
+  }
+  // Which of them it is decides the last bits.
+  tessera_device device{};
+  device.backend = TESSERA_BACKEND_CUDA;
+  device.arch = 90, device.cores = 132, device.threads = 1, device.smem_bytes = kHopperSmemBytes;
+  for (const bool invariant : {false, true}) {
+    tessera_problem problem;
+    tessera_problem_init(&problem);
+    problem.q.dtype = TESSERA_BFLOAT16, problem.q.rank = 4;
+    const int64_t shape[] = {1, 1024, 16, 64}, strides[] = {1024 * 16 * 64, 16 * 64, 64, 1};
+    std::ranges::copy(shape, problem.q.shape);
+    std::ranges::copy(strides, problem.q.strides);
+    problem.k = problem.v = problem.o = problem.q;
+    problem.batch_invariant = invariant;
+    tessera_plan plan;
+    ASSERT_EQ(tessera_make_plan(&problem, &device, &plan).code, TESSERA_OK);
+    EXPECT_EQ(plan.block_m, invariant ? 256 : 128);
   }
 }
 
@@ -84,7 +123,7 @@ std::string text_of(const Sm90Tile& tile) {
 TEST_F(CudaForcedTile, StandsForTheTable) {
   for (const std::string text : {"80,3,3,3,4,1", "128,2,2,2,2,2", "16,2,1,8,9,1"}) {
     setenv(kForcedTile, text.c_str(), 1);
-    const auto tile = find_sm90_tile(64, 64, false, 512);
+    const auto tile = find_sm90_tile({64, 64, false, 512, kMany});
     ASSERT_TRUE(tile) << text;
     EXPECT_EQ(text_of(*tile), text);
   }
@@ -128,7 +167,7 @@ TEST_F(CudaForcedTile, IsNoneWhenItIsNoTile) {
                            "128,2,2,2,2,1x", "100,2,2,2,2,1", "128,5,2,2,5,1", "128,3,2,2,2,1", "128,2,0,2,2,1",
                            "-128,2,2,2,2,1", "128,2,2,2,2,0", "128,2,2,2,2,3", "no"}) {
     setenv(kForcedTile, text, 1);
-    EXPECT_FALSE(find_sm90_tile(64, 64, false, 512)) << text;
+    EXPECT_FALSE(find_sm90_tile({64, 64, false, 512, kMany})) << text;
   }
 }
 
