@@ -46,12 +46,14 @@ bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   return dense && unmasked && tiles % cluster == 0 && plan.device.cores >= cluster;
 }
 
-// By which the table's rows are told apart: the queries of the longest sequence, and under a window no more than the keys
-// that one sees, since a tile's masked edges weigh by that.
+// By which the table's rows are told apart: the queries of a sequence, of packed ones of the mean, and under a window no more
+// than the keys that one sees, since a tile's masked edges weigh by that.
 int64_t table_rows(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   // Which tile it is decides the last bits, and they may not depend on how long the other sequences are.
-  int64_t rows = p.batch_invariant ? INT64_MAX : plan.max_seqlen_q;
+  int64_t rows = p.batch_invariant   ? INT64_MAX
+                 : core::packed_q(p) ? core::sizes(p).rows_q / std::max<int64_t>(plan.batch, 1)
+                                     : plan.max_seqlen_q;
   if (p.window_left >= 0 && (p.causal || p.window_right >= 0)) {
     constexpr int64_t kMany = int64_t{1} << 32;
     rows = std::min(rows, std::min(p.window_left, kMany) + 1 + (p.causal ? 0 : std::min(p.window_right, kMany)));
