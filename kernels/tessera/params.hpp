@@ -88,6 +88,7 @@ struct FwdSm90Params : ProblemParams {
   RowTensor o;
   StatTensor lse;
   WorkOrder order;
+  int* next_work;  // packed: that no block has taken yet; or NULL: every block knows its works
 };
 
 struct BwdParams : ProblemParams {

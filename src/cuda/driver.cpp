@@ -42,6 +42,7 @@ constexpr Symbol kSymbols[] = {
     TESSERA_SYMBOL(cuPointerGetAttribute, "cuPointerGetAttribute"),
     TESSERA_SYMBOL(cuPointerGetAttributes, "cuPointerGetAttributes"),
     TESSERA_SYMBOL(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2"),
+    TESSERA_SYMBOL(cuMemsetD32Async, "cuMemsetD32Async"),
     TESSERA_SYMBOL(cuLibraryLoadData, "cuLibraryLoadData"),
     TESSERA_SYMBOL(cuLibraryUnload, "cuLibraryUnload"),
     TESSERA_SYMBOL(cuLibraryGetKernel, "cuLibraryGetKernel"),

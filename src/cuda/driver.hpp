@@ -79,6 +79,7 @@ struct Driver {
   CUresult (*cuPointerGetAttributes)(unsigned count, CUpointerAttribute* attributes, void** values,
                                      CUdeviceptr pointer);
   CUresult (*cuMemcpyDtoHAsync)(void* host, CUdeviceptr device, size_t bytes, CUstream stream);
+  CUresult (*cuMemsetD32Async)(CUdeviceptr device, unsigned value, size_t count, CUstream stream);
 
   CUresult (*cuLibraryLoadData)(CUlibrary* library, const void* code, int* jit_options, void** jit_values,
                                 unsigned jit_count, int* options, void** values, unsigned count);

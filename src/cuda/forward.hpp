@@ -6,7 +6,7 @@
 namespace tessera::cuda {
 
 tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream);
-tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buffers, void* stream);
+tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream);
 
 // fwd_sm80 for another kernel's plan, which has no workspace for parts of the keys: it takes them in one.
 tessera_status forward_sm80_unsplit(const tessera_plan& plan, const tessera_buffers& buffers, void* stream);

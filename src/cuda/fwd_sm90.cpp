@@ -109,13 +109,19 @@ std::optional<Choice> planned(const tessera_plan& plan) {
 // One a multiprocessor.
 int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
   const int64_t resident = plan.device.cores / choice.config.cluster * choice.config.cluster;
-  return persistent_blocks(plan, choice.works, resident);
+  return std::min(choice.works, resident);
+}
+
+// Which works of a packed batch are long only the GPU knows: there a block takes the next that nobody has, by a counter in the
+// workspace.
+bool takes_turns(const tessera_plan& plan, const Choice& choice) {
+  return core::packed_q(plan.problem) && choice.works > blocks_of(plan, choice);
 }
 
 WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
   constexpr int kFixedBlocks = 2;  // of keys: what opening a work and storing its rows cost
   return cuda::order_of(plan, choice.tiles, choice.works / choice.tiles, choice.block_m(),
-                        kFixedBlocks * choice.config.block_n, blocks);
+                        kFixedBlocks * choice.config.block_n, takes_turns(plan, choice) ? choice.works : blocks);
 }
 
 std::string refuse_option(const tessera_plan& plan) {
@@ -220,16 +226,16 @@ void configure_fwd_sm90(tessera_plan& plan) {
   plan.tiles_per_item = 1;
   plan.num_splits = 1;
   plan.num_items = choice.works;
-  plan.shared_bytes = 0;
+  plan.shared_bytes = takes_turns(plan, choice) ? sizeof(int) : 0;
 }
 
-tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buffers, void* stream) {
+tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
   const std::optional<Choice> found = planned(plan);
   if (!found) return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);
   const Choice& choice = *found;
   if (choice.works == 0) return ok();
   // A plan knows strides, and addresses only come now. fwd_sm80 loads by whatever width they allow, and with all keys in
-  // one part it needs no workspace, of which this plan has none.
+  // one part it needs no workspace, of which this plan has none for it.
   if (!aligned(buffers.q) || !aligned(buffers.k) || !aligned(buffers.v) || !aligned(buffers.o)) {
     return forward_sm80_unsplit(plan, buffers, stream);
   }
@@ -240,9 +246,15 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
   p.lse = stat_tensor(problem.lse, buffers.lse);
   const int64_t blocks = blocks_of(plan, choice);
   p.order = order_of(plan, choice, blocks);
+  if (takes_turns(plan, choice)) p.next_work = static_cast<int*>(workspace);
   if (launches_run()) {
     const Driver* driver = nullptr;
     TESSERA_RETURN_IF_ERROR(open_driver(driver));
+    if (p.next_work) {
+      const CUresult cleared = driver->cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(p.next_work), 0, 1,
+                                                        static_cast<CUstream>(stream));
+      TESSERA_RETURN_IF_ERROR(check(*driver, cleared, "cuMemsetD32Async"));
+    }
     const int keys = core::paged(problem) ? choice.config.page_rows : choice.config.block_n;
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, "q", problem.q, buffers.q, kConsumerRows, p.q_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, "k", problem.k, buffers.k, keys, p.k_map));

@@ -14,7 +14,7 @@ tessera_status forward(const tessera_plan& plan, const tessera_buffers& buffers,
   if (launches_run()) TESSERA_RETURN_IF_ERROR(context.enter(plan.device.ordinal, stream));
   switch (plan.kernel) {
     case TESSERA_KERNEL_FWD_SM90:
-      return forward_sm90(plan, buffers, stream);
+      return forward_sm90(plan, buffers, workspace, stream);
     case TESSERA_KERNEL_FWD_SM80:
       return forward_sm80(plan, buffers, workspace, stream);
     default:

@@ -54,7 +54,17 @@ TESSERA_DEVICE void produce_works(const FwdSm90Params& p, FwdSm90SharedMemory<kC
     ptx::mbarrier_arrive(shared.works.full[at.stage].address());
     at.advance();
   };
-  if constexpr (kCfg.causal) {
+  if (p.next_work) {
+    // One is taken when the last but one is done: as late as still hides the way to its tiles.
+    while (true) {
+      auto last_but_one = at;  // in whose place the next but one comes
+      last_but_one.advance(2);
+      shared.works.wait_empty(last_but_one);
+      const int index = atomicAdd(p.next_work, 1);
+      if (index >= works_of(p.order)) break;
+      open(index);
+    }
+  } else if constexpr (kCfg.causal) {
     BlockWorks mine(p.order, block, blocks);
     for (; mine.work < works_of(p.order); mine.advance(p.order, block, blocks)) open(mine.work);
   } else {
