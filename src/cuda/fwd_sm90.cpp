@@ -251,8 +251,8 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
     const Driver* driver = nullptr;
     TESSERA_RETURN_IF_ERROR(open_driver(driver));
     if (p.next_work) {
-      const CUresult cleared = driver->cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(p.next_work), 0, 1,
-                                                        static_cast<CUstream>(stream));
+      const CUresult cleared =
+          driver->cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(p.next_work), 0, 1, static_cast<CUstream>(stream));
       TESSERA_RETURN_IF_ERROR(check(*driver, cleared, "cuMemsetD32Async"));
     }
     const int keys = core::paged(problem) ? choice.config.page_rows : choice.config.block_n;
