@@ -109,28 +109,36 @@ struct OnlineSoftmax {
     return __any_sync(0xffffffff, moves);
   }
 
+  // P against the references as they are, one way for all rows: a row without a reference has scores of -inf alone, and where
+  // one is huge, products are rounded before it is taken off.
   template <int kN>
   TESSERA_DEVICE void exponentiate(float (&s)[kM][kN][4], float scale) {
-    if (ready) {
-      exponentiate_as_is(s, scale, sum);
-      return;
-    }
 #pragma unroll
-    for (int m = 0; m < kM; ++m)
+    for (int m = 0; m < kM; ++m) {
+      float minus_ref[2], before[2], fused[2];  // what a score is multiplied by: rounded, and not
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float minus_ref = ref[m][half] == -infinity() ? 0.0f : -ref[m][half];
-        const bool huge = fabsf(minus_ref) >= kHugeScore_log2;
+        minus_ref[half] = ref[m][half] == -infinity() ? 0.0f : -ref[m][half];
+        const bool huge = fabsf(minus_ref[half]) >= kHugeScore_log2;
+        before[half] = huge ? scale : 1.0f, fused[half] = huge ? 1.0f : scale;
+      }
+      if (!ready) [[unlikely]] {
 #pragma unroll
         for (int n = 0; n < kN; ++n)
 #pragma unroll
-          for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            const float x =
-                huge ? __fadd_rn(__fmul_rn(s[m][n][e], scale), minus_ref) : fmaf(s[m][n][e], scale, minus_ref);
-            s[m][n][e] = ptx::ex2_approx_ftz(x);
-            sum[m][half] += s[m][n][e];
-          }
+          for (int e = 0; e < 4; ++e) s[m][n][e] *= before[e / 2];
       }
+      float part[2][2] = {};
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          s[m][n][e] = ptx::ex2_approx_ftz(fmaf(s[m][n][e], fused[e / 2], minus_ref[e / 2]));
+          part[e / 2][e % 2] += s[m][n][e];
+        }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum[m][half] += part[half][0] + part[half][1];
+    }
   }
 
   template <int kD>
