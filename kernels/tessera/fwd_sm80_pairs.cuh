@@ -17,14 +17,12 @@
 
 namespace tessera {
 
-// How a work's bounds, which stand in shared memory, are read, by every tile: on sm_90 copied to registers (4 to 7 % faster).
-// On others the compiler finds no registers for them and would spill up to 160 bytes.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-template <FwdConfig kCfg>
-using WorkBounds = const FwdBlock<kCfg>;
+// Where the compiler finds registers for a work's bounds, which every tile reads (on sm_90 4 to 7 % faster than from shared
+// memory), and for the addresses of loads beside a product.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+inline constexpr bool kRegistersLeft = false;
 #else
-template <FwdConfig kCfg>
-using WorkBounds = const FwdBlock<kCfg>&;
+inline constexpr bool kRegistersLeft = true;
 #endif
 
 template <FwdConfig kCfg>
@@ -42,6 +40,44 @@ struct FwdPairsSharedMemory {
   static_assert(sizeof(work) == 2 * kFwdBlockBytes);
 };
 
+// What a tile asks for: K of the tile behind the next, V of the next. All at once they would stand in the way of the first
+// fragments of the scores, so where both are whole they come one at a time beside the products of S.
+template <FwdConfig kCfg>
+struct KeyLoads {
+  using KTile = SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim>;
+  using VTile = SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v>;
+  static constexpr int kThreads = kCfg.warps * 32, kBytes = dtype_bytes(kCfg.dtype);
+  static constexpr int kFragments = kCfg.head_dim / 16 * (kCfg.block_n / 32);  // of S
+  StridedLoads<kThreads, KTile> k;
+  StridedLoads<kThreads, VTile> v;
+  static constexpr int kKCount = decltype(k)::kCount, kVCount = decltype(v)::kCount;
+  static constexpr int kEvery = kFragments / (kKCount + kVCount);  // fragments a load
+  static constexpr bool kPossible =
+      kRegistersLeft && kCfg.aligned && !kCfg.paged && decltype(k)::kPossible && decltype(v)::kPossible && kEvery > 0;
+  int end;  // of the tiles at which both are whole
+
+  // Of a work: from what its first tile asks for on.
+  TESSERA_DEVICE KeyLoads(const FwdParams& p, const FwdBlock<kCfg>& b)
+      : k(key_rows(p, p.k, b, (b.first + 2) * kCfg.block_n, 0), p.k.row * kBytes),
+        v(key_rows(p, p.v, b, (b.first + 1) * kCfg.block_n, b.dv_begin), p.v.row * kBytes),
+        end(kPossible && p.head_dim == kCfg.head_dim && b.dv_count == kCfg.head_dim_v
+                ? min(b.last, b.s.sk / kCfg.block_n) - 2
+                : 0) {}
+
+  // Behind the products of the i-th fragment of S.
+  TESSERA_DEVICE void beside(int i, FwdPairsSharedMemory<kCfg>& shared, int stage, const FwdParams& p) {
+    if constexpr (kPossible) {
+      if (i % kEvery != 0) return;
+      const int load = i / kEvery;
+      if (load < kKCount) {
+        k.load(shared.sK[stage], load, p.k.row * kBytes);
+      } else if (load < kKCount + kVCount) {
+        v.load(shared.sV[stage ^ 1], load - kKCount, p.v.row * kBytes);
+      }
+    }
+  }
+};
+
 // A warp of a pair: its rows, its part of their work, and what it holds of them in registers.
 template <FwdConfig kCfg>
 struct PairWarp {
@@ -53,8 +89,10 @@ struct PairWarp {
   static constexpr int kScores = kM * kN * 4;                 // of a lane
 
   const FwdParams& p;
-  const FwdBlock<kCfg>& b;
+  const FwdBlock<kCfg>& b;  // in shared memory
   FwdPairsSharedMemory<kCfg>& shared;
+  const int b_last;  // copies of what every tile asks for
+  const KeyRange b_all;
   int part, row, key, col;  // 0 or 1; the pair's first row in the block; the warp's first key and column of a tile
   int last_key;             // that a row of the pair sees
   int my_read, fellow_read, together;  // barriers: the warp has read P, for its fellow; the pair
@@ -66,7 +104,7 @@ struct PairWarp {
   float sum_before[kM][2] = {};
 
   TESSERA_DEVICE PairWarp(const FwdParams& p, const FwdBlock<kCfg>& b, FwdPairsSharedMemory<kCfg>& shared)
-      : p(p), b(b), shared(shared) {
+      : p(p), b(b), shared(shared), b_last(b.last), b_all(b.visible.all) {
     const int warp = static_cast<int>(threadIdx.x) / 32, pair = warp / 2;
     part = warp % 2;
     row = pair * kRows, key = part * (kN * 8), col = part * (kD * 8);
@@ -77,19 +115,26 @@ struct PairWarp {
     clear(rO);
   }
 
+  // The end of the block's tiles, and: every row sees every key of a tile.
+  TESSERA_DEVICE int last() const { return kRegistersLeft ? b_last : b.last; }
+  TESSERA_DEVICE bool whole(int tile) const {
+    const KeyRange& all = kRegistersLeft ? b_all : b.visible.all;
+    return all.low <= tile * kCfg.block_n && tile * kCfg.block_n + kCfg.block_n - 1 <= all.high;
+  }
   // Some row of the pair sees some key of the tile, as far as keys behind the last are concerned.
   TESSERA_DEVICE bool sees(int tile) const { return tile * kCfg.block_n <= last_key; }
-  TESSERA_DEVICE bool can_be_optimistic(int tile) const { return softmax.ready && b.whole(tile); }
+  TESSERA_DEVICE bool can_be_optimistic(int tile) const { return softmax.ready && whole(tile); }
 
-  // S = Q K^T
-  TESSERA_DEVICE void scores(int stage) {
+  // S = Q K^T, with beside(i) behind the products of the i-th fragment of K.
+  template <class Beside>
+  TESSERA_DEVICE void scores(int stage, Beside&& beside) {
     clear(rS);
-    product_abt(rS, shared.sQ, row, shared.sK[stage], key);
+    product_abt(rS, shared.sQ, row, shared.sK[stage], key, beside);
   }
 
   // Scores to P against a reference that moves to the maximum over both warps' keys. O is that of all tiles before.
   TESSERA_DEVICE void update(int tile) {
-    if (!b.whole(tile)) hide_keys<kCfg>(rS, p, b, b.row0 + row, tile * kCfg.block_n + key);
+    if (!whole(tile)) hide_keys<kCfg>(rS, p, b, b.row0 + row, tile * kCfg.block_n + key);
     float best[kM][1][4], alpha[kM][2];
     for_rows([&](int m, int half, int local) {
       float x = -infinity();
@@ -162,8 +207,14 @@ struct PairWarp {
   }
 
   // P V of a tile and, where there is one that the pair sees, P of the next, whose K is in the other stage.
-  TESSERA_DEVICE void step(int tile, int stage, bool next) {
-    if (next) scores(stage ^ 1);
+  // `whole`: the loads come beside S.
+  TESSERA_DEVICE void step(int tile, int stage, bool next, bool whole, KeyLoads<kCfg>& loads) {
+    if (next) {
+      scores(stage ^ 1, [&](int i) {
+        if (whole) loads.beside(i, shared, stage, p);
+      });
+      if (whole) ptx::cp_async_commit_group();
+    }
     const auto p_read = [&](int i) {
       if (i == kPRead && next) ptx::barrier_arrive(my_read, 64);
     };
@@ -188,7 +239,7 @@ struct PairWarp {
   TESSERA_DEVICE void again(int tile, int stage) {
     if (!optimistic) return;
     for_rows([&](int m, int half, int) { softmax.sum[m][half] = sum_before[m][half]; });
-    scores(stage);
+    scores(stage, [](int) {});
     update(tile);
     store_p();
   }
@@ -270,8 +321,9 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
 
   while (works.more) {
     // 2. Q: global -> shared, with the first tiles of K: has been asked for.
-    WorkBounds<kCfg> b = shared.work[place];
+    const FwdBlock<kCfg>& b = shared.work[place];
     PairWarp<kCfg> warp(p, b, shared);
+    KeyLoads<kCfg> loads(p, b);
     place ^= 1;
 
     // 3. For every tile of keys that a row of mine sees: its P is made one tile ahead, the first's where it fails.
@@ -296,17 +348,20 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
         ptx::cp_async_wait_group<0>();
         __syncthreads();
       }
-      const bool ends = tile + 1 >= b.last;
+      const bool ends = tile + 1 >= warp.last();
+      const bool whole = KeyLoads<kCfg>::kPossible && tile < loads.end && warp.sees(tile + 1);
       if (!ends) {
-        load_k(b, tile + 2, stage);
-        load_v(b, tile + 1, stage ^ 1);
-        ptx::cp_async_commit_group();
+        if (!whole) {
+          load_k(b, tile + 2, stage);
+          load_v(b, tile + 1, stage ^ 1);
+          ptx::cp_async_commit_group();
+        }
       } else {  // nobody needs Q and K: those of the next work arrive under the last product and the way of O
         works.advance(p);
         if (works.more) open(works.place, place, false);
       }
       warp.optimistic = warp.failed = false;
-      if (warp.sees(tile)) warp.step(tile, stage, !ends && warp.sees(tile + 1));
+      if (warp.sees(tile)) warp.step(tile, stage, !ends && warp.sees(tile + 1), whole, loads);
       if (ends) break;
     }
     v_comes = false;

@@ -89,22 +89,31 @@ TESSERA_DEVICE void load_queries(Tile& sQ, const FwdParams& p, const FwdBlock<kC
   });
 }
 
+// Where keys first ... of K or V lie, columns col ..., but for pages
+template <FwdConfig kCfg>
+TESSERA_DEVICE const char* key_rows(const FwdParams& p, const RowTensor& tensor, const FwdBlock<kCfg>& b, int first,
+                                    int col) {
+  constexpr int kBytes = dtype_bytes(kCfg.dtype);
+  const char* base = static_cast<const char*>(tensor.data) + (tensor.head * b.head_kv + col) * kBytes;
+  return base + (tensor.batch * b.work.batch + tensor.row * (static_cast<int64>(b.s.k_begin) + first)) * kBytes;
+}
+
 // Keys first ... of K or V, columns col ..., into a tile.
 template <FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void load_keys(Tile& sTile, const FwdParams& p, const RowTensor& tensor, const FwdBlock<kCfg>& b,
                               int first, int col, int columns) {
   constexpr int kBytes = dtype_bytes(kCfg.dtype);
   const int count = min(b.s.sk - first, kCfg.block_n);
-  const char* base = static_cast<const char*>(tensor.data) + (tensor.head * b.head_kv + col) * kBytes;
   if constexpr (kCfg.paged) {
+    const char* base = static_cast<const char*>(tensor.data) + (tensor.head * b.head_kv + col) * kBytes;
     load_tile_scattered<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, base, [&](int row) {
       const int key = min(first + row, b.s.sk - 1);
       const int page = p.page_table[p.page_table_batch * b.work.batch + p.page_table_col * (key / p.page_size)];
       return (tensor.batch * clamp(page, 0, p.pages - 1) + tensor.row * (key % p.page_size)) * kBytes;
     });
   } else {
-    base += (tensor.batch * b.work.batch + tensor.row * (static_cast<int64>(b.s.k_begin) + first)) * kBytes;
-    load_tile_strided<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, base, tensor.row * kBytes);
+    load_tile_strided<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, key_rows(p, tensor, b, first, col),
+                                                     tensor.row * kBytes);
   }
 }
 

@@ -123,9 +123,9 @@ TESSERA_DEVICE void for_fragments(Load&& load, Multiply&& multiply) {
 }
 
 // acc += A B^T: A = sA [rows][inner], tiles of 16 rows kRowStep apart from row `row` on, B = sB [columns of acc][inner]
-// from row `row_b`.
-template <int kRowStep = 16, int kM, int kN, class TileA, class TileB>
-TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], TileA& sA, int row, TileB& sB, int row_b) {
+// from row `row_b`. 16 bits: with beside(i) behind the products of the i-th fragment of B.
+template <int kRowStep = 16, int kM, int kN, class TileA, class TileB, class Beside>
+TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], TileA& sA, int row, TileB& sB, int row_b, Beside&& beside) {
   static_assert(TileA::kCols == TileB::kCols && kN % 2 == 0);
   if constexpr (TileA::kElemBytes == 2) {
     constexpr int kPairs = kN / 2, kSteps = TileA::kCols / 16;
@@ -141,6 +141,7 @@ TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], TileA& sA, int row, Til
             mma_16bit<TileA::kType>(acc[m][n], a[k % 2][m], b[0], b[1]);
             mma_16bit<TileA::kType>(acc[m][n + 1], a[k % 2][m], b[2], b[3]);
           }
+          beside(i);
         });
   } else {
 #pragma unroll 2
@@ -162,6 +163,11 @@ TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], TileA& sA, int row, Til
       }
     }
   }
+}
+
+template <int kRowStep = 16, int kM, int kN, class TileA, class TileB>
+TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], TileA& sA, int row, TileB& sB, int row_b) {
+  product_abt<kRowStep>(acc, sA, row, sB, row_b, [](int) {});
 }
 
 // acc += P B: P an accumulator [kM][kInner tiles][4], rounded to the tile's type, B = sB [8 kInner from row `row_b`]

@@ -112,24 +112,38 @@ TESSERA_DEVICE void load_tile_scattered(Tile& sTile, int count, int row_bytes, c
   }
 }
 
+// The loads of whole tiles, one after another, by kThreads threads: rows lie `row_stride` bytes apart from `gRows` on, and a
+// load takes an addition. Behind a tile's last load stands the first of the tile that follows it in global memory.
+template <int kThreads, class Tile>
+struct StridedLoads {
+  static constexpr int kLoadsPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
+  static constexpr int kRowsAPass = kThreads / kLoadsPerRow;
+  static constexpr bool kPossible = kThreads % kLoadsPerRow == 0 && Tile::kRows % kRowsAPass == 0;
+  static constexpr int kCount = Tile::kRows / kRowsAPass;  // of a thread and a tile
+
+  const char* from;
+
+  TESSERA_DEVICE StridedLoads(const char* gRows, int64 row_stride, int thread = static_cast<int>(threadIdx.x))
+      : from(gRows + thread / kLoadsPerRow * row_stride + thread % kLoadsPerRow * kLoadBytes) {}
+  TESSERA_DEVICE void load(Tile& sTile, int i, int64 row_stride, int thread = static_cast<int>(threadIdx.x)) {
+    const uint32 to = sTile.at(thread / kLoadsPerRow, 0) + thread % kLoadsPerRow * kLoadBytes;
+    ptx::cp_async_cg_16(to + i * kRowsAPass * Tile::kPitchBytes, from, kLoadBytes);
+    from += kRowsAPass * row_stride;
+  }
+};
+
 // The same for rows `row_stride` bytes apart from `gRows` on. A whole tile, which all but a sequence's last are, takes an
 // addition a load.
 template <bool kAligned, int kThreads, class Tile>
 TESSERA_DEVICE void load_tile_strided(Tile& sTile, int count, int row_bytes, const char* gRows, int64 row_stride,
                                       int thread = static_cast<int>(threadIdx.x)) {
-  constexpr int kLoadsPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
-  constexpr int kRowsAPass = kThreads / kLoadsPerRow;
-  constexpr bool kWholePasses = kAligned && kThreads % kLoadsPerRow == 0 && Tile::kRows % kRowsAPass == 0;
+  using Loads = StridedLoads<kThreads, Tile>;
+  constexpr bool kWholePasses = kAligned && Loads::kPossible;
   if constexpr (kWholePasses) {
-    if (count >= Tile::kRows && row_bytes == kLoadsPerRow * kLoadBytes) {
-      const int row = thread / kLoadsPerRow, offset = thread % kLoadsPerRow * kLoadBytes;
-      const char* from = gRows + row * row_stride + offset;
-      const uint32 to = shared_address(sTile.data) + row * Tile::kPitchBytes + offset;
+    if (count >= Tile::kRows && row_bytes == Tile::kCols * Tile::kElemBytes) {
+      Loads loads(gRows, row_stride, thread);
 #pragma unroll
-      for (int i = 0; i < Tile::kRows / kRowsAPass; ++i) {
-        ptx::cp_async_cg_16(to + i * kRowsAPass * Tile::kPitchBytes, from, kLoadBytes);
-        from += kRowsAPass * row_stride;
-      }
+      for (int i = 0; i < Loads::kCount; ++i) loads.load(sTile, i, row_stride, thread);
       return;
     }
   }
