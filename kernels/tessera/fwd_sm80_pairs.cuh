@@ -5,9 +5,8 @@
 // One barrier a tile: S of the next tile is computed before P V of this one, and its exponentials, which are optimistic
 // wherever they can be (core/online_softmax), stand between the products of P V. No options: they need the registers.
 //
-// Grid: blocks that take works (core/work_order) one after another, under a staircase one a multiprocessor, otherwise as
-// many as works: alone on its multiprocessor, a block has nobody to hide its first loads, so those of the next work go
-// under this one's last product. Block: as fwd_sm80.cuh's.
+// Grid: blocks that take works (core/work_order) one after another, one a multiprocessor: alone there, a block has nobody to
+// hide its first loads, so those of the next work go under this one's last product. Block: as fwd_sm80.cuh's.
 // Shared memory: FwdPairsSharedMemory. Its page: docs/kernels/fwd_sm80.md.
 #pragma once
 

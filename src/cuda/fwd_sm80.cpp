@@ -145,14 +145,16 @@ int64_t partial_o_bytes(const tessera_plan& plan) {
   return padded_to(int64_t{plan.num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, 64);
 }
 
-// A block a work; persistent ones, whose works `order` tells, are as many as the GPU holds where works differ in size.
-// Where they are equal the GPU itself deals them: as many as it holds were up to 3 % slower.
+// A block a work; persistent ones, whose works `order` tells, are as many as the GPU holds where works differ in size, and of
+// pairs always: one on a multiprocessor has nobody to hide its first loads. Where works of spread rows are equal the GPU
+// itself deals them: as many as it holds were up to 3 % slower.
 Grid grid_of(const tessera_plan& plan, const Choice& choice, WorkOrder& order) {
   const int64_t works = choice.blocks * plan.num_splits;
   int64_t blocks = works;
   if (choice.tile->dealt != Rows::kOwn) {
     const int64_t resident = plan.device.cores * choice.tile->blocks_per_sm / choice.slices;
-    if (staircase(plan.problem)) blocks = persistent_blocks(plan, works, std::max<int64_t>(1, resident));
+    const bool persistent = choice.tile->dealt == Rows::kPairs || staircase(plan.problem);
+    if (persistent) blocks = persistent_blocks(plan, works, std::max<int64_t>(1, resident));
     order = order_of(plan, choice.tiles, works / choice.tiles, choice.tile->block_m, choice.tile->block_n, blocks);
   }
   return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(choice.slices), 1};
