@@ -66,8 +66,8 @@ constexpr Row kTable[] = {
     {Use::kPrefill, 64, 247, 0, 0, false},
     {Use::kPrefill, 96, 255, 24, 16, false},
     {Use::kPrefill, 128, 255, 180, 48, true},
-    {Use::kPrefill, 192, 252, 0, 0, false},
-    {Use::kPrefill, 256, 254, 0, 0, false},
+    {Use::kPrefill, 192, 255, 0, 0, false},
+    {Use::kPrefill, 256, 255, 0, 0, false},
     {Use::kPagedPrefill, 64, 247, 0, 0, false},
     {Use::kPagedPrefill, 128, 255, 132, 48, false},
     {Use::kDecode, 64, 216, 0, 0, false},
@@ -84,19 +84,7 @@ constexpr Row kTable[] = {
     {Use::kTraining, 192, 255, 60, 24, false},
     {Use::kTraining, 256, 255, 60, 24, false},
 };
-// What one kernel alone may have, where others serve the same row.
-struct Wider {
-  const char* kernel;
-  int64_t head_dim;  // kEvery: of all
-  int32_t registers, spill_bytes, stack_bytes;
-};
-constexpr int64_t kEvery = 0;
-constexpr Wider kWider[] = {
-    {"fwd_sm90", kEvery, 168, 0, 0},  // as launched; two consumers then have 232, three 160, four 112
-    // 128 registers of outputs beside 32 of scores, of this tile and of the next.
-    {"fwd_sm80_pairs", 192, 255, 24, 8},
-    {"fwd_sm80_pairs", 256, 255, 152, 32},
-};
+constexpr int32_t kHopperRegisters = 168;      // as launched; two consumers then have 232, three 160, four 112
 constexpr int32_t kMemoryBoundRegisters = 72;  // of the kernels before and after
 
 constexpr int32_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
@@ -175,16 +163,14 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch, PrebuiltSet set) {
       return std::strcmp(kernel.spec.name, spec.name) == 0 && kernel.spec.config == spec.config;
     };
     if (std::any_of(kernels.begin(), kernels.end(), same)) return;
-    const bool multiplies = std::strcmp(spec.name, "combine") != 0 && std::strcmp(spec.name, "bwd_rows") != 0;
-    PrebuiltKernel kernel = multiplies ? PrebuiltKernel{spec, row.registers, row.spill_bytes, row.stack_bytes}
-                                       : PrebuiltKernel{spec, kMemoryBoundRegisters};
-    for (const Wider& wider : kWider) {
-      if (std::strcmp(wider.kernel, spec.name) != 0) continue;
-      if (wider.head_dim != kEvery && wider.head_dim != row.head_dim) continue;
-      kernel.registers = wider.registers, kernel.spill_bytes = wider.spill_bytes,
-      kernel.stack_bytes = wider.stack_bytes;
+    const auto is = [&spec](const char* name) { return std::strcmp(spec.name, name) == 0; };
+    if (is("combine") || is("bwd_rows")) {
+      kernels.push_back({spec, kMemoryBoundRegisters});
+    } else if (is("fwd_sm90")) {
+      kernels.push_back({spec, kHopperRegisters});
+    } else {
+      kernels.push_back({spec, row.registers, row.spill_bytes, row.stack_bytes});
     }
-    kernels.push_back(kernel);
   };
   for (const Row& row : kTable) {
     if (set == PrebuiltSet::kCommon && !all_common(arch) && !row.few) continue;
