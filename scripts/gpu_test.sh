@@ -168,9 +168,12 @@ sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: a kernel whose findings a
   # "ERROR SUMMARY: 2 errors", "RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", of each process.
   local found false=0
   found=$(grep -hoE '(ERROR|RACECHECK) SUMMARY: [0-9]+' "$logs/$tool.log" | awk '{ n += $NF } END { print n + 0 }')
-  [[ -z $excused ]] || false=$(grep -c "^=========     at $excused+" "$logs/$tool.log")
+  if [[ -n $excused ]]; then  # by their records: the summary counts a full buffer as a finding
+    found=$(grep -c '^=========     at ' "$logs/$tool.log")
+    false=$(grep -c "^=========     at $excused+" "$logs/$tool.log")
+  fi
   summary="$((found - false)) findings"
-  ((false == 0)) || summary+=", and $false of $excused's reads that are false (docs/testing.md)"
+  ((false == 0)) || summary+=", beside $false and more of $excused's reads that are false (docs/testing.md)"
   reason=$(skip_reason "$logs/$tool.log")
   if [[ -n $reason ]]; then
     report "$tool" skipped "$reason"

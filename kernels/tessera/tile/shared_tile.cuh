@@ -117,7 +117,7 @@ TESSERA_DEVICE void load_tile_scattered(Tile& sTile, int count, int row_bytes, c
 template <int kThreads, class Tile>
 struct StridedLoads {
   static constexpr int kLoadsPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
-  static constexpr int kRowsAPass = kThreads / kLoadsPerRow;
+  static constexpr int kRowsAPass = kThreads < kLoadsPerRow ? 1 : kThreads / kLoadsPerRow;
   static constexpr bool kPossible = kThreads % kLoadsPerRow == 0 && Tile::kRows % kRowsAPass == 0;
   static constexpr int kCount = Tile::kRows / kRowsAPass;  // of a thread and a tile
 
