@@ -72,14 +72,14 @@ constexpr const char* kHopper[] = {
     "b=6 sq=70 sk=130 hq=2 hkv=1 d=64 dv=64 causal=1 cores=1",
     "b=3 sq=600 sk=500 hq=2 hkv=1 d=64 dv=64 used=1 wl=100 wr=30 sink=1 cores=3",
     "b=5 sq=600 sk=700 hq=2 hkv=1 d=64 dv=64 q=packed k=packed causal=1 cores=3",
-    "b=5 sq=600 sk=700 hq=2 hkv=1 d=48 dv=56 q=packed k=packed used=1 gap=3 cores=3",
+    "b=5 sq=600 sk=700 hq=2 hkv=1 d=48 dv=56 q=packed k=packed used=1 cores=3",
     "b=4 sq=700 sk=500 hq=2 hkv=1 d=64 dv=64 k=paged page=64 wl=200 causal=1 cores=3",
     // Clusters of two blocks: an even number of tiles a head, and a row for many queries, which invariant=1 takes for
     // few. A last tile that leaves consumers without rows, one chunk of 64 columns and three, more blocks than works.
     "b=3 sq=520 sk=700 hq=2 hkv=1 d=256 dv=256 used=1 cores=5 invariant=1",
     "b=1 sq=2180 sk=390 hq=1 hkv=1 d=256 dv=256 cores=7",
     "b=1 sq=2180 sk=390 hq=1 hkv=1 d=128 dv=128 cores=7",
-    "b=1 sq=500 sk=500 hq=3 hkv=1 d=136 dv=180 order=bhsd cores=131 invariant=1",
+    "b=1 sq=500 sk=500 hq=3 hkv=1 d=136 dv=184 order=bhsd cores=131 invariant=1",
     "b=3 sq=600 sk=700 hq=2 hkv=1 d=128 dv=128 used=1 cores=7 invariant=1",
     "b=1 sq=8300 sk=200 hq=1 hkv=1 d=128 dv=128 cores=5",
     "b=2 sq=700 sk=500 hq=3 hkv=1 d=40 dv=104 sink=1 cores=5 invariant=1",
