@@ -114,14 +114,14 @@ int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
 
 // Which works of a packed batch are long only the GPU knows: there a block takes the next that nobody has, by a counter in the
 // workspace.
-bool takes_turns(const tessera_plan& plan, const Choice& choice) {
+bool deals_by_counter(const tessera_plan& plan, const Choice& choice) {
   return core::packed_q(plan.problem) && choice.works > blocks_of(plan, choice);
 }
 
 WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
   constexpr int kFixedBlocks = 2;  // of keys: what opening a work and storing its rows cost
   return cuda::order_of(plan, choice.tiles, choice.works / choice.tiles, choice.block_m(),
-                        kFixedBlocks * choice.config.block_n, takes_turns(plan, choice) ? choice.works : blocks);
+                        kFixedBlocks * choice.config.block_n, deals_by_counter(plan, choice) ? choice.works : blocks);
 }
 
 std::string refuse_option(const tessera_plan& plan) {
@@ -226,7 +226,7 @@ void configure_fwd_sm90(tessera_plan& plan) {
   plan.tiles_per_item = 1;
   plan.num_splits = 1;
   plan.num_items = choice.works;
-  plan.shared_bytes = takes_turns(plan, choice) ? sizeof(int) : 0;
+  plan.shared_bytes = deals_by_counter(plan, choice) ? sizeof(int) : 0;
 }
 
 tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
@@ -246,7 +246,7 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
   p.lse = stat_tensor(problem.lse, buffers.lse);
   const int64_t blocks = blocks_of(plan, choice);
   p.order = order_of(plan, choice, blocks);
-  if (takes_turns(plan, choice)) p.next_work = static_cast<int*>(workspace);
+  if (deals_by_counter(plan, choice)) p.next_work = static_cast<int*>(workspace);
   if (launches_run()) {
     const Driver* driver = nullptr;
     TESSERA_RETURN_IF_ERROR(open_driver(driver));

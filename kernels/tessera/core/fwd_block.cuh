@@ -89,7 +89,7 @@ TESSERA_DEVICE void load_queries(Tile& sQ, const FwdParams& p, const FwdBlock<kC
   });
 }
 
-// Where keys first ... of K or V lie, columns col ..., but for pages
+// Where keys first ... of K or V lie, from column col on; not of pages.
 template <FwdConfig kCfg>
 TESSERA_DEVICE const char* key_rows(const FwdParams& p, const RowTensor& tensor, const FwdBlock<kCfg>& b, int first,
                                     int col) {
