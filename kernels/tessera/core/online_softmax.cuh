@@ -128,16 +128,7 @@ struct OnlineSoftmax {
 #pragma unroll
           for (int e = 0; e < 4; ++e) s[m][n][e] *= before[e / 2];
       }
-      float part[2][2] = {};
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          s[m][n][e] = ptx::ex2_approx_ftz(fmaf(s[m][n][e], fused[e / 2], minus_ref[e / 2]));
-          part[e / 2][e % 2] += s[m][n][e];
-        }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) sum[m][half] += part[half][0] + part[half][1];
+      add_exponentials(s[m], fused, minus_ref, sum[m]);
     }
   }
 
@@ -166,17 +157,8 @@ struct OnlineSoftmax {
   TESSERA_DEVICE void exponentiate_as_is(float (&s)[kM][kN][4], float scale, float (&total)[kM][2]) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      float part[2][2] =
-          {};  // of a row the even columns and the odd: one chain of additions would be what it waits for
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          s[m][n][e] = ptx::ex2_approx_ftz(fmaf(s[m][n][e], scale, -ref[m][e / 2]));
-          part[e / 2][e % 2] += s[m][n][e];
-        }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) total[m][half] += part[half][0] + part[half][1];
+      const float factor[2] = {scale, scale}, minus_ref[2] = {-ref[m][0], -ref[m][1]};
+      add_exponentials(s[m], factor, minus_ref, total[m]);
     }
   }
   TESSERA_DEVICE bool accept(const float (&total)[kM][2], float bound) {
@@ -199,6 +181,23 @@ struct OnlineSoftmax {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) sum[m][half] = row_sum(sum[m][half]);
+  }
+
+ private:
+  // Of a tile's 16 rows: s -> 2^(s factor + minus_ref), which join `total`.
+  template <int kN>
+  TESSERA_DEVICE static void add_exponentials(float (&s)[kN][4], const float (&factor)[2], const float (&minus_ref)[2],
+                                              float (&total)[2]) {
+    float part[2][2] = {};  // of a row the even columns and the odd: one chain of additions would be what it waits for
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[n][e] = ptx::ex2_approx_ftz(fmaf(s[n][e], factor[e / 2], minus_ref[e / 2]));
+        part[e / 2][e % 2] += s[n][e];
+      }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) total[half] += part[half][0] + part[half][1];
   }
 };
 
