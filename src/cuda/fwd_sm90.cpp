@@ -23,8 +23,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kConsumerRows = 64;  // queries of a warpgroup
-constexpr int kWarpRows = 16;      // that a warp stores
+constexpr int kWarpRows = 16;  // that a warp stores
 
 constexpr int kMaxHeadDim = 256;
 constexpr int64_t kPageRows = 16;  // that a page's are a multiple of, as every tile's block_n is
@@ -63,10 +62,7 @@ int64_t table_rows(const tessera_plan& plan) {
 
 // By which whole tiles and half ones are told apart.
 int64_t rows_a_multiprocessor(const tessera_plan& plan) {
-  const tessera_problem& p = plan.problem;
-  if (p.batch_invariant) return INT64_MAX;
-  const int64_t rows = core::sizes(p).rows_q * (core::packed_q(p) ? 1 : plan.batch) * plan.heads_q;
-  return (rows + plan.device.cores - 1) / plan.device.cores;
+  return plan.problem.batch_invariant ? INT64_MAX : divide_up(rows_total(plan) * plan.heads_q, plan.device.cores);
 }
 
 Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {

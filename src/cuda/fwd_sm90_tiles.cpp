@@ -45,7 +45,8 @@ bool Sm90Tile::in_range() const {
     const int value = this->*varied.in_tile;
     if (value < varied.least || value > varied.most) return false;
   }
-  return block_n % 16 == 0 && q_stages >= consumers && (consumers - 1) * 64 <= (k_stages + v_stages - 1) * block_n;
+  return block_n % 16 == 0 && q_stages >= consumers &&
+         (consumers - 1) * kConsumerRows <= (k_stages + v_stages - 1) * block_n;
 }
 
 void Sm90Tile::apply(FwdSm90Config& config) const {
@@ -72,7 +73,7 @@ std::optional<Sm90Tile> find_sm90_tile(const Sm90Case& wanted) {
     if (tile.area == (wanted.staircase ? Area::kNoStairs : Area::kStairs)) continue;
     // Half a tile takes some 0.7 of the time of a whole one, so it pays where no multiprocessor then has two. Under a
     // staircase one may: the largest work decides, and its second is among the smallest.
-    const int64_t block_m = tile.consumers * 64, full = wanted.staircase ? block_m : block_m / 2;
+    const int64_t block_m = tile.consumers * kConsumerRows, full = wanted.staircase ? block_m : block_m / 2;
     const std::optional<Sm90Tile> half = wanted.rows_a_sm <= full ? tile.halved() : std::nullopt;
     return half ? half : tile;
   }

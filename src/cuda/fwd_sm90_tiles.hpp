@@ -9,6 +9,8 @@
 
 namespace tessera::cuda {
 
+inline constexpr int kConsumerRows = 64;  // queries of a warpgroup
+
 // Where the visible area is a staircase (queries see the more keys the later they stand) or is not.
 enum class Area { kAny, kStairs, kNoStairs };
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -16,14 +17,36 @@ namespace {
 
 constexpr int64_t kHopperSmemBytes = 227 << 10, kMany = 1 << 20;
 
+tessera_device hopper() {
+  tessera_device device{};
+  device.backend = TESSERA_BACKEND_CUDA;
+  device.arch = 90, device.cores = 132, device.threads = 1, device.smem_bytes = kHopperSmemBytes;
+  return device;
+}
+
+// 16 heads, bfloat16, as many keys as queries.
+tessera_problem dense_problem(int64_t batch, int64_t length, int64_t head_dim) {
+  constexpr int64_t kHeads = 16;
+  tessera_problem problem;
+  tessera_problem_init(&problem);
+  problem.q.dtype = TESSERA_BFLOAT16, problem.q.rank = 4;
+  const int64_t row = kHeads * head_dim;
+  std::ranges::copy(std::to_array({batch, length, kHeads, head_dim}), problem.q.shape);
+  std::ranges::copy(std::to_array({length * row, row, head_dim, int64_t{1}}), problem.q.strides);
+  problem.k = problem.v = problem.o = problem.q;
+  return problem;
+}
+
+void expect_fits_shared_memory(const Sm90Tile& tile) {
+  FwdSm90Config config{};
+  config.dtype = Dtype::kBFloat16;
+  config.head_dim = tile.head_dim, config.head_dim_v = tile.head_dim_v;
+  tile.apply(config);
+  EXPECT_LE(smem_bytes(config), kHopperSmemBytes) << config_text(config);
+}
+
 TEST(CudaTiles, EveryRowFitsSharedMemory) {
-  for (const Sm90Tile& tile : sm90_tiles()) {
-    FwdSm90Config config{};
-    config.dtype = Dtype::kBFloat16;
-    config.head_dim = tile.head_dim, config.head_dim_v = tile.head_dim_v;
-    tile.apply(config);
-    EXPECT_LE(smem_bytes(config), kHopperSmemBytes) << config_text(config);
-  }
+  for (const Sm90Tile& tile : sm90_tiles()) expect_fits_shared_memory(tile);
 }
 
 TEST(CudaTiles, EveryProblemHasARow) {
@@ -77,25 +100,12 @@ TEST(CudaTiles, FewRowsHaveHalfTiles) {
   for (const Sm90Tile& tile : sm90_tiles()) {
     const auto half = tile.halved();
     ASSERT_EQ(half.has_value(), tile.consumers == 4);
-    if (!half) continue;
-    FwdSm90Config config{};
-    config.dtype = Dtype::kBFloat16;
-    config.head_dim = tile.head_dim, config.head_dim_v = tile.head_dim_v;
-    half->apply(config);
-    EXPECT_LE(smem_bytes(config), kHopperSmemBytes) << config_text(config);
+    if (half) expect_fits_shared_memory(*half);
   }
   // Which of them it is decides the last bits.
-  tessera_device device{};
-  device.backend = TESSERA_BACKEND_CUDA;
-  device.arch = 90, device.cores = 132, device.threads = 1, device.smem_bytes = kHopperSmemBytes;
+  const tessera_device device = hopper();
   for (const bool invariant : {false, true}) {
-    tessera_problem problem;
-    tessera_problem_init(&problem);
-    problem.q.dtype = TESSERA_BFLOAT16, problem.q.rank = 4;
-    const int64_t shape[] = {1, 1024, 16, 64}, strides[] = {1024 * 16 * 64, 16 * 64, 64, 1};
-    std::ranges::copy(shape, problem.q.shape);
-    std::ranges::copy(strides, problem.q.strides);
-    problem.k = problem.v = problem.o = problem.q;
+    tessera_problem problem = dense_problem(1, 1024, 64);
     problem.batch_invariant = invariant;
     tessera_plan plan;
     ASSERT_EQ(tessera_make_plan(&problem, &device, &plan).code, TESSERA_OK);
@@ -131,16 +141,8 @@ TEST_F(CudaForcedTile, StandsForTheTable) {
 
 // The environment is the plan's alone to ask: what is launched is what was planned.
 TEST_F(CudaForcedTile, StaysThePlansOwn) {
-  tessera_device device{};
-  device.backend = TESSERA_BACKEND_CUDA;
-  device.arch = 90, device.cores = 132, device.threads = 1, device.smem_bytes = kHopperSmemBytes;
-  tessera_problem problem;
-  tessera_problem_init(&problem);
-  problem.q.dtype = TESSERA_BFLOAT16, problem.q.rank = 4;
-  const int64_t shape[] = {4, 4096, 16, 128}, strides[] = {4096 * 16 * 128, 16 * 128, 128, 1};
-  std::ranges::copy(shape, problem.q.shape);
-  std::ranges::copy(strides, problem.q.strides);
-  problem.k = problem.v = problem.o = problem.q;
+  const tessera_device device = hopper();
+  const tessera_problem problem = dense_problem(4, 4096, 128);
 
   setenv(kForcedTile, "80,3,3,2,4,1", 1);
   tessera_plan plan;
