@@ -93,14 +93,19 @@ VALUES = {
 
 # ---- cases and tiles ----
 
+AREAS = {"full": "kFull", "causal": "kStairs", "window": "kRagged"}  # of the visible keys: a form, and the table's name for it
+
 
 @dataclass(frozen=True)
 class Shape:
-    """Head sizes and the form of the visible area: what a row of the table is for, but for the length."""
+    """Head sizes and the form of the visible area: what a row of the table is for, but for the length.
+
+    A length is that of a sequence, under a window the keys that a query sees.
+    """
 
     head_dim: int
     head_dim_v: int
-    stairs: bool
+    area: str  # of AREAS
 
     @property
     def heads(self) -> int:
@@ -110,7 +115,17 @@ class Shape:
     @property
     def name(self) -> str:
         dims = f"{self.head_dim}" if self.head_dim == self.head_dim_v else f"({self.head_dim}, {self.head_dim_v})"
-        return f"D {dims} {'causal' if self.stairs else 'full'}"
+        return f"D {dims} {self.area}"
+
+    def batch(self, length: int, tokens: int) -> tuple[int, int]:
+        """Sequences, and tokens of each."""
+        return (1, tokens) if self.area == "window" else (max(1, tokens // length), length)
+
+    def visible(self, length: int, tokens: int) -> float:
+        """Pairs of a query and a key of one head; causal counts as half."""
+        batch, rows = self.batch(length, tokens)
+        keys = {"full": rows, "causal": rows / 2, "window": min(length, rows)}
+        return batch * rows * keys[self.area]
 
 
 @dataclass(frozen=True)
@@ -165,20 +180,28 @@ def accumulator_registers(shape: Shape, tile: Tile) -> int:
     return tile.block_n // 2 + output_width(shape) // 2 + tile.block_n // 4
 
 
+def unseen_blocks(tile: Tile) -> int:
+    """Of keys that others see and a consumer does not, behind one work's last and before the next one's first."""
+    rows = [CONSUMER_ROWS * consumer for consumer in range(tile.consumers)]
+    return max(-(-before // tile.block_n) + -(-behind // tile.block_n) for before, behind in zip(rows, reversed(rows)))
+
+
 def fits(shape: Shape, tile: Tile) -> bool:
-    if shape.stairs and tile.cluster > 1:  # its blocks would not see the same keys
+    if shape.area != "full" and tile.cluster > 1:  # its blocks would not see the same keys
         return False
-    if CONSUMER_ROWS * (tile.consumers - 1) > (tile.k_stages + tile.v_stages - 1) * tile.block_n:
-        return False  # a consumer that sees fewer keys than the last would wait for ever
+    if tile.q_stages < tile.consumers:
+        return False
+    if unseen_blocks(tile) > tile.k_stages + tile.v_stages - 1:
+        return False  # keys_may_run_ahead: a consumer that sees fewer keys than others would wait for ever
     registers = accumulator_registers(shape, tile) + SPARE_REGISTERS[tile.consumers]
     fits_registers = registers <= REGISTERS[tile.consumers]
     return fits_registers and tile.block_n in widths() and smem_bytes(shape, tile) <= SMEM_BYTES
 
 
 def taken_by(shape: Shape, tile: Tile) -> Tile:
-    """What the library makes of a row's tile: a staircase has no clusters."""
-    fields = tuned_fields()
-    return Tile(tuple(1 if shape.stairs and name == "cluster" else tile.values[fields.index(name)] for name in fields))
+    """What the library makes of a row's tile: no clusters but where all queries see all keys."""
+    single = shape.area != "full"
+    return Tile(tuple(1 if single and name == "cluster" else getattr(tile, name) for name in tuned_fields()))
 
 
 def enumerate_tiles(shape: Shape) -> list[Tile]:
@@ -230,14 +253,16 @@ def _work_clocks(shape: Shape, tile: Tile, keys: int, masked: int) -> float:
     return start + keys * _tile_clocks(shape, tile) + masked * OPS_A_MASKED_SCORE * m * n / FLOAT_OPS + store
 
 
-def predict_seconds(shape: Shape, tile: Tile, batch: int, length: int, multiprocessors: int) -> float:
-    """Forward, Sq = Sk = length: works dealt to a persistent grid, which ends when its slowest block does."""
-    works = -(-length // tile.block_m)
+def predict_seconds(shape: Shape, tile: Tile, length: int, tokens: int, multiprocessors: int) -> float:
+    """Forward, Sq = Sk: works dealt to a persistent grid, which ends when its slowest block does."""
+    batch, rows = shape.batch(length, tokens)
     clocks = []
-    for index in range(works):
-        rows_end = min((index + 1) * tile.block_m, length)
-        keys = -(-(rows_end if shape.stairs else length) // tile.block_n)
-        masked = -(-tile.block_m // tile.block_n) if shape.stairs else int(length % tile.block_n != 0)
+    for rows_end in range(tile.block_m, rows + tile.block_m, tile.block_m):
+        # A block's under a staircase; a consumer's under a window, whose others' it passes over.
+        seen = {"full": rows, "causal": rows_end, "window": min(rows_end, length + CONSUMER_ROWS)}[shape.area]
+        edges = {"full": 0, "causal": tile.block_m, "window": 2 * CONSUMER_ROWS}[shape.area]
+        keys = -(-min(seen, rows) // tile.block_n)
+        masked = -(-edges // tile.block_n) if edges else int(rows % tile.block_n != 0)
         clocks.append(_work_clocks(shape, tile, keys, min(masked, keys)))
     # Longest first, there and back again: about what the orders of the kernel come to.
     dealt = sorted(clocks * (batch * shape.heads), reverse=True)
@@ -248,19 +273,12 @@ def predict_seconds(shape: Shape, tile: Tile, batch: int, length: int, multiproc
     return (max(loads) + LAUNCH_CLOCKS) / CLOCK_HZ
 
 
-def flops(shape: Shape, batch: int, length: int) -> float:
-    """On the visible area; causal counts as half."""
-    area = batch * shape.heads * length * length * (0.5 if shape.stairs else 1.0)
-    return 2.0 * area * (shape.head_dim + shape.head_dim_v)
-
-
 def predict_rates(shape: Shape, tile: Tile, lengths: list[int], tokens: int, multiprocessors: int) -> list[float]:
     """TFLOP/s, `tokens` in all."""
     rates = []
     for length in lengths:
-        batch = max(1, tokens // length)
-        seconds = predict_seconds(shape, tile, batch, length, multiprocessors)
-        rates.append(flops(shape, batch, length) / seconds * 1e-12)
+        flops = 2.0 * shape.heads * shape.visible(length, tokens) * (shape.head_dim + shape.head_dim_v)
+        rates.append(flops / predict_seconds(shape, tile, length, tokens, multiprocessors) * 1e-12)
     return rates
 
 

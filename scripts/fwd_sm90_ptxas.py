@@ -70,7 +70,7 @@ def config_text(shape: Shape, tile: Tile) -> str:
         "head_dim_v": model.output_width(shape),
         "o_chunks": model.output_chunks(shape, tile),
         "page_rows": 0,
-        "causal": str(shape.stairs).lower(),
+        "causal": str(shape.area == "causal").lower(),
         **dict(zip(model.tuned_fields(), tile.values)),
     }
     unknown = [name for name in model.config_fields() if name not in values]

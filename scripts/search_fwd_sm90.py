@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Finds fwd_sm90's tiles for the GPU at hand and writes src/cuda/fwd_sm90_tiles.inc, in one run of under nine minutes.
 
-    scripts/search_fwd_sm90.py [--quick] [--head-dims 64 128 192,128] [--log FILE]   on a GPU of compute capability 9.0
+    scripts/search_fwd_sm90.py [--head-dims 64 128 192,128] [--areas full]    on a GPU of compute capability 9.0
     scripts/search_fwd_sm90.py --dry-run                          no GPU: what fits, predictions, ptxas' words
 
-For each pair of head sizes, full and causal: enumerates what fits shared memory and registers, predicts by a small
+For each pair of head sizes, full, causal and under a window: enumerates what fits shared memory and registers, predicts by a small
 model (fwd_sm90_model.py), compiles the most promising by NVRTC and drops those whose wgmma ptxas serialises or that
 spill much, screens the others on the GPU, then measures the best of each length against each other and cuDNN in the
-steady state (bench/cuda_bench/timing.py). A wrong result drops a tile, too. Rows of other head sizes stay.
+steady state (bench/cuda_bench/timing.py). A wrong result drops a tile, too. Rows of what is not measured stay. A pair of
+head sizes takes 75 seconds.
 
 Wants the package tessera with this tree's library (PYTHONPATH=$(scripts/gpu_python.sh)), PyTorch and NVRTC; the dry run
 NVRTC alone, if that (TESSERA_NVRTC, or pip's nvidia-cuda-nvrtc).
@@ -35,9 +36,13 @@ from fwd_sm90_model import Shape, Tile  # noqa: E402
 TABLE = ROOT / "src/cuda/fwd_sm90_tiles.inc"
 FORCED = "TESSERA_FWD_SM90_TILE"  # src/cuda/fwd_sm90_tiles.hpp
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))  # as the table must have them
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+LENGTHS = {
+    "full": (512, 1024, 2048, 4096, 8192, 16384),
+    "causal": (512, 1024, 2048, 4096, 8192, 16384),
+    "window": (256, 1024, 4096),  # that a query sees
+}
 TOKENS = 16384
-MOST_SPILL_BYTES = 128  # more is in the loop
+MOST_SPILL_BYTES = 0  # cuda_compile_test allows a row none
 COMPILED = 10  # tiles of a shape
 FINALISTS = 2  # of a length
 KEEP_WITHIN = 0.03  # two measurements of one tile differ by as much: a row serves a length where it loses no more
@@ -52,6 +57,7 @@ def parse_dims(text: str) -> tuple[int, int]:
 def parse(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-dims", nargs="+", type=parse_dims, default=list(HEAD_DIMS), metavar="D[,DV]")
+    parser.add_argument("--areas", nargs="+", choices=model.AREAS, default=list(model.AREAS))
     parser.add_argument("--quick", action="store_true", help="half the lengths, short runs; a table by --output only")
     parser.add_argument("--dry-run", action="store_true", help="stop before the GPU is needed")
     parser.add_argument("--seconds", type=float, default=520, help="start no measurement after so many")
@@ -68,15 +74,20 @@ def parse(arguments=None) -> argparse.Namespace:
 # ---- compile ----
 
 
-def compilable(shapes: list[Shape], multiprocessors: int, lengths: list[int]) -> dict[Shape, list[Tile]]:
+def lengths_of(shape: Shape, quick: bool) -> list[int]:
+    return list(LENGTHS[shape.area][:: 2 if quick else 1])
+
+
+def compilable(shapes: list[Shape], multiprocessors: int, quick: bool) -> dict[Shape, list[Tile]]:
     """The promising tiles, and those of the table, that ptxas takes well. Prints what it says of each."""
     table = table_tiles(TABLE.read_text(encoding="utf-8"))
     predicted = {}
     for shape in shapes:
+        lengths = lengths_of(shape, quick)
         predicted[shape] = model.best(shape, lengths, TOKENS, multiprocessors, COMPILED)
         chosen = [tile for tile, _ in predicted[shape]]
-        for row in table.get((shape.head_dim, shape.head_dim_v), []):
-            tile = model.taken_by(shape, row)
+        alike = [row for other, rows in table.items() for row in rows if dims_of(other) == dims_of(shape)]
+        for tile in dict.fromkeys(model.taken_by(shape, row) for row in alike):
             if tile not in chosen and model.fits(shape, tile):
                 predicted[shape].append((tile, model.predict_rates(shape, tile, lengths, TOKENS, multiprocessors)))
     jobs = [(shape, tile) for shape, tiles in predicted.items() for tile, _ in tiles]
@@ -108,9 +119,10 @@ def compilable(shapes: list[Shape], multiprocessors: int, lengths: list[int]) ->
 def make_problem(shape: Shape, length: int):
     from cuda_bench.problem import Problem
 
-    batch = max(1, TOKENS // length)
-    return Problem(shape.name, batch, length, length, shape.heads, shape.heads, shape.head_dim, shape.head_dim_v,
-                   shape.stairs)  # fmt: skip
+    batch, rows = shape.batch(length, TOKENS)
+    window = length - 1 if shape.area == "window" else -1
+    return Problem(shape.name, batch, rows, rows, shape.heads, shape.heads, shape.head_dim, shape.head_dim_v,
+                   shape.area != "full", window=window)  # fmt: skip
 
 
 def make_forced(problem, inputs, tile: Tile, number: int):
@@ -146,7 +158,7 @@ def warm(job: tuple[Shape, Tile]) -> None:
     from cuda_bench.problem import Inputs
 
     shape, tile = job
-    problem = make_problem(shape, LENGTHS[0])
+    problem = make_problem(shape, LENGTHS[shape.area][0])
     make_forced(problem, Inputs.of(problem, False), tile, 0).forward()[0]()
     torch.cuda.synchronize()
 
@@ -197,7 +209,7 @@ class Cell:
         return {name: self.problem.flops("forward") / result.seconds * 1e-12 for name, result in timed.items()}
 
 
-def measure(kept: dict[Shape, list[Tile]], lengths: list[int], options: argparse.Namespace, started: float) -> dict:
+def measure(kept: dict[Shape, list[Tile]], options: argparse.Namespace, started: float) -> dict:
     """{shape: {length: rates of the finalists and cuDNN}}; only whole shapes."""
     import torch
 
@@ -207,7 +219,7 @@ def measure(kept: dict[Shape, list[Tile]], lengths: list[int], options: argparse
     final = Steadiness(60, 80, 1) if options.quick else Steadiness(200, 200, 2)
     measured = {}
     for shape, tiles in kept.items():
-        cells = {}
+        cells, lengths = {}, lengths_of(shape, options.quick)
         for length in lengths:
             if time.monotonic() - started > options.seconds:
                 print(f"{shape.name}: out of time, its rows stay as they are")
@@ -266,58 +278,58 @@ def rows_of(shape: Shape, cells: dict[int, dict]) -> list[str]:
             rate, peer = cells[length][tile], cells[length].get("cudnn")
             texts.append(f"{length}: {rate:.0f}" + (f" ({rate / peer:.2f})" if peer else ""))
         least = 0 if number == len(runs) - 1 else min(lengths)
-        area = "Area::kStairs" if shape.stairs else "Area::kNoStairs"
         lines.append(f"// {', '.join(texts)}")
-        lines.append(f"{{{shape.head_dim}, {shape.head_dim_v}, {area}, {least}, {', '.join(map(str, tile.values))}}},")
+        values = ", ".join(map(str, tile.values))
+        lines.append(f"{{{shape.head_dim}, {shape.head_dim_v}, Area::{model.AREAS[shape.area]}, {least}, {values}}},")
     return lines
 
 
-def read_rows(text: str) -> dict[tuple[int, int], list[str]]:
-    """Of each pair of head sizes the rows, and the comments above them; the heading ends with an empty line."""
-    blocks: dict[tuple[int, int], list[str]] = {}
+def dims_of(shape: Shape) -> tuple[int, int]:
+    return shape.head_dim, shape.head_dim_v
+
+
+def read_rows(text: str) -> dict[Shape, list[str]]:
+    """Of each shape the rows, and the comments above them; the heading ends with an empty line."""
+    areas = {f"Area::{name}": area for area, name in model.AREAS.items()}
+    blocks: dict[Shape, list[str]] = {}
     comments: list[str] = []
     for line in text.partition("\n\n")[2].splitlines():
         if not line.startswith("{"):
             comments.append(line)
             continue
-        head_dim, head_dim_v = (int(part) for part in line[1:].split(",")[:2])
-        blocks.setdefault((head_dim, head_dim_v), []).extend([*comments, line])
+        head_dim, head_dim_v, area = (part.strip() for part in line[1:].split(",")[:3])
+        blocks.setdefault(Shape(int(head_dim), int(head_dim_v), areas[area]), []).extend([*comments, line])
         comments = []
     return blocks
 
 
-def table_tiles(text: str) -> dict[tuple[int, int], list[Tile]]:
-    """The tiles of each pair of head sizes, each once."""
-    tiles: dict[tuple[int, int], list[Tile]] = {}
-    for dims, lines in read_rows(text).items():
+def table_tiles(text: str) -> dict[Shape, list[Tile]]:
+    """The tiles of each shape, each once."""
+    tiles: dict[Shape, list[Tile]] = {}
+    for shape, lines in read_rows(text).items():
         values = [line.strip("{},").split(",")[4:] for line in lines if line.startswith("{")]
-        tiles[dims] = list(dict.fromkeys(Tile(tuple(int(value) for value in row)) for row in values))
+        tiles[shape] = list(dict.fromkeys(Tile(tuple(int(value) for value in row)) for row in values))
     return tiles
 
 
 def table_text(before: str, measured: dict[Shape, dict], gpu: str) -> str:
-    """The file: head sizes that were measured, full and causal, anew, the others as they were."""
-    blocks = read_rows(before)
-    for dims in HEAD_DIMS:
-        shapes = [Shape(*dims, stairs) for stairs in (False, True)]
-        if all(shape in measured for shape in shapes):
-            rows = [line for shape in shapes for line in rows_of(shape, measured[shape])]
-            blocks[dims] = [f"// {gpu}", *rows]
+    """The file: shapes that were measured anew, the others as they were."""
+    blocks = read_rows(before) | {shape: [f"// {gpu}", *rows_of(shape, cells)] for shape, cells in measured.items()}
     heading = [
         "// Rows of Sm90Tile, written by scripts/search_fwd_sm90.py: head_dim, head_dim_v, area, least rows;",
-        f"// {', '.join(model.tuned_fields())}. Above a row its TFLOP/s by length",
-        "// (ratio to cuDNN in the same run), bf16.",
+        f"// {', '.join(model.tuned_fields())}. Above a row its TFLOP/s by length,",
+        "// under a window by the keys that a query sees (ratio to cuDNN in the same run), bf16.",
         "",
     ]
-    return "\n".join([*heading, *(line for dims in HEAD_DIMS for line in blocks.get(dims, []))]) + "\n"
+    shapes = [Shape(*dims, area) for dims in HEAD_DIMS for area in model.AREAS]
+    return "\n".join([*heading, *(line for shape in shapes for line in blocks.get(shape, []))]) + "\n"
 
 
 def search(options: argparse.Namespace) -> int:
     started = time.monotonic()
-    lengths = list(LENGTHS[::2] if options.quick else LENGTHS)
-    shapes = [Shape(*dims, stairs) for dims in options.head_dims for stairs in (False, True)]
+    shapes = [Shape(*dims, area) for dims in options.head_dims for area in options.areas]
     # Processes are forked to compile, so before the GPU is touched; another part has other numbers and other tiles.
-    kept = compilable(shapes, options.multiprocessors, lengths)
+    kept = compilable(shapes, options.multiprocessors, options.quick)
     print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
     if options.dry_run:
         return 0
@@ -337,7 +349,7 @@ def search(options: argparse.Namespace) -> int:
             print(f"{shape.name} {tile.text}: {failure}")
     print(f"in the library's cache after {time.monotonic() - started:.0f} s", flush=True)
 
-    measured = measure(kept, lengths, options, started)
+    measured = measure(kept, options, started)
     gpu = f"{facts['gpu']}, driver {facts['driver']}, cuDNN {facts['cudnn']}, commit {facts['commit']}, {facts['date']}"
     text = table_text(TABLE.read_text(encoding="utf-8"), measured, gpu)
     target = Path(options.output) if options.output else None if options.quick else TABLE

@@ -68,6 +68,20 @@ struct FwdSm90Config {
   int cluster;     // blocks that fetch K and V for each other, 1 or 2; 2: neighbouring works see the same keys
 };
 
+inline constexpr int kConsumerRows = 64;  // queries of a warpgroup
+
+// Blocks of keys of one work and the next that other consumers see and one consumer does not: behind its last, and before its
+// first. It lets their keys go before it may their values, and waits for ever where others wait for these to load the keys
+// that it waits for.
+TESSERA_HOST_DEVICE constexpr bool keys_may_run_ahead(int consumers, int block_n, int k_stages, int v_stages) {
+  for (int consumer = 0; consumer < consumers; ++consumer) {
+    const int before = consumer * kConsumerRows, behind = (consumers - 1 - consumer) * kConsumerRows;
+    const int unseen = (before + block_n - 1) / block_n + (behind + block_n - 1) / block_n;
+    if (unseen > k_stages + v_stages - 1) return false;
+  }
+  return true;
+}
+
 // Backward by mma.sync: bwd_sm80.cuh.
 struct BwdConfig {
   Dtype dtype;

@@ -23,6 +23,10 @@ inline constexpr int kCleared = 1;  // a barrier of each consumer: kCleared + co
 // Low, so that a key that outweighs all before becomes the reference itself, and its weight in 16 bits is exact.
 inline constexpr float kPromptBound = 0x1p6f;
 
+// By how much a first block's maximum is raised where a row may see few of its keys: these say little of what comes, and a
+// reference that is too low costs a block twice. A power of two: the largest weight stays exact.
+inline constexpr float kFewKeysLead_log2 = 4.0f;
+
 // A warpgroup, with 64 rows of each work.
 template <FwdSm90Config kCfg>
 struct Consumer {
@@ -57,11 +61,11 @@ struct Consumer {
   // The blocks of all works come one behind the other. The scores of each are asked for together with O += P V of the block
   // before, and become the next P meanwhile; so at a work's end run the first exponentials of the next.
   TESSERA_DEVICE void attend_works() {
-    bool pending = false;  // P, of a work's last block, waits for its V
+    int pending = 0;  // 1: P, of a work's last block, waits for its V. From one lane, for a uniform register
     while (true) {
       const auto before = work_at;
       if (pending) work_at.advance();
-      const bool found = next_work(pending);
+      const int found = uniform(next_work(pending != 0));
       if (!found && !pending) break;
       ask_scores();
       if (pending && tail > 0) clear_tail();
@@ -119,10 +123,10 @@ struct Consumer {
 
   // ---- which block comes ----
 
-  // The next work in which my rows see keys, the first of them there. False: there is none any more; or it is behind works that I
-  // have nothing to do with, whose V I cannot let go while P waits for an earlier one.
+  // The next work in which my rows see keys, the first of them there. False: there is none any more; or it is behind works
+  // that I have nothing to do with, whose V I cannot let go while P waits for an earlier one.
   TESSERA_DEVICE bool next_work(bool pending) {
-    // What others see of the last work and my rows do not: fewer blocks than K and V have stages.
+    // What others see of the last work and my rows do not; likewise at the next work's first: keys_may_run_ahead.
     for (unseen_values = end - 1 - last; end - 1 > last; --end) skip_keys();
     while (true) {
       shared.q.wait_full(q_at);
@@ -131,8 +135,19 @@ struct Consumer {
       if (count < 0) return false;
       int first = uniform(work.first);
       if (count > consumer * 64 && first < behind) {
+        if constexpr (!kCfg.causal) {
+          for (const int mine = uniform(work.first_of[consumer]); first < mine; ++first) {
+            skip_keys();
+            if (pending) {
+              ++unseen_values;
+            } else {
+              skip_values();
+            }
+          }
+          whole_first = uniform(work.whole_first_of[consumer]);
+        }
         block = first, last = uniform(work.last_of[consumer]), end = behind;
-        whole_first = uniform(work.whole_first), whole_last = uniform(work.whole_last_of[consumer]);
+        whole_last = uniform(work.whole_last_of[consumer]);
         if (p.cu_seqlens_q && count < (consumer + 1) * 64) clear_rows(count - consumer * 64);
         shared.k.wait_full(k_at);
         return true;
@@ -206,6 +221,7 @@ struct Consumer {
     softmax.reset();
     float alpha[1][2];
     softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
+    if (!kCfg.causal && block < whole_first) softmax.raise_reference(kFewKeysLead_log2);
     softmax.exponentiate(rS, p.scale_log2);
   }
 
@@ -288,7 +304,7 @@ struct Consumer {
     const auto& sum = softmax.sum[0];  // 0: the row saw nothing; NaN counts as seen
     if (p.lse.data) {
       // Of a row's four lanes the first stores for one row, the second for the row eight below.
-      const int half = lane_col() / 2, row = consumer * 64 + warp_row() + half * 8 + lane_row();
+      const int lane = warp_lane(), half = lane % 4, row = consumer * 64 + warp_row() + half * 8 + lane / 4;
       const float l = half ? sum[1] : sum[0], ref = half ? softmax.ref[0][1] : softmax.ref[0][0];
       if (half < 2 && row < work.count) {
         *lse(work, row) = l != 0.0f ? (ref + ptx::lg2_approx_ftz(l)) * kLn2 : -infinity();
@@ -310,8 +326,8 @@ struct Consumer {
                                               2;
   }
 
-  // O / l to global memory, by way of shared memory: from there it is bulk copies, or where rows behind a packed sequence's last
-  // are another's, stores of whole lines.
+  // O / l to global memory, by way of shared memory: from there it is bulk copies, or where rows behind a packed sequence's
+  // last are another's, stores of whole lines.
   TESSERA_DEVICE void store(const FwdWork<kCfg>& work) {
     using Output = typename FwdSm90SharedMemory<kCfg>::Output;
     if (__any_sync(0xffffffff, factor[0] < 0.0f || factor[1] < 0.0f)) [[unlikely]] {
@@ -376,8 +392,7 @@ struct Consumer {
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   static_assert(kCfg.q_stages >= kCfg.consumers);
-  static_assert((kCfg.consumers - 1) * 64 <= (kCfg.k_stages + kCfg.v_stages - 1) * kCfg.block_n,
-                "who lets keys go ahead of values must not wait for what the others wait for him to free");
+  static_assert(keys_may_run_ahead(kCfg.consumers, kCfg.block_n, kCfg.k_stages, kCfg.v_stages));
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma's 16-bit types");
   static_assert(kCfg.consumers >= 2 && kCfg.consumers <= 4, "registers are dealt for these");
   static_assert(kCfg.cluster == 1 || !kCfg.causal, "a cluster's blocks see the same keys");

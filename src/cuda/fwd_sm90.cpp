@@ -45,8 +45,14 @@ bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   return dense && unmasked && tiles % cluster == 0 && plan.device.cores >= cluster;
 }
 
-// By which the table's rows are told apart: the queries of a sequence, of packed ones of the mean, and under a window no more
-// than the keys that one sees, since a tile's masked edges weigh by that.
+// Which it is decides the last bits, so that with batch_invariant a sequence has the same area wherever it stands.
+Area area_of(const tessera_problem& p) {
+  if (p.window_left >= 0 || (core::packed_q(p) && !p.batch_invariant)) return Area::kRagged;
+  return staircase(p) ? Area::kStairs : Area::kFull;
+}
+
+// By which the table's rows are told apart: the queries of a sequence, of packed ones of the mean, and under a window no
+// more than the keys that one sees, since a tile's masked edges weigh by that.
 int64_t table_rows(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   // Which tile it is decides the last bits, and they may not depend on how long the other sequences are.
@@ -86,7 +92,7 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
 // For a plan to be made: the table's.
 std::optional<Choice> choose(const tessera_plan& plan) {
   const auto tile = find_sm90_tile(
-      {plan.head_dim, plan.head_dim_v, staircase(plan.problem), table_rows(plan), rows_a_multiprocessor(plan)});
+      {plan.head_dim, plan.head_dim_v, area_of(plan.problem), table_rows(plan), rows_a_multiprocessor(plan)});
   return tile ? std::optional(choice_of(plan, *tile)) : std::nullopt;
 }
 

@@ -45,8 +45,7 @@ bool Sm90Tile::in_range() const {
     const int value = this->*varied.in_tile;
     if (value < varied.least || value > varied.most) return false;
   }
-  return block_n % 16 == 0 && q_stages >= consumers &&
-         (consumers - 1) * kConsumerRows <= (k_stages + v_stages - 1) * block_n;
+  return block_n % 16 == 0 && q_stages >= consumers && keys_may_run_ahead(consumers, block_n, k_stages, v_stages);
 }
 
 void Sm90Tile::apply(FwdSm90Config& config) const {
@@ -69,11 +68,11 @@ std::optional<Sm90Tile> Sm90Tile::halved() const {
 std::optional<Sm90Tile> find_sm90_tile(const Sm90Case& wanted) {
   if (const char* forced = std::getenv(kForcedTile)) return parse(forced);
   for (const Sm90Tile& tile : kTiles) {
-    if (wanted.head_dim > tile.head_dim || wanted.head_dim_v > tile.head_dim_v || wanted.rows < tile.rows) continue;
-    if (tile.area == (wanted.staircase ? Area::kNoStairs : Area::kStairs)) continue;
+    if (wanted.head_dim > tile.head_dim || wanted.head_dim_v > tile.head_dim_v) continue;
+    if (wanted.area != tile.area || wanted.rows < tile.rows) continue;
     // Half a tile takes some 0.7 of the time of a whole one, so it pays where no multiprocessor then has two. Under a
     // staircase one may: the largest work decides, and its second is among the smallest.
-    const int64_t block_m = tile.consumers * kConsumerRows, full = wanted.staircase ? block_m : block_m / 2;
+    const int64_t block_m = tile.consumers * kConsumerRows, full = wanted.area == Area::kStairs ? block_m : block_m / 2;
     const std::optional<Sm90Tile> half = wanted.rows_a_sm <= full ? tile.halved() : std::nullopt;
     return half ? half : tile;
   }

@@ -9,12 +9,12 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kConsumerRows = 64;  // queries of a warpgroup
+// The form of the visible area: all keys; a staircase, where queries see the more keys the later they stand; or one of many
+// edges, a window's band or a packed batch's sequences, of whose tiles many are seen in part.
+enum class Area { kFull, kStairs, kRagged };
 
-// Where the visible area is a staircase (queries see the more keys the later they stand) or is not.
-enum class Area { kAny, kStairs, kNoStairs };
-
-// A row: for head sizes up to these, such an area, at least `rows` queries a sequence. The first that fits is taken.
+// A row: for head sizes up to these, such an area, at least `rows` queries a sequence, or keys that a query under a window sees.
+// The first that fits is taken.
 struct Sm90Tile {
   int head_dim, head_dim_v;
   Area area;
@@ -39,8 +39,8 @@ std::span<const Sm90Tile> sm90_tiles();
 // What a tile is looked up for.
 struct Sm90Case {
   int64_t head_dim, head_dim_v;
-  bool staircase;
-  int64_t rows;       // queries of a sequence
+  Area area;
+  int64_t rows;       // queries of a sequence, or keys that a query under a window sees, if these are fewer
   int64_t rows_a_sm;  // queries of all sequences and heads, for each multiprocessor
 };
 

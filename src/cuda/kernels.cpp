@@ -68,7 +68,7 @@ int64_t smem_bytes(const FwdConfig& config) {
 // Tiles in chunks of 64 columns, 128 bytes a row, each a multiple of 1 KiB; then, in less than another, the works and the
 // barriers. The whole is aligned to 1 KiB.
 int64_t smem_bytes(const FwdSm90Config& config) {
-  constexpr int64_t kChunkRowBytes = 128, kConsumerRows = 64, kRest = 1024;
+  constexpr int64_t kChunkRowBytes = 128, kRest = 1024;
   const int64_t k_row = divide_up(config.head_dim, 64) * kChunkRowBytes;
   const int64_t v_row = divide_up(config.head_dim_v, 64) * kChunkRowBytes;
   return kConsumerRows * (config.q_stages * k_row + config.consumers * config.o_chunks * kChunkRowBytes) +

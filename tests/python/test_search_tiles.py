@@ -10,16 +10,16 @@ import fwd_sm90_model as model  # noqa: E402
 import fwd_sm90_ptxas as ptxas  # noqa: E402
 import search_fwd_sm90 as search  # noqa: E402
 
-SHAPES = [model.Shape(*dims, stairs) for dims in search.HEAD_DIMS for stairs in (False, True)]
+SHAPES = [model.Shape(*dims, area) for dims in search.HEAD_DIMS for area in model.AREAS]
 
 
 def test_the_table_s_rows_are_among_what_fits():
     table = search.table_tiles(search.TABLE.read_text(encoding="utf-8"))
-    assert table
-    for dims, tiles in table.items():
+    assert set(table) == set(SHAPES)
+    for shape, tiles in table.items():
         for tile in tiles:
             assert len(tile.values) == len(model.tuned_fields())
-            assert model.fits(model.Shape(*dims, False), tile), (dims, tile.text)
+            assert model.fits(shape, tile), (shape.name, tile.text)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
@@ -34,7 +34,7 @@ def test_what_is_enumerated_fits_and_nothing_smaller_stands_beside_it(shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_predictions_are_below_the_peak_and_grow_with_the_length(shape):
     peak = 132 * model.TENSOR_FLOP * model.CLOCK_HZ * 1e-12
-    for tile, rates in model.best(shape, [512, 2048, 16384], 16384, 132, search.COMPILED):
+    for tile, rates in model.best(shape, search.lengths_of(shape, True), search.TOKENS, 132, search.COMPILED):
         assert 0 < rates[0] < rates[-1] < peak, tile.text
 
 
@@ -48,11 +48,11 @@ def test_a_config_names_every_field():
 def measured(shape, rates):
     """{length: {tile: rate}} of two tiles, and cuDNN at 400."""
     tiles = model.enumerate_tiles(shape)[:2]
-    return tiles, {n: {**dict(zip(tiles, row)), "cudnn": 400.0} for n, row in zip(search.LENGTHS, rates)}
+    return tiles, {n: {**dict(zip(tiles, row)), "cudnn": 400.0} for n, row in zip(search.lengths_of(shape, False), rates)}
 
 
 def test_rows_are_as_few_as_the_measurements_allow():
-    shape = model.Shape(128, 128, True)
+    shape = model.Shape(128, 128, "causal")
     rates = [(300, 250), (350, 330), (400, 399), (450, 470), (480, 520), (500, 560)]
     (short, long), cells = measured(shape, rates)
     lines = search.rows_of(shape, cells)
@@ -65,19 +65,14 @@ def test_rows_are_as_few_as_the_measurements_allow():
     ]
 
 
-def test_head_sizes_that_were_not_measured_keep_their_rows():
+def test_shapes_that_were_not_measured_keep_their_rows():
     before = search.TABLE.read_text(encoding="utf-8")
-    shapes = [model.Shape(128, 128, stairs) for stairs in (False, True)]
-    rates = [(300, 250)] * len(search.LENGTHS)
-    results = {shape: measured(shape, rates)[1] for shape in shapes}
-    after = search.table_text(before, results, "a GPU, today")
-    old, new = search.read_rows(before), search.read_rows(after)
-    assert {dims: lines for dims, lines in new.items() if dims != (128, 128)} == {
-        dims: lines for dims, lines in old.items() if dims != (128, 128)
-    }
-    assert new[128, 128][0] == "// a GPU, today" and len(new[128, 128]) == 5
-    # Only one of the two areas: not enough for a row of either.
-    assert search.read_rows(search.table_text(before, {shapes[0]: results[shapes[0]]}, "")) == old
+    assert search.table_text(before, {}, "") == before
+    shape = model.Shape(128, 128, "window")
+    _, cells = measured(shape, [(300, 250)] * 3)
+    old, new = (search.read_rows(text) for text in (before, search.table_text(before, {shape: cells}, "a GPU, today")))
+    assert new[shape][0] == "// a GPU, today" and len(new[shape]) == 3
+    assert old | {shape: new[shape]} == new
 
 
 def test_ptxas_words_decide():

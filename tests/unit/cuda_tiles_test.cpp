@@ -16,6 +16,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int64_t kHopperSmemBytes = 227 << 10, kMany = 1 << 20;
+constexpr Area kAreas[] = {Area::kFull, Area::kStairs, Area::kRagged};
 
 tessera_device hopper() {
   tessera_device device{};
@@ -52,15 +53,16 @@ TEST(CudaTiles, EveryRowFitsSharedMemory) {
 TEST(CudaTiles, EveryProblemHasARow) {
   for (const int64_t head_dim : {1, 64, 65, 128, 192, 256})
     for (const int64_t head_dim_v : {1, 64, 65, 128, 192, 256})
-      for (const bool staircase : {false, true})
+      for (const Area area : kAreas)
         for (const int64_t rows : {int64_t{0}, int64_t{1}, int64_t{4096}, INT64_MAX}) {
-          const auto tile = find_sm90_tile({head_dim, head_dim_v, staircase, rows, kMany});
-          ASSERT_TRUE(tile) << head_dim << " " << head_dim_v << " " << staircase << " " << rows;
+          const auto tile = find_sm90_tile({head_dim, head_dim_v, area, rows, kMany});
+          ASSERT_TRUE(tile) << head_dim << " " << head_dim_v << " " << static_cast<int>(area) << " " << rows;
+          EXPECT_EQ(tile->area, area);
           EXPECT_GE(tile->head_dim, head_dim);
           EXPECT_GE(tile->head_dim_v, head_dim_v);
           EXPECT_LE(tile->rows, rows);
         }
-  EXPECT_FALSE(find_sm90_tile({257, 64, false, 4096, kMany}));
+  EXPECT_FALSE(find_sm90_tile({257, 64, Area::kFull, 4096, kMany}));
 }
 
 TEST(CudaTiles, AStaircaseHasNoClusters) {
@@ -77,25 +79,22 @@ TEST(CudaTiles, AStaircaseHasNoClusters) {
 // A row behind one that fits all that it fits is never taken.
 TEST(CudaTiles, EveryRowIsTaken) {
   for (const Sm90Tile& tile : sm90_tiles()) {
-    bool taken = false;
-    for (const bool staircase : {false, true}) {
-      const auto found = find_sm90_tile({tile.head_dim, tile.head_dim_v, staircase, tile.rows, kMany});
-      taken |= found && found->area == tile.area && found->rows == tile.rows && found->head_dim == tile.head_dim &&
-               found->head_dim_v == tile.head_dim_v;
-    }
+    const auto found = find_sm90_tile({tile.head_dim, tile.head_dim_v, tile.area, tile.rows, kMany});
+    const bool taken =
+        found && found->rows == tile.rows && found->head_dim == tile.head_dim && found->head_dim_v == tile.head_dim_v;
     EXPECT_TRUE(taken) << tile.head_dim << " " << tile.head_dim_v << " from " << tile.rows;
   }
 }
 
 // Where whole tiles would leave multiprocessors idle, half ones, of about the same shared memory.
 TEST(CudaTiles, FewRowsHaveHalfTiles) {
-  for (const bool staircase : {false, true}) {
-    const Sm90Tile whole = *find_sm90_tile({64, 64, staircase, 512, kMany});
+  for (const Area area : kAreas) {
+    const Sm90Tile whole = *find_sm90_tile({64, 64, area, 512, kMany});
     ASSERT_TRUE(whole.halved());
-    const int64_t block_m = whole.consumers * 64, few = staircase ? block_m : block_m / 2;
-    EXPECT_EQ(find_sm90_tile({64, 64, staircase, 512, few})->consumers, whole.consumers / 2);
-    EXPECT_EQ(find_sm90_tile({64, 64, staircase, 512, few})->block_n, whole.block_n * 2);
-    EXPECT_EQ(find_sm90_tile({64, 64, staircase, 512, few + 1})->consumers, whole.consumers);
+    const int64_t block_m = whole.consumers * 64, few = area == Area::kStairs ? block_m : block_m / 2;
+    EXPECT_EQ(find_sm90_tile({64, 64, area, 512, few})->consumers, whole.consumers / 2);
+    EXPECT_EQ(find_sm90_tile({64, 64, area, 512, few})->block_n, whole.block_n * 2);
+    EXPECT_EQ(find_sm90_tile({64, 64, area, 512, few + 1})->consumers, whole.consumers);
   }
   for (const Sm90Tile& tile : sm90_tiles()) {
     const auto half = tile.halved();
@@ -133,7 +132,7 @@ std::string text_of(const Sm90Tile& tile) {
 TEST_F(CudaForcedTile, StandsForTheTable) {
   for (const std::string text : {"80,3,3,3,4,1", "128,2,2,2,2,2", "16,2,1,8,9,1"}) {
     setenv(kForcedTile, text.c_str(), 1);
-    const auto tile = find_sm90_tile({64, 64, false, 512, kMany});
+    const auto tile = find_sm90_tile({64, 64, Area::kFull, 512, kMany});
     ASSERT_TRUE(tile) << text;
     EXPECT_EQ(text_of(*tile), text);
   }
@@ -169,7 +168,7 @@ TEST_F(CudaForcedTile, IsNoneWhenItIsNoTile) {
                            "128,2,2,2,2,1x", "100,2,2,2,2,1", "128,5,2,2,5,1", "128,3,2,2,2,1", "128,2,0,2,2,1",
                            "-128,2,2,2,2,1", "128,2,2,2,2,0", "128,2,2,2,2,3", "no"}) {
     setenv(kForcedTile, text, 1);
-    EXPECT_FALSE(find_sm90_tile({64, 64, false, 512, kMany})) << text;
+    EXPECT_FALSE(find_sm90_tile({64, 64, Area::kFull, 512, kMany})) << text;
   }
 }
 

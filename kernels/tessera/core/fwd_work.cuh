@@ -14,8 +14,8 @@ struct FwdWork {
   Sequence s;
   TileRange visible;
   int first, last;
-  // For the consumers: the last block that a consumer's rows see, the last that each of them sees whole, and the first.
-  int last_of[4], whole_last_of[4], whole_first;
+  // For the consumers: the first and the last block that a consumer's rows see, and that each of them sees whole.
+  int first_of[4], last_of[4], whole_first_of[4], whole_last_of[4];
 
   // Tiles of a head stand together; under a staircase they differ in size, and core/work_order says how they stand.
   TESSERA_DEVICE void open(const FwdSm90Params& p, int index) {
@@ -40,10 +40,11 @@ struct FwdWork {
   TESSERA_DEVICE void share_out(const FwdSm90Params& p) {
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
       const TileRange seen = visible_keys(p, s, row0 + consumer * 64, row0 + consumer * 64 + 63);
-      last_of[consumer] = min(last - 1, max(seen.some.high / kCfg.block_n, first));
+      first_of[consumer] = clamp(seen.some.low / kCfg.block_n, first, last - 1);
+      last_of[consumer] = clamp(seen.some.high / kCfg.block_n, first_of[consumer], last - 1);
+      whole_first_of[consumer] = (max(seen.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;
       whole_last_of[consumer] = (seen.all.high + 1) / kCfg.block_n - 1;
     }
-    whole_first = (max(visible.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;
   }
 };
 

@@ -109,6 +109,14 @@ struct OnlineSoftmax {
     return __any_sync(0xffffffff, moves);
   }
 
+  // Before anything is taken against it: the result is the same, and later scores have more room.
+  TESSERA_DEVICE void raise_reference(float by_log2) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) ref[m][half] += by_log2;
+  }
+
   // P against the references as they are, one way for all rows: a row without a reference has scores of -inf alone, and where
   // one is huge, products are rounded before it is taken off.
   template <int kN>
