@@ -1,6 +1,8 @@
 // What a kernel reads at run time: plain structs, filled in by the host and passed by value.
 #pragma once
 
+#include "tessera/core/divisor.hpp"
+
 namespace tessera {
 
 using int64 = long long;
@@ -28,7 +30,8 @@ struct ScoreTensor {
 
 // The problem: the same for every kernel.
 struct ProblemParams {
-  int batch, heads_q, heads_kv, group;  // group = heads_q / heads_kv
+  int batch;
+  Divisor heads_q, heads_kv, group;  // group = heads_q / heads_kv
   int head_dim, head_dim_v;
   int seqlen_q, seqlen_k;   // dense: of every sequence; paged: seqlen_k is what the page table can hold
   int64 rows_total;         // queries of the whole batch
@@ -59,17 +62,18 @@ struct ProblemParams {
 
 // How persistent blocks' works stand in one sequence: core/work_order.hpp.
 struct WorkOrder {
-  int tiles;    // of a head (packed: slots of the batch); heads * tiles works in all
-  int heads;    // (batch, head) pairs, packed: heads; (batch, head, split) where keys are split
-  int turns;    // heads, the first, whose large and small tiles come in turns; turns * tiles is even, or all works
-  int section;  // heads of the others whose tiles stand together
-  int rising;   // 1: the first section begins with its smallest tiles; 0: with its largest. The next is the other way
+  Divisor tiles;    // of a head (packed: slots of the batch); heads * tiles works in all
+  int heads;        // (batch, head) pairs, packed: heads; (batch, head, split) where keys are split
+  int turns;        // heads, the first, whose large and small tiles come in turns; turns * tiles is even, or all works
+  Divisor section;  // heads of the others whose tiles stand together
+  Divisor section_works;  // section * tiles
+  int rising;  // 1: the first section begins with its smallest tiles; 0: with its largest. The next is the other way
 };
 
 struct FwdParams : ProblemParams {
   RowTensor o;
   StatTensor lse;              // natural logarithm
-  int tiles;                   // of a sequence, or slots of a packed batch: core/scheduler.cuh
+  Divisor tiles;               // of a sequence, or slots of a packed batch: core/scheduler.cuh
   int num_splits, split_keys;  // keys a split, a multiple of block_n
   int o_aligned;               // every row of o starts at a multiple of 16 bytes
   float* partial_o;            // [num_splits, heads_q, rows_total, head_dim_v]

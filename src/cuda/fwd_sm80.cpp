@@ -231,7 +231,7 @@ tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buf
   p.o = row_tensor(problem.o, buffers.o);
   p.o_aligned = rows_aligned(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse);
-  p.tiles = static_cast<int>(choice.tiles);
+  p.tiles = Divisor(static_cast<int>(choice.tiles));
   p.num_splits = plan.num_splits;
   p.split_keys = static_cast<int>(split_keys(plan));
   if (plan.num_splits > 1) {

@@ -65,9 +65,10 @@ WorkOrder find_order(const Works& works) {
     sections = divide_up(works.heads, section);
   }
   WorkOrder order{};
-  order.tiles = static_cast<int>(works.tiles), order.heads = static_cast<int>(works.heads);
+  order.tiles = Divisor(static_cast<int>(works.tiles)), order.heads = static_cast<int>(works.heads);
   order.turns = static_cast<int>(turns);
-  order.section = static_cast<int>(std::max<int64_t>(1, section));
+  order.section = Divisor(static_cast<int>(std::max<int64_t>(1, section)));
+  order.section_works = Divisor(order.section * order.tiles);
   order.rising = sections % 2 == 0;
   return order;
 }

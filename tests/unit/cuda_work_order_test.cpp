@@ -90,7 +90,7 @@ TEST(CudaWorkOrder, EveryTileOnceWhateverTheNumbers) {
           if (turns * tiles % 2 != 0 && turns < heads) continue;
           for (int section = 1; section <= heads; ++section)
             for (const int rising : {0, 1}) {
-              const WorkOrder order{tiles, heads, turns, section, rising};
+              const WorkOrder order{Divisor(tiles), heads, turns, Divisor(section), Divisor(section * tiles), rising};
               ASSERT_EQ(faults(order, blocks), "") << text_of(order) << ", blocks " << blocks;
             }
         }

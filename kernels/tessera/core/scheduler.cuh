@@ -39,7 +39,7 @@ TESSERA_DEVICE int find_sequence(const ProblemParams& p, const int* offsets, int
 
 // Forward: place -> (batch, head, split, tile of block_m rows); of `place`, a head is a (batch, head, split).
 template <int kBlockM, bool kSplit>
-TESSERA_DEVICE Work query_tile(const FwdParams& p, WorkPlace place, int heads, int rows_a_query) {
+TESSERA_DEVICE Work query_tile(const FwdParams& p, WorkPlace place, const Divisor& heads, int rows_a_query) {
   Work w;
   int rest = place.head;
   w.split = 0;

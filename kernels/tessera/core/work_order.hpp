@@ -26,17 +26,18 @@ struct WorkPlace {
 TESSERA_HOST_DEVICE constexpr WorkPlace work_place(const WorkOrder& order, int index) {
   const int tiles = order.tiles;
   if (index < order.turns * tiles) {
-    const int head = index / tiles;
-    int slot = index % tiles;
+    const int head = index / order.tiles;
+    int slot = index - head * tiles;
     if (tiles % 2 && head % 2) slot = tiles - 1 - slot;  // so that two heads' middle tiles are neighbours
     return {head, slot % 2 ? tiles - 1 - slot / 2 : slot / 2};
   }
   index -= order.turns * tiles;
-  const int works = order.section * tiles, section = index / works, head = order.turns + section * order.section;
-  const int rest = order.heads - head, width = rest < order.section ? rest : order.section;
-  index -= section * works;
-  const int slot = index / width;
-  return {head + index % width, (section + order.rising) % 2 ? tiles - 1 - slot : slot};
+  const int section = index / order.section_works, head = order.turns + section * order.section;
+  const int rest = order.heads - head;
+  index -= section * order.section_works;
+  const int width = rest < order.section ? rest : order.section;
+  const int slot = rest < order.section ? index / rest : index / order.section;
+  return {head + index - slot * width, (section + order.rising) % 2 ? tiles - 1 - slot : slot};
 }
 
 // The works of one of the grid's blocks, in their order: they grow, and the first that is none ends them.
