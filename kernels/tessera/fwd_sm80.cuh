@@ -45,6 +45,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   float rO[kM][kD][4];
   clear(rO);
   OnlineSoftmax<kM> softmax;
+  const TileRange mine = b.seen_by(p, warp_row, kM * 16);
   int stage = 0;
   const auto take_keys = [&](int tile) {
     // Of the first tile only K has to be there before its product, of the others, loaded long ago, V too: one barrier less.
@@ -65,18 +66,25 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     //    S = Q K^T; where a row sees a part of the tile, or options change scores, -inf for what is not visible; online
     //    softmax, P in place of S and O rescaled. The optimistic way first, where it can be gone: core/online_softmax.
     const int key0 = tile * kCfg.block_n;
-    const bool whole = b.whole(tile);
+    const int stage_here = stage;
+    stage = stage + 1 == kCfg.stages ? 0 : stage + 1;
+    if (!v_later && key0 > mine.some.high) return;  // my rows see none of it: a staircase's end
+    const bool whole = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
-    bool optimistic = !kCfg.score.any() && whole && softmax.ready;
+    bool optimistic = !kCfg.score.any() && softmax.ready;
     for (;; optimistic = false) {
       clear(rS);
-      product_abt(rS, shared.sQ, warp_row, shared.sK[stage], 0);
+      product_abt(rS, shared.sQ, warp_row, shared.sK[stage_here], 0);
       if constexpr (!kCfg.score.any()) {
-        if (optimistic) {
+        if (optimistic && whole) {  // nothing stands between the product and its exponentials
           if (softmax.template try_update<kCfg.dtype>(rS, p.scale_log2)) break;
           continue;
         }
         if (!whole) hide_keys<kCfg>(rS, p, b, b.row0 + warp_row, key0);
+        if (optimistic) {
+          if (softmax.template try_update<kCfg.dtype>(rS, p.scale_log2)) break;
+          continue;
+        }
       } else {
         apply_scores<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       }
@@ -93,8 +101,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
       __syncthreads();
       if constexpr (kAhead == 0) load_k(tile + 1, 0);  // everybody is done with K
     }
-    product_pb(rO, rS, shared.sV[stage], 0);
-    stage = stage + 1 == kCfg.stages ? 0 : stage + 1;
+    product_pb(rO, rS, shared.sV[stage_here], 0);
   };
   for (int tile = b.first; tile < b.last; ++tile) take_keys(tile);
 

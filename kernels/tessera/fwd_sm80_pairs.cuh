@@ -3,7 +3,7 @@
 // of K or V from shared memory serves 32 rows. P, rounded as the product wants it, goes through shared memory.
 //
 // One barrier a tile: S of the next tile is computed before P V of this one, and its exponentials, which are optimistic
-// wherever they can be (core/online_softmax), stand between the products of P V. No options: they need the registers.
+// where there is a reference (core/online_softmax), stand between the products of P V. No options: they need the registers.
 //
 // Grid: blocks that take works (core/work_order) one after another, one a multiprocessor: alone there, a block has nobody to
 // hide its first loads, so those of the next work go under this one's last product. Block: as fwd_sm80.cuh's.
@@ -90,10 +90,10 @@ struct PairWarp {
   const FwdParams& p;
   const FwdBlock<kCfg>& b;  // in shared memory
   FwdPairsSharedMemory<kCfg>& shared;
-  const int b_last;  // copies of what every tile asks for
-  const KeyRange b_all;
+  const int b_last;  // a copy of what every tile asks for
   int part, row, key, col;  // 0 or 1; the pair's first row in the block; the warp's first key and column of a tile
   int last_key;             // that a row of the pair sees
+  KeyRange all;             // keys that all of them see
   int my_read, fellow_read, together;  // barriers: the warp has read P, for its fellow; the pair
   float rO[kM][kD][4], rS[kM][kN][4];
   OnlineSoftmax<kM> softmax;
@@ -103,26 +103,28 @@ struct PairWarp {
   float sum_before[kM][2] = {};
 
   TESSERA_DEVICE PairWarp(const FwdParams& p, const FwdBlock<kCfg>& b, FwdPairsSharedMemory<kCfg>& shared)
-      : p(p), b(b), shared(shared), b_last(b.last), b_all(b.visible.all) {
+      : p(p), b(b), shared(shared), b_last(b.last) {
     const int warp = static_cast<int>(threadIdx.x) / 32, pair = warp / 2;
     part = warp % 2;
     row = pair * kRows, key = part * (kN * 8), col = part * (kD * 8);
-    const bool seeing = row < b.count && b.first < b.last;
-    last_key = seeing ? visible_keys(p, b.s, b.map.query(b.row0 + min(row + kRows, b.count) - 1)).high : -1;
+    const TileRange seen = b.seen_by(p, row, kRows);
+    all = seen.all;
+    last_key = row < b.count && b.first < b.last ? seen.some.high : -1;
     my_read = 1 + warp, fellow_read = 1 + (warp ^ 1), together = 1 + kCfg.warps + pair;
     optimistic = sees(b.first);
     clear(rO);
   }
 
-  // The end of the block's tiles, and: every row sees every key of a tile.
+  // The end of the block's tiles.
   TESSERA_DEVICE int last() const { return kRegistersLeft ? b_last : b.last; }
-  TESSERA_DEVICE bool whole(int tile) const {
-    const KeyRange& all = kRegistersLeft ? b_all : b.visible.all;
-    return all.low <= tile * kCfg.block_n && tile * kCfg.block_n + kCfg.block_n - 1 <= all.high;
-  }
   // Some row of the pair sees some key of the tile, as far as keys behind the last are concerned.
   TESSERA_DEVICE bool sees(int tile) const { return tile * kCfg.block_n <= last_key; }
-  TESSERA_DEVICE bool can_be_optimistic(int tile) const { return softmax.ready && whole(tile); }
+
+  // -inf for the scores of keys that a row does not see.
+  TESSERA_DEVICE void hide(int tile) {
+    const int key0 = tile * kCfg.block_n;
+    if (!all.holds(key0, kCfg.block_n)) hide_keys<kCfg>(rS, p, b, b.row0 + row, key0 + key);
+  }
 
   // S = Q K^T, with beside(i) behind the products of the i-th fragment of K.
   template <class Beside>
@@ -133,7 +135,7 @@ struct PairWarp {
 
   // Scores to P against a reference that moves to the maximum over both warps' keys. O is that of all tiles before.
   TESSERA_DEVICE void update(int tile) {
-    if (!whole(tile)) hide_keys<kCfg>(rS, p, b, b.row0 + row, tile * kCfg.block_n + key);
+    hide(tile);
     float best[kM][1][4], alpha[kM][2];
     for_rows([&](int m, int half, int local) {
       float x = -infinity();
@@ -217,8 +219,9 @@ struct PairWarp {
     const auto p_read = [&](int i) {
       if (i == kPRead && next) ptx::barrier_arrive(my_read, 64);
     };
-    if (next && can_be_optimistic(tile + 1)) {
+    if (next && softmax.ready) {
       constexpr int kEach = (kScores + kFragments - 1) / kFragments;
+      hide(tile + 1);
       begin_optimistic();
       multiply_values(stage, [&](int i) {
         p_read(i);

@@ -3,7 +3,8 @@
 //
 // Grid: blocks that take works (core/work_order) one after another, under a staircase as many as the GPU holds, otherwise
 // as many as works. A work's first loads go under the last product of the one before: K and V into the other stage, Q into
-// its place as soon as the last scores are there. Block: as fwd_sm80.cuh's. Shared memory: FwdPersistentSharedMemory. Its page: docs/kernels/fwd_sm80.md.
+// its place as soon as the last scores are there. Block: as fwd_sm80.cuh's. Shared memory: FwdPersistentSharedMemory. Its
+// page: docs/kernels/fwd_sm80.md.
 #pragma once
 
 #include "tessera/core/fwd_works.cuh"
@@ -122,7 +123,8 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S
       //    and O rescaled. The optimistic way first, where it can be gone: core/online_softmax.
       const int key0 = tile * kCfg.block_n;
-      const bool whole = kTiles == kM && b.whole(tile);  // the last 16 rows are alone where others see nothing
+      // The last 16 rows are alone where others see nothing, at a staircase's end.
+      const bool whole = kTiles == kM && b.visible.all.holds(key0, kCfg.block_n);
       float rS[kTiles][kN][4];
       for (bool optimistic = whole && softmax.ready;; optimistic = false) {
         clear(rS);

@@ -55,10 +55,10 @@ struct FwdBlock {
     if (kCfg.split && last <= first) first = last = (s.sk + kCfg.block_n - 1) / kCfg.block_n;
   }
 
-  // Every row sees every key of a tile.
-  TESSERA_DEVICE bool whole(int tile) const {
-    const int key0 = tile * kCfg.block_n;
-    return key0 >= visible.all.low && key0 + kCfg.block_n - 1 <= visible.all.high;
+  // What rows first ... of the block see; of those behind its last what that sees.
+  TESSERA_DEVICE TileRange seen_by(const FwdParams& p, int first, int rows) const {
+    const auto query = [&](int row) { return map.query(row0 + min(row, count - 1)); };
+    return visible_keys(p, s, query(first), query(first + rows - 1));
   }
 };
 
@@ -219,14 +219,17 @@ TESSERA_DEVICE void store_lse(const FwdParams& p, const FwdBlock<kCfg>& b, int l
 template <FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void put_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, const FwdRow<kCfg>& row,
                                int local, int col, float low, float high) {
-  low = row.seen ? low * row.factor : 0.0f;
-  high = row.seen ? high * row.factor : 0.0f;
+  low *= row.factor, high *= row.factor;
+  if constexpr (kCfg.split || Tile::kElemBytes == 4) {  // a row that sees nothing may have met NaN in V
+    low = row.seen ? low : 0.0f, high = row.seen ? high : 0.0f;
+  }
   if constexpr (kCfg.split) {
     float* to = p.partial_o + row.partial * p.head_dim_v + b.dv_begin + col;
     if (row.there && col < b.dv_count) to[0] = low;
     if (row.there && col + 1 < b.dv_count) to[1] = high;
   } else if constexpr (Tile::kElemBytes == 2) {
-    *reinterpret_cast<uint32*>(sO.pointer(local, col)) = pack_pair<kCfg.dtype>(low, high);
+    const uint32 both = pack_pair<kCfg.dtype>(low, high);
+    *reinterpret_cast<uint32*>(sO.pointer(local, col)) = row.seen ? both : 0;
   } else {
     *reinterpret_cast<float2*>(sO.pointer(local, col)) = make_float2(low, high);
   }

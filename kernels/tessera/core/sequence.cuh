@@ -39,6 +39,8 @@ TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
 // Keys low ... high are visible by causal, window and length; none where low > high.
 struct KeyRange {
   int low, high;
+  // Keys first ... first + count - 1 are among them.
+  TESSERA_DEVICE bool holds(int first, int count) const { return low <= first && first + count - 1 <= high; }
 };
 
 TESSERA_DEVICE KeyRange visible_keys(const ProblemParams& p, const Sequence& s, int query) {
