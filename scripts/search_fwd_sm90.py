@@ -4,11 +4,11 @@
     scripts/search_fwd_sm90.py [--head-dims 64 128 192,128] [--areas full]    on a GPU of compute capability 9.0
     scripts/search_fwd_sm90.py --dry-run                          no GPU: what fits, predictions, ptxas' words
 
-For each pair of head sizes, full, causal and under a window: enumerates what fits shared memory and registers, predicts by a small
-model (fwd_sm90_model.py), compiles the most promising by NVRTC and drops those whose wgmma ptxas serialises or that
-spill much, screens the others on the GPU, then measures the best of each length against each other and cuDNN in the
-steady state (bench/cuda_bench/timing.py). A wrong result drops a tile, too. Rows of what is not measured stay. A pair of
-head sizes takes 75 seconds.
+For each pair of head sizes, full, causal and under a window (whose tiles packed batches have, too): enumerates what fits
+shared memory and registers, predicts by a small model (fwd_sm90_model.py), compiles the most promising by NVRTC and drops
+those whose wgmma ptxas serialises or that spill, screens the others on the GPU, then measures the best of each length
+against each other and cuDNN in the steady state (bench/cuda_bench/timing.py). A wrong result drops a tile, too. Rows of
+what is not measured stay. A pair of head sizes takes 75 to 90 seconds.
 
 Wants the package tessera with this tree's library (PYTHONPATH=$(scripts/gpu_python.sh)), PyTorch and NVRTC; the dry run
 NVRTC alone, if that (TESSERA_NVRTC, or pip's nvidia-cuda-nvrtc).
