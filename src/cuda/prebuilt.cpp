@@ -132,11 +132,24 @@ tessera_problem problem_of(const Row& row, int32_t dtype, int64_t keys = kKeys, 
   return p;
 }
 
+// The same queries and keys as those of several sequences.
+tessera_problem packed(tessera_problem p) {
+  for (tessera_layout* tensor : {&p.q, &p.k, &p.v, &p.o}) {
+    const int64_t* shape = tensor->shape;
+    *tensor = contiguous(tensor->dtype, {shape[0] * shape[1], shape[2], shape[3]});
+  }
+  p.lse = contiguous(TESSERA_FLOAT32, {p.q.shape[1], p.q.shape[0]});
+  constexpr int64_t kSequences = 8;
+  p.cu_seqlens_q = p.cu_seqlens_k = contiguous(TESSERA_INT32, {kSequences + 1});
+  return p;
+}
+
 std::vector<tessera_problem> problems_of(const Row& row, int32_t dtype) {
   if (row.use != Use::kPrefill) return {problem_of(row, dtype)};
   std::vector<tessera_problem> problems;
   for (const bool causal : {true, false}) {
     for (int64_t keys = 512; keys <= 2 * kKeys; keys *= 2) problems.push_back(problem_of(row, dtype, keys, causal));
+    problems.push_back(packed(problem_of(row, dtype, kKeys, causal)));  // with tiles that windows have, too
   }
   return problems;
 }
