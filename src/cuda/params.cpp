@@ -120,10 +120,8 @@ void fill_scores(ProblemParams& p, const tessera_problem& problem, const tessera
 
 void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tessera_buffers& buffers) {
   p.batch = static_cast<int>(plan.batch);
-  // A kernel runs only where there are heads.
-  const int heads_q = std::max(static_cast<int>(plan.heads_q), 1),
-            heads_kv = std::max(static_cast<int>(plan.heads_kv), 1);
-  p.heads_q = Divisor(heads_q), p.heads_kv = Divisor(heads_kv), p.group = Divisor(heads_q / heads_kv);
+  p.heads_q = Divisor(static_cast<int>(plan.heads_q)), p.heads_kv = Divisor(static_cast<int>(plan.heads_kv));
+  p.group = Divisor(plan.heads_kv > 0 ? static_cast<int>(plan.heads_q / plan.heads_kv) : 1);
   p.head_dim = static_cast<int>(plan.head_dim), p.head_dim_v = static_cast<int>(plan.head_dim_v);
   p.q = row_tensor(plan.problem.q, buffers.q);
   p.k = row_tensor(plan.problem.k, buffers.k);

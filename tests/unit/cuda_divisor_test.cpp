@@ -27,5 +27,11 @@ TEST(CudaDivisor, IsExactWhereAQuotientChanges) {
   for (const int d : kLarge) check(d);
 }
 
+TEST(CudaDivisor, NothingIsANumberToo) {
+  const Divisor none(0);
+  EXPECT_EQ(none, 0);
+  EXPECT_EQ(INT_MAX / none, 0);
+}
+
 }  // namespace
 }  // namespace tessera

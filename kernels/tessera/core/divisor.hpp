@@ -1,6 +1,6 @@
 // A divisor that is known before the kernel: quotients by a multiplication and a shift, where a division takes some twenty
 // instructions, each waiting for the last (Granlund and Montgomery, "Division by invariant integers using multiplication",
-// 1994). n / d, n % d for 0 <= n < 2^31, d >= 1.
+// 1994). n / d, n % d for 0 <= n < 2^31, d >= 1. What a tensor has none of, 0, is kept as a number: quotients are 0.
 #pragma once
 
 #include "tessera/config.hpp"
@@ -9,14 +9,14 @@ namespace tessera {
 
 struct Divisor {
   int value;
-  unsigned multiplier;  // ceil(2^shift / value)
+  unsigned multiplier;  // ceil(2^shift / value), or 0
   int shift;            // 31 + ceil(log2(value))
 
   Divisor() = default;
   TESSERA_HOST_DEVICE constexpr explicit Divisor(int divisor) : value(divisor), multiplier(0), shift(31) {
     while ((1u << (shift - 31)) < static_cast<unsigned>(value)) ++shift;
-    multiplier =
-        static_cast<unsigned>(((1ull << shift) + static_cast<unsigned>(value) - 1) / static_cast<unsigned>(value));
+    const unsigned d = static_cast<unsigned>(value);
+    if (d > 0) multiplier = static_cast<unsigned>(((1ull << shift) + d - 1) / d);
   }
   TESSERA_HOST_DEVICE constexpr operator int() const { return value; }
 };
