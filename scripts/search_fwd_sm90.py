@@ -36,11 +36,8 @@ from fwd_sm90_model import Shape, Tile  # noqa: E402
 TABLE = ROOT / "src/cuda/fwd_sm90_tiles.inc"
 FORCED = "TESSERA_FWD_SM90_TILE"  # src/cuda/fwd_sm90_tiles.hpp
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))  # as the table must have them
-LENGTHS = {
-    "full": (512, 1024, 2048, 4096, 8192, 16384),
-    "causal": (512, 1024, 2048, 4096, 8192, 16384),
-    "window": (256, 1024, 4096),  # that a query sees
-}
+SEQUENCES = (512, 1024, 2048, 4096, 8192, 16384)
+LENGTHS = {"full": SEQUENCES, "causal": SEQUENCES, "window": (256, 1024, 4096)}  # under a window what a query sees
 TOKENS = 16384
 MOST_SPILL_BYTES = 0  # cuda_compile_test allows a row none
 COMPILED = 10  # tiles of a shape

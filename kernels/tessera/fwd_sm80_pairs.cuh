@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-// Where the compiler finds registers for a work's bounds, which every tile reads (on sm_90 4 to 7 % faster than from shared
-// memory), and for the addresses of loads beside a product.
+// Where the compiler finds registers for a work's end, which every tile reads (with the other bounds, on sm_90 4 to 7 % faster
+// than from shared memory), and for the addresses of loads beside a product.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 inline constexpr bool kRegistersLeft = false;
 #else
