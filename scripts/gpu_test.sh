@@ -5,8 +5,9 @@
 #   scripts/gpu_test.sh [--prebuilt DIR] [--fuzz N] [SUITE ...]     all suites unless some are named
 #   scripts/gpu_test.sh --bundle DIR                                build what --prebuilt takes, for another machine
 #
-# Suites: prepare (compile all kernels into the cache), unit, table, invariance, cuda (pointers, streams, graphs, 64-bit
-# offsets), fuzz, memcheck, racecheck, initcheck, synccheck (compute-sanitizer), python.
+# Suites: prepare (compile all kernels into the cache), unit, table, ampere (the table without bulk copies, as GPUs before
+# Hopper run it), invariance, cuda (pointers, streams, graphs, 64-bit offsets), fuzz, memcheck, racecheck, initcheck,
+# synccheck (compute-sanitizer), python.
 #
 # To build takes CMake, Ninja and GoogleTest, CLI11, nlohmann-json; a machine without these runs a bundle: programs with
 # the library and the C++ run time linked in. The suite python builds its extension itself: scripts/gpu_python.sh.
@@ -20,7 +21,7 @@ fuzz_cases=400
 bundle=
 prebuilt=
 suites=()
-all_suites=(prepare unit table invariance cuda fuzz memcheck racecheck initcheck synccheck python)
+all_suites=(prepare unit table ampere invariance cuda fuzz memcheck racecheck initcheck synccheck python)
 while (($#)); do
   case $1 in
     --prebuilt) prebuilt=$2 && shift 2 ;;
@@ -120,6 +121,7 @@ suite_prepare() {
 # The prebuilt set is compiled without a GPU, and long: make test does it.
 suite_unit() { gtest_suite unit 90 1 '-Prebuilt/*' cuda_unit_tests; }
 suite_table() { gtest_suite table 240 48 'Cuda/GpuTable.*'; }
+suite_ampere() { TESSERA_FWD_SM80_BULK=0 gtest_suite ampere 240 48 'Cuda/GpuTable.*'; }
 suite_invariance() { gtest_suite invariance 60 4 'Cuda/GpuBatchInvariance.*'; }
 suite_cuda() { gtest_suite cuda 120 1 '*Cuda*.*-*GpuTable*:*GpuBatchInvariance*'; }
 
@@ -194,7 +196,7 @@ sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved fal
 
 suite_memcheck() { sanitizer_suite memcheck '' --print-limit 20 --padding 256; }
 suite_racecheck() {
-  sanitizer_suite racecheck 'WAR tessera_fwd_sm90|RAW tessera_bwd_sm80' --print-limit 1000000 --show-backtrace no \
+  sanitizer_suite racecheck 'WAR tessera_fwd_sm90|RAW tessera_bwd_sm80|WAR tessera_fwd_sm80_bulk' --print-limit 1000000 --show-backtrace no \
     --racecheck-report hazard
 }
 suite_initcheck() { sanitizer_suite initcheck 'read tessera_bwd_rows' --print-limit 1000000 --show-backtrace no; }

@@ -30,8 +30,9 @@ struct ScoreConfig {
   }
 };
 
-// Forward by mma.sync: fwd_sm80.cuh, fwd_sm80_persistent.cuh where rows are spread, fwd_sm80_pairs.cuh where warps stand
-// in pairs; these two for problems without options, by blocks that take works one after another.
+// Forward by mma.sync: fwd_sm80.cuh; for problems without options fwd_sm80_bulk.cuh where tiles come by bulk copies, and,
+// by blocks that take works one after another, fwd_sm80_persistent.cuh where rows are spread and fwd_sm80_pairs.cuh where
+// warps stand in pairs.
 struct FwdConfig {
   Dtype dtype;
   int head_dim;       // padded to a multiple of 16
@@ -46,6 +47,7 @@ struct FwdConfig {
   bool pack_heads;    // the query heads that share a KV head stand in one tile's rows
   bool split;         // keys in parts: float32 partial results instead of o
   bool pairs;         // two warps share 32 query rows, each with half of a tile's keys and of O's columns
+  bool bulk;          // tiles of keys and values come by bulk copies (TMA), of pairs whole ones: Hopper and later
   bool spread_rows;   // a warp's two tiles of 16 rows lie block_m / 2 apart
   ScoreConfig score;
 };

@@ -112,24 +112,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   } else {
     __syncwarp();  // a row of O takes the place of that row of Q, which this warp alone has read
   }
-  softmax.finish();
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int local = warp_row + m * 16 + half * 8 + lane_row();
-      const FwdRow<kCfg> row(p, b, local, softmax.ref[m][half], softmax.sum[m][half]);
-      if (lane_col() == 0) store_lse(p, b, local, row);
-#pragma unroll
-      for (int d = 0; d < kD; ++d) {
-        put_output(shared.sO, p, b, row, local, d * 8 + lane_col(), rO[m][d][2 * half], rO[m][d][2 * half + 1]);
-      }
-    }
-  if constexpr (!kCfg.split) {
-    __syncwarp();  // a warp stores its own rows
-#pragma unroll
-    for (int m = 0; m < kM; ++m) store_output<16>(shared.sO, p, b, warp_row + m * 16);
-  }
+  finish_rows(shared.sO, p, b, softmax, rO, warp_row);
 }
 
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "tessera/core/fwd_works.cuh"
+#include "tessera/core/tile_copies.cuh"
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/tile/product_shared.cuh"
 
@@ -34,10 +35,26 @@ struct FwdPairsSharedMemory {
     SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // behind the last P V, while the next Q and K arrive
   };
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.block_n> sP;
+  Barrier k_full[kCfg.stages], v_full[kCfg.stages];  // of bulk copies
   float row_stat[2][kCfg.block_m];  // a row's maximum, at the end its sum, over either warp's keys
   FwdBlock<kCfg> work[2];           // this one and the next
   static_assert(sizeof(work) == 2 * kFwdBlockBytes);
 };
+
+// Keys first ... of K or V, columns col ..., into a tile by a bulk copy if the tile is whole; if not, the caller loads it.
+template <FwdConfig kCfg, class Tile>
+TESSERA_DEVICE bool copy_whole_keys(Tile& sTile, const Barrier& full, const FwdBulkParams& p,
+                                    const TensorMap& map, const FwdBlock<kCfg>& b, int first, int col) {
+  const bool whole = first + kCfg.block_n <= b.s.sk;
+  if (threadIdx.x == 0) {
+    if (whole) {
+      copy_keys(sTile, full, p, map, b, first, col);
+    } else {
+      ptx::mbarrier_arrive(full.address());
+    }
+  }
+  return whole;
+}
 
 // What a tile asks for: K of the tile behind the next, V of the next. All at once they would stand in the way of the first
 // fragments of the scores, so where both are whole they come one at a time beside the products of S.
@@ -51,8 +68,8 @@ struct KeyLoads {
   StridedLoads<kThreads, VTile> v;
   static constexpr int kKCount = decltype(k)::kCount, kVCount = decltype(v)::kCount;
   static constexpr int kEvery = kFragments / (kKCount + kVCount);  // fragments a load
-  static constexpr bool kPossible =
-      kRegistersLeft && kCfg.aligned && !kCfg.paged && decltype(k)::kPossible && decltype(v)::kPossible && kEvery > 0;
+  static constexpr bool kPossible = kRegistersLeft && kCfg.aligned && !kCfg.paged && !kCfg.bulk &&
+                                    decltype(k)::kPossible && decltype(v)::kPossible && kEvery > 0;
   int end;  // of the tiles at which both are whole
 
   // Of a work: from what its first tile asks for on.
@@ -280,18 +297,26 @@ struct PairWarp {
   }
 };
 
-template <FwdConfig kCfg>
-TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
+template <FwdConfig kCfg, class Params>  // FwdParams or, with bulk copies, FwdBulkParams
+TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
   static_assert(kCfg.pairs && dtype_bytes(kCfg.dtype) == 2 && kCfg.block_m == kCfg.warps * 16);
   static_assert(kCfg.stages == 2 && kCfg.block_n % 32 == 0 && !kCfg.spread_rows && !kCfg.score.any());
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdPairsSharedMemory<kCfg>*>(shared_memory);
 
   const auto load_k = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
-    if (tile < b.last) load_keys(shared.sK[stage], p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
+    if (tile >= b.last) return;
+    if constexpr (kCfg.bulk) {
+      if (copy_whole_keys(shared.sK[stage], shared.k_full[stage], p, p.k_map, b, tile * kCfg.block_n, 0)) return;
+    }
+    load_keys(shared.sK[stage], p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
   };
   const auto load_v = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
-    if (tile < b.last) load_keys(shared.sV[stage], p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
+    if (tile >= b.last) return;
+    if constexpr (kCfg.bulk) {
+      if (copy_whole_keys(shared.sV[stage], shared.v_full[stage], p, p.v_map, b, tile * kCfg.block_n, b.dv_begin)) return;
+    }
+    load_keys(shared.sV[stage], p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
   };
   // What comes before a work's first V. Two groups: what the first scores need, and the second tile of keys.
   const auto load_first = [&](const FwdBlock<kCfg>& b) {
@@ -318,8 +343,25 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
   if (!works.more) return;
   int place = 0;
   bool v_comes = true;  // of the work's first tile
+  if (kCfg.bulk && threadIdx.x == 0) {
+#pragma unroll
+    for (int stage = 0; stage < kCfg.stages; ++stage) {
+      ptx::mbarrier_init(shared.k_full[stage].address(), 1);
+      ptx::mbarrier_init(shared.v_full[stage].address(), 1);
+    }
+    ptx::fence_mbarrier_init();
+  }
   open(works.place, place, v_comes);
   __syncthreads();
+
+  // Until a tile has landed that came by a bulk copy; once each, since a wait ends a phase.
+  uint32 parities = 0;  // a bit a stage, K's before V's
+  const auto wait_full = [&](const Barrier& barrier, int bit) {
+    if constexpr (kCfg.bulk) {
+      ptx::mbarrier_wait_parity(barrier.address(), parities >> bit & 1);
+      parities ^= 1u << bit;
+    }
+  };
 
   while (works.more) {
     // 2. Q: global -> shared, with the first tiles of K: has been asked for.
@@ -327,6 +369,13 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
     PairWarp<kCfg> warp(p, b, shared);
     KeyLoads<kCfg> loads(p, b);
     place ^= 1;
+
+    const auto wait_k = [&](int tile, int stage) {
+      if (tile < b.last) wait_full(shared.k_full[stage], stage);
+    };
+    const auto wait_v = [&](int tile, int stage) {
+      if (tile < b.last) wait_full(shared.v_full[stage], kCfg.stages + stage);
+    };
 
     // 3. For every tile of keys that a row of mine sees: its P is made one tile ahead, the first's where it fails.
     // Where no row sees any there is a turn without products.
@@ -339,6 +388,13 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
       } else {
         ptx::cp_async_wait_group<0>();
       }
+      if (tile == b.first) {
+        wait_k(tile, 0);
+      } else {
+        wait_v(tile, stage), wait_k(tile + 1, stage ^ 1);
+      }
+      // Behind a work's last tile, which threads may have written, come the next work's copies.
+      if (kCfg.bulk && tile + 1 >= warp.last()) ptx::fence_proxy_async();
       // P, V and the next K are there, of the first tile Q and K; everybody is done with this K, but for what failed,
       // and with the V before; at the first tile, with the O before, which went out through V's place.
       if (__syncthreads_or(warp.failed)) {
@@ -348,6 +404,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
         }
         warp.again(tile, stage);
         ptx::cp_async_wait_group<0>();
+        if (tile == b.first) wait_v(tile, 0), wait_k(tile + 1, 1);
         __syncthreads();
       }
       const bool ends = tile + 1 >= warp.last();
@@ -371,6 +428,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const FwdParams& p) {
     // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
     __syncthreads();  // nobody reads V, whose place O takes
     warp.finish();
+    if constexpr (kCfg.bulk) ptx::fence_proxy_async();  // copies follow into V's place
   }
 }
 

@@ -162,24 +162,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
     // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
     __syncthreads();  // nobody reads the last tile, whose place O takes
     auto& sO = *reinterpret_cast<typename Shared::Output*>(&shared.stage[stage ^ 1]);
-    softmax.finish();
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int local = warp_row + m * kRowStep + half * 8 + lane_row();
-        const FwdRow<kCfg> row(p, b, local, softmax.ref[m][half], softmax.sum[m][half]);
-        if (lane_col() == 0) store_lse(p, b, local, row);
-#pragma unroll
-        for (int d = 0; d < kD; ++d) {
-          put_output(sO, p, b, row, local, d * 8 + lane_col(), rO[m][d][2 * half], rO[m][d][2 * half + 1]);
-        }
-      }
-    if constexpr (!kCfg.split) {
-      __syncwarp();  // a warp stores its own rows
-#pragma unroll
-      for (int m = 0; m < kM; ++m) store_output<16>(sO, p, b, warp_row + m * kRowStep);
-    }
+    finish_rows<kRowStep>(sO, p, b, softmax, rO, warp_row);
   }
 }
 

@@ -86,13 +86,20 @@ struct alignas(64) TensorMap {
   unsigned char opaque[128];
 };
 
+// Where tiles come by bulk copies: FwdConfig::bulk. Maps of [batch, head, row, two columns], boxes of a tile's rows with their
+// padding.
+struct FwdBulkParams : FwdParams {
+  TensorMap q_map, k_map, v_map;  // pairs: no q
+};
+
 // Forward by wgmma: fwd_sm90.cuh.
 struct FwdSm90Params : ProblemParams {
   TensorMap q_map, k_map, v_map, o_map;  // [batch, head, row, column], boxes of 64 columns
   RowTensor o;
   StatTensor lse;
   WorkOrder order;
-  int* next_work;  // packed: that no block has taken yet; or NULL: every block knows its works
+  int* next_work;  // packed: how many have been taken; or NULL: every block knows its works
+  int short_work;  // of these: blocks of keys up to which a work is left for the end
 };
 
 struct BwdParams : ProblemParams {

@@ -57,7 +57,6 @@ constexpr BwdTile kTiles[] = {
     {true, 512, 16, 16, 8, false, 8, 0, 1},
 };
 
-constexpr int32_t kHopper = 90;           // has cp.reduce.async.bulk
 constexpr int64_t kReservedBytes = 1024;  // of shared memory, by the driver for each block
 
 struct Choice {

@@ -45,9 +45,9 @@ enum CUfunctionAttribute : int {
 enum CUcaptureStatus : int { kCaptureNone = 0 };
 enum CUcaptureMode : int { kCaptureRelaxed = 2 };
 
-enum CUtensorMapDataType : int { kTensorMapFloat16 = 6, kTensorMapBFloat16 = 9 };
+enum CUtensorMapDataType : int { kTensorMapUInt32 = 2, kTensorMapFloat16 = 6, kTensorMapBFloat16 = 9 };
 enum CUtensorMapInterleave : int { kTensorMapNotInterleaved = 0 };
-enum CUtensorMapSwizzle : int { kTensorMapSwizzle128B = 3 };
+enum CUtensorMapSwizzle : int { kTensorMapNotSwizzled = 0, kTensorMapSwizzle128B = 3 };
 enum CUtensorMapL2promotion : int { kTensorMapL2Promotion128B = 2 };
 enum CUtensorMapFloatOOBfill : int { kTensorMapZeroFill = 0 };
 

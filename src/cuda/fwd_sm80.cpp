@@ -1,8 +1,11 @@
-// The forward kernels of kernels/tessera/fwd_sm80.cuh, fwd_sm80_persistent.cuh and fwd_sm80_pairs.cuh: which tiles they
-// are compiled for, how much memory they need, and their launch. Every number depends on the problem and the GPU alone.
+// The forward kernels of kernels/tessera/fwd_sm80.cuh, fwd_sm80_bulk.cuh, fwd_sm80_persistent.cuh and fwd_sm80_pairs.cuh:
+// which tiles they are compiled for, how much memory they need, and their launch. Every number depends on the problem and
+// the GPU alone.
 #include <algorithm>
 #include <cinttypes>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
@@ -10,16 +13,19 @@
 #include "cuda/forward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/prepare.hpp"
+#include "cuda/tensor_map.hpp"
 #include "cuda/work_order.hpp"
 #include "tessera/config.hpp"
 
 namespace tessera::cuda {
 namespace {
 
-// How a block's rows are dealt to its warps. All but the first for problems without options, by persistent blocks, whose
-// works come one after another.
+// How a block's rows are dealt to its warps. All but the first for problems without options; the last two by persistent
+// blocks, whose works come one after another.
 enum class Rows {
   kOwn,     // each has neighbours of its own
+  kApart,   // likewise, and no warp waits for another: where tiles come by bulk copies
   kSpread,  // each has 16 rows of either half of the block
   kPairs,   // two share 32
 };
@@ -42,7 +48,9 @@ constexpr FwdTile kTiles[] = {
     {false, 128, 16, 16, 64, 1, 2, 128, 3},
     {false, 256, 16, 16, 32, 1, 2, 256, 3},
     // Two tiles of 16 rows a warp: a fragment of K or V is used twice.
+    {false, 64, kAny, 128, 64, 4, 2, 64, 2, Rows::kApart},
     {false, 64, kAny, 128, 64, 4, 2, 64, 2},
+    {false, 128, kAny, 128, 64, 4, 2, 128, 2, Rows::kApart},
     {false, 128, kAny, 128, 64, 4, 2, 128, 2, Rows::kSpread},
     {false, 128, kAny, 128, 64, 4, 2, 128, 2},
     {false, 192, kAny, 128, 64, 8, 2, 192, 1, Rows::kPairs},
@@ -63,6 +71,7 @@ constexpr FwdTile kTiles[] = {
     {true, 512, kAny, 16, 16, 1, 1, 64, 1},
 };
 
+constexpr const char* kBulkCopies = "TESSERA_FWD_SM80_BULK";  // an environment variable, "0": none
 // Blocks that a multiprocessor should find, so that the last ones leave none idle for long.
 constexpr int64_t kWaves = 2;
 // Keys below which a part of the keys is not worth its merge.
@@ -80,6 +89,21 @@ int slice_width(const FwdTile& tile, const tessera_plan& plan) {
   return static_cast<int>(std::min<int64_t>(tile.slice, padded_to(plan.head_dim_v, 16)));
 }
 
+// The tests of what GPUs before Hopper run, on a GPU that is none.
+bool without_bulk_copies() {
+  const char* const word = std::getenv(kBulkCopies);
+  return word && std::string_view(word) == "0";
+}
+
+// Whether tiles can come by bulk copies, as far as the layouts tell.
+bool takes_bulk_copies(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  const core::Sizes size = core::sizes(p);
+  return plan.device.arch >= kHopper && !core::paged(p) && size.rows_k > 0 && size.batch > 0 &&
+         refuse_tensor_map("q", p.q).empty() && refuse_tensor_map("k", p.k).empty() &&
+         refuse_tensor_map("v", p.v).empty() && !without_bulk_copies();
+}
+
 FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_heads) {
   FwdConfig config{};
   config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
@@ -94,8 +118,11 @@ FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_h
   config.score = score_config(plan.problem);
   config.pairs = tile.dealt == Rows::kPairs;
   config.spread_rows = tile.dealt == Rows::kSpread;
+  config.bulk = (tile.dealt == Rows::kApart || config.pairs) && takes_bulk_copies(plan);
   return config;
 }
+
+bool persistent(const FwdTile& tile) { return tile.dealt == Rows::kSpread || tile.dealt == Rows::kPairs; }
 
 // Persistent blocks' O goes out through the place of a tile of K and V, pairs' through that of two tiles of V.
 bool room_for_o(const FwdConfig& config) {
@@ -114,7 +141,9 @@ Choice choose(const tessera_plan& plan) {
     const int64_t rows_a_query = choice.pack_heads ? group : 1;
     if (plan.max_seqlen_q * rows_a_query > tile.rows) continue;
     choice.config = make_config(plan, tile, choice.pack_heads);
-    if (tile.dealt != Rows::kOwn && (choice.config.score.any() || !room_for_o(choice.config))) continue;
+    if (tile.dealt != Rows::kOwn && choice.config.score.any()) continue;
+    if (tile.dealt == Rows::kApart && !choice.config.bulk) continue;
+    if (persistent(tile) && !room_for_o(choice.config)) continue;
     if (smem_bytes(choice.config) > plan.device.smem_bytes) continue;
     choice.tile = &tile;
     const core::Sizes size = core::sizes(p);
@@ -151,10 +180,11 @@ int64_t partial_o_bytes(const tessera_plan& plan) {
 Grid grid_of(const tessera_plan& plan, const Choice& choice, WorkOrder& order) {
   const int64_t works = choice.blocks * plan.num_splits;
   int64_t blocks = works;
-  if (choice.tile->dealt != Rows::kOwn) {
+  if (persistent(*choice.tile)) {
     const int64_t resident = plan.device.cores * choice.tile->blocks_per_sm / choice.slices;
-    const bool persistent = choice.tile->dealt == Rows::kPairs || staircase(plan.problem);
-    if (persistent) blocks = persistent_blocks(plan, works, std::max<int64_t>(1, resident));
+    if (choice.tile->dealt == Rows::kPairs || staircase(plan.problem)) {
+      blocks = persistent_blocks(plan, works, std::max<int64_t>(1, resident));
+    }
     order = order_of(plan, choice.tiles, works / choice.tiles, choice.tile->block_m, choice.tile->block_n, blocks);
   }
   return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(choice.slices), 1};
@@ -226,7 +256,7 @@ tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buf
   }
   if (choice.blocks == 0) return ok();
   const tessera_problem& problem = plan.problem;
-  FwdParams p{};
+  FwdBulkParams p{};
   fill_problem_params(p, plan, buffers);
   p.o = row_tensor(problem.o, buffers.o);
   p.o_aligned = rows_aligned(problem.o, buffers.o);
@@ -241,6 +271,21 @@ tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buf
   FwdConfig config = choice.config;
   config.aligned =
       rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
+  config.bulk = config.bulk && config.aligned;
+  if (config.bulk && launches_run()) {
+    const Driver* driver = nullptr;
+    TESSERA_RETURN_IF_ERROR(open_driver(driver));
+    const auto box = [&](int rows, int columns) {
+      return Box{BoxLayout::kPadded, rows, pitch_bytes(config.dtype, columns)};
+    };
+    const Box q = box(config.block_m, config.head_dim), k = box(config.block_n, config.head_dim);
+    if (!config.pairs) {
+      TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, q, p.q_map));
+    }
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, k, p.k_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v,
+                                            box(config.block_n, config.head_dim_v), p.v_map));
+  }
   const Grid grid = grid_of(plan, choice, p.order);
   TESSERA_RETURN_IF_ERROR(launch_fwd_sm80(config, p, grid, plan.device, stream));
   return plan.num_splits > 1 ? merge_splits(plan, p, stream) : ok();

@@ -120,6 +120,12 @@ bool deals_by_counter(const tessera_plan& plan, const Choice& choice) {
   return core::packed_q(plan.problem) && choice.works > blocks_of(plan, choice);
 }
 
+// Keys of a sequence, as far as the host knows.
+int64_t typical_keys(const tessera_plan& plan) {
+  if (!core::packed_k(plan.problem)) return plan.max_seqlen_k / 2;
+  return core::sizes(plan.problem).rows_k / std::max<int64_t>(1, plan.batch);
+}
+
 WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
   constexpr int kFixedBlocks = 2;  // of keys: what opening a work and storing its rows cost
   return cuda::order_of(plan, choice.tiles, choice.works / choice.tiles, choice.block_m(),
@@ -248,7 +254,10 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
   p.lse = stat_tensor(problem.lse, buffers.lse);
   const int64_t blocks = blocks_of(plan, choice);
   p.order = order_of(plan, choice, blocks);
-  if (deals_by_counter(plan, choice)) p.next_work = static_cast<int*>(workspace);
+  if (deals_by_counter(plan, choice)) {
+    p.next_work = static_cast<int*>(workspace);
+    p.short_work = static_cast<int>(typical_keys(plan) / 2 / choice.config.block_n);
+  }
   if (launches_run()) {
     const Driver* driver = nullptr;
     TESSERA_RETURN_IF_ERROR(open_driver(driver));
@@ -257,11 +266,13 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
           driver->cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(p.next_work), 0, 1, static_cast<CUstream>(stream));
       TESSERA_RETURN_IF_ERROR(check(*driver, cleared, "cuMemsetD32Async"));
     }
+    const auto box = [](int rows) { return Box{BoxLayout::kSwizzled, rows, kSwizzledRowBytes}; };
     const int keys = core::paged(problem) ? choice.config.page_rows : choice.config.block_n;
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, "q", problem.q, buffers.q, kConsumerRows, p.q_map));
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, "k", problem.k, buffers.k, keys, p.k_map));
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, "v", problem.v, buffers.v, keys, p.v_map));
-    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, "o", problem.o, buffers.o, kWarpRows, p.o_map));
+    TESSERA_RETURN_IF_ERROR(
+        make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, box(kConsumerRows), p.q_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, box(keys), p.k_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v, box(keys), p.v_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "o", problem.o, buffers.o, box(kWarpRows), p.o_map));
   }
   const Grid grid{static_cast<uint32_t>(blocks), 1, 1};
   return launch_fwd_sm90(choice.config, p, grid, plan.device, stream);

@@ -13,21 +13,19 @@ namespace {
 
 constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
 constexpr int kCombineWarps = 4, kBwdRowsThreads = 128;
+constexpr int kBarrierBytes = 8;
 constexpr int kMemoryBoundBlocks = 7;  // of a multiprocessor: so many warps cover the way to memory
 
 const char* name_of(const FwdConfig& config) {
   if (config.pairs) return "fwd_sm80_pairs";
+  if (config.bulk) return "fwd_sm80_bulk";
   return config.spread_rows ? "fwd_sm80_persistent" : "fwd_sm80";
 }
 
 const char* shared_memory_of(const FwdConfig& config) {
   if (config.pairs) return "FwdPairsSharedMemory";
+  if (config.bulk) return "FwdBulkSharedMemory";
   return config.spread_rows ? "FwdPersistentSharedMemory" : "FwdSharedMemory";
-}
-
-// Rows of a SharedTile of kernels/tessera/tile/shared_tile.cuh.
-int64_t pitch_bytes(Dtype dtype, int columns) {
-  return int64_t{columns} * dtype_bytes(dtype) + (dtype == Dtype::kFloat32 ? 32 : 16);
 }
 
 // That the kernel's struct of shared memory has the size that it is launched with.
@@ -52,16 +50,21 @@ tessera_status launch_kernel(const char* name, const Config& config, const Param
 
 }  // namespace
 
+int64_t pitch_bytes(Dtype dtype, int columns) {
+  return int64_t{columns} * dtype_bytes(dtype) + (dtype == Dtype::kFloat32 ? 32 : 16);
+}
+
 int64_t smem_bytes(const FwdConfig& config) {
   const int64_t k_pitch = pitch_bytes(config.dtype, config.head_dim);
   const int64_t v_pitch = pitch_bytes(config.dtype, config.head_dim_v);
   // O takes Q's place, of persistent blocks K's and V's or V's, and these have two works beside; pairs P and two
-  // numbers a row.
+  // numbers a row. Where tiles may come by bulk copies a stage has two barriers, or four.
   const bool persistent = config.pairs || config.spread_rows;
   const int64_t o_row = persistent ? 0 : v_pitch;
   const int64_t p_row = config.pairs ? pitch_bytes(config.dtype, config.block_n) + 8 : 0;
   const int64_t works = persistent ? 2 * kFwdBlockBytes : 0;
-  return config.block_m * (std::max(k_pitch, o_row) + p_row) + works +
+  const int64_t barriers = config.stages * kBarrierBytes * (config.pairs ? 2 : config.bulk ? 4 : 0);
+  return config.block_m * (std::max(k_pitch, o_row) + p_row) + works + barriers +
          int64_t{config.stages} * config.block_n * (k_pitch + v_pitch);
 }
 
@@ -88,7 +91,7 @@ int64_t smem_bytes(const BwdConfig& config) {
 
 KernelSpec spec_of(const FwdConfig& config) {
   return {.name = name_of(config),
-          .params = "FwdParams",
+          .params = config.bulk ? "FwdBulkParams" : "FwdParams",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
           .blocks_per_sm = config.blocks_per_sm,
@@ -134,7 +137,7 @@ KernelSpec spec_of(const BwdRowsConfig& config) {
           .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }
 
-tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdParams& params, Grid grid,
+tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid,
                                const tessera_device& device, void* stream) {
   return launch_kernel(name_of(config), config, params, grid, device, stream);
 }

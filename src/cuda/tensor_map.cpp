@@ -11,7 +11,6 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kRank = 4;
-constexpr uint32_t kBoxColumns = 64;  // 128 bytes, the widest swizzle
 constexpr int64_t kElementBytes = 2;
 constexpr int64_t kStrideLimit = int64_t{1} << 40;  // bytes
 
@@ -20,9 +19,11 @@ struct Outer {
   int64_t extent[kRank - 1], stride_bytes[kRank - 1];
 };
 
-// All that a map is made of; every GPU that takes one here is of compute capability 9.0.
+// All that a map is made of.
 struct Described {
+  int32_t arch;
   CUtensorMapDataType type;
+  CUtensorMapSwizzle swizzle;
   const void* data;
   uint64_t extents[kRank], strides[kRank - 1];
   uint32_t box[kRank];
@@ -85,14 +86,20 @@ std::string refuse_tensor_map(const char* name, const tessera_layout& layout) {
   return "";
 }
 
-tessera_status make_tensor_map(const Driver& driver, const char* name, const tessera_layout& layout, const void* data,
-                               int box_rows, TensorMap& map) {
+tessera_status make_tensor_map(const Driver& driver, const tessera_device& device, const char* name,
+                               const tessera_layout& layout, const void* data, const Box& box, TensorMap& map) {
   const Outer outer = outer_of(layout);
-  Described d{layout.dtype == TESSERA_BFLOAT16 ? kTensorMapBFloat16 : kTensorMapFloat16,
+  const bool padded = box.layout == BoxLayout::kPadded;  // a box has at most 256 columns: in twos
+  const int64_t bytes = padded ? 2 * kElementBytes : kElementBytes;
+  Described d{device.arch,
+              padded                             ? kTensorMapUInt32
+              : layout.dtype == TESSERA_BFLOAT16 ? kTensorMapBFloat16
+                                                 : kTensorMapFloat16,
+              padded ? kTensorMapNotSwizzled : kTensorMapSwizzle128B,
               data,
-              {static_cast<uint64_t>(columns_of(layout))},
+              {static_cast<uint64_t>(columns_of(layout) * kElementBytes / bytes)},
               {},
-              {kBoxColumns, static_cast<uint32_t>(box_rows), 1, 1}};
+              {static_cast<uint32_t>(box.row_bytes / bytes), static_cast<uint32_t>(box.rows), 1, 1}};
   for (int n = 0; n < kRank - 1; ++n) {
     d.extents[n + 1] = static_cast<uint64_t>(outer.extent[n]);
     d.strides[n] = static_cast<uint64_t>(outer.stride_bytes[n]);
@@ -103,9 +110,9 @@ tessera_status make_tensor_map(const Driver& driver, const char* name, const tes
     return ok();
   }
   constexpr uint32_t kSteps[kRank] = {1, 1, 1, 1};
-  const CUresult result = driver.cuTensorMapEncodeTiled(
-      &map, d.type, kRank, const_cast<void*>(data), d.extents, d.strides, d.box, kSteps, kTensorMapNotInterleaved,
-      kTensorMapSwizzle128B, kTensorMapL2Promotion128B, kTensorMapZeroFill);
+  const CUresult result =
+      driver.cuTensorMapEncodeTiled(&map, d.type, kRank, const_cast<void*>(data), d.extents, d.strides, d.box, kSteps,
+                                    kTensorMapNotInterleaved, d.swizzle, kTensorMapL2Promotion128B, kTensorMapZeroFill);
   if (result != kCudaSuccess) return check(driver, result, (std::string(name) + ": cuTensorMapEncodeTiled").c_str());
   kept = {d, map};
   return ok();

@@ -16,10 +16,23 @@ inline constexpr int64_t kTensorMapAlignment = 16;
 // which no extent is 0; "" when one does.
 std::string refuse_tensor_map(const char* name, const tessera_layout& layout);
 
-// The map of such a tensor as column, row, head, batch (packed: one), in boxes of 64 columns and `box_rows` rows of one
-// head, swizzled by 128 bytes (kernels/tessera/tile/wgmma_tile.cuh); what lies outside the tensor reads as 0. A context is
-// current. `name` is for the error's text.
-tessera_status make_tensor_map(const Driver& driver, const char* name, const tessera_layout& layout, const void* data,
-                               int box_rows, TensorMap& map);
+inline constexpr int64_t kSwizzledRowBytes = 128;  // the widest swizzle
+
+// How a box of the map, some rows of one head, lies in shared memory.
+enum class BoxLayout {
+  kSwizzled,  // 64 columns, 128 bytes, swizzled: kernels/tessera/tile/wgmma_tile.cuh
+  kPadded,    // all columns and a row's padding, which lies outside the tensor; columns count in twos:
+              // kernels/tessera/tile/shared_tile.cuh
+};
+
+// The map of such a tensor as column, row, head, batch (packed: one), in boxes of `rows` rows of `row_bytes` in shared
+// memory; what lies outside the tensor reads as 0. A context is current. `name` is for the error's text.
+struct Box {
+  BoxLayout layout;
+  int rows;
+  int64_t row_bytes;
+};
+tessera_status make_tensor_map(const Driver& driver, const tessera_device& device, const char* name,
+                               const tessera_layout& layout, const void* data, const Box& box, TensorMap& map);
 
 }  // namespace tessera::cuda

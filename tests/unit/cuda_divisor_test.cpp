@@ -17,8 +17,9 @@ void expect_divides(int n, int d) {
 TEST(CudaDivisor, IsExactWhereAQuotientChanges) {
   constexpr int kLarge[] = {65535, 65536, 65537, 1 << 30, (1 << 30) + 1, INT_MAX - 1, INT_MAX};
   const auto check = [](int d) {
-    for (const int n : {0, 1, d - 1, d, INT_MAX - 1, INT_MAX, INT_MAX / d * d, INT_MAX / d * d - 1})
+    for (const int n : {0, 1, d - 1, d, INT_MAX - 1, INT_MAX, INT_MAX / d * d, INT_MAX / d * d - 1}) {
       expect_divides(n, d);
+    }
     for (long long quotient = 1; quotient * d <= INT_MAX; quotient *= 3) {
       for (const long long n : {quotient * d - 1, quotient * d}) expect_divides(static_cast<int>(n), d);
     }

@@ -1,6 +1,7 @@
 // Which forward kernel a CUDA plan chooses, why another refuses, and with which tiles: no GPU is needed.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <ostream>
@@ -315,6 +316,38 @@ TEST(FwdSm90, TheOtherCanBeAskedFor) {
   device.kernel = TESSERA_KERNEL_FWD_SM90;
   EXPECT_EQ(tessera::plan(large_problem(128, 128), device).kernel, TESSERA_KERNEL_FWD_SM90);
   EXPECT_STREQ(tessera_kernel_name(TESSERA_KERNEL_FWD_SM90), "fwd_sm90");
+}
+
+// Of the mma.sync forward kernels at D = 128, which one a plan means shows in its shared memory: tiles and, by bulk copies,
+// four barriers a stage; else rows spread over persistent blocks, which keep two works' bounds.
+constexpr std::int64_t kTiles128 = (128 + 4 * 64) * (128 * 2 + 16);
+constexpr std::int64_t kTwoWorks = 2 * 104;
+
+std::int64_t smem_of_sm80(const Problem& problem, std::int32_t arch) {
+  Device device = gpu(arch);
+  device.kernel = TESSERA_KERNEL_FWD_SM80;
+  return tessera::plan(problem, device).smem_bytes;
+}
+
+TEST(FwdSm80, TakesBulkCopiesFromHopperOn) {
+  const Problem problem = large_problem(128, 128);
+  EXPECT_EQ(smem_of_sm80(problem, 89), kTiles128 + kTwoWorks);
+  for (const std::int32_t arch : {90, 100, 120}) EXPECT_EQ(smem_of_sm80(problem, arch), kTiles128 + 2 * 4 * 8) << arch;
+}
+
+TEST(FwdSm80, TakesNoBulkCopiesWhereTmaDoesNotTakeTheLayout) {
+  Problem shared_heads = large_problem(128, 128);
+  shared_heads.k.strides[2] = 0;  // every head's keys are the same
+  EXPECT_EQ(smem_of_sm80(shared_heads, 90), kTiles128 + kTwoWorks);
+  Problem pages = large_problem(128, 128);
+  set_pages(pages, 64, 64);
+  EXPECT_EQ(smem_of_sm80(pages, 90), kTiles128 + kTwoWorks);
+}
+
+TEST(FwdSm80, TakesNoBulkCopiesWhereToldSo) {
+  setenv("TESSERA_FWD_SM80_BULK", "0", 1);
+  EXPECT_EQ(smem_of_sm80(large_problem(128, 128), 90), kTiles128 + kTwoWorks);
+  unsetenv("TESSERA_FWD_SM80_BULK");
 }
 
 }  // namespace

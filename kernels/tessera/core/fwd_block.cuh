@@ -250,4 +250,29 @@ TESSERA_DEVICE void store_output(Tile& sO, const FwdParams& p, const FwdBlock<kC
   });
 }
 
+// A warp's rows once all keys have passed, tiles of 16 from row `row` of the block on, kRowStep apart: O / l and LSE,
+// registers -> (shared ->) global. A row that sees nothing: 0 and -inf. Nobody else needs their places in sO.
+template <int kRowStep = 16, FwdConfig kCfg, class Tile, int kM, int kD>
+TESSERA_DEVICE void finish_rows(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, OnlineSoftmax<kM>& softmax,
+                                const float (&rO)[kM][kD][4], int row) {
+  softmax.finish();
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int local = row + m * kRowStep + half * 8 + lane_row();
+      const FwdRow<kCfg> result(p, b, local, softmax.ref[m][half], softmax.sum[m][half]);
+      if (lane_col() == 0) store_lse(p, b, local, result);
+#pragma unroll
+      for (int d = 0; d < kD; ++d) {
+        put_output(sO, p, b, result, local, d * 8 + lane_col(), rO[m][d][2 * half], rO[m][d][2 * half + 1]);
+      }
+    }
+  if constexpr (!kCfg.split) {
+    __syncwarp();  // a warp stores its own rows
+#pragma unroll
+    for (int m = 0; m < kM; ++m) store_output<16>(sO, p, b, row + m * kRowStep);
+  }
+}
+
 }  // namespace tessera

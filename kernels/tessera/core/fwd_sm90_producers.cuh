@@ -45,24 +45,36 @@ template <FwdSm90Config kCfg>
 TESSERA_DEVICE void produce_works(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
   RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> at;
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-  const auto open = [&](int index) {
+  const auto open_if = [&](int index, auto&& wanted) {
     shared.works.wait_empty(at);
     FwdWork<kCfg>& work = shared.work[at.stage];  // in place: registers are few here
     work.open(p, index);
-    if (work.count == 0) return;
+    if (work.count == 0 || !wanted(work)) return;
     work.share_out(p);
     ptx::mbarrier_arrive(shared.works.full[at.stage].address());
     at.advance();
   };
+  const auto open = [&](int index) { open_if(index, [](const FwdWork<kCfg>&) { return true; }); };
   if (p.next_work) {
-    // One is taken when the last but one is done: as late as still hides the way to its tiles.
+    // First those that see many keys, so that the last are short; then the others, which are looked for some at a time. One
+    // is taken when the last but one is done: as late as still hides the way to its tiles.
+    constexpr int kAtATime = 4;
+    const int works = works_of(p.order);
+    const auto is_long = [&](const FwdWork<kCfg>& work) { return work.last - work.first > p.short_work; };
     while (true) {
       auto last_but_one = at;  // in whose place the next but one comes
       last_but_one.advance(2);
       shared.works.wait_empty(last_but_one);
-      const int index = atomicAdd(p.next_work, 1);
-      if (index >= works_of(p.order)) break;
-      open(index);
+      const int taken = atomicAdd(p.next_work, 1);
+      if (taken < works) {
+        open_if(taken, is_long);
+        continue;
+      }
+      const int first = (taken - works) * kAtATime;
+      if (first >= works) break;
+      for (int index = first; index < min(first + kAtATime, works); ++index) {
+        open_if(index, [&](const FwdWork<kCfg>& work) { return !is_long(work); });
+      }
     }
   } else if constexpr (kCfg.causal) {
     BlockWorks mine(p.order, block, blocks);

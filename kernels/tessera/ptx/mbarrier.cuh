@@ -28,6 +28,11 @@ TESSERA_DEVICE void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+// More bytes for the phase, which somebody has yet to arrive at.
+TESSERA_DEVICE void mbarrier_expect_tx(uint32 barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
 TESSERA_DEVICE bool mbarrier_try_wait_parity(uint32 barrier, int parity) {
   uint32 done;
   asm volatile(
