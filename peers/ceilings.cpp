@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <new>
 #include <vector>
@@ -16,27 +17,29 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kRounds = 12;
 constexpr double kRoundSeconds = 0.005;
-constexpr int kTrials = 3;  // of which one is taken to run undisturbed
+constexpr int kTrials = 3;
 
 // Best rate, in units a second, of work(worker, repeats) that does `units` a repeat on each thread.
 template <typename Work>
 double best_rate(Team& team, double units, const Work& work) {
-  const auto seconds_of = [&](std::int64_t repeats) {
+  const auto seconds_of = [](const auto& call) {
     const auto start = Clock::now();
-    team.run([&](int worker) { work(worker, repeats); });
+    call();
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
-  // A round that waited for a busy core says nothing of how much fills one: only the shortest of some does.
+  // How much fills a round: by this thread alone, and the shortest of some calls. One that waited for other threads or for
+  // a busy core would say that a little does.
   const auto least_seconds_of = [&](std::int64_t repeats) {
-    double least = seconds_of(repeats);
-    for (int trial = 1; trial < kTrials; ++trial) least = std::min(least, seconds_of(repeats));
+    double least = std::numeric_limits<double>::infinity();
+    for (int trial = 0; trial < kTrials; ++trial) least = std::min(least, seconds_of([&] { work(0, repeats); }));
     return least;
   };
   std::int64_t repeats = 1;
   while (least_seconds_of(repeats) < kRoundSeconds / 2) repeats *= 2;
   double best = 0;
   for (int round = 0; round < kRounds; ++round) {
-    best = std::max(best, units * static_cast<double>(repeats) * team.size() / seconds_of(repeats));
+    const double seconds = seconds_of([&] { team.run([&](int worker) { work(worker, repeats); }); });
+    best = std::max(best, units * static_cast<double>(repeats) * team.size() / seconds);
   }
   return best;
 }
