@@ -71,6 +71,7 @@ def config_text(shape: Shape, tile: Tile) -> str:
         "o_chunks": model.output_chunks(shape, tile),
         "page_rows": 0,
         "causal": str(shape.area == "causal").lower(),
+        "uneven": str(shape.area == "window").lower(),  # its rows are packed batches', too
         **dict(zip(model.tuned_fields(), tile.values)),
     }
     unknown = [name for name in model.config_fields() if name not in values]

@@ -68,6 +68,7 @@ struct FwdSm90Config {
   int page_rows;   // by page table: rows of a box, which divide a page's and block_n; 0: keys are dense or packed
   bool causal;     // queries see the more keys the later they stand: works differ in size
   int cluster;     // blocks that fetch K and V for each other, 1 or 2; 2: neighbouring works see the same keys
+  bool uneven;     // sequences are packed, or use a part of their keys: their ends lie anywhere
 };
 
 inline constexpr int kConsumerRows = 64;  // queries of a warpgroup

@@ -68,7 +68,7 @@ struct Consumer {
       const int found = uniform(next_work(pending != 0));
       if (!found && !pending) break;
       ask_scores();
-      if (pending && tail > 0) clear_tail();
+      if (kCfg.uneven && pending && tail > 0) clear_tail();
       ask_output(pending);
       ptx::wgmma_wait_group<1>();
       ptx::wgmma_pin(flat(rS));
@@ -148,7 +148,7 @@ struct Consumer {
         }
         block = first, last = uniform(work.last_of[consumer]), end = behind;
         whole_last = uniform(work.whole_last_of[consumer]);
-        if (p.cu_seqlens_q && count < (consumer + 1) * 64) clear_rows(count - consumer * 64);
+        if (kCfg.uneven && p.cu_seqlens_q && count < (consumer + 1) * 64) clear_rows(count - consumer * 64);
         shared.k.wait_full(k_at);
         return true;
       }
@@ -215,7 +215,8 @@ struct Consumer {
   TESSERA_DEVICE void attend_first() {
     const FwdWork<kCfg>& work = shared.work[work_at.stage];
     const int sk = uniform(work.s.sk);
-    tail = (p.cu_seqlens_k || p.seqused_k) && sk < (last + 1) * kCfg.block_n ? sk % kCfg.block_n : 0;
+    tail = 0;
+    if (kCfg.uneven && (p.cu_seqlens_k || p.seqused_k) && sk < (last + 1) * kCfg.block_n) tail = sk % kCfg.block_n;
     hide();
     release_scores();
     softmax.reset();
@@ -339,7 +340,7 @@ struct Consumer {
       for (int half = 0; half < 2; ++half) factor[half] = factor[half] < 0.0f ? 0.0f : factor[half];  // no -0
     }
     const int row0 = consumer * 64 + warp_row(), lane = warp_lane();
-    const bool whole = !p.cu_seqlens_q || row0 + 16 <= work.count;
+    const bool whole = !kCfg.uneven || !p.cu_seqlens_q || row0 + 16 <= work.count;
     const uint32 base = shared_address(shared.sO[row0 / 16].data);
 #pragma unroll
     for (int pass = 0; pass < kCfg.head_dim_v; pass += Output::kCols) {
@@ -370,8 +371,7 @@ struct Consumer {
 #pragma unroll
         for (int col = 0; col < cols; col += kChunkCols) {
           ptx::cp_async_bulk_tensor_store_4d(&p.o_map, Output::at(base, 0, col), pass + col,
-                                             work.s.q_begin + work.row0 + row0, work.head,
-                                             p.cu_seqlens_q ? 0 : work.batch);
+                                             work.s.q_begin + work.row0 + row0, work.head, work.q_batch(p));
         }
         ptx::cp_async_bulk_commit_group();
       }
@@ -396,6 +396,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma's 16-bit types");
   static_assert(kCfg.consumers >= 2 && kCfg.consumers <= 4, "registers are dealt for these");
   static_assert(kCfg.cluster == 1 || !kCfg.causal, "a cluster's blocks see the same keys");
+  static_assert(kCfg.uneven || kCfg.page_rows == 0, "a sequence uses as many keys of its pages as seqused_k says");
   extern __shared__ __align__(1024) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSm90SharedMemory<kCfg>*>(shared_memory);
   if (threadIdx.x == 0) {

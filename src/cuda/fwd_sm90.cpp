@@ -86,6 +86,7 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   choice.tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, choice.block_m());
   choice.works = choice.tiles * plan.heads_q * (packed ? 1 : plan.batch);
   if (!cluster_shares_keys(plan, config.cluster, choice.tiles)) config.cluster = 1;
+  config.uneven = packed || core::packed_k(p) || core::present(p.seqused_k);
   return choice;
 }
 

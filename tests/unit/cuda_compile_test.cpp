@@ -71,14 +71,19 @@ TEST_P(CudaCompileSm90Tile, OverlapsItsProducts) {
   if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
   constexpr int32_t kArch = 90;
   const Sm90Tile& tile = GetParam();
-  // Dense, by boxes of 16 rows of a page, and of a whole block.
-  for (const auto& [causal, page_rows] : {std::pair{false, 0}, std::pair{true, 0}, std::pair{false, 16},
-                                          std::pair{true, 16}, std::pair{true, tile.block_n}}) {
+  struct Kind {
+    bool causal, uneven;
+    int page_rows;
+  };
+  // Dense, uneven, by boxes of 16 rows of a page, and of a whole block.
+  for (const auto& [causal, uneven, page_rows] :
+       {Kind{false, false, 0}, Kind{true, false, 0}, Kind{false, true, 0}, Kind{true, true, 0}, Kind{false, true, 16},
+        Kind{true, true, 16}, Kind{true, true, tile.block_n}}) {
     if (tile.area == (causal ? Area::kFull : Area::kStairs)) continue;  // packed batches are ragged, and may be causal
     FwdSm90Config config{};
     config.dtype = Dtype::kBFloat16;
     config.head_dim = tile.head_dim, config.head_dim_v = tile.head_dim_v;
-    config.causal = causal;
+    config.causal = causal, config.uneven = uneven;
     tile.apply(config);
     if (page_rows > 0) config.page_rows = page_rows, config.cluster = 1;
     const KernelSpec spec = spec_of(config);

@@ -112,6 +112,42 @@ TEST(CudaTiles, FewRowsHaveHalfTiles) {
   }
 }
 
+// What dense problems are compiled for knows nothing of packed batches and of key lengths.
+TEST(CudaSm90Kernel, IsForUnevenSequencesWhereThereAreSome) {
+  constexpr int64_t kLength = 4096;
+  const auto tensor = [](int32_t rank, int64_t rows) {
+    tessera_layout layout{};
+    layout.dtype = TESSERA_INT32, layout.rank = rank;
+    layout.shape[0] = rows, layout.strides[0] = 1;
+    return layout;
+  };
+  tessera_problem dense = dense_problem(4, kLength, 128), used = dense, packed = dense;
+  used.seqused_k = tensor(1, 4);
+  packed.cu_seqlens_q = packed.cu_seqlens_k = tensor(1, 5);
+  for (tessera_layout* layout : {&packed.q, &packed.k, &packed.v, &packed.o}) {
+    const tessera_layout rows = *layout;
+    layout->rank = 3;
+    for (int axis = 0; axis < 3; ++axis)
+      layout->shape[axis] = rows.shape[axis + 1], layout->strides[axis] = rows.strides[axis + 1];
+    layout->shape[0] = 4 * kLength;
+  }
+  const tessera_device device = hopper();
+  for (const tessera_problem& problem : {dense, used, packed}) {
+    tessera_plan plan;
+    const tessera_status planned = tessera_make_plan(&problem, &device, &plan);
+    ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
+    ASSERT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90);
+    std::vector<KernelSpec> launched;
+    const CollectScope scope(launched);
+    const tessera_status status = forward(plan, tessera_buffers{}, nullptr, nullptr);
+    ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+    ASSERT_EQ(launched.size(), 1u);
+    const bool uneven = problem.seqused_k.rank + problem.cu_seqlens_q.rank > 0;
+    EXPECT_NE(launched[0].config.find(uneven ? ".uneven = true" : ".uneven = false"), std::string::npos)
+        << launched[0].config;
+  }
+}
+
 class CudaForcedTile : public testing::Test {
  protected:
   void TearDown() override { unsetenv(kForcedTile); }

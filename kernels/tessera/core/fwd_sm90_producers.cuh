@@ -55,7 +55,7 @@ TESSERA_DEVICE void produce_works(const FwdSm90Params& p, FwdSm90SharedMemory<kC
     at.advance();
   };
   const auto open = [&](int index) { open_if(index, [](const FwdWork<kCfg>&) { return true; }); };
-  if (p.next_work) {
+  if (kCfg.uneven && p.next_work) {
     // First those that see many keys, so that the last are short; then the others, which are looked for some at a time. One
     // is taken when the last but one is done: as late as still hides the way to its tiles.
     constexpr int kAtATime = 4;
@@ -103,7 +103,7 @@ TESSERA_DEVICE void produce_queries(const FwdSm90Params& p, FwdSm90SharedMemory<
       shared.q.acquire(at, bytes);
       if (bytes > 0) {
         copy_tile(shared.sQ[at.stage], &p.q_map, shared.q.full[at.stage].address(),
-                  work.s.q_begin + work.row0 + consumer * 64, work.head, p.cu_seqlens_q ? 0 : work.batch);
+                  work.s.q_begin + work.row0 + consumer * 64, work.head, work.q_batch(p));
       }
       at.advance();
     }
@@ -123,7 +123,7 @@ TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, FwdSm90SharedMemory<kCf
     const FwdWork<kCfg>& work = shared.work[work_at.stage];
     if (work.count < 0) return;
     const int first = work.first, last = work.last, head = work.head / p.group, begin = work.s.k_begin;
-    const int batch = p.cu_seqlens_k ? 0 : work.batch;
+    const int batch = work.k_batch(p);
     shared.works.release_alone(work_at);
     work_at.advance();
     for (int block = first; block < last; ++block) {

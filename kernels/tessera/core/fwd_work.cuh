@@ -24,17 +24,21 @@ struct FwdWork {
     const int slot = place.slot;
     head = place.head % p.heads_q, batch = place.head / p.heads_q;
     int tile = slot;
-    if (p.cu_seqlens_q) {
+    if (kCfg.uneven && p.cu_seqlens_q) {
       batch = find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, slot);
       tile -= slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, batch);
     }
-    s = load_sequence(p, batch);
+    s = load_sequence<kCfg.uneven>(p, batch);
     row0 = ((s.sq + kBlockM - 1) / kBlockM - 1 - tile) * kBlockM;
     count = row0 < 0 ? 0 : min(s.sq - row0, kBlockM);
     visible = visible_keys(p, s, row0, row0 + max(count, 1) - 1);
     first = max(visible.some.low, 0) / kCfg.block_n;
     last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;
   }
+
+  // Where tensor maps have the sequence: packed ones are rows of one.
+  TESSERA_DEVICE int q_batch(const FwdSm90Params& p) const { return kCfg.uneven && p.cu_seqlens_q ? 0 : batch; }
+  TESSERA_DEVICE int k_batch(const FwdSm90Params& p) const { return kCfg.uneven && p.cu_seqlens_k ? 0 : batch; }
 
   // What consumers want to know beside.
   TESSERA_DEVICE void share_out(const FwdSm90Params& p) {
