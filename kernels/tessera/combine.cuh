@@ -26,7 +26,7 @@ TESSERA_DEVICE float warp_sum(float x) {
 
 // o = sum_n exp(lse_n - lse) o_n, a lane for every 32nd column. The weights of 32 parts at a time are made by a lane each; a
 // part that saw nothing is not read.
-template <Dtype kDtype, Dtype kPartDtype>
+template <CombineConfig kCfg>
 TESSERA_DEVICE void add_parts(const CombineParams& p, const float* gLse, int64 gO, int parts, float lse, int64 out,
                               float (&weights)[32]) {
   constexpr int kAhead = 4;         // parts whose columns are under way
@@ -52,7 +52,7 @@ TESSERA_DEVICE void add_parts(const CombineParams& p, const float* gLse, int64 g
 #pragma unroll
           for (int c = 0; c < kCombineColumns; ++c) {
             x[ahead][c] =
-                counts && col0 + 32 * c < p.head_dim_v ? load_element<kPartDtype>(p.o_parts, part + 32 * c) : 0.0f;
+                counts && col0 + 32 * c < p.head_dim_v ? load_element<kCfg.part_dtype>(p.o_parts, part + 32 * c) : 0.0f;
           }
         }
 #pragma unroll
@@ -63,7 +63,7 @@ TESSERA_DEVICE void add_parts(const CombineParams& p, const float* gLse, int64 g
     }
 #pragma unroll
     for (int c = 0; c < kCombineColumns; ++c) {
-      if (col0 + 32 * c < p.head_dim_v) store_element<kDtype>(p.o.data, out + col0 + 32 * c, o[c]);
+      if (col0 + 32 * c < p.head_dim_v) store_element<kCfg.dtype>(p.o.data, out + col0 + 32 * c, o[c]);
     }
   }
 }
@@ -106,16 +106,7 @@ TESSERA_DEVICE void combine(const CombineParams& p) {
 
   const int64 out = p.o.batch * batch + p.o.row * row + p.o.head * head;
   __shared__ float sWeights[kCombineWarps][32];
-  float(&weights)[32] = sWeights[threadIdx.x / 32];
-  const int parts = seen ? p.parts : 0;
-  switch (static_cast<Dtype>(p.part_dtype)) {
-    case Dtype::kFloat32:
-      return add_parts<kCfg.dtype, Dtype::kFloat32>(p, gLse, gO, parts, lse, out, weights);
-    case Dtype::kFloat16:
-      return add_parts<kCfg.dtype, Dtype::kFloat16>(p, gLse, gO, parts, lse, out, weights);
-    case Dtype::kBFloat16:
-      return add_parts<kCfg.dtype, Dtype::kBFloat16>(p, gLse, gO, parts, lse, out, weights);
-  }
+  add_parts<kCfg>(p, gLse, gO, seen ? p.parts : 0, lse, out, sWeights[threadIdx.x / 32]);
 }
 
 }  // namespace tessera

@@ -106,7 +106,8 @@ struct BwdConfig {
 
 // Merge of partial results: combine.cuh.
 struct CombineConfig {
-  Dtype dtype;  // of o
+  Dtype dtype;       // of o
+  Dtype part_dtype;  // of its parts
 };
 
 // What goes before and after the backward pass's products: bwd_rows.cuh.

@@ -124,7 +124,6 @@ struct BwdParams : ProblemParams {
 // Merge of partial results, also the public tessera_combine. Strides in elements.
 struct CombineParams {
   int parts, batch, rows, heads, head_dim_v;
-  int part_dtype;  // Dtype
   const void* o_parts;
   int64 o_part, o_part_batch, o_part_row, o_part_head;
   const float* lse_parts;

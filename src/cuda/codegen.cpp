@@ -23,7 +23,7 @@ TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consu
                       o_chunks, page_rows, causal, cluster, uneven)
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, halves, column_parts, stages,
                       blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
-TESSERA_CONFIG_FIELDS(CombineConfig, dtype)
+TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype)
 TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, after)
 #undef TESSERA_CONFIG_FIELDS
 

@@ -196,7 +196,6 @@ tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, void* 
   const bool packed = core::packed_q(plan.problem);
   c.parts = p.num_splits, c.batch = packed ? 1 : p.batch, c.rows = packed ? p.rows_q : p.seqlen_q;
   c.heads = p.heads_q, c.head_dim_v = p.head_dim_v;
-  c.part_dtype = TESSERA_FLOAT32;
   c.o_parts = p.partial_o;
   c.o_part_row = p.head_dim_v, c.o_part_batch = int64_t{c.rows} * c.o_part_row;
   c.o_part_head = p.rows_total * c.o_part_row, c.o_part = p.heads_q * c.o_part_head;
@@ -206,7 +205,7 @@ tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, void* 
   c.o = p.o, c.lse = p.lse;
   c.sink = p.sink, c.sink_head = p.sink_head;
   if (packed) c.rows_end = p.cu_seqlens_q + p.batch * p.cu_seqlens_q_stride;
-  return launch_combine({static_cast<Dtype>(plan.problem.q.dtype)}, c, plan.device, stream);
+  return launch_combine({static_cast<Dtype>(plan.problem.q.dtype), Dtype::kFloat32}, c, plan.device, stream);
 }
 
 }  // namespace

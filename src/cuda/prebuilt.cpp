@@ -202,7 +202,7 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch, PrebuiltSet set) {
     }
   }
   // Parts that a caller merges are often float32, and so is what comes out.
-  kernels.push_back({spec_of(CombineConfig{Dtype::kFloat32}), kMemoryBoundRegisters});
+  kernels.push_back({spec_of(CombineConfig{Dtype::kFloat32, Dtype::kFloat32}), kMemoryBoundRegisters});
   return kernels;
 }
 

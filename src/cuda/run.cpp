@@ -34,7 +34,6 @@ tessera_status combine(const core::CombineTensors& t, const tessera_device& devi
   CombineParams p{};
   p.parts = static_cast<int>(parts), p.batch = static_cast<int>(batch), p.rows = static_cast<int>(rows);
   p.heads = static_cast<int>(heads), p.head_dim_v = static_cast<int>(head_dim_v);
-  p.part_dtype = t.o_parts_layout.dtype;
   p.o_parts = t.o_parts;
   const auto& o_strides = t.o_parts_layout.strides;
   p.o_part = o_strides[0], p.o_part_batch = o_strides[1], p.o_part_row = o_strides[2], p.o_part_head = o_strides[3];
@@ -46,7 +45,8 @@ tessera_status combine(const core::CombineTensors& t, const tessera_device& devi
   p.lse = stat_tensor(t.lse_layout, t.lse);
   ContextScope context;
   if (launches_run()) TESSERA_RETURN_IF_ERROR(context.enter(device.ordinal, stream));
-  return launch_combine({static_cast<Dtype>(t.o_layout.dtype)}, p, device, stream);
+  const CombineConfig config{static_cast<Dtype>(t.o_layout.dtype), static_cast<Dtype>(t.o_parts_layout.dtype)};
+  return launch_combine(config, p, device, stream);
 }
 
 }  // namespace tessera::cuda
