@@ -35,6 +35,12 @@ TESSERA_DEVICE void wgmma_pin(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+// That one reads, likewise.
+template <int kCount>
+TESSERA_DEVICE void wgmma_pin(uint32 (&a)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
 
 // kTransposeB: B lies as [16][n] with n contiguous. `accumulate` false: D = A B.
 template <Dtype kDtype, int kN, bool kTransposeB>

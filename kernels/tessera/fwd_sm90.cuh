@@ -56,6 +56,17 @@ struct Consumer {
   TESSERA_DEVICE Consumer(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
       : p(p), shared(shared), consumer(consumer) {
     q_at.advance(consumer);
+    // No result depends on these values. But products are asked for where there is nothing to multiply yet, and a compiler
+    // (NVRTC 12.8) that brings any value there between two of them serialises them all.
+    clear(rS);
+    clear(rO);
+    ptx::wgmma_pin(flat(rS));
+    ptx::wgmma_pin(flat(rO));
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      rP[step][0] = rP[step][1] = rP[step][2] = rP[step][3] = 0;
+      ptx::wgmma_pin(rP[step]);
+    }
   }
 
   // The blocks of all works come one behind the other. The scores of each are asked for together with O += P V of the block
