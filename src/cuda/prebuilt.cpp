@@ -47,7 +47,7 @@ tessera_device device_of(int32_t arch) {
 // A problem that stands for many: what its launches are compiled for does not depend on lengths beyond these kinds, nor,
 // but for kPrefill, on masks by position and on whether rows are dense or packed.
 enum class Use {
-  kPrefill,  // full and causal, of all lengths that Hopper's tiles tell apart, with a window, and packed
+  kPrefill,  // full and causal, of all lengths that Hopper's tiles tell apart, with key lengths, a window, packed
   kPagedPrefill,
   kDecode,       // one query a sequence, so few sequences that keys are split
   kDecodeBatch,  // so many that they are not
@@ -144,6 +144,12 @@ tessera_problem packed(tessera_problem p) {
   return p;
 }
 
+// The same with as many keys of each sequence as a tensor says.
+tessera_problem with_key_lengths(tessera_problem p) {
+  p.seqused_k = contiguous(TESSERA_INT32, {p.q.shape[0]});
+  return p;
+}
+
 tessera_problem windowed(tessera_problem p) {
   constexpr int64_t kWindow = 1024;
   p.window_left = kWindow;
@@ -155,7 +161,11 @@ std::vector<tessera_problem> problems_of(const Row& row, int32_t dtype) {
   if (row.use != Use::kPrefill) return {problem_of(row, dtype)};
   std::vector<tessera_problem> problems;
   for (const bool causal : {true, false}) {
-    for (int64_t keys = 512; keys <= 2 * kKeys; keys *= 2) problems.push_back(problem_of(row, dtype, keys, causal));
+    for (int64_t keys = 512; keys <= 2 * kKeys; keys *= 2) {
+      const tessera_problem dense = problem_of(row, dtype, keys, causal);
+      problems.push_back(dense);
+      problems.push_back(with_key_lengths(dense));
+    }
     problems.push_back(windowed(problem_of(row, dtype, kKeys, causal)));
     problems.push_back(packed(problem_of(row, dtype, kKeys, causal)));
   }

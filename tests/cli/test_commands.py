@@ -1,7 +1,6 @@
 """compare, plan, info and help."""
 
 import json
-import re
 
 import pytest
 
@@ -87,28 +86,16 @@ def test_plan_in_words(folder):
         assert word in text
 
 
-DECODE = ("plan", "--sq", 1, "--sk", 4096, "-H", 8, "--kv-heads", 2)
-PREFILL = ("plan", "--sq", 4096, "-H", 8)
-
-
-@pytest.mark.parametrize("problem", (DECODE, PREFILL))
-def test_plan_lands_on_the_roofline(folder, problem):
-    """What is measured depends on what else the machine does; where the plan lands follows from it."""
-    plan = json.loads(folder.succeeds(*problem, "--json").out)
+def test_plan_lands_on_the_roofline(folder):
+    decode, prefill = ("plan", "--sq", 1, "--sk", 4096, "-H", 8, "--kv-heads", 2), ("plan", "--sq", 4096, "-H", 8)
+    plan = json.loads(folder.succeeds(*decode, "--json").out)
     roof = plan["roofline"]
+    assert roof["intensity"] < roof["ridge"] and roof["limit_gflops"] < roof["peak_gflops"]
     assert roof["intensity"] == pytest.approx(plan["flops"] / plan["bytes_moved"])
-    assert roof["peak_gflops"] > 0 and roof["read_gbps"] > 0
     assert roof["ridge"] == pytest.approx(roof["peak_gflops"] / roof["read_gbps"])
-    assert roof["limit_gflops"] == pytest.approx(min(roof["peak_gflops"], roof["intensity"] * roof["read_gbps"]))
-
-
-@pytest.mark.parametrize("problem", (DECODE, PREFILL))
-def test_plan_says_what_bounds_it(folder, problem):
-    text = folder.succeeds(*problem).out
-    ridge = float(re.search(r"which meet at ([0-9.]+) FLOP a byte", text)[1])
-    intensity, bound = re.search(r"([0-9.]+) FLOP a byte: bound by (\w+)", text).groups()
-    if abs(float(intensity) - ridge) > 0.1:  # both are rounded
-        assert bound == ("memory" if float(intensity) < ridge else "arithmetic")
+    assert roof["limit_gflops"] == pytest.approx(roof["intensity"] * roof["read_gbps"])
+    assert "bound by memory" in folder.succeeds(*decode).out
+    assert "bound by arithmetic" in folder.succeeds(*prefill).out
 
 
 def test_plan_json(folder):

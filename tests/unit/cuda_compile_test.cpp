@@ -41,7 +41,7 @@ TEST_P(CudaCompile, StaysWithinItsRow) {
       ADD_FAILURE() << status.message << "\n" << log;
       continue;
     }
-    if (rows_compiler) EXPECT_LE(binary.registers, kernel.registers);  // launch bounds hold for all
+    EXPECT_LE(binary.registers, kernel.registers);
     EXPECT_LE(binary.spill_bytes, kernel.spill_bytes + more_spill) << log;
     EXPECT_LE(binary.stack_bytes, kernel.stack_bytes + more_stack) << log;
     EXPECT_EQ(binary.wgmma_serialized, 0) << log;

@@ -1,8 +1,6 @@
 // fwd_sm90's table of tiles, and the variable that takes its place.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -11,6 +9,7 @@
 #include "cuda/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/prepare.hpp"
+#include "tessera/tessera.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -25,17 +24,22 @@ tessera_device hopper() {
   return device;
 }
 
-// 16 heads, bfloat16, as many keys as queries.
+constexpr int64_t kHeads = 16;
+
+// bfloat16, as many keys as queries.
 tessera_problem dense_problem(int64_t batch, int64_t length, int64_t head_dim) {
-  constexpr int64_t kHeads = 16;
   tessera_problem problem;
   tessera_problem_init(&problem);
-  problem.q.dtype = TESSERA_BFLOAT16, problem.q.rank = 4;
-  const int64_t row = kHeads * head_dim;
-  std::ranges::copy(std::to_array({batch, length, kHeads, head_dim}), problem.q.shape);
-  std::ranges::copy(std::to_array({length * row, row, head_dim, int64_t{1}}), problem.q.strides);
-  problem.k = problem.v = problem.o = problem.q;
+  problem.q = problem.k = problem.v = problem.o = layout(bfloat16, {batch, length, kHeads, head_dim});
   return problem;
+}
+
+std::vector<KernelSpec> launches_of(const tessera_plan& plan) {
+  std::vector<KernelSpec> launched;
+  const CollectScope scope(launched);
+  const tessera_status status = forward(plan, tessera_buffers{}, nullptr, nullptr);
+  EXPECT_EQ(status.code, TESSERA_OK) << status.message;
+  return launched;
 }
 
 void expect_fits_shared_memory(const Sm90Tile& tile) {
@@ -114,33 +118,19 @@ TEST(CudaTiles, FewRowsHaveHalfTiles) {
 
 // What dense problems are compiled for knows nothing of packed batches and of key lengths.
 TEST(CudaSm90Kernel, IsForUnevenSequencesWhereThereAreSome) {
-  constexpr int64_t kLength = 4096;
-  const auto tensor = [](int32_t rank, int64_t rows) {
-    tessera_layout layout{};
-    layout.dtype = TESSERA_INT32, layout.rank = rank;
-    layout.shape[0] = rows, layout.strides[0] = 1;
-    return layout;
-  };
-  tessera_problem dense = dense_problem(4, kLength, 128), used = dense, packed = dense;
-  used.seqused_k = tensor(1, 4);
-  packed.cu_seqlens_q = packed.cu_seqlens_k = tensor(1, 5);
-  for (tessera_layout* layout : {&packed.q, &packed.k, &packed.v, &packed.o}) {
-    const tessera_layout rows = *layout;
-    layout->rank = 3;
-    for (int axis = 0; axis < 3; ++axis)
-      layout->shape[axis] = rows.shape[axis + 1], layout->strides[axis] = rows.strides[axis + 1];
-    layout->shape[0] = 4 * kLength;
-  }
+  constexpr int64_t kBatch = 4, kLength = 4096, kHeadDim = 128;
+  const tessera_problem dense = dense_problem(kBatch, kLength, kHeadDim);
+  tessera_problem used = dense, packed = dense;
+  used.seqused_k = layout(int32, {kBatch});
+  packed.q = packed.k = packed.v = packed.o = layout(bfloat16, {kBatch * kLength, kHeads, kHeadDim});
+  packed.cu_seqlens_q = packed.cu_seqlens_k = layout(int32, {kBatch + 1});
   const tessera_device device = hopper();
   for (const tessera_problem& problem : {dense, used, packed}) {
     tessera_plan plan;
     const tessera_status planned = tessera_make_plan(&problem, &device, &plan);
     ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
     ASSERT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90);
-    std::vector<KernelSpec> launched;
-    const CollectScope scope(launched);
-    const tessera_status status = forward(plan, tessera_buffers{}, nullptr, nullptr);
-    ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+    const std::vector<KernelSpec> launched = launches_of(plan);
     ASSERT_EQ(launched.size(), 1u);
     const bool uneven = problem.seqused_k.rank + problem.cu_seqlens_q.rank > 0;
     EXPECT_NE(launched[0].config.find(uneven ? ".uneven = true" : ".uneven = false"), std::string::npos)
@@ -184,12 +174,7 @@ TEST_F(CudaForcedTile, StaysThePlansOwn) {
   const tessera_status planned = tessera_make_plan(&problem, &device, &plan);
   ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
   setenv(kForcedTile, "128,2,2,2,2,1", 1);
-  std::vector<KernelSpec> launched;
-  {
-    const CollectScope scope(launched);
-    const tessera_status status = forward(plan, tessera_buffers{}, nullptr, nullptr);
-    ASSERT_EQ(status.code, TESSERA_OK) << status.message;
-  }
+  std::vector<KernelSpec> launched = launches_of(plan);
   ASSERT_EQ(launched.size(), 1u);
   EXPECT_NE(launched[0].config.find(".block_n = 80, .consumers = 3, .k_stages = 3, .v_stages = 2, .q_stages = 4"),
             std::string::npos)
