@@ -116,6 +116,7 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
     __syncwarp();
     shared.v.wait_full(at);
     if (key0 + kCfg.block_n > b.s.sk) [[unlikely]] {  // behind a sequence's end there may be NaN, which P's zeros keep
+      __syncthreads();  // the ring has put all that was read here before; racecheck sees this one alone
       clear_rows<kCfg>(shared.sV[at.stage], b.s.sk - key0);
       __syncthreads();
     }
