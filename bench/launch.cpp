@@ -1,5 +1,6 @@
 // tessera_bench_launch: what a call costs the host on a GPU, through the C interface: the first call of a config, which
-// compiles its kernel; the first one that finds it in the cache on disk; and a planned launch.
+// compiles its kernel; the first one that finds it in the cache on disk; and a planned launch, beside the driver's own of
+// a kernel that does nothing.
 //
 // Sequences are short, so that launches do not wait for the GPU; where there are many heads, it is so that a plan takes the
 // kernel that large problems have. Each first call has a process of its own, which this program starts. No library but
@@ -34,12 +35,16 @@ void check(const tessera_status& status) {
 
 // ---- the driver -----------------------------------------------------------------------------------------------------
 
-template <class... Arguments>
-void driver(const char* name, Arguments... arguments) {
+void* driver_function(const char* name) {
   static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   void* const function = library ? dlsym(library, name) : nullptr;
   if (!function) throw std::runtime_error(std::string("libcuda.so.1: no ") + name);
-  const int result = reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
+  return function;
+}
+
+template <class... Arguments>
+void driver(const char* name, Arguments... arguments) {
+  const int result = reinterpret_cast<int (*)(Arguments...)>(driver_function(name))(arguments...);
   if (result != 0) throw std::runtime_error(std::string(name) + ": error " + std::to_string(result));
 }
 
@@ -72,17 +77,28 @@ struct Case {
   tessera_direction direction;
   int64_t batch, seqlen_q, seqlen_k, heads, heads_kv, head_dim;
   int32_t causal;
+  int32_t dtype = TESSERA_BFLOAT16;
+  double softcap = 0, dropout_p = 0;
 };
 
 constexpr Case kCases[] = {
+    // Of configs that `make aot` prebuilds.
     {"forward, D 128, one head", TESSERA_FORWARD, 1, 128, 128, 1, 1, 128, 0},
     {"forward, D 64, 256 heads", TESSERA_FORWARD, 1, 128, 128, 256, 256, 64, 0},
     {"forward, D 128, 256 heads, causal", TESSERA_FORWARD, 1, 128, 128, 256, 256, 128, 1},
     {"forward, D 256, 256 heads, causal", TESSERA_FORWARD, 1, 128, 128, 256, 256, 256, 1},
-    {"decode, D 128, 8 heads over 1, 4096 keys", TESSERA_FORWARD, 1, 1, 4096, 8, 1, 128, 0},
-    {"backward, D 64", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 64, 0},
-    {"backward, D 128, causal", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 128, 1},
-    {"backward, D 256, causal", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 256, 1},
+    {"decode, D 128, 8 heads over 1, 4096 keys, 2 launches", TESSERA_FORWARD, 1, 1, 4096, 8, 1, 128, 0},
+    {"backward, D 64, 3 launches", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 64, 0},
+    {"backward, D 128, causal, 3 launches", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 128, 1},
+    {"backward, D 256, causal, 3 launches", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 256, 1},
+    // Of others.
+    {"not prebuilt: forward, D 80, 256 heads", TESSERA_FORWARD, 1, 128, 128, 256, 256, 80, 0},
+    {"not prebuilt: forward, D 64, float32", TESSERA_FORWARD, 1, 128, 128, 64, 64, 64, 0, TESSERA_FLOAT32},
+    {"not prebuilt: forward, D 128, softcap", TESSERA_FORWARD, 1, 128, 128, 64, 64, 128, 1, TESSERA_BFLOAT16, 30.0},
+    {"not prebuilt: forward, D 64, dropout", TESSERA_FORWARD, 1, 128, 128, 64, 64, 64, 0, TESSERA_BFLOAT16, 0, 0.1},
+    {"not prebuilt: forward, D 160, softcap", TESSERA_FORWARD, 1, 128, 128, 64, 64, 160, 0, TESSERA_BFLOAT16, 30.0},
+    {"not prebuilt: backward, D 64, dropout", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 64, 0, TESSERA_BFLOAT16, 0, 0.1},
+    {"not prebuilt: backward, D 80", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 80, 0},
 };
 
 tessera_layout layout(int32_t dtype, std::initializer_list<int64_t> shape) {
@@ -101,18 +117,20 @@ size_t bytes_of(const tessera_layout& tensor) {
   return bytes;
 }
 
-// A planned call with its memory, in bfloat16.
+// A planned call with its memory.
 class Planned {
  public:
   explicit Planned(const Case& c) : stream_(make_stream()) {
     tessera_problem problem;
     tessera_problem_init(&problem);
     problem.direction = c.direction;
-    problem.q = layout(TESSERA_BFLOAT16, {c.batch, c.seqlen_q, c.heads, c.head_dim});
-    problem.k = problem.v = layout(TESSERA_BFLOAT16, {c.batch, c.seqlen_k, c.heads_kv, c.head_dim});
+    problem.q = layout(c.dtype, {c.batch, c.seqlen_q, c.heads, c.head_dim});
+    problem.k = problem.v = layout(c.dtype, {c.batch, c.seqlen_k, c.heads_kv, c.head_dim});
     problem.o = problem.q;
     problem.lse = layout(TESSERA_FLOAT32, {c.batch, c.heads, c.seqlen_q});
     problem.causal = c.causal;
+    problem.softcap = c.softcap;
+    problem.dropout_p = c.dropout_p;
     buffers_.q = allocate(bytes_of(problem.q));
     buffers_.k = allocate(bytes_of(problem.k));
     buffers_.v = allocate(bytes_of(problem.v));
@@ -154,6 +172,34 @@ class Planned {
   decltype(&tessera_forward) run_ = nullptr;
 };
 
+// What the driver alone takes: a kernel that does nothing, with about as many bytes of parameters as Tessera's.
+class Empty {
+ public:
+  Empty() : stream_(make_stream()) {
+    constexpr const char* kPtx =
+        ".version 7.0\n.target sm_80\n.address_size 64\n"
+        ".visible .entry empty(.param .align 64 .b8 p[1024]) { ret; }\n";
+    void* module = nullptr;
+    driver("cuModuleLoadData", &module, static_cast<const void*>(kPtx));
+    driver("cuModuleGetFunction", &function_, module, "empty");
+  }
+  void launch() {
+    void* parameters[] = {parameters_};
+    if (launch_(function_, 1, 1, 1, 128, 1, 1, 0, stream_, parameters, nullptr) != 0) {
+      throw std::runtime_error("cuLaunchKernel: refused");
+    }
+  }
+  void wait() { synchronize(stream_); }
+
+ private:
+  using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                         void**);
+  Launch launch_ = reinterpret_cast<Launch>(driver_function("cuLaunchKernel"));
+  void* stream_;
+  void* function_ = nullptr;
+  alignas(64) char parameters_[1024] = {};
+};
+
 // ---- what is measured -----------------------------------------------------------------------------------------------
 
 struct Answer {  // of a child
@@ -175,7 +221,8 @@ struct LaunchTime {
   double mean_us = 0, median_us = 0;
 };
 
-LaunchTime launch_time(Planned& planned) {
+template <class Call>
+LaunchTime launch_time(Call& planned) {
   constexpr int kChunks = 200, kLaunches = 50;
   for (int i = 0; i < kLaunches; ++i) planned.launch();
   planned.wait();
@@ -227,10 +274,11 @@ struct Row {
   LaunchTime launch;
 };
 
-void write_json(const char* path, const std::string& device, const std::vector<Row>& rows) {
+void write_json(const char* path, const std::string& device, double empty_us, const std::vector<Row>& rows) {
   FILE* const file = std::fopen(path, "w");
   if (!file) throw std::runtime_error(std::string("--json: cannot write ") + path);
-  std::fprintf(file, "{\"device\": \"%s\", \"version\": \"%s\", \"rows\": [", device.c_str(), tessera_version());
+  std::fprintf(file, "{\"device\": \"%s\", \"version\": \"%s\", \"empty_launch_median_us\": %.3f, \"rows\": [",
+               device.c_str(), tessera_version(), empty_us);
   for (const Row& row : rows) {
     std::fprintf(file,
                  "%s\n {\"name\": \"%s\", \"kernel\": \"%s\", \"first_call_ms\": %.3f, \"first_cached_call_ms\": %.3f, "
@@ -268,7 +316,7 @@ int measure(const char* program, const char* json_path) {
   setenv("CUDA_CACHE_DISABLE", "1", 1);
   std::vector<Row> rows;
   std::string device;
-  std::printf("%-42s %-10s %14s %16s %9s %17s\n", "one call, host time", "kernel", "first call ms", "from the disk ms",
+  std::printf("%-54s %-10s %14s %16s %9s %17s\n", "one call, host time", "kernel", "first call ms", "from the disk ms",
               "plan us", "launch us: mean, median");
   for (size_t number = 0; number < std::size(kCases); ++number) {
     const std::filesystem::path folder = cache.path() / std::to_string(number);
@@ -284,11 +332,13 @@ int measure(const char* program, const char* json_path) {
     device = planned.device();
     row.kernel = planned.kernel();
     row.launch = launch_time(planned);
-    std::printf("%-42s %-10s %14.1f %16.2f %9.2f %8.2f %8.2f\n", row.of->name, row.kernel.c_str(),
+    std::printf("%-54s %-10s %14.1f %16.2f %9.2f %8.2f %8.2f\n", row.of->name, row.kernel.c_str(),
                 row.compiled.first_ms, row.cached.first_ms, row.cached.plan_us, row.launch.mean_us,
                 row.launch.median_us);
     std::fflush(stdout);
   }
+  Empty empty;
+  const double empty_us = launch_time(empty).median_us;
   const auto most = [&rows](auto value) {
     double found = 0;
     for (const Row& row : rows) found = std::max(found, value(row));
@@ -298,8 +348,9 @@ int measure(const char* program, const char* json_path) {
               most([](const Row& row) { return row.compiled.first_ms; }),
               most([](const Row& row) { return row.cached.first_ms; }),
               most([](const Row& row) { return row.launch.median_us; }));
+  std::printf("a launch of nothing, by the driver: %.2f us, median\n", empty_us);
   std::printf("%s, Tessera %s\n", device.c_str(), tessera_version());
-  if (json_path) write_json(json_path, device, rows);
+  if (json_path) write_json(json_path, device, empty_us, rows);
   return 0;
 }
 
