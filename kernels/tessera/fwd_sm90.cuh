@@ -238,24 +238,27 @@ struct Consumer {
   }
 
   // The scores that were asked for become P against the references of the blocks before, without maxima; meanwhile
-  // O += P V of the block before. A warp that has no reference, or should have a new one, goes another way, but all of a
-  // consumer's ask for the same products.
+  // O += P V of the block before, which mostly is there when half of the exponentials are: the other half runs beside the
+  // rounding to P, whose registers are free by then. A warp that has no reference, or should have a new one, goes another
+  // way, but all of a consumer's ask for the same products.
   TESSERA_DEVICE void attend() {
+    constexpr int kEarly = kSteps / 2 * 2;
     ask_output();
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_pin(flat(rS));
     hide();
     const bool optimistic = softmax.ready;
-    bool fits = false;
-    if (optimistic) {
-      float total[1][2] = {};
-      softmax.exponentiate_as_is(rS, p.scale_log2, total);
-      fits = softmax.accept(total, kPromptBound);
-    }
-    if (fits) release_scores();
+    float total[1][2] = {};
+    if (optimistic) softmax.template exponentiate_as_is<0, kEarly>(rS, p.scale_log2, total);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rO));
     release_values();
+    bool fits = false;
+    if (optimistic) {
+      softmax.template exponentiate_as_is<kEarly, kN>(rS, p.scale_log2, total);
+      pack();
+      fits = softmax.accept(total, kPromptBound);
+    }
     if (!fits) [[unlikely]] {
       // Again, from the products on. Here, where the registers of the last P are free and no product is under way.
       if (optimistic) {
@@ -263,13 +266,13 @@ struct Consumer {
                                            shared_address(shared.sK[k_at.stage].data));
         hide();
       }
-      release_scores();
       float alpha[1][2];
       const bool moves = softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
       softmax.exponentiate(rS, p.scale_log2);
       if (moves) softmax.rescale(alpha, rO);
+      pack();
     }
-    pack();
+    release_scores();
   }
 
   TESSERA_DEVICE void pack() {

@@ -136,7 +136,7 @@ struct OnlineSoftmax {
 #pragma unroll
           for (int e = 0; e < 4; ++e) s[m][n][e] *= before[e / 2];
       }
-      add_exponentials(s[m], fused, minus_ref, sum[m]);
+      add_exponentials<0, kN>(s[m], fused, minus_ref, sum[m]);
     }
   }
 
@@ -156,17 +156,18 @@ struct OnlineSoftmax {
   template <Dtype kDtype, int kN>
   TESSERA_DEVICE bool try_update(float (&s)[kM][kN][4], float scale) {
     float total[kM][2] = {};
-    exponentiate_as_is(s, scale, total);
+    exponentiate_as_is<0, kN>(s, scale, total);
     return accept(total, kOptimisticBound<kDtype>);
   }
 
-  // try_update() in its two parts, for a caller whose scores come bit by bit. Adds to `total`.
-  template <int kN>
+  // try_update() in its two parts, for a caller that has something to do between two shares of the columns: of s[m] the
+  // fragments kFrom ... kTo - 1. Adds to `total`.
+  template <int kFrom, int kTo, int kN>
   TESSERA_DEVICE void exponentiate_as_is(float (&s)[kM][kN][4], float scale, float (&total)[kM][2]) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float factor[2] = {scale, scale}, minus_ref[2] = {-ref[m][0], -ref[m][1]};
-      add_exponentials(s[m], factor, minus_ref, total[m]);
+      add_exponentials<kFrom, kTo>(s[m], factor, minus_ref, total[m]);
     }
   }
   TESSERA_DEVICE bool accept(const float (&total)[kM][2], float bound) {
@@ -193,12 +194,12 @@ struct OnlineSoftmax {
 
  private:
   // Of a tile's 16 rows: s -> 2^(s factor + minus_ref), which join `total`.
-  template <int kN>
+  template <int kFrom, int kTo, int kN>
   TESSERA_DEVICE static void add_exponentials(float (&s)[kN][4], const float (&factor)[2], const float (&minus_ref)[2],
                                               float (&total)[2]) {
     float part[2][2] = {};  // of a row the even columns and the odd: one chain of additions would be what it waits for
 #pragma unroll
-    for (int n = 0; n < kN; ++n)
+    for (int n = kFrom; n < kTo; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         s[n][e] = ptx::ex2_approx_ftz(fmaf(s[n][e], factor[e / 2], minus_ref[e / 2]));
