@@ -24,7 +24,8 @@ help:
 	@echo 'make fuzz          draw random cases until one fails or FUZZ_SECONDS (3600) have passed'
 	@echo 'make format        clang-format every source; make format-check only looks'
 	@echo 'make docs          make the pictures in docs/images again'
-	@echo 'make aot           compile the common CUDA kernels ahead of time, beside the library (needs NVRTC, no GPU)'
+	@echo 'make aot           compile the common CUDA kernels ahead of time, beside the library (needs NVRTC, no GPU;'
+	@echo '                   ARCHS="90 120" for some architectures, else all)'
 	@echo 'make install       into PREFIX (/usr/local)'
 
 packages:
@@ -69,7 +70,8 @@ format-check: packages
 docs: build-tessera_cli build/docs-venv/.done
 	@build/docs-venv/bin/python scripts/make_figures.py --tessera $(BIN)/cli/tessera --out docs/images
 
-aot: build-aot
+aot: build-tessera_aot
+	@$(BIN)/src/tessera_aot $(BIN)/src/tessera/aot $(ARCHS)
 
 install: build-all
 	@cmake --install $(BIN) --prefix $(PREFIX)

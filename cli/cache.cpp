@@ -127,13 +127,12 @@ void warm(const std::vector<std::string>& names, bool as_json) {
   if (archs.empty()) archs = archs_of_gpus();
   cuda::Cache& cache = cuda::default_cache();
   if (const std::string reason = cache.unwritable(); !reason.empty()) throw Failure("cache: " + reason);
-  constexpr auto kWhole = cuda::PrebuiltSet::kWhole;
   std::size_t kernels = 0;
-  for (const std::int32_t arch : archs) kernels += cuda::prebuilt_kernels(arch, kWhole).size();
+  for (const std::int32_t arch : archs) kernels += cuda::prebuilt_kernels(arch).size();
   Progress progress(static_cast<double>(kernels));
   std::int64_t compiled = 0, total = 0;
   progress.show("compiling");
-  const tessera_status status = cuda::warm(cache, archs, kWhole, [&](const cuda::Warmed& warmed) {
+  const tessera_status status = cuda::warm(cache, archs, [&](const cuda::Warmed& warmed) {
     compiled += warmed.origin == cuda::Origin::kCompiled;
     ++total;
     progress.advance(1);

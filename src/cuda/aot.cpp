@@ -1,5 +1,5 @@
-// tessera_aot FOLDER [ARCH...]: the prebuilt kernels into FOLDER, the common ones of every architecture or all of those
-// given (90 is sm_90a), and nothing else there.
+// tessera_aot FOLDER [ARCH...]: the prebuilt kernels into FOLDER, of every architecture or of those given (90 is sm_90a), and
+// nothing else there.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -15,7 +15,6 @@ namespace {
 using namespace tessera::cuda;
 
 int build(const std::string& folder, std::vector<int32_t> archs) {
-  const PrebuiltSet set = archs.empty() ? PrebuiltSet::kCommon : PrebuiltSet::kWhole;
   if (archs.empty()) archs = prebuilt_archs();
   Cache cache(folder);
   if (const std::string reason = cache.unwritable(); !reason.empty()) {
@@ -26,7 +25,7 @@ int build(const std::string& folder, std::vector<int32_t> archs) {
   const auto outdated = cache.list();
   std::set<std::string> wanted;
   int64_t bytes = 0, compiled = 0;
-  const tessera_status status = warm(cache, archs, set, [&](const Warmed& warmed) {
+  const tessera_status status = warm(cache, archs, [&](const Warmed& warmed) {
     bytes += static_cast<int64_t>(warmed.binary.cubin.size());
     compiled += warmed.origin == Origin::kCompiled;
     wanted.insert(warmed.key.file_name());

@@ -60,37 +60,34 @@ struct Row {
   Use use;
   int64_t head_dim;
   int32_t registers, spill_bytes, stack_bytes;  // of the kernel that multiplies
-  bool few;                                     // one of the few where not all are compiled
 };
 constexpr Row kTable[] = {
-    {Use::kPrefill, 64, 247, 0, 0, false},
-    {Use::kPrefill, 96, 255, 24, 16, false},
-    {Use::kPrefill, 128, 255, 180, 48, true},
-    {Use::kPrefill, 192, 255, 0, 0, false},
-    {Use::kPrefill, 256, 255, 0, 0, false},
-    {Use::kPagedPrefill, 64, 247, 0, 0, false},
-    {Use::kPagedPrefill, 128, 255, 132, 48, false},
-    {Use::kDecode, 64, 216, 0, 0, false},
-    {Use::kDecode, 128, 255, 0, 0, true},
-    {Use::kDecodeBatch, 64, 220, 0, 0, false},
-    {Use::kDecodeBatch, 128, 255, 0, 0, false},
-    {Use::kPagedDecode, 64, 234, 0, 0, false},
-    {Use::kPagedDecode, 128, 255, 0, 0, false},
-    {Use::kPagedDecodeBatch, 64, 232, 0, 0, false},
-    {Use::kPagedDecodeBatch, 128, 255, 0, 0, false},
-    {Use::kTraining, 64, 255, 60, 24, false},
-    {Use::kTraining, 96, 255, 60, 24, false},
-    {Use::kTraining, 128, 255, 16, 16, true},
-    {Use::kTraining, 192, 255, 60, 24, false},
-    {Use::kTraining, 256, 255, 60, 24, false},
+    {Use::kPrefill, 64, 248, 0, 8},
+    {Use::kPrefill, 96, 255, 24, 16},
+    {Use::kPrefill, 128, 255, 180, 48},
+    {Use::kPrefill, 192, 255, 0, 0},
+    {Use::kPrefill, 256, 255, 0, 0},
+    {Use::kPagedPrefill, 64, 248, 0, 0},
+    {Use::kPagedPrefill, 128, 255, 132, 48},
+    {Use::kDecode, 64, 216, 0, 0},
+    {Use::kDecode, 128, 255, 0, 0},
+    {Use::kDecodeBatch, 64, 220, 0, 0},
+    {Use::kDecodeBatch, 128, 255, 0, 0},
+    {Use::kPagedDecode, 64, 234, 0, 0},
+    {Use::kPagedDecode, 128, 255, 0, 0},
+    {Use::kPagedDecodeBatch, 64, 232, 0, 0},
+    {Use::kPagedDecodeBatch, 128, 255, 0, 0},
+    {Use::kTraining, 64, 255, 60, 24},
+    {Use::kTraining, 96, 255, 60, 24},
+    {Use::kTraining, 128, 255, 16, 16},
+    {Use::kTraining, 192, 255, 60, 24},
+    {Use::kTraining, 256, 255, 60, 24},
 };
 constexpr int32_t kHopperRegisters = 168;      // as launched; two consumers then have 232, three 160, four 112
 constexpr int32_t kMemoryBoundRegisters = 72;  // of the kernels before and after
 
 constexpr int32_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
 constexpr int32_t kArchs[] = {80, 86, 89, 90, 100, 120};
-
-bool all_common(int32_t arch) { return arch == 80 || arch == 90; }
 
 // ---- what a row launches ----
 
@@ -187,7 +184,7 @@ std::vector<KernelSpec> launches_of(const tessera_problem& problem, int32_t arch
 
 }  // namespace
 
-std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch, PrebuiltSet set) {
+std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
   std::vector<PrebuiltKernel> kernels;
   const auto add = [&kernels](const Row& row, const KernelSpec& spec) {
     const auto same = [&spec](const PrebuiltKernel& kernel) {
@@ -204,7 +201,6 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch, PrebuiltSet set) {
     }
   };
   for (const Row& row : kTable) {
-    if (set == PrebuiltSet::kCommon && !all_common(arch) && !row.few) continue;
     for (const int32_t dtype : kDtypes) {
       for (const tessera_problem& problem : problems_of(row, dtype)) {
         for (const KernelSpec& spec : launches_of(problem, arch)) add(row, spec);
@@ -218,12 +214,12 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch, PrebuiltSet set) {
 
 std::vector<int32_t> prebuilt_archs() { return {std::begin(kArchs), std::end(kArchs)}; }
 
-tessera_status warm(Cache& cache, const std::vector<int32_t>& archs, PrebuiltSet set,
+tessera_status warm(Cache& cache, const std::vector<int32_t>& archs,
                     const std::function<void(const Warmed&)>& report) {
   int64_t done = 0, total = 0;
-  for (const int32_t arch : archs) total += static_cast<int64_t>(prebuilt_kernels(arch, set).size());
+  for (const int32_t arch : archs) total += static_cast<int64_t>(prebuilt_kernels(arch).size());
   for (const int32_t arch : archs) {
-    for (const PrebuiltKernel& kernel : prebuilt_kernels(arch, set)) {
+    for (const PrebuiltKernel& kernel : prebuilt_kernels(arch)) {
       Binary binary;
       CacheKey key;
       Origin origin{};

@@ -24,11 +24,8 @@ struct PrebuiltKernel {
 inline constexpr int32_t kRowsCompiler = 13000;
 inline constexpr int32_t kOtherSpillBytes = 256, kOtherStackBytes = 64;
 
-// kCommon: what is worth its compilation on a machine that may not have the architecture. Where not all is, a few.
-enum class PrebuiltSet { kCommon, kWhole };
-
 // What the table's problems launch on a GPU of an architecture, each kernel once.
-std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch, PrebuiltSet set);
+std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch);
 
 // Every architecture that `make aot` compiles for, ascending.
 std::vector<int32_t> prebuilt_archs();
@@ -44,7 +41,7 @@ struct Warmed {
 };
 
 // Compiles the kernels of `archs` into `cache`, those that are not there. Stops at the first error.
-tessera_status warm(Cache& cache, const std::vector<int32_t>& archs, PrebuiltSet set,
+tessera_status warm(Cache& cache, const std::vector<int32_t>& archs,
                     const std::function<void(const Warmed&)>& report);
 
 }  // namespace tessera::cuda

@@ -1,4 +1,4 @@
-// The common kernels of every architecture, compiled: no spill, stack frame or register more than their row allows (a
+// The prebuilt kernels of every architecture, compiled: no spill, stack frame or register more than their row allows (a
 // little more spill and stack by another compiler than the rows'), and no wgmma that ptxas serialises.
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ TEST_P(CudaCompile, StaysWithinItsRow) {
   const int32_t arch = GetParam();
   const bool rows_compiler = compiler.version == kRowsCompiler;
   const int32_t more_spill = rows_compiler ? 0 : kOtherSpillBytes, more_stack = rows_compiler ? 0 : kOtherStackBytes;
-  for (const PrebuiltKernel& kernel : prebuilt_kernels(arch, PrebuiltSet::kCommon)) {
+  for (const PrebuiltKernel& kernel : prebuilt_kernels(arch)) {
     SCOPED_TRACE(std::string(kernel.spec.name) + "<" + kernel.spec.config + "> for " + arch_name(arch));
     Binary binary;
     std::string log;
