@@ -62,26 +62,16 @@ struct Row {
   int32_t registers, spill_bytes, stack_bytes;  // of the kernel that multiplies
 };
 constexpr Row kTable[] = {
-    {Use::kPrefill, 64, 248, 0, 8},
-    {Use::kPrefill, 96, 255, 24, 16},
-    {Use::kPrefill, 128, 255, 180, 48},
-    {Use::kPrefill, 192, 255, 0, 0},
-    {Use::kPrefill, 256, 255, 0, 0},
-    {Use::kPagedPrefill, 64, 248, 0, 0},
-    {Use::kPagedPrefill, 128, 255, 132, 48},
-    {Use::kDecode, 64, 216, 0, 0},
-    {Use::kDecode, 128, 255, 0, 0},
-    {Use::kDecodeBatch, 64, 220, 0, 0},
-    {Use::kDecodeBatch, 128, 255, 0, 0},
-    {Use::kPagedDecode, 64, 234, 0, 0},
-    {Use::kPagedDecode, 128, 255, 0, 0},
-    {Use::kPagedDecodeBatch, 64, 232, 0, 0},
-    {Use::kPagedDecodeBatch, 128, 255, 0, 0},
-    {Use::kTraining, 64, 255, 60, 24},
-    {Use::kTraining, 96, 255, 60, 24},
-    {Use::kTraining, 128, 255, 16, 16},
-    {Use::kTraining, 192, 255, 60, 24},
-    {Use::kTraining, 256, 255, 60, 24},
+    {Use::kPrefill, 64, 248, 0, 8},           {Use::kPrefill, 96, 255, 24, 16},
+    {Use::kPrefill, 128, 255, 180, 48},       {Use::kPrefill, 192, 255, 0, 0},
+    {Use::kPrefill, 256, 255, 0, 0},          {Use::kPagedPrefill, 64, 248, 0, 0},
+    {Use::kPagedPrefill, 128, 255, 132, 48},  {Use::kDecode, 64, 216, 0, 0},
+    {Use::kDecode, 128, 255, 0, 0},           {Use::kDecodeBatch, 64, 220, 0, 0},
+    {Use::kDecodeBatch, 128, 255, 0, 0},      {Use::kPagedDecode, 64, 234, 0, 0},
+    {Use::kPagedDecode, 128, 255, 0, 0},      {Use::kPagedDecodeBatch, 64, 232, 0, 0},
+    {Use::kPagedDecodeBatch, 128, 255, 0, 0}, {Use::kTraining, 64, 255, 60, 24},
+    {Use::kTraining, 96, 255, 60, 24},        {Use::kTraining, 128, 255, 16, 16},
+    {Use::kTraining, 192, 255, 60, 24},       {Use::kTraining, 256, 255, 60, 24},
 };
 constexpr int32_t kHopperRegisters = 168;      // as launched; two consumers then have 232, three 160, four 112
 constexpr int32_t kMemoryBoundRegisters = 72;  // of the kernels before and after
@@ -214,8 +204,7 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
 
 std::vector<int32_t> prebuilt_archs() { return {std::begin(kArchs), std::end(kArchs)}; }
 
-tessera_status warm(Cache& cache, const std::vector<int32_t>& archs,
-                    const std::function<void(const Warmed&)>& report) {
+tessera_status warm(Cache& cache, const std::vector<int32_t>& archs, const std::function<void(const Warmed&)>& report) {
   int64_t done = 0, total = 0;
   for (const int32_t arch : archs) total += static_cast<int64_t>(prebuilt_kernels(arch).size());
   for (const int32_t arch : archs) {

@@ -41,7 +41,6 @@ struct Warmed {
 };
 
 // Compiles the kernels of `archs` into `cache`, those that are not there. Stops at the first error.
-tessera_status warm(Cache& cache, const std::vector<int32_t>& archs,
-                    const std::function<void(const Warmed&)>& report);
+tessera_status warm(Cache& cache, const std::vector<int32_t>& archs, const std::function<void(const Warmed&)>& report);
 
 }  // namespace tessera::cuda
