@@ -61,18 +61,30 @@ struct Row {
   int64_t head_dim;
   int32_t registers, spill_bytes, stack_bytes;  // of the kernel that multiplies
 };
+// clang-format off
 constexpr Row kTable[] = {
-    {Use::kPrefill, 64, 248, 0, 8},           {Use::kPrefill, 96, 255, 24, 16},
-    {Use::kPrefill, 128, 255, 180, 48},       {Use::kPrefill, 192, 255, 0, 0},
-    {Use::kPrefill, 256, 255, 0, 0},          {Use::kPagedPrefill, 64, 248, 0, 0},
-    {Use::kPagedPrefill, 128, 255, 132, 48},  {Use::kDecode, 64, 216, 0, 0},
-    {Use::kDecode, 128, 255, 0, 0},           {Use::kDecodeBatch, 64, 220, 0, 0},
-    {Use::kDecodeBatch, 128, 255, 0, 0},      {Use::kPagedDecode, 64, 234, 0, 0},
-    {Use::kPagedDecode, 128, 255, 0, 0},      {Use::kPagedDecodeBatch, 64, 232, 0, 0},
-    {Use::kPagedDecodeBatch, 128, 255, 0, 0}, {Use::kTraining, 64, 255, 60, 24},
-    {Use::kTraining, 96, 255, 60, 24},        {Use::kTraining, 128, 255, 16, 16},
-    {Use::kTraining, 192, 255, 60, 24},       {Use::kTraining, 256, 255, 60, 24},
+    {Use::kPrefill, 64, 248, 0, 8},
+    {Use::kPrefill, 96, 255, 24, 16},
+    {Use::kPrefill, 128, 255, 180, 48},
+    {Use::kPrefill, 192, 255, 0, 0},
+    {Use::kPrefill, 256, 255, 0, 0},
+    {Use::kPagedPrefill, 64, 248, 0, 0},
+    {Use::kPagedPrefill, 128, 255, 132, 48},
+    {Use::kDecode, 64, 216, 0, 0},
+    {Use::kDecode, 128, 255, 0, 0},
+    {Use::kDecodeBatch, 64, 220, 0, 0},
+    {Use::kDecodeBatch, 128, 255, 0, 0},
+    {Use::kPagedDecode, 64, 234, 0, 0},
+    {Use::kPagedDecode, 128, 255, 0, 0},
+    {Use::kPagedDecodeBatch, 64, 232, 0, 0},
+    {Use::kPagedDecodeBatch, 128, 255, 0, 0},
+    {Use::kTraining, 64, 255, 60, 24},
+    {Use::kTraining, 96, 255, 60, 24},
+    {Use::kTraining, 128, 255, 16, 16},
+    {Use::kTraining, 192, 255, 60, 24},
+    {Use::kTraining, 256, 255, 60, 24},
 };
+// clang-format on
 constexpr int32_t kHopperRegisters = 168;      // as launched; two consumers then have 232, three 160, four 112
 constexpr int32_t kMemoryBoundRegisters = 72;  // of the kernels before and after
 

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""This tree against variants of its kernels on one GPU: which is faster, and by more than runs differ?
+
+    scripts/gpu_variants.py FOLDER ... [--rounds 3] [-- OPTION ...]
+    scripts/gpu_variants.py build/q_in_registers -- --head-dims 128 --lead-ms 100 --measure-ms 100
+
+A variant is a folder of files that take the place of those in kernels/ (tessera/fwd_sm90.cuh). The options are
+bench/cuda_against_pytorch.py's, behind --direction forward --contestants tessera cudnn. Every tree is built
+(scripts/gpu_python.sh) and compiles its kernels beside the others; then they are measured in turns, each round in the other
+order, in the first with results held against float64. Prints how many times as fast as this tree a variant is, by cell and in
+all, and what every run gave by itself: their spread is noise. Two trees, three rounds of 12 cells: three minutes, one and a
+half of them for 100 ms.
+
+JSON files and logs in $OUT, else in build/variants/logs. Exit status 1: a result was wrong, or a run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TREES = ROOT / "build/variants"
+OURS = ("tessera", "sm80")
+HERE = "this tree"
+
+
+def overlay(variant: Path, kernels: Path) -> None:
+    """Puts a variant's files into a tree's kernels/."""
+    files = [path.relative_to(variant) for path in sorted(variant.rglob("*")) if path.is_file()]
+    if not files:
+        raise SystemExit(f"{variant}: has no files")
+    for file in files:
+        if not (kernels / file).is_file():
+            raise SystemExit(f"{variant}: {file} takes the place of nothing in kernels/")
+        shutil.copy(variant / file, kernels / file)
+
+
+def copy_of_tree(name: str) -> Path:
+    tree = TREES / name
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns("build", "out", ".git"))
+    return tree
+
+
+def value(cell: dict) -> float:
+    """Our time, over the peer's where one was measured, which takes out what the machine does meanwhile."""
+    seconds = cell["seconds"]
+    ours = next(seconds[name] for name in OURS if name in seconds)
+    peers = [seconds[name] for name in seconds if name not in OURS]
+    return ours / peers[0] if peers else ours
+
+
+def mean_log(values: list[float]) -> float:
+    return sum(map(math.log, values)) / len(values)
+
+
+def summary(runs: dict[str, list[list[dict]]]) -> str:
+    """Of each tree's runs, lists of cells alike in all: the ratios' table."""
+    base = runs[HERE]
+    lines = ["times as fast as this tree" + "".join(f"{name:>16}" for name in runs if name != HERE)]
+
+    def gain(name: str, indices: range) -> float:
+        of = [[value(run[index]) for run in runs[tree] for index in indices] for tree in (HERE, name)]
+        return math.exp(mean_log(of[0]) - mean_log(of[1]))
+
+    for index, cell in enumerate(base[0]):
+        lines.append(f"{cell['name']:<44}" + "".join(
+            f"{gain(name, range(index, index + 1)):16.3f}" for name in runs if name != HERE))  # fmt: skip
+    lines.append(f"{'all':<44}" + "".join(f"{gain(name, range(len(base[0]))):16.4f}" for name in runs if name != HERE))
+    against = "ratio to the peer" if any(name not in OURS for name in base[0][0]["seconds"]) else "1 / seconds"
+    for name, of_tree in runs.items():
+        means = [math.exp(-mean_log([value(cell) for cell in run])) for run in of_tree]
+        lines.append(f"{name}, geometric mean of each run, {against}: {', '.join(f'{mean:.4g}' for mean in means)}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("variants", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args(sys.argv[1:cut])
+    bench = ["--direction", "forward", "--contestants", "tessera", "cudnn", *sys.argv[cut + 1 :]]
+    logs = Path(os.environ.get("OUT", TREES / "logs"))
+    logs.mkdir(parents=True, exist_ok=True)
+
+    trees = {HERE: ROOT}
+    for variant in options.variants:
+        trees[variant.name] = copy_of_tree(variant.name)
+        overlay(variant, trees[variant.name] / "kernels")
+
+    def build(tree: Path) -> str:
+        done = subprocess.run([tree / "scripts/gpu_python.sh"], stdout=subprocess.PIPE, check=True, text=True)
+        return done.stdout.strip()
+
+    with ThreadPoolExecutor() as pool:
+        paths = dict(zip(trees, pool.map(build, trees.values())))
+
+    def run(name: str, label: str, *flags: str) -> list[dict]:
+        results = logs / f"{name.replace(' ', '-')}.{label}.json"
+        environment = os.environ | {"PYTHONPATH": paths[name], "TESSERA_CACHE_DIR": str(TREES / f"{name}.cache")}
+        with open(results.with_suffix(".log"), "w", encoding="utf-8") as log:
+            command = [sys.executable, ROOT / "bench/cuda_against_pytorch.py", *bench, "--json", results, *flags]
+            status = subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
+        if status:
+            raise SystemExit(f"{name}: status {status}, {log.name}")
+        return json.loads(results.read_text(encoding="utf-8"))["cells"]
+
+    quick = ("--no-check", "--lead-ms", "0", "--measure-ms", "1", "--rounds", "1")
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: run(name, "compiles", *quick), trees))
+    runs: dict[str, list[list[dict]]] = {name: [] for name in trees}
+    for number in range(options.rounds):
+        for name in list(trees)[:: -1 if number % 2 else 1]:
+            runs[name].append(run(name, str(number), *(["--no-check"] if number else [])))
+    print(summary(runs))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
