@@ -70,8 +70,9 @@ format-check: packages
 docs: build-tessera_cli build/docs-venv/.done
 	@build/docs-venv/bin/python scripts/make_figures.py --tessera $(BIN)/cli/tessera --out docs/images
 
-aot: build-tessera_aot
-	@$(BIN)/src/tessera_aot $(BIN)/src/tessera/aot $(ARCHS)
+aot: $(BIN)/build.ninja
+	@cmake --preset release "-DTESSERA_PREBUILD_ARCHS=$(ARCHS)" > /dev/null
+	@$(MAKE) --no-print-directory build-aot
 
 install: build-all
 	@cmake --install $(BIN) --prefix $(PREFIX)

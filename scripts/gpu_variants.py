@@ -18,17 +18,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import geometric_mean
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+from cuda_bench.tables import RATIOS, ratio  # noqa: E402
+
 TREES = ROOT / "build/variants"
-OURS = ("tessera", "sm80")
 HERE = "this tree"
 
 
@@ -50,35 +52,28 @@ def copy_of_tree(name: str) -> Path:
     return tree
 
 
-def value(cell: dict) -> float:
-    """Our time, over the peer's where one was measured, which takes out what the machine does meanwhile."""
-    seconds = cell["seconds"]
-    ours = next(seconds[name] for name in OURS if name in seconds)
-    peers = [seconds[name] for name in seconds if name not in OURS]
-    return ours / peers[0] if peers else ours
-
-
-def mean_log(values: list[float]) -> float:
-    return sum(map(math.log, values)) / len(values)
+def speed(cell: dict) -> float:
+    """Over a peer's where one was measured, which takes out what the machine does meanwhile; else 1 / seconds."""
+    against = [found for pair in RATIOS if (found := ratio(cell, *pair)) is not None]
+    return against[0] if against else 1 / min(cell["seconds"].values())
 
 
 def summary(runs: dict[str, list[list[dict]]]) -> str:
     """Of each tree's runs, lists of cells alike in all: the ratios' table."""
-    base = runs[HERE]
-    lines = ["times as fast as this tree" + "".join(f"{name:>16}" for name in runs if name != HERE)]
+    speeds = {tree: [[speed(cell) for cell in run] for run in of_tree] for tree, of_tree in runs.items()}
+    variants = [tree for tree in runs if tree != HERE]
 
-    def gain(name: str, indices: range) -> float:
-        of = [[value(run[index]) for run in runs[tree] for index in indices] for tree in (HERE, name)]
-        return math.exp(mean_log(of[0]) - mean_log(of[1]))
+    def mean(tree: str, cells: slice) -> float:
+        return geometric_mean([one for run in speeds[tree] for one in run[cells]])
 
-    for index, cell in enumerate(base[0]):
-        lines.append(f"{cell['name']:<44}" + "".join(
-            f"{gain(name, range(index, index + 1)):16.3f}" for name in runs if name != HERE))  # fmt: skip
-    lines.append(f"{'all':<44}" + "".join(f"{gain(name, range(len(base[0]))):16.4f}" for name in runs if name != HERE))
-    against = "ratio to the peer" if any(name not in OURS for name in base[0][0]["seconds"]) else "1 / seconds"
-    for name, of_tree in runs.items():
-        means = [math.exp(-mean_log([value(cell) for cell in run])) for run in of_tree]
-        lines.append(f"{name}, geometric mean of each run, {against}: {', '.join(f'{mean:.4g}' for mean in means)}")
+    lines = [f"{'times as fast as this tree':<44}" + "".join(f"{tree:>16}" for tree in variants)]
+    rows = [(cell["name"], slice(index, index + 1)) for index, cell in enumerate(runs[HERE][0])]
+    for name, cells in [*rows, ("all", slice(None))]:
+        gains = (mean(tree, cells) / mean(HERE, cells) for tree in variants)
+        lines.append(f"{name:<44}" + "".join(f"{gain:16.4f}" for gain in gains))
+    for tree, of_tree in speeds.items():
+        means = ", ".join(f"{geometric_mean(run):.4g}" for run in of_tree)
+        lines.append(f"{tree}, each run by itself, over the peer or 1 / seconds: {means}")
     return "\n".join(lines)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
 
@@ -156,7 +155,3 @@ def short_name(problem: Problem, direction: str) -> str:
         return f"decode {problem.name} B {problem.batch} Sk {problem.seqlen_k}"
     length = "" if problem.lengths or problem.window >= 0 else f" N {problem.seqlen_k}"
     return f"{direction} {problem.name.split(', longest')[0]} {problem.mask}{length}"
-
-
-def geometric_mean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-
-from cuda_bench.problem import geometric_mean
+from statistics import geometric_mean
 
 # In the order in which they are listed. The sm80 family stands for itself where a plan chooses it anyway.
 TITLES = {"tessera": "Tessera", "sm80": "sm80", "flash": "FA2", "cudnn": "cuDNN"}

@@ -13,7 +13,7 @@ spec.loader.exec_module(variants)
 
 def cells(*seconds, peer=None):
     return [
-        {"name": f"cell {index}", "seconds": {"tessera": one} | ({"cudnn": peer} if peer else {})}
+        {"name": f"cell {index}", "wrong": False, "seconds": {"tessera": one} | ({"cudnn": peer} if peer else {})}
         for index, one in enumerate(seconds)
     ]
 
@@ -21,7 +21,7 @@ def cells(*seconds, peer=None):
 def test_ratios():
     text = variants.summary({variants.HERE: [cells(2.0, 4.0), cells(2.0, 4.0)], "q": [cells(1.0, 4.0), cells(1.0, 4.0)]})
     lines = text.splitlines()
-    assert lines[1].split() == ["cell", "0", "2.000"] and lines[2].split() == ["cell", "1", "1.000"]
+    assert lines[1].split() == ["cell", "0", "2.0000"] and lines[2].split() == ["cell", "1", "1.0000"]
     assert lines[3].split() == ["all", "1.4142"]
     assert "1 / seconds: 0.3536, 0.3536" in lines[4] and lines[5].startswith("q,")
 
@@ -30,7 +30,7 @@ def test_a_peer_takes_out_what_the_machine_does():
     """The second round was twice as slow, for everybody."""
     slow = cells(4.0, peer=8.0)
     text = variants.summary({variants.HERE: [cells(2.0, peer=4.0), slow], "q": [cells(2.0, peer=4.0), slow]})
-    assert "ratio to the peer: 2, 2" in text and text.splitlines()[1].split()[-1] == "1.000"
+    assert "1 / seconds: 2, 2" in text and text.splitlines()[1].split()[-1] == "1.0000"
 
 
 def test_overlay(tmp_path):
