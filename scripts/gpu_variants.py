@@ -34,14 +34,22 @@ TREES = ROOT / "build/variants"
 HERE = "this tree"
 
 
-def overlay(variant: Path, kernels: Path) -> None:
-    """Puts a variant's files into a tree's kernels/."""
+def replaced(variant: Path, kernels: Path) -> list[Path]:
+    """The files of a tree's kernels/ that a variant has others for."""
+    if not variant.is_dir():
+        raise SystemExit(f"{variant}: no such folder")
     files = [path.relative_to(variant) for path in sorted(variant.rglob("*")) if path.is_file()]
     if not files:
         raise SystemExit(f"{variant}: has no files")
     for file in files:
         if not (kernels / file).is_file():
             raise SystemExit(f"{variant}: {file} takes the place of nothing in kernels/")
+    return files
+
+
+def overlay(variant: Path, kernels: Path) -> None:
+    """Puts a variant's files into a tree's kernels/."""
+    for file in replaced(variant, kernels):
         shutil.copy(variant / file, kernels / file)
 
 
@@ -83,6 +91,13 @@ def main() -> int:
     parser.add_argument("variants", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(sys.argv[1:cut])
+    if options.rounds < 1:
+        parser.error(f"--rounds: {options.rounds}, accepted 1 or more")
+    names = [variant.name for variant in options.variants]
+    if len({*names, "logs"}) <= len(names):
+        parser.error(f"FOLDER: {', '.join(names)}, accepted names that differ, none of them logs")
+    for variant in options.variants:
+        replaced(variant, ROOT / "kernels")
     bench = ["--direction", "forward", "--contestants", "tessera", "cudnn", *sys.argv[cut + 1 :]]
     logs = Path(os.environ.get("OUT", TREES / "logs"))
     logs.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 import importlib.util
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -37,12 +39,30 @@ def test_overlay(tmp_path):
     kernels, variant = tmp_path / "kernels", tmp_path / "variant"
     (kernels / "tessera").mkdir(parents=True)
     (kernels / "tessera/a.cuh").write_text("old")
+    with pytest.raises(SystemExit, match="no such folder"):
+        variants.overlay(variant, kernels)
+    variant.mkdir()
     with pytest.raises(SystemExit, match="has no files"):
         variants.overlay(variant, kernels)
-    (variant / "tessera").mkdir(parents=True)
+    (variant / "tessera").mkdir()
     (variant / "tessera/a.cuh").write_text("new")
     variants.overlay(variant, kernels)
     assert (kernels / "tessera/a.cuh").read_text() == "new"
     (variant / "tessera/b.cuh").write_text("misnamed")
     with pytest.raises(SystemExit, match="b.cuh takes the place of nothing"):
         variants.overlay(variant, kernels)
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (["--rounds", "0", "q"], "--rounds: 0, accepted 1 or more"),
+        (["a/q", "b/q"], "accepted names that differ"),
+        (["logs"], "none of them logs"),
+        (["nowhere"], "nowhere: no such folder"),
+    ],
+)
+def test_wrong_arguments(arguments, complaint, tmp_path):
+    command = [sys.executable, ROOT / "scripts/gpu_variants.py", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0 and complaint in done.stderr
