@@ -122,6 +122,17 @@ TESSERA_DEVICE void add_dq_bulk(float* gdQ, const float (&rdQ)[kM][kN][4], BwdSh
   }
 }
 
+// body(tile, whether it is the second), by the same instructions where both have one shape.
+template <class First, class Second, class Body>
+TESSERA_DEVICE void for_both(First& first, Second& second, Body&& body) {
+  if constexpr (First::kCols == Second::kCols) {
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) body(i == 0 ? first : second, i != 0);
+  } else {
+    body(first, false), body(second, true);
+  }
+}
+
 // The keys key0 ... of one KV head and sequence.
 template <BwdConfig kCfg>
 TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, const Sequence& s, int batch,
@@ -130,9 +141,9 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   constexpr int kBlockM = kCfg.block_m, kBlockN = kCfg.block_n, kBytes = dtype_bytes(kCfg.dtype);
   constexpr int kM = Warps::kM, kN = Warps::kSlice / 8;
   constexpr bool kOptions = kCfg.score.any() || kCfg.d_bias;
-  // The same for the whole warp, and, with halves, told so: what depends on it alone takes no register of every lane.
+  // Told to be the whole warp's with halves alone, where what depends on it then takes no register of every lane.
   const int thread_warp = static_cast<int>(threadIdx.x) / 32;
-  const int warp = Warps::kHalves ? __shfl_sync(0xffffffff, thread_warp, 0) : thread_warp;
+  const int warp = Warps::kHalves ? uniform(thread_warp) : thread_warp;
   const int sharer = warp % Warps::kSharers;
   const int warp_key = sharer / Warps::kColumnParts * (kM * 16), part = sharer % Warps::kColumnParts;
   const int warp_query = part * Warps::kQueries;
@@ -159,9 +170,13 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
     if constexpr (Warps::kHalves) {  // who adds to dQ from the place of a tile loads it
       const bool second = warp >= Warps::kSharers;
       load_queries(second ? shared.sQ[stage] : shared.sdO[stage], second ? p.q : p.d_o, step, p.head_dim);
-    } else {
+    } else if constexpr (Warps::kTurns || kCfg.stages > 1) {  // written out: the loop takes registers of the products beside
       load_queries(shared.sQ[stage], p.q, step, p.head_dim);
       if constexpr (!Warps::kTurns) load_queries(shared.sdO[stage], p.d_o, step, p.head_dim_v);
+    } else {
+      for_both(shared.sQ[stage], shared.sdO[stage], [&](auto& tile, bool d_o) {
+        load_queries(tile, d_o ? p.d_o : p.q, step, d_o ? p.head_dim_v : p.head_dim);
+      });
     }
     const int64 stats = static_cast<int64>(step.head * p.q_slots + slot0 + step.tile) * kBlockM;
     const int thread = static_cast<int>(threadIdx.x), at = thread % (kBlockM / 4) * 4;  // 16 bytes a thread
@@ -189,8 +204,13 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   };
   constexpr int kAhead = kCfg.stages > 1 ? kCfg.stages - 1 : 1;  // tiles under way while one is multiplied; one: none
   if (tiles > 0) {
-    load_keys(shared.sK, p.k, p.head_dim);
-    if constexpr (!Warps::kTurns) load_keys(shared.sV, p.v, p.head_dim_v);
+    if constexpr (Warps::kTurns) {
+      load_keys(shared.sK, p.k, p.head_dim);
+    } else {
+      for_both(shared.sK, shared.sV, [&](auto& tile, bool v) {
+        load_keys(tile, v ? p.v : p.k, v ? p.head_dim_v : p.head_dim);
+      });
+    }
   }
 #pragma unroll
   for (int stage = 0; stage < kAhead; ++stage) load_next(stage);
@@ -375,19 +395,22 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   __syncthreads();
   constexpr int kRows = kBlockN / kCfg.warps;  // that a warp stores
   const int count = min(s.k_rows - key0, kBlockN);
-  const auto gRow = [&](const RowTensor& tensor, int row) {
-    const int64 key = static_cast<int64>(s.k_begin) + key0 + row;
-    return static_cast<char*>(tensor.data) + (tensor.batch * batch + tensor.row * key + tensor.head * head_kv) * kBytes;
+  const auto store_keys = [&](auto& tile, const RowTensor& tensor, int columns, int aligned) {
+    const int64 key = static_cast<int64>(s.k_begin) + key0;
+    char* to = static_cast<char*>(tensor.data) + (tensor.batch * batch + tensor.row * key + tensor.head * head_kv) * kBytes;
+    store_rows<kRows>(tile, warp * kRows, count, columns, aligned, [&](int row) { return to + tensor.row * kBytes * row; });
   };
-  store_rows<kRows>(shared.sK, warp * kRows, count, p.head_dim, p.d_k_aligned,
-                    [&](int row) { return gRow(p.d_k, row); });
   if constexpr (Warps::kTurns) {
+    store_keys(shared.sK, p.d_k, p.head_dim, p.d_k_aligned);
     __syncthreads();  // dK is read
     keep_dv();
     __syncthreads();
+    store_keys(shared.sV, p.d_v, p.head_dim_v, p.d_v_aligned);
+  } else {
+    for_both(shared.sK, shared.sV, [&](auto& tile, bool v) {
+      store_keys(tile, v ? p.d_v : p.d_k, v ? p.head_dim_v : p.head_dim, v ? p.d_v_aligned : p.d_k_aligned);
+    });
   }
-  store_rows<kRows>(shared.sV, warp * kRows, count, p.head_dim_v, p.d_v_aligned,
-                    [&](int row) { return gRow(p.d_v, row); });
 }
 
 template <BwdConfig kCfg>

@@ -23,7 +23,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   const int index = static_cast<int>(blockIdx.x);
   const FwdBlock<kCfg> b(p, {index / p.tiles, index % p.tiles});
   if (b.work.tile < 0) return;
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * (kM * 16);
+  const int warp_row = uniform(static_cast<int>(threadIdx.x) / 32) * (kM * 16);
 
   // 2. Q: global -> shared, with the first tiles of K and V.
   load_queries(shared.sQ, p, b);
@@ -37,38 +37,40 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     ptx::cp_async_commit_group();
   };
   constexpr int kAhead = kCfg.stages - 1;  // tiles that are loaded before they are needed
-#pragma unroll
-  for (int stage = 0; stage < kAhead; ++stage) load_k(b.first + stage, stage), load_v(b.first + stage, stage);
   if constexpr (kAhead == 0) load_k(b.first, 0);
 
-  // 3. For every tile of keys that a row of mine sees.
+  // 3. For every tile of keys that a row of mine sees; the turns before the first load alone.
   float rO[kM][kD][4];
   clear(rO);
   OnlineSoftmax<kM> softmax;
   const TileRange mine = b.seen_by(p, warp_row, kM * 16);
-  int stage = 0;
-  const auto take_keys = [&](int tile) {
+  int stage = kAhead == 0 ? 0 : 1;  // kAhead turns before 0
+#pragma unroll 1
+  for (int tile = b.first - kAhead; tile < b.last; ++tile) {
     // Of the first tile only K has to be there before its product, of the others, loaded long ago, V too: one barrier less.
     const bool v_later = kCfg.stages == 1 || tile == b.first;
-    if (v_later) {
-      ptx::cp_async_wait_group<kAhead == 0 ? 0 : 2 * kAhead - 1>();
-    } else {
-      ptx::cp_async_wait_group<kAhead == 0 ? 0 : 2 * kAhead - 2>();
+    if (tile >= b.first) {
+      if (v_later) {
+        ptx::cp_async_wait_group<kAhead == 0 ? 0 : 2 * kAhead - 1>();
+      } else {
+        ptx::cp_async_wait_group<kAhead == 0 ? 0 : 2 * kAhead - 2>();
+      }
+      __syncthreads();  // the tile is there for everybody, and everybody is done with the one before
     }
-    __syncthreads();  // the tile is there for everybody, and everybody is done with the one before
     if constexpr (kAhead > 0) {
       const int free_stage = stage == 0 ? kAhead : stage - 1;
       load_k(tile + kAhead, free_stage), load_v(tile + kAhead, free_stage);
     } else {
       load_v(tile, 0);
     }
+    const int stage_here = stage;
+    stage = stage + 1 == kCfg.stages ? 0 : stage + 1;
+    if (tile < b.first) continue;
 
     //    S = Q K^T; where a row sees a part of the tile, or options change scores, -inf for what is not visible; online
     //    softmax, P in place of S and O rescaled. The optimistic way first, where it can be gone: core/online_softmax.
     const int key0 = tile * kCfg.block_n;
-    const int stage_here = stage;
-    stage = stage + 1 == kCfg.stages ? 0 : stage + 1;
-    if (!v_later && key0 > mine.some.high) return;  // my rows see none of it: a staircase's end
+    if (!v_later && key0 > mine.some.high) continue;  // my rows see none of it: a staircase's end
     const bool whole = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
     bool optimistic = !kCfg.score.any() && softmax.ready;
@@ -102,8 +104,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
       if constexpr (kAhead == 0) load_k(tile + 1, 0);  // everybody is done with K
     }
     product_pb(rO, rS, shared.sV[stage_here], 0);
-  };
-  for (int tile = b.first; tile < b.last; ++tile) take_keys(tile);
+  }
 
   // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
   if (kCfg.head_dim != kCfg.head_dim_v || b.last <= b.first) {

@@ -79,7 +79,7 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
     const bool asks = tile > b.first && next < b.last && tile % kCfg.warps == warp && lane_id() == 0;
     if (asks) {
       shared.k.wait_empty(free);
-      copy_k(next, free.stage);
+      copy_k(next, free.stage());
     }
     __syncwarp();
 
@@ -95,7 +95,7 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
       float rS[kM][kN][4];
       for (bool optimistic = whole && softmax.ready;; optimistic = false) {
         clear(rS);
-        product_abt(rS, shared.sQ, warp_row, shared.sK[at.stage], 0);
+        product_abt(rS, shared.sQ, warp_row, shared.sK[at.stage()], 0);
         if (optimistic) {
           if (softmax.template try_update<kCfg.dtype>(rS, p.scale_log2)) break;
           continue;
@@ -111,16 +111,16 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
     //    O += P V
     if (asks) {
       shared.v.wait_empty(free);
-      copy_v(next, free.stage);
+      copy_v(next, free.stage());
     }
     __syncwarp();
     shared.v.wait_full(at);
     if (key0 + kCfg.block_n > b.s.sk) [[unlikely]] {  // behind a sequence's end there may be NaN, which P's zeros keep
       __syncthreads();  // the ring has put all that was read here before; racecheck sees this one alone
-      clear_rows<kCfg>(shared.sV[at.stage], b.s.sk - key0);
+      clear_rows<kCfg>(shared.sV[at.stage()], b.s.sk - key0);
       __syncthreads();
     }
-    if (sees) product_pb(rO, rP, shared.sV[at.stage]);
+    if (sees) product_pb(rO, rP, shared.sV[at.stage()]);
     shared.v.release(at);
 
     free = at, free.parity ^= 1;

@@ -40,6 +40,7 @@ struct Consumer {
   const FwdSm90Params& p;
   FwdSm90SharedMemory<kCfg>& shared;
   const int consumer;
+  const uint32 shared_descriptor;  // a descriptor's address of shared memory: of a tile, one addition and its index away
   RingPosition<kCfg.q_stages> q_at;
   RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
   RingPosition<kCfg.k_stages> k_at;  // whose scores are asked for next
@@ -54,7 +55,7 @@ struct Consumer {
   float factor[2];  // by which its rows of O are to be multiplied; below 0: the row saw nothing
 
   TESSERA_DEVICE Consumer(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
-      : p(p), shared(shared), consumer(consumer) {
+      : p(p), shared(shared), consumer(consumer), shared_descriptor(descriptor_address(shared_address(&shared))) {
     q_at.advance(consumer);
     // No result depends on these values. But products are asked for where there is nothing to multiply yet, and a compiler
     // (NVRTC 12.8) that brings any value there between two of them serialises them all.
@@ -83,36 +84,46 @@ struct Consumer {
       ask_output(pending);
       ptx::wgmma_wait_group<1>();
       ptx::wgmma_pin(flat(rS));
-      if (pending) finish_rows(shared.work[before.stage]);
+      if (pending) finish_rows(shared.work[before.stage()]);
       if (found) attend_first();
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rO));
       if (pending) {
         release_values();
         for (; unseen_values > 0; --unseen_values) skip_values();
-        store(shared.work[before.stage]);
+        store(shared.work[before.stage()]);
         shared.works.release(before);
       }
       pending = found;
       if (!found) continue;
       pack();
       clear(rO);
-      while (block < last) {
+      if (block == last) continue;
+      do {
         ++block;
         shared.k.wait_full(k_at);
         ask_scores();
         attend();
-      }
+      } while (block < last);
+      release_queries();
     }
     ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
   }
 
   // ---- products: of whatever lies there where there is nothing to multiply, since one in a branch would serialise all ----
 
+  // What the descriptors of a stage's tile have in common.
+  template <class Tile, int kStages>
+  TESSERA_DEVICE TileDescriptor descriptor(const Tile* tiles, const RingPosition<kStages>& at, uint32 high) const {
+    const auto first = reinterpret_cast<const char*>(tiles) - reinterpret_cast<const char*>(&shared);
+    constexpr int kStep = static_cast<int>(sizeof(Tile) / 16) / RingPosition<kStages>::kStep;
+    return {shared_descriptor + static_cast<int>(first) / 16 + at.offset * kStep, high};
+  }
+
   // S = Q K^T.
   TESSERA_DEVICE void ask_scores() {
-    const uint32 q = descriptor_address(shared_address(shared.sQ[q_at.stage].data));
-    const uint32 k = descriptor_address(shared_address(shared.sK[k_at.stage].data));
+    const TileDescriptor q = descriptor(shared.sQ, q_at, p.q_descriptor_high);
+    const TileDescriptor k = descriptor(shared.sK, k_at, p.kv_descriptor_high);
     ptx::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kCfg.head_dim; d += 16) {
@@ -122,7 +133,7 @@ struct Consumer {
   }
   // O += P V.
   TESSERA_DEVICE void ask_output(bool pending = true) {
-    const uint32 v = descriptor_address(shared_address(shared.sV[v_at.stage].data));
+    const TileDescriptor v = descriptor(shared.sV, v_at, p.kv_descriptor_high);
     if (pending) shared.v.wait_full(v_at);
     ptx::wgmma_fence();
 #pragma unroll
@@ -141,7 +152,7 @@ struct Consumer {
     for (unseen_values = end - 1 - last; end - 1 > last; --end) skip_keys();
     while (true) {
       shared.q.wait_full(q_at);
-      const FwdWork<kCfg>& work = shared.work[work_at.stage];
+      const FwdWork<kCfg>& work = shared.work[work_at.stage()];
       const int count = uniform(work.count), behind = uniform(work.last);
       if (count < 0) return false;
       int first = uniform(work.first);
@@ -192,12 +203,6 @@ struct Consumer {
     v_at.advance();
   }
 
-  // The scores are what they will be: K is free, behind a work's last block Q, too.
-  TESSERA_DEVICE void release_scores() {
-    release_keys();
-    if (block == last) release_queries();
-  }
-
   // ---- scores -> P ----
 
   // Of the warpgroup's 64 rows, the warp's 16.
@@ -207,7 +212,7 @@ struct Consumer {
   // -inf for the scores of keys that a row does not see: at the edges of its keys, of which under a staircase the lower lies
   // before all.
   TESSERA_DEVICE void hide() {
-    const FwdWork<kCfg>& work = shared.work[work_at.stage];
+    const FwdWork<kCfg>& work = shared.work[work_at.stage()];
     const bool low = !kCfg.causal && block < whole_first;
     const bool high = block > whole_last;
     if (!low && !high) return;
@@ -224,12 +229,13 @@ struct Consumer {
 
   // A work's first scores, with the rows' maxima.
   TESSERA_DEVICE void attend_first() {
-    const FwdWork<kCfg>& work = shared.work[work_at.stage];
+    const FwdWork<kCfg>& work = shared.work[work_at.stage()];
     const int sk = uniform(work.s.sk);
     tail = 0;
     if (kCfg.uneven && (p.cu_seqlens_k || p.seqused_k) && sk < (last + 1) * kCfg.block_n) tail = sk % kCfg.block_n;
     hide();
-    release_scores();
+    release_keys();
+    if (block == last) release_queries();
     softmax.reset();
     float alpha[1][2];
     softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
@@ -248,7 +254,7 @@ struct Consumer {
     ptx::wgmma_pin(flat(rS));
     hide();
     const bool optimistic = softmax.ready;
-    float total[1][2] = {};
+    SumParts total[1];
     if (optimistic) softmax.template exponentiate_as_is<0, kEarly>(rS, p.scale_log2, total);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rO));
@@ -262,8 +268,8 @@ struct Consumer {
     if (!fits) [[unlikely]] {
       // Again, from the products on. Here, where the registers of the last P are free and no product is under way.
       if (optimistic) {
-        warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[q_at.stage].data), warp_row(),
-                                           shared_address(shared.sK[k_at.stage].data));
+        warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[q_at.stage()].data), warp_row(),
+                                           shared_address(shared.sK[k_at.stage()].data));
         hide();
       }
       float alpha[1][2];
@@ -272,7 +278,7 @@ struct Consumer {
       if (moves) softmax.rescale(alpha, rO);
       pack();
     }
-    release_scores();
+    release_keys();
   }
 
   TESSERA_DEVICE void pack() {
@@ -283,12 +289,12 @@ struct Consumer {
   // ---- tails ----
 
   // Queries behind a sequence's last, which are another's: they become 0.
-  TESSERA_DEVICE void clear_rows(int count) { clear_from<Q>(shared_address(shared.sQ[q_at.stage].data), count); }
+  TESSERA_DEVICE void clear_rows(int count) { clear_from<Q>(shared_address(shared.sQ[q_at.stage()].data), count); }
 
   // Values behind a sequence's last key, where the tensor does not end: they may be anything and met P = 0, and become 0.
   TESSERA_DEVICE void clear_tail() {
     shared.v.wait_full(v_at);
-    clear_from<V>(shared_address(shared.sV[v_at.stage].data), tail);
+    clear_from<V>(shared_address(shared.sV[v_at.stage()].data), tail);
   }
 
   // Rows `first` ... of a tile: 0. By this consumer, before its own products; another that does the same writes the same.

@@ -93,6 +93,9 @@ struct FwdBulkParams : FwdParams {
 };
 
 // Forward by wgmma: fwd_sm90.cuh.
+// The upper half of all of fwd_sm90's matrix descriptors: 8 rows of 128 bytes lie behind each other, swizzled over all 128.
+inline constexpr uint32 kDescriptorHigh = 8 * 128 / 16 | 1u << 30;
+
 struct FwdSm90Params : ProblemParams {
   TensorMap q_map, k_map, v_map, o_map;  // [batch, head, row, column], boxes of 64 columns
   RowTensor o;
@@ -100,6 +103,8 @@ struct FwdSm90Params : ProblemParams {
   WorkOrder order;
   int* next_work;  // packed: how many have been taken; or NULL: every block knows its works
   int short_work;  // of these: blocks of keys up to which a work is left for the end
+  // Parameters, since constants were written into registers anew for each product, and two, that each keeps its place.
+  uint32 q_descriptor_high = kDescriptorHigh, kv_descriptor_high = kDescriptorHigh;
 };
 
 struct BwdParams : ProblemParams {

@@ -27,6 +27,7 @@ struct QueryRows {
 // A block's tile of query rows, and the tiles of keys that they see.
 template <FwdConfig kCfg>
 struct FwdBlock {
+  static constexpr bool kPersistent = kCfg.pairs || kCfg.spread_rows;  // keeps it in shared memory
   Work work;  // work.tile < 0: none, and nothing else here means anything
   Sequence s;
   QueryRows<kCfg> map;
@@ -39,7 +40,7 @@ struct FwdBlock {
   TESSERA_DEVICE FwdBlock(const FwdParams& p, WorkPlace place)
       : work(query_tile<kCfg.block_m, kCfg.split>(p, place, kCfg.pack_heads ? p.heads_kv : p.heads_q,
                                                   kCfg.pack_heads ? p.group : 1)),
-        s(load_sequence(p, work.batch)),
+        s(kPersistent ? load_sequence(p, work.batch) : uniform(load_sequence(p, work.batch))),
         map(p, s, work.head),
         head_kv(kCfg.pack_heads ? work.head : work.head / p.group),
         row0(work.tile * kCfg.block_m),
@@ -270,7 +271,8 @@ TESSERA_DEVICE void finish_rows(Tile& sO, const FwdParams& p, const FwdBlock<kCf
     }
   if constexpr (!kCfg.split) {
     __syncwarp();  // a warp stores its own rows
-#pragma unroll
+    // Written out it takes time to compile, as a loop the registers that a persistent kernel has not.
+#pragma unroll(FwdBlock<kCfg>::kPersistent ? kM : 1)
     for (int m = 0; m < kM; ++m) store_output<16>(sO, p, b, row + m * kRowStep);
   }
 }

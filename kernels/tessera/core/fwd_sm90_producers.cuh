@@ -47,11 +47,11 @@ TESSERA_DEVICE void produce_works(const FwdSm90Params& p, FwdSm90SharedMemory<kC
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
   const auto open_if = [&](int index, auto&& wanted) {
     shared.works.wait_empty(at);
-    FwdWork<kCfg>& work = shared.work[at.stage];  // in place: registers are few here
+    FwdWork<kCfg>& work = shared.work[at.stage()];  // in place: registers are few here
     work.open(p, index);
     if (work.count == 0 || !wanted(work)) return;
     work.share_out(p);
-    ptx::mbarrier_arrive(shared.works.full[at.stage].address());
+    ptx::mbarrier_arrive(shared.works.full[at.stage()].address());
     at.advance();
   };
   const auto open = [&](int index) { open_if(index, [](const FwdWork<kCfg>&) { return true; }); };
@@ -83,8 +83,8 @@ TESSERA_DEVICE void produce_works(const FwdSm90Params& p, FwdSm90SharedMemory<kC
     for (int index = block; index < works_of(p.order); index += blocks) open(index);
   }
   shared.works.wait_empty(at);
-  shared.work[at.stage].count = FwdWork<kCfg>::kEnd;
-  ptx::mbarrier_arrive(shared.works.full[at.stage].address());
+  shared.work[at.stage()].count = FwdWork<kCfg>::kEnd;
+  ptx::mbarrier_arrive(shared.works.full[at.stage()].address());
 }
 
 // Queries, a consumer's after the other's; behind the last work's, their end alone.
@@ -95,14 +95,14 @@ TESSERA_DEVICE void produce_queries(const FwdSm90Params& p, FwdSm90SharedMemory<
   bool more = true;
   while (more) {
     shared.works.wait_full(work_at);
-    const FwdWork<kCfg>& work = shared.work[work_at.stage];
+    const FwdWork<kCfg>& work = shared.work[work_at.stage()];
     more = work.count > 0;
     const int bytes = more && work.first < work.last ? shared.sQ[0].kBytes : 0;
 #pragma unroll 1
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
       shared.q.acquire(at, bytes);
       if (bytes > 0) {
-        copy_tile(shared.sQ[at.stage], &p.q_map, shared.q.full[at.stage].address(),
+        copy_tile(shared.sQ[at.stage()], &p.q_map, shared.q.full[at.stage()].address(),
                   work.s.q_begin + work.row0 + consumer * 64, work.head, work.q_batch(p));
       }
       at.advance();
@@ -120,7 +120,7 @@ TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, FwdSm90SharedMemory<kCf
   RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
   while (true) {
     shared.works.wait_full(work_at);
-    const FwdWork<kCfg>& work = shared.work[work_at.stage];
+    const FwdWork<kCfg>& work = shared.work[work_at.stage()];
     if (work.count < 0) return;
     const int first = work.first, last = work.last, head = work.head / p.group, begin = work.s.k_begin;
     const int batch = work.k_batch(p);
@@ -128,7 +128,7 @@ TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, FwdSm90SharedMemory<kCf
     work_at.advance();
     for (int block = first; block < last; ++block) {
       ring.acquire(at, Tile::kBytes);
-      copy_tile<kCfg.cluster>(sTiles[at.stage], map, ring.full[at.stage].address(), begin + block * kCfg.block_n, head,
+      copy_tile<kCfg.cluster>(sTiles[at.stage()], map, ring.full[at.stage()].address(), begin + block * kCfg.block_n, head,
                               batch);
       at.advance();
     }
@@ -157,7 +157,7 @@ TESSERA_DEVICE void produce_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
   RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
   while (true) {
     shared.works.wait_full(work_at);
-    const FwdWork<kCfg>& work = shared.work[work_at.stage];
+    const FwdWork<kCfg>& work = shared.work[work_at.stage()];
     if (work.count < 0) return;
     const int first = work.first, last = work.last, head = work.head / p.group;
     const uint32 sk = work.s.sk;
@@ -174,11 +174,11 @@ TESSERA_DEVICE void produce_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
     find(first);
     for (int block = first; block < last; ++block) {
       ring.wait_empty(at);
-      const uint32 full = ring.full[at.stage].address();
+      const uint32 full = ring.full[at.stage()].address();
       if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
 #pragma unroll
       for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-        const uint32 to = shared_address(sTiles[at.stage].data) + chunk * Tile::kChunkBytes + my_row * kChunkRowBytes;
+        const uint32 to = shared_address(sTiles[at.stage()].data) + chunk * Tile::kChunkBytes + my_row * kChunkRowBytes;
         ptx::cp_async_bulk_tensor_4d(to, map, full, chunk * kChunkCols, row, head, clamp(page, 0, p.pages - 1));
       }
       find(block + 1);

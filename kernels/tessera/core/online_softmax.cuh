@@ -53,6 +53,13 @@ inline constexpr float kOptimisticBound = kDtype == Dtype::kFloat16 ? 0x1p14f : 
 // that it was taken from: the product rounded, not fused.
 inline constexpr float kHugeScore_log2 = 0x1p22f;
 
+// Of two rows, a lane's sums over a tile: of the even columns and of the odd, since one chain of additions would be what all
+// waits for.
+struct SumParts {
+  float part[2][2];
+  TESSERA_DEVICE float of(int half) const { return part[half][0] + part[half][1]; }
+};
+
 template <int kM>
 struct OnlineSoftmax {
   float ref[kM][2];    // log2 units, -inf before the first visible key
@@ -136,7 +143,10 @@ struct OnlineSoftmax {
 #pragma unroll
           for (int e = 0; e < 4; ++e) s[m][n][e] *= before[e / 2];
       }
-      add_exponentials<0, kN>(s[m], fused, minus_ref, sum[m]);
+      SumParts total;
+      make_exponentials<0, kN>(s[m], fused, minus_ref, total);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum[m][half] += total.of(half);
     }
   }
 
@@ -155,32 +165,32 @@ struct OnlineSoftmax {
   // either way: softmax does not depend on the reference. Wants `ready` and a tile of visible keys alone.
   template <Dtype kDtype, int kN>
   TESSERA_DEVICE bool try_update(float (&s)[kM][kN][4], float scale) {
-    float total[kM][2] = {};
+    SumParts total[kM];
     exponentiate_as_is<0, kN>(s, scale, total);
     return accept(total, kOptimisticBound<kDtype>);
   }
 
   // try_update() in its two parts, for a caller that has something to do between two shares of the columns: of s[m] the
-  // fragments kFrom ... kTo - 1. Adds to `total`.
+  // fragments kFrom ... kTo - 1, from 0 on in turn.
   template <int kFrom, int kTo, int kN>
-  TESSERA_DEVICE void exponentiate_as_is(float (&s)[kM][kN][4], float scale, float (&total)[kM][2]) const {
+  TESSERA_DEVICE void exponentiate_as_is(float (&s)[kM][kN][4], float scale, SumParts (&total)[kM]) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float factor[2] = {scale, scale}, minus_ref[2] = {-ref[m][0], -ref[m][1]};
-      add_exponentials<kFrom, kTo>(s[m], factor, minus_ref, total[m]);
+      make_exponentials<kFrom, kTo>(s[m], factor, minus_ref, total[m]);
     }
   }
-  TESSERA_DEVICE bool accept(const float (&total)[kM][2], float bound) {
+  TESSERA_DEVICE bool accept(const SumParts (&total)[kM], float bound) {
     bool fits = true;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) fits &= total[m][half] < bound;  // a NaN does not
+      for (int half = 0; half < 2; ++half) fits &= total[m].of(half) < bound;  // a NaN does not
     if (!__all_sync(0xffffffff, fits)) return false;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) sum[m][half] += total[m][half];
+      for (int half = 0; half < 2; ++half) sum[m][half] += total[m].of(half);
     return true;
   }
 
@@ -193,20 +203,22 @@ struct OnlineSoftmax {
   }
 
  private:
-  // Of a tile's 16 rows: s -> 2^(s factor + minus_ref), which join `total`.
+  // Of a tile's 16 rows: s -> 2^(s factor + minus_ref), which join `total`, or with the first fragment begin it.
   template <int kFrom, int kTo, int kN>
-  TESSERA_DEVICE static void add_exponentials(float (&s)[kN][4], const float (&factor)[2], const float (&minus_ref)[2],
-                                              float (&total)[2]) {
-    float part[2][2] = {};  // of a row the even columns and the odd: one chain of additions would be what it waits for
+  TESSERA_DEVICE static void make_exponentials(float (&s)[kN][4], const float (&factor)[2], const float (&minus_ref)[2],
+                                               SumParts& total) {
 #pragma unroll
     for (int n = kFrom; n < kTo; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         s[n][e] = ptx::ex2_approx_ftz(fmaf(s[n][e], factor[e / 2], minus_ref[e / 2]));
-        part[e / 2][e % 2] += s[n][e];
+        float& part = total.part[e / 2][e % 2];
+        part = n == (e % 2 == 0 ? 0 : kFrom) ? s[n][e] : part + s[n][e];
       }
+    if constexpr (kTo < kN) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) total[half] += part[half][0] + part[half][1];
+      for (int half = 0; half < 2; ++half) total.part[half][0] = total.of(half);  // the odd columns begin again
+    }
   }
 };
 

@@ -6,30 +6,34 @@
 
 namespace tessera {
 
+struct alignas(8) Barrier {
+  unsigned long long state;
+  TESSERA_DEVICE uint32 address() const { return shared_address(&state); }
+};
+
 template <int kStages>
 struct RingPosition {
-  int stage = 0, parity = 0;
+  static constexpr int kStep = sizeof(Barrier), kEnd = kStages * kStep;
+  int offset = 0;  // bytes from the first stage's barrier to this one's, one instruction less than its number
+  int parity = 0;
+
+  TESSERA_DEVICE int stage() const { return static_cast<int>(static_cast<uint32>(offset) / kStep); }
 
   TESSERA_DEVICE void advance() {
     if constexpr (kStages == 1) {
       parity ^= 1;
     } else if constexpr (kStages == 2) {
-      parity ^= stage;
-      stage ^= 1;
-    } else if (++stage == kStages) {
-      stage = 0, parity ^= 1;
+      parity ^= stage();
+      offset ^= kStep;
+    } else if ((offset += kStep) == kEnd) {
+      offset = 0, parity ^= 1;
     }
   }
   // By several, at most kStages.
   TESSERA_DEVICE void advance(int stages) {
-    stage += stages;
-    if (stage >= kStages) stage -= kStages, parity ^= 1;
+    offset += stages * kStep;
+    if (offset >= kEnd) offset -= kEnd, parity ^= 1;
   }
-};
-
-struct alignas(8) Barrier {
-  unsigned long long state;
-  TESSERA_DEVICE uint32 address() const { return shared_address(&state); }
 };
 
 // full: the producer's arrival and the bytes of the copies. empty: an arrival of each consumer warp.
@@ -52,23 +56,23 @@ struct Ring {
   // Producer: waits until the stage is free and announces what will come. The first round finds every stage free.
   TESSERA_DEVICE void acquire(const RingPosition<kStages>& at, int bytes) {
     wait_empty(at);
-    ptx::mbarrier_arrive_expect_tx(full[at.stage].address(), bytes);
+    ptx::mbarrier_arrive_expect_tx(full[0].address() + at.offset, bytes);
   }
   TESSERA_DEVICE void wait_empty(const RingPosition<kStages>& at) {
-    ptx::mbarrier_wait_parity(empty[at.stage].address(), at.parity ^ 1);
+    ptx::mbarrier_wait_parity(empty[0].address() + at.offset, at.parity ^ 1);
   }
   TESSERA_DEVICE void wait_full(const RingPosition<kStages>& at) {
-    ptx::mbarrier_wait_parity(full[at.stage].address(), at.parity);
+    ptx::mbarrier_wait_parity(full[0].address() + at.offset, at.parity);
   }
   // Consumer: this thread, by which a warp counts, is done with the stage.
   TESSERA_DEVICE void release_alone(const RingPosition<kStages>& at) {
-    ptx::mbarrier_arrive(empty[at.stage].address());
+    ptx::mbarrier_arrive(empty[0].address() + at.offset);
   }
   // The warp is.
   TESSERA_DEVICE void release(const RingPosition<kStages>& at) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      const uint32 barrier = empty[at.stage].address();
+      const uint32 barrier = empty[0].address() + at.offset;
       ptx::mbarrier_arrive(barrier);
       if constexpr (kBlocks > 1) ptx::mbarrier_arrive_shared_cluster(ptx::mapa(barrier, ptx::cluster_ctarank() ^ 1));
     }

@@ -38,6 +38,12 @@ TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
   return s;
 }
 
+TESSERA_DEVICE Sequence uniform(Sequence s) {
+  s.q_begin = uniform(s.q_begin), s.sq = uniform(s.sq);
+  s.k_begin = uniform(s.k_begin), s.sk = uniform(s.sk), s.k_rows = uniform(s.k_rows);
+  return s;
+}
+
 // Keys low ... high are visible by causal, window and length; none where low > high.
 struct KeyRange {
   int low, high;

@@ -27,37 +27,33 @@ struct SwizzledTile {
   }
 };
 
-// The first lane's value, which the compiler then knows for the whole warp's: a loop over it is uniform, and what is made
-// from it lives in uniform registers.
-template <class T>
-TESSERA_DEVICE T uniform(T x) {
-  return __shfl_sync(0xffffffff, x, 0);
+// A descriptor's address, in units of 16 bytes. Kept, where from the address alone it were made anew for each tile.
+TESSERA_DEVICE uint32 descriptor_address(uint32 address) { return uniform(not_hoisted((address & 0x3FFFF) >> 4)); }
+
+// What a tile's descriptors have in common.
+struct TileDescriptor {
+  uint32 address;  // descriptor_address
+  uint32 high;     // kDescriptorHigh
+};
+
+// `offset` of where the operand starts in the tile and the leading dimension's stride in bytes.
+TESSERA_DEVICE unsigned long long wgmma_descriptor(const TileDescriptor& tile, int offset, int leading_bytes) {
+  const uint32 low = tile.address + (offset >> 4 | leading_bytes >> 4 << 16);
+  return static_cast<unsigned long long>(tile.high) << 32 | low;
 }
-
-// A descriptor's address of a tile, in units of 16 bytes. Each of the tile's descriptors is then one addition away.
-TESSERA_DEVICE uint32 descriptor_address(uint32 address) { return uniform((address & 0x3FFFF) >> 4); }
-
-// Both strides in bytes; `offset` too, of where the operand starts in the tile.
-TESSERA_DEVICE unsigned long long wgmma_descriptor(uint32 tile, int offset, int leading_bytes, int stride_bytes) {
-  constexpr uint32 kSwizzle128 = 1u << 30;
-  const uint32 low = tile + (offset >> 4 | leading_bytes >> 4 << 16), high = stride_bytes >> 4 | kSwizzle128;
-  return static_cast<unsigned long long>(high) << 32 | low;
-}
-
-inline constexpr int kEightRowsBytes = 8 * kChunkRowBytes;
 
 // Columns k ... k + 15, from a row on that is a multiple of 8, of a tile that lies [rows][inner]: A, and B of a product with
 // the tile's transpose.
 template <class Tile>
-TESSERA_DEVICE unsigned long long inner_major(uint32 tile, int row, int k) {
+TESSERA_DEVICE unsigned long long inner_major(const TileDescriptor& tile, int row, int k) {
   const int offset = k / kChunkCols * Tile::kChunkBytes + row * kChunkRowBytes + k % kChunkCols * 2;
-  return wgmma_descriptor(tile, offset, 16, kEightRowsBytes);
+  return wgmma_descriptor(tile, offset, 16);
 }
 
 // Rows k ... k + 15 of a tile that lies [inner][columns]: B of a product with the tile itself.
 template <class Tile>
-TESSERA_DEVICE unsigned long long outer_major(uint32 tile, int k) {
-  return wgmma_descriptor(tile, k * kChunkRowBytes, Tile::kChunkBytes, kEightRowsBytes);
+TESSERA_DEVICE unsigned long long outer_major(const TileDescriptor& tile, int k) {
+  return wgmma_descriptor(tile, k * kChunkRowBytes, Tile::kChunkBytes);
 }
 
 // A warp's accumulator of wgmma, [1][n / 8][4] as mma's, as the flat array that wgmma takes.
