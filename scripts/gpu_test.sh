@@ -219,7 +219,9 @@ suite_python() {
   elif ! "$python" -c 'import tessera; tessera.device("cuda")' >> "$logs/python.log" 2>&1; then
     report python skipped "skipped: $(tail -1 "$logs/python.log")"
   else
-    timeout "$(within 240)" "$python" -m pytest -q -p no:cacheprovider -k cuda tests/python >> "$logs/python.log" 2>&1
+    # What else is installed there may have plugins for another pytest.
+    PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 timeout "$(within 240)" "$python" -m pytest -q -p no:cacheprovider -k cuda \
+      tests/python >> "$logs/python.log" 2>&1
     local status=$?
     report python "$( ((status)) && echo FAILED || echo passed)" "$(tail -1 "$logs/python.log")"
   fi

@@ -37,7 +37,9 @@ def framework_of(q: Any) -> Framework:
             raise _core.Error("q: traced by a JAX transformation, accepted concrete arrays (jax.pure_callback makes them)")
         if any(device.platform != "cpu" for device in q.devices()):
             raise _core.Error(f"q: a JAX array on {q.devices()}, accepted those on the CPU (jax.device_put moves them)")
-        return _jax()
+        if len(q.devices()) > 1:
+            raise _core.Error(f"q: a JAX array on {len(q.devices())} devices, accepted those on one")
+        return _jax(*q.devices())
     namespace = getattr(q, "__array_namespace__", None)
     if namespace is not None:
         return _array_api(namespace(), q.device)
@@ -66,10 +68,10 @@ def _torch(device: Any) -> Framework:
 
 
 @cache
-def _jax() -> Framework:
+def _jax(device: Any) -> Framework:
     import jax
 
-    return Framework(numpy.empty, numpy.float32, finish=jax.numpy.asarray)
+    return Framework(numpy.empty, numpy.float32, finish=lambda array: jax.device_put(array, device))
 
 
 def _array_api(namespace: Any, device: Any) -> Framework:
