@@ -255,6 +255,7 @@ struct Consumer {
     hide();
     const bool optimistic = softmax.ready;
     SumParts total[1];
+    if constexpr (kCfg.uneven) total[0] = {};  // a register less, of which D = 96 had none
     if (optimistic) softmax.template exponentiate_as_is<0, kEarly>(rS, p.scale_log2, total);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rO));
