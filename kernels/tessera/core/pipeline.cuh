@@ -47,6 +47,10 @@ struct Ring {
   static_assert(kBlocks == 1 || kBlocks == 2);
   Barrier full[kStages], empty[kStages];
 
+  TESSERA_DEVICE static uint32 address(const Barrier (&barriers)[kStages], const RingPosition<kStages>& at) {
+    return barriers[0].address() + at.offset;
+  }
+
   TESSERA_DEVICE void init(int consumer_warps) {
     for (int stage = 0; stage < kStages; ++stage) {
       ptx::mbarrier_init(full[stage].address(), 1);
@@ -56,23 +60,23 @@ struct Ring {
   // Producer: waits until the stage is free and announces what will come. The first round finds every stage free.
   TESSERA_DEVICE void acquire(const RingPosition<kStages>& at, int bytes) {
     wait_empty(at);
-    ptx::mbarrier_arrive_expect_tx(full[0].address() + at.offset, bytes);
+    ptx::mbarrier_arrive_expect_tx(address(full, at), bytes);
   }
   TESSERA_DEVICE void wait_empty(const RingPosition<kStages>& at) {
-    ptx::mbarrier_wait_parity(empty[0].address() + at.offset, at.parity ^ 1);
+    ptx::mbarrier_wait_parity(address(empty, at), at.parity ^ 1);
   }
   TESSERA_DEVICE void wait_full(const RingPosition<kStages>& at) {
-    ptx::mbarrier_wait_parity(full[0].address() + at.offset, at.parity);
+    ptx::mbarrier_wait_parity(address(full, at), at.parity);
   }
   // Consumer: this thread, by which a warp counts, is done with the stage.
   TESSERA_DEVICE void release_alone(const RingPosition<kStages>& at) {
-    ptx::mbarrier_arrive(empty[0].address() + at.offset);
+    ptx::mbarrier_arrive(address(empty, at));
   }
   // The warp is.
   TESSERA_DEVICE void release(const RingPosition<kStages>& at) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      const uint32 barrier = empty[0].address() + at.offset;
+      const uint32 barrier = address(empty, at);
       ptx::mbarrier_arrive(barrier);
       if constexpr (kBlocks > 1) ptx::mbarrier_arrive_shared_cluster(ptx::mapa(barrier, ptx::cluster_ctarank() ^ 1));
     }
