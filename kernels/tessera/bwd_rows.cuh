@@ -1,4 +1,5 @@
-// What the backward pass computes once for each query, memory-bound on both sides of bwd_sm80.cuh's products.
+// What the backward pass computes once for each query, memory-bound on both sides of bwd_sm80.cuh's products: one kernel,
+// which `after` of its parameters tells what to do, so that a first call compiles one.
 //
 // Before: delta = rowsum(dO o O) - dLSE and the LSE in log2 units, and what the products add to becomes 0: dQ's
 // accumulator, unless a block stores it, the turns and the ticket, dBias. After: dQ = scale times its accumulator, in its
@@ -46,17 +47,21 @@ TESSERA_DEVICE uint4 load_words(const void* data, int64 row, int col, int column
   if constexpr (kAligned) {
     if (col + kElems <= columns) return *reinterpret_cast<const uint4*>(from);
   }
-  uint32 words[4] = {};
-#pragma unroll
-  for (int n = 0; n < kElems; ++n) {
+  uint4 words = {};
+#pragma unroll(kAligned ? 1 : kElems)  // an aligned row's end alone comes here
+  for (int n = kElems - 1; n >= 0; --n) {
+    words.w = kBytes == 2 ? __funnelshift_l(words.z, words.w, 16) : words.z;
+    words.z = kBytes == 2 ? __funnelshift_l(words.y, words.z, 16) : words.y;
+    words.y = kBytes == 2 ? __funnelshift_l(words.x, words.y, 16) : words.x;
+    words.x = kBytes == 2 ? words.x << 16 : 0;
     if (col + n >= columns) continue;
     if constexpr (kBytes == 2) {
-      words[n / 2] |= static_cast<uint32>(reinterpret_cast<const unsigned short*>(from)[n]) << (16 * (n % 2));
+      words.x |= reinterpret_cast<const unsigned short*>(from)[n];
     } else {
-      words[n] = reinterpret_cast<const uint32*>(from)[n];
+      words.x = reinterpret_cast<const uint32*>(from)[n];
     }
   }
-  return make_uint4(words[0], words[1], words[2], words[3]);
+  return words;
 }
 
 // delta and LSE of a tile's queries, a group of lanes for each. The loads of several queries are under way before the first
@@ -70,14 +75,14 @@ TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const Que
   constexpr int kGroups = kCfg.block_m / kRows, kMost = kLaneLoads > 1 ? 1 : 2;
   constexpr int kAhead = kGroups >= kMost ? kMost : kGroups > 1 ? kGroups : 1;  // such groups that are under way
   static_assert(kCfg.block_m % 16 == 0 && (kGroups <= 1 || kGroups % kAhead == 0));
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
 #pragma unroll 1
-  for (int first = static_cast<int>(threadIdx.x) / kLanes; first < kCfg.block_m; first += kAhead * kRows) {
+  for (int first = 0; first < kCfg.block_m; first += kAhead * kRows) {
     uint4 o[kAhead][kLaneLoads] = {}, d_o[kAhead][kLaneLoads] = {};
     float lse[kAhead] = {}, d_lse[kAhead] = {};
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
-      const int row = first + n * kRows;
+      const int row = first + n * kRows + group;
       if (row >= t.count) break;
       const int64 query = static_cast<int64>(s.q_begin) + t.row0 + row;
       const int64 gO = p.o.batch * t.batch + p.o.row * query + p.o.head * t.head;
@@ -106,8 +111,8 @@ TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const Que
         }
 #pragma unroll
       for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
-      const int row = first + n * kRows;
-      if (lane != 0) continue;
+      const int row = first + n * kRows + group;
+      if (lane != 0 || row >= kCfg.block_m) continue;
       const bool sees = row < t.count && lse[n] != -infinity();
       p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? lse[n] * kLog2e : infinity();
       p.row_delta[t.slot * kCfg.block_m + row] = sees ? sum - d_lse[n] : 0.0f;
@@ -194,32 +199,40 @@ TESSERA_DEVICE void reduce_sink(const BwdParams& p, int head) {
   if (threadIdx.x == 0) p.d_sink[p.d_sink_head * head] = static_cast<float>(sums[0]);
 }
 
+// Before the products, a tile of queries.
+template <BwdRowsConfig kCfg>
+TESSERA_DEVICE void prepare_rows(const BwdParams& p, const Sequence& s, const QueryTile& t) {
+  reduce_rows<kCfg>(p, s, t);
+  bool adds = true;
+  if constexpr (kCfg.store_keys > 0) adds = !one_block_adds<kCfg.block_m, kCfg.store_keys>(p, s, t.row0);
+  if (adds) {
+    float4* acc = reinterpret_cast<float4*>(p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim));
+    for (int n = static_cast<int>(threadIdx.x); n < kCfg.block_m * kCfg.head_dim / 4; n += kBwdRowsThreads) {
+      acc[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+  }
+  if (threadIdx.x == 0 && p.turn) p.turn[t.slot] = 0;
+}
+
 template <BwdRowsConfig kCfg>
 TESSERA_DEVICE void bwd_rows(const BwdParams& p) {
   const int index = static_cast<int>(blockIdx.x), tiles = p.q_slots * p.heads_q;
   if (index < tiles) {
     Sequence s;
     const QueryTile t = query_tile_of<kCfg.block_m>(p, tiles - 1 - index, s);
-    if constexpr (kCfg.after) {
+    if (p.after) {
       store_dq<kCfg>(p, s, t);
     } else {
-      reduce_rows<kCfg>(p, s, t);
-      bool adds = true;
-      if constexpr (kCfg.store_keys > 0) adds = !one_block_adds<kCfg.block_m, kCfg.store_keys>(p, s, t.row0);
-      if (adds) {
-        float4* acc = reinterpret_cast<float4*>(p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim));
-        for (int n = static_cast<int>(threadIdx.x); n < kCfg.block_m * kCfg.head_dim / 4; n += kBwdRowsThreads) {
-          acc[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
-      }
-      if (threadIdx.x == 0 && p.turn) p.turn[t.slot] = 0;
+      prepare_rows<kCfg>(p, s, t);
     }
-  } else if constexpr (kCfg.after) {
-    if (p.d_sink && index - tiles < p.heads_q) reduce_sink<kCfg>(p, index - tiles);
   }
-  if constexpr (!kCfg.after) {
+  if (p.after) {
+    if constexpr (kCfg.d_sink) {
+      if (index >= tiles) reduce_sink<kCfg>(p, index - tiles);
+    }
+  } else {
     if (index == 0 && threadIdx.x == 0 && p.ticket) *p.ticket = 0;
-    if (p.d_bias.data) clear_bias_gradient(p);
+    if constexpr (kCfg.d_bias) clear_bias_gradient(p);
   }
 }
 

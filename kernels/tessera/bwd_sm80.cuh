@@ -26,15 +26,15 @@
 namespace tessera {
 
 // Rows first ... of a tensor's head into a tile; from `count` on zero. By kWarps warps, the whole block or each half.
-template <BwdConfig kCfg, int kWarps, class Tile>
+template <BwdConfig kCfg, int kWarps, bool kOnce = false, class Tile>
 TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int batch, int head, int64 first, int count,
                               int columns) {
   constexpr int kBytes = dtype_bytes(kCfg.dtype);
   const char* rows =
       static_cast<const char*>(tensor.data) + (tensor.batch * batch + tensor.row * first + tensor.head * head) * kBytes;
   const int thread = static_cast<int>(threadIdx.x);
-  load_tile_strided<kCfg.aligned, kWarps * 32>(sTile, count, columns * kBytes, rows, tensor.row * kBytes,
-                                               kWarps < kCfg.warps ? thread % (kWarps * 32) : thread);
+  load_tile_strided<kCfg.aligned, kWarps * 32, kOnce>(sTile, count, columns * kBytes, rows, tensor.row * kBytes,
+                                                      kWarps < kCfg.warps ? thread % (kWarps * 32) : thread);
 }
 
 // The products of a step with kHalves. The first half of the warps: S^T, P^T, acc = dV += P^T dO. The second: dP^T, dS^T,
@@ -58,21 +58,13 @@ TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p,
   product_abt(rS, second ? shared.sV : shared.sK, row, second ? shared.sdO[stage] : shared.sQ[stage], col);
   if (second) {
     ptx::barrier_sync(kFellowsBarrier + sharer, 64);
-    const auto probability = [&](int m, int n, int half) {
+    score_gradients(scores, rS, [&](int m, int n, int half) {
       return load_pair<kCfg.dtype>(sP.pointer(row + m * 16 + half * 8 + lane_row(), col + n * 8 + lane_col()));
-    };
-    if (whole) {
-      score_gradients<false>(p, s, scores, rS, probability);
-    } else {
-      score_gradients<true>(p, s, scores, rS, probability);
-    }
+    });
   } else {
-    if (whole) {
-      probabilities<false>(p, s, scores, rS);
-    } else {
-      probabilities<true>(p, s, scores, rS);
-    }
+    probabilities(p, scores, rS);
   }
+  if (!whole) hide(p, s, scores, rS);
   store_accumulator<1>(sMine, rS, row, col, 1.0f);
   if (second) {
     ptx::barrier_arrive(kGradientsBarrier, 2 * kHalfThreads);
@@ -159,7 +151,8 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   // 2. K and V: global -> shared, with the first tiles of Q and dO.
   const auto load_keys = [&](auto& tile, const RowTensor& tensor, int columns) {
     const int64 row = static_cast<int64>(s.k_begin) + key0;
-    load_rows<kCfg, kCfg.warps>(tile, tensor, batch, head_kv, row, min(s.sk - key0, kBlockN), columns);
+    const int count = min(s.sk - key0, kBlockN);
+    load_rows<kCfg, kCfg.warps, !Warps::kTurns>(tile, tensor, batch, head_kv, row, count, columns);
   };
   const auto load_queries = [&](auto& tile, const RowTensor& tensor, const QueryStep& step, int columns) {
     const int row0 = step.tile * kBlockM;
@@ -265,14 +258,7 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
         if (has_scores) {
           clear(rP);
           product_abt(rP, shared.sK, warp_key, shared.sQ[stage], col);
-          if constexpr (!kOptions) {
-            if (whole) {
-              probabilities<false>(p, s, scores, rP);
-            } else {
-              probabilities<true>(p, s, scores, rP);
-            }
-            if constexpr (Warps::kExchange) store_accumulator<1>(shared.sScores[1], rP, warp_key, col, 1.0f);
-          }
+          if constexpr (!kOptions) probabilities(p, scores, rP);
         }
         if constexpr (Warps::kTurns) {
           take_turns([&] {
@@ -288,19 +274,13 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
           if constexpr (kOptions) {
             differentiate_options<kCfg>(p, s, scores, rP, rdS, bias_sum);
           } else {
-            const auto probability = [&](int m, int n, int half) {
+            score_gradients(scores, rdS, [&](int m, int n, int half) {
               return make_float2(rP[m][n][2 * half], rP[m][n][2 * half + 1]);
-            };
-            if (whole) {
-              score_gradients<false>(p, s, scores, rdS, probability);
-            } else {
-              score_gradients<true>(p, s, scores, rdS, probability);
-            }
+            });
+            if (!whole) hide(p, s, scores, rP, rdS);
           }
           store_accumulator<1>(shared.sScores[0], rdS, warp_key, col, 1.0f);
-          if constexpr (Warps::kExchange && kOptions) {
-            store_accumulator<1>(shared.sScores[1], rP, warp_key, col, 1.0f);
-          }
+          if constexpr (Warps::kExchange) store_accumulator<1>(shared.sScores[1], rP, warp_key, col, 1.0f);
         }
         if constexpr (kCfg.d_bias) {
           if (p.d_bias.row == 0) add_bias_sums<kCfg, Warps::kQueryParts>(p, s, scores, part, bias_sum);

@@ -116,9 +116,9 @@ struct BwdRowsConfig {
   int head_dim;    // padded to a multiple of 16
   int head_dim_v;  // likewise
   int block_m;     // as the products'
-  int store_keys;  // before: the products' block_n where a block that alone adds to a tile of dQ stores instead; else 0
+  int store_keys;  // the products' block_n where a block that alone adds to a tile of dQ stores instead; else 0
   bool aligned;    // every row of o and dO starts at a multiple of 16 bytes
-  bool after;      // false: what goes before
+  bool d_bias, d_sink;
 };
 
 }  // namespace tessera

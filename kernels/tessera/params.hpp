@@ -124,6 +124,7 @@ struct BwdParams : ProblemParams {
   int owned_batches, owned_heads;  // sequences and KV heads of a block: they share entries of d_bias; else 1, 1
   float* d_sink;
   int64 d_sink_head;
+  int after;  // bwd_rows: what goes after the products, not before them
 };
 
 // Merge of partial results, also the public tessera_combine. Strides in elements.

@@ -223,7 +223,7 @@ tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers
   ContextScope context;
   if (launches_run()) TESSERA_RETURN_IF_ERROR(context.enter(plan.device.ordinal, stream));
   const tessera_problem& problem = plan.problem;
-  const BwdParams p = make_params(plan, buffers, choice, workspace);
+  BwdParams p = make_params(plan, buffers, choice, workspace);
   BwdConfig& config = choice.config;
   config.aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
                    rows_aligned(problem.v, buffers.v) && rows_aligned(problem.d_o, buffers.d_o);
@@ -231,7 +231,8 @@ tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers
   rows.dtype = config.dtype, rows.head_dim = config.head_dim, rows.head_dim_v = config.head_dim_v;
   rows.block_m = config.block_m, rows.store_keys = config.bulk_dq ? config.block_n : 0;
   rows.aligned = rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o);
-  const int64_t query_tiles = choice.q_slots * plan.heads_q, sinks = core::present(problem.d_sink) ? plan.heads_q : 0;
+  rows.d_bias = config.d_bias, rows.d_sink = core::present(problem.d_sink);
+  const int64_t query_tiles = choice.q_slots * plan.heads_q, sinks = rows.d_sink ? plan.heads_q : 0;
   const auto grid = [](int64_t blocks) { return Grid{static_cast<uint32_t>(blocks)}; };
 
   if (query_tiles > 0 || config.d_bias || config.deterministic) {
@@ -241,7 +242,7 @@ tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers
     TESSERA_RETURN_IF_ERROR(launch_bwd_sm80(config, p, grid(choice.blocks), plan.device, stream));
   }
   if (query_tiles + sinks == 0) return ok();
-  rows.after = true, rows.store_keys = 0;
+  p.after = 1;
   return launch_bwd_rows(rows, p, grid(query_tiles + sinks), plan.device, stream);
 }
 

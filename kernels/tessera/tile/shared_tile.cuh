@@ -133,12 +133,12 @@ struct StridedLoads {
 };
 
 // The same for rows `row_stride` bytes apart from `gRows` on. A whole tile, which all but a sequence's last are, takes an
-// addition a load.
-template <bool kAligned, int kThreads, class Tile>
+// addition a load, unless that is not worth its instructions: kOnce, for what a block loads before all else.
+template <bool kAligned, int kThreads, bool kOnce = false, class Tile>
 TESSERA_DEVICE void load_tile_strided(Tile& sTile, int count, int row_bytes, const char* gRows, int64 row_stride,
                                       int thread = static_cast<int>(threadIdx.x)) {
   using Loads = StridedLoads<kThreads, Tile>;
-  constexpr bool kWholePasses = kAligned && Loads::kPossible;
+  constexpr bool kWholePasses = kAligned && Loads::kPossible && !kOnce;
   if constexpr (kWholePasses) {
     if (count >= Tile::kRows && row_bytes == Tile::kCols * Tile::kElemBytes) {
       Loads loads(gRows, row_stride, thread);
@@ -147,7 +147,7 @@ TESSERA_DEVICE void load_tile_strided(Tile& sTile, int count, int row_bytes, con
       return;
     }
   }
-  constexpr int kUnroll = kWholePasses ? 2 : kLoadsUnrolled<kAligned, kThreads>;
+  constexpr int kUnroll = kWholePasses || kOnce ? 2 : kLoadsUnrolled<kAligned, kThreads>;
   load_tile<kAligned, kThreads, kUnroll>(
       sTile, count, row_bytes, [&](int row) { return gRows + row_stride * row; }, thread);
 }
