@@ -176,8 +176,9 @@ def output_width(shape: Shape) -> int:
 
 
 def accumulator_registers(shape: Shape, tile: Tile) -> int:
-    """S and O in float32, P in pairs of 16 bits, over 128 threads of 64 rows."""
-    return tile.block_n // 2 + output_width(shape) // 2 + tile.block_n // 4
+    """S and O in float32, and where S is not P's place P in pairs of 16 bits, over 128 threads of 64 rows."""
+    weights = tile.block_n // 4 if tile.consumers < 4 else 0
+    return tile.block_n // 2 + output_width(shape) // 2 + weights
 
 
 def unseen_blocks(tile: Tile) -> int:

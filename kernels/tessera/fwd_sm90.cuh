@@ -1,10 +1,11 @@
 // Forward on Hopper: O = softmax(scale Q K^T) V and LSE, FlashAttention-3's plan: TMA, wgmma and warpgroups with roles.
 //
 // A persistent block takes works, tiles of 64 query rows a consumer warpgroup (core/fwd_work), which producer threads open,
-// and whose Q, K and V they bring (core/fwd_sm90_producers). A consumer asks for the scores of the next block of keys,
-// S' = Q K'^T, and for O += P V of the last one: the exponentials of S' run under P V and under the products of the other
-// consumers, which keep no step with this one. The next block may be the next work's first. Behind a row's first block no
-// maximum is taken (core/online_softmax: as it is); should a sum then pass a bound, a warp computes its scores again.
+// and whose Q, K and V they bring (core/fwd_sm90_producers). Of two or three consumers each asks for the scores of the next block
+// of keys, S' = Q K'^T, and for O += P V of the last one: the exponentials of S' run under P V and under the products of the
+// others, which keep no step with this one. Four take one step after the other, for three other warps' products are enough to
+// run them under. Behind a row's first block no maximum is taken (core/online_softmax: as it is); should a sum then pass a
+// bound, a warp computes its scores again.
 //
 // Block: (consumers + 1) x 128 threads, one a multiprocessor; registers go from the producers to the consumers. Shared
 // memory: FwdSm90SharedMemory. Its page, with what was measured: docs/kernels/fwd_sm90.md.
@@ -36,6 +37,9 @@ struct Consumer {
   using V = SwizzledTile<kCfg.block_n, kCfg.head_dim_v>;
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_n, false>;
   using OutputProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim_v, true>;
+  static constexpr bool kOverlaps = kCfg.consumers < 4;  // softmax runs under my own products, not the others' alone
+  // S becomes P in place where a consumer's 112 registers hold no S, P and O beside each other.
+  static constexpr bool kInPlace = !kOverlaps && kN * 4 + kSteps * 4 + kD * 4 > 80;
 
   const FwdSm90Params& p;
   FwdSm90SharedMemory<kCfg>& shared;
@@ -63,16 +67,59 @@ struct Consumer {
     clear(rO);
     ptx::wgmma_pin(flat(rS));
     ptx::wgmma_pin(flat(rO));
+    if constexpr (!kInPlace) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      rP[step][0] = rP[step][1] = rP[step][2] = rP[step][3] = 0;
-      ptx::wgmma_pin(rP[step]);
+      for (int step = 0; step < kSteps; ++step) {
+        rP[step][0] = rP[step][1] = rP[step][2] = rP[step][3] = 0;
+        ptx::wgmma_pin(rP[step]);
+      }
+    }
+  }
+
+  TESSERA_DEVICE void attend_works() {
+    if constexpr (kOverlaps) {
+      attend_overlapping();
+    } else {
+      attend_in_steps();
+    }
+    ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
+  }
+
+  // Products, softmax, products: one step after the other, and one work after the other.
+  TESSERA_DEVICE void attend_in_steps() {
+    while (uniform(next_work(false))) {
+      ask_scores();
+      take_scores();
+      attend_first();
+      pack();
+      clear(rO);
+      if (block < last) {
+        do {
+          ask_output();
+          ++block;
+          shared.k.wait_full(k_at);
+          if constexpr (kInPlace) take_output();
+          ask_scores();
+          take_scores();
+          if constexpr (!kInPlace) take_output();
+          attend([] {});
+        } while (block < last);
+        release_queries();
+      }
+      if (kCfg.uneven && tail > 0) clear_tail();
+      ask_output();
+      finish_rows(shared.work[work_at.stage()]);
+      take_output();
+      for (; end - 1 > last; --end) skip_keys(), skip_values();
+      store(shared.work[work_at.stage()]);
+      shared.works.release(work_at);
+      work_at.advance();
     }
   }
 
   // The blocks of all works come one behind the other. The scores of each are asked for together with O += P V of the block
   // before, and become the next P meanwhile; so at a work's end run the first exponentials of the next.
-  TESSERA_DEVICE void attend_works() {
+  TESSERA_DEVICE void attend_overlapping() {
     int pending = 0;  // 1: P, of a work's last block, waits for its V. From one lane, for a uniform register
     while (true) {
       const auto before = work_at;
@@ -103,11 +150,13 @@ struct Consumer {
         ++block;
         shared.k.wait_full(k_at);
         ask_scores();
-        attend();
+        ask_output();
+        ptx::wgmma_wait_group<1>();
+        ptx::wgmma_pin(flat(rS));
+        attend([this] { take_output(); });
       } while (block < last);
       release_queries();
     }
-    ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
   }
 
   // ---- products: of whatever lies there where there is nothing to multiply, since one in a branch would serialise all ----
@@ -124,6 +173,7 @@ struct Consumer {
   TESSERA_DEVICE void ask_scores() {
     const TileDescriptor q = descriptor(shared.sQ, q_at, p.q_descriptor_high);
     const TileDescriptor k = descriptor(shared.sK, k_at, p.kv_descriptor_high);
+    if constexpr (kInPlace) ptx::wgmma_forget(flat(rS));
     ptx::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kCfg.head_dim; d += 16) {
@@ -141,6 +191,16 @@ struct Consumer {
       OutputProduct::rs(flat(rO), rP[step], outer_major<V>(v, step * 16), 1);
     }
     ptx::wgmma_commit_group();
+  }
+  // What all that was asked for gives.
+  TESSERA_DEVICE void take_scores() {
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_pin(flat(rS));
+  }
+  TESSERA_DEVICE void take_output() {
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_pin(flat(rO));
+    release_values();
   }
 
   // ---- which block comes ----
@@ -243,23 +303,19 @@ struct Consumer {
     softmax.exponentiate(rS, p.scale_log2);
   }
 
-  // The scores that were asked for become P against the references of the blocks before, without maxima; meanwhile
-  // O += P V of the block before, which mostly is there when half of the exponentials are: the other half runs beside the
+  // Scores become P against the references of the blocks before, without maxima. Meanwhile O += P V of the block before, which
+  // mostly is there when half of the exponentials are: take_output() is called then, and the other half runs beside the
   // rounding to P, whose registers are free by then. A warp that has no reference, or should have a new one, goes another
   // way, but all of a consumer's ask for the same products.
-  TESSERA_DEVICE void attend() {
+  template <class TakeOutput>
+  TESSERA_DEVICE void attend(TakeOutput&& take_output) {
     constexpr int kEarly = kSteps / 2 * 2;
-    ask_output();
-    ptx::wgmma_wait_group<1>();
-    ptx::wgmma_pin(flat(rS));
     hide();
     const bool optimistic = softmax.ready;
     SumParts total[1];
     if constexpr (kCfg.uneven) total[0] = {};  // a register less, of which D = 96 had none
     if (optimistic) softmax.template exponentiate_as_is<0, kEarly>(rS, p.scale_log2, total);
-    ptx::wgmma_wait_group<0>();
-    ptx::wgmma_pin(flat(rO));
-    release_values();
+    take_output();
     bool fits = false;
     if (optimistic) {
       softmax.template exponentiate_as_is<kEarly, kN>(rS, p.scale_log2, total);

@@ -1,5 +1,6 @@
 #include "cuda/fwd_sm90_tiles.hpp"
 
+#include <algorithm>
 #include <climits>
 #include <cstdlib>
 #include <iterator>
@@ -61,7 +62,9 @@ std::span<const Sm90Tile> sm90_tiles() { return kTiles; }
 std::optional<Sm90Tile> Sm90Tile::halved() const {
   Sm90Tile half = *this;
   half.block_n *= 2;
-  for (int* part : {&half.consumers, &half.k_stages, &half.v_stages, &half.q_stages}) *part /= 2;
+  for (int* part : {&half.consumers, &half.q_stages}) *part /= 2;
+  for (int* stages : {&half.k_stages, &half.v_stages})
+    *stages = std::max(*stages / 2, 2);  // one comes, one is multiplied
   return half.consumers * 2 == consumers && half.in_range() ? std::optional(half) : std::nullopt;
 }
 

@@ -28,4 +28,7 @@ TESSERA_DEVICE uint32 not_hoisted(uint32 x) {
   return x;
 }
 
+// What memory holds is read again behind this, and kept in no register across it.
+TESSERA_DEVICE void reload_memory() { asm volatile("" ::: "memory"); }
+
 }  // namespace tessera

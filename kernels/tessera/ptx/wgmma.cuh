@@ -31,6 +31,12 @@ TESSERA_DEVICE void wgmma_pin(uint32 (&a)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
+// Registers whose values nobody wants any more, since a wgmma is about to overwrite them: until here they are free.
+template <int kCount>
+TESSERA_DEVICE void wgmma_forget(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(d[i]));
+}
 
 // kTransposeB: B lies as [16][n] with n contiguous. `accumulate` false: D = A B.
 template <Dtype kDtype, int kN, bool kTransposeB>
