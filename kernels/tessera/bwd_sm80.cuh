@@ -64,8 +64,13 @@ TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p,
   } else {
     probabilities(p, scores, rS);
   }
-  if (!whole) hide(p, s, scores, rS);
   store_accumulator<1>(sMine, rS, row, col, 1.0f);
+  if (!whole) {  // there: before it is stored, the products' registers are wanted, and the way of whole tiles is slower
+    for_hidden<kM, Warps::kQueries / 8>(p, s, scores, [&](int m, int n, int e) {
+      char* hidden = sMine.pointer(row + m * 16 + e / 2 * 8 + lane_row(), col + n * 8 + lane_col() + e % 2);
+      *reinterpret_cast<unsigned short*>(hidden) = 0;
+    });
+  }
   if (second) {
     ptx::barrier_arrive(kGradientsBarrier, 2 * kHalfThreads);
   } else {
@@ -277,7 +282,9 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
             score_gradients(scores, rdS, [&](int m, int n, int half) {
               return make_float2(rP[m][n][2 * half], rP[m][n][2 * half + 1]);
             });
-            if (!whole) hide(p, s, scores, rP, rdS);
+            if (!whole) {
+              for_hidden<kM, kN>(p, s, scores, [&](int m, int n, int e) { rP[m][n][e] = rdS[m][n][e] = 0.0f; });
+            }
           }
           store_accumulator<1>(shared.sScores[0], rdS, warp_key, col, 1.0f);
           if constexpr (Warps::kExchange) store_accumulator<1>(shared.sScores[1], rP, warp_key, col, 1.0f);

@@ -71,7 +71,8 @@ struct BwdWarps {
   static_assert(kQM * kQueryGroups * 16 == kCfg.block_m, "rows of dQ are shared evenly");
   static_assert(!kTurns || (kExchange && kSlice == kQueries), "scores outlast the tiles that they come from");
   static_assert(!kHalves || (kCfg.head_dim == kCfg.head_dim_v && kQueryParts == kColumnParts && !kCfg.score.any() &&
-                             !kCfg.d_bias && kColumnParts > 1 && kCfg.stages == 2 && kFellowsBarrier + kSharers <= 16),
+                             !kCfg.d_bias && kColumnParts > 1 && kCfg.stages == 2 && kFellowsBarrier + kSharers <= 16 &&
+                             dtype_bytes(kCfg.dtype) == 2),
                 "both halves do the same, and the barriers suffice");
   static_assert(!kCfg.bulk_dq || (kHalves && kQParts * kQN * 8 == kCfg.head_dim && !kCfg.deterministic &&
                                   kQM * kQN * 512 * kSharers <= kCfg.block_m * kCfg.head_dim * 2),

@@ -60,10 +60,10 @@ TESSERA_DEVICE void score_gradients(const ScoreTile& tile, float (&rdS)[kM][kN][
   }
 }
 
-// What a query does not see becomes 0, in each of `r`. By choice, not by multiplication: it may be anything.
-template <int kM, int kN, class... More>
-TESSERA_DEVICE void hide(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, float (&r)[kM][kN][4],
-                         More&... more) {
+// body(m, n, e) for the elements that their queries do not see, and which are to become 0. By choice, not by multiplication:
+// they may be anything.
+template <int kM, int kN, class Body>
+TESSERA_DEVICE void for_hidden(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, Body&& body) {
 #pragma unroll
   for (int n = 0; n < kN; ++n)
 #pragma unroll
@@ -75,8 +75,7 @@ TESSERA_DEVICE void hide(const ProblemParams& p, const Sequence& s, const ScoreT
         for (int half = 0; half < 2; ++half) {
           const int row = m * 16 + half * 8;
           if (row >= seen.low && row <= seen.high) continue;
-          r[m][n][2 * half + e] = 0.0f;
-          ((more[m][n][2 * half + e] = 0.0f), ...);
+          body(m, n, 2 * half + e);
         }
     }
 }

@@ -112,22 +112,26 @@ TESSERA_DEVICE void load_tile_scattered(Tile& sTile, int count, int row_bytes, c
   }
 }
 
-// The loads of whole tiles, one after another, by kThreads threads: rows lie `row_stride` bytes apart from `gRows` on, and a
-// load takes an addition. Behind a tile's last load stands the first of the tile that follows it in global memory.
+// The loads of whole tiles, one after another, by kThreads threads, as many lanes a row as are a power of two: rows lie
+// `row_stride` bytes apart from `gRows` on, and a load takes an addition. Behind a tile's last load stands the first of the
+// tile that follows it in global memory.
 template <int kThreads, class Tile>
 struct StridedLoads {
   static constexpr int kLoadsPerRow = Tile::kCols * Tile::kElemBytes / kLoadBytes;
-  static constexpr int kRowsAPass = kThreads < kLoadsPerRow ? 1 : kThreads / kLoadsPerRow;
-  static constexpr bool kPossible = kThreads % kLoadsPerRow == 0 && Tile::kRows % kRowsAPass == 0;
+  static constexpr int kLanes = lanes_of(kLoadsPerRow);
+  static constexpr int kRowsAPass = kThreads / kLanes;
+  static constexpr bool kPossible = kLoadsPerRow <= kLanes && Tile::kRows % kRowsAPass == 0;
   static constexpr int kCount = Tile::kRows / kRowsAPass;  // of a thread and a tile
 
   const char* from;
 
   TESSERA_DEVICE StridedLoads(const char* gRows, int64 row_stride, int thread = static_cast<int>(threadIdx.x))
-      : from(gRows + thread / kLoadsPerRow * row_stride + thread % kLoadsPerRow * kLoadBytes) {}
+      : from(gRows + thread / kLanes * row_stride + thread % kLanes * kLoadBytes) {}
   TESSERA_DEVICE void load(Tile& sTile, int i, int64 row_stride, int thread = static_cast<int>(threadIdx.x)) {
-    const uint32 to = sTile.at(thread / kLoadsPerRow, 0) + thread % kLoadsPerRow * kLoadBytes;
-    ptx::cp_async_cg_16(to + i * kRowsAPass * Tile::kPitchBytes, from, kLoadBytes);
+    const uint32 to = sTile.at(thread / kLanes, 0) + thread % kLanes * kLoadBytes;
+    if (kLoadsPerRow == kLanes || thread % kLanes < kLoadsPerRow) {
+      ptx::cp_async_cg_16(to + i * kRowsAPass * Tile::kPitchBytes, from, kLoadBytes);
+    }
     from += kRowsAPass * row_stride;
   }
 };
