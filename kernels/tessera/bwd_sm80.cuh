@@ -66,9 +66,10 @@ TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p,
   }
   store_accumulator<1>(sMine, rS, row, col, 1.0f);
   if (!whole) {  // there: before it is stored, the products' registers are wanted, and the way of whole tiles is slower
+    const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
+    char* mine = sMine.pointer(row + lane / 4, col + lane % 4 * 2);
     for_hidden<kM, Warps::kQueries / 8>(p, s, scores, [&](int m, int n, int e) {
-      char* hidden = sMine.pointer(row + m * 16 + e / 2 * 8 + lane_row(), col + n * 8 + lane_col() + e % 2);
-      *reinterpret_cast<unsigned short*>(hidden) = 0;
+      reinterpret_cast<unsigned short*>(mine + (m * 16 + e / 2 * 8) * sMine.kPitchBytes)[n * 8 + e % 2] = 0;
     });
   }
   if (second) {
