@@ -58,14 +58,23 @@ TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p,
   product_abt(rS, second ? shared.sV : shared.sK, row, second ? shared.sdO[stage] : shared.sQ[stage], col);
   if (second) {
     ptx::barrier_sync(kFellowsBarrier + sharer, 64);
-    score_gradients(scores, rS, [&](int m, int n, int half) {
+    const auto probability = [&](int m, int n, int half) {
       return load_pair<kCfg.dtype>(sP.pointer(row + m * 16 + half * 8 + lane_row(), col + n * 8 + lane_col()));
-    });
+    };
+    if (whole || !Warps::kMasksApart) {
+      score_gradients<false>(p, s, scores, rS, probability);
+    } else {
+      score_gradients<true>(p, s, scores, rS, probability);
+    }
   } else {
-    probabilities(p, scores, rS);
+    if (whole || !Warps::kMasksApart) {
+      probabilities<false>(p, s, scores, rS);
+    } else {
+      probabilities<true>(p, s, scores, rS);
+    }
   }
   store_accumulator<1>(sMine, rS, row, col, 1.0f);
-  if (!whole) {  // there: before it is stored, the products' registers are wanted, and the way of whole tiles is slower
+  if (!whole && !Warps::kMasksApart) {  // there: before it is stored, the products' registers are wanted, and the way of whole tiles is slower
     const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
     char* mine = sMine.pointer(row + lane / 4, col + lane % 4 * 2);
     for_hidden<kM, Warps::kQueries / 8>(p, s, scores, [&](int m, int n, int e) {
@@ -158,7 +167,8 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   const auto load_keys = [&](auto& tile, const RowTensor& tensor, int columns) {
     const int64 row = static_cast<int64>(s.k_begin) + key0;
     const int count = min(s.sk - key0, kBlockN);
-    load_rows<kCfg, kCfg.warps, !Warps::kTurns>(tile, tensor, batch, head_kv, row, count, columns);
+    constexpr bool kOnce = !Warps::kTurns && !Warps::kMasksApart;  // with masks apart few instructions are no aim
+    load_rows<kCfg, kCfg.warps, kOnce>(tile, tensor, batch, head_kv, row, count, columns);
   };
   const auto load_queries = [&](auto& tile, const RowTensor& tensor, const QueryStep& step, int columns) {
     const int row0 = step.tile * kBlockM;
@@ -264,7 +274,7 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
         if (has_scores) {
           clear(rP);
           product_abt(rP, shared.sK, warp_key, shared.sQ[stage], col);
-          if constexpr (!kOptions) probabilities(p, scores, rP);
+          if constexpr (!kOptions) probabilities<false>(p, s, scores, rP);
         }
         if constexpr (Warps::kTurns) {
           take_turns([&] {
@@ -280,7 +290,7 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
           if constexpr (kOptions) {
             differentiate_options<kCfg>(p, s, scores, rP, rdS, bias_sum);
           } else {
-            score_gradients(scores, rdS, [&](int m, int n, int half) {
+            score_gradients<false>(p, s, scores, rdS, [&](int m, int n, int half) {
               return make_float2(rP[m][n][2 * half], rP[m][n][2 * half + 1]);
             });
             if (!whole) {

@@ -487,6 +487,8 @@ def test_paged_cache(name, device, dropin):
     """Requests of different lengths batched as they come, their keys and values in pages."""
     if not hasattr(transformers, "ContinuousBatchingConfig"):
         pytest.skip("this release of Transformers has no continuous batching")
+    if torch.device(device).type == "cpu" and torch.cuda.is_available():
+        pytest.skip("Transformers 5.17 makes a CUDA stream for a model on the CPU where there is a GPU")
     model = make(name, device=device)
     prompts = [tokens(device, 1, n)[0].tolist() for n in (9, 3, 14)]
     config = transformers.GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)

@@ -51,6 +51,10 @@ struct BwdWarps {
   }
   static constexpr int kSlice = slice();
 
+  // Halves: whole and masked tiles have code of their own, not one place where what is hidden becomes 0. Measured: with 32
+  // scores and 32 gradients of a lane's rows beside each other the one is faster, with fewer of either the other.
+  static constexpr bool kMasksApart = kHalves && kColumnParts == 2 && kDK == 8;
+
   // dQ: kQueryGroups x the rest, so that the operands' edges, which are what is read, are short.
   TESSERA_HOST_DEVICE static constexpr int query_groups() {
     int best = 1;

@@ -28,27 +28,43 @@ TESSERA_DEVICE KeyRange visible_rows(const ProblemParams& p, const Sequence& s, 
   return {keys.low - first, tile.query + col < s.sq ? keys.high - first : -1};
 }
 
-// P^T in place of S^T (products), as if every query saw every key.
-template <int kM, int kN>
-TESSERA_DEVICE void probabilities(const ProblemParams& p, const ScoreTile& tile, float (&rP)[kM][kN][4]) {
+// P^T in place of S^T (products). kMasked: a mask by position or a sequence's end may run through the tile, and what a query
+// does not see becomes 0; else that is for the caller to do.
+template <bool kMasked, int kM, int kN>
+TESSERA_DEVICE void probabilities(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
+                                  float (&rP)[kM][kN][4]) {
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
     const float2 lse = *reinterpret_cast<const float2*>(tile.row_lse_log2 + n * 8 + lane_col());
 #pragma unroll
-    for (int m = 0; m < kM; ++m)
+    for (int e = 0; e < 2; ++e) {
+      [[maybe_unused]] KeyRange seen;
+      if constexpr (kMasked) seen = visible_rows(p, s, tile, n * 8 + lane_col() + e);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        rP[m][n][e] = ptx::ex2_approx_ftz(fmaf(rP[m][n][e], p.scale_log2, e % 2 == 0 ? -lse.x : -lse.y));
-      }
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = rP[m][n][2 * half + e];
+          x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, e == 0 ? -lse.x : -lse.y));
+          if (kMasked && (m * 16 + half * 8 < seen.low || m * 16 + half * 8 > seen.high)) x = 0.0f;
+        }
+    }
   }
 }
 
-// dS^T in place of dP^T, likewise; probability(m, n, half): P^T at elements 2 half and 2 half + 1.
-template <int kM, int kN, class Probability>
-TESSERA_DEVICE void score_gradients(const ScoreTile& tile, float (&rdS)[kM][kN][4], Probability&& probability) {
+// dS^T in place of dP^T; probability(m, n, half): P^T at elements 2 half and 2 half + 1. What is not visible becomes 0 by
+// choice, not by multiplication: its dP may be anything.
+template <bool kMasked, int kM, int kN, class Probability>
+TESSERA_DEVICE void score_gradients(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
+                                    float (&rdS)[kM][kN][4], Probability&& probability) {
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
     const float2 delta = *reinterpret_cast<const float2*>(tile.row_delta + n * 8 + lane_col());
+    [[maybe_unused]] KeyRange seen[2];
+    if constexpr (kMasked) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) seen[e] = visible_rows(p, s, tile, n * 8 + lane_col() + e);
+    }
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -56,6 +72,11 @@ TESSERA_DEVICE void score_gradients(const ScoreTile& tile, float (&rdS)[kM][kN][
         const float2 pair = probability(m, n, half);
         float &x = rdS[m][n][2 * half], &y = rdS[m][n][2 * half + 1];
         x = pair.x * (x - delta.x), y = pair.y * (y - delta.y);
+        if constexpr (kMasked) {
+          const int row = m * 16 + half * 8;
+          if (row < seen[0].low || row > seen[0].high) x = 0.0f;
+          if (row < seen[1].low || row > seen[1].high) y = 0.0f;
+        }
       }
   }
 }
