@@ -117,7 +117,7 @@ size_t bytes_of(const tessera_layout& tensor) {
   return bytes;
 }
 
-// A planned call with its memory.
+// A planned call with its memory: two sets of tensors.
 class Planned {
  public:
   explicit Planned(const Case& c) : stream_(make_stream()) {
@@ -131,18 +131,21 @@ class Planned {
     problem.causal = c.causal;
     problem.softcap = c.softcap;
     problem.dropout_p = c.dropout_p;
-    buffers_.q = allocate(bytes_of(problem.q));
-    buffers_.k = allocate(bytes_of(problem.k));
-    buffers_.v = allocate(bytes_of(problem.v));
-    buffers_.o = allocate(bytes_of(problem.o));
-    buffers_.lse = static_cast<float*>(allocate(bytes_of(problem.lse)));
     if (c.direction == TESSERA_BACKWARD) {
       problem.d_o = problem.d_q = problem.q;
       problem.d_k = problem.d_v = problem.k;
-      buffers_.d_o = allocate(bytes_of(problem.q));
-      buffers_.d_q = allocate(bytes_of(problem.q));
-      buffers_.d_k = allocate(bytes_of(problem.k));
-      buffers_.d_v = allocate(bytes_of(problem.v));
+    }
+    for (tessera_buffers& buffers : buffers_) {
+      buffers.q = allocate(bytes_of(problem.q));
+      buffers.k = allocate(bytes_of(problem.k));
+      buffers.v = allocate(bytes_of(problem.v));
+      buffers.o = allocate(bytes_of(problem.o));
+      buffers.lse = static_cast<float*>(allocate(bytes_of(problem.lse)));
+      if (c.direction == TESSERA_FORWARD) continue;
+      buffers.d_o = allocate(bytes_of(problem.q));
+      buffers.d_q = allocate(bytes_of(problem.q));
+      buffers.d_k = allocate(bytes_of(problem.k));
+      buffers.d_v = allocate(bytes_of(problem.v));
     }
     tessera_device device;
     check(tessera_device_cuda(0, &device));
@@ -155,7 +158,11 @@ class Planned {
     run_ = c.direction == TESSERA_FORWARD ? tessera_forward : tessera_backward;
   }
 
-  void launch() { check(run_(&plan_, &buffers_, workspace_, workspace_bytes_, &executor_)); }
+  // With other tensors than the launch before, as one layer of a model follows another.
+  void launch() {
+    check(run_(&plan_, &buffers_[turn_], workspace_, workspace_bytes_, &executor_));
+    turn_ = 1 - turn_;
+  }
   void wait() { synchronize(stream_); }
   double plan_us() const { return plan_us_; }
   const char* kernel() const { return tessera_kernel_name(plan_.kernel); }
@@ -163,7 +170,8 @@ class Planned {
 
  private:
   void* stream_;
-  tessera_buffers buffers_{};
+  tessera_buffers buffers_[2] = {};
+  int turn_ = 0;
   tessera_plan plan_;
   double plan_us_ = 0;
   void* workspace_ = nullptr;

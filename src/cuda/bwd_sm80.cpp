@@ -10,7 +10,6 @@
 #include "cuda/driver.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/prepare.hpp"
 #include "tessera/config.hpp"
 
 namespace tessera::cuda {
@@ -220,8 +219,8 @@ tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers
   if (!choice.tile || choice.config.block_m != plan.block_m || choice.config.block_n != plan.block_n) {
     return invalid("plan: tiles of %d x %d, accepted what tessera_make_plan fills in", plan.block_m, plan.block_n);
   }
-  ContextScope context;
-  if (launches_run()) TESSERA_RETURN_IF_ERROR(context.enter(plan.device.ordinal, stream));
+  Launches launches(plan.device, stream);
+  TESSERA_RETURN_IF_ERROR(launches.begin());
   const tessera_problem& problem = plan.problem;
   BwdParams p = make_params(plan, buffers, choice, workspace);
   BwdConfig& config = choice.config;
@@ -236,14 +235,16 @@ tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers
   const auto grid = [](int64_t blocks) { return Grid{static_cast<uint32_t>(blocks)}; };
 
   if (query_tiles > 0 || config.d_bias || config.deterministic) {
-    TESSERA_RETURN_IF_ERROR(launch_bwd_rows(rows, p, grid(std::max<int64_t>(1, query_tiles)), plan.device, stream));
+    TESSERA_RETURN_IF_ERROR(launch_bwd_rows(rows, p, grid(std::max<int64_t>(1, query_tiles)), launches));
   }
   if (choice.blocks > 0) {
-    TESSERA_RETURN_IF_ERROR(launch_bwd_sm80(config, p, grid(choice.blocks), plan.device, stream));
+    TESSERA_RETURN_IF_ERROR(launch_bwd_sm80(config, p, grid(choice.blocks), launches));
   }
-  if (query_tiles + sinks == 0) return ok();
-  p.after = 1;
-  return launch_bwd_rows(rows, p, grid(query_tiles + sinks), plan.device, stream);
+  if (query_tiles + sinks > 0) {
+    p.after = 1;
+    TESSERA_RETURN_IF_ERROR(launch_bwd_rows(rows, p, grid(query_tiles + sinks), launches));
+  }
+  return launches.run();
 }
 
 }  // namespace tessera::cuda

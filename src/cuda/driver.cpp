@@ -36,6 +36,8 @@ constexpr Symbol kSymbols[] = {
     TESSERA_SYMBOL(cuCtxPushCurrent, "cuCtxPushCurrent_v2"),
     TESSERA_SYMBOL(cuCtxPopCurrent, "cuCtxPopCurrent_v2"),
     TESSERA_SYMBOL(cuStreamGetCtx, "cuStreamGetCtx"),
+    TESSERA_SYMBOL(cuStreamGetId, "cuStreamGetId"),
+    TESSERA_SYMBOL(cuStreamGetPriority, "cuStreamGetPriority"),
     TESSERA_SYMBOL(cuStreamIsCapturing, "cuStreamIsCapturing"),
     TESSERA_SYMBOL(cuStreamSynchronize, "cuStreamSynchronize"),
     TESSERA_SYMBOL(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"),
@@ -49,6 +51,16 @@ constexpr Symbol kSymbols[] = {
     TESSERA_SYMBOL(cuKernelGetFunction, "cuKernelGetFunction"),
     TESSERA_SYMBOL(cuKernelSetAttribute, "cuKernelSetAttribute"),
     TESSERA_SYMBOL(cuLaunchKernel, "cuLaunchKernel"),
+    TESSERA_SYMBOL(cuGraphCreate, "cuGraphCreate"),
+    TESSERA_SYMBOL(cuGraphDestroy, "cuGraphDestroy"),
+    TESSERA_SYMBOL(cuGraphAddKernelNode, "cuGraphAddKernelNode_v2"),
+    TESSERA_SYMBOL(cuGraphAddMemsetNode, "cuGraphAddMemsetNode"),
+    TESSERA_SYMBOL(cuGraphKernelNodeSetAttribute, "cuGraphKernelNodeSetAttribute"),
+    TESSERA_SYMBOL(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags"),
+    TESSERA_SYMBOL(cuGraphExecKernelNodeSetParams, "cuGraphExecKernelNodeSetParams_v2"),
+    TESSERA_SYMBOL(cuGraphExecMemsetNodeSetParams, "cuGraphExecMemsetNodeSetParams"),
+    TESSERA_SYMBOL(cuGraphExecDestroy, "cuGraphExecDestroy"),
+    TESSERA_SYMBOL(cuGraphLaunch, "cuGraphLaunch"),
     TESSERA_SYMBOL(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled"),
 };
 #undef TESSERA_SYMBOL
@@ -169,6 +181,7 @@ tessera_status ContextScope::enter(int32_t ordinal, void* stream) {
     TESSERA_RETURN_IF_ERROR(check(cu, cu.cuStreamGetCtx(static_cast<CUstream>(stream), &wanted), "executor.stream"));
   }
   const auto push = [&]() -> tessera_status {
+    current_ = wanted;
     if (wanted == current) return ok();
     TESSERA_RETURN_IF_ERROR(check(cu, cu.cuCtxPushCurrent(wanted), "cuCtxPushCurrent"));
     pushed_ = true;

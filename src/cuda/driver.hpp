@@ -17,6 +17,9 @@ using CUstream = struct CUstream_st*;
 using CUlibrary = struct CUlib_st*;
 using CUkernel = struct CUkern_st*;
 using CUfunction = struct CUfunc_st*;
+using CUgraph = struct CUgraph_st*;
+using CUgraphNode = struct CUgraphNode_st*;
+using CUgraphExec = struct CUgraphExec_st*;
 
 inline constexpr CUresult kCudaSuccess = 0;
 inline constexpr CUresult kCudaErrorNotInitialized = 3;
@@ -45,14 +48,34 @@ enum CUfunctionAttribute : int {
 enum CUcaptureStatus : int { kCaptureNone = 0 };
 enum CUcaptureMode : int { kCaptureRelaxed = 2 };
 
+enum CUlaunchAttributeID : int { kLaunchPriority = 8 };
+union CUlaunchAttributeValue {
+  char bytes[64];
+  int priority;
+};
+
+struct CUkernelNodeParams {
+  CUfunction function;  // null: `kernel`
+  unsigned grid[3], block[3], smem_bytes;
+  void** params;
+  void** extra;
+  CUkernel kernel;
+  CUcontext context;  // null: the current one
+};
+struct CUmemsetNodeParams {
+  CUdeviceptr address;
+  size_t pitch;
+  unsigned value, element_bytes;
+  size_t width, height;
+};
+
 enum CUtensorMapDataType : int { kTensorMapUInt32 = 2, kTensorMapFloat16 = 6, kTensorMapBFloat16 = 9 };
 enum CUtensorMapInterleave : int { kTensorMapNotInterleaved = 0 };
 enum CUtensorMapSwizzle : int { kTensorMapNotSwizzled = 0, kTensorMapSwizzle128B = 3 };
 enum CUtensorMapL2promotion : int { kTensorMapL2Promotion128B = 2 };
 enum CUtensorMapFloatOOBfill : int { kTensorMapZeroFill = 0 };
 
-// The functions, by the driver's own names; all but cuLibrary..., cuKernel... and cuTensorMap... (12.0) are older than
-// what is asked for.
+// The functions, by the driver's own names, none newer than 12.0, the oldest that is served.
 struct Driver {
   CUresult (*cuInit)(unsigned flags);
   CUresult (*cuDriverGetVersion)(int* version);  // 1000 * major + 10 * minor
@@ -71,6 +94,8 @@ struct Driver {
   CUresult (*cuCtxPopCurrent)(CUcontext* context);
 
   CUresult (*cuStreamGetCtx)(CUstream stream, CUcontext* context);
+  CUresult (*cuStreamGetId)(CUstream stream, uint64_t* id);
+  CUresult (*cuStreamGetPriority)(CUstream stream, int* priority);
   CUresult (*cuStreamIsCapturing)(CUstream stream, CUcaptureStatus* status);
   CUresult (*cuStreamSynchronize)(CUstream stream);
   CUresult (*cuThreadExchangeStreamCaptureMode)(CUcaptureMode* mode);
@@ -90,6 +115,22 @@ struct Driver {
   CUresult (*cuLaunchKernel)(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                              unsigned block_y, unsigned block_z, unsigned smem_bytes, CUstream stream, void** params,
                              void** extra);
+
+  CUresult (*cuGraphCreate)(CUgraph* graph, unsigned flags);
+  CUresult (*cuGraphDestroy)(CUgraph graph);
+  CUresult (*cuGraphAddKernelNode)(CUgraphNode* node, CUgraph graph, const CUgraphNode* behind, size_t count,
+                                   const CUkernelNodeParams* params);
+  CUresult (*cuGraphAddMemsetNode)(CUgraphNode* node, CUgraph graph, const CUgraphNode* behind, size_t count,
+                                   const CUmemsetNodeParams* params, CUcontext context);
+  CUresult (*cuGraphKernelNodeSetAttribute)(CUgraphNode node, CUlaunchAttributeID attribute,
+                                            const CUlaunchAttributeValue* value);
+  CUresult (*cuGraphInstantiateWithFlags)(CUgraphExec* executable, CUgraph graph, unsigned long long flags);
+  CUresult (*cuGraphExecKernelNodeSetParams)(CUgraphExec executable, CUgraphNode node,
+                                             const CUkernelNodeParams* params);
+  CUresult (*cuGraphExecMemsetNodeSetParams)(CUgraphExec executable, CUgraphNode node, const CUmemsetNodeParams* params,
+                                             CUcontext context);
+  CUresult (*cuGraphExecDestroy)(CUgraphExec executable);
+  CUresult (*cuGraphLaunch)(CUgraphExec executable, CUstream stream);
 
   // `map`: 128 bytes, aligned to 64. Extents, strides (in bytes, from the second dimension's on) and boxes from the
   // innermost dimension outwards.
@@ -124,10 +165,25 @@ class ContextScope {
   tessera_status enter(int32_t ordinal, void* stream);
 
   const Driver& driver() const { return *driver_; }
+  CUcontext current() const { return current_; }  // since enter()
 
  private:
   const Driver* driver_ = nullptr;
+  CUcontext current_ = nullptr;
   bool pushed_ = false;
+};
+
+// While one exists, its thread may do what allocates, which a capture on another stream of it would refuse.
+class CaptureRelaxed {
+ public:
+  explicit CaptureRelaxed(const Driver& driver) : driver_(driver) { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  ~CaptureRelaxed() { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  CaptureRelaxed(const CaptureRelaxed&) = delete;
+  CaptureRelaxed& operator=(const CaptureRelaxed&) = delete;
+
+ private:
+  const Driver& driver_;
+  CUcaptureMode mode_ = kCaptureRelaxed;
 };
 
 }  // namespace tessera::cuda

@@ -13,7 +13,6 @@
 #include "cuda/forward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/prepare.hpp"
 #include "cuda/tensor_map.hpp"
 #include "cuda/work_order.hpp"
 #include "tessera/config.hpp"
@@ -191,7 +190,7 @@ Grid grid_of(const tessera_plan& plan, const Choice& choice, WorkOrder& order) {
 }
 
 // The parts of every row -> o and lse.
-tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, void* stream) {
+tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, Launches& launches) {
   CombineParams c{};
   const bool packed = core::packed_q(plan.problem);
   c.parts = p.num_splits, c.batch = packed ? 1 : p.batch, c.rows = packed ? p.rows_q : p.seqlen_q;
@@ -205,7 +204,7 @@ tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, void* 
   c.o = p.o, c.lse = p.lse;
   c.sink = p.sink, c.sink_head = p.sink_head;
   if (packed) c.rows_end = p.cu_seqlens_q + p.batch * p.cu_seqlens_q_stride;
-  return launch_combine({static_cast<Dtype>(plan.problem.q.dtype), Dtype::kFloat32}, c, plan.device, stream);
+  return launch_combine({static_cast<Dtype>(plan.problem.q.dtype), Dtype::kFloat32}, c, launches);
 }
 
 }  // namespace
@@ -239,16 +238,17 @@ void configure_fwd_sm80(tessera_plan& plan) {
 
 int32_t splits_of_fwd_sm80(const tessera_plan& plan) { return splits_of(choose(plan), plan); }
 
-tessera_status forward_sm80_unsplit(const tessera_plan& plan, const tessera_buffers& buffers, void* stream) {
+tessera_status forward_sm80_unsplit(const tessera_plan& plan, const tessera_buffers& buffers, Launches& launches) {
   const Choice choice = choose(plan);
   tessera_plan own = plan;
   own.kernel = TESSERA_KERNEL_FWD_SM80;
   own.block_m = choice.tile->block_m, own.block_n = choice.tile->block_n;
   own.num_splits = 1;
-  return forward_sm80(own, buffers, nullptr, stream);
+  return forward_sm80(own, buffers, nullptr, launches);
 }
 
-tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                            Launches& launches) {
   const Choice choice = choose(plan);
   if (!choice.tile || choice.tile->block_m != plan.block_m) {
     return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);
@@ -271,9 +271,7 @@ tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buf
   config.aligned =
       rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
   config.bulk = config.bulk && config.aligned;
-  if (config.bulk && launches_run()) {
-    const Driver* driver = nullptr;
-    TESSERA_RETURN_IF_ERROR(open_driver(driver));
+  if (const Driver* driver = launches.driver(); driver && config.bulk) {
     const auto box = [&](int rows, int columns) {
       return Box{BoxLayout::kPadded, rows, pitch_bytes(config.dtype, columns)};
     };
@@ -286,8 +284,8 @@ tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buf
                                             box(config.block_n, config.head_dim_v), p.v_map));
   }
   const Grid grid = grid_of(plan, choice, p.order);
-  TESSERA_RETURN_IF_ERROR(launch_fwd_sm80(config, p, grid, plan.device, stream));
-  return plan.num_splits > 1 ? merge_splits(plan, p, stream) : ok();
+  TESSERA_RETURN_IF_ERROR(launch_fwd_sm80(config, p, grid, launches));
+  return plan.num_splits > 1 ? merge_splits(plan, p, launches) : ok();
 }
 
 }  // namespace tessera::cuda

@@ -15,7 +15,6 @@
 #include "cuda/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/prepare.hpp"
 #include "cuda/tensor_map.hpp"
 #include "cuda/work_order.hpp"
 #include "tessera/config.hpp"
@@ -238,7 +237,8 @@ void configure_fwd_sm90(tessera_plan& plan) {
   plan.shared_bytes = deals_by_counter(plan, choice) ? sizeof(int) : 0;
 }
 
-tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                            Launches& launches) {
   const std::optional<Choice> found = planned(plan);
   if (!found) return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);
   const Choice& choice = *found;
@@ -246,7 +246,7 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
   // A plan knows strides, and addresses only come now. fwd_sm80 loads by whatever width they allow, and with all keys in
   // one part it needs no workspace, of which this plan has none for it.
   if (!aligned(buffers.q) || !aligned(buffers.k) || !aligned(buffers.v) || !aligned(buffers.o)) {
-    return forward_sm80_unsplit(plan, buffers, stream);
+    return forward_sm80_unsplit(plan, buffers, launches);
   }
   const tessera_problem& problem = plan.problem;
   FwdSm90Params p{};
@@ -257,16 +257,10 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
   p.order = order_of(plan, choice, blocks);
   if (deals_by_counter(plan, choice)) {
     p.next_work = static_cast<int*>(workspace);
+    launches.clear(p.next_work);
     p.short_work = static_cast<int>(typical_keys(plan) / 2 / choice.config.block_n);
   }
-  if (launches_run()) {
-    const Driver* driver = nullptr;
-    TESSERA_RETURN_IF_ERROR(open_driver(driver));
-    if (p.next_work) {
-      const CUresult cleared =
-          driver->cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(p.next_work), 0, 1, static_cast<CUstream>(stream));
-      TESSERA_RETURN_IF_ERROR(check(*driver, cleared, "cuMemsetD32Async"));
-    }
+  if (const Driver* driver = launches.driver()) {
     const auto box = [](int rows) { return Box{BoxLayout::kSwizzled, rows, kSwizzledRowBytes}; };
     const int keys = core::paged(problem) ? choice.config.page_rows : choice.config.block_n;
     TESSERA_RETURN_IF_ERROR(
@@ -276,7 +270,7 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "o", problem.o, buffers.o, box(kWarpRows), p.o_map));
   }
   const Grid grid{static_cast<uint32_t>(blocks), 1, 1};
-  return launch_fwd_sm90(choice.config, p, grid, plan.device, stream);
+  return launch_fwd_sm90(choice.config, p, grid, launches);
 }
 
 }  // namespace tessera::cuda

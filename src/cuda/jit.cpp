@@ -108,19 +108,6 @@ Kernels& kernels() {
   return it;
 }
 
-// Loading allocates, which a capture on another stream of this thread would refuse.
-class CaptureRelaxed {
- public:
-  explicit CaptureRelaxed(const Driver& driver) : driver_(driver) { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
-  ~CaptureRelaxed() { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
-  CaptureRelaxed(const CaptureRelaxed&) = delete;
-  CaptureRelaxed& operator=(const CaptureRelaxed&) = delete;
-
- private:
-  const Driver& driver_;
-  CUcaptureMode mode_ = kCaptureRelaxed;
-};
-
 // Into the context that is current, so that no launch has to. The library stays as long as the process.
 tessera_status load(const Driver& cu, const KernelSpec& spec, const Binary& binary, const tessera_device& device,
                     Kernel& kernel) {
@@ -229,20 +216,6 @@ tessera_status find_kernel(const char* name, const ConfigValues& config, const t
   }
   out = slot.kernel;
   return ok();
-}
-
-tessera_status launch(const Kernel& kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, void* stream,
-                      const void* params) {
-  if (grid_x == 0 || grid_y == 0 || grid_z == 0) return ok();
-  const Driver* driver = nullptr;
-  TESSERA_RETURN_IF_ERROR(open_driver(driver));
-  // One pointer an argument. Handed over as a buffer instead (CU_LAUNCH_PARAM_BUFFER_POINTER), the tensor maps in it are
-  // not found where TMA looks for them, and copies bring garbage: seen with driver 580.
-  void* arguments[] = {const_cast<void*>(params)};
-  const CUresult result = driver->cuLaunchKernel(
-      reinterpret_cast<CUfunction>(kernel.handle), grid_x, grid_y, grid_z, static_cast<unsigned>(kernel.threads), 1, 1,
-      static_cast<unsigned>(kernel.smem_bytes), static_cast<CUstream>(stream), arguments, nullptr);
-  return check(*driver, result, kernel.name);
 }
 
 }  // namespace tessera::cuda

@@ -32,10 +32,6 @@ tessera_status find_kernel(const char* name, const Config& config, const tessera
       name, config_values(config), device, [&config, make_spec] { return make_spec(config); }, out);
 }
 
-// Puts one launch into the stream, whose context is current. `params`: the kernel's one argument.
-tessera_status launch(const Kernel& kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, void* stream,
-                      const void* params);
-
 // ---- without a GPU ----
 
 enum class Origin { kPrebuilt, kCached, kCompiled };

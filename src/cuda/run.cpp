@@ -10,16 +10,14 @@
 namespace tessera::cuda {
 
 tessera_status forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
-  ContextScope context;
-  if (launches_run()) TESSERA_RETURN_IF_ERROR(context.enter(plan.device.ordinal, stream));
-  switch (plan.kernel) {
-    case TESSERA_KERNEL_FWD_SM90:
-      return forward_sm90(plan, buffers, workspace, stream);
-    case TESSERA_KERNEL_FWD_SM80:
-      return forward_sm80(plan, buffers, workspace, stream);
-    default:
-      return invalid("plan: kernel %d, accepted what tessera_make_plan fills in", plan.kernel);
+  if (plan.kernel != TESSERA_KERNEL_FWD_SM90 && plan.kernel != TESSERA_KERNEL_FWD_SM80) {
+    return invalid("plan: kernel %d, accepted what tessera_make_plan fills in", plan.kernel);
   }
+  Launches launches(plan.device, stream);
+  TESSERA_RETURN_IF_ERROR(launches.begin());
+  const auto run = plan.kernel == TESSERA_KERNEL_FWD_SM90 ? forward_sm90 : forward_sm80;
+  TESSERA_RETURN_IF_ERROR(run(plan, buffers, workspace, launches));
+  return launches.run();
 }
 
 tessera_status prepare(const tessera_plan& plan) {
@@ -43,10 +41,11 @@ tessera_status combine(const core::CombineTensors& t, const tessera_device& devi
   p.lse_part_head = lse_strides[2], p.lse_part_row = lse_strides[3];
   p.o = row_tensor(t.o_layout, t.o);
   p.lse = stat_tensor(t.lse_layout, t.lse);
-  ContextScope context;
-  if (launches_run()) TESSERA_RETURN_IF_ERROR(context.enter(device.ordinal, stream));
+  Launches launches(device, stream);
+  TESSERA_RETURN_IF_ERROR(launches.begin());
   const CombineConfig config{static_cast<Dtype>(t.o_layout.dtype), static_cast<Dtype>(t.o_parts_layout.dtype)};
-  return launch_combine(config, p, device, stream);
+  TESSERA_RETURN_IF_ERROR(launch_combine(config, p, launches));
+  return launches.run();
 }
 
 }  // namespace tessera::cuda

@@ -1,0 +1,191 @@
+#include "cuda/launches.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+#include "core/status.hpp"
+#include "cuda/prepare.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+// TESSERA_CUDA_GRAPHS=0: launches one by one.
+bool graphs_wanted() {
+  static const bool wanted = [] {
+    const char* const value = std::getenv("TESSERA_CUDA_GRAPHS");
+    return !value || std::strcmp(value, "0") != 0;
+  }();
+  return wanted;
+}
+
+// Calls of one form on one stream. A graph has a stream of its own since two launches of it wait for each other, and a thread
+// of its own since setting its parameters and launching it are two steps.
+struct Form {
+  uint64_t stream = 0;  // the driver's number of it, which no later stream gets
+  CUcontext context = nullptr;
+  int kernels = 0;
+  bool clears = false;
+  bool operator==(const Form&) const = default;
+};
+
+CUmemsetNodeParams memset_params(CUdeviceptr word) {
+  return {.address = word, .pitch = 0, .value = 0, .element_bytes = 4, .width = 1, .height = 1};
+}
+
+CUkernelNodeParams kernel_params(const Kernel& kernel, const Grid& grid, void** arguments) {
+  return {.function = nullptr,
+          .grid = {grid.x, grid.y, grid.z},
+          .block = {static_cast<unsigned>(kernel.threads), 1, 1},
+          .smem_bytes = static_cast<unsigned>(kernel.smem_bytes),
+          .params = arguments,
+          .extra = nullptr,
+          .kernel = kernel.handle,
+          .context = nullptr};  // the current one
+}
+
+class Graph {
+ public:
+  Graph() = default;
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph() { release(); }
+
+  const Form& form() const { return form_; }
+  bool made() const { return executable_ != nullptr; }
+
+  // Of another form from now on. What still runs of it ends as it would.
+  void become(const Form& form) {
+    release();
+    form_ = form;
+  }
+
+  // A chain of the form's nodes. `priority`: a graph's kernels do not have their stream's by themselves.
+  bool make(const Driver& cu, CUstream stream, CUdeviceptr word, const CUkernelNodeParams* kernels) {
+    const CaptureRelaxed relaxed(cu);
+    CUgraph graph = nullptr;
+    if (cu.cuGraphCreate(&graph, 0) != kCudaSuccess) return false;
+    CUgraphNode last = nullptr;
+    bool fine = true;
+    if (form_.clears) {
+      const CUmemsetNodeParams params = memset_params(word);
+      fine = cu.cuGraphAddMemsetNode(&clear_, graph, nullptr, 0, &params, form_.context) == kCudaSuccess;
+      last = clear_;
+    }
+    CUlaunchAttributeValue priority{};
+    fine = fine && cu.cuStreamGetPriority(stream, &priority.priority) == kCudaSuccess;
+    for (int i = 0; fine && i < form_.kernels; ++i) {
+      fine = cu.cuGraphAddKernelNode(&kernels_[i], graph, &last, last ? 1 : 0, &kernels[i]) == kCudaSuccess &&
+             cu.cuGraphKernelNodeSetAttribute(kernels_[i], kLaunchPriority, &priority) == kCudaSuccess;
+      last = kernels_[i];
+    }
+    fine = fine && cu.cuGraphInstantiateWithFlags(&executable_, graph, 0) == kCudaSuccess;
+    cu.cuGraphDestroy(graph);
+    if (!fine) executable_ = nullptr;
+    return fine;
+  }
+
+  // For launches to come: those that still wait have theirs.
+  bool set(const Driver& cu, CUdeviceptr word, const CUkernelNodeParams* kernels) const {
+    if (form_.clears) {
+      const CUmemsetNodeParams params = memset_params(word);
+      if (cu.cuGraphExecMemsetNodeSetParams(executable_, clear_, &params, form_.context) != kCudaSuccess) return false;
+    }
+    for (int i = 0; i < form_.kernels; ++i) {
+      if (cu.cuGraphExecKernelNodeSetParams(executable_, kernels_[i], &kernels[i]) != kCudaSuccess) return false;
+    }
+    return true;
+  }
+
+  bool launch(const Driver& cu, CUstream stream) const { return cu.cuGraphLaunch(executable_, stream) == kCudaSuccess; }
+
+ private:
+  void release() {
+    const Driver* cu = nullptr;
+    if (executable_ && open_driver(cu).code == TESSERA_OK) cu->cuGraphExecDestroy(executable_);
+    executable_ = nullptr;
+  }
+
+  Form form_;
+  CUgraphExec executable_ = nullptr;
+  CUgraphNode clear_ = nullptr, kernels_[Launches::kMaxKernels] = {};
+};
+
+// A thread's graphs, the last used first.
+class Graphs {
+ public:
+  // The graph of a form; null at the form's first call, since many a stream has but one.
+  Graph* find(const Form& form) {
+    auto at = std::find_if(order_.begin(), order_.end(), [&](const Graph* graph) { return graph->form() == form; });
+    const bool known = at != order_.end();
+    if (!known) (*--at)->become(form);
+    std::rotate(order_.begin(), at, at + 1);
+    return known ? order_.front() : nullptr;
+  }
+
+ private:
+  static constexpr size_t kMost = 8;
+  std::array<Graph, kMost> graphs_;
+  std::array<Graph*, kMost> order_ = [this] {
+    std::array<Graph*, kMost> order;
+    std::transform(graphs_.begin(), graphs_.end(), order.begin(), [](Graph& graph) { return &graph; });
+    return order;
+  }();
+};
+
+}  // namespace
+
+tessera_status Launches::begin() {
+  if (!launches_run()) return ok();
+  TESSERA_RETURN_IF_ERROR(context_.enter(device_.ordinal, stream_));
+  driver_ = &context_.driver();
+  return ok();
+}
+
+tessera_status Launches::run() {
+  if (!driver_ || count_ == 0) return ok();
+  return graphs_wanted() && run_as_graph() ? ok() : run_one_by_one();
+}
+
+// False: not done, and nothing is in the stream. The stream is captured, which takes launches but no graph's; or this is its
+// first call of the form; or the driver refuses, and what it refuses one by one has a name for the error.
+bool Launches::run_as_graph() {
+  const Driver& cu = *driver_;
+  CUcaptureStatus capture = kCaptureNone;
+  if (cu.cuStreamIsCapturing(stream_, &capture) != kCudaSuccess || capture != kCaptureNone) return false;
+  Form form{.context = context_.current(), .kernels = count_, .clears = cleared_ != 0};
+  if (cu.cuStreamGetId(stream_, &form.stream) != kCudaSuccess) return false;
+  thread_local Graphs graphs;
+  Graph* const graph = graphs.find(form);
+  if (!graph) return false;
+  void* arguments[kMaxKernels];
+  CUkernelNodeParams kernels[kMaxKernels];
+  for (int i = 0; i < count_; ++i) {
+    arguments[i] = nodes_[i].params;
+    kernels[i] = kernel_params(nodes_[i].kernel, nodes_[i].grid, &arguments[i]);
+  }
+  const bool ready =
+      graph->made() ? graph->set(cu, cleared_, kernels) : graph->make(cu, stream_, cleared_, kernels);
+  if (ready && graph->launch(cu, stream_)) return true;
+  graph->become({});
+  return false;
+}
+
+tessera_status Launches::run_one_by_one() {
+  const Driver& cu = *driver_;
+  if (cleared_) TESSERA_RETURN_IF_ERROR(check(cu, cu.cuMemsetD32Async(cleared_, 0, 1, stream_), "cuMemsetD32Async"));
+  for (int i = 0; i < count_; ++i) {
+    Node& node = nodes_[i];
+    // One pointer an argument. Handed over as a buffer instead (CU_LAUNCH_PARAM_BUFFER_POINTER), the tensor maps in it are
+    // not found where TMA looks for them, and copies bring garbage: seen with driver 580.
+    void* arguments[] = {node.params};
+    const CUresult result =
+        cu.cuLaunchKernel(reinterpret_cast<CUfunction>(node.kernel.handle), node.grid.x, node.grid.y, node.grid.z,
+                          static_cast<unsigned>(node.kernel.threads), 1, 1,
+                          static_cast<unsigned>(node.kernel.smem_bytes), stream_, arguments, nullptr);
+    TESSERA_RETURN_IF_ERROR(check(cu, result, node.kernel.name));
+  }
+  return ok();
+}
+
+}  // namespace tessera::cuda
