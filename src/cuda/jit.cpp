@@ -204,15 +204,20 @@ tessera_status find_binary(const KernelSpec& spec, int32_t arch, Cache& cache, B
   return build_binary(spec, arch, cache, binary, origin);
 }
 
-tessera_status find_kernel(const char* name, const ConfigValues& config, const tessera_device& device,
-                           const std::function<KernelSpec()>& make_spec, Kernel& out) {
-  Slot& slot = kernels().slot({name, device.ordinal, config});
-  if (!slot.ready.load(std::memory_order_acquire)) {
-    const std::lock_guard lock(slot.loading);
-    if (!slot.ready.load(std::memory_order_relaxed)) {
-      TESSERA_RETURN_IF_ERROR(make_kernel(make_spec(), device, slot.kernel));
-      slot.ready.store(true, std::memory_order_release);
-    }
+bool find_kernel(const char* name, const ConfigValues& config, const tessera_device& device, Kernel& out) {
+  const Slot& slot = kernels().slot({name, device.ordinal, config});
+  if (!slot.ready.load(std::memory_order_acquire)) return false;
+  out = slot.kernel;
+  return true;
+}
+
+tessera_status load_kernel(const KernelSpec& spec, const ConfigValues& config, const tessera_device& device,
+                           Kernel& out) {
+  Slot& slot = kernels().slot({spec.name, device.ordinal, config});
+  const std::lock_guard lock(slot.loading);
+  if (!slot.ready.load(std::memory_order_relaxed)) {
+    TESSERA_RETURN_IF_ERROR(make_kernel(spec, device, slot.kernel));
+    slot.ready.store(true, std::memory_order_release);
   }
   out = slot.kernel;
   return ok();

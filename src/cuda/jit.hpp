@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "cuda/cache.hpp"
@@ -20,17 +19,13 @@ struct Kernel {
   int64_t smem_bytes = 0;  // dynamic
 };
 
-// `name` is a literal. `make_spec` is called only when the kernel is not in memory; one thread then compiles and loads
-// it, others that want it wait, and what is captured into graphs meanwhile is not disturbed.
-tessera_status find_kernel(const char* name, const ConfigValues& config, const tessera_device& device,
-                           const std::function<KernelSpec()>& make_spec, Kernel& out);
+// A kernel by its name, a literal, and its config's values. False: it is not in memory.
+bool find_kernel(const char* name, const ConfigValues& config, const tessera_device& device, Kernel& out);
 
-template <class Config>
-tessera_status find_kernel(const char* name, const Config& config, const tessera_device& device,
-                           KernelSpec (*make_spec)(const Config&), Kernel& out) {
-  return find_kernel(
-      name, config_values(config), device, [&config, make_spec] { return make_spec(config); }, out);
-}
+// Into memory. One thread compiles and loads it, others that want it wait, and what is captured into graphs meanwhile is not
+// disturbed.
+tessera_status load_kernel(const KernelSpec& spec, const ConfigValues& config, const tessera_device& device,
+                           Kernel& out);
 
 // ---- without a GPU ----
 

@@ -4,9 +4,7 @@
 #include <cinttypes>
 
 #include "core/status.hpp"
-#include "cuda/jit.hpp"
 #include "cuda/params.hpp"
-#include "cuda/prepare.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -35,19 +33,9 @@ std::string shared_memory_claim(const std::string& name, const Config& config) {
 }
 
 template <class Config, class Params>
-tessera_status launch_kernel(const char* name, const Config& config, const Params& params, Grid grid,
-                             Launches& launches) {
-  if (std::vector<KernelSpec>* specs = CollectScope::active()) {
-    specs->push_back(spec_of(config));
-    return ok();
-  }
-  const tessera_device& device = launches.device();
-  const bool preparing = PrepareScope::active();
-  if (preparing && !is_here(device)) return prepare_binary(spec_of(config), device);
-  Kernel kernel;
-  TESSERA_RETURN_IF_ERROR(find_kernel<Config>(name, config, device, spec_of, kernel));
-  if (!preparing) launches.add(kernel, grid, params);
-  return ok();
+void launch_kernel(const char* name, const Config& config, const Params& params, const Grid& grid, Launches& launches) {
+  launches.add(
+      name, config_values(config), [&config] { return spec_of(config); }, grid, params);
 }
 
 }  // namespace
@@ -139,13 +127,12 @@ KernelSpec spec_of(const BwdRowsConfig& config) {
           .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }
 
-tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, Launches& launches) {
-  return launch_kernel(name_of(config), config, params, grid, launches);
+void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, Launches& launches) {
+  launch_kernel(name_of(config), config, params, grid, launches);
 }
 
-tessera_status launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid,
-                               Launches& launches) {
-  return launch_kernel("fwd_sm90", config, params, grid, launches);
+void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, Launches& launches) {
+  launch_kernel("fwd_sm90", config, params, grid, launches);
 }
 
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, Launches& launches) {
@@ -153,15 +140,16 @@ tessera_status launch_combine(const CombineConfig& config, const CombineParams& 
   if (rows == 0) return ok();
   const int64_t blocks = divide_up(rows, kCombineWarps);
   if (blocks > INT32_MAX) return unsupported("combine: %" PRId64 " rows of o, accepted up to 2^33 on a GPU", rows);
-  return launch_kernel("combine", config, params, {static_cast<uint32_t>(blocks)}, launches);
+  launch_kernel("combine", config, params, Grid{static_cast<uint32_t>(blocks)}, launches);
+  return ok();
 }
 
-tessera_status launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, Launches& launches) {
-  return launch_kernel("bwd_sm80", config, params, grid, launches);
+void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, Launches& launches) {
+  launch_kernel("bwd_sm80", config, params, grid, launches);
 }
 
-tessera_status launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, Launches& launches) {
-  return launch_kernel("bwd_rows", config, params, grid, launches);
+void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, Launches& launches) {
+  launch_kernel("bwd_rows", config, params, grid, launches);
 }
 
 }  // namespace tessera::cuda

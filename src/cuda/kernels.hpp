@@ -27,11 +27,11 @@ int64_t smem_bytes(const FwdConfig& config);
 int64_t smem_bytes(const FwdSm90Config& config);
 int64_t smem_bytes(const BwdConfig& config);
 
-// The kernel, found, compiled if need be, joins the call's launches.
-tessera_status launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, Launches& launches);
-tessera_status launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, Launches& launches);
+// Each joins the call's launches.
+void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, Launches& launches);
+void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, Launches& launches);
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, Launches& launches);
-tessera_status launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, Launches& launches);
-tessera_status launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, Launches& launches);
+void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, Launches& launches);
+void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, Launches& launches);
 
 }  // namespace tessera::cuda

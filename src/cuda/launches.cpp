@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <exception>
+#include <system_error>
+#include <thread>
 
 #include "core/status.hpp"
-#include "cuda/prepare.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -53,36 +55,37 @@ class Graph {
 
   const Form& form() const { return form_; }
   bool made() const { return executable_ != nullptr; }
+  bool refused() const { return refused_; }  // by the driver: calls of this form go one by one
 
   // Of another form from now on. What still runs of it ends as it would.
   void become(const Form& form) {
     release();
-    form_ = form;
+    form_ = form, refused_ = false;
+  }
+  void refuse() {
+    release();
+    refused_ = true;
   }
 
   // A chain of the form's nodes. `priority`: a graph's kernels do not have their stream's by themselves.
   bool make(const Driver& cu, CUstream stream, CUdeviceptr word, const CUkernelNodeParams* kernels) {
     const CaptureRelaxed relaxed(cu);
-    CUgraph graph = nullptr;
-    if (cu.cuGraphCreate(&graph, 0) != kCudaSuccess) return false;
+    if (cu.cuGraphCreate(&graph_, 0) != kCudaSuccess) return false;
     CUgraphNode last = nullptr;
     bool fine = true;
     if (form_.clears) {
       const CUmemsetNodeParams params = memset_params(word);
-      fine = cu.cuGraphAddMemsetNode(&clear_, graph, nullptr, 0, &params, form_.context) == kCudaSuccess;
+      fine = cu.cuGraphAddMemsetNode(&clear_, graph_, nullptr, 0, &params, form_.context) == kCudaSuccess;
       last = clear_;
     }
     CUlaunchAttributeValue priority{};
     fine = fine && cu.cuStreamGetPriority(stream, &priority.priority) == kCudaSuccess;
     for (int i = 0; fine && i < form_.kernels; ++i) {
-      fine = cu.cuGraphAddKernelNode(&kernels_[i], graph, &last, last ? 1 : 0, &kernels[i]) == kCudaSuccess &&
+      fine = cu.cuGraphAddKernelNode(&kernels_[i], graph_, &last, last ? 1 : 0, &kernels[i]) == kCudaSuccess &&
              cu.cuGraphKernelNodeSetAttribute(kernels_[i], kLaunchPriority, &priority) == kCudaSuccess;
       last = kernels_[i];
     }
-    fine = fine && cu.cuGraphInstantiateWithFlags(&executable_, graph, 0) == kCudaSuccess;
-    cu.cuGraphDestroy(graph);
-    if (!fine) executable_ = nullptr;
-    return fine;
+    return fine && cu.cuGraphInstantiateWithFlags(&executable_, graph_, 0) == kCudaSuccess;
   }
 
   // For launches to come: those that still wait have theirs.
@@ -102,11 +105,16 @@ class Graph {
  private:
   void release() {
     const Driver* cu = nullptr;
-    if (executable_ && open_driver(cu).code == TESSERA_OK) cu->cuGraphExecDestroy(executable_);
-    executable_ = nullptr;
+    if (graph_ && open_driver(cu).code == TESSERA_OK) {
+      if (executable_) cu->cuGraphExecDestroy(executable_);
+      cu->cuGraphDestroy(graph_);
+    }
+    executable_ = nullptr, graph_ = nullptr;
   }
 
   Form form_;
+  bool refused_ = false;
+  CUgraph graph_ = nullptr;  // whose nodes name the executable's
   CUgraphExec executable_ = nullptr;
   CUgraphNode clear_ = nullptr, kernels_[Launches::kMaxKernels] = {};
 };
@@ -142,7 +150,40 @@ tessera_status Launches::begin() {
   return ok();
 }
 
+// Each in a thread of its own but the first: compilers run beside each other, and a call waits for the longest.
+tessera_status Launches::load_missing() {
+  const Driver* cu = nullptr;
+  CUcontext context = nullptr;  // into which they are loaded: this thread's
+  const bool here = driver_ || is_here(device_);
+  if (here && open_driver(cu).code == TESSERA_OK) cu->cuCtxGetCurrent(&context);
+  const auto load = [&](Missing& missing) {
+    try {
+      missing.status = here ? load_kernel(missing.spec, missing.config, device_, nodes_[missing.node].kernel)
+                            : prepare_binary(missing.spec, device_);
+    } catch (const std::exception& error) {
+      missing.status = internal("%s: %s", missing.spec.name, error.what());
+    }
+  };
+  std::vector<std::thread> threads;
+  size_t next = 1;
+  try {
+    for (; next < missing_.size(); ++next) {
+      threads.emplace_back([&, next] {
+        if (context) cu->cuCtxPushCurrent(context);
+        load(missing_[next]);
+      });
+    }
+  } catch (const std::system_error&) {  // no more threads: the rest is this one's
+  }
+  load(missing_.front());
+  for (; next < missing_.size(); ++next) load(missing_[next]);
+  for (std::thread& thread : threads) thread.join();
+  for (const Missing& missing : missing_) TESSERA_RETURN_IF_ERROR(missing.status);
+  return ok();
+}
+
 tessera_status Launches::run() {
+  if (!missing_.empty()) TESSERA_RETURN_IF_ERROR(load_missing());
   if (!driver_ || count_ == 0) return ok();
   return graphs_wanted() && run_as_graph() ? ok() : run_one_by_one();
 }
@@ -157,17 +198,16 @@ bool Launches::run_as_graph() {
   if (cu.cuStreamGetId(stream_, &form.stream) != kCudaSuccess) return false;
   thread_local Graphs graphs;
   Graph* const graph = graphs.find(form);
-  if (!graph) return false;
+  if (!graph || graph->refused()) return false;
   void* arguments[kMaxKernels];
   CUkernelNodeParams kernels[kMaxKernels];
   for (int i = 0; i < count_; ++i) {
     arguments[i] = nodes_[i].params;
     kernels[i] = kernel_params(nodes_[i].kernel, nodes_[i].grid, &arguments[i]);
   }
-  const bool ready =
-      graph->made() ? graph->set(cu, cleared_, kernels) : graph->make(cu, stream_, cleared_, kernels);
+  const bool ready = graph->made() ? graph->set(cu, cleared_, kernels) : graph->make(cu, stream_, cleared_, kernels);
   if (ready && graph->launch(cu, stream_)) return true;
-  graph->become({});
+  graph->refuse();
   return false;
 }
 

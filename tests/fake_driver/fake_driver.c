@@ -1,0 +1,221 @@
+/* A libcuda.so.1 that answers as FAKE_CUDA_VERSION, FAKE_CUDA_INIT and FAKE_CUDA_MAJOR say: one GPU, and nothing runs. What
+   would have run it tells in fake_cuda_log(). */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int number(const char* name) {
+  const char* value = getenv(name);
+  return value ? atoi(value) : 0;
+}
+
+enum { kMajor = 75, kMinor = 76 };
+
+int cuDriverGetVersion(int* version) { return (*version = number("FAKE_CUDA_VERSION"), 0); }
+int cuInit(unsigned flags) { return (void)flags, number("FAKE_CUDA_INIT"); }
+int cuGetErrorName(int error, const char** name) { return (void)error, *name = "CUDA_ERROR_PRETENDED", 0; }
+int cuGetErrorString(int error, const char** text) { return (void)error, *text = "the driver's words", 0; }
+int cuDeviceGetCount(int* count) { return (*count = 1, 0); }
+int cuDeviceGet(int* device, int ordinal) { return (*device = ordinal, 0); }
+int cuDeviceGetName(char* name, int size, int device) {
+  return snprintf(name, (size_t)size, "Pretended %d", device) < 0;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  (void)device;
+  *value = attribute == kMajor ? number("FAKE_CUDA_MAJOR") : attribute == kMinor ? 0 : 1 << 17;
+  return 0;
+}
+
+#define UNUSED(name) \
+  int name(void) { return 1; }
+UNUSED(cuDevicePrimaryCtxRetain)
+UNUSED(cuCtxPushCurrent_v2)
+UNUSED(cuCtxPopCurrent_v2)
+UNUSED(cuStreamSynchronize)
+UNUSED(cuPointerGetAttribute)
+UNUSED(cuPointerGetAttributes)
+UNUSED(cuMemcpyDtoHAsync_v2)
+UNUSED(cuLibraryLoadData)
+UNUSED(cuLibraryUnload)
+UNUSED(cuLibraryGetKernel)
+UNUSED(cuKernelGetFunction)
+UNUSED(cuKernelSetAttribute)
+UNUSED(cuTensorMapEncodeTiled)
+
+/* ---- what a test asks for ---- */
+
+static char text[1 << 16];
+static char refused[64];
+static void* captured;
+
+/* What was put into streams since the last call, a line a launch. */
+const char* fake_cuda_log(void) {
+  static char told[sizeof text];
+  memcpy(told, text, sizeof text);
+  text[0] = 0;
+  return told;
+}
+/* The function of that name fails from now on; "": none. */
+void fake_cuda_refuse(const char* name) { snprintf(refused, sizeof refused, "%s", name); }
+/* The stream is captured from now on; NULL: none. */
+void fake_cuda_capture(void* stream) { captured = stream; }
+
+enum { kInvalidValue = 1, kUnsupported = 900 };
+#define REFUSE_IF_ASKED() \
+  if (strcmp(refused, __func__) == 0) return kInvalidValue
+
+#define TELL(...) (void)snprintf(text + strlen(text), sizeof text - strlen(text), __VA_ARGS__)
+
+/* ---- one context, in which every stream is ---- */
+
+static char context;
+
+int cuCtxGetCurrent(void** current) { return (*current = &context, 0); }
+int cuCtxGetDevice(int* device) { return (*device = 0, 0); }
+int cuStreamGetCtx(void* stream, void** of) { return (void)stream, *of = &context, 0; }
+int cuStreamGetId(void* stream, uint64_t* id) { return (*id = (uintptr_t)stream, 0); }
+int cuStreamGetPriority(void* stream, int* priority) { return (*priority = -(int)(uintptr_t)stream, 0); }
+int cuStreamIsCapturing(void* stream, int* status) { return (*status = captured && stream == captured, 0); }
+int cuThreadExchangeStreamCaptureMode(int* mode) { return (void)mode, 0; }
+
+/* ---- launches ---- */
+
+typedef struct {
+  void* function;
+  unsigned grid[3], block[3], smem_bytes;
+  void** params;
+  void** extra;
+  void* kernel;
+  void* context;
+} KernelParams;
+typedef struct {
+  uint64_t address;
+  size_t pitch;
+  unsigned value, element_bytes;
+  size_t width, height;
+} MemsetParams;
+
+static void tell_kernel(void* kernel, unsigned grid, const void* argument) {
+  int first;
+  memcpy(&first, argument, sizeof first);
+  TELL(" kernel %d(%d) x %u", (int)(uintptr_t)kernel, first, grid);
+}
+
+int cuMemsetD32Async(uint64_t address, unsigned value, size_t count, void* stream) {
+  REFUSE_IF_ASKED();
+  return TELL("%d: %zu words at %d become %u\n", (int)(uintptr_t)stream, count, (int)address, value), 0;
+}
+int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned smem_bytes, void* stream, void** params, void** extra) {
+  (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z, (void)smem_bytes, (void)extra;
+  REFUSE_IF_ASKED();
+  TELL("%d:", (int)(uintptr_t)stream);
+  tell_kernel(function, grid_x, params[0]);
+  return TELL("\n"), 0;
+}
+
+/* ---- graphs: chains of nodes, whose names are good as long as their graph is ---- */
+
+typedef struct Node {
+  struct Graph* graph;
+  int priority, clears;
+  uint64_t cleared;
+  void* kernel;
+  unsigned grid;
+  int argument;
+} Node;
+typedef struct Graph {
+  Node nodes[4];
+  int count, alive;
+} Graph;
+typedef struct {
+  Graph* of;
+  Graph own; /* of nodes as they were when it was made, and as they were set since */
+  int number;
+} Executable;
+
+static int executables;
+
+/* Never freed: so a test sees what is used too late. Chained, so that no tool calls it lost. */
+static void* allocate(size_t bytes) {
+  static void** last;
+  void** block = calloc(1, sizeof(void*) * 2 + bytes);
+  block[0] = last;
+  last = block;
+  return block + 2;
+}
+
+static void set_kernel(Node* node, const KernelParams* params) {
+  node->kernel = params->kernel, node->grid = params->grid[0];
+  memcpy(&node->argument, params->params[0], sizeof node->argument);
+}
+
+int cuGraphCreate(Graph** graph, unsigned flags) {
+  REFUSE_IF_ASKED();
+  *graph = allocate(sizeof **graph);
+  (*graph)->alive = 1;
+  return (void)flags, 0;
+}
+int cuGraphDestroy(Graph* graph) { return (graph->alive = 0, 0); }
+
+static Node* add(Graph* graph, Node* const* behind, size_t count) {
+  if (count != (graph->count > 0) || (count && *behind != &graph->nodes[graph->count - 1])) return NULL;
+  Node* node = &graph->nodes[graph->count++];
+  node->graph = graph;
+  return node;
+}
+int cuGraphAddKernelNode_v2(Node** node, Graph* graph, Node* const* behind, size_t count, const KernelParams* params) {
+  REFUSE_IF_ASKED();
+  if (!(*node = add(graph, behind, count))) return kInvalidValue;
+  return set_kernel(*node, params), 0;
+}
+int cuGraphAddMemsetNode(Node** node, Graph* graph, Node* const* behind, size_t count, const MemsetParams* params,
+                         void* of) {
+  REFUSE_IF_ASKED();
+  if (of != &context || !(*node = add(graph, behind, count))) return kInvalidValue;
+  return (*node)->clears = 1, (*node)->cleared = params->address, 0;
+}
+int cuGraphKernelNodeSetAttribute(Node* node, int attribute, const int* value) {
+  enum { kPriority = 8 };
+  if (attribute == kPriority) node->priority = *value;
+  return 0;
+}
+int cuGraphInstantiateWithFlags(Executable** executable, Graph* graph, unsigned long long flags) {
+  REFUSE_IF_ASKED();
+  *executable = allocate(sizeof **executable);
+  (*executable)->of = graph, (*executable)->own = *graph, (*executable)->number = ++executables;
+  TELL("graph %d made, priority %d\n", executables, graph->nodes[graph->count - 1].priority);
+  return (void)flags, 0;
+}
+static Node* own(Executable* executable, const Node* node) {
+  if (!node->graph->alive || node->graph != executable->of) return NULL;
+  return &executable->own.nodes[node - executable->of->nodes];
+}
+int cuGraphExecKernelNodeSetParams_v2(Executable* executable, const Node* node, const KernelParams* params) {
+  REFUSE_IF_ASKED();
+  Node* mine = own(executable, node);
+  if (!mine || mine->clears) return kInvalidValue;
+  return set_kernel(mine, params), 0;
+}
+int cuGraphExecMemsetNodeSetParams(Executable* executable, const Node* node, const MemsetParams* params, void* of) {
+  REFUSE_IF_ASKED();
+  Node* mine = own(executable, node);
+  if (!mine || !mine->clears || of != &context) return kInvalidValue;
+  return mine->cleared = params->address, 0;
+}
+int cuGraphExecDestroy(Executable* executable) { return TELL("graph %d destroyed\n", executable->number), 0; }
+int cuGraphLaunch(Executable* executable, void* stream) {
+  REFUSE_IF_ASKED();
+  if (captured && stream == captured) return kUnsupported;
+  TELL("%d: graph %d:", (int)(uintptr_t)stream, executable->number);
+  for (int i = 0; i < executable->own.count; ++i) {
+    const Node* node = &executable->own.nodes[i];
+    if (node->clears) {
+      TELL(" 0 at %d", (int)node->cleared);
+    } else {
+      tell_kernel(node->kernel, node->grid, &node->argument);
+    }
+  }
+  return TELL("\n"), 0;
+}

@@ -1,0 +1,178 @@
+// What a call puts into its stream: against tests/fake_driver, which tells.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cuda/launches.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+template <class Function>
+Function* fake(const char* name) {
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* const function = library ? dlsym(library, name) : nullptr;
+  if (!function) throw std::runtime_error("wants the driver of tests/fake_driver: run by ctest");
+  return reinterpret_cast<Function*>(function);
+}
+std::string told() { return fake<const char*()>("fake_cuda_log")(); }
+void refuse(const char* name) { fake<void(const char*)>("fake_cuda_refuse")(name); }
+void* stream(uintptr_t number) { return reinterpret_cast<void*>(number); }
+void capture(uintptr_t number) { fake<void(void*)>("fake_cuda_capture")(stream(number)); }
+
+struct Params {
+  int argument;
+};
+struct Launch {
+  uintptr_t kernel;
+  int argument;
+  uint32_t grid = 1;
+};
+
+tessera_status run(uintptr_t stream_number, const std::vector<Launch>& kernels, uintptr_t cleared = 0) {
+  tessera_device device{};
+  Launches launches(device, stream(stream_number));
+  if (const tessera_status status = launches.begin(); status.code != TESSERA_OK) return status;
+  if (cleared) launches.clear(stream(cleared));
+  for (const Launch& launch : kernels) {
+    const Kernel kernel{reinterpret_cast<CUkernel>(launch.kernel), "fwd_test", 128, 0};
+    launches.add(kernel, Grid{launch.grid}, Params{launch.argument});
+  }
+  return launches.run();
+}
+// What such a call did.
+std::string call(uintptr_t stream_number, const std::vector<Launch>& kernels, uintptr_t cleared = 0) {
+  const tessera_status status = run(stream_number, kernels, cleared);
+  return status.code == TESSERA_OK ? told() : std::string("refused: ") + status.message;
+}
+
+// A thread keeps its graphs. What ends it left to tell is in its test's way no more.
+class CudaLaunches : public ::testing::Test {
+ protected:
+  void SetUp() override { told(), refuse(""), capture(0); }
+  static void in_new_thread(const std::function<void()>& test) { std::thread(test).join(); }
+};
+using CudaLaunchesOneByOne = CudaLaunches;
+
+std::string number_of(const std::string& text) {  // "graph N made, ..."
+  const size_t at = text.find("graph ") + 6;
+  return text.substr(at, text.find(' ', at) - at);
+}
+
+TEST_F(CudaLaunches, AreAGraphFromTheSecondCallOn) {
+  in_new_thread([] {
+    EXPECT_EQ(call(11, {{1, 10}, {2, 20, 5}}), "11: kernel 1(10) x 1\n11: kernel 2(20) x 5\n");
+    const std::string second = call(11, {{1, 11}, {2, 21, 6}}), n = number_of(second);
+    EXPECT_EQ(second, "graph " + n + " made, priority -11\n11: graph " + n + ": kernel 1(11) x 1 kernel 2(21) x 6\n");
+    EXPECT_EQ(call(11, {{1, 12}, {2, 22, 7}}), "11: graph " + n + ": kernel 1(12) x 1 kernel 2(22) x 7\n");
+    EXPECT_EQ(call(11, {{3, 13}, {1, 23}}), "11: graph " + n + ": kernel 3(13) x 1 kernel 1(23) x 1\n") << "others";
+  });
+  EXPECT_NE(told().find("destroyed"), std::string::npos) << "with its thread";
+}
+
+TEST_F(CudaLaunches, ClearAWordFirst) {
+  in_new_thread([] {
+    EXPECT_EQ(call(11, {{1, 10}}, 4096), "11: 1 words at 4096 become 0\n11: kernel 1(10) x 1\n");
+    const std::string second = call(11, {{1, 11}}, 4160), n = number_of(second);
+    EXPECT_EQ(second, "graph " + n + " made, priority -11\n11: graph " + n + ": 0 at 4160 kernel 1(11) x 1\n");
+    EXPECT_EQ(call(11, {{1, 12}}, 4224), "11: graph " + n + ": 0 at 4224 kernel 1(12) x 1\n");
+    EXPECT_EQ(call(11, {{1, 13}}), "11: kernel 1(13) x 1\n") << "another form's first call";
+  });
+}
+
+TEST_F(CudaLaunches, WithoutBlocksAreNone) {
+  in_new_thread([] {
+    for (int n = 0; n < 3; ++n) EXPECT_EQ(call(11, {{1, 10, 0}}), "");
+    EXPECT_EQ(call(11, {{1, 10, 0}, {2, 20}}), "11: kernel 2(20) x 1\n");
+  });
+}
+
+TEST_F(CudaLaunches, AreCapturedOneByOne) {
+  in_new_thread([] {
+    for (int n = 0; n < 3; ++n) call(11, {{1, 10}});
+    capture(11);
+    for (int n = 0; n < 3; ++n) EXPECT_EQ(call(11, {{1, 11}}), "11: kernel 1(11) x 1\n");
+    capture(0);
+    EXPECT_NE(call(11, {{1, 12}}).find(": kernel 1(12) x 1\n"), std::string::npos);
+  });
+}
+
+TEST_F(CudaLaunches, HaveAGraphForEachStreamAndThread) {
+  in_new_thread([] {
+    call(11, {{1, 0}}), call(12, {{1, 0}}), call(0, {{1, 0}});
+    const std::string a = number_of(call(11, {{1, 1}})), b = number_of(call(12, {{1, 1}})), c = number_of(call(0, {{1, 1}}));
+    EXPECT_TRUE(a != b && b != c && a != c);
+    in_new_thread([] { EXPECT_EQ(call(11, {{1, 2}}), "11: kernel 1(2) x 1\n"); });
+    EXPECT_EQ(call(11, {{1, 2}}), "11: graph " + a + ": kernel 1(2) x 1\n");
+    EXPECT_EQ(call(12, {{1, 3}}), "12: graph " + b + ": kernel 1(3) x 1\n");
+    EXPECT_EQ(call(0, {{1, 4}}), "0: graph " + c + ": kernel 1(4) x 1\n");
+  });
+}
+
+TEST_F(CudaLaunches, KeepTheGraphsUsedLast) {
+  in_new_thread([] {
+    std::vector<std::string> numbers;
+    for (uintptr_t n = 0; n < 8; ++n) {
+      call(11 + n, {{1, 0}});
+      numbers.push_back(number_of(call(11 + n, {{1, 1}})));
+    }
+    for (uintptr_t n = 0; n < 8; ++n) {
+      EXPECT_EQ(call(11 + n, {{1, 2}}), std::to_string(11 + n) + ": graph " + numbers[n] + ": kernel 1(2) x 1\n");
+    }
+    call(11, {{1, 3}});  // not the oldest any more
+    EXPECT_EQ(call(30, {{1, 4}}), "graph " + numbers[1] + " destroyed\n30: kernel 1(4) x 1\n");
+    EXPECT_EQ(call(11, {{1, 5}}), "11: graph " + numbers[0] + ": kernel 1(5) x 1\n");
+    EXPECT_EQ(call(12, {{1, 6}}), "graph " + numbers[2] + " destroyed\n12: kernel 1(6) x 1\n");
+  });
+}
+
+// The call goes one by one, and so does its form from then on: nothing is lost, done twice or tried for ever.
+TEST_F(CudaLaunches, GoOneByOneWhereADriverRefusesGraphs) {
+  for (const bool made : {false, true}) {
+    for (const char* const name : {"cuGraphCreate", "cuGraphAddMemsetNode", "cuGraphAddKernelNode_v2",
+                                   "cuGraphInstantiateWithFlags", "cuGraphExecMemsetNodeSetParams",
+                                   "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"}) {
+      const bool is_for_making = std::string(name).find("Exec") == std::string::npos && std::string(name) != "cuGraphLaunch";
+      if (made && is_for_making) continue;  // done by then
+      in_new_thread([made, name] {
+        for (int n = 0; n < (made ? 3 : 1); ++n) call(11, {{1, n}}, 4096);
+        refuse(name);
+        for (int n = 10; n < 14; ++n) {
+          const std::string did = call(11, {{1, n}}, 4096), argument = std::to_string(n);
+          // The graph that could still be made and launched once, or one that is dropped before.
+          const bool once = !made && n == 10 && did.ends_with(": 0 at 4096 kernel 1(10) x 1\n");
+          EXPECT_TRUE(once || did.ends_with("11: 1 words at 4096 become 0\n11: kernel 1(" + argument + ") x 1\n"))
+              << name << ": " << did;
+        }
+        refuse("");
+        EXPECT_EQ(call(11, {{1, 20}}, 4096), "11: 1 words at 4096 become 0\n11: kernel 1(20) x 1\n") << name;
+      });
+    }
+  }
+}
+
+TEST_F(CudaLaunches, SayWhichKernelADriverRefuses) {
+  in_new_thread([] {
+    for (int n = 0; n < 3; ++n) call(11, {{1, 10}});
+    refuse("cuLaunchKernel");
+    EXPECT_EQ(run(11, {{1, 11}}).code, TESSERA_OK) << "a graph's launch is none of it";
+    EXPECT_EQ(call(12, {{1, 11}}), "refused: fwd_test: CUDA_ERROR_PRETENDED (1), the driver's words");
+    refuse("cuMemsetD32Async");
+    EXPECT_EQ(call(13, {{1, 11}}, 4096), "refused: cuMemsetD32Async: CUDA_ERROR_PRETENDED (1), the driver's words");
+    refuse("");
+  });
+}
+
+// With TESSERA_CUDA_GRAPHS=0.
+TEST_F(CudaLaunchesOneByOne, IfTheEnvironmentSaysSo) {
+  in_new_thread([] {
+    for (int n = 0; n < 4; ++n) EXPECT_EQ(call(11, {{1, n}}), "11: kernel 1(" + std::to_string(n) + ") x 1\n");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::cuda
