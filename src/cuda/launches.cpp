@@ -106,6 +106,7 @@ class Graph {
   void release() {
     const Driver* cu = nullptr;
     if (graph_ && open_driver(cu).code == TESSERA_OK) {
+      const CaptureRelaxed relaxed(*cu);
       if (executable_) cu->cuGraphExecDestroy(executable_);
       cu->cuGraphDestroy(graph_);
     }

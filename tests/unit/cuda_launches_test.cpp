@@ -104,7 +104,8 @@ TEST_F(CudaLaunches, AreCapturedOneByOne) {
 TEST_F(CudaLaunches, HaveAGraphForEachStreamAndThread) {
   in_new_thread([] {
     call(11, {{1, 0}}), call(12, {{1, 0}}), call(0, {{1, 0}});
-    const std::string a = number_of(call(11, {{1, 1}})), b = number_of(call(12, {{1, 1}})), c = number_of(call(0, {{1, 1}}));
+    const std::string a = number_of(call(11, {{1, 1}})), b = number_of(call(12, {{1, 1}})),
+                      c = number_of(call(0, {{1, 1}}));
     EXPECT_TRUE(a != b && b != c && a != c);
     in_new_thread([] { EXPECT_EQ(call(11, {{1, 2}}), "11: kernel 1(2) x 1\n"); });
     EXPECT_EQ(call(11, {{1, 2}}), "11: graph " + a + ": kernel 1(2) x 1\n");
@@ -133,10 +134,11 @@ TEST_F(CudaLaunches, KeepTheGraphsUsedLast) {
 // The call goes one by one, and so does its form from then on: nothing is lost, done twice or tried for ever.
 TEST_F(CudaLaunches, GoOneByOneWhereADriverRefusesGraphs) {
   for (const bool made : {false, true}) {
-    for (const char* const name : {"cuGraphCreate", "cuGraphAddMemsetNode", "cuGraphAddKernelNode_v2",
-                                   "cuGraphInstantiateWithFlags", "cuGraphExecMemsetNodeSetParams",
-                                   "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"}) {
-      const bool is_for_making = std::string(name).find("Exec") == std::string::npos && std::string(name) != "cuGraphLaunch";
+    for (const char* const name :
+         {"cuGraphCreate", "cuGraphAddMemsetNode", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags",
+          "cuGraphExecMemsetNodeSetParams", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"}) {
+      const bool is_for_making =
+          std::string(name).find("Exec") == std::string::npos && std::string(name) != "cuGraphLaunch";
       if (made && is_for_making) continue;  // done by then
       in_new_thread([made, name] {
         for (int n = 0; n < (made ? 3 : 1); ++n) call(11, {{1, n}}, 4096);
