@@ -6,8 +6,8 @@
 #   scripts/gpu_test.sh --bundle DIR                                build what --prebuilt takes, for another machine
 #
 # Suites: prepare (compile all kernels into the cache), unit, table, ampere (the table without bulk copies, as GPUs before
-# Hopper run it), invariance, cuda (pointers, streams, graphs, 64-bit offsets), fuzz, memcheck, racecheck, initcheck,
-# synccheck (compute-sanitizer), python.
+# Hopper run it), graphs (the table and streams, each call a CUDA graph), invariance, cuda (pointers, streams, graphs, 64-bit
+# offsets), fuzz, memcheck, racecheck, initcheck, synccheck (compute-sanitizer), python.
 #
 # To build takes CMake, Ninja and GoogleTest, CLI11, nlohmann-json; a machine without these runs a bundle: programs with
 # the library and the C++ run time linked in. The suite python builds its extension itself: scripts/gpu_python.sh.
@@ -21,7 +21,7 @@ fuzz_cases=400
 bundle=
 prebuilt=
 suites=()
-all_suites=(prepare unit table ampere invariance cuda fuzz memcheck racecheck initcheck synccheck python)
+all_suites=(prepare unit table ampere graphs invariance cuda fuzz memcheck racecheck initcheck synccheck python)
 while (($#)); do
   case $1 in
     --prebuilt) prebuilt=$2 && shift 2 ;;
@@ -122,6 +122,7 @@ suite_prepare() {
 suite_unit() { gtest_suite unit 90 1 '-Prebuilt/*' cuda_unit_tests; }
 suite_table() { gtest_suite table 240 48 'Cuda/GpuTable.*'; }
 suite_ampere() { TESSERA_FWD_SM80_BULK=0 gtest_suite ampere 240 48 'Cuda/GpuTable.*'; }
+suite_graphs() { TESSERA_CUDA_GRAPHS=first gtest_suite graphs 240 48 'Cuda/GpuTable.*:*CudaStreams*:*CudaLaunches*'; }
 suite_invariance() { gtest_suite invariance 60 4 'Cuda/GpuBatchInvariance.*'; }
 suite_cuda() { gtest_suite cuda 120 1 '*Cuda*.*-*GpuTable*:*GpuBatchInvariance*'; }
 

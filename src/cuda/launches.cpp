@@ -4,29 +4,36 @@
 #include <array>
 #include <cstdlib>
 #include <exception>
+#include <string_view>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "core/status.hpp"
 
 namespace tessera::cuda {
 namespace {
 
-// TESSERA_CUDA_GRAPHS=0: launches one by one.
-bool graphs_wanted() {
-  static const bool wanted = [] {
-    const char* const value = std::getenv("TESSERA_CUDA_GRAPHS");
-    return !value || std::strcmp(value, "0") != 0;
+// TESSERA_CUDA_GRAPHS: 1, a form's calls are graphs from the second on, since many a stream has but one; first, from the first
+// on, for tests; else launches go one by one.
+enum class Wanted { kNever, kFromSecond, kFromFirst };
+Wanted graphs_wanted() {
+  static const Wanted wanted = [] {
+    const char* const variable = std::getenv("TESSERA_CUDA_GRAPHS");
+    const std::string_view value = variable ? variable : "";
+    return value == "1" ? Wanted::kFromSecond : value == "first" ? Wanted::kFromFirst : Wanted::kNever;
   }();
   return wanted;
 }
 
-// Calls of one form on one stream. A graph has a stream of its own since two launches of it wait for each other, and a thread
-// of its own since setting its parameters and launching it are two steps.
+// Calls of one form on one stream. A graph has a stream of its own since two launches of it wait for each other, a thread of
+// its own since setting its parameters and launching it are two steps, and kernels of its own: the driver puts another kernel
+// into a node, but what was the last one's may stay, such as its clusters.
 struct Form {
   uint64_t stream = 0;  // the driver's number of it, which no later stream gets
   CUcontext context = nullptr;
-  int kernels = 0;
+  std::array<CUkernel, Launches::kMaxKernels> kernels{};
+  int count = 0;
   bool clears = false;
   bool operator==(const Form&) const = default;
 };
@@ -80,7 +87,7 @@ class Graph {
     }
     CUlaunchAttributeValue priority{};
     fine = fine && cu.cuStreamGetPriority(stream, &priority.priority) == kCudaSuccess;
-    for (int i = 0; fine && i < form_.kernels; ++i) {
+    for (int i = 0; fine && i < form_.count; ++i) {
       fine = cu.cuGraphAddKernelNode(&kernels_[i], graph_, &last, last ? 1 : 0, &kernels[i]) == kCudaSuccess &&
              cu.cuGraphKernelNodeSetAttribute(kernels_[i], kLaunchPriority, &priority) == kCudaSuccess;
       last = kernels_[i];
@@ -94,7 +101,7 @@ class Graph {
       const CUmemsetNodeParams params = memset_params(word);
       if (cu.cuGraphExecMemsetNodeSetParams(executable_, clear_, &params, form_.context) != kCudaSuccess) return false;
     }
-    for (int i = 0; i < form_.kernels; ++i) {
+    for (int i = 0; i < form_.count; ++i) {
       if (cu.cuGraphExecKernelNodeSetParams(executable_, kernels_[i], &kernels[i]) != kCudaSuccess) return false;
     }
     return true;
@@ -123,17 +130,17 @@ class Graph {
 // A thread's graphs, the last used first.
 class Graphs {
  public:
-  // The graph of a form; null at the form's first call, since many a stream has but one.
-  Graph* find(const Form& form) {
+  // The graph of a form, made or not, and whether it was here before.
+  std::pair<Graph*, bool> find(const Form& form) {
     auto at = std::find_if(order_.begin(), order_.end(), [&](const Graph* graph) { return graph->form() == form; });
     const bool known = at != order_.end();
     if (!known) (*--at)->become(form);
     std::rotate(order_.begin(), at, at + 1);
-    return known ? order_.front() : nullptr;
+    return {order_.front(), known};
   }
 
  private:
-  static constexpr size_t kMost = 8;
+  static constexpr size_t kMost = 16;
   std::array<Graph, kMost> graphs_;
   std::array<Graph*, kMost> order_ = [this] {
     std::array<Graph*, kMost> order;
@@ -186,7 +193,7 @@ tessera_status Launches::load_missing() {
 tessera_status Launches::run() {
   if (!missing_.empty()) TESSERA_RETURN_IF_ERROR(load_missing());
   if (!driver_ || count_ == 0) return ok();
-  return graphs_wanted() && run_as_graph() ? ok() : run_one_by_one();
+  return graphs_wanted() != Wanted::kNever && run_as_graph() ? ok() : run_one_by_one();
 }
 
 // False: not done, and nothing is in the stream. The stream is captured, which takes launches but no graph's; or this is its
@@ -195,11 +202,12 @@ bool Launches::run_as_graph() {
   const Driver& cu = *driver_;
   CUcaptureStatus capture = kCaptureNone;
   if (cu.cuStreamIsCapturing(stream_, &capture) != kCudaSuccess || capture != kCaptureNone) return false;
-  Form form{.context = context_.current(), .kernels = count_, .clears = cleared_ != 0};
+  Form form{.context = context_.current(), .count = count_, .clears = cleared_ != 0};
+  for (int i = 0; i < count_; ++i) form.kernels[i] = nodes_[i].kernel.handle;
   if (cu.cuStreamGetId(stream_, &form.stream) != kCudaSuccess) return false;
   thread_local Graphs graphs;
-  Graph* const graph = graphs.find(form);
-  if (!graph || graph->refused()) return false;
+  const auto [graph, known] = graphs.find(form);
+  if (graph->refused() || (!known && graphs_wanted() == Wanted::kFromSecond)) return false;
   void* arguments[kMaxKernels];
   CUkernelNodeParams kernels[kMaxKernels];
   for (int i = 0; i < count_; ++i) {

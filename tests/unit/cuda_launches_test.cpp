@@ -69,7 +69,8 @@ TEST_F(CudaLaunches, AreAGraphFromTheSecondCallOn) {
     const std::string second = call(11, {{1, 11}, {2, 21, 6}}), n = number_of(second);
     EXPECT_EQ(second, "graph " + n + " made, priority -11\n11: graph " + n + ": kernel 1(11) x 1 kernel 2(21) x 6\n");
     EXPECT_EQ(call(11, {{1, 12}, {2, 22, 7}}), "11: graph " + n + ": kernel 1(12) x 1 kernel 2(22) x 7\n");
-    EXPECT_EQ(call(11, {{3, 13}, {1, 23}}), "11: graph " + n + ": kernel 3(13) x 1 kernel 1(23) x 1\n") << "others";
+    EXPECT_EQ(call(11, {{1, 13}, {3, 23}}), "11: kernel 1(13) x 1\n11: kernel 3(23) x 1\n") << "others";
+    EXPECT_EQ(call(11, {{1, 14}, {2, 24}}), "11: graph " + n + ": kernel 1(14) x 1 kernel 2(24) x 1\n");
   });
   EXPECT_NE(told().find("destroyed"), std::string::npos) << "with its thread";
 }
@@ -117,15 +118,16 @@ TEST_F(CudaLaunches, HaveAGraphForEachStreamAndThread) {
 TEST_F(CudaLaunches, KeepTheGraphsUsedLast) {
   in_new_thread([] {
     std::vector<std::string> numbers;
-    for (uintptr_t n = 0; n < 8; ++n) {
+    constexpr uintptr_t kMost = 16;
+    for (uintptr_t n = 0; n < kMost; ++n) {
       call(11 + n, {{1, 0}});
       numbers.push_back(number_of(call(11 + n, {{1, 1}})));
     }
-    for (uintptr_t n = 0; n < 8; ++n) {
+    for (uintptr_t n = 0; n < kMost; ++n) {
       EXPECT_EQ(call(11 + n, {{1, 2}}), std::to_string(11 + n) + ": graph " + numbers[n] + ": kernel 1(2) x 1\n");
     }
     call(11, {{1, 3}});  // not the oldest any more
-    EXPECT_EQ(call(30, {{1, 4}}), "graph " + numbers[1] + " destroyed\n30: kernel 1(4) x 1\n");
+    EXPECT_EQ(call(40, {{1, 4}}), "graph " + numbers[1] + " destroyed\n40: kernel 1(4) x 1\n");
     EXPECT_EQ(call(11, {{1, 5}}), "11: graph " + numbers[0] + ": kernel 1(5) x 1\n");
     EXPECT_EQ(call(12, {{1, 6}}), "graph " + numbers[2] + " destroyed\n12: kernel 1(6) x 1\n");
   });
@@ -169,8 +171,8 @@ TEST_F(CudaLaunches, SayWhichKernelADriverRefuses) {
   });
 }
 
-// With TESSERA_CUDA_GRAPHS=0.
-TEST_F(CudaLaunchesOneByOne, IfTheEnvironmentSaysSo) {
+// Without TESSERA_CUDA_GRAPHS=1.
+TEST_F(CudaLaunchesOneByOne, UnlessTheEnvironmentSaysOtherwise) {
   in_new_thread([] {
     for (int n = 0; n < 4; ++n) EXPECT_EQ(call(11, {{1, n}}), "11: kernel 1(" + std::to_string(n) + ") x 1\n");
   });
