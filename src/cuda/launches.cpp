@@ -14,14 +14,14 @@
 namespace tessera::cuda {
 namespace {
 
-// TESSERA_CUDA_GRAPHS: 1, a form's calls are graphs from the second on, since many a stream has but one; first, from the first
-// on, for tests; else launches go one by one.
+// TESSERA_CUDA_GRAPHS: 0, launches go one by one; first, a form's calls are graphs from the first on, for tests; else from the
+// second on, since many a stream has but one.
 enum class Wanted { kNever, kFromSecond, kFromFirst };
 Wanted graphs_wanted() {
   static const Wanted wanted = [] {
     const char* const variable = std::getenv("TESSERA_CUDA_GRAPHS");
     const std::string_view value = variable ? variable : "";
-    return value == "1" ? Wanted::kFromSecond : value == "first" ? Wanted::kFromFirst : Wanted::kNever;
+    return value == "0" ? Wanted::kNever : value == "first" ? Wanted::kFromFirst : Wanted::kFromSecond;
   }();
   return wanted;
 }

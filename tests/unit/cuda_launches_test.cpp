@@ -171,8 +171,8 @@ TEST_F(CudaLaunches, SayWhichKernelADriverRefuses) {
   });
 }
 
-// Without TESSERA_CUDA_GRAPHS=1.
-TEST_F(CudaLaunchesOneByOne, UnlessTheEnvironmentSaysOtherwise) {
+// With TESSERA_CUDA_GRAPHS=0.
+TEST_F(CudaLaunchesOneByOne, IfTheEnvironmentSaysSo) {
   in_new_thread([] {
     for (int n = 0; n < 4; ++n) EXPECT_EQ(call(11, {{1, n}}), "11: kernel 1(" + std::to_string(n) + ") x 1\n");
   });
