@@ -2,15 +2,15 @@
 # The CUDA benchmarks on a machine with a GPU: builds the Python extension, then runs those named; bench.log and a JSON
 # file each in $OUT, else in build/gpu-python/logs.
 #
-#   scripts/gpu_bench.sh [BENCH ...]       grid, beyond, decode, launch, io; all unless some are named
+#   scripts/gpu_bench.sh [BENCH ...]       grid, beyond, pages, decode, launch, io; all unless some are named
 #   scripts/gpu_bench.sh --quick ...       short lead-in and one round: for a look, not for reports
 #   scripts/gpu_bench.sh ... -- OPTION ... goes to bench/cuda_against_pytorch.py, as --direction forward --head-dims 128
 #
 # On an H200 with 16 cores: the build a minute and a half; grid five minutes (0.8 s a cell and contestant: 36 cells, four
-# contestants forward, three backward), beyond two, decode one and a half, launch half a minute, io two. Within ten minutes:
+# contestants forward, three backward), beyond two, pages half a minute, decode one and a half, launch as pages, io two. Within ten minutes:
 #
 #   scripts/gpu_bench.sh grid                                                   everything in it, both directions
-#   scripts/gpu_bench.sh beyond decode launch io
+#   scripts/gpu_bench.sh beyond pages decode launch io
 #   scripts/gpu_bench.sh grid -- --contestants sm80 flash                       the kernels of every GPU against FA2: 2.5
 #   scripts/gpu_bench.sh grid -- --contestants tessera cudnn --direction forward   the best kernel against cuDNN: 1.5
 set -uo pipefail
@@ -18,7 +18,7 @@ cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
 logs=${OUT:-$PWD/build/gpu-python/logs}
-all_benches=(grid beyond decode launch io)
+all_benches=(grid beyond pages decode launch io)
 benches=()
 steadiness=()
 while (($#)); do

@@ -68,6 +68,8 @@ class Tessera(Contestant):
         if p.lengths:
             cu = self.inputs.cu_seqlens
             options.update(cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=p.seqlen_q, max_seqlen_k=p.seqlen_k)
+        if p.page_size:
+            options.update(page_table=self.inputs.page_table, seqused_k=self.inputs.seqused_k)
         return options
 
     def plan(self) -> dict:
@@ -112,8 +114,8 @@ class _Sdpa(Contestant):
         super().__init__(problem, inputs, direction)
         if problem.deterministic:
             raise NotOffered("measured without the deterministic option only")
-        if problem.lengths or problem.window >= 0:
-            raise NotOffered("scaled_dot_product_attention has no packed sequences and no windows")
+        if problem.lengths or problem.window >= 0 or problem.page_size:
+            raise NotOffered("scaled_dot_product_attention has no packed sequences, no windows and no pages")
         self.q, self.k, self.v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
         self.options = {"is_causal": problem.causal}
         if problem.heads != problem.heads_kv:

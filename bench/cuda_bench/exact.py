@@ -26,6 +26,7 @@ class Exact:
         self._problem = problem
         names = ("o",) if direction == "forward" else ("d_q", "d_k", "d_v")
         self._samples: list[dict[str, tuple[tuple, Tensor]]] = []
+        k, v = inputs.keys_and_values()
         for which, (b, start, end) in enumerate(_slices(problem)):
             kv_head = 0 if which == 0 else problem.heads_kv - 1
             group = problem.heads // problem.heads_kv
@@ -33,7 +34,7 @@ class Exact:
             rows = (slice(start, end),) if problem.lengths else (b, slice(None))
             at_q, at_k = (*rows, heads), (*rows, kv_head)
             d_o = None if direction == "forward" else inputs.d_o[at_q]
-            results = self._head(inputs.q[at_q], inputs.k[at_k], inputs.v[at_k], d_o)
+            results = self._head(inputs.q[at_q], k[at_k], v[at_k], d_o)
             self._samples.append({name: (at_k if name in ("d_k", "d_v") else at_q, results[name]) for name in names})
 
     def _head(self, q: Tensor, k: Tensor, v: Tensor, d_o: Tensor | None) -> dict[str, Tensor]:

@@ -13,7 +13,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True)
 class Problem:
-    """Attention of q [B, Sq, Hq, D] to k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv]; packed [T, H, D] with `lengths`."""
+    """Attention of q [B, Sq, Hq, D] to k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv]; packed [T, H, D] with `lengths`; k and v in
+    pages [pages, page_size, Hkv, D] with `page_size`, a divisor of Sk."""
 
     name: str
     batch: int
@@ -28,6 +29,7 @@ class Problem:
     window: int = -1  # keys left of the diagonal; with causal
     lengths: tuple[int, ...] = ()  # of packed sequences, queries and keys alike
     deterministic: bool = False
+    page_size: int = 0
 
     @property
     def mask(self) -> str:
@@ -55,13 +57,22 @@ class Problem:
 
 @dataclass
 class Inputs:
-    """Standard normal tensors; cu_seqlens int32 [B + 1] where packed."""
+    """Standard normal tensors; cu_seqlens int32 [B + 1] where packed; page_table int32 [B, Sk / page_size], in no order, and
+    seqused_k int32 [B] where keys and values are in pages."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     d_o: Tensor | None
     cu_seqlens: Tensor | None = None
+    page_table: Tensor | None = None
+    seqused_k: Tensor | None = None
+
+    def keys_and_values(self) -> tuple[Tensor, Tensor]:
+        """k and v as [B, Sk, Hkv, D], also where they are in pages; packed [T, Hkv, D]."""
+        if self.page_table is None:
+            return self.k, self.v
+        return tuple(x[self.page_table].flatten(1, 2) for x in (self.k, self.v))
 
     @staticmethod
     def of(problem: Problem, with_gradient: bool, device: str = "cuda") -> Inputs:
@@ -75,13 +86,16 @@ class Inputs:
         cu_seqlens = None
         if p.lengths:
             cu_seqlens = torch.tensor([0, *p.lengths], device=device).cumsum(0).to(torch.int32)
-        return Inputs(
-            normal(p.seqlen_q, p.heads, p.head_dim),
-            normal(p.seqlen_k, p.heads_kv, p.head_dim),
-            normal(p.seqlen_k, p.heads_kv, p.head_dim_v),
-            normal(p.seqlen_q, p.heads, p.head_dim_v) if with_gradient else None,
-            cu_seqlens,
-        )
+        q = normal(p.seqlen_q, p.heads, p.head_dim)
+        k, v = (normal(p.seqlen_k, p.heads_kv, dim) for dim in (p.head_dim, p.head_dim_v))
+        page_table = seqused_k = None
+        if p.page_size:
+            k, v = (x.view(-1, p.page_size, *x.shape[2:]) for x in (k, v))
+            order = torch.randperm(len(k), generator=generator, device=device, dtype=torch.int32)
+            page_table = order.view(p.batch, -1)
+            seqused_k = torch.full((p.batch,), p.seqlen_k, device=device, dtype=torch.int32)
+        d_o = normal(p.seqlen_q, p.heads, p.head_dim_v) if with_gradient else None
+        return Inputs(q, k, v, d_o, cu_seqlens, page_table, seqused_k)
 
 
 TOKENS = 16384
@@ -140,14 +154,30 @@ def beyond(dtype: str) -> list[Problem]:
     return problems
 
 
+PAGE_SIZES = (16, 64, 256)
+
+
+def pages(dtype: str) -> list[Problem]:
+    """4 x 4096 tokens, keys and values together, and in pages."""
+    return [
+        _square(f"D {dim}, " + (f"pages of {size}" if size else "no pages"), 4, 4096, WIDTH // dim, WIDTH // dim, dim, dim,
+                causal, dtype=dtype, page_size=size)
+        for dim in (64, 128, 256)
+        for causal in (False, True)
+        for size in (0, *PAGE_SIZES)
+    ]  # fmt: skip
+
+
 def decode(dtype: str) -> list[Problem]:
-    """One query token a sequence, D 128."""
+    """One query token a sequence, D 128; keys and values together, and for large batches also in pages."""
     sizes = ((1, 8192), (1, 65536), (1, 524288), (8, 8192), (16, 4096), (64, 2048), (64, 8192))
     return [
-        Problem(f"{heads}/{heads_kv}", batch, 1, length, heads, heads_kv, 128, 128, False, dtype=dtype)
+        Problem(f"{heads}/{heads_kv}" + (f", pages of {size}," if size else ""), batch, 1, length, heads, heads_kv, 128, 128,
+                False, dtype=dtype, page_size=size)
         for heads, heads_kv in ((32, 8), (32, 32), (64, 8))
         for batch, length in sizes
-    ]
+        for size in (0, *(PAGE_SIZES if batch == 64 else ()))
+    ]  # fmt: skip
 
 
 def short_name(problem: Problem, direction: str) -> str:
