@@ -15,11 +15,24 @@ namespace tessera::testing {
 
 using Bits = std::vector<std::vector<std::byte>>;
 
+// Calls of one, two and three launches.
+inline constexpr const char* kStreamCases[] = {
+    "dtype=bf16 backward=1 deterministic=1 b=2 sq=300 sk=400 hq=4 hkv=2 d=64 dv=64 causal=1",
+    "dtype=f32 backward=1 deterministic=1 b=2 sq=70 sk=140 hq=4 hkv=2 d=32 dv=40 bias=hqk d_bias=1 sink=1 d_sink=1",
+    "dtype=f16 b=2 sq=1 sk=4001 hq=8 hkv=2 d=128 dv=128",
+};
+// Works dealt by a counter, which the call clears.
+inline constexpr const char* kCounterCase =
+    "dtype=bf16 b=40 sq=300 sk=300 hq=8 hkv=2 d=128 dv=128 q=packed k=packed causal=1";
+
+inline std::vector<tessera_direction> directions(const Case& c) {
+  if (c.backward) return {TESSERA_FORWARD, TESSERA_BACKWARD};
+  return {TESSERA_FORWARD};
+}
+
 inline Inputs inputs_of(const char* text) { return make_inputs(legalised(*parse_case(text, nullptr))); }
 
-inline tessera_plan plan_of(const Call& call, tessera_direction direction, bool check_indices = false) {
-  tessera_device device = gpu_device();
-  device.check_indices = check_indices;
+inline tessera_plan plan_of(const Call& call, tessera_direction direction, tessera_device device = gpu_device()) {
   const tessera_problem problem = problem_of(call, direction);
   tessera_plan plan{};
   const tessera_status status = tessera_make_plan(&problem, &device, &plan);

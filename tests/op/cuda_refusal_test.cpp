@@ -21,7 +21,9 @@ class CudaRefusal : public Cuda {
   void SetUp() override {
     Cuda::SetUp();
     if (IsSkipped()) return;
-    plan_ = right_plan_ = plan_of(call_, TESSERA_FORWARD, true);
+    tessera_device device = gpu_device();
+    device.check_indices = 1;
+    plan_ = right_plan_ = plan_of(call_, TESSERA_FORWARD, device);
     on_gpu_ = std::make_unique<GpuCall>(call_, TESSERA_FORWARD, tessera_workspace_bytes(&plan_), 0xFF);
     on_gpu_->upload(gpu_->stream());
     buffers_ = on_gpu_->buffers();

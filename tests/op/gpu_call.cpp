@@ -20,8 +20,9 @@ bool exact_memory() {
 
 }  // namespace
 
-GpuCall::GpuCall(Call& call, tessera_direction direction, size_t workspace_bytes, unsigned char workspace_fill)
-    : exact_(exact_memory()), workspace_bytes_(workspace_bytes), workspace_fill_(workspace_fill) {
+GpuCall::GpuCall(Call& call, tessera_direction direction, size_t workspace_bytes, unsigned char workspace_fill,
+                 Gpu& gpu)
+    : gpu_(gpu), exact_(exact_memory()), workspace_bytes_(workspace_bytes), workspace_fill_(workspace_fill) {
   add_outputs(outputs(call, direction));
   for (const Tensor* input : call.inputs()) add("an input", *input, false);
   if (direction == TESSERA_BACKWARD) {
@@ -33,7 +34,7 @@ GpuCall::GpuCall(Call& call, tessera_direction direction, size_t workspace_bytes
 }
 
 GpuCall::GpuCall(const std::vector<NamedTensor>& outputs, const std::vector<NamedTensor>& inputs)
-    : exact_(exact_memory()), workspace_bytes_(0), workspace_fill_(0) {
+    : gpu_(Gpu::get()), exact_(exact_memory()), workspace_bytes_(0), workspace_fill_(0) {
   add_outputs(outputs);
   for (const NamedTensor& input : inputs) add(input.name, *input.tensor, false);
   place();
@@ -62,7 +63,7 @@ void GpuCall::place() {
   if (!exact_) {
     size_t bytes = workspace_bytes_ + 2 * kGuard + 2 * kAlignment;
     for (const Region& region : regions_) bytes += region.bytes + kAlignment;
-    blocks_.push_back(std::make_unique<GpuBlock>(bytes, true));
+    blocks_.push_back(std::make_unique<GpuBlock>(bytes, true, gpu_));
   }
   for (Region& region : regions_) {
     const size_t alignment = exact_ ? kExactAlignment : kAlignment;
@@ -79,7 +80,7 @@ void GpuCall::place() {
 // Memory whose address is `residue` more than a multiple of `alignment`.
 std::byte* GpuCall::take(size_t bytes, size_t residue, size_t alignment) {
   if (exact_) {
-    blocks_.push_back(std::make_unique<GpuBlock>(bytes + residue, false));
+    blocks_.push_back(std::make_unique<GpuBlock>(bytes + residue, false, gpu_));
     return blocks_.back()->data() + residue;
   }
   std::byte* const base = blocks_.front()->data();
@@ -101,24 +102,22 @@ std::byte* GpuCall::address(const Tensor& tensor) const {
 
 void GpuCall::fill_workspace(void* stream) {
   if (exact_) return;
-  Gpu& gpu = Gpu::get();
-  gpu.fill(workspace_ - kGuard, kGuardByte, kGuard, stream);
-  gpu.fill(workspace_, workspace_fill_, workspace_bytes_, stream);
-  gpu.fill(workspace_ + workspace_bytes_, kGuardByte, kGuard, stream);
+  gpu_.fill(workspace_ - kGuard, kGuardByte, kGuard, stream);
+  gpu_.fill(workspace_, workspace_fill_, workspace_bytes_, stream);
+  gpu_.fill(workspace_ + workspace_bytes_, kGuardByte, kGuard, stream);
 }
 
 void GpuCall::upload(void* stream) {
-  for (const Region& region : regions_) Gpu::get().upload(region.device, region.host, region.bytes, stream);
+  for (const Region& region : regions_) gpu_.upload(region.device, region.host, region.bytes, stream);
   fill_workspace(stream);
 }
 
 std::string GpuCall::download(void* stream) {
-  Gpu& gpu = Gpu::get();
   std::string harm;
   std::vector<std::byte> copy;
   for (const Region& region : regions_) {
     copy.resize(region.bytes);
-    gpu.download(copy.data(), region.device, region.bytes, stream);
+    gpu_.download(copy.data(), region.device, region.bytes, stream);
     if (region.written) {
       std::ranges::copy(copy, region.host);
     } else if (!std::equal(copy.begin(), copy.end(), region.host)) {
@@ -128,7 +127,7 @@ std::string GpuCall::download(void* stream) {
   if (exact_) return harm;
   copy.resize(kGuard);
   for (const std::byte* guard : {workspace_ - kGuard, workspace_ + workspace_bytes_}) {
-    gpu.download(copy.data(), guard, kGuard, stream);
+    gpu_.download(copy.data(), guard, kGuard, stream);
     if (std::ranges::any_of(copy, [](std::byte byte) { return byte != std::byte{kGuardByte}; }))
       harm = "wrote outside the workspace";
   }

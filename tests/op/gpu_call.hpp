@@ -18,7 +18,8 @@ namespace tessera::testing {
 class GpuCall {
  public:
   // Outputs are poisoned first. The call's tensors must stay alive.
-  GpuCall(Call& call, tessera_direction direction, size_t workspace_bytes, unsigned char workspace_fill);
+  GpuCall(Call& call, tessera_direction direction, size_t workspace_bytes, unsigned char workspace_fill,
+          Gpu& gpu = Gpu::get());
   // Tensors of a call that is none of attention's, without workspace.
   GpuCall(const std::vector<NamedTensor>& outputs, const std::vector<NamedTensor>& inputs);
 
@@ -45,6 +46,7 @@ class GpuCall {
   std::byte* take(size_t bytes, size_t residue, size_t alignment);
   void fill_workspace(void* stream);
 
+  Gpu& gpu_;
   const bool exact_;
   const size_t workspace_bytes_;
   const unsigned char workspace_fill_;

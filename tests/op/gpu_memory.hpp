@@ -11,26 +11,17 @@
 
 namespace tessera::testing {
 
-// Memory of a GPU, given back to the cache that it came from, or to the driver.
-class GpuBlock {
- public:
-  GpuBlock(size_t bytes, bool cached);
-  GpuBlock(const GpuBlock&) = delete;
-  GpuBlock& operator=(const GpuBlock&) = delete;
-  ~GpuBlock();
-  std::byte* data() const { return data_; }
-
- private:
-  std::byte* data_;
-  size_t bytes_;
-  bool cached_;
-};
-
-// The first GPU, its primary context current in the thread that first asks. gpu_missing() must be "".
+// A GPU, by its primary context. gpu_missing() must be "".
 class Gpu {
  public:
+  // The first, its context current from now on in the thread that first asks.
   static Gpu& get();
+  // The second, which must be there. Its context is current in no thread but while something is done here.
+  static Gpu& second();
+  // The context that is current in this thread, NULL: none.
+  static void* current();
 
+  void* context() const { return context_; }
   std::byte* allocate(size_t bytes);
   void release(std::byte* address);
   size_t free_bytes();
@@ -58,7 +49,8 @@ class Gpu {
 
  private:
   friend class GpuBlock;
-  Gpu();
+  class Scope;
+  explicit Gpu(int ordinal);
   void begin_capture(void* stream);
   void* end_capture(void* stream);
 
@@ -69,6 +61,22 @@ class Gpu {
   std::vector<CachedBlock> cache_;
   void* context_ = nullptr;
   void* stream_ = nullptr;
+};
+
+// Memory of a GPU, given back to the cache that it came from, or to the driver.
+class GpuBlock {
+ public:
+  GpuBlock(size_t bytes, bool cached, Gpu& gpu = Gpu::get());
+  GpuBlock(const GpuBlock&) = delete;
+  GpuBlock& operator=(const GpuBlock&) = delete;
+  ~GpuBlock();
+  std::byte* data() const { return data_; }
+
+ private:
+  Gpu& gpu_;
+  std::byte* data_;
+  size_t bytes_;
+  bool cached_;
 };
 
 }  // namespace tessera::testing
