@@ -39,12 +39,15 @@ struct FwdTile {
   int slice;          // columns of V a block takes
   int blocks_per_sm;  // that registers and shared memory should allow
   Rows dealt = Rows::kOwn;
+  bool paged = false;  // for keys in pages alone
 };
 constexpr int64_t kAny = INT64_MAX;
 constexpr FwdTile kTiles[] = {
-    // Few rows: one warp a block, many blocks, bound by the reading of K and V.
+    // Few rows: one warp a block, many blocks, bound by the reading of K and V. Where a warp waits for a row's page before it
+    // asks for the row, more blocks do more than larger tiles.
+    {false, 64, 16, 16, 32, 1, 3, 64, 7, Rows::kOwn, true},
     {false, 64, 16, 16, 64, 1, 3, 64, 4},
-    {false, 128, 16, 16, 64, 1, 2, 128, 3},
+    {false, 128, 16, 16, 32, 1, 3, 128, 4},
     {false, 256, 16, 16, 32, 1, 2, 256, 3},
     // Two tiles of 16 rows a warp: a fragment of K or V is used twice.
     {false, 64, kAny, 128, 64, 4, 2, 64, 2, Rows::kApart},
@@ -135,7 +138,7 @@ Choice choose(const tessera_plan& plan) {
   Choice choice;
   for (const FwdTile& tile : kTiles) {
     const int64_t head_dim = padded_to(plan.head_dim, 16);
-    if (tile.float32 != float32 || head_dim > tile.head_dim) continue;
+    if (tile.float32 != float32 || head_dim > tile.head_dim || (tile.paged && !core::paged(p))) continue;
     choice.pack_heads = group > 1 && plan.max_seqlen_q < tile.block_m;
     const int64_t rows_a_query = choice.pack_heads ? group : 1;
     if (plan.max_seqlen_q * rows_a_query > tile.rows) continue;
