@@ -1,5 +1,5 @@
-/* A libcuda.so.1 that answers as FAKE_CUDA_VERSION, FAKE_CUDA_INIT and FAKE_CUDA_MAJOR say: one GPU, and nothing runs. What
-   would have run it tells in fake_cuda_log(). */
+/* A libcuda.so.1 that answers as FAKE_CUDA_VERSION, FAKE_CUDA_INIT, FAKE_CUDA_MAJOR and FAKE_CUDA_DEVICES (one GPU without, two
+   at most) say, and nothing runs. What would have run it tells in fake_cuda_log(). */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ int cuDriverGetVersion(int* version) { return (*version = number("FAKE_CUDA_VERS
 int cuInit(unsigned flags) { return (void)flags, number("FAKE_CUDA_INIT"); }
 int cuGetErrorName(int error, const char** name) { return (void)error, *name = "CUDA_ERROR_PRETENDED", 0; }
 int cuGetErrorString(int error, const char** text) { return (void)error, *text = "the driver's words", 0; }
-int cuDeviceGetCount(int* count) { return (*count = 1, 0); }
+int cuDeviceGetCount(int* count) { return (*count = number("FAKE_CUDA_DEVICES") == 2 ? 2 : 1, 0); }
 int cuDeviceGet(int* device, int ordinal) { return (*device = ordinal, 0); }
 int cuDeviceGetName(char* name, int size, int device) {
   return snprintf(name, (size_t)size, "Pretended %d", device) < 0;
@@ -29,9 +29,6 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
 
 #define UNUSED(name) \
   int name(void) { return 1; }
-UNUSED(cuDevicePrimaryCtxRetain)
-UNUSED(cuCtxPushCurrent_v2)
-UNUSED(cuCtxPopCurrent_v2)
 UNUSED(cuStreamSynchronize)
 UNUSED(cuPointerGetAttribute)
 UNUSED(cuPointerGetAttributes)
@@ -67,13 +64,29 @@ enum { kInvalidValue = 1, kUnsupported = 900 };
 
 #define TELL(...) (void)snprintf(text + strlen(text), sizeof text - strlen(text), __VA_ARGS__)
 
-/* ---- one context, in which every stream is ---- */
+/* ---- a context for each GPU. The first one's is current in every thread from the start; streams from 1000 on are the second
+   one's, the default stream is the current one's ---- */
 
-static char context;
+static char contexts[2];
+static _Thread_local struct {
+  void* pushed[8];
+  int depth;
+} stack;
 
-int cuCtxGetCurrent(void** current) { return (*current = &context, 0); }
-int cuCtxGetDevice(int* device) { return (*device = 0, 0); }
-int cuStreamGetCtx(void* stream, void** of) { return (void)stream, *of = &context, 0; }
+static char* current(void) { return stack.depth ? stack.pushed[stack.depth - 1] : contexts; }
+static char* context_of(void* stream) {
+  return !stream ? current() : (uintptr_t)stream < 1000 ? &contexts[0] : &contexts[1];
+}
+
+int cuDevicePrimaryCtxRetain(void** context, int device) { return (*context = &contexts[device], 0); }
+int cuCtxGetCurrent(void** context) { return (*context = current(), 0); }
+int cuCtxPushCurrent_v2(void* context) { return (stack.pushed[stack.depth++] = context, 0); }
+int cuCtxPopCurrent_v2(void** context) {
+  if (stack.depth == 0) return kInvalidValue;
+  return *context = stack.pushed[--stack.depth], 0;
+}
+int cuCtxGetDevice(int* device) { return (*device = (int)(current() - contexts), 0); }
+int cuStreamGetCtx(void* stream, void** context) { return (*context = context_of(stream), 0); }
 int cuStreamGetId(void* stream, uint64_t* id) { return (*id = (uintptr_t)stream, 0); }
 int cuStreamGetPriority(void* stream, int* priority) { return (*priority = -(int)(uintptr_t)stream, 0); }
 int cuStreamIsCapturing(void* stream, int* status) { return (*status = captured && stream == captured, 0); }
@@ -96,6 +109,12 @@ typedef struct {
   size_t width, height;
 } MemsetParams;
 
+/* 0: the current context is not the stream's. */
+static int tell_stream(void* stream) {
+  if (context_of(stream) != current()) return 0;
+  if (current() != contexts) TELL("GPU %d, ", (int)(current() - contexts));
+  return TELL("%d:", (int)(uintptr_t)stream), 1;
+}
 static void tell_kernel(void* kernel, unsigned grid, const void* argument) {
   int first;
   memcpy(&first, argument, sizeof first);
@@ -104,13 +123,14 @@ static void tell_kernel(void* kernel, unsigned grid, const void* argument) {
 
 int cuMemsetD32Async(uint64_t address, unsigned value, size_t count, void* stream) {
   REFUSE_IF_ASKED();
-  return TELL("%d: %zu words at %d become %u\n", (int)(uintptr_t)stream, count, (int)address, value), 0;
+  if (!tell_stream(stream)) return kInvalidValue;
+  return TELL(" %zu words at %d become %u\n", count, (int)address, value), 0;
 }
 int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                    unsigned block_y, unsigned block_z, unsigned smem_bytes, void* stream, void** params, void** extra) {
   (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z, (void)smem_bytes, (void)extra;
   REFUSE_IF_ASKED();
-  TELL("%d:", (int)(uintptr_t)stream);
+  if (!tell_stream(stream)) return kInvalidValue;
   tell_kernel(function, grid_x, params[0]);
   return TELL("\n"), 0;
 }
@@ -128,6 +148,7 @@ typedef struct Node {
 typedef struct Graph {
   Node nodes[4];
   int count, alive;
+  void* context;
 } Graph;
 typedef struct {
   Graph* of;
@@ -154,7 +175,7 @@ static void set_kernel(Node* node, const KernelParams* params) {
 int cuGraphCreate(Graph** graph, unsigned flags) {
   REFUSE_IF_ASKED();
   *graph = allocate(sizeof **graph);
-  (*graph)->alive = 1;
+  (*graph)->alive = 1, (*graph)->context = current();
   return (void)flags, 0;
 }
 int cuGraphDestroy(Graph* graph) { return (graph->alive = 0, 0); }
@@ -173,7 +194,7 @@ int cuGraphAddKernelNode_v2(Node** node, Graph* graph, Node* const* behind, size
 int cuGraphAddMemsetNode(Node** node, Graph* graph, Node* const* behind, size_t count, const MemsetParams* params,
                          void* of) {
   REFUSE_IF_ASKED();
-  if (of != &context || !(*node = add(graph, behind, count))) return kInvalidValue;
+  if (of != graph->context || !(*node = add(graph, behind, count))) return kInvalidValue;
   return (*node)->clears = 1, (*node)->cleared = params->address, 0;
 }
 int cuGraphKernelNodeSetAttribute(Node* node, int attribute, const int* value) {
@@ -189,7 +210,7 @@ int cuGraphInstantiateWithFlags(Executable** executable, Graph* graph, unsigned 
   return (void)flags, 0;
 }
 static Node* own(Executable* executable, const Node* node) {
-  if (!node->graph->alive || node->graph != executable->of) return NULL;
+  if (!node->graph->alive || node->graph != executable->of || node->graph->context != current()) return NULL;
   return &executable->own.nodes[node - executable->of->nodes];
 }
 int cuGraphExecKernelNodeSetParams_v2(Executable* executable, const Node* node, const KernelParams* params) {
@@ -201,14 +222,15 @@ int cuGraphExecKernelNodeSetParams_v2(Executable* executable, const Node* node, 
 int cuGraphExecMemsetNodeSetParams(Executable* executable, const Node* node, const MemsetParams* params, void* of) {
   REFUSE_IF_ASKED();
   Node* mine = own(executable, node);
-  if (!mine || !mine->clears || of != &context) return kInvalidValue;
+  if (!mine || !mine->clears || of != executable->own.context) return kInvalidValue;
   return mine->cleared = params->address, 0;
 }
 int cuGraphExecDestroy(Executable* executable) { return TELL("graph %d destroyed\n", executable->number), 0; }
 int cuGraphLaunch(Executable* executable, void* stream) {
   REFUSE_IF_ASKED();
   if (captured && stream == captured) return kUnsupported;
-  TELL("%d: graph %d:", (int)(uintptr_t)stream, executable->number);
+  if (executable->own.context != current() || !tell_stream(stream)) return kInvalidValue;
+  TELL(" graph %d:", executable->number);
   for (int i = 0; i < executable->own.count; ++i) {
     const Node* node = &executable->own.nodes[i];
     if (node->clears) {

@@ -33,8 +33,10 @@ struct Launch {
   uint32_t grid = 1;
 };
 
-tessera_status run(uintptr_t stream_number, const std::vector<Launch>& kernels, uintptr_t cleared = 0) {
+tessera_status run(uintptr_t stream_number, const std::vector<Launch>& kernels, uintptr_t cleared = 0,
+                   int ordinal = 0) {
   tessera_device device{};
+  device.ordinal = ordinal;
   Launches launches(device, stream(stream_number));
   if (const tessera_status status = launches.begin(); status.code != TESSERA_OK) return status;
   if (cleared) launches.clear(stream(cleared));
@@ -45,8 +47,8 @@ tessera_status run(uintptr_t stream_number, const std::vector<Launch>& kernels, 
   return launches.run();
 }
 // What such a call did.
-std::string call(uintptr_t stream_number, const std::vector<Launch>& kernels, uintptr_t cleared = 0) {
-  const tessera_status status = run(stream_number, kernels, cleared);
+std::string call(uintptr_t stream_number, const std::vector<Launch>& kernels, uintptr_t cleared = 0, int ordinal = 0) {
+  const tessera_status status = run(stream_number, kernels, cleared, ordinal);
   return status.code == TESSERA_OK ? told() : std::string("refused: ") + status.message;
 }
 
@@ -112,6 +114,29 @@ TEST_F(CudaLaunches, HaveAGraphForEachStreamAndThread) {
     EXPECT_EQ(call(11, {{1, 2}}), "11: graph " + a + ": kernel 1(2) x 1\n");
     EXPECT_EQ(call(12, {{1, 3}}), "12: graph " + b + ": kernel 1(3) x 1\n");
     EXPECT_EQ(call(0, {{1, 4}}), "0: graph " + c + ": kernel 1(4) x 1\n");
+  });
+}
+
+// Whichever is current, which it is again afterwards. Streams from 1000 on are the second GPU's.
+TEST_F(CudaLaunches, GoToTheGpuOfTheirPlan) {
+  in_new_thread([] {
+    void *before = nullptr, *after = nullptr;
+    fake<int(void**)>("cuCtxGetCurrent")(&before);
+    for (const uintptr_t stream : {1011, 0}) {
+      const std::string name = "GPU 1, " + std::to_string(stream);
+      EXPECT_EQ(call(stream, {{1, 0}}, 4096, 1), name + ": 1 words at 4096 become 0\n" + name + ": kernel 1(0) x 1\n");
+      const std::string made = call(stream, {{1, 1}}, 4096, 1), n = number_of(made);
+      EXPECT_TRUE(made.ends_with(name + ": graph " + n + ": 0 at 4096 kernel 1(1) x 1\n")) << made;
+      EXPECT_EQ(call(stream ? 11 : 0, {{1, 2}}, 4096), (stream ? "11" : "0") +
+                                                           std::string(": 1 words at 4096 become 0\n") +
+                                                           (stream ? "11" : "0") + ": kernel 1(2) x 1\n")
+          << "the first GPU's first call";
+      EXPECT_EQ(call(stream, {{1, 3}}, 4160, 1), name + ": graph " + n + ": 0 at 4160 kernel 1(3) x 1\n");
+    }
+    EXPECT_EQ(call(1011, {{1, 4}}), "refused: executor.stream: belongs to GPU 1, must be the plan's, GPU 0");
+    EXPECT_EQ(call(11, {{1, 5}}, 0, 1), "refused: executor.stream: belongs to GPU 0, must be the plan's, GPU 1");
+    fake<int(void**)>("cuCtxGetCurrent")(&after);
+    EXPECT_EQ(before, after);
   });
 }
 
