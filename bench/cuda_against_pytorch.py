@@ -8,8 +8,9 @@
 
 grid: D 64, 128, 256, full and causal, 512 .. 16384 tokens a sequence, 16384 tokens and 2048 / D heads in all. beyond:
 other head sizes, GQA, a window, packed sequences, deterministic gradients. pages: keys and values in pages. decode: one
-query token a sequence, microseconds and TB/s of keys and values read, large batches also in pages. FLOPs: 4 B H Sq Sk D, halved when causal, times 2.5 backward. A cell takes
-0.8 s a contestant: the whole grid about five minutes, one direction against one peer about one.
+query token a sequence, microseconds and TB/s of keys and values read, large batches also in pages. FLOPs: 4 B H Sq Sk
+D, halved when causal, times 2.5 backward. A cell takes 0.8 s a contestant: the whole grid about five minutes, one
+direction against one peer about one.
 
 "sm80" are the mma.sync kernels, asked for by name; where a plan chooses them anyway, they are measured once, as Tessera.
 

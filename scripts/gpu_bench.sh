@@ -7,7 +7,8 @@
 #   scripts/gpu_bench.sh ... -- OPTION ... goes to bench/cuda_against_pytorch.py, as --direction forward --head-dims 128
 #
 # On an H200 with 16 cores: the build a minute and a half; grid five minutes (0.8 s a cell and contestant: 36 cells, four
-# contestants forward, three backward), beyond two, pages half a minute, decode one and a half, launch as pages, io two. Within ten minutes:
+# contestants forward, three backward), beyond two, pages half a minute, decode one and a half, launch as pages, io two.
+# Within ten minutes:
 #
 #   scripts/gpu_bench.sh grid                                                   everything in it, both directions
 #   scripts/gpu_bench.sh beyond pages decode launch io

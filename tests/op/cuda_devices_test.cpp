@@ -12,13 +12,6 @@
 namespace tessera::testing {
 namespace {
 
-// A direction of a case, with what it gives on the first GPU.
-struct Direct {
-  Call call;
-  tessera_direction direction;
-  Bits expected;
-};
-
 // Skipped, with the reason, where there are no two GPUs of one kind.
 class CudaDevices : public Cuda {
  protected:
@@ -32,24 +25,6 @@ class CudaDevices : public Cuda {
       GTEST_SKIP() << "skipped: a " << devices_[0].name << " and a " << devices_[1].name << ", whose plans differ";
     }
     gpus_[0] = gpu_, gpus_[1] = &Gpu::second();
-  }
-
-  std::vector<Direct> make_directs() {
-    std::vector<const char*> texts(std::begin(kStreamCases), std::end(kStreamCases));
-    texts.push_back(kCounterCase);
-    std::vector<Direct> directs;
-    for (const char* const text : texts) {
-      const Inputs in = inputs_of(text);
-      for (const tessera_direction direction : directions(in.c)) {
-        Direct& direct = directs.emplace_back(make_call(in), direction, Bits{});
-        for (const tessera_direction step : {TESSERA_FORWARD, direction}) {
-          const RunResult result = run(direct.call, step, {.place = kGpu});
-          EXPECT_TRUE(result.ok()) << result.why();
-        }
-        direct.expected = output_bytes(direct.call, direction);
-      }
-    }
-    return directs;
   }
 
   // A call in a GPU's memory, with that GPU's plan.
@@ -74,7 +49,8 @@ class CudaDevices : public Cuda {
 // By one thread, on the default stream and on others, with the first GPU's context current all the while: often enough for
 // each GPU to have graphs of its own.
 TEST_F(CudaDevices, TakeCallsInTurn) {
-  std::vector<Direct> directs = make_directs();
+  std::vector<Direct> directs = run_directly();
+  ASSERT_FALSE(HasFailure());
   for (const bool by_default : {false, true}) {
     for (Direct& direct : directs) {
       void* streams[2];
@@ -97,7 +73,8 @@ TEST_F(CudaDevices, TakeCallsInTurn) {
 
 // By a thread for each GPU, which have no context.
 TEST_F(CudaDevices, TakeCallsFromThreads) {
-  std::vector<Direct> directs = make_directs();
+  std::vector<Direct> directs = run_directly();
+  ASSERT_FALSE(HasFailure());
   for (Direct& direct : directs) {
     tessera_plan plans[2];
     std::unique_ptr<GpuCall> calls[2];
@@ -114,7 +91,8 @@ TEST_F(CudaDevices, TakeCallsFromThreads) {
 }
 
 TEST_F(CudaDevices, AGraphOfTheSecond) {
-  std::vector<Direct> directs = make_directs();
+  std::vector<Direct> directs = run_directly();
+  ASSERT_FALSE(HasFailure());
   void* const stream = gpus_[1]->stream();
   for (Direct& direct : directs) {
     tessera_plan plan;
@@ -132,7 +110,8 @@ TEST_F(CudaDevices, AGraphOfTheSecond) {
 
 // Nothing is launched then, and both GPUs go on working.
 TEST_F(CudaDevices, RefuseEachOthersMemoryAndStreams) {
-  std::vector<Direct> directs = make_directs();
+  std::vector<Direct> directs = run_directly();
+  ASSERT_FALSE(HasFailure());
   Direct& direct = directs.front();
   for (int gpu : {0, 1}) {
     const int other = 1 - gpu;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <iterator>
 #include <vector>
 
 #include "case.hpp"
@@ -38,6 +39,34 @@ inline tessera_plan plan_of(const Call& call, tessera_direction direction, tesse
   const tessera_status status = tessera_make_plan(&problem, &device, &plan);
   EXPECT_EQ(status.code, TESSERA_OK) << status.message;
   return plan;
+}
+
+// A direction of a case, its plan for the first GPU and what it gives there.
+struct Direct {
+  Call call;
+  tessera_direction direction;
+  tessera_plan plan;
+  Bits expected;
+};
+
+// All directions of kStreamCases and kCounterCase.
+inline std::vector<Direct> run_directly() {
+  std::vector<const char*> texts(std::begin(kStreamCases), std::end(kStreamCases));
+  texts.push_back(kCounterCase);
+  std::vector<Direct> directs;
+  for (const char* const text : texts) {
+    const Inputs in = inputs_of(text);
+    for (const tessera_direction direction : directions(in.c)) {
+      Direct& direct = directs.emplace_back(make_call(in), direction, tessera_plan{}, Bits{});
+      for (const tessera_direction step : {TESSERA_FORWARD, direction}) {
+        const RunResult result = run(direct.call, step, {.place = kGpu});
+        EXPECT_TRUE(result.ok()) << result.why();
+      }
+      direct.plan = plan_of(direct.call, direction);
+      direct.expected = output_bytes(direct.call, direction);
+    }
+  }
+  return directs;
 }
 
 // Skipped, with the reason, where there is no GPU.

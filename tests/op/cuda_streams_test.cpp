@@ -103,27 +103,8 @@ TEST_P(CudaStreams, TwoStreamsAtOnce) {
 // Calls that follow each other on a stream differ in all that a launch is of: kernels, how many, grids, addresses. On more
 // streams than a thread keeps graphs for, and often enough on each that it launches them.
 TEST_F(CudaLaunches, CallsInTurn) {
-  struct Direct {
-    Call call;
-    tessera_direction direction;
-    tessera_plan plan;
-    Bits expected;
-  };
-  std::vector<Inputs> inputs;
-  for (const char* const text : kStreamCases) inputs.push_back(inputs_of(text));
-  inputs.push_back(inputs_of(kCounterCase));
-  std::vector<Direct> directs;
-  for (const Inputs& in : inputs) {
-    for (const tessera_direction direction : directions(in.c)) {
-      Direct& direct = directs.emplace_back(make_call(in), direction, tessera_plan{}, Bits{});
-      const RunResult forward = run(direct.call, TESSERA_FORWARD, {.place = kGpu});
-      ASSERT_TRUE(forward.ok()) << forward.why();
-      const RunResult result = run(direct.call, direction, {.place = kGpu});
-      ASSERT_TRUE(result.ok()) << result.why();
-      direct.plan = plan_of(direct.call, direction);
-      direct.expected = output_bytes(direct.call, direction);
-    }
-  }
+  std::vector<Direct> directs = run_directly();
+  ASSERT_FALSE(HasFailure());
   std::vector<void*> streams = {nullptr, gpu_->stream()};
   while (streams.size() < 11) streams.push_back(gpu_->create_stream());
   // Each thrice before the next, and then all in turn.

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 tessera = pytest.importorskip("tessera")
 
 import tessera.torch  # noqa: E402
+from torch_reference import random  # noqa: E402
 
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
@@ -18,15 +19,12 @@ FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 SLEEP_CYCLES = 200_000_000  # about a tenth of a second
 
 
-def normal(*shape, seed, dtype=torch.bfloat16):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 def inputs(device, seqlen_q=300, seqlen_k=300, heads=8, heads_kv=2, head_dim=64, dtype=torch.bfloat16):
     """q, k, v and d_o on a device; the same values on every one."""
     shapes = [(seqlen_q, heads), (seqlen_k, heads_kv), (seqlen_k, heads_kv), (seqlen_q, heads)]
     return [
-        normal(2, rows, count, head_dim, seed=seed, dtype=dtype).to(device) for seed, (rows, count) in enumerate(shapes)
+        random(2, rows, count, head_dim, seed=seed, dtype=dtype, requires_grad=False).to(device)
+        for seed, (rows, count) in enumerate(shapes)
     ]
 
 
