@@ -29,7 +29,7 @@ TESSERA_DEVICE float warp_sum(float x) {
 template <CombineConfig kCfg>
 TESSERA_DEVICE void add_parts(const CombineParams& p, const float* gLse, int64 gO, int parts, float lse, int64 out,
                               float (&weights)[32]) {
-  constexpr int kAhead = 4;         // parts whose columns are under way
+  constexpr int kAhead = 8;         // parts whose columns are under way
   constexpr float kUnseen = -1.0f;  // no weight is below 0
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1

@@ -3,6 +3,7 @@
 // the GPU alone.
 #include <algorithm>
 #include <cinttypes>
+#include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -45,8 +46,8 @@ constexpr int64_t kAny = INT64_MAX;
 constexpr FwdTile kTiles[] = {
     // Few rows: one warp a block, many blocks, bound by the reading of K and V. Where a warp waits for a row's page before it
     // asks for the row, more blocks do more than larger tiles.
-    {false, 64, 16, 16, 32, 1, 3, 64, 7, Rows::kOwn, true},
-    {false, 64, 16, 16, 64, 1, 3, 64, 4},
+    {false, 64, 16, 16, 32, 1, 2, 64, 8, Rows::kOwn, true},
+    {false, 64, 16, 16, 64, 1, 2, 64, 5},
     {false, 128, 16, 16, 32, 1, 3, 128, 4},
     {false, 256, 16, 16, 32, 1, 2, 256, 3},
     // Two tiles of 16 rows a warp: a fragment of K or V is used twice.
@@ -74,10 +75,14 @@ constexpr FwdTile kTiles[] = {
 };
 
 constexpr const char* kBulkCopies = "TESSERA_FWD_SM80_BULK";  // an environment variable, "0": none
-// Blocks that a multiprocessor should find, so that the last ones leave none idle for long.
-constexpr int64_t kWaves = 2;
 // Keys below which a part of the keys is not worth its merge.
 constexpr int64_t kMinSplitKeys = 256;
+constexpr int64_t kMaxSplits = 256, kMaxTurns = 4;
+// Of the blocks that the GPU holds, how many keep its memory as busy as all.
+constexpr int64_t kFullPercent = 90;
+// What a part's merge takes, in keys that a block reads meanwhile: its way to memory and back, and a row's float32 written and
+// read where a key's K and V are read.
+constexpr int64_t kMergeKeys = 1, kMergeRowKeys = 2;
 
 struct Choice {
   const FwdTile* tile = nullptr;
@@ -159,13 +164,26 @@ Choice choose(const tessera_plan& plan) {
   return choice;
 }
 
+// How many parts keys come in. Parts are alike and take turns, as many at a time as the GPU holds blocks; their results are
+// merged. Counted in keys' time, the number whose turns and merge take the least; of many rows only where blocks stay idle.
 int32_t splits_of(const Choice& choice, const tessera_plan& plan) {
-  const int64_t wanted = kWaves * choice.tile->blocks_per_sm * plan.device.cores;
-  const int64_t blocks = choice.blocks * choice.slices;
-  if (plan.problem.batch_invariant || blocks * 2 > wanted) return 1;
-  const int64_t most = std::max<int64_t>(1, plan.max_seqlen_k / kMinSplitKeys);
-  return static_cast<int32_t>(
-      std::clamp<int64_t>(wanted / std::max<int64_t>(1, blocks), 1, std::min<int64_t>(most, 256)));
+  const FwdTile& tile = *choice.tile;
+  const int64_t held = int64_t{tile.blocks_per_sm} * plan.device.cores, blocks = choice.blocks * choice.slices;
+  if (plan.problem.batch_invariant || blocks == 0 || (tile.rows == kAny && blocks > held)) return 1;
+  const int64_t rows_a_query = choice.pack_heads ? plan.heads_q / plan.heads_kv : 1;
+  const int64_t rows = std::min<int64_t>(tile.block_m, plan.max_seqlen_q * rows_a_query);
+  const int64_t merge = kMergeKeys + kMergeRowKeys * rows * blocks / held;
+  const int64_t most =
+      std::clamp<int64_t>(std::min(plan.max_seqlen_k / kMinSplitKeys, kMaxTurns * held / blocks), 1, kMaxSplits);
+  int64_t best = 1, least = INT64_MAX;
+  for (int64_t parts = 1; parts <= most; ++parts) {
+    const int64_t last = blocks * parts % held, full = blocks * parts - last;
+    const int64_t taken = full + (last > 0 ? std::max(last, held * kFullPercent / 100) : 0);
+    const int64_t keys =
+        padded_to(divide_up(plan.max_seqlen_k, parts), tile.block_n) * taken / held + (parts > 1 ? parts * merge : 0);
+    if (keys < least) best = parts, least = keys;
+  }
+  return static_cast<int32_t>(best);
 }
 
 int64_t split_keys(const tessera_plan& plan) {

@@ -352,4 +352,43 @@ TEST(FwdSm80, TakesNoBulkCopiesWhereToldSo) {
 }
 
 }  // namespace
+// ---- fwd_sm80: the parts that keys come in --------------------------------------------------------------------------
+
+struct SplitRow {
+  std::int64_t batch, heads_kv, d, keys;
+  std::int32_t parts;
+};
+std::ostream& operator<<(std::ostream& out, const SplitRow& row) {
+  return out << "batch " << row.batch << " heads_kv " << row.heads_kv << " d " << row.d << " keys " << row.keys;
+}
+
+Problem decode_problem(const SplitRow& row) {
+  Problem problem;
+  problem.q = problem.o = layout(bfloat16, {row.batch, 1, 32, row.d});
+  problem.k = problem.v = layout(bfloat16, {row.batch, row.keys, row.heads_kv, row.d});
+  return problem;
+}
+
+class FwdSm80Splits : public testing::TestWithParam<SplitRow> {};
+
+TEST_P(FwdSm80Splits, FillTheGpuWithTheFewestParts) {
+  const SplitRow& row = GetParam();
+  Problem problem = decode_problem(row);
+  const Plan plan = tessera::plan(problem, gpu());
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM80);
+  EXPECT_EQ(plan.num_splits, row.parts);
+  EXPECT_EQ(plan.num_items, row.parts * row.heads_kv * row.batch);
+  EXPECT_EQ(plan.shared_bytes > 0, row.parts > 1);
+  problem.batch_invariant = 1;
+  EXPECT_EQ(tessera::plan(problem, gpu()).num_splits, 1) << "the same sums whatever else is in the batch";
+}
+
+// 132 multiprocessors hold 4 blocks each at d = 128, 3 at 256.
+INSTANTIATE_TEST_SUITE_P(
+    Row, FwdSm80Splits,
+    testing::Values(SplitRow{1, 8, 128, 128, 1}, SplitRow{1, 8, 128, 8192, 32},  // of 256 keys, the least
+                    SplitRow{1, 8, 128, 65536, 64}, SplitRow{8, 8, 128, 8192, 8}, SplitRow{64, 8, 128, 8192, 1},
+                    SplitRow{64, 32, 128, 8192, 1},   // 3.9 turns
+                    SplitRow{64, 8, 256, 8192, 3}));  // 1.3 turns would leave two thirds of the second idle
+
 }  // namespace tessera::test
