@@ -12,7 +12,8 @@ namespace {
 constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
 constexpr int kCombineWarps = 4, kBwdRowsThreads = 128;
 constexpr int kBarrierBytes = 8;
-constexpr int kMemoryBoundBlocks = 7;  // of a multiprocessor: so many warps cover the way to memory
+// Of a multiprocessor: so many warps cover the way to memory.
+constexpr int kCombineBlocks = 5, kBwdRowsBlocks = 7;
 
 const char* name_of(const FwdConfig& config) {
   if (config.pairs) return "fwd_sm80_pairs";
@@ -104,7 +105,7 @@ KernelSpec spec_of(const CombineConfig& config) {
           .params = "CombineParams",
           .config = config_text(config),
           .threads = kCombineWarps * kWarpThreads,
-          .blocks_per_sm = kMemoryBoundBlocks,
+          .blocks_per_sm = kCombineBlocks,
           .claim = "tessera::kCombineWarps == " + std::to_string(kCombineWarps)};
 }
 
@@ -123,7 +124,7 @@ KernelSpec spec_of(const BwdRowsConfig& config) {
           .params = "BwdParams",
           .config = config_text(config),
           .threads = kBwdRowsThreads,
-          .blocks_per_sm = kMemoryBoundBlocks,
+          .blocks_per_sm = kBwdRowsBlocks,
           .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }
 

@@ -85,8 +85,8 @@ constexpr Row kTable[] = {
     {Use::kTraining, 256, 255, 60, 24},
 };
 // clang-format on
-constexpr int32_t kHopperRegisters = 168;      // as launched; two consumers then have 232, three 160, four 112
-constexpr int32_t kMemoryBoundRegisters = 72;  // of the kernels before and after
+constexpr int32_t kHopperRegisters = 168;  // as launched; two consumers then have 232, three 160, four 112
+constexpr int32_t kCombineRegisters = 96, kBwdRowsRegisters = 72;
 
 constexpr int32_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
 constexpr int32_t kArchs[] = {80, 86, 89, 90, 100, 120};
@@ -194,8 +194,10 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
     };
     if (std::any_of(kernels.begin(), kernels.end(), same)) return;
     const auto is = [&spec](const char* name) { return std::strcmp(spec.name, name) == 0; };
-    if (is("combine") || is("bwd_rows")) {
-      kernels.push_back({spec, kMemoryBoundRegisters});
+    if (is("combine")) {
+      kernels.push_back({spec, kCombineRegisters});
+    } else if (is("bwd_rows")) {
+      kernels.push_back({spec, kBwdRowsRegisters});
     } else if (is("fwd_sm90")) {
       kernels.push_back({spec, kHopperRegisters});
     } else {
@@ -210,7 +212,7 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
     }
   }
   // Parts that a caller merges are often float32, and so is what comes out.
-  kernels.push_back({spec_of(CombineConfig{Dtype::kFloat32, Dtype::kFloat32}), kMemoryBoundRegisters});
+  kernels.push_back({spec_of(CombineConfig{Dtype::kFloat32, Dtype::kFloat32}), kCombineRegisters});
   return kernels;
 }
 
