@@ -55,7 +55,7 @@ constexpr FwdTile kTiles[] = {
     {false, 64, kAny, 128, 64, 4, 2, 64, 2},
     {false, 128, kAny, 128, 64, 4, 2, 128, 2, Rows::kApart},
     {false, 128, kAny, 128, 64, 4, 2, 128, 2, Rows::kSpread},
-    {false, 128, kAny, 128, 64, 4, 2, 128, 2},
+    {false, 128, kAny, 128, 32, 4, 2, 128, 2},
     {false, 192, kAny, 128, 64, 8, 2, 192, 1, Rows::kPairs},
     {false, 192, kAny, 128, 64, 8, 2, 192, 1},
     {false, 256, kAny, 128, 64, 8, 2, 256, 1, Rows::kPairs},

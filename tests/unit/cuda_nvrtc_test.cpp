@@ -44,7 +44,7 @@ TEST(CudaCodegen, NamesTheTemplateAndItsConfig) {
   const std::string source = source_of(spec_of(kConfig));
   EXPECT_PRED2(contains, source, "#include \"tessera/combine.cuh\"");
   EXPECT_PRED2(contains, source,
-               "__launch_bounds__(128, 7)\ntessera_combine(const __grid_constant__ tessera::CombineParams p)");
+               "__launch_bounds__(128, 5)\ntessera_combine(const __grid_constant__ tessera::CombineParams p)");
   EXPECT_PRED2(
       contains, source,
       "tessera::combine<tessera::CombineConfig{.dtype = tessera::Dtype{1}, .part_dtype = tessera::Dtype{0}}>(p);");
