@@ -75,9 +75,9 @@ constexpr FwdTile kTiles[] = {
 };
 
 constexpr const char* kBulkCopies = "TESSERA_FWD_SM80_BULK";  // an environment variable, "0": none
-// Keys below which a part of the keys is not worth its merge.
-constexpr int64_t kMinSplitKeys = 256;
-constexpr int64_t kMaxSplits = 256, kMaxTurns = 4;
+// Keys below which a part of the keys is not worth its merge; as many parts as any problem gets; as many as it gets of what
+// the GPU holds, beyond which more turns even out nothing.
+constexpr int64_t kMinSplitKeys = 256, kMaxSplits = 256, kMaxTurns = 4;
 // Of the blocks that the GPU holds, how many keep its memory as busy as all.
 constexpr int64_t kFullPercent = 90;
 // What a part's merge takes, in keys that a block reads meanwhile: its way to memory and back, and a row's float32 written and
@@ -88,6 +88,7 @@ struct Choice {
   const FwdTile* tile = nullptr;
   FwdConfig config{};
   bool pack_heads = false;
+  int64_t rows_a_query = 1;       // of a tile: the heads that pack_heads puts there
   int64_t tiles = 0, blocks = 0;  // of a head (packed: of all sequences); of the grid without splits and slices
   int slices = 1;
 };
@@ -145,8 +146,8 @@ Choice choose(const tessera_plan& plan) {
     const int64_t head_dim = padded_to(plan.head_dim, 16);
     if (tile.float32 != float32 || head_dim > tile.head_dim || (tile.paged && !core::paged(p))) continue;
     choice.pack_heads = group > 1 && plan.max_seqlen_q < tile.block_m;
-    const int64_t rows_a_query = choice.pack_heads ? group : 1;
-    if (plan.max_seqlen_q * rows_a_query > tile.rows) continue;
+    choice.rows_a_query = choice.pack_heads ? group : 1;
+    if (plan.max_seqlen_q * choice.rows_a_query > tile.rows) continue;
     choice.config = make_config(plan, tile, choice.pack_heads);
     if (tile.dealt != Rows::kOwn && choice.config.score.any()) continue;
     if (tile.dealt == Rows::kApart && !choice.config.bulk) continue;
@@ -156,7 +157,7 @@ Choice choose(const tessera_plan& plan) {
     const core::Sizes size = core::sizes(p);
     const bool packed = core::packed_q(p);
     const int64_t heads = choice.pack_heads ? plan.heads_kv : plan.heads_q;
-    choice.tiles = tiles_of(packed, plan.batch, size.rows_q, rows_a_query, tile.block_m);
+    choice.tiles = tiles_of(packed, plan.batch, size.rows_q, choice.rows_a_query, tile.block_m);
     choice.blocks = choice.tiles * heads * (packed ? 1 : plan.batch);
     choice.slices = static_cast<int>(divide_up(plan.head_dim_v, slice_width(tile, plan)));
     return choice;
@@ -170,18 +171,18 @@ int32_t splits_of(const Choice& choice, const tessera_plan& plan) {
   const FwdTile& tile = *choice.tile;
   const int64_t held = int64_t{tile.blocks_per_sm} * plan.device.cores, blocks = choice.blocks * choice.slices;
   if (plan.problem.batch_invariant || blocks == 0 || (tile.rows == kAny && blocks > held)) return 1;
-  const int64_t rows_a_query = choice.pack_heads ? plan.heads_q / plan.heads_kv : 1;
-  const int64_t rows = std::min<int64_t>(tile.block_m, plan.max_seqlen_q * rows_a_query);
+  const int64_t rows = std::min<int64_t>(tile.block_m, plan.max_seqlen_q * choice.rows_a_query);
   const int64_t merge = kMergeKeys + kMergeRowKeys * rows * blocks / held;
-  const int64_t most =
-      std::clamp<int64_t>(std::min(plan.max_seqlen_k / kMinSplitKeys, kMaxTurns * held / blocks), 1, kMaxSplits);
-  int64_t best = 1, least = INT64_MAX;
-  for (int64_t parts = 1; parts <= most; ++parts) {
-    const int64_t last = blocks * parts % held, full = blocks * parts - last;
-    const int64_t taken = full + (last > 0 ? std::max(last, held * kFullPercent / 100) : 0);
-    const int64_t keys =
-        padded_to(divide_up(plan.max_seqlen_k, parts), tile.block_n) * taken / held + (parts > 1 ? parts * merge : 0);
-    if (keys < least) best = parts, least = keys;
+  const auto keys_time = [&](int64_t parts) {
+    const int64_t works = blocks * parts, last_turn = works % held;
+    const int64_t idle = last_turn > 0 ? std::max<int64_t>(held * kFullPercent / 100 - last_turn, 0) : 0;
+    const int64_t part_keys = padded_to(divide_up(plan.max_seqlen_k, parts), tile.block_n);
+    return part_keys * (works + idle) / held + (parts > 1 ? parts * merge : 0);
+  };
+  const int64_t most = std::min({plan.max_seqlen_k / kMinSplitKeys, kMaxTurns * held / blocks, kMaxSplits});
+  int64_t best = 1;
+  for (int64_t parts = 2; parts <= most; ++parts) {
+    if (keys_time(parts) < keys_time(best)) best = parts;
   }
   return static_cast<int32_t>(best);
 }

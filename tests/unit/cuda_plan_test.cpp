@@ -351,7 +351,6 @@ TEST(FwdSm80, TakesNoBulkCopiesWhereToldSo) {
   unsetenv("TESSERA_FWD_SM80_BULK");
 }
 
-}  // namespace
 // ---- fwd_sm80: the parts that keys come in --------------------------------------------------------------------------
 
 struct SplitRow {
@@ -391,4 +390,5 @@ INSTANTIATE_TEST_SUITE_P(
                     SplitRow{64, 32, 128, 8192, 1},   // 3.9 turns
                     SplitRow{64, 8, 256, 8192, 3}));  // 1.3 turns would leave two thirds of the second idle
 
+}  // namespace
 }  // namespace tessera::test
