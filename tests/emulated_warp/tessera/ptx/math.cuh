@@ -1,0 +1,15 @@
+// In the place of the device's own: the instructions' results, exactly rounded.
+#pragma once
+
+#include <limits>
+
+#include "tessera/ptx/device.cuh"
+
+namespace tessera::ptx {
+
+inline float ex2_approx_ftz(float x) {
+  const float y = std::exp2(x);
+  return y < std::numeric_limits<float>::min() ? 0.0f : y;
+}
+
+}  // namespace tessera::ptx

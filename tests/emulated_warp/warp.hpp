@@ -1,0 +1,56 @@
+// A warp on the host: 32 threads that meet where its lanes do, at shuffles and votes. With the headers in tessera/ beside this
+// file, found before those of kernels/, device code that asks for nothing else runs without a GPU, and under sanitizers.
+#pragma once
+
+#include <array>
+#include <barrier>
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace tessera::emulated {
+
+inline constexpr int kLanes = 32;
+
+class Warp {
+ public:
+  // `body` by every lane.
+  static void run(const std::function<void(int lane)>& body) {
+    std::vector<std::jthread> lanes;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      lanes.emplace_back([lane, &body] {
+        mine() = lane;
+        body(lane);
+      });
+    }
+  }
+
+  // What every lane brought, in all of them. By all lanes, or none comes back.
+  static std::array<float, kLanes> gather(float x) {
+    static std::barrier<> met(kLanes);
+    static std::array<float, kLanes> brought[2];  // in turns: nobody is two gatherings ahead
+    static thread_local bool turn = false;
+    turn = !turn;
+    brought[turn][mine()] = x;
+    met.arrive_and_wait();
+    return brought[turn];
+  }
+  static int& mine() {
+    static thread_local int lane = 0;
+    return lane;
+  }
+};
+
+}  // namespace tessera::emulated
+
+inline float __shfl_xor_sync(unsigned, float x, int lane_mask) {
+  using tessera::emulated::Warp;
+  return Warp::gather(x)[Warp::mine() ^ lane_mask];
+}
+inline bool __any_sync(unsigned, bool x) {
+  for (const float one : tessera::emulated::Warp::gather(x)) {
+    if (one != 0.0f) return true;
+  }
+  return false;
+}
+inline bool __all_sync(unsigned mask, bool x) { return !__any_sync(mask, !x); }
