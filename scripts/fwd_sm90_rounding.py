@@ -8,7 +8,7 @@ outliers: one element in a thousand has a normal of standard deviation 10 added.
 
     running   the running maximum, as cuDNN: the error that the others are divided by
     kept      the first block's maxima as long as no lane's sum of a block passes 2^6: kernels/tessera/fwd_sm90.cuh
-    in turns  of every second row a block's own maximum, in turns: bench/variants/maxima_in_turns.patch
+    in turns  of every second row a block's own maximum, in turns: tried, too slow (its page, numerics)
 
 Prints relative RMS errors of O against float64 as multiples of running's, and in brackets how many percent of the blocks behind
 the first a warp has to do again.

@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
 """This tree against variants of its kernels on one GPU: which is faster, and by more than runs differ?
 
-    scripts/gpu_variants.py VARIANT ... [--rounds 3] [-- OPTION ...]
+    scripts/gpu_variants.py FOLDER ... [--rounds 3] [-- OPTION ...]
     scripts/gpu_variants.py build/q_in_registers -- --head-dims 128 --lead-ms 100 --measure-ms 100
-    scripts/gpu_variants.py bench/variants/*.patch -- --lead-ms 100 --measure-ms 100
 
-A variant is a folder of files that take the place of those in kernels/ (tessera/fwd_sm90.cuh), or a patch of this tree: what
-is worth measuring and was not yet lies in bench/variants/. The options are
+A variant is a folder of files that take the place of those in kernels/ (tessera/fwd_sm90.cuh). The options are
 bench/cuda_against_pytorch.py's, behind --direction forward --contestants tessera cudnn. Every tree is built
 (scripts/gpu_python.sh) and compiles its kernels beside the others; then they are measured in turns, each round in the other
 order, in the first with results held against float64. Prints how many times as fast as this tree a variant is, by cell and in
@@ -49,33 +47,10 @@ def replaced(variant: Path, kernels: Path) -> list[Path]:
     return files
 
 
-def git_apply(patch: Path, tree: Path, *flags: str) -> None:
-    """Into files that need be no repository's: without the ceiling git skips what lies in a folder of one."""
-    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
-    command = ["git", "apply", *flags, patch.resolve()]
-    try:
-        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise SystemExit(f"{patch}: wants git, which is not on this machine; a folder of the patched files does not") from None
-    if done.returncode:
-        raise SystemExit(f"{patch}: does not apply: {done.stderr.strip()}")
-
-
-def check(variant: Path, tree: Path) -> None:
-    """Before anything is built."""
-    if variant.suffix == ".patch" and variant.is_file():
-        git_apply(variant, tree, "--check")
-    else:
-        replaced(variant, tree / "kernels")
-
-
-def overlay(variant: Path, tree: Path) -> None:
-    """Puts a variant's files into a tree's kernels/, or a patch into the tree."""
-    if variant.suffix == ".patch" and variant.is_file():
-        git_apply(variant, tree)
-        return
-    for file in replaced(variant, tree / "kernels"):
-        shutil.copy(variant / file, tree / "kernels" / file)
+def overlay(variant: Path, kernels: Path) -> None:
+    """Puts a variant's files into a tree's kernels/."""
+    for file in replaced(variant, kernels):
+        shutil.copy(variant / file, kernels / file)
 
 
 def copy_of_tree(name: str) -> Path:
@@ -113,24 +88,24 @@ def summary(runs: dict[str, list[list[dict]]]) -> str:
 def main() -> int:
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", nargs="+", type=Path, metavar="VARIANT")
+    parser.add_argument("variants", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(sys.argv[1:cut])
     if options.rounds < 1:
         parser.error(f"--rounds: {options.rounds}, accepted 1 or more")
-    names = [variant.stem for variant in options.variants]
+    names = [variant.name for variant in options.variants]
     if len({*names, "logs"}) <= len(names):
-        parser.error(f"VARIANT: {', '.join(names)}, accepted names that differ, none of them logs")
+        parser.error(f"FOLDER: {', '.join(names)}, accepted names that differ, none of them logs")
     for variant in options.variants:
-        check(variant, ROOT)
+        replaced(variant, ROOT / "kernels")
     bench = ["--direction", "forward", "--contestants", "tessera", "cudnn", *sys.argv[cut + 1 :]]
     logs = Path(os.environ.get("OUT", TREES / "logs"))
     logs.mkdir(parents=True, exist_ok=True)
 
     trees = {HERE: ROOT}
     for variant in options.variants:
-        trees[variant.stem] = copy_of_tree(variant.stem)
-        overlay(variant, trees[variant.stem])
+        trees[variant.name] = copy_of_tree(variant.name)
+        overlay(variant, trees[variant.name] / "kernels")
 
     def build(tree: Path) -> str:
         done = subprocess.run([tree / "scripts/gpu_python.sh"], stdout=subprocess.PIPE, check=True, text=True)

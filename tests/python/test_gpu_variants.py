@@ -2,7 +2,6 @@
 
 import importlib.util
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -36,53 +35,22 @@ def test_a_peer_takes_out_what_the_machine_does():
     assert "1 / seconds: 2, 2" in text and text.splitlines()[1].split()[-1] == "1.0000"
 
 
-wants_git = pytest.mark.skipif(shutil.which("git") is None, reason="wants git")
-
-
-@pytest.fixture
-def tree(tmp_path):
-    """A tree of one file in kernels/."""
-    (tmp_path / "tree/kernels/tessera").mkdir(parents=True)
-    (tmp_path / "tree/kernels/tessera/a.cuh").write_text("old\n")
-    return tmp_path / "tree"
-
-
-def test_overlay(tree, tmp_path):
-    variant = tmp_path / "variant"
+def test_overlay(tmp_path):
+    kernels, variant = tmp_path / "kernels", tmp_path / "variant"
+    (kernels / "tessera").mkdir(parents=True)
+    (kernels / "tessera/a.cuh").write_text("old")
     with pytest.raises(SystemExit, match="no such folder"):
-        variants.overlay(variant, tree)
+        variants.overlay(variant, kernels)
     variant.mkdir()
     with pytest.raises(SystemExit, match="has no files"):
-        variants.overlay(variant, tree)
+        variants.overlay(variant, kernels)
     (variant / "tessera").mkdir()
     (variant / "tessera/a.cuh").write_text("new")
-    variants.overlay(variant, tree)
-    assert (tree / "kernels/tessera/a.cuh").read_text() == "new"
+    variants.overlay(variant, kernels)
+    assert (kernels / "tessera/a.cuh").read_text() == "new"
     (variant / "tessera/b.cuh").write_text("misnamed")
     with pytest.raises(SystemExit, match="b.cuh takes the place of nothing"):
-        variants.overlay(variant, tree)
-
-
-@wants_git
-@pytest.mark.parametrize("in_repository", [False, True])
-def test_a_patch(tree, tmp_path, in_repository):
-    if in_repository:  # as build/variants is
-        subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    patch = tmp_path / "variant.patch"
-    patch.write_text("--- a/kernels/tessera/a.cuh\n+++ b/kernels/tessera/a.cuh\n@@ -1 +1 @@\n-old\n+new\n")
-    variants.check(patch, tree)
-    assert (tree / "kernels/tessera/a.cuh").read_text() == "old\n"
-    variants.overlay(patch, tree)
-    assert (tree / "kernels/tessera/a.cuh").read_text() == "new\n"
-    with pytest.raises(SystemExit, match="variant.patch: does not apply: .*a.cuh"):
-        variants.check(patch, tree)
-
-
-@wants_git
-@pytest.mark.parametrize("patch", sorted((ROOT / "bench/variants").glob("*.patch")), ids=lambda patch: patch.stem)
-def test_patches_apply(patch):
-    """What waits to be measured is of these kernels."""
-    variants.check(patch, ROOT)
+        variants.overlay(variant, kernels)
 
 
 @pytest.mark.parametrize(
