@@ -74,6 +74,10 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     const bool whole = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
     bool optimistic = !kCfg.score.any() && softmax.ready;
+    using Entries = EntryPairs<kCfg, kM, kN>;
+    [[maybe_unused]] const bool by_pairs = Entries::kTaken && whole && p.entry_pairs;
+    [[maybe_unused]] Entries entries;
+    if (by_pairs) entries.load(p, b, b.row0 + warp_row, key0);
     for (;; optimistic = false) {
       clear(rS);
       product_abt(rS, shared.sQ, warp_row, shared.sK[stage_here], 0);
@@ -87,6 +91,8 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
           if (softmax.template try_update<kCfg.dtype>(rS, p.scale_log2)) break;
           continue;
         }
+      } else if (by_pairs) {
+        entries.apply(rS, p, b, b.row0 + warp_row, key0);
       } else {
         apply_scores<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       }

@@ -51,6 +51,7 @@ struct ProblemParams {
   int causal, top_left;
   int window_left, window_right;  // -1: unbounded
   ScoreTensor bias, mask, block_mask;
+  int entry_pairs;  // 1: entries of bias and mask for two keys, the first an even one, can be read at once
   int mask_block_q, mask_block_k;
   const float* alibi_slopes;
   int64 alibi_batch, alibi_head;

@@ -27,6 +27,13 @@ ScoreTensor score_tensor(const tessera_layout& layout, const void* data) {
   return {const_cast<void*>(data), s.batch, s.head, s.row, s.col};
 }
 
+// Whether entries of two keys, the first an even one, stand in a word of both.
+bool stands_in_pairs(const ScoreTensor& tensor, const tessera_layout& layout) {
+  const int64_t bytes = static_cast<int64_t>(tessera_dtype_bytes(layout.dtype));
+  const bool even = tensor.batch % 2 == 0 && tensor.head % 2 == 0 && tensor.row % 2 == 0;
+  return !tensor.data || (tensor.col == 1 && even && reinterpret_cast<uintptr_t>(tensor.data) % (2 * bytes) == 0);
+}
+
 bool rows_aligned(const tessera_layout& layout, const void* data) {
   constexpr int64_t kLoadBytes = 16;
   const int64_t bytes = static_cast<int64_t>(tessera_dtype_bytes(layout.dtype));
@@ -98,6 +105,7 @@ void fill_scores(ProblemParams& p, const tessera_problem& problem, const tessera
   p.bias = score_tensor(problem.bias, buffers.bias);
   p.mask = score_tensor(problem.mask, buffers.mask);
   p.block_mask = score_tensor(problem.block_mask, buffers.block_mask);
+  p.entry_pairs = stands_in_pairs(p.bias, problem.bias) && stands_in_pairs(p.mask, problem.mask);
   p.mask_block_q = static_cast<int>(problem.mask_block_q), p.mask_block_k = static_cast<int>(problem.mask_block_k);
   if (present(problem.alibi_slopes)) {
     const core::SlopeStrides s = core::slope_strides(problem.alibi_slopes);

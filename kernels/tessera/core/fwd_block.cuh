@@ -153,6 +153,61 @@ TESSERA_DEVICE void apply_scores(float (&rS)[kM][kN][4], const FwdParams& p, con
     }
 }
 
+// The same for a tile that every row sees whole, with bias and mask by pairs of neighbouring keys (ProblemParams::entry_pairs):
+// without a bound to test or a branch to take they are asked for all at once, before the product that they are added to. Not for
+// what is an option's arithmetic alone, whose instructions would stand in the kernel twice.
+template <FwdConfig kCfg, int kM, int kN>
+struct EntryPairs {
+  static constexpr ScoreConfig kScore = kCfg.score;
+  static constexpr bool kTaken = (kScore.bias || kScore.mask || kScore.alibi) && !kScore.block_mask;
+  RawPair<kScore.bias_dtype> bias[kScore.bias ? kM : 1][2][kN];
+  unsigned short mask[kScore.mask ? kM : 1][2][kN];
+
+  TESSERA_DEVICE static ScoreRow<kScore> score_row(const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int m, int half) {
+    const int row = min(row0 + m * 16 + half * 8 + lane_row(), b.map.rows - 1);
+    return {p, b.s, b.work.batch, b.map.head(row), b.map.query(row)};
+  }
+  TESSERA_DEVICE void load(const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int key0) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const ScoreRow<kScore> row = score_row(p, b, row0, m, half);
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+          const int64 key = key0 + n * 8 + lane_col();
+          if constexpr (kScore.bias) {
+            using Raw = RawPair<kScore.bias_dtype>;
+            bias[m][half][n] = *reinterpret_cast<const Raw*>(row.bias + key * dtype_bytes(kScore.bias_dtype));
+          }
+          if constexpr (kScore.mask) mask[m][half][n] = *reinterpret_cast<const unsigned short*>(row.mask + key);
+        }
+      }
+  }
+  TESSERA_DEVICE void apply(float (&rS)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0,
+                            int key0) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const ScoreRow<kScore> row = score_row(p, b, row0, m, half);
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+          float2 both = {};
+          if constexpr (kScore.bias) both = unpack_pair<kScore.bias_dtype>(bias[m][half][n]);
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            ScoreEntry entry{e ? both.y : both.x};
+            if constexpr (kScore.mask) entry.shown = mask[m][half][n] & (e ? 0xff00 : 0xff);
+            float& x = rS[m][n][2 * half + e];
+            const int key = key0 + n * 8 + lane_col() + e;
+            x = visible_score(p, b.s, row, key, capped_score<kScore>(p, x), entry).value;
+          }
+        }
+      }
+  }
+};
+
 // Zero for what dropout takes away.
 template <FwdConfig kCfg, int kRowStep = 16, int kM, int kN>
 TESSERA_DEVICE void drop(float (&rP)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int key0) {

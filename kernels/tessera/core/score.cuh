@@ -40,26 +40,47 @@ struct Score {
   float slope;  // d(capped score) / d(score): 1 - tanh^2, for the gradient through the softcap
 };
 
+// What bias and masks say of one key.
+struct ScoreEntry {
+  float bias = 0.0f;
+  bool shown = true;
+};
+template <ScoreConfig kCfg>
+TESSERA_DEVICE ScoreEntry load_entry(const ProblemParams& p, const ScoreRow<kCfg>& row, int key) {
+  ScoreEntry entry;
+  if constexpr (kCfg.bias) entry.bias = load_element<kCfg.bias_dtype>(row.bias, p.bias.col * key);
+  if constexpr (kCfg.mask) entry.shown = row.mask[p.mask.col * key];
+  if constexpr (kCfg.block_mask) entry.shown &= row.block_mask[p.block_mask.col * (key / p.mask_block_k)] != 0;
+  return entry;
+}
+
+// Scaled and capped.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE Score capped_score(const ProblemParams& p, float product) {
+  if constexpr (!kCfg.softcap) return {product * p.scale_log2, 1.0f};
+  const float t = tanhf(product * (p.scale / p.softcap));
+  return {t * (p.softcap * kLog2e), 1.0f - t * t};
+}
+
+// Bias, ALiBi and masks of a key that the query sees by position.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE Score visible_score(const ProblemParams& p, const Sequence& s, const ScoreRow<kCfg>& row, int key,
+                                   Score r, const ScoreEntry& entry) {
+  if constexpr (kCfg.bias) r.value = fmaf(entry.bias, kLog2e, r.value);
+  if constexpr (kCfg.alibi) r.value -= row.slope_log2 * fabsf(static_cast<float>(row.query + s.sk - s.sq - key));
+  if constexpr (kCfg.mask || kCfg.block_mask) {
+    if (!entry.shown) r.value = -infinity();
+  }
+  return r;
+}
+
 template <ScoreConfig kCfg>
 TESSERA_DEVICE Score score(const ProblemParams& p, const Sequence& s, const ScoreRow<kCfg>& row, int key,
                            float product) {
-  Score r{product * p.scale_log2, 1.0f};
-  if constexpr (kCfg.softcap) {
-    const float t = tanhf(product * (p.scale / p.softcap));
-    r.value = t * (p.softcap * kLog2e);
-    r.slope = 1.0f - t * t;
-  }
+  const Score r = capped_score<kCfg>(p, product);
   const bool visible = key >= row.keys.low && key <= row.keys.high;
   if (!visible) return {-infinity(), r.slope};
-  if constexpr (kCfg.bias) r.value = fmaf(load_element<kCfg.bias_dtype>(row.bias, p.bias.col * key), kLog2e, r.value);
-  if constexpr (kCfg.alibi) r.value -= row.slope_log2 * fabsf(static_cast<float>(row.query + s.sk - s.sq - key));
-  if constexpr (kCfg.mask) {
-    if (!row.mask[p.mask.col * key]) r.value = -infinity();
-  }
-  if constexpr (kCfg.block_mask) {
-    if (!row.block_mask[p.block_mask.col * (key / p.mask_block_k)]) r.value = -infinity();
-  }
-  return r;
+  return visible_score(p, s, row, key, r, load_entry(p, row, key));
 }
 
 }  // namespace tessera

@@ -12,16 +12,34 @@ TESSERA_DEVICE uint32 pack_pair(float low, float high) {
   return kDtype == Dtype::kFloat16 ? ptx::cvt_rn_f16x2(low, high) : ptx::cvt_rn_bf16x2(low, high);
 }
 
-// Two neighbours in shared memory.
+// Two neighbours as they lie in memory, and as numbers.
 template <Dtype kDtype>
-TESSERA_DEVICE float2 load_pair(const char* at) {
-  if constexpr (kDtype == Dtype::kFloat32) return *reinterpret_cast<const float2*>(at);
-  const uint32 pair = *reinterpret_cast<const uint32*>(at);
-  if constexpr (kDtype == Dtype::kFloat16) {
+struct RawPairOf {
+  using Type = uint32;
+};
+template <>
+struct RawPairOf<Dtype::kFloat32> {
+  using Type = float2;
+};
+template <Dtype kDtype>
+using RawPair = typename RawPairOf<kDtype>::Type;
+
+template <Dtype kDtype>
+TESSERA_DEVICE float2 unpack_pair(const RawPair<kDtype>& pair) {
+  if constexpr (kDtype == Dtype::kFloat32) {
+    return pair;
+  } else if constexpr (kDtype == Dtype::kFloat16) {
     return make_float2(ptx::cvt_f32_f16(static_cast<unsigned short>(pair)),
                        ptx::cvt_f32_f16(static_cast<unsigned short>(pair >> 16)));
+  } else {
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
   }
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
+// Two neighbours in memory.
+template <Dtype kDtype>
+TESSERA_DEVICE float2 load_pair(const char* at) {
+  return unpack_pair<kDtype>(*reinterpret_cast<const RawPair<kDtype>*>(at));
 }
 
 template <Dtype kDtype>
