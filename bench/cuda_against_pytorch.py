@@ -1,13 +1,14 @@
 """Tessera beside PyTorch's flash (FA2) and cuDNN backends on a GPU: one run, the steady state, results checked.
 
-    python bench/cuda_against_pytorch.py [--cases grid beyond pages decode] [--direction forward] [--json FILE]
+    python bench/cuda_against_pytorch.py [--cases grid beyond pages options decode] [--direction forward] [--json FILE]
     python bench/cuda_against_pytorch.py --contestants sm80 flash       # the kernels of every GPU against FA2
     python bench/cuda_against_pytorch.py --contestants tessera cudnn    # the best kernel against cuDNN
     python bench/cuda_against_pytorch.py --lead-ms 30 --measure-ms 50 --rounds 1     # a quick look, not for reports
     python bench/cuda_against_pytorch.py --table FILE ...                            # what such files hold, as Markdown
 
 grid: D 64, 128, 256, full and causal, 512 .. 16384 tokens a sequence, 16384 tokens and 2048 / D heads in all. beyond:
-other head sizes, GQA, a window, packed sequences, deterministic gradients. pages: keys and values in pages. decode: one
+other head sizes, GQA, a window, packed sequences, deterministic gradients. pages: keys and values in pages. options: softcap,
+ALiBi, dropout, a bias, a mask; these also against PyTorch's memory-efficient backend. decode: one
 query token a sequence, microseconds and TB/s of keys and values read, large batches also in pages. FLOPs: 4 B H Sq Sk
 D, halved when causal, times 2.5 backward. A cell takes 0.8 s a contestant: the whole grid about five minutes, one
 direction against one peer about one.
@@ -26,8 +27,8 @@ import math
 import sys
 import time
 
-CASES = ("grid", "beyond", "pages", "decode")
-CONTESTANTS = ("tessera", "sm80", "flash", "cudnn")
+CASES = ("grid", "beyond", "pages", "options", "decode")
+CONTESTANTS = ("tessera", "sm80", "flash", "cudnn", "efficient")
 OURS, PEERS = CONTESTANTS[:2], CONTESTANTS[2:]
 
 
@@ -64,12 +65,14 @@ def problems_of(case: str, options: argparse.Namespace):
     if case == "grid":
         problems = problem.grid(options.head_dims, options.lengths, options.dtype)
     else:
-        problems = {"beyond": problem.beyond, "pages": problem.pages, "decode": problem.decode}[case](options.dtype)
+        problems = getattr(problem, case)(options.dtype)
     directions = ("forward", "backward") if options.direction == "both" else (options.direction,)
     for direction in directions:
         for one in problems:
-            # A deterministic forward pass is any; nobody trains one token at a time, or on pages.
-            if (one.deterministic and direction == "forward") or (case in ("pages", "decode") and direction == "backward"):
+            # A deterministic forward pass is any, as is one of a bias with a gradient; nobody trains one token at a time, or on
+            # pages.
+            of_backward = one.deterministic or one.bias_gradient
+            if (of_backward and direction == "forward") or (case in ("pages", "decode") and direction == "backward"):
                 continue
             if options.filter in problem.short_name(one, direction):
                 yield one, direction
@@ -101,7 +104,8 @@ def measure(case: str, problem, direction: str, options: argparse.Namespace) -> 
     if "sm80" in names and cell["kernel"].endswith("_sm80"):
         names.add("tessera")  # which is the same
     contestants, cell["reasons"] = enter(problem, inputs, direction, names)
-    exact = None if options.no_check else Exact(problem, inputs, direction)
+    known = problem.option != "dropout"  # which weights it drops is each library's own matter
+    exact = Exact(problem, inputs, direction) if known and not options.no_check else None
     calls = {}
     for contestant in contestants:
         try:

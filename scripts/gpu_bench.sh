@@ -2,7 +2,7 @@
 # The CUDA benchmarks on a machine with a GPU: builds the Python extension, then runs those named; bench.log and a JSON
 # file each in $OUT, else in build/gpu-python/logs.
 #
-#   scripts/gpu_bench.sh [BENCH ...]       grid, beyond, pages, decode, launch, io; all unless some are named
+#   scripts/gpu_bench.sh [BENCH ...]       grid, beyond, pages, options, decode, launch, io; all unless some are named
 #   scripts/gpu_bench.sh --quick ...       short lead-in and one round: for a look, not for reports
 #   scripts/gpu_bench.sh ... -- OPTION ... goes to bench/cuda_against_pytorch.py, as --direction forward --head-dims 128
 #
@@ -19,7 +19,7 @@ cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
 logs=${OUT:-$PWD/build/gpu-python/logs}
-all_benches=(grid beyond pages decode launch io)
+all_benches=(grid beyond pages options decode launch io)
 benches=()
 steadiness=()
 while (($#)); do

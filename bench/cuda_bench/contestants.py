@@ -70,7 +70,7 @@ class Tessera(Contestant):
             options.update(cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=p.seqlen_q, max_seqlen_k=p.seqlen_k)
         if p.page_size:
             options.update(page_table=self.inputs.page_table, seqused_k=self.inputs.seqused_k)
-        return options
+        return options | self.inputs.options
 
     def plan(self) -> dict:
         x = self.inputs
@@ -89,7 +89,7 @@ class Tessera(Contestant):
         x, options = self.inputs, self.options()
         with torch.no_grad():
             o, lse = tessera.torch.attention(x.q, x.k, x.v, return_lse=True, **options)
-        options["kernel"] = self.kernel
+        options.update(kernel=self.kernel, grad_bias=self.problem.bias_gradient)
         return lambda: tessera.attention_backward(x.q, x.k, x.v, o, lse, x.d_o, **options), _gradients
 
 
@@ -116,10 +116,18 @@ class _Sdpa(Contestant):
             raise NotOffered("measured without the deterministic option only")
         if problem.lengths or problem.window >= 0 or problem.page_size:
             raise NotOffered("scaled_dot_product_attention has no packed sequences, no windows and no pages")
+        if problem.option in ("softcap", "ALiBi"):
+            raise NotOffered("scaled_dot_product_attention has no softcap, and ALiBi as a bias alone")
+        if problem.causal and problem.has_scores:
+            raise NotOffered("scaled_dot_product_attention takes a mask or is causal")
         self.q, self.k, self.v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
         self.options = {"is_causal": problem.causal}
         if problem.heads != problem.heads_kv:
             self.options["enable_gqa"] = True
+        if problem.has_scores:
+            (self.options["attn_mask"],) = inputs.options.values()
+        if problem.option == "dropout":
+            self.options["dropout_p"] = inputs.options["dropout_p"]
 
     def forward(self) -> tuple[Call, Results]:
         def call() -> Tensor:
@@ -130,6 +138,8 @@ class _Sdpa(Contestant):
 
     def backward(self) -> tuple[Call, Results]:
         d_o = self.inputs.d_o.transpose(1, 2)
+        if self.problem.option:
+            return self._through_autograd(d_o), _turned
         try:
             direct = self.direct_backward(d_o)
             direct()
@@ -146,8 +156,12 @@ class _Sdpa(Contestant):
 
     def _through_autograd(self, d_o: Tensor) -> Call:
         leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
+        options = self.options
+        if self.problem.bias_gradient:
+            leaves.append(options["attn_mask"].detach().requires_grad_())
+            options = options | {"attn_mask": leaves[-1]}
         with sdpa_kernel(self.backend):
-            o = F.scaled_dot_product_attention(*leaves, **self.options)
+            o = F.scaled_dot_product_attention(*leaves[:3], **options)
         return lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True)
 
 
@@ -210,7 +224,18 @@ class Cudnn(_Sdpa):
         return lambda: aten._scaled_dot_product_cudnn_attention_backward(d_o, self.q, self.k, self.v, *saved)
 
 
-CONTESTANTS = (Tessera, Sm80, Flash, Cudnn)
+class Efficient(_Sdpa):
+    """The backend that takes any mask: where the others do not."""
+
+    name, title, backend = "efficient", "efficient", SDPBackend.EFFICIENT_ATTENTION
+
+    def __init__(self, problem: Problem, inputs: Inputs, direction: str):
+        if not problem.has_scores:
+            raise NotOffered("measured with a bias or a mask only")
+        super().__init__(problem, inputs, direction)
+
+
+CONTESTANTS = (Tessera, Sm80, Flash, Cudnn, Efficient)
 
 
 def enter(

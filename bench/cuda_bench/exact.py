@@ -23,7 +23,7 @@ class Exact:
     """The exact o, or d_q, d_k, d_v, of a KV head (the first or last) and its query heads, in two sequences."""
 
     def __init__(self, problem: Problem, inputs: Inputs, direction: str):
-        self._problem = problem
+        self._problem, self._options = problem, inputs.options
         names = ("o",) if direction == "forward" else ("d_q", "d_k", "d_v")
         self._samples: list[dict[str, tuple[tuple, Tensor]]] = []
         k, v = inputs.keys_and_values()
@@ -34,11 +34,11 @@ class Exact:
             rows = (slice(start, end),) if problem.lengths else (b, slice(None))
             at_q, at_k = (*rows, heads), (*rows, kv_head)
             d_o = None if direction == "forward" else inputs.d_o[at_q]
-            results = self._head(inputs.q[at_q], k[at_k], v[at_k], d_o)
+            results = self._heads(inputs.q[at_q], k[at_k], v[at_k], d_o, kv_head * group)
             self._samples.append({name: (at_k if name in ("d_k", "d_v") else at_q, results[name]) for name in names})
 
-    def _head(self, q: Tensor, k: Tensor, v: Tensor, d_o: Tensor | None) -> dict[str, Tensor]:
-        """q, d_o [Sq, G, D], k [Sk, D], v [Sk, Dv] -> o, d_q [Sq, G, D], d_k, d_v."""
+    def _heads(self, q: Tensor, k: Tensor, v: Tensor, d_o: Tensor | None, first_head: int) -> dict[str, Tensor]:
+        """q, d_o [Sq, G, D] of the heads from first_head on, k [Sk, D], v [Sk, Dv] -> o, d_q [Sq, G, D], d_k, d_v."""
         k, v = k.double(), v.double()
         o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=torch.float64, device=q.device)
         d_q = torch.empty(q.shape, dtype=torch.float64, device=q.device)
@@ -49,6 +49,7 @@ class Exact:
                 rows = slice(first, min(first + _ROWS, q.shape[0]))
                 q_rows = q[rows, head].double()
                 s = (q_rows @ k.T).mul_(scale)
+                slope = self._apply_options(s, first_head + head, rows, k.shape[0] - q.shape[0])
                 self._hide(s, first, k.shape[0] - q.shape[0])
                 p = s.softmax(-1)
                 o[rows, head] = p @ v
@@ -56,10 +57,31 @@ class Exact:
                     continue
                 d_o_rows = d_o[rows, head].double()
                 d_s = (d_o_rows @ v.T).sub_((d_o_rows * o[rows, head]).sum(-1, keepdim=True)).mul_(p).mul_(scale)
+                if slope is not None:
+                    d_s.mul_(slope)
                 d_q[rows, head] = d_s @ k
                 d_k += d_s.T @ q_rows
                 d_v += p.T @ d_o_rows
         return {"o": o, "d_q": d_q, "d_k": d_k, "d_v": d_v}
+
+    def _apply_options(self, s: Tensor, head: int, rows: slice, shift: int) -> Tensor | None:
+        """Softcap, bias, ALiBi and mask, in place; the softcap's slope, None without one."""
+        slope = None
+        for name, option in self._options.items():
+            if name == "softcap":
+                s.div_(option).tanh_()
+                slope = 1 - s.square()
+                s.mul_(option)
+            elif name == "bias":
+                s.add_(option[0, head, rows])
+            elif name == "mask":
+                s.masked_fill_(~option[0, 0, rows], float("-inf"))
+            elif name == "alibi_slopes":
+                i, j = (torch.arange(n, device=s.device) for n in (rows.stop, s.shape[1]))
+                s.sub_((i[rows, None] + shift - j).abs() * option[head].double())
+            else:
+                raise ValueError(f"{name}: not known exactly")
+        return slope
 
     def _hide(self, s: Tensor, first: int, shift: int) -> None:
         """-inf where key j is not visible to query i: j > i + shift, or further left than the window."""

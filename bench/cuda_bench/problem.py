@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+# What changes a score, or the weight that comes of it.
+OPTIONS = ("softcap", "ALiBi", "dropout", "bias", "bias and its gradient", "mask")
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,20 @@ class Problem:
     lengths: tuple[int, ...] = ()  # of packed sequences, queries and keys alike
     deterministic: bool = False
     page_size: int = 0
+    option: str = ""  # of OPTIONS
 
     @property
     def mask(self) -> str:
         return "causal" if self.causal else "full"
+
+    @property
+    def has_scores(self) -> bool:
+        """A tensor with an entry for each score."""
+        return self.option.startswith("bias") or self.option == "mask"
+
+    @property
+    def bias_gradient(self) -> bool:
+        return self.option == "bias and its gradient"
 
     def visible(self) -> float:
         """Pairs of a query and a key that it sees, of one head. Causal counts as half, as in the papers."""
@@ -58,7 +72,7 @@ class Problem:
 @dataclass
 class Inputs:
     """Standard normal tensors; cu_seqlens int32 [B + 1] where packed; page_table int32 [B, Sk / page_size], in no order, and
-    seqused_k int32 [B] where keys and values are in pages."""
+    seqused_k int32 [B] where keys and values are in pages; and what `option` asks for, by the names that Tessera has for it."""
 
     q: Tensor
     k: Tensor
@@ -67,6 +81,7 @@ class Inputs:
     cu_seqlens: Tensor | None = None
     page_table: Tensor | None = None
     seqused_k: Tensor | None = None
+    options: dict[str, float | Tensor] = field(default_factory=dict)
 
     def keys_and_values(self) -> tuple[Tensor, Tensor]:
         """k and v as [B, Sk, Hkv, D], also where they are in pages; packed [T, Hkv, D]."""
@@ -95,7 +110,19 @@ class Inputs:
             page_table = order.view(p.batch, -1)
             seqused_k = torch.full((p.batch,), p.seqlen_k, device=device, dtype=torch.int32)
         d_o = normal(p.seqlen_q, p.heads, p.head_dim_v) if with_gradient else None
-        return Inputs(q, k, v, d_o, cu_seqlens, page_table, seqused_k)
+        return Inputs(q, k, v, d_o, cu_seqlens, page_table, seqused_k, _option(p, generator))
+
+
+def _option(p: Problem, generator: torch.Generator) -> dict[str, float | Tensor]:
+    """A bias [1, H, Sq, Sk], of all sequences, a mask [1, 1, Sq, Sk] that shows nine keys in ten, slopes [H]."""
+    on = {"generator": generator, "device": generator.device}
+    if p.option.startswith("bias"):
+        return {"bias": torch.randn((1, p.heads, p.seqlen_q, p.seqlen_k), dtype=DTYPES[p.dtype], **on)}
+    if p.option == "mask":
+        return {"mask": torch.rand((1, 1, p.seqlen_q, p.seqlen_k), **on) < 0.9}
+    if p.option == "ALiBi":
+        return {"alibi_slopes": torch.rand(p.heads, **on)}
+    return {"softcap": {"softcap": 30.0}, "dropout": {"dropout_p": 0.1, "dropout_seed": 1}}.get(p.option, {})
 
 
 TOKENS = 16384
@@ -166,6 +193,16 @@ def pages(dtype: str) -> list[Problem]:
         for causal in (False, True)
         for size in (0, *PAGE_SIZES)
     ]  # fmt: skip
+
+
+def options(dtype: str) -> list[Problem]:
+    """4 x 4096 tokens."""
+    return [
+        _square(f"D {dim}, {option}", 4, 4096, WIDTH // dim, WIDTH // dim, dim, dim, causal, dtype=dtype, option=option)
+        for option in OPTIONS
+        for dim in (64, 128, 256)
+        for causal in (False, True)
+    ]
 
 
 def decode(dtype: str) -> list[Problem]:

@@ -6,9 +6,9 @@ import math
 from statistics import geometric_mean
 
 # In the order in which they are listed. The sm80 family stands for itself where a plan chooses it anyway.
-TITLES = {"tessera": "Tessera", "sm80": "sm80", "flash": "FA2", "cudnn": "cuDNN"}
+TITLES = {"tessera": "Tessera", "sm80": "sm80", "flash": "FA2", "cudnn": "cuDNN", "efficient": "efficient"}
 # Who is held against whom.
-RATIOS = (("tessera", "flash"), ("tessera", "cudnn"), ("sm80", "flash"))
+RATIOS = (("tessera", "flash"), ("tessera", "cudnn"), ("sm80", "flash"), ("tessera", "efficient"))
 
 
 def seconds_of(cell: dict, name: str) -> float | None:
@@ -21,6 +21,16 @@ def ratio(cell: dict, ours: str, peer: str) -> float | None:
     """How many times as fast as the peer; None where one of them was not measured, or Tessera was wrong."""
     mine, theirs = seconds_of(cell, ours), cell["seconds"].get(peer)
     return None if cell["wrong"] or mine is None or theirs is None else theirs / mine
+
+
+def _ratio_title(ours: str, peer: str) -> str:
+    return f"{'' if ours == 'tessera' else TITLES[ours] + ' '}/ {TITLES[peer]}"
+
+
+def _entered(cells: list[dict]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Who was measured in any of them, and the ratios that there are."""
+    names = [name for name in TITLES if any(seconds_of(cell, name) is not None for cell in cells)]
+    return names, [(ours, peer) for ours, peer in RATIOS if ours in names and peer in names]
 
 
 def rate(cell: dict, name: str) -> float | None:
@@ -45,7 +55,7 @@ def _rate_text(cell: dict, name: str) -> str:
 def cell_line(cell: dict) -> str:
     """One line of the running table."""
     rates = " ".join(f"{_rate_text(cell, name):>13}" for name in TITLES)
-    ratios = " ".join(f"{_number(ratio(cell, *pair), '.2f'):>10}" for pair in RATIOS)
+    ratios = " ".join(f"{_number(ratio(cell, *pair), '.2f'):>11}" for pair in RATIOS)
     errors = " ".join(f"{_number(cell['errors'].get(name), '.1e'):>8}" for name in TITLES)
     notes = [cell.get("kernel", "")] + cell["reasons"].get("tessera", "").splitlines()[:1]
     if cell["wrong"]:
@@ -56,7 +66,7 @@ def cell_line(cell: dict) -> str:
 def heading_line(case: str) -> str:
     unit = "us (TB/s)" if case == "decode" else "TFLOP/s"
     names = " ".join(f"{title:>13}" for title in TITLES.values())
-    ratios = " ".join(f"{text:>10}" for text in ("/ FA2", "/ cuDNN", "sm80 / FA2"))
+    ratios = " ".join(f"{_ratio_title(*pair):>11}" for pair in RATIOS)
     return f"{unit:58} {names} {ratios}  relative RMS errors, same order; Tessera's kernel"
 
 
@@ -110,9 +120,10 @@ def ratio_tables(cells: list[dict]) -> list[str]:
 
 def _grid(cells: list[dict], direction: str) -> list[str]:
     lengths, rows = _rows(cells)
+    names, pairs = _entered(cells)
     lines = [
-        f"### {direction.capitalize()}, {cells[0]['dtype']}, TFLOP/s: {' · '.join(TITLES.values())} "
-        "(Tessera / FA2, Tessera / cuDNN, sm80 / FA2)",
+        f"### {direction.capitalize()}, {cells[0]['dtype']}, TFLOP/s: {' · '.join(TITLES[name] for name in names)} "
+        f"({', '.join(_ratio_title(*pair) for pair in pairs)})",
         "",
         "| D | mask | " + " | ".join(map(str, lengths)) + " |",
         "| --- | --- |" + " --- |" * len(lengths),
@@ -124,8 +135,8 @@ def _grid(cells: list[dict], direction: str) -> list[str]:
             if cell is None:
                 texts.append("")
                 continue
-            rates = " · ".join(_rate_text(cell, name) for name in TITLES)
-            ratios = ", ".join(_number(ratio(cell, *pair), ".2f") for pair in RATIOS)
+            rates = " · ".join(_rate_text(cell, name) for name in names)
+            ratios = ", ".join(_number(ratio(cell, *pair), ".2f") for pair in pairs)
             texts.append(f"{rates} ({ratios})")
         lines.append(f"| {head_dim} | {mask} | " + " | ".join(texts) + " |")
     return lines
@@ -133,15 +144,17 @@ def _grid(cells: list[dict], direction: str) -> list[str]:
 
 def _list(cells: list[dict], case: str) -> list[str]:
     unit = "µs (TB/s of K and V read)" if case == "decode" else "TFLOP/s on the visible area"
+    names, pairs = _entered(cells)
+    titles = [TITLES[name] for name in names] + [_ratio_title(*pair) for pair in pairs]
     lines = [
         f"### {case.capitalize()}: {cells[0]['direction']}, {cells[0]['dtype']}, {unit}",
         "",
-        f"| case | {' | '.join(TITLES.values())} | / FA2 | / cuDNN | sm80 / FA2 |",
-        "| --- |" + " --- |" * (len(TITLES) + len(RATIOS)),
+        f"| case | {' | '.join(titles)} |",
+        "| --- |" + " --- |" * len(titles),
     ]
     for cell in cells:
-        texts = [_rate_text(cell, name) for name in TITLES]
-        texts += [_number(ratio(cell, *pair), ".2f") for pair in RATIOS]
+        texts = [_rate_text(cell, name) for name in names]
+        texts += [_number(ratio(cell, *pair), ".2f") for pair in pairs]
         lines.append(f"| {cell['name']} | " + " | ".join(texts) + " |")
     return lines
 
