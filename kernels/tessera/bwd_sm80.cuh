@@ -234,6 +234,18 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
     ptx::cp_async_wait_group<0>();
     __syncthreads();  // the first tiles are there
   }
+  const auto seen_whole = [&](int row0) { return row0 >= seeing_all.low && row0 + kBlockM - 1 <= seeing_all.high; };
+  // Entries of bias and mask, of the next slice of a tile that all of its queries see whole.
+  using Entries = BwdEntries<kCfg.score, kM, kN>;
+  [[maybe_unused]] Entries entries;
+  [[maybe_unused]] const auto load_next_entries = [&](const QueryStep& at, int slice) {
+    const int row0 = at.tile * kBlockM;
+    if (!has_scores || !p.entry_pairs || !seen_whole(row0)) return;
+    load_entries(entries, p, s, ScoreTile{batch, at.head, row0 + warp_query + slice, key0 + warp_key, nullptr, nullptr});
+  };
+  if constexpr (Entries::kTaken) {
+    if (tiles > 0) load_next_entries(step, 0);
+  }
   for (int left = tiles * p.group; left > 0; --left) {
     if constexpr (!Warps::kHalves) {
       ptx::cp_async_wait_group<kAhead - 1>();
@@ -241,7 +253,7 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
       if constexpr (kCfg.stages > 1) load_next(stage == 0 ? kAhead : stage - 1);
     }
     const int row0 = step.tile * kBlockM;
-    const bool whole = row0 >= seeing_all.low && row0 + kBlockM - 1 <= seeing_all.high;
+    const bool whole = seen_whole(row0);
     const auto score_tile = [&](int col) {
       return ScoreTile{batch,
                        step.head,
@@ -288,11 +300,29 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
 
           //    P^T = exp(S^T - LSE), dS^T = P^T o (dP^T - delta)
           if constexpr (kOptions) {
-            differentiate_options<kCfg>(p, s, scores, rP, rdS, bias_sum);
+            if constexpr (!kCfg.score.entries()) {
+              differentiate_options<kCfg, true>(p, s, scores, entries, rP, rdS, bias_sum);
+            } else if (Entries::kTaken && whole && p.entry_pairs) {
+              if constexpr (Entries::kTaken) entries.transpose();
+              differentiate_options<kCfg, Entries::kTaken>(p, s, scores, entries, rP, rdS, bias_sum);
+            } else {
+              differentiate_options<kCfg, false>(p, s, scores, entries, rP, rdS, bias_sum);
+            }
+            if constexpr (Entries::kTaken) {
+              if (slice + Warps::kSlice < Warps::kQueries) {
+                load_next_entries(step, slice + Warps::kSlice);
+              } else if (left > 1) {
+                QueryStep following = step;
+                following.advance(first_tile, tiles);
+                load_next_entries(following, 0);
+              }
+            }
           } else {
             score_gradients<false>(p, s, scores, rdS, [&](int m, int n, int half) {
               return make_float2(rP[m][n][2 * half], rP[m][n][2 * half + 1]);
             });
+          }
+          if constexpr (!kCfg.score.entries()) {
             if (!whole) {
               for_hidden<kM, kN>(p, s, scores, [&](int m, int n, int e) { rP[m][n][e] = rdS[m][n][e] = 0.0f; });
             }

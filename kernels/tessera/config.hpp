@@ -28,6 +28,10 @@ struct ScoreConfig {
   TESSERA_HOST_DEVICE constexpr bool any() const {
     return softcap || bias || alibi || mask || block_mask || dropout || scale_first;
   }
+  // Entries of a tensor for each score, or for each block of them.
+  TESSERA_HOST_DEVICE constexpr bool entries() const { return bias || mask || block_mask; }
+  // Scores are scaled before they are exponentiated, not by the same instruction.
+  TESSERA_HOST_DEVICE constexpr bool scaled() const { return softcap || bias || alibi || scale_first; }
 };
 
 // Forward by mma.sync: fwd_sm80.cuh; for problems without options fwd_sm80_bulk.cuh where tiles come by bulk copies, and,

@@ -73,30 +73,35 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     if (!v_later && key0 > mine.some.high) continue;  // my rows see none of it: a staircase's end
     const bool whole = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
-    bool optimistic = !kCfg.score.any() && softmax.ready;
-    using Entries = EntryPairs<kCfg, kM, kN>;
+    // Slopes and biases may raise scores from tile to tile, so that each would be done again.
+    bool optimistic = softmax.ready && !kCfg.score.alibi && !kCfg.score.entries();
+    using Entries = FwdEntries<kCfg, kM, kN>;
     [[maybe_unused]] const bool by_pairs = Entries::kTaken && whole && p.entry_pairs;
     [[maybe_unused]] Entries entries;
-    if (by_pairs) entries.load(p, b, b.row0 + warp_row, key0);
+    if (by_pairs) load_entries(entries, p, b, b.row0 + warp_row, key0);
+    const float unit = score_unit<kCfg.score>(p);
     for (;; optimistic = false) {
       clear(rS);
       product_abt(rS, shared.sQ, warp_row, shared.sK[stage_here], 0);
-      if constexpr (!kCfg.score.any()) {
+      if constexpr (!kCfg.score.entries() && !kCfg.score.scaled()) {
         if (optimistic && whole) {  // nothing stands between the product and its exponentials
-          if (softmax.template try_update<kCfg.dtype>(rS, p.scale_log2)) break;
+          if (softmax.template try_update<kCfg.dtype>(rS, unit)) break;
           continue;
         }
+      }
+      if constexpr (!kCfg.score.entries()) {
+        if constexpr (kCfg.score.scaled()) apply_whole_scores<kCfg>(rS, entries, p, b, b.row0 + warp_row, key0);
         if (!whole) hide_keys<kCfg>(rS, p, b, b.row0 + warp_row, key0);
-        if (optimistic) {
-          if (softmax.template try_update<kCfg.dtype>(rS, p.scale_log2)) break;
-          continue;
-        }
       } else if (by_pairs) {
-        entries.apply(rS, p, b, b.row0 + warp_row, key0);
+        apply_whole_scores<kCfg>(rS, entries, p, b, b.row0 + warp_row, key0);
       } else {
         apply_scores<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       }
-      softmax.update(rS, kCfg.score.any() ? 1.0f : p.scale_log2, rO);
+      if (optimistic) {
+        if (softmax.template try_update<kCfg.dtype>(rS, unit)) break;
+        continue;
+      }
+      softmax.update(rS, unit, rO);
       break;
     }
 

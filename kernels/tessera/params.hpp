@@ -28,6 +28,8 @@ struct ScoreTensor {
   int64 batch, head, row, col;
 };
 
+inline constexpr int kPhiloxRounds = 10;  // core/philox.cuh
+
 // The problem: the same for every kernel.
 struct ProblemParams {
   int batch;
@@ -58,7 +60,8 @@ struct ProblemParams {
   const float* sink;  // [heads_q] or NULL
   int64 sink_head;
   float dropout_scale;  // 1 / (1 - p)
-  uint32 dropout_threshold, dropout_key[2], dropout_offset;
+  uint32 dropout_threshold, dropout_offset;
+  uint32 dropout_keys[kPhiloxRounds][2];
 };
 
 // How persistent blocks' works stand in one sequence: core/work_order.hpp.

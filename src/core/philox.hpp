@@ -21,22 +21,32 @@ namespace tessera::core {
 using PhiloxCounter = std::array<uint32_t, 4>;
 using PhiloxKey = std::array<uint32_t, 2>;
 
+inline constexpr int kPhiloxRounds = 10;
+
+// The key of the round after.
+constexpr PhiloxKey next_key(PhiloxKey key) {
+  constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;  // golden ratio, sqrt(3) - 1
+  return {key[0] + kWeyl0, key[1] + kWeyl1};
+}
+
 constexpr PhiloxCounter philox4x32_10(PhiloxCounter counter, PhiloxKey key) {
   constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
-  constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;  // golden ratio, sqrt(3) - 1
-  constexpr int kRounds = 10;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
     const uint64_t product0 = kMultiplier0 * counter[0];
     const uint64_t product1 = kMultiplier1 * counter[2];
     counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(product1),
                static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(product0)};
-    key = {key[0] + kWeyl0, key[1] + kWeyl1};
+    key = next_key(key);
   }
   return counter;
 }
 
 // p in steps of 2^-16: an entry is dropped iff its 16-bit value is below this.
 inline uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(std::lround(p * 65536.0)); }
+
+constexpr PhiloxKey dropout_key(uint64_t seed, uint64_t offset) {
+  return {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32)};
+}
 
 struct Dropout {
   uint64_t seed, offset;
@@ -45,9 +55,8 @@ struct Dropout {
   // head = b * Hq + h
   constexpr bool keeps(uint32_t head, uint32_t i, uint32_t j) const {
     const uint32_t group = j / 32, r = j % 32;
-    const PhiloxCounter words = philox4x32_10(
-        {4 * group + r % 8 / 2, i, head, static_cast<uint32_t>(offset)},
-        {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32)});
+    const PhiloxCounter words =
+        philox4x32_10({4 * group + r % 8 / 2, i, head, static_cast<uint32_t>(offset)}, dropout_key(seed, offset));
     const uint32_t n = 2 * (r / 8) + r % 2;
     const uint32_t value = words[n / 2] >> (16 * (n % 2)) & 0xFFFFu;
     return value >= threshold;

@@ -76,9 +76,8 @@ void fill_options(Params& p, const tessera_problem& problem) {
   p.window_left = problem.window_left, p.window_right = problem.window_right;
   p.dropout_threshold = core::dropout_threshold(problem.dropout_p);
   p.dropout_scale = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
-  p.dropout_key[0] = static_cast<uint32_t>(problem.dropout_seed);
-  p.dropout_key[1] =
-      static_cast<uint32_t>(problem.dropout_seed >> 32) ^ static_cast<uint32_t>(problem.dropout_offset >> 32);
+  const core::PhiloxKey key = core::dropout_key(problem.dropout_seed, problem.dropout_offset);
+  p.dropout_key[0] = key[0], p.dropout_key[1] = key[1];
   p.dropout_offset = static_cast<uint32_t>(problem.dropout_offset);
 }
 

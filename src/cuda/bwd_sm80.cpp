@@ -80,7 +80,8 @@ BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
   config.d_bias = core::present(problem.d_bias);
   config.deterministic = problem.deterministic != 0;
   config.score = score_config(problem);
-  config.score.scale_first = false;  // a saved LSE needs no largest score
+  config.score.scale_first = false;  // a saved LSE needs no largest score, but what is hidden a score of -inf
+  config.score.scale_first = config.score.entries() && problem.scale <= 0;
   return config;
 }
 

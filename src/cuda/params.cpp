@@ -118,9 +118,12 @@ void fill_scores(ProblemParams& p, const tessera_problem& problem, const tessera
   }
   p.dropout_threshold = core::dropout_threshold(problem.dropout_p);
   p.dropout_scale = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
-  p.dropout_key[0] = static_cast<uint32_t>(problem.dropout_seed);
-  p.dropout_key[1] =
-      static_cast<uint32_t>(problem.dropout_seed >> 32) ^ static_cast<uint32_t>(problem.dropout_offset >> 32);
+  static_assert(kPhiloxRounds == core::kPhiloxRounds);
+  core::PhiloxKey key = core::dropout_key(problem.dropout_seed, problem.dropout_offset);
+  for (auto& keys : p.dropout_keys) {
+    keys[0] = key[0], keys[1] = key[1];
+    key = core::next_key(key);
+  }
   p.dropout_offset = static_cast<uint32_t>(problem.dropout_offset);
 }
 

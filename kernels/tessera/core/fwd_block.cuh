@@ -2,10 +2,10 @@
 // rows and keys a block has, their way into shared memory, the scores beyond the product, and a row's way out.
 #pragma once
 
+#include "tessera/core/entry_pairs.cuh"
 #include "tessera/core/online_softmax.cuh"
 #include "tessera/core/philox.cuh"
 #include "tessera/core/scheduler.cuh"
-#include "tessera/core/score.cuh"
 
 namespace tessera {
 
@@ -133,6 +133,13 @@ TESSERA_DEVICE void hide_keys(float (&rS)[kM][kN][4], const FwdParams& p, const 
     }
 }
 
+// What the elements of a lane's row share: of a tile of 16 rows the first half or the second.
+template <int kRowStep, FwdConfig kCfg>
+TESSERA_DEVICE ScoreRow<kCfg.score> score_row(const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int m, int half) {
+  const int row = min(row0 + m * kRowStep + half * 8 + lane_row(), b.map.rows - 1);
+  return {p, b.s, b.work.batch, b.map.head(row), b.map.query(row)};
+}
+
 // Products to scores with every option, core/score.
 template <FwdConfig kCfg, int kRowStep = 16, int kM, int kN>
 TESSERA_DEVICE void apply_scores(float (&rS)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0,
@@ -141,72 +148,46 @@ TESSERA_DEVICE void apply_scores(float (&rS)[kM][kN][4], const FwdParams& p, con
   for (int m = 0; m < kM; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = min(row0 + m * kRowStep + half * 8 + lane_row(), b.map.rows - 1);
-      const ScoreRow<kCfg.score> score_row(p, b.s, b.work.batch, b.map.head(row), b.map.query(row));
+      const ScoreRow<kCfg.score> row = score_row<kRowStep>(p, b, row0, m, half);
 #pragma unroll
       for (int n = 0; n < kN; ++n)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = rS[m][n][2 * half + e];
-          x = score<kCfg.score>(p, b.s, score_row, key0 + n * 8 + lane_col() + e, x).value;
+          x = score<kCfg.score>(p, b.s, row, key0 + n * 8 + lane_col() + e, x).value;
         }
     }
 }
 
-// The same for a tile that every row sees whole, with bias and mask by pairs of neighbouring keys (ProblemParams::entry_pairs):
-// without a bound to test or a branch to take they are asked for all at once, before the product that they are added to. Not for
-// what is an option's arithmetic alone, whose instructions would stand in the kernel twice.
+// The same for a tile that every row sees whole, or whose hidden keys are hidden afterwards; of bias and mask what load_entries
+// found.
 template <FwdConfig kCfg, int kM, int kN>
-struct EntryPairs {
-  static constexpr ScoreConfig kScore = kCfg.score;
-  static constexpr bool kTaken = (kScore.bias || kScore.mask || kScore.alibi) && !kScore.block_mask;
-  RawPair<kScore.bias_dtype> bias[kScore.bias ? kM : 1][2][kN];
-  unsigned short mask[kScore.mask ? kM : 1][2][kN];
+using FwdEntries = EntryPairs<kCfg.score, kM * 2, kN>;
 
-  TESSERA_DEVICE static ScoreRow<kScore> score_row(const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int m, int half) {
-    const int row = min(row0 + m * 16 + half * 8 + lane_row(), b.map.rows - 1);
-    return {p, b.s, b.work.batch, b.map.head(row), b.map.query(row)};
-  }
-  TESSERA_DEVICE void load(const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int key0) {
+template <FwdConfig kCfg, int kRows, int kN>
+TESSERA_DEVICE void load_entries(EntryPairs<kCfg.score, kRows, kN>& entries, const FwdParams& p, const FwdBlock<kCfg>& b,
+                                 int row0, int key0) {
 #pragma unroll
-    for (int m = 0; m < kM; ++m)
+  for (int i = 0; i < kRows; ++i) entries.load(i, score_row<16>(p, b, row0, i / 2, i % 2), key0 + lane_col());
+}
+template <FwdConfig kCfg, int kM, int kN>
+TESSERA_DEVICE void apply_whole_scores(float (&rS)[kM][kN][4], const FwdEntries<kCfg, kM, kN>& entries, const FwdParams& p,
+                                       const FwdBlock<kCfg>& b, int row0, int key0) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const ScoreRow<kScore> row = score_row(p, b, row0, m, half);
+  for (int m = 0; m < kM; ++m)
 #pragma unroll
-        for (int n = 0; n < kN; ++n) {
-          const int64 key = key0 + n * 8 + lane_col();
-          if constexpr (kScore.bias) {
-            using Raw = RawPair<kScore.bias_dtype>;
-            bias[m][half][n] = *reinterpret_cast<const Raw*>(row.bias + key * dtype_bytes(kScore.bias_dtype));
-          }
-          if constexpr (kScore.mask) mask[m][half][n] = *reinterpret_cast<const unsigned short*>(row.mask + key);
+    for (int half = 0; half < 2; ++half) {
+      const ScoreRow<kCfg.score> row = score_row<16>(p, b, row0, m, half);
+#pragma unroll
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = rS[m][n][2 * half + e];
+          const ScoreEntry entry = entries.of(m * 2 + half, n, e != 0);
+          x = visible_score(p, b.s, row, key0 + n * 8 + lane_col() + e, capped_score<kCfg.score>(p, x), entry).value;
         }
-      }
-  }
-  TESSERA_DEVICE void apply(float (&rS)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0,
-                            int key0) const {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const ScoreRow<kScore> row = score_row(p, b, row0, m, half);
-#pragma unroll
-        for (int n = 0; n < kN; ++n) {
-          float2 both = {};
-          if constexpr (kScore.bias) both = unpack_pair<kScore.bias_dtype>(bias[m][half][n]);
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            ScoreEntry entry{e ? both.y : both.x};
-            if constexpr (kScore.mask) entry.shown = mask[m][half][n] & (e ? 0xff00 : 0xff);
-            float& x = rS[m][n][2 * half + e];
-            const int key = key0 + n * 8 + lane_col() + e;
-            x = visible_score(p, b.s, row, key, capped_score<kScore>(p, x), entry).value;
-          }
-        }
-      }
-  }
-};
+    }
+}
 
 // Zero for what dropout takes away.
 template <FwdConfig kCfg, int kRowStep = 16, int kM, int kN>

@@ -1,4 +1,4 @@
-// From a product q . k to a score in log2 units: scale, softcap, bias, ALiBi, masks, in the order that tessera.h defines.
+// From a product q . k to a score: scale, softcap, bias, ALiBi, masks, in the order that tessera.h defines.
 // One element at a time, so that the forward pass, whose rows are queries, and the backward pass, whose rows are keys,
 // have the same text.
 #pragma once
@@ -36,7 +36,7 @@ struct ScoreRow {
 };
 
 struct Score {
-  float value;  // log2 units, -inf where the key is not visible
+  float value;  // times score_unit in log2 units; -inf where the key is not visible
   float slope;  // d(capped score) / d(score): 1 - tanh^2, for the gradient through the softcap
 };
 
@@ -54,9 +54,16 @@ TESSERA_DEVICE ScoreEntry load_entry(const ProblemParams& p, const ScoreRow<kCfg
   return entry;
 }
 
+// What a score is still to be multiplied by.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE float score_unit(const ProblemParams& p) {
+  return kCfg.scaled() ? 1.0f : p.scale_log2;
+}
+
 // Scaled and capped.
 template <ScoreConfig kCfg>
 TESSERA_DEVICE Score capped_score(const ProblemParams& p, float product) {
+  if constexpr (!kCfg.scaled()) return {product, 1.0f};
   if constexpr (!kCfg.softcap) return {product * p.scale_log2, 1.0f};
   const float t = tanhf(product * (p.scale / p.softcap));
   return {t * (p.softcap * kLog2e), 1.0f - t * t};

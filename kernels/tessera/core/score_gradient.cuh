@@ -1,9 +1,9 @@
 // Scores and their gradients in the backward pass: S^T and dP^T of a warp become P^T and dS^T.
 #pragma once
 
+#include "tessera/core/entry_pairs.cuh"
 #include "tessera/core/online_softmax.cuh"
 #include "tessera/core/philox.cuh"
-#include "tessera/core/score.cuh"
 #include "tessera/ptx/atomic.cuh"
 #include "tessera/tile/product.cuh"
 
@@ -101,41 +101,66 @@ TESSERA_DEVICE void for_hidden(const ProblemParams& p, const Sequence& s, const 
     }
 }
 
+// What bias and mask say of a warp's tile that every query sees whole.
+template <ScoreConfig kScore, int kM, int kN>
+using BwdEntries = EntryPairs<kScore, kN, kM * 2>;
+
+template <ScoreConfig kScore, int kRows, int kKeys>
+TESSERA_DEVICE void load_entries(EntryPairs<kScore, kRows, kKeys>& entries, const ProblemParams& p, const Sequence& s,
+                                 const ScoreTile& tile) {
+#pragma unroll
+  for (int n = 0; n < kRows; ++n) {
+    const ScoreRow<kScore> row(p, s, tile.batch, tile.head, tile.query + n * 8 + lane_row());
+    entries.load(n, row, tile.key + lane_col());
+  }
+}
+
 // Both with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias gathers dS before
 // the softcap's slope: at once where every query has its own elements, and where all share one, summed in `bias_sum`.
-template <BwdConfig kCfg, int kM, int kN>
+// kWhole: every query sees the whole tile, and `entries`, transposed, is what bias and mask say of it; or what is hidden is for the
+// caller to hide.
+template <BwdConfig kCfg, bool kWhole, int kM, int kN>
 TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
-                                          float (&rP)[kM][kN][4], float (&rdS)[kM][kN][4], float (&bias_sum)[kM][2]) {
+                                          const BwdEntries<kCfg.score, kM, kN>& entries, float (&rP)[kM][kN][4],
+                                          float (&rdS)[kM][kN][4], float (&bias_sum)[kM][2]) {
+  constexpr bool kHides = !kWhole || kCfg.score.entries();
+  const float unit = score_unit<kCfg.score>(p);
   [[maybe_unused]] float* gdBias = bias_gradient(p, tile);
 #pragma unroll
-  for (int n = 0; n < kN; ++n)
+  for (int n = 0; n < kN; ++n) {
+    [[maybe_unused]] uint32 bits[(kM + 1) / 2][2][2];
+    if constexpr (kCfg.score.dropout) {
+#pragma unroll
+      for (int m = 0; m < kM; m += 2) {
+        transposed_dropout_bits(bits[m / 2], p, tile.batch * p.heads_q + tile.head, tile.query + n * 8 + lane_col(),
+                                (tile.key + m * 16) / 32, lane_row());
+      }
+    }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int col = n * 8 + lane_col() + e, query = tile.query + col;
       const float lse = tile.row_lse_log2[col], delta = tile.row_delta[col];
-      const ScoreRow<kCfg.score> score_row(p, s, tile.batch, tile.head, min(query, s.sq - 1));
-      PhiloxWords words;
+      const ScoreRow<kCfg.score> score_row(p, s, tile.batch, tile.head, kWhole ? query : min(query, s.sq - 1));
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        if constexpr (kCfg.score.dropout) {
-          if (m % 2 == 0) {
-            words =
-                dropout_words(p, tile.batch * p.heads_q + tile.head, query, (tile.key + m * 16) / 32, lane_row() / 2);
-          }
-        }
         const bool upper = kM == 1 ? tile.key % 32 != 0 : m % 2 != 0;  // of the 32 keys that a call decides
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int key = tile.key + m * 16 + half * 8 + lane_row();
           float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
-          const Score score = tessera::score<kCfg.score>(p, s, score_row, key, x);
-          const bool visible = score.value != -infinity() && query < s.sq;
-          const float probability = ptx::ex2_approx_ftz(score.value - lse);
+          Score score;
+          if constexpr (kWhole) {
+            score = visible_score(p, s, score_row, key, capped_score<kCfg.score>(p, x), entries.of(n, m * 2 + half, e != 0));
+          } else {
+            score = tessera::score<kCfg.score>(p, s, score_row, key, x);
+          }
+          const bool visible = !kHides || (score.value != -infinity() && (kWhole || query < s.sq));
+          const float probability = ptx::ex2_approx_ftz(fmaf(score.value, unit, -lse));
           bool kept = true;
           float d_probability = d;
           if constexpr (kCfg.score.dropout) {
-            const uint32 word = upper ? words.word[2 + half] : words.word[half];
-            kept = lane_row() % 2 ? keeps_high(word, p.dropout_threshold) : keeps_low(word, p.dropout_threshold);
+            const uint32 pair = upper ? bits[m / 2][e][1] : bits[m / 2][e][0];
+            kept = half ? keeps_high(pair, p.dropout_threshold) : keeps_low(pair, p.dropout_threshold);
             d_probability = kept ? d * p.dropout_scale : 0.0f;
           }
           x = visible && kept ? probability : 0.0f;
@@ -156,6 +181,7 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
         }
       }
     }
+  }
 }
 
 // The sums of differentiate_options over the queries, which kParts warps have parts of: one adder for a key after the

@@ -28,6 +28,14 @@ TESSERA_DEVICE void stmatrix_x4(uint32 shared, const uint32 (&r)[4]) {
                : "memory");
 }
 
+// An 8 x 8 matrix of 16-bit elements transposed among a warp's lanes, of which lane l has elements 2 (l % 4), + 1 of row l / 4.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-instructions-movmatrix
+TESSERA_DEVICE uint32 movmatrix_trans(uint32 pair) {
+  uint32 transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 // 16 bytes of shared memory.
 TESSERA_DEVICE uint4 ld_shared_16(uint32 shared) {
   uint4 x;
