@@ -236,12 +236,12 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   }
   const auto seen_whole = [&](int row0) { return row0 >= seeing_all.low && row0 + kBlockM - 1 <= seeing_all.high; };
   // Entries of bias and mask, of the next slice of a tile that all of its queries see whole.
-  using Entries = BwdEntries<kCfg.score, kM, kN>;
+  using Entries = BwdEntries<kCfg, kM, kN>;
   [[maybe_unused]] Entries entries;
   [[maybe_unused]] const auto load_next_entries = [&](const QueryStep& at, int slice) {
     const int row0 = at.tile * kBlockM;
-    if (!has_scores || !p.entry_pairs || !seen_whole(row0)) return;
-    load_entries(entries, p, s, ScoreTile{batch, at.head, row0 + warp_query + slice, key0 + warp_key, nullptr, nullptr});
+    if (!has_scores || p.entry_keys == 1 || !seen_whole(row0)) return;
+    load_entries<kCfg, kM, kN>(entries, p, s, ScoreTile{batch, at.head, row0 + warp_query + slice, key0 + warp_key, nullptr, nullptr});
   };
   if constexpr (Entries::kTaken) {
     if (tiles > 0) load_next_entries(step, 0);
@@ -302,7 +302,7 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
           if constexpr (kOptions) {
             if constexpr (!kCfg.score.entries()) {
               differentiate_options<kCfg, true>(p, s, scores, entries, rP, rdS, bias_sum);
-            } else if (Entries::kTaken && whole && p.entry_pairs) {
+            } else if (Entries::kTaken && whole && p.entry_keys > 1) {
               if constexpr (Entries::kTaken) entries.transpose();
               differentiate_options<kCfg, Entries::kTaken>(p, s, scores, entries, rP, rdS, bias_sum);
             } else {

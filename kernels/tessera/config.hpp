@@ -30,6 +30,11 @@ struct ScoreConfig {
   }
   // Entries of a tensor for each score, or for each block of them.
   TESSERA_HOST_DEVICE constexpr bool entries() const { return bias || mask || block_mask; }
+  // Whether entries of a tile of `keys` keys are read as eight neighbours, for which the keys stand in lane order
+  // (tile/shared_tile.cuh). A call of Philox has the keys of the other order.
+  TESSERA_HOST_DEVICE constexpr bool lane_order(int keys) const {
+    return entries() && !block_mask && !dropout && keys % 32 == 0;
+  }
   // Scores are scaled before they are exponentiated, not by the same instruction.
   TESSERA_HOST_DEVICE constexpr bool scaled() const { return softcap || bias || alibi || scale_first; }
 };

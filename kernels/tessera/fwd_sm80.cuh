@@ -76,9 +76,9 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     // Slopes and biases may raise scores from tile to tile, so that each would be done again.
     bool optimistic = softmax.ready && !kCfg.score.alibi && !kCfg.score.entries();
     using Entries = FwdEntries<kCfg, kM, kN>;
-    [[maybe_unused]] const bool by_pairs = Entries::kTaken && whole && p.entry_pairs;
+    [[maybe_unused]] const bool by_pairs = Entries::kTaken && whole && p.entry_keys > 1;
     [[maybe_unused]] Entries entries;
-    if (by_pairs) load_entries(entries, p, b, b.row0 + warp_row, key0);
+    if (by_pairs) load_entries<kCfg, kM, kN>(entries, p, b, b.row0 + warp_row, key0);
     const float unit = score_unit<kCfg.score>(p);
     for (;; optimistic = false) {
       clear(rS);

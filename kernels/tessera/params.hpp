@@ -53,7 +53,7 @@ struct ProblemParams {
   int causal, top_left;
   int window_left, window_right;  // -1: unbounded
   ScoreTensor bias, mask, block_mask;
-  int entry_pairs;  // 1: entries of bias and mask for two keys, the first an even one, can be read at once
+  int entry_keys;  // 8 or 2: the entries of bias and mask for so many keys, the first a multiple, can be read at once; else 1
   int mask_block_q, mask_block_k;
   const float* alibi_slopes;
   int64 alibi_batch, alibi_head;

@@ -1,5 +1,6 @@
 #include "cuda/params.hpp"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/geometry.hpp"
@@ -27,11 +28,16 @@ ScoreTensor score_tensor(const tessera_layout& layout, const void* data) {
   return {const_cast<void*>(data), s.batch, s.head, s.row, s.col};
 }
 
-// Whether entries of two keys, the first an even one, stand in a word of both.
-bool stands_in_pairs(const ScoreTensor& tensor, const tessera_layout& layout) {
-  const int64_t bytes = static_cast<int64_t>(tessera_dtype_bytes(layout.dtype));
-  const bool even = tensor.batch % 2 == 0 && tensor.head % 2 == 0 && tensor.row % 2 == 0;
-  return !tensor.data || (tensor.col == 1 && even && reinterpret_cast<uintptr_t>(tensor.data) % (2 * bytes) == 0);
+// Of how many keys, the first a multiple of that, the entries stand in words of all of them, of 16 bytes at most.
+int entry_keys(const ScoreTensor& tensor, const tessera_layout& layout) {
+  constexpr uintptr_t kWordBytes = 16;
+  const uintptr_t bytes = static_cast<uintptr_t>(tessera_dtype_bytes(layout.dtype));
+  for (const int keys : {8, 2}) {
+    const bool apart = tensor.batch % keys == 0 && tensor.head % keys == 0 && tensor.row % keys == 0;
+    const uintptr_t word = std::min(keys * bytes, kWordBytes);
+    if (!tensor.data || (tensor.col == 1 && apart && reinterpret_cast<uintptr_t>(tensor.data) % word == 0)) return keys;
+  }
+  return 1;
 }
 
 bool rows_aligned(const tessera_layout& layout, const void* data) {
@@ -105,7 +111,7 @@ void fill_scores(ProblemParams& p, const tessera_problem& problem, const tessera
   p.bias = score_tensor(problem.bias, buffers.bias);
   p.mask = score_tensor(problem.mask, buffers.mask);
   p.block_mask = score_tensor(problem.block_mask, buffers.block_mask);
-  p.entry_pairs = stands_in_pairs(p.bias, problem.bias) && stands_in_pairs(p.mask, problem.mask);
+  p.entry_keys = std::min(entry_keys(p.bias, problem.bias), entry_keys(p.mask, problem.mask));
   p.mask_block_q = static_cast<int>(problem.mask_block_q), p.mask_block_k = static_cast<int>(problem.mask_block_k);
   if (present(problem.alibi_slopes)) {
     const core::SlopeStrides s = core::slope_strides(problem.alibi_slopes);

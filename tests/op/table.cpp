@@ -170,6 +170,27 @@ constexpr const char* kMoreQueriesThanKeys[] = {
     "mask=bhqk bias=hqk d_bias=1 q=packed",
 };
 
+// Biases and masks of tiles that every row sees whole, where kernels read several keys' entries at once.
+constexpr const char* kEntries[] = {
+    "bias=bhqk",
+    "mask=hqk",
+    "mask=bhqk bias=hqk bias_f32=1",
+    "bias=hqk d_bias=1 causal=1",
+    "mask=qk bias=k dropout=0.2",
+    "bias=hqk alibi=h softcap=9",
+    "dtype=f16 bias=qk wl=100 wr=30",
+    "dtype=f32 bias=hqk mask=k",
+};
+
+// Rows of 8, of 2 and of single keys.
+void add_entries(Table& table) {
+  for (const char* entries : kEntries)
+    for (const char* keys : {"sk=136", "sk=138", "sk=137"})
+      for (const char* dims : {"d=64 dv=64", "d=128 dv=128", "d=256 dv=256"})
+        table.add(
+            (std::string("dtype=bf16 backward=1 b=2 sq=130 hq=2 hkv=1 ") + keys + " " + dims + " " + entries).c_str());
+}
+
 void add_options(Table& table) {
   for (const char* option : kOptions)
     table.add((std::string(option) + " backward=1 b=3 sq=70 sk=140 hq=4 hkv=2 d=32 dv=40").c_str());
@@ -307,6 +328,7 @@ std::vector<Case> case_table() {
   add_lengths(table);
   add_head_dims(table);
   add_options(table);
+  add_entries(table);
   for (const char* line : kDecode) table.add(line);
   for (const char* line : kNumerics) table.add(line);
   for (const std::string& line : pairwise_lines()) table.add(*parse_case(line, nullptr));

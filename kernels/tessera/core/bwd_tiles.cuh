@@ -28,6 +28,8 @@ struct BwdWarps {
   static constexpr int kQueryParts = kColumnParts < kCfg.block_m / 16 ? kColumnParts : kCfg.block_m / 16;
   static constexpr int kQueries = kCfg.block_m / kQueryParts;
   static constexpr bool kExchange = kColumnParts > 1 || kHalves;
+  // Of keys in shared memory. Additions to dBias are of whole words of memory in the other order.
+  static constexpr bool kLaneOrder = kCfg.score.lane_order(kM * 16) && !kCfg.d_bias;
   static constexpr bool kTurns = kCfg.stages == 0;  // V takes turns with K, and dO with Q
 
   TESSERA_HOST_DEVICE static constexpr int tiles(int columns, int parts) {  // of 8 columns, an even number
@@ -86,16 +88,16 @@ struct BwdWarps {
 
 template <BwdConfig kCfg, bool kTurns>
 struct BwdOperands {
-  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK;    // at the end dK
-  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV;  // at the end dV
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim, BwdWarps<kCfg>::kLaneOrder> sK;    // at the end dK
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v, BwdWarps<kCfg>::kLaneOrder> sV;  // at the end dV
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ[kCfg.stages];
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sdO[kCfg.stages];
 };
 template <BwdConfig kCfg>
 struct BwdOperands<kCfg, true> {
   union {
-    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK;
-    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV;
+    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim, BwdWarps<kCfg>::kLaneOrder> sK;
+    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v, BwdWarps<kCfg>::kLaneOrder> sV;
   };
   union {
     SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ[1];

@@ -69,8 +69,9 @@ struct FwdSharedMemory {
     SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ;
     SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // once the last product with Q is done
   };
-  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK[kCfg.stages];
-  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV[kCfg.stages];
+  static constexpr bool kLaneOrder = kCfg.score.lane_order(kCfg.block_n);
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim, kLaneOrder> sK[kCfg.stages];
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v, kLaneOrder> sV[kCfg.stages];
 };
 
 // ---- global -> shared memory ----
@@ -154,7 +155,8 @@ TESSERA_DEVICE void apply_scores(float (&rS)[kM][kN][4], const FwdParams& p, con
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = rS[m][n][2 * half + e];
-          x = score<kCfg.score>(p, b.s, row, key0 + n * 8 + lane_col() + e, x).value;
+          const int key = key0 + key_at<kCfg.score.lane_order(kCfg.block_n)>(n, lane_col() + e);
+          x = score<kCfg.score>(p, b.s, row, key, x).value;
         }
     }
 }
@@ -162,13 +164,13 @@ TESSERA_DEVICE void apply_scores(float (&rS)[kM][kN][4], const FwdParams& p, con
 // The same for a tile that every row sees whole, or whose hidden keys are hidden afterwards; of bias and mask what load_entries
 // found.
 template <FwdConfig kCfg, int kM, int kN>
-using FwdEntries = EntryPairs<kCfg.score, kM * 2, kN>;
+using FwdEntries = EntryPairs<kCfg.score, kM * 2, kN, kCfg.score.lane_order(kCfg.block_n)>;
 
-template <FwdConfig kCfg, int kRows, int kN>
-TESSERA_DEVICE void load_entries(EntryPairs<kCfg.score, kRows, kN>& entries, const FwdParams& p, const FwdBlock<kCfg>& b,
-                                 int row0, int key0) {
+template <FwdConfig kCfg, int kM, int kN>
+TESSERA_DEVICE void load_entries(FwdEntries<kCfg, kM, kN>& entries, const FwdParams& p, const FwdBlock<kCfg>& b, int row0,
+                                 int key0) {
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) entries.load(i, score_row<16>(p, b, row0, i / 2, i % 2), key0 + lane_col());
+  for (int i = 0; i < kM * 2; ++i) entries.load(i, p, score_row<16>(p, b, row0, i / 2, i % 2), key0);
 }
 template <FwdConfig kCfg, int kM, int kN>
 TESSERA_DEVICE void apply_whole_scores(float (&rS)[kM][kN][4], const FwdEntries<kCfg, kM, kN>& entries, const FwdParams& p,
@@ -184,7 +186,8 @@ TESSERA_DEVICE void apply_whole_scores(float (&rS)[kM][kN][4], const FwdEntries<
         for (int e = 0; e < 2; ++e) {
           float& x = rS[m][n][2 * half + e];
           const ScoreEntry entry = entries.of(m * 2 + half, n, e != 0);
-          x = visible_score(p, b.s, row, key0 + n * 8 + lane_col() + e, capped_score<kCfg.score>(p, x), entry).value;
+          const int key = key0 + key_at<kCfg.score.lane_order(kCfg.block_n)>(n, lane_col() + e);
+          x = visible_score(p, b.s, row, key, capped_score<kCfg.score>(p, x), entry).value;
         }
     }
 }

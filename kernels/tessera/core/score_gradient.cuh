@@ -1,6 +1,7 @@
 // Scores and their gradients in the backward pass: S^T and dP^T of a warp become P^T and dS^T.
 #pragma once
 
+#include "tessera/core/bwd_tiles.cuh"
 #include "tessera/core/entry_pairs.cuh"
 #include "tessera/core/online_softmax.cuh"
 #include "tessera/core/philox.cuh"
@@ -102,16 +103,15 @@ TESSERA_DEVICE void for_hidden(const ProblemParams& p, const Sequence& s, const 
 }
 
 // What bias and mask say of a warp's tile that every query sees whole.
-template <ScoreConfig kScore, int kM, int kN>
-using BwdEntries = EntryPairs<kScore, kN, kM * 2>;
+template <BwdConfig kCfg, int kM, int kN>
+using BwdEntries = EntryPairs<kCfg.score, kN, kM * 2, BwdWarps<kCfg>::kLaneOrder>;
 
-template <ScoreConfig kScore, int kRows, int kKeys>
-TESSERA_DEVICE void load_entries(EntryPairs<kScore, kRows, kKeys>& entries, const ProblemParams& p, const Sequence& s,
+template <BwdConfig kCfg, int kM, int kN>
+TESSERA_DEVICE void load_entries(BwdEntries<kCfg, kM, kN>& entries, const ProblemParams& p, const Sequence& s,
                                  const ScoreTile& tile) {
 #pragma unroll
-  for (int n = 0; n < kRows; ++n) {
-    const ScoreRow<kScore> row(p, s, tile.batch, tile.head, tile.query + n * 8 + lane_row());
-    entries.load(n, row, tile.key + lane_col());
+  for (int n = 0; n < kN; ++n) {
+    entries.load(n, p, ScoreRow<kCfg.score>(p, s, tile.batch, tile.head, tile.query + n * 8 + lane_row()), tile.key);
   }
 }
 
@@ -121,7 +121,7 @@ TESSERA_DEVICE void load_entries(EntryPairs<kScore, kRows, kKeys>& entries, cons
 // caller to hide.
 template <BwdConfig kCfg, bool kWhole, int kM, int kN>
 TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
-                                          const BwdEntries<kCfg.score, kM, kN>& entries, float (&rP)[kM][kN][4],
+                                          const BwdEntries<kCfg, kM, kN>& entries, float (&rP)[kM][kN][4],
                                           float (&rdS)[kM][kN][4], float (&bias_sum)[kM][2]) {
   constexpr bool kHides = !kWhole || kCfg.score.entries();
   const float unit = score_unit<kCfg.score>(p);
@@ -146,7 +146,7 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
         const bool upper = kM == 1 ? tile.key % 32 != 0 : m % 2 != 0;  // of the 32 keys that a call decides
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int key = tile.key + m * 16 + half * 8 + lane_row();
+          const int key = tile.key + key_at<BwdWarps<kCfg>::kLaneOrder>(m * 2 + half, lane_row());
           float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
           Score score;
           if constexpr (kWhole) {
@@ -197,7 +197,7 @@ TESSERA_DEVICE void add_bias_sums(const BwdParams& p, const Sequence& s, const S
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float sum = row_sum(bias_sum[m][half]);
-        const int key = tile.key + m * 16 + half * 8 + lane_row();
+        const int key = tile.key + key_at<BwdWarps<kCfg>::kLaneOrder>(m * 2 + half, lane_row());
         if (part != turn || lane_col() != 0 || key >= s.sk) continue;
         if constexpr (kCfg.deterministic) {
           gdBias[p.d_bias.col * key] += sum;

@@ -12,8 +12,11 @@ namespace tessera {
 
 inline constexpr int kLoadBytes = 16;
 
-template <Dtype kDtype, int kTileRows, int kTileCols>
+// kLaneOrder: of 32 rows r = 8 c + 2 n + e stands at 8 n + 2 c + e. Where rows become the columns of a product, columns 2 c and
+// 2 c + 1 of tiles of 8, which are lane c's of four, are then eight neighbours.
+template <Dtype kDtype, int kTileRows, int kTileCols, bool kLaneOrder = false>
 struct SharedTile {
+  static_assert(!kLaneOrder || kTileRows % 32 == 0);
   static_assert(kTileCols % 16 == 0, "the inner dimension of mma.m16n8k16");
   static constexpr Dtype kType = kDtype;
   static constexpr int kRows = kTileRows, kCols = kTileCols;
@@ -21,6 +24,11 @@ struct SharedTile {
   static constexpr int kPitchBytes = kCols * kElemBytes + (kDtype == Dtype::kFloat32 ? 32 : 16);
 
   alignas(16) char data[kRows * kPitchBytes];
+
+  // Where a row stands. Of rows without a common bit the sum's place is the places' sum.
+  TESSERA_HOST_DEVICE static constexpr int place(int row) {
+    return kLaneOrder ? row / 32 * 32 + row / 2 % 4 * 8 + row / 8 % 4 * 2 + row % 2 : row;
+  }
 
   TESSERA_DEVICE static uint32 at(uint32 base, int row, int col) { return base + row * kPitchBytes + col * kElemBytes; }
   TESSERA_DEVICE uint32 at(int row, int col) const { return at(shared_address(data), row, col); }
@@ -32,7 +40,7 @@ struct SharedTile {
 // the caller commits the group.
 template <bool kAligned, class Tile>
 TESSERA_DEVICE void load_part(Tile& sTile, int row, int offset_bytes, const char* from, int wanted) {
-  char* to = sTile.data + row * Tile::kPitchBytes + offset_bytes;
+  char* to = sTile.data + Tile::place(row) * Tile::kPitchBytes + offset_bytes;
   if constexpr (kAligned) {
     ptx::cp_async_cg_16(shared_address(to), from, wanted);
   } else if constexpr (Tile::kElemBytes == 2) {
@@ -128,9 +136,9 @@ struct StridedLoads {
   TESSERA_DEVICE StridedLoads(const char* gRows, int64 row_stride, int thread = static_cast<int>(threadIdx.x))
       : from(gRows + thread / kLanes * row_stride + thread % kLanes * kLoadBytes) {}
   TESSERA_DEVICE void load(Tile& sTile, int i, int64 row_stride, int thread = static_cast<int>(threadIdx.x)) {
-    const uint32 to = sTile.at(thread / kLanes, 0) + thread % kLanes * kLoadBytes;
+    const uint32 to = sTile.at(Tile::place(thread / kLanes), 0) + thread % kLanes * kLoadBytes;
     if (kLoadsPerRow == kLanes || thread % kLanes < kLoadsPerRow) {
-      ptx::cp_async_cg_16(to + i * kRowsAPass * Tile::kPitchBytes, from, kLoadBytes);
+      ptx::cp_async_cg_16(to + Tile::place(i * kRowsAPass) * Tile::kPitchBytes, from, kLoadBytes);
     }
     from += kRowsAPass * row_stride;
   }
@@ -166,7 +174,7 @@ TESSERA_DEVICE void store_rows(Tile& sTile, int first, int count, int columns, i
   for (int store = lane; store < kRows * kStoresPerRow; store += 32) {
     const int row = first + store / kStoresPerRow, col = store % kStoresPerRow * kElems;
     if (row >= count || col >= columns) continue;
-    const char* from = sTile.pointer(row, col);
+    const char* from = sTile.pointer(Tile::place(row), col);
     char* to = gRow(row) + col * Tile::kElemBytes;
     if (aligned && col + kElems <= columns) {
       *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
@@ -194,11 +202,11 @@ TESSERA_DEVICE void store_rows_strided(Tile& sTile, int first, int count, int co
       // Addresses known before a kernel's loops would hold registers through them.
       const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
       const int row = first + lane / kStoresPerRow, offset = lane % kStoresPerRow * kLoadBytes;
-      const char* from = sTile.data + row * Tile::kPitchBytes + offset;
+      const char* from = sTile.data + Tile::place(row) * Tile::kPitchBytes + offset;
       char* to = gRows + row * row_stride + offset;
 #pragma unroll
       for (int i = 0; i < kRows / kRowsAPass; ++i) {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + i * kRowsAPass * Tile::kPitchBytes);
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + Tile::place(i * kRowsAPass) * Tile::kPitchBytes);
         to += kRowsAPass * row_stride;
       }
       return;
