@@ -93,7 +93,9 @@ VALUES = {
 
 # ---- cases and tiles ----
 
-AREAS = {"full": "kFull", "causal": "kStairs", "window": "kRagged"}  # of the visible keys: a form, and the table's name for it
+# Of the visible keys: a form, and the table's name for it; "options" is all keys with scores changed one by one.
+AREAS = {"full": "kFull", "causal": "kStairs", "window": "kRagged", "options": "kOptions"}
+CALL_KEYS = 32  # that a call of Philox decides, of a whole number of which a tile is under dropout
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Shape:
     def visible(self, length: int, tokens: int) -> float:
         """Pairs of a query and a key of one head; causal counts as half."""
         batch, rows = self.batch(length, tokens)
-        keys = {"full": rows, "causal": rows / 2, "window": min(length, rows)}
+        keys = {"full": rows, "causal": rows / 2, "window": min(length, rows), "options": rows}
         return batch * rows * keys[self.area]
 
 
@@ -191,6 +193,8 @@ def fits(shape: Shape, tile: Tile) -> bool:
     if shape.area != "full" and tile.cluster > 1:  # its blocks would not see the same keys
         return False
     if tile.q_stages < tile.consumers:
+        return False
+    if shape.area == "options" and tile.block_n % CALL_KEYS != 0:
         return False
     if unseen_blocks(tile) > tile.k_stages + tile.v_stages - 1:
         return False  # keys_may_run_ahead: a consumer that sees fewer keys than others would wait for ever
@@ -260,8 +264,8 @@ def predict_seconds(shape: Shape, tile: Tile, length: int, tokens: int, multipro
     clocks = []
     for rows_end in range(tile.block_m, rows + tile.block_m, tile.block_m):
         # A block's under a staircase; a consumer's under a window, whose others' it passes over.
-        seen = {"full": rows, "causal": rows_end, "window": min(rows_end, length + CONSUMER_ROWS)}[shape.area]
-        edges = {"full": 0, "causal": tile.block_m, "window": 2 * CONSUMER_ROWS}[shape.area]
+        seen = {"causal": rows_end, "window": min(rows_end, length + CONSUMER_ROWS)}.get(shape.area, rows)
+        edges = {"causal": tile.block_m, "window": 2 * CONSUMER_ROWS}.get(shape.area, 0)
         keys = -(-min(seen, rows) // tile.block_n)
         masked = -(-edges // tile.block_n) if edges else int(rows % tile.block_n != 0)
         clocks.append(_work_clocks(shape, tile, keys, min(masked, keys)))

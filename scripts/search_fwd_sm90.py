@@ -37,7 +37,8 @@ TABLE = ROOT / "src/cuda/fwd_sm90_tiles.inc"
 FORCED = "TESSERA_FWD_SM90_TILE"  # src/cuda/fwd_sm90_tiles.hpp
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))  # as the table must have them
 SEQUENCES = (512, 1024, 2048, 4096, 8192, 16384)
-LENGTHS = {"full": SEQUENCES, "causal": SEQUENCES, "window": (256, 1024, 4096)}  # under a window what a query sees
+# Under a window what a query sees.
+LENGTHS = {"full": SEQUENCES, "causal": SEQUENCES, "window": (256, 1024, 4096), "options": (1024, 4096)}
 TOKENS = 16384
 MOST_SPILL_BYTES = 0  # cuda_compile_test allows a row none
 COMPILED = 10  # tiles of a shape
@@ -119,7 +120,8 @@ def make_problem(shape: Shape, length: int):
     batch, rows = shape.batch(length, TOKENS)
     window = length - 1 if shape.area == "window" else -1
     return Problem(shape.name, batch, rows, rows, shape.heads, shape.heads, shape.head_dim, shape.head_dim_v,
-                   shape.area != "full", window=window)  # fmt: skip
+                   shape.area in ("causal", "window"), window=window,
+                   option="bias" if shape.area == "options" else "")  # fmt: skip
 
 
 def make_forced(problem, inputs, tile: Tile, number: int):

@@ -78,6 +78,7 @@ struct FwdSm90Config {
   bool causal;     // queries see the more keys the later they stand: works differ in size
   int cluster;     // blocks that fetch K and V for each other, 1 or 2; 2: neighbouring works see the same keys
   bool uneven;     // sequences are packed, or use a part of their keys: their ends lie anywhere
+  ScoreConfig score;
 };
 
 inline constexpr int kConsumerRows = 64;  // queries of a warpgroup

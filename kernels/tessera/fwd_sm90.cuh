@@ -11,8 +11,10 @@
 // memory: FwdSm90SharedMemory. Its page, with what was measured: docs/kernels/fwd_sm90.md.
 #pragma once
 
+#include "tessera/core/entry_pairs.cuh"
 #include "tessera/core/fwd_sm90_producers.cuh"
 #include "tessera/core/online_softmax.cuh"
+#include "tessera/core/philox.cuh"
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/ptx/warpgroup.cuh"
 
@@ -40,6 +42,9 @@ struct Consumer {
   static constexpr bool kOverlaps = kCfg.consumers < 4;  // softmax runs under my own products, not the others' alone
   // S becomes P in place where a consumer's 112 registers hold no S, P and O beside each other.
   static constexpr bool kInPlace = !kOverlaps && kN * 4 + kSteps * 4 + kD * 4 > 80;
+  using Entries = EntryPairs<kCfg.score, 2, kN, false>;
+  // Slopes and biases may raise scores from block to block, so that each would be done again.
+  static constexpr bool kOptimistic = !kCfg.score.alibi && !kCfg.score.entries();
 
   const FwdSm90Params& p;
   FwdSm90SharedMemory<kCfg>& shared;
@@ -55,6 +60,8 @@ struct Consumer {
   float rS[1][kN][4], rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments
   OnlineSoftmax<1> softmax;
+  Entries entries;  // of the block whose scores come, if by_pairs
+  bool by_pairs;
   int tail;         // the first key of its last block behind the sequence's end, where V may be anything, else 0
   float factor[2];  // by which its rows of O are to be multiplied; below 0: the row saw nothing
 
@@ -89,6 +96,7 @@ struct Consumer {
   TESSERA_DEVICE void attend_in_steps() {
     while (uniform(next_work(false))) {
       ask_scores();
+      load_entries();
       take_scores();
       attend_first();
       pack();
@@ -100,6 +108,7 @@ struct Consumer {
           shared.k.wait_full(k_at);
           if constexpr (kInPlace) take_output();
           ask_scores();
+          load_entries();
           take_scores();
           if constexpr (!kInPlace) take_output();
           attend([] {});
@@ -129,6 +138,7 @@ struct Consumer {
       ask_scores();
       if (kCfg.uneven && pending && tail > 0) clear_tail();
       ask_output(pending);
+      if (found) load_entries();
       ptx::wgmma_wait_group<1>();
       ptx::wgmma_pin(flat(rS));
       if (pending) finish_rows(shared.work[before.stage()]);
@@ -151,6 +161,7 @@ struct Consumer {
         shared.k.wait_full(k_at);
         ask_scores();
         ask_output();
+        load_entries();
         ptx::wgmma_wait_group<1>();
         ptx::wgmma_pin(flat(rS));
         attend([this] { take_output(); });
@@ -269,19 +280,63 @@ struct Consumer {
   TESSERA_DEVICE static int warp_row() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)) * 16; }
   TESSERA_DEVICE static int warp_lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
 
-  // -inf for the scores of keys that a row does not see: at the edges of its keys, of which under a staircase the lower lies
-  // before all.
+  // Whether some of the block's keys are before or behind those that each of my rows sees. Under a staircase the lower edge
+  // lies before all.
+  TESSERA_DEVICE bool low() const { return !kCfg.causal && block < whole_first; }
+  TESSERA_DEVICE bool high() const { return block > whole_last; }
+
+  TESSERA_DEVICE int query(int half) const {
+    return shared.work[work_at.stage()].row0 + consumer * 64 + warp_row() + half * 8 + warp_lane() / 4;
+  }
+  TESSERA_DEVICE ScoreRow<kCfg.score> score_row(int half) const {
+    const FwdWork<kCfg>& work = shared.work[work_at.stage()];
+    return {p, work.s, work.batch, work.head, min(query(half), work.s.sq - 1)};
+  }
+
+  // Bias and mask of a block whose keys are all there, seen or not: so they are on their way under its products.
+  TESSERA_DEVICE void load_entries() {
+    if constexpr (Entries::kTaken) {
+      by_pairs = p.entry_keys > 1 && (block + 1) * kCfg.block_n <= shared.work[work_at.stage()].s.sk;
+      if (!by_pairs) return;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) entries.load(half, p, score_row(half), block * kCfg.block_n);
+    }
+  }
+
+  // Products -> scores with every option, core/score; -inf for keys that a row does not see.
+  TESSERA_DEVICE void make_scores() {
+    if constexpr (kCfg.score.any()) {
+      const FwdWork<kCfg>& work = shared.work[work_at.stage()];
+      const int key0 = block * kCfg.block_n;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const ScoreRow<kCfg.score> row = score_row(half);
+        if (!Entries::kTaken || by_pairs) {
+          entries.apply(rS[0], half, half, p, work.s, row, key0);
+        } else {
+#pragma unroll
+          for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              float& x = rS[0][n][2 * half + e];
+              x = score<kCfg.score>(p, work.s, row, key0 + n * 8 + warp_lane() % 4 * 2 + e, x).value;
+            }
+        }
+      }
+    }
+    hide();
+  }
+
+  // -inf at the edges of the rows' keys.
   TESSERA_DEVICE void hide() {
     const FwdWork<kCfg>& work = shared.work[work_at.stage()];
-    const bool low = !kCfg.causal && block < whole_first;
-    const bool high = block > whole_last;
+    const bool low = this->low(), high = this->high();
     if (!low && !high) return;
     const int lane = warp_lane();
     const int key0 = block * kCfg.block_n + lane % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = work.row0 + consumer * 64 + warp_row() + half * 8 + lane / 4;
-      const KeyRange keys = visible_keys(p, work.s, row);
+      const KeyRange keys = visible_keys(p, work.s, query(half));
       if (low) hide_outside(rS[0], half, keys.low - key0, kCfg.block_n);
       if (high) hide_outside(rS[0], half, 0, keys.high - key0);
     }
@@ -293,14 +348,15 @@ struct Consumer {
     const int sk = uniform(work.s.sk);
     tail = 0;
     if (kCfg.uneven && (p.cu_seqlens_k || p.seqused_k) && sk < (last + 1) * kCfg.block_n) tail = sk % kCfg.block_n;
-    hide();
+    make_scores();
     release_keys();
     if (block == last) release_queries();
     softmax.reset();
+    const float unit = score_unit<kCfg.score>(p);
     float alpha[1][2];
-    softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
-    if (!kCfg.causal && block < whole_first) softmax.raise_reference(kFewKeysLead_log2);
-    softmax.exponentiate(rS, p.scale_log2);
+    softmax.move_reference(rS, unit, alpha, 0.0f);
+    if (kOptimistic && low()) softmax.raise_reference(kFewKeysLead_log2);
+    softmax.exponentiate(rS, unit);
   }
 
   // Scores become P against the references of the blocks before, without maxima. Meanwhile O += P V of the block before, which
@@ -310,15 +366,26 @@ struct Consumer {
   template <class TakeOutput>
   TESSERA_DEVICE void attend(TakeOutput&& take_output) {
     constexpr int kEarly = kSteps / 2 * 2;
-    hide();
+    const float unit = score_unit<kCfg.score>(p);
+    make_scores();
+    if constexpr (!kOptimistic) {
+      release_keys();
+      float alpha[1][2];
+      const bool moves = softmax.move_reference(rS, unit, alpha);
+      softmax.exponentiate(rS, unit);
+      take_output();
+      if (moves) softmax.rescale(alpha, rO);
+      pack();
+      return;
+    }
     const bool optimistic = softmax.ready;
     SumParts total[1];
     if constexpr (kCfg.uneven) total[0] = {};  // a register less, of which D = 96 had none
-    if (optimistic) softmax.template exponentiate_as_is<0, kEarly>(rS, p.scale_log2, total);
+    if (optimistic) softmax.template exponentiate_as_is<0, kEarly>(rS, unit, total);
     take_output();
     bool fits = false;
     if (optimistic) {
-      softmax.template exponentiate_as_is<kEarly, kN>(rS, p.scale_log2, total);
+      softmax.template exponentiate_as_is<kEarly, kN>(rS, unit, total);
       pack();
       fits = softmax.accept(total, kPromptBound);
     }
@@ -327,18 +394,26 @@ struct Consumer {
       if (optimistic) {
         warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[q_at.stage()].data), warp_row(),
                                            shared_address(shared.sK[k_at.stage()].data));
-        hide();
+        make_scores();
       }
       float alpha[1][2];
-      const bool moves = softmax.move_reference(rS, p.scale_log2, alpha, 0.0f);
-      softmax.exponentiate(rS, p.scale_log2);
+      const bool moves = softmax.move_reference(rS, unit, alpha, 0.0f);
+      softmax.exponentiate(rS, unit);
       if (moves) softmax.rescale(alpha, rO);
       pack();
     }
     release_keys();
   }
 
+  // P, whose sums are taken: of dropout's zeros the LSE knows nothing.
   TESSERA_DEVICE void pack() {
+    if constexpr (kCfg.score.dropout) {
+      const FwdWork<kCfg>& work = shared.work[work_at.stage()];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        drop(rS[0], half, p, work.batch * p.heads_q + work.head, query(half), block * kCfg.block_n);
+      }
+    }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) pack_a<kCfg.dtype>(rP[step], rS[0], step);
   }
@@ -390,6 +465,7 @@ struct Consumer {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      if constexpr (kCfg.score.dropout) scale[half] *= p.dropout_scale;
       factor[half] = sum[half] == 0.0f ? -1.0f : scale[half] * ptx::rcp_approx_ftz(sum[half]);
     }
   }
@@ -473,6 +549,8 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma's 16-bit types");
   static_assert(kCfg.consumers >= 2 && kCfg.consumers <= 4, "registers are dealt for these");
   static_assert(kCfg.cluster == 1 || !kCfg.causal, "a cluster's blocks see the same keys");
+  static_assert(!kCfg.score.block_mask, "of entries, those of single keys");
+  static_assert(!kCfg.score.dropout || kCfg.block_n % 32 == 0, "a call of Philox decides 32 keys");
   static_assert(kCfg.uneven || kCfg.page_rows == 0, "a sequence uses as many keys of its pages as seqused_k says");
   extern __shared__ __align__(1024) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSm90SharedMemory<kCfg>*>(shared_memory);

@@ -25,6 +25,7 @@ namespace {
 constexpr int kWarpRows = 16;  // that a warp stores
 
 constexpr int kMaxHeadDim = 256;
+constexpr int kDropoutKeys = 32;   // that a call of Philox decides, of a whole number of which a tile is
 constexpr int64_t kPageRows = 16;  // that a page's are a multiple of, as every tile's block_n is
 
 // Widths of O = P V that kernels/tessera/ptx/wgmma.cuh has.
@@ -46,6 +47,7 @@ bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
 
 // Which it is decides the last bits, so that with batch_invariant a sequence has the same area wherever it stands.
 Area area_of(const tessera_problem& p) {
+  if (score_config(p).any()) return Area::kOptions;
   if (p.window_left >= 0 || (core::packed_q(p) && !p.batch_invariant)) return Area::kRagged;
   return staircase(p) ? Area::kStairs : Area::kFull;
 }
@@ -79,6 +81,7 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   config.head_dim_v = *std::find_if(std::begin(kOutputWidths), std::end(kOutputWidths),
                                     [&plan](int width) { return width >= plan.head_dim_v; });
   config.causal = staircase(p);
+  config.score = score_config(p);
   tile.apply(config);
   config.page_rows = core::paged(p) ? static_cast<int>(std::gcd(core::sizes(p).page_size, config.block_n)) : 0;
   const bool packed = core::packed_q(p);
@@ -93,7 +96,8 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
 std::optional<Choice> choose(const tessera_plan& plan) {
   const auto tile = find_sm90_tile(
       {plan.head_dim, plan.head_dim_v, area_of(plan.problem), table_rows(plan), rows_a_multiprocessor(plan)});
-  return tile ? std::optional(choice_of(plan, *tile)) : std::nullopt;
+  if (!tile || (plan.problem.dropout_p > 0 && tile->block_n % kDropoutKeys != 0)) return std::nullopt;
+  return choice_of(plan, *tile);
 }
 
 // Of a plan that was made: what configure_fwd_sm90 wrote into it, and no table or environment is asked again.
@@ -137,14 +141,7 @@ std::string refuse_option(const tessera_plan& plan) {
   if (const int64_t rows = core::sizes(p).page_size; rows % kPageRows != 0) {
     return "pages of " + std::to_string(rows) + " keys, must be a multiple of " + std::to_string(kPageRows);
   }
-  const ScoreConfig score = score_config(p);
-  if (score.softcap) return "softcap: scores are scaled and masked by position alone";
-  if (score.bias) return "bias: scores are scaled and masked by position alone";
-  if (score.alibi) return "alibi_slopes: scores are scaled and masked by position alone";
-  if (score.mask) return "mask: scores are masked by position alone";
-  if (score.block_mask) return "block_mask: scores are masked by position alone";
-  if (score.dropout) return "dropout_p: no dropout";
-  if (score.scale_first) return "scale: must be above 0";
+  if (score_config(p).block_mask) return "block_mask: scores are masked by position or one by one";
   return "";
 }
 

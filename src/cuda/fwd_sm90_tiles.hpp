@@ -10,8 +10,9 @@
 namespace tessera::cuda {
 
 // The form of the visible area: all keys; a staircase, where queries see the more keys the later they stand; or one of many
-// edges, a window's band or a packed batch's sequences, of whose tiles many are seen in part.
-enum class Area { kFull, kStairs, kRagged };
+// edges, a window's band or a packed batch's sequences, of whose tiles many are seen in part. And whatever its form, one whose
+// scores are changed one by one, by options: registers and the softmax decide there, not the area.
+enum class Area { kFull, kStairs, kRagged, kOptions };
 
 // A row: for head sizes up to these, such an area, at least `rows` queries a sequence, or keys that a query under a window sees.
 // The first that fits is taken.

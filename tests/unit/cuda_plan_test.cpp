@@ -264,18 +264,10 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Blackwell", "compute capability 10.0, must be 9.0", [](Problem&, Device& d) { d.arch = 100; }},
         Refusal{"Float32", "float32: wgmma's types",
                 [](Problem& p, Device&) { p = large_problem(64, 64, 4096, float32); }},
-        Refusal{"Softcap", "softcap", [](Problem& p, Device&) { p.softcap = 30; }},
-        Refusal{"Bias", "bias",
+        Refusal{"BlockMask", "block_mask",
                 [](Problem& p, Device&) {
-                  p.bias = layout(float32, {1, 16, 1, 4096});
+                  p.block_mask = layout(boolean, {4, 1, 32, 32}), p.mask_block_q = p.mask_block_k = 128;
                 }},
-        Refusal{"Alibi", "alibi_slopes", [](Problem& p, Device&) { p.alibi_slopes = layout(float32, {16}); }},
-        Refusal{"Mask", "mask",
-                [](Problem& p, Device&) {
-                  p.mask = layout(boolean, {4, 1, 1, 4096});
-                }},
-        Refusal{"Dropout", "dropout_p", [](Problem& p, Device&) { p.dropout_p = 0.5; }},
-        Refusal{"Scale", "scale: must be above 0", [](Problem& p, Device&) { p.has_scale = 1, p.scale = -1; }},
         Refusal{"Pages", "pages of 24 keys, must be a multiple of 16",
                 [](Problem& p, Device&) { set_pages(p, 1024, 24); }},
         Refusal{"SmallPages", "pages of 1 keys, must be a multiple of 16",

@@ -15,7 +15,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int64_t kHopperSmemBytes = 227 << 10, kMany = 1 << 20;
-constexpr Area kAreas[] = {Area::kFull, Area::kStairs, Area::kRagged};
+constexpr Area kAreas[] = {Area::kFull, Area::kStairs, Area::kRagged, Area::kOptions};
 
 tessera_device hopper() {
   tessera_device device{};

@@ -73,6 +73,21 @@ struct EntryPairs {
     return entry;
   }
 
+  // Products of a lane's query with the tile's keys, elements 2 half and 2 half + 1, -> scores. The query sees all of them, or
+  // what is hidden is for the caller to hide.
+  TESSERA_DEVICE void apply(float (&s)[kKeys][4], int half, int row, const ProblemParams& p, const Sequence& sequence,
+                            const ScoreRow<kScore>& score_row, int key) const {
+    key += key_at<kLaneOrder>(0, lane_col());
+#pragma unroll
+    for (int k = 0; k < kKeys; ++k)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[k][2 * half + e];
+        const Score capped = capped_score<kScore>(p, x);
+        x = visible_score(sequence, score_row, key, key_at<kLaneOrder>(k, e), capped, of(row, k, e != 0)).value;
+      }
+  }
+
   // Blocks become their transposes, where a kernel's rows are keys: of key lane / 4, queries 2 (lane % 4) and the next.
   TESSERA_DEVICE void transpose() {
 #pragma unroll

@@ -179,40 +179,19 @@ TESSERA_DEVICE void apply_whole_scores(float (&rS)[kM][kN][4], const FwdEntries<
   for (int m = 0; m < kM; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const ScoreRow<kCfg.score> row = score_row<16>(p, b, row0, m, half);
-#pragma unroll
-      for (int n = 0; n < kN; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = rS[m][n][2 * half + e];
-          const ScoreEntry entry = entries.of(m * 2 + half, n, e != 0);
-          const int key = key0 + key_at<kCfg.score.lane_order(kCfg.block_n)>(n, lane_col() + e);
-          x = visible_score(p, b.s, row, key, capped_score<kCfg.score>(p, x), entry).value;
-        }
+      entries.apply(rS[m], half, m * 2 + half, p, b.s, score_row<16>(p, b, row0, m, half), key0);
     }
 }
 
 // Zero for what dropout takes away.
 template <FwdConfig kCfg, int kRowStep = 16, int kM, int kN>
 TESSERA_DEVICE void drop(float (&rP)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int key0) {
-  static_assert(kN == 2 || kN % 4 == 0, "a call of Philox decides four tiles of 8 keys");
 #pragma unroll
   for (int m = 0; m < kM; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row0 + m * kRowStep + half * 8 + lane_row();
-      const int head = b.work.batch * p.heads_q + b.map.head(row);
-#pragma unroll
-      for (int n = 0; n < kN; n += 4) {
-        const PhiloxWords words = dropout_words(p, head, b.map.query(row), (key0 + n * 8) / 32, lane_col() / 2);
-#pragma unroll
-        for (int t = 0; t < min(4, kN); ++t) {
-          // A tile of 16 keys is either half of a group.
-          const uint32 word = kN == 2 && key0 % 32 != 0 ? words.word[(t + 2) % 4] : words.word[t];
-          if (!keeps_low(word, p.dropout_threshold)) rP[m][n + t][2 * half] = 0.0f;
-          if (!keeps_high(word, p.dropout_threshold)) rP[m][n + t][2 * half + 1] = 0.0f;
-        }
-      }
+      tessera::drop(rP[m], half, p, b.work.batch * p.heads_q + b.map.head(row), b.map.query(row), key0);
     }
 }
 

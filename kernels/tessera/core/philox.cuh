@@ -33,6 +33,28 @@ TESSERA_DEVICE PhiloxWords dropout_words(const ProblemParams& p, int head, int q
                        p.dropout_offset, p.dropout_keys);
 }
 
+// threshold: below 2^16.
+TESSERA_DEVICE bool keeps_low(uint32 word, uint32 threshold) { return word << 16 >= threshold << 16; }
+TESSERA_DEVICE bool keeps_high(uint32 word, uint32 threshold) { return word >= threshold << 16; }
+
+// Zero for what dropout takes away of a query's weights, a lane's share of tiles of 8 keys from `key` on: of each the
+// elements 2 half and 2 half + 1.
+template <int kN>
+TESSERA_DEVICE void drop(float (&weights)[kN][4], int half, const ProblemParams& p, int head, int query, int key) {
+  static_assert(kN == 2 || kN % 4 == 0, "a call of Philox decides four tiles of 8 keys");
+#pragma unroll
+  for (int n = 0; n < kN; n += 4) {
+    const PhiloxWords words = dropout_words(p, head, query, (key + n * 8) / 32, static_cast<int>(threadIdx.x) % 4);
+#pragma unroll
+    for (int t = 0; t < (kN < 4 ? kN : 4); ++t) {
+      // A tile of 16 keys is either half of a group.
+      const uint32 word = kN == 2 && key % 32 != 0 ? words.word[(t + 2) % 4] : words.word[t];
+      if (!keeps_low(word, p.dropout_threshold)) weights[n + t][2 * half] = 0.0f;
+      if (!keeps_high(word, p.dropout_threshold)) weights[n + t][2 * half + 1] = 0.0f;
+    }
+  }
+}
+
 // Where a lane's row is a key and its columns are two queries, `query` and the next: bits[e][t] of query `query` + e and of the
 // keys 32 group + row + {16 t, 16 t + 8}, in the low half and the high. A call has the words of two neighbouring keys, of which
 // each lane wants one: so one of the two calls is the neighbour's, who wants the other half of mine. By all lanes of a warp.
@@ -48,9 +70,5 @@ TESSERA_DEVICE void transposed_dropout_bits(uint32 (&bits)[2][2], const ProblemP
     bits[0][t] = odd ? got : mine, bits[1][t] = odd ? mine : got;
   }
 }
-
-// threshold: below 2^16.
-TESSERA_DEVICE bool keeps_low(uint32 word, uint32 threshold) { return word << 16 >= threshold << 16; }
-TESSERA_DEVICE bool keeps_high(uint32 word, uint32 threshold) { return word >= threshold << 16; }
 
 }  // namespace tessera

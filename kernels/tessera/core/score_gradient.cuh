@@ -146,13 +146,15 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
         const bool upper = kM == 1 ? tile.key % 32 != 0 : m % 2 != 0;  // of the 32 keys that a call decides
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int key = tile.key + key_at<BwdWarps<kCfg>::kLaneOrder>(m * 2 + half, lane_row());
+          constexpr bool kLaneOrder = BwdWarps<kCfg>::kLaneOrder;
+          const int key0 = tile.key + key_at<kLaneOrder>(0, lane_row()), offset = key_at<kLaneOrder>(m * 2 + half, 0);
           float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
           Score score;
           if constexpr (kWhole) {
-            score = visible_score(p, s, score_row, key, capped_score<kCfg.score>(p, x), entries.of(n, m * 2 + half, e != 0));
+            score = visible_score(s, score_row, key0, offset, capped_score<kCfg.score>(p, x),
+                                  entries.of(n, m * 2 + half, e != 0));
           } else {
-            score = tessera::score<kCfg.score>(p, s, score_row, key, x);
+            score = tessera::score<kCfg.score>(p, s, score_row, key0 + offset, x);
           }
           const bool visible = !kHides || (score.value != -infinity() && (kWhole || query < s.sq));
           const float probability = ptx::ex2_approx_ftz(fmaf(score.value, unit, -lse));
@@ -169,7 +171,7 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
             if (p.d_bias.row == 0) {
               bias_sum[m][half] += d;
             } else if (visible) {
-              float* to = gdBias + p.d_bias.row * query + p.d_bias.col * key;
+              float* to = gdBias + p.d_bias.row * query + p.d_bias.col * (key0 + offset);
               if constexpr (kCfg.deterministic) {
                 *to += d;
               } else {
