@@ -35,8 +35,10 @@ struct ScoreConfig {
   TESSERA_HOST_DEVICE constexpr bool lane_order(int keys) const {
     return entries() && !block_mask && !dropout && keys % 32 == 0;
   }
-  // Scores are scaled before they are exponentiated, not by the same instruction.
-  TESSERA_HOST_DEVICE constexpr bool scaled() const { return softcap || bias || alibi || scale_first; }
+  // Something is added to a score.
+  TESSERA_HOST_DEVICE constexpr bool adds() const { return bias || alibi; }
+  // Scores are changed before they are exponentiated, not scaled by the same instruction.
+  TESSERA_HOST_DEVICE constexpr bool scaled() const { return softcap || adds() || scale_first; }
 };
 
 // Forward by mma.sync: fwd_sm80.cuh; for problems without options fwd_sm80_bulk.cuh where tiles come by bulk copies, and,

@@ -42,7 +42,14 @@ struct Consumer {
   static constexpr bool kOverlaps = kCfg.consumers < 4;  // softmax runs under my own products, not the others' alone
   // S becomes P in place where a consumer's 112 registers hold no S, P and O beside each other.
   static constexpr bool kInPlace = !kOverlaps && kN * 4 + kSteps * 4 + kD * 4 > 80;
-  using Entries = EntryPairs<kCfg.score, 2, kN, false>;
+  // Bias and mask of a block are asked for before its products where a consumer's registers hold them beside S, P and O, else
+  // a row's at a time when they are needed.
+  static constexpr int kEntryRegisters = (kCfg.score.bias ? kN * dtype_bytes(kCfg.score.bias_dtype) : 0) +
+                                         (kCfg.score.mask ? kN : 0);
+  static constexpr bool kEntriesAhead =
+      kEntryRegisters <= 48 && kN * 4 + kD * 4 + (kInPlace ? 0 : kSteps * 4) + kEntryRegisters <=
+                                   (kCfg.consumers == 2 ? 192 : kCfg.consumers == 3 ? 108 : 96);
+  using Entries = EntryPairs<kCfg.score, kEntriesAhead ? 2 : 1, kN, false>;
   // Slopes and biases may raise scores from block to block, so that each would be done again.
   static constexpr bool kOptimistic = !kCfg.score.alibi && !kCfg.score.entries();
 
@@ -60,8 +67,7 @@ struct Consumer {
   float rS[1][kN][4], rO[1][kD][4];
   uint32 rP[kSteps][4];  // A fragments
   OnlineSoftmax<1> softmax;
-  Entries entries;  // of the block whose scores come, if by_pairs
-  bool by_pairs;
+  Entries entries;  // of the block whose scores come
   int tail;         // the first key of its last block behind the sequence's end, where V may be anything, else 0
   float factor[2];  // by which its rows of O are to be multiplied; below 0: the row saw nothing
 
@@ -96,7 +102,7 @@ struct Consumer {
   TESSERA_DEVICE void attend_in_steps() {
     while (uniform(next_work(false))) {
       ask_scores();
-      load_entries();
+      if constexpr (kEntriesAhead) load_entries();
       take_scores();
       attend_first();
       pack();
@@ -108,7 +114,7 @@ struct Consumer {
           shared.k.wait_full(k_at);
           if constexpr (kInPlace) take_output();
           ask_scores();
-          load_entries();
+          if constexpr (kEntriesAhead) load_entries();
           take_scores();
           if constexpr (!kInPlace) take_output();
           attend([] {});
@@ -138,7 +144,7 @@ struct Consumer {
       ask_scores();
       if (kCfg.uneven && pending && tail > 0) clear_tail();
       ask_output(pending);
-      if (found) load_entries();
+      if (kEntriesAhead && found) load_entries();
       ptx::wgmma_wait_group<1>();
       ptx::wgmma_pin(flat(rS));
       if (pending) finish_rows(shared.work[before.stage()]);
@@ -161,7 +167,7 @@ struct Consumer {
         shared.k.wait_full(k_at);
         ask_scores();
         ask_output();
-        load_entries();
+        if constexpr (kEntriesAhead) load_entries();
         ptx::wgmma_wait_group<1>();
         ptx::wgmma_pin(flat(rS));
         attend([this] { take_output(); });
@@ -293,11 +299,13 @@ struct Consumer {
     return {p, work.s, work.batch, work.head, min(query(half), work.s.sq - 1)};
   }
 
-  // Bias and mask of a block whose keys are all there, seen or not: so they are on their way under its products.
+  // Of a block whose keys are all there, seen or not, bias and mask are loaded for two keys at once.
+  TESSERA_DEVICE bool by_pairs() const {
+    return p.entry_keys > 1 && (block + 1) * kCfg.block_n <= shared.work[work_at.stage()].s.sk;
+  }
   TESSERA_DEVICE void load_entries() {
     if constexpr (Entries::kTaken) {
-      by_pairs = p.entry_keys > 1 && (block + 1) * kCfg.block_n <= shared.work[work_at.stage()].s.sk;
-      if (!by_pairs) return;
+      if (!by_pairs()) return;
 #pragma unroll
       for (int half = 0; half < 2; ++half) entries.load(half, p, score_row(half), block * kCfg.block_n);
     }
@@ -308,11 +316,16 @@ struct Consumer {
     if constexpr (kCfg.score.any()) {
       const FwdWork<kCfg>& work = shared.work[work_at.stage()];
       const int key0 = block * kCfg.block_n;
+      const bool pairs = !Entries::kTaken || by_pairs();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const ScoreRow<kCfg.score> row = score_row(half);
-        if (!Entries::kTaken || by_pairs) {
-          entries.apply(rS[0], half, half, p, work.s, row, key0);
+        if (pairs) {
+          if constexpr (Entries::kTaken && !kEntriesAhead) {
+            reload_memory();  // not before the other row's are used
+            entries.load(0, p, row, key0);
+          }
+          entries.apply(rS[0], half, kEntriesAhead ? half : 0, p, work.s, row, key0);
         } else {
 #pragma unroll
           for (int n = 0; n < kN; ++n)

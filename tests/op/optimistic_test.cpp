@@ -62,7 +62,9 @@ bool row_falls_back(const Inputs& in, int64_t b, int64_t h, int64_t i, int64_t b
       const double* k = &in.k[(in.k_row(b, j) * c.hkv + h / (c.hq / c.hkv)) * c.d];
       double s = 0;
       for (int64_t d = 0; d < c.d; ++d) s += q[d] * k[d];
-      s *= in.scale() * std::log2(std::exp(1.0));
+      s *= in.scale();
+      if (c.softcap > 0) s = c.softcap * std::tanh(s / c.softcap);
+      s *= std::log2(std::exp(1.0));
       number &= !std::isnan(s);
       largest = std::max(largest, s);
     }

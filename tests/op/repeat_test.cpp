@@ -34,6 +34,9 @@ constexpr Repeated kRepeated[] = {
     {"dtype=bf16 sq=500 sk=900 hq=6 hkv=2 d=128 dv=128 causal=1 cores=7", TESSERA_KERNEL_FWD_SM80},
     {"dtype=bf16 sq=500 sk=900 hq=4 hkv=2 d=256 dv=256 data=falling cores=5", TESSERA_KERNEL_FWD_SM80},
     {"dtype=bf16 sq=500 sk=900 hq=4 hkv=2 d=256 dv=256 data=growing cores=5", TESSERA_KERNEL_FWD_SM80},
+    {"dtype=bf16 sq=500 sk=600 hq=6 hkv=2 d=128 dv=128 softcap=30 alibi=h dropout=0.2 cores=7",
+     TESSERA_KERNEL_FWD_SM90},
+    {"dtype=f16 sq=500 sk=640 hq=6 hkv=2 d=64 dv=64 bias=hqk mask=qk causal=1 cores=7", TESSERA_KERNEL_FWD_SM90},
     {"dtype=bf16 sq=80 sk=300 hq=160 hkv=20 d=64 dv=64 causal=1", TESSERA_KERNEL_FWD_SM90},
 };
 

@@ -1,5 +1,6 @@
 // The part of the table that is made for fwd_sm90.
 #include <iterator>
+#include <span>
 
 #include "case.hpp"
 #include "tessera/tessera.h"
@@ -161,6 +162,72 @@ constexpr const char* kHopperNumerics[] = {
     "data=inf_once b=3 sq=300 sk=600 hq=2 hkv=1 d=256 dv=256 q=packed k=packed causal=1 cores=3",
 };
 
+// Scores that are changed one by one: each option at every head size that has a row, in blocks that are seen whole, at edges and
+// behind a sequence's end; entries of rows of 8, of 2 and of single keys; together; and what a softmax must notice of them.
+constexpr const char* kHopperOptions[] = {
+    "softcap=9 b=2 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "softcap=1 b=1 sq=200 sk=300 hq=2 hkv=2 d=96 dv=96 causal=1 cores=3",  // beyond the tanh's polynomial
+    "softcap=30 b=2 sq=257 sk=300 hq=4 hkv=2 d=128 dv=128 causal=1 cores=3",
+    "softcap=0.5 scale=0.5 b=1 sq=200 sk=400 hq=2 hkv=1 d=192 dv=128 wl=100 wr=30 cores=3",
+    "softcap=20 b=4 sq=200 sk=300 hq=2 hkv=1 d=192 dv=192 q=packed k=packed causal=1 sink=1 cores=3",
+    "softcap=5 b=4 sq=200 sk=300 hq=2 hkv=1 d=256 dv=256 k=paged page=16 causal=1 cores=3",
+    "softcap=50 b=1 sq=1100 sk=1100 hq=2 hkv=1 d=64 dv=64 causal=1 wl=200 cores=3",
+    "softcap=10000 b=1 sq=200 sk=300 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "alibi=h b=2 sq=300 sk=300 hq=4 hkv=2 d=64 dv=64 causal=1 cores=3",
+    "alibi=bh b=2 sq=200 sk=300 hq=2 hkv=1 d=96 dv=96 cores=3",
+    "alibi=h b=2 sq=300 sk=200 hq=4 hkv=1 d=128 dv=128 cores=3",
+    "alibi=h b=3 sq=260 sk=260 hq=2 hkv=2 d=192 dv=128 q=packed k=packed causal=1 cores=3",
+    "alibi=bh b=3 sq=200 sk=390 hq=2 hkv=1 d=192 dv=192 used=1 causal=1 sink=1 cores=3",
+    "alibi=h b=1 sq=500 sk=600 hq=2 hkv=1 d=256 dv=256 wl=100 wr=30 cores=3",
+    "dropout=0.2 b=2 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "dropout=0.5 b=1 sq=200 sk=300 hq=2 hkv=2 d=96 dv=96 causal=1 sink=1 cores=3",
+    "dropout=0.1 b=2 sq=257 sk=300 hq=4 hkv=2 d=128 dv=128 causal=1 cores=3",
+    "dropout=0.3 b=3 sq=260 sk=260 hq=2 hkv=1 d=192 dv=128 q=packed k=packed cores=3",
+    "dropout=0.2 b=4 sq=200 sk=300 hq=2 hkv=1 d=192 dv=192 k=paged page=48 causal=1 cores=3",
+    "dropout=0.9 b=1 sq=500 sk=600 hq=2 hkv=1 d=256 dv=256 wl=100 wr=30 cores=3",
+    "bias=hqk b=2 sq=200 sk=320 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "bias=bhqk b=2 sq=200 sk=298 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "bias=qk b=2 sq=200 sk=299 hq=2 hkv=1 d=96 dv=96 cores=3",
+    "bias=hqk bias_f32=1 b=2 sq=300 sk=320 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "bias=bhqk bias_f32=1 b=2 sq=200 sk=392 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "bias=hqk b=2 sq=257 sk=384 hq=4 hkv=2 d=128 dv=128 causal=1 cores=3",
+    "bias=hk b=3 sq=260 sk=260 hq=2 hkv=1 d=192 dv=128 q=packed k=packed causal=1 cores=3",
+    "bias=bk bias_f32=1 b=3 sq=200 sk=390 hq=2 hkv=1 d=192 dv=192 used=1 sink=1 cores=3",
+    "bias=qk b=1 sq=500 sk=640 hq=2 hkv=1 d=256 dv=256 wl=100 wr=30 cores=3",
+    "bias=qk bias_f32=1 b=4 sq=200 sk=304 hq=2 hkv=1 d=256 dv=256 k=paged page=16 causal=1 cores=3",
+    "mask=qk b=2 sq=200 sk=320 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "mask=bhqk b=2 sq=200 sk=298 hq=2 hkv=1 d=96 dv=96 causal=1 cores=3",
+    "mask=hqk b=2 sq=257 sk=387 hq=4 hkv=2 d=128 dv=128 cores=3",
+    "mask=bk b=3 sq=260 sk=260 hq=2 hkv=1 d=192 dv=128 q=packed k=packed cores=3",
+    "mask=k b=3 sq=200 sk=390 hq=2 hkv=1 d=192 dv=192 used=1 causal=1 sink=1 cores=3",
+    "mask=qk b=1 sq=500 sk=640 hq=2 hkv=1 d=256 dv=256 wl=100 wr=30 cores=3",
+    "scale=-0.3 b=2 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "scale=0 b=2 sq=200 sk=300 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "mask=qk bias=hqk alibi=h softcap=9 dropout=0.2 sink=1 b=2 sq=200 sk=320 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "mask=hqk bias=qk bias_f32=1 alibi=h softcap=9 dropout=0.2 b=2 sq=300 sk=298 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "bias=hqk softcap=9 dropout=0.1 b=2 sq=200 sk=320 hq=2 hkv=1 d=256 dv=256 scale=-0.1 cores=3",
+    "alibi=h dropout=0.3 b=3 sq=600 sk=700 hq=2 hkv=1 d=128 dv=128 cores=3 invariant=1",
+    "softcap=30 b=1 sq=2100 sk=300 hq=2 hkv=1 d=64 dv=64 cores=3",  // whole tiles; the others at 64 have half ones
+    "mask=qk dropout=0.2 b=1 sq=2100 sk=320 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "bias=qk bias_f32=1 b=1 sq=2100 sk=320 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "alibi=h b=1 sq=2100 sk=2100 hq=1 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "data=growing softcap=200 sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "data=growing softcap=100 sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
+    "data=growing dropout=0.2 sq=300 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "data=growing dropout=0.2 sq=2100 sk=900 hq=1 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "data=growing dropout=0.2 sq=300 sk=900 hq=2 hkv=1 d=256 dv=256 cores=3",
+    "data=outlier alibi=h sq=300 sk=600 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
+    "data=outlier bias=hqk sq=300 sk=640 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "data=falling mask=qk sq=300 sk=640 hq=2 hkv=1 d=256 dv=256 cores=3",
+    "data=huge alibi=h sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
+    "data=huge mask=qk sq=300 sk=400 hq=2 hkv=1 d=64 dv=64 causal=1",
+    "data=nan_key softcap=9 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
+    "data=nan_key bias=hqk sq=300 sk=400 hq=2 hkv=1 d=64 dv=64 causal=1",
+    "data=nan_query alibi=h sq=300 sk=400 hq=2 hkv=1 d=64 dv=64 causal=1",
+    "data=inf_key mask=qk sq=300 sk=400 hq=2 hkv=1 d=256 dv=256",
+    "data=inf_value dropout=0.2 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128 used=1 b=3",
+};
+
 constexpr int64_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
 
 }  // namespace
@@ -168,10 +235,13 @@ constexpr int64_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
 std::vector<Case> hopper_cases() {
   std::vector<Case> cases;
   // By turns: the code is the same but for the product.
-  for (size_t n = 0; n < std::size(kHopper); ++n) {
-    cases.push_back(*parse_case(kHopper[n], nullptr));
-    cases.back().dtype = kDtypes[n % std::size(kDtypes)];
-  }
+  const auto add_by_turns = [&cases](std::span<const char* const> lines) {
+    for (size_t n = 0; n < lines.size(); ++n) {
+      cases.push_back(*parse_case(lines[n], nullptr));
+      cases.back().dtype = kDtypes[n % std::size(kDtypes)];
+    }
+  };
+  add_by_turns(kHopper);
   // What float16 holds is less, and so is the bound that its P may reach.
   for (const char* line : kHopperNumerics) {
     for (const int64_t dtype : kDtypes) {
@@ -179,6 +249,7 @@ std::vector<Case> hopper_cases() {
       cases.back().dtype = dtype;
     }
   }
+  add_by_turns(kHopperOptions);
   return cases;
 }
 

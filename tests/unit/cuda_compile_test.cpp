@@ -63,6 +63,15 @@ std::vector<Sm90Tile> whole_and_halved() {
   return tiles;
 }
 
+// A row for options serves them all, and each is a kernel of its own.
+std::vector<ScoreConfig> scores_of(const Sm90Tile& tile) {
+  if (tile.area != Area::kOptions) return {ScoreConfig{}};
+  std::vector<ScoreConfig> scores(6);
+  scores[0].softcap = scores[1].alibi = scores[2].dropout = scores[3].mask = scores[4].bias = scores[5].bias = true;
+  scores[4].bias_dtype = Dtype::kBFloat16;  // and of the last one float32
+  return scores;
+}
+
 class CudaCompileSm90Tile : public testing::TestWithParam<Sm90Tile> {};
 
 TEST_P(CudaCompileSm90Tile, OverlapsItsProducts) {
@@ -80,21 +89,25 @@ TEST_P(CudaCompileSm90Tile, OverlapsItsProducts) {
        {Kind{false, false, 0}, Kind{true, false, 0}, Kind{false, true, 0}, Kind{true, true, 0}, Kind{false, true, 16},
         Kind{true, true, 16}, Kind{true, true, tile.block_n}}) {
     if (tile.area == (causal ? Area::kFull : Area::kStairs)) continue;  // packed batches are ragged, and may be causal
-    FwdSm90Config config{};
-    config.dtype = Dtype::kBFloat16;
-    config.head_dim = tile.head_dim, config.head_dim_v = tile.head_dim_v;
-    config.causal = causal, config.uneven = uneven;
-    tile.apply(config);
-    if (page_rows > 0) config.page_rows = page_rows, config.cluster = 1;
-    const KernelSpec spec = spec_of(config);
-    SCOPED_TRACE(spec.config);
-    Binary binary;
-    std::string log;
-    const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), kArch, binary, &log);
-    ASSERT_EQ(status.code, TESSERA_OK) << status.message << "\n" << log;
-    EXPECT_EQ(binary.spill_bytes, 0) << log;
-    EXPECT_EQ(binary.wgmma_serialized, 0) << log;
-    EXPECT_EQ(hidden_loss(log), "") << log;
+    const bool typical = (!uneven && !causal) || page_rows == 16;
+    if (tile.area == Area::kOptions && !typical) continue;
+    for (const ScoreConfig& score : scores_of(tile)) {
+      FwdSm90Config config{};
+      config.dtype = Dtype::kBFloat16;
+      config.head_dim = tile.head_dim, config.head_dim_v = tile.head_dim_v;
+      config.causal = causal, config.uneven = uneven, config.score = score;
+      tile.apply(config);
+      if (page_rows > 0) config.page_rows = page_rows, config.cluster = 1;
+      const KernelSpec spec = spec_of(config);
+      SCOPED_TRACE(spec.config);
+      Binary binary;
+      std::string log;
+      const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), kArch, binary, &log);
+      ASSERT_EQ(status.code, TESSERA_OK) << status.message << "\n" << log;
+      EXPECT_EQ(binary.spill_bytes, 0) << log;
+      EXPECT_EQ(binary.wgmma_serialized, 0) << log;
+      EXPECT_EQ(hidden_loss(log), "") << log;
+    }
   }
 }
 

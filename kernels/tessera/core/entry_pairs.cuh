@@ -77,13 +77,22 @@ struct EntryPairs {
   // what is hidden is for the caller to hide.
   TESSERA_DEVICE void apply(float (&s)[kKeys][4], int half, int row, const ProblemParams& p, const Sequence& sequence,
                             const ScoreRow<kScore>& score_row, int key) const {
+    if (kScore.softcap && __all_sync(0xffffffff, small_inputs(p, s, half))) {
+      apply<true>(s, half, row, p, sequence, score_row, key);
+    } else {
+      apply<false>(s, half, row, p, sequence, score_row, key);
+    }
+  }
+  template <bool kSmall>
+  TESSERA_DEVICE void apply(float (&s)[kKeys][4], int half, int row, const ProblemParams& p, const Sequence& sequence,
+                            const ScoreRow<kScore>& score_row, int key) const {
     key += key_at<kLaneOrder>(0, lane_col());
 #pragma unroll
     for (int k = 0; k < kKeys; ++k)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = s[k][2 * half + e];
-        const Score capped = capped_score<kScore>(p, x);
+        const Score capped = capped_score<kScore, kSmall>(p, x);
         x = visible_score(sequence, score_row, key, key_at<kLaneOrder>(k, e), capped, of(row, k, e != 0)).value;
       }
   }

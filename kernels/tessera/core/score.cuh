@@ -54,28 +54,50 @@ TESSERA_DEVICE ScoreEntry load_entry(const ProblemParams& p, const ScoreRow<kCfg
   return entry;
 }
 
-// What a score is still to be multiplied by.
-template <ScoreConfig kCfg>
-TESSERA_DEVICE float score_unit(const ProblemParams& p) {
-  return kCfg.scaled() ? 1.0f : p.scale_log2;
+// 4 tanh(x / 4), to 4e-7 of itself: where 4 - 8 / (1 + e^(x / 2)) would lose digits, by a polynomial. kSmall: |x| < 2.
+template <bool kSmall>
+TESSERA_DEVICE float quadruple_tanh(float x) {
+  const float square = x * x;
+  float small = fmaf(0x1.0aa1dap-22f, square, -0x1.aecab4p-17f);
+  small = fmaf(fmaf(small, square, 0x1.10c82p-11f), square, -0x1.55542cp-6f) * square;
+  small = fmaf(small, x, x);
+  if constexpr (kSmall) return small;
+  const float large = fmaf(-8.0f, ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(x * (0.5f * kLog2e))), 4.0f);
+  return fabsf(x) < 2.0f ? small : large;  // both: a branch an element costs more
 }
 
-// tanh(x) to 4e-7 of itself, of every lane by the same instructions: a polynomial where 1 - 2 / (1 + e^2x) would lose digits.
-TESSERA_DEVICE float tanh_unbranched(float x) {
-  const float large = fmaf(-2.0f, ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(x * (2.0f * kLog2e))), 1.0f);
-  const float square = x * x;
-  float small = fmaf(0x1.0aa1dap-6f, square, -0x1.aecab4p-5f);
-  small = fmaf(fmaf(small, square, 0x1.10c820p-3f), square, -0x1.55542cp-2f) * square;
-  return fabsf(x) < 0.55f ? fmaf(small, x, x) : large;
+// What a product's score is the quadruple_tanh of, but for a factor.
+TESSERA_DEVICE float softcap_input(const ProblemParams& p, float product) { return product * (4.0f * p.scale / p.softcap); }
+TESSERA_DEVICE float capped_unit(const ProblemParams& p) { return 0.25f * kLog2e * p.softcap; }
+
+// Whether all of a lane's inputs are below 2, as nearly always: below it bit 30 of a float is 0.
+template <int kN>
+TESSERA_DEVICE bool small_inputs(const ProblemParams& p, const float (&products)[kN][4], int half) {
+  uint32 bits = 0;
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    bits |= __float_as_uint(softcap_input(p, products[n][2 * half])) |
+            __float_as_uint(softcap_input(p, products[n][2 * half + 1]));
+  }
+  return (bits & 0x40000000u) == 0;
+}
+
+// What a score is still to be multiplied by, in the same instruction as its reference is taken off. Where nothing is added to a
+// score, that is all of the scale, or what is multiplied to a tanh.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE float score_unit(const ProblemParams& p) {
+  if constexpr (kCfg.adds()) return 1.0f;
+  if constexpr (kCfg.softcap) return capped_unit(p);
+  return kCfg.scale_first ? 1.0f : p.scale_log2;
 }
 
 // Scaled and capped.
-template <ScoreConfig kCfg>
+template <ScoreConfig kCfg, bool kSmall = false>
 TESSERA_DEVICE Score capped_score(const ProblemParams& p, float product) {
   if constexpr (!kCfg.scaled()) return {product, 1.0f};
   if constexpr (!kCfg.softcap) return {product * p.scale_log2, 1.0f};
-  const float t = tanh_unbranched(product * (p.scale / p.softcap));
-  return {t * (p.softcap * kLog2e), 1.0f - t * t};
+  const float t = quadruple_tanh<kSmall>(softcap_input(p, product));
+  return {kCfg.adds() ? t * capped_unit(p) : t, fmaf(t, -0.0625f * t, 1.0f)};
 }
 
 // Bias, ALiBi and masks of key + offset, which the query sees by position. Of keys with one `key` and offsets that the compiler
