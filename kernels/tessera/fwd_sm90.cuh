@@ -48,7 +48,7 @@ struct Consumer {
                                          (kCfg.score.mask ? kN : 0);
   static constexpr bool kEntriesAhead =
       kEntryRegisters <= 48 && kN * 4 + kD * 4 + (kInPlace ? 0 : kSteps * 4) + kEntryRegisters <=
-                                   (kCfg.consumers == 2 ? 192 : kCfg.consumers == 3 ? 108 : 96);
+                                   (kCfg.consumers == 2 ? 192 : kCfg.consumers == 3 ? 128 : 96);
   using Entries = EntryPairs<kCfg.score, kEntriesAhead ? 2 : 1, kN, false>;
   // Slopes and biases may raise scores from block to block, so that each would be done again.
   static constexpr bool kOptimistic = !kCfg.score.alibi && !kCfg.score.entries();
