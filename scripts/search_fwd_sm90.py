@@ -4,7 +4,7 @@
     scripts/search_fwd_sm90.py [--head-dims 64 128 192,128] [--areas full]    on a GPU of compute capability 9.0
     scripts/search_fwd_sm90.py --dry-run                          no GPU: what fits, predictions, ptxas' words
 
-For each pair of head sizes, full, causal and under a window (whose tiles packed batches have, too): enumerates what fits
+For each pair of head sizes, full, causal, under a window (whose tiles packed batches have, too) and with a bias (as any option): enumerates what fits
 shared memory and registers, predicts by a small model (fwd_sm90_model.py), compiles the most promising by NVRTC and drops
 those whose wgmma ptxas serialises or that spill, screens the others on the GPU, then measures the best of each length
 against each other and cuDNN in the steady state (bench/cuda_bench/timing.py). A wrong result drops a tile, too. Rows of
@@ -317,7 +317,7 @@ def table_text(before: str, measured: dict[Shape, dict], gpu: str) -> str:
     heading = [
         "// Rows of Sm90Tile, written by scripts/search_fwd_sm90.py: head_dim, head_dim_v, area, least rows;",
         f"// {', '.join(model.tuned_fields())}. Above a row its TFLOP/s by length,",
-        "// under a window by the keys that a query sees (ratio to cuDNN in the same run), bf16.",
+        "// under a window by the keys that a query sees, of options with a bias (ratio to cuDNN in the same run), bf16.",
         "",
     ]
     shapes = [Shape(*dims, area) for dims in HEAD_DIMS for area in model.AREAS]
