@@ -38,7 +38,7 @@ FORCED = "TESSERA_FWD_SM90_TILE"  # src/cuda/fwd_sm90_tiles.hpp
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))  # as the table must have them
 SEQUENCES = (512, 1024, 2048, 4096, 8192, 16384)
 # Under a window what a query sees.
-LENGTHS = {"full": SEQUENCES, "causal": SEQUENCES, "window": (256, 1024, 4096), "options": (1024, 4096)}
+LENGTHS = {"full": SEQUENCES, "causal": SEQUENCES, "window": (256, 1024, 4096), "options": (512, 1024, 4096)}
 TOKENS = 16384
 MOST_SPILL_BYTES = {"options": 160}  # as cuda_compile_test allows; else none
 COMPILED = 10  # tiles of a shape
