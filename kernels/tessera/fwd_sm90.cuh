@@ -4,8 +4,8 @@
 // and whose Q, K and V they bring (core/fwd_sm90_producers). Of two or three consumers each asks for the scores of the next block
 // of keys, S' = Q K'^T, and for O += P V of the last one: the exponentials of S' run under P V and under the products of the
 // others, which keep no step with this one. Four take one step after the other, for three other warps' products are enough to
-// run them under. Behind a row's first block no maximum is taken (core/online_softmax: as it is); should a sum then pass a
-// bound, a warp computes its scores again.
+// run them under. Behind a row's first block no maximum is taken (core/online_softmax: as it is), unless slopes or biases may raise
+// scores from block to block; should a sum then pass a bound, a warp computes its scores again.
 //
 // Block: (consumers + 1) x 128 threads, one a multiprocessor; registers go from the producers to the consumers. Shared
 // memory: FwdSm90SharedMemory. Its page, with what was measured: docs/kernels/fwd_sm90.md.

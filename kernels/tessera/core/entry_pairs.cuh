@@ -1,4 +1,4 @@
-// Bias and mask of a tile that every query sees whole, by pairs of neighbouring keys or by eight: without a bound to test or a
+// Bias and mask of a tile whose keys are all there, by pairs of neighbouring keys or by eight: without a bound to test or a
 // branch to take they are asked for all at once, long before the scores that they change.
 #pragma once
 
