@@ -11,3 +11,4 @@
 #define TESSERA_DEVICE inline
 
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }

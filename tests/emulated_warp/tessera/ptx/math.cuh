@@ -12,4 +12,6 @@ inline float ex2_approx_ftz(float x) {
   return y < std::numeric_limits<float>::min() ? 0.0f : y;
 }
 
+inline float rcp_approx_ftz(float x) { return 1.0f / x; }
+
 }  // namespace tessera::ptx
