@@ -291,12 +291,12 @@ struct Consumer {
   TESSERA_DEVICE bool low() const { return !kCfg.causal && block < whole_first; }
   TESSERA_DEVICE bool high() const { return block > whole_last; }
 
-  TESSERA_DEVICE int query(int half) const {
-    return shared.work[work_at.stage()].row0 + consumer * 64 + warp_row() + half * 8 + warp_lane() / 4;
+  TESSERA_DEVICE int query(const FwdWork<kCfg>& work, int lane, int half) const {
+    return work.row0 + consumer * 64 + warp_row() + half * 8 + lane / 4;
   }
   TESSERA_DEVICE ScoreRow<kCfg.score> score_row(int half) const {
     const FwdWork<kCfg>& work = shared.work[work_at.stage()];
-    return {p, work.s, work.batch, work.head, min(query(half), work.s.sq - 1)};
+    return {p, work.s, work.batch, work.head, min(query(work, warp_lane(), half), work.s.sq - 1)};
   }
 
   // Of a block whose keys are all there, seen or not, bias and mask are loaded for two keys at once.
@@ -349,7 +349,7 @@ struct Consumer {
     const int key0 = block * kCfg.block_n + lane % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const KeyRange keys = visible_keys(p, work.s, query(half));
+      const KeyRange keys = visible_keys(p, work.s, query(work, lane, half));
       if (low) hide_outside(rS[0], half, keys.low - key0, kCfg.block_n);
       if (high) hide_outside(rS[0], half, 0, keys.high - key0);
     }
@@ -424,7 +424,7 @@ struct Consumer {
       const FwdWork<kCfg>& work = shared.work[work_at.stage()];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        drop(rS[0], half, p, work.batch * p.heads_q + work.head, query(half), block * kCfg.block_n);
+        drop(rS[0], half, p, work.batch * p.heads_q + work.head, query(work, warp_lane(), half), block * kCfg.block_n);
       }
     }
 #pragma unroll
