@@ -458,13 +458,13 @@ TESSERA_DEVICE void bwd_sm80(const BwdParams& p) {
   const int slot = rest % p.tiles;
   rest /= p.tiles;
   const int owners = kOwns ? p.heads_kv / p.owned_heads : p.heads_kv;
-  const int first_head = rest % owners * (kOwns ? p.owned_heads : 1);
-  const int first_batch = rest / owners * (kOwns ? p.owned_batches : 1);
+  SequenceHead first = sequence_head<kOwns ? ScoreConfig{} : kCfg.score>(p, rest, owners);
+  if constexpr (kOwns) first = {first.batch * p.owned_batches, first.head * p.owned_heads};
 
   // One pair of both, or, where several share entries of a deterministic dBias, all of them in their order.
   for (int owned = 0; owned < (kOwns ? p.owned_batches * p.owned_heads : 1); ++owned) {
     if (owned > 0) __syncthreads();  // everybody is done with shared memory
-    int batch = first_batch + (kOwns ? owned / p.owned_heads : 0), tile = slot;
+    int batch = first.batch + (kOwns ? owned / p.owned_heads : 0), tile = slot;
     if (p.cu_seqlens_k && (!kOwns || p.owned_batches == 1)) {
       batch = find_sequence<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot);
       tile -= slot_begin<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, batch);
@@ -472,7 +472,7 @@ TESSERA_DEVICE void bwd_sm80(const BwdParams& p) {
     const Sequence s = load_sequence(p, batch);
     const int64 key0 = static_cast<int64>(tile) * kCfg.block_n;
     if (key0 >= s.k_rows) continue;
-    bwd_keys<kCfg>(p, shared, s, batch, first_head + (kOwns ? owned % p.owned_heads : 0), static_cast<int>(key0));
+    bwd_keys<kCfg>(p, shared, s, batch, first.head + (kOwns ? owned % p.owned_heads : 0), static_cast<int>(key0));
   }
 }
 

@@ -40,6 +40,16 @@ int entry_keys(const ScoreTensor& tensor, const tessera_layout& layout) {
   return 1;
 }
 
+// Packed sequences' tiles stand in slots of the whole batch.
+bool head_by_head(const tessera_problem& problem, const ProblemParams& p) {
+  bool own_heads = false, own_sequences = false;
+  for (const ScoreTensor* tensor : {&p.bias, &p.mask}) {
+    own_heads |= tensor->head != 0 && tensor->batch == 0;
+    own_sequences |= tensor->head == 0 && tensor->batch != 0;
+  }
+  return own_heads && !own_sequences && !core::packed_q(problem) && !core::packed_k(problem);
+}
+
 bool rows_aligned(const tessera_layout& layout, const void* data) {
   constexpr int64_t kLoadBytes = 16;
   const int64_t bytes = static_cast<int64_t>(tessera_dtype_bytes(layout.dtype));
@@ -112,6 +122,7 @@ void fill_scores(ProblemParams& p, const tessera_problem& problem, const tessera
   p.mask = score_tensor(problem.mask, buffers.mask);
   p.block_mask = score_tensor(problem.block_mask, buffers.block_mask);
   p.entry_keys = std::min(entry_keys(p.bias, problem.bias), entry_keys(p.mask, problem.mask));
+  p.head_by_head = head_by_head(problem, p);
   p.mask_block_q = static_cast<int>(problem.mask_block_q), p.mask_block_k = static_cast<int>(problem.mask_block_k);
   if (present(problem.alibi_slopes)) {
     const core::SlopeStrides s = core::slope_strides(problem.alibi_slopes);

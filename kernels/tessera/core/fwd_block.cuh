@@ -38,8 +38,8 @@ struct FwdBlock {
   int dv_begin, dv_count;  // columns of V: more than registers hold are taken in slices, each by a block of its own
 
   TESSERA_DEVICE FwdBlock(const FwdParams& p, WorkPlace place)
-      : work(query_tile<kCfg.block_m, kCfg.split>(p, place, kCfg.pack_heads ? p.heads_kv : p.heads_q,
-                                                  kCfg.pack_heads ? p.group : 1)),
+      : work(query_tile<kCfg.block_m, kCfg.split, kCfg.score>(p, place, kCfg.pack_heads ? p.heads_kv : p.heads_q,
+                                                              kCfg.pack_heads ? p.group : 1)),
         s(kPersistent ? load_sequence(p, work.batch) : uniform(load_sequence(p, work.batch))),
         map(p, s, work.head),
         head_kv(kCfg.pack_heads ? work.head : work.head / p.group),

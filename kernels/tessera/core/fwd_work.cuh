@@ -22,7 +22,8 @@ struct FwdWork {
     WorkPlace place{index / p.order.tiles, index % p.order.tiles};
     if constexpr (kCfg.causal) place = work_place(p.order, index);
     const int slot = place.slot;
-    head = place.head % p.heads_q, batch = place.head / p.heads_q;
+    const SequenceHead of = sequence_head<kCfg.score>(p, place.head, p.heads_q);
+    head = of.head, batch = of.batch;
     int tile = slot;
     if (kCfg.uneven && p.cu_seqlens_q) {
       batch = find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, slot);

@@ -11,6 +11,19 @@ struct Work {
   int tile;  // of the sequence; -1: none, there are fewer tiles than blocks
 };
 
+struct SequenceHead {
+  int batch, head;
+};
+
+// Which of the batch's heads comes at `index`; packed: which head. Of one sequence they share a mask, as a rule, and keys.
+// But where all sequences share a bias (or mask) of which every head has its own, one head of all of them comes first: its
+// entries come from memory once, and for the other sequences' tiles they are in the L2 cache.
+template <ScoreConfig kScore, class Heads>
+TESSERA_DEVICE SequenceHead sequence_head(const ProblemParams& p, int index, const Heads& heads) {
+  if (kScore.entries() && p.head_by_head) return {index % p.batch, index / p.batch};
+  return {index / heads, index % heads};
+}
+
 // Tiles of a packed batch stand in slots. Sequence b, whose rows start at row cu[b], has the slots from cu[b] / rows + b
 // on, `rows` being a tile's: since ceil(n / rows) <= floor((r + n) / rows) + 1 for any r < rows, the slots of two
 // sequences never overlap, and no prefix sum over lengths is needed. The grid has total / rows + batch of them.
@@ -38,14 +51,14 @@ TESSERA_DEVICE int find_sequence(const ProblemParams& p, const int* offsets, int
 }
 
 // Forward: place -> (batch, head, split, tile of block_m rows); of `place`, a head is a (batch, head, split).
-template <int kBlockM, bool kSplit>
+template <int kBlockM, bool kSplit, ScoreConfig kScore>
 TESSERA_DEVICE Work query_tile(const FwdParams& p, WorkPlace place, const Divisor& heads, int rows_a_query) {
   Work w;
   int rest = place.head;
   w.split = 0;
   if constexpr (kSplit) w.split = rest % p.num_splits, rest /= p.num_splits;
-  w.head = rest % heads;
-  w.batch = rest / heads;
+  const SequenceHead of = sequence_head<kScore>(p, rest, heads);
+  w.batch = of.batch, w.head = of.head;
   const int slot = place.slot;
   int tile = slot;
   if (p.cu_seqlens_q) {
