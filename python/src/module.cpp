@@ -189,6 +189,7 @@ NB_MODULE(_core, m) {
   m.def("plan_json", &plan<tessera_plan_json>, "direction"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
         "o"_a.none() = none, "lse"_a.none() = none, "options"_a);
   m.def("combine", &combine, "o_parts"_a, "lse_parts"_a, "o"_a.none(), "lse"_a.none() = none);
+  m.def("option_fields", &option_fields);
   m.def("device", &device_as_dict, "name"_a = "cpu");
   m.attr("version") = tessera_version();
 }

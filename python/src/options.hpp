@@ -1,4 +1,4 @@
-// What forward, backward and plan take by keyword: one table of tensors, one of values.
+// What forward, backward and plan take by keyword: the fields of a problem (core/fields.hpp), and how a call is to run.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,11 +8,10 @@
 #include <cstdint>
 
 #include "array.hpp"
+#include "core/fields.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::python {
-
-inline constexpr size_t kMaxTensors = 21;  // of tessera_buffers
 
 // One call: the problem, its data, and what keeps the data alive.
 struct Call {
@@ -26,12 +25,15 @@ struct Call {
   CommonPlace place;
   nanobind::object allocate;  // GPU: (number of float32 elements) -> an array of them, for the workspace
 
-  std::array<nanobind::ndarray<nanobind::ro>, kMaxTensors> owners;
+  std::array<nanobind::ndarray<nanobind::ro>, core::kNumTensors> owners;
 };
 
-// Sets the tensor of that name, which is one of tessera_buffers. None: absent.
-void set_tensor(Call& call, const char* name, nanobind::handle value);
+// Sets that tensor. None: absent.
+void set_tensor(Call& call, core::TensorName name, nanobind::handle value);
 // Every option that was given. Throws Error for a wrong value, TypeError for a name that `function` does not take.
 void set_options(Call& call, const char* function, const nanobind::kwargs& options);
+
+// The fields that are options, for stubs, schemas and their tests: a list of {"name", "kind", ...}.
+nanobind::list option_fields();
 
 }  // namespace tessera::python

@@ -4,17 +4,12 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from tessera._options import Options
+from tessera._options import BackwardOptions, Options
 
 version: str
 
 class Error(ValueError):
     """A wrong argument, in one line: its name, what was given, what is accepted."""
-
-class _BackwardOptions(Options, total=False):
-    d_lse: Any
-    d_bias: Any
-    d_sink: Any
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any = None, **options: Unpack[Options]) -> None:
     """Writes o, and lse where it is given."""
@@ -29,22 +24,25 @@ def backward(
     d_q: Any,
     d_k: Any,
     d_v: Any,
-    **options: Unpack[_BackwardOptions],
+    **options: Unpack[BackwardOptions],
 ) -> None:
     """Writes d_q, d_k, d_v, and d_bias and d_sink where they are given."""
 
 def plan(
-    direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, **options: Unpack[_BackwardOptions]
+    direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, **options: Unpack[BackwardOptions]
 ) -> str:
     """The plan in words. Outputs that are not given are planned as contiguous."""
 
 def plan_json(
-    direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, **options: Unpack[_BackwardOptions]
+    direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, **options: Unpack[BackwardOptions]
 ) -> str:
     """The plan as JSON."""
 
 def combine(o_parts: Any, lse_parts: Any, o: Any, lse: Any = None) -> None:
     """Writes o, and lse where it is given."""
+
+def option_fields() -> list[dict[str, str]]:
+    """The options by name, with their type and kind: "tensor", "backward tensor", "value" or "execution"."""
 
 def device(name: str = "cpu") -> dict[str, Any]:
     """This machine's CPU: name, isa, isa_limit, cores, threads, l1_bytes, l2_bytes. TESSERA_ISA and

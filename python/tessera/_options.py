@@ -1,4 +1,7 @@
-"""The options that attention, attention_backward and plan share, for type checkers; `tessera.attention` explains."""
+"""The options that attention, attention_backward and plan share, for type checkers; `tessera.attention` explains.
+
+Made by scripts/make_options.py from src/core/fields.hpp.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,24 @@ from typing import Any, Literal, TypedDict
 
 
 class Options(TypedDict, total=False):
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    page_table: Any
+    seqused_k: Any
+    bias: Any
+    mask: Any
+    block_mask: Any
+    alibi_slopes: Any
+    sink: Any
     scale: float | None
     causal: bool
     top_left: bool
     window: tuple[int, int]
     softcap: float
-    bias: Any
-    mask: Any
-    block_mask: Any
-    mask_block: tuple[int, int]
-    alibi_slopes: Any
-    sink: Any
     dropout_p: float
     dropout_seed: int
     dropout_offset: int
-    cu_seqlens_q: Any
-    cu_seqlens_k: Any
-    seqused_k: Any
-    page_table: Any
+    mask_block: tuple[int, int]
     max_seqlen_q: int
     max_seqlen_k: int
     deterministic: bool
@@ -31,3 +34,9 @@ class Options(TypedDict, total=False):
     kernel: Literal["auto", "reference", "decode", "tiled", "fwd_sm80", "bwd_sm80", "fwd_sm90"]
     threads: int
     openmp: bool
+
+
+class BackwardOptions(Options, total=False):
+    d_lse: Any
+    d_bias: Any
+    d_sink: Any

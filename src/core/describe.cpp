@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
@@ -64,12 +65,11 @@ std::string options_text(const tessera_problem& p) {
   }
   if (p.softcap > 0) add(print("softcap %g", p.softcap));
   if (p.dropout_p > 0) add(print("dropout %g", p.dropout_p));
-  if (present(p.bias)) add("bias");
-  if (present(p.alibi_slopes)) add("ALiBi");
-  if (present(p.mask)) add("mask");
-  if (present(p.block_mask)) add(print("block mask %" PRId64 " x %" PRId64, p.mask_block_q, p.mask_block_k));
-  if (present(p.sink)) add("sink");
-  if (present(p.seqused_k)) add("key lengths");
+  for (const TensorField& field : kTensorFields) {
+    if (!field.words || !present(p.*field.layout)) continue;
+    const bool blocks = field.layout == &tessera_problem::block_mask;
+    add(blocks ? print("%s %" PRId64 " x %" PRId64, field.words, p.mask_block_q, p.mask_block_k) : field.words);
+  }
   if (p.batch_invariant) add("batch invariant");
   if (p.deterministic) add("deterministic");
   return text;
@@ -223,51 +223,31 @@ void add_layout(JsonWriter& json, const char* name, const tessera_layout& layout
   json.close('}');
 }
 
+void add_option(JsonWriter& json, OptionKind kind, const OptionMember& member, const tessera_problem& p) {
+  if (kind == OptionKind::kAlignment) {
+    json.add(member.name, p.*member.flag == TESSERA_TOP_LEFT ? "top_left" : "bottom_right");
+  } else if (member.flag) {
+    json.add(member.name, p.*member.flag != 0);
+  } else if (member.integer) {
+    json.add(member.name, p.*member.integer);
+  } else if (member.unsigned_integer) {
+    json.add(member.name, p.*member.unsigned_integer);
+  } else {
+    json.add(member.name, p.*member.number);
+  }
+}
+
 void add_problem(JsonWriter& json, const tessera_problem& p) {
   json.open("problem", '{');
   json.add("direction", p.direction == TESSERA_BACKWARD ? "backward" : "forward");
   json.open("tensors", '{');
-  const struct {
-    const char* name;
-    const tessera_layout& layout;
-  } tensors[] = {
-      {"q", p.q},
-      {"k", p.k},
-      {"v", p.v},
-      {"o", p.o},
-      {"lse", p.lse},
-      {"cu_seqlens_q", p.cu_seqlens_q},
-      {"cu_seqlens_k", p.cu_seqlens_k},
-      {"seqused_k", p.seqused_k},
-      {"page_table", p.page_table},
-      {"bias", p.bias},
-      {"mask", p.mask},
-      {"block_mask", p.block_mask},
-      {"alibi_slopes", p.alibi_slopes},
-      {"sink", p.sink},
-      {"d_o", p.d_o},
-      {"d_q", p.d_q},
-      {"d_k", p.d_k},
-      {"d_v", p.d_v},
-      {"d_lse", p.d_lse},
-      {"d_bias", p.d_bias},
-      {"d_sink", p.d_sink},
-  };
-  for (const auto& [name, layout] : tensors) add_layout(json, name, layout);
+  for (const TensorField& field : kTensorFields) add_layout(json, field.name, p.*field.layout);
   json.close('}');
-  json.add("scale", p.scale);
-  json.add("causal", p.causal != 0);
-  json.add("alignment", p.alignment == TESSERA_TOP_LEFT ? "top_left" : "bottom_right");
-  json.add("window_left", p.window_left);
-  json.add("window_right", p.window_right);
-  json.add("softcap", p.softcap);
-  json.add("dropout_p", p.dropout_p);
-  json.add("dropout_seed", p.dropout_seed);
-  json.add("dropout_offset", p.dropout_offset);
-  json.add("mask_block_q", p.mask_block_q);
-  json.add("mask_block_k", p.mask_block_k);
-  json.add("deterministic", p.deterministic != 0);
-  json.add("batch_invariant", p.batch_invariant != 0);
+  for (const OptionField& option : kOptionFields) {
+    for (const OptionMember& member : option.members) {
+      if (member.name) add_option(json, option.kind, member, p);
+    }
+  }
   json.close('}');
 }
 

@@ -7,6 +7,7 @@
 #include <exception>
 #include <string>
 
+#include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/philox.hpp"
 #include "core/reference.hpp"
@@ -93,14 +94,8 @@ void fill_costs(tessera_plan& plan, const Sizes& size) {
   // Forward QK', PV; backward QK', dO V', P' dO, dS K, dS' Q. Two operations a multiply-add.
   plan.flops = 2 * heads * visible_pairs(p, sq, sk) * (backward ? 3 * d + 2 * dv : d + dv);
 
-  for (const tessera_layout* layout : {&p.q, &p.k, &p.v, &p.o, &p.lse, &p.cu_seqlens_q, &p.cu_seqlens_k, &p.seqused_k,
-                                       &p.page_table, &p.bias, &p.mask, &p.block_mask, &p.alibi_slopes, &p.sink}) {
-    plan.bytes_moved += tensor_bytes(*layout);
-  }
-  if (backward) {
-    for (const tessera_layout* layout : {&p.d_o, &p.d_q, &p.d_k, &p.d_v, &p.d_lse, &p.d_bias, &p.d_sink}) {
-      plan.bytes_moved += tensor_bytes(*layout);
-    }
+  for (const TensorField& field : kTensorFields) {
+    if (takes_part(field, backward)) plan.bytes_moved += tensor_bytes(p.*field.layout);
   }
   // Three-step attention writes S, reads it for the softmax, writes P, reads it for PV, one matrix in place. Backward
   // reads the stored P for dV, writes dP, reads both for dS, writes dS, reads it for dQ and for dK: two matrices.

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/layout.hpp"
 #include "core/philox.hpp"
@@ -16,140 +17,36 @@
 namespace tessera::core {
 namespace {
 
-constexpr int64_t kMaxLength = INT32_MAX;  // positions and page numbers are 32 bits wide
-constexpr int64_t kMaxHeadDim = 512;
-
-// ---- the symbols that shapes are written in; each is bound by the first tensor that has it --------------------------
-
-enum Symbol { kB, kSq, kSk, kTq, kTk, kHq, kHkv, kD, kDv, kPages, kPageSize, kMaxPages, kBlocksQ, kBlocksK, kSymbols };
-
-struct SymbolRule {
-  const char* name;
-  int64_t min, max;
-};
-constexpr SymbolRule kSymbolRules[] = {
-    {"B", 0, kMaxLength},
-    {"Sq", 0, kMaxLength},
-    {"Sk", 0, kMaxLength},
-    {"Tq", 0, kMaxLength},
-    {"Tk", 0, kMaxLength},
-    {"Hq", 1, kMaxLength},
-    {"Hkv", 1, kMaxLength},
-    {"D", 1, kMaxHeadDim},
-    {"Dv", 1, kMaxHeadDim},
-    {"pages", 0, kMaxLength},
-    {"page_size", 1, kMaxLength},
-    {"max_pages", 0, kMaxLength},
-    {"ceil(Sq / mask_block_q)", 0, kMaxLength},
-    {"ceil(Sk / mask_block_k)", 0, kMaxLength},
-};
-static_assert(std::size(kSymbolRules) == kSymbols, "one row for each symbol");
-
-enum AxisKind { kEqual, kEqualOrOne, kPlusOne };
-struct Axis {
-  Symbol symbol;
-  AxisKind kind = kEqual;
-};
-struct Shape {
-  int rank = 0;
-  Axis axes[TESSERA_MAX_RANK] = {};
-};
-
-constexpr Shape kDenseQ{4, {{kB}, {kSq}, {kHq}, {kD}}}, kPackedQ{3, {{kTq}, {kHq}, {kD}}};
-constexpr Shape kDenseO{4, {{kB}, {kSq}, {kHq}, {kDv}}}, kPackedO{3, {{kTq}, {kHq}, {kDv}}};
-constexpr Shape kDenseK{4, {{kB}, {kSk}, {kHkv}, {kD}}}, kPackedK{3, {{kTk}, {kHkv}, {kD}}};
-constexpr Shape kDenseV{4, {{kB}, {kSk}, {kHkv}, {kDv}}}, kPackedV{3, {{kTk}, {kHkv}, {kDv}}};
-constexpr Shape kPagedK{4, {{kPages}, {kPageSize}, {kHkv}, {kD}}}, kPagedV{4, {{kPages}, {kPageSize}, {kHkv}, {kDv}}};
-constexpr Shape kDenseLse{3, {{kB}, {kHq}, {kSq}}}, kPackedLse{2, {{kHq}, {kTq}}};
-constexpr Shape kOffsets{1, {{kB, kPlusOne}}}, kPerSequence{1, {{kB}}}, kPageTable{2, {{kB}, {kMaxPages}}};
-constexpr Shape kScores{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kSq, kEqualOrOne}, {kSk}}};
-constexpr Shape kBlocks{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kBlocksQ}, {kBlocksK}}};
-constexpr Shape kPerHead{1, {{kHq}}}, kPerSequenceAndHead{2, {{kB}, {kHq}}};
-
-// ---- the tensors ----------------------------------------------------------------------------------------------------
-
-enum class Form {
-  kAny,
-  kQueries,
-  kKeys
-};  // which of a row's shapes holds: by cu_seqlens_q, or by cu_seqlens_k / pages
-enum class Need { kAlways, kBackward, kIfGiven, kIfGivenBackward };
-enum class Dtype { kFloating, kAsQ, kFloat32, kFloat32OrAsQ, kInt32, kBool };
-enum class Written { kNever, kForward, kBackward };
-
-struct Tensor {
-  const char* name;
-  tessera_layout tessera_problem::*layout;
-  Need need;
-  Dtype dtype;
-  LastAxis last_axis;
-  Written written;
-  Form form;
-  Shape dense, packed, paged;
-};
-
-using P = tessera_problem;
-constexpr LastAxis kContiguous = LastAxis::kContiguous, kAnyStride = LastAxis::kAnyStride;
-constexpr Shape kNone{};
-
-// clang-format off
-// In the order in which symbols are bound.
-constexpr Tensor kTensors[] = {
-    {"q",            &P::q,            Need::kAlways,          Dtype::kFloating,     kContiguous, Written::kNever,    Form::kQueries, kDenseQ,      kPackedQ,            kNone},
-    {"cu_seqlens_q", &P::cu_seqlens_q, Need::kIfGiven,         Dtype::kInt32,        kAnyStride,  Written::kNever,    Form::kAny,     kOffsets,     kNone,               kNone},
-    {"k",            &P::k,            Need::kAlways,          Dtype::kAsQ,          kContiguous, Written::kNever,    Form::kKeys,    kDenseK,      kPackedK,            kPagedK},
-    {"v",            &P::v,            Need::kAlways,          Dtype::kAsQ,          kContiguous, Written::kNever,    Form::kKeys,    kDenseV,      kPackedV,            kPagedV},
-    {"cu_seqlens_k", &P::cu_seqlens_k, Need::kIfGiven,         Dtype::kInt32,        kAnyStride,  Written::kNever,    Form::kAny,     kOffsets,     kNone,               kNone},
-    {"page_table",   &P::page_table,   Need::kIfGiven,         Dtype::kInt32,        kAnyStride,  Written::kNever,    Form::kAny,     kPageTable,   kNone,               kNone},
-    {"seqused_k",    &P::seqused_k,    Need::kIfGiven,         Dtype::kInt32,        kAnyStride,  Written::kNever,    Form::kAny,     kPerSequence, kNone,               kNone},
-    {"o",            &P::o,            Need::kAlways,          Dtype::kAsQ,          kContiguous, Written::kForward,  Form::kQueries, kDenseO,      kPackedO,            kNone},
-    {"lse",          &P::lse,          Need::kBackward,        Dtype::kFloat32,      kAnyStride,  Written::kForward,  Form::kQueries, kDenseLse,    kPackedLse,          kNone},
-    {"bias",         &P::bias,         Need::kIfGiven,         Dtype::kFloat32OrAsQ, kAnyStride,  Written::kNever,    Form::kAny,     kScores,      kNone,               kNone},
-    {"mask",         &P::mask,         Need::kIfGiven,         Dtype::kBool,         kAnyStride,  Written::kNever,    Form::kAny,     kScores,      kNone,               kNone},
-    {"block_mask",   &P::block_mask,   Need::kIfGiven,         Dtype::kBool,         kAnyStride,  Written::kNever,    Form::kAny,     kBlocks,      kNone,               kNone},
-    {"alibi_slopes", &P::alibi_slopes, Need::kIfGiven,         Dtype::kFloat32,      kAnyStride,  Written::kNever,    Form::kAny,     kPerHead,     kPerSequenceAndHead, kNone},
-    {"sink",         &P::sink,         Need::kIfGiven,         Dtype::kFloat32,      kAnyStride,  Written::kNever,    Form::kAny,     kPerHead,     kNone,               kNone},
-    {"d_o",          &P::d_o,          Need::kBackward,        Dtype::kAsQ,          kContiguous, Written::kNever,    Form::kQueries, kDenseO,      kPackedO,            kNone},
-    {"d_q",          &P::d_q,          Need::kBackward,        Dtype::kAsQ,          kContiguous, Written::kBackward, Form::kQueries, kDenseQ,      kPackedQ,            kNone},
-    {"d_k",          &P::d_k,          Need::kBackward,        Dtype::kAsQ,          kContiguous, Written::kBackward, Form::kKeys,    kDenseK,      kPackedK,            kNone},
-    {"d_v",          &P::d_v,          Need::kBackward,        Dtype::kAsQ,          kContiguous, Written::kBackward, Form::kKeys,    kDenseV,      kPackedV,            kNone},
-    {"d_lse",        &P::d_lse,        Need::kIfGivenBackward, Dtype::kFloat32,      kAnyStride,  Written::kNever,    Form::kQueries, kDenseLse,    kPackedLse,          kNone},
-    {"d_bias",       &P::d_bias,       Need::kIfGivenBackward, Dtype::kFloat32,      kContiguous, Written::kBackward, Form::kAny,     kScores,      kNone,               kNone},
-    {"d_sink",       &P::d_sink,       Need::kIfGivenBackward, Dtype::kFloat32,      kAnyStride,  Written::kBackward, Form::kAny,     kPerHead,     kNone,               kNone},
-};
-// clang-format on
-
 bool floating(int32_t dtype) {
   return dtype == TESSERA_FLOAT32 || dtype == TESSERA_FLOAT16 || dtype == TESSERA_BFLOAT16 || dtype == TESSERA_FLOAT64;
 }
 
-tessera_status check_dtype(const Tensor& tensor, int32_t dtype, int32_t q_dtype) {
+tessera_status check_dtype(const TensorField& tensor, int32_t dtype, int32_t q_dtype) {
   const char* given = tessera_dtype_name(dtype);
   const char* of_q = tessera_dtype_name(q_dtype);
-  switch (tensor.dtype) {
-    case Dtype::kFloating:
+  switch (tensor.dtypes) {
+    case Dtypes::kFloating:
       if (floating(dtype)) return ok();
       return invalid("%s: dtype %s (%d), accepted float32, float16, bfloat16 and float64", tensor.name, given, dtype);
-    case Dtype::kAsQ:
+    case Dtypes::kAsQ:
       if (dtype == q_dtype) return ok();
       return invalid("%s: dtype %s (%d), must be that of q: %s", tensor.name, given, dtype, of_q);
-    case Dtype::kFloat32OrAsQ:
+    case Dtypes::kFloat32OrAsQ:
       if (dtype == TESSERA_FLOAT32 || dtype == q_dtype) return ok();
       return invalid("%s: dtype %s (%d), accepted float32 and that of q, %s", tensor.name, given, dtype, of_q);
-    case Dtype::kFloat32:
-    case Dtype::kInt32:
-    case Dtype::kBool:
+    case Dtypes::kFloat32:
+    case Dtypes::kInt32:
+    case Dtypes::kBool:
       break;
   }
-  const int32_t accepted = tensor.dtype == Dtype::kFloat32 ? TESSERA_FLOAT32
-                           : tensor.dtype == Dtype::kInt32 ? TESSERA_INT32
-                                                           : TESSERA_BOOL;
+  const int32_t accepted = tensor.dtypes == Dtypes::kFloat32 ? TESSERA_FLOAT32
+                           : tensor.dtypes == Dtypes::kInt32 ? TESSERA_INT32
+                                                             : TESSERA_BOOL;
   if (dtype == accepted) return ok();
   return invalid("%s: dtype %s (%d), accepted %s", tensor.name, given, dtype, tessera_dtype_name(accepted));
 }
 
-// ---- shapes
-// -----------------------------------------------------------------------------------------------------------
+// ---- shapes ---------------------------------------------------------------------------------------------------------
 
 class Shapes {
  public:
@@ -160,7 +57,7 @@ class Shapes {
   // Binds what the shape has for the first time, compares the rest.
   tessera_status match(const char* name, const tessera_layout& layout, const Shape& shape) {
     if (layout.rank != shape.rank) {
-      return invalid("%s: rank %d, accepted %s", name, layout.rank, text(shape).text);
+      return invalid("%s: rank %d, accepted %s", name, layout.rank, symbols_of(shape).text);
     }
     for (int axis = 0; axis < shape.rank; ++axis) {
       const auto [symbol, kind] = shape.axes[axis];
@@ -170,12 +67,12 @@ class Shapes {
       const SymbolRule& rule = kSymbolRules[symbol];
       if (value < rule.min || value > rule.max) {
         return invalid("%s: shape %s, accepted %s with %s in %" PRId64 " .. %" PRId64, name, shape_text(layout).text,
-                       text(shape).text, rule.name, rule.min, rule.max);
+                       symbols_of(shape).text, rule.name, rule.min, rule.max);
       }
       if (!bound(symbol)) bind(symbol, value);
       if (values_[symbol] != value) {
-        return invalid("%s: shape %s, accepted %s with %s = %" PRId64, name, shape_text(layout).text, text(shape).text,
-                       rule.name, values_[symbol]);
+        return invalid("%s: shape %s, accepted %s with %s = %" PRId64, name, shape_text(layout).text,
+                       symbols_of(shape).text, rule.name, values_[symbol]);
       }
     }
     return ok();
@@ -184,41 +81,12 @@ class Shapes {
  private:
   static constexpr int64_t kUnbound = -1;
 
-  struct Text {
-    char text[160];
-  };
-  static Text text(const Shape& shape) {
-    Text result{};
-    int length = 0;
-    constexpr const char* kSuffix[] = {"", "|1", " + 1"};
-    for (int axis = 0; axis < shape.rank; ++axis) {
-      const auto [symbol, kind] = shape.axes[axis];
-      length += std::snprintf(result.text + length, sizeof result.text - length, "%s%s%s", axis == 0 ? "[" : ", ",
-                              kSymbolRules[symbol].name, kSuffix[kind]);
-    }
-    std::snprintf(result.text + length, sizeof result.text - length, "]");
-    return result;
-  }
-
   std::array<int64_t, kSymbols> values_ = [] {
     std::array<int64_t, kSymbols> values;
     values.fill(kUnbound);
     return values;
   }();
 };
-
-const Shape& shape_of(const Tensor& tensor, const tessera_problem& problem) {
-  switch (tensor.form) {
-    case Form::kQueries:
-      return packed_q(problem) ? tensor.packed : tensor.dense;
-    case Form::kKeys:
-      return paged(problem) ? tensor.paged : packed_k(problem) ? tensor.packed : tensor.dense;
-    case Form::kAny:
-      break;
-  }
-  const bool second = tensor.packed.rank != 0 && (problem.*tensor.layout).rank == tensor.packed.rank;
-  return second ? tensor.packed : tensor.dense;  // alibi_slopes may have either
-}
 
 // Sq, Sk and the block mask's extents, where no layout binds them: what bias and masks are measured by.
 tessera_status bind_lengths(const tessera_problem& problem, Shapes& shapes) {
@@ -272,14 +140,7 @@ tessera_status check_heads(const Shapes& shapes) {
   return ok();
 }
 
-// Whether this direction reads or writes the tensor at all.
-bool takes_part(const Tensor& tensor, bool backward) {
-  if (tensor.need == Need::kIfGivenBackward) return backward;
-  const bool gradient = tensor.need == Need::kBackward && tensor.written != Written::kForward;
-  return !gradient || backward;
-}
-
-tessera_status check_tensor(const Tensor& tensor, const tessera_problem& problem, Shapes& shapes) {
+tessera_status check_tensor(const TensorField& tensor, const tessera_problem& problem, Shapes& shapes) {
   const tessera_layout& layout = problem.*tensor.layout;
   const bool backward = problem.direction == TESSERA_BACKWARD;
   if (!takes_part(tensor, backward)) return ok();
@@ -294,46 +155,37 @@ tessera_status check_tensor(const Tensor& tensor, const tessera_problem& problem
     return ok();
   }
   TESSERA_RETURN_IF_ERROR(check_dtype(tensor, layout.dtype, problem.q.dtype));
-  const bool written = tensor.written == (backward ? Written::kBackward : Written::kForward);
-  TESSERA_RETURN_IF_ERROR(
-      check_layout(tensor.name, layout, written ? Access::kWritten : Access::kRead, tensor.last_axis));
+  const Access access = written(tensor, backward) ? Access::kWritten : Access::kRead;
+  TESSERA_RETURN_IF_ERROR(check_layout(tensor.name, layout, access, tensor.last_axis));
   return shapes.match(tensor.name, layout, shape_of(tensor, problem));
 }
 
-// ---- options
-// ----------------------------------------------------------------------------------------------------------
-
-tessera_status check_flag(const char* name, int32_t value) {
-  return value == 0 || value == 1 ? ok() : invalid("%s: %d, accepted 0 and 1", name, value);
-}
+// ---- options --------------------------------------------------------------------------------------------------------
 
 tessera_status check_range(const char* name, int64_t value, int64_t min, int64_t max) {
   if (value >= min && value <= max) return ok();
   return invalid("%s: %" PRId64 ", accepted %" PRId64 " .. %" PRId64, name, value, min, max);
 }
 
-tessera_status check_window(const char* name, int64_t keys) {
-  return keys >= -1 ? ok() : invalid("%s: %" PRId64 ", accepted -1 (all) and any number of keys from 0", name, keys);
+tessera_status check_member(const OptionMember& member, const tessera_problem& p) {
+  if (member.unsigned_integer) return ok();
+  if (member.number) {
+    const double value = p.*member.number;
+    const bool accepted = value >= member.min && value <= member.max;  // NaN is not
+    return accepted ? ok() : invalid("%s: %g, accepted %s", member.name, value, member.accepted);
+  }
+  const int64_t value = member.flag ? p.*member.flag : p.*member.integer;
+  const bool accepted = static_cast<double>(value) >= member.min && static_cast<double>(value) <= member.max;
+  return accepted ? ok() : invalid("%s: %" PRId64 ", accepted %s", member.name, value, member.accepted);
 }
 
 tessera_status check_options(const tessera_problem& p) {
-  TESSERA_RETURN_IF_ERROR(check_flag("has_scale", p.has_scale));
-  TESSERA_RETURN_IF_ERROR(check_flag("causal", p.causal));
-  TESSERA_RETURN_IF_ERROR(check_flag("deterministic", p.deterministic));
-  TESSERA_RETURN_IF_ERROR(check_flag("batch_invariant", p.batch_invariant));
-  if (p.alignment != TESSERA_BOTTOM_RIGHT && p.alignment != TESSERA_TOP_LEFT) {
-    return invalid("alignment: %d, accepted 0 (bottom-right) and 1 (top-left)", p.alignment);
-  }
-  TESSERA_RETURN_IF_ERROR(check_window("window_left", p.window_left));
-  TESSERA_RETURN_IF_ERROR(check_window("window_right", p.window_right));
-  TESSERA_RETURN_IF_ERROR(check_range("max_seqlen_q", p.max_seqlen_q, 0, kMaxLength));
-  TESSERA_RETURN_IF_ERROR(check_range("max_seqlen_k", p.max_seqlen_k, 0, kMaxLength));
-  if (p.has_scale && !std::isfinite(p.scale)) return invalid("scale: %g, accepted any finite number", p.scale);
-  if (!std::isfinite(p.softcap) || p.softcap < 0) {
-    return invalid("softcap: %g, accepted 0 (none) and any finite positive number", p.softcap);
-  }
-  if (!(p.dropout_p >= 0 && p.dropout_p < 1)) {
-    return invalid("dropout_p: %g, accepted 0 <= p < 1", p.dropout_p);
+  if (p.has_scale != 0 && p.has_scale != 1) return invalid("has_scale: %d, accepted 0 and 1", p.has_scale);
+  for (const OptionField& option : kOptionFields) {
+    if (option.kind == OptionKind::kOptionalNumber && !p.has_scale) continue;
+    for (const OptionMember& member : option.members) {
+      if (member.name) TESSERA_RETURN_IF_ERROR(check_member(member, p));
+    }
   }
   if (dropout_threshold(p.dropout_p) == 65536) {
     return invalid("dropout_p: %.17g is 1 in steps of 2^-16, accepted at most 65535/65536", p.dropout_p);
@@ -376,12 +228,13 @@ tessera_status validate(const tessera_problem& problem) {
   TESSERA_RETURN_IF_ERROR(check_options(problem));
   TESSERA_RETURN_IF_ERROR(check_dependencies(problem));
   Shapes shapes;
-  for (const Tensor& tensor : kTensors) {
+  for (const TensorField& tensor : kTensorFields) {
     // Bias and masks come after everything that their shape is measured by.
-    if (tensor.layout == &P::bias) TESSERA_RETURN_IF_ERROR(bind_lengths(problem, shapes));
+    if (tensor.layout == &tessera_problem::bias) TESSERA_RETURN_IF_ERROR(bind_lengths(problem, shapes));
     TESSERA_RETURN_IF_ERROR(check_tensor(tensor, problem, shapes));
-    if (tensor.layout == &P::k) TESSERA_RETURN_IF_ERROR(check_heads(shapes));
-    if (tensor.layout == &P::page_table && paged(problem)) TESSERA_RETURN_IF_ERROR(check_page_table(shapes));
+    if (tensor.layout == &tessera_problem::k) TESSERA_RETURN_IF_ERROR(check_heads(shapes));
+    if (tensor.layout == &tessera_problem::page_table && paged(problem))
+      TESSERA_RETURN_IF_ERROR(check_page_table(shapes));
   }
   if (shapes[kB] * shapes[kHq] > kMaxLength) {
     return invalid("q: %" PRId64 " sequences of %" PRId64 " heads, accepted at most %" PRId64 " heads in all",
@@ -425,10 +278,10 @@ tessera_status validate_combine(const tessera_layout& o_parts, const tessera_lay
     LastAxis last_axis;
   };
   const Row rows[] = {
-      {"o_parts", &o_parts, 5, true, Access::kRead, kContiguous},
-      {"lse_parts", &lse_parts, 4, false, Access::kRead, kAnyStride},
-      {"o", &o, 4, true, Access::kWritten, kContiguous},
-      {"lse", lse, 3, false, Access::kWritten, kAnyStride},
+      {"o_parts", &o_parts, 5, true, Access::kRead, LastAxis::kContiguous},
+      {"lse_parts", &lse_parts, 4, false, Access::kRead, LastAxis::kAnyStride},
+      {"o", &o, 4, true, Access::kWritten, LastAxis::kContiguous},
+      {"lse", lse, 3, false, Access::kWritten, LastAxis::kAnyStride},
   };
   for (const Row& row : rows) {
     if (row.layout == lse && (lse == nullptr || lse->rank == 0)) continue;

@@ -1,0 +1,301 @@
+// The fields of a problem: one row for every tensor, one for every option. Validation, pointers, costs, descriptions, the
+// program's flags and Python's keywords are derived from these rows. A new option is a row here and a member of
+// tessera_problem (a tensor: of tessera_buffers too), its meaning in the oracle, and its code in each back end's score step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <iterator>
+#include <string_view>
+#include <type_traits>
+
+#include "core/geometry.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::core {
+
+inline constexpr int64_t kMaxLength = INT32_MAX;  // positions and page numbers are 32 bits wide
+inline constexpr int64_t kMaxHeadDim = 512;
+
+// ---- shapes, in symbols ---------------------------------------------------------------------------------------------
+
+// Each is bound by the first tensor that has it, in the order of the rows.
+enum Symbol { kB, kSq, kSk, kTq, kTk, kHq, kHkv, kD, kDv, kPages, kPageSize, kMaxPages, kBlocksQ, kBlocksK, kSymbols };
+
+struct SymbolRule {
+  const char* name;
+  int64_t min, max;
+};
+inline constexpr SymbolRule kSymbolRules[] = {
+    {"B", 0, kMaxLength},
+    {"Sq", 0, kMaxLength},
+    {"Sk", 0, kMaxLength},
+    {"Tq", 0, kMaxLength},
+    {"Tk", 0, kMaxLength},
+    {"Hq", 1, kMaxLength},
+    {"Hkv", 1, kMaxLength},
+    {"D", 1, kMaxHeadDim},
+    {"Dv", 1, kMaxHeadDim},
+    {"pages", 0, kMaxLength},
+    {"page_size", 1, kMaxLength},
+    {"max_pages", 0, kMaxLength},
+    {"ceil(Sq / mask_block_q)", 0, kMaxLength},
+    {"ceil(Sk / mask_block_k)", 0, kMaxLength},
+};
+static_assert(std::size(kSymbolRules) == kSymbols, "one row for each symbol");
+
+enum AxisKind { kEqual, kEqualOrOne, kPlusOne };
+struct Axis {
+  Symbol symbol;
+  AxisKind kind = kEqual;
+};
+struct Shape {
+  int rank = 0;
+  Axis axes[TESSERA_MAX_RANK] = {};
+};
+
+// "[B, Hq|1, Sq, Sk]"
+struct ShapeSymbols {
+  char text[160];
+};
+inline ShapeSymbols symbols_of(const Shape& shape) {
+  ShapeSymbols symbols{};
+  constexpr const char* kSuffix[] = {"", "|1", " + 1"};
+  int length = 0;
+  for (int axis = 0; axis < shape.rank; ++axis) {
+    const auto [symbol, kind] = shape.axes[axis];
+    length += std::snprintf(symbols.text + length, sizeof symbols.text - length, "%s%s%s", axis == 0 ? "[" : ", ",
+                            kSymbolRules[symbol].name, kSuffix[kind]);
+  }
+  std::snprintf(symbols.text + length, sizeof symbols.text - length, "]");
+  return symbols;
+}
+
+namespace shapes {
+inline constexpr Shape kNone{};
+inline constexpr Shape kDenseQ{4, {{kB}, {kSq}, {kHq}, {kD}}}, kPackedQ{3, {{kTq}, {kHq}, {kD}}};
+inline constexpr Shape kDenseO{4, {{kB}, {kSq}, {kHq}, {kDv}}}, kPackedO{3, {{kTq}, {kHq}, {kDv}}};
+inline constexpr Shape kDenseK{4, {{kB}, {kSk}, {kHkv}, {kD}}}, kPackedK{3, {{kTk}, {kHkv}, {kD}}};
+inline constexpr Shape kDenseV{4, {{kB}, {kSk}, {kHkv}, {kDv}}}, kPackedV{3, {{kTk}, {kHkv}, {kDv}}};
+inline constexpr Shape kPagedK{4, {{kPages}, {kPageSize}, {kHkv}, {kD}}};
+inline constexpr Shape kPagedV{4, {{kPages}, {kPageSize}, {kHkv}, {kDv}}};
+inline constexpr Shape kDenseLse{3, {{kB}, {kHq}, {kSq}}}, kPackedLse{2, {{kHq}, {kTq}}};
+inline constexpr Shape kOffsets{1, {{kB, kPlusOne}}}, kPerSequence{1, {{kB}}}, kPageTable{2, {{kB}, {kMaxPages}}};
+inline constexpr Shape kScores{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kSq, kEqualOrOne}, {kSk}}};
+inline constexpr Shape kBlocks{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kBlocksQ}, {kBlocksK}}};
+inline constexpr Shape kPerHead{1, {{kHq}}}, kPerSequenceAndHead{2, {{kB}, {kHq}}};
+}  // namespace shapes
+
+// ---- tensors --------------------------------------------------------------------------------------------------------
+
+// Which of a row's shapes holds: by cu_seqlens_q, by cu_seqlens_k and page_table, or by the tensor's own rank.
+enum class Form { kByRank, kQueries, kKeys };
+enum class Need { kAlways, kBackward, kIfGiven, kIfGivenBackward };
+enum class Dtypes { kFloating, kAsQ, kFloat32, kFloat32OrAsQ, kInt32, kBool };
+enum class LastAxis { kAnyStride, kContiguous };
+enum class Written { kNever, kForward, kBackward };
+
+struct TensorField {
+  const char* name;
+  tessera_layout tessera_problem::*layout;
+  const void* (*pointer)(const tessera_buffers& buffers);
+  void (*set_pointer)(tessera_buffers& buffers, const void* pointer);
+  Need need;
+  Dtypes dtypes;
+  LastAxis last_axis;
+  Written written;
+  Form form;
+  Shape dense, packed, paged;
+  const char* flag;   // of the program: the file it is read from or written to; nullptr: by its place
+  const char* words;  // how a plan calls it among the options; nullptr: not mentioned
+  const char* what;   // its meaning, for a help text: dtype and shape are added to it
+};
+
+namespace detail {
+template <auto member>
+constexpr const void* pointer_of(const tessera_buffers& buffers) {
+  return buffers.*member;
+}
+template <auto member>
+void set_pointer_of(tessera_buffers& buffers, const void* pointer) {
+  using Pointer = std::remove_reference_t<decltype(buffers.*member)>;
+  buffers.*member = static_cast<Pointer>(const_cast<void*>(pointer));
+}
+}  // namespace detail
+
+// clang-format off
+#define TESSERA_TENSOR(name) #name, &tessera_problem::name, detail::pointer_of<&tessera_buffers::name>, detail::set_pointer_of<&tessera_buffers::name>
+inline constexpr TensorField kTensorFields[] = {
+    {TESSERA_TENSOR(q),            Need::kAlways,          Dtypes::kFloating,     LastAxis::kContiguous, Written::kNever,    Form::kQueries, shapes::kDenseQ,      shapes::kPackedQ,            shapes::kNone,   nullptr,          nullptr,       "Queries"},
+    {TESSERA_TENSOR(cu_seqlens_q), Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kOffsets,     shapes::kNone,               shapes::kNone,   "--cu-seqlens-q", nullptr,       "Packed queries: where each sequence starts"},
+    {TESSERA_TENSOR(k),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kKeys,    shapes::kDenseK,      shapes::kPackedK,            shapes::kPagedK, nullptr,          nullptr,       "Keys"},
+    {TESSERA_TENSOR(v),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kKeys,    shapes::kDenseV,      shapes::kPackedV,            shapes::kPagedV, nullptr,          nullptr,       "Values"},
+    {TESSERA_TENSOR(cu_seqlens_k), Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kOffsets,     shapes::kNone,               shapes::kNone,   "--cu-seqlens-k", nullptr,       "Packed keys: where each sequence starts"},
+    {TESSERA_TENSOR(page_table),   Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kPageTable,   shapes::kNone,               shapes::kNone,   "--page-table",   nullptr,       "Pages of each sequence"},
+    {TESSERA_TENSOR(seqused_k),    Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kPerSequence, shapes::kNone,               shapes::kNone,   "--seqused-k",    "key lengths", "Keys used of each sequence"},
+    {TESSERA_TENSOR(o),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kForward,  Form::kQueries, shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--out",          nullptr,       "Output"},
+    {TESSERA_TENSOR(lse),          Need::kBackward,        Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kForward,  Form::kQueries, shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--lse",          nullptr,       "Log-sum-exp of the scores"},
+    {TESSERA_TENSOR(bias),         Need::kIfGiven,         Dtypes::kFloat32OrAsQ, LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kScores,      shapes::kNone,               shapes::kNone,   "--bias",         "bias",        "Added to the scores"},
+    {TESSERA_TENSOR(mask),         Need::kIfGiven,         Dtypes::kBool,         LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kScores,      shapes::kNone,               shapes::kNone,   "--mask",         "mask",        "Visible keys"},
+    {TESSERA_TENSOR(block_mask),   Need::kIfGiven,         Dtypes::kBool,         LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kBlocks,      shapes::kNone,               shapes::kNone,   "--block-mask",   "block mask",  "Visible blocks of --mask-block queries and keys"},
+    {TESSERA_TENSOR(alibi_slopes), Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kPerHead,     shapes::kPerSequenceAndHead, shapes::kNone,   "--alibi",        "ALiBi",       "ALiBi slopes"},
+    {TESSERA_TENSOR(sink),         Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kPerHead,     shapes::kNone,               shapes::kNone,   "--sink",         "sink",        "A logit a head that joins the denominator"},
+    {TESSERA_TENSOR(d_o),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kQueries, shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--grad",         nullptr,       "Cotangent of the output: asks for gradients"},
+    {TESSERA_TENSOR(d_q),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kQueries, shapes::kDenseQ,      shapes::kPackedQ,            shapes::kNone,   "--dq",           nullptr,       "Gradient of q"},
+    {TESSERA_TENSOR(d_k),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kKeys,    shapes::kDenseK,      shapes::kPackedK,            shapes::kNone,   "--dk",           nullptr,       "Gradient of k"},
+    {TESSERA_TENSOR(d_v),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kKeys,    shapes::kDenseV,      shapes::kPackedV,            shapes::kNone,   "--dv",           nullptr,       "Gradient of v"},
+    {TESSERA_TENSOR(d_lse),        Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kQueries, shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--dlse",         nullptr,       "Cotangent of the log-sum-exp"},
+    {TESSERA_TENSOR(d_bias),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kContiguous, Written::kBackward, Form::kByRank,  shapes::kScores,      shapes::kNone,               shapes::kNone,   "--dbias",        nullptr,       "Gradient of the bias"},
+    {TESSERA_TENSOR(d_sink),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kBackward, Form::kByRank,  shapes::kPerHead,     shapes::kNone,               shapes::kNone,   "--dsink",        nullptr,       "Gradient of the sink"},
+};
+#undef TESSERA_TENSOR
+// clang-format on
+
+inline constexpr int kNumTensors = std::size(kTensorFields);
+static_assert(kNumTensors * sizeof(void*) + offsetof(tessera_buffers, q) == sizeof(tessera_buffers),
+              "a row for each pointer of tessera_buffers");
+
+constexpr int tensor_index(std::string_view name) {
+  for (int i = 0; i < kNumTensors; ++i) {
+    if (name == kTensorFields[i].name) return i;
+  }
+  return -1;
+}
+
+// A tensor's name in source, checked when it is compiled: tensors["q"].
+struct TensorName {
+  consteval TensorName(const char* name) : index(tensor_index(name)) {  // NOLINT: stands for the name
+    if (index < 0) throw "no tensor of this name";
+  }
+  int index;
+};
+
+// Whether a direction reads or writes the tensor at all.
+constexpr bool takes_part(const TensorField& field, bool backward) {
+  if (field.need == Need::kIfGivenBackward) return backward;
+  const bool gradient = field.need == Need::kBackward && field.written != Written::kForward;
+  return !gradient || backward;
+}
+
+constexpr bool written(const TensorField& field, bool backward) {
+  return field.written == (backward ? Written::kBackward : Written::kForward);
+}
+
+// A keyword of its own in every interface, and not one of a call's own tensors (q, k, v, their results and gradients).
+constexpr bool is_option(const TensorField& field) {
+  return field.need == Need::kIfGiven || field.need == Need::kIfGivenBackward;
+}
+
+// "float32 or that of q"
+constexpr const char* dtypes_text(Dtypes dtypes) {
+  switch (dtypes) {
+    case Dtypes::kFloating:
+    case Dtypes::kAsQ:
+      return "float32, float16, bfloat16 or float64";
+    case Dtypes::kFloat32OrAsQ:
+      return "float32 or that of q";
+    case Dtypes::kFloat32:
+      return "float32";
+    case Dtypes::kInt32:
+      return "int32";
+    case Dtypes::kBool:
+      return "bool";
+  }
+  return "";
+}
+
+// The shape that holds for a tensor of this problem.
+constexpr const Shape& shape_of(const TensorField& field, const tessera_problem& problem) {
+  switch (field.form) {
+    case Form::kQueries:
+      return packed_q(problem) ? field.packed : field.dense;
+    case Form::kKeys:
+      return paged(problem) ? field.paged : packed_k(problem) ? field.packed : field.dense;
+    case Form::kByRank:
+      break;
+  }
+  const bool second = field.packed.rank != 0 && (problem.*field.layout).rank == field.packed.rank;
+  return second ? field.packed : field.dense;  // alibi_slopes may have either
+}
+
+// ---- options that are no tensors ------------------------------------------------------------------------------------
+
+enum class OptionKind {
+  kFlag,
+  kAlignment,  // a flag, true: top-left
+  kNumber,
+  kOptionalNumber,  // with has_scale beside it
+  kInteger,
+  kUnsigned,
+  kPair,  // of integers
+};
+
+// A number of the problem: one of the pointers is set.
+struct OptionMember {
+  const char* name;
+  int32_t tessera_problem::*flag = nullptr;
+  int64_t tessera_problem::*integer = nullptr;
+  uint64_t tessera_problem::*unsigned_integer = nullptr;
+  double tessera_problem::*number = nullptr;
+  double min = 0, max = 0;         // what is accepted, both included
+  const char* accepted = nullptr;  // the same in words
+};
+
+struct OptionField {
+  const char* name;  // in Python
+  const char* flag;  // in the program; nullptr: none
+  OptionKind kind;
+  const char* value_name;  // in the program's help; nullptr: the kind's own
+  const char* what;
+  OptionMember members[2];  // a pair has two
+};
+
+namespace detail {
+constexpr double kMaxLengthOption = static_cast<double>(kMaxLength);
+constexpr double kAnyInteger = 0x1p63;
+constexpr double kAnyUnsigned = 18446744073709551615.0;
+constexpr double kLargestBelow1 = 0x1.fffffffffffffp-1;
+constexpr double kFinite = 1.7976931348623157e308;
+
+constexpr OptionMember flag(const char* name, int32_t tessera_problem::*member) {
+  return {.name = name, .flag = member, .max = 1, .accepted = "0 and 1"};
+}
+constexpr OptionMember window(const char* name, int64_t tessera_problem::*member) {
+  return {name, nullptr, member, nullptr, nullptr, -1, kAnyInteger, "-1 (all) and any number of keys from 0"};
+}
+constexpr OptionMember length(const char* name, int64_t tessera_problem::*member) {
+  return {name, nullptr, member, nullptr, nullptr, 0, kMaxLengthOption, "0 .. 2147483647"};
+}
+// Of a block mask, and checked with it.
+constexpr OptionMember block(const char* name, int64_t tessera_problem::*member) {
+  return {name, nullptr, member, nullptr, nullptr, -kAnyInteger, kAnyInteger, "any integer"};
+}
+constexpr OptionMember word(const char* name, uint64_t tessera_problem::*member) {
+  return {name, nullptr, nullptr, member, nullptr, 0, kAnyUnsigned, "0 .. 2^64 - 1"};
+}
+constexpr OptionMember number(const char* name, double tessera_problem::*member, double min, double max,
+                              const char* accepted) {
+  return {name, nullptr, nullptr, nullptr, member, min, max, accepted};
+}
+}  // namespace detail
+
+// clang-format off
+inline constexpr OptionField kOptionFields[] = {
+    {"scale",           "--scale",           OptionKind::kOptionalNumber, nullptr,      "Factor of the scores (default: 1 / sqrt(D))",             {detail::number("scale", &tessera_problem::scale, -detail::kFinite, detail::kFinite, "any finite number")}},
+    {"causal",          "--causal",          OptionKind::kFlag,           nullptr,      "A query sees no key right of the diagonal",               {detail::flag("causal", &tessera_problem::causal)}},
+    {"top_left",        "--top-left",        OptionKind::kAlignment,      nullptr,      "The diagonal starts at the first key (default: ends at the last)", {{.name = "alignment", .flag = &tessera_problem::alignment, .max = 1, .accepted = "0 (bottom-right) and 1 (top-left)"}}},
+    {"window",          "--window",          OptionKind::kPair,           "LEFT RIGHT", "Keys visible left and right of the diagonal, -1 for all", {detail::window("window_left", &tessera_problem::window_left), detail::window("window_right", &tessera_problem::window_right)}},
+    {"softcap",         "--softcap",         OptionKind::kNumber,         "C",          "Scores become c tanh(s / c)",                             {detail::number("softcap", &tessera_problem::softcap, 0, detail::kFinite, "0 (none) and any finite positive number")}},
+    {"dropout_p",       "--dropout",         OptionKind::kNumber,         "P",          "Probability that an entry is dropped, below 1",           {detail::number("dropout_p", &tessera_problem::dropout_p, 0, detail::kLargestBelow1, "0 <= p < 1")}},
+    {"dropout_seed",    "--seed",            OptionKind::kUnsigned,       nullptr,      "Seed of the dropout",                                     {detail::word("dropout_seed", &tessera_problem::dropout_seed)}},
+    {"dropout_offset",  "--offset",          OptionKind::kUnsigned,       nullptr,      "Offset of the dropout's random numbers",                  {detail::word("dropout_offset", &tessera_problem::dropout_offset)}},
+    {"mask_block",      "--mask-block",      OptionKind::kPair,           "Q K",        "Queries and keys that an entry of the block mask stands for", {detail::block("mask_block_q", &tessera_problem::mask_block_q), detail::block("mask_block_k", &tessera_problem::mask_block_k)}},
+    {"max_seqlen_q",    "--max-seqlen-q",    OptionKind::kInteger,        nullptr,      "Packed: rows of the longest sequence, 0 for unknown",     {detail::length("max_seqlen_q", &tessera_problem::max_seqlen_q)}},
+    {"max_seqlen_k",    "--max-seqlen-k",    OptionKind::kInteger,        nullptr,      "Packed or paged: keys of the longest sequence, 0 for unknown", {detail::length("max_seqlen_k", &tessera_problem::max_seqlen_k)}},
+    {"deterministic",   "--deterministic",   OptionKind::kFlag,           nullptr,      "Gradients have the same bits every time",                 {detail::flag("deterministic", &tessera_problem::deterministic)}},
+    {"batch_invariant", "--batch-invariant", OptionKind::kFlag,           nullptr,      "A sequence's bits do not depend on its batch",            {detail::flag("batch_invariant", &tessera_problem::batch_invariant)}},
+};
+// clang-format on
+
+}  // namespace tessera::core
