@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "tessera/problem.hpp"
@@ -28,6 +29,16 @@ inline Status try_cpu(Device& device) { return tessera_device_cpu(&device); }
 inline Device cpu() {
   Device device;
   throw_if_error(try_cpu(device));
+  return device;
+}
+
+inline Status try_cuda(std::int32_t ordinal, Device& device) { return tessera_device_cuda(ordinal, &device); }
+
+// GPU number `ordinal`. Throws Error (unsupported) when there is no driver, no such GPU, or one older than compute
+// capability 8.0.
+inline Device cuda(std::int32_t ordinal = 0) {
+  Device device;
+  throw_if_error(try_cuda(ordinal, device));
   return device;
 }
 
