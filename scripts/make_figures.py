@@ -1,4 +1,4 @@
-"""Makes the pictures in docs/images from what the tessera program computes and measures.
+"""Makes the pictures in docs/images from what the tessera program computes and measures, and from the results in bench/results.
 
     make docs        or        python scripts/make_figures.py --tessera build/release/cli/tessera --out docs/images
 """
@@ -16,6 +16,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
+
+import gpu_results
 
 TESSERA, STANDARD, INK, PALE = "#0b7285", "#e8590c", "#343a40", "#dee2e6"
 plt.rcParams.update({
@@ -135,6 +137,48 @@ def draw_compare(tessera, out):
     run(tessera, "compare", "--device", "cpu", "--plot", out / "compare.png")
 
 
+# ---- the GPU's grid -------------------------------------------------------------------------------------------------
+
+# Measured in one run, and what is carried over by a dated ratio.
+SERIES = {"tessera": ("Tessera", TESSERA, "o-", 2.2), "cudnn": ("cuDNN", "#495057", "s-", 1.2),
+          "flash": ("FlashAttention-2", "#adb5bd", "v-", 1.2), "fa3": ("FlashAttention-3*", STANDARD, "^--", 1.2),
+          "fa4": ("FlashAttention-4*", "#862e9c", "d--", 1.2)}
+
+
+def draw_grid(direction, out):
+    """TFLOP/s over length for each head size and mask, from the committed results."""
+    cells = gpu_results.latest_cells("grid", direction)
+    if not cells:
+        return
+    table = gpu_results.peers()
+    head_dims = sorted({cell["head_dim"] for cell in cells})
+    figure, axes = plt.subplots(2, len(head_dims), figsize=(10, 5.6), sharex=True, sharey=True, squeeze=False)
+    for row, mask in enumerate(("full", "causal")):
+        for axis, head_dim in zip(axes[row], head_dims):
+            chosen = sorted((c for c in cells if (c["head_dim"], c["mask"]) == (head_dim, mask)), key=lambda c: c["length"])
+            for name, (title, colour, style, width) in SERIES.items():
+                points = [(c["length"], gpu_results.grid_row(c, table).get(name)) for c in chosen]
+                points = [(length, value) for length, value in points if value]
+                if points:
+                    axis.plot(*zip(*points), style, color=colour, label=title, linewidth=width, markersize=4)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks([c["length"] for c in chosen], [f"{c['length']}" for c in chosen], fontsize=8)
+            axis.set_title(f"head size {head_dim}, {mask}")
+            axis.grid(axis="y", color=PALE)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("TFLOP/s")
+    axes[0, 0].set_ylim(bottom=0)
+    for axis in axes[-1]:
+        axis.set_xlabel("tokens a sequence")
+    machine = cells[-1]["machine"]
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="upper center", ncol=len(SERIES), frameon=False,
+                  bbox_to_anchor=(0.5, 1.0))
+    figure.text(0.5, -0.03, f"{direction}, {cells[0]['dtype']}, {machine['gpu']}, {machine['date']}; cuDNN and FlashAttention-2 in the same run. "
+                f"* cuDNN times its ratio of {gpu_results.PEERS_DATE}", ha="center", fontsize=8, color=INK)
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
+    figure.savefig(out / f"gpu_{direction}.png")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tessera", type=pathlib.Path, required=True, help="the tessera program")
@@ -143,6 +187,9 @@ def main():
     arguments.out.mkdir(parents=True, exist_ok=True)
     for draw in (draw_tiles, draw_online_softmax, draw_compare):
         draw(arguments.tessera, arguments.out)
+        plt.close("all")
+    for direction in ("forward", "backward"):
+        draw_grid(direction, arguments.out)
         plt.close("all")
 
 

@@ -142,7 +142,7 @@ def _grid(cells: list[dict], direction: str) -> list[str]:
     return lines
 
 
-def _list(cells: list[dict], case: str) -> list[str]:
+def list_of(cells: list[dict], case: str) -> list[str]:
     unit = "µs (TB/s of K and V read)" if case == "decode" else "TFLOP/s on the visible area"
     names, pairs = _entered(cells)
     titles = [TITLES[name] for name in names] + [_ratio_title(*pair) for pair in pairs]
@@ -180,7 +180,7 @@ def markdown(results: list[dict], heading: str) -> str:
             for direction in ("forward", "backward"):
                 chosen = [c for c in cells if (c["case"], c["dtype"], c["direction"]) == (case, dtype, direction)]
                 if chosen:
-                    blocks.append(_grid(chosen, direction) if case == "grid" else _list(chosen, case))
+                    blocks.append(_grid(chosen, direction) if case == "grid" else list_of(chosen, case))
     blocks.append([f"- {line}" for line in summary(cells)])
     errors = [c["errors"]["tessera"] for c in cells if c["errors"].get("tessera") is not None]
     finite = [e for e in errors if not math.isnan(e)]

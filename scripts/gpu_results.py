@@ -1,0 +1,65 @@
+"""The committed measurements in bench/results: what was measured last of each cell, and the peers of a dated run.
+
+Results are what bench/cuda_against_pytorch.py --json writes, named <date>-<gpu>-<cases>.json. FlashAttention-3 and -4, which are not
+run beside Tessera, stand in peers-<date>.csv beside the cuDNN of their own run: here they are the cuDNN of a result's run times
+their dated ratio.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+
+FOLDER = pathlib.Path(__file__).resolve().parent.parent / "bench/results"
+PEERS_DATE = "2026-11-21"
+PEERS = FOLDER / f"peers-{PEERS_DATE}.csv"
+
+
+def results() -> list[dict]:
+    """Every committed result, oldest first, each with the name of its file."""
+    loaded = []
+    for path in sorted(FOLDER.glob("*.json")):
+        result = json.loads(path.read_text())
+        if "cells" in result:
+            loaded.append({**result, "file": path.name})
+    return loaded
+
+
+def latest_cells(case: str, direction: str) -> list[dict]:
+    """Of each cell the last measurement, with the machine it was taken on."""
+    cells = {}
+    for result in results():
+        for cell in result["cells"]:
+            if (cell["case"], cell["direction"]) == (case, direction):
+                cells[cell["name"]] = {**cell, "machine": result["machine"], "file": result["file"]}
+    return list(cells.values())
+
+
+def peers() -> dict[tuple, dict[str, float]]:
+    """(direction, head size, mask, length) -> TFLOP/s of each peer, and best_over_cudnn."""
+    with PEERS.open() as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    keys = ("direction", "head_dim", "mask", "length")
+    table = {}
+    for row in rows:
+        key = (row["direction"], int(row["head_dim"]), row["mask"], int(row["length"]))
+        table[key] = {name: float(value) for name, value in row.items() if name not in keys}
+    return table
+
+
+def rate(cell: dict, name: str) -> float | None:
+    """TFLOP/s."""
+    seconds = cell["seconds"].get(name)
+    return cell["flops"] * 1e-12 / seconds if seconds else None
+
+
+def grid_row(cell: dict, table: dict[tuple, dict[str, float]]) -> dict[str, float]:
+    """TFLOP/s of a cell of the grid: measured (tessera, flash, cudnn), and by the dated ratio (fa3, fa4, best)."""
+    rates = {name: rate(cell, name) for name in ("tessera", "flash", "cudnn") if rate(cell, name)}
+    dated = table.get((cell["direction"], cell["head_dim"], cell["mask"], cell["length"]))
+    if dated and "cudnn" in rates:
+        rates["fa3"] = rates["cudnn"] * dated["flash_attention_3"] / dated["cudnn"]
+        rates["fa4"] = rates["cudnn"] * dated["flash_attention_4"] / dated["cudnn"]
+        rates["best"] = rates["cudnn"] * dated["best_over_cudnn"]
+    return rates

@@ -1,0 +1,89 @@
+"""Writes docs/status.md: what the committed results in bench/results say, with date, commit and machine of each.
+
+    python scripts/make_status.py [--check]        --check: write nothing, exit 1 if the page is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import statistics
+import sys
+
+import gpu_results
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/status.md"
+sys.path.insert(0, str(ROOT / "bench"))
+
+INTRODUCTION = f"""# Status
+
+Facts of a moment: what was measured, when, and at which commit. Made by `scripts/make_status.py` from the results in
+[bench/results](../bench/results); the other pages hold what does not change with each run.
+
+FlashAttention-3 and -4 are not run beside Tessera. Their columns are the cuDNN of the same run times the ratio that they had to cuDNN
+on an H200 on {gpu_results.PEERS_DATE} ([the table](../bench/results/{gpu_results.PEERS.name})).
+"""
+TITLES = {"tessera": "Tessera", "best": "best peer", "cudnn": "cuDNN", "flash": "FA2", "fa3": "FA3", "fa4": "FA4"}
+
+
+def run_text(machine: dict, file: str) -> str:
+    return (
+        f"{machine['gpu']}, {machine['date']}, commit {machine['commit']}, PyTorch {machine['pytorch']}, cuDNN "
+        f"{machine['cudnn']}: [{file}](../bench/results/{file})"
+    )
+
+
+def sources(cells: list[dict]) -> list[str]:
+    runs = {cell["file"]: cell["machine"] for cell in cells}
+    return [f"- {run_text(machine, file)}" for file, machine in runs.items()]
+
+
+def grid(direction: str) -> list[str]:
+    cells = gpu_results.latest_cells("grid", direction)
+    if not cells:
+        return []
+    table = gpu_results.peers()
+    rows = [(cell, gpu_results.grid_row(cell, table)) for cell in cells]
+    names = [name for name in TITLES if any(name in rates for _, rates in rows)]
+    lines = [f"## The grid, {direction}, {cells[0]['dtype']}", "", *sources(cells), "", "TFLOP/s; 16384 tokens, 2048 / D heads.", ""]
+    lines += [f"| D | mask | length | {' | '.join(TITLES[n] for n in names)} | Tessera / best peer |"]
+    lines += ["|" + " --- |" * (len(names) + 4)]
+    ratios = []
+    for cell, rates in rows:
+        ratio = rates["tessera"] / rates["best"] if "best" in rates and "tessera" in rates else None
+        if ratio:
+            ratios.append(ratio)
+        texts = [f"{rates[n]:.0f}" if n in rates else "–" for n in names] + [f"{ratio:.2f}" if ratio else "–"]
+        lines.append(f"| {cell['head_dim']} | {cell['mask']} | {cell['length']} | {' | '.join(texts)} |")
+    if ratios:
+        lines += ["", f"Of the best peer: geometric mean {statistics.geometric_mean(ratios):.3f}, least {min(ratios):.2f}."]
+    return lines + [""]
+
+
+def listed(case: str, direction: str) -> list[str]:
+    from cuda_bench import tables
+
+    cells = gpu_results.latest_cells(case, direction)
+    if not cells:
+        return []
+    rows = tables.list_of(cells, case)[2:]
+    return [f"## {case.capitalize()}, {direction}, {cells[0]['dtype']}", "", *sources(cells), "", *rows, ""]
+
+
+def page() -> str:
+    lines = [INTRODUCTION]
+    for direction in ("forward", "backward"):
+        lines += grid(direction)
+    for case in ("beyond", "pages", "options", "decode"):
+        for direction in ("forward", "backward"):
+            lines += listed(case, direction)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    if parser.parse_args().check:
+        sys.exit(0 if PAGE.exists() and PAGE.read_text() == page() else f"{PAGE.name} is out of date: run scripts/make_status.py")
+    PAGE.write_text(page())
