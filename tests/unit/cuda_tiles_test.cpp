@@ -9,7 +9,7 @@
 #include "cuda/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/prepare.hpp"
-#include "tessera/tessera.hpp"
+#include "tessera/tensor.hpp"
 
 namespace tessera::cuda {
 namespace {
