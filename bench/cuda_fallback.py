@@ -1,4 +1,4 @@
-"""What it costs where the softmax without a maximum fails in every tile of keys (docs/kernels/fwd_sm90.md).
+"""What it costs where the softmax without a maximum fails in every tile of keys (docs/reference/kernels/fwd_sm90.md).
 
     python bench/cuda_fallback.py [--head-dims 64 128 256] [--length 4096] [--dtype bfloat16] [--json FILE]
 

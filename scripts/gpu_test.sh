@@ -156,7 +156,7 @@ findings() {
 
 # Exact memory: a tensor's allocation ends where the tensor does, and the workspace is not written before the call. The
 # cases are dealt to a few processes: most of the time goes into compiling and into a tool's work on the host.
-sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved false in docs/testing.md, match, or nothing
+sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved false in docs/reference/testing.md, match, or nothing
   local tool=$1 excused=$2 shards=$((processes < 6 ? processes : 6))
   shift 2
   local sanitizer
@@ -184,7 +184,7 @@ sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved fal
     false=$(findings "$logs/$tool.log" | grep -cxE "$excused")
   fi
   summary="$((found - false)) findings"
-  ((false == 0)) || summary+=", beside $false or more that are false: $excused (docs/testing.md)"
+  ((false == 0)) || summary+=", beside $false or more that are false: $excused (docs/reference/testing.md)"
   reason=$(skip_reason "$logs/$tool.log")
   if [[ -n $reason ]]; then
     report "$tool" skipped "$reason"

@@ -1,6 +1,6 @@
 // What one call puts into its stream. It is gathered first, so that what must be compiled is compiled at once, and so that all
 // of it can go there as a CUDA graph whose parameters the call sets: for the host that is a half of the launches one by one,
-// and less lies between two kernels (docs/cuda.md).
+// and less lies between two kernels (docs/reference/cuda.md).
 #pragma once
 
 #include <cstddef>

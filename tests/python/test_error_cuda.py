@@ -16,7 +16,7 @@ BATCH, HEADS, LENGTH = 2, 4, 2048
 # no rounding error. fwd_sm90's reference stays as long as no lane's share of a tile's sum passes 2^6 against it, so that its
 # largest weights are rounded like any other. Seen for such a bound in simulation: at most 1.04 times the error of the running
 # maximum's with normal inputs, where many weights share a row's sum, and 1.10 times with outliers, where few do.
-# docs/kernels/fwd_sm90.md, numerics, has the numbers and what the maximum would cost.
+# docs/reference/kernels/fwd_sm90.md, numerics, has the numbers and what the maximum would cost.
 NORMAL_RATIO, OUTLIERS_RATIO = 1.05, 1.15
 
 

@@ -101,7 +101,7 @@ struct Cost {
   int head_dim, block_m, block_n;
   double fixed, a_block;
 };
-// Fitted to an H200: docs/kernels/fwd_sm90.md.
+// Fitted to an H200: docs/reference/kernels/fwd_sm90.md.
 constexpr Cost kCosts[] = {
     {64, 128, 128, 3500, 1500},  {64, 192, 128, 4000, 1700}, {64, 256, 64, 4500, 1700},
     {128, 128, 128, 3500, 2370}, {128, 192, 80, 4000, 2222}, {256, 128, 64, 5000, 2500},
