@@ -1,6 +1,6 @@
 # Thin names over the CMake presets. Each target does all of its own set-up, and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench fuzz aot format format-check docs install clean packages
+.PHONY: help demo test check bench fuzz aot format format-check docs install clean packages
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -19,7 +19,8 @@ endif
 
 help:
 	@echo 'make demo          build, then Tessera against standard attention on this CPU: a table and out/compare.png'
-	@echo 'make test          build and run every test, then the sanitizers'
+	@echo 'make test          build and run the tests that a change is tried with'
+	@echo 'make check         the rest: every case, every prebuilt kernel, then the sanitizers'
 	@echo 'make bench         every speed and memory cell, as shares of this machine'"'"'s ceilings (FILTER=regex for some)'
 	@echo 'make fuzz          draw random cases until one fails or FUZZ_SECONDS (3600) have passed'
 	@echo 'make format        clang-format every source; make format-check only looks'
@@ -51,8 +52,8 @@ demo: build-tessera_cli
 	@$(BIN)/cli/tessera compare --device cpu --plot out/compare.png
 	@echo 'The picture is out/compare.png'
 
-test: packages build/venv/.done
-	@bash scripts/run_tests.sh
+test check: packages build/venv/.done
+	@bash scripts/run_tests.sh $@
 
 bench: build-tessera_bench
 	@mkdir -p out

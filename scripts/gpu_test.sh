@@ -118,7 +118,7 @@ suite_prepare() {
   fi
 }
 
-# The prebuilt set is compiled without a GPU, and long: make test does it.
+# The prebuilt set is compiled without a GPU, and long: make check does it.
 suite_unit() { gtest_suite unit 90 1 '-Prebuilt/*' cuda_unit_tests; }
 suite_table() { gtest_suite table 240 48 'Cuda/GpuTable.*'; }
 suite_ampere() { TESSERA_FWD_SM80_BULK=0 gtest_suite ampere 240 48 'Cuda/GpuTable.*'; }

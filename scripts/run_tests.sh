@@ -1,15 +1,22 @@
 #!/usr/bin/env bash
-# Builds and tests the release preset, then what carries the label `sanitize` under the address, undefined-behaviour and
-# thread sanitizers. Ends in one line: "N passed, N failed".
+# run_tests.sh test: builds the release preset and runs what a change is tried with.
+# run_tests.sh check: the rest of it, which the labels `check` and `cuda_compile` mark, then what carries the label `sanitize` under the address,
+# undefined-behaviour and thread sanitizers. Either ends in one line, "N passed, N failed".
 set -uo pipefail
 cd "$(dirname "$0")/.."
+depth=${1:-}
+if [[ $depth != test && $depth != check ]]; then
+  echo "run_tests.sh: '$depth', accepted test and check" >&2
+  exit 2
+fi
 jobs=${JOBS:-$(nproc)}
 log=build/test.log
 passed=0
 failed=0
 
-run_suite() {  # PRESET
+run_suite() {  # PRESET [CTEST_OPTION ...]
   local preset=$1
+  shift
   echo "== $preset: build"
   if ! { [[ -f build/$preset/build.ninja ]] || cmake --preset "$preset"; } > "$log" 2>&1 ||
     ! cmake --build --preset "$preset" --parallel "$jobs" >> "$log" 2>&1; then
@@ -19,7 +26,7 @@ run_suite() {  # PRESET
     return
   fi
   echo "== $preset: test"
-  ctest --preset "$preset" --parallel "$jobs" --no-tests=error 2>&1 < /dev/null | tee "$log"
+  ctest --preset "$preset" --parallel "$jobs" --no-tests=error "$@" 2>&1 < /dev/null | tee "$log"
   local counts
   counts=$(sed -nE 's/^[0-9]+% tests passed, ([0-9]+) tests failed out of ([0-9]+)$/\1 \2/p' "$log")
   if [[ -z $counts ]]; then
@@ -35,7 +42,7 @@ run_suite() {  # PRESET
 }
 
 mkdir -p build
-rm -f build/test-summary.txt
+rm -f "build/$depth-summary.txt"
 # PyTorch is large, and not to be had everywhere: without it its tests are skipped.
 venv_python=build/venv/bin/python
 if [[ -x $venv_python ]] && ! "$venv_python" -c 'import torch, transformers' 2> /dev/null; then
@@ -43,8 +50,12 @@ if [[ -x $venv_python ]] && ! "$venv_python" -c 'import torch, transformers' 2> 
   "$venv_python" -m pip install --quiet --disable-pip-version-check --requirement tests/python/requirements-torch.txt ||
     echo "== They cannot be installed here: tests that need them are skipped"
 fi
-run_suite release
-run_suite asan
-run_suite tsan
-echo "$passed passed, $failed failed" | tee build/test-summary.txt
+if [[ $depth == test ]]; then
+  run_suite release --label-exclude '^(check|cuda_compile)$'
+else
+  run_suite release --label-regex '^(check|cuda_compile)$'
+  run_suite asan
+  run_suite tsan
+fi
+echo "$passed passed, $failed failed" | tee "build/$depth-summary.txt"
 ((failed == 0))
