@@ -31,7 +31,7 @@ def test_name(wheel):
     """One wheel for all of Python from 3.12 on, by the stable ABI; before, one for this version."""
     minor = sys.version_info.minor
     tag = "cp312-abi3" if minor >= 12 else f"cp3{minor}-cp3{minor}"
-    assert re.fullmatch(rf"tessera-[0-9.]+-{tag}-linux_\w+\.whl", wheel.name)
+    assert re.fullmatch(rf"tessera_attention-[0-9.]+-{tag}-linux_\w+\.whl", wheel.name)
 
 
 def test_content(wheel):
@@ -41,6 +41,29 @@ def test_content(wheel):
     assert {"tessera/py.typed", "tessera/_core.pyi", "tessera/__init__.py"} <= set(packaged)
     assert sum(name.endswith(".so") for name in packaged) == 1
     assert not any(name.endswith((".a", ".h", ".hpp", ".cpp", ".pyc")) for name in names)
+
+
+def requirements(metadata):
+    return [line.partition(": ")[2] for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
+
+
+def metadata_of(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    return archive.read(name).decode()
+
+
+REGISTERED = {"numpy", "rich", "matplotlib", "threadpoolctl", "torch"}  # on PyPI, by those whom everybody knows
+
+
+def test_metadata(wheel):
+    """What is installed beside it is named by no name that somebody else could register."""
+    metadata = metadata_of(wheel)
+    assert re.search("^Name: tessera-attention$", metadata, re.MULTILINE)
+    names = requirements(metadata)
+    assert all("extra ==" in name for name in names)  # none without an extra
+    assert {re.match("[a-z-]+", name).group() for name in names} <= REGISTERED
+    assert re.findall("^Provides-Extra: (.*)$", metadata, re.MULTILINE) == ["compare"]
 
 
 def test_needs_nothing_but_the_c_and_cpp_libraries(wheel, tmp_path):
@@ -85,7 +108,7 @@ else:
     assert re.match(r"[0-9.]+ \w+", run(python, "-c", program))
 
 
-def test_the_flash_attn_extra_stands_back(tmp_path):
+def test_the_flash_attn_drop_in_stands_back(tmp_path):
     """Beside another flash_attn nothing of it is overwritten and it is imported; alone, Tessera's is."""
     source = Path(__file__).resolve().parents[2] / "python" / "flash_attn_dropin"
     shutil.copytree(source, tmp_path / "source", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
@@ -93,6 +116,8 @@ def test_the_flash_attn_extra_stands_back(tmp_path):
     build = ("wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", tmp_path)
     run(sys.executable, *pip, *build, tmp_path / "source")
     (dropin,) = tmp_path.glob("*.whl")
+    assert dropin.name == "tessera_flash_attn-2.8.4-py3-none-any.whl"
+    assert requirements(metadata_of(dropin)) == ["torch"]
     names = zipfile.ZipFile(dropin).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
         "tessera_flash_attn",
@@ -119,3 +144,6 @@ def test_the_flash_attn_extra_stands_back(tmp_path):
     shutil.rmtree(other)
     shutil.rmtree(metadata)
     assert run(python, "-m", "tessera_flash_attn").startswith("flash_attn: Tessera's")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    alone = subprocess.run([python, "-c", "import flash_attn"], env=environment, capture_output=True, text=True)
+    assert "ImportError: flash_attn: Tessera's drop-in needs Tessera (the distribution tessera-attention)" in alone.stderr

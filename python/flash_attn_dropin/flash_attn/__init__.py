@@ -21,6 +21,16 @@ def _refuse_to_shadow() -> None:
 
 _refuse_to_shadow()
 
+try:
+    import tessera.torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name not in ("tessera", "tessera.torch"):
+        raise
+    raise ImportError(
+        "flash_attn: Tessera's drop-in needs Tessera (the distribution tessera-attention), which is not installed: "
+        "pip install . at the root of its source tree"
+    ) from None
+
 from flash_attn.flash_attn_interface import (  # noqa: E402
     flash_attn_func,
     flash_attn_kvpacked_func,
