@@ -1,4 +1,5 @@
-"""The command `python -m tessera`: compare, plan and info, with the options of the program `tessera`.
+"""The command `python -m tessera`: compare, plan and info, with the options of the program `tessera`. What the program
+does beyond, with files and with the cache of kernels, it says where to find.
 
 Exit codes: 0 done, 1 failed, 2 wrong use.
 """
@@ -16,6 +17,10 @@ from tessera import compare
 from tessera.compare.errors import WrongUse, require
 
 _ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
+_PROGRAM_ONLY = {  # command: (what it does, what does it in Python)
+    "run": ("attention on tensors from .npy and .safetensors files", "tessera.attention takes arrays"),
+    "cache": ("lists, compiles and clears the CUDA kernels kept on disk", "a kernel is compiled when it is first needed"),
+}
 _KERNELS = ("auto", "tiled", "decode", "reference", "fwd_sm80", "fwd_sm90", "bwd_sm80")
 
 
@@ -148,10 +153,21 @@ def _parser() -> argparse.ArgumentParser:
     command("info", "The CPU, what was chosen for it, and the GPUs", _info).add_argument(
         "--json", action="store_true", help="as JSON"
     )
+    for name, (text, _) in _PROGRAM_ONLY.items():
+        commands.add_parser(name, help=f"(the program tessera alone) {text}")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in _PROGRAM_ONLY:
+        name = arguments[0]
+        print(
+            f"tessera: {name}: a command of the program tessera, which make install in the source tree builds, not of "
+            f"python -m tessera ({_PROGRAM_ONLY[name][1]})",
+            file=sys.stderr,
+        )
+        return 2
     options = _parser().parse_args(arguments)
     if getattr(options, "isa", None) is not None:
         os.environ["TESSERA_ISA"] = options.isa  # read at the library's first call, which is still to come

@@ -231,7 +231,7 @@ def test_plot_without_matplotlib(tmp_path):
     )  # long, were it not refused first
     assert process.returncode == 2 and process.stdout == ""
     assert (
-        process.stderr == "tessera: --plot: needs matplotlib, which is not installed (pip install 'tessera[compare]')\n"
+        process.stderr == "tessera: --plot: needs matplotlib, which is not installed (pip install matplotlib)\n"
     )
 
 
@@ -281,6 +281,20 @@ def test_plan(capsys):
     assert "backward" in capsys.readouterr().out
     assert main(["plan", "--sq", "40", "--device", "cpu", "-D", "600"]) == 1
     assert "600" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "cache"])
+def test_what_the_program_alone_does(capsys, command):
+    """The program's other commands are listed, and say where they are, whatever follows."""
+    assert main([command, "q.npy", "-o", "out.npy", "--causal", "--help"]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.count("\n") == 1
+    assert error.startswith(f"tessera: {command}: ") and "program tessera" in error and "make install" in error
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"\n    {name} " in text for name in ("compare", "plan", "info", "run", "cache"))
 
 
 def test_info(tmp_path, capsys):

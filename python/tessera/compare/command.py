@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         import numpy as np
     except ImportError:
-        raise WrongUse("compare: needs NumPy, which is not installed (pip install 'tessera[compare]')") from None
+        raise WrongUse("compare: needs NumPy, which is not installed (pip install numpy)") from None
 
     from tessera.compare import plot, report
     from tessera.compare.cell import Settings, measure_cell

@@ -25,7 +25,7 @@ def check_plot(file: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise WrongUse("--plot: needs matplotlib, which is not installed (pip install 'tessera[compare]')") from None
+        raise WrongUse("--plot: needs matplotlib, which is not installed (pip install matplotlib)") from None
 
 
 def draw_plot(file: str, cells: list[Cell], heading: str, device: Cpu | Cuda) -> None:
