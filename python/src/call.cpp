@@ -60,6 +60,7 @@ class Workspace {
   void* at_least(size_t bytes) {
     if (bytes > bytes_) {
       memory_.reset();
+      bytes_ = 0;  // should there be no memory for more
       memory_.reset(new std::byte[bytes]);
       bytes_ = bytes;
     }

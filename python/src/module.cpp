@@ -92,9 +92,8 @@ std::string text_of(const tessera_plan& plan, Writer write) {
   return text;
 }
 
-template <Writer write>
-std::string plan(const std::string& direction, nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse,
-                 const nb::kwargs& options) {
+const tessera_plan& plan_for(const std::string& direction, nb::handle q, nb::handle k, nb::handle v, nb::handle o,
+                             nb::handle lse, const nb::kwargs& options) {
   const bool backward = direction == "backward";
   if (!backward && direction != "forward") {
     throw Error("direction: \"" + direction.substr(0, 80) + "\", accepted \"forward\" or \"backward\"");
@@ -107,7 +106,18 @@ std::string plan(const std::string& direction, nb::handle q, nb::handle k, nb::h
   set_tensor(call, "lse", lse);
   set_options(call, "plan", options);
   fill_in_layouts(call.problem);
-  return text_of(plan_of(call), write);
+  return plan_of(call);
+}
+
+template <Writer write>
+std::string plan(const std::string& direction, nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse,
+                 const nb::kwargs& options) {
+  return text_of(plan_for(direction, q, k, v, o, lse, options), write);
+}
+
+void check_call(const std::string& direction, nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse,
+                const nb::kwargs& options) {
+  plan_for(direction, q, k, v, o, lse, options);
 }
 
 // ---- the rest -------------------------------------------------------------------------------------------------------
@@ -188,6 +198,8 @@ NB_MODULE(_core, m) {
         "o"_a.none() = none, "lse"_a.none() = none, "options"_a);
   m.def("plan_json", &plan<tessera_plan_json>, "direction"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
         "o"_a.none() = none, "lse"_a.none() = none, "options"_a);
+  m.def("check", &check_call, "direction"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "o"_a.none() = none,
+        "lse"_a.none() = none, "options"_a);
   m.def("combine", &combine, "o_parts"_a, "lse_parts"_a, "o"_a.none(), "lse"_a.none() = none);
   m.def("option_fields", &option_fields);
   m.def("device", &device_as_dict, "name"_a = "cpu");

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tessera import _core
-from tessera._frameworks import framework_of
+from tessera._frameworks import check_arrays, framework_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,6 +83,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
     if like.attention is not None:
         options.pop("openmp", None)
         return like.attention(q, k, v, return_lse=return_lse, **options)
+    if options or not type(q) is type(k) is type(v):
+        check_arrays("q", q, {"k": k, "v": v, **options})
     try:
         shape = q.shape
         o = like.empty(shape[:-1] + v.shape[-1:], q.dtype)
@@ -128,6 +130,8 @@ def attention_backward(
         tessera.Error: as `attention`.
     """
     like = framework_of(q)
+    check_arrays("q", q, {"k": k, "v": v, "o": o, "lse": lse, "d_o": d_o, "d_lse": d_lse, **options})
+    inputs = (q, k, v, o, lse, d_o, d_lse, *options.values())
     if like.plain is not None:
         q, k, v, o, lse, d_o, d_lse = map(like.plain, (q, k, v, o, lse, d_o, d_lse))
         options.update({name: like.plain(value) for name, value in options.items()})
@@ -145,6 +149,8 @@ def attention_backward(
     outputs += [d_bias if grad_bias else None, d_sink if grad_sink else None]
     if like.finish is not None:
         outputs = [x if x is None else like.finish(x) for x in outputs]
+    if like.derived is not None:
+        outputs = like.derived(outputs, *inputs)
     return Gradients(*outputs)
 
 
@@ -154,6 +160,7 @@ def plan(q: Any, k: Any, v: Any, *, direction: str = "forward", as_dict: bool = 
 
     Only layouts matter: nothing is computed, and what the arrays hold is not read.
     """
+    check_arrays("q", q, {"k": k, "v": v, **options})
     if as_dict:
         return json.loads(_core.plan_json(direction, q, k, v, **options))
     return _core.plan(direction, q, k, v, **options)
@@ -172,9 +179,10 @@ def combine(o_parts: Any, lse_parts: Any, *, return_lse: bool = False) -> Any:
     Returns:
         o [B, S, H, Dv], or (o, lse [B, H, S]) with return_lse.
     """
-    like = framework_of(o_parts)
+    like = framework_of(o_parts, "o_parts")
     if like.combine is not None:
         return like.combine(o_parts, lse_parts, return_lse=return_lse)
+    check_arrays("o_parts", o_parts, {"lse_parts": lse_parts})
     try:
         o = like.empty(o_parts.shape[1:], o_parts.dtype)
         lse = like.empty(lse_parts.shape[1:], like.float32) if return_lse else None

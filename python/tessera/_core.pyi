@@ -38,6 +38,11 @@ def plan_json(
 ) -> str:
     """The plan as JSON."""
 
+def check(
+    direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, **options: Unpack[_BackwardOptions]
+) -> None:
+    """Error where the call would be refused for what is known before data is read."""
+
 def combine(o_parts: Any, lse_parts: Any, o: Any, lse: Any = None) -> None:
     """Writes o, and lse where it is given."""
 

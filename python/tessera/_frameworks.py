@@ -23,29 +23,79 @@ class Framework(NamedTuple):
     combine: Callable[..., Any] | None = None  # likewise
     plain: Callable[[Any], Any] | None = None  # an argument -> the same, where memory does not tell all of an array
     workspace: Callable[[int], Any] | None = None  # that many elements of float32, for what is not on the CPU
+    derived: Callable[..., Any] | None = None  # (gradients, *inputs): the same as autograd is to see them
 
 
-def framework_of(q: Any) -> Framework:
-    if numpy is not None and isinstance(q, numpy.ndarray):
+def framework_of(q: Any, name: str = "q") -> Framework:
+    if numpy is not None and type(q) is numpy.ndarray:
         return _NUMPY
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(q, torch.Tensor):
+    family = _family(name, q)
+    if family == "NumPy":
+        return _NUMPY
+    if family == "PyTorch":
         return _torch(q.device)
-    jax = sys.modules.get("jax")
-    if jax is not None and isinstance(q, jax.Array):
-        if isinstance(q, jax.core.Tracer):
-            raise _core.Error("q: traced by a JAX transformation, accepted concrete arrays (jax.pure_callback makes them)")
+    if family == "JAX":
         if any(device.platform != "cpu" for device in q.devices()):
-            raise _core.Error(f"q: a JAX array on {q.devices()}, accepted those on the CPU (jax.device_put moves them)")
+            raise _core.Error(
+                f"{name}: a JAX array on {q.devices()}, accepted those on the CPU (jax.device_put moves them)"
+            )
         if len(q.devices()) > 1:
-            raise _core.Error(f"q: a JAX array on {len(q.devices())} devices, accepted those on one")
+            raise _core.Error(f"{name}: a JAX array on {len(q.devices())} devices, accepted those on one")
         return _jax(*q.devices())
-    namespace = getattr(q, "__array_namespace__", None)
-    if namespace is not None:
-        return _array_api(namespace(), q.device)
+    if family is not None:
+        return _array_api(q.__array_namespace__(), q.device)
     if numpy is None:
-        raise _core.Error(f"q: {type(q).__name__}, accepted a PyTorch tensor, or any array once NumPy is installed")
+        raise _core.Error(f"{name}: {type(q).__name__}, accepted a PyTorch tensor, or any array once NumPy is installed")
     return _ANY_ARRAY
+
+
+_ARRAYS = frozenset(
+    ["k", "v", "o", "lse", "d_o", "lse_parts"]
+    + [field["name"] for field in _core.option_fields() if field["kind"].endswith("tensor")]
+)
+
+
+def check_arrays(name: str, first: Any, others: dict[str, Any]) -> None:
+    """All arrays of a call are of one framework, and none holds what its memory does not tell."""
+    family = _family(name, first)
+    for other_name, other in others.items():
+        if other is None or other_name not in _ARRAYS:
+            continue
+        other_family = _family(other_name, other)
+        # What is known by DLPack alone goes with any framework.
+        if other_family != family and other_family is not None and family is not None:
+            raise _core.Error(f"{other_name}: of {other_family}, {name} is of {family}: accepted: one framework for all")
+
+
+def _family(name: str, array: Any) -> str | None:
+    """The framework's name; None: one that is not known here, whose arrays have __dlpack__."""
+    if numpy is not None and isinstance(array, numpy.ndarray):
+        masked = sys.modules.get("numpy.ma")
+        if masked is not None and isinstance(array, masked.MaskedArray):
+            raise _core.Error(f"{name}: a masked array, accepted a plain one (its filled() is), and a mask by name")
+        return "NumPy"
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        import tessera.torch
+
+        tessera.torch.kernels.check_tensor(name, array)
+        return "PyTorch"
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(array, jax.Array):
+        if isinstance(array, jax.core.Tracer):
+            raise _core.Error(
+                f"{name}: traced by a JAX transformation, accepted concrete arrays (jax.pure_callback makes them)"
+            )
+        return "JAX"
+    namespace = getattr(array, "__array_namespace__", None)
+    if namespace is not None:
+        return namespace().__name__
+    if hasattr(array, "__dlpack__"):
+        return None
+    accepted = "an array (numpy.asarray makes one)"
+    if numpy is None:
+        accepted = "a PyTorch tensor, or any array once NumPy is installed"
+    raise _core.Error(f"{name}: {type(array).__name__}, accepted {accepted}")
 
 
 @cache
@@ -63,7 +113,7 @@ def _torch(device: Any) -> Framework:
     workspace = None if device.type == "cpu" else lambda elements: empty((elements,), torch.float32)
     return Framework(
         empty, torch.float32, attention=tessera.torch.attention, combine=tessera.torch.combine,
-        plain=plain, workspace=workspace,
+        plain=plain, workspace=workspace, derived=tessera.torch.ops.refuse_second_derivatives,
     )  # fmt: skip
 
 

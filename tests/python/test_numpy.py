@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import subprocess
+import sys
 import threading
 import time
 
@@ -358,6 +360,37 @@ def test_many_threads_at_once(random):
     assert not wrong
 
 
+def test_calls_after_one_that_had_no_memory():
+    """A thread's workspace is kept between calls: one that could not be had leaves nothing behind."""
+    program = """
+import resource
+import numpy as np
+import tessera
+
+def call(length, threads):
+    q = np.lib.stride_tricks.as_strided(np.ones(64, np.float32), (1, length, 16, 64), (0, 0, 0, 4))
+    o = np.empty(q.shape, np.float32)
+    return lambda: (tessera._core.forward(q, q, q, o, threads=threads), o)[1]
+
+small, large = call(64, 1), call(16384, 1024)  # a share of the workspace each: 0.1 MiB and 120
+expected = small().copy()
+pages = int(open("/proc/self/statm").read().split()[0])
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (32 << 20), hard))
+for _ in range(2):
+    try:
+        large()
+    except MemoryError:
+        pass
+    else:
+        raise AssertionError("there was memory")
+    np.testing.assert_array_equal(small(), expected)
+resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+np.testing.assert_array_equal(small(), expected)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 # ---- what is refused, in one line that names the argument ------------------------------------------------------------
 
 
@@ -400,6 +433,66 @@ def test_refusals(problem, change, message):
     assert str(refusal.value).startswith(message)
     assert "\n" not in str(refusal.value)
     assert isinstance(refusal.value, ValueError)
+
+
+def forms_of(array):
+    """What is no array, or none whose memory tells all of it."""
+    record = np.zeros(array.shape, [("x", "<f4")]).view(np.recarray)
+    return {"recarray": record, "masked": np.ma.masked_array(array, array > 1), "memoryview": memoryview(array),
+            "bytes": array.tobytes(), "list": array.tolist(), "object": array.astype(object), "scalar": array.flat[0]}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", forms_of(np.zeros(1, np.float32)))
+@pytest.mark.parametrize("name", ["q", "k", "v", "bias", "sink", "d_o", "o_parts", "lse_parts"])
+def test_what_is_no_array_is_named(problem, form, name):
+    call = {"q": problem.q, "k": problem.k, "v": problem.v}
+    o, lse = tessera.attention(**call, return_lse=True)
+    if name.endswith("_parts"):
+        function, call = tessera.combine, {"o_parts": o[None], "lse_parts": lse[None]}
+    elif name == "d_o":
+        function, call = tessera.attention_backward, {**call, "o": o, "lse": lse, "d_o": problem.d_o}
+    else:
+        function = tessera.attention
+    array = {"bias": np.zeros((2, 4, 37, 45), np.float32), "sink": np.zeros(4, np.float32), **call}[name]
+    call[name] = forms_of(array)[form]
+    for run in (function, tessera.plan) if function is tessera.attention else (function,):
+        with pytest.raises(tessera.Error, match=f"^{name}: ") as refusal:
+            run(**call)
+        assert "accepted" in str(refusal.value) and "\n" not in str(refusal.value)
+        if form in ("masked", "memoryview", "bytes"):
+            assert {"masked": "masked array", "memoryview": "memoryview", "bytes": "bytes"}[form] in str(refusal.value)
+
+
+def test_subclasses_that_are_plain_arrays(problem, tmp_path):
+    mapped = np.memmap(tmp_path / "q", np.float32, "w+", shape=problem.q.shape)
+    mapped[:] = problem.q
+    expected = tessera.attention(*problem.arrays)
+    np.testing.assert_array_equal(tessera.attention(mapped, problem.k, problem.v), expected)
+    np.testing.assert_array_equal(tessera.attention(problem.q, problem.k.view(np.recarray), problem.v), expected)
+
+
+def test_two_frameworks(problem):
+    """Each would go by its own rules: whose gradients, whose stream, whose outputs."""
+    standard = {name: StandardArray(x) for name, x in zip("qkv", problem.arrays)}
+    plain = dict(zip("qkv", problem.arrays))
+    with pytest.raises(tessera.Error, match="^k: of StandardArray, q is of NumPy: accepted: one framework for all$"):
+        tessera.attention(**{**plain, "k": standard["k"]})
+    with pytest.raises(tessera.Error, match="^sink: of NumPy, q is of StandardArray: accepted: one framework for all$"):
+        tessera.attention(**standard, sink=np.zeros(4, np.float32))
+    torch = pytest.importorskip("torch")
+    tensors = {name: torch.from_numpy(x) for name, x in plain.items()}
+    for name in "kv":
+        with pytest.raises(tessera.Error, match=f"^{name}: of PyTorch, q is of NumPy: accepted: one framework for all$"):
+            tessera.attention(**{**plain, name: tensors[name].requires_grad_()})
+        with pytest.raises(tessera.Error, match=f"^{name}: numpy.ndarray, accepted a PyTorch tensor$"):
+            tessera.attention(**{**tensors, name: plain[name]})
+    o, lse = tessera.attention(**plain, return_lse=True)
+    with pytest.raises(tessera.Error, match="^d_o: of PyTorch, q is of NumPy"):
+        tessera.attention_backward(**plain, o=o, lse=lse, d_o=torch.from_numpy(problem.d_o))
+    with pytest.raises(tessera.Error, match="^lse_parts: of PyTorch, o_parts is of NumPy"):
+        tessera.combine(o[None], torch.from_numpy(lse[None]))
+    with pytest.raises(tessera.Error, match="^mask: of PyTorch, q is of NumPy"):
+        tessera.plan(**plain, mask=torch.ones(1, 1, 37, 45, dtype=torch.bool))
 
 
 def test_an_option_of_another_name(problem):

@@ -7,6 +7,9 @@ from typing import Optional, Tuple, Union
 import torch
 from torch import Tensor
 
+from tessera import _core
+from tessera._core import Error
+
 from . import kernels, ops
 
 
@@ -14,8 +17,9 @@ def _scores(name: str, tensor: Optional[Tensor], seqlen_k: Optional[int]) -> Opt
     """A bias or mask as [B|1, Hq|1, Sq|1, Sk] without copying: leading dimensions appear, a last one of 1 expands."""
     if tensor is None:
         return None
+    kernels.check_tensor(name, tensor)
     if not 1 <= tensor.dim() <= 4:
-        raise ValueError(f"{name}: rank {tensor.dim()}, accepted [B|1, Hq|1, Sq|1, Sk] and its last dimensions")
+        raise Error(f"{name}: rank {tensor.dim()}, accepted [B|1, Hq|1, Sq|1, Sk] and its last dimensions")
     while tensor.dim() < 4:
         tensor = tensor.unsqueeze(0)
     if seqlen_k is not None and tensor.shape[-1] == 1 and seqlen_k != 1:
@@ -38,12 +42,19 @@ def _autocast(
 
 def _check_pair(name: str, pair: Tuple[int, int]) -> None:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise ValueError(f"{name}: {pair!r}, accepted a pair of integers")
+        raise Error(f"{name}: {pair!r}, accepted a pair of integers")
 
 
 def new_dropout_state(device: torch.device) -> Tensor:
     """A seed and an offset from PyTorch's generator: int64 [2], repeated by torch.manual_seed."""
     return torch.randint(0, 2**62, (2,), dtype=torch.int64, device=device)
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, *, dropout_state: Optional[Tensor] = None, **options) -> None:
+    """Raises what `attention` would for these arguments, whose names are `tessera.attention`'s, but for what data tell."""
+    q, k, v, _ = _autocast(q, k, v, None)
+    given = {name: value for name, value in options.items() if value is not None}
+    _core.check("forward", kernels.rows(q), kernels.rows(k), kernels.rows(v), **given)
 
 
 _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))
@@ -119,13 +130,10 @@ def attention(
         O [B, Sq, Hq, Dv] or [Tq, Hq, Dv] in q's dtype; with `return_lse` the pair (O, LSE).
 
     Raises:
-        ValueError: an argument is wrong; one line names it, what was given and what is accepted.
+        tessera.Error: (a ValueError) an argument is wrong; one line names it, what was given and what is accepted.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{name}: {type(tensor).__module__}.{type(tensor).__name__}, accepted a PyTorch tensor")
-        if tensor.layout is not torch.strided:
-            raise ValueError(f"{name}: layout {tensor.layout}, accepted torch.strided; packed sequences have cu_seqlens")
+        kernels.check_tensor(name, tensor)
     _check_pair("window", window)
     _check_pair("mask_block", mask_block)
     compiling = torch.compiler.is_compiling()
@@ -138,10 +146,15 @@ def attention(
     if mask is not None:
         mask = _scores("mask", mask, seqlen_k)
     if sink is not None:
+        kernels.check_tensor("sink", sink)
+        if not sink.is_floating_point():
+            raise Error(f"sink: dtype {sink.dtype}, accepted floating-point ones")
         sink = sink.float()
     if dropout_p == 0.0:
         dropout_state = None
-    elif dropout_state is None:
+    elif dropout_state is not None:
+        kernels.check_tensor("dropout_state", dropout_state)
+    else:
         if dropout_seed is None:
             dropout_state = new_dropout_state(q.device)
         else:

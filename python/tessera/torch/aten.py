@@ -34,6 +34,12 @@ def _check(query: Tensor, dropout_p: float, return_debug_mask: bool = False) -> 
         raise Refused("return_debug_mask: True, accepted False")
 
 
+def _check_first_derivative(*tensors: Optional[Tensor]) -> None:
+    """A second derivative is refused by PyTorch's own node, wherever autograd records the backward operator."""
+    if kernels.in_detached_double_backward(*tensors):
+        raise RuntimeError("scaled_dot_product_attention: a second derivative was asked for, accepted is the first")
+
+
 def _check_head_sizes(query: Tensor, value: Tensor) -> None:
     if value.shape[-1] != query.shape[-1]:
         raise Refused("value: a head size other than query's")
@@ -91,6 +97,7 @@ def _backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, gradients: tuple,
     scores: Optional[Tensor], is_causal: bool, top_left: bool, scale: Optional[float], d_bias: Optional[Tensor] = None,
 ) -> None:  # fmt: skip
+    _check_first_derivative(grad_out, query, key, value, scores)
     options = _options(query, key, scores, is_causal, top_left, scale)
     if d_bias is not None:
         options["d_bias"] = d_bias
@@ -289,6 +296,7 @@ def rows_backward(
     """d_q, d_k, d_v, contiguous."""
     _check(query, dropout_p)
     _check_head_sizes(query, value)
+    _check_first_derivative(grad_out, query, key, value)
     options = _row_options(
         cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
     )  # fmt: skip

@@ -7,12 +7,46 @@ from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tessera import _core
 
 _UINT64 = 1 << 64
 # DLPack's C exchange interface hands out memory whatever autograd thinks of it, __dlpack__ none that needs a gradient.
 _MARKS_MATTER = not hasattr(Tensor, "__dlpack_c_exchange_api__")
+
+
+def in_detached_double_backward(*tensors: Optional[Tensor]) -> bool:
+    """Whether a compiled program's backward pass with create_graph=True runs this kernel on detached tensors.
+
+    PyTorch refuses the second derivative of a compiled program by a node whose inputs are what the program has saved. If
+    those are intermediate results alone, which are detached, torch.autograd.grad does not reach the node, and the
+    derivative is dropped. Such a call is known by this: the kernel runs in the forward function of an autograd.Function,
+    in a backward pass whose graph is kept.
+    """
+    return (
+        not torch._C._is_fwd_grad_enabled()
+        and torch._C._current_graph_task_id() != -1
+        and torch._C._autograd._get_current_graph_task_keep_graph()
+        and not any(t is not None and t.requires_grad for t in tensors)
+    )
+
+
+def refuse_tangents(*tensors) -> None:
+    """Forward-mode derivatives, which autograd's nodes refuse by themselves, where there is none."""
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError("tessera.torch: a forward-mode derivative was asked for, accepted is reverse mode")
+
+
+def check_tensor(name: str, tensor: Tensor) -> None:
+    """Refuses what is no dense tensor."""
+    if not isinstance(tensor, Tensor):
+        raise _core.Error(f"{name}: {type(tensor).__module__}.{type(tensor).__name__}, accepted a PyTorch tensor")
+    if tensor.layout is not torch.strided:
+        raise _core.Error(f"{name}: layout {tensor.layout}, accepted torch.strided; packed sequences have cu_seqlens")
+    if tensor.is_nested:
+        raise _core.Error(f"{name}: a nested tensor, accepted a dense one; packed sequences have cu_seqlens")
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -53,6 +87,7 @@ def _options(
         ("page_table", page_table),
     ):
         if tensor is not None:
+            check_tensor(name, tensor)
             options[name] = plain(tensor)
     if scale is not None:
         options["scale"] = scale
@@ -101,13 +136,15 @@ def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
     if q.dim() == 3:
         rows, heads, _ = q.shape
         return (rows, heads, v.shape[-1]), (heads, rows)
-    raise ValueError(f"q: rank {q.dim()}, accepted [B, Sq, Hq, D], or [Tq, Hq, D] with cu_seqlens_q")
+    raise _core.Error(f"q: rank {q.dim()}, accepted [B, Sq, Hq, D], or [Tq, Hq, D] with cu_seqlens_q")
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, *options, want_lse: bool = True, o: Optional[Tensor] = None
 ) -> Tuple[Tensor, Optional[Tensor]]:
     """o, written where it is given, and lse. `options` are those of the operator `tessera::attention_forward`."""
+    if forward_ad._current_level >= 0:
+        refuse_tangents(q, k, v, *options)
     o_shape, lse_shape = output_shapes(q, v)
     if o is None:
         o = _empty_twin(q) if o_shape == q.shape else q.new_empty(o_shape)
@@ -121,6 +158,8 @@ def backward(
     want_d_bias: bool, want_d_sink: bool, *options,
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
     """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, None where they are not wanted."""
+    if forward_ad._current_level >= 0:
+        refuse_tangents(d_o, d_lse, q, k, v, o, lse, *options)
     named = _options(q, *options)
     if d_lse is not None:
         named["d_lse"] = plain(d_lse)

@@ -14,6 +14,8 @@ from . import kernels
 
 
 def _merge(o_parts: Tensor, lse_parts: Tensor) -> Tuple[Tensor, Tensor]:
+    if kernels.forward_ad._current_level >= 0:
+        kernels.refuse_tangents(o_parts, lse_parts)
     o, lse = o_parts.new_empty(o_parts.shape[1:]), lse_parts.new_empty(lse_parts.shape[1:])
     _core.combine(kernels.rows(o_parts), kernels.plain(lse_parts), o, lse)
     return o, lse
@@ -27,7 +29,7 @@ _combine = torch.library.custom_op(
 @_combine.register_fake
 def _fake(o_parts: Tensor, lse_parts: Tensor) -> Tuple[Tensor, Tensor]:
     if lse_parts.device != o_parts.device:
-        raise ValueError(
+        raise _core.Error(
             f"lse_parts: on device {lse_parts.device}, o_parts is on {o_parts.device}: accepted: one device for all"
         )
     return o_parts.new_empty(o_parts.shape[1:]), lse_parts.new_empty(lse_parts.shape[1:])
@@ -98,11 +100,10 @@ def combine(
         o [B, S, H, Dv] in o_parts' dtype; with `return_lse` the pair (o, lse [B, H, S]).
 
     Raises:
-        ValueError: an argument is wrong; one line names it, what was given and what is accepted.
+        tessera.Error: (a ValueError) an argument is wrong; one line names it, what was given and what is accepted.
     """
     for name, tensor in (("o_parts", o_parts), ("lse_parts", lse_parts)):
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"{name}: {type(tensor).__module__}.{type(tensor).__name__}, accepted a PyTorch tensor")
+        kernels.check_tensor(name, tensor)
     transformed = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
     o, lse = (_Transformable.apply if transformed else _combine)(o_parts, lse_parts)
     return (o, lse) if return_lse else o

@@ -6,10 +6,13 @@ Both are functional, so that torch.compile, torch.export and functorch see two o
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
+
+from tessera._core import Error
 
 from . import kernels
 
@@ -25,6 +28,17 @@ _OPTION_NAMES = tuple(option.split()[-1] for option in _OPTIONS.split(", "))
 _NUM_TENSOR_OPTIONS = sum(option.startswith("Tensor") for option in _OPTIONS.split(", "))
 _BIAS, _SINK = _OPTION_NAMES.index("bias"), _OPTION_NAMES.index("sink")
 
+SECOND_DERIVATIVE = "tessera.torch.attention: a second derivative was asked for, accepted is the first"
+
+
+class _Recorded(threading.local):
+    """Whether `FirstDerivative` runs here, which is in autograd's graph whatever its tensors say within torch.func."""
+
+    active = False
+
+
+_recorded = _Recorded()
+
 attention_forward = torch.library.custom_op(
     "tessera::attention_forward",
     kernels.forward,
@@ -35,7 +49,9 @@ attention_forward = torch.library.custom_op(
 
 def _backward(*arguments) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """kernels.backward as an operator, which returns tensors only: what is not wanted is empty."""
-    q = arguments[2]
+    d_o, d_lse, q, k, v = arguments[:5]
+    if not _recorded.active and kernels.in_detached_double_backward(d_o, d_lse, q, k, v, *arguments[9:11]):
+        raise NotImplementedError(SECOND_DERIVATIVE)
     return tuple(
         q.new_empty((0,), dtype=torch.float32) if gradient is None else gradient
         for gradient in kernels.backward(*arguments)
@@ -55,7 +71,7 @@ attention_backward = torch.library.custom_op(
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *options) -> Tuple[Tensor, Tensor]:
     for name, tensor in zip(("k", "v", *_OPTION_NAMES[:_NUM_TENSOR_OPTIONS]), (k, v, *options)):
         if tensor is not None and name != "dropout_state" and tensor.device != q.device:
-            raise ValueError(f"{name}: on device {tensor.device}, q is on {q.device}: accepted: one device for all")
+            raise Error(f"{name}: on device {tensor.device}, q is on {q.device}: accepted: one device for all")
     o_shape, lse_shape = kernels.output_shapes(q, v)
     return q.new_empty(o_shape), q.new_empty(lse_shape, dtype=torch.float32)
 
@@ -101,6 +117,54 @@ def _autograd(run, ctx, d_o: Optional[Tensor], d_lse: Optional[Tensor]):
 
 
 attention_forward.register_autograd(functools.partial(_autograd, attention_backward), setup_context=_setup_context)
+
+
+def _refuse_second_derivative(ctx, *cotangents):
+    raise NotImplementedError(SECOND_DERIVATIVE)
+
+
+attention_backward.register_autograd(_refuse_second_derivative)
+
+
+class FirstDerivative(torch.autograd.Function):
+    """`attention_backward` as a node of autograd's graph, for create_graph=True and torch.func: its inputs are those of
+    the call, so that whatever is differentiated through the gradients meets it, and it refuses."""
+
+    @staticmethod
+    def forward(*arguments):
+        _recorded.active = True
+        try:
+            return attention_backward(*arguments)
+        finally:
+            _recorded.active = False
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_refuse_second_derivative)
+
+    @staticmethod
+    def vmap(info, in_dims, *arguments):
+        return _backward_vmap(FirstDerivative.apply, info, in_dims, *arguments)
+
+
+class _Connected(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gradient, *inputs):
+        return gradient.view_as(gradient)
+
+    backward = staticmethod(_refuse_second_derivative)
+
+
+def refuse_second_derivatives(gradients, *inputs):
+    """Gradients that were computed outside of autograd, as functions of `inputs` whose derivative is refused."""
+    if kernels.forward_ad._current_level >= 0:
+        kernels.refuse_tangents(*inputs)
+    if not torch.is_grad_enabled():
+        return gradients
+    inputs = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+    return [g if g is None else _Connected.apply(g, *inputs) for g in gradients] if inputs else gradients
 
 
 # ---- vmap: the mapped dimension joins the batch ---------------------------------------------------------------------
@@ -201,24 +265,6 @@ attention_backward.register_vmap(functools.partial(_backward_vmap, attention_bac
 # ---- torch.func: its transforms do not look into an operator's registered gradient ----------------------------------
 
 
-class _TransformableBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(*arguments):
-        return attention_backward(*arguments)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise NotImplementedError("tessera.torch.attention: a second derivative was asked for, accepted is the first")
-
-    @staticmethod
-    def vmap(info, in_dims, *arguments):
-        return _backward_vmap(_TransformableBackward.apply, info, in_dims, *arguments)
-
-
 class Transformable(torch.autograd.Function):
     """`attention_forward` for torch.func.grad, vjp and vmap of them."""
 
@@ -230,7 +276,7 @@ class Transformable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_o, d_lse):
-        return _autograd(_TransformableBackward.apply, ctx, d_o, d_lse)
+        return _autograd(FirstDerivative.apply, ctx, d_o, d_lse)
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
@@ -258,7 +304,6 @@ class Eager(torch.autograd.Function):
         return (o, lse) if return_lse else o
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, d_o, d_lse=None):
         if d_o is None and d_lse is None:
             return (None,) * 7
@@ -266,8 +311,12 @@ class Eager(torch.autograd.Function):
         if not tensors:
             tensors = (None,) * _NUM_TENSOR_OPTIONS
         needed = ctx.needs_input_grad
-        traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-        d_q, d_k, d_v, d_bias, d_sink = (attention_backward if traced else kernels.backward)(
+        run = kernels.backward
+        if torch.is_grad_enabled():  # create_graph=True
+            run = FirstDerivative.apply
+        elif torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+            run = attention_backward
+        d_q, d_k, d_v, d_bias, d_sink = run(
             d_o, d_lse, q, k, v, o, lse, needed[3], needed[4], *tensors, *ctx.settings
         )
         if needed[3]:
