@@ -25,7 +25,7 @@ if pathlib.Path(flash_attn.__file__).parent.parent != _DROPIN and not hasattr(fl
 
 import tessera.torch  # noqa: E402
 import torch_reference as reference  # noqa: E402
-from flash_attn import _call, _kvcache, bert_padding  # noqa: E402
+from flash_attn import _call, _extent, _kvcache, bert_padding  # noqa: E402
 from flash_attn import flash_attn_interface as interface  # noqa: E402
 from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
 from torch_reference import at, check, random  # noqa: E402
@@ -179,25 +179,90 @@ def test_leftpad_of_the_private_varlen_forward(seqused, monkeypatch):
         )
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_s_dmask_tells_what_was_dropped(packed):
-    q, k, v = dense(seqlen_k=300 if not packed else 21)
-    p = 0.25
+BLOCKS = [(20, 128), (64, 64), (80, 64), (128, 32), (160, 64), (256, 64), (300, 64)]
+
+
+@pytest.mark.parametrize("head_dim, keys", BLOCKS)
+def test_block_sizes(device, head_dim, keys, monkeypatch):
+    """The forward kernel's table of flash_attn, with dropout; A100 and H100 alike, and the CPU as they."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (9, 0))
+    assert interface._get_block_size_n(device, head_dim, True, False) == keys
+    assert interface._get_block_size_n("cuda", head_dim, True, True) == keys
+    without = {64: 128, 128: 64}.get(head_dim, keys)
+    assert interface._get_block_size_n("cuda", head_dim, False, True) == without
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (8, 9))
+    assert interface._get_block_size_n("cuda", 128, False, True) == 64
+    assert interface._get_block_size_n("cuda", 128, False, False) == 32
+
+
+def softmax_of(dmask, scores, block):
+    """What flash_attn's tests make of S_dmask: a block's entries are exp(s - m), where m is the maximum over its own keys
+    and all keys after it. Times exp(m - lse), they are the softmax. scores [B, H, Sq, Sk] are float64, -inf where unseen."""
+    lse = torch.logsumexp(scores, -1, keepdim=True)
+    lse = lse.masked_fill(lse == -math.inf, math.inf)
+    parts = []
+    for first in range(0, scores.shape[-1], block):
+        maximum = scores[..., first:].amax(-1, keepdim=True)
+        parts.append(dmask[..., first : first + block].abs().double() * torch.exp(maximum - lse))
+    return torch.cat(parts, -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"window_size": (40, 3), "softcap": 4.0, "softmax_scale": 0.4},
+        {"causal": True, "window_size": (9, 0), "alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.0])},
+        {"softmax_scale": 20.0},  # the softmax of most entries is below the least number of float32
+        {"packed": True, "causal": True, "alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.0])},
+    ],
+    ids=str,
+)
+def test_s_dmask_is_undone_block_by_block(device, dtype, options):
+    p, head_dim, packed = 0.25, 72, options.get("packed", False)
+    lengths_q, lengths_k = ([21, 13], [150, 70]) if packed else ([21, 21], [150, 150])
+    q, k, v = dense(dtype, seqlen_q=21, seqlen_k=150, head_dim=head_dim)
+    q, k, v = (t.detach() for t in (q, k, v))
+    options = {n: x.to(device) if torch.is_tensor(x) else x for n, x in options.items() if n != "packed"}
     torch.manual_seed(7)
     if packed:
-        cu = torch.tensor([0, 21, 42], dtype=torch.int32)
-        rows = [t.flatten(0, 1) for t in (q, k, v)]
-        out, lse, dmask = flash_attn.flash_attn_varlen_func(*rows, cu, cu, 21, 21, p, return_attn_probs=True)
-        out = out.unflatten(0, (2, 21))
+        cu_q, cu_k = (torch.tensor([0, n[0], sum(n)], dtype=torch.int32) for n in (lengths_q, lengths_k))
+        rows = [torch.cat([t[b, : n[b]] for b in range(2)]) for t, n in zip((q, k, v), (lengths_q, lengths_k, lengths_k))]
+        out, _, dmask = flash_attn.flash_attn_varlen_func(
+            *rows, cu_q, cu_k, 21, 150, p, return_attn_probs=True, **options
+        )  # fmt: skip
+        out = torch.nn.utils.rnn.pad_sequence(out.split(lengths_q), batch_first=True)
     else:
-        out, lse, dmask = flash_attn.flash_attn_func(q, k, v, p, return_attn_probs=True)
-    assert dmask.shape == (2, 4, 21, k.shape[1])
-    torch.testing.assert_close(dmask.abs().sum(-1), torch.ones(2, 4, 21))
-    dropped = (dmask < 0).double().mean().item()
-    deviation = math.sqrt(p * (1 - p) / dmask.numel())
-    assert abs(dropped - p) < 5 * deviation
-    values = v.repeat_interleave(2, 2)
-    torch.testing.assert_close(torch.einsum("bhij,bjhd->bihd", dmask.clamp(min=0) / (1 - p), values), out)
+        out, _, dmask = flash_attn.flash_attn_func(q, k, v, p, return_attn_probs=True, **options)
+    assert dmask.shape == (2, 4, 128, 256) and dmask.dtype == dtype  # rounded up to whole 128
+    assert not dmask[:, :, 21:].any() and not dmask[..., 150:].any()
+    dmask = dmask[:, :, :21, :150]
+
+    plain = {"causal": options.get("causal", False), "window": options.get("window_size", (-1, -1))}
+    scores = torch.full((2, 4, 21, 150), -math.inf, dtype=torch.float64)
+    for b, (rows, keys) in enumerate(zip(lengths_q, lengths_k)):
+        s = torch.einsum("ihd,jhd->hij", q[b, :rows].double(), k[b, :keys].double().repeat_interleave(2, 1))
+        s = s * options.get("softmax_scale", head_dim**-0.5)
+        if "softcap" in options:
+            s = options["softcap"] * torch.tanh(s / options["softcap"])
+        distance = torch.arange(keys) - (torch.arange(rows)[:, None] + keys - rows)
+        if "alibi_slopes" in options:
+            s = s - options["alibi_slopes"][:, None, None] * distance.abs()
+        scores[b, :, :rows, :keys] = s.masked_fill(~reference.visible(rows, keys, **plain)[0], -math.inf)
+    assert not dmask[scores == -math.inf].any()
+    expected = torch.softmax(scores, -1).nan_to_num()
+    error = (softmax_of(dmask, scores, interface._get_block_size_n(device, head_dim, True, False)) - expected).abs()
+    of_scores = torch.finfo(torch.float32).eps * scores[scores != -math.inf].abs().max()  # what they are rounded by
+    assert error.max() < torch.finfo(dtype).eps + 4 * of_scores
+
+    dropped = torch.signbit(dmask)[scores != -math.inf]
+    assert abs(dropped.double().mean().item() - p) < 5 * math.sqrt(p * (1 - p) / dropped.numel())
+    # The signs are what the call has dropped.
+    kept = expected.masked_fill(torch.signbit(dmask), 0.0) / (1 - p)
+    exact = torch.einsum("bhij,bjhd->bihd", kept, v.double().repeat_interleave(2, 2))
+    assert (out.double() - exact).abs().max() < (2 * torch.finfo(dtype).eps + 8 * of_scores) * exact.abs().max()
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
@@ -234,6 +299,38 @@ def test_private_pair(dropout_p, packed):
         assert torch.equal(ours, first)
 
 
+def test_num_splits_of_the_private_varlen_forward():
+    q, cache = random(2, 4, 16, requires_grad=False), random(4, 16, 2, 16, requires_grad=False)
+    cu_q, cu_k = (torch.tensor(t, dtype=torch.int32) for t in ([0, 1, 2], [0, 20, 45]))
+    table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
+    call = dict(max_seqlen_q=1, max_seqlen_k=25, dropout_p=0.0, softmax_scale=None, causal=True, block_table=table)
+    expected = interface._flash_attn_varlen_forward(q, cache, cache, cu_q, cu_k, **call)[0]
+    assert torch.equal(interface._flash_attn_varlen_forward(q, cache, cache, cu_q, cu_k, **call, num_splits=0)[0], expected)
+    with pytest.raises(RuntimeError, match="^num_splits: 2, num_splits > 1 is not supported with block_table"):
+        interface._flash_attn_varlen_forward(q, cache, cache, cu_q, cu_k, **call, num_splits=2)
+
+
+@pytest.mark.parametrize("form", ["dense", "packed", "private"])
+def test_second_derivatives_are_refused(form):
+    q = random(9, 2, 16) if form == "packed" else random(1, 9, 2, 16)
+    cu = torch.tensor([0, 4, 9], dtype=torch.int32)
+    if form == "packed":
+        out = flash_attn.flash_attn_varlen_func(q, q, q, cu, cu, 5, 5)
+    else:
+        out = flash_attn.flash_attn_func(q, q, q)
+    y = (out * random(*q.shape, seed=1, requires_grad=False)).sum()
+    if form == "private":  # as a backward pass of somebody's own calls it under create_graph=True
+        gradient = torch.empty_like(q, requires_grad=False)
+        lse = torch.zeros(1, 2, 9)
+        interface._flash_attn_backward(
+            torch.ones_like(q), q, q, q, out, lse, gradient, None, None, 0.0, None, False, -1, -1, 0.0, None, False
+        )
+    else:
+        (gradient,) = torch.autograd.grad(y, q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="a second derivative was asked for, accepted is the first$"):
+        torch.autograd.grad(y + 10 * gradient.pow(2).sum(), q)
+
+
 def plain_rotary(x, cos, sin, positions, interleaved):
     """x [B, S, H, D] as complex numbers, turned."""
     rotary_dim = 2 * cos.shape[-1]
@@ -264,6 +361,22 @@ def test_rotary(interleaved):
     copy = x.clone()
     assert apply_rotary_emb(copy, cos, sin, interleaved, inplace=True, seqlen_offsets=offsets) is copy
     assert torch.equal(copy, ours)
+
+
+@pytest.mark.parametrize("kind", ["leaf", "view of a leaf", "result"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_in_place_with_gradients(kind, interleaved):
+    cos, sin = angles()
+    leaf = random(2, 9, 2, 24)
+    plain = leaf.detach().clone().requires_grad_()
+    weights = random(2, 9, 2, 24, seed=1, requires_grad=False)
+    expected = apply_rotary_emb(plain, cos, sin, interleaved)
+    (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), plain)
+    x = leaf if kind == "leaf" else leaf[:] if kind == "view of a leaf" else leaf * 1
+    out = apply_rotary_emb(x, cos, sin, interleaved, inplace=True)
+    assert out.data_ptr() == x.data_ptr() and torch.equal(out, expected) and torch.equal(x, expected)
+    (gradient,) = torch.autograd.grad((out * weights).sum(), leaf)
+    assert torch.equal(gradient, expected_gradient)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -370,16 +483,156 @@ def test_kvcache_never_reads_the_left_padding(layout, monkeypatch):
     check("lse", lse[~unseen], *(run[1][~unseen] for run in runs))
 
 
-def test_kvcache_refuses_what_has_no_room():
-    q = random(1, 2, 2, 16, requires_grad=False)
-    cache = torch.zeros(1, 8, 2, 16)
-    with pytest.raises(ValueError, match="^k: 2 new keys after 7, accepted at most 8"):
-        flash_attn.flash_attn_with_kvcache(q, cache, cache, q, q, cache_seqlens=7)
-    cos, sin = angles(seqlen=8)
-    with pytest.raises(ValueError, match="^rotary_cos: 2 new keys after 7, accepted at most 8"):
-        room = torch.zeros(1, 16, 2, 16)
-        flash_attn.flash_attn_with_kvcache(q, room, room, q, q, cos, sin, cache_seqlens=7)
-    assert torch.all(cache == 0)
+def cache_call(layout, **changes):
+    """Two sequences with room for 12 keys, lengths 5 and 9, and two new keys each."""
+    caches = [random(*((6, 4) if layout == "pages" else (3, 12)), 2, 16, seed=s, requires_grad=False) for s in (1, 2)]
+    q, k, v = (random(2, 2, h, 16, seed=s, requires_grad=False) for s, h in ((3, 4), (4, 2), (5, 2)))
+    call = dict(q=q, k_cache=caches[0], v_cache=caches[1], k=k, v=v, cache_seqlens=torch.tensor([5, 9], dtype=torch.int32))
+    if layout == "pages":
+        call["block_table"] = torch.tensor([[5, 1, -1], [2, 0, 3]], dtype=torch.int32)  # -1: not in use
+    else:
+        call["cache_batch_idx"] = torch.tensor([2, 0], dtype=torch.int32)
+    for name, change in changes.items():
+        call[name] = change(call.get(name)) if callable(change) else change
+    return call
+
+
+def entry(at, value):
+    def changed(tensor):
+        tensor = tensor.clone()
+        tensor[at] = value
+        return tensor
+
+    return changed
+
+
+def angles_of(rows):
+    return {name: lambda _, x=x: x for name, x in zip(("rotary_cos", "rotary_sin"), angles(seqlen=rows))}
+
+
+REFUSED_CACHES = [
+    ("pages", {"cache_seqlens": entry(1, 11)}, RuntimeError, "block_table: 2 new keys after 11, accepted at most 12 in all"),
+    ("pages", {"cache_seqlens": 11}, RuntimeError, "block_table: 2 new keys after 11, accepted at most 12 in all"),
+    ("pages", {"cache_seqlens": entry(0, 13), "k": None, "v": None}, RuntimeError, "block_table: 13 keys, accepted at most 12"),
+    ("pages", {"block_table": entry((0, 1), -1)}, RuntimeError, "block_table: page -1, accepted 0 .. 5"),
+    ("pages", {"block_table": entry((1, 0), 6)}, RuntimeError, "block_table: page 6, accepted 0 .. 5"),
+    ("pages", {"cache_seqlens": entry(0, -1)}, ValueError, "cache_seqlens: -1, accepted 0 and more"),
+    ("pages", {"block_table": lambda t: t.long()}, ValueError, "block_table: dtype torch.int64, accepted torch.int32"),
+    ("pages", {"block_table": lambda t: t[:1]}, ValueError, r"block_table: shape \(1, 3\), accepted \(2, 3\)"),
+    ("rows", {"cache_seqlens": entry(1, 11)}, ValueError, "k: 2 new keys after 11, accepted at most 12 in all, the cache's room"),
+    ("rows", {"cache_seqlens": 13, "k": None, "v": None}, ValueError, "cache_seqlens: 13 keys, accepted at most 12 in all"),
+    ("rows", {"cache_batch_idx": entry(0, -1)}, ValueError, "cache_batch_idx: -1, accepted 0 .. 2"),
+    ("rows", {"cache_batch_idx": entry(0, 3)}, ValueError, "cache_batch_idx: 3, accepted 0 .. 2"),
+    ("rows", {"cache_leftpad": torch.tensor([0, -2])}, ValueError, "cache_leftpad: -2, accepted 0 and more"),
+    ("rows", angles_of(10), ValueError, "rotary_cos: 2 new keys after 9, accepted at most 10 in all, its rows"),
+    ("rows", {"k": lambda t: t[:, :, :1]}, ValueError, r"k: shape \(2, 2, 1, 16\), accepted \(2, 2, 2, 16\)"),
+    ("rows", {"v": lambda t: t.half()}, ValueError, "v: dtype torch.float16, accepted torch.float32"),
+    ("rows", {"q": lambda t: t.half()}, ValueError, "k: dtype float32"),
+    ("rows", {"q": lambda t: t[:, :, :3]}, ValueError, "k: 2 heads with q's 3"),
+    ("rows", {"softmax_scale": math.nan}, ValueError, "scale: "),
+    ("rows", {"alibi_slopes": torch.ones(3)}, ValueError, "alibi_slopes: "),
+]
+
+
+@pytest.mark.parametrize("layout, changes, error, message", REFUSED_CACHES, ids=lambda x: x if isinstance(x, str) else "")
+def test_kvcache_is_untouched_by_what_is_refused(device, layout, changes, error, message):
+    call = {n: x.to(device) if torch.is_tensor(x) else x for n, x in cache_call(layout, **changes).items()}
+    before = call["k_cache"].clone(), call["v_cache"].clone()
+    with pytest.raises(error, match=f"^({message})"):
+        flash_attn.flash_attn_with_kvcache(**call)
+    assert torch.equal(call["k_cache"], before[0]) and torch.equal(call["v_cache"], before[1])
+
+
+def test_bounds_of_the_gpu_are_those_of_the_cpu(device):
+    """Both ways of finding the least and the most, on whatever device."""
+    for pages in (None, torch.tensor([[5, 1, -9], [2, 0, 3]], dtype=torch.int32), torch.zeros(2, 0, dtype=torch.int32)):
+        extent = _extent.Extent(6, 4, 0 if pages is None else 4 * pages.shape[1], True, 2, 0, 0)
+        for lengths in ([5, 9], [0, 0], [6, 7], [40, -3]):
+            for leftpad in (None, torch.tensor([3, -1], dtype=torch.int32)):
+                arguments = (extent, torch.tensor(lengths, dtype=torch.int32), pages, leftpad)
+                ours, gpu = _extent._bounds(*arguments), _extent._bounds_on_gpu(*arguments)
+                assert [(min(0, a), max(0, b)) for a, b in ours] == [(min(0, a), max(0, b)) for a, b in gpu]
+
+
+def test_kvcache_under_autocast(device):
+    call = cache_call("pages")
+    for name in ("k_cache", "v_cache", "k", "v"):
+        call[name] = call[name].bfloat16()
+    with torch.autocast(device, torch.bfloat16):
+        out = flash_attn.flash_attn_with_kvcache(**call)  # q is float32
+    expected = flash_attn.flash_attn_with_kvcache(**{**call, "q": call["q"].bfloat16()})
+    assert torch.equal(out, expected)
+
+
+def test_kvcache_up_to_its_last_key():
+    call = cache_call("pages", cache_seqlens=entry(1, 10))
+    out = flash_attn.flash_attn_with_kvcache(**call)
+    assert torch.equal(call["k_cache"][3, 2:], call["k"][1]) and not out.isnan().any()
+
+
+@pytest.mark.parametrize("where", ["clamped", "captured"])
+def test_kvcache_drops_what_is_out_of_range_under_capture(device, where, monkeypatch):
+    """Where nothing may be waited for: writes out of range are dropped, reads stay within, the rest is as it should be."""
+    if where == "captured" and device == "cpu":
+        pytest.skip("the CPU captures nothing")
+    if where == "clamped":
+        monkeypatch.setattr(_extent, "_capturing", lambda tensor: True)
+    call = cache_call("pages", cache_seqlens=torch.tensor([2, 10], dtype=torch.int32))
+    call["block_table"] = torch.tensor([[5, 1, 4], [2, 0, 3]], dtype=torch.int32)
+    changes = [
+        {"cache_seqlens": [2, 11]},  # the second of two new keys
+        {"cache_seqlens": [2, 40]},  # both of them
+        {"cache_seqlens": [2, -1]},
+        {"cache_seqlens": [40, 50]},  # all
+        {"block_table": [[-3, 1, 4], [2, 0, 3]]},
+        {"block_table": [[5, 1, 4], [2, 0, 99]]},
+        {"block_table": [[99, 1, 4], [2, 0, -1]]},
+    ]
+    static = {name: call[name].clone() for name in ("cache_seqlens", "block_table", "k_cache", "v_cache")}
+    run = lambda: flash_attn.flash_attn_with_kvcache(**call)  # noqa: E731
+    if where == "captured":
+        run()  # compiled before
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run()
+    for change in changes:
+        for name, value in static.items():
+            call[name].copy_(torch.tensor(change[name], dtype=torch.int32) if name in change else value)
+        lengths, table = call["cache_seqlens"].tolist(), call["block_table"].tolist()
+        if where == "captured":
+            graph.replay()
+        else:
+            out = run()
+        for name, new in (("k_cache", call["k"]), ("v_cache", call["v"])):
+            expected = static[name].clone()
+            for b in range(2):
+                for i in range(2):
+                    at = lengths[b] + i
+                    if 0 <= at < 12 and 0 <= table[b][at // 4] < 6:
+                        expected[table[b][at // 4], at % 4] = new[b, i]
+            assert torch.equal(call[name], expected), (change, name)
+        assert out.isfinite().all()
+        if change == changes[0]:  # the sequence beside is as if alone
+            alone = {name: call[name][:1] for name in ("q", "block_table")}
+            caches, lengths = (call["k_cache"], call["v_cache"]), torch.tensor([4], dtype=torch.int32)
+            expected = flash_attn.flash_attn_with_kvcache(
+                alone["q"], *caches, cache_seqlens=lengths, block_table=alone["block_table"]
+            )
+            torch.testing.assert_close(out[:1], expected)
+
+
+@pytest.mark.parametrize("layout", ["pages", "rows"])
+def test_kvcache_reads_nothing_back_under_capture(layout, monkeypatch):
+    """Tensors that hold nothing stand for those of a captured stream: neither can be read back."""
+    monkeypatch.setattr(_extent, "_capturing", lambda tensor: True)
+    call = cache_call(layout, **angles_of(64))
+    if layout == "rows":
+        call["cache_leftpad"] = torch.tensor([0, 2], dtype=torch.int32)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = {name: mode.from_tensor(x) for name, x in call.items()}
+        assert flash_attn.flash_attn_with_kvcache(**fake, causal=True).shape == (2, 2, 4, 16)
+        with pytest.raises(torch._subclasses.fake_tensor.DataDependentOutputException):
+            fake["q"].flatten()[fake["cache_seqlens"][0]]  # an index without dimensions is read back
 
 
 def test_kvcache_in_a_compiled_program():
@@ -395,6 +648,15 @@ def test_kvcache_in_a_compiled_program():
         results.append((out, k, v))
     for ours, expected in zip(*results):
         torch.testing.assert_close(ours, expected)
+
+
+def test_kvcache_of_a_compiled_program_is_checked():
+    call = cache_call("pages", cache_seqlens=entry(1, 11))
+    before = call["k_cache"].clone()
+    compiled = torch.compile(lambda **call: flash_attn.flash_attn_with_kvcache(**call), fullgraph=True)
+    with pytest.raises(RuntimeError, match="block_table: 2 new keys after 11, accepted at most 12 in all"):
+        compiled(**call)
+    assert torch.equal(call["k_cache"], before)
 
 
 def test_bert_padding():

@@ -1,4 +1,4 @@
-"""One call of Tessera in flash_attn's terms: arguments, the LSE of empty rows, S_dmask."""
+"""One call of Tessera in flash_attn's terms: arguments, the LSE of empty rows, the private pair."""
 
 import dataclasses
 import math
@@ -8,7 +8,10 @@ import torch
 from tessera.torch import attention
 from tessera.torch import kernels
 from tessera.torch.api import new_dropout_state
+from tessera.torch.ops import refuse_second_derivatives
 from torch import Tensor
+
+from flash_attn._dmask import s_dmask
 
 
 @dataclasses.dataclass
@@ -97,57 +100,7 @@ def attend(
 
 
 def results(call: Call, return_attn_probs: bool):
-    return (call.out, lse_of(call.lse), s_dmask(call)) if return_attn_probs else call.out
-
-
-def s_dmask(call: Call) -> Tensor:
-    """The probabilities, [B, Hq, Sq, Sk] in q's dtype, negative where dropped; empty without dropout.
-
-    Attention to the identity in place of V is the matrix of probabilities itself, a block of columns at a time.
-    """
-    if call.options["dropout_p"] == 0:
-        return call.q.new_empty(0)
-    with torch.no_grad():
-        packed = "cu_seqlens_q" in call.options
-        if packed and call.options.get("page_table") is not None:
-            raise NotImplementedError("return_attn_probs: given with dropout and block_table, accepted is one of them")
-        options = dict(call.options)
-        kept = _probabilities(call.q, call.k, options)
-        options.update(dropout_p=0.0, dropout_state=None)
-        whole = _probabilities(call.q, call.k, options)
-        signed = torch.where(kept != 0, whole, -whole)
-        return _unpack(signed, options) if packed else signed.transpose(1, 2).contiguous()
-
-
-_MAX_COLUMNS = 256  # a head size that every kernel takes
-
-
-def _probabilities(q: Tensor, k: Tensor, options: dict) -> Tensor:
-    """[B, Sq, Hq, Sk], or packed [Tq, Hq, max_seqlen_k]."""
-    if k.dim() == 4:
-        batch, num_keys, heads, _ = k.shape
-        place = torch.arange(num_keys, device=k.device).expand(batch, num_keys)
-    else:
-        cu_seqlens = options["cu_seqlens_k"].to(torch.int64)
-        num_keys, heads = options["max_seqlen_k"], k.shape[1]
-        starts = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff(), output_size=k.shape[0])
-        place = torch.arange(k.shape[0], device=k.device) - starts
-    blocks = []
-    for first in range(0, num_keys, _MAX_COLUMNS):
-        columns = torch.arange(first, min(first + _MAX_COLUMNS, num_keys), device=k.device)
-        identity = (place[..., None] == columns).to(q.dtype).unsqueeze(-2)
-        identity = identity.expand(*identity.shape[:-2], heads, columns.numel()).contiguous()
-        blocks.append(attention(q, k, identity, **options))
-    return torch.cat(blocks, dim=-1)
-
-
-def _unpack(rows: Tensor, options: dict) -> Tensor:
-    """[Tq, Hq, max_seqlen_k] as [B, Hq, max_seqlen_q, max_seqlen_k]."""
-    cu_seqlens = options["cu_seqlens_q"].tolist()
-    out = rows.new_zeros(len(cu_seqlens) - 1, rows.shape[1], options["max_seqlen_q"], rows.shape[2])
-    for b, (first, last) in enumerate(zip(cu_seqlens, cu_seqlens[1:])):
-        out[b, :, : last - first] = rows[first:last].transpose(0, 1)
-    return out
+    return (call.out, lse_of(call.lse), s_dmask(call.q, call.k, call.options)) if return_attn_probs else call.out
 
 
 # ---- the private pair -----------------------------------------------------------------------------------------------
@@ -157,7 +110,7 @@ def private_forward(call: Call, return_softmax: bool):
     state = call.options["dropout_state"]
     if state is None:
         state = torch.zeros(2, dtype=torch.int64, device=call.q.device)
-    dmask = s_dmask(call) if return_softmax else call.q.new_empty(0)
+    dmask = s_dmask(call.q, call.k, call.options) if return_softmax else call.q.new_empty(0)
     return call.out, lse_of(call.lse), dmask, state
 
 
@@ -174,6 +127,7 @@ def private_backward(
         cu_seqlens_k, None, None, rng_state, softmax_scale, causal, False, left, right, softcap, 0, 0, dropout_p,
         int(max_seqlen_q), int(max_seqlen_k), deterministic, False, "auto", 0,
     )  # fmt: skip
+    gradients = refuse_second_derivatives(gradients[:3], dout, q, k, v)
     for target, gradient in zip((dq, dk, dv), gradients):
         if target is not None:
             target.copy_(gradient)

@@ -1,38 +1,73 @@
 """Attention to a cache of keys and values that grows in place."""
 
-from typing import Optional, Tuple, Union
+from typing import Optional, Tuple
 
 import torch
-from tessera.torch import attention
+from tessera.torch import attention, kernels
+from tessera.torch.api import check
 from torch import Tensor
 
 from flash_attn._call import lse_of, options_of
+from flash_attn._extent import Extent, tracing
 from flash_attn.layers.rotary import rotate
-
-
-def _lengths(cache_seqlens: Optional[Union[int, Tensor]], q: Tensor, num_keys: int) -> Tensor:
-    """Keys already in the cache, int32 [B]."""
-    if isinstance(cache_seqlens, Tensor):
-        return cache_seqlens.to(torch.int32)
-    length = num_keys if cache_seqlens is None else cache_seqlens
-    return torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
-
-
-def _append(cache: Tensor, new: Tensor, rows: Tensor, pages: Optional[Tensor]) -> None:
-    """Writes new [B, S_new, Hkv, D] at cache[rows[b, i] of sequence b]; rows [B, S_new] are positions in a sequence."""
-    if pages is None:
-        sequence = torch.arange(new.shape[0], device=new.device)[:, None]
-        cache[sequence, rows] = new
-        return
-    page_size = cache.shape[1]
-    page = torch.gather(pages.to(torch.int64), 1, rows // page_size)
-    cache[page, rows % page_size] = new
 
 
 def attend_cache(
     q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
     softmax_scale, causal, window_size, softcap, rotary_interleaved, alibi_slopes,
 ) -> Tuple[Tensor, Tensor]:  # fmt: skip
+    _check_arguments(
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table
+    )
+    with torch.no_grad():
+        pages = block_table
+        if cache_batch_idx is not None:
+            pages = cache_batch_idx.to(torch.int32)[:, None]  # a cache row is one page
+        leftpad = None if cache_leftpad is None else cache_leftpad.to(torch.int32)
+        num_new = 0 if k is None else k.shape[1]
+        num_rotated = 0
+        if rotary_cos is not None:
+            # Queries without an order among themselves all stand where the new keys begin.
+            ordered = causal or any(side is not None and side >= 0 for side in window_size)
+            num_rotated = max(num_new, q.shape[1] if ordered else 1)
+        extent = Extent(
+            num_pages=k_cache.shape[0],
+            page_size=k_cache.shape[1],
+            room=k_cache.shape[1] * (1 if pages is None else pages.shape[1]),
+            is_block_table=block_table is not None,
+            num_new=num_new,
+            num_rotated=num_rotated,
+            num_angles=0 if rotary_cos is None else rotary_cos.shape[0],
+            clamps=Extent.clamped_on(k_cache),
+        )
+        lengths = extent.checked(cache_seqlens, pages, leftpad, q)
+        options = options_of(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, None, None)
+        if k is not None:
+            if not tracing():  # whatever attention refuses, it refuses before the cache is written
+                check(q, k_cache, v_cache, page_table=pages, seqused_k=lengths, **options)
+            first = lengths[:, None].to(torch.int64)
+            rows = first + torch.arange(num_new, device=k.device)
+            if rotary_cos is not None:
+                rows_q = first + torch.arange(q.shape[1], device=q.device) if ordered else first.expand(-1, q.shape[1])
+                q, k = (
+                    rotate(x, rotary_cos[at], rotary_sin[at], rotary_interleaved)
+                    for x, at in ((q, extent.within_rotary(rows_q)), (k, extent.within_rotary(rows)))
+                )
+            extent.append(((k_cache, k), (v_cache, v)), rows, pages)
+            lengths = lengths + num_new
+        lengths, pages, leftpad = extent.within(lengths, pages, leftpad)
+        if leftpad is not None:
+            k_cache, v_cache, pages, lengths = _without_padding(k_cache, v_cache, cache_batch_idx, leftpad, lengths)
+        out, lse = attention(
+            q, k_cache, v_cache, seqused_k=lengths, page_table=pages, return_lse=True, **options
+        )
+        return out, lse_of(lse)
+
+
+def _check_arguments(
+    q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table
+) -> None:  # fmt: skip
+    """What shapes and dtypes tell. Nothing may be wrong once the cache is written."""
     if (k is None) != (v is None):
         raise ValueError("v: must be given with k, and k with v")
     if k is not None and cache_seqlens is None:
@@ -43,32 +78,45 @@ def attend_cache(
         raise ValueError("cache_leftpad: given together with block_table, accepted is one of them")
     if rotary_cos is not None and k is None:
         raise ValueError("rotary_cos: given without new keys, accepted only with k and v")
-    if rotary_cos is not None and (2 * rotary_cos.shape[-1]) % 16 != 0:
+    batch = q.shape[0]
+
+    def require(name: str, tensor: Tensor, shape: tuple, dtypes: tuple) -> None:
+        kernels.check_tensor(name, tensor)
+        if tensor.shape != shape:
+            raise ValueError(f"{name}: shape {tuple(tensor.shape)}, accepted {shape}")
+        if tensor.dtype not in dtypes:
+            raise ValueError(f"{name}: dtype {tensor.dtype}, accepted {' or '.join(map(str, dtypes))}")
+        if tensor.device != q.device:
+            raise ValueError(f"{name}: on device {tensor.device}, q is on {q.device}: accepted: one device for all")
+
+    integers = (torch.int32, torch.int64)
+    if isinstance(cache_seqlens, Tensor):
+        require("cache_seqlens", cache_seqlens, (batch,), integers)
+    if cache_batch_idx is not None:
+        require("cache_batch_idx", cache_batch_idx, (batch,), integers)
+    if cache_leftpad is not None:
+        require("cache_leftpad", cache_leftpad, (batch,), integers)
+    if block_table is not None:
+        kernels.check_tensor("block_table", block_table)
+        columns = block_table.shape[-1] if block_table.dim() > 0 else 0
+        require("block_table", block_table, (batch, columns), (torch.int32,))
+    if k is None:
+        return  # nothing will be written: attention refuses the rest in time
+    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k)):
+        kernels.check_tensor(name, tensor)
+        if tensor.dim() != 4:
+            raise ValueError(f"{name}: rank {tensor.dim()}, accepted 4")
+    if v_cache.shape[:3] != k_cache.shape[:3]:
+        raise ValueError(f"v_cache: shape {tuple(v_cache.shape)}, k_cache has {tuple(k_cache.shape)}")
+    require("k", k, (batch, k.shape[1], *k_cache.shape[2:]), (k_cache.dtype,))
+    require("v", v, (batch, k.shape[1], *v_cache.shape[2:]), (v_cache.dtype,))
+    if rotary_cos is None:
+        return
+    if (2 * rotary_cos.shape[-1]) % 16 != 0:
         raise ValueError(f"rotary_cos: rotary_dim {2 * rotary_cos.shape[-1]}, accepted multiples of 16")
-    with torch.no_grad():
-        pages = block_table
-        if cache_batch_idx is not None:
-            pages = cache_batch_idx.to(torch.int32)[:, None]  # a cache row is one page
-        num_keys = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
-        lengths = _lengths(cache_seqlens, q, num_keys)
-        if k is not None:
-            _check_room("k", cache_seqlens, k.shape[1], num_keys, "the cache's room")
-            if rotary_cos is not None:
-                _check_room("rotary_cos", cache_seqlens, k.shape[1], rotary_cos.shape[0], "its rows")
-                q, k = _rotate(q, k, lengths, rotary_cos, rotary_sin, rotary_interleaved, causal, window_size)
-            rows = lengths[:, None].to(torch.int64) + torch.arange(k.shape[1], device=k.device)
-            _append(k_cache, k, rows, pages)
-            _append(v_cache, v, rows, pages)
-            lengths = lengths + k.shape[1]
-        if cache_leftpad is not None:
-            k_cache, v_cache, pages, lengths = _without_padding(
-                k_cache, v_cache, cache_batch_idx, cache_leftpad.to(torch.int32), lengths
-            )
-        options = options_of(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False, None, None)
-        out, lse = attention(
-            q, k_cache, v_cache, seqused_k=lengths, page_table=pages, return_lse=True, **options
-        )
-        return out, lse_of(lse)
+    if 2 * rotary_cos.shape[-1] > q.shape[-1]:
+        raise ValueError(f"rotary_cos: rotary_dim {2 * rotary_cos.shape[-1]}, accepted at most the head size {q.shape[-1]}")
+    require("rotary_sin", rotary_sin, tuple(rotary_cos.shape), (rotary_sin.dtype,) if rotary_sin is not None else ())
 
 
 def _without_padding(
@@ -102,22 +150,3 @@ def _single_keys(cache: Tensor) -> Tensor:
     pages = 0 if cache.numel() == 0 else (cache.shape[0] - 1) * cache.stride(0) // cache.stride(1) + cache.shape[1]
     shape = (pages, 1, *cache.shape[2:])
     return cache.as_strided(shape, (cache.stride(1), cache.stride(1), *cache.stride()[2:]))
-
-
-def _check_room(name: str, lengths: Union[int, Tensor], num_new: int, room: int, what: str) -> None:
-    """Lengths that a GPU has are not waited for: there PyTorch's own indexing asserts that they are in range."""
-    if isinstance(lengths, Tensor):
-        if lengths.is_cuda or torch.compiler.is_compiling():
-            return
-        lengths = int(lengths.max()) if lengths.numel() else 0
-    if lengths + num_new > room:
-        raise ValueError(f"{name}: {num_new} new keys after {lengths}, accepted at most {room} in all, {what}")
-
-
-def _rotate(q, k, lengths, cos, sin, interleaved, causal, window_size):
-    first = lengths[:, None].to(torch.int64)
-    rows_k = first + torch.arange(k.shape[1], device=k.device)
-    # Queries without an order among themselves all stand where the new keys begin.
-    ordered = causal or any(side is not None and side >= 0 for side in window_size)
-    rows_q = first + torch.arange(q.shape[1], device=q.device) if ordered else first.expand(-1, q.shape[1])
-    return rotate(q, cos[rows_q], sin[rows_q], interleaved), rotate(k, cos[rows_k], sin[rows_k], interleaved)

@@ -1,7 +1,7 @@
 """The functions of flash_attn 2.8.4, on Tessera.
 
 Where Tessera's own meaning differs, flash_attn's holds: the LSE of a row that sees nothing is +inf, and with dropout a
-third value S_dmask tells what was dropped.
+third value S_dmask tells what was dropped (_dmask.py).
 """
 
 from typing import Optional, Tuple, Union
@@ -9,6 +9,7 @@ from typing import Optional, Tuple, Union
 import torch
 
 from flash_attn._call import attend, private_backward, private_forward, results
+from flash_attn._dmask import block_size_n as _get_block_size_n  # noqa: F401  (its tests read S_dmask by it)
 from flash_attn._kvcache import attend_cache
 
 USE_TRITON_ROCM = False
@@ -232,8 +233,14 @@ def _flash_attn_varlen_forward(
     leftpad_k: Optional[torch.Tensor] = None,
     seqused_k: Optional[torch.Tensor] = None,
     zero_tensors: bool = False,
+    num_splits: int = 0,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """out, LSE, S_dmask, rng_state (int64 [2]). leftpad_k int32 [B]: the first key of each sequence that counts."""
+    """out, LSE, S_dmask, rng_state (int64 [2]). leftpad_k int32 [B]: the first key of each sequence that counts.
+
+    num_splits is a hint that the plan does not need; as in flash_attn, more than one is refused with block_table.
+    """
+    if block_table is not None and num_splits > 1:
+        raise RuntimeError(f"num_splits: {num_splits}, num_splits > 1 is not supported with block_table: accepted 0 and 1")
     if leftpad_k is not None and block_table is not None:
         raise ValueError("leftpad_k: given together with block_table, accepted is one of them")
     call = attend(
@@ -301,8 +308,3 @@ def _flash_attn_varlen_backward(
         (window_size_left, window_size_right), softcap, alibi_slopes, deterministic, rng_state, cu_seqlens_q,
         cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
-
-
-def _get_block_size_n(device, head_dim, is_dropout, is_causal):
-    """Keys a tile, as flash_attn's tests ask to read S_dmask, which is not tiled here."""
-    return 64

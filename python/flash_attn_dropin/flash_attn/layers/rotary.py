@@ -36,6 +36,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.cat((turned.to(x.dtype), x[..., rotary_dim:]), dim=-1)
 
 
+class _Written(torch.autograd.Function):
+    """An alias of x that holds `turned` and has its gradient. Autograd lets nothing else write to a leaf."""
+
+    @staticmethod
+    def forward(ctx, x, turned):
+        x.copy_(turned)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, gradient
+
+
 def apply_rotary_emb(
     x,
     cos,
@@ -50,7 +63,8 @@ def apply_rotary_emb(
 
     x [B, S, H, D], or [T, H, D] with cu_seqlens [B + 1]; cos, sin [S_max, rotary_dim / 2]; seqlen_offsets an int or [B]:
     the position of each sequence's first row. interleaved: pairs are (0, 1), (2, 3) ..., else (0, rotary_dim / 2) ....
-    inplace: x itself is written and returned.
+    inplace: x itself is written and returned; a leaf that requires a gradient, or a view of one, is written and an alias of
+    it returned, whose gradient is that of x before.
     """
     if cos.shape != sin.shape:
         raise ValueError(f"sin: shape {tuple(sin.shape)}, must be that of cos: {tuple(cos.shape)}")
@@ -58,7 +72,11 @@ def apply_rotary_emb(
         raise ValueError(f"cos: rotary_dim {2 * cos.shape[-1]}, accepted at most the head size {x.shape[-1]}")
     positions = _positions(x, seqlen_offsets, cu_seqlens, max_seqlen)
     turned = rotate(x, cos[positions], sin[positions], interleaved)
-    return x.copy_(turned) if inplace else turned
+    if not inplace:
+        return turned
+    if torch.is_grad_enabled() and x.requires_grad and (x.is_leaf or (x._is_view() and x._base.is_leaf)):
+        return _Written.apply(x.detach(), turned)
+    return x.copy_(turned)
 
 
 apply_rotary_emb_func = apply_rotary_emb

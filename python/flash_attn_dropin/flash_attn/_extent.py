@@ -1,0 +1,182 @@
+"""What a cache of keys and values has room for: lengths and indices within it, and writes that stay there.
+
+Lengths, page indices and the rest are data. On the CPU they are checked before anything is written. On a GPU they are
+checked too, which waits for its stream; while the stream is captured into a CUDA graph nothing can be waited for: indices
+are clamped and writes out of range dropped, so that a replay never reads or writes where it must not.
+"""
+
+import dataclasses
+from typing import Iterable, List, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+
+def tracing() -> bool:
+    """Whether a tracer, a mode or a transformation sees the call, whose tensors may hold nothing."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _capturing(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """Of a cache [num_pages, page_size, Hkv, D] whose sequences have one row, or as many pages as an index has columns."""
+
+    num_pages: int
+    page_size: int
+    room: int  # keys of a sequence
+    is_block_table: bool
+    num_new: int
+    num_rotated: int  # positions from a sequence's length on that are rotated
+    num_angles: int  # rows of rotary_cos
+    clamps: bool = False  # whether out of range is brought into range
+
+    @staticmethod
+    def clamped_on(cache: Tensor) -> bool:
+        return _capturing(cache) or (cache.is_cuda and torch.compiler.is_compiling())  # which may be captured later
+
+    # ---- checks -----------------------------------------------------------------------------------------------------
+
+    def checked(
+        self, cache_seqlens: Union[None, int, Tensor], pages: Optional[Tensor], leftpad: Optional[Tensor], q: Tensor
+    ) -> Tensor:
+        """Keys already in the cache, int32 [B]. Raises where lengths or indices are out of range."""
+        if isinstance(cache_seqlens, Tensor):
+            lengths = cache_seqlens
+        else:
+            length = self.room if cache_seqlens is None else cache_seqlens
+            self.refuse_lengths(length, length)
+            lengths = torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
+            if pages is None and leftpad is None:
+                return lengths
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+            sizes = (self.num_pages, self.page_size, self.room, self.is_block_table, self.num_new, self.num_rotated)
+            lengths = _checked(lengths, pages, leftpad, *sizes, self.num_angles)
+        else:
+            check(self, lengths, pages, leftpad)
+        return lengths.to(torch.int32)
+
+    def refuse_lengths(self, least: int, most: int) -> None:
+        if least < 0:
+            raise ValueError(f"cache_seqlens: {least}, accepted 0 and more")
+        keys = f"{self.num_new} new keys after {most}" if self.num_new else f"{most} keys"
+        if most + self.num_new > self.room:
+            if self.is_block_table:
+                columns = self.room // max(self.page_size, 1)
+                raise RuntimeError(
+                    f"block_table: {keys}, accepted at most {self.room} in all, in its {columns} pages of {self.page_size}"
+                )
+            name = "k" if self.num_new else "cache_seqlens"
+            raise ValueError(f"{name}: {keys}, accepted at most {self.room} in all, the cache's room")
+        if self.num_rotated and most + self.num_rotated > self.num_angles:
+            raise ValueError(
+                f"rotary_cos: {self.num_rotated} new keys after {most}, accepted at most {self.num_angles} in all, its rows"
+            )
+
+    def refuse_pages(self, least: int, most: int) -> None:
+        if least >= 0 and most < max(self.num_pages, 1):
+            return
+        page = least if least < 0 else most
+        if self.is_block_table:
+            raise RuntimeError(f"block_table: page {page}, accepted 0 .. {self.num_pages - 1}")
+        raise ValueError(f"cache_batch_idx: {page}, accepted 0 .. {self.num_pages - 1}")
+
+    # ---- what stays within, captured or not -------------------------------------------------------------------------
+
+    def within_rotary(self, rows: Tensor) -> Tensor:
+        return rows.clamp(0, self.num_angles - 1) if self.clamps else rows
+
+    def within(self, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]):
+        if not self.clamps:
+            return lengths, pages, leftpad
+        return (
+            lengths.clamp(0, self.room),
+            None if pages is None else pages.clamp(0, max(self.num_pages - 1, 0)),
+            None if leftpad is None else leftpad.clamp(min=0),
+        )
+
+    def append(self, caches: Iterable[Tuple[Tensor, Tensor]], rows: Tensor, pages: Optional[Tensor]) -> None:
+        """Writes new [B, S_new, Hkv, D] at cache[rows[b, i] of sequence b]; rows [B, S_new] are positions in a sequence."""
+        if rows.numel() == 0 or self.room == 0 or self.num_pages == 0:
+            return
+        at = rows.clamp(0, self.room - 1) if self.clamps else rows
+        if pages is None:
+            page = torch.arange(rows.shape[0], device=rows.device)[:, None].expand_as(rows)
+        else:
+            page = torch.gather(pages.to(torch.int64), 1, at // self.page_size)
+        slot = at % self.page_size
+        if not self.clamps:
+            for cache, new in caches:
+                cache[page, slot] = new
+            return
+        counts = (rows == at) & (page >= 0) & (page < self.num_pages)
+        page = page.clamp(0, self.num_pages - 1)
+        # What is dropped writes the first of those that count a second time, and where none counts, what is there.
+        any_counts, first = counts.any(), counts.flatten().to(torch.int8).argmax(keepdim=True)
+        # By index_select: an index without dimensions would be read back.
+        first_page, first_slot = (x.flatten().index_select(0, first) for x in (page, slot))
+        page, slot = torch.where(counts, page, first_page), torch.where(counts, slot, first_slot)
+        for cache, new in caches:
+            again = torch.where(any_counts, new.flatten(0, 1).index_select(0, first), cache[first_page, first_slot])
+            cache[page, slot] = torch.where(counts[..., None, None], new, again)
+
+
+def check(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]) -> None:
+    """Raises where lengths or indices are out of range; on a GPU, after one wait for its stream, but under capture."""
+    if _capturing(lengths) or lengths.numel() == 0:
+        return
+    of_lengths, of_pages, of_leftpad = (_bounds_on_gpu if lengths.is_cuda else _bounds)(extent, lengths, pages, leftpad)
+    extent.refuse_lengths(*of_lengths)
+    extent.refuse_pages(*of_pages)
+    if of_leftpad[0] < 0:
+        raise ValueError(f"cache_leftpad: {of_leftpad[0]}, accepted 0 and more")
+
+
+def _bounds(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]) -> List[Tuple[int, int]]:
+    """The least and the most of lengths, of the pages in use, and of leftpad; (0, 0) of what is absent. Lists are quicker
+    than operators where sizes are small."""
+    counts = lengths.tolist()
+    used = [0]
+    if pages is not None:
+        for row, count in zip(pages.tolist(), counts):
+            used += row[: max(0, -(-(count + extent.num_new) // max(extent.page_size, 1)))]
+    padding = [0] if leftpad is None else leftpad.tolist()
+    return [(min(values), max(values)) for values in (counts, used, padding)]
+
+
+def _bounds_on_gpu(
+    extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]
+) -> List[Tuple[int, int]]:  # fmt: skip
+    """The same, from the GPU at once."""
+    tensors = {"lengths": lengths}
+    if pages is not None and pages.numel() > 0:
+        starts = torch.arange(0, extent.room, max(extent.page_size, 1), device=pages.device)
+        tensors["pages"] = torch.where(starts < (lengths + extent.num_new)[:, None], pages, 0)
+    if leftpad is not None:
+        tensors["leftpad"] = leftpad
+    values = torch.stack([x.to(torch.int64) for tensor in tensors.values() for x in tensor.aminmax()]).tolist()
+    found = dict(zip(tensors, zip(values[::2], values[1::2])))
+    return [found.get(name, (0, 0)) for name in ("lengths", "pages", "leftpad")]
+
+
+# For compiled programs: a node of its own, on whose result the rest depends, checks when the program runs.
+@torch.library.custom_op("tessera_flash_attn::checked_lengths", mutates_args=())
+def _checked(
+    lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor], num_pages: int, page_size: int, room: int,
+    is_block_table: bool, num_new: int, num_rotated: int, num_angles: int,
+) -> Tensor:  # fmt: skip
+    extent = Extent(num_pages, page_size, room, is_block_table, num_new, num_rotated, num_angles)
+    check(extent, lengths, pages, leftpad)
+    return lengths.clone()
+
+
+@_checked.register_fake
+def _(lengths, *_arguments):
+    return torch.empty_like(lengths)
