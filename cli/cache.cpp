@@ -21,7 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-void print_json(const Json& json) { fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace)); }
+void print_json(const Json& json) { fmt::print("{}\n", json.dump(2, ' ', true, Json::error_handler_t::replace)); }
 
 // "tessera_fwd_sm80" -> "fwd_sm80"
 std::string kernel_of(const cuda::Binary& binary) { return binary.symbol.substr(binary.symbol.find('_') + 1); }
@@ -69,7 +69,7 @@ void list(bool as_json) {
                 {"entries", rows}});
     return;
   }
-  fmt::print("folder    {}\n", cache.folder().empty() ? "none" : cache.folder());
+  fmt::print("folder    {}\n", cache.folder().empty() ? "none" : printable(cache.folder()));
   if (!unwritable.empty()) fmt::print("          {}: new kernels are kept in memory\n", unwritable);
   const std::string prebuilt = cuda::prebuilt_folder();
   fmt::print("prebuilt  {}\n", prebuilt.empty() ? "none (make aot)" : prebuilt);
@@ -80,7 +80,7 @@ void list(bool as_json) {
   for (const auto& entry : entries) {
     const std::string size = bytes_text(static_cast<double>(entry.bytes)), age = age_text(entry.age_seconds);
     if (entry.intact) {
-      fmt::print("{:<10.8} {:<12} {:<8} {:>6} {:>10} {:>9} {:>10}\n", entry.file, kernel_of(entry.binary),
+      fmt::print("{:<10.8} {:<12} {:<8} {:>6} {:>10} {:>9} {:>10}\n", entry.file, printable(kernel_of(entry.binary)),
                  cuda::arch_name(entry.binary.arch), cuda::version_text(entry.key.compiler), size,
                  entry.binary.registers, age);
     } else {

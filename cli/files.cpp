@@ -1,13 +1,10 @@
 #include "files.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "error.hpp"
 #include "npy.hpp"
@@ -15,8 +12,6 @@
 
 namespace tessera::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::string_view kSafetensors = ".safetensors";
 
@@ -52,64 +47,69 @@ Element stored_element(tessera_dtype dtype) {
 FileTensor read_tensor_file(const std::string& file, const std::string& argument, const std::string& default_name) {
   const Place place = parse_place(file, default_name);
   const std::string source = fmt::format("{} {}", argument, file);
-  std::error_code error;
-  if (fs::is_directory(place.path, error))
-    throw WrongUse(fmt::format("{}: is a directory, accepted is a file", source));
   return place.safetensors ? read_safetensors(place.path, place.name, source) : read_npy(place.path, source);
 }
 
-OutputFiles::~OutputFiles() {
-  for (const Pending& file : pending_) unlink(file.temporary.c_str());
-}
-
-void OutputFiles::check(const std::string& file, const std::string& argument) {
-  const fs::path path = parse_place(file, "").path;
-  const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
-  std::error_code error;
-  if (path.empty() || fs::is_directory(path, error)) {
-    throw WrongUse(fmt::format("{} {}: is a directory, accepted is the path of a file to write", argument, file));
-  }
-  if (!fs::is_directory(parent, error)) {
-    throw WrongUse(fmt::format("{} {}: directory {} does not exist", argument, file, parent.string()));
-  }
-  if (access(parent.c_str(), W_OK | X_OK) != 0) {
-    throw WrongUse(fmt::format("{} {}: directory {} cannot be written: {}", argument, file, parent.string(),
-                               std::strerror(errno)));
-  }
-}
-
-void OutputFiles::write(const std::string& file, const std::string& argument, const std::string& default_name,
-                        const Tensor& tensor, const Shape& stored_shape) {
+void OutputTensors::add(const std::string& file, const std::string& argument, const std::string& default_name) {
   const Place place = parse_place(file, default_name);
-  const Element element = stored_element(tensor.dtype);
-  write(place.path, argument,
-        place.safetensors ? safetensors_header(place.name, element, stored_shape) : npy_header(element, stored_shape),
-        tensor.memory.data(), tensor.memory.size_bytes());
-}
-
-void OutputFiles::write(const std::string& file, const std::string& argument, const std::string& header,
-                        const void* data, std::int64_t size_bytes) {
-  std::error_code error;
-  const fs::path resolved = fs::weakly_canonical(file, error);  // through a link, to what it points at
-  const std::string target = error ? file : resolved.string();
-  // What is there and is no ordinary file, such as /dev/null, is written as it stands.
-  const bool in_place = fs::exists(target, error) && !fs::is_regular_file(target, error);
-  const std::string path = in_place ? target : fmt::format("{}.{}.{}.partial", target, getpid(), pending_.size());
-  if (!in_place) pending_.push_back({path, target, argument});
-  std::ofstream stream(path, std::ios::binary | std::ios::trunc);
-  stream.write(header.data(), static_cast<std::streamsize>(header.size()));
-  if (size_bytes > 0) stream.write(static_cast<const char*>(data), size_bytes);
-  stream.close();
-  if (!stream) throw Failure(fmt::format("{} {}: cannot be written: {}", argument, file, std::strerror(errno)));
-}
-
-void OutputFiles::commit() {
-  for (const Pending& file : pending_) {
-    if (std::rename(file.temporary.c_str(), file.final.c_str()) != 0) {
-      throw Failure(fmt::format("{} {}: cannot be written: {}", file.argument, file.final, std::strerror(errno)));
+  const std::string source = fmt::format("{} {}", argument, file);
+  const bool nameable = !place.name.empty() && place.name != kMetadataKey && printable(place.name) == place.name;
+  if (place.safetensors && !nameable) {
+    throw WrongUse(fmt::format("{}: '{}' cannot name a tensor, accepted FILE.safetensors:NAME", source, place.name));
+  }
+  OutputFile output(place.path, place.path.empty() ? fmt::format("{} ''", argument) : source);
+  const auto same =
+      std::find_if(files_.begin(), files_.end(), [&](const File& known) { return known.file.is_same_as(output); });
+  if (same == files_.end()) {
+    files_.push_back({std::move(output), place.safetensors, {{argument, place.name, {}, {}}}});
+    return;
+  }
+  for (const Entry& entry : same->entries) {
+    if (!place.safetensors || !same->safetensors || entry.name == place.name) {
+      throw WrongUse(
+          fmt::format("{}: is also what {} names, accepted are different files, or different names in one "
+                      ".safetensors file",
+                      source, entry.argument));
     }
   }
-  pending_.clear();
+  same->entries.push_back({argument, place.name, {}, {}});
+}
+
+bool OutputTensors::use_standard_output() const {
+  return std::any_of(files_.begin(), files_.end(), [](const File& f) { return f.file.is_standard_output(); });
+}
+
+void OutputTensors::set(const std::string& argument, const Tensor& tensor, const Shape& stored_shape) {
+  for (File& file : files_) {
+    for (Entry& entry : file.entries) {
+      if (entry.argument == argument) entry.tensor = tensor, entry.stored_shape = stored_shape;
+    }
+  }
+}
+
+void OutputTensors::write(File& file) {
+  std::vector<SafetensorsEntry> table;
+  for (const Entry& entry : file.entries) {
+    table.push_back({entry.name, stored_element(entry.tensor.dtype), entry.stored_shape});
+  }
+  const std::string header =
+      file.safetensors ? safetensors_header(table) : npy_header(table.front().element, table.front().shape);
+  file.file.open();
+  file.file.write(header.data(), static_cast<std::int64_t>(header.size()));
+  for (const Entry& entry : file.entries) {
+    file.file.write(entry.tensor.memory.data(), entry.tensor.memory.size_bytes());
+  }
+}
+
+void OutputTensors::commit() {
+  // What is written as it stands cannot be taken back: it comes when all else is written, and before anything shows.
+  for (const bool in_place : {false, true}) {
+    for (File& file : files_) {
+      if (file.file.in_place() == in_place) write(file);
+    }
+  }
+  for (File& file : files_) file.file.commit();
+  files_.clear();
 }
 
 }  // namespace tessera::cli

@@ -10,6 +10,7 @@
 
 #include "commands.hpp"
 #include "error.hpp"
+#include "printable.hpp"
 #include "tessera/tessera.h"
 
 namespace {
@@ -31,7 +32,7 @@ Exit codes: 0 done, 1 failed, 2 wrong use.)";
 int complain(const char* what, int exit_code) {
   std::string line = what;
   std::replace(line.begin(), line.end(), '\n', ' ');
-  fmt::print(stderr, "tessera: {}\n", line);
+  fmt::print(stderr, "tessera: {}\n", tessera::cli::printable(line));
   return exit_code;
 }
 

@@ -4,11 +4,12 @@
 
 #include <cctype>
 #include <cstring>
-#include <fstream>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "error.hpp"
+#include "input_file.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -33,8 +34,10 @@ class Header {
  public:
   Header(std::string_view text, const std::string& source) : rest_(text), source_(source) {
     expect('{');
+    std::set<std::string> keys;
     while (!accept('}')) {
       const std::string key = quoted();
+      if (!keys.insert(key).second) refuse();  // what the second one means is for each reader to guess
       expect(':');
       if (key == "descr") {
         descr = quoted();
@@ -148,30 +151,32 @@ Memory reordered(const Memory& columns, const Shape& shape, std::int64_t width, 
   return rows;
 }
 
-std::string read_header(std::ifstream& file, const std::string& source) {
+std::string read_header(InputFile& file, const std::string& source) {
   const auto refuse = [&](const char* why) {
     throw WrongUse(fmt::format("{}: {}, accepted is a file written by numpy.save", source, why));
   };
   char magic[8];
-  if (!file.read(magic, sizeof magic) || std::string_view(magic, kMagic.size()) != kMagic) refuse("not a .npy file");
+  if (!file.read(magic, sizeof magic)) {
+    refuse(file.size() ? "cut off within its header" : "cut off within its header (a pipe can be read once)");
+  }
+  if (std::string_view(magic, kMagic.size()) != kMagic) refuse("not a .npy file");
   const int version = magic[6];
   if (version < 1 || version > 3) refuse("a .npy file of an unknown version");
   unsigned char length_bytes[4] = {};
-  if (!file.read(reinterpret_cast<char*>(length_bytes), version == 1 ? 2 : 4)) refuse("cut off within its header");
+  if (!file.read(length_bytes, version == 1 ? 2 : 4)) refuse("cut off within its header");
   const std::size_t length = length_bytes[0] | static_cast<std::size_t>(length_bytes[1]) << 8 |
                              static_cast<std::size_t>(length_bytes[2]) << 16 |
                              static_cast<std::size_t>(length_bytes[3]) << 24;
   if (length > kLargestHeader) refuse("its .npy header is garbled");
   std::string header(length, '\0');
-  if (!file.read(header.data(), static_cast<std::streamsize>(length))) refuse("cut off within its header");
+  if (!file.read(header.data(), static_cast<std::int64_t>(length))) refuse("cut off within its header");
   return header;
 }
 
 }  // namespace
 
 FileTensor read_npy(const std::string& path, const std::string& source) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw WrongUse(fmt::format("{}: cannot be opened: {}", source, std::strerror(errno)));
+  InputFile file(path, source);
   const std::string text = read_header(file, source);
   Header header(text, source);
 
@@ -188,19 +193,17 @@ FileTensor read_npy(const std::string& path, const std::string& source) {
                                header.descr));
   }
   const std::int64_t bytes = checked_bytes(tensor.shape, element_bytes(tensor.element), source);
-  const std::streamoff data_at = file.tellg();
-  file.seekg(0, std::ios::end);
-  const std::streamoff held = file.tellg() - data_at;
-  if (held != bytes) {
-    throw WrongUse(fmt::format("{}: holds {} bytes of data, its shape {} of {} takes {}: the file is {}", source, held,
-                               shape_text(tensor.shape), element_name(tensor.element), bytes,
-                               held < bytes ? "cut off" : "too long"));
+  const auto does_not_fit = [&](const std::string& held, const char* what) {
+    return WrongUse(fmt::format("{}: holds {} bytes of data, its shape {} of {} takes {}: the file is {}", source, held,
+                                shape_text(tensor.shape), element_name(tensor.element), bytes, what));
+  };
+  if (file.size()) {  // before memory is taken for what a header claims
+    const std::int64_t held = *file.size() - file.position();
+    if (held != bytes) throw does_not_fit(fmt::format("{}", held), held < bytes ? "cut off" : "too long");
   }
-  file.seekg(data_at);
   tensor.memory = Memory(bytes, source);
-  if (!file.read(reinterpret_cast<char*>(tensor.memory.data()), bytes)) {
-    throw WrongUse(fmt::format("{}: cannot be read to its end", source));
-  }
+  if (!file.read(tensor.memory.data(), bytes)) throw does_not_fit("fewer", "cut off");
+  if (!file.at_end()) throw does_not_fit("more", "too long");
   if (header.fortran_order) {
     tensor.memory = reordered(tensor.memory, tensor.shape, element_bytes(tensor.element), source);
   }

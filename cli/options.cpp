@@ -65,6 +65,8 @@ std::string check_integer(const std::string& text, const char* accepted) {
 const CLI::Validator kInteger([](std::string& text) { return check_integer<std::int64_t>(text, "of 64 bits"); }, "");
 const CLI::Validator kUnsigned([](std::string& text) { return check_integer<std::uint64_t>(text, "0 .. 2^64 - 1"); },
                                "");
+const CLI::Validator kFileName(
+    [](std::string& text) { return text.empty() ? "'', accepted is the name of a file" : std::string(); }, "");
 
 void DeviceOptions::add_to(CLI::App& command) {
   command

@@ -49,6 +49,8 @@ struct AttentionOptions {
 // Checks of a flag's text: a whole number of 64 bits, signed or not.
 extern const CLI::Validator kInteger;
 extern const CLI::Validator kUnsigned;
+// That it is not empty.
+extern const CLI::Validator kFileName;
 
 // "float32" -> TESSERA_FLOAT32. Throws WrongUse naming --dtype. Also takes f32, f16, bf16, f64.
 tessera_dtype parse_dtype(const std::string& name);

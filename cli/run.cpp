@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -45,6 +44,7 @@ class Run {
       throw WrongUse(fmt::format("--layout: '{}', accepted bshd and bhsd", options.layout));
     }
     check_flags();
+    for (const Result& result : results()) files_.add(result.file, result.argument, result.name);
     device_ = options.device.device();
     read_inputs();
     make_outputs();
@@ -58,18 +58,13 @@ class Run {
     std::vector<OutputCheck> checks;
     if (options_.check) checks = check_outputs(tensors_, options_.attention, device_, is_backward());
 
-    OutputFiles files;
-    for (const Result& result : results()) {
-      files.write(result.file, result.argument, result.name, result.tensor, stored_shape(result.tensor));
-    }
-    files.commit();
+    std::FILE* const messages = files_.use_standard_output() ? stderr : stdout;
+    for (const Result& result : results()) files_.set(result.argument, result.tensor, stored_shape(result.tensor));
+    files_.commit();
     bool passed = true;
     for (const OutputCheck& check : checks) passed = passed && check.passed();
-    if (options_.json) {
-      print_json(forward, backward, checks, passed);
-    } else {
-      print_text(forward, backward, checks);
-    }
+    fmt::print(messages, "{}",
+               options_.json ? json(forward, backward, checks, passed) : text(forward, backward, checks));
     return passed ? 0 : 1;
   }
 
@@ -97,16 +92,6 @@ class Run {
     }
     if (!options_.dsink.empty() && options_.sink.empty()) {
       throw WrongUse(fmt::format("--dsink {}: given without --sink", options_.dsink));
-    }
-    const std::pair<const std::string&, const char*> outputs[] = {
-        {options_.o, "--out"}, {options_.lse, "--lse"},     {options_.dq, "--dq"},      {options_.dk, "--dk"},
-        {options_.dv, "--dv"}, {options_.dbias, "--dbias"}, {options_.dsink, "--dsink"}};
-    std::map<std::string, const char*> taken;
-    for (const auto& [file, flag] : outputs) {
-      if (file.empty()) continue;
-      OutputFiles::check(file, flag);
-      const auto [place, fresh] = taken.emplace(file, flag);
-      if (!fresh) throw WrongUse(fmt::format("{} {}: is also what {} names", flag, file, place->second));
     }
   }
 
@@ -211,19 +196,20 @@ class Run {
                        static_cast<double>(tessera_workspace_bytes(&call.plan)) / 1024);
   }
 
-  void print_text(const CallResult& forward, const CallResult& backward, const std::vector<OutputCheck>& checks) const {
+  std::string text(const CallResult& forward, const CallResult& backward,
+                   const std::vector<OutputCheck>& checks) const {
     std::string text = call_text("forward", forward);
     if (is_backward()) text += call_text("backward", backward);
     for (const Result& result : results()) {
       text += fmt::format("{:<8} {} {} -> {}\n", result.name, tessera_dtype_name(result.tensor.dtype),
-                          shape_text(stored_shape(result.tensor)), result.file);
+                          shape_text(stored_shape(result.tensor)), printable(result.file));
     }
     for (const OutputCheck& check : checks) {
       text += fmt::format("check    {:<6} max error {:.2e} (allowed {:.2e}), RMS {:.2e} (allowed {:.2e}): {}\n",
                           check.name, check.error.max_abs, check.allowed.max_abs, check.error.rms, check.allowed.rms,
                           check.passed() ? "ok" : "TOO LARGE");
     }
-    fmt::print("{}", text);
+    return text;
   }
 
   static Json call_json(const CallResult& call) {
@@ -234,8 +220,8 @@ class Run {
             {"workspace_bytes", tessera_workspace_bytes(&call.plan)}};
   }
 
-  void print_json(const CallResult& forward, const CallResult& backward, const std::vector<OutputCheck>& checks,
-                  bool passed) const {
+  std::string json(const CallResult& forward, const CallResult& backward, const std::vector<OutputCheck>& checks,
+                   bool passed) const {
     Json json = {{"forward", call_json(forward)}};
     if (is_backward()) json["backward"] = call_json(backward);
     json["outputs"] = Json::array();
@@ -257,23 +243,27 @@ class Run {
                                   {"passed", check.passed()}});
       }
     }
-    fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace));
+    return json.dump(2, ' ', true, Json::error_handler_t::replace) + "\n";
   }
 
   const RunOptions& options_;
   bool heads_first_;
   tessera_device device_{};
   AttentionTensors tensors_;
+  OutputTensors files_;
 };
 
 constexpr const char* kFooter = R"(Files are .npy, or .safetensors with FILE:NAME (default names: q, k, v, bias, ...).
 Shapes: q [B, Sq, Hq, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv], out [B, Sq, Hq, Dv], lse [B, Hq, Sq]; packed, with
 --cu-seqlens-q and --cu-seqlens-k [B + 1]: q [Tq, Hq, D], k [Tk, Hkv, D]; paged, with --page-table [B, max_pages] and
---seqused-k [B]: k [pages, page_size, Hkv, D]. Every result is complete in its place or not there at all.
+--seqused-k [B]: k [pages, page_size, Hkv, D]. Every result is complete in its place or not there at all; results that go
+to one .safetensors file under different names make up that file. A .npy may come through a pipe (/dev/stdin); with
+-o /dev/stdout the tensor alone goes there and messages to standard error.
 
 Examples:
   tessera run q.npy k.npy v.npy -o out.npy --causal
   tessera run model.safetensors:q model.safetensors:k model.safetensors:v -o out.npy --lse lse.npy
+  tessera run q.npy k.npy v.npy -o out.safetensors:o --lse out.safetensors:lse
   tessera run q.npy k.npy v.npy -o out.npy --grad dout.npy --dq dq.npy --dk dk.npy --dv dv.npy --check
   tessera run q.npy k.npy v.npy -o out.npy --dtype bfloat16 --window 1024 0 --sink sink.npy
   tessera run q.npy k.npy v.npy -o out.npy --cu-seqlens-q cu.npy --cu-seqlens-k cu.npy --causal)";
@@ -284,11 +274,11 @@ void add_run(CLI::App& program, Outcome& outcome) {
   CLI::App* command = program.add_subcommand("run", "Attention on your own tensors, from .npy and .safetensors files");
   auto options = std::make_shared<RunOptions>();
   RunOptions& o = *options;
-  command->add_option("q", o.q, "Queries")->required()->type_name("FILE");
-  command->add_option("k", o.k, "Keys")->required()->type_name("FILE");
-  command->add_option("v", o.v, "Values")->required()->type_name("FILE");
+  command->add_option("q", o.q, "Queries")->required()->check(kFileName)->type_name("FILE");
+  command->add_option("k", o.k, "Keys")->required()->check(kFileName)->type_name("FILE");
+  command->add_option("v", o.v, "Values")->required()->check(kFileName)->type_name("FILE");
   const auto file = [&](const char* flag, std::string& value, const char* what, const char* group) {
-    return command->add_option(flag, value, what)->type_name("FILE")->group(group);
+    return command->add_option(flag, value, what)->check(kFileName)->type_name("FILE")->group(group);
   };
   file("-o,--out", o.o, "Output, [B, Sq, Hq, Dv]", "Results")->required();
   file("--lse", o.lse, "Log-sum-exp of the scores, float32 [B, Hq, Sq]", "Results");

@@ -2,15 +2,25 @@
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tensor.hpp"
 
 namespace tessera::cli {
 
+inline constexpr std::string_view kMetadataKey = "__metadata__";  // of a header: the one that names no tensor
+
 // Reads the tensor called `name`. Throws WrongUse, naming `source`.
 FileTensor read_safetensors(const std::string& path, const std::string& name, const std::string& source);
 
-// The header of a file that holds one tensor. Data follows.
-std::string safetensors_header(const std::string& name, Element element, const Shape& shape);
+struct SafetensorsEntry {
+  std::string name;
+  Element element;
+  Shape shape;
+};
+
+// The header of a file that holds these. Their data follow, one after another.
+std::string safetensors_header(const std::vector<SafetensorsEntry>& entries);
 
 }  // namespace tessera::cli
