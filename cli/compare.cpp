@@ -1,7 +1,9 @@
 // tessera compare: Tessera beside standard attention on this machine, over a range of lengths.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -18,6 +20,7 @@
 #include "plot.hpp"
 #include "progress.hpp"
 #include "table.hpp"
+#include "terminal.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -68,21 +71,23 @@ class Compare {
     for (const CellSettings& cell : plan) total_flops += cell.shape.flops(cell.direction);
     Progress progress(total_flops);
     if (!on_gpu_) progress.show("measuring this machine's peak");
-    constexpr int kFirstRounds = 3;
-    for (int round = 0; round < kFirstRounds; ++round) measure_peak();
+    measure_peak();
+    const Table table = make_table();
     if (!options_.json) {
       progress.clear();
-      fmt::print("{}\n\n{}", title(), table().header());
+      fmt::print("{}\n\n{}", lines(title()), table.header());
       std::fflush(stdout);
     }
     for (const CellSettings& cell : plan) {
       const std::string where = fmt::format("{}, length {}: ", direction_name(cell.direction), cell.shape.seqlen_q);
-      measure_peak();  // again beside each cell: a machine's clock and its other work change
       cells_.push_back(measure_cell(cell, [&](const std::string& what) { progress.show(where + what); }));
       progress.advance(cell.shape.flops(cell.direction));
       if (!options_.json) {
         progress.clear();
-        fmt::print("{}", table().row(row(cells_.back())));
+        const char* const direction = direction_name(cell.direction);
+        const bool first = cells_.size() == 1 || cells_[cells_.size() - 2].settings.direction != cell.direction;
+        if (first && !table.shows(kWhich, kDirection)) fmt::print(" {}\n", direction);
+        fmt::print("{}", table.row(row(cells_.back(), table)));
         std::fflush(stdout);
       }
     }
@@ -90,7 +95,7 @@ class Compare {
     if (options_.json) {
       fmt::print("{}\n", json().dump(2, ' ', false, Json::error_handler_t::replace));
     } else {
-      fmt::print("\n{}", legend());
+      fmt::print("\n{}\n", wrapped(legend(table), table.width()));
     }
     if (!options_.plot.empty()) {
       draw_plot(options_.plot, cells_, title(), on_gpu_ ? Gpu(device_.ordinal).memory_bytes() : memory_bytes(),
@@ -100,11 +105,18 @@ class Compare {
   }
 
  private:
-  // The best seen in this run.
+  // The best of so many rounds that further ones bring nothing more. One number for the table, the JSON and the picture.
   void measure_peak() {
     if (on_gpu_) return;
-    peak_gflops_ =
-        std::max(peak_gflops_, peers::peak_gflops(dtype_, static_cast<tessera_isa>(device_.isa), device_.threads));
+    constexpr int kRoundsWithoutMore = 3;
+    constexpr double kMore = 1.005, kMostSeconds = 1.5;
+    const auto start = std::chrono::steady_clock::now();
+    for (int without = 0; without < kRoundsWithoutMore; ++without) {
+      const double peak = peers::peak_gflops(dtype_, static_cast<tessera_isa>(device_.isa), device_.threads);
+      if (peak > peak_gflops_ * kMore) without = 0;
+      peak_gflops_ = std::max(peak_gflops_, peak);
+      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > kMostSeconds) return;
+    }
   }
 
   void check_options() const {
@@ -176,18 +188,31 @@ class Compare {
                        options_.batch, heads_text(), options_.head_dim, options_.causal ? "causal" : "full", where);
   }
 
-  static Table table() {
-    return Table({{"", {{"", 8}, {"length", 7}}},
-                  {"Tessera", {{"ms", 7}, {"GFLOP/s", 7}, {"peak", 6}, {"extra", 8}}},
-                  {"standard attention", {{"ms", 7}, {"GFLOP/s", 7}, {"extra", 8}}},
+  // Of the table: groups, and the first one's columns.
+  enum { kWhich, kTessera, kStandard, kSpeedUp, kMaxError, kRmsError };
+  enum { kDirection, kLength };
+
+  static constexpr int kAnyWidth = 1000;
+  static constexpr const char* kNotRun = ": not run";
+
+  static Table make_table() {
+    return Table({{"", {{"", 8, 1}, {"length", 7}}},
+                  {"Tessera", {{"ms", 7}, {"GFLOP/s", 7, 4}, {"peak", 6, 2}, {"extra", 8}}},
+                  {"standard attention", {{"ms", 7}, {"GFLOP/s", 7, 4}, {"extra", 8}}},
                   {"speed-up", {{"", 8}}},
-                  {"max error against float64", {{"Tessera", 12}, {"standard", 12}}},
-                  {"RMS error", {{"Tessera", 8}, {"standard", 8}}}});
+                  {"max error against float64", {{"Tessera", 12, 3}, {"standard", 12, 3}}},
+                  {"RMS error", {{"Tessera", 8, 5}, {"standard", 8, 5}}}},
+                 terminal_width(STDOUT_FILENO).value_or(kAnyWidth));
+  }
+
+  // Text as the terminal has room for it.
+  static std::string lines(const std::string& text) {
+    return wrapped(text, terminal_width(STDOUT_FILENO).value_or(kAnyWidth));
   }
 
   static std::string bytes(std::int64_t value) { return bytes_text(static_cast<double>(value)); }
 
-  std::vector<std::vector<std::string>> row(const Cell& cell) const {
+  std::vector<std::vector<std::string>> row(const Cell& cell, const Table& table) const {
     const Side& t = cell.tessera;
     std::vector<std::vector<std::string>> cells = {
         {direction_name(cell.settings.direction), fmt::format("{}", cell.settings.shape.seqlen_q)},
@@ -198,7 +223,9 @@ class Compare {
       cells.push_back({number(s.seconds * 1e3), number(s.gflops), bytes(s.extra_bytes)});
       cells.push_back({fmt::format("{:.2f} ×", cell.speed_up())});
     } else {
-      cells.push_back({fmt::format("needs {}: not run", bytes(cell.standard_needs_bytes))});
+      const std::string needs = fmt::format("needs {}", bytes(cell.standard_needs_bytes));
+      const bool room = shown_width(needs + kNotRun) < table.width(kStandard);
+      cells.push_back({room ? needs + kNotRun : needs});
       cells.push_back({""});
     }
     const auto errors = [&](double peers::ErrorStats::*which) -> std::vector<std::string> {
@@ -210,17 +237,19 @@ class Compare {
     return cells;
   }
 
-  std::string legend() const {
-    std::string text =
-        "extra: memory beyond inputs and outputs. peak: share of the measured peak. Errors: of sampled rows of the "
-        "output"
-        "\n(forward) or of the gradients (backward).";
-    const bool unsampled = std::any_of(cells_.begin(), cells_.end(), [](const Cell& cell) {
-      return cell.settings.direction == TESSERA_BACKWARD && cell.tessera.errors.size() == 1;
-    });
-    if (on_gpu_) text += " Standard attention is not run on a GPU here;\npython -m tessera compare does, by PyTorch.";
-    if (unsampled) text += " At the greatest lengths the gradient of the queries alone is held against float64.";
-    return text + "\n";
+  std::string legend(const Table& table) const {
+    std::string text = "extra: memory beyond inputs and outputs.";
+    if (table.shows(kTessera, 2)) text += " peak: share of the measured peak.";
+    if (table.shows(kMaxError, 0)) {
+      text += " Errors: of sampled rows of the output (forward) or of the gradients (backward).";
+      const bool unsampled = std::any_of(cells_.begin(), cells_.end(), [](const Cell& cell) {
+        return cell.settings.direction == TESSERA_BACKWARD && cell.tessera.errors.size() == 1;
+      });
+      if (unsampled) text += " At the greatest lengths the gradient of the queries alone is held against float64.";
+    }
+    if (on_gpu_) text += " Standard attention is not run on a GPU here; python -m tessera compare does, by PyTorch.";
+    if (!table.shows_all()) text += " A wider terminal shows more columns, --json all numbers.";
+    return text;
   }
 
   static Json side_json(const Side& side, double peak) {

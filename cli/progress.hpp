@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <string>
 
+#include "terminal.hpp"
+
 namespace tessera::cli {
 
 class Progress {
@@ -21,12 +23,15 @@ class Progress {
 
   void show(const std::string& what) const {
     if (!shown_) return;
-    constexpr int kWidth = 32;
+    constexpr int kMost = 32;
+    const int width = terminal_width(STDERR_FILENO).value_or(0);
     const double share = total_ > 0 ? std::clamp(done_ / total_, 0.0, 1.0) : 1.0;
-    const int filled = static_cast<int>(share * kWidth);
-    std::string bar;
-    for (int i = 0; i < kWidth; ++i) bar += i < filled ? "█" : "░";
-    fmt::print(stderr, "\r\033[K{} {:3.0f} %  {}", bar, share * 100, what);
+    const int length = std::min(kMost, width / 4), filled = static_cast<int>(share * length);
+    std::string line;
+    for (int i = 0; i < length; ++i) line += i < filled ? "█" : "░";
+    line += fmt::format(" {:3.0f} %  {}", share * 100, what);
+    // A line that went on in the next one could not be taken away again.
+    fmt::print(stderr, "\r\033[K{}", cut(line, width - 1));
     std::fflush(stderr);
   }
 

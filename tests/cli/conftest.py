@@ -1,7 +1,12 @@
 """Runs the built program as a user would. Its path is in the environment variable TESSERA_PROGRAM."""
 
+import fcntl
 import os
+import pty
+import struct
 import subprocess
+import termios
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +50,31 @@ class Folder:
             timeout=300,
         )
         return Outcome(process)
+
+    def on_terminal(self, columns, *arguments):
+        """What the program shows on a terminal of so many columns."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
+        shown = bytearray()
+
+        def read():
+            try:
+                while data := os.read(ours, 4096):
+                    shown.extend(data)
+            except OSError:  # the other side is closed
+                pass
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        process = subprocess.run(
+            [os.environ["TESSERA_PROGRAM"], *map(str, arguments)], cwd=self.path, stdout=theirs, stderr=theirs,
+            timeout=300,
+        )  # fmt: skip
+        os.close(theirs)
+        reader.join()
+        os.close(ours)
+        assert process.returncode == 0, shown.decode()
+        return shown.decode().replace("\r\n", "\n")
 
     def succeeds(self, *arguments, **environment):
         outcome = self.tessera(*arguments, **environment)

@@ -1,6 +1,8 @@
 """compare, plan, info and help."""
 
 import json
+import re
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 
@@ -78,6 +80,40 @@ def test_compare_plot(folder, name, start):
     folder.succeeds(*SMALL, "--plot", name)
     assert (folder.path / name).read_bytes().startswith(start)
     assert folder.files() == {name}
+
+
+@pytest.mark.parametrize("lengths, directions", (("200", "forward"), ("64,200", "both"), ("200,64,64", "backward")))
+def test_compare_plot_says_what_the_table_says(folder, lengths, directions):
+    flags = ("--lengths", lengths, "--direction", directions, "--plot", "picture.svg", "--memory-limit", 1e-4)
+    outcome = folder.succeeds("compare", *flags, *SMALL[3:])
+    assert outcome.err == ""  # gnuplot warns of axes without extent
+    picture = ElementTree.parse(folder.path / "picture.svg")
+    texts = ["".join(text.itertext()).strip() for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+    shown, title = "\n".join(texts), outcome.out.splitlines()[0]
+    for part in title.split(" · "):
+        assert part in shown
+    for text in texts:
+        assert len(text) <= 120  # what 1200 pixels hold
+    assert "e+" not in shown and "memory of this machine" in shown
+    for length in lengths.split(","):
+        assert length in texts
+    assert any(re.fullmatch(r"\d+ [KMGT]iB", text) for text in texts)
+    assert any(re.fullmatch(r"\d+ (µs|ms|s)", text) for text in texts)
+
+
+@pytest.mark.parametrize("columns", (60, 80, 120, 140))
+def test_compare_fits_the_terminal(folder, columns):
+    shown = folder.on_terminal(columns, *SMALL, "--memory-limit", 2e-4)
+    lines = [line.rsplit("\033[K", 1)[-1] for line in shown.split("\n")]
+    assert max(map(len, lines)) <= columns
+    for progress in shown.split("\r\033[K")[1:]:
+        assert len(progress.split("\n")[0]) <= columns
+    table = [line for line in lines if "│" in line]
+    assert len({tuple(i for i, c in enumerate(line) if c == "│") for line in table}) == 1  # bars stand one below another
+    for word in ("Tessera", "standard attention", "speed-up", "length", "ms", "extra", "needs", "forward", "backward"):
+        assert word in shown
+    assert ("RMS error" in shown) == (columns >= 138) and ("GFLOP/s    extra" in shown) == (columns >= 118)
+    assert ("--json all numbers" in " ".join(lines)) == (columns < 138)
 
 
 def test_plan_in_words(folder):

@@ -1,0 +1,22 @@
+// Where text goes: how wide that is, and what fits.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tessera::cli {
+
+// Characters of a line of the terminal that is open as `descriptor`; none where that is no terminal.
+std::optional<int> terminal_width(int descriptor);
+
+// Characters shown: those of UTF-8, each taken for one column.
+int shown_width(std::string_view text);
+
+// `text` in lines of at most `width` characters, broken between words. A longer word has its own line.
+std::string wrapped(std::string_view text, int width);
+
+// `text`, or its beginning and "…" where it is longer than `width` characters.
+std::string cut(std::string_view text, int width);
+
+}  // namespace tessera::cli
