@@ -99,17 +99,6 @@ void clear(bool as_json) {
   }
 }
 
-// "90", "90a", "sm_90a" -> 90
-std::int32_t parse_arch(const std::string& text) {
-  std::string digits = text.starts_with("sm_") ? text.substr(3) : text;
-  if (digits.ends_with('a')) digits.pop_back();
-  const bool number =
-      !digits.empty() && digits.size() <= 3 && digits.find_first_not_of("0123456789") == std::string::npos;
-  const int arch = number ? std::stoi(digits) : 0;
-  if (arch < 80) throw WrongUse(fmt::format("--arch: '{}', accepted 80 and newer, such as 80, 90 or sm_120", text));
-  return arch;
-}
-
 std::vector<std::int32_t> archs_of_gpus() {
   std::vector<std::int32_t> archs;
   tessera_device device{};
@@ -123,7 +112,7 @@ std::vector<std::int32_t> archs_of_gpus() {
 
 void warm(const std::vector<std::string>& names, bool as_json) {
   std::vector<std::int32_t> archs;
-  for (const std::string& name : names) archs.push_back(parse_arch(name));
+  for (const std::string& name : names) archs.push_back(described_gpu(name).arch);
   if (archs.empty()) archs = archs_of_gpus();
   cuda::Cache& cache = cuda::default_cache();
   if (const std::string reason = cache.unwritable(); !reason.empty()) throw Failure("cache: " + reason);

@@ -82,9 +82,47 @@ void DeviceOptions::add_place_to(CLI::App& command) {
   command.add_option("--device", place, "cuda or cpu (default: cuda where there is a GPU)");
 }
 
+void DeviceOptions::add_arch_to(CLI::App& command) {
+  command.add_option("--arch", arch, "A GPU that need not be here, by its architecture: 80, 90, sm_120, ...");
+  command.add_option("--multiprocessors", multiprocessors, "How many the GPU of --arch has (default: the usual one's)")
+      ->check(kInteger);
+}
+
+tessera_device DeviceOptions::described() const {
+  if (place == "cpu") throw WrongUse(fmt::format("--arch: {}, accepted without --device or with --device cuda", arch));
+  tessera_device device = described_gpu(arch);
+  if (multiprocessors) {
+    constexpr std::int64_t kMost = 4096;
+    if (*multiprocessors < 1 || *multiprocessors > kMost) {
+      throw WrongUse(fmt::format("--multiprocessors: {}, accepted 1 .. {}", *multiprocessors, kMost));
+    }
+    if (*multiprocessors != device.cores) device.name[0] = '\0';  // another GPU than the usual one
+    device.cores = static_cast<std::int32_t>(*multiprocessors);
+  }
+  return device;
+}
+
+tessera_device described_gpu(const std::string& arch) {
+  std::string digits = arch.starts_with("sm_") ? arch.substr(3) : arch;
+  if (digits.ends_with('a')) digits.pop_back();
+  std::int32_t number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  const bool whole = error == std::errc() && end == digits.data() + digits.size();
+  tessera_device device{};
+  const tessera_status status = tessera_device_cuda_arch(whole ? number : 0, &device);
+  if (status.code == TESSERA_OK) return device;
+  const std::string message = status.message, accepted = message.substr(message.find("accepted"));
+  throw WrongUse(fmt::format("--arch: '{}', {}", arch, accepted));
+}
+
 tessera_device DeviceOptions::device() const {
   tessera_device device{};
-  if (place == "cpu") {
+  if (multiprocessors && arch.empty()) {
+    throw WrongUse(fmt::format("--multiprocessors: {}, given without --arch", *multiprocessors));
+  }
+  if (!arch.empty()) {
+    device = described();
+  } else if (place == "cpu") {
     device = cpu();
   } else if (place.empty() || place == "cuda") {
     const tessera_status status = tessera_device_cuda(0, &device);

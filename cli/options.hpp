@@ -17,15 +17,20 @@ struct DeviceOptions {
   std::string place = "cpu";  // or "cuda"; "": a GPU where there is one
   std::string isa;
   std::optional<std::int64_t> threads;
+  std::string arch;  // not "": a GPU that is described by it
+  std::optional<std::int64_t> multiprocessors;
 
   void add_to(CLI::App& command);
   // Lets the user choose, and a GPU be the default.
   void add_place_to(CLI::App& command);
-  // This machine's CPU or a GPU, with the flags applied. Throws WrongUse.
+  // Lets the user describe a GPU that need not be here, for what is only planned.
+  void add_arch_to(CLI::App& command);
+  // This machine's CPU or a GPU, or a described one, with the flags applied. Throws WrongUse.
   tessera_device device() const;
 
  private:
   tessera_device cpu() const;
+  tessera_device described() const;
   tessera_kernel chosen_kernel() const;
 };
 
@@ -51,6 +56,9 @@ extern const CLI::Validator kInteger;
 extern const CLI::Validator kUnsigned;
 // That it is not empty.
 extern const CLI::Validator kFileName;
+
+// The usual GPU of an architecture: "90", "90a" or "sm_90a". Throws WrongUse naming --arch.
+tessera_device described_gpu(const std::string& arch);
 
 // "float32" -> TESSERA_FLOAT32. Throws WrongUse naming --dtype. Also takes f32, f16, bf16, f64.
 tessera_dtype parse_dtype(const std::string& name);

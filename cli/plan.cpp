@@ -152,7 +152,8 @@ int show_plan(const PlanOptions& options) {
   tessera_plan plan{};
   check_status(tessera_make_plan(&problem, &device, &plan));
   const std::string text = text_of(plan, options.json ? tessera_plan_json : tessera_plan_describe);
-  const bool has_roof = plan.flops > 0 && plan.kernel != TESSERA_KERNEL_REFERENCE;
+  const bool has_roof =
+      plan.device.backend == TESSERA_BACKEND_CPU && plan.flops > 0 && plan.kernel != TESSERA_KERNEL_REFERENCE;
   if (options.json) {
     nlohmann::json json = nlohmann::json::parse(text);
     if (has_roof) {
@@ -174,7 +175,8 @@ int show_plan(const PlanOptions& options) {
 constexpr const char* kFooter = R"(Examples:
   tessera plan --sq 4096 -H 32 --kv-heads 8 -D 128 --causal
   tessera plan --sq 1 --sk 32768 -H 32 --kv-heads 8 -D 128 --dtype bfloat16 --page-size 64
-  tessera plan --sq 2048 -H 16 -D 64 --direction backward --bias --dbias --json)";
+  tessera plan --sq 2048 -H 16 -D 64 --direction backward --bias --dbias --json
+  tessera plan --sq 4096 -H 32 -D 128 --dtype bfloat16 --arch 90)";
 
 }  // namespace
 
@@ -205,6 +207,8 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   command->add_flag("--dsink", o.dsink, "The gradient of the sink is wanted");
   command->add_flag("--json", o.json, "As JSON");
   o.attention.add_to(*command);
+  o.device.add_place_to(*command);
+  o.device.add_arch_to(*command);
   o.device.add_to(*command);
   command->footer(kFooter);
   command->callback([options, &outcome] { outcome.exit_code = show_plan(*options); });

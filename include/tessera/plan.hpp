@@ -42,6 +42,16 @@ inline Device cuda(std::int32_t ordinal = 0) {
   return device;
 }
 
+inline Status try_cuda_arch(std::int32_t arch, Device& device) { return tessera_device_cuda_arch(arch, &device); }
+
+// The usual GPU of compute capability `arch`, 10 * major + minor, here or not: to plan and to compile for. Throws Error
+// for an unknown one.
+inline Device cuda_arch(std::int32_t arch) {
+  Device device;
+  throw_if_error(try_cuda_arch(arch, device));
+  return device;
+}
+
 // Leaves `plan` untouched unless the status is ok.
 inline Status try_plan(const tessera_problem& problem, const tessera_device& device, Plan& plan) {
   return tessera_make_plan(&problem, &device, &plan);

@@ -168,7 +168,7 @@ typedef struct tessera_device {
                         bits of a result */
   int32_t threads;   /* CPU: threads to use. Never changes a bit of a result */
   int64_t l1_bytes, l2_bytes;
-  int32_t ordinal;       /* CUDA: which GPU */
+  int32_t ordinal;       /* CUDA: which GPU; -1: none of this machine's, see tessera_device_cuda_arch */
   int32_t arch;          /* CUDA: compute capability, 10 * major + minor */
   int32_t check_indices; /* CUDA, 1: cu_seqlens, seqused_k and page_table are fetched and checked before a launch, which
                             waits for the stream. 0: what lies outside is read as if it were the nearest valid value */
@@ -183,6 +183,11 @@ TESSERA_API tessera_status tessera_device_cpu(tessera_device* device);
 /* GPU number `ordinal`. UNSUPPORTED when there is no driver, no such GPU, or one older than compute capability 8.0: the
  * message says which. Opens the driver on first use, and nothing else of CUDA. */
 TESSERA_API tessera_status tessera_device_cuda(int32_t ordinal, tessera_device* device);
+
+/* A GPU that need not be here: the usual one of compute capability `arch` (90: an H100), whose multiprocessors, shared
+ * memory and name may then be edited. Opens nothing. Plans can be made for it and tessera_prepare compiles their kernels; execution
+ * refuses them. INVALID_ARGUMENT lists the architectures that are known. */
+TESSERA_API tessera_status tessera_device_cuda_arch(int32_t arch, tessera_device* device);
 
 typedef struct tessera_candidate {
   char kernel[32];

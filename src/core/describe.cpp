@@ -77,6 +77,13 @@ std::string options_text(const tessera_problem& p) {
 
 std::string device_text(const tessera_plan& plan) {
   const tessera_device& device = plan.device;
+  if (on_cuda(plan) && device.ordinal < 0) {
+    const std::string name = device.name[0] ? print(" (%s)", device.name) : "";
+    return print("a GPU described by its architecture, none of this machine's: compute capability %d.%d%s, ",
+                 device.arch / 10, device.arch % 10, name.c_str()) +
+           print("%d multiprocessors, %s of shared memory a block", device.cores,
+                 bytes_text(static_cast<double>(device.smem_bytes)).c_str());
+  }
   if (on_cuda(plan)) {
     return print("GPU %d: %s, compute capability %d.%d, %d multiprocessors", device.ordinal, device.name,
                  device.arch / 10, device.arch % 10, device.cores);
@@ -307,6 +314,7 @@ std::string to_json(const tessera_plan& plan) {
   json.add("l1_bytes", plan.device.l1_bytes);
   json.add("l2_bytes", plan.device.l2_bytes);
   json.add("ordinal", plan.device.ordinal);
+  json.add("described", on_cuda(plan) && plan.device.ordinal < 0);
   json.add("arch", plan.device.arch);
   json.add("check_indices", plan.device.check_indices != 0);
   json.add("smem_bytes", plan.device.smem_bytes);

@@ -99,7 +99,14 @@ tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& bu
 
 constexpr uintptr_t kAlignment = 64;
 
+tessera_status check_is_here(const tessera_device& device) {
+  if (device.ordinal >= 0) return ok();
+  return invalid("device.ordinal: %d, a GPU described by its architecture, accepted for execution are this machine's",
+                 device.ordinal);
+}
+
 tessera_status execute_cuda(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+  TESSERA_RETURN_IF_ERROR(check_is_here(plan.device));
   TESSERA_RETURN_IF_ERROR(cuda::check_memory(plan, buffers, workspace));
   if (plan.device.check_indices) {
     cuda::HostIndices host;
@@ -155,6 +162,7 @@ tessera_status combine(const CombineTensors& tensors, const tessera_device* devi
   }
   TESSERA_RETURN_IF_ERROR(validate(*device));
   if (device->backend == TESSERA_BACKEND_CUDA) {
+    TESSERA_RETURN_IF_ERROR(check_is_here(*device));
     TESSERA_RETURN_IF_ERROR(cuda::check_memory(tensors, *device));
     return cuda::combine(tensors, *device, executor ? executor->stream : nullptr);
   }

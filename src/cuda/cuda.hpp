@@ -13,6 +13,9 @@ namespace tessera::cuda {
 // GPU number `ordinal`.
 tessera_status detect(int32_t ordinal, tessera_device& device);
 
+// The usual GPU of an architecture, here or not. Its ordinal is -1.
+tessera_status describe(int32_t arch, tessera_device& device);
+
 // Why a kernel does not take a validated plan's problem ("" when it does). `plan` has its sizes filled in.
 std::string refuse_fwd_sm90(const tessera_plan& plan);
 std::string refuse_fwd_sm80(const tessera_plan& plan);

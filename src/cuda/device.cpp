@@ -1,11 +1,52 @@
 // What a GPU has.
-#include <algorithm>
+#include <cstdio>
+#include <string>
 
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/driver.hpp"
 
 namespace tessera::cuda {
+namespace {
+
+// What stands for an architecture where no GPU says what it has. Shared memory of a block: CUDA C++ Programming Guide,
+// compute capabilities.
+struct UsualGpu {
+  int32_t arch;
+  const char* name;
+  int32_t multiprocessors;
+  int64_t smem_kib;
+};
+constexpr UsualGpu kUsualGpus[] = {
+    {80, "A100", 108, 163},           {86, "A40", 84, 99},
+    {87, "Jetson AGX Orin", 16, 163}, {89, "L40S", 142, 99},
+    {90, "H100", 132, 227},           {100, "B200", 148, 227},
+    {103, "B300", 148, 227},          {110, "Jetson T5000", 20, 227},
+    {120, "RTX 5090", 170, 99},       {121, "GB10", 48, 99},
+};
+
+}  // namespace
+
+tessera_status describe(int32_t arch, tessera_device& device) {
+  std::string known;
+  for (const UsualGpu& gpu : kUsualGpus) {
+    known += (known.empty() ? "" : ", ") + std::to_string(gpu.arch);
+    if (gpu.arch != arch) continue;
+    tessera_device found{};
+    found.backend = TESSERA_BACKEND_CUDA;
+    found.kernel = TESSERA_KERNEL_AUTO;
+    found.isa = found.isa_limit = TESSERA_ISA_BASELINE;
+    found.cores = gpu.multiprocessors;
+    found.threads = 1;
+    found.ordinal = -1;
+    found.arch = arch;
+    found.smem_bytes = gpu.smem_kib << 10;
+    std::snprintf(found.name, sizeof found.name, "%s", gpu.name);
+    device = found;
+    return ok();
+  }
+  return invalid("arch: %d, accepted %s", arch, known.c_str());
+}
 
 tessera_status detect(int32_t ordinal, tessera_device& device) {
   const Driver* driver = nullptr;

@@ -14,31 +14,13 @@
 namespace tessera::cuda {
 namespace {
 
-// Shared memory of a block: CUDA C++ Programming Guide, compute capabilities.
-int64_t smem_bytes_of(int32_t arch) {
-  constexpr int64_t kKiB = 1024;
-  switch (arch) {
-    case 80:
-    case 87:
-      return 163 * kKiB;
-    case 86:
-    case 89:
-    case 120:
-    case 121:
-      return 99 * kKiB;
-    default:
-      return 227 * kKiB;
-  }
-}
-
 tessera_device device_of(int32_t arch) {
   constexpr int32_t kMultiprocessors = 132;  // of a large GPU: they decide whether one query row's keys are split
   tessera_device device{};
-  device.backend = TESSERA_BACKEND_CUDA;
-  device.arch = arch;
+  if (const tessera_status status = tessera_device_cuda_arch(arch, &device); status.code != TESSERA_OK) {
+    throw std::invalid_argument(status.message);
+  }
   device.cores = kMultiprocessors;
-  device.threads = 1;
-  device.smem_bytes = smem_bytes_of(arch);
   return device;
 }
 

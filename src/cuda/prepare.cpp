@@ -26,6 +26,7 @@ std::vector<KernelSpec>* CollectScope::active() { return collected; }
 bool launches_run() { return !PrepareScope::active() && !CollectScope::active(); }
 
 bool is_here(const tessera_device& device) {
+  if (device.ordinal < 0) return false;
   const Driver* driver = nullptr;
   if (open_driver(driver).code != TESSERA_OK || device.ordinal >= driver->devices) return false;
   CUdevice gpu = 0;

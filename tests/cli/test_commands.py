@@ -117,13 +117,14 @@ def test_compare_fits_the_terminal(folder, columns):
 
 
 def test_plan_in_words(folder):
-    text = folder.succeeds("plan", "--sq", 4096, "-H", 32, "--kv-heads", 8, "-D", 128, "--causal").out
+    text = folder.succeeds("plan", "--device", "cpu", "--sq", 4096, "-H", 32, "--kv-heads", 8, "-D", 128, "--causal").out
     for word in ("tiled", "decode", "refused", "GFLOP", "standard attention", "workspace"):
         assert word in text
 
 
 def test_plan_lands_on_the_roofline(folder):
-    decode, prefill = ("plan", "--sq", 1, "--sk", 4096, "-H", 8, "--kv-heads", 2), ("plan", "--sq", 4096, "-H", 8)
+    here = ("plan", "--device", "cpu")
+    decode, prefill = (*here, "--sq", 1, "--sk", 4096, "-H", 8, "--kv-heads", 2), (*here, "--sq", 4096, "-H", 8)
     plan = json.loads(folder.succeeds(*decode, "--json").out)
     roof = plan["roofline"]
     assert roof["intensity"] < roof["ridge"] and roof["limit_gflops"] < roof["peak_gflops"]
@@ -135,7 +136,8 @@ def test_plan_lands_on_the_roofline(folder):
 
 
 def test_plan_json(folder):
-    plan = json.loads(folder.succeeds("plan", "--sq", 1, "--sk", 4096, "-H", 8, "--kv-heads", 2, "--json").out)
+    flags = ("--device", "cpu", "--sq", 1, "--sk", 4096, "-H", 8, "--kv-heads", 2)
+    plan = json.loads(folder.succeeds("plan", *flags, "--json").out)
     assert plan["kernel"] == "decode"
 
 
@@ -154,8 +156,26 @@ def test_plan_json(folder):
     ),
 )
 def test_plan_takes_every_option(folder, flags):
-    assert json.loads(folder.succeeds("plan", "-B", 2, "--sq", 300, *flags, "--json").out)["kernel"]
-    assert folder.succeeds("plan", "-B", 2, "--sq", 300, *flags).out
+    flags = ("plan", "--device", "cpu", "-B", 2, "--sq", 300, *flags)
+    assert json.loads(folder.succeeds(*flags, "--json").out)["kernel"]
+    assert folder.succeeds(*flags).out
+
+
+@pytest.mark.parametrize("flags", (("--arch", 90), ("--device", "cuda", "--arch", "sm_90a"), ("--arch", "90a")))
+def test_plan_for_a_gpu_that_is_not_here(folder, flags):
+    flags = ("plan", "--sq", 4096, "-H", 32, "-D", 128, "--dtype", "bfloat16", *flags)
+    plan = json.loads(folder.succeeds(*flags, "--json").out)
+    assert plan["kernel"] == "fwd_sm90" and "roofline" not in plan  # that of this CPU says nothing of it
+    assert plan["device"]["described"] and plan["device"]["arch"] == 90 and plan["device"]["cores"] == 132
+    text = folder.succeeds(*flags).out
+    assert "none of this machine's" in text and "compute capability 9.0" in text and "measured here" not in text
+
+
+def test_plan_for_a_smaller_gpu(folder):
+    flags = ("plan", "--sq", 1, "--sk", 32768, "-H", 8, "--dtype", "float16", "--arch", 86)
+    plans = [json.loads(folder.succeeds(*flags, *more, "--json").out) for more in ((), ("--multiprocessors", 8))]
+    assert [plan["device"]["cores"] for plan in plans] == [84, 8]
+    assert plans[0]["num_splits"] > plans[1]["num_splits"]
 
 
 def test_info(folder):

@@ -1,12 +1,15 @@
 // Which forward kernel a CUDA plan chooses, why another refuses, and with which tiles: no GPU is needed.
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <ostream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "support.hpp"
 
@@ -381,6 +384,54 @@ INSTANTIATE_TEST_SUITE_P(
                     SplitRow{1, 8, 128, 65536, 64}, SplitRow{8, 8, 128, 8192, 8}, SplitRow{64, 8, 128, 8192, 1},
                     SplitRow{64, 32, 128, 8192, 1},   // 3.9 turns
                     SplitRow{64, 8, 256, 8192, 3}));  // 1.3 turns would leave two thirds of the second idle
+
+// ---- a GPU that is not here -------------------------------------------------------------------------------------------
+
+TEST(DescribedGpu, IsTheUsualOneOfItsArchitecture) {
+  for (const std::int32_t arch : {80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) {
+    const Device described = cuda_arch(arch);
+    EXPECT_EQ(described.arch, arch);
+    EXPECT_GT(described.cores, 0);
+    EXPECT_GE(described.smem_bytes, 99 << 10);
+    EXPECT_STREQ(tessera_kernel_name(plan(large_problem(128, 128), described).kernel),
+                 arch == 90 ? "fwd_sm90" : "fwd_sm80");
+  }
+  for (const std::int32_t arch : {0, 75, 81, 130, -1}) {
+    Device untouched = cuda_arch(90);
+    const tessera_status status = tessera_device_cuda_arch(arch, &untouched);
+    EXPECT_EQ(status.code, TESSERA_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(status.message).find("accepted 80, 86"), std::string::npos) << status.message;
+    EXPECT_EQ(untouched.arch, 90);
+  }
+  EXPECT_EQ(tessera_device_cuda_arch(90, nullptr).code, TESSERA_INVALID_ARGUMENT);
+}
+
+TEST(DescribedGpu, PlansSayThatItIsNotHere) {
+  Device device = cuda_arch(90);
+  EXPECT_NE(
+      describe(plan(large_problem(128, 128), device)).find("none of this machine's: compute capability 9.0 (H100)"),
+      std::string::npos);
+  device.name[0] = '\0';
+  device.cores = 78;
+  EXPECT_NE(describe(plan(large_problem(128, 128), device)).find("compute capability 9.0, 78 multiprocessors"),
+            std::string::npos);
+}
+
+TEST(DescribedGpu, ExecutesNothing) {
+  Problem problem;
+  problem.q = problem.k = problem.v = problem.o = layout(float16, {1, 8, 1, 64});
+  const Plan planned = plan(problem, cuda_arch(90));
+  std::vector<std::uint16_t> data(8 * 64);
+  std::vector<std::byte> workspace(workspace_bytes(planned));
+  tessera_buffers buffers{};
+  buffers.q = buffers.k = buffers.v = data.data();
+  std::vector<std::uint16_t> o(8 * 64, 7);
+  buffers.o = o.data();
+  const tessera_status status = tessera_forward(&planned, &buffers, workspace.data(), workspace.size(), nullptr);
+  EXPECT_EQ(status.code, TESSERA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(status.message).find("device.ordinal: -1"), std::string::npos) << status.message;
+  EXPECT_EQ(o, std::vector<std::uint16_t>(8 * 64, 7));
+}
 
 }  // namespace
 }  // namespace tessera::test
