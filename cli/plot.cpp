@@ -97,10 +97,11 @@ Axis time_axis(double least, double most) {
 }
 
 // Marked at powers of 32: 32 KiB, 1 MiB, 32 MiB.
-Axis bytes_axis(double least, double most, double room_above) {
+Axis bytes_axis(double least, double most) {
+  constexpr double kRoomForKey = 0.35;  // of the axis up to `most`, above it
   constexpr int kStep = 5;
   const int low = static_cast<int>(std::floor(std::log2(std::max(least, 1.0)))) / kStep * kStep;
-  Axis axis{.low = std::exp2(low), .high = most * room_above, .marks = {}};
+  Axis axis{.low = std::exp2(low), .high = most * std::pow(most / std::exp2(low), kRoomForKey), .marks = {}};
   for (int power = low; std::exp2(power) <= axis.high; power += kStep) {
     static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     axis.marks.emplace_back(std::exp2(power), fmt::format("{} {}", 1 << power % 10, kUnits[power / 10]));
@@ -184,14 +185,13 @@ std::string panels(const std::string& name, const std::vector<const Cell*>& cell
     const std::string standard = some ? curve(block, 3, squares, kStandardColour, "standard attention") + ", " : "";
     return standard + curve(block, 2, circles, kTesseraColour, "Tessera");
   };
-  constexpr double kRoomForKey = 100;  // above the line of the machine's memory
   std::string text = length_axis(cells).commands('x');
   text += fmt::format("set title {}\n{}set logscale y 10\n", quoted("Time, " + name),
                       time_axis(least_seconds, most_seconds).commands('y'));
   text += "plot " + measured("time_" + name) + "\n";
   const std::string memory = "memory_" + name;
   text += fmt::format("set title {}\n{}set logscale y 2\n", quoted("Memory beyond inputs and outputs, " + name),
-                      bytes_axis(least_bytes, most_bytes, kRoomForKey).commands('y'));
+                      bytes_axis(least_bytes, most_bytes).commands('y'));
   text += fmt::format("plot {}, {}", measured(memory),
                       curve(memory, 4, "lines linewidth 1.5 dashtype 2", kStandardColour, ""));
   if (!all) {

@@ -1,9 +1,15 @@
 """python -m tessera: compare, plan and info; what the comparison computes, each side against float64."""
 
+import fcntl
 import json
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
+import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
@@ -55,6 +61,25 @@ def run(tmp_path, *arguments, without=()):
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     return subprocess.run([sys.executable, "-m", "tessera", *arguments], capture_output=True, text=True, timeout=120,
                           env={**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"})  # fmt: skip
+
+
+def on_terminal(columns, *arguments):
+    """What the program shows on a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen([sys.executable, "-m", "tessera", *arguments], stdout=theirs, stderr=theirs,
+                               env={**environment, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"})  # fmt: skip
+    os.close(theirs)
+    shown = bytearray()
+    try:
+        while data := os.read(ours, 4096):
+            shown.extend(data)
+    except OSError:  # the program has ended
+        pass
+    os.close(ours)
+    assert process.wait(timeout=120) == 0, shown.decode()
+    return shown.decode().replace("\r\n", "\n")
 
 
 def result_of(capsys, *arguments):
@@ -223,6 +248,47 @@ def test_plot(tmp_path, capsys, kind):
     content = file.read_bytes()
     assert content.startswith(b"\x89PNG") if kind == "png" else b"</svg>" in content
     assert list(tmp_path.iterdir()) == [file]  # no partial file stays
+
+
+@pytest.mark.parametrize("lengths", ["96", "96,64"])
+def test_plot_says_what_the_table_says(tmp_path, capsys, recwarn, lengths):
+    matplotlib = pytest.importorskip("matplotlib")
+    file = tmp_path / "compare.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text
+        assert main([*SMALL, "--lengths", lengths, "--memory-limit", "0.00005", "--plot", str(file)]) == 0
+    assert not recwarn.list
+    texts = [text.text for text in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
+    shown, title = "\n".join(filter(None, texts)), capsys.readouterr().out.splitlines()[0]
+    assert all(part in shown for part in title.split(" · ")) and max(map(len, shown.splitlines())) <= 120
+    assert "e+" not in shown and "memory of this machine" in shown
+    for pattern in (r"\d+ [KMGT]iB", r"\d+ (µs|ms|s)", *lengths.split(",")):
+        assert any(re.fullmatch(pattern, line) for line in shown.splitlines()), pattern
+
+
+def test_plot_keeps_links_and_modes(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    target, link = tmp_path / "target.png", tmp_path / "link.png"
+    target.write_bytes(b"before")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    result_of(capsys, "--plot", str(link))
+    assert link.is_symlink() and target.read_bytes().startswith(b"\x89PNG") and target.stat().st_mode & 0o777 == 0o640
+    target.chmod(0o440)
+    assert main([*SMALL, "--plot", str(link)]) == 2 and "read-only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_table_and_progress_fit_the_terminal(columns):
+    coloured = on_terminal(columns, *SMALL, "--lengths", "64,96", "--memory-limit", "0.00005")
+    shown = re.sub(r"\033\[[0-9;]*m", "", coloured)
+    lines = [line.rsplit("\033[K", 1)[-1] for line in shown.split("\n")]
+    assert max(map(len, lines)) <= columns
+    assert all(len(progress.split("\n")[0]) <= columns for progress in shown.split("\r\033[K")[1:])
+    table = [line for line in lines if "│" in line]
+    assert len({tuple(i for i, c in enumerate(line) if c == "│") for line in table}) == 1
+    for word in ("Tessera", "standard", "length", "ms", "not run", "forward", "backward"):
+        assert word in "\n".join(lines)
+    assert ("--json all numbers" in " ".join(lines)) == ("max error against float64" not in shown)
 
 
 def test_plot_without_matplotlib(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -15,14 +16,14 @@ class Progress:
 
     def show(self, *what: str) -> None:
         if self._shown:
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             share = min(1.0, self._done / self._total) if self._total else 1.0
-            filled = int(share * 32)
-            print(
-                f"\r\033[K{'█' * filled}{'░' * (32 - filled)} {share:4.0%}  {''.join(what)}",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
+            length = min(32, columns // 4)
+            filled = int(share * length)
+            line = f"{'█' * filled}{'░' * (length - filled)} {share:4.0%}  {''.join(what)}"
+            if len(line) >= columns:  # a line that went on in the next one could not be taken away again
+                line = line[: columns - 2] + "…"
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         if self._shown:

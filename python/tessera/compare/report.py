@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import math
+import shutil
+import sys
+import textwrap
+from dataclasses import dataclass
 from typing import Any
 
 import tessera
 from tessera.compare.cell import Cell, Measured, Settings
 
-Group = tuple[str, list[str]]  # a title over columns
+@dataclass
+class Column:
+    name: str
+    rank: int = 0  # what is left out first where a terminal has no room: the greatest; 0 stays
+
+
+@dataclass
+class Group:
+    """Columns under a title, which is the brief one where some are left out."""
+
+    title: str
+    brief: str
+    columns: list[Column]
+
 
 _SHORT = {"Tessera": "Tessera", "standard": "standard", "pytorch": "PyTorch"}
+_DIRECTION = Column("", 3)  # left out, it stands on a line of its own
+_EXTRA_RANK, _ERRORS_RANK, _MOST_RANK = 1, 5, 6
 
 
 def number(value: float | None) -> str:
@@ -45,12 +64,20 @@ def title(cells: list[Cell], settings: Settings, product_gflops: float) -> str:
 
 
 def groups(cell: Cell) -> list[Group]:
+    def side_group(side: Measured) -> Group:
+        own = side is cell.sides[0]
+        columns = [Column("ms"), Column("GFLOP/s", 4), Column("extra", _EXTRA_RANK if own else 2)]
+        if side.name == "pytorch":
+            columns.append(Column("by", 6))
+        return Group(side.title, _SHORT[side.name], columns)
+
     peers = cell.sides[1:]
-    columns = [("", ["", "length"]), ("Tessera", ["ms", "GFLOP/s", "extra"])]
-    columns += [(side.title, ["ms", "GFLOP/s", "extra", *(["by"] if side.name == "pytorch" else [])]) for side in peers]
-    columns.append(("times as fast as", [_SHORT[side.name] for side in peers]))
-    columns.append(("max error against float64", [_SHORT[side.name] for side in cell.sides]))
-    return columns
+    return [
+        Group("", "", [_DIRECTION, Column("length")]),
+        *(side_group(side) for side in cell.sides),
+        Group("times as fast as", "speed-up over", [Column(_SHORT[side.name]) for side in peers]),
+        Group("max error against float64", "max error", [Column(_SHORT[side.name], _ERRORS_RANK) for side in cell.sides]),
+    ]
 
 
 def row(cell: Cell) -> list[list[str]]:
@@ -68,11 +95,13 @@ def row(cell: Cell) -> list[list[str]]:
     return cells
 
 
-def legend(cells: list[Cell], settings: Settings) -> str:
-    lines = ["extra: memory beyond inputs and outputs"]
-    measured = any(side.name == "pytorch" for side in cells[0].sides)
-    lines[0] += ", of PyTorch's own as measured." if measured else "."
-    if not cells[0].shape.dropout_p:
+def legend(cells: list[Cell], settings: Settings, rank: int) -> str:
+    """What stands below the table: of the columns that are shown at this rank."""
+    lines = []
+    if rank >= _EXTRA_RANK:
+        measured = any(side.name == "pytorch" for side in cells[0].sides)
+        lines.append("extra: memory beyond inputs and outputs" + (", of PyTorch's own as measured." if measured else "."))
+    if not cells[0].shape.dropout_p and rank >= _ERRORS_RANK:
         text = "Errors: of sampled rows of the output (forward) or of the gradients (backward)."
         if any(cell.shape.backward and len(cell.sides[0].errors) == 1 for cell in cells):
             text += " At the greatest lengths that of the queries alone."
@@ -83,54 +112,88 @@ def legend(cells: list[Cell], settings: Settings) -> str:
         lines.append(
             "Standard attention has NumPy's own number of threads (OPENBLAS_NUM_THREADS): no threadpoolctl here."
         )
+    if rank < _MOST_RANK:
+        lines.append("A wider terminal shows more columns, --json all numbers.")
     return "\n".join(lines)
 
 
-def plain_table(cells: list[Cell]) -> str:
+def _not_run(text: str, room: int) -> str:
+    """`needs 8.00 GiB: not run`, or what of it fits."""
+    needs, _, not_run = text.partition(": ")
+    return next((part for part in (text, needs) if len(part) <= room), not_run)
+
+
+def _table(cells: list[Cell], rank: int) -> list[str]:
+    """The lines of the table without the columns that may be left out at this rank."""
     head, rows = groups(cells[0]), [row(cell) for cell in cells]
     lines: list[list[str]] = [[], [], []]  # titles, names of columns, rule; then a line for each row
     lines += [[] for _ in rows]
-    for g, (heading, names) in enumerate(head):
-        full = [r[g] for r in rows if len(r[g]) == len(names)]
-        widths = [max(len(texts[c]) for texts in [names, *full]) for c in range(len(names))]
-        wide = max(
-            sum(widths) + len(widths) - 1,
-            len(heading),
-            *(len(r[g][0]) for r in rows if len(r[g]) == 1 != len(names)),
-            0,
-        )
+    for g, group in enumerate(head):
+        kept = [c for c, column in enumerate(group.columns) if column.rank <= rank]
+        if not kept:
+            continue
+        names = [group.columns[c].name for c in kept]
+        title = group.title if rank == _MOST_RANK else group.brief
+        # A side that was not run has one text for all of the group's columns.
+        texts = [[r[g][c] for c in kept] if len(r[g]) == len(group.columns) else None for r in rows]
+        widths = [max(len(line[c]) for line in (names, *(t for t in texts if t))) for c in range(len(kept))]
+        wide = max(sum(widths) + len(widths) - 1, len(title))
+        if rank == _MOST_RANK:
+            wide = max(wide, *(len(r[g][0]) if t is None else 0 for r, t in zip(rows, texts)))
         widths[0] += wide - (sum(widths) + len(widths) - 1)
 
-        def joined(texts: list[str], widths: list[int] = widths) -> str:
-            return " ".join(text.rjust(width) for text, width in zip(texts, widths))
+        def joined(parts: list[str], widths: list[int] = widths) -> str:
+            return " ".join(part.rjust(width) for part, width in zip(parts, widths))
 
-        lines[0].append(heading.ljust(wide))
+        lines[0].append(title.ljust(wide))
         lines[1].append(joined(names))
         lines[2].append("─" * wide)
-        for line, r in zip(lines[3:], rows):
-            line.append(joined(r[g]) if len(r[g]) == len(names) else r[g][0].ljust(wide))
+        for line, r, t in zip(lines[3:], rows, texts):
+            line.append(_not_run(r[g][0], wide).ljust(wide) if t is None else joined(t))
     joints = [" │ ", " │ ", "─┼─", *(" │ " for _ in rows)]
-    return "\n".join(joint.join(line).rstrip() for joint, line in zip(joints, lines))
+    table = [joint.join(line).rstrip() for joint, line in zip(joints, lines)]
+    if rank >= _DIRECTION.rank:
+        return table
+    directions = [cell.shape.direction for cell in cells]
+    before = [None, *directions]
+    headed = [[*([d] if d != b else []), line] for d, b, line in zip(directions, before, table[3:])]
+    return [*table[:3], *(line for pair in headed for line in pair)]
+
+
+def plain_table(cells: list[Cell], width: int | None = None) -> tuple[str, int]:
+    """The table in lines of at most `width` characters where that can be, and the rank up to which columns stand there."""
+    for rank in range(_MOST_RANK, -1, -1):
+        lines = _table(cells, rank)
+        if width is None or max(map(len, lines)) <= width:
+            break
+    return "\n".join(lines), rank
 
 
 def print_table(cells: list[Cell], heading: str, settings: Settings) -> None:
-    """By rich in colours where it is installed and a terminal is wide enough, else plain."""
-    plain = plain_table(cells)
+    """As wide as the terminal, in colours by rich where it is installed; elsewhere with all columns."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    plain, rank = plain_table(cells, width)
+    below = legend(cells, settings, rank)
+    if width is not None:
+        heading, below = (
+            "\n".join(textwrap.fill(line, width, break_long_words=False) for line in text.splitlines())
+            for text in (heading, below)
+        )
     try:
         from rich.console import Console
         from rich.text import Text
     except ImportError:
-        print(f"{heading}\n\n{plain}\n\n{legend(cells, settings)}")
+        print(f"{heading}\n\n{plain}\n\n{below}")
         return
     console = Console(soft_wrap=True, highlight=False)
     text = Text(plain)
     text.highlight_regex(r"[│┼─]", "dim")
-    text.highlight_regex(r"needs [^│]*not run", "yellow")
+    text.highlight_regex(r"(needs [^│]*)?not run", "yellow")
     text.highlight_regex(r"\d+\.\d\d ×", "bold green")
     lines = text.split("\n")
     lines[0].stylize("bold")
     lines[1].stylize("dim")
-    console.print(Text(heading, style="bold"), "", *lines, "", Text(legend(cells, settings), style="dim"), sep="\n")
+    console.print(Text(heading, style="bold"), "", *lines, "", Text(below, style="dim"), sep="\n")
 
 
 def _side_json(cell: Cell, side: Measured, product_gflops: float) -> dict[str, Any] | None:
