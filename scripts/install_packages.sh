@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing from this machine, by name, and says which.
+# Installs the Debian packages that are missing from this machine, by name, and says which, and nothing else unless it fails.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -26,6 +26,17 @@ if ((EUID != 0)); then
   as_root=(sudo)
 fi
 echo "Installing missing Debian packages: ${missing[*]}"
-export DEBIAN_FRONTEND=noninteractive
-"${as_root[@]}" apt-get update -qq < /dev/null
-"${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" < /dev/null
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+# What a package manager says is of use when it fails.
+quietly() {
+  "$@" < /dev/null > "$log" 2>&1 && return
+  local code=$?
+  cat "$log" >&2
+  echo "This failed: $*" >&2
+  exit "$code"
+}
+
+quietly "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update
+quietly "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"

@@ -26,6 +26,11 @@ file(RENAME ${prefix} ${WORK_DIR}/moved)
 set(prefix ${WORK_DIR}/moved)
 set(ENV{LD_LIBRARY_PATH} ${prefix}/${LIBDIR})
 
+file(GLOB license ${prefix}/share/doc/*/LICENSE)
+if(NOT license)
+  message(FATAL_ERROR "no LICENSE below ${prefix}/share/doc")
+endif()
+
 # C++ by find_package.
 run("configuring the C++ program" ${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE_DIR}/consumer -B ${WORK_DIR}/consumer
   -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_PREFIX_PATH=${prefix} -DTESSERA_VERSION=${VERSION})

@@ -66,6 +66,13 @@ def test_metadata(wheel):
     assert re.findall("^Provides-Extra: (.*)$", metadata, re.MULTILINE) == ["compare"]
 
 
+def test_license(wheel):
+    assert "License-Expression: BSD-3-Clause\n" in metadata_of(wheel)
+    archive = zipfile.ZipFile(wheel)
+    (license,) = [name for name in archive.namelist() if re.search(r"\.dist-info/(licenses/)?LICENSE$", name)]
+    assert "the Tessera authors" in archive.read(license).decode()
+
+
 def test_needs_nothing_but_the_c_and_cpp_libraries(wheel, tmp_path):
     archive = zipfile.ZipFile(wheel)
     (name,) = [name for name in archive.namelist() if name.endswith(".so")]
