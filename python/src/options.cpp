@@ -116,16 +116,41 @@ void set_value(Call& call, const core::OptionField& field, nb::handle value) {
   }
 }
 
+// What a problem holds, as Python gives it.
+nb::object value_of(const tessera_problem& problem, const core::OptionField& field) {
+  const core::OptionMember& member = field.members[0];
+  const auto integer = [&problem](const core::OptionMember& m) {
+    return m.flag ? int64_t{problem.*m.flag} : problem.*m.integer;
+  };
+  switch (field.kind) {
+    case core::OptionKind::kFlag:
+    case core::OptionKind::kAlignment:
+      return nb::cast(integer(member) != 0);
+    case core::OptionKind::kOptionalNumber:
+      return problem.has_scale ? nb::cast(problem.*member.number) : nb::none();
+    case core::OptionKind::kNumber:
+      return nb::cast(problem.*member.number);
+    case core::OptionKind::kInteger:
+      return nb::cast(integer(member));
+    case core::OptionKind::kUnsigned:
+      return nb::cast(problem.*member.unsigned_integer);
+    case core::OptionKind::kPair:
+      return nb::make_tuple(integer(member), integer(field.members[1]));
+  }
+  return nb::none();
+}
+
 // How and where a call is to run: no part of the problem.
 struct ExecutionOption {
   const char* name;
   std::string (*annotation)();  // for the stubs; nullptr: of the library's own Python alone
+  nb::object (*fallback)();     // the default
   void (*set)(const char* name, Call& call, nb::handle value);
 };
 constexpr ExecutionOption kExecutionOptions[] = {
-    {"kernel", [] { return "Literal[" + accepted_kernels() + "]"; },
+    {"kernel", [] { return "Literal[" + accepted_kernels() + "]"; }, [] { return nb::cast("auto"); },
      [](const char* name, Call& call, nb::handle value) { call.kernel = to_kernel(name, value); }},
-    {"threads", [] { return std::string("int"); },
+    {"threads", [] { return std::string("int"); }, [] { return nb::cast(0); },
      [](const char* name, Call& call, nb::handle value) {
        const int64_t threads = to_integer(name, value);
        constexpr int64_t kMostThreads = 1024;
@@ -134,9 +159,10 @@ constexpr ExecutionOption kExecutionOptions[] = {
        }
        call.threads = static_cast<int32_t>(threads);
      }},
-    {"openmp", [] { return std::string("bool"); },
+    {"openmp", [] { return std::string("bool"); }, [] { return nb::cast(false); },
      [](const char* name, Call& call, nb::handle value) { call.openmp = convert<bool>(name, value, "True or False"); }},
-    {"workspace", nullptr, [](const char*, Call& call, nb::handle value) { call.allocate = nb::borrow(value); }},
+    {"workspace", nullptr, nullptr,
+     [](const char*, Call& call, nb::handle value) { call.allocate = nb::borrow(value); }},
 };
 
 bool set_option(Call& call, std::string_view name, nb::handle value) {
@@ -184,20 +210,25 @@ const char* annotation_of(core::OptionKind kind) {
 
 nb::list option_fields() {
   nb::list fields;
-  const auto add = [&fields](const char* name, const std::string& annotation, const char* kind) {
+  const auto add = [&fields](const char* name, const std::string& annotation, const char* kind,
+                             const nb::object& fallback = nb::none()) {
     nb::dict field;
     field["name"] = name;
     field["annotation"] = annotation;
     field["kind"] = kind;
+    field["default"] = fallback;
     fields.append(field);
   };
   for (const core::TensorField& field : core::kTensorFields) {
     if (field.need == core::Need::kIfGiven) add(field.name, "Any", "tensor");
     if (field.need == core::Need::kIfGivenBackward) add(field.name, "Any", "backward tensor");
   }
-  for (const core::OptionField& field : core::kOptionFields) add(field.name, annotation_of(field.kind), "value");
+  const Call fresh(TESSERA_FORWARD);
+  for (const core::OptionField& field : core::kOptionFields) {
+    add(field.name, annotation_of(field.kind), "value", value_of(fresh.problem, field));
+  }
   for (const ExecutionOption& option : kExecutionOptions) {
-    if (option.annotation) add(option.name, option.annotation(), "execution");
+    if (option.annotation) add(option.name, option.annotation(), "execution", option.fallback());
   }
   return fields;
 }

@@ -46,8 +46,8 @@ def check(
 def combine(o_parts: Any, lse_parts: Any, o: Any, lse: Any = None) -> None:
     """Writes o, and lse where it is given."""
 
-def option_fields() -> list[dict[str, str]]:
-    """The options by name, with their type and kind: "tensor", "backward tensor", "value" or "execution"."""
+def option_fields() -> list[dict[str, Any]]:
+    """The options by name, with their annotation, default and kind: "tensor", "backward tensor", "value" or "execution"."""
 
 def device(name: str = "cpu") -> dict[str, Any]:
     """This machine's CPU: name, isa, isa_limit, cores, threads, l1_bytes, l2_bytes. TESSERA_ISA and

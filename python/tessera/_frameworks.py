@@ -78,7 +78,7 @@ def _family(name: str, array: Any) -> str | None:
     if torch is not None and isinstance(array, torch.Tensor):
         import tessera.torch
 
-        tessera.torch.kernels.check_tensor(name, array)
+        tessera.torch.checks.check_tensor(name, array)
         return "PyTorch"
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(array, jax.Array):

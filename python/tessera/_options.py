@@ -40,3 +40,7 @@ class BackwardOptions(Options, total=False):
     d_lse: Any
     d_bias: Any
     d_sink: Any
+
+
+class TorchOptions(Options, total=False):
+    dropout_state: Any

@@ -1,6 +1,5 @@
 """What Python knows of the options is what the library's table of fields says."""
 
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +28,16 @@ def test_docstring_explains_every_option():
 
 
 def test_pytorch_takes_every_option():
-    tessera_torch = pytest.importorskip("tessera.torch")
-    parameters = set(inspect.signature(tessera_torch.attention).parameters)
-    assert names("tensor", "value") <= parameters
+    of_call = pytest.importorskip("tessera.torch.options")
+    in_a_tensor = {"dropout_seed", "dropout_offset"}  # dropout_state
+    assert names("tensor", "value") - in_a_tensor <= set(of_call.NAMES)
+
+
+def test_flat_and_back():
+    of_call = pytest.importorskip("tessera.torch.options")
+    options = {"causal": True, "window": (3, -1), "softcap": 2.0}
+    assert of_call.unpack(of_call.pack(options)) == options == of_call.given("f", {**options, "scale": None, "threads": 0})
+    with pytest.raises(TypeError, match=r"f\(\) got an unexpected keyword argument 'casual'"):
+        of_call.given("f", {"casual": True})
+    with pytest.raises(tessera.Error, match="window: 3, accepted a pair of integers"):
+        of_call.given("f", {"window": 3})

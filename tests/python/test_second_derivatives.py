@@ -26,8 +26,7 @@ def weights():
 
 
 def operator(q, k, v):
-    settings = (None, False, False, -1, -1, 0.0, 0, 0, 0.0, 0, 0, False, False, "auto", 0)
-    return torch.ops.tessera.attention_forward(q, k, v, *(None,) * 10, *settings)[0]
+    return torch.ops.tessera.attention_forward(q, k, v, *tessera.torch.options.pack({}))[0]
 
 
 def sdpa(q, k, v):

@@ -155,8 +155,9 @@ def test_gradcheck():
     )
 
 
-def arguments(q, k, v, *, bias=None, sink=None, causal=False):
-    return (q, k, v, bias, sink, *(None,) * 9, causal, False, -1, -1, 0.0, 0, 0, 0.0, 0, 0, False, False, "auto", 0)
+def arguments(q, k, v, **options):
+    """Of the operator."""
+    return (q, k, v, *tessera.torch.options.pack(options))
 
 
 def test_opcheck(device):

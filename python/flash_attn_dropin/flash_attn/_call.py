@@ -9,6 +9,7 @@ from tessera.torch import attention
 from tessera.torch import kernels
 from tessera.torch.api import new_dropout_state
 from tessera.torch.ops import refuse_second_derivatives
+from tessera.torch.options import given
 from torch import Tensor
 
 from flash_attn._dmask import s_dmask
@@ -121,12 +122,16 @@ def private_backward(
     if dropout_p > 0 and rng_state is None:
         raise ValueError("rng_state: None with dropout, accepted is what the forward call returned")
     lse = torch.where(softmax_lse == math.inf, -math.inf, softmax_lse)
-    left, right = window_of(window_size)
-    gradients = kernels.backward(
-        dout, None, q, k, v, out, lse, False, False, None, None, None, None, _slopes(alibi_slopes), cu_seqlens_q,
-        cu_seqlens_k, None, None, rng_state, softmax_scale, causal, False, left, right, softcap, 0, 0, dropout_p,
-        int(max_seqlen_q), int(max_seqlen_k), deterministic, False, "auto", 0,
+    options = given(
+        "_flash_attn_backward",
+        dict(
+            alibi_slopes=_slopes(alibi_slopes), cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            dropout_state=rng_state, scale=softmax_scale, causal=causal, window=window_of(window_size), softcap=softcap,
+            dropout_p=dropout_p, max_seqlen_q=int(max_seqlen_q), max_seqlen_k=int(max_seqlen_k),
+            deterministic=deterministic,
+        ),
     )  # fmt: skip
+    gradients = kernels.backward(dout, None, q, k, v, out, lse, False, False, options)
     gradients = refuse_second_derivatives(gradients[:3], dout, q, k, v)
     for target, gradient in zip((dq, dk, dv), gradients):
         if target is not None:

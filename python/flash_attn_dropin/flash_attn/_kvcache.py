@@ -3,7 +3,7 @@
 from typing import Optional, Tuple
 
 import torch
-from tessera.torch import attention, kernels
+from tessera.torch import attention, checks, kernels
 from tessera.torch.api import check
 from torch import Tensor
 
@@ -81,7 +81,7 @@ def _check_arguments(
     batch = q.shape[0]
 
     def require(name: str, tensor: Tensor, shape: tuple, dtypes: tuple) -> None:
-        kernels.check_tensor(name, tensor)
+        checks.check_tensor(name, tensor)
         if tensor.shape != shape:
             raise ValueError(f"{name}: shape {tuple(tensor.shape)}, accepted {shape}")
         if tensor.dtype not in dtypes:
@@ -97,13 +97,13 @@ def _check_arguments(
     if cache_leftpad is not None:
         require("cache_leftpad", cache_leftpad, (batch,), integers)
     if block_table is not None:
-        kernels.check_tensor("block_table", block_table)
+        checks.check_tensor("block_table", block_table)
         columns = block_table.shape[-1] if block_table.dim() > 0 else 0
         require("block_table", block_table, (batch, columns), (torch.int32,))
     if k is None:
         return  # nothing will be written: attention refuses the rest in time
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k)):
-        kernels.check_tensor(name, tensor)
+        checks.check_tensor(name, tensor)
         if tensor.dim() != 4:
             raise ValueError(f"{name}: rank {tensor.dim()}, accepted 4")
     if v_cache.shape[:3] != k_cache.shape[:3]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple, Union
+from typing import TYPE_CHECKING, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -11,13 +11,19 @@ from tessera import _core
 from tessera._core import Error
 
 from . import kernels, ops
+from . import options as of_call
+from .checks import check_tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tessera._options import TorchOptions
 
 
 def _scores(name: str, tensor: Optional[Tensor], seqlen_k: Optional[int]) -> Optional[Tensor]:
     """A bias or mask as [B|1, Hq|1, Sq|1, Sk] without copying: leading dimensions appear, a last one of 1 expands."""
     if tensor is None:
         return None
-    kernels.check_tensor(name, tensor)
     if not 1 <= tensor.dim() <= 4:
         raise Error(f"{name}: rank {tensor.dim()}, accepted [B|1, Hq|1, Sq|1, Sk] and its last dimensions")
     while tensor.dim() < 4:
@@ -40,21 +46,22 @@ def _autocast(
     return q.to(dtype), k.to(dtype), v.to(dtype), bias
 
 
-def _check_pair(name: str, pair: Tuple[int, int]) -> None:
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise Error(f"{name}: {pair!r}, accepted a pair of integers")
-
-
 def new_dropout_state(device: torch.device) -> Tensor:
     """A seed and an offset from PyTorch's generator: int64 [2], repeated by torch.manual_seed."""
     return torch.randint(0, 2**62, (2,), dtype=torch.int64, device=device)
 
 
+def _dropout_state(seed: Optional[int], offset: int, device: torch.device) -> Tensor:
+    if seed is None:
+        return new_dropout_state(device)
+    signed = [x - 2**64 if x >= 2**63 else x for x in (seed, offset)]
+    return torch.tensor(signed, dtype=torch.int64, device=device)
+
+
 def check(q: Tensor, k: Tensor, v: Tensor, *, dropout_state: Optional[Tensor] = None, **options) -> None:
     """Raises what `attention` would for these arguments, whose names are `tessera.attention`'s, but for what data tell."""
     q, k, v, _ = _autocast(q, k, v, None)
-    given = {name: value for name, value in options.items() if value is not None}
-    _core.check("forward", kernels.rows(q), kernels.rows(k), kernels.rows(v), **given)
+    _core.check("forward", kernels.rows(q), kernels.rows(k), kernels.rows(v), **of_call.given("attention", options))
 
 
 _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))
@@ -70,32 +77,8 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    scale: Optional[float] = None,
-    causal: bool = False,
-    top_left: bool = False,
-    window: Tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    bias: Optional[Tensor] = None,
-    mask: Optional[Tensor] = None,
-    block_mask: Optional[Tensor] = None,
-    mask_block: Tuple[int, int] = (0, 0),
-    alibi_slopes: Optional[Tensor] = None,
-    sink: Optional[Tensor] = None,
-    dropout_p: float = 0.0,
-    dropout_seed: Optional[int] = None,
-    dropout_offset: int = 0,
-    dropout_state: Optional[Tensor] = None,
-    cu_seqlens_q: Optional[Tensor] = None,
-    cu_seqlens_k: Optional[Tensor] = None,
-    seqused_k: Optional[Tensor] = None,
-    page_table: Optional[Tensor] = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
-    deterministic: bool = False,
-    batch_invariant: bool = False,
-    kernel: str = "auto",
-    threads: int = 0,
     return_lse: bool = False,
+    **options: Unpack[TorchOptions],
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """Exact attention, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink, through O and LSE.
 
@@ -109,6 +92,7 @@ def attention(
     s -= slope |i + Sk - Sq - j|; s = -inf where j is not visible.
 
     Args:
+        options, all by name:
         scale: of the scores; 1 / sqrt(D) by default.
         causal: key j is visible to query i if j <= i + Sk - Sq, or j <= i with `top_left`.
         window: keys visible left and right of that diagonal, -1 = all.
@@ -133,52 +117,37 @@ def attention(
         tessera.Error: (a ValueError) an argument is wrong; one line names it, what was given and what is accepted.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        kernels.check_tensor(name, tensor)
-    _check_pair("window", window)
-    _check_pair("mask_block", mask_block)
+        check_tensor(name, tensor)
+    seed, offset = options.pop("dropout_seed", None), options.pop("dropout_offset", 0)
+    given = of_call.given("attention", options) if options else {}
+    bias, sink = given.pop("bias", None), given.pop("sink", None)
     compiling = torch.compiler.is_compiling()
     if compiling or torch._C._is_any_autocast_enabled():
         q, k, v, bias = _autocast(q, k, v, bias)
     # Only dense keys tell Sk.
-    seqlen_k = k.shape[1] if k.dim() == 4 and page_table is None else None
+    seqlen_k = k.shape[1] if k.dim() == 4 and "page_table" not in given else None
     if bias is not None:
         bias = _scores("bias", bias, seqlen_k)
-    if mask is not None:
-        mask = _scores("mask", mask, seqlen_k)
+    if "mask" in given:
+        given["mask"] = _scores("mask", given["mask"], seqlen_k)
     if sink is not None:
-        kernels.check_tensor("sink", sink)
         if not sink.is_floating_point():
             raise Error(f"sink: dtype {sink.dtype}, accepted floating-point ones")
         sink = sink.float()
-    if dropout_p == 0.0:
-        dropout_state = None
-    elif dropout_state is not None:
-        kernels.check_tensor("dropout_state", dropout_state)
+    if "dropout_p" not in given:
+        given.pop("dropout_state", None)
+    elif "dropout_state" not in given:
+        given["dropout_state"] = _dropout_state(seed, offset, q.device)
+    functorch = not compiling and torch._C._functorch.peek_interpreter_stack() is not None
+    if functorch or q.is_meta or _traced() or not _PLAIN_TYPES.issuperset(map(type, (q, k, v, bias, sink))):
+        operator = ops.Transformable.apply if functorch else ops.attention_forward
+        o, lse = operator(q, k, v, *of_call.pack({**given, "bias": bias, "sink": sink}))
+    elif torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias, sink)):
+        return ops.apply_eager(q, k, v, bias, sink, given, return_lse)
     else:
-        if dropout_seed is None:
-            dropout_state = new_dropout_state(q.device)
-        else:
-            signed = [x - 2**64 if x >= 2**63 else x for x in (dropout_seed, dropout_offset)]
-            dropout_state = torch.tensor(signed, dtype=torch.int64, device=q.device)
-    tensors = (
-        mask, block_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, dropout_state
-    )  # fmt: skip
-    settings = (
-        scale, causal, top_left, window[0], window[1], softcap, mask_block[0], mask_block[1], dropout_p, max_seqlen_q,
-        max_seqlen_k, deterministic, batch_invariant, kernel, threads,
-    )  # fmt: skip
-    if not compiling and torch._C._functorch.peek_interpreter_stack() is not None:
-        o, lse = ops.Transformable.apply(q, k, v, bias, sink, *tensors, *settings)
-    elif q.is_meta or _traced() or not _PLAIN_TYPES.issuperset((type(q), type(k), type(v), type(bias), type(sink))):
-        o, lse = ops.attention_forward(q, k, v, bias, sink, *tensors, *settings)
-    elif torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (sink is not None and sink.requires_grad)
-    ):
-        return ops.apply_eager(q, k, v, bias, sink, (tensors, settings), return_lse)
-    else:
-        o, lse = kernels.forward(q, k, v, bias, sink, *tensors, *settings, want_lse=return_lse)
+        if bias is not None:
+            given["bias"] = bias
+        if sink is not None:
+            given["sink"] = sink
+        o, lse = kernels.forward(q, k, v, given, want_lse=return_lse)
     return (o, lse) if return_lse else o

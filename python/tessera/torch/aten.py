@@ -14,6 +14,7 @@ from torch import Tensor
 from tessera import _core
 
 from . import kernels
+from . import options as of_call
 
 # Memory-efficient attention pads the rows of its LSE, and those of its bias' gradient, to whole vectors.
 _LSE_ALIGNMENT = 32
@@ -257,14 +258,16 @@ def cudnn_backward(
 def _row_options(
     cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, left, right, seqused_k=None, alibi_slopes=None,
     block_table=None,
-) -> tuple:  # fmt: skip
-    if block_table is not None:
-        cum_seq_k = None
-    state = (None, None, None, None, alibi_slopes, cum_seq_q, cum_seq_k, seqused_k, block_table, None)
-    window = (-1 if left is None else left, -1 if right is None else right)
-    lengths = (0, 0) if cum_seq_q is None else (max_q, max_k)
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    return (*state, scale, is_causal, False, *window, 0.0, 0, 0, 0.0, *lengths, deterministic, False, "auto", 0)
+) -> dict:  # fmt: skip
+    given = dict(
+        alibi_slopes=alibi_slopes, cu_seqlens_q=cum_seq_q, cu_seqlens_k=cum_seq_k if block_table is None else None,
+        seqused_k=seqused_k, page_table=block_table, scale=scale, causal=is_causal,
+        window=(-1 if left is None else left, -1 if right is None else right),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+    if cum_seq_q is not None:
+        given.update(max_seqlen_q=max_q, max_seqlen_k=max_k)
+    return of_call.given("_flash_attention_forward", given)
 
 
 def rows_forward(
@@ -275,12 +278,12 @@ def rows_forward(
     """o as query lies in memory, or in `out`; lse [H, Tq] or [B, H, Sq]; and what dropout alone needs."""
     _check(query, dropout_p, return_debug_mask)
     _check_head_sizes(query, value)
-    options = _row_options(
+    given = _row_options(
         cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right, seqused_k,
         alibi_slopes, block_table,
     )  # fmt: skip
     o = _twin(query) if out is None else out
-    _, lse = kernels.forward(query, key, value, *options, o=o.detach())
+    _, lse = kernels.forward(query, key, value, given, o=o.detach())
     return (o, lse, *_no_random_state(query))
 
 
@@ -297,7 +300,7 @@ def rows_backward(
     _check(query, dropout_p)
     _check_head_sizes(query, value)
     _check_first_derivative(grad_out, query, key, value)
-    options = _row_options(
+    given = _row_options(
         cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
     )  # fmt: skip
-    return kernels.backward(grad_out, None, query, key, value, out, logsumexp, False, False, *options)[:3]
+    return kernels.backward(grad_out, None, query, key, value, out, logsumexp, False, False, given)[:3]

@@ -11,6 +11,8 @@ from torch.autograd import forward_ad
 
 from tessera import _core
 
+from .options import Options
+
 _UINT64 = 1 << 64
 # DLPack's C exchange interface hands out memory whatever autograd thinks of it, __dlpack__ none that needs a gradient.
 _MARKS_MATTER = not hasattr(Tensor, "__dlpack_c_exchange_api__")
@@ -39,16 +41,6 @@ def refuse_tangents(*tensors) -> None:
             raise NotImplementedError("tessera.torch: a forward-mode derivative was asked for, accepted is reverse mode")
 
 
-def check_tensor(name: str, tensor: Tensor) -> None:
-    """Refuses what is no dense tensor."""
-    if not isinstance(tensor, Tensor):
-        raise _core.Error(f"{name}: {type(tensor).__module__}.{type(tensor).__name__}, accepted a PyTorch tensor")
-    if tensor.layout is not torch.strided:
-        raise _core.Error(f"{name}: layout {tensor.layout}, accepted torch.strided; packed sequences have cu_seqlens")
-    if tensor.is_nested:
-        raise _core.Error(f"{name}: a nested tensor, accepted a dense one; packed sequences have cu_seqlens")
-
-
 def plain(tensor: Tensor) -> Tensor:
     """The same memory without autograd's marks, where they are in the way; a copy of what is stored negated."""
     if tensor.is_neg():  # memory does not tell: torch.Tensor.resolve_neg
@@ -68,54 +60,15 @@ def _empty_twin(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor) if tensor.is_contiguous() else tensor.new_empty(tensor.shape)
 
 
-def _options(
-    q, bias, sink, mask, block_mask, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, dropout_state,
-    scale, causal, top_left, window_left, window_right, softcap, mask_block_q, mask_block_k, dropout_p, max_seqlen_q,
-    max_seqlen_k, deterministic, batch_invariant, kernel, threads,
-):  # fmt: skip
-    # Only what differs from the default travels: a call's overhead counts for tiny problems.
-    options = {}
-    for name, tensor in (
-        ("bias", bias),
-        ("sink", sink),
-        ("mask", mask),
-        ("block_mask", block_mask),
-        ("alibi_slopes", alibi_slopes),
-        ("cu_seqlens_q", cu_seqlens_q),
-        ("cu_seqlens_k", cu_seqlens_k),
-        ("seqused_k", seqused_k),
-        ("page_table", page_table),
-    ):
-        if tensor is not None:
-            check_tensor(name, tensor)
-            options[name] = plain(tensor)
-    if scale is not None:
-        options["scale"] = scale
-    if causal:
-        options["causal"] = True
-    if top_left:
-        options["top_left"] = True
-    if window_left != -1 or window_right != -1:
-        options["window"] = (window_left, window_right)
-    if softcap != 0.0:
-        options["softcap"] = softcap
-    if block_mask is not None:
-        options["mask_block"] = (mask_block_q, mask_block_k)
-    if dropout_p != 0.0:
-        seed, offset = dropout_state.tolist()
-        options.update(dropout_p=dropout_p, dropout_seed=seed % _UINT64, dropout_offset=offset % _UINT64)
-    if max_seqlen_q:
-        options["max_seqlen_q"] = max_seqlen_q
-    if max_seqlen_k:
-        options["max_seqlen_k"] = max_seqlen_k
-    if deterministic:
-        options["deterministic"] = True
-    if batch_invariant:
-        options["batch_invariant"] = True
-    if kernel != "auto":
-        options["kernel"] = kernel
-    add_place(options, q, threads)
-    return options
+def _keywords(q: Tensor, options: Options) -> dict:
+    """`options` as `_core` takes them, and where the call computes."""
+    keywords = {name: plain(value) if isinstance(value, Tensor) else value for name, value in options.items()}
+    state = keywords.pop("dropout_state", None)
+    if state is not None and keywords.get("dropout_p"):
+        seed, offset = state.tolist()
+        keywords.update(dropout_seed=seed % _UINT64, dropout_offset=offset % _UINT64)
+    add_place(keywords, q, keywords.pop("threads", 0))
+    return keywords
 
 
 def add_place(options: dict, q: Tensor, threads: int = 0) -> None:
@@ -140,35 +93,35 @@ def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, *options, want_lse: bool = True, o: Optional[Tensor] = None
+    q: Tensor, k: Tensor, v: Tensor, options: Options, want_lse: bool = True, o: Optional[Tensor] = None
 ) -> Tuple[Tensor, Optional[Tensor]]:
-    """o, written where it is given, and lse. `options` are those of the operator `tessera::attention_forward`."""
+    """o, written where it is given, and lse."""
     if forward_ad._current_level >= 0:
-        refuse_tangents(q, k, v, *options)
+        refuse_tangents(q, k, v, *options.values())
     o_shape, lse_shape = output_shapes(q, v)
     if o is None:
         o = _empty_twin(q) if o_shape == q.shape else q.new_empty(o_shape)
     lse = q.new_empty(lse_shape, dtype=torch.float32) if want_lse else None
-    _core.forward(rows(q), rows(k), rows(v), o, lse, **_options(q, *options))
+    _core.forward(rows(q), rows(k), rows(v), o, lse, **_keywords(q, options))
     return o, lse
 
 
 def backward(
     d_o: Optional[Tensor], d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
-    want_d_bias: bool, want_d_sink: bool, *options,
+    want_d_bias: bool, want_d_sink: bool, options: Options,
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
     """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, None where they are not wanted."""
     if forward_ad._current_level >= 0:
-        refuse_tangents(d_o, d_lse, q, k, v, o, lse, *options)
-    named = _options(q, *options)
+        refuse_tangents(d_o, d_lse, q, k, v, o, lse, *options.values())
+    keywords = _keywords(q, options)
     if d_lse is not None:
-        named["d_lse"] = plain(d_lse)
+        keywords["d_lse"] = plain(d_lse)
     d_bias = d_sink = None
     if want_d_bias:
-        named["d_bias"] = d_bias = q.new_empty(options[0].shape, dtype=torch.float32)
+        keywords["d_bias"] = d_bias = q.new_empty(options["bias"].shape, dtype=torch.float32)
     if want_d_sink:
-        named["d_sink"] = d_sink = q.new_empty(options[1].shape, dtype=torch.float32)
+        keywords["d_sink"] = d_sink = q.new_empty(options["sink"].shape, dtype=torch.float32)
     d_q, d_k, d_v = _empty_twin(q), _empty_twin(k), _empty_twin(v)
     d_o = torch.zeros_like(o) if d_o is None else rows(d_o)
-    _core.backward(rows(q), rows(k), rows(v), rows(o), plain(lse), d_o, d_q, d_k, d_v, **named)
+    _core.backward(rows(q), rows(k), rows(v), rows(o), plain(lse), d_o, d_q, d_k, d_v, **keywords)
     return d_q, d_k, d_v, d_bias, d_sink

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tessera import _core
 
-from . import kernels
+from . import checks, kernels
 
 
 def _merge(o_parts: Tensor, lse_parts: Tensor) -> Tuple[Tensor, Tensor]:
@@ -103,7 +103,7 @@ def combine(
         tessera.Error: (a ValueError) an argument is wrong; one line names it, what was given and what is accepted.
     """
     for name, tensor in (("o_parts", o_parts), ("lse_parts", lse_parts)):
-        kernels.check_tensor(name, tensor)
+        checks.check_tensor(name, tensor)
     transformed = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
     o, lse = (_Transformable.apply if transformed else _combine)(o_parts, lse_parts)
     return (o, lse) if return_lse else o

@@ -14,18 +14,10 @@ from torch import Tensor
 
 from tessera._core import Error
 
-from . import kernels
+from . import kernels, options
 
-# One list for the schema of both operators, in the order of kernels._options.
-_OPTIONS = (
-    "Tensor? bias, Tensor? sink, Tensor? mask, Tensor? block_mask, Tensor? alibi_slopes, Tensor? cu_seqlens_q, "
-    "Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? page_table, Tensor? dropout_state, float? scale, bool causal, "
-    "bool top_left, SymInt window_left, SymInt window_right, float softcap, SymInt mask_block_q, SymInt mask_block_k, "
-    "float dropout_p, SymInt max_seqlen_q, SymInt max_seqlen_k, bool deterministic, bool batch_invariant, str kernel, "
-    "SymInt threads"
-)
-_OPTION_NAMES = tuple(option.split()[-1] for option in _OPTIONS.split(", "))
-_NUM_TENSOR_OPTIONS = sum(option.startswith("Tensor") for option in _OPTIONS.split(", "))
+# Operators take options flat: those with a gradient first.
+_OPTION_NAMES, _NUM_TENSOR_OPTIONS = options.NAMES, options.NUM_TENSORS
 _BIAS, _SINK = _OPTION_NAMES.index("bias"), _OPTION_NAMES.index("sink")
 
 SECOND_DERIVATIVE = "tessera.torch.attention: a second derivative was asked for, accepted is the first"
@@ -39,22 +31,29 @@ class _Recorded(threading.local):
 
 _recorded = _Recorded()
 
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tensor]:
+    return kernels.forward(q, k, v, options.unpack(flat))
+
+
 attention_forward = torch.library.custom_op(
     "tessera::attention_forward",
-    kernels.forward,
+    _forward,
     mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+    schema=f"(Tensor q, Tensor k, Tensor v, {options.SCHEMA}) -> (Tensor, Tensor)",
 )
 
 
-def _backward(*arguments) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward(
+    d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *flat
+) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """kernels.backward as an operator, which returns tensors only: what is not wanted is empty."""
-    d_o, d_lse, q, k, v = arguments[:5]
-    if not _recorded.active and kernels.in_detached_double_backward(d_o, d_lse, q, k, v, *arguments[9:11]):
+    if not _recorded.active and kernels.in_detached_double_backward(d_o, d_lse, q, k, v, flat[_BIAS], flat[_SINK]):
         raise NotImplementedError(SECOND_DERIVATIVE)
     return tuple(
         q.new_empty((0,), dtype=torch.float32) if gradient is None else gradient
-        for gradient in kernels.backward(*arguments)
+        for gradient in kernels.backward(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, options.unpack(flat))
     )
 
 
@@ -63,13 +62,13 @@ attention_backward = torch.library.custom_op(
     _backward,
     mutates_args=(),
     schema="(Tensor? d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool want_d_bias, "
-    f"bool want_d_sink, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"bool want_d_sink, {options.SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
 @attention_forward.register_fake
-def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *options) -> Tuple[Tensor, Tensor]:
-    for name, tensor in zip(("k", "v", *_OPTION_NAMES[:_NUM_TENSOR_OPTIONS]), (k, v, *options)):
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tensor]:
+    for name, tensor in zip(("k", "v", *_OPTION_NAMES[:_NUM_TENSOR_OPTIONS]), (k, v, *flat)):
         if tensor is not None and name != "dropout_state" and tensor.device != q.device:
             raise Error(f"{name}: on device {tensor.device}, q is on {q.device}: accepted: one device for all")
     o_shape, lse_shape = kernels.output_shapes(q, v)
@@ -77,11 +76,11 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *options) -> Tuple[Tensor, Te
 
 
 @attention_backward.register_fake
-def _backward_fake(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *options):
+def _backward_fake(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *flat):
     return (
         *(t.new_empty(t.shape) for t in (q, k, v)),
-        q.new_empty(options[_BIAS].shape if want_d_bias else (0,), dtype=torch.float32),
-        q.new_empty(options[_SINK].shape if want_d_sink else (0,), dtype=torch.float32),
+        q.new_empty(flat[_BIAS].shape if want_d_bias else (0,), dtype=torch.float32),
+        q.new_empty(flat[_SINK].shape if want_d_sink else (0,), dtype=torch.float32),
     )
 
 
@@ -90,10 +89,10 @@ def _backward_fake(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *optio
 
 def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
-    q, k, v, *options = inputs
+    q, k, v, *flat = inputs
     o, lse = output
-    ctx.save_for_backward(q, k, v, o, lse, *options[:_NUM_TENSOR_OPTIONS])
-    ctx.settings = options[_NUM_TENSOR_OPTIONS:]
+    ctx.save_for_backward(q, k, v, o, lse, *flat[:_NUM_TENSOR_OPTIONS])
+    ctx.settings = flat[_NUM_TENSOR_OPTIONS:]
 
 
 def _autograd(run, ctx, d_o: Optional[Tensor], d_lse: Optional[Tensor]):
@@ -202,8 +201,8 @@ class _Fold:
         return tensor.unflatten(0, (self.size, tensor.shape[0] // self.size))
 
 
-def _fold_options(fold: _Fold, dims, options) -> list:
-    named = dict(zip(_OPTION_NAMES, options))
+def _fold_options(fold: _Fold, dims, flat) -> list:
+    named = dict(zip(_OPTION_NAMES, flat))
     dim = dict(zip(_OPTION_NAMES, dims))
     for name in ("sink", "dropout_state"):
         if dim[name] is not None:
@@ -215,9 +214,9 @@ def _fold_options(fold: _Fold, dims, options) -> list:
     return list(named.values())
 
 
-def _batch_of(q: Tensor, dim: Optional[int], options) -> int:
+def _batch_of(q: Tensor, dim: Optional[int], flat) -> int:
     """B of q [B, Sq, Hq, D], with vmap's dimension at `dim`."""
-    named = dict(zip(_OPTION_NAMES, options))
+    named = dict(zip(_OPTION_NAMES, flat))
     for name in ("cu_seqlens_q", "cu_seqlens_k", "page_table"):
         if named[name] is not None:
             raise NotImplementedError(
@@ -230,27 +229,27 @@ def _batch_of(q: Tensor, dim: Optional[int], options) -> int:
     return q.shape[1 if dim == 0 else 0]
 
 
-def _forward_vmap(run, info, in_dims, q, k, v, *options):
-    fold = _Fold(info.batch_size, _batch_of(q, in_dims[0], options))
+def _forward_vmap(run, info, in_dims, q, k, v, *flat):
+    fold = _Fold(info.batch_size, _batch_of(q, in_dims[0], flat))
     q, k, v = (fold.dense(t, dim) for t, dim in zip((q, k, v), in_dims))
-    o, lse = run(q, k, v, *_fold_options(fold, in_dims[3:], options))
+    o, lse = run(q, k, v, *_fold_options(fold, in_dims[3:], flat))
     return (fold.undo(o), fold.undo(lse)), (0, 0)
 
 
 attention_forward.register_vmap(functools.partial(_forward_vmap, attention_forward))
 
 
-def _backward_vmap(run, info, in_dims, d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *options):
+def _backward_vmap(run, info, in_dims, d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *flat):
     if want_d_sink:
         raise NotImplementedError("vmap: gradient of sink, accepted are gradients of q, k, v and a mapped bias")
-    bias, bias_dim = options[_BIAS], in_dims[9 + _BIAS]
+    bias, bias_dim = flat[_BIAS], in_dims[9 + _BIAS]
     if want_d_bias and bias_dim is None:
         raise NotImplementedError("vmap: gradient of a bias that is not mapped over, accepted is one bias an entry")
-    batch = _batch_of(q, in_dims[2], options)
+    batch = _batch_of(q, in_dims[2], flat)
     fold = _Fold(info.batch_size, batch)
     tensors = [fold.dense(t, dim) for t, dim in zip((d_o, d_lse, q, k, v, o, lse), in_dims)]
     d_q, d_k, d_v, d_bias, d_sink = run(
-        *tensors, want_d_bias, False, *_fold_options(fold, in_dims[9:], options)
+        *tensors, want_d_bias, False, *_fold_options(fold, in_dims[9:], flat)
     )
     if want_d_bias:
         d_bias = fold.undo(d_bias)
@@ -286,21 +285,24 @@ class Transformable(torch.autograd.Function):
 class Eager(torch.autograd.Function):
     """`attention_forward` where nothing but autograd looks on: the kernels without an operator's Python dispatch.
 
-    What has no gradient is one argument, for each one of them costs: (mask, ..., dropout_state), settings.
+    What has no gradient is one argument, a dict, for each argument costs.
     """
 
     @staticmethod
     def forward(ctx, q, k, v, bias, sink, others, return_lse):
-        tensors, settings = others
-        o, lse = kernels.forward(q, k, v, bias, sink, *tensors, *settings)
+        given = others
+        if bias is not None or sink is not None:
+            given = dict(others)
+            if bias is not None:
+                given["bias"] = bias
+            if sink is not None:
+                given["sink"] = sink
+        o, lse = kernels.forward(q, k, v, given)
         ctx.set_materialize_grads(False)
-        for tensor in (bias, sink, *tensors):
-            if tensor is not None:
-                ctx.save_for_backward(q, k, v, o, lse, bias, sink, *tensors)
-                break
-        else:
-            ctx.save_for_backward(q, k, v, o, lse)
-        ctx.settings = settings
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        ctx.save_for_backward(q, k, v, o, lse, *tensors.values())
+        ctx.tensors = tuple(tensors)
+        ctx.settings = {name: value for name, value in given.items() if name not in tensors} if tensors else given
         return (o, lse) if return_lse else o
 
     @staticmethod
@@ -308,20 +310,22 @@ class Eager(torch.autograd.Function):
         if d_o is None and d_lse is None:
             return (None,) * 7
         q, k, v, o, lse, *tensors = ctx.saved_tensors
-        if not tensors:
-            tensors = (None,) * _NUM_TENSOR_OPTIONS
-        needed = ctx.needs_input_grad
+        given = {**ctx.settings, **dict(zip(ctx.tensors, tensors))} if tensors else ctx.settings
+        _, _, _, want_d_bias, want_d_sink, _, _ = ctx.needs_input_grad
         run = kernels.backward
         if torch.is_grad_enabled():  # create_graph=True
-            run = FirstDerivative.apply
+            run = _flat(FirstDerivative.apply)
         elif torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-            run = attention_backward
-        d_q, d_k, d_v, d_bias, d_sink = run(
-            d_o, d_lse, q, k, v, o, lse, needed[3], needed[4], *tensors, *ctx.settings
-        )
-        if needed[3]:
-            d_bias = d_bias.to(tensors[_BIAS].dtype)
-        return d_q, d_k, d_v, d_bias if needed[3] else None, d_sink if needed[4] else None, None, None
+            run = _flat(attention_backward)
+        d_q, d_k, d_v, d_bias, d_sink = run(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, given)
+        if want_d_bias:
+            d_bias = d_bias.to(given["bias"].dtype)
+        return d_q, d_k, d_v, d_bias if want_d_bias else None, d_sink if want_d_sink else None, None, None
+
+
+def _flat(operator):
+    """An operator as a function of a dict of options."""
+    return lambda *arguments: operator(*arguments[:-1], *options.pack(arguments[-1]))
 
 
 # Function.apply without its search for torch.func's transforms, which `attention` has made already.
