@@ -76,7 +76,7 @@ aot: $(BIN)/build.ninja
 	@cmake --preset release "-DTESSERA_PREBUILD_ARCHS=$(ARCHS)" > /dev/null
 	@$(MAKE) --no-print-directory build-aot
 
-install: build-all
+install: build-tessera build-tessera_cli
 	@cmake --install $(BIN) --prefix $(PREFIX)
 
 clean:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "interrupts.hpp"
+
 namespace tessera::cli {
 namespace {
 
@@ -97,10 +99,12 @@ CallResult run_attention(const AttentionTensors& tensors, const AttentionOptions
   check_status(tessera_make_plan(&problem, &device, &result.plan), names);
   const Memory workspace(static_cast<std::int64_t>(tessera_workspace_bytes(&result.plan)), "workspace");
   const tessera_buffers buffers = tensors.buffers();
+  const tessera_executor executor = interruptible_executor();
   const auto start = std::chrono::steady_clock::now();
-  check_status((backward ? tessera_backward : tessera_forward)(
-                   &result.plan, &buffers, workspace.data(), static_cast<std::size_t>(workspace.size_bytes()), nullptr),
-               names);
+  const tessera_status status = (backward ? tessera_backward : tessera_forward)(
+      &result.plan, &buffers, workspace.data(), static_cast<std::size_t>(workspace.size_bytes()), &executor);
+  throw_if_interrupted();
+  check_status(status, names);
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
 }

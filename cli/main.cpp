@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <exception>
 #include <new>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "commands.hpp"
 #include "error.hpp"
+#include "interrupts.hpp"
 #include "printable.hpp"
 #include "tessera/tessera.h"
 
@@ -70,6 +72,9 @@ int main(int argc, char** argv) {
     return complain((std::string(error.what()) + " (tessera --help, tessera COMMAND --help)").c_str(), kWrongUse);
   } catch (const tessera::cli::WrongUse& error) {
     return complain(error.what(), kWrongUse);
+  } catch (const tessera::cli::Interrupted& interrupted) {
+    std::raise(interrupted.signal);  // which has its default again, and so ends the process
+    return kFailed;
   } catch (const std::bad_alloc&) {
     return complain("not enough memory", kFailed);
   } catch (const std::exception& error) {

@@ -11,6 +11,7 @@
 #include "commands.hpp"
 #include "error.hpp"
 #include "files.hpp"
+#include "interrupts.hpp"
 #include "options.hpp"
 
 namespace tessera::cli {
@@ -52,6 +53,7 @@ class Run {
 
   // 0, or 1 when a check failed.
   int execute() {
+    const Interrupts interrupts;
     const CallResult forward = run_attention(tensors_, options_.attention, device_, TESSERA_FORWARD);
     CallResult backward;
     if (is_backward()) backward = run_attention(tensors_, options_.attention, device_, TESSERA_BACKWARD);
@@ -60,6 +62,7 @@ class Run {
 
     std::FILE* const messages = files_.use_standard_output() ? stderr : stdout;
     for (const Result& result : results()) files_.set(result.argument, result.tensor, stored_shape(result.tensor));
+    throw_if_interrupted();
     files_.commit();
     bool passed = true;
     for (const OutputCheck& check : checks) passed = passed && check.passed();
@@ -289,8 +292,8 @@ void add_run(CLI::App& program, Outcome& outcome) {
   file("--dsink", o.dsink, "Gradient of the sink, float32", "Results");
   file("--grad", o.grad, "Cotangent of the output: asks for gradients", "Tensors");
   file("--dlse", o.dlse, "Cotangent of the log-sum-exp, float32 [B, Hq, Sq]", "Tensors");
-  file("--bias", o.bias, "Added to the scores, [B|1, Hq|1, Sq|1, Sk]", "Tensors");
-  file("--mask", o.mask, "Visible keys, bool [B|1, Hq|1, Sq|1, Sk]", "Tensors");
+  file("--bias", o.bias, "Added to the scores, [B|1, Hq|1, Sq|1, Sk|1] or its last axes", "Tensors");
+  file("--mask", o.mask, "Visible keys, bool [B|1, Hq|1, Sq|1, Sk|1] or its last axes", "Tensors");
   file("--block-mask", o.block_mask, "Visible blocks, bool, of --mask-block queries and keys", "Tensors");
   file("--alibi", o.alibi, "ALiBi slopes, [Hq] or [B, Hq]", "Tensors");
   file("--sink", o.sink, "A logit a head that joins the denominator, [Hq]", "Tensors");

@@ -16,6 +16,7 @@ namespace tessera {
 // One pointer for each tensor that the problem describes, aligned to its element: {.q = q, .k = k, .v = v, .o = o}.
 // Those that the problem does not describe are ignored.
 struct Buffers {
+  std::size_t struct_size = sizeof(tessera_buffers);
   const void* q = nullptr;
   const void* k = nullptr;
   const void* v = nullptr;
@@ -46,7 +47,7 @@ static_assert(sizeof(Buffers) == sizeof(tessera_buffers) &&
                   offsetof(Buffers, d_sink) == offsetof(tessera_buffers, d_sink),
               "the members of tessera_buffers, in order, each absent by default");
 
-// How to run on your own threads; see tessera_executor. NULL stands for the library's.
+// How to run on your own threads, and how to stop; see tessera_executor. NULL stands for the library's threads.
 using Executor = tessera_executor;
 
 // An Executor over `run`, called as run(workers, task) with task(w) to be called once for each w in 0 .. workers - 1.
@@ -62,9 +63,21 @@ Executor make_executor(Run& run) {
   return executor;
 }
 
+// `executor`, with a call that ends as Code::cancelled once cancelled() is true, its outputs undefined. cancelled() is
+// asked some thousand times a second from every thread that works: an atomic load, say. It must outlive the executor.
+//   std::atomic<bool> stop = false;
+//   auto cancelled = [&stop] { return stop.load(); };
+//   const tessera::Executor executor = tessera::cancelled_by(cancelled);
+template <typename Cancelled>
+Executor cancelled_by(Cancelled& cancelled, Executor executor = {}) {
+  executor.cancel_context = &cancelled;
+  executor.cancel = [](void* context) { return (*static_cast<Cancelled*>(context))() ? 1 : 0; };
+  return executor;
+}
+
 // Computes o (and lse). `workspace` holds at least plan.workspace_bytes bytes. invalid_argument when a pointer is NULL
-// or misaligned, the workspace too small, or cu_seqlens, seqused_k or page_table hold what the layouts do not allow;
-// outputs are untouched then.
+// or misaligned, an output shares memory with anything else, the workspace is too small, or cu_seqlens, seqused_k or
+// page_table hold what the layouts do not allow; outputs are untouched then.
 inline Status try_forward(const tessera_plan& plan, const Buffers& buffers, std::span<std::byte> workspace,
                           const Executor* executor = nullptr) {
   const tessera_buffers pointers = buffers;

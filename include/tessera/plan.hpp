@@ -17,7 +17,8 @@ struct Device : tessera_device {
   Device(const tessera_device& device) : tessera_device(device) {}  // NOLINT: the same plain data
 };
 
-// What will be done: plain data, for any number of calls and threads. See tessera_plan for each member.
+// What will be done: plain data, for any number of calls and threads. It may be copied, but not changed: execution refuses
+// what was. See tessera_plan for each member.
 struct Plan : tessera_plan {
   Plan() : tessera_plan{} {}
   Plan(const tessera_plan& plan) : tessera_plan(plan) {}  // NOLINT: the same plain data
@@ -63,7 +64,13 @@ inline Plan plan(const tessera_problem& problem, const tessera_device& device) {
   throw_if_error(try_plan(problem, device, result));
   return result;
 }
-inline Plan plan(const tessera_problem& problem) { return plan(problem, cpu()); }
+
+// For this machine's CPU, as the first such call found it: detected once.
+inline Plan plan(const tessera_problem& problem) {
+  Plan result;
+  throw_if_error(tessera_make_plan(&problem, nullptr, &result));
+  return result;
+}
 
 // Bytes that forward or backward needs beside inputs and outputs; of any alignment and content.
 inline std::size_t workspace_bytes(const tessera_plan& plan) { return tessera_workspace_bytes(&plan); }

@@ -14,7 +14,8 @@ enum class Code : std::int32_t {
   ok = TESSERA_OK,
   invalid_argument = TESSERA_INVALID_ARGUMENT,  // a shape, stride, dtype, option or index is wrong
   unsupported = TESSERA_UNSUPPORTED,            // valid, but no kernel takes it
-  internal = TESSERA_INTERNAL                   // a defect of this library
+  internal = TESSERA_INTERNAL,                  // a defect of this library
+  cancelled = TESSERA_CANCELLED                 // the executor's cancel said so: outputs are undefined
 };
 
 // A code and, unless it is ok, one line that names the argument, what was given and what is accepted.

@@ -11,6 +11,15 @@
  *   3. execute        tessera_forward / tessera_backward: data pointers and the caller's workspace, no allocation
  *
  * One plan serves any number of calls and threads. C++ programs include <tessera/tessera.hpp> instead.
+ *
+ * What is compatible: a program runs with every library of its minor version (the soname is libtessera.so.MAJOR.MINOR until
+ * 1.0, then libtessera.so.MAJOR). Within it structs only grow, and in two ways:
+ *   - those that the caller fills in (tessera_problem, tessera_buffers, tessera_executor) at their end. They begin with
+ *     `struct_size`, their size in the header that the caller was compiled with. Members that an older header lacks
+ *     stand at their defaults; a newer header's are refused unless they are zero.
+ *   - those that the library fills in (tessera_device, tessera_plan) within a size that stays: their last bytes are
+ *     reserved, and zero.
+ * A struct that nothing initialised has a size of 0, and is refused.
  */
 #ifndef TESSERA_H
 #define TESSERA_H
@@ -31,6 +40,14 @@ extern "C" {
 #define TESSERA_VERSION_MAJOR 0
 #define TESSERA_VERSION_MINOR 1
 #define TESSERA_VERSION_PATCH 0
+#define TESSERA_VERSION (10000 * TESSERA_VERSION_MAJOR + 100 * TESSERA_VERSION_MINOR + TESSERA_VERSION_PATCH)
+
+/* What `struct_size` is without being set: in C nothing, in C++ the right size. */
+#ifdef __cplusplus
+#define TESSERA_STRUCT_SIZE(type) = sizeof(type)
+#else
+#define TESSERA_STRUCT_SIZE(type)
+#endif
 
 /* ---- status ------------------------------------------------------------------------------------------------- */
 
@@ -38,7 +55,8 @@ typedef enum tessera_code {
   TESSERA_OK = 0,
   TESSERA_INVALID_ARGUMENT = 1, /* a shape, stride, dtype, option or index is wrong: the message names it */
   TESSERA_UNSUPPORTED = 2,      /* valid, but no kernel takes it: the message lists each candidate's refusal */
-  TESSERA_INTERNAL = 3          /* a defect of this library */
+  TESSERA_INTERNAL = 3,         /* a defect of this library */
+  TESSERA_CANCELLED = 4         /* the executor's `cancel` said so: outputs are undefined */
 } tessera_code;
 
 /* What a call answers, by value. `message` is one line: what was wrong, what was given, what is accepted. */
@@ -96,7 +114,9 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
  * only. Dropout zeroes entries of softmax(s) and scales what is kept by 1 / (1 - p); the LSE is that before dropout.
  * A query that sees nothing: o = 0, lse = -inf, gradients 0. */
 typedef struct tessera_problem {
-  int32_t direction; /* tessera_direction */
+  size_t struct_size; /* sizeof(tessera_problem), which tessera_problem_init sets */
+  int32_t direction;  /* tessera_direction */
+  int32_t causal;     /* 0 or 1: key j <= diagonal */
 
   tessera_layout q, k, v, o;
   tessera_layout lse; /* optional forward, required backward */
@@ -106,8 +126,8 @@ typedef struct tessera_problem {
   tessera_layout seqused_k;    /* int32 [B]: key length of each sequence, at most Sk; required when paged */
   tessera_layout page_table;   /* int32 [B, max_pages]: keys and values are paged */
 
-  tessera_layout bias;         /* float32 or q's dtype, [B|1, Hq|1, Sq|1, Sk] */
-  tessera_layout mask;         /* bool [B|1, Hq|1, Sq|1, Sk], 1 = visible */
+  tessera_layout bias;         /* float32 or q's dtype, [B|1, Hq|1, Sq|1, Sk|1], or fewer: leading axes are then 1 */
+  tessera_layout mask;         /* bool, shaped as bias, 1 = visible */
   tessera_layout block_mask;   /* bool [B|1, Hq|1, ceil(Sq / mask_block_q), ceil(Sk / mask_block_k)], 1 = visible */
   tessera_layout alibi_slopes; /* float32 [Hq] or [B, Hq] */
   tessera_layout sink;         /* float32 [Hq], a logit */
@@ -115,12 +135,11 @@ typedef struct tessera_problem {
   tessera_layout d_o, d_q, d_k,
       d_v;               /* backward: cotangent of o, gradients of q, k, v; dtype and shape of their twins */
   tessera_layout d_lse;  /* optional: cotangent of lse, float32 */
-  tessera_layout d_bias; /* optional: gradient of bias, float32, bias's shape, contiguous last dimension */
+  tessera_layout d_bias; /* optional: gradient of bias, float32, bias's shape (Sk keys), contiguous last dimension */
   tessera_layout d_sink; /* optional: gradient of sink, float32 */
 
-  int32_t has_scale; /* 0: scale = 1 / sqrt(D) */
   double scale;
-  int32_t causal;        /* 0 or 1: key j <= diagonal */
+  int32_t has_scale;     /* 0: scale = 1 / sqrt(D) */
   int32_t alignment;     /* tessera_alignment */
   int64_t window_left;   /* keys left of the diagonal that are visible, -1 = all */
   int64_t window_right;  /* keys right of it, -1 = all */
@@ -132,10 +151,20 @@ typedef struct tessera_problem {
   int64_t max_seqlen_q, max_seqlen_k; /* packed or paged: the longest sequence, 0 = unknown. Only a hint for the plan */
   int32_t deterministic;              /* backward: the same bits every time (the CPU kernels always are) */
   int32_t batch_invariant;            /* forward: a sequence's bits do not depend on the batch it stands in */
+  /* New members come here, 8 bytes at a time, and mean nothing while they are zero. */
 } tessera_problem;
 
-/* An empty problem: every tensor absent, no option set, windows unbounded. */
-TESSERA_API void tessera_problem_init(tessera_problem* problem);
+/* An empty problem of `struct_size` bytes: every tensor absent, no option set, windows unbounded. */
+TESSERA_API void tessera_problem_init_sized(tessera_problem* problem, size_t struct_size);
+
+/* The same for the header that it is called with. */
+#ifdef __cplusplus
+inline void tessera_problem_init(tessera_problem* problem) { tessera_problem_init_sized(problem, sizeof *problem); }
+#else
+static inline void tessera_problem_init(tessera_problem* problem) {
+  tessera_problem_init_sized(problem, sizeof *problem);
+}
+#endif
 
 /* ---- the device and the plan -------------------------------------------------------------------------------- */
 
@@ -158,8 +187,10 @@ typedef enum tessera_kernel {
   TESSERA_KERNEL_FWD_SM90 = 6   /* CUDA: forward by TMA and wgmma, on Hopper */
 } tessera_kernel;
 
-/* Where a plan is to run: plain data. */
+/* Where a plan is to run: plain data, of this size in all minor versions. */
+#define TESSERA_DEVICE_BYTES 256
 typedef struct tessera_device {
+  size_t struct_size TESSERA_STRUCT_SIZE(tessera_device); /* TESSERA_DEVICE_BYTES */
   int32_t backend;   /* tessera_backend */
   int32_t isa;       /* tessera_isa: the best that this CPU has, or TESSERA_ISA from the environment */
   int32_t isa_limit; /* tessera_isa: the best that this CPU has */
@@ -167,13 +198,15 @@ typedef struct tessera_device {
   int32_t cores;     /* cores this process may use (CUDA: multiprocessors). Decides how work is split, and so the last
                         bits of a result */
   int32_t threads;   /* CPU: threads to use. Never changes a bit of a result */
-  int64_t l1_bytes, l2_bytes;
   int32_t ordinal;       /* CUDA: which GPU; -1: none of this machine's, see tessera_device_cuda_arch */
   int32_t arch;          /* CUDA: compute capability, 10 * major + minor */
   int32_t check_indices; /* CUDA, 1: cu_seqlens, seqused_k and page_table are fetched and checked before a launch, which
                             waits for the stream. 0: what lies outside is read as if it were the nearest valid value */
-  int64_t smem_bytes;    /* CUDA: the most shared memory that a block may have */
+  int32_t reserved_0;
+  int64_t l1_bytes, l2_bytes;
+  int64_t smem_bytes; /* CUDA: the most shared memory that a block may have */
   char name[64];
+  char reserved[TESSERA_DEVICE_BYTES - 128 - sizeof(size_t)]; /* for later members: 0 */
 } tessera_device;
 
 /* This machine's CPU. Reads TESSERA_ISA (baseline, avx2, avx512, avx512_bf16) and TESSERA_NUM_THREADS from the
@@ -197,40 +230,56 @@ typedef struct tessera_candidate {
 
 #define TESSERA_MAX_CANDIDATES 4
 
-/* What will be done: plain data, a pure function of problem and device. */
+/* What will be done: plain data, a pure function of problem and device, of this size in all minor versions. It may be
+ * copied and kept, but not changed, and serves the library's version that made it: others refuse it, as they do one made
+ * for an instruction set that this machine lacks. */
+#define TESSERA_PLAN_BYTES 6144
+#define TESSERA_PLAN_PROBLEM_BYTES 3072
 typedef struct tessera_plan {
+  size_t struct_size; /* TESSERA_PLAN_BYTES */
+  uint64_t seal;      /* of every member below: tells a plan that was changed */
+  int32_t version;    /* TESSERA_VERSION of the library that made it */
+  int32_t kernel;     /* tessera_kernel */
+
   tessera_problem problem; /* as given, with every default filled in */
+  char problem_reserved[TESSERA_PLAN_PROBLEM_BYTES - sizeof(tessera_problem)];
   tessera_device device;
-  int32_t kernel;  /* tessera_kernel */
-  int32_t use_dot; /* 1: products by the bf16 dot-product instruction */
+
   int64_t batch, max_seqlen_q, max_seqlen_k, heads_q, heads_kv, head_dim, head_dim_v;
   int32_t block_m;        /* queries a tile */
   int32_t block_n;        /* keys a tile */
   int32_t tiles_per_item; /* query tiles (decode: KV heads) that share one pass over keys and values */
-  int32_t num_splits;     /* parts that the keys are split into, merged exactly */
-  int64_t num_items;      /* work items, an upper bound when packed */
-  int64_t scratch_bytes;  /* a thread */
-  int64_t shared_bytes;   /* partial results and accumulators, linear in the sequence length */
+  int32_t num_splits;     /* parts that the keys are split into, merged exactly; CPU: at most, fewer for shorter lengths */
+  int32_t use_dot;        /* 1: products by the bf16 dot-product instruction */
   int32_t num_warps;      /* CUDA: warps a block */
   int32_t num_stages;     /* CUDA: tiles of keys and values in flight */
   int32_t num_v_stages;   /* fwd_sm90: tiles of values, where num_stages are those of keys */
   int32_t num_q_stages;   /* fwd_sm90: tiles of 64 queries in flight */
   int32_t cluster;        /* CUDA: above 1, blocks that fetch keys and values for each other */
+  int64_t num_items;      /* work items, an upper bound when packed */
+  int64_t scratch_bytes;  /* a thread */
+  int64_t shared_bytes;   /* partial results and accumulators, linear in the sequence length */
   int64_t smem_bytes;     /* CUDA: shared memory of a block */
   int64_t workspace_bytes;
+
   double flops;                /* of the matrix products, on the visible area where it is known without data */
-  double bytes_moved;          /* to and from memory, every tensor once */
+  double bytes_moved;          /* to and from memory, every tensor once; paged: the pages that max_seqlen_k needs */
   double standard_bytes;       /* what three-step attention moves: the same, and the score matrix written and read */
   double standard_extra_bytes; /* memory that three-step attention holds for the score matrix */
+  int32_t lengths_are_data;    /* 1: how many keys are in use only seqused_k says; flops and bytes are at most those */
+
   int32_t num_candidates;
   tessera_candidate candidates[TESSERA_MAX_CANDIDATES];
+  char reserved[1848]; /* for later members: 0 */
 } tessera_plan;
 
-/* Checks every rule of `problem` and chooses. INVALID_ARGUMENT or UNSUPPORTED otherwise; *plan is then untouched. */
+/* Checks every rule of `problem` and chooses. INVALID_ARGUMENT or UNSUPPORTED otherwise; *plan is then untouched.
+ * `device` NULL: this machine's CPU, as tessera_device_cpu found it at the first call that asks so. */
 TESSERA_API tessera_status tessera_make_plan(const tessera_problem* problem, const tessera_device* device,
                                              tessera_plan* plan);
 
-/* Bytes of workspace that forward or backward needs, aligned to 64. Its content need not be initialised. */
+/* Bytes of workspace that forward or backward needs, of any alignment and content; 0 for what is no plan of this
+ * library's. */
 TESSERA_API size_t tessera_workspace_bytes(const tessera_plan* plan);
 
 /* ---- execution ---------------------------------------------------------------------------------------------- */
@@ -240,8 +289,12 @@ TESSERA_API size_t tessera_workspace_bytes(const tessera_plan* plan);
  * CPU: nothing. */
 TESSERA_API tessera_status tessera_prepare(const tessera_plan* plan);
 
-/* Data pointers, one for each tensor that the problem describes; the others are ignored. */
+/* Data pointers, one for each tensor that the problem describes; the others are ignored. In C:
+ *   tessera_buffers buffers = {.struct_size = sizeof buffers, .q = q, .k = k, .v = v, .o = o};
+ * Inputs may share memory with each other. What is written shares no element with anything else: not with an input, not
+ * with another output, not with the workspace. */
 typedef struct tessera_buffers {
+  size_t struct_size TESSERA_STRUCT_SIZE(tessera_buffers);
   const void *q, *k, *v;
   void* o; /* forward: written; backward: read */
   float* lse;
@@ -255,19 +308,28 @@ typedef struct tessera_buffers {
   float *d_bias, *d_sink;
 } tessera_buffers;
 
-/* Where the work of a call is done; NULL means the library's threads, or on CUDA the default stream.
- * CPU: runs task(argument, w) once for each w in 0 .. workers - 1, in any order, concurrently or not, and returns when
- * all are done. Give one to run on your own threads.
+/* Where the work of a call is done; NULL means the library's threads, or on CUDA the default stream. Every member may be
+ * NULL. In C: tessera_executor executor = {.struct_size = sizeof executor, .run = run}.
+ * CPU: `run` runs task(argument, w) once for each w in 0 .. workers - 1, in any order, concurrently or not, and returns
+ * when all are done; NULL: the library's threads. Give one to run on your own threads. What it throws is caught, and the
+ * call answers INVALID_ARGUMENT with undefined outputs.
+ * `cancel` is asked between work items and within long ones, some thousand times a second, from every thread that works.
+ * Other than 0: no further work is begun, and the call answers CANCELLED, its outputs undefined. It should be quick (an
+ * atomic load), and throw nothing. CUDA never asks: there a call returns at once.
  * CUDA: the stream (a CUstream or cudaStream_t) that the kernels are put into; the call returns at once. */
 typedef struct tessera_executor {
+  size_t struct_size TESSERA_STRUCT_SIZE(tessera_executor);
   void (*run)(void* context, int32_t workers, void (*task)(void* argument, int32_t worker), void* argument);
   void* context;
   void* stream;
+  int32_t (*cancel)(void* cancel_context);
+  void* cancel_context;
 } tessera_executor;
 
-/* Computes o (and lse). INVALID_ARGUMENT when a required pointer is NULL, misaligned or of another device's memory, the
- * workspace is too small, or cu_seqlens, seqused_k or page_table hold what the layouts do not allow (CUDA: where
- * tessera_device asks for that check); outputs are untouched then. On CUDA all pointers but `plan` and `buffers` are
+/* Computes o (and lse). INVALID_ARGUMENT when the plan is none of this library's, a required pointer is NULL, misaligned or of
+ * another device's memory, an output shares memory with anything else, the workspace is too small, or cu_seqlens,
+ * seqused_k or page_table hold what the layouts do not allow (CUDA: where tessera_device asks for that check); outputs
+ * are untouched then. On CUDA all pointers but `plan` and `buffers` are
  * the device's, nothing waits for the stream, and a call can be captured into a graph. */
 TESSERA_API tessera_status tessera_forward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                            size_t workspace_bytes, const tessera_executor* executor);
@@ -281,10 +343,10 @@ TESSERA_API tessera_status tessera_backward(const tessera_plan* plan, const tess
  *   lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - lse) o_n.
  * o_parts [N, B, S, H, Dv] float32, float16 or bfloat16; lse_parts [N, B, H, S] float32; o [B, S, H, Dv]; lse [B, H, S]
  * float32 (rank 0: not wanted). Parts that saw nothing (lse = -inf) do not count, whatever their o holds.
- * `device` says where, NULL: on this machine's CPU. There the calling thread does the work and `executor` is not asked;
- * CUDA: all pointers to data are the device's, and the kernel is put into executor->stream, NULL: the default stream.
- * INVALID_ARGUMENT when a layout is wrong, or a pointer NULL, misaligned or of another device's memory: outputs are
- * untouched then. */
+ * `device` says where, NULL: on this machine's CPU. There the calling thread does the work and only `cancel` of
+ * `executor` is asked; CUDA: all pointers to data are the device's, and the kernel is put into executor->stream, NULL: the default stream.
+ * INVALID_ARGUMENT when a layout is wrong, a pointer NULL, misaligned or of another device's memory, or an output shares
+ * memory with anything else: outputs are untouched then. */
 TESSERA_API tessera_status tessera_combine(const tessera_layout* o_parts_layout, const void* o_parts,
                                            const tessera_layout* lse_parts_layout, const float* lse_parts,
                                            const tessera_layout* o_layout, void* o, const tessera_layout* lse_layout,
@@ -293,7 +355,7 @@ TESSERA_API tessera_status tessera_combine(const tessera_layout* o_parts_layout,
 /* ---- words -------------------------------------------------------------------------------------------------- */
 
 /* The plan in words, and as JSON. Writes at most `size` bytes with the closing zero, returns the length that is needed
- * without it (as snprintf does). */
+ * without it (as snprintf does); 0 for what is no plan of this library's. */
 TESSERA_API size_t tessera_plan_describe(const tessera_plan* plan, char* text, size_t size);
 TESSERA_API size_t tessera_plan_json(const tessera_plan* plan, char* text, size_t size);
 

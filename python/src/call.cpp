@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "interrupt.hpp"
 #include "openmp.hpp"
 
 namespace nb = nanobind;
@@ -113,7 +114,7 @@ namespace {
 using Run = decltype(&tessera_forward);
 
 void execute_cuda(const Call& call, const tessera_plan& plan, Run run) {
-  const size_t bytes = tessera_workspace_bytes(&plan);
+  const size_t bytes = static_cast<size_t>(plan.workspace_bytes);
   Array memory;  // given back when the kernels are in the stream: whoever takes it next comes later there
   nb::object owner;
   if (bytes > 0) {
@@ -137,15 +138,17 @@ void execute(const Call& call) {
   const tessera_plan& plan = plan_of(call);
   const Run run = call.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;
   if (plan.device.backend == TESSERA_BACKEND_CUDA) return execute_cuda(call, plan, run);
-  void* memory = workspace.at_least(tessera_workspace_bytes(&plan));
-  const tessera_executor* executor = call.openmp ? openmp_executor() : nullptr;
+  void* memory = workspace.at_least(static_cast<size_t>(plan.workspace_bytes));
+  tessera_executor executor = call.openmp ? openmp_executor() : tessera_executor{};
+  Interrupt interrupt;
+  interrupt.add_to(executor);
   tessera_status status;
   {
     const nb::gil_scoped_release release;
-    status = run(&plan, &call.buffers, memory, workspace.bytes(), executor);
+    status = run(&plan, &call.buffers, memory, workspace.bytes(), &executor);
   }
   workspace.give_back_if_large();
-  check(status);
+  Interrupt::check(status);
 }
 
 }  // namespace tessera::python

@@ -11,6 +11,7 @@
 #include "array.hpp"
 #include "call.hpp"
 #include "error.hpp"
+#include "interrupt.hpp"
 #include "options.hpp"
 #include "tessera/tessera.h"
 
@@ -138,13 +139,15 @@ void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle 
   const tessera_device where = device_at(place.place(), place.first());
   tessera_executor executor{};
   executor.stream = place.place().stream;
+  Interrupt interrupt;
+  interrupt.add_to(executor);
   tessera_status status;
   {
     const nb::gil_scoped_release release;
     status = tessera_combine(&from.layout, from.data, &from_lse.layout, static_cast<const float*>(from_lse.data),
                              &to.layout, to.data, &to_lse.layout, static_cast<float*>(to_lse.data), &where, &executor);
   }
-  check(status);
+  Interrupt::check(status);
 }
 
 Place place_named(const std::string& name) {

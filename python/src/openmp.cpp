@@ -48,9 +48,9 @@ tessera_executor find_executor() {
 
 }  // namespace
 
-const tessera_executor* openmp_executor() {
+tessera_executor openmp_executor() {
   static const tessera_executor executor = find_executor();
-  return executor.run && !in_forked_child ? &executor : nullptr;
+  return in_forked_child ? tessera_executor{} : executor;
 }
 
 }  // namespace tessera::python

@@ -5,8 +5,8 @@
 
 namespace tessera::python {
 
-// Null where the process has no OpenMP runtime, and in a forked child, where the runtime would wait for threads that
+// Empty where the process has no OpenMP runtime, and in a forked child, where the runtime would wait for threads that
 // are not there.
-const tessera_executor* openmp_executor();
+tessera_executor openmp_executor();
 
 }  // namespace tessera::python

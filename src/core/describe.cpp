@@ -9,6 +9,7 @@
 
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
+#include "core/seal.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
 
@@ -151,8 +152,9 @@ std::string describe(const tessera_plan& plan) {
   if (plan.kernel != TESSERA_KERNEL_REFERENCE) more(items_text(plan));
   line("workspace", workspace_text(plan));
   more(print("standard attention holds %s for the score matrix", bytes_text(plan.standard_extra_bytes).c_str()));
-  line("work", print("%s on the visible area", flops_text(plan.flops).c_str()));
-  line("traffic", print("%s, standard attention %s (%.1f x)", bytes_text(plan.bytes_moved).c_str(),
+  const char* at_most = plan.lengths_are_data ? "at most " : "";
+  line("work", print("%s%s on the visible area", at_most, flops_text(plan.flops).c_str()));
+  line("traffic", print("%s%s, standard attention %s (%.1f x)", at_most, bytes_text(plan.bytes_moved).c_str(),
                         bytes_text(plan.standard_bytes).c_str(), ratio(plan.standard_bytes, plan.bytes_moved)));
   line("intensity", print("%.1f FLOP a byte, standard attention %.1f", ratio(plan.flops, plan.bytes_moved),
                           ratio(plan.flops, plan.standard_bytes)));
@@ -300,6 +302,7 @@ std::string to_json(const tessera_plan& plan) {
       {"workspace_bytes", plan.workspace_bytes},
   };
   for (const auto& [name, value] : counts) json.add(name, value);
+  json.add("lengths_are_data", plan.lengths_are_data != 0);
   json.add("flops", plan.flops);
   json.add("bytes_moved", plan.bytes_moved);
   json.add("standard_bytes", plan.standard_bytes);
@@ -336,7 +339,7 @@ size_t copy_out(const std::string& from, char* text, size_t size) {
 // 0 when memory runs out: nothing may leave through the C interface.
 size_t write(const tessera_plan* plan, std::string (*make)(const tessera_plan&), char* text, size_t size) {
   if (text && size > 0) text[0] = '\0';
-  if (!plan) return 0;
+  if (check_plan(plan).code != TESSERA_OK) return 0;
   try {
     return copy_out(make(*plan), text, size);
   } catch (...) {

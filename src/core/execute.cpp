@@ -1,11 +1,17 @@
 // The execution entry points: pointers and index tensors are checked against the plan, then the kernel runs.
+#include <algorithm>
+#include <array>
 #include <cinttypes>
 #include <cstdint>
-#include <exception>
 
 #include "core/buffers.hpp"
+#include "core/caller_struct.hpp"
+#include "core/cancel.hpp"
 #include "core/geometry.hpp"
+#include "core/guarded.hpp"
+#include "core/overlap.hpp"
 #include "core/reference.hpp"
+#include "core/seal.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
@@ -25,6 +31,64 @@ tessera_status check_pointer(const char* name, const tessera_layout& layout, con
                    tessera_dtype_name(layout.dtype));
   }
   return ok();
+}
+
+// Memory of a call, to be held against the rest of its memory.
+struct Occupied {
+  const char* name;
+  const tessera_layout* layout;
+  const void* pointer;
+  bool is_written;
+  Extent extent;
+};
+
+// What is written shares nothing with anything else: kernels read inputs until their last tile is done, and write
+// outputs from many threads.
+class OwnMemory {
+ public:
+  void add(const char* name, const tessera_layout& layout, const void* pointer, bool is_written) {
+    tensors_[count_++] = {name, &layout, pointer, is_written, extent_of(layout, pointer)};
+  }
+  tessera_status check() const {
+    for (int one = 0; one < count_; ++one) {
+      for (int other = 0; other < count_ && tensors_[one].is_written; ++other) {
+        const Occupied &a = tensors_[one], &b = tensors_[other];
+        if (one == other || a.extent.end <= b.extent.begin || b.extent.end <= a.extent.begin) continue;
+        if (!overlap(*a.layout, a.pointer, *b.layout, b.pointer)) continue;
+        return invalid("%s: shares memory with %s, accepted memory of its own: it is written", a.name, b.name);
+      }
+    }
+    return ok();
+  }
+
+ private:
+  std::array<Occupied, kNumTensors + 1> tensors_;  // and the workspace
+  int count_ = 0;
+};
+
+constexpr tessera_layout bytes_layout(int64_t bytes) { return {TESSERA_BOOL, 1, {bytes}, {1}}; }
+
+tessera_status check_sharing(const tessera_plan& plan, const tessera_buffers& buffers, const void* workspace) {
+  OwnMemory memory;
+  const bool backward = plan.problem.direction == TESSERA_BACKWARD;
+  for (const TensorField& field : kTensorFields) {
+    const tessera_layout& layout = plan.problem.*field.layout;
+    if (!takes_part(field, backward) || !present(layout) || elements(layout) == 0) continue;
+    memory.add(field.name, layout, field.pointer(buffers), written(field, backward));
+  }
+  const tessera_layout workspace_layout = bytes_layout(plan.workspace_bytes);
+  if (plan.workspace_bytes > 0) memory.add("workspace", workspace_layout, workspace, true);
+  return memory.check();
+}
+
+tessera_status check_sharing(const CombineTensors& tensors) {
+  OwnMemory memory;
+  TESSERA_RETURN_IF_ERROR(
+      for_each_buffer(tensors, [&](const char* name, const tessera_layout& layout, const void* pointer) {
+        memory.add(name, layout, pointer, &layout == &tensors.o_layout || &layout == &tensors.lse_layout);
+        return ok();
+      }));
+  return memory.check();
 }
 
 // ---- what index tensors hold ----------------------------------------------------------------------------------------
@@ -117,10 +181,30 @@ tessera_status execute_cuda(const tessera_plan& plan, const tessera_buffers& buf
   return run(plan, buffers, workspace, stream);
 }
 
-tessera_status execute(int32_t direction, const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
-                       size_t workspace_bytes, const tessera_executor* executor) {
-  if (!plan) return invalid("plan: NULL, must point to a tessera_plan");
-  if (!buffers) return invalid("buffers: NULL, must point to a tessera_buffers");
+tessera_status execute_cpu(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                           const tessera_executor& executor) {
+  if (plan.device.isa > cpu::best_isa()) {
+    return invalid("plan: made for a CPU with %s, accepted one for this machine, which has %s",
+                   tessera_isa_name(plan.device.isa), tessera_isa_name(cpu::best_isa()));
+  }
+  TESSERA_RETURN_IF_ERROR(check_indices(plan, buffers));
+  const bool backward = plan.problem.direction == TESSERA_BACKWARD;
+  Cancel cancel(executor);
+  if (plan.kernel == TESSERA_KERNEL_REFERENCE) {
+    (backward ? reference_backward : reference_forward)(plan, buffers, workspace, cancel);
+  } else {
+    (backward ? cpu::backward : cpu::forward)(plan, buffers, workspace, executor, cancel);
+  }
+  return cancel.asked() ? cancelled() : ok();
+}
+
+tessera_status execute(int32_t direction, const tessera_plan* plan, const tessera_buffers* given_buffers,
+                       void* workspace, size_t workspace_bytes, const tessera_executor* given_executor) {
+  TESSERA_RETURN_IF_ERROR(check_plan(plan));
+  tessera_buffers buffers;
+  TESSERA_RETURN_IF_ERROR(read_buffers(given_buffers, buffers));
+  tessera_executor executor;
+  TESSERA_RETURN_IF_ERROR(read_executor(given_executor, executor));
   const bool backward = direction == TESSERA_BACKWARD;
   if (plan->problem.direction != direction) {
     return invalid("plan: made for direction %s, accepted a plan for %s", backward ? "forward" : "backward",
@@ -131,43 +215,39 @@ tessera_status execute(int32_t direction, const tessera_plan* plan, const tesser
   }
   if (!workspace && plan->workspace_bytes > 0)
     return invalid("workspace: NULL, must hold %" PRId64 " bytes", plan->workspace_bytes);
-  TESSERA_RETURN_IF_ERROR(for_each_buffer(plan->problem, *buffers, check_pointer));
+  TESSERA_RETURN_IF_ERROR(for_each_buffer(plan->problem, buffers, check_pointer));
+  TESSERA_RETURN_IF_ERROR(check_sharing(*plan, buffers, workspace));
   // The plan's bytes leave room for this.
   const uintptr_t misaligned = reinterpret_cast<uintptr_t>(workspace) % kAlignment;
   void* aligned = static_cast<char*>(workspace) + (misaligned ? kAlignment - misaligned : 0);
-  if (plan->device.backend == TESSERA_BACKEND_CUDA) {
-    return execute_cuda(*plan, *buffers, aligned, executor ? executor->stream : nullptr);
-  }
-  if (executor && !executor->run) return invalid("executor: run is NULL, must be a function (or executor NULL)");
-  TESSERA_RETURN_IF_ERROR(check_indices(*plan, *buffers));
-  switch (plan->kernel) {
-    case TESSERA_KERNEL_REFERENCE:
-      backward ? reference_backward(*plan, *buffers, aligned) : reference_forward(*plan, *buffers, aligned);
-      return ok();
-    case TESSERA_KERNEL_DECODE:
-    case TESSERA_KERNEL_TILED:
-      backward ? cpu::backward(*plan, *buffers, aligned, executor) : cpu::forward(*plan, *buffers, aligned, executor);
-      return ok();
-    default:
-      return invalid("plan: kernel %d, accepted what tessera_make_plan fills in", plan->kernel);
-  }
+  if (plan->device.backend == TESSERA_BACKEND_CUDA) return execute_cuda(*plan, buffers, aligned, executor.stream);
+  return execute_cpu(*plan, buffers, aligned, executor);
 }
 
-tessera_status combine(const CombineTensors& tensors, const tessera_device* device, const tessera_executor* executor) {
+tessera_status combine(const CombineTensors& tensors, const tessera_device* device,
+                       const tessera_executor* given_executor) {
+  tessera_executor executor;
+  TESSERA_RETURN_IF_ERROR(read_executor(given_executor, executor));
   TESSERA_RETURN_IF_ERROR(for_each_buffer(tensors, check_pointer));
+  TESSERA_RETURN_IF_ERROR(check_sharing(tensors));
   tessera_device here;
   if (!device) {
-    TESSERA_RETURN_IF_ERROR(cpu::detect(here));
+    TESSERA_RETURN_IF_ERROR(cpu::detect_once(here));
     device = &here;
   }
   TESSERA_RETURN_IF_ERROR(validate(*device));
   if (device->backend == TESSERA_BACKEND_CUDA) {
     TESSERA_RETURN_IF_ERROR(check_is_here(*device));
     TESSERA_RETURN_IF_ERROR(cuda::check_memory(tensors, *device));
-    return cuda::combine(tensors, *device, executor ? executor->stream : nullptr);
+    return cuda::combine(tensors, *device, executor.stream);
   }
-  cpu::combine(tensors, *device);
-  return ok();
+  if (device->isa > cpu::best_isa()) {
+    return invalid("device: has %s, accepted this machine's CPU, which has %s", tessera_isa_name(device->isa),
+                   tessera_isa_name(cpu::best_isa()));
+  }
+  Cancel cancel(executor);
+  cpu::combine(tensors, *device, cancel);
+  return cancel.asked() ? cancelled() : ok();
 }
 
 }  // namespace
@@ -176,31 +256,23 @@ tessera_status combine(const CombineTensors& tensors, const tessera_device* devi
 extern "C" {
 
 tessera_status tessera_prepare(const tessera_plan* plan) {
-  if (!plan) return tessera::invalid("plan: NULL, must point to a tessera_plan");
+  TESSERA_RETURN_IF_ERROR(tessera::core::check_plan(plan));
   if (plan->device.backend != TESSERA_BACKEND_CUDA) return tessera::ok();
-  try {
-    return tessera::cuda::prepare(*plan);
-  } catch (const std::exception& error) {
-    return tessera::internal("tessera_prepare: %s", error.what());
-  }
+  return tessera::core::guarded("tessera_prepare", [&] { return tessera::cuda::prepare(*plan); });
 }
 
 tessera_status tessera_forward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                size_t workspace_bytes, const tessera_executor* executor) {
-  try {
+  return tessera::core::guarded("tessera_forward", [&] {
     return tessera::core::execute(TESSERA_FORWARD, plan, buffers, workspace, workspace_bytes, executor);
-  } catch (const std::exception& error) {
-    return tessera::internal("tessera_forward: %s", error.what());
-  }
+  });
 }
 
 tessera_status tessera_backward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                 size_t workspace_bytes, const tessera_executor* executor) {
-  try {
+  return tessera::core::guarded("tessera_backward", [&] {
     return tessera::core::execute(TESSERA_BACKWARD, plan, buffers, workspace, workspace_bytes, executor);
-  } catch (const std::exception& error) {
-    return tessera::internal("tessera_backward: %s", error.what());
-  }
+  });
 }
 
 tessera_status tessera_combine(const tessera_layout* o_parts_layout, const void* o_parts,
@@ -216,11 +288,7 @@ tessera_status tessera_combine(const tessera_layout* o_parts_layout, const void*
   tensors.lse_parts_layout = *lse_parts_layout, tensors.lse_parts = lse_parts;
   tensors.o_layout = *o_layout, tensors.o = o;
   if (lse_layout && lse_layout->rank != 0) tensors.lse_layout = *lse_layout, tensors.lse = lse;
-  try {
-    return tessera::core::combine(tensors, device, executor);
-  } catch (const std::exception& error) {
-    return tessera::internal("tessera_combine: %s", error.what());
-  }
+  return tessera::core::guarded("tessera_combine", [&] { return tessera::core::combine(tensors, device, executor); });
 }
 
 }  // extern "C"

@@ -82,15 +82,16 @@ inline constexpr Shape kPagedK{4, {{kPages}, {kPageSize}, {kHkv}, {kD}}};
 inline constexpr Shape kPagedV{4, {{kPages}, {kPageSize}, {kHkv}, {kDv}}};
 inline constexpr Shape kDenseLse{3, {{kB}, {kHq}, {kSq}}}, kPackedLse{2, {{kHq}, {kTq}}};
 inline constexpr Shape kOffsets{1, {{kB, kPlusOne}}}, kPerSequence{1, {{kB}}}, kPageTable{2, {{kB}, {kMaxPages}}};
-inline constexpr Shape kScores{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kSq, kEqualOrOne}, {kSk}}};
+inline constexpr Shape kScores{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kSq, kEqualOrOne}, {kSk, kEqualOrOne}}};
 inline constexpr Shape kBlocks{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kBlocksQ}, {kBlocksK}}};
 inline constexpr Shape kPerHead{1, {{kHq}}}, kPerSequenceAndHead{2, {{kB}, {kHq}}};
 }  // namespace shapes
 
 // ---- tensors --------------------------------------------------------------------------------------------------------
 
-// Which of a row's shapes holds: by cu_seqlens_q, by cu_seqlens_k and page_table, or by the tensor's own rank.
-enum class Form { kByRank, kQueries, kKeys };
+// Which of a row's shapes holds: by cu_seqlens_q, by cu_seqlens_k and page_table, or by the tensor's own rank; kLastAxes:
+// the shape or its last axes, broadcast by NumPy's rules.
+enum class Form { kByRank, kQueries, kKeys, kLastAxes };
 enum class Need { kAlways, kBackward, kIfGiven, kIfGivenBackward };
 enum class Dtypes { kFloating, kAsQ, kFloat32, kFloat32OrAsQ, kInt32, kBool };
 enum class LastAxis { kAnyStride, kContiguous };
@@ -127,27 +128,27 @@ void set_pointer_of(tessera_buffers& buffers, const void* pointer) {
 // clang-format off
 #define TESSERA_TENSOR(name) #name, &tessera_problem::name, detail::pointer_of<&tessera_buffers::name>, detail::set_pointer_of<&tessera_buffers::name>
 inline constexpr TensorField kTensorFields[] = {
-    {TESSERA_TENSOR(q),            Need::kAlways,          Dtypes::kFloating,     LastAxis::kContiguous, Written::kNever,    Form::kQueries, shapes::kDenseQ,      shapes::kPackedQ,            shapes::kNone,   nullptr,          nullptr,       "Queries"},
-    {TESSERA_TENSOR(cu_seqlens_q), Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kOffsets,     shapes::kNone,               shapes::kNone,   "--cu-seqlens-q", nullptr,       "Packed queries: where each sequence starts"},
-    {TESSERA_TENSOR(k),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kKeys,    shapes::kDenseK,      shapes::kPackedK,            shapes::kPagedK, nullptr,          nullptr,       "Keys"},
-    {TESSERA_TENSOR(v),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kKeys,    shapes::kDenseV,      shapes::kPackedV,            shapes::kPagedV, nullptr,          nullptr,       "Values"},
-    {TESSERA_TENSOR(cu_seqlens_k), Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kOffsets,     shapes::kNone,               shapes::kNone,   "--cu-seqlens-k", nullptr,       "Packed keys: where each sequence starts"},
-    {TESSERA_TENSOR(page_table),   Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kPageTable,   shapes::kNone,               shapes::kNone,   "--page-table",   nullptr,       "Pages of each sequence"},
-    {TESSERA_TENSOR(seqused_k),    Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kPerSequence, shapes::kNone,               shapes::kNone,   "--seqused-k",    "key lengths", "Keys used of each sequence"},
-    {TESSERA_TENSOR(o),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kForward,  Form::kQueries, shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--out",          nullptr,       "Output"},
-    {TESSERA_TENSOR(lse),          Need::kBackward,        Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kForward,  Form::kQueries, shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--lse",          nullptr,       "Log-sum-exp of the scores"},
-    {TESSERA_TENSOR(bias),         Need::kIfGiven,         Dtypes::kFloat32OrAsQ, LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kScores,      shapes::kNone,               shapes::kNone,   "--bias",         "bias",        "Added to the scores"},
-    {TESSERA_TENSOR(mask),         Need::kIfGiven,         Dtypes::kBool,         LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kScores,      shapes::kNone,               shapes::kNone,   "--mask",         "mask",        "Visible keys"},
-    {TESSERA_TENSOR(block_mask),   Need::kIfGiven,         Dtypes::kBool,         LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kBlocks,      shapes::kNone,               shapes::kNone,   "--block-mask",   "block mask",  "Visible blocks of --mask-block queries and keys"},
-    {TESSERA_TENSOR(alibi_slopes), Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kPerHead,     shapes::kPerSequenceAndHead, shapes::kNone,   "--alibi",        "ALiBi",       "ALiBi slopes"},
-    {TESSERA_TENSOR(sink),         Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,  shapes::kPerHead,     shapes::kNone,               shapes::kNone,   "--sink",         "sink",        "A logit a head that joins the denominator"},
-    {TESSERA_TENSOR(d_o),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kQueries, shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--grad",         nullptr,       "Cotangent of the output: asks for gradients"},
-    {TESSERA_TENSOR(d_q),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kQueries, shapes::kDenseQ,      shapes::kPackedQ,            shapes::kNone,   "--dq",           nullptr,       "Gradient of q"},
-    {TESSERA_TENSOR(d_k),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kKeys,    shapes::kDenseK,      shapes::kPackedK,            shapes::kNone,   "--dk",           nullptr,       "Gradient of k"},
-    {TESSERA_TENSOR(d_v),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kKeys,    shapes::kDenseV,      shapes::kPackedV,            shapes::kNone,   "--dv",           nullptr,       "Gradient of v"},
-    {TESSERA_TENSOR(d_lse),        Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kQueries, shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--dlse",         nullptr,       "Cotangent of the log-sum-exp"},
-    {TESSERA_TENSOR(d_bias),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kContiguous, Written::kBackward, Form::kByRank,  shapes::kScores,      shapes::kNone,               shapes::kNone,   "--dbias",        nullptr,       "Gradient of the bias"},
-    {TESSERA_TENSOR(d_sink),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kBackward, Form::kByRank,  shapes::kPerHead,     shapes::kNone,               shapes::kNone,   "--dsink",        nullptr,       "Gradient of the sink"},
+    {TESSERA_TENSOR(q),            Need::kAlways,          Dtypes::kFloating,     LastAxis::kContiguous, Written::kNever,    Form::kQueries,  shapes::kDenseQ,      shapes::kPackedQ,            shapes::kNone,   nullptr,          nullptr,       "Queries"},
+    {TESSERA_TENSOR(cu_seqlens_q), Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kOffsets,     shapes::kNone,               shapes::kNone,   "--cu-seqlens-q", nullptr,       "Packed queries: where each sequence starts"},
+    {TESSERA_TENSOR(k),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kKeys,     shapes::kDenseK,      shapes::kPackedK,            shapes::kPagedK, nullptr,          nullptr,       "Keys"},
+    {TESSERA_TENSOR(v),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kKeys,     shapes::kDenseV,      shapes::kPackedV,            shapes::kPagedV, nullptr,          nullptr,       "Values"},
+    {TESSERA_TENSOR(cu_seqlens_k), Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kOffsets,     shapes::kNone,               shapes::kNone,   "--cu-seqlens-k", nullptr,       "Packed keys: where each sequence starts"},
+    {TESSERA_TENSOR(page_table),   Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPageTable,   shapes::kNone,               shapes::kNone,   "--page-table",   nullptr,       "Pages of each sequence"},
+    {TESSERA_TENSOR(seqused_k),    Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerSequence, shapes::kNone,               shapes::kNone,   "--seqused-k",    "key lengths", "Keys used of each sequence"},
+    {TESSERA_TENSOR(o),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kForward,  Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--out",          nullptr,       "Output"},
+    {TESSERA_TENSOR(lse),          Need::kBackward,        Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kForward,  Form::kQueries,  shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--lse",          nullptr,       "Log-sum-exp of the scores"},
+    {TESSERA_TENSOR(bias),         Need::kIfGiven,         Dtypes::kFloat32OrAsQ, LastAxis::kAnyStride,  Written::kNever,    Form::kLastAxes, shapes::kScores,      shapes::kNone,               shapes::kNone,   "--bias",         "bias",        "Added to the scores"},
+    {TESSERA_TENSOR(mask),         Need::kIfGiven,         Dtypes::kBool,         LastAxis::kAnyStride,  Written::kNever,    Form::kLastAxes, shapes::kScores,      shapes::kNone,               shapes::kNone,   "--mask",         "mask",        "Visible keys"},
+    {TESSERA_TENSOR(block_mask),   Need::kIfGiven,         Dtypes::kBool,         LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kBlocks,      shapes::kNone,               shapes::kNone,   "--block-mask",   "block mask",  "Visible blocks of --mask-block queries and keys"},
+    {TESSERA_TENSOR(alibi_slopes), Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerHead,     shapes::kPerSequenceAndHead, shapes::kNone,   "--alibi",        "ALiBi",       "ALiBi slopes"},
+    {TESSERA_TENSOR(sink),         Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerHead,     shapes::kNone,               shapes::kNone,   "--sink",         "sink",        "A logit a head that joins the denominator"},
+    {TESSERA_TENSOR(d_o),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--grad",         nullptr,       "Cotangent of the output: asks for gradients"},
+    {TESSERA_TENSOR(d_q),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kQueries,  shapes::kDenseQ,      shapes::kPackedQ,            shapes::kNone,   "--dq",           nullptr,       "Gradient of q"},
+    {TESSERA_TENSOR(d_k),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kKeys,     shapes::kDenseK,      shapes::kPackedK,            shapes::kNone,   "--dk",           nullptr,       "Gradient of k"},
+    {TESSERA_TENSOR(d_v),          Need::kBackward,        Dtypes::kAsQ,          LastAxis::kContiguous, Written::kBackward, Form::kKeys,     shapes::kDenseV,      shapes::kPackedV,            shapes::kNone,   "--dv",           nullptr,       "Gradient of v"},
+    {TESSERA_TENSOR(d_lse),        Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kQueries,  shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--dlse",         nullptr,       "Cotangent of the log-sum-exp"},
+    {TESSERA_TENSOR(d_bias),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kContiguous, Written::kBackward, Form::kLastAxes, shapes::kScores,      shapes::kNone,               shapes::kNone,   "--dbias",        nullptr,       "Gradient of the bias"},
+    {TESSERA_TENSOR(d_sink),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kBackward, Form::kByRank,   shapes::kPerHead,     shapes::kNone,               shapes::kNone,   "--dsink",        nullptr,       "Gradient of the sink"},
 };
 #undef TESSERA_TENSOR
 // clang-format on
@@ -213,6 +214,7 @@ constexpr const Shape& shape_of(const TensorField& field, const tessera_problem&
     case Form::kKeys:
       return paged(problem) ? field.paged : packed_k(problem) ? field.packed : field.dense;
     case Form::kByRank:
+    case Form::kLastAxes:
       break;
   }
   const bool second = field.packed.rank != 0 && (problem.*field.layout).rank == field.packed.rank;

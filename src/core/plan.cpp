@@ -1,16 +1,19 @@
 // Problem and device to plan: a table of candidates in order of preference, each of which refuses with a reason.
+#include <algorithm>
 #include <cinttypes>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <exception>
 #include <string>
 
+#include "core/caller_struct.hpp"
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
+#include "core/guarded.hpp"
 #include "core/philox.hpp"
 #include "core/reference.hpp"
+#include "core/seal.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
@@ -46,6 +49,23 @@ constexpr int64_t candidates_of(int32_t backend) {
 static_assert(candidates_of(TESSERA_BACKEND_CPU) <= TESSERA_MAX_CANDIDATES);
 static_assert(candidates_of(TESSERA_BACKEND_CUDA) <= TESSERA_MAX_CANDIDATES);
 
+// To [B|1, Hq|1, Sq|1, Sk] by NumPy's rules: axes that are not there lead and have 1 entry, and one entry of the last axis
+// serves all keys.
+void broadcast_scores(tessera_layout& layout, const Sizes& size) {
+  constexpr int kRank = 4;
+  if (!present(layout)) return;
+  const int missing = kRank - layout.rank;
+  for (int axis = kRank - 1; axis >= 0; --axis) {
+    layout.shape[axis] = axis >= missing ? layout.shape[axis - missing] : 1;
+    layout.strides[axis] = axis >= missing ? layout.strides[axis - missing] : 0;
+  }
+  layout.rank = kRank;
+  if (layout.shape[kRank - 1] == 1 && size.max_seqlen_k != 1) {
+    layout.shape[kRank - 1] = size.max_seqlen_k;
+    layout.strides[kRank - 1] = 0;
+  }
+}
+
 void fill_defaults(tessera_problem& problem, const Sizes& size) {
   if (!problem.has_scale) {
     problem.has_scale = 1;
@@ -55,6 +75,7 @@ void fill_defaults(tessera_problem& problem, const Sizes& size) {
   if (problem.window_left > INT32_MAX) problem.window_left = -1;
   if (problem.window_right > INT32_MAX) problem.window_right = -1;
   problem.dropout_p = dropout_threshold(problem.dropout_p) / 65536.0;
+  for (tessera_layout* scores : {&problem.bias, &problem.mask, &problem.d_bias}) broadcast_scores(*scores, size);
 }
 
 // ---- what it costs --------------------------------------------------------------------------------------------------
@@ -82,7 +103,16 @@ double tensor_bytes(const tessera_layout& layout) {
   return static_cast<double>(elements(layout)) * static_cast<double>(tessera_dtype_bytes(layout.dtype));
 }
 
-// Packed: as if all sequences were equally long. Key lengths, masks and pages in use are data, and taken as full.
+// Of keys or values in pages: those that the longest sequence needs, for all sequences, or all that there are.
+double bytes_in_use(const tessera_layout& layout, const Sizes& size) {
+  if (size.pages == 0) return 0;
+  const int64_t a_sequence = (size.max_seqlen_k + size.page_size - 1) / size.page_size;
+  const double pages = std::min(static_cast<double>(size.batch) * static_cast<double>(a_sequence),
+                                static_cast<double>(size.pages));
+  return tensor_bytes(layout) * pages / static_cast<double>(size.pages);
+}
+
+// Packed: as if all sequences were equally long. Key lengths and masks are data, and taken as full.
 void fill_costs(tessera_plan& plan, const Sizes& size) {
   const tessera_problem& p = plan.problem;
   const int64_t sequences = std::max<int64_t>(size.batch, 1);
@@ -94,8 +124,11 @@ void fill_costs(tessera_plan& plan, const Sizes& size) {
   // Forward QK', PV; backward QK', dO V', P' dO, dS K, dS' Q. Two operations a multiply-add.
   plan.flops = 2 * heads * visible_pairs(p, sq, sk) * (backward ? 3 * d + 2 * dv : d + dv);
 
+  plan.lengths_are_data = present(p.seqused_k);
   for (const TensorField& field : kTensorFields) {
-    if (takes_part(field, backward)) plan.bytes_moved += tensor_bytes(p.*field.layout);
+    if (!takes_part(field, backward)) continue;
+    const bool in_pages = field.form == Form::kKeys && paged(p);
+    plan.bytes_moved += in_pages ? bytes_in_use(p.*field.layout, size) : tensor_bytes(p.*field.layout);
   }
   // Three-step attention writes S, reads it for the softmax, writes P, reads it for PV, one matrix in place. Backward
   // reads the stored P for dV, writes dP, reads both for dS, writes dS, reads it for dQ and for dK: two matrices.
@@ -158,12 +191,20 @@ tessera_status refused_by_all(const tessera_plan& plan) {
   return unsupported("no kernel takes this problem: %s", all.c_str());
 }
 
-tessera_status make_plan(const tessera_problem& problem, const tessera_device& device, tessera_plan& result) {
-  TESSERA_RETURN_IF_ERROR(validate(problem));
-  TESSERA_RETURN_IF_ERROR(validate(device));
-  const Sizes size = sizes(problem);
+tessera_status make_plan(const tessera_problem* given, const tessera_device* given_device, tessera_plan& result) {
   tessera_plan plan{};
-  plan.problem = problem;
+  TESSERA_RETURN_IF_ERROR(read_problem(given, plan.problem));
+  tessera_device device;
+  if (given_device) {
+    device = *given_device;
+  } else {
+    TESSERA_RETURN_IF_ERROR(cpu::detect_once(device));
+  }
+  TESSERA_RETURN_IF_ERROR(validate(plan.problem));
+  TESSERA_RETURN_IF_ERROR(validate(device));
+  const Sizes size = sizes(plan.problem);
+  plan.struct_size = sizeof plan;
+  plan.version = TESSERA_VERSION;
   plan.device = device;
   fill_defaults(plan.problem, size);
   plan.batch = size.batch;
@@ -179,6 +220,7 @@ tessera_status make_plan(const tessera_problem& problem, const tessera_device& d
   plan.kernel = chosen->kernel;
   chosen->configure(plan);
   if (!fill_workspace_bytes(plan)) return unsupported("q: the workspace for its shape is more than 2^63 bytes");
+  plan.seal = seal_of(plan);
   result = plan;
   return ok();
 }
@@ -188,34 +230,33 @@ tessera_status make_plan(const tessera_problem& problem, const tessera_device& d
 
 extern "C" {
 
-void tessera_problem_init(tessera_problem* problem) {
+void tessera_problem_init_sized(tessera_problem* problem, size_t struct_size) {
   if (!problem) return;
-  *problem = tessera_problem{};
-  problem->window_left = problem->window_right = -1;
+  tessera_problem known{};
+  known.window_left = known.window_right = -1;
+  known.struct_size = struct_size;
+  std::memset(problem, 0, struct_size);
+  std::memcpy(problem, &known, std::min(struct_size, sizeof known));
 }
 
 tessera_status tessera_device_cpu(tessera_device* device) {
   if (!device) return tessera::invalid("device: NULL, must point to a tessera_device");
-  try {
+  return tessera::core::guarded("tessera_device_cpu", [&] {
     tessera_device found{};
     TESSERA_RETURN_IF_ERROR(tessera::cpu::detect(found));
     *device = found;
     return tessera::ok();
-  } catch (const std::exception& error) {
-    return tessera::internal("tessera_device_cpu: %s", error.what());
-  }
+  });
 }
 
 tessera_status tessera_device_cuda(int32_t ordinal, tessera_device* device) {
   if (!device) return tessera::invalid("device: NULL, must point to a tessera_device");
-  try {
+  return tessera::core::guarded("tessera_device_cuda", [&] {
     tessera_device found{};
     TESSERA_RETURN_IF_ERROR(tessera::cuda::detect(ordinal, found));
     *device = found;
     return tessera::ok();
-  } catch (const std::exception& error) {
-    return tessera::internal("tessera_device_cuda: %s", error.what());
-  }
+  });
 }
 
 tessera_status tessera_device_cuda_arch(int32_t arch, tessera_device* device) {
@@ -224,18 +265,14 @@ tessera_status tessera_device_cuda_arch(int32_t arch, tessera_device* device) {
 }
 
 tessera_status tessera_make_plan(const tessera_problem* problem, const tessera_device* device, tessera_plan* plan) {
-  if (!problem) return tessera::invalid("problem: NULL, must point to a tessera_problem");
-  if (!device) return tessera::invalid("device: NULL, must point to a tessera_device");
   if (!plan) return tessera::invalid("plan: NULL, must point to a tessera_plan");
-  try {
-    return tessera::core::make_plan(*problem, *device, *plan);
-  } catch (const std::exception& error) {
-    return tessera::internal("tessera_make_plan: %s", error.what());
-  }
+  return tessera::core::guarded("tessera_make_plan",
+                                [&] { return tessera::core::make_plan(problem, device, *plan); });
 }
 
 size_t tessera_workspace_bytes(const tessera_plan* plan) {
-  return plan ? static_cast<size_t>(plan->workspace_bytes) : 0;
+  const bool usable = tessera::core::check_plan(plan).code == TESSERA_OK;
+  return usable ? static_cast<size_t>(plan->workspace_bytes) : 0;
 }
 
 }  // extern "C"

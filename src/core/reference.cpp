@@ -258,7 +258,7 @@ class HeadAttention {
 };
 
 // dQ, dK, dV (and dSink): dK and dV of a KV head gather from all of its query heads.
-void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w) {
+void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w, Cancel& cancel) {
   const tessera_problem& problem = plan.problem;
   const int64_t group = plan.heads_q / plan.heads_kv;
   std::ranges::fill(w.d_sink, 0.0);
@@ -272,6 +272,7 @@ void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffer
       for (int64_t h = h_kv * group; h < (h_kv + 1) * group; ++h) {
         const HeadAttention head(plan, buffers, w, b, h);
         for (int64_t i = 0; i < head.view().sq; ++i) {
+          if (cancel.asked()) return;
           double d_sink = 0;
           if (head.gradient_row(i, d_sink)) {
             head.propagate_row();
@@ -299,7 +300,7 @@ void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffer
 }
 
 // dBias = dS, summed over whatever the bias is broadcast over. One row of it at a time gathers all that it serves.
-void gradient_of_bias(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w) {
+void gradient_of_bias(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w, Cancel& cancel) {
   const tessera_layout& layout = plan.problem.d_bias;
   const auto [batches, heads, rows, cols, unused] = layout.shape;
   struct Range {
@@ -318,6 +319,7 @@ void gradient_of_bias(const tessera_plan& plan, const tessera_buffers& buffers, 
         const Range is = served(bias_i, rows, head.view().sq);
         if (is.begin < is.end) head.load_keys();
         for (int64_t i = is.begin; i < is.end; ++i) {
+          if (cancel.asked()) return;
           double d_sink = 0;
           if (head.gradient_row(i, d_sink)) add_scaled(1, w.d_s.first(head.view().sk), w.d_bias);
         }
@@ -342,7 +344,7 @@ void configure_reference(tessera_plan& plan) {
   plan.num_items = 1;
 }
 
-void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace) {
+void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, Cancel& cancel) {
   Arena arena(workspace);
   const Workspace w(plan, arena);
   const tessera_problem& problem = plan.problem;
@@ -352,6 +354,7 @@ void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers,
       const HeadAttention head(plan, buffers, w, b, h);
       if (h % group == 0) head.load_keys();
       for (int64_t i = 0; i < head.view().sq; ++i) {
+        if (cancel.asked()) return;
         const double lse = head.softmax_row(i);
         if (lse == kMinusInfinity) {
           std::ranges::fill(w.o, 0.0);
@@ -365,11 +368,11 @@ void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers,
   }
 }
 
-void reference_backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace) {
+void reference_backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, Cancel& cancel) {
   Arena arena(workspace);
   const Workspace w(plan, arena);
-  gradients_of_inputs(plan, buffers, w);
-  if (elements(plan.problem.d_bias) > 0) gradient_of_bias(plan, buffers, w);
+  gradients_of_inputs(plan, buffers, w, cancel);
+  if (elements(plan.problem.d_bias) > 0) gradient_of_bias(plan, buffers, w, cancel);
 }
 
 }  // namespace tessera::core

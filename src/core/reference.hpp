@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/cancel.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::core {
@@ -11,9 +12,10 @@ namespace tessera::core {
 // Workspace of a plan whose sizes are set, into shared_bytes.
 void configure_reference(tessera_plan& plan);
 
-void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace);
+// Both end early where `cancel` says so, asked once a row.
+void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, Cancel& cancel);
 
 // Recomputes o and lse in float64 rather than reading their rounded values: it does not read buffers.o, buffers.lse.
-void reference_backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace);
+void reference_backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, Cancel& cancel);
 
 }  // namespace tessera::core

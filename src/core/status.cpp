@@ -39,4 +39,11 @@ tessera_status internal(const char* format, ...) {
   return status;
 }
 
+tessera_status cancelled() {
+  tessera_status status{};
+  status.code = TESSERA_CANCELLED;
+  std::snprintf(status.message, sizeof status.message, "cancelled: the executor's cancel said so; outputs are undefined");
+  return status;
+}
+
 }  // namespace tessera

@@ -21,6 +21,7 @@ inline tessera_status ok() {
 TESSERA_PRINTF_LIKE tessera_status invalid(const char* format, ...);
 TESSERA_PRINTF_LIKE tessera_status unsupported(const char* format, ...);
 TESSERA_PRINTF_LIKE tessera_status internal(const char* format, ...);
+tessera_status cancelled();
 
 }  // namespace tessera
 

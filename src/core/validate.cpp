@@ -1,5 +1,6 @@
 #include "core/validate.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cinttypes>
 #include <cmath>
@@ -54,13 +55,15 @@ class Shapes {
   int64_t operator[](Symbol symbol) const { return values_[symbol]; }
   void bind(Symbol symbol, int64_t value) { values_[symbol] = value; }
 
-  // Binds what the shape has for the first time, compares the rest.
-  tessera_status match(const char* name, const tessera_layout& layout, const Shape& shape) {
-    if (layout.rank != shape.rank) {
-      return invalid("%s: rank %d, accepted %s", name, layout.rank, symbols_of(shape).text);
+  // Binds what the shape has for the first time, compares the rest. `may_lack`: leading axes.
+  tessera_status match(const char* name, const tessera_layout& layout, const Shape& shape, bool may_lack) {
+    if (layout.rank != shape.rank && !(may_lack && layout.rank < shape.rank)) {
+      return invalid("%s: rank %d, accepted %s%s", name, layout.rank, symbols_of(shape).text,
+                     may_lack ? " or its last axes" : "");
     }
-    for (int axis = 0; axis < shape.rank; ++axis) {
-      const auto [symbol, kind] = shape.axes[axis];
+    const int missing = shape.rank - layout.rank;
+    for (int axis = 0; axis < layout.rank; ++axis) {
+      const auto [symbol, kind] = shape.axes[axis + missing];
       const int64_t extent = layout.shape[axis];
       if (kind == kEqualOrOne && extent == 1) continue;
       const int64_t value = kind == kPlusOne ? extent - 1 : extent;
@@ -157,7 +160,7 @@ tessera_status check_tensor(const TensorField& tensor, const tessera_problem& pr
   TESSERA_RETURN_IF_ERROR(check_dtype(tensor, layout.dtype, problem.q.dtype));
   const Access access = written(tensor, backward) ? Access::kWritten : Access::kRead;
   TESSERA_RETURN_IF_ERROR(check_layout(tensor.name, layout, access, tensor.last_axis));
-  return shapes.match(tensor.name, layout, shape_of(tensor, problem));
+  return shapes.match(tensor.name, layout, shape_of(tensor, problem), tensor.form == Form::kLastAxes);
 }
 
 // ---- options --------------------------------------------------------------------------------------------------------
@@ -214,7 +217,8 @@ tessera_status check_dependencies(const tessera_problem& p) {
 
 tessera_status check_same_shape(const char* name, const tessera_layout& layout, const char* twin_name,
                                 const tessera_layout& twin) {
-  if (std::memcmp(layout.shape, twin.shape, sizeof(int64_t) * layout.rank) == 0) return ok();
+  if (layout.rank == twin.rank &&
+      std::memcmp(layout.shape, twin.shape, sizeof(int64_t) * layout.rank) == 0) return ok();
   return invalid("%s: shape %s, must be that of %s: %s", name, shape_text(layout).text, twin_name,
                  shape_text(twin).text);
 }
@@ -242,11 +246,25 @@ tessera_status validate(const tessera_problem& problem) {
   }
   if (problem.direction == TESSERA_BACKWARD && present(problem.d_bias)) {
     TESSERA_RETURN_IF_ERROR(check_same_shape("d_bias", problem.d_bias, "bias", problem.bias));
+    const tessera_layout& d_bias = problem.d_bias;
+    if (d_bias.shape[d_bias.rank - 1] != shapes[kSk]) {
+      return unsupported("d_bias: shape %s, accepted a last axis of Sk = %" PRId64
+                         ": the gradient of a bias that is one for all keys is not computed",
+                         shape_text(d_bias).text, shapes[kSk]);
+    }
   }
   return ok();
 }
 
 tessera_status validate(const tessera_device& device) {
+  if (device.struct_size != sizeof device) {
+    return invalid("device: struct_size %zu, accepted %zu, as tessera_device_cpu and tessera_device_cuda fill it in",
+                   device.struct_size, sizeof device);
+  }
+  const auto is_zero = [](char byte) { return byte == 0; };
+  if (device.reserved_0 != 0 || !std::all_of(std::begin(device.reserved), std::end(device.reserved), is_zero)) {
+    return invalid("device: a member is set that version %s does not know, accepted 0 there", tessera_version());
+  }
   TESSERA_RETURN_IF_ERROR(check_range("device.backend", device.backend, TESSERA_BACKEND_CPU, TESSERA_BACKEND_CUDA));
   TESSERA_RETURN_IF_ERROR(
       check_range("device.isa_limit", device.isa_limit, TESSERA_ISA_BASELINE, TESSERA_ISA_AVX512_BF16));

@@ -370,6 +370,7 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
       for (int64_t row = 0; row < sequence.sq; row += kBlockM) {
         init_tile(tile, p, batch, h, row, min_of<int64_t>(kBlockM, sequence.sq - row));
         if (tile.some_low >= first + keys || tile.some_high < first || tile.some_low > tile.some_high) continue;
+        if (p.cancelled && p.cancelled(p.cancel)) return;
         prefetch_next_queries(p, tile);
         t.sQ = s.sQ, t.sdO = s.sdO;
         t.q_steps = load_rows<kOp>(p, p.q, tile, p.head_dim, s.sQ, s.q_rows);

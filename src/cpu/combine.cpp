@@ -1,11 +1,13 @@
 // tessera_combine on the CPU: layouts to byte strides, then the kernel of the device's instruction set.
+#include <algorithm>
+
 #include "core/geometry.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/tables.hpp"
 
 namespace tessera::cpu {
 
-void combine(const core::CombineTensors& t, const tessera_device& device) {
+void combine(const core::CombineTensors& t, const tessera_device& device, core::Cancel& cancel) {
   CombineParams p{};
   const auto [parts, batch, rows, heads, head_dim_v] = t.o_parts_layout.shape;
   p.parts = parts, p.batch = batch, p.rows = rows, p.heads = heads, p.head_dim_v = head_dim_v;
@@ -26,7 +28,11 @@ void combine(const core::CombineTensors& t, const tessera_device& device) {
     p.lse_batch = t.lse_layout.strides[0] * 4, p.lse_head = t.lse_layout.strides[1] * 4,
     p.lse_row = t.lse_layout.strides[2] * 4;
   }
-  kernel_table(device.isa).combine(p, 0, p.batch * p.rows * p.heads);
+  constexpr int64_t kRowsAtOnce = 1024;
+  const int64_t rows_total = p.batch * p.rows * p.heads;
+  for (int64_t row = 0; row < rows_total && !cancel.asked(); row += kRowsAtOnce) {
+    kernel_table(device.isa).combine(p, row, std::min(rows_total, row + kRowsAtOnce));
+  }
 }
 
 }  // namespace tessera::cpu

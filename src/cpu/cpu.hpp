@@ -4,12 +4,17 @@
 #include <string>
 
 #include "core/buffers.hpp"
+#include "core/cancel.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cpu {
 
 // This machine's CPU, with TESSERA_ISA and TESSERA_NUM_THREADS applied.
 tessera_status detect(tessera_device& device);
+// The same as the first of these calls found it.
+tessera_status detect_once(tessera_device& device);
+// The best instruction set that this machine has.
+int32_t best_isa();
 
 // Why a kernel does not take a validated plan's problem ("" when it does). `plan` has its sizes filled in.
 std::string refuse_decode(const tessera_plan& plan);
@@ -19,13 +24,13 @@ std::string refuse_tiled(const tessera_plan& plan);
 void configure_decode(tessera_plan& plan);
 void configure_tiled(tessera_plan& plan);
 
-// Run a plan whose buffers have been checked. `executor` NULL: the library's own thread pool.
+// Run a plan whose buffers have been checked, until `cancel` says no. Throw core::ExecutorError.
 void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-             const tessera_executor* executor);
+             const tessera_executor& executor, core::Cancel& cancel);
 void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-              const tessera_executor* executor);
+              const tessera_executor& executor, core::Cancel& cancel);
 
-// Merges validated partial results on the calling thread: tessera_combine.
-void combine(const core::CombineTensors& tensors, const tessera_device& device);
+// Merges validated partial results on the calling thread, until `cancel` says no: tessera_combine.
+void combine(const core::CombineTensors& tensors, const tessera_device& device, core::Cancel& cancel);
 
 }  // namespace tessera::cpu

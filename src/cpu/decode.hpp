@@ -291,6 +291,8 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
   const int64_t q_ld = padded_to(p.head_dim, 2 * kLanes), out_ld = padded_to(p.head_dim_v, 2 * kLanes);
   const int64_t scores_ld = p.block_n;
   for (int64_t key = key_begin; key < key_end; key += p.block_n) {
+    constexpr int64_t kCancelKeys = 1024;
+    if (key % kCancelKeys == 0 && p.cancelled && p.cancelled(p.cancel)) return;
     const int64_t count = min_of<int64_t>(p.block_n, key_end - key);
     for (int64_t n = 0; n < count; n += kDecodeKeys) {
       KeyGroup<kDecodeKeys> group(p, p.k, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim);

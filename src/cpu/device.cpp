@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -22,7 +23,7 @@ namespace {
 
 constexpr int32_t kMaxThreads = 1024;
 
-int32_t best_isa() {
+int32_t look_for_isa() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -86,7 +87,23 @@ tessera_status apply_threads(const char* text, tessera_device& device) {
   return ok();
 }
 
+// What stays as it is while the process lives; asking for it takes 40 microseconds.
+struct Hardware {
+  int32_t isa = look_for_isa();
+  int64_t l1_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);
+  int64_t l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10);
+  char name[64];
+  Hardware() { brand_name(name); }
+};
+
+const Hardware& hardware() {
+  static const Hardware the_hardware;
+  return the_hardware;
+}
+
 }  // namespace
+
+int32_t best_isa() { return hardware().isa; }
 
 const KernelTable& kernel_table(int32_t isa) {
 #if defined(__x86_64__)
@@ -107,14 +124,25 @@ const KernelTable& kernel_table(int32_t isa) {
 
 tessera_status detect(tessera_device& device) {
   device = {};
-  device.isa = device.isa_limit = best_isa();
+  device.isa = device.isa_limit = hardware().isa;
   device.kernel = TESSERA_KERNEL_AUTO;
   device.cores = device.threads = usable_cores();
-  device.l1_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);
-  device.l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10);
-  brand_name(device.name);
+  device.l1_bytes = hardware().l1_bytes;
+  device.l2_bytes = hardware().l2_bytes;
+  std::memcpy(device.name, hardware().name, sizeof device.name);
   if (const char* text = std::getenv("TESSERA_ISA")) TESSERA_RETURN_IF_ERROR(apply_isa(text, device));
   if (const char* text = std::getenv("TESSERA_NUM_THREADS")) TESSERA_RETURN_IF_ERROR(apply_threads(text, device));
+  return ok();
+}
+
+tessera_status detect_once(tessera_device& device) {
+  static std::mutex mutex;
+  static tessera_device found;
+  static bool known = false;
+  const std::lock_guard lock(mutex);
+  if (!known) TESSERA_RETURN_IF_ERROR(detect(found));
+  known = true;
+  device = found;
   return ok();
 }
 

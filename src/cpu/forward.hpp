@@ -345,6 +345,7 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
 
   // 2. For every visible block of keys: S, softmax, O += P V for each tile.
   for (; key < key_end; key += p.block_n) {
+    if (p.cancelled && p.cancelled(p.cancel)) return;
     const int64_t count = min_of<int64_t>(p.block_n, key_end - key);
     ForwardBlock<kOp> block;
     block.key_begin = key;

@@ -61,6 +61,10 @@ struct Params {
   uint32_t dropout_threshold;  // 0: no dropout
   uint32_t dropout_key[2], dropout_offset;
 
+  // Other than 0: the call is cancelled, and an item may leave its outputs as they are. NULL: it can't be.
+  int32_t (*cancelled)(void* cancel);
+  void* cancel;
+
   // The plan's choices.
   int32_t block_n, tiles_per_item, num_splits;
   int32_t pack_heads;  // 1: the query heads that share a KV head stand in one tile's rows

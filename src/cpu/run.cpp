@@ -5,8 +5,10 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <string>
 
 #include "core/geometry.hpp"
+#include "core/guarded.hpp"
 #include "core/philox.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/tables.hpp"
@@ -81,24 +83,37 @@ void fill_options(Params& p, const tessera_problem& problem) {
   p.dropout_offset = static_cast<uint32_t>(problem.dropout_offset);
 }
 
+// Keys that a call's sequences have in use.
+struct KeysInUse {
+  int64_t longest = 0;  // of one sequence
+  double share = 1;     // of those that the plan counted
+};
+
 // Where every sequence lies, and the running counts of its tiles and items.
-void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffers& buffers, int64_t rows_a_query,
-                    int64_t rows_an_item) {
+KeysInUse fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffers& buffers, int64_t rows_a_query,
+                         int64_t rows_an_item) {
   const core::Sizes size = core::sizes(plan.problem);
   const bool packed = core::packed_q(plan.problem);
-  int64_t tiles = 0, items = 0;
+  int64_t tiles = 0, items = 0, keys = 0;
+  KeysInUse in_use;
   for (int64_t b = 0; b < plan.batch; ++b) {
     const core::SequenceView view = core::sequence(plan.problem, buffers, b);
     out[b] = {view.q_begin, view.sq, view.k_begin, view.sk, view.k_rows, packed ? view.q_begin : b * size.rows_q,
               tiles,        items};
     tiles += (view.sq + plan.block_m - 1) / plan.block_m;
     items += (view.sq * rows_a_query + rows_an_item - 1) / rows_an_item;
+    keys += view.sk;
+    in_use.longest = std::max(in_use.longest, view.sk);
   }
   out[plan.batch] = {};
   out[plan.batch].tile_begin = tiles, out[plan.batch].item_begin = items;
+  const int64_t counted = core::packed_k(plan.problem) ? size.rows_k : plan.batch * size.max_seqlen_k;
+  if (keys < counted) in_use.share = static_cast<double>(keys) / static_cast<double>(counted);
+  return in_use;
 }
 
-Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, const SharedMemory& shared) {
+Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, const SharedMemory& shared,
+                   core::Cancel& cancel) {
   Params p{};
   p.batch = plan.batch, p.heads_q = plan.heads_q, p.heads_kv = plan.heads_kv;
   p.head_dim = plan.head_dim, p.head_dim_v = plan.head_dim_v;
@@ -106,8 +121,8 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   p.elem_bytes = static_cast<int32_t>(bytes_of(plan.problem.q));
   fill_tensors(p, plan.problem, buffers);
   fill_options(p, plan.problem);
-  p.block_n = plan.block_n, p.tiles_per_item = plan.tiles_per_item, p.num_splits = plan.num_splits;
-  p.split_keys = split_keys(plan);
+  if (cancel.can_be_asked()) p.cancelled = core::Cancel::ask, p.cancel = &cancel;
+  p.block_n = plan.block_n, p.tiles_per_item = plan.tiles_per_item;
   const core::Sizes size = core::sizes(plan.problem);
   p.rows_total = core::packed_q(plan.problem) ? size.rows_q : size.batch * size.rows_q;
   p.sequences = shared.sequences;
@@ -119,6 +134,8 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
 
 struct Region {
   std::atomic<int64_t> next{0};
+  std::atomic<int32_t> finished{0};  // workers
+  core::Cancel* cancel = nullptr;
   int64_t items = 0;
   void (*body)(const void* context, int64_t item, char* scratch) = nullptr;
   const void* context = nullptr;
@@ -130,19 +147,44 @@ void drain(void* argument, int32_t worker) {
   Region& region = *static_cast<Region*>(argument);
   char* scratch = region.scratch + worker * region.scratch_bytes;
   for (int64_t item; (item = region.next.fetch_add(1, std::memory_order_relaxed)) < region.items;) {
+    if (region.cancel->asked()) break;
     region.body(region.context, item, scratch);
   }
+  region.finished.fetch_add(1);
+}
+
+// The caller's own threads, which are not ours to trust.
+void run_by(const tessera_executor& executor, int32_t workers, Region& region) {
+  try {
+    executor.run(executor.context, workers, drain, &region);
+  } catch (const std::exception& error) {
+    throw core::ExecutorError(std::string("run threw \"") + error.what() + "\", accepted a function that throws nothing");
+  }
+#if defined(__GLIBCXX__)
+  catch (const abi::__forced_unwind&) {
+    throw;
+  }
+#endif
+  catch (...) {
+    throw core::ExecutorError("run threw what is no std::exception, accepted a function that throws nothing");
+  }
+  const int32_t finished = region.finished.load();
+  if (finished == workers) return;
+  throw core::ExecutorError("run returned with " + std::to_string(finished) + " of " + std::to_string(workers) +
+                            " tasks done, accepted when each was done once");
 }
 
 class Runner {
  public:
-  Runner(const tessera_plan& plan, char* scratch, const tessera_executor* executor)
-      : plan_(plan), scratch_(scratch), executor_(executor) {}
+  // `share`: of the work that the plan counted, what this call has.
+  Runner(const tessera_plan& plan, char* scratch, const tessera_executor& executor, core::Cancel& cancel, double share)
+      : plan_(plan), scratch_(scratch), executor_(executor), cancel_(cancel), share_(share) {}
 
   // body(item, scratch) for every item, on as many threads as the plan and the work allow.
   template <class Body>
   void run(int64_t items, const Body& body) const {
     Region region;
+    region.cancel = &cancel_;
     region.items = items;
     region.context = &body;
     region.body = [](const void* context, int64_t item, char* scratch) {
@@ -150,17 +192,20 @@ class Runner {
     };
     region.scratch = scratch_;
     region.scratch_bytes = plan_.scratch_bytes;
-    const int64_t useful = plan_.flops < kMinParallelFlops && plan_.bytes_moved < kMinParallelFlops ? 1 : items;
+    const bool small = std::max(plan_.flops, plan_.bytes_moved) * share_ < kMinParallelFlops;
+    const int64_t useful = small ? 1 : items;
     const int32_t workers = static_cast<int32_t>(std::min<int64_t>(plan_.device.threads, useful));
     if (workers <= 1) return drain(&region, 0);
-    if (executor_) return executor_->run(executor_->context, workers, drain, &region);
+    if (executor_.run) return run_by(executor_, workers, region);
     run_on_pool(workers, drain, &region);
   }
 
  private:
   const tessera_plan& plan_;
   char* scratch_;
-  const tessera_executor* executor_;
+  const tessera_executor& executor_;
+  core::Cancel& cancel_;
+  double share_;
 };
 
 constexpr int64_t kCombineRowsPerItem = 16;
@@ -208,34 +253,37 @@ void clear_bias_gradient(const tessera_layout& layout, float* d_bias) {
 }  // namespace
 
 void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-             const tessera_executor* executor) {
+             const tessera_executor& executor, core::Cancel& cancel) {
   const KernelTable& table = kernel_table(plan.device.isa);
   const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
-  const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor);
-  Params p = make_params(plan, buffers, shared);
+  Params p = make_params(plan, buffers, shared, cancel);
   const bool decode = plan.kernel == TESSERA_KERNEL_DECODE;
   p.pack_heads = !decode && packs_heads(plan);
-  fill_sequences(shared.sequences, plan, buffers, p.pack_heads ? plan.heads_q / plan.heads_kv : 1,
-                 int64_t{plan.block_m} * plan.tiles_per_item);
+  const KeysInUse keys = fill_sequences(shared.sequences, plan, buffers, p.pack_heads ? plan.heads_q / plan.heads_kv : 1,
+                                        int64_t{plan.block_m} * plan.tiles_per_item);
+  const KeySplits splits = key_splits(plan, keys.longest);
+  p.num_splits = splits.count, p.split_keys = splits.keys;
+  const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor, cancel, keys.share);
   if (decode) {
     const auto kernel = plan.use_dot ? table.decode_dot : table.decode;
-    runner.run(plan.num_items, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
+    const int64_t items = plan.batch * (plan.heads_kv / plan.tiles_per_item) * p.num_splits;
+    runner.run(items, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
   } else {
     const int64_t items =
-        shared.sequences[plan.batch].item_begin * (p.pack_heads ? plan.heads_kv : plan.heads_q) * plan.num_splits;
+        shared.sequences[plan.batch].item_begin * (p.pack_heads ? plan.heads_kv : plan.heads_q) * p.num_splits;
     const auto kernel = plan.use_dot ? table.forward_dot : table.forward;
     runner.run(items, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
   }
-  if (decode || plan.num_splits > 1) combine_splits(runner, table, p);
+  if (decode || p.num_splits > 1) combine_splits(runner, table, p);
 }
 
 void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-              const tessera_executor* executor) {
+              const tessera_executor& executor, core::Cancel& cancel) {
   const KernelTable& table = kernel_table(plan.device.isa);
   const tessera_problem& problem = plan.problem;
   const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
-  const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor);
-  Params p = make_params(plan, buffers, shared);
+  Params p = make_params(plan, buffers, shared, cancel);
+  p.num_splits = plan.num_splits;
   p.d_o = row_tensor(problem.d_o, buffers.d_o);
   p.d_q = row_tensor(problem.d_q, buffers.d_q);
   p.d_k = row_tensor(problem.d_k, buffers.d_k);
@@ -258,7 +306,8 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   p.acc_dq_ld = (plan.head_dim + table.lanes - 1) / table.lanes * table.lanes;
   const BackwardOwners owners = backward_owners(plan);
   p.groups_batch = static_cast<int32_t>(owners.batch), p.groups_head = static_cast<int32_t>(owners.heads);
-  fill_sequences(shared.sequences, plan, buffers, 1, plan.block_m);
+  const KeysInUse keys = fill_sequences(shared.sequences, plan, buffers, 1, plan.block_m);
+  const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor, cancel, keys.share);
 
   const int64_t tiles = shared.sequences[plan.batch].tile_begin;
   runner.run(tiles * plan.heads_q, [&](int64_t item, char* scratch) { table.backward_rows(p, item, scratch); });

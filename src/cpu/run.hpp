@@ -7,8 +7,13 @@ namespace tessera::cpu {
 
 // Query heads that share a KV head stand in one tile, because a head alone would not fill it.
 bool packs_heads(const tessera_plan& plan);
-// Keys a split, a multiple of block_n.
-int64_t split_keys(const tessera_plan& plan);
+// A plan is made for the longest keys that its tensors hold; what a call's keys are split into follows the longest that are
+// in use: at most plan.num_splits, and those of a plan made for that length.
+struct KeySplits {
+  int32_t count;
+  int64_t keys;  // a split, a multiple of block_n
+};
+KeySplits key_splits(const tessera_plan& plan, int64_t longest);
 // d_q itself is the float32 accumulator.
 bool accumulates_in_place(const tessera_plan& plan);
 

@@ -14,8 +14,8 @@ namespace {
 
 // Items a core should find, so that the last ones leave no core waiting long.
 constexpr int64_t kItemsPerCore = 4;
-// Keys below which a split of the keys is not worth its merge.
-constexpr int64_t kMinSplitKeys = 512;
+// Keys below which a split of the keys is not worth its merge; in decoding, at least, a split.
+constexpr int64_t kMinSplitKeys = 512, kDecodeSplitKeys = 1024;
 // The backward pass holds one float32 dQ a split, so it splits no more than the cores need.
 constexpr int64_t kMaxBackwardSplits = 16;
 // Queries of one head that share a pass over keys and values: enough that converting them costs little.
@@ -24,6 +24,12 @@ constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384;
 constexpr int64_t kBackwardKeys = 384;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Parts that so many keys are worth splitting into.
+int64_t most_forward_splits(int32_t kernel, int64_t keys) {
+  const int64_t parts = kernel == TESSERA_KERNEL_DECODE ? divide_up(keys, kDecodeSplitKeys) : keys / kMinSplitKeys;
+  return std::max<int64_t>(1, parts);
+}
 
 bool has_options(const tessera_problem& p) {
   return p.softcap > 0 || core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask) ||
@@ -73,8 +79,8 @@ void configure_forward(tessera_plan& plan, const KernelTable& table) {
   while (plan.tiles_per_item > 1 && items() < wanted) plan.tiles_per_item = (plan.tiles_per_item + 1) / 2;
   plan.num_splits = 1;
   if (items() < 2 * plan.device.cores && !p.batch_invariant) {
-    plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(
-        divide_up(wanted, std::max<int64_t>(1, items())), 1, std::max<int64_t>(1, plan.max_seqlen_k / kMinSplitKeys)));
+    plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(divide_up(wanted, std::max<int64_t>(1, items())), 1,
+                                                               most_forward_splits(plan.kernel, plan.max_seqlen_k)));
   }
   plan.num_items = items() * plan.num_splits;
   plan.scratch_bytes = scratch_bytes();
@@ -112,8 +118,10 @@ bool packs_heads(const tessera_plan& plan) {
          plan.max_seqlen_q < plan.block_m && !plan.problem.batch_invariant;
 }
 
-int64_t split_keys(const tessera_plan& plan) {
-  return padded_to(divide_up(std::max<int64_t>(1, plan.max_seqlen_k), plan.num_splits), plan.block_n);
+KeySplits key_splits(const tessera_plan& plan, int64_t longest) {
+  const auto most = plan.problem.direction == TESSERA_BACKWARD ? plan.num_splits : most_forward_splits(plan.kernel, longest);
+  const int32_t count = static_cast<int32_t>(std::min<int64_t>(plan.num_splits, most));
+  return {count, padded_to(divide_up(std::max<int64_t>(1, longest), count), plan.block_n)};
 }
 
 bool accumulates_in_place(const tessera_plan& plan) {
@@ -167,7 +175,6 @@ void configure_tiled(tessera_plan& plan) {
 namespace {
 
 constexpr int32_t kDecodeBlockKeys = 64;
-constexpr int64_t kDecodeSplitKeys = 1024;  // at least, a split
 constexpr int64_t kMaxDecodeScratch_bytes = 512 << 10;
 
 int64_t decode_scratch_bytes(const tessera_plan& plan, const KernelTable& table, int64_t heads) {
@@ -211,7 +218,7 @@ void configure_decode(tessera_plan& plan) {
   const int64_t items = plan.batch * (plan.heads_kv / plan.tiles_per_item);
   plan.num_splits = static_cast<int32_t>(
       std::clamp<int64_t>(divide_up(2 * kItemsPerCore * plan.device.cores, std::max<int64_t>(1, items)), 1,
-                          std::max<int64_t>(1, divide_up(plan.max_seqlen_k, kDecodeSplitKeys))));
+                          most_forward_splits(plan.kernel, plan.max_seqlen_k)));
   plan.num_items = items * plan.num_splits;
   plan.scratch_bytes = decode_scratch_bytes(plan, table, plan.tiles_per_item);
   plan.shared_bytes = carve_shared(nullptr, plan).bytes;

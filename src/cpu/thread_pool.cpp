@@ -2,9 +2,11 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -44,18 +46,17 @@ class ThreadPool {
   bool try_run(int32_t workers, void (*task)(void*, int32_t), void* argument) {
     std::unique_lock in_use(in_use_, std::try_to_lock);
     if (!in_use.owns_lock()) return false;
+    int32_t served = workers;
     {
       std::lock_guard lock(mutex_);
       task_ = task, argument_ = argument, workers_ = workers;
-      while (static_cast<int32_t>(threads_.size()) + 1 < workers) {
-        const int32_t worker = static_cast<int32_t>(threads_.size()) + 1;
-        threads_.emplace_back([this, worker, seen = region_.load()] { serve(worker, seen); });
-      }
-      pending_.store(workers - 1);
+      served = std::min(workers, started(workers));
+      pending_.store(served - 1);
       region_.fetch_add(1);
     }
     wake_.notify_all();
     task(argument, 0);
+    for (int32_t worker = served; worker < workers; ++worker) task(argument, worker);
     for (int spin = 0; spin < kSpins && pending_.load() != 0; ++spin) relax();
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return pending_.load() == 0; });
@@ -63,6 +64,19 @@ class ThreadPool {
   }
 
  private:
+  // Starts threads until there are `workers` with the caller's own; fewer where the system gives no more.
+  int32_t started(int32_t workers) {
+    while (static_cast<int32_t>(threads_.size()) + 1 < workers) {
+      const int32_t worker = static_cast<int32_t>(threads_.size()) + 1;
+      try {
+        threads_.emplace_back([this, worker, seen = region_.load()] { serve(worker, seen); });
+      } catch (const std::system_error&) {
+        break;
+      }
+    }
+    return static_cast<int32_t>(threads_.size()) + 1;
+  }
+
   void serve(int32_t worker, uint64_t seen) {
     while (true) {
       for (int spin = 0; spin < kSpins && region_.load() == seen; ++spin) relax();

@@ -124,7 +124,8 @@ TEST_F(CudaDevices, RefuseEachOthersMemoryAndStreams) {
     };
     EXPECT_EQ(refusal(gpus_[other]->stream()), "executor.stream: belongs to GPU " + std::to_string(other) +
                                                    ", must be the plan's, GPU " + std::to_string(gpu));
-    plan.device.ordinal = other;
+    const tessera_plan own = plan;
+    plan = plan_of(direct.call, direct.direction, devices_[other]);
     const std::string message = refusal(gpus_[other]->stream());
     EXPECT_NE(message.find("is GPU " + std::to_string(gpu) + "'s memory, must be GPU " + std::to_string(other) + "'s"),
               std::string::npos)
@@ -132,7 +133,7 @@ TEST_F(CudaDevices, RefuseEachOthersMemoryAndStreams) {
     gpus_[gpu]->synchronize(gpus_[gpu]->stream());
     call->download(gpus_[gpu]->stream());
     EXPECT_FALSE(output_bytes(direct.call, direct.direction) == direct.expected) << "it ran";
-    plan.device.ordinal = gpu;
+    plan = own;
     expect_ok(execute(plan, *call, gpus_[gpu]->stream()));
     expect_result(gpu, direct, *call, gpus_[gpu]->stream());
   }

@@ -32,7 +32,7 @@ class CudaRefusal : public Cuda {
   }
 
   tessera_status forward() {
-    const tessera_executor executor{.run = nullptr, .context = nullptr, .stream = gpu_->stream()};
+    const tessera_executor executor{.stream = gpu_->stream()};
     return tessera_forward(&plan_, &buffers_, workspace_, workspace_bytes_, &executor);
   }
 
@@ -90,7 +90,9 @@ TEST_F(CudaRefusal, AFreedPointer) {
 
 // One GPU is enough for that: the plan is another's.
 TEST_F(CudaRefusal, MemoryOfAnotherGpu) {
-  plan_.device.ordinal = 1;
+  tessera_device other = right_plan_.device;
+  other.ordinal = 1;
+  plan_ = plan_of(call_, TESSERA_FORWARD, other);
   const std::string message = forward().message;
   EXPECT_NE(message.find("is GPU 0's memory, must be GPU 1's, the call's device"), std::string::npos) << message;
   expect_refused("q");
@@ -127,8 +129,7 @@ void CudaRefusal::expect_pages_checked() {
     EXPECT_EQ(std::string(status.message).find("page_table[0, 0]"), 0u) << status.message;
 
     // Unchecked, it is read as the nearest page that is there: no error, and no memory of others.
-    tessera_plan unchecked = plan_;
-    unchecked.device.check_indices = 0;
+    const tessera_plan unchecked = plan_of(call_, TESSERA_FORWARD);
     expect_ok(execute(unchecked, *on_gpu_, gpu_->stream()));
     gpu_->synchronize(gpu_->stream());
   }

@@ -48,8 +48,9 @@ TEST(Json, ParsesAndSaysWhatThePlanSays) {
 }
 
 TEST(Json, EscapesText) {
-  Plan plan = tessera::plan(dense_problem(), reference_device());
-  std::strcpy(plan.device.name, "a \"CPU\" \\ with\ttab");
+  Device device = reference_device();
+  std::strcpy(device.name, "a \"CPU\" \\ with\ttab");
+  const Plan plan = tessera::plan(dense_problem(), device);
   EXPECT_EQ(Json::parse(tessera::json(plan))["device"]["name"], plan.device.name);
 }
 

@@ -91,7 +91,6 @@ TEST(Plan, RefusesNull) {
   const Device device = cpu();
   Plan plan;
   EXPECT_TRUE(std::string(tessera_make_plan(nullptr, &device, &plan).message).starts_with("problem: NULL"));
-  EXPECT_TRUE(std::string(tessera_make_plan(&problem, nullptr, &plan).message).starts_with("device: NULL"));
   EXPECT_TRUE(std::string(tessera_make_plan(&problem, &device, nullptr).message).starts_with("plan: NULL"));
   EXPECT_TRUE(std::string(tessera_device_cpu(nullptr).message).starts_with("device: NULL"));
   EXPECT_EQ(tessera_workspace_bytes(nullptr), 0u);
@@ -143,6 +142,25 @@ TEST(PlanCosts, BytesAgainstStandardAttention) {
   const Plan backward = tessera::plan(gradient_of(p), reference_device());
   EXPECT_EQ(backward.flops, 2.5 * plan.flops);
   EXPECT_EQ(backward.standard_extra_bytes, 2 * plan.standard_extra_bytes);
+}
+
+TEST(PlanCosts, BytesOfPagesAreThoseThatSequencesNeed) {
+  Problem p;
+  p.q = p.o = layout(bfloat16, {2, 1, 4, 16});
+  p.k = p.v = layout(bfloat16, {1000, 32, 4, 16});
+  p.page_table = layout(int32, {2, 100});
+  p.seqused_k = layout(int32, {2});
+  constexpr double kPage = 32 * 4 * 16 * 2, kRest = 2 * 2 * 4 * 16 * 2 + 2 * 100 * 4 + 2 * 4;
+  EXPECT_EQ(tessera::plan(p).bytes_moved, 2 * 2 * 100 * kPage + kRest);
+  p.max_seqlen_k = 33;
+  const Plan plan = tessera::plan(p);
+  EXPECT_EQ(plan.bytes_moved, 2 * 2 * 2 * kPage + kRest);
+  EXPECT_EQ(plan.lengths_are_data, 1);
+  EXPECT_NE(describe(plan).find("traffic    at most "), std::string::npos) << describe(plan);
+  EXPECT_NE(describe(plan).find("work       at most "), std::string::npos) << describe(plan);
+  p.k = p.v = layout(bfloat16, {3, 32, 4, 16});
+  EXPECT_EQ(tessera::plan(p).bytes_moved, 2 * 3 * kPage + kRest) << "sequences share pages";
+  EXPECT_EQ(describe(tessera::plan(dense_problem())).find("traffic    at most"), std::string::npos);
 }
 
 // float64 and every dtype that has a fast kernel: what is held grows with S, never with S x S.

@@ -209,15 +209,34 @@ const Rule kRules[] = {
     {"bias_shape",
      dense,
      [](Problem& p) {
-       p.bias = layout(float32, {2, 4, 16, 1});
+       p.bias = layout(float32, {2, 4, 16, 23});
      },
-     {"bias: ", "[2, 4, 16, 1]", "Sk = 24"}},
+     {"bias: ", "[2, 4, 16, 23]", "Sk = 24"}},
+    {"bias_rank",
+     dense,
+     [](Problem& p) {
+       p.bias = layout(float32, {1, 2, 4, 16, 24});
+     },
+     {"bias: rank 5", "[B|1, Hq|1, Sq|1, Sk|1] or its last axes"}},
+    {"mask_of_rank_2",
+     dense,
+     [](Problem& p) {
+       p.mask = layout(boolean, {24, 16});
+     },
+     {"mask: shape [24, 16]", "Sq = 16"}},
+    {"d_bias_over_keys",
+     backward,
+     [](Problem& p) {
+       p.bias = p.d_bias = layout(float32, {16, 1});
+     },
+     {"d_bias: shape [16, 1]", "Sk = 24"},
+     Code::unsupported},
     {"bias_heads",
      dense,
      [](Problem& p) {
        p.bias = layout(float32, {2, 2, 16, 24});
      },
-     {"bias: ", "[B|1, Hq|1, Sq|1, Sk]"}},
+     {"bias: ", "[B|1, Hq|1, Sq|1, Sk|1]"}},
     {"mask_shape",
      dense,
      [](Problem& p) {

@@ -1,0 +1,48 @@
+// Ctrl-C ends a long call: what a signal's handler raises in Python is raised once the library's threads have stopped.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <pthread.h>
+
+#include <chrono>
+
+#include "error.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::python {
+
+// The `cancel` of one call's executor. To be made by the thread that calls, which also works and so is among those that ask;
+// Python runs signal handlers in its main thread alone, and needs the GIL for it.
+class Interrupt {
+ public:
+  tessera_executor& add_to(tessera_executor& executor) {
+    executor.cancel = [](void* self) { return static_cast<Interrupt*>(self)->asked(); };
+    executor.cancel_context = this;
+    return executor;
+  }
+
+  // Throws what the handler raised, or Error for any other failure. With the GIL held.
+  static void check(const tessera_status& status) {
+    if (status.code == TESSERA_CANCELLED && PyErr_Occurred()) throw nanobind::python_error();
+    python::check(status);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto kPeriod = std::chrono::milliseconds(50);
+
+  int32_t asked() {
+    if (!pthread_equal(pthread_self(), caller_)) return 0;
+    const Clock::time_point now = Clock::now();
+    if (last_ == Clock::time_point{}) last_ = now;
+    if (now - last_ < kPeriod) return 0;
+    last_ = now;
+    const nanobind::gil_scoped_acquire gil;
+    return PyErr_CheckSignals() != 0;
+  }
+
+  const pthread_t caller_ = pthread_self();
+  Clock::time_point last_;
+};
+
+}  // namespace tessera::python

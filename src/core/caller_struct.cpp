@@ -1,0 +1,35 @@
+#include "core/caller_struct.hpp"
+
+namespace tessera::core {
+namespace {
+
+// Neither may have bytes that belong to no member: what lies in an older caller's would be read as a newer member.
+static_assert(sizeof(tessera_problem) == offsetof(tessera_problem, batch_invariant) + sizeof(int32_t));
+static_assert(sizeof(tessera_buffers) == offsetof(tessera_buffers, d_sink) + sizeof(float*));
+static_assert(sizeof(tessera_executor) == offsetof(tessera_executor, cancel_context) + sizeof(void*));
+
+}  // namespace
+
+// The oldest are those of 0.1.0, less what has a default: a problem's options, the pointers of the backward pass, and
+// how a call is cancelled.
+tessera_status read_problem(const tessera_problem* given, tessera_problem& known) {
+  if (!given) return invalid("problem: NULL, must point to a tessera_problem");
+  tessera_problem_init(&known);
+  return read_struct("problem", *given, offsetof(tessera_problem, scale), "tessera_problem_init", known);
+}
+
+tessera_status read_buffers(const tessera_buffers* given, tessera_buffers& known) {
+  if (!given) return invalid("buffers: NULL, must point to a tessera_buffers");
+  known = {};
+  return read_struct("buffers", *given, offsetof(tessera_buffers, d_o), "{.struct_size = sizeof(tessera_buffers)}",
+                     known);
+}
+
+tessera_status read_executor(const tessera_executor* given, tessera_executor& known) {
+  known = {};
+  if (!given) return ok();
+  return read_struct("executor", *given, offsetof(tessera_executor, cancel),
+                     "{.struct_size = sizeof(tessera_executor)}", known);
+}
+
+}  // namespace tessera::core

@@ -1,0 +1,77 @@
+#include "core/seal.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+
+#include "core/status.hpp"
+
+namespace tessera::core {
+namespace {
+
+static_assert(sizeof(tessera_plan) == TESSERA_PLAN_BYTES && sizeof(tessera_device) == TESSERA_DEVICE_BYTES,
+              "plans and devices keep their sizes: a new member takes from `reserved`");
+static_assert(offsetof(tessera_plan, device) == offsetof(tessera_plan, problem) + TESSERA_PLAN_PROBLEM_BYTES);
+
+// Four words at a time, so that the multiplications overlap: 3 KiB in some 0.2 microseconds.
+class Hash {
+ public:
+  void add(const void* data, size_t bytes) {
+    const char* from = static_cast<const char*>(data);
+    for (size_t word = 0; word < bytes / 8; ++word) {
+      uint64_t value = 0;
+      std::memcpy(&value, from + 8 * word, 8);
+      mix(lanes_[word % kLanes], value);
+    }
+  }
+  uint64_t result() const {
+    uint64_t all = kFactor;
+    for (const uint64_t lane : lanes_) mix(all, lane);
+    return all;
+  }
+
+ private:
+  static constexpr size_t kLanes = 4;
+  static constexpr uint64_t kFactor = 0x9E3779B97F4A7C15u;  // 2^64 / the golden ratio, odd
+  static void mix(uint64_t& lane, uint64_t value) {
+    lane = (lane ^ value) * kFactor;
+    lane ^= lane >> 32;
+  }
+
+  std::array<uint64_t, kLanes> lanes_ = {1, 2, 3, 4};
+};
+
+}  // namespace
+
+uint64_t seal_of(const tessera_plan& plan) {
+  constexpr size_t kHead = offsetof(tessera_plan, problem) - offsetof(tessera_plan, version);
+  constexpr size_t kSchedule = offsetof(tessera_plan, reserved) - offsetof(tessera_plan, batch);
+  static_assert(kHead % 8 == 0 && sizeof plan.problem % 8 == 0 && sizeof plan.device % 8 == 0 && kSchedule % 8 == 0);
+  Hash hash;
+  hash.add(&plan.version, kHead);
+  hash.add(&plan.problem, sizeof plan.problem);
+  hash.add(&plan.device, sizeof plan.device);
+  hash.add(&plan.batch, kSchedule);
+  return hash.result();
+}
+
+tessera_status check_plan(const tessera_plan* plan) {
+  if (!plan) return invalid("plan: NULL, must point to a tessera_plan");
+  if (plan->struct_size != sizeof *plan) {
+    return invalid("plan: struct_size %zu, accepted %zu: a plan that tessera_make_plan filled in", plan->struct_size,
+                   sizeof *plan);
+  }
+  if (plan->version != TESSERA_VERSION) {
+    return invalid("plan: made by version %d.%d.%d, accepted one that this version made: %s", plan->version / 10000,
+                   plan->version / 100 % 100, plan->version % 100, tessera_version());
+  }
+  if (plan->seal != seal_of(*plan)) {
+    return invalid(
+        "plan: changed since tessera_make_plan filled it in (seal %016llx), accepted as it was; change the problem or the "
+        "device, and plan again",
+        static_cast<unsigned long long>(plan->seal));
+  }
+  return ok();
+}
+
+}  // namespace tessera::core
