@@ -42,11 +42,11 @@ extern "C" {
 #define TESSERA_VERSION_PATCH 0
 #define TESSERA_VERSION (10000 * TESSERA_VERSION_MAJOR + 100 * TESSERA_VERSION_MINOR + TESSERA_VERSION_PATCH)
 
-/* What `struct_size` is without being set: in C nothing, in C++ the right size. */
+/* In C++ these members need not be set: `tessera_executor executor{}` has the right size. */
 #ifdef __cplusplus
-#define TESSERA_STRUCT_SIZE(type) = sizeof(type)
+#define TESSERA_CXX_DEFAULT(value) = value
 #else
-#define TESSERA_STRUCT_SIZE(type)
+#define TESSERA_CXX_DEFAULT(value)
 #endif
 
 /* ---- status ------------------------------------------------------------------------------------------------- */
@@ -190,16 +190,16 @@ typedef enum tessera_kernel {
 /* Where a plan is to run: plain data, of this size in all minor versions. */
 #define TESSERA_DEVICE_BYTES 256
 typedef struct tessera_device {
-  size_t struct_size TESSERA_STRUCT_SIZE(tessera_device); /* TESSERA_DEVICE_BYTES */
-  int32_t backend;   /* tessera_backend */
+  size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_device)); /* TESSERA_DEVICE_BYTES */
+  int32_t backend;                                                /* tessera_backend */
   int32_t isa;       /* tessera_isa: the best that this CPU has, or TESSERA_ISA from the environment */
   int32_t isa_limit; /* tessera_isa: the best that this CPU has */
   int32_t kernel;    /* tessera_kernel: AUTO, or the only candidate to be considered */
   int32_t cores;     /* cores this process may use (CUDA: multiprocessors). Decides how work is split, and so the last
                         bits of a result */
   int32_t threads;   /* CPU: threads to use. Never changes a bit of a result */
-  int32_t ordinal;       /* CUDA: which GPU; -1: none of this machine's, see tessera_device_cuda_arch */
-  int32_t arch;          /* CUDA: compute capability, 10 * major + minor */
+  int32_t ordinal;   /* CUDA: which GPU; -1: none of this machine's, see tessera_device_cuda_arch */
+  int32_t arch;      /* CUDA: compute capability, 10 * major + minor */
   int32_t check_indices; /* CUDA, 1: cu_seqlens, seqused_k and page_table are fetched and checked before a launch, which
                             waits for the stream. 0: what lies outside is read as if it were the nearest valid value */
   int32_t reserved_0;
@@ -249,17 +249,17 @@ typedef struct tessera_plan {
   int32_t block_m;        /* queries a tile */
   int32_t block_n;        /* keys a tile */
   int32_t tiles_per_item; /* query tiles (decode: KV heads) that share one pass over keys and values */
-  int32_t num_splits;     /* parts that the keys are split into, merged exactly; CPU: at most, fewer for shorter lengths */
-  int32_t use_dot;        /* 1: products by the bf16 dot-product instruction */
-  int32_t num_warps;      /* CUDA: warps a block */
-  int32_t num_stages;     /* CUDA: tiles of keys and values in flight */
-  int32_t num_v_stages;   /* fwd_sm90: tiles of values, where num_stages are those of keys */
-  int32_t num_q_stages;   /* fwd_sm90: tiles of 64 queries in flight */
-  int32_t cluster;        /* CUDA: above 1, blocks that fetch keys and values for each other */
-  int64_t num_items;      /* work items, an upper bound when packed */
-  int64_t scratch_bytes;  /* a thread */
-  int64_t shared_bytes;   /* partial results and accumulators, linear in the sequence length */
-  int64_t smem_bytes;     /* CUDA: shared memory of a block */
+  int32_t num_splits; /* parts that the keys are split into, merged exactly; CPU: at most, fewer for shorter lengths */
+  int32_t use_dot;    /* 1: products by the bf16 dot-product instruction */
+  int32_t num_warps;  /* CUDA: warps a block */
+  int32_t num_stages; /* CUDA: tiles of keys and values in flight */
+  int32_t num_v_stages;  /* fwd_sm90: tiles of values, where num_stages are those of keys */
+  int32_t num_q_stages;  /* fwd_sm90: tiles of 64 queries in flight */
+  int32_t cluster;       /* CUDA: above 1, blocks that fetch keys and values for each other */
+  int64_t num_items;     /* work items, an upper bound when packed */
+  int64_t scratch_bytes; /* a thread */
+  int64_t shared_bytes;  /* partial results and accumulators, linear in the sequence length */
+  int64_t smem_bytes;    /* CUDA: shared memory of a block */
   int64_t workspace_bytes;
 
   double flops;                /* of the matrix products, on the visible area where it is known without data */
@@ -294,7 +294,7 @@ TESSERA_API tessera_status tessera_prepare(const tessera_plan* plan);
  * Inputs may share memory with each other. What is written shares no element with anything else: not with an input, not
  * with another output, not with the workspace. */
 typedef struct tessera_buffers {
-  size_t struct_size TESSERA_STRUCT_SIZE(tessera_buffers);
+  size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_buffers));
   const void *q, *k, *v;
   void* o; /* forward: written; backward: read */
   float* lse;
@@ -318,12 +318,13 @@ typedef struct tessera_buffers {
  * atomic load), and throw nothing. CUDA never asks: there a call returns at once.
  * CUDA: the stream (a CUstream or cudaStream_t) that the kernels are put into; the call returns at once. */
 typedef struct tessera_executor {
-  size_t struct_size TESSERA_STRUCT_SIZE(tessera_executor);
-  void (*run)(void* context, int32_t workers, void (*task)(void* argument, int32_t worker), void* argument);
-  void* context;
-  void* stream;
-  int32_t (*cancel)(void* cancel_context);
-  void* cancel_context;
+  size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_executor));
+  void (*run)(void* context, int32_t workers, void (*task)(void* argument, int32_t worker), void* argument)
+      TESSERA_CXX_DEFAULT(NULL);
+  void* context TESSERA_CXX_DEFAULT(NULL);
+  void* stream TESSERA_CXX_DEFAULT(NULL);
+  int32_t (*cancel)(void* cancel_context) TESSERA_CXX_DEFAULT(NULL);
+  void* cancel_context TESSERA_CXX_DEFAULT(NULL);
 } tessera_executor;
 
 /* Computes o (and lse). INVALID_ARGUMENT when the plan is none of this library's, a required pointer is NULL, misaligned or of

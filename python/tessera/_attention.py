@@ -56,8 +56,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
         top_left: causal and window are measured from key i in place of key i + Sk - Sq.
         window: (left, right), keys visible on each side of the diagonal; -1 means all.
         softcap: 0 means none.
-        bias: float32 or q's dtype, [B|1, Hq|1, Sq|1, Sk].
-        mask: bool, [B|1, Hq|1, Sq|1, Sk], True = visible.
+        bias: float32 or q's dtype, [B|1, Hq|1, Sq|1, Sk|1] or its last axes, broadcast as NumPy does.
+        mask: bool, shaped as bias, True = visible.
         block_mask, mask_block: bool, [B|1, Hq|1, ceil(Sq / bq), ceil(Sk / bk)], and (bq, bk) in queries and keys.
         alibi_slopes: float32 [Hq] or [B, Hq].
         sink: float32 [Hq], a logit.

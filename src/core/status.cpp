@@ -42,7 +42,8 @@ tessera_status internal(const char* format, ...) {
 tessera_status cancelled() {
   tessera_status status{};
   status.code = TESSERA_CANCELLED;
-  std::snprintf(status.message, sizeof status.message, "cancelled: the executor's cancel said so; outputs are undefined");
+  std::snprintf(status.message, sizeof status.message,
+                "cancelled: the executor's cancel said so; outputs are undefined");
   return status;
 }
 

@@ -217,8 +217,8 @@ tessera_status check_dependencies(const tessera_problem& p) {
 
 tessera_status check_same_shape(const char* name, const tessera_layout& layout, const char* twin_name,
                                 const tessera_layout& twin) {
-  if (layout.rank == twin.rank &&
-      std::memcmp(layout.shape, twin.shape, sizeof(int64_t) * layout.rank) == 0) return ok();
+  if (layout.rank == twin.rank && std::memcmp(layout.shape, twin.shape, sizeof(int64_t) * layout.rank) == 0)
+    return ok();
   return invalid("%s: shape %s, must be that of %s: %s", name, shape_text(layout).text, twin_name,
                  shape_text(twin).text);
 }

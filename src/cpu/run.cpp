@@ -158,7 +158,8 @@ void run_by(const tessera_executor& executor, int32_t workers, Region& region) {
   try {
     executor.run(executor.context, workers, drain, &region);
   } catch (const std::exception& error) {
-    throw core::ExecutorError(std::string("run threw \"") + error.what() + "\", accepted a function that throws nothing");
+    throw core::ExecutorError(std::string("run threw \"") + error.what() +
+                              "\", accepted a function that throws nothing");
   }
 #if defined(__GLIBCXX__)
   catch (const abi::__forced_unwind&) {
@@ -259,8 +260,9 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
   Params p = make_params(plan, buffers, shared, cancel);
   const bool decode = plan.kernel == TESSERA_KERNEL_DECODE;
   p.pack_heads = !decode && packs_heads(plan);
-  const KeysInUse keys = fill_sequences(shared.sequences, plan, buffers, p.pack_heads ? plan.heads_q / plan.heads_kv : 1,
-                                        int64_t{plan.block_m} * plan.tiles_per_item);
+  const KeysInUse keys =
+      fill_sequences(shared.sequences, plan, buffers, p.pack_heads ? plan.heads_q / plan.heads_kv : 1,
+                     int64_t{plan.block_m} * plan.tiles_per_item);
   const KeySplits splits = key_splits(plan, keys.longest);
   p.num_splits = splits.count, p.split_keys = splits.keys;
   const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor, cancel, keys.share);

@@ -119,7 +119,8 @@ bool packs_heads(const tessera_plan& plan) {
 }
 
 KeySplits key_splits(const tessera_plan& plan, int64_t longest) {
-  const auto most = plan.problem.direction == TESSERA_BACKWARD ? plan.num_splits : most_forward_splits(plan.kernel, longest);
+  const auto most =
+      plan.problem.direction == TESSERA_BACKWARD ? plan.num_splits : most_forward_splits(plan.kernel, longest);
   const int32_t count = static_cast<int32_t>(std::min<int64_t>(plan.num_splits, most));
   return {count, padded_to(divide_up(std::max<int64_t>(1, longest), count), plan.block_n)};
 }

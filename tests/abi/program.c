@@ -25,9 +25,9 @@ typedef char device_size[sizeof(tessera_device) == 256 ? 1 : -1];
 typedef char plan_size[sizeof(tessera_plan) == 6144 ? 1 : -1];
 
 enum { kGuardBytes = 256, kGuard = 0xAB };
-#define GUARDED(type) \
-  struct {            \
-    type value;       \
+#define GUARDED(type)                 \
+  struct {                            \
+    type value;                       \
     unsigned char guard[kGuardBytes]; \
   }
 

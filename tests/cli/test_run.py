@@ -22,6 +22,11 @@ def options(random, name):
     if name == "bias":
         bias = random.standard_normal((1, 4, 65, 97)).astype(np.float32)
         return {"bias": bias}, ("--bias", "bias.npy")
+    if name == "bias_of_rank_2":
+        bias = random.standard_normal((65, 97)).astype(np.float32)
+        return {"bias": bias}, ("--bias", "bias.npy")
+    if name == "mask_of_rank_3":
+        return {"mask": random.random((4, 65, 1)) < 0.7}, ("--mask", "mask.npy")
     if name == "mask":
         mask = random.random((2, 1, 65, 97)) < 0.7
         mask[1, 0, 5] = False  # a query that sees nothing
@@ -41,7 +46,8 @@ def options(random, name):
     }[name]
 
 
-CASES = ("plain", "scale", "causal", "top_left", "window", "window_left", "softcap", "bias", "mask", "alibi", "sink")
+CASES = ("plain", "scale", "causal", "top_left", "window", "window_left", "softcap", "bias", "bias_of_rank_2", "mask",
+         "mask_of_rank_3", "alibi", "sink")
 
 
 def save(folder, inputs, extra):

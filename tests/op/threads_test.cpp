@@ -105,7 +105,7 @@ void run_on_threads(void* context, int32_t workers, void (*task)(void*, int32_t)
 TEST_P(Threads, AnExecutorOfTheCallersOwn) {
   for (const auto run_workers : {run_backwards, run_on_threads}) {
     int asked = 0;
-    const tessera_executor executor{run_workers, &asked, nullptr};
+    const tessera_executor executor{.run = run_workers, .context = &asked};
     RunOptions options = best(3, in_.c);
     options.executor = &executor;
     std::string error;

@@ -181,9 +181,18 @@ def test_values(problem, options):
     check(problem, reference={k: v for k, v in options.items() if k in known}, **options)
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 37, 45), (1, 4, 1, 45), (2, 1, 37, 45)])
+@pytest.mark.parametrize("shape", [(2, 4, 37, 45), (1, 4, 1, 45), (2, 1, 37, 45), (4, 37, 45), (4, 1, 45), (37, 45), (45,)])
 def test_bias(problem, shape):
     check(problem, bias=problem.normal(*shape), grad_bias=True)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 37, 1), (4, 1, 1), (37, 1), (1,)])
+def test_bias_that_is_one_for_all_keys(problem, shape):
+    bias = problem.normal(*shape)
+    given, written_out = (
+        tessera.attention(*problem.arrays, bias=each) for each in (bias, np.broadcast_to(bias, (2, 4, 37, 45)))
+    )
+    assert given.tobytes() == written_out.tobytes()
 
 
 def test_bias_of_strides_nought(problem):
@@ -195,6 +204,11 @@ def test_mask(problem, random):
     mask = random.random((2, 1, 37, 45)) < 0.5
     mask[:, :, 3] = False  # a query that sees nothing
     check(problem, mask=mask, causal=True)
+
+
+@pytest.mark.parametrize("shape", [(4, 37, 45), (37, 45), (45,), (37, 1)])
+def test_mask_of_fewer_axes(problem, random, shape):
+    check(problem, mask=random.random(shape) < 0.5)
 
 
 def test_block_mask(problem, random):

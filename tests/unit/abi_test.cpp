@@ -13,11 +13,11 @@ namespace {
 
 std::string text(const tessera_status& status) { return status.message; }
 
-#define EXPECT_REFUSED(call, begins, contains)                                 \
-  do {                                                                         \
-    const tessera_status status_ = (call);                                     \
-    EXPECT_EQ(status_.code, TESSERA_INVALID_ARGUMENT);                         \
-    EXPECT_TRUE(text(status_).starts_with(begins)) << status_.message;         \
+#define EXPECT_REFUSED(call, begins, contains)                                     \
+  do {                                                                             \
+    const tessera_status status_ = (call);                                         \
+    EXPECT_EQ(status_.code, TESSERA_INVALID_ARGUMENT);                             \
+    EXPECT_TRUE(text(status_).starts_with(begins)) << status_.message;             \
     EXPECT_NE(text(status_).find(contains), std::string::npos) << status_.message; \
   } while (false)
 
@@ -58,7 +58,8 @@ TEST(Structs, ThatNothingInitialisedAreRefused) {
   problem.q = dense.q, problem.k = dense.k, problem.v = dense.v, problem.o = dense.o;
   EXPECT_REFUSED(tessera_make_plan(&problem, &device, &plan), "problem: struct_size 0", "tessera_problem_init");
   tessera_problem value_initialised{};
-  EXPECT_REFUSED(tessera_make_plan(&value_initialised, &device, &plan), "problem: struct_size 0", "nothing initialised");
+  EXPECT_REFUSED(tessera_make_plan(&value_initialised, &device, &plan), "problem: struct_size 0",
+                 "nothing initialised");
   problem.struct_size = 0xABABABABABAB;
   EXPECT_REFUSED(tessera_make_plan(&problem, &device, &plan), "problem: struct_size 188", "accepted");
 

@@ -17,10 +17,14 @@ struct Shaped {
   std::vector<std::int64_t> shape;  // as given; leading axes may be missing
 };
 const Shaped kShapes[] = {
-    {"keys", {kSk}},           {"one", {1}},
-    {"rank_2", {kSq, kSk}},    {"rank_2_rows", {kSq, 1}},
-    {"rank_2_keys", {1, kSk}}, {"rank_3", {kHq, kSq, kSk}},
-    {"rank_3_heads", {kHq, 1, 1}}, {"rank_3_of_1", {1, kSq, kSk}},
+    {"keys", {kSk}},
+    {"one", {1}},
+    {"rank_2", {kSq, kSk}},
+    {"rank_2_rows", {kSq, 1}},
+    {"rank_2_keys", {1, kSk}},
+    {"rank_3", {kHq, kSq, kSk}},
+    {"rank_3_heads", {kHq, 1, 1}},
+    {"rank_3_of_1", {1, kSq, kSk}},
     {"rank_4_rows", {kB, 1, kSq, 1}},
 };
 void PrintTo(const Shaped& shaped, std::ostream* out) { *out << shaped.name; }

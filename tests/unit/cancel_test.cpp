@@ -52,7 +52,8 @@ TEST(Executor, ThatThrowsIsAnswered) {
   const Executor executor = make_executor(throws), other = make_executor(throws_other);
   Status status = work.run(&executor);
   EXPECT_EQ(status.code(), Code::invalid_argument);
-  EXPECT_NE(status.message().find("executor: run threw \"no thread left\""), std::string_view::npos) << status.message();
+  EXPECT_NE(status.message().find("executor: run threw \"no thread left\""), std::string_view::npos)
+      << status.message();
   status = work.run(&other);
   EXPECT_EQ(status.code(), Code::invalid_argument);
   EXPECT_NE(status.message().find("executor: run threw what is no std::exception"), std::string_view::npos)
@@ -75,8 +76,11 @@ TEST(Cancel, IsAnsweredByEveryKernel) {
   tiled.kernel = TESSERA_KERNEL_TILED;
   const struct {
     Work work;
-  } rows[] = {{Work(256, 256, false, reference)}, {Work(256, 256, true, reference)}, {Work(1, 32768, false, decode)},
-              {Work(2048, 2048, false, tiled)},   {Work(2048, 2048, true, tiled)}};
+  } rows[] = {{Work(256, 256, false, reference)},
+              {Work(256, 256, true, reference)},
+              {Work(1, 32768, false, decode)},
+              {Work(2048, 2048, false, tiled)},
+              {Work(2048, 2048, true, tiled)}};
   for (const auto& row : rows) {
     for (const int after : {0, 5}) {
       Work work = row.work;

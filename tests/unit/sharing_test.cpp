@@ -72,8 +72,8 @@ struct Packed {
 std::string refusal(const Problem& problem, const Buffers& buffers, std::int32_t direction = TESSERA_FORWARD) {
   const Plan plan = tessera::plan(problem);
   std::vector<std::byte> workspace(plan.workspace_bytes);
-  const Status status = direction == TESSERA_BACKWARD ? try_backward(plan, buffers, workspace)
-                                                      : try_forward(plan, buffers, workspace);
+  const Status status =
+      direction == TESSERA_BACKWARD ? try_backward(plan, buffers, workspace) : try_forward(plan, buffers, workspace);
   EXPECT_EQ(status.code(), status.ok() ? Code::ok : Code::invalid_argument);
   return std::string(status.message());
 }
