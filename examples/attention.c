@@ -27,7 +27,7 @@ int main(void) {
   tessera_problem problem;
   tessera_device device;
   tessera_plan plan;
-  tessera_buffers buffers = {0};
+  tessera_buffers buffers = {.struct_size = sizeof buffers};
   void* workspace;
   size_t bytes;
   int i;
