@@ -104,8 +104,9 @@ class Plain:
         d_s = self.p * (d_p - delta)
         result = {"dv": self._of_keys(product(self.round(self.p).swapaxes(-1, -2), d_o))}
         if self.bias_shape is not None:
-            axes = tuple(a for a in range(4) if self.bias_shape[a] == 1 and d_s.shape[a] != 1)
-            result["dbias"] = d_s.sum(axes, keepdims=True)
+            shape = (1,) * (4 - len(self.bias_shape)) + self.bias_shape
+            axes = tuple(a for a in range(4) if shape[a] == 1 and d_s.shape[a] != 1)
+            result["dbias"] = d_s.sum(axes, keepdims=True).reshape(self.bias_shape)
         if self.p_sink is not None:
             result["dsink"] = (-self.p_sink * delta[..., 0]).sum((0, 2))
         if self.tanh is not None:
