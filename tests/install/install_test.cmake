@@ -70,6 +70,12 @@ if(count LESS 10)
 endif()
 
 run("readelf" ${READELF} -d ${library})
+# Before 1.0 a minor version may change the interface: what was linked with 0.1 must not find 0.2.
+string(REGEX MATCH "^0\\.[0-9]+|^[1-9][0-9]*" compatible ${VERSION})
+string(FIND "${output}" "soname: [libtessera.so.${compatible}]" at)
+if(at EQUAL -1)
+  message(FATAL_ERROR "readelf names no soname libtessera.so.${compatible}:\n${output}")
+endif()
 string(REGEX MATCHALL "Shared library: \\[[^]]+" needed "${output}")
 foreach(entry ${needed})
   if(NOT entry MATCHES "\\[(libc|libm|libstdc\\+\\+|libgcc_s|libpthread|ld-linux[-a-z0-9_]*)\\.so")
