@@ -170,8 +170,8 @@ TEST(Plans, ForAnInstructionSetThatIsNotHereAreRefused) {
   Ready ready;
   ready.plan.device.isa = ready.plan.device.isa_limit = TESSERA_ISA_AVX512_BF16 + 1;
   ready.plan.seal = core::seal_of(ready.plan);
-  EXPECT_REFUSED(ready.run(), "plan: made for a CPU with ", std::string("this machine, which has ") +
-                                                                tessera_isa_name(cpu().isa_limit));
+  EXPECT_REFUSED(ready.run(), "plan: made for a CPU with ",
+                 std::string("this machine, which has ") + tessera_isa_name(cpu().isa_limit));
 }
 
 TEST(Plans, DetectTheCpuOnce) {
