@@ -261,7 +261,7 @@ tessera_status tessera_device_cuda(int32_t ordinal, tessera_device* device) {
 
 tessera_status tessera_device_cuda_arch(int32_t arch, tessera_device* device) {
   if (!device) return tessera::invalid("device: NULL, must point to a tessera_device");
-  return tessera::cuda::describe(arch, *device);
+  return tessera::core::guarded("tessera_device_cuda_arch", [&] { return tessera::cuda::describe(arch, *device); });
 }
 
 tessera_status tessera_make_plan(const tessera_problem* problem, const tessera_device* device, tessera_plan* plan) {
