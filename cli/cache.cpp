@@ -48,9 +48,12 @@ void list(bool as_json) {
   if (as_json) {
     Json rows = Json::array();
     for (const auto& entry : entries) {
-      Json row = {
-          {"file", entry.file}, {"bytes", entry.bytes}, {"age_seconds", entry.age_seconds}, {"intact", entry.intact}};
-      if (entry.intact) {
+      Json row = {{"file", entry.file},
+                  {"bytes", entry.bytes},
+                  {"age_seconds", entry.age_seconds},
+                  {"intact", entry.fault.empty()},
+                  {"fault", entry.fault}};
+      if (entry.fault.empty()) {
         row.update({{"key", entry.key.content.hex()},
                     {"compiler", cuda::version_text(entry.key.compiler)},
                     {"kernel", kernel_of(entry.binary)},
@@ -65,6 +68,7 @@ void list(bool as_json) {
     print_json({{"folder", cache.folder()},
                 {"unwritable", unwritable},
                 {"prebuilt_folder", cuda::prebuilt_folder()},
+                {"prebuilt_refusal", cuda::prebuilt_refusal()},
                 {"bytes", bytes},
                 {"entries", rows}});
     return;
@@ -73,18 +77,21 @@ void list(bool as_json) {
   if (!unwritable.empty()) fmt::print("          {}: new kernels are kept in memory\n", unwritable);
   const std::string prebuilt = cuda::prebuilt_folder();
   fmt::print("prebuilt  {}\n", prebuilt.empty() ? "none (make aot)" : prebuilt);
+  if (const std::string refused = cuda::prebuilt_refusal(); !refused.empty()) {
+    fmt::print("          not loaded: {}\n", refused);
+  }
   fmt::print("kernels   {}, {}\n", entries.size(), bytes_text(static_cast<double>(bytes)));
   if (entries.empty()) return;
   fmt::print("\n{:<10} {:<12} {:<8} {:>6} {:>10} {:>9} {:>10}\n", "key", "kernel", "arch", "NVRTC", "size", "registers",
              "age");
   for (const auto& entry : entries) {
     const std::string size = bytes_text(static_cast<double>(entry.bytes)), age = age_text(entry.age_seconds);
-    if (entry.intact) {
+    if (entry.fault.empty()) {
       fmt::print("{:<10.8} {:<12} {:<8} {:>6} {:>10} {:>9} {:>10}\n", entry.file, printable(kernel_of(entry.binary)),
                  cuda::arch_name(entry.binary.arch), cuda::version_text(entry.key.compiler), size,
                  entry.binary.registers, age);
     } else {
-      fmt::print("{:<10.8} {:<12} {:<8} {:>6} {:>10} {:>9} {:>10}\n", entry.file, "damaged", "", "", size, "", age);
+      fmt::print("{:<10.8} {:<28} {:>10} {:>9} {:>10}\n", entry.file, entry.fault, size, "", age);
     }
   }
 }

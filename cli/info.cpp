@@ -55,10 +55,10 @@ Cuda find_cuda() {
     }
   }
   cuda::CompilerInfo compiler;
-  const tessera_status status = cuda::find_compiler(compiler);
+  const tessera_status status = cuda::look_for_compiler(compiler);
   found.nvrtc_found = status.code == TESSERA_OK;
-  found.nvrtc =
-      found.nvrtc_found ? cuda::version_text(compiler.version) + ", " + compiler.path : std::string(status.message);
+  const std::string version = compiler.version ? cuda::version_text(compiler.version) : "version not told by its name";
+  found.nvrtc = found.nvrtc_found ? version + ", " + compiler.path : std::string(status.message);
   return found;
 }
 
@@ -71,9 +71,11 @@ void print_cuda(const Cuda& found) {
   if (!found.reason.empty()) fmt::print("GPUs           {}{}\n", found.gpus.empty() ? "none: " : "", found.reason);
   if (!found.driver.empty()) fmt::print("driver         CUDA {}\n", found.driver);
   fmt::print("NVRTC          {}\n", found.nvrtc);
-  const std::string folder = cuda::default_cache().folder(), prebuilt = cuda::prebuilt_folder();
-  fmt::print("kernel cache   {}{}\n", folder.empty() ? "in memory" : folder,
-             prebuilt.empty() ? "" : ", prebuilt in " + prebuilt);
+  const std::string refused = cuda::default_cache().refusal(), prebuilt = cuda::prebuilt_folder();
+  fmt::print("kernel cache   {}\n", refused.empty() ? cuda::default_cache().folder() : "in memory: " + refused);
+  if (prebuilt.empty()) return;
+  const std::string not_loaded = cuda::prebuilt_refusal();
+  fmt::print("prebuilt       {}\n", not_loaded.empty() ? prebuilt : "not loaded: " + not_loaded);
 }
 
 void print_text(const tessera_device& device) {
@@ -125,7 +127,9 @@ void print_json(const tessera_device& device) {
                  {"nvrtc_found", found.nvrtc_found},
                  {"nvrtc", found.nvrtc},
                  {"cache_folder", cuda::default_cache().folder()},
-                 {"prebuilt_folder", cuda::prebuilt_folder()}}},
+                 {"cache_refusal", cuda::default_cache().refusal()},
+                 {"prebuilt_folder", cuda::prebuilt_folder()},
+                 {"prebuilt_refusal", cuda::prebuilt_refusal()}}},
                {"blas", peers::blas_description()}};
   for (const Cache& cache : caches()) {
     json["cpu"]["caches"].push_back(

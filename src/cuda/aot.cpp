@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,7 +17,9 @@ using namespace tessera::cuda;
 
 int build(const std::string& folder, std::vector<int32_t> archs) {
   if (archs.empty()) archs = prebuilt_archs();
-  Cache cache(folder);
+  Writers writers;
+  writers.add_installation(folder);
+  Cache cache(folder, writers);
   if (const std::string reason = cache.unwritable(); !reason.empty()) {
     std::fprintf(stderr, "tessera_aot: %s\n", reason.c_str());
     return 1;
@@ -56,7 +59,7 @@ int main(int argc, char** argv) {
   std::vector<int32_t> archs;
   for (int i = 2; i < argc; ++i) archs.push_back(std::atoi(argv[i]));
   try {
-    return build(argv[1], archs);
+    return build(std::filesystem::absolute(argv[1]).string(), archs);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "tessera_aot: %s\n", error.what());
     return 1;

@@ -44,24 +44,6 @@ Digest hash_of(const std::string& data) {
   return hasher.digest();
 }
 
-class File {
- public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
-  ~File() { close_now(); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  bool is_open() const { return descriptor_ >= 0; }
-  int get() const { return descriptor_; }
-  bool close_now() {
-    const int closing = std::exchange(descriptor_, -1);
-    return closing < 0 || close(closing) == 0;
-  }
-
- private:
-  int descriptor_;
-};
-
 bool read_all(int file, char* data, size_t bytes) {
   while (bytes > 0) {
     const ssize_t got = read(file, data, bytes);
@@ -165,31 +147,26 @@ bool unpack(const std::string& payload, Binary& binary) {
          reader.get(binary.wgmma_serialized) && reader.get(binary.cubin) && reader.at_end();
 }
 
-// Whole and unchanged since it was written; `key` is what it says of itself.
-bool read_entry(const std::string& path, CacheKey& key, Binary& binary) {
-  const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+// Whole, unchanged since it was written, and by none but `writers`; else what is wrong with it. `key` is what it says of itself.
+std::string read_entry(const Descriptor& folder, const std::string& name, const Writers& writers, CacheKey& key,
+                       Binary& binary) {
+  constexpr const char* kDamaged = "damaged";
+  const Descriptor file(openat(folder.get(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat info;
-  if (!file.is_open() || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return false;
+  if (!file || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return kDamaged;
+  if (std::string foreign = writers.refusal(info); !foreign.empty()) return foreign;
   FileHeader header;
-  if (!read_all(file.get(), reinterpret_cast<char*>(&header), sizeof header)) return false;
-  if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 || header.format != kFormat) return false;
+  if (!read_all(file.get(), reinterpret_cast<char*>(&header), sizeof header)) return kDamaged;
+  if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 || header.format != kFormat) return kDamaged;
   if (header.payload_bytes > kMostPayloadBytes ||
       static_cast<uint64_t>(info.st_size) != sizeof header + header.payload_bytes) {
-    return false;
+    return kDamaged;
   }
   std::string payload(header.payload_bytes, '\0');
-  if (!read_all(file.get(), payload.data(), payload.size())) return false;
-  if (!(hash_of(payload) == header.payload_hash)) return false;
+  if (!read_all(file.get(), payload.data(), payload.size())) return kDamaged;
+  if (!(hash_of(payload) == header.payload_hash)) return kDamaged;
   key = {header.content, header.compiler};
-  return unpack(payload, binary);
-}
-
-bool make_folders(const std::string& path) {
-  for (size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
-    const std::string part = path.substr(0, slash);
-    if (mkdir(part.c_str(), 0777) != 0 && errno != EEXIST && slash == std::string::npos) return false;
-    if (slash == std::string::npos) return true;
-  }
+  return unpack(payload, binary) && key.file_name() == name ? "" : kDamaged;
 }
 
 // A name that no other writer has.
@@ -202,27 +179,33 @@ std::string temporary_name() {
   return name;
 }
 
-bool write_entry(const std::string& folder, const std::string& name, const std::string& data) {
-  const std::string temporary = folder + "/" + temporary_name(), path = folder + "/" + name;
+bool write_entry(const Descriptor& folder, const std::string& name, const std::string& data, mode_t mode) {
+  const std::string temporary = temporary_name();
   {
-    File file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644));
-    if (!file.is_open()) return false;
+    Descriptor file(
+        openat(folder.get(), temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode));
+    if (!file) return false;
     if (!write_all(file.get(), data) || !file.close_now()) {
-      unlink(temporary.c_str());
+      unlinkat(folder.get(), temporary.c_str(), 0);
       return false;
     }
   }
-  if (rename(temporary.c_str(), path.c_str()) == 0) return true;
+  const auto rename_it = [&] { return renameat(folder.get(), temporary.c_str(), folder.get(), name.c_str()) == 0; };
+  if (rename_it()) return true;
   // An empty folder may have taken the place.
-  if (rmdir(path.c_str()) == 0 && rename(temporary.c_str(), path.c_str()) == 0) return true;
-  unlink(temporary.c_str());
+  if (unlinkat(folder.get(), name.c_str(), AT_REMOVEDIR) == 0 && rename_it()) return true;
+  unlinkat(folder.get(), temporary.c_str(), 0);
   return false;
 }
 
-std::vector<std::string> names_in(const std::string& folder) {
+std::vector<std::string> names_in(const Descriptor& folder) {
   std::vector<std::string> names;
-  DIR* stream = folder.empty() ? nullptr : opendir(folder.c_str());
-  if (!stream) return names;
+  const int listed = folder ? openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+  DIR* const stream = listed < 0 ? nullptr : fdopendir(listed);
+  if (!stream) {
+    if (listed >= 0) close(listed);
+    return names;
+  }
   while (const dirent* entry = readdir(stream)) names.emplace_back(entry->d_name);
   closedir(stream);
   return names;
@@ -236,6 +219,22 @@ bool entry_name(const std::string& name) {
          name.find_first_not_of("0123456789abcdef") == kHexDigits;
 }
 
+bool stat_of(const Descriptor& folder, const std::string& name, struct stat& info) {
+  return fstatat(folder.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+constexpr mode_t kOwnersAlone = 0700, kRightsOfOthers = 0077;
+
+// A folder that an older version or the user has made for the cache: what is theirs in it is entries and nothing else.
+bool made_for_entries(const Descriptor& folder) {
+  for (const std::string& name : names_in(folder)) {
+    struct stat info;
+    if (name == "." || name == ".." || entry_name(name) || name.starts_with(kTemporary)) continue;
+    if (stat_of(folder, name, info) && info.st_uid == geteuid()) return false;
+  }
+  return true;
+}
+
 double age_of(const struct stat& info) { return std::difftime(std::time(nullptr), info.st_mtime); }
 
 }  // namespace
@@ -245,45 +244,77 @@ std::string CacheKey::file_name() const {
 }
 
 std::string Cache::default_folder() {
-  const auto variable = [](const char* name) -> std::string {
-    const char* value = std::getenv(name);
-    return value ? value : "";
-  };
-  if (const std::string folder = variable("TESSERA_CACHE_DIR"); !folder.empty()) return folder;
+  if (const std::string folder = environment_variable("TESSERA_CACHE_DIR"); !folder.empty()) return folder;
   // Relative paths are to be ignored there: https://specifications.freedesktop.org/basedir-spec/latest/
-  if (const std::string folder = variable("XDG_CACHE_HOME"); folder.starts_with('/')) return folder + "/tessera";
-  if (const std::string home = variable("HOME"); home.starts_with('/')) return home + "/.cache/tessera";
+  if (const std::string folder = environment_variable("XDG_CACHE_HOME"); folder.starts_with('/')) return folder + "/tessera";
+  if (const std::string home = environment_variable("HOME"); home.starts_with('/')) return home + "/.cache/tessera";
   return "";
+}
+
+Descriptor Cache::open_folder(bool make, std::string& reason) const {
+  reason.clear();
+  if (folder_.empty()) {
+    reason = "none of TESSERA_CACHE_DIR, XDG_CACHE_HOME and HOME names a folder";
+    return {};
+  }
+  if (!folder_.starts_with('/')) {
+    reason = "TESSERA_CACHE_DIR: '" + folder_ + "' is relative, accepted an absolute path";
+    return {};
+  }
+  const mode_t mode = personal_ ? kOwnersAlone : 0755;
+  Descriptor folder = open_trusted(folder_, {.writers = writers_, .make = make ? mode : 0}, reason);
+  struct stat info;
+  if (!folder || fstat(folder.get(), &info) != 0) return {};
+  // A sticky folder is somebody's /tmp.
+  const bool too_open = personal_ && info.st_uid == geteuid() && (info.st_mode & kRightsOfOthers);
+  if (too_open && !(info.st_mode & S_ISVTX) && S_ISDIR(info.st_mode) && made_for_entries(folder) &&
+      fchmodat(folder.get(), ".", kOwnersAlone, 0) == 0) {
+    fstat(folder.get(), &info);
+  }
+  if (!S_ISDIR(info.st_mode)) reason = folder_ + " is no folder";
+  if (const std::string foreign = writers_.refusal(info); !foreign.empty()) reason = folder_ + " " + foreign;
+  return reason.empty() ? std::move(folder) : Descriptor();
 }
 
 std::string Cache::unwritable() const {
-  if (folder_.empty()) return "none of TESSERA_CACHE_DIR, XDG_CACHE_HOME and HOME names a folder";
-  if (!make_folders(folder_)) return folder_ + " cannot be made: " + std::strerror(errno);
-  if (access(folder_.c_str(), W_OK | X_OK) != 0) return folder_ + " cannot be written: " + std::strerror(errno);
-  return "";
+  std::string reason;
+  const Descriptor folder = open_folder(true, reason);
+  if (folder && faccessat(folder.get(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
+    reason = folder_ + " cannot be written: " + std::strerror(errno);
+  }
+  return reason;
+}
+
+std::string Cache::refusal() const {
+  std::string reason;
+  open_folder(false, reason);
+  return reason;
 }
 
 bool Cache::load(const CacheKey& key, Binary& binary) const {
-  if (folder_.empty()) return false;
+  std::string reason;
+  const Descriptor folder = open_folder(false, reason);
+  if (!folder) return false;
   const auto try_file = [&](const std::string& name) {
     CacheKey found;
     Binary read;
-    if (!read_entry(folder_ + "/" + name, found, read) || !(found.content == key.content)) return false;
-    if (found.file_name() != name) return false;
+    if (!read_entry(folder, name, writers_, found, read).empty() || !(found.content == key.content)) return false;
     binary = std::move(read);
     return true;
   };
   if (key.compiler != 0) return try_file(key.file_name());
   const std::string prefix = key.content.hex() + "-";
-  for (const std::string& name : names_in(folder_)) {
+  for (const std::string& name : names_in(folder)) {
     if (name.starts_with(prefix) && try_file(name)) return true;
   }
   return false;
 }
 
 bool Cache::store(const CacheKey& key, const Binary& binary) {
-  if (folder_.empty() || !make_folders(folder_)) return false;
-  sweep();
+  std::string reason;
+  const Descriptor folder = open_folder(true, reason);
+  if (!folder) return false;
+  sweep(folder);
   const std::string payload = pack(binary);
   FileHeader header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
@@ -293,18 +324,17 @@ bool Cache::store(const CacheKey& key, const Binary& binary) {
   header.payload_bytes = payload.size();
   header.payload_hash = hash_of(payload);
   std::string data(reinterpret_cast<const char*>(&header), sizeof header);
-  return write_entry(folder_, key.file_name(), data + payload);
+  return write_entry(folder, key.file_name(), data + payload, personal_ ? 0600 : 0644);
 }
 
 // What writers that were killed have left, once a process.
-void Cache::sweep() {
+void Cache::sweep(const Descriptor& folder) {
   if (swept_.exchange(true)) return;
-  for (const std::string& name : names_in(folder_)) {
-    if (!name.starts_with(kTemporary)) continue;
-    const std::string path = folder_ + "/" + name;
+  for (const std::string& name : names_in(folder)) {
     struct stat info;
-    if (lstat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && age_of(info) > kLeftoverSeconds) {
-      unlink(path.c_str());
+    if (name.starts_with(kTemporary) && stat_of(folder, name, info) && S_ISREG(info.st_mode) &&
+        age_of(info) > kLeftoverSeconds) {
+      unlinkat(folder.get(), name.c_str(), 0);
     }
   }
 }
@@ -319,6 +349,7 @@ struct Cache::Flight {
 
 tessera_status Cache::get(const CacheKey& key, const Compile& compile, Binary& binary, bool* compiled) {
   if (compiled) *compiled = false;
+  if (!folder_.empty() && !folder_.starts_with('/')) return invalid("%s", refusal().c_str());
   const std::string name = key.file_name();
   std::shared_ptr<Flight> flight;
   bool ours = false;
@@ -371,16 +402,16 @@ tessera_status Cache::get(const CacheKey& key, const Compile& compile, Binary& b
 
 std::vector<Cache::Entry> Cache::list() const {
   std::vector<Entry> entries;
-  for (const std::string& name : names_in(folder_)) {
-    if (!entry_name(name)) continue;
-    const std::string path = folder_ + "/" + name;
+  std::string reason;
+  const Descriptor folder = open_folder(false, reason);
+  for (const std::string& name : names_in(folder)) {
     struct stat info;
-    if (lstat(path.c_str(), &info) != 0) continue;
+    if (!entry_name(name) || !stat_of(folder, name, info)) continue;
     Entry entry;
     entry.file = name;
     entry.bytes = info.st_size;
     entry.age_seconds = age_of(info);
-    entry.intact = read_entry(path, entry.key, entry.binary) && entry.key.file_name() == name;
+    entry.fault = read_entry(folder, name, writers_, entry.key, entry.binary);
     entry.binary.cubin.clear();
     entries.push_back(std::move(entry));
   }
@@ -389,11 +420,12 @@ std::vector<Cache::Entry> Cache::list() const {
 
 Cache::Cleared Cache::clear() {
   Cleared cleared;
-  for (const std::string& name : names_in(folder_)) {
+  std::string reason;
+  const Descriptor folder = open_folder(false, reason);
+  for (const std::string& name : names_in(folder)) {
     if (!entry_name(name) && !name.starts_with(kTemporary)) continue;
-    const std::string path = folder_ + "/" + name;
     struct stat info;
-    if (lstat(path.c_str(), &info) != 0 || S_ISDIR(info.st_mode) || unlink(path.c_str()) != 0) continue;
+    if (!stat_of(folder, name, info) || S_ISDIR(info.st_mode) || unlinkat(folder.get(), name.c_str(), 0) != 0) continue;
     ++cleared.files;
     cleared.bytes += info.st_size;
   }

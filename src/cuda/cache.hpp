@@ -1,5 +1,6 @@
 // Compiled kernels on disk, by content. Many threads and processes may use one folder at once: entries appear by rename,
-// whole or not at all, and what does not add up to its own checksum is compiled again.
+// whole or not at all, and what does not add up to its own checksum is compiled again. So is what a stranger may have written:
+// a checksum guards against accidents, owners and modes against people (trust.hpp).
 #pragma once
 
 #include <atomic>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "cuda/hash.hpp"
+#include "cuda/trust.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
@@ -37,8 +39,11 @@ class Cache {
  public:
   using Compile = std::function<tessera_status(Binary&)>;
 
-  // `folder` "": in memory only. Nothing is opened before the first call.
+  // The user's own: nobody else may write it or read it. `folder` "": in memory only. Nothing is opened before the first call.
   explicit Cache(std::string folder) : folder_(std::move(folder)) {}
+  // A set that others read, too, in an installation that belongs to `writers`.
+  Cache(std::string folder, Writers writers)
+      : folder_(std::move(folder)), writers_(std::move(writers)), personal_(false) {}
 
   // TESSERA_CACHE_DIR, else XDG_CACHE_HOME/tessera, else HOME/.cache/tessera, else "".
   static std::string default_folder();
@@ -49,6 +54,7 @@ class Cache {
   bool store(const CacheKey& key, const Binary& binary);
 
   // From the folder, or by `compile`, which one thread of the process runs for a key while others that want it wait.
+  // INVALID_ARGUMENT where the folder's path is relative.
   tessera_status get(const CacheKey& key, const Compile& compile, Binary& binary, bool* compiled = nullptr);
 
   struct Entry {
@@ -57,7 +63,7 @@ class Cache {
     Binary binary;  // without cubin
     int64_t bytes = 0;
     double age_seconds = 0;
-    bool intact = false;
+    std::string fault;  // "damaged", or why it is not trusted; "" when it would be loaded
   };
   std::vector<Entry> list() const;
 
@@ -70,13 +76,19 @@ class Cache {
   const std::string& folder() const { return folder_; }
   // Why nothing can be kept in the folder, "" when it can. Makes the folder.
   std::string unwritable() const;
+  // Why nothing is read from it, "" when it is or would be if it were there.
+  std::string refusal() const;
 
  private:
   struct Flight;  // a compilation that others wait for
 
-  void sweep();
+  // The folder, trusted. Closed: `reason` says why, "" where there is none.
+  Descriptor open_folder(bool make, std::string& reason) const;
+  void sweep(const Descriptor& folder);
 
   std::string folder_;
+  Writers writers_;
+  bool personal_ = true;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Flight>> flights_;
   std::map<std::string, Binary> unstored_;  // what the folder would not take

@@ -42,12 +42,18 @@ Digest content_of(const KernelSpec& spec, int32_t arch) {
   return hasher.digest();
 }
 
+// As trusted as the library beside which it lies.
 Cache& prebuilt_cache() {
-  static Cache& cache = *new Cache(prebuilt_folder());
+  static Cache& cache = *[] {
+    Writers writers;
+    writers.add_own_installation(library_path());
+    return new Cache(prebuilt_folder(), std::move(writers));
+  }();
   return cache;
 }
 
 bool load_prebuilt(const KernelSpec& spec, int32_t arch, Binary& binary) {
+  if (prebuilt_cache().folder().empty()) return false;
   return prebuilt_cache().load({content_of(spec, arch), 0}, binary);
 }
 
@@ -163,11 +169,14 @@ Cache& default_cache() {
   return cache;
 }
 
+std::string prebuilt_refusal() { return prebuilt_cache().folder().empty() ? "" : prebuilt_cache().refusal(); }
+
 std::string prebuilt_folder() {
   struct stat info;
+  const std::string library = library_folder();
   for (const char* below : {"/tessera/aot", "/aot"}) {
-    const std::string folder = library_folder() + below;
-    if (stat(folder.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return folder;
+    const std::string folder = library + below;
+    if (!library.empty() && stat(folder.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return folder;
   }
   return "";
 }

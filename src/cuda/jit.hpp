@@ -45,5 +45,7 @@ Cache& default_cache();
 
 // Where prebuilt kernels lie: tessera/aot beside the library, or aot in a wheel; "" when there are none.
 std::string prebuilt_folder();
+// Why none of them is loaded: others than the library's own writers may write them. "" when they are.
+std::string prebuilt_refusal();
 
 }  // namespace tessera::cuda

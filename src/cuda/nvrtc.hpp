@@ -16,12 +16,15 @@ struct CompilerInfo {
   int32_t version = 0;  // 1000 * major + 10 * minor, as the driver counts
 };
 
-// The compiler that would be used, found without opening what is not open: its version stands in the name of a file
-// beside it. UNSUPPORTED, with every place that was looked at, when there is none of CUDA 12.8 or newer. In order:
-// TESSERA_NVRTC (file or folder; nothing else is tried), one that the process has loaded, pip's packages beside the
-// library and in VIRTUAL_ENV, CONDA_PREFIX, CUDA_HOME, CUDA_PATH, /usr/local/cuda, the system's path. One no newer than
-// the driver, whose code every driver takes, goes before a newer one.
+// The compiler that would be used. UNSUPPORTED, with every place that was looked at, when there is none of CUDA 12.8 or newer.
+// In order: TESSERA_NVRTC (file or folder; nothing else is tried), one that the process has loaded, pip's packages beside the
+// library, if pip has put it there, and in VIRTUAL_ENV, CONDA_PREFIX, CUDA_HOME, CUDA_PATH, /usr/local/cuda, the system's path;
+// nothing that strangers may write (trust.hpp). One no newer than the driver, whose code every driver takes, goes before a
+// newer one. It is opened only where no file beside it is named after its version.
 tessera_status find_compiler(CompilerInfo& info);
+
+// The same, for people to read: nothing is opened. Version 0: no name tells; the system's path is not looked at.
+tessera_status look_for_compiler(CompilerInfo& info);
 
 // The same, opened, so that its version is its own word.
 tessera_status open_compiler(CompilerInfo& info);
@@ -42,7 +45,9 @@ bool read_ptxas_log(const std::string& log, const std::string& symbol, Binary& b
 
 std::string version_text(int32_t version);  // 13000 -> "13.0"
 
-// The folder of the library (or of the program or extension that it is linked into), by the loader's word.
+// The file of the library (or of the program or extension that it is linked into) as this process has mapped it, and its
+// folder; "" where the system does not tell.
+std::string library_path();
 std::string library_folder();
 
 }  // namespace tessera::cuda

@@ -3,15 +3,18 @@
 
 #include <dlfcn.h>
 #include <glob.h>
+#include <link.h>
 #include <sys/stat.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <mutex>
 #include <set>
 
 #include "core/status.hpp"
 #include "cuda/driver.hpp"
+#include "cuda/trust.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -37,20 +40,10 @@ bool load_functions(void* library, NvrtcFunctions& f) {
          load(library, "nvrtcGetCUBINSize", f.nvrtcGetCUBINSize) && load(library, "nvrtcGetCUBIN", f.nvrtcGetCUBIN);
 }
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
-
 bool is_folder(const std::string& path) {
   struct stat info;
   return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
-bool is_file(const std::string& path) {
-  struct stat info;
-  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
-}
-
 std::vector<std::string> matches(const std::string& pattern) {
   glob_t found{};
   std::vector<std::string> paths;
@@ -64,27 +57,41 @@ std::string folder_of(const std::string& path) {
   return slash == std::string::npos ? "" : path.substr(0, slash);
 }
 
+// Where libnvrtc.so may lie: below a folder that is one installation.
+struct Place {
+  std::string installation, below;
+  bool named = true;  // by the environment, or the process has loaded it: whom it belongs to is trusted
+  std::string folder() const { return below.empty() ? installation : installation + "/" + below; }
+};
+
 // pip's packages below a site-packages folder: one folder for all of CUDA 13, one a library before.
-void add_site_packages(std::vector<std::string>& folders, const std::string& site) {
-  folders.push_back(site + "/nvidia/cu13/lib");
-  folders.push_back(site + "/nvidia/cuda_nvrtc/lib");
+void add_site_packages(std::vector<Place>& places, const std::string& site) {
+  for (const char* below : {"nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"}) places.push_back({site, below});
 }
 
-std::vector<std::string> search_folders() {
-  std::vector<std::string> folders;
-  add_site_packages(folders, library_folder() + "/..");
-  if (const std::string venv = variable("VIRTUAL_ENV"); !venv.empty()) {
-    for (const std::string& site : matches(venv + "/lib/python3*/site-packages")) add_site_packages(folders, site);
-  }
-  if (const std::string conda = variable("CONDA_PREFIX"); !conda.empty()) {
-    folders.push_back(conda + "/lib");
-    for (const std::string& site : matches(conda + "/lib/python3*/site-packages")) add_site_packages(folders, site);
+// The folder into which pip has put this library as a part of its package; "" where it lies elsewhere.
+std::string own_site_packages() {
+  const std::string site = folder_of(library_folder()), name = site.substr(site.rfind('/') + 1);
+  const bool pips = name == "site-packages" || name == "dist-packages" || !matches(site + "/tessera*.dist-info").empty();
+  return pips ? site : "";
+}
+
+std::vector<Place> search_places() {
+  std::vector<Place> places;
+  if (const std::string site = own_site_packages(); !site.empty()) add_site_packages(places, site);
+  const auto add_python = [&places](const std::string& prefix) {
+    for (const std::string& site : matches(prefix + "/lib/python3*/site-packages")) add_site_packages(places, site);
+  };
+  if (const std::string venv = environment_variable("VIRTUAL_ENV"); !venv.empty()) add_python(venv);
+  if (const std::string conda = environment_variable("CONDA_PREFIX"); !conda.empty()) {
+    places.push_back({conda, "lib"});
+    add_python(conda);
   }
   for (const char* name : {"CUDA_HOME", "CUDA_PATH"}) {
-    if (const std::string home = variable(name); !home.empty()) folders.push_back(home + "/lib64");
+    if (const std::string home = environment_variable(name); !home.empty()) places.push_back({home, "lib64"});
   }
-  folders.push_back("/usr/local/cuda/lib64");
-  return folders;
+  places.push_back({"/usr/local/cuda", "lib64", false});
+  return places;
 }
 
 // NVRTC opens a second library by its bare name, which the loader knows only once it has been opened by its path.
@@ -107,19 +114,49 @@ int32_t version_by_name(const std::string& path) {
   return version;
 }
 
+// Whether a library is there that is no more writable than this one and the installation that it is a part of. False:
+// `reason` says why, "" where there is none.
+bool trusted(const Place& place, const std::string& name, std::string& reason) {
+  if (!place.installation.starts_with('/')) {
+    reason = place.folder() + "/" + name + " is a relative path, accepted an absolute one";
+    return false;
+  }
+  Writers writers;
+  writers.add_own_installation(library_path());
+  if (place.named) writers.add_installation(place.installation);
+  struct stat info;
+  const auto refused = [&](const std::string& path) {
+    if (const std::string foreign = writers.refusal(info); !foreign.empty()) reason = path + " " + foreign;
+    return !reason.empty();
+  };
+  const Descriptor installation = open_trusted(place.installation, {.writers = writers}, reason);
+  if (!installation || fstat(installation.get(), &info) != 0 || !S_ISDIR(info.st_mode)) return false;
+  if (refused(place.installation)) return false;
+  const Descriptor file = open_trusted(place.below + "/" + name, {.writers = writers, .to_installation = false}, reason,
+                                       &installation, place.installation);
+  if (!file || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return false;
+  return !refused(place.folder() + "/" + name);
+}
+
 struct Compiler {
   CompilerInfo info;
+  Place place;              // where its file lies; the loader knows, if nowhere
   void* library = nullptr;  // NULL: not opened yet
   NvrtcFunctions functions{};
 };
 
-// Opens info.path and asks it for its version; on failure "" becomes the reason.
-bool open_library(Compiler& compiler, int extra_flags, std::string& reason) {
-  if (!(extra_flags & RTLD_NOLOAD)) {
-    for (const std::string& builtins : builtins_beside(compiler.info.path)) {
+void open_builtins(const Compiler& compiler) {
+  for (const std::string& builtins : builtins_beside(compiler.info.path)) {
+    std::string reason;
+    if (trusted(compiler.place, builtins.substr(builtins.rfind('/') + 1), reason)) {
       dlopen(builtins.c_str(), RTLD_NOW | RTLD_LOCAL);
     }
   }
+}
+
+// Opens info.path and asks it for its version; on failure "" becomes the reason.
+bool open_library(Compiler& compiler, int extra_flags, std::string& reason) {
+  if (!(extra_flags & RTLD_NOLOAD)) open_builtins(compiler);
   void* library = dlopen(compiler.info.path.c_str(), RTLD_NOW | RTLD_LOCAL | extra_flags);
   if (!library) {
     const char* error = dlerror();
@@ -144,35 +181,44 @@ int32_t driver_major() {
 
 class Search {
  public:
-  explicit Search(const std::set<std::string>& broken) : broken_(broken), driver_(driver_major()) {}
+  // `opens`: what does not tell its version by its name is opened.
+  Search(const std::set<std::string>& broken, bool opens)
+      : broken_(broken), opens_(opens), driver_(driver_major()) {}
 
   tessera_status run(Compiler& out) {
-    if (const std::string given = variable("TESSERA_NVRTC"); !given.empty()) {
+    if (const std::string given = environment_variable("TESSERA_NVRTC"); !given.empty()) {
       if (is_folder(given)) {
-        for (const char* name : kNames) offer_file(given + "/" + name);
+        for (const char* name : kNames) offer_file({given, ""}, name);
       } else {
-        offer_file(given);
+        offer_file({folder_of(given), ""}, given.substr(given.rfind('/') + 1));
       }
       if (take(out)) return ok();
       return unsupported("TESSERA_NVRTC: %s, accepted libnvrtc.so of CUDA 12.8 or newer, or its folder%s",
                          given.c_str(), reasons().c_str());
     }
     for (const char* name : kNames) offer_loaded(name);
-    for (const std::string& folder : search_folders()) {
-      looked_.push_back(folder);
-      for (const char* name : kNames) offer_file(folder + "/" + name);
+    for (const Place& place : search_places()) {
+      looked_.push_back(place.folder());
+      for (const char* name : kNames) offer_file(place, name);
     }
-    for (const char* name : kNames) offer_system(name);
+    if (opens_) {
+      for (const char* name : kNames) offer_system(name);
+    }
     if (take(out)) return ok();
     std::string places;
     for (const std::string& folder : looked_) places += folder + ", ";
+    if (!opens_) {
+      places.resize(places.size() - 2);
+      return unsupported("NVRTC: not found in %s (%s)%s; the system's path is tried when a kernel must be compiled",
+                         places.c_str(), kHowToGetNvrtc, reasons().c_str());
+    }
     return unsupported("NVRTC: not found (%s)%s; looked in %sthe system's path", kHowToGetNvrtc, reasons().c_str(),
                        places.c_str());
   }
 
  private:
   void offer(Compiler compiler) {
-    if (compiler.info.version < kOldest) {
+    if (compiler.info.version < kOldest && compiler.info.version != 0) {
       refuse(compiler.info.path + " is of CUDA " + version_text(compiler.info.version) + ", older than 12.8");
     } else if (driver_ != 0 && compiler.info.version >= driver_ + 1000) {
       if (newer_.info.path.empty()) newer_ = std::move(compiler);
@@ -182,29 +228,29 @@ class Search {
   }
   void offer_loaded(const char* name) {
     if (!found_.info.path.empty()) return;
-    Compiler compiler{.info = {.path = name}};
+    Compiler compiler{.info = {.path = name}, .place = {}};
     std::string reason;
     if (broken_.contains(name) || !open_library(compiler, RTLD_NOLOAD, reason)) return;
     Dl_info where;
     const auto address = reinterpret_cast<const void*>(compiler.functions.nvrtcVersion);
     if (dladdr(address, &where) && where.dli_fname) compiler.info.path = where.dli_fname;
-    for (const std::string& builtins : builtins_beside(compiler.info.path)) {
-      dlopen(builtins.c_str(), RTLD_NOW | RTLD_LOCAL);
-    }
+    compiler.place.installation = folder_of(compiler.info.path);
+    if (opens_) open_builtins(compiler);
     offer(std::move(compiler));
   }
-  void offer_file(const std::string& path) {
+  void offer_file(const Place& place, const std::string& name) {
     if (!found_.info.path.empty()) return;
+    const std::string path = place.folder() + "/" + name;
     if (broken_.contains(path)) return refuse(path + " cannot be opened");
-    if (!is_file(path)) return;
-    Compiler compiler{.info = {.path = path, .version = version_by_name(path)}};
     std::string reason;
-    if (compiler.info.version == 0 && !open_library(compiler, 0, reason)) return refuse(reason);
+    if (!trusted(place, name, reason)) return reason.empty() ? void() : refuse(reason);
+    Compiler compiler{.info = {.path = path, .version = version_by_name(path)}, .place = place};
+    if (opens_ && compiler.info.version == 0 && !open_library(compiler, 0, reason)) return refuse(reason);
     offer(std::move(compiler));
   }
   void offer_system(const char* name) {
     if (!found_.info.path.empty()) return;
-    Compiler compiler{.info = {.path = name}};
+    Compiler compiler{.info = {.path = name}, .place = {}};
     std::string reason;
     if (open_library(compiler, 0, reason)) offer(std::move(compiler));
   }
@@ -223,6 +269,7 @@ class Search {
   }
 
   const std::set<std::string>& broken_;
+  const bool opens_;
   const int32_t driver_;
   Compiler found_, newer_;
   std::vector<std::string> looked_, refused_;
@@ -241,7 +288,7 @@ State& state() {
 
 tessera_status find_locked(State& s) {
   if (!s.compiler.info.path.empty()) return ok();
-  return Search(s.broken).run(s.compiler);
+  return Search(s.broken, true).run(s.compiler);
 }
 
 tessera_status open_locked(State& s) {
@@ -261,14 +308,41 @@ std::string version_text(int32_t version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-std::string library_folder() {
-  Dl_info info;
-  if (!dladdr(reinterpret_cast<const void*>(&tessera_version), &info) || !info.dli_fname) return ".";
-  char* resolved = realpath(info.dli_fname, nullptr);
-  const std::string path = resolved ? resolved : info.dli_fname;
-  std::free(resolved);
-  const std::string folder = folder_of(path);
-  return folder.empty() ? "." : folder;
+// The loader's name may be relative, to a folder that was the current one once, and is argv[0] of a program: the kernel's
+// list of what is mapped is not.
+std::string library_path() {
+  static const std::string& path = *new std::string([]() -> std::string {
+    const auto address = reinterpret_cast<uintptr_t>(&tessera_version);
+    Dl_info info;
+    void* extra = nullptr;
+    if (dladdr1(reinterpret_cast<const void*>(address), &info, &extra, RTLD_DL_LINKMAP) && extra) {
+      const char* const name = static_cast<const link_map*>(extra)->l_name;
+      char* const resolved = name[0] == '/' ? realpath(name, nullptr) : nullptr;
+      const std::string found = resolved ? resolved : "";
+      std::free(resolved);
+      if (!found.empty()) return found;
+    }
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      unsigned long begin = 0, end = 0;
+      const size_t slash = line.find('/');
+      if (std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2 || slash == std::string::npos) continue;
+      if (begin <= address && address < end) return line.substr(slash);
+    }
+    return "";
+  }());
+  return path;
+}
+
+std::string library_folder() { return folder_of(library_path()); }
+
+tessera_status look_for_compiler(CompilerInfo& info) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  Compiler compiler;
+  if (s.compiler.info.path.empty()) TESSERA_RETURN_IF_ERROR(Search(s.broken, false).run(compiler));
+  info = s.compiler.info.path.empty() ? compiler.info : s.compiler.info;
+  return ok();
 }
 
 tessera_status find_compiler(CompilerInfo& info) {

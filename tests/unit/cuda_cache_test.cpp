@@ -2,7 +2,9 @@
 // middle, damaged entries, folders that cannot be written, a full disk.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -262,8 +264,10 @@ TEST_F(CudaCache, AReadOnlyFolderIsStillRead) {
   const int status = exit_of(in_child([&] {
     // Root may write everywhere.
     if (geteuid() == 0) {
-      fs::permissions(root, fs::perms::all);
-      fs::permissions(folder.parent_path(), fs::perms::all);
+      constexpr auto kForAll = static_cast<fs::perms>(0755);
+      fs::permissions(root, kForAll);
+      fs::permissions(folder.parent_path(), kForAll);
+      fs::permissions(entry(1), static_cast<fs::perms>(0644));
       fs::permissions(folder,
                       fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read | fs::perms::others_exec);
       if (setgid(65534) != 0 || setuid(65534) != 0) return false;
@@ -305,7 +309,7 @@ TEST_F(CudaCache, AKilledWriterDoesNoHarm) {
     kill(child, SIGKILL);
     EXPECT_EQ(exit_of(child), 128 + SIGKILL);
     const Cache cache(folder);
-    for (const Cache::Entry& entry : cache.list()) EXPECT_TRUE(entry.intact) << entry.file;
+    for (const Cache::Entry& entry : cache.list()) EXPECT_EQ(entry.fault, "") << entry.file;
   }
   for (int number = 0; number < 3; ++number) {
     get_anew(number);
@@ -334,9 +338,9 @@ TEST_F(CudaCache, ListsAndClears) {
   Cache cache(folder);
   auto entries = cache.list();
   ASSERT_EQ(entries.size(), 2u);
-  if (!entries[0].intact) std::swap(entries[0], entries[1]);
-  EXPECT_TRUE(entries[0].intact);
-  EXPECT_FALSE(entries[1].intact);
+  if (!entries[0].fault.empty()) std::swap(entries[0], entries[1]);
+  EXPECT_EQ(entries[0].fault, "");
+  EXPECT_EQ(entries[1].fault, "damaged");
   EXPECT_EQ(entries[0].binary.registers, 101);
   EXPECT_EQ(entries[0].bytes, static_cast<int64_t>(fs::file_size(entry(1))));
   EXPECT_GE(entries[0].age_seconds, 0);
@@ -345,6 +349,248 @@ TEST_F(CudaCache, ListsAndClears) {
   EXPECT_EQ(cleared.files, 2);
   EXPECT_EQ(cleared.bytes, bytes);
   EXPECT_EQ(files(), 1) << "what is not ours stays";
+}
+
+// ---- whose entries are loaded ----
+
+constexpr uid_t kUser = 12345, kStranger = 23456;
+constexpr gid_t kGroup = 34567, kOtherGroup = 45678;
+
+// As root, who may give files away; in a process of its own, as another user where a test says so.
+class CudaCacheTrust : public CudaCache {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "gives files to other users, which root alone may";
+    CudaCache::SetUp();
+    mode(root, 0755);
+  }
+  static void mode(const fs::path& path, mode_t bits) { ASSERT_EQ(chmod(path.c_str(), bits), 0) << path; }
+  static mode_t mode_of(const fs::path& path) { return status_of(path).st_mode & 07777; }
+  static struct stat status_of(const fs::path& path) {
+    struct stat info {};
+    EXPECT_EQ(lstat(path.c_str(), &info), 0) << path;
+    return info;
+  }
+  static void give(const fs::path& path, uid_t user, gid_t group = 0) {
+    ASSERT_EQ(lchown(path.c_str(), user, group), 0) << path;
+  }
+  std::string refusal() const { return Cache(folder).refusal(); }
+  // What `user` gets of a key that lies in the folder: 0 when it is loaded, 1 when it is compiled.
+  int got_by(uid_t user, int number) {
+    const pid_t child = fork();
+    if (child == 0) {
+      int compiled = 2;
+      if (setresgid(user, user, user) == 0 && setresuid(user, user, user) == 0) compiled = get_anew(number);
+      _exit(HasFailure() ? 3 : compiled);
+    }
+    return exit_of(child);
+  }
+};
+
+TEST_F(CudaCacheTrust, TheFolderIsTheUsersAlone) {
+  const mode_t before = umask(0);
+  get_anew(1);
+  umask(before);
+  EXPECT_EQ(mode_of(folder), 0700u);
+  EXPECT_EQ(mode_of(folder.parent_path()), 0700u);
+  EXPECT_EQ(mode_of(entry(1)), 0600u);
+  EXPECT_EQ(refusal(), "");
+}
+
+TEST_F(CudaCacheTrust, AnEntryOfOthersIsCompiledAgainAndReplaced) {
+  const auto planted = [&](const char* what, const std::function<void()>& plant, const std::string& fault) {
+    get_anew(1);
+    plant();
+    const auto entries = Cache(folder).list();
+    ASSERT_EQ(entries.size(), 1u);
+    EXPECT_PRED2(contains, entries[0].fault, fault) << what;
+    EXPECT_EQ(get_anew(1), 1) << what;
+    EXPECT_EQ(status_of(entry(1)).st_uid, 0u) << what;
+    EXPECT_EQ(get_anew(1), 0) << what;
+  };
+  planted("a stranger's", [&] { give(entry(1), kStranger); }, "belongs to user 23456");
+  planted("everybody's", [&] { mode(entry(1), 0602); }, "may be written by everybody (mode 0602)");
+  planted("a group's", [&] { mode(entry(1), 0620), give(entry(1), 0, kGroup); }, "may be written by group 34567");
+  planted("root's group", [&] { mode(entry(1), 0660); }, "may be written by group 0");
+}
+
+TEST_F(CudaCacheTrust, AFolderOfOthersIsNeitherReadNorWritten) {
+  get_anew(1);
+  give(folder, kStranger);
+  Cache cache(folder);
+  EXPECT_EQ(get(cache, 1), 1);
+  EXPECT_EQ(get(cache, 2), 1);
+  EXPECT_EQ(get(cache, 2), 0) << "kept in memory";
+  EXPECT_EQ(files(), 1);
+  EXPECT_PRED2(contains, cache.refusal(), folder.string() + " belongs to user 23456");
+  EXPECT_EQ(cache.unwritable(), cache.refusal());
+  EXPECT_EQ(mode_of(folder), 0700u) << "not ours to change";
+}
+
+TEST_F(CudaCacheTrust, FoldersOnTheWayAreLookedAt) {
+  get_anew(1);
+  const fs::path way = folder.parent_path();
+  const auto refused = [&](const std::string& reason) {
+    EXPECT_EQ(refusal(), way.string() + " " + reason);
+    EXPECT_EQ(get_anew(1), 1);
+  };
+  const auto taken = [&] {
+    EXPECT_EQ(refusal(), "");
+    EXPECT_EQ(get_anew(1), 0);
+  };
+  mode(way, 0777), refused("may be written by everybody (mode 0777)");
+  mode(way, 01777), taken();  // as /tmp
+  give(way, 0, kGroup), mode(way, 0770), refused("may be written by group 34567 (mode 0770)");
+  mode(way, 0750), taken();
+  give(way, 0, 0), mode(way, 0775), taken();  // the user's own group
+  give(way, kStranger), mode(way, 0755), refused("belongs to user 23456");
+}
+
+TEST_F(CudaCacheTrust, LinksOnTheWayMustBeTheUsers) {
+  const fs::path real = root / "real", link = root / "below";
+  fs::create_directories(real / "it");
+  mode(real, 0755);
+  fs::create_directory_symlink("real", link);
+  EXPECT_EQ(get_anew(1), 1);
+  EXPECT_EQ(get_anew(1), 0) << "a link of one's own";
+  EXPECT_TRUE(fs::exists(real / "it" / entry(1).filename()));
+  give(link, kStranger);
+  EXPECT_EQ(get_anew(1), 1);
+  EXPECT_EQ(refusal(), link.string() + " belongs to user 23456");
+  fs::remove(link);
+  fs::create_directory_symlink(real, link);
+  EXPECT_EQ(get_anew(1), 0) << "a link with an absolute target";
+  mode(real, 0777);
+  EXPECT_EQ(refusal(), real.string() + " may be written by everybody (mode 0777)");
+  fs::remove(link);
+  fs::create_directory_symlink(link, link);
+  EXPECT_PRED2(contains, refusal(), "leads nowhere");
+}
+
+TEST_F(CudaCacheTrust, AnOlderFolderOfOnesOwnIsTightened) {
+  for (const mode_t bits : {0755, 0775, 0777, 0770}) {
+    get_anew(1);
+    get_anew(2);
+    give(entry(2), kStranger);  // planted while others could write
+    overwrite(folder / "notes.txt", "a stranger's");
+    give(folder / "notes.txt", kStranger);
+    mode(folder, bits);
+    EXPECT_EQ(get_anew(1), 0);
+    EXPECT_EQ(mode_of(folder), 0700u);
+    EXPECT_EQ(get_anew(2), 1);
+  }
+}
+
+// As a home folder, or /tmp.
+TEST_F(CudaCacheTrust, AFolderOfOtherThingsKeepsItsMode) {
+  get_anew(1);
+  overwrite(folder / "notes.txt", "the user's");
+  mode(folder, 0755);
+  EXPECT_EQ(get_anew(1), 0);
+  EXPECT_EQ(mode_of(folder), 0755u);
+  mode(folder, 0777);
+  EXPECT_EQ(get_anew(1), 1);
+  EXPECT_EQ(mode_of(folder), 0777u);
+  EXPECT_EQ(refusal(), folder.string() + " may be written by everybody (mode 0777)");
+  fs::remove(folder / "notes.txt");
+  mode(folder, 01777);
+  EXPECT_EQ(get_anew(1), 1);
+  EXPECT_EQ(mode_of(folder), 01777u) << "sticky: somebody's /tmp";
+}
+
+TEST_F(CudaCacheTrust, AUserTakesTheirOwnAndRootsEntries) {
+  for (const int number : {1, 2, 3}) get_anew(number);
+  mode(folder.parent_path(), 0755), mode(folder, 0755);
+  for (const int number : {1, 2, 3}) mode(entry(number), 0644);
+  give(entry(2), kUser), give(entry(3), kStranger);
+  EXPECT_EQ(got_by(kUser, 1), 0) << "root's";
+  EXPECT_EQ(got_by(kUser, 2), 0) << "their own";
+  EXPECT_EQ(got_by(kUser, 3), 1) << "a stranger's";
+  give(folder, kUser);
+  EXPECT_EQ(got_by(kUser, 1), 0) << "in their own folder";
+  EXPECT_EQ(mode_of(folder), 0700u);
+  mode(folder, 0755);
+  EXPECT_EQ(got_by(kStranger, 1), 1) << "in another's folder";
+  EXPECT_EQ(get_anew(1), 1) << "root trusts no user's folder";
+}
+
+// In a user namespace that knows one user alone, the way seems to belong to the overflow user.
+TEST_F(CudaCacheTrust, RootOutsideAUserNamespaceIsTrusted) {
+  get_anew(1);
+  give(folder, kUser, kUser), give(entry(1), kUser, kUser);
+  mode(folder.parent_path(), 0755);
+  const pid_t child = fork();
+  if (child == 0) {
+    constexpr int kNotPermitted = 77;
+    if (setresgid(kUser, kUser, kUser) != 0 || setresuid(kUser, kUser, kUser) != 0) _exit(1);
+    prctl(PR_SET_DUMPABLE, 1);
+    if (unshare(CLONE_NEWUSER) != 0) _exit(kNotPermitted);
+    std::ofstream map("/proc/self/uid_map");
+    if (!(map << "12345 12345 1" << std::flush)) _exit(kNotPermitted);
+    _exit(status_of("/").st_uid == 65534 ? get_anew(1) : 2);
+  }
+  const int status = exit_of(child);
+  if (status == 77) GTEST_SKIP() << "no user namespaces here";
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(CudaCacheTrust, ARelativeFolderIsRefused) {
+  Cache cache("relative");
+  Binary binary;
+  const tessera_status status = cache.get(
+      key_of(1),
+      [](Binary& out) {
+        out = binary_of(1);
+        return ok();
+      },
+      binary);
+  EXPECT_EQ(status.code, TESSERA_INVALID_ARGUMENT);
+  EXPECT_STREQ(status.message, "TESSERA_CACHE_DIR: 'relative' is relative, accepted an absolute path");
+  EXPECT_EQ(cache.unwritable(), status.message);
+  EXPECT_FALSE(fs::exists("relative"));
+}
+
+// A set beside a library is as trusted as the library is.
+TEST_F(CudaCacheTrust, AnInstallationIsItsOwners) {
+  const fs::path library = root / "libtessera.so";
+  overwrite(library, "");
+  folder = root / "tessera" / "aot";
+  const auto open_set = [&] {
+    Writers writers;
+    writers.add_own_installation(library);
+    return Cache(folder, writers);
+  };
+  open_set().store(key_of(1), binary_of(1));
+  EXPECT_EQ(mode_of(folder), 0755u);
+  EXPECT_EQ(mode_of(entry(1)), 0644u);
+  const auto loads = [&] {
+    Binary binary;
+    return open_set().load(key_of(1), binary);
+  };
+  EXPECT_TRUE(loads());
+  mode(folder, 0777);
+  EXPECT_FALSE(loads()) << "everybody's folder";
+  EXPECT_EQ(mode_of(folder), 0777u) << "not tightened";
+  mode(folder, 0755), mode(entry(1), 0666);
+  EXPECT_FALSE(loads()) << "everybody's entry";
+
+  mode(folder, 0775), give(folder, 0, kGroup), mode(entry(1), 0664), give(entry(1), 0, kGroup);
+  EXPECT_FALSE(loads()) << "a group that may not write the library";
+  mode(library, 0664), give(library, 0, kGroup);
+  EXPECT_TRUE(loads()) << "one that may";
+  give(entry(1), 0, kOtherGroup);
+  EXPECT_FALSE(loads()) << "another";
+  give(entry(1), 0, kGroup), give(folder, kStranger, kGroup);
+  EXPECT_FALSE(loads()) << "a user who may not write the library";
+  give(library, kStranger, kGroup);
+  EXPECT_TRUE(loads()) << "one who may";
+
+  give(folder.parent_path(), kUser);
+  EXPECT_FALSE(loads()) << "a folder between";
+  give(folder.parent_path(), 0), give(root, 0, kOtherGroup), mode(root, 0775);
+  EXPECT_TRUE(loads()) << "whoever may exchange the library";
+  give(entry(1), 0, kOtherGroup);
+  EXPECT_TRUE(loads()) << "whoever may exchange the library";
 }
 
 TEST(CudaCacheFolder, ComesFromTheEnvironment) {
@@ -360,6 +606,7 @@ TEST(CudaCacheFolder, ComesFromTheEnvironment) {
   EXPECT_EQ(folder_with("", "", "/home/me"), "/home/me/.cache/tessera");
   EXPECT_EQ(folder_with(nullptr, "relative", "/home/me"), "/home/me/.cache/tessera");
   EXPECT_EQ(folder_with(nullptr, nullptr, nullptr), "");
+  EXPECT_EQ(folder_with("relative", "/xdg", "/home/me"), "relative") << "which the cache refuses";
 }
 
 }  // namespace
