@@ -1,6 +1,6 @@
 // tessera_bench_launch: what a call costs the host on a GPU, through the C interface: the first call of a config, which
-// compiles its kernel; the first one that finds it in the cache on disk; and a planned launch, beside the driver's own of
-// a kernel that does nothing.
+// compiles its kernel; the first one that finds it in the cache on disk; the calls after it, one by one; and a planned launch,
+// beside the driver's own of a kernel that does nothing.
 //
 // Sequences are short, so that launches do not wait for the GPU; where there are many heads, it is so that a plan takes the
 // kernel that large problems have. Each first call has a process of its own, which this program starts. No library but
@@ -225,11 +225,36 @@ Answer first_call(const Case& c) {
   return {milliseconds_since(start), planned.plan_us()};
 }
 
+// Host time of a case's first calls, each alone, microseconds. The GPU has nothing else to do; waiting for it is not counted.
+std::vector<double> first_calls_us(Planned& planned) {
+  constexpr int kCalls = 200;  // past the call that makes a graph
+  std::vector<double> calls;
+  for (int i = 0; i < kCalls; ++i) {
+    const auto start = Clock::now();
+    planned.launch();
+    calls.push_back(1e3 * milliseconds_since(start));
+    planned.wait();
+  }
+  return calls;
+}
+
+// The second call on, and which of them took the longest.
+struct Slowest {
+  size_t call = 0;      // the first is 1
+  double above_us = 0;  // the median of the last hundred
+};
+Slowest slowest_of(const std::vector<double>& calls) {
+  std::vector<double> last(calls.end() - 100, calls.end());
+  std::ranges::nth_element(last, last.begin() + 50);
+  const auto at = std::ranges::max_element(calls.begin() + 1, calls.end());
+  return {static_cast<size_t>(at - calls.begin()) + 1, *at - last[50]};
+}
+
 // Microseconds of host time a launch: the median of the chunks. Waiting for the GPU between chunks, so that the queue never
 // fills, is not counted.
 template <class Call>
 double launch_us(Call& planned) {
-  constexpr int kChunks = 200, kLaunches = 50;
+  constexpr int kChunks = 200, kLaunches = 50;  // after the first calls, so that a graph is made
   for (int i = 0; i < kLaunches; ++i) planned.launch();
   planned.wait();
   std::vector<double> chunks;
@@ -275,6 +300,7 @@ struct Row {
   const Case* of;
   std::string kernel;
   Answer compiled, cached;
+  std::vector<double> calls_us;
   double launch_us = 0, launch_in_turn_us = 0;
 };
 
@@ -286,9 +312,11 @@ void write_json(const char* path, const std::string& device, double empty_us, co
   for (const Row& row : rows) {
     std::fprintf(file,
                  "%s\n {\"name\": \"%s\", \"kernel\": \"%s\", \"first_call_ms\": %.3f, \"first_cached_call_ms\": %.3f, "
-                 "\"plan_us\": %.3f, \"launch_us\": %.3f, \"launch_other_tensors_us\": %.3f}",
+                 "\"plan_us\": %.3f, \"launch_us\": %.3f, \"launch_other_tensors_us\": %.3f, \"calls_us\": [",
                  &row == rows.data() ? "" : ",", row.of->name, row.kernel.c_str(), row.compiled.first_ms,
                  row.cached.first_ms, row.cached.plan_us, row.launch_us, row.launch_in_turn_us);
+    for (const double& us : row.calls_us) std::fprintf(file, "%s%.2f", &us == row.calls_us.data() ? "" : ", ", us);
+    std::fprintf(file, "]}");
   }
   std::fprintf(file, "\n]}\n");
   std::fclose(file);
@@ -324,7 +352,7 @@ int measure(const char* program, const char* json_path) {
               "plan us", "launch us, others");
   for (size_t number = 0; number < std::size(kCases); ++number) {
     const std::filesystem::path folder = cache.path() / std::to_string(number);
-    Row row{.of = &kCases[number], .kernel = {}, .compiled = {}, .cached = {}};
+    Row row{.of = &kCases[number], .kernel = {}, .compiled = {}, .cached = {}, .calls_us = {}};
     row.compiled = first_call_in_new_process(program, number, folder);
     row.cached = first_call_in_new_process(program, number, folder);
     rows.push_back(row);
@@ -335,6 +363,7 @@ int measure(const char* program, const char* json_path) {
     Planned planned(*row.of);
     device = planned.device();
     row.kernel = planned.kernel();
+    row.calls_us = first_calls_us(planned);
     row.launch_us = launch_us(planned);
     planned.take_tensors_in_turn();
     row.launch_in_turn_us = launch_us(planned);
@@ -342,6 +371,17 @@ int measure(const char* program, const char* json_path) {
                 row.compiled.first_ms, row.cached.first_ms, row.cached.plan_us, row.launch_us, row.launch_in_turn_us);
     std::fflush(stdout);
   }
+  std::printf("\n%-54s %-66s %s\n", "host time of call, us", "1 .. 10",
+              "slowest from 2 on: call, us above a later one");
+  double most_above_us = 0;
+  for (const Row& row : rows) {
+    std::printf("%-54s", row.of->name);
+    for (size_t i = 0; i < 10; ++i) std::printf(i == 0 ? " %8.0f" : " %6.1f", row.calls_us[i]);
+    const Slowest slowest = slowest_of(row.calls_us);
+    most_above_us = std::max(most_above_us, slowest.above_us);
+    std::printf("   %4zu %8.1f\n", slowest.call, slowest.above_us);
+  }
+  std::printf("at most %.1f us above a later call (aim 300)\n\n", most_above_us);
   Empty empty;
   const double empty_us = launch_us(empty);
   const auto most = [&rows](auto value) {

@@ -246,7 +246,8 @@ std::string CacheKey::file_name() const {
 std::string Cache::default_folder() {
   if (const std::string folder = environment_variable("TESSERA_CACHE_DIR"); !folder.empty()) return folder;
   // Relative paths are to be ignored there: https://specifications.freedesktop.org/basedir-spec/latest/
-  if (const std::string folder = environment_variable("XDG_CACHE_HOME"); folder.starts_with('/')) return folder + "/tessera";
+  if (const std::string folder = environment_variable("XDG_CACHE_HOME"); folder.starts_with('/'))
+    return folder + "/tessera";
   if (const std::string home = environment_variable("HOME"); home.starts_with('/')) return home + "/.cache/tessera";
   return "";
 }

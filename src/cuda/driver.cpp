@@ -57,6 +57,7 @@ constexpr Symbol kSymbols[] = {
     TESSERA_SYMBOL(cuGraphAddMemsetNode, "cuGraphAddMemsetNode"),
     TESSERA_SYMBOL(cuGraphKernelNodeSetAttribute, "cuGraphKernelNodeSetAttribute"),
     TESSERA_SYMBOL(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags"),
+    TESSERA_SYMBOL(cuGraphUpload, "cuGraphUpload"),
     TESSERA_SYMBOL(cuGraphExecKernelNodeSetParams, "cuGraphExecKernelNodeSetParams_v2"),
     TESSERA_SYMBOL(cuGraphExecMemsetNodeSetParams, "cuGraphExecMemsetNodeSetParams"),
     TESSERA_SYMBOL(cuGraphExecDestroy, "cuGraphExecDestroy"),

@@ -125,6 +125,7 @@ struct Driver {
   CUresult (*cuGraphKernelNodeSetAttribute)(CUgraphNode node, CUlaunchAttributeID attribute,
                                             const CUlaunchAttributeValue* value);
   CUresult (*cuGraphInstantiateWithFlags)(CUgraphExec* executable, CUgraph graph, unsigned long long flags);
+  CUresult (*cuGraphUpload)(CUgraphExec executable, CUstream stream);
   CUresult (*cuGraphExecKernelNodeSetParams)(CUgraphExec executable, CUgraphNode node,
                                              const CUkernelNodeParams* params);
   CUresult (*cuGraphExecMemsetNodeSetParams)(CUgraphExec executable, CUgraphNode node, const CUmemsetNodeParams* params,

@@ -14,14 +14,14 @@
 namespace tessera::cuda {
 namespace {
 
-// TESSERA_CUDA_GRAPHS: 0, launches go one by one; first, a form's calls are graphs from the first on, for tests; else from the
-// second on, since many a stream has but one.
-enum class Wanted { kNever, kFromSecond, kFromFirst };
+// TESSERA_CUDA_GRAPHS: 0, launches go one by one; first, a form's calls are graphs from the first on, for tests; else where it
+// pays.
+enum class Wanted { kNever, kWhereItPays, kFromFirst };
 Wanted graphs_wanted() {
   static const Wanted wanted = [] {
     const char* const variable = std::getenv("TESSERA_CUDA_GRAPHS");
     const std::string_view value = variable ? variable : "";
-    return value == "0" ? Wanted::kNever : value == "first" ? Wanted::kFromFirst : Wanted::kFromSecond;
+    return value == "0" ? Wanted::kNever : value == "first" ? Wanted::kFromFirst : Wanted::kWhereItPays;
   }();
   return wanted;
 }
@@ -61,22 +61,48 @@ class Graph {
   ~Graph() { release(); }
 
   const Form& form() const { return form_; }
-  bool made() const { return executable_ != nullptr; }
+  bool made() const { return made_; }
   bool refused() const { return refused_; }  // by the driver: calls of this form go one by one
+
+  // Whether enough calls of its form went one by one; this is one more.
+  bool pays() { return ++calls_ > Launches::kCallsBeforeGraph; }
 
   // Of another form from now on. What still runs of it ends as it would.
   void become(const Form& form) {
     release();
-    form_ = form, refused_ = false;
+    form_ = form, calls_ = 0, refused_ = false;
   }
   void refuse() {
     release();
     refused_ = true;
   }
 
-  // A chain of the form's nodes. `priority`: a graph's kernels do not have their stream's by themselves.
-  bool make(const Driver& cu, CUstream stream, CUdeviceptr word, const CUkernelNodeParams* kernels) {
+  // The next of the two steps of making it, so that no call bears both: on the host, then its upload to the GPU, which else the
+  // first launch would do. Addresses are good for this call, so that what holds some is finished in it.
+  bool make_a_step(const Driver& cu, CUstream stream, CUdeviceptr word, const CUkernelNodeParams* kernels) {
     const CaptureRelaxed relaxed(cu);
+    if (!graph_) return make_nodes(cu, stream, word, kernels);
+    made_ = cu.cuGraphUpload(executable_, stream) == kCudaSuccess;
+    return made_;
+  }
+
+  // For launches to come: those that still wait have theirs.
+  bool set(const Driver& cu, CUdeviceptr word, const CUkernelNodeParams* kernels) const {
+    if (form_.clears) {
+      const CUmemsetNodeParams params = memset_params(word);
+      if (cu.cuGraphExecMemsetNodeSetParams(executable_, clear_, &params, form_.context) != kCudaSuccess) return false;
+    }
+    for (int i = 0; i < form_.count; ++i) {
+      if (cu.cuGraphExecKernelNodeSetParams(executable_, kernels_[i], &kernels[i]) != kCudaSuccess) return false;
+    }
+    return true;
+  }
+
+  bool launch(const Driver& cu, CUstream stream) const { return cu.cuGraphLaunch(executable_, stream) == kCudaSuccess; }
+
+ private:
+  // A chain of the form's nodes. `priority`: a graph's kernels do not have their stream's by themselves.
+  bool make_nodes(const Driver& cu, CUstream stream, CUdeviceptr word, const CUkernelNodeParams* kernels) {
     if (cu.cuGraphCreate(&graph_, 0) != kCudaSuccess) return false;
     CUgraphNode last = nullptr;
     bool fine = true;
@@ -95,21 +121,6 @@ class Graph {
     return fine && cu.cuGraphInstantiateWithFlags(&executable_, graph_, 0) == kCudaSuccess;
   }
 
-  // For launches to come: those that still wait have theirs.
-  bool set(const Driver& cu, CUdeviceptr word, const CUkernelNodeParams* kernels) const {
-    if (form_.clears) {
-      const CUmemsetNodeParams params = memset_params(word);
-      if (cu.cuGraphExecMemsetNodeSetParams(executable_, clear_, &params, form_.context) != kCudaSuccess) return false;
-    }
-    for (int i = 0; i < form_.count; ++i) {
-      if (cu.cuGraphExecKernelNodeSetParams(executable_, kernels_[i], &kernels[i]) != kCudaSuccess) return false;
-    }
-    return true;
-  }
-
-  bool launch(const Driver& cu, CUstream stream) const { return cu.cuGraphLaunch(executable_, stream) == kCudaSuccess; }
-
- private:
   void release() {
     const Driver* cu = nullptr;
     if (graph_ && open_driver(cu).code == TESSERA_OK) {
@@ -117,11 +128,12 @@ class Graph {
       if (executable_) cu->cuGraphExecDestroy(executable_);
       cu->cuGraphDestroy(graph_);
     }
-    executable_ = nullptr, graph_ = nullptr;
+    executable_ = nullptr, graph_ = nullptr, made_ = false;
   }
 
   Form form_;
-  bool refused_ = false;
+  int calls_ = 0;  // of it, one by one
+  bool refused_ = false, made_ = false;
   CUgraph graph_ = nullptr;  // whose nodes name the executable's
   CUgraphExec executable_ = nullptr;
   CUgraphNode clear_ = nullptr, kernels_[Launches::kMaxKernels] = {};
@@ -130,13 +142,12 @@ class Graph {
 // A thread's graphs, the last used first.
 class Graphs {
  public:
-  // The graph of a form, made or not, and whether it was here before.
-  std::pair<Graph*, bool> find(const Form& form) {
+  // The graph of a form, made or not.
+  Graph& find(const Form& form) {
     auto at = std::find_if(order_.begin(), order_.end(), [&](const Graph* graph) { return graph->form() == form; });
-    const bool known = at != order_.end();
-    if (!known) (*--at)->become(form);
+    if (at == order_.end()) (*--at)->become(form);
     std::rotate(order_.begin(), at, at + 1);
-    return {order_.front(), known};
+    return *order_.front();
   }
 
  private:
@@ -196,8 +207,8 @@ tessera_status Launches::run() {
   return graphs_wanted() != Wanted::kNever && run_as_graph() ? ok() : run_one_by_one();
 }
 
-// False: not done, and nothing is in the stream. The stream is captured, which takes launches but no graph's; or this is its
-// first call of the form; or the driver refuses, and what it refuses one by one has a name for the error.
+// False: not done, and nothing is in the stream. The stream is captured, which takes launches but no graph's; or the form's graph
+// is not made yet; or the driver refuses, and what it refuses one by one has a name for the error.
 bool Launches::run_as_graph() {
   const Driver& cu = *driver_;
   CUcaptureStatus capture = kCaptureNone;
@@ -206,18 +217,23 @@ bool Launches::run_as_graph() {
   for (int i = 0; i < count_; ++i) form.kernels[i] = nodes_[i].kernel.handle;
   if (cu.cuStreamGetId(stream_, &form.stream) != kCudaSuccess) return false;
   thread_local Graphs graphs;
-  const auto [graph, known] = graphs.find(form);
-  if (graph->refused() || (!known && graphs_wanted() == Wanted::kFromSecond)) return false;
+  Graph& graph = graphs.find(form);
+  const bool at_once = graphs_wanted() == Wanted::kFromFirst;
+  if (graph.refused() || (!graph.made() && !at_once && !graph.pays())) return false;
   void* arguments[kMaxKernels];
   CUkernelNodeParams kernels[kMaxKernels];
   for (int i = 0; i < count_; ++i) {
     arguments[i] = nodes_[i].params;
     kernels[i] = kernel_params(nodes_[i].kernel, nodes_[i].grid, &arguments[i]);
   }
-  const bool ready = graph->made() ? graph->set(cu, cleared_, kernels) : graph->make(cu, stream_, cleared_, kernels);
-  if (ready && graph->launch(cu, stream_)) return true;
-  graph->refuse();
-  return false;
+  const auto refuse = [&graph] { return graph.refuse(), false; };
+  if (!graph.made()) {
+    do {
+      if (!graph.make_a_step(cu, stream_, cleared_, kernels)) return refuse();
+    } while (at_once && !graph.made());
+    if (!at_once) return false;
+  }
+  return (graph.set(cu, cleared_, kernels) && graph.launch(cu, stream_)) || refuse();
 }
 
 tessera_status Launches::run_one_by_one() {

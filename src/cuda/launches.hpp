@@ -61,6 +61,10 @@ class Launches {
   tessera_status run();
 
   static constexpr int kMaxKernels = 3;  // of a call: the backward pass's
+  // Making a graph costs the host about as much as the graph saves in this many calls: some hundred microseconds, at 1.6 a call
+  // of one kernel to 8 of three (docs/lab/2026-11-22-compile-time-and-launches.md). A form's calls go one by one as often
+  // first, and what is called less never pays for a graph.
+  static constexpr int kCallsBeforeGraph = 64;
 
  private:
   static constexpr size_t kMaxParamsBytes = 1280, kParamsAlignment = 64;

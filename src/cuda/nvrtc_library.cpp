@@ -72,7 +72,8 @@ void add_site_packages(std::vector<Place>& places, const std::string& site) {
 // The folder into which pip has put this library as a part of its package; "" where it lies elsewhere.
 std::string own_site_packages() {
   const std::string site = folder_of(library_folder()), name = site.substr(site.rfind('/') + 1);
-  const bool pips = name == "site-packages" || name == "dist-packages" || !matches(site + "/tessera*.dist-info").empty();
+  const bool pips =
+      name == "site-packages" || name == "dist-packages" || !matches(site + "/tessera*.dist-info").empty();
   return pips ? site : "";
 }
 
@@ -182,8 +183,7 @@ int32_t driver_major() {
 class Search {
  public:
   // `opens`: what does not tell its version by its name is opened.
-  Search(const std::set<std::string>& broken, bool opens)
-      : broken_(broken), opens_(opens), driver_(driver_major()) {}
+  Search(const std::set<std::string>& broken, bool opens) : broken_(broken), opens_(opens), driver_(driver_major()) {}
 
   tessera_status run(Compiler& out) {
     if (const std::string given = environment_variable("TESSERA_NVRTC"); !given.empty()) {

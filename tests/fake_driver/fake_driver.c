@@ -225,6 +225,12 @@ int cuGraphExecMemsetNodeSetParams(Executable* executable, const Node* node, con
   if (!mine || !mine->clears || of != executable->own.context) return kInvalidValue;
   return mine->cleared = params->address, 0;
 }
+int cuGraphUpload(Executable* executable, void* stream) {
+  REFUSE_IF_ASKED();
+  if (captured && stream == captured) return kUnsupported;
+  if (executable->own.context != current() || context_of(stream) != current()) return kInvalidValue;
+  return TELL("graph %d uploaded\n", executable->number), 0;
+}
 int cuGraphExecDestroy(Executable* executable) { return TELL("graph %d destroyed\n", executable->number), 0; }
 int cuGraphLaunch(Executable* executable, void* stream) {
   REFUSE_IF_ASKED();

@@ -408,10 +408,14 @@ TEST_F(CudaCacheTrust, AnEntryOfOthersIsCompiledAgainAndReplaced) {
     EXPECT_EQ(status_of(entry(1)).st_uid, 0u) << what;
     EXPECT_EQ(get_anew(1), 0) << what;
   };
-  planted("a stranger's", [&] { give(entry(1), kStranger); }, "belongs to user 23456");
-  planted("everybody's", [&] { mode(entry(1), 0602); }, "may be written by everybody (mode 0602)");
-  planted("a group's", [&] { mode(entry(1), 0620), give(entry(1), 0, kGroup); }, "may be written by group 34567");
-  planted("root's group", [&] { mode(entry(1), 0660); }, "may be written by group 0");
+  planted(
+      "a stranger's", [&] { give(entry(1), kStranger); }, "belongs to user 23456");
+  planted(
+      "everybody's", [&] { mode(entry(1), 0602); }, "may be written by everybody (mode 0602)");
+  planted(
+      "a group's", [&] { mode(entry(1), 0620), give(entry(1), 0, kGroup); }, "may be written by group 34567");
+  planted(
+      "root's group", [&] { mode(entry(1), 0660); }, "may be written by group 0");
 }
 
 TEST_F(CudaCacheTrust, AFolderOfOthersIsNeitherReadNorWritten) {

@@ -65,14 +65,37 @@ std::string number_of(const std::string& text) {  // "graph N made, ..."
   return text.substr(at, text.find(' ', at) - at);
 }
 
-TEST_F(CudaLaunches, AreAGraphFromTheSecondCallOn) {
+// Calls of a form until its graph is made; its number.
+std::string make_graph(uintptr_t stream_number, const std::vector<Launch>& kernels, uintptr_t cleared = 0,
+                       int ordinal = 0) {
+  for (int n = 0; n < Launches::kCallsBeforeGraph; ++n) {
+    const std::string did = call(stream_number, kernels, cleared, ordinal);
+    EXPECT_EQ(did.find("graph"), std::string::npos) << "call " << n + 1 << ": " << did;
+  }
+  const std::string made = call(stream_number, kernels, cleared, ordinal), n = number_of(made);
+  EXPECT_EQ(made.substr(0, made.find(',')), "graph " + n + " made") << made;
+  const std::string uploaded = call(stream_number, kernels, cleared, ordinal);
+  EXPECT_EQ(uploaded.substr(0, uploaded.find('\n')), "graph " + n + " uploaded") << uploaded;
+  return n;
+}
+
+// A form's first calls go one by one, so that many a stream's few never pay for a graph; then it is made, a step a call, while
+// calls still go one by one.
+TEST_F(CudaLaunches, AreAGraphWhereItPays) {
   in_new_thread([] {
-    EXPECT_EQ(call(11, {{1, 10}, {2, 20, 5}}), "11: kernel 1(10) x 1\n11: kernel 2(20) x 5\n");
-    const std::string second = call(11, {{1, 11}, {2, 21, 6}}), n = number_of(second);
-    EXPECT_EQ(second, "graph " + n + " made, priority -11\n11: graph " + n + ": kernel 1(11) x 1 kernel 2(21) x 6\n");
-    EXPECT_EQ(call(11, {{1, 12}, {2, 22, 7}}), "11: graph " + n + ": kernel 1(12) x 1 kernel 2(22) x 7\n");
+    const auto launches = [](int n) { return std::vector<Launch>{{1, n}, {2, 2 * n, 5}}; };
+    const auto one_by_one = [](int n) {
+      return "11: kernel 1(" + std::to_string(n) + ") x 1\n11: kernel 2(" + std::to_string(2 * n) + ") x 5\n";
+    };
+    int n = 0;
+    for (; n < Launches::kCallsBeforeGraph; ++n) EXPECT_EQ(call(11, launches(n)), one_by_one(n));
+    const std::string made = call(11, launches(n)), graph = number_of(made);
+    EXPECT_EQ(made, "graph " + graph + " made, priority -11\n" + one_by_one(n));
+    ++n;
+    EXPECT_EQ(call(11, launches(n)), "graph " + graph + " uploaded\n" + one_by_one(n));
+    EXPECT_EQ(call(11, {{1, 12}, {2, 22, 7}}), "11: graph " + graph + ": kernel 1(12) x 1 kernel 2(22) x 7\n");
     EXPECT_EQ(call(11, {{1, 13}, {3, 23}}), "11: kernel 1(13) x 1\n11: kernel 3(23) x 1\n") << "others";
-    EXPECT_EQ(call(11, {{1, 14}, {2, 24}}), "11: graph " + n + ": kernel 1(14) x 1 kernel 2(24) x 1\n");
+    EXPECT_EQ(call(11, {{1, 14}, {2, 24}}), "11: graph " + graph + ": kernel 1(14) x 1 kernel 2(24) x 1\n");
   });
   EXPECT_NE(told().find("destroyed"), std::string::npos) << "with its thread";
 }
@@ -80,8 +103,10 @@ TEST_F(CudaLaunches, AreAGraphFromTheSecondCallOn) {
 TEST_F(CudaLaunches, ClearAWordFirst) {
   in_new_thread([] {
     EXPECT_EQ(call(11, {{1, 10}}, 4096), "11: 1 words at 4096 become 0\n11: kernel 1(10) x 1\n");
-    const std::string second = call(11, {{1, 11}}, 4160), n = number_of(second);
-    EXPECT_EQ(second, "graph " + n + " made, priority -11\n11: graph " + n + ": 0 at 4160 kernel 1(11) x 1\n");
+    for (int n = 1; n < Launches::kCallsBeforeGraph; ++n) call(11, {{1, 10}}, 4096);
+    const std::string made = call(11, {{1, 11}}, 4160), n = number_of(made);
+    EXPECT_EQ(made, "graph " + n + " made, priority -11\n11: 1 words at 4160 become 0\n11: kernel 1(11) x 1\n");
+    call(11, {{1, 11}}, 4160);
     EXPECT_EQ(call(11, {{1, 12}}, 4224), "11: graph " + n + ": 0 at 4224 kernel 1(12) x 1\n");
     EXPECT_EQ(call(11, {{1, 13}}), "11: kernel 1(13) x 1\n") << "another form's first call";
   });
@@ -89,26 +114,32 @@ TEST_F(CudaLaunches, ClearAWordFirst) {
 
 TEST_F(CudaLaunches, WithoutBlocksAreNone) {
   in_new_thread([] {
-    for (int n = 0; n < 3; ++n) EXPECT_EQ(call(11, {{1, 10, 0}}), "");
+    for (int n = 0; n < Launches::kCallsBeforeGraph + 3; ++n) EXPECT_EQ(call(11, {{1, 10, 0}}), "");
     EXPECT_EQ(call(11, {{1, 10, 0}, {2, 20}}), "11: kernel 2(20) x 1\n");
   });
 }
 
 TEST_F(CudaLaunches, AreCapturedOneByOne) {
   in_new_thread([] {
-    for (int n = 0; n < 3; ++n) call(11, {{1, 10}});
-    capture(11);
-    for (int n = 0; n < 3; ++n) EXPECT_EQ(call(11, {{1, 11}}), "11: kernel 1(11) x 1\n");
-    capture(0);
-    EXPECT_NE(call(11, {{1, 12}}).find(": kernel 1(12) x 1\n"), std::string::npos);
+    const auto while_captured = [] {
+      capture(11);
+      for (int n = 0; n < 3; ++n) EXPECT_EQ(call(11, {{1, 11}}), "11: kernel 1(11) x 1\n");
+      capture(0);
+    };
+    for (int n = 0; n < Launches::kCallsBeforeGraph; ++n) call(11, {{1, 10}});
+    while_captured();
+    const std::string made = call(11, {{1, 10}}), n = number_of(made);
+    EXPECT_TRUE(made.starts_with("graph " + n + " made")) << made;
+    while_captured();  // between the steps
+    EXPECT_EQ(call(11, {{1, 10}}), "graph " + n + " uploaded\n11: kernel 1(10) x 1\n");
+    while_captured();
+    EXPECT_EQ(call(11, {{1, 12}}), "11: graph " + n + ": kernel 1(12) x 1\n");
   });
 }
 
 TEST_F(CudaLaunches, HaveAGraphForEachStreamAndThread) {
   in_new_thread([] {
-    call(11, {{1, 0}}), call(12, {{1, 0}}), call(0, {{1, 0}});
-    const std::string a = number_of(call(11, {{1, 1}})), b = number_of(call(12, {{1, 1}})),
-                      c = number_of(call(0, {{1, 1}}));
+    const std::string a = make_graph(11, {{1, 0}}), b = make_graph(12, {{1, 0}}), c = make_graph(0, {{1, 0}});
     EXPECT_TRUE(a != b && b != c && a != c);
     in_new_thread([] { EXPECT_EQ(call(11, {{1, 2}}), "11: kernel 1(2) x 1\n"); });
     EXPECT_EQ(call(11, {{1, 2}}), "11: graph " + a + ": kernel 1(2) x 1\n");
@@ -125,13 +156,14 @@ TEST_F(CudaLaunches, GoToTheGpuOfTheirPlan) {
     for (const uintptr_t stream : {1011, 0}) {
       const std::string name = "GPU 1, " + std::to_string(stream);
       EXPECT_EQ(call(stream, {{1, 0}}, 4096, 1), name + ": 1 words at 4096 become 0\n" + name + ": kernel 1(0) x 1\n");
-      const std::string made = call(stream, {{1, 1}}, 4096, 1), n = number_of(made);
-      EXPECT_TRUE(made.ends_with(name + ": graph " + n + ": 0 at 4096 kernel 1(1) x 1\n")) << made;
-      EXPECT_EQ(call(stream ? 11 : 0, {{1, 2}}, 4096), (stream ? "11" : "0") +
+      call(stream, {{9, 0}}, 4096, 1);
+      const std::string n = make_graph(stream, {{2, 1}}, 4096, 1);
+      EXPECT_EQ(call(stream, {{2, 1}}, 4096, 1), name + ": graph " + n + ": 0 at 4096 kernel 2(1) x 1\n");
+      EXPECT_EQ(call(stream ? 11 : 0, {{2, 2}}, 4096), (stream ? "11" : "0") +
                                                            std::string(": 1 words at 4096 become 0\n") +
-                                                           (stream ? "11" : "0") + ": kernel 1(2) x 1\n")
+                                                           (stream ? "11" : "0") + ": kernel 2(2) x 1\n")
           << "the first GPU's first call";
-      EXPECT_EQ(call(stream, {{1, 3}}, 4160, 1), name + ": graph " + n + ": 0 at 4160 kernel 1(3) x 1\n");
+      EXPECT_EQ(call(stream, {{2, 3}}, 4160, 1), name + ": graph " + n + ": 0 at 4160 kernel 2(3) x 1\n");
     }
     EXPECT_EQ(call(1011, {{1, 4}}), "refused: executor.stream: belongs to GPU 1, must be the plan's, GPU 0");
     EXPECT_EQ(call(11, {{1, 5}}, 0, 1), "refused: executor.stream: belongs to GPU 0, must be the plan's, GPU 1");
@@ -144,10 +176,7 @@ TEST_F(CudaLaunches, KeepTheGraphsUsedLast) {
   in_new_thread([] {
     std::vector<std::string> numbers;
     constexpr uintptr_t kMost = 16;
-    for (uintptr_t n = 0; n < kMost; ++n) {
-      call(11 + n, {{1, 0}});
-      numbers.push_back(number_of(call(11 + n, {{1, 1}})));
-    }
+    for (uintptr_t n = 0; n < kMost; ++n) numbers.push_back(make_graph(11 + n, {{1, 0}}));
     for (uintptr_t n = 0; n < kMost; ++n) {
       EXPECT_EQ(call(11 + n, {{1, 2}}), std::to_string(11 + n) + ": graph " + numbers[n] + ": kernel 1(2) x 1\n");
     }
@@ -160,33 +189,40 @@ TEST_F(CudaLaunches, KeepTheGraphsUsedLast) {
 
 // The call goes one by one, and so does its form from then on: nothing is lost, done twice or tried for ever.
 TEST_F(CudaLaunches, GoOneByOneWhereADriverRefusesGraphs) {
-  for (const bool made : {false, true}) {
-    for (const char* const name :
-         {"cuGraphCreate", "cuGraphAddMemsetNode", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags",
-          "cuGraphExecMemsetNodeSetParams", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"}) {
-      const bool is_for_making =
-          std::string(name).find("Exec") == std::string::npos && std::string(name) != "cuGraphLaunch";
-      if (made && is_for_making) continue;  // done by then
-      in_new_thread([made, name] {
-        for (int n = 0; n < (made ? 3 : 1); ++n) call(11, {{1, n}}, 4096);
-        refuse(name);
-        for (int n = 10; n < 14; ++n) {
-          const std::string did = call(11, {{1, n}}, 4096), argument = std::to_string(n);
-          // The graph that could still be made and launched once, or one that is dropped before.
-          const bool once = !made && n == 10 && did.ends_with(": 0 at 4096 kernel 1(10) x 1\n");
-          EXPECT_TRUE(once || did.ends_with("11: 1 words at 4096 become 0\n11: kernel 1(" + argument + ") x 1\n"))
-              << name << ": " << did;
-        }
-        refuse("");
-        EXPECT_EQ(call(11, {{1, 20}}, 4096), "11: 1 words at 4096 become 0\n11: kernel 1(20) x 1\n") << name;
-      });
-    }
+  const auto one_by_one = [](int n) {
+    return "11: 1 words at 4096 become 0\n11: kernel 1(" + std::to_string(n) + ") x 1\n";
+  };
+  for (const char* const name :
+       {"cuGraphCreate", "cuGraphAddMemsetNode", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags",
+        "cuGraphUpload", "cuGraphExecMemsetNodeSetParams", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"}) {
+    in_new_thread([&] {
+      refuse(name);
+      for (int n = 0; n < Launches::kCallsBeforeGraph + 8; ++n) {
+        std::string did = call(11, {{1, n}}, 4096);
+        while (did.starts_with("graph ")) did.erase(0, did.find('\n') + 1);  // made, uploaded, destroyed
+        EXPECT_EQ(did, one_by_one(n)) << name;
+      }
+      refuse("");
+      EXPECT_EQ(call(11, {{1, 20}}, 4096), one_by_one(20)) << name;
+    });
+    told();
+  }
+  // One that served, too.
+  for (const char* const name :
+       {"cuGraphExecMemsetNodeSetParams", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"}) {
+    in_new_thread([&] {
+      const std::string n = make_graph(11, {{1, 0}}, 4096);
+      refuse(name);
+      EXPECT_EQ(call(11, {{1, 10}}, 4096), "graph " + n + " destroyed\n" + one_by_one(10)) << name;
+      refuse("");
+      EXPECT_EQ(call(11, {{1, 20}}, 4096), one_by_one(20)) << name;
+    });
   }
 }
 
 TEST_F(CudaLaunches, SayWhichKernelADriverRefuses) {
   in_new_thread([] {
-    for (int n = 0; n < 3; ++n) call(11, {{1, 10}});
+    make_graph(11, {{1, 10}});
     refuse("cuLaunchKernel");
     EXPECT_EQ(run(11, {{1, 11}}).code, TESSERA_OK) << "a graph's launch is none of it";
     EXPECT_EQ(call(12, {{1, 11}}), "refused: fwd_test: CUDA_ERROR_PRETENDED (1), the driver's words");
@@ -196,10 +232,24 @@ TEST_F(CudaLaunches, SayWhichKernelADriverRefuses) {
   });
 }
 
+using CudaLaunchesFirst = CudaLaunches;
+
+// With TESSERA_CUDA_GRAPHS=first.
+TEST_F(CudaLaunchesFirst, AreAGraphFromTheFirstCallOn) {
+  in_new_thread([] {
+    const std::string first = call(11, {{1, 10}}, 4096), n = number_of(first);
+    EXPECT_EQ(first, "graph " + n + " made, priority -11\ngraph " + n + " uploaded\n11: graph " + n +
+                         ": 0 at 4096 kernel 1(10) x 1\n");
+    EXPECT_EQ(call(11, {{1, 11}}, 4160), "11: graph " + n + ": 0 at 4160 kernel 1(11) x 1\n");
+  });
+}
+
 // With TESSERA_CUDA_GRAPHS=0.
 TEST_F(CudaLaunchesOneByOne, IfTheEnvironmentSaysSo) {
   in_new_thread([] {
-    for (int n = 0; n < 4; ++n) EXPECT_EQ(call(11, {{1, n}}), "11: kernel 1(" + std::to_string(n) + ") x 1\n");
+    for (int n = 0; n < Launches::kCallsBeforeGraph + 4; ++n) {
+      EXPECT_EQ(call(11, {{1, n}}), "11: kernel 1(" + std::to_string(n) + ") x 1\n");
+    }
   });
 }
 
