@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "commands.hpp"
-#include "cuda/nvrtc.hpp"
+#include "cuda/runtime/nvrtc.hpp"
 #include "cuda/prebuilt.hpp"
 #include "error.hpp"
 #include "machine.hpp"

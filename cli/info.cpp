@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.hpp"
-#include "cuda/jit.hpp"
-#include "cuda/nvrtc.hpp"
+#include "cuda/runtime/jit.hpp"
+#include "cuda/runtime/nvrtc.hpp"
 #include "machine.hpp"
 #include "options.hpp"
 #include "peers/standard_attention.hpp"

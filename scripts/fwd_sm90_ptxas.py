@@ -83,7 +83,7 @@ def config_text(shape: Shape, tile: Tile) -> str:
 
 
 def source(shape: Shape, tile: Tile) -> str:
-    """As src/cuda/codegen.cpp has it."""
+    """As src/cuda/runtime/codegen.cpp has it."""
     threads = (tile.consumers + 1) * 128
     cluster = f" __cluster_dims__({tile.cluster}, 1, 1)" if tile.cluster > 1 else ""
     config = config_text(shape, tile)

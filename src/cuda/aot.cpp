@@ -1,15 +1,19 @@
 // tessera_aot FOLDER [ARCH...]: the prebuilt kernels into FOLDER, of every architecture or of those given (90 is sm_90a), and
 // nothing else there.
+// tessera_aot --sources FOLDER [ARCH...]: instead what would be compiled, as FOLDER/sm_90a/0007-fwd_sm90.cu, for
+// scripts/compare_sass.py. Needs no compiler.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "cuda/nvrtc.hpp"
 #include "cuda/prebuilt.hpp"
+#include "cuda/runtime/nvrtc.hpp"
 
 namespace {
 
@@ -49,17 +53,42 @@ int build(const std::string& folder, std::vector<int32_t> archs) {
   return 0;
 }
 
+// The first line of each file is what a launch adds to the source.
+int write_sources(const std::string& folder, std::vector<int32_t> archs) {
+  if (archs.empty()) archs = prebuilt_archs();
+  for (const int32_t arch : archs) {
+    const std::filesystem::path arch_folder = std::filesystem::path(folder) / arch_name(arch);
+    std::filesystem::create_directories(arch_folder);
+    int number = 0;
+    for (const PrebuiltKernel& kernel : prebuilt_kernels(arch)) {
+      char file[64];
+      std::snprintf(file, sizeof file, "%04d-%s.cu", ++number, kernel.spec.name);
+      std::ofstream out(arch_folder / file);
+      out << "// launch: " << kernel.spec.threads << " threads, " << kernel.spec.smem_bytes
+          << " bytes of dynamic shared memory, clusters of " << kernel.spec.cluster << "\n"
+          << source_of(kernel.spec);
+      if (!out.flush()) {
+        std::fprintf(stderr, "tessera_aot: cannot write %s\n", (arch_folder / file).c_str());
+        return 1;
+      }
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr, "usage: tessera_aot FOLDER [ARCH...], such as 80 90 120\n");
+  const bool sources = argc > 1 && std::strcmp(argv[1], "--sources") == 0;
+  const int first = sources ? 2 : 1;
+  if (argc <= first) {
+    std::fprintf(stderr, "usage: tessera_aot [--sources] FOLDER [ARCH...], such as 80 90 120\n");
     return 2;
   }
   std::vector<int32_t> archs;
-  for (int i = 2; i < argc; ++i) archs.push_back(std::atoi(argv[i]));
+  for (int i = first + 1; i < argc; ++i) archs.push_back(std::atoi(argv[i]));
   try {
-    return build(std::filesystem::absolute(argv[1]).string(), archs);
+    return (sources ? write_sources : build)(std::filesystem::absolute(argv[first]).string(), archs);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "tessera_aot: %s\n", error.what());
     return 1;

@@ -7,9 +7,9 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
-#include "cuda/driver.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/runtime/driver.hpp"
 #include "tessera/config.hpp"
 
 namespace tessera::cuda {

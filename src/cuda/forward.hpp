@@ -1,7 +1,7 @@
 // The forward kernels' launches, each for its own plans, and what one asks of another.
 #pragma once
 
-#include "cuda/launches.hpp"
+#include "cuda/runtime/launches.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {

@@ -14,7 +14,7 @@
 #include "cuda/forward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/tensor_map.hpp"
+#include "cuda/runtime/tensor_map.hpp"
 #include "cuda/work_order.hpp"
 #include "tessera/config.hpp"
 

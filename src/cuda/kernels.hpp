@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "cuda/codegen.hpp"
-#include "cuda/launches.hpp"
+#include "cuda/runtime/codegen.hpp"
+#include "cuda/runtime/launches.hpp"
 #include "tessera/config.hpp"
 #include "tessera/params.hpp"
 #include "tessera/tessera.h"

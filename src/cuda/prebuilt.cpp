@@ -9,7 +9,7 @@
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/prepare.hpp"
+#include "cuda/runtime/prepare.hpp"
 
 namespace tessera::cuda {
 namespace {

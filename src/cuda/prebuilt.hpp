@@ -6,9 +6,9 @@
 #include <functional>
 #include <vector>
 
-#include "cuda/cache.hpp"
-#include "cuda/codegen.hpp"
-#include "cuda/jit.hpp"
+#include "cuda/runtime/cache.hpp"
+#include "cuda/runtime/codegen.hpp"
+#include "cuda/runtime/jit.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {

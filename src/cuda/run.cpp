@@ -1,11 +1,11 @@
 // What is done with a call as a whole.
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
-#include "cuda/driver.hpp"
 #include "cuda/forward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
-#include "cuda/prepare.hpp"
+#include "cuda/runtime/driver.hpp"
+#include "cuda/runtime/prepare.hpp"
 
 namespace tessera::cuda {
 

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "core/status.hpp"
-#include "cuda/cache.hpp"
+#include "cuda/runtime/cache.hpp"
 
 namespace tessera::cuda {
 namespace {

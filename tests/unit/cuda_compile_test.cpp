@@ -8,7 +8,7 @@
 
 #include "cuda/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/nvrtc.hpp"
+#include "cuda/runtime/nvrtc.hpp"
 #include "cuda/prebuilt.hpp"
 
 namespace tessera::cuda {

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/launches.hpp"
+#include "cuda/runtime/launches.hpp"
 
 namespace tessera::cuda {
 namespace {

@@ -8,11 +8,11 @@
 #include <filesystem>
 #include <string>
 
-#include "cuda/codegen.hpp"
-#include "cuda/jit.hpp"
+#include "cuda/runtime/codegen.hpp"
+#include "cuda/runtime/jit.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/nvrtc.hpp"
-#include "cuda/sources.hpp"
+#include "cuda/runtime/nvrtc.hpp"
+#include "cuda/runtime/sources.hpp"
 
 namespace tessera::cuda {
 namespace {

@@ -8,7 +8,7 @@
 #include "cuda/cuda.hpp"
 #include "cuda/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/prepare.hpp"
+#include "cuda/runtime/prepare.hpp"
 #include "tessera/tensor.hpp"
 
 namespace tessera::cuda {

@@ -1,4 +1,4 @@
-#include "cuda/launches.hpp"
+#include "cuda/runtime/launches.hpp"
 
 #include <algorithm>
 #include <array>

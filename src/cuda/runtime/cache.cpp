@@ -1,4 +1,4 @@
-#include "cuda/cache.hpp"
+#include "cuda/runtime/cache.hpp"
 
 #include <dirent.h>
 #include <fcntl.h>

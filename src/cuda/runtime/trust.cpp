@@ -1,4 +1,4 @@
-#include "cuda/trust.hpp"
+#include "cuda/runtime/trust.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>

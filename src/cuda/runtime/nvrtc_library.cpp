@@ -1,5 +1,5 @@
 // Where NVRTC is looked for, and how it is opened.
-#include "cuda/nvrtc_library.hpp"
+#include "cuda/runtime/nvrtc_library.hpp"
 
 #include <dlfcn.h>
 #include <glob.h>
@@ -13,8 +13,8 @@
 #include <set>
 
 #include "core/status.hpp"
-#include "cuda/driver.hpp"
-#include "cuda/trust.hpp"
+#include "cuda/runtime/driver.hpp"
+#include "cuda/runtime/trust.hpp"
 
 namespace tessera::cuda {
 namespace {

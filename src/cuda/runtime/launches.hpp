@@ -8,9 +8,9 @@
 #include <cstring>
 #include <vector>
 
-#include "cuda/driver.hpp"
-#include "cuda/jit.hpp"
-#include "cuda/prepare.hpp"
+#include "cuda/runtime/driver.hpp"
+#include "cuda/runtime/jit.hpp"
+#include "cuda/runtime/prepare.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/cache.hpp"
-#include "cuda/codegen.hpp"
-#include "cuda/driver.hpp"
+#include "cuda/runtime/cache.hpp"
+#include "cuda/runtime/codegen.hpp"
+#include "cuda/runtime/driver.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {

@@ -1,4 +1,4 @@
-#include "cuda/codegen.hpp"
+#include "cuda/runtime/codegen.hpp"
 
 #include <cassert>
 #include <string_view>

@@ -1,12 +1,12 @@
-#include "cuda/nvrtc.hpp"
+#include "cuda/runtime/nvrtc.hpp"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
 #include "core/status.hpp"
-#include "cuda/nvrtc_library.hpp"
-#include "cuda/sources.hpp"
+#include "cuda/runtime/nvrtc_library.hpp"
+#include "cuda/runtime/sources.hpp"
 
 namespace tessera::cuda {
 namespace {

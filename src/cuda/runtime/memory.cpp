@@ -7,7 +7,7 @@
 #include "core/status.hpp"
 #include "core/validate.hpp"
 #include "cuda/cuda.hpp"
-#include "cuda/driver.hpp"
+#include "cuda/runtime/driver.hpp"
 
 namespace tessera::cuda {
 namespace {

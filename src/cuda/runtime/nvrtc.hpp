@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/cache.hpp"
+#include "cuda/runtime/cache.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {

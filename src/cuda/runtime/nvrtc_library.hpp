@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "cuda/nvrtc.hpp"
+#include "cuda/runtime/nvrtc.hpp"
 
 namespace tessera::cuda {
 

@@ -1,4 +1,4 @@
-#include "cuda/tensor_map.hpp"
+#include "cuda/runtime/tensor_map.hpp"
 
 #include <cinttypes>
 #include <cstdio>

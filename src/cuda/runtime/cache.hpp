@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/hash.hpp"
-#include "cuda/trust.hpp"
+#include "cuda/runtime/hash.hpp"
+#include "cuda/runtime/trust.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "cuda/driver.hpp"
+#include "cuda/runtime/driver.hpp"
 #include "tessera/params.hpp"
 #include "tessera/tessera.h"
 

@@ -1,4 +1,4 @@
-#include "cuda/driver.hpp"
+#include "cuda/runtime/driver.hpp"
 
 #include <dlfcn.h>
 #include <pthread.h>

@@ -4,7 +4,7 @@
 
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
-#include "cuda/driver.hpp"
+#include "cuda/runtime/driver.hpp"
 
 namespace tessera::cuda {
 namespace {

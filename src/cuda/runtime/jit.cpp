@@ -1,4 +1,4 @@
-#include "cuda/jit.hpp"
+#include "cuda/runtime/jit.hpp"
 
 #include <sys/stat.h>
 
@@ -10,8 +10,8 @@
 #include <unordered_map>
 
 #include "core/status.hpp"
-#include "cuda/nvrtc.hpp"
-#include "cuda/sources.hpp"
+#include "cuda/runtime/nvrtc.hpp"
+#include "cuda/runtime/sources.hpp"
 
 namespace tessera::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "cuda/codegen.hpp"
+#include "cuda/runtime/codegen.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {

@@ -1,7 +1,7 @@
-#include "cuda/prepare.hpp"
+#include "cuda/runtime/prepare.hpp"
 
-#include "cuda/driver.hpp"
-#include "cuda/jit.hpp"
+#include "cuda/runtime/driver.hpp"
+#include "cuda/runtime/jit.hpp"
 
 namespace tessera::cuda {
 namespace {
