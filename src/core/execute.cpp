@@ -177,8 +177,7 @@ tessera_status execute_cuda(const tessera_plan& plan, const tessera_buffers& buf
     TESSERA_RETURN_IF_ERROR(cuda::fetch_indices(plan, buffers, stream, host));
     TESSERA_RETURN_IF_ERROR(check_indices(plan, host.buffers));
   }
-  const auto run = plan.problem.direction == TESSERA_BACKWARD ? cuda::backward : cuda::forward;
-  return run(plan, buffers, workspace, stream);
+  return cuda::run(plan, buffers, workspace, stream);
 }
 
 tessera_status execute_cpu(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,

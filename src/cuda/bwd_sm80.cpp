@@ -7,6 +7,7 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/forward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/runtime/driver.hpp"
@@ -215,13 +216,12 @@ void configure_bwd_sm80(tessera_plan& plan) {
   plan.shared_bytes = workspace_of(plan, choice).bytes;
 }
 
-tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+tessera_status backward_sm80(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                             LaunchList& launches) {
   Choice choice = choose(plan);
   if (!choice.tile || choice.config.block_m != plan.block_m || choice.config.block_n != plan.block_n) {
     return invalid("plan: tiles of %d x %d, accepted what tessera_make_plan fills in", plan.block_m, plan.block_n);
   }
-  Launches launches(plan.device, stream);
-  TESSERA_RETURN_IF_ERROR(launches.begin());
   const tessera_problem& problem = plan.problem;
   BwdParams p = make_params(plan, buffers, choice, workspace);
   BwdConfig& config = choice.config;
@@ -245,7 +245,7 @@ tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers
     p.after = 1;
     launch_bwd_rows(rows, p, grid(query_tiles + sinks), launches);
   }
-  return launches.run();
+  return ok();
 }
 
 }  // namespace tessera::cuda

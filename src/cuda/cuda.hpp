@@ -41,9 +41,12 @@ tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& bu
 // the cache on disk.
 tessera_status prepare(const tessera_plan& plan);
 
-// Put a checked plan's kernels into the stream. `workspace` is aligned to 64 bytes.
-tessera_status forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream);
-tessera_status backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream);
+// Puts a checked plan's kernels into the stream. `workspace` is aligned to 64 bytes.
+tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream);
+
+// What a checked plan launches, onto the list. Without buffers: by which kernels.
+class LaunchList;
+tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches);
 
 // Puts the merge of checked partial results into the stream: tessera_combine.
 tessera_status combine(const core::CombineTensors& tensors, const tessera_device& device, void* stream);

@@ -1,18 +1,21 @@
 // The forward kernels' launches, each for its own plans, and what one asks of another.
 #pragma once
 
-#include "cuda/runtime/launches.hpp"
+#include "cuda/runtime/launch_list.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
 
 tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                            Launches& launches);
+                            LaunchList& launches);
 tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                            Launches& launches);
+                            LaunchList& launches);
+
+tessera_status backward_sm80(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                             LaunchList& launches);
 
 // fwd_sm80 for another kernel's plan, which has no workspace for parts of the keys: it takes them in one.
-tessera_status forward_sm80_unsplit(const tessera_plan& plan, const tessera_buffers& buffers, Launches& launches);
+tessera_status forward_sm80_unsplit(const tessera_plan& plan, const tessera_buffers& buffers, LaunchList& launches);
 
 // Parts into which fwd_sm80 would split the keys of a problem that it takes. `plan` has its sizes filled in.
 int32_t splits_of_fwd_sm80(const tessera_plan& plan);

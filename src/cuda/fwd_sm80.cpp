@@ -212,7 +212,7 @@ Grid grid_of(const tessera_plan& plan, const Choice& choice, WorkOrder& order) {
 }
 
 // The parts of every row -> o and lse.
-tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, Launches& launches) {
+tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, LaunchList& launches) {
   CombineParams c{};
   const bool packed = core::packed_q(plan.problem);
   c.parts = p.num_splits, c.batch = packed ? 1 : p.batch, c.rows = packed ? p.rows_q : p.seqlen_q;
@@ -260,7 +260,7 @@ void configure_fwd_sm80(tessera_plan& plan) {
 
 int32_t splits_of_fwd_sm80(const tessera_plan& plan) { return splits_of(choose(plan), plan); }
 
-tessera_status forward_sm80_unsplit(const tessera_plan& plan, const tessera_buffers& buffers, Launches& launches) {
+tessera_status forward_sm80_unsplit(const tessera_plan& plan, const tessera_buffers& buffers, LaunchList& launches) {
   const Choice choice = choose(plan);
   tessera_plan own = plan;
   own.kernel = TESSERA_KERNEL_FWD_SM80;
@@ -270,7 +270,7 @@ tessera_status forward_sm80_unsplit(const tessera_plan& plan, const tessera_buff
 }
 
 tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                            Launches& launches) {
+                            LaunchList& launches) {
   const Choice choice = choose(plan);
   if (!choice.tile || choice.tile->block_m != plan.block_m) {
     return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);

@@ -235,7 +235,7 @@ void configure_fwd_sm90(tessera_plan& plan) {
 }
 
 tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                            Launches& launches) {
+                            LaunchList& launches) {
   const std::optional<Choice> found = planned(plan);
   if (!found) return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);
   const Choice& choice = *found;

@@ -34,9 +34,10 @@ std::string shared_memory_claim(const std::string& name, const Config& config) {
 }
 
 template <class Config, class Params>
-void launch_kernel(const char* name, const Config& config, const Params& params, const Grid& grid, Launches& launches) {
-  launches.add(
-      name, config_values(config), [&config] { return spec_of(config); }, grid, params);
+void launch_kernel(const char* name, const Config& config, const Params& params, const Grid& grid,
+                   LaunchList& launches) {
+  const auto spec = [](const void* of) { return spec_of(*static_cast<const Config*>(of)); };
+  launches.add(name, config, spec, grid, params);
 }
 
 }  // namespace
@@ -128,15 +129,15 @@ KernelSpec spec_of(const BwdRowsConfig& config) {
           .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }
 
-void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, Launches& launches) {
+void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, LaunchList& launches) {
   launch_kernel(name_of(config), config, params, grid, launches);
 }
 
-void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, Launches& launches) {
+void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches) {
   launch_kernel("fwd_sm90", config, params, grid, launches);
 }
 
-tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, Launches& launches) {
+tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches) {
   const int64_t rows = int64_t{params.batch} * params.rows * params.heads;
   if (rows == 0) return ok();
   const int64_t blocks = divide_up(rows, kCombineWarps);
@@ -145,11 +146,11 @@ tessera_status launch_combine(const CombineConfig& config, const CombineParams& 
   return ok();
 }
 
-void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, Launches& launches) {
+void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {
   launch_kernel("bwd_sm80", config, params, grid, launches);
 }
 
-void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, Launches& launches) {
+void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {
   launch_kernel("bwd_rows", config, params, grid, launches);
 }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/runtime/codegen.hpp"
-#include "cuda/runtime/launches.hpp"
+#include "cuda/runtime/launch_list.hpp"
 #include "tessera/config.hpp"
 #include "tessera/params.hpp"
 #include "tessera/tessera.h"
@@ -28,10 +28,10 @@ int64_t smem_bytes(const FwdSm90Config& config);
 int64_t smem_bytes(const BwdConfig& config);
 
 // Each joins the call's launches.
-void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, Launches& launches);
-void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, Launches& launches);
-tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, Launches& launches);
-void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, Launches& launches);
-void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, Launches& launches);
+void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, LaunchList& launches);
+void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
+tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches);
+void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
+void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 
 }  // namespace tessera::cuda

@@ -9,7 +9,7 @@
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/runtime/prepare.hpp"
+#include "cuda/runtime/launch_list.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -157,13 +157,10 @@ std::vector<KernelSpec> launches_of(const tessera_problem& problem, int32_t arch
   const tessera_device device = device_of(arch);
   tessera_plan plan;
   tessera_status status = tessera_make_plan(&problem, &device, &plan);
-  std::vector<KernelSpec> specs;
-  if (status.code == TESSERA_OK) {
-    const CollectScope scope(specs);
-    status = (problem.direction == TESSERA_BACKWARD ? backward : forward)(plan, tessera_buffers{}, nullptr, nullptr);
-  }
+  LaunchList list;
+  if (status.code == TESSERA_OK) status = lower(plan, tessera_buffers{}, nullptr, list);
   if (status.code != TESSERA_OK) throw std::logic_error(status.message);
-  return specs;
+  return collect(list);
 }
 
 }  // namespace

@@ -5,26 +5,36 @@
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/runtime/driver.hpp"
-#include "cuda/runtime/prepare.hpp"
+#include "cuda/runtime/launch_list.hpp"
 
 namespace tessera::cuda {
 
-tessera_status forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
-  if (plan.kernel != TESSERA_KERNEL_FWD_SM90 && plan.kernel != TESSERA_KERNEL_FWD_SM80) {
-    return invalid("plan: kernel %d, accepted what tessera_make_plan fills in", plan.kernel);
+tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches) {
+  switch (plan.kernel) {
+    case TESSERA_KERNEL_FWD_SM90:
+      return forward_sm90(plan, buffers, workspace, launches);
+    case TESSERA_KERNEL_FWD_SM80:
+      return forward_sm80(plan, buffers, workspace, launches);
+    case TESSERA_KERNEL_BWD_SM80:
+      return backward_sm80(plan, buffers, workspace, launches);
+    default:
+      return invalid("plan: kernel %d, accepted what tessera_make_plan fills in", plan.kernel);
   }
-  Launches launches(plan.device, stream);
-  TESSERA_RETURN_IF_ERROR(launches.begin());
-  const auto run = plan.kernel == TESSERA_KERNEL_FWD_SM90 ? forward_sm90 : forward_sm80;
-  TESSERA_RETURN_IF_ERROR(run(plan, buffers, workspace, launches));
-  return launches.run();
 }
 
+tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
+  Launches launches(plan.device, stream);
+  TESSERA_RETURN_IF_ERROR(launches.begin());
+  LaunchList list(launches.driver());
+  TESSERA_RETURN_IF_ERROR(lower(plan, buffers, workspace, list));
+  return submit(list, launches);
+}
+
+// The data's addresses are not known: the kernels are those for rows that are aligned wherever the strides allow it.
 tessera_status prepare(const tessera_plan& plan) {
-  const PrepareScope scope;
-  // The data's addresses are not known: the kernels are those for rows that are aligned wherever the strides allow it.
-  const auto run = plan.problem.direction == TESSERA_BACKWARD ? backward : forward;
-  return run(plan, tessera_buffers{}, nullptr, nullptr);
+  LaunchList list;
+  TESSERA_RETURN_IF_ERROR(lower(plan, tessera_buffers{}, nullptr, list));
+  return prepare(list, plan.device);
 }
 
 tessera_status combine(const core::CombineTensors& t, const tessera_device& device, void* stream) {
@@ -43,9 +53,10 @@ tessera_status combine(const core::CombineTensors& t, const tessera_device& devi
   p.lse = stat_tensor(t.lse_layout, t.lse);
   Launches launches(device, stream);
   TESSERA_RETURN_IF_ERROR(launches.begin());
+  LaunchList list(launches.driver());
   const CombineConfig config{static_cast<Dtype>(t.o_layout.dtype), static_cast<Dtype>(t.o_parts_layout.dtype)};
-  TESSERA_RETURN_IF_ERROR(launch_combine(config, p, launches));
-  return launches.run();
+  TESSERA_RETURN_IF_ERROR(launch_combine(config, p, list));
+  return submit(list, launches);
 }
 
 }  // namespace tessera::cuda

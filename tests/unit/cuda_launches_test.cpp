@@ -2,12 +2,15 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "cuda/runtime/launches.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/runtime/launch_list.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -24,30 +27,26 @@ void refuse(const char* name) { fake<void(const char*)>("fake_cuda_refuse")(name
 void* stream(uintptr_t number) { return reinterpret_cast<void*>(number); }
 void capture(uintptr_t number) { fake<void(void*)>("fake_cuda_capture")(stream(number)); }
 
-struct Params {
-  int argument;
-};
-struct Launch {
+struct Asked {
   uintptr_t kernel;
   int argument;
   uint32_t grid = 1;
 };
 
-tessera_status run(uintptr_t stream_number, const std::vector<Launch>& kernels, uintptr_t cleared = 0,
-                   int ordinal = 0) {
+tessera_status run(uintptr_t stream_number, const std::vector<Asked>& kernels, uintptr_t cleared = 0, int ordinal = 0) {
   tessera_device device{};
   device.ordinal = ordinal;
   Launches launches(device, stream(stream_number));
   if (const tessera_status status = launches.begin(); status.code != TESSERA_OK) return status;
   if (cleared) launches.clear(stream(cleared));
-  for (const Launch& launch : kernels) {
+  for (const Asked& launch : kernels) {
     const Kernel kernel{reinterpret_cast<CUkernel>(launch.kernel), "fwd_test", 128, 0};
-    launches.add(kernel, Grid{launch.grid}, Params{launch.argument});
+    launches.add(kernel, Grid{launch.grid}, &launch.argument);
   }
   return launches.run();
 }
 // What such a call did.
-std::string call(uintptr_t stream_number, const std::vector<Launch>& kernels, uintptr_t cleared = 0, int ordinal = 0) {
+std::string call(uintptr_t stream_number, const std::vector<Asked>& kernels, uintptr_t cleared = 0, int ordinal = 0) {
   const tessera_status status = run(stream_number, kernels, cleared, ordinal);
   return status.code == TESSERA_OK ? told() : std::string("refused: ") + status.message;
 }
@@ -66,7 +65,7 @@ std::string number_of(const std::string& text) {  // "graph N made, ..."
 }
 
 // Calls of a form until its graph is made; its number.
-std::string make_graph(uintptr_t stream_number, const std::vector<Launch>& kernels, uintptr_t cleared = 0,
+std::string make_graph(uintptr_t stream_number, const std::vector<Asked>& kernels, uintptr_t cleared = 0,
                        int ordinal = 0) {
   for (int n = 0; n < Launches::kCallsBeforeGraph; ++n) {
     const std::string did = call(stream_number, kernels, cleared, ordinal);
@@ -83,7 +82,7 @@ std::string make_graph(uintptr_t stream_number, const std::vector<Launch>& kerne
 // calls still go one by one.
 TEST_F(CudaLaunches, AreAGraphWhereItPays) {
   in_new_thread([] {
-    const auto launches = [](int n) { return std::vector<Launch>{{1, n}, {2, 2 * n, 5}}; };
+    const auto launches = [](int n) { return std::vector<Asked>{{1, n}, {2, 2 * n, 5}}; };
     const auto one_by_one = [](int n) {
       return "11: kernel 1(" + std::to_string(n) + ") x 1\n11: kernel 2(" + std::to_string(2 * n) + ") x 5\n";
     };
@@ -112,10 +111,39 @@ TEST_F(CudaLaunches, ClearAWordFirst) {
   });
 }
 
-TEST_F(CudaLaunches, WithoutBlocksAreNone) {
+// ---- lists of launches ----
+
+KernelSpec spec_of_combine(const void* config) { return spec_of(*static_cast<const CombineConfig*>(config)); }
+constexpr CombineConfig kConfig{Dtype::kFloat16, Dtype::kFloat32};
+
+TEST(CudaLaunchList, KeepsWhatIsLaunchedAndNothingWithoutBlocks) {
+  LaunchList list;
+  CombineConfig config = kConfig;
+  int argument = 10;
+  list.add("combine", config, spec_of_combine, Grid{0}, argument);
+  list.add("combine", config, spec_of_combine, Grid{2, 0}, argument);
+  list.add("combine", config, spec_of_combine, Grid{5}, argument);
+  config = {}, argument = 0;  // it has copies
+  ASSERT_EQ(list.size(), 1);
+  EXPECT_EQ(list[0].grid.x, 5u);
+  EXPECT_EQ(std::memcmp(list[0].params, std::array{10}.data(), sizeof(int)), 0);
+  EXPECT_EQ(list[0].spec().config, config_text(kConfig));
+  EXPECT_EQ(list[0].values.value, config_values(kConfig).value);
+  ASSERT_EQ(collect(list).size(), 1u);
+  EXPECT_EQ(collect(list)[0].config, config_text(kConfig));
+}
+
+TEST_F(CudaLaunches, OfAnEmptyListAreNone) {
   in_new_thread([] {
-    for (int n = 0; n < Launches::kCallsBeforeGraph + 3; ++n) EXPECT_EQ(call(11, {{1, 10, 0}}), "");
-    EXPECT_EQ(call(11, {{1, 10, 0}, {2, 20}}), "11: kernel 2(20) x 1\n");
+    tessera_device device{};
+    for (int n = 0; n < Launches::kCallsBeforeGraph + 3; ++n) {
+      Launches launches(device, stream(11));
+      ASSERT_EQ(launches.begin().code, TESSERA_OK);
+      LaunchList list(launches.driver());
+      list.clear(stream(4096));
+      EXPECT_EQ(submit(list, launches).code, TESSERA_OK);
+      EXPECT_EQ(told(), "");
+    }
   });
 }
 

@@ -8,7 +8,7 @@
 #include "cuda/cuda.hpp"
 #include "cuda/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/runtime/prepare.hpp"
+#include "cuda/runtime/launch_list.hpp"
 #include "tessera/tensor.hpp"
 
 namespace tessera::cuda {
@@ -35,11 +35,10 @@ tessera_problem dense_problem(int64_t batch, int64_t length, int64_t head_dim) {
 }
 
 std::vector<KernelSpec> launches_of(const tessera_plan& plan) {
-  std::vector<KernelSpec> launched;
-  const CollectScope scope(launched);
-  const tessera_status status = forward(plan, tessera_buffers{}, nullptr, nullptr);
+  LaunchList launches;
+  const tessera_status status = lower(plan, tessera_buffers{}, nullptr, launches);
   EXPECT_EQ(status.code, TESSERA_OK) << status.message;
-  return launched;
+  return collect(launches);
 }
 
 void expect_fits_shared_memory(const Sm90Tile& tile) {
@@ -180,8 +179,8 @@ TEST_F(CudaForcedTile, StaysThePlansOwn) {
             std::string::npos)
       << launched[0].config;
   plan.num_v_stages = 3;
-  const CollectScope scope(launched);
-  EXPECT_EQ(forward(plan, tessera_buffers{}, nullptr, nullptr).code, TESSERA_INVALID_ARGUMENT);
+  LaunchList launches;
+  EXPECT_EQ(lower(plan, tessera_buffers{}, nullptr, launches).code, TESSERA_INVALID_ARGUMENT);
 }
 
 TEST_F(CudaForcedTile, IsNoneWhenItIsNoTile) {

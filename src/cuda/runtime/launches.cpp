@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <exception>
 #include <string_view>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "core/status.hpp"
@@ -163,47 +160,13 @@ class Graphs {
 }  // namespace
 
 tessera_status Launches::begin() {
-  if (!launches_run()) return ok();
   TESSERA_RETURN_IF_ERROR(context_.enter(device_.ordinal, stream_));
   driver_ = &context_.driver();
   return ok();
 }
 
-// Each in a thread of its own but the first: compilers run beside each other, and a call waits for the longest.
-tessera_status Launches::load_missing() {
-  const Driver* cu = nullptr;
-  CUcontext context = nullptr;  // into which they are loaded: this thread's
-  const bool here = driver_ || is_here(device_);
-  if (here && open_driver(cu).code == TESSERA_OK) cu->cuCtxGetCurrent(&context);
-  const auto load = [&](Missing& missing) {
-    try {
-      missing.status = here ? load_kernel(missing.spec, missing.config, device_, nodes_[missing.node].kernel)
-                            : prepare_binary(missing.spec, device_);
-    } catch (const std::exception& error) {
-      missing.status = internal("%s: %s", missing.spec.name, error.what());
-    }
-  };
-  std::vector<std::thread> threads;
-  size_t next = 1;
-  try {
-    for (; next < missing_.size(); ++next) {
-      threads.emplace_back([&, next] {
-        if (context) cu->cuCtxPushCurrent(context);
-        load(missing_[next]);
-      });
-    }
-  } catch (const std::system_error&) {  // no more threads: the rest is this one's
-  }
-  load(missing_.front());
-  for (; next < missing_.size(); ++next) load(missing_[next]);
-  for (std::thread& thread : threads) thread.join();
-  for (const Missing& missing : missing_) TESSERA_RETURN_IF_ERROR(missing.status);
-  return ok();
-}
-
 tessera_status Launches::run() {
-  if (!missing_.empty()) TESSERA_RETURN_IF_ERROR(load_missing());
-  if (!driver_ || count_ == 0) return ok();
+  if (count_ == 0) return ok();
   return graphs_wanted() != Wanted::kNever && run_as_graph() ? ok() : run_one_by_one();
 }
 
