@@ -1,6 +1,6 @@
 """What fits fwd_sm90's budgets, and about how fast it should be: what the search does without compiler and GPU.
 
-The fields that a tile varies are those of Sm90Tile (src/cuda/fwd_sm90_tiles.hpp), read from there; VALUES says what is
+The fields that a tile varies are those of Sm90Tile (src/cuda/families/fwd_sm90_tiles.hpp), read from there; VALUES says what is
 tried for each.
 """
 
@@ -32,7 +32,7 @@ def _found(pattern: str, text: str, what: str) -> str:
 @lru_cache
 def tuned_fields() -> tuple[str, ...]:
     """The fields that a row of the table varies, in its order."""
-    header = _read("src/cuda/fwd_sm90_tiles.hpp")
+    header = _read("src/cuda/families/fwd_sm90_tiles.hpp")
     line = _found(r"struct Sm90Tile \{.*?\n  int (block_n[^;]*);", header, "Sm90Tile's varied fields")
     fields = tuple(name.strip() for name in line.split(","))
     unknown = [name for name in fields if name not in VALUES]

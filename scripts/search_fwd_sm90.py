@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Finds fwd_sm90's tiles for the GPU at hand and writes src/cuda/fwd_sm90_tiles.inc, in one run of under nine minutes.
+"""Finds fwd_sm90's tiles for the GPU at hand and writes src/cuda/families/fwd_sm90_tiles.inc, in one run of under nine minutes.
 
     scripts/search_fwd_sm90.py [--head-dims 64 128 192,128] [--areas full]    on a GPU of compute capability 9.0
     scripts/search_fwd_sm90.py --dry-run                          no GPU: what fits, predictions, ptxas' words
@@ -33,8 +33,8 @@ import fwd_sm90_model as model  # noqa: E402
 import fwd_sm90_ptxas as ptxas  # noqa: E402
 from fwd_sm90_model import Shape, Tile  # noqa: E402
 
-TABLE = ROOT / "src/cuda/fwd_sm90_tiles.inc"
-FORCED = "TESSERA_FWD_SM90_TILE"  # src/cuda/fwd_sm90_tiles.hpp
+TABLE = ROOT / "src/cuda/families/fwd_sm90_tiles.inc"
+FORCED = "TESSERA_FWD_SM90_TILE"  # src/cuda/families/fwd_sm90_tiles.hpp
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))  # as the table must have them
 SEQUENCES = (512, 1024, 2048, 4096, 8192, 16384)
 # Under a window what a query sees.

@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "core/caller_struct.hpp"
+#include "core/candidate.hpp"
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
@@ -18,6 +21,7 @@
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/registry.hpp"
 
 namespace tessera::core {
 namespace {
@@ -27,27 +31,22 @@ std::string refuse_reference(const tessera_plan& plan) {
   return asked_for ? "" : "slow: only on request or for float64";
 }
 
-struct Candidate {
-  int32_t backend, kernel;
-  std::string (*refuse)(const tessera_plan& plan);  // "" when it takes the problem
-  void (*configure)(tessera_plan& plan);
+constexpr Candidate kCpuCandidates[] = {
+    {TESSERA_KERNEL_DECODE, cpu::refuse_decode, cpu::configure_decode},
+    {TESSERA_KERNEL_TILED, cpu::refuse_tiled, cpu::configure_tiled},
+    {TESSERA_KERNEL_REFERENCE, refuse_reference, configure_reference},
 };
-constexpr Candidate kCandidates[] = {
-    {TESSERA_BACKEND_CPU, TESSERA_KERNEL_DECODE, cpu::refuse_decode, cpu::configure_decode},
-    {TESSERA_BACKEND_CPU, TESSERA_KERNEL_TILED, cpu::refuse_tiled, cpu::configure_tiled},
-    {TESSERA_BACKEND_CPU, TESSERA_KERNEL_REFERENCE, refuse_reference, configure_reference},
-    {TESSERA_BACKEND_CUDA, TESSERA_KERNEL_FWD_SM90, cuda::refuse_fwd_sm90, cuda::configure_fwd_sm90},
-    {TESSERA_BACKEND_CUDA, TESSERA_KERNEL_FWD_SM80, cuda::refuse_fwd_sm80, cuda::configure_fwd_sm80},
-    {TESSERA_BACKEND_CUDA, TESSERA_KERNEL_BWD_SM80, cuda::refuse_bwd_sm80, cuda::configure_bwd_sm80},
-};
+static_assert(std::size(kCpuCandidates) <= TESSERA_MAX_CANDIDATES);
 
-constexpr int64_t candidates_of(int32_t backend) {
-  int64_t count = 0;
-  for (const Candidate& candidate : kCandidates) count += candidate.backend == backend;
-  return count;
+std::vector<const Candidate*> candidates_of(int32_t backend) {
+  std::vector<const Candidate*> candidates;
+  if (backend == TESSERA_BACKEND_CPU) {
+    for (const Candidate& candidate : kCpuCandidates) candidates.push_back(&candidate);
+  } else {
+    for (const cuda::Family* family : cuda::families()) candidates.push_back(family);
+  }
+  return candidates;
 }
-static_assert(candidates_of(TESSERA_BACKEND_CPU) <= TESSERA_MAX_CANDIDATES);
-static_assert(candidates_of(TESSERA_BACKEND_CUDA) <= TESSERA_MAX_CANDIDATES);
 
 // To [B|1, Hq|1, Sq|1, Sk] by NumPy's rules: axes that are not there lead and have 1 entry, and one entry of the last axis
 // serves all keys.
@@ -164,8 +163,8 @@ std::string refusal(const Candidate& candidate, const tessera_plan& plan) {
 
 const Candidate* choose(tessera_plan& plan) {
   const Candidate* chosen = nullptr;
-  for (const Candidate& candidate : kCandidates) {
-    if (candidate.backend != plan.device.backend) continue;
+  for (const Candidate* const one : candidates_of(plan.device.backend)) {
+    const Candidate& candidate = *one;
     tessera_candidate& entry = plan.candidates[plan.num_candidates++];
     const char* name = tessera_kernel_name(candidate.kernel);
     std::snprintf(entry.kernel, sizeof entry.kernel, "%s", name);
@@ -174,7 +173,7 @@ const Candidate* choose(tessera_plan& plan) {
     if (reason.empty() && chosen) {
       reason = std::string("takes it too, but ") + tessera_kernel_name(chosen->kernel) + " comes first";
     } else if (reason.empty()) {
-      chosen = &candidate;
+      chosen = one;
       reason = plan.device.kernel == candidate.kernel ? "chosen: the device asks for it"
                                                       : "chosen: the first that takes this problem";
     }

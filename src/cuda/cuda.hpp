@@ -16,16 +16,6 @@ tessera_status detect(int32_t ordinal, tessera_device& device);
 // The usual GPU of an architecture, here or not. Its ordinal is -1.
 tessera_status describe(int32_t arch, tessera_device& device);
 
-// Why a kernel does not take a validated plan's problem ("" when it does). `plan` has its sizes filled in.
-std::string refuse_fwd_sm90(const tessera_plan& plan);
-std::string refuse_fwd_sm80(const tessera_plan& plan);
-std::string refuse_bwd_sm80(const tessera_plan& plan);
-
-// Fill in tiles, splits and workspace of a plan whose kernel and sizes are set.
-void configure_fwd_sm90(tessera_plan& plan);
-void configure_fwd_sm80(tessera_plan& plan);
-void configure_bwd_sm80(tessera_plan& plan);
-
 // Every tensor that the problem describes, and the workspace, lies in memory that the plan's GPU can reach.
 tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buffers, const void* workspace);
 tessera_status check_memory(const core::CombineTensors& tensors, const tessera_device& device);

@@ -107,6 +107,7 @@ KernelSpec spec_of(const CombineConfig& config) {
           .config = config_text(config),
           .threads = kCombineWarps * kWarpThreads,
           .blocks_per_sm = kCombineBlocks,
+          .limits = {.registers = 96},
           .claim = "tessera::kCombineWarps == " + std::to_string(kCombineWarps)};
 }
 
@@ -126,6 +127,7 @@ KernelSpec spec_of(const BwdRowsConfig& config) {
           .config = config_text(config),
           .threads = kBwdRowsThreads,
           .blocks_per_sm = kBwdRowsBlocks,
+          .limits = {.registers = 72},
           .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }
 

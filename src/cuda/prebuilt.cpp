@@ -9,6 +9,7 @@
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/registry.hpp"
 #include "cuda/runtime/launch_list.hpp"
 
 namespace tessera::cuda {
@@ -23,52 +24,6 @@ tessera_device device_of(int32_t arch) {
   device.cores = kMultiprocessors;
   return device;
 }
-
-// ---- the table ----
-
-// A problem that stands for many: what its launches are compiled for does not depend on lengths beyond these kinds, nor,
-// but for kPrefill, on masks by position and on whether rows are dense or packed.
-enum class Use {
-  kPrefill,  // full and causal, of all lengths that Hopper's tiles tell apart, with key lengths, a window, packed
-  kPagedPrefill,
-  kDecode,       // one query a sequence, so few sequences that keys are split
-  kDecodeBatch,  // so many that they are not
-  kPagedDecode,  // likewise with pages
-  kPagedDecodeBatch,
-  kTraining,  // the backward pass
-};
-
-struct Row {
-  Use use;
-  int64_t head_dim;
-  int32_t registers, spill_bytes, stack_bytes;  // of the kernel that multiplies
-};
-// clang-format off
-constexpr Row kTable[] = {
-    {Use::kPrefill, 64, 248, 0, 8},
-    {Use::kPrefill, 96, 255, 24, 16},
-    {Use::kPrefill, 128, 255, 180, 48},
-    {Use::kPrefill, 192, 255, 0, 0},
-    {Use::kPrefill, 256, 255, 0, 0},
-    {Use::kPagedPrefill, 64, 248, 0, 0},
-    {Use::kPagedPrefill, 128, 255, 132, 48},
-    {Use::kDecode, 64, 216, 0, 0},
-    {Use::kDecode, 128, 255, 0, 0},
-    {Use::kDecodeBatch, 64, 220, 0, 0},
-    {Use::kDecodeBatch, 128, 255, 0, 0},
-    {Use::kPagedDecode, 64, 234, 0, 0},
-    {Use::kPagedDecode, 128, 255, 0, 0},
-    {Use::kPagedDecodeBatch, 64, 232, 0, 0},
-    {Use::kPagedDecodeBatch, 128, 255, 0, 0},
-    {Use::kTraining, 64, 255, 60, 24},
-    {Use::kTraining, 96, 255, 60, 24},
-    {Use::kTraining, 128, 255, 16, 16},
-    {Use::kTraining, 192, 255, 60, 24},
-    {Use::kTraining, 256, 255, 60, 24},
-};
-// clang-format on
-constexpr int32_t kHopperRegisters = 168;  // as launched; two consumers then have 232, three 160, four 112
-constexpr int32_t kCombineRegisters = 96, kBwdRowsRegisters = 72;
 
 constexpr int32_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
 constexpr int32_t kArchs[] = {80, 86, 89, 90, 100, 120};
@@ -90,7 +45,7 @@ tessera_layout contiguous(int32_t dtype, std::initializer_list<int64_t> shape) {
 
 constexpr int64_t kKeys = 8192;
 
-tessera_problem problem_of(const Row& row, int32_t dtype, int64_t keys = kKeys, bool causal = true) {
+tessera_problem problem_of(const PrebuiltRow& row, int32_t dtype, int64_t keys = kKeys, bool causal = true) {
   constexpr int64_t kHeadsQ = 32, kHeadsKv = 8, kPage = 16;
   const bool paged = row.use == Use::kPagedPrefill || row.use == Use::kPagedDecode || row.use == Use::kPagedDecodeBatch;
   const bool prefill = row.use == Use::kPrefill || row.use == Use::kPagedPrefill || row.use == Use::kTraining;
@@ -138,7 +93,7 @@ tessera_problem windowed(tessera_problem p) {
   return p;
 }
 
-std::vector<tessera_problem> problems_of(const Row& row, int32_t dtype) {
+std::vector<tessera_problem> problems_of(const PrebuiltRow& row, int32_t dtype) {
   if (row.use != Use::kPrefill) return {problem_of(row, dtype)};
   std::vector<tessera_problem> problems;
   for (const bool causal : {true, false}) {
@@ -153,45 +108,52 @@ std::vector<tessera_problem> problems_of(const Row& row, int32_t dtype) {
   return problems;
 }
 
-std::vector<KernelSpec> launches_of(const tessera_problem& problem, int32_t arch) {
+struct Planned {
+  const Family* family;
+  std::vector<KernelSpec> launches;
+};
+Planned plan_of(const tessera_problem& problem, int32_t arch) {
   const tessera_device device = device_of(arch);
   tessera_plan plan;
   tessera_status status = tessera_make_plan(&problem, &device, &plan);
   LaunchList list;
   if (status.code == TESSERA_OK) status = lower(plan, tessera_buffers{}, nullptr, list);
   if (status.code != TESSERA_OK) throw std::logic_error(status.message);
-  return collect(list);
+  return {find_family(plan.kernel), collect(list)};
+}
+
+// Of a kernel that a problem of `row` launches: its own limits, or those of the row of the family that has taken it.
+Limits limits_of(const KernelSpec& spec, const Family& family, const PrebuiltRow& row) {
+  if (spec.limits.registers > 0) return spec.limits;
+  for (const PrebuiltRow& own : family.prebuilt) {
+    if (own.use == row.use && own.head_dim == row.head_dim) return own.limits;
+  }
+  throw std::logic_error(std::string(family.name) + ": takes a prebuilt problem that it has no row for");
 }
 
 }  // namespace
 
 std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
   std::vector<PrebuiltKernel> kernels;
-  const auto add = [&kernels](const Row& row, const KernelSpec& spec) {
+  const auto add = [&kernels](const KernelSpec& spec, const Limits& limits) {
     const auto same = [&spec](const PrebuiltKernel& kernel) {
       return std::strcmp(kernel.spec.name, spec.name) == 0 && kernel.spec.config == spec.config;
     };
-    if (std::any_of(kernels.begin(), kernels.end(), same)) return;
-    const auto is = [&spec](const char* name) { return std::strcmp(spec.name, name) == 0; };
-    if (is("combine")) {
-      kernels.push_back({spec, kCombineRegisters});
-    } else if (is("bwd_rows")) {
-      kernels.push_back({spec, kBwdRowsRegisters});
-    } else if (is("fwd_sm90")) {
-      kernels.push_back({spec, kHopperRegisters});
-    } else {
-      kernels.push_back({spec, row.registers, row.spill_bytes, row.stack_bytes});
-    }
+    if (std::none_of(kernels.begin(), kernels.end(), same)) kernels.push_back({spec, limits});
   };
-  for (const Row& row : kTable) {
-    for (const int32_t dtype : kDtypes) {
-      for (const tessera_problem& problem : problems_of(row, dtype)) {
-        for (const KernelSpec& spec : launches_of(problem, arch)) add(row, spec);
+  for (const Family* family : families()) {
+    for (const PrebuiltRow& row : family->prebuilt) {
+      for (const int32_t dtype : kDtypes) {
+        for (const tessera_problem& problem : problems_of(row, dtype)) {
+          const Planned planned = plan_of(problem, arch);
+          for (const KernelSpec& spec : planned.launches) add(spec, limits_of(spec, *planned.family, row));
+        }
       }
     }
   }
   // Parts that a caller merges are often float32, and so is what comes out.
-  kernels.push_back({spec_of(CombineConfig{Dtype::kFloat32, Dtype::kFloat32}), kCombineRegisters});
+  const KernelSpec merge = spec_of(CombineConfig{Dtype::kFloat32, Dtype::kFloat32});
+  add(merge, merge.limits);
   return kernels;
 }
 

@@ -15,8 +15,7 @@ namespace tessera::cuda {
 
 struct PrebuiltKernel {
   KernelSpec spec;
-  int32_t registers = 0;  // the most a thread may take, on any architecture
-  int32_t spill_bytes = 0, stack_bytes = 0;
+  Limits limits;
 };
 
 // The rows hold for this compiler to the byte. Others, from 12.8 to 13.5, deal registers differently: the most that one was
@@ -24,7 +23,7 @@ struct PrebuiltKernel {
 inline constexpr int32_t kRowsCompiler = 13000;
 inline constexpr int32_t kOtherSpillBytes = 256, kOtherStackBytes = 64;
 
-// What the table's problems launch on a GPU of an architecture, each kernel once.
+// What the families' prebuilt problems launch on a GPU of an architecture, each kernel once.
 std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch);
 
 // Every architecture that `make aot` compiles for, ascending.

@@ -1,25 +1,18 @@
 // What is done with a call as a whole.
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
-#include "cuda/forward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
 #include "cuda/runtime/launch_list.hpp"
 
 namespace tessera::cuda {
 
 tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches) {
-  switch (plan.kernel) {
-    case TESSERA_KERNEL_FWD_SM90:
-      return forward_sm90(plan, buffers, workspace, launches);
-    case TESSERA_KERNEL_FWD_SM80:
-      return forward_sm80(plan, buffers, workspace, launches);
-    case TESSERA_KERNEL_BWD_SM80:
-      return backward_sm80(plan, buffers, workspace, launches);
-    default:
-      return invalid("plan: kernel %d, accepted what tessera_make_plan fills in", plan.kernel);
-  }
+  const Family* const family = find_family(plan.kernel);
+  if (!family) return invalid("plan: kernel %d, accepted what tessera_make_plan fills in", plan.kernel);
+  return family->lower(plan, buffers, workspace, launches);
 }
 
 tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {

@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/fwd_sm90_tiles.hpp"
+#include "cuda/families/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/runtime/nvrtc.hpp"
 #include "cuda/prebuilt.hpp"
+#include "cuda/runtime/nvrtc.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -41,9 +41,9 @@ TEST_P(CudaCompile, StaysWithinItsRow) {
       ADD_FAILURE() << status.message << "\n" << log;
       continue;
     }
-    EXPECT_LE(binary.registers, kernel.registers);
-    EXPECT_LE(binary.spill_bytes, kernel.spill_bytes + more_spill) << log;
-    EXPECT_LE(binary.stack_bytes, kernel.stack_bytes + more_stack) << log;
+    EXPECT_LE(binary.registers, kernel.limits.registers);
+    EXPECT_LE(binary.spill_bytes, kernel.limits.spill_bytes + more_spill) << log;
+    EXPECT_LE(binary.stack_bytes, kernel.limits.stack_bytes + more_stack) << log;
     EXPECT_EQ(binary.wgmma_serialized, 0) << log;
     EXPECT_EQ(hidden_loss(log), "") << log;
     EXPECT_EQ(binary.arch, arch) << "NVRTC " << version_text(compiler.version) << " compiles for an older one";

@@ -265,7 +265,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Refusal{"Ampere", "compute capability 8.0, must be 9.0", [](Problem&, Device& d) { d.arch = 80; }},
         Refusal{"Blackwell", "compute capability 10.0, must be 9.0", [](Problem&, Device& d) { d.arch = 100; }},
-        Refusal{"Float32", "float32: wgmma's types",
+        Refusal{"Float32", "float32, accepted float16, bfloat16",
                 [](Problem& p, Device&) { p = large_problem(64, 64, 4096, float32); }},
         Refusal{"BlockMask", "block_mask",
                 [](Problem& p, Device&) {

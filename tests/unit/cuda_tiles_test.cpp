@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/cuda.hpp"
-#include "cuda/fwd_sm90_tiles.hpp"
+#include "cuda/families/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/runtime/launch_list.hpp"
 #include "tessera/tensor.hpp"

@@ -9,6 +9,12 @@
 
 namespace tessera::cuda {
 
+// The most that a kernel may take, on any architecture, by the compiler that the prebuilt kernels' rows hold for (prebuilt.hpp).
+struct Limits {
+  int32_t registers = 0;  // of a thread; 0: the row of its family says
+  int32_t spill_bytes = 0, stack_bytes = 0;
+};
+
 // One kernel to be had: what its source says and what a launch of it needs.
 struct KernelSpec {
   const char* name = "";    // "fwd_sm80": the header, the template, and after "tessera_" the symbol
@@ -17,6 +23,7 @@ struct KernelSpec {
   int32_t threads = 0, blocks_per_sm = 1;
   int32_t cluster = 1;     // blocks of a cluster; a launch's grid.x is a multiple
   int64_t smem_bytes = 0;  // dynamic
+  Limits limits{};         // of one that is the same in all problems
   std::string claim;       // what host and device must agree on, asserted: "tessera::kCombineWarps == 4"
 };
 

@@ -1,6 +1,8 @@
 // The forward kernels of kernels/tessera/fwd_sm80.cuh, fwd_sm80_bulk.cuh, fwd_sm80_persistent.cuh and fwd_sm80_pairs.cuh:
 // which tiles they are compiled for, how much memory they need, and their launch. Every number depends on the problem and
 // the GPU alone.
+#include "cuda/families/fwd_sm80.hpp"
+
 #include <algorithm>
 #include <cinttypes>
 #include <cstdint>
@@ -11,9 +13,9 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
-#include "cuda/forward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/registry.hpp"
 #include "cuda/runtime/tensor_map.hpp"
 #include "cuda/work_order.hpp"
 #include "tessera/config.hpp"
@@ -229,11 +231,35 @@ tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, Launch
   return launch_combine({static_cast<Dtype>(plan.problem.q.dtype), Dtype::kFloat32}, c, launches);
 }
 
-}  // namespace
+constexpr Supports kSupports{.direction = TESSERA_FORWARD,
+                             .oldest_arch = 80,
+                             .newest_arch = kAnyNewer,
+                             .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
+                             .head_dim = core::kMaxHeadDim,
+                             .tensors = all_tensors_but({})};
 
-std::string refuse_fwd_sm80(const tessera_plan& plan) {
-  if (plan.problem.direction != TESSERA_FORWARD) return "a forward kernel";
-  if (plan.problem.q.dtype == TESSERA_FLOAT64) return "float64 is served by the CPU's reference alone";
+// clang-format off
+constexpr PrebuiltRow kPrebuilt[] = {
+    {Use::kPrefill, 64, {248, 0, 8}},
+    {Use::kPrefill, 96, {255, 24, 16}},
+    {Use::kPrefill, 128, {255, 180, 48}},
+    {Use::kPrefill, 192, {255, 0, 0}},
+    {Use::kPrefill, 256, {255, 0, 0}},
+    {Use::kPagedPrefill, 64, {248, 0, 0}},
+    {Use::kPagedPrefill, 128, {255, 132, 48}},
+    {Use::kDecode, 64, {216, 0, 0}},
+    {Use::kDecode, 128, {255, 0, 0}},
+    {Use::kDecodeBatch, 64, {220, 0, 0}},
+    {Use::kDecodeBatch, 128, {255, 0, 0}},
+    {Use::kPagedDecode, 64, {234, 0, 0}},
+    {Use::kPagedDecode, 128, {255, 0, 0}},
+    {Use::kPagedDecodeBatch, 64, {232, 0, 0}},
+    {Use::kPagedDecodeBatch, 128, {255, 0, 0}},
+};
+// clang-format on
+
+std::string refuse(const tessera_plan& plan) {
+  if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
   const Choice choice = choose(plan);
   if (!choice.tile) {
     return "no tile of head size " + std::to_string(plan.head_dim) + " fits " +
@@ -243,7 +269,7 @@ std::string refuse_fwd_sm80(const tessera_plan& plan) {
   return choice.blocks > kMaxBlocks ? "more than 2^30 tiles" : "";
 }
 
-void configure_fwd_sm80(tessera_plan& plan) {
+void configure(tessera_plan& plan) {
   const Choice choice = choose(plan);
   const FwdTile& tile = *choice.tile;
   plan.block_m = tile.block_m, plan.block_n = tile.block_n;
@@ -258,19 +284,8 @@ void configure_fwd_sm80(tessera_plan& plan) {
   }
 }
 
-int32_t splits_of_fwd_sm80(const tessera_plan& plan) { return splits_of(choose(plan), plan); }
-
-tessera_status forward_sm80_unsplit(const tessera_plan& plan, const tessera_buffers& buffers, LaunchList& launches) {
-  const Choice choice = choose(plan);
-  tessera_plan own = plan;
-  own.kernel = TESSERA_KERNEL_FWD_SM80;
-  own.block_m = choice.tile->block_m, own.block_n = choice.tile->block_n;
-  own.num_splits = 1;
-  return forward_sm80(own, buffers, nullptr, launches);
-}
-
-tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                            LaunchList& launches) {
+tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                             LaunchList& launches) {
   const Choice choice = choose(plan);
   if (!choice.tile || choice.tile->block_m != plan.block_m) {
     return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);
@@ -308,6 +323,22 @@ tessera_status forward_sm80(const tessera_plan& plan, const tessera_buffers& buf
   const Grid grid = grid_of(plan, choice, p.order);
   launch_fwd_sm80(config, p, grid, launches);
   return plan.num_splits > 1 ? merge_splits(plan, p, launches) : ok();
+}
+
+}  // namespace
+
+constinit const Family kFwdSm80{
+    {TESSERA_KERNEL_FWD_SM80, refuse, configure}, "fwd_sm80", kSupports, list_launches, kPrebuilt};
+
+int32_t splits_of_fwd_sm80(const tessera_plan& plan) { return splits_of(choose(plan), plan); }
+
+tessera_status forward_sm80_unsplit(const tessera_plan& plan, const tessera_buffers& buffers, LaunchList& launches) {
+  const Choice choice = choose(plan);
+  tessera_plan own = plan;
+  own.kernel = TESSERA_KERNEL_FWD_SM80;
+  own.block_m = choice.tile->block_m, own.block_n = choice.tile->block_n;
+  own.num_splits = 1;
+  return list_launches(own, buffers, nullptr, launches);
 }
 
 }  // namespace tessera::cuda

@@ -10,10 +10,11 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
-#include "cuda/forward.hpp"
-#include "cuda/fwd_sm90_tiles.hpp"
+#include "cuda/families/fwd_sm80.hpp"
+#include "cuda/families/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
 #include "cuda/runtime/tensor_map.hpp"
 #include "cuda/work_order.hpp"
@@ -24,7 +25,6 @@ namespace {
 
 constexpr int kWarpRows = 16;  // that a warp stores
 
-constexpr int kMaxHeadDim = 256;
 constexpr int kDropoutKeys = 32;   // that a call of Philox decides, of a whole number of which a tile is
 constexpr int64_t kPageRows = 16;  // that a page's are a multiple of, as every tile's block_n is
 
@@ -100,7 +100,7 @@ std::optional<Choice> choose(const tessera_plan& plan) {
   return choice_of(plan, *tile);
 }
 
-// Of a plan that was made: what configure_fwd_sm90 wrote into it, and no table or environment is asked again.
+// Of a plan that was made: what configure() wrote into it, and no table or environment is asked again.
 std::optional<Choice> planned(const tessera_plan& plan) {
   Sm90Tile tile{};
   tile.block_n = plan.block_n, tile.consumers = plan.block_m / kConsumerRows, tile.cluster = plan.cluster;
@@ -136,12 +136,11 @@ WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t block
                         kFixedBlocks * choice.config.block_n, deals_by_counter(plan, choice) ? choice.works : blocks);
 }
 
-std::string refuse_option(const tessera_plan& plan) {
+std::string refuse_pages(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (const int64_t rows = core::sizes(p).page_size; rows % kPageRows != 0) {
     return "pages of " + std::to_string(rows) + " keys, must be a multiple of " + std::to_string(kPageRows);
   }
-  if (score_config(p).block_mask) return "block_mask: scores are masked by position or one by one";
   return "";
 }
 
@@ -188,22 +187,24 @@ std::string refuse_few_rows(const tessera_plan& plan, const Choice& choice) {
 
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kTensorMapAlignment == 0; }
 
-}  // namespace
+constexpr Supports kSupports{.direction = TESSERA_FORWARD,
+                             .oldest_arch = kHopper,
+                             .newest_arch = kHopper,  // wgmma is of this architecture alone
+                             .dtypes = kHalfPrecision,
+                             .head_dim = 256,
+                             .tensors = all_tensors_but({"block_mask"})};
 
-std::string refuse_fwd_sm90(const tessera_plan& plan) {
-  const tessera_problem& p = plan.problem;
-  if (p.direction != TESSERA_FORWARD) return "a forward kernel";
-  if (plan.device.arch < 90 || plan.device.arch >= 100) {
-    return "compute capability " + std::to_string(plan.device.arch / 10) + "." + std::to_string(plan.device.arch % 10) +
-           ", must be 9.0";
-  }
-  if (p.q.dtype != TESSERA_FLOAT16 && p.q.dtype != TESSERA_BFLOAT16) {
-    return std::string(tessera_dtype_name(p.q.dtype)) + ": wgmma's types are float16 and bfloat16";
-  }
-  if (std::string reason = refuse_option(plan); !reason.empty()) return reason;
-  if (plan.head_dim > kMaxHeadDim || plan.head_dim_v > kMaxHeadDim) {
-    return "head size " + std::to_string(std::max(plan.head_dim, plan.head_dim_v)) + ", at most 256";
-  }
+// As launched; two consumers then have 232, three 160, four 112.
+constexpr Limits kLimits{.registers = 168};
+constexpr PrebuiltRow kPrebuilt[] = {
+    {Use::kPrefill, 64, kLimits},       {Use::kPrefill, 96, kLimits},  {Use::kPrefill, 128, kLimits},
+    {Use::kPrefill, 192, kLimits},      {Use::kPrefill, 256, kLimits}, {Use::kPagedPrefill, 64, kLimits},
+    {Use::kPagedPrefill, 128, kLimits},
+};
+
+std::string refuse(const tessera_plan& plan) {
+  if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
+  if (std::string reason = refuse_pages(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   const std::optional<Choice> found = choose(plan);
   if (!found) return std::string(kForcedTile) + ": holds what is no tile";
@@ -214,12 +215,12 @@ std::string refuse_fwd_sm90(const tessera_plan& plan) {
   }
   constexpr int64_t kMaxWorks = int64_t{1} << 30;  // the kernel counts a round of the grid past them
   if (choice.works > kMaxWorks) return "more than 2^30 tiles";
-  const std::string stand_in = refuse_fwd_sm80(plan);
+  const std::string stand_in = kFwdSm80.refuse(plan);
   if (!stand_in.empty()) return "fwd_sm80, which serves misaligned data, refuses: " + stand_in;
   return refuse_few_rows(plan, choice);
 }
 
-void configure_fwd_sm90(tessera_plan& plan) {
+void configure(tessera_plan& plan) {
   const Choice choice = choose(plan).value();
   const FwdSm90Config& config = choice.config;
   constexpr int kWarpgroupWarps = 4;
@@ -234,8 +235,8 @@ void configure_fwd_sm90(tessera_plan& plan) {
   plan.shared_bytes = deals_by_counter(plan, choice) ? sizeof(int) : 0;
 }
 
-tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                            LaunchList& launches) {
+tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                             LaunchList& launches) {
   const std::optional<Choice> found = planned(plan);
   if (!found) return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);
   const Choice& choice = *found;
@@ -270,5 +271,10 @@ tessera_status forward_sm90(const tessera_plan& plan, const tessera_buffers& buf
   launch_fwd_sm90(choice.config, p, grid, launches);
   return ok();
 }
+
+}  // namespace
+
+constinit const Family kFwdSm90{
+    {TESSERA_KERNEL_FWD_SM90, refuse, configure}, "fwd_sm90", kSupports, list_launches, kPrebuilt};
 
 }  // namespace tessera::cuda

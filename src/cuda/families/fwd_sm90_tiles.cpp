@@ -1,4 +1,4 @@
-#include "cuda/fwd_sm90_tiles.hpp"
+#include "cuda/families/fwd_sm90_tiles.hpp"
 
 #include <algorithm>
 #include <climits>
@@ -11,7 +11,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr Sm90Tile kTiles[] = {
-#include "cuda/fwd_sm90_tiles.inc"
+#include "cuda/families/fwd_sm90_tiles.inc"
 };
 
 // What a row varies, and the config's field that it is.

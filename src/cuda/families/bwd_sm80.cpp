@@ -7,9 +7,9 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
-#include "cuda/forward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
 #include "tessera/config.hpp"
 
@@ -190,12 +190,25 @@ BwdParams make_params(const tessera_plan& plan, const tessera_buffers& buffers, 
   return p;
 }
 
-}  // namespace
+constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
+                             .oldest_arch = 80,
+                             .newest_arch = kAnyNewer,
+                             .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
+                             .head_dim = core::kMaxHeadDim,
+                             .tensors = all_tensors_but({"page_table"})};
 
-std::string refuse_bwd_sm80(const tessera_plan& plan) {
-  if (plan.problem.direction != TESSERA_BACKWARD) return "a backward kernel";
-  if (plan.problem.q.dtype == TESSERA_FLOAT64) return "float64 is served by the CPU's reference alone";
-  if (core::paged(plan.problem)) return "paged keys and values have no gradient";
+// clang-format off
+constexpr PrebuiltRow kPrebuilt[] = {
+    {Use::kTraining, 64, {255, 60, 24}},
+    {Use::kTraining, 96, {255, 60, 24}},
+    {Use::kTraining, 128, {255, 16, 16}},
+    {Use::kTraining, 192, {255, 60, 24}},
+    {Use::kTraining, 256, {255, 60, 24}},
+};
+// clang-format on
+
+std::string refuse(const tessera_plan& plan) {
+  if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
   const Choice choice = choose(plan);
   if (!choice.tile) {
     return "no tile of head sizes " + std::to_string(plan.head_dim) + ", " + std::to_string(plan.head_dim_v) +
@@ -205,7 +218,7 @@ std::string refuse_bwd_sm80(const tessera_plan& plan) {
   return fits ? "" : "more than 2^31 tiles";
 }
 
-void configure_bwd_sm80(tessera_plan& plan) {
+void configure(tessera_plan& plan) {
   const Choice choice = choose(plan);
   const BwdConfig& config = choice.config;
   plan.block_m = config.block_m, plan.block_n = config.block_n;
@@ -216,7 +229,7 @@ void configure_bwd_sm80(tessera_plan& plan) {
   plan.shared_bytes = workspace_of(plan, choice).bytes;
 }
 
-tessera_status backward_sm80(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                              LaunchList& launches) {
   Choice choice = choose(plan);
   if (!choice.tile || choice.config.block_m != plan.block_m || choice.config.block_n != plan.block_n) {
@@ -247,5 +260,10 @@ tessera_status backward_sm80(const tessera_plan& plan, const tessera_buffers& bu
   }
   return ok();
 }
+
+}  // namespace
+
+constinit const Family kBwdSm80{
+    {TESSERA_KERNEL_BWD_SM80, refuse, configure}, "bwd_sm80", kSupports, list_launches, kPrebuilt};
 
 }  // namespace tessera::cuda

@@ -1,0 +1,17 @@
+// What may carry out a plan: of every back end, in order of preference.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tessera/tessera.h"
+
+namespace tessera::core {
+
+struct Candidate {
+  int32_t kernel;                                   // tessera_kernel
+  std::string (*refuse)(const tessera_plan& plan);  // "" when it takes the problem; its sizes are filled in
+  void (*configure)(tessera_plan& plan);            // of a problem that it takes: fills in what will run
+};
+
+}  // namespace tessera::core

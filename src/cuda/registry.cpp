@@ -1,0 +1,57 @@
+#include "cuda/registry.hpp"
+
+#include <algorithm>
+
+#include "core/geometry.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr const Family* kFamilies[] = {&kFwdSm90, &kFwdSm80, &kBwdSm80};
+
+std::string arch_text(int32_t arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }
+
+// "float16, bfloat16"
+std::string dtypes_text(uint32_t dtypes) {
+  std::string text;
+  for (int dtype = 0; dtype < 32; ++dtype) {
+    if (dtypes >> dtype & 1) text += (text.empty() ? "" : ", ") + std::string(tessera_dtype_name(dtype));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::span<const Family* const> families() { return kFamilies; }
+
+const Family* find_family(int32_t kernel) {
+  const auto found =
+      std::ranges::find_if(kFamilies, [kernel](const Family* family) { return family->kernel == kernel; });
+  return found == std::end(kFamilies) ? nullptr : *found;
+}
+
+std::string refusal(const Supports& supports, const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  if (p.direction != supports.direction) {
+    return supports.direction == TESSERA_FORWARD ? "a forward kernel" : "a backward kernel";
+  }
+  const int32_t arch = plan.device.arch, oldest = supports.oldest_arch, newest = supports.newest_arch;
+  if (arch < oldest || arch > newest) {
+    const std::string most = newest == oldest ? "" : newest == kAnyNewer ? " or newer" : " to " + arch_text(newest);
+    return "compute capability " + arch_text(arch) + ", must be " + arch_text(oldest) + most;
+  }
+  if (!(supports.dtypes >> p.q.dtype & 1)) {
+    return std::string(tessera_dtype_name(p.q.dtype)) + ", accepted " + dtypes_text(supports.dtypes);
+  }
+  for (int t = 0; t < core::kNumTensors; ++t) {
+    const core::TensorField& field = core::kTensorFields[t];
+    if (!(supports.tensors >> t & 1) && core::present(p.*field.layout)) return std::string(field.name) + ": not taken";
+  }
+  const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
+  if (head_dim > supports.head_dim) {
+    return "head size " + std::to_string(head_dim) + ", at most " + std::to_string(supports.head_dim);
+  }
+  return "";
+}
+
+}  // namespace tessera::cuda

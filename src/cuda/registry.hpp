@@ -1,0 +1,83 @@
+// The CUDA back end's kernel families. To add a kernel: a folder of device code, a file in families/ with its descriptor, and a
+// row in registry.cpp.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+
+#include "core/candidate.hpp"
+#include "core/fields.hpp"
+#include "cuda/runtime/codegen.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::cuda {
+
+class LaunchList;
+
+// What a family takes, as data: what it refuses is the difference to what is asked, and the support matrix prints itself.
+struct Supports {
+  int32_t direction;                 // tessera_direction
+  int32_t oldest_arch, newest_arch;  // compute capabilities, 10 * major + minor
+  uint32_t dtypes;                   // of q: 1 << tessera_dtype
+  int64_t head_dim;                  // at most, of keys and of values
+  uint32_t tensors;                  // 1 << row of core::kTensorFields, of those that may be given
+};
+inline constexpr int32_t kAnyNewer = INT32_MAX;
+static_assert(core::kNumTensors <= 32);
+
+constexpr uint32_t bits(std::initializer_list<int> numbers) {
+  uint32_t all = 0;
+  for (const int number : numbers) all |= uint32_t{1} << number;
+  return all;
+}
+inline constexpr uint32_t kHalfPrecision = bits({TESSERA_FLOAT16, TESSERA_BFLOAT16});
+consteval uint32_t all_tensors_but(std::initializer_list<core::TensorName> names) {
+  uint32_t all = ~uint32_t{0};
+  for (const core::TensorName& name : names) all &= ~(uint32_t{1} << name.index);
+  return all;
+}
+
+// The first that a plan asks for and a family has not, in words; "" where it has all.
+std::string refusal(const Supports& supports, const tessera_plan& plan);
+
+// Problems that stand for many: what their launches are compiled for does not depend on lengths beyond these kinds, nor, but for
+// kPrefill, on masks by position and on whether rows are dense or packed.
+enum class Use {
+  kPrefill,  // full and causal, of all lengths that Hopper's tiles tell apart, with key lengths, a window, packed
+  kPagedPrefill,
+  kDecode,       // one query a sequence, so few sequences that keys are split
+  kDecodeBatch,  // so many that they are not
+  kPagedDecode,  // likewise with pages
+  kPagedDecodeBatch,
+  kTraining,  // the backward pass
+};
+
+// A problem whose kernels are prebuilt, and the limits of the family's own.
+struct PrebuiltRow {
+  Use use;
+  int64_t head_dim;
+  Limits limits;
+};
+
+// A kernel family's descriptor. What it refuses beyond its `supports`, and what it fills in, are the candidate's.
+struct Family : core::Candidate {
+  const char* name;
+  Supports supports;
+  // A plan's launches, onto the list. Decides nothing: pointers are filled in, and what they are aligned to takes the one or the
+  // other kernel of the plan. Without buffers they are taken to be aligned.
+  tessera_status (*lower)(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                          LaunchList& launches);
+  std::span<const PrebuiltRow> prebuilt;
+};
+
+// In order of preference.
+std::span<const Family* const> families();
+
+// The family that a plan names. NULL: there is none.
+const Family* find_family(int32_t kernel);
+
+extern const Family kFwdSm90, kFwdSm80, kBwdSm80;
+
+}  // namespace tessera::cuda
