@@ -40,7 +40,8 @@ class Extent:
 
     @staticmethod
     def clamped_on(cache: Tensor) -> bool:
-        return _capturing(cache) or (cache.is_cuda and torch.compiler.is_compiling())  # which may be captured later
+        # A compiled program may be captured later, and cannot ask.
+        return cache.is_cuda and (torch.compiler.is_compiling() or _capturing(cache))
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
