@@ -235,6 +235,7 @@ typedef struct tessera_candidate {
  * for an instruction set that this machine lacks. */
 #define TESSERA_PLAN_BYTES 6144
 #define TESSERA_PLAN_PROBLEM_BYTES 3072
+#define TESSERA_PLAN_CONFIG_BYTES 768
 typedef struct tessera_plan {
   size_t struct_size; /* TESSERA_PLAN_BYTES */
   uint64_t seal;      /* of every member below: tells a plan that was changed */
@@ -270,7 +271,8 @@ typedef struct tessera_plan {
 
   int32_t num_candidates;
   tessera_candidate candidates[TESSERA_MAX_CANDIDATES];
-  char reserved[1848]; /* for later members: 0 */
+  uint64_t config[TESSERA_PLAN_CONFIG_BYTES / 8]; /* CUDA: of the kernel's family, what its launches are made of */
+  char reserved[1080];                            /* for later members: 0 */
 } tessera_plan;
 
 /* Checks every rule of `problem` and chooses. INVALID_ARGUMENT or UNSUPPORTED otherwise; *plan is then untouched.

@@ -47,11 +47,13 @@ int64_t tail_of(const Works& works) {
   return best;
 }
 
+}  // namespace
+
 // Turns share the work out evenly, and have few heads' keys and values in use: 568 instead of 452 TFLOP/s at D = 256, 2048.
 // But heads of few bytes are bound by memory, and turns ask for them less evenly: 162 instead of 218 at D = 64, 512. These
 // come in sections, as many as have 32 MiB of keys and values, which then stay in the L2 cache while their tiles pass by
 // (query heads that share keys count once).
-WorkOrder find_order(const Works& works) {
+WorkOrder order_of(const Works& works) {
   constexpr int64_t kSectionBytes = int64_t{32} << 20, kTurnsHeadBytes = int64_t{512} << 10;
   int64_t turns = 0, section = works.heads, sections = 1;
   if (works.equal || works.blocks >= works.tiles * works.heads) {
@@ -73,8 +75,6 @@ WorkOrder find_order(const Works& works) {
   return order;
 }
 
-}  // namespace
-
 bool staircase(const tessera_problem& problem) {
   return (problem.causal || problem.window_right >= 0) && problem.window_left < 0;
 }
@@ -86,17 +86,6 @@ int64_t persistent_blocks(const tessera_plan& plan, int64_t works, int64_t resid
     blocks *= std::clamp<int64_t>(works / (kWorksOfABlock * resident), 1, kMostBlocks);
   }
   return std::min(blocks, works);
-}
-
-// A plan's launches ask for the same again and again: the last answer is kept.
-WorkOrder order_of(const Works& works) {
-  thread_local Works asked{};
-  thread_local WorkOrder answer{};
-  if (works != asked) {
-    answer = find_order(works);
-    asked = works;
-  }
-  return answer;
 }
 
 WorkOrder order_of(const tessera_plan& plan, int64_t tiles, int64_t heads, int64_t rows, int64_t fixed_keys,

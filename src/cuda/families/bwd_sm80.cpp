@@ -9,6 +9,7 @@
 #include "cuda/cuda.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
 #include "tessera/config.hpp"
@@ -171,14 +172,50 @@ void fill_gradients(BwdParams& p, const tessera_problem& problem, const tessera_
   }
 }
 
-BwdParams make_params(const tessera_plan& plan, const tessera_buffers& buffers, const Choice& choice, void* workspace) {
+// All that was decided for a problem.
+struct BwdSm80Plan {
+  BwdConfig config;              // where every row of q, k, v and dO starts at a multiple of 16 bytes
+  BwdConfig unaligned;           // elsewhere
+  BwdRowsConfig rows;            // where every row of o and dO does
+  BwdRowsConfig unaligned_rows;  // elsewhere
+  int tiles, q_tiles, q_slots, owned_batches, owned_heads;  // BwdParams has what they are
+  Grid before, products, after;
+  Workspace workspace;
+};
+
+BwdSm80Plan planned(const tessera_plan& plan, const Choice& choice) {
+  const tessera_problem& p = plan.problem;
+  BwdSm80Plan own{};
+  own.config = own.unaligned = choice.config;
+  own.config.aligned = rows_aligned(p.q, nullptr) && rows_aligned(p.k, nullptr) && rows_aligned(p.v, nullptr) &&
+                       rows_aligned(p.d_o, nullptr);
+  const BwdConfig& config = own.config;
+  BwdRowsConfig& rows = own.unaligned_rows;
+  rows.dtype = config.dtype, rows.head_dim = config.head_dim, rows.head_dim_v = config.head_dim_v;
+  rows.block_m = config.block_m, rows.store_keys = config.bulk_dq ? config.block_n : 0;
+  rows.d_bias = config.d_bias, rows.d_sink = core::present(p.d_sink);
+  own.rows = rows;
+  own.rows.aligned = rows_aligned(p.o, nullptr) && rows_aligned(p.d_o, nullptr);
+  own.tiles = static_cast<int>(choice.tiles);
+  own.q_tiles = static_cast<int>(choice.q_tiles), own.q_slots = static_cast<int>(choice.q_slots);
+  own.owned_batches = static_cast<int>(choice.owned_batches), own.owned_heads = static_cast<int>(choice.owned_heads);
+  const int64_t query_tiles = choice.q_slots * plan.heads_q, sinks = rows.d_sink ? plan.heads_q : 0;
+  const bool clears = query_tiles > 0 || config.d_bias || config.deterministic;
+  own.before.x = clears ? static_cast<uint32_t>(std::max<int64_t>(1, query_tiles)) : 0;
+  own.products.x = static_cast<uint32_t>(choice.blocks);
+  own.after.x = static_cast<uint32_t>(query_tiles + sinks);
+  own.workspace = workspace_of(plan, choice);
+  return own;
+}
+
+BwdParams make_params(const tessera_plan& plan, const BwdSm80Plan& own, const tessera_buffers& buffers,
+                      void* workspace) {
   BwdParams p{};
   fill_problem_params(p, plan, buffers);
   fill_gradients(p, plan.problem, buffers);
-  p.tiles = static_cast<int>(choice.tiles);
-  p.q_tiles = static_cast<int>(choice.q_tiles), p.q_slots = static_cast<int>(choice.q_slots);
-  p.owned_batches = static_cast<int>(choice.owned_batches), p.owned_heads = static_cast<int>(choice.owned_heads);
-  const Workspace w = workspace_of(plan, choice);
+  p.tiles = own.tiles, p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
+  p.owned_batches = own.owned_batches, p.owned_heads = own.owned_heads;
+  const Workspace& w = own.workspace;
   const auto at = [workspace](int64_t offset) { return workspace ? static_cast<char*>(workspace) + offset : nullptr; };
   p.row_lse_log2 = reinterpret_cast<float*>(at(w.row_lse_log2));
   p.row_delta = reinterpret_cast<float*>(at(w.row_delta));
@@ -226,38 +263,24 @@ void configure(tessera_plan& plan) {
   plan.smem_bytes = smem_bytes(config);
   plan.tiles_per_item = plan.num_splits = 1;
   plan.num_items = choice.blocks;
-  plan.shared_bytes = workspace_of(plan, choice).bytes;
+  const BwdSm80Plan own = planned(plan, choice);
+  plan.shared_bytes = own.workspace.bytes;
+  keep_config(plan, own);
 }
 
 tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                              LaunchList& launches) {
-  Choice choice = choose(plan);
-  if (!choice.tile || choice.config.block_m != plan.block_m || choice.config.block_n != plan.block_n) {
-    return invalid("plan: tiles of %d x %d, accepted what tessera_make_plan fills in", plan.block_m, plan.block_n);
-  }
+  const BwdSm80Plan own = config_of<BwdSm80Plan>(plan);
   const tessera_problem& problem = plan.problem;
-  BwdParams p = make_params(plan, buffers, choice, workspace);
-  BwdConfig& config = choice.config;
-  config.aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
-                   rows_aligned(problem.v, buffers.v) && rows_aligned(problem.d_o, buffers.d_o);
-  BwdRowsConfig rows{};
-  rows.dtype = config.dtype, rows.head_dim = config.head_dim, rows.head_dim_v = config.head_dim_v;
-  rows.block_m = config.block_m, rows.store_keys = config.bulk_dq ? config.block_n : 0;
-  rows.aligned = rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o);
-  rows.d_bias = config.d_bias, rows.d_sink = core::present(problem.d_sink);
-  const int64_t query_tiles = choice.q_slots * plan.heads_q, sinks = rows.d_sink ? plan.heads_q : 0;
-  const auto grid = [](int64_t blocks) { return Grid{static_cast<uint32_t>(blocks)}; };
-
-  if (query_tiles > 0 || config.d_bias || config.deterministic) {
-    launch_bwd_rows(rows, p, grid(std::max<int64_t>(1, query_tiles)), launches);
-  }
-  if (choice.blocks > 0) {
-    launch_bwd_sm80(config, p, grid(choice.blocks), launches);
-  }
-  if (query_tiles + sinks > 0) {
-    p.after = 1;
-    launch_bwd_rows(rows, p, grid(query_tiles + sinks), launches);
-  }
+  BwdParams p = make_params(plan, own, buffers, workspace);
+  const bool aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
+                       rows_aligned(problem.v, buffers.v) && rows_aligned(problem.d_o, buffers.d_o);
+  const bool rows_are = rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o);
+  const BwdRowsConfig& rows = rows_are ? own.rows : own.unaligned_rows;
+  launch_bwd_rows(rows, p, own.before, launches);
+  launch_bwd_sm80(aligned ? own.config : own.unaligned, p, own.products, launches);
+  p.after = 1;
+  launch_bwd_rows(rows, p, own.after, launches);
   return ok();
 }
 

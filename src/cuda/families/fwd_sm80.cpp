@@ -15,6 +15,7 @@
 #include "cuda/cuda.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/tensor_map.hpp"
 #include "cuda/work_order.hpp"
@@ -124,7 +125,6 @@ FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_h
   config.aligned = true;
   config.paged = core::paged(plan.problem);
   config.pack_heads = pack_heads;
-  config.split = plan.num_splits > 1;
   config.score = score_config(plan.problem);
   config.pairs = tile.dealt == Rows::kPairs;
   config.spread_rows = tile.dealt == Rows::kSpread;
@@ -189,21 +189,17 @@ int32_t splits_of(const Choice& choice, const tessera_plan& plan) {
   return static_cast<int32_t>(best);
 }
 
-int64_t split_keys(const tessera_plan& plan) {
-  return padded_to(divide_up(std::max<int64_t>(1, plan.max_seqlen_k), plan.num_splits), plan.block_n);
-}
-
-int64_t partial_o_bytes(const tessera_plan& plan) {
-  return padded_to(int64_t{plan.num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, 64);
+int64_t partial_o_bytes(const tessera_plan& plan, int num_splits) {
+  return padded_to(int64_t{num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, 64);
 }
 
 // A block a work; persistent ones, whose works `order` tells, are as many as the GPU holds where works differ in size, and of
 // pairs always: one on a multiprocessor has nobody to hide its first loads. Where works of spread rows are equal the GPU
 // itself deals them: as many as it holds were up to 3 % slower.
-Grid grid_of(const tessera_plan& plan, const Choice& choice, WorkOrder& order) {
-  const int64_t works = choice.blocks * plan.num_splits;
+Grid grid_of(const tessera_plan& plan, const Choice& choice, int num_splits, WorkOrder& order) {
+  const int64_t works = choice.blocks * num_splits;
   int64_t blocks = works;
-  if (persistent(*choice.tile)) {
+  if (persistent(*choice.tile) && works > 0) {
     const int64_t resident = plan.device.cores * choice.tile->blocks_per_sm / choice.slices;
     if (choice.tile->dealt == Rows::kPairs || staircase(plan.problem)) {
       blocks = persistent_blocks(plan, works, std::max<int64_t>(1, resident));
@@ -211,6 +207,23 @@ Grid grid_of(const tessera_plan& plan, const Choice& choice, WorkOrder& order) {
     order = order_of(plan, choice.tiles, works / choice.tiles, choice.tile->block_m, choice.tile->block_n, blocks);
   }
   return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(choice.slices), 1};
+}
+
+FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_splits) {
+  const tessera_problem& p = plan.problem;
+  FwdSm80Plan own{};
+  own.num_splits = num_splits;
+  own.split_keys = static_cast<int>(
+      padded_to(divide_up(std::max<int64_t>(1, plan.max_seqlen_k), num_splits), choice.config.block_n));
+  own.tiles = Divisor(static_cast<int>(choice.tiles));
+  own.grid = grid_of(plan, choice, num_splits, own.order);
+  own.config = choice.config;
+  own.config.split = num_splits > 1;
+  own.unaligned = own.config;
+  own.unaligned.aligned = own.unaligned.bulk = false;
+  const bool may_be_aligned = rows_aligned(p.q, nullptr) && rows_aligned(p.k, nullptr) && rows_aligned(p.v, nullptr);
+  if (!may_be_aligned) own.config = own.unaligned;
+  return own;
 }
 
 // The parts of every row -> o and lse.
@@ -280,34 +293,47 @@ void configure(tessera_plan& plan) {
   plan.num_items = choice.blocks * plan.num_splits * choice.slices;
   plan.shared_bytes = 0;
   if (plan.num_splits > 1) {
-    plan.shared_bytes = partial_o_bytes(plan) + int64_t{plan.num_splits} * plan.heads_q * rows_total(plan) * 4;
+    plan.shared_bytes =
+        partial_o_bytes(plan, plan.num_splits) + int64_t{plan.num_splits} * plan.heads_q * rows_total(plan) * 4;
   }
+  keep_config(plan, planned(plan, choice, plan.num_splits));
 }
 
 tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                              LaunchList& launches) {
+  return list_fwd_sm80(plan, config_of<FwdSm80Plan>(plan), buffers, workspace, launches);
+}
+
+}  // namespace
+
+constinit const Family kFwdSm80{
+    {TESSERA_KERNEL_FWD_SM80, refuse, configure}, "fwd_sm80", kSupports, list_launches, kPrebuilt};
+
+FwdSm80Plan plan_fwd_sm80(const tessera_plan& plan, Splits splits) {
   const Choice choice = choose(plan);
-  if (!choice.tile || choice.tile->block_m != plan.block_m) {
-    return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);
-  }
-  if (choice.blocks == 0) return ok();
+  return planned(plan, choice, splits == Splits::kNone ? 1 : splits_of(choice, plan));
+}
+
+tessera_status list_fwd_sm80(const tessera_plan& plan, const FwdSm80Plan& own, const tessera_buffers& buffers,
+                             void* workspace, LaunchList& launches) {
+  if (own.grid.x == 0) return ok();
   const tessera_problem& problem = plan.problem;
   FwdBulkParams p{};
   fill_problem_params(p, plan, buffers);
   p.o = row_tensor(problem.o, buffers.o);
   p.o_aligned = rows_aligned(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse);
-  p.tiles = Divisor(static_cast<int>(choice.tiles));
-  p.num_splits = plan.num_splits;
-  p.split_keys = static_cast<int>(split_keys(plan));
-  if (plan.num_splits > 1) {
+  p.tiles = own.tiles;
+  p.order = own.order;
+  p.num_splits = own.num_splits;
+  p.split_keys = own.split_keys;
+  if (own.num_splits > 1) {
     p.partial_o = static_cast<float*>(workspace);
-    p.partial_lse = reinterpret_cast<float*>(static_cast<char*>(workspace) + partial_o_bytes(plan));
+    p.partial_lse = reinterpret_cast<float*>(static_cast<char*>(workspace) + partial_o_bytes(plan, own.num_splits));
   }
-  FwdConfig config = choice.config;
-  config.aligned =
+  const bool aligned =
       rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
-  config.bulk = config.bulk && config.aligned;
+  const FwdConfig& config = aligned ? own.config : own.unaligned;
   if (const Driver* driver = launches.driver(); driver && config.bulk) {
     const auto box = [&](int rows, int columns) {
       return Box{BoxLayout::kPadded, rows, pitch_bytes(config.dtype, columns)};
@@ -320,25 +346,8 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v,
                                             box(config.block_n, config.head_dim_v), p.v_map));
   }
-  const Grid grid = grid_of(plan, choice, p.order);
-  launch_fwd_sm80(config, p, grid, launches);
-  return plan.num_splits > 1 ? merge_splits(plan, p, launches) : ok();
-}
-
-}  // namespace
-
-constinit const Family kFwdSm80{
-    {TESSERA_KERNEL_FWD_SM80, refuse, configure}, "fwd_sm80", kSupports, list_launches, kPrebuilt};
-
-int32_t splits_of_fwd_sm80(const tessera_plan& plan) { return splits_of(choose(plan), plan); }
-
-tessera_status forward_sm80_unsplit(const tessera_plan& plan, const tessera_buffers& buffers, LaunchList& launches) {
-  const Choice choice = choose(plan);
-  tessera_plan own = plan;
-  own.kernel = TESSERA_KERNEL_FWD_SM80;
-  own.block_m = choice.tile->block_m, own.block_n = choice.tile->block_n;
-  own.num_splits = 1;
-  return list_launches(own, buffers, nullptr, launches);
+  launch_fwd_sm80(config, p, own.grid, launches);
+  return own.num_splits > 1 ? merge_splits(plan, p, launches) : ok();
 }
 
 }  // namespace tessera::cuda

@@ -14,6 +14,7 @@
 #include "cuda/families/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
+#include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
 #include "cuda/runtime/tensor_map.hpp"
@@ -30,6 +31,16 @@ constexpr int64_t kPageRows = 16;  // that a page's are a multiple of, as every 
 
 // Widths of O = P V that kernels/tessera/ptx/wgmma.cuh has.
 constexpr int kOutputWidths[] = {64, 80, 96, 112, 128, 160, 176, 192, 256};
+
+// All that was decided for a problem.
+struct FwdSm90Plan {
+  FwdSm90Config config;
+  FwdSm80Plan stand_in;  // where q, k, v or o starts at no multiple of 16 bytes
+  WorkOrder order;
+  Grid grid;
+  bool deals_by_counter;  // which the workspace has
+  int short_work;         // FwdSm90Params has what it is
+};
 
 struct Choice {
   FwdSm90Config config{};
@@ -92,24 +103,12 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   return choice;
 }
 
-// For a plan to be made: the table's.
+// The table's.
 std::optional<Choice> choose(const tessera_plan& plan) {
   const auto tile = find_sm90_tile(
       {plan.head_dim, plan.head_dim_v, area_of(plan.problem), table_rows(plan), rows_a_multiprocessor(plan)});
   if (!tile || (plan.problem.dropout_p > 0 && tile->block_n % kDropoutKeys != 0)) return std::nullopt;
   return choice_of(plan, *tile);
-}
-
-// Of a plan that was made: what configure() wrote into it, and no table or environment is asked again.
-std::optional<Choice> planned(const tessera_plan& plan) {
-  Sm90Tile tile{};
-  tile.block_n = plan.block_n, tile.consumers = plan.block_m / kConsumerRows, tile.cluster = plan.cluster;
-  tile.k_stages = plan.num_stages, tile.v_stages = plan.num_v_stages, tile.q_stages = plan.num_q_stages;
-  if (!tile.in_range()) return std::nullopt;
-  const Choice choice = choice_of(plan, tile);
-  const bool same = choice.block_m() == plan.block_m && choice.config.cluster == plan.cluster &&
-                    smem_bytes(choice.config) == plan.smem_bytes;
-  return same ? std::optional(choice) : std::nullopt;
 }
 
 // One a multiprocessor.
@@ -178,7 +177,8 @@ std::string refuse_few_rows(const tessera_plan& plan, const Choice& choice) {
   }
   // It uses the multiprocessors for less than half the speed: where fewer than a quarter would work, splitting pays.
   constexpr int64_t kIdleFactor = 4;
-  const int32_t splits = choice.works * kIdleFactor <= plan.device.cores ? splits_of_fwd_sm80(plan) : 1;
+  const int32_t splits =
+      choice.works * kIdleFactor <= plan.device.cores ? plan_fwd_sm80(plan, Splits::kByLoad).num_splits : 1;
   if (splits <= 1) return "";
   std::snprintf(text, sizeof text, "%" PRId64 " tiles for %d multiprocessors: fwd_sm80 splits the keys into %d parts",
                 choice.works, plan.device.cores, splits);
@@ -232,43 +232,49 @@ void configure(tessera_plan& plan) {
   plan.tiles_per_item = 1;
   plan.num_splits = 1;
   plan.num_items = choice.works;
-  plan.shared_bytes = deals_by_counter(plan, choice) ? sizeof(int) : 0;
+  const bool counted = deals_by_counter(plan, choice);
+  plan.shared_bytes = counted ? sizeof(int) : 0;
+  FwdSm90Plan own{};
+  own.config = config;
+  own.stand_in = plan_fwd_sm80(plan, Splits::kNone);
+  const int64_t blocks = blocks_of(plan, choice);
+  own.grid.x = static_cast<uint32_t>(blocks);
+  if (blocks > 0) own.order = order_of(plan, choice, blocks);
+  own.deals_by_counter = counted;
+  own.short_work = counted ? static_cast<int>(typical_keys(plan) / 2 / config.block_n) : 0;
+  keep_config(plan, own);
 }
 
 tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                              LaunchList& launches) {
-  const std::optional<Choice> found = planned(plan);
-  if (!found) return invalid("plan: block_m %d, accepted what tessera_make_plan fills in", plan.block_m);
-  const Choice& choice = *found;
-  if (choice.works == 0) return ok();
+  const FwdSm90Plan own = config_of<FwdSm90Plan>(plan);
+  if (own.grid.x == 0) return ok();
   // A plan knows strides, and addresses only come now. fwd_sm80 loads by whatever width they allow, and with all keys in
   // one part it needs no workspace, of which this plan has none for it.
   if (!aligned(buffers.q) || !aligned(buffers.k) || !aligned(buffers.v) || !aligned(buffers.o)) {
-    return forward_sm80_unsplit(plan, buffers, launches);
+    return list_fwd_sm80(plan, own.stand_in, buffers, nullptr, launches);
   }
   const tessera_problem& problem = plan.problem;
   FwdSm90Params p{};
   fill_problem_params(p, plan, buffers);
   p.o = row_tensor(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse);
-  const int64_t blocks = blocks_of(plan, choice);
-  p.order = order_of(plan, choice, blocks);
-  if (deals_by_counter(plan, choice)) {
+  p.order = own.order;
+  if (own.deals_by_counter) {
     p.next_work = static_cast<int*>(workspace);
     launches.clear(p.next_work);
-    p.short_work = static_cast<int>(typical_keys(plan) / 2 / choice.config.block_n);
+    p.short_work = own.short_work;
   }
   if (const Driver* driver = launches.driver()) {
     const auto box = [](int rows) { return Box{BoxLayout::kSwizzled, rows, kSwizzledRowBytes}; };
-    const int keys = core::paged(problem) ? choice.config.page_rows : choice.config.block_n;
+    const int keys = core::paged(problem) ? own.config.page_rows : own.config.block_n;
     TESSERA_RETURN_IF_ERROR(
         make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, box(kConsumerRows), p.q_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, box(keys), p.k_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v, box(keys), p.v_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "o", problem.o, buffers.o, box(kWarpRows), p.o_map));
   }
-  const Grid grid{static_cast<uint32_t>(blocks), 1, 1};
-  launch_fwd_sm90(choice.config, p, grid, launches);
+  launch_fwd_sm90(own.config, p, own.grid, launches);
   return ok();
 }
 
