@@ -5,11 +5,13 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.hpp"
+#include "cuda/runtime/environment.hpp"
 #include "cuda/runtime/jit.hpp"
 #include "cuda/runtime/nvrtc.hpp"
 #include "machine.hpp"
 #include "options.hpp"
 #include "peers/standard_attention.hpp"
+#include "printable.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -71,6 +73,10 @@ void print_cuda(const Cuda& found) {
   if (!found.reason.empty()) fmt::print("GPUs           {}{}\n", found.gpus.empty() ? "none: " : "", found.reason);
   if (!found.driver.empty()) fmt::print("driver         CUDA {}\n", found.driver);
   fmt::print("NVRTC          {}\n", found.nvrtc);
+  for (const cuda::EnvironmentVariable& variable : cuda::environment_variables()) {
+    const std::string value = cuda::environment_variable(variable.name);
+    if (!value.empty()) fmt::print("environment    {}={}: {}\n", variable.name, printable(value), variable.meaning);
+  }
   const std::string refused = cuda::default_cache().refusal(), prebuilt = cuda::prebuilt_folder();
   fmt::print("kernel cache   {}\n", refused.empty() ? cuda::default_cache().folder() : "in memory: " + refused);
   if (prebuilt.empty()) return;
@@ -107,6 +113,11 @@ void print_json(const tessera_device& device) {
                     {"l2_bytes", gpu.l2_bytes},
                     {"smem_bytes", gpu.smem_bytes}});
   }
+  Json environment = Json::object();
+  for (const cuda::EnvironmentVariable& variable : cuda::environment_variables()) {
+    const std::string value = cuda::environment_variable(variable.name);
+    if (!value.empty()) environment[variable.name] = value;
+  }
   Json json = {{"version", tessera_version()},
                {"cpu",
                 {{"name", device.name},
@@ -126,6 +137,7 @@ void print_json(const tessera_device& device) {
                  {"driver", found.driver},
                  {"nvrtc_found", found.nvrtc_found},
                  {"nvrtc", found.nvrtc},
+                 {"environment", environment},
                  {"cache_folder", cuda::default_cache().folder()},
                  {"cache_refusal", cuda::default_cache().refusal()},
                  {"prebuilt_folder", cuda::prebuilt_folder()},

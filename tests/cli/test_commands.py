@@ -221,6 +221,12 @@ def test_cache_says_when_it_is_in_memory(folder, monkeypatch):
     assert "kept in memory" in folder.succeeds("cache", "list").out
 
 
+def test_info_says_what_the_environment_asks(folder):
+    asked = {"TESSERA_CUDA_GRAPHS": "0", "TESSERA_FWD_SM80_BULK": "0"}
+    assert json.loads(folder.succeeds("info", "--json", **asked).out)["cuda"]["environment"] == asked
+    assert "TESSERA_CUDA_GRAPHS=0: 0: launches one by one" in folder.succeeds("info", **asked).out
+
+
 def test_info_says_why_there_is_no_compiler(folder, monkeypatch):
     monkeypatch.setenv("TESSERA_NVRTC", "/nowhere")
     cuda = json.loads(folder.succeeds("info", "--json").out)["cuda"]

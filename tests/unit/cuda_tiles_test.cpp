@@ -8,6 +8,7 @@
 #include "cuda/cuda.hpp"
 #include "cuda/families/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/runtime/environment.hpp"
 #include "cuda/runtime/launch_list.hpp"
 #include "tessera/tensor.hpp"
 
@@ -181,7 +182,7 @@ TEST_F(CudaForcedTile, StaysThePlansOwn) {
 }
 
 TEST_F(CudaForcedTile, IsNoneWhenItIsNoTile) {
-  for (const char* text : {"", "128", "128,2,2,2,2", "128,2,2,2,2,1,", "128,2,2,2,2,1,1", "128;2;2;2;2;1",
+  for (const char* text : {"128", "128,2,2,2,2", "128,2,2,2,2,1,", "128,2,2,2,2,1,1", "128;2;2;2;2;1",
                            "128,2,2,2,2,1x", "100,2,2,2,2,1", "128,5,2,2,5,1", "128,3,2,2,2,1", "128,2,0,2,2,1",
                            "-128,2,2,2,2,1", "128,2,2,2,2,0", "128,2,2,2,2,3", "no"}) {
     setenv(kForcedTile, text, 1);

@@ -6,9 +6,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
@@ -17,6 +15,7 @@
 #include "cuda/params.hpp"
 #include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
+#include "cuda/runtime/environment.hpp"
 #include "cuda/runtime/tensor_map.hpp"
 #include "cuda/work_order.hpp"
 #include "tessera/config.hpp"
@@ -77,7 +76,6 @@ constexpr FwdTile kTiles[] = {
     {true, 512, kAny, 16, 16, 1, 1, 64, 1},
 };
 
-constexpr const char* kBulkCopies = "TESSERA_FWD_SM80_BULK";  // an environment variable, "0": none
 // Keys below which a part of the keys is not worth its merge; as many parts as any problem gets; as many as it gets of what
 // the GPU holds, beyond which more turns even out nothing.
 constexpr int64_t kMinSplitKeys = 256, kMaxSplits = 256, kMaxTurns = 4;
@@ -101,10 +99,7 @@ int slice_width(const FwdTile& tile, const tessera_plan& plan) {
 }
 
 // The tests of what GPUs before Hopper run, on a GPU that is none.
-bool without_bulk_copies() {
-  const char* const word = std::getenv(kBulkCopies);
-  return word && std::string_view(word) == "0";
-}
+bool without_bulk_copies() { return environment_variable(kBulkCopies) == "0"; }
 
 // Whether tiles can come by bulk copies, as far as the layouts tell.
 bool takes_bulk_copies(const tessera_plan& plan) {

@@ -17,6 +17,7 @@
 #include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
+#include "cuda/runtime/environment.hpp"
 #include "cuda/runtime/tensor_map.hpp"
 #include "cuda/work_order.hpp"
 #include "tessera/config.hpp"

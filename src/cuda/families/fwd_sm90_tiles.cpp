@@ -4,8 +4,10 @@
 #include <climits>
 #include <cstdlib>
 #include <iterator>
+#include <string>
 
 #include "cuda/kernels.hpp"
+#include "cuda/runtime/environment.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -69,7 +71,7 @@ std::optional<Sm90Tile> Sm90Tile::halved() const {
 }
 
 std::optional<Sm90Tile> find_sm90_tile(const Sm90Case& wanted) {
-  if (const char* forced = std::getenv(kForcedTile)) return parse(forced);
+  if (const std::string forced = environment_variable(kForcedTile); !forced.empty()) return parse(forced.c_str());
   for (const Sm90Tile& tile : kTiles) {
     if (wanted.head_dim > tile.head_dim || wanted.head_dim_v > tile.head_dim_v) continue;
     if (wanted.area != tile.area || wanted.rows < tile.rows) continue;

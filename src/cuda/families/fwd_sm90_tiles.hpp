@@ -45,10 +45,8 @@ struct Sm90Case {
   int64_t rows_a_sm;  // queries of all sequences and heads, for each multiprocessor
 };
 
-// Nothing: the head sizes have no row, or kForcedTile holds what is no tile.
+// Nothing: the head sizes have no row, or kForcedTile (runtime/environment.hpp: block_n, consumers,
+// k_stages, v_stages, q_stages, cluster, as "128,3,4,4,6,1", for the search) holds what is no tile.
 std::optional<Sm90Tile> find_sm90_tile(const Sm90Case& wanted);
-
-// An environment variable that takes the place of the table, for the search: what it varies, as "128,3,4,4,6,1".
-inline constexpr const char* kForcedTile = "TESSERA_FWD_SM90_TILE";
 
 }  // namespace tessera::cuda

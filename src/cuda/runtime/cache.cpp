@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "core/status.hpp"
+#include "cuda/runtime/environment.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -244,7 +245,7 @@ std::string CacheKey::file_name() const {
 }
 
 std::string Cache::default_folder() {
-  if (const std::string folder = environment_variable("TESSERA_CACHE_DIR"); !folder.empty()) return folder;
+  if (const std::string folder = environment_variable(kCacheFolder); !folder.empty()) return folder;
   // Relative paths are to be ignored there: https://specifications.freedesktop.org/basedir-spec/latest/
   if (const std::string folder = environment_variable("XDG_CACHE_HOME"); folder.starts_with('/'))
     return folder + "/tessera";

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <string_view>
+#include <string>
 #include <utility>
 
 #include "core/status.hpp"
+#include "cuda/runtime/environment.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -16,8 +16,7 @@ namespace {
 enum class Wanted { kNever, kWhereItPays, kFromFirst };
 Wanted graphs_wanted() {
   static const Wanted wanted = [] {
-    const char* const variable = std::getenv("TESSERA_CUDA_GRAPHS");
-    const std::string_view value = variable ? variable : "";
+    const std::string value = environment_variable(kCudaGraphs);
     return value == "0" ? Wanted::kNever : value == "first" ? Wanted::kFromFirst : Wanted::kWhereItPays;
   }();
   return wanted;

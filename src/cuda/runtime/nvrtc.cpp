@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/status.hpp"
+#include "cuda/runtime/environment.hpp"
 #include "cuda/runtime/nvrtc_library.hpp"
 #include "cuda/runtime/sources.hpp"
 
@@ -76,8 +77,8 @@ std::string arch_name(int32_t arch) { return "sm_" + std::to_string(arch) + (arc
 
 std::vector<std::string> compile_options() {
   std::vector<std::string> options = {"-std=c++20", "-default-device", "--ptxas-options=-v"};
-  const char* variable = std::getenv("TESSERA_LINEINFO");
-  if (variable && std::strcmp(variable, "1") == 0) options.emplace_back("-lineinfo");
+  static const bool line_info = environment_variable(kLineInfo) == "1";
+  if (line_info) options.emplace_back("-lineinfo");
   return options;
 }
 

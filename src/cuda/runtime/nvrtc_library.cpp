@@ -14,6 +14,7 @@
 
 #include "core/status.hpp"
 #include "cuda/runtime/driver.hpp"
+#include "cuda/runtime/environment.hpp"
 #include "cuda/runtime/trust.hpp"
 
 namespace tessera::cuda {
@@ -186,7 +187,7 @@ class Search {
   Search(const std::set<std::string>& broken, bool opens) : broken_(broken), opens_(opens), driver_(driver_major()) {}
 
   tessera_status run(Compiler& out) {
-    if (const std::string given = environment_variable("TESSERA_NVRTC"); !given.empty()) {
+    if (const std::string given = environment_variable(kGivenNvrtc); !given.empty()) {
       if (is_folder(given)) {
         for (const char* name : kNames) offer_file({given, ""}, name);
       } else {

@@ -141,9 +141,4 @@ Descriptor open_trusted(const std::string& path, const Way& way, std::string& re
   }
 }
 
-std::string environment_variable(const char* name) {
-  const char* const value = secure_getenv(name);
-  return value ? value : "";
-}
-
 }  // namespace tessera::cuda

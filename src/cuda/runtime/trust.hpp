@@ -77,7 +77,4 @@ struct Way {
 Descriptor open_trusted(const std::string& path, const Way& way, std::string& reason, const Descriptor* from = nullptr,
                         const std::string& from_path = "");
 
-// The environment's, "" where it is not set, and in a program that runs with more rights than its caller has.
-std::string environment_variable(const char* name);
-
 }  // namespace tessera::cuda

@@ -1,0 +1,26 @@
+#include "cuda/runtime/environment.hpp"
+
+#include <cstdlib>
+
+namespace tessera::cuda {
+namespace {
+
+constexpr EnvironmentVariable kVariables[] = {
+    {kCacheFolder, "the folder of compiled kernels"},
+    {kGivenNvrtc, "the compiler, or its folder"},
+    {kCudaGraphs, "0: launches one by one; first: as a graph from the first call on"},
+    {kLineInfo, "1: kernels carry line numbers"},
+    {kBulkCopies, "0: plans whose mma.sync forward kernels take no bulk copies"},
+    {kForcedTile, "the tile of plans for fwd_sm90"},
+};
+
+}  // namespace
+
+std::span<const EnvironmentVariable> environment_variables() { return kVariables; }
+
+std::string environment_variable(const char* name) {
+  const char* const value = secure_getenv(name);
+  return value ? value : "";
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,28 @@
+// The environment variables of the CUDA back end. None is read by a launch: those of plans when one is made, the others when they
+// are first needed.
+#pragma once
+
+#include <span>
+#include <string>
+
+namespace tessera::cuda {
+
+struct EnvironmentVariable {
+  const char* name;
+  const char* meaning;
+};
+
+// Those that are this library's own, for `tessera info`.
+std::span<const EnvironmentVariable> environment_variables();
+
+// "" where it is not set, and in a program that runs with more rights than its caller has (setuid).
+std::string environment_variable(const char* name);
+
+inline constexpr const char* kCacheFolder = "TESSERA_CACHE_DIR";
+inline constexpr const char* kGivenNvrtc = "TESSERA_NVRTC";
+inline constexpr const char* kCudaGraphs = "TESSERA_CUDA_GRAPHS";
+inline constexpr const char* kLineInfo = "TESSERA_LINEINFO";
+inline constexpr const char* kBulkCopies = "TESSERA_FWD_SM80_BULK";
+inline constexpr const char* kForcedTile = "TESSERA_FWD_SM90_TILE";
+
+}  // namespace tessera::cuda
