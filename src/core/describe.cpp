@@ -12,6 +12,7 @@
 #include "core/seal.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
+#include "cuda/cuda.hpp"
 
 namespace tessera::core {
 namespace {
@@ -109,6 +110,14 @@ std::string tiles_text(const tessera_plan& plan) {
                plan.tiles_per_item, plural(plan.tiles_per_item));
 }
 
+std::string launch_text(const cuda::PlannedLaunch& launch) {
+  const std::string cluster = launch.cluster > 1 ? print(" in clusters of %d", launch.cluster) : "";
+  const std::string memory = bytes_text(static_cast<double>(launch.smem_bytes));
+  return print("%s, %" PRId64 " block%s of %d threads%s", launch.kernel.c_str(), launch.blocks, plural(launch.blocks),
+               launch.threads, cluster.c_str()) +
+         (launch.smem_bytes > 0 ? ", " + memory + " of shared memory" : "");
+}
+
 std::string items_text(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const bool at_most = plan.kernel != TESSERA_KERNEL_DECODE && (packed_q(p) || packed_k(p));
@@ -150,6 +159,21 @@ std::string describe(const tessera_plan& plan) {
   }
   line("tiles", tiles_text(plan));
   if (plan.kernel != TESSERA_KERNEL_REFERENCE) more(items_text(plan));
+  if (on_cuda(plan)) {
+    const auto aligned = cuda::planned_launches(plan, true), elsewhere = cuda::planned_launches(plan, false);
+    line("launches", aligned.empty() ? "none" : launch_text(aligned[0]));
+    for (size_t i = 1; i < aligned.size(); ++i) more(launch_text(aligned[i]));
+    if (elsewhere != aligned) {
+      std::vector<std::string> texts[2];
+      for (const auto& launch : aligned) texts[0].push_back(launch_text(launch));
+      for (const auto& launch : elsewhere) texts[1].push_back(launch_text(launch));
+      const bool alike = texts[0] == texts[1];
+      more(std::string("where data is not aligned to 16 bytes:") + (alike ? " the same by narrower loads" : ""));
+      for (const std::string& one : texts[1]) {
+        if (!alike) more("  " + one);
+      }
+    }
+  }
   line("workspace", workspace_text(plan));
   more(print("standard attention holds %s for the score matrix", bytes_text(plan.standard_extra_bytes).c_str()));
   const char* at_most = plan.lengths_are_data ? "at most " : "";
@@ -260,6 +284,21 @@ void add_problem(JsonWriter& json, const tessera_problem& p) {
   json.close('}');
 }
 
+void add_launches(JsonWriter& json, const char* key, const std::vector<cuda::PlannedLaunch>& launches) {
+  json.open(key, '[');
+  for (const cuda::PlannedLaunch& launch : launches) {
+    json.open(nullptr, '{');
+    json.add("kernel", launch.kernel.c_str());
+    json.add("config", launch.config.c_str());
+    json.add("blocks", launch.blocks);
+    json.add("threads", launch.threads);
+    json.add("cluster", launch.cluster);
+    json.add("smem_bytes", launch.smem_bytes);
+    json.close('}');
+  }
+  json.close(']');
+}
+
 std::string to_json(const tessera_plan& plan) {
   JsonWriter json;
   json.open(nullptr, '{');
@@ -274,6 +313,10 @@ std::string to_json(const tessera_plan& plan) {
     json.close('}');
   }
   json.close(']');
+  if (on_cuda(plan)) {
+    add_launches(json, "launches", cuda::planned_launches(plan, true));
+    add_launches(json, "launches_unaligned", cuda::planned_launches(plan, false));
+  }
   json.add("use_dot", plan.use_dot != 0);
   const struct {
     const char* name;

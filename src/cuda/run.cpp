@@ -1,4 +1,5 @@
 // What is done with a call as a whole.
+#include "core/fields.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/kernels.hpp"
@@ -21,6 +22,23 @@ tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, voi
   LaunchList list(launches.driver());
   TESSERA_RETURN_IF_ERROR(lower(plan, buffers, workspace, list));
   return submit(list, launches);
+}
+
+std::vector<PlannedLaunch> planned_launches(const tessera_plan& plan, bool aligned) {
+  constexpr uintptr_t kNotAligned = 8;
+  tessera_buffers buffers{};  // whose addresses are looked at, and not what lies there
+  for (const core::TensorField& field : core::kTensorFields) {
+    if (!aligned) field.set_pointer(buffers, reinterpret_cast<const void*>(kNotAligned));
+  }
+  LaunchList list;
+  std::vector<PlannedLaunch> launches;
+  if (lower(plan, buffers, nullptr, list).code != TESSERA_OK) return launches;
+  for (const Launch& launch : list) {
+    const KernelSpec spec = launch.spec();
+    const int64_t blocks = int64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
+    launches.push_back({spec.name, spec.config, blocks, spec.threads, spec.cluster, spec.smem_bytes});
+  }
+  return launches;
 }
 
 // The data's addresses are not known: the kernels are those for rows that are aligned wherever the strides allow it.

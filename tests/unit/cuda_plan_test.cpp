@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <ostream>
 #include <stdexcept>
 #include <string>
@@ -344,6 +345,46 @@ TEST(FwdSm80, TakesNoBulkCopiesWhereToldSo) {
   setenv("TESSERA_FWD_SM80_BULK", "0", 1);
   EXPECT_EQ(smem_of_sm80(large_problem(128, 128), 90), kTiles128 + kTwoWorks);
   unsetenv("TESSERA_FWD_SM80_BULK");
+}
+
+// ---- what a plan says of its launches -------------------------------------------------------------------------------
+
+nlohmann::json launches_of(const Plan& plan, const char* which) { return nlohmann::json::parse(json(plan))[which]; }
+
+TEST(PlannedLaunches, AreTheKernelsThatRun) {
+  const Plan plan = tessera::plan(large_problem(128, 128), gpu());
+  const auto launches = launches_of(plan, "launches");
+  ASSERT_EQ(launches.size(), 1u);
+  EXPECT_EQ(launches[0]["kernel"], "fwd_sm90");
+  EXPECT_EQ(launches[0]["smem_bytes"], plan.smem_bytes);
+  EXPECT_EQ(launches[0]["threads"], 32 * plan.num_warps);
+  EXPECT_NE(launches[0]["config"].get<std::string>().find(".block_n = " + std::to_string(plan.block_n)),
+            std::string::npos);
+  const auto unaligned = launches_of(plan, "launches_unaligned");
+  ASSERT_EQ(unaligned.size(), 1u);
+  EXPECT_EQ(unaligned[0]["kernel"], "fwd_sm80") << "which loads by any width";
+  EXPECT_NE(unaligned[0]["config"].get<std::string>().find(".aligned = false"), std::string::npos);
+  const std::string text = describe(plan);
+  EXPECT_NE(text.find("where data is not aligned to 16 bytes:"), std::string::npos) << text;
+  EXPECT_NE(text.find("fwd_sm90, "), std::string::npos) << text;
+}
+
+TEST(PlannedLaunches, NameEachKernelOfAFamily) {
+  EXPECT_EQ(launches_of(tessera::plan(large_problem(128, 128), gpu(80)), "launches")[0]["kernel"],
+            "fwd_sm80_persistent");
+  EXPECT_EQ(launches_of(tessera::plan(large_problem(256, 256), gpu(100)), "launches")[0]["kernel"], "fwd_sm80_pairs");
+}
+
+TEST(PlannedLaunches, OfSplitKeysEndWithTheMerge) {
+  Problem decode = large_problem(128, 128);
+  decode.q = decode.o = layout(bfloat16, {1, 1, 16, 128});
+  decode.k = decode.v = layout(bfloat16, {1, 16384, 4, 128});
+  const Plan plan = tessera::plan(decode, gpu());
+  ASSERT_GT(plan.num_splits, 1);
+  const auto launches = launches_of(plan, "launches");
+  ASSERT_EQ(launches.size(), 2u);
+  EXPECT_EQ(launches[0]["blocks"], plan.num_items);
+  EXPECT_EQ(launches[1]["kernel"], "combine");
 }
 
 // ---- fwd_sm80: the parts that keys come in --------------------------------------------------------------------------
