@@ -112,7 +112,13 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
  *   4. ALiBi: s -= slope * |i + Sk - Sq - j|                       5. s = -inf where j is not visible.
  * Visible: causal, window, key length, mask and block_mask all allow it. A sink adds exp(sink[h]) to the denominator
  * only. Dropout zeroes entries of softmax(s) and scales what is kept by 1 / (1 - p); the LSE is that before dropout.
- * A query that sees nothing: o = 0, lse = -inf, gradients 0. */
+ * A query that sees nothing: o = 0, lse = -inf, gradients 0, whatever its hidden keys hold.
+ * A call owns the whole of o, lse and the gradients: rows of packed tensors that belong to no sequence, before
+ * cu_seqlens[0] and from cu_seqlens[B] on, and keys from a sequence's seqused_k on, get o = 0, lse = -inf, gradients 0.
+ * What lies there, or in no page in use, never reaches a result. A NaN or an infinity in k or v reaches o of every query
+ * that sees its key, and d_q of it, and d_k of the keys that such a query sees; in q or d_o, d_q of its query and d_k of
+ * what that sees (in q and k d_v, too); never another sequence or head. On the CPU it reaches nothing else; on CUDA it may
+ * reach queries and keys of its own tiles that it is hidden from (docs/reference/cuda.md). */
 typedef struct tessera_problem {
   size_t struct_size; /* sizeof(tessera_problem), which tessera_problem_init sets */
   int32_t direction;  /* tessera_direction */
@@ -121,7 +127,7 @@ typedef struct tessera_problem {
   tessera_layout q, k, v, o;
   tessera_layout lse; /* optional forward, required backward */
 
-  tessera_layout cu_seqlens_q; /* int32 [B + 1]: packed queries; sequence b is rows cu[b] .. cu[b + 1] */
+  tessera_layout cu_seqlens_q; /* int32 [B + 1]: packed queries; sequence b is rows cu[b] .. cu[b + 1], 0 <= cu[0] */
   tessera_layout cu_seqlens_k; /* int32 [B + 1]: packed keys and values */
   tessera_layout seqused_k;    /* int32 [B]: key length of each sequence, at most Sk; required when paged */
   tessera_layout page_table;   /* int32 [B, max_pages]: keys and values are paged */
@@ -138,12 +144,12 @@ typedef struct tessera_problem {
   tessera_layout d_bias; /* optional: gradient of bias, float32, bias's shape (Sk keys), contiguous last dimension */
   tessera_layout d_sink; /* optional: gradient of sink, float32 */
 
-  double scale;
+  double scale;          /* 0, or 1e-18 .. 1e18 of either sign */
   int32_t has_scale;     /* 0: scale = 1 / sqrt(D) */
   int32_t alignment;     /* tessera_alignment */
   int64_t window_left;   /* keys left of the diagonal that are visible, -1 = all */
   int64_t window_right;  /* keys right of it, -1 = all */
-  double softcap;        /* 0 = none */
+  double softcap;        /* 0 = none, or 1e-18 .. 1e18 */
   double dropout_p;      /* 0 <= p < 1, in steps of 2^-16 */
   uint64_t dropout_seed; /* Philox4x32-10's key */
   uint64_t dropout_offset;

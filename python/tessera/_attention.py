@@ -47,15 +47,15 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
         lse_i = log sum_j exp(s_ij);   o_i = sum_j exp(s_ij - lse_i) v_j
 
     The sink joins the sum of lse only; dropout zeroes entries of the softmax after it. A query that sees nothing has
-    o = 0 and lse = -inf.
+    o = 0 and lse = -inf, and so have rows of packed q that belong to no sequence.
 
     Options, all by name:
         return_lse: return (o, lse) in place of o. The lse is a natural logarithm.
-        scale: a number; None means 1 / sqrt(D).
+        scale: 0, or 1e-18 .. 1e18 of either sign; None means 1 / sqrt(D).
         causal: key j is visible to query i if j <= i + Sk - Sq (the last query sees the last key).
         top_left: causal and window are measured from key i in place of key i + Sk - Sq.
         window: (left, right), keys visible on each side of the diagonal; -1 means all.
-        softcap: 0 means none.
+        softcap: 0 means none, or 1e-18 .. 1e18.
         bias: float32 or q's dtype, [B|1, Hq|1, Sq|1, Sk|1] or its last axes, broadcast as NumPy does.
         mask: bool, shaped as bias, True = visible.
         block_mask, mask_block: bool, [B|1, Hq|1, ceil(Sq / bq), ceil(Sk / bk)], and (bq, bk) in queries and keys.

@@ -97,7 +97,9 @@ tessera_status check_sharing(const CombineTensors& tensors) {
 tessera_status check_offsets(const char* name, const tessera_layout& layout, const int32_t* offsets,
                              const char* rows_of, int64_t rows, const char* longest_name, int64_t longest) {
   const int64_t stride = layout.strides[0], sequences = layout.shape[0] - 1;
-  if (offsets[0] != 0) return invalid("%s[0]: %d, must be 0", name, offsets[0]);
+  if (offsets[0] < 0 || offsets[0] > rows) {
+    return invalid("%s[0]: %d, accepted 0 .. %" PRId64 ", the rows of %s", name, offsets[0], rows, rows_of);
+  }
   for (int64_t b = 0; b < sequences; ++b) {
     const int32_t begin = offsets[b * stride], end = offsets[(b + 1) * stride];
     if (end < begin) {

@@ -242,6 +242,7 @@ struct OptionMember {
   double tessera_problem::*number = nullptr;
   double min = 0, max = 0;         // what is accepted, both included
   const char* accepted = nullptr;  // the same in words
+  double smallest = 0;             // number: the smallest magnitude, beside 0
 };
 
 struct OptionField {
@@ -258,7 +259,8 @@ constexpr double kMaxLengthOption = static_cast<double>(kMaxLength);
 constexpr double kAnyInteger = 0x1p63;
 constexpr double kAnyUnsigned = 18446744073709551615.0;
 constexpr double kLargestBelow1 = 0x1.fffffffffffffp-1;
-constexpr double kFinite = 1.7976931348623157e308;
+// Of |scale| and softcap beside 0: kernels hold either times log2(e), and 4 scale / softcap, as normal float32 numbers.
+constexpr double kMinFactor = 1e-18, kMaxFactor = 1e18;
 
 constexpr OptionMember flag(const char* name, int32_t tessera_problem::*member) {
   return {.name = name, .flag = member, .max = 1, .accepted = "0 and 1"};
@@ -280,15 +282,18 @@ constexpr OptionMember number(const char* name, double tessera_problem::*member,
                               const char* accepted) {
   return {name, nullptr, nullptr, nullptr, member, min, max, accepted};
 }
+constexpr OptionMember factor(const char* name, double tessera_problem::*member, double min, const char* accepted) {
+  return {name, nullptr, nullptr, nullptr, member, min, kMaxFactor, accepted, kMinFactor};
+}
 }  // namespace detail
 
 // clang-format off
 inline constexpr OptionField kOptionFields[] = {
-    {"scale",           "--scale",           OptionKind::kOptionalNumber, nullptr,      "Factor of the scores (default: 1 / sqrt(D))",             {detail::number("scale", &tessera_problem::scale, -detail::kFinite, detail::kFinite, "any finite number")}},
+    {"scale",           "--scale",           OptionKind::kOptionalNumber, nullptr,      "Factor of the scores (default: 1 / sqrt(D))",             {detail::factor("scale", &tessera_problem::scale, -detail::kMaxFactor, "0 and 1e-18 .. 1e18, of either sign")}},
     {"causal",          "--causal",          OptionKind::kFlag,           nullptr,      "A query sees no key right of the diagonal",               {detail::flag("causal", &tessera_problem::causal)}},
     {"top_left",        "--top-left",        OptionKind::kAlignment,      nullptr,      "The diagonal starts at the first key (default: ends at the last)", {{.name = "alignment", .flag = &tessera_problem::alignment, .max = 1, .accepted = "0 (bottom-right) and 1 (top-left)"}}},
     {"window",          "--window",          OptionKind::kPair,           "LEFT RIGHT", "Keys visible left and right of the diagonal, -1 for all", {detail::window("window_left", &tessera_problem::window_left), detail::window("window_right", &tessera_problem::window_right)}},
-    {"softcap",         "--softcap",         OptionKind::kNumber,         "C",          "Scores become c tanh(s / c)",                             {detail::number("softcap", &tessera_problem::softcap, 0, detail::kFinite, "0 (none) and any finite positive number")}},
+    {"softcap",         "--softcap",         OptionKind::kNumber,         "C",          "Scores become c tanh(s / c)",                             {detail::factor("softcap", &tessera_problem::softcap, 0, "0 (none) and 1e-18 .. 1e18")}},
     {"dropout_p",       "--dropout",         OptionKind::kNumber,         "P",          "Probability that an entry is dropped, below 1",           {detail::number("dropout_p", &tessera_problem::dropout_p, 0, detail::kLargestBelow1, "0 <= p < 1")}},
     {"dropout_seed",    "--seed",            OptionKind::kUnsigned,       nullptr,      "Seed of the dropout",                                     {detail::word("dropout_seed", &tessera_problem::dropout_seed)}},
     {"dropout_offset",  "--offset",          OptionKind::kUnsigned,       nullptr,      "Offset of the dropout's random numbers",                  {detail::word("dropout_offset", &tessera_problem::dropout_offset)}},

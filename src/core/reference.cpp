@@ -100,6 +100,18 @@ struct Head {
   }
 };
 
+// 0 in every row of a packed tensor [T, H, D], which is what those that belong to no sequence keep.
+void clear_packed(const tessera_layout& layout, void* data) {
+  if (layout.rank != 3) return;
+  for (int64_t row = 0; row < layout.shape[0]; ++row) {
+    for (int64_t head = 0; head < layout.shape[1]; ++head) {
+      for (int64_t d = 0; d < layout.shape[2]; ++d) {
+        store(layout.dtype, data, row * layout.strides[0] + head * layout.strides[1] + d, 0.0);
+      }
+    }
+  }
+}
+
 // One (sequence, query head): the formulas for its rows.
 class HeadAttention {
  public:
@@ -261,6 +273,9 @@ class HeadAttention {
 void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w, Cancel& cancel) {
   const tessera_problem& problem = plan.problem;
   const int64_t group = plan.heads_q / plan.heads_kv;
+  clear_packed(problem.d_q, buffers.d_q);
+  clear_packed(problem.d_k, buffers.d_k);
+  clear_packed(problem.d_v, buffers.d_v);
   std::ranges::fill(w.d_sink, 0.0);
   for (int64_t b = 0; b < plan.batch; ++b) {
     for (int64_t h_kv = 0; h_kv < plan.heads_kv; ++h_kv) {
@@ -349,6 +364,15 @@ void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers,
   const Workspace w(plan, arena);
   const tessera_problem& problem = plan.problem;
   const int64_t group = plan.heads_q / plan.heads_kv;
+  clear_packed(problem.o, buffers.o);
+  if (packed_q(problem) && present(problem.lse)) {
+    const LseStrides stride = lse_strides(problem.lse);
+    for (int64_t h = 0; h < plan.heads_q; ++h) {
+      for (int64_t row = 0; row < problem.lse.shape[1]; ++row) {
+        buffers.lse[stride.head * h + stride.row * row] = static_cast<float>(kMinusInfinity);
+      }
+    }
+  }
   for (int64_t b = 0; b < plan.batch; ++b) {
     for (int64_t h = 0; h < plan.heads_q; ++h) {
       const HeadAttention head(plan, buffers, w, b, h);

@@ -174,7 +174,8 @@ tessera_status check_member(const OptionMember& member, const tessera_problem& p
   if (member.unsigned_integer) return ok();
   if (member.number) {
     const double value = p.*member.number;
-    const bool accepted = value >= member.min && value <= member.max;  // NaN is not
+    const bool vanishes = value != 0 && std::fabs(value) < member.smallest;
+    const bool accepted = value >= member.min && value <= member.max && !vanishes;  // NaN is not
     return accepted ? ok() : invalid("%s: %g, accepted %s", member.name, value, member.accepted);
   }
   const int64_t value = member.flag ? p.*member.flag : p.*member.integer;

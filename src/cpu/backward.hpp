@@ -25,6 +25,8 @@ struct BackwardOperands {
   const float *lse, *delta;  // [kBlockM]
   float* dq;                 // the tile's first row
   int64_t dq_ld;
+  bool finite;  // K, Q and dO hold neither NaN nor infinity, or there is nothing hidden that these could reach
+  int64_t head_kv;
 };
 
 // bf16 copies of R rows of P or dS: rows (pairs along queries, for dV and dK), and pairs along keys (for dQ).
@@ -144,16 +146,18 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       const int64_t at = n * kBlockM + c * kLanes;
-      const VecF probability = exponential(load(s.sP + at) - load(t.lse + c * kLanes));
+      const VecF score = load(s.sP + at);
+      const VecF probability = exponential(score - load(t.lse + c * kLanes));
       VecF dp = load(s.sdS + at), kept = probability;
       if (p.dropout_threshold) {
         const VecF factor = load(factors + at);
         dp *= factor;
         kept *= factor;
       }
-      // An invisible entry has P = 0, and dP may be anything.
-      store(s.sdS + at, select(probability == 0.0f, VecF{}, probability * (dp - load(t.delta + c * kLanes))));
-      store(s.sP + at, kept);
+      // For an invisible entry LSE, dP and delta may be anything.
+      const VecI visible = score != -infinity();
+      store(s.sdS + at, select(visible, probability * (dp - load(t.delta + c * kLanes)), VecF{}));
+      store(s.sP + at, select(visible, kept, VecF{}));
     }
   }
   if (p.d_bias) add_bias_gradient(p, tile, s.sdS, rest, key, count);
@@ -189,6 +193,35 @@ TESSERA_OWN_FUNCTION void accumulate(float* out, int64_t ld, const void* a, int6
   });
 }
 
+// dV += P^T dO, dK += dS^T Q, dQ += dS K, of what each lane sees alone.
+template <Op kOp>
+TESSERA_COLD_FUNCTION void accumulate_seen(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t,
+                                           const BackwardScratch& s, int64_t key_row, int64_t key, int64_t count) {
+  const auto element = [](const float* floats, const float* bf16, int64_t at) TESSERA_LAMBDA_INLINE {
+    if constexpr (kOp == Op::kDot) return float_of_bf16(reinterpret_cast<const uint16_t*>(bf16)[at]);
+    return floats[at];
+  };
+  alignas(64) int32_t visible[kBlockM];
+  alignas(64) float k[kMaxRowFloats], row[kMaxRowFloats];
+  with_float_elem(p.dtype, [&](auto elem) {
+    using Elem = decltype(elem);
+    for (int64_t n = 0; n < count; ++n) {
+      visible_lanes(visible, p, tile, key + n);
+      read_row<Elem>(k, cpu::key_row(p, p.k, *tile.sequence, tile.batch, t.head_kv, key + n), p.head_dim);
+      for (int64_t lane = 0; lane < tile.count; ++lane) {
+        if (!visible[lane]) continue;
+        const int64_t at = n * kBlockM + lane;
+        const float d_score = element(s.sdS, s.sdS16, at);
+        read_row<Elem>(row, row_at(p.d_o, tile, lane), p.head_dim_v);
+        add_scaled(element(s.sP, s.sP16, at), row, s.sdV + (key_row + n) * s.dv_ld, p.head_dim_v);
+        read_row<Elem>(row, row_at(p.q, tile, lane), p.head_dim);
+        add_scaled(d_score, row, s.sdK + (key_row + n) * s.dk_ld, p.head_dim);
+        add_scaled(d_score, k, t.dq + lane * t.dq_ld, p.head_dim);
+      }
+    }
+  });
+}
+
 // One tile of queries against `count` keys from row `key_row` of the super-block.
 template <Op kOp>
 __attribute__((noinline)) void backward_block(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t,
@@ -215,6 +248,7 @@ __attribute__((noinline)) void backward_block(const Params& p, const Tile& tile,
       plain_scores<kOp, 3>(p, tile, t, s, key_row, key, count);
       break;
   }
+  if (plain && !t.finite) return accumulate_seen<kOp>(p, tile, t, s, key_row, key, count);
   const int64_t query_steps = (tile.count + kStep - 1) / kStep;
   const int64_t row_bytes = kBlockM * (kOp == Op::kDot ? 2 : 4);
   const void* p_rows = kOp == Op::kDot ? s.sP16 : s.sP;
@@ -357,6 +391,8 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
     __builtin_memset(s.sdK, 0, static_cast<size_t>(rows * s.dk_ld) * sizeof(float));
     __builtin_memset(s.sdV, 0, static_cast<size_t>(rows * s.dv_ld) * sizeof(float));
     BackwardOperands<kOp> t;
+    t.head_kv = head_kv;
+    int finite_keys = -1;  // whether K holds neither NaN nor infinity; -1: nobody has asked
     if (keys > 0) {
       t.values = rows_block<kOp>(p, p.v, sequence, batch, head_kv, first, keys, p.head_dim_v, s.sV, true);
       t.keys = rows_block<kOp>(p, p.k, sequence, batch, head_kv, first, keys, p.head_dim, s.sK, true);
@@ -375,6 +411,12 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
         t.sQ = s.sQ, t.sdO = s.sdO;
         t.q_steps = load_rows<kOp>(p, p.q, tile, p.head_dim, s.sQ, s.q_rows);
         t.do_steps = load_rows<kOp>(p, p.d_o, tile, p.head_dim_v, s.sdO, s.do_rows);
+        const bool hides = options || tile.all_low > first || tile.all_high < first + keys - 1;
+        if (hides && finite_keys < 0) {
+          finite_keys = keys_are_finite(p, p.k, sequence, batch, head_kv, first, keys, p.head_dim);
+        }
+        t.finite = !hides || (finite_keys && queries_are_finite(p, p.q, tile, p.head_dim) &&
+                              queries_are_finite(p, p.d_o, tile, p.head_dim_v));
         const int64_t at = h * p.rows_total + sequence.row_begin + row;
         for (int64_t lane = 0; lane < kBlockM; ++lane) {
           s.lse[lane] = lane < tile.count ? p.row_lse[at + lane] : infinity();

@@ -246,6 +246,26 @@ TESSERA_INLINE void decode_output(const Params& p, int64_t row_count, float* out
   });
 }
 
+// The same, of what each row sees alone: keys key + first ..., whose weights stand from `first` on.
+template <Op kOp, class Elem>
+TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const DecodeRow* rows, int64_t row_count, float* out,
+                                       int64_t out_ld, const float* scores, int64_t scores_ld,
+                                       const char* const* values, int64_t key, int64_t first, int64_t count) {
+  alignas(64) float value[kMaxRowFloats];
+  for (int64_t i = 0; i < count; ++i) {
+    read_row<Elem>(value, values[i], p.head_dim_v);
+    const int64_t n = first + i;
+    for (int64_t r = 0; r < row_count; ++r) {
+      if (key + n < rows[r].low || key + n > rows[r].high) continue;
+      float weight = scores[r * scores_ld + n];
+      if constexpr (kOp == Op::kDot) {
+        weight = float_of_bf16(reinterpret_cast<const uint16_t*>(scores + r * scores_ld)[n]);
+      }
+      for (int64_t d = 0; d < p.head_dim_v; ++d) out[r * out_ld + dot_column<kOp>(d)] += weight * value[d];
+    }
+  }
+}
+
 // kKeys neighbouring rows of K or V, one head after the other, and those that come after them, asked for in time.
 template <int kKeys>
 struct KeyGroup {
@@ -290,10 +310,15 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
   DecodeRow* rows = reinterpret_cast<DecodeRow*>(s.rows);
   const int64_t q_ld = padded_to(p.head_dim, 2 * kLanes), out_ld = padded_to(p.head_dim_v, 2 * kLanes);
   const int64_t scores_ld = p.block_n;
+  int64_t all_low = 0, all_high = key_end;  // keys that every row sees
+  for (int64_t row = 0; row < heads * row_count; ++row) {
+    all_low = max_of(all_low, rows[row].low), all_high = min_of(all_high, rows[row].high);
+  }
   for (int64_t key = key_begin; key < key_end; key += p.block_n) {
     constexpr int64_t kCancelKeys = 1024;
     if (key % kCancelKeys == 0 && p.cancelled && p.cancelled(p.cancel)) return;
     const int64_t count = min_of<int64_t>(p.block_n, key_end - key);
+    const bool hides = key < all_low || key + count - 1 > all_high;
     for (int64_t n = 0; n < count; n += kDecodeKeys) {
       KeyGroup<kDecodeKeys> group(p, p.k, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim);
       for (int64_t h = 0; h < heads; ++h, group.next_head()) {
@@ -317,6 +342,11 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
     for (int64_t n = 0; n < count; n += kDecodeValues) {
       KeyGroup<kDecodeValues> group(p, p.v, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim_v);
       for (int64_t h = 0; h < heads; ++h, group.next_head()) {
+        if (hides && !rows_are_finite(p.dtype, group.count, p.head_dim_v, [&](int64_t i) { return group.rows[i]; })) {
+          decode_seen<kOp, Elem>(p, rows + h * row_count, row_count, s.o + h * row_count * out_ld, out_ld,
+                                 s.scores + h * row_count * scores_ld, scores_ld, group.rows, key, n, group.count);
+          continue;
+        }
         decode_output<kOp, Elem>(p, row_count, s.o + h * row_count * out_ld, out_ld,
                                  s.scores + h * row_count * scores_ld + n / kLaneElems<kOp>, scores_ld, group.rows,
                                  group.count);

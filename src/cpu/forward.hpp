@@ -14,6 +14,7 @@
 #pragma once
 
 #include "cpu/kv_block.hpp"
+#include "cpu/nonfinite.hpp"
 #include "cpu/score.hpp"
 #include "cpu/scratch.hpp"
 
@@ -33,6 +34,9 @@ struct ForwardBlock {
   RowBlock keys;      // [count][head_dim]
   RowBlock values;    // [count][head_dim_v], or pairs
   int64_t key_begin;  // absolute
+  int64_t count;
+  int64_t head_kv;
+  mutable int8_t finite_values = -1;  // 1: they hold neither NaN nor infinity; -1: nobody has asked
 };
 
 // Keys in steps of k for the second product: pairs for the dot product.
@@ -182,6 +186,44 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
   for (int c = 0; c < C; ++c) store(tile.sum + c * kLanes, sum[c]);
 }
 
+// Whether the block's values hold neither NaN nor infinity. Looked up once, for all of an item's tiles.
+template <Op kOp>
+TESSERA_INLINE bool values_are_finite(const Params& p, const Tile& tile, const ForwardBlock<kOp>& block) {
+  if (block.finite_values < 0) {
+    block.finite_values =
+        keys_are_finite(p, p.v, *tile.sequence, tile.batch, block.head_kv, block.key_begin, block.count, p.head_dim_v);
+  }
+  return block.finite_values;
+}
+
+// O += P V, of what each lane sees alone.
+template <Op kOp, int C>
+TESSERA_COLD_FUNCTION void add_seen_values(const Params& p, const Tile& tile, float* sO, const float* sP,
+                                           const ForwardBlock<kOp>& block, int64_t begin, int64_t end) {
+  if (!tile.started) __builtin_memset(sO, 0, static_cast<size_t>(p.head_dim_v) * kBlockM * sizeof(float));
+  alignas(64) int32_t visible[kBlockM];
+  alignas(64) float value[kMaxRowFloats];
+  for (int64_t n = begin; n < end; ++n) {
+    visible_lanes(visible, p, tile, block.key_begin + n);
+    const char* row = key_row(p, p.v, *tile.sequence, tile.batch, block.head_kv, block.key_begin + n);
+    with_float_elem(p.dtype, [&](auto elem) { read_row<decltype(elem)>(value, row, p.head_dim_v); });
+    for (int c = 0; c < C; ++c) {
+      const float* at = sP + n / kKeysAStep<kOp> * kBlockM + c * kLanes;
+      VecF weight = load(at);
+      if constexpr (kOp == Op::kDot) {
+        const VecU pair = load_as<VecU>(at);
+        weight = (VecF)(n % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+      }
+      const VecI sees = load_as<VecI>(visible + c * kLanes);
+      for (int64_t d = 0; d < p.head_dim_v; ++d) {
+        float* o = sO + d * kBlockM + c * kLanes;
+        const VecF old = load(o);
+        store(o, select(sees, fma(weight, splat(value[d]), old), old));
+      }
+    }
+  }
+}
+
 // Keys begin ... end - 1 of the block: S, softmax, O += P V.
 template <Op kOp, int C>
 TESSERA_INLINE void attend_keys(const Params& p, Tile& tile, float* sQ, float* sO, const ForwardScratch& scratch,
@@ -208,6 +250,12 @@ TESSERA_INLINE void attend_keys(const Params& p, Tile& tile, float* sQ, float* s
     tile.pessimistic = false;
   }
   if (!done) plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, stops);
+  const bool hides = !whole || p.mask.data || p.block_mask.data || p.bias.data;
+  if (hides && !values_are_finite(p, tile, block)) {
+    add_seen_values<kOp, C>(p, tile, sO, scratch.sS, block, begin, end);
+    tile.started = true;
+    return;
+  }
   constexpr int64_t kStep = kKeysAStep<kOp>;
   for_strips<C>(stops, begin, [&]<int V>(int64_t from, int64_t to) TESSERA_LAMBDA_INLINE {
     product_rows<kTileRows, C - V, kOp, Broadcast::kAlongRows>(
@@ -348,7 +396,7 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
     if (p.cancelled && p.cancelled(p.cancel)) return;
     const int64_t count = min_of<int64_t>(p.block_n, key_end - key);
     ForwardBlock<kOp> block;
-    block.key_begin = key;
+    block.key_begin = key, block.count = count, block.head_kv = head_kv;
     block.keys = rows_block<kOp>(p, p.k, sequence, batch, head_kv, key, count, p.head_dim, scratch.sK);
     block.values = steps_block<kOp>(p, p.v, sequence, batch, head_kv, key, count, p.head_dim_v, scratch.sV);
     const int64_t next = key + p.block_n, next_count = max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - next));

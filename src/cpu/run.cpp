@@ -13,6 +13,7 @@
 #include "cpu/cpu.hpp"
 #include "cpu/tables.hpp"
 #include "cpu/thread_pool.hpp"
+#include "cpu/unowned_rows.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -240,6 +241,16 @@ void combine_splits(const Runner& runner, const KernelTable& table, const Params
   }
 }
 
+// o = 0 and LSE = -inf in rows that belong to no sequence.
+void clear_outputs(const Params& p, const UnownedRows& rows, int64_t item) {
+  rows.for_each(item, [&](int64_t row) {
+    clear_row(p.o, row, p.heads_q, p.head_dim_v * p.elem_bytes);
+    for (int64_t head = 0; p.lse && head < p.heads_q; ++head) {
+      *reinterpret_cast<float*>(p.lse + p.lse_head * head + p.lse_row * row) = -std::numeric_limits<float>::infinity();
+    }
+  });
+}
+
 void clear_bias_gradient(const tessera_layout& layout, float* d_bias) {
   for (int64_t b = 0; b < layout.shape[0]; ++b) {
     for (int64_t h = 0; h < layout.shape[1]; ++h) {
@@ -266,16 +277,15 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
   const KeySplits splits = key_splits(plan, keys.longest);
   p.num_splits = splits.count, p.split_keys = splits.keys;
   const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor, cancel, keys.share);
-  if (decode) {
-    const auto kernel = plan.use_dot ? table.decode_dot : table.decode;
-    const int64_t items = plan.batch * (plan.heads_kv / plan.tiles_per_item) * p.num_splits;
-    runner.run(items, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
-  } else {
-    const int64_t items =
-        shared.sequences[plan.batch].item_begin * (p.pack_heads ? plan.heads_kv : plan.heads_q) * p.num_splits;
-    const auto kernel = plan.use_dot ? table.forward_dot : table.forward;
-    runner.run(items, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
-  }
+  const int64_t decode_items = plan.batch * (plan.heads_kv / plan.tiles_per_item);
+  const int64_t tiled_items = shared.sequences[plan.batch].item_begin * (p.pack_heads ? plan.heads_kv : plan.heads_q);
+  const int64_t items = (decode ? decode_items : tiled_items) * p.num_splits;
+  const auto kernel =
+      decode ? (plan.use_dot ? table.decode_dot : table.decode) : (plan.use_dot ? table.forward_dot : table.forward);
+  const UnownedRows unowned(plan.problem.cu_seqlens_q, buffers.cu_seqlens_q, core::sizes(plan.problem).rows_q);
+  runner.run(items + unowned.items(), [&](int64_t item, char* scratch) {
+    item < items ? kernel(p, item, scratch) : clear_outputs(p, unowned, item - items);
+  });
   if (decode || p.num_splits > 1) combine_splits(runner, table, p);
 }
 
@@ -312,7 +322,22 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor, cancel, keys.share);
 
   const int64_t tiles = shared.sequences[plan.batch].tile_begin;
-  runner.run(tiles * plan.heads_q, [&](int64_t item, char* scratch) { table.backward_rows(p, item, scratch); });
+  const int64_t row_items = tiles * plan.heads_q;
+  const core::Sizes size = core::sizes(problem);
+  const UnownedRows unowned_queries(problem.cu_seqlens_q, buffers.cu_seqlens_q, size.rows_q);
+  const UnownedRows unowned_keys(problem.cu_seqlens_k, buffers.cu_seqlens_k, size.rows_k);
+  runner.run(row_items + unowned_queries.items() + unowned_keys.items(), [&](int64_t item, char* scratch) {
+    if (item < row_items) return table.backward_rows(p, item, scratch);
+    item -= row_items;
+    if (item < unowned_queries.items()) {
+      return unowned_queries.for_each(
+          item, [&](int64_t row) { clear_row(p.d_q, row, p.heads_q, p.head_dim * p.elem_bytes); });
+    }
+    unowned_keys.for_each(item - unowned_queries.items(), [&](int64_t row) {
+      clear_row(p.d_k, row, p.heads_kv, p.head_dim * p.elem_bytes);
+      clear_row(p.d_v, row, p.heads_kv, p.head_dim_v * p.elem_bytes);
+    });
+  });
   const auto kernel = plan.use_dot ? table.backward_dot : table.backward;
   runner.run(owners.count * plan.num_splits, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
   const int64_t finish = (p.acc_dq ? tiles * plan.heads_q : 0) + (d_sink ? plan.heads_q : 0);

@@ -28,6 +28,8 @@
 // A loop of micro-kernels in a function of its own: among others, gcc's register allocator spills accumulators inside
 // it.
 #define TESSERA_OWN_FUNCTION __attribute__((noinline))
+// A function that the usual way does not call, and that is to cost it no register.
+#define TESSERA_COLD_FUNCTION __attribute__((noinline, cold))
 
 namespace tessera::cpu {
 namespace {
@@ -203,7 +205,8 @@ class Exp2 {
 };
 TESSERA_INLINE VecF exp2(VecF x) { return Exp2()(x); }
 
-// tanh(x) = x P(x^2) / Q(x^2), minimax on [-9, 9] (3.2e-7 relative), beyond which tanh is 1 in float32. NaN for NaN.
+// tanh(x) = x P(x^2) / Q(x^2), minimax on [-9, 9] (3.2e-7 relative), beyond which tanh is 1 in float32: exactly, so that the
+// gradient through it is 0. NaN for NaN.
 TESSERA_INLINE VecF tanh(VecF x) {
   x = min(splat(9.0f), max(splat(-9.0f), x));
   const VecF z = x * x;
@@ -215,7 +218,7 @@ TESSERA_INLINE VecF tanh(VecF x) {
   q = fma(q, z, splat(0.0258769505f));
   q = fma(q, z, splat(0.467143327f));
   q = fma(q, z, splat(1.0f));
-  return x * p / q;
+  return select(z == 81.0f, x * splat(1.0f / 9.0f), x * p / q);
 }
 
 // ---- 16-bit types: bit patterns in memory, float32 in registers ----

@@ -106,6 +106,8 @@ Case draw_case(uint64_t seed, uint64_t index) {
   c.cores = random.one_in(2) ? 2 : random.between(1, 20);
   c.seed = random.between(1, 1'000'000);
   c.deterministic = random.one_in(2);
+  if (random.one_in(4)) c.lead = random.between(1, 300);
+  if (random.one_in(4)) c.tail = random.between(0, 300);
   return legalised(c);
 }
 

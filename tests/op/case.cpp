@@ -22,10 +22,11 @@ constexpr Word kOrders[] = {{"bshd", kBshd}, {"bhsd", kBhsd}, {"sbhd", kSbhd}};
 constexpr Word kSpans[] = {{"none", kAbsent}, {"k", 0},   {"qk", 1},  {"hk", 2},  {"hqk", 3},
                            {"bk", 4},         {"bqk", 5}, {"bhk", 6}, {"bhqk", 7}};
 constexpr Word kAlibi[] = {{"none", 0}, {"h", 1}, {"bh", 2}};
-constexpr Word kData[] = {{"normal", kNormal},   {"outlier", kOutlier},    {"growing", kGrowing},
-                          {"huge", kHuge},       {"nan_query", kNanQuery}, {"nan_key", kNanKey},
-                          {"inf_key", kInfKey},  {"inf_value", kInfValue}, {"inf_bias", kInfBias},
-                          {"falling", kFalling}, {"nan_once", kNanOnce},   {"inf_once", kInfOnce}};
+constexpr Word kData[] = {{"normal", kNormal},      {"outlier", kOutlier},    {"growing", kGrowing},
+                          {"huge", kHuge},          {"nan_query", kNanQuery}, {"nan_key", kNanKey},
+                          {"inf_key", kInfKey},     {"inf_value", kInfValue}, {"inf_bias", kInfBias},
+                          {"falling", kFalling},    {"nan_once", kNanOnce},   {"inf_once", kInfOnce},
+                          {"nan_value", kNanValue}, {"nan_d_o", kNanDO}};
 
 struct Field {
   const char* name;
@@ -52,6 +53,8 @@ const Field kFields[] = {
     {.name = "q", .integer = &Case::q_form, .words = kForms},
     {.name = "k", .integer = &Case::k_form, .words = kForms},
     {.name = "page", .integer = &Case::page, .low = 1, .high = kAny},
+    {.name = "lead", .integer = &Case::lead, .high = kAny},
+    {.name = "tail", .integer = &Case::tail, .high = kAny},
     {.name = "used", .integer = &Case::used},
     {.name = "order", .integer = &Case::order, .words = kOrders},
     {.name = "gap", .integer = &Case::gap, .high = kAny},
@@ -110,6 +113,12 @@ bool parse_value(const Field& field, std::string_view text, Case& c) {
 }
 
 }  // namespace
+
+bool holds_nonfinite(const Case& c) {
+  for (const Data data : {kNanQuery, kNanKey, kInfKey, kInfValue, kNanOnce, kInfOnce, kNanValue, kNanDO})
+    if (c.data == data) return true;
+  return false;
+}
 
 std::string to_text(const Case& c) {
   const Case standard;
@@ -177,23 +186,20 @@ Case legalised(Case c) {
   if (c.k_form == kPaged) c.backward = 0;
   // A packed problem states its longest sequence, since the shapes of bias and masks are measured by it.
   if (c.q_form == kPacked) c.sq = std::max<int64_t>(c.sq, 1);
+  if (c.q_form != kPacked && c.k_form != kPacked) c.lead = Case{}.lead, c.tail = Case{}.tail;
   if (c.k_form != kDense) c.sk = std::max<int64_t>(c.sk, 1);
   if (c.block_mask != kAbsent) c.block_mask |= kSpanQ;
   if (c.bias == kAbsent) c.d_bias = c.bias_f32 = 0;
   if (!c.sink) c.d_sink = 0;
   if (c.backward) c.lse = 1;
   if (c.shared_kv) c.used = 0;
-  // What an infinity or NaN in a gradient's inputs spreads to is nobody's promise.
-  if (c.data >= kHuge) c.backward = 0;
+  // The oracle leaves out keys of weight 0, as an infinity makes them; a kernel takes what the products give.
+  if (c.data == kHuge || c.data == kInfKey || c.data == kInfBias || c.data == kInfOnce) c.backward = 0;
   if (c.data == kInfBias && c.bias == kAbsent) c.data = kNormal;
   // Whether dropout turns a NaN weight into 0 is nobody's promise either.
-  if (c.data == kNanQuery || c.data == kNanKey || c.data == kInfKey || c.data == kInfValue) c.dropout = 0;
-  // Inf in a value that a query sees with weight 0 is a NaN in any product of P and V: only where all are seen.
-  if (c.data == kInfValue) {
-    c.causal = c.alibi = 0;
-    c.wl = c.wr = -1;
-    c.mask = c.block_mask = kAbsent;
-  }
+  if (holds_nonfinite(c)) c.dropout = 0;
+  // Inf in a value that a query sees with weight 0 is a NaN in any product of P and V: none is that small without ALiBi.
+  if (c.data == kInfValue) c.alibi = 0;
   if (!c.backward) c.d_bias = c.d_sink = c.d_lse = c.deterministic = 0;
   return c;
 }

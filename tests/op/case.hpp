@@ -32,7 +32,9 @@ enum Data {
   kInfBias,   // some bias entries hold -Inf
   kFalling,   // as kGrowing, from the last key to the first: a kernel takes its tiles in one order or the other
   kNanOnce,   // one key, a third into the sequence, holds a NaN
-  kInfOnce    // it holds an Inf
+  kInfOnce,   // it holds an Inf
+  kNanValue,  // one value in a hundred, and one two thirds into the sequence, hold a NaN
+  kNanDO      // some rows of dO hold a NaN
 };
 
 inline constexpr double kDefaultScale = std::numeric_limits<double>::infinity();
@@ -43,6 +45,8 @@ struct Case {
   int64_t backward = 0;
   int64_t q_form = kDense, k_form = kDense;
   int64_t page = 16;      // rows a page
+  int64_t lead = 0;       // rows of packed tensors before the first sequence
+  int64_t tail = 2;       // and after the last
   int64_t used = 0;       // seqused_k is given; always when paged
   int64_t order = kBshd;  // of dense q, k, v, o and gradients
   int64_t gap = 0;        // elements of padding after each row; makes the rest irregular too
@@ -75,6 +79,9 @@ std::optional<Case> parse_case(std::string_view text, std::string* error);
 
 // Cases with one more field set back to its default or halved: what shrinking tries.
 std::vector<Case> simpler_cases(const Case& c);
+
+// Its data has NaN or infinities in q, k, v or dO.
+bool holds_nonfinite(const Case& c);
 
 // Makes a case obey the rules of a problem (hq a multiple of hkv, no gradient of an absent bias, ...).
 Case legalised(Case c);

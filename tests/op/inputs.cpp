@@ -13,7 +13,6 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kPaddingRows = 2;  // of packed tensors, after the last sequence
 constexpr int64_t kUnusedPages = 2;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -35,15 +34,15 @@ class Draw {
 };
 
 // First rows and lengths of b sequences, the first of the full length.
-int64_t draw_lengths(Draw& draw, bool packed, int64_t b, int64_t length, std::vector<int64_t>& begin,
+int64_t draw_lengths(Draw& draw, const Case& c, bool packed, int64_t length, std::vector<int64_t>& begin,
                      std::vector<int64_t>& lengths) {
-  int64_t rows = 0;
-  for (int64_t n = 0; n < b; ++n) {
+  int64_t rows = packed ? c.lead : 0;
+  for (int64_t n = 0; n < c.b; ++n) {
     begin.push_back(rows);
     lengths.push_back(packed && n > 0 ? draw.length(length) : length);
     rows += lengths.back();
   }
-  return rows + (packed ? kPaddingRows : 0);
+  return rows + (packed ? c.tail : 0);
 }
 
 // Gives every sequence pages of a pool in random order.
@@ -93,7 +92,9 @@ void draw_rows(Draw& draw, Inputs& in) {
     for (int64_t i = 0; i < in.sq[b]; ++i) {
       double* q = &in.q[in.q_row(b, i) * c.hq * c.d];
       draw_row(draw, c, 1, q, c.hq * c.d);
-      draw_row(draw, c, 1, &in.d_o[in.q_row(b, i) * c.hq * c.dv], c.hq * c.dv);
+      double* d_o = &in.d_o[in.q_row(b, i) * c.hq * c.dv];
+      draw_row(draw, c, 1, d_o, c.hq * c.dv);
+      if (c.data == kNanDO && draw.uniform() < 0.05) d_o[draw.up_to(c.hq * c.dv - 1)] = kNaN;
       if (c.data == kNanQuery && draw.uniform() < 0.1) q[draw.up_to(c.hq * c.d - 1)] = kNaN;
     }
     for (int64_t j = 0; j < in.sk[b]; ++j) {
@@ -104,6 +105,9 @@ void draw_rows(Draw& draw, Inputs& in) {
       draw_row(draw, c, 1, v, c.hkv * c.dv);
       if (j == in.sk[b] / 3 && c.data == kNanOnce) k[draw.up_to(c.hkv * c.d - 1)] = kNaN;
       if (j == in.sk[b] / 3 && c.data == kInfOnce) k[draw.up_to(c.hkv * c.d - 1)] = kInfinity;
+      if (c.data == kNanValue && (j == in.sk[b] * 2 / 3 || draw.uniform() < 0.01)) {
+        v[draw.up_to(c.hkv * c.dv - 1)] = kNaN;
+      }
       if (draw.uniform() > 0.1) continue;
       const double infinity = draw.uniform() < 0.5 ? -kInfinity : kInfinity;
       if (c.data == kNanKey) k[draw.up_to(c.hkv * c.d - 1)] = kNaN;
@@ -158,8 +162,8 @@ void draw_score_tensors(Draw& draw, Inputs& in) {
   for (double& value : in.sink) value = round_to(TESSERA_FLOAT32, draw.normal());
 }
 
-std::vector<double> cumulative(const std::vector<int64_t>& lengths) {
-  std::vector<double> sums{0};
+std::vector<double> cumulative(int64_t first, const std::vector<int64_t>& lengths) {
+  std::vector<double> sums{static_cast<double>(first)};
   for (const int64_t length : lengths) sums.push_back(sums.back() + static_cast<double>(length));
   return sums;
 }
@@ -213,8 +217,8 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
   call.v = filled(dtype, shape_k(c.dv), rows_k, in.v);
   call.o = Tensor(dtype, shape_q(c.dv), out_q);
   if (c.lse || regular) call.lse = Tensor(TESSERA_FLOAT32, shape_lse, lse);
-  if (packed_q) call.cu_seqlens_q = filled(TESSERA_INT32, {c.b + 1}, {}, cumulative(in.sq));
-  if (packed_k) call.cu_seqlens_k = filled(TESSERA_INT32, {c.b + 1}, {}, cumulative(in.k_rows));
+  if (packed_q) call.cu_seqlens_q = filled(TESSERA_INT32, {c.b + 1}, {}, cumulative(c.lead, in.sq));
+  if (packed_k) call.cu_seqlens_k = filled(TESSERA_INT32, {c.b + 1}, {}, cumulative(c.lead, in.k_rows));
   if (c.used) call.seqused_k = filled(TESSERA_INT32, {c.b}, {}, {in.sk.begin(), in.sk.end()});
   if (paged) call.page_table = filled(TESSERA_INT32, {c.b, in.max_pages}, {}, in.page_table);
   if (c.bias != kAbsent) {
@@ -308,8 +312,8 @@ Inputs make_inputs(const Case& c) {
   Inputs in;
   in.c = c;
   Draw draw(c.seed);
-  in.rows_q = draw_lengths(draw, c.q_form == kPacked, c.b, c.sq, in.q_begin, in.sq);
-  in.rows_k = draw_lengths(draw, c.k_form == kPacked, c.b, c.sk, in.k_begin, in.k_rows);
+  in.rows_q = draw_lengths(draw, c, c.q_form == kPacked, c.sq, in.q_begin, in.sq);
+  in.rows_k = draw_lengths(draw, c, c.k_form == kPacked, c.sk, in.k_begin, in.k_rows);
   in.sk = in.k_rows;
   if (c.used)
     for (int64_t& sk : in.sk) sk = draw.length(sk);

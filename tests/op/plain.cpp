@@ -235,7 +235,7 @@ class Plain {
                                                                   (epsilon_ + out_.lse.noise[in_.lse_index(b, h, i)])));
     }
     for (int64_t j = 0; j < head_.sk; ++j) {
-      if (p_[j] == 0) continue;
+      if (p_[j] == 0 || s_[j] == -std::numeric_limits<Real>::infinity()) continue;
       const int64_t key = in_.k_row(b, j) * c_.hkv + kv;
       const Real* v = &head_.v[j * c_.dv];
       const Real* k = &head_.k[j * c_.d];

@@ -138,6 +138,12 @@ constexpr const char* kOptions[] = {
     "q=packed k=packed bias=bhqk d_bias=1",
     "q=packed k=packed mask=bqk",
     "q=packed k=packed wl=9 wr=4 block_mask=bk",
+    "q=packed k=packed lead=5 tail=0",
+    "q=packed k=packed lead=200 tail=300 causal=1 gap=3",
+    "q=packed k=packed lead=64 tail=128 used=1",
+    "q=packed lead=1 tail=129",
+    "k=packed lead=130 tail=70",
+    "q=packed k=packed lead=33 tail=33 sink=1 d_sink=1 bias=bhqk d_bias=1 deterministic=1",
     "cores=1",
     "cores=16",
     "cores=5 causal=1",
@@ -149,6 +155,8 @@ constexpr const char* kForwardOptions[] = {
     "k=paged page=7 causal=1",
     "k=paged page=64 gap=3",
     "k=paged page=256 q=packed",
+    "k=paged page=16 q=packed lead=3 tail=150",
+    "invariant=1 q=packed k=packed lead=70 tail=260",
     "k=paged page=128 bias=bhqk",
     "k=paged wl=20 wr=3 sink=1",
     "lse=0",
@@ -207,6 +215,8 @@ constexpr const char* kDecode[] = {
     "b=3 sq=1 sk=700 hq=8 hkv=1 d=64 dv=64 k=paged page=16",
     "b=3 sq=2 sk=515 hq=6 hkv=2 d=80 dv=48 causal=1 used=1",
     "b=4 sq=4 sk=333 hq=4 hkv=1 d=40 dv=40 causal=1 k=paged page=32 q=packed cores=7",
+    "b=3 sq=2 sk=2000 hq=4 hkv=2 d=64 dv=64 causal=1 k=packed q=packed lead=9 tail=40 cores=8",
+    "b=1 sq=1 sk=4000 hq=4 hkv=4 d=64 dv=64 q=packed lead=2 tail=7 cores=16",
     "b=2 sq=1 sk=900 hq=8 hkv=2 d=64 dv=64 wl=100 wr=0",
     "b=2 sq=1 sk=900 hq=8 hkv=2 d=64 dv=64 bias=bhk mask=bhk sink=1 softcap=5 alibi=bh cores=4",
     "b=2 sq=3 sk=900 hq=8 hkv=2 d=64 dv=64 dropout=0.3 block_mask=hk",
@@ -215,6 +225,64 @@ constexpr const char* kDecode[] = {
     "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=growing cores=4",
     "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=nan_key cores=4",
 };
+
+// The ends of what is accepted: src/core/validate.cpp.
+constexpr const char* kFactorEnds[] = {
+    "scale=1e18",
+    "scale=-1e18 causal=1",
+    "scale=1e18 bias=hqk",
+    "scale=1e-18 backward=1",
+    "softcap=1e18 backward=1",
+    "softcap=1e-18 backward=1",
+    "softcap=1e-18 scale=1e18 backward=1 causal=1",
+    "softcap=1e18 scale=-1e-18 backward=1 alibi=h",
+    "softcap=1e18 scale=1e18",
+    "softcap=1e18 scale=1e-18 sq=1",
+    "softcap=1e-18 scale=1e18 sq=1",
+    "scale=1e18 sq=1",
+};
+
+// What must be reached by a NaN or an infinity in k, v, q or dO, and what must not be: by position, masks, a bias of -inf, key
+// lengths, other sequences and heads; and rows that see nothing.
+constexpr const char* kHides[] = {
+    "causal=1 sq=100 sk=130",
+    "causal=1 sq=130 sk=70",
+    "wl=20 wr=10 sq=100 sk=300 hkv=2",
+    "mask=hqk sq=70 sk=130",
+    "block_mask=bhk sq=70 sk=130",
+    "used=1 causal=1 b=3 sq=70 sk=130",
+    "q=packed k=packed b=3 causal=1 lead=3 sq=100 sk=130",
+    "causal=1 alibi=h softcap=5 sink=1 d_sink=1 sq=100 sk=130",
+    "bias=hqk d_bias=1 causal=1 sq=70 sk=130",
+    "causal=1 sq=1000 sk=1000 hq=1",
+    "wl=100 wr=0 sq=600 sk=1000 hq=1 deterministic=1",
+};
+constexpr const char* kNonfinite[] = {"nan_key", "nan_once", "nan_value", "inf_value", "nan_query", "nan_d_o"};
+constexpr const char* kHidesFromFew[] = {
+    "sq=3 causal=1",
+    "sq=1 wl=50 wr=0",
+    "sq=2 wl=70 wr=0 k=paged page=16",
+    "sq=3 causal=1 cores=16",
+    "sq=100 causal=1 k=paged page=16",
+};
+
+// The types take turns.
+void add_nonfinite(Table& table) {
+  size_t count = 0;
+  const auto add = [&](const std::string& line) {
+    Case c = *parse_case(line, nullptr);
+    c.dtype = kDtypes[count++ % std::size(kDtypes)];
+    table.add(c);
+  };
+  for (const char* data : kNonfinite) {
+    for (const char* hides : kHides) {
+      add(std::string("b=1 hq=2 hkv=1 d=32 dv=40 backward=1 ") + hides + " data=" + data);
+    }
+    for (const char* hides : kHidesFromFew) {
+      add(std::string("b=2 sk=900 hq=4 hkv=2 d=64 dv=64 ") + hides + " data=" + data);
+    }
+  }
+}
 
 constexpr const char* kNumerics[] = {
     "data=outlier backward=1 sq=129 sk=257 hq=2 hkv=1 d=64 dv=64",
@@ -331,9 +399,12 @@ std::vector<Case> case_table() {
   add_entries(table);
   for (const char* line : kDecode) table.add(line);
   for (const char* line : kNumerics) table.add(line);
+  add_nonfinite(table);
+  for (const char* ends : kFactorEnds) table.add((std::string("sq=70 sk=200 hq=2 hkv=1 d=32 dv=32 ") + ends).c_str());
   for (const std::string& line : pairwise_lines()) table.add(*parse_case(line, nullptr));
   table.add("b=0 sq=5 sk=7");
   table.add("b=0 sq=5 sk=7 q=packed k=packed backward=1");
+  table.add("b=0 sq=5 sk=7 q=packed k=packed lead=300 tail=300 backward=1");
   table.add("b=2 sq=5 sk=0 sink=1 d_sink=1 backward=1");
   table.add("b=2 sq=0 sk=5 backward=1 bias=hk d_bias=1");
   for (const char* line : kDeterministic) table.add(("backward=1 deterministic=1 " + std::string(line)).c_str());

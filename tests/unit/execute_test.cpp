@@ -127,7 +127,8 @@ TEST(Execute, RefusesOffsets) {
     std::vector<std::int32_t> q, k;
     const char *begins, *contains;
   } rows[] = {
-      {{1, 5, 5, 16}, {0, 10, 14, 24}, "cu_seqlens_q[0]: 1", "must be 0"},
+      {{-1, 5, 5, 16}, {0, 10, 14, 24}, "cu_seqlens_q[0]: -1", "accepted 0 .. 16, the rows of q"},
+      {{0, 5, 5, 16}, {25, 25, 25, 25}, "cu_seqlens_k[0]: 25", "accepted 0 .. 24, the rows of k"},
       {{0, 5, 4, 16}, {0, 10, 14, 24}, "cu_seqlens_q[2]: 4 after 5", "must not decrease"},
       {{0, 5, 5, 17}, {0, 10, 14, 24}, "cu_seqlens_q[3]: 17", "at most 16"},
       {{0, 5, 5, 16}, {0, -1, 14, 24}, "cu_seqlens_k[1]: -1 after 0", "must not decrease"},
@@ -146,11 +147,12 @@ TEST(Execute, RefusesOffsets) {
   expect_refused(a, TESSERA_FORWARD, "cu_seqlens_q[3]: sequence 2 has 11 rows", "max_seqlen_q = 10");
 }
 
-TEST(Execute, LeavesRowsBehindTheLastSequenceAlone) {
+TEST(Execute, ClearsRowsThatBelongToNoSequence) {
   Attention a = packed();
-  a.cu_seqlens_q = {0, 5, 5, 12};
+  a.cu_seqlens_q = {2, 5, 5, 12};
   a.forward();
-  for (std::size_t n = 0; n < a.o.size(); ++n) EXPECT_EQ(std::isnan(a.o[n]), n >= 12 * 4 * 6) << n;
+  constexpr std::size_t kRow = 4 * 6;
+  for (std::size_t n = 0; n < a.o.size(); ++n) EXPECT_EQ(a.o[n] == 0, n < 2 * kRow || n >= 12 * kRow) << n;
 }
 
 TEST(Execute, RefusesKeyLengths) {

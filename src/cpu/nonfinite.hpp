@@ -1,0 +1,76 @@
+// NaN and infinities at keys (in the backward pass, queries) that some rows of a tile do not see. A product of whole tiles
+// would take 0 x NaN for these; so where a tile hides something, rows that hold such numbers are looked for, at one
+// operation a vector of the tile, and if there are any, the tile's products are taken pair by pair, of what is seen alone.
+#pragma once
+
+#include "cpu/kv_block.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int64_t kMaxRowFloats = 512 + kLanes;  // the largest head size, as read_row writes it
+
+// Whether rows 0 ... count - 1, at row(n), hold neither NaN nor infinity.
+template <class Row>
+TESSERA_INLINE bool rows_are_finite(int32_t dtype, int64_t count, int64_t cols, const Row& row) {
+  VecF a{}, b{}, c{}, e{};  // sums of 0 x: 0, or NaN
+  with_float_elem(dtype, [&](auto elem) TESSERA_LAMBDA_INLINE {
+    using Elem = decltype(elem);
+    for (int64_t n = 0; n < count; ++n) {
+      const char* at = row(n);
+      const auto read = [&](int64_t d) TESSERA_LAMBDA_INLINE { return Elem::read(at + d * Elem::kBytes); };
+      int64_t d = 0;
+      for (; d + 4 * kLanes <= cols; d += 4 * kLanes) {
+        a = fma(read(d), VecF{}, a);
+        b = fma(read(d + kLanes), VecF{}, b);
+        c = fma(read(d + 2 * kLanes), VecF{}, c);
+        e = fma(read(d + 3 * kLanes), VecF{}, e);
+      }
+      for (; d + kLanes <= cols; d += kLanes) a = fma(read(d), VecF{}, a);
+      if (d < cols) b = fma(Elem::read(at + d * Elem::kBytes, cols - d), VecF{}, b);
+    }
+  });
+  return !any((a + b) + (c + e) != VecF{});
+}
+
+// The same of keys j ... of K or V.
+TESSERA_OWN_FUNCTION bool keys_are_finite(const Params& p, const RowTensor& tensor, const Sequence& sequence,
+                                          int64_t batch, int64_t head_kv, int64_t j, int64_t count, int64_t cols) {
+  return rows_are_finite(p.dtype, count, cols,
+                         [&](int64_t n) { return key_row(p, tensor, sequence, batch, head_kv, j + n); });
+}
+
+// Of rows of the tile, in Q's or dO's tensor.
+TESSERA_OWN_FUNCTION bool queries_are_finite(const Params& p, const RowTensor& tensor, const Tile& tile, int64_t cols) {
+  return rows_are_finite(p.dtype, tile.count, cols, [&](int64_t n) { return row_at(tensor, tile, n); });
+}
+
+// Which lanes of the tile see the key, all ones or 0: by position, masks and a bias of -inf.
+inline void visible_lanes(int32_t* visible, const Params& p, const Tile& tile, int64_t key) {
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    const int64_t row = min_of<int64_t>(lane, tile.count - 1), query = tile.query[row];
+    bool sees = tile.low[lane] <= key && key <= tile.high[lane];
+    if (p.mask.data) sees = sees && *(score_row_at(p.mask, tile, row, query) + p.mask.col * key);
+    if (p.block_mask.data) {
+      sees = sees && *(score_row_at(p.block_mask, tile, row, query / p.mask_block_q) +
+                       p.block_mask.col * (key / p.mask_block_k));
+    }
+    if (sees && p.bias.data) {
+      const char* entry = score_row_at(p.bias, tile, row, query) + p.bias.col * key;
+      with_elem(p.bias_dtype, [&](auto elem) { sees = decltype(elem)::read(entry, 1)[0] != -infinity(); });
+    }
+    visible[lane] = sees ? -1 : 0;
+  }
+}
+
+// y[d] += a x[d], neither padded.
+TESSERA_INLINE void add_scaled(float a, const float* x, float* y, int64_t cols) {
+  for (int64_t d = 0; d < cols; ++d) y[d] += a * x[d];
+}
+
+TESSERA_INLINE float float_of_bf16(uint16_t bits) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
+}
+
+}  // namespace
+}  // namespace tessera::cpu
