@@ -2,7 +2,7 @@
 // which `after` of its parameters tells what to do, so that a first call compiles one.
 //
 // Before: delta = rowsum(dO o O) - dLSE and the LSE in log2 units, and what the products add to becomes 0: dQ's
-// accumulator, unless a block stores it, the turns and the ticket, dBias. After: dQ = scale times its accumulator, in its
+// accumulator, unless a block stores it, the turns and the ticket, dBias, and the gradients of rows that belong to no sequence. After: dQ = scale times its accumulator, in its
 // type; and dSink = -sum exp(sink - LSE) delta, in a fixed order.
 //
 // Grid: one block for each tile of block_m queries and query head; after, also one for each head's dSink. At least one.
@@ -13,6 +13,7 @@
 
 #include "tessera/core/online_softmax.cuh"
 #include "tessera/core/query_slots.cuh"
+#include "tessera/core/unowned_rows.cuh"
 #include "tessera/tile/shared_tile.cuh"
 
 namespace tessera {
@@ -34,7 +35,7 @@ TESSERA_DEVICE QueryTile query_tile_of(const BwdParams& p, int index, Sequence& 
   t.batch = slot_owner<kBlockM>(p, slot);
   s = load_sequence(p, t.batch);
   t.row0 = (slot - query_slot<kBlockM>(p, t.batch)) * kBlockM;
-  t.count = min(s.sq - t.row0, kBlockM);
+  t.count = t.row0 < 0 ? 0 : min(s.sq - t.row0, kBlockM);
   t.slot = static_cast<int64>(t.head) * p.q_slots + slot;
   return t;
 }
@@ -133,13 +134,32 @@ TESSERA_DEVICE void clear_bias_gradient(const BwdParams& p) {
   }
 }
 
+// dQ, dK and dV of rows that belong to no sequence, a warp for each.
+template <Dtype kDtype>
+TESSERA_DEVICE void clear_unowned_gradients(const BwdParams& p) {
+  constexpr int kWarps = kBwdRowsThreads / 32;
+  const int64 warp = static_cast<int64>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int64 warps = static_cast<int64>(gridDim.x) * kWarps;
+  if (p.cu_seqlens_q) {
+    const UnownedRows rows(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q);
+    rows.for_each(p.heads_q, warp, warps, [&](int row, int head) { clear_row<kDtype>(p.d_q, row, head, p.head_dim); });
+  }
+  if (p.cu_seqlens_k) {
+    const UnownedRows rows(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k);
+    rows.for_each(p.heads_kv, warp, warps, [&](int row, int head) {
+      clear_row<kDtype>(p.d_k, row, head, p.head_dim);
+      clear_row<kDtype>(p.d_v, row, head, p.head_dim_v);
+    });
+  }
+}
+
 // Columns of dQ that a warp converts at once: the most, up to 64, that divide all.
 TESSERA_HOST_DEVICE constexpr int strip_columns(int columns) {
   return columns % 64 == 0 ? 64 : columns % 48 == 0 ? 48 : columns % 32 == 0 ? 32 : 16;
 }
 
 // dQ of a tile's queries, a warp for each strip of 16 queries and strip_columns columns, through shared memory, so that
-// whole lines are stored.
+// whole lines are stored. Of a query that sees nothing it is 0, whatever its 0s met in the products.
 template <BwdRowsConfig kCfg>
 TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryTile& t) {
   constexpr int kWarps = kBwdRowsThreads / 32, kCols = strip_columns(kCfg.head_dim),
@@ -157,10 +177,16 @@ TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryT
     for (int n = 0; n < kCols / 8; ++n) {
       parts[n] = dq_load(dq_part<kCfg.head_dim>(tile, row0 / 16, col0 / 8 + n), lane);
     }
+    bool seen[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      seen[half] = p.row_lse_log2[t.slot * kCfg.block_m + row0 + half * 8 + lane_row()] != infinity();
+    }
     __syncwarp();  // the strip before is stored
 #pragma unroll
     for (int n = 0; n < kCols / 8; ++n) {
-      const float x[4] = {parts[n].x * p.scale, parts[n].y * p.scale, parts[n].z * p.scale, parts[n].w * p.scale};
+      const float x[4] = {seen[0] ? parts[n].x * p.scale : 0.0f, seen[0] ? parts[n].y * p.scale : 0.0f,
+                          seen[1] ? parts[n].z * p.scale : 0.0f, seen[1] ? parts[n].w * p.scale : 0.0f};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         char* to = sdQ.pointer(half * 8 + lane_row(), n * 8 + lane_col());
@@ -233,6 +259,7 @@ TESSERA_DEVICE void bwd_rows(const BwdParams& p) {
   } else {
     if (index == 0 && threadIdx.x == 0 && p.ticket) *p.ticket = 0;
     if constexpr (kCfg.d_bias) clear_bias_gradient(p);
+    clear_unowned_gradients<kCfg.dtype>(p);
   }
 }
 

@@ -467,7 +467,7 @@ TESSERA_DEVICE void bwd_sm80(const BwdParams& p) {
     int batch = first.batch + (kOwns ? owned / p.owned_heads : 0), tile = slot;
     if (p.cu_seqlens_k && (!kOwns || p.owned_batches == 1)) {
       batch = find_sequence<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot);
-      tile -= slot_begin<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, batch);
+      tile = tile_at_slot<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot, batch);
     }
     const Sequence s = load_sequence(p, batch);
     const int64 key0 = static_cast<int64>(tile) * kCfg.block_n;

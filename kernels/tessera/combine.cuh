@@ -74,7 +74,8 @@ TESSERA_DEVICE void combine(const CombineParams& p) {
   if (index >= static_cast<int64>(p.batch) * p.rows * p.heads) return;
   const int head = static_cast<int>(index % p.heads), row = static_cast<int>(index / p.heads % p.rows);
   const int batch = static_cast<int>(index / p.heads / p.rows);
-  if (p.rows_end && row >= *p.rows_end) return;
+  // A row of no sequence has no parts: 0 and -inf.
+  const int parts = p.rows_end && (row < *p.rows_begin || row >= *p.rows_end) ? 0 : p.parts;
   const float* gLse = p.lse_parts + p.lse_part_batch * batch + p.lse_part_head * head + p.lse_part_row * row;
   const int64 gO = p.o_part_batch * batch + p.o_part_row * row + p.o_part_head * head;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -83,7 +84,7 @@ TESSERA_DEVICE void combine(const CombineParams& p) {
   float best = -infinity();
   bool undefined = false;
 #pragma unroll 1
-  for (int n = lane; n < p.parts; n += 32) {
+  for (int n = lane; n < parts; n += 32) {
     const float part = gLse[p.lse_part * n];
     best = fmaxf(best, part);
     undefined |= part != part;
@@ -94,7 +95,7 @@ TESSERA_DEVICE void combine(const CombineParams& p) {
   best = fmaxf(best, sink);
   float sum = p.sink && seen && lane == 0 ? expf(sink - best) : 0.0f;
 #pragma unroll 1
-  for (int n = lane; seen && n < p.parts; n += 32) {
+  for (int n = lane; seen && n < parts; n += 32) {
     const float part = gLse[p.lse_part * n];
     if (part != -infinity()) sum += expf(part - best);
   }
@@ -106,7 +107,7 @@ TESSERA_DEVICE void combine(const CombineParams& p) {
 
   const int64 out = p.o.batch * batch + p.o.row * row + p.o.head * head;
   __shared__ float sWeights[kCombineWarps][32];
-  add_parts<kCfg>(p, gLse, gO, seen ? p.parts : 0, lse, out, sWeights[threadIdx.x / 32]);
+  add_parts<kCfg>(p, gLse, gO, seen ? parts : 0, lse, out, sWeights[threadIdx.x / 32]);
 }
 
 }  // namespace tessera

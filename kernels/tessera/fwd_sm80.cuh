@@ -7,6 +7,7 @@
 #pragma once
 
 #include "tessera/core/fwd_block.cuh"
+#include "tessera/core/unowned_rows.cuh"
 
 namespace tessera {
 
@@ -22,7 +23,10 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   // values in the L2 cache; of a sequence the last tile comes first, since under a causal mask it sees the most.
   const int index = static_cast<int>(blockIdx.x);
   const FwdBlock<kCfg> b(p, {index / p.tiles, index % p.tiles});
-  if (b.work.tile < 0) return;
+  if (b.work.tile < 0) {
+    clear_unowned_outputs_at<kCfg>(p, {index / p.tiles, index % p.tiles}, static_cast<int>(gridDim.x) / p.tiles);
+    return;
+  }
   const int warp_row = uniform(static_cast<int>(threadIdx.x) / 32) * (kM * 16);
 
   // 2. Q: global -> shared, with the first tiles of K and V.

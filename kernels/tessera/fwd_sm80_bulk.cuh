@@ -9,6 +9,7 @@
 #pragma once
 
 #include "tessera/core/tile_copies.cuh"
+#include "tessera/core/unowned_rows.cuh"
 
 namespace tessera {
 
@@ -40,7 +41,10 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
   // values in the L2 cache; of a sequence the last tile comes first, since under a causal mask it sees the most.
   const int index = static_cast<int>(blockIdx.x);
   const FwdBlock<kCfg> b(p, {index / p.tiles, index % p.tiles});
-  if (b.work.tile < 0) return;
+  if (b.work.tile < 0) {
+    clear_unowned_outputs_at<kCfg>(p, {index / p.tiles, index % p.tiles}, static_cast<int>(gridDim.x) / p.tiles);
+    return;
+  }
   const int warp = static_cast<int>(threadIdx.x) / 32, warp_row = warp * (kM * 16);
 
   // 2. Q and the first tiles of K and V: global -> shared. Another sequence's rows behind a packed one's last would have a

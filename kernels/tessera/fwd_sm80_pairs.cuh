@@ -340,6 +340,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
 
   // 1. Which tiles are mine, and which keys the first sees.
   FwdWorks<kCfg> works(p);
+  works.clear_unowned(p);
   if (!works.more) return;
   int place = 0;
   bool v_comes = true;  // of the work's first tile

@@ -73,6 +73,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
 
   // 1. Which tiles are mine, and which keys the first sees.
   FwdWorks<kCfg> works(p);
+  works.clear_unowned(p);
   if (!works.more) return;
   int place = 0, stage = 0;
   // 2. Q: global -> shared, with the first tile of K and V.

@@ -15,6 +15,7 @@
 #include "tessera/core/fwd_sm90_producers.cuh"
 #include "tessera/core/online_softmax.cuh"
 #include "tessera/core/philox.cuh"
+#include "tessera/core/unowned_rows.cuh"
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/ptx/warpgroup.cuh"
 
@@ -601,6 +602,11 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
+    if (kCfg.uneven && p.cu_seqlens_q) {  // while the first tiles are on their way
+      constexpr int kWarps = kCfg.consumers * 4;
+      const int64 warp = static_cast<int64>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32 - 4;
+      clear_unowned_outputs<kCfg.dtype>(p, warp, static_cast<int64>(gridDim.x) * kWarps);
+    }
     Consumer<kCfg> consumer(p, shared, uniform(static_cast<int>(threadIdx.x) / 128 - 1));
     consumer.attend_works();
   }

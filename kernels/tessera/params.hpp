@@ -141,7 +141,7 @@ struct CombineParams {
   int64 lse_part, lse_part_batch, lse_part_head, lse_part_row;
   RowTensor o;
   StatTensor lse;       // NULL: not wanted
-  const int* rows_end;  // packed: rows from *rows_end on belong to no sequence; or NULL
+  const int *rows_begin, *rows_end;  // packed: the sequences have rows *rows_begin ... *rows_end - 1; or NULL
   const float* sink;    // joins the denominator of rows that saw something
   int64 sink_head;
 };

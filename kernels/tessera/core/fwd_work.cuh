@@ -33,6 +33,7 @@ struct FwdWork {
     s = load_sequence<kCfg.uneven>(p, batch);
     row0 = ((s.sq + kBlockM - 1) / kBlockM - 1 - tile) * kBlockM;
     count = row0 < 0 ? 0 : min(s.sq - row0, kBlockM);
+    if constexpr (kCfg.uneven) count = max(count, 0);  // a slot before the first sequence's
     visible = visible_keys(p, s, row0, row0 + max(count, 1) - 1);
     first = max(visible.some.low, 0) / kCfg.block_n;
     last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;

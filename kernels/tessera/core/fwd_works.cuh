@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/core/fwd_block.cuh"
+#include "tessera/core/unowned_rows.cuh"
 #include "tessera/core/work_order.hpp"
 
 namespace tessera {
@@ -24,6 +25,16 @@ struct FwdWorks {
   TESSERA_DEVICE void advance(const FwdParams& p) {
     step(p);
     find(p);
+  }
+  // The block's share of the rows that belong to no sequence. Before its first work.
+  TESSERA_DEVICE void clear_unowned(const FwdParams& p) const {
+    if (kCfg.split || !p.cu_seqlens_q) return;
+    if (one_each(p)) {
+      if (!more) clear_unowned_outputs_at<kCfg>(p, place, p.order.heads);
+    } else if (blockIdx.y == 0) {
+      clear_unowned_outputs<kCfg.dtype>(p, static_cast<int64>(blockIdx.x) * kCfg.warps + threadIdx.x / 32,
+                                        static_cast<int64>(gridDim.x) * kCfg.warps);
+    }
   }
 
  private:

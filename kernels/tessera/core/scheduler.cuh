@@ -50,6 +50,15 @@ TESSERA_DEVICE int find_sequence(const ProblemParams& p, const int* offsets, int
   return low;
 }
 
+// Which of its tiles the sequence that owns a slot has there: none of them, and a large number, where the slot lies before the
+// first sequence's.
+template <int kRows>
+TESSERA_DEVICE int tile_at_slot(const ProblemParams& p, const int* offsets, int64 stride, int64 limit, int rows_a_query,
+                                int slot, int b) {
+  const int tile = slot - slot_begin<kRows>(p, offsets, stride, limit, rows_a_query, b);
+  return tile < 0 ? 0x7fffffff : tile;
+}
+
 // Forward: place -> (batch, head, split, tile of block_m rows); of `place`, a head is a (batch, head, split).
 template <int kBlockM, bool kSplit, ScoreConfig kScore>
 TESSERA_DEVICE Work query_tile(const FwdParams& p, WorkPlace place, const Divisor& heads, int rows_a_query) {
@@ -63,7 +72,7 @@ TESSERA_DEVICE Work query_tile(const FwdParams& p, WorkPlace place, const Diviso
   int tile = slot;
   if (p.cu_seqlens_q) {
     w.batch = find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, rows_a_query, slot);
-    tile -= slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, rows_a_query, w.batch);
+    tile = tile_at_slot<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, rows_a_query, slot, w.batch);
   }
   const Sequence s = load_sequence(p, w.batch);
   const int tiles = static_cast<int>((static_cast<int64>(s.sq) * rows_a_query + kBlockM - 1) / kBlockM);

@@ -200,7 +200,8 @@ BwdSm80Plan planned(const tessera_plan& plan, const Choice& choice) {
   own.q_tiles = static_cast<int>(choice.q_tiles), own.q_slots = static_cast<int>(choice.q_slots);
   own.owned_batches = static_cast<int>(choice.owned_batches), own.owned_heads = static_cast<int>(choice.owned_heads);
   const int64_t query_tiles = choice.q_slots * plan.heads_q, sinks = rows.d_sink ? plan.heads_q : 0;
-  const bool clears = query_tiles > 0 || config.d_bias || config.deterministic;
+  const bool packed = core::packed_q(p) || core::packed_k(p);  // rows of no sequence
+  const bool clears = query_tiles > 0 || config.d_bias || config.deterministic || packed;
   own.before.x = clears ? static_cast<uint32_t>(std::max<int64_t>(1, query_tiles)) : 0;
   own.products.x = static_cast<uint32_t>(choice.blocks);
   own.after.x = static_cast<uint32_t>(query_tiles + sinks);

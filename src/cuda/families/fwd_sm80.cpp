@@ -155,6 +155,7 @@ Choice choose(const tessera_plan& plan) {
     const bool packed = core::packed_q(p);
     const int64_t heads = choice.pack_heads ? plan.heads_kv : plan.heads_q;
     choice.tiles = tiles_of(packed, plan.batch, size.rows_q, choice.rows_a_query, tile.block_m);
+    if (packed) ++choice.tiles;  // a slot whose blocks clear the rows that belong to no sequence
     choice.blocks = choice.tiles * heads * (packed ? 1 : plan.batch);
     choice.slices = static_cast<int>(divide_up(plan.head_dim_v, slice_width(tile, plan)));
     return choice;
@@ -235,7 +236,7 @@ tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, Launch
   c.lse_part = p.heads_q * c.lse_part_head;
   c.o = p.o, c.lse = p.lse;
   c.sink = p.sink, c.sink_head = p.sink_head;
-  if (packed) c.rows_end = p.cu_seqlens_q + p.batch * p.cu_seqlens_q_stride;
+  if (packed) c.rows_begin = p.cu_seqlens_q, c.rows_end = p.cu_seqlens_q + p.batch * p.cu_seqlens_q_stride;
   return launch_combine({static_cast<Dtype>(plan.problem.q.dtype), Dtype::kFloat32}, c, launches);
 }
 
@@ -325,6 +326,10 @@ tessera_status list_fwd_sm80(const tessera_plan& plan, const FwdSm80Plan& own, c
   if (own.num_splits > 1) {
     p.partial_o = static_cast<float*>(workspace);
     p.partial_lse = reinterpret_cast<float*>(static_cast<char*>(workspace) + partial_o_bytes(plan, own.num_splits));
+  }
+  if (plan.batch == 0) {  // all rows belong to no sequence, and have no parts
+    p.num_splits = 0;
+    return merge_splits(plan, p, launches);
   }
   const bool aligned =
       rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);

@@ -249,6 +249,9 @@ void configure(tessera_plan& plan) {
 tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                              LaunchList& launches) {
   const FwdSm90Plan own = config_of<FwdSm90Plan>(plan);
+  if (plan.batch == 0) {  // fwd_sm80 clears rows of no sequence
+    return list_fwd_sm80(plan, own.stand_in, buffers, nullptr, launches);
+  }
   if (own.grid.x == 0) return ok();
   // A plan knows strides, and addresses only come now. fwd_sm80 loads by whatever width they allow, and with all keys in
   // one part it needs no workspace, of which this plan has none for it.
