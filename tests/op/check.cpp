@@ -239,8 +239,8 @@ class Checker {
       if (!neighbours_) neighbours_.emplace(in_);
       for (size_t n = 0; n < value.size(); ++n) {
         const bool query = name == "o" || name == "d_q";  // one that sees nothing is 0 whatever is there
-        if (std::isfinite(oracle[n]) && !(query && must_be_zero(name, n)) && neighbours_->may_reach(name, n)) {
-          value[n] = oracle[n];
+        if (!std::isnan(oracle[n]) && !(query && must_be_zero(name, n)) && neighbours_->may_reach(name, n)) {
+          value[n] = oracle[n];  // an infinity, too, may become a NaN: another one meets a 0
         }
       }
     }
