@@ -1,8 +1,11 @@
 #include "attention.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <span>
+
+#include "core/fields.hpp"
 
 namespace bench {
 namespace {
@@ -82,19 +85,13 @@ double kv_bytes(const Shape& shape) {
 Attention::Attention(const Shape& shape, const tessera_device& device, uint64_t seed) {
   const tessera::Problem problem = forward_problem(shape);
   plan_ = tessera::plan(problem, device);
-  buffers_.q = random(problem.q, seed + 1);
-  buffers_.k = random(problem.k, seed + 2);
-  buffers_.v = random(problem.v, seed + 3);
-  buffers_.o = uninitialised(problem.o);
-  buffers_.lse = static_cast<float*>(uninitialised(problem.lse));
   if (!shape.packed.empty()) buffers_.cu_seqlens_q = buffers_.cu_seqlens_k = cumulative(shape.packed);
-  if (shape.bias) buffers_.bias = random(problem.bias, seed + 4);
-  if (shape.sink) buffers_.sink = static_cast<const float*>(random(problem.sink, seed + 5));
   if (shape.alibi) {
     auto* slopes = static_cast<float*>(uninitialised(problem.alibi_slopes));
     for (int64_t head = 0; head < shape.heads_q; ++head) slopes[head] = 1.0f / static_cast<float>(2 << (head % 8));
     buffers_.alibi_slopes = slopes;
   }
+  allocate_rest(problem, seed);
   workspace_ = Buffer(tessera::workspace_bytes(plan_));
   if (shape.direction == TESSERA_BACKWARD) become_backward(problem, device, seed);
 }
@@ -106,11 +103,20 @@ void Attention::become_backward(const tessera::Problem& forward, const tessera_d
   problem.d_sink = problem.sink;
   plan_ = tessera::plan(problem, device);
   workspace_ = Buffer(tessera::workspace_bytes(plan_));
-  buffers_.d_o = random(problem.d_o, seed + 6);
-  buffers_.d_q = uninitialised(problem.d_q);
-  buffers_.d_k = uninitialised(problem.d_k);
-  buffers_.d_v = uninitialised(problem.d_v);
-  if (problem.d_sink.rank > 0) buffers_.d_sink = static_cast<float*>(uninitialised(problem.d_sink));
+  allocate_rest(problem, seed);
+}
+
+// Every tensor of the problem that has no memory yet: random numbers for those that are read.
+void Attention::allocate_rest(const tessera::Problem& problem, uint64_t seed) {
+  tessera_buffers buffers = buffers_;
+  for (const tessera::core::TensorField& field : tessera::core::kTensorFields) {
+    ++seed;
+    const tessera_layout& layout = problem.*field.layout;
+    if (layout.rank == 0 || field.pointer(buffers) != nullptr) continue;
+    const bool read = field.written == tessera::core::Written::kNever;
+    field.set_pointer(buffers, read ? random(layout, seed) : uninitialised(layout));
+  }
+  buffers_ = std::bit_cast<tessera::Buffers>(buffers);
 }
 
 void Attention::run(const Buffer& workspace) const {

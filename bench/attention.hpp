@@ -45,6 +45,7 @@ class Attention {
 
  private:
   void become_backward(const tessera::Problem& forward, const tessera_device& device, uint64_t seed);
+  void allocate_rest(const tessera::Problem& problem, uint64_t seed);
   void* random(const tessera::Layout& layout, uint64_t seed);
   void* uninitialised(const tessera::Layout& layout);
   const int32_t* cumulative(const std::vector<int64_t>& lengths);

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "core/fields.hpp"
 #include "tessera/tessera.h"
 
 namespace {
@@ -136,16 +137,10 @@ class Planned {
       problem.d_k = problem.d_v = problem.k;
     }
     for (tessera_buffers& buffers : buffers_) {
-      buffers.q = allocate(bytes_of(problem.q));
-      buffers.k = allocate(bytes_of(problem.k));
-      buffers.v = allocate(bytes_of(problem.v));
-      buffers.o = allocate(bytes_of(problem.o));
-      buffers.lse = static_cast<float*>(allocate(bytes_of(problem.lse)));
-      if (c.direction == TESSERA_FORWARD) continue;
-      buffers.d_o = allocate(bytes_of(problem.q));
-      buffers.d_q = allocate(bytes_of(problem.q));
-      buffers.d_k = allocate(bytes_of(problem.k));
-      buffers.d_v = allocate(bytes_of(problem.v));
+      for (const tessera::core::TensorField& field : tessera::core::kTensorFields) {
+        const tessera_layout& tensor = problem.*field.layout;
+        if (tensor.rank != 0) field.set_pointer(buffers, allocate(bytes_of(tensor)));
+      }
     }
     tessera_device device;
     check(tessera_device_cuda(0, &device));

@@ -1,24 +1,31 @@
 // One call of the library on the program's tensors: describe, plan, execute.
 #pragma once
 
+#include <array>
 #include <vector>
 
+#include "core/fields.hpp"
 #include "options.hpp"
 #include "tensor.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cli {
 
-// The tensors of a call, absent ones empty. Copies share memory.
-struct AttentionTensors {
-  Tensor q, k, v, o, lse;
-  Tensor cu_seqlens_q, cu_seqlens_k, seqused_k, page_table;
-  Tensor bias, mask, block_mask, alibi_slopes, sink;
-  Tensor d_o, d_q, d_k, d_v, d_lse, d_bias, d_sink;
+// The tensors of a call, absent ones empty: tensors["q"]. Copies share memory.
+class AttentionTensors {
+ public:
+  Tensor& operator[](core::TensorName name) { return tensors_[name.index]; }
+  const Tensor& operator[](core::TensorName name) const { return tensors_[name.index]; }
+  Tensor& operator[](const core::TensorField& field) { return tensors_[&field - core::kTensorFields]; }
+  const Tensor& operator[](const core::TensorField& field) const { return tensors_[&field - core::kTensorFields]; }
 
+  // The layouts of what is present and takes part in the problem's direction.
   void describe(tessera_problem& problem) const;
   tessera_buffers buffers() const;
   std::vector<ArgumentName> names() const;  // how messages name the tensors that are present
+
+ private:
+  std::array<Tensor, core::kNumTensors> tensors_;
 };
 
 struct CallResult {

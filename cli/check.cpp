@@ -7,16 +7,6 @@
 namespace tessera::cli {
 namespace {
 
-struct Output {
-  const char* name;
-  Tensor AttentionTensors::*tensor;
-  bool backward;
-};
-using T = AttentionTensors;
-constexpr Output kOutputs[] = {{"o", &T::o, false},         {"lse", &T::lse, false}, {"d_q", &T::d_q, true},
-                               {"d_k", &T::d_k, true},      {"d_v", &T::d_v, true},  {"d_bias", &T::d_bias, true},
-                               {"d_sink", &T::d_sink, true}};
-
 // Half the distance from 1 to the next number: the largest relative error of one rounding.
 double unit_roundoff(tessera_dtype dtype) {
   switch (dtype) {
@@ -45,17 +35,17 @@ Tensor moved(const Tensor& tensor, double roundoff, std::mt19937_64& random) {
 AttentionTensors in_float64(const AttentionTensors& tensors, double roundoff) {
   std::mt19937_64 random(1);
   AttentionTensors exact = tensors;
-  for (Tensor AttentionTensors::*input : {&T::q, &T::k, &T::v, &T::bias, &T::d_o}) {
-    if ((exact.*input).present()) exact.*input = moved(tensors.*input, roundoff, random);
-  }
-  for (const Output& output : kOutputs) {
-    const Tensor& original = tensors.*output.tensor;
+  for (const core::TensorField& field : core::kTensorFields) {
+    const Tensor& original = tensors[field];
+    const bool has_dtype_of_q = field.dtypes == core::Dtypes::kFloating || field.dtypes == core::Dtypes::kAsQ;
     if (!original.present()) continue;
-    const bool as_q = original.dtype == tensors.q.dtype && output.tensor != &T::lse && output.tensor != &T::d_bias &&
-                      output.tensor != &T::d_sink;
-    Tensor fresh = make_tensor(original.source, as_q ? TESSERA_FLOAT64 : TESSERA_FLOAT32, original.shape);
-    fresh.strides = original.strides;
-    exact.*output.tensor = fresh;
+    if (field.written == core::Written::kNever) {
+      const bool rounded = has_dtype_of_q || field.dtypes == core::Dtypes::kFloat32OrAsQ;
+      if (rounded) exact[field] = moved(original, roundoff, random);
+      continue;
+    }
+    exact[field] = make_tensor(original.source, has_dtype_of_q ? TESSERA_FLOAT64 : TESSERA_FLOAT32, original.shape);
+    exact[field].strides = original.strides;
   }
   return exact;
 }
@@ -71,18 +61,19 @@ void run_oracle(const AttentionTensors& tensors, const AttentionOptions& options
 
 std::vector<OutputCheck> check_outputs(const AttentionTensors& tensors, const AttentionOptions& options,
                                        const tessera_device& device, bool backward) {
-  const double roundoff = unit_roundoff(tensors.q.dtype);
+  const double roundoff = unit_roundoff(tensors["q"].dtype);
   const AttentionTensors exact = in_float64(tensors, 0);
   const AttentionTensors nearby = in_float64(tensors, roundoff);
   run_oracle(exact, options, device, backward);
   run_oracle(nearby, options, device, backward);
 
   std::vector<OutputCheck> checks;
-  for (const Output& output : kOutputs) {
-    const Tensor& result = tensors.*output.tensor;
-    if (!result.present() || (output.backward && !backward)) continue;
-    const Tensor reference = converted(exact.*output.tensor, TESSERA_FLOAT64);
-    const Tensor& other = nearby.*output.tensor;
+  for (const core::TensorField& field : core::kTensorFields) {
+    const Tensor& result = tensors[field];
+    const bool computed = core::written(field, false) || (backward && core::written(field, true));
+    if (!computed || !result.present()) continue;
+    const Tensor reference = converted(exact[field], TESSERA_FLOAT64);
+    const Tensor& other = nearby[field];
     const auto error_of = [&](const Tensor& tensor) {
       return peers::error_of(tensor.memory.data(), tensor.dtype, reference.as<double>(), reference.elems());
     };
@@ -94,7 +85,7 @@ std::vector<OutputCheck> check_outputs(const AttentionTensors& tensors, const At
       squares += value * value;
     }
     const auto elems = static_cast<double>(std::max<std::int64_t>(1, reference.elems()));
-    OutputCheck check{.name = output.name, .error = error_of(result), .allowed = error_of(other)};
+    OutputCheck check{.name = field.name, .error = error_of(result), .allowed = error_of(other)};
     // Twice a rounding of the output: once as it is stored, once of what it was accumulated in.
     const double stored = 2 * std::max(unit_roundoff(result.dtype), 0x1p-24);
     check.allowed.max_abs = kAllowedRoundings * check.allowed.max_abs + stored * largest;

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "attention_call.hpp"
+#include "extents.hpp"
 #include "gpu.hpp"
 #include "machine.hpp"
 #include "peers/loops.hpp"
@@ -44,9 +45,7 @@ void fill_normal(const Tensor& tensor, std::uint64_t seed, peers::Team& team) {
 }
 
 // Every byte 0xff is a NaN in each dtype: what is not written shows. Also brings the pages in.
-void poison(const Tensor& tensor) {
-  if (tensor.present()) std::fill_n(tensor.memory.data(), tensor.memory.size_bytes(), std::byte{0xff});
-}
+void poison(const Tensor& tensor) { std::fill_n(tensor.memory.data(), tensor.memory.size_bytes(), std::byte{0xff}); }
 
 template <typename Call>
 double seconds_of(const Call& call) {
@@ -74,32 +73,30 @@ class CellRun {
  public:
   explicit CellRun(const CellSettings& settings) : settings_(settings), shape_(settings.shape) {
     const peers::AttentionShape& s = shape_;
-    const Shape q{s.batch, s.seqlen_q, s.heads_q, s.head_dim}, k{s.batch, s.seqlen_k, s.heads_kv, s.head_dim};
-    const Shape v{s.batch, s.seqlen_k, s.heads_kv, s.head_dim_v}, o{s.batch, s.seqlen_q, s.heads_q, s.head_dim_v};
-    AttentionTensors& t = tensors_;
-    t.q = make_tensor("q", settings.dtype, q);
-    t.k = make_tensor("k", settings.dtype, k);
-    t.v = make_tensor("v", settings.dtype, v);
-    t.o = make_tensor("o", settings.dtype, o);
-    t.lse = make_tensor("lse", TESSERA_FLOAT32, {s.batch, s.heads_q, s.seqlen_q});
-    if (backward()) {
-      t.d_o = make_tensor("d_o", settings.dtype, o);
-      t.d_q = make_tensor("d_q", settings.dtype, q);
-      t.d_k = make_tensor("d_k", settings.dtype, k);
-      t.d_v = make_tensor("d_v", settings.dtype, v);
+    Extents extents;
+    extents[core::kB] = s.batch;
+    extents[core::kSq] = s.seqlen_q;
+    extents[core::kSk] = s.seqlen_k;
+    extents[core::kHq] = s.heads_q;
+    extents[core::kHkv] = s.heads_kv;
+    extents[core::kD] = s.head_dim;
+    extents[core::kDv] = s.head_dim_v;
+    for (const core::TensorField& field : core::kTensorFields) {
+      if (core::is_option(field) || !core::takes_part(field, backward())) continue;
+      tensors_[field] = make_tensor(field.name, dtype_of(field, settings.dtype), extents.shape(field, field.dense));
     }
-    options_.causal = s.causal;
     peers::Team team(settings.host_threads);
     std::uint64_t stream = settings.seed * 4;
-    for (const Tensor* input : {&t.q, &t.k, &t.v, &t.d_o}) {
-      if (input->present()) fill_normal(*input, stream++, team);
+    for (const core::TensorField& field : core::kTensorFields) {
+      const Tensor& tensor = tensors_[field];
+      if (field.written == core::Written::kNever && tensor.present()) fill_normal(tensor, stream++, team);
     }
     placed_ = tensors_;
     if (settings.device.backend != TESSERA_BACKEND_CUDA) return;
     gpu_.emplace(settings.device.ordinal);
-    for (Tensor* tensor : {&placed_.q, &placed_.k, &placed_.v, &placed_.o, &placed_.lse, &placed_.d_o, &placed_.d_q,
-                           &placed_.d_k, &placed_.d_v}) {
-      if (tensor->present()) tensor->memory = gpu_->copy_of(tensor->memory, tensor->source);
+    for (const core::TensorField& field : core::kTensorFields) {
+      Tensor& tensor = placed_[field];
+      if (tensor.present()) tensor.memory = gpu_->copy_of(tensor.memory, tensor.source);
     }
   }
 
@@ -107,8 +104,9 @@ class CellRun {
     Cell cell{.settings = settings_, .kernel = {}, .tessera = {}, .standard = {}, .standard_needs_bytes = 0};
     report("float64 reference on sampled rows");
     const AttentionTensors& t = tensors_;
-    const peers::ExactSample exact(shape_, settings_.dtype, t.q.memory.data(), t.k.memory.data(), t.v.memory.data(),
-                                   backward() ? t.d_o.memory.data() : nullptr, settings_.host_threads);
+    const peers::ExactSample exact(shape_, settings_.dtype, t["q"].memory.data(), t["k"].memory.data(),
+                                   t["v"].memory.data(), backward() ? t["d_o"].memory.data() : nullptr,
+                                   settings_.host_threads);
     report("Tessera");
     cell.tessera = run_tessera(cell.kernel);
     add_errors(cell.tessera, exact, true);
@@ -126,21 +124,18 @@ class CellRun {
  private:
   bool backward() const { return settings_.direction == TESSERA_BACKWARD; }
 
-  // With `tensors`' d_q, d_k, d_v, or o and lse.
+  // With the row of each result of this direction: o and lse, or d_q, d_k, d_v.
   template <typename Visit>
-  void each_output(const AttentionTensors& tensors, const Visit& visit) const {
-    if (backward()) {
-      for (const Tensor* output : {&tensors.d_q, &tensors.d_k, &tensors.d_v}) visit(*output);
-    } else {
-      visit(tensors.o);
-      visit(tensors.lse);
+  void each_output(const Visit& visit) const {
+    for (const core::TensorField& field : core::kTensorFields) {
+      if (core::written(field, backward()) && tensors_[field].present()) visit(field);
     }
   }
 
   // Calls once, measuring memory, then for the clock.
   template <typename Prepare, typename Call>
   void measure_side(Side& side, const Prepare& prepare, const Call& call) const {
-    each_output(tensors_, poison);
+    each_output([&](const core::TensorField& field) { poison(tensors_[field]); });
     reset_peak_resident();
     const std::int64_t before = resident_bytes();
     prepare();
@@ -155,20 +150,13 @@ class CellRun {
   void measure_on_gpu(Side& side, const Call& call) const {
     constexpr double kLeastSeconds = 5e-3;
     constexpr double kMostCalls = 100;
-    each_output(placed_, [&](const Tensor& output) { gpu_->fill(output.memory, 0xff); });
+    each_output([&](const core::TensorField& field) { gpu_->fill(placed_[field].memory, 0xff); });
     gpu_->seconds(1, call);  // compiles, loads
     const double first = gpu_->seconds(1, call);
     const int calls = static_cast<int>(std::clamp(std::ceil(kLeastSeconds / first), 1.0, kMostCalls));
     side.seconds = median_seconds(settings_.repeat, first, calls, [&](int n) { return gpu_->seconds(n, call); });
     side.gflops = shape_.flops(settings_.direction) / side.seconds * 1e-9;
-    if (backward()) {
-      gpu_->download(tensors_.d_q.memory, placed_.d_q.memory);
-      gpu_->download(tensors_.d_k.memory, placed_.d_k.memory);
-      gpu_->download(tensors_.d_v.memory, placed_.d_v.memory);
-    } else {
-      gpu_->download(tensors_.o.memory, placed_.o.memory);
-      gpu_->download(tensors_.lse.memory, placed_.lse.memory);
-    }
+    each_output([&](const core::TensorField& field) { gpu_->download(tensors_[field].memory, placed_[field].memory); });
   }
 
   Memory workspace_for(const tessera_plan& plan) const {
@@ -180,11 +168,10 @@ class CellRun {
     tessera_problem problem;
     tessera_problem_init(&problem);
     problem.direction = direction;
-    options_.apply(problem);
+    problem.causal = shape_.causal ? 1 : 0;
     placed_.describe(problem);
     tessera_device device = settings_.device;
     if (direction != settings_.direction) device.kernel = TESSERA_KERNEL_AUTO;  // that asked for is the other pass's
-    if (direction == TESSERA_FORWARD) problem.d_o = problem.d_q = problem.d_k = problem.d_v = {};
     tessera_plan plan{};
     check_status(tessera_make_plan(&problem, &device, &plan));
     return plan;
@@ -213,7 +200,7 @@ class CellRun {
     } else {
       measure_side(side, prepare, call);
     }
-    side.extra_bytes = workspace.size_bytes() + tensors_.lse.memory.size_bytes();
+    side.extra_bytes = workspace.size_bytes() + tensors_["lse"].memory.size_bytes();
     return side;
   }
 
@@ -223,14 +210,15 @@ class CellRun {
     std::optional<peers::StandardAttention> standard;
     const auto prepare = [&] {
       standard.emplace(shape_, settings_.dtype, settings_.direction, settings_.device.threads);
-      if (backward()) standard->forward(t.q.memory.data(), t.k.memory.data(), t.v.memory.data(), t.o.memory.data());
+      if (backward())
+        standard->forward(t["q"].memory.data(), t["k"].memory.data(), t["v"].memory.data(), t["o"].memory.data());
     };
     const auto call = [&] {
       if (backward()) {
-        standard->backward(t.q.memory.data(), t.k.memory.data(), t.v.memory.data(), t.d_o.memory.data(),
-                           t.d_q.memory.data(), t.d_k.memory.data(), t.d_v.memory.data());
+        standard->backward(t["q"].memory.data(), t["k"].memory.data(), t["v"].memory.data(), t["d_o"].memory.data(),
+                           t["d_q"].memory.data(), t["d_k"].memory.data(), t["d_v"].memory.data());
       } else {
-        standard->forward(t.q.memory.data(), t.k.memory.data(), t.v.memory.data(), t.o.memory.data());
+        standard->forward(t["q"].memory.data(), t["k"].memory.data(), t["v"].memory.data(), t["o"].memory.data());
       }
     };
     measure_side(side, prepare, call);
@@ -241,15 +229,15 @@ class CellRun {
   void add_errors(Side& side, const peers::ExactSample& exact, bool has_lse) const {
     const AttentionTensors& t = tensors_;
     if (!backward()) {
-      side.errors.emplace_back("o", exact.o(t.o.memory.data()));
-      if (has_lse) side.errors.emplace_back("lse", exact.lse(t.lse.as<float>()));
+      side.errors.emplace_back("o", exact.o(t["o"].memory.data()));
+      if (has_lse) side.errors.emplace_back("lse", exact.lse(t["lse"].as<float>()));
       side.error = side.errors.front().second;
       return;
     }
-    side.errors.emplace_back("d_q", exact.d_q(t.d_q.memory.data()));
+    side.errors.emplace_back("d_q", exact.d_q(t["d_q"].memory.data()));
     if (exact.has_key_gradients()) {
-      side.errors.emplace_back("d_k", exact.d_k(t.d_k.memory.data()));
-      side.errors.emplace_back("d_v", exact.d_v(t.d_v.memory.data()));
+      side.errors.emplace_back("d_k", exact.d_k(t["d_k"].memory.data()));
+      side.errors.emplace_back("d_v", exact.d_v(t["d_v"].memory.data()));
     }
     for (const auto& [name, error] : side.errors) side.error.merge(error);
   }
@@ -259,7 +247,6 @@ class CellRun {
   AttentionTensors tensors_;  // this machine's memory
   AttentionTensors placed_;   // where Tessera reads and writes: the same, or a GPU's
   std::optional<Gpu> gpu_;
-  AttentionOptions options_;
 };
 
 }  // namespace

@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
-#include <limits>
+#include <string_view>
+#include <utility>
 
 #include "error.hpp"
 
@@ -16,36 +17,32 @@ constexpr tessera_kernel kKernels[] = {TESSERA_KERNEL_AUTO,      TESSERA_KERNEL_
                                        TESSERA_KERNEL_REFERENCE, TESSERA_KERNEL_FWD_SM80, TESSERA_KERNEL_FWD_SM90,
                                        TESSERA_KERNEL_BWD_SM80};
 
-// The library's names of options, and the flags that set them.
-const ArgumentName kFlags[] = {
-    {"scale", "--scale"},
-    {"causal", "--causal"},
-    {"alignment", "--top-left"},
-    {"window_left", "--window"},
-    {"window_right", "--window"},
-    {"softcap", "--softcap"},
-    {"dropout_p", "--dropout"},
-    {"dropout_seed", "--seed"},
-    {"dropout_offset", "--offset"},
-    {"mask_block_q", "--mask-block"},
-    {"mask_block_k", "--mask-block"},
-    {"threads", "--threads"},
-    {"isa", "--isa"},
-    {"kernel", "--kernel"},
-    {"cu_seqlens_q", "--cu-seqlens-q"},
-    {"cu_seqlens_k", "--cu-seqlens-k"},
-    {"seqused_k", "--seqused-k"},
-    {"page_table", "--page-table"},
-    {"bias", "--bias"},
-    {"mask", "--mask"},
-    {"block_mask", "--block-mask"},
-    {"alibi_slopes", "--alibi"},
-    {"sink", "--sink"},
-    {"d_o", "--grad"},
-    {"d_lse", "--dlse"},
-    {"d_bias", "--dbias"},
-    {"d_sink", "--dsink"},
-};
+// The flag that sets what the library calls so; "": none.
+std::string_view flag_of(std::string_view token) {
+  for (const core::OptionField& field : core::kOptionFields) {
+    for (const core::OptionMember& member : field.members) {
+      if (member.name != nullptr && member.name == token) return field.flag;
+    }
+  }
+  for (const core::TensorField& field : core::kTensorFields) {
+    const bool given = core::is_option(field) || field.written == core::Written::kNever;
+    if (field.name == token && given && field.flag != nullptr) return field.flag;
+  }
+  constexpr std::pair<std::string_view, std::string_view> kOfDevice[] = {
+      {"threads", "--threads"}, {"isa", "--isa"}, {"kernel", "--kernel"}};
+  for (const auto& [name, flag] : kOfDevice) {
+    if (name == token) return flag;
+  }
+  return "";
+}
+
+void set_member(tessera_problem& problem, const core::OptionMember& member, std::int64_t value) {
+  if (member.flag != nullptr) {
+    problem.*member.flag = static_cast<std::int32_t>(value);
+  } else {
+    problem.*member.integer = value;
+  }
+}
 
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
@@ -171,50 +168,44 @@ tessera_device DeviceOptions::cpu() const {
 }
 
 void AttentionOptions::add_to(CLI::App& command) {
-  const char* group = "Attention";
-  command.add_option("--scale", scale, "Factor of the scores (default: 1 / sqrt(D))")->group(group);
-  command.add_flag("--causal", causal, "A query sees no key right of the diagonal")->group(group);
-  command.add_flag("--top-left", top_left, "The diagonal starts at the first key (default: ends at the last)")
-      ->group(group);
-  command.add_option("--window", window, "Keys visible left and right of the diagonal, -1 for all")
-      ->expected(2)
-      ->check(kInteger)
-      ->type_name("LEFT RIGHT")
-      ->group(group);
-  command.add_option("--softcap", softcap, "Scores become c tanh(s / c)")->type_name("C")->group(group);
-  command.add_option("--dropout", dropout, "Probability that an entry is dropped, below 1")
-      ->type_name("P")
-      ->group(group);
-  command.add_option("--seed", seed, "Seed of the dropout")->check(kUnsigned)->group(group);
-  command.add_option("--offset", offset, "Offset of the dropout's random numbers")->check(kUnsigned)->group(group);
-  command.add_option("--mask-block", mask_block, "Queries and keys that an entry of the block mask stands for")
-      ->expected(2)
-      ->check(kInteger)
-      ->type_name("Q K")
-      ->group(group);
-  command.add_flag("--deterministic", deterministic, "Gradients have the same bits every time")->group(group);
-  command.add_flag("--batch-invariant", batch_invariant, "A sequence's bits do not depend on its batch")->group(group);
+  for (std::size_t i = 0; i < values_.size(); ++i) {
+    const core::OptionField& field = core::kOptionFields[i];
+    Value& value = values_[i];
+    CLI::Option* option = nullptr;
+    switch (field.kind) {
+      case core::OptionKind::kFlag:
+      case core::OptionKind::kAlignment:
+        option = command.add_flag(field.flag, value.flag, field.what);
+        break;
+      case core::OptionKind::kNumber:
+      case core::OptionKind::kOptionalNumber:
+        option = command.add_option(field.flag, value.number, field.what);
+        break;
+      case core::OptionKind::kUnsigned:
+        option = command.add_option(field.flag, value.unsigned_integer, field.what)->check(kUnsigned);
+        break;
+      case core::OptionKind::kInteger:
+      case core::OptionKind::kPair:
+        option = command.add_option(field.flag, value.integers, field.what)
+                     ->expected(field.kind == core::OptionKind::kPair ? 2 : 1)
+                     ->check(kInteger);
+        break;
+    }
+    if (field.value_name != nullptr) option->type_name(field.value_name);
+    option->group("Attention");
+  }
 }
 
 void AttentionOptions::apply(tessera_problem& problem) const {
-  problem.has_scale = scale.has_value() ? 1 : 0;
-  problem.scale = scale.value_or(0);
-  problem.causal = causal ? 1 : 0;
-  problem.alignment = top_left ? TESSERA_TOP_LEFT : TESSERA_BOTTOM_RIGHT;
-  if (window.size() == 2) {
-    problem.window_left = window[0];
-    problem.window_right = window[1];
+  for (std::size_t i = 0; i < values_.size(); ++i) {
+    const Value& value = values_[i];
+    const auto& members = core::kOptionFields[i].members;
+    if (value.flag) set_member(problem, members[0], 1);
+    if (value.number) problem.*members[0].number = *value.number;
+    if (value.number && core::kOptionFields[i].kind == core::OptionKind::kOptionalNumber) problem.has_scale = 1;
+    if (value.unsigned_integer) problem.*members[0].unsigned_integer = *value.unsigned_integer;
+    for (std::size_t m = 0; m < value.integers.size(); ++m) set_member(problem, members[m], value.integers[m]);
   }
-  problem.softcap = softcap;
-  problem.dropout_p = dropout;
-  problem.dropout_seed = seed;
-  problem.dropout_offset = offset;
-  if (mask_block.size() == 2) {
-    problem.mask_block_q = mask_block[0];
-    problem.mask_block_k = mask_block[1];
-  }
-  problem.deterministic = deterministic ? 1 : 0;
-  problem.batch_invariant = batch_invariant ? 1 : 0;
 }
 
 tessera_dtype parse_dtype(const std::string& name) {
@@ -239,8 +230,8 @@ void check_status(const tessera_status& status, const std::vector<ArgumentName>&
   const auto named = [&](const ArgumentName& name) { return name.token == token; };
   if (const auto found = std::find_if(tensors.begin(), tensors.end(), named); found != tensors.end()) {
     message += fmt::format(" (given: {})", found->given);
-  } else if (const auto* flag = std::find_if(std::begin(kFlags), std::end(kFlags), named); flag != std::end(kFlags)) {
-    message = fmt::format("{}: {}", flag->given, message);
+  } else if (const std::string_view flag = flag_of(token); !flag.empty()) {
+    message = fmt::format("{}: {}", flag, message);
   }
   if (status.code == TESSERA_INTERNAL) throw Failure(message);
   throw WrongUse(message);

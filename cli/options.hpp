@@ -2,11 +2,14 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/fields.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cli {
@@ -34,21 +37,21 @@ struct DeviceOptions {
   tessera_kernel chosen_kernel() const;
 };
 
-struct AttentionOptions {
-  std::optional<double> scale;
-  bool causal = false;
-  bool top_left = false;
-  std::vector<std::int64_t> window;  // left, right
-  double softcap = 0;
-  double dropout = 0;
-  std::uint64_t seed = 0;
-  std::uint64_t offset = 0;
-  std::vector<std::int64_t> mask_block;  // queries, keys
-  bool deterministic = false;
-  bool batch_invariant = false;
-
+// The options that were given, each as its row of core/fields.hpp says.
+class AttentionOptions {
+ public:
   void add_to(CLI::App& command);
+  // Sets what was given, and leaves the rest.
   void apply(tessera_problem& problem) const;
+
+ private:
+  struct Value {  // one of these, by the option's kind
+    bool flag = false;
+    std::optional<double> number;
+    std::optional<std::uint64_t> unsigned_integer;
+    std::vector<std::int64_t> integers;  // one, or two of a pair
+  };
+  std::array<Value, std::size(core::kOptionFields)> values_;
 };
 
 // Checks of a flag's text: a whole number of 64 bits, signed or not.

@@ -8,109 +8,45 @@
 
 #include "commands.hpp"
 #include "error.hpp"
+#include "extents.hpp"
 #include "options.hpp"
 #include "peers/ceilings.hpp"
-#include "tensor.hpp"
+#include "sized_problem.hpp"
 
 namespace tessera::cli {
 namespace {
 
 struct PlanOptions {
-  std::int64_t batch = 1, seqlen_q = 0, heads_q = 8, head_dim = 64;
-  std::optional<std::int64_t> seqlen_k, heads_kv, head_dim_v, page_size;
+  ProblemSizes sizes;
   std::string dtype = "float32", direction = "forward";
-  bool packed = false, bias = false, mask = false, block_mask = false, alibi = false, sink = false;
-  bool lse = false, dbias = false, dsink = false, json = false;
+  bool json = false;
   AttentionOptions attention;
   DeviceOptions device;
 };
 
-tessera_layout layout_of(tessera_dtype dtype, const Shape& shape, const char* flag) {
-  checked_bytes(shape, static_cast<std::int64_t>(tessera_dtype_bytes(dtype)), flag);
-  tessera_layout layout{};
-  layout.dtype = dtype;
-  layout.rank = static_cast<std::int32_t>(shape.size());
-  std::int64_t stride = 1;
-  for (std::size_t axis = shape.size(); axis-- > 0;) {
-    layout.shape[axis] = shape[axis];
-    layout.strides[axis] = stride;
-    stride *= std::max<std::int64_t>(shape[axis], 1);
-  }
-  return layout;
-}
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
-
-void require(bool holds, const char* flag, std::int64_t given, const char* accepted) {
-  if (!holds) throw WrongUse(fmt::format("{}: {}, accepted {}", flag, given, accepted));
+// Those that a flag asks for: all that need not be there, but for the page table, which --page-size gives.
+bool has_flag(const core::TensorField& field) {
+  if (&field == &core::kTensorFields[core::TensorName("page_table").index]) return false;
+  return core::is_option(field) || (field.need == core::Need::kBackward && core::takes_part(field, false));
 }
 
 tessera_problem problem_of(const PlanOptions& o) {
-  const tessera_dtype dtype = parse_dtype(o.dtype);
-  const std::int64_t b = o.batch, sq = o.seqlen_q, sk = o.seqlen_k.value_or(sq), hq = o.heads_q;
-  const std::int64_t hkv = o.heads_kv.value_or(hq), d = o.head_dim, dv = o.head_dim_v.value_or(d);
-  constexpr std::int64_t kMost = std::int64_t{1} << 31;
-  const std::pair<const char*, std::int64_t> sizes[] = {{"-B", b},           {"--sq", sq}, {"--sk", sk}, {"-H", hq},
-                                                        {"--kv-heads", hkv}, {"-D", d},    {"--dv", dv}};
-  for (const auto& [flag, size] : sizes) require(size >= 0 && size < kMost, flag, size, "0 .. 2^31 - 1");
+  ProblemSizes sizes = o.sizes;
+  sizes.dtype = parse_dtype(o.dtype);
   if (o.direction != "forward" && o.direction != "backward") {
     throw WrongUse(fmt::format("--direction: '{}', accepted forward and backward", o.direction));
   }
-
-  tessera_problem problem;
-  tessera_problem_init(&problem);
-  problem.direction = o.direction == "backward" ? TESSERA_BACKWARD : TESSERA_FORWARD;
-  const bool backward = problem.direction == TESSERA_BACKWARD;
-  const auto queries = [&](std::int64_t width, const char* flag) {
-    return o.packed ? layout_of(dtype, {b * sq, hq, width}, flag) : layout_of(dtype, {b, sq, hq, width}, flag);
-  };
-  const auto keys = [&](std::int64_t width, const char* flag) {
-    if (o.page_size) return layout_of(dtype, {b * ceil_div(sk, *o.page_size), *o.page_size, hkv, width}, flag);
-    return o.packed ? layout_of(dtype, {b * sk, hkv, width}, flag) : layout_of(dtype, {b, sk, hkv, width}, flag);
-  };
-  if (o.page_size) {
-    require(*o.page_size > 0 && *o.page_size < kMost, "--page-size", *o.page_size, "at least 1");
-    problem.page_table = layout_of(TESSERA_INT32, {b, ceil_div(sk, *o.page_size)}, "--page-size");
-    problem.seqused_k = layout_of(TESSERA_INT32, {b}, "-B");
-  }
-  if (o.packed) {
-    problem.cu_seqlens_q = layout_of(TESSERA_INT32, {b + 1}, "-B");
-    if (!o.page_size) problem.cu_seqlens_k = problem.cu_seqlens_q;
-  }
-  if (o.packed || o.page_size) {
-    problem.max_seqlen_q = sq;
-    problem.max_seqlen_k = sk;
-  }
-  problem.q = queries(d, "-D");
-  problem.k = keys(d, "-D");
-  problem.v = keys(dv, "--dv");
-  problem.o = queries(dv, "--dv");
-  if (o.lse || backward) {
-    problem.lse =
-        o.packed ? layout_of(TESSERA_FLOAT32, {hq, b * sq}, "--lse") : layout_of(TESSERA_FLOAT32, {b, hq, sq}, "--lse");
-  }
-  if (o.bias) problem.bias = layout_of(TESSERA_FLOAT32, {1, hq, sq, sk}, "--bias");
-  if (o.mask) problem.mask = layout_of(TESSERA_BOOL, {1, 1, sq, sk}, "--mask");
-  if (o.alibi) problem.alibi_slopes = layout_of(TESSERA_FLOAT32, {hq}, "--alibi");
-  if (o.sink) problem.sink = layout_of(TESSERA_FLOAT32, {hq}, "--sink");
-  if (o.block_mask) {
-    if (o.attention.mask_block.size() != 2 || o.attention.mask_block[0] < 1 || o.attention.mask_block[1] < 1) {
-      throw WrongUse("--block-mask: needs --mask-block with two numbers of at least 1");
+  sizes.direction = o.direction == "backward" ? TESSERA_BACKWARD : TESSERA_FORWARD;
+  for (const core::TensorField& field : core::kTensorFields) {
+    if (sizes[field] && !core::takes_part(field, sizes.direction == TESSERA_BACKWARD)) {
+      throw WrongUse(fmt::format("{}: given without --direction backward", field.flag));
     }
-    problem.block_mask = layout_of(
-        TESSERA_BOOL, {1, 1, ceil_div(sq, o.attention.mask_block[0]), ceil_div(sk, o.attention.mask_block[1])},
-        "--block-mask");
+    const core::TensorField* primal = core::primal_of(field);
+    if (sizes[field] && primal != nullptr && !sizes[*primal]) {
+      throw WrongUse(fmt::format("{}: given without {}", field.flag, primal->flag));
+    }
   }
-  if (backward) {
-    problem.d_o = problem.o;
-    problem.d_q = problem.q;
-    problem.d_k = problem.k;
-    problem.d_v = problem.v;
-  }
-  if (o.dbias) problem.d_bias = problem.bias;
-  if (o.dsink) problem.d_sink = problem.sink;
-  o.attention.apply(problem);
-  return problem;
+  return problem_of(sizes, [&o](tessera_problem& problem) { o.attention.apply(problem); });
 }
 
 template <typename Writer>
@@ -184,27 +120,25 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   CLI::App* command = program.add_subcommand("plan", "Which kernel would be chosen for given sizes, and why");
   auto options = std::make_shared<PlanOptions>();
   PlanOptions& o = *options;
-  command->add_option("-B,--batch", o.batch, "Sequences")->check(kInteger)->capture_default_str();
-  command->add_option("--sq", o.seqlen_q, "Queries of a sequence")->check(kInteger)->required();
-  command->add_option("--sk", o.seqlen_k, "Keys of a sequence (default: --sq)")->check(kInteger);
-  command->add_option("-H,--heads", o.heads_q, "Query heads")->check(kInteger)->capture_default_str();
-  command->add_option("--kv-heads", o.heads_kv, "Key and value heads (default: -H)")->check(kInteger);
-  command->add_option("-D,--head-dim", o.head_dim, "Head size of queries and keys")
+  command->add_option("-B,--batch", o.sizes.batch, "Sequences")->check(kInteger)->capture_default_str();
+  command->add_option("--sq", o.sizes.seqlen_q, "Queries of a sequence")->check(kInteger)->required();
+  command->add_option("--sk", o.sizes.seqlen_k, "Keys of a sequence (default: --sq)")->check(kInteger);
+  command->add_option("-H,--heads", o.sizes.heads_q, "Query heads")->check(kInteger)->capture_default_str();
+  command->add_option("--kv-heads", o.sizes.heads_kv, "Key and value heads (default: -H)")->check(kInteger);
+  command->add_option("-D,--head-dim", o.sizes.head_dim, "Head size of queries and keys")
       ->check(kInteger)
       ->capture_default_str();
-  command->add_option("--dv", o.head_dim_v, "Head size of values (default: -D)")->check(kInteger);
+  command->add_option("--dv", o.sizes.head_dim_v, "Head size of values (default: -D)")->check(kInteger);
   command->add_option("--dtype", o.dtype, "float32, float16, bfloat16 or float64")->capture_default_str();
   command->add_option("--direction", o.direction, "forward or backward")->capture_default_str();
-  command->add_flag("--packed", o.packed, "Sequences lie one after another, with cu_seqlens");
-  command->add_option("--page-size", o.page_size, "Keys and values lie in pages of this many rows")->check(kInteger);
-  command->add_flag("--lse", o.lse, "The log-sum-exp is wanted");
-  command->add_flag("--bias", o.bias, "With a bias [1, Hq, Sq, Sk]");
-  command->add_flag("--mask", o.mask, "With a mask [1, 1, Sq, Sk]");
-  command->add_flag("--block-mask", o.block_mask, "With a block mask, see --mask-block");
-  command->add_flag("--alibi", o.alibi, "With ALiBi slopes [Hq]");
-  command->add_flag("--sink", o.sink, "With a sink [Hq]");
-  command->add_flag("--dbias", o.dbias, "The gradient of the bias is wanted");
-  command->add_flag("--dsink", o.dsink, "The gradient of the sink is wanted");
+  command->add_flag("--packed", o.sizes.packed, "Sequences lie one after another, with cu_seqlens");
+  command->add_option("--page-size", o.sizes.page_size, "Keys and values lie in pages of this many rows")
+      ->check(kInteger);
+  for (const core::TensorField& field : core::kTensorFields) {
+    if (!has_flag(field)) continue;
+    command->add_flag(field.flag, o.sizes[field],
+                      fmt::format("With {} {}: {}", field.name, shape_symbols(field), field.what));
+  }
   command->add_flag("--json", o.json, "As JSON");
   o.attention.add_to(*command);
   o.device.add_place_to(*command);

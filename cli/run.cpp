@@ -1,7 +1,9 @@
 // tessera run: attention on the user's own tensors.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,6 +12,7 @@
 #include "check.hpp"
 #include "commands.hpp"
 #include "error.hpp"
+#include "extents.hpp"
 #include "files.hpp"
 #include "interrupts.hpp"
 #include "options.hpp"
@@ -20,23 +23,27 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct RunOptions {
-  std::string q, k, v, o, lse;
-  std::string cu_seqlens_q, cu_seqlens_k, seqused_k, page_table;
-  std::string bias, mask, block_mask, alibi, sink;
-  std::string grad, dlse, dq, dk, dv, dbias, dsink;
+  std::array<std::string, core::kNumTensors> files;  // of each tensor; "": none
   std::string dtype, layout = "bshd";
   bool check = false, json = false;
   AttentionOptions attention;
   DeviceOptions device;
+
+  const std::string& file(const core::TensorField& field) const { return files[&field - core::kTensorFields]; }
+  const std::string& file(core::TensorName name) const { return files[name.index]; }
 };
 
-// A file that a result goes to.
-struct Result {
-  const std::string& file;
-  const char* argument;
-  const char* name;  // of the tensor within a .safetensors file
-  const Tensor& tensor;
-};
+// How the program names a tensor's file.
+const char* argument_of(const core::TensorField& field) { return field.flag != nullptr ? field.flag : field.name; }
+
+// "--dq, --dk, --dv, --dbias and --dsink"
+std::string gradient_flags() {
+  std::vector<std::string> flags;
+  for (const core::TensorField& field : core::kTensorFields) {
+    if (field.written == core::Written::kBackward) flags.emplace_back(field.flag);
+  }
+  return fmt::format("{} and {}", fmt::join(flags.begin(), flags.end() - 1, ", "), flags.back());
+}
 
 class Run {
  public:
@@ -45,7 +52,9 @@ class Run {
       throw WrongUse(fmt::format("--layout: '{}', accepted bshd and bhsd", options.layout));
     }
     check_flags();
-    for (const Result& result : results()) files_.add(result.file, result.argument, result.name);
+    for (const core::TensorField* field : results()) {
+      files_.add(options_.file(*field), field->flag, field->name);
+    }
     device_ = options.device.device();
     read_inputs();
     make_outputs();
@@ -61,7 +70,9 @@ class Run {
     if (options_.check) checks = check_outputs(tensors_, options_.attention, device_, is_backward());
 
     std::FILE* const messages = files_.use_standard_output() ? stderr : stdout;
-    for (const Result& result : results()) files_.set(result.argument, result.tensor, stored_shape(result.tensor));
+    for (const core::TensorField* field : results()) {
+      files_.set(field->flag, tensors_[*field], stored_shape(*field));
+    }
     throw_if_interrupted();
     files_.commit();
     bool passed = true;
@@ -72,40 +83,36 @@ class Run {
   }
 
  private:
-  bool is_backward() const { return !options_.grad.empty(); }
+  bool is_backward() const { return !options_.file("d_o").empty(); }
 
   void check_flags() const {
-    const std::pair<const std::string&, const char*> needs_grad[] = {
-        {options_.dq, "--dq"},       {options_.dk, "--dk"},       {options_.dv, "--dv"},
-        {options_.dbias, "--dbias"}, {options_.dsink, "--dsink"}, {options_.dlse, "--dlse"}};
-    for (const auto& [file, flag] : needs_grad) {
-      if (!file.empty() && !is_backward()) {
-        throw WrongUse(fmt::format("{} {}: given without --grad, which names the cotangent of o", flag, file));
+    bool gradient = false;  // is asked for
+    for (const core::TensorField& field : core::kTensorFields) {
+      const std::string& file = options_.file(field);
+      if (file.empty()) continue;
+      if (!core::takes_part(field, false) && !is_backward()) {
+        throw WrongUse(fmt::format("{} {}: given without --grad, which names the cotangent of o", field.flag, file));
       }
+      const core::TensorField* primal = core::primal_of(field);
+      if (primal != nullptr && options_.file(*primal).empty()) {
+        throw WrongUse(fmt::format("{} {}: given without {}", field.flag, file, primal->flag));
+      }
+      gradient = gradient || primal != nullptr;
     }
-    if (is_backward() && options_.dq.empty() && options_.dk.empty() && options_.dv.empty() && options_.dbias.empty() &&
-        options_.dsink.empty()) {
-      throw WrongUse(
-          fmt::format("--grad {}: no gradient is asked for, accepted with at least one of --dq, --dk, --dv, "
-                      "--dbias and --dsink",
-                      options_.grad));
-    }
-    if (!options_.dbias.empty() && options_.bias.empty()) {
-      throw WrongUse(fmt::format("--dbias {}: given without --bias", options_.dbias));
-    }
-    if (!options_.dsink.empty() && options_.sink.empty()) {
-      throw WrongUse(fmt::format("--dsink {}: given without --sink", options_.dsink));
+    if (is_backward() && !gradient) {
+      throw WrongUse(fmt::format("--grad {}: no gradient is asked for, accepted with at least one of {}",
+                                 options_.file("d_o"), gradient_flags()));
     }
   }
 
-  Tensor floating(const std::string& file, const char* argument, const char* name) const {
+  Tensor floating(FileTensor file) const {
     const bool bfloat16 = !options_.dtype.empty() && parse_dtype(options_.dtype) == TESSERA_BFLOAT16;
-    return as_floating(read_tensor_file(file, argument, name), bfloat16);
+    return as_floating(std::move(file), bfloat16);
   }
 
   // One of q, k, v and their cotangents, in the layout that was asked for.
-  Tensor sequence(const std::string& file, const char* argument, const char* name) const {
-    Tensor tensor = floating(file, argument, name);
+  Tensor sequence(FileTensor file) const {
+    Tensor tensor = floating(std::move(file));
     if (!options_.dtype.empty() && tensor.dtype != parse_dtype(options_.dtype)) {
       throw WrongUse(fmt::format("{}, --dtype says {}", tensor.describe(), options_.dtype));
     }
@@ -113,82 +120,82 @@ class Run {
     return tensor;
   }
 
-  void read_inputs() {
-    AttentionTensors& t = tensors_;
-    t.q = sequence(options_.q, "q", "q");
-    t.k = sequence(options_.k, "k", "k");
-    t.v = sequence(options_.v, "v", "v");
-    const auto optional = [](const std::string& file, Tensor& tensor, auto read, const char* argument,
-                             const char* name) {
-      if (!file.empty()) tensor = read(read_tensor_file(file, argument, name));
-    };
-    optional(options_.cu_seqlens_q, t.cu_seqlens_q, as_int32, "--cu-seqlens-q", "cu_seqlens_q");
-    optional(options_.cu_seqlens_k, t.cu_seqlens_k, as_int32, "--cu-seqlens-k", "cu_seqlens_k");
-    optional(options_.seqused_k, t.seqused_k, as_int32, "--seqused-k", "seqused_k");
-    optional(options_.page_table, t.page_table, as_int32, "--page-table", "page_table");
-    optional(options_.mask, t.mask, as_bool, "--mask", "mask");
-    optional(options_.block_mask, t.block_mask, as_bool, "--block-mask", "block_mask");
-    optional(options_.alibi, t.alibi_slopes, as_float32, "--alibi", "alibi_slopes");
-    optional(options_.sink, t.sink, as_float32, "--sink", "sink");
-    optional(options_.dlse, t.d_lse, as_float32, "--dlse", "d_lse");
-    if (!options_.bias.empty()) t.bias = floating(options_.bias, "--bias", "bias");
-    if (is_backward()) t.d_o = sequence(options_.grad, "--grad", "d_o");
+  Tensor read(const core::TensorField& field) const {
+    FileTensor file = read_tensor_file(options_.file(field), argument_of(field), field.name);
+    switch (field.dtypes) {
+      case core::Dtypes::kFloating:
+      case core::Dtypes::kAsQ:
+        return sequence(std::move(file));
+      case core::Dtypes::kFloat32OrAsQ:
+        return floating(std::move(file));
+      case core::Dtypes::kFloat32:
+        return as_float32(std::move(file));
+      case core::Dtypes::kInt32:
+        return as_int32(std::move(file));
+      case core::Dtypes::kBool:
+        return as_bool(std::move(file));
+    }
+    return {};
   }
 
-  // Like `like`, with another last extent and memory of its own.
-  Tensor result_like(const Tensor& like, const std::string& source, std::int64_t last) const {
-    Shape shape = like.shape;
-    shape.back() = last;
-    if (heads_first_) std::swap(shape[1], shape[2]);
-    Tensor tensor = make_tensor(source, like.dtype, shape);
-    // Rows of a packed tensor beyond the last sequence belong to none and are written by nobody.
-    std::fill_n(tensor.memory.data(), tensor.memory.size_bytes(), std::byte{0});
-    if (heads_first_) view_heads_first(tensor);
-    return tensor;
+  void read_inputs() {
+    for (const core::TensorField& field : core::kTensorFields) {
+      if (field.written == core::Written::kNever && !options_.file(field).empty()) tensors_[field] = read(field);
+    }
+  }
+
+  // What the call needs, or the user wants.
+  bool is_made(const core::TensorField& field) const {
+    if (field.written == core::Written::kNever) return false;
+    if (field.need == core::Need::kAlways || (field.need == core::Need::kBackward && is_backward())) return true;
+    return !options_.file(field).empty();
   }
 
   void make_outputs() {
-    AttentionTensors& t = tensors_;
-    for (const Tensor* tensor : {&t.q, &t.k, &t.v}) {  // rank and all else is the library's to refuse
-      if (tensor->shape.size() < 3 || tensor->shape.size() > 4) {
-        throw WrongUse(fmt::format("{}, accepted rank 4, or rank 3 when packed", tensor->describe()));
+    Extents extents;
+    for (const core::TensorName name : {core::TensorName("q"), core::TensorName("k"), core::TensorName("v")}) {
+      const Tensor& tensor = tensors_[name];
+      const core::TensorField& field = core::kTensorFields[name.index];
+      // Rank and all else is the library's to refuse.
+      if (tensor.shape.size() < 3 || tensor.shape.size() > 4) {
+        throw WrongUse(fmt::format("{}, accepted rank 4, or rank 3 when packed", tensor.describe()));
       }
+      extents.bind(tensor.shape.size() == 3 ? field.packed : field.dense, tensor.shape);
     }
-    t.o = result_like(t.q, "--out " + options_.o, t.v.shape.back());
-    if (!options_.lse.empty() || is_backward()) {
-      const Shape& q = t.q.shape;
-      const Shape shape = q.size() == 4 ? Shape{q[0], q[2], q[1]} : Shape{q[1], q[0]};
-      t.lse = make_tensor("--lse " + options_.lse, TESSERA_FLOAT32, shape);
-      std::fill_n(t.lse.as<float>(), t.lse.elems(), -std::numeric_limits<float>::infinity());
+    for (const core::TensorField& field : core::kTensorFields) {
+      if (!is_made(field)) continue;
+      const core::TensorField* primal = core::primal_of(field);
+      Shape shape = primal != nullptr
+                        ? tensors_[*primal].shape
+                        : extents.shape(field, tensors_["q"].shape.size() == 3 ? field.packed : field.dense);
+      const bool heads_first = heads_first_ && core::is_sequence(field);
+      if (heads_first) std::swap(shape[1], shape[2]);
+      Tensor& tensor = tensors_[field];
+      tensor = make_tensor(fmt::format("{} {}", field.flag, options_.file(field)), dtype_of(field, tensors_["q"].dtype),
+                           shape);
+      // Rows of a packed tensor beyond the last sequence belong to none and are written by nobody.
+      if (&tensor == &tensors_["lse"]) {
+        std::fill_n(tensor.as<float>(), tensor.elems(), -std::numeric_limits<float>::infinity());
+      } else {
+        std::fill_n(tensor.memory.data(), tensor.memory.size_bytes(), std::byte{0});
+      }
+      if (heads_first) view_heads_first(tensor);
     }
-    if (!is_backward()) return;
-    t.d_q = result_like(t.q, "--dq " + options_.dq, t.q.shape.back());
-    t.d_k = result_like(t.k, "--dk " + options_.dk, t.k.shape.back());
-    t.d_v = result_like(t.v, "--dv " + options_.dv, t.v.shape.back());
-    if (!options_.dbias.empty()) t.d_bias = make_tensor("--dbias " + options_.dbias, TESSERA_FLOAT32, t.bias.shape);
-    if (!options_.dsink.empty()) t.d_sink = make_tensor("--dsink " + options_.dsink, TESSERA_FLOAT32, t.sink.shape);
   }
 
-  std::vector<Result> results() const {
-    const Result all[] = {{options_.o, "--out", "o", tensors_.o},
-                          {options_.lse, "--lse", "lse", tensors_.lse},
-                          {options_.dq, "--dq", "d_q", tensors_.d_q},
-                          {options_.dk, "--dk", "d_k", tensors_.d_k},
-                          {options_.dv, "--dv", "d_v", tensors_.d_v},
-                          {options_.dbias, "--dbias", "d_bias", tensors_.d_bias},
-                          {options_.dsink, "--dsink", "d_sink", tensors_.d_sink}};
-    std::vector<Result> wanted;
-    for (const Result& result : all) {
-      if (!result.file.empty()) wanted.push_back(result);
+  // The rows of what goes to a file.
+  std::vector<const core::TensorField*> results() const {
+    std::vector<const core::TensorField*> wanted;
+    for (const core::TensorField& field : core::kTensorFields) {
+      if (field.written != core::Written::kNever && !options_.file(field).empty()) wanted.push_back(&field);
     }
     return wanted;
   }
 
   // As it lies in memory, and in the file.
-  Shape stored_shape(const Tensor& tensor) const {
-    Shape shape = tensor.shape;
-    const bool sequence = &tensor != &tensors_.lse && &tensor != &tensors_.d_bias && &tensor != &tensors_.d_sink;
-    if (heads_first_ && sequence) std::swap(shape[1], shape[2]);
+  Shape stored_shape(const core::TensorField& field) const {
+    Shape shape = tensors_[field].shape;
+    if (heads_first_ && core::is_sequence(field)) std::swap(shape[1], shape[2]);
     return shape;
   }
 
@@ -203,9 +210,9 @@ class Run {
                    const std::vector<OutputCheck>& checks) const {
     std::string text = call_text("forward", forward);
     if (is_backward()) text += call_text("backward", backward);
-    for (const Result& result : results()) {
-      text += fmt::format("{:<8} {} {} -> {}\n", result.name, tessera_dtype_name(result.tensor.dtype),
-                          shape_text(stored_shape(result.tensor)), printable(result.file));
+    for (const core::TensorField* field : results()) {
+      text += fmt::format("{:<8} {} {} -> {}\n", field->name, tessera_dtype_name(tensors_[*field].dtype),
+                          shape_text(stored_shape(*field)), printable(options_.file(*field)));
     }
     for (const OutputCheck& check : checks) {
       text += fmt::format("check    {:<6} max error {:.2e} (allowed {:.2e}), RMS {:.2e} (allowed {:.2e}): {}\n",
@@ -228,11 +235,11 @@ class Run {
     Json json = {{"forward", call_json(forward)}};
     if (is_backward()) json["backward"] = call_json(backward);
     json["outputs"] = Json::array();
-    for (const Result& result : results()) {
-      json["outputs"].push_back({{"name", result.name},
-                                 {"file", result.file},
-                                 {"dtype", tessera_dtype_name(result.tensor.dtype)},
-                                 {"shape", stored_shape(result.tensor)}});
+    for (const core::TensorField* field : results()) {
+      json["outputs"].push_back({{"name", field->name},
+                                 {"file", options_.file(*field)},
+                                 {"dtype", tessera_dtype_name(tensors_[*field].dtype)},
+                                 {"shape", stored_shape(*field)}});
     }
     if (options_.check) {
       json["passed"] = passed;
@@ -257,11 +264,9 @@ class Run {
 };
 
 constexpr const char* kFooter = R"(Files are .npy, or .safetensors with FILE:NAME (default names: q, k, v, bias, ...).
-Shapes: q [B, Sq, Hq, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv], out [B, Sq, Hq, Dv], lse [B, Hq, Sq]; packed, with
---cu-seqlens-q and --cu-seqlens-k [B + 1]: q [Tq, Hq, D], k [Tk, Hkv, D]; paged, with --page-table [B, max_pages] and
---seqused-k [B]: k [pages, page_size, Hkv, D]. Every result is complete in its place or not there at all; results that go
-to one .safetensors file under different names make up that file. A .npy may come through a pipe (/dev/stdin); with
--o /dev/stdout the tensor alone goes there and messages to standard error.
+Every result is complete in its place or not there at all; results that go to one .safetensors file under different
+names make up that file. A .npy may come through a pipe (/dev/stdin); with -o /dev/stdout the tensor alone goes there
+and messages to standard error.
 
 Examples:
   tessera run q.npy k.npy v.npy -o out.npy --causal
@@ -277,30 +282,14 @@ void add_run(CLI::App& program, Outcome& outcome) {
   CLI::App* command = program.add_subcommand("run", "Attention on your own tensors, from .npy and .safetensors files");
   auto options = std::make_shared<RunOptions>();
   RunOptions& o = *options;
-  command->add_option("q", o.q, "Queries")->required()->check(kFileName)->type_name("FILE");
-  command->add_option("k", o.k, "Keys")->required()->check(kFileName)->type_name("FILE");
-  command->add_option("v", o.v, "Values")->required()->check(kFileName)->type_name("FILE");
-  const auto file = [&](const char* flag, std::string& value, const char* what, const char* group) {
-    return command->add_option(flag, value, what)->check(kFileName)->type_name("FILE")->group(group);
-  };
-  file("-o,--out", o.o, "Output, [B, Sq, Hq, Dv]", "Results")->required();
-  file("--lse", o.lse, "Log-sum-exp of the scores, float32 [B, Hq, Sq]", "Results");
-  file("--dq", o.dq, "Gradient of q", "Results");
-  file("--dk", o.dk, "Gradient of k", "Results");
-  file("--dv", o.dv, "Gradient of v", "Results");
-  file("--dbias", o.dbias, "Gradient of the bias, float32", "Results");
-  file("--dsink", o.dsink, "Gradient of the sink, float32", "Results");
-  file("--grad", o.grad, "Cotangent of the output: asks for gradients", "Tensors");
-  file("--dlse", o.dlse, "Cotangent of the log-sum-exp, float32 [B, Hq, Sq]", "Tensors");
-  file("--bias", o.bias, "Added to the scores, [B|1, Hq|1, Sq|1, Sk|1] or its last axes", "Tensors");
-  file("--mask", o.mask, "Visible keys, bool [B|1, Hq|1, Sq|1, Sk|1] or its last axes", "Tensors");
-  file("--block-mask", o.block_mask, "Visible blocks, bool, of --mask-block queries and keys", "Tensors");
-  file("--alibi", o.alibi, "ALiBi slopes, [Hq] or [B, Hq]", "Tensors");
-  file("--sink", o.sink, "A logit a head that joins the denominator, [Hq]", "Tensors");
-  file("--cu-seqlens-q", o.cu_seqlens_q, "Packed queries: where each sequence starts, int32 [B + 1]", "Tensors");
-  file("--cu-seqlens-k", o.cu_seqlens_k, "Packed keys: where each sequence starts, int32 [B + 1]", "Tensors");
-  file("--seqused-k", o.seqused_k, "Keys used of each sequence, int32 [B]", "Tensors");
-  file("--page-table", o.page_table, "Pages of each sequence, int32 [B, max_pages]", "Tensors");
+  for (const core::TensorField& field : core::kTensorFields) {
+    const bool is_output = &field == &core::kTensorFields[core::TensorName("o").index];
+    CLI::Option* option = command->add_option((is_output ? "-o," : "") + std::string(argument_of(field)),
+                                              o.files[&field - core::kTensorFields],
+                                              fmt::format("{}, {}", field.what, contents_text(field)));
+    option->check(kFileName)->type_name("FILE")->required(field.need == core::Need::kAlways);
+    if (field.flag != nullptr) option->group(field.written != core::Written::kNever ? "Results" : "Tensors");
+  }
   command->add_option("--dtype", o.dtype, "What q, k, v must hold; bfloat16: uint16 files are bfloat16 bits");
   command->add_option("--layout", o.layout, "Order of axes in files: bshd or bhsd")->capture_default_str();
   command->add_flag("--check", o.check, "Compare every result to the float64 oracle; exit 1 if an error is too large");

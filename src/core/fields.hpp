@@ -188,6 +188,18 @@ constexpr bool is_option(const TensorField& field) {
   return field.need == Need::kIfGiven || field.need == Need::kIfGivenBackward;
 }
 
+// The tensor whose gradient a result of the backward pass is: bias, for d_bias. nullptr for every other.
+constexpr const TensorField* primal_of(const TensorField& field) {
+  constexpr std::string_view kPrefix = "d_";
+  if (field.written != Written::kBackward) return nullptr;
+  return &kTensorFields[tensor_index(std::string_view(field.name).substr(kPrefix.size()))];
+}
+
+// One of q, k, v, o and their gradients: [B, S, H, D], or packed or paged. (lse is not: [B, H, S].)
+constexpr bool is_sequence(const TensorField& field) {
+  return (field.form == Form::kQueries || field.form == Form::kKeys) && field.dtypes != Dtypes::kFloat32;
+}
+
 // "float32 or that of q"
 constexpr const char* dtypes_text(Dtypes dtypes) {
   switch (dtypes) {

@@ -153,6 +153,8 @@ def test_plan_json(folder):
         ("--dtype", "bf16", "--dv", 32, "--lse", "--top-left", "--causal"),
         ("--dtype", "float64"),
         ("--isa", "baseline", "--threads", 3),
+        ("--seqused-k", "--cu-seqlens-q", "--max-seqlen-q", 300),
+        ("--direction", "backward", "--dlse", "--sink", "--bias", "--alibi", "--mask"),
     ),
 )
 def test_plan_takes_every_option(folder, flags):
@@ -169,6 +171,13 @@ def test_plan_for_a_gpu_that_is_not_here(folder, flags):
     assert plan["device"]["described"] and plan["device"]["arch"] == 90 and plan["device"]["cores"] == 132
     text = folder.succeeds(*flags).out
     assert "none of this machine's" in text and "compute capability 9.0" in text and "measured here" not in text
+
+
+def test_plan_takes_the_longest_sequence(folder):
+    """4 packed sequences of 100 rows, one of which is said to be at most 40 long: fewer tiles."""
+    flags = ("plan", "--arch", 90, "--dtype", "float16", "-B", 4, "--sq", 4096, "--packed", "--json")
+    plans = [json.loads(folder.succeeds(*flags, *more).out) for more in ((), ("--max-seqlen-q", 1024))]
+    assert [plan["max_seqlen_q"] for plan in plans] == [4096, 1024]
 
 
 def test_plan_for_a_smaller_gpu(folder):

@@ -178,6 +178,22 @@ def test_packed(folder, random):
         assert_close(lse[None, :, rows], exact.lse, plain.lse, "float32")
 
 
+def test_packed_with_a_bias(folder, random):
+    """Its shape is that of the longest sequence, which only the caller knows."""
+    cu = np.array([0, 3, 20])
+    q, k, v = (random.standard_normal((20, 2, 32)).astype(np.float32) for _ in range(3))
+    bias = random.standard_normal((17, 17)).astype(np.float32)
+    folder.save(q=q, k=k, v=v, cu=cu, bias=bias)
+    flags = ("--cu-seqlens-q", "cu.npy", "--cu-seqlens-k", "cu.npy", "--bias", "bias.npy")
+    folder.succeeds(*INPUTS, *flags, "--max-seqlen-q", 17, "--max-seqlen-k", 17)
+    for first, end in zip(cu, cu[1:]):
+        length = end - first
+        one = {name: x[None, first:end] for name, x in (("q", q), ("k", k), ("v", v))}
+        one["bias"] = bias[None, None, :length, :length]
+        exact, plain = Plain(**one), Plain(**one, dtype="float32")
+        assert_close(folder.load("out")[None, first:end], exact.o, plain.o, "float32")
+
+
 def test_paged(folder, random):
     page_size, used = 16, [33, 5]
     table = np.array([[3, 0, 4], [1, 2, 5]], np.int32)

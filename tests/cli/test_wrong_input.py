@@ -353,6 +353,9 @@ def test_index_of_floats(folder):
         (("--sq", 64, "--multiprocessors", 84), "--multiprocessors"),
         (("--sq", 64, "--arch", 90, "--multiprocessors", 0), "--multiprocessors"),
         (("--sq", 64, "--arch", 90, "--dtype", "float64"), "float64"),
+        (("--sq", 16, "--direction", "backward", "--dbias"), "--bias"),
+        (("--sq", 16, "--sink", "--dsink"), "--direction backward"),
+        (("--sq", 16, "--max-seqlen-q", -1), "--max-seqlen-q"),
         ((), "--sq"),
     ),
 )

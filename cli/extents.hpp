@@ -1,0 +1,39 @@
+// The extents of a problem's tensors, symbol by symbol as core/fields.hpp has them, and the shapes that follow.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "core/fields.hpp"
+#include "tensor.hpp"
+
+namespace tessera::cli {
+
+class Extents {
+ public:
+  Extents() { values_.fill(kUnbound); }
+  std::int64_t& operator[](core::Symbol symbol) { return values_[symbol]; }
+  std::int64_t operator[](core::Symbol symbol) const { return values_[symbol]; }
+
+  // Learns from a tensor of this shape what no tensor before it has said.
+  void bind(const core::Shape& symbols, const Shape& shape);
+  // Of a tensor whose symbols all have an extent. Where 1 is accepted too, batch is 1, and heads are 1 in a mask: most
+  // have a bias for each head and a mask for all.
+  Shape shape(const core::TensorField& field, const core::Shape& symbols) const;
+
+ private:
+  static constexpr std::int64_t kUnbound = -1;
+  std::array<std::int64_t, core::kSymbols> values_;
+};
+
+// "[1, Hq, Sq, Sk]": the same in symbols, of a dense problem.
+std::string shape_symbols(const core::TensorField& field);
+
+// The first that is accepted, or that of q.
+tessera_dtype dtype_of(const core::TensorField& field, tessera_dtype q);
+
+// "float32 [B, Hq, Sq], packed [Hq, Tq]": what a file holds, for a help text.
+std::string contents_text(const core::TensorField& field);
+
+}  // namespace tessera::cli
