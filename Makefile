@@ -24,7 +24,7 @@ help:
 	@echo 'make bench         every speed and memory cell, as shares of this machine'"'"'s ceilings (FILTER=regex for some)'
 	@echo 'make fuzz          draw random cases until one fails or FUZZ_SECONDS (3600) have passed'
 	@echo 'make format        clang-format every source; make format-check only looks'
-	@echo 'make docs          make the pictures in docs/images and docs/status.md again'
+	@echo 'make docs          make docs/images, docs/status.md and docs/reference/support.md again'
 	@echo 'make aot           compile the common CUDA kernels ahead of time, beside the library (needs NVRTC, no GPU;'
 	@echo '                   ARCHS="90 120" for some architectures, else all)'
 	@echo 'make install       into PREFIX (/usr/local)'
@@ -71,6 +71,7 @@ format-check: packages
 docs: build-tessera_cli build/docs-venv/.done
 	@build/docs-venv/bin/python scripts/make_figures.py --tessera $(BIN)/cli/tessera --out docs/images
 	@build/docs-venv/bin/python scripts/make_status.py
+	@$(BIN)/cli/tessera support --markdown > docs/reference/support.md
 
 aot: $(BIN)/build.ninja
 	@cmake --preset release "-DTESSERA_PREBUILD_ARCHS=$(ARCHS)" > /dev/null

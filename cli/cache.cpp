@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "commands.hpp"
-#include "cuda/runtime/nvrtc.hpp"
 #include "cuda/prebuilt.hpp"
+#include "cuda/runtime/nvrtc.hpp"
 #include "error.hpp"
 #include "machine.hpp"
 #include "options.hpp"

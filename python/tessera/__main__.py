@@ -19,6 +19,7 @@ from tessera.compare.errors import WrongUse, require
 _ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
 _PROGRAM_ONLY = {  # command: (what it does, what does it in Python)
     "run": ("attention on tensors from .npy and .safetensors files", "tessera.attention takes arrays"),
+    "support": ("which options each back end takes, in which dtypes", "tessera.plan answers for a problem"),
     "cache": ("lists, compiles and clears the CUDA kernels kept on disk", "a kernel is compiled when it is first needed"),
 }
 _KERNELS = ("auto", "tiled", "decode", "reference", "fwd_sm80", "fwd_sm90", "bwd_sm80")

@@ -3,9 +3,11 @@
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("compare", "--lengths", "64,200", "-H", 2, "-D", 32, "--repeat", 1, "--device", "cpu")
 
 
@@ -187,6 +189,38 @@ def test_plan_for_a_smaller_gpu(folder):
     assert plans[0]["num_splits"] > plans[1]["num_splits"]
 
 
+def test_support_page_is_up_to_date(folder):
+    page = ROOT / "docs/reference/support.md"
+    assert folder.succeeds("support", "--markdown").out == page.read_text(), "out of date: make docs"
+
+
+def test_support_says_what_plan_says(folder):
+    options = {o["name"]: o["cells"] for o in json.loads(folder.succeeds("support", "--json").out)["options"]}
+    asked = {"dropout_p": ("--dropout", 0.5), "sink": ("--sink",), "paged": ("--page-size", 16)}
+    for name, flags in asked.items():
+        assert len(options[name]) == 4 * 2 * 4  # back ends, directions, dtypes
+        for cell in options[name]:
+            if cell["arch"] == 0 and cell["kernel"] == "tiled":
+                continue  # its plan measures this machine's roofline, each a second
+            where = ("--arch", cell["arch"]) if cell["arch"] else ("--device", "cpu", "--isa", "baseline")
+            which = ("--dtype", cell["dtype"], "--direction", cell["direction"])
+            plan = folder.tessera("plan", "-B", 2, "--sq", 256, *where, *which, *flags, "--json")
+            if cell["kernel"]:
+                assert json.loads(plan.out)["kernel"] == cell["kernel"] and cell["reason"] is None
+            else:
+                assert plan.code == 2 and cell["reason"] in plan.err
+    # A gradient of the backward pass alone; what every row of the fields names is there.
+    assert {cell["direction"] for cell in options["d_sink"]} == {"backward"}
+    assert {"bias", "mask", "block_mask", "alibi_slopes", "d_lse", "causal", "window", "softcap"} <= set(options)
+
+
+def test_support_in_short(folder):
+    rows = [line.split("  ") for line in folder.succeeds("support").out.splitlines()]
+    table = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
+    assert table["float64"] == ["yes", "no", "no", "no"] and table["float16"] == ["yes"] * 4
+    assert table["paged"] == ["forward"] * 4
+
+
 def test_info(folder):
     text = folder.succeeds("info").out
     for word in ("CPU", "features", "kernels", "threads", "GPU", "NVRTC", "kernel cache"):
@@ -200,7 +234,7 @@ def test_info_json_and_environment(folder):
     assert info["gpus"] or info["cuda"]["reason"]
 
 
-@pytest.mark.parametrize("command", ((), ("compare",), ("run",), ("plan",), ("info",), ("cache",)))
+@pytest.mark.parametrize("command", ((), ("compare",), ("run",), ("plan",), ("info",), ("support",), ("cache",)))
 def test_help_has_examples(folder, command):
     outcome = folder.succeeds(*command, "--help")
     assert "Examples:" in outcome.out and "tessera " in outcome.out and outcome.err == ""

@@ -1,0 +1,368 @@
+// tessera support: what each back end takes, by planning a small problem for every option, dtype and direction.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "commands.hpp"
+#include "options.hpp"
+#include "sized_problem.hpp"
+#include "terminal.hpp"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr tessera_dtype kDtypes[] = {TESSERA_FLOAT32, TESSERA_FLOAT16, TESSERA_BFLOAT16, TESSERA_FLOAT64};
+constexpr tessera_direction kDirections[] = {TESSERA_FORWARD, TESSERA_BACKWARD};
+
+const char* direction_name(tessera_direction direction) {
+  return direction == TESSERA_FORWARD ? "forward" : "backward";
+}
+
+// ---- what is asked --------------------------------------------------------------------------------------------------
+
+struct BackEnd {
+  const char* name;
+  tessera_device device;
+};
+
+// A GPU of each generation, and a CPU without what only some have: what is taken depends on neither.
+std::vector<BackEnd> back_ends() {
+  std::vector<BackEnd> all{{"CPU", {}}, {"Ampere", {}}, {"Hopper", {}}, {"Blackwell", {}}};
+  constexpr std::int32_t kArchs[] = {0, 80, 90, 100};
+  check_status(tessera_device_cpu(&all[0].device));
+  all[0].device.isa = TESSERA_ISA_BASELINE;
+  all[0].device.threads = 1;
+  for (std::size_t i = 1; i < all.size(); ++i) check_status(tessera_device_cuda_arch(kArchs[i], &all[i].device));
+  return all;
+}
+
+// A problem that needs one thing beyond the plainest.
+struct Case {
+  std::string name, what;
+  ProblemSizes sizes{};
+  std::function<void(tessera_problem&)> set_options = [](tessera_problem&) {};
+  bool only_backward = false;
+};
+
+void set_sample(const core::OptionField& field, tessera_problem& problem) {
+  constexpr double kSampleNumber = 0.5;  // a scale, a softcap, a probability
+  constexpr std::int64_t kSampleLength = 64;
+  for (const core::OptionMember& member : field.members) {
+    if (member.flag != nullptr) problem.*member.flag = 1;
+    if (member.integer != nullptr) problem.*member.integer = kSampleLength;
+    if (member.number != nullptr) problem.*member.number = kSampleNumber;
+  }
+  if (field.kind == core::OptionKind::kOptionalNumber) problem.has_scale = 1;
+  if (field.kind == core::OptionKind::kAlignment) problem.causal = 1;
+}
+
+// Options that mean nothing by themselves: seeds, bounds of lengths and the block mask's blocks.
+bool stands_alone(const core::OptionField& field) {
+  const bool of_block_mask = field.members[0].integer == &tessera_problem::mask_block_q;
+  return field.kind != core::OptionKind::kUnsigned && field.kind != core::OptionKind::kInteger && !of_block_mask;
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  const auto add = [&all](const char* name, const char* what) -> Case& {
+    Case& added = all.emplace_back();
+    added.name = name;
+    added.what = what;
+    added.sizes.batch = 2;
+    added.sizes.seqlen_q = 256;
+    return added;
+  };
+  add("attention", "Dense q, k, v of head size 64");
+  for (const std::int64_t head_dim : {128, 256, 512}) {
+    Case& sized = add("", "Head size of queries, keys and values");
+    sized.name = fmt::format("head size {}", head_dim);
+    sized.sizes.head_dim = head_dim;
+  }
+  add("grouped heads", "Fewer heads of keys and values than of queries (GQA, MQA)").sizes.heads_kv = 2;
+  add("values of another size", "Dv = 128 beside D = 64").sizes.head_dim_v = 128;
+  Case& decoding = add("decoding", "One query against long keys");
+  decoding.sizes.seqlen_q = 1;
+  decoding.sizes.seqlen_k = 4096;
+  add("packed", "Sequences of different lengths one after another: cu_seqlens_q, cu_seqlens_k").sizes.packed = true;
+  add("paged", "Keys and values in pages: page_table, seqused_k").sizes.page_size = 16;
+  for (const core::TensorField& field : core::kTensorFields) {
+    const bool of_packed_or_paged = field.dtypes == core::Dtypes::kInt32 && field.words == nullptr;
+    if (!core::is_option(field) || of_packed_or_paged) continue;
+    Case& with = add(field.name, field.what);
+    with.sizes[field] = true;
+    if (const core::TensorField* primal = core::primal_of(field)) with.sizes[*primal] = true;
+    with.only_backward = !core::takes_part(field, false);
+    // Blocks of 64 and 64, which nothing else reads.
+    with.set_options = [](tessera_problem& problem) { problem.mask_block_q = problem.mask_block_k = 64; };
+  }
+  for (const core::OptionField& field : core::kOptionFields) {
+    if (!stands_alone(field)) continue;
+    add(field.name, field.what).set_options = [&field](tessera_problem& problem) { set_sample(field, problem); };
+  }
+  return all;
+}
+
+// ---- what is answered -----------------------------------------------------------------------------------------------
+
+struct Answer {
+  std::string kernel;  // "": none
+  std::string reason;  // of the refusal
+};
+
+Answer answer_of(const Case& asked, const tessera_device& device, tessera_dtype dtype, tessera_direction direction) {
+  ProblemSizes sizes = asked.sizes;
+  sizes.dtype = dtype;
+  sizes.direction = direction;
+  const tessera_problem problem = problem_of(sizes, asked.set_options);
+  tessera_plan plan{};
+  const tessera_status status = tessera_make_plan(&problem, &device, &plan);
+  if (status.code == TESSERA_OK) return {tessera_kernel_name(plan.kernel), ""};
+  std::string reason = status.message;
+  constexpr std::string_view kOpening = "no kernel takes this problem: ";
+  if (reason.starts_with(kOpening)) reason.erase(0, kOpening.size());
+  return {"", reason};
+}
+
+// Of a case on a back end in a direction, a dtype each; empty where the case is not of that direction.
+using Answers = std::vector<Answer>;
+struct Matrix {
+  std::vector<BackEnd> back_ends;
+  std::vector<Case> cases;
+  std::vector<Answers> answers;  // [case][back end][direction]
+
+  const Answers& at(std::size_t asked, std::size_t back_end, tessera_direction direction) const {
+    return answers[(asked * back_ends.size() + back_end) * std::size(kDirections) + (direction == TESSERA_BACKWARD)];
+  }
+};
+
+Matrix make_matrix() {
+  Matrix matrix{back_ends(), cases(), {}};
+  for (const Case& asked : matrix.cases) {
+    for (const BackEnd& back_end : matrix.back_ends) {
+      for (const tessera_direction direction : kDirections) {
+        Answers& answers = matrix.answers.emplace_back();
+        if (asked.only_backward && direction == TESSERA_FORWARD) continue;
+        for (const tessera_dtype dtype : kDtypes) {
+          answers.push_back(answer_of(asked, back_end.device, dtype, direction));
+        }
+      }
+    }
+  }
+  return matrix;
+}
+
+// "fwd_sm90 float16 bfloat16, fwd_sm80 float32": the kernels, each with the dtypes that it takes.
+std::string cell_text(const Answers& answers) {
+  if (answers.empty()) return "";
+  std::vector<std::pair<std::string, std::string>> kernels;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    if (answers[i].kernel.empty()) continue;
+    const auto same = [&](const auto& kernel) { return kernel.first == answers[i].kernel; };
+    auto found = std::find_if(kernels.begin(), kernels.end(), same);
+    if (found == kernels.end()) found = kernels.insert(kernels.end(), {answers[i].kernel, ""});
+    found->second += std::string(" ") + tessera_dtype_name(kDtypes[i]);
+  }
+  if (kernels.empty()) return "no";
+  std::string text;
+  for (const auto& [kernel, dtypes] : kernels) text += (text.empty() ? "" : ", ") + kernel + dtypes;
+  return text;
+}
+
+// Whether every dtype is taken that the plainest problem may have there.
+bool whole(const Matrix& matrix, std::size_t asked, std::size_t back_end, tessera_direction direction) {
+  const Answers &answers = matrix.at(asked, back_end, direction), &plainest = matrix.at(0, back_end, direction);
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    if (answers[i].kernel.empty() && !plainest[i].kernel.empty()) return false;
+  }
+  return !answers.empty();
+}
+
+std::string direction_text(bool forward, bool backward) {
+  return forward && backward ? "yes" : forward ? "forward" : backward ? "backward" : "no";
+}
+
+std::string summary_of_dtype(const Matrix& matrix, std::size_t dtype, std::size_t back_end) {
+  const auto taken = [&](tessera_direction direction) {
+    return !matrix.at(0, back_end, direction)[dtype].kernel.empty();
+  };
+  return direction_text(taken(TESSERA_FORWARD), taken(TESSERA_BACKWARD));
+}
+
+std::string summary_of_case(const Matrix& matrix, std::size_t asked, std::size_t back_end) {
+  const bool backward = whole(matrix, asked, back_end, TESSERA_BACKWARD);
+  const bool forward = matrix.cases[asked].only_backward ? backward : whole(matrix, asked, back_end, TESSERA_FORWARD);
+  return direction_text(forward, backward);
+}
+
+// ---- how it is shown ------------------------------------------------------------------------------------------------
+
+using Rows = std::vector<std::vector<std::string>>;
+
+std::vector<std::string> header_of(const Matrix& matrix) {
+  std::vector<std::string> row{""};
+  for (const BackEnd& back_end : matrix.back_ends) {
+    const std::int32_t arch = back_end.device.arch;
+    row.push_back(arch == 0 ? back_end.name : fmt::format("{} ({}.{})", back_end.name, arch / 10, arch % 10));
+  }
+  return row;
+}
+
+Rows summary_rows(const Matrix& matrix) {
+  Rows rows{header_of(matrix)};
+  const auto add = [&](const std::string& name, const auto& cell, std::size_t index) {
+    std::vector<std::string>& row = rows.emplace_back(1, name);
+    for (std::size_t i = 0; i < matrix.back_ends.size(); ++i) row.push_back(cell(matrix, index, i));
+  };
+  for (std::size_t d = 0; d < std::size(kDtypes); ++d) add(tessera_dtype_name(kDtypes[d]), summary_of_dtype, d);
+  for (std::size_t asked = 1; asked < matrix.cases.size(); ++asked) {
+    add(matrix.cases[asked].name, summary_of_case, asked);
+  }
+  return rows;
+}
+
+// Cases that are answered alike share a row.
+Rows direction_rows(const Matrix& matrix, tessera_direction direction) {
+  Rows rows{header_of(matrix)};
+  for (std::size_t asked = 0; asked < matrix.cases.size(); ++asked) {
+    if (matrix.at(asked, 0, direction).empty()) continue;
+    std::vector<std::string> row{matrix.cases[asked].name};
+    for (std::size_t i = 0; i < matrix.back_ends.size(); ++i) row.push_back(cell_text(matrix.at(asked, i, direction)));
+    const auto alike = [&](const auto& other) { return std::equal(row.begin() + 1, row.end(), other.begin() + 1); };
+    if (const auto found = std::find_if(rows.begin() + 1, rows.end(), alike); found != rows.end()) {
+      (*found)[0] += ", " + row[0];
+    } else {
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
+std::string markdown_table(const Rows& rows) {
+  std::string text;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    text += fmt::format("| {} |\n", fmt::join(rows[i], " | "));
+    if (i > 0) continue;
+    for (std::size_t column = 0; column < rows[0].size(); ++column) text += column == 0 ? "| ---" : " | ---";
+    text += " |\n";
+  }
+  return text;
+}
+
+std::string plain_table(const Rows& rows) {
+  std::vector<int> widths(rows[0].size());
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], shown_width(row[i]));
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) line += fmt::format("{:<{}}  ", row[i], widths[i]);
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return text;
+}
+
+// Each reason once, with the first that it was given for.
+struct Refusal {
+  std::string where, reason;
+};
+std::vector<Refusal> refusals(const Matrix& matrix) {
+  std::vector<Refusal> all;
+  for (std::size_t asked = 0; asked < matrix.cases.size(); ++asked) {
+    for (std::size_t i = 0; i < matrix.back_ends.size(); ++i) {
+      for (const tessera_direction direction : kDirections) {
+        const Answers& answers = matrix.at(asked, i, direction);
+        for (std::size_t d = 0; d < answers.size(); ++d) {
+          const std::string& reason = answers[d].reason;
+          const auto same = [&](const Refusal& refusal) { return refusal.reason == reason; };
+          if (reason.empty() || std::any_of(all.begin(), all.end(), same)) continue;
+          all.push_back({fmt::format("{}, {}, {}, {}", matrix.cases[asked].name, matrix.back_ends[i].name,
+                                     direction_name(direction), tessera_dtype_name(kDtypes[d])),
+                         reason});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+constexpr const char* kSummary = "yes: forward and backward, with every dtype that the back end has.";
+
+std::string markdown(const Matrix& matrix) {
+  std::string text =
+      "# What is supported\n\n"
+      "Made by `make docs`: `tessera support --markdown` plans a small problem with each option, for each back end, "
+      "direction\n"
+      "and dtype, and prints which kernel takes it. Options go together unless a refusal below says otherwise; "
+      "`tessera plan`\n"
+      "answers for any one problem, and for a GPU that is not there with `--arch`.\n\n";
+  text += fmt::format("## In short\n\n{}\n\n{}", kSummary, markdown_table(summary_rows(matrix)));
+  for (const tessera_direction direction : kDirections) {
+    text += fmt::format("\n## {}\n\n{}", direction == TESSERA_FORWARD ? "Forward" : "Backward",
+                        markdown_table(direction_rows(matrix, direction)));
+  }
+  text += "\n## What is refused, and why\n\n| the first | reason |\n| --- | --- |\n";
+  for (const Refusal& refusal : refusals(matrix)) text += fmt::format("| {} | {} |\n", refusal.where, refusal.reason);
+  text += "\n## What the options are\n\n| option | meaning |\n| --- | --- |\n";
+  for (const Case& asked : matrix.cases) text += fmt::format("| {} | {} |\n", asked.name, asked.what);
+  return text;
+}
+
+std::string json(const Matrix& matrix) {
+  Json options = Json::array();
+  for (std::size_t asked = 0; asked < matrix.cases.size(); ++asked) {
+    Json cells = Json::array();
+    for (std::size_t i = 0; i < matrix.back_ends.size(); ++i) {
+      for (const tessera_direction direction : kDirections) {
+        const Answers& answers = matrix.at(asked, i, direction);
+        for (std::size_t d = 0; d < answers.size(); ++d) {
+          const Answer& answer = answers[d];
+          cells.push_back({{"back_end", matrix.back_ends[i].name},
+                           {"arch", matrix.back_ends[i].device.arch},
+                           {"direction", direction_name(direction)},
+                           {"dtype", tessera_dtype_name(kDtypes[d])},
+                           {"kernel", answer.kernel.empty() ? Json() : Json(answer.kernel)},
+                           {"reason", answer.reason.empty() ? Json() : Json(answer.reason)}});
+        }
+      }
+    }
+    options.push_back({{"name", matrix.cases[asked].name}, {"what", matrix.cases[asked].what}, {"cells", cells}});
+  }
+  return Json{{"version", tessera_version()}, {"options", options}}.dump(2) + "\n";
+}
+
+std::string plain(const Matrix& matrix) {
+  return fmt::format("{}\n{}\nWith --markdown and --json: which kernel, which dtypes, and why not.\n",
+                     plain_table(summary_rows(matrix)), kSummary);
+}
+
+}  // namespace
+
+void add_support(CLI::App& program, Outcome& outcome) {
+  struct Options {
+    bool json = false, markdown = false;
+  };
+  CLI::App* command = program.add_subcommand("support", "Which options each back end takes, in which dtypes");
+  auto options = std::make_shared<Options>();
+  CLI::Option* as_json =
+      command->add_flag("--json", options->json, "Every answer as JSON, refusals with their reasons");
+  command->add_flag("--markdown", options->markdown, "As a page: the kernels by dtype, and what is refused")
+      ->excludes(as_json);
+  command->footer("Examples:\n  tessera support\n  tessera support --json");
+  command->callback([options, &outcome] {
+    const Matrix matrix = make_matrix();
+    fmt::print("{}", options->json ? json(matrix) : options->markdown ? markdown(matrix) : plain(matrix));
+    outcome.exit_code = 0;
+  });
+}
+
+}  // namespace tessera::cli
