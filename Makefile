@@ -49,7 +49,8 @@ build-%: $(BIN)/build.ninja
 
 demo: build-tessera_cli
 	@mkdir -p out
-	@$(BIN)/cli/tessera compare --device cpu --plot out/compare.png
+	@$(BIN)/cli/tessera compare --device cpu --report out/compare.json
+	@build/venv/bin/python python/tessera/compare/plot.py out/compare.json out/compare.png
 	@echo 'The picture is out/compare.png'
 
 test check: packages build/venv/.done

@@ -16,8 +16,8 @@
 #include "gpu.hpp"
 #include "machine.hpp"
 #include "options.hpp"
+#include "output_file.hpp"
 #include "peers/ceilings.hpp"
-#include "plot.hpp"
 #include "progress.hpp"
 #include "table.hpp"
 #include "terminal.hpp"
@@ -30,7 +30,7 @@ using Json = nlohmann::ordered_json;
 struct CompareOptions {
   std::int64_t batch = 1, heads = 8, head_dim = 64;
   std::optional<std::int64_t> heads_kv;
-  std::string dtype = "float32", direction = "both", plot;
+  std::string dtype = "float32", direction = "both", report;
   bool causal = false, json = false;
   std::vector<std::int64_t> lengths = {512, 1024, 2048, 4096, 8192, 16384};
   std::int64_t repeat = 5;
@@ -56,6 +56,7 @@ class Compare {
  public:
   explicit Compare(const CompareOptions& options) : options_(options), dtype_(parse_dtype(options.dtype)) {
     check_options();
+    if (!options.report.empty()) report_.emplace(options.report, "--report " + options.report);
     device_ = options.device.device();
     on_gpu_ = device_.backend == TESSERA_BACKEND_CUDA;
     host_threads_ = device_.threads;
@@ -93,14 +94,15 @@ class Compare {
     }
     progress.clear();
     if (options_.json) {
-      fmt::print("{}\n", json().dump(2, ' ', false, Json::error_handler_t::replace));
+      fmt::print("{}", json_text());
     } else {
       fmt::print("\n{}\n", wrapped(legend(table), table.width()));
     }
-    if (!options_.plot.empty()) {
-      draw_plot(options_.plot, cells_, title(), on_gpu_ ? Gpu(device_.ordinal).memory_bytes() : memory_bytes(),
-                on_gpu_ ? "this GPU" : "this machine");
-      if (!options_.json) fmt::print("\n{} shows time and memory over length.\n", options_.plot);
+    if (report_) {
+      const std::string text = json_text();
+      report_->open();
+      report_->write(text.data(), static_cast<std::int64_t>(text.size()));
+      report_->commit();
     }
   }
 
@@ -138,7 +140,6 @@ class Compare {
             "'" + o.direction + "'", "forward, backward and both");
     require(!o.memory_limit_gib || (*o.memory_limit_gib >= 0 && *o.memory_limit_gib < 1e6), "--memory-limit",
             fmt::format("{}", o.memory_limit_gib.value_or(0)), "0 GiB and more");
-    if (!o.plot.empty()) check_plot(o.plot);
   }
 
   std::vector<CellSettings> settings() const {
@@ -267,7 +268,11 @@ class Compare {
   }
 
   Json json() const {
-    Json json = {{"version", tessera_version()}, {"device", on_gpu_ ? "cuda" : "cpu"}};
+    Json json = {{"version", tessera_version()},
+                 {"title", title()},
+                 {"memory_bytes", on_gpu_ ? Gpu(device_.ordinal).memory_bytes() : memory_bytes()},
+                 {"memory_of", on_gpu_ ? "this GPU" : "this machine"},
+                 {"device", on_gpu_ ? "cuda" : "cpu"}};
     if (on_gpu_) {
       json.update(Json{{"gpu", device_.name}, {"arch", device_.arch}, {"multiprocessors", device_.cores}});
     } else {
@@ -298,7 +303,10 @@ class Compare {
     return json;
   }
 
+  std::string json_text() const { return json().dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
   const CompareOptions& options_;
+  std::optional<OutputFile> report_;
   tessera_dtype dtype_;
   tessera_device device_{};
   bool on_gpu_ = false;
@@ -313,7 +321,7 @@ against float64, on sampled rows. FLOPs: 4 B H N^2 D forward, halved when causal
 
 Examples:
   tessera compare
-  tessera compare --causal --lengths 1024,4096,16384 --plot compare.png
+  tessera compare --causal --lengths 1024,4096,16384 --report compare.json
   tessera compare --dtype bfloat16 -H 32 --kv-heads 8 -D 128 --direction forward
   tessera compare --lengths 2048 --json)";
 
@@ -339,7 +347,10 @@ void add_compare(CLI::App& program, Outcome& outcome) {
   command->add_option("--memory-limit", o.memory_limit_gib,
                       "GiB that standard attention may take (default: what is available)");
   command->add_flag("--json", o.json, "The numbers as JSON, and nothing else");
-  command->add_option("--plot", o.plot, "Draw time and memory over length into this .png or .svg file")
+  command
+      ->add_option("--report", o.report,
+                   "Write the numbers as JSON into this file, too: python -m tessera plot draws it")
+      ->check(kFileName)
       ->type_name("FILE");
   o.device.add_place_to(*command);
   o.device.add_to(*command);

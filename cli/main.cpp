@@ -22,7 +22,7 @@ constexpr int kWrongUse = 2;
 
 constexpr const char* kFooter = R"(Examples:
   tessera compare                                      Tessera beside standard attention, over a range of lengths
-  tessera compare --causal --dtype bfloat16 --plot compare.png
+  tessera compare --causal --dtype bfloat16 --report compare.json
   tessera run q.npy k.npy v.npy -o out.npy --causal    attention on your own tensors
   tessera plan --sq 4096 -H 32 --kv-heads 8 -D 128     which kernel, why, and what it moves
   tessera info                                         what was found on this machine

@@ -7,6 +7,7 @@ import argparse
 import json
 import pathlib
 import subprocess
+import sys
 import tempfile
 
 import matplotlib
@@ -19,7 +20,11 @@ from matplotlib.patches import Patch
 
 import gpu_results
 
-TESSERA, STANDARD, INK, PALE = "#0b7285", "#e8590c", "#343a40", "#dee2e6"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python/tessera/compare"))
+import plot  # the file alone: the package need not be built
+
+INK, PALE = "#343a40", "#dee2e6"
+TESSERA, STANDARD = (plot.SIDES[side][1] for side in ("tessera", "standard"))
 plt.rcParams.update({
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,
     "axes.titlesize": 11, "axes.titlelocation": "left", "figure.dpi": 150, "savefig.bbox": "tight",
@@ -134,7 +139,10 @@ def draw_online_softmax(tessera, out):
 
 def draw_compare(tessera, out):
     # On the CPU, where the program has standard attention to draw beside its own.
-    run(tessera, "compare", "--device", "cpu", "--plot", out / "compare.png")
+    with tempfile.TemporaryDirectory() as name:
+        report = pathlib.Path(name) / "compare.json"
+        run(tessera, "compare", "--device", "cpu", "--report", report)
+        plot.draw_report(str(report), str(out / "compare.png"))
 
 
 # ---- the GPU's grid -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The command `python -m tessera`: compare, plan and info, with the options of the program `tessera`. What the program
+"""The command `python -m tessera`: compare, plot, plan and info, with the options of the program `tessera`. What the program
 does beyond, with files and with the cache of kernels, it says where to find.
 
 Exit codes: 0 done, 1 failed, 2 wrong use.
@@ -104,6 +104,15 @@ def _plan(options: argparse.Namespace) -> None:
     print(json.dumps(text, indent=2) if options.json else text.rstrip())
 
 
+def _plot(options: argparse.Namespace) -> None:
+    from tessera.compare import plot
+
+    try:
+        plot.main([options.report, options.picture])
+    except ValueError as refusal:
+        raise WrongUse(str(refusal)) from None
+
+
 def _info(options: argparse.Namespace) -> None:
     facts = {"version": tessera.__version__, **tessera.device()}
     gpus: list[dict[str, Any]] = []
@@ -151,6 +160,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan_arguments(planned)
     for parser_of_kernels in (compared, planned):
         _add_device_arguments(parser_of_kernels)
+    plotted = command("plot", "Draws the report of a comparison: time and memory over length (needs matplotlib)", _plot)
+    plotted.add_argument("report", help="what compare --json wrote, or the program's compare --report")
+    plotted.add_argument("picture", help="a .png or .svg file")
     command("info", "The CPU, what was chosen for it, and the GPUs", _info).add_argument(
         "--json", action="store_true", help="as JSON"
     )

@@ -1,8 +1,8 @@
 """compare, plan, info and help."""
 
 import json
-import re
-import xml.etree.ElementTree as ElementTree
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,30 +77,17 @@ def test_compare_says_what_does_not_fit(folder):
         assert cell["tessera"]["ms"] > 0
 
 
-@pytest.mark.parametrize("name, start", (("picture.png", b"\x89PNG"), ("picture.svg", b"<?xml")))
-def test_compare_plot(folder, name, start):
-    folder.succeeds(*SMALL, "--plot", name)
-    assert (folder.path / name).read_bytes().startswith(start)
-    assert folder.files() == {name}
-
-
-@pytest.mark.parametrize("lengths, directions", (("200", "forward"), ("64,200", "both"), ("200,64,64", "backward")))
-def test_compare_plot_says_what_the_table_says(folder, lengths, directions):
-    flags = ("--lengths", lengths, "--direction", directions, "--plot", "picture.svg", "--memory-limit", 1e-4)
-    outcome = folder.succeeds("compare", *flags, *SMALL[3:])
-    assert outcome.err == ""  # gnuplot warns of axes without extent
-    picture = ElementTree.parse(folder.path / "picture.svg")
-    texts = ["".join(text.itertext()).strip() for text in picture.iter("{http://www.w3.org/2000/svg}text")]
-    shown, title = "\n".join(texts), outcome.out.splitlines()[0]
-    for part in title.split(" · "):
-        assert part in shown
-    for text in texts:
-        assert len(text) <= 120  # what 1200 pixels hold
-    assert "e+" not in shown and "memory of this machine" in shown
-    for length in lengths.split(","):
-        assert length in texts
-    assert any(re.fullmatch(r"\d+ [KMGT]iB", text) for text in texts)
-    assert any(re.fullmatch(r"\d+ (µs|ms|s)", text) for text in texts)
+def test_compare_report_is_the_json_and_can_be_drawn(folder):
+    outcome = folder.succeeds(*SMALL, "--memory-limit", 1e-4, "--report", "report.json")
+    assert folder.files() == {"report.json"}
+    report = json.loads((folder.path / "report.json").read_text())
+    assert report["title"] == outcome.out.splitlines()[0] and report["memory_of"] == "this machine"
+    assert set(report) == set(json.loads(folder.succeeds(*SMALL, "--json").out))
+    pytest.importorskip("matplotlib")
+    draw = (sys.executable, ROOT / "python/tessera/compare/plot.py", "report.json", "picture.svg")
+    drawn = subprocess.run(draw, cwd=folder.path, capture_output=True, text=True, timeout=60)
+    assert drawn.returncode == 0 and drawn.stderr == "", drawn.stderr
+    assert (folder.path / "picture.svg").read_text().rstrip().endswith("</svg>")
 
 
 @pytest.mark.parametrize("columns", (60, 80, 120, 140))

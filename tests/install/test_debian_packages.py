@@ -36,11 +36,11 @@ def test_nothing_is_missing(install):
 
 
 def test_what_is_missing_is_installed_quietly(install):
-    process, calls = install(missing=("cmake", "gnuplot-nox"))
+    process, calls = install(missing=("cmake", "libgtest-dev"))
     assert process.returncode == 0 and process.stderr == ""
-    assert process.stdout == "Installing missing Debian packages: cmake gnuplot-nox\n"
+    assert process.stdout == "Installing missing Debian packages: cmake libgtest-dev\n"
     assert calls == ["noninteractive update",
-                     "noninteractive install -y --no-install-recommends cmake gnuplot-nox"]  # fmt: skip
+                     "noninteractive install -y --no-install-recommends cmake libgtest-dev"]  # fmt: skip
 
 
 @pytest.mark.parametrize("step", ("update", "install"))

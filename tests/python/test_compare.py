@@ -291,6 +291,16 @@ def test_table_and_progress_fit_the_terminal(columns):
     assert ("--json all numbers" in " ".join(lines)) == ("max error against float64" not in shown)
 
 
+def test_saved_report_is_drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    report, picture = tmp_path / "report.json", tmp_path / "picture.png"
+    report.write_text(json.dumps(result_of(capsys)))
+    assert main(["plot", str(report), str(picture)]) == 0 and picture.read_bytes().startswith(b"\x89PNG")
+    report.write_text("{}")
+    assert main(["plot", str(report), str(picture)]) == 2
+    assert "no report of a comparison" in capsys.readouterr().err
+
+
 def test_plot_without_matplotlib(tmp_path):
     process = run(
         tmp_path, "compare", "--plot", "compare.png", without=("matplotlib",)

@@ -53,7 +53,10 @@ def run(options: argparse.Namespace) -> None:
 
     name = device_named(options.device)
     if options.plot:
-        plot.check_plot(options.plot)
+        try:
+            plot.check_plot(options.plot, "--plot")
+        except ValueError as refusal:
+            raise WrongUse(str(refusal)) from None
     device = DEVICES[name](options.threads)
     framework = installed(device.threads, name)
     framework.dtype(options.dtype)
@@ -95,7 +98,7 @@ def run(options: argparse.Namespace) -> None:
     else:
         report.print_table(cells, heading, settings)
     if options.plot:
-        plot.draw_plot(options.plot, cells, heading, device)
+        plot.draw_plot(options.plot, report.as_json(cells, settings, product_gflops))
         if not options.json:
             print(f"\n{options.plot} shows time and memory over length.")
 

@@ -1,58 +1,78 @@
-"""Time and memory over length, by matplotlib, into a file."""
+"""The picture of a comparison: time and memory over length, by matplotlib, from the report that `tessera compare --report`
+or `python -m tessera compare --json` wrote.
+
+    python -m tessera plot REPORT.json PICTURE.png        or, where the package is not installed, this file in its place
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
-from tessera.compare.cell import Cell, Measured
-from tessera.compare.device import Cpu, Cuda
-from tessera.compare.errors import WrongUse
-
-_COLOURS = {"Tessera": "#0b6e99", "standard": "#d9730d", "pytorch": "#6940a5"}
+SIDES = {  # of a report's cells: title, colour, mark
+    "tessera": ("Tessera", "#0b7285", "o"),
+    "standard": ("standard attention", "#e8590c", "s"),
+    "pytorch": ("PyTorch's own", "#6940a5", "s"),
+}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _ROOM_FOR_LEGEND = 0.45  # of the axis below the line of the machine's memory, above it
 _TITLE_WIDTH = 120  # characters
 
 
-def check_plot(file: str) -> None:
-    """Refuses what cannot be drawn before anything is measured."""
+def check_plot(file: str, argument: str) -> None:
+    """Refuses what cannot be drawn before anything is measured: ValueError, in one line."""
     if not file.endswith((".png", ".svg")):
-        raise WrongUse(f"--plot: '{file}', accepted is a file that ends in .png or .svg")
+        raise ValueError(f"{argument}: '{file}', accepted is a file that ends in .png or .svg")
     folder = Path(os.path.realpath(file)).parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise WrongUse(f"--plot: '{file}', accepted is a file in a folder that exists and can be written")
+        raise ValueError(f"{argument}: '{file}', accepted is a file in a folder that exists and can be written")
     target = Path(file)
     # No permission keeps root from a file that nobody may write: the mode itself counts.
     if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
-        raise WrongUse(f"--plot: '{file}' is there and read-only, accepted is a file that may be written")
+        raise ValueError(f"{argument}: '{file}' is there and read-only, accepted is a file that may be written")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise WrongUse("--plot: needs matplotlib, which is not installed (pip install matplotlib)") from None
+        raise ValueError(f"{argument}: needs matplotlib, which is not installed (pip install matplotlib)") from None
 
 
-def draw_plot(file: str, cells: list[Cell], heading: str, device: Cpu | Cuda) -> None:
+def draw_report(report_file: str, file: str) -> None:
+    """Throws ValueError, in one line, where the report is none."""
+    try:
+        report = json.loads(Path(report_file).read_text(encoding="utf-8"))
+        drawable = bool(report["cells"]) and all(cell["tessera"] for cell in report["cells"]) and report["title"]
+    except (ValueError, KeyError, TypeError):
+        drawable = False
+    if not drawable:
+        raise ValueError(f"{report_file}: no report of a comparison, accepted is what tessera compare --json writes")
+    draw_plot(file, report)
+
+
+def draw_plot(file: str, report: dict[str, Any]) -> None:
     from matplotlib.figure import Figure
 
-    directions = list(dict.fromkeys(cell.shape.direction for cell in cells))
+    cells = report["cells"]
+    directions = list(dict.fromkeys(cell["direction"] for cell in cells))
     figure = Figure(figsize=(12, 0.8 + 4.4 * len(directions)), layout="constrained")
-    figure.suptitle(_in_lines(heading), fontsize=10)
-    memory_bytes = device.memory_bytes()
+    figure.suptitle(_in_lines(report["title"]), fontsize=10)
+    memory_bytes = report["memory_bytes"]
     axes = figure.subplots(len(directions), 2, squeeze=False)
     for (time, memory), direction in zip(axes, directions):
-        chosen = sorted((c for c in cells if c.shape.direction == direction), key=lambda c: c.shape.length)
-        lengths = [cell.shape.length for cell in chosen]
+        chosen = sorted((cell for cell in cells if cell["direction"] == direction), key=lambda cell: cell["length"])
+        lengths = [cell["length"] for cell in chosen]
         _panel(time, f"Time, {direction}", lengths)
         _panel(memory, f"Memory beyond inputs and outputs, {direction}", lengths)
-        for sides in zip(*(cell.sides for cell in chosen)):
-            _curves(time, memory, lengths, sides)
+        for side in SIDES:
+            if side in chosen[0]:
+                _curves(time, memory, side, chosen)
         if memory_bytes is not None:
             memory.axhline(
-                memory_bytes, color="#666666", linewidth=1, linestyle=":", label=f"memory of {device.memory_of}"
+                memory_bytes, color="#666666", linewidth=1, linestyle=":", label=f"memory of {report['memory_of']}"
             )
             low, high = memory.get_ylim()
             memory.set_ylim(top=high * (high / low) ** _ROOM_FOR_LEGEND)
@@ -118,23 +138,31 @@ def _mark_bytes(axes: Any) -> None:
     axes.set_ylim(low, high)
 
 
-def _curves(time: Any, memory: Any, lengths: list[int], sides: tuple[Measured, ...]) -> None:
+def _curves(time: Any, memory: Any, side: str, cells: list[dict[str, Any]]) -> None:
     """One side over length: what ran as a line; what it would have needed where it did not, as hollow marks."""
-    side = sides[0]
-    style = {
-        "color": _COLOURS[side.name],
-        "linewidth": 2,
-        "marker": "o" if side.name == "Tessera" else "s",
-        "markersize": 5,
-    }
-    ran = [(length, s) for length, s in zip(lengths, sides) if s.seconds is not None]
-    label = side.title
-    time.plot([length for length, _ in ran], [s.seconds or 0.0 for _, s in ran], label=label, **style)
-    known = [(length, s.extra_bytes) for length, s in ran if s.extra_bytes]
-    memory.plot([length for length, _ in known], [held for _, held in known], label=label, **style)
-    missing = [(length, s.needs_bytes) for length, s in zip(lengths, sides) if s.seconds is None]
+    label, colour, mark = SIDES[side]
+    style = {"color": colour, "linewidth": 2, "marker": mark, "markersize": 5, "label": label}
+    ran = [(cell["length"], cell[side]) for cell in cells if cell[side] is not None]
+    time.plot([length for length, _ in ran], [measured["ms"] * 1e-3 for _, measured in ran], **style)
+    known = [(length, measured["extra_bytes"]) for length, measured in ran if measured["extra_bytes"]]
+    memory.plot([length for length, _ in known], [held for _, held in known], **style)
+    missing = [(cell["length"], cell[f"{side}_needs_bytes"]) for cell in cells if cell[side] is None]
     if missing:
         joined = known[-1:] + missing
-        memory.plot([x for x, _ in joined], [y for _, y in joined], color=style["color"], linestyle="--", linewidth=1.5)
+        memory.plot([x for x, _ in joined], [y for _, y in joined], color=colour, linestyle="--", linewidth=1.5)
         memory.plot([x for x, _ in missing], [y for _, y in missing], linestyle="none", marker="s", markersize=7,
-                    markerfacecolor="none", color=style["color"], label=f"{label}, not run")  # fmt: skip
+                    markerfacecolor="none", color=colour, label=f"{label}, not run")  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) != 2:
+        raise ValueError(f"plot: {len(arguments)} arguments, accepted REPORT.json and PICTURE.png or .svg")
+    check_plot(arguments[1], "plot")
+    draw_report(*arguments)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (OSError, ValueError) as refusal:
+        sys.exit(f"plot.py: {refusal}")

@@ -234,6 +234,9 @@ def as_json(cells: list[Cell], settings: Settings, product_gflops: float) -> dic
         entries.append(entry)
     return {
         "version": tessera.__version__,
+        "title": title(cells, settings, product_gflops),
+        "memory_bytes": settings.device.memory_bytes(),
+        "memory_of": settings.device.memory_of,
         "device": settings.device.name,
         **settings.device.as_json(),
         "arrays": f"{settings.framework.name} {settings.framework.version}",
