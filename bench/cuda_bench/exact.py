@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from tessera.compare.float64 import attend
 from torch import Tensor
 
 from cuda_bench.problem import Inputs, Problem
@@ -43,56 +46,39 @@ class Exact:
         o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=torch.float64, device=q.device)
         d_q = torch.empty(q.shape, dtype=torch.float64, device=q.device)
         d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
-        scale = q.shape[-1] ** -0.5
         for head in range(q.shape[1]):
             for first in range(0, q.shape[0], _ROWS):
                 rows = slice(first, min(first + _ROWS, q.shape[0]))
-                q_rows = q[rows, head].double()
-                s = (q_rows @ k.T).mul_(scale)
-                slope = self._apply_options(s, first_head + head, rows, k.shape[0] - q.shape[0])
-                self._hide(s, first, k.shape[0] - q.shape[0])
-                p = s.softmax(-1)
-                o[rows, head] = p @ v
+                diagonal = torch.arange(rows.start, rows.stop, device=q.device) + k.shape[0] - q.shape[0]
+                results = attend(
+                    torch, q[rows, head].double(), k, v, diagonal, scale=q.shape[-1] ** -0.5,
+                    d_o=None if d_o is None else d_o[rows, head].double(), causal=self._problem.causal,
+                    window_left=self._problem.window if self._problem.causal else -1,
+                    **self._options_of(first_head + head, rows),
+                )  # fmt: skip
+                o[rows, head] = results.o
                 if d_o is None:
                     continue
-                d_o_rows = d_o[rows, head].double()
-                d_s = (d_o_rows @ v.T).sub_((d_o_rows * o[rows, head]).sum(-1, keepdim=True)).mul_(p).mul_(scale)
-                if slope is not None:
-                    d_s.mul_(slope)
-                d_q[rows, head] = d_s @ k
-                d_k += d_s.T @ q_rows
-                d_v += p.T @ d_o_rows
+                d_q[rows, head] = results.d_q
+                d_k += results.d_k
+                d_v += results.d_v
         return {"o": o, "d_q": d_q, "d_k": d_k, "d_v": d_v}
 
-    def _apply_options(self, s: Tensor, head: int, rows: slice, shift: int) -> Tensor | None:
-        """Softcap, bias, ALiBi and mask, in place; the softcap's slope, None without one."""
-        slope = None
+    def _options_of(self, head: int, rows: slice) -> dict[str, Any]:
+        """The options as `attend` takes them, of one head."""
+        of_head: dict[str, Any] = {}
         for name, option in self._options.items():
             if name == "softcap":
-                s.div_(option).tanh_()
-                slope = 1 - s.square()
-                s.mul_(option)
+                of_head["softcap"] = option
             elif name == "bias":
-                s.add_(option[0, head, rows])
+                of_head["bias"] = option[0, head, rows].double()
             elif name == "mask":
-                s.masked_fill_(~option[0, 0, rows], float("-inf"))
+                of_head["mask"] = option[0, 0, rows]
             elif name == "alibi_slopes":
-                i, j = (torch.arange(n, device=s.device) for n in (rows.stop, s.shape[1]))
-                s.sub_((i[rows, None] + shift - j).abs() * option[head].double())
+                of_head["slope"] = option[head].double()
             else:
                 raise ValueError(f"{name}: not known exactly")
-        return slope
-
-    def _hide(self, s: Tensor, first: int, shift: int) -> None:
-        """-inf where key j is not visible to query i: j > i + shift, or further left than the window."""
-        if not self._problem.causal:
-            return
-        i = torch.arange(first, first + s.shape[0], device=s.device)[:, None] + shift
-        j = torch.arange(s.shape[1], device=s.device)
-        hidden = j > i
-        if self._problem.window >= 0:
-            hidden |= j < i - self._problem.window
-        s.masked_fill_(hidden, float("-inf"))
+        return of_head
 
     def error(self, results: dict[str, Tensor]) -> float:
         """The relative RMS error of the result that has the largest. NaN or infinity anywhere in them, sampled or not: NaN."""

@@ -21,6 +21,7 @@ from tessera.__main__ import main
 from tessera.compare import report
 from tessera.compare.device import DEVICES, Cpu, Cuda
 from tessera.compare.exact import Exact
+from tessera.compare.float64 import attend
 from tessera.compare.frameworks import NumPy, PyTorch
 from tessera.compare.shape import Shape
 from tessera.compare.sides import Inputs, PyTorchAttention, Standard, Tessera
@@ -140,6 +141,29 @@ def test_the_float64_reference(framework, direction, causal):
         wrong[name][0, 3] += 1
         error = exact.errors({other: as_arrays(x) for other, x in wrong.items()})[name]
         assert error.max == pytest.approx(1) and error.rms < 1
+
+
+@pytest.mark.parametrize("arrays", ["numpy", "torch"])
+def test_float64_with_every_option(random, arrays):
+    """What the sample here and the GPU's benchmark are computed by."""
+    xp = pytest.importorskip(arrays)
+    given = (lambda x: x) if xp is np else xp.from_numpy
+    rows, keys, d, slope, window = 37, 50, 16, 0.3, 20
+    q, d_o = (random.standard_normal((rows, d)) for _ in range(2))
+    k, v = (random.standard_normal((keys, d)) for _ in range(2))
+    bias, mask = random.standard_normal((rows, keys)), random.random((rows, keys)) < 0.8
+    mask[3] = False  # a row that sees nothing
+    options = {"causal": True, "softcap": 2.0}
+    plain = Plain(*(x[None, :, None] for x in (q, k, v)), bias=bias[None, None], mask=mask[None, None],
+                  alibi=np.array([slope]), window=(window, -1), **options)  # fmt: skip
+    gradients = plain.gradients(d_o[None, :, None])
+    expected = {"o": plain.o, **{f"d_{name}": gradients[f"d{name}"] for name in "qkv"}}
+    results = attend(
+        xp, *map(given, (q, k, v, np.arange(rows) + keys - rows)), scale=d**-0.5, d_o=given(d_o), window_left=window,
+        bias=given(bias), mask=given(mask), slope=slope, **options,
+    )  # fmt: skip
+    for name, exact in expected.items():
+        np.testing.assert_allclose(np.asarray(getattr(results, name)), exact[0, :, 0], rtol=0, atol=1e-13, err_msg=name)
 
 
 def test_dropout_of_standard_attention():

@@ -1,8 +1,4 @@
-"""Attention and its gradients in float64 on a sample: some rows of some heads, and where it stays quick, all of one head.
-
-For a row i: s = scale q_i K^T, p = softmax(s), o = p V, dp = dO_i V^T, ds = p (dp - p.dp), dq = scale ds K, and over
-all rows dK = scale dS^T Q, dV = P^T dO (Dao et al. 2022, appendix B).
-"""
+"""Results held against float64 on a sample: some rows of some heads, and where it stays quick, all of one head."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tessera.compare.float64 import Rows, attend
 from tessera.compare.frameworks import NumPy, PyTorch
 from tessera.compare.shape import Shape
 
@@ -57,39 +54,26 @@ class Exact:
     def _head(self, name: str, b: int, h: int) -> np.ndarray:
         return self._framework.float64(self._inputs[name][b, :, h])
 
-    def _softmax(self, q: np.ndarray, k: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        s = self._shape.scale * (q @ k.T)
-        if self._shape.causal:
-            s[np.arange(len(k)) > rows[:, None]] = -np.inf
-        s -= s.max(axis=-1, keepdims=True)
-        np.exp(s, out=s)
-        s /= s.sum(axis=-1, keepdims=True)
-        return s
+    def _attend(self, b: int, h: int, rows: np.ndarray, k: np.ndarray, v: np.ndarray) -> Rows:
+        q = self._head("q", b, h)[rows]
+        d_o = self._head("d_o", b, h)[rows] if self._shape.backward else None
+        return attend(np, q, k, v, rows, scale=self._shape.scale, d_o=d_o, causal=self._shape.causal)
 
     def _sample_rows(self, b: int, h: int, rows: np.ndarray) -> None:
-        group = self._shape.heads // self._shape.heads_kv
-        k, v = self._head("k", b, h // group), self._head("v", b, h // group)
-        p = self._softmax(self._head("q", b, h)[rows], k, rows)
-        if not self._shape.backward:
-            self._expected.setdefault("o", []).append(((b, rows, h), p @ v))
-            return
-        d_s = _d_s(p, self._head("d_o", b, h)[rows] @ v.T)
-        self._expected.setdefault("d_q", []).append(((b, rows, h), self._shape.scale * d_s @ k))
+        h_kv = h // (self._shape.heads // self._shape.heads_kv)
+        results = self._attend(b, h, rows, self._head("k", b, h_kv), self._head("v", b, h_kv))
+        name, expected = ("d_q", results.d_q) if self._shape.backward else ("o", results.o)
+        self._expected.setdefault(name, []).append(((b, rows, h), expected))
 
     def _sample_key_head(self, b: int, h_kv: int, group: int) -> None:
         k, v = self._head("k", b, h_kv), self._head("v", b, h_kv)
         d_k, d_v = np.zeros_like(k), np.zeros_like(v)
         step = max(1, _CHUNK_SCORES // self._shape.length)
         for h in range(h_kv * group, (h_kv + 1) * group):
-            q, d_o = self._head("q", b, h), self._head("d_o", b, h)
             for start in range(0, self._shape.length, step):
                 rows = np.arange(start, min(start + step, self._shape.length))
-                p = self._softmax(q[rows], k, rows)
-                d_v += p.T @ d_o[rows]
-                d_k += self._shape.scale * _d_s(p, d_o[rows] @ v.T).T @ q[rows]
+                results = self._attend(b, h, rows, k, v)
+                d_k += results.d_k
+                d_v += results.d_v
         self._expected["d_k"] = [((b, slice(None), h_kv), d_k)]
         self._expected["d_v"] = [((b, slice(None), h_kv), d_v)]
-
-
-def _d_s(p: np.ndarray, d_p: np.ndarray) -> np.ndarray:
-    return p * (d_p - (p * d_p).sum(axis=-1, keepdims=True))
