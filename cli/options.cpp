@@ -12,7 +12,8 @@
 namespace tessera::cli {
 namespace {
 
-constexpr tessera_isa kIsas[] = {TESSERA_ISA_BASELINE, TESSERA_ISA_AVX2, TESSERA_ISA_AVX512, TESSERA_ISA_AVX512_BF16};
+constexpr tessera_isa kIsas[] = {TESSERA_ISA_BASELINE, TESSERA_ISA_AVX2, TESSERA_ISA_AVX512, TESSERA_ISA_AVX512_BF16,
+                                TESSERA_ISA_AMX_BF16};
 constexpr tessera_kernel kKernels[] = {TESSERA_KERNEL_AUTO,      TESSERA_KERNEL_TILED,    TESSERA_KERNEL_DECODE,
                                        TESSERA_KERNEL_REFERENCE, TESSERA_KERNEL_FWD_SM80, TESSERA_KERNEL_FWD_SM90,
                                        TESSERA_KERNEL_BWD_SM80};
@@ -70,7 +71,7 @@ void DeviceOptions::add_to(CLI::App& command) {
       .add_option("--kernel", kernel,
                   "Which kernel: auto; on the CPU tiled, decode or reference; on a GPU fwd_sm80, fwd_sm90 or bwd_sm80")
       ->capture_default_str();
-  command.add_option("--isa", isa, "Instruction set: baseline, avx2, avx512 or avx512_bf16 (default: the best here)");
+  command.add_option("--isa", isa, "Instruction set: baseline, avx2, avx512, avx512_bf16 or amx_bf16 (default: the best here)");
   command.add_option("--threads", threads, "Threads (default: all cores)")->check(kInteger);
 }
 
@@ -150,7 +151,7 @@ tessera_device DeviceOptions::cpu() const {
     const auto* found =
         std::find_if(std::begin(kIsas), std::end(kIsas), [&](tessera_isa i) { return isa == tessera_isa_name(i); });
     if (found == std::end(kIsas)) {
-      throw WrongUse(fmt::format("--isa: '{}', accepted baseline, avx2, avx512 and avx512_bf16", isa));
+      throw WrongUse(fmt::format("--isa: '{}', accepted baseline, avx2, avx512, avx512_bf16 and amx_bf16", isa));
     }
     if (*found > device.isa_limit) {
       throw WrongUse(fmt::format("--isa: {}, this CPU has at most {}", isa, tessera_isa_name(device.isa_limit)));

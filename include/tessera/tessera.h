@@ -178,7 +178,8 @@ typedef enum tessera_isa {
   TESSERA_ISA_BASELINE = 0, /* the compiler's portable vectors */
   TESSERA_ISA_AVX2 = 1,     /* AVX2, FMA, F16C */
   TESSERA_ISA_AVX512 = 2,   /* AVX-512 F, BW, DQ, VL */
-  TESSERA_ISA_AVX512_BF16 = 3
+  TESSERA_ISA_AVX512_BF16 = 3,
+  TESSERA_ISA_AMX_BF16 = 4 /* bfloat16 by AMX's tiles, what they do not serve by AVX512_BF16 */
 } tessera_isa;
 
 typedef enum tessera_backend { TESSERA_BACKEND_CPU = 0, TESSERA_BACKEND_CUDA = 1 } tessera_backend;
@@ -215,8 +216,8 @@ typedef struct tessera_device {
   char reserved[TESSERA_DEVICE_BYTES - 128 - sizeof(size_t)]; /* for later members: 0 */
 } tessera_device;
 
-/* This machine's CPU. Reads TESSERA_ISA (baseline, avx2, avx512, avx512_bf16) and TESSERA_NUM_THREADS from the
- * environment; INVALID_ARGUMENT if one of them says what this machine cannot do. */
+/* This machine's CPU. Reads TESSERA_ISA (baseline, avx2, avx512, avx512_bf16, amx_bf16) and TESSERA_NUM_THREADS
+ * from the environment; INVALID_ARGUMENT if one of them says what this machine cannot do. */
 TESSERA_API tessera_status tessera_device_cpu(tessera_device* device);
 
 /* GPU number `ordinal`. UNSUPPORTED when there is no driver, no such GPU, or one older than compute capability 8.0: the

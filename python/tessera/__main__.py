@@ -16,7 +16,7 @@ import tessera
 from tessera import compare
 from tessera.compare.errors import WrongUse, require
 
-_ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
+_ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 _PROGRAM_ONLY = {  # command: (what it does, what does it in Python)
     "run": ("attention on tensors from .npy and .safetensors files", "tessera.attention takes arrays"),
     "support": ("which options each back end takes, in which dtypes", "tessera.plan answers for a problem"),

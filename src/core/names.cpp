@@ -15,8 +15,8 @@ constexpr Dtype kDtypes[] = {
 };
 static_assert(std::size(kDtypes) == TESSERA_BOOL + 1, "one row for each tessera_dtype");
 
-constexpr const char* kIsaNames[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
-static_assert(std::size(kIsaNames) == TESSERA_ISA_AVX512_BF16 + 1, "one name for each tessera_isa");
+constexpr const char* kIsaNames[] = {"baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16"};
+static_assert(std::size(kIsaNames) == TESSERA_ISA_AMX_BF16 + 1, "one name for each tessera_isa");
 
 constexpr const char* kKernelNames[] = {"auto", "reference", "decode", "tiled", "fwd_sm80", "bwd_sm80", "fwd_sm90"};
 static_assert(std::size(kKernelNames) == TESSERA_KERNEL_FWD_SM90 + 1, "one name for each tessera_kernel");

@@ -268,7 +268,7 @@ tessera_status validate(const tessera_device& device) {
   }
   TESSERA_RETURN_IF_ERROR(check_range("device.backend", device.backend, TESSERA_BACKEND_CPU, TESSERA_BACKEND_CUDA));
   TESSERA_RETURN_IF_ERROR(
-      check_range("device.isa_limit", device.isa_limit, TESSERA_ISA_BASELINE, TESSERA_ISA_AVX512_BF16));
+      check_range("device.isa_limit", device.isa_limit, TESSERA_ISA_BASELINE, TESSERA_ISA_AMX_BF16));
   if (device.isa < TESSERA_ISA_BASELINE || device.isa > device.isa_limit) {
     return invalid("device.isa: %s (%d), accepted 0 .. %d: this CPU has %s", tessera_isa_name(device.isa), device.isa,
                    device.isa_limit, tessera_isa_name(device.isa_limit));

@@ -12,6 +12,7 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
 #endif
 
 #include "core/status.hpp"
@@ -23,6 +24,30 @@ namespace {
 
 constexpr int32_t kMaxThreads = 1024;
 
+#if defined(__x86_64__)
+// TESSERA_AMX=emulated in the environment: tile registers in plain C++, for tests.
+bool emulates_amx() {
+#if defined(TESSERA_AMX_EMULATION)
+  static const char* const text = std::getenv("TESSERA_AMX");
+  return text && std::strcmp(text, "emulated") == 0;
+#else
+  return false;
+#endif
+}
+
+// AMX is there, and the kernel lets this process use it: tile registers are 8 KiB of state a thread, which Linux grants
+// on request, for the whole process and once.
+bool may_use_amx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+#endif
+
 int32_t look_for_isa() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -31,7 +56,8 @@ int32_t look_for_isa() {
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (!avx512) return TESSERA_ISA_AVX2;
-  return __builtin_cpu_supports("avx512bf16") ? TESSERA_ISA_AVX512_BF16 : TESSERA_ISA_AVX512;
+  if (!__builtin_cpu_supports("avx512bf16")) return TESSERA_ISA_AVX512;
+  return emulates_amx() || may_use_amx() ? TESSERA_ISA_AMX_BF16 : TESSERA_ISA_AVX512_BF16;
 #else
   return TESSERA_ISA_BASELINE;
 #endif
@@ -113,6 +139,7 @@ const KernelTable& kernel_table(int32_t isa) {
     case TESSERA_ISA_AVX512:
       return kernels_avx512;
     case TESSERA_ISA_AVX512_BF16:
+    case TESSERA_ISA_AMX_BF16:
       return kernels_avx512_bf16;
     default:
       break;
@@ -120,6 +147,21 @@ const KernelTable& kernel_table(int32_t isa) {
 #endif
   (void)isa;
   return kernels_baseline;
+}
+
+const AmxKernelTable* amx_kernels(const tessera_plan& plan) {
+#if defined(__x86_64__)
+  const tessera_problem& p = plan.problem;
+  if (plan.device.isa != TESSERA_ISA_AMX_BF16 || p.q.dtype != TESSERA_BFLOAT16) return nullptr;
+  if (p.direction != TESSERA_FORWARD) return nullptr;
+#if defined(TESSERA_AMX_EMULATION)
+  if (emulates_amx()) return &kernels_amx_emulated;
+#endif
+  return &kernels_amx_bf16;
+#else
+  (void)plan;
+  return nullptr;
+#endif
 }
 
 tessera_status detect(tessera_device& device) {

@@ -122,9 +122,18 @@ struct KernelTable {
   void (*combine)(const CombineParams&, int64_t row_begin, int64_t row_end);
 };
 
+// What AMX offers beside a KernelTable: the tiled kernels in bfloat16.
+struct AmxKernelTable {
+  int32_t block_m;     // queries a tile
+  int64_t tile_bytes;  // size of the kernels' own record
+  void (*forward)(const Params&, int64_t item, char* scratch);
+};
+
 extern const KernelTable kernels_baseline;
 extern const KernelTable kernels_avx2;
 extern const KernelTable kernels_avx512;
 extern const KernelTable kernels_avx512_bf16;
+extern const AmxKernelTable kernels_amx_bf16;
+extern const AmxKernelTable kernels_amx_emulated;
 
 }  // namespace tessera::cpu

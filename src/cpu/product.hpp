@@ -19,7 +19,10 @@ enum class Op { kFma, kDot };
 // How A lies: along k its elements are neighbours and rows are a stride apart, or the other way round.
 enum class Broadcast { kAlongK, kAlongRows };
 
-#if defined(TESSERA_AVX512)
+#if defined(TESSERA_COMPILE_AMX_BF16)
+constexpr int kTileRows = 8, kTileVecs = 2;  // two tile registers of queries
+constexpr int kWideRows = 6, kWideVecs = 4;
+#elif defined(TESSERA_AVX512)
 constexpr int kTileRows = 8, kTileVecs = 3;  // lanes = queries
 constexpr int kWideRows = 6, kWideVecs = 4;  // lanes = head dimensions
 #else

@@ -280,8 +280,10 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
   const int64_t decode_items = plan.batch * (plan.heads_kv / plan.tiles_per_item);
   const int64_t tiled_items = shared.sequences[plan.batch].item_begin * (p.pack_heads ? plan.heads_kv : plan.heads_q);
   const int64_t items = (decode ? decode_items : tiled_items) * p.num_splits;
-  const auto kernel =
-      decode ? (plan.use_dot ? table.decode_dot : table.decode) : (plan.use_dot ? table.forward_dot : table.forward);
+  const AmxKernelTable* amx = decode ? nullptr : amx_kernels(plan);
+  const auto kernel = decode ? (plan.use_dot ? table.decode_dot : table.decode)
+                      : amx  ? amx->forward
+                             : (plan.use_dot ? table.forward_dot : table.forward);
   const UnownedRows unowned(plan.problem.cu_seqlens_q, buffers.cu_seqlens_q, core::sizes(plan.problem).rows_q);
   runner.run(items + unowned.items(), [&](int64_t item, char* scratch) {
     item < items ? kernel(p, item, scratch) : clear_outputs(p, unowned, item - items);

@@ -19,7 +19,9 @@ constexpr int64_t kMinSplitKeys = 512, kDecodeSplitKeys = 1024;
 // The backward pass holds one float32 dQ a split, so it splits no more than the cores need.
 constexpr int64_t kMaxBackwardSplits = 16;
 // Queries of one head that share a pass over keys and values: enough that converting them costs little.
-constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384;
+constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384, kQueriesPerItemAmx = 512;
+// Keys that AMX has packed at a time: with their tiles of queries they stay in the L2 cache.
+constexpr int32_t kBlockKeysAmx = 256;
 // Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
 constexpr int64_t kBackwardKeys = 384;
 
@@ -48,13 +50,18 @@ int64_t tiles_total(const tessera_plan& plan, int64_t per_tile, int64_t factor) 
                   plan.batch * divide_up(plan.max_seqlen_q * factor, per_tile));
 }
 
-void configure_forward(tessera_plan& plan, const KernelTable& table) {
+void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKernelTable* amx) {
   const tessera_problem& p = plan.problem;
   const bool copies = plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p);
-  plan.block_n = plan.use_dot ? 256 : 128;  // a tile of P is to stay in the L1 cache
-  plan.tiles_per_item =
-      static_cast<int32_t>(std::max<int64_t>(1, (plan.use_dot ? kQueriesPerItemDot : kQueriesPerItem) / plan.block_m));
+  plan.block_n = amx ? kBlockKeysAmx : plan.use_dot ? 256 : 128;  // a tile of P is to stay in the L1 cache
+  plan.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(
+      1, (amx ? kQueriesPerItemAmx : plan.use_dot ? kQueriesPerItemDot : kQueriesPerItem) / plan.block_m));
   const auto scratch_bytes = [&] {
+    if (amx) {
+      return carve_amx_forward(nullptr, {plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v,
+                                         has_options(p), amx->tile_bytes})
+          .bytes;
+    }
     return carve_forward(nullptr, {plan.block_m, plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v,
                                    table.lanes, copies, has_options(p), table.tile_bytes})
         .bytes;
@@ -62,7 +69,7 @@ void configure_forward(tessera_plan& plan, const KernelTable& table) {
   while (scratch_bytes() > kMaxForwardScratch_bytes) {
     if (plan.tiles_per_item > 2)
       plan.tiles_per_item /= 2;
-    else if (plan.block_n > 32)
+    else if (plan.block_n > (amx ? kAmxJobKeys : 32))
       plan.block_n /= 2;
     else if (plan.tiles_per_item > 1)
       plan.tiles_per_item = 1;
@@ -165,9 +172,10 @@ std::string refuse_tiled(const tessera_plan& plan) {
 
 void configure_tiled(tessera_plan& plan) {
   const KernelTable& table = kernel_table(plan.device.isa);
+  const AmxKernelTable* amx = amx_kernels(plan);
   plan.use_dot = table.has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
-  plan.block_m = table.block_m;
-  plan.problem.direction == TESSERA_BACKWARD ? configure_backward(plan, table) : configure_forward(plan, table);
+  plan.block_m = amx ? amx->block_m : table.block_m;
+  plan.problem.direction == TESSERA_BACKWARD ? configure_backward(plan, table) : configure_forward(plan, table, amx);
   plan.shared_bytes = carve_shared(nullptr, plan).bytes;
 }
 

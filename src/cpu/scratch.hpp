@@ -61,6 +61,50 @@ static constexpr ForwardScratch carve_forward(char* base, const ForwardShape& s)
   return out;
 }
 
+// By AMX: tiles of 32 queries; a tile register holds 1 KiB. A job is what the kernel takes at a time, keys of one tile.
+constexpr int64_t kAmxBlockM = 32, kAmxJobKeys = 128;
+
+struct AmxForwardShape {
+  int64_t block_n, tiles, head_dim, head_dim_v;
+  bool has_options;    // bias, mask, dropout ...: two more tiles of scores
+  int64_t tile_bytes;  // sizeof(Tile)
+};
+
+struct AmxForwardScratch {
+  char* tiles;    // [tiles] Tile
+  char* jobs;     // [tiles][block_n / kAmxJobKeys] Job
+  uint32_t* sQ;   // [tiles][head_dim / 2][32] pairs
+  float* sO;      // [tiles][head_dim_v][32]
+  char* k_tiles;  // [block_n / 16][head_dim / 32] tile registers
+  char* v_tiles;  // [block_n / 32][head_dim_v / 16] tile registers
+  float* ring;    // [2][32][32] scores
+  uint32_t* sP;   // [2][kAmxJobKeys / 2][32] pairs
+  char* spare;    // four tile registers
+  float* sS;      // [kAmxJobKeys][32]
+  float* options;  // [2][kAmxJobKeys][32]
+  int64_t bytes;
+};
+
+static constexpr AmxForwardScratch carve_amx_forward(char* base, const AmxForwardShape& s) {
+  constexpr int64_t kTileRegister_bytes = 1024, kJob_bytes = 12;
+  const int64_t d = padded_to(s.head_dim, 32), dv = padded_to(s.head_dim_v, 16);
+  Carver carver(base);
+  AmxForwardScratch out{};
+  out.tiles = carver.take<char>(s.tiles * padded_to(s.tile_bytes, kCacheLine_bytes));
+  out.jobs = carver.take<char>(s.tiles * (s.block_n / kAmxJobKeys) * kJob_bytes);
+  out.sQ = carver.take<uint32_t>(s.tiles * d / 2 * kAmxBlockM);
+  out.sO = carver.take(s.tiles * dv * kAmxBlockM);
+  out.k_tiles = carver.take<char>(s.block_n / 16 * (d / 32) * kTileRegister_bytes);
+  out.v_tiles = carver.take<char>(s.block_n / 32 * (dv / 16) * kTileRegister_bytes);
+  out.ring = carver.take(2 * 32 * kAmxBlockM);
+  out.sP = carver.take<uint32_t>(kAmxJobKeys * kAmxBlockM);
+  out.spare = carver.take<char>(4 * kTileRegister_bytes);
+  out.sS = carver.take(kAmxJobKeys * kAmxBlockM);
+  out.options = carver.take(s.has_options ? 2 * kAmxJobKeys * kAmxBlockM : 0);
+  out.bytes = carver.used_bytes();
+  return out;
+}
+
 struct DecodeShape {
   int64_t heads, max_rows, block_n, head_dim, head_dim_v, lanes;
   int64_t row_bytes;  // sizeof(DecodeRow)

@@ -14,7 +14,7 @@
 #include <immintrin.h>
 #endif
 
-#if defined(TESSERA_COMPILE_AVX512_BF16)
+#if defined(TESSERA_COMPILE_AVX512_BF16) || defined(TESSERA_COMPILE_AMX_BF16)
 #define TESSERA_AVX512 1
 #define TESSERA_HAS_DOT 1
 #elif defined(TESSERA_COMPILE_AVX512)

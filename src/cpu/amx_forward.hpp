@@ -1,0 +1,556 @@
+// Forward by AMX: FlashAttention-2, algorithm 1, for bfloat16, with lanes = queries, as in forward.hpp.
+//
+//   S^T [keys][queries]        = K Q^T         A: K as it lies       B: Q, pairs along d, packed once
+//   P = 2^(scale_log2 S - ref)                 vertical: a query is a lane
+//   O^T [head_dim_v][queries] += V^T P^T       A: V transposed once a block       B: P, pairs of keys
+//
+// A tile of 32 queries meets 32 keys a stage: four tile registers of S, 2 x 2. A job is up to kJobStages stages of one
+// query tile; after it, P V over all of the job's keys. The products of S of the next stage and of P V of the job before
+// run beside the softmax of the present stage, a few rows of it after every step of a product:
+//
+//   stage        t - 1           t               t + 1
+//   products     S(t), P V       S(t + 1), P V   S(t + 2), P V     of the job before
+//   softmax      of S(t - 1)     of S(t)         of S(t + 1)
+//
+// A tile register is stored only when the next group of products wants it (Accumulators): stores at a group's end would
+// keep the products waiting.
+//
+// The softmax is the optimistic one of forward.hpp with a reference from the tile's first 32 keys: no maximum is looked
+// for. Scores out of the exponential's range and sums beyond the bound are found at the job's end, and the job is done
+// again the plain way before its P V. Options of the scores always go the plain way.
+#pragma once
+
+#include "cpu/amx_pack.hpp"
+#include "cpu/forward.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+static_assert(kBlockM == 2 * kTileSide, "two tile registers of queries");
+static_assert(kLanes == kTileSide, "a row of a tile is a vector");
+
+constexpr int64_t kStageKeys = 2 * kTileSide;
+constexpr int64_t kJobKeys = kAmxJobKeys;
+constexpr int64_t kJobStages = kJobKeys / kStageKeys;
+constexpr int64_t kRow_bytes = kBlockM * 4;                   // of S, of O, of a row of pairs of Q and of P
+constexpr int64_t kTwoTiles_bytes = kTileSide * kRow_bytes;   // 16 such rows
+constexpr int kUnits = kTileSide;                             // of a stage's softmax: keys j and j + 16
+
+// The four accumulators in tile registers 0 ... 3, 2 x 2, and where they are to be stored: registers 0, 1 at `upper`,
+// 2, 3 at `lower`. Registers 4, 5 hold A, 6, 7 hold B.
+class Accumulators {
+ public:
+  // `spare`: two tiles x 2, for what nobody wants.
+  TESSERA_INLINE explicit Accumulators(char* spare) : spare_(spare), upper_(spare), lower_(spare + kTwoTiles_bytes) {}
+
+  // All four to memory.
+  TESSERA_INLINE void flush() {
+    tile_store<0>(upper_, kRow_bytes);
+    tile_store<1>(upper_ + kTileRow_bytes, kRow_bytes);
+    tile_store<2>(lower_, kRow_bytes);
+    tile_store<3>(lower_ + kTileRow_bytes, kRow_bytes);
+    upper_ = spare_, lower_ = spare_ + kTwoTiles_bytes;
+  }
+
+  // C (=|+=) A B over `steps` steps of k. A: two tiles, C: [2 x 16 rows][kBlockM], of which the lower 16 only where
+  // kLower. `beside` runs after every step.
+  template <bool kAdd, bool kLower, class Beside>
+  TESSERA_INLINE void multiply(char* c, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes, const char* b,
+                               int64_t steps, Beside&& beside) {
+    char* c_lower = kLower ? c + kTwoTiles_bytes : spare_ + kTwoTiles_bytes;
+    tile_load<6>(b, kRow_bytes);
+    tile_load<4>(a, kTileRow_bytes);
+    begin<0, kAdd>(upper_, c);
+    tile_product<0, 4, 6>();
+    tile_load<7>(b + kTileRow_bytes, kRow_bytes);
+    begin<1, kAdd>(upper_ + kTileRow_bytes, c + kTileRow_bytes);
+    tile_product<1, 4, 7>();
+    if (kLower) tile_load<5>(a + a_lower_bytes, kTileRow_bytes);
+    begin<2, kAdd && kLower>(lower_, c_lower);
+    if (kLower) tile_product<2, 5, 6>();
+    begin<3, kAdd && kLower>(lower_ + kTileRow_bytes, c_lower + kTileRow_bytes);
+    if (kLower) tile_product<3, 5, 7>();
+    upper_ = c, lower_ = c_lower;
+    beside();
+    for (int64_t step = 1; step < steps; ++step) {
+      a += a_step_bytes, b += kTwoTiles_bytes;
+      tile_load<6>(b, kRow_bytes);
+      tile_load<4>(a, kTileRow_bytes);
+      tile_product<0, 4, 6>();
+      tile_load<7>(b + kTileRow_bytes, kRow_bytes);
+      tile_product<1, 4, 7>();
+      if (kLower) {
+        tile_load<5>(a + a_lower_bytes, kTileRow_bytes);
+        tile_product<2, 5, 6>();
+        tile_product<3, 5, 7>();
+      }
+      beside();
+    }
+  }
+
+ private:
+  template <int kTile, bool kAdd>
+  TESSERA_INLINE void begin(char* pending, const char* c) {
+    tile_store<kTile>(pending, kRow_bytes);
+    if (kAdd) {
+      tile_load<kTile>(c, kRow_bytes);
+    } else {
+      tile_zero<kTile>();
+    }
+  }
+
+  char *spare_, *upper_, *lower_;
+};
+
+// 2^x by what floats are made of: x in fixed point with 23 fractional bits holds the exponent in its upper bits and, as a
+// mantissa, 1 + the fraction, whose power of two is a polynomial of degree 4 (2.6e-6 relative, far below P's rounding
+// to bfloat16). Out of range (x < -127, x >= 129, NaN) the sign comes out set, or an infinity or NaN. Of its operations
+// seven want the ports of multiply-adds, of which beside AMX's products there is one.
+class FixedPointExp2 {
+ public:
+  static constexpr float kOne = 8388608.0f;  // 2^23: the fixed point's unit
+
+  TESSERA_INLINE FixedPointExp2() {
+    static constexpr float kCoefficients[5] = {0.50996423f, 0.31201604f, 0.16661339f, -0.0021252111f, 0.013534168f};
+    const float* c = opaque(kCoefficients);
+#pragma GCC unroll 5
+    for (int i = 0; i < 5; ++i) c_[i] = splat(c[i]);
+  }
+  // 2^(s scale + offset), both of which count in units of 2^-23.
+  TESSERA_INLINE __m512i operator()(VecF s, VecF scale, VecF offset) const {
+    const __m512i x = _mm512_cvtps_epi32((__m512)fma(s, scale, offset));
+    const __m512i mantissa = _mm512_set1_epi32(0x007fffff), one = _mm512_set1_epi32(0x3f800000);
+    const VecF m = (VecF)_mm512_ternarylogic_epi32(x, mantissa, one, 0xea);  // (x & mantissa) | one
+    VecF q = fma(c_[4], m, c_[3]);
+    q = fma(q, m, c_[2]);
+    q = fma(q, m, c_[1]);
+    q = fma(q, m, c_[0]);
+    return _mm512_add_epi32((__m512i)q, _mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xff800000u))));
+  }
+
+ private:
+  VecF c_[5];
+};
+
+// What a job's optimistic softmax has summed, a lane a query.
+struct JobSums {
+  alignas(64) float sum[kBlockM];
+  alignas(64) uint32_t out_of_range[kLanes];  // bits 15 and 31
+};
+
+// The softmax of one stage: S [32][kBlockM] -> P [16 pairs of keys j, j + 16][kBlockM], some units at a time.
+template <bool kMasked>
+class StageSoftmax {
+ public:
+  TESSERA_INLINE StageSoftmax(const Params& p, const Tile& tile, const JobSums& sums, const float* s, uint32_t* p_out,
+                              int64_t key)
+      : s_(s), p_out_(p_out), scale_(splat(p.scale_log2 * FixedPointExp2::kOne)) {
+    out_of_range_ = load_as<VecU>(sums.out_of_range);
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) {
+      offset_[c] = load(tile.ref + c * kLanes) * -FixedPointExp2::kOne;
+      sum_[c] = load(sums.sum + c * kLanes);
+      if constexpr (kMasked) {
+        // Visible: 0 <= key - low <= high - low, as one unsigned comparison. A row that sees nothing starts after all
+        // keys.
+        const VecI low = load_as<VecI>(tile.low + c * kLanes), high = load_as<VecI>(tile.high + c * kLanes);
+        const VecI first = low > high ? splat(0x7fffffff) : low;
+        span_[c] = (VecU)(low > high ? splat(0) : high - low);
+        distance_[c] = (VecU)(static_cast<int32_t>(key) - first);
+      }
+    }
+  }
+
+  TESSERA_INLINE void run(int count) {
+    const int end = min_of(unit_ + count, kUnits);
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u)), half = _mm512_set1_epi32(0x8000);
+    for (; unit_ < end; ++unit_) {
+      const float* s = s_ + unit_ * kBlockM;
+      uint32_t* out = p_out_ + unit_ * kBlockM;
+#pragma GCC unroll 2
+      for (int c = 0; c < 2; ++c) {
+        __m512i low = exp2_(load(s + c * kLanes), scale_, offset_[c]);
+        __m512i high = exp2_(load(s + kTileSide * kBlockM + c * kLanes), scale_, offset_[c]);
+        if constexpr (kMasked) {
+          low = _mm512_maskz_mov_epi32(visible(distance_[c], c), low);
+          high = _mm512_maskz_mov_epi32(visible(distance_[c] + uint32_t{kTileSide}, c), high);
+          distance_[c] += 1u;
+        }
+        sum_[c] += (VecF)low + (VecF)high;
+        // Rounded to bfloat16: half a unit added, the lower half dropped.
+        const __m512i lower = _mm512_srli_epi32(_mm512_add_epi32(low, half), 16);
+        const VecU pair = (VecU)_mm512_ternarylogic_epi32(_mm512_add_epi32(high, half), upper, lower, 0xea);
+        out_of_range_ |= pair;
+        store(out + c * kLanes, pair);
+      }
+    }
+  }
+  // The rest of the stage.
+  TESSERA_INLINE void finish(JobSums& sums) {
+    run(kUnits);
+    store(sums.out_of_range, out_of_range_);
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) store(sums.sum + c * kLanes, sum_[c]);
+  }
+
+ private:
+  TESSERA_INLINE __mmask16 visible(VecU distance, int c) const {
+    return _mm512_cmple_epu32_mask((__m512i)distance, (__m512i)span_[c]);
+  }
+
+  const float* s_;
+  uint32_t* p_out_;
+  int unit_ = 0;
+  FixedPointExp2 exp2_;
+  VecF scale_, offset_[2], sum_[2];
+  VecU out_of_range_, span_[2], distance_[2];
+};
+
+// Keys of one query tile: `stages` stages from stage `first` of the super-block.
+struct Job {
+  int32_t tile, first, stages;
+};
+
+// One item's state.
+struct AmxForward {
+  const Params& p;
+  const AmxForwardScratch& scratch;
+  Tile* tiles;
+  int64_t q_steps;    // of 32 along head_dim
+  int64_t v_tiles;    // of 16 along head_dim_v
+  int64_t key_begin;  // of the super-block
+  int64_t keys;       // of it
+  Accumulators accumulators;
+
+  TESSERA_INLINE char* q_of(const Job& job) const {
+    return reinterpret_cast<char*>(scratch.sQ) + job.tile * q_steps * kTwoTiles_bytes;
+  }
+  TESSERA_INLINE char* o_of(const Job& job) const {
+    return reinterpret_cast<char*>(scratch.sO) + job.tile * v_tiles * kTwoTiles_bytes;
+  }
+  TESSERA_INLINE int64_t output_groups() const { return (v_tiles + 1) / 2; }
+
+  // S of one stage of the job: C [32][kBlockM].
+  template <class Beside>
+  TESSERA_INLINE void scores(const Job& job, int64_t stage, float* s, Beside&& beside) {
+    accumulators.multiply<false, true>(
+        reinterpret_cast<char*>(s), scratch.k_tiles + (job.first + stage) * 2 * q_steps * kTile_bytes,
+        q_steps * kTile_bytes, kTile_bytes, q_of(job), q_steps, beside);
+  }
+
+  // Group `group` of 32 rows of O^T += V^T P^T over the job's keys.
+  template <class Beside>
+  TESSERA_INLINE void output(const Job& job, const uint32_t* sP, int64_t group, Beside&& beside) {
+    char* o = o_of(job) + group * 2 * kTwoTiles_bytes;
+    const char* v = scratch.v_tiles + (job.first * v_tiles + group * 2) * kTile_bytes;
+    const char* probabilities = reinterpret_cast<const char*>(sP);
+    const int64_t step_bytes = v_tiles * kTile_bytes;
+    const bool add = tiles[job.tile].started;
+    if (group * 2 + 1 < v_tiles) {
+      if (add) {
+        accumulators.multiply<true, true>(o, v, kTile_bytes, step_bytes, probabilities, job.stages, beside);
+      } else {
+        accumulators.multiply<false, true>(o, v, kTile_bytes, step_bytes, probabilities, job.stages, beside);
+      }
+    } else {
+      if (add) {
+        accumulators.multiply<true, false>(o, v, 0, step_bytes, probabilities, job.stages, beside);
+      } else {
+        accumulators.multiply<false, false>(o, v, 0, step_bytes, probabilities, job.stages, beside);
+      }
+    }
+  }
+  // All groups.
+  TESSERA_OWN_FUNCTION void whole_output(const Job& job, const uint32_t* sP) {
+    for (int64_t group = 0; group < output_groups(); ++group) output(job, sP, group, [] {});
+    tiles[job.tile].started = true;
+  }
+};
+
+// The products that run beside a stage's softmax: S of stage `next_stage` of job `next`, and some groups of the output
+// of job `before`. NULL: none.
+struct Beside {
+  const Job *next, *before;
+  int64_t next_stage;
+  float* next_s;
+  const uint32_t* before_p;
+  int64_t group_begin, group_end;
+};
+
+template <bool kMasked>
+TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
+                                       int64_t key, const Beside& work) {
+  StageSoftmax<kMasked> softmax(f.p, tile, sums, s, sP, key);
+  const int64_t steps = (work.next ? f.q_steps : 0) +
+                        (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0);
+  const int units = static_cast<int>(steps ? (kUnits + steps - 1) / steps : kUnits);
+  const auto beside = [&]() TESSERA_LAMBDA_INLINE { softmax.run(units); };
+  if (steps == 0) f.accumulators.flush();  // S of this stage is to be in memory: else the next products see to it
+  if (work.next) f.scores(*work.next, work.next_stage, work.next_s, beside);
+  for (int64_t group = work.group_begin; group < work.group_end; ++group) {
+    f.output(*work.before, work.before_p, group, beside);
+  }
+  softmax.finish(sums);
+}
+
+// The reference of a tile that has seen nothing: the maximum of its first stage, visible or not. Any number serves,
+// and what it does not suit is found at the job's end.
+TESSERA_OWN_FUNCTION void take_reference(const Params& p, Tile& tile, const float* s) {
+  const VecF scale = splat(p.scale_log2);
+#pragma GCC unroll 2
+  for (int c = 0; c < 2; ++c) {
+    VecF best = splat(-infinity());
+    for (int64_t n = 0; n < kStageKeys; ++n) best = max(load(s + n * kBlockM + c * kLanes) * scale, best);
+    store(tile.ref + c * kLanes, best);
+  }
+  tile.has_ref = true;
+}
+
+// Adds the job's sums to the tile's. False: they cannot be trusted. A row whose reference, of keys that it does not see,
+// is far above its scores would come near the denormals, which AMX takes for zeros.
+TESSERA_INLINE bool accept_sums(Tile& tile, const JobSums& sums) {
+  constexpr float kLeastSum = 0x1p-40f;
+  VecI fits = splat(-1);
+#pragma GCC unroll 2
+  for (int c = 0; c < 2; ++c) {
+    const VecF sum = load(sums.sum + c * kLanes), total = load(tile.sum + c * kLanes) + sum;
+    fits &= (sum <= kOptimisticBound) & ((total >= kLeastSum) | (total == 0.0f));
+  }
+  const VecI outside = (VecI)(load_as<VecU>(sums.out_of_range) & 0x80008000u);
+  if (any(outside | ~fits)) return false;
+#pragma GCC unroll 2
+  for (int c = 0; c < 2; ++c) store(tile.sum + c * kLanes, load(tile.sum + c * kLanes) + load(sums.sum + c * kLanes));
+  return true;
+}
+
+// P of a whole job by its own maximum, with every option of the scores; what O holds so far is rescaled.
+TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* sP) {
+  const Params& p = f.p;
+  Tile& tile = f.tiles[job.tile];
+  tile.pessimistic = true;
+  float* sS = f.scratch.sS;
+  for (int64_t stage = 0; stage < job.stages; ++stage) {
+    f.scores(job, stage, sS + stage * kStageKeys * kBlockM, [] {});
+  }
+  f.accumulators.flush();
+  const int64_t first = job.first * kStageKeys, rows = job.stages * kStageKeys;
+  const int64_t count = min_of(rows, f.keys - first), key = f.key_begin + first;
+  apply_scores(p, tile, sS, key, 0, count, nullptr, f.scratch.options, kJobKeys * kBlockM);
+  for (int64_t n = count * kBlockM; n < rows * kBlockM; n += kLanes) store(sS + n, splat(-infinity()));
+
+  VecF best[2] = {splat(-infinity()), splat(-infinity())};
+  for (int64_t n = 0; n < count; ++n)
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) best[c] = max(best[c], load(sS + n * kBlockM + c * kLanes));
+
+  VecF alpha[2], ref[2], sum[2];
+  VecI rescale = splat(0), unset = splat(0);
+#pragma GCC unroll 2
+  for (int c = 0; c < 2; ++c) {
+    const VecF old = load(tile.ref + c * kLanes);
+    const VecI moves = best[c] > old + kRescaleThreshold_log2;
+    const VecF next = select(moves, best[c], old);
+    store(tile.ref + c * kLanes, next);
+    ref[c] = select(next == -infinity(), VecF{}, next);
+    alpha[c] = select(moves, exp2(old - ref[c]), splat(1.0f));
+    rescale |= moves;
+    unset |= next == -infinity();
+    sum[c] = load(tile.sum + c * kLanes) * alpha[c];
+  }
+  tile.has_ref = !any(unset);
+  if (tile.started && any(rescale)) {
+    float* sO = reinterpret_cast<float*>(f.o_of(job));
+    for (int64_t d = 0; d < p.head_dim_v; ++d)
+#pragma GCC unroll 2
+      for (int c = 0; c < 2; ++c) {
+        float* at = sO + d * kBlockM + c * kLanes;
+        store(at, load(at) * alpha[c]);
+      }
+  }
+
+  float* factors = f.scratch.options;
+  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count);
+  const Exp2 exponential;
+  for (int64_t stage = 0; stage < job.stages; ++stage) {
+    for (int64_t j = 0; j < kTileSide; ++j)
+#pragma GCC unroll 2
+      for (int c = 0; c < 2; ++c) {
+        VecF pair[2];
+#pragma GCC unroll 2
+        for (int64_t r = 0; r < 2; ++r) {
+          const int64_t at = (stage * kStageKeys + j + r * kTileSide) * kBlockM + c * kLanes;
+          pair[r] = exponential(load(sS + at) - ref[c]);
+          sum[c] += pair[r];
+          // Past the last key there are no factors.
+          if (p.dropout_threshold && at < count * kBlockM) pair[r] *= load(factors + at);
+        }
+        store(sP + (stage * kTileSide + j) * kBlockM + c * kLanes, pair_bf16(pair[0], pair[1]));
+      }
+  }
+#pragma GCC unroll 2
+  for (int c = 0; c < 2; ++c) store(tile.sum + c * kLanes, sum[c]);
+}
+
+// Whether every row of the tile sees every key of the stage.
+TESSERA_INLINE bool seen_by_all(const Tile& tile, int64_t key) {
+  return key >= tile.all_low && key + kStageKeys - 1 <= tile.all_high;
+}
+
+// All jobs of a super-block, in order, the softmax of each stage beside the products of its neighbours.
+TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_count) {
+  constexpr int64_t kRing = kStageKeys * kBlockM, kProbabilities = kJobKeys / 2 * kBlockM;
+  float* ring = f.scratch.ring;  // [2] S of a stage
+  int64_t turn = 0;              // which of them holds the present stage
+  if (job_count > 0) f.scores(jobs[0], 0, ring, [] {});
+  for (int64_t j = 0; j < job_count; ++j) {
+    const Job& job = jobs[j];
+    Tile& tile = f.tiles[job.tile];
+    const Job* before = j > 0 ? &jobs[j - 1] : nullptr;
+    const Job* after = j + 1 < job_count ? &jobs[j + 1] : nullptr;
+    const uint32_t* before_p = f.scratch.sP + (j + 1) % 2 * kProbabilities;
+    uint32_t* sP = f.scratch.sP + j % 2 * kProbabilities;
+    const bool first = !tile.started && !tile.pessimistic && !tile.has_ref;
+    bool done = false;
+    if (tile.has_ref || first) {
+      if (first) {
+        f.accumulators.flush();
+        take_reference(f.p, tile, ring + turn * kRing);
+      }
+      JobSums sums{};
+      const int64_t groups = before ? f.output_groups() : 0;
+      for (int64_t stage = 0; stage < job.stages; ++stage) {
+        const float* s = ring + turn * kRing;
+        turn ^= 1;
+        Beside work;
+        work.next = stage + 1 < job.stages ? &job : after;
+        work.next_stage = stage + 1 < job.stages ? stage + 1 : 0;
+        work.next_s = ring + turn * kRing;
+        work.before = before, work.before_p = before_p;
+        work.group_begin = groups * stage / job.stages, work.group_end = groups * (stage + 1) / job.stages;
+        const int64_t key = f.key_begin + (job.first + stage) * kStageKeys;
+        uint32_t* stage_p = sP + stage * kTileSide * kBlockM;
+        if (seen_by_all(tile, key)) {
+          attend_stage<false>(f, tile, sums, s, stage_p, key, work);
+        } else {
+          attend_stage<true>(f, tile, sums, s, stage_p, key, work);
+        }
+      }
+      if (before) f.tiles[before->tile].started = true;
+      done = accept_sums(tile, sums);
+      if (!done) f.accumulators.flush();
+    } else {
+      if (before) f.whole_output(*before, before_p);
+      turn ^= 1;
+      if (after) f.scores(*after, 0, ring + turn * kRing, [] {});
+      f.accumulators.flush();
+    }
+    if (!done) {
+      if (first) forget_softmax(tile);
+      attend_plain(f, job, sP);
+    }
+  }
+  if (job_count > 0) f.whole_output(jobs[job_count - 1], f.scratch.sP + (job_count - 1) % 2 * kProbabilities);
+  f.accumulators.flush();
+}
+
+// The same with options: one after the other.
+TESSERA_INLINE void attend_jobs_plain(AmxForward& f, const Job* jobs, int64_t job_count) {
+  for (int64_t j = 0; j < job_count; ++j) {
+    attend_plain(f, jobs[j], f.scratch.sP);
+    f.whole_output(jobs[j], f.scratch.sP);
+    f.accumulators.flush();
+  }
+}
+
+// The jobs of `tile_count` tiles against `count` keys from `key`, tile by tile.
+TESSERA_INLINE int64_t list_jobs(Job* jobs, const Tile* tiles, int64_t tile_count, int64_t key, int64_t count) {
+  int64_t job_count = 0;
+  for (int64_t t = 0; t < tile_count; ++t) {
+    if (tiles[t].some_low > tiles[t].some_high) continue;
+    const int64_t begin = max_of<int64_t>(0, tiles[t].some_low - key) / kStageKeys;
+    const int64_t end = padded_to(max_of<int64_t>(0, min_of<int64_t>(count, tiles[t].some_high + 1 - key)), kStageKeys) /
+                        kStageKeys;
+    if (begin >= end) continue;
+    const int64_t parts = (end - begin + kJobStages - 1) / kJobStages;
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t from = begin + (end - begin) * part / parts, to = begin + (end - begin) * (part + 1) / parts;
+      jobs[job_count++] = {static_cast<int32_t>(t), static_cast<int32_t>(from), static_cast<int32_t>(to - from)};
+    }
+  }
+  return job_count;
+}
+
+inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) {
+  const int64_t heads = p.pack_heads ? p.heads_kv : p.heads_q;
+  const int64_t group = p.heads_q / p.heads_kv;
+  const int64_t split = item % p.num_splits;
+  const int64_t index = item / p.num_splits % p.sequences[p.batch].item_begin;
+  const int64_t head_slot = item / p.num_splits / p.sequences[p.batch].item_begin;
+  if (head_slot >= heads) return;
+  const int64_t batch = find_sequence(p, index);
+  const Sequence& sequence = p.sequences[batch];
+  // Longest first: under a causal mask the last queries see the most.
+  const int64_t local = p.sequences[batch + 1].item_begin - 1 - index;
+  const int64_t head_kv = p.pack_heads ? head_slot : head_slot / group;
+  const int64_t head = p.pack_heads ? head_slot * group : head_slot;
+  const int64_t rows = p.pack_heads ? sequence.sq * group : sequence.sq;
+  const bool options = has_score_options(p);
+
+  const AmxForwardScratch scratch =
+      carve_amx_forward(scratch_base, {p.block_n, p.tiles_per_item, p.head_dim, p.head_dim_v, options, sizeof(Tile)});
+  AmxForward f{p,
+               scratch,
+               reinterpret_cast<Tile*>(scratch.tiles),
+               padded_to(p.head_dim, kTileSteps_elems) / kTileSteps_elems,
+               padded_to(p.head_dim_v, kTileSide) / kTileSide,
+               0,
+               0,
+               Accumulators(scratch.spare)};
+
+  // 1. Which tiles are mine, and Q: global -> scratch, pairs along d.
+  const int64_t row_begin = local * p.tiles_per_item * kBlockM;
+  const int64_t tile_count = (min_of(rows - row_begin, int64_t{p.tiles_per_item} * kBlockM) + kBlockM - 1) / kBlockM;
+  int64_t low = 0x7fffffff, high = -1;
+  for (int64_t t = 0; t < tile_count; ++t) {
+    Tile& tile = f.tiles[t];
+    const int64_t first = row_begin + t * kBlockM;
+    init_tile(tile, p, batch, head, first, min_of<int64_t>(kBlockM, rows - first));
+    if (tile.some_low > tile.some_high) continue;
+    low = min_of<int64_t>(low, tile.some_low);
+    high = max_of<int64_t>(high, tile.some_high);
+  }
+  const int64_t split_begin = split * p.split_keys;
+  const int64_t key_end = p.num_splits > 1 ? min_of(high + 1, split_begin + p.split_keys) : high + 1;
+  int64_t key = max_of(p.num_splits > 1 ? split_begin : int64_t{0}, low / kStageKeys * kStageKeys);
+  prefetch_keys(p, sequence, batch, head_kv, key, max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - key)), 0, 1);
+  for (int64_t t = 0; t < tile_count; ++t) {
+    const char* row_pointers[kBlockM];
+    for (int64_t lane = 0; lane < f.tiles[t].count; ++lane) row_pointers[lane] = row_at(p.q, f.tiles[t], lane);
+    pack_column_pairs(scratch.sQ + t * f.q_steps * kTileSide * kBlockM, kBlockM, row_pointers, f.tiles[t].count, kBlockM,
+                      p.head_dim);
+  }
+
+  // 2. For every super-block of visible keys: K and V packed, then S, softmax, O += P V for each tile.
+  tiles_configure();
+  for (; key < key_end; key += p.block_n) {
+    f.key_begin = key;
+    f.keys = min_of<int64_t>(p.block_n, key_end - key);
+    pack_key_rows(scratch.k_tiles, p, p.k, sequence, batch, head_kv, key, f.keys, p.head_dim);
+    pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, key, f.keys, p.head_dim_v);
+    const int64_t job_count = list_jobs(reinterpret_cast<Job*>(scratch.jobs), f.tiles, tile_count, key, f.keys);
+    const Job* jobs = reinterpret_cast<const Job*>(scratch.jobs);
+    const int64_t next = key + p.block_n;
+    prefetch_keys(p, sequence, batch, head_kv, next, max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - next)), 0,
+                  1);
+    options ? attend_jobs_plain(f, jobs, job_count) : attend_jobs(f, jobs, job_count);
+  }
+  tiles_release();
+
+  // 3. O / l and LSE: scratch -> global.
+  for (int64_t t = 0; t < tile_count; ++t) {
+    finish_tile(p, f.tiles[t], scratch.sO + t * f.v_tiles * kTileSide * kBlockM, split);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cpu

@@ -1,0 +1,16 @@
+// The kernels by AMX, bfloat16 alone: compiled for the real tile registers and for their emulation (src/CMakeLists.txt),
+// each of which exports one table.
+#include "cpu/amx_forward.hpp"
+
+#define TESSERA_JOIN_(a, b) a##b
+#define TESSERA_JOIN(a, b) TESSERA_JOIN_(a, b)
+
+namespace tessera::cpu {
+
+const AmxKernelTable TESSERA_JOIN(kernels_, TESSERA_ISA_NAME) = {
+    .block_m = kBlockM,
+    .tile_bytes = sizeof(Tile),
+    .forward = amx_forward_item,
+};
+
+}  // namespace tessera::cpu

@@ -1,0 +1,156 @@
+// Rows of bfloat16 in memory -> the operands of AMX's product.
+//
+//   A as it lies        16 rows x 32 columns: a row of the tensor is a row of the tile
+//   B, pairs of columns [column / 2][row]: a transposition of 32-bit pairs                 (Q for S^T = K Q^T)
+//   A transposed        16 columns x 32 rows: the transposition again, and pairs split      (V for O^T = V^T P^T)
+//   B, pairs of rows    [row / 2][column]: two rows interleaved                             (dO for dV = P^T dO)
+//
+// Along k any order serves, as long as both operands have the same. A transposed tile's pair j holds the rows j and
+// j + 16: so pairs are put together and split by shifts and masks, which have more ports than shuffles.
+#pragma once
+
+#include "cpu/amx_tile.hpp"
+#include "cpu/kv_block.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+// Of a vector of 32 bfloat16 the first `count`.
+TESSERA_INLINE __mmask32 first_elems(int64_t count) {
+  return count >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((uint32_t{1} << max_of<int64_t>(0, count)) - 1);
+}
+TESSERA_INLINE VecU load_bf16(const char* row, int64_t column, int64_t cols) {
+  return (VecU)_mm512_maskz_loadu_epi16(first_elems(cols - column), row + column * 2);
+}
+
+// Sixteen rows of 64 bytes; what lies past the last row or column is copied as zeros.
+class SixteenRows {
+ public:
+  // `rows`: of `count` of them, columns `column` ... of `cols`.
+  TESSERA_INLINE SixteenRows(const char* const* rows, int64_t count, int64_t column, int64_t cols) {
+    if (count >= kTileSide && cols - column >= kTileSteps_elems) {
+#pragma GCC unroll 16
+      for (int r = 0; r < kTileSide; ++r) rows_[r] = rows[r] + column * 2;
+      return;
+    }
+    for (int r = 0; r < kTileSide; ++r) {
+      store(copy_[r], r < count ? load_bf16(rows[r], column, cols) : VecU{});
+      rows_[r] = copy_[r];
+    }
+  }
+  TESSERA_INLINE const char* operator[](int r) const { return rows_[r]; }
+
+ private:
+  const char* rows_[kTileSide];
+  alignas(64) char copy_[kTileSide][kTileRow_bytes];
+};
+
+// out[c] lane r = pair c of row r. The first of four steps of the transposition is done by the loads, which put rows r
+// and r + 4 side by side without a shuffle.
+TESSERA_INLINE void transpose_pairs(VecU (&out)[kTileSide], const SixteenRows& rows) {
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    __m512i columns[2][4];
+#pragma GCC unroll 2
+    for (int group = 0; group < 2; ++group) {
+      __m512i r[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const auto part = [&](int row) TESSERA_LAMBDA_INLINE {
+          return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[row] + half * 32));
+        };
+        r[i] = _mm512_inserti64x4(_mm512_castsi256_si512(part(8 * group + i)), part(8 * group + i + 4), 1);
+      }
+      const __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]), high01 = _mm512_unpackhi_epi32(r[0], r[1]);
+      const __m512i low23 = _mm512_unpacklo_epi32(r[2], r[3]), high23 = _mm512_unpackhi_epi32(r[2], r[3]);
+      columns[group][0] = _mm512_unpacklo_epi64(low01, low23);
+      columns[group][1] = _mm512_unpackhi_epi64(low01, low23);
+      columns[group][2] = _mm512_unpacklo_epi64(high01, high23);
+      columns[group][3] = _mm512_unpackhi_epi64(high01, high23);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+      out[8 * half + c] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0x88);
+      out[8 * half + 4 + c] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0xdd);
+    }
+  }
+}
+
+// low's and high's lanes as pairs.
+TESSERA_INLINE VecU join_low(VecU low, VecU high) {  // of their lower halves
+  return (VecU)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low, _mm512_slli_epi32((__m512i)high, 16));
+}
+TESSERA_INLINE VecU join_high(VecU low, VecU high) {  // of their upper halves
+  return (VecU)_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32((__m512i)low, 16), (__m512i)high);
+}
+
+// out[c / 2][ld]: lane r of row c / 2 = (rows[r][c], rows[r][c + 1]), for c < cols padded to 32 and r < `lanes`, a
+// multiple of 16; zeros past the last row and column.
+TESSERA_OWN_FUNCTION void pack_column_pairs(uint32_t* out, int64_t ld, const char* const* rows, int64_t count,
+                                            int64_t lanes, int64_t cols) {
+  for (int64_t r = 0; r < lanes; r += kTileSide) {
+    for (int64_t c = 0; c < cols; c += kTileSteps_elems) {
+      VecU pairs[kTileSide];
+      transpose_pairs(pairs, SixteenRows(rows + r, count - r, c, cols));
+#pragma GCC unroll 16
+      for (int i = 0; i < kTileSide; ++i) store(out + (c / 2 + i) * ld + r, pairs[i]);
+    }
+  }
+}
+
+// tiles[cols / 32][16 rows][32], zeros past the last row and column.
+TESSERA_INLINE void pack_rows(char* tiles, const char* const* rows, int64_t count, int64_t cols) {
+  for (int64_t c = 0; c < cols; c += kTileSteps_elems, tiles += kTile_bytes) {
+    for (int64_t r = 0; r < kTileSide; ++r) {
+      store(tiles + r * kTileRow_bytes, r < count ? load_bf16(rows[r], c, cols) : VecU{});
+    }
+  }
+}
+
+// Of 32 rows: tiles[cols / 16][16 columns][16 pairs], pair j = rows j and j + 16; zeros past the last row. Columns past
+// the last, up to 16, are zeros.
+TESSERA_OWN_FUNCTION void pack_transposed_rows(char* tiles, const char* const* rows, int64_t count, int64_t cols) {
+  for (int64_t c = 0; c < cols; c += kTileSteps_elems) {
+    VecU low[kTileSide], high[kTileSide];
+    transpose_pairs(low, SixteenRows(rows, count, c, cols));
+    transpose_pairs(high, SixteenRows(rows + kTileSide, count - kTileSide, c, cols));
+    char* out = tiles + c / kTileSide * kTile_bytes;
+    const int groups = cols - c > kTileSide ? 2 : 1;
+    for (int g = 0; g < groups; ++g) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kTileSide / 2; ++i) {
+        store(out + g * kTile_bytes + 2 * i * kTileRow_bytes, join_low(low[8 * g + i], high[8 * g + i]));
+        store(out + g * kTile_bytes + (2 * i + 1) * kTileRow_bytes, join_high(low[8 * g + i], high[8 * g + i]));
+      }
+    }
+  }
+}
+
+// ---- keys and values of a super-block ----
+
+// [keys / 16][cols / 32] tiles of A, as they lie.
+inline void pack_key_rows(char* tiles, const Params& p, const RowTensor& tensor, const Sequence& sequence,
+                          int64_t batch, int64_t head_kv, int64_t key, int64_t count, int64_t cols) {
+  const int64_t tiles_a_row = padded_to(cols, kTileSteps_elems) / kTileSteps_elems;
+  for (int64_t n = 0; n < padded_to(count, 2 * kTileSide); n += kTileSide, tiles += tiles_a_row * kTile_bytes) {
+    const char* rows[kTileSide];
+    for (int64_t r = 0; r < kTileSide && n + r < count; ++r)
+      rows[r] = key_row(p, tensor, sequence, batch, head_kv, key + n + r);
+    pack_rows(tiles, rows, count - n, cols);
+  }
+}
+
+// [keys / 32][cols / 16] tiles of A, transposed.
+inline void pack_key_columns(char* tiles, const Params& p, const RowTensor& tensor, const Sequence& sequence,
+                             int64_t batch, int64_t head_kv, int64_t key, int64_t count, int64_t cols) {
+  const int64_t tiles_a_step = padded_to(cols, kTileSide) / kTileSide;
+  for (int64_t n = 0; n < count; n += 2 * kTileSide, tiles += tiles_a_step * kTile_bytes) {
+    const char* rows[2 * kTileSide];
+    for (int64_t r = 0; r < 2 * kTileSide && n + r < count; ++r)
+      rows[r] = key_row(p, tensor, sequence, batch, head_kv, key + n + r);
+    pack_transposed_rows(tiles, rows, count - n, cols);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cpu

@@ -1,0 +1,115 @@
+// AMX's tile registers: eight of 16 rows x 64 bytes. Configure, release, load, store, zero and the bfloat16 product,
+//
+//   C[m][n] += sum_k A[m][2k] B[k][2n] + A[m][2k + 1] B[k][2n + 1],      C float32, A and B bfloat16, m, n, k < 16
+//
+// so a row of A holds 32 neighbours along k, and a row of B 16 pairs of neighbours along k. Denormals are zeros.
+//
+// With TESSERA_AMX_EMULATED the same in plain C++, with the additions in the order that Intel's manual gives: two
+// chains of fused multiply-adds over k, even and odd, their sum, and that added to C.
+//
+// Own assembly, because gcc 12's tile intrinsics do not say that they read and write memory, and the compiler moves
+// stores across them.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/simd.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int kTileSide = 16;            // rows of a tile, float32 or pairs of bfloat16 in a row
+constexpr int64_t kTileRow_bytes = 64;   // a row of a tile
+constexpr int64_t kTile_bytes = 1024;    // a tile whose rows are neighbours
+constexpr int64_t kTileSteps_elems = 32;  // bfloat16 along k that one product takes
+
+#if defined(TESSERA_AMX_EMULATED)
+
+struct EmulatedTile {
+  alignas(64) uint32_t rows[kTileSide][kTileSide];
+};
+inline thread_local EmulatedTile emulated_tiles[8];
+
+TESSERA_INLINE void tiles_configure() {}
+TESSERA_INLINE void tiles_release() {
+  for (EmulatedTile& tile : emulated_tiles) __builtin_memset(&tile, 0xff, sizeof tile);  // NaN: nothing may be left
+}
+template <int kTile>
+TESSERA_INLINE void tile_zero() {
+  __builtin_memset(&emulated_tiles[kTile], 0, sizeof(EmulatedTile));
+}
+template <int kTile>
+TESSERA_INLINE void tile_load(const void* rows, int64_t stride_bytes) {
+  for (int m = 0; m < kTileSide; ++m) {
+    __builtin_memcpy(emulated_tiles[kTile].rows[m], static_cast<const char*>(rows) + m * stride_bytes, kTileRow_bytes);
+  }
+}
+template <int kTile>
+TESSERA_INLINE void tile_store(void* rows, int64_t stride_bytes) {
+  for (int m = 0; m < kTileSide; ++m) {
+    __builtin_memcpy(static_cast<char*>(rows) + m * stride_bytes, emulated_tiles[kTile].rows[m], kTileRow_bytes);
+  }
+}
+
+// Denormals as zeros: what has no exponent keeps its sign alone.
+TESSERA_INLINE VecF flush_denormals(VecF v) {
+  const VecU u = (VecU)v;
+  return (VecF)((u & 0x7f800000u) == 0u ? u & 0x80000000u : u);
+}
+
+inline void emulate_product(EmulatedTile& c, const EmulatedTile& a, const EmulatedTile& b) {
+  for (int m = 0; m < kTileSide; ++m) {
+    VecF even{}, odd{};
+    for (int k = 0; k < kTileSide; ++k) {
+      const VecU pairs = load_as<VecU>(b.rows[k]), element = splat(a.rows[m][k]);
+      const auto low = [](VecU u) { return flush_denormals((VecF)(u << 16)); };
+      const auto high = [](VecU u) { return flush_denormals((VecF)(u & 0xffff0000u)); };
+      even = flush_denormals(fma(low(element), low(pairs), even));
+      odd = flush_denormals(fma(high(element), high(pairs), odd));
+    }
+    const VecF sum = flush_denormals(even + odd);
+    store(c.rows[m], flush_denormals(flush_denormals(load_as<VecF>(c.rows[m])) + sum));
+  }
+}
+template <int kC, int kA, int kB>
+TESSERA_INLINE void tile_product() {
+  emulate_product(emulated_tiles[kC], emulated_tiles[kA], emulated_tiles[kB]);
+}
+
+#else
+
+// All eight tiles at their full size: palette 1, 16 rows of 64 bytes.
+TESSERA_INLINE void tiles_configure() {
+  struct TileConfig {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  };
+  static_assert(sizeof(TileConfig) == 64, "ldtilecfg reads 64 bytes");
+  alignas(64) static constexpr TileConfig kConfig = {
+      1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+  asm volatile("ldtilecfg %0" ::"m"(kConfig));
+}
+TESSERA_INLINE void tiles_release() { asm volatile("tilerelease"); }
+template <int kTile>
+TESSERA_INLINE void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
+}
+template <int kTile>
+TESSERA_INLINE void tile_load(const void* rows, int64_t stride_bytes) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(rows), "r"(stride_bytes), "i"(kTile) : "memory");
+}
+template <int kTile>
+TESSERA_INLINE void tile_store(void* rows, int64_t stride_bytes) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(rows), "r"(stride_bytes), "i"(kTile) : "memory");
+}
+// C += A B
+template <int kC, int kA, int kB>
+TESSERA_INLINE void tile_product() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+}
+
+#endif
+
+}  // namespace
+}  // namespace tessera::cpu
