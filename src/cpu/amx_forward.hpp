@@ -52,8 +52,8 @@ class Accumulators {
     upper_ = spare_, lower_ = spare_ + kTwoTiles_bytes;
   }
 
-  // C (=|+=) A B over `steps` steps of k. A: two tiles, C: [2 x 16 rows][kBlockM], of which the lower 16 only where
-  // kLower. `beside` runs after every step.
+  // C (=|+=) A B over `steps` steps of k. A: two tiles a step, B: [16 pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM];
+  // of A and C the lower halves only where kLower. `beside` runs after every step.
   template <bool kAdd, bool kLower, class Beside>
   TESSERA_INLINE void multiply(char* c, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes, const char* b,
                                int64_t steps, Beside&& beside) {
@@ -103,7 +103,7 @@ class Accumulators {
 };
 
 // 2^x by what floats are made of: x in fixed point with 23 fractional bits holds the exponent in its upper bits and, as a
-// mantissa, 1 + the fraction, whose power of two is a polynomial of degree 4 (2.6e-6 relative, far below P's rounding
+// mantissa, 1 + the fraction, whose power of two is a polynomial of degree 4 (3.0e-6 relative, exact at integers; far below P's rounding
 // to bfloat16). Out of range (x < -127, x >= 129, NaN) the sign comes out set, or an infinity or NaN. Of its operations
 // seven want the ports of multiply-adds, of which beside AMX's products there is one.
 class FixedPointExp2 {
@@ -111,7 +111,7 @@ class FixedPointExp2 {
   static constexpr float kOne = 8388608.0f;  // 2^23: the fixed point's unit
 
   TESSERA_INLINE FixedPointExp2() {
-    static constexpr float kCoefficients[5] = {0.50996423f, 0.31201604f, 0.16661339f, -0.0021252111f, 0.013534168f};
+    static constexpr float kCoefficients[5] = {0.50941962f, 0.31350508f, 0.16511291f, -0.0014642763f, 0.013426687f};
     const float* c = opaque(kCoefficients);
 #pragma GCC unroll 5
     for (int i = 0; i < 5; ++i) c_[i] = splat(c[i]);
@@ -132,6 +132,32 @@ class FixedPointExp2 {
   VecF c_[5];
 };
 
+// Two vectors of float32 as pairs of bfloat16, low and high half of a word: half a unit added, the lower half dropped.
+struct Rounded {
+  __m512i bits;
+  TESSERA_INLINE explicit Rounded(__m512i v) : bits(_mm512_add_epi32(v, _mm512_set1_epi32(0x8000))) {}
+};
+TESSERA_INLINE VecU join_words(Rounded low, Rounded high) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return (VecU)_mm512_ternarylogic_epi32(high.bits, upper, _mm512_srli_epi32(low.bits, 16), 0xea);
+}
+
+// Which lanes see a key, by position: 0 <= key - low <= high - low, as one unsigned comparison.
+struct VisibleLanes {
+  VecU span, distance;
+  // `key`: the first that is asked for. A row that sees nothing starts after all keys.
+  TESSERA_INLINE VisibleLanes(const Tile& tile, int c, int64_t key) {
+    const VecI low = load_as<VecI>(tile.low + c * kLanes), high = load_as<VecI>(tile.high + c * kLanes);
+    const VecI first = low > high ? splat(0x7fffffff) : low;
+    span = (VecU)(low > high ? splat(0) : high - low);
+    distance = (VecU)(static_cast<int32_t>(key) - first);
+  }
+  TESSERA_INLINE __mmask16 operator()(uint32_t ahead) const {
+    return _mm512_cmple_epu32_mask((__m512i)(distance + ahead), (__m512i)span);
+  }
+  TESSERA_INLINE void next_key() { distance += 1u; }
+};
+
 // What a job's optimistic softmax has summed, a lane a query.
 struct JobSums {
   alignas(64) float sum[kBlockM];
@@ -144,26 +170,18 @@ class StageSoftmax {
  public:
   TESSERA_INLINE StageSoftmax(const Params& p, const Tile& tile, const JobSums& sums, const float* s, uint32_t* p_out,
                               int64_t key)
-      : s_(s), p_out_(p_out), scale_(splat(p.scale_log2 * FixedPointExp2::kOne)) {
+      : s_(s), p_out_(p_out), scale_(splat(p.scale_log2 * FixedPointExp2::kOne)),
+        visible_{VisibleLanes(tile, 0, key), VisibleLanes(tile, 1, key)} {
     out_of_range_ = load_as<VecU>(sums.out_of_range);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) {
       offset_[c] = load(tile.ref + c * kLanes) * -FixedPointExp2::kOne;
       sum_[c] = load(sums.sum + c * kLanes);
-      if constexpr (kMasked) {
-        // Visible: 0 <= key - low <= high - low, as one unsigned comparison. A row that sees nothing starts after all
-        // keys.
-        const VecI low = load_as<VecI>(tile.low + c * kLanes), high = load_as<VecI>(tile.high + c * kLanes);
-        const VecI first = low > high ? splat(0x7fffffff) : low;
-        span_[c] = (VecU)(low > high ? splat(0) : high - low);
-        distance_[c] = (VecU)(static_cast<int32_t>(key) - first);
-      }
     }
   }
 
   TESSERA_INLINE void run(int count) {
     const int end = min_of(unit_ + count, kUnits);
-    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u)), half = _mm512_set1_epi32(0x8000);
     for (; unit_ < end; ++unit_) {
       const float* s = s_ + unit_ * kBlockM;
       uint32_t* out = p_out_ + unit_ * kBlockM;
@@ -172,14 +190,12 @@ class StageSoftmax {
         __m512i low = exp2_(load(s + c * kLanes), scale_, offset_[c]);
         __m512i high = exp2_(load(s + kTileSide * kBlockM + c * kLanes), scale_, offset_[c]);
         if constexpr (kMasked) {
-          low = _mm512_maskz_mov_epi32(visible(distance_[c], c), low);
-          high = _mm512_maskz_mov_epi32(visible(distance_[c] + uint32_t{kTileSide}, c), high);
-          distance_[c] += 1u;
+          low = _mm512_maskz_mov_epi32(visible_[c](0), low);
+          high = _mm512_maskz_mov_epi32(visible_[c](kTileSide), high);
+          visible_[c].next_key();
         }
         sum_[c] += (VecF)low + (VecF)high;
-        // Rounded to bfloat16: half a unit added, the lower half dropped.
-        const __m512i lower = _mm512_srli_epi32(_mm512_add_epi32(low, half), 16);
-        const VecU pair = (VecU)_mm512_ternarylogic_epi32(_mm512_add_epi32(high, half), upper, lower, 0xea);
+        const VecU pair = join_words(Rounded(low), Rounded(high));
         out_of_range_ |= pair;
         store(out + c * kLanes, pair);
       }
@@ -194,16 +210,13 @@ class StageSoftmax {
   }
 
  private:
-  TESSERA_INLINE __mmask16 visible(VecU distance, int c) const {
-    return _mm512_cmple_epu32_mask((__m512i)distance, (__m512i)span_[c]);
-  }
-
   const float* s_;
   uint32_t* p_out_;
   int unit_ = 0;
   FixedPointExp2 exp2_;
   VecF scale_, offset_[2], sum_[2];
-  VecU out_of_range_, span_[2], distance_[2];
+  VecU out_of_range_;
+  VisibleLanes visible_[2];
 };
 
 // Keys of one query tile: `stages` stages from stage `first` of the super-block.
@@ -536,7 +549,8 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
     f.key_begin = key;
     f.keys = min_of<int64_t>(p.block_n, key_end - key);
     pack_key_rows(scratch.k_tiles, p, p.k, sequence, batch, head_kv, key, f.keys, p.head_dim);
-    pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, key, f.keys, p.head_dim_v);
+    pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, key, f.keys, f.v_tiles * kTileSide,
+                     p.head_dim_v);
     const int64_t job_count = list_jobs(reinterpret_cast<Job*>(scratch.jobs), f.tiles, tile_count, key, f.keys);
     const Job* jobs = reinterpret_cast<const Job*>(scratch.jobs);
     const int64_t next = key + p.block_n;

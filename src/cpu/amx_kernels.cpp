@@ -1,6 +1,6 @@
 // The kernels by AMX, bfloat16 alone: compiled for the real tile registers and for their emulation (src/CMakeLists.txt),
 // each of which exports one table.
-#include "cpu/amx_forward.hpp"
+#include "cpu/amx_backward.hpp"
 
 #define TESSERA_JOIN_(a, b) a##b
 #define TESSERA_JOIN(a, b) TESSERA_JOIN_(a, b)
@@ -11,6 +11,9 @@ const AmxKernelTable TESSERA_JOIN(kernels_, TESSERA_ISA_NAME) = {
     .block_m = kBlockM,
     .tile_bytes = sizeof(Tile),
     .forward = amx_forward_item,
+    .backward_rows = backward_rows_item,
+    .backward = amx_backward_item,
+    .backward_finish = backward_finish_item,
 };
 
 }  // namespace tessera::cpu

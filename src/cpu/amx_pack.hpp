@@ -107,20 +107,40 @@ TESSERA_INLINE void pack_rows(char* tiles, const char* const* rows, int64_t coun
   }
 }
 
-// Of 32 rows: tiles[cols / 16][16 columns][16 pairs], pair j = rows j and j + 16; zeros past the last row. Columns past
-// the last, up to 16, are zeros.
-TESSERA_OWN_FUNCTION void pack_transposed_rows(char* tiles, const char* const* rows, int64_t count, int64_t cols) {
+// Of 32 rows: tiles[tile_count][16 columns][16 pairs], pair j = rows j and j + 16; zeros past the last row and column.
+TESSERA_OWN_FUNCTION void pack_transposed_rows(char* tiles, int64_t tile_count, const char* const* rows, int64_t count,
+                                               int64_t cols) {
   for (int64_t c = 0; c < cols; c += kTileSteps_elems) {
     VecU low[kTileSide], high[kTileSide];
     transpose_pairs(low, SixteenRows(rows, count, c, cols));
     transpose_pairs(high, SixteenRows(rows + kTileSide, count - kTileSide, c, cols));
     char* out = tiles + c / kTileSide * kTile_bytes;
-    const int groups = cols - c > kTileSide ? 2 : 1;
-    for (int g = 0; g < groups; ++g) {
+    const int64_t groups = min_of<int64_t>(2, tile_count - c / kTileSide);
+    for (int64_t g = 0; g < groups; ++g) {
 #pragma GCC unroll 8
       for (int i = 0; i < kTileSide / 2; ++i) {
         store(out + g * kTile_bytes + 2 * i * kTileRow_bytes, join_low(low[8 * g + i], high[8 * g + i]));
         store(out + g * kTile_bytes + (2 * i + 1) * kTileRow_bytes, join_high(low[8 * g + i], high[8 * g + i]));
+      }
+    }
+  }
+}
+
+// Of 32 rows, for every 32 columns: out[16 pairs][32 columns], pair j = rows j and j + 16, `group_bytes` apart; zeros
+// past the last row and column.
+TESSERA_OWN_FUNCTION void pack_row_pairs(char* out, int64_t group_bytes, const char* const* rows, int64_t count,
+                                         int64_t cols) {
+  for (int64_t c = 0; c < cols; c += kTileSteps_elems, out += group_bytes) {
+    for (int64_t j = 0; j < kTileSide; ++j) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const auto words = [&](int64_t r) TESSERA_LAMBDA_INLINE {
+          const int64_t column = c + half * kTileSide;
+          const __mmask16 mask = static_cast<__mmask16>(r < count ? first_elems(cols - column) : 0);
+          return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, mask ? rows[r] + column * 2 : nullptr));
+        };
+        const __m512i high = _mm512_slli_epi32(words(j + kTileSide), 16);
+        store(out + (j * 2 + half) * kTileRow_bytes, (VecU)_mm512_or_si512(words(j), high));
       }
     }
   }
@@ -140,15 +160,16 @@ inline void pack_key_rows(char* tiles, const Params& p, const RowTensor& tensor,
   }
 }
 
-// [keys / 32][cols / 16] tiles of A, transposed.
+// [keys / 32][padded_cols / 16] tiles of A, transposed.
 inline void pack_key_columns(char* tiles, const Params& p, const RowTensor& tensor, const Sequence& sequence,
-                             int64_t batch, int64_t head_kv, int64_t key, int64_t count, int64_t cols) {
-  const int64_t tiles_a_step = padded_to(cols, kTileSide) / kTileSide;
+                             int64_t batch, int64_t head_kv, int64_t key, int64_t count, int64_t padded_cols,
+                             int64_t cols) {
+  const int64_t tiles_a_step = padded_cols / kTileSide;
   for (int64_t n = 0; n < count; n += 2 * kTileSide, tiles += tiles_a_step * kTile_bytes) {
     const char* rows[2 * kTileSide];
     for (int64_t r = 0; r < 2 * kTileSide && n + r < count; ++r)
       rows[r] = key_row(p, tensor, sequence, batch, head_kv, key + n + r);
-    pack_transposed_rows(tiles, rows, count - n, cols);
+    pack_transposed_rows(tiles, tiles_a_step, rows, count - n, cols);
   }
 }
 

@@ -153,7 +153,6 @@ const AmxKernelTable* amx_kernels(const tessera_plan& plan) {
 #if defined(__x86_64__)
   const tessera_problem& p = plan.problem;
   if (plan.device.isa != TESSERA_ISA_AMX_BF16 || p.q.dtype != TESSERA_BFLOAT16) return nullptr;
-  if (p.direction != TESSERA_FORWARD) return nullptr;
 #if defined(TESSERA_AMX_EMULATION)
   if (emulates_amx()) return &kernels_amx_emulated;
 #endif

@@ -127,6 +127,9 @@ struct AmxKernelTable {
   int32_t block_m;     // queries a tile
   int64_t tile_bytes;  // size of the kernels' own record
   void (*forward)(const Params&, int64_t item, char* scratch);
+  void (*backward_rows)(const Params&, int64_t item, char* scratch);
+  void (*backward)(const Params&, int64_t item, char* scratch);
+  void (*backward_finish)(const Params&, int64_t item, char* scratch);
 };
 
 extern const KernelTable kernels_baseline;

@@ -324,12 +324,14 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor, cancel, keys.share);
 
   const int64_t tiles = shared.sequences[plan.batch].tile_begin;
+  const AmxKernelTable* amx = amx_kernels(plan);
+  const auto rows_kernel = amx ? amx->backward_rows : table.backward_rows;
   const int64_t row_items = tiles * plan.heads_q;
   const core::Sizes size = core::sizes(problem);
   const UnownedRows unowned_queries(problem.cu_seqlens_q, buffers.cu_seqlens_q, size.rows_q);
   const UnownedRows unowned_keys(problem.cu_seqlens_k, buffers.cu_seqlens_k, size.rows_k);
   runner.run(row_items + unowned_queries.items() + unowned_keys.items(), [&](int64_t item, char* scratch) {
-    if (item < row_items) return table.backward_rows(p, item, scratch);
+    if (item < row_items) return rows_kernel(p, item, scratch);
     item -= row_items;
     if (item < unowned_queries.items()) {
       return unowned_queries.for_each(
@@ -340,10 +342,11 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
       clear_row(p.d_v, row, p.heads_kv, p.head_dim_v * p.elem_bytes);
     });
   });
-  const auto kernel = plan.use_dot ? table.backward_dot : table.backward;
+  const auto kernel = amx ? amx->backward : plan.use_dot ? table.backward_dot : table.backward;
   runner.run(owners.count * plan.num_splits, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
   const int64_t finish = (p.acc_dq ? tiles * plan.heads_q : 0) + (d_sink ? plan.heads_q : 0);
-  runner.run(finish, [&](int64_t item, char* scratch) { table.backward_finish(p, item, scratch); });
+  const auto finish_kernel = amx ? amx->backward_finish : table.backward_finish;
+  runner.run(finish, [&](int64_t item, char* scratch) { finish_kernel(p, item, scratch); });
 }
 
 }  // namespace tessera::cpu

@@ -23,7 +23,7 @@ constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384, kQueriesPerIt
 // Keys that AMX has packed at a time: with their tiles of queries they stay in the L2 cache.
 constexpr int32_t kBlockKeysAmx = 256;
 // Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
-constexpr int64_t kBackwardKeys = 384;
+constexpr int64_t kBackwardKeys = 384, kBackwardKeysAmx = 512;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -98,17 +98,22 @@ bool fills_cores(int64_t items, int64_t cores) {
   return items == 0 || items * 7 >= divide_up(items, cores) * cores * 6;
 }
 
-void configure_backward(tessera_plan& plan, const KernelTable& table) {
+void configure_backward(tessera_plan& plan, const KernelTable& table, const AmxKernelTable* amx) {
   const tessera_problem& p = plan.problem;
   const bool options = has_options(p) || core::present(p.d_bias);
-  plan.block_n = static_cast<int32_t>(kBackwardKeys);
+  plan.block_n = static_cast<int32_t>(amx ? kBackwardKeysAmx : kBackwardKeys);
   const auto scratch_bytes = [&] {
+    if (amx) {
+      return carve_amx_backward(nullptr,
+                                {plan.block_n, plan.head_dim, plan.head_dim_v, options, amx->tile_bytes})
+          .bytes;
+    }
     return carve_backward(nullptr, {plan.block_m, plan.block_n, plan.head_dim, plan.head_dim_v, table.lanes,
                                     plan.use_dot != 0, options, table.tile_bytes})
         .bytes;
   };
-  while (plan.block_n > kKeyBlock && scratch_bytes() > kMaxForwardScratch_bytes)
-    plan.block_n -= static_cast<int32_t>(kKeyBlock);
+  const int32_t keys_a_step = static_cast<int32_t>(amx ? kAmxJobKeys : kKeyBlock);
+  while (plan.block_n > keys_a_step && scratch_bytes() > kMaxForwardScratch_bytes) plan.block_n -= keys_a_step;
   plan.tiles_per_item = 1;
   const BackwardOwners owners = backward_owners(plan);
   const int64_t most = std::min(kMaxBackwardSplits, divide_up(plan.max_seqlen_k, plan.block_n));
@@ -175,7 +180,7 @@ void configure_tiled(tessera_plan& plan) {
   const AmxKernelTable* amx = amx_kernels(plan);
   plan.use_dot = table.has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
   plan.block_m = amx ? amx->block_m : table.block_m;
-  plan.problem.direction == TESSERA_BACKWARD ? configure_backward(plan, table) : configure_forward(plan, table, amx);
+  plan.problem.direction == TESSERA_BACKWARD ? configure_backward(plan, table, amx) : configure_forward(plan, table, amx);
   plan.shared_bytes = carve_shared(nullptr, plan).bytes;
 }
 

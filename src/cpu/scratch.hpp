@@ -179,4 +179,59 @@ static constexpr BackwardScratch carve_backward(char* base, const BackwardShape&
   return out;
 }
 
+// By AMX: four tiles of queries pass by a super-block of keys together, kAmxJobKeys keys at a time.
+constexpr int64_t kAmxBackwardTiles = 4;
+
+struct AmxBackwardShape {
+  int64_t block_n, head_dim, head_dim_v;
+  bool has_options;
+  int64_t tile_bytes;  // sizeof(Tile)
+};
+
+struct AmxBackwardScratch {
+  char* tiles;                             // [4] Tile
+  float *lse, *delta;                      // [4][32]
+  uint32_t *sQ, *sdO;                      // [4][head_dim / 2][32], [4][head_dim_v / 2][32] pairs of columns
+  char *q_rows, *do_rows;                  // [head_dim / 32][4][16][32], [head_dim_v / 32][4][16][32] pairs of rows
+  float* sdQ;                              // [4][head_dim][32]
+  float* dq_rows;                          // [32][head_dim]
+  char *k_tiles, *k_transposed, *v_tiles;  // tile registers: rows of K, columns of K, rows of V
+  float *sdK, *sdV;                        // [head_dim / 32][block_n][32], [head_dim_v / 32][block_n][32]
+  char *sP, *sdS;                          // [kAmxJobKeys / 32][4][2] tile registers: 16 keys x 32 queries
+  uint32_t* dS_pairs;                      // [4][kAmxJobKeys / 2][32] pairs of keys
+  float* ring;                             // [2][2][32][32]: S and dP
+  float* options;                          // [4][32][32], and [32][kKeyBlock]
+  char* spare;                             // four tile registers
+  int64_t bytes;
+};
+
+static constexpr AmxBackwardScratch carve_amx_backward(char* base, const AmxBackwardShape& s) {
+  constexpr int64_t kTileRegister_bytes = 1024, kTiles = kAmxBackwardTiles, kStage = 32 * kAmxBlockM;
+  const int64_t d = padded_to(s.head_dim, 32), dv = padded_to(s.head_dim_v, 32);
+  Carver carver(base);
+  AmxBackwardScratch out{};
+  out.tiles = carver.take<char>(kTiles * padded_to(s.tile_bytes, kCacheLine_bytes));
+  out.lse = carver.take(kTiles * kAmxBlockM);
+  out.delta = carver.take(kTiles * kAmxBlockM);
+  out.sQ = carver.take<uint32_t>(kTiles * d / 2 * kAmxBlockM);
+  out.sdO = carver.take<uint32_t>(kTiles * dv / 2 * kAmxBlockM);
+  out.q_rows = carver.take<char>(kTiles * d * kAmxBlockM * 2);
+  out.do_rows = carver.take<char>(kTiles * dv * kAmxBlockM * 2);
+  out.sdQ = carver.take(kTiles * d * kAmxBlockM);
+  out.dq_rows = carver.take(kAmxBlockM * d);
+  out.k_tiles = carver.take<char>(s.block_n / 16 * (d / 32) * kTileRegister_bytes);
+  out.k_transposed = carver.take<char>(s.block_n / 32 * (d / 16) * kTileRegister_bytes);
+  out.v_tiles = carver.take<char>(s.block_n / 16 * (dv / 32) * kTileRegister_bytes);
+  out.sdK = carver.take(s.block_n * d);
+  out.sdV = carver.take(s.block_n * dv);
+  out.sP = carver.take<char>(kAmxJobKeys / 16 * kTiles * kTileRegister_bytes);
+  out.sdS = carver.take<char>(kAmxJobKeys / 16 * kTiles * kTileRegister_bytes);
+  out.dS_pairs = carver.take<uint32_t>(kTiles * kAmxJobKeys / 2 * kAmxBlockM);
+  out.ring = carver.take(4 * kStage);
+  out.options = carver.take(s.has_options ? 4 * kStage + kAmxBlockM * kKeyBlock : 0);
+  out.spare = carver.take<char>(4 * kTileRegister_bytes);
+  out.bytes = carver.used_bytes();
+  return out;
+}
+
 }  // namespace tessera::cpu

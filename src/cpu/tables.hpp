@@ -8,7 +8,7 @@ namespace tessera::cpu {
 // `isa`: a tessera_isa that this machine has.
 const KernelTable& kernel_table(int32_t isa);
 
-// The kernels that take a tiled plan by AMX, or NULL: another ISA, or a type or direction that AMX does not serve.
+// The kernels that take a tiled plan by AMX, or NULL: another ISA, or not bfloat16.
 const AmxKernelTable* amx_kernels(const tessera_plan& plan);
 
 }  // namespace tessera::cpu

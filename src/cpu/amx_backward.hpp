@@ -1,0 +1,371 @@
+// Backward by AMX: FlashAttention-2, algorithm 2, for bfloat16: keys outside, queries inside, as in backward.hpp.
+//
+//   S^T  [keys][queries]   = K Q^T       A: K as it lies              B: Q, pairs along d
+//   dP^T [keys][queries]   = V dO^T      A: V as it lies              B: dO, pairs along d
+//   dV   [keys][d]        += P^T dO      A: P^T, pairs of queries     B: dO, pairs of queries
+//   dK   [keys][d]        += dS^T Q      A: dS^T, pairs of queries    B: Q, pairs of queries
+//   dQ^T [d][queries]     += K^T dS^T    A: K transposed              B: dS, pairs of keys
+//
+// S, dP, P and dS have lanes = queries, 32 keys x 32 queries at a time; both forms of dS leave the registers that it was
+// computed in. A super-block of keys keeps dK and dV; four tiles of 32 queries visit it together, so that a product over
+// queries has four steps and one over the keys of a job as many, for each time that its accumulators are loaded.
+#pragma once
+
+#include "cpu/amx_forward.hpp"
+#include "cpu/backward.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int64_t kStage_floats = kStageKeys * kBlockM;
+constexpr int64_t kSteps_bytes = kTwoTiles_bytes;  // 16 pairs x 32: a step of B, and two tiles of A
+
+struct AmxBackward {
+  const Params& p;
+  const AmxBackwardScratch& s;
+  Tile* tiles;
+  int64_t q_steps, v_steps;  // of 32 along head_dim, head_dim_v
+  Accumulators accumulators;
+  bool options;
+
+  int64_t key_begin, keys;  // of the super-block
+  int64_t tile_count;
+  bool dq_started[kAmxBackwardTiles];
+
+  TESSERA_INLINE float* ring(int64_t turn) const { return s.ring + turn * 2 * kStage_floats; }
+  // What a stage of the job and a tile share.
+  TESSERA_INLINE char* p_of(int64_t stage, int64_t tile) const {
+    return s.sP + (stage * kAmxBackwardTiles + tile) * kSteps_bytes;
+  }
+  TESSERA_INLINE char* ds_of(int64_t stage, int64_t tile) const {
+    return s.sdS + (stage * kAmxBackwardTiles + tile) * kSteps_bytes;
+  }
+  TESSERA_INLINE char* ds_pairs_of(int64_t stage, int64_t tile) const {
+    return reinterpret_cast<char*>(s.dS_pairs) + (tile * kJobStages + stage) * kSteps_bytes;
+  }
+};
+
+// One pair of a stage (of the super-block and, `in_job`, of the job) and a tile.
+struct StagePair {
+  int64_t stage, in_job, tile;
+};
+
+// S and dP of the pair into the ring; dP stays pending.
+TESSERA_OWN_FUNCTION void score_products(AmxBackward& f, const StagePair& at, float* ring) {
+  const auto none = [] {};
+  f.accumulators.multiply<false, true>(
+      reinterpret_cast<char*>(ring), f.s.k_tiles + at.stage * 2 * f.q_steps * kTile_bytes, f.q_steps * kTile_bytes,
+      kTile_bytes, reinterpret_cast<char*>(f.s.sQ) + at.tile * f.q_steps * kSteps_bytes, f.q_steps, none);
+  f.accumulators.multiply<false, true>(
+      reinterpret_cast<char*>(ring + kStage_floats), f.s.v_tiles + at.stage * 2 * f.v_steps * kTile_bytes,
+      f.v_steps * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sdO) + at.tile * f.v_steps * kSteps_bytes,
+      f.v_steps, none);
+}
+
+// P and dS of keys j and j + 16, [row][vector of queries], into the three forms that the products take.
+TESSERA_INLINE void store_steps(const AmxBackward& f, const StagePair& at, int64_t j, const VecF (&probability)[2][2],
+                                const VecF (&ds)[2][2]) {
+  char* p_row = f.p_of(at.in_job, at.tile) + j * kTileRow_bytes;
+  char* ds_row = f.ds_of(at.in_job, at.tile) + j * kTileRow_bytes;
+  char* pair = f.ds_pairs_of(at.in_job, at.tile) + j * kRow_bytes;
+  const auto rounded = [](VecF v) TESSERA_LAMBDA_INLINE { return Rounded((__m512i)v); };
+#pragma GCC unroll 2
+  for (int r = 0; r < 2; ++r) {
+    store(p_row + r * kTile_bytes, join_words(rounded(probability[r][0]), rounded(probability[r][1])));
+    store(ds_row + r * kTile_bytes, join_words(rounded(ds[r][0]), rounded(ds[r][1])));
+    store(pair + r * kTileRow_bytes, join_words(rounded(ds[0][r]), rounded(ds[1][r])));
+  }
+}
+
+// P and dS where no option is in the way. False: a score out of the exponential's range.
+template <bool kMasked>
+TESSERA_OWN_FUNCTION bool fused_gradients(const AmxBackward& f, const StagePair& at, const float* ring, int64_t key) {
+  const Tile& tile = f.tiles[at.tile];
+  const float *sS = ring, *sdP = ring + kStage_floats;
+  const VecF scale = splat(f.p.scale), scale_log2 = splat(f.p.scale_log2 * FixedPointExp2::kOne);
+  VisibleLanes visible[2] = {VisibleLanes(tile, 0, key), VisibleLanes(tile, 1, key)};
+  VecF offset[2], minus_delta[2];
+#pragma GCC unroll 2
+  for (int c = 0; c < 2; ++c) {
+    offset[c] = load(f.s.lse + at.tile * kBlockM + c * kLanes) * -FixedPointExp2::kOne;
+    minus_delta[c] = load(f.s.delta + at.tile * kBlockM + c * kLanes) * -f.p.scale;
+  }
+  const FixedPointExp2 exponential;
+  VecU out_of_range{};
+  for (int64_t j = 0; j < kTileSide; ++j) {
+    VecF probability[2][2], ds[2][2];
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) {
+#pragma GCC unroll 2
+      for (int r = 0; r < 2; ++r) {
+        const int64_t from = (j + r * kTileSide) * kBlockM + c * kLanes;
+        __m512i e = exponential(load(sS + from), scale_log2, offset[c]);
+        __m512 d = (__m512)((VecF)e * fma(load(sdP + from), scale, minus_delta[c]));
+        if constexpr (kMasked) {  // what is not seen has P = 0, and dP may be anything
+          const __mmask16 seen = visible[c](static_cast<uint32_t>(r * kTileSide));
+          e = _mm512_maskz_mov_epi32(seen, e);
+          d = _mm512_maskz_mov_ps(seen, d);
+        }
+        probability[r][c] = (VecF)e, ds[r][c] = (VecF)d;
+        out_of_range |= (VecU)e;
+      }
+      if constexpr (kMasked) visible[c].next_key();
+    }
+    store_steps(f, at, j, probability, ds);
+  }
+  return !any((VecI)(out_of_range & 0x80000000u));
+}
+
+// The same with every option and mask. S and dP are used up.
+TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair& at, float* ring, int64_t key) {
+  const Params& p = f.p;
+  const Tile& tile = f.tiles[at.tile];
+  float *sS = ring, *sdP = ring + kStage_floats;
+  float *slope = f.s.options, *factors = slope + kStage_floats, *rest = factors + kStage_floats;
+  const float *lse = f.s.lse + at.tile * kBlockM, *delta = f.s.delta + at.tile * kBlockM;
+  const int64_t count = min_of(kStageKeys, f.key_begin + f.keys - key);
+  apply_scores(p, tile, sS, key, 0, count, p.softcap > 0 ? slope : nullptr, rest, kStage_floats);
+  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count);
+  const Exp2 exponential;
+  for (int64_t n = 0; n < kStageKeys; ++n)
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) {
+      const int64_t i = n * kBlockM + c * kLanes;
+      if (n >= count || c >= tile.vecs) {
+        store(sS + i, VecF{});
+        store(sdP + i, VecF{});
+        continue;
+      }
+      const VecF probability = exponential(load(sS + i) - load(lse + c * kLanes));
+      VecF dp = load(sdP + i), kept = probability;
+      if (p.dropout_threshold) {
+        const VecF factor = load(factors + i);
+        dp *= factor;
+        kept *= factor;
+      }
+      store(sdP + i, select(probability == 0.0f, VecF{}, probability * (dp - load(delta + c * kLanes))));
+      store(sS + i, kept);
+    }
+  if (p.d_bias) add_bias_gradient(p, tile, sdP, rest, key, count);
+  for (int64_t j = 0; j < kTileSide; ++j) {
+    VecF probability[2][2], ds[2][2];
+#pragma GCC unroll 2
+    for (int r = 0; r < 2; ++r)
+#pragma GCC unroll 2
+      for (int c = 0; c < 2; ++c) {
+        const int64_t i = (j + r * kTileSide) * kBlockM + c * kLanes;
+        probability[r][c] = load(sS + i);
+        ds[r][c] = load(sdP + i) * splat(p.scale);
+        if (p.softcap > 0 && j + r * kTileSide < count && c < tile.vecs) ds[r][c] *= load(slope + i);
+      }
+    store_steps(f, at, j, probability, ds);
+  }
+}
+
+TESSERA_INLINE void gradients(const AmxBackward& f, const StagePair& at, float* ring) {
+  const int64_t key = f.key_begin + at.stage * kStageKeys;
+  if (!f.options) {
+    const bool whole = seen_by_all(f.tiles[at.tile], key);
+    if (whole ? fused_gradients<false>(f, at, ring, key) : fused_gradients<true>(f, at, ring, key)) return;
+  }
+  plain_gradients(f, at, ring, key);
+}
+
+// The tiles of queries against the job's stages first ... first + stages - 1 of the super-block.
+TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t stages) {
+  // 1. P and dS of every pair that sees something: the products of the next pair before the vectors of this one.
+  StagePair pairs[kJobStages * kAmxBackwardTiles];
+  int64_t count = 0;
+  // The pairs of a stage are neighbouring tiles, those of a tile neighbouring stages: masks leave every row one range.
+  int64_t tile_begin[kJobStages], tile_end[kJobStages], stage_begin[kAmxBackwardTiles], stage_end[kAmxBackwardTiles];
+  for (int64_t t = 0; t < f.tile_count; ++t) stage_begin[t] = stage_end[t] = 0;
+  for (int64_t n = 0; n < stages; ++n) {
+    tile_begin[n] = tile_end[n] = 0;
+    const int64_t key = f.key_begin + (first + n) * kStageKeys;
+    for (int64_t t = 0; t < f.tile_count; ++t) {
+      if (f.tiles[t].some_low >= key + kStageKeys || f.tiles[t].some_high < key) continue;
+      if (tile_end[n] == 0) tile_begin[n] = t;
+      if (stage_end[t] == 0) stage_begin[t] = n;
+      tile_end[n] = t + 1, stage_end[t] = n + 1;
+      pairs[count++] = {first + n, n, t};
+    }
+  }
+  if (count == 0) return;
+  score_products(f, pairs[0], f.ring(0));
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + 1 < count) {
+      score_products(f, pairs[i + 1], f.ring((i + 1) % 2));
+    } else {
+      f.accumulators.flush();
+    }
+    gradients(f, pairs[i], f.ring(i % 2));
+  }
+
+  // 2. dV += P^T dO and dK += dS^T Q, over the queries.
+  const auto none = [] {};
+  for (int64_t n = 0; n < stages; ++n) {
+    const int64_t from = tile_begin[n], steps = tile_end[n] - from;
+    if (steps <= 0) continue;
+    const int64_t row = (first + n) * kStageKeys;
+    const auto accumulate_rows = [&](float* out, const char* a, const char* b, int64_t groups) {
+      for (int64_t g = 0; g < groups; ++g) {
+        f.accumulators.multiply<true, true>(reinterpret_cast<char*>(out + (g * f.p.block_n + row) * kBlockM), a,
+                                            kTile_bytes, kSteps_bytes,
+                                            b + (g * kAmxBackwardTiles + from) * kSteps_bytes, steps, none);
+      }
+    };
+    accumulate_rows(f.s.sdV, f.p_of(n, from), f.s.do_rows, f.v_steps);
+    accumulate_rows(f.s.sdK, f.ds_of(n, from), f.s.q_rows, f.q_steps);
+  }
+
+  // 3. dQ^T += K^T dS^T, over the keys.
+  const int64_t column_tiles = 2 * f.q_steps;
+  for (int64_t t = 0; t < f.tile_count; ++t) {
+    const int64_t from = stage_begin[t], steps = stage_end[t] - from;
+    if (steps <= 0) continue;
+    for (int64_t g = 0; g < f.q_steps; ++g) {
+      char* out = reinterpret_cast<char*>(f.s.sdQ) + (t * f.q_steps + g) * 2 * kTwoTiles_bytes;
+      const char* a = f.s.k_transposed + ((first + from) * column_tiles + 2 * g) * kTile_bytes;
+      const char* b = f.ds_pairs_of(from, t);
+      if (f.dq_started[t]) {
+        f.accumulators.multiply<true, true>(out, a, kTile_bytes, column_tiles * kTile_bytes, b, steps, none);
+      } else {
+        f.accumulators.multiply<false, true>(out, a, kTile_bytes, column_tiles * kTile_bytes, b, steps, none);
+      }
+    }
+    f.dq_started[t] = true;
+  }
+}
+
+// Q and dO of the tile, in both forms, and its LSE and delta. Past the last query all is 0.
+TESSERA_INLINE void load_queries(const AmxBackward& f, int64_t t, int64_t head, int64_t row) {
+  const Params& p = f.p;
+  const Tile& tile = f.tiles[t];
+  const char *q[kBlockM], *d_o[kBlockM];
+  for (int64_t lane = 0; lane < tile.count; ++lane) {
+    q[lane] = row_at(p.q, tile, lane);
+    d_o[lane] = row_at(p.d_o, tile, lane);
+  }
+  constexpr int64_t kGroup_bytes = kAmxBackwardTiles * kSteps_bytes;
+  pack_column_pairs(f.s.sQ + t * f.q_steps * kTileSide * kBlockM, kBlockM, q, tile.count, kBlockM, p.head_dim);
+  pack_column_pairs(f.s.sdO + t * f.v_steps * kTileSide * kBlockM, kBlockM, d_o, tile.count, kBlockM, p.head_dim_v);
+  pack_row_pairs(f.s.q_rows + t * kSteps_bytes, kGroup_bytes, q, tile.count, p.head_dim);
+  pack_row_pairs(f.s.do_rows + t * kSteps_bytes, kGroup_bytes, d_o, tile.count, p.head_dim_v);
+  const int64_t at = head * p.rows_total + tile.sequence->row_begin + row;
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    f.s.lse[t * kBlockM + lane] = lane < tile.count ? p.row_lse[at + lane] : 0.0f;
+    f.s.delta[t * kBlockM + lane] = lane < tile.count ? p.row_delta[at + lane] : 0.0f;
+  }
+}
+
+// The tile's dQ, added to its rows' accumulators.
+TESSERA_INLINE void add_dq(const AmxBackward& f, int64_t t, float* dq, int64_t dq_ld) {
+  const Tile& tile = f.tiles[t];
+  const int64_t padded = f.q_steps * kTileSteps_elems;
+  alignas(64) float ones[kBlockM];
+  char* rows[kBlockM];
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    ones[lane] = 1.0f;
+    rows[lane] = reinterpret_cast<char*>(f.s.dq_rows + lane * padded);
+  }
+  unpack_transposed<Float32Elem>(rows, f.s.sdQ + t * padded * kBlockM, ones, tile.count, padded);
+  for (int64_t lane = 0; lane < tile.count; ++lane, dq += dq_ld) {
+    const float* row = f.s.dq_rows + lane * padded;
+    for (int64_t d = 0; d < f.p.head_dim; d += kLanes) store(dq + d, load(dq + d) + load(row + d));
+  }
+}
+
+// dK or dV of `rows` keys, from [cols / 32][block_n][32].
+TESSERA_INLINE void write_gradient(const AmxBackward& f, const RowTensor& tensor, const float* in, int64_t batch,
+                                   int64_t head_kv, int64_t k_row, int64_t rows, int64_t cols) {
+  for (int64_t n = 0; n < rows; ++n) {
+    char* out = tensor.data + tensor.batch * batch + tensor.row * (k_row + n) + tensor.head * head_kv;
+    for (int64_t c = 0; c < cols; c += kBlockM) {
+      write_row<Bfloat16Elem>(out + c * 2, in + (c / kBlockM * f.p.block_n + n) * kBlockM,
+                              min_of<int64_t>(kBlockM, cols - c));
+    }
+  }
+}
+
+// All queries of one KV head's group against the keys of one split.
+inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, int64_t split) {
+  const Params& p = f.p;
+  const AmxBackwardScratch& s = f.s;
+  const Sequence& sequence = p.sequences[batch];
+  const int64_t group = p.heads_q / p.heads_kv;
+  for (int64_t h = head_kv * group; h < (head_kv + 1) * group; ++h) {
+    for (int64_t i = 0; i < sequence.sq; ++i) {
+      __builtin_memset(dq_row(p, sequence, batch, h, split, i), 0, static_cast<size_t>(p.acc_dq_ld) * sizeof(float));
+    }
+  }
+  SplitWalk walk(p, sequence);
+  for (int64_t first = 0; first < sequence.k_rows; first += p.block_n) {
+    if (walk.split_of(first) != split) continue;
+    const int64_t rows = min_of<int64_t>(p.block_n, sequence.k_rows - first);
+    f.key_begin = first;
+    f.keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // behind them: gradients of 0
+    __builtin_memset(s.sdK, 0, static_cast<size_t>(f.q_steps * p.block_n * kBlockM) * sizeof(float));
+    __builtin_memset(s.sdV, 0, static_cast<size_t>(f.v_steps * p.block_n * kBlockM) * sizeof(float));
+    if (f.keys > 0) {
+      pack_key_rows(s.k_tiles, p, p.k, sequence, batch, head_kv, first, f.keys, p.head_dim);
+      pack_key_columns(s.k_transposed, p, p.k, sequence, batch, head_kv, first, f.keys, f.q_steps * kTileSteps_elems,
+                       p.head_dim);
+      pack_key_rows(s.v_tiles, p, p.v, sequence, batch, head_kv, first, f.keys, p.head_dim_v);
+    }
+    const int64_t stages = padded_to(f.keys, kStageKeys) / kStageKeys;
+    for (int64_t h = head_kv * group; h < (head_kv + 1) * group && f.keys > 0; ++h) {
+      for (int64_t row = 0; row < sequence.sq; row += kAmxBackwardTiles * kBlockM) {
+        f.tile_count = 0;
+        bool any_seen = false;
+        for (int64_t r = row; r < min_of(sequence.sq, row + kAmxBackwardTiles * kBlockM); r += kBlockM) {
+          Tile& tile = f.tiles[f.tile_count];
+          init_tile(tile, p, batch, h, r, min_of<int64_t>(kBlockM, sequence.sq - r));
+          any_seen |= tile.some_low <= tile.some_high && tile.some_low < first + f.keys && tile.some_high >= first;
+          f.dq_started[f.tile_count++] = false;
+        }
+        if (!any_seen) continue;
+        for (int64_t t = 0; t < f.tile_count; ++t) load_queries(f, t, h, row + t * kBlockM);
+        for (int64_t stage = 0; stage < stages; stage += kJobStages) {
+          backward_job(f, stage, min_of(kJobStages, stages - stage));
+        }
+        f.accumulators.flush();
+        for (int64_t t = 0; t < f.tile_count; ++t) {
+          if (f.dq_started[t]) add_dq(f, t, dq_row(p, sequence, batch, h, split, row + t * kBlockM), p.acc_dq_ld);
+        }
+      }
+    }
+    const int64_t k_row = sequence.k_begin + first;
+    write_gradient(f, p.d_k, s.sdK, batch, head_kv, k_row, rows, p.head_dim);
+    write_gradient(f, p.d_v, s.sdV, batch, head_kv, k_row, rows, p.head_dim_v);
+  }
+}
+
+inline void amx_backward_item(const Params& p, int64_t item, char* scratch_base) {
+  const bool options = has_score_options(p) || p.d_bias;
+  const AmxBackwardScratch s =
+      carve_amx_backward(scratch_base, {p.block_n, p.head_dim, p.head_dim_v, options, sizeof(Tile)});
+  AmxBackward f{p,
+                s,
+                reinterpret_cast<Tile*>(s.tiles),
+                padded_to(p.head_dim, kTileSteps_elems) / kTileSteps_elems,
+                padded_to(p.head_dim_v, kTileSteps_elems) / kTileSteps_elems,
+                Accumulators(s.spare),
+                options,
+                0,
+                0,
+                0,
+                {}};
+  const int64_t split = item % p.num_splits;
+  const int64_t owner = item / p.num_splits;
+  const int64_t owners_head = p.heads_kv / p.groups_head;
+  tiles_configure();
+  for (int64_t b = 0; b < p.groups_batch; ++b) {
+    for (int64_t h = 0; h < p.groups_head; ++h) {
+      amx_backward_head(f, owner / owners_head * p.groups_batch + b, owner % owners_head * p.groups_head + h, split);
+    }
+  }
+  tiles_release();
+}
+
+}  // namespace
+}  // namespace tessera::cpu
