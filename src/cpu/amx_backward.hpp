@@ -349,7 +349,7 @@ inline void amx_backward_item(const Params& p, int64_t item, char* scratch_base)
                 reinterpret_cast<Tile*>(s.tiles),
                 padded_to(p.head_dim, kTileSteps_elems) / kTileSteps_elems,
                 padded_to(p.head_dim_v, kTileSteps_elems) / kTileSteps_elems,
-                Accumulators(s.spare),
+                {},
                 options,
                 0,
                 0,

@@ -13,7 +13,8 @@
 //   softmax      of S(t - 1)     of S(t)         of S(t + 1)
 //
 // A tile register is stored only when the next group of products wants it (Accumulators): stores at a group's end would
-// keep the products waiting.
+// keep the products waiting. But S of the next stage is stored within the present one: a softmax that begins with loads
+// of what has just been stored would keep everything behind it waiting.
 //
 // The softmax is the optimistic one of forward.hpp with a reference from the tile's first 32 keys: no maximum is looked
 // for. Scores out of the exponential's range and sums beyond the bound are found at the job's end, and the job is done
@@ -36,20 +37,15 @@ constexpr int64_t kRow_bytes = kBlockM * 4;                   // of S, of O, of 
 constexpr int64_t kTwoTiles_bytes = kTileSide * kRow_bytes;   // 16 such rows
 constexpr int kUnits = kTileSide;                             // of a stage's softmax: keys j and j + 16
 
-// The four accumulators in tile registers 0 ... 3, 2 x 2, and where they are to be stored: registers 0, 1 at `upper`,
-// 2, 3 at `lower`. Registers 4, 5 hold A, 6, 7 hold B.
+// The four accumulators in tile registers 0 ... 3, 2 x 2, and where they are still to be stored: registers 0, 1 at
+// `upper`, 2, 3 at `lower`; NULL: nowhere. Registers 4, 5 hold A, 6, 7 hold B.
 class Accumulators {
  public:
-  // `spare`: two tiles x 2, for what nobody wants.
-  TESSERA_INLINE explicit Accumulators(char* spare) : spare_(spare), upper_(spare), lower_(spare + kTwoTiles_bytes) {}
-
-  // All four to memory.
+  // What is pending to memory.
   TESSERA_INLINE void flush() {
-    tile_store<0>(upper_, kRow_bytes);
-    tile_store<1>(upper_ + kTileRow_bytes, kRow_bytes);
-    tile_store<2>(lower_, kRow_bytes);
-    tile_store<3>(lower_ + kTileRow_bytes, kRow_bytes);
-    upper_ = spare_, lower_ = spare_ + kTwoTiles_bytes;
+    if (upper_) store_upper();
+    if (lower_) store_lower();
+    upper_ = lower_ = nullptr;
   }
 
   // C (=|+=) A B over `steps` steps of k. A: two tiles a step, B: [16 pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM];
@@ -57,20 +53,31 @@ class Accumulators {
   template <bool kAdd, bool kLower, class Beside>
   TESSERA_INLINE void multiply(char* c, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes, const char* b,
                                int64_t steps, Beside&& beside) {
-    char* c_lower = kLower ? c + kTwoTiles_bytes : spare_ + kTwoTiles_bytes;
+    char* c_lower = c + kTwoTiles_bytes;
     tile_load<6>(b, kRow_bytes);
     tile_load<4>(a, kTileRow_bytes);
-    begin<0, kAdd>(upper_, c);
-    tile_product<0, 4, 6>();
-    tile_load<7>(b + kTileRow_bytes, kRow_bytes);
-    begin<1, kAdd>(upper_ + kTileRow_bytes, c + kTileRow_bytes);
+    if (upper_) {
+      tile_store<0>(upper_, kRow_bytes);
+      begin<0, kAdd>(c);
+      tile_product<0, 4, 6>();
+      tile_load<7>(b + kTileRow_bytes, kRow_bytes);
+      tile_store<1>(upper_ + kTileRow_bytes, kRow_bytes);
+    } else {
+      begin<0, kAdd>(c);
+      tile_product<0, 4, 6>();
+      tile_load<7>(b + kTileRow_bytes, kRow_bytes);
+    }
+    begin<1, kAdd>(c + kTileRow_bytes);
     tile_product<1, 4, 7>();
     if (kLower) tile_load<5>(a + a_lower_bytes, kTileRow_bytes);
-    begin<2, kAdd && kLower>(lower_, c_lower);
-    if (kLower) tile_product<2, 5, 6>();
-    begin<3, kAdd && kLower>(lower_ + kTileRow_bytes, c_lower + kTileRow_bytes);
-    if (kLower) tile_product<3, 5, 7>();
-    upper_ = c, lower_ = c_lower;
+    if (lower_) store_lower();
+    if (kLower) {
+      begin<2, kAdd>(c_lower);
+      tile_product<2, 5, 6>();
+      begin<3, kAdd>(c_lower + kTileRow_bytes);
+      tile_product<3, 5, 7>();
+    }
+    upper_ = c, lower_ = kLower ? c_lower : nullptr;
     beside();
     for (int64_t step = 1; step < steps; ++step) {
       a += a_step_bytes, b += kTwoTiles_bytes;
@@ -90,16 +97,23 @@ class Accumulators {
 
  private:
   template <int kTile, bool kAdd>
-  TESSERA_INLINE void begin(char* pending, const char* c) {
-    tile_store<kTile>(pending, kRow_bytes);
+  TESSERA_INLINE void begin(const char* c) {
     if (kAdd) {
       tile_load<kTile>(c, kRow_bytes);
     } else {
       tile_zero<kTile>();
     }
   }
+  TESSERA_INLINE void store_upper() {
+    tile_store<0>(upper_, kRow_bytes);
+    tile_store<1>(upper_ + kTileRow_bytes, kRow_bytes);
+  }
+  TESSERA_INLINE void store_lower() {
+    tile_store<2>(lower_, kRow_bytes);
+    tile_store<3>(lower_ + kTileRow_bytes, kRow_bytes);
+  }
 
-  char *spare_, *upper_, *lower_;
+  char *upper_ = nullptr, *lower_ = nullptr;
 };
 
 // 2^x by what floats are made of: x in fixed point with 23 fractional bits holds the exponent in its upper bits and, as a
@@ -233,7 +247,19 @@ struct AmxForward {
   int64_t v_tiles;    // of 16 along head_dim_v
   int64_t key_begin;  // of the super-block
   int64_t keys;       // of it
+  // The next super-block, whose rows are asked for a few at a time: its first key, how many, and how many have been.
+  int64_t next_key, next_keys, next_done, next_a_stage;
+  const Sequence& sequence;
+  int64_t batch, head_kv;
   Accumulators accumulators;
+
+  TESSERA_INLINE void prefetch_next() {
+    const int64_t end = min_of(next_keys, next_done + next_a_stage);
+    for (; next_done < end; ++next_done) {
+      prefetch_row(key_row(p, p.k, sequence, batch, head_kv, next_key + next_done), p.head_dim * 2);
+      prefetch_row(key_row(p, p.v, sequence, batch, head_kv, next_key + next_done), p.head_dim_v * 2);
+    }
+  }
 
   TESSERA_INLINE char* q_of(const Job& job) const {
     return reinterpret_cast<char*>(scratch.sQ) + job.tile * q_steps * kTwoTiles_bytes;
@@ -298,12 +324,12 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
                         (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0);
   const int units = static_cast<int>(steps ? (kUnits + steps - 1) / steps : kUnits);
   const auto beside = [&]() TESSERA_LAMBDA_INLINE { softmax.run(units); };
-  if (steps == 0) f.accumulators.flush();  // S of this stage is to be in memory: else the next products see to it
   if (work.next) f.scores(*work.next, work.next_stage, work.next_s, beside);
   for (int64_t group = work.group_begin; group < work.group_end; ++group) {
     f.output(*work.before, work.before_p, group, beside);
   }
   softmax.finish(sums);
+  if (work.group_begin >= work.group_end) f.accumulators.flush();
 }
 
 // The reference of a tile that has seen nothing: the maximum of its first stage, visible or not. Any number serves,
@@ -415,6 +441,7 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
   float* ring = f.scratch.ring;  // [2] S of a stage
   int64_t turn = 0;              // which of them holds the present stage
   if (job_count > 0) f.scores(jobs[0], 0, ring, [] {});
+  f.accumulators.flush();
   for (int64_t j = 0; j < job_count; ++j) {
     const Job& job = jobs[j];
     Tile& tile = f.tiles[job.tile];
@@ -425,15 +452,13 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
     const bool first = !tile.started && !tile.pessimistic && !tile.has_ref;
     bool done = false;
     if (tile.has_ref || first) {
-      if (first) {
-        f.accumulators.flush();
-        take_reference(f.p, tile, ring + turn * kRing);
-      }
+      if (first) take_reference(f.p, tile, ring + turn * kRing);
       JobSums sums{};
       const int64_t groups = before ? f.output_groups() : 0;
       for (int64_t stage = 0; stage < job.stages; ++stage) {
         const float* s = ring + turn * kRing;
         turn ^= 1;
+        f.prefetch_next();
         Beside work;
         work.next = stage + 1 < job.stages ? &job : after;
         work.next_stage = stage + 1 < job.stages ? stage + 1 : 0;
@@ -518,7 +543,14 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
                padded_to(p.head_dim_v, kTileSide) / kTileSide,
                0,
                0,
-               Accumulators(scratch.spare)};
+               0,
+               0,
+               0,
+               0,
+               sequence,
+               batch,
+               head_kv,
+               {}};
 
   // 1. Which tiles are mine, and Q: global -> scratch, pairs along d.
   const int64_t row_begin = local * p.tiles_per_item * kBlockM;
@@ -553,9 +585,11 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
                      p.head_dim_v);
     const int64_t job_count = list_jobs(reinterpret_cast<Job*>(scratch.jobs), f.tiles, tile_count, key, f.keys);
     const Job* jobs = reinterpret_cast<const Job*>(scratch.jobs);
-    const int64_t next = key + p.block_n;
-    prefetch_keys(p, sequence, batch, head_kv, next, max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - next)), 0,
-                  1);
+    int64_t stages = 0;
+    for (int64_t j = 0; j < job_count; ++j) stages += jobs[j].stages;
+    f.next_key = key + p.block_n, f.next_done = 0;
+    f.next_keys = max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - f.next_key));
+    f.next_a_stage = f.next_keys / max_of<int64_t>(1, stages) + 1;
     options ? attend_jobs_plain(f, jobs, job_count) : attend_jobs(f, jobs, job_count);
   }
   tiles_release();

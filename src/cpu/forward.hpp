@@ -305,7 +305,7 @@ inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split) {
     }
     inverse[lane] = seen ? scale / sum : 0.0f;
     if (lane >= tile.count) continue;
-    const float lse = seen ? (ref + __builtin_log2f(sum)) * kLn2 : -infinity();
+    const float lse = seen && (partial || p.lse) ? (ref + __builtin_log2f(sum)) * kLn2 : -infinity();
     const int64_t query = tile.query[row], head = tile.head[row];
     if (partial) {
       const int64_t at = (split * p.heads_q + head) * p.rows_total + tile.sequence->row_begin + query;

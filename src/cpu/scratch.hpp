@@ -79,7 +79,6 @@ struct AmxForwardScratch {
   char* v_tiles;  // [block_n / 32][head_dim_v / 16] tile registers
   float* ring;    // [2][32][32] scores
   uint32_t* sP;   // [2][kAmxJobKeys / 2][32] pairs
-  char* spare;    // four tile registers
   float* sS;      // [kAmxJobKeys][32]
   float* options;  // [2][kAmxJobKeys][32]
   int64_t bytes;
@@ -98,7 +97,6 @@ static constexpr AmxForwardScratch carve_amx_forward(char* base, const AmxForwar
   out.v_tiles = carver.take<char>(s.block_n / 32 * (dv / 16) * kTileRegister_bytes);
   out.ring = carver.take(2 * 32 * kAmxBlockM);
   out.sP = carver.take<uint32_t>(kAmxJobKeys * kAmxBlockM);
-  out.spare = carver.take<char>(4 * kTileRegister_bytes);
   out.sS = carver.take(kAmxJobKeys * kAmxBlockM);
   out.options = carver.take(s.has_options ? 2 * kAmxJobKeys * kAmxBlockM : 0);
   out.bytes = carver.used_bytes();
@@ -201,7 +199,6 @@ struct AmxBackwardScratch {
   uint32_t* dS_pairs;                      // [4][kAmxJobKeys / 2][32] pairs of keys
   float* ring;                             // [2][2][32][32]: S and dP
   float* options;                          // [4][32][32], and [32][kKeyBlock]
-  char* spare;                             // four tile registers
   int64_t bytes;
 };
 
@@ -229,7 +226,6 @@ static constexpr AmxBackwardScratch carve_amx_backward(char* base, const AmxBack
   out.dS_pairs = carver.take<uint32_t>(kTiles * kAmxJobKeys / 2 * kAmxBlockM);
   out.ring = carver.take(4 * kStage);
   out.options = carver.take(s.has_options ? 4 * kStage + kAmxBlockM * kKeyBlock : 0);
-  out.spare = carver.take<char>(4 * kTileRegister_bytes);
   out.bytes = carver.used_bytes();
   return out;
 }
