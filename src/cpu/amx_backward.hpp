@@ -53,6 +53,8 @@ struct StagePair {
 // S and dP of the pair into the ring; dP stays pending.
 TESSERA_OWN_FUNCTION void score_products(AmxBackward& f, const StagePair& at, float* ring) {
   const auto none = [] {};
+  prefetch_for_tile_stores(ring);
+  prefetch_for_tile_stores(ring + kStage_floats);
   f.accumulators.multiply<false, true>(
       reinterpret_cast<char*>(ring), f.s.k_tiles + at.stage * 2 * f.q_steps * kTile_bytes, f.q_steps * kTile_bytes,
       kTile_bytes, reinterpret_cast<char*>(f.s.sQ) + at.tile * f.q_steps * kSteps_bytes, f.q_steps, none);
@@ -219,18 +221,17 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
   }
 
   // 3. dQ^T += K^T dS^T, over the keys.
-  const int64_t column_tiles = 2 * f.q_steps;
   for (int64_t t = 0; t < f.tile_count; ++t) {
     const int64_t from = stage_begin[t], steps = stage_end[t] - from;
     if (steps <= 0) continue;
     for (int64_t g = 0; g < f.q_steps; ++g) {
       char* out = reinterpret_cast<char*>(f.s.sdQ) + (t * f.q_steps + g) * 2 * kTwoTiles_bytes;
-      const char* a = f.s.k_transposed + ((first + from) * column_tiles + 2 * g) * kTile_bytes;
+      const char* a = f.s.k_transposed + (g * (f.p.block_n / kStageKeys) + first + from) * kSteps_bytes;
       const char* b = f.ds_pairs_of(from, t);
       if (f.dq_started[t]) {
-        f.accumulators.multiply<true, true>(out, a, kTile_bytes, column_tiles * kTile_bytes, b, steps, none);
+        f.accumulators.multiply<true, true>(out, a, kTile_bytes, kSteps_bytes, b, steps, none);
       } else {
-        f.accumulators.multiply<false, true>(out, a, kTile_bytes, column_tiles * kTile_bytes, b, steps, none);
+        f.accumulators.multiply<false, true>(out, a, kTile_bytes, kSteps_bytes, b, steps, none);
       }
     }
     f.dq_started[t] = true;
@@ -308,8 +309,7 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
     __builtin_memset(s.sdV, 0, static_cast<size_t>(f.v_steps * p.block_n * kBlockM) * sizeof(float));
     if (f.keys > 0) {
       pack_key_rows(s.k_tiles, p, p.k, sequence, batch, head_kv, first, f.keys, p.head_dim);
-      pack_key_columns(s.k_transposed, p, p.k, sequence, batch, head_kv, first, f.keys, f.q_steps * kTileSteps_elems,
-                       p.head_dim);
+      pack_key_columns(s.k_transposed, p, p.k, sequence, batch, head_kv, first, f.keys, p.head_dim);
       pack_key_rows(s.v_tiles, p, p.v, sequence, batch, head_kv, first, f.keys, p.head_dim_v);
     }
     const int64_t stages = padded_to(f.keys, kStageKeys) / kStageKeys;

@@ -37,6 +37,14 @@ constexpr int64_t kRow_bytes = kBlockM * 4;                   // of S, of O, of 
 constexpr int64_t kTwoTiles_bytes = kTileSide * kRow_bytes;   // 16 such rows
 constexpr int kUnits = kTileSide;                             // of a stage's softmax: keys j and j + 16
 
+// Brings 32 rows of S or O, which are about to be written, into the first cache: a tile store that misses it takes as long
+// as two or three products.
+TESSERA_INLINE void prefetch_for_tile_stores(float* s) {
+  for (int64_t at = 0; at < 2 * kTwoTiles_bytes; at += kCacheLine_bytes) {
+    __builtin_prefetch(reinterpret_cast<char*>(s) + at, 1, 3);
+  }
+}
+
 // The four accumulators in tile registers 0 ... 3, 2 x 2, and where they are still to be stored: registers 0, 1 at
 // `upper`, 2, 3 at `lower`; NULL: nowhere. Registers 4, 5 hold A, 6, 7 hold B.
 class Accumulators {
@@ -49,7 +57,8 @@ class Accumulators {
   }
 
   // C (=|+=) A B over `steps` steps of k. A: two tiles a step, B: [16 pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM];
-  // of A and C the lower halves only where kLower. `beside` runs after every step.
+  // of A and C the lower halves only where kLower. `beside` runs twice a step: a long piece of other work between two
+  // products fills the scheduler, and the next products come too late to run beside it.
   template <bool kAdd, bool kLower, class Beside>
   TESSERA_INLINE void multiply(char* c, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes, const char* b,
                                int64_t steps, Beside&& beside) {
@@ -69,6 +78,7 @@ class Accumulators {
     }
     begin<1, kAdd>(c + kTileRow_bytes);
     tile_product<1, 4, 7>();
+    beside();
     if (kLower) tile_load<5>(a + a_lower_bytes, kTileRow_bytes);
     if (lower_) store_lower();
     if (kLower) {
@@ -86,6 +96,7 @@ class Accumulators {
       tile_product<0, 4, 6>();
       tile_load<7>(b + kTileRow_bytes, kRow_bytes);
       tile_product<1, 4, 7>();
+      beside();
       if (kLower) {
         tile_load<5>(a + a_lower_bytes, kTileRow_bytes);
         tile_product<2, 5, 6>();
@@ -272,6 +283,7 @@ struct AmxForward {
   // S of one stage of the job: C [32][kBlockM].
   template <class Beside>
   TESSERA_INLINE void scores(const Job& job, int64_t stage, float* s, Beside&& beside) {
+    prefetch_for_tile_stores(s);
     accumulators.multiply<false, true>(
         reinterpret_cast<char*>(s), scratch.k_tiles + (job.first + stage) * 2 * q_steps * kTile_bytes,
         q_steps * kTile_bytes, kTile_bytes, q_of(job), q_steps, beside);
@@ -281,9 +293,9 @@ struct AmxForward {
   template <class Beside>
   TESSERA_INLINE void output(const Job& job, const uint32_t* sP, int64_t group, Beside&& beside) {
     char* o = o_of(job) + group * 2 * kTwoTiles_bytes;
-    const char* v = scratch.v_tiles + (job.first * v_tiles + group * 2) * kTile_bytes;
+    const char* v = scratch.v_tiles + (group * (p.block_n / kStageKeys) + job.first) * 2 * kTile_bytes;
     const char* probabilities = reinterpret_cast<const char*>(sP);
-    const int64_t step_bytes = v_tiles * kTile_bytes;
+    constexpr int64_t step_bytes = 2 * kTile_bytes;
     const bool add = tiles[job.tile].started;
     if (group * 2 + 1 < v_tiles) {
       if (add) {
@@ -320,10 +332,13 @@ template <bool kMasked>
 TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
                                        int64_t key, const Beside& work) {
   StageSoftmax<kMasked> softmax(f.p, tile, sums, s, sP, key);
-  const int64_t steps = (work.next ? f.q_steps : 0) +
-                        (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0);
-  const int units = static_cast<int>(steps ? (kUnits + steps - 1) / steps : kUnits);
+  const int64_t calls = 2 * ((work.next ? f.q_steps : 0) +
+                             (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
+  const int units = static_cast<int>(calls ? (kUnits + calls - 1) / calls : kUnits);
   const auto beside = [&]() TESSERA_LAMBDA_INLINE { softmax.run(units); };
+  for (int64_t group = work.group_begin; group < work.group_end; ++group) {
+    prefetch_for_tile_stores(reinterpret_cast<float*>(f.o_of(*work.before) + group * 2 * kTwoTiles_bytes));
+  }
   if (work.next) f.scores(*work.next, work.next_stage, work.next_s, beside);
   for (int64_t group = work.group_begin; group < work.group_end; ++group) {
     f.output(*work.before, work.before_p, group, beside);
@@ -581,8 +596,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
     f.key_begin = key;
     f.keys = min_of<int64_t>(p.block_n, key_end - key);
     pack_key_rows(scratch.k_tiles, p, p.k, sequence, batch, head_kv, key, f.keys, p.head_dim);
-    pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, key, f.keys, f.v_tiles * kTileSide,
-                     p.head_dim_v);
+    pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, key, f.keys, p.head_dim_v);
     const int64_t job_count = list_jobs(reinterpret_cast<Job*>(scratch.jobs), f.tiles, tile_count, key, f.keys);
     const Job* jobs = reinterpret_cast<const Job*>(scratch.jobs);
     int64_t stages = 0;

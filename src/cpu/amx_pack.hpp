@@ -107,16 +107,17 @@ TESSERA_INLINE void pack_rows(char* tiles, const char* const* rows, int64_t coun
   }
 }
 
-// Of 32 rows: tiles[tile_count][16 columns][16 pairs], pair j = rows j and j + 16; zeros past the last row and column.
-TESSERA_OWN_FUNCTION void pack_transposed_rows(char* tiles, int64_t tile_count, const char* const* rows, int64_t count,
+// Of 32 rows, for every 32 columns two tiles, `group_bytes` apart: [2][16 columns][16 pairs], pair j = rows j and j + 16;
+// zeros past the last row and column.
+TESSERA_OWN_FUNCTION void pack_transposed_rows(char* tiles, int64_t group_bytes, const char* const* rows, int64_t count,
                                                int64_t cols) {
   for (int64_t c = 0; c < cols; c += kTileSteps_elems) {
     VecU low[kTileSide], high[kTileSide];
     transpose_pairs(low, SixteenRows(rows, count, c, cols));
     transpose_pairs(high, SixteenRows(rows + kTileSide, count - kTileSide, c, cols));
-    char* out = tiles + c / kTileSide * kTile_bytes;
-    const int64_t groups = min_of<int64_t>(2, tile_count - c / kTileSide);
-    for (int64_t g = 0; g < groups; ++g) {
+    char* out = tiles + c / kTileSteps_elems * group_bytes;
+#pragma GCC unroll 2
+    for (int64_t g = 0; g < 2; ++g) {
 #pragma GCC unroll 8
       for (int i = 0; i < kTileSide / 2; ++i) {
         store(out + g * kTile_bytes + 2 * i * kTileRow_bytes, join_low(low[8 * g + i], high[8 * g + i]));
@@ -160,16 +161,15 @@ inline void pack_key_rows(char* tiles, const Params& p, const RowTensor& tensor,
   }
 }
 
-// [keys / 32][padded_cols / 16] tiles of A, transposed.
+// [cols / 32][block_n / 32][2] tiles of A, transposed: the keys that meet the same two rows of C are neighbours.
 inline void pack_key_columns(char* tiles, const Params& p, const RowTensor& tensor, const Sequence& sequence,
-                             int64_t batch, int64_t head_kv, int64_t key, int64_t count, int64_t padded_cols,
-                             int64_t cols) {
-  const int64_t tiles_a_step = padded_cols / kTileSide;
-  for (int64_t n = 0; n < count; n += 2 * kTileSide, tiles += tiles_a_step * kTile_bytes) {
+                             int64_t batch, int64_t head_kv, int64_t key, int64_t count, int64_t cols) {
+  const int64_t group_bytes = p.block_n / (2 * kTileSide) * 2 * kTile_bytes;
+  for (int64_t n = 0; n < count; n += 2 * kTileSide, tiles += 2 * kTile_bytes) {
     const char* rows[2 * kTileSide];
     for (int64_t r = 0; r < 2 * kTileSide && n + r < count; ++r)
       rows[r] = key_row(p, tensor, sequence, batch, head_kv, key + n + r);
-    pack_transposed_rows(tiles, tiles_a_step, rows, count - n, cols);
+    pack_transposed_rows(tiles, group_bytes, rows, count - n, cols);
   }
 }
 

@@ -76,7 +76,7 @@ struct AmxForwardScratch {
   uint32_t* sQ;   // [tiles][head_dim / 2][32] pairs
   float* sO;      // [tiles][head_dim_v][32]
   char* k_tiles;  // [block_n / 16][head_dim / 32] tile registers
-  char* v_tiles;  // [block_n / 32][head_dim_v / 16] tile registers
+  char* v_tiles;  // [head_dim_v / 32][block_n / 32][2] tile registers
   float* ring;    // [2][32][32] scores
   uint32_t* sP;   // [2][kAmxJobKeys / 2][32] pairs
   float* sS;      // [kAmxJobKeys][32]
@@ -94,7 +94,7 @@ static constexpr AmxForwardScratch carve_amx_forward(char* base, const AmxForwar
   out.sQ = carver.take<uint32_t>(s.tiles * d / 2 * kAmxBlockM);
   out.sO = carver.take(s.tiles * dv * kAmxBlockM);
   out.k_tiles = carver.take<char>(s.block_n / 16 * (d / 32) * kTileRegister_bytes);
-  out.v_tiles = carver.take<char>(s.block_n / 32 * (dv / 16) * kTileRegister_bytes);
+  out.v_tiles = carver.take<char>(padded_to(dv, 32) / 32 * (s.block_n / 32) * 2 * kTileRegister_bytes);
   out.ring = carver.take(2 * 32 * kAmxBlockM);
   out.sP = carver.take<uint32_t>(kAmxJobKeys * kAmxBlockM);
   out.sS = carver.take(kAmxJobKeys * kAmxBlockM);
