@@ -92,6 +92,17 @@ Contest against_peak(const Settings& settings, const Shape& shape, std::optional
           clock_for(settings, 1)};
 }
 
+// The same against AMX's products of numbers, not of zeros.
+Contest against_amx_on_numbers(const Settings& settings, const Shape& shape) {
+  const tessera_device device = with_threads(settings.device, 1);
+  const Sampler ceiling = [] {
+    const double gflops = tessera::peers::amx_gflops(1, false);
+    if (gflops <= 0) throw Unavailable("this process may not use AMX");
+    return gflops * kGiga;
+  };
+  return {attention_sampler(shape, device, settings, attention_flops(shape)), ceiling, clock_for(settings, 1)};
+}
+
 // One shape against another, both on one thread, each by its own visible area.
 Contest against_shape(const Settings& settings, const Shape& shape, const Shape& reference) {
   const tessera_device device = with_threads(settings.device, 1);
@@ -136,15 +147,19 @@ constexpr ShareRow kShareRows[] = {
     {"", TESSERA_BACKWARD, TESSERA_BFLOAT16, {}, {0, 0}, {0, 0}, {0, 0}},
     {"avx2/", TESSERA_FORWARD, TESSERA_FLOAT32, TESSERA_ISA_AVX2, {0.85, 0}, {0.82, 0}, {0.75, 0}},
 };
+// By AMX, where the same names are shares of its peak.
+constexpr ShareRow kAmxRow = {"", TESSERA_FORWARD, TESSERA_BFLOAT16, {}, {0.46, 0.40}, {0.42, 0.35}, {0.33, 0.26}};
 
 constexpr std::pair<int64_t, int64_t> kSizes[] = {{512, 64}, {512, 128}, {2048, 64}, {2048, 128}, {8192, 128}};
 
 void add_shares(std::vector<Cell>& cells, const tessera_device& device) {
   for (const ShareRow& row : kShareRows) {
-    // The bf16 thresholds are about the dot-product instruction.
-    const bool judged = row.dtype != TESSERA_BFLOAT16 || device.isa == TESSERA_ISA_AVX512_BF16;
+    // The bf16 thresholds are about the dot-product instruction, AMX has its own.
+    const bool amx = row.dtype == TESSERA_BFLOAT16 && device.isa == TESSERA_ISA_AMX_BF16;
+    const bool judged = row.dtype != TESSERA_BFLOAT16 || amx || device.isa == TESSERA_ISA_AVX512_BF16;
+    const ShareRow& limits = amx && row.direction == TESSERA_FORWARD ? kAmxRow : row;
     for (const auto& [seqlen, head_dim] : kSizes) {
-      const auto& pair = seqlen < 2048 ? row.short_n512 : head_dim < 128 ? row.long_d64 : row.long_d128;
+      const auto& pair = seqlen < 2048 ? limits.short_n512 : head_dim < 128 ? limits.long_d64 : limits.long_d128;
       for (const bool causal : {false, true}) {
         const Shape shape = self_attention(row.direction, row.dtype, seqlen, head_dim, causal);
         cells.push_back({.group = "One thread, share of the peak",
@@ -153,6 +168,13 @@ void add_shares(std::vector<Cell>& cells, const tessera_device& device) {
                          .against = "peak",
                          .threshold = judged ? (causal ? pair.second : pair.first) : 0,
                          .make = [=, isa = row.isa](const Settings& s) { return against_peak(s, shape, isa); }});
+        if (!amx) continue;
+        cells.push_back({.group = "One thread, share of AMX's products of numbers",
+                         .name = std::string("amx-numbers/") + short_name(row.direction) + "/bf16/" +
+                                 size_name(seqlen, head_dim) + (causal ? "/causal" : "/full"),
+                         .against = "products",
+                         .threshold = 0,
+                         .make = [=](const Settings& s) { return against_amx_on_numbers(s, shape); }});
       }
     }
   }

@@ -1,6 +1,7 @@
 // tessera info: what was found on this machine and what will be used of it.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -22,6 +23,10 @@ std::string isa_reason(const tessera_device& device) {
   if (const char* forced = std::getenv("TESSERA_ISA"); forced != nullptr && *forced != '\0') {
     return fmt::format("TESSERA_ISA={} in the environment; this CPU has up to {}", forced,
                        tessera_isa_name(device.isa_limit));
+  }
+  const std::vector<std::string> features = cpu_features();
+  if (device.isa_limit < TESSERA_ISA_AMX_BF16 && std::ranges::find(features, "amx_bf16") != features.end()) {
+    return "the best that this process may use: the kernel refused AMX's tile registers";
   }
   return "the best that this CPU has";
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <new>
@@ -69,7 +70,19 @@ double bf16_dot_gflops(int threads) {
          1e-9;
 }
 
+double amx_gflops(int threads, bool zeros) {
+  tessera_device device{};  // asks the kernel for AMX, where there is some
+  if (tessera_device_cpu(&device).code != TESSERA_OK || device.isa_limit < TESSERA_ISA_AMX_BF16) return 0;
+  if (std::getenv("TESSERA_AMX") != nullptr) return 0;  // emulated
+  Team team(threads);
+  constexpr std::int64_t kChunk = 100;
+  return best_rate(team, kAmxFlopsPerIteration * kChunk,
+                   [&](int, std::int64_t repeats) { amx_products(kChunk * repeats, zeros); }) *
+         1e-9;
+}
+
 double peak_gflops(tessera_dtype dtype, tessera_isa isa, int threads) {
+  if (dtype == TESSERA_BFLOAT16 && isa == TESSERA_ISA_AMX_BF16) return amx_gflops(threads, true);
   if (dtype == TESSERA_BFLOAT16 && isa == TESSERA_ISA_AVX512_BF16) return bf16_dot_gflops(threads);
   return fma_gflops(isa, threads);
 }

@@ -14,7 +14,12 @@ double fma_gflops(tessera_isa isa, int threads);
 // The bf16 dot product of AVX-512 (vdpbf16ps), four FLOPs a lane. 0 if this CPU lacks it.
 double bf16_dot_gflops(int threads);
 
-// The peak that attention in `dtype` by `isa` is held against: the bf16 dot product where it applies, else the FMA.
+// AMX's bfloat16 products with operands from the first cache, of zeros, which flatters, or of all kinds of numbers, which
+// draws more power and clocks lower. 0 if this process may not use AMX.
+double amx_gflops(int threads, bool zeros);
+
+// The peak that attention in `dtype` by `isa` is held against: AMX's product (on zeros) or the bf16 dot product where they
+// apply, else the FMA.
 double peak_gflops(tessera_dtype dtype, tessera_isa isa, int threads);
 
 // Sequential reads, every thread through its own `bytes_per_thread`, again and again: choose a size within L1, L2, L3

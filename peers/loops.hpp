@@ -28,6 +28,10 @@ struct Loops {
   void (*axpy_f64)(double alpha, const double* x, double* y, std::int64_t elems);  // y += alpha x
 };
 
+// AMX's bfloat16 products with operands from the first cache; the caller knows that this process may use AMX.
+void amx_products(std::int64_t iterations, bool zeros);
+constexpr double kAmxFlopsPerIteration = 4.0 * 2 * 16 * 16 * 32;
+
 // The loops for `isa`, nullptr if this CPU or this build lacks them.
 const Loops* loops_for(tessera_isa isa);
 // The best that this CPU has.

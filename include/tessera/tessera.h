@@ -258,7 +258,7 @@ typedef struct tessera_plan {
   int32_t block_n;        /* keys a tile */
   int32_t tiles_per_item; /* query tiles (decode: KV heads) that share one pass over keys and values */
   int32_t num_splits; /* parts that the keys are split into, merged exactly; CPU: at most, fewer for shorter lengths */
-  int32_t use_dot;    /* 1: products by the bf16 dot-product instruction */
+  int32_t use_dot;    /* 1: products of bf16 by an instruction: the dot product, or AMX's tiles */
   int32_t num_warps;  /* CUDA: warps a block */
   int32_t num_stages; /* CUDA: tiles of keys and values in flight */
   int32_t num_v_stages;  /* fwd_sm90: tiles of values, where num_stages are those of keys */

@@ -90,8 +90,10 @@ std::string device_text(const tessera_plan& plan) {
     return print("GPU %d: %s, compute capability %d.%d, %d multiprocessors", device.ordinal, device.name,
                  device.arch / 10, device.arch % 10, device.cores);
   }
-  return print("%s, %s%s, %d threads on %d cores", device.name, tessera_isa_name(device.isa),
-               plan.use_dot ? " with bf16 dot products" : "", device.threads, device.cores);
+  const bool tiles = device.isa == TESSERA_ISA_AMX_BF16 && plan.kernel == TESSERA_KERNEL_TILED;
+  const char* products = !plan.use_dot ? "" : tiles ? " with bf16 products by tiles" : " with bf16 dot products";
+  return print("%s, %s%s, %d threads on %d cores", device.name, tessera_isa_name(device.isa), products, device.threads,
+               device.cores);
 }
 
 std::string tiles_text(const tessera_plan& plan) {

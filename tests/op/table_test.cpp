@@ -24,6 +24,24 @@ TEST_P(Table, MatchesTheOracle) { expect_right(table()[GetParam()], {.places = c
 
 INSTANTIATE_TEST_SUITE_P(Case, Table, ::testing::Range(size_t{0}, table().size()));
 
+// bfloat16 by AMX's tiles, real or, with TESSERA_AMX=emulated in the environment, in plain C++.
+std::vector<Case> amx_table() {
+  std::vector<Case> cases;
+  for (const Case& c : table())
+    if (c.dtype == TESSERA_BFLOAT16) cases.push_back(c);
+  return cases;
+}
+
+class AmxTable : public ::testing::TestWithParam<size_t> {};
+
+TEST_P(AmxTable, MatchesTheOracle) {
+  static const std::vector<Case> cases = amx_table();
+  if (cpu_device().isa_limit < TESSERA_ISA_AMX_BF16) GTEST_SKIP() << "skipped: no AMX here, and none emulated";
+  expect_right(cases[GetParam()], {.places = {{.isa = TESSERA_ISA_AMX_BF16}}, .check_oracle = false});
+}
+
+INSTANTIATE_TEST_SUITE_P(Amx, AmxTable, ::testing::Range(size_t{0}, amx_table().size()));
+
 class GpuTable : public ::testing::TestWithParam<size_t> {};
 
 // The oracle itself is checked on the CPU's pass.
