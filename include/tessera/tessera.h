@@ -199,7 +199,7 @@ typedef enum tessera_kernel {
 typedef struct tessera_device {
   size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_device)); /* TESSERA_DEVICE_BYTES */
   int32_t backend;                                                /* tessera_backend */
-  int32_t isa;       /* tessera_isa: the best that this CPU has, or TESSERA_ISA from the environment */
+  int32_t isa;       /* tessera_isa: the fastest on this CPU, or TESSERA_ISA from the environment */
   int32_t isa_limit; /* tessera_isa: the best that this CPU has */
   int32_t kernel;    /* tessera_kernel: AUTO, or the only candidate to be considered */
   int32_t cores;     /* cores this process may use (CUDA: multiprocessors). Decides how work is split, and so the last

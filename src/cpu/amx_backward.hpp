@@ -53,8 +53,6 @@ struct StagePair {
 // S and dP of the pair into the ring; dP stays pending.
 TESSERA_OWN_FUNCTION void score_products(AmxBackward& f, const StagePair& at, float* ring) {
   const auto none = [] {};
-  prefetch_for_tile_stores(ring);
-  prefetch_for_tile_stores(ring + kStage_floats);
   f.accumulators.multiply<false, true>(
       reinterpret_cast<char*>(ring), f.s.k_tiles + at.stage * 2 * f.q_steps * kTile_bytes, f.q_steps * kTile_bytes,
       kTile_bytes, reinterpret_cast<char*>(f.s.sQ) + at.tile * f.q_steps * kSteps_bytes, f.q_steps, none);
@@ -324,6 +322,7 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
           f.dq_started[f.tile_count++] = false;
         }
         if (!any_seen) continue;
+        if (p.cancelled && p.cancelled(p.cancel)) return;
         for (int64_t t = 0; t < f.tile_count; ++t) load_queries(f, t, h, row + t * kBlockM);
         for (int64_t stage = 0; stage < stages; stage += kJobStages) {
           backward_job(f, stage, min_of(kJobStages, stages - stage));

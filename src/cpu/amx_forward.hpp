@@ -4,8 +4,8 @@
 //   P = 2^(scale_log2 S - ref)                 vertical: a query is a lane
 //   O^T [head_dim_v][queries] += V^T P^T       A: V transposed once a block       B: P, pairs of keys
 //
-// A tile of 32 queries meets 32 keys a stage: four tile registers of S, 2 x 2. A job is up to kJobStages stages of one
-// query tile; after it, P V over all of the job's keys. The products of S of the next stage and of P V of the job before
+// A tile of 32 queries meets 32 keys a stage: four tile registers of S, 2 x 2. A job is two or four stages of one query
+// tile; after it, P V over all of the job's keys. The products of S of the next stage and of P V of the job before
 // run beside the softmax of the present stage, a few rows of it after every step of a product:
 //
 //   stage        t - 1           t               t + 1
@@ -31,19 +31,14 @@ static_assert(kBlockM == 2 * kTileSide, "two tile registers of queries");
 static_assert(kLanes == kTileSide, "a row of a tile is a vector");
 
 constexpr int64_t kStageKeys = 2 * kTileSide;
-constexpr int64_t kJobKeys = kAmxJobKeys;
+constexpr int64_t kJobKeys = kAmxJobKeys;  // at most
 constexpr int64_t kJobStages = kJobKeys / kStageKeys;
+// Long jobs load and store O seldom; but O of few head dimensions is few groups of products, and every stage should have
+// one beside its softmax. GFLOP/s with jobs of 64 and of 128 keys, N = 2048: D = 64 665 and 582, D = 128 743 and 818.
+TESSERA_INLINE int64_t stages_of_a_job(const Params& p) { return p.head_dim_v <= 64 ? kJobStages / 2 : kJobStages; }
 constexpr int64_t kRow_bytes = kBlockM * 4;                   // of S, of O, of a row of pairs of Q and of P
 constexpr int64_t kTwoTiles_bytes = kTileSide * kRow_bytes;   // 16 such rows
 constexpr int kUnits = kTileSide;                             // of a stage's softmax: keys j and j + 16
-
-// Brings 32 rows of S or O, which are about to be written, into the first cache: a tile store that misses it takes as long
-// as two or three products.
-TESSERA_INLINE void prefetch_for_tile_stores(float* s) {
-  for (int64_t at = 0; at < 2 * kTwoTiles_bytes; at += kCacheLine_bytes) {
-    __builtin_prefetch(reinterpret_cast<char*>(s) + at, 1, 3);
-  }
-}
 
 // The four accumulators in tile registers 0 ... 3, 2 x 2, and where they are still to be stored: registers 0, 1 at
 // `upper`, 2, 3 at `lower`; NULL: nowhere. Registers 4, 5 hold A, 6, 7 hold B.
@@ -283,7 +278,6 @@ struct AmxForward {
   // S of one stage of the job: C [32][kBlockM].
   template <class Beside>
   TESSERA_INLINE void scores(const Job& job, int64_t stage, float* s, Beside&& beside) {
-    prefetch_for_tile_stores(s);
     accumulators.multiply<false, true>(
         reinterpret_cast<char*>(s), scratch.k_tiles + (job.first + stage) * 2 * q_steps * kTile_bytes,
         q_steps * kTile_bytes, kTile_bytes, q_of(job), q_steps, beside);
@@ -336,9 +330,6 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
                              (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
   const int units = static_cast<int>(calls ? (kUnits + calls - 1) / calls : kUnits);
   const auto beside = [&]() TESSERA_LAMBDA_INLINE { softmax.run(units); };
-  for (int64_t group = work.group_begin; group < work.group_end; ++group) {
-    prefetch_for_tile_stores(reinterpret_cast<float*>(f.o_of(*work.before) + group * 2 * kTwoTiles_bytes));
-  }
   if (work.next) f.scores(*work.next, work.next_stage, work.next_s, beside);
   for (int64_t group = work.group_begin; group < work.group_end; ++group) {
     f.output(*work.before, work.before_p, group, beside);
@@ -452,7 +443,8 @@ TESSERA_INLINE bool seen_by_all(const Tile& tile, int64_t key) {
 
 // All jobs of a super-block, in order, the softmax of each stage beside the products of its neighbours.
 TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_count) {
-  constexpr int64_t kRing = kStageKeys * kBlockM, kProbabilities = kJobKeys / 2 * kBlockM;
+  constexpr int64_t kRing = kStageKeys * kBlockM;
+  const int64_t probabilities = stages_of_a_job(f.p) * kTileSide * kBlockM;
   float* ring = f.scratch.ring;  // [2] S of a stage
   int64_t turn = 0;              // which of them holds the present stage
   if (job_count > 0) f.scores(jobs[0], 0, ring, [] {});
@@ -462,8 +454,8 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
     Tile& tile = f.tiles[job.tile];
     const Job* before = j > 0 ? &jobs[j - 1] : nullptr;
     const Job* after = j + 1 < job_count ? &jobs[j + 1] : nullptr;
-    const uint32_t* before_p = f.scratch.sP + (j + 1) % 2 * kProbabilities;
-    uint32_t* sP = f.scratch.sP + j % 2 * kProbabilities;
+    const uint32_t* before_p = f.scratch.sP + (j + 1) % 2 * probabilities;
+    uint32_t* sP = f.scratch.sP + j % 2 * probabilities;
     const bool first = !tile.started && !tile.pessimistic && !tile.has_ref;
     bool done = false;
     if (tile.has_ref || first) {
@@ -502,7 +494,7 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
       attend_plain(f, job, sP);
     }
   }
-  if (job_count > 0) f.whole_output(jobs[job_count - 1], f.scratch.sP + (job_count - 1) % 2 * kProbabilities);
+  if (job_count > 0) f.whole_output(jobs[job_count - 1], f.scratch.sP + (job_count - 1) % 2 * probabilities);
   f.accumulators.flush();
 }
 
@@ -516,7 +508,8 @@ TESSERA_INLINE void attend_jobs_plain(AmxForward& f, const Job* jobs, int64_t jo
 }
 
 // The jobs of `tile_count` tiles against `count` keys from `key`, tile by tile.
-TESSERA_INLINE int64_t list_jobs(Job* jobs, const Tile* tiles, int64_t tile_count, int64_t key, int64_t count) {
+TESSERA_INLINE int64_t list_jobs(Job* jobs, int64_t job_stages, const Tile* tiles, int64_t tile_count, int64_t key,
+                                 int64_t count) {
   int64_t job_count = 0;
   for (int64_t t = 0; t < tile_count; ++t) {
     if (tiles[t].some_low > tiles[t].some_high) continue;
@@ -524,7 +517,7 @@ TESSERA_INLINE int64_t list_jobs(Job* jobs, const Tile* tiles, int64_t tile_coun
     const int64_t end = padded_to(max_of<int64_t>(0, min_of<int64_t>(count, tiles[t].some_high + 1 - key)), kStageKeys) /
                         kStageKeys;
     if (begin >= end) continue;
-    const int64_t parts = (end - begin + kJobStages - 1) / kJobStages;
+    const int64_t parts = (end - begin + job_stages - 1) / job_stages;
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t from = begin + (end - begin) * part / parts, to = begin + (end - begin) * (part + 1) / parts;
       jobs[job_count++] = {static_cast<int32_t>(t), static_cast<int32_t>(from), static_cast<int32_t>(to - from)};
@@ -593,11 +586,12 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
   // 2. For every super-block of visible keys: K and V packed, then S, softmax, O += P V for each tile.
   tiles_configure();
   for (; key < key_end; key += p.block_n) {
+    if (p.cancelled && p.cancelled(p.cancel)) break;
     f.key_begin = key;
     f.keys = min_of<int64_t>(p.block_n, key_end - key);
     pack_key_rows(scratch.k_tiles, p, p.k, sequence, batch, head_kv, key, f.keys, p.head_dim);
     pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, key, f.keys, p.head_dim_v);
-    const int64_t job_count = list_jobs(reinterpret_cast<Job*>(scratch.jobs), f.tiles, tile_count, key, f.keys);
+    const int64_t job_count = list_jobs(reinterpret_cast<Job*>(scratch.jobs), stages_of_a_job(p), f.tiles, tile_count, key, f.keys);
     const Job* jobs = reinterpret_cast<const Job*>(scratch.jobs);
     int64_t stages = 0;
     for (int64_t j = 0; j < job_count; ++j) stages += jobs[j].stages;

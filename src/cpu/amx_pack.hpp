@@ -101,6 +101,11 @@ TESSERA_OWN_FUNCTION void pack_column_pairs(uint32_t* out, int64_t ld, const cha
 // tiles[cols / 32][16 rows][32], zeros past the last row and column.
 TESSERA_INLINE void pack_rows(char* tiles, const char* const* rows, int64_t count, int64_t cols) {
   for (int64_t c = 0; c < cols; c += kTileSteps_elems, tiles += kTile_bytes) {
+    if (count >= kTileSide && cols - c >= kTileSteps_elems) {
+#pragma GCC unroll 16
+      for (int r = 0; r < kTileSide; ++r) store(tiles + r * kTileRow_bytes, load_as<VecU>(rows[r] + c * 2));
+      continue;
+    }
     for (int64_t r = 0; r < kTileSide; ++r) {
       store(tiles + r * kTileRow_bytes, r < count ? load_bf16(rows[r], c, cols) : VecU{});
     }

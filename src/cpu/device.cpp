@@ -63,6 +63,18 @@ int32_t look_for_isa() {
 #endif
 }
 
+// The ISA that serves this CPU best, which need not be its newest: bfloat16 by avx512 is float32 FMAs after a conversion,
+// by avx512_bf16 vdpbf16ps, of which Intel's cores begin one in two cycles. GFLOP/s of one core, N = 2048:
+//   Intel Xeon, family 6 model 207   forward D = 64 148 and 82, D = 128 151 and 83; backward 155 and 82, 159 and 84
+// On AMD's (Zen 4) vdpbf16ps is 1.86 to 1.89 x float32 in the backward pass.
+// docs/lab/2026-11-24-amx.csv and docs/reference/kernels/cpu.md have the measurements.
+int32_t fastest_isa(int32_t best) {
+#if defined(__x86_64__)
+  if (best == TESSERA_ISA_AVX512_BF16 && __builtin_cpu_is("intel")) return TESSERA_ISA_AVX512;
+#endif
+  return best;
+}
+
 int32_t usable_cores() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
@@ -165,7 +177,8 @@ const AmxKernelTable* amx_kernels(const tessera_plan& plan) {
 
 tessera_status detect(tessera_device& device) {
   device = {};
-  device.isa = device.isa_limit = hardware().isa;
+  device.isa_limit = hardware().isa;
+  device.isa = fastest_isa(device.isa_limit);
   device.kernel = TESSERA_KERNEL_AUTO;
   device.cores = device.threads = usable_cores();
   device.l1_bytes = hardware().l1_bytes;

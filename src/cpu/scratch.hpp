@@ -61,7 +61,8 @@ static constexpr ForwardScratch carve_forward(char* base, const ForwardShape& s)
   return out;
 }
 
-// By AMX: tiles of 32 queries; a tile register holds 1 KiB. A job is what the kernel takes at a time, keys of one tile.
+// By AMX: tiles of 32 queries; a tile register holds 1 KiB. A job is what the kernel takes at a time, so many keys of one
+// tile at most and half of them at least.
 constexpr int64_t kAmxBlockM = 32, kAmxJobKeys = 128;
 
 struct AmxForwardShape {
@@ -72,7 +73,7 @@ struct AmxForwardShape {
 
 struct AmxForwardScratch {
   char* tiles;    // [tiles] Tile
-  char* jobs;     // [tiles][block_n / kAmxJobKeys] Job
+  char* jobs;     // [tiles][2 block_n / kAmxJobKeys] Job
   uint32_t* sQ;   // [tiles][head_dim / 2][32] pairs
   float* sO;      // [tiles][head_dim_v][32]
   char* k_tiles;  // [block_n / 16][head_dim / 32] tile registers
@@ -90,7 +91,7 @@ static constexpr AmxForwardScratch carve_amx_forward(char* base, const AmxForwar
   Carver carver(base);
   AmxForwardScratch out{};
   out.tiles = carver.take<char>(s.tiles * padded_to(s.tile_bytes, kCacheLine_bytes));
-  out.jobs = carver.take<char>(s.tiles * (s.block_n / kAmxJobKeys) * kJob_bytes);
+  out.jobs = carver.take<char>(s.tiles * (2 * s.block_n / kAmxJobKeys) * kJob_bytes);
   out.sQ = carver.take<uint32_t>(s.tiles * d / 2 * kAmxBlockM);
   out.sO = carver.take(s.tiles * dv * kAmxBlockM);
   out.k_tiles = carver.take<char>(s.block_n / 16 * (d / 32) * kTileRegister_bytes);
