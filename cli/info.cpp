@@ -26,8 +26,9 @@ std::string isa_reason(const tessera_device& device) {
   }
   const std::vector<std::string> features = cpu_features();
   if (device.isa_limit < TESSERA_ISA_AMX_BF16 && std::ranges::find(features, "amx_bf16") != features.end()) {
-    return fmt::format("of what this process may use, up to {}, the fastest here: the kernel refused AMX's tile registers",
-                       tessera_isa_name(device.isa_limit));
+    return fmt::format(
+        "of what this process may use, up to {}, the fastest here: the kernel refused AMX's tile registers",
+        tessera_isa_name(device.isa_limit));
   }
   if (device.isa < device.isa_limit) {
     return fmt::format("faster on this CPU than {}, which it has too", tessera_isa_name(device.isa_limit));

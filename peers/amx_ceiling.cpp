@@ -22,7 +22,7 @@ constexpr std::int64_t kSteps = 4;                                         // 16
 // Zeros, or numbers between -1 and 1 whose mantissas are all different.
 template <bool kZeros>
 const std::uint16_t* operands() {
-  alignas(64) static std::array<std::uint16_t, kSteps * kStep_bytes / 2> values = [] {
+  alignas(64) static std::array<std::uint16_t, kSteps* kStep_bytes / 2> values = [] {
     std::array<std::uint16_t, kSteps * kStep_bytes / 2> filled{};
     std::uint64_t state = 1;
     for (std::uint16_t& value : filled) {
@@ -38,10 +38,10 @@ const std::uint16_t* operands() {
 }  // namespace
 
 void amx_products(std::int64_t iterations, bool zeros) {
-  static constexpr TileConfig kConfig = {
-      1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+  static constexpr TileConfig kConfig = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
   const auto* data = reinterpret_cast<const char*>(zeros ? operands<true>() : operands<false>());
-  asm volatile("ldtilecfg %0\n\ttilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3" ::"m"(kConfig));
+  asm volatile(
+      "ldtilecfg %0\n\ttilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3" ::"m"(kConfig));
   for (std::int64_t i = 0; i < iterations; ++i) {
     const char* at = data + i % kSteps * kStep_bytes;
     asm volatile(

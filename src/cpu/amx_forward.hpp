@@ -36,9 +36,9 @@ constexpr int64_t kJobStages = kJobKeys / kStageKeys;
 // Long jobs load and store O seldom; but O of few head dimensions is few groups of products, and every stage should have
 // one beside its softmax. GFLOP/s with jobs of 64 and of 128 keys, N = 2048: D = 64 665 and 582, D = 128 743 and 818.
 TESSERA_INLINE int64_t stages_of_a_job(const Params& p) { return p.head_dim_v <= 64 ? kJobStages / 2 : kJobStages; }
-constexpr int64_t kRow_bytes = kBlockM * 4;                   // of S, of O, of a row of pairs of Q and of P
-constexpr int64_t kTwoTiles_bytes = kTileSide * kRow_bytes;   // 16 such rows
-constexpr int kUnits = kTileSide;                             // of a stage's softmax: keys j and j + 16
+constexpr int64_t kRow_bytes = kBlockM * 4;                  // of S, of O, of a row of pairs of Q and of P
+constexpr int64_t kTwoTiles_bytes = kTileSide * kRow_bytes;  // 16 such rows
+constexpr int kUnits = kTileSide;                            // of a stage's softmax: keys j and j + 16
 
 // The four accumulators in tile registers 0 ... 3, 2 x 2, and where they are still to be stored: registers 0, 1 at
 // `upper`, 2, 3 at `lower`; NULL: nowhere. Registers 4, 5 hold A, 6, 7 hold B.
@@ -190,7 +190,9 @@ class StageSoftmax {
  public:
   TESSERA_INLINE StageSoftmax(const Params& p, const Tile& tile, const JobSums& sums, const float* s, uint32_t* p_out,
                               int64_t key)
-      : s_(s), p_out_(p_out), scale_(splat(p.scale_log2 * FixedPointExp2::kOne)),
+      : s_(s),
+        p_out_(p_out),
+        scale_(splat(p.scale_log2 * FixedPointExp2::kOne)),
         visible_{VisibleLanes(tile, 0, key), VisibleLanes(tile, 1, key)} {
     out_of_range_ = load_as<VecU>(sums.out_of_range);
 #pragma GCC unroll 2
@@ -278,9 +280,9 @@ struct AmxForward {
   // S of one stage of the job: C [32][kBlockM].
   template <class Beside>
   TESSERA_INLINE void scores(const Job& job, int64_t stage, float* s, Beside&& beside) {
-    accumulators.multiply<false, true>(
-        reinterpret_cast<char*>(s), scratch.k_tiles + (job.first + stage) * 2 * q_steps * kTile_bytes,
-        q_steps * kTile_bytes, kTile_bytes, q_of(job), q_steps, beside);
+    accumulators.multiply<false, true>(reinterpret_cast<char*>(s),
+                                       scratch.k_tiles + (job.first + stage) * 2 * q_steps * kTile_bytes,
+                                       q_steps * kTile_bytes, kTile_bytes, q_of(job), q_steps, beside);
   }
 
   // Group `group` of 32 rows of O^T += V^T P^T over the job's keys.
@@ -326,8 +328,8 @@ template <bool kMasked>
 TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
                                        int64_t key, const Beside& work) {
   StageSoftmax<kMasked> softmax(f.p, tile, sums, s, sP, key);
-  const int64_t calls = 2 * ((work.next ? f.q_steps : 0) +
-                             (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
+  const int64_t calls =
+      2 * ((work.next ? f.q_steps : 0) + (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
   const int units = static_cast<int>(calls ? (kUnits + calls - 1) / calls : kUnits);
   const auto beside = [&]() TESSERA_LAMBDA_INLINE { softmax.run(units); };
   if (work.next) f.scores(*work.next, work.next_stage, work.next_s, beside);
@@ -514,8 +516,8 @@ TESSERA_INLINE int64_t list_jobs(Job* jobs, int64_t job_stages, const Tile* tile
   for (int64_t t = 0; t < tile_count; ++t) {
     if (tiles[t].some_low > tiles[t].some_high) continue;
     const int64_t begin = max_of<int64_t>(0, tiles[t].some_low - key) / kStageKeys;
-    const int64_t end = padded_to(max_of<int64_t>(0, min_of<int64_t>(count, tiles[t].some_high + 1 - key)), kStageKeys) /
-                        kStageKeys;
+    const int64_t end =
+        padded_to(max_of<int64_t>(0, min_of<int64_t>(count, tiles[t].some_high + 1 - key)), kStageKeys) / kStageKeys;
     if (begin >= end) continue;
     const int64_t parts = (end - begin + job_stages - 1) / job_stages;
     for (int64_t part = 0; part < parts; ++part) {
@@ -579,8 +581,8 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
   for (int64_t t = 0; t < tile_count; ++t) {
     const char* row_pointers[kBlockM];
     for (int64_t lane = 0; lane < f.tiles[t].count; ++lane) row_pointers[lane] = row_at(p.q, f.tiles[t], lane);
-    pack_column_pairs(scratch.sQ + t * f.q_steps * kTileSide * kBlockM, kBlockM, row_pointers, f.tiles[t].count, kBlockM,
-                      p.head_dim);
+    pack_column_pairs(scratch.sQ + t * f.q_steps * kTileSide * kBlockM, kBlockM, row_pointers, f.tiles[t].count,
+                      kBlockM, p.head_dim);
   }
 
   // 2. For every super-block of visible keys: K and V packed, then S, softmax, O += P V for each tile.
@@ -591,7 +593,8 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
     f.keys = min_of<int64_t>(p.block_n, key_end - key);
     pack_key_rows(scratch.k_tiles, p, p.k, sequence, batch, head_kv, key, f.keys, p.head_dim);
     pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, key, f.keys, p.head_dim_v);
-    const int64_t job_count = list_jobs(reinterpret_cast<Job*>(scratch.jobs), stages_of_a_job(p), f.tiles, tile_count, key, f.keys);
+    const int64_t job_count =
+        list_jobs(reinterpret_cast<Job*>(scratch.jobs), stages_of_a_job(p), f.tiles, tile_count, key, f.keys);
     const Job* jobs = reinterpret_cast<const Job*>(scratch.jobs);
     int64_t stages = 0;
     for (int64_t j = 0; j < job_count; ++j) stages += jobs[j].stages;

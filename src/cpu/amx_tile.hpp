@@ -18,9 +18,9 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int kTileSide = 16;            // rows of a tile, float32 or pairs of bfloat16 in a row
-constexpr int64_t kTileRow_bytes = 64;   // a row of a tile
-constexpr int64_t kTile_bytes = 1024;    // a tile whose rows are neighbours
+constexpr int kTileSide = 16;             // rows of a tile, float32 or pairs of bfloat16 in a row
+constexpr int64_t kTileRow_bytes = 64;    // a row of a tile
+constexpr int64_t kTile_bytes = 1024;     // a tile whose rows are neighbours
 constexpr int64_t kTileSteps_elems = 32;  // bfloat16 along k that one product takes
 
 #if defined(TESSERA_AMX_EMULATED)

@@ -54,8 +54,10 @@ void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKe
   const tessera_problem& p = plan.problem;
   const bool copies = plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p);
   plan.block_n = amx ? kBlockKeysAmx : plan.use_dot ? 256 : 128;  // a tile of P is to stay in the L1 cache
-  plan.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(
-      1, (amx ? kQueriesPerItemAmx : plan.use_dot ? kQueriesPerItemDot : kQueriesPerItem) / plan.block_m));
+  plan.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(1, (amx            ? kQueriesPerItemAmx
+                                                                   : plan.use_dot ? kQueriesPerItemDot
+                                                                                  : kQueriesPerItem) /
+                                                                      plan.block_m));
   const auto scratch_bytes = [&] {
     if (amx) {
       return carve_amx_forward(nullptr, {plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v,
@@ -104,8 +106,7 @@ void configure_backward(tessera_plan& plan, const KernelTable& table, const AmxK
   plan.block_n = static_cast<int32_t>(amx ? kBackwardKeysAmx : kBackwardKeys);
   const auto scratch_bytes = [&] {
     if (amx) {
-      return carve_amx_backward(nullptr,
-                                {plan.block_n, plan.head_dim, plan.head_dim_v, options, amx->tile_bytes})
+      return carve_amx_backward(nullptr, {plan.block_n, plan.head_dim, plan.head_dim_v, options, amx->tile_bytes})
           .bytes;
     }
     return carve_backward(nullptr, {plan.block_m, plan.block_n, plan.head_dim, plan.head_dim_v, table.lanes,
@@ -180,7 +181,8 @@ void configure_tiled(tessera_plan& plan) {
   const AmxKernelTable* amx = amx_kernels(plan);
   plan.use_dot = table.has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
   plan.block_m = amx ? amx->block_m : table.block_m;
-  plan.problem.direction == TESSERA_BACKWARD ? configure_backward(plan, table, amx) : configure_forward(plan, table, amx);
+  plan.problem.direction == TESSERA_BACKWARD ? configure_backward(plan, table, amx)
+                                             : configure_forward(plan, table, amx);
   plan.shared_bytes = carve_shared(nullptr, plan).bytes;
 }
 

@@ -72,15 +72,15 @@ struct AmxForwardShape {
 };
 
 struct AmxForwardScratch {
-  char* tiles;    // [tiles] Tile
-  char* jobs;     // [tiles][2 block_n / kAmxJobKeys] Job
-  uint32_t* sQ;   // [tiles][head_dim / 2][32] pairs
-  float* sO;      // [tiles][head_dim_v][32]
-  char* k_tiles;  // [block_n / 16][head_dim / 32] tile registers
-  char* v_tiles;  // [head_dim_v / 32][block_n / 32][2] tile registers
-  float* ring;    // [2][32][32] scores
-  uint32_t* sP;   // [2][kAmxJobKeys / 2][32] pairs
-  float* sS;      // [kAmxJobKeys][32]
+  char* tiles;     // [tiles] Tile
+  char* jobs;      // [tiles][2 block_n / kAmxJobKeys] Job
+  uint32_t* sQ;    // [tiles][head_dim / 2][32] pairs
+  float* sO;       // [tiles][head_dim_v][32]
+  char* k_tiles;   // [block_n / 16][head_dim / 32] tile registers
+  char* v_tiles;   // [head_dim_v / 32][block_n / 32][2] tile registers
+  float* ring;     // [2][32][32] scores
+  uint32_t* sP;    // [2][kAmxJobKeys / 2][32] pairs
+  float* sS;       // [kAmxJobKeys][32]
   float* options;  // [2][kAmxJobKeys][32]
   int64_t bytes;
 };

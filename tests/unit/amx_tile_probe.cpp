@@ -43,7 +43,8 @@ void transposed_rows(std::uint16_t* out, const std::uint16_t* const* rows, std::
 }
 
 void row_pairs(std::uint16_t* out, const std::uint16_t* const* rows, std::int64_t count, std::int64_t cols) {
-  pack_row_pairs(reinterpret_cast<char*>(out), 2 * kTile_bytes, reinterpret_cast<const char* const*>(rows), count, cols);
+  pack_row_pairs(reinterpret_cast<char*>(out), 2 * kTile_bytes, reinterpret_cast<const char* const*>(rows), count,
+                 cols);
 }
 
 }  // namespace
@@ -51,6 +52,6 @@ void row_pairs(std::uint16_t* out, const std::uint16_t* const* rows, std::int64_
 
 extern const tessera::test::AmxProbe TESSERA_AMX_PROBE;
 const tessera::test::AmxProbe TESSERA_AMX_PROBE = {
-    tessera::cpu::load_and_store, tessera::cpu::zero,           tessera::cpu::multiply_add,
-    tessera::cpu::column_pairs,   tessera::cpu::transposed_rows, tessera::cpu::row_pairs,
+    tessera::cpu::load_and_store,  tessera::cpu::zero,      tessera::cpu::multiply_add, tessera::cpu::column_pairs,
+    tessera::cpu::transposed_rows, tessera::cpu::row_pairs,
 };

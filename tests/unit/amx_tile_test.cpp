@@ -94,7 +94,7 @@ TEST_P(AmxTile, MultipliesPairsInTheManualsOrder) {
 TEST_P(AmxTile, TakesDenormalsForZeros) {
   std::vector<std::uint16_t> a(16 * 32, bf16_of(1.0F)), b(16 * 32, 0);
   std::vector<float> c(256, std::numeric_limits<float>::denorm_min());
-  b[0] = 0x0001;             // a denormal operand
+  b[0] = 0x0001;               // a denormal operand
   b[32] = bf16_of(0x1p-126F);  // the smallest normal: times 2^-1 below, a denormal product
   for (std::size_t m = 0; m < 16; ++m) a[m * 32 + 2] = bf16_of(0.5F);
   probe().multiply_add(c.data(), a.data(), b.data());
@@ -137,11 +137,13 @@ TEST(AmxPack, PutsEveryElementInItsPlaceAndZerosPastTheEnd) {
       std::vector<std::uint16_t> out(padded * 32, 9);
       amx_probe_emulated.column_pairs(out.data(), rows.pointers.data(), n, width);
       for (std::size_t c = 0; c < padded; ++c)
-        for (std::size_t r = 0; r < 32; ++r) ASSERT_EQ(out[(c / 2 * 32 + r) * 2 + c % 2], rows.at(r, c)) << r << " " << c;
+        for (std::size_t r = 0; r < 32; ++r)
+          ASSERT_EQ(out[(c / 2 * 32 + r) * 2 + c % 2], rows.at(r, c)) << r << " " << c;
       out.assign(padded * 32, 9);
       amx_probe_emulated.transposed_rows(out.data(), rows.pointers.data(), n, width);
       for (std::size_t c = 0; c < padded; ++c)
-        for (std::size_t r = 0; r < 32; ++r) ASSERT_EQ(out[c * 32 + r % 16 * 2 + r / 16], rows.at(r, c)) << r << " " << c;
+        for (std::size_t r = 0; r < 32; ++r)
+          ASSERT_EQ(out[c * 32 + r % 16 * 2 + r / 16], rows.at(r, c)) << r << " " << c;
       out.assign(padded * 32, 9);
       amx_probe_emulated.row_pairs(out.data(), rows.pointers.data(), n, width);
       for (std::size_t c = 0; c < padded; ++c)
