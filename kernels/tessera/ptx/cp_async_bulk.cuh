@@ -33,6 +33,15 @@ TESSERA_DEVICE void cp_async_bulk_tensor_store_4d(const TensorMap* map, uint32 s
                "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                : "memory");
 }
+
+// `bytes` from global to shared memory, a multiple of 16 as both addresses are; they count towards `barrier`.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk
+TESSERA_DEVICE void cp_async_bulk_load(uint32 shared, const void* global, int bytes, uint32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
 // `bytes` from shared memory to global memory: a multiple of 16, as both addresses are.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk
 TESSERA_DEVICE void cp_async_bulk_store(float* global, uint32 shared, int bytes) {

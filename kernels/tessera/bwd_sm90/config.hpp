@@ -1,0 +1,76 @@
+// The backward kernel for Hopper, bwd_sm90: what is fixed when it is compiled, how its shared memory is laid out, and what it
+// reads at run time. Plain structs and constexpr functions, the same text for the host and the device.
+#pragma once
+
+#include "tessera/params.hpp"
+
+namespace tessera {
+
+struct BwdSm90Config {
+  Dtype dtype;    // 16 bits
+  int head_dim;   // of Q, K, V and dO: 64 or 128
+  int block_m;    // queries a step
+  int block_n;    // keys a block owns: 64 for each of the two score warpgroups
+  int stages;     // tiles of Q and of dO in shared memory, with their rows of LSE and delta
+  int ds_stages;  // tiles of dS on their way to the dQ warpgroup
+  bool causal;    // blocks differ in the number of queries that see them
+  bool window;    // a key has a last query that sees it, too
+  bool staged_dq;  // dQ is added by bulk copies from shared memory, else by vector additions from registers
+};
+
+// Warpgroups: one for dQ, of which a thread also is the producer, and two of 64 keys each. setmaxnreg's numbers: their sum is
+// that of the launch's 168 for each.
+inline constexpr int kBwdSm90Threads = 384;
+inline constexpr int kBwdScoreRegisters = 216, kBwdDqRegisters = 72;
+static_assert(2 * kBwdScoreRegisters + kBwdDqRegisters <= 3 * 168);
+
+// P, dS and what is made of them are raised by a power of two, so that P fits float16: the rows' LSE is lowered, and results
+// are lowered at the end.
+inline constexpr float kBwdRaise_log2 = 15.0f, kBwdLower = 0x1p-15f;
+
+inline constexpr int kBwdSm90BlockBytes = 96;  // of KeyBlock
+
+// Offsets in bytes from the start of shared memory, which is aligned to 1024, the period of the 128-byte swizzle.
+struct BwdSm90Layout {
+  int k, v;       // [block_n][head_dim]; at the end dK and dV
+  int q, d_o;     // [stages][block_m][head_dim]
+  int d_s;        // [ds_stages][block_m][block_n]
+  int dq;         // [block_m][head_dim] float32, what each warp adds next
+  int stats;      // [stages][2][block_m] float32: LSE in log2 units, delta
+  int steps;      // [stages] BwdSm90Step
+  int block;      // KeyBlock
+  int barriers;   // BwdSm90Shared has their order
+  int bytes;
+};
+
+TESSERA_HOST_DEVICE constexpr int bwd_sm90_barriers(const BwdSm90Config& c) {
+  return 2 + 2 * (2 * c.stages + c.ds_stages);
+}
+
+TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config& c) {
+  BwdSm90Layout at{};
+  const int q_bytes = c.block_m * c.head_dim * 2, k_bytes = c.block_n * c.head_dim * 2;
+  at.k = 0;
+  at.v = at.k + k_bytes;
+  at.q = at.v + k_bytes;
+  at.d_o = at.q + c.stages * q_bytes;
+  at.d_s = at.d_o + c.stages * q_bytes;
+  at.dq = at.d_s + c.ds_stages * c.block_m * c.block_n * 2;
+  at.stats = at.dq + (c.staged_dq ? c.block_m * c.head_dim * 4 : 0);
+  at.steps = at.stats + c.stages * 2 * c.block_m * 4;
+  at.block = at.steps + (c.stages + c.stages % 2) * 8;
+  at.barriers = at.block + kBwdSm90BlockBytes;
+  at.bytes = at.barriers + bwd_sm90_barriers(c) * 8;
+  return at;
+}
+
+struct BwdSm90Params : BwdParams {
+  TensorMap q_map, d_o_map;      // [batch, head, row, column], boxes of block_m rows and 64 columns
+  TensorMap k_map, v_map;        // boxes of block_n rows
+  TensorMap d_k_map, d_v_map;    // boxes of 16 rows, a warp's
+  Divisor key_tiles;             // of a sequence, or slots of a packed batch
+  Divisor section_heads;         // heads whose tiles stand together, the longest first: core of the L2 order
+  int heads;                     // (sequence, KV head) pairs
+};
+
+}  // namespace tessera

@@ -1,0 +1,100 @@
+// bwd_sm90's warpgroup of dQ: of each step dQ += dS K, added in float32 to global memory, where other blocks add theirs. A tile
+// of dQ is made in parts of 64 x 64, for the warpgroup's registers are the score warpgroups'. One of its threads is the producer:
+// when a step's dS is there, both score warpgroups are done with the step before, whose stage is filled again.
+#pragma once
+
+#include "tessera/bwd_sm90/producer.cuh"
+
+namespace tessera {
+
+template <BwdSm90Config kCfg>
+struct DqWarpgroup {
+  using Shared = BwdSm90Shared<kCfg>;
+  using Keys = typename Shared::Keys;
+  using Gradients = typename Shared::Gradients;
+  static constexpr int kPartCols = 64, kPartsARow = kCfg.head_dim / kPartCols, kParts = kCfg.block_m / 64 * kPartsARow;
+  static constexpr int kPartBytes = 16 * kPartCols * 4;  // of a warp's 16 queries
+  using Product = ptx::Wgmma<kCfg.dtype, kPartCols, true>;
+
+  const BwdSm90Params& p;
+  const Shared& shared;
+  KeyBlock& block;
+  float rdQ[1][kPartCols / 8][4];
+
+  TESSERA_DEVICE static int warp() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)); }
+  TESSERA_DEVICE static int lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
+
+  TESSERA_DEVICE void run() {
+    const int steps = uniform(block.steps);
+    if (steps > 0) {
+      BwdSm90Producer<kCfg> producer{p, shared, block};
+      if (threadIdx.x == 0) {
+        producer.template load_step<true>();
+        for (int i = 1; i < min(steps, kBwdSm90Ahead<kCfg>); ++i) producer.load_step();
+      }
+      ptx::mbarrier_wait_parity(shared.k_full(), 0);
+      ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
+      RingPosition<kCfg.ds_stages> at;
+      RingPosition<kCfg.stages> step_at;
+      for (int left = steps; left > 0; --left) {
+        shared.wait_full(Shared::kDS, at);
+        const int64 slot = ptx::ld_shared_s32(shared.step(step_at));
+        float* gdQ = p.acc_dq + slot * (kCfg.block_m * kCfg.head_dim);
+#pragma unroll 1
+        for (int part = 0; part < kParts; ++part) {
+          issue(at, part);
+          if (part == 0 && threadIdx.x == 0 && left > kBwdSm90Ahead<kCfg>) producer.load_step();
+          ptx::wgmma_wait_group<0>();
+          ptx::wgmma_pin(flat(rdQ));
+          if (part == kParts - 1) Shared::arrive_warp(shared.empty(Shared::kDS, at));
+          add(gdQ, part);
+        }
+        at.advance();
+        step_at.advance();
+      }
+    }
+    ptx::barrier_arrive(kKeysDone, kBwdSm90Threads);
+    if constexpr (kCfg.staged_dq) ptx::cp_async_bulk_wait_group_read();
+  }
+
+  TESSERA_DEVICE void issue(const RingPosition<kCfg.ds_stages>& at, int part) {
+    TileDescriptor d_s = shared.tile_descriptor(Shared::kAt.d_s, Gradients::kBytes, at), k = shared.keys(Shared::kAt.k);
+    d_s.address += part / kPartsARow * (64 * kChunkRowBytes / 16);
+    k.address += part % kPartsARow * (Keys::kChunkBytes / 16);
+    ptx::wgmma_forget(flat(rdQ));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int key = 0; key < kCfg.block_n; key += 16) {
+      Product::ss(flat(rdQ), inner_major<Gradients>(d_s, 0, key), outer_major<Keys>(k, key), key > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  // A warp's 16 x 64 stand together, in the order of the accumulators: core/query_slots.cuh.
+  TESSERA_DEVICE void add(float* gdQ, int part) {
+    float* to = dq_part<kCfg.head_dim>(gdQ, part / kPartsARow * 4 + warp(), part % kPartsARow * (kPartCols / 8));
+    if constexpr (kCfg.staged_dq) {
+      const uint32 staged = shared.base + Shared::kAt.dq + (part * 4 + warp()) * kPartBytes;
+      if (part == 0) {
+        if (lane() == 0) ptx::cp_async_bulk_wait_group_read();
+        __syncwarp();
+      }
+#pragma unroll
+      for (int n = 0; n < kPartCols / 8; ++n) {
+        const float(&x)[4] = rdQ[0][n];
+        ptx::st_shared_f32x4(staged + n * 512 + lane() * 16, x[0], x[1], x[2], x[3]);
+      }
+      ptx::fence_proxy_async();
+      __syncwarp();
+      if (lane() == 0) {
+        ptx::cp_reduce_async_bulk_add_f32(to, staged, kPartBytes);
+        ptx::cp_async_bulk_commit_group();
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kPartCols / 8; ++n) dq_add(to + n * 128, lane(), rdQ[0][n]);
+    }
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,74 @@
+// bwd_sm90's producer: a thread that brings K and V once, and Q, dO and their rows of LSE and delta step by step.
+#pragma once
+
+#include "tessera/bwd_sm90/shared.cuh"
+
+namespace tessera {
+
+template <class Tile>
+TESSERA_DEVICE void copy_tile(uint32 to, const TensorMap* map, uint32 barrier, int row, int head, int batch) {
+#pragma unroll
+  for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+    ptx::cp_async_bulk_tensor_4d(to + chunk * Tile::kChunkBytes, map, barrier, chunk * kChunkCols, row, head, batch);
+  }
+}
+
+// Steps ahead of dQ's that are under way: a step's stage is free when the score warpgroups are done with the step before it.
+template <BwdSm90Config kCfg>
+inline constexpr int kBwdSm90Ahead = kCfg.stages - 1;
+
+template <BwdSm90Config kCfg>
+struct BwdSm90Producer {
+  using Shared = BwdSm90Shared<kCfg>;
+  using Keys = typename Shared::Keys;
+  using Queries = typename Shared::Queries;
+
+  const BwdSm90Params& p;
+  const Shared& shared;
+  KeyBlock& block;
+
+  TESSERA_DEVICE void load_keys(int offset, const TensorMap* map, uint32 full) const {
+    ptx::mbarrier_arrive_expect_tx(full, Keys::kBytes);
+    copy_tile<Keys>(shared.base + offset, map, full, block.s.k_begin + block.key0, block.head_kv,
+                    p.cu_seqlens_k ? 0 : block.batch);
+  }
+  TESSERA_DEVICE void load_queries(const RingPosition<kCfg.stages>& at, int ring, int offset, const TensorMap* map,
+                                   int extra_bytes) const {
+    shared.wait_empty(ring, at);
+    const uint32 full = shared.full(ring, at);
+    ptx::mbarrier_arrive_expect_tx(full, Queries::kBytes + extra_bytes);
+    copy_tile<Queries>(shared.tile(offset, Queries::kBytes, at), map, full,
+                       block.s.q_begin + block.load_tile * kCfg.block_m, block.load_head,
+                       p.cu_seqlens_q ? 0 : block.batch);
+  }
+  TESSERA_DEVICE void load_stats(const RingPosition<kCfg.stages>& at, int slot) const {
+    const int64 first = static_cast<int64>(slot) * kCfg.block_m;
+    const uint32 to = shared.tile(Shared::kAt.stats, 2 * Shared::kStatBytes, at), full = shared.full(Shared::kQ, at);
+    ptx::cp_async_bulk_load(to, p.row_lse_log2 + first, Shared::kStatBytes, full);
+    ptx::cp_async_bulk_load(to + Shared::kStatBytes, p.row_delta + first, Shared::kStatBytes, full);
+  }
+
+  // The next step's tiles. The first, in the order in which they are wanted, with the block's keys.
+  template <bool kFirst = false>
+  TESSERA_DEVICE void load_step() {
+    RingPosition<kCfg.stages> at;
+    at.offset = block.load_offset, at.parity = block.load_parity;
+    const int slot = block.load_head * p.q_slots + block.slot0 + block.load_tile;
+    if constexpr (kFirst) load_keys(Shared::kAt.k, &p.k_map, shared.k_full());
+    shared.wait_empty(Shared::kQ, at);
+    ptx::st_shared_s32x2(shared.step(at), slot, block.load_tile * kCfg.block_m);
+    load_queries(at, Shared::kQ, Shared::kAt.q, &p.q_map, 2 * Shared::kStatBytes);
+    if constexpr (kFirst) load_keys(Shared::kAt.v, &p.v_map, shared.v_full());
+    if constexpr (!kFirst) load_stats(at, slot);
+    load_queries(at, Shared::kDO, Shared::kAt.d_o, &p.d_o_map, 0);
+    if constexpr (kFirst) {
+      ptx::griddepcontrol_wait();  // LSE and delta are of the kernel before this one
+      load_stats(at, slot);
+    }
+    at.advance();
+    block.load_offset = at.offset, block.load_parity = at.parity;
+    if (++block.load_tile == block.first_tile + block.tiles) ++block.load_head, block.load_tile = block.first_tile;
+  }
+};
+
+}  // namespace tessera

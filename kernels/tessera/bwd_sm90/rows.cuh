@@ -1,0 +1,75 @@
+// What bwd_sm90 computes once for each query before and after its products, memory-bound: as bwd_rows.cuh, with P raised
+// (kBwdRaise_log2), and launched so that each kernel begins while the one before it ends.
+//
+// Grid: one block for each tile of block_m queries and query head, 128 threads.
+#pragma once
+
+#include "tessera/bwd_rows.cuh"
+#include "tessera/bwd_sm90/config.hpp"
+#include "tessera/ptx/griddepcontrol.cuh"
+
+namespace tessera {
+
+// delta = rowsum(dO o O) - dLSE, the LSE in log2 units, lowered, and dQ's accumulator 0.
+template <BwdSm90Config kCfg>
+TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
+  constexpr int kLanes = kCfg.head_dim / 8, kRows = kBwdRowsThreads / kLanes;  // of 16 bytes; at once
+  ptx::griddepcontrol_launch_dependents();
+  Sequence s;
+  const QueryTile t = query_tile_of<kCfg.block_m>(p, static_cast<int>(gridDim.x - 1 - blockIdx.x), s);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
+  constexpr int kGroups = kCfg.block_m / kRows, kAhead = kGroups < 4 ? kGroups : 4;
+  float4* acc = reinterpret_cast<float4*>(p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim));
+#pragma unroll 1
+  for (int first = 0; first < kCfg.block_m; first += kAhead * kRows) {
+    uint4 o[kAhead] = {}, d_o[kAhead] = {};
+    float lse[kAhead] = {}, d_lse[kAhead] = {};
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      const int row = first + n * kRows + group;
+      if (row >= t.count) continue;
+      const int64 query = static_cast<int64>(s.q_begin) + t.row0 + row;
+      o[n] = load_words<kCfg.dtype, true>(p.o.data, p.o.batch * t.batch + p.o.row * query + p.o.head * t.head, lane * 8,
+                                          p.head_dim_v);
+      d_o[n] = load_words<kCfg.dtype, true>(p.d_o.data, p.d_o.batch * t.batch + p.d_o.row * query + p.d_o.head * t.head,
+                                            lane * 8, p.head_dim_v);
+      if (lane != 0) continue;
+      lse[n] = p.lse.data[p.lse.batch * t.batch + p.lse.head * t.head + p.lse.row * query];
+      if (p.d_lse.data) d_lse[n] = p.d_lse.data[p.d_lse.batch * t.batch + p.d_lse.head * t.head + p.d_lse.row * query];
+    }
+    constexpr int kWords = kAhead * kRows * kCfg.head_dim / 4;  // of 16 bytes of the accumulator
+#pragma unroll
+    for (int n = 0; n < kWords / kBwdRowsThreads; ++n) {
+      acc[first * (kCfg.head_dim / 4) + n * kBwdRowsThreads + threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      const uint32 a[4] = {o[n].x, o[n].y, o[n].z, o[n].w}, b[4] = {d_o[n].x, d_o[n].y, d_o[n].z, d_o[n].w};
+      float sum = 0.0f;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 x = unpack_pair<kCfg.dtype>(a[e]), y = unpack_pair<kCfg.dtype>(b[e]);
+        sum = fmaf(x.x, y.x, fmaf(x.y, y.y, sum));
+      }
+#pragma unroll
+      for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+      const int row = first + n * kRows + group;
+      if (lane != 0) continue;
+      const bool sees = row < t.count && lse[n] != -infinity();
+      p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? fmaf(lse[n], kLog2e, -kBwdRaise_log2) : infinity();
+      p.row_delta[t.slot * kCfg.block_m + row] = sees ? sum - d_lse[n] : 0.0f;
+    }
+  }
+}
+
+// dQ = scale times its accumulator; the scale of `p` is lowered.
+template <BwdSm90Config kCfg>
+TESSERA_DEVICE void bwd_sm90_after(const BwdParams& p) {
+  constexpr BwdRowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.head_dim, kCfg.block_m, 0, true, false, false};
+  Sequence s;
+  const QueryTile t = query_tile_of<kCfg.block_m>(p, static_cast<int>(gridDim.x - 1 - blockIdx.x), s);
+  ptx::griddepcontrol_wait();
+  store_dq<kRows>(p, s, t);
+}
+
+}  // namespace tessera

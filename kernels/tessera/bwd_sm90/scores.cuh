@@ -1,0 +1,242 @@
+// bwd_sm90's score warpgroups: each has 64 of the block's keys, gathers their dK and dV in registers, and hands dS on to the
+// warpgroup of dQ. Scores stand transposed, [keys][queries], so that P^T and dS^T are operands from registers.
+//
+//   S^T = K Q^T    P = exp(scale S - LSE)    dP^T = V dO^T    dS = P o (dP - delta)    dV += P^T dO    dK += dS^T Q
+//
+// P is made before dP is issued, into the registers of S; dS leaves under dV and dK.  From S to dS a thread keeps P in float16, raised by 2^15 so that small weights keep their bits too: in 16
+// registers instead of 32 it is as exact as dS needs, which bfloat16 is not (dQ and dK: 2.9e-3 for 2.35e-3 of relative error). P
+// for the product with dO is made from it.
+#pragma once
+
+#include "tessera/bwd_sm90/shared.cuh"
+#include "tessera/core/score.cuh"
+#include "tessera/tile/element.cuh"
+
+namespace tessera {
+
+template <BwdSm90Config kCfg>
+struct ScoreWarpgroup {
+  using Shared = BwdSm90Shared<kCfg>;
+  using Keys = typename Shared::Keys;
+  using Queries = typename Shared::Queries;
+  using Gradients = typename Shared::Gradients;
+  static constexpr int kM = kCfg.block_m / 8, kD = kCfg.head_dim / 8, kSteps = kCfg.block_m / 16;
+  using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_m, false>;
+  using GradientProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim, true>;
+
+  const BwdSm90Params& p;
+  const Shared& shared;
+  const KeyBlock& block;
+  const int warpgroup;  // 0 or 1
+  RingPosition<kCfg.stages> at;
+  RingPosition<kCfg.ds_stages> ds_at;
+  float rdK[1][kD][4], rdV[1][kD][4];
+  float rS[1][kM][4];  // S, then dP
+  uint32 rP[kSteps][4], rdS[kSteps][4];  // A fragments of P^T (at first in float16), dS^T
+
+  TESSERA_DEVICE ScoreWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
+      : p(p), shared(shared), block(block), warpgroup(warpgroup) {
+    clear(rdK);
+    clear(rdV);
+  }
+
+  TESSERA_DEVICE static int warp_key() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)) * 16; }
+  TESSERA_DEVICE static int lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
+
+  TESSERA_DEVICE void run() {
+    const int steps = uniform(block.steps);
+    if (steps > 0) {
+      ptx::mbarrier_wait_parity(shared.k_full(), 0);
+      ptx::mbarrier_wait_parity(shared.v_full(), 0);
+    }
+    for (int left = steps; left > 0; --left) {
+      shared.wait_full(Shared::kQ, at);
+      issue_scores();
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_pin(flat(rS));
+      probabilities();
+      shared.wait_full(Shared::kDO, at);
+      issue_probability_gradients();
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_pin(flat(rS));
+      score_gradients();
+      issue_key_gradients();
+      hand_on();
+      take_key_gradients();
+      at.advance();
+      ds_at.advance();
+    }
+    store();
+  }
+
+  // ---- products ----
+
+  // S^T = K Q^T.
+  TESSERA_DEVICE void issue_scores() {
+    const TileDescriptor k = key_rows(shared.keys(Shared::kAt.k));
+    const TileDescriptor q = shared.tile_descriptor(Shared::kAt.q, Queries::kBytes, at);
+    ptx::wgmma_forget(flat(rS));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < kCfg.head_dim; d += 16) {
+      ScoreProduct::ss(flat(rS), inner_major<Keys>(k, 0, d), inner_major<Queries>(q, 0, d), d > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+  // dP^T = V dO^T.
+  TESSERA_DEVICE void issue_probability_gradients() {
+    const TileDescriptor v = key_rows(shared.keys(Shared::kAt.v));
+    const TileDescriptor d_o = shared.tile_descriptor(Shared::kAt.d_o, Queries::kBytes, at);
+    const int none = static_cast<int>(not_hoisted(0));  // a register: told of no new value, the compiler gives dP the registers of S
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < kCfg.head_dim; d += 16) {
+      ScoreProduct::ss(flat(rS), inner_major<Keys>(v, 0, d), inner_major<Queries>(d_o, 0, d), d > 0 ? 1 : none);
+    }
+    ptx::wgmma_commit_group();
+  }
+  // dV += P^T dO, dK += dS^T Q.
+  TESSERA_DEVICE void issue_key_gradients() {
+    const TileDescriptor d_o = shared.tile_descriptor(Shared::kAt.d_o, Queries::kBytes, at);
+    const TileDescriptor q = shared.tile_descriptor(Shared::kAt.q, Queries::kBytes, at);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      GradientProduct::rs(flat(rdV), rP[step], outer_major<Queries>(d_o, step * 16), 1);
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      GradientProduct::rs(flat(rdK), rdS[step], outer_major<Queries>(q, step * 16), 1);
+    }
+    ptx::wgmma_commit_group();
+  }
+  TESSERA_DEVICE void take_key_gradients() {
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_pin(flat(rdV));
+    ptx::wgmma_pin(flat(rdK));
+    Shared::arrive_warp(shared.empty(Shared::kDO, at));
+    Shared::arrive_warp(shared.empty(Shared::kQ, at));
+  }
+  // My 64 keys of K or V.
+  TESSERA_DEVICE TileDescriptor key_rows(TileDescriptor tile) const {
+    tile.address += warpgroup * (64 * kChunkRowBytes / 16);
+    return tile;
+  }
+
+  // ---- P and dS ----
+
+  // Of queries 8 m + 2 c, + 1 of the step: LSE in log2 units, or delta.
+  TESSERA_DEVICE uint32 stats(bool delta) const {
+    return shared.tile(Shared::kAt.stats, 2 * Shared::kStatBytes, at) + (delta ? Shared::kStatBytes : 0) + lane() % 4 * 8;
+  }
+
+  // S - LSE -> P in float32. A query behind the last has an LSE of +inf and P = 0.
+  TESSERA_DEVICE void probabilities() {
+    const int row0 = ptx::ld_shared_s32(shared.step(at) + 4);
+    if (row0 < block.full_low || row0 + kCfg.block_m - 1 > block.full_high) apply_mask(row0);
+    const uint32 lse = stats(false);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      const float2 pair = ptx::ld_shared_f32x2(lse + m * 32);
+      const float(&x)[4] = rS[0][m];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float low = ptx::ex2_approx_ftz(fmaf(x[2 * half], p.scale_log2, -pair.x));
+        const float high = ptx::ex2_approx_ftz(fmaf(x[2 * half + 1], p.scale_log2, -pair.y));
+        rP[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_f16x2(low, high);
+      }
+    }
+  }
+
+  // S = -inf where a key is not visible.
+  TESSERA_DEVICE void apply_mask(int row0) {
+    const int first = block.key0 + warpgroup * 64 + warp_key() + lane() / 4, col0 = row0 + lane() % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = first + half * 8;
+      const KeyRange queries = seeing_queries(p, block.s, key, key);
+      const int low = (key < block.s.sk ? queries.low : block.s.sq + kCfg.block_m) - col0, high = queries.high - col0;
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = rS[0][m][2 * half + e];
+          if (m * 8 + e < low || (kCfg.window && m * 8 + e > high)) x = -infinity();
+        }
+    }
+  }
+
+  // dP -> dS; P and dS become operands.
+  TESSERA_DEVICE void score_gradients() {
+    const uint32 delta = stats(true);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      const float2 minus = ptx::ld_shared_f32x2(delta + m * 32);
+      const float(&d)[4] = rS[0][m];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32& packed = rP[m / 2][m % 2 * 2 + half];
+        const float2 x = unpack_pair<Dtype::kFloat16>(packed);
+        rdS[m / 2][m % 2 * 2 + half] =
+            pack_pair<kCfg.dtype>(x.x * (d[2 * half] - minus.x), x.y * (d[2 * half + 1] - minus.y));
+        packed = pack_pair<kCfg.dtype>(x.x, x.y);
+      }
+    }
+  }
+
+  // dS goes to the warpgroup of dQ.
+  TESSERA_DEVICE void hand_on() {
+    shared.wait_empty(Shared::kDS, ds_at);
+    const uint32 to = shared.tile(Shared::kAt.d_s, Gradients::kBytes, ds_at);
+    const int matrix = lane() / 8, key = warpgroup * 64 + warp_key() + matrix % 2 * 8;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      ptx::stmatrix_x4_trans(Gradients::at(to, step * 16 + matrix / 2 * 8 + lane() % 8, key), rdS[step]);
+    }
+    ptx::fence_proxy_async();
+    Shared::arrive_warp(shared.full(Shared::kDS, ds_at));
+  }
+
+  // ---- results ----
+
+  // dV takes V's place in shared memory, which my products alone read, and dK that of K.
+  TESSERA_DEVICE void store() {
+    if (warpgroup == 0) {
+      ptx::barrier_sync(kFirstScoresDone, 128);
+    } else {
+      ptx::barrier_sync(kSecondScoresDone, 128);
+    }
+    store_tile(rdV, Shared::kAt.v, &p.d_v_map, kBwdLower);
+    ptx::barrier_sync(kKeysDone, kBwdSm90Threads);
+    store_tile(rdK, Shared::kAt.k, &p.d_k_map, p.scale * kBwdLower);
+    ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
+  }
+
+  // A warp's 16 rows. Those behind the last key are not written: TMA clips what lies outside the tensor.
+  TESSERA_DEVICE void store_tile(float (&acc)[1][kD][4], int offset, const TensorMap* map, float factor) {
+    const uint32 to = shared.base + offset;
+    const int row = warpgroup * 64 + warp_key();
+#pragma unroll
+    for (int col = 0; col < kCfg.head_dim; col += 16) {
+      uint32 words[4];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const auto& x = acc[0][col / 8 + t / 2];
+        words[t] = pack_pair<kCfg.dtype>(x[t % 2 * 2] * factor, x[t % 2 * 2 + 1] * factor);
+      }
+      ptx::stmatrix_x4(Keys::at(to, row + lane() % 16, col + lane() / 16 * 8), words);
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane() == 0) {
+#pragma unroll
+      for (int col = 0; col < kCfg.head_dim; col += kChunkCols) {
+        ptx::cp_async_bulk_tensor_store_4d(map, Keys::at(to, row, col), col, block.s.k_begin + block.key0 + row,
+                                           block.head_kv, p.cu_seqlens_k ? 0 : block.batch);
+      }
+      ptx::cp_async_bulk_commit_group();
+    }
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,99 @@
+// bwd_sm90's shared memory: where its tiles and barriers are.
+#pragma once
+
+#include "tessera/bwd_sm90/block.cuh"
+#include "tessera/core/pipeline.cuh"
+#include "tessera/ptx/barrier.cuh"
+#include "tessera/ptx/cp_async_bulk.cuh"
+#include "tessera/ptx/griddepcontrol.cuh"
+#include "tessera/ptx/warpgroup.cuh"
+#include "tessera/tile/wgmma_tile.cuh"
+
+namespace tessera {
+
+// Named barriers; 0 is __syncthreads's.
+enum BwdSm90NamedBarrier : int {
+  kFirstScoresDone = 1,  // the first score warpgroup's products with V are over
+  kSecondScoresDone,
+  kKeysDone,  // dQ's warpgroup has read K for the last time
+};
+
+template <BwdSm90Config kCfg>
+struct BwdSm90Shared {
+  static constexpr BwdSm90Layout kAt = bwd_sm90_layout(kCfg);
+  using Keys = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
+  using Queries = SwizzledTile<kCfg.block_m, kCfg.head_dim>;
+  using Gradients = SwizzledTile<kCfg.block_m, kCfg.block_n>;  // dS
+  static constexpr int kStatBytes = kCfg.block_m * 4;
+
+  uint32 base;
+  uint32 descriptor;  // its address in a matrix descriptor: a tile's is one addition away
+
+  TESSERA_DEVICE explicit BwdSm90Shared(const void* memory)
+      : base(shared_address(memory)), descriptor(descriptor_address(base)) {}
+
+  // ---- tiles ----
+  template <int kStages>
+  TESSERA_DEVICE uint32 tile(int first, int bytes, const RingPosition<kStages>& at) const {
+    return base + first + at.offset * (bytes / RingPosition<kStages>::kStep);
+  }
+  TESSERA_DEVICE TileDescriptor keys(int first) const { return {descriptor + first / 16, kDescriptorHigh}; }
+  template <int kStages>
+  TESSERA_DEVICE TileDescriptor tile_descriptor(int first, int bytes, const RingPosition<kStages>& at) const {
+    return {descriptor + first / 16 + at.offset * (bytes / 16 / RingPosition<kStages>::kStep), kDescriptorHigh};
+  }
+
+  template <int kStages>
+  TESSERA_DEVICE uint32 step(const RingPosition<kStages>& at) const {
+    static_assert(sizeof(QueryTileStep) == RingPosition<kStages>::kStep);
+    return base + kAt.steps + at.offset;
+  }
+
+  // ---- barriers ----
+  static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kCfg.stages;
+  TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
+  TESSERA_DEVICE uint32 k_full() const { return barrier(0); }
+  TESSERA_DEVICE uint32 v_full() const { return barrier(1); }
+  template <int kStages>
+  TESSERA_DEVICE uint32 full(int ring, const RingPosition<kStages>& at) const {
+    return barrier(ring) + at.offset;
+  }
+  template <int kStages>
+  TESSERA_DEVICE uint32 empty(int ring, const RingPosition<kStages>& at) const {
+    return barrier(ring + kStages) + at.offset;
+  }
+  template <int kStages>
+  TESSERA_DEVICE void wait_full(int ring, const RingPosition<kStages>& at) const {
+    ptx::mbarrier_wait_parity(full(ring, at), at.parity);
+  }
+  template <int kStages>
+  TESSERA_DEVICE void wait_empty(int ring, const RingPosition<kStages>& at) const {
+    ptx::mbarrier_wait_parity(empty(ring, at), at.parity ^ 1);
+  }
+  // A warp is done with what a barrier guards.
+  TESSERA_DEVICE static void arrive_warp(uint32 barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  // By one thread, before anything else.
+  TESSERA_DEVICE void init() const {
+    ptx::mbarrier_init(k_full(), 1);
+    ptx::mbarrier_init(v_full(), 1);
+    for (int stage = 0; stage < kCfg.stages; ++stage) {
+      ptx::mbarrier_init(barrier(kQ + stage), 1);
+      ptx::mbarrier_init(barrier(kQ + kCfg.stages + stage), 8);
+    }
+    for (int stage = 0; stage < kCfg.stages; ++stage) {
+      ptx::mbarrier_init(barrier(kDO + stage), 1);
+      ptx::mbarrier_init(barrier(kDO + kCfg.stages + stage), 8);
+    }
+    for (int stage = 0; stage < kCfg.ds_stages; ++stage) {
+      ptx::mbarrier_init(barrier(kDS + stage), 8);
+      ptx::mbarrier_init(barrier(kDS + kCfg.ds_stages + stage), 4);
+    }
+    ptx::fence_mbarrier_init();
+  }
+};
+
+}  // namespace tessera
