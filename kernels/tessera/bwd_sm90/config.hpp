@@ -15,14 +15,15 @@ struct BwdSm90Config {
   int ds_stages;  // tiles of dS on their way to the dQ warpgroup
   bool causal;    // blocks differ in the number of queries that see them
   bool window;    // a key has a last query that sees it, too
+  bool alternate;  // the score warpgroups keep half a step apart
   bool staged_dq;  // dQ is added by bulk copies from shared memory, else by vector additions from registers
 };
 
-// Warpgroups: one for dQ, of which a thread also is the producer, and two of 64 keys each. setmaxnreg's numbers: their sum is
-// that of the launch's 168 for each.
-inline constexpr int kBwdSm90Threads = 384;
-inline constexpr int kBwdScoreRegisters = 216, kBwdDqRegisters = 72;
-static_assert(2 * kBwdScoreRegisters + kBwdDqRegisters <= 3 * 168);
+// Warpgroups: the producer, two of 64 keys each, and one for dQ. setmaxnreg's numbers: their sum is that of the launch's 128 for
+// each. An accumulator of 64 registers for dQ would take 90.
+inline constexpr int kBwdSm90Threads = 512;
+inline constexpr int kBwdProducerRegisters = 24, kBwdScoreRegisters = 208, kBwdDqRegisters = 72;
+static_assert(kBwdProducerRegisters + 2 * kBwdScoreRegisters + kBwdDqRegisters <= 4 * 128);
 
 // P, dS and what is made of them are raised by a power of two, so that P fits float16: the rows' LSE is lowered, and results
 // are lowered at the end.

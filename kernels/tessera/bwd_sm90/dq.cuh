@@ -1,9 +1,8 @@
 // bwd_sm90's warpgroup of dQ: of each step dQ += dS K, added in float32 to global memory, where other blocks add theirs. A tile
-// of dQ is made in parts of 64 x 64, for the warpgroup's registers are the score warpgroups'. One of its threads is the producer:
-// when a step's dS is there, both score warpgroups are done with the step before, whose stage is filled again.
+// of dQ is made in parts of 64 x 64, for the registers are the score warpgroups'.
 #pragma once
 
-#include "tessera/bwd_sm90/producer.cuh"
+#include "tessera/bwd_sm90/shared.cuh"
 
 namespace tessera {
 
@@ -18,7 +17,7 @@ struct DqWarpgroup {
 
   const BwdSm90Params& p;
   const Shared& shared;
-  KeyBlock& block;
+  const KeyBlock& block;
   float rdQ[1][kPartCols / 8][4];
 
   TESSERA_DEVICE static int warp() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)); }
@@ -27,11 +26,6 @@ struct DqWarpgroup {
   TESSERA_DEVICE void run() {
     const int steps = uniform(block.steps);
     if (steps > 0) {
-      BwdSm90Producer<kCfg> producer{p, shared, block};
-      if (threadIdx.x == 0) {
-        producer.template load_step<true>();
-        for (int i = 1; i < min(steps, kBwdSm90Ahead<kCfg>); ++i) producer.load_step();
-      }
       ptx::mbarrier_wait_parity(shared.k_full(), 0);
       ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
       RingPosition<kCfg.ds_stages> at;
@@ -43,7 +37,6 @@ struct DqWarpgroup {
 #pragma unroll 1
         for (int part = 0; part < kParts; ++part) {
           issue(at, part);
-          if (part == 0 && threadIdx.x == 0 && left > kBwdSm90Ahead<kCfg>) producer.load_step();
           ptx::wgmma_wait_group<0>();
           ptx::wgmma_pin(flat(rdQ));
           if (part == kParts - 1) Shared::arrive_warp(shared.empty(Shared::kDS, at));
@@ -53,7 +46,7 @@ struct DqWarpgroup {
         step_at.advance();
       }
     }
-    ptx::barrier_arrive(kKeysDone, kBwdSm90Threads);
+    ptx::barrier_arrive(kKeysDone, 384);
     if constexpr (kCfg.staged_dq) ptx::cp_async_bulk_wait_group_read();
   }
 

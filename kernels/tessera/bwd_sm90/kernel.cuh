@@ -2,13 +2,14 @@
 //
 // Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads, so that
 // dK and dV gather in registers, whatever the group. dQ gathers in float32 in global memory (bwd_rows.cuh clears and converts
-// it). Roles: two warpgroups of 64 keys each (scores.cuh), one for dQ (dq.cuh), of which a thread brings the tiles (producer.cuh).
+// it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each (scores.cuh), one for dQ (dq.cuh).
 //
-// Block: 384 threads, one a multiprocessor. Shared memory: BwdSm90Layout. Its page, with what was measured:
+// Block: 512 threads, one a multiprocessor. Shared memory: BwdSm90Layout. Its page, with what was measured:
 // docs/lab/2026-11-24-bwd-sm90.md.
 #pragma once
 
 #include "tessera/bwd_sm90/dq.cuh"
+#include "tessera/bwd_sm90/producer.cuh"
 #include "tessera/bwd_sm90/scores.cuh"
 
 namespace tessera {
@@ -18,7 +19,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma's 16-bit types");
   static_assert(kCfg.block_n == 128, "two score warpgroups of 64 keys");
   static_assert(kCfg.block_m % 64 == 0, "dQ is made by wgmma, 64 queries at once");
-  static_assert(kCfg.stages >= 3, "a step's tiles are loaded two steps ahead");
+  static_assert(kCfg.stages >= 2, "a step's tiles are loaded while the last one's are used");
   static_assert(bwd_sm90_layout(kCfg).bytes <= 227 * 1024, "shared memory of a block");
   extern __shared__ __align__(1024) char shared_memory[];
   const BwdSm90Shared<kCfg> shared(shared_memory);
@@ -35,6 +36,9 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   ptx::griddepcontrol_launch_dependents();
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<kBwdProducerRegisters>();
+    if (threadIdx.x == 0) BwdSm90Producer<kCfg>{p, shared, block}.run();
+  } else if (warpgroup == 3) {
     ptx::setmaxnreg_dec<kBwdDqRegisters>();
     DqWarpgroup<kCfg>{p, shared, block}.run();
   } else {

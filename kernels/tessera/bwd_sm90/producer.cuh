@@ -13,10 +13,6 @@ TESSERA_DEVICE void copy_tile(uint32 to, const TensorMap* map, uint32 barrier, i
   }
 }
 
-// Steps ahead of dQ's that are under way: a step's stage is free when the score warpgroups are done with the step before it.
-template <BwdSm90Config kCfg>
-inline constexpr int kBwdSm90Ahead = kCfg.stages - 1;
-
 template <BwdSm90Config kCfg>
 struct BwdSm90Producer {
   using Shared = BwdSm90Shared<kCfg>;
@@ -68,6 +64,12 @@ struct BwdSm90Producer {
     at.advance();
     block.load_offset = at.offset, block.load_parity = at.parity;
     if (++block.load_tile == block.first_tile + block.tiles) ++block.load_head, block.load_tile = block.first_tile;
+  }
+
+  TESSERA_DEVICE void run() {
+    if (block.steps == 0) return;
+    load_step<true>();
+    for (int left = block.steps - 1; left > 0; --left) load_step();
   }
 };
 

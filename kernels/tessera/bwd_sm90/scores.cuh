@@ -49,14 +49,29 @@ struct ScoreWarpgroup {
       ptx::mbarrier_wait_parity(shared.k_full(), 0);
       ptx::mbarrier_wait_parity(shared.v_full(), 0);
     }
+    if (kCfg.alternate && warpgroup == 1 && steps > 0) ptx::barrier_arrive(kFirstTurn, 256);
     for (int left = steps; left > 0; --left) {
       shared.wait_full(Shared::kQ, at);
+      if constexpr (kCfg.alternate) {
+        if (warpgroup == 0) {
+          ptx::barrier_sync(kFirstTurn, 256);
+        } else {
+          ptx::barrier_sync(kSecondTurn, 256);
+        }
+      }
       issue_scores();
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rS));
       probabilities();
       shared.wait_full(Shared::kDO, at);
       issue_probability_gradients();
+      if constexpr (kCfg.alternate) {
+        if (warpgroup == 0) {
+          ptx::barrier_arrive(kSecondTurn, 256);
+        } else if (left > 1) {
+          ptx::barrier_arrive(kFirstTurn, 256);
+        }
+      }
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rS));
       score_gradients();
@@ -207,7 +222,7 @@ struct ScoreWarpgroup {
       ptx::barrier_sync(kSecondScoresDone, 128);
     }
     store_tile(rdV, Shared::kAt.v, &p.d_v_map, kBwdLower);
-    ptx::barrier_sync(kKeysDone, kBwdSm90Threads);
+    ptx::barrier_sync(kKeysDone, 384);
     store_tile(rdK, Shared::kAt.k, &p.d_k_map, p.scale * kBwdLower);
     ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
   }

@@ -15,7 +15,9 @@ namespace tessera {
 enum BwdSm90NamedBarrier : int {
   kFirstScoresDone = 1,  // the first score warpgroup's products with V are over
   kSecondScoresDone,
-  kKeysDone,  // dQ's warpgroup has read K for the last time
+  kKeysDone,   // dQ's warpgroup has read K for the last time
+  kFirstTurn,  // the first score warpgroup may begin a step
+  kSecondTurn,
 };
 
 template <BwdSm90Config kCfg>
