@@ -42,8 +42,8 @@ static CUresult encode(CUtensorMap* map, void* data, int batch, int rows, int he
   const cuuint64_t strides[3] = {d * heads * 2, d * 2, d * heads * rows * 2};
   const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), 1, 1}, steps[4] = {1, 1, 1, 1};
   return function(map,
-                  kCfg.dtype == Dtype::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-                  data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  kCfg.dtype == Dtype::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                  4, data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
@@ -97,14 +97,17 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   map(p.d_v_map, a->d_v, a->sk, a->heads_kv, 16);
   if (error) return 10000 + error;
   constexpr int kBytes = bwd_sm90_layout(kCfg).bytes;
-  static const int prepared = static_cast<int>(cudaFuncSetAttribute(bwd_main, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  static const int prepared =
+      static_cast<int>(cudaFuncSetAttribute(bwd_main, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   if (prepared) return prepared;
   const int query_tiles = p.q_slots * a->heads_q;
   if (a->parts & 1) {
     if (const int e = launch<BwdParams>(bwd_before, p, query_tiles, kBwdRowsThreads, 0, false, stream)) return e;
   }
   if (a->parts & 2) {
-    if (const int e = launch<BwdSm90Params>(bwd_main, p, p.heads * p.key_tiles, kBwdSm90Threads, kBytes, a->pdl, stream)) return e;
+    if (const int e =
+            launch<BwdSm90Params>(bwd_main, p, p.heads * p.key_tiles, kBwdSm90Threads, kBytes, a->pdl, stream))
+      return e;
   }
   if (a->parts & 4) {
     BwdParams after = p;

@@ -11,10 +11,10 @@ namespace tessera {
 struct KeyBlock {
   int batch, head_kv;
   int key0;
-  int steps;              // tiles of queries of all heads of the group
-  int first_tile, tiles;  // of queries that see some of the keys
+  int steps;                // tiles of queries of all heads of the group
+  int first_tile, tiles;    // of queries that see some of the keys
   int full_low, full_high;  // rows of queries that see all of them
-  int slot0;              // of the sequence's first tile of queries
+  int slot0;                // of the sequence's first tile of queries
   Sequence s;
 
   // The producer's: the step that it loads next. In memory, where they take no registers of dQ's warpgroup.

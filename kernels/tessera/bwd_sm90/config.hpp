@@ -7,14 +7,14 @@
 namespace tessera {
 
 struct BwdSm90Config {
-  Dtype dtype;    // 16 bits
-  int head_dim;   // of Q, K, V and dO: 64 or 128
-  int block_m;    // queries a step
-  int block_n;    // keys a block owns: 64 for each of the two score warpgroups
-  int stages;     // tiles of Q and of dO in shared memory, with their rows of LSE and delta
-  int ds_stages;  // tiles of dS on their way to the dQ warpgroup
-  bool causal;    // blocks differ in the number of queries that see them
-  bool window;    // a key has a last query that sees it, too
+  Dtype dtype;     // 16 bits
+  int head_dim;    // of Q, K, V and dO: 64 or 128
+  int block_m;     // queries a step
+  int block_n;     // keys a block owns: 64 for each of the two score warpgroups
+  int stages;      // tiles of Q and of dO in shared memory, with their rows of LSE and delta
+  int ds_stages;   // tiles of dS on their way to the dQ warpgroup
+  bool causal;     // blocks differ in the number of queries that see them
+  bool window;     // a key has a last query that sees it, too
   bool alternate;  // the score warpgroups keep half a step apart
   bool staged_dq;  // dQ is added by bulk copies from shared memory, else by vector additions from registers
 };
@@ -33,14 +33,14 @@ inline constexpr int kBwdSm90BlockBytes = 96;  // of KeyBlock
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024, the period of the 128-byte swizzle.
 struct BwdSm90Layout {
-  int k, v;       // [block_n][head_dim]; at the end dK and dV
-  int q, d_o;     // [stages][block_m][head_dim]
-  int d_s;        // [ds_stages][block_m][block_n]
-  int dq;         // [block_m][head_dim] float32, what each warp adds next
-  int stats;      // [stages][2][block_m] float32: LSE in log2 units, delta
-  int steps;      // [stages] BwdSm90Step
-  int block;      // KeyBlock
-  int barriers;   // BwdSm90Shared has their order
+  int k, v;      // [block_n][head_dim]; at the end dK and dV
+  int q, d_o;    // [stages][block_m][head_dim]
+  int d_s;       // [ds_stages][block_m][block_n]
+  int dq;        // [block_m][head_dim] float32, what each warp adds next
+  int stats;     // [stages][2][block_m] float32: LSE in log2 units, delta
+  int steps;     // [stages] BwdSm90Step
+  int block;     // KeyBlock
+  int barriers;  // BwdSm90Shared has their order
   int bytes;
 };
 
@@ -66,12 +66,12 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config&
 }
 
 struct BwdSm90Params : BwdParams {
-  TensorMap q_map, d_o_map;      // [batch, head, row, column], boxes of block_m rows and 64 columns
-  TensorMap k_map, v_map;        // boxes of block_n rows
-  TensorMap d_k_map, d_v_map;    // boxes of 16 rows, a warp's
-  Divisor key_tiles;             // of a sequence, or slots of a packed batch
-  Divisor section_heads;         // heads whose tiles stand together, the longest first: core of the L2 order
-  int heads;                     // (sequence, KV head) pairs
+  TensorMap q_map, d_o_map;    // [batch, head, row, column], boxes of block_m rows and 64 columns
+  TensorMap k_map, v_map;      // boxes of block_n rows
+  TensorMap d_k_map, d_v_map;  // boxes of 16 rows, a warp's
+  Divisor key_tiles;           // of a sequence, or slots of a packed batch
+  Divisor section_heads;       // heads whose tiles stand together, the longest first: core of the L2 order
+  int heads;                   // (sequence, KV head) pairs
 };
 
 }  // namespace tessera

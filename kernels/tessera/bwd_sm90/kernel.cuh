@@ -16,7 +16,7 @@ namespace tessera {
 
 template <BwdSm90Config kCfg>
 TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
-  static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma's 16-bit types");
+  static_assert(kCfg.dtype == Dtype::kBFloat16, "P and dS are raised, which float16 has no range for in dS");
   static_assert(kCfg.block_n == 128, "two score warpgroups of 64 keys");
   static_assert(kCfg.block_m % 64 == 0, "dQ is made by wgmma, 64 queries at once");
   static_assert(kCfg.stages >= 2, "a step's tiles are loaded while the last one's are used");

@@ -31,7 +31,7 @@ struct ScoreWarpgroup {
   RingPosition<kCfg.stages> at;
   RingPosition<kCfg.ds_stages> ds_at;
   float rdK[1][kD][4], rdV[1][kD][4];
-  float rS[1][kM][4];  // S, then dP
+  float rS[1][kM][4];                    // S, then dP
   uint32 rP[kSteps][4], rdS[kSteps][4];  // A fragments of P^T (at first in float16), dS^T
 
   TESSERA_DEVICE ScoreWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
@@ -102,7 +102,8 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE void issue_probability_gradients() {
     const TileDescriptor v = key_rows(shared.keys(Shared::kAt.v));
     const TileDescriptor d_o = shared.tile_descriptor(Shared::kAt.d_o, Queries::kBytes, at);
-    const int none = static_cast<int>(not_hoisted(0));  // a register: told of no new value, the compiler gives dP the registers of S
+    const int none =
+        static_cast<int>(not_hoisted(0));  // a register: told of no new value, the compiler gives dP the registers of S
     ptx::wgmma_fence();
 #pragma unroll
     for (int d = 0; d < kCfg.head_dim; d += 16) {
@@ -142,7 +143,8 @@ struct ScoreWarpgroup {
 
   // Of queries 8 m + 2 c, + 1 of the step: LSE in log2 units, or delta.
   TESSERA_DEVICE uint32 stats(bool delta) const {
-    return shared.tile(Shared::kAt.stats, 2 * Shared::kStatBytes, at) + (delta ? Shared::kStatBytes : 0) + lane() % 4 * 8;
+    return shared.tile(Shared::kAt.stats, 2 * Shared::kStatBytes, at) + (delta ? Shared::kStatBytes : 0) +
+           lane() % 4 * 8;
   }
 
   // S - LSE -> P in float32. A query behind the last has an LSE of +inf and P = 0.
