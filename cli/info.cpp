@@ -30,6 +30,9 @@ std::string isa_reason(const tessera_device& device) {
         "of what this process may use, up to {}, the fastest here: the kernel refused AMX's tile registers",
         tessera_isa_name(device.isa_limit));
   }
+  if (device.isa_limit == TESSERA_ISA_AMX_BF16 && device.isa < device.isa_limit) {
+    return "the fastest here that keeps a NaN to what sees it; AMX's tiles by TESSERA_ISA=amx_bf16";
+  }
   if (device.isa < device.isa_limit) {
     return fmt::format("faster on this CPU than {}, which it has too", tessera_isa_name(device.isa_limit));
   }

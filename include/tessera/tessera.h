@@ -179,7 +179,9 @@ typedef enum tessera_isa {
   TESSERA_ISA_AVX2 = 1,     /* AVX2, FMA, F16C */
   TESSERA_ISA_AVX512 = 2,   /* AVX-512 F, BW, DQ, VL */
   TESSERA_ISA_AVX512_BF16 = 3,
-  TESSERA_ISA_AMX_BF16 = 4 /* bfloat16 by AMX's tiles, what they do not serve by AVX512_BF16 */
+  TESSERA_ISA_AMX_BF16 = 4 /* bfloat16 by AMX's tiles, what they do not serve by AVX512_BF16. On request alone: a NaN or
+                               an infinity at a hidden key may reach the rows of its tile, gradients of rows that see
+                               nothing included */
 } tessera_isa;
 
 typedef enum tessera_backend { TESSERA_BACKEND_CPU = 0, TESSERA_BACKEND_CUDA = 1 } tessera_backend;

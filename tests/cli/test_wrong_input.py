@@ -301,7 +301,7 @@ def test_float64_by_a_fast_kernel(good):
 # ---- what the index tensors hold ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("offsets", ([0, 5, 3, 8], [1, 5, 8], [0, 5, 9], [-1, 5, 8], [0, 2**31, 8]))
+@pytest.mark.parametrize("offsets", ([0, 5, 3, 8], [0, 5, 9], [-1, 5, 8], [0, 2**31, 8]))
 @pytest.mark.parametrize("side", ("q", "k"))
 def test_offsets(folder, offsets, side):
     good = np.linspace(0, 8, len(offsets)).astype(np.int32)
