@@ -41,7 +41,7 @@ class Extent:
     @staticmethod
     def clamped_on(cache: Tensor) -> bool:
         # A compiled program may be captured later, and cannot ask.
-        return cache.is_cuda and (torch.compiler.is_compiling() or _capturing(cache))
+        return (cache.is_cuda and torch.compiler.is_compiling()) or _capturing(cache)
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
