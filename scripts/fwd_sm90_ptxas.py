@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import glob
-import os
 import re
-import site
-import sysconfig
 from dataclasses import dataclass
-from functools import lru_cache
 
 import fwd_sm90_model as model
+import nvrtc
 from fwd_sm90_model import Shape, Tile
 
-SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
 # What ptxas says where products wait for each other, or registers are not dealt anew.
 LOSSES = ("wgmma.mma_async instructions are serialized", "warpgroup.wait is injected", "'setmaxnreg' ignored")
 BFLOAT16 = 2  # tessera::Dtype
@@ -35,32 +29,6 @@ class Report:
         if self.failure:
             return f"does not compile: {self.failure}"
         return self.loss or ("spills" if self.spill_bytes > most_spill_bytes else "")
-
-
-def _candidates() -> list[str]:
-    given = os.environ.get("TESSERA_NVRTC")
-    if given:
-        return [given, *(os.path.join(given, name) for name in SONAMES)]
-    folders = [f"{root}/nvidia/{package}/lib" for root in [sysconfig.get_path("purelib"), *site.getsitepackages()]
-               for package in ("cu13", "cuda_nvrtc")]  # fmt: skip
-    folders += [os.path.join(os.environ[name], "lib64") for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
-    folders.append("/usr/local/cuda/lib64")
-    return [f"{folder}/{name}" for name in SONAMES for folder in folders]
-
-
-@lru_cache
-def library() -> ctypes.CDLL | None:
-    for path in filter(os.path.isfile, _candidates()):
-        # Opened by NVRTC by its bare name.
-        for builtins in glob.glob(os.path.join(os.path.dirname(path), "libnvrtc-builtins.so.*.*")):
-            ctypes.CDLL(builtins)
-        return ctypes.CDLL(path)
-    for name in SONAMES:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    return None
 
 
 def config_text(shape: Shape, tile: Tile) -> str:
@@ -97,25 +65,10 @@ def source(shape: Shape, tile: Tile) -> str:
 
 
 def compile_tile(shape: Shape, tile: Tile) -> Report:
-    nvrtc = library()
     options = ["--gpu-architecture=sm_90a", "-std=c++20", "-default-device", "--ptxas-options=-v",
                f"--include-path={model.ROOT / 'kernels'}"]  # fmt: skip
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    if major.value >= 13:
-        options.append("--no-cache")  # what it has kept itself it says nothing about
-    program = ctypes.c_void_p()
-    text = source(shape, tile).encode()
-    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"tessera_fwd_sm90.cu", 0, None, None) != 0:
-        return Report(0, 0, "", "NVRTC takes no program")
-    arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    status = nvrtc.nvrtcCompileProgram(program, len(options), arguments)
-    size = ctypes.c_size_t()
-    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    log = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetProgramLog(program, log)
-    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return read_log(log.value.decode(), status)
+    _, log, status = nvrtc.compile_program(source(shape, tile), options)
+    return read_log(log, status)
 
 
 def read_log(log: str, status: int) -> Report:

@@ -89,7 +89,7 @@ def compilable(shapes: list[Shape], multiprocessors: int, quick: bool) -> dict[S
             if tile not in chosen and model.fits(shape, tile):
                 predicted[shape].append((tile, model.predict_rates(shape, tile, lengths, TOKENS, multiprocessors)))
     jobs = [(shape, tile) for shape, tiles in predicted.items() for tile, _ in tiles]
-    if ptxas.library() is None:
+    if ptxas.nvrtc.library() is None:
         print("NVRTC: not found, so nothing is known of registers, spills and serialised wgmma")
         reports = {job: None for job in jobs}
     else:
