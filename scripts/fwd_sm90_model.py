@@ -44,7 +44,7 @@ def tuned_fields() -> tuple[str, ...]:
 @lru_cache
 def config_fields() -> tuple[str, ...]:
     """FwdSm90Config's, in order."""
-    body = _found(r"struct FwdSm90Config \{(.*?)\n\};", _read("kernels/tessera/config.hpp"), "FwdSm90Config")
+    body = _found(r"struct FwdSm90Config \{(.*?)\n\};", _read("kernels/tessera/fwd_sm90/config.hpp"), "FwdSm90Config")
     return tuple(re.findall(r"^  \w+ (\w+);", body, re.MULTILINE))
 
 

@@ -56,7 +56,7 @@ def source(shape: Shape, tile: Tile) -> str:
     cluster = f" __cluster_dims__({tile.cluster}, 1, 1)" if tile.cluster > 1 else ""
     config = config_text(shape, tile)
     return (
-        '#include "tessera/fwd_sm90.cuh"\n'
+        '#include "tessera/fwd_sm90/kernel.cuh"\n'
         f"static_assert(sizeof(tessera::FwdSm90SharedMemory<{config}>) <= {model.SMEM_BYTES});\n"
         f'extern "C" __global__ void __launch_bounds__({threads}, 1){cluster}\n'
         "tessera_fwd_sm90(const __grid_constant__ tessera::FwdSm90Params p) {\n"

@@ -4,7 +4,7 @@
     scripts/gpu_variants.py FOLDER ... [--rounds 3] [-- OPTION ...]
     scripts/gpu_variants.py build/q_in_registers -- --head-dims 128 --lead-ms 100 --measure-ms 100
 
-A variant is a folder of files that take the place of those in kernels/ (tessera/fwd_sm90.cuh). The options are
+A variant is a folder of files that take the place of those in kernels/ (tessera/fwd_sm90/kernel.cuh). The options are
 bench/cuda_against_pytorch.py's, behind --direction forward --contestants tessera cudnn. Every tree is built
 (scripts/gpu_python.sh) and compiles its kernels beside the others; then they are measured in turns, each round in the other
 order, in the first with results held against float64. Prints how many times as fast as this tree a variant is, by cell and in

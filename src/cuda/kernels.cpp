@@ -21,6 +21,12 @@ const char* name_of(const FwdConfig& config) {
   return config.spread_rows ? "fwd_sm80_persistent" : "fwd_sm80";
 }
 
+const char* header_of(const FwdConfig& config) {
+  if (config.pairs) return "tessera/fwd_sm80/pairs.cuh";
+  if (config.bulk) return "tessera/fwd_sm80/bulk.cuh";
+  return config.spread_rows ? "tessera/fwd_sm80/persistent.cuh" : "tessera/fwd_sm80/kernel.cuh";
+}
+
 const char* shared_memory_of(const FwdConfig& config) {
   if (config.pairs) return "FwdPairsSharedMemory";
   if (config.bulk) return "FwdBulkSharedMemory";
@@ -83,6 +89,7 @@ int64_t smem_bytes(const BwdConfig& config) {
 
 KernelSpec spec_of(const FwdConfig& config) {
   return {.name = name_of(config),
+          .header = header_of(config),
           .params = config.bulk ? "FwdBulkParams" : "FwdParams",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
@@ -93,6 +100,7 @@ KernelSpec spec_of(const FwdConfig& config) {
 
 KernelSpec spec_of(const FwdSm90Config& config) {
   return {.name = "fwd_sm90",
+          .header = "tessera/fwd_sm90/kernel.cuh",
           .params = "FwdSm90Params",
           .config = config_text(config),
           .threads = (config.consumers + 1) * kWarpgroupThreads,
@@ -103,6 +111,7 @@ KernelSpec spec_of(const FwdSm90Config& config) {
 
 KernelSpec spec_of(const CombineConfig& config) {
   return {.name = "combine",
+          .header = "tessera/combine/kernel.cuh",
           .params = "CombineParams",
           .config = config_text(config),
           .threads = kCombineWarps * kWarpThreads,
@@ -113,6 +122,7 @@ KernelSpec spec_of(const CombineConfig& config) {
 
 KernelSpec spec_of(const BwdConfig& config) {
   return {.name = "bwd_sm80",
+          .header = "tessera/bwd_sm80/kernel.cuh",
           .params = "BwdParams",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
@@ -123,6 +133,7 @@ KernelSpec spec_of(const BwdConfig& config) {
 
 KernelSpec spec_of(const BwdRowsConfig& config) {
   return {.name = "bwd_rows",
+          .header = "tessera/bwd_sm80/rows.cuh",
           .params = "BwdParams",
           .config = config_text(config),
           .threads = kBwdRowsThreads,

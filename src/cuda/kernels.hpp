@@ -6,7 +6,6 @@
 #include "cuda/runtime/codegen.hpp"
 #include "cuda/runtime/launch_list.hpp"
 #include "tessera/config.hpp"
-#include "tessera/params.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {

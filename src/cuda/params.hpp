@@ -2,7 +2,6 @@
 #pragma once
 
 #include "tessera/config.hpp"
-#include "tessera/params.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
@@ -27,7 +26,7 @@ ScoreConfig score_config(const tessera_problem& problem);
 
 void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tessera_buffers& buffers);
 
-// Tiles of `block` rows: of each sequence, or, packed, the slots of all of them (core/scheduler.cuh). `rows_a_query` heads
+// Tiles of `block` rows: of each sequence, or, packed, the slots of all of them (attention/scheduler.cuh). `rows_a_query` heads
 // are packed into a query's rows.
 int64_t tiles_of(bool packed, int64_t batch, int64_t rows, int64_t rows_a_query, int64_t block);
 

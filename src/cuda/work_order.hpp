@@ -1,10 +1,10 @@
-// Persistent blocks: how many there are, and the order in which they take works, the numbers that core/work_order.hpp
+// Persistent blocks: how many there are, and the order in which they take works, the numbers that attention/work_order.hpp
 // reads.
 #pragma once
 
 #include <cstdint>
 
-#include "tessera/params.hpp"
+#include "tessera/config.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {

@@ -41,8 +41,8 @@ TEST(FwdSm90Cases, AreServedByIt) {
   EXPECT_GE(in_clusters, 12) << "both types, every shape of tile and of chunks";
 }
 
-// What a lane's sum may reach against a reference that is too low, kernels/tessera/fwd_sm90.cuh, and the reference beyond
-// which a maximum is always taken, core/online_softmax.cuh.
+// What a lane's sum may reach against a reference that is too low, kernels/tessera/fwd_sm90/kernel.cuh, and the reference beyond
+// which a maximum is always taken, attention/softmax.cuh.
 constexpr double kPromptBound_log2 = 6, kHugeScore_log2 = 0x1p22;
 
 // Whether a row, after its first tile of keys, meets in a tile, from the first to the last, a score that passes all before

@@ -42,7 +42,7 @@ constexpr CombineConfig kConfig{Dtype::kFloat16, Dtype::kFloat32};
 
 TEST(CudaCodegen, NamesTheTemplateAndItsConfig) {
   const std::string source = source_of(spec_of(kConfig));
-  EXPECT_PRED2(contains, source, "#include \"tessera/combine.cuh\"");
+  EXPECT_PRED2(contains, source, "#include \"tessera/combine/kernel.cuh\"");
   EXPECT_PRED2(contains, source,
                "__launch_bounds__(128, 5)\ntessera_combine(const __grid_constant__ tessera::CombineParams p)");
   EXPECT_PRED2(
@@ -94,7 +94,7 @@ TEST(CudaCodegen, EveryFieldIsPartOfTheKey) {
 TEST(CudaSources, EmbedTheKernels) {
   bool found = false;
   for (int i = 0; i < kNumKernelHeaders; ++i) {
-    if (std::string(kKernelHeaders[i].name) != "tessera/combine.cuh") continue;
+    if (std::string(kKernelHeaders[i].name) != "tessera/combine/kernel.cuh") continue;
     found = true;
     EXPECT_PRED2(contains, kKernelHeaders[i].text, "combine");
   }

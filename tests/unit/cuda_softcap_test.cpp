@@ -1,4 +1,4 @@
-// The kernels' softcap, kernels/tessera/core/softcap.cuh, on the host (tests/emulated_warp), against tanh in float64.
+// The kernels' softcap, kernels/tessera/attention/score/softcap.cuh, on the host (tests/emulated_warp), against tanh in float64.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "tessera/core/softcap.cuh"
+#include "tessera/attention/score/softcap.cuh"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-// The kernels' online softmax, kernels/tessera/core/online_softmax.cuh, by a warp on the host (tests/emulated_warp): each way
+// The kernels' online softmax, kernels/tessera/attention/softmax.cuh, by a warp on the host (tests/emulated_warp): each way
 // that a kernel goes through it, against softmax in float64.
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/online_softmax.cuh"
+#include "tessera/attention/softmax.cuh"
 
 namespace tessera {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda/work_order.hpp"
-#include "tessera/core/work_order.hpp"
+#include "tessera/attention/work_order.hpp"
 
 namespace tessera::cuda {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tessera/bwd_sm90/config.hpp"
-#include "tessera/core/query_slots.cuh"
+#include "tessera/bwd_sm80/query_slots.cuh"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 // reads at run time. Plain structs and constexpr functions, the same text for the host and the device.
 #pragma once
 
-#include "tessera/params.hpp"
+#include "tessera/bwd_sm80/config.hpp"
 
 namespace tessera {
 

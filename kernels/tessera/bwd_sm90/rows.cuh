@@ -4,7 +4,7 @@
 // Grid: one block for each tile of block_m queries and query head, 128 threads.
 #pragma once
 
-#include "tessera/bwd_rows.cuh"
+#include "tessera/bwd_sm80/rows.cuh"
 #include "tessera/bwd_sm90/config.hpp"
 #include "tessera/ptx/griddepcontrol.cuh"
 

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "tessera/bwd_sm90/shared.cuh"
-#include "tessera/core/score.cuh"
+#include "tessera/attention/score/score.cuh"
 #include "tessera/tile/element.cuh"
 
 namespace tessera {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tessera/bwd_sm90/block.cuh"
-#include "tessera/core/pipeline.cuh"
+#include "tessera/tile/pipeline.cuh"
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/ptx/griddepcontrol.cuh"

@@ -1,8 +1,7 @@
 // What every device file needs: how functions are declared, and addresses in shared memory.
 #pragma once
 
-#include "tessera/config.hpp"
-#include "tessera/params.hpp"
+#include "tessera/types.hpp"
 
 #define TESSERA_DEVICE __device__ __forceinline__
 

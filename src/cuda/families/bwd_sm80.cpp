@@ -1,4 +1,4 @@
-// The backward kernels, kernels/tessera/bwd_sm80.cuh and bwd_rows.cuh: which tiles they are compiled for, how much
+// The backward kernels, kernels/tessera/bwd_sm80: which tiles they are compiled for, how much
 // memory they need, and their launches. Every number depends on the problem and the GPU alone.
 #include <algorithm>
 #include <cstdint>

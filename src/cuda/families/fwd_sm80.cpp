@@ -1,4 +1,4 @@
-// The forward kernels of kernels/tessera/fwd_sm80.cuh, fwd_sm80_bulk.cuh, fwd_sm80_persistent.cuh and fwd_sm80_pairs.cuh:
+// The forward kernels of kernels/tessera/fwd_sm80:
 // which tiles they are compiled for, how much memory they need, and their launch. Every number depends on the problem and
 // the GPU alone.
 #include "cuda/families/fwd_sm80.hpp"

@@ -5,7 +5,7 @@
 
 #include "cuda/runtime/launch_list.hpp"
 #include "tessera/config.hpp"
-#include "tessera/params.hpp"
+#include "tessera/config.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {

@@ -1,4 +1,4 @@
-// The forward kernel of kernels/tessera/fwd_sm90.cuh: what it takes, and its launch. Every number depends on the problem
+// The forward kernel of kernels/tessera/fwd_sm90/kernel.cuh: what it takes, and its launch. Every number depends on the problem
 // and the GPU alone.
 #include <algorithm>
 #include <cinttypes>

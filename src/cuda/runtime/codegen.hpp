@@ -17,7 +17,8 @@ struct Limits {
 
 // One kernel to be had: what its source says and what a launch of it needs.
 struct KernelSpec {
-  const char* name = "";    // "fwd_sm80": the header, the template, and after "tessera_" the symbol
+  const char* name = "";    // "fwd_sm80": the template, and after "tessera_" the symbol
+  const char* header = "";  // "tessera/fwd_sm80/kernel.cuh"
   const char* params = "";  // "FwdParams"
   std::string config;       // the template's argument, config_text() of it
   int32_t threads = 0, blocks_per_sm = 1;

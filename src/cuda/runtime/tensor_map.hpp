@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cuda/runtime/driver.hpp"
-#include "tessera/params.hpp"
+#include "tessera/config.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {

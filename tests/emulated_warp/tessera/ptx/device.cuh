@@ -4,8 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "tessera/config.hpp"
-#include "tessera/params.hpp"
+#include "tessera/types.hpp"
 #include "warp.hpp"
 
 #define TESSERA_DEVICE inline

@@ -1,0 +1,75 @@
+// Philox4x32-10 (Salmon et al., 2011) as core/philox.hpp of the host defines dropout by it: one call decides, of query i,
+// the eight keys {2c, 2c + 1} + {0, 8, 16, 24} of a group of 32, which is what a lane owns of four tiles of 16 x 8.
+#pragma once
+
+#include "tessera/attention/problem.hpp"
+#include "tessera/ptx/device.cuh"
+
+namespace tessera {
+
+struct PhiloxWords {
+  uint32 word[4];
+};
+
+// The keys of the rounds are parameters, for the additions that make each from the one before are a fifth of the instructions.
+TESSERA_DEVICE PhiloxWords philox4x32_10(uint32 x0, uint32 x1, uint32 x2, uint32 x3,
+                                         const uint32 (&keys)[kPhiloxRounds][2]) {
+  constexpr uint32 kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u;
+#pragma unroll
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint32 high0 = __umulhi(kMultiplier0, x0), low0 = kMultiplier0 * x0;
+    const uint32 high1 = __umulhi(kMultiplier1, x2), low1 = kMultiplier1 * x2;
+    x0 = high1 ^ x1 ^ keys[round][0];
+    x1 = low1;
+    x2 = high0 ^ x3 ^ keys[round][1];
+    x3 = low0;
+  }
+  return {{x0, x1, x2, x3}};
+}
+
+// Words of query `query` of head b * Hq + h for the keys 32 group + {2 pair, 2 pair + 1} + {0, 8, 16, 24}: keys 8 t + 2
+// pair and the next one are the low and the high half of word t.
+TESSERA_DEVICE PhiloxWords dropout_words(const ProblemParams& p, int head, int query, int group, int pair) {
+  return philox4x32_10(static_cast<uint32>(4 * group + pair), static_cast<uint32>(query), static_cast<uint32>(head),
+                       p.dropout_offset, p.dropout_keys);
+}
+
+// threshold: below 2^16.
+TESSERA_DEVICE bool keeps_low(uint32 word, uint32 threshold) { return word << 16 >= threshold << 16; }
+TESSERA_DEVICE bool keeps_high(uint32 word, uint32 threshold) { return word >= threshold << 16; }
+
+// Zero for what dropout takes away of a query's weights, a lane's share of tiles of 8 keys from `key` on: of each the
+// elements 2 half and 2 half + 1.
+template <int kN>
+TESSERA_DEVICE void drop(float (&weights)[kN][4], int half, const ProblemParams& p, int head, int query, int key) {
+  static_assert(kN == 2 || kN % 4 == 0, "a call of Philox decides four tiles of 8 keys");
+#pragma unroll
+  for (int n = 0; n < kN; n += 4) {
+    const PhiloxWords words = dropout_words(p, head, query, (key + n * 8) / 32, static_cast<int>(threadIdx.x) % 4);
+#pragma unroll
+    for (int t = 0; t < (kN < 4 ? kN : 4); ++t) {
+      // A tile of 16 keys is either half of a group.
+      const uint32 word = kN == 2 && key % 32 != 0 ? words.word[(t + 2) % 4] : words.word[t];
+      if (!keeps_low(word, p.dropout_threshold)) weights[n + t][2 * half] = 0.0f;
+      if (!keeps_high(word, p.dropout_threshold)) weights[n + t][2 * half + 1] = 0.0f;
+    }
+  }
+}
+
+// Where a lane's row is a key and its columns are two queries, `query` and the next: bits[e][t] of query `query` + e and of the
+// keys 32 group + row + {16 t, 16 t + 8}, in the low half and the high. A call has the words of two neighbouring keys, of which
+// each lane wants one: so one of the two calls is the neighbour's, who wants the other half of mine. By all lanes of a warp.
+TESSERA_DEVICE void transposed_dropout_bits(uint32 (&bits)[2][2], const ProblemParams& p, int head, int query, int group,
+                                            int row) {
+  const bool odd = row % 2 != 0;
+  const PhiloxWords words = dropout_words(p, head, query + odd, group, row / 2);
+#pragma unroll
+  for (int t = 0; t < 2; ++t) {
+    const uint32 low = __byte_perm(words.word[2 * t], words.word[2 * t + 1], 0x5410);
+    const uint32 high = __byte_perm(words.word[2 * t], words.word[2 * t + 1], 0x7632);
+    const uint32 mine = odd ? high : low, got = __shfl_xor_sync(0xffffffff, odd ? low : high, 4);
+    bits[0][t] = odd ? got : mine, bits[1][t] = odd ? mine : got;
+  }
+}
+
+}  // namespace tessera

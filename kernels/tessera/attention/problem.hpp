@@ -1,0 +1,46 @@
+// The problem, as every kernel reads it at run time: filled in by the host, passed by value.
+#pragma once
+
+#include "tessera/attention/divisor.hpp"
+#include "tessera/types.hpp"
+
+namespace tessera {
+
+inline constexpr int kPhiloxRounds = 10;  // attention/dropout.cuh
+
+// The problem: the same for every kernel.
+struct ProblemParams {
+  int batch;
+  Divisor heads_q, heads_kv, group;  // group = heads_q / heads_kv
+  int head_dim, head_dim_v;
+  int seqlen_q, seqlen_k;   // dense: of every sequence; paged: seqlen_k is what the page table can hold
+  int64 rows_total;         // queries of the whole batch
+  const int* cu_seqlens_q;  // [batch + 1] or NULL
+  const int* cu_seqlens_k;  // [batch + 1] or NULL
+  const int* seqused_k;     // [batch] or NULL
+  int64 cu_seqlens_q_stride, cu_seqlens_k_stride, seqused_k_stride;
+  int rows_q, rows_k;              // packed: rows of q and of k, v, which no offset may pass
+  int max_seqlen_q, max_seqlen_k;  // the most that a sequence can have, by the layouts and the problem's word
+  RowTensor q, k, v;
+  const int* page_table;  // [batch, max_pages]
+  int64 page_table_batch, page_table_col;
+  int page_size, pages;
+
+  float scale, scale_log2;  // scale * log2(e): scores are held in log2 units
+  float softcap;
+  int causal, top_left;
+  int window_left, window_right;  // -1: unbounded
+  ScoreTensor bias, mask, block_mask;
+  int entry_keys;  // 8 or 2: the entries of bias and mask for so many keys, the first a multiple, can be read at once; else 1
+  int mask_block_q, mask_block_k;
+  int head_by_head;  // 1: one head of all sequences after the other's, not one sequence's heads: attention/scheduler.cuh
+  const float* alibi_slopes;
+  int64 alibi_batch, alibi_head;
+  const float* sink;  // [heads_q] or NULL
+  int64 sink_head;
+  float dropout_scale;  // 1 / (1 - p)
+  uint32 dropout_threshold, dropout_offset;
+  uint32 dropout_keys[kPhiloxRounds][2];
+};
+
+}  // namespace tessera

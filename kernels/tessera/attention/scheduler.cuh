@@ -1,0 +1,58 @@
+// Which head and sequence a block works on.
+#pragma once
+
+#include "tessera/attention/score/config.hpp"
+#include "tessera/attention/sequence.cuh"
+#include "tessera/attention/work_order.hpp"
+
+namespace tessera {
+
+struct SequenceHead {
+  int batch, head;
+};
+
+// Which of the batch's heads comes at `index`; packed: which head. Of one sequence they share a mask, as a rule, and keys.
+// But where all sequences share a bias (or mask) of which every head has its own, one head of all of them comes first: its
+// entries come from memory once, and for the other sequences' tiles they are in the L2 cache.
+template <ScoreConfig kScore, class Heads>
+TESSERA_DEVICE SequenceHead sequence_head(const ProblemParams& p, int index, const Heads& heads) {
+  if (kScore.entries() && p.head_by_head) return {index % p.batch, index / p.batch};
+  return {index / heads, index % heads};
+}
+
+// Tiles of a packed batch stand in slots. Sequence b, whose rows start at row cu[b], has the slots from cu[b] / rows + b
+// on, `rows` being a tile's: since ceil(n / rows) <= floor((r + n) / rows) + 1 for any r < rows, the slots of two
+// sequences never overlap, and no prefix sum over lengths is needed. The grid has total / rows + batch of them.
+template <int kRows>
+TESSERA_DEVICE int slot_begin(const ProblemParams& p, const int* offsets, int64 stride, int64 limit, int rows_a_query,
+                              int b) {
+  const int64 rows = min(max(static_cast<int64>(offsets[b * stride]), static_cast<int64>(0)), limit) * rows_a_query;
+  return static_cast<int>(rows / kRows) + b;
+}
+
+// The sequence that owns a slot.
+template <int kRows>
+TESSERA_DEVICE int find_sequence(const ProblemParams& p, const int* offsets, int64 stride, int64 limit,
+                                 int rows_a_query, int slot) {
+  int low = 0, high = p.batch;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (slot_begin<kRows>(p, offsets, stride, limit, rows_a_query, middle) <= slot) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Which of its tiles the sequence that owns a slot has there: none of them, and a large number, where the slot lies before the
+// first sequence's.
+template <int kRows>
+TESSERA_DEVICE int tile_at_slot(const ProblemParams& p, const int* offsets, int64 stride, int64 limit, int rows_a_query,
+                                int slot, int b) {
+  const int tile = slot - slot_begin<kRows>(p, offsets, stride, limit, rows_a_query, b);
+  return tile < 0 ? 0x7fffffff : tile;
+}
+
+}  // namespace tessera

@@ -1,0 +1,35 @@
+// What changes a score between the product q . k and its exponential.
+#pragma once
+
+#include "tessera/types.hpp"
+
+namespace tessera {
+
+// What is done to a score beside scale and causal, window and length, which every kernel has.
+struct ScoreConfig {
+  bool softcap;
+  bool bias;
+  Dtype bias_dtype;
+  bool alibi;
+  bool mask;
+  bool block_mask;
+  bool dropout;
+  bool scale_first;  // scale <= 0: the largest product is not the largest score
+
+  TESSERA_HOST_DEVICE constexpr bool any() const {
+    return softcap || bias || alibi || mask || block_mask || dropout || scale_first;
+  }
+  // Entries of a tensor for each score, or for each block of them.
+  TESSERA_HOST_DEVICE constexpr bool entries() const { return bias || mask || block_mask; }
+  // Whether entries of a tile of `keys` keys are read as eight neighbours, for which the keys stand in lane order
+  // (tile/shared_tile.cuh). A call of Philox has the keys of the other order.
+  TESSERA_HOST_DEVICE constexpr bool lane_order(int keys) const {
+    return entries() && !block_mask && !dropout && keys % 32 == 0;
+  }
+  // Something is added to a score.
+  TESSERA_HOST_DEVICE constexpr bool adds() const { return bias || alibi; }
+  // Scores are changed before they are exponentiated, not scaled by the same instruction.
+  TESSERA_HOST_DEVICE constexpr bool scaled() const { return softcap || adds() || scale_first; }
+};
+
+}  // namespace tessera

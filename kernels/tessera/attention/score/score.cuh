@@ -1,0 +1,103 @@
+// From a product q . k to a score: scale, softcap, bias, ALiBi, masks, in the order that tessera.h defines.
+// One element at a time, so that the forward pass, whose rows are queries, and the backward pass, whose rows are keys,
+// have the same text.
+#pragma once
+
+#include "tessera/attention/mask.cuh"
+#include "tessera/attention/score/config.hpp"
+#include "tessera/attention/score/softcap.cuh"
+#include "tessera/attention/sequence.cuh"
+#include "tessera/attention/softmax.cuh"
+
+namespace tessera {
+
+// What the elements of one query share.
+template <ScoreConfig kCfg>
+struct ScoreRow {
+  int query;
+  KeyRange keys;  // visible by position
+  float slope_log2;
+  const char *bias, *mask, *block_mask;  // entry (b, h, query, key 0)
+
+  TESSERA_DEVICE ScoreRow(const ProblemParams& p, const Sequence& s, int batch, int head, int query)
+      : query(query), keys(visible_keys(p, s, query)) {
+    if constexpr (kCfg.alibi) {
+      slope_log2 = p.alibi_slopes[p.alibi_batch * batch + p.alibi_head * head] * kLog2e;
+    }
+    if constexpr (kCfg.bias) {
+      const int64 at = p.bias.batch * batch + p.bias.head * head + p.bias.row * query;
+      bias = static_cast<const char*>(p.bias.data) + at * dtype_bytes(kCfg.bias_dtype);
+    }
+    if constexpr (kCfg.mask) {
+      mask = static_cast<const char*>(p.mask.data) + p.mask.batch * batch + p.mask.head * head + p.mask.row * query;
+    }
+    if constexpr (kCfg.block_mask) {
+      block_mask = static_cast<const char*>(p.block_mask.data) + p.block_mask.batch * batch + p.block_mask.head * head +
+                   p.block_mask.row * (query / p.mask_block_q);
+    }
+  }
+};
+
+struct Score {
+  float value;  // times score_unit in log2 units; -inf where the key is not visible
+  float slope;  // d(capped score) / d(score): 1 - tanh^2, for the gradient through the softcap
+};
+
+// What bias and masks say of one key.
+struct ScoreEntry {
+  float bias = 0.0f;
+  bool shown = true;
+};
+template <ScoreConfig kCfg>
+TESSERA_DEVICE ScoreEntry load_entry(const ProblemParams& p, const ScoreRow<kCfg>& row, int key) {
+  ScoreEntry entry;
+  if constexpr (kCfg.bias) entry.bias = load_element<kCfg.bias_dtype>(row.bias, p.bias.col * key);
+  if constexpr (kCfg.mask) entry.shown = row.mask[p.mask.col * key];
+  if constexpr (kCfg.block_mask) entry.shown &= row.block_mask[p.block_mask.col * (key / p.mask_block_k)] != 0;
+  return entry;
+}
+
+// What a score is still to be multiplied by, in the same instruction as its reference is taken off. Where nothing is added to a
+// score, that is all of the scale, or what is multiplied to a tanh.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE float score_unit(const ProblemParams& p) {
+  if constexpr (kCfg.adds()) return 1.0f;
+  if constexpr (kCfg.softcap) return capped_unit(p);
+  return kCfg.scale_first ? 1.0f : p.scale_log2;
+}
+
+// Scaled and capped.
+template <ScoreConfig kCfg, bool kSmall = false>
+TESSERA_DEVICE Score capped_score(const ProblemParams& p, float product) {
+  if constexpr (!kCfg.scaled()) return {product, 1.0f};
+  if constexpr (!kCfg.softcap) return {product * p.scale_log2, 1.0f};
+  const float t = quadruple_tanh<kSmall>(softcap_input(p, product));
+  return {kCfg.adds() ? t * capped_unit(p) : t, fmaf(t, -0.0625f * t, 1.0f)};
+}
+
+// Bias, ALiBi and masks of key + offset, which the query sees by position. Of keys with one `key` and offsets that the compiler
+// knows, ALiBi is two instructions each.
+template <ScoreConfig kCfg>
+TESSERA_DEVICE Score visible_score(const Sequence& s, const ScoreRow<kCfg>& row, int key, int offset, Score r,
+                                   const ScoreEntry& entry) {
+  if constexpr (kCfg.bias) r.value = fmaf(entry.bias, kLog2e, r.value);
+  if constexpr (kCfg.alibi) {
+    const float from_key = row.slope_log2 * static_cast<float>(row.query + s.sk - s.sq - key);
+    r.value -= fabsf(fmaf(-row.slope_log2, static_cast<float>(offset), from_key));
+  }
+  if constexpr (kCfg.mask || kCfg.block_mask) {
+    if (!entry.shown) r.value = -infinity();
+  }
+  return r;
+}
+
+template <ScoreConfig kCfg>
+TESSERA_DEVICE Score score(const ProblemParams& p, const Sequence& s, const ScoreRow<kCfg>& row, int key,
+                           float product) {
+  const Score r = capped_score<kCfg>(p, product);
+  const bool visible = key >= row.keys.low && key <= row.keys.high;
+  if (!visible) return {-infinity(), r.slope};
+  return visible_score(s, row, key, 0, r, load_entry(p, row, key));
+}
+
+}  // namespace tessera

@@ -1,0 +1,48 @@
+// One sequence of the batch. Offsets and lengths that lie outside what the tensors hold
+// are taken as the nearest that does not: a kernel cannot refuse.
+#pragma once
+
+#include "tessera/attention/problem.hpp"
+#include "tessera/ptx/device.cuh"
+
+namespace tessera {
+
+struct Sequence {
+  int q_begin, sq;  // its queries are rows q_begin ... of q
+  int k_begin, sk;  // its keys that are in use
+  int k_rows;       // its keys with those behind seqused_k
+  int64 row_begin;  // its first query among all of the batch's
+};
+
+TESSERA_DEVICE int clamp(int x, int low, int high) { return min(max(x, low), high); }
+
+// kUneven: they may be packed, or use a part of their keys.
+template <bool kUneven = true>
+TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
+  Sequence s;
+  s.q_begin = 0, s.sq = p.seqlen_q;
+  s.k_begin = 0, s.k_rows = p.seqlen_k;
+  s.row_begin = static_cast<int64>(b) * p.seqlen_q;
+  if (kUneven && p.cu_seqlens_q) {
+    s.q_begin = clamp(p.cu_seqlens_q[b * p.cu_seqlens_q_stride], 0, p.rows_q);
+    const int end = clamp(p.cu_seqlens_q[(b + 1) * p.cu_seqlens_q_stride], s.q_begin, p.rows_q);
+    s.sq = min(end - s.q_begin, p.max_seqlen_q);
+    s.row_begin = s.q_begin;
+  }
+  if (kUneven && p.cu_seqlens_k) {
+    s.k_begin = clamp(p.cu_seqlens_k[b * p.cu_seqlens_k_stride], 0, p.rows_k);
+    const int end = clamp(p.cu_seqlens_k[(b + 1) * p.cu_seqlens_k_stride], s.k_begin, p.rows_k);
+    s.k_rows = min(end - s.k_begin, p.max_seqlen_k);
+  }
+  s.sk = s.k_rows;
+  if (kUneven && p.seqused_k) s.sk = clamp(p.seqused_k[b * p.seqused_k_stride], 0, min(s.k_rows, p.max_seqlen_k));
+  return s;
+}
+
+TESSERA_DEVICE Sequence uniform(Sequence s) {
+  s.q_begin = uniform(s.q_begin), s.sq = uniform(s.sq);
+  s.k_begin = uniform(s.k_begin), s.sk = uniform(s.sk), s.k_rows = uniform(s.k_rows);
+  return s;
+}
+
+}  // namespace tessera

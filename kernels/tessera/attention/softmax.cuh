@@ -1,0 +1,211 @@
+// The online softmax of one warp's rows (Milakov and Gimelshein, 2018; FlashAttention, algorithm 1): a reference and a
+// sum for each row, so that softmax(s) = 2^(s - ref) / sum when all keys have passed.
+#pragma once
+
+#include "tessera/tile/numbers.cuh"
+#include "tessera/tile/product.cuh"
+
+namespace tessera {
+
+// The reference moves only when a maximum passes it by this much (log2 units): most tiles then rescale nothing. Exact,
+// since the same reference divides out at the end; float16 holds 2^8.
+inline constexpr float kRescaleThreshold_log2 = 8.0f;
+
+// Over the four lanes that share a row.
+TESSERA_DEVICE float row_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+TESSERA_DEVICE float row_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// A sink, a score without a value, joins a row's sum; the answer is what the row's O is to be multiplied by.
+TESSERA_DEVICE float join_sink(float sink_log2, float& ref, float& sum) {
+  const float joint = fmaxf(sink_log2, ref);
+  const float scale = ptx::ex2_approx_ftz(ref - joint);
+  sum = sum * scale + ptx::ex2_approx_ftz(sink_log2 - joint);
+  ref = joint;
+  return scale;
+}
+
+// Against a reference that is too low a lane's share of a tile's sum may reach this before the tile is done again with a
+// new one: so far from what float16 (bfloat16 and float32) holds that neither P nor O overflows.
+template <Dtype kDtype>
+inline constexpr float kOptimisticBound = kDtype == Dtype::kFloat16 ? 0x1p14f : 0x1p40f;
+
+// Beyond it the rounding of a score alone is worth powers of two, and the reference must be subtracted from the very number
+// that it was taken from: the product rounded, not fused.
+inline constexpr float kHugeScore_log2 = 0x1p22f;
+
+// Of two rows, a lane's sums over a tile: of the even columns and of the odd, since one chain of additions would be what all
+// waits for.
+struct SumParts {
+  float part[2][2];
+  TESSERA_DEVICE float of(int half) const { return part[half][0] + part[half][1]; }
+};
+
+template <int kM>
+struct OnlineSoftmax {
+  float ref[kM][2];    // log2 units, -inf before the first visible key
+  float sum[kM][2];    // this lane's share
+  bool ready = false;  // every row of the warp has a reference, and not a huge one
+
+  TESSERA_DEVICE OnlineSoftmax() { reset(); }
+
+  TESSERA_DEVICE void reset() {
+    ready = false;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) ref[m][half] = -infinity(), sum[m][half] = 0.0f;
+  }
+
+  // s times `scale` (log2 units) -> P in place, and O rescaled where the reference moved.
+  template <int kN, int kD>
+  TESSERA_DEVICE void update(float (&s)[kM][kN][4], float scale, float (&o)[kM][kD][4]) {
+    float alpha[kM][2];
+    bool fresh = true;  // before a first visible key O is zero
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) fresh &= ref[m][half] == -infinity();
+    const bool moves = move_reference(s, scale, alpha);
+    if (moves && !fresh) rescale(alpha, o);
+    exponentiate(s, scale);
+  }
+
+  // update() in its three parts, for a caller whose O is not to be had at once. The reference moves to the maximum of s where
+  // that passes it; alpha is what O is to be rescaled by, and the answer whether any row of the warp is.
+  template <int kN>
+  TESSERA_DEVICE bool move_reference(const float (&s)[kM][kN][4], float scale, float (&alpha)[kM][2],
+                                     float threshold_log2 = kRescaleThreshold_log2) {
+    bool moves = false, moderate = true;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float best = -infinity();
+#pragma unroll
+        for (int n = 0; n < kN; ++n) best = fmaxf(best, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+        best = row_max(best) * scale;
+        const float old = ref[m][half];
+        const bool passes = best > old + threshold_log2;  // -inf + 8 = -inf: the first finite one passes
+        ref[m][half] = passes ? best : old;
+        alpha[m][half] = passes ? ptx::ex2_approx_ftz(old - best) : 1.0f;
+        sum[m][half] *= alpha[m][half];
+        moves |= passes;
+        moderate &= fabsf(ref[m][half]) < kHugeScore_log2;
+      }
+    ready = __all_sync(0xffffffff, moderate);
+    return __any_sync(0xffffffff, moves);
+  }
+
+  // Before anything is taken against it: the result is the same, and later scores have more room.
+  TESSERA_DEVICE void raise_reference(float by_log2) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) ref[m][half] += by_log2;
+  }
+
+  // P against the references as they are, one way for all rows: a row without a reference has scores of -inf alone, and where
+  // one is huge, products are rounded before it is taken off.
+  template <int kN>
+  TESSERA_DEVICE void exponentiate(float (&s)[kM][kN][4], float scale) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      float minus_ref[2], before[2], fused[2];  // what a score is multiplied by: rounded, and not
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        minus_ref[half] = ref[m][half] == -infinity() ? 0.0f : -ref[m][half];
+        const bool huge = fabsf(minus_ref[half]) >= kHugeScore_log2;
+        before[half] = huge ? scale : 1.0f, fused[half] = huge ? 1.0f : scale;
+      }
+      if (!ready) [[unlikely]] {
+#pragma unroll
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[m][n][e] *= before[e / 2];
+      }
+      SumParts total;
+      make_exponentials<0, kN>(s[m], fused, minus_ref, total);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum[m][half] += total.of(half);
+    }
+  }
+
+  template <int kD>
+  TESSERA_DEVICE void rescale(const float (&alpha)[kM][2], float (&o)[kM][kD][4]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int d = 0; d < kD; ++d)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[m][d][e] *= alpha[m][e / 2];
+  }
+
+  // The same against the references as they are: no maximum, no rescaling, nothing that waits for the whole tile. False:
+  // a sum passed the bound, nothing was added, and the tile is to be done again by update(), from the products on. Exact
+  // either way: softmax does not depend on the reference. Wants `ready` and a tile of visible keys alone.
+  template <Dtype kDtype, int kN>
+  TESSERA_DEVICE bool try_update(float (&s)[kM][kN][4], float scale) {
+    SumParts total[kM];
+    exponentiate_as_is<0, kN>(s, scale, total);
+    return accept(total, kOptimisticBound<kDtype>);
+  }
+
+  // try_update() in its two parts, for a caller that has something to do between two shares of the columns: of s[m] the
+  // fragments kFrom ... kTo - 1, from 0 on in turn.
+  template <int kFrom, int kTo, int kN>
+  TESSERA_DEVICE void exponentiate_as_is(float (&s)[kM][kN][4], float scale, SumParts (&total)[kM]) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      const float factor[2] = {scale, scale}, minus_ref[2] = {-ref[m][0], -ref[m][1]};
+      make_exponentials<kFrom, kTo>(s[m], factor, minus_ref, total[m]);
+    }
+  }
+  TESSERA_DEVICE bool accept(const SumParts (&total)[kM], float bound) {
+    bool fits = true;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) fits &= total[m].of(half) < bound;  // a NaN does not
+    if (!__all_sync(0xffffffff, fits)) return false;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum[m][half] += total[m].of(half);
+    return true;
+  }
+
+  // The whole row's sum, in each of its lanes. Once, at the end.
+  TESSERA_DEVICE void finish() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum[m][half] = row_sum(sum[m][half]);
+  }
+
+ private:
+  // Of a tile's 16 rows: s -> 2^(s factor + minus_ref), which join `total`, or with the first fragment begin it.
+  template <int kFrom, int kTo, int kN>
+  TESSERA_DEVICE static void make_exponentials(float (&s)[kN][4], const float (&factor)[2], const float (&minus_ref)[2],
+                                               SumParts& total) {
+#pragma unroll
+    for (int n = kFrom; n < kTo; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[n][e] = ptx::ex2_approx_ftz(fmaf(s[n][e], factor[e / 2], minus_ref[e / 2]));
+        float& part = total.part[e / 2][e % 2];
+        part = n == (e % 2 == 0 ? 0 : kFrom) ? s[n][e] : part + s[n][e];
+      }
+    if constexpr (kTo < kN) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) total.part[half][0] = total.of(half);  // the odd columns begin again
+    }
+  }
+};
+
+}  // namespace tessera

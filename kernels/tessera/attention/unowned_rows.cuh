@@ -1,0 +1,50 @@
+// Rows of packed tensors that belong to no sequence: those before the first sequence's and after the last's. A call owns the
+// whole of its outputs, so blocks that have nothing else to do, or do little, clear these.
+#pragma once
+
+#include "tessera/attention/scheduler.cuh"
+#include "tessera/attention/softmax.cuh"
+
+namespace tessera {
+
+struct UnownedRows {
+  int begin, end;  // the sequences have rows begin ... end - 1
+  int count;       // of the others
+
+  TESSERA_DEVICE UnownedRows(const ProblemParams& p, const int* offsets, int64 stride, int rows)
+      : begin(clamp(offsets[0], 0, rows)),
+        end(clamp(offsets[p.batch * stride], begin, rows)),
+        count(begin + rows - end) {}
+
+  // body(row, head) for every `warps`-th of all rows' heads, from `warp` on.
+  template <class Body>
+  TESSERA_DEVICE void for_each(int heads, int64 warp, int64 warps, Body&& body) const {
+#pragma unroll 1
+    for (int64 i = warp; i < static_cast<int64>(count) * heads; i += warps) {
+      const int n = static_cast<int>(i / heads);
+      body(n < begin ? n : end + n - begin, static_cast<int>(i % heads));
+    }
+  }
+};
+
+// One row of one head becomes 0, by a warp.
+template <Dtype kDtype>
+TESSERA_DEVICE void clear_row(const RowTensor& tensor, int row, int head, int columns) {
+  const int64 at = tensor.row * row + tensor.head * head;
+#pragma unroll 1
+  for (int col = lane_id(); col < columns; col += 32) store_element<kDtype>(tensor.data, at + col, 0.0f);
+}
+
+// o = 0 and LSE = -inf: a share of the rows, by warp `warp` of `warps`.
+template <Dtype kDtype, class Params>
+TESSERA_DEVICE void clear_unowned_outputs(const Params& p, int64 warp, int64 warps) {
+  const UnownedRows rows(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q);
+  rows.for_each(p.heads_q, warp, warps, [&](int row, int head) {
+    clear_row<kDtype>(p.o, row, head, p.head_dim_v);
+    if (p.lse.data && lane_id() == 0) {
+      p.lse.data[p.lse.head * head + p.lse.row * static_cast<int64>(row)] = -infinity();
+    }
+  });
+}
+
+}  // namespace tessera

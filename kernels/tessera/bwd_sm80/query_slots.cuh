@@ -1,0 +1,58 @@
+// What the backward pass keeps for every query between its kernels: tiles of block_m queries, [heads_q, q_slots], so
+// that a tile starts at a multiple of 16 bytes and is as long as any other, whatever the lengths of a packed batch.
+#pragma once
+
+#include "tessera/attention/mask.cuh"
+#include "tessera/attention/scheduler.cuh"
+#include "tessera/bwd_sm80/config.hpp"
+#include "tessera/ptx/atomic.cuh"
+
+namespace tessera {
+
+// The slot of a sequence's first tile.
+template <int kBlockM>
+TESSERA_DEVICE int query_slot(const BwdParams& p, int batch) {
+  if (!p.cu_seqlens_q) return batch * p.q_tiles;
+  return slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, batch);
+}
+
+// The sequence that owns a slot.
+template <int kBlockM>
+TESSERA_DEVICE int slot_owner(const BwdParams& p, int slot) {
+  if (!p.cu_seqlens_q) return slot / p.q_tiles;
+  return find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, slot);
+}
+
+// Whether the keys that a tile of queries sees, from row0 on, are all one block's, so that dQ may be stored, where blocks
+// that share a tile add to zeros.
+template <int kBlockM, int kBlockN>
+TESSERA_DEVICE bool one_block_adds(const ProblemParams& p, const Sequence& s, int row0) {
+  const KeyRange keys = visible_keys(p, s, row0, min(row0 + kBlockM, s.sq) - 1).some;
+  return keys.low <= keys.high && keys.low / kBlockN == keys.high / kBlockN;
+}
+
+// A tile of dQ, [block_m][head_dim] float32, as parts of 16 x 8 in the order of the accumulators, so that what a warp
+// adds at once lies together: with vectors [lane][4], without [4][lane].
+template <int kHeadDim>
+TESSERA_DEVICE float* dq_part(float* tile, int part_row, int part_col) {
+  return tile + (part_row * (kHeadDim / 8) + part_col) * (16 * 8);
+}
+
+TESSERA_DEVICE void dq_add(float* part, int lane, const float (&x)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  ptx::red_add_v4_f32(part + lane * 4, x);
+#else
+#pragma unroll
+  for (int e = 0; e < 4; ++e) ptx::red_add_f32(part + e * 32 + lane, x[e]);
+#endif
+}
+
+TESSERA_DEVICE float4 dq_load(const float* part, int lane) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  return *reinterpret_cast<const float4*>(part + lane * 4);
+#else
+  return make_float4(part[lane], part[32 + lane], part[64 + lane], part[96 + lane]);
+#endif
+}
+
+}  // namespace tessera

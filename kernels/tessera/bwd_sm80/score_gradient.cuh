@@ -1,0 +1,214 @@
+// Scores and their gradients in the backward pass: S^T and dP^T of a warp become P^T and dS^T.
+#pragma once
+
+#include "tessera/bwd_sm80/warps.cuh"
+#include "tessera/attention/score/fragment.cuh"
+#include "tessera/attention/softmax.cuh"
+#include "tessera/attention/dropout.cuh"
+#include "tessera/ptx/atomic.cuh"
+#include "tessera/tile/product.cuh"
+
+namespace tessera {
+
+// A warp's scores S^T and dP^T of one tile of queries: where they stand, and what their queries have.
+struct ScoreTile {
+  int batch, head;
+  int query, key;                         // of the warp's first column and row
+  const float *row_lse_log2, *row_delta;  // of the first column's query on
+};
+
+// Entry (b, h, 0, 0) of dBias.
+TESSERA_DEVICE float* bias_gradient(const BwdParams& p, const ScoreTile& tile) {
+  return static_cast<float*>(p.d_bias.data) + p.d_bias.batch * tile.batch + p.d_bias.head * tile.head;
+}
+
+// Which rows of a warp's tile the query of column `col` sees: keys low ... high of the tile's, from the lane's on.
+TESSERA_DEVICE KeyRange visible_rows(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, int col) {
+  const KeyRange keys = visible_keys(p, s, tile.query + col);
+  const int first = tile.key + lane_row();
+  return {keys.low - first, tile.query + col < s.sq ? keys.high - first : -1};
+}
+
+// P^T in place of S^T (products). kMasked: a mask by position or a sequence's end may run through the tile, and what a query
+// does not see becomes 0; else that is for the caller to do.
+template <bool kMasked, int kM, int kN>
+TESSERA_DEVICE void probabilities(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
+                                  float (&rP)[kM][kN][4]) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    const float2 lse = *reinterpret_cast<const float2*>(tile.row_lse_log2 + n * 8 + lane_col());
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      [[maybe_unused]] KeyRange seen;
+      if constexpr (kMasked) seen = visible_rows(p, s, tile, n * 8 + lane_col() + e);
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = rP[m][n][2 * half + e];
+          x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, e == 0 ? -lse.x : -lse.y));
+          if (kMasked && (m * 16 + half * 8 < seen.low || m * 16 + half * 8 > seen.high)) x = 0.0f;
+        }
+    }
+  }
+}
+
+// dS^T in place of dP^T; probability(m, n, half): P^T at elements 2 half and 2 half + 1. What is not visible becomes 0 by
+// choice, not by multiplication: its dP may be anything.
+template <bool kMasked, int kM, int kN, class Probability>
+TESSERA_DEVICE void score_gradients(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
+                                    float (&rdS)[kM][kN][4], Probability&& probability) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    const float2 delta = *reinterpret_cast<const float2*>(tile.row_delta + n * 8 + lane_col());
+    [[maybe_unused]] KeyRange seen[2];
+    if constexpr (kMasked) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) seen[e] = visible_rows(p, s, tile, n * 8 + lane_col() + e);
+    }
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float2 pair = probability(m, n, half);
+        float &x = rdS[m][n][2 * half], &y = rdS[m][n][2 * half + 1];
+        x = pair.x * (x - delta.x), y = pair.y * (y - delta.y);
+        if constexpr (kMasked) {
+          const int row = m * 16 + half * 8;
+          if (row < seen[0].low || row > seen[0].high) x = 0.0f;
+          if (row < seen[1].low || row > seen[1].high) y = 0.0f;
+        }
+      }
+  }
+}
+
+// body(m, n, e) for the elements that their queries do not see, and which are to become 0. By choice, not by multiplication:
+// they may be anything.
+template <int kM, int kN, class Body>
+TESSERA_DEVICE void for_hidden(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, Body&& body) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const KeyRange seen = visible_rows(p, s, tile, n * 8 + lane_col() + e);
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = m * 16 + half * 8;
+          if (row >= seen.low && row <= seen.high) continue;
+          body(m, n, 2 * half + e);
+        }
+    }
+}
+
+// What bias and mask say of a warp's tile that every query sees whole.
+template <BwdConfig kCfg, int kM, int kN>
+using BwdEntries = EntryPairs<kCfg.score, kN, kM * 2, BwdWarps<kCfg>::kLaneOrder>;
+
+template <BwdConfig kCfg, int kM, int kN>
+TESSERA_DEVICE void load_entries(BwdEntries<kCfg, kM, kN>& entries, const ProblemParams& p, const Sequence& s,
+                                 const ScoreTile& tile) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    entries.load(n, p, ScoreRow<kCfg.score>(p, s, tile.batch, tile.head, tile.query + n * 8 + lane_row()), tile.key);
+  }
+}
+
+// Both with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias gathers dS before
+// the softcap's slope: at once where every query has its own elements, and where all share one, summed in `bias_sum`.
+// kWhole: every query sees the whole tile, and `entries`, transposed, is what bias and mask say of it; or what is hidden is for the
+// caller to hide.
+template <BwdConfig kCfg, bool kWhole, int kM, int kN>
+TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
+                                          const BwdEntries<kCfg, kM, kN>& entries, float (&rP)[kM][kN][4],
+                                          float (&rdS)[kM][kN][4], float (&bias_sum)[kM][2]) {
+  constexpr bool kHides = !kWhole || kCfg.score.entries();
+  const float unit = score_unit<kCfg.score>(p);
+  [[maybe_unused]] float* gdBias = bias_gradient(p, tile);
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    [[maybe_unused]] uint32 bits[(kM + 1) / 2][2][2];
+    if constexpr (kCfg.score.dropout) {
+#pragma unroll
+      for (int m = 0; m < kM; m += 2) {
+        transposed_dropout_bits(bits[m / 2], p, tile.batch * p.heads_q + tile.head, tile.query + n * 8 + lane_col(),
+                                (tile.key + m * 16) / 32, lane_row());
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int col = n * 8 + lane_col() + e, query = tile.query + col;
+      const float lse = tile.row_lse_log2[col], delta = tile.row_delta[col];
+      const ScoreRow<kCfg.score> score_row(p, s, tile.batch, tile.head, kWhole ? query : min(query, s.sq - 1));
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        const bool upper = kM == 1 ? tile.key % 32 != 0 : m % 2 != 0;  // of the 32 keys that a call decides
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          constexpr bool kLaneOrder = BwdWarps<kCfg>::kLaneOrder;
+          const int key0 = tile.key + key_at<kLaneOrder>(0, lane_row()), offset = key_at<kLaneOrder>(m * 2 + half, 0);
+          float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
+          Score score;
+          if constexpr (kWhole) {
+            score = visible_score(s, score_row, key0, offset, capped_score<kCfg.score>(p, x),
+                                  entries.of(n, m * 2 + half, e != 0));
+          } else {
+            score = tessera::score<kCfg.score>(p, s, score_row, key0 + offset, x);
+          }
+          const bool visible = !kHides || (score.value != -infinity() && (kWhole || query < s.sq));
+          const float probability = ptx::ex2_approx_ftz(fmaf(score.value, unit, -lse));
+          bool kept = true;
+          float d_probability = d;
+          if constexpr (kCfg.score.dropout) {
+            const uint32 pair = upper ? bits[m / 2][e][1] : bits[m / 2][e][0];
+            kept = half ? keeps_high(pair, p.dropout_threshold) : keeps_low(pair, p.dropout_threshold);
+            d_probability = kept ? d * p.dropout_scale : 0.0f;
+          }
+          x = visible && kept ? probability : 0.0f;
+          d = visible ? probability * (d_probability - delta) : 0.0f;
+          if constexpr (kCfg.d_bias) {
+            if (p.d_bias.row == 0) {
+              bias_sum[m][half] += d;
+            } else if (visible) {
+              float* to = gdBias + p.d_bias.row * query + p.d_bias.col * (key0 + offset);
+              if constexpr (kCfg.deterministic) {
+                *to += d;
+              } else {
+                ptx::red_add_f32(to, d);
+              }
+            }
+          }
+          if constexpr (kCfg.score.softcap) d = visible ? d * score.slope : 0.0f;
+        }
+      }
+    }
+  }
+}
+
+// The sums of differentiate_options over the queries, which kParts warps have parts of: one adder for a key after the
+// other.
+template <BwdConfig kCfg, int kParts, int kM>
+TESSERA_DEVICE void add_bias_sums(const BwdParams& p, const Sequence& s, const ScoreTile& tile, int part,
+                                  const float (&bias_sum)[kM][2]) {
+  float* gdBias = bias_gradient(p, tile);
+#pragma unroll
+  for (int turn = 0; turn < kParts; ++turn) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = row_sum(bias_sum[m][half]);
+        const int key = tile.key + key_at<BwdWarps<kCfg>::kLaneOrder>(m * 2 + half, lane_row());
+        if (part != turn || lane_col() != 0 || key >= s.sk) continue;
+        if constexpr (kCfg.deterministic) {
+          gdBias[p.d_bias.col * key] += sum;
+        } else {
+          ptx::red_add_f32(gdBias + p.d_bias.col * key, sum);
+        }
+      }
+    if constexpr (kParts > 1 && kCfg.deterministic) __syncthreads();
+  }
+}
+
+}  // namespace tessera

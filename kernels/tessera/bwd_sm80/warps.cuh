@@ -1,0 +1,127 @@
+// How a block of the backward pass shares its tiles out among its warps, and what it keeps in shared memory.
+#pragma once
+
+#include "tessera/bwd_sm80/config.hpp"
+#include "tessera/tile/shared_tile.cuh"
+
+namespace tessera {
+
+// Barriers of a step with halves; 0 is everybody's.
+enum HalvesBarrier : int {
+  kFirstHalfBarrier = 1,
+  kSecondHalfBarrier,
+  kGradientsBarrier,  // the second half's dS^T is there, and the first half is done with dO
+  kQueriesBarrier,    // the next tile of Q is there
+  kOutputsBarrier,    // the next tile of dO, and the first half is done with dS^T
+  kFellowsBarrier,    // a first-half warp's P^T is there; kSharers of them
+};
+
+// How the warps share out a tile's products.
+template <BwdConfig kCfg>
+struct BwdWarps {
+  // Scores, dK, dV: of all warps, or of each half, warp w has the keys of group w / kColumnParts, and there part
+  // w % kColumnParts of dK's and dV's columns, and of the queries, as far as these go.
+  static constexpr bool kHalves = kCfg.halves;
+  static constexpr int kSharers = kHalves ? kCfg.warps / 2 : kCfg.warps;
+  static constexpr int kColumnParts = kCfg.column_parts;
+  static constexpr int kKeyGroups = kSharers / kColumnParts;
+  static constexpr int kM = kCfg.block_n / kKeyGroups / 16;
+  static constexpr int kQueryParts = kColumnParts < kCfg.block_m / 16 ? kColumnParts : kCfg.block_m / 16;
+  static constexpr int kQueries = kCfg.block_m / kQueryParts;
+  static constexpr bool kExchange = kColumnParts > 1 || kHalves;
+  // Of keys in shared memory. Additions to dBias are of whole words of memory in the other order.
+  static constexpr bool kLaneOrder = kCfg.score.lane_order(kM * 16) && !kCfg.d_bias;
+  static constexpr bool kTurns = kCfg.stages == 0;  // V takes turns with K, and dO with Q
+
+  TESSERA_HOST_DEVICE static constexpr int tiles(int columns, int parts) {  // of 8 columns, an even number
+    return (columns / 16 + parts - 1) / parts * 2;
+  }
+  static constexpr int kDK = tiles(kCfg.head_dim, kColumnParts), kDV = tiles(kCfg.head_dim_v, kColumnParts);
+
+  // Queries whose scores, P^T and dS^T, a warp holds at once, beside its share of dK and dV.
+  TESSERA_HOST_DEVICE static constexpr int slice() {
+    // Registers for addresses and fragments, of float32 in halves, and for options.
+    constexpr int kElsewhere = kCfg.dtype == Dtype::kFloat32     ? 160
+                               : kCfg.score.any() || kCfg.d_bias ? 128
+                               : kM == 1                         ? 95
+                                                                 : 60;
+    const int most = 65536 / (kCfg.warps * 32 * kCfg.blocks_per_sm);
+    const int accumulators = (most < 255 ? most : 255) - kElsewhere;
+    int queries = kQueries;
+    // Halves hold S^T or dP^T beside dV or dK, not both.
+    while (!kHalves && queries > 16 && kM * (4 * (kDK + kDV) + queries) > accumulators) queries /= 2;
+    return queries;
+  }
+  static constexpr int kSlice = slice();
+
+  // Halves: whole and masked tiles have code of their own, not one place where what is hidden becomes 0. Measured: with 32
+  // scores and 32 gradients of a lane's rows beside each other the one is faster, with fewer of either the other.
+  static constexpr bool kMasksApart = kHalves && kColumnParts == 2 && kDK == 8;
+
+  // dQ: kQueryGroups x the rest, so that the operands' edges, which are what is read, are short.
+  TESSERA_HOST_DEVICE static constexpr int query_groups() {
+    int best = 1;
+    for (int groups = 2; groups <= kCfg.block_m / 16 && groups <= kCfg.warps; groups *= 2) {
+      const int now = kCfg.block_m / groups + 8 * tiles(kCfg.head_dim, kCfg.warps / groups);
+      const int before = kCfg.block_m / best + 8 * tiles(kCfg.head_dim, kCfg.warps / best);
+      if (now <= before) best = groups;
+    }
+    return best;
+  }
+  static constexpr int kQueryGroups = query_groups();
+  static constexpr int kQM = kCfg.block_m / kQueryGroups / 16;
+  static constexpr int kQParts = kCfg.warps / kQueryGroups;  // of the columns
+  static constexpr int kQN = tiles(kCfg.head_dim, kQParts);
+
+  static_assert(kM * kKeyGroups * 16 == kCfg.block_n && kKeyGroups * kColumnParts == kSharers, "warps share evenly");
+  static_assert(kQueries * kQueryParts == kCfg.block_m && kQueries % 16 == 0, "queries are shared evenly");
+  static_assert(kQM * kQueryGroups * 16 == kCfg.block_m, "rows of dQ are shared evenly");
+  static_assert(!kTurns || (kExchange && kSlice == kQueries), "scores outlast the tiles that they come from");
+  static_assert(!kHalves || (kCfg.head_dim == kCfg.head_dim_v && kQueryParts == kColumnParts && !kCfg.score.any() &&
+                             !kCfg.d_bias && kColumnParts > 1 && kCfg.stages == 2 && kFellowsBarrier + kSharers <= 16 &&
+                             dtype_bytes(kCfg.dtype) == 2),
+                "both halves do the same, and the barriers suffice");
+  static_assert(!kCfg.bulk_dq || (kHalves && kQParts * kQN * 8 == kCfg.head_dim && !kCfg.deterministic &&
+                                  kQM * kQN * 512 * kSharers <= kCfg.block_m * kCfg.head_dim * 2),
+                "what a half adds to dQ takes the place of its tile of Q or dO");
+  static_assert(kM == 1 || kM % 2 == 0, "a call of Philox decides a group of 32 keys");
+};
+
+template <BwdConfig kCfg, bool kTurns>
+struct BwdOperands {
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim, BwdWarps<kCfg>::kLaneOrder> sK;    // at the end dK
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v, BwdWarps<kCfg>::kLaneOrder> sV;  // at the end dV
+  SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ[kCfg.stages];
+  SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sdO[kCfg.stages];
+};
+template <BwdConfig kCfg>
+struct BwdOperands<kCfg, true> {
+  union {
+    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim, BwdWarps<kCfg>::kLaneOrder> sK;
+    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v, BwdWarps<kCfg>::kLaneOrder> sV;
+  };
+  union {
+    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ[1];
+    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sdO[1];
+  };
+};
+
+// A step of a block: one tile of queries of one of its query heads, head after head.
+struct QueryStep {
+  int head, tile;  // tile: of the sequence's queries
+
+  TESSERA_DEVICE void advance(int first_tile, int tiles) {
+    if (++tile == first_tile + tiles) ++head, tile = first_tile;
+  }
+};
+
+template <BwdConfig kCfg>
+struct BwdSharedMemory : BwdOperands<kCfg, BwdWarps<kCfg>::kTurns> {
+  static constexpr int kStages = kCfg.stages > 1 ? kCfg.stages : 1;
+  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.block_m> sScores[BwdWarps<kCfg>::kExchange ? 2 : 1];  // dS^T, P^T
+  alignas(16) float row_lse_log2[kStages][kCfg.block_m];
+  alignas(16) float row_delta[kStages][kCfg.block_m];
+  int ticket;
+};
+
+}  // namespace tessera

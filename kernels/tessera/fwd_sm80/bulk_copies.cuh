@@ -1,0 +1,36 @@
+// Tiles by bulk copies (TMA), one copy a tile, Hopper and later. A copy by every thread of 16 bytes each shares with ldmatrix
+// the way to shared memory; this one has a way of its own.
+#pragma once
+
+#include "tessera/fwd_sm80/block.cuh"
+#include "tessera/tile/pipeline.cuh"
+#include "tessera/ptx/cp_async_bulk.cuh"
+
+namespace tessera {
+
+// By one thread: rows of Q, K or V, of one head, columns col ..., into a tile, whose bytes count at a barrier. A box's rows
+// are as long as the tile's with their padding, which lies outside the tensor and becomes zero, as rows behind the tensor's
+// last do; rows behind the sequence's last are what is there.
+template <class Tile>
+TESSERA_DEVICE void copy_rows(Tile& sTile, const Barrier& full, const TensorMap& map, int col, int row, int head,
+                              int batch) {
+  ptx::cp_async_bulk_tensor_4d(shared_address(sTile.data), &map, full.address(), col / 2, row, head, batch);
+}
+
+// By one thread: keys first ... of K or V, columns col ..., into a tile, at whose barrier the thread arrives.
+template <FwdConfig kCfg, class Tile>
+TESSERA_DEVICE void copy_keys(Tile& sTile, const Barrier& full, const FwdBulkParams& p, const TensorMap& map,
+                              const FwdBlock<kCfg>& b, int first, int col) {
+  ptx::mbarrier_arrive_expect_tx(full.address(), sizeof(Tile));
+  copy_rows(sTile, full, map, col, b.s.k_begin + first, b.head_kv, p.cu_seqlens_k ? 0 : b.work.batch);
+}
+
+// By one thread: the block's queries, where they stand in memory as in the tile. Their bytes count at a barrier at which
+// copy_keys is yet to arrive.
+template <FwdConfig kCfg, class Tile>
+TESSERA_DEVICE void copy_queries(Tile& sQ, const Barrier& full, const FwdBulkParams& p, const FwdBlock<kCfg>& b) {
+  ptx::mbarrier_expect_tx(full.address(), sizeof(Tile));
+  copy_rows(sQ, full, p.q_map, 0, b.s.q_begin + b.row0, b.work.head, p.cu_seqlens_q ? 0 : b.work.batch);
+}
+
+}  // namespace tessera

@@ -1,0 +1,133 @@
+// Forward: O = softmax(scale Q K^T + ...) V and LSE, FlashAttention-2's algorithm 1, by mma.sync and cp.async: on every
+// GPU from Ampere on, and with every option there is.
+//
+// Grid: one block for each tile of block_m query rows, head and part of the keys. Block: `warps` warps, each with
+// block_m / warps rows, all of whose scores and outputs it holds in registers: no exchange between warps. Shared memory:
+// FwdSharedMemory. Its page, with what was measured: docs/kernels/fwd_sm80.md.
+#pragma once
+
+#include "tessera/fwd_sm80/block.cuh"
+
+namespace tessera {
+
+template <FwdConfig kCfg>
+TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
+  constexpr int kM = kCfg.block_m / kCfg.warps / 16;  // tiles of 16 rows a warp
+  constexpr int kN = kCfg.block_n / 8, kD = kCfg.head_dim_v / 8;
+  static_assert(kM * kCfg.warps * 16 == kCfg.block_m, "a warp has a multiple of 16 rows");
+  extern __shared__ __align__(128) char shared_memory[];
+  auto& shared = *reinterpret_cast<FwdSharedMemory<kCfg>*>(shared_memory);
+
+  // 1. Which tile is mine, and which keys it sees. Tiles of one head stand together, so that they share its keys and
+  // values in the L2 cache; of a sequence the last tile comes first, since under a causal mask it sees the most.
+  const int index = static_cast<int>(blockIdx.x);
+  const FwdBlock<kCfg> b(p, {index / p.tiles, index % p.tiles});
+  if (b.work.tile < 0) {
+    clear_unowned_outputs_at<kCfg>(p, {index / p.tiles, index % p.tiles}, static_cast<int>(gridDim.x) / p.tiles);
+    return;
+  }
+  const int warp_row = uniform(static_cast<int>(threadIdx.x) / 32) * (kM * 16);
+
+  // 2. Q: global -> shared, with the first tiles of K and V.
+  load_queries(shared.sQ, p, b);
+  // A group each, empty ones behind the last tile: the count stays.
+  const auto load_k = [&](int tile, int stage) {
+    if (tile < b.last) load_keys(shared.sK[stage], p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
+    ptx::cp_async_commit_group();
+  };
+  const auto load_v = [&](int tile, int stage) {
+    if (tile < b.last) load_keys(shared.sV[stage], p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
+    ptx::cp_async_commit_group();
+  };
+  constexpr int kAhead = kCfg.stages - 1;  // tiles that are loaded before they are needed
+  if constexpr (kAhead == 0) load_k(b.first, 0);
+
+  // 3. For every tile of keys that a row of mine sees; the turns before the first load alone.
+  float rO[kM][kD][4];
+  clear(rO);
+  OnlineSoftmax<kM> softmax;
+  const TileRange mine = b.seen_by(p, warp_row, kM * 16);
+  int stage = kAhead == 0 ? 0 : 1;  // kAhead turns before 0
+#pragma unroll 1
+  for (int tile = b.first - kAhead; tile < b.last; ++tile) {
+    // Of the first tile only K has to be there before its product, of the others, loaded long ago, V too: one barrier less.
+    const bool v_later = kCfg.stages == 1 || tile == b.first;
+    if (tile >= b.first) {
+      if (v_later) {
+        ptx::cp_async_wait_group<kAhead == 0 ? 0 : 2 * kAhead - 1>();
+      } else {
+        ptx::cp_async_wait_group<kAhead == 0 ? 0 : 2 * kAhead - 2>();
+      }
+      __syncthreads();  // the tile is there for everybody, and everybody is done with the one before
+    }
+    if constexpr (kAhead > 0) {
+      const int free_stage = stage == 0 ? kAhead : stage - 1;
+      load_k(tile + kAhead, free_stage), load_v(tile + kAhead, free_stage);
+    } else {
+      load_v(tile, 0);
+    }
+    const int stage_here = stage;
+    stage = stage + 1 == kCfg.stages ? 0 : stage + 1;
+    if (tile < b.first) continue;
+
+    //    S = Q K^T; where a row sees a part of the tile, or options change scores, -inf for what is not visible; online
+    //    softmax, P in place of S and O rescaled. The optimistic way first, where it can be gone: attention/softmax.
+    const int key0 = tile * kCfg.block_n;
+    if (!v_later && key0 > mine.some.high) continue;  // my rows see none of it: a staircase's end
+    const bool whole = mine.all.holds(key0, kCfg.block_n);
+    float rS[kM][kN][4];
+    // Slopes and biases may raise scores from tile to tile, so that each would be done again.
+    bool optimistic = softmax.ready && !kCfg.score.alibi && !kCfg.score.entries();
+    using Entries = FwdEntries<kCfg, kM, kN>;
+    [[maybe_unused]] const bool by_pairs = Entries::kTaken && whole && p.entry_keys > 1;
+    [[maybe_unused]] Entries entries;
+    if (by_pairs) load_entries<kCfg, kM, kN>(entries, p, b, b.row0 + warp_row, key0);
+    const float unit = score_unit<kCfg.score>(p);
+    for (;; optimistic = false) {
+      clear(rS);
+      product_abt(rS, shared.sQ, warp_row, shared.sK[stage_here], 0);
+      if constexpr (!kCfg.score.entries() && !kCfg.score.scaled()) {
+        if (optimistic && whole) {  // nothing stands between the product and its exponentials
+          if (softmax.template try_update<kCfg.dtype>(rS, unit)) break;
+          continue;
+        }
+      }
+      if constexpr (!kCfg.score.entries()) {
+        if constexpr (kCfg.score.scaled()) apply_whole_scores<kCfg>(rS, entries, p, b, b.row0 + warp_row, key0);
+        if (!whole) hide_keys<kCfg>(rS, p, b, b.row0 + warp_row, key0);
+      } else if (by_pairs) {
+        apply_whole_scores<kCfg>(rS, entries, p, b, b.row0 + warp_row, key0);
+      } else {
+        apply_scores<kCfg>(rS, p, b, b.row0 + warp_row, key0);
+      }
+      if (optimistic) {
+        if (softmax.template try_update<kCfg.dtype>(rS, unit)) break;
+        continue;
+      }
+      softmax.update(rS, unit, rO);
+      break;
+    }
+
+    //    dropout, behind the sum: the LSE is that before it
+    if constexpr (kCfg.score.dropout) drop<kCfg>(rS, p, b, b.row0 + warp_row, key0);
+
+    //    O += P V
+    if (v_later) {
+      ptx::cp_async_wait_group<2 * kAhead>();
+      __syncthreads();
+      if constexpr (kAhead == 0) load_k(tile + 1, 0);  // everybody is done with K
+    }
+    product_pb(rO, rS, shared.sV[stage_here], 0);
+  }
+
+  // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
+  if (kCfg.head_dim != kCfg.head_dim_v || b.last <= b.first) {
+    ptx::cp_async_wait_all();  // Q's are of no group where there was no turn
+    __syncthreads();  // nobody reads or fills Q, whose place O takes
+  } else {
+    __syncwarp();  // a row of O takes the place of that row of Q, which this warp alone has read
+  }
+  finish_rows(shared.sO, p, b, softmax, rO, warp_row);
+}
+
+}  // namespace tessera

@@ -1,0 +1,170 @@
+// Forward as fwd_sm80/kernel.cuh, for problems without options, where a warp has two tiles of 16 rows. These lie half a block
+// apart: keys that a causal mask hides from the upper half then cost every warp half of the products.
+//
+// Grid: blocks that take works (attention/work_order) one after another, under a staircase as many as the GPU holds, otherwise
+// as many as works. A work's first loads go under the last product of the one before: K and V into the other stage, Q into
+// its place as soon as the last scores are there. Block: as fwd_sm80/kernel.cuh's. Shared memory: FwdPersistentSharedMemory. Its
+// page: docs/kernels/fwd_sm80.md.
+#pragma once
+
+#include "tessera/fwd_sm80/scheduler.cuh"
+
+namespace tessera {
+
+template <FwdConfig kCfg>
+struct FwdPersistentSharedMemory {
+  struct Stage {
+    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK;
+    SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV;
+  };
+  using Output = SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v>;
+  static_assert(sizeof(Output) <= sizeof(Stage), "O goes out through the place of the last tile of K and V");
+  static_assert(sizeof(FwdBlock<kCfg>) == kFwdBlockBytes);
+
+  SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ;
+  Stage stage[2];
+  FwdBlock<kCfg> work[2];  // this one and the next
+};
+
+// ---- the last of a warp's tiles of 16 rows, alone ----
+
+template <int kM, int kN>
+TESSERA_DEVICE auto last_rows(float (&acc)[kM][kN][4]) -> float (&)[1][kN][4] {
+  return *reinterpret_cast<float(*)[1][kN][4]>(&acc[kM - 1]);
+}
+
+template <int kM>
+TESSERA_DEVICE OnlineSoftmax<1> last_rows(const OnlineSoftmax<kM>& all) {
+  OnlineSoftmax<1> last;
+  last.ready = all.ready;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    last.ref[0][half] = all.ref[kM - 1][half], last.sum[0][half] = all.sum[kM - 1][half];
+  }
+  return last;
+}
+
+template <int kM>
+TESSERA_DEVICE void set_last_rows(OnlineSoftmax<kM>& all, const OnlineSoftmax<1>& last) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    all.ref[kM - 1][half] = last.ref[0][half], all.sum[kM - 1][half] = last.sum[0][half];
+  }
+}
+
+template <FwdConfig kCfg>
+TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
+  constexpr int kM = 2;                        // tiles of 16 rows a warp
+  constexpr int kRowStep = kCfg.block_m / kM;  // from one to the next
+  constexpr int kN = kCfg.block_n / 8, kSteps = kN / 2, kD = kCfg.head_dim_v / 8;
+  static_assert(kCfg.spread_rows && kM * kCfg.warps * 16 == kCfg.block_m);
+  static_assert(dtype_bytes(kCfg.dtype) == 2 && kCfg.stages == 2 && !kCfg.score.any());
+  using Shared = FwdPersistentSharedMemory<kCfg>;
+  extern __shared__ __align__(128) char shared_memory[];
+  auto& shared = *reinterpret_cast<Shared*>(shared_memory);
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
+
+  const auto load_k = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
+    if (tile < b.last) load_keys(shared.stage[stage].sK, p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
+  };
+  const auto load_v = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
+    if (tile < b.last) load_keys(shared.stage[stage].sV, p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
+  };
+
+  // 1. Which tiles are mine, and which keys the first sees.
+  FwdWorks<kCfg> works(p);
+  works.clear_unowned(p);
+  if (!works.more) return;
+  int place = 0, stage = 0;
+  // 2. Q: global -> shared, with the first tile of K and V.
+  {
+    const FwdBlock<kCfg> b(p, works.place);
+    if (threadIdx.x == 0) shared.work[place] = b;
+    load_queries(shared.sQ, p, b);
+    load_k(b, b.first, stage);
+    ptx::cp_async_commit_group();
+    load_v(b, b.first, stage);
+    ptx::cp_async_commit_group();
+  }
+  __syncthreads();
+
+  while (works.more) {
+    const FwdBlock<kCfg>& b = shared.work[place];
+    place ^= 1;
+    const int end = max(b.last, b.first + 1);  // where no row sees any key there is a tile that is hidden
+
+    // 3. For every tile of keys that a row of mine sees.
+    float rO[kM][kD][4];
+    clear(rO);
+    OnlineSoftmax<kM> softmax;
+    // Rows `row` ..., whose outputs and softmax these are: all of the warp's, or the last 16.
+    const auto take_keys = [&]<int kTiles>(int tile, float(&rO)[kTiles][kD][4], OnlineSoftmax<kTiles>& softmax,
+                                           int row) {
+      // Of a block's only work V of the first tile is waited for behind the scores.
+      const bool v_later = tile == b.first && FwdWorks<kCfg>::one_each(p);
+      if (v_later) {
+        ptx::cp_async_wait_group<1>();
+      } else {
+        ptx::cp_async_wait_group<0>();
+      }
+      __syncthreads();  // the tile is there for everybody, and everybody is done with the one before or the O before
+      const bool ends = tile + 1 == end;
+      if (!ends) {
+        load_k(b, tile + 1, stage ^ 1), load_v(b, tile + 1, stage ^ 1);
+      } else {
+        works.advance(p);
+        if (works.more) {
+          const FwdBlock<kCfg> next(p, works.place);
+          if (threadIdx.x == 0) shared.work[place] = next;
+          load_k(next, next.first, stage ^ 1), load_v(next, next.first, stage ^ 1);
+        }
+      }
+      ptx::cp_async_commit_group();
+
+      //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S
+      //    and O rescaled. The optimistic way first, where it can be gone: attention/softmax.
+      const int key0 = tile * kCfg.block_n;
+      // The last 16 rows are alone where others see nothing, at a staircase's end.
+      const bool whole = kTiles == kM && b.visible.all.holds(key0, kCfg.block_n);
+      float rS[kTiles][kN][4];
+      for (bool optimistic = whole && softmax.ready;; optimistic = false) {
+        clear(rS);
+        product_abt<kRowStep>(rS, shared.sQ, row, shared.stage[stage].sK, 0);
+        if (optimistic) {
+          if (softmax.template try_update<kCfg.dtype>(rS, p.scale_log2)) break;
+          continue;
+        }
+        if (!whole) hide_keys<kCfg, kRowStep>(rS, p, b, b.row0 + row, key0);
+        softmax.update(rS, p.scale_log2, rO);
+        break;
+      }
+      uint32 rP[kTiles][kSteps][4];
+      pack_rows<kCfg.dtype>(rP, rS);
+      if (v_later) ptx::cp_async_wait_group<1>();
+      if (ends || v_later) __syncthreads();  // nobody needs Q; V is there for everybody
+      if (ends) {
+        if (works.more) load_queries(shared.sQ, p, shared.work[place]);
+        ptx::cp_async_commit_group();
+      }
+
+      //    O += P V
+      product_pb(rO, rP, shared.stage[stage].sV);
+      stage ^= 1;
+    };
+    // Tiles from here on the upper half of the block's rows does not see: every warp leaves out half of its own.
+    const int upper_high = visible_keys(p, b.s, b.map.query(b.row0 + min(kRowStep, b.count) - 1)).high;
+    const int upper_end = min(max(upper_high / kCfg.block_n + 1, b.first), end);
+    int tile = b.first;
+    for (; tile < upper_end; ++tile) take_keys(tile, rO, softmax, warp_row);
+    OnlineSoftmax<1> lower = last_rows(softmax);
+    for (; tile < end; ++tile) take_keys(tile, last_rows(rO), lower, warp_row + kRowStep);
+    set_last_rows(softmax, lower);
+
+    // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
+    __syncthreads();  // nobody reads the last tile, whose place O takes
+    auto& sO = *reinterpret_cast<typename Shared::Output*>(&shared.stage[stage ^ 1]);
+    finish_rows<kRowStep>(sO, p, b, softmax, rO, warp_row);
+  }
+}
+
+}  // namespace tessera

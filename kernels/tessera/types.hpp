@@ -1,0 +1,44 @@
+// What host and device both name: element types, and how a tensor is described.
+#pragma once
+
+#if defined(__CUDACC__)
+#define TESSERA_HOST_DEVICE __host__ __device__
+#else
+#define TESSERA_HOST_DEVICE
+#endif
+
+namespace tessera {
+
+enum class Dtype : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };  // tessera_dtype's numbers
+
+TESSERA_HOST_DEVICE constexpr int dtype_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+
+using int64 = long long;
+using uint32 = unsigned;
+static_assert(sizeof(int64) == 8 && sizeof(uint32) == 4);
+
+// A [batch, row, head, column] tensor whose columns are contiguous; strides in elements. Packed: batch = 0.
+// Paged: `batch` is the stride of a page and `row` that of a row within it.
+struct RowTensor {
+  void* data;
+  int64 batch, row, head;
+};
+
+// [batch, head, row], float32, strides in elements. NULL: absent.
+struct StatTensor {
+  float* data;
+  int64 batch, head, row;
+};
+
+// A tensor over scores, [batch, head, query, key]; what is broadcast has stride 0; strides in elements. NULL: absent.
+struct ScoreTensor {
+  void* data;
+  int64 batch, head, row, col;
+};
+
+// CUtensorMap: how a bulk copy finds a tensor. Made by the driver.
+struct alignas(64) TensorMap {
+  unsigned char opaque[128];
+};
+
+}  // namespace tessera
