@@ -16,9 +16,9 @@
 // a query's dO reaches dV, and one in a key dQ, of hidden neighbours in the tile. Tiles that nobody sees are not read.
 #pragma once
 
-#include "tessera/bwd_sm80/warps.cuh"
 #include "tessera/bwd_sm80/query_slots.cuh"
 #include "tessera/bwd_sm80/score_gradient.cuh"
+#include "tessera/bwd_sm80/warps.cuh"
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/tile/product_shared.cuh"
@@ -74,7 +74,9 @@ TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p,
     }
   }
   store_accumulator<1>(sMine, rS, row, col, 1.0f);
-  if (!whole && !Warps::kMasksApart) {  // there: before it is stored, the products' registers are wanted, and the way of whole tiles is slower
+  if (!whole &&
+      !Warps::
+          kMasksApart) {  // there: before it is stored, the products' registers are wanted, and the way of whole tiles is slower
     const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
     char* mine = sMine.pointer(row + lane / 4, col + lane % 4 * 2);
     for_hidden<kM, Warps::kQueries / 8>(p, s, scores, [&](int m, int n, int e) {
@@ -179,7 +181,8 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
     if constexpr (Warps::kHalves) {  // who adds to dQ from the place of a tile loads it
       const bool second = warp >= Warps::kSharers;
       load_queries(second ? shared.sQ[stage] : shared.sdO[stage], second ? p.q : p.d_o, step, p.head_dim);
-    } else if constexpr (Warps::kTurns || kCfg.stages > 1) {  // written out: the loop takes registers of the products beside
+    } else if constexpr (Warps::kTurns ||
+                         kCfg.stages > 1) {  // written out: the loop takes registers of the products beside
       load_queries(shared.sQ[stage], p.q, step, p.head_dim);
       if constexpr (!Warps::kTurns) load_queries(shared.sdO[stage], p.d_o, step, p.head_dim_v);
     } else {
@@ -216,9 +219,8 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
     if constexpr (Warps::kTurns) {
       load_keys(shared.sK, p.k, p.head_dim);
     } else {
-      for_both(shared.sK, shared.sV, [&](auto& tile, bool v) {
-        load_keys(tile, v ? p.v : p.k, v ? p.head_dim_v : p.head_dim);
-      });
+      for_both(shared.sK, shared.sV,
+               [&](auto& tile, bool v) { load_keys(tile, v ? p.v : p.k, v ? p.head_dim_v : p.head_dim); });
     }
   }
 #pragma unroll
@@ -241,7 +243,8 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   [[maybe_unused]] const auto load_next_entries = [&](const QueryStep& at, int slice) {
     const int row0 = at.tile * kBlockM;
     if (!has_scores || p.entry_keys == 1 || !seen_whole(row0)) return;
-    load_entries<kCfg, kM, kN>(entries, p, s, ScoreTile{batch, at.head, row0 + warp_query + slice, key0 + warp_key, nullptr, nullptr});
+    load_entries<kCfg, kM, kN>(entries, p, s,
+                               ScoreTile{batch, at.head, row0 + warp_query + slice, key0 + warp_key, nullptr, nullptr});
   };
   if constexpr (Entries::kTaken) {
     if (tiles > 0) load_next_entries(step, 0);
@@ -425,10 +428,12 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   const int count = min(s.k_rows - key0, kBlockN);
   const auto store_keys = [&](auto& tile, const RowTensor& tensor, int columns, int aligned) {
     const int64 key = static_cast<int64>(s.k_begin) + key0;
-    char* to = static_cast<char*>(tensor.data) + (tensor.batch * batch + tensor.row * key + tensor.head * head_kv) * kBytes;
+    char* to =
+        static_cast<char*>(tensor.data) + (tensor.batch * batch + tensor.row * key + tensor.head * head_kv) * kBytes;
     // Keys from seqused_k on: their weights of 0 may have met a NaN of Q or dO.
     clear_rows(tile, max(warp * kRows, s.sk - key0), min((warp + 1) * kRows, count));
-    store_rows<kRows>(tile, warp * kRows, count, columns, aligned, [&](int row) { return to + tensor.row * kBytes * row; });
+    store_rows<kRows>(tile, warp * kRows, count, columns, aligned,
+                      [&](int row) { return to + tensor.row * kBytes * row; });
   };
   if constexpr (Warps::kTurns) {
     store_keys(shared.sK, p.d_k, p.head_dim, p.d_k_aligned);
@@ -460,7 +465,7 @@ TESSERA_DEVICE void bwd_sm80(const BwdParams& p) {
   const int slot = rest % p.tiles;
   rest /= p.tiles;
   const int owners = kOwns ? p.heads_kv / p.owned_heads : p.heads_kv;
-  SequenceHead first = sequence_head<kOwns ? ScoreConfig{} : kCfg.score>(p, rest, owners);
+  SequenceHead first = sequence_head < kOwns ? ScoreConfig{} : kCfg.score > (p, rest, owners);
   if constexpr (kOwns) first = {first.batch * p.owned_batches, first.head * p.owned_heads};
 
   // One pair of both, or, where several share entries of a deterministic dBias, all of them in their order.

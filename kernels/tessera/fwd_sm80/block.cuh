@@ -210,14 +210,14 @@ template <FwdConfig kCfg, int kM, int kN>
 using FwdEntries = EntryPairs<kCfg.score, kM * 2, kN, kCfg.score.lane_order(kCfg.block_n)>;
 
 template <FwdConfig kCfg, int kM, int kN>
-TESSERA_DEVICE void load_entries(FwdEntries<kCfg, kM, kN>& entries, const FwdParams& p, const FwdBlock<kCfg>& b, int row0,
-                                 int key0) {
+TESSERA_DEVICE void load_entries(FwdEntries<kCfg, kM, kN>& entries, const FwdParams& p, const FwdBlock<kCfg>& b,
+                                 int row0, int key0) {
 #pragma unroll
   for (int i = 0; i < kM * 2; ++i) entries.load(i, p, score_row<16>(p, b, row0, i / 2, i % 2), key0);
 }
 template <FwdConfig kCfg, int kM, int kN>
-TESSERA_DEVICE void apply_whole_scores(float (&rS)[kM][kN][4], const FwdEntries<kCfg, kM, kN>& entries, const FwdParams& p,
-                                       const FwdBlock<kCfg>& b, int row0, int key0) {
+TESSERA_DEVICE void apply_whole_scores(float (&rS)[kM][kN][4], const FwdEntries<kCfg, kM, kN>& entries,
+                                       const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int key0) {
 #pragma unroll
   for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -332,8 +332,8 @@ TESSERA_DEVICE void finish_rows(Tile& sO, const FwdParams& p, const FwdBlock<kCf
     }
   if constexpr (!kCfg.split) {
     __syncwarp();  // a warp stores its own rows
-    // Written out it takes time to compile, as a loop the registers that a persistent kernel has not.
-#pragma unroll(FwdBlock<kCfg>::kPersistent ? kM : 1)
+                   // Written out it takes time to compile, as a loop the registers that a persistent kernel has not.
+#pragma unroll(FwdBlock <kCfg>::kPersistent ? kM : 1)
     for (int m = 0; m < kM; ++m) store_output<16>(sO, p, b, row + m * kRowStep);
   }
 }

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "tessera/fwd_sm80/block.cuh"
-#include "tessera/tile/pipeline.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
+#include "tessera/tile/pipeline.cuh"
 
 namespace tessera {
 

@@ -123,7 +123,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
   if (kCfg.head_dim != kCfg.head_dim_v || b.last <= b.first) {
     ptx::cp_async_wait_all();  // Q's are of no group where there was no turn
-    __syncthreads();  // nobody reads or fills Q, whose place O takes
+    __syncthreads();           // nobody reads or fills Q, whose place O takes
   } else {
     __syncwarp();  // a row of O takes the place of that row of Q, which this warp alone has read
   }

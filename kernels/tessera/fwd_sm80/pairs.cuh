@@ -10,8 +10,8 @@
 // Shared memory: FwdPairsSharedMemory. Its page: docs/kernels/fwd_sm80.md.
 #pragma once
 
-#include "tessera/fwd_sm80/scheduler.cuh"
 #include "tessera/fwd_sm80/bulk_copies.cuh"
+#include "tessera/fwd_sm80/scheduler.cuh"
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/tile/product_shared.cuh"
 
@@ -36,15 +36,15 @@ struct FwdPairsSharedMemory {
   };
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.block_n> sP;
   Barrier k_full[kCfg.stages], v_full[kCfg.stages];  // of bulk copies
-  float row_stat[2][kCfg.block_m];  // a row's maximum, at the end its sum, over either warp's keys
-  FwdBlock<kCfg> work[2];           // this one and the next
+  float row_stat[2][kCfg.block_m];                   // a row's maximum, at the end its sum, over either warp's keys
+  FwdBlock<kCfg> work[2];                            // this one and the next
   static_assert(sizeof(work) == 2 * kFwdBlockBytes);
 };
 
 // Keys first ... of K or V, columns col ..., into a tile by a bulk copy if the tile is whole; if not, the caller loads it.
 template <FwdConfig kCfg, class Tile>
-TESSERA_DEVICE bool copy_whole_keys(Tile& sTile, const Barrier& full, const FwdBulkParams& p,
-                                    const TensorMap& map, const FwdBlock<kCfg>& b, int first, int col) {
+TESSERA_DEVICE bool copy_whole_keys(Tile& sTile, const Barrier& full, const FwdBulkParams& p, const TensorMap& map,
+                                    const FwdBlock<kCfg>& b, int first, int col) {
   const bool whole = first + kCfg.block_n <= b.s.sk;
   if (threadIdx.x == 0) {
     if (whole) {
@@ -107,7 +107,7 @@ struct PairWarp {
   const FwdParams& p;
   const FwdBlock<kCfg>& b;  // in shared memory
   FwdPairsSharedMemory<kCfg>& shared;
-  const int b_last;  // a copy of what every tile asks for
+  const int b_last;         // a copy of what every tile asks for
   int part, row, key, col;  // 0 or 1; the pair's first row in the block; the warp's first key and column of a tile
   int last_key;             // that a row of the pair sees
   KeyRange all;             // keys that all of them see
@@ -314,7 +314,8 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
   const auto load_v = [&](const FwdBlock<kCfg>& b, int tile, int stage) {
     if (tile >= b.last) return;
     if constexpr (kCfg.bulk) {
-      if (copy_whole_keys(shared.sV[stage], shared.v_full[stage], p, p.v_map, b, tile * kCfg.block_n, b.dv_begin)) return;
+      if (copy_whole_keys(shared.sV[stage], shared.v_full[stage], p, p.v_map, b, tile * kCfg.block_n, b.dv_begin))
+        return;
     }
     load_keys(shared.sV[stage], p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
   };

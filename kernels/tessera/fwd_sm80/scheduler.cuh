@@ -1,8 +1,8 @@
 // What a persistent block of fwd_sm80_persistent and fwd_sm80_pairs works on.
 #pragma once
 
-#include "tessera/fwd_sm80/block.cuh"
 #include "tessera/attention/work_order.hpp"
+#include "tessera/fwd_sm80/block.cuh"
 
 namespace tessera {
 

@@ -11,11 +11,11 @@
 // memory: FwdSm90SharedMemory. Its page, with what was measured: docs/kernels/fwd_sm90.md.
 #pragma once
 
-#include "tessera/attention/unowned_rows.cuh"
-#include "tessera/attention/score/fragment.cuh"
-#include "tessera/fwd_sm90/producers.cuh"
-#include "tessera/attention/softmax.cuh"
 #include "tessera/attention/dropout.cuh"
+#include "tessera/attention/score/fragment.cuh"
+#include "tessera/attention/softmax.cuh"
+#include "tessera/attention/unowned_rows.cuh"
+#include "tessera/fwd_sm90/producers.cuh"
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/ptx/warpgroup.cuh"
 
@@ -45,11 +45,13 @@ struct Consumer {
   static constexpr bool kInPlace = !kOverlaps && kN * 4 + kSteps * 4 + kD * 4 > 80;
   // Bias and mask of a block are asked for before its products where a consumer's registers hold them beside S, P and O, else
   // a row's at a time when they are needed.
-  static constexpr int kEntryRegisters = (kCfg.score.bias ? kN * dtype_bytes(kCfg.score.bias_dtype) : 0) +
-                                         (kCfg.score.mask ? kN : 0);
+  static constexpr int kEntryRegisters =
+      (kCfg.score.bias ? kN * dtype_bytes(kCfg.score.bias_dtype) : 0) + (kCfg.score.mask ? kN : 0);
   static constexpr bool kEntriesAhead =
-      kEntryRegisters <= 48 && kN * 4 + kD * 4 + (kInPlace ? 0 : kSteps * 4) + kEntryRegisters <=
-                                   (kCfg.consumers == 2 ? 192 : kCfg.consumers == 3 ? 128 : 96);
+      kEntryRegisters <= 48 &&
+      kN * 4 + kD * 4 + (kInPlace ? 0 : kSteps * 4) + kEntryRegisters <= (kCfg.consumers == 2   ? 192
+                                                                          : kCfg.consumers == 3 ? 128
+                                                                                                : 96);
   using Entries = EntryPairs<kCfg.score, kEntriesAhead ? 2 : 1, kN, false>;
   // Slopes and biases may raise scores from block to block, so that each would be done again.
   static constexpr bool kOptimistic = !kCfg.score.alibi && !kCfg.score.entries();
@@ -57,7 +59,8 @@ struct Consumer {
   const FwdSm90Params& p;
   FwdSm90SharedMemory<kCfg>& shared;
   const int consumer;
-  const uint32 shared_descriptor;  // a descriptor's address of shared memory: of a tile, one addition and its index away
+  const uint32
+      shared_descriptor;  // a descriptor's address of shared memory: of a tile, one addition and its index away
   RingPosition<kCfg.q_stages> q_at;
   RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
   RingPosition<kCfg.k_stages> k_at;  // whose scores are asked for next
@@ -587,8 +590,9 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     __syncthreads();
   }
   // 65536 registers: 168 a thread of three warpgroups, 128 of four, 96 of five, dealt anew.
-  constexpr int kProducerRegisters = kCfg.consumers == 2 ? 40 : 32,
-                kConsumerRegisters = kCfg.consumers == 2 ? 232 : kCfg.consumers == 3 ? 160 : 112;
+  constexpr int kProducerRegisters = kCfg.consumers == 2 ? 40 : 32, kConsumerRegisters = kCfg.consumers == 2   ? 232
+                                                                                         : kCfg.consumers == 3 ? 160
+                                                                                                               : 112;
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) produce_queries<kCfg>(p, shared);

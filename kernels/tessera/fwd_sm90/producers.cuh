@@ -129,8 +129,8 @@ TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, FwdSm90SharedMemory<kCf
     work_at.advance();
     for (int block = first; block < last; ++block) {
       ring.acquire(at, Tile::kBytes);
-      copy_tile<kCfg.cluster>(sTiles[at.stage()], map, ring.full[at.stage()].address(), begin + block * kCfg.block_n, head,
-                              batch);
+      copy_tile<kCfg.cluster>(sTiles[at.stage()], map, ring.full[at.stage()].address(), begin + block * kCfg.block_n,
+                              head, batch);
       at.advance();
     }
   }

@@ -69,9 +69,7 @@ struct Ring {
     ptx::mbarrier_wait_parity(address(full, at), at.parity);
   }
   // Consumer: this thread, by which a warp counts, is done with the stage.
-  TESSERA_DEVICE void release_alone(const RingPosition<kStages>& at) {
-    ptx::mbarrier_arrive(address(empty, at));
-  }
+  TESSERA_DEVICE void release_alone(const RingPosition<kStages>& at) { ptx::mbarrier_arrive(address(empty, at)); }
   // The warp is.
   TESSERA_DEVICE void release(const RingPosition<kStages>& at) {
     __syncwarp();

@@ -219,7 +219,8 @@ TESSERA_DEVICE void store_rows_strided(Tile& sTile, int first, int count, int co
       char* to = gRows + row * row_stride + offset;
 #pragma unroll
       for (int i = 0; i < kRows / kRowsAPass; ++i) {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + Tile::place(i * kRowsAPass) * Tile::kPitchBytes);
+        *reinterpret_cast<uint4*>(to) =
+            *reinterpret_cast<const uint4*>(from + Tile::place(i * kRowsAPass) * Tile::kPitchBytes);
         to += kRowsAPass * row_stride;
       }
       return;

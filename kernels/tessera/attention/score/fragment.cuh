@@ -56,7 +56,9 @@ struct EntryPairs {
 #pragma unroll
     for (int k = 0; k < kKeys; k += 2) {
       if constexpr (kScore.mask) {
-        const auto both = [&](int of) { return *reinterpret_cast<const unsigned short*>(score_row.mask + pair_at(of)); };
+        const auto both = [&](int of) {
+          return *reinterpret_cast<const unsigned short*>(score_row.mask + pair_at(of));
+        };
         mask[row][k / 2] = both(k) | static_cast<uint32>(both(k + 1)) << 16;
       }
     }
@@ -122,7 +124,8 @@ struct EntryPairs {
     const uint32 x = __float_as_uint(pair.x), y = __float_as_uint(pair.y);
     const uint32 low = ptx::movmatrix_trans(__byte_perm(x, y, 0x5410));
     const uint32 high = ptx::movmatrix_trans(__byte_perm(x, y, 0x7632));
-    return make_float2(__uint_as_float(__byte_perm(low, high, 0x5410)), __uint_as_float(__byte_perm(low, high, 0x7632)));
+    return make_float2(__uint_as_float(__byte_perm(low, high, 0x5410)),
+                       __uint_as_float(__byte_perm(low, high, 0x7632)));
   }
 };
 

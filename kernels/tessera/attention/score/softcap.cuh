@@ -20,7 +20,9 @@ TESSERA_DEVICE float quadruple_tanh(float x) {
 }
 
 // What a product's score is the quadruple_tanh of, but for a factor.
-TESSERA_DEVICE float softcap_input(const ProblemParams& p, float product) { return product * (4.0f * p.scale / p.softcap); }
+TESSERA_DEVICE float softcap_input(const ProblemParams& p, float product) {
+  return product * (4.0f * p.scale / p.softcap);
+}
 TESSERA_DEVICE float capped_unit(const ProblemParams& p) { return 0.25f * kLog2e * p.softcap; }
 
 // Whether all of a lane's inputs are below 2, as nearly always: below it bit 30 of a float is 0.
