@@ -318,7 +318,7 @@ def table_text(before: str, measured: dict[Shape, dict], gpu: str) -> str:
         "// Rows of Sm90Tile, written by scripts/search_fwd_sm90.py: head_dim, head_dim_v, area, least rows;",
         f"// {', '.join(model.tuned_fields())}. Above a row its TFLOP/s by length,",
         "// under a window by the keys that a query sees, of options with a bias (ratio to cuDNN in the same run), bf16.",
-        "// clang-format off: a row is a line, as the script writes it",
+        "// clang-format off",
         "",
     ]
     shapes = [Shape(*dims, area) for dims in HEAD_DIMS for area in model.AREAS]

@@ -8,9 +8,9 @@
 #include <filesystem>
 #include <string>
 
+#include "cuda/kernels.hpp"
 #include "cuda/runtime/codegen.hpp"
 #include "cuda/runtime/jit.hpp"
-#include "cuda/kernels.hpp"
 #include "cuda/runtime/nvrtc.hpp"
 #include "cuda/runtime/sources.hpp"
 
