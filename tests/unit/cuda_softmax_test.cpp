@@ -56,7 +56,7 @@ struct Optimistic {
   template <class Reload>
   static bool step(OnlineSoftmax<1>& softmax, Fragment& s, float (&o)[1][1][4], const Reload& reload) {
     const bool ready = softmax.ready;
-    if (ready && softmax.try_update<Dtype::kFloat16>(s, kScale)) return false;
+    if (ready && softmax.try_stale_max<Dtype::kFloat16>(s, kScale)) return false;
     if (ready) reload();
     softmax.update(s, kScale, o);
     return ready;
@@ -70,8 +70,8 @@ struct Prompt {
     const bool ready = softmax.ready;
     if (ready) {
       SumParts total[1];
-      softmax.exponentiate_as_is<0, kN / 2>(s, kScale, total);
-      softmax.exponentiate_as_is<kN / 2, kN>(s, kScale, total);
+      softmax.exponentiate_stale_max<0, kN / 2>(s, kScale, total);
+      softmax.exponentiate_stale_max<kN / 2, kN>(s, kScale, total);
       if (softmax.accept(total, 0x1p6f)) return false;
       reload();
     }

@@ -50,7 +50,7 @@ TESSERA_DEVICE KeyRange seeing_queries(const ProblemParams& p, const Sequence& s
 
 // Of a lane's scores of one row, in tiles of 8 keys: those before its column `low` and behind `high`, -inf.
 template <int kN>
-TESSERA_DEVICE void hide_outside(float (&s)[kN][4], int half, int low, int high) {
+TESSERA_DEVICE void mask_outside(float (&s)[kN][4], int half, int low, int high) {
 #pragma unroll
   for (int n = 0; n < kN; ++n)
 #pragma unroll

@@ -33,7 +33,7 @@ TESSERA_DEVICE float join_sink(float sink_log2, float& ref, float& sum) {
 // Against a reference that is too low a lane's share of a tile's sum may reach this before the tile is done again with a
 // new one: so far from what float16 (bfloat16 and float32) holds that neither P nor O overflows.
 template <Dtype kDtype>
-inline constexpr float kOptimisticBound = kDtype == Dtype::kFloat16 ? 0x1p14f : 0x1p40f;
+inline constexpr float kStaleMaxBound = kDtype == Dtype::kFloat16 ? 0x1p14f : 0x1p40f;
 
 // Beyond it the rounding of a score alone is worth powers of two, and the reference must be subtracted from the very number
 // that it was taken from: the product rounded, not fused.
@@ -150,16 +150,16 @@ struct OnlineSoftmax {
   // a sum passed the bound, nothing was added, and the tile is to be done again by update(), from the products on. Exact
   // either way: softmax does not depend on the reference. Wants `ready` and a tile of visible keys alone.
   template <Dtype kDtype, int kN>
-  TESSERA_DEVICE bool try_update(float (&s)[kM][kN][4], float scale) {
+  TESSERA_DEVICE bool try_stale_max(float (&s)[kM][kN][4], float scale) {
     SumParts total[kM];
-    exponentiate_as_is<0, kN>(s, scale, total);
-    return accept(total, kOptimisticBound<kDtype>);
+    exponentiate_stale_max<0, kN>(s, scale, total);
+    return accept(total, kStaleMaxBound<kDtype>);
   }
 
-  // try_update() in its two parts, for a caller that has something to do between two shares of the columns: of s[m] the
+  // try_stale_max() in its two parts, for a caller that has something to do between two shares of the columns: of s[m] the
   // fragments kFrom ... kTo - 1, from 0 on in turn.
   template <int kFrom, int kTo, int kN>
-  TESSERA_DEVICE void exponentiate_as_is(float (&s)[kM][kN][4], float scale, SumParts (&total)[kM]) const {
+  TESSERA_DEVICE void exponentiate_stale_max(float (&s)[kM][kN][4], float scale, SumParts (&total)[kM]) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float factor[2] = {scale, scale}, minus_ref[2] = {-ref[m][0], -ref[m][1]};

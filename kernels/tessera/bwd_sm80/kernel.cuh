@@ -10,7 +10,7 @@
 // the columns, and P^T goes through shared memory. Or half of the warps computes S^T and dV and the other half dP^T and
 // dK: each warp's part of a product is twice as large then, and shared memory is read less. Where K, V, Q and dO do not
 // fit into shared memory, V takes turns with K, and dO with Q. bwd_sm80/rows.cuh has what goes before and after; what was
-// measured: docs/kernels/bwd_sm80.md.
+// measured: docs/reference/kernels/bwd_sm80.md.
 //
 // What is hidden has the weight 0, and in a tile that somebody sees it is multiplied all the same: a NaN or infinity in
 // a query's dO reaches dV, and one in a key dQ, of hidden neighbours in the tile. Tiles that nobody sees are not read.
@@ -38,7 +38,7 @@ TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int batch, i
 }
 
 // The products of a step with kHalves. The first half of the warps: S^T, P^T, acc = dV += P^T dO. The second: dP^T, dS^T,
-// acc = dK += dS^T Q; P^T it has from its fellows of the first half, rounded as every operand is. Each half calls
+// acc = dK += dS^T Q; P^T it has from its partner warps of the first half, rounded as every operand is. Each half calls
 // load_next() once its additions to dQ of the step before have left shared memory. At the end dS^T is there for everybody;
 // the place of dO is the first half's, that of Q the second's.
 template <BwdConfig kCfg, int kM, int kN, class LoadNext>
@@ -57,7 +57,7 @@ TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p,
   clear(rS);
   product_abt(rS, second ? shared.sV : shared.sK, row, second ? shared.sdO[stage] : shared.sQ[stage], col);
   if (second) {
-    ptx::barrier_sync(kFellowsBarrier + sharer, 64);
+    ptx::barrier_sync(kPartnerBarrier + sharer, 64);
     const auto probability = [&](int m, int n, int half) {
       return load_pair<kCfg.dtype>(sP.pointer(row + m * 16 + half * 8 + lane_row(), col + n * 8 + lane_col()));
     };
@@ -79,14 +79,14 @@ TESSERA_DEVICE void multiply_halves(float (&acc)[kM][kN][4], const BwdParams& p,
           kMasksApart) {  // there: before it is stored, the products' registers are wanted, and the way of whole tiles is slower
     const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
     char* mine = sMine.pointer(row + lane / 4, col + lane % 4 * 2);
-    for_hidden<kM, Warps::kQueries / 8>(p, s, scores, [&](int m, int n, int e) {
+    for_masked<kM, Warps::kQueries / 8>(p, s, scores, [&](int m, int n, int e) {
       reinterpret_cast<unsigned short*>(mine + (m * 16 + e / 2 * 8) * sMine.kPitchBytes)[n * 8 + e % 2] = 0;
     });
   }
   if (second) {
     ptx::barrier_arrive(kGradientsBarrier, 2 * kHalfThreads);
   } else {
-    ptx::barrier_arrive(kFellowsBarrier + sharer, 64);
+    ptx::barrier_arrive(kPartnerBarrier + sharer, 64);
   }
   if constexpr (kCfg.bulk_dq) {
     if (lane_id() == 0) ptx::cp_async_bulk_wait_group_read();
@@ -238,16 +238,16 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
   }
   const auto seen_whole = [&](int row0) { return row0 >= seeing_all.low && row0 + kBlockM - 1 <= seeing_all.high; };
   // Entries of bias and mask, of the next slice of a tile that all of its queries see whole.
-  using Entries = BwdEntries<kCfg, kM, kN>;
+  using Entries = BwdBiasMask<kCfg, kM, kN>;
   [[maybe_unused]] Entries entries;
-  [[maybe_unused]] const auto load_next_entries = [&](const QueryStep& at, int slice) {
+  [[maybe_unused]] const auto load_next_bias_mask = [&](const QueryStep& at, int slice) {
     const int row0 = at.tile * kBlockM;
     if (!has_scores || p.entry_keys == 1 || !seen_whole(row0)) return;
-    load_entries<kCfg, kM, kN>(entries, p, s,
-                               ScoreTile{batch, at.head, row0 + warp_query + slice, key0 + warp_key, nullptr, nullptr});
+    load_bias_mask<kCfg, kM, kN>(
+        entries, p, s, ScoreTile{batch, at.head, row0 + warp_query + slice, key0 + warp_key, nullptr, nullptr});
   };
   if constexpr (Entries::kTaken) {
-    if (tiles > 0) load_next_entries(step, 0);
+    if (tiles > 0) load_next_bias_mask(step, 0);
   }
   for (int left = tiles * p.group; left > 0; --left) {
     if constexpr (!Warps::kHalves) {
@@ -313,11 +313,11 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
             }
             if constexpr (Entries::kTaken) {
               if (slice + Warps::kSlice < Warps::kQueries) {
-                load_next_entries(step, slice + Warps::kSlice);
+                load_next_bias_mask(step, slice + Warps::kSlice);
               } else if (left > 1) {
                 QueryStep following = step;
                 following.advance(first_tile, tiles);
-                load_next_entries(following, 0);
+                load_next_bias_mask(following, 0);
               }
             }
           } else {
@@ -327,7 +327,7 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
           }
           if constexpr (!kCfg.score.entries()) {
             if (!whole) {
-              for_hidden<kM, kN>(p, s, scores, [&](int m, int n, int e) { rP[m][n][e] = rdS[m][n][e] = 0.0f; });
+              for_masked<kM, kN>(p, s, scores, [&](int m, int n, int e) { rP[m][n][e] = rdS[m][n][e] = 0.0f; });
             }
           }
           store_accumulator<1>(shared.sScores[0], rdS, warp_key, col, 1.0f);

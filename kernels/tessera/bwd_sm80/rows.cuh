@@ -1,5 +1,5 @@
-// What the backward pass computes once for each query, memory-bound on both sides of bwd_sm80/kernel.cuh's products: one kernel,
-// which `after` of its parameters tells what to do, so that a first call compiles one.
+// What the backward pass computes once for each query, memory-bound on both sides of bwd_sm80/kernel.cuh's products:
+// one kernel, which `after` of its parameters tells what to do, so that a first call compiles one.
 //
 // Before: delta = rowsum(dO o O) - dLSE and the LSE in log2 units, and what the products add to becomes 0: dQ's
 // accumulator, unless a block stores it, the turns and the ticket, dBias, and the gradients of rows that belong to no sequence. After: dQ = scale times its accumulator, in its

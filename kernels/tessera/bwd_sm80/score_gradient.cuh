@@ -85,7 +85,7 @@ TESSERA_DEVICE void score_gradients(const ProblemParams& p, const Sequence& s, c
 // body(m, n, e) for the elements that their queries do not see, and which are to become 0. By choice, not by multiplication:
 // they may be anything.
 template <int kM, int kN, class Body>
-TESSERA_DEVICE void for_hidden(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, Body&& body) {
+TESSERA_DEVICE void for_masked(const ProblemParams& p, const Sequence& s, const ScoreTile& tile, Body&& body) {
 #pragma unroll
   for (int n = 0; n < kN; ++n)
 #pragma unroll
@@ -104,11 +104,11 @@ TESSERA_DEVICE void for_hidden(const ProblemParams& p, const Sequence& s, const 
 
 // What bias and mask say of a warp's tile that every query sees whole.
 template <BwdConfig kCfg, int kM, int kN>
-using BwdEntries = EntryPairs<kCfg.score, kN, kM * 2, BwdWarps<kCfg>::kLaneOrder>;
+using BwdBiasMask = BiasMaskFragment<kCfg.score, kN, kM * 2, BwdWarps<kCfg>::kLaneOrder>;
 
 template <BwdConfig kCfg, int kM, int kN>
-TESSERA_DEVICE void load_entries(BwdEntries<kCfg, kM, kN>& entries, const ProblemParams& p, const Sequence& s,
-                                 const ScoreTile& tile) {
+TESSERA_DEVICE void load_bias_mask(BwdBiasMask<kCfg, kM, kN>& entries, const ProblemParams& p, const Sequence& s,
+                                   const ScoreTile& tile) {
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
     entries.load(n, p, ScoreRow<kCfg.score>(p, s, tile.batch, tile.head, tile.query + n * 8 + lane_row()), tile.key);
@@ -117,11 +117,11 @@ TESSERA_DEVICE void load_entries(BwdEntries<kCfg, kM, kN>& entries, const Proble
 
 // Both with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias gathers dS before
 // the softcap's slope: at once where every query has its own elements, and where all share one, summed in `bias_sum`.
-// kWhole: every query sees the whole tile, and `entries`, transposed, is what bias and mask say of it; or what is hidden is for the
-// caller to hide.
+// kWhole: every query sees the whole tile, and `entries`, transposed, is what bias and mask say of it; or what is
+// hidden is for the caller to hide.
 template <BwdConfig kCfg, bool kWhole, int kM, int kN>
 TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
-                                          const BwdEntries<kCfg, kM, kN>& entries, float (&rP)[kM][kN][4],
+                                          const BwdBiasMask<kCfg, kM, kN>& entries, float (&rP)[kM][kN][4],
                                           float (&rdS)[kM][kN][4], float (&bias_sum)[kM][2]) {
   constexpr bool kHides = !kWhole || kCfg.score.entries();
   const float unit = score_unit<kCfg.score>(p);

@@ -13,7 +13,7 @@ enum HalvesBarrier : int {
   kGradientsBarrier,  // the second half's dS^T is there, and the first half is done with dO
   kQueriesBarrier,    // the next tile of Q is there
   kOutputsBarrier,    // the next tile of dO, and the first half is done with dS^T
-  kFellowsBarrier,    // a first-half warp's P^T is there; kSharers of them
+  kPartnerBarrier,    // a first-half warp's P^T is there; kSharers of them
 };
 
 // How the warps share out a tile's products.
@@ -78,7 +78,7 @@ struct BwdWarps {
   static_assert(kQM * kQueryGroups * 16 == kCfg.block_m, "rows of dQ are shared evenly");
   static_assert(!kTurns || (kExchange && kSlice == kQueries), "scores outlast the tiles that they come from");
   static_assert(!kHalves || (kCfg.head_dim == kCfg.head_dim_v && kQueryParts == kColumnParts && !kCfg.score.any() &&
-                             !kCfg.d_bias && kColumnParts > 1 && kCfg.stages == 2 && kFellowsBarrier + kSharers <= 16 &&
+                             !kCfg.d_bias && kColumnParts > 1 && kCfg.stages == 2 && kPartnerBarrier + kSharers <= 16 &&
                              dtype_bytes(kCfg.dtype) == 2),
                 "both halves do the same, and the barriers suffice");
   static_assert(!kCfg.bulk_dq || (kHalves && kQParts * kQN * 8 == kCfg.head_dim && !kCfg.deterministic &&

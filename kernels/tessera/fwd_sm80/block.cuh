@@ -166,14 +166,15 @@ TESSERA_DEVICE void load_keys(Tile& sTile, const FwdParams& p, const RowTensor& 
 
 // -inf for keys that a row does not see by its position.
 template <FwdConfig kCfg, int kRowStep = 16, int kM, int kN>
-TESSERA_DEVICE void hide_keys(float (&rS)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int key0) {
+TESSERA_DEVICE void apply_mask(float (&rS)[kM][kN][4], const FwdParams& p, const FwdBlock<kCfg>& b, int row0,
+                               int key0) {
 #pragma unroll
   for (int m = 0; m < kM; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = min(row0 + m * kRowStep + half * 8 + lane_row(), b.map.rows - 1);
       const KeyRange keys = visible_keys(p, b.s, b.map.query(row));
-      hide_outside(rS[m], half, keys.low - key0 - lane_col(), keys.high - key0 - lane_col());
+      mask_outside(rS[m], half, keys.low - key0 - lane_col(), keys.high - key0 - lane_col());
     }
 }
 
@@ -204,19 +205,19 @@ TESSERA_DEVICE void apply_scores(float (&rS)[kM][kN][4], const FwdParams& p, con
     }
 }
 
-// The same for a tile that every row sees whole, or whose hidden keys are hidden afterwards; of bias and mask what load_entries
+// The same for a tile that every row sees whole, or whose mask is applied afterwards; of bias and mask what load_bias_mask
 // found.
 template <FwdConfig kCfg, int kM, int kN>
-using FwdEntries = EntryPairs<kCfg.score, kM * 2, kN, kCfg.score.lane_order(kCfg.block_n)>;
+using FwdBiasMask = BiasMaskFragment<kCfg.score, kM * 2, kN, kCfg.score.lane_order(kCfg.block_n)>;
 
 template <FwdConfig kCfg, int kM, int kN>
-TESSERA_DEVICE void load_entries(FwdEntries<kCfg, kM, kN>& entries, const FwdParams& p, const FwdBlock<kCfg>& b,
-                                 int row0, int key0) {
+TESSERA_DEVICE void load_bias_mask(FwdBiasMask<kCfg, kM, kN>& entries, const FwdParams& p, const FwdBlock<kCfg>& b,
+                                   int row0, int key0) {
 #pragma unroll
   for (int i = 0; i < kM * 2; ++i) entries.load(i, p, score_row<16>(p, b, row0, i / 2, i % 2), key0);
 }
 template <FwdConfig kCfg, int kM, int kN>
-TESSERA_DEVICE void apply_whole_scores(float (&rS)[kM][kN][4], const FwdEntries<kCfg, kM, kN>& entries,
+TESSERA_DEVICE void apply_whole_scores(float (&rS)[kM][kN][4], const FwdBiasMask<kCfg, kM, kN>& entries,
                                        const FwdParams& p, const FwdBlock<kCfg>& b, int row0, int key0) {
 #pragma unroll
   for (int m = 0; m < kM; ++m)

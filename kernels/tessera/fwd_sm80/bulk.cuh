@@ -1,11 +1,11 @@
-// Forward as fwd_sm80/kernel.cuh, for problems without options on GPUs that have TMA: no warp waits for another, but for the one
-// whose turn it is to ask for the next tile.
+// Forward as fwd_sm80/kernel.cuh, for problems without options on GPUs that have TMA: no warp waits for another, but
+// for the one whose turn it is to ask for the next tile.
 //
-// Q and tiles of K and V come by bulk copies. A warp waits until a tile has landed, and says when it has read it; into its place
-// goes the tile `stages` behind it, asked for by one thread half a tile later, when mostly all warps have. So warps drift
-// apart, and one's exponentials stand beside another's products.
+// Q and tiles of K and V come by bulk copies. A warp waits until a tile has landed, and says when it has read it; into
+// its place goes the tile `stages` behind it, issued by one thread half a tile later, when mostly all warps have. So
+// warps drift apart, and one's exponentials stand beside another's products.
 //
-// Grid, block: as fwd_sm80/kernel.cuh's. Shared memory: FwdBulkSharedMemory. Its page: docs/kernels/fwd_sm80.md.
+// Grid, block: as fwd_sm80/kernel.cuh's. Shared memory: FwdBulkSharedMemory. Its page: docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
 #include "tessera/fwd_sm80/bulk_copies.cuh"
@@ -47,7 +47,7 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
   const int warp = static_cast<int>(threadIdx.x) / 32, warp_row = warp * (kM * 16);
 
   // 2. Q and the first tiles of K and V: global -> shared. Another sequence's rows behind a packed one's last would have a
-  // say in whether the optimistic way can be gone.
+  // say in whether the stale max may serve.
   const bool copies_q = !kCfg.pack_heads && (!p.cu_seqlens_q || b.count == kCfg.block_m);
   const auto copy_k = [&](int tile, int stage) {
     copy_keys(shared.sK[stage], shared.k.full[stage], p, p.k_map, b, tile * kCfg.block_n, 0);
@@ -87,8 +87,8 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
     __syncwarp();
 
     //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S and O
-    //    rescaled. The optimistic way first, where it can be gone: attention/softmax. A tile that my rows see nothing of,
-    //    a staircase's end, is passed over.
+    //    rescaled. Against the stale max first, where that may serve: attention/softmax. A tile that my rows see nothing of,
+    //    the end of a causal mask, is passed over.
     shared.k.wait_full(at);
     const int key0 = tile * kCfg.block_n;
     const bool sees = tile == b.first || key0 <= mine.some.high;
@@ -96,14 +96,14 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
     uint32 rP[kM][kSteps][4];
     if (sees) {
       float rS[kM][kN][4];
-      for (bool optimistic = whole && softmax.ready;; optimistic = false) {
+      for (bool stale_max = whole && softmax.ready;; stale_max = false) {
         clear(rS);
         product_abt(rS, shared.sQ, warp_row, shared.sK[at.stage()], 0);
-        if (optimistic) {
-          if (softmax.template try_update<kCfg.dtype>(rS, p.scale_log2)) break;
+        if (stale_max) {
+          if (softmax.template try_stale_max<kCfg.dtype>(rS, p.scale_log2)) break;
           continue;
         }
-        if (!whole) hide_keys<kCfg>(rS, p, b, b.row0 + warp_row, key0);
+        if (!whole) apply_mask<kCfg>(rS, p, b, b.row0 + warp_row, key0);
         softmax.update(rS, p.scale_log2, rO);
         break;
       }

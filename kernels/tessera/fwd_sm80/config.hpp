@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-// Forward by mma.sync: fwd_sm80/kernel.cuh; for problems without options fwd_sm80/bulk.cuh where tiles come by bulk copies, and,
-// by blocks that take works one after another, fwd_sm80/persistent.cuh where rows are spread and fwd_sm80/pairs.cuh where
-// warps stand in pairs.
+// Forward by mma.sync: fwd_sm80/kernel.cuh; for problems without options fwd_sm80/bulk.cuh where tiles come by bulk
+// copies, and, by blocks that take works one after another, fwd_sm80/persistent.cuh where rows are spread and
+// fwd_sm80/pairs.cuh where warps stand in pairs.
 struct FwdConfig {
   Dtype dtype;
   int head_dim;       // padded to a multiple of 16

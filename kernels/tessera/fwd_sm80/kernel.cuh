@@ -3,7 +3,7 @@
 //
 // Grid: one block for each tile of block_m query rows, head and part of the keys. Block: `warps` warps, each with
 // block_m / warps rows, all of whose scores and outputs it holds in registers: no exchange between warps. Shared memory:
-// FwdSharedMemory. Its page, with what was measured: docs/kernels/fwd_sm80.md.
+// FwdSharedMemory. Its page, with what was measured: docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
 #include "tessera/fwd_sm80/block.cuh"
@@ -71,37 +71,37 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     if (tile < b.first) continue;
 
     //    S = Q K^T; where a row sees a part of the tile, or options change scores, -inf for what is not visible; online
-    //    softmax, P in place of S and O rescaled. The optimistic way first, where it can be gone: attention/softmax.
+    //    softmax, P in place of S and O rescaled. Against the stale max first, where that may serve: attention/softmax.
     const int key0 = tile * kCfg.block_n;
-    if (!v_later && key0 > mine.some.high) continue;  // my rows see none of it: a staircase's end
+    if (!v_later && key0 > mine.some.high) continue;  // my rows see none of it: the end of a causal mask
     const bool whole = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
     // Slopes and biases may raise scores from tile to tile, so that each would be done again.
-    bool optimistic = softmax.ready && !kCfg.score.alibi && !kCfg.score.entries();
-    using Entries = FwdEntries<kCfg, kM, kN>;
+    bool stale_max = softmax.ready && !kCfg.score.alibi && !kCfg.score.entries();
+    using Entries = FwdBiasMask<kCfg, kM, kN>;
     [[maybe_unused]] const bool by_pairs = Entries::kTaken && whole && p.entry_keys > 1;
     [[maybe_unused]] Entries entries;
-    if (by_pairs) load_entries<kCfg, kM, kN>(entries, p, b, b.row0 + warp_row, key0);
+    if (by_pairs) load_bias_mask<kCfg, kM, kN>(entries, p, b, b.row0 + warp_row, key0);
     const float unit = score_unit<kCfg.score>(p);
-    for (;; optimistic = false) {
+    for (;; stale_max = false) {
       clear(rS);
       product_abt(rS, shared.sQ, warp_row, shared.sK[stage_here], 0);
       if constexpr (!kCfg.score.entries() && !kCfg.score.scaled()) {
-        if (optimistic && whole) {  // nothing stands between the product and its exponentials
-          if (softmax.template try_update<kCfg.dtype>(rS, unit)) break;
+        if (stale_max && whole) {  // nothing stands between the product and its exponentials
+          if (softmax.template try_stale_max<kCfg.dtype>(rS, unit)) break;
           continue;
         }
       }
       if constexpr (!kCfg.score.entries()) {
         if constexpr (kCfg.score.scaled()) apply_whole_scores<kCfg>(rS, entries, p, b, b.row0 + warp_row, key0);
-        if (!whole) hide_keys<kCfg>(rS, p, b, b.row0 + warp_row, key0);
+        if (!whole) apply_mask<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       } else if (by_pairs) {
         apply_whole_scores<kCfg>(rS, entries, p, b, b.row0 + warp_row, key0);
       } else {
         apply_scores<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       }
-      if (optimistic) {
-        if (softmax.template try_update<kCfg.dtype>(rS, unit)) break;
+      if (stale_max) {
+        if (softmax.template try_stale_max<kCfg.dtype>(rS, unit)) break;
         continue;
       }
       softmax.update(rS, unit, rO);

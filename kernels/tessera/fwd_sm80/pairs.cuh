@@ -5,9 +5,9 @@
 // One barrier a tile: S of the next tile is computed before P V of this one, and its exponentials, which are optimistic
 // where there is a reference (attention/softmax), stand between the products of P V. No options: they need the registers.
 //
-// Grid: blocks that take works (attention/work_order) one after another, one a multiprocessor: alone there, a block has nobody to
-// hide its first loads, so those of the next work go under this one's last product. Block: as fwd_sm80/kernel.cuh's.
-// Shared memory: FwdPairsSharedMemory. Its page: docs/kernels/fwd_sm80.md.
+// Grid: blocks that take works (attention/work_order) one after another, one a multiprocessor: alone there, a block has
+// nobody to hide its first loads, so those of the next work go under this one's last product. Block: as
+// fwd_sm80/kernel.cuh's. Shared memory: FwdPairsSharedMemory. Its page: docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
 #include "tessera/fwd_sm80/bulk_copies.cuh"
@@ -111,12 +111,12 @@ struct PairWarp {
   int part, row, key, col;  // 0 or 1; the pair's first row in the block; the warp's first key and column of a tile
   int last_key;             // that a row of the pair sees
   KeyRange all;             // keys that all of them see
-  int my_read, fellow_read, together;  // barriers: the warp has read P, for its fellow; the pair
+  int my_read, partner_read, together;  // barriers: the warp has read P, for its partner warp; the pair
   float rO[kM][kD][4], rS[kM][kN][4];
   OnlineSoftmax<kM> softmax;
-  // Of the last tile: its exponentials are optimistic; mine passed the bound; the sums before it. A pair's first tile is
-  // taken as one that has failed.
-  bool optimistic, failed = true;
+  // Of the last tile: whether its exponentials were taken against the stale max; whether mine passed the bound; the
+  // sums before it. A pair's first tile is taken as one that has failed.
+  bool stale_max, failed = true;
   float sum_before[kM][2] = {};
 
   TESSERA_DEVICE PairWarp(const FwdParams& p, const FwdBlock<kCfg>& b, FwdPairsSharedMemory<kCfg>& shared)
@@ -127,8 +127,8 @@ struct PairWarp {
     const TileRange seen = b.seen_by(p, row, kRows);
     all = seen.all;
     last_key = row < b.count && b.first < b.last ? seen.some.high : -1;
-    my_read = 1 + warp, fellow_read = 1 + (warp ^ 1), together = 1 + kCfg.warps + pair;
-    optimistic = sees(b.first);
+    my_read = 1 + warp, partner_read = 1 + (warp ^ 1), together = 1 + kCfg.warps + pair;
+    stale_max = sees(b.first);
     clear(rO);
   }
 
@@ -140,7 +140,7 @@ struct PairWarp {
   // -inf for the scores of keys that a row does not see.
   TESSERA_DEVICE void hide(int tile) {
     const int key0 = tile * kCfg.block_n;
-    if (!all.holds(key0, kCfg.block_n)) hide_keys<kCfg>(rS, p, b, b.row0 + row, key0 + key);
+    if (!all.holds(key0, kCfg.block_n)) apply_mask<kCfg>(rS, p, b, b.row0 + row, key0 + key);
   }
 
   // S = Q K^T, with beside(i) behind the products of the i-th fragment of K.
@@ -168,12 +168,12 @@ struct PairWarp {
     });
     if (softmax.move_reference(best, p.scale_log2, alpha)) softmax.rescale(alpha, rO);
     softmax.exponentiate(rS, p.scale_log2);
-    optimistic = failed = false;
+    stale_max = failed = false;
   }
 
   // The same against the references as they are, some scores at a time: begin, exponentiate all, end.
-  TESSERA_DEVICE void begin_optimistic() {
-    optimistic = true;
+  TESSERA_DEVICE void begin_stale_max() {
+    stale_max = true;
     for_rows([&](int m, int half, int) { sum_before[m][half] = softmax.sum[m][half], softmax.sum[m][half] = 0.0f; });
   }
   template <int kCount>
@@ -186,10 +186,10 @@ struct PairWarp {
       softmax.sum[m][e / 2] += x;
     }
   }
-  TESSERA_DEVICE void end_optimistic() {
+  TESSERA_DEVICE void end_stale_max() {
     bool fits = true;
     for_rows([&](int m, int half, int) {
-      fits &= softmax.sum[m][half] < kOptimisticBound<kCfg.dtype>;  // a NaN is not
+      fits &= softmax.sum[m][half] < kStaleMaxBound<kCfg.dtype>;  // a NaN is not
       softmax.sum[m][half] += sum_before[m][half];
     });
     failed = !fits;
@@ -239,24 +239,24 @@ struct PairWarp {
     if (next && softmax.ready) {
       constexpr int kEach = (kScores + kFragments - 1) / kFragments;
       hide(tile + 1);
-      begin_optimistic();
+      begin_stale_max();
       multiply_values(stage, [&](int i) {
         p_read(i);
         exponentiate<kEach>(i * kEach);
       });
-      end_optimistic();
+      end_stale_max();
     } else {
       multiply_values(stage, p_read);
       if (next) update(tile + 1);
     }
     if (!next) return;
-    ptx::barrier_sync(fellow_read, 64);
+    ptx::barrier_sync(partner_read, 64);
     store_p();
   }
 
-  // Somebody's optimism about the tile has failed: all who were optimistic take it again. Its K is still there.
+  // A warp's stale max was too low for the tile: all warps that used one compute it again. Its K is still there.
   TESSERA_DEVICE void again(int tile, int stage) {
-    if (!optimistic) return;
+    if (!stale_max) return;
     for_rows([&](int m, int half, int) { softmax.sum[m][half] = sum_before[m][half]; });
     scores(stage, [](int) {});
     update(tile);
@@ -340,7 +340,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
   };
 
   // 1. Which tiles are mine, and which keys the first sees.
-  FwdWorks<kCfg> works(p);
+  PersistentScheduler<kCfg> works(p);
   works.clear_unowned(p);
   if (!works.more) return;
   int place = 0;
@@ -366,7 +366,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
   };
 
   while (works.more) {
-    // 2. Q: global -> shared, with the first tiles of K: has been asked for.
+    // 2. Q: global -> shared, with the first tiles of K: these loads are under way.
     const FwdBlock<kCfg>& b = shared.work[place];
     PairWarp<kCfg> warp(p, b, shared);
     KeyLoads<kCfg> loads(p, b);
@@ -421,7 +421,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
         works.advance(p);
         if (works.more) open(works.place, place, false);
       }
-      warp.optimistic = warp.failed = false;
+      warp.stale_max = warp.failed = false;
       if (warp.sees(tile)) warp.step(tile, stage, !ends && warp.sees(tile + 1), whole, loads);
       if (ends) break;
     }

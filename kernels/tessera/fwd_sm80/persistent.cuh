@@ -1,10 +1,10 @@
 // Forward as fwd_sm80/kernel.cuh, for problems without options, where a warp has two tiles of 16 rows. These lie half a block
 // apart: keys that a causal mask hides from the upper half then cost every warp half of the products.
 //
-// Grid: blocks that take works (attention/work_order) one after another, under a staircase as many as the GPU holds, otherwise
-// as many as works. A work's first loads go under the last product of the one before: K and V into the other stage, Q into
-// its place as soon as the last scores are there. Block: as fwd_sm80/kernel.cuh's. Shared memory: FwdPersistentSharedMemory. Its
-// page: docs/kernels/fwd_sm80.md.
+// Grid: blocks that take works (attention/work_order) one after another, under a causal mask as many as the GPU holds,
+// otherwise as many as works. A work's first loads go under the last product of the one before: K and V into the other
+// stage, Q into its place as soon as the last scores are there. Block: as fwd_sm80/kernel.cuh's. Shared memory:
+// FwdPersistentSharedMemory. Its page: docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
 #include "tessera/fwd_sm80/scheduler.cuh"
@@ -72,7 +72,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
   };
 
   // 1. Which tiles are mine, and which keys the first sees.
-  FwdWorks<kCfg> works(p);
+  PersistentScheduler<kCfg> works(p);
   works.clear_unowned(p);
   if (!works.more) return;
   int place = 0, stage = 0;
@@ -101,7 +101,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
     const auto take_keys = [&]<int kTiles>(int tile, float(&rO)[kTiles][kD][4], OnlineSoftmax<kTiles>& softmax,
                                            int row) {
       // Of a block's only work V of the first tile is waited for behind the scores.
-      const bool v_later = tile == b.first && FwdWorks<kCfg>::one_each(p);
+      const bool v_later = tile == b.first && PersistentScheduler<kCfg>::one_each(p);
       if (v_later) {
         ptx::cp_async_wait_group<1>();
       } else {
@@ -122,19 +122,19 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       ptx::cp_async_commit_group();
 
       //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S
-      //    and O rescaled. The optimistic way first, where it can be gone: attention/softmax.
+      //    and O rescaled. Against the stale max first, where that may serve: attention/softmax.
       const int key0 = tile * kCfg.block_n;
-      // The last 16 rows are alone where others see nothing, at a staircase's end.
+      // The last 16 rows are alone where others see nothing, at the end of a causal mask.
       const bool whole = kTiles == kM && b.visible.all.holds(key0, kCfg.block_n);
       float rS[kTiles][kN][4];
-      for (bool optimistic = whole && softmax.ready;; optimistic = false) {
+      for (bool stale_max = whole && softmax.ready;; stale_max = false) {
         clear(rS);
         product_abt<kRowStep>(rS, shared.sQ, row, shared.stage[stage].sK, 0);
-        if (optimistic) {
-          if (softmax.template try_update<kCfg.dtype>(rS, p.scale_log2)) break;
+        if (stale_max) {
+          if (softmax.template try_stale_max<kCfg.dtype>(rS, p.scale_log2)) break;
           continue;
         }
-        if (!whole) hide_keys<kCfg, kRowStep>(rS, p, b, b.row0 + row, key0);
+        if (!whole) apply_mask<kCfg, kRowStep>(rS, p, b, b.row0 + row, key0);
         softmax.update(rS, p.scale_log2, rO);
         break;
       }

@@ -8,12 +8,12 @@ namespace tessera {
 
 // The works of a persistent block, one after another.
 template <FwdConfig kCfg>
-struct FwdWorks {
+struct PersistentScheduler {
   BlockWorks works;
   WorkPlace place;
   bool more;  // there is one at `place`
 
-  TESSERA_DEVICE explicit FwdWorks(const FwdParams& p)
+  TESSERA_DEVICE explicit PersistentScheduler(const FwdParams& p)
       : works(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)) {
     find(p);
   }

@@ -28,9 +28,11 @@ struct FwdSm90Config {
 
 inline constexpr int kConsumerRows = 64;  // queries of a warpgroup
 
-// Blocks of keys of one work and the next that other consumers see and one consumer does not: behind its last, and before its
-// first. It lets their keys go before it may their values, and waits for ever where others wait for these to load the keys
-// that it waits for.
+// Whether the rings of K and V are deep enough that consumers cannot deadlock. All consumers share the K/V blocks of a work
+// tile, the union of what their rows see; a consumer releases those that only others see as soon as they arrive. At the
+// border of two tiles it releases such blocks of K, after its last block and before its first of the next tile, while its
+// last P V still holds back the release of V. Until then the producers can be ahead by k_stages + v_stages - 1 blocks: with
+// more blocks to skip than that, the consumer waits for K that is not loaded before another consumer gets its own.
 TESSERA_HOST_DEVICE constexpr bool keys_may_run_ahead(int consumers, int block_n, int k_stages, int v_stages) {
   for (int consumer = 0; consumer < consumers; ++consumer) {
     const int before = consumer * kConsumerRows, behind = (consumers - 1 - consumer) * kConsumerRows;

@@ -1,14 +1,15 @@
 // Forward on Hopper: O = softmax(scale Q K^T) V and LSE, FlashAttention-3's plan: TMA, wgmma and warpgroups with roles.
 //
-// A persistent block takes works, tiles of 64 query rows a consumer warpgroup (fwd_sm90/work_tile), which producer threads open,
-// and whose Q, K and V they bring (fwd_sm90/producers). Of two or three consumers each asks for the scores of the next block
-// of keys, S' = Q K'^T, and for O += P V of the last one: the exponentials of S' run under P V and under the products of the
-// others, which keep no step with this one. Four take one step after the other, for three other warps' products are enough to
-// run them under. Behind a row's first block no maximum is taken (attention/softmax: as it is), unless slopes or biases may raise
-// scores from block to block; should a sum then pass a bound, a warp computes its scores again.
+// A persistent block takes work tiles, of 64 query rows a consumer warpgroup (fwd_sm90/work_tile), whose indices
+// producer threads decode, and whose Q, K and V they bring (fwd_sm90/producers). Of two or three consumers each issues
+// the scores of the next block of keys, S' = Q K'^T, and for O += P V of the last one: the exponentials of S' run under
+// P V and under the products of the others, which keep no step with this one. Four take one step after the other, for
+// three other warps' products are enough to run them under. After a row's first block no maximum is taken
+// (attention/softmax: the stale max), unless slopes or biases may raise scores from block to block; should a sum then
+// pass a bound, a warp computes its scores again.
 //
 // Block: (consumers + 1) x 128 threads, one a multiprocessor; registers go from the producers to the consumers. Shared
-// memory: FwdSm90SharedMemory. Its page, with what was measured: docs/kernels/fwd_sm90.md.
+// memory: FwdSm90SharedMemory. Its page, with what was measured: docs/reference/kernels/fwd_sm90.md.
 #pragma once
 
 #include "tessera/attention/dropout.cuh"
@@ -25,7 +26,7 @@ inline constexpr int kCleared = 1;  // a barrier of each consumer: kCleared + co
 
 // A lane's sum of a block against references that may be too low: above it the block is done again with the rows' maxima.
 // Low, so that a key that outweighs all before becomes the reference itself, and its weight in 16 bits is exact.
-inline constexpr float kPromptBound = 0x1p6f;
+inline constexpr float kStaleMaxRetryBound = 0x1p6f;
 
 // By how much a first block's maximum is raised where a row may see few of its keys: these say little of what comes, and a
 // reference that is too low costs a block twice. A power of two: the largest weight stays exact.
@@ -43,18 +44,18 @@ struct Consumer {
   static constexpr bool kOverlaps = kCfg.consumers < 4;  // softmax runs under my own products, not the others' alone
   // S becomes P in place where a consumer's 112 registers hold no S, P and O beside each other.
   static constexpr bool kInPlace = !kOverlaps && kN * 4 + kSteps * 4 + kD * 4 > 80;
-  // Bias and mask of a block are asked for before its products where a consumer's registers hold them beside S, P and O, else
+  // Bias and mask of a block are issued before its products where a consumer's registers hold them beside S, P and O, else
   // a row's at a time when they are needed.
-  static constexpr int kEntryRegisters =
+  static constexpr int kBiasMaskRegisters =
       (kCfg.score.bias ? kN * dtype_bytes(kCfg.score.bias_dtype) : 0) + (kCfg.score.mask ? kN : 0);
-  static constexpr bool kEntriesAhead =
-      kEntryRegisters <= 48 &&
-      kN * 4 + kD * 4 + (kInPlace ? 0 : kSteps * 4) + kEntryRegisters <= (kCfg.consumers == 2   ? 192
-                                                                          : kCfg.consumers == 3 ? 128
-                                                                                                : 96);
-  using Entries = EntryPairs<kCfg.score, kEntriesAhead ? 2 : 1, kN, false>;
+  static constexpr bool kBiasMaskAhead =
+      kBiasMaskRegisters <= 48 &&
+      kN * 4 + kD * 4 + (kInPlace ? 0 : kSteps * 4) + kBiasMaskRegisters <= (kCfg.consumers == 2   ? 192
+                                                                             : kCfg.consumers == 3 ? 128
+                                                                                                   : 96);
+  using Entries = BiasMaskFragment<kCfg.score, kBiasMaskAhead ? 2 : 1, kN, false>;
   // Slopes and biases may raise scores from block to block, so that each would be done again.
-  static constexpr bool kOptimistic = !kCfg.score.alibi && !kCfg.score.entries();
+  static constexpr bool kStaleMax = !kCfg.score.alibi && !kCfg.score.entries();
 
   const FwdSm90Params& p;
   FwdSm90SharedMemory<kCfg>& shared;
@@ -63,7 +64,7 @@ struct Consumer {
       shared_descriptor;  // a descriptor's address of shared memory: of a tile, one addition and its index away
   RingPosition<kCfg.q_stages> q_at;
   RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
-  RingPosition<kCfg.k_stages> k_at;  // whose scores are asked for next
+  RingPosition<kCfg.k_stages> k_at;  // whose scores are issued next
   RingPosition<kCfg.v_stages> v_at;  // whose product with P comes next
   int block = 0, last = 0, end = 1;  // whose scores come; the last of its work that my rows see; behind all of its work
   int whole_first, whole_last;       // of its work: blocks that every row sees whole
@@ -78,7 +79,7 @@ struct Consumer {
   TESSERA_DEVICE Consumer(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
       : p(p), shared(shared), consumer(consumer), shared_descriptor(descriptor_address(shared_address(&shared))) {
     q_at.advance(consumer);
-    // No result depends on these values. But products are asked for where there is nothing to multiply yet, and a compiler
+    // No result depends on these values. But products are issued even where there is nothing to multiply yet, and a compiler
     // (NVRTC 12.8) that brings any value there between two of them serialises them all.
     clear(rS);
     clear(rO);
@@ -93,7 +94,7 @@ struct Consumer {
     }
   }
 
-  TESSERA_DEVICE void attend_works() {
+  TESSERA_DEVICE void attend_tiles() {
     if constexpr (kOverlaps) {
       attend_overlapping();
     } else {
@@ -105,30 +106,30 @@ struct Consumer {
   // Products, softmax, products: one step after the other, and one work after the other.
   TESSERA_DEVICE void attend_in_steps() {
     while (uniform(next_work(false))) {
-      ask_scores();
-      if constexpr (kEntriesAhead) load_entries();
-      take_scores();
+      issue_scores();
+      if constexpr (kBiasMaskAhead) load_bias_mask();
+      wait_scores();
       attend_first();
       pack();
       clear(rO);
       if (block < last) {
         do {
-          ask_output();
+          issue_output();
           ++block;
           shared.k.wait_full(k_at);
-          if constexpr (kInPlace) take_output();
-          ask_scores();
-          if constexpr (kEntriesAhead) load_entries();
-          take_scores();
-          if constexpr (!kInPlace) take_output();
+          if constexpr (kInPlace) wait_output();
+          issue_scores();
+          if constexpr (kBiasMaskAhead) load_bias_mask();
+          wait_scores();
+          if constexpr (!kInPlace) wait_output();
           attend([] {});
         } while (block < last);
         release_queries();
       }
       if (kCfg.uneven && tail > 0) clear_tail();
-      ask_output();
+      issue_output();
       finish_rows(shared.work[work_at.stage()]);
-      take_output();
+      wait_output();
       for (; end - 1 > last; --end) skip_keys(), skip_values();
       store(shared.work[work_at.stage()]);
       shared.works.release(work_at);
@@ -136,7 +137,7 @@ struct Consumer {
     }
   }
 
-  // The blocks of all works come one behind the other. The scores of each are asked for together with O += P V of the block
+  // The blocks of all works come one behind the other. The scores of each are issued together with O += P V of the block
   // before, and become the next P meanwhile; so at a work's end run the first exponentials of the next.
   TESSERA_DEVICE void attend_overlapping() {
     int pending = 0;  // 1: P, of a work's last block, waits for its V. From one lane, for a uniform register
@@ -145,10 +146,10 @@ struct Consumer {
       if (pending) work_at.advance();
       const int found = uniform(next_work(pending != 0));
       if (!found && !pending) break;
-      ask_scores();
+      issue_scores();
       if (kCfg.uneven && pending && tail > 0) clear_tail();
-      ask_output(pending);
-      if (kEntriesAhead && found) load_entries();
+      issue_output(pending);
+      if (kBiasMaskAhead && found) load_bias_mask();
       ptx::wgmma_wait_group<1>();
       ptx::wgmma_pin(flat(rS));
       if (pending) finish_rows(shared.work[before.stage()]);
@@ -169,12 +170,12 @@ struct Consumer {
       do {
         ++block;
         shared.k.wait_full(k_at);
-        ask_scores();
-        ask_output();
-        if constexpr (kEntriesAhead) load_entries();
+        issue_scores();
+        issue_output();
+        if constexpr (kBiasMaskAhead) load_bias_mask();
         ptx::wgmma_wait_group<1>();
         ptx::wgmma_pin(flat(rS));
-        attend([this] { take_output(); });
+        attend([this] { wait_output(); });
       } while (block < last);
       release_queries();
     }
@@ -191,7 +192,7 @@ struct Consumer {
   }
 
   // S = Q K^T.
-  TESSERA_DEVICE void ask_scores() {
+  TESSERA_DEVICE void issue_scores() {
     const TileDescriptor q = descriptor(shared.sQ, q_at, p.q_descriptor_high);
     const TileDescriptor k = descriptor(shared.sK, k_at, p.kv_descriptor_high);
     if constexpr (kInPlace) ptx::wgmma_forget(flat(rS));
@@ -203,7 +204,7 @@ struct Consumer {
     ptx::wgmma_commit_group();
   }
   // O += P V.
-  TESSERA_DEVICE void ask_output(bool pending = true) {
+  TESSERA_DEVICE void issue_output(bool pending = true) {
     const TileDescriptor v = descriptor(shared.sV, v_at, p.kv_descriptor_high);
     if (pending) shared.v.wait_full(v_at);
     ptx::wgmma_fence();
@@ -213,12 +214,12 @@ struct Consumer {
     }
     ptx::wgmma_commit_group();
   }
-  // What all that was asked for gives.
-  TESSERA_DEVICE void take_scores() {
+  // Waits for all products that were issued.
+  TESSERA_DEVICE void wait_scores() {
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rS));
   }
-  TESSERA_DEVICE void take_output() {
+  TESSERA_DEVICE void wait_output() {
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rO));
     release_values();
@@ -233,7 +234,7 @@ struct Consumer {
     for (unseen_values = end - 1 - last; end - 1 > last; --end) skip_keys();
     while (true) {
       shared.q.wait_full(q_at);
-      const FwdWork<kCfg>& work = shared.work[work_at.stage()];
+      const WorkTile<kCfg>& work = shared.work[work_at.stage()];
       const int count = uniform(work.count), behind = uniform(work.last);
       if (count < 0) return false;
       int first = uniform(work.first);
@@ -290,16 +291,16 @@ struct Consumer {
   TESSERA_DEVICE static int warp_row() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)) * 16; }
   TESSERA_DEVICE static int warp_lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
 
-  // Whether some of the block's keys are before or behind those that each of my rows sees. Under a staircase the lower edge
+  // Whether some of the block's keys are before or behind those that each of my rows sees. Under a causal mask the lower edge
   // lies before all.
   TESSERA_DEVICE bool low() const { return !kCfg.causal && block < whole_first; }
   TESSERA_DEVICE bool high() const { return block > whole_last; }
 
-  TESSERA_DEVICE int query(const FwdWork<kCfg>& work, int lane, int half) const {
+  TESSERA_DEVICE int query(const WorkTile<kCfg>& work, int lane, int half) const {
     return work.row0 + consumer * 64 + warp_row() + half * 8 + lane / 4;
   }
   TESSERA_DEVICE ScoreRow<kCfg.score> score_row(int half) const {
-    const FwdWork<kCfg>& work = shared.work[work_at.stage()];
+    const WorkTile<kCfg>& work = shared.work[work_at.stage()];
     return {p, work.s, work.batch, work.head, min(query(work, warp_lane(), half), work.s.sq - 1)};
   }
 
@@ -307,7 +308,7 @@ struct Consumer {
   TESSERA_DEVICE bool by_pairs() const {
     return p.entry_keys > 1 && (block + 1) * kCfg.block_n <= shared.work[work_at.stage()].s.sk;
   }
-  TESSERA_DEVICE void load_entries() {
+  TESSERA_DEVICE void load_bias_mask() {
     if constexpr (Entries::kTaken) {
       if (!by_pairs()) return;
 #pragma unroll
@@ -318,18 +319,18 @@ struct Consumer {
   // Products -> scores with every option, attention/score/score; -inf for keys that a row does not see.
   TESSERA_DEVICE void make_scores() {
     if constexpr (kCfg.score.any()) {
-      const FwdWork<kCfg>& work = shared.work[work_at.stage()];
+      const WorkTile<kCfg>& work = shared.work[work_at.stage()];
       const int key0 = block * kCfg.block_n;
       const bool pairs = !Entries::kTaken || by_pairs();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const ScoreRow<kCfg.score> row = score_row(half);
         if (pairs) {
-          if constexpr (Entries::kTaken && !kEntriesAhead) {
+          if constexpr (Entries::kTaken && !kBiasMaskAhead) {
             reload_memory();  // not before the other row's are used
             entries.load(0, p, row, key0);
           }
-          entries.apply(rS[0], half, kEntriesAhead ? half : 0, p, work.s, row, key0);
+          entries.apply(rS[0], half, kBiasMaskAhead ? half : 0, p, work.s, row, key0);
         } else {
 #pragma unroll
           for (int n = 0; n < kN; ++n)
@@ -346,7 +347,7 @@ struct Consumer {
 
   // -inf at the edges of the rows' keys.
   TESSERA_DEVICE void hide() {
-    const FwdWork<kCfg>& work = shared.work[work_at.stage()];
+    const WorkTile<kCfg>& work = shared.work[work_at.stage()];
     const bool low = this->low(), high = this->high();
     if (!low && !high) return;
     const int lane = warp_lane();
@@ -354,14 +355,14 @@ struct Consumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const KeyRange keys = visible_keys(p, work.s, query(work, lane, half));
-      if (low) hide_outside(rS[0], half, keys.low - key0, kCfg.block_n);
-      if (high) hide_outside(rS[0], half, 0, keys.high - key0);
+      if (low) mask_outside(rS[0], half, keys.low - key0, kCfg.block_n);
+      if (high) mask_outside(rS[0], half, 0, keys.high - key0);
     }
   }
 
   // A work's first scores, with the rows' maxima.
   TESSERA_DEVICE void attend_first() {
-    const FwdWork<kCfg>& work = shared.work[work_at.stage()];
+    const WorkTile<kCfg>& work = shared.work[work_at.stage()];
     const int sk = uniform(work.s.sk);
     tail = 0;
     if (kCfg.uneven && (p.cu_seqlens_k || p.seqused_k) && sk < (last + 1) * kCfg.block_n) tail = sk % kCfg.block_n;
@@ -372,43 +373,43 @@ struct Consumer {
     const float unit = score_unit<kCfg.score>(p);
     float alpha[1][2];
     softmax.move_reference(rS, unit, alpha, 0.0f);
-    if (kOptimistic && low()) softmax.raise_reference(kFewKeysLead_log2);
+    if (kStaleMax && low()) softmax.raise_reference(kFewKeysLead_log2);
     softmax.exponentiate(rS, unit);
   }
 
   // Scores become P against the references of the blocks before, without maxima. Meanwhile O += P V of the block before, which
-  // mostly is there when half of the exponentials are: take_output() is called then, and the other half runs beside the
+  // mostly is there when half of the exponentials are: wait_output() is called then, and the other half runs beside the
   // rounding to P, whose registers are free by then. A warp that has no reference, or should have a new one, goes another
   // way, but all of a consumer's ask for the same products.
-  template <class TakeOutput>
-  TESSERA_DEVICE void attend(TakeOutput&& take_output) {
+  template <class WaitOutput>
+  TESSERA_DEVICE void attend(WaitOutput&& wait_output) {
     constexpr int kEarly = kSteps / 2 * 2;
     const float unit = score_unit<kCfg.score>(p);
     make_scores();
-    if constexpr (!kOptimistic) {
+    if constexpr (!kStaleMax) {
       release_keys();
       float alpha[1][2];
       const bool moves = softmax.move_reference(rS, unit, alpha);
       softmax.exponentiate(rS, unit);
-      take_output();
+      wait_output();
       if (moves) softmax.rescale(alpha, rO);
       pack();
       return;
     }
-    const bool optimistic = softmax.ready;
+    const bool stale_max = softmax.ready;
     SumParts total[1];
     if constexpr (kCfg.uneven) total[0] = {};  // a register less, of which D = 96 had none
-    if (optimistic) softmax.template exponentiate_as_is<0, kEarly>(rS, unit, total);
-    take_output();
+    if (stale_max) softmax.template exponentiate_stale_max<0, kEarly>(rS, unit, total);
+    wait_output();
     bool fits = false;
-    if (optimistic) {
-      softmax.template exponentiate_as_is<kEarly, kN>(rS, unit, total);
+    if (stale_max) {
+      softmax.template exponentiate_stale_max<kEarly, kN>(rS, unit, total);
       pack();
-      fits = softmax.accept(total, kPromptBound);
+      fits = softmax.accept(total, kStaleMaxRetryBound);
     }
     if (!fits) [[unlikely]] {
       // Again, from the products on. Here, where the registers of the last P are free and no product is under way.
-      if (optimistic) {
+      if (stale_max) {
         warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(shared.sQ[q_at.stage()].data), warp_row(),
                                            shared_address(shared.sK[k_at.stage()].data));
         make_scores();
@@ -425,7 +426,7 @@ struct Consumer {
   // P, whose sums are taken: of dropout's zeros the LSE knows nothing.
   TESSERA_DEVICE void pack() {
     if constexpr (kCfg.score.dropout) {
-      const FwdWork<kCfg>& work = shared.work[work_at.stage()];
+      const WorkTile<kCfg>& work = shared.work[work_at.stage()];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         drop(rS[0], half, p, work.batch * p.heads_q + work.head, query(work, warp_lane(), half), block * kCfg.block_n);
@@ -461,7 +462,7 @@ struct Consumer {
   // ---- results ----
 
   // What the rows' sums give: LSE to global memory, and `factor`.
-  TESSERA_DEVICE void finish_rows(const FwdWork<kCfg>& work) {
+  TESSERA_DEVICE void finish_rows(const WorkTile<kCfg>& work) {
     softmax.finish();
     float scale[2] = {1.0f, 1.0f};
     if (p.sink) {
@@ -487,11 +488,11 @@ struct Consumer {
     }
   }
 
-  TESSERA_DEVICE float* lse(const FwdWork<kCfg>& work, int row) const {
+  TESSERA_DEVICE float* lse(const WorkTile<kCfg>& work, int row) const {
     return p.lse.data + p.lse.batch * work.batch + p.lse.head * work.head +
            p.lse.row * (static_cast<int64>(work.s.q_begin) + work.row0 + row);
   }
-  TESSERA_DEVICE char* output(const FwdWork<kCfg>& work, int row) const {
+  TESSERA_DEVICE char* output(const WorkTile<kCfg>& work, int row) const {
     return static_cast<char*>(p.o.data) + (p.o.batch * work.batch + p.o.head * work.head +
                                            p.o.row * (static_cast<int64>(work.s.q_begin) + work.row0 + row)) *
                                               2;
@@ -499,7 +500,7 @@ struct Consumer {
 
   // O / l to global memory, by way of shared memory: from there it is bulk copies, or where rows behind a packed sequence's
   // last are another's, stores of whole lines.
-  TESSERA_DEVICE void store(const FwdWork<kCfg>& work) {
+  TESSERA_DEVICE void store(const WorkTile<kCfg>& work) {
     using Output = typename FwdSm90SharedMemory<kCfg>::Output;
     if (__any_sync(0xffffffff, factor[0] < 0.0f || factor[1] < 0.0f)) [[unlikely]] {
 #pragma unroll
@@ -549,7 +550,7 @@ struct Consumer {
   }
 
   // Rows that see no key: 0 and -inf.
-  TESSERA_DEVICE void store_nothing(const FwdWork<kCfg>& work) {
+  TESSERA_DEVICE void store_nothing(const WorkTile<kCfg>& work) {
     const int row0 = consumer * 64 + warp_row(), words = p.head_dim_v / 8;
     const int count = min(work.count - row0, 16);
     for (int word = lane_id(); word < count * words; word += 32) {
@@ -612,7 +613,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
       clear_unowned_outputs<kCfg.dtype>(p, warp, static_cast<int64>(gridDim.x) * kWarps);
     }
     Consumer<kCfg> consumer(p, shared, uniform(static_cast<int>(threadIdx.x) / 128 - 1));
-    consumer.attend_works();
+    consumer.attend_tiles();
   }
   if constexpr (kCfg.cluster > 1) {  // the other block may still arrive at this one's barriers
     __syncwarp();

@@ -18,7 +18,7 @@ struct FwdSm90SharedMemory {
   SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.k_stages];
   SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.v_stages];
   Output sO[kCfg.consumers * 4];  // of each warp: columns on their way out
-  FwdWork<kCfg> work[kWorks];
+  WorkTile<kCfg> work[kWorks];
   Ring<kWorks> works;
   Ring<kCfg.q_stages> q;
   Ring<kCfg.k_stages, kCfg.cluster> k;
@@ -48,20 +48,20 @@ TESSERA_DEVICE void produce_works(const FwdSm90Params& p, FwdSm90SharedMemory<kC
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
   const auto open_if = [&](int index, auto&& wanted) {
     shared.works.wait_empty(at);
-    FwdWork<kCfg>& work = shared.work[at.stage()];  // in place: registers are few here
+    WorkTile<kCfg>& work = shared.work[at.stage()];  // in place: registers are few here
     work.open(p, index);
     if (work.count == 0 || !wanted(work)) return;
-    work.share_out(p);
+    work.set_consumer_bounds(p);
     ptx::mbarrier_arrive(shared.works.full[at.stage()].address());
     at.advance();
   };
-  const auto open = [&](int index) { open_if(index, [](const FwdWork<kCfg>&) { return true; }); };
+  const auto open = [&](int index) { open_if(index, [](const WorkTile<kCfg>&) { return true; }); };
   if (kCfg.uneven && p.next_work) {
     // First those that see many keys, so that the last are short; then the others, which are looked for some at a time. One
     // is taken when the last but one is done: as late as still hides the way to its tiles.
     constexpr int kAtATime = 4;
     const int works = works_of(p.order);
-    const auto is_long = [&](const FwdWork<kCfg>& work) { return work.last - work.first > p.short_work; };
+    const auto is_long = [&](const WorkTile<kCfg>& work) { return work.last - work.first > p.short_work; };
     while (true) {
       auto last_but_one = at;  // in whose place the next but one comes
       last_but_one.advance(2);
@@ -74,7 +74,7 @@ TESSERA_DEVICE void produce_works(const FwdSm90Params& p, FwdSm90SharedMemory<kC
       const int first = (taken - works) * kAtATime;
       if (first >= works) break;
       for (int index = first; index < min(first + kAtATime, works); ++index) {
-        open_if(index, [&](const FwdWork<kCfg>& work) { return !is_long(work); });
+        open_if(index, [&](const WorkTile<kCfg>& work) { return !is_long(work); });
       }
     }
   } else if constexpr (kCfg.causal) {
@@ -84,7 +84,7 @@ TESSERA_DEVICE void produce_works(const FwdSm90Params& p, FwdSm90SharedMemory<kC
     for (int index = block; index < works_of(p.order); index += blocks) open(index);
   }
   shared.works.wait_empty(at);
-  shared.work[at.stage()].count = FwdWork<kCfg>::kEnd;
+  shared.work[at.stage()].count = WorkTile<kCfg>::kEnd;
   ptx::mbarrier_arrive(shared.works.full[at.stage()].address());
 }
 
@@ -96,7 +96,7 @@ TESSERA_DEVICE void produce_queries(const FwdSm90Params& p, FwdSm90SharedMemory<
   bool more = true;
   while (more) {
     shared.works.wait_full(work_at);
-    const FwdWork<kCfg>& work = shared.work[work_at.stage()];
+    const WorkTile<kCfg>& work = shared.work[work_at.stage()];
     more = work.count > 0;
     const int bytes = more && work.first < work.last ? shared.sQ[0].kBytes : 0;
 #pragma unroll 1
@@ -121,7 +121,7 @@ TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, FwdSm90SharedMemory<kCf
   RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
   while (true) {
     shared.works.wait_full(work_at);
-    const FwdWork<kCfg>& work = shared.work[work_at.stage()];
+    const WorkTile<kCfg>& work = shared.work[work_at.stage()];
     if (work.count < 0) return;
     const int first = work.first, last = work.last, head = work.head / p.group, begin = work.s.k_begin;
     const int batch = work.k_batch(p);
@@ -140,7 +140,7 @@ TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, FwdSm90SharedMemory<kCf
 // brings one. It reads the next block's entry of the table before it waits for the stage, so that the way to memory and
 // the wait are one. `full` counts the bytes of all boxes, so that no lane can be a round ahead of another.
 //
-// A box that starts at the sequence's end or behind it is asked for behind the end of a page, where TMA finds zeros:
+// A box that starts at the sequence's end or behind it is fetched from past the end of a page, where TMA finds zeros:
 // what the table holds there is not read. Behind the end within a box stands what the page holds; as with any seqused_k,
 // without which there are no pages, consumers mask it in K and clear it in V. A page that is not there is read as the
 // nearest.
@@ -158,7 +158,7 @@ TESSERA_DEVICE void produce_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
   RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
   while (true) {
     shared.works.wait_full(work_at);
-    const FwdWork<kCfg>& work = shared.work[work_at.stage()];
+    const WorkTile<kCfg>& work = shared.work[work_at.stage()];
     if (work.count < 0) return;
     const int first = work.first, last = work.last, head = work.head / p.group;
     const uint32 sk = work.s.sk;

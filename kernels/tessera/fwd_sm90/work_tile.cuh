@@ -10,7 +10,7 @@ namespace tessera {
 
 // One tile of queries of one head, and the blocks of keys [first, last) that it sees.
 template <FwdSm90Config kCfg>
-struct FwdWork {
+struct WorkTile {
   static constexpr int kBlockM = 64 * kCfg.consumers, kEnd = -1;
   int batch, head, row0, count;  // count 0: nothing to do; kEnd: nor anything afterwards
   Sequence s;
@@ -19,7 +19,7 @@ struct FwdWork {
   // For the consumers: the first and the last block that a consumer's rows see, and that each of them sees whole.
   int first_of[4], last_of[4], whole_first_of[4], whole_last_of[4];
 
-  // Tiles of a head stand together; under a staircase they differ in size, and attention/work_order says how they stand.
+  // Tiles of a head stand together; under a causal mask they differ in size, and attention/work_order says how they stand.
   TESSERA_DEVICE void open(const FwdSm90Params& p, int index) {
     WorkPlace place{index / p.order.tiles, index % p.order.tiles};
     if constexpr (kCfg.causal) place = work_place(p.order, index);
@@ -46,7 +46,7 @@ struct FwdWork {
   TESSERA_DEVICE int k_batch(const FwdSm90Params& p) const { return kCfg.uneven && p.cu_seqlens_k ? 0 : batch; }
 
   // What consumers want to know beside.
-  TESSERA_DEVICE void share_out(const FwdSm90Params& p) {
+  TESSERA_DEVICE void set_consumer_bounds(const FwdSm90Params& p) {
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
       const TileRange seen = visible_keys(p, s, row0 + consumer * 64, row0 + consumer * 64 + 63);
       first_of[consumer] = clamp(seen.some.low / kCfg.block_n, first, last - 1);

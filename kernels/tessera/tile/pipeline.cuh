@@ -39,8 +39,8 @@ struct RingPosition {
 // full: the producer's arrival and the bytes of the copies. empty: an arrival of each consumer warp.
 //
 // kBlocks 2: the blocks of a cluster have the same tiles in the same stages, each producer copies a part of a tile into
-// both, and a stage is empty when the consumers of both have let it go. The other's part may come before this producer
-// expects it, not before its phase: it is asked for after this block's consumers have let the stage go, so after `full`'s
+// both, and a stage is empty when the consumers of both have released it. The other's part may come before this producer
+// expects it, not before its phase: it is issued after this block's consumers have released the stage, so after `full`'s
 // last phase, and the next cannot end without this producer's arrival (until which the count of bytes may be below 0).
 template <int kStages, int kBlocks = 1>
 struct Ring {

@@ -106,7 +106,7 @@ TESSERA_DEVICE constexpr int lanes_of(int loads) {
 }
 
 // The same for rows that lie anywhere, row r gRow(r) bytes behind `base`: each place is found once, by a lane of the warp
-// that loads the row, and not by every load of it. gRow is asked for all rows of the tile, those from `count` on too.
+// that loads the row, and not by every load of it. gRow is called for all rows of the tile, those from `count` on too.
 template <bool kAligned, int kThreads, class Tile, class RowOffset>
 TESSERA_DEVICE void load_tile_scattered(Tile& sTile, int count, int row_bytes, const char* base, RowOffset&& gRow) {
   constexpr int kRowBytes = Tile::kCols * Tile::kElemBytes, kLoadsPerRow = kRowBytes / kLoadBytes;

@@ -1,5 +1,5 @@
 // Bias and mask of a tile whose keys are all there, by pairs of neighbouring keys or by eight: without a bound to test or a
-// branch to take they are asked for all at once, long before the scores that they change.
+// branch to take they are issued all at once, long before the scores that they change.
 #pragma once
 
 #include "tessera/attention/score/score.cuh"
@@ -17,7 +17,7 @@ TESSERA_DEVICE constexpr int key_at(int n, int i) {
 // A lane's share of kRows x kKeys blocks of 8 queries and 8 keys: of query lane / 4 of each, keys 2 (lane % 4) and the next;
 // kLaneOrder: of what stands there (SharedTile), which are eight neighbours of four blocks.
 template <ScoreConfig kScore, int kRows, int kKeys, bool kLaneOrder>
-struct EntryPairs {
+struct BiasMaskFragment {
   static_assert(kKeys % (kLaneOrder ? 4 : 2) == 0);
   static constexpr bool kTaken = kScore.entries() && !kScore.block_mask;
   using Raw = RawPair<kScore.bias_dtype>;
@@ -65,8 +65,8 @@ struct EntryPairs {
   }
 
   // The first key's entry, or the second's.
-  TESSERA_DEVICE ScoreEntry of(int row, int k, bool second) const {
-    ScoreEntry entry;
+  TESSERA_DEVICE BiasMaskElement of(int row, int k, bool second) const {
+    BiasMaskElement entry;
     if constexpr (kScore.bias) {
       const float2 both = unpack_pair<kScore.bias_dtype>(bias[row][k]);
       entry.bias = second ? both.y : both.x;

@@ -44,13 +44,13 @@ struct Score {
 };
 
 // What bias and masks say of one key.
-struct ScoreEntry {
+struct BiasMaskElement {
   float bias = 0.0f;
   bool shown = true;
 };
 template <ScoreConfig kCfg>
-TESSERA_DEVICE ScoreEntry load_entry(const ProblemParams& p, const ScoreRow<kCfg>& row, int key) {
-  ScoreEntry entry;
+TESSERA_DEVICE BiasMaskElement load_bias_mask_at(const ProblemParams& p, const ScoreRow<kCfg>& row, int key) {
+  BiasMaskElement entry;
   if constexpr (kCfg.bias) entry.bias = load_element<kCfg.bias_dtype>(row.bias, p.bias.col * key);
   if constexpr (kCfg.mask) entry.shown = row.mask[p.mask.col * key];
   if constexpr (kCfg.block_mask) entry.shown &= row.block_mask[p.block_mask.col * (key / p.mask_block_k)] != 0;
@@ -79,7 +79,7 @@ TESSERA_DEVICE Score capped_score(const ProblemParams& p, float product) {
 // knows, ALiBi is two instructions each.
 template <ScoreConfig kCfg>
 TESSERA_DEVICE Score visible_score(const Sequence& s, const ScoreRow<kCfg>& row, int key, int offset, Score r,
-                                   const ScoreEntry& entry) {
+                                   const BiasMaskElement& entry) {
   if constexpr (kCfg.bias) r.value = fmaf(entry.bias, kLog2e, r.value);
   if constexpr (kCfg.alibi) {
     const float from_key = row.slope_log2 * static_cast<float>(row.query + s.sk - s.sq - key);
@@ -97,7 +97,7 @@ TESSERA_DEVICE Score score(const ProblemParams& p, const Sequence& s, const Scor
   const Score r = capped_score<kCfg>(p, product);
   const bool visible = key >= row.keys.low && key <= row.keys.high;
   if (!visible) return {-infinity(), r.slope};
-  return visible_score(s, row, key, 0, r, load_entry(p, row, key));
+  return visible_score(s, row, key, 0, r, load_bias_mask_at(p, row, key));
 }
 
 }  // namespace tessera

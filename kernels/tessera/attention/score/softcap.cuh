@@ -1,5 +1,5 @@
-// The softcap: c tanh(scale q.k / c) without a branch for each element, and of small scores without the slow unit that makes the
-// exponentials.
+// The softcap: c tanh(scale q.k / c) without a branch for each element, and of small scores without the slow unit that
+// makes the exponentials.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
