@@ -8,8 +8,8 @@
 // for the product with dO is made from it.
 #pragma once
 
-#include "tessera/bwd_sm90/shared.cuh"
 #include "tessera/attention/score/score.cuh"
+#include "tessera/bwd_sm90/shared.cuh"
 #include "tessera/tile/element.cuh"
 
 namespace tessera {

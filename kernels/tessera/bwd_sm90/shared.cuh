@@ -2,11 +2,11 @@
 #pragma once
 
 #include "tessera/bwd_sm90/block.cuh"
-#include "tessera/tile/pipeline.cuh"
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/ptx/griddepcontrol.cuh"
 #include "tessera/ptx/warpgroup.cuh"
+#include "tessera/tile/pipeline.cuh"
 #include "tessera/tile/wgmma_tile.cuh"
 
 namespace tessera {

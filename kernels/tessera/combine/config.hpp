@@ -20,9 +20,9 @@ struct CombineParams {
   const float* lse_parts;
   int64 lse_part, lse_part_batch, lse_part_head, lse_part_row;
   RowTensor o;
-  StatTensor lse;       // NULL: not wanted
+  StatTensor lse;                    // NULL: not wanted
   const int *rows_begin, *rows_end;  // packed: the sequences have rows *rows_begin ... *rows_end - 1; or NULL
-  const float* sink;    // joins the denominator of rows that saw something
+  const float* sink;                 // joins the denominator of rows that saw something
   int64 sink_head;
 };
 

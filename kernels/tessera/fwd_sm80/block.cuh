@@ -2,12 +2,12 @@
 // rows and keys a block has, their way into shared memory, the scores beyond the product, and a row's way out.
 #pragma once
 
-#include "tessera/attention/unowned_rows.cuh"
 #include "tessera/attention/dropout.cuh"
 #include "tessera/attention/mask.cuh"
 #include "tessera/attention/scheduler.cuh"
 #include "tessera/attention/score/fragment.cuh"
 #include "tessera/attention/softmax.cuh"
+#include "tessera/attention/unowned_rows.cuh"
 #include "tessera/fwd_sm80/config.hpp"
 
 namespace tessera {
