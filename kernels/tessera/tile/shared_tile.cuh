@@ -41,7 +41,7 @@ TESSERA_DEVICE void clear_rows(Tile& sTile, int first, int end) {
 #pragma unroll 1
   for (int row = first; row < end; ++row) {
 #pragma unroll 1
-    for (int byte = lane_id() * 4; byte < Tile::kCols * Tile::kElemBytes; byte += 128) {
+    for (int byte = static_cast<int>(threadIdx.x) % 32 * 4; byte < Tile::kCols * Tile::kElemBytes; byte += 128) {
       *reinterpret_cast<uint32*>(sTile.pointer(row, 0) + byte) = 0;
     }
   }
