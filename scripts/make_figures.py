@@ -179,9 +179,10 @@ def draw_grid(direction, out):
     for axis in axes[-1]:
         axis.set_xlabel("tokens a sequence")
     machine = cells[-1]["machine"]
+    peers = " and ".join(SERIES[name][0] for name in ("cudnn", "flash") if any(name in c["seconds"] for c in cells))
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="upper center", ncol=len(SERIES), frameon=False,
                   bbox_to_anchor=(0.5, 1.0))
-    figure.text(0.5, -0.03, f"{direction}, {cells[0]['dtype']}, {machine['gpu']}, {machine['date']}; cuDNN and FlashAttention-2 in the same run. "
+    figure.text(0.5, -0.03, f"{direction}, {cells[0]['dtype']}, {machine['gpu']}, {machine['date']}; {peers} in the same run. "
                 f"* cuDNN times its ratio of {gpu_results.PEERS_DATE}", ha="center", fontsize=8, color=INK)
     figure.tight_layout(rect=(0, 0, 1, 0.95))
     figure.savefig(out / f"gpu_{direction}.png")
