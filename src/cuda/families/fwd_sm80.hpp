@@ -5,7 +5,6 @@
 
 #include "cuda/runtime/launch_list.hpp"
 #include "tessera/config.hpp"
-#include "tessera/config.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
