@@ -430,8 +430,6 @@ TESSERA_DEVICE void bwd_keys(const BwdParams& p, BwdSharedMemory<kCfg>& shared, 
     const int64 key = static_cast<int64>(s.k_begin) + key0;
     char* to =
         static_cast<char*>(tensor.data) + (tensor.batch * batch + tensor.row * key + tensor.head * head_kv) * kBytes;
-    // Keys from seqused_k on: their weights of 0 may have met a NaN of Q or dO.
-    clear_rows(tile, max(warp * kRows, s.sk - key0), min((warp + 1) * kRows, count));
     store_rows<kRows>(tile, warp * kRows, count, columns, aligned,
                       [&](int row) { return to + tensor.row * kBytes * row; });
   };

@@ -35,19 +35,6 @@ struct SharedTile {
   TESSERA_DEVICE char* pointer(int row, int col) { return data + row * kPitchBytes + col * kElemBytes; }
 };
 
-// Rows first ... end - 1 become zero, by one warp.
-template <class Tile>
-TESSERA_DEVICE void clear_rows(Tile& sTile, int first, int end) {
-#pragma unroll 1
-  for (int row = first; row < end; ++row) {
-#pragma unroll 1
-    for (int byte = static_cast<int>(threadIdx.x) % 32 * 4; byte < Tile::kCols * Tile::kElemBytes; byte += 128) {
-      *reinterpret_cast<uint32*>(sTile.pointer(row, 0) + byte) = 0;
-    }
-  }
-  __syncwarp();
-}
-
 // 16 bytes of a row of global memory, of which the first `wanted` are there and the others become zero, so that nothing
 // behind a sequence's end can reach a product. kAligned: `from` is a multiple of 16 bytes; the copy is asynchronous, and
 // the caller commits the group.
