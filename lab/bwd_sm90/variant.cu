@@ -1,19 +1,33 @@
-// One config of bwd_sm90 as a shared library, launched by hand: the harness's stand-in for the library's plan. Compiled with
-// -DCONFIG=... by build.sh.
+// One config of bwd_sm90 or bwd_sm90_d256 as a shared library, launched by hand: the harness's stand-in for the library's
+// plan. build.sh writes config.h: CONFIG, and HEAD_DIM_256 for the second.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "config.h"
 #include "tessera/bwd_sm90/kernel.cuh"
 #include "tessera/bwd_sm90/rows.cuh"
+#include "tessera/bwd_sm90_d256/kernel.cuh"
 
 using namespace tessera;
-constexpr BwdSm90Config kCfg CONFIG;
 
+#ifdef HEAD_DIM_256
+constexpr BwdSm90D256Config kCfg CONFIG;
+constexpr int kClusterBlocks = 2;
+constexpr int kBytes = std::max(bwd_sm90_d256_layout(kCfg, 0).bytes, bwd_sm90_d256_layout(kCfg, 1).bytes);
+extern "C" __global__ void __cluster_dims__(kClusterBlocks) __launch_bounds__(kBwdSm90Threads, 1)
+    bwd_main(const __grid_constant__ BwdSm90Params p) {
+  bwd_sm90_d256<kCfg>(p);
+}
+#else
+constexpr BwdSm90Config kCfg CONFIG;
+constexpr int kClusterBlocks = 1, kBytes = bwd_sm90_layout(kCfg).bytes;
 extern "C" __global__ void __launch_bounds__(kBwdSm90Threads, 1) bwd_main(const __grid_constant__ BwdSm90Params p) {
   bwd_sm90<kCfg>(p);
 }
+#endif
 extern "C" __global__ void __launch_bounds__(kBwdRowsThreads) bwd_before(const __grid_constant__ BwdParams p) {
   bwd_sm90_before<kCfg>(p);
 }
@@ -62,7 +76,7 @@ static int launch(void (*kernel)(Params), const Params& p, int grid, int threads
 
 extern "C" void describe(int* out) {
   out[0] = kCfg.head_dim, out[1] = kCfg.block_m, out[2] = kCfg.block_n, out[3] = kCfg.causal,
-  out[4] = kCfg.dtype == Dtype::kFloat16, out[5] = bwd_sm90_layout(kCfg).bytes;
+  out[4] = kCfg.dtype == Dtype::kFloat16, out[5] = kBytes;
 }
 
 extern "C" int run(const Args* a, void* stream_pointer) {
@@ -96,7 +110,6 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   map(p.d_k_map, a->d_k, a->sk, a->heads_kv, 16);
   map(p.d_v_map, a->d_v, a->sk, a->heads_kv, 16);
   if (error) return 10000 + error;
-  constexpr int kBytes = bwd_sm90_layout(kCfg).bytes;
   static const int prepared =
       static_cast<int>(cudaFuncSetAttribute(bwd_main, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   if (prepared) return prepared;
@@ -105,8 +118,8 @@ extern "C" int run(const Args* a, void* stream_pointer) {
     if (const int e = launch<BwdParams>(bwd_before, p, query_tiles, kBwdRowsThreads, 0, false, stream)) return e;
   }
   if (a->parts & 2) {
-    if (const int e =
-            launch<BwdSm90Params>(bwd_main, p, p.heads * p.key_tiles, kBwdSm90Threads, kBytes, a->pdl, stream))
+    if (const int e = launch<BwdSm90Params>(bwd_main, p, p.heads * p.key_tiles * kClusterBlocks, kBwdSm90Threads,
+                                            kBytes, a->pdl, stream))
       return e;
   }
   if (a->parts & 4) {

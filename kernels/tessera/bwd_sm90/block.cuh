@@ -22,7 +22,8 @@ struct KeyBlock {
 };
 static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 
-template <BwdSm90Config kCfg>
+// kCfg: of either kernel, with block_m and block_n.
+template <auto kCfg>
 TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   KeyBlock b;
   const int section_blocks = p.section_heads * p.key_tiles;

@@ -11,7 +11,7 @@
 namespace tessera {
 
 // delta = rowsum(dO o O) - dLSE, the LSE in log2 units, lowered, and dQ's accumulator 0.
-template <BwdSm90Config kCfg>
+template <auto kCfg>
 TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
   constexpr int kLanes = kCfg.head_dim / 8, kRows = kBwdRowsThreads / kLanes;  // of 16 bytes; at once
   ptx::griddepcontrol_launch_dependents();
@@ -63,7 +63,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
 }
 
 // dQ = scale times its accumulator; the scale of `p` is lowered.
-template <BwdSm90Config kCfg>
+template <auto kCfg>
 TESSERA_DEVICE void bwd_sm90_after(const BwdParams& p) {
   constexpr BwdRowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.head_dim, kCfg.block_m, 0, true, false, false};
   Sequence s;

@@ -1,0 +1,75 @@
+// The backward kernel for Hopper at head size 256, bwd_sm90_d256: what is fixed when it is compiled and how its shared
+// memory is laid out. Its params are bwd_sm90's. Plain structs and constexpr functions, the same text for host and device.
+#pragma once
+
+#include "tessera/bwd_sm90/config.hpp"
+
+namespace tessera {
+
+struct BwdSm90D256Config {
+  static constexpr int head_dim = 256;  // of Q, K, V and dO
+  static constexpr int block_m = 64;    // queries a step
+  static constexpr int block_n = 128;  // keys a cluster of two blocks owns: 64 for each of a block's two key warpgroups
+  static constexpr int half_dim = 128;  // columns of a half of Q or dO, and of dQ that a block makes
+
+  Dtype dtype;          // 16 bits
+  int half_slots;       // halves of Q and dO in block 1's shared memory; block 0, without its half of K, has two more
+  int exchange_stages;  // tiles of P, over which dS is written, on their way between the blocks
+  bool causal;          // blocks differ in the number of queries that see them
+  bool window;          // a key has a last query that sees it, too
+};
+
+// Rows of LSE or delta are a step's, and have no barriers of their own: config's static_assert in kernel.cuh says why
+// three are enough.
+inline constexpr int kBwdD256StatStages = 3;
+
+TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_half_slots(const BwdSm90D256Config& c, int rank) {
+  return c.half_slots + (rank == 0 ? 2 : 0);
+}
+
+// Offsets in bytes from the start of shared memory, which is aligned to 1024. `exchange` and `barriers` are at the same
+// place in both blocks, which reach each other's by mapa().
+struct BwdSm90D256Layout {
+  int exchange;  // [exchange_stages][block_m][block_n] 16 bits: block 0: dS; block 1: P, then dS
+  int keys;      // [block_n][head_dim]: block 0: K; block 1: V
+  int k_half;    // block 1: [block_n][half_dim], K's second half
+  int halves;    // [half slots][block_m][half_dim]; at the end dV (block 0) or dK (block 1)
+  int stats;     // [kBwdD256StatStages][block_m] float32: block 0: LSE in log2 units; block 1: delta
+  int block;     // KeyBlock
+  int barriers;  // BwdSm90D256Shared has their order
+  int bytes;
+};
+
+TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_barriers(const BwdSm90D256Config& c) {
+  return 2 + 5 * c.exchange_stages + 2 * bwd_sm90_d256_half_slots(c, 0);
+}
+
+TESSERA_HOST_DEVICE constexpr BwdSm90D256Layout bwd_sm90_d256_layout(const BwdSm90D256Config& c, int rank) {
+  constexpr int kKeys = BwdSm90D256Config::block_n, kQueries = BwdSm90D256Config::block_m;
+  BwdSm90D256Layout at{};
+  at.exchange = 0;
+  at.keys = at.exchange + c.exchange_stages * kQueries * kKeys * 2;
+  at.k_half = at.keys + kKeys * BwdSm90D256Config::head_dim * 2;
+  at.halves = at.k_half + (rank == 1 ? kKeys * BwdSm90D256Config::half_dim * 2 : 0);
+  at.stats = at.halves + bwd_sm90_d256_half_slots(c, rank) * kQueries * BwdSm90D256Config::half_dim * 2;
+  at.block = at.stats + kBwdD256StatStages * kQueries * 4;
+  at.barriers = at.block + kBwdSm90BlockBytes;
+  at.bytes = at.barriers + bwd_sm90_d256_barriers(c) * 8;
+  return at;
+}
+
+// What bwd_sm90's kernels before and after the products read of a config.
+TESSERA_HOST_DEVICE constexpr BwdSm90Config bwd_sm90_d256_rows(const BwdSm90D256Config& c) {
+  return {c.dtype,
+          BwdSm90D256Config::head_dim,
+          BwdSm90D256Config::block_m,
+          BwdSm90D256Config::block_n,
+          0,
+          0,
+          c.causal,
+          c.window,
+          false,
+          false};
+}
+
+}  // namespace tessera

@@ -1,0 +1,82 @@
+// bwd_sm90_d256's warpgroup of dQ: of each step dQ += dS K, block 0 columns 0 to 127 and block 1 the others, added in
+// float32 to global memory, where other clusters add theirs. In parts of 64 x 64: the registers are the key warpgroups'.
+#pragma once
+
+#include "tessera/bwd_sm90_d256/shared.cuh"
+
+namespace tessera {
+
+template <class Shared, BwdSm90D256Config kCfg>
+struct D256DqWarpgroup {
+  static constexpr int kRank = Shared::kRank;
+  static constexpr int kPartCols = kChunkCols, kParts = kCfg.half_dim / kPartCols;
+  using Keys = typename Shared::Keys;
+  using Exchange = typename Shared::Exchange;
+  using Product = ptx::Wgmma<kCfg.dtype, kPartCols, true>;
+
+  const BwdSm90Params& p;
+  const Shared& shared;
+  const KeyBlock& block;
+  float rdQ[1][kPartCols / 8][4];
+
+  TESSERA_DEVICE static int warp() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)); }
+  TESSERA_DEVICE static int lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
+
+  TESSERA_DEVICE void run() {
+    const int steps = uniform(block.steps);
+    if (steps == 0) return;
+    ptx::mbarrier_wait_parity(shared.barrier(kRank == 0 ? Shared::kKeysFull : Shared::kKHalfFull), 0);
+    ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
+    typename Shared::ExchangeAt at;
+    int slot = block.head_kv * p.group * p.q_slots + block.slot0 + block.first_tile, tile = 0;
+#pragma unroll 1
+    for (int left = steps; left > 0; --left) {
+      const uint32 full = shared.at_stage(Shared::kDSFull, at);
+      ptx::mbarrier_wait_parity(full, at.parity);
+      if constexpr (kRank == 0) {
+        if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive_expect_tx(full, Exchange::kBytes);
+      }
+      float* gdQ = p.acc_dq + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
+#pragma unroll 1
+      for (int part = 0; part < kParts; ++part) {
+        issue(at, part);
+        ptx::wgmma_wait_group<0>();
+        ptx::wgmma_pin(flat(rdQ));
+        if (part == kParts - 1) release(at);
+        float* to = dq_part<kCfg.head_dim>(gdQ, warp(), (kRank * kParts + part) * (kPartCols / 8));
+#pragma unroll
+        for (int n = 0; n < kPartCols / 8; ++n) dq_add(to + n * 128, lane(), rdQ[0][n]);
+      }
+      at.advance();
+      ++slot;
+      if (++tile == block.tiles) tile = 0, slot += p.q_slots - block.tiles;
+    }
+  }
+
+  TESSERA_DEVICE void issue(const typename Shared::ExchangeAt& at, int part) {
+    const TileDescriptor d_s = shared.exchange_descriptor(at);
+    TileDescriptor k = shared.tile_descriptor(kRank == 0 ? Shared::kAt.keys : Shared::kAt.k_half);
+    k.address += part * (Keys::kChunkBytes / 16);
+    ptx::wgmma_forget(flat(rdQ));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int key = 0; key < kCfg.block_n; key += 16) {
+      Product::ss(flat(rdQ), inner_major<Exchange>(d_s, 0, key), outer_major<Keys>(k, key), key > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  // Block 0 may send P to a stage again: this block's dS there has been read, by wgmma, and, in block 1, by the copy whose
+  // bytes block 0's dQ warpgroup waited for.
+  TESSERA_DEVICE void release(const typename Shared::ExchangeAt& at) const {
+    __syncwarp();
+    if (threadIdx.x % 32 != 0) return;
+    if constexpr (kRank == 0) {
+      ptx::mbarrier_arrive(shared.at_stage(Shared::kFree, at));
+    } else {
+      ptx::mbarrier_arrive_shared_cluster(shared.other_barrier(Shared::kFree) + at.offset);
+    }
+  }
+};
+
+}  // namespace tessera

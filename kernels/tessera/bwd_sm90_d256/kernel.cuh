@@ -1,0 +1,80 @@
+// Backward on Hopper at head size 256: a cluster of two blocks owns 128 keys and splits the products, not the keys.
+//
+//   block 0 holds K                        block 1 holds V and columns 128 to 255 of K
+//   S^T = K Q^T, P, dV += P^T dO    P ->   dP^T = V dO^T, dS, dK += dS^T Q
+//   dQ columns 0 to 127          <- dS     dQ columns 128 to 255
+//
+// So dV or dK of 64 keys x 256 is all that a warpgroup gathers, 128 registers a thread, and dQ's traffic is that of 128
+// keys a block, which one block has no shared memory for.
+//
+// Grid: two blocks for each tile of block_n keys and KV head, in clusters. Roles, in each block: producer (producer.cuh),
+// two warpgroups of 64 keys each (keys.cuh), one for dQ (dq.cuh). 512 threads, one block a multiprocessor. Shared memory:
+// BwdSm90D256Layout.
+#pragma once
+
+#include "tessera/bwd_sm90_d256/dq.cuh"
+#include "tessera/bwd_sm90_d256/keys.cuh"
+#include "tessera/bwd_sm90_d256/producer.cuh"
+
+namespace tessera {
+
+template <BwdSm90D256Config kCfg, int kRank>
+TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_memory) {
+  using Shared = BwdSm90D256Shared<kCfg, kRank>;
+  const Shared shared(shared_memory);
+  auto& block = *reinterpret_cast<KeyBlock*>(shared_memory + Shared::kAt.block);
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<kBwdProducerRegisters>();
+    BwdSm90D256Producer<Shared, kCfg> producer{p, shared, block};
+    if (threadIdx.x == 0) producer.run();
+    if (kRank == 1 && threadIdx.x == 32) producer.send_gradients();
+  } else if (warpgroup == 3) {
+    ptx::setmaxnreg_dec<kBwdDqRegisters>();
+    D256DqWarpgroup<Shared, kCfg>{p, shared, block}.run();
+  } else {
+    ptx::setmaxnreg_inc<kBwdScoreRegisters>();
+    KeyWarpgroup<Shared, kCfg>(p, shared, block, warpgroup - 1).run();
+  }
+}
+
+template <BwdSm90D256Config kCfg>
+TESSERA_DEVICE void bwd_sm90_d256(const BwdSm90Params& p) {
+  static_assert(kCfg.dtype == Dtype::kBFloat16, "P and dS are raised, which float16 has no range for in dS");
+  static_assert(kCfg.half_slots >= 5, "a step's four halves and a next one; the results leave through four");
+  // The load of step j + 3's first half, item 4 (j + 3) of the ring, waits until item 4 (j + 3) - slots is released, which
+  // a warp does after step j if that item is step j + 1's or later: then LSE and delta of step j have been read.
+  static_assert(4 * kBwdD256StatStages - (kCfg.half_slots + 2) >= 4, "rows of LSE and delta have no barriers");
+  static_assert(bwd_sm90_d256_layout(kCfg, 0).bytes <= 227 * 1024 && bwd_sm90_d256_layout(kCfg, 1).bytes <= 227 * 1024,
+                "shared memory of a block");
+  extern __shared__ __align__(1024) char shared_memory[];
+  const int rank = static_cast<int>(ptx::cluster_ctarank());
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensormap(rank == 0 ? &p.k_map : &p.v_map);
+    ptx::prefetch_tensormap(&p.q_map);
+    ptx::prefetch_tensormap(&p.d_o_map);
+    if (rank == 0) {
+      BwdSm90D256Shared<kCfg, 0>(shared_memory).init();
+    } else {
+      BwdSm90D256Shared<kCfg, 1>(shared_memory).init();
+    }
+  }
+  if (threadIdx.x == 32) {
+    const int at = rank == 0 ? bwd_sm90_d256_layout(kCfg, 0).block : bwd_sm90_d256_layout(kCfg, 1).block;
+    *reinterpret_cast<KeyBlock*>(shared_memory + at) = key_block<kCfg>(p, static_cast<int>(blockIdx.x) / 2);
+  }
+  __syncthreads();
+  ptx::barrier_cluster_arrive_relaxed();  // the other block's barriers are initialised
+  ptx::barrier_cluster_wait();
+  ptx::griddepcontrol_launch_dependents();
+  if (rank == 0) {
+    bwd_sm90_d256_block<kCfg, 0>(p, shared_memory);
+  } else {
+    bwd_sm90_d256_block<kCfg, 1>(p, shared_memory);
+  }
+  __syncwarp();
+  ptx::barrier_cluster_arrive();  // the other block may still send here, or arrive at this one's barriers
+  ptx::barrier_cluster_wait();
+}
+
+}  // namespace tessera

@@ -1,0 +1,93 @@
+// bwd_sm90_d256's producer: a thread that brings a block's keys once, and halves of Q and dO step by step, in the order in
+// which the block uses them: Q, dO in block 0, dO, Q in block 1. In block 1 a thread of another warp sends dS to block 0.
+#pragma once
+
+#include "tessera/bwd_sm90_d256/shared.cuh"
+
+namespace tessera {
+
+template <class Shared, BwdSm90D256Config kCfg>
+struct BwdSm90D256Producer {
+  static constexpr int kRank = Shared::kRank;
+  using Keys = typename Shared::Keys;
+  using Half = typename Shared::Half;
+  using HalfAt = typename Shared::HalfAt;
+
+  const BwdSm90Params& p;
+  const Shared& shared;
+  KeyBlock& block;
+
+  // Columns from `col` on, in chunks.
+  TESSERA_DEVICE void load_keys(int offset, const TensorMap* map, int barrier, int col, int chunks) const {
+    const uint32 full = shared.barrier(barrier);
+    ptx::mbarrier_arrive_expect_tx(full, chunks * Keys::kChunkBytes);
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      ptx::cp_async_bulk_tensor_4d(shared.base + offset + chunk * Keys::kChunkBytes, map, full,
+                                   col + chunk * kChunkCols, block.s.k_begin + block.key0, block.head_kv,
+                                   p.cu_seqlens_k ? 0 : block.batch);
+    }
+  }
+  TESSERA_DEVICE void load_stats(uint32 full, int slot, int stage) const {
+    const int64 first = static_cast<int64>(slot) * kCfg.block_m;
+    ptx::cp_async_bulk_load(shared.stats(stage), (kRank == 0 ? p.row_lse_log2 : p.row_delta) + first,
+                            Shared::kStatBytes, full);
+  }
+
+  TESSERA_DEVICE void run() {
+    if (block.steps == 0) return;
+    HalfAt at;
+    int head = block.head_kv * p.group, tile = block.first_tile, stage = 0;
+    load_keys(Shared::kAt.keys, kRank == 0 ? &p.k_map : &p.v_map, Shared::kKeysFull, 0, Keys::kChunks);
+    uint32 first_full = 0;
+#pragma unroll 1
+    for (int left = block.steps; left > 0; --left) {
+      const int slot = head * p.q_slots + block.slot0 + tile;
+#pragma unroll 1
+      for (int n = 0; n < 4; ++n) {
+        ptx::mbarrier_wait_parity(shared.barrier(Shared::kHalfEmpty) + at.offset, at.parity ^ 1);
+        const uint32 full = shared.barrier(Shared::kHalfFull) + at.offset, to = shared.half(at);
+        ptx::mbarrier_arrive_expect_tx(full, Half::kBytes + (n == 0 ? Shared::kStatBytes : 0));
+        const TensorMap* map = (n < 2) == (kRank == 0) ? &p.q_map : &p.d_o_map;
+#pragma unroll
+        for (int chunk = 0; chunk < Half::kChunks; ++chunk) {
+          ptx::cp_async_bulk_tensor_4d(to + chunk * Half::kChunkBytes, map, full,
+                                       n % 2 * kCfg.half_dim + chunk * kChunkCols,
+                                       block.s.q_begin + tile * kCfg.block_m, head, p.cu_seqlens_q ? 0 : block.batch);
+        }
+        if (n == 0) {
+          if (left == block.steps) {
+            first_full = full;  // LSE and delta are of the kernel before this one: everything else goes ahead
+          } else {
+            load_stats(full, slot, stage);
+          }
+        }
+        at.advance();
+      }
+      if (left == block.steps) {
+        if constexpr (kRank == 1) {
+          load_keys(Shared::kAt.k_half, &p.k_map, Shared::kKHalfFull, kCfg.half_dim, kCfg.half_dim / kChunkCols);
+        }
+        ptx::griddepcontrol_wait();
+        load_stats(first_full, slot, 0);
+      }
+      if (++stage == kBwdD256StatStages) stage = 0;
+      if (++tile == block.first_tile + block.tiles) ++head, tile = block.first_tile;
+    }
+  }
+
+  // Block 1: dS, once its 8 warps have written it. Its place in block 0 is free: P came from there only when it was.
+  TESSERA_DEVICE void send_gradients() const {
+    typename Shared::ExchangeAt at;
+#pragma unroll 1
+    for (int left = block.steps; left > 0; --left) {
+      ptx::mbarrier_wait_parity(shared.at_stage(Shared::kDSFull, at), at.parity);
+      const uint32 from = shared.exchange(at);
+      ptx::cp_async_bulk_shared_cluster(ptx::mapa(from, 0), from, Shared::Exchange::kBytes,
+                                        shared.other_barrier(Shared::kDSFull) + at.offset);
+      at.advance();
+    }
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,110 @@
+// bwd_sm90_d256's shared memory: where a block's tiles and barriers are, and the other block's.
+#pragma once
+
+#include "tessera/bwd_sm90/block.cuh"
+#include "tessera/bwd_sm90_d256/config.hpp"
+#include "tessera/fwd_sm90/config.hpp"  // kDescriptorHigh
+#include "tessera/ptx/barrier.cuh"
+#include "tessera/ptx/cluster.cuh"
+#include "tessera/ptx/cp_async_bulk.cuh"
+#include "tessera/ptx/griddepcontrol.cuh"
+#include "tessera/ptx/st_async.cuh"
+#include "tessera/ptx/warpgroup.cuh"
+#include "tessera/tile/pipeline.cuh"
+#include "tessera/tile/wgmma_tile.cuh"
+
+namespace tessera {
+
+// Named barriers; 0 is __syncthreads's.
+enum BwdSm90D256NamedBarrier : int { kKeyWarpgroupsDone = 1 };
+
+template <BwdSm90D256Config kCfg, int kBlockRank>
+struct BwdSm90D256Shared {
+  static constexpr int kRank = kBlockRank;
+  static constexpr BwdSm90D256Layout kAt = bwd_sm90_d256_layout(kCfg, kRank);
+  static constexpr int kHalfSlots = bwd_sm90_d256_half_slots(kCfg, kRank);
+  using Keys = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
+  using Half = SwizzledTile<kCfg.block_m, kCfg.half_dim>;
+  using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;
+  using HalfAt = RingPosition<kHalfSlots>;
+  using ExchangeAt = RingPosition<kCfg.exchange_stages>;
+  static constexpr int kStatBytes = kCfg.block_m * 4, kWarpgroupBytes = Exchange::kBytes / 2;
+
+  uint32 base;
+  uint32 descriptor;  // its address in a matrix descriptor: a tile's is one addition away
+
+  TESSERA_DEVICE explicit BwdSm90D256Shared(const void* memory)
+      : base(shared_address(memory)), descriptor(descriptor_address(base)) {}
+
+  // ---- tiles ----
+  TESSERA_DEVICE TileDescriptor tile_descriptor(int first) const { return {descriptor + first / 16, kDescriptorHigh}; }
+  TESSERA_DEVICE TileDescriptor half_descriptor(const HalfAt& at) const {
+    return {descriptor + kAt.halves / 16 + at.offset * (Half::kBytes / 16 / HalfAt::kStep), kDescriptorHigh};
+  }
+  TESSERA_DEVICE TileDescriptor exchange_descriptor(const ExchangeAt& at) const {
+    return {descriptor + kAt.exchange / 16 + at.offset * (Exchange::kBytes / 16 / ExchangeAt::kStep), kDescriptorHigh};
+  }
+  TESSERA_DEVICE uint32 half(const HalfAt& at) const {
+    return base + kAt.halves + at.offset * (Half::kBytes / HalfAt::kStep);
+  }
+  TESSERA_DEVICE uint32 exchange(const ExchangeAt& at) const {
+    return base + kAt.exchange + at.offset * (Exchange::kBytes / ExchangeAt::kStep);
+  }
+  TESSERA_DEVICE uint32 stats(int stage) const { return base + kAt.stats + stage * kStatBytes; }
+
+  // ---- barriers: those that the blocks share come first ----
+  static constexpr int kStages = kCfg.exchange_stages;
+  static constexpr int kPFull = 0;                   // block 1: [warpgroup][stage], bytes of P
+  static constexpr int kDSFull = 2 * kStages;        // block 0: bytes of dS; block 1: its 8 warps that write dS
+  static constexpr int kFree = kDSFull + kStages;    // block 0: the dQ warps of both blocks are done with a stage
+  static constexpr int kKeysFull = kFree + kStages;  // K (block 0) or V
+  static constexpr int kKHalfFull = kKeysFull + 1;   // block 1: K's second half
+  static constexpr int kHalfFull = kKHalfFull + 1, kHalfEmpty = kHalfFull + kHalfSlots;
+  static_assert(kHalfEmpty + kHalfSlots <= bwd_sm90_d256_barriers(kCfg));
+
+  TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
+  // The other block's barrier of the same index. kAt.barriers differs between blocks by what both know.
+  TESSERA_DEVICE uint32 other_barrier(int index) const {
+    constexpr int kOther = bwd_sm90_d256_layout(kCfg, 1 - kRank).barriers;
+    return ptx::mapa(base + kOther + index * 8, 1 - kRank);
+  }
+  TESSERA_DEVICE uint32 at_stage(int first, const ExchangeAt& at) const { return barrier(first) + at.offset; }
+  TESSERA_DEVICE void wait_half(const HalfAt& at) const {
+    ptx::mbarrier_wait_parity(barrier(kHalfFull) + at.offset, at.parity);
+  }
+  TESSERA_DEVICE void release_half(const HalfAt& at) const { arrive_warp(barrier(kHalfEmpty) + at.offset); }
+
+  // A warp is done with what a barrier guards.
+  TESSERA_DEVICE static void arrive_warp(uint32 barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  // By one thread, before anything else. What the other block sends is announced here for the first round, and from then
+  // on by the waiter of each round for the next: bytes may be ahead of that, since the phase lacks its arrival.
+  TESSERA_DEVICE void init() const {
+    for (int stage = 0; stage < kStages; ++stage) {
+      ptx::mbarrier_init(barrier(kPFull + stage), 1);
+      ptx::mbarrier_init(barrier(kPFull + kStages + stage), 1);
+      ptx::mbarrier_init(barrier(kDSFull + stage), kRank == 0 ? 1 : 8);
+      ptx::mbarrier_init(barrier(kFree + stage), 8);
+    }
+    ptx::mbarrier_init(barrier(kKeysFull), 1);
+    ptx::mbarrier_init(barrier(kKHalfFull), 1);
+    for (int slot = 0; slot < kHalfSlots; ++slot) {
+      ptx::mbarrier_init(barrier(kHalfFull + slot), 1);
+      ptx::mbarrier_init(barrier(kHalfEmpty + slot), 8);
+    }
+    ptx::fence_mbarrier_init();
+    for (int stage = 0; stage < kStages; ++stage) {
+      if constexpr (kRank == 0) {
+        ptx::mbarrier_arrive_expect_tx(barrier(kDSFull + stage), Exchange::kBytes);
+      } else {
+        ptx::mbarrier_arrive_expect_tx(barrier(kPFull + stage), kWarpgroupBytes);
+        ptx::mbarrier_arrive_expect_tx(barrier(kPFull + kStages + stage), kWarpgroupBytes);
+      }
+    }
+  }
+};
+
+}  // namespace tessera
