@@ -147,6 +147,11 @@ class Plain {
     }
   }
 
+  // Rounding changes a score s = scale q.k by epsilon_ times this.
+  double score_magnitude(Real s, const Real* q, const Real* k) const {
+    return 1 + std::fabs(s) + 0.5 * std::fabs(scale_) * norm(q, c_.d) * norm(k, c_.d);
+  }
+
   // Step 1: one row of S; -inf where it sees nothing. noise_[j] is what rounding does to exp(s_j), relatively.
   void scores(int64_t b, int64_t h, int64_t i) {
     const Real* q = &head_.q[i * c_.d];
@@ -158,7 +163,7 @@ class Plain {
       out_.unseen_k[in_.k_row(b, j) * c_.hkv + h * c_.hkv / c_.hq] = 0;
       const Real* k = &head_.k[j * c_.d];
       Real s = scale_ * dot(q, k, c_.d);
-      double magnitude = 1 + std::fabs(s) + 0.5 * std::fabs(scale_) * norm(q, c_.d) * norm(k, c_.d);
+      double magnitude = score_magnitude(s, q, k);
       if (c_.softcap > 0) {
         const Real t = std::tanh(s / static_cast<Real>(c_.softcap));
         s = static_cast<Real>(c_.softcap) * t;
@@ -255,9 +260,11 @@ class Plain {
         add_noise(out_.d_bias.noise[in_.bias_index(b, h, i, j)], d_s_noise);
       }
       if (c_.softcap > 0) {
-        const Real t = std::tanh(scale_ * dot(q, k, c_.d) / static_cast<Real>(c_.softcap));
-        d_s *= 1 - t * t;
-        d_s_noise = d_s_noise * (1 - t * t) + std::fabs(d_s) * epsilon_;
+        // The factor 1 - tanh^2 carries the rounding of tanh^2, near 1, and what the score's rounding does to it.
+        const Real s = scale_ * dot(q, k, c_.d), t = std::tanh(s / static_cast<Real>(c_.softcap)), factor = 1 - t * t;
+        const double shift = 2 * factor * score_magnitude(s, q, k) / c_.softcap;
+        d_s_noise = d_s_noise * factor + std::fabs(d_s) * epsilon_ * (1 + (std::isfinite(shift) ? shift : 0));
+        d_s *= factor;
       }
       d_s_noise += epsilon_stored_ * std::fabs(d_s);
       d_s = stored(d_s);
