@@ -529,19 +529,10 @@ TESSERA_INLINE int64_t list_jobs(Job* jobs, int64_t job_stages, const Tile* tile
 }
 
 inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) {
-  const int64_t heads = p.pack_heads ? p.heads_kv : p.heads_q;
-  const int64_t group = p.heads_q / p.heads_kv;
-  const int64_t split = item % p.num_splits;
-  const int64_t index = item / p.num_splits % p.sequences[p.batch].item_begin;
-  const int64_t head_slot = item / p.num_splits / p.sequences[p.batch].item_begin;
-  if (head_slot >= heads) return;
-  const int64_t batch = find_sequence(p, index);
+  ForwardPlace at;
+  if (!place_item(p, item, at)) return;
+  const int64_t batch = at.batch, head_kv = at.head_kv, tile_count = at.tile_count;
   const Sequence& sequence = p.sequences[batch];
-  // Longest first: under a causal mask the last queries see the most.
-  const int64_t local = p.sequences[batch + 1].item_begin - 1 - index;
-  const int64_t head_kv = p.pack_heads ? head_slot : head_slot / group;
-  const int64_t head = p.pack_heads ? head_slot * group : head_slot;
-  const int64_t rows = p.pack_heads ? sequence.sq * group : sequence.sq;
   const bool options = has_score_options(p);
 
   const AmxForwardScratch scratch =
@@ -563,20 +554,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
                {}};
 
   // 1. Which tiles are mine, and Q: global -> scratch, pairs along d.
-  const int64_t row_begin = local * p.tiles_per_item * kBlockM;
-  const int64_t tile_count = (min_of(rows - row_begin, int64_t{p.tiles_per_item} * kBlockM) + kBlockM - 1) / kBlockM;
-  int64_t low = 0x7fffffff, high = -1;
-  for (int64_t t = 0; t < tile_count; ++t) {
-    Tile& tile = f.tiles[t];
-    const int64_t first = row_begin + t * kBlockM;
-    init_tile(tile, p, batch, head, first, min_of<int64_t>(kBlockM, rows - first));
-    if (tile.some_low > tile.some_high) continue;
-    low = min_of<int64_t>(low, tile.some_low);
-    high = max_of<int64_t>(high, tile.some_high);
-  }
-  const int64_t split_begin = split * p.split_keys;
-  const int64_t key_end = p.num_splits > 1 ? min_of(high + 1, split_begin + p.split_keys) : high + 1;
-  int64_t key = max_of(p.num_splits > 1 ? split_begin : int64_t{0}, low / kStageKeys * kStageKeys);
+  auto [key, key_end] = init_tiles(p, at, f.tiles, kStageKeys);
   prefetch_keys(p, sequence, batch, head_kv, key, max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - key)), 0, 1);
   for (int64_t t = 0; t < tile_count; ++t) {
     const char* row_pointers[kBlockM];
@@ -607,7 +585,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
 
   // 3. O / l and LSE: scratch -> global.
   for (int64_t t = 0; t < tile_count; ++t) {
-    finish_tile(p, f.tiles[t], scratch.sO + t * f.v_tiles * kTileSide * kBlockM, split);
+    finish_tile(p, f.tiles[t], scratch.sO + t * f.v_tiles * kTileSide * kBlockM, at.split);
   }
 }
 

@@ -334,21 +334,57 @@ TESSERA_INLINE int64_t find_sequence(const Params& p, int64_t index) {
   return low;
 }
 
-template <Op kOp>
-void forward_item(const Params& p, int64_t item, char* scratch_base) {
-  const int64_t heads = p.pack_heads ? p.heads_kv : p.heads_q;
+// What a work item of the forward pass is: query tiles of one head and sequence, and a part of the keys.
+struct ForwardPlace {
+  int64_t split, batch, head_kv, head;
+  int64_t row_begin, rows;  // of the first tile; of the sequence
+  int64_t tile_count;
+};
+
+// false: there is no such item.
+TESSERA_INLINE bool place_item(const Params& p, int64_t item, ForwardPlace& at) {
   const int64_t group = p.heads_q / p.heads_kv;
-  const int64_t split = item % p.num_splits;
+  at.split = item % p.num_splits;
   const int64_t index = item / p.num_splits % p.sequences[p.batch].item_begin;
   const int64_t head_slot = item / p.num_splits / p.sequences[p.batch].item_begin;
-  if (head_slot >= heads) return;
-  const int64_t batch = find_sequence(p, index);
-  const Sequence& sequence = p.sequences[batch];
+  if (head_slot >= (p.pack_heads ? p.heads_kv : p.heads_q)) return false;
+  at.batch = find_sequence(p, index);
   // Longest first: under a causal mask the last queries see the most.
-  const int64_t local = p.sequences[batch + 1].item_begin - 1 - index;
-  const int64_t head_kv = p.pack_heads ? head_slot : head_slot / group;
-  const int64_t head = p.pack_heads ? head_slot * group : head_slot;
-  const int64_t rows = p.pack_heads ? sequence.sq * group : sequence.sq;
+  const int64_t local = p.sequences[at.batch + 1].item_begin - 1 - index;
+  at.head_kv = p.pack_heads ? head_slot : head_slot / group;
+  at.head = p.pack_heads ? head_slot * group : head_slot;
+  at.rows = p.sequences[at.batch].sq * (p.pack_heads ? group : 1);
+  at.row_begin = local * p.tiles_per_item * kBlockM;
+  at.tile_count = (min_of(at.rows - at.row_begin, int64_t{p.tiles_per_item} * kBlockM) + kBlockM - 1) / kBlockM;
+  return true;
+}
+
+struct KeySpan {
+  int64_t begin, end;
+};
+
+// Makes the item's tiles ready; the keys of its part that any of them sees, from a multiple of `step` on.
+TESSERA_INLINE KeySpan init_tiles(const Params& p, const ForwardPlace& at, Tile* tiles, int64_t step) {
+  int64_t low = 0x7fffffff, high = -1;
+  for (int64_t t = 0; t < at.tile_count; ++t) {
+    const int64_t first = at.row_begin + t * kBlockM;
+    init_tile(tiles[t], p, at.batch, at.head, first, min_of<int64_t>(kBlockM, at.rows - first));
+    if (tiles[t].some_low > tiles[t].some_high) continue;
+    low = min_of<int64_t>(low, tiles[t].some_low);
+    high = max_of<int64_t>(high, tiles[t].some_high);
+  }
+  const int64_t begin = low / step * step;
+  if (p.num_splits == 1) return {max_of(int64_t{0}, begin), high + 1};
+  const int64_t part = at.split * p.split_keys;
+  return {max_of(part, begin), min_of(high + 1, part + p.split_keys)};
+}
+
+template <Op kOp>
+void forward_item(const Params& p, int64_t item, char* scratch_base) {
+  ForwardPlace at;
+  if (!place_item(p, item, at)) return;
+  const int64_t batch = at.batch, head_kv = at.head_kv, tile_count = at.tile_count;
+  const Sequence& sequence = p.sequences[batch];
   const bool options = has_score_options(p);
 
   const ForwardScratch scratch = carve_forward(
@@ -358,21 +394,7 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
   const int64_t q_floats = p.head_dim * kBlockM, o_floats = p.head_dim_v * kBlockM;
 
   // 1. Which tiles are mine, and Q: global -> scratch, transposed.
-  const int64_t row_begin = local * p.tiles_per_item * kBlockM;
-  const int64_t tile_count = (min_of(rows - row_begin, int64_t{p.tiles_per_item} * kBlockM) + kBlockM - 1) / kBlockM;
-  int64_t low = 0x7fffffff, high = -1;
-  for (int64_t t = 0; t < tile_count; ++t) {
-    Tile& tile = tiles[t];
-    const int64_t first = row_begin + t * kBlockM;
-    init_tile(tile, p, batch, head, first, min_of<int64_t>(kBlockM, rows - first));
-    if (tile.some_low <= tile.some_high) {
-      low = min_of<int64_t>(low, tile.some_low);
-      high = max_of<int64_t>(high, tile.some_high);
-    }
-  }
-  const int64_t split_begin = split * p.split_keys;
-  const int64_t key_end = p.num_splits > 1 ? min_of(high + 1, split_begin + p.split_keys) : high + 1;
-  int64_t key = max_of(p.num_splits > 1 ? split_begin : int64_t{0}, low / p.block_n * p.block_n);
+  auto [key, key_end] = init_tiles(p, at, tiles, p.block_n);
   prefetch_keys(p, sequence, batch, head_kv, key, max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - key)), 0, 1);
   for (int64_t t = 0; t < tile_count; ++t) {
     const Tile& tile = tiles[t];
@@ -418,7 +440,7 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
   }
 
   // 3. O / l and LSE: scratch -> global.
-  for (int64_t t = 0; t < tile_count; ++t) finish_tile(p, tiles[t], scratch.sO + t * o_floats, split);
+  for (int64_t t = 0; t < tile_count; ++t) finish_tile(p, tiles[t], scratch.sO + t * o_floats, at.split);
 }
 
 }  // namespace
