@@ -63,7 +63,7 @@ struct DqWarpgroup {
     ptx::wgmma_commit_group();
   }
 
-  // A warp's 16 x 64 stand together, in the order of the accumulators: core/query_slots.cuh.
+  // A warp's 16 x 64 stand together, in the order of the accumulators: bwd_sm80/query_slots.cuh.
   TESSERA_DEVICE void add(float* gdQ, int part) {
     float* to = dq_part<kCfg.head_dim>(gdQ, part / kPartsARow * 4 + warp(), part % kPartsARow * (kPartCols / 8));
     if constexpr (kCfg.staged_dq) {

@@ -1,7 +1,7 @@
 // Backward on Hopper: dQ, dK, dV from Q, K, V, dO, LSE and delta, FlashAttention-3's plan: TMA, wgmma and warpgroups with roles.
 //
 // Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads, so that
-// dK and dV gather in registers, whatever the group. dQ gathers in float32 in global memory (bwd_rows.cuh clears and converts
+// dK and dV gather in registers, whatever the group. dQ gathers in float32 in global memory (rows.cuh clears and converts
 // it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each (scores.cuh), one for dQ (dq.cuh).
 //
 // Block: 512 threads, one a multiprocessor. Shared memory: BwdSm90Layout. Its page, with what was measured:

@@ -1,4 +1,4 @@
-// What bwd_sm90 computes once for each query before and after its products, memory-bound: as bwd_rows.cuh, with P raised
+// What bwd_sm90 computes once for each query before and after its products, memory-bound: as bwd_sm80/rows.cuh, with P raised
 // (kBwdRaise_log2), and launched so that each kernel begins while the one before it ends.
 //
 // Grid: one block for each tile of block_m queries and query head, 128 threads.

@@ -3,12 +3,13 @@
 //
 //   S^T = K Q^T    P = exp(scale S - LSE)    dP^T = V dO^T    dS = P o (dP - delta)    dV += P^T dO    dK += dS^T Q
 //
-// P is made before dP is issued, into the registers of S; dS leaves under dV and dK.  From S to dS a thread keeps P in float16, raised by 2^15 so that small weights keep their bits too: in 16
-// registers instead of 32 it is as exact as dS needs, which bfloat16 is not (dQ and dK: 2.9e-3 for 2.35e-3 of relative error). P
-// for the product with dO is made from it.
+// P is made before dP is issued, which takes the registers of S; dS leaves under dV and dK. From S to dS a thread keeps P in
+// float16, raised by 2^15 so that small weights keep their bits too: in 16 registers instead of 32 it is as exact as dS needs,
+// which bfloat16 is not (dQ and dK: 2.9e-3 for 2.35e-3 of relative error). P for the product with dO is made from it.
 #pragma once
 
 #include "tessera/attention/score/score.cuh"
+#include "tessera/bwd_sm90/key_rows.cuh"
 #include "tessera/bwd_sm90/shared.cuh"
 #include "tessera/tile/element.cuh"
 
@@ -167,20 +168,8 @@ struct ScoreWarpgroup {
 
   // S = -inf where a key is not visible.
   TESSERA_DEVICE void apply_mask(int row0) {
-    const int first = block.key0 + warpgroup * 64 + warp_key() + lane() / 4, col0 = row0 + lane() % 4 * 2;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = first + half * 8;
-      const KeyRange queries = seeing_queries(p, block.s, key, key);
-      const int low = (key < block.s.sk ? queries.low : block.s.sq + kCfg.block_m) - col0, high = queries.high - col0;
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = rS[0][m][2 * half + e];
-          if (m * 8 + e < low || (kCfg.window && m * 8 + e > high)) x = -infinity();
-        }
-    }
+    const int first_key = block.key0 + warpgroup * 64 + warp_key() + lane() / 4;
+    mask_keys<kCfg>(p, block, first_key, row0 + lane() % 4 * 2, rS);
   }
 
   // dP -> dS; P and dS become operands.
@@ -246,12 +235,7 @@ struct ScoreWarpgroup {
     ptx::fence_proxy_async();
     __syncwarp();
     if (lane() == 0) {
-#pragma unroll
-      for (int col = 0; col < kCfg.head_dim; col += kChunkCols) {
-        ptx::cp_async_bulk_tensor_store_4d(map, Keys::at(to, row, col), col, block.s.k_begin + block.key0 + row,
-                                           block.head_kv, p.cu_seqlens_k ? 0 : block.batch);
-      }
-      ptx::cp_async_bulk_commit_group();
+      store_key_rows<kCfg, Keys>(p, block, map, to, row);
     }
   }
 };

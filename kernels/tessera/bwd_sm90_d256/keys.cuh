@@ -10,6 +10,7 @@
 #pragma once
 
 #include "tessera/attention/score/score.cuh"
+#include "tessera/bwd_sm90/key_rows.cuh"
 #include "tessera/bwd_sm90_d256/shared.cuh"
 #include "tessera/tile/element.cuh"
 
@@ -168,20 +169,8 @@ struct KeyWarpgroup {
 
   // S = -inf where a key is not visible.
   TESSERA_DEVICE void apply_mask(int row0) {
-    const int first = block.key0 + warpgroup * 64 + warp_key() + lane() / 4, col0 = row0 + lane() % 4 * 2;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = first + half * 8;
-      const KeyRange queries = seeing_queries(p, block.s, key, key);
-      const int low = (key < block.s.sk ? queries.low : block.s.sq + kCfg.block_m) - col0, high = queries.high - col0;
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = rS[0][m][2 * half + e];
-          if (m * 8 + e < low || (kCfg.window && m * 8 + e > high)) x = -infinity();
-        }
-    }
+    const int first_key = block.key0 + warpgroup * 64 + warp_key() + lane() / 4;
+    mask_keys<kCfg>(p, block, first_key, row0 + lane() % 4 * 2, rS);
   }
 
   // P arrives, dP -> dS, which stays as an operand, and takes P's place for dQ in both blocks.
@@ -237,12 +226,7 @@ struct KeyWarpgroup {
     __syncwarp();
     if (lane() == 0) {
       const TensorMap* map = kRank == 0 ? &p.d_v_map : &p.d_k_map;
-#pragma unroll
-      for (int col = 0; col < kCfg.head_dim; col += kChunkCols) {
-        ptx::cp_async_bulk_tensor_store_4d(map, Keys::at(to, row, col), col, block.s.k_begin + block.key0 + row,
-                                           block.head_kv, p.cu_seqlens_k ? 0 : block.batch);
-      }
-      ptx::cp_async_bulk_commit_group();
+      store_key_rows<kCfg, Keys>(p, block, map, to, row);
       ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
     }
   }
