@@ -1,4 +1,4 @@
-"""Whose code the program runs: NVRTC planted where it is looked for (docs/cuda.md, "Whose code runs")."""
+"""Whose code the program runs: NVRTC planted where it is looked for (docs/reference/cuda.md, "Whose code runs")."""
 
 import json
 import os

@@ -63,7 +63,7 @@ struct Optimistic {
   }
 };
 
-// fwd_sm90.cuh.
+// fwd_sm90/kernel.cuh.
 struct Prompt {
   template <class Reload>
   static bool step(OnlineSoftmax<1>& softmax, Fragment& s, float (&o)[1][1][4], const Reload& reload) {

@@ -1,4 +1,4 @@
-// Whose files this process takes code from: compiled kernels and NVRTC (docs/cuda.md, "Whose code runs"). Owners and modes are
+// Whose files this process takes code from: compiled kernels and NVRTC (docs/reference/cuda.md, "Whose code runs"). Owners and modes are
 // read from descriptors, by which the files are then read, so that no name can lead elsewhere in between.
 #pragma once
 
