@@ -139,7 +139,7 @@ class Plain {
     s_.resize(head_.sk);
     p_.resize(head_.sk);
     noise_.resize(head_.sk);
-    kept_.resize(head_.sk);
+    kept_.resize(head_.sk), d_p_.resize(head_.sk);
     for (int64_t i = 0; i < head_.sq; ++i) {
       scores(b, h, i);
       forward_row(b, h, i);
@@ -230,8 +230,16 @@ class Plain {
     const Real delta = dot(d_o, o.data(), c_.dv);
     const Real d_lse = c_.d_lse ? static_cast<Real>(in_.d_lse[in_.lse_index(b, h, i)]) : Real{0};
     const double norm_d_o = norm(d_o, c_.dv);
-    const double delta_noise =
+    // delta is off by the rounding of each column of o, and by that of P, which shifts all columns alike.
+    double delta_noise =
         norm_d_o * norm(o.data(), c_.dv) * (epsilon_ + epsilon_stored_ / std::sqrt(static_cast<double>(c_.dv)));
+    double of_p = 0;
+    for (int64_t j = 0; j < head_.sk; ++j) {
+      if (p_[j] == 0 || s_[j] == -std::numeric_limits<Real>::infinity()) continue;
+      d_p_[j] = kept_[j] * dot(d_o, &head_.v[j * c_.dv], c_.dv);
+      add_noise(of_p, p_[j] * (epsilon_stored_ + noise_[j]) * d_p_[j]);
+    }
+    delta_noise += std::sqrt(of_p);
     if (c_.d_sink) {
       const auto lse = static_cast<Real>(out_.lse.value[in_.lse_index(b, h, i)]);
       const Real p_sink = std::exp(static_cast<Real>(in_.sink[h]) - lse);
@@ -251,7 +259,7 @@ class Plain {
         add(out_.d_v.value[key * c_.dv + x], p_dropped * d_o[x]);
         add_noise(out_.d_v.noise[key * c_.dv + x], p_noise * d_o[x]);
       }
-      Real d_s = p_[j] * (kept_[j] * dot(d_o, v, c_.dv) - delta + d_lse);
+      Real d_s = p_[j] * (d_p_[j] - delta + d_lse);
       double d_s_noise =
           p_[j] * (kept_[j] * epsilon_ * norm_d_o * norm(v, c_.dv) + delta_noise + epsilon_ * std::fabs(d_lse)) +
           std::fabs(d_s) * noise_[j];
@@ -282,7 +290,7 @@ class Plain {
   PlainResult& out_;
   const tessera_problem problem_;
   Head<Real> head_{};
-  std::vector<Real> s_, p_, kept_;
+  std::vector<Real> s_, p_, kept_, d_p_;
   std::vector<double> noise_;
   Real scale_;
   double epsilon_ = 0, epsilon_stored_ = 0, p_drop_ = 0;
