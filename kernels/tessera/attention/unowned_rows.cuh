@@ -29,8 +29,8 @@ struct UnownedRows {
 
 // One row of one head becomes 0, by a warp.
 template <Dtype kDtype>
-TESSERA_DEVICE void clear_row(const RowTensor& tensor, int row, int head, int columns) {
-  const int64 at = tensor.row * row + tensor.head * head;
+TESSERA_DEVICE void clear_row(const RowTensor& tensor, int batch, int64 row, int head, int columns) {
+  const int64 at = tensor.batch * batch + tensor.row * row + tensor.head * head;
 #pragma unroll 1
   for (int col = lane_id(); col < columns; col += 32) store_element<kDtype>(tensor.data, at + col, 0.0f);
 }
@@ -40,7 +40,7 @@ template <Dtype kDtype, class Params>
 TESSERA_DEVICE void clear_unowned_outputs(const Params& p, int64 warp, int64 warps) {
   const UnownedRows rows(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q);
   rows.for_each(p.heads_q, warp, warps, [&](int row, int head) {
-    clear_row<kDtype>(p.o, row, head, p.head_dim_v);
+    clear_row<kDtype>(p.o, 0, row, head, p.head_dim_v);
     if (p.lse.data && lane_id() == 0) {
       p.lse.data[p.lse.head * head + p.lse.row * static_cast<int64>(row)] = -infinity();
     }

@@ -41,6 +41,7 @@ struct BwdParams : ProblemParams {
   RowTensor o, d_o, d_q, d_k, d_v;
   StatTensor lse, d_lse;
   int tiles;            // of a sequence's keys, or slots of a packed batch: attention/scheduler.cuh
+  int block_n;          // keys of a tile
   int q_tiles;          // of a sequence's queries, dense only
   int q_slots;          // tiles of queries of the whole batch: bwd_sm80/query_slots.cuh
   float* row_lse_log2;  // [heads_q, q_slots, block_m], +inf where nothing is seen

@@ -1,9 +1,10 @@
 // What the backward pass computes once for each query, memory-bound on both sides of bwd_sm80/kernel.cuh's products:
 // one kernel, which `after` of its parameters tells what to do, so that a first call compiles one.
 //
-// Before: delta = rowsum(dO o O) - dLSE and the LSE in log2 units, and what the products add to becomes 0: dQ's
-// accumulator, unless a block stores it, the turns and the ticket, dBias, and the gradients of rows that belong to no sequence. After: dQ = scale times its accumulator, in its
-// type; and dSink = -sum exp(sink - LSE) delta, in a fixed order.
+// Before: delta = rowsum(dO o O) - dLSE and the LSE in log2 units, and what the products add to becomes 0: dQ's accumulator,
+// unless a block stores it, the turns and the ticket, dBias, and the gradients of rows that belong to no sequence. After: dQ =
+// scale times its accumulator, in its type; 0 for dK and dV of the keys from seqused_k on that share a tile with a sequence's
+// last; and dSink = -sum exp(sink - LSE) delta, in a fixed order.
 //
 // Grid: one block for each tile of block_m queries and query head; after, also one for each head's dSink. At least one.
 // Neighbouring blocks have all heads of the same queries, whose rows mostly lie together in memory, and the last queries
@@ -142,14 +143,32 @@ TESSERA_DEVICE void clear_unowned_gradients(const BwdParams& p) {
   const int64 warps = static_cast<int64>(gridDim.x) * kWarps;
   if (p.cu_seqlens_q) {
     const UnownedRows rows(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q);
-    rows.for_each(p.heads_q, warp, warps, [&](int row, int head) { clear_row<kDtype>(p.d_q, row, head, p.head_dim); });
+    rows.for_each(p.heads_q, warp, warps, [&](int row, int head) { clear_row<kDtype>(p.d_q, 0, row, head, p.head_dim); });
   }
   if (p.cu_seqlens_k) {
     const UnownedRows rows(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k);
     rows.for_each(p.heads_kv, warp, warps, [&](int row, int head) {
-      clear_row<kDtype>(p.d_k, row, head, p.head_dim);
-      clear_row<kDtype>(p.d_v, row, head, p.head_dim_v);
+      clear_row<kDtype>(p.d_k, 0, row, head, p.head_dim);
+      clear_row<kDtype>(p.d_v, 0, row, head, p.head_dim_v);
     });
+  }
+}
+
+// dK and dV of keys from seqused_k on, in the tile with a sequence's last key, where their weights of 0 may have met a NaN of
+// Q or dO: a warp for each row. (No query sees the tiles after it, where the products' kernel stores 0.)
+template <Dtype kDtype>
+TESSERA_DEVICE void clear_unused_keys(const BwdParams& p) {
+  constexpr int kWarps = kBwdRowsThreads / 32;
+  const int64 rows = static_cast<int64>(p.batch) * p.block_n;
+#pragma unroll 1
+  for (int64 n = static_cast<int64>(blockIdx.x) * kWarps + threadIdx.x / 32; n < rows * p.heads_kv;
+       n += static_cast<int64>(gridDim.x) * kWarps) {
+    const int head = static_cast<int>(n / rows), batch = static_cast<int>(n % rows / p.block_n);
+    const Sequence s = load_sequence(p, batch);
+    const int key = s.sk / p.block_n * p.block_n + static_cast<int>(n % p.block_n);
+    if (key < s.sk || key >= s.k_rows) continue;
+    clear_row<kDtype>(p.d_k, batch, s.k_begin + key, head, p.head_dim);
+    clear_row<kDtype>(p.d_v, batch, s.k_begin + key, head, p.head_dim_v);
   }
 }
 
@@ -253,6 +272,7 @@ TESSERA_DEVICE void bwd_rows(const BwdParams& p) {
     }
   }
   if (p.after) {
+    if (p.seqused_k) clear_unused_keys<kCfg.dtype>(p);
     if constexpr (kCfg.d_sink) {
       if (index >= tiles) reduce_sink<kCfg>(p, index - tiles);
     }

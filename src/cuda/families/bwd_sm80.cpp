@@ -214,7 +214,7 @@ BwdParams make_params(const tessera_plan& plan, const BwdSm80Plan& own, const te
   BwdParams p{};
   fill_problem_params(p, plan, buffers);
   fill_gradients(p, plan.problem, buffers);
-  p.tiles = own.tiles, p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
+  p.tiles = own.tiles, p.block_n = own.config.block_n, p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
   p.owned_batches = own.owned_batches, p.owned_heads = own.owned_heads;
   const Workspace& w = own.workspace;
   const auto at = [workspace](int64_t offset) { return workspace ? static_cast<char*>(workspace) + offset : nullptr; };
