@@ -23,11 +23,11 @@ def in_detached_double_backward(*tensors: Optional[Tensor]) -> bool:
 
     PyTorch refuses the second derivative of a compiled program by a node whose inputs are what the program has saved. If
     those are intermediate results alone, which are detached, torch.autograd.grad does not reach the node, and the
-    derivative is dropped. Such a call is known by this: the kernel runs in the forward function of an autograd.Function,
-    in a backward pass whose graph is kept.
+    derivative is dropped. Such a call is known by this: the kernel runs in a backward pass whose graph is kept, either in
+    the forward function of an autograd.Function (PyTorch 2.13) or recorded, though nothing there requires a gradient (2.11).
     """
     return (
-        not torch._C._is_fwd_grad_enabled()
+        (torch.is_grad_enabled() or not torch._C._is_fwd_grad_enabled())
         and torch._C._current_graph_task_id() != -1
         and torch._C._autograd._get_current_graph_task_keep_graph()
         and not any(t is not None and t.requires_grad for t in tensors)
