@@ -53,7 +53,7 @@ class Exact:
                 results = attend(
                     torch, q[rows, head].double(), k, v, diagonal, scale=q.shape[-1] ** -0.5,
                     d_o=None if d_o is None else d_o[rows, head].double(), causal=self._problem.causal,
-                    window_left=self._problem.window if self._problem.causal else -1,
+                    window=(self._problem.window if self._problem.causal else -1, -1),
                     **self._options_of(first_head + head, rows),
                 )  # fmt: skip
                 o[rows, head] = results.o

@@ -1,10 +1,21 @@
-"""Attention and its gradients in NumPy, as the library's interface defines them, in any precision.
+"""Attention and its gradients in NumPy, as the library's interface defines them, in any precision: python/tessera/compare/
+float64.py for whole tensors.
 
 `Plain` in float64 is what results are held against; in float32, with products' inputs rounded to a half precision where
 that is the dtype, it is the plain computation whose error bounds that of the program.
 """
 
+import importlib.util
+import pathlib
+
 import numpy as np
+
+# The program's tests need no Python package: the one file is enough.
+_FLOAT64 = pathlib.Path(__file__).resolve().parents[2] / "python" / "tessera" / "compare" / "float64.py"
+_spec = importlib.util.spec_from_file_location("float64", _FLOAT64)
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+attend = _module.attend
 
 
 def to_bfloat16(x):
@@ -44,53 +55,23 @@ def product(a, b):
 class Plain:
     """q [B, Sq, H, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv]."""
 
-    def __init__(self, q, k, v, *, dtype="float64", scale=None, causal=False, top_left=False, window=(-1, -1),
-                 softcap=0.0, bias=None, mask=None, alibi=None, sink=None):
-        self.work = np.float64 if dtype == "float64" else np.float32
+    def __init__(self, q, k, v, *, dtype="float64", scale=None, top_left=False, bias=None, alibi=None, sink=None, **options):
+        self.work = work = np.float64 if dtype == "float64" else np.float32
         self.round = ROUND[dtype]
-        q, k, v = (np.asarray(x, self.work) for x in (q, k, v))
-        self.group = q.shape[2] // k.shape[2]
+        q, k, v = (np.asarray(x, work).transpose(0, 2, 1, 3) for x in (q, k, v))
+        heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
+        self.group = heads // k.shape[1]
         self.bias_shape = None if bias is None else bias.shape
-        # [B, H, S, D]
-        self.q = q.transpose(0, 2, 1, 3)
-        self.k, self.v = (np.repeat(x.transpose(0, 2, 1, 3), self.group, axis=1) for x in (k, v))
-        self.scale = self.work(1 / np.sqrt(q.shape[-1]) if scale is None else scale)
-        self.softcap = self.work(softcap)
-        heads, rows, keys = self.q.shape[1], self.q.shape[2], self.k.shape[2]
-
-        s = self.scale * product(self.q, self.k.swapaxes(-1, -2))
-        self.tanh = np.tanh(s / self.softcap) if softcap else None
-        if softcap:
-            s = self.softcap * self.tanh
-        if bias is not None:
-            s = s + np.asarray(bias, self.work)
-        i, j = np.arange(rows)[:, None], np.arange(keys)[None, :]
-        if alibi is not None:
-            slopes = np.asarray(alibi, self.work).reshape(-1, heads, 1, 1)
-            s = s - slopes * np.abs(i + keys - rows - j).astype(self.work)
-        diagonal = i + (0 if top_left else keys - rows)
-        visible = np.ones((rows, keys), bool)
-        if causal:
-            visible &= j <= diagonal
-        if window[0] >= 0:
-            visible &= j >= diagonal - window[0]
-        if window[1] >= 0:
-            visible &= j <= diagonal + window[1]
-        if mask is not None:
-            visible = visible & mask
-        s = np.where(visible, s, -np.inf)
-        columns = s
-        if sink is not None:
-            logit = np.broadcast_to(np.asarray(sink, self.work).reshape(1, -1, 1, 1), s.shape[:3] + (1,))
-            columns = np.concatenate([s, logit], axis=-1)
-        largest = columns.max(-1, keepdims=True, initial=-np.inf)
-        largest = np.where(np.isfinite(largest), largest, 0)
-        with np.errstate(divide="ignore"):
-            self.lse = (largest + np.log(np.exp(columns - largest).sum(-1, keepdims=True)))[..., 0]
-        finite = np.where(np.isfinite(self.lse), self.lse, 0)[..., None]
-        self.p = np.exp(s - finite)
-        self.p_sink = None if sink is None else np.exp(logit - finite)[..., 0]
-        self.o = self.round(product(self.round(self.p), self.v).transpose(0, 2, 1, 3))
+        diagonal = np.arange(rows) + (0 if top_left else keys - rows)
+        self._inputs = (q, *(np.repeat(x, self.group, axis=1) for x in (k, v)), diagonal)
+        self._options = dict(
+            options, scale=work(1 / np.sqrt(q.shape[-1]) if scale is None else scale), product=product, stored=self.round,
+            bias=None if bias is None else np.asarray(bias, work),
+            slope=None if alibi is None else np.asarray(alibi, work).reshape(-1, heads, 1, 1),
+            sink=None if sink is None else np.asarray(sink, work).reshape(1, -1, 1, 1),
+        )  # fmt: skip
+        results = attend(np, *self._inputs, **self._options)
+        self.p, self.lse, self.o = results.p, results.lse, self.round(results.o.transpose(0, 2, 1, 3))
 
     def _of_keys(self, gradient):
         b, h, s, d = gradient.shape
@@ -99,22 +80,19 @@ class Plain:
     def gradients(self, d_o, d_lse=None):
         d_o = np.asarray(d_o, self.work).transpose(0, 2, 1, 3)
         d_lse = self.work(0) if d_lse is None else np.asarray(d_lse, self.work)[..., None]
-        d_p = product(d_o, self.v.swapaxes(-1, -2))
-        delta = (self.p * d_p).sum(-1, keepdims=True) - d_lse
-        d_s = self.p * (d_p - delta)
-        result = {"dv": self._of_keys(product(self.round(self.p).swapaxes(-1, -2), d_o))}
+        results = attend(np, *self._inputs, d_o=d_o, d_lse=d_lse, **self._options)
+        gradients = {
+            "dq": self.round(results.d_q.transpose(0, 2, 1, 3)),
+            "dk": self._of_keys(results.d_k),
+            "dv": self._of_keys(results.d_v),
+        }
         if self.bias_shape is not None:
             shape = (1,) * (4 - len(self.bias_shape)) + self.bias_shape
-            axes = tuple(a for a in range(4) if shape[a] == 1 and d_s.shape[a] != 1)
-            result["dbias"] = d_s.sum(axes, keepdims=True).reshape(self.bias_shape)
-        if self.p_sink is not None:
-            result["dsink"] = (-self.p_sink * delta[..., 0]).sum((0, 2))
-        if self.tanh is not None:
-            d_s = d_s * (1 - self.tanh**2)
-        d_s = self.round(d_s)
-        result["dq"] = self.round((self.scale * product(d_s, self.k)).transpose(0, 2, 1, 3))
-        result["dk"] = self._of_keys(self.scale * product(d_s.swapaxes(-1, -2), self.q))
-        return result
+            axes = tuple(a for a in range(4) if shape[a] == 1 and results.d_s.shape[a] != 1)
+            gradients["dbias"] = results.d_s.sum(axes, keepdims=True).reshape(self.bias_shape)
+        if results.d_sink is not None:
+            gradients["dsink"] = results.d_sink.sum((0, 2))
+        return gradients
 
 
 def assert_close(result, exact, plain, dtype, ulps=4):

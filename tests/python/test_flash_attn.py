@@ -28,6 +28,7 @@ import torch_reference as reference  # noqa: E402
 from flash_attn import _call, _extent, _kvcache, bert_padding  # noqa: E402
 from flash_attn import flash_attn_interface as interface  # noqa: E402
 from flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
+from tessera.compare import float64  # noqa: E402
 from torch_reference import at, check, random  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -240,17 +241,12 @@ def test_s_dmask_is_undone_block_by_block(device, dtype, options):
     assert not dmask[:, :, 21:].any() and not dmask[..., 150:].any()
     dmask = dmask[:, :, :21, :150]
 
-    plain = {"causal": options.get("causal", False), "window": options.get("window_size", (-1, -1))}
+    theirs = {"softmax_scale": "scale", "window_size": "window"}
+    plain = {theirs.get(name, name): value for name, value in options.items()}
     scores = torch.full((2, 4, 21, 150), -math.inf, dtype=torch.float64)
     for b, (rows, keys) in enumerate(zip(lengths_q, lengths_k)):
-        s = torch.einsum("ihd,jhd->hij", q[b, :rows].double(), k[b, :keys].double().repeat_interleave(2, 1))
-        s = s * options.get("softmax_scale", head_dim**-0.5)
-        if "softcap" in options:
-            s = options["softcap"] * torch.tanh(s / options["softcap"])
-        distance = torch.arange(keys) - (torch.arange(rows)[:, None] + keys - rows)
-        if "alibi_slopes" in options:
-            s = s - options["alibi_slopes"][:, None, None] * distance.abs()
-        scores[b, :, :rows, :keys] = s.masked_fill(~reference.visible(rows, keys, **plain)[0], -math.inf)
+        one = q[b : b + 1, :rows].double(), k[b : b + 1, :keys].double()
+        scores[b, :, :rows, :keys] = float64.scores(torch, *reference.heads_of(*one), **reference.terms(*one, **plain))[0]
     assert not dmask[scores == -math.inf].any()
     expected = torch.softmax(scores, -1).nan_to_num()
     error = (softmax_of(dmask, scores, interface._get_block_size_n(device, head_dim, True, False)) - expected).abs()

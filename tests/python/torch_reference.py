@@ -1,56 +1,37 @@
-"""Attention written out in PyTorch: the reference in float64, and the same computation plainly in a tensor's own dtype."""
+"""The reference in float64, and the same computation plainly in a tensor's own dtype, for the interface of tessera.torch."""
 
 import math
 
 import torch
 
-
-def visible(seqlen_q, seqlen_k, causal=False, top_left=False, window=(-1, -1), seqused_k=None):
-    """bool [B or 1, 1, Sq, Sk]."""
-    lengths = torch.tensor([seqlen_k]) if seqused_k is None else seqused_k.to(torch.int64)
-    i = torch.arange(seqlen_q)[:, None]
-    j = torch.arange(seqlen_k)
-    diagonal = i if top_left else i + lengths[:, None, None] - seqlen_q
-    left, right = window
-    allowed = (j < lengths[:, None, None]).expand(-1, seqlen_q, -1)
-    if causal:
-        allowed = allowed & (j <= diagonal)
-    if left >= 0:
-        allowed = allowed & (j >= diagonal - left)
-    if right >= 0:
-        allowed = allowed & (j <= diagonal + right)
-    return allowed[:, None]
+from tessera.compare.float64 import attend
 
 
-def attention(
-    q, k, v, *, scale=None, softcap=0.0, bias=None, mask=None, alibi_slopes=None, sink=None, seqused_k=None,
-    deterministic=False, **where,
+def attention(q, k, v, *, deterministic=False, **options):
+    """o [B, Sq, Hq, Dv] and lse [B, Hq, Sq], in the dtype of q throughout, for tessera.torch.attention's arguments."""
+    results = attend(torch, *heads_of(q, k, v), **terms(q, k, **options))
+    return results.o.transpose(1, 2), results.lse
+
+
+def heads_of(q, *keys):
+    """[B, H, S, D], all with the heads of q."""
+    return (q.transpose(1, 2), *(x.repeat_interleave(q.shape[2] // x.shape[2], 2).transpose(1, 2) for x in keys))
+
+
+def terms(
+    q, k, *, scale=None, softcap=0.0, bias=None, mask=None, alibi_slopes=None, sink=None, seqused_k=None, top_left=False,
+    **where,
 ):  # fmt: skip
-    """o [B, Sq, Hq, Dv] and lse [B, Hq, Sq], in the dtype of q throughout."""
-    groups = q.shape[2] // k.shape[2]
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
-    s = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    if softcap:
-        s = softcap * torch.tanh(s / softcap)
-    if bias is not None:
-        s = s + bias.to(s.dtype)
-    allowed = visible(seqlen_q, seqlen_k, seqused_k=seqused_k, **where)
-    if alibi_slopes is not None:
-        lengths = torch.tensor([seqlen_k]) if seqused_k is None else seqused_k.to(torch.int64)
-        i, j = torch.arange(seqlen_q)[:, None], torch.arange(seqlen_k)
-        distance = (i + lengths[:, None, None, None] - seqlen_q - j).abs().to(s.dtype)
-        slopes = alibi_slopes if alibi_slopes.dim() == 2 else alibi_slopes[None]
-        s = s - slopes[:, :, None, None].to(s.dtype) * distance
-    if mask is not None:
-        allowed = allowed & mask
-    s = s.masked_fill(~allowed, -math.inf)
-    columns = s if sink is None else torch.cat((s, sink.to(s.dtype)[None, :, None, None].expand(*s.shape[:3], 1)), -1)
-    lse = torch.logsumexp(columns, -1)
-    empty = lse == -math.inf
-    p = torch.exp(s - lse.masked_fill(empty, 0.0)[..., None]).masked_fill(~allowed, 0.0)
-    return (p @ v).transpose(1, 2), lse
+    """tessera.torch.attention's options as attend takes them."""
+    lengths = torch.tensor(k.shape[1]) if seqused_k is None else seqused_k.to(torch.int64)[:, None, None]
+    diagonal = torch.arange(q.shape[1]) + (0 if top_left else lengths - q.shape[1])
+    own = lambda x, *shape: None if x is None else x.to(q.dtype).reshape(*shape)  # noqa: E731
+    return dict(
+        diagonal=diagonal, scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap=softcap, mask=mask,
+        bias=None if bias is None else bias.to(q.dtype), slope=own(alibi_slopes, -1, q.shape[2], 1, 1),
+        seqlen=None if seqused_k is None else lengths[..., None], **where,
+        **({} if sink is None else {"sink": own(sink, 1, -1, 1, 1)}),
+    )  # fmt: skip
 
 
 def check(name, ours, plain, exact):

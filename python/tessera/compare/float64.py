@@ -1,4 +1,5 @@
-"""Attention and its gradients in float64, some rows of one head at a time, for arrays of NumPy or of PyTorch on any device.
+"""Attention and its gradients written out, for arrays of NumPy or of PyTorch on any device: the reference, in float64, and the
+same computation done plainly, in any other type.
 
 For a row i: s = score(scale q_i K^T), p = softmax(s), o = p V, dp = dO_i V^T, ds = p (dp - p.dp), dq = scale ds K, and over
 all rows dK = scale dS^T Q, dV = P^T dO (Dao et al. 2022, appendix B).
@@ -7,49 +8,95 @@ all rows dK = scale dS^T Q, dV = P^T dO (Dao et al. 2022, appendix B).
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+Product = Callable[[Any, Any], Any]
 
 
 class Rows(NamedTuple):
-    """o [R, Dv] and d_q [R, D] of the rows, and what they add to d_k [Sk, D] and d_v [Sk, Dv]; without d_o: o alone."""
+    """p [..., R, Sk], o [..., R, Dv] and lse [..., R] of the rows; with d_o also d_s [..., R, Sk], which is a bias's gradient,
+    d_sink [..., R], d_q [..., R, D], and what they add to d_k [..., Sk, D] and d_v [..., Sk, Dv]."""
 
+    p: Any
     o: Any
+    lse: Any
+    d_s: Any = None
+    d_sink: Any = None
     d_q: Any = None
     d_k: Any = None
     d_v: Any = None
 
 
-def attend(
-    xp: Any, q: Any, k: Any, v: Any, diagonal: Any, *, scale: float, d_o: Any = None, causal: bool = False,
-    window_left: int = -1, softcap: float = 0.0, bias: Any = None, mask: Any = None, slope: Any = 0.0,
-) -> Rows:  # fmt: skip
-    """xp: numpy or torch. float64 q [R, D], k [Sk, D], v [Sk, Dv], d_o [R, Dv]; diagonal [R]: the key that each row's query
-    stands at, i + Sk - Sq; bias, mask [R, Sk]; slope: of ALiBi, for this head."""
-    s = scale * (q @ k.T)
-    d_cap = 1.0
-    if softcap:
-        tanh = xp.tanh(s / softcap)
-        s, d_cap = softcap * tanh, 1 - tanh**2
-    if bias is not None:
-        s = s + bias
-    keys = xp.cumsum(xp.ones_like(k[:, 0]), 0) - 1  # 0 .. Sk - 1, on the device of k
-    right = keys - diagonal[:, None]  # of the diagonal
-    s = s - slope * xp.abs(right)
-    hidden = xp.zeros_like(s, dtype=xp.bool_ if hasattr(xp, "bool_") else xp.bool)
+def hidden_keys(
+    xp: Any, keys: Any, diagonal: Any, *, causal: bool = False, window: tuple[int, int] = (-1, -1), seqlen: Any = None
+) -> Any:
+    """bool [..., R, Sk]: which of the keys 0 .. Sk - 1 a row does not see; window: left and right, -1: no bound."""
+    right = keys - diagonal[..., None]  # of the diagonal
+    hidden = xp.zeros_like(right, dtype=bool if hasattr(xp, "ndarray") else xp.bool)
+    if seqlen is not None:
+        hidden = hidden | (keys >= seqlen)
     if causal:
         hidden = hidden | (right > 0)
-    if window_left >= 0:
-        hidden = hidden | (right < -window_left)
+    if window[0] >= 0:
+        hidden = hidden | (right < -window[0])
+    if window[1] >= 0:
+        hidden = hidden | (right > window[1])
+    return hidden
+
+
+def scores(
+    xp: Any, q: Any, k: Any, diagonal: Any, *, scale: Any, softcap: float = 0.0, bias: Any = None, mask: Any = None,
+    slope: Any = None, product: Product = operator.matmul, **where: Any,
+) -> Any:  # fmt: skip
+    """[..., R, Sk] in the type of q, -inf where nothing is seen. As for attend."""
+    s = scale * product(q, k.swapaxes(-1, -2))
+    if softcap:
+        s = softcap * xp.tanh(s / softcap)
+    if bias is not None:
+        s = s + bias
+    keys = xp.cumsum(xp.ones_like(k[..., 0]), -1, dtype=xp.float64)[..., None, :] - 1  # 0 .. Sk - 1, where k is
+    if slope is not None:
+        s = s - slope * xp.asarray(xp.abs(keys - diagonal[..., None]), dtype=s.dtype)
+    hidden = hidden_keys(xp, keys, diagonal, **where)
     if mask is not None:
         hidden = hidden | ~mask
-    s = xp.where(hidden, -math.inf, s)
-    largest = xp.amax(s, axis=-1, keepdims=True)
-    p = xp.exp(s - xp.where(largest == -math.inf, 0.0, largest))
-    total = p.sum(axis=-1, keepdims=True)
-    p = p / xp.where(total == 0, 1.0, total)  # a row that sees nothing: 0
-    o = p @ v
+    return xp.where(hidden, -math.inf, s)
+
+
+def attend(
+    xp: Any, q: Any, k: Any, v: Any, diagonal: Any, *, scale: Any, d_o: Any = None, d_lse: Any = 0.0, sink: Any = None,
+    softcap: float = 0.0, product: Product = operator.matmul, stored: Callable[[Any], Any] = lambda x: x, **options: Any,
+) -> Rows:  # fmt: skip
+    """xp: numpy or torch. q [..., R, D], k [..., Sk, D], v [..., Sk, Dv], d_o [..., R, Dv] of one type; diagonal [..., R]: the key
+    that each row's query stands at, i + Sk - Sq. Options of a score: bias, mask [..., R, Sk], slope (of ALiBi), sink [..., 1, 1];
+    of where it is seen: hidden_keys. Leading dimensions broadcast. product: of matrices; stored: what P and dS become before
+    they are multiplied."""
+    s = scores(xp, q, k, diagonal, scale=scale, softcap=softcap, product=product, **options)
+    largest = xp.amax(s, -1, keepdims=True) if s.shape[-1] else s.sum(-1, keepdims=True) - math.inf
+    if sink is not None:
+        largest = xp.maximum(largest, sink)
+    largest = xp.where(largest == -math.inf, 0.0, largest)
+    largest = largest.detach() if hasattr(largest, "detach") else largest  # it cancels, but for its rounding
+    p = xp.exp(s - largest)
+    total = p.sum(-1, keepdims=True)
+    if sink is not None:
+        total = total + xp.exp(sink - largest)
+    total = xp.where(total == 0, 1.0, total)
+    p = p / total  # a row that sees nothing: 0, unless it has a sink
+    seen = (s > -math.inf).any(-1, keepdims=True)
+    lse = xp.where(seen, xp.log(total) + largest, -math.inf)
+    o = product(stored(p), v)
     if d_o is None:
-        return Rows(o)
-    d_p = d_o @ v.T
-    d_s = scale * d_cap * p * (d_p - (p * d_p).sum(axis=-1, keepdims=True))
-    return Rows(o, d_s @ k, d_s.T @ q, p.T @ d_o)
+        return Rows(p, o, lse[..., 0])
+    d_p = product(d_o, v.swapaxes(-1, -2))
+    delta = (p * d_p).sum(-1, keepdims=True) - d_lse
+    d_s = p * (d_p - delta)
+    d_sink = None if sink is None else (-xp.where(seen, xp.exp(sink - xp.where(seen, lse, 0.0)), 0.0) * delta)[..., 0]
+    d_qk = d_s if not softcap else d_s * (1 - xp.tanh(scale * product(q, k.swapaxes(-1, -2)) / softcap) ** 2)
+    d_qk = stored(d_qk)
+    return Rows(
+        p, o, lse[..., 0], d_s, d_sink, scale * product(d_qk, k), scale * product(d_qk.swapaxes(-1, -2), q),
+        product(stored(p).swapaxes(-1, -2), d_o),
+    )  # fmt: skip
