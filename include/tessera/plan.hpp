@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tessera/problem.hpp"
 #include "tessera/status.hpp"
@@ -82,6 +83,24 @@ inline std::string text_of(const tessera_plan& plan, std::size_t (*write)(const 
   return text;
 }
 }  // namespace detail
+
+// Each kernel's answer, in order of preference.
+inline std::vector<tessera_candidate> candidates(const tessera_plan& plan) {
+  std::vector<tessera_candidate> all(static_cast<std::size_t>(tessera_plan_num_candidates(&plan)));
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    throw_if_error(tessera_plan_candidate(&plan, static_cast<std::int32_t>(n), &all[n]));
+  }
+  return all;
+}
+
+// What a call launches on a GPU, in order. aligned: tessera_plan_num_launches.
+inline std::vector<tessera_launch> launches(const tessera_plan& plan, bool aligned = true) {
+  std::vector<tessera_launch> all(static_cast<std::size_t>(tessera_plan_num_launches(&plan, aligned)));
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    throw_if_error(tessera_plan_launch(&plan, aligned, static_cast<std::int32_t>(n), &all[n]));
+  }
+  return all;
+}
 
 // In words: the kernel and why, each candidate refused and why, tiles, memory, work and traffic. Several lines.
 inline std::string describe(const tessera_plan& plan) { return detail::text_of(plan, tessera_plan_describe); }

@@ -231,14 +231,6 @@ TESSERA_API tessera_status tessera_device_cuda(int32_t ordinal, tessera_device* 
  * refuses them. INVALID_ARGUMENT lists the architectures that are known. */
 TESSERA_API tessera_status tessera_device_cuda_arch(int32_t arch, tessera_device* device);
 
-typedef struct tessera_candidate {
-  char kernel[32];
-  int32_t accepted;
-  char reason[156];
-} tessera_candidate;
-
-#define TESSERA_MAX_CANDIDATES 4
-
 /* What will be done: plain data, a pure function of problem and device, of this size in all minor versions. It may be
  * copied and kept, but not changed, and serves the library's version that made it: others refuse it, as they do one made
  * for an instruction set that this machine lacks. */
@@ -278,10 +270,9 @@ typedef struct tessera_plan {
   double standard_extra_bytes; /* memory that three-step attention holds for the score matrix */
   int32_t lengths_are_data;    /* 1: how many keys are in use only seqused_k says; flops and bytes are at most those */
 
-  int32_t num_candidates;
-  tessera_candidate candidates[TESSERA_MAX_CANDIDATES];
+  int32_t reserved_flag;                          /* for a later member: 0 */
   uint64_t config[TESSERA_PLAN_CONFIG_BYTES / 8]; /* CUDA: of the kernel's family, what its launches are made of */
-  char reserved[1080];                            /* for later members: 0 */
+  char reserved[1848];                            /* for later members: 0 */
 } tessera_plan;
 
 /* Checks every rule of `problem` and chooses. INVALID_ARGUMENT or UNSUPPORTED otherwise; *plan is then untouched.
@@ -292,6 +283,38 @@ TESSERA_API tessera_status tessera_make_plan(const tessera_problem* problem, con
 /* Bytes of workspace that forward or backward needs, of any alignment and content; 0 for what is no plan of this
  * library's. */
 TESSERA_API size_t tessera_workspace_bytes(const tessera_plan* plan);
+
+/* ---- what a plan means --------------------------------------------------------------------------------------- */
+
+/* A kernel's answer to a plan's problem. */
+typedef struct tessera_candidate {
+  char kernel[32]; /* tessera_kernel_name */
+  int32_t accepted;
+  char reason[156];
+} tessera_candidate;
+
+/* How many kernels the plan's back end has; 0 for what is no plan of this library's. */
+TESSERA_API int32_t tessera_plan_num_candidates(const tessera_plan* plan);
+
+/* The answer of number `index`, in order of preference. INVALID_ARGUMENT: there is none. */
+TESSERA_API tessera_status tessera_plan_candidate(const tessera_plan* plan, int32_t index,
+                                                  tessera_candidate* candidate);
+
+/* A launch of a CUDA kernel. */
+typedef struct tessera_launch {
+  char kernel[64];
+  char config[936]; /* what it is compiled for, as an initialiser in C++ */
+  int64_t blocks, smem_bytes;
+  int32_t threads, cluster; /* of a block; blocks */
+} tessera_launch;
+
+/* What a call launches, in order: on the CPU nothing. aligned 1: where every row of the data starts at a multiple of 16 bytes
+ * in memory wherever its strides allow that, 0: elsewhere. 0 for what is no plan of this library's. */
+TESSERA_API int32_t tessera_plan_num_launches(const tessera_plan* plan, int32_t aligned);
+
+/* Launch number `index` of these. INVALID_ARGUMENT: there is none. */
+TESSERA_API tessera_status tessera_plan_launch(const tessera_plan* plan, int32_t aligned, int32_t index,
+                                               tessera_launch* launch);
 
 /* ---- execution ---------------------------------------------------------------------------------------------- */
 

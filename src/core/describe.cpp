@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "core/candidate.hpp"
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/seal.hpp"
@@ -112,10 +113,10 @@ std::string tiles_text(const tessera_plan& plan) {
                plan.tiles_per_item, plural(plan.tiles_per_item));
 }
 
-std::string launch_text(const cuda::PlannedLaunch& launch) {
+std::string launch_text(const tessera_launch& launch) {
   const std::string cluster = launch.cluster > 1 ? print(" in clusters of %d", launch.cluster) : "";
   const std::string memory = bytes_text(static_cast<double>(launch.smem_bytes));
-  return print("%s, %" PRId64 " block%s of %d threads%s", launch.kernel.c_str(), launch.blocks, plural(launch.blocks),
+  return print("%s, %" PRId64 " block%s of %d threads%s", launch.kernel, launch.blocks, plural(launch.blocks),
                launch.threads, cluster.c_str()) +
          (launch.smem_bytes > 0 ? ", " + memory + " of shared memory" : "");
 }
@@ -153,8 +154,7 @@ std::string describe(const tessera_plan& plan) {
   more(options_text(p));
   line("device", device_text(plan));
   line("kernel", tessera_kernel_name(plan.kernel));
-  for (int32_t c = 0; c < plan.num_candidates; ++c) {
-    const tessera_candidate& candidate = plan.candidates[c];
+  for (const tessera_candidate& candidate : answers(plan)) {
     const bool chosen = std::strcmp(candidate.kernel, tessera_kernel_name(plan.kernel)) == 0;
     more(print("%c %-10s %s%s", chosen ? '*' : '-', candidate.kernel,
                candidate.accepted ? "" : "refused: ", candidate.reason));
@@ -165,7 +165,10 @@ std::string describe(const tessera_plan& plan) {
     const auto aligned = cuda::planned_launches(plan, true), elsewhere = cuda::planned_launches(plan, false);
     line("launches", aligned.empty() ? "none" : launch_text(aligned[0]));
     for (size_t i = 1; i < aligned.size(); ++i) more(launch_text(aligned[i]));
-    if (elsewhere != aligned) {
+    const auto same = [](const tessera_launch& a, const tessera_launch& b) {
+      return std::memcmp(&a, &b, sizeof a) == 0;
+    };
+    if (!std::ranges::equal(aligned, elsewhere, same)) {
       std::vector<std::string> texts[2];
       for (const auto& launch : aligned) texts[0].push_back(launch_text(launch));
       for (const auto& launch : elsewhere) texts[1].push_back(launch_text(launch));
@@ -286,12 +289,12 @@ void add_problem(JsonWriter& json, const tessera_problem& p) {
   json.close('}');
 }
 
-void add_launches(JsonWriter& json, const char* key, const std::vector<cuda::PlannedLaunch>& launches) {
+void add_launches(JsonWriter& json, const char* key, const std::vector<tessera_launch>& launches) {
   json.open(key, '[');
-  for (const cuda::PlannedLaunch& launch : launches) {
+  for (const tessera_launch& launch : launches) {
     json.open(nullptr, '{');
-    json.add("kernel", launch.kernel.c_str());
-    json.add("config", launch.config.c_str());
+    json.add("kernel", launch.kernel);
+    json.add("config", launch.config);
     json.add("blocks", launch.blocks);
     json.add("threads", launch.threads);
     json.add("cluster", launch.cluster);
@@ -307,11 +310,11 @@ std::string to_json(const tessera_plan& plan) {
   json.add("version", tessera_version());
   json.add("kernel", tessera_kernel_name(plan.kernel));
   json.open("candidates", '[');
-  for (int32_t c = 0; c < plan.num_candidates; ++c) {
+  for (const tessera_candidate& candidate : answers(plan)) {
     json.open(nullptr, '{');
-    json.add("kernel", plan.candidates[c].kernel);
-    json.add("accepted", plan.candidates[c].accepted != 0);
-    json.add("reason", plan.candidates[c].reason);
+    json.add("kernel", candidate.kernel);
+    json.add("accepted", candidate.accepted != 0);
+    json.add("reason", candidate.reason);
     json.close('}');
   }
   json.close(']');

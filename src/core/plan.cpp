@@ -36,17 +36,6 @@ constexpr Candidate kCpuCandidates[] = {
     {TESSERA_KERNEL_TILED, cpu::refuse_tiled, cpu::configure_tiled},
     {TESSERA_KERNEL_REFERENCE, refuse_reference, configure_reference},
 };
-static_assert(std::size(kCpuCandidates) <= TESSERA_MAX_CANDIDATES);
-
-std::vector<const Candidate*> candidates_of(int32_t backend) {
-  std::vector<const Candidate*> candidates;
-  if (backend == TESSERA_BACKEND_CPU) {
-    for (const Candidate& candidate : kCpuCandidates) candidates.push_back(&candidate);
-  } else {
-    for (const cuda::Family* family : cuda::families()) candidates.push_back(family);
-  }
-  return candidates;
-}
 
 // To [B|1, Hq|1, Sq|1, Sk] by NumPy's rules: axes that are not there lead and have 1 entry, and one entry of the last axis
 // serves all keys.
@@ -161,31 +150,26 @@ std::string refusal(const Candidate& candidate, const tessera_plan& plan) {
   return candidate.refuse(plan);
 }
 
-const Candidate* choose(tessera_plan& plan) {
-  const Candidate* chosen = nullptr;
-  for (const Candidate* const one : candidates_of(plan.device.backend)) {
-    const Candidate& candidate = *one;
-    tessera_candidate& entry = plan.candidates[plan.num_candidates++];
-    const char* name = tessera_kernel_name(candidate.kernel);
-    std::snprintf(entry.kernel, sizeof entry.kernel, "%s", name);
-    std::string reason = refusal(candidate, plan);
-    entry.accepted = reason.empty();
-    if (reason.empty() && chosen) {
-      reason = std::string("takes it too, but ") + tessera_kernel_name(chosen->kernel) + " comes first";
-    } else if (reason.empty()) {
-      chosen = one;
-      reason = plan.device.kernel == candidate.kernel ? "chosen: the device asks for it"
-                                                      : "chosen: the first that takes this problem";
-    }
-    std::snprintf(entry.reason, sizeof entry.reason, "%s", reason.c_str());
+// The first that takes the problem.
+const Candidate* choose(const tessera_plan& plan) {
+  for (const Candidate* const candidate : candidates_of(plan.device.backend)) {
+    if (refusal(*candidate, plan).empty()) return candidate;
   }
-  return chosen;
+  return nullptr;
+}
+
+std::string why_accepted(const Candidate& candidate, const tessera_plan& plan) {
+  if (candidate.kernel != plan.kernel) {
+    return std::string("takes it too, but ") + tessera_kernel_name(plan.kernel) + " comes first";
+  }
+  return plan.device.kernel == candidate.kernel ? "chosen: the device asks for it"
+                                                : "chosen: the first that takes this problem";
 }
 
 tessera_status refused_by_all(const tessera_plan& plan) {
   std::string all;
-  for (int32_t c = 0; c < plan.num_candidates; ++c) {
-    all += std::string(c == 0 ? "" : "; ") + plan.candidates[c].kernel + ": " + plan.candidates[c].reason;
+  for (const tessera_candidate& one : answers(plan)) {
+    all += std::string(all.empty() ? "" : "; ") + one.kernel + ": " + one.reason;
   }
   return unsupported("no kernel takes this problem: %s", all.c_str());
 }
@@ -224,7 +208,47 @@ tessera_status make_plan(const tessera_problem* given, const tessera_device* giv
   return ok();
 }
 
+// Number `index` of `all`.
+template <class Answers, class Answer>
+tessera_status take(const Answers& all, const char* what, int32_t index, Answer* result) {
+  if (index < 0 || static_cast<size_t>(index) >= all.size()) {
+    return invalid("index: %d, the plan has %zu %s, counted from 0", index, all.size(), what);
+  }
+  *result = all[static_cast<size_t>(index)];
+  return ok();
+}
+
+std::vector<tessera_launch> launches_of(const tessera_plan& plan, bool aligned) {
+  if (plan.device.backend != TESSERA_BACKEND_CUDA) return {};
+  return cuda::planned_launches(plan, aligned);
+}
+
 }  // namespace
+
+std::vector<const Candidate*> candidates_of(int32_t backend) {
+  std::vector<const Candidate*> candidates;
+  if (backend == TESSERA_BACKEND_CPU) {
+    for (const Candidate& candidate : kCpuCandidates) candidates.push_back(&candidate);
+  } else {
+    for (const cuda::Family* family : cuda::families()) candidates.push_back(family);
+  }
+  return candidates;
+}
+
+std::vector<tessera_candidate> answers(const tessera_plan& plan) {
+  std::vector<tessera_candidate> all;
+  for (const Candidate* const candidate : candidates_of(plan.device.backend)) {
+    tessera_candidate answer{};
+    std::string reason = refusal(*candidate, plan);
+    answer.accepted = reason.empty();
+    if (answer.accepted) reason = why_accepted(*candidate, plan);
+    std::snprintf(answer.kernel, sizeof answer.kernel, "%s", tessera_kernel_name(candidate->kernel));
+    std::snprintf(answer.reason, sizeof answer.reason, "%s", reason.c_str());
+    all.push_back(answer);
+  }
+  return all;
+}
+
 }  // namespace tessera::core
 
 extern "C" {
@@ -271,6 +295,32 @@ tessera_status tessera_make_plan(const tessera_problem* problem, const tessera_d
 size_t tessera_workspace_bytes(const tessera_plan* plan) {
   const bool usable = tessera::core::check_plan(plan).code == TESSERA_OK;
   return usable ? static_cast<size_t>(plan->workspace_bytes) : 0;
+}
+
+int32_t tessera_plan_num_candidates(const tessera_plan* plan) {
+  if (tessera::core::check_plan(plan).code != TESSERA_OK) return 0;
+  return static_cast<int32_t>(tessera::core::candidates_of(plan->device.backend).size());
+}
+
+tessera_status tessera_plan_candidate(const tessera_plan* plan, int32_t index, tessera_candidate* candidate) {
+  if (!candidate) return tessera::invalid("candidate: NULL, must point to a tessera_candidate");
+  TESSERA_RETURN_IF_ERROR(tessera::core::check_plan(plan));
+  return tessera::core::guarded("tessera_plan_candidate", [&] {
+    return tessera::core::take(tessera::core::answers(*plan), "candidates", index, candidate);
+  });
+}
+
+int32_t tessera_plan_num_launches(const tessera_plan* plan, int32_t aligned) {
+  if (tessera::core::check_plan(plan).code != TESSERA_OK) return 0;
+  return static_cast<int32_t>(tessera::core::launches_of(*plan, aligned != 0).size());
+}
+
+tessera_status tessera_plan_launch(const tessera_plan* plan, int32_t aligned, int32_t index, tessera_launch* launch) {
+  if (!launch) return tessera::invalid("launch: NULL, must point to a tessera_launch");
+  TESSERA_RETURN_IF_ERROR(tessera::core::check_plan(plan));
+  return tessera::core::guarded("tessera_plan_launch", [&] {
+    return tessera::core::take(tessera::core::launches_of(*plan, aligned != 0), "launches", index, launch);
+  });
 }
 
 }  // extern "C"

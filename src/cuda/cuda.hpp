@@ -39,15 +39,7 @@ class LaunchList;
 tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, LaunchList& launches);
 
 // The same in words and numbers, for people: where every row of the data starts at a multiple of 16 bytes, or elsewhere.
-struct PlannedLaunch {
-  std::string kernel, config;
-  int64_t blocks;
-  int32_t threads, cluster;
-  int64_t smem_bytes;
-
-  bool operator==(const PlannedLaunch&) const = default;
-};
-std::vector<PlannedLaunch> planned_launches(const tessera_plan& plan, bool aligned);
+std::vector<tessera_launch> planned_launches(const tessera_plan& plan, bool aligned);
 
 // Puts the merge of checked partial results into the stream: tessera_combine.
 tessera_status combine(const core::CombineTensors& tensors, const tessera_device& device, void* stream);

@@ -1,4 +1,6 @@
 // What is done with a call as a whole.
+#include <cstdio>
+
 #include "core/fields.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
@@ -24,19 +26,23 @@ tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, voi
   return submit(list, launches);
 }
 
-std::vector<PlannedLaunch> planned_launches(const tessera_plan& plan, bool aligned) {
+std::vector<tessera_launch> planned_launches(const tessera_plan& plan, bool aligned) {
   constexpr uintptr_t kNotAligned = 8;
   tessera_buffers buffers{};  // whose addresses are looked at, and not what lies there
   for (const core::TensorField& field : core::kTensorFields) {
     if (!aligned) field.set_pointer(buffers, reinterpret_cast<const void*>(kNotAligned));
   }
   LaunchList list;
-  std::vector<PlannedLaunch> launches;
+  std::vector<tessera_launch> launches;
   if (lower(plan, buffers, nullptr, list).code != TESSERA_OK) return launches;
   for (const Launch& launch : list) {
     const KernelSpec spec = launch.spec();
     const int64_t blocks = int64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
-    launches.push_back({spec.name, spec.config, blocks, spec.threads, spec.cluster, spec.smem_bytes});
+    tessera_launch& described = launches.emplace_back();
+    std::snprintf(described.kernel, sizeof described.kernel, "%s", spec.name);
+    std::snprintf(described.config, sizeof described.config, "%s", spec.config.c_str());
+    described.blocks = blocks, described.smem_bytes = spec.smem_bytes;
+    described.threads = spec.threads, described.cluster = spec.cluster;
   }
   return launches;
 }

@@ -20,7 +20,7 @@ BEGINS_AT(tessera_device, name, 72);
 BEGINS_AT(tessera_plan, problem, 24);
 BEGINS_AT(tessera_plan, device, 24 + 3072);
 BEGINS_AT(tessera_plan, workspace_bytes, 3480);
-BEGINS_AT(tessera_plan, candidates, 3528);
+BEGINS_AT(tessera_plan, config, 3528);
 typedef char device_size[sizeof(tessera_device) == 256 ? 1 : -1];
 typedef char plan_size[sizeof(tessera_plan) == 6144 ? 1 : -1];
 

@@ -139,8 +139,7 @@ TEST(Plans, ThatWereChangedAreRefused) {
       [](Plan& plan) { plan.max_seqlen_k = 1; },
       [](Plan& plan) { plan.problem.causal = 1; },
       [](Plan& plan) { plan.problem.q.shape[0] = 1000; },
-      [](Plan& plan) { plan.num_candidates = 1000; },
-      [](Plan& plan) { std::memset(plan.candidates[0].reason, 'x', sizeof plan.candidates[0].reason); },
+      [](Plan& plan) { plan.config[0] ^= 1; },
       [](Plan& plan) { plan.seal = 0; },
   };
   for (const auto& change : changes) {

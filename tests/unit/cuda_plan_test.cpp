@@ -54,8 +54,7 @@ void set_pages(Problem& p, std::int64_t pages, std::int64_t page_size) {
 }
 
 std::string refusal(const Plan& plan, const char* kernel) {
-  for (int c = 0; c < plan.num_candidates; ++c) {
-    const tessera_candidate& candidate = plan.candidates[c];
+  for (const tessera_candidate& candidate : candidates(plan)) {
     if (std::strcmp(candidate.kernel, kernel) == 0) return candidate.accepted ? "" : candidate.reason;
   }
   throw std::out_of_range(kernel);
@@ -349,30 +348,29 @@ TEST(FwdSm80, TakesNoBulkCopiesWhereToldSo) {
 
 // ---- what a plan says of its launches -------------------------------------------------------------------------------
 
-nlohmann::json launches_of(const Plan& plan, const char* which) { return nlohmann::json::parse(json(plan))[which]; }
-
 TEST(PlannedLaunches, AreTheKernelsThatRun) {
   const Plan plan = tessera::plan(large_problem(128, 128), gpu());
-  const auto launches = launches_of(plan, "launches");
-  ASSERT_EQ(launches.size(), 1u);
-  EXPECT_EQ(launches[0]["kernel"], "fwd_sm90");
-  EXPECT_EQ(launches[0]["smem_bytes"], plan.smem_bytes);
-  EXPECT_EQ(launches[0]["threads"], 32 * plan.num_warps);
-  EXPECT_NE(launches[0]["config"].get<std::string>().find(".block_n = " + std::to_string(plan.block_n)),
-            std::string::npos);
-  const auto unaligned = launches_of(plan, "launches_unaligned");
+  const auto aligned = launches(plan);
+  ASSERT_EQ(aligned.size(), 1u);
+  EXPECT_STREQ(aligned[0].kernel, "fwd_sm90");
+  EXPECT_EQ(aligned[0].smem_bytes, plan.smem_bytes);
+  EXPECT_EQ(aligned[0].threads, 32 * plan.num_warps);
+  EXPECT_NE(std::string(aligned[0].config).find(".block_n = " + std::to_string(plan.block_n)), std::string::npos);
+  const auto unaligned = launches(plan, false);
   ASSERT_EQ(unaligned.size(), 1u);
-  EXPECT_EQ(unaligned[0]["kernel"], "fwd_sm80") << "which loads by any width";
-  EXPECT_NE(unaligned[0]["config"].get<std::string>().find(".aligned = false"), std::string::npos);
+  EXPECT_STREQ(unaligned[0].kernel, "fwd_sm80") << "which loads by any width";
+  EXPECT_NE(std::string(unaligned[0].config).find(".aligned = false"), std::string::npos);
+  EXPECT_EQ(nlohmann::json::parse(json(plan))["launches_unaligned"][0]["config"], unaligned[0].config);
+  tessera_launch none;
+  EXPECT_STREQ(tessera_plan_launch(&plan, 1, 1, &none).message, "index: 1, the plan has 1 launches, counted from 0");
   const std::string text = describe(plan);
   EXPECT_NE(text.find("where data is not aligned to 16 bytes:"), std::string::npos) << text;
   EXPECT_NE(text.find("fwd_sm90, "), std::string::npos) << text;
 }
 
 TEST(PlannedLaunches, NameEachKernelOfAFamily) {
-  EXPECT_EQ(launches_of(tessera::plan(large_problem(128, 128), gpu(80)), "launches")[0]["kernel"],
-            "fwd_sm80_persistent");
-  EXPECT_EQ(launches_of(tessera::plan(large_problem(256, 256), gpu(100)), "launches")[0]["kernel"], "fwd_sm80_pairs");
+  EXPECT_STREQ(launches(tessera::plan(large_problem(128, 128), gpu(80)))[0].kernel, "fwd_sm80_persistent");
+  EXPECT_STREQ(launches(tessera::plan(large_problem(256, 256), gpu(100)))[0].kernel, "fwd_sm80_pairs");
 }
 
 TEST(PlannedLaunches, OfSplitKeysEndWithTheMerge) {
@@ -381,10 +379,10 @@ TEST(PlannedLaunches, OfSplitKeysEndWithTheMerge) {
   decode.k = decode.v = layout(bfloat16, {1, 16384, 4, 128});
   const Plan plan = tessera::plan(decode, gpu());
   ASSERT_GT(plan.num_splits, 1);
-  const auto launches = launches_of(plan, "launches");
-  ASSERT_EQ(launches.size(), 2u);
-  EXPECT_EQ(launches[0]["blocks"], plan.num_items);
-  EXPECT_EQ(launches[1]["kernel"], "combine");
+  const auto parts_and_merge = launches(plan);
+  ASSERT_EQ(parts_and_merge.size(), 2u);
+  EXPECT_EQ(parts_and_merge[0].blocks, plan.num_items);
+  EXPECT_STREQ(parts_and_merge[1].kernel, "combine");
 }
 
 // ---- fwd_sm80: the parts that keys come in --------------------------------------------------------------------------

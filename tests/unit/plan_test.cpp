@@ -9,9 +9,9 @@
 namespace tessera::test {
 namespace {
 
-const tessera_candidate& candidate(const Plan& plan, const std::string& kernel) {
-  for (int c = 0; c < plan.num_candidates; ++c) {
-    if (plan.candidates[c].kernel == kernel) return plan.candidates[c];
+tessera_candidate candidate(const Plan& plan, const std::string& kernel) {
+  for (const tessera_candidate& one : candidates(plan)) {
+    if (one.kernel == kernel) return one;
   }
   throw std::out_of_range(kernel);
 }
@@ -52,13 +52,19 @@ TEST(Plan, SizesOfPackedAndPaged) {
 
 TEST(Plan, EveryCandidateSaysWhy) {
   const Plan plan = tessera::plan(dense_problem(), cpu());
-  EXPECT_EQ(plan.num_candidates, 3);
+  EXPECT_EQ(candidates(plan).size(), 3u);
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_TILED);
   EXPECT_TRUE(candidate(plan, "tiled").accepted);
   EXPECT_FALSE(candidate(plan, "decode").accepted);
   EXPECT_FALSE(candidate(plan, "reference").accepted);
   EXPECT_STREQ(candidate(plan, "reference").reason, "slow: only on request or for float64");
-  for (int c = 0; c < plan.num_candidates; ++c) EXPECT_GT(std::strlen(plan.candidates[c].reason), 0u);
+  for (const tessera_candidate& one : candidates(plan)) EXPECT_GT(std::strlen(one.reason), 0u);
+  EXPECT_TRUE(launches(plan).empty()) << "on the CPU";
+  tessera_candidate none;
+  for (const int index : {3, -1}) {
+    EXPECT_EQ(std::string(tessera_plan_candidate(&plan, index, &none).message),
+              "index: " + std::to_string(index) + ", the plan has 3 candidates, counted from 0");
+  }
 }
 
 TEST(Plan, Float64GoesToTheReference) {
