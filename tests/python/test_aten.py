@@ -13,7 +13,7 @@ pytest.importorskip("tessera")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import tessera.torch  # noqa: E402
-from tessera.torch import sdpa  # noqa: E402
+from tessera.torch import aten, sdpa  # noqa: E402
 from torch_reference import at, attention, check, random  # noqa: E402
 from torch_registry import AVAILABLE, calls, on_tessera, restored  # noqa: E402, F401
 
@@ -141,6 +141,45 @@ def test_the_lse_s_padding(device, operators):
     lse = operators._scaled_dot_product_efficient_attention(*leaves, None, True)[1]
     assert lse.shape == (2, 4, 64) and torch.isinf(lse[..., 33:]).all() and torch.isfinite(lse[..., :33]).all()
     assert operators._scaled_dot_product_efficient_attention(*leaves, None, False)[1].shape == (2, 4, 0)
+
+
+@pytest.mark.parametrize("name", ["flash", "efficient", "cudnn", "rows"])
+def test_dropout(device, operators, calls, name):
+    """By PyTorch's generator; the backward pass drops what the forward pass dropped, by the state that it returned."""
+    if device == "cuda" and name == "cudnn":
+        pytest.skip("cuDNN's operator is for float16 and bfloat16")
+    leaves = leaves_in("rows", torch.float32)
+    transposed = [t.transpose(1, 2) for t in leaves]  # views, through which gradients come
+    own = {"flash": "_scaled_dot_product_flash_attention", "rows": "_flash_attention_forward"}
+    operator = getattr(operators, own.get(name, f"_scaled_dot_product_{name}_attention"))
+
+    def call():
+        if name == "rows":
+            outputs = operator(*transposed, None, None, 33, 45, 0.3, False, False)
+            return outputs[0].transpose(1, 2), outputs
+        outputs = operator(*leaves, *(() if name == "flash" else (None, True)), 0.3)
+        return outputs[0], outputs
+
+    torch.manual_seed(3)
+    runs = [call() for _ in range(2)]
+    torch.manual_seed(3)
+    runs.append(call())
+    first, second, again = (o for o, _ in runs)
+    assert torch.equal(first, again) and not torch.equal(first, second)
+    torch.manual_seed(3)
+    expected = tessera.torch.attention(*transposed, dropout_p=0.3).transpose(1, 2)
+    assert torch.equal(first, expected)
+    d_o = random(*first.shape, seed=4, requires_grad=False)
+    for ours, theirs in zip(torch.autograd.grad(first, leaves, d_o), torch.autograd.grad(expected, leaves, d_o)):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_dropout_state_of_pytorch_s_is_refused(device):
+    """Where PyTorch's kernel went forward it goes back, too."""
+    for seed, offset in ((torch.tensor(5), torch.tensor(8)), (torch.tensor(5, device="meta"), torch.tensor(8, device="meta"))):
+        with pytest.raises(aten.Refused, match="^dropout_p: the forward pass was PyTorch's own$"):
+            aten._saved_state(0.3, seed, offset)
+    assert aten._saved_state(0.0, torch.tensor(5), torch.tensor(8)) is None
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -74,18 +74,47 @@ def test_backends(device, calls, backend, dtype, options):
 
 
 @pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN], ids=lambda b: b.name)
-def test_dropout_stays_pytorch_s(device, calls, backend):
+def test_dropout(device, calls, backend):
+    """By the GPU's generator, which nothing waits for; bits, gradients and what torch.cuda.manual_seed repeats."""
     leaves = heads(torch.bfloat16)
+    d_o = random(2, 4, 33, 64, dtype=torch.bfloat16, seed=4, requires_grad=False)
+    on_tessera()
     with sdpa_kernel(backend):
-        torch.manual_seed(3)
-        own = run(leaves, dropout_p=0.3)
-        on_tessera()
-        torch.manual_seed(3)
-        ours = run(leaves, dropout_p=0.3)
-    assert calls == {"forward": 0, "backward": 0}
-    assert tessera.torch.fallback_reasons() == {"dropout_p: not 0": 2}
-    for a, b in zip(ours, own):
+        other = run(leaves, dropout_p=0.3)
+        torch.cuda.manual_seed(3)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            o = F.scaled_dot_product_attention(*leaves, dropout_p=0.3)
+            ours = [o, *torch.autograd.grad(o, leaves, d_o)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert calls == {"forward": 2, "backward": 2} and tessera.torch.fallback_reasons() == {}
+    torch.cuda.manual_seed(3)
+    q, k, v = (t.transpose(1, 2) for t in leaves)
+    o = tessera.torch.attention(q, k, v, dropout_p=0.3).transpose(1, 2)
+    assert torch.equal(ours[0], o) and not torch.equal(ours[0], other[0])
+    for a, b in zip(ours[1:], torch.autograd.grad(o, leaves, d_o)):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("backend", [FLASH, EFFICIENT], ids=lambda b: b.name)
+def test_dropout_in_a_cuda_graph_is_pytorch_s(device, calls, backend):
+    """Its generator knows replays; ours would drop the same entries each time."""
+    leaves = [t.detach() for t in heads(torch.bfloat16)]
+    on_tessera()
+    with sdpa_kernel(backend):
+        F.scaled_dot_product_attention(*leaves, dropout_p=0.3)
+        before, graph = dict(calls), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o = F.scaled_dot_product_attention(*leaves, dropout_p=0.3)
+        replays = []
+        for _ in range(2):
+            graph.replay()
+            replays.append(o.clone())
+    assert calls == before and not torch.equal(*replays)
+    with pytest.raises(NotImplementedError, match="^dropout_p: a call that is captured"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            tessera.torch.attention(*(t.transpose(1, 2) for t in leaves), dropout_p=0.3)
 
 
 def test_what_is_refused_falls_through(device, calls):

@@ -13,6 +13,7 @@ pytest.importorskip("tessera")
 
 import tessera.torch  # noqa: E402
 import torch_reference as reference  # noqa: E402
+from tessera.torch import dropout  # noqa: E402
 from torch_reference import at, check, random  # noqa: E402
 
 attention = tessera.torch.attention
@@ -247,6 +248,35 @@ def test_dropout_repeats_with_the_generator(device):
     assert torch.equal(first, again) and not torch.equal(first, second)
     seeded = [attention(q, k, v, dropout_p=0.5, dropout_seed=2**64 - 1, dropout_offset=3) for _ in range(2)]
     assert torch.equal(*seeded)
+
+
+def test_a_gpu_s_dropout_is_drawn_without_waiting_for_it(monkeypatch):
+    """From the generator's seed and offset, which the host knows: what another generator or a later call draws differs."""
+
+    class Generator:
+        def __init__(self, seed):
+            self.seed, self.offset = seed, 8
+
+        initial_seed = lambda self: self.seed  # noqa: E731
+        get_offset = lambda self: self.offset  # noqa: E731
+
+        def set_offset(self, offset):
+            self.offset = offset
+
+    generators = [Generator(2**64 - 1), Generator(5)]
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    devices = [torch.device("cuda", 0), torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cuda")]
+    states = [dropout.new_state(device) for device in devices]
+    assert all(s.device.type == "cpu" and s.dtype == torch.int64 and dropout.is_ours(*s) for s in states)
+    assert len({dropout.seed_and_offset(s) for s in states}) == 4
+    assert [g.offset for g in generators] == [16, 16], "in fours, as PyTorch's kernels take them"
+    generators[0].offset = 8
+    assert torch.equal(dropout.new_state(devices[0]), states[0])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(NotImplementedError, match="^dropout_p: a call that is captured .*dropout_seed"):
+        dropout.new_state(devices[0])
 
 
 def test_vmap_over_the_batch(device):

@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 from tessera.torch import attention
 from tessera.torch import kernels
-from tessera.torch.api import new_dropout_state
+from tessera.torch.dropout import new_state
 from tessera.torch.ops import refuse_second_derivatives
 from tessera.torch.options import given
 from torch import Tensor
@@ -80,7 +80,7 @@ def attend(
     cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0, max_seqlen_k=0, block_table=None, seqused_k=None,
     leftpad_k=None,
 ) -> Call:  # fmt: skip
-    dropout_state = new_dropout_state(q.device) if dropout_p > 0 else None
+    dropout_state = new_state(q.device) if dropout_p > 0 else None
     options = options_of(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, s_aux, dropout_state
     )
@@ -110,7 +110,7 @@ def results(call: Call, return_attn_probs: bool):
 def private_forward(call: Call, return_softmax: bool):
     state = call.options["dropout_state"]
     if state is None:
-        state = torch.zeros(2, dtype=torch.int64, device=call.q.device)
+        state = torch.zeros(2, dtype=torch.int64)
     dmask = s_dmask(call.q, call.k, call.options) if return_softmax else call.q.new_empty(0)
     return call.out, lse_of(call.lse), dmask, state
 

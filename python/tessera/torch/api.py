@@ -10,7 +10,7 @@ from torch import Tensor
 from tessera import _core
 from tessera._core import Error
 
-from . import kernels, ops
+from . import dropout, kernels, ops
 from . import options as of_call
 from .checks import check_tensor
 
@@ -46,18 +46,6 @@ def _autocast(
     return q.to(dtype), k.to(dtype), v.to(dtype), bias
 
 
-def new_dropout_state(device: torch.device) -> Tensor:
-    """A seed and an offset from PyTorch's generator: int64 [2], repeated by torch.manual_seed."""
-    return torch.randint(0, 2**62, (2,), dtype=torch.int64, device=device)
-
-
-def _dropout_state(seed: Optional[int], offset: int, device: torch.device) -> Tensor:
-    if seed is None:
-        return new_dropout_state(device)
-    signed = [x - 2**64 if x >= 2**63 else x for x in (seed, offset)]
-    return torch.tensor(signed, dtype=torch.int64, device=device)
-
-
 def check(q: Tensor, k: Tensor, v: Tensor, *, dropout_state: Optional[Tensor] = None, **options) -> None:
     """Raises what `attention` would for these arguments, whose names are `tessera.attention`'s, but for what data tell."""
     q, k, v, _ = _autocast(q, k, v, None)
@@ -65,11 +53,6 @@ def check(q: Tensor, k: Tensor, v: Tensor, *, dropout_state: Optional[Tensor] = 
 
 
 _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))
-
-
-def _traced() -> bool:
-    """Whether a tracer or a mode must see the call."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def attention(
@@ -137,9 +120,10 @@ def attention(
     if "dropout_p" not in given:
         given.pop("dropout_state", None)
     elif "dropout_state" not in given:
-        given["dropout_state"] = _dropout_state(seed, offset, q.device)
+        drawn = seed is None
+        given["dropout_state"] = dropout.new_state(q.device) if drawn else dropout.given_state(seed, offset, q.device)
     functorch = not compiling and torch._C._functorch.peek_interpreter_stack() is not None
-    if functorch or q.is_meta or _traced() or not _PLAIN_TYPES.issuperset(map(type, (q, k, v, bias, sink))):
+    if functorch or q.is_meta or dropout.traced() or not _PLAIN_TYPES.issuperset(map(type, (q, k, v, bias, sink))):
         operator = ops.Transformable.apply if functorch else ops.attention_forward
         o, lse = operator(q, k, v, *of_call.pack({**given, "bias": bias, "sink": sink}))
     elif torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias, sink)):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tessera import _core
 
-from . import kernels
+from . import dropout, kernels
 from . import options as of_call
 
 # Memory-efficient attention pads the rows of its LSE, and those of its bias' gradient, to whole vectors.
@@ -26,13 +26,16 @@ class Refused(NotImplementedError):
     """PyTorch's own kernel is to compute this."""
 
 
-def _check(query: Tensor, dropout_p: float, return_debug_mask: bool = False) -> None:
+def _check(query: Tensor, return_debug_mask: bool = False) -> None:
     if query.dtype == torch.float64:
         raise Refused("query: dtype float64, which Tessera serves by its slow reference kernel")
-    if dropout_p != 0.0:
-        raise Refused("dropout_p: not 0")
     if return_debug_mask:
         raise Refused("return_debug_mask: True, accepted False")
+
+
+def _check_no_dropout(dropout_p: float) -> None:
+    if dropout_p:
+        raise Refused("dropout_p: not 0, in an operator that returns no seed")
 
 
 def _check_first_derivative(*tensors: Optional[Tensor]) -> None:
@@ -44,6 +47,19 @@ def _check_first_derivative(*tensors: Optional[Tensor]) -> None:
 def _check_head_sizes(query: Tensor, value: Tensor) -> None:
     if value.shape[-1] != query.shape[-1]:
         raise Refused("value: a head size other than query's")
+
+
+def _new_state(query: Tensor, dropout_p: float) -> Optional[Tensor]:
+    return dropout.new_state(query.device) if dropout_p else None
+
+
+def _saved_state(dropout_p: float, seed: Tensor, offset: Tensor) -> Optional[Tensor]:
+    """Of the forward pass."""
+    if not dropout_p:
+        return None
+    if not dropout.is_ours(seed, offset):
+        raise Refused("dropout_p: the forward pass was PyTorch's own")
+    return torch.stack((seed.view(torch.int64), offset.view(torch.int64)))
 
 
 def _round_up(length: int, alignment: int) -> int:
@@ -66,9 +82,13 @@ def _permuted(tensor: Tensor, shape: tuple, order: tuple = _BY_ROWS) -> Tensor:
 
 
 def _options(
-    query: Tensor, key: Tensor, scores: Optional[Tensor], is_causal: bool, top_left: bool, scale: Optional[float]
-) -> dict:
+    query: Tensor, key: Tensor, scores: Optional[Tensor], is_causal: bool, top_left: bool, scale: Optional[float],
+    dropout_p: float, state: Optional[Tensor],
+) -> dict:  # fmt: skip
     options: dict = {}
+    if state is not None:
+        seed, offset = dropout.seed_and_offset(state)
+        options.update(dropout_p=dropout_p, dropout_seed=seed, dropout_offset=offset)
     if is_causal:
         options.update(causal=True, top_left=top_left and query.shape[2] != key.shape[2])
     if scale is not None:
@@ -86,9 +106,9 @@ def _options(
 
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, o: Tensor, lse: Optional[Tensor], scores: Optional[Tensor],
-    is_causal: bool, top_left: bool, scale: Optional[float],
+    is_causal: bool, top_left: bool, scale: Optional[float], dropout_p: float = 0.0, state: Optional[Tensor] = None,
 ) -> None:  # fmt: skip
-    options = _options(query, key, scores, is_causal, top_left, scale)
+    options = _options(query, key, scores, is_causal, top_left, scale, dropout_p, state)
     _core.forward(
         _transposed(query), _transposed(key), _transposed(value), o.detach().transpose(1, 2), lse, **options
     )
@@ -96,10 +116,11 @@ def _forward(
 
 def _backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, gradients: tuple,
-    scores: Optional[Tensor], is_causal: bool, top_left: bool, scale: Optional[float], d_bias: Optional[Tensor] = None,
+    scores: Optional[Tensor], is_causal: bool, top_left: bool, scale: Optional[float], dropout_p: float = 0.0,
+    state: Optional[Tensor] = None, d_bias: Optional[Tensor] = None,
 ) -> None:  # fmt: skip
     _check_first_derivative(grad_out, query, key, value, scores)
-    options = _options(query, key, scores, is_causal, top_left, scale)
+    options = _options(query, key, scores, is_causal, top_left, scale, dropout_p, state)
     if d_bias is not None:
         options["d_bias"] = d_bias
     if torch.are_deterministic_algorithms_enabled():
@@ -117,7 +138,8 @@ def flash_for_cpu(
     attn_mask: Optional[Tensor] = None, scale: Optional[float] = None,
 ) -> Tuple[Tensor, Tensor]:  # fmt: skip
     """o as query lies in memory, and lse [B, H, Sq] in the order [B, Sq, H]. Causal from the top left corner."""
-    _check(query, dropout_p)
+    _check(query)
+    _check_no_dropout(dropout_p)
     _check_head_sizes(query, value)
     batch, heads, seqlen_q, _ = query.shape
     o = _twin(query)
@@ -131,7 +153,8 @@ def flash_for_cpu_backward(
     is_causal: bool, *, attn_mask: Optional[Tensor] = None, scale: Optional[float] = None,
 ) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """d_q, d_k, d_v in the order [B, S, H, D]."""
-    _check(query, dropout_p)
+    _check(query)
+    _check_no_dropout(dropout_p)
     _check_head_sizes(query, value)
     gradients = (_permuted(query, query.shape), _permuted(key, key.shape), _permuted(value, value.shape))
     _backward(grad_out, query, key, value, out, logsumexp, gradients, attn_mask, is_causal, True, scale)
@@ -145,20 +168,32 @@ def flash(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
     return_debug_mask: bool = False, *, scale: Optional[float] = None,
 ) -> tuple:  # fmt: skip
-    """o as query lies in memory, lse [B, H, Sq], and what dropout alone needs. Causal from the bottom right corner."""
-    _check(query, dropout_p, return_debug_mask)
+    """o as query lies in memory, lse [B, H, Sq], and dropout's state. Causal from the bottom right corner."""
+    _check(query, return_debug_mask)
     _check_head_sizes(query, value)
     batch, heads, seqlen_q, _ = query.shape
     o = _twin(query)
     lse = query.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
-    _forward(query, key, value, o, lse, None, is_causal, False, scale)
-    return (o, lse, None, None, seqlen_q, key.shape[2], *_no_random_state(query))
+    state = _new_state(query, dropout_p)
+    _forward(query, key, value, o, lse, None, is_causal, False, scale, dropout_p, state)
+    return (o, lse, None, None, seqlen_q, key.shape[2], *_random_state(query, state))
 
 
-def _no_random_state(query: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    """rng_state, unused and debug_attn_mask where nothing is random: nobody reads them, no kernel fills them."""
-    rng_state = torch.empty(2, dtype=torch.uint64, device=query.device)
+def _random_state(query: Tensor, state: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
+    """rng_state, unused and debug_attn_mask. Where nothing is random nobody reads them, and no kernel fills them."""
+    if state is None:
+        rng_state = torch.empty(2, dtype=torch.uint64, device=query.device)
+    else:
+        rng_state = state.view(torch.uint64)
     return rng_state, torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0)
+
+
+def _of_random_state(dropout_p: float, rng_state: Tensor) -> Optional[Tensor]:
+    if not dropout_p:
+        return None
+    if rng_state.shape != (2,) or rng_state.device.type != "cpu":
+        raise Refused("dropout_p: the forward pass was PyTorch's own")
+    return _saved_state(dropout_p, *rng_state.view(torch.int64))
 
 
 def flash_backward(
@@ -167,10 +202,11 @@ def flash_backward(
     philox_seed: Tensor, philox_offset: Tensor, *, scale: Optional[float] = None,
 ) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """d_q, d_k, d_v as query, key and value lie in memory."""
-    _check(query, dropout_p)
+    _check(query)
     _check_head_sizes(query, value)
+    state = _of_random_state(dropout_p, philox_seed)
     gradients = (_twin(query), _twin(key), _twin(value))
-    _backward(grad_out, query, key, value, out, logsumexp, gradients, None, is_causal, False, scale)
+    _backward(grad_out, query, key, value, out, logsumexp, gradients, None, is_causal, False, scale, dropout_p, state)
     return gradients
 
 
@@ -181,8 +217,8 @@ def efficient(
     query: Tensor, key: Tensor, value: Tensor, attn_bias: Optional[Tensor], compute_log_sumexp: bool,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: Optional[float] = None,
 ) -> tuple:  # fmt: skip
-    """o in the order [B, Sq, H, Dv], lse [B, H, Sq in whole vectors] or [B, H, 0], seed and offset of no dropout."""
-    _check(query, dropout_p)
+    """o in the order [B, Sq, H, Dv], lse [B, H, Sq in whole vectors] or [B, H, 0], dropout's seed and offset."""
+    _check(query)
     batch, heads, seqlen_q, _ = query.shape
     o = _permuted(query, (batch, heads, seqlen_q, value.shape[-1]))
     padded = _round_up(seqlen_q, _LSE_ALIGNMENT) if compute_log_sumexp else 0
@@ -190,12 +226,15 @@ def efficient(
     if padded > seqlen_q:
         lse[..., seqlen_q:] = torch.inf  # rows that are not there have no weights, for PyTorch's backward too
     rows = lse[..., :seqlen_q] if compute_log_sumexp else None
-    _forward(query, key, value, o, rows, attn_bias, is_causal, True, scale)
-    return (o, lse, *_no_philox_state(query))
+    state = _new_state(query, dropout_p)
+    _forward(query, key, value, o, rows, attn_bias, is_causal, True, scale, dropout_p, state)
+    return (o, lse, *_philox_state(query, state))
 
 
-def _no_philox_state(query: Tensor) -> Tuple[Tensor, Tensor]:
-    return query.new_empty((), dtype=torch.int64), query.new_empty((), dtype=torch.int64)
+def _philox_state(query: Tensor, state: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+    if state is None:
+        return query.new_empty((), dtype=torch.int64), query.new_empty((), dtype=torch.int64)
+    return state[0].clone(), state[1].clone()
 
 
 def efficient_backward(
@@ -204,7 +243,8 @@ def efficient_backward(
     is_causal: bool = False, *, scale: Optional[float] = None,
 ) -> tuple:  # fmt: skip
     """d_q, d_k, d_v in the order [B, S, H, D], d_bias in whole vectors or None."""
-    _check(query, dropout_p)
+    _check(query)
+    state = _saved_state(dropout_p, philox_seed, philox_offset)
     gradients = (_permuted(query, query.shape), _permuted(key, key.shape), _permuted(value, value.shape))
     d_bias = d_bias_exact = None
     if attn_bias is not None and grad_input_mask[3]:
@@ -213,7 +253,7 @@ def efficient_backward(
         d_bias_exact = torch.empty(attn_bias.shape, dtype=torch.float32, device=attn_bias.device)
     lse = logsumexp[..., : query.shape[2]]
     _backward(
-        grad_out, query, key, value, out, lse, gradients, attn_bias, is_causal, True, scale, d_bias_exact
+        grad_out, query, key, value, out, lse, gradients, attn_bias, is_causal, True, scale, dropout_p, state, d_bias_exact
     )  # fmt: skip
     if d_bias is not None and d_bias_exact is not None:
         d_bias.copy_(d_bias_exact)
@@ -227,8 +267,8 @@ def cudnn(
     query: Tensor, key: Tensor, value: Tensor, attn_bias: Optional[Tensor], compute_log_sumexp: bool,
     dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *, scale: Optional[float] = None,
 ) -> tuple:  # fmt: skip
-    """o in query's order of dimensions, lse [B, H, Sq, 1], seed and offset of no dropout. Causal from the top left."""
-    _check(query, dropout_p, return_debug_mask)
+    """o in query's order of dimensions, lse [B, H, Sq, 1], dropout's seed and offset. Causal from the top left."""
+    _check(query, return_debug_mask)
     batch, heads, seqlen_q, head_dim = query.shape
     if value.shape[-1] == head_dim:
         o = _twin(query)
@@ -236,8 +276,9 @@ def cudnn(
         order = tuple(sorted(range(4), key=query.stride, reverse=True))
         o = _permuted(query, (batch, heads, seqlen_q, value.shape[-1]), order)
     lse = query.new_empty((batch, heads, seqlen_q, 1), dtype=torch.float32)
-    _forward(query, key, value, o, lse.squeeze(-1), attn_bias, is_causal, True, scale)
-    return (o, lse, None, None, seqlen_q, key.shape[2], *_no_philox_state(query), None)
+    state = _new_state(query, dropout_p)
+    _forward(query, key, value, o, lse.squeeze(-1), attn_bias, is_causal, True, scale, dropout_p, state)
+    return (o, lse, None, None, seqlen_q, key.shape[2], *_philox_state(query, state), None)
 
 
 def cudnn_backward(
@@ -246,9 +287,12 @@ def cudnn_backward(
     max_q: int, max_k: int, dropout_p: float, is_causal: bool, *, scale: Optional[float] = None,
 ) -> Tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """d_q, d_k, d_v as query, key and value lie in memory."""
-    _check(query, dropout_p)
+    _check(query)
+    state = _saved_state(dropout_p, philox_seed, philox_offset)
     gradients = (_twin(query), _twin(key), _twin(value))
-    _backward(grad_out, query, key, value, out, logsumexp.squeeze(-1), gradients, attn_bias, is_causal, True, scale)
+    _backward(
+        grad_out, query, key, value, out, logsumexp.squeeze(-1), gradients, attn_bias, is_causal, True, scale, dropout_p, state
+    )  # fmt: skip
     return gradients
 
 
@@ -257,9 +301,10 @@ def cudnn_backward(
 
 def _row_options(
     cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, left, right, seqused_k=None, alibi_slopes=None,
-    block_table=None,
+    block_table=None, dropout_p=0.0, state=None,
 ) -> dict:  # fmt: skip
     given = dict(
+        dropout_p=dropout_p, dropout_state=state,
         alibi_slopes=alibi_slopes, cu_seqlens_q=cum_seq_q, cu_seqlens_k=cum_seq_k if block_table is None else None,
         seqused_k=seqused_k, page_table=block_table, scale=scale, causal=is_causal,
         window=(-1 if left is None else left, -1 if right is None else right),
@@ -275,20 +320,21 @@ def rows_forward(
     window_size_left=None, window_size_right=None, seqused_k=None, alibi_slopes=None, block_table=None, num_splits=None,
     out=None,
 ):  # fmt: skip
-    """o as query lies in memory, or in `out`; lse [H, Tq] or [B, H, Sq]; and what dropout alone needs."""
-    _check(query, dropout_p, return_debug_mask)
+    """o as query lies in memory, or in `out`; lse [H, Tq] or [B, H, Sq]; and dropout's state."""
+    _check(query, return_debug_mask)
     _check_head_sizes(query, value)
+    state = _new_state(query, dropout_p)
     given = _row_options(
         cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right, seqused_k,
-        alibi_slopes, block_table,
+        alibi_slopes, block_table, dropout_p, state,
     )  # fmt: skip
     o = _twin(query) if out is None else out
     _, lse = kernels.forward(query, key, value, given, o=o.detach())
-    return (o, lse, *_no_random_state(query))
+    return (o, lse, *_random_state(query, state))
 
 
 def rows_forward_into(out, *arguments, **options):
-    """lse; o is written to `out`."""
+    """lse; o is written to `out`. Without dropout, whose state it does not return."""
     return rows_forward(*arguments, **options, out=out)[1]
 
 
@@ -297,10 +343,11 @@ def rows_backward(
     unused, *, scale=None, window_size_left=None, window_size_right=None,
 ):  # fmt: skip
     """d_q, d_k, d_v, contiguous."""
-    _check(query, dropout_p)
+    _check(query)
     _check_head_sizes(query, value)
     _check_first_derivative(grad_out, query, key, value)
     given = _row_options(
-        cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
+        cum_seq_q, cum_seq_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right, dropout_p=dropout_p,
+        state=_of_random_state(dropout_p, rng_state),
     )  # fmt: skip
     return kernels.backward(grad_out, None, query, key, value, out, logsumexp, False, False, given)[:3]

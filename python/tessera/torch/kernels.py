@@ -11,9 +11,9 @@ from torch.autograd import forward_ad
 
 from tessera import _core
 
+from .dropout import seed_and_offset
 from .options import Options
 
-_UINT64 = 1 << 64
 # DLPack's C exchange interface hands out memory whatever autograd thinks of it, __dlpack__ none that needs a gradient.
 _MARKS_MATTER = not hasattr(Tensor, "__dlpack_c_exchange_api__")
 
@@ -65,8 +65,7 @@ def _keywords(q: Tensor, options: Options) -> dict:
     keywords = {name: plain(value) if isinstance(value, Tensor) else value for name, value in options.items()}
     state = keywords.pop("dropout_state", None)
     if state is not None and keywords.get("dropout_p"):
-        seed, offset = state.tolist()
-        keywords.update(dropout_seed=seed % _UINT64, dropout_offset=offset % _UINT64)
+        keywords["dropout_seed"], keywords["dropout_offset"] = seed_and_offset(state)
     add_place(keywords, q, keywords.pop("threads", 0))
     return keywords
 
