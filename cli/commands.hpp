@@ -13,6 +13,7 @@ struct Outcome {
 void add_compare(CLI::App& program, Outcome& outcome);
 void add_run(CLI::App& program, Outcome& outcome);
 void add_plan(CLI::App& program, Outcome& outcome);
+void add_trace(CLI::App& program, Outcome& outcome);
 void add_info(CLI::App& program, Outcome& outcome);
 void add_support(CLI::App& program, Outcome& outcome);
 void add_cache(CLI::App& program, Outcome& outcome);

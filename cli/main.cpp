@@ -25,6 +25,7 @@ constexpr const char* kFooter = R"(Examples:
   tessera compare --causal --dtype bfloat16 --report compare.json
   tessera run q.npy k.npy v.npy -o out.npy --causal    attention on your own tensors
   tessera plan --sq 4096 -H 32 --kv-heads 8 -D 128     which kernel, why, and what it moves
+  tessera trace --length 512 --causal                  how tiled attention gets there, tile by tile
   tessera info                                         what was found on this machine
   tessera support                                      which options each back end takes, in which dtypes
   tessera cache list                                   the compiled CUDA kernels kept on disk
@@ -40,7 +41,7 @@ int complain(const char* what, int exit_code) {
 }
 
 void check_command(const CLI::App& program, int argc, char** argv) {
-  constexpr const char* kAccepted = "accepted compare, run, plan, info, support and cache (tessera --help)";
+  constexpr const char* kAccepted = "accepted compare, run, plan, trace, info, support and cache (tessera --help)";
   if (argc < 2) throw tessera::cli::WrongUse(fmt::format("COMMAND: none given, {}", kAccepted));
   const std::vector<const CLI::App*> commands =
       program.get_subcommands([&](const CLI::App* command) { return command->get_name() == argv[1]; });
@@ -61,6 +62,7 @@ int main(int argc, char** argv) {
     tessera::cli::add_compare(program, outcome);
     tessera::cli::add_run(program, outcome);
     tessera::cli::add_plan(program, outcome);
+    tessera::cli::add_trace(program, outcome);
     tessera::cli::add_info(program, outcome);
     tessera::cli::add_support(program, outcome);
     tessera::cli::add_cache(program, outcome);

@@ -170,32 +170,39 @@ tessera_device DeviceOptions::cpu() const {
 }
 
 void AttentionOptions::add_to(CLI::App& command) {
+  for (std::size_t i = 0; i < values_.size(); ++i) add_to(command, core::kOptionFields[i], values_[i]);
+}
+
+void AttentionOptions::add_to(CLI::App& command, std::initializer_list<std::string_view> flags) {
   for (std::size_t i = 0; i < values_.size(); ++i) {
     const core::OptionField& field = core::kOptionFields[i];
-    Value& value = values_[i];
-    CLI::Option* option = nullptr;
-    switch (field.kind) {
-      case core::OptionKind::kFlag:
-      case core::OptionKind::kAlignment:
-        option = command.add_flag(field.flag, value.flag, field.what);
-        break;
-      case core::OptionKind::kNumber:
-      case core::OptionKind::kOptionalNumber:
-        option = command.add_option(field.flag, value.number, field.what);
-        break;
-      case core::OptionKind::kUnsigned:
-        option = command.add_option(field.flag, value.unsigned_integer, field.what)->check(kUnsigned);
-        break;
-      case core::OptionKind::kInteger:
-      case core::OptionKind::kPair:
-        option = command.add_option(field.flag, value.integers, field.what)
-                     ->expected(field.kind == core::OptionKind::kPair ? 2 : 1)
-                     ->check(kInteger);
-        break;
-    }
-    if (field.value_name != nullptr) option->type_name(field.value_name);
-    option->group("Attention");
+    if (std::ranges::find(flags, field.flag) != flags.end()) add_to(command, field, values_[i]);
   }
+}
+
+void AttentionOptions::add_to(CLI::App& command, const core::OptionField& field, Value& value) {
+  CLI::Option* option = nullptr;
+  switch (field.kind) {
+    case core::OptionKind::kFlag:
+    case core::OptionKind::kAlignment:
+      option = command.add_flag(field.flag, value.flag, field.what);
+      break;
+    case core::OptionKind::kNumber:
+    case core::OptionKind::kOptionalNumber:
+      option = command.add_option(field.flag, value.number, field.what);
+      break;
+    case core::OptionKind::kUnsigned:
+      option = command.add_option(field.flag, value.unsigned_integer, field.what)->check(kUnsigned);
+      break;
+    case core::OptionKind::kInteger:
+    case core::OptionKind::kPair:
+      option = command.add_option(field.flag, value.integers, field.what)
+                   ->expected(field.kind == core::OptionKind::kPair ? 2 : 1)
+                   ->check(kInteger);
+      break;
+  }
+  if (field.value_name != nullptr) option->type_name(field.value_name);
+  option->group("Attention");
 }
 
 void AttentionOptions::apply(tessera_problem& problem) const {

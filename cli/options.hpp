@@ -4,9 +4,11 @@
 #include <CLI/CLI.hpp>
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/fields.hpp"
@@ -41,6 +43,8 @@ struct DeviceOptions {
 class AttentionOptions {
  public:
   void add_to(CLI::App& command);
+  // The options with these flags alone.
+  void add_to(CLI::App& command, std::initializer_list<std::string_view> flags);
   // Sets what was given, and leaves the rest.
   void apply(tessera_problem& problem) const;
 
@@ -51,6 +55,8 @@ class AttentionOptions {
     std::optional<std::uint64_t> unsigned_integer;
     std::vector<std::int64_t> integers;  // one, or two of a pair
   };
+  void add_to(CLI::App& command, const core::OptionField& field, Value& value);
+
   std::array<Value, std::size(core::kOptionFields)> values_;
 };
 

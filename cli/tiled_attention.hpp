@@ -1,0 +1,55 @@
+// Attention by tiles with an online softmax, in float64, a tile at a time: FlashAttention-2's forward pass (Dao 2023,
+// algorithm 1), written to be watched. `tessera trace` shows it; the kernels share nothing with it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "tessera/tessera.h"
+
+namespace tessera::cli {
+
+// One head: N queries over as many keys.
+struct TiledProblem {
+  std::int64_t length = 0, head_dim = 0;
+  std::int64_t block_m = 0, block_n = 0;  // a tile of queries, a block of keys; the last of each may be shorter
+  std::int64_t left = -1, right = -1;     // query i sees keys i - left .. i + right; -1: all
+  double scale = 1;
+};
+
+// The same with the mask and scale that a plan's problem has.
+TiledProblem tiled_problem(const tessera_plan& plan, std::int64_t block_m, std::int64_t block_n);
+
+enum class TileKind { kSkipped, kPartial, kFull };  // no pair visible, some, all
+const char* tile_kind_name(TileKind kind);
+
+struct Tile {
+  std::int64_t i = 0, j = 0;  // which tile of queries, which block of keys
+  std::int64_t row_begin, row_end, key_begin, key_end;
+  TileKind kind = TileKind::kSkipped;
+  bool first = false, last = false;  // of the tiles that are visited for these queries
+  bool first_touch = false;          // no earlier tile of queries has read these keys
+
+  std::int64_t rows() const { return row_end - row_begin; }
+  std::int64_t keys() const { return key_end - key_begin; }
+};
+
+// Every tile in the order of the algorithm: tiles of queries outside, blocks of keys inside.
+std::vector<Tile> tiles_of(const TiledProblem& problem);
+
+// What is kept of a row between two blocks of keys. o is not divided by l yet.
+struct RowState {
+  double m, l;
+  std::vector<double> o;  // [D]
+
+  double lse() const;                  // -inf while nothing was seen
+  std::vector<double> output() const;  // o / l, or 0
+};
+
+// q, k, v, o: [N, D]; lse: [N]. `after_tile` hears of each tile that was visited, with the state of its rows.
+void tiled_attention(const TiledProblem& problem, const std::vector<Tile>& tiles, const double* q, const double* k,
+                     const double* v, double* o, double* lse,
+                     const std::function<void(const Tile&, const std::vector<RowState>&)>& after_tile);
+
+}  // namespace tessera::cli
