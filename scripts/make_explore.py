@@ -1,0 +1,94 @@
+"""Makes docs/explore/data.js, what the page docs/explore/index.html shows, from `tessera trace --json`.
+
+    make explore        or        python scripts/make_explore.py --tessera build/release/cli/tessera
+"""
+
+import argparse
+import concurrent.futures
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+
+DATA = pathlib.Path(__file__).resolve().parent.parent / "docs/explore/data.js"
+PREFIX = "// Made by `make explore` from `tessera trace --json`.\nwindow.TESSERA_TRACES = "
+
+LENGTHS, HEAD_DIMS = (256, 512, 1024), (64, 128)
+BLOCK_MS, BLOCK_NS = (32, 64, 128, 256), (32, 64, 128)
+MASKS = {"full": (), "causal": ("--causal",), "window": ("--causal", "--window", "{quarter}", "-1")}
+# In the upper half of the sequence, chosen because their maximum moves several times.
+ROWS = {(256, 64): 172, (256, 128): 164, (512, 64): 335, (512, 128): 365, (1024, 64): 634, (1024, 128): 658}
+SHARPNESS = 2  # times 1 / sqrt(D): scores as wide as those of a head that looks somewhere
+LEVELS = ("registers", "shared_memory", "l2", "hbm")
+
+
+def configurations():
+    """Each key of the page's data, and the options of tessera trace that make it."""
+    for length, head_dim, block_m, block_n, mask in itertools.product(LENGTHS, HEAD_DIMS, BLOCK_MS, BLOCK_NS, MASKS):
+        flags = [flag.format(quarter=length // 4 - 1) for flag in MASKS[mask]]
+        yield f"{length}/{head_dim}/{block_m}/{block_n}/{mask}", [
+            "--length", length, "-D", head_dim, "--block-m", block_m, "--block-n", block_n, *flags,
+            "--row", ROWS[length, head_dim], "--scale", SHARPNESS / head_dim**0.5,
+        ]  # fmt: skip
+
+
+def trace(tessera, options):
+    command = [str(tessera), "trace", *map(str, options), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def significant(value, digits=7):
+    return None if value is None else float(f"{value:.{digits}g}")
+
+
+def flat(by_level):
+    """[registers read, written, shared memory read, ...]"""
+    return [by_level[level][way] for level in LEVELS for way in ("read", "written")]
+
+
+def compact(traced):
+    """A trace as the page reads it. Steps that are of one kind and move the same bytes share a row of `moves`: a letter of
+    `tiles` for each tile in order, "." where it is skipped."""
+    moves, tiles = [], ""
+    for step in traced["steps"]:
+        if step["kind"] == "skipped":
+            tiles += "."
+            continue
+        move = [step["kind"], *flat(step["bytes"])]
+        if move not in moves:
+            moves.append(move)
+        tiles += chr(ord("A") + moves.index(move))
+    rows = [step["row"] for step in traced["steps"] if "row" in step]
+    return {
+        "tiles": tiles,
+        "moves": moves,
+        "steps": [[*(significant(row[name]) for name in ("m", "l", "lse", "o_norm")), significant(row["distance"], 3),
+                   *map(significant, row["o"])] for row in rows],
+        "row": traced["row"]["index"],
+        "exact": [significant(traced["row"]["exact_lse"]), *map(significant, traced["row"]["exact_o"][: len(rows[0]["o"])])],
+        "memory": list(traced["tile_memory"].values()),
+        "tiled": flat(traced["bytes"]["tiled"]),
+        "standard": flat(traced["bytes"]["standard"]),
+        "flops": traced["plan"]["flops"],
+        "window": traced["window_left"],
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tessera", type=pathlib.Path, required=True, help="the tessera program")
+    arguments = parser.parse_args()
+    keys, options = zip(*configurations())
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        traces = dict(zip(keys, pool.map(lambda o: compact(trace(arguments.tessera, o)), options)))
+    text = PREFIX + json.dumps(traces, separators=(",", ":")).replace('"256/', '\n"256/').replace('"512/', '\n"512/').replace('"1024/', '\n"1024/') + ";\n"
+    DATA.write_text(text, encoding="utf-8")
+    print(f"{DATA.name}: {len(traces)} traces, {len(text) / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
