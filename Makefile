@@ -1,6 +1,6 @@
 # Thin names over the CMake presets. Each target does all of its own set-up, and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench fuzz aot format format-check docs install clean packages
+.PHONY: help demo test check bench fuzz aot format format-check docs explore install clean packages
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -25,6 +25,7 @@ help:
 	@echo 'make fuzz          draw random cases until one fails or FUZZ_SECONDS (3600) have passed'
 	@echo 'make format        clang-format every source; make format-check only looks'
 	@echo 'make docs          make docs/images, docs/status.md and docs/reference/support.md again'
+	@echo 'make explore       make the data of docs/explore/index.html again, from tessera trace'
 	@echo 'make aot           compile the common CUDA kernels ahead of time, beside the library (needs NVRTC, no GPU;'
 	@echo '                   ARCHS="90 120" for some architectures, else all)'
 	@echo 'make install       into PREFIX (/usr/local)'
@@ -73,6 +74,9 @@ docs: build-tessera_cli build/docs-venv/.done
 	@build/docs-venv/bin/python scripts/make_figures.py --tessera $(BIN)/cli/tessera --out docs/images
 	@build/docs-venv/bin/python scripts/make_status.py
 	@$(BIN)/cli/tessera support --markdown > docs/reference/support.md
+
+explore: build-tessera_cli build/venv/.done
+	@build/venv/bin/python scripts/make_explore.py --tessera $(BIN)/cli/tessera
 
 aot: $(BIN)/build.ninja
 	@cmake --preset release "-DTESSERA_PREBUILD_ARCHS=$(ARCHS)" > /dev/null

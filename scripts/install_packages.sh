@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing from this machine, by name, and says which, and nothing else unless it fails.
+# install_packages.sh [LIST]: installs the Debian packages of a list (debian-packages.txt) that are missing from this machine, by
+# name, and says which, and nothing else unless it fails.
 set -euo pipefail
 cd "$(dirname "$0")"
+list=${1:-debian-packages.txt}
 
 if ! command -v dpkg-query > /dev/null; then
   echo "This is no Debian system: install these yourself, by the names your system gives them:" >&2
-  grep -v '^#' debian-packages.txt | tr '\n' ' ' >&2
+  grep -v '^#' "$list" | tr '\n' ' ' >&2
   echo >&2
   exit 0
 fi
@@ -14,7 +16,7 @@ missing=()
 while read -r package; do
   status=$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2> /dev/null || true)
   [[ $status == installed ]] || missing+=("$package")
-done < <(grep -v '^#' debian-packages.txt)
+done < <(grep -v '^#' "$list")
 ((${#missing[@]})) || exit 0
 
 as_root=()

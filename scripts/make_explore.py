@@ -1,4 +1,5 @@
-"""Makes docs/explore/data.js, what the page docs/explore/index.html shows, from `tessera trace --json`.
+"""Makes docs/explore/data.js, what the page docs/explore/index.html shows, from `tessera trace --json`, and where Chromium is
+installed the page's picture, docs/images/explore.png.
 
     make explore        or        python scripts/make_explore.py --tessera build/release/cli/tessera
 """
@@ -9,9 +10,13 @@ import itertools
 import json
 import os
 import pathlib
+import shutil
 import subprocess
+import tempfile
 
-DATA = pathlib.Path(__file__).resolve().parent.parent / "docs/explore/data.js"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DATA, PICTURE = ROOT / "docs/explore/data.js", ROOT / "docs/images/explore.png"
+PICTURED = "1024/64/128/64/causal/24"  # a step in the middle
 PREFIX = "// Made by `make explore` from `tessera trace --json`.\nwindow.TESSERA_TRACES = "
 
 LENGTHS, HEAD_DIMS = (256, 512, 1024), (64, 128)
@@ -78,6 +83,20 @@ def compact(traced):
     }  # fmt: skip
 
 
+def draw_picture():
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        print(f"{PICTURE.name}: left as it is, no chromium here")
+        return
+    with tempfile.TemporaryDirectory() as profile:
+        subprocess.run(
+            [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}",
+             "--window-size=1280,765", "--force-device-scale-factor=1.5", f"--screenshot={PICTURE}",
+             f"{(ROOT / 'docs/explore/index.html').as_uri()}#{PICTURED}"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tessera", type=pathlib.Path, required=True, help="the tessera program")
@@ -85,9 +104,11 @@ def main():
     keys, options = zip(*configurations())
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         traces = dict(zip(keys, pool.map(lambda o: compact(trace(arguments.tessera, o)), options)))
-    text = PREFIX + json.dumps(traces, separators=(",", ":")).replace('"256/', '\n"256/').replace('"512/', '\n"512/').replace('"1024/', '\n"1024/') + ";\n"
+    lines = [f"{json.dumps(key)}:{json.dumps(value, separators=(',', ':'))}" for key, value in traces.items()]
+    text = PREFIX + "{\n" + ",\n".join(lines) + "\n};\n"
     DATA.write_text(text, encoding="utf-8")
     print(f"{DATA.name}: {len(traces)} traces, {len(text) / 1000:.0f} kB")
+    draw_picture()
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ def test_info_json_and_environment(folder):
     assert info["gpus"] or info["cuda"]["reason"]
 
 
-@pytest.mark.parametrize("command", ((), ("compare",), ("run",), ("plan",), ("info",), ("support",), ("cache",)))
+@pytest.mark.parametrize("command", ((), ("compare",), ("run",), ("plan",), ("trace",), ("info",), ("support",), ("cache",)))
 def test_help_has_examples(folder, command):
     outcome = folder.succeeds(*command, "--help")
     assert "Examples:" in outcome.out and "tessera " in outcome.out and outcome.err == ""

@@ -45,3 +45,19 @@ def test_page_stands_alone():
     for name in ("explore.js", "explore.css"):
         text = (folder / name).read_text(encoding="utf-8")
         assert not re.search(r"\bfetch\(|\bimport\b|XMLHttpRequest|@import|url\(\s*['\"]?http", text), name
+
+
+def test_the_guides_table_is_the_programs():
+    guide = (ROOT / "docs/guide/how-it-works.md").read_text(encoding="utf-8")
+    options = re.search(r"`tessera trace (--length[^`]*)`", guide).group(1).split()
+    traced = make_explore.trace(os.environ["TESSERA_PROGRAM"], options)["bytes"]
+    bandwidths = dict(re.findall(r"(?m)^\| ([\w ]+?) \| [\d.]+ [MG]i?B \| ([\d.]+) TB/s", guide))
+    rows = re.findall(r"(?m)^\| ([\w ]+?) \| ([\d.]+) MiB \| ([\d.]+) µs \| ([\d.]+) MiB \| ([\d.]+) µs \| ([\d.]+) × less", guide)
+    assert [row[0] for row in rows] == [name for name in ("registers", "shared memory", "L2", "HBM")]
+    for (name, *numbers), level in zip(rows, make_explore.LEVELS):
+        moved = [sum(traced[side][level].values()) for side in ("tiled", "standard")]
+        seconds = [value / float(bandwidths[name if name != "L2" else "L2 cache"]) * 1e-12 for value in moved]
+        expected = [moved[0] / 2**20, seconds[0] * 1e6, moved[1] / 2**20, seconds[1] * 1e6, moved[1] / moved[0]]
+        for given, value in zip(numbers, expected):
+            digits = len(given.partition(".")[2])
+            assert float(given) == pytest.approx(value, abs=0.51 * 10.0**-digits), (name, given, value)
