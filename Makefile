@@ -72,6 +72,7 @@ format-check: packages
 
 docs: build-tessera_cli build/docs-venv/.done
 	@build/docs-venv/bin/python scripts/make_figures.py --tessera $(BIN)/cli/tessera --out docs/images
+	@build/docs-venv/bin/python examples/pathfinder/pathfinder.py --sheet docs/images/pathfinder.png
 	@build/docs-venv/bin/python scripts/make_status.py
 	@$(BIN)/cli/tessera support --markdown > docs/reference/support.md
 

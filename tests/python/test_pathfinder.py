@@ -1,0 +1,102 @@
+"""examples/pathfinder: what its pictures promise."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+FOLDER = Path(__file__).resolve().parents[2] / "examples/pathfinder"
+sys.path.insert(0, str(FOLDER))
+import pathfinder  # noqa: E402
+
+COUNTS = {32: 40, 64: 20, 128: 8, 256: 4}
+
+
+@pytest.fixture(scope="module", params=COUNTS, ids=str)
+def pictures(request):
+    return pathfinder.generate(request.param, COUNTS[request.param], seed=11)
+
+
+def components(image, reach):
+    """How the lit pixels hang together, by union-find over all pairs: another way than the example's own."""
+    points = np.argwhere(image >= pathfinder.LIT)
+    near = ((points[:, None] - points[None]) ** 2).sum(-1) <= reach**2
+    parent = list(range(len(points)))
+
+    def root(i):
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    for i, j in np.argwhere(np.triu(near, 1)):
+        parent[root(i)] = root(j)
+    return {tuple(point): root(i) for i, point in enumerate(points)}
+
+
+def test_shapes_and_balance(pictures):
+    images, labels = pictures
+    assert images.dtype == np.uint8 and images.shape == (len(labels), images.shape[1], images.shape[1])
+    assert 2 * labels.sum() == len(labels) and set(labels) == {0, 1}
+
+
+def test_two_discs_and_the_label_is_true(pictures):
+    images, labels = pictures
+    style = pathfinder.STYLES[images.shape[1]]
+    for image, label in zip(images, labels):
+        discs = pathfinder.discs_of(image)
+        assert len(discs) == 2
+        for disc in discs:  # a whole one, within the picture
+            y, x = np.argwhere(disc).mean(0)
+            assert style.disc <= min(y, x) and max(y, x) <= images.shape[1] - 1 - style.disc
+        assert pathfinder.is_connected(image) == bool(label)
+        if images.shape[1] <= 64:
+            of = components(image, style.reach)
+            joined = of[tuple(np.argwhere(discs[0])[0])] == of[tuple(np.argwhere(discs[1])[0])]
+            assert joined == bool(label)
+            assert len(set(of.values())) == 2 + style.distractors  # every path by itself, and whole
+
+
+def test_a_seed_is_the_same_pictures(pictures):
+    images, labels = pictures
+    side = images.shape[1]
+    few = 4
+    assert (pathfinder.picture(side, int(labels[few - 1]), 11, few - 1) == images[few - 1]).all()  # whatever was drawn before
+    assert (pathfinder.picture(side, int(labels[0]), 12, 0) != images[0]).any()
+    if side == 32:
+        again, same = pathfinder.generate(side, len(labels), seed=11, workers=2)
+        assert (again == images).all() and (same == labels).all()
+
+
+def test_the_label_is_in_the_path_alone():
+    """Ink, and the distance between the discs, tell nothing: the same picture but for one disc."""
+    side, count = 32, 40
+    style = pathfinder.STYLES[side]
+    ink, far = [], []
+    for index in range(count):
+        apart, joined = (pathfinder.picture(side, label, 3, index).astype(int) for label in (0, 1))
+        changed = np.argwhere(apart != joined)
+        assert 0 < len(changed) <= 2 * (2 * style.disc + 3) ** 2  # a disc moved, or two
+        ink.append(apart.sum() / joined.sum())
+        centres = [[np.argwhere(disc).mean(0) for disc in pathfinder.discs_of(image)] for image in (apart, joined)]
+        far.append([np.hypot(*(a - b)) for a, b in centres])
+    assert abs(np.mean(ink) - 1) < 0.01
+    apart, joined = np.array(far).T
+    assert (abs(apart / joined - 1) < pathfinder.SAME_DISTANCE + 0.1).all()  # a disc's pixels are a raster
+    assert abs(np.mean(apart / joined) - 1) < 0.04
+
+
+def test_program(tmp_path):
+    def run(*arguments):
+        return subprocess.run([sys.executable, FOLDER / "pathfinder.py", *map(str, arguments)], capture_output=True, text=True)
+
+    done = run("--side", 32, "--count", 6, "--seed", 5, "--out", tmp_path / "x.npz")
+    assert done.returncode == 0, done.stderr
+    held = np.load(tmp_path / "x.npz")
+    images, labels = pathfinder.generate(32, 6, seed=5)
+    assert (held["images"] == images).all() and (held["labels"] == labels).all()
+    for wrong in ((), ("--side", 48, "--out", "x.npz"), ("--count", -1, "--out", "x.npz")):
+        refused = run(*wrong)
+        assert refused.returncode == 2 and "accepted" in refused.stderr or "choose from" in refused.stderr
