@@ -50,6 +50,10 @@ if [[ -x $venv_python ]] && ! "$venv_python" -c 'import torch, transformers' 2> 
   "$venv_python" -m pip install --quiet --disable-pip-version-check --requirement tests/python/requirements-torch.txt ||
     echo "== They cannot be installed here: tests that need them are skipped"
 fi
+if [[ -x $venv_python ]] && ! "$venv_python" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("megatron"))'; then
+  "$venv_python" -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/python/requirements-megatron.txt ||
+    echo "== Megatron cannot be installed here: its tests are skipped"
+fi
 if [[ $depth == test ]]; then
   run_suite release --label-exclude '^(check|cuda_compile)$'
 else
