@@ -272,7 +272,12 @@ typedef struct tessera_plan {
 
   int32_t reserved_flag;                          /* for a later member: 0 */
   uint64_t config[TESSERA_PLAN_CONFIG_BYTES / 8]; /* CUDA: of the kernel's family, what its launches are made of */
-  char reserved[1848];                            /* for later members: 0 */
+  /* CPU: a call serves every sequence by its own rows. Those with at most so many queries go by the decode kernel, the
+   * others by the tiled one; 0: none goes by it. */
+  int32_t decode_queries;
+  int32_t decode_heads_kv; /* KV heads that share one pass over the keys */
+  int64_t decode_parts; /* parts that the keys of all sequences are split into, at most; each has its partial results */
+  char reserved[1832];  /* for later members: 0 */
 } tessera_plan;
 
 /* Checks every rule of `problem` and chooses. INVALID_ARGUMENT or UNSUPPORTED otherwise; *plan is then untouched.

@@ -121,11 +121,20 @@ std::string launch_text(const tessera_launch& launch) {
          (launch.smem_bytes > 0 ? ", " + memory + " of shared memory" : "");
 }
 
+// Which sequences of a tiled plan go by another kernel.
+std::string decoded_text(const tessera_plan& plan) {
+  return print("sequences of at most %d quer%s by %s: %d KV head%s a pass over the keys, at most %" PRId64
+               " parts in all",
+               plan.decode_queries, plan.decode_queries == 1 ? "y" : "ies", tessera_kernel_name(TESSERA_KERNEL_DECODE),
+               plan.decode_heads_kv, plural(plan.decode_heads_kv), plan.decode_parts);
+}
+
 std::string items_text(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  const bool at_most = plan.kernel != TESSERA_KERNEL_DECODE && (packed_q(p) || packed_k(p));
-  return print("%" PRId64 " work items%s, keys in %d part%s", plan.num_items, at_most ? " at most" : "",
-               plan.num_splits, plural(plan.num_splits));
+  const bool decode = plan.kernel == TESSERA_KERNEL_DECODE;
+  const bool at_most = decode || packed_q(p) || packed_k(p);
+  return print("%" PRId64 " work items%s, keys%s in %d part%s%s", plan.num_items, at_most ? " at most" : "",
+               decode ? " of a sequence" : "", plan.num_splits, plural(plan.num_splits), decode ? " at most" : "");
 }
 
 std::string workspace_text(const tessera_plan& plan) {
@@ -160,6 +169,7 @@ std::string describe(const tessera_plan& plan) {
                candidate.accepted ? "" : "refused: ", candidate.reason));
   }
   line("tiles", tiles_text(plan));
+  if (plan.decode_queries > 0 && plan.kernel != TESSERA_KERNEL_DECODE) more(decoded_text(plan));
   if (plan.kernel != TESSERA_KERNEL_REFERENCE) more(items_text(plan));
   if (on_cuda(plan)) {
     const auto aligned = cuda::planned_launches(plan, true), elsewhere = cuda::planned_launches(plan, false);
@@ -339,6 +349,9 @@ std::string to_json(const tessera_plan& plan) {
       {"tiles_per_item", plan.tiles_per_item},
       {"num_splits", plan.num_splits},
       {"num_items", plan.num_items},
+      {"decode_queries", plan.decode_queries},
+      {"decode_heads_kv", plan.decode_heads_kv},
+      {"decode_parts", plan.decode_parts},
       {"scratch_bytes", plan.scratch_bytes},
       {"shared_bytes", plan.shared_bytes},
       {"num_warps", plan.num_warps},

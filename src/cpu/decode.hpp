@@ -1,4 +1,4 @@
-// Decoding: few query rows against long keys, bound by memory. An item is one split of the keys of a sequence, for all
+// Decoding: few query rows against long keys, bound by memory. An item is one part of the keys of a sequence, for all
 // KV heads or for one (whichever reads memory in order); lanes are head dimensions for both products, so that keys and
 // values are read once, as they lie, whatever their dtype, and the query heads that share a KV head share each vector
 // loaded. Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023): partial results are merged exactly by combine.
@@ -9,7 +9,8 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int kDecodeRows = 16;   // query rows (query heads of a group times queries) at most
+constexpr int kDecodeRows = 16;  // query rows (query heads of a group times queries) at most
+constexpr int kDecodeBlockKeys = 64;
 constexpr int kDecodeGroup = 4;   // of them at a time
 constexpr int kDecodeVecs = 4;    // vectors of O at a time
 constexpr int kDecodeKeys = 4;    // keys whose scores are taken at a time
@@ -300,7 +301,7 @@ struct KeyGroup {
   int64_t head_bytes_, row_bytes_;
 };
 
-// The keys of one split, a block at a time. Within a block keys go outside and heads inside, so that where a key's
+// The keys of one part, a block at a time. Within a block keys go outside and heads inside, so that where a key's
 // heads are neighbours memory is read in order and the hardware's prefetchers keep up: asked for by software, lines
 // wait in the first cache's few miss buffers. Software only asks for the next few rows, whose pages the hardware does
 // not foresee.
@@ -359,14 +360,16 @@ template <Op kOp>
 void decode_item(const Params& p, int64_t item, char* scratch_base) {
   const int64_t heads_an_item = p.tiles_per_item;  // all KV heads, or one
   const int64_t group = p.heads_q / p.heads_kv;
-  const int64_t split = item % p.num_splits;
-  const int64_t batch = item / p.num_splits % p.batch;
-  const int64_t head_begin = item / p.num_splits / p.batch * heads_an_item;
+  const int64_t all_parts = p.sequences[p.batch].item_begin;
+  const int64_t part = item % all_parts;
+  const int64_t head_begin = item / all_parts * heads_an_item;
+  const int64_t batch = find_sequence(p, part);
   const Sequence& sequence = p.sequences[batch];
   const int64_t row_count = group * sequence.sq;  // of one KV head
-  if (row_count == 0) return;
-  const int64_t key_begin = split * p.split_keys;
-  const int64_t key_end = min_of(sequence.sk, key_begin + p.split_keys);
+  const int64_t parts = p.sequences[batch + 1].item_begin - sequence.item_begin;
+  const int64_t part_keys = padded_to((sequence.sk + parts - 1) / parts, p.block_n);
+  const int64_t key_begin = (part - sequence.item_begin) * part_keys;
+  const int64_t key_end = min_of(sequence.sk, key_begin + part_keys);
 
   const DecodeScratch s = carve_decode(
       scratch_base, {heads_an_item, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v, kLanes, sizeof(DecodeRow)});
@@ -415,7 +418,7 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
     const DecodeRow& row = rows[i];
     const float sum = sum_lanes(load(row.sum));
     const bool seen = sum != 0.0f;
-    const int64_t at = (split * p.heads_q + row.head) * p.rows_total + sequence.row_begin + row.query;
+    const int64_t at = (part * p.heads_q + row.head) * p.rows_total + row.query;
     p.partial_lse[at] = seen ? (row.ref + __builtin_log2f(sum)) * kLn2 : -infinity();
     const float inverse = seen ? 1.0f / sum : 0.0f;
     for (int64_t d = 0; d < p.head_dim_v; ++d)

@@ -18,6 +18,7 @@ const KernelTable TESSERA_JOIN(kernels_, TESSERA_ISA_NAME) = {
     .block_m = kBlockM,
     .has_dot = kHasDot,
     .decode_rows = kDecodeRows,
+    .decode_keys = kDecodeBlockKeys,
     .tile_bytes = sizeof(Tile),
     .decode_row_bytes = sizeof(DecodeRow),
     .forward = forward_item<Op::kFma>,

@@ -27,7 +27,8 @@ struct Sequence {
   int64_t k_rows;       // its keys with those behind seqused_k: their gradients are 0
   int64_t row_begin;    // index of its first query among all of the batch's queries
   int64_t tile_begin;   // index of its first query tile among all
-  int64_t item_begin;   // index of its first item among those of one head and split
+  int64_t item_begin;   // index of its first item among those of one head and split; decode: of its first part of keys
+  int64_t merge_begin;  // index of its first item of the merge
 };
 
 struct Params {
@@ -69,11 +70,11 @@ struct Params {
   int32_t block_n, tiles_per_item, num_splits;
   int32_t pack_heads;  // 1: the query heads that share a KV head stand in one tile's rows
   int64_t split_keys;  // forward: keys a split, a multiple of block_n
-  int64_t rows_total;  // queries of the whole batch
+  int64_t rows_total;  // queries of the whole batch; decode: that a sequence may have
 
   // Forward over splits: partial results, and their merge.
-  float* partial_o;    // [num_splits, heads_q, rows_total, head_dim_v]
-  float* partial_lse;  // [num_splits, heads_q, rows_total], natural logarithm
+  float* partial_o;  // [num_splits, heads_q, rows_total, head_dim_v]; decode: [parts, heads_q, rows_total, head_dim_v]
+  float* partial_lse;  // [num_splits, heads_q, rows_total], natural logarithm; decode: [parts, heads_q, rows_total]
 
   // Backward.
   float* row_lse;    // [heads_q, rows_total], log2 units, +inf where nothing is seen
@@ -109,7 +110,7 @@ struct KernelTable {
   int32_t lanes;
   int32_t block_m;                       // queries a tile
   int32_t has_dot;                       // 1: products of bf16 by a dot-product instruction
-  int32_t decode_rows;                   // query rows that the decode kernel takes at once
+  int32_t decode_rows, decode_keys;      // query rows and keys that the decode kernel takes at once
   int64_t tile_bytes, decode_row_bytes;  // sizes of the kernels' own records, for the scratch arithmetic
   void (*forward)(const Params&, int64_t item, char* scratch);
   void (*forward_dot)(const Params&, int64_t item, char* scratch);

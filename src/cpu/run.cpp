@@ -86,31 +86,56 @@ void fill_options(Params& p, const tessera_problem& problem) {
 
 // Keys that a call's sequences have in use.
 struct KeysInUse {
-  int64_t longest = 0;  // of one sequence
+  int64_t longest = 0;  // of one sequence that is not decoded
+  int64_t decoded = 0;  // of all that are
   double share = 1;     // of those that the plan counted
 };
 
-// Where every sequence lies, and the running counts of its tiles and items.
-KeysInUse fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffers& buffers, int64_t rows_a_query,
-                         int64_t rows_an_item) {
+// Of what a plan's sequences have in use.
+KeysInUse keys_in_use(const tessera_plan& plan, const tessera_buffers& buffers) {
   const core::Sizes size = core::sizes(plan.problem);
-  const bool packed = core::packed_q(plan.problem);
-  int64_t tiles = 0, items = 0, keys = 0;
   KeysInUse in_use;
+  int64_t keys = 0;
   for (int64_t b = 0; b < plan.batch; ++b) {
     const core::SequenceView view = core::sequence(plan.problem, buffers, b);
-    out[b] = {view.q_begin, view.sq, view.k_begin, view.sk, view.k_rows, packed ? view.q_begin : b * size.rows_q,
-              tiles,        items};
-    tiles += (view.sq + plan.block_m - 1) / plan.block_m;
-    items += (view.sq * rows_a_query + rows_an_item - 1) / rows_an_item;
     keys += view.sk;
-    in_use.longest = std::max(in_use.longest, view.sk);
+    if (way_of(plan, view.sq) == kDecode) {
+      in_use.decoded += view.sk;
+    } else {
+      in_use.longest = std::max(in_use.longest, view.sk);
+    }
   }
-  out[plan.batch] = {};
-  out[plan.batch].tile_begin = tiles, out[plan.batch].item_begin = items;
   const int64_t counted = core::packed_k(plan.problem) ? size.rows_k : plan.batch * size.max_seqlen_k;
   if (keys < counted) in_use.share = static_cast<double>(keys) / static_cast<double>(counted);
   return in_use;
+}
+
+constexpr int64_t kMergeRowsPerItem = 16;
+
+// Where every sequence lies, and the running counts of its tiles and items. Those that go another way have no queries.
+void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffers& buffers, Way way,
+                    const KeysInUse& keys) {
+  const int64_t rows_a_query = way == kPackedTile ? plan.heads_q / plan.heads_kv : 1;
+  const bool backward = plan.problem.direction == TESSERA_BACKWARD;
+  const int64_t rows_an_item = int64_t{plan.block_m} * (backward ? 1 : plan.tiles_per_item);
+  const core::Sizes size = core::sizes(plan.problem);
+  const bool packed = core::packed_q(plan.problem);
+  int64_t tiles = 0, items = 0, merges = 0;
+  for (int64_t b = 0; b < plan.batch; ++b) {
+    core::SequenceView view = core::sequence(plan.problem, buffers, b);
+    if (way_of(plan, view.sq) != way) view.sq = 0;
+    const int64_t row_begin = packed ? view.q_begin : b * size.rows_q;
+    out[b] = {view.q_begin, view.sq, view.k_begin, view.sk, view.k_rows, row_begin, tiles, items, merges};
+    tiles += (view.sq + plan.block_m - 1) / plan.block_m;
+    if (way != kDecode) {
+      items += (view.sq * rows_a_query + rows_an_item - 1) / rows_an_item;
+    } else if (view.sq > 0) {
+      items += decode_parts(plan, view.sk, keys.decoded);
+    }
+    merges += (view.sq * plan.heads_q + kMergeRowsPerItem - 1) / kMergeRowsPerItem;
+  }
+  out[plan.batch] = {};
+  out[plan.batch].tile_begin = tiles, out[plan.batch].item_begin = items, out[plan.batch].merge_begin = merges;
 }
 
 Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, const SharedMemory& shared,
@@ -126,7 +151,7 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   p.block_n = plan.block_n, p.tiles_per_item = plan.tiles_per_item;
   const core::Sizes size = core::sizes(plan.problem);
   p.rows_total = core::packed_q(plan.problem) ? size.rows_q : size.batch * size.rows_q;
-  p.sequences = shared.sequences;
+  p.sequences = shared.sequences[kTile];
   p.partial_o = shared.partial_o, p.partial_lse = shared.partial_lse;
   return p;
 }
@@ -210,35 +235,70 @@ class Runner {
   double share_;
 };
 
-constexpr int64_t kCombineRowsPerItem = 16;
+// The sequences that go one way, and what serves them.
+struct Served {
+  Params params;
+  void (*kernel)(const Params&, int64_t item, char* scratch) = nullptr;
+  int64_t items = 0, merges = 0;
+};
 
-// Partial results of one sequence -> o and lse.
-CombineParams combine_params(const Params& p, int64_t batch) {
-  const Sequence& sequence = p.sequences[batch];
+Served serve_decoded(const tessera_plan& plan, const KernelTable& table, const SharedMemory& shared,
+                     const Params& base) {
+  Served served{base, plan.use_dot ? table.decode_dot : table.decode};
+  if (plan.decode_queries == 0) return served;
+  Params& p = served.params;
+  p.sequences = shared.sequences[kDecode];
+  p.block_n = table.decode_keys, p.tiles_per_item = plan.decode_heads_kv;
+  p.rows_total = plan.decode_queries;
+  p.partial_o = shared.decode_o, p.partial_lse = shared.decode_lse;
+  const Sequence& totals = p.sequences[plan.batch];
+  served.items = totals.item_begin * (plan.heads_kv / plan.decode_heads_kv);
+  served.merges = totals.merge_begin;
+  return served;
+}
+
+Served serve_tiled(const tessera_plan& plan, const KernelTable& table, const SharedMemory& shared, const Params& base,
+                   bool pack_heads, const KeySplits& splits) {
+  const AmxKernelTable* amx = amx_kernels(plan);
+  Served served{base, amx ? amx->forward : plan.use_dot ? table.forward_dot : table.forward};
+  Params& p = served.params;
+  p.sequences = shared.sequences[pack_heads ? kPackedTile : kTile];
+  p.pack_heads = pack_heads;
+  p.num_splits = splits.count, p.split_keys = splits.keys;
+  const Sequence& totals = p.sequences[plan.batch];
+  served.items = totals.item_begin * (pack_heads ? plan.heads_kv : plan.heads_q) * p.num_splits;
+  served.merges = p.num_splits > 1 ? totals.merge_begin : 0;
+  return served;
+}
+
+// Partial results of some rows of one sequence -> o and lse.
+void merge_rows(const Served& served, Way way, const KernelTable& table, int64_t item) {
+  const Params& p = served.params;
+  const Sequence* const end = p.sequences + p.batch;
+  const Sequence& sequence = *(
+      std::upper_bound(p.sequences, end, item, [](int64_t index, const Sequence& s) { return index < s.merge_begin; }) -
+      1);
+  const int64_t batch = &sequence - p.sequences;
+  // A part of decoding is one of a sequence's own, a split of tiles one of all.
+  const bool decoded = way == kDecode;
+  const int64_t first_part = decoded ? sequence.item_begin : 0, first_row = decoded ? 0 : sequence.row_begin;
+  const int64_t first = first_part * p.heads_q * p.rows_total + first_row;
   CombineParams c{};
-  c.parts = p.num_splits, c.batch = 1, c.rows = sequence.sq, c.heads = p.heads_q, c.head_dim_v = p.head_dim_v;
+  c.parts = decoded ? (&sequence)[1].item_begin - sequence.item_begin : p.num_splits;
+  c.batch = 1, c.rows = sequence.sq, c.heads = p.heads_q, c.head_dim_v = p.head_dim_v;
   c.part_dtype = TESSERA_FLOAT32, c.dtype = p.dtype;
   const int64_t row_bytes = p.head_dim_v * 4;
-  c.o_parts = reinterpret_cast<const char*>(p.partial_o) + sequence.row_begin * row_bytes;
+  c.o_parts = reinterpret_cast<const char*>(p.partial_o) + first * row_bytes;
   c.o_part = p.heads_q * p.rows_total * row_bytes, c.o_part_row = row_bytes, c.o_part_head = p.rows_total * row_bytes;
-  c.lse_parts = reinterpret_cast<const char*>(p.partial_lse) + sequence.row_begin * 4;
+  c.lse_parts = reinterpret_cast<const char*>(p.partial_lse) + first * 4;
   c.lse_part = p.heads_q * p.rows_total * 4, c.lse_part_head = p.rows_total * 4, c.lse_part_row = 4;
   c.o = p.o.data + p.o.batch * batch + p.o.row * sequence.q_begin;
   c.o_row = p.o.row, c.o_head = p.o.head;
   if (p.lse) c.lse = p.lse + p.lse_batch * batch + p.lse_row * sequence.q_begin;
   c.lse_head = p.lse_head, c.lse_row = p.lse_row;
   c.sink = p.sink, c.sink_head = p.sink_head;
-  return c;
-}
-
-void combine_splits(const Runner& runner, const KernelTable& table, const Params& p) {
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const CombineParams c = combine_params(p, b);
-    const int64_t rows = c.rows * c.heads;
-    runner.run((rows + kCombineRowsPerItem - 1) / kCombineRowsPerItem, [&](int64_t item, char*) {
-      table.combine(c, item * kCombineRowsPerItem, std::min(rows, (item + 1) * kCombineRowsPerItem));
-    });
-  }
+  const int64_t begin = (item - sequence.merge_begin) * kMergeRowsPerItem;
+  table.combine(c, begin, std::min(c.rows * c.heads, begin + kMergeRowsPerItem));
 }
 
 // o = 0 and LSE = -inf in rows that belong to no sequence.
@@ -268,27 +328,32 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
              const tessera_executor& executor, core::Cancel& cancel) {
   const KernelTable& table = kernel_table(plan.device.isa);
   const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
-  Params p = make_params(plan, buffers, shared, cancel);
-  const bool decode = plan.kernel == TESSERA_KERNEL_DECODE;
-  p.pack_heads = !decode && packs_heads(plan);
-  const KeysInUse keys =
-      fill_sequences(shared.sequences, plan, buffers, p.pack_heads ? plan.heads_q / plan.heads_kv : 1,
-                     int64_t{plan.block_m} * plan.tiles_per_item);
+  const Params p = make_params(plan, buffers, shared, cancel);
+  const KeysInUse keys = keys_in_use(plan, buffers);
+  for (const Way way : {kDecode, kPackedTile, kTile}) fill_sequences(shared.sequences[way], plan, buffers, way, keys);
   const KeySplits splits = key_splits(plan, keys.longest);
-  p.num_splits = splits.count, p.split_keys = splits.keys;
+  // Tiles first: their items are the longest, and the short ones of decoding fill what the last of them leave.
+  constexpr Way kOrder[] = {kTile, kPackedTile, kDecode};
+  const Served ways[] = {serve_tiled(plan, table, shared, p, false, splits),
+                         serve_tiled(plan, table, shared, p, true, splits), serve_decoded(plan, table, shared, p)};
   const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor, cancel, keys.share);
-  const int64_t decode_items = plan.batch * (plan.heads_kv / plan.tiles_per_item);
-  const int64_t tiled_items = shared.sequences[plan.batch].item_begin * (p.pack_heads ? plan.heads_kv : plan.heads_q);
-  const int64_t items = (decode ? decode_items : tiled_items) * p.num_splits;
-  const AmxKernelTable* amx = decode ? nullptr : amx_kernels(plan);
-  const auto kernel = decode ? (plan.use_dot ? table.decode_dot : table.decode)
-                      : amx  ? amx->forward
-                             : (plan.use_dot ? table.forward_dot : table.forward);
   const UnownedRows unowned(plan.problem.cu_seqlens_q, buffers.cu_seqlens_q, core::sizes(plan.problem).rows_q);
-  runner.run(items + unowned.items(), [&](int64_t item, char* scratch) {
-    item < items ? kernel(p, item, scratch) : clear_outputs(p, unowned, item - items);
+  int64_t items = unowned.items(), merges = 0;
+  for (const Served& served : ways) items += served.items, merges += served.merges;
+  runner.run(items, [&](int64_t item, char* scratch) {
+    for (const Served& served : ways) {
+      if (item < served.items) return served.kernel(served.params, item, scratch);
+      item -= served.items;
+    }
+    clear_outputs(p, unowned, item);
   });
-  if (decode || p.num_splits > 1) combine_splits(runner, table, p);
+  if (merges == 0) return;
+  runner.run(merges, [&](int64_t item, char*) {
+    for (int n = 0; n < kWays; ++n) {
+      if (item < ways[n].merges) return merge_rows(ways[n], kOrder[n], table, item);
+      item -= ways[n].merges;
+    }
+  });
 }
 
 void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
@@ -320,10 +385,11 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   p.acc_dq_ld = (plan.head_dim + table.lanes - 1) / table.lanes * table.lanes;
   const BackwardOwners owners = backward_owners(plan);
   p.groups_batch = static_cast<int32_t>(owners.batch), p.groups_head = static_cast<int32_t>(owners.heads);
-  const KeysInUse keys = fill_sequences(shared.sequences, plan, buffers, 1, plan.block_m);
+  const KeysInUse keys = keys_in_use(plan, buffers);
+  fill_sequences(shared.sequences[kTile], plan, buffers, kTile, keys);
   const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor, cancel, keys.share);
 
-  const int64_t tiles = shared.sequences[plan.batch].tile_begin;
+  const int64_t tiles = p.sequences[plan.batch].tile_begin;
   const AmxKernelTable* amx = amx_kernels(plan);
   const auto rows_kernel = amx ? amx->backward_rows : table.backward_rows;
   const int64_t row_items = tiles * plan.heads_q;

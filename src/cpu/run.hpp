@@ -5,8 +5,18 @@
 
 namespace tessera::cpu {
 
-// Query heads that share a KV head stand in one tile, because a head alone would not fill it.
-bool packs_heads(const tessera_plan& plan);
+// Which way a sequence of `sq` queries goes: by its own rows alone, whatever else is in the batch.
+enum Way {
+  kDecode,      // few rows: by the decode kernel
+  kPackedTile,  // the query heads that share a KV head stand in one tile, because a head alone would not fill it
+  kTile,
+  kWays,
+};
+Way way_of(const tessera_plan& plan, int64_t sq);
+
+// Parts of the keys of a sequence in decoding, where all that are decoded have `keys` in use: as many as keep the cores
+// busy, long ones more than short ones. With batch_invariant a fixed size, so that a sequence's parts are its own affair.
+int64_t decode_parts(const tessera_plan& plan, int64_t sk, int64_t keys);
 // A plan is made for the longest keys that its tensors hold; what a call's keys are split into follows the longest that are
 // in use: at most plan.num_splits, and those of a plan made for that length.
 struct KeySplits {
@@ -25,8 +35,10 @@ struct BackwardOwners {
 BackwardOwners backward_owners(const tessera_plan& plan);
 
 struct SharedMemory {
-  Sequence* sequences;
+  Sequence*
+      sequences[kWays];  // of the whole batch, those that go another way without queries. Backward: the last alone
   float *partial_o, *partial_lse;
+  float *decode_o, *decode_lse;
   float *row_lse, *row_delta, *acc_dq;
   int64_t bytes;
 };

@@ -14,8 +14,11 @@ namespace {
 
 // Items a core should find, so that the last ones leave no core waiting long.
 constexpr int64_t kItemsPerCore = 4;
-// Keys below which a split of the keys is not worth its merge; in decoding, at least, a split.
-constexpr int64_t kMinSplitKeys = 512, kDecodeSplitKeys = 1024;
+// Keys below which a split of the keys is not worth its merge.
+constexpr int64_t kMinSplitKeys = 512;
+// Keys that a part has in decoding, at least. Its partial results are then below a hundredth of the keys and values that it
+// reads, for as many rows as decoding takes.
+constexpr int64_t kDecodePartKeys = 1024;
 // The backward pass holds one float32 dQ a split, so it splits no more than the cores need.
 constexpr int64_t kMaxBackwardSplits = 16;
 // Queries of one head that share a pass over keys and values: enough that converting them costs little.
@@ -28,10 +31,10 @@ constexpr int64_t kBackwardKeys = 384, kBackwardKeysAmx = 512;
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Parts that so many keys are worth splitting into.
-int64_t most_forward_splits(int32_t kernel, int64_t keys) {
-  const int64_t parts = kernel == TESSERA_KERNEL_DECODE ? divide_up(keys, kDecodeSplitKeys) : keys / kMinSplitKeys;
-  return std::max<int64_t>(1, parts);
-}
+int64_t most_forward_splits(int64_t keys) { return std::max<int64_t>(1, keys / kMinSplitKeys); }
+int64_t most_decode_parts(int64_t keys) { return std::max<int64_t>(1, divide_up(keys, kDecodePartKeys)); }
+
+int64_t group_size(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
 
 bool has_options(const tessera_problem& p) {
   return p.softcap > 0 || core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask) ||
@@ -78,8 +81,8 @@ void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKe
     else
       break;
   }
-  const int64_t group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
-  const bool pack = packs_heads(plan);
+  const int64_t group = group_size(plan);
+  const bool pack = way_of(plan, plan.max_seqlen_q) == kPackedTile;
   const int64_t heads = pack ? plan.heads_kv : plan.heads_q;
   const auto items = [&] {
     return heads * tiles_total(plan, int64_t{plan.block_m} * plan.tiles_per_item, pack ? group : 1);
@@ -89,7 +92,7 @@ void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKe
   plan.num_splits = 1;
   if (items() < 2 * plan.device.cores && !p.batch_invariant) {
     plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(divide_up(wanted, std::max<int64_t>(1, items())), 1,
-                                                               most_forward_splits(plan.kernel, plan.max_seqlen_k)));
+                                                               most_forward_splits(plan.max_seqlen_k)));
   }
   plan.num_items = items() * plan.num_splits;
   plan.scratch_bytes = scratch_bytes();
@@ -126,14 +129,14 @@ void configure_backward(tessera_plan& plan, const KernelTable& table, const AmxK
 
 }  // namespace
 
-bool packs_heads(const tessera_plan& plan) {
-  return plan.problem.direction == TESSERA_FORWARD && plan.heads_q > plan.heads_kv &&
-         plan.max_seqlen_q < plan.block_m && !plan.problem.batch_invariant;
+Way way_of(const tessera_plan& plan, int64_t sq) {
+  if (plan.problem.direction == TESSERA_BACKWARD) return kTile;
+  if (sq <= plan.decode_queries) return kDecode;
+  return plan.heads_q > plan.heads_kv && sq < plan.block_m ? kPackedTile : kTile;
 }
 
 KeySplits key_splits(const tessera_plan& plan, int64_t longest) {
-  const auto most =
-      plan.problem.direction == TESSERA_BACKWARD ? plan.num_splits : most_forward_splits(plan.kernel, longest);
+  const auto most = plan.problem.direction == TESSERA_BACKWARD ? plan.num_splits : most_forward_splits(longest);
   const int32_t count = static_cast<int32_t>(std::min<int64_t>(plan.num_splits, most));
   return {count, padded_to(divide_up(std::max<int64_t>(1, longest), count), plan.block_n)};
 }
@@ -158,15 +161,23 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
   Carver carver(base);
   SharedMemory shared{};
   const int64_t rows = plan.heads_q * rows_total(plan);
-  shared.sequences = carver.take<Sequence>(plan.batch + 1);
+  for (int way = 0; way < kWays; ++way) {
+    const bool forward_only = way != kTile;
+    if (forward_only && plan.problem.direction == TESSERA_BACKWARD) continue;
+    shared.sequences[way] = carver.take<Sequence>(plan.batch + 1);
+  }
   if (plan.problem.direction == TESSERA_BACKWARD) {
     shared.row_lse = carver.take(rows);
     shared.row_delta = carver.take(rows);
     const int64_t ld = padded_to(plan.head_dim, kernel_table(plan.device.isa).lanes);
     if (!accumulates_in_place(plan)) shared.acc_dq = carver.take(plan.num_splits * rows * ld);
-  } else if (plan.num_splits > 1 || plan.kernel == TESSERA_KERNEL_DECODE) {
-    shared.partial_o = carver.take(plan.num_splits * rows * plan.head_dim_v);
-    shared.partial_lse = carver.take(plan.num_splits * rows);
+  } else {
+    const int64_t tiled = plan.num_splits > 1 && plan.kernel == TESSERA_KERNEL_TILED ? plan.num_splits * rows : 0;
+    shared.partial_o = carver.take(tiled * plan.head_dim_v);
+    shared.partial_lse = carver.take(tiled);
+    const int64_t decoded = plan.decode_parts * plan.heads_q * plan.decode_queries;
+    shared.decode_o = carver.take(decoded * plan.head_dim_v);
+    shared.decode_lse = carver.take(decoded);
   }
   shared.bytes = carver.used_bytes();
   return shared;
@@ -176,6 +187,84 @@ std::string refuse_tiled(const tessera_plan& plan) {
   return plan.problem.q.dtype == TESSERA_FLOAT64 ? "float64: computes in float32" : "";
 }
 
+// ---- decode ----
+
+namespace {
+
+constexpr int64_t kMaxDecodeScratch_bytes = 512 << 10;
+
+int64_t decode_scratch_bytes(const tessera_plan& plan, const KernelTable& table, int64_t heads) {
+  return carve_decode(nullptr, {heads, table.decode_rows, table.decode_keys, plan.head_dim, plan.head_dim_v,
+                                table.lanes, table.decode_row_bytes})
+      .bytes;
+}
+
+// Why no sequence of this plan is decoded, however few its rows; "": none is refused.
+std::string refuse_decoding(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  if (p.direction == TESSERA_BACKWARD) return "forward only";
+  if (p.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
+  if (p.dropout_p > 0) return "dropout: for training";
+  if (core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask))
+    return "bias, mask or block_mask present";
+  return "";
+}
+
+// Queries of a sequence that decoding takes.
+int64_t most_decode_queries(const tessera_plan& plan) {
+  return kernel_table(plan.device.isa).decode_rows / group_size(plan);
+}
+
+// Parts of the keys of one KV head's pass that keep the cores busy.
+int64_t wanted_decode_parts(const tessera_plan& plan) {
+  const int64_t passes = std::max<int64_t>(1, plan.heads_kv / plan.decode_heads_kv);
+  return divide_up(2 * kItemsPerCore * plan.device.cores, passes);
+}
+
+// The plan's part for sequences of at most `queries` queries.
+void configure_decoding(tessera_plan& plan, int64_t queries) {
+  const KernelTable& table = kernel_table(plan.device.isa);
+  const tessera_problem& p = plan.problem;
+  plan.decode_queries = static_cast<int32_t>(queries);
+  // All KV heads at once where a key's heads are neighbours in memory, else one at a time.
+  const core::RowStrides k = core::row_strides(p.k);
+  int64_t heads = k.head < k.row ? plan.heads_kv : 1;
+  while (heads > 1 &&
+         (plan.heads_kv % heads != 0 || decode_scratch_bytes(plan, table, heads) > kMaxDecodeScratch_bytes))
+    --heads;
+  plan.decode_heads_kv = static_cast<int32_t>(std::max<int64_t>(1, heads));
+  const int64_t most = plan.batch * most_decode_parts(plan.max_seqlen_k);
+  plan.decode_parts = p.batch_invariant ? most : std::min(most, plan.batch + wanted_decode_parts(plan));
+  plan.scratch_bytes = std::max(plan.scratch_bytes, decode_scratch_bytes(plan, table, plan.decode_heads_kv));
+}
+
+}  // namespace
+
+int64_t decode_parts(const tessera_plan& plan, int64_t sk, int64_t keys) {
+  const int64_t part_keys = plan.problem.batch_invariant ? 0 : divide_up(keys, wanted_decode_parts(plan));
+  return std::max<int64_t>(1, divide_up(sk, std::max(kDecodePartKeys, part_keys)));
+}
+
+std::string refuse_decode(const tessera_plan& plan) {
+  if (std::string refused = refuse_decoding(plan); !refused.empty()) return refused;
+  if (plan.max_seqlen_q <= most_decode_queries(plan)) return "";
+  return "query rows a KV head: " + std::to_string(plan.max_seqlen_q * group_size(plan)) + ", takes at most " +
+         std::to_string(kernel_table(plan.device.isa).decode_rows);
+}
+
+void configure_decode(tessera_plan& plan) {
+  plan.use_dot = kernel_table(plan.device.isa).has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
+  configure_decoding(plan, std::max<int64_t>(1, plan.max_seqlen_q));
+  plan.block_m = static_cast<int32_t>(plan.decode_queries * group_size(plan));
+  plan.block_n = kernel_table(plan.device.isa).decode_keys;
+  plan.tiles_per_item = plan.decode_heads_kv;
+  plan.num_splits = static_cast<int32_t>(
+      plan.problem.batch_invariant ? most_decode_parts(plan.max_seqlen_k)
+                                   : std::min(most_decode_parts(plan.max_seqlen_k), wanted_decode_parts(plan)));
+  plan.num_items = plan.heads_kv / plan.decode_heads_kv * plan.decode_parts;
+  plan.shared_bytes = carve_shared(nullptr, plan).bytes;
+}
+
 void configure_tiled(tessera_plan& plan) {
   const KernelTable& table = kernel_table(plan.device.isa);
   const AmxKernelTable* amx = amx_kernels(plan);
@@ -183,60 +272,13 @@ void configure_tiled(tessera_plan& plan) {
   plan.block_m = amx ? amx->block_m : table.block_m;
   plan.problem.direction == TESSERA_BACKWARD ? configure_backward(plan, table, amx)
                                              : configure_forward(plan, table, amx);
-  plan.shared_bytes = carve_shared(nullptr, plan).bytes;
-}
-
-// ---- decode ----
-
-namespace {
-
-constexpr int32_t kDecodeBlockKeys = 64;
-constexpr int64_t kMaxDecodeScratch_bytes = 512 << 10;
-
-int64_t decode_scratch_bytes(const tessera_plan& plan, const KernelTable& table, int64_t heads) {
-  return carve_decode(nullptr, {heads, table.decode_rows, kDecodeBlockKeys, plan.head_dim, plan.head_dim_v, table.lanes,
-                                table.decode_row_bytes})
-      .bytes;
-}
-
-}  // namespace
-
-std::string refuse_decode(const tessera_plan& plan) {
-  const tessera_problem& p = plan.problem;
-  const KernelTable& table = kernel_table(plan.device.isa);
-  const int64_t rows = plan.max_seqlen_q * (plan.heads_q / std::max<int64_t>(1, plan.heads_kv));
-  if (p.direction == TESSERA_BACKWARD) return "forward only";
-  if (p.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
-  if (rows > table.decode_rows) {
-    return "query rows a KV head: " + std::to_string(rows) + ", takes at most " + std::to_string(table.decode_rows);
+  // Packed queries: some sequences may have few.
+  const int64_t queries = std::min(plan.max_seqlen_q, most_decode_queries(plan));
+  const bool mixed = core::packed_q(plan.problem) && plan.device.kernel == TESSERA_KERNEL_AUTO && queries > 0;
+  if (mixed && refuse_decoding(plan).empty()) {
+    configure_decoding(plan, queries);
+    plan.num_items += plan.heads_kv / plan.decode_heads_kv * plan.decode_parts;
   }
-  if (p.batch_invariant) return "batch_invariant: which kernel a sequence gets may not depend on the longest query";
-  if (p.dropout_p > 0) return "dropout: for training";
-  if (core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask))
-    return "bias, mask or block_mask present";
-  return "";
-}
-
-void configure_decode(tessera_plan& plan) {
-  const KernelTable& table = kernel_table(plan.device.isa);
-  const tessera_problem& p = plan.problem;
-  plan.use_dot = table.has_dot && p.q.dtype == TESSERA_BFLOAT16;
-  plan.block_m = static_cast<int32_t>(std::max<int64_t>(1, plan.max_seqlen_q) *
-                                      (plan.heads_q / std::max<int64_t>(1, plan.heads_kv)));
-  plan.block_n = kDecodeBlockKeys;
-  // All KV heads at once where a key's heads are neighbours in memory, else one at a time.
-  const core::RowStrides k = core::row_strides(p.k);
-  int64_t heads = k.head < k.row ? plan.heads_kv : 1;
-  while (heads > 1 &&
-         (plan.heads_kv % heads != 0 || decode_scratch_bytes(plan, table, heads) > kMaxDecodeScratch_bytes))
-    --heads;
-  plan.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(1, heads));
-  const int64_t items = plan.batch * (plan.heads_kv / plan.tiles_per_item);
-  plan.num_splits = static_cast<int32_t>(
-      std::clamp<int64_t>(divide_up(2 * kItemsPerCore * plan.device.cores, std::max<int64_t>(1, items)), 1,
-                          most_forward_splits(plan.kernel, plan.max_seqlen_k)));
-  plan.num_items = items * plan.num_splits;
-  plan.scratch_bytes = decode_scratch_bytes(plan, table, plan.tiles_per_item);
   plan.shared_bytes = carve_shared(nullptr, plan).bytes;
 }
 

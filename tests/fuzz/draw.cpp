@@ -95,6 +95,7 @@ Case draw_case(uint64_t seed, uint64_t index) {
   while (work() > kMostWork) (c.sq > c.sk ? c.sq : c.sk) /= 2;
 
   if (random.one_in(3)) c.q_form = kPacked;
+  if (random.one_in(2)) c.few = random.between(1, 20);
   if (random.one_in(3)) c.k_form = random.one_in(2) || c.backward ? kPacked : kPaged;
   c.page = random.one_in(2) ? 16 * random.between(1, 8) : random.between(1, 50);
   c.used = random.one_in(4);

@@ -55,6 +55,7 @@ const Field kFields[] = {
     {.name = "page", .integer = &Case::page, .low = 1, .high = kAny},
     {.name = "lead", .integer = &Case::lead, .high = kAny},
     {.name = "tail", .integer = &Case::tail, .high = kAny},
+    {.name = "few", .integer = &Case::few, .high = kAny},
     {.name = "used", .integer = &Case::used},
     {.name = "order", .integer = &Case::order, .words = kOrders},
     {.name = "gap", .integer = &Case::gap, .high = kAny},
@@ -186,6 +187,7 @@ Case legalised(Case c) {
   if (c.k_form == kPaged) c.backward = 0;
   // A packed problem states its longest sequence, since the shapes of bias and masks are measured by it.
   if (c.q_form == kPacked) c.sq = std::max<int64_t>(c.sq, 1);
+  if (c.q_form != kPacked) c.few = 0;
   if (c.q_form != kPacked && c.k_form != kPacked) c.lead = Case{}.lead, c.tail = Case{}.tail;
   if (c.k_form != kDense) c.sk = std::max<int64_t>(c.sk, 1);
   if (c.block_mask != kAbsent) c.block_mask |= kSpanQ;

@@ -47,6 +47,7 @@ struct Case {
   int64_t page = 16;      // rows a page
   int64_t lead = 0;       // rows of packed tensors before the first sequence
   int64_t tail = 2;       // and after the last
+  int64_t few = 0;        // packed: every sequence but the first has at most so many queries; 0: any number
   int64_t used = 0;       // seqused_k is given; always when paged
   int64_t order = kBshd;  // of dense q, k, v, o and gradients
   int64_t gap = 0;        // elements of padding after each row; makes the rest irregular too

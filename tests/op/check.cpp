@@ -121,6 +121,9 @@ class Checker {
         if (place.isa == TESSERA_ISA_AMX_BF16 && c_.dtype == TESSERA_BFLOAT16 && holds_nonfinite(c_)) continue;
         check_kernel(options_of(TESSERA_KERNEL_DECODE), directions());
         check_kernel(options_of(TESSERA_KERNEL_TILED), directions());
+        if (serves_by_two_kernels(options_of(TESSERA_KERNEL_AUTO))) {
+          check_kernel(options_of(TESSERA_KERNEL_AUTO), {TESSERA_FORWARD});
+        }
         continue;
       }
       check_kernel(options_of(TESSERA_KERNEL_AUTO), directions());
@@ -194,6 +197,13 @@ class Checker {
     return make_plan(call_, TESSERA_FORWARD, options, plan).code == TESSERA_OK ? plan.kernel : TESSERA_KERNEL_AUTO;
   }
 
+  // The CPU's plan for packed queries: each sequence goes by its own rows.
+  bool serves_by_two_kernels(const RunOptions& options) const {
+    tessera_plan plan;
+    if (make_plan(call_, TESSERA_FORWARD, options, plan).code != TESSERA_OK) return false;
+    return plan.kernel == TESSERA_KERNEL_TILED && plan.decode_queries > 0;
+  }
+
   void check_kernel(const RunOptions& options, const std::vector<tessera_direction>& directions) {
     for (const tessera_direction direction : directions) {
       const bool backward = direction == TESSERA_BACKWARD;
@@ -203,7 +213,7 @@ class Checker {
       if (backward && holds_nonfinite(c_)) call_.o.store(expected_["o"]), call_.lse.store(expected_["lse"]);
       const RunResult first = run(call_, direction, options);
       if (options.kernel == TESSERA_KERNEL_AUTO && first.kernel) {
-        context_ = format("%s %s: ", place_name(options.place).c_str(), tessera_kernel_name(first.kernel));
+        context_ = format("%s auto (%s): ", place_name(options.place).c_str(), tessera_kernel_name(first.kernel));
       }
       // The decode kernel takes few queries; the tiled one takes all there is.
       if (first.status.code == TESSERA_UNSUPPORTED && options.kernel == TESSERA_KERNEL_DECODE) return;

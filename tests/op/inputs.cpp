@@ -33,13 +33,13 @@ class Draw {
   std::mt19937_64 engine_;
 };
 
-// First rows and lengths of b sequences, the first of the full length.
-int64_t draw_lengths(Draw& draw, const Case& c, bool packed, int64_t length, std::vector<int64_t>& begin,
-                     std::vector<int64_t>& lengths) {
+// First rows and lengths of b sequences, the first of the full length, the others of at most `others`.
+int64_t draw_lengths(Draw& draw, const Case& c, bool packed, int64_t length, int64_t others,
+                     std::vector<int64_t>& begin, std::vector<int64_t>& lengths) {
   int64_t rows = packed ? c.lead : 0;
   for (int64_t n = 0; n < c.b; ++n) {
     begin.push_back(rows);
-    lengths.push_back(packed && n > 0 ? draw.length(length) : length);
+    lengths.push_back(packed && n > 0 ? draw.length(others) : length);
     rows += lengths.back();
   }
   return rows + (packed ? c.tail : 0);
@@ -312,8 +312,8 @@ Inputs make_inputs(const Case& c) {
   Inputs in;
   in.c = c;
   Draw draw(c.seed);
-  in.rows_q = draw_lengths(draw, c, c.q_form == kPacked, c.sq, in.q_begin, in.sq);
-  in.rows_k = draw_lengths(draw, c, c.k_form == kPacked, c.sk, in.k_begin, in.k_rows);
+  in.rows_q = draw_lengths(draw, c, c.q_form == kPacked, c.sq, c.few ? std::min(c.few, c.sq) : c.sq, in.q_begin, in.sq);
+  in.rows_k = draw_lengths(draw, c, c.k_form == kPacked, c.sk, c.sk, in.k_begin, in.k_rows);
   in.sk = in.k_rows;
   if (c.used)
     for (int64_t& sk : in.sk) sk = draw.length(sk);

@@ -23,6 +23,9 @@ constexpr const char* kCases[] = {
     "dtype=bf16 b=3 sq=200 sk=400 hq=2 hkv=2 d=256 dv=256 used=1 causal=1 sink=1",
     "dtype=bf16 b=4 sq=200 sk=400 hq=4 hkv=2 d=128 dv=128 k=paged page=64 causal=1",
     "dtype=bf16 data=growing b=4 sq=200 sk=600 hq=2 hkv=1 d=128 dv=128 q=packed k=packed",
+    "dtype=f32 b=6 few=1 sq=100 sk=3000 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=16 causal=1 cores=8",
+    "dtype=bf16 b=7 few=20 sq=100 sk=2100 hq=8 hkv=2 d=128 dv=128 q=packed k=packed causal=1 cores=16",
+    "dtype=f16 b=5 few=5 sq=40 sk=1500 hq=16 hkv=2 d=40 dv=24 q=packed k=paged page=64 alibi=bh sink=1",
     "dtype=bf16 data=nan_query b=4 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 q=packed k=packed",
 };
 

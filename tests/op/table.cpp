@@ -226,6 +226,19 @@ constexpr const char* kDecode[] = {
     "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=nan_key cores=4",
 };
 
+// A step of an engine: chunks of prompts beside sequences with one query or a few, or none.
+constexpr const char* kMixed[] = {
+    "b=6 few=1 sq=70 sk=300 hq=4 hkv=4 d=64 dv=64 q=packed k=paged page=16 causal=1 cores=4",
+    "b=5 few=3 sq=130 sk=2100 hq=8 hkv=2 d=64 dv=64 q=packed k=paged page=16 causal=1 sink=1 cores=8",
+    "b=7 few=20 sq=90 sk=200 hq=8 hkv=1 d=40 dv=72 q=packed k=paged page=7 causal=1 alibi=bh lead=5 tail=70",
+    "b=6 few=2 sq=200 sk=1500 hq=6 hkv=2 d=80 dv=80 q=packed k=packed wl=300 wr=0 softcap=9 gap=3",
+    "b=4 few=4 sq=60 sk=1200 hq=4 hkv=2 d=128 dv=128 q=packed used=1 order=bhsd cores=6",
+    "b=5 few=1 sq=33 sk=700 hq=2 hkv=1 d=33 dv=7 q=packed k=packed reversed=1 data=nan_once causal=1",
+    "b=6 few=2 sq=50 sk=1100 hq=4 hkv=1 d=64 dv=64 q=packed k=paged page=32 causal=1 invariant=1 cores=5",
+    "b=4 few=1 sq=40 sk=3000 hq=20 hkv=1 d=16 dv=16 q=packed k=paged page=64 causal=1",
+    "b=5 few=2 sq=70 sk=500 hq=4 hkv=2 d=64 dv=64 q=packed bias=bhk mask=bk causal=1",
+};
+
 // The ends of what is accepted: src/core/validate.cpp.
 constexpr const char* kFactorEnds[] = {
     "scale=1e18",
@@ -398,6 +411,7 @@ std::vector<Case> case_table() {
   add_options(table);
   add_entries(table);
   for (const char* line : kDecode) table.add(line);
+  for (const char* line : kMixed) table.add(line);
   for (const char* line : kNumerics) table.add(line);
   add_nonfinite(table);
   for (const char* ends : kFactorEnds) table.add((std::string("sq=70 sk=200 hq=2 hkv=1 d=32 dv=32 ") + ends).c_str());

@@ -87,7 +87,7 @@ def attention(
         sink: [Hq], a logit that joins the denominator and the LSE.
         dropout_p: 0 <= p < 1. Seed and offset come from torch's generator, unless `dropout_seed` or `dropout_state`
             (int64 [2]: seed, offset) gives them.
-        max_seqlen_q, max_seqlen_k: longest packed sequence, 0 = unknown; required with bias or masks on packed input.
+        max_seqlen_q, max_seqlen_k: bounds of a packed sequence, 0 = unknown; required with bias or masks on packed input.
         deterministic: backward repeats its bits. batch_invariant: forward's bits do not depend on the batch.
         kernel: as `tessera.attention` has it; for a call without gradients, where it is one pass's.
         threads: 0 = torch.get_num_threads().
