@@ -32,6 +32,10 @@ struct AmxBackward {
   int64_t tile_count;
   bool dq_started[kAmxBackwardTiles];
 
+  // Rows that hold NaN or infinities: of K, of the tiles' Q and dO, where something may be hidden.
+  NonfiniteKeys nonfinite_k;
+  uint32_t nonfinite_q[kAmxBackwardTiles], nonfinite_do[kAmxBackwardTiles];
+
   TESSERA_INLINE float* ring(int64_t turn) const { return s.ring + turn * 2 * kStage_floats; }
   // What a stage of the job and a tile share.
   TESSERA_INLINE char* p_of(int64_t stage, int64_t tile) const {
@@ -62,18 +66,23 @@ TESSERA_OWN_FUNCTION void score_products(AmxBackward& f, const StagePair& at, fl
       f.v_steps, none);
 }
 
-// P and dS of keys j and j + 16, [row][vector of queries], into the three forms that the products take.
+// P and dS of keys j and j + 16, [row][vector of queries], into the three forms that the products take. kAnyNan: a NaN may
+// have any bits, which adding half a unit might carry into the sign.
+template <bool kAnyNan>
 TESSERA_INLINE void store_steps(const AmxBackward& f, const StagePair& at, int64_t j, const VecF (&probability)[2][2],
                                 const VecF (&ds)[2][2]) {
   char* p_row = f.p_of(at.in_job, at.tile) + j * kTileRow_bytes;
   char* ds_row = f.ds_of(at.in_job, at.tile) + j * kTileRow_bytes;
   char* pair = f.ds_pairs_of(at.in_job, at.tile) + j * kRow_bytes;
-  const auto rounded = [](VecF v) TESSERA_LAMBDA_INLINE { return Rounded((__m512i)v); };
+  const auto joined = [](VecF low, VecF high) TESSERA_LAMBDA_INLINE {
+    if constexpr (kAnyNan) return pair_bf16(low, high);
+    return join_words(Rounded((__m512i)low), Rounded((__m512i)high));
+  };
 #pragma GCC unroll 2
   for (int r = 0; r < 2; ++r) {
-    store(p_row + r * kTile_bytes, join_words(rounded(probability[r][0]), rounded(probability[r][1])));
-    store(ds_row + r * kTile_bytes, join_words(rounded(ds[r][0]), rounded(ds[r][1])));
-    store(pair + r * kTileRow_bytes, join_words(rounded(ds[0][r]), rounded(ds[1][r])));
+    store(p_row + r * kTile_bytes, joined(probability[r][0], probability[r][1]));
+    store(ds_row + r * kTile_bytes, joined(ds[r][0], ds[r][1]));
+    store(pair + r * kTileRow_bytes, joined(ds[0][r], ds[1][r]));
   }
 }
 
@@ -82,15 +91,15 @@ template <bool kMasked>
 TESSERA_OWN_FUNCTION bool fused_gradients(const AmxBackward& f, const StagePair& at, const float* ring, int64_t key) {
   const Tile& tile = f.tiles[at.tile];
   const float *sS = ring, *sdP = ring + kStage_floats;
-  const VecF scale = splat(f.p.scale), scale_log2 = splat(f.p.scale_log2 * FixedPointExp2::kOne);
+  const VecF scale = splat(f.p.scale), scale_log2 = splat(f.p.scale_log2 * kFixedPointOne);
   VisibleLanes visible[2] = {VisibleLanes(tile, 0, key), VisibleLanes(tile, 1, key)};
   VecF offset[2], minus_delta[2];
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) {
-    offset[c] = load(f.s.lse + at.tile * kBlockM + c * kLanes) * -FixedPointExp2::kOne;
+    offset[c] = load(f.s.lse + at.tile * kBlockM + c * kLanes) * -kFixedPointOne;
     minus_delta[c] = load(f.s.delta + at.tile * kBlockM + c * kLanes) * -f.p.scale;
   }
-  const FixedPointExp2 exponential;
+  const FixedPointExp2<4> exponential;
   VecU out_of_range{};
   for (int64_t j = 0; j < kTileSide; ++j) {
     VecF probability[2][2], ds[2][2];
@@ -111,7 +120,7 @@ TESSERA_OWN_FUNCTION bool fused_gradients(const AmxBackward& f, const StagePair&
       }
       if constexpr (kMasked) visible[c].next_key();
     }
-    store_steps(f, at, j, probability, ds);
+    store_steps<false>(f, at, j, probability, ds);
   }
   return !any((VecI)(out_of_range & 0x80000000u));
 }
@@ -136,15 +145,18 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
         store(sdP + i, VecF{});
         continue;
       }
-      const VecF probability = exponential(load(sS + i) - load(lse + c * kLanes));
+      const VecF score = load(sS + i);
+      const VecF probability = exponential(score - load(lse + c * kLanes));
       VecF dp = load(sdP + i), kept = probability;
       if (p.dropout_threshold) {
         const VecF factor = load(factors + i);
         dp *= factor;
         kept *= factor;
       }
-      store(sdP + i, select(probability == 0.0f, VecF{}, probability * (dp - load(delta + c * kLanes))));
-      store(sS + i, kept);
+      // For an invisible entry LSE, dP and delta may be anything, and so may a score past the last query.
+      const VecI visible = (score != -infinity()) & (iota<VecI>() < tile.count - c * kLanes);
+      store(sdP + i, select(visible, probability * (dp - load(delta + c * kLanes)), VecF{}));
+      store(sS + i, select(visible, kept, VecF{}));
     }
   if (p.d_bias) add_bias_gradient(p, tile, sdP, rest, key, count);
   for (int64_t j = 0; j < kTileSide; ++j) {
@@ -156,9 +168,12 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
         const int64_t i = (j + r * kTileSide) * kBlockM + c * kLanes;
         probability[r][c] = load(sS + i);
         ds[r][c] = load(sdP + i) * splat(p.scale);
-        if (p.softcap > 0 && j + r * kTileSide < count && c < tile.vecs) ds[r][c] *= load(slope + i);
+        if (p.softcap > 0 && j + r * kTileSide < count && c < tile.vecs) {
+          // The slope of an invisible entry may be anything.
+          ds[r][c] = select(ds[r][c] == 0.0f, VecF{}, ds[r][c] * load(slope + i));
+        }
       }
-    store_steps(f, at, j, probability, ds);
+    store_steps<true>(f, at, j, probability, ds);
   }
 }
 
@@ -169,6 +184,49 @@ TESSERA_INLINE void gradients(const AmxBackward& f, const StagePair& at, float* 
     if (whole ? fused_gradients<false>(f, at, ring, key) : fused_gradients<true>(f, at, ring, key)) return;
   }
   plain_gradients(f, at, ring, key);
+}
+
+// Of a pair, what the rows that were packed as zeros give: dV += P^T dO, dK += dS^T Q, dQ += dS K, of what each lane sees.
+TESSERA_COLD_FUNCTION void add_nonfinite_rows(const AmxBackward& f, const StagePair& at) {
+  const Params& p = f.p;
+  const Tile& tile = f.tiles[at.tile];
+  const uint32_t keys = f.nonfinite_k.rows[at.stage], q = f.nonfinite_q[at.tile], d_o = f.nonfinite_do[at.tile];
+  if (!(keys | q | d_o)) return;
+  const int64_t stage_row = at.stage * kStageKeys, count = min_of(kStageKeys, f.keys - stage_row);
+  const int64_t head_kv = tile.head[0] / (p.heads_q / p.heads_kv);
+  alignas(64) int32_t visible[kBlockM];
+  alignas(64) float row[kMaxRowFloats];
+  const auto element = [](const char* tiles, int64_t n, int64_t lane) {  // of two tiles of A, 16 keys x 16 pairs
+    const char* bits =
+        tiles + n / kTileSide * kTile_bytes + n % kTileSide * kTileRow_bytes + lane % kLanes * 4 + lane / kLanes * 2;
+    return float_of_bf16(*reinterpret_cast<const uint16_t*>(bits));
+  };
+  const auto add_to_key = [&](float* out, int64_t n, float weight, const char* source, int64_t cols) {
+    read_row<Bfloat16Elem>(row, source, cols);
+    for (int64_t d = 0; d < cols; d += kBlockM) {
+      add_scaled(weight, row + d, out + (d / kBlockM * p.block_n + stage_row + n) * kBlockM,
+                 min_of<int64_t>(kBlockM, cols - d));
+    }
+  };
+  for (int64_t n = 0; n < count; ++n) {
+    const bool key = keys >> n & 1;
+    if (!key && !(q | d_o)) continue;
+    visible_lanes(visible, p, tile, f.key_begin + stage_row + n);
+    for (int64_t lane = 0; lane < tile.count; ++lane) {
+      if (!visible[lane]) continue;
+      const float ds = element(f.ds_of(at.in_job, at.tile), n, lane);
+      if (d_o >> lane & 1) {
+        const float probability = element(f.p_of(at.in_job, at.tile), n, lane);
+        add_to_key(f.s.sdV, n, probability, row_at(p.d_o, tile, lane), p.head_dim_v);
+      }
+      if (q >> lane & 1) add_to_key(f.s.sdK, n, ds, row_at(p.q, tile, lane), p.head_dim);
+      if (!key) continue;
+      const char* k = key_row(p, p.k, *tile.sequence, tile.batch, head_kv, f.key_begin + stage_row + n);
+      read_row<Bfloat16Elem>(row, k, p.head_dim);
+      float* dq = f.s.sdQ + at.tile * f.q_steps * kTileSteps_elems * kBlockM + lane;
+      for (int64_t d = 0; d < p.head_dim; ++d) dq[d * kBlockM] += ds * row[d];
+    }
+  }
 }
 
 // The tiles of queries against the job's stages first ... first + stages - 1 of the super-block.
@@ -234,10 +292,17 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     }
     f.dq_started[t] = true;
   }
+
+  // 4. NaN and infinities, to what sees them.
+  bool nonfinite = f.nonfinite_k.any;
+  for (int64_t t = 0; t < f.tile_count; ++t) nonfinite |= (f.nonfinite_q[t] | f.nonfinite_do[t]) != 0;
+  if (!nonfinite) return;
+  f.accumulators.flush();
+  for (int64_t i = 0; i < count; ++i) add_nonfinite_rows(f, pairs[i]);
 }
 
 // Q and dO of the tile, in both forms, and its LSE and delta. Past the last query all is 0.
-TESSERA_INLINE void load_queries(const AmxBackward& f, int64_t t, int64_t head, int64_t row) {
+TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_t row) {
   const Params& p = f.p;
   const Tile& tile = f.tiles[t];
   const char *q[kBlockM], *d_o[kBlockM];
@@ -248,12 +313,18 @@ TESSERA_INLINE void load_queries(const AmxBackward& f, int64_t t, int64_t head, 
   constexpr int64_t kGroup_bytes = kAmxBackwardTiles * kSteps_bytes;
   pack_column_pairs(f.s.sQ + t * f.q_steps * kTileSide * kBlockM, kBlockM, q, tile.count, kBlockM, p.head_dim);
   pack_column_pairs(f.s.sdO + t * f.v_steps * kTileSide * kBlockM, kBlockM, d_o, tile.count, kBlockM, p.head_dim_v);
+  const bool hides = entries_hide(p) || tile.all_low > f.key_begin || tile.all_high < f.key_begin + f.keys - 1;
+  f.nonfinite_q[t] = hides ? nonfinite_rows(q, tile.count, p.head_dim) : 0;
+  f.nonfinite_do[t] = hides ? nonfinite_rows(d_o, tile.count, p.head_dim_v) : 0;
+  blank_rows(q, f.nonfinite_q[t]);
+  blank_rows(d_o, f.nonfinite_do[t]);
   pack_row_pairs(f.s.q_rows + t * kSteps_bytes, kGroup_bytes, q, tile.count, p.head_dim);
   pack_row_pairs(f.s.do_rows + t * kSteps_bytes, kGroup_bytes, d_o, tile.count, p.head_dim_v);
   const int64_t at = head * p.rows_total + tile.sequence->row_begin + row;
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
     f.s.lse[t * kBlockM + lane] = lane < tile.count ? p.row_lse[at + lane] : 0.0f;
-    f.s.delta[t * kBlockM + lane] = lane < tile.count ? p.row_delta[at + lane] : 0.0f;
+    const float delta = lane < tile.count ? p.row_delta[at + lane] : 0.0f;
+    f.s.delta[t * kBlockM + lane] = delta == delta ? delta : __builtin_nanf("");  // store_steps<false>
   }
 }
 
@@ -307,7 +378,9 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
     __builtin_memset(s.sdV, 0, static_cast<size_t>(f.v_steps * p.block_n * kBlockM) * sizeof(float));
     if (f.keys > 0) {
       pack_key_rows(s.k_tiles, p, p.k, sequence, batch, head_kv, first, f.keys, p.head_dim);
-      pack_key_columns(s.k_transposed, p, p.k, sequence, batch, head_kv, first, f.keys, p.head_dim);
+      const bool look = entries_hide(p) || p.causal || p.window_left >= 0 || p.window_right >= 0;
+      f.nonfinite_k =
+          pack_key_columns(s.k_transposed, p, p.k, sequence, batch, head_kv, first, f.keys, p.head_dim, look);
       pack_key_rows(s.v_tiles, p, p.v, sequence, batch, head_kv, first, f.keys, p.head_dim_v);
     }
     const int64_t stages = padded_to(f.keys, kStageKeys) / kStageKeys;
@@ -353,6 +426,9 @@ inline void amx_backward_item(const Params& p, int64_t item, char* scratch_base)
                 0,
                 0,
                 0,
+                {},
+                {},
+                {},
                 {}};
   const int64_t split = item % p.num_splits;
   const int64_t owner = item / p.num_splits;

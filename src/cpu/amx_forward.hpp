@@ -122,34 +122,38 @@ class Accumulators {
   char *upper_ = nullptr, *lower_ = nullptr;
 };
 
-// 2^x by what floats are made of: x in fixed point with 23 fractional bits holds the exponent in its upper bits and, as a
-// mantissa, 1 + the fraction, whose power of two is a polynomial of degree 4 (3.0e-6 relative, exact at integers; far below P's rounding
-// to bfloat16). Out of range (x < -127, x >= 129, NaN) the sign comes out set, or an infinity or NaN. Of its operations
-// seven want the ports of multiply-adds, of which beside AMX's products there is one.
-class FixedPointExp2 {
- public:
-  static constexpr float kOne = 8388608.0f;  // 2^23: the fixed point's unit
+constexpr float kFixedPointOne = 8388608.0f;  // 2^23
 
+// 2^x by what floats are made of: x in fixed point with 23 fractional bits holds the exponent in its upper bits and, as a
+// mantissa, 1 + the fraction, whose power of two is a polynomial of degree 4 (3.0e-6 relative, far below P's rounding to
+// bfloat16) or 5 (1.9e-7), exact at integers. Out of range (x < -127, x >= 129, NaN) the sign comes out set, or an infinity
+// or NaN. Of its operations seven or eight want the ports of multiply-adds, of which beside AMX's products there is one.
+template <int kDegree>
+class FixedPointExp2 {
+  static_assert(kDegree == 4 || kDegree == 5);
+
+ public:
   TESSERA_INLINE FixedPointExp2() {
-    static constexpr float kCoefficients[5] = {0.50941962f, 0.31350508f, 0.16511291f, -0.0014642763f, 0.013426687f};
-    const float* c = opaque(kCoefficients);
-#pragma GCC unroll 5
-    for (int i = 0; i < 5; ++i) c_[i] = splat(c[i]);
+    static constexpr float kCoefficients[2][6] = {
+        {0.50941962f, 0.31350508f, 0.16511291f, -0.0014642763f, 0.013426687f},
+        {0.4983631f, 0.3534897f, 0.10819555f, 0.038403124f, -0.00031863153f, 0.0018671317f}};
+    const float* c = opaque(kCoefficients[kDegree - 4]);
+#pragma GCC unroll 6
+    for (int i = 0; i <= kDegree; ++i) c_[i] = splat(c[i]);
   }
   // 2^(s scale + offset), both of which count in units of 2^-23.
   TESSERA_INLINE __m512i operator()(VecF s, VecF scale, VecF offset) const {
     const __m512i x = _mm512_cvtps_epi32((__m512)fma(s, scale, offset));
     const __m512i mantissa = _mm512_set1_epi32(0x007fffff), one = _mm512_set1_epi32(0x3f800000);
     const VecF m = (VecF)_mm512_ternarylogic_epi32(x, mantissa, one, 0xea);  // (x & mantissa) | one
-    VecF q = fma(c_[4], m, c_[3]);
-    q = fma(q, m, c_[2]);
-    q = fma(q, m, c_[1]);
-    q = fma(q, m, c_[0]);
+    VecF q = c_[kDegree];
+#pragma GCC unroll 5
+    for (int i = kDegree - 1; i >= 0; --i) q = fma(q, m, c_[i]);
     return _mm512_add_epi32((__m512i)q, _mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xff800000u))));
   }
 
  private:
-  VecF c_[5];
+  VecF c_[kDegree + 1];
 };
 
 // Two vectors of float32 as pairs of bfloat16, low and high half of a word: half a unit added, the lower half dropped.
@@ -192,12 +196,12 @@ class StageSoftmax {
                               int64_t key)
       : s_(s),
         p_out_(p_out),
-        scale_(splat(p.scale_log2 * FixedPointExp2::kOne)),
+        scale_(splat(p.scale_log2 * kFixedPointOne)),
         visible_{VisibleLanes(tile, 0, key), VisibleLanes(tile, 1, key)} {
     out_of_range_ = load_as<VecU>(sums.out_of_range);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) {
-      offset_[c] = load(tile.ref + c * kLanes) * -FixedPointExp2::kOne;
+      offset_[c] = load(tile.ref + c * kLanes) * -kFixedPointOne;
       sum_[c] = load(sums.sum + c * kLanes);
     }
   }
@@ -235,7 +239,7 @@ class StageSoftmax {
   const float* s_;
   uint32_t* p_out_;
   int unit_ = 0;
-  FixedPointExp2 exp2_;
+  FixedPointExp2<kMasked ? 5 : 4> exp2_;  // a row that sees few keys has no sum of many errors in its LSE
   VecF scale_, offset_[2], sum_[2];
   VecU out_of_range_;
   VisibleLanes visible_[2];
@@ -259,6 +263,7 @@ struct AmxForward {
   int64_t next_key, next_keys, next_done, next_a_stage;
   const Sequence& sequence;
   int64_t batch, head_kv;
+  NonfiniteKeys nonfinite;  // of the super-block's values, where something may be hidden
   Accumulators accumulators;
 
   TESSERA_INLINE void prefetch_next() {
@@ -310,7 +315,38 @@ struct AmxForward {
   // All groups.
   TESSERA_OWN_FUNCTION void whole_output(const Job& job, const uint32_t* sP) {
     for (int64_t group = 0; group < output_groups(); ++group) output(job, sP, group, [] {});
+    finish_output(job, sP);
+  }
+  // After the last group.
+  TESSERA_INLINE void finish_output(const Job& job, const uint32_t* sP) {
     tiles[job.tile].started = true;
+    if (nonfinite.any) add_nonfinite_values(job, sP);
+  }
+
+  // O += P V of the keys that were packed as zeros, of what each lane sees.
+  TESSERA_COLD_FUNCTION void add_nonfinite_values(const Job& job, const uint32_t* sP) {
+    accumulators.flush();
+    const Tile& tile = tiles[job.tile];
+    float* sO = reinterpret_cast<float*>(o_of(job));
+    alignas(64) int32_t visible[kBlockM];
+    alignas(64) float value[kMaxRowFloats];
+    for (int64_t stage = 0; stage < job.stages; ++stage) {
+      for (uint32_t bits = nonfinite.rows[job.first + stage]; bits; bits &= bits - 1) {
+        const int64_t n = __builtin_ctz(bits), key = key_begin + (job.first + stage) * kStageKeys + n;
+        visible_lanes(visible, p, tile, key);
+        read_row<Bfloat16Elem>(value, key_row(p, p.v, sequence, batch, head_kv, key), p.head_dim_v);
+        for (int c = 0; c < 2; ++c) {
+          const VecU pair = load_as<VecU>(sP + (stage * kTileSide + n % kTileSide) * kBlockM + c * kLanes);
+          const VecF weight = (VecF)(n < kTileSide ? pair << 16 : pair & 0xffff0000u);
+          const VecI sees = load_as<VecI>(visible + c * kLanes);
+          for (int64_t d = 0; d < p.head_dim_v; ++d) {
+            float* o = sO + d * kBlockM + c * kLanes;
+            const VecF old = load(o);
+            store(o, select(sees, fma(weight, splat(value[d]), old), old));
+          }
+        }
+      }
+    }
   }
 };
 
@@ -482,7 +518,7 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
           attend_stage<true>(f, tile, sums, s, stage_p, key, work);
         }
       }
-      if (before) f.tiles[before->tile].started = true;
+      if (before) f.finish_output(*before, before_p);
       done = accept_sums(tile, sums);
       if (!done) f.accumulators.flush();
     } else {
@@ -528,6 +564,16 @@ TESSERA_INLINE int64_t list_jobs(Job* jobs, int64_t job_stages, const Tile* tile
   return job_count;
 }
 
+// Whether there is a key that one row of a tile sees and another does not.
+TESSERA_INLINE bool hides_keys(const Params& p, const Tile* tiles, int64_t tile_count, int64_t key, int64_t count) {
+  if (entries_hide(p)) return true;
+  for (int64_t t = 0; t < tile_count; ++t) {
+    const bool meets = tiles[t].some_low < key + count && tiles[t].some_high >= key;
+    if (meets && (tiles[t].all_low > key || tiles[t].all_high < key + count - 1)) return true;
+  }
+  return false;
+}
+
 inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) {
   ForwardPlace at;
   if (!place_item(p, item, at)) return;
@@ -551,6 +597,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
                sequence,
                batch,
                head_kv,
+               {},
                {}};
 
   // 1. Which tiles are mine, and Q: global -> scratch, pairs along d.
@@ -570,7 +617,8 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
     f.key_begin = key;
     f.keys = min_of<int64_t>(p.block_n, key_end - key);
     pack_key_rows(scratch.k_tiles, p, p.k, sequence, batch, head_kv, key, f.keys, p.head_dim);
-    pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, key, f.keys, p.head_dim_v);
+    f.nonfinite = pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, key, f.keys, p.head_dim_v,
+                                   hides_keys(p, f.tiles, tile_count, key, f.keys));
     const int64_t job_count =
         list_jobs(reinterpret_cast<Job*>(scratch.jobs), stages_of_a_job(p), f.tiles, tile_count, key, f.keys);
     const Job* jobs = reinterpret_cast<const Job*>(scratch.jobs);

@@ -11,6 +11,7 @@
 
 #include "cpu/amx_tile.hpp"
 #include "cpu/kv_block.hpp"
+#include "cpu/nonfinite.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -152,6 +153,41 @@ TESSERA_OWN_FUNCTION void pack_row_pairs(char* out, int64_t group_bytes, const c
   }
 }
 
+// ---- NaN and infinities ----
+//
+// Where something is hidden from a row of the tile, its weight is 0, and a product of whole tiles would take 0 x NaN. So an
+// operand that the products sum over (V and K along keys, Q and dO along queries) is looked over before it is packed, if
+// there is something that may be hidden: at an AND and a maximum for 64 bytes. Rows that hold NaN or an infinity are
+// packed as zeros, and what they give is added after the product to the rows that see them. All else keeps its bits.
+
+// Bit r: row r of at most 32 holds NaN or an infinity.
+TESSERA_INLINE uint32_t nonfinite_rows(const char* const* rows, int64_t count, int64_t cols) {
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+  const auto largest = [&](int64_t r, __m512i best) TESSERA_LAMBDA_INLINE {
+    for (int64_t c = 0; c < cols; c += kTileSteps_elems) {
+      best = _mm512_max_epu16(best, _mm512_and_si512((__m512i)load_bf16(rows[r], c, cols), magnitude));
+    }
+    return best;
+  };
+  const auto finite = [](__m512i best) TESSERA_LAMBDA_INLINE {
+    return _mm512_cmpge_epu16_mask(best, _mm512_set1_epi16(0x7f80)) == 0;
+  };
+  __m512i best = _mm512_setzero_si512();
+  for (int64_t r = 0; r < min_of<int64_t>(count, 2 * kTileSide); ++r) best = largest(r, best);
+  if (finite(best)) return 0;
+  uint32_t bits = 0;
+  for (int64_t r = 0; r < min_of<int64_t>(count, 2 * kTileSide); ++r) {
+    if (!finite(largest(r, _mm512_setzero_si512()))) bits |= uint32_t{1} << r;
+  }
+  return bits;
+}
+
+// The rows of `bits` become zeros.
+TESSERA_INLINE void blank_rows(const char** rows, uint32_t bits) {
+  alignas(64) static constexpr char kZeros[kMaxRowFloats * 2] = {};
+  for (; bits; bits &= bits - 1) rows[__builtin_ctz(bits)] = kZeros;
+}
+
 // ---- keys and values of a super-block ----
 
 // [keys / 16][cols / 32] tiles of A, as they lie.
@@ -166,16 +202,32 @@ inline void pack_key_rows(char* tiles, const Params& p, const RowTensor& tensor,
   }
 }
 
-// [cols / 32][block_n / 32][2] tiles of A, transposed: the keys that meet the same two rows of C are neighbours.
-inline void pack_key_columns(char* tiles, const Params& p, const RowTensor& tensor, const Sequence& sequence,
-                             int64_t batch, int64_t head_kv, int64_t key, int64_t count, int64_t cols) {
+// Of a super-block, for every 32 keys those that hold NaN or infinities.
+struct NonfiniteKeys {
+  uint32_t rows[kAmxMaxBlockKeys / (2 * kTileSide)];
+  bool any;
+};
+
+// [cols / 32][block_n / 32][2] tiles of A, transposed: the keys that meet the same two rows of C are neighbours. `look`:
+// for NaN and infinities, whose keys are packed as zeros.
+inline NonfiniteKeys pack_key_columns(char* tiles, const Params& p, const RowTensor& tensor, const Sequence& sequence,
+                                      int64_t batch, int64_t head_kv, int64_t key, int64_t count, int64_t cols,
+                                      bool look) {
+  NonfiniteKeys nonfinite{};
   const int64_t group_bytes = p.block_n / (2 * kTileSide) * 2 * kTile_bytes;
   for (int64_t n = 0; n < count; n += 2 * kTileSide, tiles += 2 * kTile_bytes) {
     const char* rows[2 * kTileSide];
     for (int64_t r = 0; r < 2 * kTileSide && n + r < count; ++r)
       rows[r] = key_row(p, tensor, sequence, batch, head_kv, key + n + r);
+    if (look) {
+      const uint32_t bits = nonfinite_rows(rows, count - n, cols);
+      nonfinite.rows[n / (2 * kTileSide)] = bits;
+      nonfinite.any |= bits != 0;
+      blank_rows(rows, bits);
+    }
     pack_transposed_rows(tiles, group_bytes, rows, count - n, cols);
   }
+  return nonfinite;
 }
 
 }  // namespace

@@ -250,7 +250,7 @@ TESSERA_INLINE void attend_keys(const Params& p, Tile& tile, float* sQ, float* s
     tile.pessimistic = false;
   }
   if (!done) plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, stops);
-  const bool hides = !whole || p.mask.data || p.block_mask.data || p.bias.data;
+  const bool hides = !whole || entries_hide(p);
   if (hides && !values_are_finite(p, tile, block)) {
     add_seen_values<kOp, C>(p, tile, sO, scratch.sS, block, begin, end);
     tile.started = true;

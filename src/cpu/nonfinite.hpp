@@ -63,6 +63,9 @@ inline void visible_lanes(int32_t* visible, const Params& p, const Tile& tile, i
   }
 }
 
+// Whether a mask or a bias may hide a key that is visible by its position.
+TESSERA_INLINE bool entries_hide(const Params& p) { return p.mask.data || p.block_mask.data || p.bias.data; }
+
 // y[d] += a x[d], neither padded.
 TESSERA_INLINE void add_scaled(float a, const float* x, float* y, int64_t cols) {
   for (int64_t d = 0; d < cols; ++d) y[d] += a * x[d];

@@ -27,6 +27,7 @@ constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384, kQueriesPerIt
 constexpr int32_t kBlockKeysAmx = 256;
 // Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
 constexpr int64_t kBackwardKeys = 384, kBackwardKeysAmx = 512;
+static_assert(kBlockKeysAmx <= kAmxMaxBlockKeys && kBackwardKeysAmx <= kAmxMaxBlockKeys);
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

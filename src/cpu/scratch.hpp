@@ -64,6 +64,8 @@ static constexpr ForwardScratch carve_forward(char* base, const ForwardShape& s)
 // By AMX: tiles of 32 queries; a tile register holds 1 KiB. A job is what the kernel takes at a time, so many keys of one
 // tile at most and half of them at least.
 constexpr int64_t kAmxBlockM = 32, kAmxJobKeys = 128;
+// Keys of a super-block, at most.
+constexpr int64_t kAmxMaxBlockKeys = 512;
 
 struct AmxForwardShape {
   int64_t block_n, tiles, head_dim, head_dim_v;

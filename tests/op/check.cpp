@@ -117,8 +117,6 @@ class Checker {
         return RunOptions{.kernel = kernel, .place = place, .cores = static_cast<int32_t>(c_.cores)};
       };
       if (place != kGpu) {
-        // AMX's tiles, which serve on request alone, do not keep a NaN to what sees it.
-        if (place.isa == TESSERA_ISA_AMX_BF16 && c_.dtype == TESSERA_BFLOAT16 && holds_nonfinite(c_)) continue;
         check_kernel(options_of(TESSERA_KERNEL_DECODE), directions());
         check_kernel(options_of(TESSERA_KERNEL_TILED), directions());
         if (serves_by_two_kernels(options_of(TESSERA_KERNEL_AUTO))) {
