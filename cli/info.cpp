@@ -30,8 +30,9 @@ std::string isa_reason(const tessera_device& device) {
         "of what this process may use, up to {}, the fastest here: the kernel refused AMX's tile registers",
         tessera_isa_name(device.isa_limit));
   }
-  if (device.isa_limit == TESSERA_ISA_AMX_BF16 && device.isa < device.isa_limit) {
-    return "the fastest here that keeps a NaN to what sees it; AMX's tiles by TESSERA_ISA=amx_bf16";
+  if (device.vector_isa != 0) {
+    return fmt::format("AMX's tiles for bfloat16 where they are the fastest here, else {}",
+                       tessera_isa_name(device.vector_isa));
   }
   if (device.isa < device.isa_limit) {
     return fmt::format("faster on this CPU than {}, which it has too", tessera_isa_name(device.isa_limit));
@@ -137,6 +138,7 @@ void print_json(const tessera_device& device) {
                  {"features", cpu_features()},
                  {"isa", tessera_isa_name(device.isa)},
                  {"isa_limit", tessera_isa_name(device.isa_limit)},
+                 {"vector_isa", device.vector_isa != 0 ? Json(tessera_isa_name(device.vector_isa)) : Json()},
                  {"isa_reason", isa_reason(device)},
                  {"cores", device.cores},
                  {"threads", device.threads},

@@ -158,6 +158,7 @@ tessera_device DeviceOptions::cpu() const {
       throw WrongUse(fmt::format("--isa: {}, this CPU has at most {}", isa, tessera_isa_name(device.isa_limit)));
     }
     device.isa = *found;
+    device.vector_isa = 0;
   }
   if (threads) {
     constexpr std::int64_t kMost = 4096;

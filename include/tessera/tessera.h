@@ -179,9 +179,7 @@ typedef enum tessera_isa {
   TESSERA_ISA_AVX2 = 1,     /* AVX2, FMA, F16C */
   TESSERA_ISA_AVX512 = 2,   /* AVX-512 F, BW, DQ, VL */
   TESSERA_ISA_AVX512_BF16 = 3,
-  TESSERA_ISA_AMX_BF16 = 4 /* bfloat16 by AMX's tiles, what they do not serve by AVX512_BF16. On request alone: a NaN or
-                               an infinity at a hidden key may reach the rows of its tile, gradients of rows that see
-                               nothing included */
+  TESSERA_ISA_AMX_BF16 = 4 /* bfloat16 by AMX's tiles; the rest by tessera_device.vector_isa, or by AVX512_BF16 */
 } tessera_isa;
 
 typedef enum tessera_backend { TESSERA_BACKEND_CPU = 0, TESSERA_BACKEND_CUDA = 1 } tessera_backend;
@@ -211,7 +209,9 @@ typedef struct tessera_device {
   int32_t arch;      /* CUDA: compute capability, 10 * major + minor */
   int32_t check_indices; /* CUDA, 1: cu_seqlens, seqused_k and page_table are fetched and checked before a launch, which
                             waits for the stream. 0: what lies outside is read as if it were the nearest valid value */
-  int32_t reserved_0;
+  int32_t
+      vector_isa; /* CPU, with isa AMX_BF16: tessera_isa of the problems that its tiles are not the fastest for, which
+                            the plan then has as its isa. 0: they take every tiled problem in bfloat16, as TESSERA_ISA asks */
   int64_t l1_bytes, l2_bytes;
   int64_t smem_bytes; /* CUDA: the most shared memory that a block may have */
   char name[64];

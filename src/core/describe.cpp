@@ -13,6 +13,7 @@
 #include "core/seal.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
+#include "cpu/cpu.hpp"
 #include "cuda/cuda.hpp"
 
 namespace tessera::core {
@@ -93,8 +94,14 @@ std::string device_text(const tessera_plan& plan) {
   }
   const bool tiles = device.isa == TESSERA_ISA_AMX_BF16 && plan.kernel == TESSERA_KERNEL_TILED;
   const char* products = !plan.use_dot ? "" : tiles ? " with bf16 products by tiles" : " with bf16 dot products";
-  return print("%s, %s%s, %d threads on %d cores", device.name, tessera_isa_name(device.isa), products, device.threads,
-               device.cores);
+  std::string tiles_refused;
+  if (device.vector_isa != 0 && device.isa == device.vector_isa) {
+    tiles_refused = ", not AMX's tiles (" + cpu::refuse_tiles(plan) + ")";
+  } else if (plan.problem.q.dtype == TESSERA_BFLOAT16 && cpu::refused_amx()) {
+    tiles_refused = ", not AMX's tiles (the operating system refuses them to this process)";
+  }
+  return print("%s, %s%s%s, %d threads on %d cores", device.name, tessera_isa_name(device.isa), products,
+               tiles_refused.c_str(), device.threads, device.cores);
 }
 
 std::string tiles_text(const tessera_plan& plan) {
@@ -373,6 +380,7 @@ std::string to_json(const tessera_plan& plan) {
   json.add("name", plan.device.name);
   json.add("isa", tessera_isa_name(plan.device.isa));
   json.add("isa_limit", tessera_isa_name(plan.device.isa_limit));
+  if (plan.device.vector_isa != 0) json.add("vector_isa", tessera_isa_name(plan.device.vector_isa));
   json.add("cores", plan.device.cores);
   json.add("threads", plan.device.threads);
   json.add("l1_bytes", plan.device.l1_bytes);

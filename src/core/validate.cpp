@@ -263,7 +263,7 @@ tessera_status validate(const tessera_device& device) {
                    device.struct_size, sizeof device);
   }
   const auto is_zero = [](char byte) { return byte == 0; };
-  if (device.reserved_0 != 0 || !std::all_of(std::begin(device.reserved), std::end(device.reserved), is_zero)) {
+  if (!std::all_of(std::begin(device.reserved), std::end(device.reserved), is_zero)) {
     return invalid("device: a member is set that version %s does not know, accepted 0 there", tessera_version());
   }
   TESSERA_RETURN_IF_ERROR(check_range("device.backend", device.backend, TESSERA_BACKEND_CPU, TESSERA_BACKEND_CUDA));
@@ -273,6 +273,7 @@ tessera_status validate(const tessera_device& device) {
     return invalid("device.isa: %s (%d), accepted 0 .. %d: this CPU has %s", tessera_isa_name(device.isa), device.isa,
                    device.isa_limit, tessera_isa_name(device.isa_limit));
   }
+  TESSERA_RETURN_IF_ERROR(check_range("device.vector_isa", device.vector_isa, 0, device.isa_limit));
   TESSERA_RETURN_IF_ERROR(check_range("device.kernel", device.kernel, TESSERA_KERNEL_AUTO, TESSERA_KERNEL_FWD_SM90));
   constexpr int64_t kMaxThreads = 4096;
   TESSERA_RETURN_IF_ERROR(check_range("device.cores", device.cores, 1, kMaxThreads));

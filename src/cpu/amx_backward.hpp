@@ -377,11 +377,11 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
     __builtin_memset(s.sdK, 0, static_cast<size_t>(f.q_steps * p.block_n * kBlockM) * sizeof(float));
     __builtin_memset(s.sdV, 0, static_cast<size_t>(f.v_steps * p.block_n * kBlockM) * sizeof(float));
     if (f.keys > 0) {
-      pack_key_rows(s.k_tiles, p, p.k, sequence, batch, head_kv, first, f.keys, p.head_dim);
+      const KeyRows packed{first, 0, f.keys};
+      pack_key_rows(s.k_tiles, p, p.k, sequence, batch, head_kv, packed, p.head_dim);
       const bool look = entries_hide(p) || p.causal || p.window_left >= 0 || p.window_right >= 0;
-      f.nonfinite_k =
-          pack_key_columns(s.k_transposed, p, p.k, sequence, batch, head_kv, first, f.keys, p.head_dim, look);
-      pack_key_rows(s.v_tiles, p, p.v, sequence, batch, head_kv, first, f.keys, p.head_dim_v);
+      f.nonfinite_k = pack_key_columns(s.k_transposed, p, p.k, sequence, batch, head_kv, packed, p.head_dim, look);
+      pack_key_rows(s.v_tiles, p, p.v, sequence, batch, head_kv, packed, p.head_dim_v);
     }
     const int64_t stages = padded_to(f.keys, kStageKeys) / kStageKeys;
     for (int64_t h = head_kv * group; h < (head_kv + 1) * group && f.keys > 0; ++h) {

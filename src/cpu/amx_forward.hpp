@@ -376,16 +376,22 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
   if (work.group_begin >= work.group_end) f.accumulators.flush();
 }
 
-// The reference of a tile that has seen nothing: the maximum of its first stage, visible or not. Any number serves,
-// and what it does not suit is found at the job's end.
-TESSERA_OWN_FUNCTION void take_reference(const Params& p, Tile& tile, const float* s) {
+// The reference of a tile that has seen nothing: the maximum of what each row sees of its first stage. Any number serves, and
+// what it does not suit is found at the job's end; so a row that sees nothing there takes the tile's maximum.
+TESSERA_OWN_FUNCTION void take_reference(const Params& p, Tile& tile, const float* s, int64_t key) {
   const VecF scale = splat(p.scale_log2);
-#pragma GCC unroll 2
+  VecF best[2];
   for (int c = 0; c < 2; ++c) {
-    VecF best = splat(-infinity());
-    for (int64_t n = 0; n < kStageKeys; ++n) best = max(load(s + n * kBlockM + c * kLanes) * scale, best);
-    store(tile.ref + c * kLanes, best);
+    VisibleLanes visible(tile, c, key);
+    best[c] = splat(-infinity());
+    for (int64_t n = 0; n < kStageKeys; ++n) {
+      const VecF score = load(s + n * kBlockM + c * kLanes) * scale;
+      best[c] = max((VecF)_mm512_mask_mov_ps((__m512)splat(-infinity()), visible(0), (__m512)score), best[c]);
+      visible.next_key();
+    }
   }
+  const VecF most = splat(max_lanes(max(best[0], best[1])));
+  for (int c = 0; c < 2; ++c) store(tile.ref + c * kLanes, select(best[c] == -infinity(), most, best[c]));
   tile.has_ref = true;
 }
 
@@ -497,7 +503,7 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
     const bool first = !tile.started && !tile.pessimistic && !tile.has_ref;
     bool done = false;
     if (tile.has_ref || first) {
-      if (first) take_reference(f.p, tile, ring + turn * kRing);
+      if (first) take_reference(f.p, tile, ring + turn * kRing, f.key_begin + job.first * kStageKeys);
       JobSums sums{};
       const int64_t groups = before ? f.output_groups() : 0;
       for (int64_t stage = 0; stage < job.stages; ++stage) {
@@ -601,8 +607,11 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
                {}};
 
   // 1. Which tiles are mine, and Q: global -> scratch, pairs along d.
-  auto [key, key_end] = init_tiles(p, at, f.tiles, kStageKeys);
-  prefetch_keys(p, sequence, batch, head_kv, key, max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - key)), 0, 1);
+  const auto [first_key, key_end] = init_tiles(p, at, f.tiles, kStageKeys);
+  int64_t key =
+      first_key / p.block_n * p.block_n;  // jobs, and so a row's bits, do not depend on the item's other tiles
+  prefetch_keys(p, sequence, batch, head_kv, first_key,
+                max_of<int64_t>(0, min_of<int64_t>(key + p.block_n, key_end) - first_key), 0, 1);
   for (int64_t t = 0; t < tile_count; ++t) {
     const char* row_pointers[kBlockM];
     for (int64_t lane = 0; lane < f.tiles[t].count; ++lane) row_pointers[lane] = row_at(p.q, f.tiles[t], lane);
@@ -616,8 +625,9 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
     if (p.cancelled && p.cancelled(p.cancel)) break;
     f.key_begin = key;
     f.keys = min_of<int64_t>(p.block_n, key_end - key);
-    pack_key_rows(scratch.k_tiles, p, p.k, sequence, batch, head_kv, key, f.keys, p.head_dim);
-    f.nonfinite = pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, key, f.keys, p.head_dim_v,
+    const KeyRows packed{key, max_of<int64_t>(0, first_key - key), f.keys};
+    pack_key_rows(scratch.k_tiles, p, p.k, sequence, batch, head_kv, packed, p.head_dim);
+    f.nonfinite = pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, packed, p.head_dim_v,
                                    hides_keys(p, f.tiles, tile_count, key, f.keys));
     const int64_t job_count =
         list_jobs(reinterpret_cast<Job*>(scratch.jobs), stages_of_a_job(p), f.tiles, tile_count, key, f.keys);

@@ -190,11 +190,19 @@ TESSERA_INLINE void blank_rows(const char** rows, uint32_t bits) {
 
 // ---- keys and values of a super-block ----
 
+// Rows first ... count - 1 of those from key `key` on; `first` is a multiple of 32.
+struct KeyRows {
+  int64_t key, first, count;
+};
+
 // [keys / 16][cols / 32] tiles of A, as they lie.
 inline void pack_key_rows(char* tiles, const Params& p, const RowTensor& tensor, const Sequence& sequence,
-                          int64_t batch, int64_t head_kv, int64_t key, int64_t count, int64_t cols) {
+                          int64_t batch, int64_t head_kv, const KeyRows& keys, int64_t cols) {
+  const int64_t key = keys.key, count = keys.count;
   const int64_t tiles_a_row = padded_to(cols, kTileSteps_elems) / kTileSteps_elems;
-  for (int64_t n = 0; n < padded_to(count, 2 * kTileSide); n += kTileSide, tiles += tiles_a_row * kTile_bytes) {
+  tiles += keys.first / kTileSide * tiles_a_row * kTile_bytes;
+  for (int64_t n = keys.first; n < padded_to(count, 2 * kTileSide);
+       n += kTileSide, tiles += tiles_a_row * kTile_bytes) {
     const char* rows[kTileSide];
     for (int64_t r = 0; r < kTileSide && n + r < count; ++r)
       rows[r] = key_row(p, tensor, sequence, batch, head_kv, key + n + r);
@@ -211,11 +219,12 @@ struct NonfiniteKeys {
 // [cols / 32][block_n / 32][2] tiles of A, transposed: the keys that meet the same two rows of C are neighbours. `look`:
 // for NaN and infinities, whose keys are packed as zeros.
 inline NonfiniteKeys pack_key_columns(char* tiles, const Params& p, const RowTensor& tensor, const Sequence& sequence,
-                                      int64_t batch, int64_t head_kv, int64_t key, int64_t count, int64_t cols,
-                                      bool look) {
+                                      int64_t batch, int64_t head_kv, const KeyRows& keys, int64_t cols, bool look) {
+  const int64_t key = keys.key, count = keys.count;
   NonfiniteKeys nonfinite{};
   const int64_t group_bytes = p.block_n / (2 * kTileSide) * 2 * kTile_bytes;
-  for (int64_t n = 0; n < count; n += 2 * kTileSide, tiles += 2 * kTile_bytes) {
+  tiles += keys.first / (2 * kTileSide) * 2 * kTile_bytes;
+  for (int64_t n = keys.first; n < count; n += 2 * kTileSide, tiles += 2 * kTile_bytes) {
     const char* rows[2 * kTileSide];
     for (int64_t r = 0; r < 2 * kTileSide && n + r < count; ++r)
       rows[r] = key_row(p, tensor, sequence, batch, head_kv, key + n + r);

@@ -15,6 +15,10 @@ tessera_status detect(tessera_device& device);
 tessera_status detect_once(tessera_device& device);
 // The best instruction set that this machine has.
 int32_t best_isa();
+// The CPU has AMX, which the operating system does not let this process use.
+bool refused_amx();
+// Why AMX's tiles do not serve a plan, whose device has them ("" when they do).
+std::string refuse_tiles(const tessera_plan& plan);
 
 // Why a kernel does not take a validated plan's problem ("" when it does). `plan` has its sizes filled in.
 std::string refuse_decode(const tessera_plan& plan);

@@ -35,13 +35,17 @@ bool emulates_amx() {
 #endif
 }
 
-// AMX is there, and the kernel lets this process use it: tile registers are 8 KiB of state a thread, which Linux grants
-// on request, for the whole process and once.
-bool may_use_amx() {
+bool has_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-  if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+  return (d & kAmxBf16) != 0 && (d & kAmxTile) != 0;
+}
+
+// The kernel lets this process use AMX: tile registers are 8 KiB of state a thread, which Linux grants on request, for
+// the whole process and once.
+bool may_use_amx() {
+  if (!has_amx()) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return granted;
@@ -63,19 +67,27 @@ int32_t look_for_isa() {
 #endif
 }
 
-// The ISA that serves this CPU best, which need not be its newest: bfloat16 by avx512 is float32 FMAs after a conversion,
+// The vectors that serve this CPU best, which need not be its newest: bfloat16 by avx512 is float32 FMAs after a conversion,
 // by avx512_bf16 vdpbf16ps, of which Intel's cores begin one in two cycles. GFLOP/s of one core, N = 2048:
 //   Intel Xeon, family 6 model 207   forward D = 64 148 and 82, D = 128 151 and 83; backward 155 and 82, 159 and 84
 // On AMD's (Zen 4) vdpbf16ps is 1.86 to 1.89 x float32 in the backward pass.
 // docs/lab/2026-11-24-amx.csv and docs/reference/kernels/cpu.md have the measurements.
-// AMX's tiles serve on request alone: a NaN at a hidden key still reaches other rows of its tile there, which tessera_problem
-// excludes on the CPU.
-int32_t fastest_isa(int32_t best) {
+int32_t fastest_vectors(int32_t best) {
   best = best < TESSERA_ISA_AMX_BF16 ? best : TESSERA_ISA_AVX512_BF16;
 #if defined(__x86_64__)
   if (best == TESSERA_ISA_AVX512_BF16 && __builtin_cpu_is("intel")) return TESSERA_ISA_AVX512;
 #endif
   return best;
+}
+
+// AMX's tiles where there are some (not emulated: that is for tests), with the vectors for what these serve better.
+void choose_isa(tessera_device& device) {
+  device.isa = fastest_vectors(device.isa_limit);
+#if defined(__x86_64__)
+  if (device.isa_limit < TESSERA_ISA_AMX_BF16 || emulates_amx()) return;
+  device.vector_isa = device.isa;
+  device.isa = TESSERA_ISA_AMX_BF16;
+#endif
 }
 
 int32_t usable_cores() {
@@ -110,6 +122,7 @@ tessera_status apply_isa(const char* text, tessera_device& device) {
   for (int32_t isa = 0; isa <= device.isa_limit; ++isa) {
     if (std::strcmp(text, tessera_isa_name(isa)) == 0) {
       device.isa = isa;
+      device.vector_isa = 0;
       return ok();
     }
     accepted += std::string(isa ? ", " : "") + tessera_isa_name(isa);
@@ -146,6 +159,14 @@ const Hardware& hardware() {
 
 int32_t best_isa() { return hardware().isa; }
 
+bool refused_amx() {
+#if defined(__x86_64__)
+  return hardware().isa >= TESSERA_ISA_AVX512_BF16 && has_amx() && !may_use_amx();
+#else
+  return false;
+#endif
+}
+
 const KernelTable& kernel_table(int32_t isa) {
 #if defined(__x86_64__)
   switch (isa) {
@@ -181,7 +202,7 @@ const AmxKernelTable* amx_kernels(const tessera_plan& plan) {
 tessera_status detect(tessera_device& device) {
   device = {};
   device.isa_limit = hardware().isa;
-  device.isa = fastest_isa(device.isa_limit);
+  choose_isa(device);
   device.kernel = TESSERA_KERNEL_AUTO;
   device.cores = device.threads = usable_cores();
   device.l1_bytes = hardware().l1_bytes;

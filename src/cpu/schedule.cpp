@@ -25,6 +25,10 @@ constexpr int64_t kMaxBackwardSplits = 16;
 constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384, kQueriesPerItemAmx = 512;
 // Keys that AMX has packed at a time: with their tiles of queries they stay in the L2 cache.
 constexpr int32_t kBlockKeysAmx = 256;
+// What AMX's tiles serve where the device leaves the choice to the problem: the least query rows that a KV head's tiles have,
+// keys, and head sizes of K and V together. Measured from 512 rows and keys and D = 40 up, and 2.4 to 6 x the vectors'
+// rate there; docs/reference/kernels/cpu.md argues down to here.
+constexpr int64_t kAmxLeastRows = 128, kAmxLeastKeys = 128, kAmxLeastHeadDims = 48;
 // Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
 constexpr int64_t kBackwardKeys = 384, kBackwardKeysAmx = 512;
 static_assert(kBlockKeysAmx <= kAmxMaxBlockKeys && kBackwardKeysAmx <= kAmxMaxBlockKeys);
@@ -128,7 +132,30 @@ void configure_backward(tessera_plan& plan, const KernelTable& table, const AmxK
   plan.scratch_bytes = scratch_bytes();
 }
 
+// The vectors, where the plan's device has them beside AMX's tiles and these do not serve it.
+void settle_isa(tessera_plan& plan) {
+  if (plan.device.isa == TESSERA_ISA_AMX_BF16 && plan.device.vector_isa != 0 && !refuse_tiles(plan).empty()) {
+    plan.device.isa = plan.device.vector_isa;
+  }
+}
+
 }  // namespace
+
+std::string refuse_tiles(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  if (p.q.dtype != TESSERA_BFLOAT16) return "they take bfloat16";
+  if (plan.kernel != TESSERA_KERNEL_TILED) return "few query rows are bound by memory";
+  const auto at_least = [](const char* what, int64_t given, int64_t least) {
+    return given >= least ? std::string()
+                          : std::string(what) + std::to_string(given) + ", from " + std::to_string(least) + " on";
+  };
+  std::string reason = at_least("head sizes of K and V together ", plan.head_dim + plan.head_dim_v, kAmxLeastHeadDims);
+  if (!reason.empty() || p.batch_invariant) return reason;  // lengths are the batch's
+  const bool pack = p.direction == TESSERA_FORWARD && plan.max_seqlen_q < kAmxBlockM;
+  const int64_t group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
+  reason = at_least("query rows ", plan.max_seqlen_q * (pack ? group : 1), kAmxLeastRows);
+  return reason.empty() ? at_least("keys ", plan.max_seqlen_k, kAmxLeastKeys) : reason;
+}
 
 Way way_of(const tessera_plan& plan, int64_t sq) {
   if (plan.problem.direction == TESSERA_BACKWARD) return kTile;
@@ -254,6 +281,7 @@ std::string refuse_decode(const tessera_plan& plan) {
 }
 
 void configure_decode(tessera_plan& plan) {
+  settle_isa(plan);
   plan.use_dot = kernel_table(plan.device.isa).has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
   configure_decoding(plan, std::max<int64_t>(1, plan.max_seqlen_q));
   plan.block_m = static_cast<int32_t>(plan.decode_queries * group_size(plan));
@@ -267,6 +295,7 @@ void configure_decode(tessera_plan& plan) {
 }
 
 void configure_tiled(tessera_plan& plan) {
+  settle_isa(plan);
   const KernelTable& table = kernel_table(plan.device.isa);
   const AmxKernelTable* amx = amx_kernels(plan);
   plan.use_dot = table.has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;

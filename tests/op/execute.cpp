@@ -70,6 +70,7 @@ tessera_status make_plan(const Call& call, tessera_direction direction, const Ru
   if (!on_gpu || options.cores != Case{}.cores) device.cores = options.cores;
   if (!on_gpu) {
     device.isa = options.place.isa;
+    device.vector_isa = options.place.vector_isa;
     device.threads = options.threads;
   }
   const tessera_problem problem = problem_of(call, direction);

@@ -22,6 +22,7 @@ constexpr const char* kCases[] = {
     "dtype=f16 b=5 sq=260 sk=500 hq=2 hkv=1 d=64 dv=64 q=packed k=packed",
     "dtype=bf16 b=3 sq=200 sk=400 hq=2 hkv=2 d=256 dv=256 used=1 causal=1 sink=1",
     "dtype=bf16 b=4 sq=200 sk=400 hq=4 hkv=2 d=128 dv=128 k=paged page=64 causal=1",
+    "dtype=bf16 b=6 sq=700 sk=1100 hq=2 hkv=1 d=64 dv=64 wl=300 wr=0 cores=8",
     "dtype=bf16 data=growing b=4 sq=200 sk=600 hq=2 hkv=1 d=128 dv=128 q=packed k=packed",
     "dtype=f32 b=6 few=1 sq=100 sk=3000 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=16 causal=1 cores=8",
     "dtype=bf16 b=7 few=20 sq=100 sk=2100 hq=8 hkv=2 d=128 dv=128 q=packed k=packed causal=1 cores=16",
@@ -102,6 +103,16 @@ class BatchInvariance : public ::testing::TestWithParam<const char*> {};
 TEST_P(BatchInvariance, ASequenceAloneGivesTheSameBits) { expect_same_bits_alone(GetParam(), cpu_places()); }
 
 INSTANTIATE_TEST_SUITE_P(Case, BatchInvariance, ::testing::ValuesIn(kCases));
+
+// By AMX's tiles as they serve a machine that has them: lengths may not choose between them and the vectors.
+class AmxBatchInvariance : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(AmxBatchInvariance, ASequenceAloneGivesTheSameBits) {
+  if (cpu_device().isa_limit < TESSERA_ISA_AMX_BF16) GTEST_SKIP() << "skipped: no AMX here, and none emulated";
+  expect_same_bits_alone(GetParam(), {{.isa = TESSERA_ISA_AMX_BF16, .vector_isa = TESSERA_ISA_AVX512}});
+}
+
+INSTANTIATE_TEST_SUITE_P(Case, AmxBatchInvariance, ::testing::ValuesIn(kCases));
 
 class GpuBatchInvariance : public ::testing::TestWithParam<const char*> {};
 

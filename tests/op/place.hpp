@@ -13,6 +13,7 @@ namespace tessera::testing {
 struct Place {
   int32_t backend = TESSERA_BACKEND_CPU;
   int32_t isa = TESSERA_ISA_BASELINE;  // CPU
+  int32_t vector_isa = 0;              // CPU, with AMX: other than 0, its tiles serve what they are the fastest for
 
   bool operator==(const Place&) const = default;
 };

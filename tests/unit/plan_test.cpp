@@ -50,6 +50,57 @@ TEST(Plan, SizesOfPackedAndPaged) {
   EXPECT_EQ(plan.max_seqlen_k, 24) << "three pages of eight";
 }
 
+// [1, N, 4, D] over [1, Nk, 2, D].
+Problem self_attention(DType dtype, std::int64_t queries, std::int64_t keys, std::int64_t head_dim) {
+  Problem problem;
+  problem.q = problem.o = layout(dtype, {1, queries, 4, head_dim});
+  problem.k = problem.v = layout(dtype, {1, keys, 2, head_dim});
+  return problem;
+}
+
+// Plans alone: this machine need not have AMX.
+TEST(Plan, AmxServesWhatItIsTheFastestFor) {
+  Device device = cpu();
+  device.isa = device.isa_limit = TESSERA_ISA_AMX_BF16;
+  device.vector_isa = TESSERA_ISA_AVX512;
+  struct Row {
+    DType dtype;
+    std::int64_t queries, keys, head_dim;
+    const char* refused;  // "": the tiles serve
+  };
+  for (const Row& row : {
+           Row{bfloat16, 2048, 2048, 128, ""},
+           Row{bfloat16, 128, 128, 24, ""},
+           Row{bfloat16, 512, 512, 256, ""},
+           Row{bfloat16, 20, 4096, 128, "query rows 40, from 128 on"},  // two heads share a KV head
+           Row{bfloat16, 1, 4096, 128, "few query rows are bound by memory"},
+           Row{bfloat16, 100, 4096, 128, "query rows 100, from 128 on"},
+           Row{bfloat16, 2048, 100, 128, "keys 100, from 128 on"},
+           Row{bfloat16, 2048, 2048, 16, "head sizes of K and V together 32, from 48 on"},
+           Row{float16, 2048, 2048, 128, "they take bfloat16"},
+           Row{float32, 2048, 2048, 128, "they take bfloat16"},
+       }) {
+    Problem problem = self_attention(row.dtype, row.queries, row.keys, row.head_dim);
+    const bool serves = row.refused[0] == '\0';
+    const std::string text = describe(tessera::plan(problem, device));
+    EXPECT_EQ(tessera::plan(problem, device).device.isa, serves ? TESSERA_ISA_AMX_BF16 : TESSERA_ISA_AVX512) << text;
+    EXPECT_NE(text.find(serves ? "amx_bf16 with bf16 products by tiles"
+                               : std::string("avx512, not AMX's tiles (") + row.refused + ")"),
+              std::string::npos)
+        << text;
+
+    Device asked_for = device;
+    asked_for.vector_isa = 0;
+    EXPECT_EQ(tessera::plan(problem, asked_for).device.isa, TESSERA_ISA_AMX_BF16) << "as TESSERA_ISA asks";
+
+    // The lengths of a batch may not decide a sequence's bits.
+    problem.batch_invariant = 1;
+    const bool by_lengths = std::string(row.refused).starts_with("query") ||
+                            std::string(row.refused).starts_with("keys") || row.queries == 1;
+    EXPECT_EQ(tessera::plan(problem, device).device.isa == TESSERA_ISA_AMX_BF16, serves || by_lengths);
+  }
+}
+
 TEST(Plan, EveryCandidateSaysWhy) {
   const Plan plan = tessera::plan(dense_problem(), cpu());
   EXPECT_EQ(candidates(plan).size(), 3u);

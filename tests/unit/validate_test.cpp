@@ -494,6 +494,7 @@ TEST(ValidateDevice, NamesWhatIsWrong) {
     return std::string(try_plan(problem, device, plan).message());
   };
   EXPECT_TRUE(message([](Device& d) { d.isa = d.isa_limit + 1; }).starts_with("device.isa: "));
+  EXPECT_TRUE(message([](Device& d) { d.vector_isa = d.isa_limit + 1; }).starts_with("device.vector_isa: "));
   EXPECT_TRUE(message([](Device& d) { d.isa_limit = 17; }).starts_with("device.isa_limit: 17"));
   EXPECT_TRUE(message([](Device& d) { d.kernel = 9; }).starts_with("device.kernel: 9"));
   EXPECT_TRUE(message([](Device& d) { d.threads = 0; }).starts_with("device.threads: 0"));

@@ -1,0 +1,97 @@
+// What AMX's tiles promise beyond the case table, on them or, with TESSERA_AMX=emulated, on their emulation.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+
+#include "execute.hpp"
+
+namespace tessera::testing {
+namespace {
+
+// Each hides some keys from some queries of a tile.
+constexpr const char* kHiding[] = {
+    "dtype=bf16 b=1 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 causal=1 backward=1",
+    "dtype=bf16 b=1 sq=150 sk=150 hq=4 hkv=2 d=128 dv=40 wl=40 wr=7 backward=1",
+    "dtype=bf16 b=1 sq=100 sk=600 hq=2 hkv=2 d=40 dv=128 mask=hqk backward=1",
+    "dtype=bf16 b=1 sq=90 sk=200 hq=2 hkv=1 d=32 dv=32 bias=hqk causal=1 softcap=9 backward=1",
+    "dtype=bf16 b=1 sq=9 sk=700 hq=6 hkv=2 d=64 dv=64 wl=230 wr=0 cores=6 backward=1",
+};
+
+class AmxNonfinite : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (cpu_device().isa_limit < TESSERA_ISA_AMX_BF16) GTEST_SKIP() << "skipped: no AMX here, and none emulated";
+  }
+
+  static void run_on_amx(Call& call, tessera_direction direction, const Case& c) {
+    const RunOptions options{
+        .kernel = TESSERA_KERNEL_TILED, .place = {.isa = TESSERA_ISA_AMX_BF16}, .cores = static_cast<int32_t>(c.cores)};
+    const RunResult result = run(call, direction, options);
+    ASSERT_TRUE(result.ok()) << result.why();
+  }
+
+  // Row n of width w, element by element and sign by sign.
+  static bool same_row(const std::vector<double>& a, const std::vector<double>& b, int64_t n, int64_t w) {
+    return std::memcmp(&a[static_cast<size_t>(n * w)], &b[static_cast<size_t>(n * w)],
+                       static_cast<size_t>(w) * sizeof(double)) == 0;
+  }
+};
+
+// A NaN in V changes no bit of the queries that it is hidden from, and one in dO none of the keys.
+TEST_P(AmxNonfinite, LeavesTheBitsOfWhatDoesNotSeeIt) {
+  const Case c = legalised(*parse_case(GetParam(), nullptr));
+  const Inputs in = make_inputs(c);
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const int64_t bad_key = in.sk[0] * 2 / 3, bad_query = in.sq[0] / 2;
+
+  Call finite = make_call(in), poisoned = make_call(in);
+  std::vector<double> v = in.v;
+  for (int64_t h = 0; h < c.hkv; ++h) v[static_cast<size_t>((in.k_row(0, bad_key) * c.hkv + h) * c.dv + 3)] = kNan;
+  poisoned.v.store(v);
+  run_on_amx(finite, TESSERA_FORWARD, c);
+  run_on_amx(poisoned, TESSERA_FORWARD, c);
+  const std::vector<double> o = finite.o.load(), o_poisoned = poisoned.o.load();
+  int64_t hidden = 0, reached = 0;
+  for (int64_t i = 0; i < in.sq[0]; ++i) {
+    for (int64_t h = 0; h < c.hq; ++h) {
+      const int64_t row = in.q_row(0, i) * c.hq + h;
+      const bool sees = in.visible(0, h, i, bad_key);
+      (sees ? reached : hidden) += 1;
+      EXPECT_EQ(same_row(o, o_poisoned, row, c.dv), !sees) << "query " << i << " of head " << h;
+    }
+  }
+  EXPECT_GT(hidden, 0);
+  EXPECT_GT(reached, 0);
+
+  Call gradients = make_call(in);
+  gradients.o.store(finite.o.load());
+  gradients.lse.store(finite.lse.load());
+  std::vector<double> d_o = in.d_o;
+  for (int64_t h = 0; h < c.hq; ++h) d_o[static_cast<size_t>((in.q_row(0, bad_query) * c.hq + h) * c.dv + 3)] = kNan;
+  gradients.d_o.store(d_o);
+  run_on_amx(finite, TESSERA_BACKWARD, c);
+  run_on_amx(gradients, TESSERA_BACKWARD, c);
+  const std::vector<double> d_v = finite.d_v.load(), d_v_poisoned = gradients.d_v.load();
+  const std::vector<double> d_k = finite.d_k.load(), d_k_poisoned = gradients.d_k.load();
+  hidden = reached = 0;
+  for (int64_t j = 0; j < in.sk[0]; ++j) {
+    for (int64_t kv = 0; kv < c.hkv; ++kv) {
+      bool seen = false;
+      for (int64_t h = kv * (c.hq / c.hkv); h < (kv + 1) * (c.hq / c.hkv); ++h) {
+        seen = seen || in.visible(0, h, bad_query, j);
+      }
+      const int64_t row = in.k_row(0, j) * c.hkv + kv;
+      (seen ? reached : hidden) += 1;
+      EXPECT_EQ(same_row(d_v, d_v_poisoned, row, c.dv), !seen) << "dV of key " << j << " of head " << kv;
+      EXPECT_EQ(same_row(d_k, d_k_poisoned, row, c.d), !seen) << "dK of key " << j << " of head " << kv;
+    }
+  }
+  EXPECT_GT(hidden, 0);
+  EXPECT_GT(reached, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Case, AmxNonfinite, ::testing::ValuesIn(kHiding));
+
+}  // namespace
+}  // namespace tessera::testing
