@@ -197,7 +197,7 @@ def fits(shape: Shape, tile: Tile) -> bool:
     if shape.area == "options" and tile.block_n % CALL_KEYS != 0:
         return False
     if unseen_blocks(tile) > tile.k_stages + tile.v_stages - 1:
-        return False  # keys_may_run_ahead: a consumer that sees fewer keys than others would wait for ever
+        return False  # kv_rings_cannot_deadlock: a consumer that sees fewer keys than others would wait forever
     registers = accumulator_registers(shape, tile) + SPARE_REGISTERS[tile.consumers]
     fits_registers = registers <= REGISTERS[tile.consumers]
     return fits_registers and tile.block_n in widths() and smem_bytes(shape, tile) <= SMEM_BYTES

@@ -39,7 +39,7 @@ def config_text(shape: Shape, tile: Tile) -> str:
         "o_chunks": model.output_chunks(shape, tile),
         "page_rows": 0,
         "causal": str(shape.area == "causal").lower(),
-        "uneven": str(shape.area == "window").lower(),  # its rows are packed batches', too
+        "varlen": str(shape.area == "window").lower(),  # its rows are packed batches', too
         "score": f"{{.bias = true, .bias_dtype = tessera::Dtype{{{BFLOAT16}}}}}" if shape.area == "options" else "{}",
         **dict(zip(model.tuned_fields(), tile.values)),
     }

@@ -66,15 +66,7 @@ int64_t smem_bytes(const FwdConfig& config) {
          int64_t{config.stages} * config.block_n * (k_pitch + v_pitch);
 }
 
-// Tiles in chunks of 64 columns, 128 bytes a row, each a multiple of 1 KiB; then, in less than another, the works and the
-// barriers. The whole is aligned to 1 KiB.
-int64_t smem_bytes(const FwdSm90Config& config) {
-  constexpr int64_t kChunkRowBytes = 128, kRest = 1024;
-  const int64_t k_row = divide_up(config.head_dim, 64) * kChunkRowBytes;
-  const int64_t v_row = divide_up(config.head_dim_v, 64) * kChunkRowBytes;
-  return kConsumerRows * (config.q_stages * k_row + config.consumers * config.o_chunks * kChunkRowBytes) +
-         config.block_n * (config.k_stages * k_row + config.v_stages * v_row) + kRest;
-}
+int64_t smem_bytes(const FwdSm90Config& config) { return fwd_sm90_layout(config).bytes; }
 
 // Tiles, which take turns where there are no stages, then per query its LSE and delta, then the ticket.
 int64_t smem_bytes(const BwdConfig& config) {
@@ -93,7 +85,7 @@ KernelSpec spec_of(const FwdConfig& config) {
           .params = config.bulk ? "FwdBulkParams" : "FwdParams",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
-          .blocks_per_sm = config.blocks_per_sm,
+          .min_blocks_per_sm = config.min_blocks_per_sm,
           .smem_bytes = smem_bytes(config),
           .claim = shared_memory_claim(shared_memory_of(config), config)};
 }
@@ -115,7 +107,7 @@ KernelSpec spec_of(const CombineConfig& config) {
           .params = "CombineParams",
           .config = config_text(config),
           .threads = kCombineWarps * kWarpThreads,
-          .blocks_per_sm = kCombineBlocks,
+          .min_blocks_per_sm = kCombineBlocks,
           .limits = {.registers = 96},
           .claim = "tessera::kCombineWarps == " + std::to_string(kCombineWarps)};
 }
@@ -126,7 +118,7 @@ KernelSpec spec_of(const BwdConfig& config) {
           .params = "BwdParams",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
-          .blocks_per_sm = config.blocks_per_sm,
+          .min_blocks_per_sm = config.min_blocks_per_sm,
           .smem_bytes = smem_bytes(config),
           .claim = shared_memory_claim("BwdSharedMemory", config)};
 }
@@ -137,7 +129,7 @@ KernelSpec spec_of(const BwdRowsConfig& config) {
           .params = "BwdParams",
           .config = config_text(config),
           .threads = kBwdRowsThreads,
-          .blocks_per_sm = kBwdRowsBlocks,
+          .min_blocks_per_sm = kBwdRowsBlocks,
           .limits = {.registers = 72},
           .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }

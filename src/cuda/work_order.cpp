@@ -8,23 +8,23 @@
 namespace tessera::cuda {
 namespace {
 
-// The most keys that a block has if the tiles of the last `tail` heads are one section and the others' come in turns. Loads
-// are linear in a block's number between those that are looked at.
+// The most keys that a block has if the tiles of the last `tail` heads are one section and the others are laid out in pairs.
+// Loads are linear in a block's number between those that are looked at.
 int64_t largest_load(const Works& works, int64_t tail) {
-  const int64_t blocks = works.blocks, tail_works = tail * works.tiles;
-  const int64_t pairs = (works.heads - tail) * works.tiles / 2, rounds = pairs / blocks, ragged = pairs % blocks;
+  const int64_t blocks = works.blocks, tail_tiles = tail * works.tiles;
+  const int64_t pairs = (works.heads - tail) * works.tiles / 2, rounds = pairs / blocks, left_over = pairs % blocks;
   const int64_t pair_keys = 2 * works.fixed_keys + (works.tiles + 1) * works.tile_keys;
-  // The round that the pairs leave and the section goes on with is the first of its rounds, and goes forwards.
-  const int64_t section_rounds = (ragged + tail_works) / blocks, left = (ragged + tail_works) % blocks;
+  // The incomplete round of pairs, which the section fills up, is the section's first round and runs forwards.
+  const int64_t section_rounds = (left_over + tail_tiles) / blocks, left = (left_over + tail_tiles) % blocks;
   const int64_t edge = section_rounds % 2 ? blocks - left : left;  // of the last round
   int64_t largest = 0;
-  for (const int64_t block : {int64_t{0}, ragged - 1, ragged, blocks - 1, edge - 1, edge}) {
+  for (const int64_t block : {int64_t{0}, left_over - 1, left_over, blocks - 1, edge - 1, edge}) {
     if (block < 0 || block >= blocks) continue;
-    const bool has_pair = block < ragged;
+    const bool has_pair = block < left_over;
     int64_t keys = (rounds + has_pair) * pair_keys;
     for (int64_t round = has_pair; round <= section_rounds; ++round) {
-      const int64_t at = round * blocks + (round % 2 ? blocks - 1 - block : block) - ragged;
-      if (at < tail_works) keys += works.fixed_keys + (works.tiles - at / tail) * works.tile_keys;
+      const int64_t at = round * blocks + (round % 2 ? blocks - 1 - block : block) - left_over;
+      if (at < tail_tiles) keys += works.fixed_keys + (works.tiles - at / tail) * works.tile_keys;
     }
     largest = std::max(largest, keys);
   }
@@ -32,7 +32,7 @@ int64_t largest_load(const Works& works, int64_t tail) {
 }
 
 // Heads of the section that ends the grid: between one and two rounds' worth of pairs, so that its keys and values are at
-// most twice those that turns have in use; of these the number that leaves the blocks the most alike.
+// most twice those that pairs have in use; of these the number that leaves the blocks the most alike.
 int64_t tail_of(const Works& works) {
   constexpr int64_t kCandidates = 32;
   const int64_t least = divide_up(2 * works.blocks, works.tiles);
@@ -49,18 +49,18 @@ int64_t tail_of(const Works& works) {
 
 }  // namespace
 
-// Turns share the work out evenly, and have few heads' keys and values in use: 568 instead of 452 TFLOP/s at D = 256, 2048.
-// But heads of few bytes are bound by memory, and turns ask for them less evenly: 162 instead of 218 at D = 64, 512. These
-// come in sections, as many as have 32 MiB of keys and values, which then stay in the L2 cache while their tiles pass by
-// (query heads that share keys count once).
+// Pairs share the work out evenly and have few heads' keys and values in use: 568 instead of 452 TFLOP/s at D = 256, 2048.
+// But heads of few bytes are bound by memory, and pairs read them less evenly: 162 instead of 218 at D = 64, 512. These are
+// swizzled for the L2 cache: sections of as many heads as have 32 MiB of keys and values, which stay in the cache while the
+// section's tiles pass by (query heads that share keys count once).
 WorkOrder order_of(const Works& works) {
-  constexpr int64_t kSectionBytes = int64_t{32} << 20, kTurnsHeadBytes = int64_t{512} << 10;
-  int64_t turns = 0, section = works.heads, sections = 1;
+  constexpr int64_t kSectionBytes = int64_t{32} << 20, kPairedHeadBytes = int64_t{512} << 10;
+  int64_t paired = 0, section = works.heads, sections = 1;
   if (works.equal || works.blocks >= works.tiles * works.heads) {
-    section = 1, sections = works.heads;  // any order will do: works are equal, or a block has one
-  } else if (works.head_bytes >= kTurnsHeadBytes) {
+    section = 1, sections = works.heads;  // any order will do: tiles cost the same, or a block has one
+  } else if (works.head_bytes >= kPairedHeadBytes) {
     section = works.packed ? 0 : tail_of(works);
-    turns = works.heads - section;
+    paired = works.heads - section;
   } else {
     const int64_t fit = std::max<int64_t>(1, kSectionBytes / std::max<int64_t>(1, works.head_bytes)) * works.group;
     section = divide_up(works.heads, divide_up(works.heads, fit));
@@ -68,10 +68,10 @@ WorkOrder order_of(const Works& works) {
   }
   WorkOrder order{};
   order.tiles = Divisor(static_cast<int>(works.tiles)), order.heads = static_cast<int>(works.heads);
-  order.turns = static_cast<int>(turns);
-  order.section = Divisor(static_cast<int>(std::max<int64_t>(1, section)));
-  order.section_works = Divisor(order.section * order.tiles);
-  order.rising = sections % 2 == 0;
+  order.paired_heads = static_cast<int>(paired);
+  order.swizzle_heads = Divisor(static_cast<int>(std::max<int64_t>(1, section)));
+  order.swizzle_tiles = Divisor(order.swizzle_heads * order.tiles);
+  order.ascending = sections % 2 == 0;
   return order;
 }
 

@@ -84,11 +84,11 @@ TEST_P(CudaCompileSm90Tile, OverlapsItsProducts) {
   constexpr int32_t kArch = 90;
   const Sm90Tile& tile = GetParam();
   struct Kind {
-    bool causal, uneven;
+    bool causal, varlen;
     int page_rows;
   };
-  // Dense, uneven, by boxes of 16 rows of a page, and of a whole block.
-  for (const auto& [causal, uneven, page_rows] :
+  // Dense, varlen, by boxes of 16 rows of a page, and of a whole block.
+  for (const auto& [causal, varlen, page_rows] :
        {Kind{false, false, 0}, Kind{true, false, 0}, Kind{false, true, 0}, Kind{true, true, 0}, Kind{false, true, 16},
         Kind{true, true, 16}, Kind{true, true, tile.block_n}}) {
     if (tile.area == (causal ? Area::kFull : Area::kStairs)) continue;  // packed batches are ragged, and may be causal
@@ -98,7 +98,7 @@ TEST_P(CudaCompileSm90Tile, OverlapsItsProducts) {
       FwdSm90Config config{};
       config.dtype = Dtype::kBFloat16;
       config.head_dim = tile.head_dim, config.head_dim_v = tile.head_dim_v;
-      config.causal = causal, config.uneven = uneven, config.score = score;
+      config.causal = causal, config.varlen = varlen, config.score = score;
       tile.apply(config);
       if (page_rows > 0) config.page_rows = page_rows, config.cluster = 1;
       const KernelSpec spec = spec_of(config);

@@ -132,8 +132,8 @@ TEST(CudaSm90Kernel, IsForUnevenSequencesWhereThereAreSome) {
     ASSERT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90);
     const std::vector<KernelSpec> launched = launches_of(plan);
     ASSERT_EQ(launched.size(), 1u);
-    const bool uneven = problem.seqused_k.rank + problem.cu_seqlens_q.rank > 0;
-    EXPECT_NE(launched[0].config.find(uneven ? ".uneven = true" : ".uneven = false"), std::string::npos)
+    const bool varlen = problem.seqused_k.rank + problem.cu_seqlens_q.rank > 0;
+    EXPECT_NE(launched[0].config.find(varlen ? ".varlen = true" : ".varlen = false"), std::string::npos)
         << launched[0].config;
   }
 }

@@ -1,4 +1,5 @@
-// The order of fwd_sm90's works under a staircase: every block of a grid takes its own here, as the kernel's producers do.
+// The order of fwd_sm90's work tiles under a causal mask: every block of a grid takes its own here, as the kernel's tile
+// scheduler does.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,22 +19,22 @@ constexpr int kMultiprocessors = 132;
 template <class Visit>
 void for_each_work(const WorkOrder& order, int blocks, const Visit& visit) {
   for (int block = 0; block < blocks; ++block) {
-    for (BlockWorks at(order, block, blocks); at.work < works_of(order); at.advance(order, block, blocks)) {
-      visit(block, at.work);
+    for (BlockTiles at(order, block, blocks); at.index < work_tiles(order); at.advance(order, block, blocks)) {
+      visit(block, at.index);
     }
   }
 }
 
 // Which works are not done once, or lie beyond a head's tiles: none.
 std::string faults(const WorkOrder& order, int blocks) {
-  std::vector<int> done(works_of(order)), placed(works_of(order));
+  std::vector<int> done(work_tiles(order)), placed(work_tiles(order));
   std::string text;
   int before = -1, of_block = -1;
   for_each_work(order, blocks, [&](int block, int work) {
     if (block == of_block && work <= before) text += " not growing: " + std::to_string(work);
     of_block = block, before = work;
     ++done[work];
-    const WorkPlace place = work_place(order, work);
+    const TileCoord place = tile_coord(order, work);
     if (place.head < 0 || place.head >= order.heads || place.slot < 0 || place.slot >= order.tiles) {
       text += " nowhere: " + std::to_string(work);
     } else {
@@ -47,12 +48,12 @@ std::string faults(const WorkOrder& order, int blocks) {
 }
 
 std::string text_of(const WorkOrder& order) {
-  return "tiles " + std::to_string(order.tiles) + ", heads " + std::to_string(order.heads) + ", turns " +
-         std::to_string(order.turns) + ", section " + std::to_string(order.section) + ", rising " +
-         std::to_string(order.rising);
+  return "tiles " + std::to_string(order.tiles) + ", heads " + std::to_string(order.heads) + ", paired " +
+         std::to_string(order.paired_heads) + ", section " + std::to_string(order.swizzle_heads) + ", ascending " +
+         std::to_string(order.ascending);
 }
 
-// Also where long heads of a packed batch would all come in turns, two tiles at a time.
+// Also where long heads of a packed batch would all come in pairs.
 TEST(CudaWorkOrder, AsManyBlocksAsWorksHaveOneEach) {
   for (const bool packed : {false, true}) {
     Works works{};
@@ -86,11 +87,12 @@ TEST(CudaWorkOrder, EveryTileOnceWhateverTheNumbers) {
   for (int blocks = 1; blocks <= 9; ++blocks)
     for (int tiles = 1; tiles <= 6; ++tiles)
       for (int heads = 1; heads <= 7; ++heads)
-        for (int turns = 0; turns <= heads; ++turns) {
-          if (turns * tiles % 2 != 0 && turns < heads) continue;
+        for (int paired = 0; paired <= heads; ++paired) {
+          if (paired * tiles % 2 != 0 && paired < heads) continue;
           for (int section = 1; section <= heads; ++section)
-            for (const int rising : {0, 1}) {
-              const WorkOrder order{Divisor(tiles), heads, turns, Divisor(section), Divisor(section * tiles), rising};
+            for (const int ascending : {0, 1}) {
+              const WorkOrder order{Divisor(tiles),           heads,    paired, Divisor(section),
+                                    Divisor(section * tiles), ascending};
               ASSERT_EQ(faults(order, blocks), "") << text_of(order) << ", blocks " << blocks;
             }
         }
@@ -119,7 +121,7 @@ double loss(const Cost& cost, int length) {
   const WorkOrder order = order_of(works);
   std::vector<double> load(kMultiprocessors);
   for_each_work(order, kMultiprocessors, [&](int block, int work) {
-    const int keys = (order.tiles - work_place(order, work).slot) * cost.block_m;
+    const int keys = (order.tiles - tile_coord(order, work).slot) * cost.block_m;
     load[block] += cost.fixed + cost.a_block * ((keys + cost.block_n - 1) / cost.block_n);
   });
   return std::ranges::max(load) * kMultiprocessors / std::accumulate(load.begin(), load.end(), 0.0) - 1;
@@ -128,7 +130,7 @@ double loss(const Cost& cost, int length) {
 TEST(CudaWorkOrder, BlocksHaveAsMuchToDo) {
   for (const Cost& cost : kCosts)
     for (int length = 512; length <= 16384; length *= 2) {
-      // Few tiles a head, or sizes that go up by turns of one block of keys and of two, leave less to choose from.
+      // Few tiles a head, or sizes that go up by one block of keys and by two alternately, leave less to choose from.
       const double most = length >= 4096 ? 0.011 : length == 2048 && cost.block_m == 128 ? 0.006 : 0.032;
       EXPECT_LE(loss(cost, length), most) << cost.head_dim << " " << cost.block_m << " " << length;
     }

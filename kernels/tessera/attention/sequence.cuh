@@ -16,26 +16,26 @@ struct Sequence {
 
 TESSERA_DEVICE int clamp(int x, int low, int high) { return min(max(x, low), high); }
 
-// kUneven: they may be packed, or use a part of their keys.
-template <bool kUneven = true>
+// kVarlen: sequences may be packed, or use a part of their keys (seqused_k).
+template <bool kVarlen = true>
 TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
   Sequence s;
   s.q_begin = 0, s.sq = p.seqlen_q;
   s.k_begin = 0, s.k_rows = p.seqlen_k;
   s.row_begin = static_cast<int64>(b) * p.seqlen_q;
-  if (kUneven && p.cu_seqlens_q) {
+  if (kVarlen && p.cu_seqlens_q) {
     s.q_begin = clamp(p.cu_seqlens_q[b * p.cu_seqlens_q_stride], 0, p.rows_q);
     const int end = clamp(p.cu_seqlens_q[(b + 1) * p.cu_seqlens_q_stride], s.q_begin, p.rows_q);
     s.sq = min(end - s.q_begin, p.max_seqlen_q);
     s.row_begin = s.q_begin;
   }
-  if (kUneven && p.cu_seqlens_k) {
+  if (kVarlen && p.cu_seqlens_k) {
     s.k_begin = clamp(p.cu_seqlens_k[b * p.cu_seqlens_k_stride], 0, p.rows_k);
     const int end = clamp(p.cu_seqlens_k[(b + 1) * p.cu_seqlens_k_stride], s.k_begin, p.rows_k);
     s.k_rows = min(end - s.k_begin, p.max_seqlen_k);
   }
   s.sk = s.k_rows;
-  if (kUneven && p.seqused_k) s.sk = clamp(p.seqused_k[b * p.seqused_k_stride], 0, min(s.k_rows, p.max_seqlen_k));
+  if (kVarlen && p.seqused_k) s.sk = clamp(p.seqused_k[b * p.seqused_k_stride], 0, min(s.k_rows, p.max_seqlen_k));
   return s;
 }
 

@@ -15,11 +15,11 @@ struct BwdConfig {
   int block_m;     // queries a tile
   int block_n;     // keys a block owns
   int warps;
-  bool halves;        // half of the warps computes S and dV, the other dP and dK; head_dim_v = head_dim, no options
-  int column_parts;   // warps, of a half, that have the same keys, each with a part of dK's and dV's columns
-  int stages;         // tiles of queries, and of dO, in shared memory; 0: these take turns, and so do K and V
-  int blocks_per_sm;  // that registers must allow
-  bool aligned;       // as above, and dO
+  bool halves;            // half of the warps computes S and dV, the other dP and dK; head_dim_v = head_dim, no options
+  int column_parts;       // warps, of a half, that have the same keys, each with a part of dK's and dV's columns
+  int stages;             // tiles of queries, and of dO, in shared memory; 0: these take turns, and so do K and V
+  int min_blocks_per_sm;  // that registers must allow
+  bool aligned;           // as above, and dO
   bool bulk_dq;  // Hopper and later, with halves: dQ is added by bulk copies from shared memory, not from registers
   bool d_bias;   // the gradient of the bias is wanted
   bool deterministic;

@@ -45,7 +45,7 @@ struct BwdWarps {
                                : kCfg.score.any() || kCfg.d_bias ? 128
                                : kM == 1                         ? 95
                                                                  : 60;
-    const int most = 65536 / (kCfg.warps * 32 * kCfg.blocks_per_sm);
+    const int most = 65536 / (kCfg.warps * 32 * kCfg.min_blocks_per_sm);
     const int accumulators = (most < 255 ? most : 255) - kElsewhere;
     int queries = kQueries;
     // Halves hold S^T or dP^T beside dV or dK, not both.

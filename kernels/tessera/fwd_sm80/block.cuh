@@ -19,7 +19,7 @@ struct Work {
 
 // Forward: place -> (batch, head, split, tile of block_m rows); of `place`, a head is a (batch, head, split).
 template <int kBlockM, bool kSplit, ScoreConfig kScore>
-TESSERA_DEVICE Work query_tile(const FwdParams& p, WorkPlace place, const Divisor& heads, int rows_a_query) {
+TESSERA_DEVICE Work query_tile(const FwdParams& p, TileCoord place, const Divisor& heads, int rows_a_query) {
   Work w;
   int rest = place.head;
   w.split = 0;
@@ -41,10 +41,10 @@ TESSERA_DEVICE Work query_tile(const FwdParams& p, WorkPlace place, const Diviso
 // Rows of no sequence (attention/unowned_rows.cuh), by the blocks of a grid with one for each place: those whose slots come after the last sequence's, of which there is
 // always one. Where keys are split, their merge does it.
 template <FwdConfig kCfg>
-TESSERA_DEVICE void clear_unowned_outputs_at(const FwdParams& p, WorkPlace place, int heads) {
+TESSERA_DEVICE void clear_unowned_outputs_at(const FwdParams& p, TileCoord place, int heads) {
   if (kCfg.split || !p.cu_seqlens_q || blockIdx.y != 0) return;
   const int first = slot_begin<kCfg.block_m>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q,
-                                             kCfg.pack_heads ? p.group : 1, p.batch);
+                                             kCfg.pack_gqa ? p.group : 1, p.batch);
   const int slots = p.tiles - first;
   if (place.slot < first) return;
   const int64 block = static_cast<int64>(place.head) * slots + place.slot - first;
@@ -60,11 +60,11 @@ struct QueryRows {
   int group, head0;
 
   TESSERA_DEVICE QueryRows(const ProblemParams& p, const Sequence& s, int head_slot)
-      : rows(kCfg.pack_heads ? s.sq * p.group : s.sq),
+      : rows(kCfg.pack_gqa ? s.sq * p.group : s.sq),
         group(p.group),
-        head0(kCfg.pack_heads ? head_slot * p.group : head_slot) {}
-  TESSERA_DEVICE int query(int row) const { return kCfg.pack_heads ? row / group : row; }
-  TESSERA_DEVICE int head(int row) const { return kCfg.pack_heads ? head0 + row % group : head0; }
+        head0(kCfg.pack_gqa ? head_slot * p.group : head_slot) {}
+  TESSERA_DEVICE int query(int row) const { return kCfg.pack_gqa ? row / group : row; }
+  TESSERA_DEVICE int head(int row) const { return kCfg.pack_gqa ? head0 + row % group : head0; }
 };
 
 // A block's tile of query rows, and the tiles of keys that they see.
@@ -80,12 +80,12 @@ struct FwdBlock {
   int first, last;         // [first, last), tiles of block_n keys
   int dv_begin, dv_count;  // columns of V: more than registers hold are taken in slices, each by a block of its own
 
-  TESSERA_DEVICE FwdBlock(const FwdParams& p, WorkPlace place)
-      : work(query_tile<kCfg.block_m, kCfg.split, kCfg.score>(p, place, kCfg.pack_heads ? p.heads_kv : p.heads_q,
-                                                              kCfg.pack_heads ? p.group : 1)),
+  TESSERA_DEVICE FwdBlock(const FwdParams& p, TileCoord place)
+      : work(query_tile<kCfg.block_m, kCfg.split, kCfg.score>(p, place, kCfg.pack_gqa ? p.heads_kv : p.heads_q,
+                                                              kCfg.pack_gqa ? p.group : 1)),
         s(kPersistent ? load_sequence(p, work.batch) : uniform(load_sequence(p, work.batch))),
         map(p, s, work.head),
-        head_kv(kCfg.pack_heads ? work.head : work.head / p.group),
+        head_kv(kCfg.pack_gqa ? work.head : work.head / p.group),
         row0(work.tile * kCfg.block_m),
         count(min(map.rows - row0, kCfg.block_m)),
         visible(visible_keys(p, s, map.query(row0), map.query(row0 + count - 1))),
@@ -123,7 +123,7 @@ template <FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void load_queries(Tile& sQ, const FwdParams& p, const FwdBlock<kCfg>& b) {
   constexpr int kBytes = dtype_bytes(kCfg.dtype);
   const char* base = static_cast<const char*>(p.q.data) + p.q.batch * b.work.batch * kBytes;
-  if constexpr (!kCfg.pack_heads) {
+  if constexpr (!kCfg.pack_gqa) {
     base += (p.q.row * (static_cast<int64>(b.s.q_begin) + b.row0) + p.q.head * b.work.head) * kBytes;
     load_tile_strided<kCfg.aligned, kCfg.warps * 32>(sQ, b.count, p.head_dim * kBytes, base, p.q.row * kBytes);
     return;
@@ -302,7 +302,7 @@ TESSERA_DEVICE void put_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg
 template <int kRows, FwdConfig kCfg, class Tile>
 TESSERA_DEVICE void store_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, int first) {
   char* base = static_cast<char*>(p.o.data) + (p.o.batch * b.work.batch + b.dv_begin) * Tile::kElemBytes;
-  if constexpr (!kCfg.pack_heads) {
+  if constexpr (!kCfg.pack_gqa) {
     base += (p.o.row * (static_cast<int64>(b.s.q_begin) + b.row0) + p.o.head * b.work.head) * Tile::kElemBytes;
     store_rows_strided<kRows>(sO, first, b.count, b.dv_count, p.o_aligned, base, p.o.row * Tile::kElemBytes);
     return;

@@ -48,7 +48,7 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
 
   // 2. Q and the first tiles of K and V: global -> shared. Another sequence's rows behind a packed one's last would have a
   // say in whether the stale max may serve.
-  const bool copies_q = !kCfg.pack_heads && (!p.cu_seqlens_q || b.count == kCfg.block_m);
+  const bool copies_q = !kCfg.pack_gqa && (!p.cu_seqlens_q || b.count == kCfg.block_m);
   const auto copy_k = [&](int tile, int stage) {
     copy_keys(shared.sK[stage], shared.k.full[stage], p, p.k_map, b, tile * kCfg.block_n, 0);
   };

@@ -13,20 +13,20 @@ namespace tessera {
 // fwd_sm80/pairs.cuh where warps stand in pairs.
 struct FwdConfig {
   Dtype dtype;
-  int head_dim;       // padded to a multiple of 16
-  int head_dim_v;     // likewise
-  int block_m;        // query rows a tile
-  int block_n;        // keys a tile
-  int warps;          // each takes block_m / warps query rows; a pair those of both
-  int stages;         // tiles of keys, and of values, in shared memory
-  int blocks_per_sm;  // that registers must allow
-  bool aligned;       // every row of q, k and v starts at a multiple of 16 bytes, so that loads are of 16 bytes
-  bool paged;         // keys and values by page table
-  bool pack_heads;    // the query heads that share a KV head stand in one tile's rows
-  bool split;         // keys in parts: float32 partial results instead of o
-  bool pairs;         // two warps share 32 query rows, each with half of a tile's keys and of O's columns
-  bool bulk;          // tiles of keys and values come by bulk copies (TMA), of pairs whole ones: Hopper and later
-  bool spread_rows;   // a warp's two tiles of 16 rows lie block_m / 2 apart
+  int head_dim;           // padded to a multiple of 16
+  int head_dim_v;         // likewise
+  int block_m;            // query rows a tile
+  int block_n;            // keys a tile
+  int warps;              // each takes block_m / warps query rows; a pair those of both
+  int stages;             // tiles of keys, and of values, in shared memory
+  int min_blocks_per_sm;  // that registers must allow
+  bool aligned;           // every row of q, k and v starts at a multiple of 16 bytes, so that loads are of 16 bytes
+  bool paged;             // keys and values by page table
+  bool pack_gqa;          // the query heads that share a KV head stand in one tile's rows
+  bool split;             // keys in parts: float32 partial results instead of o
+  bool pairs;             // two warps share 32 query rows, each with half of a tile's keys and of O's columns
+  bool bulk;              // tiles of keys and values come by bulk copies (TMA), of pairs whole ones: Hopper and later
+  bool spread_rows;       // a warp's two tiles of 16 rows lie block_m / 2 apart
   ScoreConfig score;
 };
 

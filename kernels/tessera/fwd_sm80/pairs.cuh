@@ -329,7 +329,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
   };
 
   // A work's bounds to shared memory, and its first loads; of the block's first work V, too, whose place is free.
-  const auto open = [&](WorkPlace work, int place, bool with_v) {
+  const auto open = [&](TileCoord work, int place, bool with_v) {
     const FwdBlock<kCfg> b(p, work);
     if (threadIdx.x == 0) shared.work[place] = b;
     load_first(b);

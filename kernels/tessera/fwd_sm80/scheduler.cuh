@@ -9,8 +9,8 @@ namespace tessera {
 // The works of a persistent block, one after another.
 template <FwdConfig kCfg>
 struct PersistentScheduler {
-  BlockWorks works;
-  WorkPlace place;
+  BlockTiles works;
+  TileCoord place;
   bool more;  // there is one at `place`
 
   TESSERA_DEVICE explicit PersistentScheduler(const FwdParams& p)
@@ -19,7 +19,7 @@ struct PersistentScheduler {
   }
   // Every block has one at most.
   TESSERA_DEVICE static bool one_each(const FwdParams& p) {
-    return p.order.turns == 0 && static_cast<int>(gridDim.x) >= works_of(p.order);
+    return p.order.paired_heads == 0 && static_cast<int>(gridDim.x) >= work_tiles(p.order);
   }
   TESSERA_DEVICE void advance(const FwdParams& p) {
     step(p);
@@ -42,8 +42,8 @@ struct PersistentScheduler {
   }
   // From here on the first that is one: a packed batch has slots without rows.
   TESSERA_DEVICE void find(const FwdParams& p) {
-    for (; works.work < works_of(p.order); step(p)) {
-      place = work_place(p.order, works.work);
+    for (; works.index < work_tiles(p.order); step(p)) {
+      place = tile_coord(p.order, works.index);
       more = !p.cu_seqlens_q || FwdBlock<kCfg>(p, place).work.tile >= 0;
       if (more) return;
     }

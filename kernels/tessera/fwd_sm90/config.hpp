@@ -1,45 +1,73 @@
-// Forward by wgmma. Config: fixed when the kernel is compiled; params: read at run time. Both are filled
-// in by the host.
+// What fwd_sm90 is compiled for (config), what a launch passes (params), and where its shared memory lies: one text for the
+// host, the kernel and the search of tiles.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/work_order.hpp"
+#include "tessera/tile/swizzle.hpp"
 
 namespace tessera {
 
-// Forward by wgmma: fwd_sm90/kernel.cuh.
 struct FwdSm90Config {
   Dtype dtype;     // 16 bits
   int head_dim;    // padded to a multiple of 16
-  int head_dim_v;  // likewise
-  int block_n;     // keys a tile
-  int consumers;   // warpgroups that multiply, each with 64 query rows
-  int k_stages;    // tiles of keys in shared memory
-  int v_stages;    // tiles of values
-  int q_stages;    // tiles of 64 queries: with more than consumers, the next work's arrive while this one's are in use
-  int o_chunks;    // of 64 columns of O, for which each warp has a place on their way out
-  int page_rows;   // by page table: rows of a box, which divide a page's and block_n; 0: keys are dense or packed
-  bool causal;     // queries see the more keys the later they stand: works differ in size
-  int cluster;     // blocks that fetch K and V for each other, 1 or 2; 2: neighbouring works see the same keys
-  bool uneven;     // sequences are packed, or use a part of their keys: their ends lie anywhere
+  int head_dim_v;  // likewise, and a width of ptx::Wgmma
+  int block_n;     // keys of a K/V block
+  int consumers;   // consumer warpgroups, each with kConsumerRows query rows
+  int k_stages;    // K blocks in shared memory
+  int v_stages;    // V blocks
+  int q_stages;    // tiles of kConsumerRows queries; with more than `consumers` the next work tile's Q is loaded early
+  int o_chunks;    // chunks of 64 columns of O that each warp stages on their way to global memory
+  int page_rows;   // paged K and V: rows of a TMA box, a divisor of the page size and of block_n; 0: no page table
+  bool causal;     // later queries see more keys, so work tiles differ in cost
+  int cluster;     // blocks that multicast K and V to each other, 1 or 2; 2: neighbouring work tiles see the same keys
+  bool varlen;     // cu_seqlens or seqused: a sequence may end anywhere within a tile
   ScoreConfig score;
 };
 
-inline constexpr int kConsumerRows = 64;  // queries of a warpgroup
+inline constexpr int kConsumerRows = 64;   // query rows of a warpgroup: M of one wgmma
+inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead of the consumers
 
 // Whether the rings of K and V are deep enough that consumers cannot deadlock. All consumers share the K/V blocks of a work
 // tile, the union of what their rows see; a consumer releases those that only others see as soon as they arrive. At the
 // border of two tiles it releases such blocks of K, after its last block and before its first of the next tile, while its
 // last P V still holds back the release of V. Until then the producers can be ahead by k_stages + v_stages - 1 blocks: with
 // more blocks to skip than that, the consumer waits for K that is not loaded before another consumer gets its own.
-TESSERA_HOST_DEVICE constexpr bool keys_may_run_ahead(int consumers, int block_n, int k_stages, int v_stages) {
+TESSERA_HOST_DEVICE constexpr bool kv_rings_cannot_deadlock(int consumers, int block_n, int k_stages, int v_stages) {
   for (int consumer = 0; consumer < consumers; ++consumer) {
     const int before = consumer * kConsumerRows, behind = (consumers - 1 - consumer) * kConsumerRows;
     const int unseen = (before + block_n - 1) / block_n + (behind + block_n - 1) / block_n;
     if (unseen > k_stages + v_stages - 1) return false;
   }
   return true;
+}
+
+// Offsets in bytes from the start of shared memory, which is aligned to 1024 as the swizzle wants it.
+struct FwdSm90Layout {
+  int q;                                  // [q_stages] tiles of kConsumerRows x head_dim
+  int k;                                  // [k_stages] blocks of block_n x head_dim
+  int v;                                  // [v_stages] blocks of block_n x head_dim_v
+  int o;                                  // [consumers * 4 warps] tiles of 16 x o_chunks * 64 columns
+  int work_tiles;                         // [kWorkTilesAhead] WorkTile
+  int tile_ring, q_ring, k_ring, v_ring;  // a full and an empty barrier a stage
+  int bytes;
+};
+
+inline constexpr int kWorkTileBytes = 136, kRingStageBytes = 2 * 8;
+
+TESSERA_HOST_DEVICE constexpr FwdSm90Layout fwd_sm90_layout(const FwdSm90Config& c) {
+  FwdSm90Layout at{};
+  at.k = at.q + c.q_stages * swizzled_bytes(kConsumerRows, c.head_dim);
+  at.v = at.k + c.k_stages * swizzled_bytes(c.block_n, c.head_dim);
+  at.o = at.v + c.v_stages * swizzled_bytes(c.block_n, c.head_dim_v);
+  at.work_tiles = at.o + c.consumers * kConsumerRows * c.o_chunks * kChunkRowBytes;
+  at.tile_ring = at.work_tiles + kWorkTilesAhead * kWorkTileBytes;
+  at.q_ring = at.tile_ring + kWorkTilesAhead * kRingStageBytes;
+  at.k_ring = at.q_ring + c.q_stages * kRingStageBytes;
+  at.v_ring = at.k_ring + c.k_stages * kRingStageBytes;
+  at.bytes = (at.v_ring + c.v_stages * kRingStageBytes + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
+  return at;
 }
 
 // The upper half of all of fwd_sm90's matrix descriptors: 8 rows of 128 bytes lie behind each other, swizzled over all 128.
@@ -50,9 +78,10 @@ struct FwdSm90Params : ProblemParams {
   RowTensor o;
   StatTensor lse;
   WorkOrder order;
-  int* next_work;  // packed: how many have been taken; or NULL: every block knows its works
-  int short_work;  // of these: blocks of keys up to which a work is left for the end
-  // Parameters, since constants were written into registers anew for each product, and two, that each keeps its place.
+  int* tile_counter;      // dynamic scheduler, packed batches: how many work tiles are taken; NULL: a static schedule
+  int short_tile_blocks;  // dynamic scheduler: work tiles of at most so many K/V blocks are scheduled last
+  // Parameters and not constants, which the compiler wrote into registers anew for each product; two of them, so that each
+  // keeps its place.
   uint32 q_descriptor_high = kDescriptorHigh, kv_descriptor_high = kDescriptorHigh;
 };
 

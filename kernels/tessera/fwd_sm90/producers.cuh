@@ -1,31 +1,14 @@
-// What fwd_sm90 keeps in shared memory, and the threads that fill it: one says what the works are, three bring tiles of Q, K
-// and V, by TMA. Each runs ahead of the consumers as far as its ring goes, over the works' borders too.
+// The producer warpgroup of fwd_sm90: one thread is the tile scheduler, three load Q, K and V by TMA. Each runs ahead of the
+// consumers as far as its ring goes, across the borders of work tiles.
 #pragma once
 
 #include "tessera/fwd_sm90/config.hpp"
-#include "tessera/fwd_sm90/work_tile.cuh"
+#include "tessera/fwd_sm90/shared_memory.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
-#include "tessera/tile/pipeline.cuh"
-#include "tessera/tile/wgmma_tile.cuh"
 
 namespace tessera {
 
-template <FwdSm90Config kCfg>
-struct FwdSm90SharedMemory {
-  static constexpr int kWorks = 4;  // known ahead
-  using Output = SwizzledTile<16, kCfg.o_chunks * kChunkCols>;
-  SwizzledTile<64, kCfg.head_dim> sQ[kCfg.q_stages];  // consumer after consumer, work after work
-  SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.k_stages];
-  SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.v_stages];
-  Output sO[kCfg.consumers * 4];  // of each warp: columns on their way out
-  WorkTile<kCfg> work[kWorks];
-  Ring<kWorks> works;
-  Ring<kCfg.q_stages> q;
-  Ring<kCfg.k_stages, kCfg.cluster> k;
-  Ring<kCfg.v_stages, kCfg.cluster> v;
-};
-
-// kBlocks > 1: every block of the cluster gets the tile, and this one brings its share of the chunks to all.
+// kBlocks > 1: every block of the cluster gets the tile, and this one multicasts its share of the chunks to all.
 template <int kBlocks = 1, class Tile>
 TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier, int row, int head, int batch) {
 #pragma unroll
@@ -40,93 +23,97 @@ TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier,
   }
 }
 
-// This block's works in their order. Opening one takes some hundreds of instructions with divisions and, in packed batches, a
-// search: no other thread waits for that.
+// The tile scheduler: this block's work tiles in their order. To decode one takes hundreds of instructions, with divisions
+// and, in packed batches, a binary search; nothing else waits for this thread.
+//
+// Static: block b's tiles are a function of b. Dynamic (packed batches, whose lengths only the GPU knows): blocks draw from
+// p.tile_counter. A first pass over all indices takes the long tiles, a second one the short ones, some indices at a draw,
+// so that the grid ends with short tiles (LPT). A tile is drawn when the last but one before it is done: as late as still
+// hides the latency of its loads.
 template <FwdSm90Config kCfg>
-TESSERA_DEVICE void produce_works(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
-  RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> at;
+TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
+  RingPosition<kWorkTilesAhead> at;
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
-  const auto open_if = [&](int index, auto&& wanted) {
-    shared.works.wait_empty(at);
-    WorkTile<kCfg>& work = shared.work[at.stage()];  // in place: registers are few here
-    work.open(p, index);
-    if (work.count == 0 || !wanted(work)) return;
-    work.set_consumer_bounds(p);
-    ptx::mbarrier_arrive(shared.works.full[at.stage()].address());
+  const auto publish_if = [&](int index, auto&& wanted) {
+    shared.tile_ring.wait_empty(at);
+    WorkTile<kCfg>& tile = shared.work_tiles[at.stage()];  // decoded in place: the producer has few registers
+    tile.decode(p, index);
+    if (tile.count == 0 || !wanted(tile)) return;
+    tile.set_consumer_bounds(p);
+    ptx::mbarrier_arrive(shared.tile_ring.full[at.stage()].address());
     at.advance();
   };
-  const auto open = [&](int index) { open_if(index, [](const WorkTile<kCfg>&) { return true; }); };
-  if (kCfg.uneven && p.next_work) {
-    // First those that see many keys, so that the last are short; then the others, which are looked for some at a time. One
-    // is taken when the last but one is done: as late as still hides the way to its tiles.
-    constexpr int kAtATime = 4;
-    const int works = works_of(p.order);
-    const auto is_long = [&](const WorkTile<kCfg>& work) { return work.last - work.first > p.short_work; };
+  const auto publish = [&](int index) { publish_if(index, [](const WorkTile<kCfg>&) { return true; }); };
+  if (kCfg.varlen && p.tile_counter) {
+    constexpr int kShortTilesADraw = 4;
+    const int tiles = work_tiles(p.order);
+    const auto is_long = [&](const WorkTile<kCfg>& tile) { return tile.last - tile.first > p.short_tile_blocks; };
     while (true) {
-      auto last_but_one = at;  // in whose place the next but one comes
+      auto last_but_one = at;  // whose stage the tile after the next one takes
       last_but_one.advance(2);
-      shared.works.wait_empty(last_but_one);
-      const int taken = atomicAdd(p.next_work, 1);
-      if (taken < works) {
-        open_if(taken, is_long);
+      shared.tile_ring.wait_empty(last_but_one);
+      const int drawn = atomicAdd(p.tile_counter, 1);
+      if (drawn < tiles) {
+        publish_if(drawn, is_long);
         continue;
       }
-      const int first = (taken - works) * kAtATime;
-      if (first >= works) break;
-      for (int index = first; index < min(first + kAtATime, works); ++index) {
-        open_if(index, [&](const WorkTile<kCfg>& work) { return !is_long(work); });
+      const int first = (drawn - tiles) * kShortTilesADraw;
+      if (first >= tiles) break;
+      for (int index = first; index < min(first + kShortTilesADraw, tiles); ++index) {
+        publish_if(index, [&](const WorkTile<kCfg>& tile) { return !is_long(tile); });
       }
     }
   } else if constexpr (kCfg.causal) {
-    BlockWorks mine(p.order, block, blocks);
-    for (; mine.work < works_of(p.order); mine.advance(p.order, block, blocks)) open(mine.work);
+    BlockTiles mine(p.order, block, blocks);
+    for (; mine.index < work_tiles(p.order); mine.advance(p.order, block, blocks)) publish(mine.index);
   } else {
-    for (int index = block; index < works_of(p.order); index += blocks) open(index);
+    for (int index = block; index < work_tiles(p.order); index += blocks) publish(index);
   }
-  shared.works.wait_empty(at);
-  shared.work[at.stage()].count = WorkTile<kCfg>::kEnd;
-  ptx::mbarrier_arrive(shared.works.full[at.stage()].address());
+  shared.tile_ring.wait_empty(at);
+  shared.work_tiles[at.stage()].count = WorkTile<kCfg>::kEnd;
+  ptx::mbarrier_arrive(shared.tile_ring.full[at.stage()].address());
 }
 
-// Queries, a consumer's after the other's; behind the last work's, their end alone.
+// Q, one consumer's rows after another's. After the last work tile the ring's stages are completed empty, so that the
+// consumers, which wait for Q alone, read that there is no further tile.
 template <FwdSm90Config kCfg>
-TESSERA_DEVICE void produce_queries(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
+TESSERA_DEVICE void load_q(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
   RingPosition<kCfg.q_stages> at;
-  RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
+  RingPosition<kWorkTilesAhead> tile_at;
   bool more = true;
   while (more) {
-    shared.works.wait_full(work_at);
-    const WorkTile<kCfg>& work = shared.work[work_at.stage()];
-    more = work.count > 0;
-    const int bytes = more && work.first < work.last ? shared.sQ[0].kBytes : 0;
+    shared.tile_ring.wait_full(tile_at);
+    const WorkTile<kCfg>& tile = shared.work_tiles[tile_at.stage()];
+    more = tile.count > 0;
+    const int bytes = more && tile.first < tile.last ? shared.sQ[0].kBytes : 0;
 #pragma unroll 1
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
-      shared.q.acquire(at, bytes);
+      shared.q_ring.acquire(at, bytes);
       if (bytes > 0) {
-        copy_tile(shared.sQ[at.stage()], &p.q_map, shared.q.full[at.stage()].address(),
-                  work.s.q_begin + work.row0 + consumer * 64, work.head, work.q_batch(p));
+        copy_tile(shared.sQ[at.stage()], &p.q_map, shared.q_ring.full[at.stage()].address(),
+                  tile.s.q_begin + tile.row0 + consumer * kConsumerRows, tile.head, tile.q_batch(p));
       }
       at.advance();
     }
-    shared.works.release_alone(work_at);
-    work_at.advance();
+    shared.tile_ring.release_alone(tile_at);
+    tile_at.advance();
   }
 }
 
-// Keys, or values.
+// K, or V: all blocks that a work tile sees.
 template <FwdSm90Config kCfg, int kStages, class Tile>
-TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared,
-                                 Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages], const TensorMap* map) {
+TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared,
+                            Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages], const TensorMap* map) {
   RingPosition<kStages> at;
-  RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
+  RingPosition<kWorkTilesAhead> tile_at;
   while (true) {
-    shared.works.wait_full(work_at);
-    const WorkTile<kCfg>& work = shared.work[work_at.stage()];
-    if (work.count < 0) return;
-    const int first = work.first, last = work.last, head = work.head / p.group, begin = work.s.k_begin;
-    const int batch = work.k_batch(p);
-    shared.works.release_alone(work_at);
-    work_at.advance();
+    shared.tile_ring.wait_full(tile_at);
+    const WorkTile<kCfg>& tile = shared.work_tiles[tile_at.stage()];
+    if (tile.count < 0) return;
+    const int first = tile.first, last = tile.last, head = tile.head / p.group, begin = tile.s.k_begin;
+    const int batch = tile.k_batch(p);
+    shared.tile_ring.release_alone(tile_at);
+    tile_at.advance();
     for (int block = first; block < last; ++block) {
       ring.acquire(at, Tile::kBytes);
       copy_tile<kCfg.cluster>(sTiles[at.stage()], map, ring.full[at.stage()].address(), begin + block * kCfg.block_n,
@@ -136,43 +123,42 @@ TESSERA_DEVICE void produce_keys(const FwdSm90Params& p, FwdSm90SharedMemory<kCf
   }
 }
 
-// The same by page table, by a warp: a block of keys is so many boxes, each of some rows of one page, and each lane
-// brings one. It reads the next block's entry of the table before it waits for the stage, so that the way to memory and
-// the wait are one. `full` counts the bytes of all boxes, so that no lane can be a round ahead of another.
+// The same by page table, by a warp. A K/V block is block_n / page_rows boxes, each of page_rows rows of one page, and each
+// lane loads one. It looks up its page of the next block before it waits for that block's stage, so that the two latencies
+// overlap. The full barrier counts the bytes of all boxes, so no lane can be a round ahead of another.
 //
-// A box that starts at the sequence's end or behind it is fetched from past the end of a page, where TMA finds zeros:
-// what the table holds there is not read. Behind the end within a box stands what the page holds; as with any seqused_k,
-// without which there are no pages, consumers mask it in K and clear it in V. A page that is not there is read as the
-// nearest.
+// A box that starts at the sequence's end or after it is loaded from past the end of a page, where TMA fills in zeros: the
+// page table is not read there. Within the box that holds the sequence's end lies what the page holds; as with any
+// seqused_k, which every paged call has, consumers mask it in K and clear it in V. A page index out of range is clamped.
 template <FwdSm90Config kCfg, int kStages, class Tile>
-TESSERA_DEVICE void produce_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared,
+TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared,
                                   Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages], const TensorMap* map) {
   constexpr int kBoxes = kCfg.block_n / kCfg.page_rows;
   static_assert(kBoxes * kCfg.page_rows == kCfg.block_n && kBoxes <= 32, "a lane for each box");
   static_assert(kCfg.page_rows % 8 == 0, "the swizzle repeats every 8 rows");
-  static_assert(kCfg.cluster == 1, "every block for itself");
+  static_assert(kCfg.cluster == 1, "pages are not multicast");
   constexpr uint32 kLanes = kBoxes == 32 ? ~0u : (1u << kBoxes) - 1;
   const int lane = static_cast<int>(threadIdx.x % 32), my_row = lane * kCfg.page_rows;
   if (lane >= kBoxes) return;
   RingPosition<kStages> at;
-  RingPosition<FwdSm90SharedMemory<kCfg>::kWorks> work_at;
+  RingPosition<kWorkTilesAhead> tile_at;
   while (true) {
-    shared.works.wait_full(work_at);
-    const WorkTile<kCfg>& work = shared.work[work_at.stage()];
-    if (work.count < 0) return;
-    const int first = work.first, last = work.last, head = work.head / p.group;
-    const uint32 sk = work.s.sk;
-    const int* table = p.page_table + p.page_table_batch * work.batch;
-    __syncwarp(kLanes);  // all have read
-    if (lane == 0) shared.works.release_alone(work_at);
-    work_at.advance();
+    shared.tile_ring.wait_full(tile_at);
+    const WorkTile<kCfg>& tile = shared.work_tiles[tile_at.stage()];
+    if (tile.count < 0) return;
+    const int first = tile.first, last = tile.last, head = tile.head / p.group;
+    const uint32 sk = tile.s.sk;
+    const int* table = p.page_table + p.page_table_batch * tile.batch;
+    __syncwarp(kLanes);  // every lane has read the work tile
+    if (lane == 0) shared.tile_ring.release_alone(tile_at);
+    tile_at.advance();
     int page, row;  // of my box in the next block
-    const auto find = [&](int block) {
+    const auto look_up = [&](int block) {
       const uint32 key = block * kCfg.block_n + my_row, size = p.page_size;
       page = 0, row = p.page_size;
       if (key < sk) page = table[p.page_table_col * (key / size)], row = key % size;
     };
-    find(first);
+    look_up(first);
     for (int block = first; block < last; ++block) {
       ring.wait_empty(at);
       const uint32 full = ring.full[at.stage()].address();
@@ -182,7 +168,7 @@ TESSERA_DEVICE void produce_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
         const uint32 to = shared_address(sTiles[at.stage()].data) + chunk * Tile::kChunkBytes + my_row * kChunkRowBytes;
         ptx::cp_async_bulk_tensor_4d(to, map, full, chunk * kChunkCols, row, head, clamp(page, 0, p.pages - 1));
       }
-      find(block + 1);
+      look_up(block + 1);
       at.advance();
     }
   }

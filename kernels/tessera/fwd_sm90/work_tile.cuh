@@ -1,4 +1,4 @@
-// What a persistent block of fwd_sm90 works on.
+// A work tile of fwd_sm90: some query rows of one head, and the K/V blocks that they see.
 #pragma once
 
 #include "tessera/attention/mask.cuh"
@@ -8,53 +8,58 @@
 
 namespace tessera {
 
-// One tile of queries of one head, and the blocks of keys [first, last) that it sees.
+// Of a warpgroup's 64 rows the first of this warp, and the lane. Both are recomputed where they are used: kept in registers
+// over the loops they would cost what the accumulators need.
+TESSERA_DEVICE int warp_row() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)) * 16; }
+TESSERA_DEVICE int warp_lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
+
 template <FwdSm90Config kCfg>
 struct WorkTile {
-  static constexpr int kBlockM = 64 * kCfg.consumers, kEnd = -1;
-  int batch, head, row0, count;  // count 0: nothing to do; kEnd: nor anything afterwards
+  static constexpr int kBlockM = kConsumerRows * kCfg.consumers, kEnd = -1;
+  int batch, head, row0, count;  // query rows row0 ... of the sequence; count 0: none; kEnd: there is no further tile
   Sequence s;
   TileRange visible;
-  int first, last;
-  // For the consumers: the first and the last block that a consumer's rows see, and that each of them sees whole.
-  int first_of[4], last_of[4], whole_first_of[4], whole_last_of[4];
+  int first, last;  // K/V blocks first ... last - 1: what any of the rows sees
+  // Of each consumer's rows: the first and the last block that some row sees, and that every row sees in full.
+  int first_of[4], last_of[4], full_first_of[4], full_last_of[4];
 
-  // Tiles of a head stand together; under a causal mask they differ in size, and attention/work_order says how they stand.
-  TESSERA_DEVICE void open(const FwdSm90Params& p, int index) {
-    WorkPlace place{index / p.order.tiles, index % p.order.tiles};
-    if constexpr (kCfg.causal) place = work_place(p.order, index);
+  // From the tile's index in the grid's order. Without a causal mask tiles cost the same, and those of a head, which share
+  // its keys, are neighbours; attention/work_order has the order under a causal mask.
+  TESSERA_DEVICE void decode(const FwdSm90Params& p, int index) {
+    TileCoord place{index / p.order.tiles, index % p.order.tiles};
+    if constexpr (kCfg.causal) place = tile_coord(p.order, index);
     const int slot = place.slot;
     const SequenceHead of = sequence_head<kCfg.score>(p, place.head, p.heads_q);
     head = of.head, batch = of.batch;
     int tile = slot;
-    if (kCfg.uneven && p.cu_seqlens_q) {
+    if (kCfg.varlen && p.cu_seqlens_q) {
       batch = find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, slot);
       tile -= slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, batch);
     }
-    if constexpr (kCfg.uneven) reload_memory();  // registers are few here, and what was found stands in memory
-    s = load_sequence<kCfg.uneven>(p, batch);
+    if constexpr (kCfg.varlen) reload_memory();  // the producer has few registers; what was found is in shared memory
+    s = load_sequence<kCfg.varlen>(p, batch);
     row0 = ((s.sq + kBlockM - 1) / kBlockM - 1 - tile) * kBlockM;
     count = row0 < 0 ? 0 : min(s.sq - row0, kBlockM);
-    if constexpr (kCfg.uneven) count = max(count, 0);  // a slot before the first sequence's
+    if constexpr (kCfg.varlen) count = max(count, 0);  // a slot before the first sequence's
     visible = visible_keys(p, s, row0, row0 + max(count, 1) - 1);
     first = max(visible.some.low, 0) / kCfg.block_n;
     last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;
   }
 
-  // Where tensor maps have the sequence: packed ones are rows of one.
-  TESSERA_DEVICE int q_batch(const FwdSm90Params& p) const { return kCfg.uneven && p.cu_seqlens_q ? 0 : batch; }
-  TESSERA_DEVICE int k_batch(const FwdSm90Params& p) const { return kCfg.uneven && p.cu_seqlens_k ? 0 : batch; }
-
-  // What consumers want to know beside.
   TESSERA_DEVICE void set_consumer_bounds(const FwdSm90Params& p) {
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
-      const TileRange seen = visible_keys(p, s, row0 + consumer * 64, row0 + consumer * 64 + 63);
+      const TileRange seen =
+          visible_keys(p, s, row0 + consumer * kConsumerRows, row0 + consumer * kConsumerRows + kConsumerRows - 1);
       first_of[consumer] = clamp(seen.some.low / kCfg.block_n, first, last - 1);
       last_of[consumer] = clamp(seen.some.high / kCfg.block_n, first_of[consumer], last - 1);
-      whole_first_of[consumer] = (max(seen.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;
-      whole_last_of[consumer] = (seen.all.high + 1) / kCfg.block_n - 1;
+      full_first_of[consumer] = (max(seen.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;
+      full_last_of[consumer] = (seen.all.high + 1) / kCfg.block_n - 1;
     }
   }
+
+  // The batch index in the tensor maps: a packed tensor is one sequence to them.
+  TESSERA_DEVICE int q_batch(const FwdSm90Params& p) const { return kCfg.varlen && p.cu_seqlens_q ? 0 : batch; }
+  TESSERA_DEVICE int k_batch(const FwdSm90Params& p) const { return kCfg.varlen && p.cu_seqlens_k ? 0 : batch; }
 };
 
 }  // namespace tessera

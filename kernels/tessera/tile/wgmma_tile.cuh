@@ -7,19 +7,16 @@
 #include "tessera/ptx/ldmatrix.cuh"
 #include "tessera/ptx/wgmma.cuh"
 #include "tessera/tile/product.cuh"
+#include "tessera/tile/swizzle.hpp"
 
 namespace tessera {
-
-inline constexpr int kChunkCols = 64, kChunkRowBytes = 128;
-
-TESSERA_HOST_DEVICE constexpr int chunks_of(int columns) { return (columns + kChunkCols - 1) / kChunkCols; }
 
 template <int kTileRows, int kTileCols>
 struct SwizzledTile {
   static constexpr int kRows = kTileRows, kCols = kTileCols, kChunks = chunks_of(kTileCols);
   static constexpr int kChunkBytes = kRows * kChunkRowBytes, kBytes = kChunks * kChunkBytes;
   static_assert(kRows % 8 == 0, "the swizzle repeats every 8 rows");
-  alignas(1024) char data[kBytes];
+  alignas(kSwizzleBytes) char data[kBytes];
 
   // The 16-byte word of columns col ... col + 7 of a row.
   TESSERA_DEVICE static uint32 at(uint32 base, int row, int col) {

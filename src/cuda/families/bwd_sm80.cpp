@@ -25,7 +25,7 @@ struct BwdTile {
   int block_m, block_n, warps;
   bool halves;  // for problems that halves serve
   int column_parts, stages;
-  int blocks_per_sm;  // that registers should allow
+  int min_blocks_per_sm;  // that registers should allow
 };
 // Of the first rows, the time of PyTorch's FlashAttention-2 over that of all three kernels, bfloat16 on an H200, geometric
 // mean of lengths 512, 4096 and 16384, full and causal.
@@ -76,7 +76,7 @@ BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
   config.head_dim_v = static_cast<int>(padded_to(plan.head_dim_v, 16));
   config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
   config.halves = tile.halves, config.column_parts = tile.column_parts;
-  config.blocks_per_sm = tile.blocks_per_sm;
+  config.min_blocks_per_sm = tile.min_blocks_per_sm;
   // Even shares of the columns; and who adds in turn must know when an addition is over, not only when it is read.
   config.bulk_dq = tile.halves && plan.device.arch >= kHopper && config.head_dim % 64 == 0 && !problem.deterministic;
   config.d_bias = core::present(problem.d_bias);
@@ -97,8 +97,8 @@ Choice choose(const tessera_plan& plan) {
     const bool plain = plan.head_dim == plan.head_dim_v && !choice.config.score.any() && !choice.config.d_bias;
     if (tile.halves && !plain) continue;
     // What one block can have is what all of an SM's have, but for what each of them reserves.
-    const int64_t reserved = int64_t{tile.blocks_per_sm - 1} * kReservedBytes;
-    if (tile.blocks_per_sm * smem_bytes(choice.config) + reserved > plan.device.smem_bytes) continue;
+    const int64_t reserved = int64_t{tile.min_blocks_per_sm - 1} * kReservedBytes;
+    if (tile.min_blocks_per_sm * smem_bytes(choice.config) + reserved > plan.device.smem_bytes) continue;
     choice.tile = &tile;
     break;
   }

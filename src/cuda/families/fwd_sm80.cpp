@@ -39,8 +39,8 @@ struct FwdTile {
   int head_dim;
   int64_t rows;
   int block_m, block_n, warps, stages;
-  int slice;          // columns of V a block takes
-  int blocks_per_sm;  // that registers and shared memory should allow
+  int slice;              // columns of V a block takes
+  int min_blocks_per_sm;  // that registers and shared memory should allow
   Rows dealt = Rows::kOwn;
   bool paged = false;  // for keys in pages alone
 };
@@ -88,8 +88,8 @@ constexpr int64_t kMergeKeys = 1, kMergeRowKeys = 2;
 struct Choice {
   const FwdTile* tile = nullptr;
   FwdConfig config{};
-  bool pack_heads = false;
-  int64_t rows_a_query = 1;       // of a tile: the heads that pack_heads puts there
+  bool pack_gqa = false;
+  int64_t rows_a_query = 1;       // of a tile: the heads that pack_gqa puts there
   int64_t tiles = 0, blocks = 0;  // of a head (packed: of all sequences); of the grid without splits and slices
   int slices = 1;
 };
@@ -110,16 +110,16 @@ bool takes_bulk_copies(const tessera_plan& plan) {
          refuse_tensor_map("v", p.v).empty() && !without_bulk_copies();
 }
 
-FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_heads) {
+FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_gqa) {
   FwdConfig config{};
   config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
   config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
   config.head_dim_v = slice_width(tile, plan);
   config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
-  config.blocks_per_sm = tile.blocks_per_sm;
+  config.min_blocks_per_sm = tile.min_blocks_per_sm;
   config.aligned = true;
   config.paged = core::paged(plan.problem);
-  config.pack_heads = pack_heads;
+  config.pack_gqa = pack_gqa;
   config.score = score_config(plan.problem);
   config.pairs = tile.dealt == Rows::kPairs;
   config.spread_rows = tile.dealt == Rows::kSpread;
@@ -142,10 +142,10 @@ Choice choose(const tessera_plan& plan) {
   for (const FwdTile& tile : kTiles) {
     const int64_t head_dim = padded_to(plan.head_dim, 16);
     if (tile.float32 != float32 || head_dim > tile.head_dim || (tile.paged && !core::paged(p))) continue;
-    choice.pack_heads = group > 1 && plan.max_seqlen_q < tile.block_m;
-    choice.rows_a_query = choice.pack_heads ? group : 1;
+    choice.pack_gqa = group > 1 && plan.max_seqlen_q < tile.block_m;
+    choice.rows_a_query = choice.pack_gqa ? group : 1;
     if (plan.max_seqlen_q * choice.rows_a_query > tile.rows) continue;
-    choice.config = make_config(plan, tile, choice.pack_heads);
+    choice.config = make_config(plan, tile, choice.pack_gqa);
     if (tile.dealt != Rows::kOwn && choice.config.score.any()) continue;
     if (tile.dealt == Rows::kApart && !choice.config.bulk) continue;
     if (persistent(tile) && !room_for_o(choice.config)) continue;
@@ -153,7 +153,7 @@ Choice choose(const tessera_plan& plan) {
     choice.tile = &tile;
     const core::Sizes size = core::sizes(p);
     const bool packed = core::packed_q(p);
-    const int64_t heads = choice.pack_heads ? plan.heads_kv : plan.heads_q;
+    const int64_t heads = choice.pack_gqa ? plan.heads_kv : plan.heads_q;
     choice.tiles = tiles_of(packed, plan.batch, size.rows_q, choice.rows_a_query, tile.block_m);
     if (packed) ++choice.tiles;  // a slot whose blocks clear the rows that belong to no sequence
     choice.blocks = choice.tiles * heads * (packed ? 1 : plan.batch);
@@ -167,7 +167,7 @@ Choice choose(const tessera_plan& plan) {
 // merged. Counted in keys' time, the number whose turns and merge take the least; of many rows only where blocks stay idle.
 int32_t splits_of(const Choice& choice, const tessera_plan& plan) {
   const FwdTile& tile = *choice.tile;
-  const int64_t held = int64_t{tile.blocks_per_sm} * plan.device.cores, blocks = choice.blocks * choice.slices;
+  const int64_t held = int64_t{tile.min_blocks_per_sm} * plan.device.cores, blocks = choice.blocks * choice.slices;
   if (plan.problem.batch_invariant || blocks == 0 || (tile.rows == kAny && blocks > held)) return 1;
   const int64_t rows = std::min<int64_t>(tile.block_m, plan.max_seqlen_q * choice.rows_a_query);
   const int64_t merge = kMergeKeys + kMergeRowKeys * rows * blocks / held;
@@ -196,7 +196,7 @@ Grid grid_of(const tessera_plan& plan, const Choice& choice, int num_splits, Wor
   const int64_t works = choice.blocks * num_splits;
   int64_t blocks = works;
   if (persistent(*choice.tile) && works > 0) {
-    const int64_t resident = plan.device.cores * choice.tile->blocks_per_sm / choice.slices;
+    const int64_t resident = plan.device.cores * choice.tile->min_blocks_per_sm / choice.slices;
     if (choice.tile->dealt == Rows::kPairs || staircase(plan.problem)) {
       blocks = persistent_blocks(plan, works, std::max<int64_t>(1, resident));
     }

@@ -39,8 +39,8 @@ struct FwdSm90Plan {
   FwdSm80Plan stand_in;  // where q, k, v or o starts at no multiple of 16 bytes
   WorkOrder order;
   Grid grid;
-  bool deals_by_counter;  // which the workspace has
-  int short_work;         // FwdSm90Params has what it is
+  bool schedules_dynamically;  // which the workspace has
+  int short_tile_blocks;       // FwdSm90Params has what it is
 };
 
 struct Choice {
@@ -100,7 +100,7 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   choice.tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, choice.block_m());
   choice.works = choice.tiles * plan.heads_q * (packed ? 1 : plan.batch);
   if (!cluster_shares_keys(plan, config.cluster, choice.tiles)) config.cluster = 1;
-  config.uneven = packed || core::packed_k(p) || core::present(p.seqused_k);
+  config.varlen = packed || core::packed_k(p) || core::present(p.seqused_k);
   return choice;
 }
 
@@ -120,7 +120,7 @@ int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
 
 // Which works of a packed batch are long only the GPU knows: there a block takes the next that nobody has, by a counter in the
 // workspace.
-bool deals_by_counter(const tessera_plan& plan, const Choice& choice) {
+bool schedules_dynamically(const tessera_plan& plan, const Choice& choice) {
   return core::packed_q(plan.problem) && choice.works > blocks_of(plan, choice);
 }
 
@@ -133,7 +133,8 @@ int64_t typical_keys(const tessera_plan& plan) {
 WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
   constexpr int kFixedBlocks = 2;  // of keys: what opening a work and storing its rows cost
   return cuda::order_of(plan, choice.tiles, choice.works / choice.tiles, choice.block_m(),
-                        kFixedBlocks * choice.config.block_n, deals_by_counter(plan, choice) ? choice.works : blocks);
+                        kFixedBlocks * choice.config.block_n,
+                        schedules_dynamically(plan, choice) ? choice.works : blocks);
 }
 
 std::string refuse_pages(const tessera_plan& plan) {
@@ -233,7 +234,7 @@ void configure(tessera_plan& plan) {
   plan.tiles_per_item = 1;
   plan.num_splits = 1;
   plan.num_items = choice.works;
-  const bool counted = deals_by_counter(plan, choice);
+  const bool counted = schedules_dynamically(plan, choice);
   plan.shared_bytes = counted ? sizeof(int) : 0;
   FwdSm90Plan own{};
   own.config = config;
@@ -241,8 +242,8 @@ void configure(tessera_plan& plan) {
   const int64_t blocks = blocks_of(plan, choice);
   own.grid.x = static_cast<uint32_t>(blocks);
   if (blocks > 0) own.order = order_of(plan, choice, blocks);
-  own.deals_by_counter = counted;
-  own.short_work = counted ? static_cast<int>(typical_keys(plan) / 2 / config.block_n) : 0;
+  own.schedules_dynamically = counted;
+  own.short_tile_blocks = counted ? static_cast<int>(typical_keys(plan) / 2 / config.block_n) : 0;
   keep_config(plan, own);
 }
 
@@ -264,10 +265,10 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   p.o = row_tensor(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse);
   p.order = own.order;
-  if (own.deals_by_counter) {
-    p.next_work = static_cast<int*>(workspace);
-    launches.clear(p.next_work);
-    p.short_work = own.short_work;
+  if (own.schedules_dynamically) {
+    p.tile_counter = static_cast<int*>(workspace);
+    launches.clear(p.tile_counter);
+    p.short_tile_blocks = own.short_tile_blocks;
   }
   if (const Driver* driver = launches.driver()) {
     const auto box = [](int rows) { return Box{BoxLayout::kSwizzled, rows, kSwizzledRowBytes}; };

@@ -48,14 +48,14 @@ bool Sm90Tile::in_range() const {
     const int value = this->*varied.in_tile;
     if (value < varied.least || value > varied.most) return false;
   }
-  return block_n % 16 == 0 && q_stages >= consumers && keys_may_run_ahead(consumers, block_n, k_stages, v_stages);
+  return block_n % 16 == 0 && q_stages >= consumers && kv_rings_cannot_deadlock(consumers, block_n, k_stages, v_stages);
 }
 
 void Sm90Tile::apply(FwdSm90Config& config) const {
   for (const Varied& varied : kVaried) config.*varied.in_config = this->*varied.in_tile;
   if (config.causal) config.cluster = 1;
-  constexpr int kChunkCols = 64, kMostBytes = 227 << 10;  // of a block of compute capability 9.0
-  config.o_chunks = (config.head_dim_v + kChunkCols - 1) / kChunkCols;
+  constexpr int kMostBytes = 227 << 10;  // of a block of compute capability 9.0
+  config.o_chunks = chunks_of(config.head_dim_v);
   while (config.o_chunks > 1 && smem_bytes(config) > kMostBytes) --config.o_chunks;
 }
 

@@ -17,12 +17,12 @@ namespace {
   constexpr const char* type_name(const Config&) { return #Config; }
 
 TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block_mask, dropout, scale_first)
-TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, blocks_per_sm, aligned,
-                      paged, pack_heads, split, pairs, bulk, spread_rows, score)
+TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, min_blocks_per_sm,
+                      aligned, paged, pack_gqa, split, pairs, bulk, spread_rows, score)
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
-                      o_chunks, page_rows, causal, cluster, uneven, score)
+                      o_chunks, page_rows, causal, cluster, varlen, score)
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, halves, column_parts, stages,
-                      blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
+                      min_blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype)
 TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, d_bias, d_sink)
 #undef TESSERA_CONFIG_FIELDS
@@ -87,7 +87,7 @@ std::string symbol_of(const KernelSpec& spec) { return std::string("tessera_") +
 
 std::string source_of(const KernelSpec& spec) {
   const std::string name = spec.name, params = std::string("tessera::") + spec.params;
-  const std::string bounds = std::to_string(spec.threads) + ", " + std::to_string(spec.blocks_per_sm);
+  const std::string bounds = std::to_string(spec.threads) + ", " + std::to_string(spec.min_blocks_per_sm);
   const std::string cluster = spec.cluster > 1 ? " __cluster_dims__(" + std::to_string(spec.cluster) + ", 1, 1)" : "";
   return std::string("#include \"") + spec.header + "\"\n\nstatic_assert(" + spec.claim +
          ", \"as the host launches it\");\n\nextern \"C\" __global__ void __launch_bounds__(" + bounds + ")" + cluster +

@@ -21,7 +21,7 @@ struct KernelSpec {
   const char* header = "";  // "tessera/fwd_sm80/kernel.cuh"
   const char* params = "";  // "FwdParams"
   std::string config;       // the template's argument, config_text() of it
-  int32_t threads = 0, blocks_per_sm = 1;
+  int32_t threads = 0, min_blocks_per_sm = 1;
   int32_t cluster = 1;     // blocks of a cluster; a launch's grid.x is a multiple
   int64_t smem_bytes = 0;  // dynamic
   Limits limits{};         // of one that is the same in all problems

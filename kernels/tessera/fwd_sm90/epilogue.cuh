@@ -1,0 +1,119 @@
+// From a consumer's sums and accumulators to O and LSE in global memory.
+#pragma once
+
+#include "tessera/attention/softmax.cuh"
+#include "tessera/fwd_sm90/shared_memory.cuh"
+
+namespace tessera {
+
+// A row of the work tile.
+template <FwdSm90Config kCfg>
+TESSERA_DEVICE float* lse_at(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row) {
+  return p.lse.data + p.lse.batch * tile.batch + p.lse.head * tile.head +
+         p.lse.row * (static_cast<int64>(tile.s.q_begin) + tile.row0 + row);
+}
+template <FwdSm90Config kCfg>
+TESSERA_DEVICE char* output_at(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row) {
+  return static_cast<char*>(p.o.data) + (p.o.batch * tile.batch + p.o.head * tile.head +
+                                         p.o.row * (static_cast<int64>(tile.s.q_begin) + tile.row0 + row)) *
+                                            2;
+}
+
+// A warp's 16 rows from row0 on, which see no key: O = 0, LSE = -inf.
+template <FwdSm90Config kCfg>
+TESSERA_DEVICE void store_unseen_rows(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row0) {
+  const int words = p.head_dim_v / 8;
+  const int count = min(tile.count - row0, 16);
+  for (int word = lane_id(); word < count * words; word += 32) {
+    *reinterpret_cast<uint4*>(output_at(p, tile, row0 + word / words) + word % words * 16) = make_uint4(0, 0, 0, 0);
+  }
+  if (p.lse.data && lane_id() < count) *lse_at(p, tile, row0 + lane_id()) = -infinity();
+}
+
+template <FwdSm90Config kCfg>
+struct Epilogue {
+  static constexpr int kD = kCfg.head_dim_v / 8;
+  float factor[2];  // of a lane's two rows: 1 / l, with a sink's and dropout's share; below 0: the row sees no key
+
+  // The rows' sums, once all keys have passed: LSE to global memory, and `factor`.
+  TESSERA_DEVICE void finish_sums(const WorkTile<kCfg>& tile, OnlineSoftmax<1>& softmax,
+                                  const ConsumerGroup<kCfg>& group) {
+    softmax.finish();
+    float scale[2] = {1.0f, 1.0f};
+    if (group.p.sink) {
+      const float sink = group.p.sink[group.p.sink_head * tile.head] * kLog2e;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (softmax.sum[0][half] != 0.0f) scale[half] = join_sink(sink, softmax.ref[0][half], softmax.sum[0][half]);
+      }
+    }
+    const auto& sum = softmax.sum[0];  // 0: the row sees no key; NaN counts as seen
+    if (group.p.lse.data) {
+      // Of the four lanes that share a row, lane 0 stores the LSE of that row, lane 1 of the row eight below.
+      const int lane = warp_lane(), half = lane % 4;
+      const int row = group.consumer * kConsumerRows + warp_row() + half * 8 + lane / 4;
+      const float l = half ? sum[1] : sum[0], ref = half ? softmax.ref[0][1] : softmax.ref[0][0];
+      if (half < 2 && row < tile.count) {
+        *lse_at(group.p, tile, row) = l != 0.0f ? (ref + ptx::lg2_approx_ftz(l)) * kLn2 : -infinity();
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (kCfg.score.dropout) scale[half] *= group.p.dropout_scale;
+      factor[half] = sum[half] == 0.0f ? -1.0f : scale[half] * ptx::rcp_approx_ftz(sum[half]);
+    }
+  }
+
+  // O / l: registers -> shared -> global, o_chunks chunks of columns at a time. TMA stores a warp's 16 rows, or, where a
+  // packed sequence ends among them and the next rows belong to another one, the lanes store those that exist.
+  TESSERA_DEVICE void store(const WorkTile<kCfg>& tile, float (&rO)[1][kD][4], const ConsumerGroup<kCfg>& group) {
+    using OutputTile = typename FwdSm90SharedMemory<kCfg>::OutputTile;
+    if (__any_sync(0xffffffff, factor[0] < 0.0f || factor[1] < 0.0f)) [[unlikely]] {
+#pragma unroll
+      for (int d = 0; d < kD; ++d)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) rO[0][d][e] = factor[e / 2] < 0.0f ? 0.0f : rO[0][d][e];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) factor[half] = factor[half] < 0.0f ? 0.0f : factor[half];  // no -0
+    }
+    const int row0 = group.consumer * kConsumerRows + warp_row(), lane = warp_lane();
+    const bool all_rows = !kCfg.varlen || !group.p.cu_seqlens_q || row0 + 16 <= tile.count;
+    const uint32 base = shared_address(group.shared.sO[row0 / 16].data);
+#pragma unroll
+    for (int pass = 0; pass < kCfg.head_dim_v; pass += OutputTile::kCols) {
+      const int cols = min(kCfg.head_dim_v - pass, OutputTile::kCols);
+      ptx::cp_async_bulk_wait_group_read();
+      __syncwarp();  // TMA has read what was staged before
+#pragma unroll
+      for (int col = 0; col < cols; col += 16) {
+        uint32 words[4];
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          const auto& o = rO[0][(pass + col) / 8 + t / 2];
+          const float l = factor[t % 2];
+          words[t] = pack_pair<kCfg.dtype>(o[t % 2 * 2] * l, o[t % 2 * 2 + 1] * l);
+        }
+        ptx::stmatrix_x4(OutputTile::at(base, lane % 16, col + lane / 16 * 8), words);
+      }
+      ptx::fence_proxy_async();
+      __syncwarp();
+      if (!all_rows) [[unlikely]] {
+        for (int word = lane; word < (tile.count - row0) * cols / 8; word += 32) {
+          const int row = word / (cols / 8), col = word % (cols / 8) * 8;
+          if (pass + col >= group.p.head_dim_v) continue;
+          *reinterpret_cast<uint4*>(output_at(group.p, tile, row0 + row) + (pass + col) * 2) =
+              ptx::ld_shared_16(OutputTile::at(base, row, col));
+        }
+      } else if (lane == 0) {
+#pragma unroll
+        for (int col = 0; col < cols; col += kChunkCols) {
+          ptx::cp_async_bulk_tensor_store_4d(&group.p.o_map, OutputTile::at(base, 0, col), pass + col,
+                                             tile.s.q_begin + tile.row0 + row0, tile.head, tile.q_batch(group.p));
+        }
+        ptx::cp_async_bulk_commit_group();
+      }
+    }
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,134 @@
+// Where a consumer warpgroup of fwd_sm90 is: its work tile, the K/V block of that tile, and its places in the rings.
+#pragma once
+
+#include "tessera/fwd_sm90/epilogue.cuh"
+#include "tessera/fwd_sm90/shared_memory.cuh"
+#include "tessera/ptx/barrier.cuh"
+
+namespace tessera {
+
+inline constexpr int kClearedBarrier = 1;  // a named barrier of each consumer: kClearedBarrier + consumer
+
+// Of a work tile's K/V blocks, those that the rows of one consumer see: block ... last.
+template <FwdSm90Config kCfg>
+struct TileBounds {
+  int block = 0;              // whose scores are next
+  int last = 0;               // the last that some row sees
+  int end = 1;                // past the last that any consumer's rows see
+  int full_first, full_last;  // full blocks, which every row sees whole; the others are partial
+  int unseen_v = 0;           // V blocks, after the ring's next one, that only other consumers see: released unread
+
+  // Whether the mask hides some of the block's keys before those that a row sees, or after them. A causal mask hides none
+  // before.
+  TESSERA_DEVICE bool cuts_low() const { return !kCfg.causal && block < full_first; }
+  TESSERA_DEVICE bool cuts_high() const { return block > full_last; }
+};
+
+// A consumer's place in the stream of K/V blocks. V is one block after K where the softmax of a block runs under products.
+template <FwdSm90Config kCfg>
+struct KvCursor : ConsumerGroup<kCfg> {
+  using ConsumerGroup<kCfg>::p, ConsumerGroup<kCfg>::shared, ConsumerGroup<kCfg>::consumer;
+  using Q = SwizzledTile<kConsumerRows, kCfg.head_dim>;
+  RingPosition<kCfg.q_stages> q;
+  RingPosition<kWorkTilesAhead> tile_at;
+  RingPosition<kCfg.k_stages> k;  // of the next S = Q K^T
+  RingPosition<kCfg.v_stages> v;  // of the next O += P V
+  TileBounds<kCfg> bounds;
+
+  TESSERA_DEVICE KvCursor(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
+      : ConsumerGroup<kCfg>(p, shared, consumer) {
+    q.advance(consumer);
+  }
+
+  TESSERA_DEVICE const WorkTile<kCfg>& tile() const { return shared.work_tiles[tile_at.stage()]; }
+  // The query of a lane's row: of the warp's 16 rows lane / 4, or that + 8.
+  TESSERA_DEVICE int query(const WorkTile<kCfg>& tile, int lane, int half) const {
+    return tile.row0 + consumer * kConsumerRows + warp_row() + half * 8 + lane / 4;
+  }
+
+  // To the next work tile in which my rows see keys, and to their first block, whose K has arrived. Tiles in which they see
+  // none are finished on the way. False: there is no further tile; or, with `pending`, the next tile is one to be passed
+  // over, whose V cannot be released while a P V of the tile before waits for an earlier stage.
+  TESSERA_DEVICE bool next_tile(bool pending) {
+    // Blocks after my last one. That K is released here and V only later is what kv_rings_cannot_deadlock allows for.
+    for (bounds.unseen_v = bounds.end - 1 - bounds.last; bounds.end - 1 > bounds.last; --bounds.end) skip_k();
+    while (true) {
+      shared.q_ring.wait_full(q);
+      const WorkTile<kCfg>& next = tile();
+      const int count = uniform(next.count), end = uniform(next.last);
+      if (count < 0) return false;
+      int first = uniform(next.first);
+      if (count > consumer * kConsumerRows && first < end) {
+        if constexpr (!kCfg.causal) {
+          for (const int mine = uniform(next.first_of[consumer]); first < mine; ++first) {
+            skip_k();
+            if (pending) {
+              ++bounds.unseen_v;
+            } else {
+              skip_v();
+            }
+          }
+          bounds.full_first = uniform(next.full_first_of[consumer]);
+        }
+        bounds.block = first, bounds.last = uniform(next.last_of[consumer]), bounds.end = end;
+        bounds.full_last = uniform(next.full_last_of[consumer]);
+        if (kCfg.varlen && p.cu_seqlens_q && count < (consumer + 1) * kConsumerRows) {
+          clear_q(count - consumer * kConsumerRows);
+        }
+        wait_k();
+        return true;
+      }
+      if (pending) return false;
+      for (; first < end; ++first) skip_k(), skip_v();
+      if (count > consumer * kConsumerRows) store_unseen_rows(p, next, consumer * kConsumerRows + warp_row());
+      release_q();
+      release_tile();
+    }
+  }
+
+  TESSERA_DEVICE void wait_k() { shared.k_ring.wait_full(k); }
+  TESSERA_DEVICE void wait_v() { shared.v_ring.wait_full(v); }
+  TESSERA_DEVICE void release_k() {
+    shared.k_ring.release(k);
+    k.advance();
+  }
+  TESSERA_DEVICE void release_v() {
+    shared.v_ring.release(v);
+    v.advance();
+  }
+  TESSERA_DEVICE void skip_k() {
+    wait_k();
+    release_k();
+  }
+  TESSERA_DEVICE void skip_v() {
+    wait_v();
+    release_v();
+  }
+  TESSERA_DEVICE void release_q() {
+    shared.q_ring.release(q);
+    q.advance(kCfg.consumers);
+  }
+  TESSERA_DEVICE void release_tile() {
+    shared.tile_ring.release(tile_at);
+    tile_at.advance();
+  }
+
+  // Rows `first` ... of a tile in shared memory become 0, before this consumer's products read them. Consumers that share
+  // the tile write the same.
+  template <class Tile>
+  TESSERA_DEVICE void clear_from(uint32 base, int first) {
+    constexpr int kRowWords = Tile::kChunks * 8;  // of 16 bytes
+    for (int word = first * kRowWords + static_cast<int>(not_hoisted(threadIdx.x % 128));
+         word < Tile::kRows * kRowWords; word += 128) {
+      ptx::st_shared_zero_16(Tile::at(base, word / kRowWords, word % kRowWords * 8));
+    }
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(kClearedBarrier + consumer, 128);
+  }
+
+ private:
+  // In a packed tensor the rows after a sequence's last are the next sequence's.
+  TESSERA_DEVICE void clear_q(int count) { clear_from<Q>(shared_address(shared.sQ[q.stage()].data), count); }
+};
+
+}  // namespace tessera

@@ -1,0 +1,187 @@
+// From S = Q K^T in a consumer's registers to P: options, mask, online softmax, dropout, and the rounding to 16 bits.
+#pragma once
+
+#include "tessera/attention/dropout.cuh"
+#include "tessera/attention/score/fragment.cuh"
+#include "tessera/attention/softmax.cuh"
+#include "tessera/fwd_sm90/kv_cursor.cuh"
+
+namespace tessera {
+
+// The bound on a lane's sum over a block against the stale max: above it the block is done again with the rows' new maxima.
+// It is low, so that a key that outweighs all before it becomes the max itself, and its weight is exact in 16 bits.
+inline constexpr float kStaleMaxRetryBound = 0x1p6f;
+
+// By how much the max of a work tile's first block is raised where a row may see few of that block's keys: these say little
+// about later ones, and a max that is too low costs a block twice. A power of two: the largest weight stays exact.
+inline constexpr float kFewKeysLead_log2 = 4.0f;
+
+template <FwdSm90Config kCfg>
+struct ScoreStage {
+  static constexpr int kN = kCfg.block_n / 8, kD = kCfg.head_dim_v / 8, kSteps = kCfg.block_n / 16;
+  using Cursor = KvCursor<kCfg>;
+  using Q = SwizzledTile<kConsumerRows, kCfg.head_dim>;
+  using K = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
+  static constexpr bool kOverlaps = kCfg.consumers < 4;  // the softmax runs under this consumer's own products, too
+  // Registers of a consumer's thread for S, P and O where they fit beside each other. P takes the place of S where they do
+  // not, among the 112 registers of four consumers.
+  static constexpr bool kInPlace = !kOverlaps && kN * 4 + kSteps * 4 + kD * 4 > 80;
+  // A block's bias and mask are loaded before its products are issued where registers hold them beside S, P and O; else
+  // for one row at a time, when they are needed.
+  static constexpr int kBiasMaskRegisters =
+      (kCfg.score.bias ? kN * dtype_bytes(kCfg.score.bias_dtype) : 0) + (kCfg.score.mask ? kN : 0);
+  static constexpr bool kBiasMaskAhead =
+      kBiasMaskRegisters <= 48 &&
+      kN * 4 + kD * 4 + (kInPlace ? 0 : kSteps * 4) + kBiasMaskRegisters <= (kCfg.consumers == 2   ? 192
+                                                                             : kCfg.consumers == 3 ? 128
+                                                                                                   : 96);
+  using BiasMask = BiasMaskFragment<kCfg.score, kBiasMaskAhead ? 2 : 1, kN, false>;
+  // Slopes and biases may raise the scores from block to block, so that each block would be done twice.
+  static constexpr bool kStaleMax = !kCfg.score.alibi && !kCfg.score.entries();
+
+  float rS[1][kN][4];
+  uint32 rP[kSteps][4];  // A fragments of P V
+  OnlineSoftmax<1> softmax;
+  BiasMask bias_mask;  // of the block whose scores are next
+
+  // ---- S with every option ----
+
+  TESSERA_DEVICE ScoreRow<kCfg.score> score_row(const Cursor& at, int half) const {
+    const WorkTile<kCfg>& tile = at.tile();
+    return {at.p, tile.s, tile.batch, tile.head, min(at.query(tile, warp_lane(), half), tile.s.sq - 1)};
+  }
+
+  // A block that ends within the sequence has bias and mask of two keys loaded at once, seen or not.
+  TESSERA_DEVICE bool loads_pairs(const Cursor& at) const {
+    return at.p.entry_keys > 1 && (at.bounds.block + 1) * kCfg.block_n <= at.tile().s.sk;
+  }
+  TESSERA_DEVICE void load_bias_mask(const Cursor& at) {
+    if constexpr (BiasMask::kTaken) {
+      if (!loads_pairs(at)) return;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        bias_mask.load(half, at.p, score_row(at, half), at.bounds.block * kCfg.block_n);
+      }
+    }
+  }
+
+  TESSERA_DEVICE void apply_options_and_mask(const Cursor& at) {
+    if constexpr (kCfg.score.any()) {
+      const WorkTile<kCfg>& tile = at.tile();
+      const int key0 = at.bounds.block * kCfg.block_n;
+      const bool pairs = !BiasMask::kTaken || loads_pairs(at);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const ScoreRow<kCfg.score> row = score_row(at, half);
+        if (pairs) {
+          if constexpr (BiasMask::kTaken && !kBiasMaskAhead) {
+            reload_memory();  // the loads of one row stay after the uses of the other
+            bias_mask.load(0, at.p, row, key0);
+          }
+          bias_mask.apply(rS[0], half, kBiasMaskAhead ? half : 0, at.p, tile.s, row, key0);
+        } else {
+#pragma unroll
+          for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              float& x = rS[0][n][2 * half + e];
+              x = score<kCfg.score>(at.p, tile.s, row, key0 + n * 8 + warp_lane() % 4 * 2 + e, x).value;
+            }
+        }
+      }
+    }
+    apply_mask(at);
+  }
+
+  // -inf for keys that a row does not see by its position, in partial blocks.
+  TESSERA_DEVICE void apply_mask(const Cursor& at) {
+    const WorkTile<kCfg>& tile = at.tile();
+    const bool low = at.bounds.cuts_low(), high = at.bounds.cuts_high();
+    if (!low && !high) return;
+    const int lane = warp_lane();
+    const int key0 = at.bounds.block * kCfg.block_n + lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const KeyRange keys = visible_keys(at.p, tile.s, at.query(tile, lane, half));
+      if (low) mask_outside(rS[0], half, keys.low - key0, kCfg.block_n);
+      if (high) mask_outside(rS[0], half, 0, keys.high - key0);
+    }
+  }
+
+  // ---- S to exponentials, in place ----
+
+  // A work tile's first block: the rows' maxima are taken.
+  TESSERA_DEVICE void first_block(Cursor& at) {
+    apply_options_and_mask(at);
+    at.release_k();
+    if (at.bounds.block == at.bounds.last) at.release_q();
+    softmax.reset();
+    const float unit = score_unit<kCfg.score>(at.p);
+    float alpha[1][2];
+    softmax.move_reference(rS, unit, alpha, 0.0f);
+    if (kStaleMax && at.bounds.cuts_low()) softmax.raise_reference(kFewKeysLead_log2);
+    softmax.exponentiate(rS, unit);
+  }
+
+  // A later block, against the stale max: no maximum is taken and nothing is rescaled. Half of the exponentials run under
+  // O += P V of the block before, which mostly is done by then; after wait_output() the other half is mixed with the
+  // rounding to P, whose registers are free now. A warp without a max, or whose sums pass the bound, computes the block's
+  // scores again with mma.sync and takes the maxima: the warpgroup's wgmma are the same for all its warps either way.
+  template <class WaitOutput>
+  TESSERA_DEVICE void next_block(Cursor& at, float (&rO)[1][kD][4], WaitOutput&& wait_output) {
+    constexpr int kEarly = kSteps / 2 * 2;
+    const float unit = score_unit<kCfg.score>(at.p);
+    apply_options_and_mask(at);
+    if constexpr (!kStaleMax) {
+      at.release_k();
+      float alpha[1][2];
+      const bool moves = softmax.move_reference(rS, unit, alpha);
+      softmax.exponentiate(rS, unit);
+      wait_output();
+      if (moves) softmax.rescale(alpha, rO);
+      pack(at);
+      return;
+    }
+    const bool stale_max = softmax.ready;
+    SumParts total[1];
+    if constexpr (kCfg.varlen) total[0] = {};  // saves the one register that D = 96 lacked
+    if (stale_max) softmax.template exponentiate_stale_max<0, kEarly>(rS, unit, total);
+    wait_output();
+    bool fits = false;
+    if (stale_max) {
+      softmax.template exponentiate_stale_max<kEarly, kN>(rS, unit, total);
+      pack(at);
+      fits = softmax.accept(total, kStaleMaxRetryBound);
+    }
+    if (!fits) [[unlikely]] {
+      // No product is under way here, and P's registers are free.
+      if (stale_max) {
+        warp_product_abt<kCfg.dtype, Q, K>(rS, shared_address(at.shared.sQ[at.q.stage()].data), warp_row(),
+                                           shared_address(at.shared.sK[at.k.stage()].data));
+        apply_options_and_mask(at);
+      }
+      float alpha[1][2];
+      const bool moves = softmax.move_reference(rS, unit, alpha, 0.0f);
+      softmax.exponentiate(rS, unit);
+      if (moves) softmax.rescale(alpha, rO);
+      pack(at);
+    }
+    at.release_k();
+  }
+
+  // P as A fragments. The sums are taken before: the LSE is that without dropout.
+  TESSERA_DEVICE void pack(const Cursor& at) {
+    if constexpr (kCfg.score.dropout) {
+      const WorkTile<kCfg>& tile = at.tile();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        drop(rS[0], half, at.p, tile.batch * at.p.heads_q + tile.head, at.query(tile, warp_lane(), half),
+             at.bounds.block * kCfg.block_n);
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) pack_a<kCfg.dtype>(rP[step], rS[0], step);
+  }
+};
+
+}  // namespace tessera
