@@ -259,8 +259,8 @@ class Row:
     def code(self) -> tuple[str, ...]:
         text = gzip.decompress((CACHE / "rows" / f"{self.key}.gz").read_bytes()).decode()
         lines = text.split("\n")
-        if "c[0x4]" not in text:  # constants of the headers that no instruction reads
-            lines = [line for line in lines if not line.startswith((".nv.constant4", ".nv.global.init"))]
+        if "c[0x4]" not in text:  # constants and variables of the headers that no instruction reads
+            lines = [line for line in lines if not line.startswith((".nv.constant4", ".nv.global"))]
         return (self.source.split("\n", 1)[0], *lines)  # the launch's facts first
 
 

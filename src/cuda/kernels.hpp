@@ -19,9 +19,7 @@ KernelSpec spec_of(const BwdRowsConfig& config);
 
 inline constexpr int32_t kHopper = 90;  // the first architecture with bulk copies (TMA)
 
-// From a row of kernels/tessera/tile/shared_tile.cuh's SharedTile to the next.
-int64_t pitch_bytes(Dtype dtype, int columns);
-
+// As each family's layout has it (config.hpp of its device code).
 int64_t smem_bytes(const FwdConfig& config);
 int64_t smem_bytes(const FwdSm90Config& config);
 int64_t smem_bytes(const BwdConfig& config);

@@ -30,7 +30,7 @@ TESSERA_DEVICE KeyRange visible_rows(const ProblemParams& p, const Sequence& s, 
 }
 
 // P^T in place of S^T (products). kMasked: a mask by position or a sequence's end may run through the tile, and what a query
-// does not see becomes 0; else that is for the caller to do.
+// does not see becomes 0; else the caller sets it to 0.
 template <bool kMasked, int kM, int kN>
 TESSERA_DEVICE void probabilities(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
                                   float (&rP)[kM][kN][4]) {
@@ -102,28 +102,28 @@ TESSERA_DEVICE void for_masked(const ProblemParams& p, const Sequence& s, const 
     }
 }
 
-// What bias and mask say of a warp's tile that every query sees whole.
+// Bias and mask of a warp's tile whose keys every query sees.
 template <BwdConfig kCfg, int kM, int kN>
 using BwdBiasMask = BiasMaskFragment<kCfg.score, kN, kM * 2, BwdWarps<kCfg>::kLaneOrder>;
 
 template <BwdConfig kCfg, int kM, int kN>
-TESSERA_DEVICE void load_bias_mask(BwdBiasMask<kCfg, kM, kN>& entries, const ProblemParams& p, const Sequence& s,
+TESSERA_DEVICE void load_bias_mask(BwdBiasMask<kCfg, kM, kN>& bias_mask, const ProblemParams& p, const Sequence& s,
                                    const ScoreTile& tile) {
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
-    entries.load(n, p, ScoreRow<kCfg.score>(p, s, tile.batch, tile.head, tile.query + n * 8 + lane_row()), tile.key);
+    bias_mask.load(n, p, ScoreRow<kCfg.score>(p, s, tile.batch, tile.head, tile.query + n * 8 + lane_row()), tile.key);
   }
 }
 
 // Both with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias gathers dS before
 // the softcap's slope: at once where every query has its own elements, and where all share one, summed in `bias_sum`.
-// kWhole: every query sees the whole tile, and `entries`, transposed, is what bias and mask say of it; or what is
-// hidden is for the caller to hide.
-template <BwdConfig kCfg, bool kWhole, int kM, int kN>
+// kFull: every query sees all keys of the tile, and `bias_mask`, transposed, is what bias and mask say of it; or the caller
+// sets the hidden elements to 0.
+template <BwdConfig kCfg, bool kFull, int kM, int kN>
 TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
-                                          const BwdBiasMask<kCfg, kM, kN>& entries, float (&rP)[kM][kN][4],
+                                          const BwdBiasMask<kCfg, kM, kN>& bias_mask, float (&rP)[kM][kN][4],
                                           float (&rdS)[kM][kN][4], float (&bias_sum)[kM][2]) {
-  constexpr bool kHides = !kWhole || kCfg.score.entries();
+  constexpr bool kMasks = !kFull || kCfg.score.entries();
   const float unit = score_unit<kCfg.score>(p);
   [[maybe_unused]] float* gdBias = bias_gradient(p, tile);
 #pragma unroll
@@ -140,7 +140,7 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
     for (int e = 0; e < 2; ++e) {
       const int col = n * 8 + lane_col() + e, query = tile.query + col;
       const float lse = tile.row_lse_log2[col], delta = tile.row_delta[col];
-      const ScoreRow<kCfg.score> score_row(p, s, tile.batch, tile.head, kWhole ? query : min(query, s.sq - 1));
+      const ScoreRow<kCfg.score> score_row(p, s, tile.batch, tile.head, kFull ? query : min(query, s.sq - 1));
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         const bool upper = kM == 1 ? tile.key % 32 != 0 : m % 2 != 0;  // of the 32 keys that a call decides
@@ -150,13 +150,13 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
           const int key0 = tile.key + key_at<kLaneOrder>(0, lane_row()), offset = key_at<kLaneOrder>(m * 2 + half, 0);
           float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
           Score score;
-          if constexpr (kWhole) {
+          if constexpr (kFull) {
             score = visible_score(s, score_row, key0, offset, capped_score<kCfg.score>(p, x),
-                                  entries.of(n, m * 2 + half, e != 0));
+                                  bias_mask.of(n, m * 2 + half, e != 0));
           } else {
             score = tessera::score<kCfg.score>(p, s, score_row, key0 + offset, x);
           }
-          const bool visible = !kHides || (score.value != -infinity() && (kWhole || query < s.sq));
+          const bool visible = !kMasks || (score.value != -infinity() && (kFull || query < s.sq));
           const float probability = ptx::ex2_approx_ftz(fmaf(score.value, unit, -lse));
           bool kept = true;
           float d_probability = d;
@@ -186,21 +186,21 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
   }
 }
 
-// The sums of differentiate_options over the queries, which kParts warps have parts of: one adder for a key after the
-// other.
+// The sums of differentiate_options over the queries, of which kParts warps have a part each: for a key they add one after
+// another.
 template <BwdConfig kCfg, int kParts, int kM>
 TESSERA_DEVICE void add_bias_sums(const BwdParams& p, const Sequence& s, const ScoreTile& tile, int part,
                                   const float (&bias_sum)[kM][2]) {
   float* gdBias = bias_gradient(p, tile);
 #pragma unroll
-  for (int turn = 0; turn < kParts; ++turn) {
+  for (int adder = 0; adder < kParts; ++adder) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float sum = row_sum(bias_sum[m][half]);
         const int key = tile.key + key_at<BwdWarps<kCfg>::kLaneOrder>(m * 2 + half, lane_row());
-        if (part != turn || lane_col() != 0 || key >= s.sk) continue;
+        if (part != adder || lane_col() != 0 || key >= s.sk) continue;
         if constexpr (kCfg.deterministic) {
           gdBias[p.d_bias.col * key] += sum;
         } else {

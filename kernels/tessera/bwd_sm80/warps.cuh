@@ -1,4 +1,4 @@
-// How a block of the backward pass shares its tiles out among its warps, and what it keeps in shared memory.
+// How a block of the backward pass shares its products out among its warps, and what it keeps in shared memory.
 #pragma once
 
 #include "tessera/bwd_sm80/config.hpp"
@@ -6,32 +6,34 @@
 
 namespace tessera {
 
-// Barriers of a step with halves; 0 is everybody's.
-enum HalvesBarrier : int {
-  kFirstHalfBarrier = 1,
-  kSecondHalfBarrier,
-  kGradientsBarrier,  // the second half's dS^T is there, and the first half is done with dO
+// Named barriers of the S/dP warp split; 0 is the whole block's.
+enum SplitBarrier : int {
+  kSWarpsBarrier = 1,
+  kDpWarpsBarrier,
+  kGradientsBarrier,  // the dP warps' dS^T is there, and the S warps are done with dO
   kQueriesBarrier,    // the next tile of Q is there
-  kOutputsBarrier,    // the next tile of dO, and the first half is done with dS^T
-  kPartnerBarrier,    // a first-half warp's P^T is there; kSharers of them
+  kOutputsBarrier,    // the next tile of dO is there, and the S warps are done with dS^T
+  kPartnerBarrier,    // an S warp's P^T is there for its partner warp; kRoleWarps of them
 };
 
 // How the warps share out a tile's products.
 template <BwdConfig kCfg>
 struct BwdWarps {
-  // Scores, dK, dV: of all warps, or of each half, warp w has the keys of group w / kColumnParts, and there part
-  // w % kColumnParts of dK's and dV's columns, and of the queries, as far as these go.
-  static constexpr bool kHalves = kCfg.halves;
-  static constexpr int kSharers = kHalves ? kCfg.warps / 2 : kCfg.warps;
+  // Warps of one role compute the same products: all warps, or with the S/dP warp split the S warps (S^T, P^T, dV) or the dP
+  // warps (dP^T, dS^T, dK). Of these warp w has the keys of key group w / kColumnParts, and of these part w % kColumnParts of
+  // dK's and dV's columns, and of the queries, as far as these go.
+  static constexpr bool kSplit = kCfg.s_dp_split;
+  static constexpr int kRoleWarps = kSplit ? kCfg.warps / 2 : kCfg.warps;
   static constexpr int kColumnParts = kCfg.column_parts;
-  static constexpr int kKeyGroups = kSharers / kColumnParts;
+  static constexpr int kKeyGroups = kRoleWarps / kColumnParts;
   static constexpr int kM = kCfg.block_n / kKeyGroups / 16;
   static constexpr int kQueryParts = kColumnParts < kCfg.block_m / 16 ? kColumnParts : kCfg.block_m / 16;
   static constexpr int kQueries = kCfg.block_m / kQueryParts;
-  static constexpr bool kExchange = kColumnParts > 1 || kHalves;
+  static constexpr bool kExchange = kColumnParts > 1 || kSplit;
   // Of keys in shared memory. Additions to dBias are of whole words of memory in the other order.
   static constexpr bool kLaneOrder = kCfg.score.lane_order(kM * 16) && !kCfg.d_bias;
-  static constexpr bool kTurns = kCfg.stages == 0;  // V takes turns with K, and dO with Q
+  static constexpr bool kOverlaid =
+      kCfg.stages == 0;  // V lies in K's place, and dO in Q's: each is loaded anew when needed
 
   TESSERA_HOST_DEVICE static constexpr int tiles(int columns, int parts) {  // of 8 columns, an even number
     return (columns / 16 + parts - 1) / parts * 2;
@@ -40,7 +42,7 @@ struct BwdWarps {
 
   // Queries whose scores, P^T and dS^T, a warp holds at once, beside its share of dK and dV.
   TESSERA_HOST_DEVICE static constexpr int slice() {
-    // Registers for addresses and fragments, of float32 in halves, and for options.
+    // Registers for addresses and fragments, of which float32 needs two each, and for options.
     constexpr int kElsewhere = kCfg.dtype == Dtype::kFloat32     ? 160
                                : kCfg.score.any() || kCfg.d_bias ? 128
                                : kM == 1                         ? 95
@@ -48,15 +50,15 @@ struct BwdWarps {
     const int most = 65536 / (kCfg.warps * 32 * kCfg.min_blocks_per_sm);
     const int accumulators = (most < 255 ? most : 255) - kElsewhere;
     int queries = kQueries;
-    // Halves hold S^T or dP^T beside dV or dK, not both.
-    while (!kHalves && queries > 16 && kM * (4 * (kDK + kDV) + queries) > accumulators) queries /= 2;
+    // With the split a warp holds S^T and dV, or dP^T and dK, not all four.
+    while (!kSplit && queries > 16 && kM * (4 * (kDK + kDV) + queries) > accumulators) queries /= 2;
     return queries;
   }
   static constexpr int kSlice = slice();
 
-  // Halves: whole and masked tiles have code of their own, not one place where what is hidden becomes 0. Measured: with 32
-  // scores and 32 gradients of a lane's rows beside each other the one is faster, with fewer of either the other.
-  static constexpr bool kMasksApart = kHalves && kColumnParts == 2 && kDK == 8;
+  // With the split: full and partial tiles have code of their own, instead of one place where hidden elements become 0.
+  // Measured: with 32 scores and 32 gradients in a lane the former is faster, with fewer the latter.
+  static constexpr bool kMasksApart = kSplit && kColumnParts == 2 && kDK == 8;
 
   // dQ: kQueryGroups x the rest, so that the operands' edges, which are what is read, are short.
   TESSERA_HOST_DEVICE static constexpr int query_groups() {
@@ -73,21 +75,21 @@ struct BwdWarps {
   static constexpr int kQParts = kCfg.warps / kQueryGroups;  // of the columns
   static constexpr int kQN = tiles(kCfg.head_dim, kQParts);
 
-  static_assert(kM * kKeyGroups * 16 == kCfg.block_n && kKeyGroups * kColumnParts == kSharers, "warps share evenly");
+  static_assert(kM * kKeyGroups * 16 == kCfg.block_n && kKeyGroups * kColumnParts == kRoleWarps, "warps share evenly");
   static_assert(kQueries * kQueryParts == kCfg.block_m && kQueries % 16 == 0, "queries are shared evenly");
   static_assert(kQM * kQueryGroups * 16 == kCfg.block_m, "rows of dQ are shared evenly");
-  static_assert(!kTurns || (kExchange && kSlice == kQueries), "scores outlast the tiles that they come from");
-  static_assert(!kHalves || (kCfg.head_dim == kCfg.head_dim_v && kQueryParts == kColumnParts && !kCfg.score.any() &&
-                             !kCfg.d_bias && kColumnParts > 1 && kCfg.stages == 2 && kPartnerBarrier + kSharers <= 16 &&
-                             dtype_bytes(kCfg.dtype) == 2),
-                "both halves do the same, and the barriers suffice");
-  static_assert(!kCfg.bulk_dq || (kHalves && kQParts * kQN * 8 == kCfg.head_dim && !kCfg.deterministic &&
-                                  kQM * kQN * 512 * kSharers <= kCfg.block_m * kCfg.head_dim * 2),
-                "what a half adds to dQ takes the place of its tile of Q or dO");
+  static_assert(!kOverlaid || (kExchange && kSlice == kQueries), "scores outlast the tiles that they come from");
+  static_assert(!kSplit || (kCfg.head_dim == kCfg.head_dim_v && kQueryParts == kColumnParts && !kCfg.score.any() &&
+                            !kCfg.d_bias && kColumnParts > 1 && kCfg.stages == 2 &&
+                            kPartnerBarrier + kRoleWarps <= 16 && dtype_bytes(kCfg.dtype) == 2),
+                "both groups do the same, and the barriers suffice");
+  static_assert(!kCfg.bulk_dq || (kSplit && kQParts * kQN * 8 == kCfg.head_dim && !kCfg.deterministic &&
+                                  kQM * kQN * 512 * kRoleWarps <= kCfg.block_m * kCfg.head_dim * 2),
+                "what a group adds to dQ takes the place of its tile of Q or dO");
   static_assert(kM == 1 || kM % 2 == 0, "a call of Philox decides a group of 32 keys");
 };
 
-template <BwdConfig kCfg, bool kTurns>
+template <BwdConfig kCfg, bool kOverlaid>
 struct BwdOperands {
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim, BwdWarps<kCfg>::kLaneOrder> sK;    // at the end dK
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v, BwdWarps<kCfg>::kLaneOrder> sV;  // at the end dV
@@ -106,22 +108,26 @@ struct BwdOperands<kCfg, true> {
   };
 };
 
-// A step of a block: one tile of queries of one of its query heads, head after head.
-struct QueryStep {
-  int head, tile;  // tile: of the sequence's queries
-
-  TESSERA_DEVICE void advance(int first_tile, int tiles) {
-    if (++tile == first_tile + tiles) ++head, tile = first_tile;
-  }
-};
-
 template <BwdConfig kCfg>
-struct BwdSharedMemory : BwdOperands<kCfg, BwdWarps<kCfg>::kTurns> {
+struct BwdSharedMemory : BwdOperands<kCfg, BwdWarps<kCfg>::kOverlaid> {
   static constexpr int kStages = kCfg.stages > 1 ? kCfg.stages : 1;
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.block_m> sScores[BwdWarps<kCfg>::kExchange ? 2 : 1];  // dS^T, P^T
   alignas(16) float row_lse_log2[kStages][kCfg.block_m];
   alignas(16) float row_delta[kStages][kCfg.block_m];
   int ticket;
 };
+
+// Members follow each other without padding, so that their sizes give their places.
+template <BwdConfig kCfg>
+TESSERA_DEVICE constexpr bool has_bwd_layout() {
+  using Shared = BwdSharedMemory<kCfg>;
+  using Operands = BwdOperands<kCfg, BwdWarps<kCfg>::kOverlaid>;
+  constexpr BwdLayout kAt = bwd_layout(kCfg);
+  return sizeof(Operands) == kAt.scores && (BwdWarps<kCfg>::kOverlaid || sizeof(Operands::sK) == kAt.v - kAt.k) &&
+         (BwdWarps<kCfg>::kOverlaid || sizeof(Operands::sQ) == kAt.d_o - kAt.q) &&
+         sizeof(Shared::sScores) == kAt.row_lse_log2 - kAt.scores &&
+         sizeof(Shared::row_lse_log2) == kAt.row_delta - kAt.row_lse_log2 &&
+         sizeof(Shared::row_delta) == kAt.ticket - kAt.row_delta && sizeof(Shared) == kAt.bytes;
+}
 
 }  // namespace tessera

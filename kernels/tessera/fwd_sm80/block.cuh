@@ -70,8 +70,8 @@ struct QueryRows {
 // A block's tile of query rows, and the tiles of keys that they see.
 template <FwdConfig kCfg>
 struct FwdBlock {
-  static constexpr bool kPersistent = kCfg.pairs || kCfg.spread_rows;  // keeps it in shared memory
-  Work work;  // work.tile < 0: none, and nothing else here means anything
+  static constexpr bool kPersistent = persistent(kCfg);  // keeps it in shared memory
+  Work work;                                             // work.tile < 0: none, and nothing else here means anything
   Sequence s;
   QueryRows<kCfg> map;
   int head_kv;

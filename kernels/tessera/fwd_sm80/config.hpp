@@ -1,16 +1,21 @@
-// Forward by mma.sync. Config: fixed when the kernel is compiled; params: read at run time. Both are filled
-// in by the host.
+// What fwd_sm80's kernels are compiled for (config), what a launch passes (params), and where their shared memory lies: one
+// text for the host and the kernels.
 #pragma once
 
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/work_order.hpp"
+#include "tessera/tile/pitch.hpp"
 
 namespace tessera {
 
-// Forward by mma.sync: fwd_sm80/kernel.cuh; for problems without options fwd_sm80/bulk.cuh where tiles come by bulk
-// copies, and, by blocks that take works one after another, fwd_sm80/persistent.cuh where rows are spread and
-// fwd_sm80/pairs.cuh where warps stand in pairs.
+// Which rows of a block's tile a warp has. All but the first for problems without options.
+enum class RowMap : int {
+  kContiguous = 0,  // block_m / warps neighbours
+  kSpread = 1,      // two tiles of 16 rows, block_m / 2 apart: fwd_sm80/persistent.cuh
+  kPairs = 2,       // two warps share 32 rows, each with half of a tile's keys and of O's columns: fwd_sm80/pairs.cuh
+};
+
 struct FwdConfig {
   Dtype dtype;
   int head_dim;           // padded to a multiple of 16
@@ -24,13 +29,42 @@ struct FwdConfig {
   bool paged;             // keys and values by page table
   bool pack_gqa;          // the query heads that share a KV head stand in one tile's rows
   bool split;             // keys in parts: float32 partial results instead of o
-  bool pairs;             // two warps share 32 query rows, each with half of a tile's keys and of O's columns
-  bool bulk;              // tiles of keys and values come by bulk copies (TMA), of pairs whole ones: Hopper and later
-  bool spread_rows;       // a warp's two tiles of 16 rows lie block_m / 2 apart
+  RowMap row_map;
+  bool bulk;  // tiles of keys and values come by bulk copies (TMA), of pairs full ones: Hopper and later
   ScoreConfig score;
 };
 
-inline constexpr int kFwdBlockBytes = 104;  // of what a persistent block knows of a work, in shared memory
+// The tile scheduler: persistent blocks, which take one work tile after another, or a block for each.
+TESSERA_HOST_DEVICE constexpr bool persistent(const FwdConfig& c) { return c.row_map != RowMap::kContiguous; }
+
+inline constexpr int kFwdBlockBytes = 104;  // of what a persistent block knows of a work tile, in shared memory
+
+// Offsets in bytes from the start of shared memory. What a kernel has not takes no bytes.
+struct FwdLayout {
+  int q;         // [block_m][head_dim]; contiguous rows: at the end O
+  int k;         // [stages][block_n][head_dim]; spread rows: a stage is a tile of K, then one of V
+  int v;         // [stages][block_n][head_dim_v]; pairs: at the end O
+  int p;         // pairs: [block_m][block_n], P
+  int barriers;  // bulk copies: of each stage of K and of V a full one, of contiguous rows an empty one beside it
+  int row_stat;  // pairs: [2][block_m] float32
+  int work;      // persistent: [2] FwdBlock, this work tile and the next
+  int bytes;
+};
+
+TESSERA_HOST_DEVICE constexpr FwdLayout fwd_layout(const FwdConfig& c) {
+  const int key_row = pitch_bytes(c.dtype, c.head_dim), value_row = pitch_bytes(c.dtype, c.head_dim_v);
+  const bool o_takes_q = c.row_map == RowMap::kContiguous, pairs = c.row_map == RowMap::kPairs;
+  const int stage_barriers = pairs ? 2 : c.bulk ? 4 : 0;
+  FwdLayout at{};
+  at.k = at.q + c.block_m * (o_takes_q && value_row > key_row ? value_row : key_row);
+  at.v = at.k + (c.row_map == RowMap::kSpread ? 1 : c.stages) * c.block_n * key_row;
+  at.p = at.k + c.stages * c.block_n * (key_row + value_row);
+  at.barriers = at.p + (pairs ? padded_bytes(c.dtype, c.block_m, c.block_n) : 0);
+  at.row_stat = at.barriers + c.stages * stage_barriers * 8;
+  at.work = at.row_stat + (pairs ? 2 * c.block_m * 4 : 0);
+  at.bytes = at.work + (persistent(c) ? 2 * kFwdBlockBytes : 0);
+  return at;
+}
 
 struct FwdParams : ProblemParams {
   RowTensor o;

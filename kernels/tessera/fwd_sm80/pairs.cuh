@@ -299,8 +299,8 @@ struct PairWarp {
 
 template <FwdConfig kCfg, class Params>  // FwdParams or, with bulk copies, FwdBulkParams
 TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
-  static_assert(kCfg.pairs && dtype_bytes(kCfg.dtype) == 2 && kCfg.block_m == kCfg.warps * 16);
-  static_assert(kCfg.stages == 2 && kCfg.block_n % 32 == 0 && !kCfg.spread_rows && !kCfg.score.any());
+  static_assert(kCfg.row_map == RowMap::kPairs && dtype_bytes(kCfg.dtype) == 2 && kCfg.block_m == kCfg.warps * 16);
+  static_assert(kCfg.stages == 2 && kCfg.block_n % 32 == 0 && !kCfg.score.any());
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdPairsSharedMemory<kCfg>*>(shared_memory);
 

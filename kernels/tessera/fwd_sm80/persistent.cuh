@@ -57,7 +57,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
   constexpr int kM = 2;                        // tiles of 16 rows a warp
   constexpr int kRowStep = kCfg.block_m / kM;  // from one to the next
   constexpr int kN = kCfg.block_n / 8, kSteps = kN / 2, kD = kCfg.head_dim_v / 8;
-  static_assert(kCfg.spread_rows && kM * kCfg.warps * 16 == kCfg.block_m);
+  static_assert(kCfg.row_map == RowMap::kSpread && kM * kCfg.warps * 16 == kCfg.block_m);
   static_assert(dtype_bytes(kCfg.dtype) == 2 && kCfg.stages == 2 && !kCfg.score.any());
   using Shared = FwdPersistentSharedMemory<kCfg>;
   extern __shared__ __align__(128) char shared_memory[];

@@ -1,12 +1,9 @@
-// A tile in shared memory, [rows][columns], and how it is filled from global memory.
-//
-// Rows are 16 bytes (float32: 32) longer than their columns. Columns are a multiple of 16, so a 16-bit row is an odd
-// number of 16-byte words: the eight rows that ldmatrix reads at once lie in different banks, and every address is a
-// base and a constant, which an XOR swizzle's would not be.
+// A tile in shared memory, [rows][columns] with padded rows (tile/pitch.hpp), and how it is filled from global memory.
 #pragma once
 
 #include "tessera/ptx/cp_async.cuh"
 #include "tessera/tile/element.cuh"
+#include "tessera/tile/pitch.hpp"
 
 namespace tessera {
 
@@ -21,7 +18,7 @@ struct SharedTile {
   static constexpr Dtype kType = kDtype;
   static constexpr int kRows = kTileRows, kCols = kTileCols;
   static constexpr int kElemBytes = dtype_bytes(kDtype);
-  static constexpr int kPitchBytes = kCols * kElemBytes + (kDtype == Dtype::kFloat32 ? 32 : 16);
+  static constexpr int kPitchBytes = pitch_bytes(kDtype, kCols);
 
   alignas(16) char data[kRows * kPitchBytes];
 

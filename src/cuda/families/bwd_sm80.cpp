@@ -23,7 +23,7 @@ struct BwdTile {
   bool float32;
   int head_dim;
   int block_m, block_n, warps;
-  bool halves;  // for problems that halves serve
+  bool s_dp_split;  // for problems that the split serves
   int column_parts, stages;
   int min_blocks_per_sm;  // that registers should allow
 };
@@ -75,10 +75,12 @@ BwdConfig make_config(const tessera_plan& plan, const BwdTile& tile) {
   config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
   config.head_dim_v = static_cast<int>(padded_to(plan.head_dim_v, 16));
   config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
-  config.halves = tile.halves, config.column_parts = tile.column_parts;
+  config.s_dp_split = tile.s_dp_split, config.column_parts = tile.column_parts;
   config.min_blocks_per_sm = tile.min_blocks_per_sm;
-  // Even shares of the columns; and who adds in turn must know when an addition is over, not only when it is read.
-  config.bulk_dq = tile.halves && plan.device.arch >= kHopper && config.head_dim % 64 == 0 && !problem.deterministic;
+  // Even shares of the columns. Deterministic: the next block must wait until an addition is done, and a bulk copy only tells
+  // when it has read its source.
+  config.bulk_dq =
+      tile.s_dp_split && plan.device.arch >= kHopper && config.head_dim % 64 == 0 && !problem.deterministic;
   config.d_bias = core::present(problem.d_bias);
   config.deterministic = problem.deterministic != 0;
   config.score = score_config(problem);
@@ -95,7 +97,7 @@ Choice choose(const tessera_plan& plan) {
     if (std::max(plan.head_dim, plan.head_dim_v) > tile.head_dim) continue;
     choice.config = make_config(plan, tile);
     const bool plain = plan.head_dim == plan.head_dim_v && !choice.config.score.any() && !choice.config.d_bias;
-    if (tile.halves && !plain) continue;
+    if (tile.s_dp_split && !plain) continue;
     // What one block can have is what all of an SM's have, but for what each of them reserves.
     const int64_t reserved = int64_t{tile.min_blocks_per_sm - 1} * kReservedBytes;
     if (tile.min_blocks_per_sm * smem_bytes(choice.config) + reserved > plan.device.smem_bytes) continue;

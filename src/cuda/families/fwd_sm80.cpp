@@ -23,13 +23,11 @@
 namespace tessera::cuda {
 namespace {
 
-// How a block's rows are dealt to its warps. All but the first for problems without options; the last two by persistent
-// blocks, whose works come one after another.
-enum class Rows {
-  kOwn,     // each has neighbours of its own
-  kApart,   // likewise, and no warp waits for another: where tiles come by bulk copies
-  kSpread,  // each has 16 rows of either half of the block
-  kPairs,   // two share 32
+// The problems that a row of the table is for.
+enum class For {
+  kAll,
+  kBulkCopies,  // without options, where tiles can come by bulk copies
+  kPages,       // keys in pages
 };
 
 // A row: for this type, query and key size up to head_dim, and at most `rows` query rows a (sequence, head). The first
@@ -41,26 +39,26 @@ struct FwdTile {
   int block_m, block_n, warps, stages;
   int slice;              // columns of V a block takes
   int min_blocks_per_sm;  // that registers and shared memory should allow
-  Rows dealt = Rows::kOwn;
-  bool paged = false;  // for keys in pages alone
+  RowMap row_map = RowMap::kContiguous;
+  For problems = For::kAll;
 };
 constexpr int64_t kAny = INT64_MAX;
 constexpr FwdTile kTiles[] = {
     // Few rows: one warp a block, many blocks, bound by the reading of K and V. Where a warp waits for a row's page before it
     // asks for the row, more blocks do more than larger tiles.
-    {false, 64, 16, 16, 32, 1, 2, 64, 8, Rows::kOwn, true},
+    {false, 64, 16, 16, 32, 1, 2, 64, 8, RowMap::kContiguous, For::kPages},
     {false, 64, 16, 16, 64, 1, 2, 64, 5},
     {false, 128, 16, 16, 32, 1, 3, 128, 4},
     {false, 256, 16, 16, 32, 1, 2, 256, 3},
     // Two tiles of 16 rows a warp: a fragment of K or V is used twice.
-    {false, 64, kAny, 128, 64, 4, 2, 64, 2, Rows::kApart},
+    {false, 64, kAny, 128, 64, 4, 2, 64, 2, RowMap::kContiguous, For::kBulkCopies},
     {false, 64, kAny, 128, 64, 4, 2, 64, 2},
-    {false, 128, kAny, 128, 64, 4, 2, 128, 2, Rows::kApart},
-    {false, 128, kAny, 128, 64, 4, 2, 128, 2, Rows::kSpread},
+    {false, 128, kAny, 128, 64, 4, 2, 128, 2, RowMap::kContiguous, For::kBulkCopies},
+    {false, 128, kAny, 128, 64, 4, 2, 128, 2, RowMap::kSpread},
     {false, 128, kAny, 128, 32, 4, 2, 128, 2},
-    {false, 192, kAny, 128, 64, 8, 2, 192, 1, Rows::kPairs},
+    {false, 192, kAny, 128, 64, 8, 2, 192, 1, RowMap::kPairs},
     {false, 192, kAny, 128, 64, 8, 2, 192, 1},
-    {false, 256, kAny, 128, 64, 8, 2, 256, 1, Rows::kPairs},
+    {false, 256, kAny, 128, 64, 8, 2, 256, 1, RowMap::kPairs},
     {false, 256, kAny, 128, 64, 8, 2, 256, 1},
     {false, 512, kAny, 64, 32, 4, 2, 256, 1},
     // 99 KiB of shared memory.
@@ -121,17 +119,14 @@ FwdConfig make_config(const tessera_plan& plan, const FwdTile& tile, bool pack_g
   config.paged = core::paged(plan.problem);
   config.pack_gqa = pack_gqa;
   config.score = score_config(plan.problem);
-  config.pairs = tile.dealt == Rows::kPairs;
-  config.spread_rows = tile.dealt == Rows::kSpread;
-  config.bulk = (tile.dealt == Rows::kApart || config.pairs) && takes_bulk_copies(plan);
+  config.row_map = tile.row_map;
+  config.bulk = (tile.problems == For::kBulkCopies || tile.row_map == RowMap::kPairs) && takes_bulk_copies(plan);
   return config;
 }
 
-bool persistent(const FwdTile& tile) { return tile.dealt == Rows::kSpread || tile.dealt == Rows::kPairs; }
-
 // Persistent blocks' O goes out through the place of a tile of K and V, pairs' through that of two tiles of V.
 bool room_for_o(const FwdConfig& config) {
-  return config.pairs || config.head_dim_v <= config.head_dim || config.block_m <= config.block_n;
+  return config.row_map == RowMap::kPairs || config.head_dim_v <= config.head_dim || config.block_m <= config.block_n;
 }
 
 Choice choose(const tessera_plan& plan) {
@@ -141,14 +136,15 @@ Choice choose(const tessera_plan& plan) {
   Choice choice;
   for (const FwdTile& tile : kTiles) {
     const int64_t head_dim = padded_to(plan.head_dim, 16);
-    if (tile.float32 != float32 || head_dim > tile.head_dim || (tile.paged && !core::paged(p))) continue;
+    if (tile.float32 != float32 || head_dim > tile.head_dim || (tile.problems == For::kPages && !core::paged(p)))
+      continue;
     choice.pack_gqa = group > 1 && plan.max_seqlen_q < tile.block_m;
     choice.rows_a_query = choice.pack_gqa ? group : 1;
     if (plan.max_seqlen_q * choice.rows_a_query > tile.rows) continue;
     choice.config = make_config(plan, tile, choice.pack_gqa);
-    if (tile.dealt != Rows::kOwn && choice.config.score.any()) continue;
-    if (tile.dealt == Rows::kApart && !choice.config.bulk) continue;
-    if (persistent(tile) && !room_for_o(choice.config)) continue;
+    if ((persistent(choice.config) || choice.config.bulk) && choice.config.score.any()) continue;
+    if (tile.problems == For::kBulkCopies && !choice.config.bulk) continue;
+    if (persistent(choice.config) && !room_for_o(choice.config)) continue;
     if (smem_bytes(choice.config) > plan.device.smem_bytes) continue;
     choice.tile = &tile;
     const core::Sizes size = core::sizes(p);
@@ -195,9 +191,9 @@ int64_t partial_o_bytes(const tessera_plan& plan, int num_splits) {
 Grid grid_of(const tessera_plan& plan, const Choice& choice, int num_splits, WorkOrder& order) {
   const int64_t works = choice.blocks * num_splits;
   int64_t blocks = works;
-  if (persistent(*choice.tile) && works > 0) {
+  if (persistent(choice.config) && works > 0) {
     const int64_t resident = plan.device.cores * choice.tile->min_blocks_per_sm / choice.slices;
-    if (choice.tile->dealt == Rows::kPairs || staircase(plan.problem)) {
+    if (choice.tile->row_map == RowMap::kPairs || staircase(plan.problem)) {
       blocks = persistent_blocks(plan, works, std::max<int64_t>(1, resident));
     }
     order = order_of(plan, choice.tiles, works / choice.tiles, choice.tile->block_m, choice.tile->block_n, blocks);
@@ -339,7 +335,7 @@ tessera_status list_fwd_sm80(const tessera_plan& plan, const FwdSm80Plan& own, c
       return Box{BoxLayout::kPadded, rows, pitch_bytes(config.dtype, columns)};
     };
     const Box q = box(config.block_m, config.head_dim), k = box(config.block_n, config.head_dim);
-    if (!config.pairs) {
+    if (config.row_map != RowMap::kPairs) {
       TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, q, p.q_map));
     }
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, k, p.k_map));

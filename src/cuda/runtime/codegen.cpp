@@ -18,10 +18,10 @@ namespace {
 
 TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block_mask, dropout, scale_first)
 TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, min_blocks_per_sm,
-                      aligned, paged, pack_gqa, split, pairs, bulk, spread_rows, score)
+                      aligned, paged, pack_gqa, split, row_map, bulk, score)
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
                       o_chunks, page_rows, causal, cluster, varlen, score)
-TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, halves, column_parts, stages,
+TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, s_dp_split, column_parts, stages,
                       min_blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype)
 TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, d_bias, d_sink)
@@ -31,6 +31,7 @@ TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store
 std::string literal(bool value) { return value ? "true" : "false"; }
 std::string literal(int value) { return std::to_string(value); }
 std::string literal(Dtype value) { return "tessera::Dtype{" + std::to_string(static_cast<int>(value)) + "}"; }
+std::string literal(RowMap value) { return "tessera::RowMap{" + std::to_string(static_cast<int>(value)) + "}"; }
 std::string literal(const ScoreConfig& value) { return config_text(value); }
 
 // "a, b" -> "a", then "b".
@@ -46,6 +47,7 @@ void append(ConfigValues& values, int value) {
   values.value[static_cast<size_t>(values.count++)] = value;
 }
 void append(ConfigValues& values, Dtype value) { append(values, static_cast<int>(value)); }
+void append(ConfigValues& values, RowMap value) { append(values, static_cast<int>(value)); }
 void append(ConfigValues& values, const ScoreConfig& value) {
   visit_fields(value, [&values](const char*, const auto&... field) { (append(values, field), ...); });
 }

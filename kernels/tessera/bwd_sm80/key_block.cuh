@@ -1,0 +1,178 @@
+// A block of keys in bwd_sm80: the queries that see it, its warps' shares, its loads and its results.
+#pragma once
+
+#include "tessera/bwd_sm80/query_slots.cuh"
+#include "tessera/bwd_sm80/score_gradient.cuh"
+#include "tessera/bwd_sm80/warps.cuh"
+
+namespace tessera {
+
+// Rows first ... of a tensor's head into a tile; from `count` on zero. By kWarps warps, the whole block or those of one role.
+template <BwdConfig kCfg, int kWarps, bool kOnce = false, class Tile>
+TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int batch, int head, int64 first, int count,
+                              int columns) {
+  constexpr int kBytes = dtype_bytes(kCfg.dtype);
+  const char* rows =
+      static_cast<const char*>(tensor.data) + (tensor.batch * batch + tensor.row * first + tensor.head * head) * kBytes;
+  const int thread = static_cast<int>(threadIdx.x);
+  load_tile_strided<kCfg.aligned, kWarps * 32, kOnce>(sTile, count, columns * kBytes, rows, tensor.row * kBytes,
+                                                      kWarps < kCfg.warps ? thread % (kWarps * 32) : thread);
+}
+
+// body(tile, whether it is the second), by the same instructions where both have one shape.
+template <class First, class Second, class Body>
+TESSERA_DEVICE void for_both(First& first, Second& second, Body&& body) {
+  if constexpr (First::kCols == Second::kCols) {
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) body(i == 0 ? first : second, i != 0);
+  } else {
+    body(first, false), body(second, true);
+  }
+}
+
+// A step of a block: one tile of queries of one of its query heads, head after head.
+struct QueryStep {
+  int head, tile;  // tile: of the sequence's queries
+
+  TESSERA_DEVICE void advance(int first_tile, int tiles) {
+    if (++tile == first_tile + tiles) ++head, tile = first_tile;
+  }
+};
+
+struct SequenceTile {
+  int batch, tile;
+};
+
+// The keys key0 ... of one KV head and sequence.
+template <BwdConfig kCfg>
+struct KeyBlock {
+  using Warps = BwdWarps<kCfg>;
+  static constexpr int kBlockM = kCfg.block_m, kBlockN = kCfg.block_n, kBytes = dtype_bytes(kCfg.dtype);
+
+  const BwdParams& p;
+  BwdSharedMemory<kCfg>& shared;
+  const Sequence& s;
+  int batch, head_kv, key0;
+  int warp;             // with the split a uniform value, which then takes no register of every lane
+  int role_warp;        // the warp's number among those of its role
+  int warp_key, part;   // of the block's keys, the warp's first; which part of the columns it has
+  int warp_query;       // of a tile's queries, the first whose scores it computes
+  bool has_scores;      // it computes scores: there may be more parts of columns than of queries
+  KeyRange seeing_all;  // queries that see all of the keys
+  int first_tile, tiles,
+      slot0;  // the tiles of queries, of each query head, that see some of them; bwd_sm80/query_slots.cuh
+
+  TESSERA_DEVICE KeyBlock(const BwdParams& p, BwdSharedMemory<kCfg>& shared, const Sequence& s, int batch, int head_kv,
+                          int key0)
+      : p(p), shared(shared), s(s), batch(batch), head_kv(head_kv), key0(key0) {
+    const int thread_warp = static_cast<int>(threadIdx.x) / 32;
+    warp = Warps::kSplit ? uniform(thread_warp) : thread_warp;
+    role_warp = warp % Warps::kRoleWarps;
+    warp_key = role_warp / Warps::kColumnParts * (Warps::kM * 16), part = role_warp % Warps::kColumnParts;
+    warp_query = part * Warps::kQueries;
+    has_scores = Warps::kQueryParts == Warps::kColumnParts || part < Warps::kQueryParts;
+    seeing_all = seeing_queries(p, s, key0 + kBlockN - 1, key0);
+    const KeyRange queries = seeing_queries(p, s, key0, min(key0 + kBlockN, s.sk) - 1);
+    first_tile = queries.low / kBlockM;
+    tiles = queries.low <= queries.high ? queries.high / kBlockM - first_tile + 1 : 0;
+    slot0 = query_slot<kBlockM>(p, batch);
+  }
+
+  // With the split: the warp computes dP and dK, not S and dV.
+  TESSERA_DEVICE bool is_dp_warp() const { return warp >= Warps::kRoleWarps; }
+  // All queries of the tile see all keys of the block.
+  TESSERA_DEVICE bool full(int row0) const { return row0 >= seeing_all.low && row0 + kBlockM - 1 <= seeing_all.high; }
+
+  // What the warp's scores from column `col` of the tile on are computed from.
+  TESSERA_DEVICE ScoreTile score_tile(const QueryStep& step, int row0, int col, int stage) const {
+    return {
+        batch, step.head, row0 + col, key0 + warp_key, shared.row_lse_log2[stage] + col, shared.row_delta[stage] + col};
+  }
+
+  // ---- global -> shared ----
+
+  template <class Tile>
+  TESSERA_DEVICE void load_keys(Tile& tile, const RowTensor& tensor, int columns) const {
+    const int64 row = static_cast<int64>(s.k_begin) + key0;
+    const int count = min(s.sk - key0, kBlockN);
+    constexpr bool kOnce = !Warps::kOverlaid && !Warps::kMasksApart;  // few instructions are no aim with masks apart
+    load_rows<kCfg, kCfg.warps, kOnce>(tile, tensor, batch, head_kv, row, count, columns);
+  }
+  template <class Tile>
+  TESSERA_DEVICE void load_queries(Tile& tile, const RowTensor& tensor, const QueryStep& step, int columns) const {
+    const int row0 = step.tile * kBlockM;
+    load_rows<kCfg, Warps::kRoleWarps>(tile, tensor, batch, step.head, static_cast<int64>(s.q_begin) + row0,
+                                       min(s.sq - row0, kBlockM), columns);
+  }
+  // LSE and delta of a tile of queries.
+  TESSERA_DEVICE void load_stats(int stage, const QueryStep& step) const {
+    const int64 stats = static_cast<int64>(step.head * p.q_slots + slot0 + step.tile) * kBlockM;
+    const int thread = static_cast<int>(threadIdx.x), at = thread % (kBlockM / 4) * 4;  // 16 bytes a thread
+    if (thread < kBlockM / 4) {
+      ptx::cp_async_cg_16(shared_address(shared.row_lse_log2[stage] + at), p.row_lse_log2 + stats + at, 16);
+    } else if (thread < kBlockM / 2) {
+      ptx::cp_async_cg_16(shared_address(shared.row_delta[stage] + at), p.row_delta + stats + at, 16);
+    }
+  }
+
+  // ---- shared -> global ----
+
+  // Keys of dK and dV that the block writes; past seqused_k they are 0.
+  TESSERA_DEVICE int keys_to_store() const { return min(s.k_rows - key0, kBlockN); }
+  // dK or dV.
+  template <class Tile>
+  TESSERA_DEVICE void store_keys(Tile& tile, const RowTensor& tensor, int count, int columns, int aligned) const {
+    constexpr int kRows = kBlockN / kCfg.warps;  // that a warp stores
+    const int64 key = static_cast<int64>(s.k_begin) + key0;
+    char* to =
+        static_cast<char*>(tensor.data) + (tensor.batch * batch + tensor.row * key + tensor.head * head_kv) * kBytes;
+    store_rows<kRows>(tile, warp * kRows, count, columns, aligned,
+                      [&](int row) { return to + tensor.row * kBytes * row; });
+  }
+  TESSERA_DEVICE void store_dk_dv() const {
+    const int count = keys_to_store();
+    for_both(shared.sK, shared.sV, [&](auto& tile, bool v) {
+      store_keys(tile, v ? p.d_v : p.d_k, count, v ? p.head_dim_v : p.head_dim, v ? p.d_v_aligned : p.d_k_aligned);
+    });
+  }
+};
+
+// The tile scheduler: which tile of keys, KV head and sequence are this thread block's. Under a causal mask the first keys
+// are seen by the most queries and come first. Deterministic: in the order in which thread blocks start, so that one waits
+// for running ones only. A thread block has one pair of KV head and sequence, or, where several pairs share entries of a
+// deterministic dBias, all of these in their order.
+template <BwdConfig kCfg>
+struct KeyBlockScheduler {
+  static constexpr bool kOwns = kCfg.deterministic && kCfg.d_bias;
+  int slot;
+  SequenceHead first;  // of the pairs
+
+  TESSERA_DEVICE KeyBlockScheduler(const BwdParams& p, BwdSharedMemory<kCfg>& shared) {
+    int rest = static_cast<int>(blockIdx.x);
+    if constexpr (kCfg.deterministic) {
+      if (threadIdx.x == 0) shared.ticket = atomicAdd(p.ticket, 1);
+      __syncthreads();
+      rest = shared.ticket;
+    }
+    slot = rest % p.tiles;
+    rest /= p.tiles;
+    const int owners = kOwns ? p.heads_kv / p.owned_heads : p.heads_kv;
+    first = sequence_head < kOwns ? ScoreConfig{} : kCfg.score > (p, rest, owners);
+    if constexpr (kOwns) first = {first.batch * p.owned_batches, first.head * p.owned_heads};
+  }
+  TESSERA_DEVICE static int pairs(const BwdParams& p) { return kOwns ? p.owned_batches * p.owned_heads : 1; }
+  TESSERA_DEVICE int head(const BwdParams& p, int pair) const {
+    return first.head + (kOwns ? pair % p.owned_heads : 0);
+  }
+  // The pair's sequence, and the tile there.
+  TESSERA_DEVICE SequenceTile sequence(const BwdParams& p, int pair) const {
+    SequenceTile at{first.batch + (kOwns ? pair / p.owned_heads : 0), slot};
+    if (p.cu_seqlens_k && (!kOwns || p.owned_batches == 1)) {
+      at.batch = find_sequence<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot);
+      at.tile = tile_at_slot<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot, at.batch);
+    }
+    return at;
+  }
+};
+
+}  // namespace tessera

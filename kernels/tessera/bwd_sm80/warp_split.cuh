@@ -1,0 +1,168 @@
+// Backward as bwd_sm80/kernel.cuh, with the S/dP warp split, for problems without options: half of the warps, the S warps,
+// computes S^T, P^T and dV, the other half, the dP warps, dP^T, dS^T and dK. Each warp's part of a product is twice as large
+// as without the split, so shared memory is read less. A dP warp has P^T from its partner, the S warp with the same keys and
+// queries, rounded as every operand is.
+//
+// An S warp owns the tile of dO and a dP warp that of Q: it loads the next one, and may add to dQ from its place. Grid, block
+// and shared memory: as bwd_sm80/kernel.cuh's. Page: docs/reference/kernels/bwd_sm80.md.
+#pragma once
+
+#include "tessera/bwd_sm80/dq.cuh"
+#include "tessera/ptx/barrier.cuh"
+
+namespace tessera {
+
+// The products of a step but for dQ. S warps: S^T, P^T, rAcc = dV += P^T dO. dP warps: dP^T, dS^T, rAcc = dK += dS^T Q. The
+// warps of a role call load_next() once their additions to dQ of the step before have left shared memory. At the end dS^T is
+// there for all warps; S warps are done with dO's place, dP warps with Q's.
+template <BwdConfig kCfg, int kM, int kN, class LoadNext>
+TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg>& b, const ScoreTile& scores,
+                                   int stage, bool full, LoadNext&& load_next) {
+  using Warps = BwdWarps<kCfg>;
+  constexpr int kRoleThreads = Warps::kRoleWarps * 32;
+  const BwdParams& p = b.p;
+  auto& shared = b.shared;
+  const bool is_dp = b.is_dp_warp();
+  auto& sP = shared.sScores[1];
+  auto& sMine = is_dp ? shared.sScores[0] : sP;
+  const int row = b.warp_key, col = b.warp_query;
+
+  float rS[kM][Warps::kQueries / 8][4];
+  clear(rS);
+  product_abt(rS, is_dp ? shared.sV : shared.sK, row, is_dp ? shared.sdO[stage] : shared.sQ[stage], col);
+  if (is_dp) {
+    ptx::barrier_sync(kPartnerBarrier + b.role_warp, 64);
+    const auto probability = [&](int m, int n, int half) {
+      return load_pair<kCfg.dtype>(sP.pointer(row + m * 16 + half * 8 + lane_row(), col + n * 8 + lane_col()));
+    };
+    if (full || !Warps::kMasksApart) {
+      score_gradients<false>(p, b.s, scores, rS, probability);
+    } else {
+      score_gradients<true>(p, b.s, scores, rS, probability);
+    }
+  } else {
+    if (full || !Warps::kMasksApart) {
+      probabilities<false>(p, b.s, scores, rS);
+    } else {
+      probabilities<true>(p, b.s, scores, rS);
+    }
+  }
+  store_accumulator<1>(sMine, rS, row, col, 1.0f);
+  // Hidden elements become 0 in shared memory: in registers, before the store, the mask would need those of the products,
+  // and full tiles would be slower.
+  if (!full && !Warps::kMasksApart) {
+    const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
+    char* mine = sMine.pointer(row + lane / 4, col + lane % 4 * 2);
+    for_masked<kM, Warps::kQueries / 8>(p, b.s, scores, [&](int m, int n, int e) {
+      reinterpret_cast<unsigned short*>(mine + (m * 16 + e / 2 * 8) * sMine.kPitchBytes)[n * 8 + e % 2] = 0;
+    });
+  }
+  if (is_dp) {
+    ptx::barrier_arrive(kGradientsBarrier, 2 * kRoleThreads);
+  } else {
+    ptx::barrier_arrive(kPartnerBarrier + b.role_warp, 64);
+  }
+  if constexpr (kCfg.bulk_dq) {
+    if (lane_id() == 0) ptx::cp_async_bulk_wait_group_read();
+  }
+  ptx::barrier_sync(is_dp ? kDpWarpsBarrier : kSWarpsBarrier, kRoleThreads);
+  load_next();
+  product_ab<Warps::kColumnParts>(rAcc, sMine, row, is_dp ? shared.sQ[stage] : shared.sdO[stage], b.part * (kN * 8));
+  ptx::barrier_sync(is_dp ? kDpWarpsBarrier : kGradientsBarrier, is_dp ? kRoleThreads : 2 * kRoleThreads);
+}
+
+template <BwdConfig kCfg>
+TESSERA_DEVICE void bwd_key_block_split(const BwdParams& p, BwdSharedMemory<kCfg>& shared, const KeyBlock<kCfg>& b) {
+  using Warps = BwdWarps<kCfg>;
+  constexpr int kBlockM = kCfg.block_m, kM = Warps::kM, kBlockThreads = kCfg.warps * 32;
+  const int warp = b.warp;  // the S warps are those below kRoleWarps
+
+  // 1. K and V: global -> shared, with the first tiles of Q and dO.
+  const auto load_step = [&](int stage, const QueryStep& step) {
+    const bool is_dp = warp >= Warps::kRoleWarps;
+    b.load_queries(is_dp ? shared.sQ[stage] : shared.sdO[stage], is_dp ? p.q : p.d_o, step, p.head_dim);
+    b.load_stats(stage, step);
+  };
+  QueryStep next{b.head_kv * p.group, b.first_tile};
+  const auto load_next = [&](int stage) {
+    if (b.tiles > 0 && next.head < (b.head_kv + 1) * p.group) {
+      load_step(stage, next);
+      next.advance(b.first_tile, b.tiles);
+    }
+    ptx::cp_async_commit_group();
+  };
+  if (b.tiles > 0) {
+    for_both(shared.sK, shared.sV,
+             [&](auto& tile, bool v) { b.load_keys(tile, v ? p.v : p.k, v ? p.head_dim_v : p.head_dim); });
+  }
+#pragma unroll
+  for (int stage = 0; stage < kCfg.stages - 1; ++stage) load_next(stage);
+
+  // 2. For every tile of queries that sees some of the keys.
+  float rAcc[kM][Warps::kDV][4];  // dV of an S warp, dK of a dP warp
+  clear(rAcc);
+  int stage = 0;
+  QueryStep step{b.head_kv * p.group, b.first_tile};
+  ptx::cp_async_wait_group<0>();
+  __syncthreads();  // the first tiles are there
+  for (int left = b.tiles * p.group; left > 0; --left) {
+    const int row0 = step.tile * kBlockM;
+    const bool full = b.full(row0);
+    const auto score_tile = [&](int col) { return b.score_tile(step, row0, col, stage); };
+
+    //    S^T = K Q^T, P^T, dV += P^T dO | dP^T = V dO^T, dS^T, dK += dS^T Q
+    multiply_split<kCfg>(rAcc, b, score_tile(b.warp_query), stage, full, [&] {
+      if (left > 1) {
+        QueryStep following = step;
+        following.advance(b.first_tile, b.tiles);
+        load_step(1 - stage, following);
+      }
+    });
+    // The next tiles are waited for here: after its additions to dQ a thread would wait for these too. The S warps may then
+    // begin the next step while the dP warps are at this one's dQ.
+    ptx::cp_async_wait_all();
+    if (warp >= Warps::kRoleWarps) ptx::barrier_arrive(kQueriesBarrier, kBlockThreads);
+
+    //    dQ += dS K
+    const DqShare<kCfg> dq_share(b.warp);
+    float rdQ[Warps::kQM][Warps::kQN][4];
+    dq_share.multiply(rdQ, shared);
+    if (warp < Warps::kRoleWarps) ptx::barrier_arrive(kOutputsBarrier, kBlockThreads);
+    add_dq(p, b, step, stage, row0, dq_share, rdQ);
+    ptx::barrier_sync(warp < Warps::kRoleWarps ? kQueriesBarrier : kOutputsBarrier, kBlockThreads);
+    step.advance(b.first_tile, b.tiles);
+    stage = stage + 1 == shared.kStages ? 0 : stage + 1;
+  }
+
+  // 3. dK and dV: registers -> shared -> global.
+  ptx::cp_async_wait_group<0>();
+  if constexpr (kCfg.bulk_dq) {
+    if (lane_id() == 0) ptx::cp_async_bulk_wait_group_read();  // before the block's shared memory is another's
+  }
+  __syncthreads();  // no warp reads or fills K and V, whose place they take
+  const bool is_dp = warp >= Warps::kRoleWarps;
+  store_accumulator<Warps::kColumnParts>(is_dp ? shared.sK : shared.sV, rAcc, b.warp_key, b.part * (Warps::kDV * 8),
+                                         is_dp ? p.scale : 1.0f);
+  __syncthreads();
+  b.store_dk_dv();
+}
+
+template <BwdConfig kCfg>
+TESSERA_DEVICE void bwd_sm80_split(const BwdParams& p) {
+  static_assert(kCfg.s_dp_split, "that is bwd_sm80");
+  static_assert(has_bwd_layout<kCfg>(), "shared memory lies where the host has it");
+  extern __shared__ __align__(128) char shared_memory[];
+  auto& shared = *reinterpret_cast<BwdSharedMemory<kCfg>*>(shared_memory);
+  const KeyBlockScheduler<kCfg> scheduler(p, shared);
+  for (int pair = 0; pair < scheduler.pairs(p); ++pair) {
+    if (pair > 0) __syncthreads();  // all warps are done with shared memory
+    const SequenceTile at = scheduler.sequence(p, pair);
+    const Sequence s = load_sequence(p, at.batch);
+    const int64 key0 = static_cast<int64>(at.tile) * kCfg.block_n;
+    if (key0 >= s.k_rows) continue;
+    bwd_key_block_split(p, shared,
+                        KeyBlock<kCfg>(p, shared, s, at.batch, scheduler.head(p, pair), static_cast<int>(key0)));
+  }
+}
+
+}  // namespace tessera
