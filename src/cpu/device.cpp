@@ -185,6 +185,11 @@ const KernelTable& kernel_table(int32_t isa) {
   return kernels_baseline;
 }
 
+const KernelTable& decode_table(const tessera_plan& plan) {
+  const bool beside = plan.device.isa == TESSERA_ISA_AMX_BF16 && plan.device.vector_isa != 0;
+  return kernel_table(beside ? plan.device.vector_isa : plan.device.isa);
+}
+
 const AmxKernelTable* amx_kernels(const tessera_plan& plan) {
 #if defined(__x86_64__)
   const tessera_problem& p = plan.problem;

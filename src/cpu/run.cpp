@@ -242,9 +242,10 @@ struct Served {
   int64_t items = 0, merges = 0;
 };
 
-Served serve_decoded(const tessera_plan& plan, const KernelTable& table, const SharedMemory& shared,
-                     const Params& base) {
-  Served served{base, plan.use_dot ? table.decode_dot : table.decode};
+Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const Params& base) {
+  const KernelTable& table = decode_table(plan);
+  const bool dot = table.has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
+  Served served{base, dot ? table.decode_dot : table.decode};
   if (plan.decode_queries == 0) return served;
   Params& p = served.params;
   p.sequences = shared.sequences[kDecode];
@@ -335,7 +336,7 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
   // Tiles first: their items are the longest, and the short ones of decoding fill what the last of them leave.
   constexpr Way kOrder[] = {kTile, kPackedTile, kDecode};
   const Served ways[] = {serve_tiled(plan, table, shared, p, false, splits),
-                         serve_tiled(plan, table, shared, p, true, splits), serve_decoded(plan, table, shared, p)};
+                         serve_tiled(plan, table, shared, p, true, splits), serve_decoded(plan, shared, p)};
   const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor, cancel, keys.share);
   const UnownedRows unowned(plan.problem.cu_seqlens_q, buffers.cu_seqlens_q, core::sizes(plan.problem).rows_q);
   int64_t items = unowned.items(), merges = 0;
@@ -350,7 +351,8 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
   if (merges == 0) return;
   runner.run(merges, [&](int64_t item, char*) {
     for (int n = 0; n < kWays; ++n) {
-      if (item < ways[n].merges) return merge_rows(ways[n], kOrder[n], table, item);
+      const KernelTable& merger = kOrder[n] == kDecode ? decode_table(plan) : table;
+      if (item < ways[n].merges) return merge_rows(ways[n], kOrder[n], merger, item);
       item -= ways[n].merges;
     }
   });

@@ -239,9 +239,7 @@ std::string refuse_decoding(const tessera_plan& plan) {
 }
 
 // Queries of a sequence that decoding takes.
-int64_t most_decode_queries(const tessera_plan& plan) {
-  return kernel_table(plan.device.isa).decode_rows / group_size(plan);
-}
+int64_t most_decode_queries(const tessera_plan& plan) { return decode_table(plan).decode_rows / group_size(plan); }
 
 // Parts of the keys of one KV head's pass that keep the cores busy.
 int64_t wanted_decode_parts(const tessera_plan& plan) {
@@ -251,7 +249,7 @@ int64_t wanted_decode_parts(const tessera_plan& plan) {
 
 // The plan's part for sequences of at most `queries` queries.
 void configure_decoding(tessera_plan& plan, int64_t queries) {
-  const KernelTable& table = kernel_table(plan.device.isa);
+  const KernelTable& table = decode_table(plan);
   const tessera_problem& p = plan.problem;
   plan.decode_queries = static_cast<int32_t>(queries);
   // All KV heads at once where a key's heads are neighbours in memory, else one at a time.
@@ -277,15 +275,15 @@ std::string refuse_decode(const tessera_plan& plan) {
   if (std::string refused = refuse_decoding(plan); !refused.empty()) return refused;
   if (plan.max_seqlen_q <= most_decode_queries(plan)) return "";
   return "query rows a KV head: " + std::to_string(plan.max_seqlen_q * group_size(plan)) + ", takes at most " +
-         std::to_string(kernel_table(plan.device.isa).decode_rows);
+         std::to_string(decode_table(plan).decode_rows);
 }
 
 void configure_decode(tessera_plan& plan) {
   settle_isa(plan);
-  plan.use_dot = kernel_table(plan.device.isa).has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
+  plan.use_dot = decode_table(plan).has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
   configure_decoding(plan, std::max<int64_t>(1, plan.max_seqlen_q));
   plan.block_m = static_cast<int32_t>(plan.decode_queries * group_size(plan));
-  plan.block_n = kernel_table(plan.device.isa).decode_keys;
+  plan.block_n = decode_table(plan).decode_keys;
   plan.tiles_per_item = plan.decode_heads_kv;
   plan.num_splits = static_cast<int32_t>(
       plan.problem.batch_invariant ? most_decode_parts(plan.max_seqlen_k)
