@@ -9,7 +9,7 @@ import pytest
 np = pytest.importorskip("numpy")
 FOLDER = Path(__file__).resolve().parents[2] / "examples/pathfinder"
 sys.path.insert(0, str(FOLDER))
-import pathfinder  # noqa: E402
+import pathfinder  # noqa: E402, also for train
 
 COUNTS = {32: 40, 64: 20, 128: 8, 256: 4}
 
@@ -100,3 +100,40 @@ def test_program(tmp_path):
     for wrong in ((), ("--side", 48, "--out", "x.npz"), ("--count", -1, "--out", "x.npz")):
         refused = run(*wrong)
         assert refused.returncode == 2 and "accepted" in refused.stderr or "choose from" in refused.stderr
+
+
+SMALL = ("--side", 32, "--pictures", 8, "--held-out", 4, "--batch", 4, "--width", 16, "--heads", 2, "--layers", 1, "--report", 2, "--warmup", 2)
+
+
+def test_training_goes_on_as_if_it_had_not_stopped(tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("tessera")
+    import train
+
+    def run(folder, *arguments):
+        train.main(["--folder", str(folder), *map(str, (*SMALL, *arguments))])
+        return torch.load(folder / "checkpoint.pt")
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    one = run(whole, "--steps", 4)
+    assert run(parts, "--steps", 4, "--minutes", 0)["step"] == 0
+    other = run(parts, "--steps", 4, "--resume")
+    assert one["step"] == other["step"] == 4
+    for name, value in one["model"].items():
+        assert torch.equal(value, other["model"][name]), name
+    rows = (whole / "curve.csv").read_text().splitlines()
+    assert rows[0].startswith("step,pictures") and [row.split(",")[0] for row in rows[1:]] == ["2", "4"]
+
+    stretched = run(tmp_path / "larger", "--side", 64, "--steps", 1, "--init", whole / "checkpoint.pt")
+    assert stretched["positions_of"] == 32
+    with pytest.raises(SystemExit, match="is of side 32, --side says 64"):
+        run(whole, "--side", 64, "--resume")
+
+
+def test_interval():
+    """Wilson's at 95 %: by hand for 8 of 10."""
+    pytest.importorskip("torch")
+    pytest.importorskip("tessera")
+    import train
+
+    assert train.interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)

@@ -1,0 +1,228 @@
+"""A small transformer over pixels learns Pathfinder, with Tessera's attention: full, both ways, over side x side tokens.
+
+    python examples/pathfinder/train.py --side 64 --folder out/pathfinder64 --minutes 9            # stops, and keeps what it has
+    python examples/pathfinder/train.py --side 64 --folder out/pathfinder64 --minutes 9 --resume   # goes on, as if it had not stopped
+    python examples/pathfinder/train.py --side 128 --folder out/pathfinder128 --init out/pathfinder64/checkpoint.pt   # positions stretched
+
+In the folder: the pictures, checkpoint.pt, and curve.csv, whose last columns are the accuracy on pictures that were not trained on, with
+its 95 % interval.
+"""
+
+import argparse
+import csv
+import math
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import tessera.torch
+import torch
+from torch import nn
+
+import pathfinder
+
+HELD_OUT_SEED = 1_000_003
+COLUMNS = ("step", "pictures", "seconds", "loss", "accuracy", "held_out", "low", "high")
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------
+
+
+def rotation(side, positions_of, head_dim, device):
+    """cos and sin [side * side, head_dim / 2] of rotary positions in two dimensions: half of a head's pairs turn with the row,
+    half with the column. A picture whose positions are those of a smaller one is that one stretched."""
+    wavelengths = 4 * 32 ** torch.linspace(0, 1, head_dim // 4, device=device)  # of 4 to 128 pixels
+    at = torch.arange(side, device=device) * (positions_of / side)
+    angles = 2 * math.pi * at[:, None] / wavelengths
+    rows = angles[:, None].expand(side, side, -1)
+    turned = torch.cat([rows, rows.transpose(0, 1)], -1).flatten(0, 1)
+    return turned.cos(), turned.sin()
+
+
+def rotate(x, cos, sin):  # [B, S, H, D]
+    first, second = x.chunk(2, -1)
+    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x, cos, sin):
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        x = x + self.out(tessera.torch.attention(rotate(q, cos, sin), rotate(k, cos, sin), v).flatten(-2))
+        return x + self.mlp(self.norm2(x))
+
+
+class Model(nn.Module):
+    def __init__(self, width, heads, layers):
+        super().__init__()
+        self.head_dim = width // heads
+        self.pixel = nn.Linear(1, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.answer = nn.LayerNorm(width), nn.Linear(width, 1)
+
+    def forward(self, images, positions_of):  # uint8 [B, side, side] -> logits [B]
+        cos, sin = rotation(images.shape[1], positions_of, self.head_dim, images.device)
+        x = self.pixel(images.flatten(1)[..., None].float() / 255)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        return self.answer(self.norm(x).mean(1))[:, 0]
+
+
+# ---- pictures -------------------------------------------------------------------------------------------------------
+
+
+def pictures(folder, side, count, seed, workers):
+    """Drawn once, then kept in the folder."""
+    file = folder / f"pictures-{side}-{count}-{seed}.npz"
+    if not file.exists():
+        print(f"drawing {count} pictures into {file}", flush=True)
+        images, labels = pathfinder.generate(side, count, seed, workers)
+        np.savez_compressed(file, images=images, labels=labels)
+    held = np.load(file)
+    return torch.from_numpy(held["images"]), torch.from_numpy(held["labels"]).float()
+
+
+def turned(images, which):
+    """One of the eight ways to lay down a square: the label stays."""
+    if which & 1:
+        images = images.flip(1)
+    if which & 2:
+        images = images.flip(2)
+    return images.transpose(1, 2) if which & 4 else images
+
+
+def interval(right, count, z=1.96):
+    """Wilson's, of a share of right answers."""
+    share = right / count
+    centre, spread = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return (centre - spread) / (1 + z * z / count), (centre + spread) / (1 + z * z / count)
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+class Training:
+    def __init__(self, options):
+        self.options = options
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        options.folder.mkdir(parents=True, exist_ok=True)
+        self.checkpoint, self.curve = options.folder / "checkpoint.pt", options.folder / "curve.csv"
+        torch.manual_seed(options.seed)
+        self.model = Model(options.width, options.heads, options.layers).to(self.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01)
+        self.step, self.seconds, self.positions_of = 0, 0.0, options.side
+        if options.resume:
+            self.load(self.checkpoint)
+        elif options.init:
+            held = torch.load(options.init, map_location=self.device)
+            self.model.load_state_dict(held["model"])
+            self.positions_of = held["positions_of"]
+        self.images, self.labels = pictures(options.folder, options.side, options.pictures, options.seed, options.workers)
+        self.held_out = pictures(options.folder, options.side, options.held_out, HELD_OUT_SEED, options.workers)
+
+    def load(self, file):
+        held = torch.load(file, map_location=self.device)
+        if held["side"] != self.options.side:
+            raise SystemExit(f"--resume: {file} is of side {held['side']}, --side says {self.options.side}; --init stretches it")
+        self.model.load_state_dict(held["model"])
+        self.optimizer.load_state_dict(held["optimizer"])
+        self.step, self.seconds, self.positions_of = held["step"], held["seconds"], held["positions_of"]
+
+    def save(self):
+        temporary = self.checkpoint.with_suffix(".new")
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
+                    "seconds": self.seconds, "side": self.options.side, "positions_of": self.positions_of}, temporary)  # fmt: skip
+        temporary.replace(self.checkpoint)
+
+    def logits(self, images):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            return self.model(images.to(self.device), self.positions_of).float()
+
+    def train_step(self):
+        """Which pictures, and how they lie, is the step's number alone: what is resumed goes on the same way."""
+        o = self.options
+        random = np.random.default_rng([o.seed, self.step])
+        chosen = torch.from_numpy(random.integers(len(self.labels), size=o.batch))
+        images, labels = turned(self.images[chosen], int(random.integers(8))), self.labels[chosen].to(self.device)
+        for group in self.optimizer.param_groups:
+            group["lr"] = o.rate * min(1, (self.step + 1) / o.warmup) * 0.5 * (1 + math.cos(math.pi * min(1, self.step / o.steps)))
+        logits = self.logits(images)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.step += 1
+        return float(loss.detach()), float(((logits > 0) == (labels > 0)).float().mean())
+
+    @torch.no_grad()
+    def evaluate(self):
+        images, labels = self.held_out
+        parts = [self.logits(part) > 0 for part in images.split(self.options.batch)]
+        right = int((torch.cat(parts).cpu() == (labels > 0)).sum())
+        return right / len(labels), *interval(right, len(labels))
+
+    def report(self, losses):
+        loss, accuracy = np.mean(losses, axis=0)
+        held_out = self.evaluate()
+        row = (self.step, self.step * self.options.batch, self.seconds, loss, accuracy, *held_out)
+        fresh = self.step <= self.options.report or not self.curve.exists()
+        with self.curve.open("w" if fresh and not self.options.resume else "a", newline="") as file:
+            writer = csv.writer(file)
+            if file.tell() == 0:
+                writer.writerow(COLUMNS)
+            writer.writerow([f"{value:.5g}" if isinstance(value, float) else value for value in row])
+        print(f"step {self.step:6d}  {self.seconds:7.0f} s  loss {loss:.4f}  trained on {accuracy:.3f}  held out {held_out[0]:.3f} "
+              f"({held_out[1]:.3f} .. {held_out[2]:.3f})", flush=True)  # fmt: skip
+
+    def run(self):
+        o = self.options
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        print(f"{count / 1e6:.2f} million parameters, {o.side * o.side} tokens, {self.device}, from step {self.step}", flush=True)
+        start, before, losses = time.monotonic(), self.seconds, []
+        while self.step < o.steps and (o.minutes is None or time.monotonic() - start < 60 * o.minutes):
+            losses.append(self.train_step())
+            self.seconds = before + time.monotonic() - start
+            if self.step % o.report == 0:
+                self.report(losses)
+                self.save()
+                losses = []
+        if losses:
+            self.report(losses)
+        self.save()
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--side", type=int, choices=list(pathfinder.STYLES), default=32, help="pixels (default: 32)")
+    add("--folder", type=Path, required=True, help="what is kept, and found again by --resume")
+    going_on = parser.add_mutually_exclusive_group()
+    going_on.add_argument("--resume", action="store_true", help="go on from the folder's checkpoint")
+    going_on.add_argument("--init", type=Path, help="begin with this checkpoint's weights, its positions stretched over the picture")
+    add("--minutes", type=float, help="stop after so many")
+    for name, value, what in (
+        ("steps", 20000, "of the whole training"), ("batch", 64, "pictures a step"), ("pictures", 20000, "to train on"),
+        ("held-out", 1000, "pictures to be judged by"), ("report", 100, "steps from one report and checkpoint to the next"),
+        ("warmup", 500, "steps"), ("width", 128, "of the model"), ("heads", 4, ""), ("layers", 6, ""), ("seed", 0, ""),
+        ("workers", 1, "processes that draw pictures"),
+    ):  # fmt: skip
+        add(f"--{name}", type=int, default=value, help=f"{what} (default: {value})".strip())
+    add("--rate", type=float, default=1e-3, help="of learning (default: 1e-3)")
+    options = parser.parse_args(arguments)
+    if options.width % (4 * options.heads):
+        parser.error(f"--width: {options.width}, accepted multiples of 4 times --heads, {4 * options.heads}")
+    Training(options).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
