@@ -3,9 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -82,7 +83,7 @@ class Trace {
       error_lse_ = std::max(error_lse_, std::abs(static_cast<double>(static_cast<float>(lse[i])) - exact_lse[i]));
     }
     if (!options_.save.empty()) save(o);
-    fmt::print("{}", options_.json ? json().dump(1) + "\n" : text());
+    fmt::print("{}", options_.json ? json().dump(2) + "\n" : text());
   }
 
  private:
@@ -294,7 +295,7 @@ class Trace {
       ++step;
     }
     return text +
-           fmt::format("largest difference from the oracle, all rows: O {:.1e}, LSE {:.1e}\n", error_o_, error_lse_);
+           fmt::format("largest difference from the oracle, of all rows: O {:.1e}, LSE {:.1e}\n", error_o_, error_lse_);
   }
 
   std::string bytes_text_of() const {
@@ -315,10 +316,10 @@ class Trace {
   std::string text() const {
     const TileMemory memory = memory_of_tile(problem_, element_bytes());
     std::string text =
-        fmt::format("Tiled attention · {} · length {}, D {} · {} queries x {} keys a tile\n",
-                    tessera_dtype_name(dtype_), options_.length, options_.head_dim, options_.block_m, options_.block_n);
+        fmt::format("Tiled attention · {} · length {}, D {} · tiles of {} x {}\n", tessera_dtype_name(dtype_),
+                    options_.length, options_.head_dim, options_.block_m, options_.block_n);
     text += fmt::format(
-        "{} tiles: {} full, {} partial, {} skipped. A tile holds {} of shared memory and {} of registers\n",
+        "{} tiles: {} full, {} partial, {} skipped\na tile holds {} of shared memory and {} of registers\n",
         tiles_.size(), count(TileKind::kFull), count(TileKind::kPartial), count(TileKind::kSkipped),
         bytes_text(static_cast<double>(memory.shared_bytes)), bytes_text(static_cast<double>(memory.register_bytes)));
     return text + map_text() + row_text() + bytes_text_of();

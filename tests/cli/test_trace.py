@@ -151,6 +151,7 @@ def test_text(folder):
     assert "6 tiles" not in out and "9 tiles: 3 full, 3 partial, 3 skipped" in out
     assert "▒··\n█▒·  row 40\n██▒\n" in out
     assert "0 .. 31 " in out and "32 .. 63 " in out and "64 .. 95" not in out
+    assert all(len(line) <= 80 for line in out.splitlines())
     for word in ("registers", "shared memory", "L2", "HBM", "LSE"):
         assert word in out
 
