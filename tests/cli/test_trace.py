@@ -106,7 +106,8 @@ def test_totals_are_the_plans(folder, mask, dtype):
             assert sum(step[level][way] for step in steps) == result["bytes"]["tiled"][level][way], (level, way)
             parts = [result["bytes"][f"standard_{part}"][level][way] for part in ("scores", "softmax", "product")]
             assert sum(parts) == result["bytes"]["standard"][level][way]
-    plan = json.loads(folder.succeeds("plan", "--sq", 150, "-H", 1, "-D", 24, *flags, "--dtype", dtype, "--lse", "--device", "cpu", "--json").out)
+    sizes = ("--sq", 150, "-H", 1, "-D", 24, "--dtype", dtype, "--lse")
+    plan = json.loads(folder.succeeds("plan", *sizes, *flags, "--device", "cpu", "--json").out)
     for side, key in (("tiled", "bytes_moved"), ("standard", "standard_bytes")):
         assert sum(result["bytes"][side]["hbm"].values()) == plan[key] == result["plan"][key]
     assert result["plan"]["flops"] == plan["flops"]

@@ -118,11 +118,12 @@ def test_every_choice_draws(page):
       const bad = [];
       const press = (name, value) => document.querySelector(`[data-name=${name}][data-value="${value}"]`).click();
       press("length", 256);
-      for (const d of [64, 128]) for (const m of [32, 64, 128, 256]) for (const n of [32, 64, 128]) for (const mask of ["full", "causal", "window"]) {
-        press("headDim", d), press("blockM", m), press("blockN", n), press("mask", mask);
-        const text = document.body.innerText;
-        if (/NaN|undefined|Infinity/.test(text) || document.querySelector("svg [d*=NaN], svg [x*=NaN], svg [cx*=NaN]")) bad.push([d, m, n, mask]);
-      }
+      for (const d of [64, 128]) for (const m of [32, 64, 128, 256]) for (const n of [32, 64, 128])
+        for (const mask of ["full", "causal", "window"]) {
+          press("headDim", d), press("blockM", m), press("blockN", n), press("mask", mask);
+          const wrong = document.querySelector("svg [d*=NaN], svg [x*=NaN], svg [cx*=NaN]");
+          if (wrong || /NaN|undefined|Infinity/.test(document.body.innerText)) bad.push([d, m, n, mask]);
+        }
       return bad;
     })()""")
     assert found == []

@@ -102,7 +102,8 @@ def test_program(tmp_path):
         assert refused.returncode == 2 and "accepted" in refused.stderr or "choose from" in refused.stderr
 
 
-SMALL = ("--side", 32, "--pictures", 8, "--held-out", 4, "--batch", 4, "--width", 16, "--heads", 2, "--layers", 1, "--report", 2, "--warmup", 2)
+SMALL = ("--side", 32, "--pictures", 8, "--held-out", 4, "--batch", 4, "--width", 16, "--heads", 2, "--layers", 1, "--report", 2,
+         "--warmup", 2)  # fmt: skip
 
 
 def test_training_goes_on_as_if_it_had_not_stopped(tmp_path):
