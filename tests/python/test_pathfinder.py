@@ -11,7 +11,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples/pathfinder"
 sys.path.insert(0, str(FOLDER))
 import pathfinder  # noqa: E402, also for train
 
-COUNTS = {32: 40, 64: 20, 128: 8, 256: 4}
+COUNTS = {32: 24, 64: 12, 128: 6, 256: 4}
 
 
 @pytest.fixture(scope="module", params=COUNTS, ids=str)
@@ -72,7 +72,7 @@ def test_a_seed_is_the_same_pictures(pictures):
 
 def test_the_label_is_in_the_path_alone():
     """Ink, and the distance between the discs, tell nothing: the same picture but for one disc."""
-    side, count = 32, 40
+    side, count = 32, 30
     style = pathfinder.STYLES[side]
     ink, far = [], []
     for index in range(count):
