@@ -143,7 +143,8 @@ TESSERA_DEVICE void clear_unowned_gradients(const BwdParams& p) {
   const int64 warps = static_cast<int64>(gridDim.x) * kWarps;
   if (p.cu_seqlens_q) {
     const UnownedRows rows(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q);
-    rows.for_each(p.heads_q, warp, warps, [&](int row, int head) { clear_row<kDtype>(p.d_q, 0, row, head, p.head_dim); });
+    rows.for_each(p.heads_q, warp, warps,
+                  [&](int row, int head) { clear_row<kDtype>(p.d_q, 0, row, head, p.head_dim); });
   }
   if (p.cu_seqlens_k) {
     const UnownedRows rows(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k);
