@@ -120,6 +120,17 @@ Contest against_one_thread(const Settings& settings, const Shape& shape) {
           attention_sampler(shape, with_threads(settings.device, 1), wall, flops)};
 }
 
+// AMX's tiles against the kernel that serves the shape without them, both on one thread.
+Contest against_vectors(const Settings& settings, const Shape& shape) {
+  tessera_device tiles = with_threads(settings.device, 1), vectors = tiles;
+  tiles.vector_isa = 0;
+  tiles.kernel = TESSERA_KERNEL_TILED;
+  vectors.isa = settings.device.vector_isa;
+  const double flops = attention_flops(shape);
+  return {attention_sampler(shape, tiles, settings, flops), attention_sampler(shape, vectors, settings, flops),
+          clock_for(settings, 1)};
+}
+
 Contest against_standard(const Settings& settings, const Shape& shape) {
   auto attention = std::make_shared<Attention>(shape, with_threads(settings.device, 1), settings.seed);
   auto standard = std::make_shared<StandardPeer>(shape, *attention, 1);
@@ -241,7 +252,8 @@ void add_options(std::vector<Cell>& cells) {
     int64_t head_dim;
   };
   for (const Row row : {Row{TESSERA_FORWARD, TESSERA_FLOAT32, 64}, Row{TESSERA_FORWARD, TESSERA_FLOAT32, 128},
-                        Row{TESSERA_FORWARD, TESSERA_BFLOAT16, 128}, Row{TESSERA_BACKWARD, TESSERA_FLOAT32, 128}}) {
+                        Row{TESSERA_FORWARD, TESSERA_BFLOAT16, 64}, Row{TESSERA_FORWARD, TESSERA_BFLOAT16, 128},
+                        Row{TESSERA_BACKWARD, TESSERA_FLOAT32, 128}}) {
     const Shape plain = self_attention(row.direction, row.dtype, 2048, row.head_dim, false);
     for (const Option& option : kOptions) {
       Shape shape = plain;
@@ -281,6 +293,40 @@ void add_dtypes(std::vector<Cell>& cells, const tessera_device& device) {
                          .make = [=](const Settings& s) { return against_shape(s, shape, reference); }});
       }
     }
+  }
+}
+
+// Where the plan's choice between AMX's tiles and the vectors turns (src/cpu/schedule.cpp): the threshold is 1 where it takes
+// the tiles, and none where it leaves them.
+void add_tiles(std::vector<Cell>& cells, const tessera_device& device) {
+  if (device.vector_isa == 0) return;
+  const auto add = [&](const std::string& name, const Shape& shape, bool chosen) {
+    cells.push_back({.group = "AMX's tiles, one thread, against the vectors",
+                     .name = "tiles/" + name,
+                     .against = "vectors",
+                     .threshold = chosen ? 1.0 : 0,
+                     .is_share = false,
+                     .make = [=](const Settings& s) { return against_vectors(s, shape); }});
+  };
+  constexpr int64_t kLeastLength = 128, kLeastHeadDim = 24;
+  for (const auto direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
+    for (const int64_t head_dim : {8, 16, 24, 32, 64, 128, 256, 512}) {
+      for (const int64_t seqlen : {32, 64, 128, 256, 512}) {
+        if (head_dim != 64 && head_dim != 128 && seqlen != kLeastLength && seqlen != 512) continue;
+        for (const bool causal : {false, true}) {
+          add(short_name(direction) + ("/bf16/" + size_name(seqlen, head_dim)) + (causal ? "/causal" : "/full"),
+              self_attention(direction, TESSERA_BFLOAT16, seqlen, head_dim, causal),
+              seqlen >= kLeastLength && head_dim >= kLeastHeadDim);
+        }
+      }
+    }
+  }
+  // Few query rows against many keys: 8 heads over one.
+  for (const int64_t queries : {1, 2, 4, 8, 16, 31}) {
+    Shape shape = self_attention(TESSERA_FORWARD, TESSERA_BFLOAT16, 1, 128, false);
+    shape.seqlen_q = queries, shape.seqlen_k = 32768;
+    shape.batch = 1, shape.heads_q = 8, shape.heads_kv = 1;
+    add("rows" + std::to_string(8 * queries) + "/bf16/D128", shape, 8 * queries >= kLeastLength);
   }
 }
 
@@ -372,6 +418,7 @@ std::vector<Cell> all_cells(const tessera_device& device) {
   add_shares(cells, device);
   add_dtypes(cells, device);
   add_head_sizes(cells);
+  add_tiles(cells, device);
   add_options(cells);
   add_threads(cells, device);
   add_standard(cells);
