@@ -108,7 +108,7 @@ TESSERA_OWN_FUNCTION bool fused_gradients(const AmxBackward& f, const StagePair&
 #pragma GCC unroll 2
       for (int r = 0; r < 2; ++r) {
         const int64_t from = (j + r * kTileSide) * kBlockM + c * kLanes;
-        __m512i e = exponential(load(sS + from), scale_log2, offset[c]);
+        __m512i e = exponential(fma(load(sS + from), scale_log2, offset[c]));
         __m512 d = (__m512)((VecF)e * fma(load(sdP + from), scale, minus_delta[c]));
         if constexpr (kMasked) {  // what is not seen has P = 0, and dP may be anything
           const __mmask16 seen = visible[c](static_cast<uint32_t>(r * kTileSide));

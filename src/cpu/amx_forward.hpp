@@ -18,19 +18,14 @@
 //
 // The softmax is the optimistic one of forward.hpp with a reference from the tile's first 32 keys: no maximum is looked
 // for. Scores out of the exponential's range and sums beyond the bound are found at the job's end, and the job is done
-// again the plain way before its P V. Options of the scores always go the plain way.
+// again the plain way before its P V.
 #pragma once
 
-#include "cpu/amx_pack.hpp"
-#include "cpu/forward.hpp"
+#include "cpu/amx_softmax.hpp"
 
 namespace tessera::cpu {
 namespace {
 
-static_assert(kBlockM == 2 * kTileSide, "two tile registers of queries");
-static_assert(kLanes == kTileSide, "a row of a tile is a vector");
-
-constexpr int64_t kStageKeys = 2 * kTileSide;
 constexpr int64_t kJobKeys = kAmxJobKeys;  // at most
 constexpr int64_t kJobStages = kJobKeys / kStageKeys;
 // Long jobs load and store O seldom; but O of few head dimensions is few groups of products, and every stage should have
@@ -38,7 +33,6 @@ constexpr int64_t kJobStages = kJobKeys / kStageKeys;
 TESSERA_INLINE int64_t stages_of_a_job(const Params& p) { return p.head_dim_v <= 64 ? kJobStages / 2 : kJobStages; }
 constexpr int64_t kRow_bytes = kBlockM * 4;                  // of S, of O, of a row of pairs of Q and of P
 constexpr int64_t kTwoTiles_bytes = kTileSide * kRow_bytes;  // 16 such rows
-constexpr int kUnits = kTileSide;                            // of a stage's softmax: keys j and j + 16
 
 // The four accumulators in tile registers 0 ... 3, 2 x 2, and where they are still to be stored: registers 0, 1 at
 // `upper`, 2, 3 at `lower`; NULL: nowhere. Registers 4, 5 hold A, 6, 7 hold B.
@@ -122,129 +116,6 @@ class Accumulators {
   char *upper_ = nullptr, *lower_ = nullptr;
 };
 
-constexpr float kFixedPointOne = 8388608.0f;  // 2^23
-
-// 2^x by what floats are made of: x in fixed point with 23 fractional bits holds the exponent in its upper bits and, as a
-// mantissa, 1 + the fraction, whose power of two is a polynomial of degree 4 (3.0e-6 relative, far below P's rounding to
-// bfloat16) or 5 (1.9e-7), exact at integers. Out of range (x < -127, x >= 129, NaN) the sign comes out set, or an infinity
-// or NaN. Of its operations seven or eight want the ports of multiply-adds, of which beside AMX's products there is one.
-template <int kDegree>
-class FixedPointExp2 {
-  static_assert(kDegree == 4 || kDegree == 5);
-
- public:
-  TESSERA_INLINE FixedPointExp2() {
-    static constexpr float kCoefficients[2][6] = {
-        {0.50941962f, 0.31350508f, 0.16511291f, -0.0014642763f, 0.013426687f},
-        {0.4983631f, 0.3534897f, 0.10819555f, 0.038403124f, -0.00031863153f, 0.0018671317f}};
-    const float* c = opaque(kCoefficients[kDegree - 4]);
-#pragma GCC unroll 6
-    for (int i = 0; i <= kDegree; ++i) c_[i] = splat(c[i]);
-  }
-  // 2^(s scale + offset), both of which count in units of 2^-23.
-  TESSERA_INLINE __m512i operator()(VecF s, VecF scale, VecF offset) const {
-    const __m512i x = _mm512_cvtps_epi32((__m512)fma(s, scale, offset));
-    const __m512i mantissa = _mm512_set1_epi32(0x007fffff), one = _mm512_set1_epi32(0x3f800000);
-    const VecF m = (VecF)_mm512_ternarylogic_epi32(x, mantissa, one, 0xea);  // (x & mantissa) | one
-    VecF q = c_[kDegree];
-#pragma GCC unroll 5
-    for (int i = kDegree - 1; i >= 0; --i) q = fma(q, m, c_[i]);
-    return _mm512_add_epi32((__m512i)q, _mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xff800000u))));
-  }
-
- private:
-  VecF c_[kDegree + 1];
-};
-
-// Two vectors of float32 as pairs of bfloat16, low and high half of a word: half a unit added, the lower half dropped.
-struct Rounded {
-  __m512i bits;
-  TESSERA_INLINE explicit Rounded(__m512i v) : bits(_mm512_add_epi32(v, _mm512_set1_epi32(0x8000))) {}
-};
-TESSERA_INLINE VecU join_words(Rounded low, Rounded high) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  return (VecU)_mm512_ternarylogic_epi32(high.bits, upper, _mm512_srli_epi32(low.bits, 16), 0xea);
-}
-
-// Which lanes see a key, by position: 0 <= key - low <= high - low, as one unsigned comparison.
-struct VisibleLanes {
-  VecU span, distance;
-  // `key`: the first that is asked for. A row that sees nothing starts after all keys.
-  TESSERA_INLINE VisibleLanes(const Tile& tile, int c, int64_t key) {
-    const VecI low = load_as<VecI>(tile.low + c * kLanes), high = load_as<VecI>(tile.high + c * kLanes);
-    const VecI first = low > high ? splat(0x7fffffff) : low;
-    span = (VecU)(low > high ? splat(0) : high - low);
-    distance = (VecU)(static_cast<int32_t>(key) - first);
-  }
-  TESSERA_INLINE __mmask16 operator()(uint32_t ahead) const {
-    return _mm512_cmple_epu32_mask((__m512i)(distance + ahead), (__m512i)span);
-  }
-  TESSERA_INLINE void next_key() { distance += 1u; }
-};
-
-// What a job's optimistic softmax has summed, a lane a query.
-struct JobSums {
-  alignas(64) float sum[kBlockM];
-  alignas(64) uint32_t out_of_range[kLanes];  // bits 15 and 31
-};
-
-// The softmax of one stage: S [32][kBlockM] -> P [16 pairs of keys j, j + 16][kBlockM], some units at a time.
-template <bool kMasked>
-class StageSoftmax {
- public:
-  TESSERA_INLINE StageSoftmax(const Params& p, const Tile& tile, const JobSums& sums, const float* s, uint32_t* p_out,
-                              int64_t key)
-      : s_(s),
-        p_out_(p_out),
-        scale_(splat(p.scale_log2 * kFixedPointOne)),
-        visible_{VisibleLanes(tile, 0, key), VisibleLanes(tile, 1, key)} {
-    out_of_range_ = load_as<VecU>(sums.out_of_range);
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      offset_[c] = load(tile.ref + c * kLanes) * -kFixedPointOne;
-      sum_[c] = load(sums.sum + c * kLanes);
-    }
-  }
-
-  TESSERA_INLINE void run(int count) {
-    const int end = min_of(unit_ + count, kUnits);
-    for (; unit_ < end; ++unit_) {
-      const float* s = s_ + unit_ * kBlockM;
-      uint32_t* out = p_out_ + unit_ * kBlockM;
-#pragma GCC unroll 2
-      for (int c = 0; c < 2; ++c) {
-        __m512i low = exp2_(load(s + c * kLanes), scale_, offset_[c]);
-        __m512i high = exp2_(load(s + kTileSide * kBlockM + c * kLanes), scale_, offset_[c]);
-        if constexpr (kMasked) {
-          low = _mm512_maskz_mov_epi32(visible_[c](0), low);
-          high = _mm512_maskz_mov_epi32(visible_[c](kTileSide), high);
-          visible_[c].next_key();
-        }
-        sum_[c] += (VecF)low + (VecF)high;
-        const VecU pair = join_words(Rounded(low), Rounded(high));
-        out_of_range_ |= pair;
-        store(out + c * kLanes, pair);
-      }
-    }
-  }
-  // The rest of the stage.
-  TESSERA_INLINE void finish(JobSums& sums) {
-    run(kUnits);
-    store(sums.out_of_range, out_of_range_);
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) store(sums.sum + c * kLanes, sum_[c]);
-  }
-
- private:
-  const float* s_;
-  uint32_t* p_out_;
-  int unit_ = 0;
-  FixedPointExp2<kMasked ? 5 : 4> exp2_;  // a row that sees few keys has no sum of many errors in its LSE
-  VecF scale_, offset_[2], sum_[2];
-  VecU out_of_range_;
-  VisibleLanes visible_[2];
-};
-
 // Keys of one query tile: `stages` stages from stage `first` of the super-block.
 struct Job {
   int32_t tile, first, stages;
@@ -263,6 +134,7 @@ struct AmxForward {
   int64_t next_key, next_keys, next_done, next_a_stage;
   const Sequence& sequence;
   int64_t batch, head_kv;
+  bool has_options;
   NonfiniteKeys nonfinite;  // of the super-block's values, where something may be hidden
   Accumulators accumulators;
 
@@ -360,10 +232,10 @@ struct Beside {
   int64_t group_begin, group_end;
 };
 
-template <bool kMasked>
+template <Scores kScores>
 TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
-                                       int64_t key, const Beside& work) {
-  StageSoftmax<kMasked> softmax(f.p, tile, sums, s, sP, key);
+                                       int64_t key, const Beside& work, const StageOptions* options) {
+  StageSoftmax<kScores> softmax(f.p, tile, sums, s, sP, key, options);
   const int64_t calls =
       2 * ((work.next ? f.q_steps : 0) + (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
   const int units = static_cast<int>(calls ? (kUnits + calls - 1) / calls : kUnits);
@@ -378,8 +250,14 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
 
 // The reference of a tile that has seen nothing: the maximum of what each row sees of its first stage. Any number serves, and
 // what it does not suit is found at the job's end; so a row that sees nothing there takes the tile's maximum.
-TESSERA_OWN_FUNCTION void take_reference(const Params& p, Tile& tile, const float* s, int64_t key) {
-  const VecF scale = splat(p.scale_log2);
+TESSERA_OWN_FUNCTION void take_reference(const AmxForward& f, Tile& tile, const float* s, int64_t key) {
+  VecF scale = splat(f.p.scale_log2);
+  if (f.has_options) {
+    const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
+    for (int64_t n = 0; n < keys * kBlockM; n += kLanes) store(f.scratch.sS + n, load(s + n));
+    apply_scores(f.p, tile, f.scratch.sS, key, 0, keys, nullptr, f.scratch.options, kStageKeys * kBlockM);
+    s = f.scratch.sS, scale = splat(1.0f);
+  }
   VecF best[2];
   for (int c = 0; c < 2; ++c) {
     VisibleLanes visible(tile, c, key);
@@ -403,7 +281,8 @@ TESSERA_INLINE bool accept_sums(Tile& tile, const JobSums& sums) {
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) {
     const VecF sum = load(sums.sum + c * kLanes), total = load(tile.sum + c * kLanes) + sum;
-    fits &= (sum <= kOptimisticBound) & ((total >= kLeastSum) | (total == 0.0f));
+    const VecI seen = (VecI)_mm512_movm_epi32(sums.seen[c]);
+    fits &= (sum <= kOptimisticBound) & ((total >= kLeastSum) | ((total == 0.0f) & ~seen));
   }
   const VecI outside = (VecI)(load_as<VecU>(sums.out_of_range) & 0x80008000u);
   if (any(outside | ~fits)) return false;
@@ -436,9 +315,11 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
   VecI rescale = splat(0), unset = splat(0);
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) {
-    const VecF old = load(tile.ref + c * kLanes);
+    // Against a reference that nothing has been summed by yet, another row's perhaps, all scores might vanish.
+    const VecF given = load(tile.ref + c * kLanes);
+    const VecF old = select(load(tile.sum + c * kLanes) == 0.0f, splat(-infinity()), given);
     const VecI moves = best[c] > old + kRescaleThreshold_log2;
-    const VecF next = select(moves, best[c], old);
+    const VecF next = select(moves, best[c], given);
     store(tile.ref + c * kLanes, next);
     ref[c] = select(next == -infinity(), VecF{}, next);
     alpha[c] = select(moves, exp2(old - ref[c]), splat(1.0f));
@@ -503,7 +384,7 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
     const bool first = !tile.started && !tile.pessimistic && !tile.has_ref;
     bool done = false;
     if (tile.has_ref || first) {
-      if (first) take_reference(f.p, tile, ring + turn * kRing, f.key_begin + job.first * kStageKeys);
+      if (first) take_reference(f, tile, ring + turn * kRing, f.key_begin + job.first * kStageKeys);
       JobSums sums{};
       const int64_t groups = before ? f.output_groups() : 0;
       for (int64_t stage = 0; stage < job.stages; ++stage) {
@@ -518,10 +399,14 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
         work.group_begin = groups * stage / job.stages, work.group_end = groups * (stage + 1) / job.stages;
         const int64_t key = f.key_begin + (job.first + stage) * kStageKeys;
         uint32_t* stage_p = sP + stage * kTileSide * kBlockM;
-        if (seen_by_all(tile, key)) {
-          attend_stage<false>(f, tile, sums, s, stage_p, key, work);
+        if (f.has_options) {
+          const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
+          const StageOptions options(f.p, tile, key, keys, f.scratch.options);
+          attend_stage<Scores::kOptions>(f, tile, sums, s, stage_p, key, work, &options);
+        } else if (seen_by_all(tile, key)) {
+          attend_stage<Scores::kAllSeen>(f, tile, sums, s, stage_p, key, work, nullptr);
         } else {
-          attend_stage<true>(f, tile, sums, s, stage_p, key, work);
+          attend_stage<Scores::kMasked>(f, tile, sums, s, stage_p, key, work, nullptr);
         }
       }
       if (before) f.finish_output(*before, before_p);
@@ -540,15 +425,6 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
   }
   if (job_count > 0) f.whole_output(jobs[job_count - 1], f.scratch.sP + (job_count - 1) % 2 * probabilities);
   f.accumulators.flush();
-}
-
-// The same with options: one after the other.
-TESSERA_INLINE void attend_jobs_plain(AmxForward& f, const Job* jobs, int64_t job_count) {
-  for (int64_t j = 0; j < job_count; ++j) {
-    attend_plain(f, jobs[j], f.scratch.sP);
-    f.whole_output(jobs[j], f.scratch.sP);
-    f.accumulators.flush();
-  }
 }
 
 // The jobs of `tile_count` tiles against `count` keys from `key`, tile by tile.
@@ -603,6 +479,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
                sequence,
                batch,
                head_kv,
+               options,
                {},
                {}};
 
@@ -637,7 +514,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
     f.next_key = key + p.block_n, f.next_done = 0;
     f.next_keys = max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - f.next_key));
     f.next_a_stage = f.next_keys / max_of<int64_t>(1, stages) + 1;
-    options ? attend_jobs_plain(f, jobs, job_count) : attend_jobs(f, jobs, job_count);
+    attend_jobs(f, jobs, job_count);
   }
   tiles_release();
 

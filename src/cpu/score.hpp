@@ -42,6 +42,15 @@ inline void gather_block_mask(int32_t* visible, const Params& p, const Tile& til
   }
 }
 
+// ALiBi's slopes of the tile's lanes, in log2 units.
+inline void alibi_slopes(float* slopes, const Params& p, const Tile& tile) {
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    const char* entry =
+        reinterpret_cast<const char*>(p.alibi_slopes) + p.alibi_batch * tile.batch + p.alibi_head * tile.head[lane];
+    slopes[lane] = *reinterpret_cast<const float*>(entry) * kLog2e;
+  }
+}
+
 // scores[n][kBlockM], n = begin ... end - 1 for keys block_key + n: raw products become scores in log2 units, -inf
 // where the key is not visible. `slope`: 1 - tanh^2 of every entry, for the gradient through the softcap, or NULL.
 // `scratch`: two tiles of the size of `scores`.
@@ -55,13 +64,7 @@ inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64
   const bool by_position = block_key + begin < tile.all_low || block_key + end - 1 > tile.all_high;
   const int vecs = tile.vecs;
   alignas(64) float alibi[kBlockM];
-  if (p.alibi_slopes) {
-    for (int64_t lane = 0; lane < kBlockM; ++lane) {
-      const char* entry =
-          reinterpret_cast<const char*>(p.alibi_slopes) + p.alibi_batch * tile.batch + p.alibi_head * tile.head[lane];
-      alibi[lane] = *reinterpret_cast<const float*>(entry) * kLog2e;
-    }
-  }
+  if (p.alibi_slopes) alibi_slopes(alibi, p, tile);
   const int32_t diagonal = static_cast<int32_t>(tile.sequence->sk - tile.sequence->sq);
   alignas(64) int32_t block_visible[kBlockM];
   int64_t block_column = -1;
@@ -130,30 +133,54 @@ TESSERA_INLINE HighLow multiply_wide(VecU a, uint32_t factor) {
 #endif
 }
 
+// Philox's words for the lanes of vector c: word w holds what decides keys group + 2 quad + 8 w, in its low half, and the one
+// after, in its high half. `group`: a multiple of 32.
+TESSERA_INLINE void dropout_words(VecU (&words)[4], const Params& p, const Tile& tile, int c, int64_t group,
+                                  int32_t quad) {
+  const int32_t heads = static_cast<int32_t>(p.heads_q);
+  VecU x0 = splat(static_cast<uint32_t>(group / 32 * 4 + quad));
+  VecU x1 = load_as<VecU>(tile.query + c * kLanes);
+  VecU x2 = (VecU)(load_as<VecI>(tile.head + c * kLanes) + static_cast<int32_t>(tile.batch) * heads);
+  VecU x3 = splat(p.dropout_offset);
+  uint32_t key0 = p.dropout_key[0], key1 = p.dropout_key[1];
+  for (int round = 0; round < 10; ++round) {
+    const HighLow a = multiply_wide(x0, 0xD2511F53u), b = multiply_wide(x2, 0xCD9E8D57u);
+    x0 = b.high ^ x1 ^ key0;
+    x1 = b.low;
+    x2 = a.high ^ x3 ^ key1;
+    x3 = a.low;
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  words[0] = x0, words[1] = x1, words[2] = x2, words[3] = x3;
+}
+
+// Bit n of a lane: entry (lane of vector c, key + n) is kept. `key`: a multiple of 32.
+TESSERA_INLINE VecU kept_keys(const Params& p, const Tile& tile, int c, int64_t key) {
+  const VecI threshold = splat(static_cast<int32_t>(p.dropout_threshold));
+  VecU kept{};
+  for (int32_t quad = 0; quad < 4; ++quad) {
+    VecU words[4];
+    dropout_words(words, p, tile, c, key, quad);
+    for (int w = 0; w < 4; ++w) {
+      const int n = quad * 2 + w * 8;
+      kept |= (VecU)((VecI)(words[w] & 0xffffu) >= threshold) & (1u << n);
+      kept |= (VecU)((VecI)(words[w] >> 16) >= threshold) & (2u << n);
+    }
+  }
+  return kept;
+}
+
 // factors[n][kBlockM] = 1 / (1 - p) where entry (tile's lane, block_key + n) is kept and 0 where it is dropped, for n =
 // begin ... end - 1. block_key is a multiple of 32.
 inline void dropout_factors(const Params& p, const Tile& tile, float* factors, int64_t block_key, int64_t begin,
                             int64_t end) {
   const VecI threshold = splat(static_cast<int32_t>(p.dropout_threshold));
-  const int32_t heads = static_cast<int32_t>(p.heads_q);
   for (int64_t group = begin / 32 * 32; group < end; group += 32) {
     for (int32_t quad = 0; quad < 4; ++quad) {
       for (int c = 0; c < tile.vecs; ++c) {
-        VecU x0 = splat(static_cast<uint32_t>((block_key + group) / 32 * 4 + quad));
-        VecU x1 = load_as<VecU>(tile.query + c * kLanes);
-        VecU x2 = (VecU)(load_as<VecI>(tile.head + c * kLanes) + static_cast<int32_t>(tile.batch) * heads);
-        VecU x3 = splat(p.dropout_offset);
-        uint32_t key0 = p.dropout_key[0], key1 = p.dropout_key[1];
-        for (int round = 0; round < 10; ++round) {
-          const HighLow a = multiply_wide(x0, 0xD2511F53u), b = multiply_wide(x2, 0xCD9E8D57u);
-          x0 = b.high ^ x1 ^ key0;
-          x1 = b.low;
-          x2 = a.high ^ x3 ^ key1;
-          x3 = a.low;
-          key0 += 0x9E3779B9u;
-          key1 += 0xBB67AE85u;
-        }
-        const VecU words[4] = {x0, x1, x2, x3};
+        VecU words[4];
+        dropout_words(words, p, tile, c, block_key + group, quad);
         for (int w = 0; w < 4; ++w) {
           const int64_t n = group + quad * 2 + w * 8;
           const VecI low = (VecI)(words[w] & 0xffffu), high = (VecI)(words[w] >> 16);

@@ -205,10 +205,12 @@ class Exp2 {
 };
 TESSERA_INLINE VecF exp2(VecF x) { return Exp2()(x); }
 
-// tanh(x) = x P(x^2) / Q(x^2), minimax on [-9, 9] (3.2e-7 relative), beyond which tanh is 1 in float32: exactly, so that the
-// gradient through it is 0. NaN for NaN.
-TESSERA_INLINE VecF tanh(VecF x) {
-  x = min(splat(9.0f), max(splat(-9.0f), x));
+// tanh(x) = x P(x^2) / Q(x^2), minimax on [-9, 9] (3.2e-7 relative): numerator and denominator.
+struct TanhRatio {
+  VecF numerator, denominator;
+  TESSERA_INLINE explicit TanhRatio(VecF x);
+};
+TESSERA_INLINE TanhRatio::TanhRatio(VecF x) {
   const VecF z = x * x;
   VecF p = fma(splat(1.33544749e-08f), z, splat(2.06089444e-05f));
   p = fma(p, z, splat(0.00349557982f));
@@ -218,7 +220,13 @@ TESSERA_INLINE VecF tanh(VecF x) {
   q = fma(q, z, splat(0.0258769505f));
   q = fma(q, z, splat(0.467143327f));
   q = fma(q, z, splat(1.0f));
-  return select(z == 81.0f, x * splat(1.0f / 9.0f), x * p / q);
+  numerator = x * p, denominator = q;
+}
+// Beyond 9 tanh is 1 in float32: exactly, so that the gradient through it is 0. NaN for NaN.
+TESSERA_INLINE VecF tanh(VecF x) {
+  x = min(splat(9.0f), max(splat(-9.0f), x));
+  const TanhRatio ratio(x);
+  return select(x * x == 81.0f, x * splat(1.0f / 9.0f), ratio.numerator / ratio.denominator);
 }
 
 // ---- 16-bit types: bit patterns in memory, float32 in registers ----
