@@ -1,14 +1,19 @@
-// Forward as fwd_sm80/kernel.cuh, for problems without options on GPUs that have TMA: no warp waits for another, but
-// for the one whose turn it is to ask for the next tile.
+// Forward as fwd_sm80/kernel.cuh, for problems without options on GPUs that have TMA. A loop of its own because it has no
+// barrier of the whole block: a warp waits for tiles, not for other warps.
 //
-// Q and tiles of K and V come by bulk copies. A warp waits until a tile has landed, and says when it has read it; into
-// its place goes the tile `stages` behind it, issued by one thread half a tile later, when mostly all warps have. So
-// warps drift apart, and one's exponentials stand beside another's products.
+// Q and tiles of K and V come by bulk copies, through rings with a full and an empty barrier a stage. A warp waits until a tile
+// has arrived, and releases it when it has read it; into its stage goes the tile `stages` after it, issued by one thread of
+// the warp whose number that is, half a tile later, when mostly all warps have released the stage. So warps drift apart, and
+// the exponentials of one run under the products of another.
 //
 // Grid, block: as fwd_sm80/kernel.cuh's. Shared memory: FwdBulkSharedMemory. Its page: docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
 #include "tessera/fwd_sm80/bulk_copies.cuh"
+#include "tessera/fwd_sm80/epilogue.cuh"
+#include "tessera/fwd_sm80/loads.cuh"
+#include "tessera/fwd_sm80/scheduler.cuh"
+#include "tessera/fwd_sm80/score_stage.cuh"
 
 namespace tessera {
 
@@ -32,22 +37,21 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
   constexpr int kM = kCfg.block_m / kCfg.warps / 16;  // tiles of 16 rows a warp
   constexpr int kN = kCfg.block_n / 8, kSteps = kN / 2, kD = kCfg.head_dim_v / 8;
   static_assert(kM * kCfg.warps * 16 == kCfg.block_m, "a warp has a multiple of 16 rows");
+  static_assert(has_fwd_layout<kCfg, FwdBulkSharedMemory<kCfg>>(), "shared memory lies where the host has it");
   static_assert(kCfg.bulk && dtype_bytes(kCfg.dtype) == 2 && kCfg.stages > 1 && !kCfg.paged && !kCfg.score.any());
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdBulkSharedMemory<kCfg>*>(shared_memory);
 
-  // 1. Which tile is mine, and which keys it sees. Tiles of one head stand together, so that they share its keys and
-  // values in the L2 cache; of a sequence the last tile comes first, since under a causal mask it sees the most.
-  const int index = static_cast<int>(blockIdx.x);
-  const FwdBlock<kCfg> b(p, {index / p.tiles, index % p.tiles});
+  // 1. Which tile is mine, and which keys it sees.
+  const FwdBlock<kCfg> b(p, single_tile(p));
   if (b.work.tile < 0) {
-    clear_unowned_outputs_at<kCfg>(p, {index / p.tiles, index % p.tiles}, static_cast<int>(gridDim.x) / p.tiles);
+    clear_unowned_outputs_at<kCfg>(p, single_tile(p), static_cast<int>(gridDim.x) / p.tiles);
     return;
   }
   const int warp = static_cast<int>(threadIdx.x) / 32, warp_row = warp * (kM * 16);
 
-  // 2. Q and the first tiles of K and V: global -> shared. Another sequence's rows behind a packed one's last would have a
-  // say in whether the stale max may serve.
+  // 2. Q and the first tiles of K and V: global -> shared. Of a packed sequence's last tile Q comes by cp.async: the next
+  // sequence's rows would take part in the decision whether the stale max serves.
   const bool copies_q = !kCfg.pack_gqa && (!p.cu_seqlens_q || b.count == kCfg.block_m);
   const auto copy_k = [&](int tile, int stage) {
     copy_keys(shared.sK[stage], shared.k.full[stage], p, p.k_map, b, tile * kCfg.block_n, 0);
@@ -72,54 +76,45 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
   clear(rO);
   OnlineSoftmax<kM> softmax;
   const TileRange mine = b.seen_by(p, warp_row, kM * 16);
-  __syncthreads();  // the barriers are there for everybody, and a Q that was not copied
+  __syncthreads();  // all warps see the barriers, and a Q that was not copied
 
   // 3. For every tile of keys that a row of the block sees.
-  RingPosition<kCfg.stages> at, free;  // of this tile; of the one before, a round on
+  RingPosition<kCfg.stages> at, free;  // of this tile; of the one before, in the ring's next round
   for (int tile = b.first; tile < b.last; ++tile) {
-    // Mine to ask for: into the place of the tile before, of K behind its scores, of V behind its O.
+    // The next load, if it is this thread's: into the stage of the tile before, K after its scores, V after its O.
     const int next = tile - 1 + kCfg.stages;
-    const bool asks = tile > b.first && next < b.last && tile % kCfg.warps == warp && lane_id() == 0;
-    if (asks) {
+    const bool loads = tile > b.first && next < b.last && tile % kCfg.warps == warp && lane_id() == 0;
+    if (loads) {
       shared.k.wait_empty(free);
       copy_k(next, free.stage());
     }
     __syncwarp();
 
     //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S and O
-    //    rescaled. Against the stale max first, where that may serve: attention/softmax. A tile that my rows see nothing of,
-    //    the end of a causal mask, is passed over.
+    //    rescaled. Against the stale max first, where that may serve: attention/softmax. A tile of which my rows see nothing,
+    //    past the end of a causal mask, is skipped.
     shared.k.wait_full(at);
     const int key0 = tile * kCfg.block_n;
     const bool sees = tile == b.first || key0 <= mine.some.high;
-    const bool whole = mine.all.holds(key0, kCfg.block_n);
+    const bool full = mine.all.holds(key0, kCfg.block_n);
     uint32 rP[kM][kSteps][4];
     if (sees) {
       float rS[kM][kN][4];
-      for (bool stale_max = whole && softmax.ready;; stale_max = false) {
-        clear(rS);
-        product_abt(rS, shared.sQ, warp_row, shared.sK[at.stage()], 0);
-        if (stale_max) {
-          if (softmax.template try_stale_max<kCfg.dtype>(rS, p.scale_log2)) break;
-          continue;
-        }
-        if (!whole) apply_mask<kCfg>(rS, p, b, b.row0 + warp_row, key0);
-        softmax.update(rS, p.scale_log2, rO);
-        break;
-      }
+      score_tile<kCfg>(rS, softmax, rO, shared.sQ, shared.sK[at.stage()], p, b, warp_row, key0, full);
       pack_rows<kCfg.dtype>(rP, rS);
     }
     shared.k.release(at);
 
     //    O += P V
-    if (asks) {
+    if (loads) {
       shared.v.wait_empty(free);
       copy_v(next, free.stage());
     }
     __syncwarp();
     shared.v.wait_full(at);
-    if (key0 + kCfg.block_n > b.s.sk) [[unlikely]] {  // behind a sequence's end there may be NaN, which P's zeros keep
-      __syncthreads();  // the ring has put all that was read here before; racecheck sees this one alone
+    if (key0 + kCfg.block_n > b.s.sk)
+        [[unlikely]] {  // past a sequence's end there may be NaN, which a product with P = 0 keeps
+      __syncthreads();  // the ring orders this after all reads of the stage before, but racecheck only sees a barrier
       clear_rows<kCfg>(shared.sV[at.stage()], b.s.sk - key0);
       __syncthreads();
     }
@@ -132,7 +127,7 @@ TESSERA_DEVICE void fwd_sm80_bulk(const FwdBulkParams& p) {
 
   // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
   if constexpr (kCfg.head_dim != kCfg.head_dim_v) {
-    __syncthreads();  // nobody reads Q, whose place O takes
+    __syncthreads();  // no warp reads Q, whose place O takes
   } else {
     __syncwarp();  // a row of O takes the place of that row of Q, which this warp alone has read
   }

@@ -1,5 +1,5 @@
-// Tiles by bulk copies (TMA), one copy a tile, Hopper and later. A copy by every thread of 16 bytes each shares with ldmatrix
-// the way to shared memory; this one has a way of its own.
+// Q, K and V: global -> shared memory by bulk copies (TMA), one a tile, Hopper and later. cp.async shares with ldmatrix the
+// path to shared memory; a bulk copy does not.
 #pragma once
 
 #include "tessera/fwd_sm80/block.cuh"
@@ -9,8 +9,8 @@
 namespace tessera {
 
 // By one thread: rows of Q, K or V, of one head, columns col ..., into a tile, whose bytes count at a barrier. A box's rows
-// are as long as the tile's with their padding, which lies outside the tensor and becomes zero, as rows behind the tensor's
-// last do; rows behind the sequence's last are what is there.
+// are as long as the tile's with their padding, which lies outside the tensor and becomes zero, as rows past the tensor's
+// last do; rows past the sequence's last are what memory holds.
 template <class Tile>
 TESSERA_DEVICE void copy_rows(Tile& sTile, const Barrier& full, const TensorMap& map, int col, int row, int head,
                               int batch) {

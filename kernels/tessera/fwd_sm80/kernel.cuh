@@ -4,9 +4,27 @@
 // Grid: one block for each tile of block_m query rows, head and part of the keys. Block: `warps` warps, each with
 // block_m / warps rows, all of whose scores and outputs it holds in registers: no exchange between warps. Shared memory:
 // FwdSharedMemory. Its page, with what was measured: docs/reference/kernels/fwd_sm80.md.
+//
+// The family's four kernels differ in three policies, and share the parts that are named after them. The loader brings tiles
+// by cp.async (loads.cuh) or by TMA (bulk_copies.cuh). The row map deals a tile's rows to the warps (RowMap). The tile
+// scheduler gives a thread block one work tile or one after another (scheduler.cuh).
+//
+//                        loader            row map      tile scheduler   options
+//   kernel.cuh           cp.async, pages   contiguous   single           all
+//   bulk.cuh             TMA               contiguous   single           none
+//   persistent.cuh       cp.async, pages   spread       persistent       none
+//   pairs.cuh            either, pages     pairs        persistent       none
+//
+// The loops stay apart, for each is the schedule that its policies make possible: with cp.async all warps meet at a barrier a
+// tile and the loads of one iteration are for a later one; with TMA no warp waits for another; spread rows drop half of a
+// warp's rows for the last tiles; pairs compute P one tile ahead. Even this loop's scores by the function that bulk.cuh and
+// persistent.cuh call (score_tile) are other machine code: one register less, and other schedules of the whole loop.
 #pragma once
 
-#include "tessera/fwd_sm80/block.cuh"
+#include "tessera/fwd_sm80/epilogue.cuh"
+#include "tessera/fwd_sm80/loads.cuh"
+#include "tessera/fwd_sm80/scheduler.cuh"
+#include "tessera/fwd_sm80/score_stage.cuh"
 
 namespace tessera {
 
@@ -15,22 +33,21 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   constexpr int kM = kCfg.block_m / kCfg.warps / 16;  // tiles of 16 rows a warp
   constexpr int kN = kCfg.block_n / 8, kD = kCfg.head_dim_v / 8;
   static_assert(kM * kCfg.warps * 16 == kCfg.block_m, "a warp has a multiple of 16 rows");
+  static_assert(has_fwd_layout<kCfg, FwdSharedMemory<kCfg>>(), "shared memory lies where the host has it");
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSharedMemory<kCfg>*>(shared_memory);
 
-  // 1. Which tile is mine, and which keys it sees. Tiles of one head stand together, so that they share its keys and
-  // values in the L2 cache; of a sequence the last tile comes first, since under a causal mask it sees the most.
-  const int index = static_cast<int>(blockIdx.x);
-  const FwdBlock<kCfg> b(p, {index / p.tiles, index % p.tiles});
+  // 1. Which tile is mine, and which keys it sees.
+  const FwdBlock<kCfg> b(p, single_tile(p));
   if (b.work.tile < 0) {
-    clear_unowned_outputs_at<kCfg>(p, {index / p.tiles, index % p.tiles}, static_cast<int>(gridDim.x) / p.tiles);
+    clear_unowned_outputs_at<kCfg>(p, single_tile(p), static_cast<int>(gridDim.x) / p.tiles);
     return;
   }
   const int warp_row = uniform(static_cast<int>(threadIdx.x) / 32) * (kM * 16);
 
   // 2. Q: global -> shared, with the first tiles of K and V.
   load_queries(shared.sQ, p, b);
-  // A group each, empty ones behind the last tile: the count stays.
+  // A group each, empty ones past the last tile: the count stays.
   const auto load_k = [&](int tile, int stage) {
     if (tile < b.last) load_keys(shared.sK[stage], p, p.k, b, tile * kCfg.block_n, 0, p.head_dim);
     ptx::cp_async_commit_group();
@@ -42,15 +59,15 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
   constexpr int kAhead = kCfg.stages - 1;  // tiles that are loaded before they are needed
   if constexpr (kAhead == 0) load_k(b.first, 0);
 
-  // 3. For every tile of keys that a row of mine sees; the turns before the first load alone.
+  // 3. For every tile of keys that a row of mine sees. The kAhead iterations before the first tile only load.
   float rO[kM][kD][4];
   clear(rO);
   OnlineSoftmax<kM> softmax;
   const TileRange mine = b.seen_by(p, warp_row, kM * 16);
-  int stage = kAhead == 0 ? 0 : 1;  // kAhead turns before 0
+  int stage = kAhead == 0 ? 0 : 1;  // kAhead iterations before stage 0
 #pragma unroll 1
   for (int tile = b.first - kAhead; tile < b.last; ++tile) {
-    // Of the first tile only K has to be there before its product, of the others, loaded long ago, V too: one barrier less.
+    // The first tile waits for K alone before its product; the others, loaded long ago, for V too, which saves a barrier.
     const bool v_later = kCfg.stages == 1 || tile == b.first;
     if (tile >= b.first) {
       if (v_later) {
@@ -58,7 +75,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
       } else {
         ptx::cp_async_wait_group<kAhead == 0 ? 0 : 2 * kAhead - 2>();
       }
-      __syncthreads();  // the tile is there for everybody, and everybody is done with the one before
+      __syncthreads();  // the tile is there for all warps, and all are done with the one before
     }
     if constexpr (kAhead > 0) {
       const int free_stage = stage == 0 ? kAhead : stage - 1;
@@ -74,29 +91,29 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     //    softmax, P in place of S and O rescaled. Against the stale max first, where that may serve: attention/softmax.
     const int key0 = tile * kCfg.block_n;
     if (!v_later && key0 > mine.some.high) continue;  // my rows see none of it: the end of a causal mask
-    const bool whole = mine.all.holds(key0, kCfg.block_n);
+    const bool full = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
-    // Slopes and biases may raise scores from tile to tile, so that each would be done again.
+    // Slopes and biases may raise the scores from tile to tile, so that each tile would be done twice.
     bool stale_max = softmax.ready && !kCfg.score.alibi && !kCfg.score.entries();
-    using Entries = FwdBiasMask<kCfg, kM, kN>;
-    [[maybe_unused]] const bool by_pairs = Entries::kTaken && whole && p.entry_keys > 1;
-    [[maybe_unused]] Entries entries;
-    if (by_pairs) load_bias_mask<kCfg, kM, kN>(entries, p, b, b.row0 + warp_row, key0);
+    using BiasMask = FwdBiasMask<kCfg, kM, kN>;
+    [[maybe_unused]] const bool loads_pairs = BiasMask::kTaken && full && p.entry_keys > 1;
+    [[maybe_unused]] BiasMask bias_mask;
+    if (loads_pairs) load_bias_mask<kCfg, kM, kN>(bias_mask, p, b, b.row0 + warp_row, key0);
     const float unit = score_unit<kCfg.score>(p);
     for (;; stale_max = false) {
       clear(rS);
       product_abt(rS, shared.sQ, warp_row, shared.sK[stage_here], 0);
       if constexpr (!kCfg.score.entries() && !kCfg.score.scaled()) {
-        if (stale_max && whole) {  // nothing stands between the product and its exponentials
+        if (stale_max && full) {  // nothing stands between the product and its exponentials
           if (softmax.template try_stale_max<kCfg.dtype>(rS, unit)) break;
           continue;
         }
       }
       if constexpr (!kCfg.score.entries()) {
-        if constexpr (kCfg.score.scaled()) apply_whole_scores<kCfg>(rS, entries, p, b, b.row0 + warp_row, key0);
-        if (!whole) apply_mask<kCfg>(rS, p, b, b.row0 + warp_row, key0);
-      } else if (by_pairs) {
-        apply_whole_scores<kCfg>(rS, entries, p, b, b.row0 + warp_row, key0);
+        if constexpr (kCfg.score.scaled()) apply_full_scores<kCfg>(rS, bias_mask, p, b, b.row0 + warp_row, key0);
+        if (!full) apply_mask<kCfg>(rS, p, b, b.row0 + warp_row, key0);
+      } else if (loads_pairs) {
+        apply_full_scores<kCfg>(rS, bias_mask, p, b, b.row0 + warp_row, key0);
       } else {
         apply_scores<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       }
@@ -108,22 +125,22 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
       break;
     }
 
-    //    dropout, behind the sum: the LSE is that before it
+    //    dropout, after the sum: the LSE is that without it
     if constexpr (kCfg.score.dropout) drop<kCfg>(rS, p, b, b.row0 + warp_row, key0);
 
     //    O += P V
     if (v_later) {
       ptx::cp_async_wait_group<2 * kAhead>();
       __syncthreads();
-      if constexpr (kAhead == 0) load_k(tile + 1, 0);  // everybody is done with K
+      if constexpr (kAhead == 0) load_k(tile + 1, 0);  // all warps are done with K
     }
     product_pb(rO, rS, shared.sV[stage_here], 0);
   }
 
   // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
   if (kCfg.head_dim != kCfg.head_dim_v || b.last <= b.first) {
-    ptx::cp_async_wait_all();  // Q's are of no group where there was no turn
-    __syncthreads();           // nobody reads or fills Q, whose place O takes
+    ptx::cp_async_wait_all();  // Q's loads are in no group where no iteration followed
+    __syncthreads();           // no warp reads or fills Q, whose place O takes
   } else {
     __syncwarp();  // a row of O takes the place of that row of Q, which this warp alone has read
   }

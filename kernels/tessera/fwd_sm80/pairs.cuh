@@ -2,22 +2,26 @@
 // share 32 rows. Of S = Q K^T each computes half of the tile's keys, of O += P V half of O's columns, so that a fragment
 // of K or V from shared memory serves 32 rows. P, rounded as the product wants it, goes through shared memory.
 //
-// One barrier a tile: S of the next tile is computed before P V of this one, and its exponentials, which are optimistic
-// where there is a reference (attention/softmax), stand between the products of P V. No options: they need the registers.
+// A loop of its own because it is software-pipelined, with one barrier a tile: S of the next tile is computed before P V of
+// this one, and its exponentials, against the stale max (attention/softmax), stand between the products of P V. No options:
+// they need the registers.
 //
-// Grid: blocks that take works (attention/work_order) one after another, one a multiprocessor: alone there, a block has
-// nobody to hide its first loads, so those of the next work go under this one's last product. Block: as
+// Grid: persistent blocks (fwd_sm80/scheduler), one a multiprocessor: alone there, no other block would hide a work tile's
+// first loads, so those of the next one are issued under this one's last product. Block: as
 // fwd_sm80/kernel.cuh's. Shared memory: FwdPairsSharedMemory. Its page: docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
 #include "tessera/fwd_sm80/bulk_copies.cuh"
+#include "tessera/fwd_sm80/epilogue.cuh"
+#include "tessera/fwd_sm80/loads.cuh"
 #include "tessera/fwd_sm80/scheduler.cuh"
+#include "tessera/fwd_sm80/score_stage.cuh"
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/tile/product_shared.cuh"
 
 namespace tessera {
 
-// Where the compiler finds registers for a work's end, which every tile reads (with the other bounds, on sm_90 4 to 7 % faster
+// Where the compiler finds registers for a work tile's end, which every tile of keys reads (with the other bounds, on sm_90 4 to 7 % faster
 // than from shared memory), and for the addresses of loads beside a product.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 inline constexpr bool kRegistersLeft = false;
@@ -32,12 +36,12 @@ struct FwdPairsSharedMemory {
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK[kCfg.stages];
   union {
     SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim_v> sV[kCfg.stages];
-    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // behind the last P V, while the next Q and K arrive
+    SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim_v> sO;  // after the last P V, while the next Q and K arrive
   };
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.block_n> sP;
   Barrier k_full[kCfg.stages], v_full[kCfg.stages];  // of bulk copies
   float row_stat[2][kCfg.block_m];                   // a row's maximum, at the end its sum, over either warp's keys
-  FwdBlock<kCfg> work[2];                            // this one and the next
+  FwdBlock<kCfg> work[2];                            // this work tile and the next
   static_assert(sizeof(work) == 2 * kFwdBlockBytes);
 };
 
@@ -56,8 +60,8 @@ TESSERA_DEVICE bool copy_whole_keys(Tile& sTile, const Barrier& full, const FwdB
   return whole;
 }
 
-// What a tile asks for: K of the tile behind the next, V of the next. All at once they would stand in the way of the first
-// fragments of the scores, so where both are whole they come one at a time beside the products of S.
+// The loads of an iteration: K of the tile after the next, V of the next. All at once they would delay the first fragments of
+// the scores, so where both tiles are full they are issued one at a time between the products of S.
 template <FwdConfig kCfg>
 struct KeyLoads {
   using KTile = SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim>;
@@ -70,9 +74,9 @@ struct KeyLoads {
   static constexpr int kEvery = kFragments / (kKCount + kVCount);  // fragments a load
   static constexpr bool kPossible = kRegistersLeft && kCfg.aligned && !kCfg.paged && !kCfg.bulk &&
                                     decltype(k)::kPossible && decltype(v)::kPossible && kEvery > 0;
-  int end;  // of the tiles at which both are whole
+  int end;  // of the tiles at which both are full
 
-  // Of a work: from what its first tile asks for on.
+  // Of a work tile: from its first iteration's on.
   TESSERA_DEVICE KeyLoads(const FwdParams& p, const FwdBlock<kCfg>& b)
       : k(key_rows(p, p.k, b, (b.first + 2) * kCfg.block_n, 0), p.k.row * kBytes),
         v(key_rows(p, p.v, b, (b.first + 1) * kCfg.block_n, b.dv_begin), p.v.row * kBytes),
@@ -80,7 +84,7 @@ struct KeyLoads {
                 ? min(b.last, b.s.sk / kCfg.block_n) - 2
                 : 0) {}
 
-  // Behind the products of the i-th fragment of S.
+  // After the products of the i-th fragment of S.
   TESSERA_DEVICE void beside(int i, FwdPairsSharedMemory<kCfg>& shared, int stage, const FwdParams& p) {
     if constexpr (kPossible) {
       if (i % kEvery != 0) return;
@@ -107,7 +111,7 @@ struct PairWarp {
   const FwdParams& p;
   const FwdBlock<kCfg>& b;  // in shared memory
   FwdPairsSharedMemory<kCfg>& shared;
-  const int b_last;         // a copy of what every tile asks for
+  const int b_last;         // a copy of what every tile reads
   int part, row, key, col;  // 0 or 1; the pair's first row in the block; the warp's first key and column of a tile
   int last_key;             // that a row of the pair sees
   KeyRange all;             // keys that all of them see
@@ -134,25 +138,25 @@ struct PairWarp {
 
   // The end of the block's tiles.
   TESSERA_DEVICE int last() const { return kRegistersLeft ? b_last : b.last; }
-  // Some row of the pair sees some key of the tile, as far as keys behind the last are concerned.
+  // Some row of the pair sees some key of the tile, as far as keys after the last are concerned.
   TESSERA_DEVICE bool sees(int tile) const { return tile * kCfg.block_n <= last_key; }
 
   // -inf for the scores of keys that a row does not see.
-  TESSERA_DEVICE void hide(int tile) {
+  TESSERA_DEVICE void mask(int tile) {
     const int key0 = tile * kCfg.block_n;
     if (!all.holds(key0, kCfg.block_n)) apply_mask<kCfg>(rS, p, b, b.row0 + row, key0 + key);
   }
 
-  // S = Q K^T, with beside(i) behind the products of the i-th fragment of K.
+  // S = Q K^T, with beside(i) after the products of the i-th fragment of K.
   template <class Beside>
   TESSERA_DEVICE void scores(int stage, Beside&& beside) {
     clear(rS);
     product_abt(rS, shared.sQ, row, shared.sK[stage], key, beside);
   }
 
-  // Scores to P against a reference that moves to the maximum over both warps' keys. O is that of all tiles before.
+  // Scores to P with the maximum over both warps' keys. O is that of all tiles before.
   TESSERA_DEVICE void update(int tile) {
-    hide(tile);
+    mask(tile);
     float best[kM][1][4], alpha[kM][2];
     for_rows([&](int m, int half, int local) {
       float x = -infinity();
@@ -171,7 +175,7 @@ struct PairWarp {
     stale_max = failed = false;
   }
 
-  // The same against the references as they are, some scores at a time: begin, exponentiate all, end.
+  // The same against the stale max, some scores at a time: begin, exponentiate all, end.
   TESSERA_DEVICE void begin_stale_max() {
     stale_max = true;
     for_rows([&](int m, int half, int) { sum_before[m][half] = softmax.sum[m][half], softmax.sum[m][half] = 0.0f; });
@@ -197,7 +201,7 @@ struct PairWarp {
 
   TESSERA_DEVICE void store_p() { store_accumulator<2>(shared.sP, rS, row, key, 1.0f); }
 
-  // O += P V, with beside(i) behind the products of the i-th fragment of V. Behind fragment kPRead all of P is read.
+  // O += P V, with beside(i) after the products of the i-th fragment of V. After fragment kPRead all of P is read.
   static constexpr int kPRead = (kSteps - 2) * (kD / 2) + 1;
   template <class Beside>
   TESSERA_DEVICE void multiply_values(int stage, Beside&& beside) {
@@ -238,7 +242,7 @@ struct PairWarp {
     };
     if (next && softmax.ready) {
       constexpr int kEach = (kScores + kFragments - 1) / kFragments;
-      hide(tile + 1);
+      mask(tile + 1);
       begin_stale_max();
       multiply_values(stage, [&](int i) {
         p_read(i);
@@ -263,7 +267,7 @@ struct PairWarp {
     store_p();
   }
 
-  // O / l and LSE, behind a barrier at which nobody needs V any more.
+  // O / l and LSE, after a barrier at which all warps are done with V.
   TESSERA_DEVICE void finish() {
     softmax.finish();
     for_rows([&](int m, int half, int local) {
@@ -300,6 +304,7 @@ struct PairWarp {
 template <FwdConfig kCfg, class Params>  // FwdParams or, with bulk copies, FwdBulkParams
 TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
   static_assert(kCfg.row_map == RowMap::kPairs && dtype_bytes(kCfg.dtype) == 2 && kCfg.block_m == kCfg.warps * 16);
+  static_assert(has_fwd_layout<kCfg, FwdPairsSharedMemory<kCfg>>(), "shared memory lies where the host has it");
   static_assert(kCfg.stages == 2 && kCfg.block_n % 32 == 0 && !kCfg.score.any());
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdPairsSharedMemory<kCfg>*>(shared_memory);
@@ -319,7 +324,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
     }
     load_keys(shared.sV[stage], p, p.v, b, tile * kCfg.block_n, b.dv_begin, b.dv_count);
   };
-  // What comes before a work's first V. Two groups: what the first scores need, and the second tile of keys.
+  // What comes before a work tile's first V. Two groups: what the first scores need, and the second tile of keys.
   const auto load_first = [&](const FwdBlock<kCfg>& b) {
     load_queries(shared.sQ, p, b);
     load_k(b, b.first, 0);
@@ -328,9 +333,9 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
     ptx::cp_async_commit_group();
   };
 
-  // A work's bounds to shared memory, and its first loads; of the block's first work V, too, whose place is free.
-  const auto open = [&](TileCoord work, int place, bool with_v) {
-    const FwdBlock<kCfg> b(p, work);
+  // A work tile's bounds to shared memory, and its first loads; of the block's first work tile V, too, whose place is free.
+  const auto open = [&](TileCoord coord, int place, bool with_v) {
+    const FwdBlock<kCfg> b(p, coord);
     if (threadIdx.x == 0) shared.work[place] = b;
     load_first(b);
     if (with_v) {
@@ -340,11 +345,11 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
   };
 
   // 1. Which tiles are mine, and which keys the first sees.
-  PersistentScheduler<kCfg> works(p);
-  works.clear_unowned(p);
-  if (!works.more) return;
+  PersistentScheduler<kCfg> scheduler(p);
+  scheduler.clear_unowned(p);
+  if (!scheduler.more) return;
   int place = 0;
-  bool v_comes = true;  // of the work's first tile
+  bool v_comes = true;  // V of the work tile's first tile of keys is loaded already
   if (kCfg.bulk && threadIdx.x == 0) {
 #pragma unroll
     for (int stage = 0; stage < kCfg.stages; ++stage) {
@@ -353,7 +358,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
     }
     ptx::fence_mbarrier_init();
   }
-  open(works.place, place, v_comes);
+  open(scheduler.place, place, v_comes);
   __syncthreads();
 
   // Until a tile has landed that came by a bulk copy; once each, since a wait ends a phase.
@@ -365,7 +370,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
     }
   };
 
-  while (works.more) {
+  while (scheduler.more) {
     // 2. Q: global -> shared, with the first tiles of K: these loads are under way.
     const FwdBlock<kCfg>& b = shared.work[place];
     PairWarp<kCfg> warp(p, b, shared);
@@ -380,7 +385,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
     };
 
     // 3. For every tile of keys that a row of mine sees: its P is made one tile ahead, the first's where it fails.
-    // Where no row sees any there is a turn without products.
+    // Where no row sees any there is one iteration without products.
     int stage = 0;
     for (int tile = b.first;; ++tile, stage ^= 1) {
       if (tile == b.first && v_comes) {
@@ -395,9 +400,9 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
       } else {
         wait_v(tile, stage), wait_k(tile + 1, stage ^ 1);
       }
-      // Behind a work's last tile, which threads may have written, come the next work's copies.
+      // After a work tile's last tile of keys, which threads may have written, come the next one's bulk copies.
       if (kCfg.bulk && tile + 1 >= warp.last()) ptx::fence_proxy_async();
-      // P, V and the next K are there, of the first tile Q and K; everybody is done with this K, but for what failed,
+      // P, V and the next K are there, of the first tile Q and K; all warps are done with this K, but for what failed,
       // and with the V before; at the first tile, with the O before, which went out through V's place.
       if (__syncthreads_or(warp.failed)) {
         if (tile == b.first && !v_comes) {
@@ -417,9 +422,9 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
           load_v(b, tile + 1, stage ^ 1);
           ptx::cp_async_commit_group();
         }
-      } else {  // nobody needs Q and K: those of the next work arrive under the last product and the way of O
-        works.advance(p);
-        if (works.more) open(works.place, place, false);
+      } else {  // no warp needs Q and K: those of the next work tile arrive under the last product and the store of O
+        scheduler.advance(p);
+        if (scheduler.more) open(scheduler.place, place, false);
       }
       warp.stale_max = warp.failed = false;
       if (warp.sees(tile)) warp.step(tile, stage, !ends && warp.sees(tile + 1), whole, loads);
@@ -428,7 +433,7 @@ TESSERA_DEVICE void fwd_sm80_pairs(const Params& p) {
     v_comes = false;
 
     // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
-    __syncthreads();  // nobody reads V, whose place O takes
+    __syncthreads();  // no warp reads V, whose place O takes
     warp.finish();
     if constexpr (kCfg.bulk) ptx::fence_proxy_async();  // copies follow into V's place
   }

@@ -1,13 +1,17 @@
-// Forward as fwd_sm80/kernel.cuh, for problems without options, where a warp has two tiles of 16 rows. These lie half a block
-// apart: keys that a causal mask hides from the upper half then cost every warp half of the products.
+// Forward as fwd_sm80/kernel.cuh, for problems without options, where a warp has two tiles of 16 rows, half a block apart:
+// for keys that a causal mask hides from the upper half every warp then does half of the products. A loop of its own because
+// it runs in two parts, over both of the warp's tiles and then over the lower one alone.
 //
-// Grid: blocks that take works (attention/work_order) one after another, under a causal mask as many as the GPU holds,
-// otherwise as many as works. A work's first loads go under the last product of the one before: K and V into the other
-// stage, Q into its place as soon as the last scores are there. Block: as fwd_sm80/kernel.cuh's. Shared memory:
+// Grid: persistent blocks (fwd_sm80/scheduler), under a causal mask as many as the GPU holds, otherwise one a work tile. The
+// first loads of a work tile are issued under the last product of the one before: K and V into the other stage, Q into its
+// place as soon as the last scores are there. Block: as fwd_sm80/kernel.cuh's. Shared memory:
 // FwdPersistentSharedMemory. Its page: docs/reference/kernels/fwd_sm80.md.
 #pragma once
 
+#include "tessera/fwd_sm80/epilogue.cuh"
+#include "tessera/fwd_sm80/loads.cuh"
 #include "tessera/fwd_sm80/scheduler.cuh"
+#include "tessera/fwd_sm80/score_stage.cuh"
 
 namespace tessera {
 
@@ -23,7 +27,7 @@ struct FwdPersistentSharedMemory {
 
   SharedTile<kCfg.dtype, kCfg.block_m, kCfg.head_dim> sQ;
   Stage stage[2];
-  FwdBlock<kCfg> work[2];  // this one and the next
+  FwdBlock<kCfg> work[2];  // this work tile and the next
 };
 
 // ---- the last of a warp's tiles of 16 rows, alone ----
@@ -60,6 +64,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
   static_assert(kCfg.row_map == RowMap::kSpread && kM * kCfg.warps * 16 == kCfg.block_m);
   static_assert(dtype_bytes(kCfg.dtype) == 2 && kCfg.stages == 2 && !kCfg.score.any());
   using Shared = FwdPersistentSharedMemory<kCfg>;
+  static_assert(has_fwd_layout<kCfg, Shared>(), "shared memory lies where the host has it");
   extern __shared__ __align__(128) char shared_memory[];
   auto& shared = *reinterpret_cast<Shared*>(shared_memory);
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
@@ -72,13 +77,13 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
   };
 
   // 1. Which tiles are mine, and which keys the first sees.
-  PersistentScheduler<kCfg> works(p);
-  works.clear_unowned(p);
-  if (!works.more) return;
+  PersistentScheduler<kCfg> scheduler(p);
+  scheduler.clear_unowned(p);
+  if (!scheduler.more) return;
   int place = 0, stage = 0;
   // 2. Q: global -> shared, with the first tile of K and V.
   {
-    const FwdBlock<kCfg> b(p, works.place);
+    const FwdBlock<kCfg> b(p, scheduler.place);
     if (threadIdx.x == 0) shared.work[place] = b;
     load_queries(shared.sQ, p, b);
     load_k(b, b.first, stage);
@@ -88,33 +93,33 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
   }
   __syncthreads();
 
-  while (works.more) {
+  while (scheduler.more) {
     const FwdBlock<kCfg>& b = shared.work[place];
     place ^= 1;
-    const int end = max(b.last, b.first + 1);  // where no row sees any key there is a tile that is hidden
+    const int end = max(b.last, b.first + 1);  // where no row sees any key one tile is taken, all of it masked
 
     // 3. For every tile of keys that a row of mine sees.
     float rO[kM][kD][4];
     clear(rO);
     OnlineSoftmax<kM> softmax;
-    // Rows `row` ..., whose outputs and softmax these are: all of the warp's, or the last 16.
+    // Rows `row` ... with their outputs and softmax: all of the warp's, or the last 16.
     const auto take_keys = [&]<int kTiles>(int tile, float(&rO)[kTiles][kD][4], OnlineSoftmax<kTiles>& softmax,
                                            int row) {
-      // Of a block's only work V of the first tile is waited for behind the scores.
+      // In a block's only work tile V of the first tile is awaited after the scores.
       const bool v_later = tile == b.first && PersistentScheduler<kCfg>::one_each(p);
       if (v_later) {
         ptx::cp_async_wait_group<1>();
       } else {
         ptx::cp_async_wait_group<0>();
       }
-      __syncthreads();  // the tile is there for everybody, and everybody is done with the one before or the O before
+      __syncthreads();  // the tile is there for all warps, and all are done with the one before, or the O before
       const bool ends = tile + 1 == end;
       if (!ends) {
         load_k(b, tile + 1, stage ^ 1), load_v(b, tile + 1, stage ^ 1);
       } else {
-        works.advance(p);
-        if (works.more) {
-          const FwdBlock<kCfg> next(p, works.place);
+        scheduler.advance(p);
+        if (scheduler.more) {
+          const FwdBlock<kCfg> next(p, scheduler.place);
           if (threadIdx.x == 0) shared.work[place] = next;
           load_k(next, next.first, stage ^ 1), load_v(next, next.first, stage ^ 1);
         }
@@ -124,26 +129,16 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       //    S = Q K^T; where a row sees a part of the tile, -inf for what is not visible; online softmax, P in place of S
       //    and O rescaled. Against the stale max first, where that may serve: attention/softmax.
       const int key0 = tile * kCfg.block_n;
-      // The last 16 rows are alone where others see nothing, at the end of a causal mask.
-      const bool whole = kTiles == kM && b.visible.all.holds(key0, kCfg.block_n);
+      // Where only the last 16 rows are taken, at the end of a causal mask, the tile is partial.
+      const bool full = kTiles == kM && b.visible.all.holds(key0, kCfg.block_n);
       float rS[kTiles][kN][4];
-      for (bool stale_max = whole && softmax.ready;; stale_max = false) {
-        clear(rS);
-        product_abt<kRowStep>(rS, shared.sQ, row, shared.stage[stage].sK, 0);
-        if (stale_max) {
-          if (softmax.template try_stale_max<kCfg.dtype>(rS, p.scale_log2)) break;
-          continue;
-        }
-        if (!whole) apply_mask<kCfg, kRowStep>(rS, p, b, b.row0 + row, key0);
-        softmax.update(rS, p.scale_log2, rO);
-        break;
-      }
+      score_tile<kCfg, kRowStep>(rS, softmax, rO, shared.sQ, shared.stage[stage].sK, p, b, row, key0, full);
       uint32 rP[kTiles][kSteps][4];
       pack_rows<kCfg.dtype>(rP, rS);
       if (v_later) ptx::cp_async_wait_group<1>();
-      if (ends || v_later) __syncthreads();  // nobody needs Q; V is there for everybody
+      if (ends || v_later) __syncthreads();  // no warp needs Q; V is there for all
       if (ends) {
-        if (works.more) load_queries(shared.sQ, p, shared.work[place]);
+        if (scheduler.more) load_queries(shared.sQ, p, shared.work[place]);
         ptx::cp_async_commit_group();
       }
 
@@ -151,7 +146,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       product_pb(rO, rP, shared.stage[stage].sV);
       stage ^= 1;
     };
-    // Tiles from here on the upper half of the block's rows does not see: every warp leaves out half of its own.
+    // The upper half of the block's rows does not see the tiles from upper_end on: every warp leaves out half of its rows.
     const int upper_high = visible_keys(p, b.s, b.map.query(b.row0 + min(kRowStep, b.count) - 1)).high;
     const int upper_end = min(max(upper_high / kCfg.block_n + 1, b.first), end);
     int tile = b.first;
@@ -161,7 +156,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
     set_last_rows(softmax, lower);
 
     // 4. O / l and LSE: registers -> (shared ->) global. A row that sees nothing: 0 and -inf.
-    __syncthreads();  // nobody reads the last tile, whose place O takes
+    __syncthreads();  // no warp reads the last tile, whose place O takes
     auto& sO = *reinterpret_cast<typename Shared::Output*>(&shared.stage[stage ^ 1]);
     finish_rows<kRowStep>(sO, p, b, softmax, rO, warp_row);
   }

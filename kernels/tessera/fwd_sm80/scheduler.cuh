@@ -1,4 +1,4 @@
-// What a persistent block of fwd_sm80_persistent and fwd_sm80_pairs works on.
+// The tile schedulers: a thread block for each work tile, or persistent blocks, which take one after another.
 #pragma once
 
 #include "tessera/attention/work_order.hpp"
@@ -6,15 +6,22 @@
 
 namespace tessera {
 
-// The works of a persistent block, one after another.
+// A thread block's only work tile. Tiles of one head stand together, so that they share its keys and values in the L2 cache; of
+// a sequence the last tile comes first, since under a causal mask it sees the most.
+TESSERA_DEVICE TileCoord single_tile(const FwdParams& p) {
+  const int index = static_cast<int>(blockIdx.x);
+  return {index / p.tiles, index % p.tiles};
+}
+
+// A persistent block's.
 template <FwdConfig kCfg>
 struct PersistentScheduler {
-  BlockTiles works;
+  BlockTiles tiles;
   TileCoord place;
-  bool more;  // there is one at `place`
+  bool more;  // there is one, at `place`
 
   TESSERA_DEVICE explicit PersistentScheduler(const FwdParams& p)
-      : works(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)) {
+      : tiles(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)) {
     find(p);
   }
   // Every block has one at most.
@@ -25,7 +32,7 @@ struct PersistentScheduler {
     step(p);
     find(p);
   }
-  // The block's share of the rows that belong to no sequence. Before its first work.
+  // The block's share of the rows that belong to no sequence. Before its first work tile.
   TESSERA_DEVICE void clear_unowned(const FwdParams& p) const {
     if (kCfg.split || !p.cu_seqlens_q) return;
     if (one_each(p)) {
@@ -38,12 +45,12 @@ struct PersistentScheduler {
 
  private:
   TESSERA_DEVICE void step(const FwdParams& p) {
-    works.advance(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+    tiles.advance(p.order, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   }
-  // From here on the first that is one: a packed batch has slots without rows.
+  // The first index from here on that has rows: a packed batch has slots without.
   TESSERA_DEVICE void find(const FwdParams& p) {
-    for (; works.index < work_tiles(p.order); step(p)) {
-      place = tile_coord(p.order, works.index);
+    for (; tiles.index < work_tiles(p.order); step(p)) {
+      place = tile_coord(p.order, tiles.index);
       more = !p.cu_seqlens_q || FwdBlock<kCfg>(p, place).work.tile >= 0;
       if (more) return;
     }

@@ -1,0 +1,107 @@
+// From a warp's sums and accumulators to O and LSE, or to the parts of a split, in global memory.
+#pragma once
+
+#include "tessera/attention/softmax.cuh"
+#include "tessera/fwd_sm80/block.cuh"
+
+namespace tessera {
+
+// A row's sum and reference, once all keys have passed -> its LSE, and what its accumulators are multiplied by.
+template <FwdConfig kCfg>
+struct FwdRow {
+  bool there, seen;  // in the sequence; by a key: a row that sees nothing has 0 and -inf
+  int64 partial;     // in the parts of a split
+  float lse, factor;
+
+  TESSERA_DEVICE FwdRow(const FwdParams& p, const FwdBlock<kCfg>& b, int local, float ref, float sum)
+      : there(local < b.count), seen(sum != 0.0f) {  // NaN counts as seen
+    const int head = b.map.head(b.row0 + local);
+    partial = (static_cast<int64>(b.work.split) * p.heads_q + head) * p.rows_total + b.s.row_begin +
+              b.map.query(b.row0 + local);
+    float scale = 1.0f;
+    if (!kCfg.split && p.sink && seen && there) scale = join_sink(p.sink[p.sink_head * head] * kLog2e, ref, sum);
+    if constexpr (kCfg.score.dropout) scale *= p.dropout_scale;
+    if constexpr (kCfg.dtype == Dtype::kFloat32) {
+      factor = seen ? scale / sum : 0.0f;
+      lse = seen ? (ref + log2f(sum)) * kLn2 : -infinity();
+    } else {  // 38 instructions less
+      factor = seen ? scale * ptx::rcp_approx_ftz(sum) : 0.0f;
+      lse = seen ? (ref + ptx::lg2_approx_ftz(sum)) * kLn2 : -infinity();
+    }
+  }
+};
+
+// By one lane of each row.
+template <FwdConfig kCfg>
+TESSERA_DEVICE void store_lse(const FwdParams& p, const FwdBlock<kCfg>& b, int local, const FwdRow<kCfg>& row) {
+  if (!row.there || b.dv_begin != 0) return;
+  if constexpr (kCfg.split) {
+    p.partial_lse[row.partial] = row.lse;
+  } else if (p.lse.data) {
+    const int query = b.map.query(b.row0 + local), head = b.map.head(b.row0 + local);
+    p.lse.data[p.lse.batch * b.work.batch + p.lse.head * head + p.lse.row * (b.s.q_begin + query)] = row.lse;
+  }
+}
+
+// Two neighbours of an accumulator: into the tile that goes to o, or, where keys are split, to their place in a part.
+template <FwdConfig kCfg, class Tile>
+TESSERA_DEVICE void put_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, const FwdRow<kCfg>& row,
+                               int local, int col, float low, float high) {
+  low *= row.factor, high *= row.factor;
+  if constexpr (kCfg.split || Tile::kElemBytes == 4) {  // a row that sees nothing may have met NaN in V
+    low = row.seen ? low : 0.0f, high = row.seen ? high : 0.0f;
+  }
+  if constexpr (kCfg.split) {
+    float* to = p.partial_o + row.partial * p.head_dim_v + b.dv_begin + col;
+    if (row.there && col < b.dv_count) to[0] = low;
+    if (row.there && col + 1 < b.dv_count) to[1] = high;
+  } else if constexpr (Tile::kElemBytes == 2) {
+    const uint32 both = pack_pair<kCfg.dtype>(low, high);
+    *reinterpret_cast<uint32*>(sO.pointer(local, col)) = row.seen ? both : 0;
+  } else {
+    *reinterpret_cast<float2*>(sO.pointer(local, col)) = make_float2(low, high);
+  }
+}
+
+// kRows rows of the tile from `first` on -> o, by one warp.
+template <int kRows, FwdConfig kCfg, class Tile>
+TESSERA_DEVICE void store_output(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, int first) {
+  char* base = static_cast<char*>(p.o.data) + (p.o.batch * b.work.batch + b.dv_begin) * Tile::kElemBytes;
+  if constexpr (!kCfg.pack_gqa) {
+    base += (p.o.row * (static_cast<int64>(b.s.q_begin) + b.row0) + p.o.head * b.work.head) * Tile::kElemBytes;
+    store_rows_strided<kRows>(sO, first, b.count, b.dv_count, p.o_aligned, base, p.o.row * Tile::kElemBytes);
+    return;
+  }
+  store_rows<kRows>(sO, first, b.count, b.dv_count, p.o_aligned, [&](int local) {
+    const int64 query = b.s.q_begin + b.map.query(b.row0 + local);
+    return base + (p.o.row * query + p.o.head * b.map.head(b.row0 + local)) * Tile::kElemBytes;
+  });
+}
+
+// A warp's rows once all keys have passed, tiles of 16 from row `row` of the block on, kRowStep apart: O / l and LSE,
+// registers -> (shared ->) global. A row that sees nothing: 0 and -inf. Nobody else needs their places in sO.
+template <int kRowStep = 16, FwdConfig kCfg, class Tile, int kM, int kD>
+TESSERA_DEVICE void finish_rows(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, OnlineSoftmax<kM>& softmax,
+                                const float (&rO)[kM][kD][4], int row) {
+  softmax.finish();
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int local = row + m * kRowStep + half * 8 + lane_row();
+      const FwdRow<kCfg> result(p, b, local, softmax.ref[m][half], softmax.sum[m][half]);
+      if (lane_col() == 0) store_lse(p, b, local, result);
+#pragma unroll
+      for (int d = 0; d < kD; ++d) {
+        put_output(sO, p, b, result, local, d * 8 + lane_col(), rO[m][d][2 * half], rO[m][d][2 * half + 1]);
+      }
+    }
+  if constexpr (!kCfg.split) {
+    __syncwarp();  // a warp stores its own rows
+                   // Written out it takes time to compile, as a loop the registers that a persistent kernel has not.
+#pragma unroll(FwdBlock <kCfg>::kPersistent ? kM : 1)
+    for (int m = 0; m < kM; ++m) store_output<16>(sO, p, b, row + m * kRowStep);
+  }
+}
+
+}  // namespace tessera

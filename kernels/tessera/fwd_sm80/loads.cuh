@@ -1,0 +1,51 @@
+// Q, K and V: global -> shared memory by cp.async, from tensors or by page table. fwd_sm80/bulk_copies.cuh does it by TMA.
+#pragma once
+
+#include "tessera/fwd_sm80/block.cuh"
+
+namespace tessera {
+
+template <FwdConfig kCfg, class Tile>
+TESSERA_DEVICE void load_queries(Tile& sQ, const FwdParams& p, const FwdBlock<kCfg>& b) {
+  constexpr int kBytes = dtype_bytes(kCfg.dtype);
+  const char* base = static_cast<const char*>(p.q.data) + p.q.batch * b.work.batch * kBytes;
+  if constexpr (!kCfg.pack_gqa) {
+    base += (p.q.row * (static_cast<int64>(b.s.q_begin) + b.row0) + p.q.head * b.work.head) * kBytes;
+    load_tile_strided<kCfg.aligned, kCfg.warps * 32>(sQ, b.count, p.head_dim * kBytes, base, p.q.row * kBytes);
+    return;
+  }
+  load_tile<kCfg.aligned, kCfg.warps * 32>(sQ, b.count, p.head_dim * kBytes, [&](int row) {
+    const int64 query = b.s.q_begin + b.map.query(b.row0 + row);
+    return base + (p.q.row * query + p.q.head * b.map.head(b.row0 + row)) * kBytes;
+  });
+}
+
+// Where keys first ... of K or V lie, from column col on; not of pages.
+template <FwdConfig kCfg>
+TESSERA_DEVICE const char* key_rows(const FwdParams& p, const RowTensor& tensor, const FwdBlock<kCfg>& b, int first,
+                                    int col) {
+  constexpr int kBytes = dtype_bytes(kCfg.dtype);
+  const char* base = static_cast<const char*>(tensor.data) + (tensor.head * b.head_kv + col) * kBytes;
+  return base + (tensor.batch * b.work.batch + tensor.row * (static_cast<int64>(b.s.k_begin) + first)) * kBytes;
+}
+
+// Keys first ... of K or V, columns col ..., into a tile.
+template <FwdConfig kCfg, class Tile>
+TESSERA_DEVICE void load_keys(Tile& sTile, const FwdParams& p, const RowTensor& tensor, const FwdBlock<kCfg>& b,
+                              int first, int col, int columns) {
+  constexpr int kBytes = dtype_bytes(kCfg.dtype);
+  const int count = min(b.s.sk - first, kCfg.block_n);
+  if constexpr (kCfg.paged) {
+    const char* base = static_cast<const char*>(tensor.data) + (tensor.head * b.head_kv + col) * kBytes;
+    load_tile_scattered<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, base, [&](int row) {
+      const int key = min(first + row, b.s.sk - 1);
+      const int page = p.page_table[p.page_table_batch * b.work.batch + p.page_table_col * (key / p.page_size)];
+      return (tensor.batch * clamp(page, 0, p.pages - 1) + tensor.row * (key % p.page_size)) * kBytes;
+    });
+  } else {
+    load_tile_strided<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, key_rows(p, tensor, b, first, col),
+                                                     tensor.row * kBytes);
+  }
+}
+
+}  // namespace tessera
