@@ -94,7 +94,7 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   p.o = rows(a->o, a->sq, a->heads_q), p.d_o = rows(a->d_o, a->sq, a->heads_q), p.d_q = rows(a->d_q, a->sq, a->heads_q);
   p.lse = {a->lse, static_cast<long long>(a->heads_q) * a->sq, a->sq, 1};
   p.q_tiles = (a->sq + kCfg.block_m - 1) / kCfg.block_m, p.q_slots = p.q_tiles * a->batch;
-  p.row_lse_log2 = a->row_lse, p.row_delta = a->row_delta, p.acc_dq = a->acc;
+  p.row_lse_log2 = a->row_lse, p.row_delta = a->row_delta, p.dq_accum = a->acc;
   p.d_q_aligned = 1;
   p.key_tiles = Divisor((a->sk + kCfg.block_n - 1) / kCfg.block_n);
   p.heads = a->batch * a->heads_kv;

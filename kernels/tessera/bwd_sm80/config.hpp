@@ -74,8 +74,8 @@ struct BwdParams : ProblemParams {
   int q_slots;          // tiles of queries of the whole batch: bwd_sm80/query_slots.cuh
   float* row_lse_log2;  // [heads_q, q_slots, block_m], +inf where nothing is seen
   float* row_delta;     // [heads_q, q_slots, block_m], rowsum(dO o O) - dLSE
-  float* acc_dq;        // [heads_q, q_slots, block_m x head_dim padded to 16]
-  int* turn;            // deterministic: [heads_q, q_slots] whose turn it is to add to a tile of dQ
+  float* dq_accum;      // [heads_q, q_slots, block_m x head_dim padded to 16]
+  int* dq_semaphore;    // deterministic: [heads_q, q_slots] blocks that have added to a tile of dQ
   int* ticket;          // deterministic: blocks that have started
   int d_q_aligned, d_k_aligned, d_v_aligned;                   // every row starts at a multiple of 16 bytes
   ScoreTensor d_bias;                                          // float32

@@ -113,11 +113,11 @@ TESSERA_DEVICE void add_dq(const BwdParams& p, const KeyBlock<kCfg>& b, const Qu
   const int slot = step.head * p.q_slots + b.slot0 + step.tile;
   if constexpr (kCfg.deterministic) {
     const int first_key = visible_keys(p, b.s, row0).low;  // that some of the tile's queries see
-    Semaphore::wait(p.turn + slot, b.key0 / kCfg.block_n - first_key / kCfg.block_n);
+    Semaphore::wait(p.dq_semaphore + slot, b.key0 / kCfg.block_n - first_key / kCfg.block_n);
   }
-  float* gdQ = p.acc_dq + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
+  float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
   DqAccumulator<kCfg>::add(b, gdQ, rdQ, stage, row0, share.group, share.columns);
-  if constexpr (kCfg.deterministic) Semaphore::release(p.turn + slot);
+  if constexpr (kCfg.deterministic) Semaphore::release(p.dq_semaphore + slot);
 }
 
 }  // namespace tessera

@@ -2,7 +2,7 @@
 // one kernel, which `after` of its parameters tells what to do, so that a first call compiles one.
 //
 // Before: delta = rowsum(dO o O) - dLSE and the LSE in log2 units, and what the products add to becomes 0: dQ's accumulator,
-// unless a block stores it, the turns and the ticket, dBias, and the gradients of rows that belong to no sequence. After: dQ =
+// unless a block stores it, its semaphores and the ticket, dBias, and the gradients of rows that belong to no sequence. After: dQ =
 // scale times its accumulator, in its type; 0 for dK and dV of the keys from seqused_k on that share a tile with a sequence's
 // last; and dSink = -sum exp(sink - LSE) delta, in a fixed order.
 //
@@ -187,7 +187,7 @@ TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryT
   __shared__ SharedTile<kCfg.dtype, 16, kCols> strips[kWarps];
   const int lane = lane_id(), warp = static_cast<int>(threadIdx.x) / 32;
   auto& sdQ = strips[warp];
-  float* tile = p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim);
+  float* tile = p.dq_accum + t.slot * (kCfg.block_m * kCfg.head_dim);
 #pragma unroll 1
   for (int strip = warp; strip < kCfg.block_m / 16 * kStripsARow; strip += kWarps) {
     const int row0 = strip / kStripsARow * 16, col0 = strip % kStripsARow * kCols;
@@ -252,12 +252,12 @@ TESSERA_DEVICE void prepare_rows(const BwdParams& p, const Sequence& s, const Qu
   bool adds = true;
   if constexpr (kCfg.store_keys > 0) adds = !one_block_adds<kCfg.block_m, kCfg.store_keys>(p, s, t.row0);
   if (adds) {
-    float4* acc = reinterpret_cast<float4*>(p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim));
+    float4* acc = reinterpret_cast<float4*>(p.dq_accum + t.slot * (kCfg.block_m * kCfg.head_dim));
     for (int n = static_cast<int>(threadIdx.x); n < kCfg.block_m * kCfg.head_dim / 4; n += kBwdRowsThreads) {
       acc[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
   }
-  if (threadIdx.x == 0 && p.turn) p.turn[t.slot] = 0;
+  if (threadIdx.x == 0 && p.dq_semaphore) p.dq_semaphore[t.slot] = 0;
 }
 
 template <BwdRowsConfig kCfg>

@@ -33,7 +33,7 @@ struct DqWarpgroup {
       for (int left = steps; left > 0; --left) {
         shared.wait_full(Shared::kDS, at);
         const int64 slot = ptx::ld_shared_s32(shared.step(step_at));
-        float* gdQ = p.acc_dq + slot * (kCfg.block_m * kCfg.head_dim);
+        float* gdQ = p.dq_accum + slot * (kCfg.block_m * kCfg.head_dim);
 #pragma unroll 1
         for (int part = 0; part < kParts; ++part) {
           issue(at, part);

@@ -19,7 +19,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
   const QueryTile t = query_tile_of<kCfg.block_m>(p, static_cast<int>(gridDim.x - 1 - blockIdx.x), s);
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
   constexpr int kGroups = kCfg.block_m / kRows, kAhead = kGroups < 4 ? kGroups : 4;
-  float4* acc = reinterpret_cast<float4*>(p.acc_dq + t.slot * (kCfg.block_m * kCfg.head_dim));
+  float4* acc = reinterpret_cast<float4*>(p.dq_accum + t.slot * (kCfg.block_m * kCfg.head_dim));
 #pragma unroll 1
   for (int first = 0; first < kCfg.block_m; first += kAhead * kRows) {
     uint4 o[kAhead] = {}, d_o[kAhead] = {};

@@ -36,7 +36,7 @@ struct D256DqWarpgroup {
       if constexpr (kRank == 0) {
         if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive_expect_tx(full, Exchange::kBytes);
       }
-      float* gdQ = p.acc_dq + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
+      float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
 #pragma unroll 1
       for (int part = 0; part < kParts; ++part) {
         issue(at, part);

@@ -125,7 +125,7 @@ Choice choose(const tessera_plan& plan) {
 // ---- workspace ----
 
 struct Workspace {
-  int64_t row_lse_log2, row_delta, acc_dq, turn, ticket;  // offsets in bytes
+  int64_t row_lse_log2, row_delta, dq_accum, dq_semaphore, ticket;  // offsets in bytes
   int64_t bytes;
 };
 
@@ -140,9 +140,9 @@ Workspace workspace_of(const tessera_plan& plan, const Choice& choice) {
   };
   w.row_lse_log2 = take(rows * 4);
   w.row_delta = take(rows * 4);
-  w.acc_dq = take(rows * choice.config.head_dim * 4);
+  w.dq_accum = take(rows * choice.config.head_dim * 4);
   if (plan.problem.deterministic) {
-    w.turn = take(tiles * 4);
+    w.dq_semaphore = take(tiles * 4);
     w.ticket = take(4);
   }
   return w;
@@ -222,9 +222,9 @@ BwdParams make_params(const tessera_plan& plan, const BwdSm80Plan& own, const te
   const auto at = [workspace](int64_t offset) { return workspace ? static_cast<char*>(workspace) + offset : nullptr; };
   p.row_lse_log2 = reinterpret_cast<float*>(at(w.row_lse_log2));
   p.row_delta = reinterpret_cast<float*>(at(w.row_delta));
-  p.acc_dq = reinterpret_cast<float*>(at(w.acc_dq));
+  p.dq_accum = reinterpret_cast<float*>(at(w.dq_accum));
   if (plan.problem.deterministic) {
-    p.turn = reinterpret_cast<int*>(at(w.turn));
+    p.dq_semaphore = reinterpret_cast<int*>(at(w.dq_semaphore));
     p.ticket = reinterpret_cast<int*>(at(w.ticket));
   }
   return p;
