@@ -1,13 +1,15 @@
 """What fits fwd_sm90's budgets, and about how fast it should be: what the search does without compiler and GPU.
 
-The fields that a tile varies are those of Sm90Tile (src/cuda/families/fwd_sm90_tiles.hpp), read from there; VALUES says what is
-tried for each.
+Which fields a tile varies, what is in range and what fits shared memory says the program tessera_tiles, from the constexpr
+functions by which the library plans and the kernel is laid out; VALUES says what is tried for each field.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
+import json
+import os
+import subprocess
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,51 +17,70 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# ---- what the sources say ----
+# ---- what the library says ----
 
 
-def _read(path: str) -> str:
-    return (ROOT / path).read_text(encoding="utf-8")
+@lru_cache
+def _program() -> str:
+    given = os.environ.get("TESSERA_TILES")
+    built = sorted(ROOT.glob("build/*/src/tessera_tiles"), key=lambda path: -path.stat().st_mtime)
+    if not given and not built:
+        raise SystemExit("tessera_tiles: not built; cmake --build build/release --target tessera_tiles, or TESSERA_TILES=FILE")
+    return given or str(built[0])
 
 
-def _found(pattern: str, text: str, what: str) -> str:
-    match = re.search(pattern, text, re.DOTALL)
-    if match is None:
-        raise SystemExit(f"{what}: not found in the sources; this script reads them and must follow their form")
-    return match.group(1)
+def _ask(*arguments: str, text: str = "") -> str:
+    return subprocess.run([_program(), *arguments], input=text, check=True, capture_output=True, text=True).stdout
+
+
+@lru_cache
+def library() -> dict:
+    """fwd_sm90's part of what tessera_tiles prints."""
+    return json.loads(_ask())["fwd_sm90"]
 
 
 @lru_cache
 def tuned_fields() -> tuple[str, ...]:
     """The fields that a row of the table varies, in its order."""
-    header = _read("src/cuda/families/fwd_sm90_tiles.hpp")
-    line = _found(r"struct Sm90Tile \{.*?\n  int (block_n[^;]*);", header, "Sm90Tile's varied fields")
-    fields = tuple(name.strip() for name in line.split(","))
+    fields = tuple(library()["fields"])
     unknown = [name for name in fields if name not in VALUES]
     if unknown:
         raise SystemExit(f"{', '.join(unknown)}: a field of Sm90Tile that VALUES has no values for")
     return fields
 
 
-@lru_cache
 def config_fields() -> tuple[str, ...]:
     """FwdSm90Config's, in order."""
-    body = _found(r"struct FwdSm90Config \{(.*?)\n\};", _read("kernels/tessera/fwd_sm90/config.hpp"), "FwdSm90Config")
-    return tuple(re.findall(r"^  \w+ (\w+);", body, re.MULTILINE))
+    return tuple(library()["config_fields"])
+
+
+def widths() -> tuple[int, ...]:
+    """N of the wgmma wrappers."""
+    return tuple(library()["wgmma_widths"])
+
+
+@dataclass(frozen=True)
+class Layout:
+    in_range: bool  # also of rings that are deep enough for consumers that see different keys
+    output_chunks: int  # of O that are staged: as many as there is room for, and one at least
+    smem_bytes: int
 
 
 @lru_cache
-def widths() -> tuple[int, ...]:
-    """N of the wgmma wrappers."""
-    wrappers = re.findall(r"Wgmma<Dtype::\w+, (\d+),", _read("kernels/tessera/ptx/wgmma.cuh"))
-    return tuple(sorted({int(width) for width in wrappers}))
+def _layouts(head_dim: int, head_dim_v: int) -> dict[tuple[int, ...], Layout]:
+    """Of all tiles that VALUES has."""
+    tiles = list(itertools.product(*(VALUES[name] for name in tuned_fields())))
+    asked = "".join(f"{head_dim} {head_dim_v} {' '.join(map(str, tile))}\n" for tile in tiles)
+    answers = (map(int, line.split()) for line in _ask("--fits", text=asked).splitlines())
+    return {tile: Layout(bool(fits), chunks, size) for tile, (fits, chunks, size) in zip(tiles, answers, strict=True)}
+
+
+def layout(shape: Shape, tile: Tile) -> Layout:
+    return _layouts(shape.head_dim, shape.head_dim_v)[tile.values]
 
 
 # ---- the machine ----
 
-SMEM_BYTES = 227 << 10
-KERNEL_SMEM_BYTES = 1024  # works and barriers
-OUTPUT_CHUNK_BYTES = 16 * 128  # a warp's 16 rows of 64 columns of O
 REGISTERS = {2: 232, 3: 160, 4: 112}  # of a consumer's thread
 # What addresses, loop and softmax need beside S, P and O. The compiler has the last word: these only drop the hopeless.
 SPARE_REGISTERS = {2: 36, 3: 28, 4: 28}
@@ -155,26 +176,8 @@ class Tile:
         return ",".join(map(str, self.values))
 
 
-def _row_bytes(dim: int) -> int:
-    """Chunks of 64 columns."""
-    return -(-dim // 64) * 128
-
-
-def smem_bytes(shape: Shape, tile: Tile, output_chunks: int = 1) -> int:
-    k, v = _row_bytes(shape.head_dim), _row_bytes(shape.head_dim_v)
-    keys = tile.block_n * (tile.k_stages * k + tile.v_stages * v)
-    outputs = tile.consumers * 4 * output_chunks * OUTPUT_CHUNK_BYTES
-    return tile.q_stages * CONSUMER_ROWS * k + keys + outputs + KERNEL_SMEM_BYTES
-
-
-def output_chunks(shape: Shape, tile: Tile) -> int:
-    """As many of O's as there is room for."""
-    chunks = -(-output_width(shape) // 64)
-    return next((n for n in range(chunks, 1, -1) if smem_bytes(shape, tile, n) <= SMEM_BYTES), 1)
-
-
 def output_width(shape: Shape) -> int:
-    return min(w for w in widths() if w >= shape.head_dim_v)
+    return min(w for w in widths() if w >= max(shape.head_dim_v, 64))  # columns of O come in chunks of 64
 
 
 def accumulator_registers(shape: Shape, tile: Tile) -> int:
@@ -183,24 +186,16 @@ def accumulator_registers(shape: Shape, tile: Tile) -> int:
     return tile.block_n // 2 + output_width(shape) // 2 + weights
 
 
-def unseen_blocks(tile: Tile) -> int:
-    """Of keys that others see and a consumer does not, behind one work's last and before the next one's first."""
-    rows = [CONSUMER_ROWS * consumer for consumer in range(tile.consumers)]
-    return max(-(-before // tile.block_n) + -(-behind // tile.block_n) for before, behind in zip(rows, reversed(rows)))
-
-
 def fits(shape: Shape, tile: Tile) -> bool:
     if shape.area != "full" and tile.cluster > 1:  # its blocks would not see the same keys
         return False
-    if tile.q_stages < tile.consumers:
-        return False
     if shape.area == "options" and tile.block_n % CALL_KEYS != 0:
         return False
-    if unseen_blocks(tile) > tile.k_stages + tile.v_stages - 1:
-        return False  # kv_rings_cannot_deadlock: a consumer that sees fewer keys than others would wait forever
     registers = accumulator_registers(shape, tile) + SPARE_REGISTERS[tile.consumers]
-    fits_registers = registers <= REGISTERS[tile.consumers]
-    return fits_registers and tile.block_n in widths() and smem_bytes(shape, tile) <= SMEM_BYTES
+    if registers > REGISTERS[tile.consumers] or tile.block_n not in widths():
+        return False
+    at = layout(shape, tile)
+    return at.in_range and at.smem_bytes <= library()["smem_limit_bytes"]
 
 
 def taken_by(shape: Shape, tile: Tile) -> Tile:

@@ -36,7 +36,7 @@ def config_text(shape: Shape, tile: Tile) -> str:
         "dtype": f"tessera::Dtype{{{BFLOAT16}}}",
         "head_dim": -(-shape.head_dim // 16) * 16,
         "head_dim_v": model.output_width(shape),
-        "o_chunks": model.output_chunks(shape, tile),
+        "o_chunks": model.layout(shape, tile).output_chunks,
         "page_rows": 0,
         "causal": str(shape.area == "causal").lower(),
         "varlen": str(shape.area == "window").lower(),  # its rows are packed batches', too
@@ -57,7 +57,7 @@ def source(shape: Shape, tile: Tile) -> str:
     config = config_text(shape, tile)
     return (
         '#include "tessera/fwd_sm90/kernel.cuh"\n'
-        f"static_assert(sizeof(tessera::FwdSm90SharedMemory<{config}>) <= {model.SMEM_BYTES});\n"
+        f"static_assert(sizeof(tessera::FwdSm90SharedMemory<{config}>) <= {model.library()['smem_limit_bytes']});\n"
         f'extern "C" __global__ void __launch_bounds__({threads}, 1){cluster}\n'
         "tessera_fwd_sm90(const __grid_constant__ tessera::FwdSm90Params p) {\n"
         f"  tessera::fwd_sm90<{config}>(p);\n}}\n"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The Python package for a machine with a GPU, without a wheel: the extension alone is built, beside links to the rest.
+# The Python package for a machine with a GPU, without a wheel: the extension alone is built, beside links to the rest, and the
+# program that scripts/search_fwd_sm90.py asks.
 #
 #   scripts/gpu_python.sh          builds, and prints the folders for PYTHONPATH; what it does goes to stderr
 #
@@ -22,7 +23,7 @@ fi
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DTESSERA_BUILD_CLI=OFF \
     -DTESSERA_BUILD_TESTS=OFF -DTESSERA_BUILD_BENCH=OFF -DTESSERA_BUILD_PYTHON=ON \
     "-DPython_EXECUTABLE=$(command -v "$python")" >&2
-cmake --build "$build" --parallel "${JOBS:-$(nproc)}" --target tessera_python >&2
+cmake --build "$build" --parallel "${JOBS:-$(nproc)}" --target tessera_python tessera_tiles >&2
 
 rm -rf "$site"
 mkdir -p "$site/tessera"

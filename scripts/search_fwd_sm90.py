@@ -10,8 +10,8 @@ those whose wgmma ptxas serialises or that spill, screens the others on the GPU,
 against each other and cuDNN in the steady state (bench/cuda_bench/timing.py). A wrong result drops a tile, too. Rows of
 what is not measured stay. A pair of head sizes takes 75 to 90 seconds.
 
-Wants the package tessera with this tree's library (PYTHONPATH=$(scripts/gpu_python.sh)), PyTorch and NVRTC; the dry run
-NVRTC alone, if that (TESSERA_NVRTC, or pip's nvidia-cuda-nvrtc).
+Wants this tree's tessera_tiles, and the package tessera with its library (PYTHONPATH=$(scripts/gpu_python.sh) builds both),
+PyTorch and NVRTC; the dry run tessera_tiles and NVRTC, if that (TESSERA_NVRTC, or pip's nvidia-cuda-nvrtc).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def lengths_of(shape: Shape, quick: bool) -> list[int]:
 
 def compilable(shapes: list[Shape], multiprocessors: int, quick: bool) -> dict[Shape, list[Tile]]:
     """The promising tiles, and those of the table, that ptxas takes well. Prints what it says of each."""
-    table = table_tiles(TABLE.read_text(encoding="utf-8"))
+    table = table_tiles()
     predicted = {}
     for shape in shapes:
         lengths = lengths_of(shape, quick)
@@ -105,7 +105,7 @@ def compilable(shapes: list[Shape], multiprocessors: int, quick: bool) -> dict[S
             reason = report.reason(MOST_SPILL_BYTES.get(shape.area, 0)) if report else ""
             if not reason:
                 kept[shape].append(tile)
-            print(f"{shape.name:16} {tile.text:50} {model.smem_bytes(shape, tile) >> 10:3} "
+            print(f"{shape.name:16} {tile.text:50} {model.layout(shape, tile).smem_bytes >> 10:3} "
                   f"{model.accumulator_registers(shape, tile):13} {', '.join(f'{rate:.0f}' for rate in rates):>28}  "
               f"{report or ''} {reason}")  # fmt: skip
     return kept
@@ -302,13 +302,14 @@ def read_rows(text: str) -> dict[Shape, list[str]]:
     return blocks
 
 
-def table_tiles(text: str) -> dict[Shape, list[Tile]]:
-    """The tiles of each shape, each once."""
-    tiles: dict[Shape, list[Tile]] = {}
-    for shape, lines in read_rows(text).items():
-        values = [line.strip("{},").split(",")[4:] for line in lines if line.startswith("{")]
-        tiles[shape] = list(dict.fromkeys(Tile(tuple(int(value) for value in row)) for row in values))
-    return tiles
+def table_tiles() -> dict[Shape, list[Tile]]:
+    """The tiles of each shape that the library has, each once."""
+    areas = {name: area for area, name in model.AREAS.items()}
+    tiles: dict[Shape, dict[Tile, None]] = {}
+    for row in model.library()["rows"]:
+        shape = Shape(row["head_dim"], row["head_dim_v"], areas[row["area"]])
+        tiles.setdefault(shape, {})[Tile(tuple(row[name] for name in model.tuned_fields()))] = None
+    return {shape: list(of_shape) for shape, of_shape in tiles.items()}
 
 
 def table_text(before: str, measured: dict[Shape, dict], gpu: str) -> str:

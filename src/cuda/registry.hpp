@@ -70,6 +70,7 @@ struct Family : core::Candidate {
   tessera_status (*lower)(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                           LaunchList& launches);
   std::span<const PrebuiltRow> prebuilt;
+  std::string (*tiles_json)() = nullptr;  // its table of tiles, for tessera_tiles
 };
 
 // In order of preference.

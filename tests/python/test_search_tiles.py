@@ -1,4 +1,4 @@
-"""scripts/search_fwd_sm90.py, as far as it goes without a compiler and a GPU: it reads the sources as they are."""
+"""scripts/search_fwd_sm90.py, as far as it goes without a compiler and a GPU: it asks tessera_tiles what the library says."""
 
 import sys
 from pathlib import Path
@@ -14,12 +14,26 @@ SHAPES = [model.Shape(*dims, area) for dims in search.HEAD_DIMS for area in mode
 
 
 def test_the_table_s_rows_are_among_what_fits():
-    table = search.table_tiles(search.TABLE.read_text(encoding="utf-8"))
+    table = search.table_tiles()
     assert set(table) == set(SHAPES)
     for shape, tiles in table.items():
         for tile in tiles:
             assert len(tile.values) == len(model.tuned_fields())
             assert model.fits(shape, tile), (shape.name, tile.text)
+
+
+def test_the_program_s_table_is_the_file_s():
+    rows = [line for lines in search.read_rows(search.TABLE.read_text(encoding="utf-8")).values() for line in lines]
+    values = [[int(value) for value in line.strip("{},").split(",")[4:]] for line in rows if line.startswith("{")]
+    assert values == [[row[name] for name in model.tuned_fields()] for row in model.library()["rows"]]
+
+
+def test_shared_memory_is_counted_to_the_byte():
+    values = {"block_n": 128, "consumers": 2, "k_stages": 2, "v_stages": 2, "q_stages": 2, "cluster": 1}
+    tile = model.Tile(tuple(values[name] for name in model.tuned_fields()))
+    at = model.layout(model.Shape(128, 128, "full"), tile)
+    # K and V: 4 blocks of 32 KiB; Q: 2 tiles of 16 KiB; O: 8 warps x 2 chunks of 2 KiB; 1 KiB for work tiles and barriers.
+    assert (at.in_range, at.output_chunks, at.smem_bytes) == (True, 2, 193 << 10)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

@@ -12,6 +12,7 @@
 #include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
+#include "cuda/tiles_json.hpp"
 #include "tessera/config.hpp"
 
 namespace tessera::cuda {
@@ -287,9 +288,29 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   return ok();
 }
 
+std::string tiles_json() {
+  return json_array(kTiles, [](const BwdTile& tile) {
+    BwdConfig config{};
+    config.dtype = tile.float32 ? Dtype::kFloat32 : Dtype::kBFloat16;
+    config.head_dim = config.head_dim_v = tile.head_dim;
+    config.block_m = tile.block_m, config.block_n = tile.block_n, config.stages = tile.stages;
+    config.s_dp_split = tile.s_dp_split, config.column_parts = tile.column_parts;
+    return json_object({{"float32", tile.float32},
+                        {"head_dim", tile.head_dim},
+                        {"block_m", tile.block_m},
+                        {"block_n", tile.block_n},
+                        {"warps", tile.warps},
+                        {"s_dp_split", tile.s_dp_split},
+                        {"column_parts", tile.column_parts},
+                        {"stages", tile.stages},
+                        {"min_blocks_per_sm", tile.min_blocks_per_sm},
+                        {"smem_bytes", smem_bytes(config)}});
+  });
+}
+
 }  // namespace
 
 constinit const Family kBwdSm80{
-    {TESSERA_KERNEL_BWD_SM80, refuse, configure}, "bwd_sm80", kSupports, list_launches, kPrebuilt};
+    {TESSERA_KERNEL_BWD_SM80, refuse, configure}, "bwd_sm80", kSupports, list_launches, kPrebuilt, tiles_json};
 
 }  // namespace tessera::cuda

@@ -17,6 +17,7 @@
 #include "cuda/registry.hpp"
 #include "cuda/runtime/environment.hpp"
 #include "cuda/runtime/tensor_map.hpp"
+#include "cuda/tiles_json.hpp"
 #include "cuda/work_order.hpp"
 #include "tessera/config.hpp"
 
@@ -296,10 +297,34 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   return list_fwd_sm80(plan, config_of<FwdSm80Plan>(plan), buffers, workspace, launches);
 }
 
+std::string tiles_json() {
+  constexpr const char* kRowMaps[] = {"contiguous", "spread", "pairs"};
+  constexpr const char* kProblems[] = {"all", "bulk_copies", "pages"};
+  return json_array(kTiles, [&](const FwdTile& tile) {
+    FwdConfig config{};
+    config.dtype = tile.float32 ? Dtype::kFloat32 : Dtype::kBFloat16;
+    config.head_dim = tile.head_dim, config.head_dim_v = tile.slice;
+    config.block_m = tile.block_m, config.block_n = tile.block_n, config.stages = tile.stages;
+    config.row_map = tile.row_map, config.bulk = tile.problems == For::kBulkCopies;
+    return json_object({{"float32", tile.float32},
+                        {"head_dim", tile.head_dim},
+                        {"most_rows", tile.rows == kAny ? JsonValue::raw("null") : JsonValue(tile.rows)},
+                        {"block_m", tile.block_m},
+                        {"block_n", tile.block_n},
+                        {"warps", tile.warps},
+                        {"stages", tile.stages},
+                        {"slice", tile.slice},
+                        {"min_blocks_per_sm", tile.min_blocks_per_sm},
+                        {"row_map", kRowMaps[static_cast<int>(tile.row_map)]},
+                        {"problems", kProblems[static_cast<int>(tile.problems)]},
+                        {"smem_bytes", smem_bytes(config)}});
+  });
+}
+
 }  // namespace
 
 constinit const Family kFwdSm80{
-    {TESSERA_KERNEL_FWD_SM80, refuse, configure}, "fwd_sm80", kSupports, list_launches, kPrebuilt};
+    {TESSERA_KERNEL_FWD_SM80, refuse, configure}, "fwd_sm80", kSupports, list_launches, kPrebuilt, tiles_json};
 
 FwdSm80Plan plan_fwd_sm80(const tessera_plan& plan, Splits splits) {
   const Choice choice = choose(plan);

@@ -30,9 +30,6 @@ constexpr int kWarpRows = 16;  // that a warp stores
 constexpr int kDropoutKeys = 32;   // that a call of Philox decides, of a whole number of which a tile is
 constexpr int64_t kPageRows = 16;  // that a page's are a multiple of, as every tile's block_n is
 
-// Widths of O = P V that kernels/tessera/ptx/wgmma.cuh has.
-constexpr int kOutputWidths[] = {64, 80, 96, 112, 128, 160, 176, 192, 256};
-
 // All that was decided for a problem.
 struct FwdSm90Plan {
   FwdSm90Config config;
@@ -89,9 +86,7 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   Choice choice;
   FwdSm90Config& config = choice.config;
   config.dtype = static_cast<Dtype>(p.q.dtype);
-  config.head_dim = static_cast<int>(padded_to(plan.head_dim, 16));
-  config.head_dim_v = *std::find_if(std::begin(kOutputWidths), std::end(kOutputWidths),
-                                    [&plan](int width) { return width >= plan.head_dim_v; });
+  set_head_dims(config, plan.head_dim, plan.head_dim_v);
   config.causal = staircase(p);
   config.score = score_config(p);
   tile.apply(config);
@@ -286,6 +281,6 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
 }  // namespace
 
 constinit const Family kFwdSm90{
-    {TESSERA_KERNEL_FWD_SM90, refuse, configure}, "fwd_sm90", kSupports, list_launches, kPrebuilt};
+    {TESSERA_KERNEL_FWD_SM90, refuse, configure}, "fwd_sm90", kSupports, list_launches, kPrebuilt, sm90_tiles_json};
 
 }  // namespace tessera::cuda

@@ -7,7 +7,10 @@
 #include <string>
 
 #include "cuda/kernels.hpp"
+#include "cuda/params.hpp"
 #include "cuda/runtime/environment.hpp"
+#include "cuda/tiles_json.hpp"
+#include "tessera/ptx/wgmma_widths.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -16,16 +19,23 @@ constexpr Sm90Tile kTiles[] = {
 #include "cuda/families/fwd_sm90_tiles.inc"
 };
 
+constexpr int kMostBytes = 227 << 10;  // of shared memory, of a block of compute capability 9.0
+constexpr int kLeastOutputWidth = 64;  // of O = P V: a chunk of columns, which narrower heads are padded to
+
 // What a row varies, and the config's field that it is.
 struct Varied {
+  const char* name;
   int Sm90Tile::*in_tile;
   int FwdSm90Config::*in_config;
   int least, most;
 };
 constexpr Varied kVaried[] = {
-    {&Sm90Tile::block_n, &FwdSm90Config::block_n, 16, 256}, {&Sm90Tile::consumers, &FwdSm90Config::consumers, 2, 4},
-    {&Sm90Tile::k_stages, &FwdSm90Config::k_stages, 1, 8},  {&Sm90Tile::v_stages, &FwdSm90Config::v_stages, 1, 8},
-    {&Sm90Tile::q_stages, &FwdSm90Config::q_stages, 2, 9},  {&Sm90Tile::cluster, &FwdSm90Config::cluster, 1, 2},
+    {"block_n", &Sm90Tile::block_n, &FwdSm90Config::block_n, 16, 256},
+    {"consumers", &Sm90Tile::consumers, &FwdSm90Config::consumers, 2, 4},
+    {"k_stages", &Sm90Tile::k_stages, &FwdSm90Config::k_stages, 1, 8},
+    {"v_stages", &Sm90Tile::v_stages, &FwdSm90Config::v_stages, 1, 8},
+    {"q_stages", &Sm90Tile::q_stages, &FwdSm90Config::q_stages, 2, 9},
+    {"cluster", &Sm90Tile::cluster, &FwdSm90Config::cluster, 1, 2},
 };
 
 std::optional<Sm90Tile> parse(const char* text) {
@@ -54,12 +64,45 @@ bool Sm90Tile::in_range() const {
 void Sm90Tile::apply(FwdSm90Config& config) const {
   for (const Varied& varied : kVaried) config.*varied.in_config = this->*varied.in_tile;
   if (config.causal) config.cluster = 1;
-  constexpr int kMostBytes = 227 << 10;  // of a block of compute capability 9.0
   config.o_chunks = chunks_of(config.head_dim_v);
   while (config.o_chunks > 1 && smem_bytes(config) > kMostBytes) --config.o_chunks;
 }
 
 std::span<const Sm90Tile> sm90_tiles() { return kTiles; }
+
+void set_head_dims(FwdSm90Config& config, int64_t head_dim, int64_t head_dim_v) {
+  config.head_dim = static_cast<int>(padded_to(head_dim, 16));
+  config.head_dim_v = *std::find_if(std::begin(kWgmmaWidths), std::end(kWgmmaWidths), [head_dim_v](int width) {
+    return width >= std::max<int64_t>(head_dim_v, kLeastOutputWidth);
+  });
+}
+
+std::string sm90_tiles_json() {
+  constexpr const char* kAreas[] = {"kFull", "kStairs", "kRagged", "kOptions"};
+  const auto row = [&](const Sm90Tile& tile) {
+    std::string text = json_object({{"head_dim", tile.head_dim},
+                                    {"head_dim_v", tile.head_dim_v},
+                                    {"area", kAreas[static_cast<int>(tile.area)]},
+                                    {"rows", tile.rows}});
+    text.pop_back();
+    for (const Varied& varied : kVaried) {
+      text.append(", \"").append(varied.name).append("\": ").append(std::to_string(tile.*varied.in_tile));
+    }
+    return text + "}";
+  };
+  const auto quoted = [](const auto& name) { return "\"" + std::string(name) + "\""; };
+  const auto name_of = [&](const Varied& varied) { return quoted(varied.name); };
+  const auto range = [](const Varied& varied) {
+    return json_object({{"field", varied.name}, {"least", varied.least}, {"most", varied.most}});
+  };
+  const auto number = [](int value) { return std::to_string(value); };
+  return json_object({{"fields", JsonValue::raw(json_array(kVaried, name_of))},
+                      {"ranges", JsonValue::raw(json_array(kVaried, range))},
+                      {"config_fields", JsonValue::raw(json_array(config_fields(FwdSm90Config{}), quoted))},
+                      {"wgmma_widths", JsonValue::raw(json_array(kWgmmaWidths, number))},
+                      {"smem_limit_bytes", kMostBytes},
+                      {"rows", JsonValue::raw(json_array(kTiles, row))}});
+}
 
 std::optional<Sm90Tile> Sm90Tile::halved() const {
   Sm90Tile half = *this;

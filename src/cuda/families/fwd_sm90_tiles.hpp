@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "tessera/config.hpp"
 
@@ -36,6 +37,13 @@ struct Sm90Tile {
 };
 
 std::span<const Sm90Tile> sm90_tiles();
+
+// {"fields": those that a row varies, "ranges": of these, "config_fields": FwdSm90Config's, "wgmma_widths", "smem_limit_bytes",
+//  "rows": the table}
+std::string sm90_tiles_json();
+
+// A config's head sizes: padded to what the products take.
+void set_head_dims(FwdSm90Config& config, int64_t head_dim, int64_t head_dim_v);
 
 // What a tile is looked up for.
 struct Sm90Case {

@@ -73,6 +73,16 @@ ConfigValues config_values(const Config& config) {
   return values;
 }
 
+template <class Config>
+std::vector<std::string> config_fields(const Config& config) {
+  std::vector<std::string> fields;
+  visit_fields(config, [&fields](std::string_view names, const auto&...) {
+    while (!names.empty()) fields.emplace_back(next_name(names));
+  });
+  return fields;
+}
+
+template std::vector<std::string> config_fields(const FwdSm90Config&);
 template std::string config_text(const ScoreConfig&);
 template std::string config_text(const FwdConfig&);
 template std::string config_text(const FwdSm90Config&);

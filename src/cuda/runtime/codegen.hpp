@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tessera/config.hpp"
 
@@ -34,6 +35,10 @@ std::string source_of(const KernelSpec& spec);
 // "tessera::FwdConfig{.dtype = tessera::Dtype{1}, .head_dim = 64, ...}", for every config of tessera/config.hpp
 template <class Config>
 std::string config_text(const Config& config);
+
+// The names of a config's fields, in their order.
+template <class Config>
+std::vector<std::string> config_fields(const Config& config);
 
 // A config's fields as numbers: what a kernel is looked up by, free of the padding between the fields.
 struct ConfigValues {
