@@ -5,9 +5,10 @@
 #   scripts/gpu_test.sh [--prebuilt DIR] [--fuzz N] [SUITE ...]     all suites unless some are named
 #   scripts/gpu_test.sh --bundle DIR                                build what --prebuilt takes, for another machine
 #
-# Suites: prepare (compile all kernels into the cache), unit, table, ampere (the table without bulk copies, as GPUs before
-# Hopper run it), graphs (the table and streams, each call a CUDA graph), invariance, cuda (pointers, streams, graphs, 64-bit
-# offsets), fuzz, memcheck, racecheck, initcheck, synccheck (compute-sanitizer), python.
+# Suites: prepare (compile all kernels into the cache), unit, ptx (each PTX wrapper and tile operation by itself), table,
+# ampere (the table without bulk copies, as GPUs before Hopper run it), graphs (the table and streams, each call a CUDA
+# graph), invariance, cuda (pointers, streams, graphs, 64-bit offsets), fuzz, memcheck, racecheck, initcheck, synccheck
+# (compute-sanitizer), python.
 #
 # To build takes CMake, Ninja and GoogleTest, CLI11, nlohmann-json; a machine without these runs a bundle: programs with
 # the library and the C++ run time linked in. The suite python builds its extension itself: scripts/gpu_python.sh.
@@ -21,7 +22,7 @@ fuzz_cases=400
 bundle=
 prebuilt=
 suites=()
-all_suites=(prepare unit table ampere graphs invariance cuda fuzz memcheck racecheck initcheck synccheck python)
+all_suites=(prepare unit ptx table ampere graphs invariance cuda fuzz memcheck racecheck initcheck synccheck python)
 while (($#)); do
   case $1 in
     --prebuilt) prebuilt=$2 && shift 2 ;;
@@ -38,7 +39,7 @@ done
 processes=$(nproc)
 ((processes <= 12)) || processes=12
 
-programs_needed=(op_tests tessera_fuzz prepare_gpu_kernels cuda_unit_tests)
+programs_needed=(op_tests tessera_fuzz prepare_gpu_kernels cuda_unit_tests ptx_tests)
 
 build_programs() {
   [[ -f $build/build.ninja ]] ||
@@ -120,6 +121,7 @@ suite_prepare() {
 
 # The prebuilt set is compiled without a GPU, and long: make check does it.
 suite_unit() { gtest_suite unit 90 1 '-Prebuilt/*' cuda_unit_tests; }
+suite_ptx() { gtest_suite ptx 90 1 'Device/PtxGpu.*' ptx_tests; }
 suite_table() { gtest_suite table 240 48 'Cuda/GpuTable.*'; }
 suite_ampere() { TESSERA_FWD_SM80_BULK=0 gtest_suite ampere 240 48 'Cuda/GpuTable.*'; }
 suite_graphs() { TESSERA_CUDA_GRAPHS=first gtest_suite graphs 240 48 'Cuda/GpuTable.*:*CudaStreams*:*CudaLaunches*-*TakesNoGpuMemory*'; }

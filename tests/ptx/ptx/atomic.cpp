@@ -1,0 +1,38 @@
+#include "device_test.hpp"
+
+namespace tessera::testing {
+
+static const DeviceTests kTests({
+    {.name = "red_add_f32",
+     .header = "tessera/ptx/atomic.cuh",
+     .expected = {word(496)},
+     .fill = 0,
+     .body = "ptx::red_add_f32(reinterpret_cast<float*>(out), static_cast<float>(t));"},
+    {.name = "red_add_v4_f32",
+     .header = "tessera/ptx/atomic.cuh",
+     .archs = Archs::kHopperOn,
+     .expected = {word(32), word(64), word(496), word(-32)},
+     .fill = 0,
+     .body = R"(
+  const float x[4] = {1.0f, 2.0f, static_cast<float>(t), -1.0f};
+  ptx::red_add_v4_f32(reinterpret_cast<float*>(out), x);)"},
+    // Warp 1 sees what warp 0 wrote before its release.
+    {.name = "release_acquire",
+     .header = "tessera/ptx/atomic.cuh",
+     .threads = 64,
+     .expected = {5, 7, 7},
+     .fill = 0,
+     .body = R"(
+  int* flag = reinterpret_cast<int*>(out);
+  if (t == 0) {
+    out[1] = 7;
+    ptx::red_release_add_s32(flag, 5);
+  }
+  if (t == 32) {
+    while (ptx::ld_acquire_s32(flag) != 5) {
+    }
+    out[2] = out[1];
+  })"},
+});
+
+}  // namespace tessera::testing

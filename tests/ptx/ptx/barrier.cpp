@@ -1,0 +1,26 @@
+#include "device_test.hpp"
+
+namespace tessera::testing {
+
+static const DeviceTests kTests({
+    // Warp 0 arrives and goes on; warp 1 waits for what it wrote. A second barrier has both wait.
+    {.name = "barrier",
+     .header = "tessera/ptx/barrier.cuh",
+     .threads = 64,
+     .expected = words(64, [](int t) { return t < 32 ? 2000u : 1000u + static_cast<uint32_t>(t) - 32; }),
+     .body = R"(
+  __shared__ uint32 first[32], second;
+  if (t < 32) {
+    first[lane] = 1000 + lane;
+    ptx::barrier_arrive(1, 64);
+    ptx::barrier_sync(2, 64);
+    out[t] = second;
+  } else {
+    ptx::barrier_sync(1, 64);
+    out[t] = first[lane];
+    if (lane == 0) second = 2000;
+    ptx::barrier_sync(2, 64);
+  })"},
+});
+
+}  // namespace tessera::testing

@@ -1,0 +1,30 @@
+#include "device_test.hpp"
+
+namespace tessera::testing {
+
+static const DeviceTests kTests({
+    // Each block arrives at the other's barrier, by mapa().
+    {.name = "cluster",
+     .header = "tessera/ptx/cluster.cuh",
+     .archs = Archs::kHopperOn,
+     .blocks = 2,
+     .expected = {10, 11},
+     .body = R"(
+  __shared__ alignas(8) unsigned long long barrier;
+  const uint32 address = shared_address(&barrier), rank = ptx::cluster_ctarank();
+  if (t == 0) {
+    ptx::mbarrier_init(address, 1);
+    ptx::fence_mbarrier_init();
+  }
+  __syncwarp();
+  ptx::barrier_cluster_arrive_relaxed();
+  ptx::barrier_cluster_wait();
+  if (t == 0) ptx::mbarrier_arrive_shared_cluster(ptx::mapa(address, rank ^ 1));
+  ptx::mbarrier_wait_parity(address, 0);
+  if (t == 0) out[blockIdx.x] = 10 + rank;
+  __syncwarp();
+  ptx::barrier_cluster_arrive();
+  ptx::barrier_cluster_wait();)"},
+});
+
+}  // namespace tessera::testing

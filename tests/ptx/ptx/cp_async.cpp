@@ -1,0 +1,37 @@
+#include "device_test.hpp"
+
+namespace tessera::testing {
+
+static const DeviceTests kTests({
+    // Of odd threads 8 bytes are read, and the rest is zero.
+    {.name = "cp_async_cg_16",
+     .header = "tessera/ptx/cp_async.cuh",
+     .in = numbered(128),
+     .expected = words(128, [](int i) { return i / 4 % 2 && i % 4 >= 2 ? 0u : static_cast<uint32_t>(i); }),
+     .body = R"(
+  __shared__ alignas(16) uint32 s[128];
+  ptx::cp_async_cg_16(shared_address(s + t * 4), in + t * 4, t % 2 ? 8 : 16);
+  ptx::cp_async_commit_group();
+  ptx::cp_async_wait_group<0>();
+  for (int i = 0; i < 4; ++i) out[t * 4 + i] = s[t * 4 + i];)"},
+    // The older of two groups; then all, also what is in no group.
+    {.name = "cp_async_wait",
+     .header = "tessera/ptx/cp_async.cuh",
+     .in = numbered(384),
+     .expected = numbered(384),
+     .body = R"(
+  __shared__ alignas(16) uint32 s[384];
+  const auto load = [&](int part) { ptx::cp_async_cg_16(shared_address(s + part * 128 + t * 4), in + part * 128 + t * 4, 16); };
+  load(0);
+  ptx::cp_async_commit_group();
+  load(1);
+  ptx::cp_async_commit_group();
+  ptx::cp_async_wait_group<1>();
+  for (int i = 0; i < 4; ++i) out[t * 4 + i] = s[t * 4 + i];
+  load(2);
+  ptx::cp_async_wait_all();
+  for (int part = 1; part < 3; ++part)
+    for (int i = 0; i < 4; ++i) out[part * 128 + t * 4 + i] = s[part * 128 + t * 4 + i];)"},
+});
+
+}  // namespace tessera::testing

@@ -1,0 +1,71 @@
+#include <cmath>
+
+#include "device_test.hpp"
+
+namespace tessera::testing {
+namespace {
+
+const std::vector<float> kNumbers = {0.0f, 1.0f, -1.0f, 0.5f, 3.25f, -7.75f, 20.125f, -30.5f};
+std::vector<uint32_t> each(float (*f)(float)) {
+  return words(8, [f](int i) { return word(f(kNumbers[static_cast<size_t>(i)])); });
+}
+const std::vector<float> kPositive = {1.0f, 2.0f, 0.125f, 3.0f, 10.0f, 1000.0f, 0.3f, 65504.0f};
+std::vector<uint32_t> positive(float (*f)(float)) {
+  return words(8, [f](int i) { return word(f(kPositive[static_cast<size_t>(i)])); });
+}
+std::string one_each(const std::string& call) {
+  return "if (t < 8) out[t] = __float_as_uint(ptx::" + call + "(__uint_as_float(in[t])));";
+}
+float same(float x) { return x; }
+
+const DeviceTests kTests({
+    {.name = "ex2_approx_ftz",
+     .header = "tessera/ptx/math.cuh",
+     .in = each(same),
+     .expected = each([](float x) { return std::exp2(x); }),
+     .tolerance = 0x1p-21,
+     .body = one_each("ex2_approx_ftz")},
+    {.name = "ex2_of_infinity",
+     .header = "tessera/ptx/math.cuh",
+     .in = {word(-INFINITY), word(-127.0f)},
+     .expected = {0, 0},
+     .body = "if (t < 2) out[t] = __float_as_uint(ptx::ex2_approx_ftz(__uint_as_float(in[t])));"},
+    {.name = "lg2_approx_ftz",
+     .header = "tessera/ptx/math.cuh",
+     .in = positive(same),
+     .expected = positive([](float x) { return std::log2(x); }),
+     .tolerance = 0x1p-21,
+     .body = one_each("lg2_approx_ftz")},
+    {.name = "lg2_of_zero",
+     .header = "tessera/ptx/math.cuh",
+     .in = {0},
+     .expected = {word(-INFINITY)},
+     .body = "if (t == 0) out[0] = __float_as_uint(ptx::lg2_approx_ftz(__uint_as_float(in[0])));"},
+    {.name = "rcp_approx_ftz",
+     .header = "tessera/ptx/math.cuh",
+     .in = positive(same),
+     .expected = positive([](float x) { return 1 / x; }),
+     .tolerance = 0x1p-22,
+     .body = one_each("rcp_approx_ftz")},
+    // Rounded to nearest: 1 + 2^-9 is not a bfloat16, 2049 no float16.
+    {.name = "cvt_pairs",
+     .header = "tessera/ptx/math.cuh",
+     .in = {word(1.001953125f), word(-2049.0f)},
+     .expected = {half_pair(1.001953125f, -2049.0f, false), half_pair(1.001953125f, -2049.0f, true), word(-2048.0f)},
+     .body = R"(
+  if (t == 0) {
+    const float low = __uint_as_float(in[0]), high = __uint_as_float(in[1]);
+    out[0] = ptx::cvt_rn_f16x2(low, high);
+    out[1] = ptx::cvt_rn_bf16x2(low, high);
+    out[2] = __float_as_uint(ptx::cvt_f32_f16(static_cast<unsigned short>(out[0] >> 16)));
+  })"},
+    // 10 bits of mantissa, ties away from zero.
+    {.name = "cvt_rna_tf32",
+     .header = "tessera/ptx/math.cuh",
+     .in = {word(1.0f + 0x1p-11f), word(-1.0f - 0x1p-11f), word(1.0f + 0x1p-12f), word(3.0f)},
+     .expected = {word(1.0f + 0x1p-10f), word(-1.0f - 0x1p-10f), word(1.0f), word(3.0f)},
+     .body = "if (t < 4) out[t] = ptx::cvt_rna_tf32(__uint_as_float(in[t])) & 0xffffe000u;"},
+});
+
+}  // namespace
+}  // namespace tessera::testing
