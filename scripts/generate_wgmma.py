@@ -42,7 +42,7 @@ TESSERA_DEVICE void wgmma_pin(uint32 (&a)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
-// Registers whose values nobody wants any more, since a wgmma is about to overwrite them: until here they are free.
+// Registers whose values are not needed any more, since a wgmma is about to overwrite them: until here they are free.
 template <int kCount>
 TESSERA_DEVICE void wgmma_forget(float (&d)[kCount]) {
 #pragma unroll

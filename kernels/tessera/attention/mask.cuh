@@ -48,7 +48,7 @@ TESSERA_DEVICE KeyRange seeing_queries(const ProblemParams& p, const Sequence& s
   return {static_cast<int>(min(low, static_cast<int64>(s.sq))), static_cast<int>(max(high, static_cast<int64>(-1)))};
 }
 
-// Of a lane's scores of one row, in tiles of 8 keys: those before its column `low` and behind `high`, -inf.
+// Of a lane's scores of one row, in tiles of 8 keys: those before column `low` and after column `high` become -inf.
 template <int kN>
 TESSERA_DEVICE void mask_outside(float (&s)[kN][4], int half, int low, int high) {
 #pragma unroll

@@ -10,7 +10,7 @@ namespace tessera {
 struct Sequence {
   int q_begin, sq;  // its queries are rows q_begin ... of q
   int k_begin, sk;  // its keys that are in use
-  int k_rows;       // its keys with those behind seqused_k
+  int k_rows;       // all of its keys, those from seqused_k on too
   int64 row_begin;  // its first query among all of the batch's
 };
 

@@ -30,8 +30,8 @@ TESSERA_DEVICE float join_sink(float sink_log2, float& ref, float& sum) {
   return scale;
 }
 
-// Against a reference that is too low a lane's share of a tile's sum may reach this before the tile is done again with a
-// new one: so far from what float16 (bfloat16 and float32) holds that neither P nor O overflows.
+// Against a stale max that is too low a lane's share of a tile's sum may reach this before the tile is done again with a
+// new max: so far from what float16 (bfloat16 and float32) holds that neither P nor O overflows.
 template <Dtype kDtype>
 inline constexpr float kStaleMaxBound = kDtype == Dtype::kFloat16 ? 0x1p14f : 0x1p40f;
 
@@ -39,8 +39,8 @@ inline constexpr float kStaleMaxBound = kDtype == Dtype::kFloat16 ? 0x1p14f : 0x
 // that it was taken from: the product rounded, not fused.
 inline constexpr float kHugeScore_log2 = 0x1p22f;
 
-// Of two rows, a lane's sums over a tile: of the even columns and of the odd, since one chain of additions would be what all
-// waits for.
+// Of two rows, a lane's sums over a tile: of the even columns and of the odd, since a single chain of additions would be the
+// longest chain of all.
 struct SumParts {
   float part[2][2];
   TESSERA_DEVICE float of(int half) const { return part[half][0] + part[half][1]; }
@@ -76,7 +76,7 @@ struct OnlineSoftmax {
     exponentiate(s, scale);
   }
 
-  // update() in its three parts, for a caller whose O is not to be had at once. The reference moves to the maximum of s where
+  // update() in its three parts, for a caller whose O is not ready at once. The reference moves to the maximum of s where
   // that passes it; alpha is what O is to be rescaled by, and the answer whether any row of the warp is.
   template <int kN>
   TESSERA_DEVICE bool move_reference(const float (&s)[kM][kN][4], float scale, float (&alpha)[kM][2],
@@ -102,7 +102,7 @@ struct OnlineSoftmax {
     return __any_sync(0xffffffff, moves);
   }
 
-  // Before anything is taken against it: the result is the same, and later scores have more room.
+  // Before the first exponentials: the result is the same, and later scores have more room below the bound.
   TESSERA_DEVICE void raise_reference(float by_log2) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -110,8 +110,8 @@ struct OnlineSoftmax {
       for (int half = 0; half < 2; ++half) ref[m][half] += by_log2;
   }
 
-  // P against the references as they are, one way for all rows: a row without a reference has scores of -inf alone, and where
-  // one is huge, products are rounded before it is taken off.
+  // P against the references as they stand, one way for all rows: a row without a reference has scores of -inf alone, and
+  // where one is huge, the scaled score is rounded before the reference is subtracted.
   template <int kN>
   TESSERA_DEVICE void exponentiate(float (&s)[kM][kN][4], float scale) {
 #pragma unroll
@@ -146,9 +146,9 @@ struct OnlineSoftmax {
         for (int e = 0; e < 4; ++e) o[m][d][e] *= alpha[m][e / 2];
   }
 
-  // The same against the references as they are: no maximum, no rescaling, nothing that waits for the whole tile. False:
-  // a sum passed the bound, nothing was added, and the tile is to be done again by update(), from the products on. Exact
-  // either way: softmax does not depend on the reference. Wants `ready` and a tile of visible keys alone.
+  // The same against the stale max, the references of the tiles before: no maximum, no rescaling, nothing that waits for the
+  // whole tile. False: a sum passed the bound, nothing was added, and the tile is to be done again by update(), from the
+  // products on. Exact either way: softmax does not depend on the reference. Requires `ready` and a full tile.
   template <Dtype kDtype, int kN>
   TESSERA_DEVICE bool try_stale_max(float (&s)[kM][kN][4], float scale) {
     SumParts total[kM];
@@ -156,8 +156,8 @@ struct OnlineSoftmax {
     return accept(total, kStaleMaxBound<kDtype>);
   }
 
-  // try_stale_max() in its two parts, for a caller that has something to do between two shares of the columns: of s[m] the
-  // fragments kFrom ... kTo - 1, from 0 on in turn.
+  // try_stale_max() in its two parts, for a caller that does something between two shares of the columns: of s[m] the
+  // fragments kFrom ... kTo - 1, the first share from 0 on.
   template <int kFrom, int kTo, int kN>
   TESSERA_DEVICE void exponentiate_stale_max(float (&s)[kM][kN][4], float scale, SumParts (&total)[kM]) const {
 #pragma unroll

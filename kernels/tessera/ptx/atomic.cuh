@@ -20,7 +20,7 @@ TESSERA_DEVICE void red_add_v4_f32(float* global, const float (&x)[4]) {
 }
 #endif
 
-// What was written before it, by this thread and by those that it has synchronised with, is seen by whoever acquires.
+// A thread that acquires the value sees what this thread, and those that it has synchronised with, wrote before it.
 TESSERA_DEVICE void red_release_add_s32(int* global, int x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(global), "r"(x) : "memory");
 }

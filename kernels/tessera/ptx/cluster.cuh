@@ -24,7 +24,7 @@ TESSERA_DEVICE uint32 mapa(uint32 shared, uint32 rank) {
 // All threads of the cluster arrive, and wait for all; of a warp together.
 TESSERA_DEVICE void barrier_cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
 
-// Orders no memory: enough behind fence_mbarrier_init().
+// Orders no memory: enough after fence_mbarrier_init().
 TESSERA_DEVICE void barrier_cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

@@ -14,7 +14,7 @@ TESSERA_DEVICE uint32 shared_address(const void* pointer) {
 }
 
 // The first lane's value, which the compiler then knows for the whole warp's: a loop over it is uniform, what is made from it
-// lives in uniform registers, and behind a branch on it the lanes are known to be together. By all lanes of a warp.
+// lives in uniform registers, and after a branch on it the lanes are known to be together. By all lanes of a warp.
 template <class T>
 TESSERA_DEVICE T uniform(T x) {
   return __shfl_sync(0xffffffff, x, 0);
@@ -27,7 +27,7 @@ TESSERA_DEVICE uint32 not_hoisted(uint32 x) {
   return x;
 }
 
-// What memory holds is read again behind this, and kept in no register across it.
+// What memory holds is read again after this, and kept in no register across it.
 TESSERA_DEVICE void reload_memory() { asm volatile("" ::: "memory"); }
 
 }  // namespace tessera

@@ -28,7 +28,7 @@ TESSERA_DEVICE void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// More bytes for the phase, which somebody has yet to arrive at.
+// More bytes for the phase, before the arrival that ends it.
 TESSERA_DEVICE void mbarrier_expect_tx(uint32 barrier, int bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }

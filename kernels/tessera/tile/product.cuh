@@ -123,7 +123,7 @@ TESSERA_DEVICE void for_fragments(Load&& load, Multiply&& multiply) {
 }
 
 // acc += A B^T: A = sA [rows][inner], tiles of 16 rows kRowStep apart from row `row` on, B = sB [columns of acc][inner]
-// from row `row_b`. 16 bits: with beside(i) behind the products of the i-th fragment of B.
+// from row `row_b`. 16 bits: with beside(i) after the products of the i-th fragment of B.
 template <int kRowStep = 16, int kM, int kN, class TileA, class TileB, class Beside>
 TESSERA_DEVICE void product_abt(float (&acc)[kM][kN][4], TileA& sA, int row, TileB& sB, int row_b, Beside&& beside) {
   static_assert(TileA::kCols == TileB::kCols && kN % 2 == 0);

@@ -32,8 +32,8 @@ struct SharedTile {
   TESSERA_DEVICE char* pointer(int row, int col) { return data + row * kPitchBytes + col * kElemBytes; }
 };
 
-// 16 bytes of a row of global memory, of which the first `wanted` are there and the others become zero, so that nothing
-// behind a sequence's end can reach a product. kAligned: `from` is a multiple of 16 bytes; the copy is asynchronous, and
+// 16 bytes of a row of global memory, of which the first `wanted` are read and the others become zero, so that nothing
+// past a sequence's end can reach a product. kAligned: `from` is a multiple of 16 bytes; the copy is asynchronous, and
 // the caller commits the group.
 template <bool kAligned, class Tile>
 TESSERA_DEVICE void load_part(Tile& sTile, int row, int offset_bytes, const char* from, int wanted) {
@@ -89,7 +89,7 @@ TESSERA_DEVICE constexpr int lanes_of(int loads) {
   return lanes;
 }
 
-// The same for rows that lie anywhere, row r gRow(r) bytes behind `base`: each place is found once, by a lane of the warp
+// The same for rows that lie anywhere, row r gRow(r) bytes after `base`: each place is found once, by a lane of the warp
 // that loads the row, and not by every load of it. gRow is called for all rows of the tile, those from `count` on too.
 template <bool kAligned, int kThreads, class Tile, class RowOffset>
 TESSERA_DEVICE void load_tile_scattered(Tile& sTile, int count, int row_bytes, const char* base, RowOffset&& gRow) {
@@ -118,7 +118,7 @@ TESSERA_DEVICE void load_tile_scattered(Tile& sTile, int count, int row_bytes, c
 }
 
 // The loads of whole tiles, one after another, by kThreads threads, as many lanes a row as are a power of two: rows lie
-// `row_stride` bytes apart from `gRows` on, and a load takes an addition. Behind a tile's last load stands the first of the
+// `row_stride` bytes apart from `gRows` on, and a load takes an addition. After a tile's last load comes the first of the
 // tile that follows it in global memory.
 template <int kThreads, class Tile>
 struct StridedLoads {

@@ -64,7 +64,7 @@ struct BiasMaskFragment {
     }
   }
 
-  // The first key's entry, or the second's.
+  // Bias and mask of the first key, or of the second.
   TESSERA_DEVICE BiasMaskElement of(int row, int k, bool second) const {
     BiasMaskElement entry;
     if constexpr (kScore.bias) {
@@ -76,7 +76,7 @@ struct BiasMaskFragment {
   }
 
   // Products of a lane's query with the tile's keys, elements 2 half and 2 half + 1, -> scores. The query sees all of them, or
-  // what is hidden is for the caller to hide.
+  // the caller applies the mask afterwards.
   TESSERA_DEVICE void apply(float (&s)[kKeys][4], int half, int row, const ProblemParams& p, const Sequence& sequence,
                             const ScoreRow<kScore>& score_row, int key) const {
     if (kScore.softcap && __all_sync(0xffffffff, small_inputs(p, s, half))) {
