@@ -124,4 +124,22 @@ inline void combine(const Layout& o_parts_layout, const void* o_parts, const Lay
                              executor));
 }
 
+// New tokens and the cache that they join; see tessera_append_call.
+using AppendCall = tessera_append_call;
+
+// A tensor of an AppendCall: call.k = tensor(layout(bfloat16, {T, Hkv, D}), k). What is only read may be const.
+inline tessera_tensor tensor(const Layout& layout, const void* data) { return {layout, const_cast<void*>(data)}; }
+
+// Turns q and the new keys, and writes the new keys and values at each sequence's end. On the CPU nothing is written when
+// anything is out of range; on a GPU such a token writes nothing.
+inline Status try_append(const AppendCall& call, const tessera_device* device = nullptr,
+                         const Executor* executor = nullptr) {
+  return tessera_append(&call, device, executor);
+}
+
+// The same, throwing Error.
+inline void append(const AppendCall& call, const tessera_device* device = nullptr, const Executor* executor = nullptr) {
+  throw_if_error(try_append(call, device, executor));
+}
+
 }  // namespace tessera

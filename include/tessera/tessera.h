@@ -154,9 +154,14 @@ typedef struct tessera_problem {
   uint64_t dropout_seed; /* Philox4x32-10's key */
   uint64_t dropout_offset;
   int64_t mask_block_q, mask_block_k; /* queries and keys an entry of block_mask stands for */
-  int64_t max_seqlen_q, max_seqlen_k; /* packed or paged: the longest sequence, 0 = unknown. Only a hint for the plan */
-  int32_t deterministic;              /* backward: the same bits every time (the CPU kernels always are) */
-  int32_t batch_invariant;            /* forward: a sequence's bits do not depend on the batch it stands in */
+  /* Packed or paged: bounds of a sequence's queries and keys, 0 = what the layouts allow. A plan reads no lengths: it serves
+   * every call below its bounds, sequences without a query or a key among them. Beyond them a call is refused where it can
+   * see the lengths (CPU; CUDA with check_indices); otherwise o of such a sequence is undefined, and nothing is read or
+   * written past what the bounds allow. */
+  int64_t max_seqlen_q, max_seqlen_k;
+  int32_t deterministic;   /* backward: the same bits every time (the CPU kernels always are) */
+  int32_t batch_invariant; /* forward: a sequence's bits do not depend on the batch it stands in */
+
   /* New members come here, 8 bytes at a time, and mean nothing while they are zero. */
 } tessera_problem;
 
@@ -391,6 +396,51 @@ TESSERA_API tessera_status tessera_combine(const tessera_layout* o_parts_layout,
                                            const tessera_layout* lse_parts_layout, const float* lse_parts,
                                            const tessera_layout* o_layout, void* o, const tessera_layout* lse_layout,
                                            float* lse, const tessera_device* device, const tessera_executor* executor);
+
+/* A tensor with its data. rank 0: absent. */
+typedef struct tessera_tensor {
+  tessera_layout layout;
+  void* data;
+} tessera_tensor;
+
+/* New tokens of a step, and the cache that they join.
+ *
+ *   symbol                dense               packed (cu_seqlens present)
+ *   k                     [B, S, Hkv, D]      [T, Hkv, D]          new keys, as they are before rotation
+ *   v                     [B, S, Hkv, Dv]     [T, Hkv, Dv]
+ *   q, q_out              [B, Sq, Hq, D]      [T, Hq, D]           optional; q_out absent: q is turned in place
+ *   positions_k  int32    [B, S]              [T]                  optional: the rows of cos and sin that a token takes
+ *   positions_q  int32    [B, Sq]             [T]
+ *   k_cache, v_cache      [B, Smax, Hkv, D], [B, Smax, Hkv, Dv]; with page_table [pages, page_size, Hkv, D | Dv]
+ *   seqused_k    int32    [B]                                      keys of each sequence, the new ones included
+ *   page_table   int32    [B, max_pages]
+ *   cos, sin              [R, rotary_dim / 2], float32 or k's dtype: absent, nothing is turned
+ *
+ * New key i of n of sequence b is key seqused_k[b] - n + i of it: a forward call with the same seqused_k sees it. Without
+ * positions this is its position, too, and query i stands at seqused_k[b] - n + i.
+ * Rotation (Su et al., "RoFormer", 2021), in float32: columns (x, y) of a pair become (x cos - y sin, x sin + y cos), pair j
+ * by column j of cos and sin; columns from rotary_dim on stay. */
+typedef struct tessera_append_call {
+  size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_append_call));
+  int32_t interleaved
+      TESSERA_CXX_DEFAULT(0); /* 0: pair j is columns j and j + rotary_dim / 2 (GPT-NeoX); 1: columns 2j and
+                                                 2j + 1 (GPT-J) */
+  int32_t reserved_0 TESSERA_CXX_DEFAULT(0);
+  tessera_tensor k, v, k_cache, v_cache, seqused_k;
+  tessera_tensor cu_seqlens, page_table;
+  tessera_tensor q, q_out, cos, sin, positions_q, positions_k;
+  tessera_tensor dropped; /* optional int32 [1]: how many tokens of k and q wrote nothing is added to it; CPU: 0 */
+} tessera_append_call;
+
+/* Turns q and the new keys, and writes the new keys and values at each sequence's end in the cache, in one pass. k and v stay
+ * as they are; tokens of no sequence are passed over. Two tokens that go to one place of the cache are the caller's mistake,
+ * which is not looked for: either may stand there.
+ * INVALID_ARGUMENT when a layout is wrong, a pointer NULL, misaligned or of another device's memory, what is written shares
+ * memory with anything else, or (CPU) cu_seqlens, seqused_k, page_table or a position is out of range: nothing is written
+ * then. CUDA: all pointers to data are the device's, the kernel is put into executor->stream, and what is out of range is found
+ * there: such a token writes nothing, and counts in `dropped`. `device` NULL: this machine's CPU. */
+TESSERA_API tessera_status tessera_append(const tessera_append_call* call, const tessera_device* device,
+                                          const tessera_executor* executor);
 
 /* ---- words -------------------------------------------------------------------------------------------------- */
 

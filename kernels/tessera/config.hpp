@@ -1,6 +1,7 @@
 // Every kernel's config and params, for the host.
 #pragma once
 
+#include "tessera/append/config.hpp"
 #include "tessera/bwd_sm80/config.hpp"
 #include "tessera/combine/config.hpp"
 #include "tessera/fwd_sm80/config.hpp"

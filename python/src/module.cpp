@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <string>
 #include <system_error>
 
@@ -150,6 +151,56 @@ void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle 
   Interrupt::check(status);
 }
 
+void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle seqused_k,
+            nb::handle cu_seqlens, nb::handle page_table, nb::handle q, nb::handle q_out, nb::handle cos,
+            nb::handle sin, nb::handle positions_q, nb::handle positions_k, nb::handle dropped, bool interleaved) {
+  constexpr const char *kFloating = "float32, float16 or bfloat16", *kIndex = "int32";
+  tessera_append_call call{};
+  call.interleaved = interleaved;
+  const bool in_place = !q.is_none() && q_out.is_none();
+  const struct {
+    const char* name;
+    nb::handle source;
+    tessera_tensor& tensor;
+    Access access;
+    const char* accepted_dtypes;
+  } rows[] = {
+      {"k", k, call.k, Access::kRead, kFloating},
+      {"v", v, call.v, Access::kRead, kFloating},
+      {"k_cache", k_cache, call.k_cache, Access::kWrite, kFloating},
+      {"v_cache", v_cache, call.v_cache, Access::kWrite, kFloating},
+      {"seqused_k", seqused_k, call.seqused_k, Access::kRead, kIndex},
+      {"cu_seqlens", cu_seqlens, call.cu_seqlens, Access::kRead, kIndex},
+      {"page_table", page_table, call.page_table, Access::kRead, kIndex},
+      {"q", q, call.q, in_place ? Access::kWrite : Access::kRead, kFloating},
+      {"q_out", q_out, call.q_out, Access::kWrite, kFloating},
+      {"cos", cos, call.cos, Access::kRead, kFloating},
+      {"sin", sin, call.sin, Access::kRead, kFloating},
+      {"positions_q", positions_q, call.positions_q, Access::kRead, kIndex},
+      {"positions_k", positions_k, call.positions_k, Access::kRead, kIndex},
+      {"dropped", dropped, call.dropped, Access::kWrite, kIndex},
+  };
+  CommonPlace place;
+  Array arrays[std::size(rows)];  // keep the memory until the call is over
+  for (size_t n = 0; n < std::size(rows); ++n) {
+    if (rows[n].source.is_none()) continue;
+    arrays[n] = import_array(rows[n].name, rows[n].source, rows[n].access, rows[n].accepted_dtypes);
+    place.join(rows[n].name, arrays[n].place);
+    rows[n].tensor = {arrays[n].layout, arrays[n].data};
+  }
+  const tessera_device where = device_at(place.place(), place.first());
+  tessera_executor executor{};
+  executor.stream = place.place().stream;
+  Interrupt interrupt;
+  interrupt.add_to(executor);
+  tessera_status status;
+  {
+    const nb::gil_scoped_release release;
+    status = tessera_append(&call, &where, &executor);
+  }
+  Interrupt::check(status);
+}
+
 Place place_named(const std::string& name) {
   if (name == "cpu") return {};
   const std::string cuda = "cuda:", ordinal = name == "cuda" ? "0" : name.substr(std::min(name.size(), cuda.size()));
@@ -204,6 +255,9 @@ NB_MODULE(_core, m) {
   m.def("check", &check_call, "direction"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "o"_a.none() = none,
         "lse"_a.none() = none, "options"_a);
   m.def("combine", &combine, "o_parts"_a, "lse_parts"_a, "o"_a.none(), "lse"_a.none() = none);
+  m.def("append", &append, "k"_a, "v"_a, "k_cache"_a, "v_cache"_a, "seqused_k"_a, nb::kw_only(), "cu_seqlens"_a = none,
+        "page_table"_a = none, "q"_a = none, "q_out"_a = none, "cos"_a = none, "sin"_a = none, "positions_q"_a = none,
+        "positions_k"_a = none, "dropped"_a = none, "interleaved"_a = false);
   m.def("option_fields", &option_fields);
   m.def("device", &device_as_dict, "name"_a = "cpu");
   m.attr("version") = tessera_version();

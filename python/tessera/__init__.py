@@ -9,8 +9,8 @@ Arrays of any framework, on the CPU or a GPU, crossing by DLPack or the buffer p
 ``tessera.attention`` says exactly what is computed, and lists every option.
 """
 
-from tessera._attention import Gradients, attention, attention_backward, combine, plan
+from tessera._attention import Gradients, append, attention, attention_backward, combine, plan
 from tessera._core import Error, device
 from tessera._core import version as __version__
 
-__all__ = ["Error", "Gradients", "__version__", "attention", "attention_backward", "combine", "device", "plan"]
+__all__ = ["Error", "Gradients", "__version__", "append", "attention", "attention_backward", "combine", "device", "plan"]

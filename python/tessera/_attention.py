@@ -36,8 +36,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
         lse  [B, Hq, Sq] float32         [Hq, Tq] float32
 
     q, k and v share one dtype: float32, float16, bfloat16, or float64 (the slow reference, for checks); D and Dv are
-    1 .. 512. Any strides, as long as the last dimension is contiguous; read-only arrays too; nothing is copied. They may
-    be arrays of NumPy (bfloat16 as ml_dtypes has it), PyTorch, JAX (on the CPU), CuPy, or anything else with
+    1 .. 576 and 1 .. 512. Any strides, as long as the last dimension is contiguous; read-only arrays too; nothing is copied.
+    They may be arrays of NumPy (bfloat16 as ml_dtypes has it), PyTorch, JAX (on the CPU), CuPy, or anything else with
     ``__dlpack__``, all on one device: the CPU, or a GPU, in whose framework's stream the work is then put.
 
     For query i and key j of one sequence, in this order::
@@ -192,6 +192,52 @@ def combine(o_parts: Any, lse_parts: Any, *, return_lse: bool = False) -> Any:
     if like.finish is not None:
         o, lse = like.finish(o), like.finish(lse) if return_lse else None
     return (o, lse) if return_lse else o
+
+
+def append(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    seqused_k: Any,
+    *,
+    cu_seqlens: Any = None,
+    page_table: Any = None,
+    q: Any = None,
+    q_out: Any = None,
+    cos: Any = None,
+    sin: Any = None,
+    positions_q: Any = None,
+    positions_k: Any = None,
+    dropped: Any = None,
+    interleaved: bool = False,
+) -> None:
+    """Writes new keys and values at each sequence's end in a cache, and turns q and the new keys on the way (rotary position
+    embedding), in one pass and in place. No gradients.
+
+    Args:
+        k, v: [B, S, Hkv, D], [B, S, Hkv, Dv], or packed [T, Hkv, D], [T, Hkv, Dv]; they stay as they are.
+        k_cache, v_cache: [B, Smax, Hkv, D | Dv], or with page_table [pages, page_size, Hkv, D | Dv], of any strides whose
+            last axis is contiguous. Written.
+        seqused_k: int32 [B], keys of each sequence, the new ones included, as `attention` takes it afterwards.
+        cu_seqlens: int32 [B + 1]: k, v and q are packed, sequence b's tokens are cu_seqlens[b] .. cu_seqlens[b + 1].
+        page_table: int32 [B, max_pages].
+        q, q_out: [B, Sq, Hq, D] or [T, Hq, D]. q is turned into q_out, or in place.
+        cos, sin: [R, rotary_dim / 2], float32 or k's dtype; columns of q and k from rotary_dim on stay.
+        positions_q, positions_k: int32 [B, S] or [T], the rows of cos and sin; by default a new key's place among its
+            sequence's keys, and for query i that of new key i.
+        dropped: int32 [1], to which a GPU adds the number of tokens that were out of range and wrote nothing.
+        interleaved: pairs are neighbouring columns (GPT-J), not those rotary_dim / 2 apart (GPT-NeoX).
+
+    Raises:
+        tessera.Error: an argument is wrong, or on the CPU out of range: nothing is written then.
+    """
+    tensors = dict(
+        cu_seqlens=cu_seqlens, page_table=page_table, q=q, q_out=q_out, cos=cos, sin=sin, positions_q=positions_q,
+        positions_k=positions_k, dropped=dropped,
+    )  # fmt: skip
+    check_arrays("k", k, {"v": v, "k_cache": k_cache, "v_cache": v_cache, "seqused_k": seqused_k, **tensors})
+    _core.append(k, v, k_cache, v_cache, seqused_k, **tensors, interleaved=interleaved)
 
 
 def _shape(name: str, options: dict[str, Any]) -> tuple[int, ...]:

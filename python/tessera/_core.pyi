@@ -46,6 +46,13 @@ def check(
 def combine(o_parts: Any, lse_parts: Any, o: Any, lse: Any = None) -> None:
     """Writes o, and lse where it is given."""
 
+def append(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, seqused_k: Any, *, cu_seqlens: Any = None, page_table: Any = None,
+    q: Any = None, q_out: Any = None, cos: Any = None, sin: Any = None, positions_q: Any = None,
+    positions_k: Any = None, dropped: Any = None, interleaved: bool = False,
+) -> None:
+    """Writes k_cache, v_cache, and q_out, or q where q_out is not given."""
+
 def option_fields() -> list[dict[str, Any]]:
     """The options by name, with their annotation, default and kind: "tensor", "backward tensor", "value" or "execution"."""
 

@@ -51,6 +51,7 @@ def framework_of(q: Any, name: str = "q") -> Framework:
 
 _ARRAYS = frozenset(
     ["k", "v", "o", "lse", "d_o", "lse_parts"]
+    + ["k_cache", "v_cache", "cu_seqlens", "q", "q_out", "cos", "sin", "positions_q", "positions_k", "dropped"]
     + [field["name"] for field in _core.option_fields() if field["kind"].endswith("tensor")]
 )
 

@@ -9,7 +9,7 @@
 #include "core/cancel.hpp"
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
-#include "core/overlap.hpp"
+#include "core/own_memory.hpp"
 #include "core/reference.hpp"
 #include "core/seal.hpp"
 #include "core/status.hpp"
@@ -21,50 +21,6 @@ namespace tessera::core {
 namespace {
 
 // ---- pointers -------------------------------------------------------------------------------------------------------
-
-tessera_status check_pointer(const char* name, const tessera_layout& layout, const void* pointer) {
-  if (!present(layout) || elements(layout) == 0) return ok();
-  if (!pointer) return invalid("%s: NULL, but the problem describes it with shape %s", name, shape_text(layout).text);
-  const size_t bytes = tessera_dtype_bytes(layout.dtype);
-  if (reinterpret_cast<uintptr_t>(pointer) % bytes != 0) {
-    return invalid("%s: %p is not aligned to %zu bytes, one %s", name, pointer, bytes,
-                   tessera_dtype_name(layout.dtype));
-  }
-  return ok();
-}
-
-// Memory of a call, to be held against the rest of its memory.
-struct Occupied {
-  const char* name;
-  const tessera_layout* layout;
-  const void* pointer;
-  bool is_written;
-  Extent extent;
-};
-
-// What is written shares nothing with anything else: kernels read inputs until their last tile is done, and write
-// outputs from many threads.
-class OwnMemory {
- public:
-  void add(const char* name, const tessera_layout& layout, const void* pointer, bool is_written) {
-    tensors_[count_++] = {name, &layout, pointer, is_written, extent_of(layout, pointer)};
-  }
-  tessera_status check() const {
-    for (int one = 0; one < count_; ++one) {
-      for (int other = 0; other < count_ && tensors_[one].is_written; ++other) {
-        const Occupied &a = tensors_[one], &b = tensors_[other];
-        if (one == other || a.extent.end <= b.extent.begin || b.extent.end <= a.extent.begin) continue;
-        if (!overlap(*a.layout, a.pointer, *b.layout, b.pointer)) continue;
-        return invalid("%s: shares memory with %s, accepted memory of its own: it is written", a.name, b.name);
-      }
-    }
-    return ok();
-  }
-
- private:
-  std::array<Occupied, kNumTensors + 1> tensors_;  // and the workspace
-  int count_ = 0;
-};
 
 constexpr tessera_layout bytes_layout(int64_t bytes) { return {TESSERA_BOOL, 1, {bytes}, {1}}; }
 
@@ -164,12 +120,6 @@ tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& bu
 // ---- execution ------------------------------------------------------------------------------------------------------
 
 constexpr uintptr_t kAlignment = 64;
-
-tessera_status check_is_here(const tessera_device& device) {
-  if (device.ordinal >= 0) return ok();
-  return invalid("device.ordinal: %d, a GPU described by its architecture, accepted for execution are this machine's",
-                 device.ordinal);
-}
 
 tessera_status execute_cuda(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, void* stream) {
   TESSERA_RETURN_IF_ERROR(check_is_here(plan.device));

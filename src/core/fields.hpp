@@ -16,7 +16,8 @@
 namespace tessera::core {
 
 inline constexpr int64_t kMaxLength = INT32_MAX;  // positions and page numbers are 32 bits wide
-inline constexpr int64_t kMaxHeadDim = 512;
+// (576, 512): multi-head latent attention, whose values are the first 512 columns of its keys.
+inline constexpr int64_t kMaxHeadDim = 576, kMaxHeadDimV = 512;
 
 // ---- shapes, in symbols ---------------------------------------------------------------------------------------------
 
@@ -36,7 +37,7 @@ inline constexpr SymbolRule kSymbolRules[] = {
     {"Hq", 1, kMaxLength},
     {"Hkv", 1, kMaxLength},
     {"D", 1, kMaxHeadDim},
-    {"Dv", 1, kMaxHeadDim},
+    {"Dv", 1, kMaxHeadDimV},
     {"pages", 0, kMaxLength},
     {"page_size", 1, kMaxLength},
     {"max_pages", 0, kMaxLength},

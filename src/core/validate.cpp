@@ -320,9 +320,9 @@ tessera_status validate_combine(const tessera_layout& o_parts, const tessera_lay
       return invalid("o_parts: shape %s, accepted extents up to %" PRId64, shape_text(o_parts).text, kMaxLength);
     }
   }
-  if (head_dim_v < 1 || head_dim_v > kMaxHeadDim) {
+  if (head_dim_v < 1 || head_dim_v > kMaxHeadDimV) {
     return invalid("o_parts: shape %s, accepted [N, B, S, H, Dv] with Dv in 1 .. %" PRId64, shape_text(o_parts).text,
-                   kMaxHeadDim);
+                   kMaxHeadDimV);
   }
   if (parts < 1) return invalid("o_parts: shape %s, accepted [N, B, S, H, Dv] with N >= 1", shape_text(o_parts).text);
   const auto check_shape = [](const char* name, const tessera_layout& layout, const tessera_layout& expected) {

@@ -37,4 +37,8 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
 // Merges validated partial results on the calling thread, until `cancel` says no: tessera_combine.
 void combine(const core::CombineTensors& tensors, const tessera_device& device, core::Cancel& cancel);
 
+// Turns and writes the tokens of a checked tessera_append, until `cancel` says no. Throws core::ExecutorError.
+void append(const tessera_append_call& call, const tessera_device& device, const tessera_executor& executor,
+            core::Cancel& cancel);
+
 }  // namespace tessera::cpu

@@ -1,5 +1,6 @@
 // The CPU kernels of one instruction set: this file is compiled once for each (src/CMakeLists.txt), and exports one
 // table.
+#include "cpu/append.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/combine.hpp"
 #include "cpu/decode.hpp"
@@ -30,6 +31,7 @@ const KernelTable TESSERA_JOIN(kernels_, TESSERA_ISA_NAME) = {
     .backward_dot = backward_item<kBestOp>,
     .backward_finish = backward_finish_item,
     .combine = combine_rows,
+    .rotate_token = rotate_token,
 };
 
 }  // namespace tessera::cpu

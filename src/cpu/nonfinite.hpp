@@ -8,7 +8,7 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kMaxRowFloats = 512 + kLanes;  // the largest head size, as read_row writes it
+constexpr int64_t kMaxRowFloats = 576 + kLanes;  // the largest head size, as read_row writes it
 
 // Whether rows 0 ... count - 1, at row(n), hold neither NaN nor infinity.
 template <class Row>

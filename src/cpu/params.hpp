@@ -105,6 +105,15 @@ struct CombineParams {
   int64_t sink_head;
 };
 
+// How a token's heads are turned: rotary position embedding. Strides in bytes.
+struct RotaryParams {
+  int32_t dtype, elem_bytes, angle_dtype;
+  int32_t interleaved;           // pairs are neighbours, not columns half of rotary_dim apart
+  int64_t head_dim, rotary_dim;  // 0: nothing is turned
+  const char *cos, *sin;         // [positions, rotary_dim / 2]
+  int64_t cos_row, sin_row;
+};
+
 // What one instruction set offers.
 struct KernelTable {
   int32_t lanes;
@@ -121,6 +130,8 @@ struct KernelTable {
   void (*backward_dot)(const Params&, int64_t item, char* scratch);
   void (*backward_finish)(const Params&, int64_t item, char* scratch);
   void (*combine)(const CombineParams&, int64_t row_begin, int64_t row_end);
+  void (*rotate_token)(const RotaryParams&, const char* row, char* out, int64_t position, int64_t heads,
+                       int64_t row_head, int64_t out_head);
 };
 
 // What AMX offers beside a KernelTable: the tiled kernels in bfloat16.

@@ -11,8 +11,8 @@
 #include "core/guarded.hpp"
 #include "core/philox.hpp"
 #include "cpu/cpu.hpp"
+#include "cpu/runner.hpp"
 #include "cpu/tables.hpp"
-#include "cpu/thread_pool.hpp"
 #include "cpu/unowned_rows.hpp"
 
 namespace tessera::cpu {
@@ -21,6 +21,14 @@ namespace {
 constexpr double kLog2e = 1.4426950408889634;
 // Below this much work a second thread costs more than it brings.
 constexpr double kMinParallelFlops = 4e5;
+
+// `share`: of the work that the plan counted, what a call has.
+Runner runner_of(const tessera_plan& plan, void* workspace, const tessera_executor& executor, core::Cancel& cancel,
+                 double share) {
+  const bool small = std::max(plan.flops, plan.bytes_moved) * share < kMinParallelFlops;
+  char* const scratch = static_cast<char*>(workspace) + plan.shared_bytes;
+  return Runner(plan.device.threads, scratch, plan.scratch_bytes, executor, cancel, small);
+}
 
 int64_t bytes_of(const tessera_layout& layout) { return static_cast<int64_t>(tessera_dtype_bytes(layout.dtype)); }
 
@@ -156,85 +164,6 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   return p;
 }
 
-// ---- parallel regions ----
-
-struct Region {
-  std::atomic<int64_t> next{0};
-  std::atomic<int32_t> finished{0};  // workers
-  core::Cancel* cancel = nullptr;
-  int64_t items = 0;
-  void (*body)(const void* context, int64_t item, char* scratch) = nullptr;
-  const void* context = nullptr;
-  char* scratch = nullptr;
-  int64_t scratch_bytes = 0;
-};
-
-void drain(void* argument, int32_t worker) {
-  Region& region = *static_cast<Region*>(argument);
-  char* scratch = region.scratch + worker * region.scratch_bytes;
-  for (int64_t item; (item = region.next.fetch_add(1, std::memory_order_relaxed)) < region.items;) {
-    if (region.cancel->asked()) break;
-    region.body(region.context, item, scratch);
-  }
-  region.finished.fetch_add(1);
-}
-
-// The caller's own threads, which are not ours to trust.
-void run_by(const tessera_executor& executor, int32_t workers, Region& region) {
-  try {
-    executor.run(executor.context, workers, drain, &region);
-  } catch (const std::exception& error) {
-    throw core::ExecutorError(std::string("run threw \"") + error.what() +
-                              "\", accepted a function that throws nothing");
-  }
-#if defined(__GLIBCXX__)
-  catch (const abi::__forced_unwind&) {
-    throw;
-  }
-#endif
-  catch (...) {
-    throw core::ExecutorError("run threw what is no std::exception, accepted a function that throws nothing");
-  }
-  const int32_t finished = region.finished.load();
-  if (finished == workers) return;
-  throw core::ExecutorError("run returned with " + std::to_string(finished) + " of " + std::to_string(workers) +
-                            " tasks done, accepted when each was done once");
-}
-
-class Runner {
- public:
-  // `share`: of the work that the plan counted, what this call has.
-  Runner(const tessera_plan& plan, char* scratch, const tessera_executor& executor, core::Cancel& cancel, double share)
-      : plan_(plan), scratch_(scratch), executor_(executor), cancel_(cancel), share_(share) {}
-
-  // body(item, scratch) for every item, on as many threads as the plan and the work allow.
-  template <class Body>
-  void run(int64_t items, const Body& body) const {
-    Region region;
-    region.cancel = &cancel_;
-    region.items = items;
-    region.context = &body;
-    region.body = [](const void* context, int64_t item, char* scratch) {
-      (*static_cast<const Body*>(context))(item, scratch);
-    };
-    region.scratch = scratch_;
-    region.scratch_bytes = plan_.scratch_bytes;
-    const bool small = std::max(plan_.flops, plan_.bytes_moved) * share_ < kMinParallelFlops;
-    const int64_t useful = small ? 1 : items;
-    const int32_t workers = static_cast<int32_t>(std::min<int64_t>(plan_.device.threads, useful));
-    if (workers <= 1) return drain(&region, 0);
-    if (executor_.run) return run_by(executor_, workers, region);
-    run_on_pool(workers, drain, &region);
-  }
-
- private:
-  const tessera_plan& plan_;
-  char* scratch_;
-  const tessera_executor& executor_;
-  core::Cancel& cancel_;
-  double share_;
-};
-
 // The sequences that go one way, and what serves them.
 struct Served {
   Params params;
@@ -337,7 +266,7 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
   constexpr Way kOrder[] = {kTile, kPackedTile, kDecode};
   const Served ways[] = {serve_tiled(plan, table, shared, p, false, splits),
                          serve_tiled(plan, table, shared, p, true, splits), serve_decoded(plan, shared, p)};
-  const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor, cancel, keys.share);
+  const Runner runner = runner_of(plan, workspace, executor, cancel, keys.share);
   const UnownedRows unowned(plan.problem.cu_seqlens_q, buffers.cu_seqlens_q, core::sizes(plan.problem).rows_q);
   int64_t items = unowned.items(), merges = 0;
   for (const Served& served : ways) items += served.items, merges += served.merges;
@@ -389,7 +318,7 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   p.groups_batch = static_cast<int32_t>(owners.batch), p.groups_head = static_cast<int32_t>(owners.heads);
   const KeysInUse keys = keys_in_use(plan, buffers);
   fill_sequences(shared.sequences[kTile], plan, buffers, kTile, keys);
-  const Runner runner(plan, static_cast<char*>(workspace) + plan.shared_bytes, executor, cancel, keys.share);
+  const Runner runner = runner_of(plan, workspace, executor, cancel, keys.share);
 
   const int64_t tiles = p.sequences[plan.batch].tile_begin;
   const AmxKernelTable* amx = amx_kernels(plan);

@@ -44,4 +44,8 @@ std::vector<tessera_launch> planned_launches(const tessera_plan& plan, bool alig
 // Puts the merge of checked partial results into the stream: tessera_combine.
 tessera_status combine(const core::CombineTensors& tensors, const tessera_device& device, void* stream);
 
+// Puts a checked tessera_append into the stream; every tensor of it lies in memory that the GPU can reach.
+tessera_status check_memory(const tessera_append_call& call, const tessera_device& device);
+tessera_status append(const tessera_append_call& call, const tessera_device& device, void* stream);
+
 }  // namespace tessera::cuda

@@ -9,7 +9,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
-constexpr int kCombineWarps = 4, kBwdRowsThreads = 128;
+constexpr int kCombineWarps = 4, kBwdRowsThreads = 128, kAppendThreads = 128;
 // Of a multiprocessor: so many warps cover the way to memory.
 constexpr int kCombineBlocks = 5, kBwdRowsBlocks = 7;
 
@@ -87,6 +87,15 @@ KernelSpec spec_of(const CombineConfig& config) {
           .claim = "tessera::kCombineWarps == " + std::to_string(kCombineWarps)};
 }
 
+KernelSpec spec_of(const AppendConfig& config) {
+  return {.name = "append",
+          .header = "tessera/append/kernel.cuh",
+          .params = "AppendParams",
+          .config = config_text(config),
+          .threads = kAppendThreads,
+          .claim = "tessera::kAppendThreads == " + std::to_string(kAppendThreads)};
+}
+
 KernelSpec spec_of(const BwdConfig& config) {
   const KernelText text = text_of(config);
   return {.name = text.name,
@@ -124,6 +133,16 @@ tessera_status launch_combine(const CombineConfig& config, const CombineParams& 
   const int64_t blocks = divide_up(rows, kCombineWarps);
   if (blocks > INT32_MAX) return unsupported("combine: %" PRId64 " rows of o, accepted up to 2^33 on a GPU", rows);
   launch_kernel("combine", config, params, Grid{static_cast<uint32_t>(blocks)}, launches);
+  return ok();
+}
+
+tessera_status launch_append(const AppendConfig& config, const AppendParams& params, LaunchList& launches) {
+  const int64_t sequences = params.cu_seqlens ? 1 : params.batch;
+  const int64_t blocks = sequences * (int64_t{params.tokens} + params.tokens_q);
+  if (blocks == 0 || params.batch == 0) return ok();
+  if (blocks > INT32_MAX)
+    return unsupported("k: %" PRId64 " tokens of k and q, accepted up to 2^31 - 1 on a GPU", blocks);
+  launch_kernel("append", config, params, Grid{static_cast<uint32_t>(blocks)}, launches);
   return ok();
 }
 

@@ -3,6 +3,7 @@
 
 #include "core/fields.hpp"
 #include "core/status.hpp"
+#include "cuda/append_params.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
@@ -73,6 +74,15 @@ tessera_status combine(const core::CombineTensors& t, const tessera_device& devi
   LaunchList list(launches.driver());
   const CombineConfig config{static_cast<Dtype>(t.o_layout.dtype), static_cast<Dtype>(t.o_parts_layout.dtype)};
   TESSERA_RETURN_IF_ERROR(launch_combine(config, p, list));
+  return submit(list, launches);
+}
+
+tessera_status append(const tessera_append_call& call, const tessera_device& device, void* stream) {
+  const AppendParams p = append_params(call);
+  Launches launches(device, stream);
+  TESSERA_RETURN_IF_ERROR(launches.begin());
+  LaunchList list(launches.driver());
+  TESSERA_RETURN_IF_ERROR(launch_append({static_cast<Dtype>(call.k.layout.dtype)}, p, list));
   return submit(list, launches);
 }
 

@@ -184,8 +184,8 @@ def test_heads_that_do_not_divide(good):
 
 
 def test_head_dim_beyond_the_limit(good):
-    good.save(q=ones(1, 2, 1, 513), k=ones(1, 2, 1, 513), v=ones(1, 2, 1, 513))
-    refused(good, INPUTS, "q.npy", "512")
+    good.save(q=ones(1, 2, 1, 577), k=ones(1, 2, 1, 577), v=ones(1, 2, 1, 512))
+    refused(good, INPUTS, "q.npy", "576")
 
 
 def test_dtype_mixture(good):

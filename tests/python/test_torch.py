@@ -459,8 +459,8 @@ def test_two_devices(device):
 
 
 def test_a_head_size_beyond_the_limit(device):
-    q, k, v = (torch.ones(1, 4, 2, 513, device=device) for _ in range(3))
-    with pytest.raises(ValueError, match="^q: .*D in 1 .. 512"):
+    q, k, v = (torch.ones(1, 4, 2, 577, device=device) for _ in range(3))
+    with pytest.raises(ValueError, match="^q: .*D in 1 .. 576"):
         attention(q, k, v)
     # The next call is served; of ones it is ones.
     torch.testing.assert_close(attention(*(x[..., :512] for x in (q, k, v))), v[..., :512])

@@ -75,9 +75,13 @@ class Steps : public testing::Test {
   }
 
   void run(const Plan& plan, Step& step, std::vector<std::byte>& workspace) const {
-    step.o.assign(step.q.size(), static_cast<float>(kNaN));
-    step.lse.assign(step.q.size() / kD, static_cast<float>(kNaN));
-    Buffers b = {.q = step.q.data(), .k = k_.data(), .v = v_.data(), .o = step.o.data(), .lse = step.lse.data()};
+    run(plan, step, workspace, k_, v_);
+  }
+  static void run(const Plan& plan, Step& step, std::vector<std::byte>& workspace, const std::vector<float>& k,
+                  const std::vector<float>& v) {
+    step.o.assign(span_elements(plan.problem.o), static_cast<float>(kNaN));
+    step.lse.assign(span_elements(plan.problem.lse), static_cast<float>(kNaN));
+    Buffers b = {.q = step.q.data(), .k = k.data(), .v = v.data(), .o = step.o.data(), .lse = step.lse.data()};
     b.cu_seqlens_q = step.cu_seqlens_q.data(), b.seqused_k = step.seqused_k.data();
     b.page_table = step.page_table.data();
     forward(plan, b, workspace);
@@ -151,6 +155,54 @@ TEST_F(Steps, OnePlanServesAHundredAsTheOracle) {
         ASSERT_NEAR(step.lse[at], expected.lse[at], 8 * kRoundings) << "step " << n;
       }
     }
+  }
+}
+
+// HND pages with a gap after each, as a cache that holds keys and values side by side has them, are read as NHD ones are.
+TEST_F(Steps, PagesMayLieInAnyOrder) {
+  Problem nhd = problem(kBatch, kTokens, kLongestQ);
+  nhd.batch_invariant = true;
+  Problem hnd = nhd;
+  constexpr std::int64_t kPage = 2 * kPageSize * kHeadsKv * kD;
+  for (Layout* cache : {&hnd.k, &hnd.v}) {
+    cache->strides[0] = kPage, cache->strides[1] = kD, cache->strides[2] = kPageSize * kD;
+  }
+  std::vector<float> k(static_cast<std::size_t>(kPages * kPage), static_cast<float>(kNaN)), v = k;
+  for (std::int64_t page = 0; page < kPages; ++page)
+    for (std::int64_t key = 0; key < kPageSize; ++key)
+      for (std::int64_t h = 0; h < kHeadsKv; ++h)
+        for (std::int64_t d = 0; d < kD; ++d) {
+          const std::int64_t from = ((page * kPageSize + key) * kHeadsKv + h) * kD + d;
+          const std::int64_t to = page * kPage + (h * kPageSize + key) * kD + d;
+          k[to] = k_[from], v[to] = v_[from];
+        }
+  const Plan plans[] = {tessera::plan(nhd), tessera::plan(hnd)};
+  std::vector<std::byte> workspace(std::max(plans[0].workspace_bytes, plans[1].workspace_bytes));
+  for (int n = 0; n < 10; ++n) {
+    Step expected = draw(), step = expected;
+    run(plans[0], expected, workspace);
+    run(plans[1], step, workspace, k, v);
+    ASSERT_EQ(std::memcmp(step.o.data(), expected.o.data(), step.o.size() * sizeof(float)), 0) << "step " << n;
+  }
+}
+
+// As in multi-head latent attention: the values are the first columns of the keys, in the same memory.
+TEST_F(Steps, ValuesMayBeColumnsOfTheKeys) {
+  constexpr std::int64_t kDv = 20;
+  Problem copied = problem(kBatch, kTokens, kLongestQ);
+  copied.o = layout(float32, {kTokens, kHeadsQ, kDv});
+  copied.v = layout(float32, {kPages, kPageSize, kHeadsKv, kDv});
+  Problem shared = copied;
+  for (int axis = 0; axis < 4; ++axis) shared.v.strides[axis] = shared.k.strides[axis];
+  std::vector<float> v(static_cast<std::size_t>(elements(copied.v)));
+  for (std::size_t n = 0; n < v.size(); ++n) v[n] = k_[n / kDv * kD + n % kDv];
+  const Plan plans[] = {tessera::plan(copied), tessera::plan(shared)};
+  std::vector<std::byte> workspace(std::max(plans[0].workspace_bytes, plans[1].workspace_bytes));
+  for (int n = 0; n < 10; ++n) {
+    Step expected = draw(), step = expected;
+    run(plans[0], expected, workspace, k_, v);
+    run(plans[1], step, workspace, k_, k_);
+    ASSERT_EQ(std::memcmp(step.o.data(), expected.o.data(), step.o.size() * sizeof(float)), 0) << "step " << n;
   }
 }
 

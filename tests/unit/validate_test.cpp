@@ -161,15 +161,15 @@ const Rule kRules[] = {
     {"head_dim_too_large",
      dense,
      [](Problem& p) {
-       p.q = layout(float32, {2, 16, 4, 513});
+       p.q = layout(float32, {2, 16, 4, 577});
      },
-     {"q: ", "D in 1 .. 512"}},
+     {"q: ", "D in 1 .. 576"}},
     {"head_dim_zero",
      dense,
      [](Problem& p) {
        p.q = layout(float32, {2, 16, 4, 0});
      },
-     {"q: ", "D in 1 .. 512"}},
+     {"q: ", "D in 1 .. 576"}},
     {"value_dim_too_large",
      dense,
      [](Problem& p) {

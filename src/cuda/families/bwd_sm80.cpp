@@ -235,7 +235,7 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .oldest_arch = 80,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
-                             .head_dim = core::kMaxHeadDim,
+                             .head_dim = core::kMaxHeadDimV,
                              .tensors = all_tensors_but({"page_table"})};
 
 // clang-format off

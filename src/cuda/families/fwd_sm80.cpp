@@ -241,7 +241,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .oldest_arch = 80,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
-                             .head_dim = core::kMaxHeadDim,
+                             .head_dim = core::kMaxHeadDimV,
                              .tensors = all_tensors_but({})};
 
 // clang-format off

@@ -24,6 +24,7 @@ TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consu
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, s_dp_split, column_parts, stages,
                       min_blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype)
+TESSERA_CONFIG_FIELDS(AppendConfig, dtype)
 TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, d_bias, d_sink)
 #undef TESSERA_CONFIG_FIELDS
 
@@ -88,11 +89,13 @@ template std::string config_text(const FwdConfig&);
 template std::string config_text(const FwdSm90Config&);
 template std::string config_text(const BwdConfig&);
 template std::string config_text(const CombineConfig&);
+template std::string config_text(const AppendConfig&);
 template std::string config_text(const BwdRowsConfig&);
 template ConfigValues config_values(const FwdConfig&);
 template ConfigValues config_values(const FwdSm90Config&);
 template ConfigValues config_values(const BwdConfig&);
 template ConfigValues config_values(const CombineConfig&);
+template ConfigValues config_values(const AppendConfig&);
 template ConfigValues config_values(const BwdRowsConfig&);
 
 std::string symbol_of(const KernelSpec& spec) { return std::string("tessera_") + spec.name; }

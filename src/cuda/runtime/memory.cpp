@@ -2,6 +2,7 @@
 #include <cinttypes>
 #include <cstring>
 
+#include "core/append.hpp"
 #include "core/buffers.hpp"
 #include "core/geometry.hpp"
 #include "core/status.hpp"
@@ -71,6 +72,17 @@ tessera_status check_memory(const core::CombineTensors& tensors, const tessera_d
   return core::for_each_buffer(tensors, [&](const char* name, const tessera_layout&, const void* pointer) {
     return check_pointer(*driver, name, pointer, device.ordinal);
   });
+}
+
+tessera_status check_memory(const tessera_append_call& call, const tessera_device& device) {
+  const Driver* driver = nullptr;
+  TESSERA_RETURN_IF_ERROR(open_driver(driver));
+  tessera_status status = ok();
+  core::for_each_tensor(call, [&](const char* name, const tessera_tensor& tensor, bool) {
+    if (status.code != TESSERA_OK || !core::present(tensor) || core::elements(tensor.layout) == 0) return;
+    status = check_pointer(*driver, name, tensor.data, device.ordinal);
+  });
+  return status;
 }
 
 tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& buffers, void* stream,

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "core/convert.hpp"
 #include "tessera/ptx/device.cuh"
 
 namespace tessera::ptx {
@@ -13,5 +14,13 @@ inline float ex2_approx_ftz(float x) {
 }
 
 inline float rcp_approx_ftz(float x) { return 1.0f / x; }
+
+inline uint32 cvt_rn_f16x2(float low, float high) {
+  return core::float_to_float16(low) | uint32{core::float_to_float16(high)} << 16;
+}
+inline uint32 cvt_rn_bf16x2(float low, float high) {
+  return core::float_to_bfloat16(low) | uint32{core::float_to_bfloat16(high)} << 16;
+}
+inline float cvt_f32_f16(unsigned short bits) { return core::float16_to_float(bits); }
 
 }  // namespace tessera::ptx

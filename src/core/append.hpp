@@ -1,0 +1,88 @@
+// A checked tessera_append, as the back ends see it.
+#pragma once
+
+#include "core/geometry.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::core {
+
+struct AppendSizes {
+  int64_t batch, tokens, tokens_q;  // dense: S and Sq, of a sequence; packed: T, of all
+  int64_t heads_q, heads_kv, head_dim, head_dim_v;
+  int64_t pages, page_size;    // dense: a sequence's row of the cache is its one page
+  int64_t room;                // keys of a sequence
+  int64_t rotary_dim, angles;  // 0: nothing is turned; rows of cos and sin
+};
+inline bool present(const tessera_tensor& tensor) { return present(tensor.layout); }
+
+inline AppendSizes sizes(const tessera_append_call& call) {
+  const tessera_layout &k = call.k.layout, &cache = call.k_cache.layout, &q = call.q.layout;
+  AppendSizes s{};
+  s.batch = call.seqused_k.layout.shape[0];
+  s.tokens = k.shape[k.rank - 3];
+  s.heads_kv = k.shape[k.rank - 2], s.head_dim = k.shape[k.rank - 1];
+  s.head_dim_v = call.v.layout.shape[call.v.layout.rank - 1];
+  if (present(q)) s.tokens_q = q.shape[q.rank - 3], s.heads_q = q.shape[q.rank - 2];
+  s.pages = cache.shape[0], s.page_size = cache.shape[1];
+  s.room = s.page_size * (present(call.page_table) ? call.page_table.layout.shape[1] : 1);
+  if (present(call.cos)) s.rotary_dim = 2 * call.cos.layout.shape[1], s.angles = call.cos.layout.shape[0];
+  return s;
+}
+
+// One int32 of an index tensor in memory that the host can read.
+inline int64_t index_at(const tessera_tensor& tensor, int64_t i, int64_t j = 0) {
+  const tessera_layout& layout = tensor.layout;
+  return static_cast<const int32_t*>(
+      tensor.data)[i * layout.strides[0] + (layout.rank > 1 ? j * layout.strides[1] : 0)];
+}
+
+// The new tokens of one sequence.
+struct AppendedTokens {
+  int64_t begin, count, count_q;  // dense: from 0
+  int64_t first;                  // its first new key among its keys
+};
+inline AppendedTokens tokens_of(const tessera_append_call& call, const AppendSizes& size, int64_t b) {
+  AppendedTokens tokens{0, size.tokens, size.tokens_q, 0};
+  if (present(call.cu_seqlens)) {
+    tokens.begin = index_at(call.cu_seqlens, b);
+    tokens.count = index_at(call.cu_seqlens, b + 1) - tokens.begin;
+    tokens.count_q = present(call.q) ? tokens.count : 0;
+  }
+  tokens.first = index_at(call.seqused_k, b) - tokens.count;
+  return tokens;
+}
+
+// The row of cos and sin that token i takes, of the sequence's queries or new keys.
+inline int64_t position_of(const tessera_tensor& positions, const AppendedTokens& tokens, int64_t b, int64_t i) {
+  if (!present(positions)) return tokens.first + i;
+  return positions.layout.rank == 1 ? index_at(positions, tokens.begin + i) : index_at(positions, b, i);
+}
+
+// Every tensor of the call with its name and whether it is written.
+template <class Visit>
+void for_each_tensor(const tessera_append_call& call, const Visit& visit) {
+  const bool in_place = present(call.q) && !present(call.q_out);
+  const struct {
+    const char* name;
+    const tessera_tensor& tensor;
+    bool written;
+  } rows[] = {
+      {"k", call.k, false},
+      {"v", call.v, false},
+      {"k_cache", call.k_cache, true},
+      {"v_cache", call.v_cache, true},
+      {"seqused_k", call.seqused_k, false},
+      {"cu_seqlens", call.cu_seqlens, false},
+      {"page_table", call.page_table, false},
+      {"q", call.q, in_place},
+      {"q_out", call.q_out, true},
+      {"cos", call.cos, false},
+      {"sin", call.sin, false},
+      {"positions_q", call.positions_q, false},
+      {"positions_k", call.positions_k, false},
+      {"dropped", call.dropped, true},
+  };
+  for (const auto& row : rows) visit(row.name, row.tensor, row.written);
+}
+
+}  // namespace tessera::core

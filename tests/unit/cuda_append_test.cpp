@@ -1,0 +1,106 @@
+// The GPU's kernel of tessera_append, kernels/tessera/append/kernel.cuh, on the host (tests/emulated_warp): against the
+// definition, and what is out of range.
+#include <gtest/gtest.h>
+
+#include "append_step.hpp"
+
+// What a compiler of device code declares by itself. Blocks and threads run one after another.
+struct float2 {
+  float x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
+struct Index {
+  unsigned x;
+};
+static Index threadIdx, blockIdx;
+static int atomicAdd(int* at, int x) {
+  const int before = *at;
+  *at += x;
+  return before;
+}
+
+#include "cuda/append_params.hpp"
+#include "tessera/append/kernel.cuh"
+
+namespace tessera::test {
+namespace {
+
+void emulate(const tessera_append_call& call) {
+  const AppendParams p = append_params(call);
+  const unsigned blocks = (p.cu_seqlens ? 1 : p.batch) * (p.tokens + p.tokens_q);
+  if (p.batch == 0) return;
+  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+    for (threadIdx.x = 0; threadIdx.x < kAppendThreads; ++threadIdx.x) {
+      switch (call.k.layout.dtype) {
+        case TESSERA_FLOAT32:
+          tessera::append<AppendConfig{Dtype::kFloat32}>(p);
+          break;
+        case TESSERA_FLOAT16:
+          tessera::append<AppendConfig{Dtype::kFloat16}>(p);
+          break;
+        default:
+          tessera::append<AppendConfig{Dtype::kBFloat16}>(p);
+      }
+    }
+  }
+}
+
+TEST(DeviceAppend, PutsEveryTokenWhereItBelongs) {
+  for (std::uint64_t n = 0; n < 400; ++n) {
+    SCOPED_TRACE("form " + std::to_string(n));
+    expect_right(draw_form(n), emulate);
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+// The tokens of sequence 0 write nothing and are counted, those of the others are written.
+void expect_dropped(const Form& form, int count, const std::function<void(Step&)>& spoil) {
+  Step step(form);
+  const auto before = step.memory;
+  const Step::Expected all_keys = step.expected_keys(false), all_values = step.expected_keys(true);
+  spoil(step);
+  std::int32_t dropped = 5;
+  step.call.dropped = tessera::tensor(layout(int32, {1}), &dropped);
+  emulate(step.call);
+  EXPECT_EQ(dropped, 5 + count);
+  for (const auto& [name, all] : {std::pair("k_cache", all_keys), std::pair("v_cache", all_values)}) {
+    const bool values = name == std::string("v_cache");
+    const Layout& of = values ? step.call.v_cache.layout : step.call.k_cache.layout;
+    const std::int64_t written = static_cast<std::int64_t>(all.size());
+    std::int64_t changed = 0;
+    for (const auto& [at, value] : all) {
+      const double now = core::load(of.dtype, step.memory.at(name).data(), at);
+      if (now == core::load(of.dtype, before.at(name).data(), at)) continue;
+      ++changed;
+      EXPECT_NEAR(now, value, 1e-5);
+    }
+    // A sequence of three has 4 tokens.
+    EXPECT_EQ(changed, written * 2 / 3) << name;
+    std::vector<std::byte> after = step.memory.at(name), old = before.at(name);
+    for (const auto& [at, value] : all) {  // and nothing else
+      for (auto* bytes : {&after, &old}) core::store(of.dtype, bytes->data(), at, 0);
+    }
+    EXPECT_EQ(after, old) << name;
+  }
+}
+
+TEST(DeviceAppend, WhatIsOutOfRangeWritesNothing) {
+  const Form dense{.queries = false, .seed = 3}, paged{.paged = true, .queries = false, .max_pages = 6, .seed = 3};
+  for (const std::int32_t used : {-1, 3 - 4, 1000, 2147483647}) {
+    expect_dropped(dense, 4, [used](Step& s) { s.seqused_k[0] = used < 0 ? used : std::max(used, 100); });
+  }
+  for (const std::int32_t page : {-1, 1 << 20, 2147483647}) {
+    expect_dropped(paged, 4, [page](Step& s) {
+      for (std::int64_t n = 0; n < s.form.max_pages; ++n) s.page_table[n] = page;
+    });
+  }
+  Form positions = dense;
+  positions.positions = true;
+  for (const std::int32_t at : {-1, 64, 2147483647}) {
+    expect_dropped(positions, 4, [at](Step& s) { std::fill_n(s.positions_k.begin(), 4, at); });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
