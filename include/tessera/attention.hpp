@@ -38,13 +38,14 @@ struct Buffers {
   const float* d_lse = nullptr;
   float* d_bias = nullptr;
   float* d_sink = nullptr;
+  const std::uint8_t* causal_seqs = nullptr;
 
   operator tessera_buffers() const { return std::bit_cast<tessera_buffers>(*this); }  // NOLINT: the same plain data
 };
 static_assert(sizeof(Buffers) == sizeof(tessera_buffers) &&
                   offsetof(Buffers, page_table) == offsetof(tessera_buffers, page_table) &&
                   offsetof(Buffers, d_o) == offsetof(tessera_buffers, d_o) &&
-                  offsetof(Buffers, d_sink) == offsetof(tessera_buffers, d_sink),
+                  offsetof(Buffers, causal_seqs) == offsetof(tessera_buffers, causal_seqs),
               "the members of tessera_buffers, in order, each absent by default");
 
 // How to run on your own threads, and how to stop; see tessera_executor. NULL stands for the library's threads.

@@ -162,6 +162,7 @@ typedef struct tessera_problem {
   int32_t deterministic;   /* backward: the same bits every time (the CPU kernels always are) */
   int32_t batch_invariant; /* forward: a sequence's bits do not depend on the batch it stands in */
 
+  tessera_layout causal_seqs; /* bool [B]: causal, a sequence at a time; `causal` is then 0 */
   /* New members come here, 8 bytes at a time, and mean nothing while they are zero. */
 } tessera_problem;
 
@@ -350,6 +351,7 @@ typedef struct tessera_buffers {
   void *d_q, *d_k, *d_v;
   const float* d_lse;
   float *d_bias, *d_sink;
+  const uint8_t* causal_seqs;
 } tessera_buffers;
 
 /* Where the work of a call is done; NULL means the library's threads, or on CUDA the default stream. Every member may be

@@ -66,6 +66,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
         cu_seqlens_q, cu_seqlens_k: int32 [B + 1], sequence b is rows cu[b] .. cu[b + 1] of packed q, and of k and v.
         seqused_k: int32 [B], each sequence's number of keys.
         page_table: int32 [B, max_pages]; needs seqused_k.
+        causal_seqs: bool [B], which sequences are causal, in place of causal.
         max_seqlen_q, max_seqlen_k: bounds of a packed sequence, in rows, required with bias or mask. 0: unknown.
         batch_invariant: a sequence's bits do not depend on the batch that it stands in.
         deterministic: kept for `attention_backward`.

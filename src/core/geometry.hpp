@@ -95,6 +95,7 @@ struct SequenceView {
   int64_t q_begin, sq;  // its queries are rows q_begin .. q_begin + sq of its q
   int64_t k_begin, sk;  // its keys that are in use
   int64_t k_rows;       // its keys with those behind seqused_k (dense and packed; paged: sk)
+  bool causal;
 };
 
 inline SequenceView sequence(const tessera_problem& problem, const tessera_buffers& buffers, int64_t b) {
@@ -116,6 +117,8 @@ inline SequenceView sequence(const tessera_problem& problem, const tessera_buffe
   view.sk = view.k_rows;
   if (present(problem.seqused_k)) view.sk = buffers.seqused_k[b * problem.seqused_k.strides[0]];
   if (paged(problem)) view.k_rows = view.sk;
+  view.causal = problem.causal != 0;
+  if (present(problem.causal_seqs)) view.causal = buffers.causal_seqs[b * problem.causal_seqs.strides[0]] != 0;
   return view;
 }
 

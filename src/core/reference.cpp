@@ -148,7 +148,7 @@ class HeadAttention {
   // Causal, window, mask and block mask all allow key j to query i.
   bool visible(int64_t i, int64_t j) const {
     const int64_t distance = j - (i + diagonal(problem_, view_.sq, view_.sk));  // right of the diagonal
-    if (problem_.causal && distance > 0) return false;
+    if (view_.causal && distance > 0) return false;
     if (problem_.window_left >= 0 && -distance > problem_.window_left) return false;
     if (problem_.window_right >= 0 && distance > problem_.window_right) return false;
     if (present(problem_.mask) && !buffers_.mask[score_offset(problem_.mask, i, j)]) return false;

@@ -205,6 +205,10 @@ tessera_status check_dependencies(const tessera_problem& p) {
   if (paged(p) && !present(p.seqused_k)) {
     return invalid("seqused_k: absent, but page_table requires it: the key length of each sequence");
   }
+  if (p.causal && present(p.causal_seqs)) {
+    return invalid(
+        "causal: 1 together with causal_seqs, accepted one of them: all sequences are causal, or those it says");
+  }
   if (p.direction != TESSERA_BACKWARD) return ok();
   if (paged(p)) {
     return unsupported(

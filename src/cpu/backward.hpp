@@ -325,7 +325,7 @@ TESSERA_INLINE void prefetch_next_queries(const Params& p, const Tile& tile) {
 TESSERA_INLINE int64_t queries_of_key(const Params& p, const Sequence& sequence, int64_t j) {
   const int64_t position = j - (p.top_left ? 0 : sequence.sk - sequence.sq);  // of the query that stands over key j
   int64_t first = 0, last = sequence.sq - 1;
-  if (p.causal) first = max_of(first, position);
+  if (sequence.causal) first = max_of(first, position);
   if (p.window_right >= 0) first = max_of(first, position - p.window_right);
   if (p.window_left >= 0) last = min_of(last, position + p.window_left);
   return max_of<int64_t>(0, last - first + 1);

@@ -29,6 +29,7 @@ struct Sequence {
   int64_t tile_begin;   // index of its first query tile among all
   int64_t item_begin;   // index of its first item among those of one head and split; decode: of its first part of keys
   int64_t merge_begin;  // index of its first item of the merge
+  int64_t causal;       // 1: query i sees no key right of the diagonal
 };
 
 struct Params {
@@ -48,7 +49,6 @@ struct Params {
 
   float scale, scale_log2;  // scale * log2(e): scores are held in log2 units
   float softcap;            // 0: none
-  int32_t causal;
   int32_t top_left;
   int64_t window_left, window_right;  // -1: unbounded
   ScoreTensor bias, mask, block_mask;

@@ -82,7 +82,6 @@ void fill_options(Params& p, const tessera_problem& problem) {
   p.scale = static_cast<float>(problem.scale);
   p.scale_log2 = static_cast<float>(problem.scale * kLog2e);
   p.softcap = static_cast<float>(problem.softcap);
-  p.causal = problem.causal;
   p.top_left = problem.alignment == TESSERA_TOP_LEFT;
   p.window_left = problem.window_left, p.window_right = problem.window_right;
   p.dropout_threshold = core::dropout_threshold(problem.dropout_p);
@@ -133,7 +132,7 @@ void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffe
     core::SequenceView view = core::sequence(plan.problem, buffers, b);
     if (way_of(plan, view.sq) != way) view.sq = 0;
     const int64_t row_begin = packed ? view.q_begin : b * size.rows_q;
-    out[b] = {view.q_begin, view.sq, view.k_begin, view.sk, view.k_rows, row_begin, tiles, items, merges};
+    out[b] = {view.q_begin, view.sq, view.k_begin, view.sk, view.k_rows, row_begin, tiles, items, merges, view.causal};
     tiles += (view.sq + plan.block_m - 1) / plan.block_m;
     if (way != kDecode) {
       items += (view.sq * rows_a_query + rows_an_item - 1) / rows_an_item;

@@ -34,7 +34,7 @@ struct KeyRange {
 TESSERA_INLINE KeyRange visible_keys(const Params& p, const Sequence& sequence, int64_t query) {
   const int64_t position = query + (p.top_left ? 0 : sequence.sk - sequence.sq);
   KeyRange keys{0, sequence.sk - 1};
-  if (p.causal) keys.high = min_of(keys.high, position);
+  if (sequence.causal) keys.high = min_of(keys.high, position);
   if (p.window_right >= 0) keys.high = min_of(keys.high, position + p.window_right);
   if (p.window_left >= 0) keys.low = max_of(keys.low, position - p.window_left);
   keys.low = min_of(keys.low, sequence.sk);

@@ -48,7 +48,7 @@ const Field kFields[] = {
     {.name = "sk", .integer = &Case::sk, .high = kAny, .always = true},
     {.name = "hq", .integer = &Case::hq, .low = 1, .high = kAny, .always = true},
     {.name = "hkv", .integer = &Case::hkv, .low = 1, .high = kAny, .always = true},
-    {.name = "d", .integer = &Case::d, .low = 1, .high = 512, .always = true},
+    {.name = "d", .integer = &Case::d, .low = 1, .high = 576, .always = true},
     {.name = "dv", .integer = &Case::dv, .low = 1, .high = 512, .always = true},
     {.name = "q", .integer = &Case::q_form, .words = kForms},
     {.name = "k", .integer = &Case::k_form, .words = kForms},
@@ -65,6 +65,7 @@ const Field kFields[] = {
     {.name = "top_left", .integer = &Case::top_left},
     {.name = "wl", .integer = &Case::wl, .low = -1, .high = kAny},
     {.name = "wr", .integer = &Case::wr, .low = -1, .high = kAny},
+    {.name = "causal_seqs", .integer = &Case::causal_seqs},
     {.name = "mask", .integer = &Case::mask, .words = kSpans},
     {.name = "block_mask", .integer = &Case::block_mask, .words = kSpans},
     {.name = "block_q", .integer = &Case::block_q, .low = 1, .high = kAny},
@@ -119,6 +120,11 @@ bool holds_nonfinite(const Case& c) {
   for (const Data data : {kNanQuery, kNanKey, kInfKey, kInfValue, kNanOnce, kInfOnce, kNanValue, kNanDO})
     if (c.data == data) return true;
   return false;
+}
+
+bool cpu_alone(const Case& c) {
+  constexpr int64_t kMostGpuHeadDim = 512;
+  return c.d > kMostGpuHeadDim || c.causal_seqs;
 }
 
 std::string to_text(const Case& c) {
@@ -190,6 +196,7 @@ Case legalised(Case c) {
   if (c.q_form != kPacked) c.few = 0;
   if (c.q_form != kPacked && c.k_form != kPacked) c.lead = Case{}.lead, c.tail = Case{}.tail;
   if (c.k_form != kDense) c.sk = std::max<int64_t>(c.sk, 1);
+  if (c.causal_seqs) c.causal = 0;
   if (c.block_mask != kAbsent) c.block_mask |= kSpanQ;
   if (c.bias == kAbsent) c.d_bias = c.bias_f32 = 0;
   if (!c.sink) c.d_sink = 0;

@@ -54,6 +54,7 @@ struct Case {
   int64_t reversed = 0;   // inputs lie backwards in memory along the sequence: negative strides
   int64_t shared_kv = 0;  // dense k and v: batch stride 0
   int64_t causal = 0, top_left = 0, wl = -1, wr = -1;
+  int64_t causal_seqs = 0;       // some sequences are causal, drawn; causal is 0 then
   int64_t mask = kAbsent;        // Span
   int64_t block_mask = kAbsent;  // Span of B and H
   int64_t block_q = 16, block_k = 16;
@@ -89,6 +90,9 @@ Case legalised(Case c);
 
 // The table.
 std::vector<Case> case_table();
+
+// What the CPU alone takes.
+bool cpu_alone(const Case& c);
 
 // Its part for fwd_sm90, before legalised() and without seeds.
 std::vector<Case> hopper_cases();

@@ -124,6 +124,7 @@ class Checker {
         }
         continue;
       }
+      if (cpu_alone(c_)) continue;  // refused: CudaPlan.TakesEveryCaseOfTheTable
       check_kernel(options_of(TESSERA_KERNEL_AUTO), directions());
       // The kernel that every GPU has, too, where this one has another of its own.
       if (forward_kernel(options_of(TESSERA_KERNEL_AUTO)) != TESSERA_KERNEL_FWD_SM80) {

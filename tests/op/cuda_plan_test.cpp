@@ -33,16 +33,16 @@ TEST(CudaPlan, RefusesAnArchitectureThatNoKernelIsFor) {
 TEST(CudaPlan, RefusesAHeadSizeBeyondTheLimit) {
   Call call = make_call(inputs_of("sq=16 sk=16 d=512 dv=512"));
   tessera_problem problem = problem_of(call, TESSERA_FORWARD);
-  problem.q.shape[3] = problem.k.shape[3] = 513;
+  problem.q.shape[3] = problem.k.shape[3] = 577;
   const tessera_device device = imagined_gpu(90);
   tessera_plan plan;
   const tessera_status status = tessera_make_plan(&problem, &device, &plan);
   EXPECT_EQ(status.code, TESSERA_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(status.message).find("q: "), 0u) << status.message;
-  EXPECT_NE(std::string(status.message).find("D in 1 .. 512"), std::string::npos) << status.message;
+  EXPECT_NE(std::string(status.message).find("D in 1 .. 576"), std::string::npos) << status.message;
 }
 
-// Every feature, at every head size, on every architecture: also those with the least shared memory.
+// Every feature but the CPU's own, at every head size, on every architecture: also those with the least shared memory.
 TEST(CudaPlan, TakesEveryCaseOfTheTable) {
   for (const Case& c : case_table()) {
     const Call call = make_call(make_inputs(c));
@@ -53,7 +53,8 @@ TEST(CudaPlan, TakesEveryCaseOfTheTable) {
         const tessera_problem problem = problem_of(call, direction);
         tessera_plan plan;
         const tessera_status status = tessera_make_plan(&problem, &device, &plan);
-        EXPECT_EQ(status.code, TESSERA_OK) << "sm_" << arch << ": " << status.message << "\n  " << to_text(c);
+        EXPECT_EQ(status.code, cpu_alone(c) ? TESSERA_UNSUPPORTED : TESSERA_OK)
+            << "sm_" << arch << ": " << status.message << "\n  " << to_text(c);
       }
     }
   }

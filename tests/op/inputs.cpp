@@ -237,6 +237,7 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
     call.slopes = filled(TESSERA_FLOAT32, shape, {}, in.slopes);
   }
   if (c.sink) call.sink = filled(TESSERA_FLOAT32, {c.hq}, {}, in.sink);
+  if (c.causal_seqs) call.causal_seqs = filled(TESSERA_BOOL, {c.b}, {}, in.causal_seqs);
 
   if (c.backward) {
     call.d_o = filled(dtype, shape_q(c.dv), rows_q, in.d_o);
@@ -299,7 +300,7 @@ size_t Inputs::bias_index(int64_t b, int64_t h, int64_t i, int64_t j) const {
 
 bool Inputs::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
   const int64_t over = i + (c.top_left ? 0 : sk[b] - sq[b]);  // the key that query i stands over
-  if (c.causal && j > over) return false;
+  if ((c.causal || (c.causal_seqs && causal_seqs[b] != 0)) && j > over) return false;
   if (c.wl >= 0 && j < over - c.wl) return false;
   if (c.wr >= 0 && j > over + c.wr) return false;
   if (c.mask != kAbsent && mask[span_index(c.mask, b, h, i, j, c.sq, c.sk)] == 0) return false;
@@ -322,6 +323,7 @@ Inputs make_inputs(const Case& c) {
   in.d_lse.resize(in.rows_q * c.hq);
   for (double& value : in.d_lse) value = round_to(TESSERA_FLOAT32, draw.normal());
   draw_score_tensors(draw, in);
+  for (int64_t b = 0; c.causal_seqs && b < c.b; ++b) in.causal_seqs.push_back(static_cast<double>(draw.up_to(1)));
   return in;
 }
 
@@ -344,6 +346,7 @@ void Call::describe() {
   problem.block_mask = block_mask.layout();
   problem.alibi_slopes = slopes.layout();
   problem.sink = sink.layout();
+  problem.causal_seqs = causal_seqs.layout();
   problem.d_o = d_o.layout();
   problem.d_q = d_q.layout();
   problem.d_k = d_k.layout();
@@ -381,12 +384,13 @@ tessera_buffers Call::buffers(const std::function<void*(const Tensor&)>& address
           .d_v = address(d_v),
           .d_lse = floats(d_lse),
           .d_bias = floats(d_bias),
-          .d_sink = floats(d_sink)};
+          .d_sink = floats(d_sink),
+          .causal_seqs = flags(causal_seqs)};
 }
 
 std::vector<const Tensor*> Call::inputs() const {
-  return {&q,    &k,    &v,          &cu_seqlens_q, &cu_seqlens_k, &seqused_k, &page_table,
-          &bias, &mask, &block_mask, &slopes,       &sink,         &d_o,       &d_lse};
+  return {&q,    &k,          &v,      &cu_seqlens_q, &cu_seqlens_k, &seqused_k, &page_table, &bias,
+          &mask, &block_mask, &slopes, &sink,         &causal_seqs,  &d_o,       &d_lse};
 }
 
 }  // namespace tessera::testing

@@ -27,6 +27,7 @@ constexpr const char* kCases[] = {
     "dtype=f32 b=6 few=1 sq=100 sk=3000 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=16 causal=1 cores=8",
     "dtype=bf16 b=7 few=20 sq=100 sk=2100 hq=8 hkv=2 d=128 dv=128 q=packed k=packed causal=1 cores=16",
     "dtype=f16 b=5 few=5 sq=40 sk=1500 hq=16 hkv=2 d=40 dv=24 q=packed k=paged page=64 alibi=bh sink=1",
+    "dtype=f32 b=4 few=9 sq=60 sk=300 hq=4 hkv=1 d=32 dv=32 q=packed k=paged page=16 causal_seqs=1",
     "dtype=bf16 data=nan_query b=4 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 q=packed k=packed",
 };
 
@@ -63,6 +64,7 @@ Call sequence(const Inputs& in, const Call& batch, int64_t b) {
     if (scores->present() && packed_k) *scores = scores->slice(3, 0, sk);
   }
   one.block_mask = own(batch.block_mask);
+  one.causal_seqs = own(batch.causal_seqs);
   if (packed_q) one.problem.max_seqlen_q = sq;
   if (packed_k) one.problem.max_seqlen_k = sk;
   one.describe();

@@ -68,6 +68,16 @@ void add_head_dims(Table& table) {
       c.hkv = 1;
       table.add(c);
     }
+    table.add({.dtype = dtype,
+               .b = 1,
+               .sq = 50,
+               .sk = 70,
+               .hq = 2,
+               .hkv = 1,
+               .d = 576,
+               .dv = 512,
+               .backward = 1,
+               .causal = 1});
   }
 }
 
@@ -82,6 +92,9 @@ constexpr const char* kOptions[] = {
     "causal=1 wl=16",
     "causal=1 top_left=1",
     "wl=8 wr=8 top_left=1",
+    "causal_seqs=1",
+    "causal_seqs=1 top_left=1 wl=30",
+    "causal_seqs=1 q=packed k=packed used=1",
     "mask=k",
     "mask=qk",
     "mask=hk",
@@ -222,6 +235,7 @@ constexpr const char* kDecode[] = {
     "b=2 sq=3 sk=900 hq=8 hkv=2 d=64 dv=64 dropout=0.3 block_mask=hk",
     "b=2 sq=1 sk=2000 hq=4 hkv=1 d=256 dv=256 invariant=1 cores=16",
     "b=2 sq=1 sk=600 hq=2 hkv=2 d=17 dv=33 reversed=1 gap=3",
+    "b=2 sq=1 sk=600 hq=16 hkv=1 d=576 dv=512 k=paged page=64 cores=4",
     "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=growing cores=4",
     "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=nan_key cores=4",
 };
@@ -236,6 +250,7 @@ constexpr const char* kMixed[] = {
     "b=5 few=1 sq=33 sk=700 hq=2 hkv=1 d=33 dv=7 q=packed k=packed reversed=1 data=nan_once causal=1",
     "b=6 few=2 sq=50 sk=1100 hq=4 hkv=1 d=64 dv=64 q=packed k=paged page=32 causal=1 invariant=1 cores=5",
     "b=4 few=1 sq=40 sk=3000 hq=20 hkv=1 d=16 dv=16 q=packed k=paged page=64 causal=1",
+    "b=6 few=3 sq=70 sk=1500 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=16 causal_seqs=1 cores=6",
     "b=5 few=2 sq=70 sk=500 hq=4 hkv=2 d=64 dv=64 q=packed bias=bhk mask=bk causal=1",
 };
 

@@ -210,7 +210,8 @@ def _fold_options(fold: _Fold, dims, flat) -> list:
     for name in ("bias", "mask", "block_mask"):
         named[name] = fold.scores(named[name], dim[name])
     named["alibi_slopes"] = fold.slopes(named["alibi_slopes"], dim["alibi_slopes"])
-    named["seqused_k"] = fold.dense(named["seqused_k"], dim["seqused_k"])
+    for name in ("seqused_k", "causal_seqs"):
+        named[name] = fold.dense(named[name], dim[name])
     return list(named.values())
 
 

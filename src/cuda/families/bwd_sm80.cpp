@@ -236,7 +236,7 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDimV,
-                             .tensors = all_tensors_but({"page_table"})};
+                             .tensors = all_tensors_but({"page_table", "causal_seqs"})};
 
 // clang-format off
 constexpr PrebuiltRow kPrebuilt[] = {

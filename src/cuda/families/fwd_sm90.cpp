@@ -189,7 +189,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // wgmma is of this architecture alone
                              .dtypes = kHalfPrecision,
                              .head_dim = 256,
-                             .tensors = all_tensors_but({"block_mask"})};
+                             .tensors = all_tensors_but({"block_mask", "causal_seqs"})};
 
 // As launched; two consumers then have 232, three 160, four 112.
 constexpr Limits kLimits{.registers = 168};
