@@ -11,6 +11,7 @@
 #include "attention.hpp"
 #include "memory.hpp"
 #include "peers/ceilings.hpp"
+#include "serving.hpp"
 #include "standard.hpp"
 
 namespace bench {
@@ -411,6 +412,44 @@ void add_decode(std::vector<Cell>& cells) {
   }
 }
 
+// A step of an engine: 16 sequences that decode and one with a chunk of its prompt, in one call, against the two apart.
+Contest mixed_against_apart(const Settings& settings, const StepShape& decoding, const StepShape& prefill) {
+  StepShape mixed = decoding;
+  const auto middle = mixed.new_tokens.begin() + static_cast<int64_t>(mixed.new_tokens.size() / 2);
+  mixed.new_tokens.insert(middle, prefill.new_tokens.begin(), prefill.new_tokens.end());
+  const auto step = [&](const StepShape& shape) {
+    return std::make_shared<ServingStep>(shape, settings.device, settings.seed);
+  };
+  const double flops = step_flops(mixed);
+  const auto run_apart = [first = step(decoding), second = step(prefill)] {
+    first->run();
+    second->run();
+  };
+  return {timed([together = step(mixed)] { together->run(); }, flops, Clock::kWall),
+          timed(run_apart, flops, Clock::kWall)};
+}
+
+void add_serving(std::vector<Cell>& cells) {
+  constexpr double kNoSlowerThanApart = 1 / 1.05;
+  constexpr int64_t kDecoding = 16;
+  for (const int32_t dtype : {TESSERA_FLOAT32, TESSERA_BFLOAT16}) {
+    for (const int64_t chunk : {32, 256}) {
+      StepShape decoding;
+      decoding.dtype = dtype;
+      StepShape prefill = decoding;
+      decoding.new_tokens.assign(kDecoding, 1);
+      prefill.new_tokens = {chunk};
+      cells.push_back({.group = "Mixed batches, all threads, against decoding and a chunk of a prompt apart",
+                       .name = std::string("mixed/") + short_name(dtype) + "/" + std::to_string(kDecoding) + "x1+" +
+                               std::to_string(chunk) + "/N1024/D128/gqa32:8",
+                       .against = "apart",
+                       .threshold = kNoSlowerThanApart,
+                       .is_share = false,
+                       .make = [=](const Settings& s) { return mixed_against_apart(s, decoding, prefill); }});
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<Cell> all_cells(const tessera_device& device) {
@@ -424,6 +463,7 @@ std::vector<Cell> all_cells(const tessera_device& device) {
   add_standard(cells);
   add_memory(cells);
   add_decode(cells);
+  add_serving(cells);
   return cells;
 }
 

@@ -13,6 +13,7 @@ class Options(TypedDict, total=False):
     cu_seqlens_k: Any
     page_table: Any
     seqused_k: Any
+    causal_seqs: Any
     bias: Any
     mask: Any
     block_mask: Any
