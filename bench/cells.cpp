@@ -418,15 +418,15 @@ Contest mixed_against_apart(const Settings& settings, const StepShape& decoding,
   const auto middle = mixed.new_tokens.begin() + static_cast<int64_t>(mixed.new_tokens.size() / 2);
   mixed.new_tokens.insert(middle, prefill.new_tokens.begin(), prefill.new_tokens.end());
   const auto step = [&](const StepShape& shape) {
-    return std::make_shared<ServingStep>(shape, settings.device, settings.seed);
+    return std::make_shared<ServingStep>(shape, with_threads(settings.device, 1), settings.seed);
   };
   const double flops = step_flops(mixed);
+  const Clock clock = clock_for(settings, 1);
   const auto run_apart = [first = step(decoding), second = step(prefill)] {
     first->run();
     second->run();
   };
-  return {timed([together = step(mixed)] { together->run(); }, flops, Clock::kWall),
-          timed(run_apart, flops, Clock::kWall)};
+  return {timed([together = step(mixed)] { together->run(); }, flops, clock), timed(run_apart, flops, clock), clock};
 }
 
 void add_serving(std::vector<Cell>& cells) {
@@ -439,7 +439,7 @@ void add_serving(std::vector<Cell>& cells) {
       StepShape prefill = decoding;
       decoding.new_tokens.assign(kDecoding, 1);
       prefill.new_tokens = {chunk};
-      cells.push_back({.group = "Mixed batches, all threads, against decoding and a chunk of a prompt apart",
+      cells.push_back({.group = "Mixed batches, one thread, against decoding and a chunk of a prompt apart",
                        .name = std::string("mixed/") + short_name(dtype) + "/" + std::to_string(kDecoding) + "x1+" +
                                std::to_string(chunk) + "/N1024/D128/gqa32:8",
                        .against = "apart",

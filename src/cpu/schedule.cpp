@@ -259,7 +259,8 @@ void configure_decoding(tessera_plan& plan, int64_t queries) {
          (plan.heads_kv % heads != 0 || decode_scratch_bytes(plan, table, heads) > kMaxDecodeScratch_bytes))
     --heads;
   plan.decode_heads_kv = static_cast<int32_t>(std::max<int64_t>(1, heads));
-  const int64_t most = plan.batch * most_decode_parts(plan.max_seqlen_k);
+  int64_t most = plan.batch * most_decode_parts(plan.max_seqlen_k);
+  if (core::packed_k(p)) most = std::min(most, plan.batch + core::sizes(p).rows_k / kDecodePartKeys);
   plan.decode_parts = p.batch_invariant ? most : std::min(most, plan.batch + wanted_decode_parts(plan));
   plan.scratch_bytes = std::max(plan.scratch_bytes, decode_scratch_bytes(plan, table, plan.decode_heads_kv));
 }
