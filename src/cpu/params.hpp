@@ -49,6 +49,7 @@ struct Params {
 
   float scale, scale_log2;  // scale * log2(e): scores are held in log2 units
   float softcap;            // 0: none
+  int32_t causal;           // 1: some sequence may be; which ones they know themselves
   int32_t top_left;
   int64_t window_left, window_right;  // -1: unbounded
   ScoreTensor bias, mask, block_mask;

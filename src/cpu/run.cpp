@@ -82,6 +82,7 @@ void fill_options(Params& p, const tessera_problem& problem) {
   p.scale = static_cast<float>(problem.scale);
   p.scale_log2 = static_cast<float>(problem.scale * kLog2e);
   p.softcap = static_cast<float>(problem.softcap);
+  p.causal = problem.causal || core::present(problem.causal_seqs);
   p.top_left = problem.alignment == TESSERA_TOP_LEFT;
   p.window_left = problem.window_left, p.window_right = problem.window_right;
   p.dropout_threshold = core::dropout_threshold(problem.dropout_p);
