@@ -16,7 +16,7 @@ constexpr tessera_isa kIsas[] = {TESSERA_ISA_BASELINE, TESSERA_ISA_AVX2, TESSERA
                                  TESSERA_ISA_AMX_BF16};
 constexpr tessera_kernel kKernels[] = {TESSERA_KERNEL_AUTO,      TESSERA_KERNEL_TILED,    TESSERA_KERNEL_DECODE,
                                        TESSERA_KERNEL_REFERENCE, TESSERA_KERNEL_FWD_SM80, TESSERA_KERNEL_FWD_SM90,
-                                       TESSERA_KERNEL_BWD_SM80};
+                                       TESSERA_KERNEL_BWD_SM80,  TESSERA_KERNEL_BWD_SM90};
 
 // The flag that sets what the library calls so; "": none.
 std::string_view flag_of(std::string_view token) {
@@ -69,7 +69,8 @@ const CLI::Validator kFileName(
 void DeviceOptions::add_to(CLI::App& command) {
   command
       .add_option("--kernel", kernel,
-                  "Which kernel: auto; on the CPU tiled, decode or reference; on a GPU fwd_sm80, fwd_sm90 or bwd_sm80")
+                  "Which kernel: auto; on the CPU tiled, decode or reference; on a GPU fwd_sm80, fwd_sm90, bwd_sm80 or "
+                  "bwd_sm90")
       ->capture_default_str();
   command.add_option("--isa", isa,
                      "Instruction set: baseline, avx2, avx512, avx512_bf16 or amx_bf16 (default: the best here)");

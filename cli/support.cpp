@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "options.hpp"
 #include "sized_problem.hpp"
 #include "terminal.hpp"
+#include "tessera/plan.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -114,8 +117,9 @@ std::vector<Case> cases() {
 // ---- what is answered -----------------------------------------------------------------------------------------------
 
 struct Answer {
-  std::string kernel;  // "": none
-  std::string reason;  // of the refusal
+  std::string kernel;               // "": none
+  std::string reason;               // of the refusal
+  std::vector<std::string> others;  // that take it too
 };
 
 Answer answer_of(const Case& asked, const tessera_device& device, tessera_dtype dtype, tessera_direction direction) {
@@ -125,11 +129,17 @@ Answer answer_of(const Case& asked, const tessera_device& device, tessera_dtype 
   const tessera_problem problem = problem_of(sizes, asked.set_options);
   tessera_plan plan{};
   const tessera_status status = tessera_make_plan(&problem, &device, &plan);
-  if (status.code == TESSERA_OK) return {tessera_kernel_name(plan.kernel), ""};
+  if (status.code == TESSERA_OK) {
+    Answer answer{tessera_kernel_name(plan.kernel), "", {}};
+    for (const tessera_candidate& candidate : candidates(plan)) {
+      if (candidate.accepted && candidate.kernel != answer.kernel) answer.others.emplace_back(candidate.kernel);
+    }
+    return answer;
+  }
   std::string reason = status.message;
   constexpr std::string_view kOpening = "no kernel takes this problem: ";
   if (reason.starts_with(kOpening)) reason.erase(0, kOpening.size());
-  return {"", reason};
+  return {"", reason, {}};
 }
 
 // Of a case on a back end in a direction, a dtype each; empty where the case is not of that direction.
@@ -246,6 +256,35 @@ Rows direction_rows(const Matrix& matrix, tessera_direction direction) {
   return rows;
 }
 
+// Kernels that no plan takes by itself, and what they take when they are asked for. Cases with the same dtypes share a row.
+Rows request_rows(const Matrix& matrix) {
+  std::set<std::string> chosen;
+  for (const Answers& answers : matrix.answers) {
+    for (const Answer& answer : answers) chosen.insert(answer.kernel);
+  }
+  std::map<std::pair<std::string, std::string>, std::string> takes;  // cases, by where and dtypes
+  for (std::size_t asked = 0; asked < matrix.cases.size(); ++asked) {
+    for (std::size_t i = 0; i < matrix.back_ends.size(); ++i) {
+      for (const tessera_direction direction : kDirections) {
+        const Answers& answers = matrix.at(asked, i, direction);
+        std::map<std::string, std::string> dtypes;  // by kernel
+        for (std::size_t d = 0; d < answers.size(); ++d) {
+          for (const std::string& kernel : answers[d].others) {
+            if (!chosen.contains(kernel)) dtypes[kernel] += std::string(" ") + tessera_dtype_name(kDtypes[d]);
+          }
+        }
+        for (const auto& [kernel, taken] : dtypes) {
+          std::string& names = takes[{fmt::format("{}, {}", kernel, matrix.back_ends[i].name), taken.substr(1)}];
+          names += (names.empty() ? "" : ", ") + matrix.cases[asked].name;
+        }
+      }
+    }
+  }
+  Rows rows{{"kernel", "dtypes", "takes"}};
+  for (const auto& [where, names] : takes) rows.push_back({where.first, where.second, names});
+  return rows;
+}
+
 std::string markdown_table(const Rows& rows) {
   std::string text;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -309,6 +348,10 @@ std::string markdown(const Matrix& matrix) {
   for (const tessera_direction direction : kDirections) {
     text += fmt::format("\n## {}\n\n{}", direction == TESSERA_FORWARD ? "Forward" : "Backward",
                         markdown_table(direction_rows(matrix, direction)));
+  }
+  if (const Rows rows = request_rows(matrix); rows.size() > 1) {
+    text +=
+        fmt::format("\n## On request\n\nTaken by name alone (`--kernel`), until proved.\n\n{}", markdown_table(rows));
   }
   text += "\n## What is refused, and why\n\n| the first | reason |\n| --- | --- |\n";
   for (const Refusal& refusal : refusals(matrix)) text += fmt::format("| {} | {} |\n", refusal.where, refusal.reason);

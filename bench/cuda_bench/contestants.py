@@ -1,4 +1,4 @@
-"""Tessera, its sm80 family, and PyTorch's flash and cuDNN backends: calls that are timed, results that are checked.
+"""Tessera, its families by name, and PyTorch's flash and cuDNN backends: calls that are timed, results that are checked.
 
 Tensors lie in memory as [B, S, H, D]; scaled_dot_product_attention sees them as [B, H, S, D]. Backward is the backward
 kernels alone, on what forward has saved.
@@ -103,6 +103,25 @@ class Sm80(Tessera):
         self.kernel = {"forward": "fwd_sm80", "backward": "bwd_sm80"}[direction]
         if self.plan()["kernel"] == self.kernel:
             raise NotOffered(f"Tessera itself runs {self.kernel}")
+
+
+class Sm90(Tessera):
+    """Hopper's backward kernel, where a plan chooses another."""
+
+    name, title = "sm90", "sm90"
+    kernel = "bwd_sm90"
+
+    def __init__(self, problem: Problem, inputs: Inputs, direction: str):
+        super().__init__(problem, inputs, direction)
+        if direction == "forward":
+            raise NotOffered("Tessera itself runs fwd_sm90 where that is")
+        if self.plan()["kernel"] == self.kernel:
+            raise NotOffered(f"Tessera itself runs {self.kernel}")
+        x = self.inputs
+        try:
+            tessera.plan(x.q, x.k, x.v, direction=direction, kernel=self.kernel, **self.options())
+        except ValueError as refusal:
+            raise NotOffered(str(refusal)) from None
 
 
 class _Sdpa(Contestant):
@@ -235,7 +254,7 @@ class Efficient(_Sdpa):
         super().__init__(problem, inputs, direction)
 
 
-CONTESTANTS = (Tessera, Sm80, Flash, Cudnn, Efficient)
+CONTESTANTS = (Tessera, Sm80, Sm90, Flash, Cudnn, Efficient)
 
 
 def enter(

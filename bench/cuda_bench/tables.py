@@ -6,9 +6,10 @@ import math
 from statistics import geometric_mean
 
 # In the order in which they are listed. The sm80 family stands for itself where a plan chooses it anyway.
-TITLES = {"tessera": "Tessera", "sm80": "sm80", "flash": "FA2", "cudnn": "cuDNN", "efficient": "efficient"}
+TITLES = {"tessera": "Tessera", "sm80": "sm80", "sm90": "sm90", "flash": "FA2", "cudnn": "cuDNN", "efficient": "efficient"}
 # Who is held against whom.
-RATIOS = (("tessera", "flash"), ("tessera", "cudnn"), ("sm80", "flash"), ("tessera", "efficient"))
+RATIOS = (("tessera", "flash"), ("tessera", "cudnn"), ("sm80", "flash"), ("sm90", "tessera"), ("sm90", "flash"), ("sm90", "cudnn"),
+          ("tessera", "efficient"))  # fmt: skip
 
 
 def seconds_of(cell: dict, name: str) -> float | None:

@@ -197,7 +197,8 @@ typedef enum tessera_kernel {
   TESSERA_KERNEL_TILED = 3,     /* CPU: FlashAttention's tiles, forward and backward */
   TESSERA_KERNEL_FWD_SM80 = 4,  /* CUDA: forward by mma.sync, on every GPU from Ampere on */
   TESSERA_KERNEL_BWD_SM80 = 5,  /* CUDA: backward by mma.sync, on every GPU from Ampere on */
-  TESSERA_KERNEL_FWD_SM90 = 6   /* CUDA: forward by TMA and wgmma, on Hopper */
+  TESSERA_KERNEL_FWD_SM90 = 6,  /* CUDA: forward by TMA and wgmma, on Hopper */
+  TESSERA_KERNEL_BWD_SM90 = 7   /* CUDA: backward by TMA and wgmma, on Hopper; so far on request alone */
 } tessera_kernel;
 
 /* Where a plan is to run: plain data, of this size in all minor versions. */

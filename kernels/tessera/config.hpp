@@ -3,6 +3,7 @@
 
 #include "tessera/append/config.hpp"
 #include "tessera/bwd_sm80/config.hpp"
+#include "tessera/bwd_sm90/config.hpp"
 #include "tessera/combine/config.hpp"
 #include "tessera/fwd_sm80/config.hpp"
 #include "tessera/fwd_sm90/config.hpp"

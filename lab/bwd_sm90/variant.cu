@@ -28,11 +28,12 @@ extern "C" __global__ void __launch_bounds__(kBwdSm90Threads, 1) bwd_main(const 
   bwd_sm90<kCfg>(p);
 }
 #endif
+constexpr BwdSm90RowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.block_m, false};
 extern "C" __global__ void __launch_bounds__(kBwdRowsThreads) bwd_before(const __grid_constant__ BwdParams p) {
-  bwd_sm90_before<kCfg>(p);
+  bwd_sm90_before<kRows>(p);
 }
 extern "C" __global__ void __launch_bounds__(kBwdRowsThreads) bwd_after(const __grid_constant__ BwdParams p) {
-  bwd_sm90_after<kCfg>(p);
+  bwd_sm90_after<kRows>(p);
 }
 
 struct Args {
@@ -75,8 +76,8 @@ static int launch(void (*kernel)(Params), const Params& p, int grid, int threads
 }
 
 extern "C" void describe(int* out) {
-  out[0] = kCfg.head_dim, out[1] = kCfg.block_m, out[2] = kCfg.block_n, out[3] = kCfg.causal,
-  out[4] = kCfg.dtype == Dtype::kFloat16, out[5] = kBytes;
+  out[0] = kCfg.head_dim, out[1] = kCfg.block_m, out[2] = kCfg.block_n;
+  out[3] = kCfg.dtype == Dtype::kFloat16, out[4] = kBytes;
 }
 
 extern "C" int run(const Args* a, void* stream_pointer) {
@@ -124,7 +125,7 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   }
   if (a->parts & 4) {
     BwdParams after = p;
-    after.scale *= kBwdLower;
+    after.scale *= bwd_lower_late(kCfg.dtype);
     if (const int e = launch<BwdParams>(bwd_after, after, query_tiles, kBwdRowsThreads, 0, a->pdl, stream)) return e;
   }
   return 0;

@@ -22,7 +22,7 @@ _PROGRAM_ONLY = {  # command: (what it does, what does it in Python)
     "support": ("which options each back end takes, in which dtypes", "tessera.plan answers for a problem"),
     "cache": ("lists, compiles and clears the CUDA kernels kept on disk", "a kernel is compiled when it is first needed"),
 }
-_KERNELS = ("auto", "tiled", "decode", "reference", "fwd_sm80", "fwd_sm90", "bwd_sm80")
+_KERNELS = ("auto", "tiled", "decode", "reference", "fwd_sm80", "fwd_sm90", "bwd_sm80", "bwd_sm90")
 
 
 class _Parser(argparse.ArgumentParser):

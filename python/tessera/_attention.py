@@ -71,7 +71,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
         batch_invariant: a sequence's bits do not depend on the batch that it stands in.
         deterministic: kept for `attention_backward`.
         kernel: "auto", or the only one to be considered: on the CPU "tiled", "decode", "reference", on a GPU "fwd_sm80",
-            "fwd_sm90" (`attention_backward`: "bwd_sm80").
+            "fwd_sm90" (`attention_backward`: "bwd_sm80", "bwd_sm90").
         threads: 0 means all that this process may use. Never changes a bit of the result.
         openmp: compute on the OpenMP threads of this process, where another library has started them, in place of
             Tessera's own. PyTorch's tensors always do.

@@ -18,8 +18,9 @@ static_assert(std::size(kDtypes) == TESSERA_BOOL + 1, "one row for each tessera_
 constexpr const char* kIsaNames[] = {"baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16"};
 static_assert(std::size(kIsaNames) == TESSERA_ISA_AMX_BF16 + 1, "one name for each tessera_isa");
 
-constexpr const char* kKernelNames[] = {"auto", "reference", "decode", "tiled", "fwd_sm80", "bwd_sm80", "fwd_sm90"};
-static_assert(std::size(kKernelNames) == TESSERA_KERNEL_FWD_SM90 + 1, "one name for each tessera_kernel");
+constexpr const char* kKernelNames[] = {"auto",     "reference", "decode",   "tiled",
+                                        "fwd_sm80", "bwd_sm80",  "fwd_sm90", "bwd_sm90"};
+static_assert(std::size(kKernelNames) == TESSERA_KERNEL_BWD_SM90 + 1, "one name for each tessera_kernel");
 
 template <typename Row, size_t kRows>
 const Row* row(const Row (&table)[kRows], int32_t index) {

@@ -53,6 +53,8 @@ int64_t smem_bytes(const FwdConfig& config) { return fwd_layout(config).bytes; }
 int64_t smem_bytes(const FwdSm90Config& config) { return fwd_sm90_layout(config).bytes; }
 int64_t smem_bytes(const BwdConfig& config) { return bwd_layout(config).bytes; }
 
+int64_t smem_bytes(const BwdSm90Config& config) { return bwd_sm90_layout(config).bytes; }
+
 KernelSpec spec_of(const FwdConfig& config) {
   const KernelText text = text_of(config);
   return {.name = text.name,
@@ -119,6 +121,26 @@ KernelSpec spec_of(const BwdRowsConfig& config) {
           .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }
 
+KernelSpec spec_of(const BwdSm90Config& config) {
+  return {.name = "bwd_sm90",
+          .header = "tessera/bwd_sm90/kernel.cuh",
+          .params = "BwdSm90Params",
+          .config = config_text(config),
+          .threads = kBwdSm90Threads,
+          .smem_bytes = smem_bytes(config),
+          .claim = "sizeof(tessera::BwdSm90Params) == " + std::to_string(sizeof(BwdSm90Params))};
+}
+
+KernelSpec spec_of(const BwdSm90RowsConfig& config, bool after) {
+  return {.name = after ? "bwd_sm90_after" : "bwd_sm90_before",
+          .header = "tessera/bwd_sm90/rows.cuh",
+          .params = "BwdParams",
+          .config = config_text(config),
+          .threads = kBwdRowsThreads,
+          .limits = {.registers = 96},
+          .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
+}
+
 void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, LaunchList& launches) {
   launch_kernel(text_of(config).name, config, params, grid, launches);
 }
@@ -152,6 +174,20 @@ void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid
 
 void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {
   launch_kernel("bwd_rows", config, params, grid, launches);
+}
+
+void launch_bwd_sm90(const BwdSm90Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches) {
+  launch_kernel("bwd_sm90", config, params, grid, launches);
+}
+
+void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {
+  const auto spec = [](const void* of) { return spec_of(*static_cast<const BwdSm90RowsConfig*>(of), false); };
+  launches.add("bwd_sm90_before", config, spec, grid, params);
+}
+
+void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {
+  const auto spec = [](const void* of) { return spec_of(*static_cast<const BwdSm90RowsConfig*>(of), true); };
+  launches.add("bwd_sm90_after", config, spec, grid, params);
 }
 
 }  // namespace tessera::cuda

@@ -17,6 +17,8 @@ KernelSpec spec_of(const CombineConfig& config);
 KernelSpec spec_of(const AppendConfig& config);
 KernelSpec spec_of(const BwdConfig& config);
 KernelSpec spec_of(const BwdRowsConfig& config);
+KernelSpec spec_of(const BwdSm90Config& config);
+KernelSpec spec_of(const BwdSm90RowsConfig& config, bool after);
 
 inline constexpr int32_t kHopper = 90;  // the first architecture with bulk copies (TMA)
 
@@ -24,6 +26,7 @@ inline constexpr int32_t kHopper = 90;  // the first architecture with bulk copi
 int64_t smem_bytes(const FwdConfig& config);
 int64_t smem_bytes(const FwdSm90Config& config);
 int64_t smem_bytes(const BwdConfig& config);
+int64_t smem_bytes(const BwdSm90Config& config);
 
 // Each joins the call's launches.
 void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, LaunchList& launches);
@@ -32,5 +35,8 @@ tessera_status launch_combine(const CombineConfig& config, const CombineParams& 
 tessera_status launch_append(const AppendConfig& config, const AppendParams& params, LaunchList& launches);
 void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
+void launch_bwd_sm90(const BwdSm90Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches);
+void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
+void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 
 }  // namespace tessera::cuda

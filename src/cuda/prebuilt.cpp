@@ -112,10 +112,19 @@ struct Planned {
   const Family* family;
   std::vector<KernelSpec> launches;
 };
-Planned plan_of(const tessera_problem& problem, int32_t arch) {
-  const tessera_device device = device_of(arch);
+// A family of one architecture is asked for by name there, whoever stands before it.
+Planned plan_of(const Family& of, const tessera_problem& problem, int32_t arch) {
+  tessera_device device = device_of(arch);
   tessera_plan plan;
-  tessera_status status = tessera_make_plan(&problem, &device, &plan);
+  tessera_status status{TESSERA_UNSUPPORTED, {}};
+  if (of.supports.newest_arch == arch) {
+    device.kernel = of.kernel;
+    status = tessera_make_plan(&problem, &device, &plan);
+  }
+  if (status.code != TESSERA_OK) {
+    device.kernel = TESSERA_KERNEL_AUTO;
+    status = tessera_make_plan(&problem, &device, &plan);
+  }
   LaunchList list;
   if (status.code == TESSERA_OK) status = lower(plan, tessera_buffers{}, nullptr, list);
   if (status.code != TESSERA_OK) throw std::logic_error(status.message);
@@ -145,7 +154,7 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
     for (const PrebuiltRow& row : family->prebuilt) {
       for (const int32_t dtype : kDtypes) {
         for (const tessera_problem& problem : problems_of(row, dtype)) {
-          const Planned planned = plan_of(problem, arch);
+          const Planned planned = plan_of(*family, problem, arch);
           for (const KernelSpec& spec : planned.launches) add(spec, limits_of(spec, *planned.family, row));
         }
       }

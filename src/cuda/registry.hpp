@@ -79,6 +79,6 @@ std::span<const Family* const> families();
 // The family that a plan names. NULL: there is none.
 const Family* find_family(int32_t kernel);
 
-extern const Family kFwdSm90, kFwdSm80, kBwdSm80;
+extern const Family kFwdSm90, kFwdSm80, kBwdSm80, kBwdSm90;
 
 }  // namespace tessera::cuda

@@ -34,13 +34,15 @@ void prepare(const Case& c, const tessera_device& gpu, Failures& failures) {
     tessera_device device = gpu;
     if (c.cores != Case{}.cores) device.cores = static_cast<int32_t>(c.cores);
     const tessera_problem problem = problem_of(call, direction);
-    for (const tessera_kernel kernel : {TESSERA_KERNEL_AUTO, TESSERA_KERNEL_FWD_SM80}) {
+    std::vector<tessera_kernel> kernels = gpu_kernels(direction);
+    kernels.push_back(TESSERA_KERNEL_AUTO);
+    for (const tessera_kernel kernel : kernels) {
       device.kernel = kernel;
       tessera_plan plan{};
       tessera_status status = tessera_make_plan(&problem, &device, &plan);
+      if (status.code == TESSERA_UNSUPPORTED && kernel != TESSERA_KERNEL_AUTO) continue;
       if (status.code == TESSERA_OK) status = tessera_prepare(&plan);
       if (status.code != TESSERA_OK) failures.add(c, status.message);
-      if (plan.kernel != TESSERA_KERNEL_FWD_SM90) break;  // else it is held against the one that every GPU has
     }
   }
 }

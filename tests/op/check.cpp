@@ -126,9 +126,10 @@ class Checker {
       }
       if (cpu_alone(c_)) continue;  // refused: CudaPlan.TakesEveryCaseOfTheTable
       check_kernel(options_of(TESSERA_KERNEL_AUTO), directions());
-      // The kernel that every GPU has, too, where this one has another of its own.
-      if (forward_kernel(options_of(TESSERA_KERNEL_AUTO)) != TESSERA_KERNEL_FWD_SM80) {
-        check_kernel(options_of(TESSERA_KERNEL_FWD_SM80), {TESSERA_FORWARD});
+      for (const tessera_direction direction : directions()) {
+        for (const tessera_kernel kernel : gpu_kernels(direction)) {
+          if (takes_on_request(direction, options_of(kernel))) check_kernel(options_of(kernel), {direction});
+        }
       }
     }
     for (size_t n = 0; n < inputs_before.size(); ++n)
@@ -190,10 +191,13 @@ class Checker {
     }
   }
 
-  // That the plan of the forward pass chooses; AUTO where there is no plan.
-  int32_t forward_kernel(const RunOptions& options) const {
+  // Whether a kernel takes the case, and another would be chosen unless it is asked for.
+  bool takes_on_request(tessera_direction direction, RunOptions options) const {
+    const tessera_kernel kernel = options.kernel;
     tessera_plan plan;
-    return make_plan(call_, TESSERA_FORWARD, options, plan).code == TESSERA_OK ? plan.kernel : TESSERA_KERNEL_AUTO;
+    if (make_plan(call_, direction, options, plan).code != TESSERA_OK) return false;
+    options.kernel = TESSERA_KERNEL_AUTO;
+    return make_plan(call_, direction, options, plan).code != TESSERA_OK || plan.kernel != kernel;
   }
 
   // The CPU's plan for packed queries: each sequence goes by its own rows.

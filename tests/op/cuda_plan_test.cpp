@@ -60,5 +60,21 @@ TEST(CudaPlan, TakesEveryCaseOfTheTable) {
   }
 }
 
+// Kernels that nothing chooses are proved by the cases that they take when they are asked for: these must not run out.
+TEST(CudaPlan, TheBackwardKernelForHopperHasCasesOfItsOwn) {
+  constexpr int kEnough = 60;
+  int taken = 0;
+  for (const Case& c : case_table()) {
+    if (!c.backward || taken == kEnough) continue;
+    const Call call = make_call(make_inputs(c));
+    tessera_device device = imagined_gpu(90);
+    device.kernel = TESSERA_KERNEL_BWD_SM90;
+    const tessera_problem problem = problem_of(call, TESSERA_BACKWARD);
+    tessera_plan plan;
+    taken += tessera_make_plan(&problem, &device, &plan).code == TESSERA_OK;
+  }
+  EXPECT_EQ(taken, kEnough);
+}
+
 }  // namespace
 }  // namespace tessera::testing

@@ -77,6 +77,11 @@ tessera_status make_plan(const Call& call, tessera_direction direction, const Ru
   return tessera_make_plan(&problem, &device, &plan);
 }
 
+std::vector<tessera_kernel> gpu_kernels(tessera_direction direction) {
+  if (direction == TESSERA_FORWARD) return {TESSERA_KERNEL_FWD_SM90, TESSERA_KERNEL_FWD_SM80};
+  return {TESSERA_KERNEL_BWD_SM90, TESSERA_KERNEL_BWD_SM80};
+}
+
 namespace {
 
 RunResult run_on_gpu(Call& call, tessera_direction direction, const tessera_plan& plan, const RunOptions& options) {

@@ -40,6 +40,9 @@ tessera_problem problem_of(const Call& call, tessera_direction direction);
 // The plan of one direction for a place. A GPU splits work for all of its multiprocessors, unless the case says how many.
 tessera_status make_plan(const Call& call, tessera_direction direction, const RunOptions& options, tessera_plan& plan);
 
+// A GPU's kernels of a direction, each of which is asked for by name where it takes a case and another would be chosen.
+std::vector<tessera_kernel> gpu_kernels(tessera_direction direction);
+
 // Plans and runs one direction, on a GPU with copies in its memory. Backward reads call.o and call.lse.
 RunResult run(Call& call, tessera_direction direction, const RunOptions& options);
 

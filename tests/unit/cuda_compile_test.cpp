@@ -6,10 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/cuda.hpp"
 #include "cuda/families/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/prebuilt.hpp"
+#include "cuda/runtime/launch_list.hpp"
 #include "cuda/runtime/nvrtc.hpp"
+#include "tessera/tensor.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -115,6 +118,58 @@ TEST_P(CudaCompileSm90Tile, OverlapsItsProducts) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileSm90Tile, testing::ValuesIn(whole_and_halved()));
+
+// What bwd_sm90 is compiled into beside the prebuilt kernels: as a plan has it.
+class CudaCompileBwdSm90 : public testing::TestWithParam<int64_t> {};
+
+TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  tessera_device device{};
+  ASSERT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
+  device.kernel = TESSERA_KERNEL_BWD_SM90;
+  struct Kind {
+    DType dtype;
+    bool window, packed, deterministic, alibi;
+  };
+  for (const auto& [dtype, window, packed, deterministic, alibi] :
+       {Kind{bfloat16, true, false, false, false}, Kind{bfloat16, false, true, false, false},
+        Kind{bfloat16, true, true, true, true}, Kind{float16, true, true, true, true}}) {
+    tessera_problem p;
+    tessera_problem_init(&p);
+    constexpr int64_t kRows = 4096, kHeads = 4;
+    p.direction = TESSERA_BACKWARD, p.causal = 1, p.deterministic = deterministic;
+    p.q = p.k = p.v = p.o = layout(dtype, {1, kRows, kHeads, GetParam()});
+    p.lse = layout(float32, {1, kHeads, kRows});
+    if (packed) {
+      p.q = p.k = p.v = p.o = layout(dtype, {kRows, kHeads, GetParam()});
+      p.lse = layout(float32, {kHeads, kRows});
+      p.cu_seqlens_q = p.cu_seqlens_k = layout(int32, {9});
+    }
+    p.d_q = p.d_k = p.d_v = p.d_o = p.q;
+    if (window) p.window_left = 1000;
+    if (alibi) p.alibi_slopes = layout(float32, {kHeads}), p.has_scale = 1, p.scale = -1;
+    tessera_plan plan;
+    const tessera_status planned = tessera_make_plan(&p, &device, &plan);
+    ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
+    LaunchList list;
+    ASSERT_EQ(lower(plan, tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+    const KernelSpec spec = list[1].spec();
+    SCOPED_TRACE(spec.config);
+    Binary binary;
+    std::string log;
+    const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), 90, binary, &log);
+    ASSERT_EQ(status.code, TESSERA_OK) << status.message << "\n" << log;
+    EXPECT_LE(binary.registers, 128);
+    EXPECT_EQ(binary.spill_bytes, 0) << log;
+    EXPECT_EQ(binary.stack_bytes, 0) << log;
+    EXPECT_EQ(binary.wgmma_serialized, 0) << log;
+    EXPECT_EQ(hidden_loss(log), "") << log;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileBwdSm90, testing::Values(64, 128));
 
 }  // namespace
 }  // namespace tessera::cuda

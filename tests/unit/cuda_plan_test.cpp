@@ -314,6 +314,107 @@ TEST(FwdSm90, TheOtherCanBeAskedFor) {
   EXPECT_STREQ(tessera_kernel_name(TESSERA_KERNEL_FWD_SM90), "fwd_sm90");
 }
 
+// ---- bwd_sm90 -------------------------------------------------------------------------------------------------------
+
+Problem training_problem(std::int64_t d, std::int64_t dv, DType dtype = bfloat16) {
+  Problem problem = large_problem(d, dv, 4096, dtype);
+  problem.direction = TESSERA_BACKWARD;
+  problem.d_q = problem.q, problem.d_k = problem.k, problem.d_v = problem.v, problem.d_o = problem.o;
+  problem.lse = layout(float32, {4, 16, 4096});
+  problem.causal = 1;
+  return problem;
+}
+
+TEST(BwdSm90, ServesWhoeverAsksForIt) {
+  Device device = gpu();
+  const Plan chosen = tessera::plan(training_problem(128, 128), device);
+  EXPECT_EQ(chosen.kernel, TESSERA_KERNEL_BWD_SM80) << "so far";
+  EXPECT_EQ(refusal(chosen, "bwd_sm90"), "");
+  device.kernel = TESSERA_KERNEL_BWD_SM90;
+  struct Row {
+    std::int64_t d, dv;
+    std::int32_t block_m;
+  };
+  for (const auto& [d, dv, block_m] :
+       {Row{64, 64, 128}, Row{8, 8, 128}, Row{72, 72, 64}, Row{128, 128, 64}, Row{64, 128, 64}, Row{96, 32, 64}}) {
+    const Plan plan = tessera::plan(training_problem(d, dv), device);
+    EXPECT_EQ(plan.kernel, TESSERA_KERNEL_BWD_SM90);
+    EXPECT_EQ(plan.block_m, block_m) << d << ", " << dv;
+    EXPECT_EQ(plan.block_n, 128);
+    EXPECT_EQ(plan.num_items, 32 * 16 * 4);
+    EXPECT_LE(plan.smem_bytes, device.smem_bytes);
+  }
+}
+
+TEST(BwdSm90, TakesMasksByPositionUnequalHeadsSinksAlibiAnyScaleAndACotangentOfTheLse) {
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_BWD_SM90;
+  Problem problem = training_problem(128, 128);
+  problem.k = problem.v = problem.d_k = problem.d_v = layout(bfloat16, {4, 1000, 4, 128});
+  problem.alignment = TESSERA_TOP_LEFT;
+  problem.window_left = 300, problem.window_right = 20;
+  problem.d_lse = problem.lse;
+  problem.sink = problem.d_sink = layout(float32, {16});
+  problem.deterministic = 1;
+  problem.alibi_slopes = layout(float32, {4, 16});
+  problem.has_scale = 1, problem.scale = -0.5;
+  EXPECT_NO_THROW((void)tessera::plan(problem, device));
+}
+
+TEST(BwdSm90, TakesPackedSequencesAndKeyLengths) {
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_BWD_SM90;
+  Problem problem = packed_large_problem();
+  problem.direction = TESSERA_BACKWARD;
+  problem.lse = layout(float32, {16, 16384});
+  problem.seqused_k = layout(int32, {8});
+  problem.d_q = problem.d_k = problem.d_v = problem.d_o = problem.q;
+  EXPECT_EQ(tessera::plan(problem, device).num_items, (16384 / 128 + 8) * 16);
+}
+
+class BwdSm90Refusal : public testing::TestWithParam<Refusal> {};
+
+TEST_P(BwdSm90Refusal, SaysWhy) {
+  Problem problem = training_problem(128, 128);
+  Device device = gpu();
+  GetParam().spoil(problem, device);
+  const Plan plan = tessera::plan(problem, device);
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_BWD_SM80);
+  EXPECT_NE(refusal(plan, "bwd_sm90").find(GetParam().reason), std::string::npos) << refusal(plan, "bwd_sm90");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Row, BwdSm90Refusal,
+    testing::Values(
+        Refusal{"Ampere", "compute capability 8.0, must be 9.0", [](Problem&, Device& d) { d.arch = 80; }},
+        Refusal{"Float32", "float32, accepted float16, bfloat16",
+                [](Problem& p, Device&) { p = training_problem(64, 64, float32); }},
+        Refusal{"HeadSize", "head size 136, at most 128", [](Problem& p, Device&) { p = training_problem(136, 64); }},
+        Refusal{"HeadBytes", "q: rows of 200 bytes", [](Problem& p, Device&) { p = training_problem(100, 128); }},
+        Refusal{"Bias", "bias: not taken",
+                [](Problem& p, Device&) {
+                  p.bias = layout(float32, {1, 1, 4096, 4096});
+                }},
+        Refusal{"Softcap", "softcap: not taken", [](Problem& p, Device&) { p.softcap = 30; }},
+        Refusal{"Dropout", "dropout_p: not taken", [](Problem& p, Device&) { p.dropout_p = 0.5; }},
+        Refusal{"GradientStride", "d_k: row stride of 4104 bytes",
+                [](Problem& p, Device&) { set_strides(p.d_k, 1, 2052), set_strides(p.d_k, 0, 4096 * 2052); }},
+        Refusal{"OutputStride", "o: rows start at no multiples of 16 bytes",
+                [](Problem& p, Device&) { set_strides(p.o, 1, 2051); }},
+        Refusal{"NoKeys", "k: no rows",
+                [](Problem& p, Device&) {
+                  for (tessera_layout* tensor : {&p.k, &p.v, &p.d_k, &p.d_v}) tensor->shape[1] = 0;
+                }},
+        Refusal{"NoQueries", "q: no rows",
+                [](Problem& p, Device&) {
+                  for (tessera_layout* tensor : {&p.q, &p.o, &p.d_q, &p.d_o}) tensor->shape[1] = 0;
+                  p.lse.shape[2] = 0;
+                }},
+        Refusal{"SharedMemory", "KiB of shared memory", [](Problem&, Device& d) { d.smem_bytes = 163 << 10; }}),
+    [](const auto& row) { return std::string(row.param.name); });
+
+// ---- fwd_sm80: bulk copies -----------------------------------------------------------------------------------------
+
 // Of the mma.sync forward kernels at D = 128, which one a plan means shows in its shared memory: tiles and, by bulk copies,
 // four barriers a stage; else rows spread over persistent blocks, which keep two works' bounds.
 constexpr std::int64_t kTiles128 = (128 + 4 * 64) * (128 * 2 + 16);

@@ -226,12 +226,13 @@ TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryT
   }
 }
 
-// dSink of one head: a thread sums every kBwdRowsThreads-th query, then a tree.
-template <BwdRowsConfig kCfg>
-TESSERA_DEVICE void reduce_sink(const BwdParams& p, int head) {
+// dSink of one head: a thread sums every kBwdRowsThreads-th query, then a tree. What is kept is the LSE less raise_log2, and delta
+// over delta_unit.
+template <int kBlockM>
+TESSERA_DEVICE void reduce_sink(const BwdParams& p, int head, float raise_log2 = 0.0f, float delta_unit = 1.0f) {
   __shared__ double sums[kBwdRowsThreads];
-  const int64 rows = static_cast<int64>(p.q_slots) * kCfg.block_m, first = head * rows;
-  const float sink_log2 = p.sink[p.sink_head * head] * kLog2e;
+  const int64 rows = static_cast<int64>(p.q_slots) * kBlockM, first = head * rows;
+  const float sink_log2 = fmaf(p.sink[p.sink_head * head], kLog2e, -raise_log2);
   double sum = 0.0;
   for (int64 row = threadIdx.x; row < rows; row += kBwdRowsThreads) {
     const float lse = p.row_lse_log2[first + row];
@@ -242,7 +243,7 @@ TESSERA_DEVICE void reduce_sink(const BwdParams& p, int head) {
     __syncthreads();
     if (threadIdx.x < distance) sums[threadIdx.x] += sums[threadIdx.x + distance];
   }
-  if (threadIdx.x == 0) p.d_sink[p.d_sink_head * head] = static_cast<float>(sums[0]);
+  if (threadIdx.x == 0) p.d_sink[p.d_sink_head * head] = static_cast<float>(sums[0]) * delta_unit;
 }
 
 // Before the products, a tile of queries.
@@ -275,7 +276,7 @@ TESSERA_DEVICE void bwd_rows(const BwdParams& p) {
   if (p.after) {
     if (p.seqused_k) clear_unused_keys<kCfg.dtype>(p);
     if constexpr (kCfg.d_sink) {
-      if (index >= tiles) reduce_sink<kCfg>(p, index - tiles);
+      if (index >= tiles) reduce_sink<kCfg.block_m>(p, index - tiles);
     }
   } else {
     if (index == 0 && threadIdx.x == 0 && p.ticket) *p.ticket = 0;

@@ -22,7 +22,12 @@ struct KeyBlock {
 };
 static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 
-// kCfg: of either kernel, with block_m and block_n.
+// Blocks that add to dQ in turns (deterministic) come and add in one order, so that whoever is waited for has started: under a
+// causal mask from the last keys to the first, since each block begins with the queries of its own diagonal, where it is then
+// the first to add.
+TESSERA_DEVICE bool last_keys_first(const BwdSm90Params& p) { return p.causal || p.window_right >= 0; }
+
+// kCfg: of either kernel, with block_m, block_n, varlen and deterministic.
 template <auto kCfg>
 TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   KeyBlock b;
@@ -30,11 +35,19 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   const int section = index / section_blocks, first = section * p.section_heads;
   index -= section * section_blocks;
   const int width = min(p.heads - first, static_cast<int>(p.section_heads));
-  const int slot = width == p.section_heads ? index / p.section_heads : index / width;
+  int slot = width == p.section_heads ? index / p.section_heads : index / width;
   const int head = first + index - slot * width;
+  if (kCfg.deterministic && last_keys_first(p)) slot = p.key_tiles - 1 - slot;
   b.batch = head / p.heads_kv, b.head_kv = head % p.heads_kv;
-  b.key0 = slot * kCfg.block_n;
-  b.s = load_sequence<false>(p, b.batch);
+  int64 key0 = static_cast<int64>(slot) * kCfg.block_n;
+  if (kCfg.varlen && p.cu_seqlens_k) {
+    b.batch = find_sequence<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot),
+    b.head_kv = head;
+    key0 = tile_at_slot<kCfg.block_n>(p, p.cu_seqlens_k, p.cu_seqlens_k_stride, p.rows_k, 1, slot, b.batch);
+    key0 *= kCfg.block_n;
+  }
+  b.s = load_sequence<kCfg.varlen>(p, b.batch);
+  b.key0 = static_cast<int>(min(key0, static_cast<int64>(b.s.k_rows)));  // the slot may be nobody's
   const KeyRange some = seeing_queries(p, b.s, b.key0, min(b.key0 + kCfg.block_n, b.s.sk) - 1);
   b.first_tile = some.low / kCfg.block_m;
   b.tiles = some.low <= some.high ? some.high / kCfg.block_m + 1 - b.first_tile : 0;
@@ -45,6 +58,14 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   b.steps = b.tiles * p.group;
   b.load_head = b.head_kv * p.group, b.load_tile = b.first_tile, b.load_offset = b.load_parity = 0;
   return b;
+}
+
+// How many blocks add to the tile of queries from row0 on before this one.
+template <auto kCfg>
+TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) {
+  const KeyRange keys = visible_keys(p, b.s, row0, min(row0 + kCfg.block_m, b.s.sq) - 1).some;
+  const int mine = b.key0 / kCfg.block_n;
+  return last_keys_first(p) ? keys.high / kCfg.block_n - mine : mine - keys.low / kCfg.block_n;
 }
 
 // A step: one tile of queries of one of the group's query heads, head after head. The producer leaves it beside the tile.

@@ -7,16 +7,25 @@
 namespace tessera {
 
 struct BwdSm90Config {
-  Dtype dtype;     // 16 bits
-  int head_dim;    // of Q, K, V and dO: 64 or 128
-  int block_m;     // queries a step
-  int block_n;     // keys a block owns: 64 for each of the two score warpgroups
-  int stages;      // tiles of Q and of dO in shared memory, with their rows of LSE and delta
-  int ds_stages;   // tiles of dS on their way to the dQ warpgroup
-  bool causal;     // blocks differ in the number of queries that see them
-  bool window;     // a key has a last query that sees it, too
-  bool alternate;  // the score warpgroups keep half a step apart
-  bool staged_dq;  // dQ is added by bulk copies from shared memory, else by vector additions from registers
+  Dtype dtype;    // 16 bits
+  int head_dim;   // of Q, K, V and dO, padded to 64 or 128
+  int block_m;    // queries a step
+  int block_n;    // keys a block owns: 64 for each of the two score warpgroups
+  int stages;     // tiles of Q and of dO in shared memory, with their rows of LSE and delta
+  int ds_stages;  // tiles of dS on their way to the dQ warpgroup
+  bool window;    // a key has a last query that sees it
+  bool varlen;    // sequences are packed, or use a part of their keys
+  bool deterministic;
+  bool alternate;     // the score warpgroups keep half a step apart
+  bool staged_dq;     // dQ is added by bulk copies from shared memory, else by vector additions from registers
+  ScoreConfig score;  // of which ALiBi and scale_first are taken
+};
+
+// What goes before and after the products: rows.cuh.
+struct BwdSm90RowsConfig {
+  Dtype dtype;
+  int head_dim, block_m;  // as the products'
+  bool d_sink;
 };
 
 // Warpgroups: the producer, two of 64 keys each, and one for dQ. setmaxnreg's numbers: their sum is that of the launch's 128 for
@@ -25,9 +34,11 @@ inline constexpr int kBwdSm90Threads = 512;
 inline constexpr int kBwdProducerRegisters = 24, kBwdScoreRegisters = 208, kBwdDqRegisters = 72;
 static_assert(kBwdProducerRegisters + 2 * kBwdScoreRegisters + kBwdDqRegisters <= 4 * 128);
 
-// P, dS and what is made of them are raised by a power of two, so that P fits float16: the rows' LSE is lowered, and results
-// are lowered at the end.
+// P and what is made of it are raised by a power of two, so that P fits float16: the rows' LSE is lowered, and results are
+// lowered at the end. Of dS float16 itself has no such range: it is lowered before it is rounded, and delta with it.
 inline constexpr float kBwdRaise_log2 = 15.0f, kBwdLower = 0x1p-15f;
+TESSERA_HOST_DEVICE constexpr bool bwd_lowers_early(Dtype dtype) { return dtype == Dtype::kFloat16; }
+TESSERA_HOST_DEVICE constexpr float bwd_lower_late(Dtype dtype) { return bwd_lowers_early(dtype) ? 1.0f : kBwdLower; }
 
 inline constexpr int kBwdSm90BlockBytes = 96;  // of KeyBlock
 
@@ -38,7 +49,7 @@ struct BwdSm90Layout {
   int d_s;       // [ds_stages][block_m][block_n]
   int dq;        // [block_m][head_dim] float32, what each warp adds next
   int stats;     // [stages][2][block_m] float32: LSE in log2 units, delta
-  int steps;     // [stages] BwdSm90Step
+  int steps;     // [stages] QueryTileStep
   int block;     // KeyBlock
   int barriers;  // BwdSm90Shared has their order
   int bytes;
@@ -69,9 +80,9 @@ struct BwdSm90Params : BwdParams {
   TensorMap q_map, d_o_map;    // [batch, head, row, column], boxes of block_m rows and 64 columns
   TensorMap k_map, v_map;      // boxes of block_n rows
   TensorMap d_k_map, d_v_map;  // boxes of 16 rows, a warp's
-  Divisor key_tiles;           // of a sequence, or slots of a packed batch
-  Divisor section_heads;       // heads whose tiles stand together, the longest first: core of the L2 order
-  int heads;                   // (sequence, KV head) pairs
+  Divisor key_tiles;           // of a sequence, or slots of a packed batch: attention/scheduler.cuh
+  Divisor section_heads;       // heads whose tiles stand together, the longest first
+  int heads;                   // (sequence, KV head) pairs; packed: KV heads
 };
 
 }  // namespace tessera

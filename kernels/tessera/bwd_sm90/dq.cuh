@@ -29,25 +29,44 @@ struct DqWarpgroup {
       ptx::mbarrier_wait_parity(shared.k_full(), 0);
       ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
       RingPosition<kCfg.ds_stages> at;
-      RingPosition<kCfg.stages> step_at;
+      // Counted here: what stands beside a tile of Q is gone when the score warpgroups have used it, which may be before this.
+      int tile = block.first_tile, slot = block.head_kv * p.group * p.q_slots + block.slot0 + tile;
       for (int left = steps; left > 0; --left) {
         shared.wait_full(Shared::kDS, at);
-        const int64 slot = ptx::ld_shared_s32(shared.step(step_at));
-        float* gdQ = p.dq_accum + slot * (kCfg.block_m * kCfg.head_dim);
+        float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
 #pragma unroll 1
         for (int part = 0; part < kParts; ++part) {
           issue(at, part);
           ptx::wgmma_wait_group<0>();
           ptx::wgmma_pin(flat(rdQ));
           if (part == kParts - 1) Shared::arrive_warp(shared.empty(Shared::kDS, at));
+          if (kCfg.deterministic && part == 0) wait_for_turn(slot, tile * kCfg.block_m);
           add(gdQ, part);
         }
+        if constexpr (kCfg.deterministic) pass_turn(slot);
         at.advance();
-        step_at.advance();
+        ++slot;
+        if (++tile == block.first_tile + block.tiles) tile = block.first_tile, slot += p.q_slots - block.tiles;
       }
     }
     ptx::barrier_arrive(kKeysDone, 384);
     if constexpr (kCfg.staged_dq) ptx::cp_async_bulk_wait_group_read();
+  }
+
+  // Blocks add to the tile of queries from row0 on in the order in which they started.
+  TESSERA_DEVICE void wait_for_turn(int slot, int row0) const {
+    if (lane() == 0) {
+      const int turn = turn_of<kCfg>(p, block, row0);
+      while (ptx::ld_acquire_s32(p.dq_semaphore + slot) < turn) {
+      }
+    }
+    __syncwarp();
+  }
+  TESSERA_DEVICE void pass_turn(int slot) const {
+    if (kCfg.staged_dq && lane() == 0) ptx::cp_async_bulk_wait_group();
+    __threadfence();
+    ptx::barrier_sync(kDqAdded, 128);
+    if (threadIdx.x % 128 == 0) ptx::red_release_add_s32(p.dq_semaphore + slot, 1);
   }
 
   TESSERA_DEVICE void issue(const RingPosition<kCfg.ds_stages>& at, int part) {

@@ -4,8 +4,7 @@
 // dK and dV gather in registers, whatever the group. dQ gathers in float32 in global memory (rows.cuh clears and converts
 // it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each (scores.cuh), one for dQ (dq.cuh).
 //
-// Block: 512 threads, one a multiprocessor. Shared memory: BwdSm90Layout. Its page, with what was measured:
-// docs/lab/2026-11-24-bwd-sm90.md.
+// Block: 512 threads, one a multiprocessor. Shared memory: BwdSm90Layout. Its page: docs/reference/kernels/bwd_sm90.md.
 #pragma once
 
 #include "tessera/bwd_sm90/dq.cuh"
@@ -16,9 +15,9 @@ namespace tessera {
 
 template <BwdSm90Config kCfg>
 TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
-  static_assert(kCfg.dtype == Dtype::kBFloat16, "P and dS are raised, which float16 has no range for in dS");
   static_assert(kCfg.block_n == 128, "two score warpgroups of 64 keys");
   static_assert(kCfg.block_m % 64 == 0, "dQ is made by wgmma, 64 queries at once");
+  static_assert(!kCfg.score.softcap && !kCfg.score.entries() && !kCfg.score.dropout, "ALiBi and any scale");
   static_assert(kCfg.stages >= 2, "a step's tiles are loaded while the last one's are used");
   static_assert(bwd_sm90_layout(kCfg).bytes <= 227 * 1024, "shared memory of a block");
   extern __shared__ __align__(1024) char shared_memory[];
@@ -31,7 +30,14 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
     shared.init();
   }
   auto& block = *reinterpret_cast<KeyBlock*>(shared_memory + bwd_sm90_layout(kCfg).block);
-  if (threadIdx.x == 32) block = key_block<kCfg>(p, static_cast<int>(blockIdx.x));
+  if (threadIdx.x == 32) {
+    int index = static_cast<int>(blockIdx.x);
+    if constexpr (kCfg.deterministic) {  // in the order in which blocks start
+      ptx::griddepcontrol_wait();        // the kernel before this one cleared the ticket
+      index = atomicAdd(p.ticket, 1);
+    }
+    block = key_block<kCfg>(p, index);
+  }
   __syncthreads();
   ptx::griddepcontrol_launch_dependents();
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);

@@ -41,4 +41,20 @@ TESSERA_DEVICE void store_key_rows(const BwdSm90Params& p, const KeyBlock& block
   ptx::cp_async_bulk_commit_group();
 }
 
+// The same by ordinary stores, of those that the sequence has: what follows in memory is another's.
+template <auto kCfg, class Keys>
+TESSERA_DEVICE void store_own_key_rows(const KeyBlock& block, const RowTensor& to, int columns, uint32 tile, int row) {
+  constexpr int kRowWords = kCfg.head_dim / 8;  // of 16 bytes
+  const int64 first = to.batch * block.batch + to.row * (static_cast<int64>(block.s.k_begin) + block.key0 + row) +
+                      to.head * block.head_kv;
+  const int rows = min(16, block.s.k_rows - block.key0 - row);
+#pragma unroll 1
+  for (int word = static_cast<int>(not_hoisted(threadIdx.x % 32)); word < rows * kRowWords; word += 32) {
+    const int r = word / kRowWords, col = word % kRowWords * 8;
+    if (col >= columns) continue;
+    *reinterpret_cast<uint4*>(static_cast<unsigned short*>(to.data) + first + to.row * r + col) =
+        ptx::ld_shared_16(Keys::at(tile, row + r, col));
+  }
+}
+
 }  // namespace tessera

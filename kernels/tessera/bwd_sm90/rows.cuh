@@ -1,7 +1,7 @@
 // What bwd_sm90 computes once for each query before and after its products, memory-bound: as bwd_sm80/rows.cuh, with P raised
 // (kBwdRaise_log2), and launched so that each kernel begins while the one before it ends.
 //
-// Grid: one block for each tile of block_m queries and query head, 128 threads.
+// Grid: one block for each tile of block_m queries and query head, 128 threads; after, also one for each head's dSink.
 #pragma once
 
 #include "tessera/bwd_sm80/rows.cuh"
@@ -10,13 +10,20 @@
 
 namespace tessera {
 
-// delta = rowsum(dO o O) - dLSE, the LSE in log2 units, lowered, and dQ's accumulator 0.
-template <auto kCfg>
+// delta = rowsum(dO o O) - dLSE, the LSE in log2 units, lowered; and 0 for dQ's accumulator, the turns and the ticket, and the
+// gradients of rows that belong to no sequence.
+template <BwdSm90RowsConfig kCfg>
 TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
   constexpr int kLanes = kCfg.head_dim / 8, kRows = kBwdRowsThreads / kLanes;  // of 16 bytes; at once
+  constexpr float kDelta = bwd_lowers_early(kCfg.dtype) ? kBwdLower : 1.0f;
   ptx::griddepcontrol_launch_dependents();
   Sequence s;
   const QueryTile t = query_tile_of<kCfg.block_m>(p, static_cast<int>(gridDim.x - 1 - blockIdx.x), s);
+  if (threadIdx.x == 0 && p.dq_semaphore) {
+    p.dq_semaphore[t.slot] = 0;
+    if (blockIdx.x == 0) *p.ticket = 0;
+  }
+  clear_unowned_gradients<kCfg.dtype>(p);
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
   constexpr int kGroups = kCfg.block_m / kRows, kAhead = kGroups < 4 ? kGroups : 4;
   float4* acc = reinterpret_cast<float4*>(p.dq_accum + t.slot * (kCfg.block_m * kCfg.head_dim));
@@ -57,17 +64,24 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
       if (lane != 0) continue;
       const bool sees = row < t.count && lse[n] != -infinity();
       p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? fmaf(lse[n], kLog2e, -kBwdRaise_log2) : infinity();
-      p.row_delta[t.slot * kCfg.block_m + row] = sees ? sum - d_lse[n] : 0.0f;
+      p.row_delta[t.slot * kCfg.block_m + row] = sees ? (sum - d_lse[n]) * kDelta : 0.0f;
     }
   }
 }
 
-// dQ = scale times its accumulator; the scale of `p` is lowered.
-template <auto kCfg>
+// dQ = scale times its accumulator, and dSink, a block for each head; the scale of `p` is lowered as bwd_lower_late says.
+template <BwdSm90RowsConfig kCfg>
 TESSERA_DEVICE void bwd_sm90_after(const BwdParams& p) {
   constexpr BwdRowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.head_dim, kCfg.block_m, 0, true, false, false};
+  const int index = static_cast<int>(blockIdx.x), tiles = p.q_slots * p.heads_q;
+  if constexpr (kCfg.d_sink) {
+    if (index >= tiles) {
+      reduce_sink<kCfg.block_m>(p, index - tiles, kBwdRaise_log2, bwd_lowers_early(kCfg.dtype) ? 1 / kBwdLower : 1.0f);
+      return;
+    }
+  }
   Sequence s;
-  const QueryTile t = query_tile_of<kCfg.block_m>(p, static_cast<int>(gridDim.x - 1 - blockIdx.x), s);
+  const QueryTile t = query_tile_of<kCfg.block_m>(p, tiles - 1 - index, s);
   ptx::griddepcontrol_wait();
   store_dq<kRows>(p, s, t);
 }

@@ -49,6 +49,7 @@ struct ScoreWarpgroup {
     if (steps > 0) {
       ptx::mbarrier_wait_parity(shared.k_full(), 0);
       ptx::mbarrier_wait_parity(shared.v_full(), 0);
+      if constexpr (kCfg.varlen) clear_keys();
     }
     if (kCfg.alternate && warpgroup == 1 && steps > 0) ptx::barrier_arrive(kFirstTurn, 256);
     for (int left = steps; left > 0; --left) {
@@ -60,11 +61,13 @@ struct ScoreWarpgroup {
           ptx::barrier_sync(kSecondTurn, 256);
         }
       }
+      if constexpr (kCfg.varlen) clear_queries(Shared::kAt.q);
       issue_scores();
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rS));
       probabilities();
       shared.wait_full(Shared::kDO, at);
+      if constexpr (kCfg.varlen) clear_queries(Shared::kAt.d_o);
       issue_probability_gradients();
       if constexpr (kCfg.alternate) {
         if (warpgroup == 0) {
@@ -83,6 +86,36 @@ struct ScoreWarpgroup {
       ds_at.advance();
     }
     store();
+  }
+
+  // ---- rows that are not the sequence's: 0, lest a NaN there meets a weight of 0 ----
+
+  // Of my keys. The dQ warpgroup reads K after it has my first dS.
+  TESSERA_DEVICE void clear_keys() const {
+    if (block.key0 + kCfg.block_n <= block.s.sk) return;
+    const int first = warpgroup * 64 + max(0, min(64, block.s.sk - block.key0 - warpgroup * 64));
+    clear_rows<Keys>(shared.base + Shared::kAt.k, first, warpgroup * 64 + 64);
+    clear_rows<Keys>(shared.base + Shared::kAt.v, first, warpgroup * 64 + 64);
+    cleared();
+  }
+  // Of the step's queries, which TMA clears behind a tensor's end alone.
+  TESSERA_DEVICE void clear_queries(int offset) const {
+    if (!p.cu_seqlens_q) return;
+    const int rows = block.s.sq - ptx::ld_shared_s32(shared.step(at) + 4);
+    if (rows >= kCfg.block_m) return;
+    clear_rows<Queries>(shared.tile(offset, Queries::kBytes, at), rows, kCfg.block_m);
+    cleared();
+  }
+  TESSERA_DEVICE void cleared() const {
+    ptx::fence_proxy_async();
+    sync_warpgroup();
+  }
+  TESSERA_DEVICE void sync_warpgroup() const {
+    if (warpgroup == 0) {
+      ptx::barrier_sync(kFirstScores, 128);
+    } else {
+      ptx::barrier_sync(kSecondScores, 128);
+    }
   }
 
   // ---- products ----
@@ -151,19 +184,36 @@ struct ScoreWarpgroup {
   // S - LSE -> P in float32. A query behind the last has an LSE of +inf and P = 0.
   TESSERA_DEVICE void probabilities() {
     const int row0 = ptx::ld_shared_s32(shared.step(at) + 4);
+    if constexpr (kCfg.score.scaled()) apply_scores(row0);
     if (row0 < block.full_low || row0 + kCfg.block_m - 1 > block.full_high) apply_mask(row0);
     const uint32 lse = stats(false);
+    const float unit = score_unit<kCfg.score>(p);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float2 pair = ptx::ld_shared_f32x2(lse + m * 32);
       const float(&x)[4] = rS[0][m];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float low = ptx::ex2_approx_ftz(fmaf(x[2 * half], p.scale_log2, -pair.x));
-        const float high = ptx::ex2_approx_ftz(fmaf(x[2 * half + 1], p.scale_log2, -pair.y));
-        rP[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_f16x2(low, high);
+        const float low = ptx::ex2_approx_ftz(fmaf(x[2 * half], unit, -pair.x));
+        const float high = ptx::ex2_approx_ftz(fmaf(x[2 * half + 1], unit, -pair.y));
+        rP[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_satfinite_f16x2(low, high);  // an LSE is rounded
       }
     }
+  }
+
+  // Products -> scores. A query that stands so much later is a key that stands so much earlier.
+  TESSERA_DEVICE void apply_scores(int row0) {
+    const int head = ptx::ld_shared_s32(shared.step(at)) / p.q_slots;
+    const ScoreRow<kCfg.score> row(p, block.s, block.batch, head, row0 + lane() % 4 * 2);
+    const int key = block.key0 + warpgroup * 64 + warp_key() + lane() / 4;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = rS[0][m][i];
+        const Score scaled = capped_score<kCfg.score>(p, x);
+        x = visible_score(block.s, row, key, i / 2 * 8 - m * 8 - i % 2, scaled, {}).value;
+      }
   }
 
   // S = -inf where a key is not visible.
@@ -184,10 +234,15 @@ struct ScoreWarpgroup {
         uint32& packed = rP[m / 2][m % 2 * 2 + half];
         const float2 x = unpack_pair<Dtype::kFloat16>(packed);
         rdS[m / 2][m % 2 * 2 + half] =
-            pack_pair<kCfg.dtype>(x.x * (d[2 * half] - minus.x), x.y * (d[2 * half + 1] - minus.y));
-        packed = pack_pair<kCfg.dtype>(x.x, x.y);
+            pack_pair<kCfg.dtype>(x.x * difference(d[2 * half], minus.x), x.y * difference(d[2 * half + 1], minus.y));
+        if constexpr (kCfg.dtype != Dtype::kFloat16) packed = pack_pair<kCfg.dtype>(x.x, x.y);
       }
     }
+  }
+
+  // dP - delta, lowered as delta is.
+  TESSERA_DEVICE static float difference(float d, float delta) {
+    return bwd_lowers_early(kCfg.dtype) ? fmaf(d, kBwdLower, -delta) : d - delta;
   }
 
   // dS goes to the warpgroup of dQ.
@@ -207,30 +262,35 @@ struct ScoreWarpgroup {
 
   // dV takes V's place in shared memory, which my products alone read, and dK that of K.
   TESSERA_DEVICE void store() {
-    if (warpgroup == 0) {
-      ptx::barrier_sync(kFirstScoresDone, 128);
-    } else {
-      ptx::barrier_sync(kSecondScoresDone, 128);
-    }
-    store_tile(rdV, Shared::kAt.v, &p.d_v_map, kBwdLower);
+    sync_warpgroup();
+    store_tile(rdV, Shared::kAt.v, &p.d_v_map, p.d_v, p.head_dim_v, kBwdLower);
     ptx::barrier_sync(kKeysDone, 384);
-    store_tile(rdK, Shared::kAt.k, &p.d_k_map, p.scale * kBwdLower);
+    store_tile(rdK, Shared::kAt.k, &p.d_k_map, p.d_k, p.head_dim, p.scale * bwd_lower_late(kCfg.dtype));
     ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
   }
 
-  // A warp's 16 rows. Those behind the last key are not written: TMA clips what lies outside the tensor.
-  TESSERA_DEVICE void store_tile(float (&acc)[1][kD][4], int offset, const TensorMap* map, float factor) {
+  // A warp's 16 rows. Those behind the last key are not written: TMA clips what lies outside the tensor. Keys that are not in
+  // use have 0.
+  TESSERA_DEVICE void store_tile(float (&acc)[1][kD][4], int offset, const TensorMap* map, const RowTensor& tensor,
+                                 int columns, float factor) {
     const uint32 to = shared.base + offset;
     const int row = warpgroup * 64 + warp_key();
+    const int used = kCfg.varlen ? block.s.sk - block.key0 - row - lane() / 4 : 16;  // from my first row on
 #pragma unroll
     for (int col = 0; col < kCfg.head_dim; col += 16) {
       uint32 words[4];
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         const auto& x = acc[0][col / 8 + t / 2];
-        words[t] = pack_pair<kCfg.dtype>(x[t % 2 * 2] * factor, x[t % 2 * 2 + 1] * factor);
+        const bool zero = kCfg.varlen && used <= t % 2 * 8;
+        words[t] = zero ? 0 : pack_pair<kCfg.dtype>(x[t % 2 * 2] * factor, x[t % 2 * 2 + 1] * factor);
       }
       ptx::stmatrix_x4(Keys::at(to, row + lane() % 16, col + lane() / 16 * 8), words);
+    }
+    if (kCfg.varlen && block.key0 + row + 16 > block.s.k_rows) {
+      __syncwarp();
+      store_own_key_rows<kCfg, Keys>(block, tensor, columns, to, row);
+      return;
     }
     ptx::fence_proxy_async();
     __syncwarp();

@@ -14,12 +14,24 @@ namespace tessera {
 
 // Named barriers; 0 is __syncthreads's.
 enum BwdSm90NamedBarrier : int {
-  kFirstScoresDone = 1,  // the first score warpgroup's products with V are over
-  kSecondScoresDone,
+  kFirstScores = 1,  // among the first score warpgroup's warps
+  kSecondScores,
   kKeysDone,   // dQ's warpgroup has read K for the last time
   kFirstTurn,  // the first score warpgroup may begin a step
   kSecondTurn,
+  kDqAdded,  // all of dQ's warpgroup has added a tile
 };
+
+// Rows first ... last - 1 of a tile: 0, by a warpgroup. Another that does the same writes the same.
+template <class Tile>
+TESSERA_DEVICE void clear_rows(uint32 tile, int first, int last) {
+  constexpr int kRowWords = Tile::kChunks * 8;  // of 16 bytes
+#pragma unroll 1
+  for (int word = first * kRowWords + static_cast<int>(not_hoisted(threadIdx.x % 128)); word < last * kRowWords;
+       word += 128) {
+    ptx::st_shared_zero_16(Tile::at(tile, word / kRowWords, word % kRowWords * 8));
+  }
+}
 
 template <BwdSm90Config kCfg>
 struct BwdSm90Shared {

@@ -10,12 +10,12 @@ struct BwdSm90D256Config {
   static constexpr int head_dim = 256;  // of Q, K, V and dO
   static constexpr int block_m = 64;    // queries a step
   static constexpr int block_n = 128;  // keys a cluster of two blocks owns: 64 for each of a block's two key warpgroups
+  static constexpr bool varlen = false, deterministic = false;
   static constexpr int half_dim = 128;  // columns of a half of Q or dO, and of dQ that a block makes
 
   Dtype dtype;          // 16 bits
   int half_slots;       // halves of Q and dO in block 1's shared memory; block 0, without its half of K, has two more
   int exchange_stages;  // tiles of P, over which dS is written, on their way between the blocks
-  bool causal;          // blocks differ in the number of queries that see them
   bool window;          // a key has a last query that sees it, too
 };
 
@@ -56,20 +56,6 @@ TESSERA_HOST_DEVICE constexpr BwdSm90D256Layout bwd_sm90_d256_layout(const BwdSm
   at.barriers = at.block + kBwdSm90BlockBytes;
   at.bytes = at.barriers + bwd_sm90_d256_barriers(c) * 8;
   return at;
-}
-
-// What bwd_sm90's kernels before and after the products read of a config.
-TESSERA_HOST_DEVICE constexpr BwdSm90Config bwd_sm90_d256_rows(const BwdSm90D256Config& c) {
-  return {c.dtype,
-          BwdSm90D256Config::head_dim,
-          BwdSm90D256Config::block_m,
-          BwdSm90D256Config::block_n,
-          0,
-          0,
-          c.causal,
-          c.window,
-          false,
-          false};
 }
 
 }  // namespace tessera

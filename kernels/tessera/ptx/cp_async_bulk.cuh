@@ -61,6 +61,9 @@ TESSERA_DEVICE void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.c
 // Until this thread's stores have read shared memory, which may then be written again.
 TESSERA_DEVICE void cp_async_bulk_wait_group_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
+// Until what they wrote is there, for this thread.
+TESSERA_DEVICE void cp_async_bulk_wait_group() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 TESSERA_DEVICE void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

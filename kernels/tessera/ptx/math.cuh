@@ -34,6 +34,12 @@ TESSERA_DEVICE uint32 cvt_rn_f16x2(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+// What is too large becomes the largest number that there is.
+TESSERA_DEVICE uint32 cvt_rn_satfinite_f16x2(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 TESSERA_DEVICE uint32 cvt_rn_bf16x2(float low, float high) {
   uint32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

@@ -7,6 +7,7 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/families/backward.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/plan_config.hpp"
@@ -123,69 +124,6 @@ Choice choose(const tessera_plan& plan) {
   return choice;
 }
 
-// ---- workspace ----
-
-struct Workspace {
-  int64_t row_lse_log2, row_delta, dq_accum, dq_semaphore, ticket;  // offsets in bytes
-  int64_t bytes;
-};
-
-Workspace workspace_of(const tessera_plan& plan, const Choice& choice) {
-  constexpr int64_t kAlignment = 64;
-  const int64_t tiles = plan.heads_q * choice.q_slots, rows = tiles * choice.config.block_m;
-  Workspace w{};
-  const auto take = [&w](int64_t bytes) {
-    const int64_t at = w.bytes;
-    w.bytes += padded_to(bytes, kAlignment);
-    return at;
-  };
-  w.row_lse_log2 = take(rows * 4);
-  w.row_delta = take(rows * 4);
-  w.dq_accum = take(rows * choice.config.head_dim * 4);
-  if (plan.problem.deterministic) {
-    w.dq_semaphore = take(tiles * 4);
-    w.ticket = take(4);
-  }
-  return w;
-}
-
-// ---- launch ----
-
-void fill_gradients(BwdParams& p, const tessera_problem& problem, const tessera_buffers& buffers) {
-  p.o = row_tensor(problem.o, buffers.o);
-  p.d_o = row_tensor(problem.d_o, buffers.d_o);
-  p.d_q = row_tensor(problem.d_q, buffers.d_q);
-  p.d_k = row_tensor(problem.d_k, buffers.d_k);
-  p.d_v = row_tensor(problem.d_v, buffers.d_v);
-  p.d_q_aligned = rows_aligned(problem.d_q, buffers.d_q);
-  p.d_k_aligned = rows_aligned(problem.d_k, buffers.d_k);
-  p.d_v_aligned = rows_aligned(problem.d_v, buffers.d_v);
-  p.lse = stat_tensor(problem.lse, buffers.lse);
-  p.d_lse = stat_tensor(problem.d_lse, buffers.d_lse);
-  if (core::present(problem.d_bias)) {
-    p.d_bias = score_tensor(problem.d_bias, buffers.d_bias);
-    p.d_bias_batches = static_cast<int>(problem.d_bias.shape[0]);
-    p.d_bias_heads = static_cast<int>(problem.d_bias.shape[1]);
-    p.d_bias_rows = static_cast<int>(problem.d_bias.shape[2]);
-    p.d_bias_cols = static_cast<int>(problem.d_bias.shape[3]);
-  }
-  if (core::present(problem.d_sink)) {
-    p.d_sink = buffers.d_sink;
-    p.d_sink_head = problem.d_sink.strides[0];
-  }
-}
-
-// All that was decided for a problem.
-struct BwdSm80Plan {
-  BwdConfig config;              // where every row of q, k, v and dO starts at a multiple of 16 bytes
-  BwdConfig unaligned;           // elsewhere
-  BwdRowsConfig rows;            // where every row of o and dO does
-  BwdRowsConfig unaligned_rows;  // elsewhere
-  int tiles, q_tiles, q_slots, owned_batches, owned_heads;  // BwdParams has what they are
-  Grid before, products, after;
-  Workspace workspace;
-};
-
 BwdSm80Plan planned(const tessera_plan& plan, const Choice& choice) {
   const tessera_problem& p = plan.problem;
   BwdSm80Plan own{};
@@ -208,27 +146,8 @@ BwdSm80Plan planned(const tessera_plan& plan, const Choice& choice) {
   own.before.x = clears ? static_cast<uint32_t>(std::max<int64_t>(1, query_tiles)) : 0;
   own.products.x = static_cast<uint32_t>(choice.blocks);
   own.after.x = static_cast<uint32_t>(query_tiles + sinks);
-  own.workspace = workspace_of(plan, choice);
+  own.workspace = backward_workspace(query_tiles, config.block_m, config.head_dim, config.deterministic);
   return own;
-}
-
-BwdParams make_params(const tessera_plan& plan, const BwdSm80Plan& own, const tessera_buffers& buffers,
-                      void* workspace) {
-  BwdParams p{};
-  fill_problem_params(p, plan, buffers);
-  fill_gradients(p, plan.problem, buffers);
-  p.tiles = own.tiles, p.block_n = own.config.block_n, p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
-  p.owned_batches = own.owned_batches, p.owned_heads = own.owned_heads;
-  const Workspace& w = own.workspace;
-  const auto at = [workspace](int64_t offset) { return workspace ? static_cast<char*>(workspace) + offset : nullptr; };
-  p.row_lse_log2 = reinterpret_cast<float*>(at(w.row_lse_log2));
-  p.row_delta = reinterpret_cast<float*>(at(w.row_delta));
-  p.dq_accum = reinterpret_cast<float*>(at(w.dq_accum));
-  if (plan.problem.deterministic) {
-    p.dq_semaphore = reinterpret_cast<int*>(at(w.dq_semaphore));
-    p.ticket = reinterpret_cast<int*>(at(w.ticket));
-  }
-  return p;
 }
 
 constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
@@ -274,18 +193,7 @@ void configure(tessera_plan& plan) {
 
 tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                              LaunchList& launches) {
-  const BwdSm80Plan own = config_of<BwdSm80Plan>(plan);
-  const tessera_problem& problem = plan.problem;
-  BwdParams p = make_params(plan, own, buffers, workspace);
-  const bool aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
-                       rows_aligned(problem.v, buffers.v) && rows_aligned(problem.d_o, buffers.d_o);
-  const bool rows_are = rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o);
-  const BwdRowsConfig& rows = rows_are ? own.rows : own.unaligned_rows;
-  launch_bwd_rows(rows, p, own.before, launches);
-  launch_bwd_sm80(aligned ? own.config : own.unaligned, p, own.products, launches);
-  p.after = 1;
-  launch_bwd_rows(rows, p, own.after, launches);
-  return ok();
+  return list_bwd_sm80(plan, config_of<BwdSm80Plan>(plan), buffers, workspace, launches);
 }
 
 std::string tiles_json() {
@@ -309,6 +217,28 @@ std::string tiles_json() {
 }
 
 }  // namespace
+
+}  // namespace
+
+BwdSm80Plan plan_bwd_sm80(const tessera_plan& plan) { return planned(plan, choose(plan)); }
+
+tessera_status list_bwd_sm80(const tessera_plan& plan, const BwdSm80Plan& own, const tessera_buffers& buffers,
+                             void* workspace, LaunchList& launches) {
+  const tessera_problem& problem = plan.problem;
+  BwdParams p{};
+  fill_backward_params(p, plan, own.workspace, buffers, workspace);
+  p.tiles = own.tiles, p.block_n = own.config.block_n, p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
+  p.owned_batches = own.owned_batches, p.owned_heads = own.owned_heads;
+  const bool aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
+                       rows_aligned(problem.v, buffers.v) && rows_aligned(problem.d_o, buffers.d_o);
+  const bool rows_are = rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o);
+  const BwdRowsConfig& rows = rows_are ? own.rows : own.unaligned_rows;
+  launch_bwd_rows(rows, p, own.before, launches);
+  launch_bwd_sm80(aligned ? own.config : own.unaligned, p, own.products, launches);
+  p.after = 1;
+  launch_bwd_rows(rows, p, own.after, launches);
+  return ok();
+}
 
 constinit const Family kBwdSm80{
     {TESSERA_KERNEL_BWD_SM80, refuse, configure}, "bwd_sm80", kSupports, list_launches, kPrebuilt, tiles_json};

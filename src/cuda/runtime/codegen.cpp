@@ -23,6 +23,9 @@ TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consu
                       o_chunks, page_rows, causal, cluster, varlen, score)
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, s_dp_split, column_parts, stages,
                       min_blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
+TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
+                      deterministic, alternate, staged_dq, score)
+TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink)
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype)
 TESSERA_CONFIG_FIELDS(AppendConfig, dtype)
 TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, d_bias, d_sink)
@@ -88,12 +91,16 @@ template std::string config_text(const ScoreConfig&);
 template std::string config_text(const FwdConfig&);
 template std::string config_text(const FwdSm90Config&);
 template std::string config_text(const BwdConfig&);
+template std::string config_text(const BwdSm90Config&);
+template std::string config_text(const BwdSm90RowsConfig&);
 template std::string config_text(const CombineConfig&);
 template std::string config_text(const AppendConfig&);
 template std::string config_text(const BwdRowsConfig&);
 template ConfigValues config_values(const FwdConfig&);
 template ConfigValues config_values(const FwdSm90Config&);
 template ConfigValues config_values(const BwdConfig&);
+template ConfigValues config_values(const BwdSm90Config&);
+template ConfigValues config_values(const BwdSm90RowsConfig&);
 template ConfigValues config_values(const CombineConfig&);
 template ConfigValues config_values(const AppendConfig&);
 template ConfigValues config_values(const BwdRowsConfig&);

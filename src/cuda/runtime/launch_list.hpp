@@ -17,7 +17,7 @@ namespace tessera::cuda {
 
 // One kernel: what it is compiled for, and what it reads.
 struct Launch {
-  static constexpr size_t kMaxConfigBytes = 128, kMaxParamsBytes = 1280, kParamsAlignment = 64;
+  static constexpr size_t kMaxConfigBytes = 128, kMaxParamsBytes = 2048, kParamsAlignment = 64;
 
   const char* name;     // a literal, by which and by `values` it is found in memory
   ConfigValues values;  // the config's

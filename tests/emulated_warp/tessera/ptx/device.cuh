@@ -1,6 +1,7 @@
 // In the place of the device's own: how functions are declared, and what NVRTC declares without a header.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -8,6 +9,21 @@
 #include "warp.hpp"
 
 #define TESSERA_DEVICE inline
+
+using std::max;
+using std::min;
+
+struct float4 {
+  float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+namespace tessera {
+template <class T>
+T uniform(T x) {
+  return x;
+}
+}  // namespace tessera
 
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }

@@ -1,0 +1,236 @@
+// The backward kernels of kernels/tessera/bwd_sm90: what they take, their tiles, and their launches. Every number depends on the
+// problem and the GPU alone.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "core/geometry.hpp"
+#include "core/status.hpp"
+#include "cuda/families/backward.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/params.hpp"
+#include "cuda/plan_config.hpp"
+#include "cuda/registry.hpp"
+#include "cuda/runtime/driver.hpp"
+#include "cuda/runtime/tensor_map.hpp"
+#include "cuda/tiles_json.hpp"
+#include "cuda/work_order.hpp"
+#include "tessera/config.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+// A row: for head sizes up to head_dim, to which tiles are padded. The first that fits the problem is taken.
+struct BwdSm90Tile {
+  int head_dim;
+  int block_m, block_n, stages, ds_stages;
+  bool alternate, staged_dq;
+};
+// The rate over cuDNN's, bfloat16 on an H200, geometric mean of lengths 512 to 16384, full and causal:
+// docs/lab/2026-11-24-bwd-sm90.md.
+constexpr BwdSm90Tile kTiles[] = {
+    {64, 128, 128, 2, 2, true, true},   // 1.16
+    {128, 64, 128, 2, 2, false, true},  // 1.08
+};
+constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
+
+constexpr int kStoredRows = 16;  // of dK and dV, that a warp stores
+
+// All that was decided for a problem.
+struct BwdSm90Plan {
+  BwdSm90Config config;
+  BwdSm90RowsConfig rows;
+  BwdSm80Plan stand_in;  // where a tensor that TMA reads or writes starts at no multiple of 16 bytes
+  int q_tiles, q_slots;  // BwdParams has what they are
+  Divisor key_tiles, section_heads;
+  int heads;
+  Grid before, products, after;
+  BwdWorkspace workspace;
+};
+
+const BwdSm90Tile& tile_of(const tessera_plan& plan) {
+  const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
+  return *std::ranges::find_if(kTiles, [head_dim](const BwdSm90Tile& tile) { return head_dim <= tile.head_dim; });
+}
+
+BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
+  BwdSm90Config config{};
+  config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
+  config.head_dim = tile.head_dim;
+  config.block_m = tile.block_m, config.block_n = tile.block_n;
+  config.stages = tile.stages, config.ds_stages = tile.ds_stages;
+  const tessera_problem& p = plan.problem;
+  config.window = p.window_left >= 0;
+  config.varlen = core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k);
+  config.deterministic = p.deterministic != 0;
+  config.alternate = tile.alternate, config.staged_dq = tile.staged_dq;
+  config.score = score_config(p);
+  return config;
+}
+
+// The heads whose blocks come together, the longest first: those whose Q, dO and dQ in float32 have a share of the L2 cache.
+// Where all blocks are alike, or which are long only the GPU knows, one after the other.
+int64_t section_heads(const tessera_plan& plan, const BwdSm90Config& config) {
+  constexpr int64_t kSectionBytes = 24'000'000, kElementBytes = 2 + 2 + 4;
+  if (!staircase(plan.problem) || core::packed_k(plan.problem)) return 1;
+  const int64_t head_bytes = plan.max_seqlen_q * config.head_dim * kElementBytes * (plan.heads_q / plan.heads_kv);
+  return std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(1, head_bytes), 1, plan.batch * plan.heads_kv);
+}
+
+struct Tiles {
+  int64_t q_tiles, q_slots, key_tiles, heads;
+  int64_t blocks() const { return key_tiles * heads; }
+};
+Tiles tiles_of(const tessera_plan& plan, const BwdSm90Config& config) {
+  const core::Sizes size = core::sizes(plan.problem);
+  const bool packed_q = core::packed_q(plan.problem), packed_k = core::packed_k(plan.problem);
+  Tiles tiles{};
+  tiles.q_tiles = cuda::tiles_of(packed_q, plan.batch, size.rows_q, 1, config.block_m);
+  tiles.q_slots = packed_q ? tiles.q_tiles : tiles.q_tiles * plan.batch;
+  tiles.key_tiles = cuda::tiles_of(packed_k, plan.batch, size.rows_k, 1, config.block_n);
+  tiles.heads = packed_k ? plan.heads_kv : plan.heads_kv * plan.batch;
+  return tiles;
+}
+
+constexpr Supports kSupports{
+    .direction = TESSERA_BACKWARD,
+    .oldest_arch = kHopper,
+    .newest_arch = kHopper,  // wgmma is of this architecture alone
+    .dtypes = kHalfPrecision,
+    .head_dim = kMostHeadDim,
+    .tensors = all_tensors_but({"page_table", "bias", "mask", "block_mask", "d_bias", "causal_seqs"})};
+
+// Registers as launched; the producer then has 24, scores 208, dQ 72.
+constexpr Limits kLimits{.registers = 128};
+constexpr PrebuiltRow kPrebuilt[] = {{Use::kTraining, 64, kLimits}, {Use::kTraining, 128, kLimits}};
+
+std::string refuse_options(const tessera_problem& p) {
+  if (p.softcap > 0) return "softcap: not taken";
+  if (p.dropout_p > 0) return "dropout_p: not taken";
+  return "";
+}
+
+std::string refuse_layout(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  if (plan.batch == 0 || plan.heads_q == 0) return "no heads of no sequence";
+  if (core::sizes(p).rows_q == 0) return "q: no rows, and a tensor map wants some";
+  if (core::sizes(p).rows_k == 0) return "k: no rows, and a tensor map wants some";
+  const struct {
+    const char* name;
+    const tessera_layout& layout;
+  } loaded_or_stored[] = {{"q", p.q}, {"k", p.k}, {"v", p.v}, {"d_o", p.d_o}, {"d_k", p.d_k}, {"d_v", p.d_v}};
+  for (const auto& [name, layout] : loaded_or_stored) {
+    if (std::string reason = refuse_tensor_map(name, layout); !reason.empty()) return reason;
+  }
+  return rows_aligned(p.o, nullptr) ? "" : "o: rows start at no multiples of 16 bytes";
+}
+
+std::string refuse(const tessera_plan& plan) {
+  if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
+  if (std::string reason = refuse_options(plan.problem); !reason.empty()) return reason;
+  if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
+  const BwdSm90Config config = make_config(plan, tile_of(plan));
+  if (smem_bytes(config) > plan.device.smem_bytes) {
+    return "needs " + std::to_string(smem_bytes(config) >> 10) + " KiB of shared memory, a block may have " +
+           std::to_string(plan.device.smem_bytes >> 10);
+  }
+  const Tiles tiles = tiles_of(plan, config);
+  if (tiles.blocks() > INT32_MAX || tiles.q_slots > INT32_MAX / (plan.heads_q + 1)) return "more than 2^31 tiles";
+  const std::string stand_in = kBwdSm80.refuse(plan);
+  return stand_in.empty() ? "" : "bwd_sm80, which serves misaligned data, refuses: " + stand_in;
+}
+
+BwdSm90Plan planned(const tessera_plan& plan) {
+  BwdSm90Plan own{};
+  const BwdSm90Config& config = own.config = make_config(plan, tile_of(plan));
+  own.rows = {config.dtype, config.head_dim, config.block_m, core::present(plan.problem.d_sink)};
+  own.stand_in = plan_bwd_sm80(plan);
+  const Tiles tiles = tiles_of(plan, config);
+  own.q_tiles = static_cast<int>(tiles.q_tiles), own.q_slots = static_cast<int>(tiles.q_slots);
+  own.key_tiles = Divisor(static_cast<int>(tiles.key_tiles));
+  own.section_heads = Divisor(static_cast<int>(section_heads(plan, config)));
+  own.heads = static_cast<int>(tiles.heads);
+  own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q);
+  own.after.x = own.before.x + static_cast<uint32_t>(own.rows.d_sink ? plan.heads_q : 0);
+  own.products.x = static_cast<uint32_t>(tiles.blocks());
+  own.workspace =
+      backward_workspace(tiles.q_slots * plan.heads_q, config.block_m, config.head_dim, config.deterministic);
+  return own;
+}
+
+void configure(tessera_plan& plan) {
+  const BwdSm90Plan own = planned(plan);
+  plan.block_m = own.config.block_m, plan.block_n = own.config.block_n;
+  plan.num_warps = kBwdSm90Threads / 32, plan.num_stages = own.config.stages;
+  plan.smem_bytes = smem_bytes(own.config);
+  plan.tiles_per_item = plan.num_splits = 1;
+  plan.num_items = own.products.x;
+  plan.shared_bytes = std::max(own.workspace.bytes, own.stand_in.workspace.bytes);
+  keep_config(plan, own);
+}
+
+bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kTensorMapAlignment == 0; }
+
+tessera_status make_maps(const Driver& driver, const tessera_plan& plan, const BwdSm90Config& config,
+                         const tessera_buffers& buffers, BwdSm90Params& p) {
+  const tessera_problem& problem = plan.problem;
+  const struct {
+    const char* name;
+    const tessera_layout& layout;
+    const void* data;
+    int rows;  // of a box
+    TensorMap& map;
+  } maps[] = {{"q", problem.q, buffers.q, config.block_m, p.q_map},
+              {"d_o", problem.d_o, buffers.d_o, config.block_m, p.d_o_map},
+              {"k", problem.k, buffers.k, config.block_n, p.k_map},
+              {"v", problem.v, buffers.v, config.block_n, p.v_map},
+              {"d_k", problem.d_k, buffers.d_k, kStoredRows, p.d_k_map},
+              {"d_v", problem.d_v, buffers.d_v, kStoredRows, p.d_v_map}};
+  for (const auto& [name, layout, data, rows, map] : maps) {
+    const Box box{BoxLayout::kSwizzled, rows, kSwizzledRowBytes};
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(driver, plan.device, name, layout, data, box, map));
+  }
+  return ok();
+}
+
+tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                             LaunchList& launches) {
+  const BwdSm90Plan own = config_of<BwdSm90Plan>(plan);
+  // A plan knows strides, and addresses only come now.
+  for (const void* data : {buffers.q, buffers.k, buffers.v, static_cast<const void*>(buffers.o), buffers.d_o,
+                           static_cast<const void*>(buffers.d_k), static_cast<const void*>(buffers.d_v)}) {
+    if (!aligned(data)) return list_bwd_sm80(plan, own.stand_in, buffers, workspace, launches);
+  }
+  BwdSm90Params p{};
+  fill_backward_params(p, plan, own.workspace, buffers, workspace);
+  p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
+  p.key_tiles = own.key_tiles, p.section_heads = own.section_heads, p.heads = own.heads;
+  if (const Driver* driver = launches.driver()) {
+    TESSERA_RETURN_IF_ERROR(make_maps(*driver, plan, own.config, buffers, p));
+  }
+  launch_bwd_sm90_before(own.rows, p, own.before, launches);
+  launch_bwd_sm90(own.config, p, own.products, launches);
+  BwdParams after = p;
+  after.scale *= bwd_lower_late(own.config.dtype);
+  launch_bwd_sm90_after(own.rows, after, own.after, launches);
+  return ok();
+}
+
+std::string tiles_json() {
+  return json_array(kTiles, [](const BwdSm90Tile& tile) {
+    return json_object({{"head_dim", tile.head_dim},
+                        {"block_m", tile.block_m},
+                        {"block_n", tile.block_n},
+                        {"stages", tile.stages},
+                        {"ds_stages", tile.ds_stages},
+                        {"alternate", tile.alternate},
+                        {"staged_dq", tile.staged_dq}});
+  });
+}
+
+}  // namespace
+
+constinit const Family kBwdSm90{
+    {TESSERA_KERNEL_BWD_SM90, refuse, configure}, "bwd_sm90", kSupports, list_launches, kPrebuilt, tiles_json};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,10 @@
+// In the place of the device's own: a thread adds alone.
+#pragma once
+
+#include "tessera/ptx/device.cuh"
+
+namespace tessera::ptx {
+
+inline void red_add_f32(float* global, float x) { *global += x; }
+
+}  // namespace tessera::ptx

@@ -1,0 +1,137 @@
+// bwd_sm90's blocks, kernels/tessera/bwd_sm90/block.cuh, on the host (tests/emulated_warp): every query meets every key that it sees,
+// and whoever waits for its turn to add to dQ waits for blocks that have started.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/bwd_sm90/block.cuh"
+
+namespace tessera {
+namespace {
+
+constexpr BwdSm90Config kConfig{.dtype = Dtype::kBFloat16,
+                                .head_dim = 128,
+                                .block_m = 64,
+                                .block_n = 128,
+                                .stages = 2,
+                                .ds_stages = 2,
+                                .window = true,
+                                .varlen = true,
+                                .deterministic = true,
+                                .alternate = false,
+                                .staged_dq = true,
+                                .score = {}};
+constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
+
+int tiles_of(int rows, int block) { return (rows + block - 1) / block; }
+
+// A drawn problem. Its arrays live as long as it does.
+struct Drawn {
+  BwdSm90Params p{};
+  std::vector<int> cu_q, cu_k, used;
+  int blocks = 0;
+
+  explicit Drawn(std::mt19937& random) {
+    const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
+    const bool packed = draw(0, 1) != 0;
+    p.batch = draw(1, 3);
+    const int heads_kv = draw(1, 3), group = draw(1, 2);
+    p.heads_kv = Divisor(heads_kv), p.group = Divisor(group), p.heads_q = Divisor(heads_kv * group);
+    p.causal = draw(0, 1), p.top_left = draw(0, 1);
+    p.window_left = draw(0, 2) ? -1 : draw(0, 300);
+    p.window_right = draw(0, 2) ? -1 : draw(0, 300);
+    p.seqlen_q = p.rows_q = p.max_seqlen_q = draw(1, 500);
+    p.seqlen_k = p.rows_k = p.max_seqlen_k = draw(1, 700);
+    if (packed) {
+      for (int b = 0; b <= p.batch; ++b) cu_q.push_back(draw(0, p.rows_q)), cu_k.push_back(draw(0, p.rows_k));
+      std::ranges::sort(cu_q);
+      std::ranges::sort(cu_k);
+      p.cu_seqlens_q = cu_q.data(), p.cu_seqlens_k = cu_k.data();
+      p.cu_seqlens_q_stride = p.cu_seqlens_k_stride = 1;
+    }
+    if (draw(0, 2) == 0) {
+      for (int b = 0; b < p.batch; ++b) used.push_back(draw(0, p.seqlen_k));
+      p.seqused_k = used.data(), p.seqused_k_stride = 1;
+    }
+    p.q_tiles = packed ? p.rows_q / kM + p.batch : tiles_of(p.seqlen_q, kM);
+    p.q_slots = packed ? p.q_tiles : p.q_tiles * p.batch;
+    p.key_tiles = Divisor(packed ? p.rows_k / kN + p.batch : tiles_of(p.seqlen_k, kN));
+    p.heads = packed ? heads_kv : heads_kv * p.batch;
+    p.section_heads = Divisor(draw(1, p.heads));
+    blocks = p.heads * p.key_tiles;
+  }
+};
+
+TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInTurns) {
+  const unsigned seed = std::random_device{}();
+  std::mt19937 random(seed);
+  constexpr int kTrials = 3000;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", trial " + std::to_string(trial));
+    const Drawn drawn(random);
+    const BwdSm90Params& p = drawn.p;
+    std::map<int, int> added;                             // by a tile of queries, in what [heads_q, q_slots] describes
+    std::set<std::pair<int, int>> met;                    // (tile, block of keys of its sequence)
+    std::set<std::pair<int, int>> owners;                 // (row of k, KV head): whose block stores them
+    for (int index = 0; index < drawn.blocks; ++index) {  // as they start
+      const KeyBlock b = key_block<kConfig>(p, index);
+      for (int key = b.key0; key < std::min(b.key0 + kN, b.s.k_rows); ++key) {
+        const int row = p.cu_seqlens_k ? b.s.k_begin + key : b.batch * p.seqlen_k + key;
+        ASSERT_TRUE(owners.insert({row, b.head_kv}).second) << "two blocks store a key";
+      }
+      ASSERT_EQ(b.steps, b.tiles * p.group);
+      for (int h = 0; h < p.group; ++h)
+        for (int tile = b.first_tile; tile < b.first_tile + b.tiles; ++tile) {
+          const int slot = (b.head_kv * p.group + h) * p.q_slots + b.slot0 + tile;
+          ASSERT_EQ(turn_of<kConfig>(p, b, tile * kM), added[slot]++) << "waits for a block that starts later";
+          met.insert({slot, b.key0 / kN});
+        }
+    }
+    for (int batch = 0; batch < p.batch; ++batch) {
+      const Sequence s = load_sequence(p, batch);
+      const int slot0 = query_slot<kM>(p, batch);
+      for (int head = 0; head < p.heads_q; ++head)
+        for (int query = 0; query < s.sq; query += 7) {
+          const KeyRange keys = visible_keys(p, s, query);
+          for (int tile = keys.low / kN; keys.low <= keys.high && tile <= keys.high / kN; ++tile) {
+            ASSERT_TRUE(met.contains({head * p.q_slots + slot0 + query / kM, tile})) << "a query misses keys it sees";
+          }
+        }
+      for (int key = 0; key < s.k_rows; ++key)
+        for (int head = 0; head < p.heads_kv; ++head) {
+          const int row = p.cu_seqlens_k ? s.k_begin + key : batch * p.seqlen_k + key;
+          ASSERT_TRUE(owners.contains({row, head})) << "nobody stores a key";
+        }
+    }
+  }
+}
+
+// A step without a mask has none to apply.
+TEST(BwdSm90Blocks, KnowWhichQueriesSeeAllOfTheirKeys) {
+  std::mt19937 random(std::random_device{}());
+  int unmasked = 0;
+  for (int trial = 0; trial < 3000; ++trial) {
+    const Drawn drawn(random);
+    for (int index = 0; index < drawn.blocks; ++index) {
+      const KeyBlock b = key_block<kConfig>(drawn.p, index);
+      for (int tile = b.first_tile; tile < b.first_tile + b.tiles; ++tile) {
+        const int row0 = tile * kM;
+        if (row0 < b.full_low || row0 + kM - 1 > b.full_high) continue;  // masked
+        ++unmasked;
+        for (int query = row0; query < std::min(row0 + kM, b.s.sq); ++query) {
+          ASSERT_TRUE(visible_keys(drawn.p, b.s, query).holds(b.key0, kN));
+        }
+      }
+    }
+  }
+  EXPECT_GT(unmasked, 100);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,241 @@
+// What bwd_sm90 launches: kernels, grids, workspace, and the tensor maps that tests/fake_driver is asked for.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "cuda/cuda.hpp"
+#include "cuda/registry.hpp"
+#include "cuda/runtime/driver.hpp"
+#include "cuda/runtime/launch_list.hpp"
+#include "tessera/config.hpp"
+#include "tessera/tensor.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+std::string told() {
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* const function = library ? dlsym(library, "fake_cuda_log") : nullptr;
+  if (!function) throw std::runtime_error("wants the driver of tests/fake_driver: run by ctest");
+  return reinterpret_cast<const char* (*)()>(function)();
+}
+
+const void* at(uintptr_t address) { return reinterpret_cast<const void*>(address); }
+void* writable_at(uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+template <class Params>
+Params params_of(const Launch& launch) {
+  Params params;
+  std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
+  return params;
+}
+
+constexpr int64_t kBatch = 2, kQueries = 300, kKeys = 400, kHeads = 8, kHeadsKv = 2;
+
+tessera_problem problem_of(int64_t head_dim, bool causal = true) {
+  tessera_problem p;
+  tessera_problem_init(&p);
+  p.direction = TESSERA_BACKWARD;
+  p.q = p.o = p.d_o = p.d_q = layout(bfloat16, {kBatch, kQueries, kHeads, head_dim});
+  p.k = p.v = p.d_k = p.d_v = layout(bfloat16, {kBatch, kKeys, kHeadsKv, head_dim});
+  p.lse = layout(float32, {kBatch, kHeads, kQueries});
+  p.causal = causal;
+  return p;
+}
+
+tessera_plan plan_of(const tessera_problem& problem) {
+  tessera_device device{};
+  EXPECT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
+  device.kernel = TESSERA_KERNEL_BWD_SM90;
+  tessera_plan plan{};
+  const tessera_status status = tessera_make_plan(&problem, &device, &plan);
+  EXPECT_EQ(status.code, TESSERA_OK) << status.message;
+  return plan;
+}
+
+// Each tensor at an address of its own.
+tessera_buffers buffers_of() {
+  tessera_buffers b{};
+  b.q = at(0x10000), b.k = at(0x20000), b.v = at(0x30000), b.o = writable_at(0x40000), b.d_o = at(0x50000);
+  b.d_q = writable_at(0x60000), b.d_k = writable_at(0x70000), b.d_v = writable_at(0x80000);
+  b.lse = static_cast<float*>(writable_at(0x90000));
+  return b;
+}
+constexpr uintptr_t kWorkspace = 0x100000;
+
+const Driver& fake_driver() {
+  const Driver* driver = nullptr;
+  EXPECT_EQ(open_driver(driver).code, TESSERA_OK);
+  return *driver;
+}
+
+TEST(CudaBwdSm90, LaunchesThreeKernels) {
+  for (const int64_t head_dim : {8, 64, 72, 128}) {
+    const tessera_plan plan = plan_of(problem_of(head_dim));
+    LaunchList list;
+    ASSERT_EQ(lower(plan, tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+    ASSERT_EQ(list.size(), 3);
+    const int64_t rows = head_dim > 64 ? 64 : 128, tiles = (kQueries + rows - 1) / rows;
+    EXPECT_STREQ(list[0].name, "bwd_sm90_before");
+    EXPECT_STREQ(list[1].name, "bwd_sm90");
+    EXPECT_STREQ(list[2].name, "bwd_sm90_after");
+    EXPECT_EQ(list[0].grid.x, tiles * kBatch * kHeads);
+    EXPECT_EQ(list[1].grid.x, (kKeys + 127) / 128 * kBatch * kHeadsKv);
+    EXPECT_EQ(list[2].grid.x, list[0].grid.x);
+    EXPECT_EQ(list[0].spec().threads, 128);
+    EXPECT_EQ(list[1].spec().threads, 512);
+    EXPECT_EQ(list[1].spec().smem_bytes, plan.smem_bytes);
+  }
+}
+
+TEST(CudaBwdSm90, CutsKeysQueriesAndWorkspaceIntoTiles) {
+  const tessera_plan plan = plan_of(problem_of(96));
+  LaunchList list;
+  ASSERT_EQ(lower(plan, buffers_of(), writable_at(kWorkspace), list).code, TESSERA_OK);
+  const auto p = params_of<BwdSm90Params>(list[1]);
+  constexpr int64_t kTiles = 5 * kBatch * kHeads, kRows = kTiles * 64;  // 5 tiles of 64 queries
+  EXPECT_EQ(p.q_tiles, 5);
+  EXPECT_EQ(p.q_slots, 5 * kBatch);
+  EXPECT_EQ(p.key_tiles, 4);
+  EXPECT_EQ(p.heads, kBatch * kHeadsKv);
+  EXPECT_EQ(p.section_heads, kBatch * kHeadsKv) << "short heads all fit into the L2 cache";
+  EXPECT_EQ(p.row_lse_log2, at(kWorkspace));
+  EXPECT_EQ(p.row_delta, at(kWorkspace + kRows * 4));
+  EXPECT_EQ(p.dq_accum, at(kWorkspace + 2 * kRows * 4));
+  EXPECT_GE(plan.shared_bytes, 2 * kRows * 4 + kRows * 128 * 4) << "dQ is gathered in tiles of the padded head size";
+  EXPECT_EQ(params_of<BwdParams>(list[0]).scale, p.scale);
+  EXPECT_EQ(params_of<BwdParams>(list[2]).scale, p.scale * 0x1p-15f) << "what P was raised by";
+}
+
+// Rows of all sequences; 3 of them.
+tessera_problem packed_problem_of(int64_t head_dim) {
+  tessera_problem p = problem_of(head_dim);
+  p.q = p.o = p.d_o = p.d_q = layout(bfloat16, {kQueries, kHeads, head_dim});
+  p.k = p.v = p.d_k = p.d_v = layout(bfloat16, {kKeys, kHeadsKv, head_dim});
+  p.lse = layout(float32, {kHeads, kQueries});
+  p.cu_seqlens_q = p.cu_seqlens_k = layout(int32, {4});
+  return p;
+}
+
+TEST(CudaBwdSm90, PackedSequencesHaveSlots) {
+  const tessera_plan plan = plan_of(packed_problem_of(128));
+  LaunchList list;
+  ASSERT_EQ(lower(plan, buffers_of(), writable_at(kWorkspace), list).code, TESSERA_OK);
+  const auto p = params_of<BwdSm90Params>(list[1]);
+  EXPECT_EQ(p.q_slots, kQueries / 64 + 3);
+  EXPECT_EQ(p.key_tiles, kKeys / 128 + 3);
+  EXPECT_EQ(p.heads, kHeadsKv);
+  EXPECT_EQ(p.section_heads, 1);
+  EXPECT_EQ(list[0].grid.x, (kQueries / 64 + 3) * kHeads);
+  EXPECT_EQ(list[1].grid.x, (kKeys / 128 + 3) * kHeadsKv);
+  EXPECT_NE(list[1].spec().config.find(".varlen = true"), std::string::npos);
+}
+
+TEST(CudaBwdSm90, DeterministicAdditionsTakeTurns) {
+  tessera_problem problem = problem_of(128);
+  const tessera_plan as_they_come = plan_of(problem);
+  problem.deterministic = 1;
+  const tessera_plan plan = plan_of(problem);
+  constexpr int64_t kTiles = 5 * kBatch * kHeads, kRows = kTiles * 64;
+  LaunchList list;
+  ASSERT_EQ(lower(plan, buffers_of(), writable_at(kWorkspace), list).code, TESSERA_OK);
+  const auto p = params_of<BwdSm90Params>(list[1]);
+  EXPECT_EQ(p.dq_semaphore, at(kWorkspace + 2 * kRows * 4 + kRows * 128 * 4));
+  EXPECT_EQ(p.ticket, at(kWorkspace + 2 * kRows * 4 + kRows * 128 * 4 + kTiles * 4));
+  EXPECT_GE(plan.shared_bytes, as_they_come.shared_bytes + kTiles * 4 + 4);
+  EXPECT_EQ(params_of<BwdParams>(list[0]).dq_semaphore, p.dq_semaphore) << "cleared before";
+  EXPECT_NE(list[1].spec().config.find(".deterministic = true"), std::string::npos);
+}
+
+// Its dS is not raised, which float16 has no range for.
+TEST(CudaBwdSm90, Float16IsLoweredBeforeItIsRounded) {
+  tessera_problem problem = problem_of(128);
+  for (tessera_layout* tensor :
+       {&problem.q, &problem.k, &problem.v, &problem.o, &problem.d_o, &problem.d_q, &problem.d_k, &problem.d_v}) {
+    tensor->dtype = TESSERA_FLOAT16;
+  }
+  LaunchList list;
+  ASSERT_EQ(lower(plan_of(problem), buffers_of(), writable_at(kWorkspace), list).code, TESSERA_OK);
+  EXPECT_EQ(params_of<BwdParams>(list[2]).scale, params_of<BwdSm90Params>(list[1]).scale);
+}
+
+TEST(CudaBwdSm90, BlocksOfLongHeadsComeHeadByHead) {
+  tessera_problem p = problem_of(128);
+  p.q = p.o = p.d_o = p.d_q = layout(bfloat16, {kBatch, 16384, kHeads, 128});
+  p.lse = layout(float32, {kBatch, kHeads, 16384});
+  LaunchList causal, full;
+  ASSERT_EQ(lower(plan_of(p), tessera_buffers{}, nullptr, causal).code, TESSERA_OK);
+  p = problem_of(128, false);
+  ASSERT_EQ(lower(plan_of(p), tessera_buffers{}, nullptr, full).code, TESSERA_OK);
+  EXPECT_EQ(params_of<BwdSm90Params>(causal[1]).section_heads, 1);
+  EXPECT_EQ(params_of<BwdSm90Params>(full[1]).section_heads, 1) << "all are equally long";
+}
+
+TEST(CudaBwdSm90, DescribesWhatTmaLoadsAndStores) {
+  const tessera_plan plan = plan_of(problem_of(96));
+  LaunchList list(&fake_driver());
+  told();
+  ASSERT_EQ(lower(plan, buffers_of(), writable_at(kWorkspace), list).code, TESSERA_OK);
+  const std::string of_q = ": 96 x 300 x 8 x 2, steps of 1536, 192, 460800 bytes, boxes of 64 x 64 x 1 x 1\n";
+  const std::string of_k = ": 96 x 400 x 2 x 2, steps of 384, 192, 153600 bytes, boxes of 64 x ";
+  EXPECT_EQ(told(), "map of " + std::to_string(0x10000) + of_q + "map of " + std::to_string(0x50000) + of_q +
+                        "map of " + std::to_string(0x20000) + of_k + "128 x 1 x 1\n" + "map of " +
+                        std::to_string(0x30000) + of_k + "128 x 1 x 1\n" + "map of " + std::to_string(0x70000) + of_k +
+                        "16 x 1 x 1\n" + "map of " + std::to_string(0x80000) + of_k + "16 x 1 x 1\n");
+  const auto p = params_of<BwdSm90Params>(list[1]);
+  const auto data_of = [](const TensorMap& map) {
+    uint64_t address;
+    std::memcpy(&address, map.opaque, sizeof address);
+    return address;
+  };
+  EXPECT_EQ(data_of(p.q_map), 0x10000u);
+  EXPECT_EQ(data_of(p.d_o_map), 0x50000u);
+  EXPECT_EQ(data_of(p.k_map), 0x20000u);
+  EXPECT_EQ(data_of(p.v_map), 0x30000u);
+  EXPECT_EQ(data_of(p.d_k_map), 0x70000u);
+  EXPECT_EQ(data_of(p.d_v_map), 0x80000u);
+}
+
+TEST(CudaBwdSm90, LeavesMisalignedDataToBwdSm80) {
+  const tessera_plan plan = plan_of(problem_of(64));
+  for (const auto& misalign : std::initializer_list<void (*)(tessera_buffers&)>{
+           [](tessera_buffers& b) { b.q = at(0x10008); }, [](tessera_buffers& b) { b.d_o = at(0x50002); },
+           [](tessera_buffers& b) { b.o = writable_at(0x40008); },
+           [](tessera_buffers& b) { b.d_k = writable_at(0x70008); },
+           [](tessera_buffers& b) { b.d_v = writable_at(0x80004); }}) {
+    tessera_buffers buffers = buffers_of();
+    misalign(buffers);
+    LaunchList list;
+    ASSERT_EQ(lower(plan, buffers, writable_at(kWorkspace), list).code, TESSERA_OK);
+    ASSERT_EQ(list.size(), 3);
+    EXPECT_STREQ(list[1].name, "bwd_sm80");
+  }
+  tessera_buffers buffers = buffers_of();
+  buffers.d_q = writable_at(0x60002), buffers.lse = static_cast<float*>(writable_at(0x90004));
+  LaunchList list;
+  ASSERT_EQ(lower(plan, buffers, writable_at(kWorkspace), list).code, TESSERA_OK);
+  EXPECT_STREQ(list[1].name, "bwd_sm90") << "no TMA for these";
+}
+
+// The kernels for D = 64 and 128, dtype by dtype, are the same for every mask but a window.
+TEST(CudaBwdSm90, MasksShareTheirKernels) {
+  const auto config_of_products = [](tessera_problem p) {
+    LaunchList list;
+    EXPECT_EQ(lower(plan_of(p), tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+    return list[1].spec().config;
+  };
+  const std::string causal = config_of_products(problem_of(128));
+  EXPECT_EQ(config_of_products(problem_of(128, false)), causal);
+  EXPECT_EQ(config_of_products(problem_of(72)), causal);
+  tessera_problem windowed = problem_of(128);
+  windowed.window_left = 100;
+  EXPECT_NE(config_of_products(windowed), causal);
+}
+
+}  // namespace
+}  // namespace tessera::cuda
