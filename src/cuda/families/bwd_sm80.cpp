@@ -218,8 +218,6 @@ std::string tiles_json() {
 
 }  // namespace
 
-}  // namespace
-
 BwdSm80Plan plan_bwd_sm80(const tessera_plan& plan) { return planned(plan, choose(plan)); }
 
 tessera_status list_bwd_sm80(const tessera_plan& plan, const BwdSm80Plan& own, const tessera_buffers& buffers,
