@@ -95,6 +95,7 @@ KernelSpec spec_of(const AppendConfig& config) {
           .params = "AppendParams",
           .config = config_text(config),
           .threads = kAppendThreads,
+          .limits = {.registers = 64},
           .claim = "tessera::kAppendThreads == " + std::to_string(kAppendThreads)};
 }
 
