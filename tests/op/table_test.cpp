@@ -68,7 +68,7 @@ TEST(CaseText, ParsesBackToTheSameCase) {
 }
 
 TEST(CaseText, RefusesWhatIsNoCase) {
-  for (const char* text : {"dtype=f8", "sq=-1", "sq", "sq=1x", "colour=red", "scale=nan", "d=513"}) {
+  for (const char* text : {"dtype=f8", "sq=-1", "sq", "sq=1x", "colour=red", "scale=nan", "d=577"}) {
     std::string error;
     EXPECT_FALSE(parse_case(text, &error)) << text;
     EXPECT_NE(error.find(text), std::string::npos) << error;
