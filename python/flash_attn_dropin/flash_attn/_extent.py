@@ -129,11 +129,15 @@ class Extent:
             cache[page, slot] = torch.where(counts[..., None, None], new, again)
 
 
+_MOST_COPIED = 2048  # page indices that are copied from a GPU rather than looked through there
+
+
 def check(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]) -> None:
     """Raises where lengths or indices are out of range; on a GPU, after one wait for its stream, but under capture."""
     if _capturing(lengths) or lengths.numel() == 0:
         return
-    of_lengths, of_pages, of_leftpad = (_bounds_on_gpu if lengths.is_cuda else _bounds)(extent, lengths, pages, leftpad)
+    many = lengths.is_cuda and pages is not None and pages.numel() > _MOST_COPIED
+    of_lengths, of_pages, of_leftpad = (_bounds_on_gpu if many else _bounds)(extent, lengths, pages, leftpad)
     extent.refuse_lengths(*of_lengths)
     extent.refuse_pages(*of_pages)
     if of_leftpad[0] < 0:
@@ -141,8 +145,8 @@ def check(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Opt
 
 
 def _bounds(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]) -> List[Tuple[int, int]]:
-    """The least and the most of lengths, of the pages in use, and of leftpad; (0, 0) of what is absent. Lists are quicker
-    than operators where sizes are small."""
+    """The least and the most of lengths, of the pages in use, and of leftpad; (0, 0) of what is absent. Lists, copied from a
+    GPU where they lie there, are quicker than a dozen operators where sizes are small."""
     counts = lengths.tolist()
     used = [0]
     if pages is not None:
@@ -155,7 +159,7 @@ def _bounds(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: O
 def _bounds_on_gpu(
     extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]
 ) -> List[Tuple[int, int]]:  # fmt: skip
-    """The same, from the GPU at once."""
+    """The same, by the GPU: one copy of its results."""
     tensors = {"lengths": lengths}
     if pages is not None and pages.numel() > 0:
         starts = torch.arange(0, extent.room, max(extent.page_size, 1), device=pages.device)
