@@ -32,8 +32,10 @@ TESSERA_DEVICE void load_overlaid(Load&& load) {
 }
 
 template <BwdConfig kCfg>
-TESSERA_DEVICE void bwd_key_block(const BwdParams& p, BwdSharedMemory<kCfg>& shared, const KeyBlock<kCfg>& b) {
+TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
   using Warps = BwdWarps<kCfg>;
+  const BwdParams& p = b.p;
+  auto& shared = b.shared;
   constexpr int kBlockM = kCfg.block_m;
   constexpr int kM = Warps::kM, kN = Warps::kSlice / 8;
   constexpr bool kOptions = kCfg.score.any() || kCfg.d_bias;
@@ -210,18 +212,7 @@ TESSERA_DEVICE void bwd_key_block(const BwdParams& p, BwdSharedMemory<kCfg>& sha
 template <BwdConfig kCfg>
 TESSERA_DEVICE void bwd_sm80(const BwdParams& p) {
   static_assert(!kCfg.s_dp_split, "that is bwd_sm80_split");
-  static_assert(has_bwd_layout<kCfg>(), "shared memory lies where the host has it");
-  extern __shared__ __align__(128) char shared_memory[];
-  auto& shared = *reinterpret_cast<BwdSharedMemory<kCfg>*>(shared_memory);
-  const KeyBlockScheduler<kCfg> scheduler(p, shared);
-  for (int pair = 0; pair < scheduler.pairs(p); ++pair) {
-    if (pair > 0) __syncthreads();  // all warps are done with shared memory
-    const SequenceTile at = scheduler.sequence(p, pair);
-    const Sequence s = load_sequence(p, at.batch);
-    const int64 key0 = static_cast<int64>(at.tile) * kCfg.block_n;
-    if (key0 >= s.k_rows) continue;
-    bwd_key_block(p, shared, KeyBlock<kCfg>(p, shared, s, at.batch, scheduler.head(p, pair), static_cast<int>(key0)));
-  }
+  for_key_blocks<kCfg>(p, [](const KeyBlock<kCfg>& block) { bwd_key_block(block); });
 }
 
 }  // namespace tessera

@@ -144,6 +144,7 @@ struct KeyBlock {
 template <BwdConfig kCfg>
 struct KeyBlockScheduler {
   static constexpr bool kOwns = kCfg.deterministic && kCfg.d_bias;
+  static constexpr ScoreConfig kPairScore = kOwns ? ScoreConfig{} : kCfg.score;  // its bias's order is not an owner's
   int slot;
   SequenceHead first;  // of the pairs
 
@@ -157,7 +158,7 @@ struct KeyBlockScheduler {
     slot = rest % p.tiles;
     rest /= p.tiles;
     const int owners = kOwns ? p.heads_kv / p.owned_heads : p.heads_kv;
-    first = sequence_head < kOwns ? ScoreConfig{} : kCfg.score > (p, rest, owners);
+    first = sequence_head<kPairScore>(p, rest, owners);
     if constexpr (kOwns) first = {first.batch * p.owned_batches, first.head * p.owned_heads};
   }
   TESSERA_DEVICE static int pairs(const BwdParams& p) { return kOwns ? p.owned_batches * p.owned_heads : 1; }
@@ -174,5 +175,22 @@ struct KeyBlockScheduler {
     return at;
   }
 };
+
+// multiply(block) for each block of keys that is this thread block's.
+template <BwdConfig kCfg, class Multiply>
+TESSERA_DEVICE void for_key_blocks(const BwdParams& p, Multiply&& multiply) {
+  static_assert(has_bwd_layout<kCfg>(), "shared memory lies where the host has it");
+  extern __shared__ __align__(128) char shared_memory[];
+  auto& shared = *reinterpret_cast<BwdSharedMemory<kCfg>*>(shared_memory);
+  const KeyBlockScheduler<kCfg> scheduler(p, shared);
+  for (int pair = 0; pair < scheduler.pairs(p); ++pair) {
+    if (pair > 0) __syncthreads();  // all warps are done with shared memory
+    const SequenceTile at = scheduler.sequence(p, pair);
+    const Sequence s = load_sequence(p, at.batch);
+    const int64 key0 = static_cast<int64>(at.tile) * kCfg.block_n;
+    if (key0 >= s.k_rows) continue;
+    multiply(KeyBlock<kCfg>(p, shared, s, at.batch, scheduler.head(p, pair), static_cast<int>(key0)));
+  }
+}
 
 }  // namespace tessera

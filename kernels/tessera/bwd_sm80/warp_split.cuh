@@ -72,8 +72,10 @@ TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg
 }
 
 template <BwdConfig kCfg>
-TESSERA_DEVICE void bwd_key_block_split(const BwdParams& p, BwdSharedMemory<kCfg>& shared, const KeyBlock<kCfg>& b) {
+TESSERA_DEVICE void bwd_key_block_split(const KeyBlock<kCfg>& b) {
   using Warps = BwdWarps<kCfg>;
+  const BwdParams& p = b.p;
+  auto& shared = b.shared;
   constexpr int kBlockM = kCfg.block_m, kM = Warps::kM, kBlockThreads = kCfg.warps * 32;
   const int warp = b.warp;  // the S warps are those below kRoleWarps
 
@@ -150,19 +152,7 @@ TESSERA_DEVICE void bwd_key_block_split(const BwdParams& p, BwdSharedMemory<kCfg
 template <BwdConfig kCfg>
 TESSERA_DEVICE void bwd_sm80_split(const BwdParams& p) {
   static_assert(kCfg.s_dp_split, "that is bwd_sm80");
-  static_assert(has_bwd_layout<kCfg>(), "shared memory lies where the host has it");
-  extern __shared__ __align__(128) char shared_memory[];
-  auto& shared = *reinterpret_cast<BwdSharedMemory<kCfg>*>(shared_memory);
-  const KeyBlockScheduler<kCfg> scheduler(p, shared);
-  for (int pair = 0; pair < scheduler.pairs(p); ++pair) {
-    if (pair > 0) __syncthreads();  // all warps are done with shared memory
-    const SequenceTile at = scheduler.sequence(p, pair);
-    const Sequence s = load_sequence(p, at.batch);
-    const int64 key0 = static_cast<int64>(at.tile) * kCfg.block_n;
-    if (key0 >= s.k_rows) continue;
-    bwd_key_block_split(p, shared,
-                        KeyBlock<kCfg>(p, shared, s, at.batch, scheduler.head(p, pair), static_cast<int>(key0)));
-  }
+  for_key_blocks<kCfg>(p, [](const KeyBlock<kCfg>& block) { bwd_key_block_split(block); });
 }
 
 }  // namespace tessera
