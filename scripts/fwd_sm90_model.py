@@ -115,7 +115,7 @@ VALUES = {
 # ---- cases and tiles ----
 
 # Of the visible keys: a form, and the table's name for it; "options" is all keys with scores changed one by one.
-AREAS = {"full": "kFull", "causal": "kStairs", "window": "kRagged", "options": "kOptions"}
+AREAS = {"full": "kFull", "causal": "kCausal", "window": "kPartial", "options": "kOptions"}
 CALL_KEYS = 32  # that a call of Philox decides, of a whole number of which a tile is under dropout
 
 

@@ -28,8 +28,8 @@ ScoreTensor score_tensor(const tessera_layout& layout, const void* data) {
   return {const_cast<void*>(data), s.batch, s.head, s.row, s.col};
 }
 
-// Of how many keys, the first a multiple of that, the entries stand in words of all of them, of 16 bytes at most.
-int entry_keys(const ScoreTensor& tensor, const tessera_layout& layout) {
+// For how many keys, the first a multiple of that, a bias or mask can be read in one word, of 16 bytes at most.
+int bias_mask_keys(const ScoreTensor& tensor, const tessera_layout& layout) {
   constexpr uintptr_t kWordBytes = 16;
   const uintptr_t bytes = static_cast<uintptr_t>(tessera_dtype_bytes(layout.dtype));
   for (const int keys : {8, 2}) {
@@ -121,7 +121,7 @@ void fill_scores(ProblemParams& p, const tessera_problem& problem, const tessera
   p.bias = score_tensor(problem.bias, buffers.bias);
   p.mask = score_tensor(problem.mask, buffers.mask);
   p.block_mask = score_tensor(problem.block_mask, buffers.block_mask);
-  p.entry_keys = std::min(entry_keys(p.bias, problem.bias), entry_keys(p.mask, problem.mask));
+  p.bias_mask_keys = std::min(bias_mask_keys(p.bias, problem.bias), bias_mask_keys(p.mask, problem.mask));
   p.head_by_head = head_by_head(problem, p);
   p.mask_block_q = static_cast<int>(problem.mask_block_q), p.mask_block_k = static_cast<int>(problem.mask_block_k);
   if (present(problem.alibi_slopes)) {

@@ -112,7 +112,7 @@ struct Planned {
   const Family* family;
   std::vector<KernelSpec> launches;
 };
-// A family of one architecture is asked for by name there, whoever stands before it.
+// A family of one architecture is asked for by name there, whichever family comes before it.
 Planned plan_of(const Family& of, const tessera_problem& problem, int32_t arch) {
   tessera_device device = device_of(arch);
   tessera_plan plan;

@@ -10,10 +10,10 @@ namespace {
 
 // The most keys that a block has if the tiles of the last `tail` heads are one section and the others are laid out in pairs.
 // Loads are linear in a block's number between those that are looked at.
-int64_t largest_load(const Works& works, int64_t tail) {
-  const int64_t blocks = works.blocks, tail_tiles = tail * works.tiles;
-  const int64_t pairs = (works.heads - tail) * works.tiles / 2, rounds = pairs / blocks, left_over = pairs % blocks;
-  const int64_t pair_keys = 2 * works.fixed_keys + (works.tiles + 1) * works.tile_keys;
+int64_t largest_load(const TileGrid& grid, int64_t tail) {
+  const int64_t blocks = grid.blocks, tail_tiles = tail * grid.tiles;
+  const int64_t pairs = (grid.heads - tail) * grid.tiles / 2, rounds = pairs / blocks, left_over = pairs % blocks;
+  const int64_t pair_keys = 2 * grid.fixed_keys + (grid.tiles + 1) * grid.tile_keys;
   // The incomplete round of pairs, which the section fills up, is the section's first round and runs forwards.
   const int64_t section_rounds = (left_over + tail_tiles) / blocks, left = (left_over + tail_tiles) % blocks;
   const int64_t edge = section_rounds % 2 ? blocks - left : left;  // of the last round
@@ -24,7 +24,7 @@ int64_t largest_load(const Works& works, int64_t tail) {
     int64_t keys = (rounds + has_pair) * pair_keys;
     for (int64_t round = has_pair; round <= section_rounds; ++round) {
       const int64_t at = round * blocks + (round % 2 ? blocks - 1 - block : block) - left_over;
-      if (at < tail_tiles) keys += works.fixed_keys + (works.tiles - at / tail) * works.tile_keys;
+      if (at < tail_tiles) keys += grid.fixed_keys + (grid.tiles - at / tail) * grid.tile_keys;
     }
     largest = std::max(largest, keys);
   }
@@ -33,15 +33,15 @@ int64_t largest_load(const Works& works, int64_t tail) {
 
 // Heads of the section that ends the grid: between one and two rounds' worth of pairs, so that its keys and values are at
 // most twice those that pairs have in use; of these the number that leaves the blocks the most alike.
-int64_t tail_of(const Works& works) {
+int64_t tail_of(const TileGrid& grid) {
   constexpr int64_t kCandidates = 32;
-  const int64_t least = divide_up(2 * works.blocks, works.tiles);
-  const int64_t most = std::max(divide_up(4 * works.blocks, works.tiles), least + 1);
+  const int64_t least = divide_up(2 * grid.blocks, grid.tiles);
+  const int64_t most = std::max(divide_up(4 * grid.blocks, grid.tiles), least + 1);
   const int64_t step = 1 + (most - least) / kCandidates;
-  int64_t best = works.heads, best_load = INT64_MAX;
-  for (int64_t tail = least; tail <= std::min(most, works.heads); tail += step) {
-    if ((works.heads - tail) * works.tiles % 2 != 0) continue;
-    const int64_t load = largest_load(works, tail);
+  int64_t best = grid.heads, best_load = INT64_MAX;
+  for (int64_t tail = least; tail <= std::min(most, grid.heads); tail += step) {
+    if ((grid.heads - tail) * grid.tiles % 2 != 0) continue;
+    const int64_t load = largest_load(grid, tail);
     if (load < best_load) best = tail, best_load = load;
   }
   return best;
@@ -53,21 +53,21 @@ int64_t tail_of(const Works& works) {
 // But heads of few bytes are bound by memory, and pairs read them less evenly: 162 instead of 218 at D = 64, 512. These are
 // swizzled for the L2 cache: sections of as many heads as have 32 MiB of keys and values, which stay in the cache while the
 // section's tiles pass by (query heads that share keys count once).
-WorkOrder order_of(const Works& works) {
+WorkOrder order_of(const TileGrid& grid) {
   constexpr int64_t kSectionBytes = int64_t{32} << 20, kPairedHeadBytes = int64_t{512} << 10;
-  int64_t paired = 0, section = works.heads, sections = 1;
-  if (works.equal || works.blocks >= works.tiles * works.heads) {
-    section = 1, sections = works.heads;  // any order will do: tiles cost the same, or a block has one
-  } else if (works.head_bytes >= kPairedHeadBytes) {
-    section = works.packed ? 0 : tail_of(works);
-    paired = works.heads - section;
+  int64_t paired = 0, section = grid.heads, sections = 1;
+  if (grid.equal || grid.blocks >= grid.tiles * grid.heads) {
+    section = 1, sections = grid.heads;  // any order will do: tiles cost the same, or a block has one
+  } else if (grid.head_bytes >= kPairedHeadBytes) {
+    section = grid.packed ? 0 : tail_of(grid);
+    paired = grid.heads - section;
   } else {
-    const int64_t fit = std::max<int64_t>(1, kSectionBytes / std::max<int64_t>(1, works.head_bytes)) * works.group;
-    section = divide_up(works.heads, divide_up(works.heads, fit));
-    sections = divide_up(works.heads, section);
+    const int64_t fit = std::max<int64_t>(1, kSectionBytes / std::max<int64_t>(1, grid.head_bytes)) * grid.group;
+    section = divide_up(grid.heads, divide_up(grid.heads, fit));
+    sections = divide_up(grid.heads, section);
   }
   WorkOrder order{};
-  order.tiles = Divisor(static_cast<int>(works.tiles)), order.heads = static_cast<int>(works.heads);
+  order.tiles = Divisor(static_cast<int>(grid.tiles)), order.heads = static_cast<int>(grid.heads);
   order.paired_heads = static_cast<int>(paired);
   order.swizzle_heads = Divisor(static_cast<int>(std::max<int64_t>(1, section)));
   order.swizzle_tiles = Divisor(order.swizzle_heads * order.tiles);
@@ -75,33 +75,33 @@ WorkOrder order_of(const Works& works) {
   return order;
 }
 
-bool staircase(const tessera_problem& problem) {
+bool is_causal(const tessera_problem& problem) {
   return (problem.causal || problem.window_right >= 0) && problem.window_left < 0;
 }
 
-int64_t persistent_blocks(const tessera_plan& plan, int64_t works, int64_t resident) {
-  constexpr int64_t kWorksOfABlock = 4, kMostBlocks = 16;  // of a multiprocessor
+int64_t persistent_blocks(const tessera_plan& plan, int64_t work_tiles, int64_t resident) {
+  constexpr int64_t kTilesOfABlock = 4, kMostBlocks = 16;  // of a multiprocessor
   int64_t blocks = resident;
   if (core::packed_q(plan.problem)) {
-    blocks *= std::clamp<int64_t>(works / (kWorksOfABlock * resident), 1, kMostBlocks);
+    blocks *= std::clamp<int64_t>(work_tiles / (kTilesOfABlock * resident), 1, kMostBlocks);
   }
-  return std::min(blocks, works);
+  return std::min(blocks, work_tiles);
 }
 
 WorkOrder order_of(const tessera_plan& plan, int64_t tiles, int64_t heads, int64_t rows, int64_t fixed_keys,
                    int64_t blocks) {
   const tessera_problem& p = plan.problem;
-  Works works{};
-  works.tiles = tiles, works.heads = heads;
-  works.equal = !staircase(p);
-  works.packed = core::packed_q(p);
-  works.group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
-  works.head_bytes =
+  TileGrid grid{};
+  grid.tiles = tiles, grid.heads = heads;
+  grid.equal = !is_causal(p);
+  grid.packed = core::packed_q(p);
+  grid.group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
+  grid.head_bytes =
       plan.max_seqlen_k * (plan.head_dim + plan.head_dim_v) * static_cast<int64_t>(tessera_dtype_bytes(p.q.dtype));
-  works.tile_keys = rows;
-  works.fixed_keys = fixed_keys + std::max<int64_t>(0, core::diagonal(p, plan.max_seqlen_q, plan.max_seqlen_k));
-  works.blocks = blocks;
-  return order_of(works);
+  grid.tile_keys = rows;
+  grid.fixed_keys = fixed_keys + std::max<int64_t>(0, core::diagonal(p, plan.max_seqlen_q, plan.max_seqlen_k));
+  grid.blocks = blocks;
+  return order_of(grid);
 }
 
 }  // namespace tessera::cuda

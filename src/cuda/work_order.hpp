@@ -1,5 +1,5 @@
-// Persistent blocks: how many there are, and the order in which they take works, the numbers that attention/work_order.hpp
-// reads.
+// Persistent blocks: how many there are, and the order in which they take work tiles: the numbers that
+// attention/work_order.hpp reads.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace tessera::cuda {
 
-struct Works {
+// The work tiles of a grid.
+struct TileGrid {
   int64_t tiles, heads;  // as WorkOrder has them
   bool equal;            // in size
   bool packed;           // tiles are slots, and which are large is not known
@@ -19,21 +20,21 @@ struct Works {
   int64_t fixed_keys;    // what every tile costs beside
   int64_t blocks;        // of the grid
 
-  bool operator==(const Works&) const = default;
+  bool operator==(const TileGrid&) const = default;
 };
 
-WorkOrder order_of(const Works& works);
+WorkOrder order_of(const TileGrid& grid);
 
-// Whether queries see the more keys the later they stand: works differ in size.
-bool staircase(const tessera_problem& problem);
+// Whether later queries see more keys, under a causal mask or a window without a left edge: work tiles differ in cost.
+bool is_causal(const tessera_problem& problem);
 
-// Of a grid whose GPU holds `resident` at a time. Each takes works until there are no more. Which works of a packed
-// batch are long only the GPU knows: there a multiprocessor gets blocks of a few works one after another, as it becomes
-// free.
-int64_t persistent_blocks(const tessera_plan& plan, int64_t works, int64_t resident);
+// How many blocks a grid of `work_tiles` has on a GPU that holds `resident` at a time; each takes work tiles until there are
+// no more. Which tiles of a packed batch are long only the GPU knows: there a multiprocessor gets several blocks of a few
+// tiles each, the next when one ends.
+int64_t persistent_blocks(const tessera_plan& plan, int64_t work_tiles, int64_t resident);
 
-// Of a plan's works: tiles a head as above, each of `rows` query rows. `fixed_keys`: what opening a work and storing
-// its rows cost.
+// The order of a plan's work tiles: `tiles` a head as above, each of `rows` query rows. `fixed_keys`: what it costs to decode
+// a tile's index and to store its rows, in keys.
 WorkOrder order_of(const tessera_plan& plan, int64_t tiles, int64_t heads, int64_t rows, int64_t fixed_keys,
                    int64_t blocks);
 

@@ -73,9 +73,9 @@ def test_rows_are_as_few_as_the_measurements_allow():
     values = [", ".join(map(str, tile.values)) for tile in (long, short)]
     assert lines == [
         "// 2048: 399 (1.00), 4096: 470 (1.18), 8192: 520 (1.30), 16384: 560 (1.40)",
-        f"{{128, 128, Area::kStairs, 2048, {values[0]}}},",
+        f"{{128, 128, Area::kCausal, 2048, {values[0]}}},",
         "// 512: 300 (0.75), 1024: 350 (0.88)",
-        f"{{128, 128, Area::kStairs, 0, {values[1]}}},",
+        f"{{128, 128, Area::kCausal, 0, {values[1]}}},",
     ]
 
 

@@ -52,7 +52,7 @@ struct Updating {
 };
 
 // fwd_sm80.cuh.
-struct Optimistic {
+struct StaleMax {
   template <class Reload>
   static bool step(OnlineSoftmax<1>& softmax, Fragment& s, float (&o)[1][1][4], const Reload& reload) {
     const bool ready = softmax.ready;
@@ -76,7 +76,7 @@ struct Prompt {
       reload();
     }
     float alpha[1][2];
-    const bool moves = softmax.move_reference(s, kScale, alpha, 0.0f);
+    const bool moves = softmax.update_max(s, kScale, alpha, 0.0f);
     softmax.exponentiate(s, kScale);
     if (moves) softmax.rescale(alpha, o);
     return ready;
@@ -114,7 +114,7 @@ Outputs attend(const Scores& scores) {
     }
     if (lane % 4 == 0) {
       for (int half = 0; half < 2; ++half) {
-        out.lse_log2[at.row(half)] = softmax.ref[0][half] + std::log2(static_cast<double>(softmax.sum[0][half]));
+        out.lse_log2[at.row(half)] = softmax.max_log2[0][half] + std::log2(static_cast<double>(softmax.sum[0][half]));
       }
     }
   });
@@ -218,7 +218,7 @@ class CudaSoftmax : public testing::TestWithParam<Case> {
 };
 
 TEST_P(CudaSoftmax, Updating) { check<Updating>(); }
-TEST_P(CudaSoftmax, Optimistic) { check<Optimistic>(); }
+TEST_P(CudaSoftmax, StaleMax) { check<StaleMax>(); }
 TEST_P(CudaSoftmax, Prompt) { check<Prompt>(); }
 
 INSTANTIATE_TEST_SUITE_P(Scores, CudaSoftmax, testing::ValuesIn(kCases),

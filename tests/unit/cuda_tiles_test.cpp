@@ -16,7 +16,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int64_t kHopperSmemBytes = 227 << 10, kMany = 1 << 20;
-constexpr Area kAreas[] = {Area::kFull, Area::kStairs, Area::kRagged, Area::kOptions};
+constexpr Area kAreas[] = {Area::kFull, Area::kCausal, Area::kPartial, Area::kOptions};
 
 tessera_device hopper() {
   tessera_device device{};
@@ -95,7 +95,7 @@ TEST(CudaTiles, FewRowsHaveHalfTiles) {
   for (const Area area : kAreas) {
     const Sm90Tile whole = *find_sm90_tile({64, 64, area, 512, kMany});
     ASSERT_TRUE(whole.halved());
-    const int64_t block_m = whole.consumers * 64, few = area == Area::kStairs ? block_m : block_m / 2;
+    const int64_t block_m = whole.consumers * 64, few = area == Area::kCausal ? block_m : block_m / 2;
     EXPECT_EQ(find_sm90_tile({64, 64, area, 512, few})->consumers, whole.consumers / 2);
     EXPECT_EQ(find_sm90_tile({64, 64, area, 512, few})->block_n, whole.block_n * 2);
     EXPECT_EQ(find_sm90_tile({64, 64, area, 512, few + 1})->consumers, whole.consumers);

@@ -56,12 +56,12 @@ std::string text_of(const WorkOrder& order) {
 // Also where long heads of a packed batch would all come in pairs.
 TEST(CudaWorkOrder, AsManyBlocksAsWorksHaveOneEach) {
   for (const bool packed : {false, true}) {
-    Works works{};
-    works.tiles = 8, works.heads = 4, works.packed = packed, works.group = 1, works.head_bytes = int64_t{1} << 20;
-    works.tile_keys = 128, works.fixed_keys = 256, works.blocks = 32;
+    TileGrid grid{};
+    grid.tiles = 8, grid.heads = 4, grid.packed = packed, grid.group = 1, grid.head_bytes = int64_t{1} << 20;
+    grid.tile_keys = 128, grid.fixed_keys = 256, grid.blocks = 32;
     std::vector<int> of_block(32);
-    for_each_work(order_of(works), 32, [&](int block, int) { ++of_block[block]; });
-    EXPECT_EQ(std::ranges::count(of_block, 1), 32) << text_of(order_of(works));
+    for_each_work(order_of(grid), 32, [&](int block, int) { ++of_block[block]; });
+    EXPECT_EQ(std::ranges::count(of_block, 1), 32) << text_of(order_of(grid));
   }
 }
 
@@ -72,13 +72,13 @@ TEST(CudaWorkOrder, EveryTileOnce) {
         for (const int64_t head_bytes : {int64_t{1} << 16, int64_t{1} << 18, int64_t{3} << 17, int64_t{1} << 20})
           for (const int group : {1, 4})
             for (const bool packed : {false, true}) {
-              Works works{};
-              works.tiles = tiles, works.heads = heads, works.packed = packed, works.group = group;
-              works.head_bytes = head_bytes, works.tile_keys = 128, works.fixed_keys = 256;
-              works.blocks = std::min(multiprocessors, tiles * heads);
-              const WorkOrder order = order_of(works);
-              const std::string found = faults(order, static_cast<int>(works.blocks));
-              ASSERT_EQ(found, "") << text_of(order) << ", blocks " << works.blocks;
+              TileGrid grid{};
+              grid.tiles = tiles, grid.heads = heads, grid.packed = packed, grid.group = group;
+              grid.head_bytes = head_bytes, grid.tile_keys = 128, grid.fixed_keys = 256;
+              grid.blocks = std::min(multiprocessors, tiles * heads);
+              const WorkOrder order = order_of(grid);
+              const std::string found = faults(order, static_cast<int>(grid.blocks));
+              ASSERT_EQ(found, "") << text_of(order) << ", blocks " << grid.blocks;
             }
 }
 
@@ -111,14 +111,14 @@ constexpr Cost kCosts[] = {
 
 // By how much the block with the most to do passes the mean: 16384 tokens, 2048 / D heads.
 double loss(const Cost& cost, int length) {
-  Works works{};
-  works.tiles = (length + cost.block_m - 1) / cost.block_m;
-  works.heads = 16384 / length * 2048 / cost.head_dim;
-  works.group = 1;
-  works.head_bytes = int64_t{length} * 2 * cost.head_dim * 2;
-  works.tile_keys = cost.block_m, works.fixed_keys = 2 * cost.block_n;
-  works.blocks = kMultiprocessors;
-  const WorkOrder order = order_of(works);
+  TileGrid grid{};
+  grid.tiles = (length + cost.block_m - 1) / cost.block_m;
+  grid.heads = 16384 / length * 2048 / cost.head_dim;
+  grid.group = 1;
+  grid.head_bytes = int64_t{length} * 2 * cost.head_dim * 2;
+  grid.tile_keys = cost.block_m, grid.fixed_keys = 2 * cost.block_n;
+  grid.blocks = kMultiprocessors;
+  const WorkOrder order = order_of(grid);
   std::vector<double> load(kMultiprocessors);
   for_each_work(order, kMultiprocessors, [&](int block, int work) {
     const int keys = (order.tiles - tile_coord(order, work).slot) * cost.block_m;

@@ -31,7 +31,7 @@ struct ProblemParams {
   int causal, top_left;
   int window_left, window_right;  // -1: unbounded
   ScoreTensor bias, mask, block_mask;
-  int entry_keys;  // 8 or 2: the entries of bias and mask for so many keys, the first a multiple, can be read at once; else 1
+  int bias_mask_keys;  // 8 or 2: bias and mask of so many keys, the first a multiple, can be read at once; else 1
   int mask_block_q, mask_block_k;
   int head_by_head;  // 1: one head of all sequences after the other's, not one sequence's heads: attention/scheduler.cuh
   const float* alibi_slopes;

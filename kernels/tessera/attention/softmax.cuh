@@ -1,5 +1,6 @@
-// The online softmax of one warp's rows (Milakov and Gimelshein, 2018; FlashAttention, algorithm 1): a reference and a
-// sum for each row, so that softmax(s) = 2^(s - ref) / sum when all keys have passed.
+// The online softmax of one warp's rows (Milakov and Gimelshein, 2018; FlashAttention, algorithm 1): a maximum and a sum
+// for each row, so that softmax(s) = 2^(s - max) / sum when all keys have passed. The maximum may be a stale one, of tiles
+// before: softmax does not depend on it, as long as nothing overflows.
 #pragma once
 
 #include "tessera/tile/numbers.cuh"
@@ -7,8 +8,8 @@
 
 namespace tessera {
 
-// The reference moves only when a maximum passes it by this much (log2 units): most tiles then rescale nothing. Exact,
-// since the same reference divides out at the end; float16 holds 2^8.
+// The maximum is replaced only by one that passes it by this much (log2 units): most tiles then rescale nothing. Exact,
+// since the same maximum divides out at the end; float16 holds 2^8.
 inline constexpr float kRescaleThreshold_log2 = 8.0f;
 
 // Over the four lanes that share a row.
@@ -22,11 +23,11 @@ TESSERA_DEVICE float row_sum(float x) {
 }
 
 // A sink, a score without a value, joins a row's sum; the answer is what the row's O is to be multiplied by.
-TESSERA_DEVICE float join_sink(float sink_log2, float& ref, float& sum) {
-  const float joint = fmaxf(sink_log2, ref);
-  const float scale = ptx::ex2_approx_ftz(ref - joint);
+TESSERA_DEVICE float join_sink(float sink_log2, float& max_log2, float& sum) {
+  const float joint = fmaxf(sink_log2, max_log2);
+  const float scale = ptx::ex2_approx_ftz(max_log2 - joint);
   sum = sum * scale + ptx::ex2_approx_ftz(sink_log2 - joint);
-  ref = joint;
+  max_log2 = joint;
   return scale;
 }
 
@@ -35,7 +36,7 @@ TESSERA_DEVICE float join_sink(float sink_log2, float& ref, float& sum) {
 template <Dtype kDtype>
 inline constexpr float kStaleMaxBound = kDtype == Dtype::kFloat16 ? 0x1p14f : 0x1p40f;
 
-// Beyond it the rounding of a score alone is worth powers of two, and the reference must be subtracted from the very number
+// Beyond it the rounding of a score alone is worth powers of two, and the maximum must be subtracted from the very number
 // that it was taken from: the product rounded, not fused.
 inline constexpr float kHugeScore_log2 = 0x1p22f;
 
@@ -48,9 +49,9 @@ struct SumParts {
 
 template <int kM>
 struct OnlineSoftmax {
-  float ref[kM][2];    // log2 units, -inf before the first visible key
-  float sum[kM][2];    // this lane's share
-  bool ready = false;  // every row of the warp has a reference, and not a huge one
+  float max_log2[kM][2];  // -inf before the first visible key
+  float sum[kM][2];       // this lane's share
+  bool ready = false;     // every row of the warp has a maximum, and not a huge one
 
   TESSERA_DEVICE OnlineSoftmax() { reset(); }
 
@@ -59,10 +60,10 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) ref[m][half] = -infinity(), sum[m][half] = 0.0f;
+      for (int half = 0; half < 2; ++half) max_log2[m][half] = -infinity(), sum[m][half] = 0.0f;
   }
 
-  // s times `scale` (log2 units) -> P in place, and O rescaled where the reference moved.
+  // s times `scale` (log2 units) -> P in place, and O rescaled where a maximum was replaced.
   template <int kN, int kD>
   TESSERA_DEVICE void update(float (&s)[kM][kN][4], float scale, float (&o)[kM][kD][4]) {
     float alpha[kM][2];
@@ -70,17 +71,17 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) fresh &= ref[m][half] == -infinity();
-    const bool moves = move_reference(s, scale, alpha);
+      for (int half = 0; half < 2; ++half) fresh &= max_log2[m][half] == -infinity();
+    const bool moves = update_max(s, scale, alpha);
     if (moves && !fresh) rescale(alpha, o);
     exponentiate(s, scale);
   }
 
-  // update() in its three parts, for a caller whose O is not ready at once. The reference moves to the maximum of s where
-  // that passes it; alpha is what O is to be rescaled by, and the answer whether any row of the warp is.
+  // update() in its three parts, for a caller whose O is not ready at once. The maximum of s replaces a row's where it passes
+  // it; alpha is what O is to be rescaled by, and the answer whether any row of the warp is.
   template <int kN>
-  TESSERA_DEVICE bool move_reference(const float (&s)[kM][kN][4], float scale, float (&alpha)[kM][2],
-                                     float threshold_log2 = kRescaleThreshold_log2) {
+  TESSERA_DEVICE bool update_max(const float (&s)[kM][kN][4], float scale, float (&alpha)[kM][2],
+                                 float threshold_log2 = kRescaleThreshold_log2) {
     bool moves = false, moderate = true;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -90,37 +91,37 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int n = 0; n < kN; ++n) best = fmaxf(best, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
         best = row_max(best) * scale;
-        const float old = ref[m][half];
+        const float old = max_log2[m][half];
         const bool passes = best > old + threshold_log2;  // -inf + 8 = -inf: the first finite one passes
-        ref[m][half] = passes ? best : old;
+        max_log2[m][half] = passes ? best : old;
         alpha[m][half] = passes ? ptx::ex2_approx_ftz(old - best) : 1.0f;
         sum[m][half] *= alpha[m][half];
         moves |= passes;
-        moderate &= fabsf(ref[m][half]) < kHugeScore_log2;
+        moderate &= fabsf(max_log2[m][half]) < kHugeScore_log2;
       }
     ready = __all_sync(0xffffffff, moderate);
     return __any_sync(0xffffffff, moves);
   }
 
   // Before the first exponentials: the result is the same, and later scores have more room below the bound.
-  TESSERA_DEVICE void raise_reference(float by_log2) {
+  TESSERA_DEVICE void raise_max(float by_log2) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) ref[m][half] += by_log2;
+      for (int half = 0; half < 2; ++half) max_log2[m][half] += by_log2;
   }
 
-  // P against the references as they stand, one way for all rows: a row without a reference has scores of -inf alone, and
-  // where one is huge, the scaled score is rounded before the reference is subtracted.
+  // P against the maxima as they are, one way for all rows: a row without a maximum has scores of -inf alone, and where one
+  // is huge, the scaled score is rounded before the maximum is subtracted.
   template <int kN>
   TESSERA_DEVICE void exponentiate(float (&s)[kM][kN][4], float scale) {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      float minus_ref[2], before[2], fused[2];  // what a score is multiplied by: rounded, and not
+      float minus_max[2], before[2], fused[2];  // what a score is multiplied by: rounded, and not
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        minus_ref[half] = ref[m][half] == -infinity() ? 0.0f : -ref[m][half];
-        const bool huge = fabsf(minus_ref[half]) >= kHugeScore_log2;
+        minus_max[half] = max_log2[m][half] == -infinity() ? 0.0f : -max_log2[m][half];
+        const bool huge = fabsf(minus_max[half]) >= kHugeScore_log2;
         before[half] = huge ? scale : 1.0f, fused[half] = huge ? 1.0f : scale;
       }
       if (!ready) [[unlikely]] {
@@ -130,7 +131,7 @@ struct OnlineSoftmax {
           for (int e = 0; e < 4; ++e) s[m][n][e] *= before[e / 2];
       }
       SumParts total;
-      make_exponentials<0, kN>(s[m], fused, minus_ref, total);
+      make_exponentials<0, kN>(s[m], fused, minus_max, total);
 #pragma unroll
       for (int half = 0; half < 2; ++half) sum[m][half] += total.of(half);
     }
@@ -146,9 +147,9 @@ struct OnlineSoftmax {
         for (int e = 0; e < 4; ++e) o[m][d][e] *= alpha[m][e / 2];
   }
 
-  // The same against the stale max, the references of the tiles before: no maximum, no rescaling, nothing that waits for the
+  // The same against the stale max, that of the tiles before: no maximum is taken, nothing rescaled, nothing waits for the
   // whole tile. False: a sum passed the bound, nothing was added, and the tile is to be done again by update(), from the
-  // products on. Exact either way: softmax does not depend on the reference. Requires `ready` and a full tile.
+  // products on. Requires `ready` and a full tile.
   template <Dtype kDtype, int kN>
   TESSERA_DEVICE bool try_stale_max(float (&s)[kM][kN][4], float scale) {
     SumParts total[kM];
@@ -162,8 +163,8 @@ struct OnlineSoftmax {
   TESSERA_DEVICE void exponentiate_stale_max(float (&s)[kM][kN][4], float scale, SumParts (&total)[kM]) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      const float factor[2] = {scale, scale}, minus_ref[2] = {-ref[m][0], -ref[m][1]};
-      make_exponentials<kFrom, kTo>(s[m], factor, minus_ref, total[m]);
+      const float factor[2] = {scale, scale}, minus_max[2] = {-max_log2[m][0], -max_log2[m][1]};
+      make_exponentials<kFrom, kTo>(s[m], factor, minus_max, total[m]);
     }
   }
   TESSERA_DEVICE bool accept(const SumParts (&total)[kM], float bound) {
@@ -189,15 +190,15 @@ struct OnlineSoftmax {
   }
 
  private:
-  // Of a tile's 16 rows: s -> 2^(s factor + minus_ref), which join `total`, or with the first fragment begin it.
+  // Of a tile's 16 rows: s -> 2^(s factor + minus_max), which join `total`, or with the first fragment begin it.
   template <int kFrom, int kTo, int kN>
-  TESSERA_DEVICE static void make_exponentials(float (&s)[kN][4], const float (&factor)[2], const float (&minus_ref)[2],
+  TESSERA_DEVICE static void make_exponentials(float (&s)[kN][4], const float (&factor)[2], const float (&minus_max)[2],
                                                SumParts& total) {
 #pragma unroll
     for (int n = kFrom; n < kTo; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        s[n][e] = ptx::ex2_approx_ftz(fmaf(s[n][e], factor[e / 2], minus_ref[e / 2]));
+        s[n][e] = ptx::ex2_approx_ftz(fmaf(s[n][e], factor[e / 2], minus_max[e / 2]));
         float& part = total.part[e / 2][e % 2];
         part = n == (e % 2 == 0 ? 0 : kFrom) ? s[n][e] : part + s[n][e];
       }

@@ -13,8 +13,9 @@
 // bwd_sm80/warp_split.cuh is the kernel whose warps have the role of S or of dP; bwd_sm80/rows.cuh has what goes before and
 // after the products. Page, with what was measured: docs/reference/kernels/bwd_sm80.md.
 //
-// Hidden elements have the weight 0, but in a tile that some query sees they are multiplied all the same: a NaN or infinity
-// in a query's dO reaches dV, and one in a key dQ, of hidden neighbours in the tile. Tiles that no query sees are not read.
+// Masked elements have P = 0 and dS = 0, but in a partial tile they are multiplied all the same: a NaN or infinity in a query's
+// dO reaches dV of the tile's keys that it does not see, and one in a key dQ of such queries. Tiles that no query sees are not
+// read.
 #pragma once
 
 #include "tessera/bwd_sm80/dq.cuh"
@@ -84,7 +85,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
   [[maybe_unused]] BiasMask bias_mask;
   [[maybe_unused]] const auto load_next_bias_mask = [&](const QueryStep& at, int slice) {
     const int row0 = at.tile * kBlockM;
-    if (!b.has_scores || p.entry_keys == 1 || !b.full(row0)) return;
+    if (!b.has_scores || p.bias_mask_keys == 1 || !b.full(row0)) return;
     load_bias_mask<kCfg, kM, kN>(
         bias_mask, p, b.s,
         ScoreTile{b.batch, at.head, row0 + b.warp_query + slice, b.key0 + b.warp_key, nullptr, nullptr});
@@ -124,9 +125,9 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
 
         //    P^T = exp(S^T - LSE), dS^T = P^T o (dP^T - delta)
         if constexpr (kOptions) {
-          if constexpr (!kCfg.score.entries()) {
+          if constexpr (!kCfg.score.bias_or_mask()) {
             differentiate_options<kCfg, true>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
-          } else if (BiasMask::kTaken && full && p.entry_keys > 1) {
+          } else if (BiasMask::kTaken && full && p.bias_mask_keys > 1) {
             if constexpr (BiasMask::kTaken) bias_mask.transpose();
             differentiate_options<kCfg, BiasMask::kTaken>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
           } else {
@@ -146,7 +147,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
             return make_float2(rP[m][n][2 * half], rP[m][n][2 * half + 1]);
           });
         }
-        if constexpr (!kCfg.score.entries()) {
+        if constexpr (!kCfg.score.bias_or_mask()) {
           if (!full) {
             for_masked<kM, kN>(p, b.s, scores, [&](int m, int n, int e) { rP[m][n][e] = rdS[m][n][e] = 0.0f; });
           }

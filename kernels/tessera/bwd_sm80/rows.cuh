@@ -24,7 +24,7 @@ inline constexpr int kBwdRowsThreads = 128;
 // One tile of queries of one head.
 struct QueryTile {
   int batch, head;
-  int row0, count;  // of the sequence; count <= 0: the slot is nobody's
+  int row0, count;  // of the sequence; count <= 0: the slot belongs to no sequence
   int64 slot;       // in what [heads_q, q_slots] describes
 };
 

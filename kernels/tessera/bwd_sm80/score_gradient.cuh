@@ -118,12 +118,12 @@ TESSERA_DEVICE void load_bias_mask(BwdBiasMask<kCfg, kM, kN>& bias_mask, const P
 // Both with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias gathers dS before
 // the softcap's slope: at once where every query has its own elements, and where all share one, summed in `bias_sum`.
 // kFull: every query sees all keys of the tile, and `bias_mask`, transposed, is what bias and mask say of it; or the caller
-// sets the hidden elements to 0.
+// sets the masked elements to 0.
 template <BwdConfig kCfg, bool kFull, int kM, int kN>
 TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
                                           const BwdBiasMask<kCfg, kM, kN>& bias_mask, float (&rP)[kM][kN][4],
                                           float (&rdS)[kM][kN][4], float (&bias_sum)[kM][2]) {
-  constexpr bool kMasks = !kFull || kCfg.score.entries();
+  constexpr bool kMasks = !kFull || kCfg.score.bias_or_mask();
   const float unit = score_unit<kCfg.score>(p);
   [[maybe_unused]] float* gdBias = bias_gradient(p, tile);
 #pragma unroll

@@ -48,7 +48,7 @@ TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg
     }
   }
   store_accumulator<1>(sMine, rS, row, col, 1.0f);
-  // Hidden elements become 0 in shared memory: in registers, before the store, the mask would need those of the products,
+  // Masked elements become 0 in shared memory: in registers, before the store, the mask would need those of the products,
   // and full tiles would be slower.
   if (!full && !Warps::kMasksApart) {
     const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));

@@ -56,7 +56,7 @@ struct BwdWarps {
   }
   static constexpr int kSlice = slice();
 
-  // With the split: full and partial tiles have code of their own, instead of one place where hidden elements become 0.
+  // With the split: full and partial tiles have code of their own, instead of one place where masked elements become 0.
   // Measured: with 32 scores and 32 gradients in a lane the former is faster, with fewer the latter.
   static constexpr bool kMasksApart = kSplit && kColumnParts == 2 && kDK == 8;
 

@@ -17,7 +17,7 @@ template <BwdSm90Config kCfg>
 TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   static_assert(kCfg.block_n == 128, "two score warpgroups of 64 keys");
   static_assert(kCfg.block_m % 64 == 0, "dQ is made by wgmma, 64 queries at once");
-  static_assert(!kCfg.score.softcap && !kCfg.score.entries() && !kCfg.score.dropout, "ALiBi and any scale");
+  static_assert(!kCfg.score.softcap && !kCfg.score.bias_or_mask() && !kCfg.score.dropout, "ALiBi and any scale");
   static_assert(kCfg.stages >= 2, "a step's tiles are loaded while the last one's are used");
   static_assert(bwd_sm90_layout(kCfg).bytes <= 227 * 1024, "shared memory of a block");
   extern __shared__ __align__(1024) char shared_memory[];

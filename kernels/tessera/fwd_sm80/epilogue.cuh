@@ -6,27 +6,27 @@
 
 namespace tessera {
 
-// A row's sum and reference, once all keys have passed -> its LSE, and what its accumulators are multiplied by.
+// A row's sum and maximum, once all keys have passed -> its LSE, and what its accumulators are multiplied by.
 template <FwdConfig kCfg>
 struct FwdRow {
   bool there, seen;  // in the sequence; by a key: a row that sees nothing has 0 and -inf
   int64 partial;     // in the parts of a split
   float lse, factor;
 
-  TESSERA_DEVICE FwdRow(const FwdParams& p, const FwdBlock<kCfg>& b, int local, float ref, float sum)
+  TESSERA_DEVICE FwdRow(const FwdParams& p, const FwdBlock<kCfg>& b, int local, float max_log2, float sum)
       : there(local < b.count), seen(sum != 0.0f) {  // NaN counts as seen
     const int head = b.map.head(b.row0 + local);
     partial = (static_cast<int64>(b.work.split) * p.heads_q + head) * p.rows_total + b.s.row_begin +
               b.map.query(b.row0 + local);
     float scale = 1.0f;
-    if (!kCfg.split && p.sink && seen && there) scale = join_sink(p.sink[p.sink_head * head] * kLog2e, ref, sum);
+    if (!kCfg.split && p.sink && seen && there) scale = join_sink(p.sink[p.sink_head * head] * kLog2e, max_log2, sum);
     if constexpr (kCfg.score.dropout) scale *= p.dropout_scale;
     if constexpr (kCfg.dtype == Dtype::kFloat32) {
       factor = seen ? scale / sum : 0.0f;
-      lse = seen ? (ref + log2f(sum)) * kLn2 : -infinity();
+      lse = seen ? (max_log2 + log2f(sum)) * kLn2 : -infinity();
     } else {  // 38 instructions less
       factor = seen ? scale * ptx::rcp_approx_ftz(sum) : 0.0f;
-      lse = seen ? (ref + ptx::lg2_approx_ftz(sum)) * kLn2 : -infinity();
+      lse = seen ? (max_log2 + ptx::lg2_approx_ftz(sum)) * kLn2 : -infinity();
     }
   }
 };
@@ -79,7 +79,7 @@ TESSERA_DEVICE void store_output(Tile& sO, const FwdParams& p, const FwdBlock<kC
 }
 
 // A warp's rows once all keys have passed, tiles of 16 from row `row` of the block on, kRowStep apart: O / l and LSE,
-// registers -> (shared ->) global. A row that sees nothing: 0 and -inf. Nobody else needs their places in sO.
+// registers -> (shared ->) global. A row that sees nothing: 0 and -inf. No other warp needs their places in sO.
 template <int kRowStep = 16, FwdConfig kCfg, class Tile, int kM, int kD>
 TESSERA_DEVICE void finish_rows(Tile& sO, const FwdParams& p, const FwdBlock<kCfg>& b, OnlineSoftmax<kM>& softmax,
                                 const float (&rO)[kM][kD][4], int row) {
@@ -89,7 +89,7 @@ TESSERA_DEVICE void finish_rows(Tile& sO, const FwdParams& p, const FwdBlock<kCf
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int local = row + m * kRowStep + half * 8 + lane_row();
-      const FwdRow<kCfg> result(p, b, local, softmax.ref[m][half], softmax.sum[m][half]);
+      const FwdRow<kCfg> result(p, b, local, softmax.max_log2[m][half], softmax.sum[m][half]);
       if (lane_col() == 0) store_lse(p, b, local, result);
 #pragma unroll
       for (int d = 0; d < kD; ++d) {

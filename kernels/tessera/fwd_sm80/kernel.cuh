@@ -6,7 +6,7 @@
 // FwdSharedMemory. Its page, with what was measured: docs/reference/kernels/fwd_sm80.md.
 //
 // The family's four kernels differ in three policies, and share the parts that are named after them. The loader brings tiles
-// by cp.async (loads.cuh) or by TMA (bulk_copies.cuh). The row map deals a tile's rows to the warps (RowMap). The tile
+// by cp.async (loads.cuh) or by TMA (bulk_copies.cuh). The row map says which of a tile's rows a warp has (RowMap). The tile
 // scheduler gives a thread block one work tile or one after another (scheduler.cuh).
 //
 //                        loader            row map      tile scheduler   options
@@ -94,22 +94,22 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     const bool full = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
     // Slopes and biases may raise the scores from tile to tile, so that each tile would be done twice.
-    bool stale_max = softmax.ready && !kCfg.score.alibi && !kCfg.score.entries();
+    bool stale_max = softmax.ready && !kCfg.score.alibi && !kCfg.score.bias_or_mask();
     using BiasMask = FwdBiasMask<kCfg, kM, kN>;
-    [[maybe_unused]] const bool loads_pairs = BiasMask::kTaken && full && p.entry_keys > 1;
+    [[maybe_unused]] const bool loads_pairs = BiasMask::kTaken && full && p.bias_mask_keys > 1;
     [[maybe_unused]] BiasMask bias_mask;
     if (loads_pairs) load_bias_mask<kCfg, kM, kN>(bias_mask, p, b, b.row0 + warp_row, key0);
     const float unit = score_unit<kCfg.score>(p);
     for (;; stale_max = false) {
       clear(rS);
       product_abt(rS, shared.sQ, warp_row, shared.sK[stage_here], 0);
-      if constexpr (!kCfg.score.entries() && !kCfg.score.scaled()) {
+      if constexpr (!kCfg.score.bias_or_mask() && !kCfg.score.scaled()) {
         if (stale_max && full) {  // nothing stands between the product and its exponentials
           if (softmax.template try_stale_max<kCfg.dtype>(rS, unit)) break;
           continue;
         }
       }
-      if constexpr (!kCfg.score.entries()) {
+      if constexpr (!kCfg.score.bias_or_mask()) {
         if constexpr (kCfg.score.scaled()) apply_full_scores<kCfg>(rS, bias_mask, p, b, b.row0 + warp_row, key0);
         if (!full) apply_mask<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       } else if (loads_pairs) {

@@ -6,7 +6,7 @@
 // this one, and its exponentials, against the stale max (attention/softmax), stand between the products of P V. No options:
 // they need the registers.
 //
-// Grid: persistent blocks (fwd_sm80/scheduler), one a multiprocessor: alone there, no other block would hide a work tile's
+// Grid: persistent blocks (fwd_sm80/scheduler), one a multiprocessor: alone there, no other block would cover a work tile's
 // first loads, so those of the next one are issued under this one's last product. Block: as
 // fwd_sm80/kernel.cuh's. Shared memory: FwdPairsSharedMemory. Its page: docs/reference/kernels/fwd_sm80.md.
 #pragma once
@@ -170,7 +170,7 @@ struct PairWarp {
       const float other = shared.row_stat[part ^ 1][local];
       best[m][0][2 * half] = best[m][0][2 * half + 1] = fmaxf(best[m][0][2 * half], other);
     });
-    if (softmax.move_reference(best, p.scale_log2, alpha)) softmax.rescale(alpha, rO);
+    if (softmax.update_max(best, p.scale_log2, alpha)) softmax.rescale(alpha, rO);
     softmax.exponentiate(rS, p.scale_log2);
     stale_max = failed = false;
   }
@@ -186,7 +186,7 @@ struct PairWarp {
     for (int i = first; i < min(first + kCount, kScores); ++i) {
       const int m = i / (kN * 4), e = i % 4;
       float& x = rS[m][i / 4 % kN][e];
-      x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, -softmax.ref[m][e / 2]));
+      x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, -softmax.max_log2[m][e / 2]));
       softmax.sum[m][e / 2] += x;
     }
   }
@@ -276,7 +276,7 @@ struct PairWarp {
     ptx::barrier_sync(together, 64);
     for_rows([&](int m, int half, int local) {
       const float sum = shared.row_stat[0][local] + shared.row_stat[1][local];
-      const FwdRow<kCfg> result(p, b, local, softmax.ref[m][half], sum);
+      const FwdRow<kCfg> result(p, b, local, softmax.max_log2[m][half], sum);
       if (lane_col() == 0 && part == 0) store_lse(p, b, local, result);
 #pragma unroll
       for (int d = 0; d < kD; ++d) {

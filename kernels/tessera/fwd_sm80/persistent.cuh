@@ -1,5 +1,5 @@
 // Forward as fwd_sm80/kernel.cuh, for problems without options, where a warp has two tiles of 16 rows, half a block apart:
-// for keys that a causal mask hides from the upper half every warp then does half of the products. A loop of its own because
+// where the upper half of the block sees no more keys under a causal mask, every warp then does half of the products. A loop of its own because
 // it runs in two parts, over both of the warp's tiles and then over the lower one alone.
 //
 // Grid: persistent blocks (fwd_sm80/scheduler), under a causal mask as many as the GPU holds, otherwise one a work tile. The
@@ -43,7 +43,7 @@ TESSERA_DEVICE OnlineSoftmax<1> last_rows(const OnlineSoftmax<kM>& all) {
   last.ready = all.ready;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    last.ref[0][half] = all.ref[kM - 1][half], last.sum[0][half] = all.sum[kM - 1][half];
+    last.max_log2[0][half] = all.max_log2[kM - 1][half], last.sum[0][half] = all.sum[kM - 1][half];
   }
   return last;
 }
@@ -52,7 +52,7 @@ template <int kM>
 TESSERA_DEVICE void set_last_rows(OnlineSoftmax<kM>& all, const OnlineSoftmax<1>& last) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    all.ref[kM - 1][half] = last.ref[0][half], all.sum[kM - 1][half] = last.sum[0][half];
+    all.max_log2[kM - 1][half] = last.max_log2[0][half], all.sum[kM - 1][half] = last.sum[0][half];
   }
 }
 

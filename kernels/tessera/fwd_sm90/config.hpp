@@ -36,8 +36,8 @@ inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead 
 // more blocks to skip than that, the consumer waits for K that is not loaded before another consumer gets its own.
 TESSERA_HOST_DEVICE constexpr bool kv_rings_cannot_deadlock(int consumers, int block_n, int k_stages, int v_stages) {
   for (int consumer = 0; consumer < consumers; ++consumer) {
-    const int before = consumer * kConsumerRows, behind = (consumers - 1 - consumer) * kConsumerRows;
-    const int unseen = (before + block_n - 1) / block_n + (behind + block_n - 1) / block_n;
+    const int before = consumer * kConsumerRows, after = (consumers - 1 - consumer) * kConsumerRows;
+    const int unseen = (before + block_n - 1) / block_n + (after + block_n - 1) / block_n;
     if (unseen > k_stages + v_stages - 1) return false;
   }
   return true;
@@ -70,7 +70,7 @@ TESSERA_HOST_DEVICE constexpr FwdSm90Layout fwd_sm90_layout(const FwdSm90Config&
   return at;
 }
 
-// The upper half of all of fwd_sm90's matrix descriptors: 8 rows of 128 bytes lie behind each other, swizzled over all 128.
+// The upper half of all of fwd_sm90's matrix descriptors: 8 rows of 128 bytes lie one after another, swizzled over all 128.
 inline constexpr uint32 kDescriptorHigh = 8 * 128 / 16 | 1u << 30;
 
 struct FwdSm90Params : ProblemParams {

@@ -44,7 +44,8 @@ struct Epilogue {
       const float sink = group.p.sink[group.p.sink_head * tile.head] * kLog2e;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if (softmax.sum[0][half] != 0.0f) scale[half] = join_sink(sink, softmax.ref[0][half], softmax.sum[0][half]);
+        if (softmax.sum[0][half] != 0.0f)
+          scale[half] = join_sink(sink, softmax.max_log2[0][half], softmax.sum[0][half]);
       }
     }
     const auto& sum = softmax.sum[0];  // 0: the row sees no key; NaN counts as seen
@@ -52,9 +53,9 @@ struct Epilogue {
       // Of the four lanes that share a row, lane 0 stores the LSE of that row, lane 1 of the row eight below.
       const int lane = warp_lane(), half = lane % 4;
       const int row = group.consumer * kConsumerRows + warp_row() + half * 8 + lane / 4;
-      const float l = half ? sum[1] : sum[0], ref = half ? softmax.ref[0][1] : softmax.ref[0][0];
+      const float l = half ? sum[1] : sum[0], max_log2 = half ? softmax.max_log2[0][1] : softmax.max_log2[0][0];
       if (half < 2 && row < tile.count) {
-        *lse_at(group.p, tile, row) = l != 0.0f ? (ref + ptx::lg2_approx_ftz(l)) * kLn2 : -infinity();
+        *lse_at(group.p, tile, row) = l != 0.0f ? (max_log2 + ptx::lg2_approx_ftz(l)) * kLn2 : -infinity();
       }
     }
 #pragma unroll

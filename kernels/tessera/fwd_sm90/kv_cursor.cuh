@@ -15,11 +15,10 @@ struct TileBounds {
   int block = 0;              // whose scores are next
   int last = 0;               // the last that some row sees
   int end = 1;                // past the last that any consumer's rows see
-  int full_first, full_last;  // full blocks, which every row sees whole; the others are partial
+  int full_first, full_last;  // full blocks: every row sees all of their keys; the others are partial
   int unseen_v = 0;           // V blocks, after the ring's next one, that only other consumers see: released unread
 
-  // Whether the mask hides some of the block's keys before those that a row sees, or after them. A causal mask hides none
-  // before.
+  // Whether some of the block's keys are masked before those that a row sees, or after them. A causal mask has none before.
   TESSERA_DEVICE bool cuts_low() const { return !kCfg.causal && block < full_first; }
   TESSERA_DEVICE bool cuts_high() const { return block > full_last; }
 };

@@ -37,7 +37,7 @@ struct ScoreStage {
                                                                                                    : 96);
   using BiasMask = BiasMaskFragment<kCfg.score, kBiasMaskAhead ? 2 : 1, kN, false>;
   // Slopes and biases may raise the scores from block to block, so that each block would be done twice.
-  static constexpr bool kStaleMax = !kCfg.score.alibi && !kCfg.score.entries();
+  static constexpr bool kStaleMax = !kCfg.score.alibi && !kCfg.score.bias_or_mask();
 
   float rS[1][kN][4];
   uint32 rP[kSteps][4];  // A fragments of P V
@@ -53,7 +53,7 @@ struct ScoreStage {
 
   // A block that ends within the sequence has bias and mask of two keys loaded at once, seen or not.
   TESSERA_DEVICE bool loads_pairs(const Cursor& at) const {
-    return at.p.entry_keys > 1 && (at.bounds.block + 1) * kCfg.block_n <= at.tile().s.sk;
+    return at.p.bias_mask_keys > 1 && (at.bounds.block + 1) * kCfg.block_n <= at.tile().s.sk;
   }
   TESSERA_DEVICE void load_bias_mask(const Cursor& at) {
     if constexpr (BiasMask::kTaken) {
@@ -118,8 +118,8 @@ struct ScoreStage {
     softmax.reset();
     const float unit = score_unit<kCfg.score>(at.p);
     float alpha[1][2];
-    softmax.move_reference(rS, unit, alpha, 0.0f);
-    if (kStaleMax && at.bounds.cuts_low()) softmax.raise_reference(kFewKeysLead_log2);
+    softmax.update_max(rS, unit, alpha, 0.0f);
+    if (kStaleMax && at.bounds.cuts_low()) softmax.raise_max(kFewKeysLead_log2);
     softmax.exponentiate(rS, unit);
   }
 
@@ -135,7 +135,7 @@ struct ScoreStage {
     if constexpr (!kStaleMax) {
       at.release_k();
       float alpha[1][2];
-      const bool moves = softmax.move_reference(rS, unit, alpha);
+      const bool moves = softmax.update_max(rS, unit, alpha);
       softmax.exponentiate(rS, unit);
       wait_output();
       if (moves) softmax.rescale(alpha, rO);
@@ -161,7 +161,7 @@ struct ScoreStage {
         apply_options_and_mask(at);
       }
       float alpha[1][2];
-      const bool moves = softmax.move_reference(rS, unit, alpha, 0.0f);
+      const bool moves = softmax.update_max(rS, unit, alpha, 0.0f);
       softmax.exponentiate(rS, unit);
       if (moves) softmax.rescale(alpha, rO);
       pack(at);

@@ -72,7 +72,7 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
 // Where all blocks are alike, or which are long only the GPU knows, one after the other.
 int64_t section_heads(const tessera_plan& plan, const BwdSm90Config& config) {
   constexpr int64_t kSectionBytes = 24'000'000, kElementBytes = 2 + 2 + 4;
-  if (!staircase(plan.problem) || core::packed_k(plan.problem)) return 1;
+  if (!is_causal(plan.problem) || core::packed_k(plan.problem)) return 1;
   const int64_t head_bytes = plan.max_seqlen_q * config.head_dim * kElementBytes * (plan.heads_q / plan.heads_kv);
   return std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(1, head_bytes), 1, plan.batch * plan.heads_kv);
 }

@@ -169,10 +169,10 @@ int32_t splits_of(const Choice& choice, const tessera_plan& plan) {
   const int64_t rows = std::min<int64_t>(tile.block_m, plan.max_seqlen_q * choice.rows_a_query);
   const int64_t merge = kMergeKeys + kMergeRowKeys * rows * blocks / held;
   const auto keys_time = [&](int64_t parts) {
-    const int64_t works = blocks * parts, last_turn = works % held;
+    const int64_t work_tiles = blocks * parts, last_turn = work_tiles % held;
     const int64_t idle = last_turn > 0 ? std::max<int64_t>(held * kFullPercent / 100 - last_turn, 0) : 0;
     const int64_t part_keys = padded_to(divide_up(plan.max_seqlen_k, parts), tile.block_n);
-    return part_keys * (works + idle) / held + (parts > 1 ? parts * merge : 0);
+    return part_keys * (work_tiles + idle) / held + (parts > 1 ? parts * merge : 0);
   };
   const int64_t most = std::min({plan.max_seqlen_k / kMinSplitKeys, kMaxTurns * held / blocks, kMaxSplits});
   int64_t best = 1;
@@ -186,18 +186,18 @@ int64_t partial_o_bytes(const tessera_plan& plan, int num_splits) {
   return padded_to(int64_t{num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, 64);
 }
 
-// A block a work; persistent ones, whose works `order` tells, are as many as the GPU holds where works differ in size, and of
-// pairs always: one on a multiprocessor has nobody to hide its first loads. Where works of spread rows are equal the GPU
-// itself deals them: as many as it holds were up to 3 % slower.
+// A block for each work tile. Persistent blocks, whose tiles `order` tells, are as many as the GPU holds where tiles differ in
+// cost, and with pairs always: of one block on a multiprocessor nothing else covers the first loads. Where work tiles of spread
+// rows cost the same, the GPU schedules them: as many blocks as it holds were up to 3 % slower.
 Grid grid_of(const tessera_plan& plan, const Choice& choice, int num_splits, WorkOrder& order) {
-  const int64_t works = choice.blocks * num_splits;
-  int64_t blocks = works;
-  if (persistent(choice.config) && works > 0) {
+  const int64_t work_tiles = choice.blocks * num_splits;
+  int64_t blocks = work_tiles;
+  if (persistent(choice.config) && work_tiles > 0) {
     const int64_t resident = plan.device.cores * choice.tile->min_blocks_per_sm / choice.slices;
-    if (choice.tile->row_map == RowMap::kPairs || staircase(plan.problem)) {
-      blocks = persistent_blocks(plan, works, std::max<int64_t>(1, resident));
+    if (choice.tile->row_map == RowMap::kPairs || is_causal(plan.problem)) {
+      blocks = persistent_blocks(plan, work_tiles, std::max<int64_t>(1, resident));
     }
-    order = order_of(plan, choice.tiles, works / choice.tiles, choice.tile->block_m, choice.tile->block_n, blocks);
+    order = order_of(plan, choice.tiles, work_tiles / choice.tiles, choice.tile->block_m, choice.tile->block_n, blocks);
   }
   return {static_cast<uint32_t>(blocks), static_cast<uint32_t>(choice.slices), 1};
 }

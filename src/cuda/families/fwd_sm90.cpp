@@ -42,11 +42,11 @@ struct FwdSm90Plan {
 
 struct Choice {
   FwdSm90Config config{};
-  int64_t tiles = 0, works = 0;  // of a head (packed: of all sequences); of all heads
+  int64_t tiles = 0, work_tiles = 0;  // of a head (packed: of all sequences); of all heads
   int block_m() const { return config.consumers * kConsumerRows; }
 };
 
-// Whether the blocks of a cluster, which take neighbouring works, always see the same keys.
+// Whether the blocks of a cluster, which take neighbouring work tiles, always see the same keys.
 bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   const tessera_problem& p = plan.problem;
   const bool dense = !core::packed_q(p) && !core::packed_k(p) && !core::paged(p);
@@ -57,8 +57,8 @@ bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
 // Which it is decides the last bits, so that with batch_invariant a sequence has the same area wherever it stands.
 Area area_of(const tessera_problem& p) {
   if (score_config(p).any()) return Area::kOptions;
-  if (p.window_left >= 0 || (core::packed_q(p) && !p.batch_invariant)) return Area::kRagged;
-  return staircase(p) ? Area::kStairs : Area::kFull;
+  if (p.window_left >= 0 || (core::packed_q(p) && !p.batch_invariant)) return Area::kPartial;
+  return is_causal(p) ? Area::kCausal : Area::kFull;
 }
 
 // By which the table's rows are told apart: the queries of a sequence, of packed ones of the mean, and under a window no
@@ -76,7 +76,7 @@ int64_t table_rows(const tessera_plan& plan) {
   return rows;
 }
 
-// By which whole tiles and half ones are told apart.
+// What decides between tiles with all rows and with half of them.
 int64_t rows_a_multiprocessor(const tessera_plan& plan) {
   return plan.problem.batch_invariant ? INT64_MAX : divide_up(rows_total(plan) * plan.heads_q, plan.device.cores);
 }
@@ -87,13 +87,13 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   FwdSm90Config& config = choice.config;
   config.dtype = static_cast<Dtype>(p.q.dtype);
   set_head_dims(config, plan.head_dim, plan.head_dim_v);
-  config.causal = staircase(p);
+  config.causal = is_causal(p);
   config.score = score_config(p);
   tile.apply(config);
   config.page_rows = core::paged(p) ? static_cast<int>(std::gcd(core::sizes(p).page_size, config.block_n)) : 0;
   const bool packed = core::packed_q(p);
   choice.tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, choice.block_m());
-  choice.works = choice.tiles * plan.heads_q * (packed ? 1 : plan.batch);
+  choice.work_tiles = choice.tiles * plan.heads_q * (packed ? 1 : plan.batch);
   if (!cluster_shares_keys(plan, config.cluster, choice.tiles)) config.cluster = 1;
   config.varlen = packed || core::packed_k(p) || core::present(p.seqused_k);
   return choice;
@@ -110,13 +110,13 @@ std::optional<Choice> choose(const tessera_plan& plan) {
 // One a multiprocessor.
 int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
   const int64_t resident = plan.device.cores / choice.config.cluster * choice.config.cluster;
-  return std::min(choice.works, resident);
+  return std::min(choice.work_tiles, resident);
 }
 
-// Which works of a packed batch are long only the GPU knows: there a block takes the next that nobody has, by a counter in the
+// Which work tiles of a packed batch are long only the GPU knows: there blocks take the next one from a counter in the
 // workspace.
 bool schedules_dynamically(const tessera_plan& plan, const Choice& choice) {
-  return core::packed_q(plan.problem) && choice.works > blocks_of(plan, choice);
+  return core::packed_q(plan.problem) && choice.work_tiles > blocks_of(plan, choice);
 }
 
 // Keys of a sequence, as far as the host knows.
@@ -126,10 +126,10 @@ int64_t typical_keys(const tessera_plan& plan) {
 }
 
 WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
-  constexpr int kFixedBlocks = 2;  // of keys: what opening a work and storing its rows cost
-  return cuda::order_of(plan, choice.tiles, choice.works / choice.tiles, choice.block_m(),
+  constexpr int kFixedBlocks = 2;  // of keys: what it costs to decode a tile's index and to store its rows
+  return cuda::order_of(plan, choice.tiles, choice.work_tiles / choice.tiles, choice.block_m(),
                         kFixedBlocks * choice.config.block_n,
-                        schedules_dynamically(plan, choice) ? choice.works : blocks);
+                        schedules_dynamically(plan, choice) ? choice.work_tiles : blocks);
 }
 
 std::string refuse_pages(const tessera_plan& plan) {
@@ -175,10 +175,10 @@ std::string refuse_few_rows(const tessera_plan& plan, const Choice& choice) {
   // It uses the multiprocessors for less than half the speed: where fewer than a quarter would work, splitting pays.
   constexpr int64_t kIdleFactor = 4;
   const int32_t splits =
-      choice.works * kIdleFactor <= plan.device.cores ? plan_fwd_sm80(plan, Splits::kByLoad).num_splits : 1;
+      choice.work_tiles * kIdleFactor <= plan.device.cores ? plan_fwd_sm80(plan, Splits::kByLoad).num_splits : 1;
   if (splits <= 1) return "";
   std::snprintf(text, sizeof text, "%" PRId64 " tiles for %d multiprocessors: fwd_sm80 splits the keys into %d parts",
-                choice.works, plan.device.cores, splits);
+                choice.work_tiles, plan.device.cores, splits);
   return text;
 }
 
@@ -210,8 +210,8 @@ std::string refuse(const tessera_plan& plan) {
     return "needs " + std::to_string(smem_bytes(choice.config) >> 10) + " KiB of shared memory, a block may have " +
            std::to_string(plan.device.smem_bytes >> 10);
   }
-  constexpr int64_t kMaxWorks = int64_t{1} << 30;  // the kernel counts a round of the grid past them
-  if (choice.works > kMaxWorks) return "more than 2^30 tiles";
+  constexpr int64_t kMaxWorkTiles = int64_t{1} << 30;  // the kernel counts a round of the grid past them
+  if (choice.work_tiles > kMaxWorkTiles) return "more than 2^30 tiles";
   const std::string stand_in = kFwdSm80.refuse(plan);
   if (!stand_in.empty()) return "fwd_sm80, which serves misaligned data, refuses: " + stand_in;
   return refuse_few_rows(plan, choice);
@@ -228,7 +228,7 @@ void configure(tessera_plan& plan) {
   plan.smem_bytes = smem_bytes(config);
   plan.tiles_per_item = 1;
   plan.num_splits = 1;
-  plan.num_items = choice.works;
+  plan.num_items = choice.work_tiles;
   const bool counted = schedules_dynamically(plan, choice);
   plan.shared_bytes = counted ? sizeof(int) : 0;
   FwdSm90Plan own{};

@@ -78,7 +78,7 @@ void set_head_dims(FwdSm90Config& config, int64_t head_dim, int64_t head_dim_v) 
 }
 
 std::string sm90_tiles_json() {
-  constexpr const char* kAreas[] = {"kFull", "kStairs", "kRagged", "kOptions"};
+  constexpr const char* kAreas[] = {"kFull", "kCausal", "kPartial", "kOptions"};
   const auto row = [&](const Sm90Tile& tile) {
     std::string text = json_object({{"head_dim", tile.head_dim},
                                     {"head_dim_v", tile.head_dim_v},
@@ -118,9 +118,9 @@ std::optional<Sm90Tile> find_sm90_tile(const Sm90Case& wanted) {
   for (const Sm90Tile& tile : kTiles) {
     if (wanted.head_dim > tile.head_dim || wanted.head_dim_v > tile.head_dim_v) continue;
     if (wanted.area != tile.area || wanted.rows < tile.rows) continue;
-    // Half a tile takes some 0.7 of the time of a whole one, so it pays where no multiprocessor then has two. Under a
-    // staircase one may: the largest work decides, and its second is among the smallest.
-    const int64_t block_m = tile.consumers * kConsumerRows, full = wanted.area == Area::kStairs ? block_m : block_m / 2;
+    // Half a tile takes some 0.7 of the time of a full one, so it pays where no multiprocessor then has two. Under a
+    // causal mask one may: the largest tile decides, and its second is among the smallest.
+    const int64_t block_m = tile.consumers * kConsumerRows, full = wanted.area == Area::kCausal ? block_m : block_m / 2;
     const std::optional<Sm90Tile> half = wanted.rows_a_sm <= full ? tile.halved() : std::nullopt;
     return half ? half : tile;
   }

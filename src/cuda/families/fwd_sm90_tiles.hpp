@@ -10,10 +10,9 @@
 
 namespace tessera::cuda {
 
-// The form of the visible area: all keys; a staircase, where queries see the more keys the later they stand; or one of many
-// edges, a window's band or a packed batch's sequences, of whose tiles many are seen in part. And whatever its form, one whose
-// scores are changed one by one, by options: registers and the softmax decide there, not the area.
-enum class Area { kFull, kStairs, kRagged, kOptions };
+// What a tile is chosen by: all keys are visible; causal; many blocks are partial (a window's band, a packed batch's
+// sequences); or, whatever is visible, options change each score: there registers and the softmax decide.
+enum class Area { kFull, kCausal, kPartial, kOptions };
 
 // A row: for head sizes up to these, such an area, at least `rows` queries a sequence, or keys that a query under a window sees.
 // The first that fits is taken.
@@ -27,11 +26,11 @@ struct Sm90Tile {
   // Whether every number is in its range; what fits together is for the plan and the compiler to say.
   bool in_range() const;
 
-  // To a config whose head sizes and `causal` are known: a cluster's blocks see the same keys, which a staircase does not
-  // give them. O's chunks are as many as shared memory has room for beside the tiles, and one at least.
+  // To a config whose head sizes and `causal` are known: a cluster's blocks see the same keys, which under a causal mask they
+  // do not. O's chunks are as many as shared memory has room for beside the tiles, and one at least.
   void apply(FwdSm90Config& config) const;
 
-  // For works too few to fill a GPU: half of the rows, twice the keys, about the same shared memory. Nothing where half of
+  // For work tiles too few to fill a GPU: half of the rows, twice the keys, about the same shared memory. Nothing where half of
   // the consumers are no tile's.
   std::optional<Sm90Tile> halved() const;
 };

@@ -19,12 +19,12 @@ struct ScoreConfig {
   TESSERA_HOST_DEVICE constexpr bool any() const {
     return softcap || bias || alibi || mask || block_mask || dropout || scale_first;
   }
-  // Entries of a tensor for each score, or for each block of them.
-  TESSERA_HOST_DEVICE constexpr bool entries() const { return bias || mask || block_mask; }
+  // A tensor has a value for each score, or for each block of them.
+  TESSERA_HOST_DEVICE constexpr bool bias_or_mask() const { return bias || mask || block_mask; }
   // Whether entries of a tile of `keys` keys are read as eight neighbours, for which the keys stand in lane order
   // (tile/shared_tile.cuh). A call of Philox has the keys of the other order.
   TESSERA_HOST_DEVICE constexpr bool lane_order(int keys) const {
-    return entries() && !block_mask && !dropout && keys % 32 == 0;
+    return bias_or_mask() && !block_mask && !dropout && keys % 32 == 0;
   }
   // Something is added to a score.
   TESSERA_HOST_DEVICE constexpr bool adds() const { return bias || alibi; }

@@ -19,15 +19,15 @@ TESSERA_DEVICE constexpr int key_at(int n, int i) {
 template <ScoreConfig kScore, int kRows, int kKeys, bool kLaneOrder>
 struct BiasMaskFragment {
   static_assert(kKeys % (kLaneOrder ? 4 : 2) == 0);
-  static constexpr bool kTaken = kScore.entries() && !kScore.block_mask;
+  static constexpr bool kTaken = kScore.bias_or_mask() && !kScore.block_mask;
   using Raw = RawPair<kScore.bias_dtype>;
   Raw bias[kScore.bias ? kRows : 1][kKeys];
   uint32 mask[kScore.mask ? kRows : 1][kKeys / 2];  // a byte a key, of two blocks
 
-  // Of one query, the keys from the tile's first, `key`, on. p.entry_keys is 2 or more.
+  // Of one query, the keys from the tile's first, `key`, on. p.bias_mask_keys is 2 or more.
   TESSERA_DEVICE void load(int row, const ProblemParams& p, const ScoreRow<kScore>& score_row, int64 key) {
     constexpr int kBytes = dtype_bytes(kScore.bias_dtype);
-    if (kLaneOrder && p.entry_keys == 8) {
+    if (kLaneOrder && p.bias_mask_keys == 8) {
       key += lane_col() * 4;
 #pragma unroll
       for (int k = 0; k < kKeys; k += 4, key += 32) {
@@ -66,13 +66,13 @@ struct BiasMaskFragment {
 
   // Bias and mask of the first key, or of the second.
   TESSERA_DEVICE BiasMaskElement of(int row, int k, bool second) const {
-    BiasMaskElement entry;
+    BiasMaskElement element;
     if constexpr (kScore.bias) {
       const float2 both = unpack_pair<kScore.bias_dtype>(bias[row][k]);
-      entry.bias = second ? both.y : both.x;
+      element.bias = second ? both.y : both.x;
     }
-    if constexpr (kScore.mask) entry.shown = mask[row][k / 2] & (0xffu << (k % 2 * 16 + (second ? 8 : 0)));
-    return entry;
+    if constexpr (kScore.mask) element.visible = mask[row][k / 2] & (0xffu << (k % 2 * 16 + (second ? 8 : 0)));
+    return element;
   }
 
   // Products of a lane's query with the tile's keys, elements 2 half and 2 half + 1, -> scores. The query sees all of them, or

@@ -17,7 +17,7 @@ struct ScoreRow {
   int query;
   KeyRange keys;  // visible by position
   float slope_log2;
-  const char *bias, *mask, *block_mask;  // entry (b, h, query, key 0)
+  const char *bias, *mask, *block_mask;  // of (b, h, query, key 0)
 
   TESSERA_DEVICE ScoreRow(const ProblemParams& p, const Sequence& s, int batch, int head, int query)
       : query(query), keys(visible_keys(p, s, query)) {
@@ -46,18 +46,18 @@ struct Score {
 // What bias and masks say of one key.
 struct BiasMaskElement {
   float bias = 0.0f;
-  bool shown = true;
+  bool visible = true;
 };
 template <ScoreConfig kCfg>
 TESSERA_DEVICE BiasMaskElement load_bias_mask_at(const ProblemParams& p, const ScoreRow<kCfg>& row, int key) {
-  BiasMaskElement entry;
-  if constexpr (kCfg.bias) entry.bias = load_element<kCfg.bias_dtype>(row.bias, p.bias.col * key);
-  if constexpr (kCfg.mask) entry.shown = row.mask[p.mask.col * key];
-  if constexpr (kCfg.block_mask) entry.shown &= row.block_mask[p.block_mask.col * (key / p.mask_block_k)] != 0;
-  return entry;
+  BiasMaskElement element;
+  if constexpr (kCfg.bias) element.bias = load_element<kCfg.bias_dtype>(row.bias, p.bias.col * key);
+  if constexpr (kCfg.mask) element.visible = row.mask[p.mask.col * key];
+  if constexpr (kCfg.block_mask) element.visible &= row.block_mask[p.block_mask.col * (key / p.mask_block_k)] != 0;
+  return element;
 }
 
-// What a score is still to be multiplied by, in the same instruction as its reference is taken off. Where nothing is added to a
+// What a score is still to be multiplied by, in the instruction that subtracts its row's maximum. Where nothing is added to a
 // score, that is all of the scale, or what is multiplied to a tanh.
 template <ScoreConfig kCfg>
 TESSERA_DEVICE float score_unit(const ProblemParams& p) {
@@ -79,14 +79,14 @@ TESSERA_DEVICE Score capped_score(const ProblemParams& p, float product) {
 // knows, ALiBi is two instructions each.
 template <ScoreConfig kCfg>
 TESSERA_DEVICE Score visible_score(const Sequence& s, const ScoreRow<kCfg>& row, int key, int offset, Score r,
-                                   const BiasMaskElement& entry) {
-  if constexpr (kCfg.bias) r.value = fmaf(entry.bias, kLog2e, r.value);
+                                   const BiasMaskElement& element) {
+  if constexpr (kCfg.bias) r.value = fmaf(element.bias, kLog2e, r.value);
   if constexpr (kCfg.alibi) {
     const float from_key = row.slope_log2 * static_cast<float>(row.query + s.sk - s.sq - key);
     r.value -= fabsf(fmaf(-row.slope_log2, static_cast<float>(offset), from_key));
   }
   if constexpr (kCfg.mask || kCfg.block_mask) {
-    if (!entry.shown) r.value = -infinity();
+    if (!element.visible) r.value = -infinity();
   }
   return r;
 }
