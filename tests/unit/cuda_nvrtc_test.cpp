@@ -195,7 +195,7 @@ TEST_F(CudaCompiler, CompilesOnceAndFindsItAgain) {
 
 // Two products in a loop, in so many blocks a multiprocessor; `between` runs beside the first.
 std::string two_products(int blocks, const std::string& between) {
-  return R"(#include "tessera/ptx/wgmma.cuh"
+  return R"(#include "tessera/ptx/wgmma_shapes.cuh"
 using namespace tessera;
 extern "C" __global__ void __launch_bounds__(128, )" +
          std::to_string(blocks) + R"() products(float* out, unsigned long long a, unsigned long long b, int n) {

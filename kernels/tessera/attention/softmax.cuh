@@ -3,8 +3,8 @@
 // before: softmax does not depend on it, as long as nothing overflows.
 #pragma once
 
+#include "tessera/tile/fragment.cuh"
 #include "tessera/tile/numbers.cuh"
-#include "tessera/tile/product.cuh"
 
 namespace tessera {
 

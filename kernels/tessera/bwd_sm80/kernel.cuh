@@ -128,7 +128,7 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
           if constexpr (!kCfg.score.bias_or_mask()) {
             differentiate_options<kCfg, true>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
           } else if (BiasMask::kTaken && full && p.bias_mask_keys > 1) {
-            if constexpr (BiasMask::kTaken) bias_mask.transpose();
+            if constexpr (BiasMask::kTaken) transpose(bias_mask);
             differentiate_options<kCfg, BiasMask::kTaken>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
           } else {
             differentiate_options<kCfg, false>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);

@@ -1,8 +1,7 @@
 // Scores and their gradients in the backward pass: S^T and dP^T of a warp become P^T and dS^T.
 #pragma once
 
-#include "tessera/attention/dropout.cuh"
-#include "tessera/attention/score/fragment.cuh"
+#include "tessera/attention/score/transposed.cuh"
 #include "tessera/attention/softmax.cuh"
 #include "tessera/bwd_sm80/warps.cuh"
 #include "tessera/ptx/atomic.cuh"

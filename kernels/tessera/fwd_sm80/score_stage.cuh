@@ -6,6 +6,7 @@
 #include "tessera/attention/score/fragment.cuh"
 #include "tessera/attention/softmax.cuh"
 #include "tessera/fwd_sm80/block.cuh"
+#include "tessera/tile/product.cuh"
 
 namespace tessera {
 

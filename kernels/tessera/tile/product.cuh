@@ -1,5 +1,5 @@
-// The matrix products of one warp. Every accumulator is [kM][kN][4]: kM x kN tiles of 16 x 8, of which a lane, with
-// g = lane / 4 and c = lane % 4, holds (g, 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c + 1), whatever the type.
+// The matrix products of one warp, with operands from shared memory (tile/shared_tile.cuh) and accumulators as
+// tile/fragment.cuh has them.
 //
 // 16 bits: mma.m16n8k16. float32: each number is the sum of two of TF32's, x = high + low, and a product three,
 // low * high' + high * low' + high * high', summed from zero for every 8 columns and then added in float32: the tensor
@@ -7,19 +7,10 @@
 #pragma once
 
 #include "tessera/ptx/ldmatrix.cuh"
-#include "tessera/ptx/mma.cuh"
+#include "tessera/tile/fragment.cuh"
 #include "tessera/tile/shared_tile.cuh"
 
 namespace tessera {
-
-template <Dtype kDtype>
-TESSERA_DEVICE void mma_16bit(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
-  if constexpr (kDtype == Dtype::kFloat16) {
-    ptx::mma_m16n8k16_f16(d, a, b0, b1);
-  } else {
-    ptx::mma_m16n8k16_bf16(d, a, b0, b1);
-  }
-}
 
 // x = high + low to 21 bits. An infinity has a place in high * high' alone, where it meets the other number's sign: in the
 // products with a low part it stands as 0.
@@ -43,10 +34,6 @@ TESSERA_DEVICE void mma_3xtf32(float (&d)[4], const Tf32Pair (&a)[4], const Tf32
 #pragma unroll
   for (int e = 0; e < 4; ++e) d[e] += sum[e];
 }
-
-TESSERA_DEVICE int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
-TESSERA_DEVICE int lane_row() { return lane_id() / 4; }      // g
-TESSERA_DEVICE int lane_col() { return lane_id() % 4 * 2; }  // 2c
 
 // ---- 16-bit fragments ----
 
@@ -76,25 +63,6 @@ TESSERA_DEVICE void load_b_pair(uint32 (&b)[4], const Tile& sB, int n, int inner
 template <class Tile>
 TESSERA_DEVICE void load_b_pair_transposed(uint32 (&b)[4], const Tile& sB, int inner, int n) {
   ptx::ldmatrix_x4_trans(b, sB.at(inner + lane_id() % 16, n + lane_id() / 16 * 8));
-}
-
-// An accumulator's 16 x 16 part as the A operand of another product.
-template <Dtype kDtype, int kN>
-TESSERA_DEVICE void pack_a(uint32 (&a)[4], const float (&acc)[kN][4], int k) {
-  a[0] = pack_pair<kDtype>(acc[2 * k][0], acc[2 * k][1]);
-  a[1] = pack_pair<kDtype>(acc[2 * k][2], acc[2 * k][3]);
-  a[2] = pack_pair<kDtype>(acc[2 * k + 1][0], acc[2 * k + 1][1]);
-  a[3] = pack_pair<kDtype>(acc[2 * k + 1][2], acc[2 * k + 1][3]);
-}
-
-// All of an accumulator, when nothing is added to it any more: half of the registers.
-template <Dtype kDtype, int kM, int kSteps, int kN>
-TESSERA_DEVICE void pack_rows(uint32 (&a)[kM][kSteps][4], const float (&acc)[kM][kN][4]) {
-  static_assert(kN == 2 * kSteps);
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) pack_a<kDtype>(a[m][k], acc[m], k);
 }
 
 // ---- float32 fragments: the inner columns of a step of 8 are taken in the order 0 2 4 6 1 3 5 7, the same for A and B,
@@ -226,16 +194,6 @@ TESSERA_DEVICE void product_pb(float (&acc)[kM][kN][4], const uint32 (&p)[kM][kS
           mma_16bit<TileB::kType>(acc[m][n + 1], p[m][k], b[2], b[3]);
         }
       });
-}
-
-template <int kM, int kN>
-TESSERA_DEVICE void clear(float (&acc)[kM][kN][4]) {
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int n = 0; n < kN; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) acc[m][n][e] = 0.0f;
 }
 
 }  // namespace tessera

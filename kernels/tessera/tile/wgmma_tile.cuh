@@ -5,8 +5,8 @@
 #pragma once
 
 #include "tessera/ptx/ldmatrix.cuh"
-#include "tessera/ptx/wgmma.cuh"
-#include "tessera/tile/product.cuh"
+#include "tessera/ptx/wgmma_shapes.cuh"
+#include "tessera/tile/fragment.cuh"
 #include "tessera/tile/swizzle.hpp"
 
 namespace tessera {

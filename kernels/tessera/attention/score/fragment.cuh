@@ -3,8 +3,7 @@
 #pragma once
 
 #include "tessera/attention/score/score.cuh"
-#include "tessera/ptx/ldmatrix.cuh"
-#include "tessera/tile/product.cuh"
+#include "tessera/tile/fragment.cuh"
 
 namespace tessera {
 
@@ -97,35 +96,6 @@ struct BiasMaskFragment {
         const Score capped = capped_score<kScore, kSmall>(p, x);
         x = visible_score(sequence, score_row, key, key_at<kLaneOrder>(k, e), capped, of(row, k, e != 0)).value;
       }
-  }
-
-  // Blocks become their transposes, where a kernel's rows are keys: of key lane / 4, queries 2 (lane % 4) and the next.
-  TESSERA_DEVICE void transpose() {
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      if constexpr (kScore.bias) {
-#pragma unroll
-        for (int k = 0; k < kKeys; ++k) bias[row][k] = transposed(bias[row][k]);
-      }
-      if constexpr (kScore.mask) {
-#pragma unroll
-        for (int k = 0; k < kKeys / 2; ++k) {
-          const uint32 first = ptx::movmatrix_trans(__byte_perm(mask[row][k], 0, 0x4140));  // a byte of 16 bits
-          const uint32 second = ptx::movmatrix_trans(__byte_perm(mask[row][k], 0, 0x4342));
-          mask[row][k] = __byte_perm(first, second, 0x6420);
-        }
-      }
-    }
-  }
-
- private:
-  TESSERA_DEVICE static uint32 transposed(uint32 pair) { return ptx::movmatrix_trans(pair); }
-  TESSERA_DEVICE static float2 transposed(float2 pair) {  // the halves of both numbers
-    const uint32 x = __float_as_uint(pair.x), y = __float_as_uint(pair.y);
-    const uint32 low = ptx::movmatrix_trans(__byte_perm(x, y, 0x5410));
-    const uint32 high = ptx::movmatrix_trans(__byte_perm(x, y, 0x7632));
-    return make_float2(__uint_as_float(__byte_perm(low, high, 0x5410)),
-                       __uint_as_float(__byte_perm(low, high, 0x7632)));
   }
 };
 

@@ -1,0 +1,54 @@
+// What the lanes of a warp hold of a matrix. Every accumulator is [kM][kN][4]: kM x kN tiles of 16 x 8, of which a lane, with
+// g = lane / 4 and c = lane % 4, holds (g, 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c + 1), whatever the type; wgmma's is the
+// same with kM = 1.
+#pragma once
+
+#include "tessera/ptx/mma.cuh"
+#include "tessera/tile/element.cuh"
+
+namespace tessera {
+
+TESSERA_DEVICE int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
+TESSERA_DEVICE int lane_row() { return lane_id() / 4; }      // g
+TESSERA_DEVICE int lane_col() { return lane_id() % 4 * 2; }  // 2c
+
+template <int kM, int kN>
+TESSERA_DEVICE void clear(float (&acc)[kM][kN][4]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[m][n][e] = 0.0f;
+}
+
+// An accumulator's 16 x 16 part as the A operand of another product.
+template <Dtype kDtype, int kN>
+TESSERA_DEVICE void pack_a(uint32 (&a)[4], const float (&acc)[kN][4], int k) {
+  a[0] = pack_pair<kDtype>(acc[2 * k][0], acc[2 * k][1]);
+  a[1] = pack_pair<kDtype>(acc[2 * k][2], acc[2 * k][3]);
+  a[2] = pack_pair<kDtype>(acc[2 * k + 1][0], acc[2 * k + 1][1]);
+  a[3] = pack_pair<kDtype>(acc[2 * k + 1][2], acc[2 * k + 1][3]);
+}
+
+// All of an accumulator, when nothing is added to it any more: half of the registers.
+template <Dtype kDtype, int kM, int kSteps, int kN>
+TESSERA_DEVICE void pack_rows(uint32 (&a)[kM][kSteps][4], const float (&acc)[kM][kN][4]) {
+  static_assert(kN == 2 * kSteps);
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) pack_a<kDtype>(a[m][k], acc[m], k);
+}
+
+// D += A B of one tile, of either type of 16 bits.
+template <Dtype kDtype>
+TESSERA_DEVICE void mma_16bit(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+  if constexpr (kDtype == Dtype::kFloat16) {
+    ptx::mma_m16n8k16_f16(d, a, b0, b1);
+  } else {
+    ptx::mma_m16n8k16_bf16(d, a, b0, b1);
+  }
+}
+
+}  // namespace tessera
