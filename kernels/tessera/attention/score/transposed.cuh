@@ -8,8 +8,9 @@
 
 namespace tessera {
 
-TESSERA_DEVICE uint32 transposed(uint32 pair) { return ptx::movmatrix_trans(pair); }
-TESSERA_DEVICE float2 transposed(float2 pair) {  // the low 16 bits of both numbers, and the high ones
+// A lane's share of 8 x 8 elements, two neighbours of one row -> two of one column.
+TESSERA_DEVICE uint32 transposed_pair(uint32 pair) { return ptx::movmatrix_trans(pair); }
+TESSERA_DEVICE float2 transposed_pair(float2 pair) {  // the low 16 bits of both numbers, and the high ones
   const uint32 x = __float_as_uint(pair.x), y = __float_as_uint(pair.y);
   const uint32 low = ptx::movmatrix_trans(__byte_perm(x, y, 0x5410));
   const uint32 high = ptx::movmatrix_trans(__byte_perm(x, y, 0x7632));
@@ -23,7 +24,7 @@ TESSERA_DEVICE void transpose(BiasMaskFragment<kScore, kRows, kKeys, kLaneOrder>
   for (int row = 0; row < kRows; ++row) {
     if constexpr (kScore.bias) {
 #pragma unroll
-      for (int k = 0; k < kKeys; ++k) fragment.bias[row][k] = transposed(fragment.bias[row][k]);
+      for (int k = 0; k < kKeys; ++k) fragment.bias[row][k] = transposed_pair(fragment.bias[row][k]);
     }
     if constexpr (kScore.mask) {
 #pragma unroll
