@@ -71,7 +71,7 @@ int32_t look_for_isa() {
 // by avx512_bf16 vdpbf16ps, of which Intel's cores begin one in two cycles. GFLOP/s of one core, N = 2048:
 //   Intel Xeon, family 6 model 207   forward D = 64 148 and 82, D = 128 151 and 83; backward 155 and 82, 159 and 84
 // On AMD's (Zen 4) vdpbf16ps is 1.86 to 1.89 x float32 in the backward pass.
-// docs/lab/2026-11-24-amx.csv and docs/reference/kernels/cpu.md have the measurements.
+// docs/lab/2026-11-24-amx.csv and docs/reference/kernels/amx.md have the measurements.
 int32_t fastest_vectors(int32_t best) {
   best = best < TESSERA_ISA_AMX_BF16 ? best : TESSERA_ISA_AVX512_BF16;
 #if defined(__x86_64__)

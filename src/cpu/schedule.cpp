@@ -27,7 +27,7 @@ constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384, kQueriesPerIt
 constexpr int32_t kBlockKeysAmx = 256;
 // What AMX's tiles serve where the device leaves the choice to the problem: the least query rows that a KV head's tiles have,
 // keys, and head sizes of K and V together. Measured from 512 rows and keys and D = 40 up, and 2.4 to 6 x the vectors'
-// rate there; docs/reference/kernels/cpu.md argues down to here.
+// rate there; docs/lab/2026-11-24-amx.md argues down to here.
 constexpr int64_t kAmxLeastRows = 128, kAmxLeastKeys = 128, kAmxLeastHeadDims = 48;
 // Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
 constexpr int64_t kBackwardKeys = 384, kBackwardKeysAmx = 512;
