@@ -1,8 +1,8 @@
 """The committed measurements in bench/results: what was measured last of each cell, and the peers of a dated run.
 
 Results are what bench/cuda_against_pytorch.py --json writes, named <date>-<gpu>-<cases>.json. FlashAttention-3 and -4, which are not
-run beside Tessera, stand in peers-<date>.csv beside the cuDNN of their own run: here they are the cuDNN of a result's run times
-their dated ratio.
+run beside Tessera, and -2, which not every run has, stand in peers-<date>.csv beside the cuDNN of their own run: here they are the
+cuDNN of a result's run times their dated ratio.
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ def rate(cell: dict, name: str) -> float | None:
 
 
 def grid_row(cell: dict, table: dict[tuple, dict[str, float]]) -> dict[str, float]:
-    """TFLOP/s of a cell of the grid: measured (tessera, flash, cudnn), and by the dated ratio (fa3, fa4, best)."""
+    """TFLOP/s of a cell of the grid: measured (tessera, flash, cudnn), and by the dated ratio (fa2 unless flash is there, fa3, fa4, best)."""
     rates = {name: rate(cell, name) for name in ("tessera", "flash", "cudnn") if rate(cell, name)}
     dated = table.get((cell["direction"], cell["head_dim"], cell["mask"], cell["length"]))
     if dated and "cudnn" in rates:
+        if "flash" not in rates:
+            rates["fa2"] = rates["cudnn"] * dated["flash_attention_2"] / dated["cudnn"]
         rates["fa3"] = rates["cudnn"] * dated["flash_attention_3"] / dated["cudnn"]
         rates["fa4"] = rates["cudnn"] * dated["flash_attention_4"] / dated["cudnn"]
         rates["best"] = rates["cudnn"] * dated["best_over_cudnn"]

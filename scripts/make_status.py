@@ -21,10 +21,10 @@ INTRODUCTION = f"""# Status
 Facts of a moment: what was measured, when, and at which commit. Made by `scripts/make_status.py` from the results in
 [bench/results](../bench/results); the other pages hold what does not change with each run.
 
-FlashAttention-3 and -4 are not run beside Tessera. Their columns are the cuDNN of the same run times the ratio that they had to cuDNN
-on an H200 on {gpu_results.PEERS_DATE} ([the table](../bench/results/{gpu_results.PEERS.name})).
+FlashAttention-3 and -4 are not run beside Tessera. Their columns, and that of FlashAttention-2 where it is marked with a star, are the
+cuDNN of the same run times the ratio that they had to cuDNN on an H200 on {gpu_results.PEERS_DATE} ([the table](../bench/results/{gpu_results.PEERS.name})).
 """
-TITLES = {"tessera": "Tessera", "best": "best peer", "cudnn": "cuDNN", "flash": "FA2", "fa3": "FA3", "fa4": "FA4"}
+TITLES = {"tessera": "Tessera", "best": "best peer", "cudnn": "cuDNN", "flash": "FA2", "fa2": "FA2*", "fa3": "FA3", "fa4": "FA4"}
 
 
 def run_text(machine: dict, file: str) -> str:
