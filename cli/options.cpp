@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <span>
 #include <string_view>
 #include <utility>
 
+#include "core/names.hpp"
 #include "error.hpp"
 
 namespace tessera::cli {
@@ -14,9 +16,17 @@ namespace {
 
 constexpr tessera_isa kIsas[] = {TESSERA_ISA_BASELINE, TESSERA_ISA_AVX2, TESSERA_ISA_AVX512, TESSERA_ISA_AVX512_BF16,
                                  TESSERA_ISA_AMX_BF16};
-constexpr tessera_kernel kKernels[] = {TESSERA_KERNEL_AUTO,      TESSERA_KERNEL_TILED,    TESSERA_KERNEL_DECODE,
-                                       TESSERA_KERNEL_REFERENCE, TESSERA_KERNEL_FWD_SM80, TESSERA_KERNEL_FWD_SM90,
-                                       TESSERA_KERNEL_BWD_SM80,  TESSERA_KERNEL_BWD_SM90};
+
+// "auto; on the CPU reference, decode, tiled; on a GPU fwd_sm80, ..."
+std::string kernels_text() {
+  std::string text = core::kKernelNames[0].name, place;
+  for (const core::KernelName& kernel : std::span(core::kKernelNames).subspan(1)) {
+    text +=
+        place == kernel.place ? fmt::format(", {}", kernel.name) : fmt::format("; {} {}", kernel.place, kernel.name);
+    place = kernel.place;
+  }
+  return text;
+}
 
 // The flag that sets what the library calls so; "": none.
 std::string_view flag_of(std::string_view token) {
@@ -67,11 +77,7 @@ const CLI::Validator kFileName(
     [](std::string& text) { return text.empty() ? "'', accepted is the name of a file" : std::string(); }, "");
 
 void DeviceOptions::add_to(CLI::App& command) {
-  command
-      .add_option("--kernel", kernel,
-                  "Which kernel: auto; on the CPU tiled, decode or reference; on a GPU fwd_sm80, fwd_sm90, bwd_sm80 or "
-                  "bwd_sm90")
-      ->capture_default_str();
+  command.add_option("--kernel", kernel, "Which kernel: " + kernels_text())->capture_default_str();
   command.add_option("--isa", isa,
                      "Instruction set: baseline, avx2, avx512, avx512_bf16 or amx_bf16 (default: the best here)");
   command.add_option("--threads", threads, "Threads (default: all cores)")->check(kInteger);
@@ -136,12 +142,10 @@ tessera_device DeviceOptions::device() const {
 }
 
 tessera_kernel DeviceOptions::chosen_kernel() const {
-  const auto* found = std::find_if(std::begin(kKernels), std::end(kKernels),
-                                   [&](tessera_kernel k) { return kernel == tessera_kernel_name(k); });
-  if (found != std::end(kKernels)) return *found;
   std::string accepted;
-  for (const tessera_kernel known : kKernels) {
-    accepted += (accepted.empty() ? "" : ", ") + std::string(tessera_kernel_name(known));
+  for (const core::KernelName& known : core::kKernelNames) {
+    if (kernel == known.name) return known.kernel;
+    accepted += (accepted.empty() ? "" : ", ") + std::string(known.name);
   }
   throw WrongUse(fmt::format("--kernel: '{}', accepted {}", kernel, accepted));
 }

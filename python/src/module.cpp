@@ -259,6 +259,7 @@ NB_MODULE(_core, m) {
         "page_table"_a = none, "q"_a = none, "q_out"_a = none, "cos"_a = none, "sin"_a = none, "positions_q"_a = none,
         "positions_k"_a = none, "dropped"_a = none, "interleaved"_a = false);
   m.def("option_fields", &option_fields);
+  m.def("kernel_names", &kernel_names);
   m.def("device", &device_as_dict, "name"_a = "cpu");
   m.attr("version") = tessera_version();
 }

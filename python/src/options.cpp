@@ -2,13 +2,12 @@
 
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "call.hpp"
+#include "core/names.hpp"
 #include "error.hpp"
 
 namespace nb = nanobind;
@@ -58,27 +57,20 @@ Pair to_pair(const char* name, nb::handle value) {
 }
 
 // Of the whole library: what a device does not have, its plan refuses with the reason.
-std::vector<std::string> kernel_names() {
-  std::vector<std::string> names;
-  const std::string end = "unknown";
-  for (int32_t kernel = TESSERA_KERNEL_AUTO; tessera_kernel_name(kernel) != end; ++kernel) {
-    names.emplace_back(tessera_kernel_name(kernel));
-  }
-  return names;
-}
-
 std::string accepted_kernels() {
   std::string accepted;
-  for (const std::string& known : kernel_names()) accepted += (accepted.empty() ? "\"" : ", \"") + known + "\"";
+  for (const core::KernelName& known : core::kKernelNames) {
+    accepted += (accepted.empty() ? "\"" : ", \"") + std::string(known.name) + "\"";
+  }
   return accepted;
 }
 
 int32_t to_kernel(const char* name, nb::handle value) {
-  const std::vector<std::string> names = kernel_names();
   const std::string accepted = accepted_kernels();
   const std::string text = convert<nb::str>(name, value, accepted.c_str()).c_str();
-  const auto found = std::find(names.begin(), names.end(), text);
-  if (found != names.end()) return static_cast<int32_t>(found - names.begin());
+  for (const core::KernelName& known : core::kKernelNames) {
+    if (text == known.name) return known.kernel;
+  }
   throw Error(std::string(name) + ": \"" + text.substr(0, 80) + "\", accepted " + accepted);
 }
 
@@ -207,6 +199,12 @@ const char* annotation_of(core::OptionKind kind) {
 }
 
 }  // namespace
+
+nb::list kernel_names() {
+  nb::list names;
+  for (const core::KernelName& known : core::kKernelNames) names.append(known.name);
+  return names;
+}
 
 nb::list option_fields() {
   nb::list fields;

@@ -33,6 +33,9 @@ void set_tensor(Call& call, core::TensorName name, nanobind::handle value);
 // Every option that was given. Throws Error for a wrong value, TypeError for a name that `function` does not take.
 void set_options(Call& call, const char* function, const nanobind::kwargs& options);
 
+// Every kernel's name, auto first.
+nanobind::list kernel_names();
+
 // The fields that are options, for stubs, schemas and their tests: a list of {"name", "kind", ...}.
 nanobind::list option_fields();
 

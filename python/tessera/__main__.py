@@ -13,7 +13,7 @@ import sys
 from typing import Any, NoReturn
 
 import tessera
-from tessera import compare
+from tessera import _core, compare
 from tessera.compare.errors import WrongUse, require
 
 _ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
@@ -22,7 +22,6 @@ _PROGRAM_ONLY = {  # command: (what it does, what does it in Python)
     "support": ("which options each back end takes, in which dtypes", "tessera.plan answers for a problem"),
     "cache": ("lists, compiles and clears the CUDA kernels kept on disk", "a kernel is compiled when it is first needed"),
 }
-_KERNELS = ("auto", "tiled", "decode", "reference", "fwd_sm80", "fwd_sm90", "bwd_sm80", "bwd_sm90")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="cuda or cpu (cuda where PyTorch and Tessera have a GPU)")
-    parser.add_argument("--kernel", choices=_KERNELS, default="auto", help="which kernel (auto)")
+    parser.add_argument("--kernel", choices=_core.kernel_names(), default="auto", help="which kernel (auto)")
     parser.add_argument("--isa", choices=_ISAS, help="instruction set (the best here)")
     parser.add_argument("--threads", type=int, metavar="INT", help="threads (all cores)")
 

@@ -70,8 +70,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
         max_seqlen_q, max_seqlen_k: bounds of a packed sequence, in rows, required with bias or mask. 0: unknown.
         batch_invariant: a sequence's bits do not depend on the batch that it stands in.
         deterministic: kept for `attention_backward`.
-        kernel: "auto", or the only one to be considered: on the CPU "tiled", "decode", "reference", on a GPU "fwd_sm80",
-            "fwd_sm90" (`attention_backward`: "bwd_sm80", "bwd_sm90").
+        kernel: "auto", or the only one to be considered, by the name that `tessera.plan` gives it: on the CPU "tiled",
+            "decode", "reference", on a GPU "fwd_sm90", say. `tessera --help` and an unknown name list all.
         threads: 0 means all that this process may use. Never changes a bit of the result.
         openmp: compute on the OpenMP threads of this process, where another library has started them, in place of
             Tessera's own. PyTorch's tensors always do.

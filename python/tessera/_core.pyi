@@ -53,6 +53,9 @@ def append(
 ) -> None:
     """Writes k_cache, v_cache, and q_out, or q where q_out is not given."""
 
+def kernel_names() -> list[str]:
+    """What `kernel` may name, "auto" first."""
+
 def option_fields() -> list[dict[str, Any]]:
     """The options by name, with their annotation, default and kind: "tensor", "backward tensor", "value" or "execution"."""
 

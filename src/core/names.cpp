@@ -1,7 +1,5 @@
 // The names of the C interface's enumerators, and its version.
-#include <iterator>
-
-#include "tessera/tessera.h"
+#include "core/names.hpp"
 
 namespace {
 
@@ -17,10 +15,6 @@ static_assert(std::size(kDtypes) == TESSERA_BOOL + 1, "one row for each tessera_
 
 constexpr const char* kIsaNames[] = {"baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16"};
 static_assert(std::size(kIsaNames) == TESSERA_ISA_AMX_BF16 + 1, "one name for each tessera_isa");
-
-constexpr const char* kKernelNames[] = {"auto",     "reference", "decode",   "tiled",
-                                        "fwd_sm80", "bwd_sm80",  "fwd_sm90", "bwd_sm90"};
-static_assert(std::size(kKernelNames) == TESSERA_KERNEL_BWD_SM90 + 1, "one name for each tessera_kernel");
 
 template <typename Row, size_t kRows>
 const Row* row(const Row (&table)[kRows], int32_t index) {
@@ -47,8 +41,8 @@ const char* tessera_isa_name(int32_t isa) {
 }
 
 const char* tessera_kernel_name(int32_t kernel) {
-  const char* const* found = row(kKernelNames, kernel);
-  return found ? *found : "unknown";
+  const tessera::core::KernelName* found = row(tessera::core::kKernelNames, kernel);
+  return found ? found->name : "unknown";
 }
 
 #define TESSERA_STRING_(x) #x

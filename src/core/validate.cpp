@@ -12,6 +12,7 @@
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/layout.hpp"
+#include "core/names.hpp"
 #include "core/philox.hpp"
 #include "core/status.hpp"
 
@@ -278,7 +279,7 @@ tessera_status validate(const tessera_device& device) {
                    device.isa_limit, tessera_isa_name(device.isa_limit));
   }
   TESSERA_RETURN_IF_ERROR(check_range("device.vector_isa", device.vector_isa, 0, device.isa_limit));
-  TESSERA_RETURN_IF_ERROR(check_range("device.kernel", device.kernel, TESSERA_KERNEL_AUTO, TESSERA_KERNEL_BWD_SM90));
+  TESSERA_RETURN_IF_ERROR(check_range("device.kernel", device.kernel, TESSERA_KERNEL_AUTO, kNumKernels - 1));
   constexpr int64_t kMaxThreads = 4096;
   TESSERA_RETURN_IF_ERROR(check_range("device.cores", device.cores, 1, kMaxThreads));
   TESSERA_RETURN_IF_ERROR(check_range("device.threads", device.threads, 1, kMaxThreads));

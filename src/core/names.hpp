@@ -1,0 +1,33 @@
+// The kernels' names, one row for each tessera_kernel: what the program and Python accept and list, and what validation takes.
+#pragma once
+
+#include <iterator>
+
+#include "tessera/tessera.h"
+
+namespace tessera::core {
+
+struct KernelName {
+  tessera_kernel kernel;
+  const char* name;
+  const char* place;  // where it runs, as help texts say it
+};
+
+inline constexpr KernelName kKernelNames[] = {
+    {TESSERA_KERNEL_AUTO, "auto", "anywhere"},         {TESSERA_KERNEL_REFERENCE, "reference", "on the CPU"},
+    {TESSERA_KERNEL_DECODE, "decode", "on the CPU"},   {TESSERA_KERNEL_TILED, "tiled", "on the CPU"},
+    {TESSERA_KERNEL_FWD_SM80, "fwd_sm80", "on a GPU"}, {TESSERA_KERNEL_BWD_SM80, "bwd_sm80", "on a GPU"},
+    {TESSERA_KERNEL_FWD_SM90, "fwd_sm90", "on a GPU"}, {TESSERA_KERNEL_BWD_SM90, "bwd_sm90", "on a GPU"},
+};
+inline constexpr int32_t kNumKernels = std::size(kKernelNames);
+
+static_assert(
+    [] {
+      for (int32_t kernel = 0; kernel < kNumKernels; ++kernel) {
+        if (kKernelNames[kernel].kernel != kernel) return false;
+      }
+      return true;
+    }(),
+    "a row stands at its kernel's number");
+
+}  // namespace tessera::core
