@@ -12,7 +12,7 @@ ARROWS = {  # best peer as a ratio to cuDNN, 512 ... 16384 (the H200 grid)
     (256, 0): [1.21, 1.21, 1.17, 1.16, 1.25, 1.41], (256, 1): [1.11, 1.17, 1.18, 1.18, 1.17, 1.21],
 }
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
-POINTERS = ["q", "k", "v", "o", "d_o", "d_q", "d_k", "d_v", "lse", "acc", "row_lse", "row_delta"]
+POINTERS = ["q", "k", "v", "o", "d_o", "d_q", "d_k", "d_v", "lse", "acc", "row_lse", "row_delta", "turns"]
 INTS = ["batch", "sq", "sk", "heads_q", "heads_kv", "causal", "section_heads", "pdl", "parts"]
 
 
@@ -23,9 +23,9 @@ class Args(ctypes.Structure):
 class Variant:
     def __init__(self, folder, name):
         self.name, self.lib = name, ctypes.CDLL(os.path.join(folder, name + ".so"))
-        out = (ctypes.c_int * 5)()
+        out = (ctypes.c_int * 6)()
         self.lib.describe(out)
-        self.d, self.block_m, self.block_n, self.float16, self.smem = out
+        self.d, self.block_m, self.block_n, self.float16, self.smem, self.fused = out
 
     def bind(self, torch, t, causal, section=0, pdl=1, parts=7):
         b, sq, hq, d = t["q"].shape
@@ -37,10 +37,14 @@ class Variant:
         for n in ("row_lse", "row_delta"):
             if n not in t or t[n].numel() < rows:
                 t[n] = torch.full((rows,), float("nan"), device="cuda")
+        if "turns" not in t or t["turns"].numel() < tiles + 1:
+            t["turns"] = torch.full((tiles + 1,), -1, dtype=torch.int32, device="cuda")
         a = Args(**{n: t[n].data_ptr() for n in POINTERS})
         a.batch, a.sq, a.sk, a.heads_q, a.heads_kv, a.causal = b, sq, sk, hq, hkv, causal
         # Q, dO and dQ's accumulator of a head, 8 bytes an element, should lie in L2 with those of its section.
         a.section_heads = section or (max(1, int(24e6 // (sq * d * 8 * (hq // hkv)))) if causal else 1)
+        if self.fused:  # all key blocks of a section are resident together
+            a.section_heads = section or (max(1, 66 // -(-sk // self.block_n)) if causal else 1)
         a.pdl, a.parts, a.scale = pdl, parts, 1 / math.sqrt(d)
         stream = torch.cuda.current_stream().cuda_stream
         run = self.lib.run

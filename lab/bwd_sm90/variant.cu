@@ -28,7 +28,8 @@ extern "C" __global__ void __launch_bounds__(kBwdSm90Threads, 1) bwd_main(const 
   bwd_sm90<kCfg>(p);
 }
 #endif
-constexpr BwdSm90RowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.block_m, false};
+constexpr bool kFusedDq = fuses_dq<kCfg>();
+constexpr BwdSm90RowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.block_m, false, kFusedDq};
 extern "C" __global__ void __launch_bounds__(kBwdRowsThreads) bwd_before(const __grid_constant__ BwdParams p) {
   bwd_sm90_before<kRows>(p);
 }
@@ -40,6 +41,7 @@ struct Args {
   void *q, *k, *v, *o, *d_o, *d_q, *d_k, *d_v;  // [B, S, H, D] contiguous
   float* lse;                                   // [B, Hq, Sq]
   float *acc, *row_lse, *row_delta;             // workspace
+  int* turns;                                   // a word a tile of queries, and the ticket
   int batch, sq, sk, heads_q, heads_kv, causal, section_heads, pdl, parts;
   float scale;
 };
@@ -77,7 +79,7 @@ static int launch(void (*kernel)(Params), const Params& p, int grid, int threads
 
 extern "C" void describe(int* out) {
   out[0] = kCfg.head_dim, out[1] = kCfg.block_m, out[2] = kCfg.block_n;
-  out[3] = kCfg.dtype == Dtype::kFloat16, out[4] = kBytes;
+  out[3] = kCfg.dtype == Dtype::kFloat16, out[4] = kBytes, out[5] = kFusedDq;
 }
 
 extern "C" int run(const Args* a, void* stream_pointer) {
@@ -96,6 +98,7 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   p.lse = {a->lse, static_cast<long long>(a->heads_q) * a->sq, a->sq, 1};
   p.q_tiles = (a->sq + kCfg.block_m - 1) / kCfg.block_m, p.q_slots = p.q_tiles * a->batch;
   p.row_lse_log2 = a->row_lse, p.row_delta = a->row_delta, p.dq_accum = a->acc;
+  if (kFusedDq || kCfg.deterministic) p.ticket = a->turns, p.dq_semaphore = a->turns + 1;
   p.d_q_aligned = 1;
   p.key_tiles = Divisor((a->sk + kCfg.block_n - 1) / kCfg.block_n);
   p.heads = a->batch * a->heads_kv;
@@ -123,7 +126,7 @@ extern "C" int run(const Args* a, void* stream_pointer) {
                                             kBytes, a->pdl, stream))
       return e;
   }
-  if (a->parts & 4) {
+  if (!kFusedDq && (a->parts & 4)) {
     BwdParams after = p;
     after.scale *= bwd_lower_late(kCfg.dtype);
     if (const int e = launch<BwdParams>(bwd_after, after, query_tiles, kBwdRowsThreads, 0, a->pdl, stream)) return e;

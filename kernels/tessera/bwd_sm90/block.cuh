@@ -15,6 +15,7 @@ struct KeyBlock {
   int first_tile, tiles;    // of queries that see some of the keys
   int full_low, full_high;  // rows of queries that see all of them
   int slot0;                // of the sequence's first tile of queries
+  int start_tile;           // fused_dq: the step to begin each head with
   Sequence s;
 
   // The producer's: the step that it loads next. In memory, where they take no registers of dQ's warpgroup.
@@ -27,6 +28,12 @@ static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 // the first to add.
 TESSERA_DEVICE bool last_keys_first(const BwdSm90Params& p) { return p.causal || p.window_right >= 0; }
 
+template <auto kCfg>
+TESSERA_DEVICE constexpr bool fuses_dq() {
+  if constexpr (requires { kCfg.fused_dq; }) return kCfg.fused_dq;
+  return false;
+}
+
 // kCfg: of either kernel, with block_m, block_n, varlen and deterministic.
 template <auto kCfg>
 TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
@@ -37,7 +44,7 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   const int width = min(p.heads - first, static_cast<int>(p.section_heads));
   int slot = width == p.section_heads ? index / p.section_heads : index / width;
   const int head = first + index - slot * width;
-  if (kCfg.deterministic && last_keys_first(p)) slot = p.key_tiles - 1 - slot;
+  if (kCfg.deterministic && !fuses_dq<kCfg>() && last_keys_first(p)) slot = p.key_tiles - 1 - slot;
   b.batch = head / p.heads_kv, b.head_kv = head % p.heads_kv;
   int64 key0 = static_cast<int64>(slot) * kCfg.block_n;
   if (kCfg.varlen && p.cu_seqlens_k) {
@@ -56,7 +63,12 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   b.full_high = b.key0 + kCfg.block_n <= b.s.sk ? seeing_queries(p, b.s, b.key0, b.key0).high : -1;
   b.slot0 = query_slot<kCfg.block_m>(p, b.batch);
   b.steps = b.tiles * p.group;
-  b.load_head = b.head_kv * p.group, b.load_tile = b.first_tile, b.load_offset = b.load_parity = 0;
+  b.start_tile = b.first_tile;
+  if (fuses_dq<kCfg>() && !last_keys_first(p)) {
+    const int keys = p.key_tiles, start = (b.key0 / kCfg.block_n * b.tiles + keys - 1) / keys;
+    b.start_tile = start == b.tiles ? 0 : start;
+  }
+  b.load_head = b.head_kv * p.group, b.load_tile = b.start_tile, b.load_offset = b.load_parity = 0;
   return b;
 }
 
@@ -66,6 +78,20 @@ TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) 
   const KeyRange keys = visible_keys(p, b.s, row0, min(row0 + kCfg.block_m, b.s.sq) - 1).some;
   const int mine = b.key0 / kCfg.block_n;
   return last_keys_first(p) ? keys.high / kCfg.block_n - mine : mine - keys.low / kCfg.block_n;
+}
+
+// The blocks that add to a tile of queries, and how many come before this one.
+struct DqTurn {
+  int turn, count;
+};
+template <auto kCfg>
+TESSERA_DEVICE DqTurn fused_turn(const BwdSm90Params& p, const KeyBlock& b, int tile) {
+  const int row0 = tile * kCfg.block_m, mine = b.key0 / kCfg.block_n;
+  const KeyRange keys = visible_keys(p, b.s, row0, min(row0 + kCfg.block_m, b.s.sq) - 1).some;
+  const int low = keys.low / kCfg.block_n, high = keys.high / kCfg.block_n;
+  if (last_keys_first(p)) return {high - mine, high - low + 1};
+  const int count = p.key_tiles, first = tile * count / b.tiles;
+  return {first - mine + (first < mine ? count : 0), count};
 }
 
 // A step: one tile of queries of one of the group's query heads, head after head. The producer leaves it beside the tile.

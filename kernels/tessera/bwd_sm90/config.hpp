@@ -18,6 +18,8 @@ struct BwdSm90Config {
   bool deterministic;
   bool alternate;     // the score warpgroups keep half a step apart
   bool staged_dq;     // dQ is added by bulk copies from shared memory, else by vector additions from registers
+  bool fused_dq;      // the first block of a tile of dQ stores, the last converts: nothing is cleared before or done after
+  bool skip_unseen;   // the second score warpgroup does not compute a first step of which it sees nothing
   ScoreConfig score;  // of which ALiBi and scale_first are taken
 };
 
@@ -26,6 +28,7 @@ struct BwdSm90RowsConfig {
   Dtype dtype;
   int head_dim, block_m;  // as the products'
   bool d_sink;
+  bool fused_dq;  // as the products'
 };
 
 // Warpgroups: the producer, two of 64 keys each, and one for dQ. setmaxnreg's numbers: their sum is that of the launch's 128 for

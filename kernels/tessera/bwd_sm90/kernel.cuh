@@ -32,7 +32,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   auto& block = *reinterpret_cast<KeyBlock*>(shared_memory + bwd_sm90_layout(kCfg).block);
   if (threadIdx.x == 32) {
     int index = static_cast<int>(blockIdx.x);
-    if constexpr (kCfg.deterministic) {  // in the order in which blocks start
+    if constexpr (kCfg.deterministic && !kCfg.fused_dq) {  // in the order in which blocks start
       ptx::griddepcontrol_wait();        // the kernel before this one cleared the ticket
       index = atomicAdd(p.ticket, 1);
     }

@@ -63,7 +63,12 @@ struct BwdSm90Producer {
     }
     at.advance();
     block.load_offset = at.offset, block.load_parity = at.parity;
-    if (++block.load_tile == block.first_tile + block.tiles) ++block.load_head, block.load_tile = block.first_tile;
+    if constexpr (kCfg.fused_dq) {
+      if (++block.load_tile == block.first_tile + block.tiles) block.load_tile = block.first_tile;
+      if (block.load_tile == block.start_tile) ++block.load_head;
+    } else {
+      if (++block.load_tile == block.first_tile + block.tiles) ++block.load_head, block.load_tile = block.first_tile;
+    }
   }
 
   TESSERA_DEVICE void run() {

@@ -24,6 +24,14 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
     if (blockIdx.x == 0) *p.ticket = 0;
   }
   clear_unowned_gradients<kCfg.dtype>(p);
+  if constexpr (kCfg.fused_dq) {  // what no block adds to, none stores
+    const KeyRange keys = visible_keys(p, s, t.row0, t.row0 + t.count - 1).some;
+    if (t.count > 0 && keys.low > keys.high) {
+      for (int row = static_cast<int>(threadIdx.x) / 32; row < t.count; row += kBwdRowsThreads / 32) {
+        clear_row<kCfg.dtype>(p.d_q, t.batch, s.q_begin + t.row0 + row, t.head, p.head_dim);
+      }
+    }
+  }
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
   constexpr int kGroups = kCfg.block_m / kRows, kAhead = kGroups < 4 ? kGroups : 4;
   float4* acc = reinterpret_cast<float4*>(p.dq_accum + t.slot * (kCfg.block_m * kCfg.head_dim));
@@ -44,7 +52,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
       lse[n] = p.lse.data[p.lse.batch * t.batch + p.lse.head * t.head + p.lse.row * query];
       if (p.d_lse.data) d_lse[n] = p.d_lse.data[p.d_lse.batch * t.batch + p.d_lse.head * t.head + p.d_lse.row * query];
     }
-    constexpr int kWords = kAhead * kRows * kCfg.head_dim / 4;  // of 16 bytes of the accumulator
+    constexpr int kWords = kCfg.fused_dq ? 0 : kAhead * kRows * kCfg.head_dim / 4;  // of 16 bytes of the accumulator
 #pragma unroll
     for (int n = 0; n < kWords / kBwdRowsThreads; ++n) {
       acc[first * (kCfg.head_dim / 4) + n * kBwdRowsThreads + threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);

@@ -52,7 +52,14 @@ struct ScoreWarpgroup {
       if constexpr (kCfg.varlen) clear_keys();
     }
     if (kCfg.alternate && warpgroup == 1 && steps > 0) ptx::barrier_arrive(kFirstTurn, 256);
-    for (int left = steps; left > 0; --left) {
+    int left = steps;
+    if constexpr (kCfg.skip_unseen) {
+      if (steps > 0 && warpgroup == 1 && first_step_unseen()) {
+        skip_step();
+        --left;
+      }
+    }
+    for (; left > 0; --left) {
       shared.wait_full(Shared::kQ, at);
       if constexpr (kCfg.alternate) {
         if (warpgroup == 0) {
@@ -86,6 +93,26 @@ struct ScoreWarpgroup {
       ds_at.advance();
     }
     store();
+  }
+
+  // ---- a step of which no query sees my keys ----
+
+  TESSERA_DEVICE bool first_step_unseen() const {
+    const int key = block.key0 + 64, last = (block.first_tile + 1) * kCfg.block_m - 1;
+    return uniform(static_cast<int>(last < seeing_queries(p, block.s, key, key).low)) != 0;
+  }
+  TESSERA_DEVICE void skip_step() {
+    shared.wait_full(Shared::kQ, at);
+    Shared::arrive_warp(shared.empty(Shared::kQ, at));
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int t = 0; t < 4; ++t) rdS[step][t] = 0;
+    hand_on();
+    shared.wait_full(Shared::kDO, at);
+    Shared::arrive_warp(shared.empty(Shared::kDO, at));
+    at.advance();
+    ds_at.advance();
   }
 
   // ---- rows that are not the sequence's: 0, lest a NaN there meets a weight of 0 ----
