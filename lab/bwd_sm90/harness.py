@@ -23,9 +23,9 @@ class Args(ctypes.Structure):
 class Variant:
     def __init__(self, folder, name):
         self.name, self.lib = name, ctypes.CDLL(os.path.join(folder, name + ".so"))
-        out = (ctypes.c_int * 6)()
+        out = (ctypes.c_int * 5)()
         self.lib.describe(out)
-        self.d, self.block_m, self.block_n, self.float16, self.smem, self.fused = out
+        self.d, self.block_m, self.block_n, self.float16, self.smem = out
 
     def bind(self, torch, t, causal, section=0, pdl=1, parts=7):
         b, sq, hq, d = t["q"].shape
@@ -43,8 +43,6 @@ class Variant:
         a.batch, a.sq, a.sk, a.heads_q, a.heads_kv, a.causal = b, sq, sk, hq, hkv, causal
         # Q, dO and dQ's accumulator of a head, 8 bytes an element, should lie in L2 with those of its section.
         a.section_heads = section or (max(1, int(24e6 // (sq * d * 8 * (hq // hkv)))) if causal else 1)
-        if self.fused:  # all key blocks of a section are resident together
-            a.section_heads = section or (max(1, 66 // -(-sk // self.block_n)) if causal else 1)
         a.pdl, a.parts, a.scale = pdl, parts, 1 / math.sqrt(d)
         stream = torch.cuda.current_stream().cuda_stream
         run = self.lib.run

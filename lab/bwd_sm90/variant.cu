@@ -79,7 +79,7 @@ static int launch(void (*kernel)(Params), const Params& p, int grid, int threads
 
 extern "C" void describe(int* out) {
   out[0] = kCfg.head_dim, out[1] = kCfg.block_m, out[2] = kCfg.block_n;
-  out[3] = kCfg.dtype == Dtype::kFloat16, out[4] = kBytes, out[5] = kFusedDq;
+  out[3] = kCfg.dtype == Dtype::kFloat16, out[4] = kBytes;
 }
 
 extern "C" int run(const Args* a, void* stream_pointer) {

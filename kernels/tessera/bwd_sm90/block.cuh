@@ -15,7 +15,7 @@ struct KeyBlock {
   int first_tile, tiles;    // of queries that see some of the keys
   int full_low, full_high;  // rows of queries that see all of them
   int slot0;                // of the sequence's first tile of queries
-  int start_tile;           // fused_dq: the step to begin each head with
+  bool last_tile_first;     // fused_dq under a causal mask: the block's own diagonal comes last
   Sequence s;
 
   // The producer's: the step that it loads next. In memory, where they take no registers of dQ's warpgroup.
@@ -63,12 +63,8 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   b.full_high = b.key0 + kCfg.block_n <= b.s.sk ? seeing_queries(p, b.s, b.key0, b.key0).high : -1;
   b.slot0 = query_slot<kCfg.block_m>(p, b.batch);
   b.steps = b.tiles * p.group;
-  b.start_tile = b.first_tile;
-  if (fuses_dq<kCfg>() && !last_keys_first(p)) {
-    const int keys = p.key_tiles, start = (b.key0 / kCfg.block_n * b.tiles + keys - 1) / keys;
-    b.start_tile = start == b.tiles ? 0 : start;
-  }
-  b.load_head = b.head_kv * p.group, b.load_tile = b.start_tile, b.load_offset = b.load_parity = 0;
+  b.last_tile_first = fuses_dq<kCfg>() && last_keys_first(p);
+  b.load_head = b.head_kv * p.group, b.load_tile = b.last_tile_first ? b.first_tile + b.tiles - 1 : b.first_tile, b.load_offset = b.load_parity = 0;
   return b;
 }
 
@@ -89,9 +85,7 @@ TESSERA_DEVICE DqTurn fused_turn(const BwdSm90Params& p, const KeyBlock& b, int 
   const int row0 = tile * kCfg.block_m, mine = b.key0 / kCfg.block_n;
   const KeyRange keys = visible_keys(p, b.s, row0, min(row0 + kCfg.block_m, b.s.sq) - 1).some;
   const int low = keys.low / kCfg.block_n, high = keys.high / kCfg.block_n;
-  if (last_keys_first(p)) return {high - mine, high - low + 1};
-  const int count = p.key_tiles, first = tile * count / b.tiles;
-  return {first - mine + (first < mine ? count : 0), count};
+  return {mine - low, high - low + 1};
 }
 
 // A step: one tile of queries of one of the group's query heads, head after head. The producer leaves it beside the tile.

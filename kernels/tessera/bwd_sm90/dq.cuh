@@ -30,7 +30,8 @@ struct DqWarpgroup {
       ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
       RingPosition<kCfg.ds_stages> at;
       // Counted here: what stands beside a tile of Q is gone when the score warpgroups have used it, which may be before this.
-      int tile = kCfg.fused_dq ? block.start_tile : block.first_tile;
+      const bool down = kCfg.fused_dq && uniform(static_cast<int>(block.last_tile_first)) != 0;
+      int tile = down ? block.first_tile + block.tiles - 1 : block.first_tile;
       int slot = block.head_kv * p.group * p.q_slots + block.slot0 + tile;
       for (int left = steps; left > 0; --left) {
         shared.wait_full(Shared::kDS, at);
@@ -63,12 +64,13 @@ struct DqWarpgroup {
         }
         if constexpr (kCfg.deterministic && !kCfg.fused_dq) pass_turn(slot);
         at.advance();
-        ++slot;
-        if (++tile == block.first_tile + block.tiles) {
-          tile = block.first_tile;
-          slot += (kCfg.fused_dq ? 0 : p.q_slots) - block.tiles;
+        if (down) {
+          --slot;
+          if (--tile < block.first_tile) tile += block.tiles, slot += p.q_slots + block.tiles;
+        } else {
+          ++slot;
+          if (++tile == block.first_tile + block.tiles) tile = block.first_tile, slot += p.q_slots - block.tiles;
         }
-        if (kCfg.fused_dq && tile == block.start_tile) slot += p.q_slots;
       }
     }
     ptx::barrier_arrive(kKeysDone, 384);

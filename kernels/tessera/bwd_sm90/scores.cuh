@@ -52,14 +52,9 @@ struct ScoreWarpgroup {
       if constexpr (kCfg.varlen) clear_keys();
     }
     if (kCfg.alternate && warpgroup == 1 && steps > 0) ptx::barrier_arrive(kFirstTurn, 256);
-    int left = steps;
-    if constexpr (kCfg.skip_unseen) {
-      if (steps > 0 && warpgroup == 1 && first_step_unseen()) {
-        skip_step();
-        --left;
-      }
-    }
-    for (; left > 0; --left) {
+    const bool skips = kCfg.skip_unseen && steps > 0 && warpgroup == 1 && diagonal_unseen();
+    if (skips && !block.last_tile_first) skip_step();
+    for (int left = skips ? steps - 1 : steps; left > 0; --left) {
       shared.wait_full(Shared::kQ, at);
       if constexpr (kCfg.alternate) {
         if (warpgroup == 0) {
@@ -92,12 +87,13 @@ struct ScoreWarpgroup {
       at.advance();
       ds_at.advance();
     }
+    if (skips && block.last_tile_first) skip_step();
     store();
   }
 
   // ---- a step of which no query sees my keys ----
 
-  TESSERA_DEVICE bool first_step_unseen() const {
+  TESSERA_DEVICE bool diagonal_unseen() const {
     const int key = block.key0 + 64, last = (block.first_tile + 1) * kCfg.block_m - 1;
     return uniform(static_cast<int>(last < seeing_queries(p, block.s, key, key).low)) != 0;
   }
