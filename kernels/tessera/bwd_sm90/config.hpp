@@ -16,11 +16,12 @@ struct BwdSm90Config {
   bool window;    // a key has a last query that sees it
   bool varlen;    // sequences are packed, or use a part of their keys
   bool deterministic;
-  bool alternate;     // the score warpgroups keep half a step apart
-  bool staged_dq;     // dQ is added by bulk copies from shared memory, else by vector additions from registers
-  bool fused_dq;      // the first block of a tile of dQ stores, the last converts: nothing is cleared before or done after
+  bool alternate;  // the score warpgroups keep half a step apart
+  bool staged_dq;  // dQ is added by bulk copies from shared memory, else by vector additions from registers
+  bool fused_dq;   // the first block of a tile of dQ stores, the last converts: nothing is cleared before or done after
   bool skip_unseen;   // the second score warpgroup does not compute a first step of which it sees nothing
-  ScoreConfig score;  // of which ALiBi and scale_first are taken
+  bool d_bias;        // every query has entries of its own; sequences and heads may share them
+  ScoreConfig score;  // no block mask; a softcap with nothing added to what it caps
 };
 
 // What goes before and after the products: rows.cuh.
@@ -28,7 +29,7 @@ struct BwdSm90RowsConfig {
   Dtype dtype;
   int head_dim, block_m;  // as the products'
   bool d_sink;
-  bool fused_dq;  // as the products'
+  bool fused_dq, d_bias;  // as the products'
 };
 
 // Warpgroups: the producer, two of 64 keys each, and one for dQ. setmaxnreg's numbers: their sum is that of the launch's 128 for

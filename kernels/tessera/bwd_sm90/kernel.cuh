@@ -17,7 +17,8 @@ template <BwdSm90Config kCfg>
 TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   static_assert(kCfg.block_n == 128, "two score warpgroups of 64 keys");
   static_assert(kCfg.block_m % 64 == 0, "dQ is made by wgmma, 64 queries at once");
-  static_assert(!kCfg.score.softcap && !kCfg.score.bias_or_mask() && !kCfg.score.dropout, "ALiBi and any scale");
+  static_assert(!kCfg.score.block_mask && !(kCfg.score.softcap && kCfg.score.adds()), "BwdSm90Config");
+  static_assert(kCfg.ds_stages == kCfg.stages, "a score warpgroup counts them as one");
   static_assert(kCfg.stages >= 2, "a step's tiles are loaded while the last one's are used");
   static_assert(bwd_sm90_layout(kCfg).bytes <= 227 * 1024, "shared memory of a block");
   extern __shared__ __align__(1024) char shared_memory[];
@@ -33,7 +34,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   if (threadIdx.x == 32) {
     int index = static_cast<int>(blockIdx.x);
     if constexpr (kCfg.deterministic && !kCfg.fused_dq) {  // in the order in which blocks start
-      ptx::griddepcontrol_wait();        // the kernel before this one cleared the ticket
+      ptx::griddepcontrol_wait();                          // the kernel before this one cleared the ticket
       index = atomicAdd(p.ticket, 1);
     }
     block = key_block<kCfg>(p, index);

@@ -7,26 +7,31 @@
 
 namespace tessera {
 
-// S = -inf where a key is not visible. A lane has keys first_key and first_key + 8, and of each eight queries those at
-// first_row and first_row + 1.
-template <auto kCfg, int kM>
-TESSERA_DEVICE void mask_keys(const BwdSm90Params& p, const KeyBlock& block, int first_key, int first_row,
-                              float (&rS)[1][kM][4]) {
+// Which queries of a step see a lane's two keys by position, counted from the lane's first on: low[half] ... high[half] see key
+// 8 half. What they do not see is 0 by choice, not by multiplication: in P, lest a NaN of a query reaches dV of keys that it does
+// not see, and in dS, lest one of V or dO reaches dQ and dK.
+struct SeeingQueries {
+  int low[2], high[2];
+
+  template <auto kCfg>
+  TESSERA_DEVICE static SeeingQueries of(const BwdSm90Params& p, const KeyBlock& block, int first_key, int first_row) {
+    SeeingQueries r;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int key = first_key + half * 8;
-    const KeyRange queries = seeing_queries(p, block.s, key, key);
-    const int low = (key < block.s.sk ? queries.low : block.s.sq + kCfg.block_m) - first_row;
-    const int high = queries.high - first_row;
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = rS[0][m][2 * half + e];
-        if (m * 8 + e < low || (kCfg.window && m * 8 + e > high)) x = -infinity();
-      }
+    for (int half = 0; half < 2; ++half) {
+      const int key = first_key + half * 8;
+      const KeyRange queries = seeing_queries(p, block.s, key, key);
+      r.low[half] = (key < block.s.sk ? queries.low : block.s.sq + kCfg.block_m) - first_row;
+      r.high[half] = kCfg.window ? queries.high - first_row : kCfg.block_m;
+    }
+    return r;
   }
-}
+  TESSERA_DEVICE bool hides(int half, int query) const { return query < low[half] || query > high[half]; }
+  // Of a pair of dS.
+  TESSERA_DEVICE void clear_hidden(uint32& pair, int half, int query) const {
+    if (hides(half, query)) pair &= 0xffff0000u;
+    if (hides(half, query + 1)) pair &= 0x0000ffffu;
+  }
+};
 
 // A warp's rows of dK or dV, from row `row` of the tile on, leave by one lane's bulk copies of 64 columns each. Those after the
 // last key are not written: TMA clips what lies outside the tensor.

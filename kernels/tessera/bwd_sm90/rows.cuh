@@ -24,6 +24,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
     if (blockIdx.x == 0) *p.ticket = 0;
   }
   clear_unowned_gradients<kCfg.dtype>(p);
+  if constexpr (kCfg.d_bias) clear_bias_gradient(p);
   if constexpr (kCfg.fused_dq) {  // what no block adds to, none stores
     const KeyRange keys = visible_keys(p, s, t.row0, t.row0 + t.count - 1).some;
     if (t.count > 0 && keys.low > keys.high) {

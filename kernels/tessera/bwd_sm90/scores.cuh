@@ -8,8 +8,8 @@
 // which bfloat16 is not (dQ and dK: 2.9e-3 for 2.35e-3 of relative error). P for the product with dO is made from it.
 #pragma once
 
-#include "tessera/attention/score/score.cuh"
 #include "tessera/bwd_sm90/key_rows.cuh"
+#include "tessera/bwd_sm90/options.cuh"
 #include "tessera/bwd_sm90/shared.cuh"
 #include "tessera/tile/element.cuh"
 
@@ -24,16 +24,17 @@ struct ScoreWarpgroup {
   static constexpr int kM = kCfg.block_m / 8, kD = kCfg.head_dim / 8, kSteps = kCfg.block_m / 16;
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_m, false>;
   using GradientProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim, true>;
+  using Options = StepOptions<kCfg>;
 
   const BwdSm90Params& p;
   const Shared& shared;
   const KeyBlock& block;
-  const int warpgroup;  // 0 or 1
-  RingPosition<kCfg.stages> at;
-  RingPosition<kCfg.ds_stages> ds_at;
+  const int warpgroup;           // 0 or 1
+  RingPosition<kCfg.stages> at;  // of Q and dO, and of dS
   float rdK[1][kD][4], rdV[1][kD][4];
   float rS[1][kM][4];                    // S, then dP
   uint32 rP[kSteps][4], rdS[kSteps][4];  // A fragments of P^T (at first in float16), dS^T
+  Options options;                       // of the step
 
   TESSERA_DEVICE ScoreWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
       : p(p), shared(shared), block(block), warpgroup(warpgroup) {
@@ -65,6 +66,7 @@ struct ScoreWarpgroup {
       }
       if constexpr (kCfg.varlen) clear_queries(Shared::kAt.q);
       issue_scores();
+      load_options();
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rS));
       probabilities();
@@ -85,7 +87,6 @@ struct ScoreWarpgroup {
       hand_on();
       take_key_gradients();
       at.advance();
-      ds_at.advance();
     }
     if (skips && block.last_tile_first) skip_step();
     store();
@@ -108,7 +109,6 @@ struct ScoreWarpgroup {
     shared.wait_full(Shared::kDO, at);
     Shared::arrive_warp(shared.empty(Shared::kDO, at));
     at.advance();
-    ds_at.advance();
   }
 
   // ---- rows that are not the sequence's: 0, lest a NaN there meets a weight of 0 ----
@@ -204,45 +204,120 @@ struct ScoreWarpgroup {
            lane() % 4 * 8;
   }
 
-  // S - LSE -> P in float32. A query behind the last has an LSE of +inf and P = 0.
+  // Some of the step's queries do not see some of the block's keys.
+  TESSERA_DEVICE bool masked() const {
+    const int row0 = step_row0();
+    return row0 < block.full_low || row0 + kCfg.block_m - 1 > block.full_high;
+  }
+  TESSERA_DEVICE SeeingQueries seeing() const {
+    return SeeingQueries::of<kCfg>(p, block, first_key() + lane() / 4, step_row0() + lane() % 4 * 2);
+  }
+  template <bool kMasked>
+  TESSERA_DEVICE bool hides(const SeeingQueries& seeing, int m, int half, int e) const {
+    if constexpr (kCfg.score.mask) {
+      if (options.hidden & Options::bit(m, half, e)) return true;
+    }
+    return kMasked && seeing.hides(half, m * 8 + e);
+  }
+
+  // S - LSE -> P in float16.
   TESSERA_DEVICE void probabilities() {
-    const int row0 = ptx::ld_shared_s32(shared.step(at) + 4);
-    if constexpr (kCfg.score.scaled()) apply_scores(row0);
-    if (row0 < block.full_low || row0 + kCfg.block_m - 1 > block.full_high) apply_mask(row0);
+    if constexpr (kCfg.score.scaled()) apply_options();
+    if (kCfg.score.mask || masked()) {
+      exponents<true>();
+    } else {
+      exponents<false>();
+    }
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float low = ptx::ex2_approx_ftz(rS[0][m][2 * half]), high = ptx::ex2_approx_ftz(rS[0][m][2 * half + 1]);
+        uint32& packed = rP[m / 2][m % 2 * 2 + half];
+        packed = ptx::cvt_rn_satfinite_f16x2(low, high);  // an LSE is rounded
+        if constexpr (kCfg.score.dropout) packed |= options.dropped_signs(m, half);
+      }
+  }
+  // Scores - LSE, -inf of what is not seen. A query behind the last has an LSE of +inf.
+  template <bool kMasked>
+  TESSERA_DEVICE void exponents() {
+    SeeingQueries seen{};
+    if constexpr (kMasked) seen = seeing();
     const uint32 lse = stats(false);
     const float unit = score_unit<kCfg.score>(p);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float2 pair = ptx::ld_shared_f32x2(lse + m * 32);
-      const float(&x)[4] = rS[0][m];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float low = ptx::ex2_approx_ftz(fmaf(x[2 * half], unit, -pair.x));
-        const float high = ptx::ex2_approx_ftz(fmaf(x[2 * half + 1], unit, -pair.y));
-        rP[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_satfinite_f16x2(low, high);  // an LSE is rounded
+      for (int i = 0; i < 4; ++i) {
+        float& x = rS[0][m][i];
+        x = fmaf(x, unit, i % 2 ? -pair.y : -pair.x);
+        if (hides<kMasked>(seen, m, i / 2, i % 2)) x = -infinity();
       }
     }
   }
 
-  // Products -> scores. A query that stands so much later is a key that stands so much earlier.
-  TESSERA_DEVICE void apply_scores(int row0) {
-    const int head = ptx::ld_shared_s32(shared.step(at)) / p.q_slots;
-    const ScoreRow<kCfg.score> row(p, block.s, block.batch, head, row0 + lane() % 4 * 2);
-    const int key = block.key0 + warpgroup * 64 + warp_key() + lane() / 4;
+  TESSERA_DEVICE int step_row0() const { return ptx::ld_shared_s32(shared.step(at) + 4); }
+  TESSERA_DEVICE int step_head() const { return ptx::ld_shared_s32(shared.step(at)) / p.q_slots; }
+  TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
+
+  // ---- options ----
+
+  // Under the product of S.
+  TESSERA_DEVICE void load_options() {
+    if constexpr (kCfg.score.mask || kCfg.score.dropout || kCfg.score.bias) {
+      const int row0 = step_row0(), head = step_head(), key = first_key();
+      if constexpr (kCfg.score.mask) options.load_mask(p, block, head, row0, key);
+      if constexpr (kCfg.score.dropout) options.draw(p, block, head, row0, key);
+      if constexpr (kCfg.score.bias && Options::kBiasAhead) options.template load_bias<0>(p, block, head, row0, key);
+    }
+  }
+
+  // Products -> scores.
+  TESSERA_DEVICE void apply_options() {
+    if constexpr (kCfg.score.softcap) {
+      const bool small = small_inputs(p, rS[0], 0) && small_inputs(p, rS[0], 1);
+      if (__all_sync(0xffffffff, small)) {
+        apply_rows<true, 0, kM>();
+      } else {
+        apply_rows<false, 0, kM>();
+      }
+    } else if constexpr (!kCfg.score.bias) {
+      apply_rows<false, 0, kM>();
+    } else if constexpr (Options::kBiasAhead) {
+      options.transpose_bias(p, block, step_row0());
+      apply_rows<false, 0, kM>();
+    } else {
+      apply_bias<0>();
+      reload_memory();  // the loads of one half stay after the uses of the other
+      apply_bias<Options::kBiasRows>();
+    }
+  }
+  template <int kFirst>
+  TESSERA_DEVICE void apply_bias() {
+    const int row0 = step_row0();
+    options.template load_bias<kFirst>(p, block, step_head(), row0, first_key());
+    options.transpose_bias(p, block, row0);
+    apply_rows<false, kFirst, Options::kBiasRows>();
+  }
+  // Of queries 8 kFirst ... A query that stands so much later is a key that stands so much earlier.
+  template <bool kSmall, int kFirst, int kRows>
+  TESSERA_DEVICE void apply_rows() {
+    const ScoreRow<kCfg.score> row(p, block.s, block.batch, step_head(), step_row0() + lane() % 4 * 2);
+    const int key = first_key() + lane() / 4;
 #pragma unroll
-    for (int m = 0; m < kM; ++m)
+    for (int m = kFirst; m < kFirst + kRows; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& x = rS[0][m][i];
-        const Score scaled = capped_score<kCfg.score>(p, x);
-        x = visible_score(block.s, row, key, i / 2 * 8 - m * 8 - i % 2, scaled, {}).value;
+        BiasMaskElement entry;
+        if constexpr (kCfg.score.bias) {
+          const float2 both = unpack_pair<kCfg.score.bias_dtype>(options.bias[m - kFirst][i / 2]);
+          entry.bias = i % 2 ? both.y : both.x;
+        }
+        const Score capped = capped_score<kCfg.score, kSmall>(p, x);
+        x = visible_score(block.s, row, key, i / 2 * 8 - m * 8 - i % 2, capped, entry).value;
       }
-  }
-
-  // S = -inf where a key is not visible.
-  TESSERA_DEVICE void apply_mask(int row0) {
-    const int first_key = block.key0 + warpgroup * 64 + warp_key() + lane() / 4;
-    mask_keys<kCfg>(p, block, first_key, row0 + lane() % 4 * 2, rS);
   }
 
   // dP -> dS; P and dS become operands.
@@ -255,12 +330,24 @@ struct ScoreWarpgroup {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32& packed = rP[m / 2][m % 2 * 2 + half];
+        if constexpr (kOptionsOfGradients) {
+          score_gradients(packed, rdS[m / 2][m % 2 * 2 + half], m, half, d, minus);
+          continue;
+        }
         const float2 x = unpack_pair<Dtype::kFloat16>(packed);
         rdS[m / 2][m % 2 * 2 + half] =
             pack_pair<kCfg.dtype>(x.x * difference(d[2 * half], minus.x), x.y * difference(d[2 * half + 1], minus.y));
         if constexpr (kCfg.dtype != Dtype::kFloat16) packed = pack_pair<kCfg.dtype>(x.x, x.y);
       }
     }
+    if (!kCfg.score.mask && masked()) clear_hidden();
+  }
+  TESSERA_DEVICE void clear_hidden() {
+    const SeeingQueries seen = seeing();
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) seen.clear_hidden(rdS[m / 2][m % 2 * 2 + half], half, m * 8);
   }
 
   // dP - delta, lowered as delta is.
@@ -268,17 +355,72 @@ struct ScoreWarpgroup {
     return bwd_lowers_early(kCfg.dtype) ? fmaf(d, kBwdLower, -delta) : d - delta;
   }
 
+  static constexpr bool kOptionsOfGradients =
+      kCfg.score.dropout || kCfg.score.softcap || kCfg.score.mask || kCfg.d_bias;
+
+  // The same of queries 8 m + 2 c, + 1 and one key. What is dropped has its sign set. dBias gathers dS before the softcap's slope 1 - tanh^2, which is made of P: what was capped is log P + LSE.
+  TESSERA_DEVICE void score_gradients(uint32& packed_p, uint32& packed_ds, int m, int half, const float (&d)[4],
+                                      float2 minus) {
+    const float2 x = unpack_pair<Dtype::kFloat16>(packed_p);
+    float ds[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float weight = e ? x.y : x.x, less = e ? minus.y : minus.x, gradient = d[2 * half + e];
+      if constexpr (kCfg.score.dropout) {
+        const float unit = bwd_lowers_early(kCfg.dtype) ? p.dropout_scale * kBwdLower : p.dropout_scale;
+        ds[e] = fabsf(weight) * fmaf(weight < 0.0f ? 0.0f : gradient, unit, -less);
+      } else {
+        ds[e] = weight * difference(gradient, less);
+      }
+      if (kCfg.score.mask && weight == 0.0f) ds[e] = 0.0f;  // hidden
+    }
+    if constexpr (kCfg.d_bias) gather_bias(m, half, x, ds);
+    if constexpr (kCfg.score.softcap) {
+      const float2 lse = ptx::ld_shared_f32x2(stats(false) + m * 32);
+      const float unit = kLn2 / p.softcap;
+      ds[0] *= softcap_slope((ptx::lg2_approx_ftz(fabsf(x.x)) + lse.x) * unit);
+      ds[1] *= softcap_slope((ptx::lg2_approx_ftz(fabsf(x.y)) + lse.y) * unit);
+    }
+    packed_ds = pack_pair<kCfg.dtype>(ds[0], ds[1]);
+    if constexpr (kCfg.dtype == Dtype::kFloat16) {
+      if constexpr (kCfg.score.dropout) packed_p = ptx::max_f16x2(packed_p, 0);
+    } else {
+      packed_p = kCfg.score.dropout ? ptx::cvt_rn_relu_bf16x2(x.x, x.y) : pack_pair<kCfg.dtype>(x.x, x.y);
+    }
+  }
+  // 1 - tanh^2; of a weight of 0, whose tanh is not known, 0.
+  TESSERA_DEVICE static float softcap_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
+
+  // What is hidden, where a NaN may have met a weight of 0, keeps the 0 that it was given.
+  TESSERA_DEVICE void gather_bias(int m, int half, float2 weights, const float (&ds)[2]) {
+    const int key = first_key() + lane() / 4 + half * 8, query = step_row0() + m * 8 + lane() % 4 * 2;
+    if (key >= block.s.sk) return;
+    float* to = static_cast<float*>(p.d_bias.data) + p.d_bias.batch * block.batch + p.d_bias.head * step_head() +
+                p.d_bias.row * query + p.d_bias.col * key;
+    const bool shared_entries = (p.d_bias.batch == 0 && p.batch > 1) || (p.d_bias.head == 0 && p.heads_q > 1);
+    constexpr float kUnit = bwd_lower_late(kCfg.dtype);
+#pragma unroll
+    for (int e = 0; e < 2; ++e, to += p.d_bias.row) {
+      if (query + e >= block.s.sq || (e ? weights.y : weights.x) == 0.0f) continue;
+      if (shared_entries) {
+        ptx::red_add_f32(to, ds[e] * kUnit);
+      } else {
+        *to = ds[e] * kUnit;
+      }
+    }
+  }
+
   // dS goes to the warpgroup of dQ.
   TESSERA_DEVICE void hand_on() {
-    shared.wait_empty(Shared::kDS, ds_at);
-    const uint32 to = shared.tile(Shared::kAt.d_s, Gradients::kBytes, ds_at);
+    shared.wait_empty(Shared::kDS, at);
+    const uint32 to = shared.tile(Shared::kAt.d_s, Gradients::kBytes, at);
     const int matrix = lane() / 8, key = warpgroup * 64 + warp_key() + matrix % 2 * 8;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       ptx::stmatrix_x4_trans(Gradients::at(to, step * 16 + matrix / 2 * 8 + lane() % 8, key), rdS[step]);
     }
     ptx::fence_proxy_async();
-    Shared::arrive_warp(shared.full(Shared::kDS, ds_at));
+    Shared::arrive_warp(shared.full(Shared::kDS, at));
   }
 
   // ---- results ----
@@ -286,7 +428,8 @@ struct ScoreWarpgroup {
   // dV takes V's place in shared memory, which my products alone read, and dK that of K.
   TESSERA_DEVICE void store() {
     sync_warpgroup();
-    store_tile(rdV, Shared::kAt.v, &p.d_v_map, p.d_v, p.head_dim_v, kBwdLower);
+    const float kept = kCfg.score.dropout ? p.dropout_scale : 1.0f;
+    store_tile(rdV, Shared::kAt.v, &p.d_v_map, p.d_v, p.head_dim_v, kBwdLower * kept);
     ptx::barrier_sync(kKeysDone, 384);
     store_tile(rdK, Shared::kAt.k, &p.d_k_map, p.d_k, p.head_dim, p.scale * bwd_lower_late(kCfg.dtype));
     ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's

@@ -21,8 +21,19 @@ namespace tessera {
 template <BwdSm90D256Config kCfg, int kRank>
 TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_memory) {
   using Shared = BwdSm90D256Shared<kCfg, kRank>;
-  const Shared shared(shared_memory);
+  const Shared shared(shared_memory);  // by whole warps: its descriptor is uniform
   auto& block = *reinterpret_cast<KeyBlock*>(shared_memory + Shared::kAt.block);
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensormap(kRank == 0 ? &p.k_map : &p.v_map);
+    ptx::prefetch_tensormap(&p.q_map);
+    ptx::prefetch_tensormap(&p.d_o_map);
+    shared.init();
+  }
+  if (threadIdx.x == 32) block = key_block<kCfg>(p, static_cast<int>(blockIdx.x) / 2);
+  __syncthreads();
+  ptx::barrier_cluster_arrive_relaxed();  // the other block's barriers are initialised
+  ptx::barrier_cluster_wait();
+  ptx::griddepcontrol_launch_dependents();
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kBwdProducerRegisters>();
@@ -36,6 +47,9 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
     ptx::setmaxnreg_inc<kBwdScoreRegisters>();
     KeyWarpgroup<Shared, kCfg>(p, shared, block, warpgroup - 1).run();
   }
+  __syncwarp();
+  ptx::barrier_cluster_arrive();  // the other block may still send here, or arrive at this one's barriers
+  ptx::barrier_cluster_wait();
 }
 
 template <BwdSm90D256Config kCfg>
@@ -48,33 +62,11 @@ TESSERA_DEVICE void bwd_sm90_d256(const BwdSm90Params& p) {
   static_assert(bwd_sm90_d256_layout(kCfg, 0).bytes <= 227 * 1024 && bwd_sm90_d256_layout(kCfg, 1).bytes <= 227 * 1024,
                 "shared memory of a block");
   extern __shared__ __align__(1024) char shared_memory[];
-  const int rank = static_cast<int>(ptx::cluster_ctarank());
-  if (threadIdx.x == 0) {
-    ptx::prefetch_tensormap(rank == 0 ? &p.k_map : &p.v_map);
-    ptx::prefetch_tensormap(&p.q_map);
-    ptx::prefetch_tensormap(&p.d_o_map);
-    if (rank == 0) {
-      BwdSm90D256Shared<kCfg, 0>(shared_memory).init();
-    } else {
-      BwdSm90D256Shared<kCfg, 1>(shared_memory).init();
-    }
-  }
-  if (threadIdx.x == 32) {
-    const int at = rank == 0 ? bwd_sm90_d256_layout(kCfg, 0).block : bwd_sm90_d256_layout(kCfg, 1).block;
-    *reinterpret_cast<KeyBlock*>(shared_memory + at) = key_block<kCfg>(p, static_cast<int>(blockIdx.x) / 2);
-  }
-  __syncthreads();
-  ptx::barrier_cluster_arrive_relaxed();  // the other block's barriers are initialised
-  ptx::barrier_cluster_wait();
-  ptx::griddepcontrol_launch_dependents();
-  if (rank == 0) {
+  if (ptx::cluster_ctarank() == 0) {
     bwd_sm90_d256_block<kCfg, 0>(p, shared_memory);
   } else {
     bwd_sm90_d256_block<kCfg, 1>(p, shared_memory);
   }
-  __syncwarp();
-  ptx::barrier_cluster_arrive();  // the other block may still send here, or arrive at this one's barriers
-  ptx::barrier_cluster_wait();
 }
 
 }  // namespace tessera

@@ -58,7 +58,7 @@ struct KeyWarpgroup {
       if constexpr (kRank == 0) {
         probabilities(tile * kCfg.block_m);
       } else {
-        score_gradients();
+        score_gradients(tile * kCfg.block_m);
       }
       gather();
       if (++stage == kBwdD256StatStages) stage = 0;
@@ -137,21 +137,29 @@ struct KeyWarpgroup {
     return Exchange::at(tile, row, warpgroup * 64 + warp_key() + l % 2 * 8);
   }
 
-  // S - LSE -> P, which goes to block 1. A query after the last has an LSE of +inf and P = 0.
+  // Some of the step's queries do not see some of the keys.
+  TESSERA_DEVICE bool masked(int row0) const {
+    return row0 < block.full_low || row0 + kCfg.block_m - 1 > block.full_high;
+  }
+  TESSERA_DEVICE SeeingQueries seeing(int row0) const {
+    const int first_key = block.key0 + warpgroup * 64 + warp_key() + lane() / 4;
+    return SeeingQueries::of<kCfg>(p, block, first_key, row0 + lane() % 4 * 2);
+  }
+
+  // S - LSE -> P, which goes to block 1.
   TESSERA_DEVICE void probabilities(int row0) {
-    if (row0 < block.full_low || row0 + kCfg.block_m - 1 > block.full_high) apply_mask(row0);
-    const uint32 lse = stats();
+    if (masked(row0)) {
+      exponents<true>(row0);
+    } else {
+      exponents<false>(row0);
+    }
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      const float2 pair = ptx::ld_shared_f32x2(lse + m * 32);
-      const float(&x)[4] = rS[0][m];
+    for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float low = ptx::ex2_approx_ftz(fmaf(x[2 * half], p.scale_log2, -pair.x));
-        const float high = ptx::ex2_approx_ftz(fmaf(x[2 * half + 1], p.scale_log2, -pair.y));
-        rA[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_f16x2(low, high);
+        const float low = ptx::ex2_approx_ftz(rS[0][m][2 * half]), high = ptx::ex2_approx_ftz(rS[0][m][2 * half + 1]);
+        rA[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_satfinite_f16x2(low, high);  // an LSE is rounded
       }
-    }
     ptx::mbarrier_wait_parity(shared.at_stage(Shared::kFree, exchange_at), exchange_at.parity ^ 1);
     const uint32 to = ptx::mapa(shared.exchange(exchange_at), 1);
     const uint32 full =
@@ -167,14 +175,26 @@ struct KeyWarpgroup {
       }
   }
 
-  // S = -inf where a key is not visible.
-  TESSERA_DEVICE void apply_mask(int row0) {
-    const int first_key = block.key0 + warpgroup * 64 + warp_key() + lane() / 4;
-    mask_keys<kCfg>(p, block, first_key, row0 + lane() % 4 * 2, rS);
+  // Scores - LSE, -inf of what is not seen. A query after the last has an LSE of +inf.
+  template <bool kMasked>
+  TESSERA_DEVICE void exponents(int row0) {
+    SeeingQueries seen{};
+    if constexpr (kMasked) seen = seeing(row0);
+    const uint32 lse = stats();
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      const float2 pair = ptx::ld_shared_f32x2(lse + m * 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = rS[0][m][i];
+        x = fmaf(x, p.scale_log2, i % 2 ? -pair.y : -pair.x);
+        if (kMasked && seen.hides(i / 2, m * 8 + i % 2)) x = -infinity();
+      }
+    }
   }
 
   // P arrives, dP -> dS, which stays as an operand, and takes P's place for dQ in both blocks.
-  TESSERA_DEVICE void score_gradients() {
+  TESSERA_DEVICE void score_gradients(int row0) {
     const uint32 p_full = shared.at_stage(Shared::kPFull + warpgroup * kCfg.exchange_stages, exchange_at);
     const uint32 tile = shared.exchange(exchange_at), delta = stats();
     ptx::mbarrier_wait_parity(p_full, exchange_at.parity);
@@ -190,6 +210,13 @@ struct KeyWarpgroup {
         const float(&d)[4] = rS[0][m];
         rA[step][t] = pack_pair<kCfg.dtype>(x.x * (d[2 * half] - minus.x), x.y * (d[2 * half + 1] - minus.y));
       }
+    }
+    if (masked(row0)) {
+      const SeeingQueries seen = seeing(row0);
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) seen.clear_hidden(rA[m / 2][m % 2 * 2 + half], half, m * 8);
     }
     __syncwarp();  // the warp has read its P
     const int matrix = lane() / 8, key = warpgroup * 64 + warp_key() + matrix % 2 * 8;

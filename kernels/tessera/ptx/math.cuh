@@ -46,6 +46,18 @@ TESSERA_DEVICE uint32 cvt_rn_bf16x2(float low, float high) {
   return pair;
 }
 
+// What is negative becomes 0.
+TESSERA_DEVICE uint32 cvt_rn_relu_bf16x2(float low, float high) {
+  uint32 pair;
+  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+TESSERA_DEVICE uint32 max_f16x2(uint32 a, uint32 b) {
+  uint32 pair;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
+
 TESSERA_DEVICE float cvt_f32_f16(unsigned short bits) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));

@@ -23,14 +23,16 @@ namespace {
 // A row: for head sizes up to head_dim, to which tiles are padded. The first that fits the problem is taken.
 struct BwdSm90Tile {
   int head_dim;
+  bool options;  // registers hold a bit or an entry of each score of a step: of mask, dropout, bias; a softcap's slope
   int block_m, block_n, stages, ds_stages;
   bool alternate, staged_dq;
 };
 // The rate over cuDNN's, bfloat16 on an H200, geometric mean of lengths 512 to 16384, full and causal:
 // docs/lab/2026-11-24-bwd-sm90.md.
 constexpr BwdSm90Tile kTiles[] = {
-    {64, 128, 128, 2, 2, true, true},   // 1.16
-    {128, 64, 128, 2, 2, false, true},  // 1.08
+    {64, false, 128, 128, 2, 2, true, true},  // 1.16
+    {64, true, 64, 128, 2, 2, false, true},
+    {128, true, 64, 128, 2, 2, false, true},  // 1.08
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
@@ -50,7 +52,11 @@ struct BwdSm90Plan {
 
 const BwdSm90Tile& tile_of(const tessera_plan& plan) {
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
-  return *std::ranges::find_if(kTiles, [head_dim](const BwdSm90Tile& tile) { return head_dim <= tile.head_dim; });
+  const ScoreConfig score = score_config(plan.problem);
+  const bool options = score.softcap || score.entries() || score.dropout;
+  return *std::ranges::find_if(kTiles, [head_dim, options](const BwdSm90Tile& tile) {
+    return head_dim <= tile.head_dim && tile.options >= options;
+  });
 }
 
 BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
@@ -64,6 +70,7 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.varlen = core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k);
   config.deterministic = p.deterministic != 0;
   config.alternate = tile.alternate, config.staged_dq = tile.staged_dq;
+  config.d_bias = core::present(p.d_bias);
   config.score = score_config(p);
   return config;
 }
@@ -92,22 +99,26 @@ Tiles tiles_of(const tessera_plan& plan, const BwdSm90Config& config) {
   return tiles;
 }
 
-constexpr Supports kSupports{
-    .direction = TESSERA_BACKWARD,
-    .oldest_arch = kHopper,
-    .newest_arch = kHopper,  // wgmma is of this architecture alone
-    .dtypes = kHalfPrecision,
-    .head_dim = kMostHeadDim,
-    .tensors = all_tensors_but({"page_table", "bias", "mask", "block_mask", "d_bias", "causal_seqs"})};
+constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
+                             .oldest_arch = kHopper,
+                             .newest_arch = kHopper,  // wgmma is of this architecture alone
+                             .dtypes = kHalfPrecision,
+                             .head_dim = kMostHeadDim,
+                             .tensors = all_tensors_but({"page_table", "block_mask", "causal_seqs"})};
 
 // Registers as launched; the producer then has 24, scores 208, dQ 72.
 constexpr Limits kLimits{.registers = 128};
 constexpr PrebuiltRow kPrebuilt[] = {{Use::kTraining, 64, kLimits}, {Use::kTraining, 128, kLimits}};
 
-std::string refuse_options(const tessera_problem& p) {
-  if (p.softcap > 0) return "softcap: not taken";
-  if (p.dropout_p > 0) return "dropout_p: not taken";
-  return "";
+std::string refuse_options(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  if (p.softcap > 0 && core::present(p.bias)) return "softcap: not taken beside bias";
+  if (p.softcap > 0 && core::present(p.alibi_slopes)) return "softcap: not taken beside alibi_slopes";
+  if (!core::present(p.d_bias)) return "";
+  const int64_t* shape = p.d_bias.shape;
+  if (shape[2] < plan.max_seqlen_q) return "d_bias: not taken where queries share its entries";
+  const bool shared = shape[0] < plan.batch || shape[1] < plan.heads_q;
+  return shared && p.deterministic ? "deterministic: not taken with a d_bias that sequences or heads share" : "";
 }
 
 std::string refuse_layout(const tessera_plan& plan) {
@@ -127,7 +138,7 @@ std::string refuse_layout(const tessera_plan& plan) {
 
 std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
-  if (std::string reason = refuse_options(plan.problem); !reason.empty()) return reason;
+  if (std::string reason = refuse_options(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   const BwdSm90Config config = make_config(plan, tile_of(plan));
   if (smem_bytes(config) > plan.device.smem_bytes) {
@@ -143,7 +154,11 @@ std::string refuse(const tessera_plan& plan) {
 BwdSm90Plan planned(const tessera_plan& plan) {
   BwdSm90Plan own{};
   const BwdSm90Config& config = own.config = make_config(plan, tile_of(plan));
-  own.rows = {config.dtype, config.head_dim, config.block_m, core::present(plan.problem.d_sink)};
+  own.rows = {.dtype = config.dtype,
+              .head_dim = config.head_dim,
+              .block_m = config.block_m,
+              .d_sink = core::present(plan.problem.d_sink),
+              .d_bias = config.d_bias};
   own.stand_in = plan_bwd_sm80(plan);
   const Tiles tiles = tiles_of(plan, config);
   own.q_tiles = static_cast<int>(tiles.q_tiles), own.q_slots = static_cast<int>(tiles.q_slots);
@@ -219,6 +234,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
 std::string tiles_json() {
   return json_array(kTiles, [](const BwdSm90Tile& tile) {
     return json_object({{"head_dim", tile.head_dim},
+                        {"options", tile.options},
                         {"block_m", tile.block_m},
                         {"block_n", tile.block_n},
                         {"stages", tile.stages},
