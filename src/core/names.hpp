@@ -14,10 +14,18 @@ struct KernelName {
 };
 
 inline constexpr KernelName kKernelNames[] = {
-    {TESSERA_KERNEL_AUTO, "auto", "anywhere"},         {TESSERA_KERNEL_REFERENCE, "reference", "on the CPU"},
-    {TESSERA_KERNEL_DECODE, "decode", "on the CPU"},   {TESSERA_KERNEL_TILED, "tiled", "on the CPU"},
-    {TESSERA_KERNEL_FWD_SM80, "fwd_sm80", "on a GPU"}, {TESSERA_KERNEL_BWD_SM80, "bwd_sm80", "on a GPU"},
-    {TESSERA_KERNEL_FWD_SM90, "fwd_sm90", "on a GPU"}, {TESSERA_KERNEL_BWD_SM90, "bwd_sm90", "on a GPU"},
+    {TESSERA_KERNEL_AUTO, "auto", "anywhere"},
+    {TESSERA_KERNEL_REFERENCE, "reference", "on the CPU"},
+    {TESSERA_KERNEL_DECODE, "decode", "on the CPU"},
+    {TESSERA_KERNEL_TILED, "tiled", "on the CPU"},
+    {TESSERA_KERNEL_FWD_SM80, "fwd_sm80", "on a GPU"},
+    {TESSERA_KERNEL_BWD_SM80, "bwd_sm80", "on a GPU"},
+    {TESSERA_KERNEL_FWD_SM90, "fwd_sm90", "on a GPU"},
+    {TESSERA_KERNEL_BWD_SM90, "bwd_sm90", "on a GPU"},
+    {TESSERA_KERNEL_FWD_FA1, "fwd_fa1", "on a GPU"},
+    {TESSERA_KERNEL_BWD_FA1, "bwd_fa1", "on a GPU"},
+    {TESSERA_KERNEL_FWD_STANDARD, "fwd_standard", "on a GPU"},
+    {TESSERA_KERNEL_BWD_STANDARD, "bwd_standard", "on a GPU"},
 };
 inline constexpr int32_t kNumKernels = std::size(kKernelNames);
 

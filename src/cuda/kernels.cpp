@@ -11,7 +11,7 @@ namespace {
 constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
 constexpr int kCombineWarps = 4, kBwdRowsThreads = 128, kAppendThreads = 128;
 // Of a multiprocessor: so many warps cover the way to memory.
-constexpr int kCombineBlocks = 5, kBwdRowsBlocks = 7;
+constexpr int kCombineBlocks = 5, kBwdRowsBlocks = 7, kStandardProductBlocks = 2;
 
 // The template, the file under tessera/ that has it, and its struct of shared memory.
 struct KernelText {
@@ -54,6 +54,7 @@ int64_t smem_bytes(const FwdSm90Config& config) { return fwd_sm90_layout(config)
 int64_t smem_bytes(const BwdConfig& config) { return bwd_layout(config).bytes; }
 
 int64_t smem_bytes(const BwdSm90Config& config) { return bwd_sm90_layout(config).bytes; }
+int64_t smem_bytes(const StandardProductConfig& config) { return standard_product_bytes(config); }
 
 KernelSpec spec_of(const FwdConfig& config) {
   const KernelText text = text_of(config);
@@ -142,6 +143,48 @@ KernelSpec spec_of(const BwdSm90RowsConfig& config, bool after) {
           .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }
 
+KernelSpec fwd_fa1_spec_of(const FwdConfig& config) {
+  return {.name = "fwd_fa1",
+          .header = "tessera/fwd_fa1/kernel.cuh",
+          .params = "FwdFa1Params",
+          .config = config_text(config),
+          .threads = config.warps * kWarpThreads,
+          .min_blocks_per_sm = config.min_blocks_per_sm,
+          .smem_bytes = fwd_fa1_layout(config).bytes,
+          .claim = "sizeof(tessera::FwdFa1Params) == " + std::to_string(sizeof(FwdFa1Params))};
+}
+
+KernelSpec bwd_fa1_spec_of(const BwdConfig& config) {
+  return {.name = "bwd_fa1",
+          .header = "tessera/bwd_fa1/kernel.cuh",
+          .params = "BwdParams",
+          .config = config_text(config),
+          .threads = config.warps * kWarpThreads,
+          .min_blocks_per_sm = config.min_blocks_per_sm,
+          .smem_bytes = smem_bytes(config),
+          .claim = shared_memory_claim("BwdSharedMemory", config)};
+}
+
+KernelSpec spec_of(const StandardProductConfig& config) {
+  return {.name = "standard_product",
+          .header = "tessera/standard/product.cuh",
+          .params = "StandardProductParams",
+          .config = config_text(config),
+          .threads = kStandardWarps * kWarpThreads,
+          .min_blocks_per_sm = kStandardProductBlocks,
+          .smem_bytes = smem_bytes(config),
+          .claim = shared_memory_claim("StandardProductSharedMemory", config)};
+}
+
+KernelSpec spec_of(const StandardRowsConfig& config) {
+  return {.name = "standard_rows",
+          .header = "tessera/standard/rows.cuh",
+          .params = "StandardRowsParams",
+          .config = config_text(config),
+          .threads = standard_rows_threads(config),
+          .claim = "sizeof(tessera::StandardRowsParams) == " + std::to_string(sizeof(StandardRowsParams))};
+}
+
 void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, LaunchList& launches) {
   launch_kernel(text_of(config).name, config, params, grid, launches);
 }
@@ -189,6 +232,26 @@ void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdParams& pa
 void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {
   const auto spec = [](const void* of) { return spec_of(*static_cast<const BwdSm90RowsConfig*>(of), true); };
   launches.add("bwd_sm90_after", config, spec, grid, params);
+}
+
+void launch_fwd_fa1(const FwdConfig& config, const FwdFa1Params& params, Grid grid, LaunchList& launches) {
+  const auto spec = [](const void* of) { return fwd_fa1_spec_of(*static_cast<const FwdConfig*>(of)); };
+  launches.add("fwd_fa1", config, spec, grid, params);
+}
+
+void launch_bwd_fa1(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {
+  const auto spec = [](const void* of) { return bwd_fa1_spec_of(*static_cast<const BwdConfig*>(of)); };
+  launches.add("bwd_fa1", config, spec, grid, params);
+}
+
+void launch_standard_product(const StandardProductConfig& config, const StandardProductParams& params, Grid grid,
+                             LaunchList& launches) {
+  launch_kernel("standard_product", config, params, grid, launches);
+}
+
+void launch_standard_rows(const StandardRowsConfig& config, const StandardRowsParams& params, Grid grid,
+                          LaunchList& launches) {
+  launch_kernel("standard_rows", config, params, grid, launches);
 }
 
 }  // namespace tessera::cuda

@@ -19,6 +19,10 @@ KernelSpec spec_of(const BwdConfig& config);
 KernelSpec spec_of(const BwdRowsConfig& config);
 KernelSpec spec_of(const BwdSm90Config& config);
 KernelSpec spec_of(const BwdSm90RowsConfig& config, bool after);
+KernelSpec spec_of(const StandardProductConfig& config);
+KernelSpec spec_of(const StandardRowsConfig& config);
+KernelSpec fwd_fa1_spec_of(const FwdConfig& config);
+KernelSpec bwd_fa1_spec_of(const BwdConfig& config);
 
 inline constexpr int32_t kHopper = 90;  // the first architecture with bulk copies (TMA)
 
@@ -27,6 +31,7 @@ int64_t smem_bytes(const FwdConfig& config);
 int64_t smem_bytes(const FwdSm90Config& config);
 int64_t smem_bytes(const BwdConfig& config);
 int64_t smem_bytes(const BwdSm90Config& config);
+int64_t smem_bytes(const StandardProductConfig& config);
 
 // Each joins the call's launches.
 void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, LaunchList& launches);
@@ -38,5 +43,11 @@ void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid 
 void launch_bwd_sm90(const BwdSm90Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
+void launch_fwd_fa1(const FwdConfig& config, const FwdFa1Params& params, Grid grid, LaunchList& launches);
+void launch_bwd_fa1(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
+void launch_standard_product(const StandardProductConfig& config, const StandardProductParams& params, Grid grid,
+                             LaunchList& launches);
+void launch_standard_rows(const StandardRowsConfig& config, const StandardRowsParams& params, Grid grid,
+                          LaunchList& launches);
 
 }  // namespace tessera::cuda

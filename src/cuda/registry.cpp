@@ -9,7 +9,8 @@ namespace {
 
 // kBwdSm90 serves whoever asks for it by name: it has not been proved on a GPU since it came here. In front of kBwdSm80 it
 // serves all that it takes.
-constexpr const Family* kFamilies[] = {&kFwdSm90, &kFwdSm80, &kBwdSm80, &kBwdSm90};
+constexpr const Family* kFamilies[] = {&kFwdSm90, &kFwdSm80, &kBwdSm80,     &kBwdSm90,
+                                       &kFwdFa1,  &kBwdFa1,  &kFwdStandard, &kBwdStandard};
 
 std::string arch_text(int32_t arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }
 
@@ -54,6 +55,12 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
     return "head size " + std::to_string(head_dim) + ", at most " + std::to_string(supports.head_dim);
   }
   return "";
+}
+
+std::string refuse_unless_asked_for(const Supports& supports, int32_t kernel, const tessera_plan& plan) {
+  const bool right_direction = plan.problem.direction == supports.direction;
+  if (right_direction && plan.device.kernel != kernel) return "for comparison only: chosen on request";
+  return refusal(supports, plan);
 }
 
 }  // namespace tessera::cuda

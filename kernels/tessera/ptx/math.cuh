@@ -52,9 +52,16 @@ TESSERA_DEVICE uint32 cvt_rn_relu_bf16x2(float low, float high) {
   asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+
+// The larger of each half.
 TESSERA_DEVICE uint32 max_f16x2(uint32 a, uint32 b) {
   uint32 pair;
   asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
+TESSERA_DEVICE uint32 max_bf16x2(uint32 a, uint32 b) {
+  uint32 pair;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
   return pair;
 }
 

@@ -29,6 +29,9 @@ TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, fused
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype)
 TESSERA_CONFIG_FIELDS(AppendConfig, dtype)
 TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, d_bias, d_sink)
+TESSERA_CONFIG_FIELDS(StandardProductConfig, dtype, transpose_a, transpose_b, block_n, stages, aligned, probabilities,
+                      mask, dropout)
+TESSERA_CONFIG_FIELDS(StandardRowsConfig, dtype, threads, vectors, gradient, mask, dropout)
 #undef TESSERA_CONFIG_FIELDS
 
 // What a field's value is in C++.
@@ -96,6 +99,8 @@ template std::string config_text(const BwdSm90RowsConfig&);
 template std::string config_text(const CombineConfig&);
 template std::string config_text(const AppendConfig&);
 template std::string config_text(const BwdRowsConfig&);
+template std::string config_text(const StandardProductConfig&);
+template std::string config_text(const StandardRowsConfig&);
 template ConfigValues config_values(const FwdConfig&);
 template ConfigValues config_values(const FwdSm90Config&);
 template ConfigValues config_values(const BwdConfig&);
@@ -104,6 +109,8 @@ template ConfigValues config_values(const BwdSm90RowsConfig&);
 template ConfigValues config_values(const CombineConfig&);
 template ConfigValues config_values(const AppendConfig&);
 template ConfigValues config_values(const BwdRowsConfig&);
+template ConfigValues config_values(const StandardProductConfig&);
+template ConfigValues config_values(const StandardRowsConfig&);
 
 std::string symbol_of(const KernelSpec& spec) { return std::string("tessera_") + spec.name; }
 

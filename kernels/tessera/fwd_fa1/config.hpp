@@ -1,0 +1,32 @@
+// What fwd_fa1 reads beside a forward kernel's params, and where its shared memory lies. It is compiled for a FwdConfig: of its
+// tiles one of K, one of V and two of Q.
+#pragma once
+
+#include "tessera/fwd_sm80/config.hpp"
+
+namespace tessera {
+
+// Offsets in bytes from the start of shared memory.
+struct FwdFa1Layout {
+  int q;     // [2][block_m][head_dim]; at a tile's last visit O
+  int k, v;  // [block_n][head_dim]
+  int bytes;
+};
+
+TESSERA_HOST_DEVICE constexpr FwdFa1Layout fwd_fa1_layout(const FwdConfig& c) {
+  const int row = pitch_bytes(c.dtype, c.head_dim);
+  FwdFa1Layout at{};
+  at.k = at.q + 2 * c.block_m * row;
+  at.v = at.k + c.block_n * row;
+  at.bytes = at.v + c.block_n * row;
+  return at;
+}
+
+// What stays in device memory between two tiles of keys. Tiles of block_m queries, [batch x heads_q, tiles].
+struct FwdFa1Params : FwdParams {
+  float* o_accum;       // a tile as its warps' accumulators lie: [warp][16 rows][8 columns][lane][4]
+  float* row_max_log2;  // m, [block_m] a tile
+  float* row_sum;       // l
+};
+
+}  // namespace tessera

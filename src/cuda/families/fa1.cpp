@@ -1,0 +1,284 @@
+// The first FlashAttention's schedule, kernels/tessera/fwd_fa1 and bwd_fa1, for comparison: what they take, their tiles, and
+// their launches. A block has all of a head of a sequence.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "core/geometry.hpp"
+#include "core/status.hpp"
+#include "cuda/families/backward.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/params.hpp"
+#include "cuda/plan_config.hpp"
+#include "cuda/registry.hpp"
+#include "cuda/runtime/environment.hpp"
+#include "cuda/tiles_json.hpp"
+#include "tessera/config.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kMostHeadDim = 128;
+
+// The same of both passes: lengths are the tensors', and head sizes alike.
+std::string refuse_shapes(const tessera_plan& plan) {
+  if (core::packed_q(plan.problem) || core::packed_k(plan.problem)) return "packed sequences: not taken";
+  if (plan.head_dim != plan.head_dim_v) {
+    return "v: head size " + std::to_string(plan.head_dim_v) + ", must be that of q and k, " +
+           std::to_string(plan.head_dim);
+  }
+  return plan.batch * plan.heads_q > INT32_MAX ? "more than 2^31 heads" : "";
+}
+
+std::string refuse_shared_memory(int64_t bytes, const tessera_plan& plan) {
+  if (bytes <= plan.device.smem_bytes) return "";
+  return "needs " + std::to_string(bytes >> 10) + " KiB of shared memory, a block may have " +
+         std::to_string(plan.device.smem_bytes >> 10);
+}
+
+int padded_head_dim(const tessera_plan& plan) { return static_cast<int>(padded_to(plan.head_dim, 16)); }
+
+bool one_of(int value, std::initializer_list<int> accepted) {
+  return std::find(accepted.begin(), accepted.end(), value) != accepted.end();
+}
+
+// ---- forward --------------------------------------------------------------------------------------------------------
+
+// A row: for head sizes up to head_dim. The first that fits the GPU's shared memory is taken.
+struct FwdFa1Tile {
+  int head_dim, block_m, block_n, warps;
+};
+constexpr FwdFa1Tile kFwdTiles[] = {
+    {64, 128, 128, 8}, {128, 128, 128, 8}, {128, 64, 64, 4},  // 99 KiB of shared memory
+};
+
+struct FwdFa1Plan {
+  FwdConfig config;  // aligned; elsewhere the same without
+  int tiles;         // of queries
+  Grid grid;
+  int64_t o_accum, row_max, row_sum;  // offsets in the workspace, bytes
+};
+
+constexpr Supports kFwdSupports{
+    .direction = TESSERA_FORWARD,
+    .oldest_arch = 80,
+    .newest_arch = kAnyNewer,
+    .dtypes = kHalfPrecision,
+    .head_dim = kMostHeadDim,
+    .tensors = all_tensors_but({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table", "causal_seqs", "sink"})};
+
+FwdConfig fwd_config(const tessera_plan& plan, const FwdFa1Tile& tile) {
+  FwdConfig config{};
+  config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
+  config.head_dim = config.head_dim_v = padded_head_dim(plan);
+  config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps;
+  config.stages = config.min_blocks_per_sm = 1;
+  config.aligned = true;
+  config.score = score_config(plan.problem);
+  return config;
+}
+
+// For the figure of the block sizes: kFa1Keys.
+int forced_keys() {
+  const std::string text = environment_variable(kFa1Keys);
+  const int keys = text.empty() ? 0 : static_cast<int>(std::strtol(text.c_str(), nullptr, 10));
+  return one_of(keys, {32, 64, 128, 256}) ? keys : 0;
+}
+
+// NULL config.warps: none fits.
+FwdConfig choose_forward(const tessera_plan& plan) {
+  const int keys = forced_keys();
+  for (FwdFa1Tile tile : kFwdTiles) {
+    if (keys > 0) tile.block_n = keys;
+    const FwdConfig config = fwd_config(plan, tile);
+    if (plan.head_dim <= tile.head_dim && fwd_fa1_layout(config).bytes <= plan.device.smem_bytes) return config;
+  }
+  return {};
+}
+
+std::string refuse_forward(const tessera_plan& plan) {
+  if (std::string reason = refuse_unless_asked_for(kFwdSupports, TESSERA_KERNEL_FWD_FA1, plan); !reason.empty())
+    return reason;
+  if (std::string reason = refuse_shapes(plan); !reason.empty()) return reason;
+  if (choose_forward(plan).warps > 0) return "";
+  return refuse_shared_memory(fwd_fa1_layout(fwd_config(plan, std::end(kFwdTiles)[-1])).bytes, plan);
+}
+
+void configure_forward(tessera_plan& plan) {
+  FwdFa1Plan own{};
+  const FwdConfig& config = own.config = choose_forward(plan);
+  own.tiles = static_cast<int>(divide_up(plan.max_seqlen_q, config.block_m));
+  own.grid.x = static_cast<uint32_t>(plan.batch * plan.heads_q);
+  const int64_t rows = int64_t{own.grid.x} * own.tiles * config.block_m;
+  own.row_max = rows * config.head_dim * 4;
+  own.row_sum = own.row_max + rows * 4;
+  plan.block_m = config.block_m, plan.block_n = config.block_n;
+  plan.num_warps = config.warps, plan.num_stages = config.stages;
+  plan.smem_bytes = fwd_fa1_layout(config).bytes;
+  plan.tiles_per_item = plan.num_splits = 1;
+  plan.num_items = own.grid.x;
+  plan.shared_bytes = own.row_sum + rows * 4;
+  keep_config(plan, own);
+}
+
+tessera_status list_forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                            LaunchList& launches) {
+  const auto own = config_of<FwdFa1Plan>(plan);
+  const tessera_problem& problem = plan.problem;
+  FwdFa1Params p{};
+  fill_problem_params(p, plan, buffers);
+  p.o = row_tensor(problem.o, buffers.o);
+  p.o_aligned = rows_aligned(problem.o, buffers.o);
+  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.tiles = Divisor(own.tiles);
+  p.num_splits = 1;
+  if (char* const bytes = static_cast<char*>(workspace)) {
+    p.o_accum = reinterpret_cast<float*>(bytes + own.o_accum);
+    p.row_max_log2 = reinterpret_cast<float*>(bytes + own.row_max);
+    p.row_sum = reinterpret_cast<float*>(bytes + own.row_sum);
+  }
+  FwdConfig config = own.config;
+  config.aligned =
+      rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) && rows_aligned(problem.v, buffers.v);
+  launch_fwd_fa1(config, p, own.grid, launches);
+  return ok();
+}
+
+std::string fwd_tiles_json() {
+  return json_array(kFwdTiles, [](const FwdFa1Tile& tile) {
+    FwdConfig config{};
+    config.dtype = Dtype::kBFloat16, config.head_dim = tile.head_dim;
+    config.block_m = tile.block_m, config.block_n = tile.block_n;
+    return json_object({{"head_dim", tile.head_dim},
+                        {"block_m", tile.block_m},
+                        {"block_n", tile.block_n},
+                        {"warps", tile.warps},
+                        {"smem_bytes", fwd_fa1_layout(config).bytes}});
+  });
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------------
+
+// As bwd_sm80's for several blocks a multiprocessor, of which here is one.
+struct BwdFa1Tile {
+  int head_dim, block_m, block_n, warps, column_parts, stages;
+};
+constexpr BwdFa1Tile kBwdTiles[] = {
+    {64, 64, 128, 8, 1, 2}, {128, 64, 128, 8, 2, 2}, {128, 32, 64, 4, 1, 2},  // 99 KiB of shared memory
+};
+
+struct BwdFa1Plan {
+  BwdConfig config;    // aligned; elsewhere the same without
+  BwdRowsConfig rows;  // likewise
+  int tiles, q_tiles, q_slots;
+  Grid rows_grid, products;
+  BwdWorkspace workspace;
+};
+
+constexpr Supports kBwdSupports{.direction = TESSERA_BACKWARD,
+                                .oldest_arch = 80,
+                                .newest_arch = kAnyNewer,
+                                .dtypes = kHalfPrecision,
+                                .head_dim = kMostHeadDim,
+                                .tensors = all_tensors_but({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table",
+                                                            "causal_seqs", "sink", "d_sink", "d_bias"})};
+
+BwdConfig bwd_config(const tessera_plan& plan, const BwdFa1Tile& tile) {
+  BwdConfig config{};
+  config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
+  config.head_dim = config.head_dim_v = padded_head_dim(plan);
+  config.block_m = tile.block_m, config.block_n = tile.block_n, config.warps = tile.warps;
+  config.column_parts = tile.column_parts, config.stages = tile.stages;
+  config.min_blocks_per_sm = 1;
+  config.aligned = true;
+  config.score = score_config(plan.problem);
+  config.score.scale_first = config.score.entries() && plan.problem.scale <= 0;  // a saved LSE needs no largest score
+  return config;
+}
+
+const BwdFa1Tile* choose_backward(const tessera_plan& plan) {
+  const auto fits = [&plan](const BwdFa1Tile& tile) {
+    return plan.head_dim <= tile.head_dim && smem_bytes(bwd_config(plan, tile)) <= plan.device.smem_bytes;
+  };
+  const auto* const found = std::ranges::find_if(kBwdTiles, fits);
+  return found == std::end(kBwdTiles) ? nullptr : found;
+}
+
+std::string refuse_backward(const tessera_plan& plan) {
+  if (std::string reason = refuse_unless_asked_for(kBwdSupports, TESSERA_KERNEL_BWD_FA1, plan); !reason.empty())
+    return reason;
+  if (std::string reason = refuse_shapes(plan); !reason.empty()) return reason;
+  const BwdFa1Tile* const tile = choose_backward(plan);
+  if (!tile) return refuse_shared_memory(smem_bytes(bwd_config(plan, std::end(kBwdTiles)[-1])), plan);
+  const int64_t q_slots = divide_up(plan.max_seqlen_q, tile->block_m) * plan.batch;
+  return q_slots > INT32_MAX / (plan.heads_q + 1) ? "more than 2^31 tiles" : "";
+}
+
+void configure_backward(tessera_plan& plan) {
+  BwdFa1Plan own{};
+  const BwdConfig& config = own.config = bwd_config(plan, *choose_backward(plan));
+  own.rows.dtype = config.dtype, own.rows.head_dim = config.head_dim, own.rows.head_dim_v = config.head_dim_v;
+  own.rows.block_m = config.block_m, own.rows.aligned = true;
+  own.tiles = static_cast<int>(divide_up(plan.max_seqlen_k, config.block_n));
+  own.q_tiles = static_cast<int>(divide_up(plan.max_seqlen_q, config.block_m));
+  own.q_slots = own.q_tiles * static_cast<int>(plan.batch);
+  own.rows_grid.x = static_cast<uint32_t>(own.q_slots * plan.heads_q);
+  own.products.x = own.tiles > 0 ? static_cast<uint32_t>(plan.batch * plan.heads_kv) : 0;
+  own.workspace = backward_workspace(own.rows_grid.x, config.block_m, config.head_dim, false);
+  plan.block_m = config.block_m, plan.block_n = config.block_n;
+  plan.num_warps = config.warps, plan.num_stages = config.stages;
+  plan.smem_bytes = smem_bytes(config);
+  plan.tiles_per_item = plan.num_splits = 1;
+  plan.num_items = own.products.x;
+  plan.shared_bytes = own.workspace.bytes;
+  keep_config(plan, own);
+}
+
+tessera_status list_backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                             LaunchList& launches) {
+  const auto own = config_of<BwdFa1Plan>(plan);
+  const tessera_problem& problem = plan.problem;
+  BwdParams p{};
+  fill_backward_params(p, plan, own.workspace, buffers, workspace);
+  p.dq_semaphore = p.ticket = nullptr;  // one block adds to a tile of dQ: in order as it is
+  p.tiles = own.tiles, p.block_n = own.config.block_n, p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
+  p.owned_batches = p.owned_heads = 1;
+  BwdConfig config = own.config;
+  config.aligned = rows_aligned(problem.q, buffers.q) && rows_aligned(problem.k, buffers.k) &&
+                   rows_aligned(problem.v, buffers.v) && rows_aligned(problem.d_o, buffers.d_o);
+  BwdRowsConfig rows = own.rows;
+  rows.aligned = rows_aligned(problem.o, buffers.o) && rows_aligned(problem.d_o, buffers.d_o);
+  launch_bwd_rows(rows, p, own.rows_grid, launches);
+  launch_bwd_fa1(config, p, own.products, launches);
+  p.after = 1;
+  launch_bwd_rows(rows, p, own.rows_grid, launches);
+  return ok();
+}
+
+std::string bwd_tiles_json() {
+  return json_array(kBwdTiles, [](const BwdFa1Tile& tile) {
+    return json_object({{"head_dim", tile.head_dim},
+                        {"block_m", tile.block_m},
+                        {"block_n", tile.block_n},
+                        {"warps", tile.warps},
+                        {"column_parts", tile.column_parts},
+                        {"stages", tile.stages}});
+  });
+}
+
+}  // namespace
+
+constinit const Family kFwdFa1{{TESSERA_KERNEL_FWD_FA1, refuse_forward, configure_forward},
+                               "fwd_fa1",
+                               kFwdSupports,
+                               list_forward,
+                               {},
+                               fwd_tiles_json};
+constinit const Family kBwdFa1{{TESSERA_KERNEL_BWD_FA1, refuse_backward, configure_backward},
+                               "bwd_fa1",
+                               kBwdSupports,
+                               list_backward,
+                               {},
+                               bwd_tiles_json};
+
+}  // namespace tessera::cuda
