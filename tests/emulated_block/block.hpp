@@ -3,12 +3,14 @@
 // they should; of races, of memory's order and of time it shows nothing.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
 struct EmulatedDim {
@@ -18,7 +20,7 @@ struct EmulatedDim {
 namespace tessera::emulated {
 
 inline constexpr int kWarpThreads = 32;
-inline constexpr size_t kStackBytes = size_t{1} << 18;
+inline constexpr size_t kMostThreads = 1024, kStackBytes = size_t{1} << 18;
 
 class Block {
  public:
@@ -65,10 +67,16 @@ class Block {
       : threads_(threads),
         kernel_(kernel),
         fibers_(static_cast<size_t>(threads)),
-        stacks_(static_cast<size_t>(threads) * kStackBytes),
+        places_(static_cast<size_t>(threads)),
         ended_(static_cast<size_t>(threads)),
         warps_(static_cast<size_t>(threads / kWarpThreads)),
         slots_(static_cast<size_t>(threads)) {}
+
+  // The same for every block: to have its pages anew would take longer than to run one.
+  static std::byte* stack_of(int thread) {
+    static const std::unique_ptr<std::byte[]> stacks(new std::byte[kMostThreads * kStackBytes]);
+    return stacks.get() + static_cast<size_t>(thread) * kStackBytes;
+  }
 
   static void enter() {
     Block& block = *current();
@@ -83,21 +91,28 @@ class Block {
     for (int t = 0; t < threads_; ++t) {
       ucontext_t& fiber = fibers_[static_cast<size_t>(t)];
       getcontext(&fiber);
-      fiber.uc_stack.ss_sp = &stacks_[static_cast<size_t>(t) * kStackBytes];
+      fiber.uc_stack.ss_sp = stack_of(t);
       fiber.uc_stack.ss_size = kStackBytes;
       fiber.uc_link = nullptr;
       makecontext(&fiber, enter, 0);
     }
     left_ = threads_;
+    for (thread_ = 0; thread_ < threads_; ++thread_) {
+      if (_setjmp(host_) == 0) setcontext(&fibers_[static_cast<size_t>(thread_)]);
+    }
     while (left_ > 0) {
       for (thread_ = 0; thread_ < threads_; ++thread_) {
-        if (!ended_[static_cast<size_t>(thread_)]) swapcontext(&host_, &fibers_[static_cast<size_t>(thread_)]);
+        if (!ended_[static_cast<size_t>(thread_)] && _setjmp(host_) == 0)
+          _longjmp(places_[static_cast<size_t>(thread_)], 1);
       }
     }
     current() = nullptr;
   }
 
-  void yield() { swapcontext(&fibers_[static_cast<size_t>(thread_)], &host_); }
+  // Contexts begin the fibers, jumps go between them, since a context's switch is a system call.
+  void yield() {
+    if (_setjmp(places_[static_cast<size_t>(thread_)]) == 0) _longjmp(host_, 1);
+  }
 
   void wait(Barrier& barrier, int count) {
     const unsigned phase = barrier.phase;
@@ -111,12 +126,16 @@ class Block {
   const int threads_;
   const std::function<void()>& kernel_;
   std::vector<ucontext_t> fibers_;
-  std::vector<std::byte> stacks_;
+  struct Place {
+    jmp_buf buffer;
+    operator jmp_buf&() { return buffer; }
+  };
+  std::vector<Place> places_;
   std::vector<char> ended_;
   std::vector<Barrier> warps_;
   std::vector<Slot> slots_;
   Barrier block_;
-  ucontext_t host_{};
+  jmp_buf host_;
   int thread_ = 0, left_ = 0;
 };
 

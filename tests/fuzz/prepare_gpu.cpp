@@ -36,6 +36,9 @@ void prepare(const Case& c, const tessera_device& gpu, Failures& failures) {
     if (c.cores != Case{}.cores) device.cores = static_cast<int32_t>(c.cores);
     const tessera_problem problem = problem_of(call, direction);
     std::vector<tessera_kernel> kernels = gpu_kernels(direction);
+    for (const ComparisonKernels& pair : kComparisonKernels) {
+      kernels.push_back(direction == TESSERA_FORWARD ? pair.forward : pair.backward);
+    }
     kernels.push_back(TESSERA_KERNEL_AUTO);
     for (const tessera_kernel kernel : kernels) {
       device.kernel = kernel;

@@ -43,6 +43,15 @@ tessera_status make_plan(const Call& call, tessera_direction direction, const Ru
 // A GPU's kernels of a direction, each of which is asked for by name where it takes a case and another would be chosen.
 std::vector<tessera_kernel> gpu_kernels(tessera_direction direction);
 
+// Those that are there for comparison with them: a forward and a backward one each.
+struct ComparisonKernels {
+  tessera_kernel forward, backward;
+  bool stores_scores;  // in the case's dtype
+};
+inline constexpr ComparisonKernels kComparisonKernels[] = {
+    {TESSERA_KERNEL_FWD_FA1, TESSERA_KERNEL_BWD_FA1, false},
+    {TESSERA_KERNEL_FWD_STANDARD, TESSERA_KERNEL_BWD_STANDARD, true}};
+
 // Plans and runs one direction, on a GPU with copies in its memory. Backward reads call.o and call.lse.
 RunResult run(Call& call, tessera_direction direction, const RunOptions& options);
 

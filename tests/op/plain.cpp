@@ -68,8 +68,13 @@ std::vector<Real> gather(const std::vector<double>& tensor, int64_t count, int64
 template <class Real>
 class Plain {
  public:
-  Plain(const Inputs& in, PlainResult& out)
-      : in_(in), c_(in.c), out_(out), problem_(make_oracle_call(in).problem), scale_(static_cast<Real>(in.scale())) {
+  Plain(const Inputs& in, PlainResult& out, bool stores_scores = false)
+      : in_(in),
+        c_(in.c),
+        out_(out),
+        stores_scores_(stores_scores),
+        problem_(make_oracle_call(in).problem),
+        scale_(static_cast<Real>(in.scale())) {
     // Relative errors: some roundings of float32 arithmetic; one rounding to what is stored, which is half a unit at most.
     epsilon_ = std::is_same_v<Real, float> ? kEpsilon32 : epsilon(TESSERA_FLOAT64);
     const bool stores_less = std::is_same_v<Real, float> && c_.dtype != TESSERA_FLOAT32;
@@ -95,6 +100,8 @@ class Plain {
     if constexpr (std::is_same_v<Real, double>) return value;
     return c_.dtype == TESSERA_FLOAT32 ? value : static_cast<Real>(round_to(static_cast<int32_t>(c_.dtype), value));
   }
+
+  Real stored_score(Real value) const { return stores_scores_ ? stored(value) : value; }
 
   void allocate() {
     const auto make = [](PlainTensor& tensor, int64_t size) {
@@ -175,8 +182,8 @@ class Plain {
         s -= slope * static_cast<Real>(std::abs(i + head_.sk - head_.sq - j));
       }
       magnitude += std::isfinite(s) ? std::fabs(s) : 0;
-      s_[j] = s;
-      noise_[j] = epsilon_ * magnitude;
+      s_[j] = stored_score(s);
+      noise_[j] = epsilon_ * magnitude + (stores_scores_ && std::isfinite(s) ? epsilon_stored_ * std::fabs(s) : 0);
     }
   }
 
@@ -227,7 +234,7 @@ class Plain {
     const Real* d_o = &head_.d_o[i * c_.dv];
     std::vector<Real> o(c_.dv);
     for (int64_t x = 0; x < c_.dv; ++x) o[x] = stored(static_cast<Real>(out_.o.value[row * c_.dv + x]));
-    const Real delta = dot(d_o, o.data(), c_.dv);
+    Real delta = dot(d_o, o.data(), c_.dv);
     const Real d_lse = c_.d_lse ? static_cast<Real>(in_.d_lse[in_.lse_index(b, h, i)]) : Real{0};
     const double norm_d_o = norm(d_o, c_.dv);
     // delta is off by the rounding of each column of o, and by that of P, which shifts all columns alike.
@@ -236,8 +243,15 @@ class Plain {
     double of_p = 0;
     for (int64_t j = 0; j < head_.sk; ++j) {
       if (p_[j] == 0 || s_[j] == -std::numeric_limits<Real>::infinity()) continue;
-      d_p_[j] = kept_[j] * dot(d_o, &head_.v[j * c_.dv], c_.dv);
+      d_p_[j] = kept_[j] * stored_score(dot(d_o, &head_.v[j * c_.dv], c_.dv));
+      p_[j] = stored_score(p_[j]);
       add_noise(of_p, p_[j] * (epsilon_stored_ + noise_[j]) * d_p_[j]);
+    }
+    if (stores_scores_) {  // the sum over its own row
+      delta = 0;
+      for (int64_t j = 0; j < head_.sk; ++j) {
+        if (p_[j] != 0 && s_[j] != -std::numeric_limits<Real>::infinity()) delta += p_[j] * d_p_[j];
+      }
     }
     delta_noise += std::sqrt(of_p);
     if (c_.d_sink) {
@@ -288,6 +302,7 @@ class Plain {
   const Inputs& in_;
   const Case& c_;
   PlainResult& out_;
+  const bool stores_scores_;
   const tessera_problem problem_;
   Head<Real> head_{};
   std::vector<Real> s_, p_, kept_, d_p_;
@@ -303,7 +318,7 @@ PlainResult plain_attention(const Inputs& in, Precision precision) {
   if (precision == Precision::kFloat64) {
     Plain<double>(in, out).run();
   } else {
-    Plain<float>(in, out).run();
+    Plain<float>(in, out, precision == Precision::kScoresToo).run();
   }
   return out;
 }

@@ -23,7 +23,8 @@ struct PlainResult {
   std::vector<char> unseen_k;  // [rows_k, Hkv]: no query sees this key; true also for what no sequence owns
 };
 
-enum class Precision { kSame, kFloat64 };  // kSame: float32, and rounding to the case's dtype
+// kSame: float32, and rounding to the case's dtype. kScoresToo: S and dP are stored in it as well, as standard attention's are.
+enum class Precision { kSame, kScoresToo, kFloat64 };
 
 PlainResult plain_attention(const Inputs& in, Precision precision);
 

@@ -129,7 +129,7 @@ struct Kernels {
 
 // ---- a problem ------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kBatch = 1, kHeads = 2;
+constexpr int64_t kBatch = 2, kHeads = 1;
 
 struct Problem {
   tessera_problem forward{}, backward{};
@@ -252,12 +252,12 @@ void check(const Case& c, int64_t head_dim, bool standard) {
 // Several tiles, the last of them partial, and rows that see nothing.
 TEST(CudaComparison, CausalAgreesWithTheOracle) {
   using Bf16 = Kernels<Dtype::kBFloat16, 64, ScoreConfig{}>;
-  for (const bool standard : {false, true}) check<Bf16>({bfloat16, 300, 200, true, 0, false}, 64, standard);
+  for (const bool standard : {false, true}) check<Bf16>({bfloat16, 200, 140, true, 0, false}, 64, standard);
 }
 
 TEST(CudaComparison, FullAgreesWithTheOracle) {
   using Half128 = Kernels<Dtype::kFloat16, 128, ScoreConfig{}>;
-  for (const bool standard : {false, true}) check<Half128>({float16, 130, 270, false, 0, false}, 128, standard);
+  for (const bool standard : {false, true}) check<Half128>({float16, 70, 140, false, 0, false}, 128, standard);
 }
 
 TEST(CudaComparison, DropoutAndMaskAgreeWithTheOracle) {
@@ -267,7 +267,7 @@ TEST(CudaComparison, DropoutAndMaskAgreeWithTheOracle) {
     return score;
   }();
   using Half64 = Kernels<Dtype::kFloat16, 64, kBoth>;
-  for (const bool standard : {false, true}) check<Half64>({float16, 140, 150, true, 0.25, true}, 64, standard);
+  for (const bool standard : {false, true}) check<Half64>({float16, 70, 90, true, 0.25, true}, 64, standard);
 }
 
 }  // namespace

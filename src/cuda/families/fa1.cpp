@@ -19,6 +19,8 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kMostHeadDim = 128;
+constexpr uint32_t kTensors = all_tensors_but({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table", "causal_seqs",
+                                               "bias", "alibi_slopes", "block_mask", "sink", "d_sink", "d_bias"});
 
 // The same of both passes: lengths are the tensors', and head sizes alike.
 std::string refuse_shapes(const tessera_plan& plan) {
@@ -27,6 +29,7 @@ std::string refuse_shapes(const tessera_plan& plan) {
     return "v: head size " + std::to_string(plan.head_dim_v) + ", must be that of q and k, " +
            std::to_string(plan.head_dim);
   }
+  if (plan.problem.softcap > 0) return "softcap: not taken";
   return plan.batch * plan.heads_q > INT32_MAX ? "more than 2^31 heads" : "";
 }
 
@@ -36,7 +39,8 @@ std::string refuse_shared_memory(int64_t bytes, const tessera_plan& plan) {
          std::to_string(plan.device.smem_bytes >> 10);
 }
 
-int padded_head_dim(const tessera_plan& plan) { return static_cast<int>(padded_to(plan.head_dim, 16)); }
+// To that of a tile, lest every head size be a kernel of its own.
+int padded_head_dim(const tessera_plan& plan) { return plan.head_dim <= 64 ? 64 : kMostHeadDim; }
 
 bool one_of(int value, std::initializer_list<int> accepted) {
   return std::find(accepted.begin(), accepted.end(), value) != accepted.end();
@@ -59,13 +63,12 @@ struct FwdFa1Plan {
   int64_t o_accum, row_max, row_sum;  // offsets in the workspace, bytes
 };
 
-constexpr Supports kFwdSupports{
-    .direction = TESSERA_FORWARD,
-    .oldest_arch = 80,
-    .newest_arch = kAnyNewer,
-    .dtypes = kHalfPrecision,
-    .head_dim = kMostHeadDim,
-    .tensors = all_tensors_but({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table", "causal_seqs", "sink"})};
+constexpr Supports kFwdSupports{.direction = TESSERA_FORWARD,
+                                .oldest_arch = 80,
+                                .newest_arch = kAnyNewer,
+                                .dtypes = kHalfPrecision,
+                                .head_dim = kMostHeadDim,
+                                .tensors = kTensors};
 
 FwdConfig fwd_config(const tessera_plan& plan, const FwdFa1Tile& tile) {
   FwdConfig config{};
@@ -180,8 +183,7 @@ constexpr Supports kBwdSupports{.direction = TESSERA_BACKWARD,
                                 .newest_arch = kAnyNewer,
                                 .dtypes = kHalfPrecision,
                                 .head_dim = kMostHeadDim,
-                                .tensors = all_tensors_but({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table",
-                                                            "causal_seqs", "sink", "d_sink", "d_bias"})};
+                                .tensors = kTensors};
 
 BwdConfig bwd_config(const tessera_plan& plan, const BwdFa1Tile& tile) {
   BwdConfig config{};
