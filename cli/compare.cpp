@@ -1,4 +1,4 @@
-// tessera compare: Tessera beside standard attention on this machine, over a range of lengths.
+// tessera compare: Tessera beside standard attention, on a GPU also beside its first algorithm, over a range of lengths.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -30,7 +30,8 @@ using Json = nlohmann::ordered_json;
 struct CompareOptions {
   std::int64_t batch = 1, heads = 8, head_dim = 64;
   std::optional<std::int64_t> heads_kv;
-  std::string dtype = "float32", direction = "both", report;
+  std::string dtype, direction = "both", report;
+  std::vector<std::string> against = {"standard"};
   bool causal = false, json = false;
   std::vector<std::int64_t> lengths = {512, 1024, 2048, 4096, 8192, 16384};
   std::int64_t repeat = 5;
@@ -54,11 +55,13 @@ std::string number(double value) {
 
 class Compare {
  public:
-  explicit Compare(const CompareOptions& options) : options_(options), dtype_(parse_dtype(options.dtype)) {
-    check_options();
+  explicit Compare(const CompareOptions& options) : options_(options) {
     if (!options.report.empty()) report_.emplace(options.report, "--report " + options.report);
     device_ = options.device.device();
     on_gpu_ = device_.backend == TESSERA_BACKEND_CUDA;
+    dtype_ = parse_dtype(!options.dtype.empty() ? options.dtype : on_gpu_ ? "bfloat16" : "float32");
+    check_options();
+    set_contestants();
     host_threads_ = device_.threads;
     if (!on_gpu_) return;
     tessera_device cpu{};
@@ -121,6 +124,17 @@ class Compare {
     }
   }
 
+  void set_contestants() {
+    for (const std::string& name : options_.against) {
+      const Contestant* const contestant = find_contestant(name);
+      const bool here = contestant != nullptr && (on_gpu_ || contestant->on_cpu);
+      require(here, "--against", "'" + name + "'", on_gpu_ ? "standard and fa1" : "standard, on a GPU also fa1");
+      require(std::find(against_.begin(), against_.end(), contestant) == against_.end(), "--against",
+              "'" + name + "' twice", "each once");
+      against_.push_back(contestant);
+    }
+  }
+
   void check_options() const {
     const CompareOptions& o = options_;
     constexpr std::int64_t kMost = 1 << 24;
@@ -165,6 +179,7 @@ class Compare {
         cell.device = device_;
         cell.host_threads = host_threads_;
         cell.repeat = static_cast<int>(options_.repeat);
+        cell.against = against_;
         cell.standard_limit_bytes = options_.memory_limit_gib
                                         ? static_cast<std::int64_t>(*options_.memory_limit_gib * kBytesPerGib)
                                         : std::numeric_limits<std::int64_t>::max();
@@ -189,21 +204,32 @@ class Compare {
                        options_.batch, heads_text(), options_.head_dim, options_.causal ? "causal" : "full", where);
   }
 
-  // Of the table: groups, and the first one's columns.
-  enum { kWhich, kTessera, kStandard, kSpeedUp, kMaxError, kRmsError };
+  // Of the table: groups, and the first one's columns. After kOthers a group a contestant, then these.
+  enum { kWhich, kTessera, kOthers };
   enum { kDirection, kLength };
+  std::size_t speed_up_group() const { return kOthers + against_.size(); }
+  std::size_t max_error_group() const { return speed_up_group() + 1; }
 
   static constexpr int kAnyWidth = 1000;
   static constexpr const char* kNotRun = ": not run";
 
-  static Table make_table() {
-    return Table({{"", {{"", 8, 1}, {"length", 7}}},
-                  {"Tessera", {{"ms", 7}, {"GFLOP/s", 7, 4}, {"peak", 6, 2}, {"extra", 8}}},
-                  {"standard attention", {{"ms", 7}, {"GFLOP/s", 7, 4}, {"extra", 8}}},
-                  {"speed-up", {{"", 8}}},
-                  {"max error against float64", {{"Tessera", 12, 3}, {"standard", 12, 3}}},
-                  {"RMS error", {{"Tessera", 8, 5}, {"standard", 8, 5}}}},
-                 terminal_width(STDOUT_FILENO).value_or(kAnyWidth));
+  const char* rate_unit() const { return on_gpu_ ? "TFLOP/s" : "GFLOP/s"; }
+  std::string rate(double gflops) const { return number(on_gpu_ ? gflops / 1e3 : gflops); }
+
+  Table make_table() const {
+    std::vector<ColumnGroup> groups = {{"", {{"", 8, 1}, {"length", 7}}},
+                                       {"Tessera", {{"ms", 7}, {rate_unit(), 7, 4}, {"peak", 6, 2}, {"extra", 8}}}};
+    if (on_gpu_) std::erase_if(groups.back().columns, [](const Column& column) { return column.title == "peak"; });
+    ColumnGroup speed_up{"speed-up", {}}, max_error{"max error against float64", {{"Tessera", 12, 3}}},
+        rms_error{"RMS error", {{"Tessera", 8, 5}}};
+    for (const Contestant* const contestant : against_) {
+      groups.push_back({contestant->words, {{"ms", 7}, {rate_unit(), 7, 4}, {"extra", 8}}});
+      speed_up.columns.push_back({against_.size() > 1 ? contestant->name : "", 8});
+      max_error.columns.push_back({contestant->name, 12, 3});
+      rms_error.columns.push_back({contestant->name, 8, 5});
+    }
+    groups.insert(groups.end(), {speed_up, max_error, rms_error});
+    return Table(groups, terminal_width(STDOUT_FILENO).value_or(kAnyWidth));
   }
 
   // Text as the terminal has room for it.
@@ -217,21 +243,27 @@ class Compare {
     const Side& t = cell.tessera;
     std::vector<std::vector<std::string>> cells = {
         {direction_name(cell.settings.direction), fmt::format("{}", cell.settings.shape.seqlen_q)},
-        {number(t.seconds * 1e3), number(t.gflops),
-         on_gpu_ ? "" : fmt::format("{:.0f} %", t.gflops / peak_gflops_ * 100), bytes(t.extra_bytes)}};
-    if (cell.standard) {
-      const Side& s = *cell.standard;
-      cells.push_back({number(s.seconds * 1e3), number(s.gflops), bytes(s.extra_bytes)});
-      cells.push_back({fmt::format("{:.2f} ×", cell.speed_up())});
-    } else {
-      const std::string needs = fmt::format("needs {}", bytes(cell.standard_needs_bytes));
-      const bool room = shown_width(needs + kNotRun) < table.width(kStandard);
+        {number(t.seconds * 1e3), rate(t.gflops)}};
+    if (!on_gpu_) cells.back().push_back(fmt::format("{:.0f} %", t.gflops / peak_gflops_ * 100));
+    cells.back().push_back(bytes(t.extra_bytes));
+    std::vector<std::string> speed_ups;
+    for (const Other& other : cell.others) {
+      speed_ups.push_back(other.side ? fmt::format("{:.2f} ×", cell.speed_up(other)) : "");
+      if (const auto& s = other.side) {
+        cells.push_back({number(s->seconds * 1e3), rate(s->gflops), bytes(s->extra_bytes)});
+        continue;
+      }
+      const std::string needs = other.needs_bytes > 0 ? fmt::format("needs {}", bytes(other.needs_bytes)) : "refused";
+      const bool room = shown_width(needs + kNotRun) < table.width(cells.size());
       cells.push_back({room ? needs + kNotRun : needs});
-      cells.push_back({""});
     }
-    const auto errors = [&](double peers::ErrorStats::*which) -> std::vector<std::string> {
-      return {fmt::format("{:.1e}", t.error.*which),
-              cell.standard ? fmt::format("{:.1e}", cell.standard->error.*which) : ""};
+    cells.push_back(speed_ups);
+    const auto errors = [&](double peers::ErrorStats::*which) {
+      std::vector<std::string> texts = {fmt::format("{:.1e}", t.error.*which)};
+      for (const Other& other : cell.others) {
+        texts.push_back(other.side ? fmt::format("{:.1e}", other.side->error.*which) : "");
+      }
+      return texts;
     };
     cells.push_back(errors(&peers::ErrorStats::max_abs));
     cells.push_back(errors(&peers::ErrorStats::rms));
@@ -240,17 +272,34 @@ class Compare {
 
   std::string legend(const Table& table) const {
     std::string text = "extra: memory beyond inputs and outputs.";
-    if (table.shows(kTessera, 2)) text += " peak: share of the measured peak.";
-    if (table.shows(kMaxError, 0)) {
+    if (!on_gpu_ && table.shows(kTessera, 2)) text += " peak: share of the measured peak.";
+    if (table.shows(max_error_group(), 0)) {
       text += " Errors: of sampled rows of the output (forward) or of the gradients (backward).";
       const bool unsampled = std::any_of(cells_.begin(), cells_.end(), [](const Cell& cell) {
         return cell.settings.direction == TESSERA_BACKWARD && cell.tessera.errors.size() == 1;
       });
       if (unsampled) text += " At the greatest lengths the gradient of the queries alone is held against float64.";
     }
-    if (on_gpu_) text += " Standard attention is not run on a GPU here; python -m tessera compare does, by PyTorch.";
+    if (on_gpu_) {
+      text +=
+          " Standard attention and the first algorithm are kernels of Tessera's own, for comparison alone; python -m "
+          "tessera "
+          "compare holds it against PyTorch's.";
+    }
+    for (const Contestant* const contestant : against_) {
+      const auto refused = std::find_if(cells_.begin(), cells_.end(),
+                                        [&](const Cell& cell) { return !other_of(cell, contestant).refusal.empty(); });
+      if (refused != cells_.end()) {
+        text += fmt::format(" Refused by {}: {}.", contestant->words, other_of(*refused, contestant).refusal);
+      }
+    }
     if (!table.shows_all()) text += " A wider terminal shows more columns, --json all numbers.";
     return text;
+  }
+
+  static const Other& other_of(const Cell& cell, const Contestant* contestant) {
+    return *std::find_if(cell.others.begin(), cell.others.end(),
+                         [&](const Other& other) { return other.contestant == contestant; });
   }
 
   static Json side_json(const Side& side, double peak) {
@@ -295,9 +344,14 @@ class Compare {
                     {"flops", cell.settings.shape.flops(cell.settings.direction)},
                     {"kernel", cell.kernel},
                     {"tessera", side_json(cell.tessera, peak_gflops_)}};
-      entry["standard"] = cell.standard ? side_json(*cell.standard, peak_gflops_) : Json(nullptr);
-      entry["standard_needs_bytes"] = cell.standard_needs_bytes;
-      entry["speed_up"] = cell.standard ? Json(cell.speed_up()) : Json(nullptr);
+      for (const Other& other : cell.others) {
+        const std::string name = other.contestant->name;
+        entry[name] = other.side ? side_json(*other.side, peak_gflops_) : Json(nullptr);
+        entry[name + "_needs_bytes"] = other.needs_bytes;
+        if (!other.refusal.empty()) entry[name + "_refusal"] = other.refusal;
+        entry[name == "standard" ? "speed_up" : "speed_up_over_" + name] =
+            other.side ? Json(cell.speed_up(other)) : Json(nullptr);
+      }
       json["cells"].push_back(entry);
     }
     return json;
@@ -307,7 +361,8 @@ class Compare {
 
   const CompareOptions& options_;
   std::optional<OutputFile> report_;
-  tessera_dtype dtype_;
+  tessera_dtype dtype_ = TESSERA_FLOAT32;
+  std::vector<const Contestant*> against_;
   tessera_device device_{};
   bool on_gpu_ = false;
   std::int32_t host_threads_ = 1;
@@ -316,13 +371,14 @@ class Compare {
 };
 
 constexpr const char* kFooter =
-    R"(Standard attention is the textbook's: it stores the score matrix, with OpenBLAS for the products. Errors are those
-against float64, on sampled rows. FLOPs: 4 B H N^2 D forward, halved when causal, times 2.5 backward.
+    R"(Standard attention is the textbook's: it stores the score matrix, with OpenBLAS for the products; on a GPU it and the first
+FlashAttention's schedule, fa1, are Tessera's own kernels for comparison, on tensor cores. Errors are those against float64, on sampled rows. FLOPs: 4 B H N^2 D forward, halved when causal, times 2.5 backward.
 
 Examples:
   tessera compare
   tessera compare --causal --lengths 1024,4096,16384 --report compare.json
   tessera compare --dtype bfloat16 -H 32 --kv-heads 8 -D 128 --direction forward
+  tessera compare --device cuda --against standard,fa1 -B 4 -H 16 --lengths 1024,4096,16384,65536
   tessera compare --lengths 2048 --json)";
 
 }  // namespace
@@ -340,12 +396,17 @@ void add_compare(CLI::App& program, Outcome& outcome) {
   command->add_option("-H,--heads", o.heads, "Query heads")->check(kInteger)->capture_default_str();
   command->add_option("--kv-heads", o.heads_kv, "Key and value heads (default: -H)")->check(kInteger);
   command->add_option("-D,--head-dim", o.head_dim, "Head size")->check(kInteger)->capture_default_str();
-  command->add_option("--dtype", o.dtype, "float32, float16 or bfloat16")->capture_default_str();
+  command->add_option("--dtype", o.dtype, "float32, float16 or bfloat16 (default: float32, on a GPU bfloat16)");
+  command
+      ->add_option("--against", o.against,
+                   "What to hold Tessera against: standard, on a GPU also fa1, the first FlashAttention's schedule")
+      ->delimiter(',')
+      ->capture_default_str();
   command->add_flag("--causal", o.causal, "A query sees no key right of the diagonal");
   command->add_option("--repeat", o.repeat, "Timed calls of each, fewer when they are long; the median counts")
       ->capture_default_str();
   command->add_option("--memory-limit", o.memory_limit_gib,
-                      "GiB that standard attention may take (default: what is available)");
+                      "GiB that what is compared may take (default: what is available)");
   command->add_flag("--json", o.json, "The numbers as JSON, and nothing else");
   command
       ->add_option("--report", o.report,

@@ -16,6 +16,8 @@
 namespace tessera::cli {
 namespace {
 
+constexpr Contestant kContestants[] = {{"standard", "standard attention", true}, {"fa1", "first algorithm", false}};
+
 constexpr double kTimeBudgetSeconds = 1.0;  // for the timed calls of one side
 
 // Standard normal numbers in the tensor's dtype, the same for a seed whatever the number of threads.
@@ -101,7 +103,7 @@ class CellRun {
   }
 
   Cell measure(const std::function<void(const std::string&)>& report) {
-    Cell cell{.settings = settings_, .kernel = {}, .tessera = {}, .standard = {}, .standard_needs_bytes = 0};
+    Cell cell{.settings = settings_, .kernel = {}, .tessera = {}, .others = {}};
     report("float64 reference on sampled rows");
     const AttentionTensors& t = tensors_;
     const peers::ExactSample exact(shape_, settings_.dtype, t["q"].memory.data(), t["k"].memory.data(),
@@ -111,12 +113,19 @@ class CellRun {
     cell.tessera = run_tessera(cell.kernel);
     add_errors(cell.tessera, exact, true);
 
-    cell.standard_needs_bytes = peers::StandardAttention::extra_bytes(shape_, settings_.dtype, settings_.direction);
-    if (!gpu_ && cell.standard_needs_bytes <= settings_.standard_limit_bytes &&
-        peers::fits(cell.standard_needs_bytes)) {
-      report("standard attention");
-      cell.standard = run_standard();
-      add_errors(*cell.standard, exact, false);
+    for (const Contestant* const contestant : settings_.against) {
+      report(contestant->words);
+      Other other{.contestant = contestant, .side = {}, .needs_bytes = 0, .refusal = {}};
+      if (gpu_) {
+        run_kernel(other);
+      } else {
+        other.needs_bytes = peers::StandardAttention::extra_bytes(shape_, settings_.dtype, settings_.direction);
+        if (other.needs_bytes <= settings_.standard_limit_bytes && peers::fits(other.needs_bytes)) {
+          other.side = run_standard();
+        }
+      }
+      if (other.side) add_errors(*other.side, exact, gpu_.has_value());
+      cell.others.push_back(std::move(other));
     }
     return cell;
   }
@@ -164,12 +173,17 @@ class CellRun {
     return gpu_ ? gpu_->allocate(bytes, "workspace") : Memory(bytes, "workspace");
   }
 
-  tessera_plan plan_of(tessera_direction direction) const {
+  tessera_problem problem_of(tessera_direction direction) const {
     tessera_problem problem;
     tessera_problem_init(&problem);
     problem.direction = direction;
     problem.causal = shape_.causal ? 1 : 0;
     placed_.describe(problem);
+    return problem;
+  }
+
+  tessera_plan plan_of(tessera_direction direction) const {
+    const tessera_problem problem = problem_of(direction);
     tessera_device device = settings_.device;
     if (direction != settings_.direction) device.kernel = TESSERA_KERNEL_AUTO;  // that asked for is the other pass's
     tessera_plan plan{};
@@ -202,6 +216,35 @@ class CellRun {
     }
     side.extra_bytes = workspace.size_bytes() + tensors_["lse"].memory.size_bytes();
     return side;
+  }
+
+  // A contestant's kernel of the direction. Backward, o and LSE are Tessera's.
+  void run_kernel(Other& other) const {
+    const std::string name = (backward() ? "bwd_" : "fwd_") + std::string(other.contestant->name);
+    const tessera_problem problem = problem_of(settings_.direction);
+    tessera_device device = settings_.device;
+    for (device.kernel = 0; tessera_kernel_name(device.kernel) != name;) ++device.kernel;
+    tessera_plan plan{};
+    const tessera_status status = tessera_make_plan(&problem, &device, &plan);
+    if (status.code == TESSERA_UNSUPPORTED) {
+      other.refusal = reason_in(status.message, name);
+      return;
+    }
+    check_status(status);
+    const std::int64_t lse_bytes = tensors_["lse"].memory.size_bytes();
+    other.needs_bytes = static_cast<std::int64_t>(tessera_workspace_bytes(&plan)) + lse_bytes;
+    if (other.needs_bytes > settings_.standard_limit_bytes || !gpu_->fits(other.needs_bytes)) return;
+    const Memory workspace = workspace_for(plan);
+    measure_on_gpu(other.side.emplace(), [&] { execute(plan, workspace); });
+    other.side->extra_bytes = other.needs_bytes;
+  }
+
+  // "...; NAME: reason; ..." -> reason
+  static std::string reason_in(const std::string& message, const std::string& name) {
+    const std::size_t at = message.find(name + ": ");
+    if (at == std::string::npos) return message;
+    const std::size_t begin = at + name.size() + 2;
+    return message.substr(begin, message.find("; ", begin) - begin);
   }
 
   Side run_standard() const {
@@ -250,6 +293,14 @@ class CellRun {
 };
 
 }  // namespace
+
+std::span<const Contestant> contestants() { return kContestants; }
+
+const Contestant* find_contestant(const std::string& name) {
+  const auto* const found = std::find_if(std::begin(kContestants), std::end(kContestants),
+                                         [&](const Contestant& c) { return c.name == name; });
+  return found == std::end(kContestants) ? nullptr : found;
+}
 
 Cell measure_cell(const CellSettings& settings, const std::function<void(const std::string&)>& report) {
   report("random inputs");

@@ -1,8 +1,9 @@
-// One cell of `tessera compare`: Tessera and standard attention on the same inputs, at one length in one direction.
+// One cell of `tessera compare`: Tessera and what it is held against, on the same inputs, at one length in one direction.
 #pragma once
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,14 +14,25 @@
 
 namespace tessera::cli {
 
+// What Tessera is held against: by name, and in words. On the CPU the textbook's standard attention on OpenBLAS; on a GPU Tessera's
+// own kernels for comparison, fwd_NAME and bwd_NAME.
+struct Contestant {
+  const char* name;
+  const char* words;
+  bool on_cpu;
+};
+std::span<const Contestant> contestants();
+const Contestant* find_contestant(const std::string& name);
+
 struct CellSettings {
   peers::AttentionShape shape;
   tessera_dtype dtype = TESSERA_FLOAT32;
   tessera_direction direction = TESSERA_FORWARD;
   tessera_device device{};
-  std::int32_t host_threads = 1;          // for inputs and the float64 reference; Tessera has the device's
-  int repeat = 3;                         // timed calls at most
-  std::int64_t standard_limit_bytes = 0;  // standard attention that needs more is not run
+  std::int32_t host_threads = 1;  // for inputs and the float64 reference; Tessera has the device's
+  int repeat = 3;                 // timed calls at most
+  std::vector<const Contestant*> against;
+  std::int64_t standard_limit_bytes = 0;  // one of them that needs more is not run
   std::uint64_t seed = 1;
 };
 
@@ -33,14 +45,20 @@ struct Side {
   peers::ErrorStats error;                                        // all of them together
 };
 
+struct Other {
+  const Contestant* contestant;
+  std::optional<Side> side;      // none: it was not run
+  std::int64_t needs_bytes = 0;  // 0: it does not take the problem
+  std::string refusal;           // why it does not
+};
+
 struct Cell {
   CellSettings settings;
   std::string kernel;
   Side tessera;
-  std::optional<Side> standard;  // none: it was not run, as on a GPU
-  std::int64_t standard_needs_bytes = 0;
+  std::vector<Other> others;  // as in settings.against
 
-  double speed_up() const { return standard ? standard->seconds / tessera.seconds : 0; }
+  double speed_up(const Other& other) const { return other.side ? other.side->seconds / tessera.seconds : 0; }
 };
 
 // `report` is told what is being done. Throws WrongUse or Failure.

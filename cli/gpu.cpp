@@ -117,4 +117,9 @@ double Gpu::seconds(int calls, const std::function<void()>& timed) const {
 
 std::int64_t Gpu::memory_bytes() const { return static_cast<std::int64_t>(memory_of_context().total); }
 
+bool Gpu::fits(std::int64_t size_bytes) const {
+  constexpr std::int64_t kDriverBytes = std::int64_t{256} << 20;
+  return size_bytes + kDriverBytes <= static_cast<std::int64_t>(memory_of_context().free);
+}
+
 }  // namespace tessera::cli

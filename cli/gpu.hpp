@@ -25,6 +25,8 @@ class Gpu {
   double seconds(int calls, const std::function<void()>& call) const;
 
   std::int64_t memory_bytes() const;  // all of it
+  // Whether `size_bytes` more can be had, with some for the driver's own.
+  bool fits(std::int64_t size_bytes) const;
 };
 
 }  // namespace tessera::cli

@@ -22,10 +22,10 @@ inline constexpr KernelName kKernelNames[] = {
     {TESSERA_KERNEL_BWD_SM80, "bwd_sm80", "on a GPU"},
     {TESSERA_KERNEL_FWD_SM90, "fwd_sm90", "on a GPU"},
     {TESSERA_KERNEL_BWD_SM90, "bwd_sm90", "on a GPU"},
-    {TESSERA_KERNEL_FWD_FA1, "fwd_fa1", "on a GPU"},
-    {TESSERA_KERNEL_BWD_FA1, "bwd_fa1", "on a GPU"},
-    {TESSERA_KERNEL_FWD_STANDARD, "fwd_standard", "on a GPU"},
-    {TESSERA_KERNEL_BWD_STANDARD, "bwd_standard", "on a GPU"},
+    {TESSERA_KERNEL_FWD_FA1, "fwd_fa1", "for comparison"},
+    {TESSERA_KERNEL_BWD_FA1, "bwd_fa1", "for comparison"},
+    {TESSERA_KERNEL_FWD_STANDARD, "fwd_standard", "for comparison"},
+    {TESSERA_KERNEL_BWD_STANDARD, "bwd_standard", "for comparison"},
 };
 inline constexpr int32_t kNumKernels = std::size(kKernelNames);
 

@@ -41,9 +41,9 @@ def test_compare_agrees_with_float64(folder, flags):
 
 
 def test_compare_on_a_gpu(folder):
-    """Tessera alone; without a GPU a refusal that says why, and the CPU is the default."""
+    """Beside its kernels for comparison; without a GPU a refusal that says why, and the CPU is the default."""
     gpu = json.loads(folder.succeeds(*SMALL[:-2], "--json").out)["device"] == "cuda"
-    flags = (*SMALL[:-1], "cuda", "--dtype", "float16", "--causal", "--json")
+    flags = (*SMALL[:-1], "cuda", "--against", "standard,fa1", "--dtype", "float16", "--causal", "--json")
     if not gpu:
         outcome = folder.tessera(*flags)
         assert outcome.code == 2 and outcome.err.startswith("tessera: --device: cuda, CUDA: ")
@@ -51,7 +51,10 @@ def test_compare_on_a_gpu(folder):
     report = json.loads(folder.succeeds(*flags).out)
     assert report["device"] == "cuda" and report["multiprocessors"] > 0
     for cell in report["cells"]:
-        assert cell["kernel"][:3] in ("fwd", "bwd") and cell["standard"] is None and cell["standard_needs_bytes"] > 0
+        assert cell["kernel"][:3] in ("fwd", "bwd")
+        for name in ("standard", "fa1"):
+            assert cell[name]["ms"] > 0 and cell[name]["extra_bytes"] == cell[f"{name}_needs_bytes"] > 0
+            assert all(0 < error["max"] < 4e-2 for error in cell[name]["errors"].values())
         assert cell["tessera"]["ms"] > 0 and cell["tessera"]["share_of_peak"] is None
         for name, error in cell["tessera"]["errors"].items():
             assert 0 < error["max"] < 2e-2, name

@@ -379,6 +379,8 @@ def test_plan(folder, flags, named):
         (("--report", "nowhere/report.json"), "--report"),
         (("--memory-limit", "nan"), "--memory-limit"),
         (("--device", "abacus"), "--device"),
+        (("--device", "cpu", "--against", "fa1"), "--against"),
+        (("--device", "cpu", "--against", "standard,standard"), "--against"),
     ),
 )
 def test_compare(folder, flags, named):

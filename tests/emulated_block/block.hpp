@@ -86,16 +86,18 @@ class Block {
     block.yield();
   }
 
+  void make_fiber(int t) {
+    ucontext_t& fiber = fibers_[static_cast<size_t>(t)];
+    getcontext(&fiber);
+    fiber.uc_stack.ss_sp = stack_of(t);
+    fiber.uc_stack.ss_size = kStackBytes;
+    fiber.uc_link = nullptr;
+    makecontext(&fiber, enter, 0);
+  }
+
   void run() {
     current() = this;
-    for (int t = 0; t < threads_; ++t) {
-      ucontext_t& fiber = fibers_[static_cast<size_t>(t)];
-      getcontext(&fiber);
-      fiber.uc_stack.ss_sp = stack_of(t);
-      fiber.uc_stack.ss_size = kStackBytes;
-      fiber.uc_link = nullptr;
-      makecontext(&fiber, enter, 0);
-    }
+    for (thread_ = 0; thread_ < threads_; ++thread_) make_fiber(thread_);
     left_ = threads_;
     for (thread_ = 0; thread_ < threads_; ++thread_) {
       if (_setjmp(host_) == 0) setcontext(&fibers_[static_cast<size_t>(thread_)]);
