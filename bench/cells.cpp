@@ -199,7 +199,7 @@ void add_head_sizes(std::vector<Cell>& cells) {
     double threshold;
   };
   for (const Row row : {Row{TESSERA_FORWARD, TESSERA_FLOAT32, 0.75}, Row{TESSERA_FORWARD, TESSERA_BFLOAT16, 0},
-                        Row{TESSERA_BACKWARD, TESSERA_FLOAT32, 0}}) {
+                        Row{TESSERA_BACKWARD, TESSERA_FLOAT32, 0}, Row{TESSERA_BACKWARD, TESSERA_BFLOAT16, 0}}) {
     for (const int64_t head_dim : {40, 80, 96, 112, 160, 192, 256, 512}) {
       const Shape shape = self_attention(row.direction, row.dtype, 2048, head_dim, false);
       cells.push_back({.group = "Head sizes off the grid, one thread, share of the peak",
@@ -254,7 +254,8 @@ void add_options(std::vector<Cell>& cells) {
   };
   for (const Row row : {Row{TESSERA_FORWARD, TESSERA_FLOAT32, 64}, Row{TESSERA_FORWARD, TESSERA_FLOAT32, 128},
                         Row{TESSERA_FORWARD, TESSERA_BFLOAT16, 64}, Row{TESSERA_FORWARD, TESSERA_BFLOAT16, 128},
-                        Row{TESSERA_BACKWARD, TESSERA_FLOAT32, 128}}) {
+                        Row{TESSERA_BACKWARD, TESSERA_FLOAT32, 128}, Row{TESSERA_BACKWARD, TESSERA_BFLOAT16, 64},
+                        Row{TESSERA_BACKWARD, TESSERA_BFLOAT16, 128}}) {
     const Shape plain = self_attention(row.direction, row.dtype, 2048, row.head_dim, false);
     for (const Option& option : kOptions) {
       Shape shape = plain;
