@@ -86,39 +86,51 @@ TESSERA_INLINE void store_steps(const AmxBackward& f, const StagePair& at, int64
   }
 }
 
-// P and dS where no option is in the way. False: a score out of the exponential's range.
-template <bool kMasked>
-TESSERA_OWN_FUNCTION bool fused_gradients(const AmxBackward& f, const StagePair& at, const float* ring, int64_t key) {
+// P and dS of a pair in one pass. False: a score out of the exponential's range. dS of the bias, unscaled, goes to `d_bias`
+// [32][kBlockM], where there is one.
+template <Scores kScores>
+TESSERA_OWN_FUNCTION bool fused_gradients(const AmxBackward& f, const StagePair& at, const float* ring, int64_t key,
+                                          const StageOptions* options, float* d_bias) {
   const Tile& tile = f.tiles[at.tile];
   const float *sS = ring, *sdP = ring + kStage_floats;
-  const VecF scale = splat(f.p.scale), scale_log2 = splat(f.p.scale_log2 * kFixedPointOne);
-  VisibleLanes visible[2] = {VisibleLanes(tile, 0, key), VisibleLanes(tile, 1, key)};
-  VecF offset[2], minus_delta[2];
+  const VecF scale = splat(f.p.scale);
+  const float* delta = f.s.delta + at.tile * kBlockM;
+  using Exponential = StageExponential<kScores, 4, true>;
+  Exponential exponential(f.p, tile, f.s.lse + at.tile * kBlockM, key, options);
+  VecF minus_delta[2];
 #pragma GCC unroll 2
-  for (int c = 0; c < 2; ++c) {
-    offset[c] = load(f.s.lse + at.tile * kBlockM + c * kLanes) * -kFixedPointOne;
-    minus_delta[c] = load(f.s.delta + at.tile * kBlockM + c * kLanes) * -f.p.scale;
-  }
-  const FixedPointExp2<4> exponential;
+  for (int c = 0; c < 2; ++c) minus_delta[c] = load(delta + c * kLanes) * -f.p.scale;
   VecU out_of_range{};
   for (int64_t j = 0; j < kTileSide; ++j) {
     VecF probability[2][2], ds[2][2];
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) {
-#pragma GCC unroll 2
-      for (int r = 0; r < 2; ++r) {
-        const int64_t from = (j + r * kTileSide) * kBlockM + c * kLanes;
-        __m512i e = exponential(fma(load(sS + from), scale_log2, offset[c]));
-        __m512 d = (__m512)((VecF)e * fma(load(sdP + from), scale, minus_delta[c]));
-        if constexpr (kMasked) {  // what is not seen has P = 0, and dP may be anything
-          const __mmask16 seen = visible[c](static_cast<uint32_t>(r * kTileSide));
-          e = _mm512_maskz_mov_epi32(seen, e);
-          d = _mm512_maskz_mov_ps(seen, d);
+      const auto gradient = [&]<bool kUpper>() TESSERA_LAMBDA_INLINE {
+        const int64_t n = j + (kUpper ? kTileSide : 0);
+        const auto entry = exponential.template entry<kUpper>(sS, j, c);
+        out_of_range |= (VecU)entry.probability;
+        const VecF e = (VecF)entry.probability;
+        VecF dp = load(sdP + n * kBlockM + c * kLanes), kept = e;
+        if (exponential.dropout()) {
+          const VecF factor = exponential.template dropout_factor<kUpper>(j, c);
+          dp *= factor, kept *= factor;
         }
-        probability[r][c] = (VecF)e, ds[r][c] = (VecF)d;
-        out_of_range |= (VecU)e;
-      }
-      if constexpr (kMasked) visible[c].next_key();
+        VecF d = e * fma(dp, scale, minus_delta[c]);
+        // What is not seen has P = 0, and dP and the slope may be anything.
+        if constexpr (Exponential::hides()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
+        if (kScores == Scores::kOptions && d_bias) {
+          const VecF unscaled = e * (dp - load(delta + c * kLanes));
+          store(d_bias + n * kBlockM + c * kLanes, (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)unscaled));
+        }
+        if (exponential.softcap()) {
+          d *= entry.slope;
+          if constexpr (Exponential::hides()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
+        }
+        probability[kUpper][c] = kept, ds[kUpper][c] = d;
+      };
+      gradient.template operator()<false>();
+      gradient.template operator()<true>();
+      exponential.next_unit(c);
     }
     store_steps<false>(f, at, j, probability, ds);
   }
@@ -179,11 +191,39 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
 
 TESSERA_INLINE void gradients(const AmxBackward& f, const StagePair& at, float* ring) {
   const int64_t key = f.key_begin + at.stage * kStageKeys;
+  const Tile& tile = f.tiles[at.tile];
+  const auto fused = [&]<Scores kScores>(const StageOptions* options, float* d_bias)
+                         TESSERA_LAMBDA_INLINE { return fused_gradients<kScores>(f, at, ring, key, options, d_bias); };
+  bool done = false;
   if (!f.options) {
-    const bool whole = seen_by_all(f.tiles[at.tile], key);
-    if (whole ? fused_gradients<false>(f, at, ring, key) : fused_gradients<true>(f, at, ring, key)) return;
+    done = seen_by_all(tile, key) ? fused.template operator()<Scores::kAllSeen>(nullptr, nullptr)
+                                  : fused.template operator()<Scores::kMasked>(nullptr, nullptr);
+  } else {
+    const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
+    float *bias = f.s.options, *d_bias = f.p.d_bias ? bias + kStage_floats : nullptr, *rest = bias + 2 * kStage_floats;
+    const StageOptions options(f.p, tile, key, keys, ring, bias);
+    switch (d_bias ? Scores::kOptions : options.kind) {
+      case Scores::kAllSeen:
+        done = fused.template operator()<Scores::kAllSeen>(&options, nullptr);
+        break;
+      case Scores::kSoftcap:
+        done = fused.template operator()<Scores::kSoftcap>(&options, nullptr);
+        break;
+      case Scores::kBias:
+        done = fused.template operator()<Scores::kBias>(&options, nullptr);
+        break;
+      case Scores::kAlibi:
+        done = fused.template operator()<Scores::kAlibi>(&options, nullptr);
+        break;
+      case Scores::kDropout:
+        done = fused.template operator()<Scores::kDropout>(&options, nullptr);
+        break;
+      default:
+        done = fused.template operator()<Scores::kOptions>(&options, d_bias);
+        if (done && d_bias) add_bias_gradient(f.p, tile, d_bias, rest, key, keys);
+    }
   }
-  plain_gradients(f, at, ring, key);
+  if (!done) plain_gradients(f, at, ring, key);
 }
 
 // Of a pair, what the rows that were packed as zeros give: dV += P^T dO, dK += dS^T Q, dQ += dS K, of what each lane sees.

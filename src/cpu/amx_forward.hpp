@@ -248,12 +248,33 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
   if (work.group_begin >= work.group_end) f.accumulators.flush();
 }
 
-// The reference of a tile that has seen nothing: the maximum of what each row sees of its first stage. Any number serves, and
-// what it does not suit is found at the job's end; so a row that sees nothing there takes the tile's maximum.
-TESSERA_OWN_FUNCTION void take_reference(const AmxForward& f, Tile& tile, const float* s, int64_t key) {
+TESSERA_INLINE void attend_stage_with(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
+                                      int64_t key, const Beside& work, const StageOptions& options) {
+  switch (options.kind) {
+    case Scores::kAllSeen:
+      return attend_stage<Scores::kAllSeen>(f, tile, sums, s, sP, key, work, &options);
+    case Scores::kSoftcap:
+      return attend_stage<Scores::kSoftcap>(f, tile, sums, s, sP, key, work, &options);
+    case Scores::kBias:
+      return attend_stage<Scores::kBias>(f, tile, sums, s, sP, key, work, &options);
+    case Scores::kAlibi:
+      return attend_stage<Scores::kAlibi>(f, tile, sums, s, sP, key, work, &options);
+    case Scores::kDropout:
+      return attend_stage<Scores::kDropout>(f, tile, sums, s, sP, key, work, &options);
+    default:
+      return attend_stage<Scores::kOptions>(f, tile, sums, s, sP, key, work, &options);
+  }
+}
+
+// Lane by lane: not 0; a reference whose own score comes out as 2^0 and not as the rounding of large numbers.
+TESSERA_INLINE uint32_t lane_bits(VecI lanes) { return _mm512_movepi32_mask((__m512i)lanes); }
+TESSERA_INLINE uint32_t exact_lanes(VecF ref) { return lane_bits(abs(ref) <= 65536.0f); }
+
+// The reference of a tile that has seen nothing: the maximum of what each row sees of one stage. Any number serves, and what
+// it does not suit is found at the job's end; so a row that sees nothing there takes the tile's maximum. `keys`: of the stage.
+TESSERA_OWN_FUNCTION void take_reference(const AmxForward& f, Tile& tile, const float* s, int64_t key, int64_t keys) {
   VecF scale = splat(f.p.scale_log2);
   if (f.has_options) {
-    const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
     for (int64_t n = 0; n < keys * kBlockM; n += kLanes) store(f.scratch.sS + n, load(s + n));
     apply_scores(f.p, tile, f.scratch.sS, key, 0, keys, nullptr, f.scratch.options, kStageKeys * kBlockM);
     s = f.scratch.sS, scale = splat(1.0f);
@@ -270,24 +291,65 @@ TESSERA_OWN_FUNCTION void take_reference(const AmxForward& f, Tile& tile, const 
   }
   const VecF most = splat(max_lanes(max(best[0], best[1])));
   for (int c = 0; c < 2; ++c) store(tile.ref + c * kLanes, select(best[c] == -infinity(), most, best[c]));
+  tile.met_ref = exact_lanes(best[0]) | exact_lanes(best[1]) << kLanes;
   tile.has_ref = true;
+}
+
+// ALiBi: a tile's scores rise from key to key up to its diagonal, and would pass the first keys' maximum again and again. So
+// its reference is taken from where the diagonal meets it.
+TESSERA_OWN_FUNCTION void take_references_at_diagonals(AmxForward& f, int64_t tile_count, int64_t first_key,
+                                                       int64_t key_end) {
+  for (int64_t t = 0; t < tile_count; ++t) {
+    Tile& tile = f.tiles[t];
+    const int64_t low = max_of<int64_t>(first_key, tile.some_low), high = min_of<int64_t>(key_end - 1, tile.some_high);
+    if (low > high) continue;
+    const int64_t diagonal = tile.query[0] + f.sequence.sk - f.sequence.sq;
+    const int64_t key = max_of(low, min_of(high, diagonal)) / kStageKeys * kStageKeys;
+    const int64_t keys = min_of(kStageKeys, key_end - key);
+    pack_key_rows(f.scratch.k_tiles, f.p, f.p.k, f.sequence, f.batch, f.head_kv, {key, 0, keys}, f.p.head_dim);
+    f.scores({static_cast<int32_t>(t), 0, 1}, 0, f.scratch.ring, [] {});
+    f.accumulators.flush();
+    take_reference(f, tile, f.scratch.ring, key, keys);
+  }
+}
+
+// Whether -inf in the bias hides all keys of the job from these rows.
+TESSERA_COLD_FUNCTION bool hidden_by_bias(const AmxForward& f, const Tile& tile, const Job& job, uint32_t rows) {
+  uint32_t seeing = 0;
+  for (int64_t stage = job.first; stage < job.first + job.stages; ++stage) {
+    const int64_t key = f.key_begin + stage * kStageKeys, keys = min_of(kStageKeys, f.keys - stage * kStageKeys);
+    const StageOptions options(f.p, tile, key, keys, f.scratch.ring, f.scratch.options);
+    for (int64_t n = 0; n < keys; ++n) {
+      for (int c = 0; c < 2; ++c) {
+        const VecI sees = load(options.bias + n * kBlockM + c * kLanes) != -infinity();
+        seeing |= lane_bits(sees & ((options.seen[c] >> static_cast<uint32_t>(n) & 1u) != 0u)) << c * kLanes;
+      }
+    }
+  }
+  return (seeing & rows) == 0;
 }
 
 // Adds the job's sums to the tile's. False: they cannot be trusted. A row whose reference, of keys that it does not see,
 // is far above its scores would come near the denormals, which AMX takes for zeros.
-TESSERA_INLINE bool accept_sums(Tile& tile, const JobSums& sums) {
+TESSERA_INLINE bool accept_sums(const AmxForward& f, Tile& tile, const Job& job, const JobSums& sums) {
   constexpr float kLeastSum = 0x1p-40f;
-  VecI fits = splat(-1);
+  VecI above = (VecI)(load_as<VecU>(sums.out_of_range) & 0x80008000u);
+  VecF total[2];
+  uint32_t small = 0, zero = 0, unseen = 0;
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) {
-    const VecF sum = load(sums.sum + c * kLanes), total = load(tile.sum + c * kLanes) + sum;
-    const VecI seen = (VecI)_mm512_movm_epi32(sums.seen[c]);
-    fits &= (sum <= kOptimisticBound) & ((total >= kLeastSum) | ((total == 0.0f) & ~seen));
+    const VecF sum = load(sums.sum + c * kLanes);
+    total[c] = load(tile.sum + c * kLanes) + sum;
+    above |= ~(sum <= kOptimisticBound);
+    small |= lane_bits(~(total[c] >= kLeastSum)) << c * kLanes;
+    zero |= lane_bits(total[c] == 0.0f) << c * kLanes;
+    unseen |= lane_bits(sums.seen[c] == 0u) << c * kLanes;
   }
-  const VecI outside = (VecI)(load_as<VecU>(sums.out_of_range) & 0x80008000u);
-  if (any(outside | ~fits)) return false;
+  if (any(above)) return false;
+  small &= ~tile.met_ref & ~(zero & unseen);
+  if (small != 0 && ((small & ~zero) != 0 || !f.p.bias.data || !hidden_by_bias(f, tile, job, small))) return false;
 #pragma GCC unroll 2
-  for (int c = 0; c < 2; ++c) store(tile.sum + c * kLanes, load(tile.sum + c * kLanes) + load(sums.sum + c * kLanes));
+  for (int c = 0; c < 2; ++c) store(tile.sum + c * kLanes, total[c]);
   return true;
 }
 
@@ -321,6 +383,8 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
     const VecI moves = best[c] > old + kRescaleThreshold_log2;
     const VecF next = select(moves, best[c], given);
     store(tile.ref + c * kLanes, next);
+    const uint32_t moved = lane_bits(moves) << c * kLanes;
+    tile.met_ref = (tile.met_ref & ~moved) | (exact_lanes(next) << c * kLanes & moved);
     ref[c] = select(next == -infinity(), VecF{}, next);
     alpha[c] = select(moves, exp2(old - ref[c]), splat(1.0f));
     rescale |= moves;
@@ -384,7 +448,10 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
     const bool first = !tile.started && !tile.pessimistic && !tile.has_ref;
     bool done = false;
     if (tile.has_ref || first) {
-      if (first) take_reference(f, tile, ring + turn * kRing, f.key_begin + job.first * kStageKeys);
+      if (first) {
+        const int64_t begin = job.first * kStageKeys;
+        take_reference(f, tile, ring + turn * kRing, f.key_begin + begin, min_of(kStageKeys, f.keys - begin));
+      }
       JobSums sums{};
       const int64_t groups = before ? f.output_groups() : 0;
       for (int64_t stage = 0; stage < job.stages; ++stage) {
@@ -401,8 +468,9 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
         uint32_t* stage_p = sP + stage * kTileSide * kBlockM;
         if (f.has_options) {
           const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
-          const StageOptions options(f.p, tile, key, keys, f.scratch.options);
-          attend_stage<Scores::kOptions>(f, tile, sums, s, stage_p, key, work, &options);
+          const StageOptions options(f.p, tile, key, keys, s, f.scratch.options);
+          sums.seen[0] |= options.seen[0], sums.seen[1] |= options.seen[1];
+          attend_stage_with(f, tile, sums, s, stage_p, key, work, options);
         } else if (seen_by_all(tile, key)) {
           attend_stage<Scores::kAllSeen>(f, tile, sums, s, stage_p, key, work, nullptr);
         } else {
@@ -410,7 +478,7 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
         }
       }
       if (before) f.finish_output(*before, before_p);
-      done = accept_sums(tile, sums);
+      done = accept_sums(f, tile, job, sums);
       if (!done) f.accumulators.flush();
     } else {
       if (before) f.whole_output(*before, before_p);
@@ -419,7 +487,7 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
       f.accumulators.flush();
     }
     if (!done) {
-      if (first) forget_softmax(tile);
+      if (first) forget_softmax(tile), tile.met_ref = 0;
       attend_plain(f, job, sP);
     }
   }
@@ -498,6 +566,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
 
   // 2. For every super-block of visible keys: K and V packed, then S, softmax, O += P V for each tile.
   tiles_configure();
+  if (p.alibi_slopes) take_references_at_diagonals(f, tile_count, first_key, key_end);
   for (; key < key_end; key += p.block_n) {
     if (p.cancelled && p.cancelled(p.cancel)) break;
     f.key_begin = key;

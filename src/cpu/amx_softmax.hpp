@@ -92,16 +92,112 @@ TESSERA_INLINE VecF tanh_by_reciprocal(VecF x) {
   return select(x * x == 81.0f, x * splat(1.0f / 9.0f), ratio.numerator * reciprocal);
 }
 
+// tanh(x) = x T(x^2) for |x| <= 0.625, minimax (1.1e-7 relative): no division, no bounds. Times a constant.
+constexpr float kSmallTanh = 0.625f;
+class TanhOfSmall {
+ public:
+  TESSERA_INLINE explicit TanhOfSmall(float factor) {
+    static constexpr float kCoefficients[5] = {0.99999988f, -0.33331954f, 0.13304526f, -0.051821865f, 0.015050945f};
+    const float* c = opaque(kCoefficients);
+#pragma GCC unroll 5
+    for (int i = 0; i < 5; ++i) c_[i] = splat(c[i] * factor);
+  }
+  // factor tanh(x) / x
+  TESSERA_INLINE VecF ratio(VecF x) const {
+    const VecF z = x * x;
+    VecF t = fma(c_[4], z, c_[3]);
+    t = fma(t, z, c_[2]);
+    t = fma(t, z, c_[1]);
+    return fma(t, z, c_[0]);
+  }
+
+ private:
+  VecF c_[5];
+};
+
+// Whether no number of a stage's S is above `bound` in magnitude, or NaN.
+TESSERA_INLINE bool all_within(const float* s, float bound) {
+  __mmask16 within = 0xffff;
+  const __m512 limit = _mm512_set1_ps(bound);
+  for (int64_t n = 0; n < kStageKeys * kBlockM; n += 4 * kLanes) {
+    const auto at = [&](int i) TESSERA_LAMBDA_INLINE { return (__m512)load(s + n + i * kLanes); };
+    constexpr int kLargerMagnitude = 0x0b;  // of both, without its sign
+    const __m512 ab = _mm512_range_ps(at(0), at(1), kLargerMagnitude);
+    const __m512 cd = _mm512_range_ps(at(2), at(3), kLargerMagnitude);
+    within &= _mm512_cmp_ps_mask(_mm512_range_ps(ab, cd, kLargerMagnitude), limit, _CMP_LE_OQ);
+  }
+  return within == 0xffff;
+}
+
+// What a stage's softmax has to look at: everything seen and no option, a mask by position, one option alone and everything
+// seen, or anything. kSoftcap: of small scores; kAlibi: all keys on one side of the diagonal.
+enum class Scores { kAllSeen, kMasked, kSoftcap, kBias, kAlibi, kDropout, kOptions };
+
+// out[n][kBlockM] = bias[query of the lane][key + n] as float32, zeros past the last row and key.
+TESSERA_INLINE void gather_bias(float* out, const Params& p, const Tile& tile, int64_t key, int64_t keys) {
+  const bool bf16 = p.bias_dtype == TESSERA_BFLOAT16 && p.bias.col == 2;
+  const bool f32 = p.bias_dtype == TESSERA_FLOAT32 && p.bias.col == 4;
+  if (!bf16 && !f32) return gather_scores(out, p.bias, p.bias_dtype, tile, key, keys);
+  const char* rows[kBlockM];
+  for (int64_t lane = 0; lane < tile.count; ++lane) {
+    rows[lane] = score_row_at(p.bias, tile, lane, tile.query[lane]) + p.bias.col * key;
+    // The hardware does not foresee so many rows, and of a power of two of bytes they share a few sets of the first cache.
+    constexpr int kIntoSecondCache = 2;
+    __builtin_prefetch(rows[lane] + 2 * kStageKeys * p.bias.col, 0, kIntoSecondCache);
+    if (f32) __builtin_prefetch(rows[lane] + 2 * kStageKeys * p.bias.col + 64, 0, kIntoSecondCache);
+  }
+  // A transposition of 32-bit words: of pairs of bfloat16, which a shift and a mask split, or of float32.
+  for (int64_t r = 0; r < kBlockM; r += kTileSide) {
+    VecU words[kTileSide];
+    if (bf16) {
+      transpose_pairs(words, SixteenRows(rows + r, tile.count - r, 0, keys));
+#pragma GCC unroll 16
+      for (int i = 0; i < kTileSide; ++i) {
+        store(out + 2 * i * kBlockM + r, words[i] << 16);
+        store(out + (2 * i + 1) * kBlockM + r, words[i] & 0xffff0000u);
+      }
+      continue;
+    }
+    for (int64_t n = 0; n < kStageKeys; n += kTileSide) {
+      transpose_pairs(words, SixteenRows(rows + r, tile.count - r, 2 * n, 2 * keys));
+#pragma GCC unroll 16
+      for (int i = 0; i < kTileSide; ++i) store(out + (n + i) * kBlockM + r, words[i]);
+    }
+  }
+}
+
+// Which of 32 keys dropout keeps, by lanes: key n is bit kept_bit(n), so that both halves of a word stay where they are.
+constexpr uint32_t kept_bit(uint32_t n) { return n % 2 * 16 + n % 8 / 2 * 4 + n / 8; }
+TESSERA_INLINE VecU keys_kept(const Params& p, const Tile& tile, int c, int64_t key) {
+  VecU kept{};
+  if (p.dropout_threshold > 0xffff) return kept;
+  const __m512i threshold = _mm512_set1_epi16(static_cast<int16_t>(p.dropout_threshold));
+  for (int32_t quad = 0; quad < 4; ++quad) {
+    VecU words[4];
+    dropout_words(words, p, tile, c, key, quad);
+#pragma GCC unroll 4
+    for (int w = 0; w < 4; ++w) {
+      const VecU all = (VecU)_mm512_movm_epi16(_mm512_cmpge_epu16_mask((__m512i)words[w], threshold));
+      kept |= all & (0x10001u << (quad * 4 + w));
+    }
+  }
+  return kept;
+}
+
 // What the options make of a stage of 32 keys: bits for what is seen and kept, and what is added to the scores.
 struct StageOptions {
-  VecU seen[2], kept[2];        // bit n of a lane: key + n
+  VecU seen[2];                 // bit n of a lane: key + n
+  VecU kept[2];                 // likewise, bit kept_bit(n)
   const float* bias = nullptr;  // [32][kBlockM]
-  VecF slope[2], distance[2];   // ALiBi: in the exponential's units; |query - key|, for the first key
-  VecF dropout_scale, cap;      // 1 / (1 - p); scale / softcap
+  VecF slope[2],
+      distance[2];          // ALiBi: in the exponential's units, kAlibi: times the sign of query - key; that, first key
+  VecF dropout_scale, cap;  // 1 / (1 - p); scale / softcap
   bool alibi, dropout, softcap;
+  Scores kind;
 
-  // `keys`: of the stage. `scratch`: a bias's [32][kBlockM].
-  TESSERA_INLINE StageOptions(const Params& p, const Tile& tile, int64_t key, int64_t keys, float* scratch)
+  // `keys`: of the stage. `s`: its S. `scratch`: a bias's [32][kBlockM].
+  TESSERA_INLINE StageOptions(const Params& p, const Tile& tile, int64_t key, int64_t keys, const float* s,
+                              float* scratch)
       : alibi(p.alibi_slopes != nullptr), dropout(p.dropout_threshold != 0), softcap(p.softcap > 0) {
     alignas(64) uint32_t lanes[kBlockM];
 #pragma GCC unroll 2
@@ -109,11 +205,11 @@ struct StageOptions {
     for (int64_t lane = tile.count; lane < kBlockM; ++lane) lanes[lane] = 0;  // a bias has nothing there
     if (p.mask.data) apply_mask(lanes, p, tile, key, keys);
     if (p.block_mask.data) apply_block_mask(lanes, p, tile, key, keys);
-    if (p.bias.data) gather_scores(scratch, p.bias, p.bias_dtype, tile, key, keys), bias = scratch;
+    if (p.bias.data) gather_bias(scratch, p, tile, key, keys), bias = scratch;
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) {
       seen[c] = load_as<VecU>(lanes + c * kLanes);
-      if (dropout) kept[c] = kept_keys(p, tile, c, key);
+      if (dropout) kept[c] = keys_kept(p, tile, c, key);
     }
     dropout_scale = splat(p.dropout_scale);
     cap = splat(softcap ? p.scale / p.softcap : 0.0f);
@@ -127,9 +223,24 @@ struct StageOptions {
         distance[c] = to_float(load_as<VecI>(tile.query + c * kLanes) + (diagonal - static_cast<int32_t>(key)));
       }
     }
+    kind = kind_of(p, s);
+    if (kind == Scores::kAlibi && any(distance[0] <= 0.0f)) slope[0] = -slope[0], slope[1] = -slope[1];
   }
 
  private:
+  TESSERA_INLINE Scores kind_of(const Params& p, const float* s) const {
+    const int count = alibi + dropout + softcap + (bias != nullptr);
+    if (count > 1 || any((VecI)(seen[0] & seen[1]) != -1)) return Scores::kOptions;
+    if (count == 0) return Scores::kAllSeen;
+    if (bias) return Scores::kBias;
+    if (dropout) return Scores::kDropout;
+    if (softcap) {
+      return all_within(s, kSmallTanh * p.softcap / __builtin_fabsf(p.scale)) ? Scores::kSoftcap : Scores::kOptions;
+    }
+    const VecI before = (distance[0] >= kStageKeys - 1.0f) & (distance[1] >= kStageKeys - 1.0f);
+    const VecI after = (distance[0] <= 0.0f) & (distance[1] <= 0.0f);
+    return any(~before) && any(~after) ? Scores::kOptions : Scores::kAlibi;
+  }
   TESSERA_INLINE static void apply_mask(uint32_t* lanes, const Params& p, const Tile& tile, int64_t key, int64_t keys) {
     for (int64_t lane = 0; lane < tile.count; ++lane) {
       const char* row = score_row_at(p.mask, tile, lane, tile.query[lane]) + p.mask.col * key;
@@ -156,35 +267,130 @@ struct StageOptions {
   }
 };
 
+constexpr float kRowNumbers[kStageKeys] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                           16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+constexpr uint32_t kBits[kStageKeys] = {1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
+                                        1u << 8,  1u << 9,  1u << 10, 1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15,
+                                        1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21, 1u << 22, 1u << 23,
+                                        1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
+
+// A stage's scores, exponentiated against `against` (a row's reference or LSE, log2 units). kSlope: with the softcap's slope.
+template <Scores kScores, int kDegree, bool kSlope>
+class StageExponential {
+  static constexpr bool kAny = kScores == Scores::kOptions;
+  static constexpr bool kSmallSoftcap = kScores == Scores::kSoftcap;
+
+ public:
+  TESSERA_INLINE StageExponential(const Params& p, const Tile& tile, const float* against, int64_t key,
+                                  const StageOptions* options)
+      : options_(options),
+        tanh_(kSmallSoftcap && !kSlope ? p.softcap * kLog2e * kFixedPointOne : 1.0f),
+        scale_(
+            splat((kSmallSoftcap || (kAny && options->softcap) ? p.softcap * kLog2e : p.scale_log2) * kFixedPointOne)),
+        visible_{VisibleLanes(tile, 0, key), VisibleLanes(tile, 1, key)} {
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) {
+      offset_[c] = load(against + c * kLanes) * -kFixedPointOne;
+      if constexpr (kScores == Scores::kAlibi) offset_[c] = fma(options->slope[c], options->distance[c], offset_[c]);
+    }
+  }
+
+  struct Entry {
+    __m512i probability;  // 0 where the entry is hidden; the sign is set where it is out of range
+    __mmask16 seen;
+    VecF slope;  // kSlope: of the softcap
+  };
+  TESSERA_INLINE static constexpr bool hides() {
+    return kScores == Scores::kMasked || kScores == Scores::kBias || kAny;
+  }
+  TESSERA_INLINE bool softcap() const { return kSmallSoftcap || (kAny && options_->softcap); }
+  TESSERA_INLINE bool dropout() const { return kScores == Scores::kDropout || (kAny && options_->dropout); }
+
+  // Of key n = unit or, kUpper, unit + 16 of vector c.
+  template <bool kUpper>
+  TESSERA_INLINE Entry entry(const float* stage, int64_t unit, int c) const {
+    const int64_t n = unit + (kUpper ? kTileSide : 0);
+    VecF s = load(stage + n * kBlockM + c * kLanes);
+    Entry out{{}, 0xffff, splat(1.0f)};
+    VecF offset = offset_[c];
+    if constexpr (kScores == Scores::kMasked) out.seen = visible_[c](kUpper ? kTileSide : 0);
+    if constexpr (kAny) out.seen = bit(options_->seen[c], static_cast<uint32_t>(n));
+    if constexpr (kSmallSoftcap && !kSlope) {
+      const VecF x = s * options_->cap;
+      out.probability = exp2_(fma(x, tanh_.ratio(x), offset));
+      return out;
+    }
+    if (softcap()) {
+      const VecF x = s * options_->cap;
+      if constexpr (kSmallSoftcap) {
+        s = x * tanh_.ratio(x);
+      } else {
+        s = tanh_by_reciprocal(x);
+      }
+      if constexpr (kSlope) out.slope = fma(-s, s, splat(1.0f));
+    }
+    if (kScores == Scores::kBias || (kAny && options_->bias)) {
+      const VecF bias = load(options_->bias + n * kBlockM + c * kLanes);
+      out.seen &= _mm512_cmpneq_ps_mask((__m512)bias, _mm512_set1_ps(-infinity()));
+      offset = fma(bias, splat(kLog2e * kFixedPointOne), offset);
+    }
+    const VecF row = splat(*opaque(kRowNumbers + n));
+    if constexpr (kScores == Scores::kAlibi) offset = fma(-options_->slope[c], row, offset);
+    if (kAny && options_->alibi) offset = fma(options_->slope[c], abs(options_->distance[c] - row), offset);
+    VecF x = fma(s, scale_, offset);
+    // Scores far below (a bias of -1e30) are zeros, as 2^-127 comes out, no reason to do the job again.
+    if constexpr (kAny || kScores == Scores::kBias || kScores == Scores::kAlibi) {
+      x = max(splat(-127.0f * kFixedPointOne), x);
+    }
+    out.probability = exp2_(x);
+    if constexpr (hides()) out.probability = _mm512_maskz_mov_epi32(out.seen, out.probability);
+    return out;
+  }
+  // After a unit: masks by position are told key by key.
+  TESSERA_INLINE void next_unit(int c) {
+    if constexpr (kScores == Scores::kMasked) visible_[c].next_key();
+  }
+  // 1 / (1 - p) where dropout keeps the entry, else 0.
+  template <bool kUpper>
+  TESSERA_INLINE VecF dropout_factor(int64_t unit, int c) const {
+    const uint32_t n = static_cast<uint32_t>(unit) + (kUpper ? kTileSide : 0);
+    return (VecF)_mm512_maskz_mov_ps(bit(options_->kept[c], kept_bit(n)), (__m512)options_->dropout_scale);
+  }
+
+ private:
+  TESSERA_INLINE static __mmask16 bit(VecU lanes, uint32_t n) {
+    return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)splat(*opaque(kBits + n)));
+  }
+
+  const StageOptions* options_;
+  FixedPointExp2<kDegree> exp2_;
+  TanhOfSmall tanh_;
+  VecF scale_, offset_[2];
+  VisibleLanes visible_[2];
+};
+
 // What a job's optimistic softmax has summed, a lane a query.
 struct JobSums {
   alignas(64) float sum[kBlockM];
   alignas(64) uint32_t out_of_range[kLanes];  // bits 15 and 31
-  __mmask16 seen[2];                          // with options: rows that see a key of the job
+  VecU seen[2];                               // with options: what rows see of the job, by position and masks
 };
-
-enum class Scores { kAllSeen, kMasked, kOptions };
 
 // The softmax of one stage: S [32][kBlockM] -> P [16 pairs of keys j, j + 16][kBlockM], some units at a time.
 template <Scores kScores>
 class StageSoftmax {
-  static constexpr bool kOptions = kScores == Scores::kOptions;
+  static constexpr bool kPlain = kScores == Scores::kAllSeen || kScores == Scores::kMasked;
+  // A row of few keys, or few that count, has its exponentials' errors in its LSE.
+  static constexpr int kDegree =
+      kScores == Scores::kAllSeen || kScores == Scores::kSoftcap || kScores == Scores::kDropout ? 4 : 5;
 
  public:
   TESSERA_INLINE StageSoftmax(const Params& p, const Tile& tile, const JobSums& sums, const float* s, uint32_t* p_out,
                               int64_t key, const StageOptions* options)
-      : s_(s),
-        p_out_(p_out),
-        options_(options),
-        scale_(splat((kOptions && options->softcap ? p.softcap * kLog2e : p.scale_log2) * kFixedPointOne)),
-        visible_{VisibleLanes(tile, 0, key), VisibleLanes(tile, 1, key)} {
+      : s_(s), p_out_(p_out), exponential_(p, tile, tile.ref, key, options) {
     out_of_range_ = load_as<VecU>(sums.out_of_range);
 #pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      offset_[c] = load(tile.ref + c * kLanes) * -kFixedPointOne;
-      sum_[c] = load(sums.sum + c * kLanes);
-      seen_[c] = sums.seen[c];
-    }
+    for (int c = 0; c < 2; ++c) sum_[c] = load(sums.sum + c * kLanes);
   }
 
   TESSERA_INLINE void run(int count) {
@@ -193,19 +399,18 @@ class StageSoftmax {
       uint32_t* out = p_out_ + unit_ * kBlockM;
 #pragma GCC unroll 2
       for (int c = 0; c < 2; ++c) {
-        __m512i low = probability(unit_, c), high = probability(unit_ + kTileSide, c);
-        if constexpr (kScores == Scores::kMasked) {
-          low = _mm512_maskz_mov_epi32(visible_[c](0), low);
-          high = _mm512_maskz_mov_epi32(visible_[c](kTileSide), high);
-          visible_[c].next_key();
-        }
+        __m512i low = exponential_.template entry<false>(s_, unit_, c).probability;
+        __m512i high = exponential_.template entry<true>(s_, unit_, c).probability;
+        exponential_.next_unit(c);
         sum_[c] += (VecF)low + (VecF)high;
-        if constexpr (kOptions) {
-          out_of_range_ |= ((VecU)low | (VecU)high) & 0x80000000u;
-          if (options_->dropout) low = kept(low, unit_, c), high = kept(high, unit_ + kTileSide, c);
+        // Dropout might make a number out of range a zero.
+        if constexpr (!kPlain) out_of_range_ |= ((VecU)low | (VecU)high) & 0x80000000u;
+        if (exponential_.dropout()) {
+          low = (__m512i)((VecF)low * exponential_.template dropout_factor<false>(unit_, c));
+          high = (__m512i)((VecF)high * exponential_.template dropout_factor<true>(unit_, c));
         }
         const VecU pair = join_words(Rounded(low), Rounded(high));
-        if constexpr (!kOptions) out_of_range_ |= pair;
+        if constexpr (kPlain) out_of_range_ |= pair;
         store(out + c * kLanes, pair);
       }
     }
@@ -215,51 +420,16 @@ class StageSoftmax {
     run(kUnits);
     store(sums.out_of_range, out_of_range_);
 #pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      store(sums.sum + c * kLanes, sum_[c]);
-      sums.seen[c] = seen_[c];
-    }
+    for (int c = 0; c < 2; ++c) store(sums.sum + c * kLanes, sum_[c]);
   }
 
  private:
-  // Of key n of the stage. What no key of the stage's options shows is 0.
-  TESSERA_INLINE __m512i probability(int64_t n, int c) {
-    VecF s = load(s_ + n * kBlockM + c * kLanes);
-    if constexpr (!kOptions) return exp2_(fma(s, scale_, offset_[c]));
-    VecF offset = offset_[c];
-    __mmask16 sees = bit_of(options_->seen[c], n);
-    if (options_->softcap) s = tanh_by_reciprocal(s * options_->cap);
-    if (options_->bias) {
-      const VecF bias = load(options_->bias + n * kBlockM + c * kLanes);
-      sees &= _mm512_cmpneq_ps_mask((__m512)bias, _mm512_set1_ps(-infinity()));
-      offset = fma(bias, splat(kLog2e * kFixedPointOne), offset);
-    }
-    if (options_->alibi) {
-      offset = fma(options_->slope[c], abs(options_->distance[c] - splat(static_cast<float>(n))), offset);
-    }
-    seen_[c] |= sees;
-    // Scores far below the reference (a bias of -1e30) are zeros, not a reason to do the job again.
-    const VecF x = fma(s, scale_, offset);
-    sees &= _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f * kFixedPointOne), _CMP_NLE_UQ);
-    return _mm512_maskz_mov_epi32(sees, exp2_(x));
-  }
-  TESSERA_INLINE __m512i kept(__m512i e, int64_t n, int c) const {
-    return _mm512_maskz_mov_epi32(bit_of(options_->kept[c], n), (__m512i)((VecF)e * options_->dropout_scale));
-  }
-  TESSERA_INLINE static __mmask16 bit_of(VecU lanes, int64_t n) {
-    return _mm512_test_epi32_mask((__m512i)lanes, _mm512_set1_epi32(static_cast<int>(1u << n)));
-  }
-
   const float* s_;
   uint32_t* p_out_;
-  const StageOptions* options_;
   int unit_ = 0;
-  FixedPointExp2<kScores == Scores::kAllSeen ? 4 : 5>
-      exp2_;  // a row of few keys has its exponentials' errors in its LSE
-  VecF scale_, offset_[2], sum_[2];
+  StageExponential<kScores, kDegree, false> exponential_;
+  VecF sum_[2];
   VecU out_of_range_;
-  VisibleLanes visible_[2];
-  __mmask16 seen_[2];
 };
 
 }  // namespace

@@ -44,11 +44,16 @@ inline void gather_block_mask(int32_t* visible, const Params& p, const Tile& til
 
 // ALiBi's slopes of the tile's lanes, in log2 units.
 inline void alibi_slopes(float* slopes, const Params& p, const Tile& tile) {
-  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+  const auto of_lane = [&](int64_t lane) TESSERA_LAMBDA_INLINE {
     const char* entry =
         reinterpret_cast<const char*>(p.alibi_slopes) + p.alibi_batch * tile.batch + p.alibi_head * tile.head[lane];
-    slopes[lane] = *reinterpret_cast<const float*>(entry) * kLog2e;
+    return *reinterpret_cast<const float*>(entry) * kLog2e;
+  };
+  if (!p.pack_heads) {
+    for (int64_t lane = 0; lane < kBlockM; lane += kLanes) store(slopes + lane, splat(of_lane(0)));
+    return;
   }
+  for (int64_t lane = 0; lane < kBlockM; ++lane) slopes[lane] = of_lane(lane);
 }
 
 // scores[n][kBlockM], n = begin ... end - 1 for keys block_key + n: raw products become scores in log2 units, -inf
@@ -105,18 +110,13 @@ inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64
 
 // ---- dropout: Philox4x32-10 in lanes, core/philox.hpp has the definition ----
 
+#if !defined(TESSERA_AVX512)
 struct HighLow {
   VecU high, low;
 };
 
 TESSERA_INLINE HighLow multiply_wide(VecU a, uint32_t factor) {
-#if defined(TESSERA_AVX512)
-  const __m512i f = _mm512_set1_epi64(factor);
-  const __m512i even = _mm512_mul_epu32((__m512i)a, f);
-  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)a, 32), f);
-  return {(VecU)_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd),
-          (VecU)_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32))};
-#elif defined(TESSERA_AVX2)
+#if defined(TESSERA_AVX2)
   const __m256i f = _mm256_set1_epi64x(factor);
   const __m256i even = _mm256_mul_epu32((__m256i)a, f);
   const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64((__m256i)a, 32), f);
@@ -132,43 +132,57 @@ TESSERA_INLINE HighLow multiply_wide(VecU a, uint32_t factor) {
   return r;
 #endif
 }
+#endif
+
+// Ten rounds in all lanes, in place.
+TESSERA_INLINE void philox(VecU (&x)[4], uint32_t key0, uint32_t key1) {
+  constexpr uint32_t kFactor0 = 0xD2511F53u, kFactor1 = 0xCD9E8D57u, kStep0 = 0x9E3779B9u, kStep1 = 0xBB67AE85u;
+#if defined(TESSERA_AVX512)
+  // Even and odd lanes apart, each in the lower half of 64 bits: a product is the low word where it lies and the high word
+  // above it, and what stands in an operand's upper half is of no account.
+  const __m512i factor0 = _mm512_set1_epi64(kFactor0), factor1 = _mm512_set1_epi64(kFactor1);
+  const auto high = [](__m512i v) TESSERA_LAMBDA_INLINE { return _mm512_shuffle_epi32(v, _MM_PERM_CDAB); };
+  __m512i word[4][2];
+#pragma GCC unroll 4
+  for (int w = 0; w < 4; ++w) word[w][0] = (__m512i)x[w], word[w][1] = high((__m512i)x[w]);
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+    const __m512i k0 = _mm512_set1_epi32(static_cast<int>(key0)), k1 = _mm512_set1_epi32(static_cast<int>(key1));
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd) {
+      const __m512i a = _mm512_mul_epu32(word[0][odd], factor0), b = _mm512_mul_epu32(word[2][odd], factor1);
+      constexpr int kXor = 0x96;  // of all three
+      word[0][odd] = _mm512_ternarylogic_epi32(high(b), word[1][odd], k0, kXor);
+      word[1][odd] = b;
+      word[2][odd] = _mm512_ternarylogic_epi32(high(a), word[3][odd], k1, kXor);
+      word[3][odd] = a;
+    }
+    key0 += kStep0, key1 += kStep1;
+  }
+#pragma GCC unroll 4
+  for (int w = 0; w < 4; ++w) x[w] = (VecU)_mm512_mask_shuffle_epi32(word[w][0], 0xaaaa, word[w][1], _MM_PERM_CDAB);
+#else
+  for (int round = 0; round < 10; ++round) {
+    const HighLow a = multiply_wide(x[0], kFactor0), b = multiply_wide(x[2], kFactor1);
+    x[0] = b.high ^ x[1] ^ key0;
+    x[1] = b.low;
+    x[2] = a.high ^ x[3] ^ key1;
+    x[3] = a.low;
+    key0 += kStep0, key1 += kStep1;
+  }
+#endif
+}
 
 // Philox's words for the lanes of vector c: word w holds what decides keys group + 2 quad + 8 w, in its low half, and the one
 // after, in its high half. `group`: a multiple of 32.
 TESSERA_INLINE void dropout_words(VecU (&words)[4], const Params& p, const Tile& tile, int c, int64_t group,
                                   int32_t quad) {
   const int32_t heads = static_cast<int32_t>(p.heads_q);
-  VecU x0 = splat(static_cast<uint32_t>(group / 32 * 4 + quad));
-  VecU x1 = load_as<VecU>(tile.query + c * kLanes);
-  VecU x2 = (VecU)(load_as<VecI>(tile.head + c * kLanes) + static_cast<int32_t>(tile.batch) * heads);
-  VecU x3 = splat(p.dropout_offset);
-  uint32_t key0 = p.dropout_key[0], key1 = p.dropout_key[1];
-  for (int round = 0; round < 10; ++round) {
-    const HighLow a = multiply_wide(x0, 0xD2511F53u), b = multiply_wide(x2, 0xCD9E8D57u);
-    x0 = b.high ^ x1 ^ key0;
-    x1 = b.low;
-    x2 = a.high ^ x3 ^ key1;
-    x3 = a.low;
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
-  }
-  words[0] = x0, words[1] = x1, words[2] = x2, words[3] = x3;
-}
-
-// Bit n of a lane: entry (lane of vector c, key + n) is kept. `key`: a multiple of 32.
-TESSERA_INLINE VecU kept_keys(const Params& p, const Tile& tile, int c, int64_t key) {
-  const VecI threshold = splat(static_cast<int32_t>(p.dropout_threshold));
-  VecU kept{};
-  for (int32_t quad = 0; quad < 4; ++quad) {
-    VecU words[4];
-    dropout_words(words, p, tile, c, key, quad);
-    for (int w = 0; w < 4; ++w) {
-      const int n = quad * 2 + w * 8;
-      kept |= (VecU)((VecI)(words[w] & 0xffffu) >= threshold) & (1u << n);
-      kept |= (VecU)((VecI)(words[w] >> 16) >= threshold) & (2u << n);
-    }
-  }
-  return kept;
+  words[0] = splat(static_cast<uint32_t>(group / 32 * 4 + quad));
+  words[1] = load_as<VecU>(tile.query + c * kLanes);
+  words[2] = (VecU)(load_as<VecI>(tile.head + c * kLanes) + static_cast<int32_t>(tile.batch) * heads);
+  words[3] = splat(p.dropout_offset);
+  philox(words, p.dropout_key[0], p.dropout_key[1]);
 }
 
 // factors[n][kBlockM] = 1 / (1 - p) where entry (tile's lane, block_key + n) is kept and 0 where it is dropped, for n =

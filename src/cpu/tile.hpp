@@ -21,6 +21,8 @@ struct Tile {
   bool started;      // a block of keys has been visited: ref, sum and the output tile hold something
   bool has_ref;      // every lane's ref is finite
   bool pessimistic;  // the block before passed the optimistic bound
+  uint32_t
+      met_ref;  // by AMX, a bit a row: its ref is the score of a key that it meets, so that its sum ends at 1 or above
   alignas(64) int32_t query[kBlockM], head[kBlockM];
   alignas(64) int32_t low[kBlockM], high[kBlockM];  // keys low ... high are visible by position
   alignas(64) float ref[kBlockM];  // log2 units: what scores are exponentiated against, -inf before the first
@@ -60,6 +62,7 @@ inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, 
   tile.vecs = static_cast<int32_t>((row_count + kLanes - 1) / kLanes);
   tile.started = false;
   tile.has_ref = tile.pessimistic = false;
+  tile.met_ref = 0;
   forget_softmax(tile);
   tile.some_low = 0x7fffffff, tile.some_high = -1;
   tile.all_low = 0, tile.all_high = 0x7fffffff;
