@@ -53,7 +53,7 @@ struct BwdSm90Plan {
 const BwdSm90Tile& tile_of(const tessera_plan& plan) {
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
   const ScoreConfig score = score_config(plan.problem);
-  const bool options = score.softcap || score.entries() || score.dropout;
+  const bool options = score.softcap || score.bias_or_mask() || score.dropout;
   return *std::ranges::find_if(kTiles, [head_dim, options](const BwdSm90Tile& tile) {
     return head_dim <= tile.head_dim && tile.options >= options;
   });
