@@ -4,6 +4,7 @@
 #include "tessera/append/config.hpp"
 #include "tessera/bwd_sm80/config.hpp"
 #include "tessera/bwd_sm90/config.hpp"
+#include "tessera/bwd_sm90_d256/config.hpp"
 #include "tessera/combine/config.hpp"
 #include "tessera/fwd_fa1/config.hpp"
 #include "tessera/fwd_sm80/config.hpp"

@@ -1,5 +1,6 @@
 #include "cuda/kernels.hpp"
 
+#include <algorithm>
 #include <cinttypes>
 
 #include "core/status.hpp"
@@ -54,6 +55,9 @@ int64_t smem_bytes(const FwdSm90Config& config) { return fwd_sm90_layout(config)
 int64_t smem_bytes(const BwdConfig& config) { return bwd_layout(config).bytes; }
 
 int64_t smem_bytes(const BwdSm90Config& config) { return bwd_sm90_layout(config).bytes; }
+int64_t smem_bytes(const BwdSm90D256Config& config) {
+  return std::max(bwd_sm90_d256_layout(config, 0).bytes, bwd_sm90_d256_layout(config, 1).bytes);
+}
 int64_t smem_bytes(const StandardProductConfig& config) { return standard_product_bytes(config); }
 
 KernelSpec spec_of(const FwdConfig& config) {
@@ -129,6 +133,17 @@ KernelSpec spec_of(const BwdSm90Config& config) {
           .params = "BwdSm90Params",
           .config = config_text(config),
           .threads = kBwdSm90Threads,
+          .smem_bytes = smem_bytes(config),
+          .claim = "sizeof(tessera::BwdSm90Params) == " + std::to_string(sizeof(BwdSm90Params))};
+}
+
+KernelSpec spec_of(const BwdSm90D256Config& config) {
+  return {.name = "bwd_sm90_d256",
+          .header = "tessera/bwd_sm90_d256/kernel.cuh",
+          .params = "BwdSm90Params",
+          .config = config_text(config),
+          .threads = kBwdSm90Threads,
+          .cluster = kBwdD256ClusterBlocks,
           .smem_bytes = smem_bytes(config),
           .claim = "sizeof(tessera::BwdSm90Params) == " + std::to_string(sizeof(BwdSm90Params))};
 }
@@ -222,6 +237,10 @@ void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid 
 
 void launch_bwd_sm90(const BwdSm90Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches) {
   launch_kernel("bwd_sm90", config, params, grid, launches);
+}
+
+void launch_bwd_sm90(const BwdSm90D256Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches) {
+  launch_kernel("bwd_sm90_d256", config, params, grid, launches);
 }
 
 void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {

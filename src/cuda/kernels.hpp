@@ -18,6 +18,7 @@ KernelSpec spec_of(const AppendConfig& config);
 KernelSpec spec_of(const BwdConfig& config);
 KernelSpec spec_of(const BwdRowsConfig& config);
 KernelSpec spec_of(const BwdSm90Config& config);
+KernelSpec spec_of(const BwdSm90D256Config& config);
 KernelSpec spec_of(const BwdSm90RowsConfig& config, bool after);
 KernelSpec spec_of(const StandardProductConfig& config);
 KernelSpec spec_of(const StandardRowsConfig& config);
@@ -31,6 +32,7 @@ int64_t smem_bytes(const FwdConfig& config);
 int64_t smem_bytes(const FwdSm90Config& config);
 int64_t smem_bytes(const BwdConfig& config);
 int64_t smem_bytes(const BwdSm90Config& config);
+int64_t smem_bytes(const BwdSm90D256Config& config);
 int64_t smem_bytes(const StandardProductConfig& config);
 
 // Each joins the call's launches.
@@ -41,6 +43,7 @@ tessera_status launch_append(const AppendConfig& config, const AppendParams& par
 void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90(const BwdSm90Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches);
+void launch_bwd_sm90(const BwdSm90D256Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_fwd_fa1(const FwdConfig& config, const FwdFa1Params& params, Grid grid, LaunchList& launches);

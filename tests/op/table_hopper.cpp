@@ -1,4 +1,4 @@
-// The part of the table that is made for fwd_sm90.
+// The part of the table that is made for fwd_sm90 and bwd_sm90.
 #include <iterator>
 #include <span>
 
@@ -228,6 +228,57 @@ constexpr const char* kHopperOptions[] = {
     "data=inf_value dropout=0.2 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128 used=1 b=3",
 };
 
+// bwd_sm90: tiles of 64 or 128 queries by 128 keys, with each option: blocks that are seen whole, partial ones, ends within a half
+// of a block's keys; bias and mask by pairs of keys and one by one; entries of one head, of all, of all sequences; a NaN.
+constexpr const char* kHopperBackward[] = {
+    "b=2 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64",
+    "b=1 sq=300 sk=520 hq=2 hkv=2 d=128 dv=128 causal=1",
+    "b=1 sq=520 sk=300 hq=2 hkv=1 d=96 dv=96 causal=1 top_left=1 deterministic=1",
+    "b=3 sq=260 sk=260 hq=4 hkv=2 d=128 dv=128 q=packed k=packed causal=1 sink=1 d_sink=1 d_lse=1",
+    "b=3 sq=200 sk=390 hq=2 hkv=1 d=128 dv=64 used=1 causal=1",
+    "b=1 sq=400 sk=520 hq=2 hkv=2 d=128 dv=128 wl=128 wr=0",
+    "b=2 sq=200 sk=300 hq=2 hkv=1 d=256 dv=256",
+    "b=1 sq=300 sk=520 hq=2 hkv=2 d=256 dv=256 causal=1",
+    "b=1 sq=520 sk=300 hq=2 hkv=1 d=192 dv=192 causal=1",
+    "b=2 sq=130 sk=257 hq=4 hkv=1 d=192 dv=128 causal=1",
+    "b=1 sq=400 sk=520 hq=2 hkv=2 d=256 dv=256 wl=128 wr=0 sink=1 d_sink=1 d_lse=1",
+    "softcap=9 b=2 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64",
+    "softcap=1 b=1 sq=300 sk=300 hq=2 hkv=2 d=96 dv=96 causal=1",
+    "softcap=30 b=2 sq=257 sk=300 hq=4 hkv=2 d=128 dv=128 causal=1 deterministic=1",
+    "softcap=0.5 scale=0.5 b=3 sq=260 sk=260 hq=2 hkv=1 d=128 dv=128 q=packed k=packed",
+    "dropout=0.2 b=2 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64",
+    "dropout=0.5 b=1 sq=300 sk=300 hq=2 hkv=2 d=96 dv=96 causal=1 sink=1 d_sink=1",
+    "dropout=0.1 b=2 sq=257 sk=300 hq=4 hkv=2 d=128 dv=128 causal=1",
+    "dropout=0.9 b=3 sq=260 sk=260 hq=2 hkv=1 d=128 dv=128 q=packed k=packed deterministic=1",
+    "dropout=0.3 softcap=5 b=1 sq=500 sk=600 hq=2 hkv=1 d=128 dv=128 wl=100 wr=30",
+    "mask=qk b=2 sq=200 sk=320 hq=2 hkv=1 d=64 dv=64",
+    "mask=bhqk b=2 sq=200 sk=299 hq=2 hkv=1 d=96 dv=96 causal=1",
+    "mask=hqk b=2 sq=257 sk=388 hq=4 hkv=2 d=128 dv=128",
+    "mask=k b=3 sq=200 sk=390 hq=2 hkv=1 d=128 dv=128 used=1 causal=1",
+    "mask=bk softcap=9 dropout=0.2 b=3 sq=260 sk=260 hq=2 hkv=1 d=64 dv=64 q=packed k=packed",
+    "bias=hqk d_bias=1 b=1 sq=200 sk=320 hq=2 hkv=1 d=64 dv=64",
+    "bias=bhqk d_bias=1 b=2 sq=200 sk=298 hq=2 hkv=1 d=64 dv=64 causal=1 deterministic=1",
+    "bias=qk d_bias=1 b=2 sq=200 sk=299 hq=2 hkv=1 d=96 dv=96",
+    "bias=hqk bias_f32=1 d_bias=1 b=2 sq=300 sk=320 hq=2 hkv=1 d=64 dv=64 causal=1",
+    "bias=bhqk bias_f32=1 d_bias=1 b=2 sq=200 sk=392 hq=4 hkv=2 d=128 dv=128",
+    "bias=hqk b=2 sq=257 sk=384 hq=4 hkv=2 d=128 dv=128 causal=1",
+    "bias=hk b=3 sq=260 sk=260 hq=2 hkv=1 d=128 dv=128 q=packed k=packed causal=1",
+    "bias=bhqk d_bias=1 b=3 sq=200 sk=390 hq=2 hkv=1 d=128 dv=128 used=1 sink=1 deterministic=1",
+    "bias=hqk d_bias=1 b=2 sq=70 sk=70 hq=2 hkv=1 d=128 dv=128 scale=-0.1 wl=20 wr=10",
+    "mask=qk bias=hqk d_bias=1 alibi=h dropout=0.2 sink=1 b=2 sq=200 sk=320 hq=2 hkv=1 d=64 dv=64 causal=1",
+    "mask=hqk bias=qk bias_f32=1 d_bias=1 alibi=h dropout=0.2 b=2 sq=300 sk=298 hq=2 hkv=1 d=128 dv=128",
+    "mask=qk scale=-0.2 b=1 sq=200 sk=256 hq=2 hkv=2 d=128 dv=128",
+    "data=outlier dropout=0.2 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
+    "data=growing softcap=100 sq=200 sk=300 hq=2 hkv=1 d=128 dv=128 causal=1",
+    "data=outlier sq=300 sk=400 hq=2 hkv=1 d=256 dv=256 causal=1",
+    "data=nan_key mask=qk sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
+    "data=nan_value bias=hqk d_bias=1 sq=300 sk=400 hq=2 hkv=1 d=64 dv=64 causal=1",
+    "data=nan_d_o softcap=9 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128 causal=1",
+    "data=nan_query sq=500 sk=600 hq=2 hkv=1 d=256 dv=256 wl=100 wr=30",
+    "data=nan_value sq=500 sk=600 hq=2 hkv=1 d=256 dv=256 causal=1",
+    "data=inf_bias bias=hqk d_bias=1 sq=200 sk=300 hq=2 hkv=1 d=128 dv=128",
+};
+
 constexpr int64_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
 
 }  // namespace
@@ -250,6 +301,9 @@ std::vector<Case> hopper_cases() {
     }
   }
   add_by_turns(kHopperOptions);
+  const size_t forward = cases.size();
+  add_by_turns(kHopperBackward);
+  for (size_t n = forward; n < cases.size(); ++n) cases[n].backward = 1;
   return cases;
 }
 

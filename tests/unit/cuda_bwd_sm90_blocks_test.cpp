@@ -26,6 +26,9 @@ constexpr BwdSm90Config kConfig{.dtype = Dtype::kBFloat16,
                                 .deterministic = true,
                                 .alternate = false,
                                 .staged_dq = true,
+                                .fused_dq = false,
+                                .skip_unseen = false,
+                                .d_bias = false,
                                 .score = {}};
 constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
 

@@ -2,6 +2,7 @@
 // little more spill and stack by another compiler than the rows'), and no wgmma that ptxas serialises.
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -131,11 +132,19 @@ TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
   device.kernel = TESSERA_KERNEL_BWD_SM90;
   struct Kind {
     DType dtype;
-    bool window, packed, deterministic, alibi;
+    bool window = false, packed = false, deterministic = false, alibi = false;
+    bool softcap = false, dropout = false, mask = false;
+    std::optional<DType> bias = {};  // its type, with dBias
   };
-  for (const auto& [dtype, window, packed, deterministic, alibi] :
-       {Kind{bfloat16, true, false, false, false}, Kind{bfloat16, false, true, false, false},
-        Kind{bfloat16, true, true, true, true}, Kind{float16, true, true, true, true}}) {
+  for (const auto& [dtype, window, packed, deterministic, alibi, softcap, dropout, mask, bias] :
+       {Kind{.dtype = bfloat16, .window = true}, Kind{.dtype = bfloat16, .packed = true},
+        Kind{bfloat16, true, true, true, true}, Kind{float16, true, true, true, true},
+        Kind{.dtype = bfloat16, .softcap = true}, Kind{.dtype = bfloat16, .dropout = true},
+        Kind{.dtype = bfloat16, .mask = true}, Kind{.dtype = bfloat16, .bias = bfloat16},
+        Kind{.dtype = bfloat16, .bias = float32}, Kind{bfloat16, true, true, true, false, true, true, true},
+        Kind{float16, true, true, true, false, true, true, true},
+        Kind{bfloat16, true, true, true, true, false, true, true, bfloat16},
+        Kind{float16, true, true, true, true, false, true, true, float32}}) {
     tessera_problem p;
     tessera_problem_init(&p);
     constexpr int64_t kRows = 4096, kHeads = 4;
@@ -145,11 +154,19 @@ TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
     if (packed) {
       p.q = p.k = p.v = p.o = layout(dtype, {kRows, kHeads, GetParam()});
       p.lse = layout(float32, {kHeads, kRows});
-      p.cu_seqlens_q = p.cu_seqlens_k = layout(int32, {9});
+      p.cu_seqlens_q = p.cu_seqlens_k = layout(int32, {2});
+      p.max_seqlen_q = p.max_seqlen_k = kRows;
     }
     p.d_q = p.d_k = p.d_v = p.d_o = p.q;
     if (window) p.window_left = 1000;
     if (alibi) p.alibi_slopes = layout(float32, {kHeads}), p.has_scale = 1, p.scale = -1;
+    if (softcap) p.softcap = 30;
+    if (dropout) p.dropout_p = 0.1;
+    if (mask) p.mask = layout(boolean, {kRows, kRows});
+    if (bias) {
+      p.bias = layout(*bias, {1, kHeads, kRows, kRows});
+      p.d_bias = layout(float32, {1, kHeads, kRows, kRows});
+    }
     tessera_plan plan;
     const tessera_status planned = tessera_make_plan(&p, &device, &plan);
     ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;

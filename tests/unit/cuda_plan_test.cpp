@@ -361,6 +361,24 @@ TEST(BwdSm90, TakesMasksByPositionUnequalHeadsSinksAlibiAnyScaleAndACotangentOfT
   EXPECT_NO_THROW((void)tessera::plan(problem, device));
 }
 
+// A bit or an entry a score takes registers: steps are of 64 queries then.
+TEST(BwdSm90, TakesSoftcapMaskBiasAndDropout) {
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_BWD_SM90;
+  for (const std::int64_t head_dim : {64, 128}) {
+    Problem problem = training_problem(head_dim, head_dim);
+    problem.dropout_p = 0.1;
+    problem.mask = layout(boolean, {4, 1, 4096, 4096});
+    problem.softcap = 30;
+    EXPECT_EQ(tessera::plan(problem, device).block_m, 64);
+    problem.softcap = 0;
+    problem.bias = layout(bfloat16, {1, 16, 4096, 4096}), problem.d_bias = layout(float32, {1, 16, 4096, 4096});
+    EXPECT_EQ(tessera::plan(problem, device).block_m, 64);
+    problem.bias = problem.d_bias = layout(float32, {4, 16, 4096, 4096}), problem.deterministic = 1;
+    EXPECT_EQ(tessera::plan(problem, device).block_m, 64);
+  }
+}
+
 TEST(BwdSm90, TakesPackedSequencesAndKeyLengths) {
   Device device = gpu();
   device.kernel = TESSERA_KERNEL_BWD_SM90;
@@ -391,12 +409,26 @@ INSTANTIATE_TEST_SUITE_P(
                 [](Problem& p, Device&) { p = training_problem(64, 64, float32); }},
         Refusal{"HeadSize", "head size 136, at most 128", [](Problem& p, Device&) { p = training_problem(136, 64); }},
         Refusal{"HeadBytes", "q: rows of 200 bytes", [](Problem& p, Device&) { p = training_problem(100, 128); }},
-        Refusal{"Bias", "bias: not taken",
+        Refusal{"BlockMask", "block_mask: not taken",
                 [](Problem& p, Device&) {
-                  p.bias = layout(float32, {1, 1, 4096, 4096});
+                  p.block_mask = layout(boolean, {1, 1, 32, 32});
+                  p.mask_block_q = p.mask_block_k = 128;
                 }},
-        Refusal{"Softcap", "softcap: not taken", [](Problem& p, Device&) { p.softcap = 30; }},
-        Refusal{"Dropout", "dropout_p: not taken", [](Problem& p, Device&) { p.dropout_p = 0.5; }},
+        Refusal{"CappedBias", "softcap: not taken beside bias",
+                [](Problem& p, Device&) {
+                  p.softcap = 30, p.bias = layout(float32, {1, 1, 4096, 4096});
+                }},
+        Refusal{"CappedAlibi", "softcap: not taken beside alibi_slopes",
+                [](Problem& p, Device&) { p.softcap = 30, p.alibi_slopes = layout(float32, {16}); }},
+        Refusal{"SharedQueries", "d_bias: not taken where queries share its entries",
+                [](Problem& p, Device&) {
+                  p.bias = p.d_bias = layout(float32, {4, 16, 1, 4096});
+                }},
+        Refusal{"SharedDeterministic", "deterministic: not taken with a d_bias that sequences or heads share",
+                [](Problem& p, Device&) {
+                  p.bias = p.d_bias = layout(float32, {1, 16, 4096, 4096});
+                  p.deterministic = 1;
+                }},
         Refusal{"GradientStride", "d_k: row stride of 4104 bytes",
                 [](Problem& p, Device&) { set_strides(p.d_k, 1, 2052), set_strides(p.d_k, 0, 4096 * 2052); }},
         Refusal{"OutputStride", "o: rows start at no multiples of 16 bytes",

@@ -64,7 +64,8 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   b.slot0 = query_slot<kCfg.block_m>(p, b.batch);
   b.steps = b.tiles * p.group;
   b.last_tile_first = fuses_dq<kCfg>() && last_keys_first(p);
-  b.load_head = b.head_kv * p.group, b.load_tile = b.last_tile_first ? b.first_tile + b.tiles - 1 : b.first_tile, b.load_offset = b.load_parity = 0;
+  b.load_head = b.head_kv * p.group, b.load_tile = b.last_tile_first ? b.first_tile + b.tiles - 1 : b.first_tile,
+  b.load_offset = b.load_parity = 0;
   return b;
 }
 

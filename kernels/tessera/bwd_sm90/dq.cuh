@@ -150,9 +150,9 @@ struct DqWarpgroup {
     __syncwarp();
     const int rows = block.s.sq - tile * kCfg.block_m - row, col = part % kPartsARow * kPartCols + lane() % 8 * 8;
     if (col >= p.head_dim) return;
-    unsigned short* to = static_cast<unsigned short*>(p.d_q.data) + p.d_q.batch * block.batch +
-                         p.d_q.head * (slot / p.q_slots) +
-                         p.d_q.row * (static_cast<int64>(block.s.q_begin) + tile * kCfg.block_m + row + lane() / 8) + col;
+    unsigned short* to =
+        static_cast<unsigned short*>(p.d_q.data) + p.d_q.batch * block.batch + p.d_q.head * (slot / p.q_slots) +
+        p.d_q.row * (static_cast<int64>(block.s.q_begin) + tile * kCfg.block_m + row + lane() / 8) + col;
 #pragma unroll 1
     for (int r = lane() / 8; r < min(rows, 16); r += 4, to += p.d_q.row * 4) {
       *reinterpret_cast<uint4*>(to) = ptx::ld_shared_16(Rows::at(staged, r, lane() % 8 * 8));

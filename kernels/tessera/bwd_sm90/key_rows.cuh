@@ -7,6 +7,12 @@
 
 namespace tessera {
 
+// dP - delta, lowered as delta is.
+template <Dtype kDtype>
+TESSERA_DEVICE float lowered_difference(float d_probability, float delta) {
+  return bwd_lowers_early(kDtype) ? fmaf(d_probability, kBwdLower, -delta) : d_probability - delta;
+}
+
 // Which queries of a step see a lane's two keys by position, counted from the lane's first on: low[half] ... high[half] see key
 // 8 half. What they do not see is 0 by choice, not by multiplication: in P, lest a NaN of a query reaches dV of keys that it does
 // not see, and in dS, lest one of V or dO reaches dQ and dK.

@@ -336,7 +336,8 @@ struct ScoreWarpgroup {
         }
         const float2 x = unpack_pair<Dtype::kFloat16>(packed);
         rdS[m / 2][m % 2 * 2 + half] =
-            pack_pair<kCfg.dtype>(x.x * difference(d[2 * half], minus.x), x.y * difference(d[2 * half + 1], minus.y));
+            pack_pair<kCfg.dtype>(x.x * lowered_difference<kCfg.dtype>(d[2 * half], minus.x),
+                                  x.y * lowered_difference<kCfg.dtype>(d[2 * half + 1], minus.y));
         if constexpr (kCfg.dtype != Dtype::kFloat16) packed = pack_pair<kCfg.dtype>(x.x, x.y);
       }
     }
@@ -348,11 +349,6 @@ struct ScoreWarpgroup {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) seen.clear_hidden(rdS[m / 2][m % 2 * 2 + half], half, m * 8);
-  }
-
-  // dP - delta, lowered as delta is.
-  TESSERA_DEVICE static float difference(float d, float delta) {
-    return bwd_lowers_early(kCfg.dtype) ? fmaf(d, kBwdLower, -delta) : d - delta;
   }
 
   static constexpr bool kOptionsOfGradients =
@@ -370,7 +366,7 @@ struct ScoreWarpgroup {
         const float unit = bwd_lowers_early(kCfg.dtype) ? p.dropout_scale * kBwdLower : p.dropout_scale;
         ds[e] = fabsf(weight) * fmaf(weight < 0.0f ? 0.0f : gradient, unit, -less);
       } else {
-        ds[e] = weight * difference(gradient, less);
+        ds[e] = weight * lowered_difference<kCfg.dtype>(gradient, less);
       }
       if (kCfg.score.mask && weight == 0.0f) ds[e] = 0.0f;  // hidden
     }

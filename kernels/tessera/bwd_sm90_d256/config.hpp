@@ -19,6 +19,8 @@ struct BwdSm90D256Config {
   bool window;          // a key has a last query that sees it, too
 };
 
+inline constexpr int kBwdD256ClusterBlocks = 2;
+
 // Rows of LSE or delta are a step's, and have no barriers of their own: config's static_assert in kernel.cuh says why
 // three are enough.
 inline constexpr int kBwdD256StatStages = 3;

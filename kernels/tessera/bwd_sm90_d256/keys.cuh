@@ -166,13 +166,15 @@ struct KeyWarpgroup {
         shared.other_barrier(Shared::kPFull) + (warpgroup * kCfg.exchange_stages) * 8 + exchange_at.offset;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) ptx::st_async_v4_b32(exchange_word(to, step), rA[step], full);
+    if constexpr (kCfg.dtype != Dtype::kFloat16) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step)
+      for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        const float2 x = unpack_pair<Dtype::kFloat16>(rA[step][t]);
-        rA[step][t] = pack_pair<kCfg.dtype>(x.x, x.y);
-      }
+        for (int t = 0; t < 4; ++t) {
+          const float2 x = unpack_pair<Dtype::kFloat16>(rA[step][t]);
+          rA[step][t] = pack_pair<kCfg.dtype>(x.x, x.y);
+        }
+    }
   }
 
   // Scores - LSE, -inf of what is not seen. A query after the last has an LSE of +inf.
@@ -208,7 +210,8 @@ struct KeyWarpgroup {
         const int m = step * 2 + t / 2, half = t % 2;
         const float2 minus = ptx::ld_shared_f32x2(delta + m * 32), x = unpack_pair<Dtype::kFloat16>(rP[t]);
         const float(&d)[4] = rS[0][m];
-        rA[step][t] = pack_pair<kCfg.dtype>(x.x * (d[2 * half] - minus.x), x.y * (d[2 * half + 1] - minus.y));
+        rA[step][t] = pack_pair<kCfg.dtype>(x.x * lowered_difference<kCfg.dtype>(d[2 * half], minus.x),
+                                            x.y * lowered_difference<kCfg.dtype>(d[2 * half + 1], minus.y));
       }
     }
     if (masked(row0)) {
@@ -236,7 +239,7 @@ struct KeyWarpgroup {
     ptx::barrier_sync(kKeyWarpgroupsDone, 256);
     const uint32 to = shared.base + Shared::kAt.halves;
     const int row = warpgroup * 64 + warp_key();
-    const float factor = kRank == 0 ? kBwdLower : p.scale * kBwdLower;
+    const float factor = kRank == 0 ? kBwdLower : p.scale * bwd_lower_late(kCfg.dtype);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll

@@ -128,7 +128,7 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
       float rS[kM][kN][4];
       clear(rS);
       product_abt(rS, shared.sQ[stage], warp_row, shared.sK, 0);
-      if constexpr (kCfg.score.entries()) {
+      if constexpr (kCfg.score.bias_or_mask()) {
         apply_scores<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       } else {
         if constexpr (kCfg.score.scaled()) {

@@ -34,13 +34,17 @@ constexpr BwdSm90Tile kTiles[] = {
     {64, true, 64, 128, 2, 2, false, true},
     {128, true, 64, 128, 2, 2, false, true},  // 1.08
 };
-constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
+// By a cluster of two blocks, bwd_sm90_d256: head sizes up to 256, plain scores of dense sequences.
+constexpr int kPairHalfSlots = 6, kPairExchangeStages = 2;
+constexpr int kMostHeadDim = BwdSm90D256Config::head_dim, kMostBlockHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
 constexpr int kStoredRows = 16;  // of dK and dV, that a warp stores
 
 // All that was decided for a problem.
 struct BwdSm90Plan {
-  BwdSm90Config config;
+  bool pair;             // which of the configs is meant
+  BwdSm90Config config;  // a block alone
+  BwdSm90D256Config pair_config;
   BwdSm90RowsConfig rows;
   BwdSm80Plan stand_in;  // where a tensor that TMA reads or writes starts at no multiple of 16 bytes
   int q_tiles, q_slots;  // BwdParams has what they are
@@ -50,8 +54,11 @@ struct BwdSm90Plan {
   BwdWorkspace workspace;
 };
 
+int64_t largest_head_dim(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v); }
+bool by_pairs(const tessera_plan& plan) { return largest_head_dim(plan) > kMostBlockHeadDim; }
+
 const BwdSm90Tile& tile_of(const tessera_plan& plan) {
-  const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
+  const int64_t head_dim = largest_head_dim(plan);
   const ScoreConfig score = score_config(plan.problem);
   const bool options = score.softcap || score.bias_or_mask() || score.dropout;
   return *std::ranges::find_if(kTiles, [head_dim, options](const BwdSm90Tile& tile) {
@@ -75,12 +82,43 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   return config;
 }
 
+BwdSm90D256Config make_pair_config(const tessera_plan& plan) {
+  return {.dtype = static_cast<Dtype>(plan.problem.q.dtype),
+          .half_slots = kPairHalfSlots,
+          .exchange_stages = kPairExchangeStages,
+          .window = plan.problem.window_left >= 0};
+}
+
+// What launches and tensor maps take of either kernel.
+struct BlockShape {
+  int head_dim, block_m, block_n, cluster, stages, smem_bytes;
+};
+BlockShape shape_of(const BwdSm90Plan& own) {
+  if (own.pair) {
+    return {BwdSm90D256Config::head_dim,     BwdSm90D256Config::block_m,
+            BwdSm90D256Config::block_n,      kBwdD256ClusterBlocks,
+            own.pair_config.exchange_stages, static_cast<int>(smem_bytes(own.pair_config))};
+  }
+  const BwdSm90Config& c = own.config;
+  return {c.head_dim, c.block_m, c.block_n, 1, c.stages, static_cast<int>(smem_bytes(c))};
+}
+BwdSm90Plan configs_of(const tessera_plan& plan) {
+  BwdSm90Plan own{};
+  own.pair = by_pairs(plan);
+  if (own.pair) {
+    own.pair_config = make_pair_config(plan);
+  } else {
+    own.config = make_config(plan, tile_of(plan));
+  }
+  return own;
+}
+
 // The heads whose blocks come together, the longest first: those whose Q, dO and dQ in float32 have a share of the L2 cache.
 // Where all blocks are alike, or which are long only the GPU knows, one after the other.
-int64_t section_heads(const tessera_plan& plan, const BwdSm90Config& config) {
+int64_t section_heads(const tessera_plan& plan, const BlockShape& shape) {
   constexpr int64_t kSectionBytes = 24'000'000, kElementBytes = 2 + 2 + 4;
   if (!is_causal(plan.problem) || core::packed_k(plan.problem)) return 1;
-  const int64_t head_bytes = plan.max_seqlen_q * config.head_dim * kElementBytes * (plan.heads_q / plan.heads_kv);
+  const int64_t head_bytes = plan.max_seqlen_q * shape.head_dim * kElementBytes * (plan.heads_q / plan.heads_kv);
   return std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(1, head_bytes), 1, plan.batch * plan.heads_kv);
 }
 
@@ -88,13 +126,13 @@ struct Tiles {
   int64_t q_tiles, q_slots, key_tiles, heads;
   int64_t blocks() const { return key_tiles * heads; }
 };
-Tiles tiles_of(const tessera_plan& plan, const BwdSm90Config& config) {
+Tiles tiles_of(const tessera_plan& plan, const BlockShape& shape) {
   const core::Sizes size = core::sizes(plan.problem);
   const bool packed_q = core::packed_q(plan.problem), packed_k = core::packed_k(plan.problem);
   Tiles tiles{};
-  tiles.q_tiles = cuda::tiles_of(packed_q, plan.batch, size.rows_q, 1, config.block_m);
+  tiles.q_tiles = cuda::tiles_of(packed_q, plan.batch, size.rows_q, 1, shape.block_m);
   tiles.q_slots = packed_q ? tiles.q_tiles : tiles.q_tiles * plan.batch;
-  tiles.key_tiles = cuda::tiles_of(packed_k, plan.batch, size.rows_k, 1, config.block_n);
+  tiles.key_tiles = cuda::tiles_of(packed_k, plan.batch, size.rows_k, 1, shape.block_n);
   tiles.heads = packed_k ? plan.heads_kv : plan.heads_kv * plan.batch;
   return tiles;
 }
@@ -108,10 +146,32 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
 
 // Registers as launched; the producer then has 24, scores 208, dQ 72.
 constexpr Limits kLimits{.registers = 128};
-constexpr PrebuiltRow kPrebuilt[] = {{Use::kTraining, 64, kLimits}, {Use::kTraining, 128, kLimits}};
+constexpr PrebuiltRow kPrebuilt[] = {
+    {Use::kTraining, 64, kLimits}, {Use::kTraining, 128, kLimits}, {Use::kTraining, 256, kLimits}};
+
+// What the kernel of a pair of blocks lacks.
+std::string refuse_by_pairs(const tessera_problem& p) {
+  const struct {
+    const char* name;
+    bool given;
+  } options[] = {{"softcap", p.softcap > 0},
+                 {"dropout_p", p.dropout_p > 0},
+                 {"bias", core::present(p.bias)},
+                 {"mask", core::present(p.mask)},
+                 {"alibi_slopes", core::present(p.alibi_slopes)},
+                 {"deterministic", p.deterministic != 0},
+                 {"cu_seqlens_q", core::packed_q(p)},
+                 {"cu_seqlens_k", core::packed_k(p)},
+                 {"seqused_k", core::present(p.seqused_k)}};
+  for (const auto& [name, given] : options) {
+    if (given) return std::string(name) + ": not taken at head sizes above " + std::to_string(kMostBlockHeadDim);
+  }
+  return "";
+}
 
 std::string refuse_options(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
+  if (by_pairs(plan)) return refuse_by_pairs(p);
   if (p.softcap > 0 && core::present(p.bias)) return "softcap: not taken beside bias";
   if (p.softcap > 0 && core::present(p.alibi_slopes)) return "softcap: not taken beside alibi_slopes";
   if (!core::present(p.d_bias)) return "";
@@ -140,44 +200,47 @@ std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
   if (std::string reason = refuse_options(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
-  const BwdSm90Config config = make_config(plan, tile_of(plan));
-  if (smem_bytes(config) > plan.device.smem_bytes) {
-    return "needs " + std::to_string(smem_bytes(config) >> 10) + " KiB of shared memory, a block may have " +
+  const BlockShape shape = shape_of(configs_of(plan));
+  if (shape.smem_bytes > plan.device.smem_bytes) {
+    return "needs " + std::to_string(shape.smem_bytes >> 10) + " KiB of shared memory, a block may have " +
            std::to_string(plan.device.smem_bytes >> 10);
   }
-  const Tiles tiles = tiles_of(plan, config);
-  if (tiles.blocks() > INT32_MAX || tiles.q_slots > INT32_MAX / (plan.heads_q + 1)) return "more than 2^31 tiles";
+  const Tiles tiles = tiles_of(plan, shape);
+  if (tiles.blocks() > INT32_MAX / shape.cluster || tiles.q_slots > INT32_MAX / (plan.heads_q + 1))
+    return "more than 2^31 tiles";
   const std::string stand_in = kBwdSm80.refuse(plan);
   return stand_in.empty() ? "" : "bwd_sm80, which serves misaligned data, refuses: " + stand_in;
 }
 
 BwdSm90Plan planned(const tessera_plan& plan) {
-  BwdSm90Plan own{};
-  const BwdSm90Config& config = own.config = make_config(plan, tile_of(plan));
-  own.rows = {.dtype = config.dtype,
-              .head_dim = config.head_dim,
-              .block_m = config.block_m,
+  BwdSm90Plan own = configs_of(plan);
+  const BlockShape shape = shape_of(own);
+  own.rows = {.dtype = static_cast<Dtype>(plan.problem.q.dtype),
+              .head_dim = shape.head_dim,
+              .block_m = shape.block_m,
               .d_sink = core::present(plan.problem.d_sink),
-              .d_bias = config.d_bias};
+              .fused_dq = false,
+              .d_bias = core::present(plan.problem.d_bias)};
   own.stand_in = plan_bwd_sm80(plan);
-  const Tiles tiles = tiles_of(plan, config);
+  const Tiles tiles = tiles_of(plan, shape);
   own.q_tiles = static_cast<int>(tiles.q_tiles), own.q_slots = static_cast<int>(tiles.q_slots);
   own.key_tiles = Divisor(static_cast<int>(tiles.key_tiles));
-  own.section_heads = Divisor(static_cast<int>(section_heads(plan, config)));
+  own.section_heads = Divisor(static_cast<int>(section_heads(plan, shape)));
   own.heads = static_cast<int>(tiles.heads);
   own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q);
   own.after.x = own.before.x + static_cast<uint32_t>(own.rows.d_sink ? plan.heads_q : 0);
-  own.products.x = static_cast<uint32_t>(tiles.blocks());
+  own.products.x = static_cast<uint32_t>(tiles.blocks() * shape.cluster);
   own.workspace =
-      backward_workspace(tiles.q_slots * plan.heads_q, config.block_m, config.head_dim, config.deterministic);
+      backward_workspace(tiles.q_slots * plan.heads_q, shape.block_m, shape.head_dim, plan.problem.deterministic != 0);
   return own;
 }
 
 void configure(tessera_plan& plan) {
   const BwdSm90Plan own = planned(plan);
-  plan.block_m = own.config.block_m, plan.block_n = own.config.block_n;
-  plan.num_warps = kBwdSm90Threads / 32, plan.num_stages = own.config.stages;
-  plan.smem_bytes = smem_bytes(own.config);
+  const BlockShape shape = shape_of(own);
+  plan.block_m = shape.block_m, plan.block_n = shape.block_n;
+  plan.num_warps = kBwdSm90Threads / 32, plan.num_stages = shape.stages;
+  plan.smem_bytes = shape.smem_bytes;
   plan.tiles_per_item = plan.num_splits = 1;
   plan.num_items = own.products.x;
   plan.shared_bytes = std::max(own.workspace.bytes, own.stand_in.workspace.bytes);
@@ -186,7 +249,7 @@ void configure(tessera_plan& plan) {
 
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kTensorMapAlignment == 0; }
 
-tessera_status make_maps(const Driver& driver, const tessera_plan& plan, const BwdSm90Config& config,
+tessera_status make_maps(const Driver& driver, const tessera_plan& plan, const BlockShape& shape,
                          const tessera_buffers& buffers, BwdSm90Params& p) {
   const tessera_problem& problem = plan.problem;
   const struct {
@@ -195,10 +258,10 @@ tessera_status make_maps(const Driver& driver, const tessera_plan& plan, const B
     const void* data;
     int rows;  // of a box
     TensorMap& map;
-  } maps[] = {{"q", problem.q, buffers.q, config.block_m, p.q_map},
-              {"d_o", problem.d_o, buffers.d_o, config.block_m, p.d_o_map},
-              {"k", problem.k, buffers.k, config.block_n, p.k_map},
-              {"v", problem.v, buffers.v, config.block_n, p.v_map},
+  } maps[] = {{"q", problem.q, buffers.q, shape.block_m, p.q_map},
+              {"d_o", problem.d_o, buffers.d_o, shape.block_m, p.d_o_map},
+              {"k", problem.k, buffers.k, shape.block_n, p.k_map},
+              {"v", problem.v, buffers.v, shape.block_n, p.v_map},
               {"d_k", problem.d_k, buffers.d_k, kStoredRows, p.d_k_map},
               {"d_v", problem.d_v, buffers.d_v, kStoredRows, p.d_v_map}};
   for (const auto& [name, layout, data, rows, map] : maps) {
@@ -221,12 +284,16 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
   p.key_tiles = own.key_tiles, p.section_heads = own.section_heads, p.heads = own.heads;
   if (const Driver* driver = launches.driver()) {
-    TESSERA_RETURN_IF_ERROR(make_maps(*driver, plan, own.config, buffers, p));
+    TESSERA_RETURN_IF_ERROR(make_maps(*driver, plan, shape_of(own), buffers, p));
   }
   launch_bwd_sm90_before(own.rows, p, own.before, launches);
-  launch_bwd_sm90(own.config, p, own.products, launches);
+  if (own.pair) {
+    launch_bwd_sm90(own.pair_config, p, own.products, launches);
+  } else {
+    launch_bwd_sm90(own.config, p, own.products, launches);
+  }
   BwdParams after = p;
-  after.scale *= bwd_lower_late(own.config.dtype);
+  after.scale *= bwd_lower_late(own.rows.dtype);
   launch_bwd_sm90_after(own.rows, after, own.after, launches);
   return ok();
 }

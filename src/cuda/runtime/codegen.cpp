@@ -25,6 +25,7 @@ TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, 
                       min_blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
                       deterministic, alternate, staged_dq, fused_dq, skip_unseen, d_bias, score)
+TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, half_slots, exchange_stages, window)
 TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, fused_dq, d_bias)
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype)
 TESSERA_CONFIG_FIELDS(AppendConfig, dtype)
@@ -95,6 +96,7 @@ template std::string config_text(const FwdConfig&);
 template std::string config_text(const FwdSm90Config&);
 template std::string config_text(const BwdConfig&);
 template std::string config_text(const BwdSm90Config&);
+template std::string config_text(const BwdSm90D256Config&);
 template std::string config_text(const BwdSm90RowsConfig&);
 template std::string config_text(const CombineConfig&);
 template std::string config_text(const AppendConfig&);
@@ -105,6 +107,7 @@ template ConfigValues config_values(const FwdConfig&);
 template ConfigValues config_values(const FwdSm90Config&);
 template ConfigValues config_values(const BwdConfig&);
 template ConfigValues config_values(const BwdSm90Config&);
+template ConfigValues config_values(const BwdSm90D256Config&);
 template ConfigValues config_values(const BwdSm90RowsConfig&);
 template ConfigValues config_values(const CombineConfig&);
 template ConfigValues config_values(const AppendConfig&);
