@@ -44,7 +44,7 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   const int width = min(p.heads - first, static_cast<int>(p.section_heads));
   int slot = width == p.section_heads ? index / p.section_heads : index / width;
   const int head = first + index - slot * width;
-  if (kCfg.deterministic && !fuses_dq<kCfg>() && last_keys_first(p)) slot = p.key_tiles - 1 - slot;
+  if (kCfg.deterministic && last_keys_first(p)) slot = p.key_tiles - 1 - slot;
   b.batch = head / p.heads_kv, b.head_kv = head % p.heads_kv;
   int64 key0 = static_cast<int64>(slot) * kCfg.block_n;
   if (kCfg.varlen && p.cu_seqlens_k) {

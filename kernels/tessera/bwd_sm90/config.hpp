@@ -16,10 +16,9 @@ struct BwdSm90Config {
   bool window;    // a key has a last query that sees it
   bool varlen;    // sequences are packed, or use a part of their keys
   bool deterministic;
-  bool alternate;  // the score warpgroups keep half a step apart
-  bool staged_dq;  // dQ is added by bulk copies from shared memory, else by vector additions from registers
-  bool fused_dq;   // the first block of a tile of dQ stores, the last converts: nothing is cleared before or done after
-  bool skip_unseen;   // the second score warpgroup does not compute a first step of which it sees nothing
+  bool alternate;     // the score warpgroups keep half a step apart
+  bool staged_dq;     // dQ is added by bulk copies from shared memory, else by vector additions from registers
+  bool fused_dq;      // the first block to add to a tile of dQ stores it, the last converts it
   bool d_bias;        // every query has entries of its own; sequences and heads may share them
   ScoreConfig score;  // no block mask; a softcap with nothing added to what it caps
 };

@@ -25,6 +25,7 @@ struct DqWarpgroup {
 
   TESSERA_DEVICE void run() {
     const int steps = uniform(block.steps);
+    [[maybe_unused]] int added_slot = -1;  // fused_dq: of the step before, if others wait for its addition
     if (steps > 0) {
       ptx::mbarrier_wait_parity(shared.k_full(), 0);
       ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
@@ -34,35 +35,32 @@ struct DqWarpgroup {
       int tile = down ? block.first_tile + block.tiles - 1 : block.first_tile;
       int slot = block.head_kv * p.group * p.q_slots + block.slot0 + tile;
       for (int left = steps; left > 0; --left) {
-        shared.wait_full(Shared::kDS, at);
         float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
-        [[maybe_unused]] DqTurn turn;
-        if constexpr (kCfg.fused_dq) turn = fused_turn<kCfg>(p, block, tile);
+        bool first = false, last = false;
+        if constexpr (kCfg.fused_dq) {  // under the products of dS
+          const DqTurn turn = fused_turn<kCfg>(p, block, tile);
+          first = turn.turn == 0, last = turn.turn == turn.count - 1;
+          wait_for(slot, 4 * (last ? turn.turn : min(turn.turn, 1)));
+          begin(gdQ, 0, last && !first);
+          if (added_slot >= 0) signal(added_slot);
+          added_slot = last ? -1 : slot;
+        }
+        shared.wait_full(Shared::kDS, at);
 #pragma unroll 1
         for (int part = 0; part < kParts; ++part) {
-          if constexpr (kCfg.fused_dq) {
-            const bool last = turn.turn == turn.count - 1;
-            if (part == 0) wait_for(slot, 4 * (kCfg.deterministic || last ? turn.turn : min(turn.turn, 1)));
-            begin(gdQ, part, last && turn.turn > 0);
-          }
+          if (kCfg.fused_dq && part > 0) begin(gdQ, part, last && !first);
           issue(at, part);
           ptx::wgmma_wait_group<0>();
           ptx::wgmma_pin(flat(rdQ));
           if (part == kParts - 1) Shared::arrive_warp(shared.empty(Shared::kDS, at));
-          if constexpr (kCfg.fused_dq) {
-            const bool last = turn.turn == turn.count - 1;
-            if (last) {
-              finish(part, slot, tile);
-            } else {
-              add(gdQ, part, turn.turn == 0);
-              if (part == kParts - 1) signal(slot);
-            }
+          if (kCfg.deterministic && part == 0) wait_for_turn(slot, tile * kCfg.block_m);
+          if (kCfg.fused_dq && last) {
+            finish(part, slot, tile);
           } else {
-            if (kCfg.deterministic && part == 0) wait_for_turn(slot, tile * kCfg.block_m);
-            add(gdQ, part);
+            add(gdQ, part, first);
           }
         }
-        if constexpr (kCfg.deterministic && !kCfg.fused_dq) pass_turn(slot);
+        if constexpr (kCfg.deterministic) pass_turn(slot);
         at.advance();
         if (down) {
           --slot;
@@ -74,6 +72,7 @@ struct DqWarpgroup {
       }
     }
     ptx::barrier_arrive(kKeysDone, 384);
+    if (kCfg.fused_dq && added_slot >= 0) signal(added_slot);
     if constexpr (kCfg.staged_dq) ptx::cp_async_bulk_wait_group_read();
   }
 

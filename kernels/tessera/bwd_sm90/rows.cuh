@@ -1,7 +1,8 @@
 // What bwd_sm90 computes once for each query before and after its products, memory-bound: as bwd_sm80/rows.cuh, with P raised
 // (kBwdRaise_log2), and launched so that each kernel begins while the one before it ends.
 //
-// Grid: one block for each tile of block_m queries and query head, 128 threads; after, also one for each head's dSink.
+// Grid: one block for each tile of block_m queries and query head, 128 threads; after, also one for each head's dSink. With
+// fused_dq nothing is cleared, and after the products is dSink alone.
 #pragma once
 
 #include "tessera/bwd_sm80/rows.cuh"
@@ -82,7 +83,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
 template <BwdSm90RowsConfig kCfg>
 TESSERA_DEVICE void bwd_sm90_after(const BwdParams& p) {
   constexpr BwdRowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.head_dim, kCfg.block_m, 0, true, false, false};
-  const int index = static_cast<int>(blockIdx.x), tiles = p.q_slots * p.heads_q;
+  const int index = static_cast<int>(blockIdx.x), tiles = kCfg.fused_dq ? 0 : p.q_slots * p.heads_q;
   if constexpr (kCfg.d_sink) {
     if (index >= tiles) {
       reduce_sink<kCfg.block_m>(p, index - tiles, kBwdRaise_log2, bwd_lowers_early(kCfg.dtype) ? 1 / kBwdLower : 1.0f);

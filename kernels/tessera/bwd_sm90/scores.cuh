@@ -53,9 +53,7 @@ struct ScoreWarpgroup {
       if constexpr (kCfg.varlen) clear_keys();
     }
     if (kCfg.alternate && warpgroup == 1 && steps > 0) ptx::barrier_arrive(kFirstTurn, 256);
-    const bool skips = kCfg.skip_unseen && steps > 0 && warpgroup == 1 && diagonal_unseen();
-    if (skips && !block.last_tile_first) skip_step();
-    for (int left = skips ? steps - 1 : steps; left > 0; --left) {
+    for (int left = steps; left > 0; --left) {
       shared.wait_full(Shared::kQ, at);
       if constexpr (kCfg.alternate) {
         if (warpgroup == 0) {
@@ -88,27 +86,7 @@ struct ScoreWarpgroup {
       take_key_gradients();
       at.advance();
     }
-    if (skips && block.last_tile_first) skip_step();
     store();
-  }
-
-  // ---- a step of which no query sees my keys ----
-
-  TESSERA_DEVICE bool diagonal_unseen() const {
-    const int key = block.key0 + 64, last = (block.first_tile + 1) * kCfg.block_m - 1;
-    return uniform(static_cast<int>(last < seeing_queries(p, block.s, key, key).low)) != 0;
-  }
-  TESSERA_DEVICE void skip_step() {
-    shared.wait_full(Shared::kQ, at);
-    Shared::arrive_warp(shared.empty(Shared::kQ, at));
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-      for (int t = 0; t < 4; ++t) rdS[step][t] = 0;
-    hand_on();
-    shared.wait_full(Shared::kDO, at);
-    Shared::arrive_warp(shared.empty(Shared::kDO, at));
-    at.advance();
   }
 
   // ---- rows that are not the sequence's: 0, lest a NaN there meets a weight of 0 ----

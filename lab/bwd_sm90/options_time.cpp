@@ -1,0 +1,220 @@
+// The backward pass with each option by bwd_sm90 and by bwd_sm80, through the C interface, in the steady state: TFLOP/s on the
+// visible area. Links the library alone; libcuda is opened at run time.
+//   c++ -std=c++20 -O2 -Iinclude -Isrc lab/bwd_sm90/options_time.cpp build/gpu/src/libtessera.a -ldl -pthread
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/fields.hpp"
+#include "tessera/tessera.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+template <class... Arguments>
+void driver(const char* name, Arguments... arguments) {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* const function = library ? dlsym(library, name) : nullptr;
+  if (!function) throw std::runtime_error(std::string("libcuda.so.1: no ") + name);
+  const int result = reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
+  if (result != 0) throw std::runtime_error(std::string(name) + ": error " + std::to_string(result));
+}
+using Address = unsigned long long;
+
+void check(const tessera_status& status) {
+  if (status.code != TESSERA_OK) throw std::runtime_error(status.message);
+}
+
+struct Case {
+  const char* name;
+  int64_t batch, rows, heads, heads_kv, head_dim, head_dim_v;
+  bool causal;
+  double softcap = 0, dropout = 0;
+  bool alibi = false, mask = false;
+  int32_t bias = -1;
+  bool d_bias = false;
+  int64_t bias_batches = 1;
+  int64_t window = -1;
+};
+
+constexpr Case kCases[] = {
+    {"D 128 full", 4, 4096, 16, 16, 128, 128, false},
+    {"D 128 causal", 4, 4096, 16, 16, 128, 128, true},
+    {"ALiBi, causal", 4, 4096, 16, 16, 128, 128, true, 0, 0, true},
+    {"softcap 50, causal", 4, 4096, 16, 16, 128, 128, true, 50},
+    {"dropout 0.1", 4, 4096, 16, 16, 128, 128, false, 0, 0.1},
+    {"dropout 0.1, causal", 4, 4096, 16, 16, 128, 128, true, 0, 0.1},
+    {"mask [1, 1, S, S]", 4, 4096, 16, 16, 128, 128, false, 0, 0, false, true},
+    {"bias [1, H, S, S] bf16", 4, 4096, 16, 16, 128, 128, false, 0, 0, false, false, TESSERA_BFLOAT16},
+    {"bias [1, H, S, S] f32", 4, 4096, 16, 16, 128, 128, false, 0, 0, false, false, TESSERA_FLOAT32},
+    {"bias, dBias [1, H, S, S]", 4, 4096, 16, 16, 128, 128, false, 0, 0, false, false, TESSERA_BFLOAT16, true},
+    {"bias, dBias [B, H, S, S]", 4, 4096, 16, 16, 128, 128, false, 0, 0, false, false, TESSERA_BFLOAT16, true, 4},
+    {"D 64 full", 4, 4096, 32, 32, 64, 64, false},
+    {"D 64 dropout 0.1, causal", 4, 4096, 32, 32, 64, 64, true, 0, 0.1},
+    {"D 64 bias [1, H, S, S] bf16", 4, 4096, 32, 32, 64, 64, false, 0, 0, false, false, TESSERA_BFLOAT16},
+    {"D 96 causal", 4, 4096, 20, 20, 96, 96, true},
+    {"D 128 causal, GQA 32/8", 4, 4096, 32, 8, 128, 128, true},
+    {"D 128 window 1024 of 16384", 1, 16384, 16, 16, 128, 128, true, 0, 0, false, false, -1, false, 1, 1024},
+    {"D 192 causal", 4, 4096, 10, 10, 192, 192, true},
+    {"D 192, Dv 128, causal", 4, 4096, 16, 16, 192, 128, true},
+    {"D 256 full", 4, 4096, 8, 8, 256, 256, false},
+    {"D 256 causal", 4, 4096, 8, 8, 256, 256, true},
+};
+
+tessera_layout layout(int32_t dtype, std::initializer_list<int64_t> shape) {
+  tessera_layout result{};
+  result.dtype = dtype;
+  result.rank = static_cast<int32_t>(shape.size());
+  std::ranges::copy(shape, result.shape);
+  int64_t stride = 1;
+  for (int32_t i = result.rank; i-- > 0; stride *= result.shape[i]) result.strides[i] = stride;
+  return result;
+}
+size_t bytes_of(const tessera_layout& tensor) {
+  size_t bytes = tessera_dtype_bytes(tensor.dtype);
+  for (int32_t i = 0; i < tensor.rank; ++i) bytes *= static_cast<size_t>(tensor.shape[i]);
+  return bytes;
+}
+
+// Normal numbers; of a mask nine of ten are 1.
+const std::vector<char>& pool(int32_t dtype) {
+  static std::vector<char> pools[16];
+  std::vector<char>& bytes = pools[dtype];
+  if (!bytes.empty()) return bytes;
+  constexpr size_t kElements = (1 << 22) + 4099 * 16;
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  bytes.resize(kElements * tessera_dtype_bytes(dtype));
+  for (size_t n = 0; n < kElements; ++n) {
+    const float x = normal(random);
+    if (dtype == TESSERA_FLOAT32) std::memcpy(&bytes[n * 4], &x, 4);
+    if (dtype == TESSERA_BFLOAT16) std::memcpy(&bytes[n * 2], reinterpret_cast<const char*>(&x) + 2, 2);
+    if (dtype == TESSERA_BOOL) bytes[n] = x > -1.28f;
+  }
+  return bytes;
+}
+
+class Call {
+ public:
+  Call(const Case& c, tessera_kernel kernel, void* stream) {
+    tessera_problem p;
+    tessera_problem_init(&p);
+    constexpr int32_t kDtype = TESSERA_BFLOAT16;
+    p.q = layout(kDtype, {c.batch, c.rows, c.heads, c.head_dim});
+    p.k = layout(kDtype, {c.batch, c.rows, c.heads_kv, c.head_dim});
+    p.v = layout(kDtype, {c.batch, c.rows, c.heads_kv, c.head_dim_v});
+    p.o = layout(kDtype, {c.batch, c.rows, c.heads, c.head_dim_v});
+    p.lse = layout(TESSERA_FLOAT32, {c.batch, c.heads, c.rows});
+    p.causal = c.causal, p.softcap = c.softcap, p.dropout_p = c.dropout, p.window_left = c.window;
+    if (c.alibi) p.alibi_slopes = layout(TESSERA_FLOAT32, {c.heads});
+    if (c.mask) p.mask = layout(TESSERA_BOOL, {1, 1, c.rows, c.rows});
+    if (c.bias >= 0) p.bias = layout(c.bias, {c.bias_batches, c.heads, c.rows, c.rows});
+    tessera_device device;
+    check(tessera_device_cuda(0, &device));
+    check(tessera_make_plan(&p, &device, &forward_));
+    p.direction = TESSERA_BACKWARD;
+    p.d_o = p.o, p.d_q = p.q, p.d_k = p.k, p.d_v = p.v;
+    if (c.d_bias) p.d_bias = layout(TESSERA_FLOAT32, {c.bias_batches, c.heads, c.rows, c.rows});
+    device.kernel = kernel;
+    check(tessera_make_plan(&p, &device, &backward_));
+    size_t offset = 0;
+    for (const tessera::core::TensorField& field : tessera::core::kTensorFields) {
+      const tessera_layout& tensor = p.*field.layout;
+      if (tensor.rank == 0) continue;
+      const size_t bytes = bytes_of(tensor);
+      const Address address = allocate(bytes);
+      const std::vector<char>& from = pool(tensor.dtype);
+      const size_t shift = (offset += 4099 * 2) % (4099 * 16) * tessera_dtype_bytes(tensor.dtype);
+      const size_t chunk = from.size() - 4099 * 16 * tessera_dtype_bytes(tensor.dtype);
+      for (size_t at = 0; at < bytes; at += chunk) {
+        driver("cuMemcpyHtoD_v2", address + at, static_cast<const void*>(from.data() + shift), std::min(chunk, bytes - at));
+      }
+      field.set_pointer(buffers_, reinterpret_cast<void*>(address));
+    }
+    bytes_ = std::max({tessera_workspace_bytes(&forward_), tessera_workspace_bytes(&backward_), size_t{1}});
+    workspace_ = reinterpret_cast<void*>(allocate(bytes_));
+    executor_.stream = stream;
+    check(tessera_forward(&forward_, &buffers_, workspace_, bytes_, &executor_));
+    driver("cuStreamSynchronize", stream);
+  }
+  ~Call() {
+    for (const Address address : allocated_) driver("cuMemFree_v2", address);
+  }
+  void launch() { check(tessera_backward(&backward_, &buffers_, workspace_, bytes_, &executor_)); }
+
+ private:
+  Address allocate(size_t bytes) {
+    Address address = 0;
+    driver("cuMemAlloc_v2", &address, bytes);
+    allocated_.push_back(address);
+    return address;
+  }
+  tessera_plan forward_, backward_;
+  tessera_buffers buffers_{};
+  tessera_executor executor_{};
+  void* workspace_ = nullptr;
+  size_t bytes_ = 0;
+  std::vector<Address> allocated_;
+};
+
+double milliseconds_of(Call& call, void* stream, double span) {
+  const auto run = [&](int launches) {
+    const auto start = Clock::now();
+    for (int n = 0; n < launches; ++n) call.launch();
+    driver("cuStreamSynchronize", stream);
+    return milliseconds_since(start);
+  };
+  run(1);
+  int launches = std::max(2, static_cast<int>(span / run(1)));
+  run(launches);
+  return run(launches) / launches;
+}
+
+double visible(const Case& c) {
+  const double n = static_cast<double>(c.rows);
+  if (c.window >= 0) return n * (c.window + 1) - 0.5 * c.window * (c.window + 1);
+  return c.causal ? n * n / 2 : n * n;
+}
+
+}  // namespace
+
+int main() try {
+  int device = 0;
+  void *context = nullptr, *stream = nullptr;
+  driver("cuInit", 0u);
+  driver("cuDeviceGet", &device, 0);
+  driver("cuDevicePrimaryCtxRetain", &context, device);
+  driver("cuCtxSetCurrent", context);
+  driver("cuStreamCreate", &stream, 1u);
+  std::printf("%-30s %9s %9s %6s\n", "TFLOP/s", "bwd_sm90", "bwd_sm80", "");
+  for (const Case& c : kCases) {
+    double rate[2] = {};
+    for (int n = 0; n < 2; ++n) {
+      try {
+        Call call(c, n == 0 ? TESSERA_KERNEL_BWD_SM90 : TESSERA_KERNEL_BWD_SM80, stream);
+        const double ms = milliseconds_of(call, stream, 100);
+        rate[n] = 5 * c.batch * c.heads * visible(c) * (c.head_dim + c.head_dim_v) / ms / 1e9;
+      } catch (const std::exception& error) {
+        std::printf("%s: %.200s\n", c.name, error.what());
+      }
+    }
+    std::printf("%-30s %9.0f %9.0f %6.2f\n", c.name, rate[0], rate[1], rate[1] > 0 ? rate[0] / rate[1] : 0);
+    std::fflush(stdout);
+  }
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}
