@@ -5,7 +5,8 @@
 #   scripts/gpu_test.sh [--prebuilt DIR] [--fuzz N] [SUITE ...]     all suites unless some are named
 #   scripts/gpu_test.sh --bundle DIR                                build what --prebuilt takes, for another machine
 #
-# Suites: prepare (compile all kernels into the cache), unit, ptx (each PTX wrapper and tile operation by itself), table,
+# Suites: prepare (compile all kernels into the cache), unit, ptx (each PTX wrapper and tile operation by itself), table, comparison
+# (the table by the kernels that are there for comparison),
 # ampere (the table without bulk copies, as GPUs before Hopper run it), graphs (the table and streams, each call a CUDA
 # graph), invariance, cuda (pointers, streams, graphs, 64-bit offsets), fuzz, memcheck, racecheck, initcheck, synccheck
 # (compute-sanitizer), python.
@@ -22,7 +23,7 @@ fuzz_cases=400
 bundle=
 prebuilt=
 suites=()
-all_suites=(prepare unit ptx table ampere graphs invariance cuda fuzz memcheck racecheck initcheck synccheck python)
+all_suites=(prepare unit ptx table comparison ampere graphs invariance cuda fuzz memcheck racecheck initcheck synccheck python)
 while (($#)); do
   case $1 in
     --prebuilt) prebuilt=$2 && shift 2 ;;
@@ -123,10 +124,11 @@ suite_prepare() {
 suite_unit() { gtest_suite unit 90 1 '-Prebuilt/*' cuda_unit_tests; }
 suite_ptx() { gtest_suite ptx 90 1 'Device/PtxGpu.*' ptx_tests; }
 suite_table() { gtest_suite table 240 48 'Cuda/GpuTable.*'; }
+suite_comparison() { gtest_suite comparison 120 24 'Cuda/GpuComparison.*'; }
 suite_ampere() { TESSERA_FWD_SM80_BULK=0 gtest_suite ampere 240 48 'Cuda/GpuTable.*'; }
 suite_graphs() { TESSERA_CUDA_GRAPHS=first gtest_suite graphs 240 48 'Cuda/GpuTable.*:*CudaStreams*:*CudaLaunches*-*TakesNoGpuMemory*'; }
 suite_invariance() { gtest_suite invariance 60 4 'Cuda/GpuBatchInvariance.*'; }
-suite_cuda() { gtest_suite cuda 120 1 '*Cuda*.*-*GpuTable*:*GpuBatchInvariance*'; }
+suite_cuda() { gtest_suite cuda 120 1 '*Cuda*.*-*GpuTable*:*GpuComparison*:*GpuBatchInvariance*'; }
 
 suite_fuzz() {
   rm -f "$logs"/fuzz.*.log

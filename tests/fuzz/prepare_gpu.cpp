@@ -27,7 +27,7 @@ struct Failures {
 };
 
 // Plans as the tests make them: layouts count (what is aligned), values do not.
-void prepare(const Case& c, const tessera_device& gpu, Failures& failures) {
+void prepare(const Case& c, const tessera_device& gpu, bool comparison_alone, Failures& failures) {
   if (cpu_alone(c)) return;
   const Call call = make_call(make_inputs(c));
   for (const tessera_direction direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
@@ -35,11 +35,14 @@ void prepare(const Case& c, const tessera_device& gpu, Failures& failures) {
     tessera_device device = gpu;
     if (c.cores != Case{}.cores) device.cores = static_cast<int32_t>(c.cores);
     const tessera_problem problem = problem_of(call, direction);
-    std::vector<tessera_kernel> kernels = gpu_kernels(direction);
+    std::vector<tessera_kernel> kernels;
+    if (!comparison_alone) {
+      kernels = gpu_kernels(direction);
+      kernels.push_back(TESSERA_KERNEL_AUTO);
+    }
     for (const ComparisonKernels& pair : kComparisonKernels) {
       kernels.push_back(direction == TESSERA_FORWARD ? pair.forward : pair.backward);
     }
-    kernels.push_back(TESSERA_KERNEL_AUTO);
     for (const tessera_kernel kernel : kernels) {
       device.kernel = kernel;
       tessera_plan plan{};
@@ -58,9 +61,10 @@ int main(int argc, char** argv) {
   int32_t arch = 0;
   uint64_t seed = 1, seeds = 1, count = 0;
   unsigned threads = std::thread::hardware_concurrency();
-  bool table = true;
+  bool table = true, comparison = false;
   app.add_option("--arch", arch, "Compute capability, 10 * major + minor; that of the first GPU unless given");
   app.add_flag("--table,!--no-table", table, "The case table");
+  app.add_flag("--comparison", comparison, "The kernels that are there for comparison, and no other");
   app.add_option("--seed", seed, "Of the fuzzer's cases: the first of --seeds seeds");
   app.add_option("--seeds", seeds);
   app.add_option("--count", count, "How many of the fuzzer's cases, of each seed");
@@ -81,7 +85,8 @@ int main(int argc, char** argv) {
   std::vector<std::thread> workers;
   for (unsigned n = 0; n < threads; ++n) {
     workers.emplace_back([&] {
-      for (size_t index = next++; index < cases.size(); index = next++) prepare(cases[index], device, failures);
+      for (size_t index = next++; index < cases.size(); index = next++)
+        prepare(cases[index], device, comparison, failures);
     });
   }
   for (std::thread& worker : workers) worker.join();

@@ -107,6 +107,7 @@ class Checker {
       : c_(c), options_(options), in_(make_inputs(c)), call_(make_call(in_)), oracle_call_(make_oracle_call(in_)) {}
 
   std::vector<std::string> check() {
+    if (options_.comparison && !taken_for_comparison()) return failures_;
     if (!ask_oracle()) return failures_;
     plain_ = plain_attention(in_, Precision::kSame);
     if (options_.check_oracle) compare_oracle();
@@ -125,13 +126,16 @@ class Checker {
         continue;
       }
       if (cpu_alone(c_)) continue;  // refused: CudaPlan.TakesEveryCaseOfTheTable
+      if (options_.comparison) {
+        check_for_comparison(options_of);
+        continue;
+      }
       check_kernel(options_of(TESSERA_KERNEL_AUTO), directions());
       for (const tessera_direction direction : directions()) {
         for (const tessera_kernel kernel : gpu_kernels(direction)) {
           if (takes_on_request(direction, options_of(kernel))) check_kernel(options_of(kernel), {direction});
         }
       }
-      check_for_comparison(options_of);
     }
     for (size_t n = 0; n < inputs_before.size(); ++n)
       if (call_.inputs()[n]->bytes() != inputs_before[n]) fail("an input was written to");
@@ -208,7 +212,16 @@ class Checker {
     return plan.kernel == TESSERA_KERNEL_TILED && plan.decode_queries > 0;
   }
 
-  // After all others, since backward reads what forward left. Products that know nothing of masks carry a NaN anywhere.
+  bool taken_for_comparison() const {
+    const auto takes = [this](tessera_direction direction, tessera_kernel kernel) {
+      return takes_on_request(direction, {.kernel = kernel, .place = kGpu});
+    };
+    return std::ranges::any_of(kComparisonKernels, [&](const ComparisonKernels& kernels) {
+      return takes(TESSERA_FORWARD, kernels.forward) || (c_.backward && takes(TESSERA_BACKWARD, kernels.backward));
+    });
+  }
+
+  // Backward reads what forward left. Products that know nothing of masks carry a NaN anywhere.
   template <class OptionsOf>
   void check_for_comparison(const OptionsOf& options_of) {
     if (holds_nonfinite(c_)) return;

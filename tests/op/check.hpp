@@ -13,6 +13,7 @@ struct CheckOptions {
   std::vector<Place> places;
   bool check_repeats = true;  // same bits again, and with 2 and 3 threads; on a GPU gradients when they are to be so
   bool check_oracle = true;   // the oracle against the plain computation in float64
+  bool comparison = false;    // on a GPU: the kernels that are there for comparison, and no other
 };
 
 // What is wrong, one line each; empty: the case is right. Checks, for every kernel that takes the case:

@@ -58,6 +58,16 @@ TEST_P(GpuTable, MatchesTheOracle) {
 // Without a GPU one line says so, not one a case.
 INSTANTIATE_TEST_SUITE_P(Cuda, GpuTable, ::testing::Range(size_t{0}, gpu_missing().empty() ? table().size() : 1));
 
+class GpuComparison : public ::testing::TestWithParam<size_t> {};
+
+// The kernels that nobody is served by, in the cases that they take.
+TEST_P(GpuComparison, MatchesTheOracle) {
+  if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
+  expect_right(table()[GetParam()], {.places = {kGpu}, .check_oracle = false, .comparison = true});
+}
+
+INSTANTIATE_TEST_SUITE_P(Cuda, GpuComparison, ::testing::Range(size_t{0}, gpu_missing().empty() ? table().size() : 1));
+
 TEST(CaseText, ParsesBackToTheSameCase) {
   for (const Case& c : table()) {
     std::string error;

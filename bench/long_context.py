@@ -1,0 +1,163 @@
+"""Long contexts on one GPU: 16k to 1M tokens, forward and backward, held against float64 on sampled rows and keys.
+
+    python bench/long_context.py [--lengths 16384 131072 ...] [--head-dim 128] [--heads 4] [--csv FILE]
+
+The matrix of scores of one head of 1M tokens would take 2 TiB; what is taken here grows linearly, and is printed. For each length: the
+rate (FLOPs 4 B H N^2 D, halved when causal, times 2.5 backward), the memory beyond inputs and outputs, and the relative RMS errors
+of o and dQ on sampled queries, of dK and dV on sampled keys. The gradients are held against their formula from the o and LSE that the
+forward pass stored. The shortest length is the yardstick: exit status 1 where an error is over 1.5 times its error, or not finite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+import time
+
+SAMPLES = 64  # queries, and keys, of the first head and of the last
+
+
+def parse(arguments=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[16384, 131072, 262144, 524288, 1048576])
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--full", action="store_true", help="no causal mask")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no length after so many seconds")
+    parser.add_argument("--kernel", default="auto", help="the backward kernel")
+    parser.add_argument("--csv", metavar="FILE")
+    return parser.parse_args(arguments)
+
+
+def relative_rms(got, exact) -> float:
+    return ((got.double() - exact).square().mean() / exact.square().mean()).sqrt().item()
+
+
+class Sampled:
+    """Attention in float64 of sampled queries and keys. Tensors are [B, N, H, D]."""
+
+    def __init__(self, tensors: dict, causal: bool):
+        import torch
+
+        self.t, self.causal = tensors, causal
+        length = tensors["q"].shape[1]
+        # Both ends, and what lies between at random.
+        drawn = torch.randint(length, (SAMPLES - 4,), generator=torch.Generator().manual_seed(1))
+        self.rows = torch.cat([torch.tensor([0, 1, length - 2, length - 1]), drawn]).cuda()
+        self.places = torch.arange(length, device="cuda")
+        self.scale = tensors["q"].shape[-1] ** -0.5
+        self.heads = sorted({(0, 0), (tensors["q"].shape[0] - 1, tensors["q"].shape[2] - 1)})
+
+    def of(self, name: str, head: tuple):
+        return self.t[name][head[0], :, head[1]]
+
+    def errors(self) -> dict:
+        import torch
+
+        errors = {"o": [], "dq": [], "dk": [], "dv": []}
+        for head in self.heads:
+            q, k, v, o, d_o = (self.of(name, head) for name in ("q", "k", "v", "o", "d_o"))
+            rows, lse = self.rows, self.t["lse"][head[0], head[1]].double()
+            scores = q[rows].double() @ k.double().T * self.scale
+            if self.causal:
+                scores.masked_fill_(self.places > rows[:, None], -math.inf)
+            p = torch.softmax(scores, -1)
+            errors["o"].append(relative_rms(o[rows], p @ v.double()))
+            p = torch.exp(scores - lse[rows, None])
+            delta = (d_o.double() * o.double()).sum(-1)
+            d_s = p * (d_o[rows].double() @ v.double().T - delta[rows, None])
+            errors["dq"].append(relative_rms(self.of("d_q", head)[rows], d_s @ k.double() * self.scale))
+            del scores, p, d_s
+            scores = k[rows].double() @ q.double().T * self.scale  # of sampled keys, all queries
+            if self.causal:
+                scores.masked_fill_(self.places < rows[:, None], -math.inf)
+            p = torch.exp(scores - lse)
+            errors["dv"].append(relative_rms(self.of("d_v", head)[rows], p @ d_o.double()))
+            d_s = p * (v[rows].double() @ d_o.double().T - delta)
+            errors["dk"].append(relative_rms(self.of("d_k", head)[rows], d_s @ q.double() * self.scale))
+        return {name: max(values) for name, values in errors.items()}
+
+
+def seconds_of(call) -> float:
+    """The best of some calls, by the GPU's clock; of long ones the second."""
+    import torch
+
+    best = math.inf
+    for n in range(6):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        if n > 0:
+            best = min(best, start.elapsed_time(end) / 1e3)
+        if n > 0 and best > 0.2:
+            break
+    return best
+
+
+def measure(length: int, options: argparse.Namespace) -> dict:
+    import tessera
+    import torch
+
+    causal = not options.full
+    batch = max(1, 65536 // length)  # what fills the GPU at the shortest
+    shape = (batch, length, options.heads, options.head_dim)
+    torch.manual_seed(0)
+    tensors = {name: torch.randn(shape, device="cuda", dtype=getattr(torch, options.dtype)) for name in ("q", "k", "v", "d_o")}
+    flops = 4 * batch * options.heads * length * length * options.head_dim / (2 if causal else 1)
+    q, k, v, d_o = tensors.values()
+    row = {"length": length, "batch": batch, "heads": options.heads, "head_dim": options.head_dim, "causal": int(causal)}
+    o, lse = tessera.attention(q, k, v, causal=causal, return_lse=True)
+    row["forward_s"] = seconds_of(lambda: tessera.attention(q, k, v, causal=causal))
+    gradients = tessera.attention_backward(q, k, v, o, lse, d_o, causal=causal, kernel=options.kernel)
+    row["backward_s"] = seconds_of(
+        lambda: tessera.attention_backward(q, k, v, o, lse, d_o, causal=causal, kernel=options.kernel))  # fmt: skip
+    row["forward_tflops"] = flops / row["forward_s"] * 1e-12
+    row["backward_tflops"] = 2.5 * flops / row["backward_s"] * 1e-12
+    for name, call in (("forward", {}), ("backward", {"direction": "backward", "kernel": options.kernel})):
+        plan = tessera.plan(q, k, v, as_dict=True, causal=causal, **call)
+        row[f"{name}_kernel"], row[f"{name}_extra_mib"] = plan["kernel"], plan["workspace_bytes"] / 2**20
+    row["standard_gib"] = 4 * batch * options.heads * length * length / 2**30  # P and dP
+    tensors.update(o=o, lse=lse, d_q=gradients.d_q, d_k=gradients.d_k, d_v=gradients.d_v)
+    row.update({f"error_{name}": error for name, error in Sampled(tensors, causal).errors().items()})
+    return row
+
+
+def main() -> int:
+    options = parse()
+    import torch
+
+    print(f"{torch.cuda.get_device_name()} · {options.dtype} · D {options.head_dim}, H {options.heads}, "
+          f"{'full' if options.full else 'causal'}")  # fmt: skip
+    rows, failed, begun = [], False, time.monotonic()
+    for length in options.lengths:
+        if time.monotonic() - begun > options.seconds:
+            print(f"{length:8d}  not run: {options.seconds:.0f} s have passed")
+            continue
+        row = measure(length, options)
+        torch.cuda.empty_cache()
+        rows.append(row)
+        first = rows[0]
+        errors = {name: row[f"error_{name}"] for name in ("o", "dq", "dk", "dv")}
+        wrong = [name for name, error in errors.items() if not error <= 1.5 * first[f"error_{name}"]]
+        failed |= bool(wrong)
+        print(f"{length:8d}  forward {row['forward_s'] * 1e3:9.2f} ms {row['forward_tflops']:6.1f} TFLOP/s "
+              f"({row['forward_tflops'] / first['forward_tflops']:.3f})  backward {row['backward_s'] * 1e3:9.2f} ms "
+              f"{row['backward_tflops']:6.1f} ({row['backward_tflops'] / first['backward_tflops']:.3f})  extra "
+              f"{row['forward_extra_mib']:.1f}, {row['backward_extra_mib']:.0f} MiB, standard {row['standard_gib']:.0f} GiB  errors "
+              + ", ".join(f"{name} {error:.2e}" for name, error in errors.items())
+              + (f"  WRONG: {', '.join(wrong)}" if wrong else ""), flush=True)  # fmt: skip
+    if options.csv and rows:
+        with open(options.csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
