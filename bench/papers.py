@@ -1,7 +1,7 @@
 """The papers' comparisons on one GPU: Tessera, the first FlashAttention's schedule, standard attention, PyTorch's eager attention.
 
     python bench/papers.py speed   --csv FILE      time over length, head sizes, masks, dropout
-    python bench/papers.py lengths --csv FILE      one sequence, until standard attention no longer fits, and memory
+    python bench/papers.py lengths --lengths 1024 4096 16384 65536 262144 --csv FILE    one sequence, 16 heads: until nothing else fits
     python bench/papers.py blocks  --csv FILE      the first schedule's block size and its time (first paper, figure 2)
     ncu ... python bench/papers.py traffic         one call of each kernel, for the hardware's counters: scripts/gpu_papers.sh
     python bench/papers.py counted NCU_CSV --csv FILE      what they counted, as a table
@@ -172,7 +172,7 @@ def run_speed(options) -> list[dict]:
     rows = []
     for head_dim in options.head_dims:
         for causal in (False, True):
-            for length in (512, 1024, 2048, 4096, 8192, 16384):
+            for length in options.lengths:
                 rows += measure(Setting(16384 // length, 2048 // head_dim, length, head_dim, causal), NAMES)
         for more in ({"dropout": 0.1}, {"mask": True}, {"causal": True, "dropout": 0.1}):
             rows += measure(Setting(8, 2048 // head_dim, 2048, head_dim, **more), NAMES)
@@ -181,9 +181,9 @@ def run_speed(options) -> list[dict]:
 
 def run_lengths(options) -> list[dict]:
     rows = []
-    for length in (1024, 4096, 16384, 32768, 65536, 131072, 262144, 524288, 1048576):
+    for length in options.lengths:
         # The float32 check takes a head's whole matrix; bench/long_context.py holds the long ones against float64.
-        names = NAMES if length <= 131072 else ("tessera",)
+        names = NAMES if length <= 32768 else ("tessera", "standard", "eager") if length <= 131072 else ("tessera",)
         few = {} if length <= 16384 else {"check": False, "lead_ms": 0, "measure_ms": 1}
         rows += measure(Setting(1, 16, length, 64), names, **few)
     return rows
@@ -263,6 +263,7 @@ def main() -> int:
     parser.add_argument("what", choices=("speed", "lengths", "blocks", "traffic", "counted"))
     parser.add_argument("ncu", nargs="?", help="counted: the raw CSV page of ncu, --print-units base")
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--csv", metavar="FILE")
     options = parser.parse_args()
     if (options.what == "counted") != (options.ncu is not None):
