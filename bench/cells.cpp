@@ -310,7 +310,7 @@ void add_tiles(std::vector<Cell>& cells, const tessera_device& device) {
                      .is_share = false,
                      .make = [=](const Settings& s) { return against_vectors(s, shape); }});
   };
-  constexpr int64_t kLeastLength = 128, kLeastHeadDim = 24;
+  constexpr int64_t kLeastLength = 128, kLeastHeadDim = 8;
   for (const auto direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
     for (const int64_t head_dim : {8, 16, 24, 32, 64, 128, 256, 512}) {
       for (const int64_t seqlen : {32, 64, 128, 256, 512}) {

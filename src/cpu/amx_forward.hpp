@@ -46,14 +46,16 @@ class Accumulators {
   }
 
   // C (=|+=) A B over `steps` steps of k. A: two tiles a step, B: [16 pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM];
-  // of A and C the lower halves only where kLower. `beside` runs twice a step: a long piece of other work between two
-  // products fills the scheduler, and the next products come too late to run beside it.
-  template <bool kAdd, bool kLower, class Beside>
+  // of A and C the lower halves only where kLower. kStream: A comes from the second cache and is read once by this tile of
+  // queries; kept in the first one, it would push out S and O, and a tile store that misses there takes as long as two
+  // products. `beside` runs four times a step: a long piece of other work between two products fills the scheduler, and the
+  // next products come too late to run beside it.
+  template <bool kAdd, bool kLower, bool kStream, class Beside>
   TESSERA_INLINE void multiply(char* c, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes, const char* b,
                                int64_t steps, Beside&& beside) {
     char* c_lower = c + kTwoTiles_bytes;
     tile_load<6>(b, kRow_bytes);
-    tile_load<4>(a, kTileRow_bytes);
+    load_a<4, kStream>(a);
     if (upper_) {
       tile_store<0>(upper_, kRow_bytes);
       begin<0, kAdd>(c);
@@ -65,14 +67,18 @@ class Accumulators {
       tile_product<0, 4, 6>();
       tile_load<7>(b + kTileRow_bytes, kRow_bytes);
     }
+    beside();
     begin<1, kAdd>(c + kTileRow_bytes);
     tile_product<1, 4, 7>();
     beside();
-    if (kLower) tile_load<5>(a + a_lower_bytes, kTileRow_bytes);
+    if (kLower) load_a<5, kStream>(a + a_lower_bytes);
     if (lower_) store_lower();
     if (kLower) {
       begin<2, kAdd>(c_lower);
       tile_product<2, 5, 6>();
+    }
+    beside();
+    if (kLower) {
       begin<3, kAdd>(c_lower + kTileRow_bytes);
       tile_product<3, 5, 7>();
     }
@@ -81,21 +87,31 @@ class Accumulators {
     for (int64_t step = 1; step < steps; ++step) {
       a += a_step_bytes, b += kTwoTiles_bytes;
       tile_load<6>(b, kRow_bytes);
-      tile_load<4>(a, kTileRow_bytes);
+      load_a<4, kStream>(a);
       tile_product<0, 4, 6>();
+      beside();
       tile_load<7>(b + kTileRow_bytes, kRow_bytes);
       tile_product<1, 4, 7>();
       beside();
       if (kLower) {
-        tile_load<5>(a + a_lower_bytes, kTileRow_bytes);
+        load_a<5, kStream>(a + a_lower_bytes);
         tile_product<2, 5, 6>();
-        tile_product<3, 5, 7>();
       }
+      beside();
+      if (kLower) tile_product<3, 5, 7>();
       beside();
     }
   }
 
  private:
+  template <int kTile, bool kStream>
+  TESSERA_INLINE void load_a(const char* a) {
+    if (kStream) {
+      tile_load_streamed<kTile>(a, kTileRow_bytes);
+    } else {
+      tile_load<kTile>(a, kTileRow_bytes);
+    }
+  }
   template <int kTile, bool kAdd>
   TESSERA_INLINE void begin(const char* c) {
     if (kAdd) {
@@ -157,9 +173,9 @@ struct AmxForward {
   // S of one stage of the job: C [32][kBlockM].
   template <class Beside>
   TESSERA_INLINE void scores(const Job& job, int64_t stage, float* s, Beside&& beside) {
-    accumulators.multiply<false, true>(reinterpret_cast<char*>(s),
-                                       scratch.k_tiles + (job.first + stage) * 2 * q_steps * kTile_bytes,
-                                       q_steps * kTile_bytes, kTile_bytes, q_of(job), q_steps, beside);
+    accumulators.multiply<false, true, true>(reinterpret_cast<char*>(s),
+                                             scratch.k_tiles + (job.first + stage) * 2 * q_steps * kTile_bytes,
+                                             q_steps * kTile_bytes, kTile_bytes, q_of(job), q_steps, beside);
   }
 
   // Group `group` of 32 rows of O^T += V^T P^T over the job's keys.
@@ -172,15 +188,15 @@ struct AmxForward {
     const bool add = tiles[job.tile].started;
     if (group * 2 + 1 < v_tiles) {
       if (add) {
-        accumulators.multiply<true, true>(o, v, kTile_bytes, step_bytes, probabilities, job.stages, beside);
+        accumulators.multiply<true, true, true>(o, v, kTile_bytes, step_bytes, probabilities, job.stages, beside);
       } else {
-        accumulators.multiply<false, true>(o, v, kTile_bytes, step_bytes, probabilities, job.stages, beside);
+        accumulators.multiply<false, true, true>(o, v, kTile_bytes, step_bytes, probabilities, job.stages, beside);
       }
     } else {
       if (add) {
-        accumulators.multiply<true, false>(o, v, 0, step_bytes, probabilities, job.stages, beside);
+        accumulators.multiply<true, false, true>(o, v, 0, step_bytes, probabilities, job.stages, beside);
       } else {
-        accumulators.multiply<false, false>(o, v, 0, step_bytes, probabilities, job.stages, beside);
+        accumulators.multiply<false, false, true>(o, v, 0, step_bytes, probabilities, job.stages, beside);
       }
     }
   }
@@ -237,7 +253,7 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
                                        int64_t key, const Beside& work, const StageOptions* options) {
   StageSoftmax<kScores> softmax(f.p, tile, sums, s, sP, key, options);
   const int64_t calls =
-      2 * ((work.next ? f.q_steps : 0) + (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
+      4 * ((work.next ? f.q_steps : 0) + (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
   const int units = static_cast<int>(calls ? (kUnits + calls - 1) / calls : kUnits);
   const auto beside = [&]() TESSERA_LAMBDA_INLINE { softmax.run(units); };
   if (work.next) f.scores(*work.next, work.next_stage, work.next_s, beside);

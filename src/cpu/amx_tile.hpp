@@ -45,6 +45,10 @@ TESSERA_INLINE void tile_load(const void* rows, int64_t stride_bytes) {
   }
 }
 template <int kTile>
+TESSERA_INLINE void tile_load_streamed(const void* rows, int64_t stride_bytes) {
+  tile_load<kTile>(rows, stride_bytes);
+}
+template <int kTile>
 TESSERA_INLINE void tile_store(void* rows, int64_t stride_bytes) {
   for (int m = 0; m < kTileSide; ++m) {
     __builtin_memcpy(static_cast<char*>(rows) + m * stride_bytes, emulated_tiles[kTile].rows[m], kTileRow_bytes);
@@ -98,6 +102,11 @@ TESSERA_INLINE void tile_zero() {
 template <int kTile>
 TESSERA_INLINE void tile_load(const void* rows, int64_t stride_bytes) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(rows), "r"(stride_bytes), "i"(kTile) : "memory");
+}
+// The same with a hint that the lines need not stay in the first cache.
+template <int kTile>
+TESSERA_INLINE void tile_load_streamed(const void* rows, int64_t stride_bytes) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(rows), "r"(stride_bytes), "i"(kTile) : "memory");
 }
 template <int kTile>
 TESSERA_INLINE void tile_store(void* rows, int64_t stride_bytes) {

@@ -26,9 +26,9 @@ constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384, kQueriesPerIt
 // Keys that AMX has packed at a time: with their tiles of queries they stay in the L2 cache.
 constexpr int32_t kBlockKeysAmx = 256;
 // What AMX's tiles serve where the device leaves the choice to the problem: the least query rows that a KV head's tiles have,
-// keys, and head sizes of K and V together. Measured from 512 rows and keys and D = 40 up, and 2.4 to 6 x the vectors'
-// rate there; docs/lab/2026-11-24-amx.md argues down to here.
-constexpr int64_t kAmxLeastRows = 128, kAmxLeastKeys = 128, kAmxLeastHeadDims = 48;
+// keys, and head sizes of K and V together. With 128 rows and keys the tiles have 1.2 to 1.5 x the vectors' rate at D = 8 and
+// 16, 1.6 to 1.9 x at 24 and 32; with 512 1.7 to 2.6 x. docs/lab/2026-11-24-amx-tiles.csv.
+constexpr int64_t kAmxLeastRows = 128, kAmxLeastKeys = 128, kAmxLeastHeadDims = 16;
 // Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
 constexpr int64_t kBackwardKeys = 384, kBackwardKeysAmx = 512;
 static_assert(kBlockKeysAmx <= kAmxMaxBlockKeys && kBackwardKeysAmx <= kAmxMaxBlockKeys);
@@ -60,7 +60,7 @@ int64_t tiles_total(const tessera_plan& plan, int64_t per_tile, int64_t factor) 
 
 void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKernelTable* amx) {
   const tessera_problem& p = plan.problem;
-  const bool copies = plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p);
+  const bool copies = copies_kv(plan);
   plan.block_n = amx ? kBlockKeysAmx : plan.use_dot ? 256 : 128;  // a tile of P is to stay in the L1 cache
   plan.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(1, (amx            ? kQueriesPerItemAmx
                                                                    : plan.use_dot ? kQueriesPerItemDot
@@ -161,6 +161,18 @@ Way way_of(const tessera_plan& plan, int64_t sq) {
   if (plan.problem.direction == TESSERA_BACKWARD) return kTile;
   if (sq <= plan.decode_queries) return kDecode;
   return plan.heads_q > plan.heads_kv && sq < plan.block_m ? kPackedTile : kTile;
+}
+
+bool copies_kv(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  // float32 rows a multiple of this apart, and not neighbours, share cache sets with every second or each other row.
+  constexpr int64_t kColliding_bytes = 2048;
+  const auto collide = [](const tessera_layout& layout, int64_t head_dim) {
+    const int64_t row = core::row_strides(layout).row;
+    return row != head_dim && row * 4 % kColliding_bytes == 0;
+  };
+  if (plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p)) return true;
+  return collide(p.k, plan.head_dim) || collide(p.v, plan.head_dim_v);
 }
 
 KeySplits key_splits(const tessera_plan& plan, int64_t longest) {

@@ -76,7 +76,7 @@ TEST(Plan, AmxServesWhatItIsTheFastestFor) {
            Row{bfloat16, 1, 4096, 128, "few query rows are bound by memory"},
            Row{bfloat16, 100, 4096, 128, "query rows 100, from 128 on"},
            Row{bfloat16, 2048, 100, 128, "keys 100, from 128 on"},
-           Row{bfloat16, 2048, 2048, 16, "head sizes of K and V together 32, from 48 on"},
+           Row{bfloat16, 2048, 2048, 4, "head sizes of K and V together 8, from 16 on"},
            Row{float16, 2048, 2048, 128, "they take bfloat16"},
            Row{float32, 2048, 2048, 128, "they take bfloat16"},
        }) {
