@@ -1,0 +1,65 @@
+// What an engine needs of a device beside attention: memory, and a model's other layers. One implementation a device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <tessera/tessera.hpp>
+
+namespace serve {
+
+// Rows of float32 or bfloat16, one after another.
+struct Matrix {
+  tessera::DType dtype;
+  std::int64_t columns;
+  void* data;
+};
+
+class Layers {
+ public:
+  explicit Layers(const tessera::Device& device) : device_(device) {}
+  Layers(const Layers&) = delete;
+  virtual ~Layers() = default;
+
+  const tessera::Device& device() const { return device_; }
+  // Where Tessera's calls go: the threads or the stream of the other layers.
+  virtual const tessera::Executor& executor() const = 0;
+
+  // Zeroed, and given back with *this.
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void upload(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void download(void* to, const void* from, std::size_t bytes) = 0;  // waits for all work before
+
+  // x [rows, dim] = table[tokens]
+  virtual void embed(const std::int32_t* tokens, const float* table, float* x, std::int64_t rows, std::int64_t dim) = 0;
+  // out [rows, dim] = gain * x / rms(x), of rows 0 .. rows - 1 of x, or of the rows that `from` [rows] names
+  virtual void rms_norm(const float* x, const std::int32_t* from, const float* gain, float* out, std::int64_t rows,
+                        std::int64_t dim) = 0;
+  // out [rows, M] = in [rows, N] weight [N, M]; add: out (float32) += that
+  virtual void matmul(const Matrix& in, const float* weight, const Matrix& out, std::int64_t rows,
+                      bool add = false) = 0;
+  // out [rows, hidden] = silu(gate) * up, the halves of gate_up [rows, 2 hidden]
+  virtual void gate(const float* gate_up, float* out, std::int64_t rows, std::int64_t hidden) = 0;
+  // token [rows]: the column of the largest of each row's logits [rows, vocab], the first among equals
+  virtual void argmax(const float* logits, std::int32_t* token, std::int64_t rows, std::int64_t vocab) = 0;
+
+  // Around Tessera's calls, and the seconds between them since it was last asked, after a download.
+  virtual void attention_begins() = 0;
+  virtual void attention_ends() = 0;
+  virtual double attention_seconds() = 0;
+
+  // Whether repeat() records: work must then not depend on what a step holds but by what it reads from memory.
+  virtual bool records() const { return false; }
+  // Work that is the same every time: a GPU records it as a graph, and replays that.
+  virtual void repeat(const std::function<void()>& work) { work(); }
+
+ private:
+  tessera::Device device_;
+};
+
+std::unique_ptr<Layers> make_cpu_layers();
+// Of GPU 0. Throws tessera::Error (unsupported) where there is none.
+std::unique_ptr<Layers> make_cuda_layers();
+
+}  // namespace serve
