@@ -139,7 +139,8 @@ class Call {
       const size_t shift = (offset += 4099 * 2) % (4099 * 16) * tessera_dtype_bytes(tensor.dtype);
       const size_t chunk = from.size() - 4099 * 16 * tessera_dtype_bytes(tensor.dtype);
       for (size_t at = 0; at < bytes; at += chunk) {
-        driver("cuMemcpyHtoD_v2", address + at, static_cast<const void*>(from.data() + shift), std::min(chunk, bytes - at));
+        driver("cuMemcpyHtoD_v2", address + at, static_cast<const void*>(from.data() + shift),
+               std::min(chunk, bytes - at));
       }
       field.set_pointer(buffers_, reinterpret_cast<void*>(address));
     }

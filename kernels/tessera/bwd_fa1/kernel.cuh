@@ -22,7 +22,7 @@ TESSERA_DEVICE void bwd_fa1(const BwdParams& p) {
 #pragma unroll 1
   for (int key0 = 0; key0 < s.k_rows; key0 += kCfg.block_n) {
     if (key0 > 0) __syncthreads();  // all warps are done with shared memory
-    bwd_key_block(p, shared, KeyBlock<kCfg>(p, shared, s, batch, head, key0));
+    bwd_key_block(KeyBlock<kCfg>(p, shared, s, batch, head, key0));
   }
 }
 

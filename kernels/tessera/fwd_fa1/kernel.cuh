@@ -163,7 +163,7 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
           const float before = row_sum[m][half] * ptx::ex2_approx_ftz(row_max[m][half] - ref);
 #pragma unroll
           for (int d = 0; d < kD; ++d) rO[m][d][2 * half] *= before, rO[m][d][2 * half + 1] *= before;
-          softmax.ref[m][half] = most;
+          softmax.max_log2[m][half] = most;
           const float sum = before + tessera::row_sum(total);
           softmax.sum[m][half] = lane_col() == 0 ? sum : 0.0f;
           row_sum[m][half] = sum;
@@ -184,7 +184,7 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
         for (int half = 0; half < 2; ++half) {
           factor[half] = row_sum[m][half] == 0.0f ? 0.0f : ptx::rcp_approx_ftz(row_sum[m][half]);
           if (lane_col() == 0) {
-            rows.row_max_log2[m * 16 + half * 8] = softmax.ref[m][half];
+            rows.row_max_log2[m * 16 + half * 8] = softmax.max_log2[m][half];
             rows.row_sum[m * 16 + half * 8] = row_sum[m][half];
           }
         }

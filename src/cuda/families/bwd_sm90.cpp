@@ -73,7 +73,7 @@ const BwdSm90Tile& tile_of(const tessera_plan& plan) {
 // Under a causal mask a block of late keys has fewer queries of each head, and would wait for the others' first head.
 bool fuses_dq(const tessera_plan& plan, const BwdSm90Config& config) {
   if (config.varlen || config.window || config.deterministic) return false;
-  if (staircase(plan.problem) && plan.heads_q != plan.heads_kv) return false;
+  if (is_causal(plan.problem) && plan.heads_q != plan.heads_kv) return false;
   return plan.max_seqlen_k <= kMostFusedKeys && rows_aligned(plan.problem.d_q, nullptr);
 }
 
@@ -210,6 +210,9 @@ std::string refuse_layout(const tessera_plan& plan) {
 
 std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
+  if (by_pairs(plan) && plan.device.kernel != TESSERA_KERNEL_BWD_SM90) {
+    return "head sizes above 128 on request alone: not proved on a GPU yet";
+  }
   if (std::string reason = refuse_options(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   const BlockShape shape = shape_of(configs_of(plan));
