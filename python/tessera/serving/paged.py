@@ -1,0 +1,78 @@
+"""Attention over pages, in the terms of an engine's step: index tensors that stay where they are."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+import tessera
+from tessera._core import Error
+from tessera.torch import kernels
+
+
+@torch.no_grad()
+def attend(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, *, cu_seqlens_q: Tensor, seqused_k: Tensor,
+    page_table: Tensor, max_seqlen_q: int, max_seqlen_k: int, return_lse: bool = False, **options: Any,
+) -> Optional[Tensor]:  # fmt: skip
+    """Writes out [T, Hq, Dv] of packed q [T, Hq, D] against pages [pages, page_size, Hkv, D | Dv]; rows past the last
+    sequence become 0. `options` are `tessera.attention`'s. Returns the LSE [Hq, T] where it is asked for.
+
+    The plan is found by shapes and bounds, which grow in powers of two so that few plans serve all steps."""
+    given = {name: value for name, value in options.items() if value is not None}
+    given.update(
+        cu_seqlens_q=cu_seqlens_q,
+        seqused_k=seqused_k,
+        page_table=page_table,
+        max_seqlen_q=bound(max_seqlen_q, q.shape[0]),
+        max_seqlen_k=bound(max_seqlen_k, page_table.shape[1] * k_cache.shape[1]),
+    )
+    if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
+        raise Error("k_cache, v_cache: a last dimension that is not contiguous, accepted a contiguous one: neither is copied")
+    _, lse = kernels.forward(q, k_cache, v_cache, given, want_lse=return_lse, o=out)
+    return lse
+
+
+def bound(length: int, most: int) -> int:
+    """The power of two from `length` on, at most `most`."""
+    return max(1, min(1 << max(length - 1, 0).bit_length(), most))
+
+
+@torch.no_grad()
+def write_slots(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """Writes k [T, Hkv, D] and v [T, Hkv, Dv] to slots [T] of pages [pages, page_size, Hkv, D | Dv] of any strides, slot s
+    being key s % page_size of page s // page_size. A negative slot is passed over. Tokens past the slots are padding."""
+    k, v = k[: slots.shape[0]], v[: slots.shape[0]]
+    if not k.is_cuda:  # a GPU's kernel passes over a page out of range; here that would be refused
+        kept = slots >= 0
+        k, v, slots = k[kept], v[kept], slots[kept]
+    page_size = k_cache.shape[1]
+    # Each token is a sequence of its own: the slot's page up to the slot, whose last key is new.
+    pages = torch.div(slots, page_size, rounding_mode="floor").to(torch.int32)
+    lengths = (torch.remainder(slots, page_size) + 1).to(torch.int32)
+    tessera.append(k[:, None], v[:, None], k_cache, v_cache, lengths, page_table=pages[:, None])
+
+
+def from_csr(
+    indptr: Tensor, indices: Tensor, last_page_len: Optional[Tensor], page_size: int, max_pages: int,
+) -> Tuple[Tensor, Tensor]:  # fmt: skip
+    """A CSR page table as `page_table` [B, max_pages] and `seqused_k` [B], int32.
+
+    Args:
+        indptr, indices: sequence b has pages indices[indptr[b]] .. indices[indptr[b + 1] - 1], at most max_pages.
+        last_page_len: [B], keys of each sequence's last page; None where pages have one key.
+    """
+    first, end = indptr[:-1, None], indptr[1:, None]
+    at = first + torch.arange(max_pages, device=indptr.device, dtype=indptr.dtype)
+    if indices.numel() == 0:
+        table = torch.zeros(at.shape, device=indptr.device, dtype=torch.int32)
+    else:
+        pages = indices[at.clamp(max=indices.numel() - 1).to(torch.int64)]
+        table = torch.where(at < end, pages, 0).to(torch.int32)
+    count = indptr[1:] - indptr[:-1]
+    lengths = count * page_size
+    if last_page_len is not None:
+        lengths = torch.where(count > 0, lengths - page_size + last_page_len, 0)
+    return table, lengths.to(torch.int32)

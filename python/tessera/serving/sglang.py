@@ -1,0 +1,164 @@
+"""SGLang's attention contract, without importing SGLang."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from tessera._core import Error
+
+from .paged import attend, from_csr, write_slots
+
+
+class Step(NamedTuple):
+    cu_seqlens_q: Tensor  # int32 [B + 1]
+    seqused_k: Tensor  # int32 [B]
+    page_table: Tensor  # int32 [B, pages of the longest]
+    max_seqlen_q: int
+    max_seqlen_k: int
+    page_size: int
+
+
+class Backend:
+    """Attention of all layers of a model, as SGLang calls it (AttentionBackend).
+
+    Takes of the model runner: req_to_token_pool.req_to_token [requests, context], token_to_kv_pool (get_key_buffer,
+    get_value_buffer: [slots, Hkv, D]), model_config.context_len, page_size. Verifying drafted tokens is refused.
+    """
+
+    def __init__(self, model_runner: Any) -> None:
+        self.req_to_token = model_runner.req_to_token_pool.req_to_token
+        self.token_to_kv_pool = model_runner.token_to_kv_pool
+        self.max_context_len = model_runner.model_config.context_len
+        self.page_size = model_runner.page_size
+        self.device = self.req_to_token.device
+        self.step: Optional[Step] = None
+        self._table: Optional[Tensor] = None  # for CUDA graphs, of the largest batch
+
+    # ---- a step's metadata --------------------------------------------------------------------------------------------
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        batch, spec = forward_batch, forward_batch.spec_info
+        decoding = batch.forward_mode.is_decode_or_idle()
+        _refuse_speculation(decoding, spec)
+        if getattr(spec, "kv_indptr", None) is not None:
+            # Drafting: several sequences a request, each with a list of its keys.
+            table, lengths = from_csr(spec.kv_indptr, spec.kv_indices, None, 1, self.max_context_len)
+            self.step = Step(self._one_each(table.shape[0]), lengths, table, 1, self.max_context_len, page_size=1)
+            return
+        longest = self.max_context_len if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.max())
+        self.step = Step(
+            self._one_each(batch.batch_size) if decoding else _running_sum(batch.extend_seq_lens),
+            batch.seq_lens.to(torch.int32),
+            self._pages(batch.req_pool_indices, longest),
+            1 if decoding else max(batch.extend_seq_lens_cpu),
+            longest,
+            self.page_size,
+        )
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        pages = -(-self.max_context_len // self.page_size)
+        self._lengths = torch.zeros(max_bs, dtype=torch.int32, device=self.device)
+        self._table = torch.zeros(max_bs, pages, dtype=torch.int32, device=self.device)
+        self._offsets = self._one_each(max_bs)
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Before a graph of decoding is captured and before it is replayed: fills in the buffers that it reads. Nothing of
+        the plan depends on what they hold."""
+        batch = forward_batch
+        self._fill(batch.batch_size, batch.req_pool_indices, batch.seq_lens, batch.forward_mode, batch.spec_info)
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """Nothing is computed from the buffers."""
+
+    # What releases before init_forward_metadata_out_graph call in its place.
+    def init_forward_metadata_capture_cuda_graph(
+        self, bs: int, num_tokens: int, req_pool_indices: Tensor, seq_lens: Tensor, encoder_lens: Any, forward_mode: Any,
+        spec_info: Any,
+    ) -> None:  # fmt: skip
+        self._fill(bs, req_pool_indices, seq_lens, forward_mode, spec_info)
+
+    def init_forward_metadata_replay_cuda_graph(
+        self, bs: int, req_pool_indices: Tensor, seq_lens: Tensor, seq_lens_sum: int, encoder_lens: Any, forward_mode: Any,
+        spec_info: Any, seq_lens_cpu: Optional[Tensor] = None,
+    ) -> None:  # fmt: skip
+        self._fill(bs, req_pool_indices, seq_lens, forward_mode, spec_info)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 0  # a padded sequence has no key
+
+    def _fill(self, bs: int, req_pool_indices: Tensor, seq_lens: Tensor, forward_mode: Any, spec_info: Any) -> None:
+        if self._table is None:
+            raise Error("init_forward_metadata_out_graph: before init_cuda_graph_state, accepted after it")
+        decoding = forward_mode.is_decode_or_idle()
+        _refuse_speculation(decoding, spec_info)
+        if not decoding or spec_info is not None:
+            raise Error("forward_mode: a CUDA graph of prompts or drafts, accepted one of decoding")
+        self._lengths[:bs].copy_(seq_lens[:bs])
+        self._table[:bs].copy_(self._pages(req_pool_indices[:bs], self.max_context_len))
+        self.step = Step(
+            self._offsets[: bs + 1], self._lengths[:bs], self._table[:bs], 1, self.max_context_len, self.page_size
+        )
+
+    def _pages(self, req_pool_indices: Tensor, longest: int) -> Tensor:
+        """Rows of the requests: their slots, or with pages every page_size-th slot's page."""
+        slots = self.req_to_token[req_pool_indices.to(torch.int64), : max(longest, 1) : self.page_size]
+        if self.page_size > 1:
+            slots = torch.div(slots, self.page_size, rounding_mode="floor")
+        return slots.to(torch.int32)
+
+    def _one_each(self, batch: int) -> Tensor:
+        return torch.arange(batch + 1, dtype=torch.int32, device=self.device)
+
+    # ---- a layer ------------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True,
+        sinks: Optional[Tensor] = None, **kwargs: Any,
+    ) -> Tensor:  # fmt: skip
+        """q [T, Hq D], k and v [T, Hkv D] -> [T, Hq Dv]: decoding, prompts and a mixture of both are one call."""
+        if getattr(layer, "is_cross_attention", False):
+            raise Error("layer.is_cross_attention: True, accepted False")
+        if getattr(layer, "k_scale", None) is not None or getattr(layer, "v_scale", None) is not None:
+            raise Error("layer.k_scale, layer.v_scale: given, accepted None: the cache is not quantised")
+        if forward_batch.forward_mode.is_idle():
+            return q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
+        step, pool = self.step, self.token_to_kv_pool
+        buffers = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        k_cache, v_cache = (buffer.unflatten(0, (-1, step.page_size)) for buffer in buffers)
+        if save_kv_cache and k is not None:
+            new_k = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim)
+            new_v = v.view(-1, layer.tp_v_head_num, layer.v_head_dim)
+            write_slots(new_k, new_v, k_cache, v_cache, forward_batch.out_cache_loc)
+        window = getattr(layer, "sliding_window_size", None)
+        out = q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
+        attend(
+            q.view(-1, layer.tp_q_head_num, layer.qk_head_dim), k_cache, v_cache,
+            out.view(-1, layer.tp_q_head_num, layer.v_head_dim),
+            cu_seqlens_q=step.cu_seqlens_q, seqused_k=step.seqused_k, page_table=step.page_table,
+            max_seqlen_q=step.max_seqlen_q, max_seqlen_k=step.max_seqlen_k,
+            scale=layer.scaling, causal=_is_causal(layer), softcap=getattr(layer, "logit_cap", 0) or None,
+            window=None if window is None or window < 0 else (window, 0), sink=sinks,
+        )  # fmt: skip
+        return out
+
+    forward_decode = forward
+    forward_extend = forward
+
+
+def _is_causal(layer: Any) -> bool:
+    """False for layers of encoders, whose attn_type (an enum of strings) says so."""
+    kind = getattr(layer, "attn_type", "decoder")
+    return getattr(kind, "value", kind) != "encoder_only"
+
+
+def _refuse_speculation(decoding: bool, spec_info: Any) -> None:
+    """Drafting, which decodes, is served; verifying and extending drafts are not."""
+    if spec_info is not None and (not decoding or getattr(spec_info, "custom_mask", None) is not None):
+        raise Error("spec_info: given to verify or extend a draft, accepted None, or one that decodes: no trees of tokens yet")
+
+
+def _running_sum(lengths: Tensor) -> Tensor:
+    return torch.nn.functional.pad(torch.cumsum(lengths, 0), (1, 0)).to(torch.int32)

@@ -1,0 +1,119 @@
+"""vLLM's attention contract (its V1 engine), without importing vLLM."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, List, Optional, Union
+
+import torch
+from torch import Tensor
+
+from tessera._core import Error
+
+from .paged import attend, write_slots
+
+
+@dataclasses.dataclass
+class Metadata:
+    """A step, as vLLM describes it: tensors of the device, bounds of the host."""
+
+    num_actual_tokens: int
+    max_query_len: int
+    query_start_loc: Tensor  # int32 [B + 1]
+    max_seq_len: int
+    seq_lens: Tensor  # int32 [B], keys with the new ones
+    block_table: Tensor  # int32 [B, max_blocks]
+    slot_mapping: Tensor  # int64 [T]
+    causal: Union[bool, Tensor] = True  # or bool [B]
+
+    @classmethod
+    def of(cls, common: Any) -> Metadata:
+        """From CommonAttentionMetadata: what an AttentionMetadataBuilder's build() answers. A common prefix needs no
+        treatment of its own: its blocks are in every sequence's row of the table."""
+        return cls(
+            num_actual_tokens=common.num_actual_tokens,
+            max_query_len=common.max_query_len,
+            query_start_loc=common.query_start_loc,
+            max_seq_len=common.max_seq_len,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+            causal=common.causal,
+        )
+
+
+class Attention:
+    """A layer's attention, as vLLM makes and calls it (AttentionImpl).
+
+    Where q, k, v are float32, float16 or bfloat16 and the cache has their dtype. Any block size, NHD and HND, blocks that do
+    not lie one after another. The cache is written by do_kv_cache_update, not by forward.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: Optional[int] = None,
+        alibi_slopes: Optional[List[float]] = None,
+        sliding_window: Optional[int] = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: Optional[float] = None,
+        attn_type: str = "decoder",
+        kv_sharing_target_layer_name: Optional[str] = None,
+        sinks: Optional[Tensor] = None,
+    ) -> None:
+        if kv_cache_dtype.startswith("fp8"):
+            raise Error(f"kv_cache_dtype: '{kv_cache_dtype}', accepted 'auto', 'float16', 'bfloat16' and 'float32'")
+        if attn_type != "decoder":
+            raise Error(f"attn_type: '{attn_type}', accepted 'decoder': tessera.attention serves the others, without a cache")
+        self.num_heads, self.head_size = num_heads, head_size
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.sinks = sinks
+        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self.options = {
+            "scale": scale,
+            "softcap": logits_soft_cap or None,
+            # A window of n keys is the query's own and n - 1 before it.
+            "window": None if sliding_window is None else (sliding_window - 1, 0),
+        }
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,  # [T, Hq, D]
+        key: Optional[Tensor],  # in the cache already
+        value: Optional[Tensor],
+        kv_cache: Tensor,  # [2, blocks, block_size, Hkv, D]
+        attn_metadata: Any,  # Metadata, or what has its attributes: vLLM's FlashAttentionMetadata does
+        output: Tensor,  # [T, Hq, D]
+        output_scale: Optional[Tensor] = None,
+        output_block_scale: Optional[Tensor] = None,
+    ) -> Tensor:
+        """Writes output; its rows from num_actual_tokens on become 0."""
+        if output_scale is not None or output_block_scale is not None:
+            raise Error("output_scale, output_block_scale: given, accepted None: outputs are not quantised")
+        if attn_metadata is None:  # vLLM measures its memory
+            return output.zero_()
+        step = attn_metadata
+        if self.alibi_slopes is not None and self.alibi_slopes.device != query.device:
+            self.alibi_slopes = self.alibi_slopes.to(query.device)
+        k_cache, v_cache = kv_cache.unbind(0)
+        a_flag_each = isinstance(step.causal, Tensor)
+        attend(
+            query.view(-1, self.num_heads, self.head_size), k_cache, v_cache, output.view(-1, self.num_heads, self.head_size),
+            cu_seqlens_q=step.query_start_loc, seqused_k=step.seq_lens, page_table=step.block_table,
+            max_seqlen_q=step.max_query_len, max_seqlen_k=step.max_seq_len,
+            causal=None if a_flag_each else step.causal, causal_seqs=step.causal if a_flag_each else None,
+            alibi_slopes=self.alibi_slopes, sink=self.sinks, **self.options,
+        )  # fmt: skip
+        return output
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Optional[Tensor], value: Optional[Tensor], kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Writes key and value [T, Hkv, D] to their slots; -1 is passed over."""
+        if self.kv_sharing_target_layer_name is not None or key is None or value is None:
+            return
+        write_slots(key, value, *kv_cache.unbind(0), slot_mapping)

@@ -1,0 +1,493 @@
+"""tessera.serving: engines' steps, as vLLM and SGLang hand them over, against attention of each sequence alone in float64."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+tessera = pytest.importorskip("tessera")
+
+from tessera.serving import paged, sglang, vllm  # noqa: E402
+
+HEADS, HEADS_KV, D = 4, 2, 16
+SCALE = 0.3
+
+
+def normal(*shape, dtype=torch.float32, seed=None):
+    generator = torch.Generator().manual_seed(0 if seed is None else seed)
+    return torch.randn(*shape, generator=generator, device="cpu").to(dtype).to(torch.get_default_device())
+
+
+def alone(q, k, v, causal=True, window=None, softcap=None, sink=None, slopes=None):
+    """q [n, Hq, D], k, v [s, Hkv, D] of one sequence, whose last keys are the queries' own."""
+    n, s = q.shape[0], k.shape[0]
+    q, k, v = (x.double().cpu() for x in (q, k, v))
+    k, v = (x.repeat_interleave(HEADS // HEADS_KV, dim=1) for x in (k, v))
+    scores = torch.einsum("ihd,jhd->hij", q, k) * SCALE
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    i, j = torch.arange(n, device="cpu")[:, None] + s - n, torch.arange(s, device="cpu")
+    if slopes is not None:
+        scores = scores - slopes.double().cpu()[:, None, None] * (i - j).abs()
+    hidden = (j > i) if causal else torch.zeros(n, s, dtype=torch.bool, device="cpu")
+    if window is not None:
+        hidden = hidden | (j <= i - window)
+    scores = scores.masked_fill(hidden, -math.inf)
+    if sink is not None:
+        scores = torch.cat([scores, sink.double().cpu()[:, None, None].expand(-1, n, 1)], dim=-1)
+    return torch.einsum("hij,jhd->ihd", scores.softmax(-1)[..., :s], v)
+
+
+def assert_rows(out, expected, dtype):
+    """Twice the rounding of the result, in float32 that of a sum of some hundred terms."""
+    tolerance = 2.0**-17 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(out.double().cpu(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
+
+
+# ---- vLLM -------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class CommonAttentionMetadata:
+    """The fields that vLLM's own has."""
+
+    query_start_loc: Any
+    query_start_loc_cpu: Any
+    seq_lens: Any
+    num_reqs: int
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    block_table_tensor: Any
+    slot_mapping: Any
+    causal: Any = True
+
+
+def cache_of(layout, blocks, size, dtype):
+    """[2, blocks, size, Hkv, D], as vLLM's runner views its memory; unwritten keys are NaN."""
+    order = {"NHD": (0, 1, 2, 3, 4), "HND": (0, 1, 3, 2, 4), "blocks first": (1, 0, 2, 3, 4)}[layout]
+    shape = (2, blocks, size, HEADS_KV, D)
+    memory = torch.full([shape[axis] for axis in order], math.nan, dtype=dtype)
+    return memory.permute([order.index(axis) for axis in range(5)])
+
+
+class VllmEngine:
+    """What vLLM's runner does around its layers: blocks, slots, padded batches."""
+
+    def __init__(self, layout="NHD", size=16, dtype=torch.float32, **options):
+        self.size, self.dtype = size, dtype
+        self.impl = vllm.Attention(HEADS, D, SCALE, HEADS_KV, None, None, "auto", **options)
+        self.max_blocks = -(-100 // size)
+        self.kv_cache = cache_of(layout, 1 + 3 * self.max_blocks, size, dtype)
+        self.free = [b for b in torch.randperm(3 * self.max_blocks, device="cpu").tolist()]
+        self.blocks = [[], [], []]
+        self.keys = [normal(0, HEADS_KV, D, dtype=dtype)] * 3
+        self.values = list(self.keys)
+        self.seed = 0
+
+    def step(self, counts, padded_reqs=3, padding=0, causal=True):
+        """counts[b] new tokens of sequence b -> (out [T, Hq, D], q, metadata)."""
+        device = torch.get_default_device()
+        total = sum(counts)
+        self.seed += 1
+        q, k, v = (
+            normal(total + padding, heads, D, dtype=self.dtype, seed=10 * self.seed + n)
+            for n, heads in enumerate((HEADS, HEADS_KV, HEADS_KV))
+        )
+        slots, starts, lengths = [], [0], []
+        table = torch.full((padded_reqs, self.max_blocks), 2**30, dtype=torch.int32, device="cpu")
+        for b, count in enumerate(counts):
+            begin, end = starts[-1], starts[-1] + count
+            for place in range(len(self.keys[b]), len(self.keys[b]) + count):
+                if place % self.size == 0:
+                    self.blocks[b].append(self.free.pop())
+                slots.append(self.blocks[b][-1] * self.size + place % self.size)
+            self.keys[b] = torch.cat([self.keys[b], k[begin:end]])
+            self.values[b] = torch.cat([self.values[b], v[begin:end]])
+            table[b, : len(self.blocks[b])] = torch.tensor(self.blocks[b], device="cpu")
+            starts.append(end)
+            lengths.append(len(self.keys[b]))
+        starts += [total] * (padded_reqs - len(counts))
+        lengths += [0] * (padded_reqs - len(counts))
+        common = CommonAttentionMetadata(
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            query_start_loc_cpu=torch.tensor(starts, dtype=torch.int32, device="cpu"),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            num_reqs=padded_reqs,
+            num_actual_tokens=total,
+            max_query_len=max(counts),
+            max_seq_len=max(lengths),
+            block_table_tensor=table.to(device),
+            slot_mapping=torch.tensor(slots + [-1] * padding, dtype=torch.int64),
+            causal=causal,
+        )
+        metadata = vllm.Metadata.of(common)
+        out = torch.full_like(q, math.nan)
+        layer = SimpleNamespace(_k_scale=None, _v_scale=None)
+        self.impl.do_kv_cache_update(layer, k, v, self.kv_cache, metadata.slot_mapping)
+        assert self.impl.forward(layer, q, k, v, self.kv_cache, metadata, output=out) is out
+        return out, q
+
+    def check(self, counts, out, q, **options):
+        begin = 0
+        for b, count in enumerate(counts):
+            if count:
+                rows = slice(begin, begin + count)
+                assert_rows(out[rows], alone(q[rows], self.keys[b], self.values[b], **options), self.dtype)
+            begin += count
+        assert not out[begin:].any(), "rows of padding"
+
+
+STEPS = [[37, 20], [24, 1, 5], [1, 1, 1], [1, 8, 1], [30, 1, 1]]  # prompts in chunks, decoding, drafted tokens
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND", "blocks first"])
+@pytest.mark.parametrize("size", [1, 16, 48])
+def test_vllm_steps(device, layout, size):
+    engine = VllmEngine(layout, size)
+    for counts in STEPS:
+        engine.check(counts, *engine.step(counts))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_vllm_dtypes(device, dtype):
+    engine = VllmEngine(dtype=dtype)
+    for counts in STEPS:
+        engine.check(counts, *engine.step(counts))
+
+
+def test_vllm_padded_to_the_shape_of_a_graph(device):
+    engine = VllmEngine()
+    engine.step([20])
+    for counts in ([1], [1, 30], [1, 1]):
+        engine.check(counts, *engine.step(counts, padded_reqs=8, padding=5))
+
+
+def test_vllm_options(device):
+    sinks, slopes = normal(HEADS), [0.5, 0.25, 0.1, 0.05]
+    for given, expected in (
+        (dict(sinks=sinks), dict(sink=sinks)),
+        (dict(logits_soft_cap=2.0), dict(softcap=2.0)),
+        (dict(logits_soft_cap=0.0), dict()),
+    ):
+        engine = VllmEngine(**given)
+        for counts in STEPS:
+            engine.check(counts, *engine.step(counts), **expected)
+    engine = VllmEngine()
+    engine.impl = vllm.Attention(HEADS, D, SCALE, HEADS_KV, slopes, 9, "auto")
+    for counts in STEPS:
+        engine.check(counts, *engine.step(counts), window=9, slopes=torch.tensor(slopes))
+
+
+def test_vllm_a_causal_flag_each(device):
+    if device == "cuda":
+        pytest.skip("causal_seqs: refused on CUDA")
+    engine = VllmEngine()
+    out, q = engine.step([20, 30], padded_reqs=2, causal=torch.tensor([True, False]))
+    for rows, b, causal in ((slice(0, 20), 0, True), (slice(20, 50), 1, False)):
+        assert_rows(out[rows], alone(q[rows], engine.keys[b], engine.values[b], causal=causal), torch.float32)
+
+
+def test_vllm_profiling_and_shared_caches(device):
+    impl = vllm.Attention(HEADS, D, SCALE, HEADS_KV, kv_sharing_target_layer_name="layers.0")
+    out = torch.full((3, HEADS, D), math.nan)
+    assert not impl.forward(None, out, None, None, None, None, out).any()
+    impl.do_kv_cache_update(None, normal(3, HEADS_KV, D), normal(3, HEADS_KV, D), None, None)  # another layer's
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (dict(kv_cache_dtype="fp8_e4m3"), "^kv_cache_dtype: 'fp8_e4m3', accepted"),
+        (dict(attn_type="encoder_only"), "^attn_type: 'encoder_only', accepted"),
+    ],
+)
+def test_vllm_refusals(given, message):
+    with pytest.raises(tessera.Error, match=message):
+        vllm.Attention(HEADS, D, SCALE, HEADS_KV, **given)
+
+
+# ---- SGLang -----------------------------------------------------------------------------------------------------------
+
+
+class Mode:
+    def __init__(self, name):
+        self.name = name
+
+    def is_decode(self):
+        return self.name == "decode"
+
+    def is_idle(self):
+        return self.name == "idle"
+
+    def is_decode_or_idle(self):
+        return self.name in ("decode", "idle")
+
+
+class Pool:
+    """SGLang's pools: slots of keys and values, and each request's slots. Slot 0 is the padding's."""
+
+    def __init__(self, page_size, requests=4, context=96):
+        slots = (requests * context // page_size + 1) * page_size
+        self.k, self.v = (torch.full((slots, HEADS_KV, D), math.nan) for _ in range(2))
+        self.k[0], self.v[0] = 0, 0
+        self.free = [1 + p for p in torch.randperm(requests * context // page_size, device="cpu").tolist()]
+        self.req_to_token = torch.zeros(requests, context, dtype=torch.int32)
+        self.page_size, self.context = page_size, context
+        self.lengths = [0] * requests
+
+    def get_key_buffer(self, layer_id):
+        return self.k
+
+    def get_value_buffer(self, layer_id):
+        return self.v
+
+    def allocate(self, request, count):
+        slots = []
+        for place in range(self.lengths[request], self.lengths[request] + count):
+            if place % self.page_size == 0:
+                self.page = self.free.pop() * self.page_size
+            else:
+                before = int(self.req_to_token[request, place - 1])
+                self.page = before // self.page_size * self.page_size
+            slots.append(self.page + place % self.page_size)
+            self.req_to_token[request, place] = slots[-1]
+        self.lengths[request] += count
+        return slots
+
+    def runner(self):
+        return SimpleNamespace(
+            req_to_token_pool=SimpleNamespace(req_to_token=self.req_to_token),
+            token_to_kv_pool=self,
+            model_config=SimpleNamespace(context_len=self.context),
+            page_size=self.page_size,
+        )
+
+
+def layer_of(**given):
+    shape = dict(tp_q_head_num=HEADS, tp_k_head_num=HEADS_KV, tp_v_head_num=HEADS_KV, qk_head_dim=D, v_head_dim=D)
+    return SimpleNamespace(**shape, layer_id=0, scaling=SCALE, logit_cap=0.0, sliding_window_size=-1, **given)
+
+
+def batch_of(pool, mode, requests, counts, spec_info=None):
+    lengths = [pool.lengths[r] for r in requests]
+    extends = None if mode == "decode" else counts
+    return SimpleNamespace(
+        forward_mode=Mode(mode),
+        batch_size=len(requests),
+        req_pool_indices=torch.tensor(requests),
+        seq_lens=torch.tensor(lengths),
+        seq_lens_cpu=torch.tensor(lengths, device="cpu"),
+        extend_seq_lens=extends and torch.tensor(extends, dtype=torch.int32),
+        extend_seq_lens_cpu=extends,
+        spec_info=spec_info,
+    )
+
+
+class SglangEngine:
+    def __init__(self, page_size=1):
+        self.pool = Pool(page_size)
+        self.backend = sglang.Backend(self.pool.runner())
+        self.seed = 0
+
+    def inputs(self, count):
+        self.seed += 1
+        return [normal(count, h * D, seed=10 * self.seed + n) for n, h in enumerate((HEADS, HEADS_KV, HEADS_KV))]
+
+    def keys(self, request):
+        slots = self.pool.req_to_token[request, : self.pool.lengths[request]].long()
+        return self.pool.k[slots], self.pool.v[slots]
+
+    def step(self, mode, requests, counts, layer=None, check=None):
+        slots = sum((self.pool.allocate(r, n) for r, n in zip(requests, counts)), [])
+        q, k, v = self.inputs(len(slots))
+        batch = batch_of(self.pool, mode, requests, counts)
+        batch.out_cache_loc = torch.tensor(slots)
+        self.backend.init_forward_metadata(batch)
+        out = self.backend.forward(q, k, v, layer or layer_of(), batch)
+        assert torch.equal(self.pool.k[batch.out_cache_loc], k.view(-1, HEADS_KV, D))
+        begin = 0
+        for r, n in zip(requests, counts):
+            rows = slice(begin, begin + n)
+            expected = alone(q[rows].view(n, HEADS, D), *self.keys(r), **(check or {}))
+            assert_rows(out[rows].view(n, HEADS, D), expected, torch.float32)
+            begin += n
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_sglang_extends_and_decodes(device, page_size):
+    engine = SglangEngine(page_size)
+    engine.step("extend", [2, 0], [33, 20])
+    engine.step("decode", [0, 2], [1, 1])
+    engine.step("extend", [3, 2, 0], [17, 9, 1])  # with prefixes in the cache
+    engine.step("decode", [0, 3, 2], [1, 1, 1])
+
+
+def test_sglang_layers(device):
+    engine = SglangEngine()
+    capped, windowed = layer_of(), layer_of()
+    capped.logit_cap, windowed.sliding_window_size = 2.0, 8
+    engine.step("extend", [1, 2], [20, 30], capped, dict(softcap=2.0))
+    engine.step("decode", [2, 1], [1, 1], windowed, dict(window=9))  # the query's own key and 8 before it
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("release", ["before", "now"])
+def test_sglang_graph_of_decoding(device, page_size, release):
+    """One capture; replays with other batches, fewer than it has room for. On the CPU the graph's calls are made again."""
+    engine, padded = SglangEngine(page_size), 3
+    engine.step("extend", [0, 1, 2, 3], [20, 11, 3, 30])
+    backend, pool, layer = engine.backend, engine.pool, layer_of()
+    backend.init_cuda_graph_state(max_bs=6, max_num_tokens=6)
+    fill = backend.get_cuda_graph_seq_len_fill_value()
+    q, k, v = engine.inputs(padded)
+    batch = batch_of(pool, "decode", [0] * padded, [1] * padded)
+    batch.seq_lens = torch.full((padded,), fill)
+    batch.out_cache_loc = torch.zeros(padded, dtype=torch.int64)
+
+    def prepare(capture):
+        if release == "now":
+            backend.init_forward_metadata_out_graph(batch, in_capture=capture)
+        elif capture:
+            backend.init_forward_metadata_capture_cuda_graph(
+                padded, padded, batch.req_pool_indices, batch.seq_lens, None, batch.forward_mode, None
+            )
+        else:
+            backend.init_forward_metadata_replay_cuda_graph(
+                padded, batch.req_pool_indices, batch.seq_lens, 0, None, batch.forward_mode, None, None
+            )
+
+    prepare(capture=True)
+    graph, out = None, backend.forward(q, k, v, layer, batch)
+    if device == "cuda":
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = backend.forward(q, k, v, layer, batch)
+    for requests in ([3], [1, 2], [0, 3, 1]):
+        slots = sum((pool.allocate(r, 1) for r in requests), [])
+        for x, fresh in zip((q, k, v), engine.inputs(padded)):
+            x.copy_(fresh)
+        rest = padded - len(requests)
+        batch.req_pool_indices.copy_(torch.tensor(requests + [0] * rest))
+        batch.seq_lens.copy_(torch.tensor([pool.lengths[r] for r in requests] + [fill] * rest))
+        batch.out_cache_loc.copy_(torch.tensor(slots + [0] * rest))
+        prepare(capture=False)
+        if graph is not None:
+            graph.replay()
+        else:
+            out = backend.forward(q, k, v, layer, batch)
+        for row, r in enumerate(requests):
+            expected = alone(q[row].view(1, HEADS, D), *engine.keys(r))
+            assert_rows(out[row].view(1, HEADS, D), expected, torch.float32)
+        assert not out[len(requests) :].any()
+
+
+def test_sglang_drafts_have_keys_of_their_own(device):
+    """Two continuations of each request, which share its keys and differ in their last."""
+    engine = SglangEngine()
+    engine.step("extend", [0, 1], [12, 7])
+    pool = engine.pool
+    lists = [[*pool.req_to_token[r, : pool.lengths[r]].tolist(), pool.free.pop()] for r in (0, 0, 1, 1)]
+    q, k, v = engine.inputs(4)
+    spec = SimpleNamespace(
+        kv_indptr=torch.tensor([0, *torch.tensor([len(x) for x in lists], device="cpu").cumsum(0).tolist()], dtype=torch.int32),
+        kv_indices=torch.tensor(sum(lists, []) + [0] * 9),  # of a buffer with room for more
+    )
+    batch = batch_of(pool, "decode", [0, 1], [1, 1], spec)
+    batch.out_cache_loc = torch.tensor([x[-1] for x in lists])
+    engine.backend.init_forward_metadata(batch)
+    out = engine.backend.forward(q, k, v, layer_of(), batch)
+    for row, slots in enumerate(lists):
+        expected = alone(q[row].view(1, HEADS, D), pool.k[slots], pool.v[slots])
+        assert_rows(out[row].view(1, HEADS, D), expected, torch.float32)
+
+
+def test_sglang_refusals():
+    backend = SglangEngine().backend
+    tree = SimpleNamespace(custom_mask=torch.ones(4, dtype=torch.bool))
+    batch = batch_of(Pool(1), "extend", [0], [1], tree)
+    with pytest.raises(tessera.Error, match="^spec_info: given to verify or extend a draft"):
+        backend.init_forward_metadata(batch)
+    with pytest.raises(tessera.Error, match="before init_cuda_graph_state"):
+        backend.init_forward_metadata_out_graph(batch_of(Pool(1), "decode", [0], [1]))
+    scaled = layer_of(k_scale=1.5)
+    with pytest.raises(tessera.Error, match="^layer.k_scale, layer.v_scale: given"):
+        backend.forward(*[normal(1, 4)] * 3, scaled, batch)
+
+
+# ---- what both stand on -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_csr_tables(device, page_size):
+    counts = [0, 3, 1, 5, 0]
+    indptr = torch.tensor([0, 0, 3, 4, 9, 9], dtype=torch.int32)
+    indices = torch.arange(100, 111, dtype=torch.int32)
+    last = torch.tensor([0, 2, 4, 1, 0], dtype=torch.int32).clamp(max=page_size)
+    table, lengths = paged.from_csr(indptr, indices, last if page_size > 1 else None, page_size, max_pages=6)
+    assert table.shape == (5, 6) and table.dtype == lengths.dtype == torch.int32
+    begin = 100
+    for b, count in enumerate(counts):
+        assert table[b, :count].tolist() == list(range(begin, begin + count))
+        begin += count
+    assert lengths.tolist() == [0 if n == 0 else (n - 1) * page_size + int(end) for n, end in zip(counts, last)]
+    empty, none = paged.from_csr(indptr * 0, indices[:0], last, page_size, max_pages=6)
+    assert not empty.any() and not none.any()
+
+
+def test_metadata_waits_for_no_gpu():
+    """Fake tensors have no data: what would read any, as a GPU is waited for, raises."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+    with FakeTensorMode():
+        indptr = torch.zeros(5, dtype=torch.int32)
+        table, lengths = paged.from_csr(indptr, torch.zeros(40, dtype=torch.int32), torch.zeros(4, dtype=torch.int32), 16, 7)
+        assert table.shape == (4, 7) and lengths.shape == (4,)
+        with pytest.raises(DataDependentOutputException):
+            int(lengths.max())  # so it would show
+        runner = SimpleNamespace(
+            req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros(4, 64, dtype=torch.int32)),
+            token_to_kv_pool=None, model_config=SimpleNamespace(context_len=64), page_size=16,
+        )  # fmt: skip
+        backend = sglang.Backend(runner)
+        lengths = torch.zeros(3, dtype=torch.int64)
+        for mode, extends in (("decode", None), ("extend", [3, 1, 2])):
+            batch = SimpleNamespace(
+                forward_mode=Mode(mode), batch_size=3, req_pool_indices=lengths, seq_lens=lengths, seq_lens_cpu=None,
+                extend_seq_lens=lengths, extend_seq_lens_cpu=extends, spec_info=None,
+            )  # fmt: skip
+            backend.init_forward_metadata(batch)
+            assert backend.step.page_table.shape == (3, 4) and backend.step.cu_seqlens_q.shape == (4,)
+        backend.init_cuda_graph_state(8, 8)
+        batch.forward_mode = Mode("decode")
+        backend.init_forward_metadata_out_graph(batch)
+        assert backend.step.page_table.shape == (3, 4)
+
+
+def test_few_plans_serve_all_steps():
+    assert [paged.bound(n, 100) for n in (0, 1, 2, 3, 33, 64, 65, 100, 101)] == [1, 1, 2, 4, 64, 64, 100, 100, 100]
+
+
+def test_a_slot_may_be_left_out(device):
+    """-1 in the middle: on a GPU the kernel passes over it, on the CPU it is taken out first."""
+    k, v = normal(4, HEADS_KV, D, seed=1), normal(4, HEADS_KV, D, seed=2)
+    k_cache, v_cache = torch.zeros(3, 4, HEADS_KV, D), torch.zeros(3, 4, HEADS_KV, D)
+    paged.write_slots(k, v, k_cache, v_cache, torch.tensor([5, -1, 11, 0]))
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        expected = torch.zeros(12, HEADS_KV, D)
+        expected[5], expected[11], expected[0] = new[0], new[2], new[3]
+        assert torch.equal(cache.flatten(0, 1), expected)
+
+
+def test_a_cache_is_never_copied():
+    cache = torch.zeros(2, 4, HEADS_KV, 2 * D)[..., ::2]
+    with pytest.raises(tessera.Error, match="^k_cache, v_cache: a last dimension that is not contiguous"):
+        index = torch.zeros(2, dtype=torch.int32)
+        paged.attend(
+            normal(1, HEADS, D), cache, cache, torch.empty(1, HEADS, D), cu_seqlens_q=index, seqused_k=index[:1],
+            page_table=index[:1, None], max_seqlen_q=1, max_seqlen_k=8,
+        )  # fmt: skip
