@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 3600
 
 BIN := build/release
-SOURCES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cuh' '*.inc')
+SOURCES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh' '*.inc')
 # The tests find this environment's python3 first, at configure time and when they run.
 export VIRTUAL_ENV := $(CURDIR)/build/venv
 export PATH := $(VIRTUAL_ENV)/bin:$(PATH)

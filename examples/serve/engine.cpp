@@ -139,7 +139,7 @@ void Engine::attend(const Attention& attention, const DeviceLayer& layer) {
   const std::size_t element = tessera::size_bytes(dtype_);
   const tessera::Layout new_keys = new_rows(rows, s.heads_kv);
 
-  tessera::AppendCall append{};
+  tessera::AppendCall append;
   append.q = tessera::tensor(attention.plan.problem.q, qkv);  // in place
   append.k = tessera::tensor(new_keys, qkv + static_cast<std::size_t>(s.q()) * element);
   append.v = tessera::tensor(new_keys, qkv + static_cast<std::size_t>(s.q() + s.kv()) * element);

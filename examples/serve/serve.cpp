@@ -7,7 +7,9 @@
 //   layers.hpp, _cpu.cpp, _cuda.cu    the other layers, plainly: what is slow here, an engine has libraries for
 //   model.hpp, plain.hpp              random weights; the same model without a cache, in float64
 //
-//   serve [--device cpu|cuda] [--dtype float32|bfloat16] [--check] [--requests N] ...      (--help lists the sizes)
+//   c++ -std=c++20 -O2 -pthread serve.cpp engine.cpp layers_cpu.cpp $(pkg-config --cflags --libs tessera) -o serve
+//   nvcc -std=c++20 -O2 -DSERVE_CUDA *.cpp *.cu $(pkg-config --cflags --libs tessera) -o serve        (with a GPU's layers)
+//   ./serve [--device cpu|cuda] [--dtype float32|bfloat16] [--check] [--requests N] ...               (--help: the sizes)
 //
 // --check holds every generated token against the plain model: in float32 it must be the one that this chooses after the same
 // tokens; in bfloat16 its logits may be as wrong as rounding makes them.

@@ -125,8 +125,11 @@ inline void combine(const Layout& o_parts_layout, const void* o_parts, const Lay
                              executor));
 }
 
-// New tokens and the cache that they join; see tessera_append_call.
-using AppendCall = tessera_append_call;
+// New tokens and the cache that they join: plain data. A fresh one has every tensor absent. See tessera_append_call.
+struct AppendCall : tessera_append_call {
+  AppendCall() : tessera_append_call{} {}
+  AppendCall(const tessera_append_call& call) : tessera_append_call(call) {}  // NOLINT: the same plain data
+};
 
 // A tensor of an AppendCall: call.k = tensor(layout(bfloat16, {T, Hkv, D}), k). What is only read may be const.
 inline tessera_tensor tensor(const Layout& layout, const void* data) { return {layout, const_cast<void*>(data)}; }

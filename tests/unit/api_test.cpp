@@ -1,9 +1,11 @@
-// The C++ layer: layouts, views, errors, executors, combine.
+// The C++ layer: layouts, views, errors, executors, combine, append.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <new>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -183,6 +185,24 @@ TEST(Combine, RefusesAndNames) {
   begins("o_parts: stride 2", [](Parts& p) { p.o_parts_layout.strides[4] = 2; });
   begins("o_parts: shape [3, 2, 5, 2, 513]", [](Parts& p) { p.o_parts_layout.shape[4] = 513; });
   begins("o_parts: shape [0, ", [](Parts& p) { p.o_parts_layout = layout(float32, {0, 2, 5, 2, 4}); });
+}
+
+// As a fresh Problem: what is not given is absent, whatever lay in its memory.
+TEST(Append, AFreshCallTakesWhatItIsGiven) {
+  alignas(AppendCall) std::byte memory[sizeof(AppendCall)];
+  std::memset(memory, 0xff, sizeof memory);
+  AppendCall& call = *new (memory) AppendCall;
+  const std::vector<float> k = {1, 2, 3, 4}, v = {5, 6, 7, 8};
+  std::vector<float> k_cache(6), v_cache(6);
+  const std::int32_t seqused = 3;
+  call.k = tensor(layout(float32, {1, 2, 1, 2}), k.data());
+  call.v = tensor(layout(float32, {1, 2, 1, 2}), v.data());
+  call.k_cache = tensor(layout(float32, {1, 3, 1, 2}), k_cache.data());
+  call.v_cache = tensor(layout(float32, {1, 3, 1, 2}), v_cache.data());
+  call.seqused_k = tensor(layout(int32, {1}), &seqused);
+  append(call);
+  EXPECT_EQ(k_cache, (std::vector<float>{0, 0, 1, 2, 3, 4}));
+  EXPECT_EQ(v_cache, (std::vector<float>{0, 0, 5, 6, 7, 8}));
 }
 
 }  // namespace
