@@ -468,6 +468,57 @@ def test_metadata_waits_for_no_gpu():
         assert backend.step.page_table.shape == (3, 4)
 
 
+def test_one_capture_serves_a_hundred_batches(device):
+    """A plan and a graph of bounds: 1 to 6 sequences of one token, some or a chunk, padded with empty ones whose rows of the
+    table hold anything. On the CPU, where there is no graph, the same call is made again."""
+    random = torch.Generator().manual_seed(5)
+    batch, tokens, longest, max_pages, size = 6, 150, 80, 40, 16
+
+    def between(low, high):
+        return int(torch.randint(low, high + 1, (), generator=random, device="cpu"))
+
+    k_cache, v_cache = (normal(batch * max_pages, size, HEADS_KV, D, seed=seed) for seed in (1, 2))
+    q, out = normal(tokens, HEADS, D, seed=3), torch.empty(tokens, HEADS, D)
+    index = dict(
+        cu_seqlens_q=torch.zeros(batch + 1, dtype=torch.int32),
+        seqused_k=torch.zeros(batch, dtype=torch.int32),
+        page_table=torch.zeros(batch, max_pages, dtype=torch.int32),
+    )
+
+    def step():
+        paged.attend(
+            q, k_cache, v_cache, out, **index, max_seqlen_q=longest, max_seqlen_k=max_pages * size, causal=True, scale=SCALE
+        )
+
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        step = graph.replay
+    caches = k_cache.cpu(), v_cache.cpu()
+    for n in range(100):
+        used, starts, lengths = between(1, batch), [0], []
+        for b in range(batch):
+            most = (1, 1, 8, longest)[between(0, 3)] if b < used else 0
+            starts.append(starts[-1] + min(most if most <= 1 else between(0, most), tokens - starts[-1]))
+            lengths.append(between(starts[-1] - starts[-2], max_pages * size) if b < used else 0)
+        here = dict(
+            cu_seqlens_q=torch.tensor(starts, dtype=torch.int32, device="cpu"),
+            seqused_k=torch.tensor(lengths, dtype=torch.int32, device="cpu"),
+            page_table=torch.randperm(batch * max_pages, generator=random, device="cpu").view(batch, -1).to(torch.int32),
+        )
+        here["page_table"][used:] = 2**30
+        for name, tensor in here.items():
+            index[name].copy_(tensor)
+        q.copy_(normal(tokens, HEADS, D, seed=n + 4))
+        out.fill_(math.nan)
+        step()
+        exact = tessera.attention(q.cpu(), *caches, **here, causal=True, scale=SCALE, kernel="reference")
+        assert_rows(out, exact.double(), torch.float32)
+
+
 def test_few_plans_serve_all_steps():
     assert [paged.bound(n, 100) for n in (0, 1, 2, 3, 33, 64, 65, 100, 101)] == [1, 1, 2, 4, 64, 64, 100, 100, 100]
 
