@@ -44,6 +44,22 @@ const DeviceTests kTests({
      .expected = numbered(128),
      .body = "__shared__ alignas(16) uint32 s[128];\nfor (int i = t; i < 128; i += 32) s[i] = i;" +
              store_by("cp_async_bulk_store(reinterpret_cast<float*>(out), shared_address(s), 512)")},
+    // The thread that waited reads what the copy wrote.
+    {.name = "cp_async_bulk_wait_group",
+     .header = "tessera/ptx/cp_async_bulk.cuh",
+     .archs = Archs::kHopperOn,
+     .expected = words(256, [](int i) { return static_cast<uint32_t>(i % 128); }),
+     .body = R"(
+  __shared__ alignas(16) uint32 s[128];
+  for (int i = t; i < 128; i += 32) s[i] = i;
+  ptx::fence_proxy_async();
+  __syncwarp();
+  if (t == 0) {
+    ptx::cp_async_bulk_store(reinterpret_cast<float*>(out), shared_address(s), 512);
+    ptx::cp_async_bulk_commit_group();
+    ptx::cp_async_bulk_wait_group();
+    for (int i = 0; i < 128; ++i) out[128 + i] = static_cast<const volatile uint32*>(out)[i];
+  })"},
     {.name = "cp_reduce_async_bulk_add_f32",
      .header = "tessera/ptx/cp_async_bulk.cuh",
      .archs = Archs::kHopperOn,

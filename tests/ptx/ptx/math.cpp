@@ -59,6 +59,14 @@ const DeviceTests kTests({
     out[1] = ptx::cvt_rn_bf16x2(low, high);
     out[2] = __float_as_uint(ptx::cvt_f32_f16(static_cast<unsigned short>(out[0] >> 16)));
   })"},
+    {.name = "cvt_rn_satfinite_f16x2",
+     .header = "tessera/ptx/math.cuh",
+     .in = {word(1e6f), word(-2049.0f), word(-INFINITY), word(0.5f)},
+     .expected = {half_pair(65504.0f, -2049.0f, false), half_pair(-65504.0f, 0.5f, false)},
+     .body = R"(
+  if (t < 2) {
+    out[t] = ptx::cvt_rn_satfinite_f16x2(__uint_as_float(in[2 * t]), __uint_as_float(in[2 * t + 1]));
+  })"},
     // 10 bits of mantissa, ties away from zero.
     {.name = "cvt_rna_tf32",
      .header = "tessera/ptx/math.cuh",
