@@ -1,5 +1,6 @@
 // The backward pass with each option by bwd_sm90 and by bwd_sm80, through the C interface, in the steady state: TFLOP/s on the
 // visible area. Links the library alone; libcuda is opened at run time.
+// "options_time warm N" compiles the kernels of case N into the cache, and no more: all of them at once take a few seconds.
 //   c++ -std=c++20 -O2 -Iinclude -Isrc lab/bwd_sm90/options_time.cpp build/gpu/src/libtessera.a -ldl -pthread
 #include <dlfcn.h>
 
@@ -106,54 +107,68 @@ const std::vector<char>& pool(int32_t dtype) {
   return bytes;
 }
 
+constexpr tessera_kernel kKernels[] = {TESSERA_KERNEL_BWD_SM90, TESSERA_KERNEL_BWD_SM80};
+
+// The forward pass as a plan takes it, and the backward pass by either kernel, with one set of tensors.
 class Call {
  public:
-  Call(const Case& c, tessera_kernel kernel, void* stream) {
-    tessera_problem p;
-    tessera_problem_init(&p);
+  explicit Call(const Case& c) {
+    tessera_problem_init(&p_);
     constexpr int32_t kDtype = TESSERA_BFLOAT16;
-    p.q = layout(kDtype, {c.batch, c.rows, c.heads, c.head_dim});
-    p.k = layout(kDtype, {c.batch, c.rows, c.heads_kv, c.head_dim});
-    p.v = layout(kDtype, {c.batch, c.rows, c.heads_kv, c.head_dim_v});
-    p.o = layout(kDtype, {c.batch, c.rows, c.heads, c.head_dim_v});
-    p.lse = layout(TESSERA_FLOAT32, {c.batch, c.heads, c.rows});
-    p.causal = c.causal, p.softcap = c.softcap, p.dropout_p = c.dropout, p.window_left = c.window;
-    if (c.alibi) p.alibi_slopes = layout(TESSERA_FLOAT32, {c.heads});
-    if (c.mask) p.mask = layout(TESSERA_BOOL, {1, 1, c.rows, c.rows});
-    if (c.bias >= 0) p.bias = layout(c.bias, {c.bias_batches, c.heads, c.rows, c.rows});
+    p_.q = layout(kDtype, {c.batch, c.rows, c.heads, c.head_dim});
+    p_.k = layout(kDtype, {c.batch, c.rows, c.heads_kv, c.head_dim});
+    p_.v = layout(kDtype, {c.batch, c.rows, c.heads_kv, c.head_dim_v});
+    p_.o = layout(kDtype, {c.batch, c.rows, c.heads, c.head_dim_v});
+    p_.lse = layout(TESSERA_FLOAT32, {c.batch, c.heads, c.rows});
+    p_.causal = c.causal, p_.softcap = c.softcap, p_.dropout_p = c.dropout, p_.window_left = c.window;
+    if (c.alibi) p_.alibi_slopes = layout(TESSERA_FLOAT32, {c.heads});
+    if (c.mask) p_.mask = layout(TESSERA_BOOL, {1, 1, c.rows, c.rows});
+    if (c.bias >= 0) p_.bias = layout(c.bias, {c.bias_batches, c.heads, c.rows, c.rows});
     tessera_device device;
     check(tessera_device_cuda(0, &device));
-    check(tessera_make_plan(&p, &device, &forward_));
-    p.direction = TESSERA_BACKWARD;
-    p.d_o = p.o, p.d_q = p.q, p.d_k = p.k, p.d_v = p.v;
-    if (c.d_bias) p.d_bias = layout(TESSERA_FLOAT32, {c.bias_batches, c.heads, c.rows, c.rows});
-    device.kernel = kernel;
-    check(tessera_make_plan(&p, &device, &backward_));
-    size_t offset = 0;
-    for (const tessera::core::TensorField& field : tessera::core::kTensorFields) {
-      const tessera_layout& tensor = p.*field.layout;
-      if (tensor.rank == 0) continue;
-      const size_t bytes = bytes_of(tensor);
-      const Address address = allocate(bytes);
-      const std::vector<char>& from = pool(tensor.dtype);
-      const size_t shift = (offset += 4099 * 2) % (4099 * 16) * tessera_dtype_bytes(tensor.dtype);
-      const size_t chunk = from.size() - 4099 * 16 * tessera_dtype_bytes(tensor.dtype);
-      for (size_t at = 0; at < bytes; at += chunk) {
-        driver("cuMemcpyHtoD_v2", address + at, static_cast<const void*>(from.data() + shift),
-               std::min(chunk, bytes - at));
-      }
-      field.set_pointer(buffers_, reinterpret_cast<void*>(address));
+    check(tessera_make_plan(&p_, &device, &forward_));
+    p_.direction = TESSERA_BACKWARD;
+    p_.d_o = p_.o, p_.d_q = p_.q, p_.d_k = p_.k, p_.d_v = p_.v;
+    if (c.d_bias) p_.d_bias = layout(TESSERA_FLOAT32, {c.bias_batches, c.heads, c.rows, c.rows});
+    for (int n = 0; n < 2; ++n) {
+      device.kernel = kKernels[n];
+      check(tessera_make_plan(&p_, &device, &backward_[n]));
     }
-    bytes_ = std::max({tessera_workspace_bytes(&forward_), tessera_workspace_bytes(&backward_), size_t{1}});
-    workspace_ = reinterpret_cast<void*>(allocate(bytes_));
-    executor_.stream = stream;
-    check(tessera_forward(&forward_, &buffers_, workspace_, bytes_, &executor_));
-    driver("cuStreamSynchronize", stream);
   }
   ~Call() {
     for (const Address address : allocated_) driver("cuMemFree_v2", address);
   }
-  void launch() { check(tessera_backward(&backward_, &buffers_, workspace_, bytes_, &executor_)); }
+
+  void compile() {
+    check(tessera_prepare(&forward_));
+    for (const tessera_plan& plan : backward_) check(tessera_prepare(&plan));
+  }
+
+  void fill(void* stream) {
+    size_t offset = 0;
+    for (const tessera::core::TensorField& field : tessera::core::kTensorFields) {
+      const tessera_layout& tensor = p_.*field.layout;
+      if (tensor.rank == 0) continue;
+      const size_t bytes = bytes_of(tensor), element = tessera_dtype_bytes(tensor.dtype);
+      const Address address = allocate(bytes);
+      field.set_pointer(buffers_, reinterpret_cast<void*>(address));
+      if (field.written != tessera::core::Written::kNever) continue;
+      const std::vector<char>& from = pool(tensor.dtype);
+      const size_t shift = (offset += 4099 * 2) % (4099 * 16) * element, chunk = from.size() - 4099 * 16 * element;
+      for (size_t at = 0; at < bytes; at += chunk) {
+        driver("cuMemcpyHtoD_v2", address + at, static_cast<const void*>(from.data() + shift),
+               std::min(chunk, bytes - at));
+      }
+    }
+    for (const tessera_plan* plan : {&forward_, &backward_[0], &backward_[1]}) {
+      bytes_ = std::max(bytes_, tessera_workspace_bytes(plan));
+    }
+    workspace_ = reinterpret_cast<void*>(allocate(std::max<size_t>(bytes_, 1)));
+    executor_.stream = stream;
+    check(tessera_forward(&forward_, &buffers_, workspace_, bytes_, &executor_));
+    driver("cuStreamSynchronize", stream);
+  }
+  void launch(int kernel) { check(tessera_backward(&backward_[kernel], &buffers_, workspace_, bytes_, &executor_)); }
 
  private:
   Address allocate(size_t bytes) {
@@ -162,7 +177,8 @@ class Call {
     allocated_.push_back(address);
     return address;
   }
-  tessera_plan forward_, backward_;
+  tessera_problem p_;
+  tessera_plan forward_, backward_[2];
   tessera_buffers buffers_{};
   tessera_executor executor_{};
   void* workspace_ = nullptr;
@@ -170,15 +186,15 @@ class Call {
   std::vector<Address> allocated_;
 };
 
-double milliseconds_of(Call& call, void* stream, double span) {
+double milliseconds_of(Call& call, int kernel, void* stream, double span) {
   const auto run = [&](int launches) {
     const auto start = Clock::now();
-    for (int n = 0; n < launches; ++n) call.launch();
+    for (int n = 0; n < launches; ++n) call.launch(kernel);
     driver("cuStreamSynchronize", stream);
     return milliseconds_since(start);
   };
   run(1);
-  int launches = std::max(2, static_cast<int>(span / run(1)));
+  const int launches = std::max(2, static_cast<int>(span / run(1)));
   run(launches);
   return run(launches) / launches;
 }
@@ -191,27 +207,32 @@ double visible(const Case& c) {
 
 }  // namespace
 
-int main() try {
+int main(int argc, char** argv) try {
   int device = 0;
   void *context = nullptr, *stream = nullptr;
   driver("cuInit", 0u);
   driver("cuDeviceGet", &device, 0);
   driver("cuDevicePrimaryCtxRetain", &context, device);
   driver("cuCtxSetCurrent", context);
+  if (argc > 2) {
+    Call(kCases[std::stoul(argv[2]) % std::size(kCases)]).compile();
+    return 0;
+  }
   driver("cuStreamCreate", &stream, 1u);
   std::printf("%-30s %9s %9s %6s\n", "TFLOP/s", "bwd_sm90", "bwd_sm80", "");
   for (const Case& c : kCases) {
-    double rate[2] = {};
-    for (int n = 0; n < 2; ++n) {
-      try {
-        Call call(c, n == 0 ? TESSERA_KERNEL_BWD_SM90 : TESSERA_KERNEL_BWD_SM80, stream);
-        const double ms = milliseconds_of(call, stream, 100);
-        rate[n] = 5 * c.batch * c.heads * visible(c) * (c.head_dim + c.head_dim_v) / ms / 1e9;
-      } catch (const std::exception& error) {
-        std::printf("%s: %.200s\n", c.name, error.what());
+    try {
+      Call call(c);
+      call.fill(stream);
+      double rate[2];
+      for (int n = 0; n < 2; ++n) {
+        const double flops = 5.0 * c.batch * c.heads * visible(c) * (c.head_dim + c.head_dim_v);
+        rate[n] = flops / milliseconds_of(call, n, stream, 100) / 1e9;
       }
+      std::printf("%-30s %9.0f %9.0f %6.2f\n", c.name, rate[0], rate[1], rate[0] / rate[1]);
+    } catch (const std::exception& error) {
+      std::printf("%s: %.200s\n", c.name, error.what());
     }
-    std::printf("%-30s %9.0f %9.0f %6.2f\n", c.name, rate[0], rate[1], rate[1] > 0 ? rate[0] / rate[1] : 0);
     std::fflush(stdout);
   }
   return 0;
