@@ -93,6 +93,21 @@ TEST(CudaBwdSm90, LaunchesThreeKernels) {
   }
 }
 
+TEST(CudaBwdSm90, TakesHeadSizesAbove128ByPairsOfBlocks) {
+  for (const int64_t head_dim : {136, 192, 256}) {
+    const tessera_plan plan = plan_of(problem_of(head_dim));
+    LaunchList list;
+    ASSERT_EQ(lower(plan, tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+    ASSERT_EQ(list.size(), 3);
+    EXPECT_STREQ(list[1].name, "bwd_sm90_d256");
+    EXPECT_EQ(list[1].spec().cluster, 2);
+    EXPECT_EQ(list[1].grid.x, 2 * ((kKeys + 127) / 128) * kBatch * kHeadsKv);
+    EXPECT_EQ(list[0].grid.x, (kQueries + 63) / 64 * kBatch * kHeads);
+    EXPECT_EQ(list[1].spec().smem_bytes, plan.smem_bytes);
+    EXPECT_LE(plan.smem_bytes, 227 << 10);
+  }
+}
+
 TEST(CudaBwdSm90, CutsKeysQueriesAndWorkspaceIntoTiles) {
   const tessera_plan plan = plan_of(problem_of(96));
   LaunchList list;

@@ -335,13 +335,13 @@ TEST(BwdSm90, ServesWhoeverAsksForIt) {
     std::int64_t d, dv;
     std::int32_t block_m;
   };
-  for (const auto& [d, dv, block_m] :
-       {Row{64, 64, 128}, Row{8, 8, 128}, Row{72, 72, 64}, Row{128, 128, 64}, Row{64, 128, 64}, Row{96, 32, 64}}) {
+  for (const auto& [d, dv, block_m] : {Row{64, 64, 128}, Row{8, 8, 128}, Row{72, 72, 64}, Row{128, 128, 64},
+                                       Row{64, 128, 64}, Row{96, 32, 64}, Row{192, 128, 64}, Row{256, 256, 64}}) {
     const Plan plan = tessera::plan(training_problem(d, dv), device);
     EXPECT_EQ(plan.kernel, TESSERA_KERNEL_BWD_SM90);
     EXPECT_EQ(plan.block_m, block_m) << d << ", " << dv;
     EXPECT_EQ(plan.block_n, 128);
-    EXPECT_EQ(plan.num_items, 32 * 16 * 4);
+    EXPECT_EQ(plan.num_items, 32 * 16 * 4 * (std::max(d, dv) > 128 ? 2 : 1)) << "clusters of two blocks";
     EXPECT_LE(plan.smem_bytes, device.smem_bytes);
   }
 }
@@ -407,7 +407,11 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Ampere", "compute capability 8.0, must be 9.0", [](Problem&, Device& d) { d.arch = 80; }},
         Refusal{"Float32", "float32, accepted float16, bfloat16",
                 [](Problem& p, Device&) { p = training_problem(64, 64, float32); }},
-        Refusal{"HeadSize", "head size 136, at most 128", [](Problem& p, Device&) { p = training_problem(136, 64); }},
+        Refusal{"HeadSize", "head size 264, at most 256", [](Problem& p, Device&) { p = training_problem(264, 64); }},
+        Refusal{"DropoutByPairs", "dropout_p: not taken at head sizes above 128",
+                [](Problem& p, Device&) { p = training_problem(192, 128), p.dropout_p = 0.1; }},
+        Refusal{"DeterministicByPairs", "deterministic: not taken at head sizes above 128",
+                [](Problem& p, Device&) { p = training_problem(256, 256), p.deterministic = 1; }},
         Refusal{"HeadBytes", "q: rows of 200 bytes", [](Problem& p, Device&) { p = training_problem(100, 128); }},
         Refusal{"BlockMask", "block_mask: not taken",
                 [](Problem& p, Device&) {

@@ -6,6 +6,20 @@
 
 namespace tessera {
 
+// A part of 64 x 64 of dQ: dS, 64 queries, times 64 columns of K. From 0 unless it `adds`.
+template <Dtype kDtype, class Gradients, class Keys, int kN>
+TESSERA_DEVICE void issue_dq_part(float (&rdQ)[1][kN][4], const TileDescriptor& d_s, const TileDescriptor& k,
+                                  bool adds) {
+  if (!adds) ptx::wgmma_forget(flat(rdQ));
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int key = 0; key < Gradients::kCols; key += 16) {
+    ptx::Wgmma<kDtype, kN * 8, true>::ss(flat(rdQ), inner_major<Gradients>(d_s, 0, key), outer_major<Keys>(k, key),
+                                         adds || key > 0);
+  }
+  ptx::wgmma_commit_group();
+}
+
 template <BwdSm90Config kCfg>
 struct DqWarpgroup {
   using Shared = BwdSm90Shared<kCfg>;
@@ -13,7 +27,6 @@ struct DqWarpgroup {
   using Gradients = typename Shared::Gradients;
   static constexpr int kPartCols = 64, kPartsARow = kCfg.head_dim / kPartCols, kParts = kCfg.block_m / 64 * kPartsARow;
   static constexpr int kPartBytes = 16 * kPartCols * 4;  // of a warp's 16 queries
-  using Product = ptx::Wgmma<kCfg.dtype, kPartCols, true>;
 
   const BwdSm90Params& p;
   const Shared& shared;
@@ -162,13 +175,7 @@ struct DqWarpgroup {
     TileDescriptor d_s = shared.tile_descriptor(Shared::kAt.d_s, Gradients::kBytes, at), k = shared.keys(Shared::kAt.k);
     d_s.address += part / kPartsARow * (64 * kChunkRowBytes / 16);
     k.address += part % kPartsARow * (Keys::kChunkBytes / 16);
-    if constexpr (!kCfg.fused_dq) ptx::wgmma_forget(flat(rdQ));
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int key = 0; key < kCfg.block_n; key += 16) {
-      Product::ss(flat(rdQ), inner_major<Gradients>(d_s, 0, key), outer_major<Keys>(k, key), kCfg.fused_dq || key > 0);
-    }
-    ptx::wgmma_commit_group();
+    issue_dq_part<kCfg.dtype, Gradients, Keys>(rdQ, d_s, k, kCfg.fused_dq);
   }
 
   // A warp's 16 x 64 stand together, in the order of the accumulators: bwd_sm80/query_slots.cuh.

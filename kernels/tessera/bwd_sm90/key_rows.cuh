@@ -3,7 +3,9 @@
 
 #include "tessera/bwd_sm90/block.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
+#include "tessera/tile/element.cuh"
 #include "tessera/tile/numbers.cuh"
+#include "tessera/tile/wgmma_tile.cuh"
 
 namespace tessera {
 
@@ -38,6 +40,36 @@ struct SeeingQueries {
     if (hides(half, query + 1)) pair &= 0x0000ffffu;
   }
 };
+
+// A warp's dS goes to [query][key], for dQ: A fragments of dS^T, of the keys from `key` on.
+template <class Gradients, int kSteps>
+TESSERA_DEVICE void hand_on_gradients(uint32 tile, int key, const uint32 (&rdS)[kSteps][4]) {
+  const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32)), matrix = lane / 8;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    ptx::stmatrix_x4_trans(Gradients::at(tile, step * 16 + matrix / 2 * 8 + lane % 8, key + matrix % 2 * 8), rdS[step]);
+  }
+  ptx::fence_proxy_async();
+}
+
+// `factor` times a warp's accumulators of dK or dV, to the tile's rows from `row` and columns from `first_col` on. Of keys from the
+// `used`-th of these rows on, 0.
+template <Dtype kDtype, class Keys, int kN>
+TESSERA_DEVICE void stage_accumulators(uint32 tile, int row, int first_col, const float (&acc)[1][kN][4], float factor,
+                                       int used = 32) {
+  const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
+#pragma unroll
+  for (int col = 0; col < kN * 8; col += 16) {
+    uint32 words[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const auto& x = acc[0][col / 8 + t / 2];
+      const bool zero = used - lane / 4 <= t % 2 * 8;
+      words[t] = zero ? 0 : pack_pair<kDtype>(x[t % 2 * 2] * factor, x[t % 2 * 2 + 1] * factor);
+    }
+    ptx::stmatrix_x4(Keys::at(tile, row + lane % 16, first_col + col + lane / 16 * 8), words);
+  }
+}
 
 // A warp's rows of dK or dV, from row `row` of the tile on, leave by one lane's bulk copies of 64 columns each. Those after the
 // last key are not written: TMA clips what lies outside the tensor.

@@ -388,12 +388,7 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE void hand_on() {
     shared.wait_empty(Shared::kDS, at);
     const uint32 to = shared.tile(Shared::kAt.d_s, Gradients::kBytes, at);
-    const int matrix = lane() / 8, key = warpgroup * 64 + warp_key() + matrix % 2 * 8;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      ptx::stmatrix_x4_trans(Gradients::at(to, step * 16 + matrix / 2 * 8 + lane() % 8, key), rdS[step]);
-    }
-    ptx::fence_proxy_async();
+    hand_on_gradients<Gradients>(to, warpgroup * 64 + warp_key(), rdS);
     Shared::arrive_warp(shared.full(Shared::kDS, at));
   }
 
@@ -415,18 +410,7 @@ struct ScoreWarpgroup {
                                  int columns, float factor) {
     const uint32 to = shared.base + offset;
     const int row = warpgroup * 64 + warp_key();
-    const int used = kCfg.varlen ? block.s.sk - block.key0 - row - lane() / 4 : 16;  // from my first row on
-#pragma unroll
-    for (int col = 0; col < kCfg.head_dim; col += 16) {
-      uint32 words[4];
-#pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        const auto& x = acc[0][col / 8 + t / 2];
-        const bool zero = kCfg.varlen && used <= t % 2 * 8;
-        words[t] = zero ? 0 : pack_pair<kCfg.dtype>(x[t % 2 * 2] * factor, x[t % 2 * 2 + 1] * factor);
-      }
-      ptx::stmatrix_x4(Keys::at(to, row + lane() % 16, col + lane() / 16 * 8), words);
-    }
+    stage_accumulators<kCfg.dtype, Keys>(to, row, 0, acc, factor, kCfg.varlen ? block.s.sk - block.key0 - row : 32);
     if (kCfg.varlen && block.key0 + row + 16 > block.s.k_rows) {
       __syncwarp();
       store_own_key_rows<kCfg, Keys>(block, tensor, columns, to, row);

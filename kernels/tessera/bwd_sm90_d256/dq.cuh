@@ -2,6 +2,7 @@
 // float32 to global memory, where other clusters add theirs. In parts of 64 x 64: the registers are the key warpgroups'.
 #pragma once
 
+#include "tessera/bwd_sm90/dq.cuh"
 #include "tessera/bwd_sm90_d256/shared.cuh"
 
 namespace tessera {
@@ -12,7 +13,6 @@ struct D256DqWarpgroup {
   static constexpr int kPartCols = kChunkCols, kParts = kCfg.half_dim / kPartCols;
   using Keys = typename Shared::Keys;
   using Exchange = typename Shared::Exchange;
-  using Product = ptx::Wgmma<kCfg.dtype, kPartCols, true>;
 
   const BwdSm90Params& p;
   const Shared& shared;
@@ -57,13 +57,7 @@ struct D256DqWarpgroup {
     const TileDescriptor d_s = shared.exchange_descriptor(at);
     TileDescriptor k = shared.tile_descriptor(kRank == 0 ? Shared::kAt.keys : Shared::kAt.k_half);
     k.address += part * (Keys::kChunkBytes / 16);
-    ptx::wgmma_forget(flat(rdQ));
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int key = 0; key < kCfg.block_n; key += 16) {
-      Product::ss(flat(rdQ), inner_major<Exchange>(d_s, 0, key), outer_major<Keys>(k, key), key > 0);
-    }
-    ptx::wgmma_commit_group();
+    issue_dq_part<kCfg.dtype, Exchange, Keys>(rdQ, d_s, k, false);
   }
 
   // Block 0 may send P to a stage again: this block's dS there has been read, by wgmma, and, in block 1, by the copy whose

@@ -222,12 +222,7 @@ struct KeyWarpgroup {
         for (int half = 0; half < 2; ++half) seen.clear_hidden(rA[m / 2][m % 2 * 2 + half], half, m * 8);
     }
     __syncwarp();  // the warp has read its P
-    const int matrix = lane() / 8, key = warpgroup * 64 + warp_key() + matrix % 2 * 8;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      ptx::stmatrix_x4_trans(Exchange::at(tile, step * 16 + matrix / 2 * 8 + lane() % 8, key), rA[step]);
-    }
-    ptx::fence_proxy_async();
+    hand_on_gradients<Exchange>(tile, warpgroup * 64 + warp_key(), rA);
     Shared::arrive_warp(shared.at_stage(Shared::kDSFull, exchange_at));
   }
 
@@ -241,17 +236,9 @@ struct KeyWarpgroup {
     const int row = warpgroup * 64 + warp_key();
     const float factor = kRank == 0 ? kBwdLower : p.scale * bwd_lower_late(kCfg.dtype);
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int col = 0; col < kCfg.half_dim; col += 16) {
-        uint32 words[4];
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          const auto& x = rdX[half][0][col / 8 + t / 2];
-          words[t] = pack_pair<kCfg.dtype>(x[t % 2 * 2] * factor, x[t % 2 * 2 + 1] * factor);
-        }
-        ptx::stmatrix_x4(Keys::at(to, row + lane() % 16, half * kCfg.half_dim + col + lane() / 16 * 8), words);
-      }
+    for (int half = 0; half < 2; ++half) {
+      stage_accumulators<kCfg.dtype, Keys>(to, row, half * kCfg.half_dim, rdX[half], factor);
+    }
     ptx::fence_proxy_async();
     __syncwarp();
     if (lane() == 0) {
