@@ -201,7 +201,7 @@ struct ScoreWarpgroup {
   // S - LSE -> P in float16.
   TESSERA_DEVICE void probabilities() {
     if constexpr (kCfg.score.scaled()) apply_options();
-    if (kCfg.score.mask || masked()) {
+    if (kHiddenByWeight || masked()) {
       exponents<true>();
     } else {
       exponents<false>();
@@ -300,9 +300,20 @@ struct ScoreWarpgroup {
 
   // dP -> dS; P and dS become operands.
   TESSERA_DEVICE void score_gradients() {
+    if constexpr (kCfg.score.softcap && kCfg.dtype != Dtype::kFloat16) {
+      // A branch that is always taken: the compiler would have all logarithms under way at once, and spill for it.
+      score_gradients<0, kM / 2>();
+      if (step_row0() >= 0) score_gradients<kM / 2, kM / 2>();
+    } else {
+      score_gradients<0, kM>();
+    }
+    if (!kHiddenByWeight && masked()) clear_hidden();
+  }
+  template <int kFirst, int kRows>
+  TESSERA_DEVICE void score_gradients() {
     const uint32 delta = stats(true);
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
+    for (int m = kFirst; m < kFirst + kRows; ++m) {
       const float2 minus = ptx::ld_shared_f32x2(delta + m * 32);
       const float(&d)[4] = rS[0][m];
 #pragma unroll
@@ -319,7 +330,6 @@ struct ScoreWarpgroup {
         if constexpr (kCfg.dtype != Dtype::kFloat16) packed = pack_pair<kCfg.dtype>(x.x, x.y);
       }
     }
-    if (!kCfg.score.mask && masked()) clear_hidden();
   }
   TESSERA_DEVICE void clear_hidden() {
     const SeeingQueries seen = seeing();
@@ -329,10 +339,13 @@ struct ScoreWarpgroup {
       for (int half = 0; half < 2; ++half) seen.clear_hidden(rdS[m / 2][m % 2 * 2 + half], half, m * 8);
   }
 
+  // What is hidden is known by P = 0: where a mask hides it, or the softcap lacks a register for the other way.
+  static constexpr bool kHiddenByWeight = kCfg.score.mask || kCfg.score.softcap;
   static constexpr bool kOptionsOfGradients =
       kCfg.score.dropout || kCfg.score.softcap || kCfg.score.mask || kCfg.d_bias;
 
-  // The same of queries 8 m + 2 c, + 1 and one key. What is dropped has its sign set. dBias gathers dS before the softcap's slope 1 - tanh^2, which is made of P: what was capped is log P + LSE.
+  // The same of queries 8 m + 2 c, + 1 and one key. What is dropped has its sign set. dBias gathers dS before the softcap's slope
+  // 1 - tanh^2, which is made of P: what was capped is log P + LSE.
   TESSERA_DEVICE void score_gradients(uint32& packed_p, uint32& packed_ds, int m, int half, const float (&d)[4],
                                       float2 minus) {
     const float2 x = unpack_pair<Dtype::kFloat16>(packed_p);
@@ -346,7 +359,7 @@ struct ScoreWarpgroup {
       } else {
         ds[e] = weight * lowered_difference<kCfg.dtype>(gradient, less);
       }
-      if (kCfg.score.mask && weight == 0.0f) ds[e] = 0.0f;  // hidden
+      if (kHiddenByWeight && weight == 0.0f) ds[e] = 0.0f;
     }
     if constexpr (kCfg.d_bias) gather_bias(m, half, x, ds);
     if constexpr (kCfg.score.softcap) {
