@@ -28,8 +28,7 @@ extern "C" __global__ void __launch_bounds__(kBwdSm90Threads, 1) bwd_main(const 
   bwd_sm90<kCfg>(p);
 }
 #endif
-constexpr bool kFusedDq = fuses_dq<kCfg>();
-constexpr BwdSm90RowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.block_m, false, kFusedDq};
+constexpr BwdSm90RowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.block_m, false};
 extern "C" __global__ void __launch_bounds__(kBwdRowsThreads) bwd_before(const __grid_constant__ BwdParams p) {
   bwd_sm90_before<kRows>(p);
 }
@@ -98,7 +97,7 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   p.lse = {a->lse, static_cast<long long>(a->heads_q) * a->sq, a->sq, 1};
   p.q_tiles = (a->sq + kCfg.block_m - 1) / kCfg.block_m, p.q_slots = p.q_tiles * a->batch;
   p.row_lse_log2 = a->row_lse, p.row_delta = a->row_delta, p.dq_accum = a->acc;
-  if (kFusedDq || kCfg.deterministic) p.ticket = a->turns, p.dq_semaphore = a->turns + 1;
+  if (kCfg.deterministic) p.ticket = a->turns, p.dq_semaphore = a->turns + 1;
   p.d_q_aligned = 1;
   p.key_tiles = Divisor((a->sk + kCfg.block_n - 1) / kCfg.block_n);
   p.heads = a->batch * a->heads_kv;
@@ -126,7 +125,7 @@ extern "C" int run(const Args* a, void* stream_pointer) {
                                             kBytes, a->pdl, stream))
       return e;
   }
-  if (!kFusedDq && (a->parts & 4)) {
+  if (a->parts & 4) {
     BwdParams after = p;
     after.scale *= bwd_lower_late(kCfg.dtype);
     if (const int e = launch<BwdParams>(bwd_after, after, query_tiles, kBwdRowsThreads, 0, a->pdl, stream)) return e;

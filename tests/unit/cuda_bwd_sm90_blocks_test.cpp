@@ -26,7 +26,6 @@ constexpr BwdSm90Config kConfig{.dtype = Dtype::kBFloat16,
                                 .deterministic = true,
                                 .alternate = false,
                                 .staged_dq = true,
-                                .fused_dq = false,
                                 .d_bias = false,
                                 .score = {}};
 constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
@@ -112,41 +111,6 @@ TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInTurns) {
         }
     }
   }
-}
-
-// Without windows and lengths: the first block to add to a tile of dQ stores it, the last converts it, and none waits for one that
-// starts later.
-TEST(BwdSm90Blocks, ConvertDqWhenAllHaveAdded) {
-  static constexpr BwdSm90Config kFused = [] {
-    BwdSm90Config config = kConfig;
-    config.window = config.varlen = config.deterministic = false, config.fused_dq = true;
-    return config;
-  }();
-  const unsigned seed = std::random_device{}();
-  std::mt19937 random(seed);
-  int tiles = 0;
-  for (int trial = 0; trial < 3000; ++trial) {
-    SCOPED_TRACE("seed " + std::to_string(seed) + ", trial " + std::to_string(trial));
-    const Drawn drawn(random);
-    const BwdSm90Params& p = drawn.p;
-    if (p.cu_seqlens_q || p.seqused_k || p.window_left >= 0) continue;
-    std::map<int, int> added, wanted;  // by a tile of queries
-    for (int index = 0; index < drawn.blocks; ++index) {
-      const KeyBlock b = key_block<kFused>(p, index);
-      EXPECT_EQ(b.last_tile_first, last_keys_first(p));
-      EXPECT_TRUE(b.tiles == 0 || b.load_tile == (b.last_tile_first ? b.first_tile + b.tiles - 1 : b.first_tile));
-      for (int h = 0; h < p.group; ++h)
-        for (int tile = b.first_tile; tile < b.first_tile + b.tiles; ++tile) {
-          const int slot = (b.head_kv * p.group + h) * p.q_slots + b.slot0 + tile;
-          const DqTurn turn = fused_turn<kFused>(p, b, tile);
-          ASSERT_EQ(turn.turn, added[slot]++);
-          wanted[slot] = turn.count;
-        }
-    }
-    ASSERT_EQ(added, wanted);
-    tiles += static_cast<int>(added.size());
-  }
-  EXPECT_GT(tiles, 1000);
 }
 
 // A step without a mask has none to apply.

@@ -15,7 +15,6 @@ struct KeyBlock {
   int first_tile, tiles;    // of queries that see some of the keys
   int full_low, full_high;  // rows of queries that see all of them
   int slot0;                // of the sequence's first tile of queries
-  bool last_tile_first;     // fused_dq under a causal mask: the block's own diagonal comes last
   Sequence s;
 
   // The producer's: the step that it loads next. In memory, where they take no registers of dQ's warpgroup.
@@ -27,12 +26,6 @@ static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 // causal mask from the last keys to the first, since each block begins with the queries of its own diagonal, where it is then
 // the first to add.
 TESSERA_DEVICE bool last_keys_first(const BwdSm90Params& p) { return p.causal || p.window_right >= 0; }
-
-template <auto kCfg>
-TESSERA_DEVICE constexpr bool fuses_dq() {
-  if constexpr (requires { kCfg.fused_dq; }) return kCfg.fused_dq;
-  return false;
-}
 
 // kCfg: of either kernel, with block_m, block_n, varlen and deterministic.
 template <auto kCfg>
@@ -63,9 +56,7 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   b.full_high = b.key0 + kCfg.block_n <= b.s.sk ? seeing_queries(p, b.s, b.key0, b.key0).high : -1;
   b.slot0 = query_slot<kCfg.block_m>(p, b.batch);
   b.steps = b.tiles * p.group;
-  b.last_tile_first = fuses_dq<kCfg>() && last_keys_first(p);
-  b.load_head = b.head_kv * p.group, b.load_tile = b.last_tile_first ? b.first_tile + b.tiles - 1 : b.first_tile,
-  b.load_offset = b.load_parity = 0;
+  b.load_head = b.head_kv * p.group, b.load_tile = b.first_tile, b.load_offset = b.load_parity = 0;
   return b;
 }
 
@@ -75,18 +66,6 @@ TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) 
   const KeyRange keys = visible_keys(p, b.s, row0, min(row0 + kCfg.block_m, b.s.sq) - 1).some;
   const int mine = b.key0 / kCfg.block_n;
   return last_keys_first(p) ? keys.high / kCfg.block_n - mine : mine - keys.low / kCfg.block_n;
-}
-
-// The blocks that add to a tile of queries, and how many come before this one.
-struct DqTurn {
-  int turn, count;
-};
-template <auto kCfg>
-TESSERA_DEVICE DqTurn fused_turn(const BwdSm90Params& p, const KeyBlock& b, int tile) {
-  const int row0 = tile * kCfg.block_m, mine = b.key0 / kCfg.block_n;
-  const KeyRange keys = visible_keys(p, b.s, row0, min(row0 + kCfg.block_m, b.s.sq) - 1).some;
-  const int low = keys.low / kCfg.block_n, high = keys.high / kCfg.block_n;
-  return {mine - low, high - low + 1};
 }
 
 // A step: one tile of queries of one of the group's query heads, head after head. The producer leaves it beside the tile.

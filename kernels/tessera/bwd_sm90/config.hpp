@@ -18,7 +18,6 @@ struct BwdSm90Config {
   bool deterministic;
   bool alternate;     // the score warpgroups keep half a step apart
   bool staged_dq;     // dQ is added by bulk copies from shared memory, else by vector additions from registers
-  bool fused_dq;      // the first block to add to a tile of dQ stores it, the last converts it
   bool d_bias;        // every query has entries of its own; sequences and heads may share them
   ScoreConfig score;  // no block mask; a softcap with nothing added to what it caps
 };
@@ -28,7 +27,7 @@ struct BwdSm90RowsConfig {
   Dtype dtype;
   int head_dim, block_m;  // as the products'
   bool d_sink;
-  bool fused_dq, d_bias;  // as the products'
+  bool d_bias;  // as the products'
 };
 
 // Warpgroups: the producer, two of 64 keys each, and one for dQ. setmaxnreg's numbers: their sum is that of the launch's 128 for

@@ -63,11 +63,7 @@ struct BwdSm90Producer {
     }
     at.advance();
     block.load_offset = at.offset, block.load_parity = at.parity;
-    if (kCfg.fused_dq && block.last_tile_first) {
-      if (--block.load_tile < block.first_tile) ++block.load_head, block.load_tile += block.tiles;
-    } else {
-      if (++block.load_tile == block.first_tile + block.tiles) ++block.load_head, block.load_tile = block.first_tile;
-    }
+    if (++block.load_tile == block.first_tile + block.tiles) ++block.load_head, block.load_tile = block.first_tile;
   }
 
   TESSERA_DEVICE void run() {

@@ -1,8 +1,7 @@
 // What bwd_sm90 computes once for each query before and after its products, memory-bound: as bwd_sm80/rows.cuh, with P raised
 // (kBwdRaise_log2), and launched so that each kernel begins while the one before it ends.
 //
-// Grid: one block for each tile of block_m queries and query head, 128 threads; after, also one for each head's dSink. With
-// fused_dq nothing is cleared, and after the products is dSink alone.
+// Grid: one block for each tile of block_m queries and query head, 128 threads; after, also one for each head's dSink.
 #pragma once
 
 #include "tessera/bwd_sm80/rows.cuh"
@@ -26,14 +25,6 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
   }
   clear_unowned_gradients<kCfg.dtype>(p);
   if constexpr (kCfg.d_bias) clear_bias_gradient(p);
-  if constexpr (kCfg.fused_dq) {  // what no block adds to, none stores
-    const KeyRange keys = visible_keys(p, s, t.row0, t.row0 + t.count - 1).some;
-    if (t.count > 0 && keys.low > keys.high) {
-      for (int row = static_cast<int>(threadIdx.x) / 32; row < t.count; row += kBwdRowsThreads / 32) {
-        clear_row<kCfg.dtype>(p.d_q, t.batch, s.q_begin + t.row0 + row, t.head, p.head_dim);
-      }
-    }
-  }
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
   constexpr int kGroups = kCfg.block_m / kRows, kAhead = kGroups < 4 ? kGroups : 4;
   float4* acc = reinterpret_cast<float4*>(p.dq_accum + t.slot * (kCfg.block_m * kCfg.head_dim));
@@ -54,7 +45,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
       lse[n] = p.lse.data[p.lse.batch * t.batch + p.lse.head * t.head + p.lse.row * query];
       if (p.d_lse.data) d_lse[n] = p.d_lse.data[p.d_lse.batch * t.batch + p.d_lse.head * t.head + p.d_lse.row * query];
     }
-    constexpr int kWords = kCfg.fused_dq ? 0 : kAhead * kRows * kCfg.head_dim / 4;  // of 16 bytes of the accumulator
+    constexpr int kWords = kAhead * kRows * kCfg.head_dim / 4;  // of 16 bytes of the accumulator
 #pragma unroll
     for (int n = 0; n < kWords / kBwdRowsThreads; ++n) {
       acc[first * (kCfg.head_dim / 4) + n * kBwdRowsThreads + threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -83,7 +74,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
 template <BwdSm90RowsConfig kCfg>
 TESSERA_DEVICE void bwd_sm90_after(const BwdParams& p) {
   constexpr BwdRowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.head_dim, kCfg.block_m, 0, true, false, false};
-  const int index = static_cast<int>(blockIdx.x), tiles = kCfg.fused_dq ? 0 : p.q_slots * p.heads_q;
+  const int index = static_cast<int>(blockIdx.x), tiles = p.q_slots * p.heads_q;
   if constexpr (kCfg.d_sink) {
     if (index >= tiles) {
       reduce_sink<kCfg.block_m>(p, index - tiles, kBwdRaise_log2, bwd_lowers_early(kCfg.dtype) ? 1 / kBwdLower : 1.0f);

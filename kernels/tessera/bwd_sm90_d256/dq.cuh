@@ -57,7 +57,7 @@ struct D256DqWarpgroup {
     const TileDescriptor d_s = shared.exchange_descriptor(at);
     TileDescriptor k = shared.tile_descriptor(kRank == 0 ? Shared::kAt.keys : Shared::kAt.k_half);
     k.address += part * (Keys::kChunkBytes / 16);
-    issue_dq_part<kCfg.dtype, Exchange, Keys>(rdQ, d_s, k, false);
+    issue_dq_part<kCfg.dtype, Exchange, Keys>(rdQ, d_s, k);
   }
 
   // Block 0 may send P to a stage again: this block's dS there has been read, by wgmma, and, in block 1, by the copy whose

@@ -71,7 +71,4 @@ TESSERA_DEVICE void prefetch_tensormap(const TensorMap* map) {
 // What this thread wrote to shared memory by ordinary stores becomes visible to wgmma and to bulk copies.
 TESSERA_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The same of global memory, the other way round as well: what others wrote, as this thread knows, before its bulk copies.
-TESSERA_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
 }  // namespace tessera::ptx

@@ -38,10 +38,6 @@ constexpr BwdSm90Tile kTiles[] = {
 constexpr int kPairHalfSlots = 6, kPairExchangeStages = 2;
 constexpr int kMostHeadDim = BwdSm90D256Config::head_dim, kMostBlockHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
-// The most keys with which dQ is cleared and converted by the products' own blocks, which then wait for one another: what that
-// saves is the same for every length, and a small part of the time of more keys.
-constexpr int64_t kMostFusedKeys = 2048;
-
 constexpr int kStoredRows = 16;  // of dK and dV, that a warp stores
 
 // All that was decided for a problem.
@@ -70,13 +66,6 @@ const BwdSm90Tile& tile_of(const tessera_plan& plan) {
   });
 }
 
-// Under a causal mask a block of late keys has fewer queries of each head, and would wait for the others' first head.
-bool fuses_dq(const tessera_plan& plan, const BwdSm90Config& config) {
-  if (config.varlen || config.window || config.deterministic || config.score.any()) return false;
-  if (staircase(plan.problem) && plan.heads_q != plan.heads_kv) return false;
-  return plan.max_seqlen_k <= kMostFusedKeys && rows_aligned(plan.problem.d_q, nullptr);
-}
-
 BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   BwdSm90Config config{};
   config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
@@ -90,7 +79,6 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.alternate = tile.alternate, config.staged_dq = tile.staged_dq;
   config.d_bias = core::present(p.d_bias);
   config.score = score_config(p);
-  config.fused_dq = fuses_dq(plan, config);
   // The code for any sequences fits its registers, that for dense ones lacks two.
   if (config.score.softcap && config.dtype == Dtype::kFloat16) config.varlen = true;
   return config;
@@ -233,7 +221,6 @@ BwdSm90Plan planned(const tessera_plan& plan) {
               .head_dim = shape.head_dim,
               .block_m = shape.block_m,
               .d_sink = core::present(plan.problem.d_sink),
-              .fused_dq = own.config.fused_dq,
               .d_bias = core::present(plan.problem.d_bias)};
   own.stand_in = plan_bwd_sm80(plan);
   const Tiles tiles = tiles_of(plan, shape);
@@ -242,7 +229,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   own.section_heads = Divisor(static_cast<int>(section_heads(plan, shape)));
   own.heads = static_cast<int>(tiles.heads);
   own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q);
-  own.after.x = (own.rows.fused_dq ? 0 : own.before.x) + static_cast<uint32_t>(own.rows.d_sink ? plan.heads_q : 0);
+  own.after.x = own.before.x + static_cast<uint32_t>(own.rows.d_sink ? plan.heads_q : 0);
   own.products.x = static_cast<uint32_t>(tiles.blocks() * shape.cluster);
   own.workspace =
       backward_workspace(tiles.q_slots * plan.heads_q, shape.block_m, shape.head_dim, plan.problem.deterministic != 0);
@@ -289,8 +276,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
                              LaunchList& launches) {
   const BwdSm90Plan own = config_of<BwdSm90Plan>(plan);
   // A plan knows strides, and addresses only come now.
-  const void* d_q = own.rows.fused_dq ? buffers.d_q : nullptr;
-  for (const void* data : {d_q, buffers.q, buffers.k, buffers.v, static_cast<const void*>(buffers.o), buffers.d_o,
+  for (const void* data : {buffers.q, buffers.k, buffers.v, static_cast<const void*>(buffers.o), buffers.d_o,
                            static_cast<const void*>(buffers.d_k), static_cast<const void*>(buffers.d_v)}) {
     if (!aligned(data)) return list_bwd_sm80(plan, own.stand_in, buffers, workspace, launches);
   }
@@ -298,10 +284,6 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   fill_backward_params(p, plan, own.workspace, buffers, workspace);
   p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
   p.key_tiles = own.key_tiles, p.section_heads = own.section_heads, p.heads = own.heads;
-  if (own.rows.fused_dq && workspace) {
-    p.dq_semaphore = reinterpret_cast<int*>(static_cast<char*>(workspace) + own.workspace.dq_semaphore);
-    p.ticket = reinterpret_cast<int*>(static_cast<char*>(workspace) + own.workspace.ticket);
-  }
   if (const Driver* driver = launches.driver()) {
     TESSERA_RETURN_IF_ERROR(make_maps(*driver, plan, shape_of(own), buffers, p));
   }
@@ -313,7 +295,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   }
   BwdParams after = p;
   after.scale *= bwd_lower_late(own.rows.dtype);
-  if (own.after.x > 0) launch_bwd_sm90_after(own.rows, after, own.after, launches);
+  launch_bwd_sm90_after(own.rows, after, own.after, launches);
   return ok();
 }
 

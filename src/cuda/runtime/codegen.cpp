@@ -24,9 +24,9 @@ TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consu
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, s_dp_split, column_parts, stages,
                       min_blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
-                      deterministic, alternate, staged_dq, fused_dq, d_bias, score)
+                      deterministic, alternate, staged_dq, d_bias, score)
 TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, half_slots, exchange_stages, window)
-TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, fused_dq, d_bias)
+TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias)
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype)
 TESSERA_CONFIG_FIELDS(AppendConfig, dtype)
 TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, d_bias, d_sink)
