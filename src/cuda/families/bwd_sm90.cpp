@@ -60,7 +60,7 @@ bool by_pairs(const tessera_plan& plan) { return largest_head_dim(plan) > kMostB
 const BwdSm90Tile& tile_of(const tessera_plan& plan) {
   const int64_t head_dim = largest_head_dim(plan);
   const ScoreConfig score = score_config(plan.problem);
-  const bool options = score.softcap || score.entries() || score.dropout;
+  const bool options = score.softcap || score.bias_or_mask() || score.dropout;
   return *std::ranges::find_if(kTiles, [head_dim, options](const BwdSm90Tile& tile) {
     return head_dim <= tile.head_dim && tile.options >= options;
   });
@@ -119,7 +119,7 @@ BwdSm90Plan configs_of(const tessera_plan& plan) {
 // Where all blocks are alike, or which are long only the GPU knows, one after the other.
 int64_t section_heads(const tessera_plan& plan, const BlockShape& shape) {
   constexpr int64_t kSectionBytes = 24'000'000, kElementBytes = 2 + 2 + 4;
-  if (!staircase(plan.problem) || core::packed_k(plan.problem)) return 1;
+  if (!is_causal(plan.problem) || core::packed_k(plan.problem)) return 1;
   const int64_t head_bytes = plan.max_seqlen_q * shape.head_dim * kElementBytes * (plan.heads_q / plan.heads_kv);
   return std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(1, head_bytes), 1, plan.batch * plan.heads_kv);
 }
@@ -200,6 +200,9 @@ std::string refuse_layout(const tessera_plan& plan) {
 
 std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
+  if (by_pairs(plan) && plan.device.kernel != TESSERA_KERNEL_BWD_SM90) {
+    return "head sizes above 128 on request alone: not proved on a GPU yet";
+  }
   if (std::string reason = refuse_options(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   const BlockShape shape = shape_of(configs_of(plan));
