@@ -350,8 +350,10 @@ std::string markdown(const Matrix& matrix) {
                         markdown_table(direction_rows(matrix, direction)));
   }
   if (const Rows rows = request_rows(matrix); rows.size() > 1) {
-    text +=
-        fmt::format("\n## On request\n\nTaken by name alone (`--kernel`), until proved.\n\n{}", markdown_table(rows));
+    text += fmt::format(
+        "\n## On request\n\nTaken by name alone (`--kernel`), until proved. (Those for comparison: "
+        "docs/reference/kernels/comparison.md.)\n\n{}",
+        markdown_table(rows));
   }
   text += "\n## What is refused, and why\n\n| the first | reason |\n| --- | --- |\n";
   for (const Refusal& refusal : refusals(matrix)) text += fmt::format("| {} | {} |\n", refusal.where, refusal.reason);

@@ -147,6 +147,7 @@ std::string refusal(const Candidate& candidate, const tessera_plan& plan) {
   if (forced != TESSERA_KERNEL_AUTO && forced != candidate.kernel) {
     return std::string("the device asks for ") + tessera_kernel_name(forced);
   }
+  if (candidate.for_comparison && forced != candidate.kernel) return "for comparison only: chosen on request";
   return candidate.refuse(plan);
 }
 
@@ -166,10 +167,14 @@ std::string why_accepted(const Candidate& candidate, const tessera_plan& plan) {
                                                 : "chosen: the first that takes this problem";
 }
 
+// Those that are there for comparison would have said no in any case.
 tessera_status refused_by_all(const tessera_plan& plan) {
   std::string all;
-  for (const tessera_candidate& one : answers(plan)) {
-    all += std::string(all.empty() ? "" : "; ") + one.kernel + ": " + one.reason;
+  const std::vector<const Candidate*> candidates = candidates_of(plan.device.backend);
+  const std::vector<tessera_candidate> said = answers(plan);
+  for (size_t n = 0; n < said.size(); ++n) {
+    if (candidates[n]->for_comparison && plan.device.kernel != candidates[n]->kernel) continue;
+    all += std::string(all.empty() ? "" : "; ") + said[n].kernel + ": " + said[n].reason;
   }
   return unsupported("no kernel takes this problem: %s", all.c_str());
 }

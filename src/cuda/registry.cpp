@@ -56,10 +56,4 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   return "";
 }
 
-std::string refuse_unless_asked_for(const Supports& supports, int32_t kernel, const tessera_plan& plan) {
-  const bool right_direction = plan.problem.direction == supports.direction;
-  if (right_direction && plan.device.kernel != kernel) return "for comparison only: chosen on request";
-  return refusal(supports, plan);
-}
-
 }  // namespace tessera::cuda

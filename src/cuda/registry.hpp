@@ -42,9 +42,6 @@ consteval uint32_t all_tensors_but(std::initializer_list<core::TensorName> names
 // The first that a plan asks for and a family has not, in words; "" where it has all.
 std::string refusal(const Supports& supports, const tessera_plan& plan);
 
-// Of a family that is there for comparison: what refusal() says, and that its name must be asked for.
-std::string refuse_unless_asked_for(const Supports& supports, int32_t kernel, const tessera_plan& plan);
-
 // Problems that stand for many: what their launches are compiled for does not depend on lengths beyond these kinds, nor, but for
 // kPrefill, on masks by position and on whether rows are dense or packed.
 enum class Use {
@@ -83,7 +80,7 @@ std::span<const Family* const> families();
 const Family* find_family(int32_t kernel);
 
 extern const Family kFwdSm90, kFwdSm80, kBwdSm80, kBwdSm90;
-// For comparison only: they refuse whoever does not ask for them by name.
+// For comparison only.
 extern const Family kFwdFa1, kBwdFa1, kFwdStandard, kBwdStandard;
 
 }  // namespace tessera::cuda

@@ -449,6 +449,114 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"SharedMemory", "KiB of shared memory", [](Problem&, Device& d) { d.smem_bytes = 163 << 10; }}),
     [](const auto& row) { return std::string(row.param.name); });
 
+// ---- kernels for comparison ----------------------------------------------------------------------------------------
+
+struct ForComparison {
+  const char* name;
+  tessera_kernel kernel;
+  bool backward;
+  std::int64_t workspace_bytes;  // of 4 sequences of 4096, 16 heads, D 64
+};
+constexpr std::int64_t kHeadRows = 4 * 16 * 4096;
+constexpr ForComparison kForComparison[] = {
+    {"fwd_fa1", TESSERA_KERNEL_FWD_FA1, false, kHeadRows*(64 + 2) * 4},            // O, m and l in float32
+    {"bwd_fa1", TESSERA_KERNEL_BWD_FA1, true, kHeadRows*(64 + 2) * 4},             // dQ, LSE and delta
+    {"fwd_standard", TESSERA_KERNEL_FWD_STANDARD, false, kHeadRows * 4096 * 2},    // P
+    {"bwd_standard", TESSERA_KERNEL_BWD_STANDARD, true, 2 * kHeadRows * 4096 * 2}  // P and dS
+};
+
+Problem comparison_problem(const ForComparison& row, std::int64_t d = 64, DType dtype = bfloat16) {
+  Problem problem = training_problem(d, d, dtype);
+  if (row.backward) return problem;
+  Problem forward = large_problem(d, d, 4096, dtype);
+  forward.causal = 1;
+  return forward;
+}
+
+TEST(ForComparison, ServeWhoeverAsksForThemAndNobodyElse) {
+  for (const ForComparison& row : kForComparison) {
+    SCOPED_TRACE(row.name);
+    const Problem problem = comparison_problem(row);
+    Device device = gpu();
+    EXPECT_EQ(refusal(tessera::plan(problem, device), row.name), "for comparison only: chosen on request");
+    device.kernel = row.kernel;
+    const Plan plan = tessera::plan(problem, device);
+    EXPECT_EQ(plan.kernel, row.kernel);
+    EXPECT_NEAR(static_cast<double>(plan.workspace_bytes), static_cast<double>(row.workspace_bytes), 256);
+  }
+}
+
+// A problem that no kernel takes is refused by those that might have, not by those that nobody asked.
+TEST(ForComparison, AreNotHeardWhereAllRefuse) {
+  Problem problem = large_problem(64, 64, 4096, float64);
+  try {
+    tessera::plan(problem, gpu());
+    FAIL() << "float64 was taken";
+  } catch (const std::exception& error) {
+    EXPECT_EQ(std::string(error.what()).find("fwd_fa1"), std::string::npos) << error.what();
+  }
+}
+
+// What a kernel that was asked for says to a problem: by the exception, since no other is considered.
+std::string refusal_on_request(const Problem& problem, Device device, tessera_kernel kernel) {
+  device.kernel = kernel;
+  try {
+    tessera::plan(problem, device);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ForComparison, SayWhyNot) {
+  for (const ForComparison& row : kForComparison) {
+    SCOPED_TRACE(row.name);
+    const auto refused = [&](const Problem& problem, const char* reason) {
+      const std::string said = refusal_on_request(problem, gpu(), row.kernel);
+      EXPECT_NE(said.find(std::string(row.name) + ": " + reason), std::string::npos) << said;
+    };
+    refused(comparison_problem(row, 64, float32), "float32, accepted float16, bfloat16");
+    refused(comparison_problem(row, 160), "head size 160, at most 128");
+    Problem problem = comparison_problem(row);
+    problem.alibi_slopes = layout(float32, {16});
+    refused(problem, "alibi_slopes: not taken");
+    problem = comparison_problem(row);
+    problem.softcap = 30;
+    refused(problem, "softcap: not taken");
+    problem = comparison_problem(row);
+    problem.seqused_k = layout(int32, {4});
+    refused(problem, "seqused_k: not taken");
+    const bool standard = std::string(row.name).find("standard") != std::string::npos;
+    problem = comparison_problem(row);
+    problem.k.shape[2] = problem.v.shape[2] = 4;
+    if (row.backward) problem.d_k.shape[2] = problem.d_v.shape[2] = 4;
+    if (standard) refused(problem, "k: 4 heads, must be those of q, 16");
+    if (!standard) EXPECT_EQ(refusal_on_request(problem, gpu(), row.kernel), "");
+  }
+}
+
+TEST(ForComparison, StandardAttentionHoldsARowInRegisters) {
+  Problem problem = large_problem(64, 64, 65536 + 8);
+  EXPECT_NE(refusal_on_request(problem, gpu(), TESSERA_KERNEL_FWD_STANDARD).find("k: 65544 keys, at most 65536"),
+            std::string::npos);
+}
+
+// The figure of the block sizes.
+TEST(ForComparison, TheFirstSchedulesBlockIsChosenByTheEnvironment) {
+  const Problem problem = large_problem(64, 64);
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_FWD_FA1;
+  for (const std::int32_t keys : {32, 64, 128, 256}) {
+    setenv("TESSERA_FA1_KEYS", std::to_string(keys).c_str(), 1);
+    EXPECT_EQ(tessera::plan(problem, device).block_n, keys);
+  }
+  setenv("TESSERA_FA1_KEYS", "100", 1);
+  EXPECT_NE(refusal_on_request(problem, device, TESSERA_KERNEL_FWD_FA1).find("TESSERA_FA1_KEYS: 100, accepted"),
+            std::string::npos);
+  unsetenv("TESSERA_FA1_KEYS");
+  EXPECT_EQ(tessera::plan(problem, device).block_n, 128);
+}
+
 // ---- fwd_sm80: bulk copies -----------------------------------------------------------------------------------------
 
 // Of the mma.sync forward kernels at D = 128, which one a plan means shows in its shared memory: tiles and, by bulk copies,

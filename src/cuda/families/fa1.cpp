@@ -2,6 +2,8 @@
 // their launches. A block has all of a head of a sequence.
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
 #include <string>
 
 #include "core/geometry.hpp"
@@ -81,11 +83,10 @@ FwdConfig fwd_config(const tessera_plan& plan, const FwdFa1Tile& tile) {
   return config;
 }
 
-// For the figure of the block sizes: kFa1Keys.
+// For the figure of the block sizes: kFa1Keys. 0: the table's.
 int forced_keys() {
   const std::string text = environment_variable(kFa1Keys);
-  const int keys = text.empty() ? 0 : static_cast<int>(std::strtol(text.c_str(), nullptr, 10));
-  return one_of(keys, {32, 64, 128, 256}) ? keys : 0;
+  return text.empty() ? 0 : static_cast<int>(std::strtol(text.c_str(), nullptr, 10));
 }
 
 // NULL config.warps: none fits.
@@ -100,9 +101,11 @@ FwdConfig choose_forward(const tessera_plan& plan) {
 }
 
 std::string refuse_forward(const tessera_plan& plan) {
-  if (std::string reason = refuse_unless_asked_for(kFwdSupports, TESSERA_KERNEL_FWD_FA1, plan); !reason.empty())
-    return reason;
+  if (std::string reason = refusal(kFwdSupports, plan); !reason.empty()) return reason;
   if (std::string reason = refuse_shapes(plan); !reason.empty()) return reason;
+  if (!one_of(forced_keys(), {0, 32, 64, 128, 256})) {
+    return std::string(kFa1Keys) + ": " + environment_variable(kFa1Keys) + ", accepted 32, 64, 128 and 256";
+  }
   if (choose_forward(plan).warps > 0) return "";
   return refuse_shared_memory(fwd_fa1_layout(fwd_config(plan, std::end(kFwdTiles)[-1])).bytes, plan);
 }
@@ -208,8 +211,7 @@ const BwdFa1Tile* choose_backward(const tessera_plan& plan) {
 }
 
 std::string refuse_backward(const tessera_plan& plan) {
-  if (std::string reason = refuse_unless_asked_for(kBwdSupports, TESSERA_KERNEL_BWD_FA1, plan); !reason.empty())
-    return reason;
+  if (std::string reason = refusal(kBwdSupports, plan); !reason.empty()) return reason;
   if (std::string reason = refuse_shapes(plan); !reason.empty()) return reason;
   const BwdFa1Tile* const tile = choose_backward(plan);
   if (!tile) return refuse_shared_memory(smem_bytes(bwd_config(plan, std::end(kBwdTiles)[-1])), plan);
@@ -271,13 +273,13 @@ std::string bwd_tiles_json() {
 
 }  // namespace
 
-constinit const Family kFwdFa1{{TESSERA_KERNEL_FWD_FA1, refuse_forward, configure_forward},
+constinit const Family kFwdFa1{{TESSERA_KERNEL_FWD_FA1, refuse_forward, configure_forward, true},
                                "fwd_fa1",
                                kFwdSupports,
                                list_forward,
                                {},
                                fwd_tiles_json};
-constinit const Family kBwdFa1{{TESSERA_KERNEL_BWD_FA1, refuse_backward, configure_backward},
+constinit const Family kBwdFa1{{TESSERA_KERNEL_BWD_FA1, refuse_backward, configure_backward, true},
                                "bwd_fa1",
                                kBwdSupports,
                                list_backward,

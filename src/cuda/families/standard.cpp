@@ -71,11 +71,11 @@ std::string refuse_shape(const tessera_plan& plan) {
 }
 
 std::string refuse_forward(const tessera_plan& plan) {
-  std::string reason = refuse_unless_asked_for(kFwdSupports, TESSERA_KERNEL_FWD_STANDARD, plan);
+  std::string reason = refusal(kFwdSupports, plan);
   return reason.empty() ? refuse_shape(plan) : reason;
 }
 std::string refuse_backward(const tessera_plan& plan) {
-  std::string reason = refuse_unless_asked_for(kBwdSupports, TESSERA_KERNEL_BWD_STANDARD, plan);
+  std::string reason = refusal(kBwdSupports, plan);
   return reason.empty() ? refuse_shape(plan) : reason;
 }
 
@@ -236,8 +236,8 @@ tessera_status list_backward(const tessera_plan& plan, const tessera_buffers& bu
 }  // namespace
 
 constinit const Family kFwdStandard{
-    {TESSERA_KERNEL_FWD_STANDARD, refuse_forward, configure}, "fwd_standard", kFwdSupports, list_forward, {}};
+    {TESSERA_KERNEL_FWD_STANDARD, refuse_forward, configure, true}, "fwd_standard", kFwdSupports, list_forward, {}};
 constinit const Family kBwdStandard{
-    {TESSERA_KERNEL_BWD_STANDARD, refuse_backward, configure}, "bwd_standard", kBwdSupports, list_backward, {}};
+    {TESSERA_KERNEL_BWD_STANDARD, refuse_backward, configure, true}, "bwd_standard", kBwdSupports, list_backward, {}};
 
 }  // namespace tessera::cuda
