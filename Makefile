@@ -18,7 +18,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 endif
 
 help:
-	@echo 'make demo          build, then Tessera against standard attention on this CPU: a table and out/compare.png'
+	@echo 'make demo          build, then Tessera against standard attention, on a GPU where there is one: a table and out/compare.png'
 	@echo 'make test          build and run the tests that a change is tried with'
 	@echo 'make check         the rest: every case, every prebuilt kernel, then the sanitizers'
 	@echo 'make bench         every speed and memory cell, as shares of this machine'"'"'s ceilings (FILTER=regex for some)'
@@ -50,7 +50,7 @@ build-%: $(BIN)/build.ninja
 
 demo: build-tessera_cli
 	@mkdir -p out
-	@$(BIN)/cli/tessera compare --device cpu --report out/compare.json
+	@$(BIN)/cli/tessera compare --report out/compare.json
 	@build/venv/bin/python python/tessera/compare/plot.py out/compare.json out/compare.png
 	@echo 'The picture is out/compare.png'
 
