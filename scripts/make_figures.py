@@ -19,6 +19,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
 import gpu_results
+import paper_figures
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python/tessera/compare"))
 import plot  # the file alone: the package need not be built
@@ -199,6 +200,9 @@ def main():
         plt.close("all")
     for direction in ("forward", "backward"):
         draw_grid(direction, arguments.out)
+        plt.close("all")
+    for draw in (paper_figures.draw_lengths, paper_figures.draw_traffic, paper_figures.draw_gpt2):
+        draw(arguments.out)
         plt.close("all")
 
 
