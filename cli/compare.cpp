@@ -282,9 +282,9 @@ class Compare {
     }
     if (on_gpu_) {
       text +=
-          " Standard attention and the first algorithm are kernels of Tessera's own, for comparison alone; python -m "
-          "tessera "
-          "compare holds it against PyTorch's.";
+          " Standard attention, which backward makes P again, and the first algorithm are Tessera's own kernels, for "
+          "comparison "
+          "alone; python -m tessera compare holds it against PyTorch's.";
     }
     for (const Contestant* const contestant : against_) {
       const auto refused = std::find_if(cells_.begin(), cells_.end(),
