@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/convert.hpp"
 #include "tessera/ptx/device.cuh"
 
 namespace tessera::ptx {
@@ -8,22 +9,13 @@ inline float ex2_approx_ftz(float x) { return std::exp2(x); }
 inline float lg2_approx_ftz(float x) { return std::log2(x); }
 inline float rcp_approx_ftz(float x) { return 1.0f / x; }
 
-inline float cvt_f32_f16(unsigned short bits) {
-  _Float16 x;
-  std::memcpy(&x, &bits, sizeof x);
-  return static_cast<float>(x);
-}
+inline float cvt_f32_f16(unsigned short bits) { return core::float16_to_float(bits); }
 inline uint32 cvt_rn_f16x2(float low, float high) {
-  const _Float16 pair[2] = {static_cast<_Float16>(low), static_cast<_Float16>(high)};
-  uint32 bits;
-  std::memcpy(&bits, pair, sizeof bits);
-  return bits;
+  return core::float_to_float16(low) | uint32{core::float_to_float16(high)} << 16;
 }
-inline uint32 emulated_bf16(float x) {
-  const uint32 bits = __float_as_uint(x);
-  return std::isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+inline uint32 cvt_rn_bf16x2(float low, float high) {
+  return core::float_to_bfloat16(low) | uint32{core::float_to_bfloat16(high)} << 16;
 }
-inline uint32 cvt_rn_bf16x2(float low, float high) { return emulated_bf16(low) | emulated_bf16(high) << 16; }
 
 inline uint32 max_f16x2(uint32 a, uint32 b) {
   const auto at = [](uint32 pair, int n) { return cvt_f32_f16(static_cast<unsigned short>(pair >> (16 * n))); };
