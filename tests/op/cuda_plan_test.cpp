@@ -1,6 +1,7 @@
 // Plans for GPUs, made without one: what is refused, and that every case of the table is not.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 
 #include "cuda_fixture.hpp"
@@ -61,19 +62,25 @@ TEST(CudaPlan, TakesEveryCaseOfTheTable) {
 }
 
 // Kernels that nothing chooses are proved by the cases that they take when they are asked for: these must not run out.
-TEST(CudaPlan, TheBackwardKernelForHopperHasCasesOfItsOwn) {
-  constexpr int kEnough = 60;
-  int taken = 0;
-  for (const Case& c : case_table()) {
-    if (!c.backward || taken == kEnough) continue;
-    const Call call = make_call(make_inputs(c));
-    tessera_device device = imagined_gpu(90);
-    device.kernel = TESSERA_KERNEL_BWD_SM90;
-    const tessera_problem problem = problem_of(call, TESSERA_BACKWARD);
-    tessera_plan plan;
-    taken += tessera_make_plan(&problem, &device, &plan).code == TESSERA_OK;
+TEST(CudaPlan, KernelsOnRequestHaveCasesOfTheirOwn) {
+  constexpr int kEnough = 36;
+  std::map<tessera_kernel, tessera_direction> asked = {{TESSERA_KERNEL_BWD_SM90, TESSERA_BACKWARD}};
+  for (const ComparisonKernels& kernels : kComparisonKernels) {
+    asked[kernels.forward] = TESSERA_FORWARD, asked[kernels.backward] = TESSERA_BACKWARD;
   }
-  EXPECT_EQ(taken, kEnough);
+  std::map<tessera_kernel, int> taken;
+  for (const Case& c : case_table()) {
+    const Call call = make_call(make_inputs(c));
+    for (const auto& [kernel, direction] : asked) {
+      if (taken[kernel] == kEnough || (direction == TESSERA_BACKWARD && !c.backward)) continue;
+      tessera_device device = imagined_gpu(90);
+      device.kernel = kernel;
+      const tessera_problem problem = problem_of(call, direction);
+      tessera_plan plan;
+      taken[kernel] += tessera_make_plan(&problem, &device, &plan).code == TESSERA_OK;
+    }
+  }
+  for (const auto& [kernel, direction] : asked) EXPECT_EQ(taken[kernel], kEnough) << tessera_kernel_name(kernel);
 }
 
 }  // namespace
