@@ -73,6 +73,7 @@ TEST(CudaPlan, KernelsOnRequestHaveCasesOfTheirOwn) {
   const auto enough = [&](const auto& one) { return taken[one.first] >= kEnough; };
   for (const Case& c : case_table()) {
     if (std::ranges::all_of(asked, enough)) break;
+    if (c.dtype == TESSERA_FLOAT32) continue;  // none of them takes it
     const Call call = make_call(make_inputs(c));
     for (const auto& [kernel, direction] : asked) {
       if (taken[kernel] == kEnough || (direction == TESSERA_BACKWARD && !c.backward)) continue;
