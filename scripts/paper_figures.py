@@ -51,8 +51,6 @@ def draw_lengths(out: pathlib.Path) -> None:
                       if (row["contestant"], row["direction"]) == (name, direction) and row["ms"]]  # fmt: skip
             if points:
                 axis.plot(*zip(*points), mark + "-", color=colour, label=label, markersize=5)
-                if points[-1][0] < lengths[-1]:
-                    axis.annotate("ends", points[-1], xytext=(6, 2), textcoords="offset points", color=colour, fontsize=8)
         _log_lengths(axis, lengths)
         axis.set_title(title)
     axes[0].legend(frameon=False, fontsize=8)
@@ -89,6 +87,7 @@ def draw_traffic(out: pathlib.Path) -> None:
                 axis.text(at + (n - 1) * 0.27, value, f"{value:.3g}", ha="center", va="bottom", fontsize=8)
         axis.set_xticks((0, 1), ("forward", "backward"))
         axis.set_title(title)
+    axes[0].set_ylim(top=axes[0].get_ylim()[1] * 1.3)
     axes[0].legend(frameon=False, fontsize=8)
     axis, keys = axes[2], [int(row["block_n"]) for row in blocks]
     axis.plot(keys, [float(row["ms"]) for row in blocks], "d-", color=WAYS["fa1"][1], label="time, ms")
