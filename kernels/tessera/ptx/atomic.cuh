@@ -31,4 +31,22 @@ TESSERA_DEVICE int ld_acquire_s32(const int* global) {
   return x;
 }
 
+// The value before. Acquires what others released by it and releases what this thread, and those that it has synchronised
+// with, wrote.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-atom
+TESSERA_DEVICE unsigned long long atom_acq_rel_add_u64(unsigned long long* global, unsigned long long x) {
+  unsigned long long old;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(global), "l"(x) : "memory");
+  return old;
+}
+TESSERA_DEVICE unsigned long long atom_acq_rel_cas_u64(unsigned long long* global, unsigned long long expected,
+                                                       unsigned long long desired) {
+  unsigned long long old;
+  asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(old)
+               : "l"(global), "l"(expected), "l"(desired)
+               : "memory");
+  return old;
+}
+
 }  // namespace tessera::ptx
