@@ -13,7 +13,7 @@ query token a sequence, microseconds and TB/s of keys and values read, large bat
 D, halved when causal, times 2.5 backward. A cell takes 0.8 s a contestant: the whole grid about five minutes, one
 direction against one peer about one.
 
-"sm80" are the mma.sync kernels, asked for by name; where a plan chooses them anyway, they are measured once, as Tessera. "sm90" is Hopper's backward kernel, likewise, in the cells that it takes.
+"sm80" are the mma.sync kernels, asked for by name; where a plan chooses them anyway, they are measured once, as Tessera. "sm90" are Hopper's backward and decoding kernels, likewise, in the cells that it takes.
 
 Before it is timed, each result is held against float64 on a few heads; Tessera's error may be at most twice that of the
 worst peer. Exit status 1: it was larger somewhere, not finite, or a call failed.

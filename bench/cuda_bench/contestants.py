@@ -106,15 +106,13 @@ class Sm80(Tessera):
 
 
 class Sm90(Tessera):
-    """Hopper's backward kernel, where a plan chooses another."""
+    """Hopper's kernels that a plan does not choose by itself: backward, and of few query rows."""
 
     name, title = "sm90", "sm90"
-    kernel = "bwd_sm90"
 
     def __init__(self, problem: Problem, inputs: Inputs, direction: str):
         super().__init__(problem, inputs, direction)
-        if direction == "forward":
-            raise NotOffered("Tessera itself runs fwd_sm90 where that is")
+        self.kernel = {"forward": "decode_sm90", "backward": "bwd_sm90"}[direction]
         if self.plan()["kernel"] == self.kernel:
             raise NotOffered(f"Tessera itself runs {self.kernel}")
         x = self.inputs

@@ -6,6 +6,7 @@
 #include "tessera/bwd_sm90/config.hpp"
 #include "tessera/bwd_sm90_d256/config.hpp"
 #include "tessera/combine/config.hpp"
+#include "tessera/decode_sm90/config.hpp"
 #include "tessera/fwd_fa1/config.hpp"
 #include "tessera/fwd_sm80/config.hpp"
 #include "tessera/fwd_sm90/config.hpp"

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 POINTERS = ["q", "k", "v", "o", "lse", "workspace", "seqused", "page_table", "cu_seqlens_q"]
 INTS = ["batch", "sq", "sk", "heads_q", "heads_kv", "head_dim", "causal", "window_left", "page_size", "pages", "max_pages", "blocks",
-        "min_tiles", "rows_q"]  # fmt: skip
+        "min_tiles", "rows_q", "team"]  # fmt: skip
 ROWS = 16
 START = time.time()
 DEV = "cuda"
@@ -23,12 +23,12 @@ class Args(ctypes.Structure):
 class Variant:
     def __init__(self, folder, name):
         self.name, self.lib = name, ctypes.CDLL(os.path.join(folder, name + ".so"))
-        out = (ctypes.c_int * 8)()
+        out = (ctypes.c_int * 10)()
         self.lib.describe(out)
-        self.d, self.block_n, self.warps, self.stages, self.smem, self.float16, self.paged, self.min_blocks = out
-        self.workspace = None
+        self.d, self.block_n, self.warps, self.stages, self.smem, self.float16, self.paged, self.min_blocks, self.varlen, self.invariant = out
+        self.workspace, self.tma = None, "tma" in name
 
-    def bind(self, t, causal=0, window=-1, min_tiles=4):
+    def bind(self, t, causal=0, window=-1, min_tiles=4, team=0):
         q, k = t["q"], t["k"]
         packed = t.get("cu_seqlens_q") is not None
         a = Args(**{n: t[n].data_ptr() if t.get(n) is not None else None for n in POINTERS if n != "workspace"})
@@ -39,8 +39,10 @@ class Variant:
             a.page_size, a.pages, a.max_pages = k.shape[1], k.shape[0], t["page_table"].shape[1]
         a.blocks = torch.cuda.get_device_properties(0).multi_processor_count * self.min_blocks
         a.min_tiles = min_tiles
+        heads = range(a.heads_kv, 0, -1)
+        a.team = team or next(n for n in heads if a.heads_kv % n == 0 and a.blocks // n * n >= 0.96 * a.blocks)
         if self.workspace is None:  # what memory holds at first is anything
-            size = a.blocks * (8 + 2 * ROWS * (a.head_dim + 2) * 4) + 512
+            size = a.blocks * (8 + 2 * 16 * ROWS * (a.head_dim + 2) * 4) + 512
             self.workspace = torch.randint(0, 4, (size // 4 + 64,), dtype=torch.int32, device=DEV)
         a.workspace = self.workspace.data_ptr()
         a.scale = 1 / math.sqrt(a.head_dim)
@@ -147,10 +149,12 @@ def check(variants, say):
     for v in variants:
         worst = 0.0
         for name, shape, causal, window in CHECKS:
-            for page in PAGES if v.paged else [0]:
+            if not v.varlen and ({"lengths", "rows"} & set(shape)):
+                continue
+            for page in PAGES[v.tma :] if v.paged else [0]:
                 t = tensors(d=v.d, seed=len(name) + page, page=page, **shape)
                 o, lse = reference(t, causal, window)
-                call = v.bind(t, causal, window, min_tiles=1 + page % 3)
+                call = v.bind(t, causal, window, min_tiles=1 + page % 3, team=page % 2)
                 v.workspace.random_(0, 4)  # counts nobody prepared
                 call()
                 torch.cuda.synchronize()
@@ -171,8 +175,29 @@ def check(variants, say):
                 say(dict(check=v.name, case=name, page=page, error=error, lse_error=lse_error, same_inf=same_inf, repeat=repeat, good=good))
                 if not good:
                     print(f"WRONG {v.name} {name} page {page}: error {error:.2e} lse {lse_error:.1e} inf {same_inf} repeat {repeat}", flush=True)
+        failed += bool(v.invariant) and not same_in_any_batch(v)
         print(f"{v.name:22} checked, worst error {worst:.2e}, smem {v.smem}", flush=True)
     return failed
+
+
+def same_in_any_batch(v):
+    """The bits of a sequence alone and among others, where parts of keys do not depend on the batch."""
+    lengths = [3000, 70, 20000, 0, 1234, 9999, 128, 5000, 260, 17]
+    t = tensors(len(lengths), 1, 20032, 16, 4, v.d, 3, page=16 if v.paged else 0, lengths=lengths)
+    v.bind(t)()
+    torch.cuda.synchronize()
+    good = True
+    for b in range(len(lengths)):
+        one = dict(t, batch=1, used=lengths[b : b + 1], rows=[1])
+        for n in ("q", "seqused") + (("page_table",) if v.paged else ("k", "v")):
+            one[n] = t[n][b : b + 1].contiguous()
+        one["o"], one["lse"] = torch.full_like(one["q"], float("nan")), torch.full_like(t["lse"][b : b + 1], float("nan"))
+        v.bind(one)()
+        torch.cuda.synchronize()
+        good &= torch.equal(one["o"], t["o"][b : b + 1]) and torch.equal(one["lse"], t["lse"][b : b + 1])
+    if not good:
+        print(f"WRONG {v.name}: bits depend on the batch", flush=True)
+    return good
 
 
 def graph_of(call, estimate):
@@ -254,18 +279,33 @@ def measure(variants, reader, say, a):
                 for v in variants:
                     if v.d == d and not v.paged:
                         calls[v.name] = v.bind(t)
+                        if v.name == a.team1:
+                            calls[v.name + "@1"] = v.bind(t, team=1)
                 rows = contest(calls, bytes_, a.rounds, a.span)
                 report(say, d, hq, hkv, batch, sk, 0, bytes_, rows)
+                for v in variants:
+                    if "trace" in v.name and v.d == d and v.name in calls:
+                        show_trace(v)
                 base = rows["cudnn"]
                 del t, calls, kv
                 paged = [v for v in variants if v.d == d and v.paged]
-                few = (batch, sk) in [(1, 8192), (64, 8192), (8, 8192), (1, 1024)] and (hq, hkv) == (32, 8)
+                few = (batch, sk) in [(1, 8192), (64, 8192), (16, 4096), (1, 1024), (1, 65536)] and (hq, hkv) == (32, 8)
                 for page in ([1, 16, 64, 544] if few else []) if paged else []:
                     t = tensors(batch, 1, sk, hq, hkv, d, 5, page=page)
-                    rows = contest({v.name: v.bind(t) for v in paged}, bytes_, a.rounds, a.span)
+                    rows = contest({v.name: v.bind(t) for v in paged if page > 1 or not v.tma}, bytes_, a.rounds, a.span)
                     report(say, d, hq, hkv, batch, sk, page, bytes_, dict(cudnn=base, **rows))
                     del t
     lognormal(variants, reader, say, a, out)
+
+
+def show_trace(v):
+    """Clocks from a block's start to its steps' ends: share, loads issued, first tile there, all tiles done, warps merged, arrived,
+    blocks merged."""
+    marks = (ctypes.c_longlong * (264 * 8))()
+    v.lib.trace(marks)
+    rows = [[marks[8 * b + n] - marks[8 * b] if marks[8 * b + n] else -1 for n in range(8)] for b in range(128)]
+    columns = [sorted(c) for c in zip(*rows)]
+    print(f"   {v.name}: clocks, median " + " ".join(str(c[len(c) // 2]) for c in columns) + ", most " + " ".join(str(c[-1]) for c in columns), flush=True)
 
 
 def lognormal(variants, reader, say, a, out):
@@ -282,6 +322,28 @@ def lognormal(variants, reader, say, a, out):
         report(say, d, 32, hkv, "64 lognormal", max(lengths), page, bytes_, dict(cudnn=rows["read"], **rows))
 
 
+def streams(lib, reader, say, a):
+    """What an order of addresses gives, with nothing computed: stream.cu."""
+    out = torch.zeros(16, dtype=torch.int32, device=DEV)
+    ptr = lambda x: ctypes.c_void_p(x.data_ptr())
+    for batch, sk, heads in [(64, 8192, 8), (64, 2048, 32), (1, 65536, 8), (1, 8192, 8)]:
+        k, v = (torch.randn(batch, sk, heads, 128, device=DEV, dtype=torch.bfloat16) for _ in "kv")
+        bytes_ = 4 * batch * sk * heads * 128
+        kv = torch.empty(bytes_, dtype=torch.uint8, device=DEV)
+        calls = {"read": lambda: reader.read_bytes(ptr(kv), ctypes.c_longlong(bytes_), ptr(out), 132 * 4, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))}
+        for mode in range(4):
+            for stages in (1, 2, 3):
+                for sync in (0, 1) if stages == 2 else (0,):
+                    def call(mode=mode, stages=stages, sync=sync):
+                        e = lib.stream_run(ptr(k), ptr(v), batch, sk, heads, mode, stages, 128, sync, ptr(out), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+                        if e:
+                            raise RuntimeError(f"stream: error {e}")
+                    calls[f"m{mode}s{stages}" + ("b" if sync else "")] = call
+        rows = contest(calls, bytes_, 3, a.span)
+        say(dict(stream=[batch, sk, heads], us=rows, bytes=bytes_))
+        print(f"stream {batch}x{sk} {heads} heads: " + "  ".join(f"{n} {x:.1f} ({bytes_ / x * 1e-6:.2f})" for n, x in rows.items()), flush=True)
+
+
 def report(say, d, hq, hkv, batch, sk, page, bytes_, rows):
     say(dict(time=[d, hq, hkv, batch, sk, page], us=rows, bytes=bytes_))
     base = rows["cudnn"]
@@ -295,13 +357,14 @@ def main():
     p.add_argument("out")
     p.add_argument("--check", action="store_true")
     p.add_argument("--time", action="store_true")
+    p.add_argument("--team1", default="d128_16x8x3_pf256", help="this one also with teams of one block")
     p.add_argument("--fa2", action="store_true")
     p.add_argument("--variants", nargs="*")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--span", type=float, default=0.015)
     p.add_argument("--seconds", type=float, default=150)
     a = p.parse_args()
-    names = a.variants or sorted(n[:-3] for n in os.listdir(a.folder) if n.endswith(".so") and n != "reader.so")
+    names = a.variants or sorted(n[:-3] for n in os.listdir(a.folder) if n.endswith(".so") and n not in ("reader.so", "stream.so"))
     variants = [Variant(a.folder, n) for n in names]
     os.makedirs(a.out, exist_ok=True)
     file = open(os.path.join(a.out, "results.jsonl"), "a")
@@ -311,6 +374,8 @@ def main():
         file.flush()
 
     failed = check(variants, say) if a.check else 0
+    if a.time and os.path.exists(os.path.join(a.folder, "stream.so")):
+        streams(ctypes.CDLL(os.path.join(a.folder, "stream.so")), ctypes.CDLL(os.path.join(a.folder, "reader.so")), say, a)
     if a.time:
         measure(variants, ctypes.CDLL(os.path.join(a.folder, "reader.so")), say, a)
     raise SystemExit(1 if failed else 0)

@@ -1,5 +1,7 @@
 // One config of decode_sm90 as a shared library, launched by hand: the harness's stand-in for the library's plan. build.sh
 // writes config.h: CONFIG.
+#include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
 #include "config.h"
@@ -9,7 +11,7 @@ using namespace tessera;
 
 constexpr DecodeSm90Config kCfg CONFIG;
 constexpr int kBytes = decode_sm90_layout(kCfg).bytes;
-extern "C" __global__ void __launch_bounds__(kCfg.warps * 32, kCfg.min_blocks_per_sm)
+extern "C" __global__ void __launch_bounds__(kCfg.warps * 32, MIN_BLOCKS)
     decode_main(const __grid_constant__ DecodeSm90Params p) {
   decode_sm90<kCfg>(p);
 }
@@ -19,14 +21,36 @@ struct Args {
   float* lse;
   void* workspace;
   int *seqused, *page_table, *cu_seqlens_q;
-  int batch, sq, sk, heads_q, heads_kv, head_dim, causal, window_left, page_size, pages, max_pages, blocks, min_tiles, rows_q;
+  int batch, sq, sk, heads_q, heads_kv, head_dim, causal, window_left, page_size, pages, max_pages, blocks, min_tiles,
+      rows_q, team;
   float scale;
 };
 
+static CUresult encode(CUtensorMap* map, void* data, int batch, long long rows, int heads, int head_dim) {
+  static PFN_cuTensorMapEncodeTiled_v12000 function = nullptr;
+  if (!function) {
+    cudaDriverEntryPointQueryResult result;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&function), 12000,
+                                     cudaEnableDefault, &result);
+  }
+  const cuuint64_t d = head_dim, extents[4] = {d, static_cast<cuuint64_t>(rows), static_cast<cuuint64_t>(heads),
+                                               static_cast<cuuint64_t>(batch)};
+  const cuuint64_t strides[3] = {d * heads * 2, d * 2, d * heads * rows * 2};
+  const cuuint32_t box[4] = {64, kCfg.block_n, 1, 1}, steps[4] = {1, 1, 1, 1};
+  return function(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, data, extents, strides, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
 extern "C" void describe(int* out) {
   out[0] = kCfg.head_dim, out[1] = kCfg.block_n, out[2] = kCfg.warps, out[3] = kCfg.stages, out[4] = kBytes;
-  out[5] = kCfg.dtype == Dtype::kFloat16, out[6] = kCfg.paged, out[7] = kCfg.min_blocks_per_sm;
+  out[5] = kCfg.dtype == Dtype::kFloat16, out[6] = kCfg.paged, out[7] = MIN_BLOCKS, out[8] = kCfg.varlen,
+  out[9] = kCfg.invariant;
 }
+
+#ifdef TRACE
+extern "C" int trace(long long* to) { return static_cast<int>(cudaMemcpyFromSymbol(to, lab_trace, sizeof lab_trace)); }
+#endif
 
 extern "C" int run(const Args* a, void* stream_pointer) {
   const auto stream = static_cast<cudaStream_t>(stream_pointer);
@@ -53,13 +77,31 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   p.page_size = a->page_size, p.pages = a->pages;
   p.o_aligned = 1;
   p.min_tiles = a->min_tiles;
+  p.part_rows = min(kDecodeRows, a->sq * (a->heads_q / a->heads_kv));
+  const int slots = a->blocks * 2 * (kCfg.invariant ? kDecodeMostParts : 1);
+  p.team = Divisor(a->team), p.head_groups = a->heads_kv / a->team;
   p.arrivals = static_cast<unsigned long long*>(a->workspace);
   p.partial_stat = reinterpret_cast<float*>(static_cast<char*>(a->workspace) + (a->blocks * 8 + 255) / 256 * 256);
-  p.partial_o = p.partial_stat + a->blocks * 2 * kDecodeRows * 2;
+  p.partial_o = p.partial_stat + (slots * p.part_rows * 2 + 3) / 4 * 4;
   static const int prepared =
       static_cast<int>(cudaFuncSetAttribute(decode_main, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   if (prepared) return prepared;
+  if (kCfg.bulk) {
+    const int batch = a->page_size ? a->pages : a->batch;
+    const int error = encode(reinterpret_cast<CUtensorMap*>(&p.k_map), a->k, batch, rows, a->heads_kv, a->head_dim) |
+                      encode(reinterpret_cast<CUtensorMap*>(&p.v_map), a->v, batch, rows, a->heads_kv, a->head_dim);
+    if (error) return 10000 + error;
+  }
   void* args[] = {&p};
-  return static_cast<int>(cudaLaunchKernel(reinterpret_cast<const void*>(decode_main), dim3(a->blocks), dim3(kCfg.warps * 32),
-                                           args, kBytes, stream));
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = a->blocks, config.blockDim = kCfg.warps * 32, config.dynamicSmemBytes = kBytes,
+  config.stream = stream;
+  config.attrs = &attribute;
+#ifdef PDL
+  config.numAttrs = 1;
+#endif
+  return static_cast<int>(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(decode_main), args));
 }

@@ -26,6 +26,7 @@ inline constexpr KernelName kKernelNames[] = {
     {TESSERA_KERNEL_BWD_FA1, "bwd_fa1", "for comparison"},
     {TESSERA_KERNEL_FWD_STANDARD, "fwd_standard", "for comparison"},
     {TESSERA_KERNEL_BWD_STANDARD, "bwd_standard", "for comparison"},
+    {TESSERA_KERNEL_DECODE_SM90, "decode_sm90", "on a GPU"},
 };
 inline constexpr int32_t kNumKernels = std::size(kKernelNames);
 

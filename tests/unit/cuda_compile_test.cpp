@@ -187,5 +187,50 @@ TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
 
 INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileBwdSm90, testing::Values(64, 128));
 
+// What decode_sm90 is compiled into beside the prebuilt kernels.
+class CudaCompileDecodeSm90 : public testing::TestWithParam<int64_t> {};
+
+TEST_P(CudaCompileDecodeSm90, SpillsNothing) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  tessera_device device{};
+  ASSERT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
+  device.kernel = TESSERA_KERNEL_DECODE_SM90;
+  struct Kind {
+    bool paged, invariant, options;
+  };
+  for (const auto& [paged, invariant, options] :
+       {Kind{false, true, false}, Kind{true, false, true}, Kind{true, true, true}}) {
+    tessera_problem p;
+    tessera_problem_init(&p);
+    constexpr int64_t kPages = 64, kPage = 16, kHeads = 4;
+    p.q = p.o = layout(float16, {2, 1, 2 * kHeads, GetParam()});
+    p.k = p.v = layout(float16, {2, kPages * kPage, kHeads, GetParam()});
+    p.seqused_k = layout(int32, {2});
+    if (paged) {
+      p.k = p.v = layout(float16, {2 * kPages, kPage, kHeads, GetParam()});
+      p.page_table = layout(int32, {2, kPages});
+    }
+    p.batch_invariant = invariant;
+    if (options) p.softcap = 30, p.alibi_slopes = layout(float32, {2 * kHeads}), p.has_scale = 1, p.scale = -1;
+    tessera_plan plan;
+    const tessera_status planned = tessera_make_plan(&p, &device, &plan);
+    ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
+    LaunchList list;
+    ASSERT_EQ(lower(plan, tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+    const KernelSpec spec = list[0].spec();
+    SCOPED_TRACE(spec.config);
+    Binary binary;
+    std::string log;
+    const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), 90, binary, &log);
+    ASSERT_EQ(status.code, TESSERA_OK) << status.message << "\n" << log;
+    EXPECT_EQ(binary.spill_bytes, 0) << log;
+    EXPECT_EQ(binary.stack_bytes, 0) << log;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileDecodeSm90, testing::Values(64, 128, 256));
+
 }  // namespace
 }  // namespace tessera::cuda

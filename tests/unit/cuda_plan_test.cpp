@@ -557,6 +557,96 @@ TEST(ForComparison, TheFirstSchedulesBlockIsChosenByTheEnvironment) {
   EXPECT_EQ(tessera::plan(problem, device).block_n, 128);
 }
 
+// ---- decode_sm90 ----------------------------------------------------------------------------------------------------
+
+Problem decode_problem(std::int64_t d, std::int64_t queries = 1, DType dtype = bfloat16) {
+  Problem problem;
+  problem.q = problem.o = layout(dtype, {4, queries, 32, d});
+  problem.k = problem.v = layout(dtype, {4, 8192, 8, d});
+  return problem;
+}
+
+TEST(DecodeSm90, ServesWhoeverAsksForIt) {
+  Device device = gpu();
+  const Plan chosen = tessera::plan(decode_problem(128), device);
+  EXPECT_EQ(chosen.kernel, TESSERA_KERNEL_FWD_SM80) << "so far";
+  EXPECT_EQ(refusal(chosen, "decode_sm90"), "");
+  device.kernel = TESSERA_KERNEL_DECODE_SM90;
+  for (const std::int64_t d : {8, 64, 72, 128, 200, 256}) {
+    const Plan plan = tessera::plan(decode_problem(d), device);
+    EXPECT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90);
+    EXPECT_EQ(plan.num_items, 132) << "a block a multiprocessor, whatever the sequences";
+    EXPECT_LE(plan.smem_bytes, device.smem_bytes) << d;
+    EXPECT_GT(plan.workspace_bytes, 0);
+  }
+}
+
+TEST(DecodeSm90, TakesMasksByPositionSinksAlibiSoftcapAnyScalePagesAndPackedQueries) {
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_DECODE_SM90;
+  Problem problem = decode_problem(128, 8);
+  problem.causal = 1, problem.window_left = 300, problem.softcap = 30;
+  problem.has_scale = 1, problem.scale = -0.5;
+  problem.lse = layout(float32, {4, 32, 8});
+  problem.sink = layout(float32, {32});
+  problem.alibi_slopes = layout(float32, {4, 32});
+  EXPECT_NO_THROW((void)tessera::plan(problem, device));
+  set_pages(problem, 4 * 256, 1);
+  EXPECT_NO_THROW((void)tessera::plan(problem, device));
+  problem.q = problem.o = layout(bfloat16, {20, 32, 128});
+  problem.lse = layout(float32, {32, 20});
+  problem.page_table = layout(int32, {4, 256}), problem.seqused_k = layout(int32, {4});
+  problem.cu_seqlens_q = layout(int32, {5}), problem.max_seqlen_q = 8;
+  EXPECT_NO_THROW((void)tessera::plan(problem, device));
+}
+
+// Parts that do not depend on the batch: more of them, each with a place of its own.
+TEST(DecodeSm90, ABatchThatMayNotMatterCostsWorkspace) {
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_DECODE_SM90;
+  Problem problem = decode_problem(128);
+  const std::int64_t bytes = tessera::plan(problem, device).workspace_bytes;
+  problem.batch_invariant = 1;
+  const Plan plan = tessera::plan(problem, device);
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90);
+  EXPECT_GT(plan.workspace_bytes, 10 * bytes);
+}
+
+class DecodeSm90Refusal : public testing::TestWithParam<Refusal> {};
+
+TEST_P(DecodeSm90Refusal, SaysWhy) {
+  Problem problem = decode_problem(128);
+  Device device = gpu();
+  GetParam().spoil(problem, device);
+  const Plan plan = tessera::plan(problem, device);
+  EXPECT_NE(plan.kernel, TESSERA_KERNEL_DECODE_SM90);
+  EXPECT_NE(refusal(plan, "decode_sm90").find(GetParam().reason), std::string::npos) << refusal(plan, "decode_sm90");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Row, DecodeSm90Refusal,
+    testing::Values(
+        Refusal{"Ampere", "compute capability 8.0, must be 9.0", [](Problem&, Device& d) { d.arch = 80; }},
+        Refusal{"Float32", "float32, accepted float16, bfloat16",
+                [](Problem& p, Device&) { p = decode_problem(64, 1, float32); }},
+        Refusal{"HeadSize", "head size 264, at most 256", [](Problem& p, Device&) { p = decode_problem(264); }},
+        Refusal{"Prompt", "17 queries x 4 heads a KV head, at most 64 rows",
+                [](Problem& p, Device&) { p = decode_problem(128, 17); }},
+        Refusal{"Bias", "bias: not taken",
+                [](Problem& p, Device&) {
+                  p.bias = layout(float32, {1, 1, 1, 8192});
+                }},
+        Refusal{"Mask", "mask: not taken",
+                [](Problem& p, Device&) {
+                  p.mask = layout(boolean, {1, 1, 1, 8192});
+                }},
+        Refusal{"Dropout", "dropout_p: not taken", [](Problem& p, Device&) { p.dropout_p = 0.5; }},
+        Refusal{"RowStride", "k: rows start at no multiples of 16 bytes",
+                [](Problem& p, Device&) { set_strides(p.k, 1, 1025); }},
+        Refusal{"NoPages", "k: no pages", [](Problem& p, Device&) { set_pages(p, 0, 16); }},
+        Refusal{"SharedMemory", "KiB of shared memory", [](Problem&, Device& d) { d.smem_bytes = 163 << 10; }}),
+    [](const auto& row) { return std::string(row.param.name); });
+
 // ---- fwd_sm80: bulk copies -----------------------------------------------------------------------------------------
 
 // Of the mma.sync forward kernels at D = 128, which one a plan means shows in its shared memory: tiles and, by bulk copies,

@@ -5,54 +5,72 @@
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/tile/pitch.hpp"
+#include "tessera/tile/swizzle.hpp"
 
 namespace tessera {
 
-inline constexpr int kDecodeRows = 16;      // query rows of a work: mma's tile
-inline constexpr int kDecodeMergeRows = 8;  // that a block's warps merge at a time
-inline constexpr int kDecodeMergePad = 8;   // floats after a row of it, so that eight rows lie in different banks
+inline constexpr int kDecodeRows = 16;          // query rows of a work: mma's tile
+inline constexpr int kDecodeMergeRows = 4;      // that a block's warps merge at a time
+inline constexpr int kDecodeMostParts = 16;     // of a work, where parts do not depend on the batch
+inline constexpr int kDecodeMinPartKeys = 128;  // of one of these
+inline constexpr int kDecodeMergePad = 8;       // floats after a row of it, so that rows lie in different banks
 
 struct DecodeSm90Config {
-  Dtype dtype;       // float16 or bfloat16
-  int head_dim;      // padded to a multiple of 16; of values, too
-  int block_n;       // keys a tile, which one warp has
-  int warps;         // each with its own tiles, stages and softmax
-  int stages;        // tiles of K and V of a warp in shared memory
-  int min_blocks_per_sm;
-  bool paged;        // keys and values by page table
-  bool varlen;       // sequences may be packed, or use a part of their keys
-  bool bulk;         // rows come by bulk copies, not by cp.async
+  Dtype dtype;     // float16 or bfloat16
+  int head_dim;    // padded to a multiple of 16; of values, too
+  int block_n;     // keys a tile, which one warp has
+  int warps;       // each with its own tiles, stages and softmax
+  int stages;      // tiles of K and V of a warp in shared memory
+  bool paged;      // keys and values by page table
+  bool varlen;     // sequences may be packed, or use a part of their keys
+  bool invariant;  // a work's parts do not depend on the batch: schedule.cuh
+  bool bulk;       // tiles come by TMA, not by cp.async: a page has a multiple of block_n keys
   ScoreConfig score;
 };
+
+// Q's fragments and O's accumulators of so many columns do not both fit into registers.
+TESSERA_HOST_DEVICE constexpr bool decode_q_in_shared(const DecodeSm90Config& c) { return c.head_dim > 192; }
+
+inline constexpr int kDecodeSegmentBytes = 80;
 
 // Offsets in bytes from the start of shared memory.
 struct DecodeSm90Layout {
   int stages;    // [warps][stages]: a tile of K, then one of V
   int partials;  // [warps][kDecodeMergeRows][head_dim + kDecodeMergePad] float32: what the warps merge
   int stats;     // [warps][kDecodeRows][2] float32: reference and sum
-  int barriers;  // [warps][stages]
+  int q;         // [kDecodeRows][head_dim], where registers have no room for it
+  int barriers;  // of bulk copies: [warps][stages]; else one that is not used
+  int parted;    // [2] Segment
   int scan;      // [warps + 4] int: the prefix sums of the schedule, and what one thread tells all
   int bytes;
 };
 
 TESSERA_HOST_DEVICE constexpr DecodeSm90Layout decode_sm90_layout(const DecodeSm90Config& c) {
   DecodeSm90Layout at{};
-  at.partials = at.stages + c.warps * c.stages * 2 * padded_bytes(c.dtype, c.block_n, c.head_dim);
+  const int tile = c.bulk ? swizzled_bytes(c.block_n, c.head_dim) : padded_bytes(c.dtype, c.block_n, c.head_dim);
+  at.partials = at.stages + c.warps * c.stages * 2 * tile;
   at.stats = at.partials + c.warps * kDecodeMergeRows * (c.head_dim + kDecodeMergePad) * 4;
-  at.barriers = at.stats + c.warps * kDecodeRows * 2 * 4;
-  at.scan = at.barriers + (c.bulk ? c.warps * c.stages * 8 : 0);
-  at.bytes = (at.scan + (c.warps + 4) * 4 + 15) / 16 * 16;
+  at.q = at.stats + c.warps * kDecodeRows * 2 * 4;
+  at.barriers = at.q + (decode_q_in_shared(c) ? padded_bytes(c.dtype, kDecodeRows, c.head_dim) : 16);
+  at.parted = at.barriers + (c.bulk ? c.warps * c.stages : 1) * 8;
+  at.scan = at.parted + 2 * kDecodeSegmentBytes;
+  const int alignment = c.bulk ? kSwizzleBytes : 16;
+  at.bytes = (at.scan + (c.warps + 4) * 4 + alignment - 1) / alignment * alignment;
   return at;
 }
 
 struct DecodeSm90Params : ProblemParams {
   RowTensor o;
-  StatTensor lse;       // natural logarithm
-  int o_aligned;        // every row of o starts at a multiple of 16 bytes
-  int min_tiles;        // of a block, where there are so many
-  float* partial_o;     // [2 blocks][kDecodeRows][head_dim]
-  float* partial_stat;  // [2 blocks][kDecodeRows][2]: reference in log2 units, and sum
-  unsigned long long* arrivals;  // [blocks]: attention/arrivals.cuh
+  StatTensor lse;                // natural logarithm
+  int o_aligned;                 // every row of o starts at a multiple of 16 bytes
+  int min_tiles;                 // of a block, where there are so many
+  Divisor team;                  // blocks that read the same keys' heads side by side: a divisor of heads_kv
+  int head_groups;               // heads_kv / team
+  int part_rows;                 // rows of a work at most
+  float* partial_o;              // [slots][part_rows][head_dim]: schedule.cuh
+  float* partial_stat;           // [slots][part_rows][2]: reference in log2 units, and sum
+  unsigned long long* arrivals;  // [blocks]: decode_sm90/arrivals.cuh
+  TensorMap k_map, v_map;        // of bulk copies: boxes of block_n rows of 64 columns
 };
 
 }  // namespace tessera

@@ -15,71 +15,105 @@
 
 namespace tessera {
 
+// Of Q: a row of a segment. Rows and columns that there are not are 0.
+template <DecodeSm90Config kCfg>
+struct QueryRow {
+  static constexpr int kBytes = dtype_bytes(kCfg.dtype);
+  const char* from;  // NULL: there is none
+
+  TESSERA_DEVICE QueryRow(const DecodeSm90Params& p, const Segment& segment, int local) : from(nullptr) {
+    if (local >= segment.rows) return;
+    const DecodeRows rows(p, segment.head_kv);
+    const int row = segment.row0 + local;
+    from = static_cast<const char*>(p.q.data) +
+           (p.q.batch * segment.batch + p.q.row * (static_cast<int64>(segment.s.q_begin) + rows.query(p, row)) +
+            p.q.head * rows.head(p, row)) *
+               kBytes;
+  }
+  // Columns col, an even number, and the next.
+  TESSERA_DEVICE uint32 pair(const DecodeSm90Params& p, int col) const {
+    if (!from || col >= p.head_dim) return 0;
+    const uint32 both = *reinterpret_cast<const uint32*>(from + col * kBytes);
+    return col + 1 < p.head_dim ? both : both & 0xffffu;
+  }
+};
+
+// Q of a segment's rows, the A operand: in registers as it is multiplied, or in shared memory.
+template <DecodeSm90Config kCfg, bool kInShared = decode_q_in_shared(kCfg)>
+struct DecodeQueries {
+  uint32 fragments[kCfg.head_dim / 16][4];
+
+  // Global -> registers.
+  TESSERA_DEVICE void load(const DecodeSm90Params& p, const Segment& segment) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const QueryRow<kCfg> row(p, segment, half * 8 + lane_row());
+#pragma unroll
+      for (int k = 0; k < kCfg.head_dim / 16; ++k)
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+          fragments[k][part * 2 + half] = row.pair(p, k * 16 + part * 8 + lane_col());
+        }
+    }
+  }
+
+  // rS = Q K^T.
+  template <class Tile>
+  TESSERA_DEVICE void product(float (&rS)[1][kCfg.block_n / 8][4], const Tile& sK) const {
+    constexpr int kPairs = kCfg.block_n / 16, kSteps = kCfg.head_dim / 16;
+    clear(rS);
+    for_fragments<kSteps * kPairs>([&](int i, uint32(&b)[4]) { load_b_pair(b, sK, i % kPairs * 16, i / kPairs * 16); },
+                                   [&](int i, const uint32(&b)[4]) {
+                                     const int k = i / kPairs, n = i % kPairs * 2;
+                                     mma_16bit<kCfg.dtype>(rS[0][n], fragments[k], b[0], b[1]);
+                                     mma_16bit<kCfg.dtype>(rS[0][n + 1], fragments[k], b[2], b[3]);
+                                   });
+  }
+};
+
+template <DecodeSm90Config kCfg>
+struct DecodeQueries<kCfg, true> {
+  SharedTile<kCfg.dtype, kDecodeRows, kCfg.head_dim> sQ;
+
+  // By all threads, none of which reads what was there before.
+  TESSERA_DEVICE void load(const DecodeSm90Params& p, const Segment& segment) {
+    constexpr int kPairs = kCfg.head_dim / 2;
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < kDecodeRows * kPairs; i += kCfg.warps * 32) {
+      const int local = i / kPairs, col = i % kPairs * 2;
+      *reinterpret_cast<uint32*>(sQ.pointer(local, col)) = QueryRow<kCfg>(p, segment, local).pair(p, col);
+    }
+    __syncthreads();
+  }
+  template <class Tile>
+  TESSERA_DEVICE void product(float (&rS)[1][kCfg.block_n / 8][4], const Tile& sK) const {
+    clear(rS);
+    product_abt(rS, sQ, 0, sK, 0);
+  }
+};
+
 template <DecodeSm90Config kCfg>
 struct DecodeShared {
   DecodeStage<kCfg> stages[kCfg.warps][kCfg.stages];
   DecodeMergeBuffers<kCfg> merge;
-  Barrier full[kCfg.bulk ? kCfg.warps * kCfg.stages : 0];
-  int scan[kCfg.warps + 4];  // the last: whether this block merges
+  alignas(16) char queries[decode_q_in_shared(kCfg) ? padded_bytes(kCfg.dtype, kDecodeRows, kCfg.head_dim) : 16];
+  Barrier full[kCfg.bulk ? kCfg.warps * kCfg.stages : 1];
+  Segment parted[2];         // of works of which others have parts, too: the first of the share and the last
+  int scan[kCfg.warps + 4];  // the last two: whether this block merges these
 };
 
-// Q of a segment's rows, as the A operand: global -> registers. Rows and columns that there are not are 0.
-template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void load_query_fragments(uint32 (&rQ)[kCfg.head_dim / 16][4], const DecodeSm90Params& p,
-                                         const Segment& segment) {
-  constexpr int kBytes = dtype_bytes(kCfg.dtype);
-  const DecodeRows rows{segment.head_kv * p.group.value, 0};
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int local = half * 8 + lane_row(), row = segment.row0 + local;
-    const bool there = local < segment.rows;
-    const char* from = static_cast<const char*>(p.q.data);
-    if (there) {
-      from += (p.q.batch * segment.batch + p.q.row * (static_cast<int64>(segment.s.q_begin) + rows.query(p, row)) +
-               p.q.head * rows.head(p, row) + lane_col()) *
-              kBytes;
-    }
-#pragma unroll
-    for (int k = 0; k < kCfg.head_dim / 16; ++k)
-#pragma unroll
-      for (int part = 0; part < 2; ++part) {
-        const int col = k * 16 + part * 8;
-        rQ[k][part * 2 + half] =
-            there && col + lane_col() < p.head_dim ? *reinterpret_cast<const uint32*>(from + col * kBytes) : 0;
-      }
-  }
-}
-
-// rS = Q K^T.
-template <DecodeSm90Config kCfg, class Tile>
-TESSERA_DEVICE void score_product(float (&rS)[1][kCfg.block_n / 8][4], const uint32 (&rQ)[kCfg.head_dim / 16][4],
-                                  const Tile& sK) {
-  constexpr int kPairs = kCfg.block_n / 16, kSteps = kCfg.head_dim / 16;
-#pragma unroll
-  for (int n = 0; n < kCfg.block_n / 8; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) rS[0][n][e] = 0.0f;
-  for_fragments<kSteps * kPairs>([&](int i, uint32(&b)[4]) { load_b_pair(b, sK, i % kPairs * 16, i / kPairs * 16); },
-                                 [&](int i, const uint32(&b)[4]) {
-                                   const int k = i / kPairs, n = i % kPairs * 2;
-                                   mma_16bit<kCfg.dtype>(rS[0][n], rQ[k], b[0], b[1]);
-                                   mma_16bit<kCfg.dtype>(rS[0][n + 1], rQ[k], b[2], b[3]);
-                                 });
-}
-
 // Scores of a tile from key key0 on -> P in place, O rescaled where the reference moves. `full`: all rows see all of its keys.
-template <DecodeSm90Config kCfg, class Tile>
+template <DecodeSm90Config kCfg, class Queries, class Tile>
 TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftmax<1>& softmax,
-                                float (&rO)[1][kCfg.head_dim / 8][4], const uint32 (&rQ)[kCfg.head_dim / 16][4],
-                                const Tile& sK, const DecodeSm90Params& p, const Segment& segment, int key0,
-                                bool full) {
+                                float (&rO)[1][kCfg.head_dim / 8][4], const Queries& queries, const Tile& sK,
+                                const DecodeSm90Params& p, const Segment& segment, int key0, bool full) {
   constexpr ScoreConfig kScore = kCfg.score;
-  const DecodeRows rows{segment.head_kv * p.group.value, 0};
+  const DecodeRows rows(p, segment.head_kv);
   const float unit = score_unit<kScore>(p);
   // ALiBi may raise the scores from tile to tile, so that each tile would be done twice.
   bool stale_max = full && softmax.ready && !kScore.alibi;
   for (;; stale_max = false) {
-    score_product<kCfg>(rS, rQ, sK);
+    queries.product(rS, sK);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = segment.row0 + min(half * 8 + lane_row(), segment.rows - 1);
@@ -101,14 +135,16 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
 
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
-  static_assert(sizeof(DecodeShared<kCfg>) == decode_sm90_layout(kCfg).bytes, "shared memory lies where the host has it");
-  extern __shared__ __align__(128) char shared_memory[];
+  static_assert(sizeof(DecodeShared<kCfg>) == decode_sm90_layout(kCfg).bytes,
+                "shared memory lies where the host has it");
+  extern __shared__ __align__(1024) char shared_memory[];
   auto& shared = *reinterpret_cast<DecodeShared<kCfg>*>(shared_memory);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
 
   // 1. Which share is mine.
   ShareWalk<kCfg> walk;
-  const Share share = find_share<kCfg>(p, shared.scan, walk);
+  const Share share = find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
+                                       static_cast<int>(threadIdx.x), shared.scan, walk);
   const bool idle = walk.at >= walk.end;
 
   // 2. The first tiles of K and V: global -> shared.
@@ -127,7 +163,7 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
 #pragma unroll 1
     for (int stage = 0; stage < kCfg.stages; ++stage) loader.load(stages[stage], p, full0 + stage * 8, warp);
   }
-  if (p.cu_seqlens_q) {
+  if (kCfg.varlen && p.cu_seqlens_q) {
     clear_unowned_outputs<kCfg.dtype>(p, static_cast<int64>(blockIdx.x) * kCfg.warps + warp,
                                       static_cast<int64>(gridDim.x) * kCfg.warps);
   }
@@ -135,16 +171,19 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
 
   // 3. For every work of the share, and every tile of mine: S = Q K^T, online softmax, O += P V.
   int stage = 0, parity = 0;
+  bool pending = false;
   Segment segment;
+  DecodeQueries<kCfg> in_registers;
+  DecodeQueries<kCfg>* const in_shared = reinterpret_cast<DecodeQueries<kCfg>*>(shared.queries);
+  DecodeQueries<kCfg>& queries = decode_q_in_shared(kCfg) ? *in_shared : in_registers;
 #pragma unroll 1
   while (walk.next(p, segment)) {
-    uint32 rQ[kCfg.head_dim / 16][4];
-    load_query_fragments<kCfg>(rQ, p, segment);
+    queries.load(p, segment);
     float rO[1][kCfg.head_dim / 8][4];
     clear(rO);
     OnlineSoftmax<1> softmax;
-    const TileRange visible = visible_keys(p, segment.s, segment.row0 / p.group,
-                                           (segment.row0 + segment.rows - 1) / p.group);
+    const TileRange visible =
+        visible_keys(p, segment.s, segment.row0 / p.group, (segment.row0 + segment.rows - 1) / p.group);
 #pragma unroll 1
     for (int tile = segment.begin + warp; tile < segment.end; tile += kCfg.warps) {
       if constexpr (kCfg.bulk) {
@@ -154,16 +193,43 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
         __syncwarp();
       }
       const int key0 = tile * kCfg.block_n;
+      if constexpr (kCfg.bulk) clear_rows_from<kCfg>(stages[stage].sV, segment.s.sk - key0);
       float rS[1][kCfg.block_n / 8][4];
-      score_stage<kCfg>(rS, softmax, rO, rQ, stages[stage].sK, p, segment, key0,
+      score_stage<kCfg>(rS, softmax, rO, queries, stages[stage].sK, p, segment, key0,
                         visible.all.holds(key0, kCfg.block_n));
       product_pb(rO, rS, stages[stage].sV, 0);
       __syncwarp();  // all lanes have read the stage
       loader.load(stages[stage], p, full0 + stage * 8, warp);
       if (++stage == kCfg.stages) stage = 0, parity ^= 1;
     }
-    // 4. The warps' sums, and the blocks' -> O and LSE.
-    finish_segment<kCfg>(shared.merge, &shared.scan[kCfg.warps + 3], p, segment, share, softmax, rO, warp);
+    // 4. The warps' sums -> O and LSE, or this block's part of them.
+    const WorkParts<kCfg> work(segment, share);
+    const int part = work.index(segment, static_cast<int>(blockIdx.x) / p.team);
+    const int slot = PartSlots::of(p, segment, share, work, walk.member).of_part(part);
+    merge_warps<kCfg>(shared.merge, p, segment, slot, softmax, rO, warp);
+    if (segment.whole || !segment.last) continue;
+    if (kCfg.invariant && !work.shared()) {
+      merge_parts<kCfg>(p, segment, share, walk.member);
+    } else if (walk.at < walk.end) {
+      if (threadIdx.x == 0) shared.parted[0] = segment;
+      pending = true;
+    }
+  }
+
+  // 5. Works of which other blocks have parts, too, the first and the last of the share: whoever comes last merges them. Both at
+  // once, so that the way to the counters is gone once.
+  const bool parted = !segment.whole && WorkParts<kCfg>(segment, share).shared();
+  if (!pending && !parted) return;
+  int* const merges = &shared.scan[kCfg.warps + 2];
+  if (threadIdx.x == 0) merges[0] = pending && arrive<kCfg>(p, shared.parted[0], share, walk.member);
+  if (threadIdx.x == 32) {
+    shared.parted[1] = segment;
+    merges[1] = parted && arrive<kCfg>(p, segment, share, walk.member);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int n = 0; n < 2; ++n) {
+    if (merges[n]) merge_parts<kCfg>(p, shared.parted[n], share, walk.member);
   }
 }
 

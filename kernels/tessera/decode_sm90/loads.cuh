@@ -6,13 +6,29 @@
 #include "tessera/decode_sm90/schedule.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/tile/pipeline.cuh"
-#include "tessera/tile/product.cuh"
+#include "tessera/tile/wgmma_tile.cuh"
 
 namespace tessera {
 
-template <DecodeSm90Config kCfg>
+// As TMA fills it.
+template <Dtype kDtype, int kTileRows, int kTileCols>
+struct DecodeTmaTile : SwizzledTile<kTileRows, kTileCols> {
+  static constexpr Dtype kType = kDtype;
+  static constexpr int kElemBytes = dtype_bytes(kDtype);
+  TESSERA_DEVICE uint32 at(int row, int col) const {
+    return SwizzledTile<kTileRows, kTileCols>::at(shared_address(this->data), row, col);
+  }
+};
+
+template <DecodeSm90Config kCfg, bool kBulk = kCfg.bulk>
 struct DecodeStage {
-  SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim> sK, sV;
+  using Tile = SharedTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim>;
+  Tile sK, sV;
+};
+template <DecodeSm90Config kCfg>
+struct DecodeStage<kCfg, true> {
+  using Tile = DecodeTmaTile<kCfg.dtype, kCfg.block_n, kCfg.head_dim>;
+  Tile sK, sV;
 };
 
 template <DecodeSm90Config kCfg>
@@ -20,7 +36,7 @@ struct DecodeLoader {
   static constexpr int kBytes = dtype_bytes(kCfg.dtype);
   ShareWalk<kCfg> walk;
   Segment segment;
-  int tile;        // the next to load
+  int tile;  // the next to load
   bool more;
   int page_entry;  // paged: of key `tile` * block_n + lane % block_n
 
@@ -36,7 +52,7 @@ struct DecodeLoader {
     if (more) {
       const int first = tile * kCfg.block_n, count = min(segment.s.sk - first, kCfg.block_n);
       if constexpr (kCfg.bulk) {
-        load_bulk(stage, p, barrier, first, count);
+        load_bulk(stage, p, barrier, first);
       } else {
         load_async(stage, p, first, count);
       }
@@ -75,76 +91,74 @@ struct DecodeLoader {
   }
 
   TESSERA_DEVICE void load_async(DecodeStage<kCfg>& stage, const DecodeSm90Params& p, int first, int count) {
-    if constexpr (kCfg.paged) {
-      scatter(stage.sK, p.k, p, first, count, p.head_dim * kBytes);
-      scatter(stage.sV, p.v, p, first, count, p.head_dim_v * kBytes);
-    } else {
-      const auto rows = [&](const RowTensor& tensor) {
-        return static_cast<const char*>(tensor.data) +
-               (tensor.batch * segment.batch + tensor.row * (static_cast<int64>(segment.s.k_begin) + first) +
-                tensor.head * segment.head_kv) *
-                   kBytes;
-      };
-      load_tile_strided<true, 32>(stage.sK, count, p.head_dim * kBytes, rows(p.k), p.k.row * kBytes, lane_id());
-      load_tile_strided<true, 32>(stage.sV, count, p.head_dim_v * kBytes, rows(p.v), p.v.row * kBytes, lane_id());
-    }
+    load_rows(stage.sK, p.k, p, first, count, p.head_dim * kBytes);
+    load_rows(stage.sV, p.v, p, first, count, p.head_dim_v * kBytes);
   }
 
-  // Rows that lie anywhere: each lane knows the place of one, and hands it to the lanes that load the row.
+  // Rows of K or V; those from `count` on, and columns beyond row_bytes, become zero. Rows in pages lie anywhere: each lane knows
+  // the place of one, and hands it to the lanes that load it.
   template <class Tile>
-  TESSERA_DEVICE void scatter(Tile& sTile, const RowTensor& tensor, const DecodeSm90Params& p, int first, int count,
-                              int row_bytes) {
+  TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, const DecodeSm90Params& p, int first, int count,
+                                int row_bytes) {
     constexpr int kRowBytes = Tile::kCols * kBytes, kLoads = kRowBytes / kLoadBytes, kLanes = lanes_of(kLoads);
     constexpr int kRowsAPass = 32 / kLanes;
-    const int64 mine = place(p, tensor, first);
+    const int64 mine = place(p, tensor, first), row_stride = tensor.row * kBytes;
     const int lane = lane_id();
-#pragma unroll
+    const char* const base = static_cast<const char*>(tensor.data);
+    const char* const gRow0 = base + uniform(mine) + lane / kLanes * row_stride;
+    // Written out, but where wide heads leave no registers for it.
+#pragma unroll(kCfg.head_dim > 192 ? 4 : 16)
     for (int row0 = 0; row0 < kCfg.block_n; row0 += kRowsAPass) {
       const int row = row0 + lane / kLanes;
-      const char* from = static_cast<const char*>(tensor.data) + __shfl_sync(0xffffffff, mine, row % 32);
+      const char* from;
+      if constexpr (kCfg.paged) {
+        from = base + __shfl_sync(0xffffffff, mine, row % 32);
+      } else {
+        from = gRow0 + row0 * row_stride;
+      }
 #pragma unroll
       for (int part = 0; part < kLoads; part += kLanes) {
         const int offset = (part + lane % kLanes) * kLoadBytes;
         if (offset >= kRowBytes) continue;
         const int wanted = row < count ? min(max(row_bytes - offset, 0), kLoadBytes) : 0;
-        load_part<true>(sTile, row, offset, from + (wanted > 0 ? offset : 0), wanted);
+        ptx::cp_async_cg_16_l2_128b(sTile.at(row, 0) + offset, wanted > 0 ? from + offset : base, wanted);
       }
     }
   }
 
-  // A copy a row, by one lane each: the padding of shared memory's rows costs nothing. Rows past the end of V become zero, since
-  // they meet probabilities of zero.
-  TESSERA_DEVICE void load_bulk(DecodeStage<kCfg>& stage, const DecodeSm90Params& p, uint32 barrier, int first,
-                                int count) {
-    const int lane = lane_id(), row_bytes = p.head_dim * kBytes, row_bytes_v = p.head_dim_v * kBytes;
-    if (count < kCfg.block_n) [[unlikely]] {
-      for (int i = lane; i < kCfg.block_n * kCfg.head_dim / 8; i += 32) {
-        const int row = i / (kCfg.head_dim / 8), col = i % (kCfg.head_dim / 8) * 8;
-        if (row >= count) ptx::st_shared_zero_16(stage.sV.at(row, col));
-      }
-      ptx::fence_proxy_async();
-      count = max(count, 0);
-    }
-    if (lane == 0) ptx::mbarrier_arrive_expect_tx(barrier, count * (row_bytes + row_bytes_v));
-    __syncwarp();
-    if constexpr (kCfg.block_n == 16) {  // lanes 0 ... 15 have K's rows, the others V's
-      const bool of_k = lane < 16;
-      const RowTensor& tensor = of_k ? p.k : p.v;
-      if (lane % 16 < count) {
-        const uint32 to = of_k ? stage.sK.at(lane % 16, 0) : stage.sV.at(lane % 16, 0);
-        ptx::cp_async_bulk_load(to, static_cast<const char*>(tensor.data) + place(p, tensor, first),
-                                of_k ? row_bytes : row_bytes_v, barrier);
-      }
+  // By TMA, a copy for 64 columns. All of a tile's keys are in one page. What comes after a sequence's end the warp clears.
+  TESSERA_DEVICE void load_bulk(DecodeStage<kCfg>& stage, const DecodeSm90Params& p, uint32 barrier, int first) {
+    if (lane_id() != 0) return;
+    using Tile = typename DecodeStage<kCfg>::Tile;
+    int row, batch;
+    if constexpr (kCfg.paged) {
+      row = first % p.page_size, batch = clamp(page_entry, 0, p.pages - 1);
     } else {
-      static_assert(kCfg.block_n == 32);
-      if (lane < count) {
-        ptx::cp_async_bulk_load(stage.sK.at(lane, 0), static_cast<const char*>(p.k.data) + place(p, p.k, first),
-                                row_bytes, barrier);
-        ptx::cp_async_bulk_load(stage.sV.at(lane, 0), static_cast<const char*>(p.v.data) + place(p, p.v, first),
-                                row_bytes_v, barrier);
-      }
+      row = segment.s.k_begin + first, batch = p.cu_seqlens_k ? 0 : segment.batch;
+    }
+    ptx::mbarrier_arrive_expect_tx(barrier, 2 * Tile::kBytes);
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+      const int offset = chunk * Tile::kChunkBytes;
+      ptx::cp_async_bulk_tensor_4d(shared_address(stage.sK.data) + offset, &p.k_map, barrier, chunk * kChunkCols, row,
+                                   segment.head_kv, batch);
+      ptx::cp_async_bulk_tensor_4d(shared_address(stage.sV.data) + offset, &p.v_map, barrier, chunk * kChunkCols, row,
+                                   segment.head_kv, batch);
     }
   }
 };
+
+// Rows of V that lie past a sequence's end, where memory holds anything, meet probabilities of zero: they become zero.
+template <DecodeSm90Config kCfg, class Tile>
+TESSERA_DEVICE void clear_rows_from(Tile& sV, int count) {
+  if (count >= kCfg.block_n) return;
+  constexpr int kWords = kCfg.head_dim / 8;
+#pragma unroll 1
+  for (int i = lane_id(); i < kCfg.block_n * kWords; i += 32) {
+    if (i / kWords >= count) ptx::st_shared_zero_16(sV.at(i / kWords, i % kWords * 8));
+  }
+  ptx::fence_proxy_async();  // before TMA writes there again
+  __syncwarp();
+}
 
 }  // namespace tessera

@@ -20,23 +20,28 @@ struct DecodePart {
   float ref = -infinity(), sum = 0.0f;
   float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
-  // A part that saw nothing, whose sum is 0, may have met NaN in V and does not count; a NaN in its sum does.
-  TESSERA_DEVICE void add(float2 stat, float4 x) {
-    if (stat.y == 0.0f) return;
-    const float joint = fmaxf(ref, stat.x);
-    const float mine = ref == -infinity() ? 0.0f : ptx::ex2_approx_ftz(ref - joint);
-    const float other = ptx::ex2_approx_ftz(stat.x - joint);
-    ref = joint;
-    sum = sum * mine + stat.y * other;
-    o.x = o.x * mine + x.x * other, o.y = o.y * mine + x.y * other;
-    o.z = o.z * mine + x.z * other, o.w = o.w * mine + x.w * other;
+  DecodePart() = default;
+  // Of several parts, in their order. One that saw nothing, whose sum is 0, may have met NaN in V and does not count; a NaN in
+  // its sum does.
+  template <int kParts>
+  TESSERA_DEVICE DecodePart(const float2 (&stats)[kParts], const float4 (&parts)[kParts]) {
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) ref = stats[n].y == 0.0f ? ref : fmaxf(ref, stats[n].x);
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) {
+      const bool counts = stats[n].y != 0.0f;
+      const float weight = ptx::ex2_approx_ftz(stats[n].x - ref);
+      sum = counts ? fmaf(stats[n].y, weight, sum) : sum;
+      o.x = counts ? fmaf(parts[n].x, weight, o.x) : o.x, o.y = counts ? fmaf(parts[n].y, weight, o.y) : o.y;
+      o.z = counts ? fmaf(parts[n].z, weight, o.z) : o.z, o.w = counts ? fmaf(parts[n].w, weight, o.w) : o.w;
+    }
   }
 };
 
 // Columns col ... col + 3 of one row -> o, and by the first of them LSE. A row that sees nothing: 0 and -inf.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment, int local, int col, DecodePart part) {
-  const DecodeRows rows{segment.head_kv * p.group.value, 0};
+  const DecodeRows rows(p, segment.head_kv);
   const int query = rows.query(p, segment.row0 + local), head = rows.head(p, segment.row0 + local);
   const bool seen = part.sum != 0.0f;  // NaN counts as seen
   float scale = 1.0f;
@@ -64,90 +69,102 @@ TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment,
   }
 }
 
-// Where block `block` keeps its part of a work: it has two at most, of the work that it begins with and of that it ends with.
-TESSERA_DEVICE int part_slot(const Segment& segment, const Share& share, int block) {
-  return 2 * block + (block * share.size < segment.work_begin ? 1 : 0);
-}
-
 // Columns of the rows of a work, four a thread: body(row, col).
 template <DecodeSm90Config kCfg, class Body>
-TESSERA_DEVICE void for_columns(int first, int rows, Body&& body) {
+TESSERA_DEVICE void for_columns(int rows, Body&& body) {
   constexpr int kGroups = kCfg.head_dim / 4;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < rows * kGroups; i += kCfg.warps * 32) {
-    body(first + i / kGroups, i % kGroups * 4);
+    body(i / kGroups, i % kGroups * 4);
   }
 }
 
-// The parts of a work, by its last block to arrive.
-template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segment, const Share& share, int first_block,
-                                int parts) {
-  constexpr int kAhead = 8;  // parts that are under way at once
-  for_columns<kCfg>(0, segment.rows, [&](int row, int col) {
-    DecodePart all;
-#pragma unroll 1
-    for (int first = 0; first < parts; first += kAhead) {
-      float2 stat[kAhead];
-      float4 o[kAhead];
+// The first eight of a warp's rows, or the others, each at its lane's place.
+template <int kHalf, int kD>
+TESSERA_DEVICE void put_rows(float* to, const float (&rO)[1][kD][4]) {
 #pragma unroll
-      for (int n = 0; n < kAhead; ++n) {
-        stat[n] = make_float2(-infinity(), 0.0f), o[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (first + n >= parts) continue;
-        const int64 at = static_cast<int64>(part_slot(segment, share, first_block + first + n)) * kDecodeRows + row;
-        stat[n] = __ldcg(reinterpret_cast<const float2*>(p.partial_stat) + at);
-        o[n] = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * kCfg.head_dim + col));
-      }
-#pragma unroll
-      for (int n = 0; n < kAhead; ++n) all.add(stat[n], o[n]);
-    }
-    store_row<kCfg>(p, segment, row, col, all);
-  });
+  for (int d = 0; d < kD; ++d) {
+    *reinterpret_cast<float2*>(to + d * 8) = make_float2(rO[0][d][2 * kHalf], rO[0][d][2 * kHalf + 1]);
+  }
 }
 
-// What the block's warps have of a segment -> o and LSE, or its part of them. By all threads; sFlag: one thread's word to all.
+// What the block's warps have of a segment -> o and LSE, or its part of them. By all threads.
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void finish_segment(DecodeMergeBuffers<kCfg>& shared, int* sFlag, const DecodeSm90Params& p,
-                                   const Segment& segment, const Share& share, OnlineSoftmax<1>& softmax,
-                                   const float (&rO)[1][kCfg.head_dim / 8][4], int warp) {
+TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90Params& p, const Segment& segment,
+                                int slot, OnlineSoftmax<1>& softmax, const float (&rO)[1][kCfg.head_dim / 8][4],
+                                int warp) {
   softmax.finish();
-  const int slot = part_slot(segment, share, static_cast<int>(blockIdx.x));
   if (lane_col() == 0) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       shared.stats[warp][half * 8 + lane_row()] = make_float2(softmax.ref[0][half], softmax.sum[0][half]);
     }
   }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (half * kDecodeMergeRows >= segment.rows) break;
-    float* row = shared.partials[warp][lane_row()] + lane_col();
-#pragma unroll
-    for (int d = 0; d < kCfg.head_dim / 8; ++d) {
-      *reinterpret_cast<float2*>(row + d * 8) = make_float2(rO[0][d][2 * half], rO[0][d][2 * half + 1]);
+  // A loop, since the code of a short call comes from memory, too.
+#pragma unroll 1
+  for (int first = 0; first < segment.rows; first += kDecodeMergeRows) {
+    const int row = lane_row() + (first < 8 ? 0 : 8) - first;
+    if (row >= 0 && row < kDecodeMergeRows) {
+      float* to = shared.partials[warp][row] + lane_col();
+      if (first < 8) {
+        put_rows<0>(to, rO);
+      } else {
+        put_rows<1>(to, rO);
+      }
     }
     __syncthreads();
-    for_columns<kCfg>(0, min(segment.rows - half * kDecodeMergeRows, kDecodeMergeRows), [&](int row, int col) {
-      const int local = half * kDecodeMergeRows + row;
-      DecodePart all;
+    for_columns<kCfg>(min(segment.rows - first, kDecodeMergeRows), [&](int pass_row, int col) {
+      const int local = first + pass_row;
+      float2 stats[kCfg.warps];
+      float4 parts[kCfg.warps];
 #pragma unroll
       for (int w = 0; w < kCfg.warps; ++w) {
-        all.add(shared.stats[w][local], *reinterpret_cast<const float4*>(&shared.partials[w][row][col]));
+        stats[w] = shared.stats[w][local];
+        parts[w] = *reinterpret_cast<const float4*>(&shared.partials[w][pass_row][col]);
       }
+      const DecodePart all(stats, parts);
       if (segment.whole) return store_row<kCfg>(p, segment, local, col, all);
-      const int64 at = static_cast<int64>(slot) * kDecodeRows + local;
+      const int64 at = static_cast<int64>(slot) * p.part_rows + local;
       *reinterpret_cast<float4*>(p.partial_o + at * kCfg.head_dim + col) = all.o;
       if (col == 0) reinterpret_cast<float2*>(p.partial_stat)[at] = make_float2(all.ref, all.sum);
     });
     __syncthreads();  // the buffers are read
   }
-  if (segment.whole) return;
-  const int first_block = segment.work_begin / share.size;
-  const int parts = (segment.work_begin + segment.work_tiles - 1) / share.size - first_block + 1;
-  if (threadIdx.x == 0) *sFlag = arrive_as_last(p.arrivals + first_block, parts);
-  __syncthreads();
-  const bool last = *sFlag;
-  if (last) merge_parts<kCfg>(p, segment, share, first_block, parts);
+}
+
+// The parts of a work -> o and LSE. By all threads of a block that sees what all have written.
+template <DecodeSm90Config kCfg>
+TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segment, const Share& share, int member) {
+  constexpr int kAhead = 16;  // parts that are under way at once
+  const WorkParts<kCfg> work(segment, share);
+  const PartSlots slots = PartSlots::of(p, segment, share, work, member);
+  for_columns<kCfg>(segment.rows, [&](int row, int col) {
+    DecodePart all;
+#pragma unroll 1
+    for (int first = 0; first < work.count; first += kAhead) {
+      float2 stats[kAhead + 1];
+      float4 parts[kAhead + 1];
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        stats[n + 1] = make_float2(-infinity(), 0.0f), parts[n + 1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (first + n >= work.count) continue;
+        const int64 at = static_cast<int64>(slots.of_part(first + n)) * p.part_rows + row;
+        stats[n + 1] = __ldcg(reinterpret_cast<const float2*>(p.partial_stat) + at);
+        parts[n + 1] = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * kCfg.head_dim + col));
+      }
+      stats[0] = make_float2(all.ref, all.sum), parts[0] = all.o;
+      all = DecodePart(stats, parts);
+    }
+    store_row<kCfg>(p, segment, row, col, all);
+  });
+}
+
+// Whether this block is the last of those that have a part of a segment's work. By one thread, after a barrier of the block. Of
+// the works that begin in a team's share one at most ends in another's.
+template <DecodeSm90Config kCfg>
+TESSERA_DEVICE bool arrive(const DecodeSm90Params& p, const Segment& segment, const Share& share, int member) {
+  const WorkParts<kCfg> work(segment, share);
+  return arrive_as_last(p.arrivals + work.first_team * p.team.value + member, work.teams(segment, share));
 }
 
 }  // namespace tessera

@@ -1,7 +1,11 @@
 // Who reads which keys. A work is the query rows of one KV head of one sequence, at most kDecodeRows of them; its tiles of keys
 // are those that its rows see, at least one. The tiles of all works, one work's after another's, are cut into shares of equal
-// size, a block each, from the lengths in use: so unequal sequences fill the GPU, and a block has the last tiles of one work,
-// some whole works, and the first tiles of another. What lies in two or more shares is merged (merge.cuh).
+// size from the lengths in use: so unequal sequences fill the GPU, and a share has the last tiles of one work, some whole works,
+// and the first tiles of another. What lies in two or more shares is merged (merge.cuh). A share is a team's: its blocks have a
+// head each of `team` neighbouring KV heads, whose keys lie side by side in memory, and walk through the same tiles.
+//
+// `invariant`: a work has parts whose size depends on its own keys alone, at most kDecodeMostParts of them, each summed by itself;
+// a part is in the share that its first tile is in. So the same additions are made in whatever batch a sequence stands.
 #pragma once
 
 #include "tessera/attention/mask.cuh"
@@ -11,7 +15,8 @@ namespace tessera {
 
 // Row r of a sequence is query r / group of head r % group of the group: neighbours see nearly the same keys.
 struct DecodeRows {
-  int head0, group_rows;  // of the KV head; rows of the sequence
+  int head0;  // of the KV head
+  TESSERA_DEVICE DecodeRows(const ProblemParams& p, int head_kv) : head0(head_kv * p.group.value) {}
   TESSERA_DEVICE int query(const ProblemParams& p, int row) const { return row / p.group; }
   TESSERA_DEVICE int head(const ProblemParams& p, int row) const { return head0 + row % p.group; }
 };
@@ -19,10 +24,10 @@ struct DecodeRows {
 // A sequence as the schedule sees it.
 struct SequenceShare {
   Sequence s;
-  int row_tiles;      // works of each KV head
-  int first_tile;     // of keys
-  int tiles;          // of a work
-  TESSERA_DEVICE int works(const ProblemParams& p) const { return row_tiles * p.heads_kv.value; }
+  int row_tiles;   // works of each KV head; of each group of them a share has one
+  int first_tile;  // of keys
+  int tiles;       // of a work
+  TESSERA_DEVICE int works(const DecodeSm90Params& p) const { return row_tiles * p.head_groups; }
 };
 
 template <DecodeSm90Config kCfg>
@@ -38,72 +43,148 @@ TESSERA_DEVICE SequenceShare sequence_share(const ProblemParams& p, int batch) {
   return share;
 }
 
-// A part of a work that lies in one block's share: tiles begin ... end - 1 of keys.
+template <DecodeSm90Config kCfg>
+TESSERA_DEVICE int invariant_part_tiles(int tiles) {
+  return max((tiles + kDecodeMostParts - 1) / kDecodeMostParts, kDecodeMinPartKeys / kCfg.block_n);
+}
+
+// A part of a work, all of it in one team's share: tiles begin ... end - 1 of keys.
 struct Segment {
   int batch, head_kv, row0, rows;  // rows row0 ... row0 + rows - 1 of the sequence
   Sequence s;
   int begin, end;
   int work_begin, work_tiles;  // of the whole work: its first tile among those of all, and how many
-  bool whole;
+  int first;                   // of those, the part's first
+  int part_tiles;              // invariant: of every part but the last
+  bool whole, last;            // the part is the whole work; no other comes after it
 };
+
+static_assert(sizeof(Segment) == kDecodeSegmentBytes);
 
 // A walk over a share's segments.
 template <DecodeSm90Config kCfg>
 struct ShareWalk {
+  int member;             // which head of a group
   int batch, work, tile;  // of the sequence; of the work
   int at, end;            // tiles of all works
   SequenceShare share;
 
-  TESSERA_DEVICE bool next(const ProblemParams& p, Segment& segment) {
+  TESSERA_DEVICE bool next(const DecodeSm90Params& p, Segment& segment) {
     if (at >= end) return false;
     while (work >= share.works(p)) {  // the next sequence that has rows
       ++batch, work = 0;
-      share = sequence_share<kCfg>(p, batch);
+      if constexpr (kCfg.varlen) share = sequence_share<kCfg>(p, batch);
     }
     segment.batch = batch;
-    segment.head_kv = share.row_tiles == 1 ? work : work / share.row_tiles;
-    segment.row0 = (work - segment.head_kv * share.row_tiles) * kDecodeRows;
+    const int group = share.row_tiles == 1 ? work : work / share.row_tiles;
+    segment.head_kv = group * p.team.value + member;
+    segment.row0 = (work - group * share.row_tiles) * kDecodeRows;
     segment.rows = min(share.s.sq * p.group.value - segment.row0, kDecodeRows);
     segment.s = share.s;
-    const int count = min(share.tiles - tile, end - at);
+    const int part = kCfg.invariant ? invariant_part_tiles<kCfg>(share.tiles) : end - at;
+    const int count = min(share.tiles - tile, part);
     segment.begin = share.first_tile + tile, segment.end = segment.begin + count;
     segment.work_begin = at - tile, segment.work_tiles = share.tiles;
-    segment.whole = count == share.tiles;
-    at += count;
-    ++work, tile = 0;
+    segment.first = tile, segment.part_tiles = part;
+    segment.whole = count == share.tiles, segment.last = tile + count == share.tiles;
+    at += count, tile += count;
+    if (segment.last) ++work, tile = 0;
     return true;
+  }
+
+  // To the first part that begins here.
+  TESSERA_DEVICE void align_to_part() {
+    const int part = invariant_part_tiles<kCfg>(share.tiles);
+    const int next = min((tile + part - 1) / part * part, share.tiles);
+    at += next - tile, tile = next;
+    if (tile == share.tiles) ++work, tile = 0;
   }
 };
 
 struct Share {
   int total;  // tiles of all works
-  int size;   // tiles of a block: block i has i size ... (i + 1) size - 1
+  int size;   // tiles of a team: team i has i size ... (i + 1) size - 1
 };
 
-// Which share is this block's, by all threads. sScan: [warps + 4].
+// The parts of a segment's work.
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int* sScan, ShareWalk<kCfg>& walk) {
-  const auto size_of = [&](int total) {
-    const int blocks = static_cast<int>(gridDim.x);
-    return max((total + blocks - 1) / blocks, p.min_tiles);
-  };
+struct WorkParts {
+  int first_team, last_team;  // that have some
+  int count;
+
+  TESSERA_DEVICE WorkParts(const Segment& segment, const Share& share) : first_team(segment.work_begin / share.size) {
+    if constexpr (kCfg.invariant) {
+      count = (segment.work_tiles + segment.part_tiles - 1) / segment.part_tiles;
+      last_team = (segment.work_begin + (count - 1) * segment.part_tiles) / share.size;
+    } else {
+      last_team = (segment.work_begin + segment.work_tiles - 1) / share.size;
+      count = last_team - first_team + 1;
+    }
+  }
+  // Other blocks have parts, too.
+  TESSERA_DEVICE bool shared() const { return first_team != last_team; }
+
+  // How many teams have some: a share may be smaller than a part.
+  TESSERA_DEVICE int teams(const Segment& segment, const Share& share) const {
+    if constexpr (!kCfg.invariant) return count;
+    int all = 0, before = -1;
+    for (int n = 0; n < count; ++n) {
+      const int team = (segment.work_begin + n * segment.part_tiles) / share.size;
+      all += team != before, before = team;
+    }
+    return all;
+  }
+
+  // Which part the segment is.
+  TESSERA_DEVICE int index(const Segment& segment, int team) const {
+    return kCfg.invariant ? segment.first / segment.part_tiles : team - first_team;
+  }
+};
+
+// Where the parts of a segment's work are kept: part n > 0 `step` slots after part n - 1. A block has at most two that it shares
+// with others, of the works that its share begins and ends with. Invariant: all of a shared work's are where its first team keeps
+// them, and those of one that is a block's alone are kept until the next one's.
+struct PartSlots {
+  int first, second, step;
+
+  template <DecodeSm90Config kCfg>
+  TESSERA_DEVICE static PartSlots of(const DecodeSm90Params& p, const Segment& segment, const Share& share,
+                                     const WorkParts<kCfg>& work, int member) {
+    const int block = work.first_team * p.team.value + member;
+    if constexpr (kCfg.invariant) {
+      const int first = (block * 2 + !work.shared()) * kDecodeMostParts;
+      return {first, first + 1, 1};
+    }
+    const bool begins_share = work.first_team * share.size == segment.work_begin;
+    return {2 * block + !begins_share, 2 * (block + p.team.value), 2 * p.team.value};
+  }
+  TESSERA_DEVICE int of_part(int n) const { return n == 0 ? first : second + (n - 1) * step; }
+};
+
+// Which share is block `block`'s, by all of its threads. sScan: [warps + 4]. None: walk.at >= walk.end.
+template <DecodeSm90Config kCfg>
+TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int block, int blocks, int thread, int* sScan,
+                                ShareWalk<kCfg>& walk) {
+  const int teams = blocks / p.team, team = block / p.team;
+  walk.member = block - team * p.team.value;
+  const auto size_of = [&](int total) { return max((total + teams - 1) / teams, p.min_tiles); };
   Share share;
-  const int block = static_cast<int>(blockIdx.x);
-  if (!kCfg.varlen || (!p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_k)) {  // all sequences are alike
+  if constexpr (!kCfg.varlen) {  // all sequences are alike
     walk.share = sequence_share<kCfg>(p, 0);
     const int each = walk.share.works(p) * walk.share.tiles;
     share.total = each * p.batch;
     share.size = size_of(share.total);
-    walk.at = block * share.size, walk.end = min(walk.at + share.size, share.total);
+    walk.at = team * share.size, walk.end = min(walk.at + share.size, share.total);
     if (walk.at >= walk.end) return share;
     walk.batch = walk.at / each;
     const int rest = walk.at - walk.batch * each;
     walk.work = rest / walk.share.tiles, walk.tile = rest - walk.work * walk.share.tiles;
+    if constexpr (kCfg.invariant) walk.align_to_part();
     return share;
   }
   // Each thread has some neighbouring sequences: their tiles, and by a scan all tiles before them.
   constexpr int kThreads = kCfg.warps * 32;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int lane = thread % 32, warp = thread / 32;
   const int each = (p.batch + kThreads - 1) / kThreads, first = min(thread * each, p.batch),
             last = min(first + each, p.batch);
   const auto tiles_of = [&](int batch) {
@@ -129,7 +210,7 @@ TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int* sScan, ShareWalk
   }
   before -= mine;
   share.total = total, share.size = size_of(total);
-  walk.at = block * share.size, walk.end = min(walk.at + share.size, total);
+  walk.at = team * share.size, walk.end = min(walk.at + share.size, total);
   if (walk.at >= walk.end) return share;
   if (walk.at >= before && walk.at < before + mine) {
     int batch = first;
@@ -141,6 +222,7 @@ TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int* sScan, ShareWalk
   const int rest = sScan[kCfg.warps + 1];
   walk.share = sequence_share<kCfg>(p, walk.batch);
   walk.work = rest / walk.share.tiles, walk.tile = rest - walk.work * walk.share.tiles;
+  if constexpr (kCfg.invariant) walk.align_to_part();
   return share;
 }
 

@@ -12,6 +12,12 @@ TESSERA_DEVICE void cp_async_cg_16(uint32 shared, const void* global, int source
                : "memory");
 }
 
+// The same, with a hint to fetch the 128 bytes around it into the L2 cache.
+TESSERA_DEVICE void cp_async_cg_16_l2_128b(uint32 shared, const void* global, int source_bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(source_bytes)
+               : "memory");
+}
+
 TESSERA_DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the newest kPending groups of this thread have landed.

@@ -27,6 +27,7 @@ TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, 
                       deterministic, alternate, staged_dq, d_bias, score)
 TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, half_slots, exchange_stages, window)
 TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias)
+TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, head_dim, block_n, warps, stages, paged, varlen, invariant, bulk, score)
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype)
 TESSERA_CONFIG_FIELDS(AppendConfig, dtype)
 TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, d_bias, d_sink)
@@ -98,6 +99,7 @@ template std::string config_text(const BwdConfig&);
 template std::string config_text(const BwdSm90Config&);
 template std::string config_text(const BwdSm90D256Config&);
 template std::string config_text(const BwdSm90RowsConfig&);
+template std::string config_text(const DecodeSm90Config&);
 template std::string config_text(const CombineConfig&);
 template std::string config_text(const AppendConfig&);
 template std::string config_text(const BwdRowsConfig&);
@@ -109,6 +111,7 @@ template ConfigValues config_values(const BwdConfig&);
 template ConfigValues config_values(const BwdSm90Config&);
 template ConfigValues config_values(const BwdSm90D256Config&);
 template ConfigValues config_values(const BwdSm90RowsConfig&);
+template ConfigValues config_values(const DecodeSm90Config&);
 template ConfigValues config_values(const CombineConfig&);
 template ConfigValues config_values(const AppendConfig&);
 template ConfigValues config_values(const BwdRowsConfig&);

@@ -33,6 +33,21 @@ static const DeviceTests kTests({
     }
     out[2] = out[1];
   })"},
+    // Of all threads' additions each sees another count before; of a comparison what was there.
+    {.name = "atom_acq_rel_u64",
+     .header = "tessera/ptx/atomic.cuh",
+     .expected = {32, 0, 496, 0, 7, 9, 32, 32},
+     .fill = 0,
+     .body = R"(
+  auto* counter = reinterpret_cast<unsigned long long*>(out);
+  ptx::atom_acq_rel_add_u64(counter + 1, ptx::atom_acq_rel_add_u64(counter, 1));
+  __syncwarp();
+  if (t == 0) {
+    const unsigned long long other = (9ull << 32) + 7;
+    out[6] = static_cast<uint32>(ptx::atom_acq_rel_cas_u64(counter, 31, 0));
+    out[7] = static_cast<uint32>(ptx::atom_acq_rel_cas_u64(counter, 32, 32));
+    ptx::atom_acq_rel_cas_u64(counter + 2, 0, other);
+  })"},
 });
 
 }  // namespace tessera::testing

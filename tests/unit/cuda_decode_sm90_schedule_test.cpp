@@ -1,0 +1,165 @@
+// decode_sm90's schedule, kernels/tessera/decode_sm90/schedule.cuh, on the host (tests/emulated_warp): the blocks' shares hold every
+// tile of keys that a row sees once, and a work's parts know how many they are and where the others lie.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tessera/decode_sm90/schedule.cuh"
+
+namespace tessera {
+namespace {
+
+constexpr int kN = 16;
+constexpr DecodeSm90Config config_of(bool varlen, bool invariant) {
+  return {.dtype = Dtype::kBFloat16,
+          .head_dim = 128,
+          .block_n = kN,
+          .warps = 1,
+          .stages = 2,
+          .paged = false,
+          .varlen = varlen,
+          .invariant = invariant,
+          .bulk = false,
+          .score = {}};
+}
+
+// A drawn problem. Its arrays live as long as it does.
+struct Drawn {
+  DecodeSm90Params p{};
+  std::vector<int> cu_q, cu_k, used;
+  int blocks = 0;
+
+  Drawn(std::mt19937& random, bool varlen) {
+    const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
+    p.batch = draw(1, draw(0, 1) ? 100 : 4);
+    const int team = draw(1, 3), groups = draw(1, 2), heads_kv = team * groups, group = draw(1, 9);
+    p.team = Divisor(team), p.head_groups = groups;
+    p.heads_kv = Divisor(heads_kv), p.group = Divisor(group), p.heads_q = Divisor(heads_kv * group);
+    p.causal = draw(0, 1), p.top_left = draw(0, 3) == 0;
+    p.window_left = draw(0, 2) ? -1 : draw(0, 300);
+    p.window_right = draw(0, 2) ? -1 : draw(0, 300);
+    p.seqlen_q = p.max_seqlen_q = draw(0, 5);
+    p.seqlen_k = p.rows_k = p.max_seqlen_k = draw(0, draw(0, 1) ? 3000 : 100);
+    if (varlen && draw(0, 1)) {
+      p.rows_q = p.batch * 3;
+      for (int b = 0; b <= p.batch; ++b) cu_q.push_back(draw(0, p.rows_q));
+      std::ranges::sort(cu_q);
+      p.cu_seqlens_q = cu_q.data(), p.cu_seqlens_q_stride = 1, p.max_seqlen_q = 5;
+    }
+    if (varlen && draw(0, 1)) {
+      for (int b = 0; b < p.batch; ++b) used.push_back(draw(0, 3) ? draw(0, p.seqlen_k) : 0);
+      p.seqused_k = used.data(), p.seqused_k_stride = 1;
+    }
+    p.min_tiles = draw(1, 8);
+    blocks = draw(team, 60);
+  }
+};
+
+struct Part {
+  int team, begin, end;
+};
+
+template <DecodeSm90Config kConfig>
+void deal() {
+  const unsigned seed = std::random_device{}();
+  std::mt19937 random(seed);
+  constexpr int kTrials = 12;
+  int merged = 0;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", trial " + std::to_string(trial));
+    const Drawn drawn(random, kConfig.varlen);
+    const DecodeSm90Params& p = drawn.p;
+    std::vector<std::array<ShareWalk<kConfig>, 32>> walks(static_cast<std::size_t>(drawn.blocks));
+    std::vector<Share> shares(static_cast<std::size_t>(drawn.blocks));
+    std::array<int, 8> scan{};
+    emulated::Warp::run([&](int lane) {
+      for (int block = 0; block < drawn.blocks; ++block) {
+        const auto at = static_cast<std::size_t>(block);
+        const Share share = find_share<kConfig>(p, block, drawn.blocks, lane, scan.data(), walks[at][lane]);
+        if (lane == 0) shares[at] = share;
+        __syncthreads();  // the next block's scan
+      }
+    });
+    std::map<std::tuple<int, int, int>, std::vector<Part>> parts;  // of a work: (batch, head, first row)
+    std::set<int> slots;                                           // of works that several blocks share
+    std::map<int, std::set<std::tuple<int, int, int>>> counters;   // who arrives where
+    std::map<std::tuple<int, int, int>, std::set<int>> teams;      // who arrives
+    for (int block = 0; block < drawn.blocks; ++block) {
+      for (const ShareWalk<kConfig>& walk : walks[static_cast<std::size_t>(block)]) {
+        ASSERT_EQ(walk.at < walk.end, walks[static_cast<std::size_t>(block)][0].at < walk.end);
+      }
+      ShareWalk<kConfig> walk = walks[static_cast<std::size_t>(block)][31];
+      const Share share = shares[static_cast<std::size_t>(block)];
+      ASSERT_LE(walk.end - walk.at, share.size);
+      const int team = block / p.team;
+      for (Segment segment; walk.next(p, segment);) {
+        const std::tuple key{segment.batch, segment.head_kv, segment.row0};
+        std::vector<Part>& of = parts[key];
+        of.push_back({team, segment.begin, segment.end});
+        ASSERT_LT(segment.begin, segment.end);
+        ASSERT_GE(segment.rows, 1);
+        ASSERT_EQ(segment.whole, segment.end - segment.begin == segment.work_tiles);
+        if (kConfig.invariant) {
+          const int most = std::max((segment.work_tiles + 15) / 16, 128 / kN);
+          ASSERT_EQ(segment.first % most, 0) << "where a part begins depends on the batch";
+          ASSERT_EQ(segment.end - segment.begin, std::min(most, segment.work_tiles - segment.first));
+        }
+        if (segment.whole) continue;
+        ++merged;
+        const WorkParts<kConfig> work(segment, share);
+        ASSERT_EQ(work.index(segment, team), static_cast<int>(of.size()) - 1);
+        const int slot = PartSlots::of(p, segment, share, work, walk.member).of_part(static_cast<int>(of.size()) - 1);
+        ASSERT_LT(slot, drawn.blocks * 2 * (kConfig.invariant ? kDecodeMostParts : 1));
+        if (work.shared()) {
+          ASSERT_TRUE(slots.insert(slot).second) << "two parts in one place";
+          counters[work.first_team * p.team.value + walk.member].insert(key);
+          teams[key].insert(team);
+        } else {
+          ASSERT_EQ(slot / (2 * kDecodeMostParts), block);
+        }
+        if (segment.last) {
+          ASSERT_EQ(static_cast<int>(of.size()), work.count);
+          if (work.shared()) {
+            ASSERT_EQ(static_cast<int>(teams[key].size()), work.teams(segment, share));
+          }
+        }
+      }
+    }
+    for (const auto& [counter, works] : counters) ASSERT_EQ(works.size(), 1u) << "two works with one counter";
+    for (int batch = 0; batch < p.batch; ++batch) {
+      const Sequence s = load_sequence(p, batch);
+      for (int head = 0; head < p.heads_kv; ++head)
+        for (int row = 0; row < s.sq * p.group.value; ++row) {
+          const auto found = parts.find({batch, head, row / kDecodeRows * kDecodeRows});
+          ASSERT_NE(found, parts.end()) << "nobody writes a row";
+          const std::vector<Part>& of = found->second;
+          for (std::size_t n = 1; n < of.size(); ++n) {
+            ASSERT_EQ(of[n].begin, of[n - 1].end);
+            ASSERT_GE(of[n].team, of[n - 1].team);
+          }
+          const KeyRange keys = visible_keys(p, s, row / p.group);
+          if (keys.low > keys.high) continue;
+          ASSERT_LE(of.front().begin * kN, std::max(keys.low, 0)) << "a row misses keys it sees";
+          ASSERT_GT(of.back().end * kN, keys.high) << "a row misses keys it sees";
+        }
+    }
+  }
+  EXPECT_GT(merged, 10);
+}
+
+TEST(DecodeSm90Schedule, DealsEveryTileOnce) { deal<config_of(true, false)>(); }
+TEST(DecodeSm90Schedule, DealsEveryTileOfSequencesThatAreAlike) { deal<config_of(false, false)>(); }
+TEST(DecodeSm90Schedule, DealsPartsThatDoNotDependOnTheBatch) {
+  deal<config_of(true, true)>();
+  deal<config_of(false, true)>();
+}
+
+}  // namespace
+}  // namespace tessera
