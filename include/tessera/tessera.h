@@ -198,15 +198,13 @@ typedef enum tessera_kernel {
   TESSERA_KERNEL_FWD_SM80 = 4,  /* CUDA: forward by mma.sync, on every GPU from Ampere on */
   TESSERA_KERNEL_BWD_SM80 = 5,  /* CUDA: backward by mma.sync, on every GPU from Ampere on */
   TESSERA_KERNEL_FWD_SM90 = 6,  /* CUDA: forward by TMA and wgmma, on Hopper */
-  TESSERA_KERNEL_BWD_SM90 =
-      7, /* CUDA: backward by TMA and wgmma, on Hopper; head sizes above 128 so far on request alone */
+  TESSERA_KERNEL_BWD_SM90 = 7,  /* CUDA: backward by TMA and wgmma, on Hopper; above D = 128 on request */
   /* For comparison, on request alone: the first FlashAttention's schedule, and standard attention, which stores its scores. */
   TESSERA_KERNEL_FWD_FA1 = 8,
   TESSERA_KERNEL_BWD_FA1 = 9,
   TESSERA_KERNEL_FWD_STANDARD = 10,
   TESSERA_KERNEL_BWD_STANDARD = 11,
-  TESSERA_KERNEL_DECODE_SM90 =
-      12 /* CUDA: few query rows against many keys in one launch, on Hopper; so far on request alone */
+  TESSERA_KERNEL_DECODE_SM90 = 12 /* CUDA: few query rows against long keys, one launch, on Hopper; on request */
 } tessera_kernel;
 
 /* Where a plan is to run: plain data, of this size in all minor versions. */

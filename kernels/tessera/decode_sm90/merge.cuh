@@ -97,7 +97,7 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
   if (lane_col() == 0) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      shared.stats[warp][half * 8 + lane_row()] = make_float2(softmax.ref[0][half], softmax.sum[0][half]);
+      shared.stats[warp][half * 8 + lane_row()] = make_float2(softmax.max_log2[0][half], softmax.sum[0][half]);
     }
   }
   // A loop, since the code of a short call comes from memory, too.
