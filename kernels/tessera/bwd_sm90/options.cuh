@@ -31,7 +31,7 @@ struct StepOptions {
   // Bias and mask of two neighbouring keys are loaded at once where all of a step's keys and queries are there; a lane then has one
   // query of eight and two keys, and blocks of 8 x 8 are transposed among lanes.
   TESSERA_DEVICE static bool loads_pairs(const BwdSm90Params& p, const KeyBlock& block, int row0) {
-    return p.entry_keys > 1 && block.key0 + kCfg.block_n <= block.s.sk && row0 + kCfg.block_m <= block.s.sq;
+    return p.bias_mask_keys > 1 && block.key0 + kCfg.block_n <= block.s.sk && row0 + kCfg.block_m <= block.s.sq;
   }
   // Entry (query, key) of a tensor of bias or mask.
   template <int kBytes>

@@ -6,6 +6,8 @@
 #include "tessera/decode_sm90/schedule.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/tile/pipeline.cuh"
+#include "tessera/tile/product.cuh"
+#include "tessera/tile/shared_tile.cuh"
 #include "tessera/tile/wgmma_tile.cuh"
 
 namespace tessera {

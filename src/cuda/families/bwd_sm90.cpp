@@ -149,7 +149,9 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
 // Registers as launched; the producer then has 24, scores 208, dQ 72.
 constexpr Limits kLimits{.registers = 128};
 constexpr PrebuiltRow kPrebuilt[] = {
-    {Use::kTraining, 64, kLimits}, {Use::kTraining, 128, kLimits}, {Use::kTraining, 256, kLimits}};
+    {Use::kTraining, 64, kLimits},  {Use::kTraining, 96, kLimits},  {Use::kTraining, 128, kLimits},
+    {Use::kTraining, 192, kLimits}, {Use::kTraining, 256, kLimits},
+};
 
 // What the kernel of a pair of blocks lacks.
 std::string refuse_by_pairs(const tessera_problem& p) {
@@ -200,9 +202,6 @@ std::string refuse_layout(const tessera_plan& plan) {
 
 std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
-  if (by_pairs(plan) && plan.device.kernel != TESSERA_KERNEL_BWD_SM90) {
-    return "head sizes above 128 on request alone: not proved on a GPU yet";
-  }
   if (std::string reason = refuse_options(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   const BlockShape shape = shape_of(configs_of(plan));
