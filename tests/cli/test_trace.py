@@ -167,7 +167,7 @@ def test_the_seed_decides(folder):
     (
         (("--length", 0), "--length: 0, accepted 1 .. 8192"),
         (("--length", 9000), "--length: 9000, accepted 1 .. 8192"),
-        (("-D", 513), "--head-dim: 513, accepted 1 .. 512"),
+        (("-D", 513), "[1, 512, 1, 513], accepted [B, Sk, Hkv, Dv] with Dv in 1 .. 512"),
         (("--block-m", 0), "--block-m: 0, accepted"),
         (("--block-n", -4), "--block-n: -4, accepted"),
         (("--length", 8192, "--block-m", 1), "accepted at most 65536 tiles"),

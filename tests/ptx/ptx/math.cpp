@@ -59,13 +59,19 @@ const DeviceTests kTests({
     out[1] = ptx::cvt_rn_bf16x2(low, high);
     out[2] = __float_as_uint(ptx::cvt_f32_f16(static_cast<unsigned short>(out[0] >> 16)));
   })"},
-    {.name = "cvt_rn_satfinite_f16x2",
+    // What is too large, or negative, is cut off.
+    {.name = "cvt_pairs_clipped",
      .header = "tessera/ptx/math.cuh",
-     .in = {word(1e6f), word(-2049.0f), word(-INFINITY), word(0.5f)},
-     .expected = {half_pair(65504.0f, -2049.0f, false), half_pair(-65504.0f, 0.5f, false)},
+     .in = {word(1e6f), word(-2.0f)},
+     .expected = {half_pair(65504.0f, -2.0f, false), half_pair(0.0f, 0.0f, true), half_pair(2.0f, 0.0f, false),
+                  half_pair(2.0f, -2.0f, true)},
      .body = R"(
-  if (t < 2) {
-    out[t] = ptx::cvt_rn_satfinite_f16x2(__uint_as_float(in[2 * t]), __uint_as_float(in[2 * t + 1]));
+  if (t == 0) {
+    const float large = __uint_as_float(in[0]), negative = __uint_as_float(in[1]);
+    out[0] = ptx::cvt_rn_satfinite_f16x2(large, negative);
+    out[1] = ptx::cvt_rn_relu_bf16x2(negative, negative);
+    out[2] = ptx::max_f16x2(ptx::cvt_rn_f16x2(-negative, negative), 0);
+    out[3] = ptx::max_bf16x2(ptx::cvt_rn_bf16x2(-negative, negative), 0xff80ff80u);
   })"},
     // 10 bits of mantissa, ties away from zero.
     {.name = "cvt_rna_tf32",
