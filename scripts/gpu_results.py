@@ -55,8 +55,10 @@ def rate(cell: dict, name: str) -> float | None:
 
 
 def grid_row(cell: dict, table: dict[tuple, dict[str, float]]) -> dict[str, float]:
-    """TFLOP/s of a cell of the grid: measured (tessera, flash, cudnn), and by the dated ratio (fa2 unless flash is there, fa3, fa4, best)."""
+    """TFLOP/s of a cell of the grid: measured (tessera, sm80, flash, cudnn), and by the dated ratio (fa2 unless flash is there, fa3, fa4, best)."""
     rates = {name: rate(cell, name) for name in ("tessera", "flash", "cudnn") if rate(cell, name)}
+    if rate(cell, "sm90"):  # asked for by name: a plan chose bwd_sm80 then
+        rates |= {"tessera": rate(cell, "sm90"), "sm80": rates["tessera"]}
     dated = table.get((cell["direction"], cell["head_dim"], cell["mask"], cell["length"]))
     if dated and "cudnn" in rates:
         if "flash" not in rates:

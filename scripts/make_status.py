@@ -24,7 +24,9 @@ Facts of a moment: what was measured, when, and at which commit. Made by `script
 FlashAttention-3 and -4 are not run beside Tessera. Their columns, and that of FlashAttention-2 where it is marked with a star, are the
 cuDNN of the same run times the ratio that they had to cuDNN on an H200 on {gpu_results.PEERS_DATE} ([the table](../bench/results/{gpu_results.PEERS.name})).
 """
-TITLES = {"tessera": "Tessera", "best": "best peer", "cudnn": "cuDNN", "flash": "FA2", "fa2": "FA2*", "fa3": "FA3", "fa4": "FA4"}
+TITLES = {
+    "tessera": "Tessera", "sm80": "bwd_sm80", "best": "best peer", "cudnn": "cuDNN", "flash": "FA2", "fa2": "FA2*", "fa3": "FA3", "fa4": "FA4"
+}  # fmt: skip
 
 
 def run_text(machine: dict, file: str) -> str:
