@@ -48,7 +48,7 @@ class Accumulators {
   // C (=|+=) A B over `steps` steps of k. A: two tiles a step, B: [16 pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM];
   // of A and C the lower halves only where kLower. kStream: A comes from the second cache and is read once by this tile of
   // queries; kept in the first one, it would push out S and O, and a tile store that misses there takes as long as two
-  // products. `beside` runs four times a step: a long piece of other work between two products fills the scheduler, and the
+  // products. `beside` runs twice a step: a long piece of other work between two products fills the scheduler, and the
   // next products come too late to run beside it.
   template <bool kAdd, bool kLower, bool kStream, class Beside>
   TESSERA_INLINE void multiply(char* c, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes, const char* b,
@@ -67,7 +67,6 @@ class Accumulators {
       tile_product<0, 4, 6>();
       tile_load<7>(b + kTileRow_bytes, kRow_bytes);
     }
-    beside();
     begin<1, kAdd>(c + kTileRow_bytes);
     tile_product<1, 4, 7>();
     beside();
@@ -76,9 +75,6 @@ class Accumulators {
     if (kLower) {
       begin<2, kAdd>(c_lower);
       tile_product<2, 5, 6>();
-    }
-    beside();
-    if (kLower) {
       begin<3, kAdd>(c_lower + kTileRow_bytes);
       tile_product<3, 5, 7>();
     }
@@ -89,16 +85,14 @@ class Accumulators {
       tile_load<6>(b, kRow_bytes);
       load_a<4, kStream>(a);
       tile_product<0, 4, 6>();
-      beside();
       tile_load<7>(b + kTileRow_bytes, kRow_bytes);
       tile_product<1, 4, 7>();
       beside();
       if (kLower) {
         load_a<5, kStream>(a + a_lower_bytes);
         tile_product<2, 5, 6>();
+        tile_product<3, 5, 7>();
       }
-      beside();
-      if (kLower) tile_product<3, 5, 7>();
       beside();
     }
   }
@@ -253,7 +247,7 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
                                        int64_t key, const Beside& work, const StageOptions* options) {
   StageSoftmax<kScores> softmax(f.p, tile, sums, s, sP, key, options);
   const int64_t calls =
-      4 * ((work.next ? f.q_steps : 0) + (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
+      2 * ((work.next ? f.q_steps : 0) + (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
   const int units = static_cast<int>(calls ? (kUnits + calls - 1) / calls : kUnits);
   const auto beside = [&]() TESSERA_LAMBDA_INLINE { softmax.run(units); };
   if (work.next) f.scores(*work.next, work.next_stage, work.next_s, beside);

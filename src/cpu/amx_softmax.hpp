@@ -12,7 +12,7 @@ static_assert(kBlockM == 2 * kTileSide, "two tile registers of queries");
 static_assert(kLanes == kTileSide, "a row of a tile is a vector");
 
 constexpr int64_t kStageKeys = 2 * kTileSide;
-constexpr int kUnits = 2 * kTileSide;         // of a stage's softmax: keys j and j + 16, for half of the queries
+constexpr int kUnits = kTileSide;             // of a stage's softmax: keys j and j + 16
 constexpr float kFixedPointOne = 8388608.0f;  // 2^23
 
 // 2^x by what floats are made of: x in fixed point with 23 fractional bits holds the exponent in its upper bits and, as a
@@ -389,36 +389,38 @@ class StageSoftmax {
                               int64_t key, const StageOptions* options)
       : s_(s), p_out_(p_out), exponential_(p, tile, tile.ref, key, options) {
     out_of_range_ = load_as<VecU>(sums.out_of_range);
-    sum_ = load(sums.sum), second_sum_ = load(sums.sum + kLanes);
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) sum_[c] = load(sums.sum + c * kLanes);
   }
 
   TESSERA_INLINE void run(int count) {
     const int end = min_of(unit_ + count, kUnits);
     for (; unit_ < end; ++unit_) {
-      const int c = unit_ / kTileSide;
-      const int64_t j = unit_ % kTileSide;
-      __m512i low = exponential_.template entry<false>(s_, j, c).probability;
-      __m512i high = exponential_.template entry<true>(s_, j, c).probability;
-      exponential_.next_unit(c);
-      if (unit_ == kTileSide) first_sum_ = sum_, sum_ = second_sum_;
-      sum_ += (VecF)low + (VecF)high;
-      // Dropout might make a number out of range a zero.
-      if constexpr (!kPlain) out_of_range_ |= ((VecU)low | (VecU)high) & 0x80000000u;
-      if (exponential_.dropout()) {
-        low = (__m512i)((VecF)low * exponential_.template dropout_factor<false>(j, c));
-        high = (__m512i)((VecF)high * exponential_.template dropout_factor<true>(j, c));
+      uint32_t* out = p_out_ + unit_ * kBlockM;
+#pragma GCC unroll 2
+      for (int c = 0; c < 2; ++c) {
+        __m512i low = exponential_.template entry<false>(s_, unit_, c).probability;
+        __m512i high = exponential_.template entry<true>(s_, unit_, c).probability;
+        exponential_.next_unit(c);
+        sum_[c] += (VecF)low + (VecF)high;
+        // Dropout might make a number out of range a zero.
+        if constexpr (!kPlain) out_of_range_ |= ((VecU)low | (VecU)high) & 0x80000000u;
+        if (exponential_.dropout()) {
+          low = (__m512i)((VecF)low * exponential_.template dropout_factor<false>(unit_, c));
+          high = (__m512i)((VecF)high * exponential_.template dropout_factor<true>(unit_, c));
+        }
+        const VecU pair = join_words(Rounded(low), Rounded(high));
+        if constexpr (kPlain) out_of_range_ |= pair;
+        store(out + c * kLanes, pair);
       }
-      const VecU pair = join_words(Rounded(low), Rounded(high));
-      if constexpr (kPlain) out_of_range_ |= pair;
-      store(p_out_ + j * kBlockM + c * kLanes, pair);
     }
   }
   // The rest of the stage.
   TESSERA_INLINE void finish(JobSums& sums) {
     run(kUnits);
     store(sums.out_of_range, out_of_range_);
-    store(sums.sum, first_sum_);
-    store(sums.sum + kLanes, sum_);
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) store(sums.sum + c * kLanes, sum_[c]);
   }
 
  private:
@@ -426,7 +428,7 @@ class StageSoftmax {
   uint32_t* p_out_;
   int unit_ = 0;
   StageExponential<kScores, kDegree, false> exponential_;
-  VecF sum_, first_sum_{}, second_sum_;
+  VecF sum_[2];
   VecU out_of_range_;
 };
 

@@ -387,8 +387,9 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
   const Sequence& sequence = p.sequences[batch];
   const bool options = has_score_options(p);
 
-  const ForwardScratch scratch = carve_forward(scratch_base, {kBlockM, p.block_n, p.tiles_per_item, p.head_dim,
-                                                              p.head_dim_v, kLanes, p.copy_kv, options, sizeof(Tile)});
+  const ForwardScratch scratch = carve_forward(
+      scratch_base, {kBlockM, p.block_n, p.tiles_per_item, p.head_dim, p.head_dim_v, kLanes,
+                     kOp == Op::kDot || p.dtype != TESSERA_FLOAT32 || p.page_table != nullptr, options, sizeof(Tile)});
   Tile* tiles = reinterpret_cast<Tile*>(scratch.tiles);
   const int64_t q_floats = p.head_dim * kBlockM, o_floats = p.head_dim_v * kBlockM;
 
@@ -418,9 +419,8 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
     const int64_t count = min_of<int64_t>(p.block_n, key_end - key);
     ForwardBlock<kOp> block;
     block.key_begin = key, block.count = count, block.head_kv = head_kv;
-    block.keys = rows_block<kOp>(p, p.k, sequence, batch, head_kv, key, count, p.head_dim, scratch.sK,
-                                 kOp == Op::kFma && p.copy_kv);
-    block.values = steps_block<kOp>(p, p.v, sequence, batch, head_kv, key, count, p.head_dim_v, scratch.sV, p.copy_kv);
+    block.keys = rows_block<kOp>(p, p.k, sequence, batch, head_kv, key, count, p.head_dim, scratch.sK);
+    block.values = steps_block<kOp>(p, p.v, sequence, batch, head_kv, key, count, p.head_dim_v, scratch.sV);
     const int64_t next = key + p.block_n, next_count = max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - next));
     for (int64_t t = 0; t < tile_count; ++t) {
       prefetch_keys(p, sequence, batch, head_kv, next, next_count, t, tile_count);

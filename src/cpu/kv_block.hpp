@@ -72,8 +72,7 @@ TESSERA_INLINE RowBlock rows_block(const Params& p, const RowTensor& tensor, con
 // along its rows; K in the backward pass, as B. Op::kDot: [count / 2][cols] pairs of neighbouring keys.
 template <Op kOp>
 TESSERA_INLINE RowBlock steps_block(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
-                                    int64_t head_kv, int64_t j, int64_t count, int64_t cols, float* copy,
-                                    bool compact = false) {
+                                    int64_t head_kv, int64_t j, int64_t count, int64_t cols, float* copy) {
 #if defined(TESSERA_HAS_DOT)
   if constexpr (kOp == Op::kDot) {
     const int64_t padded = (cols + kLanes - 1) / kLanes * kLanes;
@@ -84,7 +83,7 @@ TESSERA_INLINE RowBlock steps_block(const Params& p, const RowTensor& tensor, co
     return {reinterpret_cast<char*>(copy), padded * 4};
   }
 #endif
-  return rows_block<Op::kFma>(p, tensor, sequence, batch, head_kv, j, count, cols, copy, compact);
+  return rows_block<Op::kFma>(p, tensor, sequence, batch, head_kv, j, count, cols, copy);
 }
 
 }  // namespace

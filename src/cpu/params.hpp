@@ -44,7 +44,6 @@ struct Params {
   const char* d_lse;
   int64_t d_lse_batch, d_lse_head, d_lse_row;
 
-  bool copy_kv;               // forward: blocks of keys and values are copied, whatever their form
   const int32_t* page_table;  // NULL: not paged
   int64_t page_table_batch, page_table_col, page_size;
 

@@ -157,7 +157,6 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   fill_options(p, plan.problem);
   if (cancel.can_be_asked()) p.cancelled = core::Cancel::ask, p.cancel = &cancel;
   p.block_n = plan.block_n, p.tiles_per_item = plan.tiles_per_item;
-  p.copy_kv = copies_kv(plan);
   const core::Sizes size = core::sizes(plan.problem);
   p.rows_total = core::packed_q(plan.problem) ? size.rows_q : size.batch * size.rows_q;
   p.sequences = shared.sequences[kTile];

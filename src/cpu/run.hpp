@@ -24,8 +24,6 @@ struct KeySplits {
   int64_t keys;  // a split, a multiple of block_n
 };
 KeySplits key_splits(const tessera_plan& plan, int64_t longest);
-// The forward pass copies blocks of keys and values before it uses them.
-bool copies_kv(const tessera_plan& plan);
 // d_q itself is the float32 accumulator.
 bool accumulates_in_place(const tessera_plan& plan);
 

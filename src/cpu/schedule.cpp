@@ -60,7 +60,7 @@ int64_t tiles_total(const tessera_plan& plan, int64_t per_tile, int64_t factor) 
 
 void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKernelTable* amx) {
   const tessera_problem& p = plan.problem;
-  const bool copies = copies_kv(plan);
+  const bool copies = plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p);
   plan.block_n = amx ? kBlockKeysAmx : plan.use_dot ? 256 : 128;  // a tile of P is to stay in the L1 cache
   plan.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(1, (amx            ? kQueriesPerItemAmx
                                                                    : plan.use_dot ? kQueriesPerItemDot
@@ -161,18 +161,6 @@ Way way_of(const tessera_plan& plan, int64_t sq) {
   if (plan.problem.direction == TESSERA_BACKWARD) return kTile;
   if (sq <= plan.decode_queries) return kDecode;
   return plan.heads_q > plan.heads_kv && sq < plan.block_m ? kPackedTile : kTile;
-}
-
-bool copies_kv(const tessera_plan& plan) {
-  const tessera_problem& p = plan.problem;
-  // float32 rows a multiple of this apart, and not neighbours, share cache sets with every second or each other row.
-  constexpr int64_t kColliding_bytes = 2048;
-  const auto collide = [](const tessera_layout& layout, int64_t head_dim) {
-    const int64_t row = core::row_strides(layout).row;
-    return row != head_dim && row * 4 % kColliding_bytes == 0;
-  };
-  if (plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p)) return true;
-  return collide(p.k, plan.head_dim) || collide(p.v, plan.head_dim_v);
 }
 
 KeySplits key_splits(const tessera_plan& plan, int64_t longest) {

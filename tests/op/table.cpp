@@ -431,9 +431,6 @@ std::vector<Case> case_table() {
   add_nonfinite(table);
   for (const char* ends : kFactorEnds) table.add((std::string("sq=70 sk=200 hq=2 hkv=1 d=32 dv=32 ") + ends).c_str());
   for (const std::string& line : pairwise_lines()) table.add(*parse_case(line, nullptr));
-  // K's rows of float32 that share cache sets: copied block by block.
-  table.add("dtype=f32 sq=70 sk=300 hq=4 hkv=4 d=128 dv=128 causal=1");
-  table.add("dtype=f32 sq=70 sk=300 hq=8 hkv=8 d=64 dv=33 reversed=1");
   table.add("b=0 sq=5 sk=7");
   table.add("b=0 sq=5 sk=7 q=packed k=packed backward=1");
   table.add("b=0 sq=5 sk=7 q=packed k=packed lead=300 tail=300 backward=1");
