@@ -27,7 +27,7 @@ constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384, kQueriesPerIt
 constexpr int32_t kBlockKeysAmx = 256;
 // What AMX's tiles serve where the device leaves the choice to the problem: the least query rows that a KV head's tiles have,
 // keys, and head sizes of K and V together. With 128 rows and keys the tiles have 1.2 to 1.5 x the vectors' rate at D = 8 and
-// 16, 1.6 to 1.9 x at 24 and 32; with 512 1.7 to 2.6 x. docs/lab/2026-11-24-amx-tiles.csv.
+// 16, 1.6 to 1.8 x at 24 and 32; with 512 1.7 to 2.6 x. docs/lab/2026-11-24-amx-tiles.csv.
 constexpr int64_t kAmxLeastRows = 128, kAmxLeastKeys = 128, kAmxLeastHeadDims = 16;
 // Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
 constexpr int64_t kBackwardKeys = 384, kBackwardKeysAmx = 512;
