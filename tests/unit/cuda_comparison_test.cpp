@@ -138,11 +138,11 @@ struct Problem {
   std::vector<uint8_t> mask;
   std::vector<char> workspace;
 
-  Problem(DType dtype, int64_t sq, int64_t sk, int64_t head_dim, bool causal, double dropout, bool masked) {
+  Problem(DType dtype, int64_t sq, int64_t sk, int64_t d, int64_t dv, bool causal, double dropout, bool masked) {
     tessera_problem& p = forward;
     tessera_problem_init(&p);
-    p.q = p.o = layout(dtype, {kBatch, sq, kHeads, head_dim});
-    p.k = p.v = layout(dtype, {kBatch, sk, kHeads, head_dim});
+    p.q = layout(dtype, {kBatch, sq, kHeads, d}), p.k = layout(dtype, {kBatch, sk, kHeads, d});
+    p.o = layout(dtype, {kBatch, sq, kHeads, dv}), p.v = layout(dtype, {kBatch, sk, kHeads, dv});
     p.lse = layout(float32, {kBatch, kHeads, sq});
     p.causal = causal, p.dropout_p = dropout, p.dropout_seed = 7, p.dropout_offset = 3;
     std::mt19937 random(1);
@@ -153,17 +153,17 @@ struct Problem {
     }
     backward = p;
     backward.direction = TESSERA_BACKWARD;
-    backward.d_o = backward.d_q = p.q, backward.d_k = backward.d_v = p.k;
+    backward.d_o = p.o, backward.d_q = p.q, backward.d_k = p.k, backward.d_v = p.v;
     std::normal_distribution<float> normal;
-    const auto fill = [&](std::vector<uint16_t>& tensor, int64_t rows, bool drawn) {
-      tensor.assign(static_cast<size_t>(kBatch * rows * kHeads * head_dim), 0xffff);  // NaN
+    const auto fill = [&](std::vector<uint16_t>& tensor, const tessera_layout& of, bool drawn) {
+      tensor.assign(static_cast<size_t>(kBatch * of.shape[1] * kHeads * of.shape[3]), 0xffff);  // NaN
       for (uint16_t& x : tensor) {
         const float value = normal(random);
         if (drawn) x = dtype == bfloat16 ? core::float_to_bfloat16(value) : core::float_to_float16(value);
       }
     };
-    fill(q, sq, true), fill(k, sk, true), fill(v, sk, true), fill(d_o, sq, true);
-    fill(o, sq, false), fill(d_q, sq, false), fill(d_k, sk, false), fill(d_v, sk, false);
+    fill(q, p.q, true), fill(k, p.k, true), fill(v, p.v, true), fill(d_o, p.o, true);
+    fill(o, p.o, false), fill(d_q, p.q, false), fill(d_k, p.k, false), fill(d_v, p.v, false);
     lse.assign(static_cast<size_t>(kBatch * kHeads * sq), std::nanf(""));
   }
 
@@ -230,9 +230,9 @@ struct Case {
 };
 
 template <class Kernels>
-void check(const Case& c, int64_t head_dim, bool standard) {
+void check(const Case& c, int64_t d, int64_t dv, bool standard) {
   SCOPED_TRACE(standard ? "standard" : "fa1");
-  Problem p(c.dtype, c.sq, c.sk, head_dim, c.causal, c.dropout, c.masked), oracle = p;
+  Problem p(c.dtype, c.sq, c.sk, d, dv, c.causal, c.dropout, c.masked), oracle = p;
   oracle.oracle(oracle.forward);
   oracle.oracle(oracle.backward);
   p.emulate<Kernels>(p.forward, standard ? TESSERA_KERNEL_FWD_STANDARD : TESSERA_KERNEL_FWD_FA1);
@@ -252,12 +252,20 @@ void check(const Case& c, int64_t head_dim, bool standard) {
 // Several tiles, the last of them partial, and rows that see nothing.
 TEST(CudaComparison, CausalAgreesWithTheOracle) {
   using Bf16 = Kernels<Dtype::kBFloat16, 64, ScoreConfig{}>;
-  for (const bool standard : {false, true}) check<Bf16>({bfloat16, 200, 140, true, 0, false}, 64, standard);
+  for (const bool standard : {false, true}) check<Bf16>({bfloat16, 200, 140, true, 0, false}, 64, 64, standard);
+}
+
+// Values wider and narrower than keys.
+TEST(CudaComparison, StandardAttentionTakesValuesOfAnotherSize) {
+  using Bf16 = Kernels<Dtype::kBFloat16, 64, ScoreConfig{}>;
+  for (const auto& [d, dv] : {std::pair{40, 64}, std::pair{64, 24}}) {
+    check<Bf16>({bfloat16, 70, 140, true, 0, false}, d, dv, true);
+  }
 }
 
 TEST(CudaComparison, FullAgreesWithTheOracle) {
   using Half128 = Kernels<Dtype::kFloat16, 128, ScoreConfig{}>;
-  for (const bool standard : {false, true}) check<Half128>({float16, 70, 140, false, 0, false}, 128, standard);
+  for (const bool standard : {false, true}) check<Half128>({float16, 70, 140, false, 0, false}, 128, 128, standard);
 }
 
 TEST(CudaComparison, DropoutAndMaskAgreeWithTheOracle) {
@@ -267,7 +275,7 @@ TEST(CudaComparison, DropoutAndMaskAgreeWithTheOracle) {
     return score;
   }();
   using Half64 = Kernels<Dtype::kFloat16, 64, kBoth>;
-  for (const bool standard : {false, true}) check<Half64>({float16, 70, 90, true, 0.25, true}, 64, standard);
+  for (const bool standard : {false, true}) check<Half64>({float16, 70, 90, true, 0.25, true}, 64, 64, standard);
 }
 
 }  // namespace

@@ -140,12 +140,13 @@ class Lowering {
   struct Operand {
     RowTensor tensor;
     bool aligned;
+    int64_t head_dim;  // a matrix of scores: 0
   };
   static Operand operand(const tessera_layout& layout, const void* data) {
-    return {row_tensor(layout, data), rows_aligned(layout, data)};
+    return {row_tensor(layout, data), rows_aligned(layout, data), layout.shape[layout.rank - 1]};
   }
-  Operand p() const { return {p_, true}; }
-  Operand d() const { return {d_, true}; }
+  Operand p() const { return {p_, true, 0}; }
+  Operand d() const { return {d_, true, 0}; }
   float dropout_scale() const { return dropout_scale_; }
 
   // c [queries][keys] = factor a b^T, a and b [rows][head size]. Of P: its exponentials.
@@ -154,17 +155,17 @@ class Lowering {
     config.transpose_b = true, config.probabilities = probabilities;
     config.mask = probabilities && core::present(plan_.problem.mask);
     config.dropout = probabilities && plan_.problem.dropout_p > 0;
-    launch(config, a, b, c, plan_.max_seqlen_q, plan_.max_seqlen_k, plan_.head_dim, factor);
+    launch(config, a, b, c, plan_.max_seqlen_q, plan_.max_seqlen_k, a.head_dim, factor);
   }
   // c [queries][head size] = factor a b, a a matrix of scores, b [keys][head size].
   void over_keys(const Operand& a, const Operand& b, const Operand& c, float factor) {
-    launch(config_for(plan_.head_dim, a, b), a, b, c, plan_.max_seqlen_q, plan_.head_dim, plan_.max_seqlen_k, factor);
+    launch(config_for(b.head_dim, a, b), a, b, c, plan_.max_seqlen_q, b.head_dim, plan_.max_seqlen_k, factor);
   }
   // c [keys][head size] = factor a^T b, a a matrix of scores, b [queries][head size]. kept: without what is dropped in a.
   void over_queries(const Operand& a, const Operand& b, const Operand& c, float factor, bool kept) {
-    StandardProductConfig config = config_for(plan_.head_dim, a, b);
+    StandardProductConfig config = config_for(b.head_dim, a, b);
     config.transpose_a = true, config.dropout = kept && plan_.problem.dropout_p > 0;
-    launch(config, a, b, c, plan_.max_seqlen_k, plan_.head_dim, plan_.max_seqlen_q, factor);
+    launch(config, a, b, c, plan_.max_seqlen_k, b.head_dim, plan_.max_seqlen_q, factor);
   }
   void over_rows() { launch_standard_rows(own_.rows, rows_, own_.rows_grid, launches_); }
 
