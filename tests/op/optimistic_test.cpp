@@ -26,6 +26,7 @@ tessera_plan hopper_plan(const Call& call, const Case& c) {
 TEST(FwdSm90Cases, AreServedByIt) {
   int in_clusters = 0;
   for (Case c : hopper_cases()) {
+    if (c.backward) continue;  // bwd_sm90's, whose forward pass is too small for it
     c = legalised(c);
     const Call call = make_call(make_inputs(c));
     const tessera_plan plan = hopper_plan(call, c);
