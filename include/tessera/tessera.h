@@ -198,7 +198,7 @@ typedef enum tessera_kernel {
   TESSERA_KERNEL_FWD_SM80 = 4,  /* CUDA: forward by mma.sync, on every GPU from Ampere on */
   TESSERA_KERNEL_BWD_SM80 = 5,  /* CUDA: backward by mma.sync, on every GPU from Ampere on */
   TESSERA_KERNEL_FWD_SM90 = 6,  /* CUDA: forward by TMA and wgmma, on Hopper */
-  TESSERA_KERNEL_BWD_SM90 = 7,  /* CUDA: backward by TMA and wgmma, on Hopper; above D = 128 on request */
+  TESSERA_KERNEL_BWD_SM90 = 7,  /* CUDA: backward by TMA and wgmma, on Hopper */
   /* For comparison, on request alone: the first FlashAttention's schedule, and standard attention, which stores its scores. */
   TESSERA_KERNEL_FWD_FA1 = 8,
   TESSERA_KERNEL_BWD_FA1 = 9,

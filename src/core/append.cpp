@@ -6,6 +6,7 @@
 
 #include "core/caller_struct.hpp"
 #include "core/cancel.hpp"
+#include "core/device_here.hpp"
 #include "core/guarded.hpp"
 #include "core/layout.hpp"
 #include "core/own_memory.hpp"
@@ -255,7 +256,7 @@ tessera_status read_call(const tessera_append_call* given, tessera_append_call& 
                      known);
 }
 
-tessera_status append(const tessera_append_call* given, const tessera_device* device,
+tessera_status append(const tessera_append_call* given, const tessera_device* given_device,
                       const tessera_executor* given_executor) {
   tessera_append_call call;
   TESSERA_RETURN_IF_ERROR(read_call(given, call));
@@ -263,24 +264,15 @@ tessera_status append(const tessera_append_call* given, const tessera_device* de
   TESSERA_RETURN_IF_ERROR(read_executor(given_executor, executor));
   TESSERA_RETURN_IF_ERROR(check_call(call));
   TESSERA_RETURN_IF_ERROR(check_pointers(call));
-  tessera_device here;
-  if (!device) {
-    TESSERA_RETURN_IF_ERROR(cpu::detect_once(here));
-    device = &here;
-  }
-  TESSERA_RETURN_IF_ERROR(validate(*device));
-  if (device->backend == TESSERA_BACKEND_CUDA) {
-    TESSERA_RETURN_IF_ERROR(check_is_here(*device));
-    TESSERA_RETURN_IF_ERROR(cuda::check_memory(call, *device));
-    return cuda::append(call, *device, executor.stream);
-  }
-  if (device->isa > cpu::best_isa()) {
-    return invalid("device: has %s, accepted this machine's CPU, which has %s", tessera_isa_name(device->isa),
-                   tessera_isa_name(cpu::best_isa()));
+  tessera_device device;
+  TESSERA_RETURN_IF_ERROR(device_here(given_device, device));
+  if (device.backend == TESSERA_BACKEND_CUDA) {
+    TESSERA_RETURN_IF_ERROR(cuda::check_memory(call, device));
+    return cuda::append(call, device, executor.stream);
   }
   TESSERA_RETURN_IF_ERROR(check_indices(call));
   Cancel cancel(executor);
-  cpu::append(call, *device, executor, cancel);
+  cpu::append(call, device, executor, cancel);
   return cancel.asked() ? cancelled() : ok();
 }
 

@@ -7,6 +7,7 @@
 #include "core/buffers.hpp"
 #include "core/caller_struct.hpp"
 #include "core/cancel.hpp"
+#include "core/device_here.hpp"
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
 #include "core/own_memory.hpp"
@@ -175,29 +176,20 @@ tessera_status execute(int32_t direction, const tessera_plan* plan, const tesser
   return execute_cpu(*plan, buffers, aligned, executor);
 }
 
-tessera_status combine(const CombineTensors& tensors, const tessera_device* device,
+tessera_status combine(const CombineTensors& tensors, const tessera_device* given_device,
                        const tessera_executor* given_executor) {
   tessera_executor executor;
   TESSERA_RETURN_IF_ERROR(read_executor(given_executor, executor));
   TESSERA_RETURN_IF_ERROR(for_each_buffer(tensors, check_pointer));
   TESSERA_RETURN_IF_ERROR(check_sharing(tensors));
-  tessera_device here;
-  if (!device) {
-    TESSERA_RETURN_IF_ERROR(cpu::detect_once(here));
-    device = &here;
-  }
-  TESSERA_RETURN_IF_ERROR(validate(*device));
-  if (device->backend == TESSERA_BACKEND_CUDA) {
-    TESSERA_RETURN_IF_ERROR(check_is_here(*device));
-    TESSERA_RETURN_IF_ERROR(cuda::check_memory(tensors, *device));
-    return cuda::combine(tensors, *device, executor.stream);
-  }
-  if (device->isa > cpu::best_isa()) {
-    return invalid("device: has %s, accepted this machine's CPU, which has %s", tessera_isa_name(device->isa),
-                   tessera_isa_name(cpu::best_isa()));
+  tessera_device device;
+  TESSERA_RETURN_IF_ERROR(device_here(given_device, device));
+  if (device.backend == TESSERA_BACKEND_CUDA) {
+    TESSERA_RETURN_IF_ERROR(cuda::check_memory(tensors, device));
+    return cuda::combine(tensors, device, executor.stream);
   }
   Cancel cancel(executor);
-  cpu::combine(tensors, *device, cancel);
+  cpu::combine(tensors, device, cancel);
   return cancel.asked() ? cancelled() : ok();
 }
 
