@@ -57,4 +57,10 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   return "";
 }
 
+std::string refuse_shared_memory(int64_t bytes, const tessera_plan& plan) {
+  if (bytes <= plan.device.smem_bytes) return "";
+  return "needs " + std::to_string(bytes >> 10) + " KiB of shared memory, a block may have " +
+         std::to_string(plan.device.smem_bytes >> 10);
+}
+
 }  // namespace tessera::cuda

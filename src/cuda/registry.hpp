@@ -42,6 +42,9 @@ consteval uint32_t all_tensors_but(std::initializer_list<core::TensorName> names
 // The first that a plan asks for and a family has not, in words; "" where it has all.
 std::string refusal(const Supports& supports, const tessera_plan& plan);
 
+// That a thread block's shared memory, in bytes, is more than the GPU has for one; "" where it is not.
+std::string refuse_shared_memory(int64_t bytes, const tessera_plan& plan);
+
 // Problems that stand for many: what their launches are compiled for does not depend on lengths beyond these kinds, nor, but for
 // kPrefill, on masks by position and on whether rows are dense or packed.
 enum class Use {

@@ -205,10 +205,7 @@ std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refuse_options(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   const BlockShape shape = shape_of(configs_of(plan));
-  if (shape.smem_bytes > plan.device.smem_bytes) {
-    return "needs " + std::to_string(shape.smem_bytes >> 10) + " KiB of shared memory, a block may have " +
-           std::to_string(plan.device.smem_bytes >> 10);
-  }
+  if (std::string reason = refuse_shared_memory(shape.smem_bytes, plan); !reason.empty()) return reason;
   const Tiles tiles = tiles_of(plan, shape);
   if (tiles.blocks() > INT32_MAX / shape.cluster || tiles.q_slots > INT32_MAX / (plan.heads_q + 1))
     return "more than 2^31 tiles";

@@ -131,10 +131,7 @@ std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refuse_rows(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   const DecodeSm90Config config = make_config(plan);
-  if (smem_bytes(config) > plan.device.smem_bytes) {
-    return "needs " + std::to_string(smem_bytes(config) >> 10) + " KiB of shared memory, a block may have " +
-           std::to_string(plan.device.smem_bytes >> 10);
-  }
+  if (std::string reason = refuse_shared_memory(smem_bytes(config), plan); !reason.empty()) return reason;
   constexpr int64_t kMaxTiles = int64_t{1} << 30;  // the kernel counts a share past them
   const int64_t row_tiles = divide_up(plan.max_seqlen_q * group_of(plan), kDecodeRows);
   const int64_t works = plan.batch * plan.heads_kv * row_tiles,

@@ -24,6 +24,11 @@ constexpr int kMostHeadDim = 128;
 constexpr uint32_t kTensors = all_tensors_but({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table", "causal_seqs",
                                                "bias", "alibi_slopes", "block_mask", "sink", "d_sink", "d_bias"});
 
+constexpr Supports supports(tessera_direction direction) {
+  return {direction, 80, kAnyNewer, kHalfPrecision, kMostHeadDim, kTensors};
+}
+constexpr Supports kFwdSupports = supports(TESSERA_FORWARD), kBwdSupports = supports(TESSERA_BACKWARD);
+
 // The same of both passes: lengths are the tensors', and head sizes alike.
 std::string refuse_shapes(const tessera_plan& plan) {
   if (core::packed_q(plan.problem) || core::packed_k(plan.problem)) return "packed sequences: not taken";
@@ -33,12 +38,6 @@ std::string refuse_shapes(const tessera_plan& plan) {
   }
   if (plan.problem.softcap > 0) return "softcap: not taken";
   return plan.batch * plan.heads_q > INT32_MAX ? "more than 2^31 heads" : "";
-}
-
-std::string refuse_shared_memory(int64_t bytes, const tessera_plan& plan) {
-  if (bytes <= plan.device.smem_bytes) return "";
-  return "needs " + std::to_string(bytes >> 10) + " KiB of shared memory, a block may have " +
-         std::to_string(plan.device.smem_bytes >> 10);
 }
 
 // To that of a tile, lest every head size be a kernel of its own.
@@ -64,13 +63,6 @@ struct FwdFa1Plan {
   Grid grid;
   int64_t o_accum, row_max, row_sum;  // offsets in the workspace, bytes
 };
-
-constexpr Supports kFwdSupports{.direction = TESSERA_FORWARD,
-                                .oldest_arch = 80,
-                                .newest_arch = kAnyNewer,
-                                .dtypes = kHalfPrecision,
-                                .head_dim = kMostHeadDim,
-                                .tensors = kTensors};
 
 FwdConfig fwd_config(const tessera_plan& plan, const FwdFa1Tile& tile) {
   FwdConfig config{};
@@ -180,13 +172,6 @@ struct BwdFa1Plan {
   Grid rows_grid, products;
   BwdWorkspace workspace;
 };
-
-constexpr Supports kBwdSupports{.direction = TESSERA_BACKWARD,
-                                .oldest_arch = 80,
-                                .newest_arch = kAnyNewer,
-                                .dtypes = kHalfPrecision,
-                                .head_dim = kMostHeadDim,
-                                .tensors = kTensors};
 
 BwdConfig bwd_config(const tessera_plan& plan, const BwdFa1Tile& tile) {
   BwdConfig config{};

@@ -206,10 +206,7 @@ std::string refuse(const tessera_plan& plan) {
   const std::optional<Choice> found = choose(plan);
   if (!found) return std::string(kForcedTile) + ": holds what is no tile";
   const Choice& choice = *found;
-  if (smem_bytes(choice.config) > plan.device.smem_bytes) {
-    return "needs " + std::to_string(smem_bytes(choice.config) >> 10) + " KiB of shared memory, a block may have " +
-           std::to_string(plan.device.smem_bytes >> 10);
-  }
+  if (std::string reason = refuse_shared_memory(smem_bytes(choice.config), plan); !reason.empty()) return reason;
   constexpr int64_t kMaxWorkTiles = int64_t{1} << 30;  // the kernel counts a round of the grid past them
   if (choice.work_tiles > kMaxWorkTiles) return "more than 2^30 tiles";
   const std::string stand_in = kFwdSm80.refuse(plan);

@@ -35,18 +35,10 @@ struct StandardPlan {
 constexpr uint32_t kTensors =
     all_tensors_but({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table", "causal_seqs", "bias", "alibi_slopes",
                      "block_mask", "sink", "d_lse", "d_bias", "d_sink"});
-constexpr Supports kFwdSupports{.direction = TESSERA_FORWARD,
-                                .oldest_arch = 80,
-                                .newest_arch = kAnyNewer,
-                                .dtypes = kHalfPrecision,
-                                .head_dim = kMostHeadDim,
-                                .tensors = kTensors};
-constexpr Supports kBwdSupports{.direction = TESSERA_BACKWARD,
-                                .oldest_arch = 80,
-                                .newest_arch = kAnyNewer,
-                                .dtypes = kHalfPrecision,
-                                .head_dim = kMostHeadDim,
-                                .tensors = kTensors};
+constexpr Supports supports(tessera_direction direction) {
+  return {direction, 80, kAnyNewer, kHalfPrecision, kMostHeadDim, kTensors};
+}
+constexpr Supports kFwdSupports = supports(TESSERA_FORWARD), kBwdSupports = supports(TESSERA_BACKWARD);
 
 bool backward(const tessera_plan& plan) { return plan.problem.direction == TESSERA_BACKWARD; }
 
