@@ -124,6 +124,22 @@ void check_call(const std::string& direction, nb::handle q, nb::handle k, nb::ha
 
 // ---- the rest -------------------------------------------------------------------------------------------------------
 
+// A call without a plan, where its arrays lie: without Python's lock, and ended by Ctrl-C.
+template <class Call>
+void run_at(const CommonPlace& place, Call&& call) {
+  const tessera_device device = device_at(place.place(), place.first());
+  tessera_executor executor{};
+  executor.stream = place.place().stream;
+  Interrupt interrupt;
+  interrupt.add_to(executor);
+  tessera_status status;
+  {
+    const nb::gil_scoped_release release;
+    status = call(device, executor);
+  }
+  Interrupt::check(status);
+}
+
 void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle lse) {
   constexpr const char* kFloating = "float32, float16 or bfloat16";
   CommonPlace place;
@@ -137,18 +153,10 @@ void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle 
   const Array to = import("o", o, Access::kWrite, kFloating);
   Array to_lse;
   if (!lse.is_none()) to_lse = import("lse", lse, Access::kWrite, "float32");
-  const tessera_device where = device_at(place.place(), place.first());
-  tessera_executor executor{};
-  executor.stream = place.place().stream;
-  Interrupt interrupt;
-  interrupt.add_to(executor);
-  tessera_status status;
-  {
-    const nb::gil_scoped_release release;
-    status = tessera_combine(&from.layout, from.data, &from_lse.layout, static_cast<const float*>(from_lse.data),
-                             &to.layout, to.data, &to_lse.layout, static_cast<float*>(to_lse.data), &where, &executor);
-  }
-  Interrupt::check(status);
+  run_at(place, [&](const tessera_device& device, const tessera_executor& executor) {
+    return tessera_combine(&from.layout, from.data, &from_lse.layout, static_cast<const float*>(from_lse.data),
+                           &to.layout, to.data, &to_lse.layout, static_cast<float*>(to_lse.data), &device, &executor);
+  });
 }
 
 void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle seqused_k,
@@ -188,17 +196,9 @@ void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, 
     place.join(rows[n].name, arrays[n].place);
     rows[n].tensor = {arrays[n].layout, arrays[n].data};
   }
-  const tessera_device where = device_at(place.place(), place.first());
-  tessera_executor executor{};
-  executor.stream = place.place().stream;
-  Interrupt interrupt;
-  interrupt.add_to(executor);
-  tessera_status status;
-  {
-    const nb::gil_scoped_release release;
-    status = tessera_append(&call, &where, &executor);
-  }
-  Interrupt::check(status);
+  run_at(place, [&call](const tessera_device& device, const tessera_executor& executor) {
+    return tessera_append(&call, &device, &executor);
+  });
 }
 
 Place place_named(const std::string& name) {

@@ -120,6 +120,20 @@ TEST_P(CudaCompileSm90Tile, OverlapsItsProducts) {
 
 INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileSm90Tile, testing::ValuesIn(whole_and_halved()));
 
+// The n-th launch of a problem, compiled for the device's architecture.
+void compile_launch(const tessera_problem& problem, const tessera_device& device, int n, Binary& binary,
+                    std::string& log, std::string& config) {
+  tessera_plan plan;
+  const tessera_status planned = tessera_make_plan(&problem, &device, &plan);
+  ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
+  LaunchList list;
+  ASSERT_EQ(lower(plan, tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+  const KernelSpec spec = list[n].spec();
+  config = spec.config;
+  const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), device.arch, binary, &log);
+  ASSERT_EQ(status.code, TESSERA_OK) << config << ": " << status.message << "\n" << log;
+}
+
 // What bwd_sm90 is compiled into beside the prebuilt kernels: as a plan has it.
 class CudaCompileBwdSm90 : public testing::TestWithParam<int64_t> {};
 
@@ -166,17 +180,10 @@ TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
       p.bias = layout(*bias, {1, kHeads, kRows, kRows});
       p.d_bias = layout(float32, {1, kHeads, kRows, kRows});
     }
-    tessera_plan plan;
-    const tessera_status planned = tessera_make_plan(&p, &device, &plan);
-    ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
-    LaunchList list;
-    ASSERT_EQ(lower(plan, tessera_buffers{}, nullptr, list).code, TESSERA_OK);
-    const KernelSpec spec = list[1].spec();
-    SCOPED_TRACE(spec.config);
     Binary binary;
-    std::string log;
-    const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), 90, binary, &log);
-    ASSERT_EQ(status.code, TESSERA_OK) << status.message << "\n" << log;
+    std::string log, config;
+    ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, 1, binary, log, config));
+    SCOPED_TRACE(config);
     EXPECT_LE(binary.registers, 128);
     EXPECT_EQ(binary.spill_bytes, 0) << log;
     EXPECT_LE(binary.stack_bytes, 8) << log;  // of a spill that the compiler took back: nothing is kept there
@@ -214,17 +221,10 @@ TEST_P(CudaCompileDecodeSm90, SpillsNothing) {
     }
     p.batch_invariant = invariant;
     if (options) p.softcap = 30, p.alibi_slopes = layout(float32, {2 * kHeads}), p.has_scale = 1, p.scale = -1;
-    tessera_plan plan;
-    const tessera_status planned = tessera_make_plan(&p, &device, &plan);
-    ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
-    LaunchList list;
-    ASSERT_EQ(lower(plan, tessera_buffers{}, nullptr, list).code, TESSERA_OK);
-    const KernelSpec spec = list[0].spec();
-    SCOPED_TRACE(spec.config);
     Binary binary;
-    std::string log;
-    const tessera_status status = compile_kernel(source_of(spec), symbol_of(spec), 90, binary, &log);
-    ASSERT_EQ(status.code, TESSERA_OK) << status.message << "\n" << log;
+    std::string log, config;
+    ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, 0, binary, log, config));
+    SCOPED_TRACE(config);
     EXPECT_EQ(binary.spill_bytes, 0) << log;
     EXPECT_EQ(binary.stack_bytes, 0) << log;
   }
