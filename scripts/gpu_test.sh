@@ -201,7 +201,7 @@ sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved fal
 
 suite_memcheck() { sanitizer_suite memcheck '' --print-limit 20 --padding 256; }
 suite_racecheck() {
-  sanitizer_suite racecheck 'WAR tessera_(fwd_sm90|fwd_sm80_pairs|bwd_sm90)|RAW tessera_bwd_sm80_split' --print-limit 1000000 --show-backtrace no \
+  sanitizer_suite racecheck 'WAR tessera_(fwd_sm90|fwd_sm80_pairs|bwd_sm90(_d256)?)|RAW tessera_bwd_sm80_split' --print-limit 1000000 --show-backtrace no \
     --racecheck-report hazard
 }
 suite_initcheck() { sanitizer_suite initcheck 'read tessera_bwd_rows' --print-limit 1000000 --show-backtrace no; }
