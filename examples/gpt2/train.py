@@ -108,7 +108,8 @@ def make_model(attention, options):
         attn_pdrop=options.dropout, resid_pdrop=options.dropout, embd_pdrop=options.dropout,
         attn_implementation=attention)  # fmt: skip
     torch.manual_seed(options.seed)
-    model = GPT2LMHeadModel(config).to(options.device).train()
+    with torch.device(options.device):
+        model = GPT2LMHeadModel(config).train()
     return model if options.autocast or options.device == "cpu" else model.to(torch.bfloat16)
 
 
@@ -153,20 +154,20 @@ def profiled(attention, options):
     print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=60))
 
 
-def main(arguments=None):
-    options = parse(arguments)
+COLUMNS = ("model", "length", "batch", "dropout", "attention", "compiled", "tokens_per_s", "peak_gib", "step", "loss")
+
+
+def compare(options):
+    """Trains once by each attention and prints a line for each; rows of COLUMNS. Raises ArithmeticError: a loss is not finite."""
     where = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
-    print(f"GPT-2 {options.model} · {options.batch} x {options.length} tokens a step · dropout {options.dropout} · {where}")
+    print(f"GPT-2 {options.model} · {options.batch} x {options.length} tokens a step · dropout {options.dropout} · {where}"
+          + " · torch.compile" * options.compile + " · fused AdamW" * options.fused)  # fmt: skip
     results = {}
     for attention in options.attention:
-        if options.profile:
-            profiled(attention, options)
-            continue
         try:
             losses, rate, peak = results[attention] = train(attention, options)
         except torch.OutOfMemoryError:
-            print(f"{attention:8s} does not fit into the GPU's memory")
-            results.pop(attention, None)
+            print(f"{attention:8s} does not fit into the GPU's memory", flush=True)
             continue
         finally:
             if options.device.startswith("cuda"):
@@ -176,16 +177,34 @@ def main(arguments=None):
         print(f"{attention:8s} {rate:10.0f} tokens/s ({rate / first[1]:.2f} x)  {peak / 2**30:6.2f} GiB  loss {losses[0]:.3f} -> "
               f"{losses[-1]:.3f}  furthest from {next(iter(results))} {apart:.3f}", flush=True)  # fmt: skip
         if not all(math.isfinite(loss) for loss in losses):
-            print(f"{attention}: the loss is not finite")
-            return 1
+            raise ArithmeticError(f"{attention}: the loss is not finite")
+    return [
+        (options.model, options.length, options.batch, options.dropout, attention, options.compile, f"{rate:.0f}", f"{peak / 2**30:.3f}",
+         step, f"{loss:.5f}")
+        for attention, (losses, rate, peak) in results.items() for step, loss in enumerate(losses)
+    ]  # fmt: skip
+
+
+def write(path, rows):
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerows(rows)
+
+
+def main(arguments=None):
+    options = parse(arguments)
+    if options.profile:
+        for attention in options.attention:
+            profiled(attention, options)
+        return 0
+    try:
+        rows = compare(options)
+    except ArithmeticError as error:
+        print(error)
+        return 1
     if options.csv:
-        with open(options.csv, "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["model", "length", "batch", "dropout", "attention", "tokens_per_s", "peak_gib", "step", "loss"])
-            for attention, (losses, rate, peak) in results.items():
-                for step, loss in enumerate(losses):
-                    writer.writerow([options.model, options.length, options.batch, options.dropout, attention, f"{rate:.0f}",
-                                     f"{peak / 2**30:.3f}", step, f"{loss:.5f}"])  # fmt: skip
+        write(options.csv, rows)
     return 0
 
 
