@@ -2,7 +2,10 @@
 # What the papers claim, measured on a machine with a GPU: a CSV a subject in $OUT, else in build/gpu-python/logs. Three to four minutes
 # on an H200 with 16 cores; bench/papers.py and bench/long_context.py say what each is.
 #
-#   scripts/gpu_papers.sh [SUBJECT ...]    speed, blocks, traffic (ncu), lengths, long, gpt2; all unless some are named
+#   scripts/gpu_papers.sh [SUBJECT ...]    speed, blocks, traffic (ncu), lengths, long, gpt2, pathfinder; all but the last unless named
+#
+# gpt2 needs Transformers. pathfinder trains for $TRAIN_SECONDS (480) in out/pathfinder: 32 x 32 until that is learnt, 64 x 64 from it; another
+# call goes on where the last one stopped.
 #
 # The committed ones are bench/results/<date>-<gpu>-papers-<subject>.csv, which `make docs` draws.
 set -uo pipefail
@@ -10,9 +13,9 @@ cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
 logs=${OUT:-$PWD/build/gpu-python/logs}
-all=(speed blocks traffic lengths long gpt2)
+all=(speed blocks traffic lengths long gpt2 pathfinder)
 subjects=("$@")
-((${#subjects[@]})) || subjects=("${all[@]}")
+((${#subjects[@]})) || subjects=("${all[@]::6}")
 for subject in "${subjects[@]}"; do
   [[ " ${all[*]} " == *" $subject "* ]] || { echo "$subject: no such subject; accepted ${all[*]}" >&2; exit 2; }
 done
@@ -38,14 +41,25 @@ run_lengths() {
   "$python" bench/papers.py lengths --lengths 1024 4096 16384 32768 65536 131072 262144 --csv "$logs/lengths.csv"
 }
 run_long() { "$python" bench/long_context.py --csv "$logs/long.csv"; }
-run_gpt2() {
-  local status=0 length batch dropout
-  for run in "1024 32 0" "4096 8 0" "4096 8 0.1" "16384 2 0"; do
-    read -r length batch dropout <<< "$run"
-    "$python" examples/gpt2/train.py --length "$length" --batch "$batch" --dropout "$dropout" --steps 40 \
-      --csv "$logs/gpt2-$length-$dropout.csv" || status=1
-  done
-  return $status
+run_gpt2() { "$python" bench/gpt2.py --csv "$logs/gpt2.csv"; }
+run_pathfinder() {
+  local folder=${PATHFINDER:-out/pathfinder} end=$((SECONDS + ${TRAIN_SECONDS:-480})) first more
+  first=$folder/32 more=$folder/64
+  # train SIDE OPTION ...: until $end
+  train() {
+    local side=$1 own=$folder/$1 && shift
+    [[ ! -f $own/checkpoint.pt ]] || set -- "$@" --resume
+    "$python" examples/pathfinder/train.py --side "$side" --folder "$own" --workers "${JOBS:-4}" --report 200 \
+      --minutes "$(awk "BEGIN { print ($end - $SECONDS) / 60 }")" "$@"
+  }
+  if [[ ! -f $more/checkpoint.pt ]]; then
+    train 32 --steps 12000 --until 0.9 || return
+    cp "$first/curve.csv" "$logs/pathfinder-32.csv"
+    ((SECONDS < end)) || return 0
+    set -- --init "$first/checkpoint.pt"
+  fi
+  train 64 --steps 12000 --rate 5e-4 "$@" || return
+  cp "$more/curve.csv" "$logs/pathfinder-64.csv"
 }
 
 failed=0

@@ -4,8 +4,8 @@
     python examples/pathfinder/train.py --side 64 --folder out/pathfinder64 --minutes 9 --resume   # goes on, as if it had not stopped
     python examples/pathfinder/train.py --side 128 --folder out/pathfinder128 --init out/pathfinder64/checkpoint.pt   # positions stretched
 
-In the folder: the pictures, checkpoint.pt, and curve.csv, whose last columns are the accuracy on pictures that were not trained on, with
-its 95 % interval.
+Every picture it trains on is new (drawing.py). In the folder: the held-out pictures (pathfinder.py drew them), checkpoint.pt, and
+curve.csv, whose last columns are the accuracy on those pictures, with its 95 % interval.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import tessera.torch
 import torch
 from torch import nn
 
+import drawing
 import pathfinder
 
 HELD_OUT_SEED = 1_000_003
@@ -31,7 +32,7 @@ COLUMNS = ("step", "pictures", "seconds", "loss", "accuracy", "held_out", "low",
 
 def rotation(side, positions_of, head_dim, device):
     """cos and sin [side * side, head_dim / 2] of rotary positions in two dimensions: half of a head's pairs turn with the row,
-    half with the column. A picture whose positions are those of a smaller one is that one stretched."""
+    half with the column. positions_of: the side in whose units they are, another than side where positions were stretched."""
     wavelengths = 4 * 32 ** torch.linspace(0, 1, head_dim // 4, device=device)  # of 4 to 128 pixels
     at = torch.arange(side, device=device) * (positions_of / side)
     angles = 2 * math.pi * at[:, None] / wavelengths
@@ -61,16 +62,19 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, width, heads, layers):
+    """A token a pixel. It begins as what the stem x stem pixels about it show; from there on attention alone carries anything from one to
+    another."""
+
+    def __init__(self, width, heads, layers, stem):
         super().__init__()
         self.head_dim = width // heads
-        self.pixel = nn.Linear(1, width)
+        self.pixel = nn.Conv2d(1, width, stem, padding=stem // 2)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm, self.answer = nn.LayerNorm(width), nn.Linear(width, 1)
 
     def forward(self, images, positions_of):  # uint8 [B, side, side] -> logits [B]
         cos, sin = rotation(images.shape[1], positions_of, self.head_dim, images.device)
-        x = self.pixel(images.flatten(1)[..., None].float() / 255)
+        x = self.pixel(images[:, None].float() / 255).flatten(2).transpose(1, 2).contiguous()  # [B, side * side, width]
         for block in self.blocks:
             x = block(x, cos, sin)
         return self.answer(self.norm(x).mean(1))[:, 0]
@@ -79,24 +83,21 @@ class Model(nn.Module):
 # ---- pictures -------------------------------------------------------------------------------------------------------
 
 
-def pictures(folder, side, count, seed, workers):
+def held_out_pictures(folder, side, count, workers):
     """Drawn once, then kept in the folder."""
-    file = folder / f"pictures-{side}-{count}-{seed}.npz"
+    file = folder / f"held-out-{side}-{count}.npz"
     if not file.exists():
         print(f"drawing {count} pictures into {file}", flush=True)
-        images, labels = pathfinder.generate(side, count, seed, workers)
+        images, labels = pathfinder.generate(side, count, HELD_OUT_SEED, workers)
         np.savez_compressed(file, images=images, labels=labels)
     held = np.load(file)
     return torch.from_numpy(held["images"]), torch.from_numpy(held["labels"]).float()
 
 
-def turned(images, which):
-    """One of the eight ways to lay down a square: the label stays."""
-    if which & 1:
-        images = images.flip(1)
-    if which & 2:
-        images = images.flip(2)
-    return images.transpose(1, 2) if which & 4 else images
+def stretched(side, held_side, held_positions_of):
+    """The side in whose units the positions are when a model of another side goes on here: a dash and its gap stay as long as they were."""
+    period = {side: style.dash + style.gap for side, style in pathfinder.STYLES.items()}
+    return side * (held_positions_of / held_side) * period[held_side] / period[side]
 
 
 def interval(right, count, z=1.96):
@@ -116,17 +117,19 @@ class Training:
         options.folder.mkdir(parents=True, exist_ok=True)
         self.checkpoint, self.curve = options.folder / "checkpoint.pt", options.folder / "curve.csv"
         torch.manual_seed(options.seed)
-        self.model = Model(options.width, options.heads, options.layers).to(self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01)
+        self.model = Model(options.width, options.heads, options.layers, options.stem).to(self.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01,
+                                           fused=self.device.type == "cuda")  # fmt: skip
         self.step, self.seconds, self.positions_of = 0, 0.0, options.side
         if options.resume:
             self.load(self.checkpoint)
         elif options.init:
             held = torch.load(options.init, map_location=self.device)
             self.model.load_state_dict(held["model"])
-            self.positions_of = held["positions_of"]
-        self.images, self.labels = pictures(options.folder, options.side, options.pictures, options.seed, options.workers)
-        self.held_out = pictures(options.folder, options.side, options.held_out, HELD_OUT_SEED, options.workers)
+            self.positions_of = stretched(options.side, held["side"], held["positions_of"])
+        self.stream = drawing.Stream(options.side, options.batch, options.seed, self.device)
+        images, labels = held_out_pictures(options.folder, options.side, options.held_out, options.workers)
+        self.held_out = images.to(self.device), labels.to(self.device)
 
     def load(self, file):
         held = torch.load(file, map_location=self.device)
@@ -144,14 +147,12 @@ class Training:
 
     def logits(self, images):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return self.model(images.to(self.device), self.positions_of).float()
+            return self.model(images, self.positions_of).float()
 
     def train_step(self):
-        """Which pictures, and how they lie, is the step's number alone: what is resumed goes on the same way."""
+        """Which pictures it sees is the step's number alone: what is resumed goes on the same way. Loss and accuracy, on the device."""
         o = self.options
-        random = np.random.default_rng([o.seed, self.step])
-        chosen = torch.from_numpy(random.integers(len(self.labels), size=o.batch))
-        images, labels = turned(self.images[chosen], int(random.integers(8))), self.labels[chosen].to(self.device)
+        images, labels = self.stream.batch(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = o.rate * min(1, (self.step + 1) / o.warmup) * 0.5 * (1 + math.cos(math.pi * min(1, self.step / o.steps)))
         logits = self.logits(images)
@@ -161,17 +162,17 @@ class Training:
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1
-        return float(loss.detach()), float(((logits > 0) == (labels > 0)).float().mean())
+        return torch.stack([loss.detach(), ((logits > 0) == (labels > 0)).float().mean()])
 
     @torch.no_grad()
     def evaluate(self):
         images, labels = self.held_out
         parts = [self.logits(part) > 0 for part in images.split(self.options.batch)]
-        right = int((torch.cat(parts).cpu() == (labels > 0)).sum())
+        right = int((torch.cat(parts) == (labels > 0)).sum())
         return right / len(labels), *interval(right, len(labels))
 
     def report(self, losses):
-        loss, accuracy = np.mean(losses, axis=0)
+        loss, accuracy = torch.stack(losses).mean(0).tolist()
         held_out = self.evaluate()
         row = (self.step, self.step * self.options.batch, self.seconds, loss, accuracy, *held_out)
         fresh = self.step <= self.options.report or not self.curve.exists()
@@ -182,6 +183,7 @@ class Training:
             writer.writerow([f"{value:.5g}" if isinstance(value, float) else value for value in row])
         print(f"step {self.step:6d}  {self.seconds:7.0f} s  loss {loss:.4f}  trained on {accuracy:.3f}  held out {held_out[0]:.3f} "
               f"({held_out[1]:.3f} .. {held_out[2]:.3f})", flush=True)  # fmt: skip
+        return held_out[0]
 
     def run(self):
         o = self.options
@@ -192,9 +194,11 @@ class Training:
             losses.append(self.train_step())
             self.seconds = before + time.monotonic() - start
             if self.step % o.report == 0:
-                self.report(losses)
+                reached = self.report(losses)
                 self.save()
                 losses = []
+                if o.until is not None and reached >= o.until:
+                    break
         if losses:
             self.report(losses)
         self.save()
@@ -209,17 +213,19 @@ def main(arguments=None):
     going_on.add_argument("--resume", action="store_true", help="go on from the folder's checkpoint")
     going_on.add_argument("--init", type=Path, help="begin with this checkpoint's weights, its positions stretched over the picture")
     add("--minutes", type=float, help="stop after so many")
+    add("--until", type=float, help="stop at this accuracy on the held-out pictures")
     for name, value, what in (
-        ("steps", 20000, "of the whole training"), ("batch", 64, "pictures a step"), ("pictures", 20000, "to train on"),
-        ("held-out", 1000, "pictures to be judged by"), ("report", 100, "steps from one report and checkpoint to the next"),
-        ("warmup", 500, "steps"), ("width", 128, "of the model"), ("heads", 4, ""), ("layers", 6, ""), ("seed", 0, ""),
-        ("workers", 1, "processes that draw pictures"),
+        ("steps", 20000, "of the whole training"), ("batch", 64, "pictures a step"), ("held-out", 1000, "pictures to be judged by"),
+        ("report", 100, "steps from one report and checkpoint to the next"), ("warmup", 500, "steps"), ("width", 128, "of the model"),
+        ("heads", 4, ""), ("layers", 6, ""), ("stem", 3, "pixels a side"), ("seed", 0, ""), ("workers", 1, "processes that draw the held-out pictures"),
     ):  # fmt: skip
         add(f"--{name}", type=int, default=value, help=f"{what} (default: {value})".strip())
     add("--rate", type=float, default=1e-3, help="of learning (default: 1e-3)")
     options = parser.parse_args(arguments)
     if options.width % (4 * options.heads):
         parser.error(f"--width: {options.width}, accepted multiples of 4 times --heads, {4 * options.heads}")
+    if options.stem % 2 == 0:
+        parser.error(f"--stem: {options.stem}, accepted odd numbers")
     Training(options).run()
     return 0
 

@@ -102,7 +102,33 @@ def test_program(tmp_path):
         assert refused.returncode == 2 and "accepted" in refused.stderr or "choose from" in refused.stderr
 
 
-SMALL = ("--side", 32, "--pictures", 8, "--held-out", 4, "--batch", 4, "--width", 16, "--heads", 2, "--layers", 1, "--report", 2,
+@pytest.mark.parametrize("side", (32, 64))
+def test_pictures_by_the_thousand_are_the_same_pictures(side):
+    """drawing.py's: labels that the pixels confirm, ink and distances as pathfinder.py's."""
+    torch = pytest.importorskip("torch")
+    import drawing
+
+    count = COUNTS[side] // 2
+    images, labels = drawing.generate(side, count, 7, torch.device("cpu"))
+    assert images.dtype == torch.uint8 and images.shape == (count, side, side) and set(labels.tolist()) == {0, 1}
+    style = pathfinder.STYLES[side]
+    for image, label in zip(images.numpy(), labels):
+        assert pathfinder.is_connected(image) == bool(label)
+        discs = pathfinder.discs_of(image)
+        assert len(discs) == 2
+        for disc in discs:
+            y, x = np.argwhere(disc).mean(0)
+            assert style.disc <= min(y, x) and max(y, x) <= side - 1 - style.disc
+    of = components(images[0].numpy(), style.reach)
+    assert len(set(of.values())) == 2 + style.distractors
+    ink = pathfinder.generate(side, 4, seed=3)[0].mean()
+    assert images.float().mean().item() == pytest.approx(ink, rel=0.1)
+    if side == 32:
+        again, same = drawing.generate(side, count, 7, torch.device("cpu"))
+        assert torch.equal(again, images) and torch.equal(same, labels)
+
+
+SMALL = ("--side", 32, "--held-out", 4, "--batch", 4, "--width", 16, "--heads", 2, "--layers", 1, "--report", 2,
          "--warmup", 2)  # fmt: skip
 
 
@@ -126,7 +152,7 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path):
     assert rows[0].startswith("step,pictures") and [row.split(",")[0] for row in rows[1:]] == ["2", "4"]
 
     stretched = run(tmp_path / "larger", "--side", 64, "--steps", 1, "--init", whole / "checkpoint.pt")
-    assert stretched["positions_of"] == 32
+    assert stretched["positions_of"] == pytest.approx(64 * 4.0 / 5.8)  # the periods of the dashes
     with pytest.raises(SystemExit, match="is of side 32, --side says 64"):
         run(whole, "--side", 64, "--resume")
 
