@@ -5,13 +5,11 @@
 // Sequences are short, so that launches do not wait for the GPU; where there are many heads, it is so that a plan takes the
 // kernel that large problems have. Each first call has a process of its own, which this program starts. No library but
 // Tessera's; libcuda is opened at run time.
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -20,46 +18,16 @@
 #include <vector>
 
 #include "core/fields.hpp"
+#include "gpu_call.hpp"
 #include "tessera/tessera.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using namespace bench;
 
-double milliseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-void check(const tessera_status& status) {
-  if (status.code != TESSERA_OK) throw std::runtime_error(status.message);
-}
-
-// ---- the driver -----------------------------------------------------------------------------------------------------
-
-void* driver_function(const char* name) {
-  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  void* const function = library ? dlsym(library, name) : nullptr;
-  if (!function) throw std::runtime_error(std::string("libcuda.so.1: no ") + name);
-  return function;
-}
-
-template <class... Arguments>
-void driver(const char* name, Arguments... arguments) {
-  const int result = reinterpret_cast<int (*)(Arguments...)>(driver_function(name))(arguments...);
-  if (result != 0) throw std::runtime_error(std::string(name) + ": error " + std::to_string(result));
-}
-
-// GPU 0's primary context, current in this thread, with a stream.
-void* make_stream() {
-  int device = 0;
-  void* context = nullptr;
-  void* stream = nullptr;
-  driver("cuInit", 0u);
-  driver("cuDeviceGet", &device, 0);
-  driver("cuDevicePrimaryCtxRetain", &context, device);
-  driver("cuCtxSetCurrent", context);
-  driver("cuStreamCreate", &stream, 1u);  // does not wait for the default stream
-  return stream;
+void* stream_of_gpu_0() {
+  make_context();
+  return make_stream();
 }
 
 void* allocate(size_t bytes) {
@@ -102,26 +70,10 @@ constexpr Case kCases[] = {
     {"not prebuilt: backward, D 80", TESSERA_BACKWARD, 1, 128, 128, 1, 1, 80, 0},
 };
 
-tessera_layout layout(int32_t dtype, std::initializer_list<int64_t> shape) {
-  tessera_layout result{};
-  result.dtype = dtype;
-  result.rank = static_cast<int32_t>(shape.size());
-  std::ranges::copy(shape, result.shape);
-  int64_t stride = 1;
-  for (int32_t i = result.rank; i-- > 0; stride *= result.shape[i]) result.strides[i] = stride;
-  return result;
-}
-
-size_t bytes_of(const tessera_layout& tensor) {
-  size_t bytes = tessera_dtype_bytes(tensor.dtype);
-  for (int32_t i = 0; i < tensor.rank; ++i) bytes *= static_cast<size_t>(tensor.shape[i]);
-  return bytes;
-}
-
 // A planned call with its memory: two sets of tensors.
 class Planned {
  public:
-  explicit Planned(const Case& c) : stream_(make_stream()) {
+  explicit Planned(const Case& c) {
     tessera_problem problem;
     tessera_problem_init(&problem);
     problem.direction = c.direction;
@@ -165,7 +117,7 @@ class Planned {
   const char* device() const { return plan_.device.name; }
 
  private:
-  void* stream_;
+  void* stream_ = stream_of_gpu_0();
   tessera_buffers buffers_[2] = {};
   int turn_ = 0;
   bool in_turn_ = false;
@@ -180,7 +132,7 @@ class Planned {
 // What the driver alone takes: a kernel that does nothing, with about as many bytes of parameters as Tessera's.
 class Empty {
  public:
-  Empty() : stream_(make_stream()) {
+  Empty() {
     constexpr const char* kPtx =
         ".version 7.0\n.target sm_80\n.address_size 64\n"
         ".visible .entry empty(.param .align 64 .b8 p[1024]) { ret; }\n";
@@ -200,7 +152,7 @@ class Empty {
   using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                          void**);
   Launch launch_ = reinterpret_cast<Launch>(driver_function("cuLaunchKernel"));
-  void* stream_;
+  void* stream_ = stream_of_gpu_0();
   void* function_ = nullptr;
   alignas(64) char parameters_[1024] = {};
 };

@@ -1,11 +1,8 @@
 // The backward pass with each option by bwd_sm90 and by bwd_sm80, through the C interface, in the steady state: TFLOP/s on the
 // visible area. Links the library alone; libcuda is opened at run time.
 // "options_time warm N" compiles the kernels of case N into the cache, and no more: all of them at once take a few seconds.
-//   c++ -std=c++20 -O2 -Iinclude -Isrc lab/bwd_sm90/options_time.cpp build/gpu/src/libtessera.a -ldl -pthread
-#include <dlfcn.h>
-
+//   c++ -std=c++20 -O2 -Iinclude -Isrc -I. lab/bwd_sm90/options_time.cpp build/gpu/src/libtessera.a -ldl -pthread
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -14,29 +11,14 @@
 #include <string>
 #include <vector>
 
+#include "bench/gpu_call.hpp"
 #include "core/fields.hpp"
 #include "tessera/tessera.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-double milliseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-template <class... Arguments>
-void driver(const char* name, Arguments... arguments) {
-  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  void* const function = library ? dlsym(library, name) : nullptr;
-  if (!function) throw std::runtime_error(std::string("libcuda.so.1: no ") + name);
-  const int result = reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
-  if (result != 0) throw std::runtime_error(std::string(name) + ": error " + std::to_string(result));
-}
+using namespace bench;
 using Address = unsigned long long;
-
-void check(const tessera_status& status) {
-  if (status.code != TESSERA_OK) throw std::runtime_error(status.message);
-}
 
 struct Case {
   const char* name;
@@ -73,21 +55,6 @@ constexpr Case kCases[] = {
     {"D 256 full", 4, 4096, 8, 8, 256, 256, false},
     {"D 256 causal", 4, 4096, 8, 8, 256, 256, true},
 };
-
-tessera_layout layout(int32_t dtype, std::initializer_list<int64_t> shape) {
-  tessera_layout result{};
-  result.dtype = dtype;
-  result.rank = static_cast<int32_t>(shape.size());
-  std::ranges::copy(shape, result.shape);
-  int64_t stride = 1;
-  for (int32_t i = result.rank; i-- > 0; stride *= result.shape[i]) result.strides[i] = stride;
-  return result;
-}
-size_t bytes_of(const tessera_layout& tensor) {
-  size_t bytes = tessera_dtype_bytes(tensor.dtype);
-  for (int32_t i = 0; i < tensor.rank; ++i) bytes *= static_cast<size_t>(tensor.shape[i]);
-  return bytes;
-}
 
 // Normal numbers; of a mask nine of ten are 1.
 const std::vector<char>& pool(int32_t dtype) {
@@ -208,17 +175,12 @@ double visible(const Case& c) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  int device = 0;
-  void *context = nullptr, *stream = nullptr;
-  driver("cuInit", 0u);
-  driver("cuDeviceGet", &device, 0);
-  driver("cuDevicePrimaryCtxRetain", &context, device);
-  driver("cuCtxSetCurrent", context);
+  make_context();
   if (argc > 2) {
     Call(kCases[std::stoul(argv[2]) % std::size(kCases)]).compile();
     return 0;
   }
-  driver("cuStreamCreate", &stream, 1u);
+  void* const stream = make_stream();
   std::printf("%-30s %9s %9s %6s\n", "TFLOP/s", "bwd_sm90", "bwd_sm80", "");
   for (const Case& c : kCases) {
     try {
