@@ -32,7 +32,7 @@ struct AmxBackward {
   int64_t tile_count;
   bool dq_started[kAmxBackwardTiles];
 
-  // Rows that hold NaN or infinities: of K, of the tiles' Q and dO, where something may be hidden.
+  // Rows that hold NaN or infinities: of K, of the tiles' Q and dO, where something may be masked.
   NonfiniteKeys nonfinite_k;
   uint32_t nonfinite_q[kAmxBackwardTiles], nonfinite_do[kAmxBackwardTiles];
 
@@ -117,14 +117,14 @@ TESSERA_OWN_FUNCTION bool fused_gradients(const AmxBackward& f, const StagePair&
         }
         VecF d = e * fma(dp, scale, minus_delta[c]);
         // What is not seen has P = 0, and dP and the slope may be anything.
-        if constexpr (Exponential::hides()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
+        if constexpr (Exponential::masks()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
         if (kScores == Scores::kOptions && d_bias) {
           const VecF unscaled = e * (dp - load(delta + c * kLanes));
           store(d_bias + n * kBlockM + c * kLanes, (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)unscaled));
         }
         if (exponential.softcap()) {
           d *= entry.slope;
-          if constexpr (Exponential::hides()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
+          if constexpr (Exponential::masks()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
         }
         probability[kUpper][c] = kept, ds[kUpper][c] = d;
       };
@@ -353,9 +353,9 @@ TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_
   constexpr int64_t kGroup_bytes = kAmxBackwardTiles * kSteps_bytes;
   pack_column_pairs(f.s.sQ + t * f.q_steps * kTileSide * kBlockM, kBlockM, q, tile.count, kBlockM, p.head_dim);
   pack_column_pairs(f.s.sdO + t * f.v_steps * kTileSide * kBlockM, kBlockM, d_o, tile.count, kBlockM, p.head_dim_v);
-  const bool hides = entries_hide(p) || tile.all_low > f.key_begin || tile.all_high < f.key_begin + f.keys - 1;
-  f.nonfinite_q[t] = hides ? nonfinite_rows(q, tile.count, p.head_dim) : 0;
-  f.nonfinite_do[t] = hides ? nonfinite_rows(d_o, tile.count, p.head_dim_v) : 0;
+  const bool masked = may_mask_entries(p) || tile.all_low > f.key_begin || tile.all_high < f.key_begin + f.keys - 1;
+  f.nonfinite_q[t] = masked ? nonfinite_rows(q, tile.count, p.head_dim) : 0;
+  f.nonfinite_do[t] = masked ? nonfinite_rows(d_o, tile.count, p.head_dim_v) : 0;
   blank_rows(q, f.nonfinite_q[t]);
   blank_rows(d_o, f.nonfinite_do[t]);
   pack_row_pairs(f.s.q_rows + t * kSteps_bytes, kGroup_bytes, q, tile.count, p.head_dim);
@@ -413,13 +413,13 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
     if (walk.split_of(first) != split) continue;
     const int64_t rows = min_of<int64_t>(p.block_n, sequence.k_rows - first);
     f.key_begin = first;
-    f.keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // behind them: gradients of 0
+    f.keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // after them: gradients of 0
     __builtin_memset(s.sdK, 0, static_cast<size_t>(f.q_steps * p.block_n * kBlockM) * sizeof(float));
     __builtin_memset(s.sdV, 0, static_cast<size_t>(f.v_steps * p.block_n * kBlockM) * sizeof(float));
     if (f.keys > 0) {
       const KeyRows packed{first, 0, f.keys};
       pack_key_rows(s.k_tiles, p, p.k, sequence, batch, head_kv, packed, p.head_dim);
-      const bool look = entries_hide(p) || p.causal || p.window_left >= 0 || p.window_right >= 0;
+      const bool look = may_mask_entries(p) || p.causal || p.window_left >= 0 || p.window_right >= 0;
       f.nonfinite_k = pack_key_columns(s.k_transposed, p, p.k, sequence, batch, head_kv, packed, p.head_dim, look);
       pack_key_rows(s.v_tiles, p, p.v, sequence, batch, head_kv, packed, p.head_dim_v);
     }

@@ -1,7 +1,7 @@
 // Forward by AMX: FlashAttention-2, algorithm 1, for bfloat16, with lanes = queries, as in forward.hpp.
 //
 //   S^T [keys][queries]        = K Q^T         A: K as it lies       B: Q, pairs along d, packed once
-//   P = 2^(scale_log2 S - ref)                 vertical: a query is a lane
+//   P = 2^(scale_log2 S - stale_max)           vertical: a query is a lane
 //   O^T [head_dim_v][queries] += V^T P^T       A: V transposed once a block       B: P, pairs of keys
 //
 // A tile of 32 queries meets 32 keys a stage: four tile registers of S, 2 x 2. A job is two or four stages of one query
@@ -14,9 +14,9 @@
 //
 // A tile register is stored only when the next group of products wants it (Accumulators): stores at a group's end would
 // keep the products waiting. But S of the next stage is stored within the present one: a softmax that begins with loads
-// of what has just been stored would keep everything behind it waiting.
+// of what has just been stored would keep all that comes after it waiting.
 //
-// The softmax is the optimistic one of forward.hpp with a reference from the tile's first 32 keys: no maximum is looked
+// The softmax is that of forward.hpp by the stale max, which is that of the tile's first 32 keys: no maximum is looked
 // for. Scores out of the exponential's range and sums beyond the bound are found at the job's end, and the job is done
 // again the plain way before its P V.
 #pragma once
@@ -145,7 +145,7 @@ struct AmxForward {
   const Sequence& sequence;
   int64_t batch, head_kv;
   bool has_options;
-  NonfiniteKeys nonfinite;  // of the super-block's values, where something may be hidden
+  NonfiniteKeys nonfinite;  // of the super-block's values, where something may be masked
   Accumulators accumulators;
 
   TESSERA_INLINE void prefetch_next() {
@@ -276,13 +276,13 @@ TESSERA_INLINE void attend_stage_with(AmxForward& f, const Tile& tile, JobSums& 
   }
 }
 
-// Lane by lane: not 0; a reference whose own score comes out as 2^0 and not as the rounding of large numbers.
+// Lane by lane: not 0; a stale max whose own score comes out as 2^0 and not as the rounding of large numbers.
 TESSERA_INLINE uint32_t lane_bits(VecI lanes) { return _mm512_movepi32_mask((__m512i)lanes); }
-TESSERA_INLINE uint32_t exact_lanes(VecF ref) { return lane_bits(abs(ref) <= 65536.0f); }
+TESSERA_INLINE uint32_t exact_lanes(VecF stale_max) { return lane_bits(abs(stale_max) <= 65536.0f); }
 
-// The reference of a tile that has seen nothing: the maximum of what each row sees of one stage. Any number serves, and what
+// The stale max of a tile that has seen nothing: the maximum of what each row sees of one stage. Any number serves, and what
 // it does not suit is found at the job's end; so a row that sees nothing there takes the tile's maximum. `keys`: of the stage.
-TESSERA_OWN_FUNCTION void take_reference(const AmxForward& f, Tile& tile, const float* s, int64_t key, int64_t keys) {
+TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const float* s, int64_t key, int64_t keys) {
   VecF scale = splat(f.p.scale_log2);
   if (f.has_options) {
     for (int64_t n = 0; n < keys * kBlockM; n += kLanes) store(f.scratch.sS + n, load(s + n));
@@ -300,15 +300,15 @@ TESSERA_OWN_FUNCTION void take_reference(const AmxForward& f, Tile& tile, const 
     }
   }
   const VecF most = splat(max_lanes(max(best[0], best[1])));
-  for (int c = 0; c < 2; ++c) store(tile.ref + c * kLanes, select(best[c] == -infinity(), most, best[c]));
-  tile.met_ref = exact_lanes(best[0]) | exact_lanes(best[1]) << kLanes;
-  tile.has_ref = true;
+  for (int c = 0; c < 2; ++c) store(tile.stale_max + c * kLanes, select(best[c] == -infinity(), most, best[c]));
+  tile.met_stale_max = exact_lanes(best[0]) | exact_lanes(best[1]) << kLanes;
+  tile.has_stale_max = true;
 }
 
 // ALiBi: a tile's scores rise from key to key up to its diagonal, and would pass the first keys' maximum again and again. So
-// its reference is taken from where the diagonal meets it.
-TESSERA_OWN_FUNCTION void take_references_at_diagonals(AmxForward& f, int64_t tile_count, int64_t first_key,
-                                                       int64_t key_end) {
+// its stale max is taken from where the diagonal meets it.
+TESSERA_OWN_FUNCTION void take_stale_max_at_diagonals(AmxForward& f, int64_t tile_count, int64_t first_key,
+                                                      int64_t key_end) {
   for (int64_t t = 0; t < tile_count; ++t) {
     Tile& tile = f.tiles[t];
     const int64_t low = max_of<int64_t>(first_key, tile.some_low), high = min_of<int64_t>(key_end - 1, tile.some_high);
@@ -319,12 +319,12 @@ TESSERA_OWN_FUNCTION void take_references_at_diagonals(AmxForward& f, int64_t ti
     pack_key_rows(f.scratch.k_tiles, f.p, f.p.k, f.sequence, f.batch, f.head_kv, {key, 0, keys}, f.p.head_dim);
     f.scores({static_cast<int32_t>(t), 0, 1}, 0, f.scratch.ring, [] {});
     f.accumulators.flush();
-    take_reference(f, tile, f.scratch.ring, key, keys);
+    take_stale_max(f, tile, f.scratch.ring, key, keys);
   }
 }
 
-// Whether -inf in the bias hides all keys of the job from these rows.
-TESSERA_COLD_FUNCTION bool hidden_by_bias(const AmxForward& f, const Tile& tile, const Job& job, uint32_t rows) {
+// Whether -inf in the bias masks all keys of the job for these rows.
+TESSERA_COLD_FUNCTION bool masked_by_bias(const AmxForward& f, const Tile& tile, const Job& job, uint32_t rows) {
   uint32_t seeing = 0;
   for (int64_t stage = job.first; stage < job.first + job.stages; ++stage) {
     const int64_t key = f.key_begin + stage * kStageKeys, keys = min_of(kStageKeys, f.keys - stage * kStageKeys);
@@ -339,7 +339,7 @@ TESSERA_COLD_FUNCTION bool hidden_by_bias(const AmxForward& f, const Tile& tile,
   return (seeing & rows) == 0;
 }
 
-// Adds the job's sums to the tile's. False: they cannot be trusted. A row whose reference, of keys that it does not see,
+// Adds the job's sums to the tile's. False: they cannot be trusted. A row whose stale max, of keys that it does not see,
 // is far above its scores would come near the denormals, which AMX takes for zeros.
 TESSERA_INLINE bool accept_sums(const AmxForward& f, Tile& tile, const Job& job, const JobSums& sums) {
   constexpr float kLeastSum = 0x1p-40f;
@@ -350,24 +350,24 @@ TESSERA_INLINE bool accept_sums(const AmxForward& f, Tile& tile, const Job& job,
   for (int c = 0; c < 2; ++c) {
     const VecF sum = load(sums.sum + c * kLanes);
     total[c] = load(tile.sum + c * kLanes) + sum;
-    above |= ~(sum <= kOptimisticBound);
+    above |= ~(sum <= kStaleMaxBound);
     small |= lane_bits(~(total[c] >= kLeastSum)) << c * kLanes;
     zero |= lane_bits(total[c] == 0.0f) << c * kLanes;
     unseen |= lane_bits(sums.seen[c] == 0u) << c * kLanes;
   }
   if (any(above)) return false;
-  small &= ~tile.met_ref & ~(zero & unseen);
-  if (small != 0 && ((small & ~zero) != 0 || !f.p.bias.data || !hidden_by_bias(f, tile, job, small))) return false;
+  small &= ~tile.met_stale_max & ~(zero & unseen);
+  if (small != 0 && ((small & ~zero) != 0 || !f.p.bias.data || !masked_by_bias(f, tile, job, small))) return false;
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) store(tile.sum + c * kLanes, total[c]);
   return true;
 }
 
-// P of a whole job by its own maximum, with every option of the scores; what O holds so far is rescaled.
+// P of a full job by its own maximum, with every option of the scores; what O holds so far is rescaled.
 TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* sP) {
   const Params& p = f.p;
   Tile& tile = f.tiles[job.tile];
-  tile.pessimistic = true;
+  tile.passed_bound = true;
   float* sS = f.scratch.sS;
   for (int64_t stage = 0; stage < job.stages; ++stage) {
     f.scores(job, stage, sS + stage * kStageKeys * kBlockM, [] {});
@@ -383,25 +383,25 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) best[c] = max(best[c], load(sS + n * kBlockM + c * kLanes));
 
-  VecF alpha[2], ref[2], sum[2];
+  VecF alpha[2], stale_max[2], sum[2];
   VecI rescale = splat(0), unset = splat(0);
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) {
-    // Against a reference that nothing has been summed by yet, another row's perhaps, all scores might vanish.
-    const VecF given = load(tile.ref + c * kLanes);
+    // Against a stale max that nothing has been summed by yet, another row's perhaps, all scores might vanish.
+    const VecF given = load(tile.stale_max + c * kLanes);
     const VecF old = select(load(tile.sum + c * kLanes) == 0.0f, splat(-infinity()), given);
     const VecI moves = best[c] > old + kRescaleThreshold_log2;
     const VecF next = select(moves, best[c], given);
-    store(tile.ref + c * kLanes, next);
+    store(tile.stale_max + c * kLanes, next);
     const uint32_t moved = lane_bits(moves) << c * kLanes;
-    tile.met_ref = (tile.met_ref & ~moved) | (exact_lanes(next) << c * kLanes & moved);
-    ref[c] = select(next == -infinity(), VecF{}, next);
-    alpha[c] = select(moves, exp2(old - ref[c]), splat(1.0f));
+    tile.met_stale_max = (tile.met_stale_max & ~moved) | (exact_lanes(next) << c * kLanes & moved);
+    stale_max[c] = select(next == -infinity(), VecF{}, next);
+    alpha[c] = select(moves, exp2(old - stale_max[c]), splat(1.0f));
     rescale |= moves;
     unset |= next == -infinity();
     sum[c] = load(tile.sum + c * kLanes) * alpha[c];
   }
-  tile.has_ref = !any(unset);
+  tile.has_stale_max = !any(unset);
   if (tile.started && any(rescale)) {
     float* sO = reinterpret_cast<float*>(f.o_of(job));
     for (int64_t d = 0; d < p.head_dim_v; ++d)
@@ -423,7 +423,7 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
 #pragma GCC unroll 2
         for (int64_t r = 0; r < 2; ++r) {
           const int64_t at = (stage * kStageKeys + j + r * kTileSide) * kBlockM + c * kLanes;
-          pair[r] = exponential(load(sS + at) - ref[c]);
+          pair[r] = exponential(load(sS + at) - stale_max[c]);
           sum[c] += pair[r];
           // Past the last key there are no factors.
           if (p.dropout_threshold && at < count * kBlockM) pair[r] *= load(factors + at);
@@ -455,12 +455,12 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
     const Job* after = j + 1 < job_count ? &jobs[j + 1] : nullptr;
     const uint32_t* before_p = f.scratch.sP + (j + 1) % 2 * probabilities;
     uint32_t* sP = f.scratch.sP + j % 2 * probabilities;
-    const bool first = !tile.started && !tile.pessimistic && !tile.has_ref;
+    const bool first = !tile.started && !tile.passed_bound && !tile.has_stale_max;
     bool done = false;
-    if (tile.has_ref || first) {
+    if (tile.has_stale_max || first) {
       if (first) {
         const int64_t begin = job.first * kStageKeys;
-        take_reference(f, tile, ring + turn * kRing, f.key_begin + begin, min_of(kStageKeys, f.keys - begin));
+        take_stale_max(f, tile, ring + turn * kRing, f.key_begin + begin, min_of(kStageKeys, f.keys - begin));
       }
       JobSums sums{};
       const int64_t groups = before ? f.output_groups() : 0;
@@ -497,7 +497,7 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
       f.accumulators.flush();
     }
     if (!done) {
-      if (first) forget_softmax(tile), tile.met_ref = 0;
+      if (first) forget_softmax(tile), tile.met_stale_max = 0;
       attend_plain(f, job, sP);
     }
   }
@@ -526,7 +526,7 @@ TESSERA_INLINE int64_t list_jobs(Job* jobs, int64_t job_stages, const Tile* tile
 
 // Whether there is a key that one row of a tile sees and another does not.
 TESSERA_INLINE bool hides_keys(const Params& p, const Tile* tiles, int64_t tile_count, int64_t key, int64_t count) {
-  if (entries_hide(p)) return true;
+  if (may_mask_entries(p)) return true;
   for (int64_t t = 0; t < tile_count; ++t) {
     const bool meets = tiles[t].some_low < key + count && tiles[t].some_high >= key;
     if (meets && (tiles[t].all_low > key || tiles[t].all_high < key + count - 1)) return true;
@@ -576,7 +576,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
 
   // 2. For every super-block of visible keys: K and V packed, then S, softmax, O += P V for each tile.
   tiles_configure();
-  if (p.alibi_slopes) take_references_at_diagonals(f, tile_count, first_key, key_end);
+  if (p.alibi_slopes) take_stale_max_at_diagonals(f, tile_count, first_key, key_end);
   for (; key < key_end; key += p.block_n) {
     if (p.cancelled && p.cancelled(p.cancel)) break;
     f.key_begin = key;

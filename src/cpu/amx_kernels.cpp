@@ -11,9 +11,9 @@ const AmxKernelTable TESSERA_JOIN(kernels_, TESSERA_ISA_NAME) = {
     .block_m = kBlockM,
     .tile_bytes = sizeof(Tile),
     .forward = amx_forward_item,
-    .backward_rows = backward_rows_item,
+    .backward_preprocess = backward_preprocess_item,
     .backward = amx_backward_item,
-    .backward_finish = backward_finish_item,
+    .backward_postprocess = backward_postprocess_item,
 };
 
 }  // namespace tessera::cpu

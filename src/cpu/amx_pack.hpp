@@ -155,9 +155,9 @@ TESSERA_OWN_FUNCTION void pack_row_pairs(char* out, int64_t group_bytes, const c
 
 // ---- NaN and infinities ----
 //
-// Where something is hidden from a row of the tile, its weight is 0, and a product of whole tiles would take 0 x NaN. So an
+// Where something is masked for a row of the tile, its weight is 0, and a product of full tiles would take 0 x NaN. So an
 // operand that the products sum over (V and K along keys, Q and dO along queries) is looked over before it is packed, if
-// there is something that may be hidden: at an AND and a maximum for 64 bytes. Rows that hold NaN or an infinity are
+// there is something that may be masked: at an AND and a maximum for 64 bytes. Rows that hold NaN or an infinity are
 // packed as zeros, and what they give is added after the product to the rows that see them. All else keeps its bits.
 
 // Bit r: row r of at most 32 holds NaN or an infinity.

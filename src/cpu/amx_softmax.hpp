@@ -274,7 +274,7 @@ constexpr uint32_t kBits[kStageKeys] = {1u << 0,  1u << 1,  1u << 2,  1u << 3,  
                                         1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21, 1u << 22, 1u << 23,
                                         1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
 
-// A stage's scores, exponentiated against `against` (a row's reference or LSE, log2 units). kSlope: with the softcap's slope.
+// A stage's scores, exponentiated against `against` (a row's stale max or LSE, log2 units). kSlope: with the softcap's slope.
 template <Scores kScores, int kDegree, bool kSlope>
 class StageExponential {
   static constexpr bool kAny = kScores == Scores::kOptions;
@@ -296,11 +296,11 @@ class StageExponential {
   }
 
   struct Entry {
-    __m512i probability;  // 0 where the entry is hidden; the sign is set where it is out of range
+    __m512i probability;  // 0 where the entry is masked; the sign is set where it is out of range
     __mmask16 seen;
     VecF slope;  // kSlope: of the softcap
   };
-  TESSERA_INLINE static constexpr bool hides() {
+  TESSERA_INLINE static constexpr bool masks() {
     return kScores == Scores::kMasked || kScores == Scores::kBias || kAny;
   }
   TESSERA_INLINE bool softcap() const { return kSmallSoftcap || (kAny && options_->softcap); }
@@ -343,7 +343,7 @@ class StageExponential {
       x = max(splat(-127.0f * kFixedPointOne), x);
     }
     out.probability = exp2_(x);
-    if constexpr (hides()) out.probability = _mm512_maskz_mov_epi32(out.seen, out.probability);
+    if constexpr (masks()) out.probability = _mm512_maskz_mov_epi32(out.seen, out.probability);
     return out;
   }
   // After a unit: masks by position are told key by key.
@@ -369,7 +369,7 @@ class StageExponential {
   VisibleLanes visible_[2];
 };
 
-// What a job's optimistic softmax has summed, a lane a query.
+// What a job's softmax by the stale max has summed, a lane a query.
 struct JobSums {
   alignas(64) float sum[kBlockM];
   alignas(64) uint32_t out_of_range[kLanes];  // bits 15 and 31
@@ -387,7 +387,7 @@ class StageSoftmax {
  public:
   TESSERA_INLINE StageSoftmax(const Params& p, const Tile& tile, const JobSums& sums, const float* s, uint32_t* p_out,
                               int64_t key, const StageOptions* options)
-      : s_(s), p_out_(p_out), exponential_(p, tile, tile.ref, key, options) {
+      : s_(s), p_out_(p_out), exponential_(p, tile, tile.stale_max, key, options) {
     out_of_range_ = load_as<VecU>(sums.out_of_range);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) sum_[c] = load(sums.sum + c * kLanes);

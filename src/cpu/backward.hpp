@@ -6,7 +6,7 @@
 //
 // An item is one part of the keys of one KV head (of several, where a broadcast d_bias needs a single writer). Within
 // it a super-block of keys stays: its dK and dV accumulate in scratch, and every visible tile of kBlockM queries passes
-// by once and meets it kKeyBlock keys at a time. dQ accumulates in float32, one buffer a part, which backward_finish
+// by once and meets it kKeyBlock keys at a time. dQ accumulates in float32, one buffer a part, which backward_postprocess
 // adds in order: the sums have one order whatever the number of threads.
 #pragma once
 
@@ -25,7 +25,7 @@ struct BackwardOperands {
   const float *lse, *delta;  // [kBlockM]
   float* dq;                 // the tile's first row
   int64_t dq_ld;
-  bool finite;  // K, Q and dO hold neither NaN nor infinity, or there is nothing hidden that these could reach
+  bool finite;  // K, Q and dO hold neither NaN nor infinity, or nothing is masked that these could reach
   int64_t head_kv;
 };
 
@@ -387,7 +387,7 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
   for (int64_t first = 0; first < sequence.k_rows; first += p.block_n) {
     if (walk.split_of(first) != split) continue;
     const int64_t rows = min_of<int64_t>(p.block_n, sequence.k_rows - first);
-    const int64_t keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // behind them: gradients of 0
+    const int64_t keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // after them: gradients of 0
     __builtin_memset(s.sdK, 0, static_cast<size_t>(rows * s.dk_ld) * sizeof(float));
     __builtin_memset(s.sdV, 0, static_cast<size_t>(rows * s.dv_ld) * sizeof(float));
     BackwardOperands<kOp> t;
@@ -411,12 +411,12 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
         t.sQ = s.sQ, t.sdO = s.sdO;
         t.q_steps = load_rows<kOp>(p, p.q, tile, p.head_dim, s.sQ, s.q_rows);
         t.do_steps = load_rows<kOp>(p, p.d_o, tile, p.head_dim_v, s.sdO, s.do_rows);
-        const bool hides = options || tile.all_low > first || tile.all_high < first + keys - 1;
-        if (hides && finite_keys < 0) {
+        const bool masked = options || tile.all_low > first || tile.all_high < first + keys - 1;
+        if (masked && finite_keys < 0) {
           finite_keys = keys_are_finite(p, p.k, sequence, batch, head_kv, first, keys, p.head_dim);
         }
-        t.finite = !hides || (finite_keys && queries_are_finite(p, p.q, tile, p.head_dim) &&
-                              queries_are_finite(p, p.d_o, tile, p.head_dim_v));
+        t.finite = !masked || (finite_keys && queries_are_finite(p, p.q, tile, p.head_dim) &&
+                               queries_are_finite(p, p.d_o, tile, p.head_dim_v));
         const int64_t at = h * p.rows_total + sequence.row_begin + row;
         for (int64_t lane = 0; lane < kBlockM; ++lane) {
           s.lse[lane] = lane < tile.count ? p.row_lse[at + lane] : infinity();
@@ -476,7 +476,7 @@ TESSERA_INLINE RowSpan row_span(const Params& p, int64_t item) {
 }
 
 // Before: delta = rowsum(dO o O) - dLSE, and the LSE in log2 units.
-inline void backward_rows_item(const Params& p, int64_t item, char*) {
+inline void backward_preprocess_item(const Params& p, int64_t item, char*) {
   const RowSpan span = row_span(p, item);
   const Sequence& sequence = p.sequences[span.batch];
   for (int64_t i = span.begin; i < span.begin + span.count; ++i) {
@@ -509,8 +509,8 @@ inline void backward_rows_item(const Params& p, int64_t item, char*) {
   }
 }
 
-// After: d_q = the sum of its parts, in order; and behind the last tile, one item a head: d_sink.
-inline void backward_finish_item(const Params& p, int64_t item, char* scratch) {
+// After: d_q = the sum of its parts, in order; and after the last tile, one item a head: d_sink.
+inline void backward_postprocess_item(const Params& p, int64_t item, char* scratch) {
   const int64_t dq_items = p.acc_dq ? p.sequences[p.batch].tile_begin * p.heads_q : 0;
   if (item >= dq_items) {
     const int64_t head = item - dq_items;

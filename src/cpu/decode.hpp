@@ -45,7 +45,7 @@ TESSERA_INLINE VecF sum_each(VecF (&v)[kLanes]) {
 #endif
 }
 
-// A query row as decode reads it: float32, or bf16 for the dot product; zero behind the head dimension.
+// A query row as decode reads it: float32, or bf16 for the dot product; zero past the head dimension.
 template <Op kOp>
 constexpr int64_t kLaneElems = kOp == Op::kDot ? 2 : 1;  // elements of q and k in a lane
 
@@ -178,20 +178,20 @@ TESSERA_INLINE void round_to_bf16(float* row, int64_t count) {
 struct DecodeRow {
   int64_t query, head;
   int64_t low, high;  // visible keys
-  float ref, slope;
-  alignas(64) float sum[kLanes];  // of 2^(score - ref), a lane each
+  float stale_max, slope;
+  alignas(64) float sum[kLanes];  // of 2^(score - stale_max), a lane each
 };
 
-// Scores of one row and one block -> P, and the row's ref and sum. What its O must be multiplied by is answered.
-// Behind the last key, P is 0 up to the next multiple of kLanes.
+// Scores of one row and one block -> P, and the row's stale_max and sum. What its O must be multiplied by is answered.
+// Past the last key, P is 0 up to the next multiple of kLanes.
 TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, DecodeRow& row, float* scores,
                                     int64_t key, int64_t count) {
-  const bool whole = key >= row.low && key + count - 1 <= row.high && count % kLanes == 0;
+  const bool full = key >= row.low && key + count - 1 <= row.high && count % kLanes == 0;
   VecF best = splat(-infinity());
   for (int64_t n = 0; n < count; n += kLanes) {
     VecF s = load(scores + n);
     s = p.softcap > 0 ? tanh(s * splat(p.scale / p.softcap)) * splat(p.softcap * kLog2e) : s * splat(p.scale_log2);
-    if (p.alibi_slopes || !whole) {
+    if (p.alibi_slopes || !full) {
       const VecI index = iota<VecI>() + static_cast<int32_t>(key + n);
       if (p.alibi_slopes) {
         s = s - splat(row.slope) * abs(to_float(index - static_cast<int32_t>(row.query + sequence.sk - sequence.sq)));
@@ -203,19 +203,19 @@ TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, D
     best = max(best, s);
     store(scores + n, s);
   }
-  // As in the tiled kernel, the reference moves only when a score passes it by the threshold.
+  // As in the tiled kernel, the stale max is replaced only when a score passes it by the threshold.
   float rescale = 1.0f;
-  if (any(best > row.ref + kRescaleThreshold_log2)) {
+  if (any(best > row.stale_max + kRescaleThreshold_log2)) {
     const float next = max_lanes(best);
-    rescale = row.ref == -infinity() ? 0.0f : __builtin_exp2f(row.ref - next);
-    row.ref = next;
+    rescale = row.stale_max == -infinity() ? 0.0f : __builtin_exp2f(row.stale_max - next);
+    row.stale_max = next;
     store(row.sum, load(row.sum) * rescale);
   }
-  const VecF ref = splat(row.ref == -infinity() ? 0.0f : row.ref);
+  const VecF stale_max = splat(row.stale_max == -infinity() ? 0.0f : row.stale_max);
   VecF sum = load(row.sum);
   const Exp2 exponential;
   for (int64_t n = 0; n < count; n += kLanes) {
-    const VecF e = exponential(load(scores + n) - ref);
+    const VecF e = exponential(load(scores + n) - stale_max);
     sum += e;
     store(scores + n, e);
   }
@@ -270,7 +270,7 @@ TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const DecodeRow* rows, i
 // kKeys neighbouring rows of K or V, one head after the other, and those that come after them, asked for in time.
 template <int kKeys>
 struct KeyGroup {
-  const char* rows[kKeys];  // behind `count`, the last one again
+  const char* rows[kKeys];  // past `count`, the last one again
   int64_t count;
 
   // Rows from `key`, of which those before `block_end` are wanted now; `key_end` ends what will ever be.
@@ -319,7 +319,7 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
     constexpr int64_t kCancelKeys = 1024;
     if (key % kCancelKeys == 0 && p.cancelled && p.cancelled(p.cancel)) return;
     const int64_t count = min_of<int64_t>(p.block_n, key_end - key);
-    const bool hides = key < all_low || key + count - 1 > all_high;
+    const bool masked = key < all_low || key + count - 1 > all_high;
     for (int64_t n = 0; n < count; n += kDecodeKeys) {
       KeyGroup<kDecodeKeys> group(p, p.k, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim);
       for (int64_t h = 0; h < heads; ++h, group.next_head()) {
@@ -343,7 +343,7 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
     for (int64_t n = 0; n < count; n += kDecodeValues) {
       KeyGroup<kDecodeValues> group(p, p.v, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim_v);
       for (int64_t h = 0; h < heads; ++h, group.next_head()) {
-        if (hides && !rows_are_finite(p.dtype, group.count, p.head_dim_v, [&](int64_t i) { return group.rows[i]; })) {
+        if (masked && !rows_are_finite(p.dtype, group.count, p.head_dim_v, [&](int64_t i) { return group.rows[i]; })) {
           decode_seen<kOp, Elem>(p, rows + h * row_count, row_count, s.o + h * row_count * out_ld, out_ld,
                                  s.scores + h * row_count * scores_ld, scores_ld, group.rows, key, n, group.count);
           continue;
@@ -384,7 +384,7 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
       const KeyRange keys = visible_keys(p, sequence, row.query);
       row.low = keys.low, row.high = keys.high;
       if (row.low <= row.high) low = min_of(low, row.low), high = max_of(high, row.high);
-      row.ref = -infinity();
+      row.stale_max = -infinity();
       row.slope = 0.0f;
       store(row.sum, VecF{});
       if (p.alibi_slopes) {
@@ -419,7 +419,7 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
     const float sum = sum_lanes(load(row.sum));
     const bool seen = sum != 0.0f;
     const int64_t at = (part * p.heads_q + row.head) * p.rows_total + row.query;
-    p.partial_lse[at] = seen ? (row.ref + __builtin_log2f(sum)) * kLn2 : -infinity();
+    p.partial_lse[at] = seen ? (row.stale_max + __builtin_log2f(sum)) * kLn2 : -infinity();
     const float inverse = seen ? 1.0f / sum : 0.0f;
     for (int64_t d = 0; d < p.head_dim_v; ++d)
       p.partial_o[at * p.head_dim_v + d] = s.o[i * out_ld + dot_column<kOp>(d)] * inverse;

@@ -6,10 +6,10 @@
 //   O^T += V^T P^T     [head_dim_v][queries]
 // Tiles of keys outside the mask are never visited.
 //
-// Two ways through a block, both exact. The plain one takes the block's maximum first. The optimistic one, on blocks
-// that every lane sees, exponentiates against the reference of the blocks before, straight from the product's
-// registers: no score is stored, no maximum taken. Should a lane's partial sum pass kOptimisticBound, the block is done
-// again the plain way, and so is the tile's next one: the softmax is the same whatever reference it is taken against,
+// Two ways through a block, both exact. The plain one takes the block's maximum first. The one by the stale max, on blocks
+// that every lane sees, exponentiates against the maximum of the blocks before, straight from the product's
+// registers: no score is stored, no maximum taken. Should a lane's partial sum pass kStaleMaxBound, the block is done
+// again the plain way, and so is the tile's next one: the softmax is the same whatever number is subtracted,
 // as long as nothing overflows.
 #pragma once
 
@@ -21,13 +21,13 @@
 namespace tessera::cpu {
 namespace {
 
-// A block's sum of 2^(score - ref) may reach this without a new reference, so an output grows by as much at most.
-constexpr float kOptimisticBound = 65536.0f;
-// The reference moves only when a maximum passes it by this much (log2 units): most blocks need no rescale.
+// A block's sum of 2^(score - stale_max) may reach this before the stale max is replaced: an output grows by as much.
+constexpr float kStaleMaxBound = 65536.0f;
+// The stale max is replaced only when a maximum passes it by this much (log2 units): most blocks need no rescale.
 constexpr float kRescaleThreshold_log2 = 8.0f;
 
-// Keys that a tile's first reference is taken from.
-constexpr int64_t kReferenceKeys = 32;
+// Keys that a tile's first stale max is taken from.
+constexpr int64_t kStaleMaxKeys = 32;
 
 template <Op kOp>
 struct ForwardBlock {
@@ -63,10 +63,10 @@ TESSERA_INLINE void store_p(float* sP, int64_t n, VecF (&p)[R][C]) {
     for (int c = 0; c < C; ++c) store(sP + (n + r) * kBlockM + c * kLanes, p[r][c]);
 }
 
-// P = 2^(scale_log2 * S - ref) for keys begin ... end - 1, never storing S. False: a lane's sum passed the bound.
+// P = 2^(scale_log2 * S - stale_max) for keys begin ... end - 1, never storing S. False: a lane's sum passed the bound.
 template <Op kOp, int C>
-TESSERA_INLINE bool optimistic_softmax(const Params& p, Tile& tile, const float* sQ, float* sP, const RowBlock& keys,
-                                       int64_t begin, int64_t end) {
+TESSERA_INLINE bool stale_max_softmax(const Params& p, Tile& tile, const float* sQ, float* sP, const RowBlock& keys,
+                                      int64_t begin, int64_t end) {
   const int64_t k_count = (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>;
   alignas(64) float sums[C * kLanes] = {};
   for_row_groups<kTileRows>(begin, end, [&]<int R>(int64_t n) TESSERA_LAMBDA_INLINE {
@@ -74,7 +74,7 @@ TESSERA_INLINE bool optimistic_softmax(const Params& p, Tile& tile, const float*
     multiply<R, C, kOp, Broadcast::kAlongK>(acc, keys.data + n * keys.stride_bytes, keys.stride_bytes, sQ, kBlockM,
                                             k_count);
     const VecF scale = splat(*opaque(&p.scale_log2));
-    const float* ref = opaque(tile.ref);
+    const float* stale_max = opaque(tile.stale_max);
     const Exp2 exponential;
     VecF sum[C];
 #pragma GCC unroll 8
@@ -83,7 +83,7 @@ TESSERA_INLINE bool optimistic_softmax(const Params& p, Tile& tile, const float*
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
-        acc[r][c] = exponential(fma(acc[r][c], scale, -load(ref + c * kLanes)));
+        acc[r][c] = exponential(fma(acc[r][c], scale, -load(stale_max + c * kLanes)));
         sum[c] += acc[r][c];
       }
 #pragma GCC unroll 8
@@ -92,7 +92,7 @@ TESSERA_INLINE bool optimistic_softmax(const Params& p, Tile& tile, const float*
   });
   VecI fits = splat(-1);
 #pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) fits &= load(sums + c * kLanes) <= kOptimisticBound;
+  for (int c = 0; c < C; ++c) fits &= load(sums + c * kLanes) <= kStaleMaxBound;
   if (any(~fits)) return false;
 #pragma GCC unroll 8
   for (int c = 0; c < C; ++c) store(tile.sum + c * kLanes, load(tile.sum + c * kLanes) + load(sums + c * kLanes));
@@ -134,22 +134,22 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) best[c] = max(best[c], load(sS + n * kBlockM + c * kLanes));
 
-  // A new reference where the maximum left the old one behind, and what was summed against the old one rescaled.
-  VecF alpha[C], ref[C], sum[C];
+  // A new stale max where the maximum passed it by the threshold, and what was summed against the old one rescaled.
+  VecF alpha[C], stale_max[C], sum[C];
   VecI rescale = splat(0), unset = splat(0);
 #pragma GCC unroll 8
   for (int c = 0; c < C; ++c) {
-    const VecF old = load(tile.ref + c * kLanes);
+    const VecF old = load(tile.stale_max + c * kLanes);
     const VecI moves = best[c] > old + kRescaleThreshold_log2;  // -inf + 8 = -inf: the first finite maximum moves it
     const VecF next = select(moves, best[c], old);
-    store(tile.ref + c * kLanes, next);
-    ref[c] = select(next == -infinity(), VecF{}, next);
-    alpha[c] = select(moves, exp2(old - ref[c]), splat(1.0f));
+    store(tile.stale_max + c * kLanes, next);
+    stale_max[c] = select(next == -infinity(), VecF{}, next);
+    alpha[c] = select(moves, exp2(old - stale_max[c]), splat(1.0f));
     rescale |= moves;
     unset |= next == -infinity();
     sum[c] = load(tile.sum + c * kLanes) * alpha[c];
   }
-  tile.has_ref = !any(unset);
+  tile.has_stale_max = !any(unset);
   if (tile.started && any(rescale)) {
     for (int64_t d = 0; d < p.head_dim_v; ++d)
 #pragma GCC unroll 8
@@ -170,7 +170,7 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
         const int64_t at = (n + r) * kBlockM + c * kLanes;
-        rows[r][c] = exponential(load(sS + at) - ref[c]);
+        rows[r][c] = exponential(load(sS + at) - stale_max[c]);
         sum[c] += rows[r][c];
         if (p.dropout_threshold) rows[r][c] *= load(factors + at);
       }
@@ -228,30 +228,30 @@ TESSERA_COLD_FUNCTION void add_seen_values(const Params& p, const Tile& tile, fl
 template <Op kOp, int C>
 TESSERA_INLINE void attend_keys(const Params& p, Tile& tile, float* sQ, float* sO, const ForwardScratch& scratch,
                                 const ForwardBlock<kOp>& block, int64_t begin, int64_t end, bool options) {
-  const bool whole = block.key_begin + begin >= tile.all_low && block.key_begin + end - 1 <= tile.all_high;
+  const bool full = block.key_begin + begin >= tile.all_low && block.key_begin + end - 1 <= tile.all_high;
   int64_t stops[C];
   for (int c = 0; c < C; ++c) {
     const int64_t high = tile.high[min_of((c + 1) * kLanes, tile.count) - 1];  // the vector's last query sees the most
-    const bool strips = tile.started && !whole && !p.pack_heads && c + 1 < C;
+    const bool strips = tile.started && !full && !p.pack_gqa && c + 1 < C;
     stops[c] = strips ? min_of(end, padded_to(max_of<int64_t>(0, high + 1 - block.key_begin), 8)) : end;
   }
   bool done = false;
-  if (whole && !options && !tile.pessimistic && (tile.has_ref || !tile.started)) {
-    const int64_t first = tile.started ? begin : min_of(end, begin + kReferenceKeys);
+  if (full && !options && !tile.passed_bound && (tile.has_stale_max || !tile.started)) {
+    const int64_t first = tile.started ? begin : min_of(end, begin + kStaleMaxKeys);
     if (!tile.started) {
       int64_t first_stops[C];
       for (int64_t& stop : first_stops) stop = first;
       plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, first_stops);
     }
-    done = tile.has_ref && optimistic_softmax<kOp, C>(p, tile, sQ, scratch.sS, block.keys, first, end);
-    tile.pessimistic = !done;  // the next block goes the plain way at once, the one after may try again
+    done = tile.has_stale_max && stale_max_softmax<kOp, C>(p, tile, sQ, scratch.sS, block.keys, first, end);
+    tile.passed_bound = !done;  // the next block goes the plain way at once, the one after may try again
     if (!done && !tile.started) forget_softmax(tile);
   } else {
-    tile.pessimistic = false;
+    tile.passed_bound = false;
   }
   if (!done) plain_softmax<kOp, C>(p, tile, sQ, sO, scratch, block, begin, stops);
-  const bool hides = !whole || entries_hide(p);
-  if (hides && !values_are_finite(p, tile, block)) {
+  const bool masked = !full || may_mask_entries(p);
+  if (masked && !values_are_finite(p, tile, block)) {
     add_seen_values<kOp, C>(p, tile, sO, scratch.sS, block, begin, end);
     tile.started = true;
     return;
@@ -273,10 +273,10 @@ TESSERA_OWN_FUNCTION void attend_block(const Params& p, Tile& tile, float* sQ, f
   int64_t begin = max_of<int64_t>(0, tile.some_low - block.key_begin) / 8 * 8;
   const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - block.key_begin);
   if (begin >= end) return;
-  // Where the mask cuts the block, the keys before the cut are worth going the optimistic way by themselves.
+  // Where the mask cuts the block, the keys before the cut are worth going by the stale max by themselves.
   const int64_t cut = min_of(end, tile.all_high + 1 - block.key_begin) / 8 * 8;
   for (int part = 0; part < 2; ++part) {
-    const bool two = !options && cut < end && cut - begin >= kReferenceKeys && block.key_begin + begin >= tile.all_low;
+    const bool two = !options && cut < end && cut - begin >= kStaleMaxKeys && block.key_begin + begin >= tile.all_low;
     const int64_t stop = two ? cut : end;
     attend_keys<kOp, C>(p, tile, sQ, sO, scratch, block, begin, stop, options);
     if (stop == end) break;
@@ -291,21 +291,21 @@ inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split) {
   const bool partial = p.num_splits > 1;
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
     const int64_t row = min_of<int64_t>(lane, tile.count - 1);
-    float ref = tile.ref[row], sum = tile.sum[row];
+    float stale_max = tile.stale_max[row], sum = tile.sum[row];
     float scale = 1.0f;
     const bool seen = sum != 0.0f;  // NaN counts as seen
     if (p.sink && !partial && seen) {
       const float sink =
           *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * tile.head[row]) *
           kLog2e;
-      const float joint = sink > ref ? sink : ref;
-      scale = __builtin_exp2f(ref - joint);
+      const float joint = sink > stale_max ? sink : stale_max;
+      scale = __builtin_exp2f(stale_max - joint);
       sum = sum * scale + __builtin_exp2f(sink - joint);
-      ref = joint;
+      stale_max = joint;
     }
     inverse[lane] = seen ? scale / sum : 0.0f;
     if (lane >= tile.count) continue;
-    const float lse = seen && (partial || p.lse) ? (ref + __builtin_log2f(sum)) * kLn2 : -infinity();
+    const float lse = seen && (partial || p.lse) ? (stale_max + __builtin_log2f(sum)) * kLn2 : -infinity();
     const int64_t query = tile.query[row], head = tile.head[row];
     if (partial) {
       const int64_t at = (split * p.heads_q + head) * p.rows_total + tile.sequence->row_begin + query;
@@ -347,13 +347,13 @@ TESSERA_INLINE bool place_item(const Params& p, int64_t item, ForwardPlace& at) 
   at.split = item % p.num_splits;
   const int64_t index = item / p.num_splits % p.sequences[p.batch].item_begin;
   const int64_t head_slot = item / p.num_splits / p.sequences[p.batch].item_begin;
-  if (head_slot >= (p.pack_heads ? p.heads_kv : p.heads_q)) return false;
+  if (head_slot >= (p.pack_gqa ? p.heads_kv : p.heads_q)) return false;
   at.batch = find_sequence(p, index);
   // Longest first: under a causal mask the last queries see the most.
   const int64_t local = p.sequences[at.batch + 1].item_begin - 1 - index;
-  at.head_kv = p.pack_heads ? head_slot : head_slot / group;
-  at.head = p.pack_heads ? head_slot * group : head_slot;
-  at.rows = p.sequences[at.batch].sq * (p.pack_heads ? group : 1);
+  at.head_kv = p.pack_gqa ? head_slot : head_slot / group;
+  at.head = p.pack_gqa ? head_slot * group : head_slot;
+  at.rows = p.sequences[at.batch].sq * (p.pack_gqa ? group : 1);
   at.row_begin = local * p.tiles_per_item * kBlockM;
   at.tile_count = (min_of(at.rows - at.row_begin, int64_t{p.tiles_per_item} * kBlockM) + kBlockM - 1) / kBlockM;
   return true;

@@ -26,10 +26,10 @@ const KernelTable TESSERA_JOIN(kernels_, TESSERA_ISA_NAME) = {
     .forward_dot = forward_item<kBestOp>,
     .decode = decode_item<Op::kFma>,
     .decode_dot = decode_item<kBestOp>,
-    .backward_rows = backward_rows_item,
+    .backward_preprocess = backward_preprocess_item,
     .backward = backward_item<Op::kFma>,
     .backward_dot = backward_item<kBestOp>,
-    .backward_finish = backward_finish_item,
+    .backward_postprocess = backward_postprocess_item,
     .combine = combine_rows,
     .rotate_token = rotate_token,
 };

@@ -68,7 +68,7 @@ TESSERA_INLINE RowBlock rows_block(const Params& p, const RowTensor& tensor, con
   }
 }
 
-// The same rows as steps of k, with columns up to the next multiple of kLanes (0 behind the last): V forward, broadcast
+// The same rows as steps of k, with columns up to the next multiple of kLanes (0 past the last): V forward, broadcast
 // along its rows; K in the backward pass, as B. Op::kDot: [count / 2][cols] pairs of neighbouring keys.
 template <Op kOp>
 TESSERA_INLINE RowBlock steps_block(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,

@@ -1,5 +1,5 @@
-// NaN and infinities at keys (in the backward pass, queries) that some rows of a tile do not see. A product of whole tiles
-// would take 0 x NaN for these; so where a tile hides something, rows that hold such numbers are looked for, at one
+// NaN and infinities at keys (in the backward pass, queries) that some rows of a tile do not see. A product of full tiles
+// would take 0 x NaN for these; so where a tile masks something, rows that hold such numbers are looked for, at one
 // operation a vector of the tile, and if there are any, the tile's products are taken pair by pair, of what is seen alone.
 #pragma once
 
@@ -63,8 +63,8 @@ inline void visible_lanes(int32_t* visible, const Params& p, const Tile& tile, i
   }
 }
 
-// Whether a mask or a bias may hide a key that is visible by its position.
-TESSERA_INLINE bool entries_hide(const Params& p) { return p.mask.data || p.block_mask.data || p.bias.data; }
+// Whether a mask or a bias may mask a key that is visible by its position.
+TESSERA_INLINE bool may_mask_entries(const Params& p) { return p.mask.data || p.block_mask.data || p.bias.data; }
 
 // y[d] += a x[d], neither padded.
 TESSERA_INLINE void add_scaled(float a, const float* x, float* y, int64_t cols) {

@@ -24,7 +24,7 @@ struct ScoreTensor {
 struct Sequence {
   int64_t q_begin, sq;  // its queries are rows q_begin ... of its q
   int64_t k_begin, sk;  // its visible keys
-  int64_t k_rows;       // its keys with those behind seqused_k: their gradients are 0
+  int64_t k_rows;       // its keys with those past seqused_k: their gradients are 0
   int64_t row_begin;    // index of its first query among all of the batch's queries
   int64_t tile_begin;   // index of its first query tile among all
   int64_t item_begin;   // index of its first item among those of one head and split; decode: of its first part of keys
@@ -69,7 +69,7 @@ struct Params {
 
   // The plan's choices.
   int32_t block_n, tiles_per_item, num_splits;
-  int32_t pack_heads;  // 1: the query heads that share a KV head stand in one tile's rows
+  int32_t pack_gqa;    // 1: the query heads that share a KV head stand in one tile's rows
   int64_t split_keys;  // forward: keys a split, a multiple of block_n
   int64_t rows_total;  // queries of the whole batch; decode: that a sequence may have
 
@@ -126,10 +126,10 @@ struct KernelTable {
   void (*forward_dot)(const Params&, int64_t item, char* scratch);
   void (*decode)(const Params&, int64_t item, char* scratch);
   void (*decode_dot)(const Params&, int64_t item, char* scratch);
-  void (*backward_rows)(const Params&, int64_t item, char* scratch);
+  void (*backward_preprocess)(const Params&, int64_t item, char* scratch);
   void (*backward)(const Params&, int64_t item, char* scratch);
   void (*backward_dot)(const Params&, int64_t item, char* scratch);
-  void (*backward_finish)(const Params&, int64_t item, char* scratch);
+  void (*backward_postprocess)(const Params&, int64_t item, char* scratch);
   void (*combine)(const CombineParams&, int64_t row_begin, int64_t row_end);
   void (*rotate_token)(const RotaryParams&, const char* row, char* out, int64_t position, int64_t heads,
                        int64_t row_head, int64_t out_head);
@@ -140,9 +140,9 @@ struct AmxKernelTable {
   int32_t block_m;     // queries a tile
   int64_t tile_bytes;  // size of the kernels' own record
   void (*forward)(const Params&, int64_t item, char* scratch);
-  void (*backward_rows)(const Params&, int64_t item, char* scratch);
+  void (*backward_preprocess)(const Params&, int64_t item, char* scratch);
   void (*backward)(const Params&, int64_t item, char* scratch);
-  void (*backward_finish)(const Params&, int64_t item, char* scratch);
+  void (*backward_postprocess)(const Params&, int64_t item, char* scratch);
 };
 
 extern const KernelTable kernels_baseline;

@@ -188,15 +188,15 @@ Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const
 }
 
 Served serve_tiled(const tessera_plan& plan, const KernelTable& table, const SharedMemory& shared, const Params& base,
-                   bool pack_heads, const KeySplits& splits) {
+                   bool pack_gqa, const KeySplits& splits) {
   const AmxKernelTable* amx = amx_kernels(plan);
   Served served{base, amx ? amx->forward : plan.use_dot ? table.forward_dot : table.forward};
   Params& p = served.params;
-  p.sequences = shared.sequences[pack_heads ? kPackedTile : kTile];
-  p.pack_heads = pack_heads;
+  p.sequences = shared.sequences[pack_gqa ? kPackedTile : kTile];
+  p.pack_gqa = pack_gqa;
   p.num_splits = splits.count, p.split_keys = splits.keys;
   const Sequence& totals = p.sequences[plan.batch];
-  served.items = totals.item_begin * (pack_heads ? plan.heads_kv : plan.heads_q) * p.num_splits;
+  served.items = totals.item_begin * (pack_gqa ? plan.heads_kv : plan.heads_q) * p.num_splits;
   served.merges = p.num_splits > 1 ? totals.merge_begin : 0;
   return served;
 }
@@ -322,13 +322,13 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
 
   const int64_t tiles = p.sequences[plan.batch].tile_begin;
   const AmxKernelTable* amx = amx_kernels(plan);
-  const auto rows_kernel = amx ? amx->backward_rows : table.backward_rows;
+  const auto preprocess = amx ? amx->backward_preprocess : table.backward_preprocess;
   const int64_t row_items = tiles * plan.heads_q;
   const core::Sizes size = core::sizes(problem);
   const UnownedRows unowned_queries(problem.cu_seqlens_q, buffers.cu_seqlens_q, size.rows_q);
   const UnownedRows unowned_keys(problem.cu_seqlens_k, buffers.cu_seqlens_k, size.rows_k);
   runner.run(row_items + unowned_queries.items() + unowned_keys.items(), [&](int64_t item, char* scratch) {
-    if (item < row_items) return rows_kernel(p, item, scratch);
+    if (item < row_items) return preprocess(p, item, scratch);
     item -= row_items;
     if (item < unowned_queries.items()) {
       return unowned_queries.for_each(
@@ -342,8 +342,8 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   const auto kernel = amx ? amx->backward : plan.use_dot ? table.backward_dot : table.backward;
   runner.run(owners.count * plan.num_splits, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
   const int64_t finish = (p.acc_dq ? tiles * plan.heads_q : 0) + (d_sink ? plan.heads_q : 0);
-  const auto finish_kernel = amx ? amx->backward_finish : table.backward_finish;
-  runner.run(finish, [&](int64_t item, char* scratch) { finish_kernel(p, item, scratch); });
+  const auto postprocess = amx ? amx->backward_postprocess : table.backward_postprocess;
+  runner.run(finish, [&](int64_t item, char* scratch) { postprocess(p, item, scratch); });
 }
 
 }  // namespace tessera::cpu

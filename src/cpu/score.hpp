@@ -13,7 +13,7 @@ TESSERA_INLINE bool has_score_options(const Params& p) {
   return p.softcap > 0 || p.bias.data || p.mask.data || p.block_mask.data || p.alibi_slopes || p.dropout_threshold;
 }
 
-// out[n][kBlockM] = tensor[batch, head, query, key + n] as float32 for the lanes of the tile (0 behind them) and n <
+// out[n][kBlockM] = tensor[batch, head, query, key + n] as float32 for the lanes of the tile (0 past the end) and n <
 // count.
 inline void gather_scores(float* out, const ScoreTensor& tensor, int32_t dtype, const Tile& tile, int64_t key,
                           int64_t count) {
@@ -49,7 +49,7 @@ inline void alibi_slopes(float* slopes, const Params& p, const Tile& tile) {
         reinterpret_cast<const char*>(p.alibi_slopes) + p.alibi_batch * tile.batch + p.alibi_head * tile.head[lane];
     return *reinterpret_cast<const float*>(entry) * kLog2e;
   };
-  if (!p.pack_heads) {
+  if (!p.pack_gqa) {
     for (int64_t lane = 0; lane < kBlockM; lane += kLanes) store(slopes + lane, splat(of_lane(0)));
     return;
   }

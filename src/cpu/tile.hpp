@@ -14,19 +14,19 @@ TESSERA_INLINE float infinity() { return __builtin_inff(); }
 struct Tile {
   const Sequence* sequence;
   int64_t batch;
-  int32_t count;  // query rows; lanes behind them repeat the last one
+  int32_t count;  // query rows; lanes past the end repeat the last one
   int32_t vecs;   // vectors that hold them
   // Keys visible to at least one row, and those visible to every row; empty where low > high.
   int32_t some_low, some_high, all_low, all_high;
-  bool started;      // a block of keys has been visited: ref, sum and the output tile hold something
-  bool has_ref;      // every lane's ref is finite
-  bool pessimistic;  // the block before passed the optimistic bound
+  bool started;        // a block of keys has been visited: stale_max, sum and the output tile hold something
+  bool has_stale_max;  // every lane's stale_max is finite
+  bool passed_bound;   // the block before passed the bound of the stale max
   uint32_t
-      met_ref;  // by AMX, a bit a row: its ref is the score of a key that it meets, so that its sum ends at 1 or above
+      met_stale_max;  // AMX, a bit a row: stale_max is the score of a key that it meets, so its sum ends at 1 or above
   alignas(64) int32_t query[kBlockM], head[kBlockM];
   alignas(64) int32_t low[kBlockM], high[kBlockM];  // keys low ... high are visible by position
-  alignas(64) float ref[kBlockM];  // log2 units: what scores are exponentiated against, -inf before the first
-  alignas(64) float sum[kBlockM];  // of 2^(score - ref)
+  alignas(64) float stale_max[kBlockM];  // log2 units: what scores are exponentiated against, -inf before the first
+  alignas(64) float sum[kBlockM];        // of 2^(score - stale_max)
 };
 
 struct KeyRange {
@@ -47,7 +47,7 @@ TESSERA_INLINE KeyRange visible_keys(const Params& p, const Sequence& sequence, 
 // As if no key had been seen.
 TESSERA_INLINE void forget_softmax(Tile& tile) {
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    tile.ref[lane] = -infinity();
+    tile.stale_max[lane] = -infinity();
     tile.sum[lane] = 0.0f;
   }
 }
@@ -61,18 +61,18 @@ inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, 
   tile.count = static_cast<int32_t>(row_count);
   tile.vecs = static_cast<int32_t>((row_count + kLanes - 1) / kLanes);
   tile.started = false;
-  tile.has_ref = tile.pessimistic = false;
-  tile.met_ref = 0;
+  tile.has_stale_max = tile.passed_bound = false;
+  tile.met_stale_max = 0;
   forget_softmax(tile);
   tile.some_low = 0x7fffffff, tile.some_high = -1;
   tile.all_low = 0, tile.all_high = 0x7fffffff;
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
     const int64_t row = row_begin + min_of(lane, row_count - 1);
-    const int64_t query = p.pack_heads ? row % sequence.sq : row;
+    const int64_t query = p.pack_gqa ? row % sequence.sq : row;
     const KeyRange keys = visible_keys(p, sequence, query);
     const int32_t low = static_cast<int32_t>(keys.low), high = static_cast<int32_t>(keys.high);
     tile.query[lane] = static_cast<int32_t>(query);
-    tile.head[lane] = static_cast<int32_t>(head + (p.pack_heads ? row / sequence.sq : 0));
+    tile.head[lane] = static_cast<int32_t>(head + (p.pack_gqa ? row / sequence.sq : 0));
     tile.low[lane] = low;
     tile.high[lane] = high;
     if (low <= high) {

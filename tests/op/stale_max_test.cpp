@@ -42,9 +42,9 @@ TEST(FwdSm90Cases, AreServedByIt) {
   EXPECT_GE(in_clusters, 12) << "both types, every shape of tile and of chunks";
 }
 
-// What a lane's sum may reach against a reference that is too low, kernels/tessera/fwd_sm90/kernel.cuh, and the reference beyond
+// What a lane's sum may reach against a stale max that is too low, kernels/tessera/fwd_sm90/kernel.cuh, and the stale max beyond
 // which a maximum is always taken, attention/softmax.cuh.
-constexpr double kPromptBound_log2 = 6, kHugeScore_log2 = 0x1p22;
+constexpr double kStaleMaxBound_log2 = 6, kHugeScore_log2 = 0x1p22;
 
 // Whether a row, after its first tile of keys, meets in a tile, from the first to the last, a score that passes all before
 // by the bound, or no number.
@@ -52,7 +52,7 @@ bool row_falls_back(const Inputs& in, int64_t b, int64_t h, int64_t i, int64_t b
   const Case& c = in.c;
   const double* q = &in.q[(in.q_row(b, i) * c.hq + h) * c.d];
   const int64_t blocks = (in.sk[b] + block_n - 1) / block_n;
-  double reference = -std::numeric_limits<double>::infinity();
+  double stale_max = -std::numeric_limits<double>::infinity();
   for (int64_t n = 0; n < blocks; ++n) {
     const int64_t first = n * block_n;
     const int64_t end = std::min(first + block_n, in.sk[b]);
@@ -69,9 +69,9 @@ bool row_falls_back(const Inputs& in, int64_t b, int64_t h, int64_t i, int64_t b
       number &= !std::isnan(s);
       largest = std::max(largest, s);
     }
-    const bool started = std::abs(reference) < kHugeScore_log2;
-    if (started && (!number || largest > reference + kPromptBound_log2)) return true;
-    reference = std::max(reference, largest);
+    const bool started = std::abs(stale_max) < kHugeScore_log2;
+    if (started && (!number || largest > stale_max + kStaleMaxBound_log2)) return true;
+    stale_max = std::max(stale_max, largest);
   }
   return false;
 }
