@@ -36,7 +36,7 @@ TESSERA_DEVICE void wgmma_forget(float (&d)[kCount]) {
 }
 
 // ss: A from shared memory; rs: from registers. kTransposeB: B lies as [16][n] with n contiguous. `accumulate` false: D = A B.
-// An asm statement names every register, so each width is a text of its own: ptx/wgmma_shapes.cuh.
+// ptx/wgmma_shapes.cuh has every width.
 template <Dtype kDtype, int kN, bool kTransposeB>
 struct Wgmma;
 
