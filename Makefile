@@ -12,10 +12,9 @@ SOURCES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh' '*.inc
 export VIRTUAL_ENV := $(CURDIR)/build/venv
 export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
 export JOBS
-ifneq ($(shell command -v ccache),)
-export CMAKE_C_COMPILER_LAUNCHER := ccache
-export CMAKE_CXX_COMPILER_LAUNCHER := ccache
-endif
+# Looked for by each recipe, after the packages are installed: the wheel's library is the one that was just built.
+export CMAKE_C_COMPILER_LAUNCHER = $(shell command -v ccache)
+export CMAKE_CXX_COMPILER_LAUNCHER = $(shell command -v ccache)
 
 help:
 	@echo 'make demo          build, then Tessera against standard attention, on a GPU where there is one: a table and out/compare.png'
