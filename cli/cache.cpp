@@ -11,10 +11,10 @@
 #include "cuda/prebuilt.hpp"
 #include "cuda/runtime/nvrtc.hpp"
 #include "error.hpp"
-#include "machine.hpp"
 #include "options.hpp"
 #include "progress.hpp"
 #include "tessera/tessera.h"
+#include "units.hpp"
 
 namespace tessera::cli {
 namespace {

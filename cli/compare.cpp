@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,7 @@
 
 #include "commands.hpp"
 #include "compare_cell.hpp"
+#include "comparison_table.hpp"
 #include "error.hpp"
 #include "gpu.hpp"
 #include "machine.hpp"
@@ -19,8 +19,8 @@
 #include "output_file.hpp"
 #include "peers/ceilings.hpp"
 #include "progress.hpp"
-#include "table.hpp"
 #include "terminal.hpp"
+#include "units.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -47,12 +47,6 @@ void require(bool holds, const char* flag, const std::string& given, const char*
   if (!holds) throw WrongUse(fmt::format("{}: {}, accepted {}", flag, given, accepted));
 }
 
-// Three significant digits, no exponent: 0.0123, 1.23, 12.3, 123, 12345.
-std::string number(double value) {
-  const int digits = value > 0 ? static_cast<int>(std::floor(std::log10(value))) : 0;
-  return fmt::format("{:.{}f}", value, std::clamp(2 - digits, 0, 4));
-}
-
 class Compare {
  public:
   explicit Compare(const CompareOptions& options) : options_(options) {
@@ -76,7 +70,7 @@ class Compare {
     Progress progress(total_flops);
     if (!on_gpu_) progress.show("measuring this machine's peak");
     measure_peak();
-    const Table table = make_table();
+    ComparisonTable table = make_table();
     if (!options_.json) {
       progress.clear();
       fmt::print("{}\n\n{}", lines(title()), table.header());
@@ -88,10 +82,7 @@ class Compare {
       progress.advance(cell.shape.flops(cell.direction));
       if (!options_.json) {
         progress.clear();
-        const char* const direction = direction_name(cell.direction);
-        const bool first = cells_.size() == 1 || cells_[cells_.size() - 2].settings.direction != cell.direction;
-        if (first && !table.shows(kWhich, kDirection)) fmt::print(" {}\n", direction);
-        fmt::print("{}", table.row(row(cells_.back(), table)));
+        fmt::print("{}", table.row(direction_name(cell.direction), cell.shape.seqlen_q, row(cells_.back())));
         std::fflush(stdout);
       }
     }
@@ -99,7 +90,7 @@ class Compare {
     if (options_.json) {
       fmt::print("{}", json_text());
     } else {
-      fmt::print("\n{}\n", wrapped(legend(table), table.width()));
+      fmt::print("\n{}\n", table.legend(queries_alone(), notes()));
     }
     if (report_) {
       const std::string text = json_text();
@@ -196,104 +187,68 @@ class Compare {
 
   std::string title() const {
     const std::string directions = options_.direction == "both" ? "forward and backward" : options_.direction;
-    const std::string where =
-        on_gpu_ ? fmt::format("{}, {} multiprocessors", device_.name, device_.cores)
-                : fmt::format("{}, {} thread{}, {} · measured peak {} GFLOP/s", device_.name, device_.threads,
-                              device_.threads == 1 ? "" : "s", tessera_isa_name(device_.isa), number(peak_gflops_));
+    const std::string where = on_gpu_ ? fmt::format("{}, {} multiprocessors", device_.name, device_.cores)
+                                      : fmt::format("{}, {} thread{}, {} · measured peak {} GFLOP/s", device_.name,
+                                                    device_.threads, device_.threads == 1 ? "" : "s",
+                                                    tessera_isa_name(device_.isa), number_text(peak_gflops_));
     return fmt::format("Exact attention, {} · {} · B {}, {}, D {}, {} · {}", directions, tessera_dtype_name(dtype_),
                        options_.batch, heads_text(), options_.head_dim, options_.causal ? "causal" : "full", where);
   }
 
-  // Of the table: groups, and the first one's columns. After kOthers a group a contestant, then these.
-  enum { kWhich, kTessera, kOthers };
-  enum { kDirection, kLength };
-  std::size_t speed_up_group() const { return kOthers + against_.size(); }
-  std::size_t max_error_group() const { return speed_up_group() + 1; }
-
-  static constexpr int kAnyWidth = 1000;
-  static constexpr const char* kNotRun = ": not run";
-
-  const char* rate_unit() const { return on_gpu_ ? "TFLOP/s" : "GFLOP/s"; }
-  std::string rate(double gflops) const { return number(on_gpu_ ? gflops / 1e3 : gflops); }
-
-  Table make_table() const {
-    std::vector<ColumnGroup> groups = {{"", {{"", 8, 1}, {"length", 7}}},
-                                       {"Tessera", {{"ms", 7}, {rate_unit(), 7, 4}, {"peak", 6, 2}, {"extra", 8}}}};
-    if (on_gpu_) std::erase_if(groups.back().columns, [](const Column& column) { return column.title == "peak"; });
-    ColumnGroup speed_up{"speed-up", {}}, max_error{"max error against float64", {{"Tessera", 12, 3}}},
-        rms_error{"RMS error", {{"Tessera", 8, 5}}};
-    for (const Contestant* const contestant : against_) {
-      groups.push_back({contestant->words, {{"ms", 7}, {rate_unit(), 7, 4}, {"extra", 8}}});
-      speed_up.columns.push_back({against_.size() > 1 ? contestant->name : "", 8});
-      max_error.columns.push_back({contestant->name, 12, 3});
-      rms_error.columns.push_back({contestant->name, 8, 5});
-    }
-    groups.insert(groups.end(), {speed_up, max_error, rms_error});
-    return Table(groups, terminal_width(STDOUT_FILENO).value_or(kAnyWidth));
+  ComparisonTable make_table() const {
+    ComparisonTable::Settings settings{
+        .sides = {{"Tessera", "Tessera"}}, .peak_gflops = peak_gflops_, .teraflops = on_gpu_, .width = width()};
+    for (const Contestant* const contestant : against_) settings.sides.push_back({contestant->words, contestant->name});
+    return ComparisonTable(settings);
   }
+
+  static std::optional<int> width() { return terminal_width(STDOUT_FILENO); }
 
   // Text as the terminal has room for it.
-  static std::string lines(const std::string& text) {
-    return wrapped(text, terminal_width(STDOUT_FILENO).value_or(kAnyWidth));
+  static std::string lines(const std::string& text) { return width() ? wrapped(text, *width()) : text; }
+
+  static ComparedNumbers numbers(const Side& side) {
+    ComparedNumbers numbers;
+    numbers.seconds = side.seconds;
+    numbers.gflops = side.gflops;
+    numbers.extra_bytes = static_cast<double>(side.extra_bytes);
+    numbers.max_error = side.error.max_abs;
+    numbers.rms_error = side.error.rms;
+    return numbers;
   }
 
-  static std::string bytes(std::int64_t value) { return bytes_text(static_cast<double>(value)); }
-
-  std::vector<std::vector<std::string>> row(const Cell& cell, const Table& table) const {
-    const Side& t = cell.tessera;
-    std::vector<std::vector<std::string>> cells = {
-        {direction_name(cell.settings.direction), fmt::format("{}", cell.settings.shape.seqlen_q)},
-        {number(t.seconds * 1e3), rate(t.gflops)}};
-    if (!on_gpu_) cells.back().push_back(fmt::format("{:.0f} %", t.gflops / peak_gflops_ * 100));
-    cells.back().push_back(bytes(t.extra_bytes));
-    std::vector<std::string> speed_ups;
+  static std::vector<ComparedNumbers> row(const Cell& cell) {
+    std::vector<ComparedNumbers> sides = {numbers(cell.tessera)};
     for (const Other& other : cell.others) {
-      speed_ups.push_back(other.side ? fmt::format("{:.2f} ×", cell.speed_up(other)) : "");
-      if (const auto& s = other.side) {
-        cells.push_back({number(s->seconds * 1e3), rate(s->gflops), bytes(s->extra_bytes)});
-        continue;
-      }
-      const std::string needs = other.needs_bytes > 0 ? fmt::format("needs {}", bytes(other.needs_bytes)) : "refused";
-      const bool room = shown_width(needs + kNotRun) < table.width(cells.size());
-      cells.push_back({room ? needs + kNotRun : needs});
+      sides.push_back(other.side ? numbers(*other.side) : ComparedNumbers{});
+      sides.back().needs_bytes = static_cast<double>(other.needs_bytes);
     }
-    cells.push_back(speed_ups);
-    const auto errors = [&](double peers::ErrorStats::*which) {
-      std::vector<std::string> texts = {fmt::format("{:.1e}", t.error.*which)};
-      for (const Other& other : cell.others) {
-        texts.push_back(other.side ? fmt::format("{:.1e}", other.side->error.*which) : "");
-      }
-      return texts;
-    };
-    cells.push_back(errors(&peers::ErrorStats::max_abs));
-    cells.push_back(errors(&peers::ErrorStats::rms));
-    return cells;
+    return sides;
   }
 
-  std::string legend(const Table& table) const {
-    std::string text = "extra: memory beyond inputs and outputs.";
-    if (!on_gpu_ && table.shows(kTessera, 2)) text += " peak: share of the measured peak.";
-    if (table.shows(max_error_group(), 0)) {
-      text += " Errors: of sampled rows of the output (forward) or of the gradients (backward).";
-      const bool unsampled = std::any_of(cells_.begin(), cells_.end(), [](const Cell& cell) {
-        return cell.settings.direction == TESSERA_BACKWARD && cell.tessera.errors.size() == 1;
-      });
-      if (unsampled) text += " At the greatest lengths the gradient of the queries alone is held against float64.";
-    }
+  // The errors of a backward pass are of the queries' gradient where the sample holds no other.
+  bool queries_alone() const {
+    return std::any_of(cells_.begin(), cells_.end(), [](const Cell& cell) {
+      return cell.settings.direction == TESSERA_BACKWARD && cell.tessera.errors.size() == 1;
+    });
+  }
+
+  std::string notes() const {
+    std::string text;
     if (on_gpu_) {
-      text +=
-          " Standard attention, which backward makes P again, and the first algorithm are Tessera's own kernels, for "
-          "comparison "
-          "alone; python -m tessera compare holds it against PyTorch's.";
+      text =
+          "Standard attention, whose backward pass makes P again, and the first algorithm are Tessera's own kernels, "
+          "for "
+          "comparison alone; python -m tessera compare measures PyTorch's.";
     }
     for (const Contestant* const contestant : against_) {
       const auto refused = std::find_if(cells_.begin(), cells_.end(),
                                         [&](const Cell& cell) { return !other_of(cell, contestant).refusal.empty(); });
       if (refused != cells_.end()) {
-        text += fmt::format(" Refused by {}: {}.", contestant->words, other_of(*refused, contestant).refusal);
+        text += fmt::format("{}Refused by {}: {}.", text.empty() ? "" : " ", contestant->words,
+                            other_of(*refused, contestant).refusal);
       }
     }
-    if (!table.shows_all()) text += " A wider terminal shows more columns, --json all numbers.";
     return text;
   }
 

@@ -13,6 +13,7 @@
 #include "options.hpp"
 #include "peers/standard_attention.hpp"
 #include "printable.hpp"
+#include "units.hpp"
 
 namespace tessera::cli {
 namespace {

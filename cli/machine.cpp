@@ -91,15 +91,4 @@ std::int64_t peak_resident_bytes() { return kibibytes_field("/proc/self/status",
 
 std::int64_t resident_bytes() { return kibibytes_field("/proc/self/status", "VmRSS"); }
 
-std::string bytes_text(double bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  std::size_t unit = 0;
-  while (bytes >= 1000 && unit + 1 < std::size(kUnits)) {
-    bytes /= 1024;
-    ++unit;
-  }
-  if (bytes >= 100 || unit == 0) return fmt::format("{:.0f} {}", bytes, kUnits[unit]);
-  return fmt::format("{:.{}f} {}", bytes, bytes >= 10 ? 1 : 2, kUnits[unit]);
-}
-
 }  // namespace tessera::cli

@@ -22,6 +22,4 @@ void reset_peak_resident();
 std::int64_t peak_resident_bytes();
 std::int64_t resident_bytes();
 
-std::string bytes_text(double bytes);  // "1.5 MiB"
-
 }  // namespace tessera::cli

@@ -30,6 +30,10 @@ Table::Table(std::vector<ColumnGroup> groups, int width) : groups_(std::move(gro
       for (std::size_t c = 0; c < shown_[g].size(); ++c) shown_[g][c] = groups_[g].columns[c].rank < rank;
     }
   }
+  if (this->width() <= width) return;
+  for (ColumnGroup& group : groups_) {
+    if (!group.brief.empty()) group.title = group.brief;
+  }
 }
 
 bool Table::shows(std::size_t group) const {

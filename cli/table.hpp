@@ -16,6 +16,7 @@ struct Column {
 struct ColumnGroup {
   std::string title;
   std::vector<Column> columns;
+  std::string brief = {};  // in the title's place where the columns that stay are still too wide
 };
 
 class Table {

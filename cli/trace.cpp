@@ -16,11 +16,11 @@
 #include "error.hpp"
 #include "files.hpp"
 #include "interrupts.hpp"
-#include "machine.hpp"
 #include "options.hpp"
 #include "sized_problem.hpp"
 #include "tiled_attention.hpp"
 #include "traffic.hpp"
+#include "units.hpp"
 
 namespace tessera::cli {
 namespace {

@@ -11,6 +11,7 @@
 
 #include "array.hpp"
 #include "call.hpp"
+#include "comparison.hpp"
 #include "error.hpp"
 #include "interrupt.hpp"
 #include "options.hpp"
@@ -261,5 +262,6 @@ NB_MODULE(_core, m) {
   m.def("option_fields", &option_fields);
   m.def("kernel_names", &kernel_names);
   m.def("device", &device_as_dict, "name"_a = "cpu");
+  add_comparison_table(m);
   m.attr("version") = tessera_version();
 }

@@ -39,7 +39,7 @@ def plan_json(
     """The plan as JSON."""
 
 def check(
-    direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, **options: Unpack[_BackwardOptions]
+    direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, **options: Unpack[BackwardOptions]
 ) -> None:
     """Error where the call would be refused for what is known before data is read."""
 
@@ -65,3 +65,13 @@ def device(name: str = "cpu") -> dict[str, Any]:
 
     "cuda" or "cuda:<number>": that GPU: name, ordinal, arch (10 * major + minor), cores (multiprocessors), l2_bytes,
     smem_bytes. Error where Tessera cannot compute on it: the message says why."""
+
+class ComparisonTable:
+    """The table of a comparison: sides of (title, name, whether what ran has a column), Tessera first."""
+
+    def __init__(self, sides: list[tuple[str, str, bool]], teraflops: bool, width: int | None) -> None: ...
+    def header(self) -> str: ...
+    def row(self, direction: str, length: int, sides: list[dict[str, Any]]) -> str:
+        """Of each side seconds, gflops, extra_bytes, max_error and rms_error, None where it has none, needs_bytes and kernel."""
+    def legend(self, queries_alone: bool, notes: str) -> str:
+        """What stands below the table."""

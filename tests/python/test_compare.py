@@ -17,8 +17,8 @@ import pytest
 import tessera
 from conftest import assert_close
 from reference import Plain
+from tessera import _core
 from tessera.__main__ import main
-from tessera.compare import report
 from tessera.compare.device import DEVICES, Cpu, Cuda
 from tessera.compare.exact import Exact
 from tessera.compare.float64 import attend
@@ -243,8 +243,9 @@ def test_memory_limit(capsys):
     assert large["standard"] is None and large["speed_up"] is None and large["standard_needs_bytes"] > 100 * 1024
     assert main([*SMALL, *limit]) == 0
     last = capsys.readouterr().out.split("\n\n")[1].splitlines()[-1]
-    needs = report.bytes_text(large["standard_needs_bytes"])
-    assert f"needs {needs}: not run" in last and "96" in last
+    needs = re.search(r"needs ([0-9.]+) ([KM])iB: not run", last)
+    unit = {"K": 2**10, "M": 2**20}[needs[2]]
+    assert float(needs[1]) == pytest.approx(large["standard_needs_bytes"] / unit, rel=0.01) and "96" in last
 
 
 def test_without_pytorch(tmp_path):
@@ -317,7 +318,8 @@ def test_table_and_progress_fit_the_terminal(columns):
     assert all(len(progress.split("\n")[0]) <= columns for progress in shown.split("\r\033[K")[1:])
     table = [line for line in lines if "│" in line]
     assert len({tuple(i for i, c in enumerate(line) if c == "│") for line in table}) == 1
-    for word in ("Tessera", "standard", "length", "ms", "not run", "forward", "backward"):
+    not_run = "not run" if columns == 60 else "needs"  # what a narrow group has room for
+    for word in ("Tessera", "standard", "length", "ms", not_run, "forward", "backward"):
         assert word in "\n".join(lines)
     assert ("--json all numbers" in " ".join(lines)) == ("max error against float64" not in shown)
 
@@ -420,16 +422,33 @@ def test_info(tmp_path, capsys):
 # ---- its parts ------------------------------------------------------------------------------------------------------
 
 
-def test_numbers():
-    assert [report.number(x) for x in (0.01234, 1.234, 12.34, 123.4, 12345.6)] == [
-        "0.0123",
-        "1.23",
-        "12.3",
-        "123",
-        "12346",
-    ]
-    assert report.bytes_text(512) == "512 B" and report.bytes_text(8 << 20) == "8.00 MiB"
-    assert report.bytes_text(34 << 30) == "34.0 GiB" and report.bytes_text(1000 * 1024) == "0.977 MiB"
+def test_the_tables_numbers():
+    """As the program draws them: three digits, units, what was not run, and the columns that a line has room for."""
+    sides = [("Tessera", "Tessera", False), ("standard attention", "standard", False), ("PyTorch's own", "PyTorch", True)]
+    absent = dict.fromkeys(("seconds", "gflops", "extra_bytes", "max_error", "rms_error"))
+    ours = {**absent, "seconds": 0.01234e-3, "gflops": 12345.6, "extra_bytes": 1000 * 1024, "max_error": 1.23e-4,
+            "rms_error": 5e-6, "needs_bytes": 0, "kernel": "tiled"}  # fmt: skip
+    standard = {**absent, "needs_bytes": 34 << 30, "kernel": ""}
+    pytorch = {**ours, "seconds": 0.01234e-3 * 2.5, "extra_bytes": 8 << 20, "kernel": "flash"}
+    table = _core.ComparisonTable(sides, False, None)
+    lines = table.header().splitlines()
+    assert [title.strip() for title in lines[0].split("│")] == [
+        "", "Tessera", "standard attention", "PyTorch's own", "speed-up", "max error against float64", "RMS error"]  # fmt: skip
+    row = table.row("forward", 64, [ours, standard, pytorch])
+    assert [cell.split() for cell in row.split("│")] == [
+        ["forward", "64"], ["0.0123", "12346", "0.98", "MiB"], ["needs", "34.0", "GiB:", "not", "run"],
+        ["0.0309", "12346", "8.00", "MiB", "flash"], ["2.50", "×"], ["1.2e-04", "1.2e-04"], ["5.0e-06", "5.0e-06"]]  # fmt: skip
+    assert "TFLOP/s" in _core.ComparisonTable(sides, True, None).header() and "GFLOP/s" in lines[1]
+    refused = table.row("forward", 64, [ours, {**standard, "needs_bytes": 0}, pytorch])
+    assert "│ refused: not run " in refused
+    assert "A wider terminal" not in table.legend(True, "notes") and table.legend(True, "n.").endswith("float64. n.")
+    narrow = _core.ComparisonTable(sides, False, 80)
+    rows = [narrow.row(d, 64, [ours, standard, pytorch]) for d in ("forward", "forward", "backward")]
+    assert [row.count("\n") for row in rows] == [2, 1, 2] and rows[2].startswith(" backward\n")
+    assert max(len(line) for line in (narrow.header() + "".join(rows)).splitlines()) <= 80
+    assert "A wider terminal shows more columns" in narrow.legend(False, "").replace("\n", " ")
+    assert "MiB" not in table.row("forward", 64, [{**ours, "extra_bytes": None}, standard, {**ours, "extra_bytes": 512}])
+    assert "512 B" in table.row("forward", 64, [ours, standard, {**pytorch, "extra_bytes": 512}])
 
 
 def test_memory_is_measured():

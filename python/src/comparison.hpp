@@ -1,0 +1,10 @@
+// tessera._core.ComparisonTable: the table of `python -m tessera compare`, which the program draws its own by.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace tessera::python {
+
+void add_comparison_table(nanobind::module_& m);
+
+}  // namespace tessera::python
