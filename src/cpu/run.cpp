@@ -9,7 +9,7 @@
 
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
-#include "core/philox.hpp"
+#include "core/problem_view.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/runner.hpp"
 #include "cpu/tables.hpp"
@@ -18,7 +18,6 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr double kLog2e = 1.4426950408889634;
 // Below this much work a second thread costs more than it brings.
 constexpr double kMinParallelFlops = 4e5;
 
@@ -30,66 +29,45 @@ Runner runner_of(const tessera_plan& plan, void* workspace, const tessera_execut
   return Runner(plan.device.threads, scratch, plan.scratch_bytes, executor, cancel, small);
 }
 
-int64_t bytes_of(const tessera_layout& layout) { return static_cast<int64_t>(tessera_dtype_bytes(layout.dtype)); }
-
-RowTensor row_tensor(const tessera_layout& layout, const void* data) {
-  if (!core::present(layout)) return {};
-  const core::RowStrides s = core::row_strides(layout);
-  const int64_t bytes = bytes_of(layout);
-  return {static_cast<char*>(const_cast<void*>(data)), s.batch * bytes, s.row * bytes, s.head * bytes};
+// From strides in elements to bytes.
+RowTensor row_tensor(const core::TensorView<core::RowStrides>& view) {
+  const core::RowStrides& s = view.stride;
+  return {static_cast<char*>(view.data), s.batch * view.elem_bytes, s.row * view.elem_bytes, s.head * view.elem_bytes};
 }
 
-ScoreTensor score_tensor(const tessera_layout& layout, const void* data) {
-  if (!core::present(layout)) return {};
-  const core::ScoreStrides s = core::score_strides(layout);
-  const int64_t bytes = bytes_of(layout);
-  return {static_cast<char*>(const_cast<void*>(data)), s.batch * bytes, s.head * bytes, s.row * bytes, s.col * bytes};
+ScoreTensor score_tensor(const core::TensorView<core::ScoreStrides>& view) {
+  const core::ScoreStrides& s = view.stride;
+  const int64_t bytes = view.elem_bytes;
+  return {static_cast<char*>(view.data), s.batch * bytes, s.head * bytes, s.row * bytes, s.col * bytes};
 }
 
-void fill_tensors(Params& p, const tessera_problem& problem, const tessera_buffers& buffers) {
-  p.q = row_tensor(problem.q, buffers.q);
-  p.k = row_tensor(problem.k, buffers.k);
-  p.v = row_tensor(problem.v, buffers.v);
-  p.o = row_tensor(problem.o, buffers.o);
-  if (core::present(problem.lse)) {
-    const core::LseStrides s = core::lse_strides(problem.lse);
-    p.lse = reinterpret_cast<char*>(buffers.lse);
-    p.lse_batch = s.batch * 4, p.lse_head = s.head * 4, p.lse_row = s.row * 4;
-  }
-  if (core::paged(problem)) {
-    p.page_table = buffers.page_table;
-    p.page_table_batch = problem.page_table.strides[0] * 4;
-    p.page_table_col = problem.page_table.strides[1] * 4;
-    p.page_size = problem.k.shape[1];
-  }
-  p.bias = score_tensor(problem.bias, buffers.bias);
+void fill_tensors(Params& p, const core::ProblemView& view, const tessera_problem& problem,
+                  const tessera_buffers& buffers) {
+  p.q = row_tensor(view.q), p.k = row_tensor(view.k), p.v = row_tensor(view.v);
+  p.o = row_tensor(core::row_view(problem.o, buffers.o));
+  const core::TensorView<core::LseStrides> lse = core::lse_view(problem.lse, buffers.lse);
+  p.lse = static_cast<char*>(lse.data);
+  p.lse_batch = lse.stride.batch * 4, p.lse_head = lse.stride.head * 4, p.lse_row = lse.stride.row * 4;
+  p.page_table = view.page_table;
+  p.page_table_batch = view.page_table_batch * 4, p.page_table_col = view.page_table_col * 4;
+  if (core::paged(problem)) p.page_size = problem.k.shape[1];
+  p.bias = score_tensor(view.bias), p.mask = score_tensor(view.mask), p.block_mask = score_tensor(view.block_mask);
   p.bias_dtype = problem.bias.dtype;
-  p.mask = score_tensor(problem.mask, buffers.mask);
-  p.block_mask = score_tensor(problem.block_mask, buffers.block_mask);
-  p.mask_block_q = problem.mask_block_q, p.mask_block_k = problem.mask_block_k;
-  if (core::present(problem.alibi_slopes)) {
-    const core::SlopeStrides s = core::slope_strides(problem.alibi_slopes);
-    p.alibi_slopes = buffers.alibi_slopes;
-    p.alibi_batch = s.batch * 4, p.alibi_head = s.head * 4;
-  }
-  if (core::present(problem.sink)) {
-    p.sink = buffers.sink;
-    p.sink_head = problem.sink.strides[0] * 4;
-  }
+  p.mask_block_q = view.mask_block_q, p.mask_block_k = view.mask_block_k;
+  p.alibi_slopes = view.alibi_slopes;
+  p.alibi_batch = view.alibi_stride.batch * 4, p.alibi_head = view.alibi_stride.head * 4;
+  p.sink = view.sink, p.sink_head = view.sink_stride * 4;
 }
 
-void fill_options(Params& p, const tessera_problem& problem) {
-  p.scale = static_cast<float>(problem.scale);
-  p.scale_log2 = static_cast<float>(problem.scale * kLog2e);
-  p.softcap = static_cast<float>(problem.softcap);
-  p.causal = problem.causal || core::present(problem.causal_seqs);
-  p.top_left = problem.alignment == TESSERA_TOP_LEFT;
-  p.window_left = problem.window_left, p.window_right = problem.window_right;
-  p.dropout_threshold = core::dropout_threshold(problem.dropout_p);
-  p.dropout_scale = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
-  const core::PhiloxKey key = core::dropout_key(problem.dropout_seed, problem.dropout_offset);
-  p.dropout_key[0] = key[0], p.dropout_key[1] = key[1];
-  p.dropout_offset = static_cast<uint32_t>(problem.dropout_offset);
+void fill_options(Params& p, const core::ProblemView& view, const tessera_problem& problem) {
+  p.scale = view.scale, p.scale_log2 = view.scale_log2;
+  p.softcap = view.softcap;
+  p.causal = view.causal || core::present(problem.causal_seqs);
+  p.top_left = view.top_left;
+  p.window_left = view.window_left, p.window_right = view.window_right;
+  p.dropout_threshold = view.dropout_threshold, p.dropout_scale = view.dropout_scale;
+  p.dropout_key[0] = view.dropout_key[0], p.dropout_key[1] = view.dropout_key[1];
+  p.dropout_offset = view.dropout_offset;
 }
 
 // Keys that a call's sequences have in use.
@@ -152,13 +130,13 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   p.batch = plan.batch, p.heads_q = plan.heads_q, p.heads_kv = plan.heads_kv;
   p.head_dim = plan.head_dim, p.head_dim_v = plan.head_dim_v;
   p.dtype = plan.problem.q.dtype;
-  p.elem_bytes = static_cast<int32_t>(bytes_of(plan.problem.q));
-  fill_tensors(p, plan.problem, buffers);
-  fill_options(p, plan.problem);
+  const core::ProblemView view = core::problem_view(plan.problem, buffers);
+  p.elem_bytes = static_cast<int32_t>(view.q.elem_bytes);
+  fill_tensors(p, view, plan.problem, buffers);
+  fill_options(p, view, plan.problem);
   if (cancel.can_be_asked()) p.cancelled = core::Cancel::ask, p.cancel = &cancel;
   p.block_n = plan.block_n, p.tiles_per_item = plan.tiles_per_item;
-  const core::Sizes size = core::sizes(plan.problem);
-  p.rows_total = core::packed_q(plan.problem) ? size.rows_q : size.batch * size.rows_q;
+  p.rows_total = view.rows_total;
   p.sequences = shared.sequences[kTile];
   p.partial_o = shared.partial_o, p.partial_lse = shared.partial_lse;
   return p;
@@ -294,15 +272,13 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   const SharedMemory shared = carve_shared(static_cast<char*>(workspace), plan);
   Params p = make_params(plan, buffers, shared, cancel);
   p.num_splits = plan.num_splits;
-  p.d_o = row_tensor(problem.d_o, buffers.d_o);
-  p.d_q = row_tensor(problem.d_q, buffers.d_q);
-  p.d_k = row_tensor(problem.d_k, buffers.d_k);
-  p.d_v = row_tensor(problem.d_v, buffers.d_v);
-  if (core::present(problem.d_lse)) {
-    const core::LseStrides s = core::lse_strides(problem.d_lse);
-    p.d_lse = reinterpret_cast<const char*>(buffers.d_lse);
-    p.d_lse_batch = s.batch * 4, p.d_lse_head = s.head * 4, p.d_lse_row = s.row * 4;
-  }
+  p.d_o = row_tensor(core::row_view(problem.d_o, buffers.d_o));
+  p.d_q = row_tensor(core::row_view(problem.d_q, buffers.d_q));
+  p.d_k = row_tensor(core::row_view(problem.d_k, buffers.d_k));
+  p.d_v = row_tensor(core::row_view(problem.d_v, buffers.d_v));
+  const core::TensorView<core::LseStrides> d_lse = core::lse_view(problem.d_lse, buffers.d_lse);
+  p.d_lse = static_cast<const char*>(d_lse.data);
+  p.d_lse_batch = d_lse.stride.batch * 4, p.d_lse_head = d_lse.stride.head * 4, p.d_lse_row = d_lse.stride.row * 4;
   if (core::present(problem.d_bias)) {
     const core::ScoreStrides s = core::score_strides(problem.d_bias);
     p.d_bias = reinterpret_cast<char*>(buffers.d_bias);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/geometry.hpp"
+#include "core/problem_view.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/run.hpp"
 #include "cpu/scratch.hpp"
@@ -46,10 +47,7 @@ bool has_options(const tessera_problem& p) {
          core::present(p.alibi_slopes) || p.dropout_p > 0;
 }
 
-int64_t rows_total(const tessera_plan& plan) {
-  const core::Sizes size = core::sizes(plan.problem);
-  return core::packed_q(plan.problem) ? size.rows_q : size.batch * size.rows_q;
-}
+int64_t rows_total(const tessera_plan& plan) { return core::rows_total(plan.problem); }
 
 // Tiles of `per_tile` rows of the whole batch, `factor` rows a query; an upper bound when packed.
 int64_t tiles_total(const tessera_plan& plan, int64_t per_tile, int64_t factor) {

@@ -4,28 +4,34 @@
 #include <cstdint>
 
 #include "core/geometry.hpp"
-#include "core/philox.hpp"
+#include "core/problem_view.hpp"
 
 namespace tessera::cuda {
 
 using core::present;
 
+namespace {
+
+RowTensor row_tensor(const core::TensorView<core::RowStrides>& view) {
+  return {view.data, view.stride.batch, view.stride.row, view.stride.head};
+}
+ScoreTensor score_tensor(const core::TensorView<core::ScoreStrides>& view) {
+  return {view.data, view.stride.batch, view.stride.head, view.stride.row, view.stride.col};
+}
+
+}  // namespace
+
 RowTensor row_tensor(const tessera_layout& layout, const void* data) {
-  if (!present(layout)) return {};
-  const core::RowStrides s = core::row_strides(layout);
-  return {const_cast<void*>(data), s.batch, s.row, s.head};
+  return row_tensor(core::row_view(layout, data));
 }
 
 StatTensor stat_tensor(const tessera_layout& layout, const void* data) {
-  if (!present(layout)) return {};
-  const core::LseStrides s = core::lse_strides(layout);
-  return {static_cast<float*>(const_cast<void*>(data)), s.batch, s.head, s.row};
+  const core::TensorView<core::LseStrides> view = core::lse_view(layout, data);
+  return {static_cast<float*>(view.data), view.stride.batch, view.stride.head, view.stride.row};
 }
 
 ScoreTensor score_tensor(const tessera_layout& layout, const void* data) {
-  if (!present(layout)) return {};
-  const core::ScoreStrides s = core::score_strides(layout);
-  return {const_cast<void*>(data), s.batch, s.head, s.row, s.col};
+  return score_tensor(core::score_view(layout, data));
 }
 
 // For how many keys, the first a multiple of that, a bias or mask can be read in one word, of 16 bytes at most.
@@ -60,10 +66,7 @@ bool rows_aligned(const tessera_layout& layout, const void* data) {
   return aligned;
 }
 
-int64_t rows_total(const tessera_plan& plan) {
-  const core::Sizes size = core::sizes(plan.problem);
-  return core::packed_q(plan.problem) ? size.rows_q : size.batch * size.rows_q;
-}
+int64_t rows_total(const tessera_plan& plan) { return core::rows_total(plan.problem); }
 
 ScoreConfig score_config(const tessera_problem& problem) {
   ScoreConfig score{};
@@ -84,13 +87,14 @@ int64_t tiles_of(bool packed, int64_t batch, int64_t rows, int64_t rows_a_query,
 
 namespace {
 
-void fill_indices(ProblemParams& p, const tessera_plan& plan, const tessera_buffers& buffers) {
+void fill_indices(ProblemParams& p, const core::ProblemView& view, const tessera_plan& plan,
+                  const tessera_buffers& buffers) {
   const tessera_problem& problem = plan.problem;
   const core::Sizes size = core::sizes(problem);
   p.seqlen_q = p.rows_q = static_cast<int>(size.rows_q);
   p.seqlen_k = p.rows_k = static_cast<int>(size.rows_k);
   p.max_seqlen_q = static_cast<int>(plan.max_seqlen_q), p.max_seqlen_k = static_cast<int>(plan.max_seqlen_k);
-  p.rows_total = rows_total(plan);
+  p.rows_total = view.rows_total;
   if (core::packed_q(problem)) {
     p.cu_seqlens_q = buffers.cu_seqlens_q;
     p.cu_seqlens_q_stride = problem.cu_seqlens_q.strides[0];
@@ -103,45 +107,31 @@ void fill_indices(ProblemParams& p, const tessera_plan& plan, const tessera_buff
     p.seqused_k = buffers.seqused_k;
     p.seqused_k_stride = problem.seqused_k.strides[0];
   }
-  if (core::paged(problem)) {
-    p.page_table = buffers.page_table;
-    p.page_table_batch = problem.page_table.strides[0];
-    p.page_table_col = problem.page_table.strides[1];
-    p.page_size = static_cast<int>(size.page_size), p.pages = static_cast<int>(size.pages);
-  }
+  p.page_table = view.page_table;
+  p.page_table_batch = view.page_table_batch, p.page_table_col = view.page_table_col;
+  p.page_size = static_cast<int>(size.page_size), p.pages = static_cast<int>(size.pages);
 }
 
-void fill_scores(ProblemParams& p, const tessera_problem& problem, const tessera_buffers& buffers) {
-  p.scale = static_cast<float>(problem.scale);
-  p.scale_log2 = static_cast<float>(problem.scale * kLog2e);
-  p.softcap = static_cast<float>(problem.softcap);
-  p.causal = problem.causal;
-  p.top_left = problem.alignment == TESSERA_TOP_LEFT;
-  p.window_left = static_cast<int>(problem.window_left), p.window_right = static_cast<int>(problem.window_right);
-  p.bias = score_tensor(problem.bias, buffers.bias);
-  p.mask = score_tensor(problem.mask, buffers.mask);
-  p.block_mask = score_tensor(problem.block_mask, buffers.block_mask);
+void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_problem& problem) {
+  p.scale = view.scale, p.scale_log2 = view.scale_log2;
+  p.softcap = view.softcap;
+  p.causal = view.causal, p.top_left = view.top_left;
+  p.window_left = static_cast<int>(view.window_left), p.window_right = static_cast<int>(view.window_right);
+  p.bias = score_tensor(view.bias), p.mask = score_tensor(view.mask), p.block_mask = score_tensor(view.block_mask);
   p.bias_mask_keys = std::min(bias_mask_keys(p.bias, problem.bias), bias_mask_keys(p.mask, problem.mask));
   p.head_by_head = head_by_head(problem, p);
-  p.mask_block_q = static_cast<int>(problem.mask_block_q), p.mask_block_k = static_cast<int>(problem.mask_block_k);
-  if (present(problem.alibi_slopes)) {
-    const core::SlopeStrides s = core::slope_strides(problem.alibi_slopes);
-    p.alibi_slopes = buffers.alibi_slopes;
-    p.alibi_batch = s.batch, p.alibi_head = s.head;
-  }
-  if (present(problem.sink)) {
-    p.sink = buffers.sink;
-    p.sink_head = problem.sink.strides[0];
-  }
-  p.dropout_threshold = core::dropout_threshold(problem.dropout_p);
-  p.dropout_scale = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
+  p.mask_block_q = static_cast<int>(view.mask_block_q), p.mask_block_k = static_cast<int>(view.mask_block_k);
+  p.alibi_slopes = view.alibi_slopes;
+  p.alibi_batch = view.alibi_stride.batch, p.alibi_head = view.alibi_stride.head;
+  p.sink = view.sink, p.sink_head = view.sink_stride;
+  p.dropout_threshold = view.dropout_threshold, p.dropout_scale = view.dropout_scale;
   static_assert(kPhiloxRounds == core::kPhiloxRounds);
-  core::PhiloxKey key = core::dropout_key(problem.dropout_seed, problem.dropout_offset);
+  core::PhiloxKey key = view.dropout_key;
   for (auto& keys : p.dropout_keys) {
     keys[0] = key[0], keys[1] = key[1];
     key = core::next_key(key);
   }
-  p.dropout_offset = static_cast<uint32_t>(problem.dropout_offset);
+  p.dropout_offset = view.dropout_offset;
 }
 
 }  // namespace
@@ -151,11 +141,10 @@ void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tesse
   p.heads_q = Divisor(static_cast<int>(plan.heads_q)), p.heads_kv = Divisor(static_cast<int>(plan.heads_kv));
   p.group = Divisor(plan.heads_kv > 0 ? static_cast<int>(plan.heads_q / plan.heads_kv) : 1);
   p.head_dim = static_cast<int>(plan.head_dim), p.head_dim_v = static_cast<int>(plan.head_dim_v);
-  p.q = row_tensor(plan.problem.q, buffers.q);
-  p.k = row_tensor(plan.problem.k, buffers.k);
-  p.v = row_tensor(plan.problem.v, buffers.v);
-  fill_indices(p, plan, buffers);
-  fill_scores(p, plan.problem, buffers);
+  const core::ProblemView view = core::problem_view(plan.problem, buffers);
+  p.q = row_tensor(view.q), p.k = row_tensor(view.k), p.v = row_tensor(view.v);
+  fill_indices(p, view, plan, buffers);
+  fill_scores(p, view, plan.problem);
 }
 
 }  // namespace tessera::cuda

@@ -6,8 +6,6 @@
 
 namespace tessera::cuda {
 
-inline constexpr double kLog2e = 1.4426950408889634;
-
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t padded_to(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
@@ -18,7 +16,7 @@ ScoreTensor score_tensor(const tessera_layout& layout, const void* data);
 // Every row starts at a multiple of 16 bytes.
 bool rows_aligned(const tessera_layout& layout, const void* data);
 
-// The queries of the whole batch: dense B * Sq, packed Tq.
+// The queries of the whole batch.
 int64_t rows_total(const tessera_plan& plan);
 
 // What is done to a score, as a kernel is compiled for it.

@@ -1,0 +1,99 @@
+// A checked problem with its buffers, as both back ends read it: where each tensor lies, and the numbers that are derived from
+// the options once for all. Each back end turns it into what its kernels read: strides in bytes (cpu/params.hpp), or 32-bit
+// sizes and divisors (tessera/attention/problem.hpp of the device code).
+#pragma once
+
+#include <cstdint>
+
+#include "core/geometry.hpp"
+#include "core/philox.hpp"
+#include "tessera/tessera.h"
+
+namespace tessera::core {
+
+inline constexpr double kLog2e = 1.4426950408889634;
+
+// Strides in elements. Absent: all is 0.
+template <class Strides>
+struct TensorView {
+  void* data = nullptr;
+  Strides stride{};
+  int64_t elem_bytes = 0;
+};
+
+template <class Strides>
+TensorView<Strides> tensor_view(const tessera_layout& layout, const void* data,
+                                Strides (*strides)(const tessera_layout&)) {
+  if (!present(layout)) return {};
+  return {const_cast<void*>(data), strides(layout), static_cast<int64_t>(tessera_dtype_bytes(layout.dtype))};
+}
+inline TensorView<RowStrides> row_view(const tessera_layout& layout, const void* data) {
+  return tensor_view(layout, data, row_strides);
+}
+inline TensorView<LseStrides> lse_view(const tessera_layout& layout, const void* data) {
+  return tensor_view(layout, data, lse_strides);
+}
+inline TensorView<ScoreStrides> score_view(const tessera_layout& layout, const void* data) {
+  return tensor_view(layout, data, score_strides);
+}
+
+// The queries of the whole batch: dense B * Sq, packed Tq.
+constexpr int64_t rows_total(const tessera_problem& problem) {
+  const Sizes size = sizes(problem);
+  return packed_q(problem) ? size.rows_q : size.batch * size.rows_q;
+}
+
+// Scores in a base of 2, options as the kernels' arithmetic wants them.
+struct ProblemView {
+  TensorView<RowStrides> q, k, v;
+  TensorView<ScoreStrides> bias, mask, block_mask;
+  int64_t mask_block_q, mask_block_k;
+  const float* alibi_slopes = nullptr;
+  SlopeStrides alibi_stride{};
+  const float* sink = nullptr;  // [heads_q]
+  int64_t sink_stride = 0;
+  const int32_t* page_table = nullptr;  // [batch, max_pages]
+  int64_t page_table_batch = 0, page_table_col = 0;
+  int64_t rows_total;  // queries of the whole batch
+
+  float scale, scale_log2;  // scale * log2(e)
+  float softcap;            // 0: none
+  bool causal, top_left;
+  int64_t window_left, window_right;  // -1: unbounded
+  float dropout_scale;                // 1 / (1 - p)
+  uint32_t dropout_threshold;         // 0: no dropout
+  PhiloxKey dropout_key;
+  uint32_t dropout_offset;
+};
+
+inline ProblemView problem_view(const tessera_problem& problem, const tessera_buffers& buffers) {
+  ProblemView view{};
+  view.q = row_view(problem.q, buffers.q);
+  view.k = row_view(problem.k, buffers.k);
+  view.v = row_view(problem.v, buffers.v);
+  view.bias = score_view(problem.bias, buffers.bias);
+  view.mask = score_view(problem.mask, buffers.mask);
+  view.block_mask = score_view(problem.block_mask, buffers.block_mask);
+  view.mask_block_q = problem.mask_block_q, view.mask_block_k = problem.mask_block_k;
+  if (present(problem.alibi_slopes)) {
+    view.alibi_slopes = buffers.alibi_slopes, view.alibi_stride = slope_strides(problem.alibi_slopes);
+  }
+  if (present(problem.sink)) view.sink = buffers.sink, view.sink_stride = problem.sink.strides[0];
+  if (paged(problem)) {
+    view.page_table = buffers.page_table;
+    view.page_table_batch = problem.page_table.strides[0], view.page_table_col = problem.page_table.strides[1];
+  }
+  view.rows_total = rows_total(problem);
+  view.scale = static_cast<float>(problem.scale);
+  view.scale_log2 = static_cast<float>(problem.scale * kLog2e);
+  view.softcap = static_cast<float>(problem.softcap);
+  view.causal = problem.causal != 0, view.top_left = problem.alignment == TESSERA_TOP_LEFT;
+  view.window_left = problem.window_left, view.window_right = problem.window_right;
+  view.dropout_scale = static_cast<float>(1.0 / (1.0 - problem.dropout_p));
+  view.dropout_threshold = dropout_threshold(problem.dropout_p);
+  view.dropout_key = dropout_key(problem.dropout_seed, problem.dropout_offset);
+  view.dropout_offset = static_cast<uint32_t>(problem.dropout_offset);
+  return view;
+}
+
+}  // namespace tessera::core
