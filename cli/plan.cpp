@@ -24,9 +24,12 @@ struct PlanOptions {
   DeviceOptions device;
 };
 
-// Those that a flag asks for: all that need not be there, but for the page table, which --page-size gives.
+// Those that a flag asks for: all that need not be there, but for a page table, which --page-size gives.
 bool has_flag(const core::TensorField& field) {
-  if (&field == &core::kTensorFields[core::TensorName("page_table").index]) return false;
+  for (const core::TensorName name :
+       {core::TensorName("page_table"), core::TensorName("page_indptr"), core::TensorName("page_indices")}) {
+    if (&field == &core::kTensorFields[name.index]) return false;
+  }
   return core::is_option(field) || (field.need == core::Need::kBackward && core::takes_part(field, false));
 }
 

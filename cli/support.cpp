@@ -96,7 +96,7 @@ std::vector<Case> cases() {
   decoding.sizes.seqlen_q = 1;
   decoding.sizes.seqlen_k = 4096;
   add("packed", "Sequences of different lengths one after another: cu_seqlens_q, cu_seqlens_k").sizes.packed = true;
-  add("paged", "Keys and values in pages: page_table, seqused_k").sizes.page_size = 16;
+  add("paged", "Keys and values in pages: page_table, or page_indptr and page_indices; seqused_k").sizes.page_size = 16;
   for (const core::TensorField& field : core::kTensorFields) {
     const bool of_packed_or_paged = field.dtypes == core::Dtypes::kInt32 && field.words == nullptr;
     if (!core::is_option(field) || of_packed_or_paged) continue;

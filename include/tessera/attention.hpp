@@ -39,13 +39,15 @@ struct Buffers {
   float* d_bias = nullptr;
   float* d_sink = nullptr;
   const std::uint8_t* causal_seqs = nullptr;
+  const std::int32_t* page_indptr = nullptr;
+  const std::int32_t* page_indices = nullptr;
 
   operator tessera_buffers() const { return std::bit_cast<tessera_buffers>(*this); }  // NOLINT: the same plain data
 };
 static_assert(sizeof(Buffers) == sizeof(tessera_buffers) &&
                   offsetof(Buffers, page_table) == offsetof(tessera_buffers, page_table) &&
                   offsetof(Buffers, d_o) == offsetof(tessera_buffers, d_o) &&
-                  offsetof(Buffers, causal_seqs) == offsetof(tessera_buffers, causal_seqs),
+                  offsetof(Buffers, page_indices) == offsetof(tessera_buffers, page_indices),
               "the members of tessera_buffers, in order, each absent by default");
 
 // How to run on your own threads, and how to stop; see tessera_executor. NULL stands for the library's threads.
@@ -77,8 +79,8 @@ Executor cancelled_by(Cancelled& cancelled, Executor executor = {}) {
 }
 
 // Computes o (and lse). `workspace` holds at least plan.workspace_bytes bytes. invalid_argument when a pointer is NULL
-// or misaligned, an output shares memory with anything else, the workspace is too small, or cu_seqlens, seqused_k or
-// page_table hold what the layouts do not allow; outputs are untouched then.
+// or misaligned, an output shares memory with anything else, the workspace is too small, or cu_seqlens, seqused_k or a
+// page table hold what the layouts do not allow; outputs are untouched then.
 inline Status try_forward(const tessera_plan& plan, const Buffers& buffers, std::span<std::byte> workspace,
                           const Executor* executor = nullptr) {
   const tessera_buffers pointers = buffers;

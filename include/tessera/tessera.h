@@ -98,7 +98,7 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
 
 /* Attention over one batch: plain data, no pointers to tensors.
  *
- *   symbol            dense                 packed (cu_seqlens_q present)     paged (page_table present)
+ *   symbol            dense                 packed (cu_seqlens_q present)     paged (a page table present)
  *   q                 [B, Sq, Hq, D]        [Tq, Hq, D]                       as dense or packed
  *   k                 [B, Sk, Hkv, D]       [Tk, Hkv, D]                      [pages, page_size, Hkv, D]
  *   v                 [B, Sk, Hkv, Dv]      [Tk, Hkv, Dv]                     [pages, page_size, Hkv, Dv]
@@ -130,7 +130,7 @@ typedef struct tessera_problem {
   tessera_layout cu_seqlens_q; /* int32 [B + 1]: packed queries; sequence b is rows cu[b] .. cu[b + 1], 0 <= cu[0] */
   tessera_layout cu_seqlens_k; /* int32 [B + 1]: packed keys and values */
   tessera_layout seqused_k;    /* int32 [B]: key length of each sequence, at most Sk; required when paged */
-  tessera_layout page_table;   /* int32 [B, max_pages]: keys and values are paged */
+  tessera_layout page_table;   /* int32 [B, max_pages]: keys and values are paged; or page_indptr and page_indices */
 
   tessera_layout bias;         /* float32 or q's dtype, [B|1, Hq|1, Sq|1, Sk|1], or fewer: leading axes are then 1 */
   tessera_layout mask;         /* bool, shaped as bias, 1 = visible */
@@ -163,6 +163,9 @@ typedef struct tessera_problem {
   int32_t batch_invariant; /* forward: a sequence's bits do not depend on the batch it stands in */
 
   tessera_layout causal_seqs; /* bool [B]: causal, a sequence at a time; `causal` is then 0 */
+  /* int32 [B + 1] and [N], in place of page_table (CSR): sequence b's pages are page_indices[page_indptr[b]] up to, without
+   * it, page_indices[page_indptr[b + 1]], of which the last is full up to seqused_k[b]. N and page_indptr[B] may differ. */
+  tessera_layout page_indptr, page_indices;
   /* New members come here, 8 bytes at a time, and mean nothing while they are zero. */
 } tessera_problem;
 
@@ -220,7 +223,8 @@ typedef struct tessera_device {
   int32_t threads;   /* CPU: threads to use. Never changes a bit of a result */
   int32_t ordinal;   /* CUDA: which GPU; -1: none of this machine's, see tessera_device_cuda_arch */
   int32_t arch;      /* CUDA: compute capability, 10 * major + minor */
-  int32_t check_indices; /* CUDA, 1: cu_seqlens, seqused_k and page_table are fetched and checked before a launch, which
+  int32_t
+      check_indices; /* CUDA, 1: cu_seqlens, seqused_k and page tables are fetched and checked before a launch, which
                             waits for the stream. 0: what lies outside is read as if it were the nearest valid value */
   int32_t
       vector_isa; /* CPU, with isa AMX_BF16: tessera_isa of the problems that its tiles are not the fastest for, which
@@ -359,6 +363,7 @@ typedef struct tessera_buffers {
   const float* d_lse;
   float *d_bias, *d_sink;
   const uint8_t* causal_seqs;
+  const int32_t *page_indptr, *page_indices;
 } tessera_buffers;
 
 /* Where the work of a call is done; NULL means the library's threads, or on CUDA the default stream. Every member may be
@@ -382,7 +387,7 @@ typedef struct tessera_executor {
 
 /* Computes o (and lse). INVALID_ARGUMENT when the plan is none of this library's, a required pointer is NULL, misaligned or of
  * another device's memory, an output shares memory with anything else, the workspace is too small, or cu_seqlens,
- * seqused_k or page_table hold what the layouts do not allow (CUDA: where tessera_device asks for that check); outputs
+ * seqused_k or a page table hold what the layouts do not allow (CUDA: where tessera_device asks for that check); outputs
  * are untouched then. On CUDA all pointers but `plan` and `buffers` are
  * the device's, nothing waits for the stream, and a call can be captured into a graph. */
 TESSERA_API tessera_status tessera_forward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,

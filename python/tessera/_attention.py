@@ -65,7 +65,9 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
             drop the same entries in `attention_backward`, on any machine.
         cu_seqlens_q, cu_seqlens_k: int32 [B + 1], sequence b is rows cu[b] .. cu[b + 1] of packed q, and of k and v.
         seqused_k: int32 [B], each sequence's number of keys.
-        page_table: int32 [B, max_pages]; needs seqused_k.
+        page_table: int32 [B, max_pages]; needs seqused_k. Or CSR, as
+        page_indptr, page_indices: int32 [B + 1] and [N], sequence b has pages page_indices[page_indptr[b]] up to
+            page_indices[page_indptr[b + 1] - 1]; max_seqlen_k is then the longest sequence's, or all N pages are one's.
         causal_seqs: bool [B], which sequences are causal, in place of causal.
         max_seqlen_q, max_seqlen_k: bounds of a packed sequence, in rows, required with bias or mask. 0: unknown.
         batch_invariant: a sequence's bits do not depend on the batch that it stands in.

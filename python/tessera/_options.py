@@ -12,6 +12,8 @@ class Options(TypedDict, total=False):
     cu_seqlens_q: Any
     cu_seqlens_k: Any
     page_table: Any
+    page_indptr: Any
+    page_indices: Any
     seqused_k: Any
     causal_seqs: Any
     bias: Any

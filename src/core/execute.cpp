@@ -78,7 +78,12 @@ tessera_status check_key_lengths(const tessera_plan& plan, const tessera_buffers
   const tessera_problem& problem = plan.problem;
   for (int64_t b = 0; b < plan.batch; ++b) {
     const SequenceView view = sequence(problem, buffers, b);
-    const int64_t most = paged(problem) ? plan.max_seqlen_k : view.k_rows;
+    int64_t most = paged(problem) ? plan.max_seqlen_k : view.k_rows;
+    if (csr_pages(problem)) {
+      const int64_t stride = problem.page_indptr.strides[0];
+      const int64_t pages = buffers.page_indptr[(b + 1) * stride] - buffers.page_indptr[b * stride];
+      most = std::min(most, pages * problem.k.shape[1]);
+    }
     if (view.sk < 0 || view.sk > most) {
       return invalid("seqused_k[%" PRId64 "]: %" PRId64 ", accepted 0 .. %" PRId64 "%s", b, view.sk, most,
                      paged(problem) ? ", what its pages hold and max_seqlen_k allows" : ", the keys of that sequence");
@@ -94,11 +99,15 @@ tessera_status check_page_table(const tessera_plan& plan, const tessera_buffers&
     const int64_t sk = sequence(problem, buffers, b).sk;
     for (int64_t j = 0; j < sk; j += page_size) {
       const int64_t page = page_of(problem, buffers, b, j);
-      if (page < 0 || page >= pages) {
-        return invalid("page_table[%" PRId64 ", %" PRId64 "]: %" PRId64 ", accepted 0 .. %" PRId64 ": k has %" PRId64
-                       " pages",
-                       b, j / page_size, page, pages - 1, pages);
+      if (page >= 0 && page < pages) continue;
+      const int64_t number = j / page_size;
+      if (csr_pages(problem)) {
+        return invalid("page_indices[%" PRId64 "]: %" PRId64 ", accepted 0 .. %" PRId64 ": k has %" PRId64 " pages",
+                       buffers.page_indptr[b * problem.page_indptr.strides[0]] + number, page, pages - 1, pages);
       }
+      return invalid("page_table[%" PRId64 ", %" PRId64 "]: %" PRId64 ", accepted 0 .. %" PRId64 ": k has %" PRId64
+                     " pages",
+                     b, number, page, pages - 1, pages);
     }
   }
   return ok();
@@ -113,6 +122,10 @@ tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& bu
   if (packed_k(p)) {
     TESSERA_RETURN_IF_ERROR(check_offsets("cu_seqlens_k", p.cu_seqlens_k, buffers.cu_seqlens_k, "k", p.k.shape[0],
                                           "max_seqlen_k", p.max_seqlen_k));
+  }
+  if (csr_pages(p)) {
+    TESSERA_RETURN_IF_ERROR(check_offsets("page_indptr", p.page_indptr, buffers.page_indptr, "page_indices",
+                                          p.page_indices.shape[0], "", 0));
   }
   if (present(p.seqused_k)) TESSERA_RETURN_IF_ERROR(check_key_lengths(plan, buffers));
   return paged(p) ? check_page_table(plan, buffers) : ok();

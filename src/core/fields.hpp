@@ -22,7 +22,24 @@ inline constexpr int64_t kMaxHeadDim = 576, kMaxHeadDimV = 512;
 // ---- shapes, in symbols ---------------------------------------------------------------------------------------------
 
 // Each is bound by the first tensor that has it, in the order of the rows.
-enum Symbol { kB, kSq, kSk, kTq, kTk, kHq, kHkv, kD, kDv, kPages, kPageSize, kMaxPages, kBlocksQ, kBlocksK, kSymbols };
+enum Symbol {
+  kB,
+  kSq,
+  kSk,
+  kTq,
+  kTk,
+  kHq,
+  kHkv,
+  kD,
+  kDv,
+  kPages,
+  kPageSize,
+  kMaxPages,
+  kPageIndices,
+  kBlocksQ,
+  kBlocksK,
+  kSymbols
+};
 
 struct SymbolRule {
   const char* name;
@@ -41,6 +58,7 @@ inline constexpr SymbolRule kSymbolRules[] = {
     {"pages", 0, kMaxLength},
     {"page_size", 1, kMaxLength},
     {"max_pages", 0, kMaxLength},
+    {"N", 0, kMaxLength},
     {"ceil(Sq / mask_block_q)", 0, kMaxLength},
     {"ceil(Sk / mask_block_k)", 0, kMaxLength},
 };
@@ -82,7 +100,8 @@ inline constexpr Shape kDenseV{4, {{kB}, {kSk}, {kHkv}, {kDv}}}, kPackedV{3, {{k
 inline constexpr Shape kPagedK{4, {{kPages}, {kPageSize}, {kHkv}, {kD}}};
 inline constexpr Shape kPagedV{4, {{kPages}, {kPageSize}, {kHkv}, {kDv}}};
 inline constexpr Shape kDenseLse{3, {{kB}, {kHq}, {kSq}}}, kPackedLse{2, {{kHq}, {kTq}}};
-inline constexpr Shape kOffsets{1, {{kB, kPlusOne}}}, kPerSequence{1, {{kB}}}, kPageTable{2, {{kB}, {kMaxPages}}};
+inline constexpr Shape kOffsets{1, {{kB, kPlusOne}}}, kPerSequence{1, {{kB}}}, kPageTable{2, {{kB}, {kMaxPages}}},
+    kPageList{1, {{kPageIndices}}};
 inline constexpr Shape kScores{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kSq, kEqualOrOne}, {kSk, kEqualOrOne}}};
 inline constexpr Shape kBlocks{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kBlocksQ}, {kBlocksK}}};
 inline constexpr Shape kPerHead{1, {{kHq}}}, kPerSequenceAndHead{2, {{kB}, {kHq}}};
@@ -135,6 +154,8 @@ inline constexpr TensorField kTensorFields[] = {
     {TESSERA_TENSOR(v),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kNever,    Form::kKeys,     shapes::kDenseV,      shapes::kPackedV,            shapes::kPagedV, nullptr,          nullptr,       "Values"},
     {TESSERA_TENSOR(cu_seqlens_k), Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kOffsets,     shapes::kNone,               shapes::kNone,   "--cu-seqlens-k", nullptr,       "Packed keys: where each sequence starts"},
     {TESSERA_TENSOR(page_table),   Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPageTable,   shapes::kNone,               shapes::kNone,   "--page-table",   nullptr,       "Pages of each sequence"},
+    {TESSERA_TENSOR(page_indptr),  Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kOffsets,     shapes::kNone,               shapes::kNone,   "--page-indptr",  nullptr,       "CSR page table: where each sequence's pages start in --page-indices"},
+    {TESSERA_TENSOR(page_indices), Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPageList,    shapes::kNone,               shapes::kNone,   "--page-indices", nullptr,       "CSR page table: pages of one sequence after another's"},
     {TESSERA_TENSOR(seqused_k),    Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerSequence, shapes::kNone,               shapes::kNone,   "--seqused-k",    "key lengths", "Keys used of each sequence"},
     {TESSERA_TENSOR(causal_seqs),  Need::kIfGiven,         Dtypes::kBool,         LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerSequence, shapes::kNone,               shapes::kNone,   "--causal-seqs",  "causal sequences", "Which sequences are causal"},
     {TESSERA_TENSOR(o),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kForward,  Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--out",          nullptr,       "Output"},

@@ -10,14 +10,16 @@ namespace tessera::core {
 constexpr bool present(const tessera_layout& layout) { return layout.rank != 0; }
 constexpr bool packed_q(const tessera_problem& problem) { return present(problem.cu_seqlens_q); }
 constexpr bool packed_k(const tessera_problem& problem) { return present(problem.cu_seqlens_k); }
-constexpr bool paged(const tessera_problem& problem) { return present(problem.page_table); }
+// By a table of a row for each sequence, or of one row that page_indptr cuts (CSR).
+constexpr bool csr_pages(const tessera_problem& problem) { return present(problem.page_indices); }
+constexpr bool paged(const tessera_problem& problem) { return present(problem.page_table) || csr_pages(problem); }
 
 struct Sizes {
   int64_t batch;
   int64_t heads_q, heads_kv;
   int64_t head_dim, head_dim_v;
   int64_t rows_q;        // dense: Sq, packed: Tq
-  int64_t rows_k;        // dense: Sk, packed: Tk, paged: max_pages * page_size
+  int64_t rows_k;        // dense: Sk, packed: Tk, paged: keys that all pages of a table's row hold
   int64_t max_seqlen_q;  // the most that a sequence can have, by the layouts and the problem's own word
   int64_t max_seqlen_k;
   int64_t pages, page_size;  // 0 when not paged
@@ -35,7 +37,8 @@ constexpr Sizes sizes(const tessera_problem& problem) {
   if (paged(problem)) {
     s.pages = k.shape[0];
     s.page_size = k.shape[1];
-    s.rows_k = problem.page_table.shape[1] * s.page_size;
+    const int64_t row_pages = csr_pages(problem) ? problem.page_indices.shape[0] : problem.page_table.shape[1];
+    s.rows_k = row_pages * s.page_size < INT32_MAX ? row_pages * s.page_size : INT32_MAX;
   } else {
     s.rows_k = packed_k(problem) ? k.shape[0] : k.shape[1];
   }
@@ -53,8 +56,7 @@ constexpr Sizes sizes(const tessera_problem& problem) {
 // ---- strides by role, in elements ----------------------------------------------------------------------------------
 
 // Of q, k, v, o and their gradients. Row r of sequence b lies at batch * b + row * (begin + r) + head * h; packed has
-// batch = 0. Paged: row j lies in page p = page_table[b, j / page_size] at batch * p + row * (j % page_size) + head *
-// h.
+// batch = 0. Paged: row j lies in page p = page_of(b, j) at batch * p + row * (j % page_size) + head * h.
 struct RowStrides {
   int64_t batch, row, head;
 };
@@ -124,6 +126,10 @@ inline SequenceView sequence(const tessera_problem& problem, const tessera_buffe
 
 // The page that holds key j of sequence b.
 inline int64_t page_of(const tessera_problem& problem, const tessera_buffers& buffers, int64_t b, int64_t j) {
+  if (csr_pages(problem)) {
+    const int64_t begin = buffers.page_indptr[b * problem.page_indptr.strides[0]];
+    return buffers.page_indices[(begin + j / problem.k.shape[1]) * problem.page_indices.strides[0]];
+  }
   const tessera_layout& table = problem.page_table;
   return buffers.page_table[b * table.strides[0] + j / problem.k.shape[1] * table.strides[1]];
 }

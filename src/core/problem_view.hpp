@@ -52,7 +52,7 @@ struct ProblemView {
   SlopeStrides alibi_stride{};
   const float* sink = nullptr;  // [heads_q]
   int64_t sink_stride = 0;
-  const int32_t* page_table = nullptr;  // [batch, max_pages]
+  const int32_t* page_table = nullptr;  // [batch, max_pages], or CSR's page_indices
   int64_t page_table_batch = 0, page_table_col = 0;
   int64_t rows_total;  // queries of the whole batch
 
@@ -79,7 +79,9 @@ inline ProblemView problem_view(const tessera_problem& problem, const tessera_bu
     view.alibi_slopes = buffers.alibi_slopes, view.alibi_stride = slope_strides(problem.alibi_slopes);
   }
   if (present(problem.sink)) view.sink = buffers.sink, view.sink_stride = problem.sink.strides[0];
-  if (paged(problem)) {
+  if (csr_pages(problem)) {
+    view.page_table = buffers.page_indices, view.page_table_col = problem.page_indices.strides[0];
+  } else if (paged(problem)) {
     view.page_table = buffers.page_table;
     view.page_table_batch = problem.page_table.strides[0], view.page_table_col = problem.page_table.strides[1];
   }

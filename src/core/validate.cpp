@@ -104,12 +104,14 @@ tessera_status bind_lengths(const tessera_problem& problem, Shapes& shapes) {
     shapes.bind(kSq, problem.max_seqlen_q);
   }
   if (!shapes.bound(kSk)) {
-    if (has_scores && problem.max_seqlen_k == 0 && !paged(problem) && shapes[kTk] > 0) {
+    const bool packed = packed_k(problem) && shapes[kTk] > 0, csr = csr_pages(problem) && shapes[kPageIndices] > 0;
+    if (has_scores && problem.max_seqlen_k == 0 && (packed || csr)) {
       return invalid(
-          "max_seqlen_k: 0 with packed keys and a bias, mask or block_mask, whose shape it gives; accepted is "
-          "the longest sequence's length");
+          "max_seqlen_k: 0 with %s and a bias, mask or block_mask, whose shape it gives; accepted is "
+          "the longest sequence's length",
+          csr ? "page_indices" : "packed keys");
     }
-    const int64_t capacity = paged(problem) ? shapes[kMaxPages] * shapes[kPageSize] : 0;
+    const int64_t capacity = present(problem.page_table) ? shapes[kMaxPages] * shapes[kPageSize] : 0;
     shapes.bind(kSk, problem.max_seqlen_k > 0 ? problem.max_seqlen_k : capacity);
   }
   if (present(problem.block_mask)) {
@@ -200,11 +202,20 @@ tessera_status check_options(const tessera_problem& p) {
 
 // What one argument asks of another.
 tessera_status check_dependencies(const tessera_problem& p) {
+  const char* table = csr_pages(p) ? "page_indices" : "page_table";
+  if (present(p.page_table) && csr_pages(p)) {
+    return invalid("page_indices: given together with page_table, accepted one of them: a page table has one form");
+  }
+  if (present(p.page_indptr) != csr_pages(p)) {
+    const bool lists = csr_pages(p);
+    return invalid("%s: absent, but %s requires it: a CSR page table is both", lists ? "page_indptr" : "page_indices",
+                   lists ? "page_indices" : "page_indptr");
+  }
   if (paged(p) && packed_k(p)) {
-    return invalid("page_table: given together with cu_seqlens_k, accepted one of them: keys are paged or packed");
+    return invalid("%s: given together with cu_seqlens_k, accepted one of them: keys are paged or packed", table);
   }
   if (paged(p) && !present(p.seqused_k)) {
-    return invalid("seqused_k: absent, but page_table requires it: the key length of each sequence");
+    return invalid("seqused_k: absent, but %s requires it: the key length of each sequence", table);
   }
   if (p.causal && present(p.causal_seqs)) {
     return invalid(
@@ -213,8 +224,9 @@ tessera_status check_dependencies(const tessera_problem& p) {
   if (p.direction != TESSERA_BACKWARD) return ok();
   if (paged(p)) {
     return unsupported(
-        "page_table: given with direction backward; a paged cache is for inference, gradients need dense "
-        "or packed keys and values");
+        "%s: given with direction backward; a paged cache is for inference, gradients need dense "
+        "or packed keys and values",
+        table);
   }
   if (present(p.d_bias) && !present(p.bias)) return invalid("d_bias: given without bias, whose gradient it is");
   if (present(p.d_sink) && !present(p.sink)) return invalid("d_sink: given without sink, whose gradient it is");
@@ -243,7 +255,7 @@ tessera_status validate(const tessera_problem& problem) {
     if (tensor.layout == &tessera_problem::bias) TESSERA_RETURN_IF_ERROR(bind_lengths(problem, shapes));
     TESSERA_RETURN_IF_ERROR(check_tensor(tensor, problem, shapes));
     if (tensor.layout == &tessera_problem::k) TESSERA_RETURN_IF_ERROR(check_heads(shapes));
-    if (tensor.layout == &tessera_problem::page_table && paged(problem))
+    if (tensor.layout == &tessera_problem::page_table && present(problem.page_table))
       TESSERA_RETURN_IF_ERROR(check_page_table(shapes));
   }
   if (shapes[kB] * shapes[kHq] > kMaxLength) {

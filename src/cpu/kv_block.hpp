@@ -14,8 +14,8 @@ TESSERA_INLINE const char* key_row(const Params& p, const RowTensor& tensor, con
                                    int64_t head_kv, int64_t j) {
   if (!p.page_table)
     return tensor.data + tensor.batch * batch + tensor.row * (sequence.k_begin + j) + tensor.head * head_kv;
-  const int32_t page = *reinterpret_cast<const int32_t*>(
-      reinterpret_cast<const char*>(p.page_table) + p.page_table_batch * batch + p.page_table_col * (j / p.page_size));
+  const int32_t page = *reinterpret_cast<const int32_t*>(reinterpret_cast<const char*>(p.page_table) +
+                                                         sequence.page_begin + p.page_table_col * (j / p.page_size));
   return tensor.data + tensor.batch * page + tensor.row * (j % p.page_size) + tensor.head * head_kv;
 }
 

@@ -30,6 +30,7 @@ struct Sequence {
   int64_t item_begin;   // index of its first item among those of one head and split; decode: of its first part of keys
   int64_t merge_begin;  // index of its first item of the merge
   int64_t causal;       // 1: query i sees no key right of the diagonal
+  int64_t page_begin;   // paged: of its first page in the page table, in bytes
 };
 
 struct Params {
@@ -45,7 +46,7 @@ struct Params {
   int64_t d_lse_batch, d_lse_head, d_lse_row;
 
   const int32_t* page_table;  // NULL: not paged
-  int64_t page_table_batch, page_table_col, page_size;
+  int64_t page_table_col, page_size;
 
   float scale, scale_log2;  // scale * log2(e): scores are held in log2 units
   float softcap;            // 0: none

@@ -49,7 +49,7 @@ void fill_tensors(Params& p, const core::ProblemView& view, const tessera_proble
   p.lse = static_cast<char*>(lse.data);
   p.lse_batch = lse.stride.batch * 4, p.lse_head = lse.stride.head * 4, p.lse_row = lse.stride.row * 4;
   p.page_table = view.page_table;
-  p.page_table_batch = view.page_table_batch * 4, p.page_table_col = view.page_table_col * 4;
+  p.page_table_col = view.page_table_col * 4;
   if (core::paged(problem)) p.page_size = problem.k.shape[1];
   p.bias = score_tensor(view.bias), p.mask = score_tensor(view.mask), p.block_mask = score_tensor(view.block_mask);
   p.bias_dtype = problem.bias.dtype;
@@ -98,6 +98,14 @@ KeysInUse keys_in_use(const tessera_plan& plan, const tessera_buffers& buffers) 
 
 constexpr int64_t kMergeRowsPerItem = 16;
 
+// Of a sequence's first page in the page table, in bytes.
+int64_t page_begin(const tessera_problem& problem, const tessera_buffers& buffers, int64_t b) {
+  if (core::csr_pages(problem)) {
+    return buffers.page_indptr[b * problem.page_indptr.strides[0]] * problem.page_indices.strides[0] * 4;
+  }
+  return core::paged(problem) ? b * problem.page_table.strides[0] * 4 : 0;
+}
+
 // Where every sequence lies, and the running counts of its tiles and items. Those that go another way have no queries.
 void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffers& buffers, Way way,
                     const KeysInUse& keys) {
@@ -111,7 +119,17 @@ void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffe
     core::SequenceView view = core::sequence(plan.problem, buffers, b);
     if (way_of(plan, view.sq) != way) view.sq = 0;
     const int64_t row_begin = packed ? view.q_begin : b * size.rows_q;
-    out[b] = {view.q_begin, view.sq, view.k_begin, view.sk, view.k_rows, row_begin, tiles, items, merges, view.causal};
+    out[b] = {view.q_begin,
+              view.sq,
+              view.k_begin,
+              view.sk,
+              view.k_rows,
+              row_begin,
+              tiles,
+              items,
+              merges,
+              view.causal,
+              page_begin(plan.problem, buffers, b)};
     tiles += (view.sq + plan.block_m - 1) / plan.block_m;
     if (way != kDecode) {
       items += (view.sq * rows_a_query + rows_an_item - 1) / rows_an_item;

@@ -103,6 +103,10 @@ void fill_indices(ProblemParams& p, const core::ProblemView& view, const tessera
     p.cu_seqlens_k = buffers.cu_seqlens_k;
     p.cu_seqlens_k_stride = problem.cu_seqlens_k.strides[0];
   }
+  if (core::csr_pages(problem)) {
+    p.cu_seqlens_k = buffers.page_indptr, p.cu_seqlens_k_stride = problem.page_indptr.strides[0];
+    p.rows_k = static_cast<int>(problem.page_indices.shape[0]);
+  }
   if (present(problem.seqused_k)) {
     p.seqused_k = buffers.seqused_k;
     p.seqused_k_stride = problem.seqused_k.strides[0];

@@ -99,6 +99,7 @@ Case draw_case(uint64_t seed, uint64_t index) {
   if (random.one_in(2)) c.few = random.between(1, 20);
   if (random.one_in(3)) c.k_form = random.one_in(2) || c.backward ? kPacked : kPaged;
   c.page = random.one_in(2) ? 16 * random.between(1, 8) : random.between(1, 50);
+  c.csr = random.one_in(3);
   c.used = random.one_in(4);
   c.order = random.between(kBshd, kSbhd);
   if (random.one_in(3)) c.gap = random.between(1, 9);

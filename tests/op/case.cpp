@@ -53,6 +53,7 @@ const Field kFields[] = {
     {.name = "q", .integer = &Case::q_form, .words = kForms},
     {.name = "k", .integer = &Case::k_form, .words = kForms},
     {.name = "page", .integer = &Case::page, .low = 1, .high = kAny},
+    {.name = "csr", .integer = &Case::csr},
     {.name = "lead", .integer = &Case::lead, .high = kAny},
     {.name = "tail", .integer = &Case::tail, .high = kAny},
     {.name = "few", .integer = &Case::few, .high = kAny},
@@ -188,6 +189,7 @@ Case legalised(Case c) {
   if (c.q_form == kPaged) c.q_form = kPacked;
   // A batch of packed keys with dense queries, and the reverse, are both fine; paged keys have their own lengths.
   if (c.k_form == kPaged) c.used = 1;
+  if (c.k_form != kPaged) c.csr = 0;
   if (c.k_form != kDense) c.shared_kv = 0;
   // Paged caches are for inference: gradients of a page that two sequences share would be no one's.
   if (c.k_form == kPaged) c.backward = 0;

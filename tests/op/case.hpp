@@ -45,6 +45,7 @@ struct Case {
   int64_t backward = 0;
   int64_t q_form = kDense, k_form = kDense;
   int64_t page = 16;      // rows a page
+  int64_t csr = 0;        // the page table is page_indptr and page_indices
   int64_t lead = 0;       // rows of packed tensors before the first sequence
   int64_t tail = 2;       // and after the last
   int64_t few = 0;        // packed: every sequence but the first has at most so many queries; 0: any number

@@ -62,6 +62,15 @@ void draw_pages(Draw& draw, Inputs& in) {
     }
   }
   in.rows_k = in.pages * c.page;
+  // Between the sequences' pages stand some that are not in use.
+  in.page_indices.assign(1, -1);
+  for (int64_t b = 0; b < c.b; ++b) {
+    in.page_indptr.push_back(static_cast<double>(in.page_indices.size()));
+    const auto row = in.page_table.begin() + b * in.max_pages;
+    in.page_indices.insert(in.page_indices.end(), row, row + ceil_div(in.sk[b], c.page) + b % 2);
+  }
+  in.page_indptr.push_back(static_cast<double>(in.page_indices.size()));
+  in.page_indices.push_back(-1);
 }
 
 double draw_value(Draw& draw, const Case& c) {
@@ -220,7 +229,12 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
   if (packed_q) call.cu_seqlens_q = filled(TESSERA_INT32, {c.b + 1}, {}, cumulative(c.lead, in.sq));
   if (packed_k) call.cu_seqlens_k = filled(TESSERA_INT32, {c.b + 1}, {}, cumulative(c.lead, in.k_rows));
   if (c.used) call.seqused_k = filled(TESSERA_INT32, {c.b}, {}, {in.sk.begin(), in.sk.end()});
-  if (paged) call.page_table = filled(TESSERA_INT32, {c.b, in.max_pages}, {}, in.page_table);
+  if (paged && !(c.csr && !regular)) {
+    call.page_table = filled(TESSERA_INT32, {c.b, in.max_pages}, {}, in.page_table);
+  } else if (paged) {
+    call.page_indptr = filled(TESSERA_INT32, {c.b + 1}, {}, in.page_indptr);
+    call.page_indices = filled(TESSERA_INT32, {static_cast<int64_t>(in.page_indices.size())}, {}, in.page_indices);
+  }
   if (c.bias != kAbsent) {
     const auto bias_dtype = c.bias_f32 && !regular ? static_cast<int32_t>(TESSERA_FLOAT32) : dtype;
     call.bias = filled(bias_dtype, span_shape(c, c.bias, c.sq, c.sk), scores, in.bias);
@@ -341,6 +355,8 @@ void Call::describe() {
   problem.cu_seqlens_k = cu_seqlens_k.layout();
   problem.seqused_k = seqused_k.layout();
   problem.page_table = page_table.layout();
+  problem.page_indptr = page_indptr.layout();
+  problem.page_indices = page_indices.layout();
   problem.bias = bias.layout();
   problem.mask = mask.layout();
   problem.block_mask = block_mask.layout();
@@ -385,12 +401,15 @@ tessera_buffers Call::buffers(const std::function<void*(const Tensor&)>& address
           .d_lse = floats(d_lse),
           .d_bias = floats(d_bias),
           .d_sink = floats(d_sink),
-          .causal_seqs = flags(causal_seqs)};
+          .causal_seqs = flags(causal_seqs),
+          .page_indptr = indices(page_indptr),
+          .page_indices = indices(page_indices)};
 }
 
 std::vector<const Tensor*> Call::inputs() const {
-  return {&q,    &k,          &v,      &cu_seqlens_q, &cu_seqlens_k, &seqused_k, &page_table, &bias,
-          &mask, &block_mask, &slopes, &sink,         &causal_seqs,  &d_o,       &d_lse};
+  return {
+      &q,    &k,    &v,          &cu_seqlens_q, &cu_seqlens_k, &seqused_k,   &page_table, &page_indptr, &page_indices,
+      &bias, &mask, &block_mask, &slopes,       &sink,         &causal_seqs, &d_o,        &d_lse};
 }
 
 }  // namespace tessera::testing

@@ -16,7 +16,8 @@ struct Inputs {
   std::vector<int64_t> q_begin, sq;          // [B] packed: first row; length
   std::vector<int64_t> k_begin, k_rows, sk;  // [B] and the length that is in use
   int64_t pages = 0, max_pages = 0;
-  std::vector<double> page_table;  // [B, max_pages], -1 where there is no page
+  std::vector<double> page_table;                 // [B, max_pages], -1 where there is no page
+  std::vector<double> page_indptr, page_indices;  // the same as CSR
 
   // What no sequence owns (padding, unused pages) is NaN.
   std::vector<double> q, k, v, d_o;  // [rows_q, Hq, D], [rows_k, Hkv, D], [rows_k, Hkv, Dv], [rows_q, Hq, Dv]
@@ -41,7 +42,7 @@ Inputs make_inputs(const Case& c);
 struct Call {
   tessera_problem problem;
   Tensor q, k, v, o, lse;
-  Tensor cu_seqlens_q, cu_seqlens_k, seqused_k, page_table;
+  Tensor cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, page_indptr, page_indices;
   Tensor bias, mask, block_mask, slopes, sink, causal_seqs;
   Tensor d_o, d_q, d_k, d_v, d_lse, d_bias, d_sink;
 

@@ -28,6 +28,7 @@ constexpr const char* kCases[] = {
     "dtype=bf16 b=7 few=20 sq=100 sk=2100 hq=8 hkv=2 d=128 dv=128 q=packed k=packed causal=1 cores=16",
     "dtype=f16 b=5 few=5 sq=40 sk=1500 hq=16 hkv=2 d=40 dv=24 q=packed k=paged page=64 alibi=bh sink=1",
     "dtype=f32 b=4 few=9 sq=60 sk=300 hq=4 hkv=1 d=32 dv=32 q=packed k=paged page=16 causal_seqs=1",
+    "dtype=f32 b=4 few=9 sq=60 sk=300 hq=4 hkv=1 d=32 dv=32 q=packed k=paged page=16 csr=1 causal=1",
     "dtype=bf16 data=nan_query b=4 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 q=packed k=packed",
 };
 
@@ -57,6 +58,7 @@ Call sequence(const Inputs& in, const Call& batch, int64_t b) {
   one.lse = packed_q ? Tensor(TESSERA_FLOAT32, {c.hq, sq}) : Tensor(TESSERA_FLOAT32, {1, c.hq, c.sq});
   one.seqused_k = own(batch.seqused_k);
   one.page_table = own(batch.page_table);
+  if (c.csr) one.page_indptr = batch.page_indptr.slice(0, b, 2);
   one.slopes = c.alibi == 2 ? own(batch.slopes) : batch.slopes;
   for (Tensor* scores : {&one.bias, &one.mask}) {
     *scores = own(*scores);

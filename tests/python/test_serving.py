@@ -422,21 +422,29 @@ def test_sglang_refusals():
 # ---- what both stand on -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_csr_tables(device, page_size):
-    counts = [0, 3, 1, 5, 0]
-    indptr = torch.tensor([0, 0, 3, 4, 9, 9], dtype=torch.int32)
-    indices = torch.arange(100, 111, dtype=torch.int32)
-    last = torch.tensor([0, 2, 4, 1, 0], dtype=torch.int32).clamp(max=page_size)
-    table, lengths = paged.from_csr(indptr, indices, last if page_size > 1 else None, page_size, max_pages=6)
-    assert table.shape == (5, 6) and table.dtype == lengths.dtype == torch.int32
-    begin = 100
-    for b, count in enumerate(counts):
-        assert table[b].tolist() == list(range(begin, begin + count)) + [0] * (6 - count)
-        begin += count
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_csr_page_tables(device, page_size):
+    """Against a rectangular table of the same pages. Entries of no sequence and keys past the last page's length hold anything."""
+    counts, kept = [0, 3, 1, 5, 0], [0, 2, 4, 1, 0]
+    indptr = torch.tensor([2, 2, 5, 6, 11, 11], dtype=torch.int32)
+    pages = torch.randperm(9, generator=torch.Generator().manual_seed(3), device="cpu").to(torch.int32)
+    indices = torch.cat([torch.tensor([-5, 99], dtype=torch.int32), pages.to(device), torch.tensor([-1], dtype=torch.int32)])
+    last = torch.tensor(kept, dtype=torch.int32).clamp(max=page_size)
+    lengths = paged.key_lengths(indptr, None if page_size == 1 else last, page_size)
+    assert lengths.dtype == torch.int32
     assert lengths.tolist() == [0 if n == 0 else (n - 1) * page_size + int(end) for n, end in zip(counts, last)]
-    empty, none = paged.from_csr(indptr * 0, indices[:0], last, page_size, max_pages=6)
-    assert not empty.any() and not none.any()
+    table = torch.full((5, 6), -7, dtype=torch.int32)
+    for b, count in enumerate(counts):
+        table[b, :count] = indices[indptr[b] : indptr[b] + count]
+    k_cache, v_cache = (normal(9, page_size, HEADS_KV, D, seed=seed) for seed in (1, 2))
+    q, outs = normal(5, HEADS, D), [torch.full((5, HEADS, D), float("nan")) for _ in range(2)]
+    common = dict(
+        cu_seqlens_q=torch.arange(6, dtype=torch.int32), seqused_k=lengths, max_seqlen_q=1, max_seqlen_k=6 * page_size,
+        scale=SCALE,
+    )  # fmt: skip
+    paged.attend(q, k_cache, v_cache, outs[0], **common, page_table=table)
+    paged.attend(q, k_cache, v_cache, outs[1], **common, page_indptr=indptr, page_indices=indices)
+    assert torch.equal(*outs)
 
 
 def test_metadata_waits_for_no_gpu():
@@ -444,9 +452,8 @@ def test_metadata_waits_for_no_gpu():
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     with FakeTensorMode():
-        indptr = torch.zeros(5, dtype=torch.int32)
-        table, lengths = paged.from_csr(indptr, torch.zeros(40, dtype=torch.int32), torch.zeros(4, dtype=torch.int32), 16, 7)
-        assert table.shape == (4, 7) and lengths.shape == (4,)
+        lengths = paged.key_lengths(torch.zeros(5, dtype=torch.int32), torch.zeros(4, dtype=torch.int32), 16)
+        assert lengths.shape == (4,)
         with pytest.raises(DataDependentOutputException):
             int(lengths.max())  # so it would show
         runner = SimpleNamespace(
@@ -461,11 +468,11 @@ def test_metadata_waits_for_no_gpu():
                 extend_seq_lens=lengths, extend_seq_lens_cpu=extends, spec_info=None,
             )  # fmt: skip
             backend.init_forward_metadata(batch)
-            assert backend.step.page_table.shape == (3, 4) and backend.step.cu_seqlens_q.shape == (4,)
+            assert backend.step.pages["page_table"].shape == (3, 4) and backend.step.cu_seqlens_q.shape == (4,)
         backend.init_cuda_graph_state(8, 8)
         batch.forward_mode = Mode("decode")
         backend.init_forward_metadata_out_graph(batch)
-        assert backend.step.page_table.shape == (3, 4)
+        assert backend.step.pages["page_table"].shape == (3, 4)
 
 
 def test_one_capture_serves_a_hundred_batches(device):

@@ -48,12 +48,24 @@ Attention paged() {
   return a;
 }
 
+// Of the pages before page_indices[1] and after [5] no sequence has any.
+Attention csr() {
+  Attention a = paged();
+  a.problem.page_table = {};
+  a.problem.page_indptr = layout(int32, {3});
+  a.problem.page_indices = layout(int32, {7});
+  a.page_indptr = {1, 4, 6};
+  a.page_indices = {99, 0, 1, 2, 3, 4, 7};
+  return a;
+}
+
 TEST(Execute, TakesWhatIsRight) {
   for (Attention a : {dense(), packed()}) {
     EXPECT_TRUE(a.try_run(TESSERA_FORWARD).ok());
     EXPECT_TRUE(a.try_run(TESSERA_BACKWARD).ok());
   }
   EXPECT_TRUE(paged().try_run(TESSERA_FORWARD).ok());
+  EXPECT_TRUE(csr().try_run(TESSERA_FORWARD).ok());
 }
 
 TEST(Execute, RefusesNullPointers) {
@@ -177,6 +189,24 @@ TEST(Execute, RefusesPagesInUseOnly) {
   expect_refused(a, TESSERA_FORWARD, "page_table[1, 2]: 7", "0 .. 4");
   a.page_table[1] = -1;
   expect_refused(a, TESSERA_FORWARD, "page_table[0, 1]: -1", "0 .. 4");
+}
+
+TEST(Execute, RefusesACsrTableThatIsNone) {
+  Attention a = csr();
+  a.page_indices[2] = 5;
+  expect_refused(a, TESSERA_FORWARD, "page_indices[2]: 5", "0 .. 4");
+  a.page_indices[2] = -1;
+  expect_refused(a, TESSERA_FORWARD, "page_indices[2]: -1", "0 .. 4");
+  a = csr();
+  a.seqused_k = {24, 17};
+  expect_refused(a, TESSERA_FORWARD, "seqused_k[1]: 17", "0 .. 16");
+  a = csr();
+  a.page_indptr = {-1, 4, 6};
+  expect_refused(a, TESSERA_FORWARD, "page_indptr[0]: -1", "0 .. 7, the rows of page_indices");
+  a.page_indptr = {1, 4, 3};
+  expect_refused(a, TESSERA_FORWARD, "page_indptr[2]: 3 after 4", "must not decrease");
+  a.page_indptr = {1, 4, 8};
+  expect_refused(a, TESSERA_FORWARD, "page_indptr[2]: 8", "at most 7");
 }
 
 }  // namespace

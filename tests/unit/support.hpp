@@ -46,6 +46,15 @@ inline Problem paged_problem(DType dtype = float32) {
   return problem;
 }
 
+// The same pages by page_indptr and page_indices.
+inline Problem csr_problem(DType dtype = float32) {
+  Problem problem = paged_problem(dtype);
+  problem.page_table = {};
+  problem.page_indptr = layout(int32, {3});
+  problem.page_indices = layout(int32, {6});
+  return problem;
+}
+
 // The reference kernel on a device whose other properties do not matter.
 inline Device reference_device() {
   Device device = cpu();
@@ -67,7 +76,7 @@ struct Attention {
   Problem problem;
   std::vector<double> q, k, v, o, bias, d_o, d_q, d_k, d_v;
   std::vector<float> lse, alibi_slopes, sink, d_lse, d_bias, d_sink;
-  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k, seqused_k, page_table;
+  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, page_indptr, page_indices;
   std::vector<std::uint8_t> mask, block_mask;
 
   // Inputs are normal, outputs NaN. Index tensors are the caller's to fill in.
@@ -123,7 +132,9 @@ struct Attention {
             .d_v = d_v.data(),
             .d_lse = d_lse.data(),
             .d_bias = d_bias.data(),
-            .d_sink = d_sink.data()};
+            .d_sink = d_sink.data(),
+            .page_indptr = page_indptr.data(),
+            .page_indices = page_indices.data()};
   }
 
   Status try_run(std::int32_t direction) {

@@ -27,6 +27,7 @@ void PrintTo(const Rule& rule, std::ostream* out) { *out << rule.name; }
 Problem dense() { return dense_problem(); }
 Problem packed() { return packed_problem(); }
 Problem paged() { return paged_problem(); }
+Problem csr() { return csr_problem(); }
 Problem backward() { return gradient_of(dense_problem()); }
 
 Problem biased_packed() {
@@ -299,6 +300,24 @@ const Rule kRules[] = {
        p.page_table = layout(int32, {2, 1 << 30});
      },
      {"page_table: ", "at most 2147483647"}},
+    {"csr_and_rectangular",
+     csr,
+     [](Problem& p) {
+       p.page_table = layout(int32, {2, 3});
+     },
+     {"page_indices: ", "page_table"}},
+    {"csr_without_indptr", csr, [](Problem& p) { p.page_indptr.rank = 0; }, {"page_indptr: ", "page_indices"}},
+    {"csr_without_indices", csr, [](Problem& p) { p.page_indices.rank = 0; }, {"page_indices: ", "page_indptr"}},
+    {"csr_batch", csr, [](Problem& p) { p.page_indptr = layout(int32, {4}); }, {"page_indptr: ", "B = 2"}},
+    {"csr_without_lengths", csr, [](Problem& p) { p.seqused_k.rank = 0; }, {"seqused_k: ", "page_indices"}},
+    {"csr_and_packed", csr, [](Problem& p) { p.cu_seqlens_k = layout(int32, {3}); }, {"page_indices: ", "cu_seqlens_k"}},
+    {"csr_gradient", csr, [](Problem& p) { p = gradient_of(p); }, {"page_indices: ", "backward"}, Code::unsupported},
+    {"csr_bias_without_max_k",
+     csr,
+     [](Problem& p) {
+       p.bias = layout(float32, {1, 1, 16, 24});
+     },
+     {"max_seqlen_k: ", "page_indices"}},
     {"paged_gradient", paged, [](Problem& p) { p = gradient_of(p); }, {"page_table: ", "backward"}, Code::unsupported},
     {"bias_without_max_q", biased_packed, [](Problem& p) { p.max_seqlen_q = 0; }, {"max_seqlen_q: ", "bias"}},
     {"bias_without_max_k", biased_packed, [](Problem& p) { p.max_seqlen_k = 0; }, {"max_seqlen_k: ", "bias"}},

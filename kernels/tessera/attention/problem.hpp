@@ -13,16 +13,16 @@ struct ProblemParams {
   int batch;
   Divisor heads_q, heads_kv, group;  // group = heads_q / heads_kv
   int head_dim, head_dim_v;
-  int seqlen_q, seqlen_k;   // dense: of every sequence; paged: seqlen_k is what the page table can hold
+  int seqlen_q, seqlen_k;   // dense: of every sequence; paged: seqlen_k is what a row of the page table can hold
   int64 rows_total;         // queries of the whole batch
   const int* cu_seqlens_q;  // [batch + 1] or NULL
-  const int* cu_seqlens_k;  // [batch + 1] or NULL
+  const int* cu_seqlens_k;  // [batch + 1] or NULL; CSR page table: where each sequence's pages start in page_table
   const int* seqused_k;     // [batch] or NULL
   int64 cu_seqlens_q_stride, cu_seqlens_k_stride, seqused_k_stride;
-  int rows_q, rows_k;              // packed: rows of q and of k, v, which no offset may pass
+  int rows_q, rows_k;              // packed: rows of q and of k, v, which no offset may pass; CSR: pages in the table
   int max_seqlen_q, max_seqlen_k;  // the most that a sequence can have, by the layouts and the problem's word
   RowTensor q, k, v;
-  const int* page_table;  // [batch, max_pages]
+  const int* page_table;  // [batch, max_pages]; CSR: [entries]
   int64 page_table_batch, page_table_col;
   int page_size, pages;
 

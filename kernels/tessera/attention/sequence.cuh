@@ -9,15 +9,20 @@ namespace tessera {
 
 struct Sequence {
   int q_begin, sq;  // its queries are rows q_begin ... of q
-  int k_begin, sk;  // its keys that are in use
+  int k_begin, sk;  // its keys that are in use; CSR page table: the entry of its first page
   int k_rows;       // all of its keys, those from seqused_k on too
   int64 row_begin;  // its first query among all of the batch's
 };
 
 TESSERA_DEVICE int clamp(int x, int low, int high) { return min(max(x, low), high); }
 
-// kVarlen: sequences may be packed, or use a part of their keys (seqused_k).
-template <bool kVarlen = true>
+// Paged: where the page table has the sequence's first page; the next one's entry is p.page_table_col further.
+TESSERA_DEVICE const int* pages_of(const ProblemParams& p, const Sequence& s, int b) {
+  return p.page_table + p.page_table_batch * b + p.page_table_col * s.k_begin;
+}
+
+// kVarlen: sequences may be packed, or use a part of their keys (seqused_k). kPaged: offsets of keys are those of their pages.
+template <bool kVarlen = true, bool kPaged = false>
 TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
   Sequence s;
   s.q_begin = 0, s.sq = p.seqlen_q;
@@ -32,7 +37,12 @@ TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
   if (kVarlen && p.cu_seqlens_k) {
     s.k_begin = clamp(p.cu_seqlens_k[b * p.cu_seqlens_k_stride], 0, p.rows_k);
     const int end = clamp(p.cu_seqlens_k[(b + 1) * p.cu_seqlens_k_stride], s.k_begin, p.rows_k);
-    s.k_rows = min(end - s.k_begin, p.max_seqlen_k);
+    if constexpr (kPaged) {
+      const int64 keys = static_cast<int64>(end - s.k_begin) * p.page_size;
+      s.k_rows = static_cast<int>(min(keys, static_cast<int64>(p.max_seqlen_k)));
+    } else {
+      s.k_rows = min(end - s.k_begin, p.max_seqlen_k);
+    }
   }
   s.sk = s.k_rows;
   if (kVarlen && p.seqused_k) s.sk = clamp(p.seqused_k[b * p.seqused_k_stride], 0, min(s.k_rows, p.max_seqlen_k));

@@ -74,7 +74,7 @@ struct DecodeLoader {
     }
     if constexpr (kCfg.paged) {
       const int key = min(tile * kCfg.block_n + lane_id() % kCfg.block_n, max(segment.s.sk - 1, 0));
-      page_entry = p.page_table[p.page_table_batch * segment.batch + p.page_table_col * (key / p.page_size)];
+      page_entry = pages_of(p, segment.s, segment.batch)[p.page_table_col * (key / p.page_size)];
     }
   }
 

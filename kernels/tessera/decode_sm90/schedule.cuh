@@ -33,7 +33,7 @@ struct SequenceShare {
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE SequenceShare sequence_share(const ProblemParams& p, int batch) {
   SequenceShare share;
-  share.s = load_sequence<kCfg.varlen>(p, batch);
+  share.s = load_sequence<kCfg.varlen, kCfg.paged>(p, batch);
   const Sequence& s = share.s;
   share.row_tiles = (s.sq * p.group.value + kDecodeRows - 1) / kDecodeRows;
   const KeyRange first = visible_keys(p, s, 0), last = visible_keys(p, s, max(s.sq - 1, 0));

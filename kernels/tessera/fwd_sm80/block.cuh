@@ -81,7 +81,8 @@ struct FwdBlock {
   TESSERA_DEVICE FwdBlock(const FwdParams& p, TileCoord place)
       : work(query_tile<kCfg.block_m, kCfg.split, kCfg.score>(p, place, kCfg.pack_gqa ? p.heads_kv : p.heads_q,
                                                               kCfg.pack_gqa ? p.group : 1)),
-        s(kPersistent ? load_sequence(p, work.batch) : uniform(load_sequence(p, work.batch))),
+        s(kPersistent ? load_sequence<true, kCfg.paged>(p, work.batch)
+                      : uniform(load_sequence<true, kCfg.paged>(p, work.batch))),
         map(p, s, work.head),
         head_kv(kCfg.pack_gqa ? work.head : work.head / p.group),
         row0(work.tile * kCfg.block_m),

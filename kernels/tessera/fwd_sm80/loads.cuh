@@ -37,9 +37,10 @@ TESSERA_DEVICE void load_keys(Tile& sTile, const FwdParams& p, const RowTensor& 
   const int count = min(b.s.sk - first, kCfg.block_n);
   if constexpr (kCfg.paged) {
     const char* base = static_cast<const char*>(tensor.data) + (tensor.head * b.head_kv + col) * kBytes;
+    const int* const pages = pages_of(p, b.s, b.work.batch);
     load_tile_scattered<kCfg.aligned, kCfg.warps * 32>(sTile, count, columns * kBytes, base, [&](int row) {
       const int key = min(first + row, b.s.sk - 1);
-      const int page = p.page_table[p.page_table_batch * b.work.batch + p.page_table_col * (key / p.page_size)];
+      const int page = pages[p.page_table_col * (key / p.page_size)];
       return (tensor.batch * clamp(page, 0, p.pages - 1) + tensor.row * (key % p.page_size)) * kBytes;
     });
   } else {

@@ -148,7 +148,7 @@ TESSERA_DEVICE void load_kv_pages(const FwdSm90Params& p, FwdSm90SharedMemory<kC
     if (tile.count < 0) return;
     const int first = tile.first, last = tile.last, head = tile.head / p.group;
     const uint32 sk = tile.s.sk;
-    const int* table = p.page_table + p.page_table_batch * tile.batch;
+    const int* table = pages_of(p, tile.s, tile.batch);
     __syncwarp(kLanes);  // every lane has read the work tile
     if (lane == 0) shared.tile_ring.release_alone(tile_at);
     tile_at.advance();

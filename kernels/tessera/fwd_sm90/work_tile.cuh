@@ -37,7 +37,7 @@ struct WorkTile {
       tile -= slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, batch);
     }
     if constexpr (kCfg.varlen) reload_memory();  // the producer has few registers; what was found is in shared memory
-    s = load_sequence<kCfg.varlen>(p, batch);
+    s = load_sequence<kCfg.varlen, (kCfg.page_rows > 0)>(p, batch);
     row0 = ((s.sq + kBlockM - 1) / kBlockM - 1 - tile) * kBlockM;
     count = row0 < 0 ? 0 : min(s.sq - row0, kBlockM);
     if constexpr (kCfg.varlen) count = max(count, 0);  // a slot before the first sequence's

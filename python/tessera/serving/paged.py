@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -15,19 +15,22 @@ from tessera.torch import kernels
 @torch.no_grad()
 def attend(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, *, cu_seqlens_q: Tensor, seqused_k: Tensor,
-    page_table: Tensor, max_seqlen_q: int, max_seqlen_k: int, return_lse: bool = False, **options: Any,
+    max_seqlen_q: int, max_seqlen_k: int, page_table: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None,
+    page_indices: Optional[Tensor] = None, return_lse: bool = False, **options: Any,
 ) -> Optional[Tensor]:  # fmt: skip
     """Writes out [T, Hq, Dv] of packed q [T, Hq, D] against pages [pages, page_size, Hkv, D | Dv]; rows past the last
-    sequence become 0. `options` are `tessera.attention`'s. Returns the LSE [Hq, T] where it is asked for.
+    sequence become 0. `page_table` [B, max_pages], or CSR: `page_indptr` [B + 1] and `page_indices` [N]. `options` are
+    `tessera.attention`'s. Returns the LSE [Hq, T] where it is asked for.
 
     The plan is found by shapes and bounds, which grow in powers of two so that few plans serve all steps."""
+    options.update(page_table=page_table, page_indptr=page_indptr, page_indices=page_indices)
     given = {name: value for name, value in options.items() if value is not None}
+    row_pages = (page_indices if page_table is None else page_table).shape[-1]
     given.update(
         cu_seqlens_q=cu_seqlens_q,
         seqused_k=seqused_k,
-        page_table=page_table,
         max_seqlen_q=bound(max_seqlen_q, q.shape[0]),
-        max_seqlen_k=bound(max_seqlen_k, page_table.shape[1] * k_cache.shape[1]),
+        max_seqlen_k=bound(max_seqlen_k, row_pages * k_cache.shape[1]),
     )
     if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
         raise Error("k_cache, v_cache: a last dimension that is not contiguous, accepted a contiguous one: neither is copied")
@@ -55,24 +58,11 @@ def write_slots(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: T
     tessera.append(k[:, None], v[:, None], k_cache, v_cache, lengths, page_table=pages[:, None])
 
 
-def from_csr(
-    indptr: Tensor, indices: Tensor, last_page_len: Optional[Tensor], page_size: int, max_pages: int,
-) -> Tuple[Tensor, Tensor]:  # fmt: skip
-    """A CSR page table as `page_table` [B, max_pages] and `seqused_k` [B], int32.
-
-    Args:
-        indptr, indices: sequence b has pages indices[indptr[b]] .. indices[indptr[b + 1] - 1], at most max_pages.
-        last_page_len: [B], keys of each sequence's last page; None where pages have one key.
-    """
-    first, end = indptr[:-1, None], indptr[1:, None]
-    at = first + torch.arange(max_pages, device=indptr.device, dtype=indptr.dtype)
-    if indices.numel() == 0:
-        table = torch.zeros(at.shape, device=indptr.device, dtype=torch.int32)
-    else:
-        pages = indices[at.clamp(max=indices.numel() - 1).to(torch.int64)]
-        table = torch.where(at < end, pages, 0).to(torch.int32)
+def key_lengths(indptr: Tensor, last_page_len: Optional[Tensor], page_size: int) -> Tensor:
+    """`seqused_k` int32 [B] of a CSR page table's `page_indptr` [B + 1] and `last_page_len` [B], the keys of each sequence's
+    last page; None where pages have one key."""
     count = indptr[1:] - indptr[:-1]
     lengths = count * page_size
     if last_page_len is not None:
         lengths = torch.where(count > 0, lengths - page_size + last_page_len, 0)
-    return table, lengths.to(torch.int32)
+    return lengths.to(torch.int32)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from tessera._core import Error
 
-from .paged import attend, from_csr, write_slots
+from .paged import attend, key_lengths, write_slots
 
 
 class Step(NamedTuple):
     cu_seqlens_q: Tensor  # int32 [B + 1]
     seqused_k: Tensor  # int32 [B]
-    page_table: Tensor  # int32 [B, pages of the longest]
+    pages: Dict[str, Tensor]  # page_table int32 [B, pages of the longest]; page_indptr [B + 1] and page_indices
     max_seqlen_q: int
     max_seqlen_k: int
     page_size: int
@@ -45,14 +45,15 @@ class Backend:
         _refuse_speculation(decoding, spec)
         if getattr(spec, "kv_indptr", None) is not None:
             # Drafting: several sequences a request, each with a list of its keys.
-            table, lengths = from_csr(spec.kv_indptr, spec.kv_indices, None, 1, self.max_context_len)
-            self.step = Step(self._one_each(table.shape[0]), lengths, table, 1, self.max_context_len, page_size=1)
+            lengths = key_lengths(spec.kv_indptr, None, page_size=1)
+            pages = {"page_indptr": spec.kv_indptr.to(torch.int32), "page_indices": spec.kv_indices.to(torch.int32)}
+            self.step = Step(self._one_each(lengths.shape[0]), lengths, pages, 1, self.max_context_len, page_size=1)
             return
         longest = self.max_context_len if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.max())
         self.step = Step(
             self._one_each(batch.batch_size) if decoding else _running_sum(batch.extend_seq_lens),
             batch.seq_lens.to(torch.int32),
-            self._pages(batch.req_pool_indices, longest),
+            {"page_table": self._pages(batch.req_pool_indices, longest)},
             1 if decoding else max(batch.extend_seq_lens_cpu),
             longest,
             self.page_size,
@@ -98,9 +99,8 @@ class Backend:
             raise Error("forward_mode: a CUDA graph of prompts or drafts, accepted one of decoding")
         self._lengths[:bs].copy_(seq_lens[:bs])
         self._table[:bs].copy_(self._pages(req_pool_indices[:bs], self.max_context_len))
-        self.step = Step(
-            self._offsets[: bs + 1], self._lengths[:bs], self._table[:bs], 1, self.max_context_len, self.page_size
-        )
+        pages = {"page_table": self._table[:bs]}
+        self.step = Step(self._offsets[: bs + 1], self._lengths[:bs], pages, 1, self.max_context_len, self.page_size)
 
     def _pages(self, req_pool_indices: Tensor, longest: int) -> Tensor:
         """Rows of the requests: their slots, or with pages every page_size-th slot's page."""
@@ -137,7 +137,7 @@ class Backend:
         attend(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim), k_cache, v_cache,
             out.view(-1, layer.tp_q_head_num, layer.v_head_dim),
-            cu_seqlens_q=step.cu_seqlens_q, seqused_k=step.seqused_k, page_table=step.page_table,
+            cu_seqlens_q=step.cu_seqlens_q, seqused_k=step.seqused_k, **step.pages,
             max_seqlen_q=step.max_seqlen_q, max_seqlen_k=step.max_seqlen_k,
             scale=layer.scaling, causal=_is_causal(layer), softcap=getattr(layer, "logit_cap", 0) or None,
             window=None if window is None or window < 0 else (window, 0), sink=sinks,

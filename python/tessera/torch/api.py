@@ -67,7 +67,7 @@ def attention(
 
     Shapes: q [B, Sq, Hq, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv], with Hq a multiple of Hkv; packed [T, H, D] with
     `cu_seqlens_q`, `cu_seqlens_k` (int32, [B + 1]); paged k, v [pages, page_size, Hkv, D] with `page_table` (int32,
-    [B, max_pages]) and `seqused_k` (int32, [B]); paged keys have no gradient. Dtypes: float32, float16, bfloat16, and
+    [B, max_pages], or `page_indptr` [B + 1] and `page_indices`) and `seqused_k` (int32, [B]); paged keys have no gradient. Dtypes: float32, float16, bfloat16, and
     float64 by the reference kernel. Any strides; a last dimension that is not contiguous is copied. Under autocast
     q, k, v take autocast's dtype.
 
@@ -108,7 +108,7 @@ def attention(
     if compiling or torch._C._is_any_autocast_enabled():
         q, k, v, bias = _autocast(q, k, v, bias)
     # Only dense keys tell Sk.
-    seqlen_k = k.shape[1] if k.dim() == 4 and "page_table" not in given else None
+    seqlen_k = k.shape[1] if k.dim() == 4 and "page_table" not in given and "page_indices" not in given else None
     if bias is not None:
         bias = _scores("bias", bias, seqlen_k)
     if "mask" in given:

@@ -218,7 +218,7 @@ def _fold_options(fold: _Fold, dims, flat) -> list:
 def _batch_of(q: Tensor, dim: Optional[int], flat) -> int:
     """B of q [B, Sq, Hq, D], with vmap's dimension at `dim`."""
     named = dict(zip(_OPTION_NAMES, flat))
-    for name in ("cu_seqlens_q", "cu_seqlens_k", "page_table"):
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices"):
         if named[name] is not None:
             raise NotImplementedError(
                 f"vmap: given with {name}; packed and paged sequences have no batch dimension to map over, accepted are "

@@ -155,7 +155,7 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDimV,
-                             .tensors = all_tensors_but({"page_table", "causal_seqs"})};
+                             .tensors = all_tensors_but({"page_table", "page_indptr", "page_indices", "causal_seqs"})};
 
 // clang-format off
 constexpr PrebuiltRow kPrebuilt[] = {

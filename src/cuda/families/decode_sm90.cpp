@@ -121,7 +121,7 @@ std::string refuse_layout(const tessera_plan& plan) {
   for (const auto& [name, layout] : loaded) {
     if (!rows_aligned(layout, nullptr)) return std::string(name) + ": rows start at no multiples of 16 bytes";
   }
-  if (core::paged(p) && (core::sizes(p).pages == 0 || p.page_table.shape[1] == 0)) return "k: no pages";
+  if (core::paged(p) && (core::sizes(p).pages == 0 || core::sizes(p).rows_k == 0)) return "k: no pages";
   return "";
 }
 

@@ -107,6 +107,8 @@ tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& bu
       {"cu_seqlens_k", p.cu_seqlens_k, buffers.cu_seqlens_k, host.buffers.cu_seqlens_k},
       {"seqused_k", p.seqused_k, buffers.seqused_k, host.buffers.seqused_k},
       {"page_table", p.page_table, buffers.page_table, host.buffers.page_table},
+      {"page_indptr", p.page_indptr, buffers.page_indptr, host.buffers.page_indptr},
+      {"page_indices", p.page_indices, buffers.page_indices, host.buffers.page_indices},
   };
   static_assert(std::size(rows) == std::size(decltype(host.storage){}));
   for (size_t i = 0; i < std::size(rows); ++i) {
