@@ -78,7 +78,16 @@ ScoreConfig score_config(const tessera_problem& problem) {
   score.block_mask = present(problem.block_mask);
   score.dropout = problem.dropout_p > 0;
   score.scale_first = !(problem.scale > 0);
+  score.causal_seqs = present(problem.causal_seqs);
   return score;
+}
+
+PositionMasks position_masks(const tessera_problem& problem, const tessera_buffers& buffers) {
+  PositionMasks masks{};
+  if (present(problem.causal_seqs)) {
+    masks.causal_seqs = buffers.causal_seqs, masks.causal_seqs_stride = problem.causal_seqs.strides[0];
+  }
+  return masks;
 }
 
 int64_t tiles_of(bool packed, int64_t batch, int64_t rows, int64_t rows_a_query, int64_t block) {

@@ -22,6 +22,8 @@ int64_t rows_total(const tessera_plan& plan);
 // What is done to a score, as a kernel is compiled for it.
 ScoreConfig score_config(const tessera_problem& problem);
 
+PositionMasks position_masks(const tessera_problem& problem, const tessera_buffers& buffers);
+
 void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tessera_buffers& buffers);
 
 // Tiles of `block` rows: of each sequence, or, packed, the slots of all of them (attention/scheduler.cuh). `rows_a_query` heads

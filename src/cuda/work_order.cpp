@@ -76,7 +76,8 @@ WorkOrder order_of(const TileGrid& grid) {
 }
 
 bool is_causal(const tessera_problem& problem) {
-  return (problem.causal || problem.window_right >= 0) && problem.window_left < 0;
+  const bool some_causal = problem.causal || core::present(problem.causal_seqs);
+  return (some_causal || problem.window_right >= 0) && problem.window_left < 0;
 }
 
 int64_t persistent_blocks(const tessera_plan& plan, int64_t work_tiles, int64_t resident) {

@@ -125,7 +125,7 @@ bool holds_nonfinite(const Case& c) {
 
 bool cpu_alone(const Case& c) {
   constexpr int64_t kMostGpuHeadDim = 512;
-  return c.d > kMostGpuHeadDim || c.causal_seqs;
+  return c.d > kMostGpuHeadDim || (c.causal_seqs && c.backward);
 }
 
 std::string to_text(const Case& c) {

@@ -259,6 +259,8 @@ constexpr const char* kMixed[] = {
     "b=6 few=2 sq=50 sk=1100 hq=4 hkv=1 d=64 dv=64 q=packed k=paged page=32 causal=1 invariant=1 cores=5",
     "b=4 few=1 sq=40 sk=3000 hq=20 hkv=1 d=16 dv=16 q=packed k=paged page=64 causal=1",
     "b=6 few=3 sq=70 sk=1500 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=16 causal_seqs=1 cores=6",
+    "b=4 sq=4 sk=900 hq=8 hkv=2 d=128 dv=128 causal_seqs=1 wl=200 cores=6",
+    "b=4 sq=200 sk=300 hq=2 hkv=1 d=96 dv=96 causal_seqs=1 softcap=9 bias=bhqk",
     "b=5 few=2 sq=70 sk=500 hq=4 hkv=2 d=64 dv=64 q=packed bias=bhk mask=bk causal=1",
 };
 

@@ -183,8 +183,6 @@ def test_vllm_options(device):
 
 
 def test_vllm_a_causal_flag_each(device):
-    if device == "cuda":
-        pytest.skip("causal_seqs: refused on CUDA")
     engine = VllmEngine()
     out, q = engine.step([20, 30], padded_reqs=2, causal=torch.tensor([True, False]))
     for rows, b, causal in ((slice(0, 20), 0, True), (slice(20, 50), 1, False)):

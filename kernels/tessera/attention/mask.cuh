@@ -14,10 +14,11 @@ struct KeyRange {
   TESSERA_DEVICE bool holds(int first, int count) const { return low <= first && first + count - 1 <= high; }
 };
 
+template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE KeyRange visible_keys(const ProblemParams& p, const Sequence& s, int query) {
   const int position = query + (p.top_left ? 0 : s.sk - s.sq);
   KeyRange keys{0, s.sk - 1};
-  if (p.causal) keys.high = min(keys.high, position);
+  if (kScore.causal_seqs ? s.causal : p.causal) keys.high = min(keys.high, position);
   // A window is at most 2^31 - 1 and so is a position: the sum is taken in 64 bits.
   if (p.window_right >= 0) {
     keys.high = static_cast<int>(min(static_cast<int64>(keys.high), static_cast<int64>(position) + p.window_right));
@@ -31,8 +32,10 @@ struct TileRange {
   KeyRange some, all;
 };
 
+template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE TileRange visible_keys(const ProblemParams& p, const Sequence& s, int first, int last) {
-  const KeyRange a = visible_keys(p, s, first), b = visible_keys(p, s, last);  // both ends grow with the query
+  // Both ends grow with the query.
+  const KeyRange a = visible_keys<kScore>(p, s, first), b = visible_keys<kScore>(p, s, last);
   return {{a.low, b.high}, {b.low, a.high}};
 }
 

@@ -43,4 +43,10 @@ struct ProblemParams {
   uint32 dropout_keys[kPhiloxRounds][2];
 };
 
+// Masks by position that are tensors, for the families that take them; NULL where ScoreConfig has them not.
+struct PositionMasks {
+  const unsigned char* causal_seqs;  // [batch]
+  int64 causal_seqs_stride;
+};
+
 }  // namespace tessera

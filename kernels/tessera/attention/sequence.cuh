@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tessera/attention/problem.hpp"
+#include "tessera/attention/score/config.hpp"
 #include "tessera/ptx/device.cuh"
 
 namespace tessera {
@@ -11,6 +12,7 @@ struct Sequence {
   int q_begin, sq;  // its queries are rows q_begin ... of q
   int k_begin, sk;  // its keys that are in use; CSR page table: the entry of its first page
   int k_rows;       // all of its keys, those from seqused_k on too
+  int causal;       // ScoreConfig::causal_seqs: whether this one is
   int64 row_begin;  // its first query among all of the batch's
 };
 
@@ -49,9 +51,19 @@ TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
   return s;
 }
 
+// The same, with whether it is causal where that is the sequence's own.
+template <bool kVarlen, bool kPaged, ScoreConfig kScore, class Params>
+TESSERA_DEVICE Sequence load_sequence(const Params& p, int b) {
+  Sequence s = load_sequence<kVarlen, kPaged>(p, b);
+  if constexpr (kScore.causal_seqs) s.causal = p.masks.causal_seqs[b * p.masks.causal_seqs_stride];
+  return s;
+}
+
+template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE Sequence uniform(Sequence s) {
   s.q_begin = uniform(s.q_begin), s.sq = uniform(s.sq);
   s.k_begin = uniform(s.k_begin), s.sk = uniform(s.sk), s.k_rows = uniform(s.k_rows);
+  if constexpr (kScore.causal_seqs) s.causal = uniform(s.causal);
   return s;
 }
 

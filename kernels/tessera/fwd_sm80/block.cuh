@@ -81,13 +81,13 @@ struct FwdBlock {
   TESSERA_DEVICE FwdBlock(const FwdParams& p, TileCoord place)
       : work(query_tile<kCfg.block_m, kCfg.split, kCfg.score>(p, place, kCfg.pack_gqa ? p.heads_kv : p.heads_q,
                                                               kCfg.pack_gqa ? p.group : 1)),
-        s(kPersistent ? load_sequence<true, kCfg.paged>(p, work.batch)
-                      : uniform(load_sequence<true, kCfg.paged>(p, work.batch))),
+        s(kPersistent ? load_sequence<true, kCfg.paged, kCfg.score>(p, work.batch)
+                      : uniform<kCfg.score>(load_sequence<true, kCfg.paged, kCfg.score>(p, work.batch))),
         map(p, s, work.head),
         head_kv(kCfg.pack_gqa ? work.head : work.head / p.group),
         row0(work.tile * kCfg.block_m),
         count(min(map.rows - row0, kCfg.block_m)),
-        visible(visible_keys(p, s, map.query(row0), map.query(row0 + count - 1))),
+        visible(visible_keys<kCfg.score>(p, s, map.query(row0), map.query(row0 + count - 1))),
         dv_begin(static_cast<int>(blockIdx.y) * kCfg.head_dim_v),
         dv_count(min(p.head_dim_v - dv_begin, kCfg.head_dim_v)) {
     const int begin = max(max(visible.some.low, 0), kCfg.split ? work.split * p.split_keys : 0);
@@ -101,7 +101,7 @@ struct FwdBlock {
   // What rows first ... of the block see; a row past the last counts as the last.
   TESSERA_DEVICE TileRange seen_by(const FwdParams& p, int first, int rows) const {
     const auto query = [&](int row) { return map.query(row0 + min(row, count - 1)); };
-    return visible_keys(p, s, query(first), query(first + rows - 1));
+    return visible_keys<kCfg.score>(p, s, query(first), query(first + rows - 1));
   }
 };
 

@@ -75,6 +75,7 @@ struct FwdParams : ProblemParams {
   float* partial_o;            // [num_splits, heads_q, rows_total, head_dim_v]
   float* partial_lse;          // [num_splits, heads_q, rows_total], natural logarithm
   WorkOrder order;             // of persistent blocks
+  PositionMasks masks;
 };
 
 // Where tiles come by bulk copies: FwdConfig::bulk. Maps of [batch, head, row, two columns], boxes of a tile's rows with their

@@ -147,7 +147,7 @@ TESSERA_DEVICE void fwd_sm80_persistent(const FwdParams& p) {
       stage ^= 1;
     };
     // The upper half of the block's rows does not see the tiles from upper_end on: every warp leaves out half of its rows.
-    const int upper_high = visible_keys(p, b.s, b.map.query(b.row0 + min(kRowStep, b.count) - 1)).high;
+    const int upper_high = visible_keys<kCfg.score>(p, b.s, b.map.query(b.row0 + min(kRowStep, b.count) - 1)).high;
     const int upper_end = min(max(upper_high / kCfg.block_n + 1, b.first), end);
     int tile = b.first;
     for (; tile < upper_end; ++tile) take_keys(tile, rO, softmax, warp_row);

@@ -19,7 +19,7 @@ TESSERA_DEVICE void apply_mask(float (&rS)[kM][kN][4], const FwdParams& p, const
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = min(row0 + m * kRowStep + half * 8 + lane_row(), b.map.rows - 1);
-      const KeyRange keys = visible_keys(p, b.s, b.map.query(row));
+      const KeyRange keys = visible_keys<kCfg.score>(p, b.s, b.map.query(row));
       mask_outside(rS[m], half, keys.low - key0 - lane_col(), keys.high - key0 - lane_col());
     }
 }

@@ -83,6 +83,7 @@ struct FwdSm90Params : ProblemParams {
   // Parameters and not constants, which the compiler wrote into registers anew for each product; two of them, so that each
   // keeps its place.
   uint32 q_descriptor_high = kDescriptorHigh, kv_descriptor_high = kDescriptorHigh;
+  PositionMasks masks;
 };
 
 }  // namespace tessera

@@ -102,7 +102,7 @@ struct ScoreStage {
     const int key0 = at.bounds.block * kCfg.block_n + lane % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const KeyRange keys = visible_keys(at.p, tile.s, at.query(tile, lane, half));
+      const KeyRange keys = visible_keys<kCfg.score>(at.p, tile.s, at.query(tile, lane, half));
       if (low) mask_outside(rS[0], half, keys.low - key0, kCfg.block_n);
       if (high) mask_outside(rS[0], half, 0, keys.high - key0);
     }

@@ -37,19 +37,19 @@ struct WorkTile {
       tile -= slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, batch);
     }
     if constexpr (kCfg.varlen) reload_memory();  // the producer has few registers; what was found is in shared memory
-    s = load_sequence<kCfg.varlen, (kCfg.page_rows > 0)>(p, batch);
+    s = load_sequence<kCfg.varlen, (kCfg.page_rows > 0), kCfg.score>(p, batch);
     row0 = ((s.sq + kBlockM - 1) / kBlockM - 1 - tile) * kBlockM;
     count = row0 < 0 ? 0 : min(s.sq - row0, kBlockM);
     if constexpr (kCfg.varlen) count = max(count, 0);  // a slot before the first sequence's
-    visible = visible_keys(p, s, row0, row0 + max(count, 1) - 1);
+    visible = visible_keys<kCfg.score>(p, s, row0, row0 + max(count, 1) - 1);
     first = max(visible.some.low, 0) / kCfg.block_n;
     last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;
   }
 
   TESSERA_DEVICE void set_consumer_bounds(const FwdSm90Params& p) {
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
-      const TileRange seen =
-          visible_keys(p, s, row0 + consumer * kConsumerRows, row0 + consumer * kConsumerRows + kConsumerRows - 1);
+      const TileRange seen = visible_keys<kCfg.score>(p, s, row0 + consumer * kConsumerRows,
+                                                      row0 + consumer * kConsumerRows + kConsumerRows - 1);
       first_of[consumer] = clamp(seen.some.low / kCfg.block_n, first, last - 1);
       last_of[consumer] = clamp(seen.some.high / kCfg.block_n, first_of[consumer], last - 1);
       full_first_of[consumer] = (max(seen.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;

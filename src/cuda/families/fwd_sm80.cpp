@@ -242,7 +242,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDimV,
-                             .tensors = all_tensors_but({"causal_seqs"})};
+                             .tensors = all_tensors_but({})};
 
 // clang-format off
 constexpr PrebuiltRow kPrebuilt[] = {
@@ -342,6 +342,7 @@ tessera_status list_fwd_sm80(const tessera_plan& plan, const FwdSm80Plan& own, c
   p.lse = stat_tensor(problem.lse, buffers.lse);
   p.tiles = own.tiles;
   p.order = own.order;
+  p.masks = position_masks(problem, buffers);
   p.num_splits = own.num_splits;
   p.split_keys = own.split_keys;
   if (own.num_splits > 1) {

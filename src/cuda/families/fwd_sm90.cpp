@@ -50,7 +50,7 @@ struct Choice {
 bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   const tessera_problem& p = plan.problem;
   const bool dense = !core::packed_q(p) && !core::packed_k(p) && !core::paged(p);
-  const bool unmasked = !p.causal && p.window_left < 0 && p.window_right < 0;
+  const bool unmasked = !p.causal && !core::present(p.causal_seqs) && p.window_left < 0 && p.window_right < 0;
   return dense && unmasked && tiles % cluster == 0 && plan.device.cores >= cluster;
 }
 
@@ -189,7 +189,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // wgmma is of this architecture alone
                              .dtypes = kHalfPrecision,
                              .head_dim = 256,
-                             .tensors = all_tensors_but({"block_mask", "causal_seqs"})};
+                             .tensors = all_tensors_but({"block_mask"})};
 
 // As launched; two consumers then have 232, three 160, four 112.
 constexpr Limits kLimits{.registers = 168};
@@ -257,6 +257,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   p.o = row_tensor(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse);
   p.order = own.order;
+  p.masks = position_masks(problem, buffers);
   if (own.schedules_dynamically) {
     p.tile_counter = static_cast<int*>(workspace);
     launches.clear(p.tile_counter);

@@ -20,7 +20,7 @@ struct ScoreRow {
   const char *bias, *mask, *block_mask;  // of (b, h, query, key 0)
 
   TESSERA_DEVICE ScoreRow(const ProblemParams& p, const Sequence& s, int batch, int head, int query)
-      : query(query), keys(visible_keys(p, s, query)) {
+      : query(query), keys(visible_keys<kCfg>(p, s, query)) {
     if constexpr (kCfg.alibi) {
       slope_log2 = p.alibi_slopes[p.alibi_batch * batch + p.alibi_head * head] * kLog2e;
     }
