@@ -48,6 +48,8 @@ Extents extents_of(const ProblemSizes& s, const tessera_problem& problem) {
   for (const auto& [flag, symbol] : flags) {
     require(extents[symbol] >= 0 && extents[symbol] <= core::kMaxLength, flag, extents[symbol], "0 .. 2^31 - 1");
   }
+  constexpr std::int64_t kWordBits = 32;
+  extents[core::kTreeWords] = std::max<std::int64_t>(1, ceil_div(s.seqlen_q, kWordBits));
   extents[core::kTq] = s.batch * s.seqlen_q;
   extents[core::kTk] = s.batch * seqlen_k;
   if (s.page_size) {

@@ -110,7 +110,7 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
  * For query i and key j of one sequence, with Sq and Sk that sequence's own lengths, in this order:
  *   1. s = scale * (q_i . k_j)            2. softcap c > 0: s = c * tanh(s / c)      3. s += bias[b, h, i, j]
  *   4. ALiBi: s -= slope * |i + Sk - Sq - j|                       5. s = -inf where j is not visible.
- * Visible: causal, window, key length, mask and block_mask all allow it. A sink adds exp(sink[h]) to the denominator
+ * Visible: causal, window, key length, mask, block_mask and tree_mask all allow it. A sink adds exp(sink[h]) to the denominator
  * only. Dropout zeroes entries of softmax(s) and scales what is kept by 1 / (1 - p); the LSE is that before dropout.
  * A query that sees nothing: o = 0, lse = -inf, gradients 0, whatever its hidden keys hold.
  * A call owns the whole of o, lse and the gradients: rows of packed tensors that belong to no sequence, before
@@ -166,6 +166,9 @@ typedef struct tessera_problem {
   /* int32 [B + 1] and [N], in place of page_table (CSR): sequence b's pages are page_indices[page_indptr[b]] up to, without
    * it, page_indices[page_indptr[b + 1]], of which the last is full up to seqused_k[b]. N and page_indptr[B] may differ. */
   tessera_layout page_indptr, page_indices;
+  /* int32 [B, Sq, W], packed [Tq, W]; forward only. Drafted tokens: of key Sk - Sq + t, t < 32 W, bit t of a query's words
+   * says whether that query sees it: bit t % 32 of word t / 32. Other keys have no bit. The other masks hold as well. */
+  tessera_layout tree_mask;
   /* New members come here, 8 bytes at a time, and mean nothing while they are zero. */
 } tessera_problem;
 
@@ -363,7 +366,7 @@ typedef struct tessera_buffers {
   const float* d_lse;
   float *d_bias, *d_sink;
   const uint8_t* causal_seqs;
-  const int32_t *page_indptr, *page_indices;
+  const int32_t *page_indptr, *page_indices, *tree_mask;
 } tessera_buffers;
 
 /* Where the work of a call is done; NULL means the library's threads, or on CUDA the default stream. Every member may be

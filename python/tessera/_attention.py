@@ -69,6 +69,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
         page_indptr, page_indices: int32 [B + 1] and [N], sequence b has pages page_indices[page_indptr[b]] up to
             page_indices[page_indptr[b + 1] - 1]; max_seqlen_k is then the longest sequence's, or all N pages are one's.
         causal_seqs: bool [B], which sequences are causal, in place of causal.
+        tree_mask: int32 [B, Sq, W] or packed [Tq, W], for drafted tokens: bit t % 32 of word t / 32 of a query says whether it
+            sees key Sk - Sq + t, t < 32 W. No gradient.
         max_seqlen_q, max_seqlen_k: bounds of a packed sequence, in rows, required with bias or mask. 0: unknown.
         batch_invariant: a sequence's bits do not depend on the batch that it stands in.
         deterministic: kept for `attention_backward`.

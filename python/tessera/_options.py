@@ -16,6 +16,7 @@ class Options(TypedDict, total=False):
     page_indices: Any
     seqused_k: Any
     causal_seqs: Any
+    tree_mask: Any
     bias: Any
     mask: Any
     block_mask: Any

@@ -36,6 +36,7 @@ enum Symbol {
   kPageSize,
   kMaxPages,
   kPageIndices,
+  kTreeWords,
   kBlocksQ,
   kBlocksK,
   kSymbols
@@ -59,6 +60,7 @@ inline constexpr SymbolRule kSymbolRules[] = {
     {"page_size", 1, kMaxLength},
     {"max_pages", 0, kMaxLength},
     {"N", 0, kMaxLength},
+    {"W", 1, kMaxLength / 32},
     {"ceil(Sq / mask_block_q)", 0, kMaxLength},
     {"ceil(Sk / mask_block_k)", 0, kMaxLength},
 };
@@ -102,6 +104,7 @@ inline constexpr Shape kPagedV{4, {{kPages}, {kPageSize}, {kHkv}, {kDv}}};
 inline constexpr Shape kDenseLse{3, {{kB}, {kHq}, {kSq}}}, kPackedLse{2, {{kHq}, {kTq}}};
 inline constexpr Shape kOffsets{1, {{kB, kPlusOne}}}, kPerSequence{1, {{kB}}}, kPageTable{2, {{kB}, {kMaxPages}}},
     kPageList{1, {{kPageIndices}}};
+inline constexpr Shape kDenseTree{3, {{kB}, {kSq}, {kTreeWords}}}, kPackedTree{2, {{kTq}, {kTreeWords}}};
 inline constexpr Shape kScores{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kSq, kEqualOrOne}, {kSk, kEqualOrOne}}};
 inline constexpr Shape kBlocks{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kBlocksQ}, {kBlocksK}}};
 inline constexpr Shape kPerHead{1, {{kHq}}}, kPerSequenceAndHead{2, {{kB}, {kHq}}};
@@ -158,6 +161,7 @@ inline constexpr TensorField kTensorFields[] = {
     {TESSERA_TENSOR(page_indices), Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPageList,    shapes::kNone,               shapes::kNone,   "--page-indices", nullptr,       "CSR page table: pages of one sequence after another's"},
     {TESSERA_TENSOR(seqused_k),    Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerSequence, shapes::kNone,               shapes::kNone,   "--seqused-k",    "key lengths", "Keys used of each sequence"},
     {TESSERA_TENSOR(causal_seqs),  Need::kIfGiven,         Dtypes::kBool,         LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerSequence, shapes::kNone,               shapes::kNone,   "--causal-seqs",  "causal sequences", "Which sequences are causal"},
+    {TESSERA_TENSOR(tree_mask),    Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kQueries,  shapes::kDenseTree,   shapes::kPackedTree,         shapes::kNone,   "--tree-mask",    "tree mask",   "Bits of the keys from Sk - Sq on that each query sees"},
     {TESSERA_TENSOR(o),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kForward,  Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--out",          nullptr,       "Output"},
     {TESSERA_TENSOR(lse),          Need::kBackward,        Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kForward,  Form::kQueries,  shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--lse",          nullptr,       "Log-sum-exp of the scores"},
     {TESSERA_TENSOR(bias),         Need::kIfGiven,         Dtypes::kFloat32OrAsQ, LastAxis::kAnyStride,  Written::kNever,    Form::kLastAxes, shapes::kScores,      shapes::kNone,               shapes::kNone,   "--bias",         "bias",        "Added to the scores"},
@@ -218,9 +222,10 @@ constexpr const TensorField* primal_of(const TensorField& field) {
   return &kTensorFields[tensor_index(std::string_view(field.name).substr(kPrefix.size()))];
 }
 
-// One of q, k, v, o and their gradients: [B, S, H, D], or packed or paged. (lse is not: [B, H, S].)
+// One of q, k, v, o and their gradients: [B, S, H, D], or packed or paged. (lse is not: [B, H, S], nor is tree_mask.)
 constexpr bool is_sequence(const TensorField& field) {
-  return (field.form == Form::kQueries || field.form == Form::kKeys) && field.dtypes != Dtypes::kFloat32;
+  return (field.form == Form::kQueries || field.form == Form::kKeys) &&
+         (field.dtypes == Dtypes::kFloating || field.dtypes == Dtypes::kAsQ);
 }
 
 // "float32 or that of q"

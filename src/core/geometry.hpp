@@ -83,6 +83,16 @@ constexpr ScoreStrides score_strides(const tessera_layout& layout) {
   return {stride(0), stride(1), stride(2), stride(3)};
 }
 
+// Of tree_mask, [B, Sq, W], or packed [Tq, W] with batch = 0.
+struct TreeStrides {
+  int64_t batch, row, word;
+};
+constexpr TreeStrides tree_strides(const tessera_layout& layout) {
+  return layout.rank == 2 ? TreeStrides{0, layout.strides[0], layout.strides[1]}
+                          : TreeStrides{layout.strides[0], layout.strides[1], layout.strides[2]};
+}
+constexpr int64_t tree_words(const tessera_layout& layout) { return layout.shape[layout.rank - 1]; }
+
 // Of alibi_slopes, [Hq] or [B, Hq].
 struct SlopeStrides {
   int64_t batch, head;

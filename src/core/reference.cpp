@@ -145,12 +145,24 @@ class HeadAttention {
     }
   }
 
-  // Causal, window, mask and block mask all allow key j to query i.
+  // Bit t of the query's words is of key Sk - Sq + t.
+  bool in_tree(int64_t i, int64_t j) const {
+    const tessera_layout& tree = problem_.tree_mask;
+    const bool packed = tree.rank == 2;
+    const int64_t words = tree.shape[packed ? 1 : 2], t = j - (view_.sk - view_.sq);
+    if (t < 0 || t >= 32 * words) return true;
+    const int64_t row = packed ? tree.strides[0] * (view_.q_begin + i) : tree.strides[0] * b_ + tree.strides[1] * i;
+    const int32_t word = buffers_.tree_mask[row + tree.strides[packed ? 1 : 2] * (t / 32)];
+    return (static_cast<uint32_t>(word) >> (t % 32) & 1) != 0;
+  }
+
+  // Causal, window and all masks allow key j to query i.
   bool visible(int64_t i, int64_t j) const {
     const int64_t distance = j - (i + diagonal(problem_, view_.sq, view_.sk));  // right of the diagonal
     if (view_.causal && distance > 0) return false;
     if (problem_.window_left >= 0 && -distance > problem_.window_left) return false;
     if (problem_.window_right >= 0 && distance > problem_.window_right) return false;
+    if (present(problem_.tree_mask) && !in_tree(i, j)) return false;
     if (present(problem_.mask) && !buffers_.mask[score_offset(problem_.mask, i, j)]) return false;
     return !present(problem_.block_mask) ||
            buffers_.block_mask[score_offset(problem_.block_mask, i / problem_.mask_block_q, j / problem_.mask_block_k)];

@@ -222,6 +222,10 @@ tessera_status check_dependencies(const tessera_problem& p) {
         "causal: 1 together with causal_seqs, accepted one of them: all sequences are causal, or those it says");
   }
   if (p.direction != TESSERA_BACKWARD) return ok();
+  if (present(p.tree_mask)) {
+    return unsupported(
+        "tree_mask: given with direction backward; drafted tokens are for inference, and have no gradient");
+  }
   if (paged(p)) {
     return unsupported(
         "%s: given with direction backward; a paged cache is for inference, gradients need dense "

@@ -539,7 +539,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
   if (!place_item(p, item, at)) return;
   const int64_t batch = at.batch, head_kv = at.head_kv, tile_count = at.tile_count;
   const Sequence& sequence = p.sequences[batch];
-  const bool options = has_score_options(p);
+  const bool options = has_score_options(p) || p.tree_mask;
 
   const AmxForwardScratch scratch =
       carve_amx_forward(scratch_base, {p.block_n, p.tiles_per_item, p.head_dim, p.head_dim_v, options, sizeof(Tile)});

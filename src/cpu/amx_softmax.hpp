@@ -203,6 +203,7 @@ struct StageOptions {
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) store(lanes + c * kLanes, seen_by_position(tile, c, key));
     for (int64_t lane = tile.count; lane < kBlockM; ++lane) lanes[lane] = 0;  // a bias has nothing there
+    if (p.tree_mask && key + keys - 1 > tile.all_high) apply_tree_mask(lanes, p, tile, key);
     if (p.mask.data) apply_mask(lanes, p, tile, key, keys);
     if (p.block_mask.data) apply_block_mask(lanes, p, tile, key, keys);
     if (p.bias.data) gather_bias(scratch, p, tile, key, keys), bias = scratch;
@@ -240,6 +241,12 @@ struct StageOptions {
     const VecI before = (distance[0] >= kStageKeys - 1.0f) & (distance[1] >= kStageKeys - 1.0f);
     const VecI after = (distance[0] <= 0.0f) & (distance[1] <= 0.0f);
     return any(~before) && any(~after) ? Scores::kOptions : Scores::kAlibi;
+  }
+  TESSERA_INLINE static void apply_tree_mask(uint32_t* lanes, const Params& p, const Tile& tile, int64_t key) {
+    const int64_t bit = key - (tile.sequence->sk - tile.sequence->sq);
+    for (int64_t lane = 0; lane < tile.count; ++lane) {
+      lanes[lane] &= tree_bits(p, tree_row(p, *tile.sequence, tile.batch, tile.query[lane]), bit);
+    }
   }
   TESSERA_INLINE static void apply_mask(uint32_t* lanes, const Params& p, const Tile& tile, int64_t key, int64_t keys) {
     for (int64_t lane = 0; lane < tile.count; ++lane) {

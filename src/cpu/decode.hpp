@@ -178,6 +178,8 @@ TESSERA_INLINE void round_to_bf16(float* row, int64_t count) {
 struct DecodeRow {
   int64_t query, head;
   int64_t low, high;  // visible keys
+  int64_t full_high;  // the last that no tree mask has a bit of
+  const char* tree;   // the query's words of it
   float stale_max, slope;
   alignas(64) float sum[kLanes];  // of 2^(score - stale_max), a lane each
 };
@@ -186,7 +188,7 @@ struct DecodeRow {
 // Past the last key, P is 0 up to the next multiple of kLanes.
 TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, DecodeRow& row, float* scores,
                                     int64_t key, int64_t count) {
-  const bool full = key >= row.low && key + count - 1 <= row.high && count % kLanes == 0;
+  const bool full = key >= row.low && key + count - 1 <= row.full_high && count % kLanes == 0;
   VecF best = splat(-infinity());
   for (int64_t n = 0; n < count; n += kLanes) {
     VecF s = load(scores + n);
@@ -196,8 +198,12 @@ TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, D
       if (p.alibi_slopes) {
         s = s - splat(row.slope) * abs(to_float(index - static_cast<int32_t>(row.query + sequence.sk - sequence.sq)));
       }
-      const VecI visible = (index >= static_cast<int32_t>(row.low)) & (index <= static_cast<int32_t>(row.high)) &
-                           (index < static_cast<int32_t>(key + count));
+      VecI visible = (index >= static_cast<int32_t>(row.low)) & (index <= static_cast<int32_t>(row.high)) &
+                     (index < static_cast<int32_t>(key + count));
+      if (p.tree_mask) {
+        const uint32_t bits = tree_bits(p, row.tree, key + n - (sequence.sk - sequence.sq));
+        visible &= ((splat(static_cast<int32_t>(bits)) >> iota<VecI>()) & 1) != 0;
+      }
       s = select(visible, s, splat(-infinity()));
     }
     best = max(best, s);
@@ -249,15 +255,17 @@ TESSERA_INLINE void decode_output(const Params& p, int64_t row_count, float* out
 
 // The same, of what each row sees alone: keys key + first ..., whose weights stand from `first` on.
 template <Op kOp, class Elem>
-TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const DecodeRow* rows, int64_t row_count, float* out,
-                                       int64_t out_ld, const float* scores, int64_t scores_ld,
-                                       const char* const* values, int64_t key, int64_t first, int64_t count) {
+TESSERA_COLD_FUNCTION void decode_seen(const Params& p, const Sequence& sequence, const DecodeRow* rows,
+                                       int64_t row_count, float* out, int64_t out_ld, const float* scores,
+                                       int64_t scores_ld, const char* const* values, int64_t key, int64_t first,
+                                       int64_t count) {
   alignas(64) float value[kMaxRowFloats];
   for (int64_t i = 0; i < count; ++i) {
     read_row<Elem>(value, values[i], p.head_dim_v);
     const int64_t n = first + i;
     for (int64_t r = 0; r < row_count; ++r) {
       if (key + n < rows[r].low || key + n > rows[r].high) continue;
+      if (p.tree_mask && !(tree_bits(p, rows[r].tree, key + n - (sequence.sk - sequence.sq)) & 1)) continue;
       float weight = scores[r * scores_ld + n];
       if constexpr (kOp == Op::kDot) {
         weight = float_of_bf16(reinterpret_cast<const uint16_t*>(scores + r * scores_ld)[n]);
@@ -313,7 +321,7 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
   const int64_t scores_ld = p.block_n;
   int64_t all_low = 0, all_high = key_end;  // keys that every row sees
   for (int64_t row = 0; row < heads * row_count; ++row) {
-    all_low = max_of(all_low, rows[row].low), all_high = min_of(all_high, rows[row].high);
+    all_low = max_of(all_low, rows[row].low), all_high = min_of(all_high, rows[row].full_high);
   }
   for (int64_t key = key_begin; key < key_end; key += p.block_n) {
     constexpr int64_t kCancelKeys = 1024;
@@ -344,7 +352,7 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
       KeyGroup<kDecodeValues> group(p, p.v, sequence, batch, head_begin, key + n, key + count, key_end, p.head_dim_v);
       for (int64_t h = 0; h < heads; ++h, group.next_head()) {
         if (masked && !rows_are_finite(p.dtype, group.count, p.head_dim_v, [&](int64_t i) { return group.rows[i]; })) {
-          decode_seen<kOp, Elem>(p, rows + h * row_count, row_count, s.o + h * row_count * out_ld, out_ld,
+          decode_seen<kOp, Elem>(p, sequence, rows + h * row_count, row_count, s.o + h * row_count * out_ld, out_ld,
                                  s.scores + h * row_count * scores_ld, scores_ld, group.rows, key, n, group.count);
           continue;
         }
@@ -382,7 +390,11 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
       row.query = r % sequence.sq;
       row.head = (head_begin + h) * group + r / sequence.sq;
       const KeyRange keys = visible_keys(p, sequence, row.query);
-      row.low = keys.low, row.high = keys.high;
+      row.low = keys.low, row.high = row.full_high = keys.high;
+      if (p.tree_mask) {
+        row.full_high = min_of(row.high, last_before_tree(sequence));
+        row.tree = tree_row(p, sequence, batch, row.query);
+      }
       if (row.low <= row.high) low = min_of(low, row.low), high = max_of(high, row.high);
       row.stale_max = -infinity();
       row.slope = 0.0f;

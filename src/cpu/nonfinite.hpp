@@ -50,6 +50,10 @@ inline void visible_lanes(int32_t* visible, const Params& p, const Tile& tile, i
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
     const int64_t row = min_of<int64_t>(lane, tile.count - 1), query = tile.query[row];
     bool sees = tile.low[lane] <= key && key <= tile.high[lane];
+    if (p.tree_mask) {
+      const int64_t bit = key - (tile.sequence->sk - tile.sequence->sq);
+      sees = sees && tree_bits(p, tree_row(p, *tile.sequence, tile.batch, query), bit) & 1;
+    }
     if (p.mask.data) sees = sees && *(score_row_at(p.mask, tile, row, query) + p.mask.col * key);
     if (p.block_mask.data) {
       sees = sees && *(score_row_at(p.block_mask, tile, row, query / p.mask_block_q) +

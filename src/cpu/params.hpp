@@ -56,6 +56,8 @@ struct Params {
   ScoreTensor bias, mask, block_mask;
   int32_t bias_dtype;
   int64_t mask_block_q, mask_block_k;
+  const char* tree_mask;  // int32 words, strides in bytes. NULL: none
+  int64_t tree_mask_batch, tree_mask_row, tree_mask_word, tree_words;
   const float* alibi_slopes;  // NULL: none
   int64_t alibi_batch, alibi_head;
   const float* sink;  // NULL: none

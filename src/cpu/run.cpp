@@ -57,6 +57,12 @@ void fill_tensors(Params& p, const core::ProblemView& view, const tessera_proble
   p.alibi_slopes = view.alibi_slopes;
   p.alibi_batch = view.alibi_stride.batch * 4, p.alibi_head = view.alibi_stride.head * 4;
   p.sink = view.sink, p.sink_head = view.sink_stride * 4;
+  if (core::present(problem.tree_mask)) {
+    const core::TreeStrides s = core::tree_strides(problem.tree_mask);
+    p.tree_mask = reinterpret_cast<const char*>(buffers.tree_mask);
+    p.tree_mask_batch = s.batch * 4, p.tree_mask_row = s.row * 4, p.tree_mask_word = s.word * 4;
+    p.tree_words = core::tree_words(problem.tree_mask);
+  }
 }
 
 void fill_options(Params& p, const core::ProblemView& view, const tessera_problem& problem) {

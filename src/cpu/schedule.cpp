@@ -44,7 +44,7 @@ int64_t group_size(const tessera_plan& plan) { return plan.heads_q / std::max<in
 
 bool has_options(const tessera_problem& p) {
   return p.softcap > 0 || core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask) ||
-         core::present(p.alibi_slopes) || p.dropout_p > 0;
+         core::present(p.alibi_slopes) || p.dropout_p > 0 || core::present(p.tree_mask);
 }
 
 int64_t rows_total(const tessera_plan& plan) { return core::rows_total(plan.problem); }

@@ -42,6 +42,15 @@ inline void gather_block_mask(int32_t* visible, const Params& p, const Tile& til
   }
 }
 
+// Lanes that see key `key` by the tree mask, all ones or 0, into visible[kBlockM].
+inline void gather_tree_mask(int32_t* visible, const Params& p, const Tile& tile, int64_t key) {
+  const int64_t bit = key - (tile.sequence->sk - tile.sequence->sq);
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    const char* row = tree_row(p, *tile.sequence, tile.batch, tile.query[min_of<int64_t>(lane, tile.count - 1)]);
+    visible[lane] = tree_bits(p, row, bit) & 1 ? -1 : 0;
+  }
+}
+
 // ALiBi's slopes of the tile's lanes, in log2 units.
 inline void alibi_slopes(float* slopes, const Params& p, const Tile& tile) {
   const auto of_lane = [&](int64_t lane) TESSERA_LAMBDA_INLINE {
@@ -72,6 +81,7 @@ inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64
   if (p.alibi_slopes) alibi_slopes(alibi, p, tile);
   const int32_t diagonal = static_cast<int32_t>(tile.sequence->sk - tile.sequence->sq);
   alignas(64) int32_t block_visible[kBlockM];
+  alignas(64) int32_t in_tree[kBlockM];
   int64_t block_column = -1;
   const VecF minus_infinity = splat(-infinity());
 
@@ -81,6 +91,7 @@ inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64
       block_column = key / p.mask_block_k;
       gather_block_mask(block_visible, p, tile, key);
     }
+    if (p.tree_mask && by_position) gather_tree_mask(in_tree, p, tile, key);
     for (int c = 0; c < vecs; ++c) {
       float* at = scores + n * kBlockM + c * kLanes;
       VecF s = load(at);
@@ -100,6 +111,7 @@ inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64
         const VecI visible =
             (load_as<VecI>(tile.low + c * kLanes) <= key) & (load_as<VecI>(tile.high + c * kLanes) >= key);
         s = select(visible, s, minus_infinity);
+        if (p.tree_mask) s = select(load_as<VecI>(in_tree + c * kLanes), s, minus_infinity);
       }
       if (p.mask.data) s = select(load(mask + n * kBlockM + c * kLanes) != 0.0f, s, minus_infinity);
       if (p.block_mask.data) s = select(load_as<VecI>(block_visible + c * kLanes), s, minus_infinity);

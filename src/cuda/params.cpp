@@ -79,6 +79,7 @@ ScoreConfig score_config(const tessera_problem& problem) {
   score.dropout = problem.dropout_p > 0;
   score.scale_first = !(problem.scale > 0);
   score.causal_seqs = present(problem.causal_seqs);
+  score.tree_mask = present(problem.tree_mask);
   return score;
 }
 
@@ -86,6 +87,12 @@ PositionMasks position_masks(const tessera_problem& problem, const tessera_buffe
   PositionMasks masks{};
   if (present(problem.causal_seqs)) {
     masks.causal_seqs = buffers.causal_seqs, masks.causal_seqs_stride = problem.causal_seqs.strides[0];
+  }
+  if (present(problem.tree_mask)) {
+    const core::TreeStrides s = core::tree_strides(problem.tree_mask);
+    masks.tree_mask = reinterpret_cast<const uint32_t*>(buffers.tree_mask);
+    masks.tree_mask_batch = s.batch, masks.tree_mask_row = s.row, masks.tree_mask_word = s.word;
+    masks.tree_words = static_cast<int>(core::tree_words(problem.tree_mask));
   }
   return masks;
 }

@@ -45,6 +45,7 @@ void draw_options(Random& random, Case& c) {
                             kInfKey,  kNanOnce, kInfOnce, kInfValue, kInfBias};
   c.causal = random.one_in(3);
   c.causal_seqs = random.one_in(6);
+  if (random.one_in(6)) c.tree = random.between(1, 5);
   if (random.one_in(kOneIn)) c.wl = random.between(0, 2 * c.sk / 3 + 1);
   if (random.one_in(kOneIn)) c.wr = random.between(0, 2 * c.sk / 3 + 1);
   c.top_left = random.one_in(kOneIn);

@@ -67,6 +67,7 @@ const Field kFields[] = {
     {.name = "wl", .integer = &Case::wl, .low = -1, .high = kAny},
     {.name = "wr", .integer = &Case::wr, .low = -1, .high = kAny},
     {.name = "causal_seqs", .integer = &Case::causal_seqs},
+    {.name = "tree", .integer = &Case::tree, .high = 1024},
     {.name = "mask", .integer = &Case::mask, .words = kSpans},
     {.name = "block_mask", .integer = &Case::block_mask, .words = kSpans},
     {.name = "block_q", .integer = &Case::block_q, .low = 1, .high = kAny},
@@ -199,6 +200,7 @@ Case legalised(Case c) {
   if (c.q_form != kPacked && c.k_form != kPacked) c.lead = Case{}.lead, c.tail = Case{}.tail;
   if (c.k_form != kDense) c.sk = std::max<int64_t>(c.sk, 1);
   if (c.causal_seqs) c.causal = 0;
+  if (c.backward) c.tree = 0;
   if (c.block_mask != kAbsent) c.block_mask |= kSpanQ;
   if (c.bias == kAbsent) c.d_bias = c.bias_f32 = 0;
   if (!c.sink) c.d_sink = 0;

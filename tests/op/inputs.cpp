@@ -253,6 +253,13 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
   if (c.sink) call.sink = filled(TESSERA_FLOAT32, {c.hq}, {}, in.sink);
   if (c.causal_seqs) call.causal_seqs = filled(TESSERA_BOOL, {c.b}, {}, in.causal_seqs);
 
+  if (c.tree) {
+    const auto shape = packed_q ? std::vector<int64_t>{in.rows_q, c.tree} : std::vector<int64_t>{c.b, c.sq, c.tree};
+    Placement placement;
+    if (!regular && c.gap) placement.order = packed_q ? std::vector<int>{1, 0} : std::vector<int>{2, 0, 1};
+    call.tree = filled(TESSERA_INT32, shape, placement, in.tree);
+  }
+
   if (c.backward) {
     call.d_o = filled(dtype, shape_q(c.dv), rows_q, in.d_o);
     call.d_q = Tensor(dtype, shape_q(c.d), out_q);
@@ -317,6 +324,10 @@ bool Inputs::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
   if ((c.causal || (c.causal_seqs && causal_seqs[b] != 0)) && j > over) return false;
   if (c.wl >= 0 && j < over - c.wl) return false;
   if (c.wr >= 0 && j > over + c.wr) return false;
+  if (const int64_t t = j - (sk[b] - sq[b]); c.tree && t >= 0 && t < 32 * c.tree) {
+    const double word = tree[q_row(b, i) * c.tree + t / 32];
+    if (!(static_cast<uint32_t>(static_cast<int32_t>(word)) >> (t % 32) & 1)) return false;
+  }
   if (c.mask != kAbsent && mask[span_index(c.mask, b, h, i, j, c.sq, c.sk)] == 0) return false;
   if (c.block_mask == kAbsent) return true;
   return block_mask[span_index(c.block_mask, b, h, i / c.block_q, j / c.block_k, ceil_div(c.sq, c.block_q),
@@ -338,6 +349,16 @@ Inputs make_inputs(const Case& c) {
   for (double& value : in.d_lse) value = round_to(TESSERA_FLOAT32, draw.normal());
   draw_score_tensors(draw, in);
   for (int64_t b = 0; c.causal_seqs && b < c.b; ++b) in.causal_seqs.push_back(static_cast<double>(draw.up_to(1)));
+  // A few queries see none of these keys, a few all.
+  in.tree.resize(in.rows_q * c.tree);
+  for (int64_t row = 0; c.tree && row < in.rows_q; ++row) {
+    const double kind = draw.uniform();
+    for (int64_t n = 0; n < c.tree; ++n) {
+      uint32_t word = kind < 0.1 ? 0 : ~uint32_t{0};
+      for (int bit = 0; kind >= 0.2 && bit < 32; ++bit) word ^= uint32_t{draw.uniform() < 0.4} << bit;
+      in.tree[row * c.tree + n] = static_cast<int32_t>(word);
+    }
+  }
   return in;
 }
 
@@ -363,6 +384,7 @@ void Call::describe() {
   problem.alibi_slopes = slopes.layout();
   problem.sink = sink.layout();
   problem.causal_seqs = causal_seqs.layout();
+  problem.tree_mask = tree.layout();
   problem.d_o = d_o.layout();
   problem.d_q = d_q.layout();
   problem.d_k = d_k.layout();
@@ -403,13 +425,14 @@ tessera_buffers Call::buffers(const std::function<void*(const Tensor&)>& address
           .d_sink = floats(d_sink),
           .causal_seqs = flags(causal_seqs),
           .page_indptr = indices(page_indptr),
-          .page_indices = indices(page_indices)};
+          .page_indices = indices(page_indices),
+          .tree_mask = indices(tree)};
 }
 
 std::vector<const Tensor*> Call::inputs() const {
   return {
       &q,    &k,    &v,          &cu_seqlens_q, &cu_seqlens_k, &seqused_k,   &page_table, &page_indptr, &page_indices,
-      &bias, &mask, &block_mask, &slopes,       &sink,         &causal_seqs, &d_o,        &d_lse};
+      &bias, &mask, &block_mask, &slopes,       &sink,         &causal_seqs, &tree,       &d_o,         &d_lse};
 }
 
 }  // namespace tessera::testing

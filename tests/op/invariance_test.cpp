@@ -29,6 +29,7 @@ constexpr const char* kCases[] = {
     "dtype=f16 b=5 few=5 sq=40 sk=1500 hq=16 hkv=2 d=40 dv=24 q=packed k=paged page=64 alibi=bh sink=1",
     "dtype=f32 b=4 few=9 sq=60 sk=300 hq=4 hkv=1 d=32 dv=32 q=packed k=paged page=16 causal_seqs=1",
     "dtype=f32 b=4 few=9 sq=60 sk=300 hq=4 hkv=1 d=32 dv=32 q=packed k=paged page=16 csr=1 causal=1",
+    "dtype=bf16 b=4 few=9 sq=60 sk=300 hq=4 hkv=1 d=64 dv=64 q=packed k=paged page=16 tree=2 causal=1",
     "dtype=bf16 data=nan_query b=4 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 q=packed k=packed",
 };
 
@@ -67,6 +68,7 @@ Call sequence(const Inputs& in, const Call& batch, int64_t b) {
   }
   one.block_mask = own(batch.block_mask);
   one.causal_seqs = own(batch.causal_seqs);
+  one.tree = packed_q && c.tree ? batch.tree.slice(0, in.q_begin[b], sq) : own(batch.tree);
   if (packed_q) one.problem.max_seqlen_q = sq;
   if (packed_k) one.problem.max_seqlen_k = sk;
   one.describe();

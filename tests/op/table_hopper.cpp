@@ -57,6 +57,13 @@ constexpr const char* kHopper[] = {
     "b=6 sq=130 sk=520 hq=2 hkv=1 d=64 dv=64 k=paged page=64 csr=1 order=bhsd cores=3",
     "b=5 sq=200 sk=300 hq=4 hkv=2 d=128 dv=128 q=packed k=paged page=16 csr=1 causal=1 cores=3",
     "b=6 sq=300 sk=384 hq=4 hkv=1 d=64 dv=64 k=paged page=128 causal=1 cores=3",
+    // Trees of drafted tokens: fewer bits than queries and more, past the first key, with options.
+    "b=3 sq=200 sk=300 hq=4 hkv=2 d=128 dv=128 tree=7 causal=1 cores=3",
+    "b=5 sq=300 sk=500 hq=2 hkv=1 d=64 dv=64 tree=3 cores=3",
+    "b=4 sq=200 sk=150 hq=2 hkv=1 d=256 dv=256 tree=8 cores=3",
+    "b=5 sq=130 sk=300 hq=4 hkv=1 d=128 dv=128 q=packed k=paged page=16 tree=2 causal=1 cores=3",
+    "b=4 sq=150 sk=400 hq=2 hkv=1 d=192 dv=128 q=packed k=packed tree=5 causal_seqs=1 cores=3",
+    "b=4 sq=200 sk=300 hq=2 hkv=1 d=128 dv=128 tree=4 softcap=8 mask=bqk wl=90 cores=3",
     // Which sequences are causal they say themselves: full ones beside them, tiles of all sizes, windows.
     "b=6 sq=300 sk=384 hq=2 hkv=1 d=64 dv=64 causal_seqs=1 cores=3",
     "b=5 sq=300 sk=500 hq=4 hkv=2 d=128 dv=128 causal_seqs=1 cores=3",

@@ -318,6 +318,17 @@ const Rule kRules[] = {
        p.bias = layout(float32, {1, 1, 16, 24});
      },
      {"max_seqlen_k: ", "page_indices"}},
+    {"tree_of_float", dense, [](Problem& p) { p.tree_mask = layout(float32, {2, 16, 1}); }, {"tree_mask: ", "int32"}},
+    {"tree_shape", dense, [](Problem& p) { p.tree_mask = layout(int32, {2, 15, 1}); }, {"tree_mask: ", "Sq = 16"}},
+    {"tree_without_words", dense, [](Problem& p) { p.tree_mask = layout(int32, {2, 16, 0}); }, {"tree_mask: ", "W in 1"}},
+    {"tree_gradient",
+     dense,
+     [](Problem& p) {
+       p.tree_mask = layout(int32, {2, 16, 1});
+       p = gradient_of(p);
+     },
+     {"tree_mask: ", "backward"},
+     Code::unsupported},
     {"paged_gradient", paged, [](Problem& p) { p = gradient_of(p); }, {"page_table: ", "backward"}, Code::unsupported},
     {"bias_without_max_q", biased_packed, [](Problem& p) { p.max_seqlen_q = 0; }, {"max_seqlen_q: ", "bias"}},
     {"bias_without_max_k", biased_packed, [](Problem& p) { p.max_seqlen_k = 0; }, {"max_seqlen_k: ", "bias"}},

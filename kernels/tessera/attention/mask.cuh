@@ -36,7 +36,9 @@ template <ScoreConfig kScore = ScoreConfig{}>
 TESSERA_DEVICE TileRange visible_keys(const ProblemParams& p, const Sequence& s, int first, int last) {
   // Both ends grow with the query.
   const KeyRange a = visible_keys<kScore>(p, s, first), b = visible_keys<kScore>(p, s, last);
-  return {{a.low, b.high}, {b.low, a.high}};
+  TileRange range{{a.low, b.high}, {b.low, a.high}};
+  if constexpr (kScore.tree_mask) range.all.high = min(range.all.high, s.sk - s.sq - 1);
+  return range;
 }
 
 // Queries low ... high see keys first ... last: some of them. The same relation from the other side.

@@ -5,6 +5,7 @@
 #include "tessera/attention/dropout.cuh"
 #include "tessera/attention/score/fragment.cuh"
 #include "tessera/attention/softmax.cuh"
+#include "tessera/attention/tree_mask.cuh"
 #include "tessera/fwd_sm80/block.cuh"
 #include "tessera/tile/product.cuh"
 
@@ -21,6 +22,9 @@ TESSERA_DEVICE void apply_mask(float (&rS)[kM][kN][4], const FwdParams& p, const
       const int row = min(row0 + m * kRowStep + half * 8 + lane_row(), b.map.rows - 1);
       const KeyRange keys = visible_keys<kCfg.score>(p, b.s, b.map.query(row));
       mask_outside(rS[m], half, keys.low - key0 - lane_col(), keys.high - key0 - lane_col());
+      if constexpr (kCfg.score.tree_mask) {
+        mask_tree<false>(rS[m], half, p, b.s, b.work.batch, b.map.query(row), key0);
+      }
     }
 }
 
@@ -48,6 +52,9 @@ TESSERA_DEVICE void apply_scores(float (&rS)[kM][kN][4], const FwdParams& p, con
           const int key = key0 + key_at<kCfg.score.lane_order(kCfg.block_n)>(n, lane_col() + e);
           x = score<kCfg.score>(p, b.s, row, key, x).value;
         }
+      if constexpr (kCfg.score.tree_mask) {
+        mask_tree<kCfg.score.lane_order(kCfg.block_n)>(rS[m], half, p, b.s, b.work.batch, row.query, key0);
+      }
     }
 }
 

@@ -4,6 +4,7 @@
 #include "tessera/attention/dropout.cuh"
 #include "tessera/attention/score/fragment.cuh"
 #include "tessera/attention/softmax.cuh"
+#include "tessera/attention/tree_mask.cuh"
 #include "tessera/fwd_sm90/kv_cursor.cuh"
 
 namespace tessera {
@@ -105,6 +106,12 @@ struct ScoreStage {
       const KeyRange keys = visible_keys<kCfg.score>(at.p, tile.s, at.query(tile, lane, half));
       if (low) mask_outside(rS[0], half, keys.low - key0, kCfg.block_n);
       if (high) mask_outside(rS[0], half, 0, keys.high - key0);
+      if constexpr (kCfg.score.tree_mask) {
+        if (high) {
+          const int query = min(at.query(tile, lane, half), tile.s.sq - 1);
+          mask_tree<false>(rS[0], half, at.p, tile.s, tile.batch, query, at.bounds.block * kCfg.block_n);
+        }
+      }
     }
   }
 

@@ -210,7 +210,7 @@ def _fold_options(fold: _Fold, dims, flat) -> list:
     for name in ("bias", "mask", "block_mask"):
         named[name] = fold.scores(named[name], dim[name])
     named["alibi_slopes"] = fold.slopes(named["alibi_slopes"], dim["alibi_slopes"])
-    for name in ("seqused_k", "causal_seqs"):
+    for name in ("seqused_k", "causal_seqs", "tree_mask"):
         named[name] = fold.dense(named[name], dim[name])
     return list(named.values())
 

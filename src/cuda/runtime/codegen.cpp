@@ -17,7 +17,7 @@ namespace {
   constexpr const char* type_name(const Config&) { return #Config; }
 
 TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block_mask, dropout, scale_first,
-                      causal_seqs)
+                      causal_seqs, tree_mask)
 TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, min_blocks_per_sm,
                       aligned, paged, pack_gqa, split, row_map, bulk, score)
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,

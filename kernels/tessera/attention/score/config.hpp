@@ -16,6 +16,7 @@ struct ScoreConfig {
   bool dropout;
   bool scale_first;  // scale <= 0: the largest product is not the largest score
   bool causal_seqs;  // causal is each sequence's own: attention/mask
+  bool tree_mask;    // attention/tree_mask
 
   TESSERA_HOST_DEVICE constexpr bool any() const {
     return softcap || bias || alibi || mask || block_mask || dropout || scale_first;
