@@ -7,9 +7,29 @@
 #define TESSERA_HOST_DEVICE
 #endif
 
+// A kernel's config and its fields, side by side: on the host visit_fields calls visit("a, b", config.a, config.b), by which a
+// config is written as the source's template argument and looked up. A field that only one of the two has does not compile. An enum
+// among the fields is written by its name.
+#if defined(__CUDACC__)
+#define TESSERA_CONFIG_FIELDS(Config, ...)
+#define TESSERA_ENUM_NAME(Enum)
+#else
+#define TESSERA_CONFIG_FIELDS(Config, ...)                 \
+  template <class Visit>                                   \
+  void visit_fields(const Config& config, Visit&& visit) { \
+    const auto& [__VA_ARGS__] = config;                    \
+    visit(#__VA_ARGS__, __VA_ARGS__);                      \
+  }                                                        \
+  constexpr const char* type_name(const Config&) { return #Config; }
+#define TESSERA_ENUM_NAME(Enum) \
+  constexpr const char* enum_name(Enum) { return #Enum; }
+#endif
+
 namespace tessera {
 
 enum class Dtype : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };  // tessera_dtype's numbers
+
+TESSERA_ENUM_NAME(Dtype)
 
 TESSERA_HOST_DEVICE constexpr int dtype_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
 

@@ -10,6 +10,7 @@ namespace tessera {
 struct AppendConfig {
   Dtype dtype;
 };
+TESSERA_CONFIG_FIELDS(AppendConfig, dtype)
 
 // The public tessera_append. Strides in elements.
 struct AppendParams {

@@ -25,6 +25,8 @@ struct BwdConfig {
   bool deterministic;
   ScoreConfig score;
 };
+TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, s_dp_split, column_parts, stages,
+                      min_blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
 
 // Offsets in bytes from the start of shared memory.
 struct BwdLayout {
@@ -64,6 +66,7 @@ struct BwdRowsConfig {
   bool aligned;    // every row of o and dO starts at a multiple of 16 bytes
   bool d_bias, d_sink;
 };
+TESSERA_CONFIG_FIELDS(BwdRowsConfig, dtype, head_dim, head_dim_v, block_m, store_keys, aligned, d_bias, d_sink)
 
 struct BwdParams : ProblemParams {
   RowTensor o, d_o, d_q, d_k, d_v;

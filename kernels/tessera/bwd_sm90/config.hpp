@@ -21,6 +21,8 @@ struct BwdSm90Config {
   bool d_bias;        // every query has entries of its own; sequences and heads may share them
   ScoreConfig score;  // no block mask; a softcap with nothing added to what it caps
 };
+TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
+                      deterministic, alternate, staged_dq, d_bias, score)
 
 // What goes before and after the products: rows.cuh.
 struct BwdSm90RowsConfig {
@@ -29,6 +31,7 @@ struct BwdSm90RowsConfig {
   bool d_sink;
   bool d_bias;  // as the products'
 };
+TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias)
 
 // Warpgroups: the producer, two of 64 keys each, and one for dQ. setmaxnreg's numbers: their sum is that of the launch's 128 for
 // each. An accumulator of 64 registers for dQ would take 90.

@@ -18,6 +18,7 @@ struct BwdSm90D256Config {
   int exchange_stages;  // tiles of P, over which dS is written, on their way between the blocks
   bool window;          // a key has a last query that sees it, too
 };
+TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, half_slots, exchange_stages, window)
 
 inline constexpr int kBwdD256ClusterBlocks = 2;
 

@@ -11,6 +11,7 @@ struct CombineConfig {
   Dtype dtype;       // of o
   Dtype part_dtype;  // of its parts
 };
+TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype)
 
 // Merge of partial results, also the public tessera_combine. Strides in elements.
 struct CombineParams {

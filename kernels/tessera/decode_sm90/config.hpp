@@ -27,6 +27,7 @@ struct DecodeSm90Config {
   bool bulk;       // tiles come by TMA, not by cp.async: a page has a multiple of block_n keys
   ScoreConfig score;
 };
+TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, head_dim, block_n, warps, stages, paged, varlen, invariant, bulk, score)
 
 // Q's fragments and O's accumulators of so many columns do not both fit into registers.
 TESSERA_HOST_DEVICE constexpr bool decode_q_in_shared(const DecodeSm90Config& c) { return c.head_dim > 192; }

@@ -15,6 +15,7 @@ enum class RowMap : int {
   kSpread = 1,      // two tiles of 16 rows, block_m / 2 apart: fwd_sm80/persistent.cuh
   kPairs = 2,       // two warps share 32 rows, each with half of a tile's keys and of O's columns: fwd_sm80/pairs.cuh
 };
+TESSERA_ENUM_NAME(RowMap)
 
 struct FwdConfig {
   Dtype dtype;
@@ -33,6 +34,8 @@ struct FwdConfig {
   bool bulk;  // tiles of keys and values come by bulk copies (TMA), of pairs full ones: Hopper and later
   ScoreConfig score;
 };
+TESSERA_CONFIG_FIELDS(FwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, stages, min_blocks_per_sm,
+                      aligned, paged, pack_gqa, split, row_map, bulk, score)
 
 // The tile scheduler: persistent blocks, which take one work tile after another, or a block for each.
 TESSERA_HOST_DEVICE constexpr bool persistent(const FwdConfig& c) { return c.row_map != RowMap::kContiguous; }

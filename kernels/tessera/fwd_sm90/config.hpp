@@ -25,6 +25,8 @@ struct FwdSm90Config {
   bool varlen;     // cu_seqlens or seqused: a sequence may end anywhere within a tile
   ScoreConfig score;
 };
+TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
+                      o_chunks, page_rows, causal, cluster, varlen, score)
 
 inline constexpr int kConsumerRows = 64;   // query rows of a warpgroup: M of one wgmma
 inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead of the consumers

@@ -18,6 +18,8 @@ struct StandardProductConfig {
   bool mask;                      // probabilities: the problem has one
   bool dropout;  // probabilities: what is dropped becomes negative; else: what is negative in A counts as 0
 };
+TESSERA_CONFIG_FIELDS(StandardProductConfig, dtype, transpose_a, transpose_b, block_n, stages, aligned, probabilities,
+                      mask, dropout)
 
 // Softmax over rows, or its gradient: standard/rows.cuh.
 struct StandardRowsConfig {
@@ -28,6 +30,7 @@ struct StandardRowsConfig {
   bool mask;
   bool dropout;
 };
+TESSERA_CONFIG_FIELDS(StandardRowsConfig, dtype, threads, vectors, gradient, mask, dropout)
 
 inline constexpr int kStandardBlockM = 128, kStandardBlockK = 64, kStandardWarps = 8;
 inline constexpr int kStandardVector = 8;

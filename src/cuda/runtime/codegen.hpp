@@ -2,11 +2,14 @@
 #pragma once
 
 #include <array>
+#include <cassert>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
-#include "tessera/config.hpp"
+#include "tessera/types.hpp"
 
 namespace tessera::cuda {
 
@@ -32,20 +35,78 @@ struct KernelSpec {
 std::string symbol_of(const KernelSpec& spec);
 std::string source_of(const KernelSpec& spec);
 
-// "tessera::FwdConfig{.dtype = tessera::Dtype{1}, .head_dim = 64, ...}", for every config of tessera/config.hpp
-template <class Config>
-std::string config_text(const Config& config);
-
-// The names of a config's fields, in their order.
-template <class Config>
-std::vector<std::string> config_fields(const Config& config);
+// ---- a config's fields (TESSERA_CONFIG_FIELDS) as text and as numbers -------------------------------------------------
 
 // A config's fields as numbers: what a kernel is looked up by, free of the padding between the fields.
 struct ConfigValues {
   std::array<int32_t, 40> value{};
   int32_t count = 0;
 };
+
+namespace detail {
+
+// "a, b" -> "a", then "b".
+inline std::string_view next_name(std::string_view& names) {
+  const size_t comma = names.find(',');
+  const std::string_view name = names.substr(0, comma);
+  names.remove_prefix(comma == std::string_view::npos ? names.size() : names.find_first_not_of(' ', comma + 1));
+  return name;
+}
+
+}  // namespace detail
+
+// "tessera::FwdConfig{.dtype = tessera::Dtype{1}, .head_dim = 64, ...}"
 template <class Config>
-ConfigValues config_values(const Config& config);
+std::string config_text(const Config& config) {
+  std::string text;
+  const auto literal = [](const auto& value) -> std::string {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, bool>) {
+      return value ? "true" : "false";
+    } else if constexpr (std::is_same_v<Value, int>) {
+      return std::to_string(value);
+    } else if constexpr (std::is_enum_v<Value>) {
+      return std::string("tessera::") + enum_name(value) + "{" + std::to_string(static_cast<int>(value)) + "}";
+    } else {
+      return config_text(value);
+    }
+  };
+  visit_fields(config, [&](std::string_view names, const auto&... field) {
+    const auto add = [&](const std::string& value) {
+      text.append(text.empty() ? "." : ", .").append(detail::next_name(names)).append(" = ").append(value);
+    };
+    (add(literal(field)), ...);
+  });
+  return std::string("tessera::") + type_name(config) + "{" + text + "}";
+}
+
+template <class Config>
+void append_values(ConfigValues& values, const Config& config) {
+  const auto append = [&values](const auto& value) {
+    if constexpr (std::is_class_v<std::decay_t<decltype(value)>>) {
+      append_values(values, value);
+    } else {
+      assert(values.count < static_cast<int32_t>(values.value.size()));
+      values.value[static_cast<size_t>(values.count++)] = static_cast<int32_t>(value);
+    }
+  };
+  visit_fields(config, [&append](const char*, const auto&... field) { (append(field), ...); });
+}
+template <class Config>
+ConfigValues config_values(const Config& config) {
+  ConfigValues values;
+  append_values(values, config);
+  return values;
+}
+
+// The names of a config's fields, in their order.
+template <class Config>
+std::vector<std::string> config_fields(const Config& config) {
+  std::vector<std::string> fields;
+  visit_fields(config, [&fields](std::string_view names, const auto&...) {
+    while (!names.empty()) fields.emplace_back(detail::next_name(names));
+  });
+  return fields;
+}
 
 }  // namespace tessera::cuda

@@ -33,5 +33,7 @@ struct ScoreConfig {
   // Scores are changed before they are exponentiated, not scaled by the same instruction.
   TESSERA_HOST_DEVICE constexpr bool scaled() const { return softcap || adds() || scale_first; }
 };
+TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block_mask, dropout, scale_first,
+                      causal_seqs, tree_mask)
 
 }  // namespace tessera
