@@ -38,12 +38,8 @@ for bench in "${benches[@]}"; do
   exit 2
 done
 
-mkdir -p "$logs" build/gpu-python
-if ! path=$(scripts/gpu_python.sh 2> build/gpu-python/build.log); then
-  tail -20 build/gpu-python/build.log
-  echo "the extension was not built: build/gpu-python/build.log"
-  exit 1
-fi
+mkdir -p "$logs"
+path=$(scripts/gpu_python.sh --quiet) || exit 1
 export PYTHONPATH=$path PYTHONUNBUFFERED=1
 echo "built in $SECONDS s"
 : > "$logs/bench.log"
@@ -51,7 +47,7 @@ echo "built in $SECONDS s"
 # The library alone, no other dependency: one compiler call.
 run_launch() {
   local program=build/gpu-python/tessera_bench_launch
-  "${CXX:-c++}" -std=c++20 -O2 -Iinclude bench/launch.cpp build/gpu-python/src/libtessera.a -ldl -pthread -o $program &&
+  "${CXX:-c++}" -std=c++20 -O2 -Iinclude -Isrc bench/launch.cpp build/gpu-python/src/libtessera.a -ldl -pthread -o $program &&
     $program --json "$logs/launch.json"
 }
 

@@ -20,12 +20,8 @@ for subject in "${subjects[@]}"; do
   [[ " ${all[*]} " == *" $subject "* ]] || { echo "$subject: no such subject; accepted ${all[*]}" >&2; exit 2; }
 done
 
-mkdir -p "$logs" build/gpu-python
-if ! path=$(scripts/gpu_python.sh 2> build/gpu-python/build.log); then
-  tail -20 build/gpu-python/build.log
-  echo "the extension was not built: build/gpu-python/build.log"
-  exit 1
-fi
+mkdir -p "$logs"
+path=$(scripts/gpu_python.sh --quiet) || exit 1
 export PYTHONPATH=$path PYTHONUNBUFFERED=1
 
 run_speed() { "$python" bench/papers.py speed --csv "$logs/speed.csv"; }

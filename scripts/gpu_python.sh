@@ -3,6 +3,7 @@
 # program that scripts/search_fwd_sm90.py asks.
 #
 #   scripts/gpu_python.sh          builds, and prints the folders for PYTHONPATH; what it does goes to stderr
+#   scripts/gpu_python.sh --quiet  what it does goes to build/gpu-python/build.log, and its end to stderr where the build fails
 #
 # Takes CMake, Ninja, a C++ compiler, Python.h and nanobind; nanobind and pytest may lie as wheels in .whl instead.
 set -euo pipefail
@@ -14,6 +15,10 @@ packages=$root/$build/packages
 site=$root/$build/site
 
 mkdir -p "$build"
+if [[ ${1:-} == --quiet ]]; then
+  exec 3>&2 2> "$build/build.log"
+  trap 'tail -20 "$build/build.log" >&3; echo "the extension was not built: $build/build.log" >&3' ERR
+fi
 if compgen -G '.whl/*.whl' > /dev/null && [[ ! -d $packages ]]; then
   "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$packages" .whl/*.whl >&2
 fi
