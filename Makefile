@@ -73,7 +73,7 @@ docs: build-tessera_cli build/docs-venv/.done
 	@build/docs-venv/bin/python scripts/make_figures.py --tessera $(BIN)/cli/tessera --out docs/images
 	@build/docs-venv/bin/python examples/pathfinder/pathfinder.py --sheet docs/images/pathfinder.png
 	@build/docs-venv/bin/python scripts/make_status.py
-	@$(BIN)/cli/tessera support --markdown > docs/reference/support.md
+	@build/docs-venv/bin/python scripts/make_support.py $(BIN)/cli/tessera
 
 explore: build-tessera_cli build/venv/.done
 	@build/venv/bin/python scripts/make_explore.py --tessera $(BIN)/cli/tessera

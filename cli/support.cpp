@@ -239,21 +239,30 @@ Rows summary_rows(const Matrix& matrix) {
   return rows;
 }
 
-// Cases that are answered alike share a row.
+// Rows whose cells are alike become one, with both names.
+Rows merged(const Rows& rows) {
+  Rows result{rows[0]};
+  for (std::size_t r = 1; r < rows.size(); ++r) {
+    const std::vector<std::string>& row = rows[r];
+    const auto alike = [&](const auto& other) { return std::equal(row.begin() + 1, row.end(), other.begin() + 1); };
+    if (const auto found = std::find_if(result.begin() + 1, result.end(), alike); found != result.end()) {
+      (*found)[0] += ", " + row[0];
+    } else {
+      result.push_back(row);
+    }
+  }
+  return result;
+}
+
 Rows direction_rows(const Matrix& matrix, tessera_direction direction) {
   Rows rows{header_of(matrix)};
   for (std::size_t asked = 0; asked < matrix.cases.size(); ++asked) {
     if (matrix.at(asked, 0, direction).empty()) continue;
     std::vector<std::string> row{matrix.cases[asked].name};
     for (std::size_t i = 0; i < matrix.back_ends.size(); ++i) row.push_back(cell_text(matrix.at(asked, i, direction)));
-    const auto alike = [&](const auto& other) { return std::equal(row.begin() + 1, row.end(), other.begin() + 1); };
-    if (const auto found = std::find_if(rows.begin() + 1, rows.end(), alike); found != rows.end()) {
-      (*found)[0] += ", " + row[0];
-    } else {
-      rows.push_back(std::move(row));
-    }
+    rows.push_back(std::move(row));
   }
-  return rows;
+  return merged(rows);
 }
 
 // Kernels that no plan takes by itself, and what they take when they are asked for. Cases with the same dtypes share a row.
@@ -344,7 +353,7 @@ std::string markdown(const Matrix& matrix) {
       "and dtype, and prints which kernel takes it. Options go together unless a refusal below says otherwise; "
       "`tessera plan`\n"
       "answers for any one problem, and for a GPU that is not there with `--arch`.\n\n";
-  text += fmt::format("## In short\n\n{}\n\n{}", kSummary, markdown_table(summary_rows(matrix)));
+  text += fmt::format("## In short\n\n{}\n\n{}", kSummary, markdown_table(merged(summary_rows(matrix))));
   for (const tessera_direction direction : kDirections) {
     text += fmt::format("\n## {}\n\n{}", direction == TESSERA_FORWARD ? "Forward" : "Backward",
                         markdown_table(direction_rows(matrix, direction)));

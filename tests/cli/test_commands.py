@@ -181,7 +181,13 @@ def test_plan_for_a_smaller_gpu(folder):
 
 def test_support_page_is_up_to_date(folder):
     page = ROOT / "docs/reference/support.md"
-    assert folder.succeeds("support", "--markdown").out == page.read_text(), "out of date: make docs"
+    shown = folder.succeeds("support", "--markdown").out
+    assert shown == page.read_text(), "out of date: make docs"
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import make_support
+
+    readme = (ROOT / "README.md").read_text()
+    assert make_support.with_table(readme, make_support.table_of(shown)) == readme, "README is out of date: make docs"
 
 
 def test_support_says_what_plan_says(folder):
