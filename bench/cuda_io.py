@@ -141,7 +141,7 @@ def gflops(problem, side: str, direction: str) -> float:
     """Standard attention keeps P: 4 products backward, where Tessera computes S again and has 5."""
     flops = problem.flops(direction)
     if side == "standard":
-        # It computes what nobody sees, too.
+        # It computes masked tiles, too.
         flops *= (2 if problem.causal else 1) * (1 if direction == "forward" else 4 / 5)
     return flops * 1e-9
 

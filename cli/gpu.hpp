@@ -21,7 +21,7 @@ class Gpu {
   void download(const Memory& host, const Memory& device) const;
   void fill(const Memory& device, std::uint8_t byte) const;
 
-  // Seconds a call, of `calls` put into the stream one behind the other; finished on return.
+  // Seconds a call, of `calls` put into the stream one after the other; finished on return.
   double seconds(int calls, const std::function<void()>& call) const;
 
   std::int64_t memory_bytes() const;  // all of it

@@ -91,7 +91,7 @@ OutputFile::OutputFile(const std::string& path, std::string source) : source_(st
   }
   const bool terminal = kind_ == Kind::kDescriptor && isatty(inherited_) == 1;
   if (terminal) throw WrongUse(fmt::format("{}: is a terminal, accepted is a file or a pipe", source_));
-  // No permission keeps root from a file that nobody may write: the mode itself counts.
+  // No permission keeps root from a read-only file: the mode itself counts.
   const bool read_only = (mode_ & 0222) == 0 || access(path_.c_str(), W_OK) != 0;
   if (exists_ && kind_ != Kind::kDescriptor && read_only) {
     throw WrongUse(fmt::format("{}: is there and read-only, accepted is a file that may be written", source_));

@@ -52,7 +52,7 @@ class OutputFile {
   std::string temporary_;
 };
 
-// A write to a pipe that nobody reads fails while this lives, where it would end the program.
+// A write to a pipe without a reader fails while this lives, where it would end the program.
 class IgnoreBrokenPipes {
  public:
   IgnoreBrokenPipes();

@@ -173,7 +173,7 @@ class Run {
       Tensor& tensor = tensors_[field];
       tensor = make_tensor(fmt::format("{} {}", field.flag, options_.file(field)), dtype_of(field, tensors_["q"].dtype),
                            shape);
-      // Rows of a packed tensor beyond the last sequence belong to none and are written by nobody.
+      // Rows of a packed tensor beyond the last sequence belong to none and are not written.
       if (&tensor == &tensors_["lse"]) {
         std::fill_n(tensor.as<float>(), tensor.elems(), -std::numeric_limits<float>::infinity());
       } else {

@@ -254,20 +254,20 @@ def _work_clocks(shape: Shape, tile: Tile, keys: int, masked: int) -> float:
 
 
 def predict_seconds(shape: Shape, tile: Tile, length: int, tokens: int, multiprocessors: int) -> float:
-    """Forward, Sq = Sk: works dealt to a persistent grid, which ends when its slowest block does."""
+    """Forward, Sq = Sk: work tiles of a persistent grid, which ends when its slowest block does."""
     batch, rows = shape.batch(length, tokens)
     clocks = []
     for rows_end in range(tile.block_m, rows + tile.block_m, tile.block_m):
-        # A block's under a staircase; a consumer's under a window, whose others' it passes over.
+        # A block's under a causal mask; a consumer's under a window, whose others' it passes over.
         seen = {"causal": rows_end, "window": min(rows_end, length + CONSUMER_ROWS)}.get(shape.area, rows)
         edges = {"causal": tile.block_m, "window": 2 * CONSUMER_ROWS}.get(shape.area, 0)
         keys = -(-min(seen, rows) // tile.block_n)
         masked = -(-edges // tile.block_n) if edges else int(rows % tile.block_n != 0)
         clocks.append(_work_clocks(shape, tile, keys, min(masked, keys)))
     # Longest first, there and back again: about what the orders of the kernel come to.
-    dealt = sorted(clocks * (batch * shape.heads), reverse=True)
+    ordered = sorted(clocks * (batch * shape.heads), reverse=True)
     loads = [0.0] * multiprocessors
-    for index, clock in enumerate(dealt):
+    for index, clock in enumerate(ordered):
         lap, block = divmod(index, multiprocessors)
         loads[multiprocessors - 1 - block if lap % 2 else block] += clock
     return (max(loads) + LAUNCH_CLOCKS) / CLOCK_HZ

@@ -9,7 +9,7 @@ import fwd_sm90_model as model
 import nvrtc
 from fwd_sm90_model import Shape, Tile
 
-# What ptxas says where products wait for each other, or registers are not dealt anew.
+# What ptxas says where products wait for each other, or setmaxnreg is ignored.
 LOSSES = ("wgmma.mma_async instructions are serialized", "warpgroup.wait is injected", "'setmaxnreg' ignored")
 BFLOAT16 = 2  # tessera::Dtype
 

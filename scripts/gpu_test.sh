@@ -159,7 +159,7 @@ findings() {
 }
 
 # Exact memory: a tensor's allocation ends where the tensor does, and the workspace is not written before the call. The
-# cases are dealt to a few processes: most of the time goes into compiling and into a tool's work on the host.
+# cases are spread over a few processes: most of the time goes into compiling and into a tool's work on the host.
 sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved false in docs/reference/testing.md, match, or nothing
   local tool=$1 excused=$2 shards=$((processes < 6 ? processes : 6))
   shift 2

@@ -5,7 +5,7 @@
     scripts/gpu_variants.py build/q_in_registers -- --head-dims 128 --lead-ms 100 --measure-ms 100
 
 A variant is a folder of files that take the place of those in kernels/ (tessera/fwd_sm90/kernel.cuh). The options are
-bench/cuda_against_pytorch.py's, behind --direction forward --contestants tessera cudnn. Every tree is built
+bench/cuda_against_pytorch.py's, after --direction forward --contestants tessera cudnn. Every tree is built
 (scripts/gpu_python.sh) and compiles its kernels beside the others; then they are measured in turns, each round in the other
 order, in the first with results held against float64. Prints how many times as fast as this tree a variant is, by cell and in
 all, and what every run gave by itself: their spread is noise. Two trees, three rounds of 12 cells: three minutes, one and a

@@ -59,7 +59,7 @@ def parse(arguments=None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="half the lengths, short runs; a table by --output only")
     parser.add_argument("--dry-run", action="store_true", help="stop before the GPU is needed")
     parser.add_argument("--seconds", type=float, default=520, help="start no measurement after so many")
-    parser.add_argument("--multiprocessors", type=int, default=132, help="that the model deals work to")
+    parser.add_argument("--multiprocessors", type=int, default=132, help="that the model spreads work tiles over")
     parser.add_argument("--output", metavar="FILE", help="instead of the table in the sources")
     parser.add_argument("--log", metavar="FILE", help="everything that was measured, as JSON")
     options = parser.parse_args(arguments)

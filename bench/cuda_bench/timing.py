@@ -1,8 +1,8 @@
 """Seconds a call, in the steady state.
 
 A power-limited GPU runs up to 15 % faster for its first 50 ms after idle, and takes about 0.4 s to settle after a
-change of kernel: bursts flatter whoever runs first. So each contestant is kept running for a lead-in, then timed by
-events over many calls put one behind the other; contestants take turns, in the opposite order every other round; the
+change of kernel: bursts flatter the contestant that runs first. So each contestant is kept running for a lead-in, then timed by
+events over many calls one after the other; contestants take turns, in the opposite order every other round; the
 median counts.
 """
 

@@ -13,7 +13,7 @@ struct Candidate {
   int32_t kernel;                                   // tessera_kernel
   std::string (*refuse)(const tessera_plan& plan);  // "" when it takes the problem; its sizes are filled in
   void (*configure)(tessera_plan& plan);            // of a problem that it takes: fills in what will run
-  bool for_comparison = false;                      // serves nobody who does not ask for it by name
+  bool for_comparison = false;                      // serves on request by name alone
 };
 
 // Of a back end, in order of preference.

@@ -106,7 +106,7 @@ constexpr SlopeStrides slope_strides(const tessera_layout& layout) {
 struct SequenceView {
   int64_t q_begin, sq;  // its queries are rows q_begin .. q_begin + sq of its q
   int64_t k_begin, sk;  // its keys that are in use
-  int64_t k_rows;       // its keys with those behind seqused_k (dense and packed; paged: sk)
+  int64_t k_rows;       // its keys with those past seqused_k (dense and packed; paged: sk)
   bool causal;
 };
 

@@ -311,7 +311,7 @@ void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffer
         }
       }
       for (int64_t j = 0; j < first.view().k_rows; ++j) {
-        if (j == sk) {  // what lies behind seqused_k has gradient 0
+        if (j == sk) {  // what lies past seqused_k has gradient 0
           std::ranges::fill(w.d_k, 0.0);
           std::ranges::fill(w.d_v, 0.0);
         }
@@ -326,7 +326,7 @@ void gradients_of_inputs(const tessera_plan& plan, const tessera_buffers& buffer
   }
 }
 
-// dBias = dS, summed over whatever the bias is broadcast over. One row of it at a time gathers all that it serves.
+// dBias = dS, summed over what the bias is broadcast over. One row of it at a time gathers all that it serves.
 void gradient_of_bias(const tessera_plan& plan, const tessera_buffers& buffers, const Workspace& w, Cancel& cancel) {
   const tessera_layout& layout = plan.problem.d_bias;
   const auto [batches, heads, rows, cols, unused] = layout.shape;

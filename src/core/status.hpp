@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// Without zeroing the text behind its end: a call asks dozens of times.
+// Without zeroing the text past its end: a call asks dozens of times.
 inline tessera_status ok() {
   tessera_status status;
   status.code = TESSERA_OK;

@@ -28,7 +28,7 @@ int build(const std::string& folder, std::vector<int32_t> archs) {
     std::fprintf(stderr, "tessera_aot: %s\n", reason.c_str());
     return 1;
   }
-  // Kernels of older sources serve nobody here.
+  // Kernels of older sources serve no call.
   const auto outdated = cache.list();
   std::set<std::string> wanted;
   int64_t bytes = 0, compiled = 0;

@@ -18,7 +18,7 @@ struct PrebuiltKernel {
   Limits limits;
 };
 
-// The rows hold for this compiler to the byte. Others, from 12.8 to 13.5, deal registers differently: the most that one was
+// The rows hold for this compiler to the byte. Others, from 12.8 to 13.5, allocate registers differently: the most that one was
 // seen to spill beyond a row was 204 bytes (13.5, sm_100), the most stack 40.
 inline constexpr int32_t kRowsCompiler = 13000;
 inline constexpr int32_t kOtherSpillBytes = 256, kOtherStackBytes = 64;

@@ -193,21 +193,22 @@ int cuGraphCreate(Graph** graph, unsigned flags) {
 }
 int cuGraphDestroy(Graph* graph) { return (graph->alive = 0, 0); }
 
-static Node* add(Graph* graph, Node* const* behind, size_t count) {
-  if (count != (graph->count > 0) || (count && *behind != &graph->nodes[graph->count - 1])) return NULL;
+static Node* add(Graph* graph, Node* const* dependencies, size_t count) {
+  if (count != (graph->count > 0) || (count && *dependencies != &graph->nodes[graph->count - 1])) return NULL;
   Node* node = &graph->nodes[graph->count++];
   node->graph = graph;
   return node;
 }
-int cuGraphAddKernelNode_v2(Node** node, Graph* graph, Node* const* behind, size_t count, const KernelParams* params) {
+int cuGraphAddKernelNode_v2(Node** node, Graph* graph, Node* const* dependencies, size_t count,
+                            const KernelParams* params) {
   REFUSE_IF_ASKED();
-  if (!(*node = add(graph, behind, count))) return kInvalidValue;
+  if (!(*node = add(graph, dependencies, count))) return kInvalidValue;
   return set_kernel(*node, params), 0;
 }
-int cuGraphAddMemsetNode(Node** node, Graph* graph, Node* const* behind, size_t count, const MemsetParams* params,
+int cuGraphAddMemsetNode(Node** node, Graph* graph, Node* const* dependencies, size_t count, const MemsetParams* params,
                          void* of) {
   REFUSE_IF_ASKED();
-  if (of != graph->context || !(*node = add(graph, behind, count))) return kInvalidValue;
+  if (of != graph->context || !(*node = add(graph, dependencies, count))) return kInvalidValue;
   return (*node)->clears = 1, (*node)->cleared = params->address, 0;
 }
 int cuGraphKernelNodeSetAttribute(Node* node, int attribute, const int* value) {

@@ -22,7 +22,7 @@ inline constexpr const char* kStreamCases[] = {
     "dtype=f32 backward=1 deterministic=1 b=2 sq=70 sk=140 hq=4 hkv=2 d=32 dv=40 bias=hqk d_bias=1 sink=1 d_sink=1",
     "dtype=f16 b=2 sq=1 sk=4001 hq=8 hkv=2 d=128 dv=128",
 };
-// Works dealt by a counter, which the call clears.
+// A dynamic persistent scheduler: its counter is cleared by the call.
 inline constexpr const char* kCounterCase =
     "dtype=bf16 b=40 sq=300 sk=300 hq=8 hkv=2 d=128 dv=128 q=packed k=packed causal=1";
 

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kFar = (int64_t{1} << 31) + 4096;  // elements
 
 // A call's tensors with `dim` of q, k, v, o and their gradients stretched until its last index lies beyond 2^31
-// elements, all in one allocation, one tensor behind the other within the gaps.
+// elements, all in one allocation, one tensor after the other within the gaps.
 class Stretched {
  public:
   Stretched(const Call& call, int dim) : gpu_(Gpu::get()), compact_(call), problem_(call.problem) {

@@ -50,7 +50,7 @@ constexpr const char* kHopper[] = {
     "b=4 sq=300 sk=300 hq=2 hkv=1 d=256 dv=256 q=packed k=packed causal=1 sink=1 lse=0",
     "b=3 sq=300 sk=300 hq=3 hkv=1 d=64 dv=64 causal=1 cores=5",
     // Pages: boxes of 16 rows to a whole block of keys (page sizes that divide it, that it divides, and neither), ends
-    // within a box, at a box's border and before the first key; the table holds -1 behind them and the pages NaN.
+    // within a box, at a box's border and before the first key; the table holds -1 past them and the pages NaN.
     "b=5 sq=200 sk=300 hq=4 hkv=2 d=128 dv=128 k=paged page=16 causal=1 cores=3",
     "b=5 sq=200 sk=300 hq=4 hkv=2 d=128 dv=128 k=paged page=16 cores=3",
     "b=6 sq=130 sk=520 hq=2 hkv=1 d=64 dv=64 k=paged page=64 cores=3",
@@ -179,7 +179,7 @@ constexpr const char* kHopperNumerics[] = {
 };
 
 // Scores that are changed one by one: each option at every head size that has a row, in blocks that are seen whole, at edges and
-// behind a sequence's end; entries of rows of 8, of 2 and of single keys; together; and what a softmax must notice of them.
+// past a sequence's end; entries of rows of 8, of 2 and of single keys; together; and what a softmax must notice of them.
 constexpr const char* kHopperOptions[] = {
     "softcap=9 b=2 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 cores=3",
     "softcap=1 b=1 sq=200 sk=300 hq=2 hkv=2 d=96 dv=96 causal=1 cores=3",  // beyond the tanh's polynomial

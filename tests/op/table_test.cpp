@@ -60,7 +60,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, GpuTable, ::testing::Range(size_t{0}, gpu_missing
 
 class GpuComparison : public ::testing::TestWithParam<size_t> {};
 
-// The kernels that nobody is served by, in the cases that they take.
+// The kernels on request, in the cases that they take.
 TEST_P(GpuComparison, MatchesTheOracle) {
   if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
   expect_right(table()[GetParam()], {.places = {kGpu}, .check_oracle = false, .comparison = true});

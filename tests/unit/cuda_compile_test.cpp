@@ -18,7 +18,7 @@
 namespace tessera::cuda {
 namespace {
 
-// What costs as much as serialised products and is not called so. C7508: registers stay as they were dealt at the launch;
+// What costs as much as serialised products and is not called so. C7508: registers stay as they were at the launch;
 // C7517: a wait that the source has not, where accumulators in flight are touched.
 std::string hidden_loss(const std::string& log) {
   for (const char* words : {"'setmaxnreg' ignored", "warpgroup.wait is injected"}) {
@@ -95,7 +95,7 @@ TEST_P(CudaCompileSm90Tile, OverlapsItsProducts) {
   for (const auto& [causal, varlen, page_rows] :
        {Kind{false, false, 0}, Kind{true, false, 0}, Kind{false, true, 0}, Kind{true, true, 0}, Kind{false, true, 16},
         Kind{true, true, 16}, Kind{true, true, tile.block_n}}) {
-    if (tile.area == (causal ? Area::kFull : Area::kCausal)) continue;  // packed batches are ragged, and may be causal
+    if (tile.area == (causal ? Area::kFull : Area::kCausal)) continue;  // packed batches are varlen, and may be causal
     if (tile.area == Area::kOptions && !(causal && page_rows == 16))
       continue;  // which has the most beside in registers
     for (const ScoreConfig& score : scores_of(tile)) {

@@ -118,10 +118,10 @@ TEST(FwdSm90, TakesWindowsSinksPackedSequencesAndUnequalHeads) {
   problem.window_left = 1000;
   const Plan plan = tessera::plan(problem, gpu());
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
-  EXPECT_EQ(plan.block_m, 192) << "a ragged area's row";
+  EXPECT_EQ(plan.block_m, 192) << "a varlen area's row";
 }
 
-// Which works are long only the GPU knows, and a counter says which nobody has.
+// Which work tiles are long only the GPU knows: the scheduler is dynamic, by a counter.
 TEST(FwdSm90, PackedSequencesHaveACounterWhereABlockHasSeveralWorks) {
   const Plan dense = tessera::plan(large_problem(128, 128), gpu());
   Problem problem = packed_large_problem();
@@ -482,7 +482,7 @@ TEST(ForComparison, ServeWhoeverAsksForThemAndNobodyElse) {
   }
 }
 
-// A problem that no kernel takes is refused by those that might have, not by those that nobody asked.
+// A problem that no kernel takes is refused by those that might have, not by those on request.
 TEST(ForComparison, AreNotHeardWhereAllRefuse) {
   Problem problem = large_problem(64, 64, 4096, float64);
   try {

@@ -80,7 +80,7 @@ TEST(CudaTiles, AStaircaseHasNoClusters) {
   }
 }
 
-// A row behind one that fits all that it fits is never taken.
+// A row after one that fits all that it fits is never taken.
 TEST(CudaTiles, EveryRowIsTaken) {
   for (const Sm90Tile& tile : sm90_tiles()) {
     const auto found = find_sm90_tile({tile.head_dim, tile.head_dim_v, tile.area, tile.rows, kMany});
@@ -143,7 +143,7 @@ class CudaForcedTile : public testing::Test {
   void TearDown() override { unsetenv(kForcedTile); }
 };
 
-// The columns behind the first four of a row, as the search writes them.
+// The columns after the first four of a row, as the search writes them.
 std::string text_of(const Sm90Tile& tile) {
   FwdSm90Config config{};
   tile.apply(config);

@@ -112,7 +112,7 @@ Attention make(const Options& c) {
   if (q_packed) {
     p.cu_seqlens_q = layout(int32, {kB + 1});
     p.max_seqlen_q = kSq;
-    a.cu_seqlens_q = {0, 4, 6};  // one row behind the last sequence
+    a.cu_seqlens_q = {0, 4, 6};  // one row past the last sequence
   }
   if (k_packed) {
     p.cu_seqlens_k = layout(int32, {kB + 1});

@@ -323,7 +323,7 @@ TEST(OracleForms, StridesDoNotMatter) {
   }
 }
 
-// What lies behind a sequence's end, or is masked, never reaches a result; its gradient is 0.
+// What lies past a sequence's end, or is masked, never reaches a result; its gradient is 0.
 TEST(OraclePadding, NeverReachesAResult) {
   for (const double poison : {kNaN, kInfinity}) {
     std::mt19937_64 random(4);

@@ -69,7 +69,7 @@ class Steps : public testing::Test {
     }
     step.q.resize(kTokens * kHeadsQ * kD);
     for (float& x : step.q) x = normal_(random_);
-    // What the tokens behind the last sequence hold does not count.
+    // What the tokens past the last sequence hold does not count.
     std::fill(step.q.begin() + step.cu_seqlens_q.back() * kHeadsQ * kD, step.q.end(), static_cast<float>(kNaN));
     return step;
   }

@@ -8,7 +8,7 @@
 // 1. Paired heads. The tiles of a head come as largest, smallest, second largest, second smallest ... A block takes two
 //    neighbours at a time, and every such pair costs the same. Few heads are in use at once.
 // 2. L2 swizzle. `swizzle_heads` heads, as many as have their K and V in the L2 cache, form a section. Within it the tiles
-//    come longest first (LPT): the largest of every head, then the second largest of every head ... They are dealt to the
+//    come longest first (LPT): the largest of every head, then the second largest of every head ... They go to the
 //    blocks forwards in one round and backwards in the next. Neighbouring sections run in opposite directions: blocks reach
 //    the border at different times, and this way no tile there is much larger than the one before it. The last section ends
 //    with its smallest tiles.

@@ -136,7 +136,7 @@ class Cuda:
         return max(1, min(_MOST_CALLS, math.ceil(_LEAST_SECONDS / max(seconds, 1e-9))))
 
     def seconds(self, call: Callable[[], Any], calls: int = 1) -> tuple[float, Any]:
-        """How long each of some calls, one behind the other, took by the GPU's events; what the last one returned."""
+        """How long each of some calls, one after the other, took by the GPU's events; what the last one returned."""
         start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
         result = None
         start.record()

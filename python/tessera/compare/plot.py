@@ -32,7 +32,7 @@ def check_plot(file: str, argument: str) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ValueError(f"{argument}: '{file}', accepted is a file in a folder that exists and can be written")
     target = Path(file)
-    # No permission keeps root from a file that nobody may write: the mode itself counts.
+    # No permission keeps root from a read-only file: the mode itself counts.
     if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
         raise ValueError(f"{argument}: '{file}' is there and read-only, accepted is a file that may be written")
     try:

@@ -157,7 +157,7 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
-// Where fwd_sm80 reads keys and values with more of the GPU, or does less work that nobody wants. With batch_invariant it
+// Where fwd_sm80 reads keys and values with more of the GPU, or computes fewer masked scores. With batch_invariant it
 // is only asked what a sequence alone would answer alike.
 std::string refuse_few_rows(const tessera_plan& plan, const Choice& choice) {
   const tessera_problem& p = plan.problem;
@@ -246,7 +246,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     return list_fwd_sm80(plan, own.stand_in, buffers, nullptr, launches);
   }
   if (own.grid.x == 0) return ok();
-  // A plan knows strides, and addresses only come now. fwd_sm80 loads by whatever width they allow, and with all keys in
+  // A plan knows strides, and addresses only come now. fwd_sm80 loads by the width that they allow, and with all keys in
   // one part it needs no workspace, of which this plan has none for it.
   if (!aligned(buffers.q) || !aligned(buffers.k) || !aligned(buffers.v) || !aligned(buffers.o)) {
     return list_fwd_sm80(plan, own.stand_in, buffers, nullptr, launches);

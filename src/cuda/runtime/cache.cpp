@@ -267,7 +267,7 @@ Descriptor Cache::open_folder(bool make, std::string& reason) const {
   Descriptor folder = open_trusted(folder_, {.writers = writers_, .make = make ? mode : 0}, reason);
   struct stat info;
   if (!folder || fstat(folder.get(), &info) != 0) return {};
-  // A sticky folder is somebody's /tmp.
+  // A sticky folder is a shared one, such as /tmp.
   const bool too_open = personal_ && info.st_uid == geteuid() && (info.st_mode & kRightsOfOthers);
   if (too_open && !(info.st_mode & S_ISVTX) && S_ISDIR(info.st_mode) && made_for_entries(folder) &&
       fchmodat(folder.get(), ".", kOwnersAlone, 0) == 0) {

@@ -118,9 +118,9 @@ struct Driver {
 
   CUresult (*cuGraphCreate)(CUgraph* graph, unsigned flags);
   CUresult (*cuGraphDestroy)(CUgraph graph);
-  CUresult (*cuGraphAddKernelNode)(CUgraphNode* node, CUgraph graph, const CUgraphNode* behind, size_t count,
+  CUresult (*cuGraphAddKernelNode)(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
                                    const CUkernelNodeParams* params);
-  CUresult (*cuGraphAddMemsetNode)(CUgraphNode* node, CUgraph graph, const CUgraphNode* behind, size_t count,
+  CUresult (*cuGraphAddMemsetNode)(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
                                    const CUmemsetNodeParams* params, CUcontext context);
   CUresult (*cuGraphKernelNodeSetAttribute)(CUgraphNode node, CUlaunchAttributeID attribute,
                                             const CUlaunchAttributeValue* value);

@@ -53,7 +53,7 @@ Outer outer_of(const tessera_layout& layout) {
   const bool packed = layout.rank == 3;
   Outer outer{{layout.shape[packed ? 0 : 1], layout.shape[packed ? 1 : 2], packed ? 1 : layout.shape[0]},
               {s.row * kElementBytes, s.head * kElementBytes, s.batch * kElementBytes}};
-  // Nobody steps along a dimension of extent 1, and its stride may be anything; the map wants one that it takes.
+  // No copy steps along a dimension of extent 1, and its stride may be anything; the map wants one that it takes.
   for (int n = 0; n < kRank - 1; ++n) {
     if (outer.extent[n] == 1) {
       outer.stride_bytes[n] = padded_to(columns_of(layout) * kElementBytes, kTensorMapAlignment);
