@@ -425,13 +425,13 @@ typedef struct tessera_tensor {
  *   symbol                dense               packed (cu_seqlens present)
  *   k                     [B, S, Hkv, D]      [T, Hkv, D]          new keys, as they are before rotation
  *   v                     [B, S, Hkv, Dv]     [T, Hkv, Dv]
- *   q, q_out              [B, Sq, Hq, D]      [T, Hq, D]           optional; q_out absent: q is turned in place
+ *   q, q_out              [B, Sq, Hq, D]      [T, Hq, D]           optional; q_out absent: q is rotated in place
  *   positions_k  int32    [B, S]              [T]                  optional: the rows of cos and sin that a token takes
  *   positions_q  int32    [B, Sq]             [T]
  *   k_cache, v_cache      [B, Smax, Hkv, D], [B, Smax, Hkv, Dv]; with page_table [pages, page_size, Hkv, D | Dv]
  *   seqused_k    int32    [B]                                      keys of each sequence, the new ones included
  *   page_table   int32    [B, max_pages]
- *   cos, sin              [R, rotary_dim / 2], float32 or k's dtype: absent, nothing is turned
+ *   cos, sin              [R, rotary_dim / 2], float32 or k's dtype: absent, nothing is rotated
  *
  * New key i of n of sequence b is key seqused_k[b] - n + i of it: a forward call with the same seqused_k sees it. Without
  * positions this is its position, too, and query i stands at seqused_k[b] - n + i.

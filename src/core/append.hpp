@@ -11,7 +11,7 @@ struct AppendSizes {
   int64_t heads_q, heads_kv, head_dim, head_dim_v;
   int64_t pages, page_size;    // dense: a sequence's row of the cache is its one page
   int64_t room;                // keys of a sequence
-  int64_t rotary_dim, angles;  // 0: nothing is turned; rows of cos and sin
+  int64_t rotary_dim, angles;  // 0: nothing is rotated; rows of cos and sin
 };
 inline bool present(const tessera_tensor& tensor) { return present(tensor.layout); }
 

@@ -15,7 +15,7 @@ inline void rotate_token(const RotaryParams& p, const char* row, char* out, int6
     read_row<decltype(elem)>(cosine, p.cos + position * p.cos_row, half);
     read_row<decltype(elem)>(sine, p.sin + position * p.sin_row, half);
   });
-  const int64_t turned_bytes = p.rotary_dim * p.elem_bytes, rest_bytes = p.head_dim * p.elem_bytes - turned_bytes;
+  const int64_t rotated_bytes = p.rotary_dim * p.elem_bytes, rest_bytes = p.head_dim * p.elem_bytes - rotated_bytes;
   for (int64_t h = 0; h < heads; ++h, row += row_head, out += out_head) {
     with_float_elem(p.dtype, [&](auto elem) { read_row<decltype(elem)>(from, row, p.rotary_dim); });
     for (int64_t j = 0; j < half; ++j) {
@@ -24,7 +24,7 @@ inline void rotate_token(const RotaryParams& p, const char* row, char* out, int6
       to[y] = from[x] * sine[j] + from[y] * cosine[j];
     }
     with_float_elem(p.dtype, [&](auto elem) { write_row<decltype(elem)>(out, to, p.rotary_dim); });
-    if (out != row) __builtin_memcpy(out + turned_bytes, row + turned_bytes, static_cast<size_t>(rest_bytes));
+    if (out != row) __builtin_memcpy(out + rotated_bytes, row + rotated_bytes, static_cast<size_t>(rest_bytes));
   }
 }
 

@@ -109,11 +109,11 @@ struct CombineParams {
   int64_t sink_head;
 };
 
-// How a token's heads are turned: rotary position embedding. Strides in bytes.
+// How a token's heads are rotated: rotary position embedding. Strides in bytes.
 struct RotaryParams {
   int32_t dtype, elem_bytes, angle_dtype;
   int32_t interleaved;           // pairs are neighbours, not columns half of rotary_dim apart
-  int64_t head_dim, rotary_dim;  // 0: nothing is turned
+  int64_t head_dim, rotary_dim;  // 0: nothing is rotated
   const char *cos, *sin;         // [positions, rotary_dim / 2]
   int64_t cos_row, sin_row;
 };

@@ -17,7 +17,7 @@ struct AppendParams {
   int batch, tokens, tokens_q;  // dense: of a sequence; packed: of all
   int heads_q, heads_kv, head_dim, head_dim_v;
   int pages, page_size, room;  // room: keys that a sequence's pages hold
-  int rotary_dim, angles;      // 0: nothing is turned; rows of cos and sin
+  int rotary_dim, angles;      // 0: nothing is rotated; rows of cos and sin
   int interleaved;             // pairs are neighbours, not columns half of rotary_dim apart
   Dtype angle_dtype;
   RowTensor k, v, k_cache, v_cache, q, q_out;  // of the caches `batch` is the stride of a page

@@ -1,4 +1,4 @@
-// New tokens of a step: q and the new keys are turned by rotary position embedding (Su et al., "RoFormer", 2021), keys and
+// New tokens of a step: q and the new keys are rotated by rotary position embedding (Su et al., "RoFormer", 2021), keys and
 // values written at each sequence's end in the cache, dense or in pages. A token whose place or position is out of range, as
 // a kernel cannot refuse it, writes nothing.
 //
@@ -50,10 +50,10 @@ TESSERA_DEVICE float load_angle(const AppendParams& p, const void* angles, int64
                                           : load_element<Dtype::kBFloat16>(angles, index);
 }
 
-// The heads of one token: its first rotary_dim columns turned, the others as they are.
+// The heads of one token: its first rotary_dim columns rotated, the others as they are.
 template <AppendConfig kCfg>
-TESSERA_DEVICE void write_turned(const AppendParams& p, const RowTensor& from, int64 row, const RowTensor& to,
-                                 int64 out, int heads, int position) {
+TESSERA_DEVICE void write_rotated(const AppendParams& p, const RowTensor& from, int64 row, const RowTensor& to,
+                                  int64 out, int heads, int position) {
   const int half = p.rotary_dim / 2;
   for (int n = static_cast<int>(threadIdx.x); n < heads * half; n += kAppendThreads) {
     const int head = n / half, j = n % half;
@@ -111,17 +111,17 @@ TESSERA_DEVICE void append(const AppendParams& p) {
     return;
   }
 
-  // 3. Turned and written: from global to global.
+  // 3. Rotated and written: from global to global.
   if (!is_key) {
     const int64 row = p.q.batch * at.batch + p.q.row * at.row, out = p.q_out.batch * at.batch + p.q_out.row * at.row;
-    write_turned<kCfg>(p, p.q, row, p.q_out, out, p.heads_q, position);
+    write_rotated<kCfg>(p, p.q, row, p.q_out, out, p.heads_q, position);
     if (p.q_out.data != p.q.data) write_columns<kCfg>(p.q, row, p.q_out, out, p.heads_q, p.rotary_dim, p.head_dim);
     return;
   }
   const int64 k = p.k.batch * at.batch + p.k.row * at.row, v = p.v.batch * at.batch + p.v.row * at.row;
   const int64 k_out = p.k_cache.batch * page + p.k_cache.row * slot,
               v_out = p.v_cache.batch * page + p.v_cache.row * slot;
-  if (p.rotary_dim > 0) write_turned<kCfg>(p, p.k, k, p.k_cache, k_out, p.heads_kv, position);
+  if (p.rotary_dim > 0) write_rotated<kCfg>(p, p.k, k, p.k_cache, k_out, p.heads_kv, position);
   write_columns<kCfg>(p.k, k, p.k_cache, k_out, p.heads_kv, p.rotary_dim, p.head_dim);
   write_columns<kCfg>(p.v, v, p.v_cache, v_out, p.heads_kv, 0, p.head_dim_v);
 }

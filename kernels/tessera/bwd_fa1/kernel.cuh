@@ -1,5 +1,5 @@
 // Backward by the first FlashAttention's schedule (arXiv 2205.14135, algorithm 4), for comparison with bwd_sm80 and bwd_sm90:
-// one block has all of a head, tiles of K and V are its outer loop and tiles of Q and dO the inner one; dK and dV gather in
+// one block has all of a head, tiles of K and V are its outer loop and tiles of Q and dO the inner one; dK and dV accumulate in
 // registers, dQ in float32 in device memory, to which every tile of keys adds. The tiles, the products and the score step
 // are bwd_sm80's, and so are the kernels before and after, which make delta and round dQ. What FlashAttention-2 changed is
 // that each tile of keys has a block of its own: here one head waits for itself.

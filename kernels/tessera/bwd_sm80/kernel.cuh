@@ -3,12 +3,12 @@
 //
 //   P = exp(S - LSE)   dV = P^T dO   dP = dO V^T   dS = P o (dP - delta)   dQ = scale dS K   dK = scale dS^T Q
 //
-// Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads,
-// so that dK and dV gather in registers; dQ gathers in float32 in global memory (bwd_sm80/dq). Scores are held transposed, a
-// warp's rows being keys: so P^T and dS^T are operands from registers. Where dK and dV of a warp's keys do not fit into its
-// registers, several warps have the same keys: each computes the scores of a part of the queries and gathers a part of
-// the columns, and P^T goes through shared memory. Where K, V, Q and dO do not fit into shared memory, V is loaded into K's
-// place and dO into Q's when they are needed, and back.
+// Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads, so
+// that dK and dV accumulate in registers; dQ accumulates in float32 in global memory (bwd_sm80/dq). Scores are held
+// transposed, a warp's rows being keys: so P^T and dS^T are operands from registers. Where dK and dV of a warp's keys do
+// not fit into its registers, several warps have the same keys: each computes the scores of a part of the queries and
+// sums a part of the columns, and P^T goes through shared memory. Where K, V, Q and dO do not fit into shared memory, V
+// is loaded into K's place and dO into Q's when they are needed, and back.
 //
 // bwd_sm80/warp_split.cuh is the kernel whose warps have the role of S or of dP; bwd_sm80/rows.cuh has what goes before and
 // after the products. Page, with what was measured: docs/reference/kernels/bwd_sm80.md.

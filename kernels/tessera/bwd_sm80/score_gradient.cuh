@@ -114,7 +114,7 @@ TESSERA_DEVICE void load_bias_mask(BwdBiasMask<kCfg, kM, kN>& bias_mask, const P
   }
 }
 
-// Both with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias gathers dS before
+// Both with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias sums dS before
 // the softcap's slope: at once where every query has its own elements, and where all share one, summed in `bias_sum`.
 // kFull: every query sees all keys of the tile, and `bias_mask`, transposed, is what bias and mask say of it; or the caller
 // sets the masked elements to 0.

@@ -14,7 +14,7 @@ struct StandardProductConfig {
   int block_n;                    // columns of a tile of C: 64 or 128
   int stages;                     // tiles of A and of B in shared memory
   bool aligned;                   // every row of A and B starts at a multiple of 16 bytes
-  bool probabilities;             // C = exp(factor A B - LSE), 0 where a key is hidden, instead
+  bool probabilities;             // C = exp(factor A B - LSE), 0 where a key is masked, instead
   bool mask;                      // probabilities: the problem has one
   bool dropout;  // probabilities: what is dropped becomes negative; else: what is negative in A counts as 0
 };

@@ -44,7 +44,7 @@ TESSERA_DEVICE uint32 max_pair_zero(uint32 pair) {
   return kDtype == Dtype::kFloat16 ? ptx::max_f16x2(pair, 0) : ptx::max_bf16x2(pair, 0);
 }
 
-// A warp's products A B -> P: exp(factor A B - LSE), 0 for hidden keys, negative for dropped ones. From row `row` and key
+// A warp's products A B -> P: exp(factor A B - LSE), 0 for masked keys, negative for dropped ones. From row `row` and key
 // `key` on, a multiple of 32.
 template <StandardProductConfig kCfg, int kM, int kN>
 TESSERA_DEVICE void standard_probabilities(float (&rP)[kM][kN][4], const StandardProductParams& p, SequenceHead of,

@@ -2,7 +2,7 @@
 // its gradient, dP -> dS = P o (dP - rowsum(P o dP)) in place. A row's elements are read once, held in registers as they lie,
 // and written once.
 //
-// Hidden keys have the weight 0. Dropout: softmax stores 0 for what is dropped; the gradient finds it in P as negative numbers.
+// Masked keys have the weight 0. Dropout: softmax stores 0 for what is dropped; the gradient finds it in P as negative numbers.
 //
 // Grid: blocks of kStandardRowsThreads threads or as many as a row takes. Page: docs/reference/kernels/comparison.md.
 #pragma once
