@@ -1,0 +1,106 @@
+// What the backward pass does for each query before its products and after them: delta and the LSE; dQ from its parts, and dSink.
+#pragma once
+
+#include "cpu/tile.hpp"
+#include "cpu/transpose.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+// The float32 accumulator of d_q's row `query` in this split.
+TESSERA_INLINE float* dq_row(const Params& p, const Sequence& sequence, int64_t batch, int64_t head, int64_t split,
+                             int64_t query) {
+  if (p.acc_dq) {
+    return p.acc_dq + ((split * p.heads_q + head) * p.rows_total + sequence.row_begin + query) * p.acc_dq_ld;
+  }
+  return reinterpret_cast<float*>(p.d_q.data + p.d_q.batch * batch + p.d_q.row * (sequence.q_begin + query) +
+                                  p.d_q.head * head);
+}
+
+// Rows of one tile of one head, of `p.sequences`' tiles: which sequence, which queries.
+struct RowSpan {
+  int64_t batch, head, begin, count;
+};
+
+TESSERA_INLINE RowSpan row_span(const Params& p, int64_t item) {
+  const int64_t tiles = p.sequences[p.batch].tile_begin;
+  const int64_t index = item % tiles;
+  int64_t low = 0, high = p.batch;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (p.sequences[middle].tile_begin <= index ? low : high) = middle;
+  }
+  const int64_t begin = (index - p.sequences[low].tile_begin) * kBlockM;
+  return {low, item / tiles, begin, min_of<int64_t>(kBlockM, p.sequences[low].sq - begin)};
+}
+
+// Before: delta = rowsum(dO o O) - dLSE, and the LSE in log2 units.
+inline void backward_preprocess_item(const Params& p, int64_t item, char*) {
+  const RowSpan span = row_span(p, item);
+  const Sequence& sequence = p.sequences[span.batch];
+  for (int64_t i = span.begin; i < span.begin + span.count; ++i) {
+    const int64_t row = sequence.q_begin + i;
+    const char* o = p.o.data + p.o.batch * span.batch + p.o.row * row + p.o.head * span.head;
+    const char* d_o = p.d_o.data + p.d_o.batch * span.batch + p.d_o.row * row + p.d_o.head * span.head;
+    VecF sum{};
+    with_float_elem(p.dtype, [&](auto elem) {
+      using Elem = decltype(elem);
+      int64_t d = 0;
+      for (; d + kLanes <= p.head_dim_v; d += kLanes) {
+        sum = fma(Elem::read(o + d * Elem::kBytes), Elem::read(d_o + d * Elem::kBytes), sum);
+      }
+      if (d < p.head_dim_v) {
+        sum = fma(Elem::read(o + d * Elem::kBytes, p.head_dim_v - d),
+                  Elem::read(d_o + d * Elem::kBytes, p.head_dim_v - d), sum);
+      }
+    });
+    const float lse =
+        *reinterpret_cast<const float*>(p.lse + p.lse_batch * span.batch + p.lse_head * span.head + p.lse_row * row);
+    const bool seen = lse != -infinity();
+    float delta = sum_lanes(sum);
+    if (p.d_lse) {
+      delta -= *reinterpret_cast<const float*>(p.d_lse + p.d_lse_batch * span.batch + p.d_lse_head * span.head +
+                                               p.d_lse_row * row);
+    }
+    const int64_t at = span.head * p.rows_total + sequence.row_begin + i;
+    p.row_lse[at] = seen ? lse * kLog2e : infinity();
+    p.row_delta[at] = seen ? delta : 0.0f;
+  }
+}
+
+// After: d_q = the sum of its parts, in order; and after the last tile, one item a head: d_sink.
+inline void backward_postprocess_item(const Params& p, int64_t item, char* scratch) {
+  const int64_t dq_items = p.acc_dq ? p.sequences[p.batch].tile_begin * p.heads_q : 0;
+  if (item >= dq_items) {
+    const int64_t head = item - dq_items;
+    const char* sink = reinterpret_cast<const char*>(p.sink) + p.sink_head * head;
+    const float sink_log2 = *reinterpret_cast<const float*>(sink) * kLog2e;
+    double sum = 0;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const int64_t first = head * p.rows_total + p.sequences[b].row_begin;
+      for (int64_t i = first; i < first + p.sequences[b].sq; ++i) {
+        if (p.row_lse[i] != infinity())
+          sum -= static_cast<double>(__builtin_exp2f(sink_log2 - p.row_lse[i]) * p.row_delta[i]);
+      }
+    }
+    *reinterpret_cast<float*>(reinterpret_cast<char*>(p.d_sink) + p.d_sink_head * head) = static_cast<float>(sum);
+    return;
+  }
+  const RowSpan span = row_span(p, item);
+  const Sequence& sequence = p.sequences[span.batch];
+  float* sum = reinterpret_cast<float*>(scratch);
+  for (int64_t i = span.begin; i < span.begin + span.count; ++i) {
+    for (int64_t d = 0; d < p.acc_dq_ld; d += kLanes) {
+      VecF total = load(dq_row(p, sequence, span.batch, span.head, 0, i) + d);
+      for (int64_t split = 1; split < p.num_splits; ++split) {
+        total += load(dq_row(p, sequence, span.batch, span.head, split, i) + d);
+      }
+      store(sum + d, total);
+    }
+    char* out = p.d_q.data + p.d_q.batch * span.batch + p.d_q.row * (sequence.q_begin + i) + p.d_q.head * span.head;
+    with_float_elem(p.dtype, [&](auto elem) { write_row<decltype(elem)>(out, sum, p.head_dim); });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cpu
