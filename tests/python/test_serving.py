@@ -88,7 +88,7 @@ class VllmEngine:
         self.values = list(self.keys)
         self.seed = 0
 
-    def step(self, counts, padded_reqs=3, padding=0, causal=True):
+    def step(self, counts, padded_reqs=3, padding=0, causal=True, common_prefix_len=0):
         """counts[b] new tokens of sequence b -> (out [T, Hq, D], q, metadata)."""
         device = torch.get_default_device()
         total = sum(counts)
@@ -124,7 +124,7 @@ class VllmEngine:
             slot_mapping=torch.tensor(slots + [-1] * padding, dtype=torch.int64),
             causal=causal,
         )
-        metadata = vllm.Metadata.of(common)
+        metadata = vllm.Metadata.of(common, common_prefix_len, self.size)
         out = torch.full_like(q, math.nan)
         layer = SimpleNamespace(_k_scale=None, _v_scale=None)
         self.impl.do_kv_cache_update(layer, k, v, self.kv_cache, metadata.slot_mapping)
@@ -443,6 +443,57 @@ def test_csr_page_tables(device, page_size):
     paged.attend(q, k_cache, v_cache, outs[0], **common, page_table=table)
     paged.attend(q, k_cache, v_cache, outs[1], **common, page_indptr=indptr, page_indices=indices)
     assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size, keys", [(16, 64), (16, 70), (1, 37), (48, 96)])
+def test_a_prefix_read_once(device, dtype, size, keys):
+    """Decoding, drafts and a chunk of a prompt behind common keys, padded with a sequence without tokens and rows of none."""
+    counts, owns, shared = [1, 5, 1, 20, 0], [9, 5, 1, 33, 0], keys // size
+    lengths = [keys + own for own in owns[:-1]] + [0]
+    each = -(-max(lengths) // size)
+    pool = normal(2, shared + 5 * (each - shared), size, HEADS_KV, D, dtype=dtype)
+    table = torch.full((5, each), 2**30, dtype=torch.int32, device="cpu")
+    for b in range(4):
+        table[b, :shared] = torch.arange(shared, device="cpu")
+        table[b, shared:] = shared + b * (each - shared) + torch.arange(each - shared, device="cpu")
+    starts = [0, *torch.tensor(counts, device="cpu").cumsum(0).tolist()]
+    step = dict(
+        cu_seqlens_q=torch.tensor(starts, dtype=torch.int32), seqused_k=torch.tensor(lengths, dtype=torch.int32),
+        page_table=table.to(torch.get_default_device()),
+    )  # fmt: skip
+    prefix = paged.common_prefix(keys, **step, page_size=size)
+    q, sinks = normal(starts[-1] + 3, HEADS, D, dtype=dtype, seed=5), normal(HEADS, seed=6)
+    for options in (dict(), dict(sink=sinks, softcap=2.0), dict(window=(11, 0))):
+        out = torch.full_like(q, math.nan)
+        lse = paged.attend(
+            q, *pool, out, **step, prefix=prefix, max_seqlen_q=20, max_seqlen_k=max(lengths), causal=True, scale=SCALE,
+            return_lse=True, **options,
+        )  # fmt: skip
+        plain = torch.full_like(q, math.nan)
+        expected_lse = paged.attend(
+            q, *pool, plain, **step, max_seqlen_q=20, max_seqlen_k=max(lengths), causal=True, scale=SCALE, return_lse=True, **options
+        )
+        torch.testing.assert_close(lse, expected_lse, rtol=1e-4, atol=1e-4)
+        for b, (count, length) in enumerate(zip(counts, lengths)):
+            if not count:
+                continue
+            rows = slice(starts[b], starts[b] + count)
+            k, v = (x[table[b].to(x.device)].flatten(0, 1)[:length] for x in pool)
+            window = 12 if "window" in options else None  # a query's own and 11 before it
+            kept = {name: value for name, value in options.items() if name != "window"}
+            assert_rows(out[rows], alone(q[rows], k, v, window=window, **kept), dtype)
+        assert not out[starts[-1] :].any(), "rows of no sequence"
+    assert paged.common_prefix(size - 1, **step, page_size=size) is None
+
+
+def test_vllm_a_common_prefix(device):
+    engine = VllmEngine()
+    engine.step([40])
+    engine.blocks[1] = engine.blocks[0][:2]
+    engine.keys[1], engine.values[1] = engine.keys[0][:32], engine.values[0][:32]
+    for counts in ([1, 7], [1, 1], [9, 3]):
+        engine.check(counts, *engine.step(counts, padded_reqs=4, padding=2, common_prefix_len=32))
 
 
 def test_metadata_waits_for_no_gpu():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tessera._core import Error
 
-from .paged import attend, write_slots
+from .paged import Prefix, attend, common_prefix, write_slots
 
 
 @dataclasses.dataclass
@@ -25,11 +25,18 @@ class Metadata:
     block_table: Tensor  # int32 [B, max_blocks]
     slot_mapping: Tensor  # int64 [T]
     causal: Union[bool, Tensor] = True  # or bool [B]
+    prefix: Optional[Prefix] = None
 
     @classmethod
-    def of(cls, common: Any) -> Metadata:
-        """From CommonAttentionMetadata: what an AttentionMetadataBuilder's build() answers. A common prefix needs no
-        treatment of its own: its blocks are in every sequence's row of the table."""
+    def of(cls, common: Any, common_prefix_len: int = 0, block_size: int = 1) -> Metadata:
+        """From CommonAttentionMetadata: what an AttentionMetadataBuilder's build() answers. Of a common prefix the whole blocks
+        are read once for all sequences."""
+        prefix = None
+        if common_prefix_len > 0:
+            prefix = common_prefix(
+                common_prefix_len, cu_seqlens_q=common.query_start_loc, seqused_k=common.seq_lens,
+                page_table=common.block_table_tensor, page_size=block_size,
+            )  # fmt: skip
         return cls(
             num_actual_tokens=common.num_actual_tokens,
             max_query_len=common.max_query_len,
@@ -39,6 +46,7 @@ class Metadata:
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             causal=common.causal,
+            prefix=prefix,
         )
 
 
@@ -106,7 +114,7 @@ class Attention:
             cu_seqlens_q=step.query_start_loc, seqused_k=step.seq_lens, page_table=step.block_table,
             max_seqlen_q=step.max_query_len, max_seqlen_k=step.max_seq_len,
             causal=None if a_flag_each else step.causal, causal_seqs=step.causal if a_flag_each else None,
-            alibi_slopes=self.alibi_slopes, sink=self.sinks, **self.options,
+            alibi_slopes=self.alibi_slopes, sink=self.sinks, prefix=getattr(step, "prefix", None), **self.options,
         )  # fmt: skip
         return output
 

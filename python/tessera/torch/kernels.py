@@ -92,15 +92,17 @@ def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, want_lse: bool = True, o: Optional[Tensor] = None
-) -> Tuple[Tensor, Optional[Tensor]]:
-    """o, written where it is given, and lse."""
+    q: Tensor, k: Tensor, v: Tensor, options: Options, want_lse: bool = True, o: Optional[Tensor] = None,
+    lse: Optional[Tensor] = None,
+) -> Tuple[Tensor, Optional[Tensor]]:  # fmt: skip
+    """o and lse, written where they are given."""
     if forward_ad._current_level >= 0:
         refuse_tangents(q, k, v, *options.values())
     o_shape, lse_shape = output_shapes(q, v)
     if o is None:
         o = _empty_twin(q) if o_shape == q.shape else q.new_empty(o_shape)
-    lse = q.new_empty(lse_shape, dtype=torch.float32) if want_lse else None
+    if want_lse and lse is None:
+        lse = q.new_empty(lse_shape, dtype=torch.float32)
     _core.forward(rows(q), rows(k), rows(v), o, lse, **_keywords(q, options))
     return o, lse
 
