@@ -224,6 +224,9 @@ class Mode:
     def is_decode_or_idle(self):
         return self.name in ("decode", "idle")
 
+    def is_target_verify(self):
+        return self.name == "target_verify"
+
 
 class Pool:
     """SGLang's pools: slots of keys and values, and each request's slots. Slot 0 is the padding's."""
@@ -404,11 +407,42 @@ def test_sglang_drafts_have_keys_of_their_own(device):
         assert_rows(out[row].view(1, HEADS, D), expected, torch.float32)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("tokens", [4, 37])
+def test_sglang_verifies_trees(device, page_size, tokens):
+    """Drafted tokens see the prompt, themselves and some others, children before parents among them."""
+    engine = SglangEngine(page_size)
+    engine.step("extend", [1, 3], [12, 7])
+    pool = engine.pool
+    prompts = [12, 7]
+    slots = sum((pool.allocate(r, tokens) for r in (1, 3)), [])
+    q, k, v = engine.inputs(2 * tokens)
+    generator = torch.Generator().manual_seed(4)
+    trees = [torch.rand(tokens, tokens, generator=generator, device="cpu") < 0.4 for _ in prompts]
+    for tree in trees:
+        tree.fill_diagonal_(True)
+    masks = [torch.cat([torch.ones(tokens, n, dtype=torch.bool, device="cpu"), tree], 1) for n, tree in zip(prompts, trees)]
+    spec = SimpleNamespace(
+        custom_mask=torch.cat([m.flatten() for m in masks]).to(torch.get_default_device()), draft_token_num=tokens
+    )
+    batch = batch_of(pool, "target_verify", [1, 3], [tokens, tokens], spec)
+    batch.seq_lens, batch.seq_lens_cpu = torch.tensor(prompts), torch.tensor(prompts, device="cpu")
+    batch.out_cache_loc = torch.tensor(slots)
+    engine.backend.init_forward_metadata(batch)
+    out = engine.backend.forward(q, k, v, layer_of(), batch)
+    for n, (r, mask) in enumerate(zip((1, 3), masks)):
+        keys, values = (x.double().cpu().repeat_interleave(HEADS // HEADS_KV, dim=1) for x in engine.keys(r))
+        rows = q[n * tokens : (n + 1) * tokens].view(tokens, HEADS, D).double().cpu()
+        scores = (torch.einsum("ihd,jhd->hij", rows, keys) * SCALE).masked_fill(~mask, -math.inf)
+        expected = torch.einsum("hij,jhd->ihd", scores.softmax(-1), values)
+        assert_rows(out[n * tokens : (n + 1) * tokens].view(tokens, HEADS, D), expected, torch.float32)
+
+
 def test_sglang_refusals():
     backend = SglangEngine().backend
     tree = SimpleNamespace(custom_mask=torch.ones(4, dtype=torch.bool))
     batch = batch_of(Pool(1), "extend", [0], [1], tree)
-    with pytest.raises(tessera.Error, match="^spec_info: given to verify or extend a draft"):
+    with pytest.raises(tessera.Error, match="^spec_info: given to extend a draft"):
         backend.init_forward_metadata(batch)
     with pytest.raises(tessera.Error, match="before init_cuda_graph_state"):
         backend.init_forward_metadata_out_graph(batch_of(Pool(1), "decode", [0], [1]))

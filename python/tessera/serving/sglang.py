@@ -19,13 +19,15 @@ class Step(NamedTuple):
     max_seqlen_q: int
     max_seqlen_k: int
     page_size: int
+    tree_mask: Optional[Tensor] = None  # of drafted tokens that are verified
 
 
 class Backend:
     """Attention of all layers of a model, as SGLang calls it (AttentionBackend).
 
     Takes of the model runner: req_to_token_pool.req_to_token [requests, context], token_to_kv_pool (get_key_buffer,
-    get_value_buffer: [slots, Hkv, D]), model_config.context_len, page_size. Verifying drafted tokens is refused.
+    get_value_buffer: [slots, Hkv, D]), model_config.context_len, page_size. Drafting and verifying trees of tokens are served,
+    extending a draft is refused.
     """
 
     def __init__(self, model_runner: Any) -> None:
@@ -42,6 +44,9 @@ class Backend:
     def init_forward_metadata(self, forward_batch: Any) -> None:
         batch, spec = forward_batch, forward_batch.spec_info
         decoding = batch.forward_mode.is_decode_or_idle()
+        if batch.forward_mode.is_target_verify():
+            self._verify(batch, spec.custom_mask, spec.draft_token_num)
+            return
         _refuse_speculation(decoding, spec)
         if getattr(spec, "kv_indptr", None) is not None:
             # Drafting: several sequences a request, each with a list of its keys.
@@ -58,6 +63,15 @@ class Backend:
             longest,
             self.page_size,
         )
+
+    def _verify(self, batch: Any, custom_mask: Tensor, tokens: int) -> None:
+        """`tokens` drafted ones of each request after its seq_lens keys."""
+        lengths = (batch.seq_lens + tokens).to(torch.int32)
+        longest = self.max_context_len if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.max()) + tokens
+        self.step = Step(
+            self._one_each(batch.batch_size) * tokens, lengths, {"page_table": self._pages(batch.req_pool_indices, longest)},
+            tokens, longest, self.page_size, tree_bits(custom_mask, lengths, tokens),
+        )  # fmt: skip
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         pages = -(-self.max_context_len // self.page_size)
@@ -139,13 +153,26 @@ class Backend:
             out.view(-1, layer.tp_q_head_num, layer.v_head_dim),
             cu_seqlens_q=step.cu_seqlens_q, seqused_k=step.seqused_k, **step.pages,
             max_seqlen_q=step.max_seqlen_q, max_seqlen_k=step.max_seqlen_k,
-            scale=layer.scaling, causal=_is_causal(layer), softcap=getattr(layer, "logit_cap", 0) or None,
+            scale=layer.scaling, causal=_is_causal(layer) and step.tree_mask is None, tree_mask=step.tree_mask, softcap=getattr(layer, "logit_cap", 0) or None,
             window=None if window is None or window < 0 else (window, 0), sink=sinks,
         )  # fmt: skip
         return out
 
     forward_decode = forward
     forward_extend = forward
+
+
+def tree_bits(custom_mask: Tensor, lengths: Tensor, tokens: int) -> Tensor:
+    """`tree_mask` int32 [B tokens, W] of a mask of all keys, a request's rows of lengths[b] bytes after another's, whose last
+    `tokens` columns are the drafted tokens'. Waits for no GPU."""
+    rows = lengths.to(torch.int64)[:, None]
+    token = torch.arange(tokens, device=lengths.device)
+    begins = torch.cumsum(rows, 0) * tokens - rows * tokens
+    at = (begins + rows * token + rows - tokens)[..., None] + token  # [B, row, column]
+    seen = custom_mask[at].to(torch.int64).flatten(0, 1)
+    words = -(-tokens // 32)
+    seen = torch.nn.functional.pad(seen, (0, 32 * words - tokens)).view(-1, words, 32)
+    return (seen << torch.arange(32, device=lengths.device)).sum(-1).to(torch.int32)
 
 
 def _is_causal(layer: Any) -> bool:
@@ -155,9 +182,9 @@ def _is_causal(layer: Any) -> bool:
 
 
 def _refuse_speculation(decoding: bool, spec_info: Any) -> None:
-    """Drafting, which decodes, is served; verifying and extending drafts are not."""
+    """Drafting, which decodes, is served, and verifying outside of graphs; extending drafts is not."""
     if spec_info is not None and (not decoding or getattr(spec_info, "custom_mask", None) is not None):
-        raise Error("spec_info: given to verify or extend a draft, accepted None, or one that decodes: no trees of tokens yet")
+        raise Error("spec_info: given to extend a draft, accepted None, one that decodes, or one that verifies a draft")
 
 
 def _running_sum(lengths: Tensor) -> Tensor:
