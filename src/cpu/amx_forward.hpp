@@ -21,115 +21,12 @@
 // again the plain way before its P V.
 #pragma once
 
+#include "cpu/amx_accumulators.hpp"
+#include "cpu/amx_jobs.hpp"
 #include "cpu/amx_softmax.hpp"
 
 namespace tessera::cpu {
 namespace {
-
-constexpr int64_t kJobKeys = kAmxJobKeys;  // at most
-constexpr int64_t kJobStages = kJobKeys / kStageKeys;
-// Long jobs load and store O seldom; but O of few head dimensions is few groups of products, and every stage should have
-// one beside its softmax. GFLOP/s with jobs of 64 and of 128 keys, N = 2048: D = 64 665 and 582, D = 128 743 and 818.
-TESSERA_INLINE int64_t stages_of_a_job(const Params& p) { return p.head_dim_v <= 64 ? kJobStages / 2 : kJobStages; }
-constexpr int64_t kRow_bytes = kBlockM * 4;                  // of S, of O, of a row of pairs of Q and of P
-constexpr int64_t kTwoTiles_bytes = kTileSide * kRow_bytes;  // 16 such rows
-
-// The four accumulators in tile registers 0 ... 3, 2 x 2, and where they are still to be stored: registers 0, 1 at
-// `upper`, 2, 3 at `lower`; NULL: nowhere. Registers 4, 5 hold A, 6, 7 hold B.
-class Accumulators {
- public:
-  // What is pending to memory.
-  TESSERA_INLINE void flush() {
-    if (upper_) store_upper();
-    if (lower_) store_lower();
-    upper_ = lower_ = nullptr;
-  }
-
-  // C (=|+=) A B over `steps` steps of k. A: two tiles a step, B: [16 pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM];
-  // of A and C the lower halves only where kLower. kStream: A comes from the second cache and is read once by this tile of
-  // queries; kept in the first one, it would push out S and O, and a tile store that misses there takes as long as two
-  // products. `beside` runs twice a step: a long piece of other work between two products fills the scheduler, and the
-  // next products come too late to run beside it.
-  template <bool kAdd, bool kLower, bool kStream, class Beside>
-  TESSERA_INLINE void multiply(char* c, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes, const char* b,
-                               int64_t steps, Beside&& beside) {
-    char* c_lower = c + kTwoTiles_bytes;
-    tile_load<6>(b, kRow_bytes);
-    load_a<4, kStream>(a);
-    if (upper_) {
-      tile_store<0>(upper_, kRow_bytes);
-      begin<0, kAdd>(c);
-      tile_product<0, 4, 6>();
-      tile_load<7>(b + kTileRow_bytes, kRow_bytes);
-      tile_store<1>(upper_ + kTileRow_bytes, kRow_bytes);
-    } else {
-      begin<0, kAdd>(c);
-      tile_product<0, 4, 6>();
-      tile_load<7>(b + kTileRow_bytes, kRow_bytes);
-    }
-    begin<1, kAdd>(c + kTileRow_bytes);
-    tile_product<1, 4, 7>();
-    beside();
-    if (kLower) load_a<5, kStream>(a + a_lower_bytes);
-    if (lower_) store_lower();
-    if (kLower) {
-      begin<2, kAdd>(c_lower);
-      tile_product<2, 5, 6>();
-      begin<3, kAdd>(c_lower + kTileRow_bytes);
-      tile_product<3, 5, 7>();
-    }
-    upper_ = c, lower_ = kLower ? c_lower : nullptr;
-    beside();
-    for (int64_t step = 1; step < steps; ++step) {
-      a += a_step_bytes, b += kTwoTiles_bytes;
-      tile_load<6>(b, kRow_bytes);
-      load_a<4, kStream>(a);
-      tile_product<0, 4, 6>();
-      tile_load<7>(b + kTileRow_bytes, kRow_bytes);
-      tile_product<1, 4, 7>();
-      beside();
-      if (kLower) {
-        load_a<5, kStream>(a + a_lower_bytes);
-        tile_product<2, 5, 6>();
-        tile_product<3, 5, 7>();
-      }
-      beside();
-    }
-  }
-
- private:
-  template <int kTile, bool kStream>
-  TESSERA_INLINE void load_a(const char* a) {
-    if (kStream) {
-      tile_load_streamed<kTile>(a, kTileRow_bytes);
-    } else {
-      tile_load<kTile>(a, kTileRow_bytes);
-    }
-  }
-  template <int kTile, bool kAdd>
-  TESSERA_INLINE void begin(const char* c) {
-    if (kAdd) {
-      tile_load<kTile>(c, kRow_bytes);
-    } else {
-      tile_zero<kTile>();
-    }
-  }
-  TESSERA_INLINE void store_upper() {
-    tile_store<0>(upper_, kRow_bytes);
-    tile_store<1>(upper_ + kTileRow_bytes, kRow_bytes);
-  }
-  TESSERA_INLINE void store_lower() {
-    tile_store<2>(lower_, kRow_bytes);
-    tile_store<3>(lower_ + kTileRow_bytes, kRow_bytes);
-  }
-
-  char *upper_ = nullptr, *lower_ = nullptr;
-};
-
-// Keys of one query tile: `stages` stages from stage `first` of the super-block.
-struct Job {
-  int32_t tile, first, stages;
-};
 
 // One item's state.
 struct AmxForward {
@@ -503,35 +400,6 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
   }
   if (job_count > 0) f.whole_output(jobs[job_count - 1], f.scratch.sP + (job_count - 1) % 2 * probabilities);
   f.accumulators.flush();
-}
-
-// The jobs of `tile_count` tiles against `count` keys from `key`, tile by tile.
-TESSERA_INLINE int64_t list_jobs(Job* jobs, int64_t job_stages, const Tile* tiles, int64_t tile_count, int64_t key,
-                                 int64_t count) {
-  int64_t job_count = 0;
-  for (int64_t t = 0; t < tile_count; ++t) {
-    if (tiles[t].some_low > tiles[t].some_high) continue;
-    const int64_t begin = max_of<int64_t>(0, tiles[t].some_low - key) / kStageKeys;
-    const int64_t end =
-        padded_to(max_of<int64_t>(0, min_of<int64_t>(count, tiles[t].some_high + 1 - key)), kStageKeys) / kStageKeys;
-    if (begin >= end) continue;
-    const int64_t parts = (end - begin + job_stages - 1) / job_stages;
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t from = begin + (end - begin) * part / parts, to = begin + (end - begin) * (part + 1) / parts;
-      jobs[job_count++] = {static_cast<int32_t>(t), static_cast<int32_t>(from), static_cast<int32_t>(to - from)};
-    }
-  }
-  return job_count;
-}
-
-// Whether there is a key that one row of a tile sees and another does not.
-TESSERA_INLINE bool hides_keys(const Params& p, const Tile* tiles, int64_t tile_count, int64_t key, int64_t count) {
-  if (may_mask_entries(p)) return true;
-  for (int64_t t = 0; t < tile_count; ++t) {
-    const bool meets = tiles[t].some_low < key + count && tiles[t].some_high >= key;
-    if (meets && (tiles[t].all_low > key || tiles[t].all_high < key + count - 1)) return true;
-  }
-  return false;
 }
 
 inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) {

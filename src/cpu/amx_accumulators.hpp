@@ -1,0 +1,105 @@
+// Products by AMX's tile registers, whose results are stored only when the next group of products wants the registers.
+#pragma once
+
+#include "cpu/amx_softmax.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int64_t kRow_bytes = kBlockM * 4;                  // of S, of O, of a row of pairs of Q and of P
+constexpr int64_t kTwoTiles_bytes = kTileSide * kRow_bytes;  // 16 such rows
+
+// The four accumulators in tile registers 0 ... 3, 2 x 2, and where they are still to be stored: registers 0, 1 at
+// `upper`, 2, 3 at `lower`; NULL: nowhere. Registers 4, 5 hold A, 6, 7 hold B.
+class Accumulators {
+ public:
+  // What is pending to memory.
+  TESSERA_INLINE void flush() {
+    if (upper_) store_upper();
+    if (lower_) store_lower();
+    upper_ = lower_ = nullptr;
+  }
+
+  // C (=|+=) A B over `steps` steps of k. A: two tiles a step, B: [16 pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM];
+  // of A and C the lower halves only where kLower. kStream: A comes from the second cache and is read once by this tile of
+  // queries; kept in the first one, it would push out S and O, and a tile store that misses there takes as long as two
+  // products. `beside` runs twice a step: a long piece of other work between two products fills the scheduler, and the
+  // next products come too late to run beside it.
+  template <bool kAdd, bool kLower, bool kStream, class Beside>
+  TESSERA_INLINE void multiply(char* c, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes, const char* b,
+                               int64_t steps, Beside&& beside) {
+    char* c_lower = c + kTwoTiles_bytes;
+    tile_load<6>(b, kRow_bytes);
+    load_a<4, kStream>(a);
+    if (upper_) {
+      tile_store<0>(upper_, kRow_bytes);
+      begin<0, kAdd>(c);
+      tile_product<0, 4, 6>();
+      tile_load<7>(b + kTileRow_bytes, kRow_bytes);
+      tile_store<1>(upper_ + kTileRow_bytes, kRow_bytes);
+    } else {
+      begin<0, kAdd>(c);
+      tile_product<0, 4, 6>();
+      tile_load<7>(b + kTileRow_bytes, kRow_bytes);
+    }
+    begin<1, kAdd>(c + kTileRow_bytes);
+    tile_product<1, 4, 7>();
+    beside();
+    if (kLower) load_a<5, kStream>(a + a_lower_bytes);
+    if (lower_) store_lower();
+    if (kLower) {
+      begin<2, kAdd>(c_lower);
+      tile_product<2, 5, 6>();
+      begin<3, kAdd>(c_lower + kTileRow_bytes);
+      tile_product<3, 5, 7>();
+    }
+    upper_ = c, lower_ = kLower ? c_lower : nullptr;
+    beside();
+    for (int64_t step = 1; step < steps; ++step) {
+      a += a_step_bytes, b += kTwoTiles_bytes;
+      tile_load<6>(b, kRow_bytes);
+      load_a<4, kStream>(a);
+      tile_product<0, 4, 6>();
+      tile_load<7>(b + kTileRow_bytes, kRow_bytes);
+      tile_product<1, 4, 7>();
+      beside();
+      if (kLower) {
+        load_a<5, kStream>(a + a_lower_bytes);
+        tile_product<2, 5, 6>();
+        tile_product<3, 5, 7>();
+      }
+      beside();
+    }
+  }
+
+ private:
+  template <int kTile, bool kStream>
+  TESSERA_INLINE void load_a(const char* a) {
+    if (kStream) {
+      tile_load_streamed<kTile>(a, kTileRow_bytes);
+    } else {
+      tile_load<kTile>(a, kTileRow_bytes);
+    }
+  }
+  template <int kTile, bool kAdd>
+  TESSERA_INLINE void begin(const char* c) {
+    if (kAdd) {
+      tile_load<kTile>(c, kRow_bytes);
+    } else {
+      tile_zero<kTile>();
+    }
+  }
+  TESSERA_INLINE void store_upper() {
+    tile_store<0>(upper_, kRow_bytes);
+    tile_store<1>(upper_ + kTileRow_bytes, kRow_bytes);
+  }
+  TESSERA_INLINE void store_lower() {
+    tile_store<2>(lower_, kRow_bytes);
+    tile_store<3>(lower_ + kTileRow_bytes, kRow_bytes);
+  }
+
+  char *upper_ = nullptr, *lower_ = nullptr;
+};
+
+}  // namespace
+}  // namespace tessera::cpu
