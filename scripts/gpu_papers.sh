@@ -2,10 +2,10 @@
 # What the papers claim, measured on a machine with a GPU: a CSV a subject in $OUT, else in build/gpu-python/logs. Three to four minutes
 # on an H200 with 16 cores; bench/papers.py and bench/long_context.py say what each is.
 #
-#   scripts/gpu_papers.sh [SUBJECT ...]    speed, blocks, traffic (ncu), lengths, long, gpt2, pathfinder; all but the last unless named
+#   scripts/gpu_papers.sh [SUBJECT ...]    speed, blocks, traffic (ncu), lengths, long, gpt2, sparse, pathfinder; all but the last unless named
 #
-# gpt2 needs Transformers. pathfinder trains for $TRAIN_SECONDS (480) in out/pathfinder: 32 x 32 until that is learnt, 64 x 64 from it; another
-# call goes on where the last one stopped.
+# gpt2 needs Transformers. sparse is bench/block_sparse.py. pathfinder trains for $TRAIN_SECONDS (480) in out/pathfinder: 32 x 32 until that
+# is learnt, 64 x 64 from it, 128 x 128 from that; another call goes on where the last one stopped.
 #
 # The committed ones are bench/results/<date>-<gpu>-papers-<subject>.csv, which `make docs` draws.
 set -uo pipefail
@@ -13,9 +13,9 @@ cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
 logs=${OUT:-$PWD/build/gpu-python/logs}
-all=(speed blocks traffic lengths long gpt2 pathfinder)
+all=(speed blocks traffic lengths long gpt2 sparse pathfinder)
 subjects=("$@")
-((${#subjects[@]})) || subjects=("${all[@]::6}")
+((${#subjects[@]})) || subjects=("${all[@]::7}")
 for subject in "${subjects[@]}"; do
   [[ " ${all[*]} " == *" $subject "* ]] || { echo "$subject: no such subject; accepted ${all[*]}" >&2; exit 2; }
 done
@@ -38,24 +38,30 @@ run_lengths() {
 }
 run_long() { "$python" bench/long_context.py --csv "$logs/long.csv"; }
 run_gpt2() { "$python" bench/gpt2.py --csv "$logs/gpt2.csv"; }
+run_sparse() { "$python" bench/block_sparse.py --csv "$logs/sparse.csv"; }
 run_pathfinder() {
-  local folder=${PATHFINDER:-out/pathfinder} end=$((SECONDS + ${TRAIN_SECONDS:-480})) first more
-  first=$folder/32 more=$folder/64
-  # train SIDE OPTION ...: until $end
-  train() {
-    local side=$1 own=$folder/$1 && shift
-    [[ ! -f $own/checkpoint.pt ]] || set -- "$@" --resume
-    "$python" examples/pathfinder/train.py --side "$side" --folder "$own" --workers "${JOBS:-4}" --report 200 \
-      --minutes "$(awk "BEGIN { print ($end - $SECONDS) / 60 }")" "$@"
-  }
-  if [[ ! -f $more/checkpoint.pt ]]; then
-    train 32 --steps 12000 --until 0.9 || return
-    cp "$first/curve.csv" "$logs/pathfinder-32.csv"
+  local folder=${PATHFINDER:-out/pathfinder} end=$((SECONDS + ${TRAIN_SECONDS:-480})) side before= more
+  for side in 32 64 128; do
+    if [[ -f $folder/$((2 * side))/checkpoint.pt ]]; then
+      before=$side
+      continue
+    fi
     ((SECONDS < end)) || return 0
-    set -- --init "$first/checkpoint.pt"
-  fi
-  train 64 --steps 12000 --rate 5e-4 "$@" || return
-  cp "$more/curve.csv" "$logs/pathfinder-64.csv"
+    case $side in
+      32) more=(--steps 12000 --report 200 --until 0.9) ;;
+      64) more=(--steps 12000 --report 200 --until 0.9 --rate 5e-4) ;;
+      *) more=(--steps 20000 --report 100 --rate 3e-4 --batch 16 --warmup 100 --held-out 500) ;;
+    esac
+    if [[ -f $folder/$side/checkpoint.pt ]]; then
+      more+=(--resume)
+    elif [[ -n $before ]]; then
+      more+=(--init "$folder/$before/checkpoint.pt")
+    fi
+    "$python" examples/pathfinder/train.py --side $side --folder "$folder/$side" --workers "${JOBS:-4}" "${more[@]}" \
+      --minutes "$(awk "BEGIN { print ($end - $SECONDS) / 60 }")" || return
+    cp "$folder/$side/curve.csv" "$logs/pathfinder-$side.csv"
+    before=$side
+  done
 }
 
 failed=0
