@@ -201,7 +201,7 @@ def main():
     for direction in ("forward", "backward"):
         draw_grid(direction, arguments.out)
         plt.close("all")
-    for draw in (paper_figures.draw_lengths, paper_figures.draw_traffic, paper_figures.draw_gpt2):
+    for draw in (paper_figures.draw_lengths, paper_figures.draw_traffic, paper_figures.draw_gpt2, paper_figures.draw_sparse):
         draw(arguments.out)
         plt.close("all")
 

@@ -104,31 +104,63 @@ def draw_traffic(out: pathlib.Path) -> None:
 
 
 def draw_gpt2(out: pathlib.Path) -> None:
-    """Tokens a second of each length, and the losses."""
+    """Tokens a second of each setting, and the losses."""
     rows, where = latest("gpt2")
     if not rows:
         return
     runs: dict[tuple, dict[str, list[dict]]] = {}
     for row in rows:
-        runs.setdefault((int(row["length"]), float(row["dropout"])), {}).setdefault(row["attention"], []).append(row)
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.4))
-    for at, ((length, dropout), of) in enumerate(sorted(runs.items())):
+        if row["compiled"] == "False":
+            key = (row["model"] != "small", float(row["dropout"]), int(row["length"]), row["model"], int(row["batch"]))
+            runs.setdefault(key, {}).setdefault(row["attention"], []).append(row)
+    figure, axes = plt.subplots(1, 2, figsize=(12, 3.6), width_ratios=(2.2, 1))
+    for at, (_, of) in enumerate(sorted(runs.items())):
         for n, name in enumerate(("eager", "sdpa", "tessera")):
-            if name in of:
-                value = float(of[name][0]["tokens_per_s"]) / 1000
-                axes[0].bar(at + (n - 1) * 0.27, value, 0.25, color=WAYS[name][1], label=WAYS[name][0] if at == 0 else None)
-                axes[0].text(at + (n - 1) * 0.27, value, f"{value:.0f}", ha="center", va="bottom", fontsize=8)
-    axes[0].set_xticks(range(len(runs)), [f"{length} tokens\ndropout {dropout:g}" for length, dropout in sorted(runs)], fontsize=8)
-    axes[0].set_title("thousand tokens a second")
+            label = WAYS[name][0] if at == 0 else None
+            if name not in of:
+                axes[0].text(at + (n - 1) * 0.28, 0, "does not fit", rotation=90, ha="center", va="bottom", fontsize=7, color=INK)
+                continue
+            value = float(of[name][0]["tokens_per_s"]) / 1000
+            axes[0].bar(at + (n - 1) * 0.28, value, 0.26, color=WAYS[name][1], label=label)
+            axes[0].text(at + (n - 1) * 0.28, value, f"{value:.0f}", ha="center", va="bottom", fontsize=7)
+    words = [f"{model} {length // 1024}k × {batch}\ndropout {dropout:g}" for _, dropout, length, model, batch in sorted(runs)]
+    axes[0].set_xticks(range(len(runs)), words, fontsize=7)
+    axes[0].set_title("thousand tokens a second, training")
     axes[0].legend(frameon=False, fontsize=8, ncol=3)
     axes[0].set_ylim(top=axes[0].get_ylim()[1] * 1.15)
-    longest = max(runs)
+    longest = max((key for key in runs if len(runs[key]) == 3), key=lambda key: (key[2], -key[1]))
     for name, of in runs[longest].items():
         axes[1].plot([int(row["step"]) for row in of], [float(row["loss"]) for row in of], color=WAYS[name][1],
                      label=WAYS[name][0], linestyle="--" if name == "tessera" else "-")  # fmt: skip
-    axes[1].set_title(f"loss over steps, {longest[0]} tokens, dropout {longest[1]:g}")
+    axes[1].set_title(f"loss over steps, {longest[3]}, {longest[2] // 1024}k tokens")
     axes[1].legend(frameon=False, fontsize=8)
-    figure.text(0.5, -0.04, f"GPT-2 {rows[0]['model']}, Transformers' own model, attention alone exchanged, {where}", ha="center",
-                fontsize=8, color=INK)  # fmt: skip
+    figure.text(0.5, -0.04, f"GPT-2, Transformers' own model in bfloat16, attention alone exchanged, {where}", ha="center", fontsize=8,
+                color=INK)  # fmt: skip
     figure.tight_layout()
     figure.savefig(out / "papers_gpt2.png")
+
+
+def draw_sparse(out: pathlib.Path) -> None:
+    """Time over the number of visible blocks, beside FlexAttention."""
+    rows, where = latest("sparse")
+    if not rows:
+        return
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.4))
+    for axis, direction in zip(axes, ("forward", "backward")):
+        of = sorted((row for row in rows if row["direction"] == direction), key=lambda row: int(row["blocks"]))
+        blocks = [int(row["blocks"]) for row in of]
+        axis.plot(blocks, [float(row["tessera_ms"]) for row in of], "o-", color=WAYS["tessera"][1], label="Tessera, block mask", markersize=5)
+        theirs = [(int(row["blocks"]), float(row["flex_ms"])) for row in of if row["flex_ms"]]
+        if theirs:
+            axis.plot(*zip(*theirs), "s-", color=WAYS["standard"][1], label="FlexAttention, the same mask", markersize=5)
+        axis.axhline(float(of[0]["dense_ms"]), color=INK, linestyle=":", label="Tessera, no mask")
+        axis.set_xlim(left=0)
+        axis.set_ylim(bottom=0)
+        axis.set_title(f"{direction}, ms over visible blocks")
+        axis.grid(color=PALE)
+    axes[0].legend(frameon=False, fontsize=8)
+    first = rows[0]
+    figure.text(0.5, -0.04, f"N {first['length']}, D {first['head_dim']}, {first['heads']} heads, blocks of {first['block']} × {first['block']}, bfloat16, "
+                f"{where}: random, local + global, butterfly, all", ha="center", fontsize=8, color=INK)  # fmt: skip
+    figure.tight_layout()
+    figure.savefig(out / "papers_sparse.png")
