@@ -62,6 +62,9 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (32 - shift));
 }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (shift & 31));
+}
 
 inline int emulated_lane() { return tessera::emulated::Block::current()->thread() % tessera::emulated::kWarpThreads; }
 template <class T>
