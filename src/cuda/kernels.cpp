@@ -84,6 +84,16 @@ KernelSpec spec_of(const FwdSm90Config& config) {
           .claim = shared_memory_claim("FwdSm90SharedMemory", config)};
 }
 
+KernelSpec spec_of(const BlockListsConfig& config) {
+  return {.name = "block_lists",
+          .header = "tessera/block_lists/kernel.cuh",
+          .params = "BlockListsParams",
+          .config = config_text(config),
+          .threads = kBlockListsWarps * kWarpThreads,
+          .limits = {.registers = 64},
+          .claim = "sizeof(tessera::BlockListsParams) == " + std::to_string(sizeof(BlockListsParams))};
+}
+
 KernelSpec spec_of(const CombineConfig& config) {
   return {.name = "combine",
           .header = "tessera/combine/kernel.cuh",
@@ -217,6 +227,12 @@ void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid 
 
 void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches) {
   launch_kernel("fwd_sm90", config, params, grid, launches);
+}
+
+void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches) {
+  const int64_t lists = int64_t{params.batches} * params.heads * params.lists.tiles;
+  launch_kernel("block_lists", config, params, Grid{static_cast<uint32_t>(divide_up(lists, kBlockListsWarps))},
+                launches);
 }
 
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches) {

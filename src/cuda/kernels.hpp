@@ -13,6 +13,7 @@ namespace tessera::cuda {
 // How each kernel is compiled. `smem_bytes` is its SharedMemoryPlan's size.
 KernelSpec spec_of(const FwdConfig& config);
 KernelSpec spec_of(const FwdSm90Config& config);
+KernelSpec spec_of(const BlockListsConfig& config);
 KernelSpec spec_of(const CombineConfig& config);
 KernelSpec spec_of(const AppendConfig& config);
 KernelSpec spec_of(const BwdConfig& config);
@@ -40,6 +41,7 @@ int64_t smem_bytes(const StandardProductConfig& config);
 // Each joins the call's launches.
 void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
+void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches);
 tessera_status launch_append(const AppendConfig& config, const AppendParams& params, LaunchList& launches);
 void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);

@@ -97,6 +97,12 @@ PositionMasks position_masks(const tessera_problem& problem, const tessera_buffe
   return masks;
 }
 
+ScoreConfig score_config_beside_block_mask(const tessera_problem& problem) {
+  ScoreConfig score = score_config(problem);
+  score.block_mask = false;
+  return score;
+}
+
 int64_t tiles_of(bool packed, int64_t batch, int64_t rows, int64_t rows_a_query, int64_t block) {
   return packed ? rows * rows_a_query / block + batch : divide_up(rows * rows_a_query, block);
 }

@@ -21,6 +21,8 @@ int64_t rows_total(const tessera_plan& plan);
 
 // What is done to a score, as a kernel is compiled for it.
 ScoreConfig score_config(const tessera_problem& problem);
+// Of a kernel that takes a block mask by lists, not score by score.
+ScoreConfig score_config_beside_block_mask(const tessera_problem& problem);
 
 PositionMasks position_masks(const tessera_problem& problem, const tessera_buffers& buffers);
 

@@ -244,6 +244,35 @@ constexpr const char* kHopperOptions[] = {
     "data=inf_value dropout=0.2 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128 used=1 b=3",
 };
 
+// Block masks, which fwd_sm90 walks by lists: blocks of the mask of one half of a tile's rows, of all, of two tiles'; of a tile's keys, and
+// of two or three; rows that see nothing, diagonals and windows that cut blocks of the list, one mask for all and one for each head;
+// more tiles than multiprocessors, which draw them.
+constexpr const char* kHopperBlocks[] = {
+    "block_mask=qk block_q=64 block_k=64 b=2 sq=520 sk=700 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "block_mask=bhqk block_q=128 block_k=128 b=2 sq=700 sk=520 hq=4 hkv=2 d=64 dv=64 causal=1 cores=3",
+    "block_mask=hqk block_q=64 block_k=128 b=2 sq=520 sk=900 hq=2 hkv=2 d=128 dv=128 cores=3",
+    "block_mask=bqk block_q=128 block_k=64 b=2 sq=600 sk=600 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
+    "block_mask=bhqk block_q=128 block_k=128 b=2 sq=900 sk=900 hq=2 hkv=1 d=128 dv=128 causal=1 sink=1 cores=3",
+    "block_mask=hqk block_q=256 block_k=192 b=1 sq=900 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "block_mask=qk block_q=64 block_k=64 b=1 sq=300 sk=260 hq=2 hkv=1 d=96 dv=96 causal=1",
+    "block_mask=hqk block_q=64 block_k=128 b=1 sq=500 sk=600 hq=2 hkv=2 d=192 dv=128 wl=100 wr=30 cores=3",
+    "block_mask=qk block_q=128 block_k=64 b=2 sq=500 sk=600 hq=2 hkv=1 d=192 dv=192 causal=1 wl=200 cores=3",
+    "block_mask=bhqk block_q=64 block_k=64 b=2 sq=500 sk=600 hq=2 hkv=1 d=256 dv=256 sink=1 cores=3",
+    "block_mask=qk block_q=128 block_k=128 b=1 sq=1100 sk=300 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "block_mask=hqk block_q=64 block_k=64 b=1 sq=130 sk=500 hq=2 hkv=1 d=72 dv=40",
+    "block_mask=bhqk block_q=64 block_k=64 b=3 sq=300 sk=400 hq=4 hkv=1 d=128 dv=128 order=bhsd invariant=1 cores=3",
+    "block_mask=hqk block_q=64 block_k=64 softcap=9 b=1 sq=500 sk=500 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "block_mask=hqk block_q=64 block_k=128 alibi=h dropout=0.2 b=1 sq=500 sk=500 hq=2 hkv=1 d=128 dv=128 causal=1 "
+    "cores=3",
+    "block_mask=hqk block_q=128 block_k=64 dropout=0.3 b=1 sq=500 sk=500 hq=2 hkv=1 d=256 dv=256 cores=3",
+    "block_mask=qk block_q=64 block_k=64 bias=hqk mask=qk b=1 sq=500 sk=500 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "block_mask=qk block_q=64 block_k=64 bias=qk bias_f32=1 b=1 sq=500 sk=498 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
+    "data=growing block_mask=qk block_q=64 block_k=64 sq=500 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "data=falling block_mask=hqk block_q=128 block_k=128 sq=500 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
+    "data=nan_key block_mask=qk block_q=64 block_k=128 sq=500 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "data=huge block_mask=hqk block_q=64 block_k=64 sq=500 sk=600 hq=2 hkv=1 d=64 dv=64 cores=3",
+};
+
 // bwd_sm90: tiles of 64 or 128 queries by 128 keys, with each option: blocks that are seen whole, partial ones, ends within a half
 // of a block's keys; bias and mask by pairs of keys and one by one; entries of one head, of all, of all sequences; a NaN.
 constexpr const char* kHopperBackward[] = {
@@ -284,6 +313,16 @@ constexpr const char* kHopperBackward[] = {
     "mask=qk bias=hqk d_bias=1 alibi=h dropout=0.2 sink=1 b=2 sq=200 sk=320 hq=2 hkv=1 d=64 dv=64 causal=1",
     "mask=hqk bias=qk bias_f32=1 d_bias=1 alibi=h dropout=0.2 b=2 sq=300 sk=298 hq=2 hkv=1 d=128 dv=128",
     "mask=qk scale=-0.2 b=1 sq=200 sk=256 hq=2 hkv=2 d=128 dv=128",
+    // Transposed lists: a warpgroup's keys hidden, both; heads of a group with lists of their own, keys that nobody sees.
+    "block_mask=qk block_q=64 block_k=64 b=2 sq=520 sk=700 hq=2 hkv=1 d=64 dv=64",
+    "block_mask=bhqk block_q=128 block_k=128 b=2 sq=700 sk=520 hq=4 hkv=2 d=64 dv=64 causal=1",
+    "block_mask=hqk block_q=64 block_k=128 b=1 sq=300 sk=600 hq=2 hkv=2 d=128 dv=128 sink=1 d_sink=1 d_lse=1",
+    "block_mask=bqk block_q=128 block_k=64 b=2 sq=400 sk=400 hq=4 hkv=1 d=128 dv=128 causal=1",
+    "block_mask=hqk block_q=192 block_k=64 b=1 sq=400 sk=500 hq=2 hkv=1 d=96 dv=96 wl=100 wr=30",
+    "block_mask=hqk block_q=64 block_k=64 softcap=9 b=1 sq=300 sk=300 hq=2 hkv=1 d=64 dv=64",
+    "block_mask=hqk block_q=64 block_k=128 dropout=0.2 alibi=h b=1 sq=300 sk=300 hq=2 hkv=1 d=128 dv=128 causal=1",
+    "block_mask=qk block_q=64 block_k=64 mask=qk bias=hqk b=1 sq=200 sk=320 hq=2 hkv=1 d=128 dv=128",
+    "data=nan_value block_mask=qk block_q=64 block_k=64 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
     "data=outlier dropout=0.2 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
     "data=growing softcap=100 sq=200 sk=300 hq=2 hkv=1 d=128 dv=128 causal=1",
     "data=outlier sq=300 sk=400 hq=2 hkv=1 d=256 dv=256 causal=1",
@@ -309,6 +348,7 @@ std::vector<Case> hopper_cases() {
     }
   };
   add_by_turns(kHopper);
+  add_by_turns(kHopperBlocks);
   // What float16 holds is less, and so is the bound that its P may reach.
   for (const char* line : kHopperNumerics) {
     for (const int64_t dtype : kDtypes) {

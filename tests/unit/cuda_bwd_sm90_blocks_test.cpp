@@ -27,7 +27,8 @@ constexpr BwdSm90Config kConfig{.dtype = Dtype::kBFloat16,
                                 .alternate = false,
                                 .staged_dq = true,
                                 .d_bias = false,
-                                .score = {}};
+                                .score = {},
+                                .block_mask = false};
 constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
 
 int tiles_of(int rows, int block) { return (rows + block - 1) / block; }

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -193,6 +194,51 @@ TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileBwdSm90, testing::Values(64, 128));
+
+// fwd_sm90 and bwd_sm90 by a block mask's lists, and the kernel that makes them.
+class CudaCompileBlockMask : public testing::TestWithParam<std::tuple<int64_t, int64_t>> {};
+
+TEST_P(CudaCompileBlockMask, OverlapsItsProducts) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  tessera_device device{};
+  ASSERT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
+  const auto [head_dim, keys] = GetParam();
+  struct Kind {
+    bool causal, options;
+  };
+  for (const auto& [causal, options] : {Kind{false, false}, Kind{true, false}, Kind{true, true}}) {
+    for (const tessera_direction direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
+      const bool backward = direction == TESSERA_BACKWARD;
+      if (backward && head_dim > 128) continue;
+      device.kernel = backward ? TESSERA_KERNEL_BWD_SM90 : TESSERA_KERNEL_FWD_SM90;
+      tessera_problem p;
+      tessera_problem_init(&p);
+      constexpr int64_t kRows = 4096, kHeads = 8;
+      p.q = p.k = p.v = p.o = layout(bfloat16, {2, kRows, kHeads, head_dim});
+      p.direction = direction;
+      if (backward) p.d_o = p.d_q = p.d_k = p.d_v = p.q, p.lse = layout(float32, {2, kHeads, kRows});
+      p.causal = causal;
+      if (options) p.dropout_p = 0.1, p.alibi_slopes = layout(float32, {kHeads});
+      p.mask_block_q = 64, p.mask_block_k = keys;
+      p.block_mask = layout(boolean, {1, kHeads, kRows / 64, kRows / keys});
+      for (const int launch : {0, backward ? 2 : 1}) {  // the lists, the products
+        Binary binary;
+        std::string log, config;
+        ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, launch, binary, log, config));
+        SCOPED_TRACE(config);
+        EXPECT_EQ(binary.spill_bytes, 0) << log;
+        EXPECT_LE(binary.stack_bytes, 8) << log;  // as above
+        EXPECT_EQ(binary.wgmma_serialized, 0) << log;
+        EXPECT_EQ(hidden_loss(log), "") << log;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileBlockMask,
+                         testing::Combine(testing::Values(64, 96, 128, 192, 256), testing::Values(64, 128)));
 
 // What decode_sm90 is compiled into beside the prebuilt kernels.
 class CudaCompileDecodeSm90 : public testing::TestWithParam<int64_t> {};

@@ -267,9 +267,14 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Blackwell", "compute capability 10.0, must be 9.0", [](Problem&, Device& d) { d.arch = 100; }},
         Refusal{"Float32", "float32, accepted float16, bfloat16",
                 [](Problem& p, Device&) { p = large_problem(64, 64, 4096, float32); }},
-        Refusal{"BlockMask", "block_mask",
+        Refusal{"BlockMask", "block_mask: blocks of 128 x 32, must be multiples of 64",
+                [](Problem& p, Device&) {
+                  p.block_mask = layout(boolean, {4, 1, 32, 128}), p.mask_block_q = 128, p.mask_block_k = 32;
+                }},
+        Refusal{"BlockMaskOfPages", "block_mask: of packed, paged or partly used sequences",
                 [](Problem& p, Device&) {
                   p.block_mask = layout(boolean, {4, 1, 32, 32}), p.mask_block_q = p.mask_block_k = 128;
+                  p.seqused_k = layout(int32, {4});
                 }},
         Refusal{"Pages", "pages of 24 keys, must be a multiple of 16",
                 [](Problem& p, Device&) { set_pages(p, 1024, 24); }},
@@ -409,8 +414,20 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"DeterministicByPairs", "deterministic: not taken at head sizes above 128",
                 [](Problem& p, Device&) { p = training_problem(256, 256), p.deterministic = 1; }},
         Refusal{"HeadBytes", "q: rows of 200 bytes", [](Problem& p, Device&) { p = training_problem(100, 128); }},
-        Refusal{"BlockMask", "block_mask: not taken",
+        Refusal{"BlockMask", "block_mask: blocks of 32 x 128, must be multiples of 64",
                 [](Problem& p, Device&) {
+                  p.block_mask = layout(boolean, {1, 1, 128, 32});
+                  p.mask_block_q = 32, p.mask_block_k = 128;
+                }},
+        Refusal{"DeterministicBlockMask", "deterministic: not taken with a block_mask",
+                [](Problem& p, Device&) {
+                  p.block_mask = layout(boolean, {1, 1, 32, 32});
+                  p.mask_block_q = p.mask_block_k = 128;
+                  p.deterministic = 1;
+                }},
+        Refusal{"BlockMaskByPairs", "block_mask: not taken at head sizes above 128",
+                [](Problem& p, Device&) {
+                  p = training_problem(192, 192);
                   p.block_mask = layout(boolean, {1, 1, 32, 32});
                   p.mask_block_q = p.mask_block_k = 128;
                 }},

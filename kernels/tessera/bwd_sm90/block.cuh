@@ -19,6 +19,7 @@ struct KeyBlock {
 
   // The producer's: the step that it loads next. In memory, where they take no registers of dQ's warpgroup.
   int load_head, load_tile, load_offset, load_parity;
+  int load_entry;  // with a block mask: of the list of load_head, whose load_tile-th it is
 };
 static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 
@@ -60,6 +61,24 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   return b;
 }
 
+// With a block mask: the lists of the block's keys, one of each query head.
+TESSERA_DEVICE int list_of(const BwdSm90Params& p, const KeyBlock& b, int block_n, int head) {
+  return p.lists.at(b.batch, head, b.key0 / block_n);
+}
+// To the next list that has an entry, from b.load_tile of b.load_head on; there is one.
+TESSERA_DEVICE void find_entry(const BwdSm90Params& p, KeyBlock& b, int block_n) {
+  while (b.load_tile == p.lists.counts[list_of(p, b, block_n, b.load_head)]) ++b.load_head, b.load_tile = 0;
+  const int64 list = list_of(p, b, block_n, b.load_head);
+  b.load_entry = p.lists.entries[list * p.lists.most + b.load_tile];
+}
+// The block's steps are those lists.
+TESSERA_DEVICE void use_lists(const BwdSm90Params& p, KeyBlock& b, int block_n) {
+  b.steps = 0;
+  for (int n = 0; n < p.group; ++n) b.steps += p.lists.counts[list_of(p, b, block_n, b.load_head + n)];
+  b.load_tile = 0;
+  if (b.steps > 0) find_entry(p, b, block_n);
+}
+
 // How many blocks add to the tile of queries from row0 on before this one.
 template <auto kCfg>
 TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) {
@@ -71,7 +90,7 @@ TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) 
 // A step: one tile of queries of one of the group's query heads, head after head. The producer leaves it beside the tile.
 struct QueryTileStep {
   int slot;  // of the tile in what [heads_q, q_slots] describes
-  int row0;  // of the sequence
+  int row0;  // of the sequence; with a block mask its lowest bits are the list's entry's
 };
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 // reads at run time. Plain structs and constexpr functions, the same text for the host and the device.
 #pragma once
 
+#include "tessera/block_lists/config.hpp"
 #include "tessera/bwd_sm80/config.hpp"
 
 namespace tessera {
@@ -20,9 +21,10 @@ struct BwdSm90Config {
   bool staged_dq;     // dQ is added by bulk copies from shared memory, else by vector additions from registers
   bool d_bias;        // every query has entries of its own; sequences and heads may share them
   ScoreConfig score;  // no block mask; a softcap with nothing added to what it caps
+  bool block_mask;    // tiles of queries by lists (block_lists/kernel), not from the first to the last
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
-                      deterministic, alternate, staged_dq, d_bias, score)
+                      deterministic, alternate, staged_dq, d_bias, score, block_mask)
 
 // What goes before and after the products: rows.cuh.
 struct BwdSm90RowsConfig {
@@ -56,6 +58,7 @@ struct BwdSm90Layout {
   int stats;     // [stages][2][block_m] float32: LSE in log2 units, delta
   int steps;     // [stages] QueryTileStep
   int block;     // KeyBlock
+  int slots;     // [ds_stages] with a block mask: of the tile of queries that each dS is of
   int barriers;  // BwdSm90Shared has their order
   int bytes;
 };
@@ -76,7 +79,8 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config&
   at.stats = at.dq + (c.staged_dq ? c.block_m * c.head_dim * 4 : 0);
   at.steps = at.stats + c.stages * 2 * c.block_m * 4;
   at.block = at.steps + (c.stages + c.stages % 2) * 8;
-  at.barriers = at.block + kBwdSm90BlockBytes;
+  at.slots = at.block + kBwdSm90BlockBytes;
+  at.barriers = at.slots + (c.block_mask ? (c.ds_stages + c.ds_stages % 2) * 4 : 0);
   at.bytes = at.barriers + bwd_sm90_barriers(c) * 8;
   return at;
 }
@@ -88,6 +92,7 @@ struct BwdSm90Params : BwdParams {
   Divisor key_tiles;           // of a sequence, or slots of a packed batch: attention/scheduler.cuh
   Divisor section_heads;       // heads whose tiles stand together, the longest first
   int heads;                   // (sequence, KV head) pairs; packed: KV heads
+  BlockLists lists;            // with a block mask, transposed
 };
 
 }  // namespace tessera

@@ -45,6 +45,7 @@ struct DqWarpgroup {
       int tile = block.first_tile, slot = block.head_kv * p.group * p.q_slots + block.slot0 + tile;
       for (int left = steps; left > 0; --left) {
         shared.wait_full(Shared::kDS, at);
+        if constexpr (kCfg.block_mask) slot = ptx::ld_shared_s32(shared.dq_slot(at));
         float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
 #pragma unroll 1
         for (int part = 0; part < kParts; ++part) {
@@ -57,6 +58,7 @@ struct DqWarpgroup {
         }
         if constexpr (kCfg.deterministic) pass_turn(slot);
         at.advance();
+        if constexpr (kCfg.block_mask) continue;
         ++slot;
         if (++tile == block.first_tile + block.tiles) tile = block.first_tile, slot += p.q_slots - block.tiles;
       }

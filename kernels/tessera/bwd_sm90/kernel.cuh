@@ -18,6 +18,8 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   static_assert(kCfg.block_n == 128, "two score warpgroups of 64 keys");
   static_assert(kCfg.block_m % 64 == 0, "dQ is made by wgmma, 64 queries at once");
   static_assert(!kCfg.score.block_mask && !(kCfg.score.softcap && kCfg.score.adds()), "BwdSm90Config");
+  static_assert(!kCfg.block_mask || (kCfg.block_m == 64 && !kCfg.deterministic && !kCfg.d_bias),
+                "an entry of a list is a step, for each score warpgroup hidden or not");
   static_assert(kCfg.ds_stages == kCfg.stages, "a score warpgroup counts them as one");
   static_assert(kCfg.stages >= 2, "a step's tiles are loaded while the last one's are used");
   static_assert(bwd_sm90_layout(kCfg).bytes <= 227 * 1024, "shared memory of a block");
@@ -38,6 +40,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
       index = atomicAdd(p.ticket, 1);
     }
     block = key_block<kCfg>(p, index);
+    if constexpr (kCfg.block_mask) use_lists(p, block, kCfg.block_n);
   }
   __syncthreads();
   ptx::griddepcontrol_launch_dependents();

@@ -33,9 +33,8 @@ struct BwdSm90Producer {
     shared.wait_empty(ring, at);
     const uint32 full = shared.full(ring, at);
     ptx::mbarrier_arrive_expect_tx(full, Queries::kBytes + extra_bytes);
-    copy_tile<Queries>(shared.tile(offset, Queries::kBytes, at), map, full,
-                       block.s.q_begin + block.load_tile * kCfg.block_m, block.load_head,
-                       p.cu_seqlens_q ? 0 : block.batch);
+    copy_tile<Queries>(shared.tile(offset, Queries::kBytes, at), map, full, block.s.q_begin + load_row0(),
+                       block.load_head, p.cu_seqlens_q ? 0 : block.batch);
   }
   TESSERA_DEVICE void load_stats(const RingPosition<kCfg.stages>& at, int slot) const {
     const int64 first = static_cast<int64>(slot) * kCfg.block_m;
@@ -44,15 +43,20 @@ struct BwdSm90Producer {
     ptx::cp_async_bulk_load(to + Shared::kStatBytes, p.row_delta + first, Shared::kStatBytes, full);
   }
 
+  TESSERA_DEVICE int load_row0() const {
+    return (kCfg.block_mask ? list_block(block.load_entry) : block.load_tile) * kCfg.block_m;
+  }
+
   // The next step's tiles. The first, in the order in which they are wanted, with the block's keys.
   template <bool kFirst = false>
   TESSERA_DEVICE void load_step() {
     RingPosition<kCfg.stages> at;
     at.offset = block.load_offset, at.parity = block.load_parity;
-    const int slot = block.load_head * p.q_slots + block.slot0 + block.load_tile;
+    const int slot = block.load_head * p.q_slots + block.slot0 + load_row0() / kCfg.block_m;
     if constexpr (kFirst) load_keys(Shared::kAt.k, &p.k_map, shared.k_full());
     shared.wait_empty(Shared::kQ, at);
-    ptx::st_shared_s32x2(shared.step(at), slot, block.load_tile * kCfg.block_m);
+    const int hidden = kCfg.block_mask ? block.load_entry & ((1 << kListHiddenBits) - 1) : 0;
+    ptx::st_shared_s32x2(shared.step(at), slot, load_row0() | hidden);
     load_queries(at, Shared::kQ, Shared::kAt.q, &p.q_map, 2 * Shared::kStatBytes);
     if constexpr (kFirst) load_keys(Shared::kAt.v, &p.v_map, shared.v_full());
     if constexpr (!kFirst) load_stats(at, slot);
@@ -63,13 +67,20 @@ struct BwdSm90Producer {
     }
     at.advance();
     block.load_offset = at.offset, block.load_parity = at.parity;
+    if constexpr (kCfg.block_mask) {
+      ++block.load_tile;
+      return;
+    }
     if (++block.load_tile == block.first_tile + block.tiles) ++block.load_head, block.load_tile = block.first_tile;
   }
 
   TESSERA_DEVICE void run() {
     if (block.steps == 0) return;
     load_step<true>();
-    for (int left = block.steps - 1; left > 0; --left) load_step();
+    for (int left = block.steps - 1; left > 0; --left) {
+      if constexpr (kCfg.block_mask) find_entry(p, block, kCfg.block_n);
+      load_step();
+    }
   }
 };
 

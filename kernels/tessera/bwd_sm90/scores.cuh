@@ -102,7 +102,7 @@ struct ScoreWarpgroup {
   // Of the step's queries, which TMA clears behind a tensor's end alone.
   TESSERA_DEVICE void clear_queries(int offset) const {
     if (!p.cu_seqlens_q) return;
-    const int rows = block.s.sq - ptx::ld_shared_s32(shared.step(at) + 4);
+    const int rows = block.s.sq - step_row0();
     if (rows >= kCfg.block_m) return;
     clear_rows<Queries>(shared.tile(offset, Queries::kBytes, at), rows, kCfg.block_m);
     cleared();
@@ -185,9 +185,11 @@ struct ScoreWarpgroup {
   // Some of the step's queries do not see some of the block's keys.
   TESSERA_DEVICE bool masked() const {
     const int row0 = step_row0();
+    if (hides_step()) return true;
     return row0 < block.full_low || row0 + kCfg.block_m - 1 > block.full_high;
   }
   TESSERA_DEVICE SeeingQueries seeing() const {
+    if (hides_step()) return {{kCfg.block_m, kCfg.block_m}, {-1, -1}};
     return SeeingQueries::of<kCfg>(p, block, first_key() + lane() / 4, step_row0() + lane() % 4 * 2);
   }
   template <bool kMasked>
@@ -235,7 +237,15 @@ struct ScoreWarpgroup {
     }
   }
 
-  TESSERA_DEVICE int step_row0() const { return ptx::ld_shared_s32(shared.step(at) + 4); }
+  TESSERA_DEVICE int step_row0() const {
+    const int row0 = ptx::ld_shared_s32(shared.step(at) + 4);
+    return kCfg.block_mask ? row0 & -kCfg.block_m : row0;
+  }
+  // The block mask hides the step from my keys, and shows it to the other warpgroup's.
+  TESSERA_DEVICE bool hides_step() const {
+    if constexpr (kCfg.block_mask) return list_hides(ptx::ld_shared_s32(shared.step(at) + 4), warpgroup);
+    return false;
+  }
   TESSERA_DEVICE int step_head() const { return ptx::ld_shared_s32(shared.step(at)) / p.q_slots; }
   TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
 
@@ -402,6 +412,11 @@ struct ScoreWarpgroup {
     shared.wait_empty(Shared::kDS, at);
     const uint32 to = shared.tile(Shared::kAt.d_s, Gradients::kBytes, at);
     hand_on_gradients<Gradients>(to, warpgroup * 64 + warp_key(), rdS);
+    if constexpr (kCfg.block_mask) {
+      if (warpgroup == 0 && threadIdx.x % 32 == 0) {  // every warp the same, before its arrival
+        ptx::st_shared_s32(shared.dq_slot(at), ptx::ld_shared_s32(shared.step(at)));
+      }
+    }
     Shared::arrive_warp(shared.full(Shared::kDS, at));
   }
 

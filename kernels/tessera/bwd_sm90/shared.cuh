@@ -64,6 +64,11 @@ struct BwdSm90Shared {
     return base + kAt.steps + at.offset;
   }
 
+  // With a block mask: of the tile of queries that a stage's dS is of.
+  TESSERA_DEVICE uint32 dq_slot(const RingPosition<kCfg.ds_stages>& at) const {
+    return base + kAt.slots + at.stage() * 4;
+  }
+
   // ---- barriers ----
   static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kCfg.stages;
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }

@@ -5,28 +5,30 @@
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/work_order.hpp"
+#include "tessera/block_lists/config.hpp"
 #include "tessera/tile/swizzle.hpp"
 
 namespace tessera {
 
 struct FwdSm90Config {
-  Dtype dtype;     // 16 bits
-  int head_dim;    // padded to a multiple of 16
-  int head_dim_v;  // likewise, and a width of ptx::Wgmma
-  int block_n;     // keys of a K/V block
-  int consumers;   // consumer warpgroups, each with kConsumerRows query rows
-  int k_stages;    // K blocks in shared memory
-  int v_stages;    // V blocks
-  int q_stages;    // tiles of kConsumerRows queries; with more than `consumers` the next work tile's Q is loaded early
-  int o_chunks;    // chunks of 64 columns of O that each warp stages on their way to global memory
-  int page_rows;   // paged K and V: rows of a TMA box, a divisor of the page size and of block_n; 0: no page table
-  bool causal;     // later queries see more keys, so work tiles differ in cost
-  int cluster;     // blocks that multicast K and V to each other, 1 or 2; 2: neighbouring work tiles see the same keys
-  bool varlen;     // cu_seqlens or seqused: a sequence may end anywhere within a tile
+  Dtype dtype;      // 16 bits
+  int head_dim;     // padded to a multiple of 16
+  int head_dim_v;   // likewise, and a width of ptx::Wgmma
+  int block_n;      // keys of a K/V block
+  int consumers;    // consumer warpgroups, each with kConsumerRows query rows
+  int k_stages;     // K blocks in shared memory
+  int v_stages;     // V blocks
+  int q_stages;     // tiles of kConsumerRows queries; with more than `consumers` the next work tile's Q is loaded early
+  int o_chunks;     // chunks of 64 columns of O that each warp stages on their way to global memory
+  int page_rows;    // paged K and V: rows of a TMA box, a divisor of the page size and of block_n; 0: no page table
+  bool causal;      // later queries see more keys, so work tiles differ in cost
+  int cluster;      // blocks that multicast K and V to each other, 1 or 2; 2: neighbouring work tiles see the same keys
+  bool varlen;      // cu_seqlens or seqused: a sequence may end anywhere within a tile
+  bool block_mask;  // K/V blocks by lists (block_lists/kernel), not from the first to the last
   ScoreConfig score;
 };
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
-                      o_chunks, page_rows, causal, cluster, varlen, score)
+                      o_chunks, page_rows, causal, cluster, varlen, block_mask, score)
 
 inline constexpr int kConsumerRows = 64;   // query rows of a warpgroup: M of one wgmma
 inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead of the consumers
@@ -53,6 +55,7 @@ struct FwdSm90Layout {
   int o;                                  // [consumers * 4 warps] tiles of 16 x o_chunks * 64 columns
   int work_tiles;                         // [kWorkTilesAhead] WorkTile
   int tile_ring, q_ring, k_ring, v_ring;  // a full and an empty barrier a stage
+  int k_entries;                          // [k_stages] of a block mask's lists
   int bytes;
 };
 
@@ -68,7 +71,8 @@ TESSERA_HOST_DEVICE constexpr FwdSm90Layout fwd_sm90_layout(const FwdSm90Config&
   at.q_ring = at.tile_ring + kWorkTilesAhead * kRingStageBytes;
   at.k_ring = at.q_ring + c.q_stages * kRingStageBytes;
   at.v_ring = at.k_ring + c.k_stages * kRingStageBytes;
-  at.bytes = (at.v_ring + c.v_stages * kRingStageBytes + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
+  at.k_entries = at.v_ring + c.v_stages * kRingStageBytes;
+  at.bytes = (at.k_entries + (c.block_mask ? c.k_stages * 4 : 0) + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
   return at;
 }
 
@@ -86,6 +90,7 @@ struct FwdSm90Params : ProblemParams {
   // keeps its place.
   uint32 q_descriptor_high = kDescriptorHigh, kv_descriptor_high = kDescriptorHigh;
   PositionMasks masks;
+  BlockLists lists;  // with a block mask
 };
 
 }  // namespace tessera

@@ -72,18 +72,17 @@ struct Consumer {
       first_block();
       scores.pack(at);
       clear(rO);
-      if (at.bounds.block < at.bounds.last) {
+      if (at.before_last_block()) {
         do {
           issue_output();
-          ++at.bounds.block;
-          at.wait_k();
+          at.next_block();
           if constexpr (Scores::kInPlace) wait_output();
           issue_scores();
           if constexpr (Scores::kBiasMaskAhead) scores.load_bias_mask(at);
           wait_scores();
           if constexpr (!Scores::kInPlace) wait_output();
           scores.next_block(at, rO, [] {});
-        } while (at.bounds.block < at.bounds.last);
+        } while (at.before_last_block());
         at.release_q();
       }
       if (kCfg.varlen && v_tail > 0) clear_v_tail();
@@ -125,17 +124,16 @@ struct Consumer {
       if (!found) continue;
       scores.pack(at);
       clear(rO);
-      if (at.bounds.block == at.bounds.last) continue;
+      if (at.at_last_block()) continue;
       do {
-        ++at.bounds.block;
-        at.wait_k();
+        at.next_block();
         issue_scores();
         issue_output();
         if constexpr (Scores::kBiasMaskAhead) scores.load_bias_mask(at);
         ptx::wgmma_wait_group<1>();
         ptx::wgmma_pin(flat(scores.rS));
         scores.next_block(at, rO, [this] { wait_output(); });
-      } while (at.bounds.block < at.bounds.last);
+      } while (at.before_last_block());
       at.release_q();
     }
   }
@@ -210,6 +208,8 @@ TESSERA_DEVICE void check_fwd_sm90_config() {
   static_assert(kCfg.consumers >= 2 && kCfg.consumers <= 4, "setmaxnreg has numbers for these");
   static_assert(kCfg.cluster == 1 || !kCfg.causal, "a cluster's blocks see the same keys");
   static_assert(!kCfg.score.block_mask, "a mask has an entry for every key");
+  static_assert(!kCfg.block_mask || (kCfg.cluster == 1 && !kCfg.varlen && kCfg.consumers <= kListHiddenBits),
+                "a list a tile");
   static_assert(!kCfg.score.dropout || kCfg.block_n % 32 == 0, "one Philox call decides 32 keys");
   static_assert(kCfg.varlen || kCfg.page_rows == 0, "a paged sequence's length is seqused_k");
 }
@@ -252,8 +252,8 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
       if (threadIdx.x / 32 == 1) load_kv_pages<kCfg>(p, shared, shared.k_ring, shared.sK, &p.k_map);
       if (threadIdx.x / 32 == 2) load_kv_pages<kCfg>(p, shared, shared.v_ring, shared.sV, &p.v_map);
     } else {
-      if (threadIdx.x == 32) load_kv<kCfg>(p, shared, shared.k_ring, shared.sK, &p.k_map);
-      if (threadIdx.x == 64) load_kv<kCfg>(p, shared, shared.v_ring, shared.sV, &p.v_map);
+      if (threadIdx.x == 32) load_kv<kCfg, true>(p, shared, shared.k_ring, shared.sK, &p.k_map);
+      if (threadIdx.x == 64) load_kv<kCfg, false>(p, shared, shared.v_ring, shared.sV, &p.v_map);
     }
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();

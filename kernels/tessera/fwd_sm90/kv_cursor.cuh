@@ -39,6 +39,35 @@ struct KvCursor : ConsumerGroup<kCfg> {
     q.advance(consumer);
   }
 
+  // With a block mask: how many entries of the list come after the block's.
+  int listed_after;
+  TESSERA_DEVICE bool at_last_block() const {
+    if constexpr (kCfg.block_mask) return listed_after == 0;
+    return bounds.block == bounds.last;
+  }
+  TESSERA_DEVICE bool before_last_block() const {
+    if constexpr (kCfg.block_mask) return listed_after > 0;
+    return bounds.block < bounds.last;
+  }
+  // To the next block, whose K has arrived.
+  TESSERA_DEVICE void next_block() {
+    if constexpr (kCfg.block_mask) {
+      --listed_after;
+      wait_k();
+      read_entry();
+    } else {
+      ++bounds.block;
+      wait_k();
+    }
+  }
+  TESSERA_DEVICE int entry() const { return uniform(shared.k_entries.of[k.stage()]); }
+  TESSERA_DEVICE void read_entry() { bounds.block = list_block(entry()); }
+  // Whether the mask hides the block, whose K is not released yet, from my rows, and shows it to others of the work tile.
+  TESSERA_DEVICE bool hides_block() const {
+    if constexpr (kCfg.block_mask) return list_hides(entry(), consumer);
+    return false;
+  }
+
   TESSERA_DEVICE const WorkTile<kCfg>& tile() const { return shared.work_tiles[tile_at.stage()]; }
   // The query of a lane's row: of the warp's 16 rows lane / 4, or that + 8.
   TESSERA_DEVICE int query(const WorkTile<kCfg>& tile, int lane, int half) const {
@@ -50,7 +79,10 @@ struct KvCursor : ConsumerGroup<kCfg> {
   // over, whose V cannot be released while a P V of the tile before waits for an earlier stage.
   TESSERA_DEVICE bool next_tile(bool pending) {
     // Blocks after my last one. That K is released here and V only later is what kv_rings_cannot_deadlock allows for.
-    for (bounds.unseen_v = bounds.end - 1 - bounds.last; bounds.end - 1 > bounds.last; --bounds.end) skip_k();
+    // With a block mask there are none: all consumers walk the whole list.
+    if constexpr (!kCfg.block_mask) {
+      for (bounds.unseen_v = bounds.end - 1 - bounds.last; bounds.end - 1 > bounds.last; --bounds.end) skip_k();
+    }
     while (true) {
       shared.q_ring.wait_full(q);
       const WorkTile<kCfg>& next = tile();
@@ -75,6 +107,10 @@ struct KvCursor : ConsumerGroup<kCfg> {
           clear_q(count - consumer * kConsumerRows);
         }
         wait_k();
+        if constexpr (kCfg.block_mask) {
+          listed_after = end - 1;
+          read_entry();
+        }
         return true;
       }
       if (pending) return false;

@@ -28,8 +28,8 @@ TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier,
 //
 // Static: block b's tiles are a function of b. Dynamic (packed batches, whose lengths only the GPU knows): blocks draw from
 // p.tile_counter. A first pass over all indices takes the long tiles, a second one the short ones, some indices at a draw,
-// so that the grid ends with short tiles (LPT). A tile is drawn when the last but one before it is done: as late as still
-// hides the latency of its loads.
+// so that the grid ends with short tiles (LPT). With a block mask, whose lists the GPU makes, too, but in one pass. A tile is
+// drawn when the last but one before it is done: as late as still hides the latency of its loads.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
   RingPosition<kWorkTilesAhead> at;
@@ -44,7 +44,16 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
     at.advance();
   };
   const auto publish = [&](int index) { publish_if(index, [](const WorkTile<kCfg>&) { return true; }); };
-  if (kCfg.varlen && p.tile_counter) {
+  if (kCfg.block_mask && p.tile_counter) {
+    while (true) {
+      auto last_but_one = at;
+      last_but_one.advance(2);
+      shared.tile_ring.wait_empty(last_but_one);
+      const int drawn = atomicAdd(p.tile_counter, 1);
+      if (drawn >= work_tiles(p.order)) break;
+      publish(drawn);
+    }
+  } else if (kCfg.varlen && p.tile_counter) {
     constexpr int kShortTilesADraw = 4;
     const int tiles = work_tiles(p.order);
     const auto is_long = [&](const WorkTile<kCfg>& tile) { return tile.last - tile.first > p.short_tile_blocks; };
@@ -101,7 +110,7 @@ TESSERA_DEVICE void load_q(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& sh
 }
 
 // K, or V: all blocks that a work tile sees.
-template <FwdSm90Config kCfg, int kStages, class Tile>
+template <FwdSm90Config kCfg, bool kIsK, int kStages, class Tile>
 TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared,
                             Ring<kStages, kCfg.cluster>& ring, Tile (&sTiles)[kStages], const TensorMap* map) {
   RingPosition<kStages> at;
@@ -112,6 +121,23 @@ TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& s
     if (tile.count < 0) return;
     const int first = tile.first, last = tile.last, head = tile.head / p.group, begin = tile.s.k_begin;
     const int batch = tile.k_batch(p);
+    if constexpr (kCfg.block_mask) {
+      const int* entries = p.lists.entries + static_cast<int64>(tile.list(p)) * p.lists.most;
+      shared.tile_ring.release_alone(tile_at);
+      tile_at.advance();
+      int entry = last > 0 ? entries[0] : 0;
+      for (int n = 0; n < last; ++n) {
+        const int next = n + 1 < last ? entries[n + 1] : 0;  // is there when the stage is
+        ring.wait_empty(at);
+        if constexpr (kIsK) shared.k_entries.of[at.stage()] = entry;  // before the arrival, by which consumers see it
+        ring.expect(at, Tile::kBytes);
+        copy_tile(sTiles[at.stage()], map, ring.full[at.stage()].address(), list_block(entry) * kCfg.block_n, head,
+                  batch);
+        at.advance();
+        entry = next;
+      }
+      continue;
+    }
     shared.tile_ring.release_alone(tile_at);
     tile_at.advance();
     for (int block = first; block < last; ++block) {

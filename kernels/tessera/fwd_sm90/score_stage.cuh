@@ -97,7 +97,8 @@ struct ScoreStage {
   // -inf for keys that a row does not see by its position, in partial blocks.
   TESSERA_DEVICE void apply_mask(const Cursor& at) {
     const WorkTile<kCfg>& tile = at.tile();
-    const bool low = at.bounds.cuts_low(), high = at.bounds.cuts_high();
+    const bool low = at.bounds.cuts_low();
+    const bool hidden = at.hides_block(), high = at.bounds.cuts_high() || hidden;
     if (!low && !high) return;
     const int lane = warp_lane();
     const int key0 = at.bounds.block * kCfg.block_n + lane % 4 * 2;
@@ -105,7 +106,7 @@ struct ScoreStage {
     for (int half = 0; half < 2; ++half) {
       const KeyRange keys = visible_keys<kCfg.score>(at.p, tile.s, at.query(tile, lane, half));
       if (low) mask_outside(rS[0], half, keys.low - key0, kCfg.block_n);
-      if (high) mask_outside(rS[0], half, 0, keys.high - key0);
+      if (high) mask_outside(rS[0], half, 0, hidden ? -1 : keys.high - key0);
       if constexpr (kCfg.score.tree_mask) {
         if (high) {
           const int query = min(at.query(tile, lane, half), tile.s.sq - 1);
@@ -121,7 +122,7 @@ struct ScoreStage {
   TESSERA_DEVICE void first_block(Cursor& at) {
     apply_options_and_mask(at);
     at.release_k();
-    if (at.bounds.block == at.bounds.last) at.release_q();
+    if (at.at_last_block()) at.release_q();
     softmax.reset();
     const float unit = score_unit<kCfg.score>(at.p);
     float alpha[1][2];

@@ -1,3 +1,11 @@
+// With a block mask, the entries of the lists whose K is in each stage.
+template <int kStages>
+struct ListEntries {
+  int of[kStages];
+};
+template <>
+struct ListEntries<0> {};
+
 // A block's shared memory in fwd_sm90, as types; fwd_sm90_layout (config.hpp) says where each member lies.
 #pragma once
 
@@ -19,6 +27,7 @@ struct FwdSm90SharedMemory {
   Ring<kCfg.q_stages> q_ring;
   Ring<kCfg.k_stages, kCfg.cluster> k_ring;
   Ring<kCfg.v_stages, kCfg.cluster> v_ring;
+  [[no_unique_address]] ListEntries<kCfg.block_mask ? kCfg.k_stages : 0> k_entries;
 };
 
 // One of the consumer warpgroups.

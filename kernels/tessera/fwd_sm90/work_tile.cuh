@@ -19,7 +19,7 @@ struct WorkTile {
   int batch, head, row0, count;  // query rows row0 ... of the sequence; count 0: none; kEnd: there is no further tile
   Sequence s;
   TileRange visible;
-  int first, last;  // K/V blocks first ... last - 1: what any of the rows sees
+  int first, last;  // K/V blocks first ... last - 1: what any of the rows sees; with a block mask places in its list
   // Of each consumer's rows: the first and the last block that some row sees, and that every row sees in full.
   int first_of[4], last_of[4], full_first_of[4], full_last_of[4];
 
@@ -44,6 +44,10 @@ struct WorkTile {
     visible = visible_keys<kCfg.score>(p, s, row0, row0 + max(count, 1) - 1);
     first = max(visible.some.low, 0) / kCfg.block_n;
     last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;
+    if constexpr (kCfg.block_mask) {
+      first = last = 0;
+      if (count > 0) last = p.lists.counts[list(p)];
+    }
   }
 
   TESSERA_DEVICE void set_consumer_bounds(const FwdSm90Params& p) {
@@ -52,10 +56,14 @@ struct WorkTile {
                                                       row0 + consumer * kConsumerRows + kConsumerRows - 1);
       first_of[consumer] = clamp(seen.some.low / kCfg.block_n, first, last - 1);
       last_of[consumer] = clamp(seen.some.high / kCfg.block_n, first_of[consumer], last - 1);
+      if constexpr (kCfg.block_mask) first_of[consumer] = 0, last_of[consumer] = last - 1;
       full_first_of[consumer] = (max(seen.all.low, 0) + kCfg.block_n - 1) / kCfg.block_n;
       full_last_of[consumer] = (seen.all.high + 1) / kCfg.block_n - 1;
     }
   }
+
+  // With a block mask: which list is the tile's.
+  TESSERA_DEVICE int list(const FwdSm90Params& p) const { return p.lists.at(batch, head, row0 / kBlockM); }
 
   // The batch index in the tensor maps: a packed tensor is one sequence to them.
   TESSERA_DEVICE int q_batch(const FwdSm90Params& p) const { return kCfg.varlen && p.cu_seqlens_q ? 0 : batch; }

@@ -57,6 +57,9 @@ TESSERA_DEVICE int ld_shared_s32(uint32 shared) {
   asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
   return x;
 }
+TESSERA_DEVICE void st_shared_s32(uint32 shared, int a) {
+  asm volatile("st.shared.s32 [%0], %1;" ::"r"(shared), "r"(a) : "memory");
+}
 TESSERA_DEVICE void st_shared_s32x2(uint32 shared, int a, int b) {
   asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(shared), "r"(a), "r"(b) : "memory");
 }

@@ -60,6 +60,9 @@ struct Ring {
   // Producer: waits until the stage is free and announces what will come. The first round finds every stage free.
   TESSERA_DEVICE void acquire(const RingPosition<kStages>& at, int bytes) {
     wait_empty(at);
+    expect(at, bytes);
+  }
+  TESSERA_DEVICE void expect(const RingPosition<kStages>& at, int bytes) {
     ptx::mbarrier_arrive_expect_tx(address(full, at), bytes);
   }
   TESSERA_DEVICE void wait_empty(const RingPosition<kStages>& at) {

@@ -7,6 +7,7 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/families/backward.hpp"
+#include "cuda/families/block_lists.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/plan_config.hpp"
@@ -38,7 +39,8 @@ constexpr BwdSm90Tile kTiles[] = {
 constexpr int kPairHalfSlots = 6, kPairExchangeStages = 2;
 constexpr int kMostHeadDim = BwdSm90D256Config::head_dim, kMostBlockHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
-constexpr int kStoredRows = 16;  // of dK and dV, that a warp stores
+constexpr int kStoredRows = 16;      // of dK and dV, that a warp stores
+constexpr int kScoreWarpgroups = 2;  // each with a half of a block's keys
 
 // All that was decided for a problem.
 struct BwdSm90Plan {
@@ -52,6 +54,7 @@ struct BwdSm90Plan {
   int heads;
   Grid before, products, after;
   BwdWorkspace workspace;
+  BlockLists lists;  // of a block mask, after what `workspace` has
 };
 
 int64_t largest_head_dim(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v); }
@@ -59,7 +62,7 @@ bool by_pairs(const tessera_plan& plan) { return largest_head_dim(plan) > kMostB
 
 const BwdSm90Tile& tile_of(const tessera_plan& plan) {
   const int64_t head_dim = largest_head_dim(plan);
-  const ScoreConfig score = score_config(plan.problem);
+  const ScoreConfig score = score_config(plan.problem);  // by a block mask's lists a step has 64 queries, too
   const bool options = score.softcap || score.bias_or_mask() || score.dropout;
   return *std::ranges::find_if(kTiles, [head_dim, options](const BwdSm90Tile& tile) {
     return head_dim <= tile.head_dim && tile.options >= options;
@@ -78,7 +81,8 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.deterministic = p.deterministic != 0;
   config.alternate = tile.alternate, config.staged_dq = tile.staged_dq;
   config.d_bias = core::present(p.d_bias);
-  config.score = score_config(p);
+  config.block_mask = core::present(p.block_mask);
+  config.score = score_config_beside_block_mask(p);
   // The code for any sequences fits its registers, that for dense ones lacks two.
   if (config.score.softcap && config.dtype == Dtype::kFloat16) config.varlen = true;
   return config;
@@ -139,13 +143,13 @@ Tiles tiles_of(const tessera_plan& plan, const BlockShape& shape) {
   return tiles;
 }
 
-constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
-                             .oldest_arch = kHopper,
-                             .newest_arch = kHopper,  // wgmma is of this architecture alone
-                             .dtypes = kHalfPrecision,
-                             .head_dim = kMostHeadDim,
-                             .tensors = all_tensors_but({"page_table", "page_indptr", "page_indices", "block_mask",
-                                                         "causal_seqs", "tree_mask"})};
+constexpr Supports kSupports{
+    .direction = TESSERA_BACKWARD,
+    .oldest_arch = kHopper,
+    .newest_arch = kHopper,  // wgmma is of this architecture alone
+    .dtypes = kHalfPrecision,
+    .head_dim = kMostHeadDim,
+    .tensors = all_tensors_but({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"})};
 
 // Registers as launched; the producer then has 24, scores 208, dQ 72.
 constexpr Limits kLimits{.registers = 128};
@@ -164,6 +168,7 @@ std::string refuse_by_pairs(const tessera_problem& p) {
                  {"bias", core::present(p.bias)},
                  {"mask", core::present(p.mask)},
                  {"alibi_slopes", core::present(p.alibi_slopes)},
+                 {"block_mask", core::present(p.block_mask)},
                  {"deterministic", p.deterministic != 0},
                  {"cu_seqlens_q", core::packed_q(p)},
                  {"cu_seqlens_k", core::packed_k(p)},
@@ -177,6 +182,11 @@ std::string refuse_by_pairs(const tessera_problem& p) {
 std::string refuse_options(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (by_pairs(plan)) return refuse_by_pairs(p);
+  if (core::present(p.block_mask)) {
+    if (std::string reason = refuse_block_lists(p); !reason.empty()) return reason;
+    if (p.deterministic) return "deterministic: not taken with a block_mask";
+    if (core::present(p.d_bias)) return "d_bias: not taken with a block_mask";
+  }
   if (p.softcap > 0 && core::present(p.bias)) return "softcap: not taken beside bias";
   if (p.softcap > 0 && core::present(p.alibi_slopes)) return "softcap: not taken beside alibi_slopes";
   if (!core::present(p.d_bias)) return "";
@@ -231,6 +241,9 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q);
   own.after.x = own.before.x + static_cast<uint32_t>(own.rows.d_sink ? plan.heads_q : 0);
   own.products.x = static_cast<uint32_t>(tiles.blocks() * shape.cluster);
+  if (core::present(plan.problem.block_mask)) {
+    own.lists = block_lists_of(plan.problem, tiles.key_tiles, tiles.q_tiles);
+  }
   own.workspace =
       backward_workspace(tiles.q_slots * plan.heads_q, shape.block_m, shape.head_dim, plan.problem.deterministic != 0);
   return own;
@@ -245,6 +258,7 @@ void configure(tessera_plan& plan) {
   plan.tiles_per_item = plan.num_splits = 1;
   plan.num_items = own.products.x;
   plan.shared_bytes = std::max(own.workspace.bytes, own.stand_in.workspace.bytes);
+  if (own.config.block_mask) plan.shared_bytes += block_lists_bytes(plan.problem, own.lists);
   keep_config(plan, own);
 }
 
@@ -286,6 +300,11 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   p.key_tiles = own.key_tiles, p.section_heads = own.section_heads, p.heads = own.heads;
   if (const Driver* driver = launches.driver()) {
     TESSERA_RETURN_IF_ERROR(make_maps(*driver, plan, shape_of(own), buffers, p));
+  }
+  if (own.config.block_mask) {
+    void* memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;
+    p.lists = list_blocks(plan, {own.config.block_n, kScoreWarpgroups, own.config.block_m, true}, own.lists, buffers,
+                          memory, launches);
   }
   launch_bwd_sm90_before(own.rows, p, own.before, launches);
   if (own.pair) {

@@ -10,6 +10,7 @@
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
+#include "cuda/families/block_lists.hpp"
 #include "cuda/families/fwd_sm80.hpp"
 #include "cuda/families/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
@@ -37,6 +38,7 @@ struct FwdSm90Plan {
   WorkOrder order;
   Grid grid;
   bool schedules_dynamically;  // which the workspace has
+  BlockLists lists;            // of a block mask: their shape; they lie in the workspace
   int short_tile_blocks;       // FwdSm90Params has what it is
 };
 
@@ -88,7 +90,8 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   config.dtype = static_cast<Dtype>(p.q.dtype);
   set_head_dims(config, plan.head_dim, plan.head_dim_v);
   config.causal = is_causal(p);
-  config.score = score_config(p);
+  config.block_mask = core::present(p.block_mask);
+  config.score = score_config_beside_block_mask(p);
   tile.apply(config);
   config.page_rows = core::paged(p) ? static_cast<int>(std::gcd(core::sizes(p).page_size, config.block_n)) : 0;
   const bool packed = core::packed_q(p);
@@ -99,8 +102,33 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   return choice;
 }
 
+// With a block mask: a tile is rows of one block of the mask, or of two, and its keys are of one. First row that fits; keys: what
+// the mask's block is a multiple of, with options 64, whose registers the table's other areas have shown to be enough.
+struct BlockMaskTile {
+  int head_dim, block_n, k_stages, v_stages, q_stages;
+};
+constexpr int kBlockMaskConsumers = 2;
+constexpr BlockMaskTile kBlockMaskTiles[] = {
+    {64, 128, 4, 4, 5}, {64, 64, 6, 6, 5},  {128, 128, 2, 2, 5},
+    {128, 64, 4, 4, 4}, {192, 64, 2, 2, 4}, {256, 64, 2, 2, 2},
+};
+
+std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
+  const int64_t mask_keys = plan.problem.mask_block_k, head_dim = std::max(plan.head_dim, plan.head_dim_v);
+  const int most_keys = score_config_beside_block_mask(plan.problem).any() ? 64 : 128;
+  for (const BlockMaskTile& row : kBlockMaskTiles) {
+    if (head_dim > row.head_dim || row.block_n > most_keys || mask_keys % row.block_n != 0) continue;
+    Sm90Tile tile{};
+    tile.block_n = row.block_n, tile.consumers = kBlockMaskConsumers, tile.cluster = 1;
+    tile.k_stages = row.k_stages, tile.v_stages = row.v_stages, tile.q_stages = row.q_stages;
+    return choice_of(plan, tile);
+  }
+  return std::nullopt;
+}
+
 // The table's.
 std::optional<Choice> choose(const tessera_plan& plan) {
+  if (core::present(plan.problem.block_mask)) return choose_for_block_mask(plan);
   const auto tile = find_sm90_tile(
       {plan.head_dim, plan.head_dim_v, area_of(plan.problem), table_rows(plan), rows_a_multiprocessor(plan)});
   if (!tile || (plan.problem.dropout_p > 0 && tile->block_n % kDropoutKeys != 0)) return std::nullopt;
@@ -113,10 +141,10 @@ int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
   return std::min(choice.work_tiles, resident);
 }
 
-// Which work tiles of a packed batch are long only the GPU knows: there blocks take the next one from a counter in the
-// workspace.
+// Which work tiles of a packed batch, or under a block mask, are long only the GPU knows: there blocks take the next one from a
+// counter in the workspace.
 bool schedules_dynamically(const tessera_plan& plan, const Choice& choice) {
-  return core::packed_q(plan.problem) && choice.work_tiles > blocks_of(plan, choice);
+  return (core::packed_q(plan.problem) || choice.config.block_mask) && choice.work_tiles > blocks_of(plan, choice);
 }
 
 // Keys of a sequence, as far as the host knows.
@@ -130,6 +158,13 @@ WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t block
   return cuda::order_of(plan, choice.tiles, choice.work_tiles / choice.tiles, choice.block_m(),
                         kFixedBlocks * choice.config.block_n,
                         schedules_dynamically(plan, choice) ? choice.work_tiles : blocks);
+}
+
+// The lists of a block mask, in the workspace after the counter.
+constexpr int64_t kListsAt = 64;
+
+BlockLists lists_of(const tessera_plan& plan, const Choice& choice) {
+  return block_lists_of(plan.problem, choice.tiles, divide_up(plan.max_seqlen_k, choice.config.block_n));
 }
 
 std::string refuse_pages(const tessera_plan& plan) {
@@ -189,7 +224,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // wgmma is of this architecture alone
                              .dtypes = kHalfPrecision,
                              .head_dim = 256,
-                             .tensors = all_tensors_but({"block_mask"})};
+                             .tensors = all_tensors_but({})};
 
 // As launched; two consumers then have 232, three 160, four 112.
 constexpr Limits kLimits{.registers = 168};
@@ -203,6 +238,7 @@ std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
   if (std::string reason = refuse_pages(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
+  if (std::string reason = refuse_block_lists(plan.problem); !reason.empty()) return reason;
   const std::optional<Choice> found = choose(plan);
   if (!found) return std::string(kForcedTile) + ": holds what is no tile";
   const Choice& choice = *found;
@@ -229,6 +265,10 @@ void configure(tessera_plan& plan) {
   const bool counted = schedules_dynamically(plan, choice);
   plan.shared_bytes = counted ? sizeof(int) : 0;
   FwdSm90Plan own{};
+  if (config.block_mask) {
+    own.lists = lists_of(plan, choice);
+    plan.shared_bytes = kListsAt + block_lists_bytes(plan.problem, own.lists);
+  }
   own.config = config;
   own.stand_in = plan_fwd_sm80(plan, Splits::kNone);
   const int64_t blocks = blocks_of(plan, choice);
@@ -262,6 +302,12 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     p.tile_counter = static_cast<int*>(workspace);
     launches.clear(p.tile_counter);
     p.short_tile_blocks = own.short_tile_blocks;
+  }
+  if (own.config.block_mask) {
+    const int consumers = own.config.consumers;
+    void* memory = workspace ? static_cast<char*>(workspace) + kListsAt : nullptr;
+    p.lists = list_blocks(plan, {consumers * kConsumerRows, consumers, own.config.block_n, false}, own.lists, buffers,
+                          memory, launches);
   }
   if (const Driver* driver = launches.driver()) {
     const auto box = [](int rows) { return Box{BoxLayout::kSwizzled, rows, kSwizzledRowBytes}; };

@@ -1,0 +1,38 @@
+// A block mask as lists, which kernels walk instead of all blocks. Config: fixed when the kernel is compiled; params: read at run time.
+#pragma once
+
+#include "tessera/attention/problem.hpp"
+
+namespace tessera {
+
+// An entry of a list: a block of columns of some rows' tile, and for each group of the tile's rows whether the block is hidden from it.
+// Rows are queries and columns keys; transposed, for the backward pass, rows are keys and columns queries.
+inline constexpr int kListHiddenBits = 4;  // the entry's lowest: bit g: from group g
+TESSERA_HOST_DEVICE constexpr int list_block(int entry) { return entry >> kListHiddenBits; }
+TESSERA_HOST_DEVICE constexpr bool list_hides(int entry, int group) { return (entry >> group & 1) != 0; }
+
+// Where the lists lie, of the mask's [batch|1, heads|1] and each tile of rows: `most` entries each, of which `counts` are there.
+struct BlockLists {
+  const int* entries;
+  const int* counts;
+  int tiles, most;
+  int batch, head;  // from one batch entry's, one head's, to the next: in tiles of rows; 0: the same
+  TESSERA_HOST_DEVICE int at(int b, int h, int tile) const { return b * batch + h * head + tile; }
+};
+
+struct BlockListsConfig {
+  int rows;    // of a tile
+  int groups;  // parts of it, of rows / groups each, that an entry tells apart; at most kListHiddenBits
+  int cols;    // of a block
+  bool transposed;
+};
+TESSERA_CONFIG_FIELDS(BlockListsConfig, rows, groups, cols, transposed)
+
+inline constexpr int kBlockListsWarps = 4;  // of a block, each with a list
+
+struct BlockListsParams : ProblemParams {
+  BlockLists lists;
+  int batches, heads;  // of the mask: 1 where it is the same for all
+};
+
+}  // namespace tessera

@@ -1,0 +1,37 @@
+// What a list of a block mask says of a tile of rows and a block of columns.
+#pragma once
+
+#include "tessera/attention/mask.cuh"
+#include "tessera/block_lists/config.hpp"
+
+namespace tessera {
+
+// Whether the mask and their positions let some of the queries q0 ... q1 see some of the keys k0 ... k1, all of one block of the mask.
+TESSERA_DEVICE bool sees_some(const BlockListsParams& p, const Sequence& s, const char* mask, int q0, int q1, int k0,
+                              int k1) {
+  q1 = min(q1, s.sq - 1), k1 = min(k1, s.sk - 1);
+  if (q0 > q1 || k0 > k1) return false;
+  const KeyRange keys = visible_keys(p, s, q0, q1).some;
+  return keys.low <= k1 && k0 <= keys.high &&
+         mask[p.block_mask.row * (q0 / p.mask_block_q) + p.block_mask.col * (k0 / p.mask_block_k)] != 0;
+}
+
+// The entry of a tile's block; false: no row sees any of it.
+template <BlockListsConfig kCfg>
+TESSERA_DEVICE bool list_entry(const BlockListsParams& p, const Sequence& s, const char* mask, int tile, int block,
+                               int& entry) {
+  constexpr int kGroupRows = kCfg.rows / kCfg.groups;
+  const int col0 = block * kCfg.cols, col1 = col0 + kCfg.cols - 1;
+  entry = block << kListHiddenBits;
+  bool seen = false;
+  for (int group = 0; group < kCfg.groups; ++group) {
+    const int row0 = tile * kCfg.rows + group * kGroupRows, row1 = row0 + kGroupRows - 1;
+    const bool sees =
+        kCfg.transposed ? sees_some(p, s, mask, col0, col1, row0, row1) : sees_some(p, s, mask, row0, row1, col0, col1);
+    if (!sees) entry |= 1 << group;
+    seen |= sees;
+  }
+  return seen;
+}
+
+}  // namespace tessera
