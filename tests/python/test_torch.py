@@ -497,3 +497,19 @@ def test_the_same_bits_on_openmp_s_threads():
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(one, two) for one, two in zip(*results))
+
+
+def test_block_mask_from_a_rule(device):
+    """The same as the mask that has an entry for every key; heads with masks of their own; what a rule may not give."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, length, 2, 16) for length in (150, 200, 200))
+    blocks = tessera.torch.block_mask(lambda i, j: ((i - j).abs() <= 1) | (j == 0), 150, 200, block=(32, 16), device=device)
+    assert blocks.shape == (1, 1, 5, 13) and blocks.dtype == torch.bool and blocks.device.type == device
+    mask = blocks.repeat_interleave(32, 2).repeat_interleave(16, 3)[..., :150, :200]
+    o = tessera.torch.attention(q, k, v, block_mask=blocks, mask_block=(32, 16))
+    torch.testing.assert_close(o, tessera.torch.attention(q, k, v, mask=mask))
+    heads = torch.arange(2, device=device)[None, :, None, None]
+    assert tessera.torch.block_mask(lambda i, j: j < i + heads, 150, 200, block=(32, 16), device=device).shape == (1, 2, 5, 13)
+    for rule, said in ((lambda i, j: i - j, "int64"), (lambda i, j: (i < j)[:, :4], "5 x 13"), (lambda i, j: True, "bool")):
+        with pytest.raises(tessera.Error, match=f"visible: gave .*{said}"):
+            tessera.torch.block_mask(rule, 150, 200, block=(32, 16), device=device)

@@ -12,9 +12,10 @@ Importing this module registers the name "Tessera" and activates nothing.
 """
 
 from .api import attention
+from .blocks import block_mask
 from .merge import combine
 from .sdpa import activate, fallback_reasons, register, restore
 
 register()
 
-__all__ = ["activate", "attention", "combine", "fallback_reasons", "register", "restore"]
+__all__ = ["activate", "attention", "block_mask", "combine", "fallback_reasons", "register", "restore"]
