@@ -52,6 +52,7 @@ void launch_kernel(const char* name, const Config& config, const Params& params,
 
 int64_t smem_bytes(const FwdConfig& config) { return fwd_layout(config).bytes; }
 int64_t smem_bytes(const FwdSm90Config& config) { return fwd_sm90_layout(config).bytes; }
+int64_t smem_bytes(const FwdSm90D512Config& config) { return fwd_sm90_d512_layout(config).bytes; }
 int64_t smem_bytes(const BwdConfig& config) { return bwd_layout(config).bytes; }
 
 int64_t smem_bytes(const BwdSm90Config& config) { return bwd_sm90_layout(config).bytes; }
@@ -59,6 +60,7 @@ int64_t smem_bytes(const DecodeSm90Config& config) { return decode_sm90_layout(c
 int64_t smem_bytes(const BwdSm90D256Config& config) {
   return std::max(bwd_sm90_d256_layout(config, 0).bytes, bwd_sm90_d256_layout(config, 1).bytes);
 }
+int64_t smem_bytes(const BwdSm90D512Config& config) { return bwd_sm90_d512_layout(config).bytes; }
 int64_t smem_bytes(const StandardProductConfig& config) { return standard_product_bytes(config); }
 
 KernelSpec spec_of(const FwdConfig& config) {
@@ -92,6 +94,17 @@ KernelSpec spec_of(const BlockListsConfig& config) {
           .threads = kBlockListsWarps * kWarpThreads,
           .limits = {.registers = 64},
           .claim = "sizeof(tessera::BlockListsParams) == " + std::to_string(sizeof(BlockListsParams))};
+}
+
+KernelSpec spec_of(const FwdSm90D512Config& config) {
+  return {.name = "fwd_sm90_d512",
+          .header = "tessera/fwd_sm90_d512/kernel.cuh",
+          .params = "FwdSm90Params",
+          .config = config_text(config),
+          .threads = kFwdD512Threads,
+          .cluster = kFwdD512ClusterBlocks,
+          .smem_bytes = smem_bytes(config),
+          .claim = "sizeof(tessera::FwdSm90Params) == " + std::to_string(sizeof(FwdSm90Params))};
 }
 
 KernelSpec spec_of(const CombineConfig& config) {
@@ -155,6 +168,17 @@ KernelSpec spec_of(const BwdSm90D256Config& config) {
           .config = config_text(config),
           .threads = kBwdSm90Threads,
           .cluster = kBwdD256ClusterBlocks,
+          .smem_bytes = smem_bytes(config),
+          .claim = "sizeof(tessera::BwdSm90Params) == " + std::to_string(sizeof(BwdSm90Params))};
+}
+
+KernelSpec spec_of(const BwdSm90D512Config& config) {
+  return {.name = "bwd_sm90_d512",
+          .header = "tessera/bwd_sm90_d512/kernel.cuh",
+          .params = "BwdSm90Params",
+          .config = config_text(config),
+          .threads = kBwdSm90Threads,
+          .cluster = kBwdD512ClusterBlocks,
           .smem_bytes = smem_bytes(config),
           .claim = "sizeof(tessera::BwdSm90Params) == " + std::to_string(sizeof(BwdSm90Params))};
 }
@@ -235,6 +259,10 @@ void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& 
                 launches);
 }
 
+void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches) {
+  launch_kernel("fwd_sm90_d512", config, params, grid, launches);
+}
+
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches) {
   const int64_t rows = int64_t{params.batch} * params.rows * params.heads;
   if (rows == 0) return ok();
@@ -268,6 +296,10 @@ void launch_bwd_sm90(const BwdSm90Config& config, const BwdSm90Params& params, G
 
 void launch_bwd_sm90(const BwdSm90D256Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches) {
   launch_kernel("bwd_sm90_d256", config, params, grid, launches);
+}
+
+void launch_bwd_sm90(const BwdSm90D512Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches) {
+  launch_kernel("bwd_sm90_d512", config, params, grid, launches);
 }
 
 void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {

@@ -14,12 +14,14 @@ namespace tessera::cuda {
 KernelSpec spec_of(const FwdConfig& config);
 KernelSpec spec_of(const FwdSm90Config& config);
 KernelSpec spec_of(const BlockListsConfig& config);
+KernelSpec spec_of(const FwdSm90D512Config& config);
 KernelSpec spec_of(const CombineConfig& config);
 KernelSpec spec_of(const AppendConfig& config);
 KernelSpec spec_of(const BwdConfig& config);
 KernelSpec spec_of(const BwdRowsConfig& config);
 KernelSpec spec_of(const BwdSm90Config& config);
 KernelSpec spec_of(const BwdSm90D256Config& config);
+KernelSpec spec_of(const BwdSm90D512Config& config);
 KernelSpec spec_of(const BwdSm90RowsConfig& config, bool after);
 KernelSpec spec_of(const DecodeSm90Config& config);
 KernelSpec spec_of(const StandardProductConfig& config);
@@ -32,22 +34,26 @@ inline constexpr int32_t kHopper = 90;  // the first architecture with bulk copi
 // As each family's layout has it (config.hpp of its device code).
 int64_t smem_bytes(const FwdConfig& config);
 int64_t smem_bytes(const FwdSm90Config& config);
+int64_t smem_bytes(const FwdSm90D512Config& config);
 int64_t smem_bytes(const BwdConfig& config);
 int64_t smem_bytes(const BwdSm90Config& config);
 int64_t smem_bytes(const DecodeSm90Config& config);
 int64_t smem_bytes(const BwdSm90D256Config& config);
+int64_t smem_bytes(const BwdSm90D512Config& config);
 int64_t smem_bytes(const StandardProductConfig& config);
 
 // Each joins the call's launches.
 void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
+void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches);
 tessera_status launch_append(const AppendConfig& config, const AppendParams& params, LaunchList& launches);
 void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_bwd_rows(const BwdRowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90(const BwdSm90Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90(const BwdSm90D256Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches);
+void launch_bwd_sm90(const BwdSm90D512Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_decode_sm90(const DecodeSm90Config& config, const DecodeSm90Params& params, Grid grid,

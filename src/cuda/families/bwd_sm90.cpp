@@ -37,17 +37,22 @@ constexpr BwdSm90Tile kTiles[] = {
 };
 // By a cluster of two blocks, bwd_sm90_d256: head sizes up to 256, plain scores of dense sequences.
 constexpr int kPairHalfSlots = 6, kPairExchangeStages = 2;
-constexpr int kMostHeadDim = BwdSm90D256Config::head_dim, kMostBlockHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
+// By a cluster of two blocks that share the head's columns, bwd_sm90_d512: head sizes above, likewise.
+constexpr int kColumnsHalfSlots = 8, kColumnsStages = 2;
+constexpr int kMostHeadDim = BwdSm90D512Config::head_dim, kMostPairHeadDim = BwdSm90D256Config::head_dim,
+              kMostBlockHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
 constexpr int kStoredRows = 16;      // of dK and dV, that a warp stores
 constexpr int kScoreWarpgroups = 2;  // each with a half of a block's keys
 
 // All that was decided for a problem.
 struct BwdSm90Plan {
-  bool pair;             // which of the configs is meant
+  bool pair, columns;    // which of the configs is meant
   BwdSm90Config config;  // a block alone
   BwdSm90D256Config pair_config;
+  BwdSm90D512Config columns_config;
   BwdSm90RowsConfig rows;
+  BwdRowsConfig columns_rows;
   BwdSm80Plan stand_in;  // where a tensor that TMA reads or writes starts at no multiple of 16 bytes
   int q_tiles, q_slots;  // BwdParams has what they are
   Divisor key_tiles, section_heads;
@@ -59,6 +64,7 @@ struct BwdSm90Plan {
 
 int64_t largest_head_dim(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v); }
 bool by_pairs(const tessera_plan& plan) { return largest_head_dim(plan) > kMostBlockHeadDim; }
+bool by_columns(const tessera_plan& plan) { return largest_head_dim(plan) > kMostPairHeadDim; }
 
 const BwdSm90Tile& tile_of(const tessera_plan& plan) {
   const int64_t head_dim = largest_head_dim(plan);
@@ -100,6 +106,10 @@ struct BlockShape {
   int head_dim, block_m, block_n, cluster, stages, smem_bytes;
 };
 BlockShape shape_of(const BwdSm90Plan& own) {
+  if (own.columns) {
+    return {BwdSm90D512Config::head_dim, BwdSm90D512Config::block_m, BwdSm90D512Config::block_n,
+            kBwdD512ClusterBlocks,       own.columns_config.stages,  static_cast<int>(smem_bytes(own.columns_config))};
+  }
   if (own.pair) {
     return {BwdSm90D256Config::head_dim,     BwdSm90D256Config::block_m,
             BwdSm90D256Config::block_n,      kBwdD256ClusterBlocks,
@@ -110,8 +120,14 @@ BlockShape shape_of(const BwdSm90Plan& own) {
 }
 BwdSm90Plan configs_of(const tessera_plan& plan) {
   BwdSm90Plan own{};
-  own.pair = by_pairs(plan);
-  if (own.pair) {
+  own.columns = by_columns(plan);
+  own.pair = by_pairs(plan) && !own.columns;
+  if (own.columns) {
+    own.columns_config = {.dtype = static_cast<Dtype>(plan.problem.q.dtype),
+                          .half_slots = kColumnsHalfSlots,
+                          .stages = kColumnsStages,
+                          .window = plan.problem.window_left >= 0};
+  } else if (own.pair) {
     own.pair_config = make_pair_config(plan);
   } else {
     own.config = make_config(plan, tile_of(plan));
@@ -232,6 +248,9 @@ BwdSm90Plan planned(const tessera_plan& plan) {
               .block_m = shape.block_m,
               .d_sink = core::present(plan.problem.d_sink),
               .d_bias = core::present(plan.problem.d_bias)};
+  own.columns_rows.dtype = own.rows.dtype, own.columns_rows.block_m = shape.block_m;
+  own.columns_rows.head_dim = own.columns_rows.head_dim_v = shape.head_dim;
+  own.columns_rows.aligned = true, own.columns_rows.d_sink = own.rows.d_sink;
   own.stand_in = plan_bwd_sm80(plan);
   const Tiles tiles = tiles_of(plan, shape);
   own.q_tiles = static_cast<int>(tiles.q_tiles), own.q_slots = static_cast<int>(tiles.q_slots);
@@ -300,6 +319,14 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   p.key_tiles = own.key_tiles, p.section_heads = own.section_heads, p.heads = own.heads;
   if (const Driver* driver = launches.driver()) {
     TESSERA_RETURN_IF_ERROR(make_maps(*driver, plan, shape_of(own), buffers, p));
+  }
+  if (own.columns) {  // its rows are bwd_sm80's
+    launch_bwd_rows(own.columns_rows, p, own.before, launches);
+    launch_bwd_sm90(own.columns_config, p, own.products, launches);
+    p.after = 1;
+    p.scale *= bwd_lower_late(own.rows.dtype);
+    launch_bwd_rows(own.columns_rows, p, own.after, launches);
+    return ok();
   }
   if (own.config.block_mask) {
     void* memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;

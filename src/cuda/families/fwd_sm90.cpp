@@ -1,5 +1,5 @@
-// The forward kernel of kernels/tessera/fwd_sm90/kernel.cuh: what it takes, and its launch. Every number depends on the problem
-// and the GPU alone.
+// The forward kernels of kernels/tessera/fwd_sm90/kernel.cuh and, for head sizes above 256, fwd_sm90_d512/kernel.cuh: what they
+// take, and their launch. Every number depends on the problem and the GPU alone.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -31,9 +31,28 @@ constexpr int kWarpRows = 16;  // that a warp stores
 constexpr int kDropoutKeys = 32;   // that a call of Philox decides, of a whole number of which a tile is
 constexpr int64_t kPageRows = 16;  // that a page's are a multiple of, as every tile's block_n is
 
+// Above it a cluster of two blocks shares the head's columns: fwd_sm90_d512.
+constexpr int64_t kMostBlockHeadDim = 256, kMostHeadDim = 512;
+
+// By a pair of blocks: up to this head size, and whether options change scores, which costs registers. At 512 48 keys were 1.00 to 1.15
+// times as fast as 64 (docs/lab/2026-11-25-d512.md).
+struct PairTile {
+  int head_dim;
+  bool with_options;
+  int block_n, k_stages, v_stages;
+};
+constexpr PairTile kPairTiles[] = {
+    {384, false, 64, 3, 3},
+    {512, true, 48, 3, 2},
+};
+// Of dropout's tile, which has whole calls of Philox; its registers have no room for other options.
+constexpr PairTile kPairDropoutTile{512, true, 64, 2, 2};
+
 // All that was decided for a problem.
 struct FwdSm90Plan {
-  FwdSm90Config config;
+  bool pair;             // which of the configs is meant
+  FwdSm90Config config;  // a block alone
+  FwdSm90D512Config pair_config;
   FwdSm80Plan stand_in;  // where q, k, v or o starts at no multiple of 16 bytes
   WorkOrder order;
   Grid grid;
@@ -43,10 +62,27 @@ struct FwdSm90Plan {
 };
 
 struct Choice {
+  bool pair = false;
   FwdSm90Config config{};
+  FwdSm90D512Config pair_config{};
   int64_t tiles = 0, work_tiles = 0;  // of a head (packed: of all sequences); of all heads
-  int block_m() const { return config.consumers * kConsumerRows; }
+  int block_m() const { return pair ? FwdSm90D512Config::kBlockM : config.consumers * kConsumerRows; }
+  int block_n() const { return pair ? pair_config.block_n : config.block_n; }
+  int cluster() const { return pair ? kFwdD512ClusterBlocks : config.cluster; }
+  int64_t smem_bytes() const { return pair ? cuda::smem_bytes(pair_config) : cuda::smem_bytes(config); }
+  void count_tiles(const tessera_plan& plan) {
+    const bool packed = core::packed_q(plan.problem);
+    tiles = tiles_of(packed, plan.batch, core::sizes(plan.problem).rows_q, 1, block_m());
+    work_tiles = tiles * plan.heads_q * (packed ? 1 : plan.batch);
+  }
 };
+
+bool by_pairs(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v) > kMostBlockHeadDim; }
+
+// A sequence may end anywhere within a tile.
+bool varies_in_length(const tessera_problem& p) {
+  return core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k);
+}
 
 // Whether the blocks of a cluster, which take neighbouring work tiles, always see the same keys.
 bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
@@ -94,11 +130,28 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
   config.score = score_config_beside_block_mask(p);
   tile.apply(config);
   config.page_rows = core::paged(p) ? static_cast<int>(std::gcd(core::sizes(p).page_size, config.block_n)) : 0;
-  const bool packed = core::packed_q(p);
-  choice.tiles = tiles_of(packed, plan.batch, core::sizes(p).rows_q, 1, choice.block_m());
-  choice.work_tiles = choice.tiles * plan.heads_q * (packed ? 1 : plan.batch);
+  choice.count_tiles(plan);
   if (!cluster_shares_keys(plan, config.cluster, choice.tiles)) config.cluster = 1;
-  config.varlen = packed || core::packed_k(p) || core::present(p.seqused_k);
+  config.varlen = varies_in_length(p);
+  return choice;
+}
+
+Choice choose_pair(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  Choice choice;
+  choice.pair = true;
+  FwdSm90D512Config& config = choice.pair_config;
+  config.dtype = static_cast<Dtype>(p.q.dtype);
+  config.score = score_config(p);
+  const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
+  const PairTile& tile =
+      config.score.dropout ? kPairDropoutTile : *std::ranges::find_if(kPairTiles, [&](const PairTile& row) {
+        return head_dim <= row.head_dim && row.with_options >= config.score.any();
+      });
+  config.half_dim = tile.head_dim / kFwdD512ClusterBlocks;
+  config.block_n = tile.block_n, config.k_stages = tile.k_stages, config.v_stages = tile.v_stages;
+  config.varlen = varies_in_length(p) || config.score.dropout;  // the code for any sequences fits dropout's registers
+  choice.count_tiles(plan);
   return choice;
 }
 
@@ -129,14 +182,16 @@ std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
 // The table's.
 std::optional<Choice> choose(const tessera_plan& plan) {
   if (core::present(plan.problem.block_mask)) return choose_for_block_mask(plan);
+  if (by_pairs(plan)) return choose_pair(plan);
   const auto tile = find_sm90_tile(
       {plan.head_dim, plan.head_dim_v, area_of(plan.problem), table_rows(plan), rows_a_multiprocessor(plan)});
   if (!tile || (plan.problem.dropout_p > 0 && tile->block_n % kDropoutKeys != 0)) return std::nullopt;
   return choice_of(plan, *tile);
 }
 
-// One a multiprocessor.
+// One a multiprocessor; a pair for each work tile.
 int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
+  if (choice.pair) return choice.work_tiles * choice.cluster();
   const int64_t resident = plan.device.cores / choice.config.cluster * choice.config.cluster;
   return std::min(choice.work_tiles, resident);
 }
@@ -144,7 +199,8 @@ int64_t blocks_of(const tessera_plan& plan, const Choice& choice) {
 // Which work tiles of a packed batch, or under a block mask, are long only the GPU knows: there blocks take the next one from a
 // counter in the workspace.
 bool schedules_dynamically(const tessera_plan& plan, const Choice& choice) {
-  return (core::packed_q(plan.problem) || choice.config.block_mask) && choice.work_tiles > blocks_of(plan, choice);
+  return (core::packed_q(plan.problem) || choice.config.block_mask) && !choice.pair &&
+         choice.work_tiles > blocks_of(plan, choice);
 }
 
 // Keys of a sequence, as far as the host knows.
@@ -156,7 +212,7 @@ int64_t typical_keys(const tessera_plan& plan) {
 WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t blocks) {
   constexpr int kFixedBlocks = 2;  // of keys: what it costs to decode a tile's index and to store its rows
   return cuda::order_of(plan, choice.tiles, choice.work_tiles / choice.tiles, choice.block_m(),
-                        kFixedBlocks * choice.config.block_n,
+                        kFixedBlocks * choice.block_n(),
                         schedules_dynamically(plan, choice) ? choice.work_tiles : blocks);
 }
 
@@ -172,6 +228,19 @@ std::string refuse_pages(const tessera_plan& plan) {
   if (const int64_t rows = core::sizes(p).page_size; rows % kPageRows != 0) {
     return "pages of " + std::to_string(rows) + " keys, must be a multiple of " + std::to_string(kPageRows);
   }
+  return "";
+}
+
+// What the kernel of a pair of blocks lacks.
+std::string refuse_by_pairs(const tessera_plan& plan) {
+  const std::string above = ": not taken at head sizes above " + std::to_string(kMostBlockHeadDim);
+  if (core::paged(plan.problem)) return "pages" + above;
+  if (core::present(plan.problem.causal_seqs)) return "causal_seqs" + above;
+  if (core::present(plan.problem.tree_mask)) return "tree_mask" + above;
+  if (core::present(plan.problem.block_mask)) return "block_mask" + above;
+  const ScoreConfig score = score_config(plan.problem);
+  if (score.dropout && (score.bias_or_mask() || score.alibi || score.softcap))
+    return "dropout beside other options" + above;
   return "";
 }
 
@@ -223,7 +292,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .oldest_arch = kHopper,
                              .newest_arch = kHopper,  // wgmma is of this architecture alone
                              .dtypes = kHalfPrecision,
-                             .head_dim = 256,
+                             .head_dim = kMostHeadDim,
                              .tensors = all_tensors_but({})};
 
 // As launched; two consumers then have 232, three 160, four 112.
@@ -239,10 +308,13 @@ std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refuse_pages(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_block_lists(plan.problem); !reason.empty()) return reason;
+  if (by_pairs(plan)) {
+    if (std::string reason = refuse_by_pairs(plan); !reason.empty()) return reason;
+  }
   const std::optional<Choice> found = choose(plan);
   if (!found) return std::string(kForcedTile) + ": holds what is no tile";
   const Choice& choice = *found;
-  if (std::string reason = refuse_shared_memory(smem_bytes(choice.config), plan); !reason.empty()) return reason;
+  if (std::string reason = refuse_shared_memory(choice.smem_bytes(), plan); !reason.empty()) return reason;
   constexpr int64_t kMaxWorkTiles = int64_t{1} << 30;  // the kernel counts a round of the grid past them
   if (choice.work_tiles > kMaxWorkTiles) return "more than 2^30 tiles";
   const std::string stand_in = kFwdSm80.refuse(plan);
@@ -254,11 +326,17 @@ void configure(tessera_plan& plan) {
   const Choice choice = choose(plan).value();
   const FwdSm90Config& config = choice.config;
   constexpr int kWarpgroupWarps = 4;
-  plan.block_m = choice.block_m(), plan.block_n = config.block_n;
-  plan.num_warps = (config.consumers + 1) * kWarpgroupWarps;
-  plan.num_stages = config.k_stages, plan.num_v_stages = config.v_stages, plan.num_q_stages = config.q_stages;
-  plan.cluster = config.cluster;
-  plan.smem_bytes = smem_bytes(config);
+  plan.block_m = choice.block_m(), plan.block_n = choice.block_n();
+  if (choice.pair) {
+    const FwdSm90D512Config& pair = choice.pair_config;
+    plan.num_warps = kFwdD512Threads / 32;
+    plan.num_stages = pair.k_stages, plan.num_v_stages = pair.v_stages, plan.num_q_stages = kFwdD512Consumers;
+  } else {
+    plan.num_warps = (config.consumers + 1) * kWarpgroupWarps;
+    plan.num_stages = config.k_stages, plan.num_v_stages = config.v_stages, plan.num_q_stages = config.q_stages;
+  }
+  plan.cluster = choice.cluster();
+  plan.smem_bytes = choice.smem_bytes();
   plan.tiles_per_item = 1;
   plan.num_splits = 1;
   plan.num_items = choice.work_tiles;
@@ -269,13 +347,13 @@ void configure(tessera_plan& plan) {
     own.lists = lists_of(plan, choice);
     plan.shared_bytes = kListsAt + block_lists_bytes(plan.problem, own.lists);
   }
-  own.config = config;
+  own.pair = choice.pair, own.config = config, own.pair_config = choice.pair_config;
   own.stand_in = plan_fwd_sm80(plan, Splits::kNone);
   const int64_t blocks = blocks_of(plan, choice);
   own.grid.x = static_cast<uint32_t>(blocks);
-  if (blocks > 0) own.order = order_of(plan, choice, blocks);
+  if (blocks > 0) own.order = order_of(plan, choice, choice.pair ? choice.work_tiles : blocks);
   own.schedules_dynamically = counted;
-  own.short_tile_blocks = counted ? static_cast<int>(typical_keys(plan) / 2 / config.block_n) : 0;
+  own.short_tile_blocks = counted ? static_cast<int>(typical_keys(plan) / 2 / choice.block_n()) : 0;
   keep_config(plan, own);
 }
 
@@ -311,14 +389,20 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   }
   if (const Driver* driver = launches.driver()) {
     const auto box = [](int rows) { return Box{BoxLayout::kSwizzled, rows, kSwizzledRowBytes}; };
-    const int keys = core::paged(problem) ? own.config.page_rows : own.config.block_n;
+    const int keys = own.pair               ? own.pair_config.block_n
+                     : core::paged(problem) ? own.config.page_rows
+                                            : own.config.block_n;
     TESSERA_RETURN_IF_ERROR(
         make_tensor_map(*driver, plan.device, "q", problem.q, buffers.q, box(kConsumerRows), p.q_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, box(keys), p.k_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v, box(keys), p.v_map));
     TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "o", problem.o, buffers.o, box(kWarpRows), p.o_map));
   }
-  launch_fwd_sm90(own.config, p, own.grid, launches);
+  if (own.pair) {
+    launch_fwd_sm90(own.pair_config, p, own.grid, launches);
+  } else {
+    launch_fwd_sm90(own.config, p, own.grid, launches);
+  }
   return ok();
 }
 

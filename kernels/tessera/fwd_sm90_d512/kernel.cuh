@@ -1,0 +1,110 @@
+// Forward on Hopper at head sizes above 256: a cluster of two blocks owns 128 queries and splits the head's columns, since 64
+// rows of O at 512 columns are all the registers that a warpgroup has, twice.
+//
+//   block 0: columns 0 ... half_dim - 1 of Q, K, V          block 1: the others
+//   S0 = Q K^T over its columns        S0 -> <- S1          S1 = Q K^T over its columns
+//   S = S0 + S1, P = softmax(S)                             S = S0 + S1, P = softmax(S), the same bits
+//   O += P V, its columns                                   O += P V, its columns
+//
+// So each block is a kernel for head size half_dim, whose scores are completed through distributed shared memory. Grid: two
+// blocks for each work tile of 128 queries, in clusters. Roles, in each block: a producer warpgroup, two threads of which
+// load Q and K, and V; two consumers of 64 queries each (consumer.cuh). 384 threads, one block a multiprocessor. Shared
+// memory: FwdSm90D512Layout.
+#pragma once
+
+#include "tessera/attention/unowned_rows.cuh"
+#include "tessera/fwd_sm90_d512/consumer.cuh"
+
+namespace tessera {
+
+template <class Tile>
+TESSERA_DEVICE void load_columns(uint32 to, const TensorMap* map, uint32 full, int col, int row, int head, int batch) {
+#pragma unroll
+  for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+    ptx::cp_async_bulk_tensor_4d(to + chunk * Tile::kChunkBytes, map, full, col + chunk * kChunkCols, row, head, batch);
+  }
+}
+
+template <FwdSm90D512Config kCfg>
+TESSERA_DEVICE void load_q_and_k(const FwdSm90Params& p, const FwdD512Shared<kCfg>& shared, const FwdD512Tile& tile) {
+  using Shared = FwdD512Shared<kCfg>;
+  const int col = static_cast<int>(ptx::cluster_ctarank()) * kCfg.half_dim;
+  for (int consumer = 0; consumer < kFwdD512Consumers; ++consumer) {
+    const uint32 full = shared.barrier(Shared::kQFull + consumer);
+    ptx::mbarrier_arrive_expect_tx(full, Shared::Rows::kBytes);
+    load_columns<typename Shared::Rows>(shared.q(consumer), &p.q_map, full, col,
+                                        tile.s.q_begin + tile.row0 + consumer * kConsumerRows, tile.head,
+                                        tile.q_batch<kCfg>(p));
+  }
+  const int head = tile.head / p.group;
+  typename Shared::KAt at;
+  for (int block = tile.first; block < tile.last; ++block) {
+    ptx::mbarrier_wait_parity(shared.barrier(Shared::kKEmpty) + at.offset, at.parity ^ 1);
+    const uint32 full = shared.barrier(Shared::kKFull) + at.offset;
+    ptx::mbarrier_arrive_expect_tx(full, Shared::Keys::kBytes);
+    load_columns<typename Shared::Keys>(shared.k(at), &p.k_map, full, col, tile.s.k_begin + block * kCfg.block_n, head,
+                                        tile.k_batch<kCfg>(p));
+    at.advance();
+  }
+}
+
+template <FwdSm90D512Config kCfg>
+TESSERA_DEVICE void load_v(const FwdSm90Params& p, const FwdD512Shared<kCfg>& shared, const FwdD512Tile& tile) {
+  using Shared = FwdD512Shared<kCfg>;
+  const int col = static_cast<int>(ptx::cluster_ctarank()) * kCfg.half_dim, head = tile.head / p.group;
+  typename Shared::VAt at;
+  for (int block = tile.first; block < tile.last; ++block) {
+    ptx::mbarrier_wait_parity(shared.barrier(Shared::kVEmpty) + at.offset, at.parity ^ 1);
+    const uint32 full = shared.barrier(Shared::kVFull) + at.offset;
+    ptx::mbarrier_arrive_expect_tx(full, Shared::Keys::kBytes);
+    load_columns<typename Shared::Keys>(shared.v(at), &p.v_map, full, col, tile.s.k_begin + block * kCfg.block_n, head,
+                                        tile.k_batch<kCfg>(p));
+    at.advance();
+  }
+}
+
+template <FwdSm90D512Config kCfg>
+TESSERA_DEVICE void fwd_sm90_d512(const FwdSm90Params& p) {
+  using Shared = FwdD512Shared<kCfg>;
+  static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma of 16-bit types");
+  static_assert(!kCfg.score.block_mask, "a mask has an entry for every key");
+  static_assert(!kCfg.score.dropout || kCfg.block_n % 32 == 0, "one Philox call decides 32 keys");
+  static_assert(Shared::kAt.bytes <= 227 * 1024, "shared memory of a block");
+  extern __shared__ __align__(1024) char shared_memory[];
+  const Shared shared(shared_memory);  // by whole warps: its descriptor is uniform
+  auto& tile = *reinterpret_cast<FwdD512Tile*>(shared_memory + Shared::kAt.tile);
+
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensormap(&p.q_map);
+    ptx::prefetch_tensormap(&p.k_map);
+    ptx::prefetch_tensormap(&p.v_map);
+    ptx::prefetch_tensormap(&p.o_map);
+    shared.init();
+  }
+  if (threadIdx.x == 32) tile = FwdD512Tile::at<kCfg>(p, static_cast<int>(blockIdx.x) / kFwdD512ClusterBlocks);
+  __syncthreads();
+  ptx::barrier_cluster_arrive_relaxed();  // the other block's barriers are initialised
+  ptx::barrier_cluster_wait();
+  if (threadIdx.x < 128) {
+    ptx::setmaxnreg_dec<24>();
+    if (tile.first < tile.last) {
+      if (threadIdx.x == 0) load_q_and_k<kCfg>(p, shared, tile);
+      if (threadIdx.x == 32) load_v<kCfg>(p, shared, tile);
+    }
+  } else {
+    ptx::setmaxnreg_inc<240>();
+    if (kCfg.varlen && p.cu_seqlens_q) {  // rows of no sequence, while the first tiles are loaded
+      const int64 warp = static_cast<int64>(blockIdx.x) * Shared::kWarps + static_cast<int>(threadIdx.x) / 32 - 4;
+      clear_unowned_outputs<kCfg.dtype>(p, warp, static_cast<int64>(gridDim.x) * Shared::kWarps);
+    }
+    if (uniform(tile.count) > 0) {
+      FwdD512Consumer<kCfg> consumer(p, shared, tile, uniform(static_cast<int>(threadIdx.x) / 128 - 1));
+      consumer.run();
+    }
+  }
+  __syncwarp();
+  ptx::barrier_cluster_arrive();  // the other block may still send here, or arrive at this one's barriers
+  ptx::barrier_cluster_wait();
+}
+
+}  // namespace tessera
