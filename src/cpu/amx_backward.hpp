@@ -93,7 +93,7 @@ TESSERA_OWN_FUNCTION bool fused_gradients(const AmxBackward& f, const StagePair&
                                           const StageOptions* options, float* d_bias) {
   const Tile& tile = f.tiles[at.tile];
   const float *sS = ring, *sdP = ring + kStage_floats;
-  const VecF scale = splat(f.p.scale);
+  const VecF dp_scale = splat(f.p.dropout_scale), scale = splat(f.p.scale * f.p.dropout_scale);
   const float* delta = f.s.delta + at.tile * kBlockM;
   using Exponential = StageExponential<kScores, 4, true>;
   Exponential exponential(f.p, tile, f.s.lse + at.tile * kBlockM, key, options);
@@ -112,14 +112,13 @@ TESSERA_OWN_FUNCTION bool fused_gradients(const AmxBackward& f, const StagePair&
         const VecF e = (VecF)entry.probability;
         VecF dp = load(sdP + n * kBlockM + c * kLanes), kept = e;
         if (exponential.dropout()) {
-          const VecF factor = exponential.template dropout_factor<kUpper>(j, c);
-          dp *= factor, kept *= factor;
+          dp = exponential.template kept<kUpper>(j, c, dp), kept = exponential.template kept<kUpper>(j, c, kept);
         }
         VecF d = e * fma(dp, scale, minus_delta[c]);
         // What is not seen has P = 0, and dP and the slope may be anything.
         if constexpr (Exponential::masks()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
         if (kScores == Scores::kOptions && d_bias) {
-          const VecF unscaled = e * (dp - load(delta + c * kLanes));
+          const VecF unscaled = e * (dp * dp_scale - load(delta + c * kLanes));
           store(d_bias + n * kBlockM + c * kLanes, (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)unscaled));
         }
         if (exponential.softcap()) {
@@ -133,6 +132,7 @@ TESSERA_OWN_FUNCTION bool fused_gradients(const AmxBackward& f, const StagePair&
       exponential.next_unit(c);
     }
     store_steps<false>(f, at, j, probability, ds);
+    exponential.prefetch_bias(j);
   }
   return !any((VecI)(out_of_range & 0x80000000u));
 }
@@ -146,7 +146,7 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
   const float *lse = f.s.lse + at.tile * kBlockM, *delta = f.s.delta + at.tile * kBlockM;
   const int64_t count = min_of(kStageKeys, f.key_begin + f.keys - key);
   apply_scores(p, tile, sS, key, 0, count, p.softcap > 0 ? slope : nullptr, rest, kStage_floats);
-  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count);
+  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count, 1.0f);
   const Exp2 exponential;
   for (int64_t n = 0; n < kStageKeys; ++n)
 #pragma GCC unroll 2
@@ -162,7 +162,7 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
       VecF dp = load(sdP + i), kept = probability;
       if (p.dropout_threshold) {
         const VecF factor = load(factors + i);
-        dp *= factor;
+        dp *= factor * p.dropout_scale;
         kept *= factor;
       }
       // For an invisible entry LSE, dP and delta may be anything, and so may a score past the last query.
@@ -201,7 +201,8 @@ TESSERA_INLINE void gradients(const AmxBackward& f, const StagePair& at, float* 
   } else {
     const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
     float *bias = f.s.options, *d_bias = f.p.d_bias ? bias + kStage_floats : nullptr, *rest = bias + 2 * kStage_floats;
-    const StageOptions options(f.p, tile, key, keys, ring, bias);
+    StageOptions options(f.p, tile, key, keys, ring, bias);
+    options.draw_kept(f.p, tile, key);
     switch (d_bias ? Scores::kOptions : options.kind) {
       case Scores::kAllSeen:
         done = fused.template operator()<Scores::kAllSeen>(&options, nullptr);
@@ -445,6 +446,10 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
           if (f.dq_started[t]) add_dq(f, t, dq_row(p, sequence, batch, h, split, row + t * kBlockM), p.acc_dq_ld);
         }
       }
+    }
+    // dV has been summed of what dropout keeps, unscaled.
+    for (int64_t i = 0; p.dropout_threshold && i < f.v_steps * p.block_n * kBlockM; i += kLanes) {
+      store(s.sdV + i, load(s.sdV + i) * p.dropout_scale);
     }
     const int64_t k_row = sequence.k_begin + first;
     write_gradient(f, p.d_k, s.sdK, batch, head_kv, k_row, rows, p.head_dim);

@@ -156,7 +156,7 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
 }
 
 TESSERA_INLINE void attend_stage_with(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
-                                      int64_t key, const Beside& work, const StageOptions& options) {
+                                      int64_t key, const Beside& work, StageOptions& options) {
   switch (options.kind) {
     case Scores::kAllSeen:
       return attend_stage<Scores::kAllSeen>(f, tile, sums, s, sP, key, work, &options);
@@ -169,6 +169,7 @@ TESSERA_INLINE void attend_stage_with(AmxForward& f, const Tile& tile, JobSums& 
     case Scores::kDropout:
       return attend_stage<Scores::kDropout>(f, tile, sums, s, sP, key, work, &options);
     default:
+      options.draw_kept(f.p, tile, key);
       return attend_stage<Scores::kOptions>(f, tile, sums, s, sP, key, work, &options);
   }
 }
@@ -310,7 +311,7 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
   }
 
   float* factors = f.scratch.options;
-  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count);
+  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count, 1.0f);
   const Exp2 exponential;
   for (int64_t stage = 0; stage < job.stages; ++stage) {
     for (int64_t j = 0; j < kTileSide; ++j)
@@ -375,7 +376,7 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
         uint32_t* stage_p = sP + stage * kTileSide * kBlockM;
         if (f.has_options) {
           const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
-          const StageOptions options(f.p, tile, key, keys, s, f.scratch.options);
+          StageOptions options(f.p, tile, key, keys, s, f.scratch.options);
           sums.seen[0] |= options.seen[0], sums.seen[1] |= options.seen[1];
           attend_stage_with(f, tile, sums, s, stage_p, key, work, options);
         } else if (seen_by_all(tile, key)) {
@@ -467,7 +468,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
 
   // 3. O / l and LSE: scratch -> global.
   for (int64_t t = 0; t < tile_count; ++t) {
-    finish_tile(p, f.tiles[t], scratch.sO + t * f.v_tiles * kTileSide * kBlockM, at.split);
+    finish_tile(p, f.tiles[t], scratch.sO + t * f.v_tiles * kTileSide * kBlockM, at.split, p.dropout_scale);
   }
 }
 

@@ -133,26 +133,49 @@ TESSERA_INLINE bool all_within(const float* s, float bound) {
 // seen, or anything. kSoftcap: of small scores; kAlibi: all keys on one side of the diagonal.
 enum class Scores { kAllSeen, kMasked, kSoftcap, kBias, kAlibi, kDropout, kOptions };
 
-// out[n][kBlockM] = bias[query of the lane][key + n] as float32, zeros past the last row and key.
-TESSERA_INLINE void gather_bias(float* out, const Params& p, const Tile& tile, int64_t key, int64_t keys) {
+// A stage's bias: the rows two stages on, which the softmax asks for one by one, since all at once they would fill the first
+// cache's miss buffers. The hardware does not foresee so many rows, and of a power of two of bytes they share a few sets.
+struct BiasAhead {
+  const char* rows[kBlockM];
+  bool second_line;
+
+  TESSERA_INLINE void prefetch(int64_t unit) const {
+    constexpr int kIntoSecondCache = 2;
+    for (int64_t lane = 2 * unit; lane < 2 * unit + 2; ++lane) {
+      __builtin_prefetch(rows[lane], 0, kIntoSecondCache);
+      if (second_line) __builtin_prefetch(rows[lane] + kCacheLine_bytes, 0, kIntoSecondCache);
+    }
+  }
+};
+static_assert(kBlockM == 2 * kUnits);
+
+// out[n][kBlockM] = bias[query of the lane][key + n] as float32, zeros past the last row and key. False: there is a -inf among
+// them, or there may be.
+TESSERA_INLINE bool gather_bias(float* out, BiasAhead& ahead, const Params& p, const Tile& tile, int64_t key,
+                                int64_t keys) {
   const bool bf16 = p.bias_dtype == TESSERA_BFLOAT16 && p.bias.col == 2;
   const bool f32 = p.bias_dtype == TESSERA_FLOAT32 && p.bias.col == 4;
-  if (!bf16 && !f32) return gather_scores(out, p.bias, p.bias_dtype, tile, key, keys);
   const char* rows[kBlockM];
-  for (int64_t lane = 0; lane < tile.count; ++lane) {
-    rows[lane] = score_row_at(p.bias, tile, lane, tile.query[lane]) + p.bias.col * key;
-    // The hardware does not foresee so many rows, and of a power of two of bytes they share a few sets of the first cache.
-    constexpr int kIntoSecondCache = 2;
-    __builtin_prefetch(rows[lane] + 2 * kStageKeys * p.bias.col, 0, kIntoSecondCache);
-    if (f32) __builtin_prefetch(rows[lane] + 2 * kStageKeys * p.bias.col + 64, 0, kIntoSecondCache);
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    const int64_t row = min_of<int64_t>(lane, tile.count - 1);
+    rows[lane] = score_row_at(p.bias, tile, row, tile.query[row]) + p.bias.col * key;
+    ahead.rows[lane] = rows[lane] + 2 * kStageKeys * p.bias.col;
   }
-  // A transposition of 32-bit words: of pairs of bfloat16, which a shift and a mask split, or of float32.
+  ahead.second_line = f32;
+  if (!bf16 && !f32) {
+    gather_scores(out, p.bias, p.bias_dtype, tile, key, keys);
+    return false;
+  }
+  // A transposition of 32-bit words: of pairs of bfloat16, which a shift and a mask split, or of float32. As unsigned numbers
+  // -inf and the NaNs with a sign are the largest.
+  __m512i largest = _mm512_setzero_si512();
   for (int64_t r = 0; r < kBlockM; r += kTileSide) {
     VecU words[kTileSide];
     if (bf16) {
       transpose_pairs(words, SixteenRows(rows + r, tile.count - r, 0, keys));
 #pragma GCC unroll 16
       for (int i = 0; i < kTileSide; ++i) {
+        largest = _mm512_max_epu16(largest, (__m512i)words[i]);
         store(out + 2 * i * kBlockM + r, words[i] << 16);
         store(out + (2 * i + 1) * kBlockM + r, words[i] & 0xffff0000u);
       }
@@ -161,20 +184,26 @@ TESSERA_INLINE void gather_bias(float* out, const Params& p, const Tile& tile, i
     for (int64_t n = 0; n < kStageKeys; n += kTileSide) {
       transpose_pairs(words, SixteenRows(rows + r, tile.count - r, 2 * n, 2 * keys));
 #pragma GCC unroll 16
-      for (int i = 0; i < kTileSide; ++i) store(out + (n + i) * kBlockM + r, words[i]);
+      for (int i = 0; i < kTileSide; ++i) {
+        largest = (__m512i)((VecU)largest > words[i] ? (VecU)largest : words[i]);
+        store(out + (n + i) * kBlockM + r, words[i]);
+      }
     }
   }
+  constexpr uint16_t kMinusInfinity = 0xff80;  // of float32 the upper half
+  const __m512i upper = bf16 ? largest : _mm512_srli_epi32(largest, 16);
+  return _mm512_cmpge_epu16_mask(upper, _mm512_set1_epi16(static_cast<int16_t>(kMinusInfinity))) == 0;
 }
 
 // Which of 32 keys dropout keeps, by lanes: key n is bit kept_bit(n), so that both halves of a word stay where they are.
 constexpr uint32_t kept_bit(uint32_t n) { return n % 2 * 16 + n % 8 / 2 * 4 + n / 8; }
 TESSERA_INLINE VecU keys_kept(const Params& p, const Tile& tile, int c, int64_t key) {
   VecU kept{};
-  if (p.dropout_threshold > 0xffff) return kept;
   const __m512i threshold = _mm512_set1_epi16(static_cast<int16_t>(p.dropout_threshold));
+  const DropoutWords draw(p, tile, c);
   for (int32_t quad = 0; quad < 4; ++quad) {
     VecU words[4];
-    dropout_words(words, p, tile, c, key, quad);
+    draw(words, key, quad);
 #pragma GCC unroll 4
     for (int w = 0; w < 4; ++w) {
       const VecU all = (VecU)_mm512_movm_epi16(_mm512_cmpge_epu16_mask((__m512i)words[w], threshold));
@@ -187,12 +216,13 @@ TESSERA_INLINE VecU keys_kept(const Params& p, const Tile& tile, int c, int64_t 
 // What the options make of a stage of 32 keys: bits for what is seen and kept, and what is added to the scores.
 struct StageOptions {
   VecU seen[2];                 // bit n of a lane: key + n
-  VecU kept[2];                 // likewise, bit kept_bit(n)
+  VecU kept[2];                 // draw_kept: likewise, bit kept_bit(n)
   const float* bias = nullptr;  // [32][kBlockM]
+  BiasAhead bias_ahead;
   VecF slope[2],
-      distance[2];          // ALiBi: in the exponential's units, kAlibi: times the sign of query - key; that, first key
-  VecF dropout_scale, cap;  // 1 / (1 - p); scale / softcap
-  bool alibi, dropout, softcap;
+      distance[2];  // ALiBi: in the exponential's units, kAlibi: times the sign of query - key; that, first key
+  VecF cap;         // scale / softcap
+  bool alibi, dropout, softcap, finite_bias = true;
   Scores kind;
 
   // `keys`: of the stage. `s`: its S. `scratch`: a bias's [32][kBlockM].
@@ -206,13 +236,9 @@ struct StageOptions {
     if (p.tree_mask && key + keys - 1 > tile.all_high) apply_tree_mask(lanes, p, tile, key);
     if (p.mask.data) apply_mask(lanes, p, tile, key, keys);
     if (p.block_mask.data) apply_block_mask(lanes, p, tile, key, keys);
-    if (p.bias.data) gather_bias(scratch, p, tile, key, keys), bias = scratch;
+    if (p.bias.data) finite_bias = gather_bias(scratch, bias_ahead, p, tile, key, keys), bias = scratch;
 #pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      seen[c] = load_as<VecU>(lanes + c * kLanes);
-      if (dropout) kept[c] = keys_kept(p, tile, c, key);
-    }
-    dropout_scale = splat(p.dropout_scale);
+    for (int c = 0; c < 2; ++c) seen[c] = load_as<VecU>(lanes + c * kLanes);
     cap = splat(softcap ? p.scale / p.softcap : 0.0f);
     if (alibi) {
       alignas(64) float slopes[kBlockM];
@@ -228,12 +254,19 @@ struct StageOptions {
     if (kind == Scores::kAlibi && any(distance[0] <= 0.0f)) slope[0] = -slope[0], slope[1] = -slope[1];
   }
 
+  // What StageExponential::kept asks for.
+  TESSERA_INLINE void draw_kept(const Params& p, const Tile& tile, int64_t key) {
+    if (!dropout) return;
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) kept[c] = keys_kept(p, tile, c, key);
+  }
+
  private:
   TESSERA_INLINE Scores kind_of(const Params& p, const float* s) const {
     const int count = alibi + dropout + softcap + (bias != nullptr);
     if (count > 1 || any((VecI)(seen[0] & seen[1]) != -1)) return Scores::kOptions;
     if (count == 0) return Scores::kAllSeen;
-    if (bias) return Scores::kBias;
+    if (bias) return finite_bias ? Scores::kBias : Scores::kOptions;
     if (dropout) return Scores::kDropout;
     if (softcap) {
       return all_within(s, kSmallTanh * p.softcap / __builtin_fabsf(p.scale)) ? Scores::kSoftcap : Scores::kOptions;
@@ -307,9 +340,7 @@ class StageExponential {
     __mmask16 seen;
     VecF slope;  // kSlope: of the softcap
   };
-  TESSERA_INLINE static constexpr bool masks() {
-    return kScores == Scores::kMasked || kScores == Scores::kBias || kAny;
-  }
+  TESSERA_INLINE static constexpr bool masks() { return kScores == Scores::kMasked || kAny; }
   TESSERA_INLINE bool softcap() const { return kSmallSoftcap || (kAny && options_->softcap); }
   TESSERA_INLINE bool dropout() const { return kScores == Scores::kDropout || (kAny && options_->dropout); }
 
@@ -338,7 +369,7 @@ class StageExponential {
     }
     if (kScores == Scores::kBias || (kAny && options_->bias)) {
       const VecF bias = load(options_->bias + n * kBlockM + c * kLanes);
-      out.seen &= _mm512_cmpneq_ps_mask((__m512)bias, _mm512_set1_ps(-infinity()));
+      if constexpr (kAny) out.seen &= _mm512_cmpneq_ps_mask((__m512)bias, _mm512_set1_ps(-infinity()));
       offset = fma(bias, splat(kLog2e * kFixedPointOne), offset);
     }
     const VecF row = splat(*opaque(kRowNumbers + n));
@@ -357,11 +388,15 @@ class StageExponential {
   TESSERA_INLINE void next_unit(int c) {
     if constexpr (kScores == Scores::kMasked) visible_[c].next_key();
   }
-  // 1 / (1 - p) where dropout keeps the entry, else 0.
+  // Of a number of the entry: itself where dropout keeps the entry, else 0.
   template <bool kUpper>
-  TESSERA_INLINE VecF dropout_factor(int64_t unit, int c) const {
+  TESSERA_INLINE VecF kept(int64_t unit, int c, VecF number) const {
     const uint32_t n = static_cast<uint32_t>(unit) + (kUpper ? kTileSide : 0);
-    return (VecF)_mm512_maskz_mov_ps(bit(options_->kept[c], kept_bit(n)), (__m512)options_->dropout_scale);
+    return (VecF)_mm512_maskz_mov_ps(bit(options_->kept[c], kept_bit(n)), (__m512)number);
+  }
+  // Asks for the rows of a later stage's bias.
+  TESSERA_INLINE void prefetch_bias(int64_t unit) const {
+    if (kScores == Scores::kBias || (kAny && options_->bias)) options_->bias_ahead.prefetch(unit);
   }
 
  private:
@@ -383,10 +418,68 @@ struct JobSums {
   VecU seen[2];                               // with options: what rows see of the job, by position and masks
 };
 
-// The softmax of one stage: S [32][kBlockM] -> P [16 pairs of keys j, j + 16][kBlockM], some units at a time.
+// Which pairs of keys n, n + 16 of a stage dropout keeps, a bit a half of a pair, drawn as they are wanted: four units and one
+// vector at a time, so that the draws stand between products as the rest of the softmax does.
+class KeptPairs {
+ public:
+  // The order of units in which four that are drawn together follow each other.
+  TESSERA_INLINE static int64_t unit(int64_t index) { return index / 4 * 2 + index % 2 + index % 4 / 2 * 8; }
+
+  TESSERA_INLINE KeptPairs(const Params& p, const Tile& tile, int64_t key)
+      : key_(key),
+        threshold_(_mm512_set1_epi16(static_cast<int16_t>(p.dropout_threshold))),
+        draw_{DropoutWords(p, tile, 0), DropoutWords(p, tile, 1)} {
+    draw(0, 0);
+    draw(0, 1);
+  }
+  TESSERA_INLINE VecU operator()(int64_t index, int c, VecU pair) const {
+    return (VecU)_mm512_maskz_mov_epi16(kept_[index / 4 % 2][c][index % 4], (__m512i)pair);
+  }
+  // After unit `index`.
+  TESSERA_INLINE void next(int64_t index) {
+    if (index % 2 == 1 && index / 4 + 1 < kUnits / 4) draw(index / 4 + 1, static_cast<int>(index % 4 / 2));
+  }
+
+ private:
+  TESSERA_INLINE void draw(int64_t quad, int c) {
+    VecU words[4];
+    draw_[c](words, key_, static_cast<int32_t>(quad));
+    uint32_t* kept = kept_[quad % 2][c];
+#pragma GCC unroll 2
+    for (int w = 0; w < 2; ++w) {
+      kept[2 * w] = _mm512_cmpge_epu16_mask((__m512i)join_low(words[w], words[w + 2]), threshold_);
+      kept[2 * w + 1] = _mm512_cmpge_epu16_mask((__m512i)join_high(words[w], words[w + 2]), threshold_);
+    }
+  }
+
+  int64_t key_;
+  __m512i threshold_;
+  DropoutWords draw_[2];
+  uint32_t kept_[2][2][4];
+};
+// Where nothing is drawn.
+struct AllPairs {
+  TESSERA_INLINE static int64_t unit(int64_t index) { return index; }
+  TESSERA_INLINE AllPairs(const Params&, const Tile&, int64_t) {}
+  TESSERA_INLINE VecU operator()(int64_t, int, VecU pair) const { return pair; }
+  TESSERA_INLINE void next(int64_t) const {}
+};
+template <bool kDrawn>
+struct PairsOf {
+  typedef AllPairs Type;
+};
+template <>
+struct PairsOf<true> {
+  typedef KeptPairs Type;
+};
+
+// The softmax of one stage: S [32][kBlockM] -> P [16 pairs of keys j, j + 16][kBlockM], some units at a time. What dropout
+// drops is 0, what it keeps is not scaled: O is, at the end.
 template <Scores kScores>
 class StageSoftmax {
-  static constexpr bool kPlain = kScores == Scores::kAllSeen || kScores == Scores::kMasked;
+  // Dropout of several options might make a number out of range a zero.
+  static constexpr bool kPlain =
+      kScores == Scores::kAllSeen || kScores == Scores::kMasked || kScores == Scores::kDropout;
   // A row of few keys, or few that count, has its exponentials' errors in its LSE.
   static constexpr int kDegree =
       kScores == Scores::kAllSeen || kScores == Scores::kSoftcap || kScores == Scores::kDropout ? 4 : 5;
@@ -394,32 +487,36 @@ class StageSoftmax {
  public:
   TESSERA_INLINE StageSoftmax(const Params& p, const Tile& tile, const JobSums& sums, const float* s, uint32_t* p_out,
                               int64_t key, const StageOptions* options)
-      : s_(s), p_out_(p_out), exponential_(p, tile, tile.stale_max, key, options) {
+      : s_(s), p_out_(p_out), exponential_(p, tile, tile.stale_max, key, options), pairs_(p, tile, key) {
     out_of_range_ = load_as<VecU>(sums.out_of_range);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) sum_[c] = load(sums.sum + c * kLanes);
   }
 
   TESSERA_INLINE void run(int count) {
-    const int end = min_of(unit_ + count, kUnits);
-    for (; unit_ < end; ++unit_) {
-      uint32_t* out = p_out_ + unit_ * kBlockM;
+    const int end = min_of(index_ + count, kUnits);
+    for (; index_ < end; ++index_) {
+      const int64_t unit = pairs_.unit(index_);
+      uint32_t* out = p_out_ + unit * kBlockM;
 #pragma GCC unroll 2
       for (int c = 0; c < 2; ++c) {
-        __m512i low = exponential_.template entry<false>(s_, unit_, c).probability;
-        __m512i high = exponential_.template entry<true>(s_, unit_, c).probability;
+        __m512i low = exponential_.template entry<false>(s_, unit, c).probability;
+        __m512i high = exponential_.template entry<true>(s_, unit, c).probability;
         exponential_.next_unit(c);
         sum_[c] += (VecF)low + (VecF)high;
-        // Dropout might make a number out of range a zero.
-        if constexpr (!kPlain) out_of_range_ |= ((VecU)low | (VecU)high) & 0x80000000u;
-        if (exponential_.dropout()) {
-          low = (__m512i)((VecF)low * exponential_.template dropout_factor<false>(unit_, c));
-          high = (__m512i)((VecF)high * exponential_.template dropout_factor<true>(unit_, c));
+        if constexpr (!kPlain) {
+          out_of_range_ |= ((VecU)low | (VecU)high) & 0x80000000u;
+          if (exponential_.dropout()) {
+            low = (__m512i)exponential_.template kept<false>(unit, c, (VecF)low);
+            high = (__m512i)exponential_.template kept<true>(unit, c, (VecF)high);
+          }
         }
         const VecU pair = join_words(Rounded(low), Rounded(high));
         if constexpr (kPlain) out_of_range_ |= pair;
-        store(out + c * kLanes, pair);
+        store(out + c * kLanes, pairs_(index_, c, pair));
       }
+      pairs_.next(index_);
+      exponential_.prefetch_bias(unit);
     }
   }
   // The rest of the stage.
@@ -433,8 +530,9 @@ class StageSoftmax {
  private:
   const float* s_;
   uint32_t* p_out_;
-  int unit_ = 0;
+  int index_ = 0;  // of the next unit
   StageExponential<kScores, kDegree, false> exponential_;
+  typename PairsOf<kScores == Scores::kDropout>::Type pairs_;
   VecF sum_[2];
   VecU out_of_range_;
 };

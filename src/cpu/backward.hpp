@@ -141,7 +141,7 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
   product_rows<kTileRows, C, kOp, Broadcast::kAlongK>(
       s.sdS, kBlockM, false, t.values.data + key_row * t.values.stride_bytes, t.values.stride_bytes, t.sdO, kBlockM,
       count, (p.head_dim_v + kStep - 1) / kStep);
-  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count);
+  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count, p.dropout_scale);
   const Exp2 exponential;
   for (int64_t n = 0; n < count; ++n) {
 #pragma GCC unroll 8

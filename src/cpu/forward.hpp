@@ -160,7 +160,7 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
   }
 
   float* factors = scratch.options;
-  if (p.dropout_threshold) dropout_factors(p, tile, factors, block.key_begin, begin, end);
+  if (p.dropout_threshold) dropout_factors(p, tile, factors, block.key_begin, begin, end, p.dropout_scale);
   const Exp2 exponential;
   for (int64_t n = begin; n < end; n += 2) {
     VecF rows[2][C] = {};
@@ -284,8 +284,8 @@ TESSERA_OWN_FUNCTION void attend_block(const Params& p, Tile& tile, float* sQ, f
   }
 }
 
-// O / l and LSE, to the outputs or to this split's partial results.
-inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split) {
+// factor O / l and LSE, to the outputs or to this split's partial results.
+inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, float factor) {
   alignas(64) float inverse[kBlockM];
   char* rows[kBlockM];
   const bool partial = p.num_splits > 1;
@@ -303,7 +303,7 @@ inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split) {
       sum = sum * scale + __builtin_exp2f(sink - joint);
       stale_max = joint;
     }
-    inverse[lane] = seen ? scale / sum : 0.0f;
+    inverse[lane] = seen ? factor * scale / sum : 0.0f;
     if (lane >= tile.count) continue;
     const float lse = seen && (partial || p.lse) ? (stale_max + __builtin_log2f(sum)) * kLn2 : -infinity();
     const int64_t query = tile.query[row], head = tile.head[row];
@@ -440,7 +440,7 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
   }
 
   // 3. O / l and LSE: scratch -> global.
-  for (int64_t t = 0; t < tile_count; ++t) finish_tile(p, tiles[t], scratch.sO + t * o_floats, at.split);
+  for (int64_t t = 0; t < tile_count; ++t) finish_tile(p, tiles[t], scratch.sO + t * o_floats, at.split, 1.0f);
 }
 
 }  // namespace

@@ -122,98 +122,135 @@ inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64
 
 // ---- dropout: Philox4x32-10 in lanes, core/philox.hpp has the definition ----
 
-#if !defined(TESSERA_AVX512)
-struct HighLow {
-  VecU high, low;
+// What decides the entries of a vector's lanes, in groups of eight keys. Of a call's four counters, only the first
+// differs between groups, and it is the same in all lanes; so the first two of ten rounds are, but for a few scalars, done
+// once for all keys.
+class DropoutWords {
+  static constexpr uint32_t kFactor0 = 0xD2511F53u, kFactor1 = 0xCD9E8D57u, kStep0 = 0x9E3779B9u, kStep1 = 0xBB67AE85u;
+  static constexpr int kRounds = 10, kSharedRounds = 2;
+
+#if defined(TESSERA_AVX512)
+  // Even and odd lanes apart, each in the lower half of 64 bits: a product is the low word where it lies and the high
+  // word above it, and what stands in an operand's upper half is of no account.
+  static constexpr int kParts = 2;
+  typedef __m512i Words;
+  TESSERA_INLINE static Words splat_words(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+  TESSERA_INLINE static Words high(Words v) { return _mm512_shuffle_epi32(v, _MM_PERM_CDAB); }
+  TESSERA_INLINE static Words product(Words v, uint32_t factor) {
+    return _mm512_mul_epu32(v, _mm512_set1_epi64(factor));
+  }
+  TESSERA_INLINE static Words low_of(Words product) { return product; }
+  TESSERA_INLINE static Words high_of(Words product) { return high(product); }
+  TESSERA_INLINE static Words exclusive_or(Words a, Words b, Words c) {
+    constexpr int kOfAllThree = 0x96;
+    return _mm512_ternarylogic_epi32(a, b, c, kOfAllThree);
+  }
+  TESSERA_INLINE static Words part(VecU v, int odd) { return odd ? high((Words)v) : (Words)v; }
+  TESSERA_INLINE static VecU joined(const Words (&parts)[kParts]) {
+    return (VecU)_mm512_mask_shuffle_epi32(parts[0], 0xaaaa, parts[1], _MM_PERM_CDAB);
+  }
+#else
+  static constexpr int kParts = 1;
+  typedef VecU Words;
+  struct HighLow {
+    VecU high, low;
+  };
+  TESSERA_INLINE static Words splat_words(uint32_t x) { return splat(x); }
+  TESSERA_INLINE static HighLow product(VecU a, uint32_t factor) {
+#if defined(TESSERA_AVX2)
+    const __m256i f = _mm256_set1_epi64x(factor);
+    const __m256i even = _mm256_mul_epu32((__m256i)a, f);
+    const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64((__m256i)a, 32), f);
+    return {(VecU)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa),
+            (VecU)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa)};
+#else
+    HighLow r{};
+    for (int i = 0; i < kLanes; ++i) {
+      const uint64_t wide = uint64_t{a[i]} * factor;
+      r.high[i] = static_cast<uint32_t>(wide >> 32);
+      r.low[i] = static_cast<uint32_t>(wide);
+    }
+    return r;
+#endif
+  }
+  TESSERA_INLINE static VecU low_of(HighLow product) { return product.low; }
+  TESSERA_INLINE static VecU high_of(HighLow product) { return product.high; }
+  TESSERA_INLINE static VecU exclusive_or(VecU a, VecU b, VecU c) { return a ^ b ^ c; }
+  TESSERA_INLINE static VecU part(VecU v, int) { return v; }
+  TESSERA_INLINE static VecU joined(const Words (&parts)[kParts]) { return parts[0]; }
+#endif
+
+ public:
+  // Of vector c of the tile.
+  TESSERA_INLINE DropoutWords(const Params& p, const Tile& tile, int c)
+      : key0_(p.dropout_key[0]), key1_(p.dropout_key[1]), offset_(p.dropout_offset) {
+    const VecU query = load_as<VecU>(tile.query + c * kLanes);
+    const VecU sequence_head = (VecU)(load_as<VecI>(tile.head + c * kLanes) +
+                                      static_cast<int32_t>(tile.batch) * static_cast<int32_t>(p.heads_q));
+#pragma GCC unroll 2
+    for (int i = 0; i < kParts; ++i) {
+      const auto by_head = product(part(sequence_head, i), kFactor1);
+      const auto by_query = product(exclusive_or(high_of(by_head), part(query, i), splat_words(key0_)), kFactor0);
+      head_low_[i] = low_of(by_head);
+      query_low_[i] = low_of(by_query), query_high_[i] = high_of(by_query);
+    }
+  }
+
+  // Word w holds what decides keys group + 2 quad + 8 w, in its low half, and the one after, in its high half. `group`: a
+  // multiple of 32.
+  TESSERA_INLINE void operator()(VecU (&words)[4], int64_t group, int32_t quad) const {
+    const uint64_t first = uint64_t{static_cast<uint32_t>(group / 32 * 4 + quad)} * kFactor0;
+    const uint64_t second = uint64_t{static_cast<uint32_t>(first >> 32) ^ offset_ ^ key1_} * kFactor1;
+    uint32_t key0 = key0_ + kStep0, key1 = key1_ + kStep1;
+    const Words word0 = splat_words(static_cast<uint32_t>(second >> 32) ^ key0);
+    const Words word1 = splat_words(static_cast<uint32_t>(second));
+    const Words word2 = splat_words(static_cast<uint32_t>(first) ^ key1);
+    Words x[4][kParts];
+#pragma GCC unroll 2
+    for (int i = 0; i < kParts; ++i) {
+      x[0][i] = word0 ^ head_low_[i], x[1][i] = word1;
+      x[2][i] = word2 ^ query_high_[i], x[3][i] = query_low_[i];
+    }
+#pragma GCC unroll 8
+    for (int round = kSharedRounds; round < kRounds; ++round) {
+      key0 += kStep0, key1 += kStep1;
+      const Words round_key0 = splat_words(key0), round_key1 = splat_words(key1);
+#pragma GCC unroll 2
+      for (int i = 0; i < kParts; ++i) {
+        const auto a = product(x[0][i], kFactor0), b = product(x[2][i], kFactor1);
+        x[0][i] = exclusive_or(high_of(b), x[1][i], round_key0);
+        x[1][i] = low_of(b);
+        x[2][i] = exclusive_or(high_of(a), x[3][i], round_key1);
+        x[3][i] = low_of(a);
+      }
+    }
+#pragma GCC unroll 4
+    for (int w = 0; w < 4; ++w) words[w] = joined(x[w]);
+  }
+
+ private:
+  uint32_t key0_, key1_, offset_;
+  Words head_low_[kParts], query_low_[kParts], query_high_[kParts];
 };
 
-TESSERA_INLINE HighLow multiply_wide(VecU a, uint32_t factor) {
-#if defined(TESSERA_AVX2)
-  const __m256i f = _mm256_set1_epi64x(factor);
-  const __m256i even = _mm256_mul_epu32((__m256i)a, f);
-  const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64((__m256i)a, 32), f);
-  return {(VecU)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa),
-          (VecU)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa)};
-#else
-  HighLow r{};
-  for (int i = 0; i < kLanes; ++i) {
-    const uint64_t wide = uint64_t{a[i]} * factor;
-    r.high[i] = static_cast<uint32_t>(wide >> 32);
-    r.low[i] = static_cast<uint32_t>(wide);
-  }
-  return r;
-#endif
-}
-#endif
-
-// Ten rounds in all lanes, in place.
-TESSERA_INLINE void philox(VecU (&x)[4], uint32_t key0, uint32_t key1) {
-  constexpr uint32_t kFactor0 = 0xD2511F53u, kFactor1 = 0xCD9E8D57u, kStep0 = 0x9E3779B9u, kStep1 = 0xBB67AE85u;
-#if defined(TESSERA_AVX512)
-  // Even and odd lanes apart, each in the lower half of 64 bits: a product is the low word where it lies and the high word
-  // above it, and what stands in an operand's upper half is of no account.
-  const __m512i factor0 = _mm512_set1_epi64(kFactor0), factor1 = _mm512_set1_epi64(kFactor1);
-  const auto high = [](__m512i v) TESSERA_LAMBDA_INLINE { return _mm512_shuffle_epi32(v, _MM_PERM_CDAB); };
-  __m512i word[4][2];
-#pragma GCC unroll 4
-  for (int w = 0; w < 4; ++w) word[w][0] = (__m512i)x[w], word[w][1] = high((__m512i)x[w]);
-#pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round) {
-    const __m512i k0 = _mm512_set1_epi32(static_cast<int>(key0)), k1 = _mm512_set1_epi32(static_cast<int>(key1));
-#pragma GCC unroll 2
-    for (int odd = 0; odd < 2; ++odd) {
-      const __m512i a = _mm512_mul_epu32(word[0][odd], factor0), b = _mm512_mul_epu32(word[2][odd], factor1);
-      constexpr int kXor = 0x96;  // of all three
-      word[0][odd] = _mm512_ternarylogic_epi32(high(b), word[1][odd], k0, kXor);
-      word[1][odd] = b;
-      word[2][odd] = _mm512_ternarylogic_epi32(high(a), word[3][odd], k1, kXor);
-      word[3][odd] = a;
-    }
-    key0 += kStep0, key1 += kStep1;
-  }
-#pragma GCC unroll 4
-  for (int w = 0; w < 4; ++w) x[w] = (VecU)_mm512_mask_shuffle_epi32(word[w][0], 0xaaaa, word[w][1], _MM_PERM_CDAB);
-#else
-  for (int round = 0; round < 10; ++round) {
-    const HighLow a = multiply_wide(x[0], kFactor0), b = multiply_wide(x[2], kFactor1);
-    x[0] = b.high ^ x[1] ^ key0;
-    x[1] = b.low;
-    x[2] = a.high ^ x[3] ^ key1;
-    x[3] = a.low;
-    key0 += kStep0, key1 += kStep1;
-  }
-#endif
-}
-
-// Philox's words for the lanes of vector c: word w holds what decides keys group + 2 quad + 8 w, in its low half, and the one
-// after, in its high half. `group`: a multiple of 32.
-TESSERA_INLINE void dropout_words(VecU (&words)[4], const Params& p, const Tile& tile, int c, int64_t group,
-                                  int32_t quad) {
-  const int32_t heads = static_cast<int32_t>(p.heads_q);
-  words[0] = splat(static_cast<uint32_t>(group / 32 * 4 + quad));
-  words[1] = load_as<VecU>(tile.query + c * kLanes);
-  words[2] = (VecU)(load_as<VecI>(tile.head + c * kLanes) + static_cast<int32_t>(tile.batch) * heads);
-  words[3] = splat(p.dropout_offset);
-  philox(words, p.dropout_key[0], p.dropout_key[1]);
-}
-
-// factors[n][kBlockM] = 1 / (1 - p) where entry (tile's lane, block_key + n) is kept and 0 where it is dropped, for n =
-// begin ... end - 1. block_key is a multiple of 32.
+// factors[n][kBlockM] = `kept` where entry (tile's lane, block_key + n) is kept and 0 where it is dropped, for n = begin ...
+// end - 1. block_key is a multiple of 32.
 inline void dropout_factors(const Params& p, const Tile& tile, float* factors, int64_t block_key, int64_t begin,
-                            int64_t end) {
+                            int64_t end, float kept) {
   const VecI threshold = splat(static_cast<int32_t>(p.dropout_threshold));
-  for (int64_t group = begin / 32 * 32; group < end; group += 32) {
-    for (int32_t quad = 0; quad < 4; ++quad) {
-      for (int c = 0; c < tile.vecs; ++c) {
+  for (int c = 0; c < tile.vecs; ++c) {
+    const DropoutWords draw(p, tile, c);
+    for (int64_t group = begin / 32 * 32; group < end; group += 32) {
+      for (int32_t quad = 0; quad < 4; ++quad) {
         VecU words[4];
-        dropout_words(words, p, tile, c, block_key + group, quad);
+        draw(words, block_key + group, quad);
         for (int w = 0; w < 4; ++w) {
           const int64_t n = group + quad * 2 + w * 8;
           const VecI low = (VecI)(words[w] & 0xffffu), high = (VecI)(words[w] >> 16);
           float* at = factors + n * kBlockM + c * kLanes;
-          if (n >= begin && n < end) store(at, select(low >= threshold, splat(p.dropout_scale), VecF{}));
+          if (n >= begin && n < end) store(at, select(low >= threshold, splat(kept), VecF{}));
           if (n + 1 >= begin && n + 1 < end) {
-            store(at + kBlockM, select(high >= threshold, splat(p.dropout_scale), VecF{}));
+            store(at + kBlockM, select(high >= threshold, splat(kept), VecF{}));
           }
         }
       }
