@@ -124,10 +124,12 @@ bool holds_nonfinite(const Case& c) {
   return false;
 }
 
-bool cpu_alone(const Case& c) {
+bool cpu_alone(const Case& c, tessera_direction direction) {
   constexpr int64_t kMostGpuHeadDim = 512;
-  return c.d > kMostGpuHeadDim || (c.causal_seqs && c.backward);
+  return c.d > kMostGpuHeadDim || (c.causal_seqs && direction == TESSERA_BACKWARD);
 }
+
+bool cpu_alone(const Case& c) { return cpu_alone(c, c.backward ? TESSERA_BACKWARD : TESSERA_FORWARD); }
 
 std::string to_text(const Case& c) {
   const Case standard;

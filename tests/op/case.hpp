@@ -93,7 +93,8 @@ Case legalised(Case c);
 // The table.
 std::vector<Case> case_table();
 
-// What the CPU alone takes.
+// What the CPU alone takes, in a direction; of all that the case asks for.
+bool cpu_alone(const Case& c, tessera_direction direction);
 bool cpu_alone(const Case& c);
 
 // Its part for fwd_sm90, before legalised() and without seeds.

@@ -286,7 +286,10 @@ INSTANTIATE_TEST_SUITE_P(
                   set_pages(p, 1024, 16);
                   set_strides(p.k, 1, 2051);
                 }},
-        Refusal{"HeadSize", "head size 264, at most 256", [](Problem& p, Device&) { p = large_problem(264, 264); }},
+        Refusal{"PagesByPairs", "pages: not taken at head sizes above 256",
+                [](Problem& p, Device&) { p = large_problem(264, 264), set_pages(p, 1024, 16); }},
+        Refusal{"DropoutByPairs", "dropout beside other options: not taken at head sizes above 256",
+                [](Problem& p, Device&) { p = large_problem(264, 264), p.dropout_p = 0.1, p.softcap = 30; }},
         Refusal{"HeadBytes", "q: rows of 200 bytes", [](Problem& p, Device&) { p = large_problem(100, 128); }},
         Refusal{"ValueBytes", "v: rows of 200 bytes", [](Problem& p, Device&) { p = large_problem(128, 100); }},
         Refusal{"RowStride", "k: row stride of 4102 bytes", [](Problem& p, Device&) { set_strides(p.k, 1, 2051); }},
@@ -408,7 +411,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Ampere", "compute capability 8.0, must be 9.0", [](Problem&, Device& d) { d.arch = 80; }},
         Refusal{"Float32", "float32, accepted float16, bfloat16",
                 [](Problem& p, Device&) { p = training_problem(64, 64, float32); }},
-        Refusal{"HeadSize", "head size 264, at most 256", [](Problem& p, Device&) { p = training_problem(264, 64); }},
+        Refusal{"SoftcapByColumns", "softcap: not taken at head sizes above 128",
+                [](Problem& p, Device&) { p = training_problem(264, 64), p.softcap = 30; }},
         Refusal{"DropoutByPairs", "dropout_p: not taken at head sizes above 128",
                 [](Problem& p, Device&) { p = training_problem(192, 128), p.dropout_p = 0.1; }},
         Refusal{"DeterministicByPairs", "deterministic: not taken at head sizes above 128",
