@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/tessera.h"
+
 namespace tessera::testing {
 
 // How rows of queries or keys are found: [B, S, H, D], [T, H, D] with cu_seqlens, or pages with a table.
