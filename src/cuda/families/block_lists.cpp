@@ -13,8 +13,8 @@ int64_t lists_count(const tessera_problem& problem, const BlockLists& lists) {
   return std::max<int64_t>(problem.block_mask.shape[0] * problem.block_mask.shape[1] * lists.tiles, 1);
 }
 
-constexpr int64_t kListedRows =
-    64;  // queries or keys, of a warpgroup's product, that a block of the mask has a multiple of
+// Queries or keys of a warpgroup's product: a block of the mask has a multiple of them.
+constexpr int64_t kListedRows = 64;
 
 }  // namespace
 
