@@ -62,6 +62,7 @@ struct Ring {
     wait_empty(at);
     expect(at, bytes);
   }
+  // The second half of it, for a producer that has waited.
   TESSERA_DEVICE void expect(const RingPosition<kStages>& at, int bytes) {
     ptx::mbarrier_arrive_expect_tx(address(full, at), bytes);
   }

@@ -68,7 +68,7 @@ const DeviceTests kTests({
      .body = "out[t] = ptx::movmatrix_trans(in[t]);"},
     {.name = "shared_words",
      .header = "tessera/ptx/ldmatrix.cuh",
-     .expected = {1, 2, 3, 4, 4, word(2.5f), word(3.5f), 0, 0, 0, 0},
+     .expected = {1, 2, 3, 4, 5, word(2.5f), word(3.5f), 0, 0, 0, 0},
      .body = R"(
   __shared__ alignas(16) uint32 s[12];
   if (t == 0) {
@@ -76,6 +76,7 @@ const DeviceTests kTests({
     ptx::st_shared_s32x2(shared_address(s + 2), 3, 4);
     const uint4 x = ptx::ld_shared_16(shared_address(s));
     out[0] = x.x, out[1] = x.y, out[2] = x.z, out[3] = x.w;
+    ptx::st_shared_s32(shared_address(s + 3), 5);
     out[4] = ptx::ld_shared_s32(shared_address(s + 3));
     ptx::st_shared_f32x4(shared_address(s + 4), 1.5f, 2.0f, 2.5f, 3.5f);
     const float2 y = ptx::ld_shared_f32x2(shared_address(s + 6));

@@ -58,7 +58,7 @@ const DeviceTests kTests({
       }
     }
   })"},
-    // Its stages filled by bulk copies, whose bytes acquire() announces.
+    // Its stages filled by bulk copies, whose bytes acquire() announces, or expect() after the wait.
     {.name = "ring_bytes",
      .header = "tessera/tile/pipeline.cuh",
      .archs = Archs::kHopperOn,
@@ -75,7 +75,12 @@ const DeviceTests kTests({
   RingPosition<2> at;
   for (int i = 0; i < 5; ++i, at.advance()) {
     if (t == 0) {
-      ring.acquire(at, 128);
+      if (i % 2 == 0) {
+        ring.acquire(at, 128);
+      } else {
+        ring.wait_empty(at);
+        ring.expect(at, 128);
+      }
       ptx::cp_async_bulk_load(shared_address(stage[at.stage()]), in + i * 32, 128, ring.full[at.stage()].address());
     }
     ring.wait_full(at);
