@@ -4,14 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <numbers>
 
 #include "core/geometry.hpp"
 #include "core/philox.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::core {
-
-inline constexpr double kLog2e = 1.4426950408889634;
 
 // Strides in elements. Absent: all is 0.
 template <class Strides>
@@ -87,7 +86,7 @@ inline ProblemView problem_view(const tessera_problem& problem, const tessera_bu
   }
   view.rows_total = rows_total(problem);
   view.scale = static_cast<float>(problem.scale);
-  view.scale_log2 = static_cast<float>(problem.scale * kLog2e);
+  view.scale_log2 = static_cast<float>(problem.scale * std::numbers::log2e);
   view.softcap = static_cast<float>(problem.softcap);
   view.causal = problem.causal != 0, view.top_left = problem.alignment == TESSERA_TOP_LEFT;
   view.window_left = problem.window_left, view.window_right = problem.window_right;

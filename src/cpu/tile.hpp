@@ -1,13 +1,15 @@
 // A tile of query rows: which query and head every lane is, and which keys it sees.
 #pragma once
 
+#include <numbers>
+
 #include "cpu/params.hpp"
 #include "cpu/product.hpp"
 
 namespace tessera::cpu {
 namespace {
 
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr float kLog2e = std::numbers::log2e_v<float>, kLn2 = std::numbers::ln2_v<float>;
 
 TESSERA_INLINE float infinity() { return __builtin_inff(); }
 

@@ -33,11 +33,15 @@ constexpr uint32_t bits(std::initializer_list<int> numbers) {
   return all;
 }
 inline constexpr uint32_t kHalfPrecision = bits({TESSERA_FLOAT16, TESSERA_BFLOAT16});
-consteval uint32_t all_tensors_but(std::initializer_list<core::TensorName> names) {
-  uint32_t all = ~uint32_t{0};
-  for (const core::TensorName& name : names) all &= ~(uint32_t{1} << name.index);
+consteval uint32_t tensors(std::initializer_list<core::TensorName> names) {
+  uint32_t all = 0;
+  for (const core::TensorName& name : names) all |= uint32_t{1} << name.index;
   return all;
 }
+inline constexpr uint32_t kAllTensors = ~uint32_t{0};
+// What engines bring, and no backward pass has.
+inline constexpr uint32_t kServingTensors =
+    tensors({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"});
 
 // The first that a plan asks for and a family has not, in words; "" where it has all.
 std::string refusal(const Supports& supports, const tessera_plan& plan);

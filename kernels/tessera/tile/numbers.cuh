@@ -1,4 +1,4 @@
-// Numbers that have names.
+// Numbers that have names; NVRTC has no <numbers>.
 #pragma once
 
 #include "tessera/ptx/device.cuh"

@@ -150,13 +150,12 @@ BwdSm80Plan planned(const tessera_plan& plan, const Choice& choice) {
   return own;
 }
 
-constexpr Supports kSupports{
-    .direction = TESSERA_BACKWARD,
-    .oldest_arch = 80,
-    .newest_arch = kAnyNewer,
-    .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
-    .head_dim = core::kMaxHeadDimV,
-    .tensors = all_tensors_but({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"})};
+constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
+                             .oldest_arch = 80,
+                             .newest_arch = kAnyNewer,
+                             .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
+                             .head_dim = core::kMaxHeadDimV,
+                             .tensors = ~kServingTensors};
 
 // clang-format off
 constexpr PrebuiltRow kPrebuilt[] = {

@@ -159,13 +159,12 @@ Tiles tiles_of(const tessera_plan& plan, const BlockShape& shape) {
   return tiles;
 }
 
-constexpr Supports kSupports{
-    .direction = TESSERA_BACKWARD,
-    .oldest_arch = kHopper,
-    .newest_arch = kHopper,  // wgmma is of this architecture alone
-    .dtypes = kHalfPrecision,
-    .head_dim = kMostHeadDim,
-    .tensors = all_tensors_but({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"})};
+constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
+                             .oldest_arch = kHopper,
+                             .newest_arch = kHopper,  // wgmma is of this architecture alone
+                             .dtypes = kHalfPrecision,
+                             .head_dim = kMostHeadDim,
+                             .tensors = ~kServingTensors};
 
 // Registers as launched; the producer then has 24, scores 208, dQ 72.
 constexpr Limits kLimits{.registers = 128};

@@ -91,7 +91,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // measured there alone
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
-                             .tensors = all_tensors_but({"bias", "mask", "block_mask", "causal_seqs", "tree_mask"})};
+                             .tensors = ~tensors({"bias", "mask", "block_mask", "causal_seqs", "tree_mask"})};
 
 constexpr Limits kLimits{.registers = 255};
 constexpr PrebuiltRow kPrebuilt[] = {

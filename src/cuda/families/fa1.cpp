@@ -21,9 +21,8 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kMostHeadDim = 128;
-constexpr uint32_t kTensors =
-    all_tensors_but({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table", "page_indptr", "page_indices",
-                     "causal_seqs", "tree_mask", "bias", "alibi_slopes", "block_mask", "sink", "d_sink", "d_bias"});
+constexpr uint32_t kTensors = ~(kServingTensors | tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "bias",
+                                                           "alibi_slopes", "block_mask", "sink", "d_sink", "d_bias"}));
 
 constexpr Supports supports(tessera_direction direction) {
   return {direction, 80, kAnyNewer, kHalfPrecision, kMostHeadDim, kTensors};

@@ -32,9 +32,9 @@ struct StandardPlan {
   Grid rows_grid;
 };
 
-constexpr uint32_t kTensors = all_tensors_but({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table", "page_indptr",
-                                               "page_indices", "causal_seqs", "tree_mask", "bias", "alibi_slopes",
-                                               "block_mask", "sink", "d_lse", "d_bias", "d_sink"});
+constexpr uint32_t kTensors =
+    ~(kServingTensors | tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "bias", "alibi_slopes", "block_mask",
+                                 "sink", "d_lse", "d_bias", "d_sink"}));
 constexpr Supports supports(tessera_direction direction) {
   return {direction, 80, kAnyNewer, kHalfPrecision, kMostHeadDim, kTensors};
 }
