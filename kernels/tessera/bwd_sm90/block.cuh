@@ -6,8 +6,9 @@
 
 namespace tessera {
 
-// Tiles of keys stand in sections of heads whose Q, dO and dQ fit into L2 together; in a section the first keys of all
-// heads come first, which under a causal mask are seen by the most queries: so the last blocks of a launch are short.
+// Key tiles are ordered in sections of heads whose Q, dO and dQ fit into the L2 cache together (L2 swizzle). In a section the
+// first key tile of every head comes first, which under a causal mask is visible to the most queries, so that the longest
+// blocks start first (LPT order).
 struct KeyBlock {
   int batch, head_kv;
   int key0;
@@ -23,9 +24,9 @@ struct KeyBlock {
 };
 static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 
-// Blocks that add to dQ in turns (deterministic) come and add in one order, so that whoever is waited for has started: under a
-// causal mask from the last keys to the first, since each block begins with the queries of its own diagonal, where it is then
-// the first to add.
+// Deterministic: blocks add to a tile of dQ in the order in which they start, so that a block waits only for blocks that have
+// started. Under a causal mask they start with the last key tile, since each block begins with the query tile on its diagonal,
+// to which it is then the first to add.
 TESSERA_DEVICE bool last_keys_first(const BwdSm90Params& p) { return p.causal || p.window_right >= 0; }
 
 // kCfg: of either kernel, with block_m, block_n, varlen and deterministic.
@@ -48,7 +49,7 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
     key0 *= kCfg.block_n;
   }
   b.s = load_sequence<kCfg.varlen>(p, b.batch);
-  b.key0 = static_cast<int>(min(key0, static_cast<int64>(b.s.k_rows)));  // the slot may be nobody's
+  b.key0 = static_cast<int>(min(key0, static_cast<int64>(b.s.k_rows)));  // a slot may belong to no sequence
   const KeyRange some = seeing_queries(p, b.s, b.key0, min(b.key0 + kCfg.block_n, b.s.sk) - 1);
   b.first_tile = some.low / kCfg.block_m;
   b.tiles = some.low <= some.high ? some.high / kCfg.block_m + 1 - b.first_tile : 0;
@@ -87,7 +88,8 @@ TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) 
   return last_keys_first(p) ? keys.high / kCfg.block_n - mine : mine - keys.low / kCfg.block_n;
 }
 
-// A step: one tile of queries of one of the group's query heads, head after head. The producer leaves it beside the tile.
+// A step: one tile of queries of one of the group's query heads, head after head. The producer writes it to shared memory
+// beside the tile.
 struct QueryTileStep {
   int slot;  // of the tile in what [heads_q, q_slots] describes
   int row0;  // of the sequence; with a block mask its lowest bits are the list's entry's

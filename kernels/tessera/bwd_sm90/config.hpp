@@ -13,11 +13,11 @@ struct BwdSm90Config {
   int block_m;    // queries a step
   int block_n;    // keys a block owns: 64 for each of the two score warpgroups
   int stages;     // tiles of Q and of dO in shared memory, with their rows of LSE and delta
-  int ds_stages;  // tiles of dS on their way to the dQ warpgroup
+  int ds_stages;  // tiles of dS between the score warpgroups and the dQ warpgroup
   bool window;    // a key has a last query that sees it
   bool varlen;    // sequences are packed, or use a part of their keys
   bool deterministic;
-  bool alternate;     // the score warpgroups keep half a step apart
+  bool alternate;     // named barriers keep the score warpgroups half a step apart
   bool staged_dq;     // dQ is added by bulk copies from shared memory, else by vector additions from registers
   bool d_bias;        // every query has entries of its own; sequences and heads may share them
   ScoreConfig score;  // no block mask; a softcap with nothing added to what it caps
@@ -41,8 +41,9 @@ inline constexpr int kBwdSm90Threads = 512;
 inline constexpr int kBwdProducerRegisters = 24, kBwdScoreRegisters = 208, kBwdDqRegisters = 72;
 static_assert(kBwdProducerRegisters + 2 * kBwdScoreRegisters + kBwdDqRegisters <= 4 * 128);
 
-// P and what is made of it are raised by a power of two, so that P fits float16: the rows' LSE is lowered, and results are
-// lowered at the end. Of dS float16 itself has no such range: it is lowered before it is rounded, and delta with it.
+// P is scaled by 2^15, so that small weights keep their bits in float16: 15 is subtracted from the LSE in log2 units, and dQ,
+// dK and dV are multiplied by 2^-15 at the end. Of float16 inputs dS would overflow: it and delta are multiplied by 2^-15
+// before dS is rounded.
 inline constexpr float kBwdRaise_log2 = 15.0f, kBwdLower = 0x1p-15f;
 TESSERA_HOST_DEVICE constexpr bool bwd_lowers_early(Dtype dtype) { return dtype == Dtype::kFloat16; }
 TESSERA_HOST_DEVICE constexpr float bwd_lower_late(Dtype dtype) { return bwd_lowers_early(dtype) ? 1.0f : kBwdLower; }
@@ -54,7 +55,7 @@ struct BwdSm90Layout {
   int k, v;      // [block_n][head_dim]; at the end dK and dV
   int q, d_o;    // [stages][block_m][head_dim]
   int d_s;       // [ds_stages][block_m][block_n]
-  int dq;        // [block_m][head_dim] float32, what each warp adds next
+  int dq;        // [block_m][head_dim] float32, staged for the bulk additions
   int stats;     // [stages][2][block_m] float32: LSE in log2 units, delta
   int steps;     // [stages] QueryTileStep
   int block;     // KeyBlock

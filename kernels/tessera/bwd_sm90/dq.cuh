@@ -1,5 +1,5 @@
-// bwd_sm90's warpgroup of dQ: of each step dQ += dS K, added in float32 to global memory, where other blocks add theirs. A tile
-// of dQ is made in parts of 64 x 64, for the registers are the score warpgroups'.
+// bwd_sm90's dQ warpgroup: in each step dQ += dS K, added in float32 to dq_accum in global memory, as other blocks do. A tile
+// of dQ is computed in parts of 64 x 64, since the score warpgroups have most of the registers.
 #pragma once
 
 #include "tessera/bwd_sm90/shared.cuh"
@@ -41,7 +41,8 @@ struct DqWarpgroup {
       ptx::mbarrier_wait_parity(shared.k_full(), 0);
       ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
       RingPosition<kCfg.ds_stages> at;
-      // Counted here: what stands beside a tile of Q is gone when the score warpgroups have used it, which may be before this.
+      // Counted here: the step beside a tile of Q is overwritten once the score warpgroups have released the stage, which may
+      // be before this.
       int tile = block.first_tile, slot = block.head_kv * p.group * p.q_slots + block.slot0 + tile;
       for (int left = steps; left > 0; --left) {
         shared.wait_full(Shared::kDS, at);
@@ -67,7 +68,8 @@ struct DqWarpgroup {
     if constexpr (kCfg.staged_dq) ptx::cp_async_bulk_wait_group_read();
   }
 
-  // Blocks add to the tile of queries from row0 on in the order in which they started.
+  // The dQ semaphore counts the blocks that have added to the tile of queries from row0 on; they add in the order in which they
+  // started.
   TESSERA_DEVICE void wait_for_turn(int slot, int row0) const {
     if (lane() == 0) {
       const int turn = turn_of<kCfg>(p, block, row0);
@@ -90,7 +92,7 @@ struct DqWarpgroup {
     issue_dq_part<kCfg.dtype, Gradients, Keys>(rdQ, d_s, k);
   }
 
-  // A warp's 16 x 64 stand together, in the order of the accumulators: bwd_sm80/query_slots.cuh.
+  // A warp's 16 x 64 are contiguous, in the order of the accumulators: bwd_sm80/query_slots.cuh.
   TESSERA_DEVICE void add(float* gdQ, int part) {
     float* to = dq_part<kCfg.head_dim>(gdQ, part / kPartsARow * 4 + warp(), part % kPartsARow * (kPartCols / 8));
     if constexpr (kCfg.staged_dq) {

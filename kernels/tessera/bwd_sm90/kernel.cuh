@@ -1,8 +1,8 @@
 // Backward on Hopper: dQ, dK, dV from Q, K, V, dO, LSE and delta, FlashAttention-3's plan: TMA, wgmma and warpgroups with roles.
 //
 // Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads, so that
-// dK and dV gather in registers, whatever the group. dQ gathers in float32 in global memory (rows.cuh clears and converts
-// it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each (scores.cuh), one for dQ (dq.cuh).
+// dK and dV accumulate in registers, whatever the group. dQ accumulates in float32 in global memory (rows.cuh clears and
+// converts it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each (scores.cuh), one for dQ (dq.cuh).
 //
 // Block: 512 threads, one a multiprocessor. Shared memory: BwdSm90Layout. Its page: docs/reference/kernels/bwd_sm90.md.
 #pragma once
@@ -19,7 +19,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   static_assert(kCfg.block_m % 64 == 0, "dQ is made by wgmma, 64 queries at once");
   static_assert(!kCfg.score.block_mask && !(kCfg.score.softcap && kCfg.score.adds()), "BwdSm90Config");
   static_assert(!kCfg.block_mask || (kCfg.block_m == 64 && !kCfg.deterministic && !kCfg.d_bias),
-                "an entry of a list is a step, for each score warpgroup hidden or not");
+                "a step is a list's entry, which says for each score warpgroup whether it is masked");
   static_assert(kCfg.ds_stages == kCfg.stages, "a score warpgroup counts them as one");
   static_assert(kCfg.stages >= 2, "a step's tiles are loaded while the last one's are used");
   static_assert(bwd_sm90_layout(kCfg).bytes <= 227 * 1024, "shared memory of a block");

@@ -1,4 +1,5 @@
-// What the Hopper backward kernels do with a warp's 16 keys: scores transposed, [keys][queries], and the way of dK and dV out.
+// What the Hopper backward kernels do with a warp's 16 keys: masking of transposed scores, [keys][queries], and the stores of
+// dS, dK and dV.
 #pragma once
 
 #include "tessera/bwd_sm90/block.cuh"
@@ -15,9 +16,9 @@ TESSERA_DEVICE float lowered_difference(float d_probability, float delta) {
   return bwd_lowers_early(kDtype) ? fmaf(d_probability, kBwdLower, -delta) : d_probability - delta;
 }
 
-// Which queries of a step see a lane's two keys by position, counted from the lane's first on: low[half] ... high[half] see key
-// 8 half. What they do not see is 0 by choice, not by multiplication: in P, lest a NaN of a query reaches dV of keys that it does
-// not see, and in dS, lest one of V or dO reaches dQ and dK.
+// Which queries of a step see a lane's two keys by position (causal, window), relative to the lane's first query: low[half] ...
+// high[half] see key 8 half. Elsewhere P and dS are set to 0, not multiplied by 0: so a NaN of a query does not reach dV of
+// keys that it does not see, nor one of V or dO dQ and dK.
 struct SeeingQueries {
   int low[2], high[2];
 
@@ -41,7 +42,7 @@ struct SeeingQueries {
   }
 };
 
-// A warp's dS goes to [query][key], for dQ: A fragments of dS^T, of the keys from `key` on.
+// Stores a warp's dS as [query][key], for the dQ warpgroup. rdS: A fragments of dS^T, of the keys from `key` on.
 template <class Gradients, int kSteps>
 TESSERA_DEVICE void hand_on_gradients(uint32 tile, int key, const uint32 (&rdS)[kSteps][4]) {
   const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32)), matrix = lane / 8;
@@ -84,7 +85,7 @@ TESSERA_DEVICE void store_key_rows(const BwdSm90Params& p, const KeyBlock& block
   ptx::cp_async_bulk_commit_group();
 }
 
-// The same by ordinary stores, of those that the sequence has: what follows in memory is another's.
+// The same by ordinary stores, of the rows that the sequence has: the rows after them in memory belong to the next sequence.
 template <auto kCfg, class Keys>
 TESSERA_DEVICE void store_own_key_rows(const KeyBlock& block, const RowTensor& to, int columns, uint32 tile, int row) {
   constexpr int kRowWords = kCfg.head_dim / 8;  // of 16 bytes

@@ -1,6 +1,6 @@
-// What options say of a score warpgroup's scores of a step, transposed as these are: a lane has keys key and key + 8, and of each
-// eight queries those at 2 (lane % 4) and the next. Mask and dropout are a bit a score: of block m, key `half` and the first
-// query it is bit 2 m + half, of the second 16 more.
+// Mask, dropout and bias of a step's scores, in the transposed layout of the score warpgroups: a lane has keys key and key + 8,
+// and of each eight queries those at 2 (lane % 4) and the next. Mask and dropout are a bit a score: for eight queries m and key
+// `half`, bit 2 m + half is the first query's and bit 2 m + half + 16 the second's.
 #pragma once
 
 #include "tessera/attention/score/transposed.cuh"

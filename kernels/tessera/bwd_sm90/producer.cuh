@@ -1,4 +1,4 @@
-// bwd_sm90's producer: a thread that brings K and V once, and Q, dO and their rows of LSE and delta step by step.
+// bwd_sm90's producer: a thread that loads K and V once, and Q, dO and their rows of LSE and delta in each step.
 #pragma once
 
 #include "tessera/bwd_sm90/shared.cuh"
@@ -47,7 +47,7 @@ struct BwdSm90Producer {
     return (kCfg.block_mask ? list_block(block.load_entry) : block.load_tile) * kCfg.block_m;
   }
 
-  // The next step's tiles. The first, in the order in which they are wanted, with the block's keys.
+  // Loads the next step's tiles; the first step's with K and V, in the order in which they are used.
   template <bool kFirst = false>
   TESSERA_DEVICE void load_step() {
     RingPosition<kCfg.stages> at;

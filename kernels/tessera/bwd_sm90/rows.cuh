@@ -1,5 +1,5 @@
-// What bwd_sm90 computes once for each query before and after its products, memory-bound: as bwd_sm80/rows.cuh, with P raised
-// (kBwdRaise_log2), and launched so that each kernel begins while the one before it ends.
+// bwd_sm90's preprocess and postprocess, once for each query, memory-bound: as bwd_sm80/rows.cuh, with P scaled
+// (kBwdRaise_log2), and by programmatic dependent launch, so that each kernel may begin before the last one has ended.
 //
 // Grid: one block for each tile of block_m queries and query head, 128 threads; after, also one for each head's dSink.
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// delta = rowsum(dO o O) - dLSE, the LSE in log2 units, lowered; and 0 for dQ's accumulator, the turns and the ticket, and the
-// gradients of rows that belong to no sequence.
+// delta = rowsum(dO o O) - dLSE, the LSE in log2 units, lowered; and 0 for dQ's accumulator, the dQ semaphores and the ticket,
+// and the gradients of rows that belong to no sequence.
 template <BwdSm90RowsConfig kCfg>
 TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
   constexpr int kLanes = kCfg.head_dim / 8, kRows = kBwdRowsThreads / kLanes;  // of 16 bytes; at once

@@ -1,11 +1,12 @@
-// bwd_sm90's score warpgroups: each has 64 of the block's keys, gathers their dK and dV in registers, and hands dS on to the
-// warpgroup of dQ. Scores stand transposed, [keys][queries], so that P^T and dS^T are operands from registers.
+// bwd_sm90's score warpgroups: each has 64 of the block's keys, accumulates their dK and dV in registers, and passes dS to the
+// dQ warpgroup. Scores are transposed, [keys][queries], so that P^T and dS^T are A operands from registers.
 //
 //   S^T = K Q^T    P = exp(scale S - LSE)    dP^T = V dO^T    dS = P o (dP - delta)    dV += P^T dO    dK += dS^T Q
 //
-// P is made before dP is issued, which takes the registers of S; dS leaves under dV and dK. From S to dS a thread keeps P in
-// float16, raised by 2^15 so that small weights keep their bits too: in 16 registers instead of 32 it is as exact as dS needs,
-// which bfloat16 is not (dQ and dK: 2.9e-3 for 2.35e-3 of relative error). P for the product with dO is made from it.
+// P is computed before dP is issued, which reuses the registers of S; dS is stored while the products of dV and dK run. From S
+// to dS a thread keeps P in float16, scaled by 2^15 so that small weights keep their bits: in 16 registers instead of 32 it is
+// as exact as dS needs, which bfloat16 is not (relative error of dQ and dK: 2.9e-3 instead of 2.35e-3). P for the product with
+// dO is rounded from it.
 #pragma once
 
 #include "tessera/bwd_sm90/key_rows.cuh"
@@ -89,9 +90,9 @@ struct ScoreWarpgroup {
     store();
   }
 
-  // ---- rows that are not the sequence's: 0, lest a NaN there meets a weight of 0 ----
+  // ---- rows past the sequence's end become 0: a NaN there times 0 were NaN ----
 
-  // Of my keys. The dQ warpgroup reads K after it has my first dS.
+  // Of this warpgroup's keys. The dQ warpgroup reads K only after the first dS.
   TESSERA_DEVICE void clear_keys() const {
     if (block.key0 + kCfg.block_n <= block.s.sk) return;
     const int first = warpgroup * 64 + max(0, min(64, block.s.sk - block.key0 - warpgroup * 64));
@@ -99,7 +100,7 @@ struct ScoreWarpgroup {
     clear_rows<Keys>(shared.base + Shared::kAt.v, first, warpgroup * 64 + 64);
     cleared();
   }
-  // Of the step's queries, which TMA clears behind a tensor's end alone.
+  // Of the step's queries: TMA fills with 0 only what lies past the tensor's end.
   TESSERA_DEVICE void clear_queries(int offset) const {
     if (!p.cu_seqlens_q) return;
     const int rows = block.s.sq - step_row0();
@@ -168,7 +169,7 @@ struct ScoreWarpgroup {
     Shared::arrive_warp(shared.empty(Shared::kDO, at));
     Shared::arrive_warp(shared.empty(Shared::kQ, at));
   }
-  // My 64 keys of K or V.
+  // This warpgroup's 64 keys of K or V.
   TESSERA_DEVICE TileDescriptor key_rows(TileDescriptor tile) const {
     tile.address += warpgroup * (64 * kChunkRowBytes / 16);
     return tile;
@@ -218,7 +219,7 @@ struct ScoreWarpgroup {
         if constexpr (kCfg.score.dropout) packed |= options.dropped_signs(m, half);
       }
   }
-  // Scores - LSE, -inf of what is not seen. A query behind the last has an LSE of +inf.
+  // S - LSE, -inf where masked. A query past the last has an LSE of +inf.
   template <bool kMasked>
   TESSERA_DEVICE void exponents() {
     SeeingQueries seen{};
@@ -241,7 +242,7 @@ struct ScoreWarpgroup {
     const int row0 = ptx::ld_shared_s32(shared.step(at) + 4);
     return kCfg.block_mask ? row0 & -kCfg.block_m : row0;
   }
-  // The block mask hides the step from my keys, and shows it to the other warpgroup's.
+  // The block mask hides the step's queries from this warpgroup's keys, though not from the other's.
   TESSERA_DEVICE bool hides_step() const {
     if constexpr (kCfg.block_mask) return list_hides(ptx::ld_shared_s32(shared.step(at) + 4), warpgroup);
     return false;
@@ -251,7 +252,7 @@ struct ScoreWarpgroup {
 
   // ---- options ----
 
-  // Under the product of S.
+  // Called while the product of S runs.
   TESSERA_DEVICE void load_options() {
     if constexpr (kCfg.score.mask || kCfg.score.dropout || kCfg.score.bias) {
       const int row0 = step_row0(), head = step_head(), key = first_key();
@@ -288,7 +289,7 @@ struct ScoreWarpgroup {
     options.transpose_bias(p, block, row0);
     apply_rows<false, kFirst, Options::kBiasRows>();
   }
-  // Of queries 8 kFirst ... A query that stands so much later is a key that stands so much earlier.
+  // Of the queries from 8 kFirst on. Visibility and ALiBi depend on query - key: a query n later counts as a key n earlier.
   template <bool kSmall, int kFirst, int kRows>
   TESSERA_DEVICE void apply_rows() {
     const ScoreRow<kCfg.score> row(p, block.s, block.batch, step_head(), step_row0() + lane() % 4 * 2);
@@ -349,12 +350,13 @@ struct ScoreWarpgroup {
       for (int half = 0; half < 2; ++half) seen.clear_hidden(rdS[m / 2][m % 2 * 2 + half], half, m * 8);
   }
 
-  // What is hidden is known by P = 0: where a mask hides it, or the softcap lacks a register for the other way.
+  // Whether masked scores are known by P = 0 instead of by position: a mask's must be, and softcap lacks the registers for
+  // positions.
   static constexpr bool kHiddenByWeight = kCfg.score.mask || kCfg.score.softcap;
   static constexpr bool kOptionsOfGradients =
       kCfg.score.dropout || kCfg.score.softcap || kCfg.score.mask || kCfg.d_bias;
 
-  // The same of queries 8 m + 2 c, + 1 and one key. What is dropped has its sign set. dBias gathers dS before the softcap's slope
+  // The same of queries 8 m + 2 c, + 1 and one key. A dropped weight has its sign bit set. dBias gathers dS before the softcap's slope
   // 1 - tanh^2, which is made of P: what was capped is log P + LSE.
   TESSERA_DEVICE void score_gradients(uint32& packed_p, uint32& packed_ds, int m, int half, const float (&d)[4],
                                       float2 minus) {
@@ -385,10 +387,10 @@ struct ScoreWarpgroup {
       packed_p = kCfg.score.dropout ? ptx::cvt_rn_relu_bf16x2(x.x, x.y) : pack_pair<kCfg.dtype>(x.x, x.y);
     }
   }
-  // 1 - tanh^2; of a weight of 0, whose tanh is not known, 0.
+  // 1 - tanh^2; 0 for a weight of 0, whose tanh cannot be recovered.
   TESSERA_DEVICE static float softcap_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
 
-  // What is hidden, where a NaN may have met a weight of 0, keeps the 0 that it was given.
+  // Masked entries keep the 0 that the preprocess wrote: their dS may be NaN.
   TESSERA_DEVICE void gather_bias(int m, int half, float2 weights, const float (&ds)[2]) {
     const int key = first_key() + lane() / 4 + half * 8, query = step_row0() + m * 8 + lane() % 4 * 2;
     if (key >= block.s.sk) return;
@@ -407,7 +409,7 @@ struct ScoreWarpgroup {
     }
   }
 
-  // dS goes to the warpgroup of dQ.
+  // Stores dS for the dQ warpgroup.
   TESSERA_DEVICE void hand_on() {
     shared.wait_empty(Shared::kDS, at);
     const uint32 to = shared.tile(Shared::kAt.d_s, Gradients::kBytes, at);
@@ -422,18 +424,19 @@ struct ScoreWarpgroup {
 
   // ---- results ----
 
-  // dV takes V's place in shared memory, which my products alone read, and dK that of K.
+  // dV is staged over V's rows in shared memory, which only this warpgroup reads, and dK over K's once the dQ warpgroup is
+  // done.
   TESSERA_DEVICE void store() {
     sync_warpgroup();
     const float kept = kCfg.score.dropout ? p.dropout_scale : 1.0f;
     store_tile(rdV, Shared::kAt.v, &p.d_v_map, p.d_v, p.head_dim_v, kBwdLower * kept);
     ptx::barrier_sync(kKeysDone, 384);
     store_tile(rdK, Shared::kAt.k, &p.d_k_map, p.d_k, p.head_dim, p.scale * bwd_lower_late(kCfg.dtype));
-    ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
+    ptx::cp_async_bulk_wait_group_read();  // before the next block gets the shared memory
   }
 
-  // A warp's 16 rows. Those behind the last key are not written: TMA clips what lies outside the tensor. Keys that are not in
-  // use have 0.
+  // A warp's 16 rows. Rows past the last key are not written: TMA clips what lies outside the tensor. Keys from seqused_k on
+  // get 0.
   TESSERA_DEVICE void store_tile(float (&acc)[1][kD][4], int offset, const TensorMap* map, const RowTensor& tensor,
                                  int columns, float factor) {
     const uint32 to = shared.base + offset;

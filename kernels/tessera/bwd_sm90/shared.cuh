@@ -16,13 +16,13 @@ namespace tessera {
 enum BwdSm90NamedBarrier : int {
   kFirstScores = 1,  // among the first score warpgroup's warps
   kSecondScores,
-  kKeysDone,   // dQ's warpgroup has read K for the last time
+  kKeysDone,   // the dQ warpgroup has read K for the last time
   kFirstTurn,  // the first score warpgroup may begin a step
   kSecondTurn,
-  kDqAdded,  // all of dQ's warpgroup has added a tile
+  kDqAdded,  // every warp of the dQ warpgroup has added its part of a tile
 };
 
-// Rows first ... last - 1 of a tile: 0, by a warpgroup. Another that does the same writes the same.
+// Sets rows first ... last - 1 of a tile to 0, by a warpgroup; several may do so at once.
 template <class Tile>
 TESSERA_DEVICE void clear_rows(uint32 tile, int first, int last) {
   constexpr int kRowWords = Tile::kChunks * 8;  // of 16 bytes
