@@ -150,11 +150,12 @@ suite_fuzz() {
   fi
 }
 
-# A tool's records of a log, a line each: initcheck's "read KERNEL", racecheck's "RAW KERNEL", "WAR ...", "WAW ...".
+# A tool's records of a log, a line each: initcheck's "read BYTES KERNEL", racecheck's "RAW KERNEL", "WAR ...", "WAW ...".
 findings() {
   awk '/Potential (RAW|WAR|WAW) hazard/ { match($0, /RAW|WAR|WAW/); kind = substr($0, RSTART, 3) }
+       /read of size [0-9]+ bytes/ { match($0, /size [0-9]+/); read = "read " substr($0, RSTART + 5, RLENGTH - 5) }
        /^=+ +(Write Thread .* )?at tessera_/ {
-         match($0, /tessera_[a-z0-9_]+/); print (/Write Thread/ ? kind : "read") " " substr($0, RSTART, RLENGTH)
+         match($0, /tessera_[a-z0-9_]+/); print (/Write Thread/ ? kind : read) " " substr($0, RSTART, RLENGTH)
        }' "$1"
 }
 
@@ -204,7 +205,7 @@ suite_racecheck() {
   sanitizer_suite racecheck 'WAR tessera_(fwd_sm90|fwd_sm80_pairs|bwd_sm90(_d256)?)|RAW tessera_bwd_sm80_split' --print-limit 1000000 --show-backtrace no \
     --racecheck-report hazard
 }
-suite_initcheck() { sanitizer_suite initcheck 'read tessera_bwd_rows' --print-limit 1000000 --show-backtrace no; }
+suite_initcheck() { sanitizer_suite initcheck 'read [0-9]+ tessera_bwd_rows|read 8 tessera_decode_sm90' --print-limit 1000000 --show-backtrace no; }
 suite_synccheck() { sanitizer_suite synccheck '' --print-limit 20; }
 
 # On an installed package, else on an extension built here.

@@ -210,7 +210,10 @@ typedef enum tessera_kernel {
   TESSERA_KERNEL_BWD_FA1 = 9,
   TESSERA_KERNEL_FWD_STANDARD = 10,
   TESSERA_KERNEL_BWD_STANDARD = 11,
-  TESSERA_KERNEL_DECODE_SM90 = 12 /* CUDA: few query rows against long keys, one launch, on Hopper; on request */
+  TESSERA_KERNEL_DECODE_SM90 = 12, /* CUDA: few query rows against long keys, one launch, on Hopper */
+  /* CUDA: packed queries against a cache, on Hopper: decode_sm90 for the sequences of few query rows, fwd_sm90 or fwd_sm80 for
+   * the others, two launches. */
+  TESSERA_KERNEL_MIXED_SM90 = 13
 } tessera_kernel;
 
 /* Where a plan is to run: plain data, of this size in all minor versions. */
@@ -292,12 +295,13 @@ typedef struct tessera_plan {
 
   int32_t reserved_flag;                          /* for a later member: 0 */
   uint64_t config[TESSERA_PLAN_CONFIG_BYTES / 8]; /* CUDA: of the kernel's family, what its launches are made of */
-  /* CPU: a call serves every sequence by its own rows. Those with at most so many queries go by the decode kernel, the
-   * others by the tiled one; 0: none goes by it. */
+  /* A call serves every sequence by its own rows. Those with at most so many queries go by the decode kernel (CUDA:
+   * decode_sm90), the others by the tiled one (fwd_sm90, fwd_sm80); 0: none goes by it. */
   int32_t decode_queries;
-  int32_t decode_heads_kv; /* KV heads that share one pass over the keys */
-  int64_t decode_parts; /* parts that the keys of all sequences are split into, at most; each has its partial results */
-  char reserved[1832];  /* for later members: 0 */
+  int32_t decode_heads_kv; /* CPU: KV heads that share one pass over the keys */
+  /* CPU: parts that the keys of all sequences are split into, at most; each has its partial results. */
+  int64_t decode_parts;
+  char reserved[1832]; /* for later members: 0 */
 } tessera_plan;
 
 /* Checks every rule of `problem` and chooses. INVALID_ARGUMENT or UNSUPPORTED otherwise; *plan is then untouched.

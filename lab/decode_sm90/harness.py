@@ -28,7 +28,7 @@ class Variant:
         self.d, self.block_n, self.warps, self.stages, self.smem, self.float16, self.paged, self.min_blocks, self.varlen, self.invariant = out
         self.workspace, self.tma = None, "tma" in name
 
-    def bind(self, t, causal=0, window=-1, min_tiles=4, team=0):
+    def bind(self, t, causal=0, window=-1, min_tiles=4, team=0, waves=1):
         q, k = t["q"], t["k"]
         packed = t.get("cu_seqlens_q") is not None
         a = Args(**{n: t[n].data_ptr() if t.get(n) is not None else None for n in POINTERS if n != "workspace"})
@@ -37,14 +37,15 @@ class Variant:
         a.causal, a.window_left = causal, window
         if self.paged:
             a.page_size, a.pages, a.max_pages = k.shape[1], k.shape[0], t["page_table"].shape[1]
-        a.blocks = torch.cuda.get_device_properties(0).multi_processor_count * self.min_blocks
+        a.blocks = torch.cuda.get_device_properties(0).multi_processor_count * self.min_blocks * waves
         a.min_tiles = min_tiles
         heads = range(a.heads_kv, 0, -1)
         a.team = team or next(n for n in heads if a.heads_kv % n == 0 and a.blocks // n * n >= 0.96 * a.blocks)
-        if self.workspace is None:  # what memory holds at first is anything
-            size = a.blocks * (8 + 2 * 16 * ROWS * (a.head_dim + 2) * 4) + 512
+        size = a.blocks * (8 + (16 if self.invariant else 2) * ROWS * (a.head_dim + 2) * 4) + 512
+        if self.workspace is None or self.workspace.numel() * 4 < size:  # what memory holds at first is anything
             self.workspace = torch.randint(0, 4, (size // 4 + 64,), dtype=torch.int32, device=DEV)
-        a.workspace = self.workspace.data_ptr()
+        workspace = self.workspace
+        a.workspace = workspace.data_ptr()
         a.scale = 1 / math.sqrt(a.head_dim)
         run = self.lib.run
 
@@ -53,7 +54,7 @@ class Variant:
             if error:
                 raise RuntimeError(f"{self.name}: error {error}")
 
-        call.keep = a, t
+        call.keep = a, t, workspace
         return call
 
 
@@ -154,7 +155,7 @@ def check(variants, say):
             for page in PAGES[v.tma :] if v.paged else [0]:
                 t = tensors(d=v.d, seed=len(name) + page, page=page, **shape)
                 o, lse = reference(t, causal, window)
-                call = v.bind(t, causal, window, min_tiles=1 + page % 3, team=page % 2)
+                call = v.bind(t, causal, window, min_tiles=1 + page % 3, team=page % 2, waves=1 + len(name) % 2)
                 v.workspace.random_(0, 4)  # counts nobody prepared
                 call()
                 torch.cuda.synchronize()
@@ -253,59 +254,70 @@ def sdpa(t, backend):
     return call
 
 
-HEADS = [(32, 8), (32, 32), (64, 8)]
-SIZES = [(1, 1024), (1, 2048), (1, 4096), (1, 8192), (1, 65536), (8, 8192), (16, 4096), (64, 2048), (64, 8192), (1, 524288)]
+HEADS = [(32, 8), (64, 8), (32, 32)]
+SHORT = [(1, 1024), (1, 2048), (1, 4096), (1, 8192)]
+LONG = [(1, 65536), (8, 8192), (16, 4096), (64, 2048), (64, 8192), (1, 524288)]
+WAVES = ("d128_16x8x2_tma", "d128_16x8x1_tma")
+PAGED = [(1, 1024), (1, 8192), (1, 65536), (16, 4096), (64, 8192)]
 
 
 def measure(variants, reader, say, a):
     out = torch.zeros(16, dtype=torch.int32, device=DEV)
     dims = sorted({v.d for v in variants}, key=lambda d: d != 128)
-    for d in dims:
-        for batch, sk in SIZES if d == 128 else [(1, 8192), (8, 8192), (64, 8192)]:
-            for hq, hkv in HEADS if d == 128 else HEADS[:1]:
-                bytes_ = 4 * batch * sk * hkv * d
-                if time.time() - START > a.seconds:
-                    print("out of time", flush=True)
-                    return
-                if bytes_ > 6e9:
-                    continue
-                t = tensors(batch, 1, sk, hq, hkv, d, 5)
-                t.pop("seqused", None)
-                calls = {"cudnn": sdpa(t, SDPBackend.CUDNN_ATTENTION)}
-                if a.fa2:
-                    calls["fa2"] = sdpa(t, SDPBackend.FLASH_ATTENTION)
-                kv = torch.empty(bytes_, dtype=torch.uint8, device=DEV)
-                calls["read"] = lambda: reader.read_bytes(ctypes.c_void_p(kv.data_ptr()), ctypes.c_longlong(bytes_), ctypes.c_void_p(out.data_ptr()), 132 * 4, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
-                for v in variants:
-                    if v.d == d and not v.paged:
-                        calls[v.name] = v.bind(t)
-                        if v.name == a.team1:
-                            calls[v.name + "@1"] = v.bind(t, team=1)
-                rows = contest(calls, bytes_, a.rounds, a.span)
-                report(say, d, hq, hkv, batch, sk, 0, bytes_, rows)
-                for v in variants:
-                    if "trace" in v.name and v.d == d and v.name in calls:
-                        show_trace(v)
-                base = rows["cudnn"]
-                del t, calls, kv
-                paged = [v for v in variants if v.d == d and v.paged]
-                few = (batch, sk) in [(1, 8192), (64, 8192), (16, 4096), (1, 1024), (1, 65536)] and (hq, hkv) == (32, 8)
-                for page in ([1, 16, 64, 544] if few else []) if paged else []:
-                    t = tensors(batch, 1, sk, hq, hkv, d, 5, page=page)
-                    rows = contest({v.name: v.bind(t) for v in paged if page > 1 or not v.tma}, bytes_, a.rounds, a.span)
-                    report(say, d, hq, hkv, batch, sk, page, bytes_, dict(cudnn=base, **rows))
-                    del t
-    lognormal(variants, reader, say, a, out)
+    cells = [(d, hq, hkv, batch, sk) for d in dims for hq, hkv in (HEADS if d == 128 and not a.few else HEADS[:1])
+             for batch, sk in (SHORT + LONG if d == 128 else [(1, 8192), (8, 8192), (64, 8192)])]  # fmt: skip
+    for d, hq, hkv, batch, sk in sorted(cells, key=lambda c: (c[2] != 8, c[1] != 32, c[0] != 128)):
+        bytes_ = 4 * batch * sk * hkv * d
+        if time.time() - START > a.seconds:
+            print("out of time", flush=True)
+            return
+        if bytes_ > 5e9:
+            continue
+        t = tensors(batch, 1, sk, hq, hkv, d, 5)
+        t.pop("seqused", None)
+        calls = {"cudnn": sdpa(t, SDPBackend.CUDNN_ATTENTION)}
+        if a.fa2:
+            calls["fa2"] = sdpa(t, SDPBackend.FLASH_ATTENTION)
+        kv = torch.empty(bytes_, dtype=torch.uint8, device=DEV)
+        calls["read"] = lambda: reader.read_bytes(ctypes.c_void_p(kv.data_ptr()), ctypes.c_longlong(bytes_), ctypes.c_void_p(out.data_ptr()), 132 * 4, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+        for v in variants:
+            if v.d != d or v.paged:
+                continue
+            calls[v.name] = v.bind(t)
+            if v.name in WAVES and sk * batch > 8192:
+                calls.update({f"{v.name}@w{n}": v.bind(t, waves=n) for n in (2,)})
+            if v.name in WAVES and sk <= 8192 and batch == 1:
+                calls.update({f"{v.name}@m{n}": v.bind(t, min_tiles=n) for n in (2, 8)})
+        rows = contest(calls, bytes_, a.rounds, a.span)
+        report(say, d, hq, hkv, batch, sk, 0, bytes_, rows)
+        for v in variants:
+            if "trace" in v.name and v.d == d and v.name in calls and (batch, sk) in [(1, 1024), (1, 8192), (64, 8192)]:
+                show_trace(v, calls[v.name], say)
+        base = rows["cudnn"]
+        del t, calls, kv
+        paged = [v for v in variants if v.d == d and v.paged]
+        for page in ([1, 16, 64, 544] if paged and (batch, sk) in PAGED and (hq, hkv) == (32, 8) else []):
+            t = tensors(batch, 1, sk, hq, hkv, d, 5, page=page)
+            rows = contest({v.name: v.bind(t) for v in paged if page > 1 or not v.tma}, bytes_, a.rounds, a.span)
+            report(say, d, hq, hkv, batch, sk, page, bytes_, dict(cudnn=base, **rows))
+            del t
 
 
-def show_trace(v):
-    """Clocks from a block's start to its steps' ends: share, loads issued, first tile there, all tiles done, warps merged, arrived,
-    blocks merged."""
-    marks = (ctypes.c_longlong * (264 * 8))()
+def show_trace(v, call, say):
+    """When blocks start and end, in ns from the first one's start."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    blocks = min(1056, call.keep[0].blocks)
+    marks = (ctypes.c_longlong * (1056 * 4))()
     v.lib.trace(marks)
-    rows = [[marks[8 * b + n] - marks[8 * b] if marks[8 * b + n] else -1 for n in range(8)] for b in range(128)]
-    columns = [sorted(c) for c in zip(*rows)]
-    print(f"   {v.name}: clocks, median " + " ".join(str(c[len(c) // 2]) for c in columns) + ", most " + " ".join(str(c[-1]) for c in columns), flush=True)
+    rows = [list(marks[4 * b : 4 * b + 4]) for b in range(blocks)]
+    first = min(r[0] for r in rows)
+    rows = [[r[0] - first, r[1] - first, r[2], r[3]] for r in rows]
+    say(dict(trace=v.name, batch=call.keep[0].batch, sk=call.keep[0].sk, blocks=rows))
+    busy = [r for r in rows if r[1] - r[0] > 2000] or rows
+    some = lambda x: f"{min(x)} {statistics.median(x)} {max(x)}"
+    print(f"   {v.name}: ns, least, median, most: start {some([r[0] for r in busy])}; end {some([r[1] for r in busy])}; clocks {some([r[2] for r in busy])}; {len(busy)} blocks", flush=True)
 
 
 def lognormal(variants, reader, say, a, out):
@@ -326,19 +338,22 @@ def streams(lib, reader, say, a):
     """What an order of addresses gives, with nothing computed: stream.cu."""
     out = torch.zeros(16, dtype=torch.int32, device=DEV)
     ptr = lambda x: ctypes.c_void_p(x.data_ptr())
-    for batch, sk, heads in [(64, 8192, 8), (64, 2048, 32), (1, 65536, 8), (1, 8192, 8)]:
+    for batch, sk, heads in [(64, 8192, 8), (64, 2048, 32), (1, 65536, 8)]:
         k, v = (torch.randn(batch, sk, heads, 128, device=DEV, dtype=torch.bfloat16) for _ in "kv")
         bytes_ = 4 * batch * sk * heads * 128
         kv = torch.empty(bytes_, dtype=torch.uint8, device=DEV)
         calls = {"read": lambda: reader.read_bytes(ptr(kv), ctypes.c_longlong(bytes_), ptr(out), 132 * 4, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))}
-        for mode in range(4):
-            for stages in (1, 2, 3):
-                for sync in (0, 1) if stages == 2 else (0,):
-                    def call(mode=mode, stages=stages, sync=sync):
-                        e = lib.stream_run(ptr(k), ptr(v), batch, sk, heads, mode, stages, 128, sync, ptr(out), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+        for mode in range(3):
+            for warps, stages, blocks in ((4, 1, 128), (4, 2, 128), (4, 3, 128), (8, 1, 128), (8, 2, 128), (8, 3, 128), (8, 1, 256), (8, 1, 512), (4, 2, 256)):
+                for sync in (0, 1) if (warps, stages) == (8, 2) else (0,):
+                    if mode == 1 and warps != 8:
+                        continue
+
+                    def call(mode=mode, warps=warps, stages=stages, blocks=blocks, sync=sync):
+                        e = lib.stream_run(ptr(k), ptr(v), batch, sk, heads, mode, warps, stages, blocks, sync, ptr(out), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
                         if e:
                             raise RuntimeError(f"stream: error {e}")
-                    calls[f"m{mode}s{stages}" + ("b" if sync else "")] = call
+                    calls[f"m{mode}w{warps}s{stages}x{blocks}" + ("b" if sync else "")] = call
         rows = contest(calls, bytes_, 3, a.span)
         say(dict(stream=[batch, sk, heads], us=rows, bytes=bytes_))
         print(f"stream {batch}x{sk} {heads} heads: " + "  ".join(f"{n} {x:.1f} ({bytes_ / x * 1e-6:.2f})" for n, x in rows.items()), flush=True)
@@ -357,8 +372,8 @@ def main():
     p.add_argument("out")
     p.add_argument("--check", action="store_true")
     p.add_argument("--time", action="store_true")
-    p.add_argument("--team1", default="d128_16x8x3_pf256", help="this one also with teams of one block")
     p.add_argument("--fa2", action="store_true")
+    p.add_argument("--few", action="store_true", help="32 heads over 8 alone")
     p.add_argument("--variants", nargs="*")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--span", type=float, default=0.015)

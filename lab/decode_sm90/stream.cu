@@ -7,7 +7,7 @@
 #include "tessera/ptx/mbarrier.cuh"
 
 using namespace tessera;
-constexpr int kWarps = 8, kMostStages = 3, kTileBytes = 8192;
+constexpr int kMostWarps = 8, kMostStages = 3, kTileBytes = 8192;
 
 struct Params {
   TensorMap k_map, v_map;
@@ -15,9 +15,10 @@ struct Params {
   unsigned* out;
 };
 
-extern "C" __global__ void __launch_bounds__(kWarps * 32, 1) stream(const __grid_constant__ Params p) {
+template <int kWarps>
+__global__ void __launch_bounds__(kWarps * 32, 1) stream(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) char shared[];
-  __shared__ unsigned long long full[kWarps][kMostStages];
+  __shared__ unsigned long long full[kMostWarps][kMostStages];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (lane == 0) {
     for (int s = 0; s < kMostStages; ++s) ptx::mbarrier_init(shared_address(&full[warp][s]), 1);
@@ -35,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 1) stream(const __grid
   }
   const auto load = [&](long long n) {
     const int stage = static_cast<int>(n % p.stages);
-    const uint32 to = shared_address(shared) + (warp * kMostStages + stage) * kTileBytes,
+    const uint32 to = shared_address(shared) + (warp * p.stages + stage) * kTileBytes,
                  barrier = shared_address(&full[warp][stage]);
     int head, batch, row, heads = 1, rows = 16;
     if (p.mode == 0 || p.mode == 3) {  // a block has a head, `heads` blocks side by side; warps have neighbouring tiles
@@ -67,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 1) stream(const __grid
   for (long long n = 0; n < count; ++n) {
     const int stage = static_cast<int>(n % p.stages);
     ptx::mbarrier_wait_parity(shared_address(&full[warp][stage]), static_cast<int>(n / p.stages % 2));
-    x ^= *reinterpret_cast<const unsigned*>(shared + (warp * kMostStages + stage) * kTileBytes + lane * 256);
+    x ^= *reinterpret_cast<const unsigned*>(shared + (warp * p.stages + stage) * kTileBytes + lane * 256);
     if (p.sync) __syncthreads();
     __syncwarp();
     if (lane == 0 && n + p.stages < count) load(n + p.stages);
@@ -75,14 +76,16 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 1) stream(const __grid
   if (x == 0x12345678u) *p.out = x;
 }
 
-extern "C" int stream_run(void* k, void* v, int batch, int sk, int heads, int mode, int stages, int blocks, int sync,
-                          unsigned* out, void* cuda_stream) {
+extern "C" int stream_run(void* k, void* v, int batch, int sk, int heads, int mode, int warps, int stages, int blocks,
+                          int sync, unsigned* out, void* cuda_stream) {
   static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
   if (!encode) {
     cudaDriverEntryPointQueryResult result;
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode), 12000,
                                      cudaEnableDefault, &result);
-    cudaFuncSetAttribute(stream, cudaFuncAttributeMaxDynamicSharedMemorySize, kWarps * kMostStages * kTileBytes);
+    for (const void* kernel : {reinterpret_cast<const void*>(stream<4>), reinterpret_cast<const void*>(stream<8>)}) {
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostWarps * kMostStages * kTileBytes);
+    }
   }
   Params p{};
   p.batch = batch, p.sk = sk, p.heads = heads, p.mode = mode, p.stages = stages, p.sync = sync, p.out = out;
@@ -95,6 +98,12 @@ extern "C" int stream_run(void* k, void* v, int batch, int sk, int heads, int mo
                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
       return 10000 + e;
   }
-  stream<<<blocks, kWarps * 32, kWarps * kMostStages * kTileBytes, static_cast<cudaStream_t>(cuda_stream)>>>(p);
+  const auto cuda = static_cast<cudaStream_t>(cuda_stream);
+  const int bytes = warps * stages * kTileBytes;
+  if (warps == 4) {
+    stream<4><<<blocks, 128, bytes, cuda>>>(p);
+  } else {
+    stream<8><<<blocks, 256, bytes, cuda>>>(p);
+  }
   return static_cast<int>(cudaGetLastError());
 }

@@ -11,9 +11,30 @@ using namespace tessera;
 
 constexpr DecodeSm90Config kCfg CONFIG;
 constexpr int kBytes = decode_sm90_layout(kCfg).bytes;
+#ifdef TRACE
+constexpr int kTraced = 1056;
+__device__ long long lab_trace[kTraced][4];  // globaltimer at start and end, clocks, multiprocessor
+#endif
 extern "C" __global__ void __launch_bounds__(kCfg.warps * 32, MIN_BLOCKS)
     decode_main(const __grid_constant__ DecodeSm90Params p) {
+#ifdef TRACE
+  const auto now = [] {
+    unsigned long long time;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+    return static_cast<long long>(time);
+  };
+  const long long began = now(), began_clock = clock64();
+#endif
   decode_sm90<kCfg>(p);
+#ifdef TRACE
+  if (threadIdx.x == 0 && blockIdx.x < kTraced) {
+    long long* const trace = lab_trace[blockIdx.x];
+    trace[0] = began, trace[1] = now(), trace[2] = clock64() - began_clock;
+    unsigned multiprocessor;
+    asm volatile("mov.u32 %0, %smid;" : "=r"(multiprocessor));
+    trace[3] = multiprocessor;
+  }
+#endif
 }
 
 struct Args {
@@ -77,12 +98,12 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   p.page_size = a->page_size, p.pages = a->pages;
   p.o_aligned = 1;
   p.min_tiles = a->min_tiles;
+  p.most_queries = a->sq;
   p.part_rows = min(kDecodeRows, a->sq * (a->heads_q / a->heads_kv));
-  const int slots = a->blocks * 2 * (kCfg.invariant ? kDecodeMostParts : 1);
   p.team = Divisor(a->team), p.head_groups = a->heads_kv / a->team;
   p.arrivals = static_cast<unsigned long long*>(a->workspace);
   p.partial_stat = reinterpret_cast<float*>(static_cast<char*>(a->workspace) + (a->blocks * 8 + 255) / 256 * 256);
-  p.partial_o = p.partial_stat + (slots * p.part_rows * 2 + 3) / 4 * 4;
+  p.partial_o = p.partial_stat + (decode_slots(kCfg, a->blocks) * p.part_rows * 2 + 3) / 4 * 4;
   static const int prepared =
       static_cast<int>(cudaFuncSetAttribute(decode_main, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   if (prepared) return prepared;

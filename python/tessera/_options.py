@@ -35,7 +35,7 @@ class Options(TypedDict, total=False):
     max_seqlen_k: int
     deterministic: bool
     batch_invariant: bool
-    kernel: Literal["auto", "reference", "decode", "tiled", "fwd_sm80", "bwd_sm80", "fwd_sm90", "bwd_sm90", "fwd_fa1", "bwd_fa1", "fwd_standard", "bwd_standard", "decode_sm90"]
+    kernel: Literal["auto", "reference", "decode", "tiled", "fwd_sm80", "bwd_sm80", "fwd_sm90", "bwd_sm90", "fwd_fa1", "bwd_fa1", "fwd_standard", "bwd_standard", "decode_sm90", "mixed_sm90"]
     threads: int
     openmp: bool
 

@@ -128,8 +128,12 @@ std::string launch_text(const tessera_launch& launch) {
          (launch.smem_bytes > 0 ? ", " + memory + " of shared memory" : "");
 }
 
-// Which sequences of a tiled plan go by another kernel.
+// Which sequences of a plan for many rows go by another kernel.
 std::string decoded_text(const tessera_plan& plan) {
+  if (on_cuda(plan)) {
+    return print("sequences of at most %d quer%s by %s, in a launch of its own", plan.decode_queries,
+                 plan.decode_queries == 1 ? "y" : "ies", tessera_kernel_name(TESSERA_KERNEL_DECODE_SM90));
+  }
   return print("sequences of at most %d quer%s by %s: %d KV head%s a pass over the keys, at most %" PRId64
                " parts in all",
                plan.decode_queries, plan.decode_queries == 1 ? "y" : "ies", tessera_kernel_name(TESSERA_KERNEL_DECODE),

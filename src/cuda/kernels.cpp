@@ -200,6 +200,7 @@ KernelSpec spec_of(const DecodeSm90Config& config) {
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
           .smem_bytes = smem_bytes(config),
+          .begins_early = true,
           .claim = shared_memory_claim("DecodeShared", config)};
 }
 

@@ -120,6 +120,7 @@ void fill_indices(ProblemParams& p, const core::ProblemView& view, const tessera
   if (core::packed_q(problem)) {
     p.cu_seqlens_q = buffers.cu_seqlens_q;
     p.cu_seqlens_q_stride = problem.cu_seqlens_q.strides[0];
+    p.decoded_queries = plan.decode_queries;
   }
   if (core::packed_k(problem)) {
     p.cu_seqlens_k = buffers.cu_seqlens_k;

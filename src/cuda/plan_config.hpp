@@ -8,6 +8,9 @@
 
 namespace tessera::cuda {
 
+// That a family of forward kernels fills at most: mixed_sm90 keeps its own decisions after another's.
+inline constexpr size_t kForwardConfigBytes = 600;
+
 template <class Config>
 void keep_config(tessera_plan& plan, const Config& config) {
   static_assert(std::is_trivially_copyable_v<Config> && sizeof(Config) <= TESSERA_PLAN_CONFIG_BYTES);

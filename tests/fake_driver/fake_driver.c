@@ -148,6 +148,21 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
   return TELL("\n"), 0;
 }
 
+typedef struct {
+  unsigned grid[3], block[3], smem_bytes;
+  void* stream;
+  const int* attributes;
+  unsigned attribute_count;
+} LaunchConfig;
+int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** params, void** extra) {
+  (void)extra;
+  REFUSE_IF_ASKED();
+  if (!tell_stream(config->stream)) return kInvalidValue;
+  tell_kernel(function, config->grid[0], params[0]);
+  for (unsigned n = 0; n < config->attribute_count; ++n) TELL(" attribute %d", config->attributes[18 * n]);
+  return TELL("\n"), 0;
+}
+
 /* ---- graphs: chains of nodes, whose names are good as long as their graph is ---- */
 
 typedef struct Node {

@@ -79,7 +79,7 @@ tessera_status make_plan(const Call& call, tessera_direction direction, const Ru
 
 std::vector<tessera_kernel> gpu_kernels(tessera_direction direction) {
   if (direction == TESSERA_FORWARD) {
-    return {TESSERA_KERNEL_DECODE_SM90, TESSERA_KERNEL_FWD_SM90, TESSERA_KERNEL_FWD_SM80};
+    return {TESSERA_KERNEL_DECODE_SM90, TESSERA_KERNEL_MIXED_SM90, TESSERA_KERNEL_FWD_SM90, TESSERA_KERNEL_FWD_SM80};
   }
   return {TESSERA_KERNEL_BWD_SM90, TESSERA_KERNEL_BWD_SM80};
 }

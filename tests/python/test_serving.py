@@ -558,7 +558,8 @@ def test_metadata_waits_for_no_gpu():
         assert backend.step.pages["page_table"].shape == (3, 4)
 
 
-def test_one_capture_serves_a_hundred_batches(device):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_capture_serves_a_hundred_batches(device, dtype):
     """A plan and a graph of bounds: 1 to 6 sequences of one token, some or a chunk, padded with empty ones whose rows of the
     table hold anything. On the CPU, where there is no graph, the same call is made again."""
     random = torch.Generator().manual_seed(5)
@@ -567,8 +568,8 @@ def test_one_capture_serves_a_hundred_batches(device):
     def between(low, high):
         return int(torch.randint(low, high + 1, (), generator=random, device="cpu"))
 
-    k_cache, v_cache = (normal(batch * max_pages, size, HEADS_KV, D, seed=seed) for seed in (1, 2))
-    q, out = normal(tokens, HEADS, D, seed=3), torch.empty(tokens, HEADS, D)
+    k_cache, v_cache = (normal(batch * max_pages, size, HEADS_KV, D, dtype=dtype, seed=seed) for seed in (1, 2))
+    q, out = normal(tokens, HEADS, D, dtype=dtype, seed=3), torch.empty(tokens, HEADS, D, dtype=dtype)
     index = dict(
         cu_seqlens_q=torch.zeros(batch + 1, dtype=torch.int32),
         seqused_k=torch.zeros(batch, dtype=torch.int32),
@@ -602,11 +603,11 @@ def test_one_capture_serves_a_hundred_batches(device):
         here["page_table"][used:] = 2**30
         for name, tensor in here.items():
             index[name].copy_(tensor)
-        q.copy_(normal(tokens, HEADS, D, seed=n + 4))
+        q.copy_(normal(tokens, HEADS, D, dtype=dtype, seed=n + 4))
         out.fill_(math.nan)
         step()
         exact = tessera.attention(q.cpu(), *caches, **here, causal=True, scale=SCALE, kernel="reference")
-        assert_rows(out, exact.double(), torch.float32)
+        assert_rows(out, exact.double(), dtype)
 
 
 def test_few_plans_serve_all_steps():

@@ -78,7 +78,7 @@ TEST(CudaDecodeSm90, ItsWorkspaceHoldsEveryBlocksParts) {
       ASSERT_EQ(lower(plan, buffers_of(), writable_at(kWorkspace), list).code, TESSERA_OK);
       const DecodeSm90Params p = params_of(list[0]);
       const uintptr_t rows = queries > 4 ? 16 : 4 * static_cast<uintptr_t>(queries);
-      const uintptr_t parts = kCores * 2 * (invariant ? kDecodeMostParts : 1) * rows;
+      const uintptr_t parts = kCores * (invariant ? kDecodeMostParts : 2) * rows;
       EXPECT_EQ(static_cast<uintptr_t>(p.part_rows), rows);
       EXPECT_EQ(address(p.arrivals), kWorkspace);
       EXPECT_GE(address(p.partial_stat), kWorkspace + kCores * 8);

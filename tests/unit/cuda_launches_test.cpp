@@ -31,6 +31,7 @@ struct Asked {
   uintptr_t kernel;
   int argument;
   uint32_t grid = 1;
+  bool begins_early = false;
 };
 
 tessera_status run(uintptr_t stream_number, const std::vector<Asked>& kernels, uintptr_t cleared = 0, int ordinal = 0) {
@@ -40,7 +41,7 @@ tessera_status run(uintptr_t stream_number, const std::vector<Asked>& kernels, u
   if (const tessera_status status = launches.begin(); status.code != TESSERA_OK) return status;
   if (cleared) launches.clear(stream(cleared));
   for (const Asked& launch : kernels) {
-    const Kernel kernel{reinterpret_cast<CUkernel>(launch.kernel), "fwd_test", 128, 0};
+    const Kernel kernel{reinterpret_cast<CUkernel>(launch.kernel), "fwd_test", 128, 0, launch.begins_early};
     launches.add(kernel, Grid{launch.grid}, &launch.argument);
   }
   return launches.run();
@@ -108,6 +109,12 @@ TEST_F(CudaLaunches, ClearAWordFirst) {
     call(11, {{1, 11}}, 4160);
     EXPECT_EQ(call(11, {{1, 12}}, 4224), "11: graph " + n + ": 0 at 4224 kernel 1(12) x 1\n");
     EXPECT_EQ(call(11, {{1, 13}}), "11: kernel 1(13) x 1\n") << "another form's first call";
+  });
+}
+
+TEST_F(CudaLaunches, AKernelThatWaitsByItselfMayBeginEarly) {
+  in_new_thread([] {
+    EXPECT_EQ(call(11, {{1, 7}, {2, 8, 3, true}}), "11: kernel 1(7) x 1\n11: kernel 2(8) x 3 attribute 6\n");
   });
 }
 

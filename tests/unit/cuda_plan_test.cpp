@@ -116,7 +116,9 @@ TEST(FwdSm90, TakesWindowsSinksPackedSequencesAndUnequalHeads) {
   problem.causal = 1;
   problem.alignment = TESSERA_TOP_LEFT;
   problem.window_left = 1000;
-  const Plan plan = tessera::plan(problem, gpu());
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_FWD_SM90;
+  const Plan plan = tessera::plan(problem, device);
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
   EXPECT_EQ(plan.block_m, 192) << "a varlen area's row";
 }
@@ -202,7 +204,9 @@ TEST(FwdSm90, TakesPagesWhoseHeadsLieApartAndPackedQueries) {
   problem.cu_seqlens_k = {};
   problem.page_table = layout(int32, {8, 256});
   problem.seqused_k = layout(int32, {8});
-  const Plan plan = tessera::plan(problem, gpu());
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_FWD_SM90;
+  const Plan plan = tessera::plan(problem, device);
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << refusal(plan, "fwd_sm90");
   EXPECT_NE(tessera::describe(plan).find("paged keys"), std::string::npos);
 }
@@ -304,7 +308,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"OneQuery", "1 queries x 4 heads a KV head",
                 [](Problem& p, Device&) {
                   p.q = p.o = layout(bfloat16, {64, 1, 16, 128});
-                  p.k = p.v = layout(bfloat16, {64, 4096, 4, 128});
+                  p.k = p.v = layout(bfloat16, {64, 512, 4, 128});
                 }},
         Refusal{"FewTiles", "16 tiles for 132 multiprocessors: fwd_sm80 splits the keys into",
                 [](Problem& p, Device&) {
@@ -585,19 +589,30 @@ Problem decode_problem(std::int64_t d, std::int64_t queries = 1, DType dtype = b
   return problem;
 }
 
-TEST(DecodeSm90, ServesWhoeverAsksForIt) {
-  Device device = gpu();
-  const Plan chosen = tessera::plan(decode_problem(128), device);
-  EXPECT_EQ(chosen.kernel, TESSERA_KERNEL_FWD_SM80) << "so far";
-  EXPECT_EQ(refusal(chosen, "decode_sm90"), "");
-  device.kernel = TESSERA_KERNEL_DECODE_SM90;
+TEST(DecodeSm90, ServesFewRowsAgainstManyKeys) {
   for (const std::int64_t d : {8, 64, 72, 128, 200, 256}) {
-    const Plan plan = tessera::plan(decode_problem(d), device);
-    EXPECT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90);
+    const Plan plan = tessera::plan(decode_problem(d), gpu());
+    EXPECT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90) << refusal(plan, "decode_sm90");
     EXPECT_EQ(plan.num_items, 132) << "a block a multiprocessor, whatever the sequences";
-    EXPECT_LE(plan.smem_bytes, device.smem_bytes) << d;
+    EXPECT_LE(plan.smem_bytes, gpu().smem_bytes) << d;
     EXPECT_GT(plan.workspace_bytes, 0);
   }
+}
+
+TEST(DecodeSm90, ServesMoreRowsAndFewerKeysOnRequest) {
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_DECODE_SM90;
+  Problem few_keys = decode_problem(128);
+  few_keys.k = few_keys.v = layout(bfloat16, {4, 100, 8, 128});
+  const Plan others = tessera::plan(few_keys, gpu());
+  EXPECT_EQ(others.kernel, TESSERA_KERNEL_FWD_SM80);
+  EXPECT_NE(refusal(others, "decode_sm90").find("100 keys: fwd_sm80"), std::string::npos);
+  EXPECT_EQ(tessera::plan(few_keys, device).kernel, TESSERA_KERNEL_DECODE_SM90);
+  few_keys.batch_invariant = 1;
+  EXPECT_EQ(tessera::plan(few_keys, gpu()).kernel, TESSERA_KERNEL_DECODE_SM90)
+      << "the longest sequence may be another's";
+  EXPECT_NE(tessera::plan(decode_problem(128, 5), gpu()).kernel, TESSERA_KERNEL_DECODE_SM90) << "20 rows";
+  EXPECT_EQ(tessera::plan(decode_problem(128, 5), device).kernel, TESSERA_KERNEL_DECODE_SM90);
 }
 
 TEST(DecodeSm90, TakesMasksByPositionSinksAlibiSoftcapAnyScalePagesAndPackedQueries) {
@@ -628,7 +643,7 @@ TEST(DecodeSm90, ABatchThatMayNotMatterCostsWorkspace) {
   problem.batch_invariant = 1;
   const Plan plan = tessera::plan(problem, device);
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90);
-  EXPECT_GT(plan.workspace_bytes, 10 * bytes);
+  EXPECT_GT(plan.workspace_bytes, 7 * bytes);
 }
 
 class DecodeSm90Refusal : public testing::TestWithParam<Refusal> {};
@@ -663,7 +678,100 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"RowStride", "k: rows start at no multiples of 16 bytes",
                 [](Problem& p, Device&) { set_strides(p.k, 1, 1025); }},
         Refusal{"NoPages", "k: no pages", [](Problem& p, Device&) { set_pages(p, 0, 16); }},
-        Refusal{"SharedMemory", "KiB of shared memory", [](Problem&, Device& d) { d.smem_bytes = 163 << 10; }}),
+        Refusal{"SharedMemory", "KiB of shared memory", [](Problem&, Device& d) { d.smem_bytes = 80 << 10; }}),
+    [](const auto& row) { return std::string(row.param.name); });
+
+// ---- mixed_sm90 ------------------------------------------------------------------------------------------------------
+
+// Six sequences with at most 64 queries each, 32 heads over 8, keys in pages.
+Problem step_problem(std::int64_t d = 128) {
+  Problem problem;
+  problem.q = problem.o = layout(bfloat16, {100, 32, d});
+  problem.k = problem.v = layout(bfloat16, {1000, 16, 8, d});
+  problem.page_table = layout(int32, {6, 256}), problem.seqused_k = layout(int32, {6});
+  problem.cu_seqlens_q = layout(int32, {7}), problem.max_seqlen_q = 64;
+  problem.causal = 1;
+  return problem;
+}
+
+TEST(MixedSm90, LaunchesAKernelForFewRowsBesideThatForMany) {
+  Problem problem = step_problem();
+  const Plan plan = tessera::plan(problem, gpu());
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_MIXED_SM90) << refusal(plan, "mixed_sm90");
+  EXPECT_EQ(plan.decode_queries, 4) << "times 4 heads: the rows of a work";
+  const auto both = launches(plan);
+  ASSERT_EQ(both.size(), 2u);
+  EXPECT_STREQ(both[0].kernel, "fwd_sm90");
+  EXPECT_STREQ(both[1].kernel, "decode_sm90");
+  EXPECT_NE(describe(plan).find("sequences of at most 4 queries by decode_sm90, in a launch of its own"),
+            std::string::npos);
+  ASSERT_EQ(launches(plan, false).size(), 1u);
+  EXPECT_STREQ(launches(plan, false)[0].kernel, "fwd_sm80_persistent") << "all sequences, where rows are not aligned";
+}
+
+// The prefill kernel's tile is that of the longest chunk, not of a mean that tokens bring down.
+TEST(MixedSm90, HasTheTileOfChunksAlone) {
+  Problem problem = step_problem();
+  problem.max_seqlen_q = 1000;
+  problem.q = problem.o = layout(bfloat16, {2000, 32, 128});
+  const Plan mixed = tessera::plan(problem, gpu());
+  EXPECT_EQ(mixed.kernel, TESSERA_KERNEL_MIXED_SM90);
+  problem.page_table = layout(int32, {2, 256}), problem.seqused_k = layout(int32, {2});
+  problem.cu_seqlens_q = layout(int32, {3});
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_FWD_SM90;
+  const Plan alone = tessera::plan(problem, device);
+  EXPECT_EQ(mixed.block_m, alone.block_m);
+  EXPECT_EQ(mixed.block_n, alone.block_n);
+}
+
+TEST(MixedSm90, KeepsBothKernelsWorkspaces) {
+  const Plan mixed = tessera::plan(step_problem(), gpu());
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_FWD_SM90;
+  const Plan many = tessera::plan(step_problem(), device);
+  device.kernel = TESSERA_KERNEL_DECODE_SM90;
+  Problem one_each = step_problem();
+  one_each.max_seqlen_q = 4;
+  const Plan few = tessera::plan(one_each, device);
+  EXPECT_EQ(mixed.shared_bytes, many.shared_bytes + few.shared_bytes);
+  EXPECT_GT(mixed.num_items, few.num_items);
+}
+
+class MixedSm90Refusal : public testing::TestWithParam<Refusal> {};
+
+TEST_P(MixedSm90Refusal, SaysWhy) {
+  Problem problem = step_problem();
+  Device device = gpu();
+  GetParam().spoil(problem, device);
+  const Plan plan = tessera::plan(problem, device);
+  EXPECT_NE(plan.kernel, TESSERA_KERNEL_MIXED_SM90);
+  EXPECT_NE(refusal(plan, "mixed_sm90").find(GetParam().reason), std::string::npos) << refusal(plan, "mixed_sm90");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Row, MixedSm90Refusal,
+    testing::Values(
+        Refusal{"Ampere", "compute capability 8.0, must be 9.0", [](Problem&, Device& d) { d.arch = 80; }},
+        Refusal{"Dense", "queries are not packed", [](Problem& p, Device&) { p = decode_problem(128, 100); }},
+        Refusal{"NoCache", "no cache: neither page_table nor seqused_k",
+                [](Problem& p, Device&) {
+                  p.k = p.v = layout(bfloat16, {100, 8, 128});
+                  p.page_table = p.seqused_k = {}, p.cu_seqlens_k = layout(int32, {7});
+                }},
+        Refusal{"ManyHeads", "more than 16 heads a KV head",
+                [](Problem& p, Device&) {
+                  p.k = p.v = layout(bfloat16, {1000, 16, 1, 128});
+                }},
+        Refusal{"FewQueries", "no sequence has more than 4 queries", [](Problem& p, Device&) { p.max_seqlen_q = 4; }},
+        Refusal{"FewManyQueries", "few queries: fwd_sm80 serves all sequences sooner",
+                [](Problem& p, Device&) { p.max_seqlen_q = 20; }},
+        Refusal{"OneSequence", "one sequence",
+                [](Problem& p, Device&) {
+                  p.page_table = layout(int32, {1, 256}), p.seqused_k = layout(int32, {1});
+                  p.cu_seqlens_q = layout(int32, {2});
+                }},
+        Refusal{"Dropout", "dropout_p: not taken", [](Problem& p, Device&) { p.dropout_p = 0.5; }}),
     [](const auto& row) { return std::string(row.param.name); });
 
 // ---- fwd_sm80: bulk copies -----------------------------------------------------------------------------------------
@@ -731,7 +839,9 @@ TEST(PlannedLaunches, OfSplitKeysEndWithTheMerge) {
   Problem decode = large_problem(128, 128);
   decode.q = decode.o = layout(bfloat16, {1, 1, 16, 128});
   decode.k = decode.v = layout(bfloat16, {1, 16384, 4, 128});
-  const Plan plan = tessera::plan(decode, gpu());
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_FWD_SM80;
+  const Plan plan = tessera::plan(decode, device);
   ASSERT_GT(plan.num_splits, 1);
   const auto parts_and_merge = launches(plan);
   ASSERT_EQ(parts_and_merge.size(), 2u);
@@ -761,13 +871,15 @@ class FwdSm80Splits : public testing::TestWithParam<SplitRow> {};
 TEST_P(FwdSm80Splits, FillTheGpuWithTheFewestParts) {
   const SplitRow& row = GetParam();
   Problem problem = decode_problem(row);
-  const Plan plan = tessera::plan(problem, gpu());
+  Device device = gpu();
+  device.kernel = TESSERA_KERNEL_FWD_SM80;
+  const Plan plan = tessera::plan(problem, device);
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM80);
   EXPECT_EQ(plan.num_splits, row.parts);
   EXPECT_EQ(plan.num_items, row.parts * row.heads_kv * row.batch);
   EXPECT_EQ(plan.shared_bytes > 0, row.parts > 1);
   problem.batch_invariant = 1;
-  EXPECT_EQ(tessera::plan(problem, gpu()).num_splits, 1) << "the same sums whatever else is in the batch";
+  EXPECT_EQ(tessera::plan(problem, device).num_splits, 1) << "the same sums whatever else is in the batch";
 }
 
 // 132 multiprocessors hold 4 blocks each at d = 128, 3 at 256.

@@ -526,7 +526,7 @@ TEST(ValidateDevice, NamesWhatIsWrong) {
   EXPECT_TRUE(message([](Device& d) { d.isa = d.isa_limit + 1; }).starts_with("device.isa: "));
   EXPECT_TRUE(message([](Device& d) { d.vector_isa = d.isa_limit + 1; }).starts_with("device.vector_isa: "));
   EXPECT_TRUE(message([](Device& d) { d.isa_limit = 17; }).starts_with("device.isa_limit: 17"));
-  EXPECT_TRUE(message([](Device& d) { d.kernel = TESSERA_KERNEL_DECODE_SM90 + 1; }).starts_with("device.kernel: 13"));
+  EXPECT_TRUE(message([](Device& d) { d.kernel = TESSERA_KERNEL_MIXED_SM90 + 1; }).starts_with("device.kernel: 14"));
   EXPECT_TRUE(message([](Device& d) { d.threads = 0; }).starts_with("device.threads: 0"));
   EXPECT_TRUE(message([](Device& d) { d.cores = -1; }).starts_with("device.cores: -1"));
 }

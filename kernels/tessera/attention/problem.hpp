@@ -19,7 +19,8 @@ struct ProblemParams {
   const int* cu_seqlens_k;  // [batch + 1] or NULL; CSR page table: where each sequence's pages start in page_table
   const int* seqused_k;     // [batch] or NULL
   int64 cu_seqlens_q_stride, cu_seqlens_k_stride, seqused_k_stride;
-  int rows_q, rows_k;              // packed: rows of q and of k, v, which no offset may pass; CSR: pages in the table
+  int decoded_queries;  // packed: sequences of at most so many queries are decode_sm90's, in a launch of its own
+  int rows_q, rows_k;   // packed: rows of q and of k, v, which no offset may pass; CSR: pages in the table
   int max_seqlen_q, max_seqlen_k;  // the most that a sequence can have, by the layouts and the problem's word
   RowTensor q, k, v;
   const int* page_table;  // [batch, max_pages]; CSR: [entries]

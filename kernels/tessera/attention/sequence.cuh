@@ -34,6 +34,7 @@ TESSERA_DEVICE Sequence load_sequence(const ProblemParams& p, int b) {
     s.q_begin = clamp(p.cu_seqlens_q[b * p.cu_seqlens_q_stride], 0, p.rows_q);
     const int end = clamp(p.cu_seqlens_q[(b + 1) * p.cu_seqlens_q_stride], s.q_begin, p.rows_q);
     s.sq = min(end - s.q_begin, p.max_seqlen_q);
+    if (s.sq <= p.decoded_queries) s.sq = 0;
     s.row_begin = s.q_begin;
   }
   if (kVarlen && p.cu_seqlens_k) {

@@ -29,18 +29,29 @@ struct DecodeSm90Config {
 };
 TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, head_dim, block_n, warps, stages, paged, varlen, invariant, bulk, score)
 
-// Q's fragments and O's accumulators of so many columns do not both fit into registers.
-TESSERA_HOST_DEVICE constexpr bool decode_q_in_shared(const DecodeSm90Config& c) { return c.head_dim > 192; }
+// Where registers do not hold Q's fragments beside O's accumulators: of wide heads, and of more warps than 8.
+TESSERA_HOST_DEVICE constexpr bool decode_q_in_shared(const DecodeSm90Config& c) {
+  return c.head_dim > 192 || (c.warps > 8 && c.head_dim > 64);
+}
 
 inline constexpr int kDecodeSegmentBytes = 80;
+
+// Of a row: what DecodeFold (merge.cuh) has of four columns each.
+TESSERA_HOST_DEVICE constexpr int decode_fold_bytes(int head_dim) { return (head_dim / 4 * 24 + 15) / 16 * 16; }
+
+// Slots of the workspace, a part each, with which a launch of so many blocks does: schedule.cuh.
+TESSERA_HOST_DEVICE constexpr int decode_slots(const DecodeSm90Config& c, int blocks) {
+  return blocks * (c.invariant ? kDecodeMostParts : 2);
+}
 
 // Offsets in bytes from the start of shared memory.
 struct DecodeSm90Layout {
   int stages;    // [warps][stages]: a tile of K, then one of V
   int partials;  // [warps][kDecodeMergeRows][head_dim + kDecodeMergePad] float32: what the warps merge
   int stats;     // [warps][kDecodeRows][2] float32: reference and sum
+  int folds;     // DecodeFold of every row; one that is not used, where parts depend on the batch
   int q;         // [kDecodeRows][head_dim], where registers have no room for it
-  int barriers;  // of bulk copies: [warps][stages]; else one that is not used
+  int barriers;  // of bulk copies: [warps][stages][2]; else one that is not used
   int parted;    // [2] Segment
   int scan;      // [warps + 4] int: the prefix sums of the schedule, and what one thread tells all
   int bytes;
@@ -51,9 +62,10 @@ TESSERA_HOST_DEVICE constexpr DecodeSm90Layout decode_sm90_layout(const DecodeSm
   const int tile = c.bulk ? swizzled_bytes(c.block_n, c.head_dim) : padded_bytes(c.dtype, c.block_n, c.head_dim);
   at.partials = at.stages + c.warps * c.stages * 2 * tile;
   at.stats = at.partials + c.warps * kDecodeMergeRows * (c.head_dim + kDecodeMergePad) * 4;
-  at.q = at.stats + c.warps * kDecodeRows * 2 * 4;
+  at.folds = at.stats + c.warps * kDecodeRows * 2 * 4;
+  at.q = at.folds + (c.invariant ? kDecodeRows : 1) * decode_fold_bytes(c.head_dim);
   at.barriers = at.q + (decode_q_in_shared(c) ? padded_bytes(c.dtype, kDecodeRows, c.head_dim) : 16);
-  at.parted = at.barriers + (c.bulk ? c.warps * c.stages : 1) * 8;
+  at.parted = at.barriers + (c.bulk ? c.warps * c.stages * 2 : 1) * 8;
   at.scan = at.parted + 2 * kDecodeSegmentBytes;
   const int alignment = c.bulk ? kSwizzleBytes : 16;
   at.bytes = (at.scan + (c.warps + 4) * 4 + alignment - 1) / alignment * alignment;
@@ -64,6 +76,7 @@ struct DecodeSm90Params : ProblemParams {
   RowTensor o;
   StatTensor lse;                // natural logarithm
   int o_aligned;                 // every row of o starts at a multiple of 16 bytes
+  int most_queries;              // of a sequence; those with more are another launch's
   int min_tiles;                 // of a block, where there are so many
   Divisor team;                  // blocks that read the same keys' heads side by side: a divisor of heads_kv
   int head_groups;               // heads_kv / team

@@ -12,6 +12,7 @@
 #include "tessera/attention/unowned_rows.cuh"
 #include "tessera/decode_sm90/loads.cuh"
 #include "tessera/decode_sm90/merge.cuh"
+#include "tessera/ptx/griddepcontrol.cuh"
 
 namespace tessera {
 
@@ -97,7 +98,7 @@ struct DecodeShared {
   DecodeStage<kCfg> stages[kCfg.warps][kCfg.stages];
   DecodeMergeBuffers<kCfg> merge;
   alignas(16) char queries[decode_q_in_shared(kCfg) ? padded_bytes(kCfg.dtype, kDecodeRows, kCfg.head_dim) : 16];
-  Barrier full[kCfg.bulk ? kCfg.warps * kCfg.stages : 1];
+  Barrier full[kCfg.bulk ? kCfg.warps * kCfg.stages * 2 : 1];  // of K and of V
   Segment parted[2];         // of works of which others have parts, too: the first of the share and the last
   int scan[kCfg.warps + 4];  // the last two: whether this block merges these
 };
@@ -133,6 +134,17 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
   softmax.update(rS, unit, rO);
 }
 
+// The oldest of a warp's tiles of K or V: 2 stages - 1 came later.
+template <DecodeSm90Config kCfg>
+TESSERA_DEVICE void wait_for_tile(uint32 barrier, int parity) {
+  if constexpr (kCfg.bulk) {
+    ptx::mbarrier_wait_parity(barrier, parity);
+  } else {
+    ptx::cp_async_wait_group<2 * kCfg.stages - 1>();
+    __syncwarp();
+  }
+}
+
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
   static_assert(sizeof(DecodeShared<kCfg>) == decode_sm90_layout(kCfg).bytes,
@@ -141,7 +153,13 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
   auto& shared = *reinterpret_cast<DecodeShared<kCfg>*>(shared_memory);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
 
-  // 1. Which share is mine.
+  // 1. Which share is mine. The kernel ahead in the stream may still run until griddepcontrol_wait: before it nothing is read that
+  // it may have written.
+  ptx::griddepcontrol_launch_dependents();
+  if constexpr (kCfg.bulk) {
+    if (threadIdx.x == 0) ptx::prefetch_tensormap(&p.k_map), ptx::prefetch_tensormap(&p.v_map);
+  }
+  if constexpr (kCfg.varlen) ptx::griddepcontrol_wait();  // lengths
   ShareWalk<kCfg> walk;
   const Share share = find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
                                        static_cast<int>(threadIdx.x), shared.scan, walk);
@@ -149,19 +167,28 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
 
   // 2. The first tiles of K and V: global -> shared.
   DecodeStage<kCfg>(&stages)[kCfg.stages] = shared.stages[warp];
-  const uint32 full0 = kCfg.bulk ? shared_address(&shared.full[warp * kCfg.stages]) : 0;
+  const uint32 full0 = kCfg.bulk ? shared_address(&shared.full[warp * kCfg.stages * 2]) : 0;
+  const auto k_full = [full0](int stage) { return full0 + stage * 16; };
+  const auto v_full = [full0](int stage) { return full0 + stage * 16 + 8; };
   DecodeLoader<kCfg> loader;
   if (!idle) {
     if constexpr (kCfg.bulk) {
       if (lane_id() == 0) {
-        for (int stage = 0; stage < kCfg.stages; ++stage) ptx::mbarrier_init(full0 + stage * 8, 1);
+        for (int stage = 0; stage < kCfg.stages; ++stage) {
+          ptx::mbarrier_init(k_full(stage), 1);
+          ptx::mbarrier_init(v_full(stage), 1);
+        }
         ptx::fence_mbarrier_init();
       }
       __syncwarp();
     }
+    if constexpr (!kCfg.varlen) ptx::griddepcontrol_wait();
     loader.init(p, walk, warp);
 #pragma unroll 1
-    for (int stage = 0; stage < kCfg.stages; ++stage) loader.load(stages[stage], p, full0 + stage * 8, warp);
+    for (int stage = 0; stage < kCfg.stages; ++stage) {
+      loader.load_k(stages[stage], p, k_full(stage));
+      loader.load_v(stages[stage], p, v_full(stage), warp);
+    }
   }
   if (kCfg.varlen && p.cu_seqlens_q) {
     clear_unowned_outputs<kCfg.dtype>(p, static_cast<int64>(blockIdx.x) * kCfg.warps + warp,
@@ -171,14 +198,15 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
 
   // 3. For every work of the share, and every tile of mine: S = Q K^T, online softmax, O += P V.
   int stage = 0, parity = 0;
-  bool pending = false;
+  bool pending = false, loaded = false;
   Segment segment;
   DecodeQueries<kCfg> in_registers;
   DecodeQueries<kCfg>* const in_shared = reinterpret_cast<DecodeQueries<kCfg>*>(shared.queries);
   DecodeQueries<kCfg>& queries = decode_q_in_shared(kCfg) ? *in_shared : in_registers;
 #pragma unroll 1
   while (walk.next(p, segment)) {
-    queries.load(p, segment);
+    if (!kCfg.invariant || segment.first == 0 || !loaded) queries.load(p, segment);
+    loaded = true;
     float rO[1][kCfg.head_dim / 8][4];
     clear(rO);
     OnlineSoftmax<1> softmax;
@@ -186,34 +214,29 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
         visible_keys(p, segment.s, segment.row0 / p.group, (segment.row0 + segment.rows - 1) / p.group);
 #pragma unroll 1
     for (int tile = segment.begin + warp; tile < segment.end; tile += kCfg.warps) {
-      if constexpr (kCfg.bulk) {
-        ptx::mbarrier_wait_parity(full0 + stage * 8, parity);
-      } else {
-        ptx::cp_async_wait_group<kCfg.stages - 1>();
-        __syncwarp();
-      }
       const int key0 = tile * kCfg.block_n;
-      if constexpr (kCfg.bulk) clear_rows_from<kCfg>(stages[stage].sV, segment.s.sk - key0);
+      wait_for_tile<kCfg>(k_full(stage), parity);
       float rS[1][kCfg.block_n / 8][4];
       score_stage<kCfg>(rS, softmax, rO, queries, stages[stage].sK, p, segment, key0,
                         visible.all.holds(key0, kCfg.block_n));
+      __syncwarp();  // all lanes have read K
+      loader.load_k(stages[stage], p, k_full(stage));
+      wait_for_tile<kCfg>(v_full(stage), parity);
+      if constexpr (kCfg.bulk) clear_rows_from<kCfg>(stages[stage].sV, segment.s.sk - key0);
       product_pb(rO, rS, stages[stage].sV, 0);
-      __syncwarp();  // all lanes have read the stage
-      loader.load(stages[stage], p, full0 + stage * 8, warp);
+      __syncwarp();
+      loader.load_v(stages[stage], p, v_full(stage), warp);
       if (++stage == kCfg.stages) stage = 0, parity ^= 1;
     }
     // 4. The warps' sums -> O and LSE, or this block's part of them.
     const WorkParts<kCfg> work(segment, share);
     const int part = work.index(segment, static_cast<int>(blockIdx.x) / p.team);
     const int slot = PartSlots::of(p, segment, share, work, walk.member).of_part(part);
-    merge_warps<kCfg>(shared.merge, p, segment, slot, softmax, rO, warp);
-    if (segment.whole || !segment.last) continue;
-    if (kCfg.invariant && !work.shared()) {
-      merge_parts<kCfg>(p, segment, share, walk.member);
-    } else if (walk.at < walk.end) {
-      if (threadIdx.x == 0) shared.parted[0] = segment;
-      pending = true;
-    }
+    const bool alone = kCfg.invariant && !work.shared();
+    merge_warps<kCfg>(shared.merge, p, segment, slot, alone, softmax, rO, warp);
+    if (segment.whole || !segment.last || alone || walk.at >= walk.end) continue;
+    if (threadIdx.x == 0) shared.parted[0] = segment;
+    pending = true;
   }
 
   // 5. Works of which other blocks have parts, too, the first and the last of the share: whoever comes last merges them. Both at

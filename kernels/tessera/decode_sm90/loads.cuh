@@ -1,6 +1,6 @@
 // A warp's ring of tiles of K and V: filled by the warp itself, `stages` tiles ahead of its products and across the works of
-// its block's share, so that no barrier and no merge stops the reading. What a page's entry says is asked for one tile before
-// its rows are.
+// its block's share, so that no barrier and no merge stops the reading. A tile of K and one of V are groups of copies of their
+// own: K's place is filled again as soon as the scores are there. A page's entry is loaded one tile before its rows are.
 #pragma once
 
 #include "tessera/decode_sm90/schedule.cuh"
@@ -40,7 +40,9 @@ struct DecodeLoader {
   Segment segment;
   int tile;  // the next to load
   bool more;
-  int page_entry;  // paged: of key `tile` * block_n + lane % block_n
+  // paged: of key `tile` * block_n + lane % block_n. Bulk copies, a page for a tile: of the warp's next tiles, a lane each, from
+  // number 32 (tile_number / 32) of the segment's on, and of the 32 after them.
+  int page_entry, next_page_entry, tile_number;
 
   TESSERA_DEVICE void init(const DecodeSm90Params& p, const ShareWalk<kCfg>& from, int warp) {
     walk = from;
@@ -49,19 +51,16 @@ struct DecodeLoader {
     find(p, warp);
   }
 
-  // The warp's next tile into a stage; once there is none, nothing.
-  TESSERA_DEVICE void load(DecodeStage<kCfg>& stage, const DecodeSm90Params& p, uint32 barrier, int warp) {
-    if (more) {
-      const int first = tile * kCfg.block_n, count = min(segment.s.sk - first, kCfg.block_n);
-      if constexpr (kCfg.bulk) {
-        load_bulk(stage, p, barrier, first);
-      } else {
-        load_async(stage, p, first, count);
-      }
-      tile += kCfg.warps;
-      find(p, warp);
-    }
-    if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();  // an empty one, too: the count stays
+  // The warp's next tile of K into a stage, then the same of V; once there is none, nothing.
+  TESSERA_DEVICE void load_k(DecodeStage<kCfg>& stage, const DecodeSm90Params& p, uint32 barrier) {
+    load<true>(stage.sK, p, barrier);
+  }
+  TESSERA_DEVICE void load_v(DecodeStage<kCfg>& stage, const DecodeSm90Params& p, uint32 barrier, int warp) {
+    load<false>(stage.sV, p, barrier);
+    if (!more) return;
+    tile += kCfg.warps;
+    if constexpr (kCfg.paged && kCfg.bulk) advance_entries(p);
+    find(p, warp);
   }
 
  private:
@@ -71,11 +70,28 @@ struct DecodeLoader {
       more = walk.next(p, segment);
       if (!more) return;
       tile = segment.begin + warp;
+      if constexpr (kCfg.paged && kCfg.bulk) {
+        tile_number = 0;
+        page_entry = entry_of_tile(p, tile + lane_id() * kCfg.warps);
+        next_page_entry = entry_of_tile(p, tile + (32 + lane_id()) * kCfg.warps);
+      }
     }
-    if constexpr (kCfg.paged) {
-      const int key = min(tile * kCfg.block_n + lane_id() % kCfg.block_n, max(segment.s.sk - 1, 0));
-      page_entry = pages_of(p, segment.s, segment.batch)[p.page_table_col * (key / p.page_size)];
+    if constexpr (kCfg.paged && !kCfg.bulk) {
+      page_entry = entry_of_key(p, min(tile * kCfg.block_n + lane_id() % kCfg.block_n, max(segment.s.sk - 1, 0)));
     }
+  }
+
+  TESSERA_DEVICE int entry_of_key(const DecodeSm90Params& p, int key) const {
+    return pages_of(p, segment.s, segment.batch)[p.page_table_col * (key / p.page_size)];
+  }
+  TESSERA_DEVICE int entry_of_tile(const DecodeSm90Params& p, int of) const {
+    return of < segment.end ? entry_of_key(p, min(of * kCfg.block_n, max(segment.s.sk - 1, 0))) : 0;
+  }
+  // To the warp's next tile of the segment.
+  TESSERA_DEVICE void advance_entries(const DecodeSm90Params& p) {
+    if (++tile_number % 32 != 0) return;
+    page_entry = next_page_entry;
+    next_page_entry = entry_of_tile(p, tile + (32 + lane_id()) * kCfg.warps);
   }
 
   // Where the row of this lane, key first + lane % block_n, lies, in bytes.
@@ -92,9 +108,17 @@ struct DecodeLoader {
     }
   }
 
-  TESSERA_DEVICE void load_async(DecodeStage<kCfg>& stage, const DecodeSm90Params& p, int first, int count) {
-    load_rows(stage.sK, p.k, p, first, count, p.head_dim * kBytes);
-    load_rows(stage.sV, p.v, p, first, count, p.head_dim_v * kBytes);
+  template <bool kKeys, class Tile>
+  TESSERA_DEVICE void load(Tile& to, const DecodeSm90Params& p, uint32 barrier) {
+    if (more) {
+      const int first = tile * kCfg.block_n, count = min(segment.s.sk - first, kCfg.block_n);
+      if constexpr (kCfg.bulk) {
+        load_bulk(to, kKeys ? p.k_map : p.v_map, p, barrier, first);
+      } else {
+        load_rows(to, kKeys ? p.k : p.v, p, first, count, (kKeys ? p.head_dim : p.head_dim_v) * kBytes);
+      }
+    }
+    if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();  // an empty one, too: the count stays
   }
 
   // Rows of K or V; those from `count` on, and columns beyond row_bytes, become zero. Rows in pages lie anywhere: each lane knows
@@ -129,23 +153,21 @@ struct DecodeLoader {
   }
 
   // By TMA, a copy for 64 columns. All of a tile's keys are in one page. What comes after a sequence's end the warp clears.
-  TESSERA_DEVICE void load_bulk(DecodeStage<kCfg>& stage, const DecodeSm90Params& p, uint32 barrier, int first) {
-    if (lane_id() != 0) return;
-    using Tile = typename DecodeStage<kCfg>::Tile;
+  template <class Tile>
+  TESSERA_DEVICE void load_bulk(Tile& to, const TensorMap& map, const DecodeSm90Params& p, uint32 barrier, int first) {
     int row, batch;
     if constexpr (kCfg.paged) {
-      row = first % p.page_size, batch = clamp(page_entry, 0, p.pages - 1);
+      row = first % p.page_size;
+      batch = clamp(__shfl_sync(0xffffffff, page_entry, tile_number % 32), 0, p.pages - 1);
     } else {
       row = segment.s.k_begin + first, batch = p.cu_seqlens_k ? 0 : segment.batch;
     }
-    ptx::mbarrier_arrive_expect_tx(barrier, 2 * Tile::kBytes);
+    if (lane_id() != 0) return;
+    ptx::mbarrier_arrive_expect_tx(barrier, Tile::kBytes);
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      const int offset = chunk * Tile::kChunkBytes;
-      ptx::cp_async_bulk_tensor_4d(shared_address(stage.sK.data) + offset, &p.k_map, barrier, chunk * kChunkCols, row,
-                                   segment.head_kv, batch);
-      ptx::cp_async_bulk_tensor_4d(shared_address(stage.sV.data) + offset, &p.v_map, barrier, chunk * kChunkCols, row,
-                                   segment.head_kv, batch);
+      ptx::cp_async_bulk_tensor_4d(shared_address(to.data) + chunk * Tile::kChunkBytes, &map, barrier,
+                                   chunk * kChunkCols, row, segment.head_kv, batch);
     }
   }
 };

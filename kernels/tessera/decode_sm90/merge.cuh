@@ -9,22 +9,33 @@
 
 namespace tessera {
 
+// Invariant: the sum of a work's parts so far, where they are one block's: of a row, four columns a thread, which reads what it has
+// written itself.
+template <int kHeadDim>
+struct alignas(16) DecodeFold {
+  float4 o[kHeadDim / 4];
+  float2 stats[kHeadDim / 4];
+};
+
 template <DecodeSm90Config kCfg>
 struct DecodeMergeBuffers {
   float partials[kCfg.warps][kDecodeMergeRows][kCfg.head_dim + kDecodeMergePad];
   float2 stats[kCfg.warps][kDecodeRows];  // reference in log2 units, and sum
+  DecodeFold<kCfg.head_dim> folds[kCfg.invariant ? kDecodeRows : 1];
 };
 
-// Four columns of a row, over some of its keys: softmax is o / sum, against `ref`.
+// Columns of a row, over some of its keys: softmax is o / sum, against `ref`.
+template <int kCols>
 struct DecodePart {
   float ref = -infinity(), sum = 0.0f;
-  float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  float o[kCols] = {};
 
   DecodePart() = default;
+  TESSERA_DEVICE float2 stats() const { return make_float2(ref, sum); }
   // Of several parts, in their order. One that saw nothing, whose sum is 0, may have met NaN in V and does not count; a NaN in
   // its sum does.
   template <int kParts>
-  TESSERA_DEVICE DecodePart(const float2 (&stats)[kParts], const float4 (&parts)[kParts]) {
+  TESSERA_DEVICE DecodePart(const float2 (&stats)[kParts], const float (&parts)[kParts][kCols]) {
 #pragma unroll
     for (int n = 0; n < kParts; ++n) ref = stats[n].y == 0.0f ? ref : fmaxf(ref, stats[n].x);
 #pragma unroll
@@ -32,15 +43,16 @@ struct DecodePart {
       const bool counts = stats[n].y != 0.0f;
       const float weight = ptx::ex2_approx_ftz(stats[n].x - ref);
       sum = counts ? fmaf(stats[n].y, weight, sum) : sum;
-      o.x = counts ? fmaf(parts[n].x, weight, o.x) : o.x, o.y = counts ? fmaf(parts[n].y, weight, o.y) : o.y;
-      o.z = counts ? fmaf(parts[n].z, weight, o.z) : o.z, o.w = counts ? fmaf(parts[n].w, weight, o.w) : o.w;
+#pragma unroll
+      for (int c = 0; c < kCols; ++c) o[c] = counts ? fmaf(parts[n][c], weight, o[c]) : o[c];
     }
   }
 };
 
-// Columns col ... col + 3 of one row -> o, and by the first of them LSE. A row that sees nothing: 0 and -inf.
-template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment, int local, int col, DecodePart part) {
+// Columns col ... of one row -> o, and by the first of them LSE. A row that sees nothing: 0 and -inf.
+template <DecodeSm90Config kCfg, int kCols>
+TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment, int local, int col,
+                              DecodePart<kCols> part) {
   const DecodeRows rows(p, segment.head_kv);
   const int query = rows.query(p, segment.row0 + local), head = rows.head(p, segment.row0 + local);
   const bool seen = part.sum != 0.0f;  // NaN counts as seen
@@ -52,20 +64,24 @@ TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment,
         seen ? (part.ref + ptx::lg2_approx_ftz(part.sum)) * kLn2 : -infinity();
   }
   const float factor = seen ? scale * ptx::rcp_approx_ftz(part.sum) : 0.0f;
-  const float o[4] = {part.o.x, part.o.y, part.o.z, part.o.w};
   const int64 at = p.o.batch * segment.batch + p.o.row * row + p.o.head * head + col;
-  if (p.o_aligned && col + 4 <= p.head_dim_v) {
-    uint2 words = make_uint2(0, 0);
-    if (seen) {
-      words = make_uint2(pack_pair<kCfg.dtype>(o[0] * factor, o[1] * factor),
-                         pack_pair<kCfg.dtype>(o[2] * factor, o[3] * factor));
+  if (p.o_aligned && col + kCols <= p.head_dim_v) {
+    auto* const words = reinterpret_cast<uint32*>(static_cast<char*>(p.o.data) + at * dtype_bytes(kCfg.dtype));
+    uint32 pairs[kCols / 2];
+#pragma unroll
+    for (int c = 0; c < kCols; c += 2) {
+      pairs[c / 2] = seen ? pack_pair<kCfg.dtype>(part.o[c] * factor, part.o[c + 1] * factor) : 0;
     }
-    *reinterpret_cast<uint2*>(static_cast<char*>(p.o.data) + at * dtype_bytes(kCfg.dtype)) = words;
+    if constexpr (kCols == 4) {
+      *reinterpret_cast<uint2*>(words) = make_uint2(pairs[0], pairs[1]);
+    } else {
+      *words = pairs[0];
+    }
     return;
   }
 #pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    if (col + c < p.head_dim_v) store_element<kCfg.dtype>(p.o.data, at + c, seen ? o[c] * factor : 0.0f);
+  for (int c = 0; c < kCols; ++c) {
+    if (col + c < p.head_dim_v) store_element<kCfg.dtype>(p.o.data, at + c, seen ? part.o[c] * factor : 0.0f);
   }
 }
 
@@ -88,11 +104,38 @@ TESSERA_DEVICE void put_rows(float* to, const float (&rO)[1][kD][4]) {
   }
 }
 
-// What the block's warps have of a segment -> o and LSE, or its part of them. By all threads.
+// With one more part: the order in which parts are added where they do not depend on the batch.
+template <int kCols>
+TESSERA_DEVICE DecodePart<kCols> fold(const DecodePart<kCols>& before, const DecodePart<kCols>& part) {
+  const float2 stats[2] = {before.stats(), part.stats()};
+  float o[2][kCols];
+#pragma unroll
+  for (int c = 0; c < kCols; ++c) o[0][c] = before.o[c], o[1][c] = part.o[c];
+  return DecodePart<kCols>(stats, o);
+}
+
+// The same into shared memory, and of the last part -> o and LSE.
+template <DecodeSm90Config kCfg>
+TESSERA_DEVICE void fold_part(DecodeFold<kCfg.head_dim>& folded, const DecodeSm90Params& p, const Segment& segment,
+                              int local, int col, const DecodePart<4>& part) {
+  float4& o = folded.o[col / 4];
+  float2& stats = folded.stats[col / 4];
+  DecodePart<4> before;
+  if (segment.first > 0) {
+    before.ref = stats.x, before.sum = stats.y;
+    before.o[0] = o.x, before.o[1] = o.y, before.o[2] = o.z, before.o[3] = o.w;
+  }
+  const DecodePart<4> all = fold(before, part);
+  if (segment.last) return store_row<kCfg>(p, segment, local, col, all);
+  stats = all.stats(), o = make_float4(all.o[0], all.o[1], all.o[2], all.o[3]);
+}
+
+// What the block's warps have of a segment -> o and LSE, or its part of them in its slot, or (`alone`: the block has the work's
+// other parts, too) added to these. By all threads.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90Params& p, const Segment& segment,
-                                int slot, OnlineSoftmax<1>& softmax, const float (&rO)[1][kCfg.head_dim / 8][4],
-                                int warp) {
+                                int slot, bool alone, OnlineSoftmax<1>& softmax,
+                                const float (&rO)[1][kCfg.head_dim / 8][4], int warp) {
   softmax.finish();
   if (lane_col() == 0) {
 #pragma unroll
@@ -116,17 +159,22 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
     for_columns<kCfg>(min(segment.rows - first, kDecodeMergeRows), [&](int pass_row, int col) {
       const int local = first + pass_row;
       float2 stats[kCfg.warps];
-      float4 parts[kCfg.warps];
+      float parts[kCfg.warps][4];
 #pragma unroll
       for (int w = 0; w < kCfg.warps; ++w) {
         stats[w] = shared.stats[w][local];
-        parts[w] = *reinterpret_cast<const float4*>(&shared.partials[w][pass_row][col]);
+        const float4 part = *reinterpret_cast<const float4*>(&shared.partials[w][pass_row][col]);
+        parts[w][0] = part.x, parts[w][1] = part.y, parts[w][2] = part.z, parts[w][3] = part.w;
       }
-      const DecodePart all(stats, parts);
+      const DecodePart<4> all(stats, parts);
       if (segment.whole) return store_row<kCfg>(p, segment, local, col, all);
+      if constexpr (kCfg.invariant) {
+        if (alone) return fold_part<kCfg>(shared.folds[local], p, segment, local, col, all);
+      }
       const int64 at = static_cast<int64>(slot) * p.part_rows + local;
-      *reinterpret_cast<float4*>(p.partial_o + at * kCfg.head_dim + col) = all.o;
-      if (col == 0) reinterpret_cast<float2*>(p.partial_stat)[at] = make_float2(all.ref, all.sum);
+      *reinterpret_cast<float4*>(p.partial_o + at * kCfg.head_dim + col) =
+          make_float4(all.o[0], all.o[1], all.o[2], all.o[3]);
+      if (col == 0) reinterpret_cast<float2*>(p.partial_stat)[at] = all.stats();
     });
     __syncthreads();  // the buffers are read
   }
@@ -139,21 +187,38 @@ TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segmen
   const WorkParts<kCfg> work(segment, share);
   const PartSlots slots = PartSlots::of(p, segment, share, work, member);
   for_columns<kCfg>(segment.rows, [&](int row, int col) {
-    DecodePart all;
+    DecodePart<4> all;
 #pragma unroll 1
     for (int first = 0; first < work.count; first += kAhead) {
       float2 stats[kAhead + 1];
-      float4 parts[kAhead + 1];
+      float parts[kAhead + 1][4];
 #pragma unroll
-      for (int n = 0; n < kAhead; ++n) {
-        stats[n + 1] = make_float2(-infinity(), 0.0f), parts[n + 1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (first + n >= work.count) continue;
-        const int64 at = static_cast<int64>(slots.of_part(first + n)) * p.part_rows + row;
-        stats[n + 1] = __ldcg(reinterpret_cast<const float2*>(p.partial_stat) + at);
-        parts[n + 1] = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * kCfg.head_dim + col));
+      for (int n = 1; n <= kAhead; ++n) {
+        stats[n] = make_float2(-infinity(), 0.0f);
+        float4 part = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (first + n <= work.count) {
+          const int64 at = static_cast<int64>(slots.of_part(first + n - 1)) * p.part_rows + row;
+          stats[n] = __ldcg(reinterpret_cast<const float2*>(p.partial_stat) + at);
+          part = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * kCfg.head_dim + col));
+        }
+        parts[n][0] = part.x, parts[n][1] = part.y, parts[n][2] = part.z, parts[n][3] = part.w;
       }
-      stats[0] = make_float2(all.ref, all.sum), parts[0] = all.o;
-      all = DecodePart(stats, parts);
+      if constexpr (kCfg.invariant) {
+#pragma unroll
+        for (int n = 1; n <= kAhead; ++n) {
+          if (first + n > work.count) continue;
+          DecodePart<4> part;
+          part.ref = stats[n].x, part.sum = stats[n].y;
+#pragma unroll
+          for (int c = 0; c < 4; ++c) part.o[c] = parts[n][c];
+          all = fold(all, part);
+        }
+      } else {
+        stats[0] = all.stats();
+#pragma unroll
+        for (int c = 0; c < 4; ++c) parts[0][c] = all.o[c];
+        all = DecodePart<4>(stats, parts);
+      }
     }
     store_row<kCfg>(p, segment, row, col, all);
   });

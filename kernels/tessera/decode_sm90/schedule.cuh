@@ -31,9 +31,10 @@ struct SequenceShare {
 };
 
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE SequenceShare sequence_share(const ProblemParams& p, int batch) {
+TESSERA_DEVICE SequenceShare sequence_share(const DecodeSm90Params& p, int batch) {
   SequenceShare share;
   share.s = load_sequence<kCfg.varlen, kCfg.paged>(p, batch);
+  if (kCfg.varlen && share.s.sq > p.most_queries) share.s.sq = 0;
   const Sequence& s = share.s;
   share.row_tiles = (s.sq * p.group.value + kDecodeRows - 1) / kDecodeRows;
   const KeyRange first = visible_keys(p, s, 0), last = visible_keys(p, s, max(s.sq - 1, 0));
@@ -143,7 +144,7 @@ struct WorkParts {
 
 // Where the parts of a segment's work are kept: part n > 0 `step` slots after part n - 1. A block has at most two that it shares
 // with others, of the works that its share begins and ends with. Invariant: all of a shared work's are where its first team keeps
-// them, and those of one that is a block's alone are kept until the next one's.
+// them; those of one that is a block's alone need no place.
 struct PartSlots {
   int first, second, step;
 
@@ -152,7 +153,7 @@ struct PartSlots {
                                      const WorkParts<kCfg>& work, int member) {
     const int block = work.first_team * p.team.value + member;
     if constexpr (kCfg.invariant) {
-      const int first = (block * 2 + !work.shared()) * kDecodeMostParts;
+      const int first = block * kDecodeMostParts;
       return {first, first + 1, 1};
     }
     const bool begins_share = work.first_team * share.size == segment.work_begin;

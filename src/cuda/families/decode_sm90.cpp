@@ -1,5 +1,7 @@
 // The kernel of kernels/tessera/decode_sm90: what it takes, its tiles, and its launch. Every number depends on the problem and
 // the GPU alone, and none on a sequence's length: which block reads which keys is decided on the GPU.
+#include "cuda/families/decode_sm90.hpp"
+
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -12,52 +14,67 @@
 #include "cuda/params.hpp"
 #include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
+#include "cuda/runtime/tensor_map.hpp"
 #include "cuda/tiles_json.hpp"
 #include "tessera/config.hpp"
 
 namespace tessera::cuda {
 namespace {
 
-// A row: for head sizes up to head_dim.
+// A row: for head sizes up to head_dim. By TMA, where it takes the layout and a page has whole tiles; else by cp.async.
 struct DecodeTile {
   int head_dim;
+  bool bulk, plain;  // by TMA; for dense sequences without options alone
   int block_n, warps, stages;
-  bool bulk;
 };
+// By TMA a kernel reads at 0.99 of what memory gives, by cp.async at 0.95, whatever is under way: so one stage of K and V does. 12
+// warps are up to 4 % faster than 8 where many short works follow each other; in pages they are level, and their 168 registers
+// spill, with lengths, too: docs/lab/2026-11-25-decode-sm90.md.
 constexpr DecodeTile kTiles[] = {
-    {64, 16, 8, 5, false},
-    {128, 16, 8, 3, false},
-    {256, 16, 4, 3, false},
+    {64, true, false, 16, 8, 2},   {128, true, true, 16, 12, 1}, {128, true, false, 16, 8, 1},
+    {256, true, false, 16, 8, 1},  {64, false, false, 16, 8, 2}, {128, false, false, 16, 8, 1},
+    {256, false, false, 16, 8, 1},
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
 // Rows of a KV head, beyond which keys would be read too often: once for every kDecodeRows of them.
 constexpr int64_t kMostRows = 4 * kDecodeRows;
+// By itself a plan takes this kernel for the rows of one work, and where keys are many beside works, KV heads of all sequences:
+// below, fwd_sm80 answers sooner. The crossing lies at 256 keys of 8 and 64 works, at 512 of 256, at 2048 of 512.
+constexpr int64_t kChosenRows = kDecodeRows, kLeastKeys = 256, kMostLeastKeys = 2048, kKeysAWork = 4;
 // Keys below which a part is not worth its merge.
 constexpr int kMinPartKeys = 64;
 
 // All that was decided for a problem.
-struct DecodeSm90Plan {
-  DecodeSm90Config config;
+struct DecodeSm90FamilyPlan {
+  DecodeSm90Plan own;
   FwdSm80Plan stand_in;  // where data starts at no multiple of 16 bytes
-  Grid grid;
-  int team, min_tiles, part_rows;
 };
 
-DecodeSm90Config make_config(const tessera_plan& plan) {
-  const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
-  const DecodeTile& tile =
-      *std::ranges::find_if(kTiles, [head_dim](const DecodeTile& row) { return head_dim <= row.head_dim; });
-  DecodeSm90Config config{};
-  config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
-  config.head_dim = static_cast<int>(padded_to(std::max<int64_t>(1, head_dim), 16));
-  config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
+// Whether TMA can bring tiles of block_n keys.
+bool takes_bulk_copies(const tessera_plan& plan, int block_n) {
   const tessera_problem& p = plan.problem;
+  const core::Sizes size = core::sizes(p);
+  if (size.rows_k == 0 || size.batch == 0 || (core::paged(p) && size.page_size % block_n != 0)) return false;
+  return refuse_tensor_map("k", p.k).empty() && refuse_tensor_map("v", p.v).empty();
+}
+
+DecodeSm90Config make_config(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
+  DecodeSm90Config config{};
+  config.dtype = static_cast<Dtype>(p.q.dtype);
+  config.head_dim = static_cast<int>(padded_to(std::max<int64_t>(1, head_dim), 16));
   config.paged = core::paged(p);
-  config.varlen = core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k);
+  config.varlen = config.paged || core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k);
   config.invariant = p.batch_invariant != 0;
+  config.score = score_config(p);
+  const bool plain = !config.varlen && !config.invariant && !config.score.any();
+  const DecodeTile& tile = *std::ranges::find_if(kTiles, [&](const DecodeTile& row) {
+    return head_dim <= row.head_dim && (plain || !row.plain) && (!row.bulk || takes_bulk_copies(plan, row.block_n));
+  });
+  config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
   config.bulk = tile.bulk;
-  config.score = score_config(plan.problem);
   return config;
 }
 
@@ -78,7 +95,7 @@ struct DecodeWorkspace {
 };
 DecodeWorkspace workspace_of(const DecodeSm90Plan& own) {
   constexpr int64_t kAlignment = 64, kArrivalBytes = 8, kStatBytes = 8;
-  const int64_t blocks = own.grid.x, slots = blocks * 2 * (own.config.invariant ? kDecodeMostParts : 1);
+  const int64_t blocks = own.grid.x, slots = decode_slots(own.config, static_cast<int>(blocks));
   DecodeWorkspace at{};
   at.partial_stat = at.arrivals + padded_to(blocks * kArrivalBytes, kAlignment);
   at.partial_o = at.partial_stat + padded_to(slots * own.part_rows * kStatBytes, kAlignment);
@@ -95,21 +112,17 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
 
 constexpr Limits kLimits{.registers = 255};
 constexpr PrebuiltRow kPrebuilt[] = {
-    {Use::kDecode, 64, kLimits},
-    {Use::kDecode, 128, kLimits},
-    {Use::kPagedDecode, 64, kLimits},
-    {Use::kPagedDecode, 128, kLimits},
+    {Use::kDecode, 64, kLimits},           {Use::kDecode, 128, kLimits},           {Use::kDecodeBatch, 64, kLimits},
+    {Use::kDecodeBatch, 128, kLimits},     {Use::kPagedDecode, 64, kLimits},       {Use::kPagedDecode, 128, kLimits},
+    {Use::kPagedDecodeBatch, 64, kLimits}, {Use::kPagedDecodeBatch, 128, kLimits},
 };
 
 int64_t group_of(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
 
-std::string refuse_rows(const tessera_plan& plan) {
-  const int64_t rows = plan.max_seqlen_q * group_of(plan);
-  if (rows > kMostRows) {
-    return std::to_string(plan.max_seqlen_q) + " queries x " + std::to_string(group_of(plan)) +
-           " heads a KV head, at most " + std::to_string(kMostRows) + " rows";
-  }
-  return "";
+std::string refuse_rows(const tessera_plan& plan, int64_t queries) {
+  if (queries * group_of(plan) <= kMostRows) return "";
+  return std::to_string(queries) + " queries x " + std::to_string(group_of(plan)) + " heads a KV head, at most " +
+         std::to_string(kMostRows) + " rows";
 }
 
 std::string refuse_layout(const tessera_plan& plan) {
@@ -125,71 +138,53 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
-std::string refuse(const tessera_plan& plan) {
-  if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
-  if (plan.problem.dropout_p > 0) return "dropout_p: not taken";
-  if (std::string reason = refuse_rows(plan); !reason.empty()) return reason;
-  if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
-  const DecodeSm90Config config = make_config(plan);
-  if (std::string reason = refuse_shared_memory(smem_bytes(config), plan); !reason.empty()) return reason;
-  constexpr int64_t kMaxTiles = int64_t{1} << 30;  // the kernel counts a share past them
-  const int64_t row_tiles = divide_up(plan.max_seqlen_q * group_of(plan), kDecodeRows);
-  const int64_t works = plan.batch * plan.heads_kv * row_tiles,
-                tiles = divide_up(plan.max_seqlen_k, config.block_n) + 1;
-  if (works > kMaxTiles || works * tiles > kMaxTiles) return "more than 2^30 tiles";
-  const std::string stand_in = kFwdSm80.refuse(plan);
-  return stand_in.empty() ? "" : "fwd_sm80, which serves misaligned data, refuses: " + stand_in;
+// What others do sooner. With batch_invariant the choice may depend on a sequence's own queries alone: where others of the batch may
+// have many, mixed_sm90 makes it, of keys in a cache.
+std::string refuse_unasked(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  if (plan.device.kernel == TESSERA_KERNEL_DECODE_SM90) return "";
+  const int64_t rows = plan.max_seqlen_q * group_of(plan);
+  if (rows > kChosenRows) {
+    return std::to_string(rows) + " rows of a KV head, chosen for at most " + std::to_string(kChosenRows);
+  }
+  if (p.batch_invariant) {
+    const bool by_rows = !core::packed_q(p) || core::paged(p) || core::present(p.seqused_k);
+    return by_rows ? "" : "packed queries without a cache: other sequences of the batch may have many";
+  }
+  const int64_t least = std::clamp(kKeysAWork * plan.batch * plan.heads_kv, kLeastKeys, kMostLeastKeys);
+  return plan.max_seqlen_k >= least ? "" : std::to_string(plan.max_seqlen_k) + " keys: fwd_sm80 answers sooner";
 }
 
-DecodeSm90Plan planned(const tessera_plan& plan) {
-  DecodeSm90Plan own{};
-  own.config = make_config(plan);
-  own.stand_in = plan_fwd_sm80(plan, Splits::kNone);
-  own.grid.x = static_cast<uint32_t>(std::max(1, plan.device.cores));
-  own.team = team_of(plan);
-  own.min_tiles = kMinPartKeys / own.config.block_n;
-  own.part_rows = static_cast<int>(std::min<int64_t>(kDecodeRows, plan.max_seqlen_q * group_of(plan)));
-  return own;
+std::string refuse(const tessera_plan& plan) {
+  if (std::string reason = refuse_decode_sm90(plan, plan.max_seqlen_q); !reason.empty()) return reason;
+  if (const std::string reason = kFwdSm80.refuse(plan); !reason.empty()) {
+    return "fwd_sm80, which serves misaligned data, refuses: " + reason;
+  }
+  return refuse_unasked(plan);
 }
 
 void configure(tessera_plan& plan) {
-  const DecodeSm90Plan own = planned(plan);
-  plan.block_m = kDecodeRows, plan.block_n = own.config.block_n;
-  plan.num_warps = own.config.warps, plan.num_stages = own.config.stages;
-  plan.smem_bytes = smem_bytes(own.config);
+  const DecodeSm90FamilyPlan all{plan_decode_sm90(plan, plan.max_seqlen_q), plan_fwd_sm80(plan, Splits::kNone)};
+  const DecodeSm90Config& config = all.own.config;
+  plan.block_m = kDecodeRows, plan.block_n = config.block_n;
+  plan.num_warps = config.warps, plan.num_stages = config.stages;
+  plan.smem_bytes = smem_bytes(config);
   plan.tiles_per_item = plan.num_splits = 1;
-  plan.num_items = own.grid.x;
-  plan.shared_bytes = workspace_of(own).bytes;
-  keep_config(plan, own);
+  plan.num_items = all.own.grid.x;
+  plan.shared_bytes = decode_sm90_workspace_bytes(all.own);
+  keep_config(plan, all);
 }
 
 tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                              LaunchList& launches) {
-  const DecodeSm90Plan own = config_of<DecodeSm90Plan>(plan);
+  const DecodeSm90FamilyPlan all = config_of<DecodeSm90FamilyPlan>(plan);
   const tessera_problem& problem = plan.problem;
   // A plan knows strides, and addresses only come now. Rows of no sequence alone are fwd_sm80's, too.
   if (plan.batch == 0 || !rows_aligned(problem.q, buffers.q) || !rows_aligned(problem.k, buffers.k) ||
       !rows_aligned(problem.v, buffers.v)) {
-    return list_fwd_sm80(plan, own.stand_in, buffers, nullptr, launches);
+    return list_fwd_sm80(plan, all.stand_in, buffers, nullptr, launches);
   }
-  if (plan.heads_q == 0 || core::sizes(problem).rows_q == 0) return ok();
-  DecodeSm90Params p{};
-  fill_problem_params(p, plan, buffers);
-  p.o = row_tensor(problem.o, buffers.o);
-  p.o_aligned = rows_aligned(problem.o, buffers.o);
-  p.lse = stat_tensor(problem.lse, buffers.lse);
-  p.min_tiles = own.min_tiles;
-  p.team = Divisor(own.team), p.head_groups = static_cast<int>(plan.heads_kv) / own.team;
-  p.part_rows = own.part_rows;
-  const DecodeWorkspace at = workspace_of(own);
-  char* const base = static_cast<char*>(workspace);
-  if (base) {
-    p.arrivals = reinterpret_cast<unsigned long long*>(base + at.arrivals);
-    p.partial_stat = reinterpret_cast<float*>(base + at.partial_stat);
-    p.partial_o = reinterpret_cast<float*>(base + at.partial_o);
-  }
-  launch_decode_sm90(own.config, p, own.grid, launches);
-  return ok();
+  return list_decode_sm90(plan, all.own, buffers, workspace, launches);
 }
 
 std::string tiles_json() {
@@ -198,11 +193,68 @@ std::string tiles_json() {
                         {"block_n", tile.block_n},
                         {"warps", tile.warps},
                         {"stages", tile.stages},
-                        {"bulk", tile.bulk}});
+                        {"bulk", tile.bulk},
+                        {"plain", tile.plain}});
   });
 }
 
 }  // namespace
+
+std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries) {
+  if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
+  if (plan.problem.dropout_p > 0) return "dropout_p: not taken";
+  if (std::string reason = refuse_rows(plan, queries); !reason.empty()) return reason;
+  if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
+  const DecodeSm90Config config = make_config(plan);
+  if (std::string reason = refuse_shared_memory(smem_bytes(config), plan); !reason.empty()) return reason;
+  constexpr int64_t kMaxTiles = int64_t{1} << 30;  // the kernel counts a share past them
+  const int64_t row_tiles = divide_up(queries * group_of(plan), kDecodeRows);
+  const int64_t works = plan.batch * plan.heads_kv * row_tiles,
+                tiles = divide_up(plan.max_seqlen_k, config.block_n) + 1;
+  return works > kMaxTiles || works * tiles > kMaxTiles ? "more than 2^30 tiles" : "";
+}
+
+DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t queries) {
+  DecodeSm90Plan own{};
+  own.config = make_config(plan);
+  own.grid.x = static_cast<uint32_t>(std::max(1, plan.device.cores));
+  own.team = team_of(plan);
+  own.min_tiles = kMinPartKeys / own.config.block_n;
+  own.most_queries = static_cast<int>(queries);
+  own.part_rows = static_cast<int>(std::min<int64_t>(kDecodeRows, queries * group_of(plan)));
+  return own;
+}
+
+int64_t decode_sm90_workspace_bytes(const DecodeSm90Plan& own) { return workspace_of(own).bytes; }
+
+tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& own, const tessera_buffers& buffers,
+                                void* workspace, LaunchList& launches) {
+  const tessera_problem& problem = plan.problem;
+  if (plan.heads_q == 0 || core::sizes(problem).rows_q == 0) return ok();
+  DecodeSm90Params p{};
+  fill_problem_params(p, plan, buffers);
+  p.decoded_queries = 0;
+  p.most_queries = own.most_queries;
+  p.o = row_tensor(problem.o, buffers.o);
+  p.o_aligned = rows_aligned(problem.o, buffers.o);
+  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.min_tiles = own.min_tiles;
+  p.team = Divisor(own.team), p.head_groups = static_cast<int>(plan.heads_kv) / own.team;
+  p.part_rows = own.part_rows;
+  const DecodeWorkspace at = workspace_of(own);
+  if (char* const base = static_cast<char*>(workspace)) {
+    p.arrivals = reinterpret_cast<unsigned long long*>(base + at.arrivals);
+    p.partial_stat = reinterpret_cast<float*>(base + at.partial_stat);
+    p.partial_o = reinterpret_cast<float*>(base + at.partial_o);
+  }
+  if (const Driver* driver = launches.driver(); driver && own.config.bulk) {
+    const Box box{BoxLayout::kSwizzled, own.config.block_n, kSwizzledRowBytes};
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "k", problem.k, buffers.k, box, p.k_map));
+    TESSERA_RETURN_IF_ERROR(make_tensor_map(*driver, plan.device, "v", problem.v, buffers.v, box, p.v_map));
+  }
+  launch_decode_sm90(own.config, p, own.grid, launches);
+  return ok();
+}
 
 constinit const Family kDecodeSm90{
     {TESSERA_KERNEL_DECODE_SM90, refuse, configure}, "decode_sm90", kSupports, list_launches, kPrebuilt, tiles_json};

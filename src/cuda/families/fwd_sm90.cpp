@@ -61,6 +61,8 @@ struct FwdSm90Plan {
   int short_tile_blocks;       // FwdSm90Params has what it is
 };
 
+static_assert(sizeof(FwdSm90Plan) <= kForwardConfigBytes);
+
 struct Choice {
   bool pair = false;
   FwdSm90Config config{};
@@ -99,14 +101,15 @@ Area area_of(const tessera_problem& p) {
   return is_causal(p) ? Area::kCausal : Area::kFull;
 }
 
-// By which the table's rows are told apart: the queries of a sequence, of packed ones of the mean, and under a window no
-// more than the keys that one sees, since a tile's masked edges weigh by that.
+// By which the table's rows are told apart: the queries of a sequence, of packed ones of the mean (of the most where decode_sm90
+// serves those with few), and under a window no more than the keys that one sees, since a tile's masked edges weigh by that.
 int64_t table_rows(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   // Which tile it is decides the last bits, and they may not depend on how long the other sequences are.
-  int64_t rows = p.batch_invariant   ? INT64_MAX
-                 : core::packed_q(p) ? core::sizes(p).rows_q / std::max<int64_t>(plan.batch, 1)
-                                     : plan.max_seqlen_q;
+  int64_t rows = p.batch_invariant ? INT64_MAX
+                 : core::packed_q(p) && plan.decode_queries == 0
+                     ? core::sizes(p).rows_q / std::max<int64_t>(plan.batch, 1)
+                     : plan.max_seqlen_q;
   if (p.window_left >= 0 && (p.causal || p.window_right >= 0)) {
     constexpr int64_t kMany = int64_t{1} << 32;
     rows = std::min(rows, std::min(p.window_left, kMany) + 1 + (p.causal ? 0 : std::min(p.window_right, kMany)));

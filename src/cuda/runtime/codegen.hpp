@@ -28,8 +28,10 @@ struct KernelSpec {
   int32_t threads = 0, min_blocks_per_sm = 1;
   int32_t cluster = 1;     // blocks of a cluster; a launch's grid.x is a multiple
   int64_t smem_bytes = 0;  // dynamic
-  Limits limits{};         // of one that is the same in all problems
-  std::string claim;       // what host and device must agree on, asserted: "tessera::kCombineWarps == 4"
+  // It waits for the kernel ahead of it in the stream by itself (ptx/griddepcontrol.cuh), and may begin before that has ended.
+  bool begins_early = false;
+  Limits limits{};    // of one that is the same in all problems
+  std::string claim;  // what host and device must agree on, asserted: "tessera::kCombineWarps == 4"
 };
 
 std::string symbol_of(const KernelSpec& spec);

@@ -51,6 +51,7 @@ constexpr Symbol kSymbols[] = {
     TESSERA_SYMBOL(cuKernelGetFunction, "cuKernelGetFunction"),
     TESSERA_SYMBOL(cuKernelSetAttribute, "cuKernelSetAttribute"),
     TESSERA_SYMBOL(cuLaunchKernel, "cuLaunchKernel"),
+    TESSERA_SYMBOL(cuLaunchKernelEx, "cuLaunchKernelEx"),
     TESSERA_SYMBOL(cuGraphCreate, "cuGraphCreate"),
     TESSERA_SYMBOL(cuGraphDestroy, "cuGraphDestroy"),
     TESSERA_SYMBOL(cuGraphAddKernelNode, "cuGraphAddKernelNode_v2"),

@@ -48,10 +48,22 @@ enum CUfunctionAttribute : int {
 enum CUcaptureStatus : int { kCaptureNone = 0 };
 enum CUcaptureMode : int { kCaptureRelaxed = 2 };
 
-enum CUlaunchAttributeID : int { kLaunchPriority = 8 };
+enum CUlaunchAttributeID : int { kLaunchProgrammaticSerialization = 6, kLaunchPriority = 8 };
 union CUlaunchAttributeValue {
   char bytes[64];
   int priority;
+  int programmatic_serialization;
+};
+struct CUlaunchAttribute {
+  CUlaunchAttributeID id;
+  char padding[4];
+  CUlaunchAttributeValue value;
+};
+struct CUlaunchConfig {
+  unsigned grid[3], block[3], smem_bytes;
+  CUstream stream;
+  CUlaunchAttribute* attributes;
+  unsigned attribute_count;
 };
 
 struct CUkernelNodeParams {
@@ -115,6 +127,7 @@ struct Driver {
   CUresult (*cuLaunchKernel)(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                              unsigned block_y, unsigned block_z, unsigned smem_bytes, CUstream stream, void** params,
                              void** extra);
+  CUresult (*cuLaunchKernelEx)(const CUlaunchConfig* config, CUfunction function, void** params, void** extra);
 
   CUresult (*cuGraphCreate)(CUgraph* graph, unsigned flags);
   CUresult (*cuGraphDestroy)(CUgraph graph);

@@ -136,7 +136,7 @@ tessera_status load(const Driver& cu, const KernelSpec& spec, const Binary& bina
         failed(cu.cuKernelSetAttribute(kFunctionMaxDynamicSmemBytes, static_cast<int>(spec.smem_bytes), handle, gpu),
                "cuKernelSetAttribute"));
     TESSERA_RETURN_IF_ERROR(failed(cu.cuKernelGetFunction(&function, handle), "cuKernelGetFunction"));
-    kernel = {handle, spec.name, spec.threads, spec.smem_bytes};
+    kernel = {handle, spec.name, spec.threads, spec.smem_bytes, spec.begins_early};
     return ok();
   };
   const tessera_status status = prepare();

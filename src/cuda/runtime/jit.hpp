@@ -17,6 +17,7 @@ struct Kernel {
   const char* name = "";
   int32_t threads = 0;
   int64_t smem_bytes = 0;  // dynamic
+  bool begins_early = false;
 };
 
 // A kernel by its name, a literal, and its config's values. False: it is not in memory.

@@ -156,6 +156,19 @@ class Graphs {
   }();
 };
 
+// Captured into a graph, its edge to the kernel ahead lets it begin early there, too.
+CUresult launch_early(const Driver& cu, const Kernel& kernel, const Grid& grid, CUstream stream, void** arguments) {
+  CUlaunchAttribute attribute{.id = kLaunchProgrammaticSerialization, .padding = {}, .value = {}};
+  attribute.value.programmatic_serialization = 1;
+  const CUlaunchConfig config{.grid = {grid.x, grid.y, grid.z},
+                              .block = {static_cast<unsigned>(kernel.threads), 1, 1},
+                              .smem_bytes = static_cast<unsigned>(kernel.smem_bytes),
+                              .stream = stream,
+                              .attributes = &attribute,
+                              .attribute_count = 1};
+  return cu.cuLaunchKernelEx(&config, reinterpret_cast<CUfunction>(kernel.handle), arguments, nullptr);
+}
+
 }  // namespace
 
 tessera_status Launches::begin() {
@@ -207,9 +220,11 @@ tessera_status Launches::run_one_by_one() {
     // not found where TMA looks for them, and copies bring garbage: seen with driver 580.
     void* arguments[] = {node.params};
     const CUresult result =
-        cu.cuLaunchKernel(reinterpret_cast<CUfunction>(node.kernel.handle), node.grid.x, node.grid.y, node.grid.z,
-                          static_cast<unsigned>(node.kernel.threads), 1, 1,
-                          static_cast<unsigned>(node.kernel.smem_bytes), stream_, arguments, nullptr);
+        node.kernel.begins_early
+            ? launch_early(cu, node.kernel, node.grid, stream_, arguments)
+            : cu.cuLaunchKernel(reinterpret_cast<CUfunction>(node.kernel.handle), node.grid.x, node.grid.y, node.grid.z,
+                                static_cast<unsigned>(node.kernel.threads), 1, 1,
+                                static_cast<unsigned>(node.kernel.smem_bytes), stream_, arguments, nullptr);
     TESSERA_RETURN_IF_ERROR(check(cu, result, node.kernel.name));
   }
   return ok();

@@ -1,0 +1,113 @@
+// Batches of an engine's step: packed queries against cached keys, some sequences with a token or a few, some with chunks of a
+// prompt. Two launches over the plan's bounds, each of which passes over the other's sequences by their lengths on the GPU:
+// decode_sm90 serves those of few query rows, fwd_sm90 or fwd_sm80 the others. Which it is depends on a sequence's own queries
+// alone, so that with batch_invariant it does not matter who else is in the batch.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "core/geometry.hpp"
+#include "core/status.hpp"
+#include "cuda/families/decode_sm90.hpp"
+#include "cuda/families/fwd_sm80.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/params.hpp"
+#include "cuda/plan_config.hpp"
+#include "cuda/registry.hpp"
+#include "tessera/config.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+// The plan's bytes hold what the other kernel's family has decided, where its lowering reads it, and after it this.
+struct MixedSm90Plan {
+  int32_t others;            // tessera_kernel of the sequences of many rows: fwd_sm90 or fwd_sm80
+  int64_t decode_workspace;  // offset in bytes
+  DecodeSm90Plan decode;
+};
+constexpr size_t kAt = TESSERA_PLAN_CONFIG_BYTES - sizeof(MixedSm90Plan);
+static_assert(kAt >= kForwardConfigBytes && sizeof(FwdSm80Plan) <= kForwardConfigBytes);
+
+// Queries that one work of decode_sm90 holds.
+int64_t decoded_queries(const tessera_plan& plan) {
+  return kDecodeRows / std::max<int64_t>(1, plan.heads_q / std::max<int64_t>(1, plan.heads_kv));
+}
+
+// What the families of the other sequences see: which are not theirs.
+tessera_plan planned_for(tessera_plan plan, int64_t queries) {
+  plan.decode_queries = static_cast<int32_t>(queries);
+  return plan;
+}
+
+// Where fwd_sm90 does not take the problem, or would rather not, fwd_sm80 has it, with all keys in one part.
+const Family& others_of(const tessera_plan& plan) { return kFwdSm90.refuse(plan).empty() ? kFwdSm90 : kFwdSm80; }
+
+std::string refuse(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  const int64_t queries = decoded_queries(plan);
+  if (std::string reason = refuse_decode_sm90(plan, queries); !reason.empty()) return reason;
+  if (!core::packed_q(p)) return "queries are not packed: every sequence has as many";
+  if (!core::paged(p) && !core::present(p.seqused_k)) return "no cache: neither page_table nor seqused_k";
+  if (queries == 0) return "more than " + std::to_string(kDecodeRows) + " heads a KV head";
+  if (plan.max_seqlen_q <= queries) return "no sequence has more than " + std::to_string(queries) + " queries";
+  if (std::string reason = kFwdSm80.refuse(plan); !reason.empty() || p.batch_invariant) return reason;
+  if (plan.batch < 2) return "one sequence";
+  // Which may split the keys where nothing is merged for others' rows.
+  return kFwdSm90.refuse(planned_for(plan, queries)).empty() ? "" : "few queries: fwd_sm80 serves all sequences sooner";
+}
+
+void configure(tessera_plan& plan) {
+  plan = planned_for(plan, decoded_queries(plan));
+  const Family& others = others_of(plan);
+  others.configure(plan);
+  if (&others == &kFwdSm80) {
+    const FwdSm80Plan unsplit = plan_fwd_sm80(plan, Splits::kNone);
+    plan.num_items /= plan.num_splits, plan.num_splits = 1, plan.shared_bytes = 0;
+    keep_config(plan, unsplit);
+  }
+  MixedSm90Plan own{};
+  own.others = others.kernel;
+  constexpr int64_t kAlignment = 64;
+  own.decode_workspace = padded_to(plan.shared_bytes, kAlignment);
+  own.decode = plan_decode_sm90(plan, decoded_queries(plan));
+  plan.num_items += own.decode.grid.x;
+  plan.shared_bytes = own.decode_workspace + decode_sm90_workspace_bytes(own.decode);
+  plan.smem_bytes = std::max(plan.smem_bytes, smem_bytes(own.decode.config));
+  std::memcpy(reinterpret_cast<char*>(plan.config) + kAt, &own, sizeof own);
+}
+
+tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                             LaunchList& launches) {
+  MixedSm90Plan own;
+  std::memcpy(&own, reinterpret_cast<const char*>(plan.config) + kAt, sizeof own);
+  const tessera_problem& p = plan.problem;
+  if (plan.batch == 0 || !rows_aligned(p.q, buffers.q) || !rows_aligned(p.k, buffers.k) ||
+      !rows_aligned(p.v, buffers.v)) {  // which decode_sm90 does not take: all sequences are fwd_sm80's
+    tessera_plan all = plan;
+    all.decode_queries = 0;
+    return list_fwd_sm80(all, plan_fwd_sm80(all, Splits::kNone), buffers, nullptr, launches);
+  }
+  if (own.others == TESSERA_KERNEL_FWD_SM90) {
+    TESSERA_RETURN_IF_ERROR(kFwdSm90.lower(plan, buffers, workspace, launches));
+  } else {
+    TESSERA_RETURN_IF_ERROR(list_fwd_sm80(plan, config_of<FwdSm80Plan>(plan), buffers, nullptr, launches));
+  }
+  char* const base = static_cast<char*>(workspace);
+  return list_decode_sm90(plan, own.decode, buffers, base ? base + own.decode_workspace : nullptr, launches);
+}
+
+// Which of the families' own it is in addition is for them to refuse.
+constexpr Supports kSupports{.direction = TESSERA_FORWARD,
+                             .oldest_arch = kHopper,
+                             .newest_arch = kHopper,
+                             .dtypes = kHalfPrecision,
+                             .head_dim = 256,
+                             .tensors = all_tensors_but({"bias", "mask", "block_mask", "causal_seqs", "tree_mask"})};
+
+}  // namespace
+
+constinit const Family kMixedSm90{
+    {TESSERA_KERNEL_MIXED_SM90, refuse, configure}, "mixed_sm90", kSupports, list_launches, {}};
+
+}  // namespace tessera::cuda
