@@ -62,7 +62,7 @@ void draw_pages(Draw& draw, Inputs& in) {
     }
   }
   in.rows_k = in.pages * c.page;
-  // Between the sequences' pages stand some that are not in use.
+  // Between the sequences' pages stand some that are not in use; a last sequence without pages has none after it.
   in.page_indices.assign(1, -1);
   for (int64_t b = 0; b < c.b; ++b) {
     in.page_indptr.push_back(static_cast<double>(in.page_indices.size()));
@@ -70,7 +70,6 @@ void draw_pages(Draw& draw, Inputs& in) {
     in.page_indices.insert(in.page_indices.end(), row, row + ceil_div(in.sk[b], c.page) + b % 2);
   }
   in.page_indptr.push_back(static_cast<double>(in.page_indices.size()));
-  in.page_indices.push_back(-1);
 }
 
 double draw_value(Draw& draw, const Case& c) {

@@ -77,15 +77,16 @@ struct DecodeLoader {
       }
     }
     if constexpr (kCfg.paged && !kCfg.bulk) {
-      page_entry = entry_of_key(p, min(tile * kCfg.block_n + lane_id() % kCfg.block_n, max(segment.s.sk - 1, 0)));
+      page_entry = entry_of_key(p, min(tile * kCfg.block_n + lane_id() % kCfg.block_n, segment.s.sk - 1));
     }
   }
 
+  // A sequence without keys may have no entry, and none at all may come after its place in a CSR page table.
   TESSERA_DEVICE int entry_of_key(const DecodeSm90Params& p, int key) const {
-    return pages_of(p, segment.s, segment.batch)[p.page_table_col * (key / p.page_size)];
+    return key >= 0 ? pages_of(p, segment.s, segment.batch)[p.page_table_col * (key / p.page_size)] : 0;
   }
   TESSERA_DEVICE int entry_of_tile(const DecodeSm90Params& p, int of) const {
-    return of < segment.end ? entry_of_key(p, min(of * kCfg.block_n, max(segment.s.sk - 1, 0))) : 0;
+    return entry_of_key(p, of < segment.end ? min(of * kCfg.block_n, segment.s.sk - 1) : -1);
   }
   // To the warp's next tile of the segment.
   TESSERA_DEVICE void advance_entries(const DecodeSm90Params& p) {
