@@ -54,6 +54,11 @@ class Block {
     return result;
   }
 
+  // The others run. Contexts begin the fibers, jumps go between them, since a context's switch is a system call.
+  void yield() {
+    if (_setjmp(places_[static_cast<size_t>(thread_)]) == 0) _longjmp(host_, 1);
+  }
+
  private:
   struct Barrier {
     int arrived = 0;
@@ -109,11 +114,6 @@ class Block {
       }
     }
     current() = nullptr;
-  }
-
-  // Contexts begin the fibers, jumps go between them, since a context's switch is a system call.
-  void yield() {
-    if (_setjmp(places_[static_cast<size_t>(thread_)]) == 0) _longjmp(host_, 1);
   }
 
   void wait(Barrier& barrier, int count) {

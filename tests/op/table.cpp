@@ -257,6 +257,17 @@ constexpr const char* kDecode[] = {
     "b=2 sq=1 sk=600 hq=2 hkv=2 d=17 dv=33 reversed=1 gap=3",
     "b=2 sq=1 sk=600 hq=16 hkv=1 d=576 dv=512 k=paged page=64 cores=4",
     "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=growing cores=4",
+    // Trees and causal flags by decode_sm90: tiles by TMA and not, one with and without options, parts of one size, all head sizes.
+    "b=4 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 causal=1 cores=7",
+    "b=3 sq=40 sk=60 hq=2 hkv=2 d=64 dv=64 tree=2 causal=1 used=1 cores=3",
+    "b=4 sq=16 sk=700 hq=8 hkv=2 d=128 dv=128 k=paged page=16 csr=1 tree=1 causal=1 cores=7",
+    "b=3 sq=5 sk=500 hq=4 hkv=2 d=64 dv=64 k=paged page=32 tree=1 causal=1 softcap=8 alibi=h sink=1 cores=5",
+    "b=4 sq=8 sk=1100 hq=4 hkv=2 d=256 dv=256 k=paged page=64 tree=1 causal=1 invariant=1 cores=6",
+    "b=3 sq=60 sk=500 hq=2 hkv=2 d=64 dv=64 k=paged page=1 tree=3 causal_seqs=1 cores=5",
+    "b=6 sq=16 sk=300 hq=4 hkv=4 d=64 dv=64 causal_seqs=1 top_left=1 used=1 cores=6",
+    "b=5 sq=3 sk=2000 hq=8 hkv=2 d=128 dv=128 q=packed k=paged page=64 causal_seqs=1 cores=8",
+    "b=5 sq=4 sk=900 hq=4 hkv=1 d=256 dv=256 causal_seqs=1 wl=200 cores=5",
+    "b=5 sq=4 sk=900 hq=4 hkv=1 d=80 dv=80 causal_seqs=1 invariant=1 softcap=9 cores=5",
     "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=nan_key cores=4",
 };
 
@@ -272,6 +283,7 @@ constexpr const char* kMixed[] = {
     "b=6 few=2 sq=50 sk=1100 hq=4 hkv=1 d=64 dv=64 q=packed k=paged page=32 causal=1 invariant=1 cores=5",
     "b=4 few=1 sq=40 sk=3000 hq=20 hkv=1 d=16 dv=16 q=packed k=paged page=64 causal=1",
     "b=6 few=3 sq=70 sk=1500 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=16 causal_seqs=1 cores=6",
+    "b=6 few=4 sq=300 sk=1500 hq=8 hkv=2 d=128 dv=128 q=packed k=paged page=16 tree=1 causal=1 cores=6",
     "b=4 sq=4 sk=900 hq=8 hkv=2 d=128 dv=128 causal_seqs=1 wl=200 cores=6",
     "b=4 sq=200 sk=300 hq=2 hkv=1 d=96 dv=96 causal_seqs=1 softcap=9 bias=bhqk",
     "b=5 few=2 sq=70 sk=500 hq=4 hkv=2 d=64 dv=64 q=packed bias=bhk mask=bk causal=1",

@@ -251,10 +251,11 @@ TEST_P(CudaCompileDecodeSm90, SpillsNothingInItsLoop) {
   ASSERT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
   device.kernel = TESSERA_KERNEL_DECODE_SM90;
   struct Kind {
-    bool paged, invariant, options;
+    bool paged, invariant, options, masks;
   };
-  for (const auto& [paged, invariant, options] :
-       {Kind{false, true, false}, Kind{true, false, true}, Kind{true, true, true}}) {
+  for (const auto& [paged, invariant, options, masks] :
+       {Kind{false, true, false, false}, Kind{true, false, true, false}, Kind{true, true, true, false},
+        Kind{false, false, false, true}, Kind{true, false, true, true}}) {
     tessera_problem p;
     tessera_problem_init(&p);
     constexpr int64_t kPages = 64, kPage = 16, kHeads = 4;
@@ -266,13 +267,14 @@ TEST_P(CudaCompileDecodeSm90, SpillsNothingInItsLoop) {
       p.page_table = layout(int32, {2, kPages});
     }
     p.batch_invariant = invariant;
+    if (masks) p.tree_mask = layout(int32, {2, 1, 1}), p.causal_seqs = layout(boolean, {2});
     if (options) p.softcap = 30, p.alibi_slopes = layout(float32, {2 * kHeads}), p.has_scale = 1, p.scale = -1;
     Binary binary;
     std::string log, config;
     ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, 0, binary, log, config));
     SCOPED_TRACE(config);
     // A flag and a number of a part, once a part, beside accumulators of 128 registers.
-    const bool full = GetParam() == 256 && paged && invariant;
+    const bool full = GetParam() == 256 && paged && (invariant || masks);
     EXPECT_LE(binary.spill_bytes, full ? 26 : 0) << log;
     EXPECT_LE(binary.stack_bytes, full ? 8 : 0) << log;
   }

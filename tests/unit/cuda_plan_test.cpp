@@ -634,6 +634,24 @@ TEST(DecodeSm90, TakesMasksByPositionSinksAlibiSoftcapAnyScalePagesAndPackedQuer
   EXPECT_NO_THROW((void)tessera::plan(problem, device));
 }
 
+TEST(DecodeSm90, TakesCausalFlagsAndTreesOfDraftedTokensOnRequest) {
+  for (const bool tree : {false, true}) {
+    Problem problem = decode_problem(128, 4);
+    if (tree) {
+      problem.tree_mask = layout(int32, {4, 4, 1});
+    } else {
+      problem.causal_seqs = layout(boolean, {4});
+    }
+    const Plan others = tessera::plan(problem, gpu());
+    EXPECT_NE(others.kernel, TESSERA_KERNEL_DECODE_SM90);
+    const std::string name = tree ? "tree_mask" : "causal_seqs";
+    EXPECT_NE(refusal(others, "decode_sm90").find(name + ": on request"), std::string::npos);
+    Device device = gpu();
+    device.kernel = TESSERA_KERNEL_DECODE_SM90;
+    EXPECT_EQ(tessera::plan(problem, device).kernel, TESSERA_KERNEL_DECODE_SM90);
+  }
+}
+
 // Parts that do not depend on the batch: more of them, each with a place of its own.
 TEST(DecodeSm90, ABatchThatMayNotMatterCostsWorkspace) {
   Device device = gpu();
@@ -766,6 +784,10 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"FewQueries", "no sequence has more than 4 queries", [](Problem& p, Device&) { p.max_seqlen_q = 4; }},
         Refusal{"FewManyQueries", "few queries: fwd_sm80 serves all sequences sooner",
                 [](Problem& p, Device&) { p.max_seqlen_q = 20; }},
+        Refusal{"TreeMask", "tree_mask: on request",
+                [](Problem& p, Device&) {
+                  p.tree_mask = layout(int32, {100, 1});
+                }},
         Refusal{"OneSequence", "one sequence",
                 [](Problem& p, Device&) {
                   p.page_table = layout(int32, {1, 256}), p.seqused_k = layout(int32, {1});

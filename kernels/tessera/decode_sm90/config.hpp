@@ -22,7 +22,7 @@ struct DecodeSm90Config {
   int warps;       // each with its own tiles, stages and softmax
   int stages;      // tiles of K and V of a warp in shared memory
   bool paged;      // keys and values by page table
-  bool varlen;     // sequences may be packed, or use a part of their keys
+  bool varlen;     // sequences may be packed, use a part of their keys, or be causal each by itself
   bool invariant;  // a work's parts do not depend on the batch: schedule.cuh
   bool bulk;       // tiles come by TMA, not by cp.async: a page has a multiple of block_n keys
   ScoreConfig score;
@@ -85,6 +85,7 @@ struct DecodeSm90Params : ProblemParams {
   float* partial_stat;           // [slots][part_rows][2]: reference in log2 units, and sum
   unsigned long long* arrivals;  // [blocks]: decode_sm90/arrivals.cuh
   TensorMap k_map, v_map;        // of bulk copies: boxes of block_n rows of 64 columns
+  PositionMasks masks;
 };
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "tessera/attention/score/fragment.cuh"
+#include "tessera/attention/tree_mask.cuh"
 #include "tessera/attention/unowned_rows.cuh"
 #include "tessera/decode_sm90/loads.cuh"
 #include "tessera/decode_sm90/merge.cuh"
@@ -124,8 +125,11 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
         none.apply(rS[0], half, half, p, segment.s, score_row, key0);
       }
       if (!full) {
-        const KeyRange keys = visible_keys(p, segment.s, rows.query(p, row));
+        const KeyRange keys = visible_keys<kScore>(p, segment.s, rows.query(p, row));
         mask_outside(rS[0], half, keys.low - key0 - lane_col(), keys.high - key0 - lane_col());
+        if constexpr (kScore.tree_mask) {
+          mask_tree<false>(rS[0], half, p, segment.s, segment.batch, rows.query(p, row), key0);
+        }
       }
     }
     if (!stale_max) break;
@@ -211,7 +215,7 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
     clear(rO);
     OnlineSoftmax<1> softmax;
     const TileRange visible =
-        visible_keys(p, segment.s, segment.row0 / p.group, (segment.row0 + segment.rows - 1) / p.group);
+        visible_keys<kCfg.score>(p, segment.s, segment.row0 / p.group, (segment.row0 + segment.rows - 1) / p.group);
 #pragma unroll 1
     for (int tile = segment.begin + warp; tile < segment.end; tile += kCfg.warps) {
       const int key0 = tile * kCfg.block_n;

@@ -33,11 +33,11 @@ struct SequenceShare {
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE SequenceShare sequence_share(const DecodeSm90Params& p, int batch) {
   SequenceShare share;
-  share.s = load_sequence<kCfg.varlen, kCfg.paged>(p, batch);
+  share.s = load_sequence<kCfg.varlen, kCfg.paged, kCfg.score>(p, batch);
   if (kCfg.varlen && share.s.sq > p.most_queries) share.s.sq = 0;
   const Sequence& s = share.s;
   share.row_tiles = (s.sq * p.group.value + kDecodeRows - 1) / kDecodeRows;
-  const KeyRange first = visible_keys(p, s, 0), last = visible_keys(p, s, max(s.sq - 1, 0));
+  const KeyRange first = visible_keys<kCfg.score>(p, s, 0), last = visible_keys<kCfg.score>(p, s, max(s.sq - 1, 0));
   const int low = max(first.low, 0), high = min(last.high, s.sk - 1);
   share.first_tile = low / kCfg.block_n;
   share.tiles = high < low ? 1 : high / kCfg.block_n - share.first_tile + 1;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
@@ -66,10 +67,11 @@ DecodeSm90Config make_config(const tessera_plan& plan) {
   config.dtype = static_cast<Dtype>(p.q.dtype);
   config.head_dim = static_cast<int>(padded_to(std::max<int64_t>(1, head_dim), 16));
   config.paged = core::paged(p);
-  config.varlen = config.paged || core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k);
+  config.varlen = config.paged || core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k) ||
+                  core::present(p.causal_seqs);
   config.invariant = p.batch_invariant != 0;
   config.score = score_config(p);
-  const bool plain = !config.varlen && !config.invariant && !config.score.any();
+  const bool plain = !config.varlen && !config.invariant && !config.score.any() && !config.score.tree_mask;
   const DecodeTile& tile = *std::ranges::find_if(kTiles, [&](const DecodeTile& row) {
     return head_dim <= row.head_dim && (plain || !row.plain) && (!row.bulk || takes_bulk_copies(plan, row.block_n));
   });
@@ -108,7 +110,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // measured there alone
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
-                             .tensors = ~tensors({"bias", "mask", "block_mask", "causal_seqs", "tree_mask"})};
+                             .tensors = ~tensors({"bias", "mask", "block_mask"})};
 
 constexpr Limits kLimits{.registers = 255};
 constexpr PrebuiltRow kPrebuilt[] = {
@@ -143,6 +145,7 @@ std::string refuse_layout(const tessera_plan& plan) {
 std::string refuse_unasked(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (plan.device.kernel == TESSERA_KERNEL_DECODE_SM90) return "";
+  if (std::string reason = refuse_position_masks(p); !reason.empty()) return reason;
   const int64_t rows = plan.max_seqlen_q * group_of(plan);
   if (rows > kChosenRows) {
     return std::to_string(rows) + " rows of a KV head, chosen for at most " + std::to_string(kChosenRows);
@@ -200,6 +203,15 @@ std::string tiles_json() {
 
 }  // namespace
 
+std::string refuse_position_masks(const tessera_problem& problem) {
+  for (const auto& [name, layout] :
+       {std::pair{"causal_seqs", &problem.causal_seqs}, std::pair{"tree_mask", &problem.tree_mask}}) {
+    if (!kChosenForPositionMasks && core::present(*layout))
+      return std::string(name) + ": on request, not proved on a GPU";
+  }
+  return "";
+}
+
 std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
   if (plan.problem.dropout_p > 0) return "dropout_p: not taken";
@@ -241,6 +253,7 @@ tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& 
   p.min_tiles = own.min_tiles;
   p.team = Divisor(own.team), p.head_groups = static_cast<int>(plan.heads_kv) / own.team;
   p.part_rows = own.part_rows;
+  p.masks = position_masks(problem, buffers);
   const DecodeWorkspace at = workspace_of(own);
   if (char* const base = static_cast<char*>(workspace)) {
     p.arrivals = reinterpret_cast<unsigned long long*>(base + at.arrivals);

@@ -75,6 +75,15 @@ template <class T>
 T __shfl_sync(unsigned, T x, int lane) {
   return tessera::emulated::Block::current()->exchange(x, [&](auto of) { return of(lane); });
 }
+template <class T>
+T __shfl_up_sync(unsigned, T x, int distance) {
+  return tessera::emulated::Block::current()->exchange(
+      x, [&](auto of) { return of(std::max(emulated_lane() - distance, 0)); });
+}
+template <class T>
+T __ldcg(const T* global) {
+  return *global;
+}
 inline bool __any_sync(unsigned, bool x) {
   return tessera::emulated::Block::current()->exchange(x, [](auto of) {
     bool any = false;

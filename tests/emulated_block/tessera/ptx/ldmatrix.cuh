@@ -29,6 +29,8 @@ void emulated_ldmatrix_x4(uint32 (&r)[4], uint32 shared) {
 inline void ldmatrix_x4(uint32 (&r)[4], uint32 shared) { emulated_ldmatrix_x4<false>(r, shared); }
 inline void ldmatrix_x4_trans(uint32 (&r)[4], uint32 shared) { emulated_ldmatrix_x4<true>(r, shared); }
 
+inline void st_shared_zero_16(uint32 shared) { std::memset(shared_memory + shared, 0, 16); }
+
 // A lane has elements 2 (l % 4), + 1 of row l / 4, and receives those of column l / 4.
 inline uint32 movmatrix_trans(uint32 pair) {
   const int lane = emulated_lane();

@@ -1,0 +1,198 @@
+// decode_sm90, kernels/tessera/decode_sm90, as a plan launches it, run on the host (tests/emulated_block) over cases of the table's kind
+// and held against the float64 oracle. Its blocks run one after another, and a copy is there at once.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/cuda.hpp"
+#include "cuda/runtime/launch_list.hpp"
+#include "op/case.hpp"
+#include "op/error_bound.hpp"
+#include "op/execute.hpp"
+#include "op/inputs.hpp"
+#include "op/numbers.hpp"
+#include "op/plain.hpp"
+#include "tessera/decode_sm90/kernel.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+using testing::Call;
+using testing::Inputs;
+
+// ---- the configs of the cases ----------------------------------------------------------------------------------------
+
+enum Options { kNone = 0, kTree = 1, kCausalSeqs = 2, kCapped = 4 };
+
+constexpr DecodeSm90Config config(Dtype dtype, int head_dim, int warps, bool paged, bool varlen, bool invariant,
+                                  bool bulk, int options) {
+  DecodeSm90Config c{};
+  c.dtype = dtype, c.head_dim = head_dim, c.block_n = 16, c.warps = warps, c.stages = head_dim <= 64 ? 2 : 1;
+  c.paged = paged, c.varlen = varlen, c.invariant = invariant, c.bulk = bulk;
+  c.score.tree_mask = options & kTree, c.score.causal_seqs = options & kCausalSeqs;
+  c.score.softcap = c.score.alibi = (options & kCapped) != 0;
+  return c;
+}
+constexpr Dtype kBf16 = Dtype::kBFloat16, kF16 = Dtype::kFloat16;
+
+// Runs the launch if it is of this config.
+template <DecodeSm90Config kConfig>
+bool try_config(const Launch& launch, const DecodeSm90Params& params) {
+  DecodeSm90Config config = kConfig;
+  if (config_values(config).value != launch.values.value) return false;
+  emulated_grid = {launch.grid.x, 1, 1};
+  for (unsigned block = 0; block < launch.grid.x; ++block) {
+    emulated_block_index = {block, 0, 0};
+    std::memset(shared_memory, 0xff, sizeof shared_memory);
+    emulated::Block::run(launch.spec().threads, [&] { decode_sm90<kConfig>(params); });
+  }
+  return true;
+}
+
+bool run_config(const Launch& launch, const DecodeSm90Params& p) {
+  return try_config<config(kBf16, 128, 12, false, false, false, true, kNone)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, true, true, false, true, kNone)>(launch, p) ||
+         try_config<config(kF16, 64, 8, true, true, false, false, kNone)>(launch, p) ||
+         try_config<config(kBf16, 256, 8, true, true, true, true, kNone)>(launch, p) ||
+         try_config<config(kBf16, 64, 8, true, true, false, true, kTree)>(launch, p) ||
+         try_config<config(kF16, 128, 8, false, false, false, true, kTree)>(launch, p) ||
+         try_config<config(kF16, 64, 8, false, true, false, true, kTree)>(launch, p) ||
+         try_config<config(kBf16, 64, 8, true, true, false, false, kTree)>(launch, p) ||
+         try_config<config(kBf16, 64, 8, true, true, false, true, kTree | kCapped)>(launch, p) ||
+         try_config<config(kBf16, 64, 8, false, true, false, true, kCausalSeqs)>(launch, p) ||
+         try_config<config(kF16, 64, 8, true, true, true, true, kTree | kCausalSeqs)>(launch, p);
+}
+
+// ---- a case ----------------------------------------------------------------------------------------------------------
+
+// Tensors that start at multiples of 16 bytes, as a GPU's do.
+class Copies {
+ public:
+  void* address(const testing::Tensor& tensor) {
+    if (!tensor.present()) return nullptr;
+    auto& copy = copies_[tensor.storage()];
+    const auto offset = static_cast<size_t>(static_cast<std::byte*>(tensor.data()) - tensor.storage());
+    if (!copy.memory) {
+      const auto bytes = static_cast<size_t>(tensor.storage_bytes());
+      copy.memory = std::make_unique<std::byte[]>(bytes + kAlignment);
+      const auto start = reinterpret_cast<size_t>(copy.memory.get()) + offset;
+      copy.at = copy.memory.get() + (kAlignment - start % kAlignment) % kAlignment;
+      std::memcpy(copy.at, tensor.storage(), bytes);
+    }
+    return copy.at + offset;
+  }
+  void take_back(const testing::Tensor& tensor) {
+    if (tensor.present())
+      std::memcpy(tensor.storage(), copies_.at(tensor.storage()).at, static_cast<size_t>(tensor.storage_bytes()));
+  }
+
+ private:
+  static constexpr size_t kAlignment = 128;
+  struct Copy {
+    std::unique_ptr<std::byte[]> memory;
+    std::byte* at;
+  };
+  std::map<const std::byte*, Copy> copies_;
+};
+
+TensorMap map_of(const DecodeSm90Params& p, const RowTensor& tensor, int cols) {
+  const bool paged = p.page_table != nullptr, packed = !paged && p.cu_seqlens_k != nullptr;
+  const ptx::EmulatedTensorMap map{.data = static_cast<const char*>(tensor.data),
+                                   .batch = tensor.batch * 2,
+                                   .row = tensor.row * 2,
+                                   .head = tensor.head * 2,
+                                   .batches = paged    ? p.pages
+                                              : packed ? 1
+                                                       : p.batch,
+                                   .rows = paged    ? p.page_size
+                                           : packed ? p.rows_k
+                                                    : p.seqlen_k,
+                                   .heads = p.heads_kv.value,
+                                   .cols = cols,
+                                   .box_rows = 16};
+  TensorMap opaque{};
+  std::memcpy(&opaque, &map, sizeof map);
+  return opaque;
+}
+
+class DecodeSm90Block : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(DecodeSm90Block, AgreesWithTheOracle) {
+  const auto parsed = testing::parse_case(GetParam(), nullptr);
+  ASSERT_TRUE(parsed);
+  const Inputs in = testing::make_inputs(testing::legalised(*parsed));
+  Call call = testing::make_call(in), oracle = testing::make_oracle_call(in);
+  ASSERT_TRUE(testing::run(oracle, TESSERA_FORWARD, {.kernel = TESSERA_KERNEL_REFERENCE}).ok());
+
+  tessera_device device = testing::imagined_gpu(90);
+  device.cores = static_cast<int32_t>(in.c.cores);
+  device.kernel = TESSERA_KERNEL_DECODE_SM90;
+  tessera_plan plan;
+  const tessera_problem problem = testing::problem_of(call, TESSERA_FORWARD);
+  const tessera_status planned = tessera_make_plan(&problem, &device, &plan);
+  ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
+
+  Copies copies;
+  call.o.poison(), call.lse.poison();
+  const tessera_buffers buffers = call.buffers([&](const testing::Tensor& tensor) { return copies.address(tensor); });
+  std::vector<char> workspace(tessera_workspace_bytes(&plan) + 64, '\xff');
+  const auto at = (reinterpret_cast<uintptr_t>(workspace.data()) + 63) / 64 * 64;
+  LaunchList list;
+  const tessera_status lowered = lower(plan, buffers, reinterpret_cast<void*>(at), list);
+  ASSERT_EQ(lowered.code, TESSERA_OK) << lowered.message;
+  ASSERT_EQ(list.size(), 1);
+  ASSERT_STREQ(list[0].name, "decode_sm90");
+  DecodeSm90Params params;
+  std::memcpy(static_cast<void*>(&params), list[0].params, sizeof params);
+  params.k_map = map_of(params, params.k, params.head_dim), params.v_map = map_of(params, params.v, params.head_dim_v);
+  // Twice: counters are left as the next launch needs them.
+  for (int launch = 0; launch < 2; ++launch) ASSERT_TRUE(run_config(list[0], params)) << list[0].spec().config;
+
+  copies.take_back(call.o), copies.take_back(call.lse);
+  const testing::PlainResult plain = testing::plain_attention(in, testing::Precision::kSame);
+  const auto compare = [&](const char* name, const testing::Tensor& got, const testing::Tensor& exact,
+                           const testing::PlainTensor& same) {
+    const std::vector<double> value = got.load(), expected = exact.load();
+    EXPECT_TRUE(got.unharmed_outside()) << name;
+    for (size_t n = 0; n < value.size(); ++n) {
+      ASSERT_EQ(std::isfinite(value[n]), std::isfinite(expected[n])) << name << "[" << n << "] is " << value[n];
+      if (!std::isfinite(expected[n])) {
+        ASSERT_EQ(value[n], expected[n]) << name << "[" << n << "]";
+      }
+    }
+    EXPECT_EQ(testing::excess_error(value, expected, same, got.layout().dtype), "") << name;
+  };
+  compare("o", call.o, oracle.o, plain.o);
+  compare("lse", call.lse, oracle.lse, plain.lse);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Case, DecodeSm90Block,
+    ::testing::Values(
+        "dtype=bf16 b=2 sq=1 sk=1500 hq=4 hkv=2 d=128 dv=128 cores=5",
+        "dtype=bf16 b=5 sq=2 sk=700 hq=4 hkv=2 d=128 dv=128 k=paged page=16 csr=1 causal=1 q=packed lead=2 tail=3 "
+        "cores=5",
+        "dtype=f16 b=4 sq=3 sk=400 hq=4 hkv=4 d=64 dv=64 k=paged page=7 csr=1 causal=1 cores=7",
+        "dtype=bf16 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=256 k=paged page=64 causal=1 invariant=1 cores=4",
+        // Trees: words of bits, of which the last or the first tile has a part; more queries than keys.
+        "dtype=bf16 b=3 sq=4 sk=700 hq=8 hkv=2 d=64 dv=64 k=paged page=16 tree=1 cores=7",
+        "dtype=f16 b=2 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 cores=5",
+        "dtype=f16 b=4 sq=8 sk=600 hq=8 hkv=8 d=64 dv=64 tree=1 causal=1 used=1 cores=7",
+        "dtype=f16 b=5 sq=40 sk=60 hq=2 hkv=2 d=64 dv=64 tree=2 causal=1 used=1 cores=3",
+        "dtype=bf16 b=4 few=7 sq=40 sk=500 hq=2 hkv=2 d=64 dv=64 q=packed k=paged page=5 csr=1 tree=2 causal=1 cores=7",
+        "dtype=bf16 b=3 sq=5 sk=500 hq=4 hkv=2 d=64 dv=64 k=paged page=32 tree=1 causal=1 softcap=8 alibi=h cores=5",
+        // Causal flags: dense sequences, windows, top left, beside a tree and with parts of one size.
+        "dtype=bf16 b=6 sq=4 sk=600 hq=4 hkv=2 d=64 dv=64 causal_seqs=1 cores=6",
+        "dtype=bf16 b=6 sq=16 sk=300 hq=4 hkv=4 d=64 dv=64 causal_seqs=1 top_left=1 used=1 cores=6",
+        "dtype=bf16 b=5 sq=4 sk=900 hq=4 hkv=1 d=64 dv=64 causal_seqs=1 wl=200 cores=5",
+        "dtype=f16 b=5 few=3 sq=20 sk=900 hq=2 hkv=1 d=64 dv=64 q=packed k=paged page=16 tree=1 causal_seqs=1 "
+        "invariant=1 cores=6"));
+
+}  // namespace
+}  // namespace tessera::cuda
