@@ -1,212 +1,317 @@
 """Decoding and mixed batches on a GPU: Tessera's kernels beside cuDNN, in CUDA graph replays, one run.
 
-    python bench/cuda_serving.py [--cases decode short mixed] [--json FILE] [--seconds S] [--rounds 5]
+    python bench/cuda_serving.py [--cases decode dims lengths mixed trees] [--out FOLDER] [--seconds S] [--rounds 5]
+    python bench/cuda_serving.py --dry-run                   the cells, without a GPU
+    python bench/cuda_serving.py --summary FOLDER/cells.json  what is asked and what was measured
 
-decode: the cells of one query token a sequence, dense and in pages. short: few keys, by every kernel that takes them: where a
-plan should take decode_sm90. mixed: a step of an engine, packed queries against pages: sequences with one token beside chunks
-of a prompt, held against the two apart. Every result is first held against float64 on one head. Medians of rounds in turns,
-microseconds; "read" is a kernel of PyTorch's that reads keys and values alone (their sum).
+decode: the peers' cells of one query token a sequence and shorter ones, dense and in pages. dims: D 64 and 256. lengths: 64 sequences of
+log-normal lengths. mixed: a step of an engine, packed queries against pages: sequences with one token beside chunks of a prompt,
+held against the two apart. trees: drafted tokens with a tree mask and causal. short: few keys, by every kernel that takes them:
+where a plan should take decode_sm90. Every result is first held against float64 on one head of one sequence. Medians of rounds in
+turns, microseconds; "read" is a kernel of PyTorch's that reads as many bytes as keys and values have, and "cudnn" reads dense ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
+import os
 import statistics
+import sys
 import time
 
-import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+import serving_cells
+from serving_cells import CASES, DENSE, Cell
 
-import tessera
-import tessera.torch
-from cuda_bench import machine
-
-HEADS = ((32, 8), (64, 8), (32, 32))
-DECODE = ((1, 1024), (1, 2048), (1, 4096), (1, 8192), (1, 65536), (8, 8192), (16, 4096), (64, 2048), (64, 8192), (1, 524288))
-SHORT = tuple((batch, keys) for batch in (1, 8, 64) for keys in (128, 256, 512, 1024, 2048, 4096))
-PAGES = (0, 1, 16, 64, 544)
-# Sequences with one token, keys of each; chunks, tokens of each, keys of each.
-MIXED = ((16, 4096, 1, 512, 4096), (64, 8192, 1, 512, 8192), (64, 2048, 4, 256, 2048), (16, 1024, 1, 32, 1024), (128, 1024, 2, 1024, 8192))
+DEVICE = "cuda"
+MOST_ERROR = 1e-2  # relative, of bfloat16's O
 
 
 def normal(generator, *shape):
-    return torch.randn(*shape, device="cuda", generator=generator, dtype=torch.bfloat16)
+    import torch
+
+    return torch.randn(*shape, device=DEVICE, generator=generator, dtype=torch.bfloat16)
 
 
-def in_pages(k, v, size, generator):
-    """[B, S, H, D] as pages in no order, S padded to whole pages; page_table int32 [B, pages of a sequence]."""
-    batch, keys, heads, dim = k.shape
+def in_pages(kv, size, generator):
+    """[2, B, S, H, D] as pages in no order, S padded to whole pages; page_table int32 [B, pages of a sequence]."""
+    import torch
+    import torch.nn.functional as F
+
+    _, batch, keys, heads, dim = kv.shape
     per = -(-keys // size)
-    table = torch.randperm(batch * per, device="cuda", generator=generator).to(torch.int32).view(batch, per)
-    pages = []
-    for x in (k, v):
-        whole = F.pad(x, (0, 0, 0, 0, 0, per * size - keys)).view(batch * per, size, heads, dim)
-        out = torch.empty_like(whole)
-        out[table.flatten().long()] = whole
-        pages.append(out)
+    table = torch.randperm(batch * per, device=DEVICE, generator=generator).to(torch.int32).view(batch, per)
+    pages = torch.empty(2, batch * per, size, heads, dim, device=DEVICE, dtype=kv.dtype)
+    for n in range(2):
+        pages[n][table.flatten().long()] = F.pad(kv[n], (0, 0, 0, 0, 0, per * size - keys)).view(-1, size, heads, dim)
     return *pages, table
 
 
-def graph_of(call, estimate):
-    count = max(2, min(200, math.ceil(2e-3 / estimate)))
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(count):
-            call()
-    return graph, count
+def error(o, q, k, v, hidden=None):
+    """Relative, of head 0. q [Sq, H, D], k [S, Hkv, D]; causal at the bottom right, and `hidden` [Sq, Sq] of the last keys."""
+    import torch
 
-
-def contest(calls, bytes_, options):
-    graphs = {name: graph_of(call, max(8e-6, bytes_ / 3e12)) for name, call in calls.items()}
-    times = {name: [] for name in graphs}
-    for number in range(options.rounds):
-        for name in list(graphs)[:: 1 if number % 2 else -1]:
-            graph, count = graphs[name]
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()
-            replays = max(2, math.ceil(options.span_ms * 1e-3 / (count * max(8e-6, bytes_ / 3e12))))
-            start.record()
-            for _ in range(replays):
-                graph.replay()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end) * 1e3 / replays / count)
-    return {name: statistics.median(rounds) for name, rounds in times.items()}
-
-
-def error(o, q, k, v):
-    """Relative, of head 0 of the first sequence. q [Sq, H, D], k [S, Hkv, D]; causal at the bottom right."""
     s = q[:, 0].double() @ k[:, 0].double().T / math.sqrt(q.shape[-1])
     rows, keys = s.shape
-    hidden = torch.arange(keys, device="cuda")[None] > torch.arange(rows, device="cuda")[:, None] + keys - rows
-    exact = s.masked_fill(hidden, -math.inf).softmax(-1) @ v[:, 0].double()
+    unseen = torch.arange(keys, device=DEVICE)[None] > torch.arange(rows, device=DEVICE)[:, None] + keys - rows
+    if hidden is not None:
+        unseen[:, keys - rows :] |= hidden
+    exact = s.masked_fill(unseen, -math.inf).softmax(-1) @ v[:, 0].double()
     return float((o[:, 0].double() - exact).norm() / exact.norm())
 
 
-def decode(options, kernels, cells, pages):
-    generator = torch.Generator("cuda").manual_seed(3)
-    for heads, heads_kv in HEADS:
-        for batch, keys in cells:
-            bytes_ = 4 * batch * keys * heads_kv * 128
-            if bytes_ > 5e9:
+class Contest:
+    """Calls that are first held against float64, then timed in turns."""
+
+    def __init__(self, cell: Cell):
+        self.cell, self.calls, self.errors = cell, {}, {}
+
+    def add(self, name, call, right=None):
+        """right: the error of what the call returns."""
+        try:
+            o = call()
+            if right is not None:
+                self.errors[name] = right(o)
+                if not self.errors[name] <= MOST_ERROR:
+                    print(f"WRONG: {self.cell.name}, {name}: error {self.errors[name]:.2e}", flush=True)
+            self.calls[name] = call
+        except (ValueError, RuntimeError) as refusal:
+            print(f"   {self.cell.name}, {name}: {str(refusal)[:200]}", flush=True)
+
+    def add_reading(self, tensor):
+        """A kernel that reads as many of its bytes as the cell's keys and values have."""
+        import torch
+
+        words = tensor.view(-1)[: self.cell.bytes // 2].view(torch.int32)
+        if words.numel() < 2**31:
+            self.add("read", words.sum)
+
+    def times(self, rounds, span_ms):
+        import torch
+
+        estimate = max(8e-6, self.cell.bytes / 3e12)
+        graphs, times = {}, {name: [] for name in self.calls}
+        count = max(2, min(200, math.ceil(2e-3 / estimate)))
+        stream = torch.cuda.Stream()
+        for name, call in self.calls.items():
+            with torch.cuda.stream(stream):
+                call()
+            torch.cuda.synchronize()
+            graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[name], stream=stream):
+                for _ in range(count):
+                    call()
+        replays = max(2, math.ceil(span_ms * 1e-3 / (count * estimate)))
+        for number in range(rounds):
+            for name in list(graphs)[:: 1 if number % 2 else -1]:
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                graphs[name].replay()
+                start.record()
+                for _ in range(replays):
+                    graphs[name].replay()
+                end.record()
+                end.synchronize()
+                times[name].append(start.elapsed_time(end) * 1e3 / replays / count)
+        return {name: statistics.median(each) for name, each in times.items()}
+
+
+def decode(cell: Cell, generator) -> Contest:
+    """One query a sequence, all as long: every layout, batch_invariant, cuDNN, and reading alone."""
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    import tessera.torch
+
+    contest = Contest(cell)
+    kv = normal(generator, 2, cell.batch, cell.keys, cell.heads_kv, cell.dim)
+    q = normal(generator, cell.batch, 1, cell.heads, cell.dim)
+    used = torch.full((cell.batch,), cell.keys, dtype=torch.int32, device=DEVICE)
+
+    def add(name, k, v, kernel, **more):
+        call = functools.partial(tessera.torch.attention, q, k, v, kernel=kernel, **more)
+        contest.add(name, call, lambda o: error(o[0], q[0], kv[0, 0], kv[1, 0]))
+
+    for layout in cell.layouts:
+        for kernel in cell.kernels:
+            if layout == DENSE:
+                add(kernel, kv[0], kv[1], kernel)
                 continue
-            q, k, v = normal(generator, batch, 1, heads, 128), *(normal(generator, batch, keys, heads_kv, 128) for _ in "kv")
-            calls, errors = {}, {}
+            if 8 * cell.bytes > torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() and layout != 16:
+                continue
+            k, v, table = in_pages(kv, layout, generator)
+            add(f"{kernel} pages of {layout}", k, v, kernel, page_table=table, seqused_k=used)
+    if cell.invariant:
+        add("decode_sm90 invariant", kv[0], kv[1], "decode_sm90", batch_invariant=True)
+    contest.add_reading(kv)
+    a, b, c = (x.transpose(1, 2) for x in (q, kv[0], kv[1]))
 
-            def add(name, kernel, k, v, **more):
-                call = lambda: tessera.torch.attention(q, k, v, kernel=kernel, **more)  # noqa: E731
-                try:
-                    errors[name] = error(call()[0], q[0], here[0], here[1])
-                    calls[name] = call
-                except (ValueError, RuntimeError) as refusal:
-                    print(f"   {name}: {str(refusal)[:150]}")
+    def cudnn():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(a, b, c, enable_gqa=cell.heads != cell.heads_kv)
 
-            here = k[0], v[0]
+    contest.add("cudnn", cudnn)
+    return contest
+
+
+def lengths(cell: Cell, generator) -> Contest:
+    """One query a sequence, each of a length of its own, in pages; and reading alone."""
+    import torch
+
+    import tessera.torch
+
+    contest = Contest(cell)
+    q = normal(generator, cell.batch, 1, cell.heads, cell.dim)
+    used = torch.tensor(cell.lengths, dtype=torch.int32, device=DEVICE)
+    longest = cell.lengths.index(max(cell.lengths))
+    for size in cell.layouts:
+        counts = [-(-length // size) for length in cell.lengths]
+        k, v = kv = normal(generator, 2, sum(counts), size, cell.heads_kv, cell.dim)
+        order = torch.randperm(sum(counts), device=DEVICE, generator=generator).to(torch.int32)
+        table = torch.full((cell.batch, max(counts)), -1, dtype=torch.int32, device=DEVICE)
+        for row, entries in zip(table, order.split(counts)):
+            row[: len(entries)] = entries
+        own = [x[table[longest].long()].flatten(0, 1)[: cell.keys] for x in (k, v)]
+        call = functools.partial(tessera.torch.attention, q, k, v, kernel="decode_sm90", page_table=table, seqused_k=used)
+        contest.add(f"decode_sm90 pages of {size}", call, lambda o, own=own: error(o[longest], q[longest], *own))
+    contest.add_reading(kv)
+    return contest
+
+
+def packed(cell: Cell, generator, rows, lengths):
+    """Packed queries against pages: q, k, v, page_table and seqused_k."""
+    import torch
+
+    size = cell.layouts[0]
+    per = -(-max(lengths) // size)
+    k, v = (normal(generator, len(rows) * per, size, cell.heads_kv, cell.dim) for _ in "kv")
+    table = torch.randperm(len(rows) * per, device=DEVICE, generator=generator).to(torch.int32).view(-1, per)
+    used = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    return normal(generator, sum(rows), cell.heads, cell.dim), k, v, table, used
+
+
+def offsets(rows):
+    import torch
+
+    return torch.tensor([0, *rows], device=DEVICE).cumsum(0).to(torch.int32)
+
+
+def mixed(cell: Cell, generator) -> Contest:
+    """A step's tokens and chunks in one call, and apart."""
+    import tessera.torch
+
+    contest, (chunks, tokens, chunk_keys) = Contest(cell), cell.chunks
+    rows = [1] * cell.batch + [tokens] * chunks
+    lengths = [cell.keys] * cell.batch + [chunk_keys] * chunks
+    q, k, v, table, used = packed(cell, generator, rows, lengths)
+
+    def add(name, first, last, kernel="auto"):
+        part, n = q[sum(rows[:first]) : sum(rows[:last])], last - 1
+        call = functools.partial(
+            tessera.torch.attention, part, k, v, cu_seqlens_q=offsets(rows[first:last]), page_table=table[first:last],
+            seqused_k=used[first:last], causal=True, max_seqlen_q=max(rows[first:last]), max_seqlen_k=max(lengths), kernel=kernel,
+        )  # fmt: skip
+        own = [x[table[n].long()].flatten(0, 1)[: lengths[n]] for x in (k, v)]
+        contest.add(name, call, lambda o: error(o[-rows[n] :], part[-rows[n] :], *own))
+
+    add("both", 0, len(rows))
+    add("both by fwd_sm90", 0, len(rows), "fwd_sm90")
+    add("tokens alone", 0, cell.batch)
+    add("chunks alone", cell.batch, len(rows))
+    return contest
+
+
+def trees(cell: Cell, generator) -> Contest:
+    """Drafted tokens, each with a drawn parent before it: the tree's mask, and causal alone, by decode_sm90 and as a plan chooses."""
+    import torch
+
+    import tessera.torch
+
+    contest, queries = Contest(cell), cell.queries
+    q, k, v, table, used = packed(cell, generator, [queries] * cell.batch, [cell.keys] * cell.batch)
+    sees = torch.eye(queries, dtype=torch.bool)
+    parents = torch.Generator().manual_seed(6)
+    for t in range(1, queries):
+        parent = int(torch.randint(0, t, (1,), generator=parents))
+        sees[t] |= sees[parent]
+    words = (sees.long() << torch.arange(queries)).sum(-1, keepdim=True).to(torch.int32).repeat(cell.batch, 1).to(DEVICE)
+    own = [x[table[-1].long()].flatten(0, 1)[: cell.keys] for x in (k, v)]
+    shared = dict(cu_seqlens_q=offsets([queries] * cell.batch), page_table=table, seqused_k=used, causal=True,
+                  max_seqlen_q=queries, max_seqlen_k=cell.keys)  # fmt: skip
+    for name, kernel, mask in (("causal", "decode_sm90", None), ("tree", "decode_sm90", words), ("tree by the plan", "auto", words)):
+        more = {} if mask is None else {"tree_mask": mask}
+        call = functools.partial(tessera.torch.attention, q, k, v, kernel=kernel, **shared, **more)
+        hidden = None if mask is None else ~sees.to(DEVICE)
+        contest.add(name, call, lambda o, hidden=hidden: error(o[-queries:], q[-queries:], *own, hidden=hidden))
+    return contest
+
+
+CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees}  # the others are decode's
+
+
+def measure(options) -> int:
+    import torch
+
+    from cuda_bench import machine
+
+    started, results, facts, wrong = time.monotonic(), [], machine.facts(), 0
+    print(machine.heading(facts))
+    # A cell of each case in turn, so that none is without numbers where time runs out.
+    queues, cells = [CASES[case]() for case in options.cases], []
+    while any(queues):
+        cells += [queue.pop(0) for queue in queues if queue]
+    for cell in cells:
+        if time.monotonic() - started > options.seconds:
+            print(f"out of time: {len(results)} of {len(cells)} cells")
+            break
+        try:
             with torch.no_grad():
-                for size in pages:
-                    for kernel in kernels:
-                        if size and kernel == "fwd_sm80":
-                            continue
-                        if not size:
-                            add(kernel, kernel, k, v)
-                            continue
-                        paged_k, paged_v, table = in_pages(k, v, size, generator)
-                        used = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
-                        add(f"{kernel} pages of {size}", kernel, paged_k, paged_v, page_table=table, seqused_k=used)
-                if options.invariant:
-                    add("invariant", "decode_sm90", k, v, batch_invariant=True)
-                whole = torch.cat([k.view(-1), v.view(-1)]).view(torch.int32) if bytes_ < 2e9 else None
-                if whole is not None:
-                    calls["read"] = lambda: whole.sum()
-                a, b, c = (x.transpose(1, 2) for x in (q, k, v))
-
-                def cudnn():
-                    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                        return F.scaled_dot_product_attention(a, b, c, enable_gqa=heads != heads_kv)
-
-                calls["cudnn"] = cudnn
-                yield {"case": "decode", "heads": [heads, heads_kv], "batch": batch, "keys": keys, "bytes": bytes_,
-                       "errors": errors, "us": contest(calls, bytes_, options)}  # fmt: skip
+                contest = CONTESTS.get(cell.case, decode)(cell, torch.Generator(DEVICE).manual_seed(3))
+                us = contest.times(options.rounds, options.span_ms)
+        except torch.OutOfMemoryError:
+            print(f"   {cell.name}: out of memory", flush=True)
+            continue
+        finally:
+            torch.cuda.empty_cache()
+        wrong += sum(not x <= MOST_ERROR for x in contest.errors.values())
+        results.append({"case": cell.case, "name": cell.name, "bytes": cell.bytes, "cell": serving_cells.fields(cell), "us": us,
+                        "errors": contest.errors})  # fmt: skip
+        worst = max(contest.errors.values(), default=math.nan)
+        print(cell.name, " ".join(f"{name} {x:.1f};" for name, x in us.items()), f"error {worst:.1e}", flush=True)
+        if options.out:
+            os.makedirs(options.out, exist_ok=True)
+            with open(f"{options.out}/cells.json", "w", encoding="utf-8") as file:
+                json.dump({"machine": facts, "cells": results}, file, indent=1)
+            serving_cells.write_csv(results, f"{options.out}/cells.csv")
+    print(serving_cells.table(results))
+    print(f"{wrong} results are wrong" if wrong else "every result is right")
+    return 1 if wrong or not results else 0
 
 
-def mixed(options):
-    generator = torch.Generator("cuda").manual_seed(4)
-    size, heads, heads_kv = 16, 32, 8
-    for ones, keys, chunks, tokens, chunk_keys in MIXED:
-        rows = [1] * ones + [tokens] * chunks
-        lengths = [keys] * ones + [chunk_keys] * chunks
-        per = -(-max(lengths) // size)
-        k, v = (normal(generator, len(rows) * per, size, heads_kv, 128) for _ in "kv")
-        table = torch.randperm(len(rows) * per, device="cuda", generator=generator).to(torch.int32).view(-1, per)
-        used = torch.tensor(lengths, dtype=torch.int32, device="cuda")
-        q = normal(generator, sum(rows), heads, 128)
-        calls, errors = {}, {}
-
-        def add(name, first, last, kernel="auto"):
-            cu = torch.tensor([0, *rows[first:last]], device="cuda").cumsum(0).to(torch.int32)
-            part = q[sum(rows[:first]) : sum(rows[:last])]
-            call = lambda: tessera.torch.attention(  # noqa: E731
-                part, k, v, cu_seqlens_q=cu, page_table=table[first:last], seqused_k=used[first:last], causal=True,
-                max_seqlen_q=max(rows[first:last]), max_seqlen_k=max(lengths), kernel=kernel,
-            )  # fmt: skip
-            try:
-                o, n = call(), last - 1
-                own = (x[table[n].long()].flatten(0, 1)[: lengths[n]] for x in (k, v))
-                errors[name] = error(o[-rows[n] :], part[-rows[n] :], *own)
-                calls[name] = call
-            except (ValueError, RuntimeError) as refusal:
-                print(f"   {name}: {str(refusal)[:150]}")
-
-        with torch.no_grad():
-            add("both", 0, len(rows))
-            add("both by fwd_sm90", 0, len(rows), "fwd_sm90")
-            add("decode alone", 0, ones)
-            add("prefill alone", ones, len(rows))
-            us = contest(calls, 4 * sum(lengths) * heads_kv * 128, options)
-        apart = us.get("decode alone", math.nan) + us.get("prefill alone", math.nan)
-        yield {"case": "mixed", "batch": [ones, keys, chunks, tokens, chunk_keys], "errors": errors, "us": us,
-               "both / apart": us.get("both", math.nan) / apart}  # fmt: skip
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=("decode", "short", "mixed"), default=["decode", "short", "mixed"])
+    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=["decode", "dims", "lengths", "mixed", "trees"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--span-ms", type=float, default=15)
+    parser.add_argument("--span-ms", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no cell after so many seconds")
-    parser.add_argument("--no-pages", action="store_true")
-    parser.add_argument("--invariant", action="store_true", help="decode and short: batch_invariant, too")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--out", metavar="FOLDER", help="cells.json and cells.csv, written after every cell")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--summary", metavar="JSON")
     options = parser.parse_args()
-    cells, started, result = [], time.monotonic(), {"machine": machine.facts()}
-    print(machine.heading(result["machine"]))
-    runs = {
-        "mixed": lambda: mixed(options),
-        "short": lambda: decode(options, ("decode_sm90", "fwd_sm80"), SHORT, (0,)),
-        "decode": lambda: decode(options, ("decode_sm90", "fwd_sm80"), DECODE, (0,) if options.no_pages else PAGES),
-    }
-    for case in options.cases:
-        for cell in runs[case]():
-            cells.append(cell)
-            us = cell["us"]
-            where = cell.get("heads", ""), cell["batch"], cell.get("keys", "")
-            worst = max(cell["errors"].values(), default=math.nan)
-            print(case, *where, " ".join(f"{name} {x:.1f};" for name, x in us.items()), f"error {worst:.1e}",
-                  f"both / apart {cell['both / apart']:.3f}" if case == "mixed" else "", flush=True)  # fmt: skip
-            if options.json:
-                with open(options.json, "w", encoding="utf-8") as file:
-                    json.dump(result | {"cells": cells}, file, indent=1)
-            if time.monotonic() - started > options.seconds:
-                print("out of time")
-                return
+    if options.summary:
+        with open(options.summary, encoding="utf-8") as file:
+            print(serving_cells.table(json.load(file)["cells"]))
+        return 0
+    if options.dry_run:
+        for case in options.cases:
+            for cell in CASES[case]():
+                layouts = ", ".join("dense" if layout == DENSE else f"pages of {layout}" for layout in cell.layouts)
+                print(f"{cell.name}: {cell.bytes / serving_cells.MIB:.0f} MiB; {layouts}{'; invariant' if cell.invariant else ''}")
+        return 0
+    return measure(options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

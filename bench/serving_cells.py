@@ -1,0 +1,183 @@
+"""The cells that bench/cuda_serving.py measures, and what is asked of them: plain data, without a GPU."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+
+DENSE = 0  # of a layout; else the keys of a page
+PAGES = (16, 64, 544, 1)
+MIB = 1 << 20
+PEERS = (  # one query a sequence: B x Sk of the peers' table, and shorter
+    (1, 1024), (1, 2048), (1, 4096), (1, 8192), (1, 65536), (8, 8192), (16, 4096), (64, 2048), (64, 8192), (1, 524288)
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    case: str
+    heads: int
+    heads_kv: int
+    batch: int
+    keys: int  # of the longest sequence
+    dim: int = 128
+    layouts: tuple[int, ...] = (DENSE,)
+    lengths: tuple[int, ...] = ()  # of each sequence, where they differ
+    invariant: bool = False  # batch_invariant, too
+    queries: int = 1
+    chunks: tuple[int, int, int] = (0, 0, 0)  # mixed: how many beside the tokens, tokens of each, keys of each
+    kernels: tuple[str, ...] = ("decode_sm90",)
+
+    @property
+    def bytes(self) -> int:
+        """Of K and V that are in use."""
+        keys = sum(self.lengths) if self.lengths else self.batch * self.keys
+        return 4 * (keys + self.chunks[0] * self.chunks[2]) * self.heads_kv * self.dim
+
+    @property
+    def name(self) -> str:
+        text = f"{self.case} {self.heads}/{self.heads_kv} {self.batch} x {self.keys}"
+        if self.dim != 128:
+            text += f" D {self.dim}"
+        if self.queries > 1:
+            text += f", {self.queries} queries"
+        if self.chunks[0]:
+            text += f" + {self.chunks[0]} x {self.chunks[1]} of {self.chunks[2]}"
+        return text
+
+
+def log_normal(count: int, median: int, longest: int, seed: int = 5) -> tuple[int, ...]:
+    """Drawn lengths, of which the longest is `longest`."""
+    draw = random.Random(seed)
+    lengths = [min(longest, max(1, round(draw.lognormvariate(math.log(median), 1.0)))) for _ in range(count)]
+    lengths[lengths.index(max(lengths))] = longest
+    return tuple(lengths)
+
+
+def _decode() -> list[Cell]:
+    shapes = [(heads, *shape) for heads in ((32, 8), (64, 8), (32, 32)) for shape in PEERS]
+    return [Cell("decode", *heads, batch, keys, layouts=(DENSE, *PAGES), invariant=True) for heads, batch, keys in shapes]
+
+
+def _dims() -> list[Cell]:
+    shapes = ((64, 64, 8192), (64, 16, 32768), (256, 8, 8192), (256, 16, 8192), (256, 1, 65536))
+    return [Cell("dims", 32, 8, batch, keys, dim=dim, layouts=(DENSE, 16)) for dim, batch, keys in shapes]
+
+
+def _lengths() -> list[Cell]:
+    lengths = log_normal(64, 4096, 65536)
+    return [Cell("lengths", 32, kv, 64, max(lengths), layouts=(16, 64), lengths=lengths) for kv in (8, 32)]
+
+
+def _mixed() -> list[Cell]:
+    steps = (
+        (16, 4096, (1, 512, 4096)), (64, 8192, (1, 512, 8192)), (64, 2048, (4, 256, 2048)), (16, 1024, (1, 32, 1024)),
+        (128, 1024, (2, 1024, 8192)),
+    )  # fmt: skip
+    return [Cell("mixed", 32, 8, batch, keys, layouts=(16,), chunks=chunks) for batch, keys, chunks in steps]
+
+
+def _trees() -> list[Cell]:
+    return [Cell("trees", 32, 8, batch, 8192, layouts=(16,), queries=queries) for batch, queries in ((64, 4), (16, 8), (16, 16))]
+
+
+def _short() -> list[Cell]:
+    kernels = ("decode_sm90", "fwd_sm80")
+    return [
+        Cell("short", *heads, batch, keys, kernels=kernels)
+        for heads in ((32, 8), (32, 32))
+        for batch in (1, 8, 64)
+        for keys in (128, 256, 512, 1024, 2048, 4096)
+    ]
+
+
+CASES = {"decode": _decode, "dims": _dims, "lengths": _lengths, "mixed": _mixed, "trees": _trees, "short": _short}
+
+
+# ---- what is asked ----
+
+
+@dataclass
+class Goal:
+    text: str
+    asked: str
+    got: list[tuple[float, str]] = field(default_factory=list)  # a ratio and its cell, each
+    least: float | None = None
+    most: float | None = None
+    mean: bool = False  # of all; else the worst one
+
+    def row(self) -> tuple[str, str, str, str, str]:
+        if not self.got:
+            return self.text, self.asked, "-", "", "not measured"
+        if self.mean:
+            value, where = math.exp(statistics.fmean(math.log(x) for x, _ in self.got)), f"{len(self.got)} cells"
+        else:
+            value, where = (min if self.least is not None else max)(self.got)
+        met = value >= self.least if self.least is not None else value <= self.most
+        return self.text, self.asked, f"{value:.3f}" if value < 5 else f"{value:.1f}", where, "met" if met else "NOT MET"
+
+
+def goals(results: Iterable[dict]) -> list[Goal]:
+    """results: what cuda_serving.py keeps of a cell, {"cell": Cell's fields, "us": {contestant: microseconds}}."""
+    no_slower = Goal("decoding, cuDNN dense / Tessera, worst of all layouts", ">= 0.98", least=0.98)
+    small = Goal("the same below 64 MiB, geometric mean", ">= 1.03", least=1.03, mean=True)
+    large = Goal("the same from 64 MiB on, geometric mean", ">= 1.00", least=1.0, mean=True)
+    at_8192 = Goal("1 x 8192, 32/8 and 64/8 (H200), us", "<= 11", most=11)
+    at_1024 = Goal("1 x 1024, 32/8 and 64/8 (H200), us", "<= 7.5", most=7.5)
+    ones = Goal("pages of 1 / pages of 16", "<= 1.10", most=1.1)
+    dims = Goal("D 64 and 256, reading alone / Tessera", ">= 0.97", least=0.97)
+    lengths = Goal("log-normal lengths, reading alone / Tessera", ">= 0.92", least=0.92)
+    invariant = Goal("batch_invariant / not", "<= 1.05", most=1.05)
+    mixed = Goal("mixed / (tokens alone + chunks alone)", "<= 1.05", most=1.05)
+    trees = Goal("a tree / causal", "<= 1.05", most=1.05)
+    for result in results:
+        cell, us = Cell(**{key: tuple(x) if isinstance(x, list) else x for key, x in result["cell"].items()}), result["us"]
+        name = cell.name
+        ours = {key: x for key, x in us.items() if key.startswith("decode_sm90") and "invariant" not in key}
+        if cell.case == "decode":
+            if "cudnn" in us:
+                for layout, x in ours.items():
+                    ratio = us["cudnn"] / x, f"{name}{layout.removeprefix('decode_sm90')}"
+                    no_slower.got.append(ratio)
+                    (small if cell.bytes < 64 * MIB else large).got.append(ratio)
+            if (cell.batch, cell.heads_kv) == (1, 8):
+                for goal, keys in ((at_8192, 8192), (at_1024, 1024)):
+                    if cell.keys == keys:
+                        goal.got += [(x, f"{name}{layout.removeprefix('decode_sm90')}") for layout, x in ours.items()]
+            if {"decode_sm90 pages of 1", "decode_sm90 pages of 16"} <= us.keys():
+                ones.got.append((us["decode_sm90 pages of 1"] / us["decode_sm90 pages of 16"], name))
+            if {"decode_sm90", "decode_sm90 invariant"} <= us.keys():
+                invariant.got.append((us["decode_sm90 invariant"] / us["decode_sm90"], name))
+        elif cell.case in ("dims", "lengths") and "read" in us:
+            goal = dims if cell.case == "dims" else lengths
+            goal.got += [(us["read"] / x, f"{name}{layout.removeprefix('decode_sm90')}") for layout, x in ours.items()]
+        elif cell.case == "mixed" and {"both", "tokens alone", "chunks alone"} <= us.keys():
+            mixed.got.append((us["both"] / (us["tokens alone"] + us["chunks alone"]), name))
+        elif cell.case == "trees" and {"tree", "causal"} <= us.keys():
+            trees.got.append((us["tree"] / us["causal"], name))
+    return [no_slower, small, large, at_8192, at_1024, ones, dims, lengths, invariant, mixed, trees]
+
+
+def table(results: Iterable[dict]) -> str:
+    rows = [("goal", "asked", "got", "where", ""), *(goal.row() for goal in goals(results))]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def write_csv(results: Iterable[dict], path: str) -> None:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("cell", "MiB", "contestant", "us", "TB/s", "error"))
+        for result in results:
+            for name, us in result["us"].items():
+                tb = result["bytes"] / us * 1e-6
+                error = result["errors"].get(name, "")
+                writer.writerow((result["name"], round(result["bytes"] / MIB), name, f"{us:.2f}", f"{tb:.3f}", error))
+
+
+def fields(cell: Cell) -> dict:
+    return asdict(cell)

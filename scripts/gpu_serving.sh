@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Decoding and mixed batches on a machine with a GPU, in one command: first whether decode_sm90 and mixed_sm90 are right, then the cells of
+# bench/cuda_serving.py beside cuDNN, which end in a table of what is asked and what was measured. Under 250 s once what it runs is built.
+#
+#   scripts/gpu_serving.sh [--prebuilt DIR] [--dry-run] [CASE ...]    cases of bench/cuda_serving.py; all but `short` unless named
+#
+# Writes into $OUT, else build/gpu/serving: cases.log, cells.json, cells.csv, bench.log. --prebuilt: what `scripts/gpu_test.sh --bundle DIR`
+# made; else op_tests is built. --dry-run: which table cases and which cells, without a GPU. Exit status 0: every result is right.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+out=${OUT:-$PWD/build/gpu/serving}
+programs=build/gpu/tests
+prebuilt= dry= cases=()
+while (($#)); do
+  case $1 in
+    --prebuilt) prebuilt=$2 && shift 2 ;;
+    --dry-run) dry=1 && shift ;;
+    -*) echo "$1: no such option; accepted --prebuilt DIR, --dry-run" >&2 && exit 2 ;;
+    *) cases+=("$1") && shift ;;
+  esac
+done
+((${#cases[@]})) || cases=(decode dims lengths mixed trees)
+processes=$(nproc)
+((processes <= 8)) || processes=8
+
+# The table's cases of few rows and of mixed batches; each runs by every kernel that takes it, in bfloat16.
+table_cases() {
+  sed -nE '/^constexpr const char\* k(Decode|Mixed)\[\]/,/^};/s/^ *"(.*)",$/dtype=bf16 \1/p' tests/op/table.cpp | grep -v 'hq=16 hkv=1 d=576'
+}
+
+if [[ $dry ]]; then
+  table_cases
+  echo "$(table_cases | wc -l) cases of the table"
+  exec "$python" bench/cuda_serving.py --dry-run --cases "${cases[@]}"
+fi
+
+mkdir -p "$out"
+if [[ $prebuilt ]]; then
+  programs=$prebuilt
+elif ! { [[ -f build/gpu/build.ninja ]] ||
+  cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DTESSERA_BUILD_CLI=OFF -DTESSERA_BUILD_BENCH=OFF; } \
+  > "$out/build.log" 2>&1 || ! cmake --build build/gpu --parallel "${JOBS:-$(nproc)}" --target op_tests >> "$out/build.log" 2>&1; then
+  echo "op_tests was not built, the table's cases are not run: $out/build.log"
+  programs=
+fi
+path=$(scripts/gpu_python.sh --quiet) || path=
+echo "built after $SECONDS s"
+
+failed=0
+if [[ $programs ]]; then
+  started=$SECONDS
+  rm -f "$out"/table.*
+  table_cases | split -n r/$processes -d --additional-suffix=.cases - "$out/table."
+  ls "$out"/table.*.cases | timeout 90 xargs -P "$processes" -I{} \
+    sh -c "'$programs/op_tests' --cases {} --backend cuda > {}.log 2>&1"
+  status=$?
+  cat "$out"/table.*.cases.log > "$out/cases.log"
+  rm -f "$out"/table.*
+  right=$(grep -c '^passed: ' "$out/cases.log") all=$(table_cases | wc -l)
+  echo "table: $right of $all cases right (status $status, $((SECONDS - started)) s) $(grep -m1 '^FAILED: ' "$out/cases.log")"
+  ((right == all)) || failed=1
+fi
+if [[ $path ]]; then
+  PYTHONPATH=$path PYTHONUNBUFFERED=1 timeout 150 "$python" bench/cuda_serving.py --cases "${cases[@]}" --seconds 120 --out "$out" 2>&1 |
+    tee "$out/bench.log" | grep -vE '^(decode|dims|lengths|mixed|trees|short) '
+  status=${PIPESTATUS[0]}
+  if ((status == 124)); then  # what there is of it
+    echo "stopped after 150 s"
+    "$python" bench/cuda_serving.py --summary "$out/cells.json"
+  fi
+  ((status == 0)) || failed=1
+else
+  echo "the Python extension was not built: no cell is measured"
+  failed=1
+fi
+echo "$SECONDS s; $out"
+((failed == 0))
