@@ -1,5 +1,5 @@
 // decode_sm90's schedule, kernels/tessera/decode_sm90/schedule.cuh, on the host (tests/emulated_warp): the blocks' shares hold every
-// tile of keys that a row sees once, and a work's parts know how many they are and where the others lie.
+// tile of keys that a row sees once, and a work tile's parts know how many they are and where the others lie.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -88,7 +88,7 @@ void deal() {
         __syncthreads();  // the next block's scan
       }
     });
-    std::map<std::tuple<int, int, int>, std::vector<Part>> parts;  // of a work: (batch, head, first row)
+    std::map<std::tuple<int, int, int>, std::vector<Part>> parts;  // of a work tile: (batch, head, first row)
     std::map<int, std::set<std::tuple<int, int, int>>> counters;   // who arrives where
     std::map<std::tuple<int, int, int>, std::set<int>> teams;      // who arrives
     std::set<int> slots;                                           // of works that several blocks share
@@ -106,15 +106,15 @@ void deal() {
         of.push_back({team, segment.begin, segment.end});
         ASSERT_LT(segment.begin, segment.end);
         ASSERT_GE(segment.rows, 1);
-        ASSERT_EQ(segment.whole, segment.end - segment.begin == segment.work_tiles);
+        ASSERT_EQ(segment.whole, segment.end - segment.begin == segment.tiles);
         if (kConfig.invariant) {
-          const int most = std::max((segment.work_tiles + 15) / 16, 128 / kN);
+          const int most = std::max((segment.tiles + 15) / 16, 128 / kN);
           ASSERT_EQ(segment.first % most, 0) << "where a part begins depends on the batch";
-          ASSERT_EQ(segment.end - segment.begin, std::min(most, segment.work_tiles - segment.first));
+          ASSERT_EQ(segment.end - segment.begin, std::min(most, segment.tiles - segment.first));
         }
         if (segment.whole) continue;
         ++merged;
-        const WorkParts<kConfig> work(segment, share);
+        const TileParts<kConfig> work(segment, share);
         ASSERT_EQ(work.index(segment, team), static_cast<int>(of.size()) - 1);
         const int slot = PartSlots::of(p, segment, share, work, walk.member).of_part(static_cast<int>(of.size()) - 1);
         ASSERT_LT(slot, decode_slots(kConfig, drawn.blocks));

@@ -1,4 +1,4 @@
-// Counts the parts of a work that are done, so that the last one merges them. Nobody prepares the counter: its count is valid
+// Counts the parts of a work tile that are done, so that the last one merges them. No launch prepares the counter: its count is valid
 // beside its tag, a hash of its address, alone. What a workspace holds at first has no tag, but by a chance of 2^-48, and the
 // first arrival that finds none sets it; the last arrival leaves 0 beside the tag for the next launch.
 #pragma once
@@ -16,8 +16,8 @@ TESSERA_DEVICE unsigned long long arrival_tag(const unsigned long long* counter)
   return (x ^ x >> 31) >> kArrivalTagShift << kArrivalTagShift;
 }
 
-// One thread, after its block has met at a barrier: what the block wrote before is there for whoever is told that it is the
-// last of `parts`, and what the others wrote is there for it.
+// By one thread, after a barrier of its block. The answer is whether it is the last of `parts` to arrive; what the blocks that
+// arrived before it wrote is then visible to it.
 TESSERA_DEVICE bool arrive_as_last(unsigned long long* counter, int parts) {
   const unsigned long long tag = arrival_tag(counter), count_mask = (1ull << kArrivalTagShift) - 1;
   unsigned long long old = ptx::atom_acq_rel_add_u64(counter, 1);
@@ -37,7 +37,7 @@ TESSERA_DEVICE bool arrive_as_last(unsigned long long* counter, int parts) {
     }
   }
   const bool last = (old & count_mask) == static_cast<unsigned long long>(parts - 1);
-  if (last) *counter = tag;  // the others have arrived, so nobody else of this launch touches it
+  if (last) *counter = tag;  // no other block of this launch touches it any more
   return last;
 }
 

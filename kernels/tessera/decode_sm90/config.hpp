@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-inline constexpr int kDecodeRows = 16;          // query rows of a work: mma's tile
+inline constexpr int kDecodeRows = 16;          // query rows of a work tile: mma's
 inline constexpr int kDecodeMergeRows = 4;      // that a block's warps merge at a time
-inline constexpr int kDecodeMostParts = 16;     // of a work, where parts do not depend on the batch
+inline constexpr int kDecodeMostParts = 16;     // of a work tile, where parts do not depend on the batch
 inline constexpr int kDecodeMinPartKeys = 128;  // of one of these
 inline constexpr int kDecodeMergePad = 8;       // floats after a row of it, so that rows lie in different banks
 
@@ -23,7 +23,7 @@ struct DecodeSm90Config {
   int stages;      // tiles of K and V of a warp in shared memory
   bool paged;      // keys and values by page table
   bool varlen;     // sequences may be packed, use a part of their keys, or be causal each by itself
-  bool invariant;  // a work's parts do not depend on the batch: schedule.cuh
+  bool invariant;  // a work tile's parts do not depend on the batch: schedule.cuh
   bool bulk;       // tiles come by TMA, not by cp.async: a page has a multiple of block_n keys
   ScoreConfig score;
 };
@@ -48,7 +48,7 @@ TESSERA_HOST_DEVICE constexpr int decode_slots(const DecodeSm90Config& c, int bl
 struct DecodeSm90Layout {
   int stages;    // [warps][stages]: a tile of K, then one of V
   int partials;  // [warps][kDecodeMergeRows][head_dim + kDecodeMergePad] float32: what the warps merge
-  int stats;     // [warps][kDecodeRows][2] float32: reference and sum
+  int stats;     // [warps][kDecodeRows][2] float32: stale max and sum
   int folds;     // DecodeFold of every row; one that is not used, where parts depend on the batch
   int q;         // [kDecodeRows][head_dim], where registers have no room for it
   int barriers;  // of bulk copies: [warps][stages][2]; else one that is not used
@@ -80,9 +80,9 @@ struct DecodeSm90Params : ProblemParams {
   int min_tiles;                 // of a block, where there are so many
   Divisor team;                  // blocks that read the same keys' heads side by side: a divisor of heads_kv
   int head_groups;               // heads_kv / team
-  int part_rows;                 // rows of a work at most
+  int part_rows;                 // rows of a work tile at most
   float* partial_o;              // [slots][part_rows][head_dim]: schedule.cuh
-  float* partial_stat;           // [slots][part_rows][2]: reference in log2 units, and sum
+  float* partial_stat;           // [slots][part_rows][2]: stale max in log2 units, and sum
   unsigned long long* arrivals;  // [blocks]: decode_sm90/arrivals.cuh
   TensorMap k_map, v_map;        // of bulk copies: boxes of block_n rows of 64 columns
   PositionMasks masks;

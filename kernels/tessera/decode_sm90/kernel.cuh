@@ -3,8 +3,8 @@
 //
 // Grid: as many blocks as the GPU holds, each with an equal share of all tiles of keys (schedule.cuh), whatever the sequences'
 // lengths. Block: `warps` warps that share nothing but the block's rows: each has every warps-th tile of keys, a ring of its own
-// that it fills itself (loads.cuh), and its own online softmax; they meet only where a work ends (merge.cuh). So the reading
-// never stops: while warps wait at a barrier or merge, the next work's tiles are under way. Shared memory: DecodeShared. Its
+// that it fills itself (loads.cuh), and its own online softmax; they meet only where a work tile ends (merge.cuh). So the reading
+// never stops: while warps wait at a barrier or merge, the next work tile's K and V are under way. Shared memory: DecodeShared. Its
 // page, with what was measured: docs/reference/kernels/decode_sm90.md.
 #pragma once
 
@@ -100,11 +100,11 @@ struct DecodeShared {
   DecodeMergeBuffers<kCfg> merge;
   alignas(16) char queries[decode_q_in_shared(kCfg) ? padded_bytes(kCfg.dtype, kDecodeRows, kCfg.head_dim) : 16];
   Barrier full[kCfg.bulk ? kCfg.warps * kCfg.stages * 2 : 1];  // of K and of V
-  Segment parted[2];         // of works of which others have parts, too: the first of the share and the last
+  Segment parted[2];         // of work tiles of which other blocks have parts, too: the share's first and last
   int scan[kCfg.warps + 4];  // the last two: whether this block merges these
 };
 
-// Scores of a tile from key key0 on -> P in place, O rescaled where the reference moves. `full`: all rows see all of its keys.
+// Scores of a tile from key key0 on -> P in place, O rescaled where the stale max is replaced. `full`: all rows see all of its keys.
 template <DecodeSm90Config kCfg, class Queries, class Tile>
 TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftmax<1>& softmax,
                                 float (&rO)[1][kCfg.head_dim / 8][4], const Queries& queries, const Tile& sK,
@@ -157,7 +157,7 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
   auto& shared = *reinterpret_cast<DecodeShared<kCfg>*>(shared_memory);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
 
-  // 1. Which share is mine. The kernel ahead in the stream may still run until griddepcontrol_wait: before it nothing is read that
+  // 1. Which share is this block's. The kernel ahead in the stream may still run until griddepcontrol_wait: before it nothing is read that
   // it may have written.
   ptx::griddepcontrol_launch_dependents();
   if constexpr (kCfg.bulk) {
@@ -200,7 +200,7 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
   }
   if (idle) return;
 
-  // 3. For every work of the share, and every tile of mine: S = Q K^T, online softmax, O += P V.
+  // 3. For every segment of the share, and every K/V tile of this warp: S = Q K^T, online softmax, O += P V.
   int stage = 0, parity = 0;
   bool pending = false, loaded = false;
   Segment segment;
@@ -233,19 +233,19 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
       if (++stage == kCfg.stages) stage = 0, parity ^= 1;
     }
     // 4. The warps' sums -> O and LSE, or this block's part of them.
-    const WorkParts<kCfg> work(segment, share);
-    const int part = work.index(segment, static_cast<int>(blockIdx.x) / p.team);
-    const int slot = PartSlots::of(p, segment, share, work, walk.member).of_part(part);
-    const bool alone = kCfg.invariant && !work.shared();
+    const TileParts<kCfg> parts(segment, share);
+    const int part = parts.index(segment, static_cast<int>(blockIdx.x) / p.team);
+    const int slot = PartSlots::of(p, segment, share, parts, walk.member).of_part(part);
+    const bool alone = kCfg.invariant && !parts.shared();
     merge_warps<kCfg>(shared.merge, p, segment, slot, alone, softmax, rO, warp);
     if (segment.whole || !segment.last || alone || walk.at >= walk.end) continue;
     if (threadIdx.x == 0) shared.parted[0] = segment;
     pending = true;
   }
 
-  // 5. Works of which other blocks have parts, too, the first and the last of the share: whoever comes last merges them. Both at
-  // once, so that the way to the counters is gone once.
-  const bool parted = !segment.whole && WorkParts<kCfg>(segment, share).shared();
+  // 5. Work tiles of which other blocks have parts, too, the share's first and last: the last block to arrive merges them. Both
+  // counters at once, so that their latency is paid once.
+  const bool parted = !segment.whole && TileParts<kCfg>(segment, share).shared();
   if (!pending && !parted) return;
   int* const merges = &shared.scan[kCfg.warps + 2];
   if (threadIdx.x == 0) merges[0] = pending && arrive<kCfg>(p, shared.parted[0], share, walk.member);

@@ -1,4 +1,4 @@
-// A warp's ring of tiles of K and V: filled by the warp itself, `stages` tiles ahead of its products and across the works of
+// A warp's ring of tiles of K and V: filled by the warp itself, `stages` tiles ahead of its products and across the work tiles of
 // its block's share, so that no barrier and no merge stops the reading. A tile of K and one of V are groups of copies of their
 // own: K's place is filled again as soon as the scores are there. A page's entry is loaded one tile before its rows are.
 #pragma once

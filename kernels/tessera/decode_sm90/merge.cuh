@@ -1,5 +1,5 @@
 // From the warps' sums to O and LSE. First within the block: its warps have had different keys of the same rows. Then, where a
-// work's keys lie in the shares of several blocks, over these: each writes its part to the workspace, and the last one to arrive
+// work tile's keys lie in the shares of several blocks, over these: each writes its part to the workspace, and the last one to arrive
 // merges them in the order of their keys, so that the same parts give the same bits.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Invariant: the sum of a work's parts so far, where they are one block's: of a row, four columns a thread, which reads what it has
+// Invariant: the sum of a work tile's parts so far, where they are one block's: of a row, four columns a thread, which reads what it has
 // written itself.
 template <int kHeadDim>
 struct alignas(16) DecodeFold {
@@ -20,28 +20,28 @@ struct alignas(16) DecodeFold {
 template <DecodeSm90Config kCfg>
 struct DecodeMergeBuffers {
   float partials[kCfg.warps][kDecodeMergeRows][kCfg.head_dim + kDecodeMergePad];
-  float2 stats[kCfg.warps][kDecodeRows];  // reference in log2 units, and sum
+  float2 stats[kCfg.warps][kDecodeRows];  // stale max in log2 units, and sum
   DecodeFold<kCfg.head_dim> folds[kCfg.invariant ? kDecodeRows : 1];
 };
 
-// Columns of a row, over some of its keys: softmax is o / sum, against `ref`.
+// Columns of a row, over some of its keys: softmax is o / sum, both against max_log2.
 template <int kCols>
 struct DecodePart {
-  float ref = -infinity(), sum = 0.0f;
+  float max_log2 = -infinity(), sum = 0.0f;
   float o[kCols] = {};
 
   DecodePart() = default;
-  TESSERA_DEVICE float2 stats() const { return make_float2(ref, sum); }
+  TESSERA_DEVICE float2 stats() const { return make_float2(max_log2, sum); }
   // Of several parts, in their order. One that saw nothing, whose sum is 0, may have met NaN in V and does not count; a NaN in
   // its sum does.
   template <int kParts>
   TESSERA_DEVICE DecodePart(const float2 (&stats)[kParts], const float (&parts)[kParts][kCols]) {
 #pragma unroll
-    for (int n = 0; n < kParts; ++n) ref = stats[n].y == 0.0f ? ref : fmaxf(ref, stats[n].x);
+    for (int n = 0; n < kParts; ++n) max_log2 = stats[n].y == 0.0f ? max_log2 : fmaxf(max_log2, stats[n].x);
 #pragma unroll
     for (int n = 0; n < kParts; ++n) {
       const bool counts = stats[n].y != 0.0f;
-      const float weight = ptx::ex2_approx_ftz(stats[n].x - ref);
+      const float weight = ptx::ex2_approx_ftz(stats[n].x - max_log2);
       sum = counts ? fmaf(stats[n].y, weight, sum) : sum;
 #pragma unroll
       for (int c = 0; c < kCols; ++c) o[c] = counts ? fmaf(parts[n][c], weight, o[c]) : o[c];
@@ -57,11 +57,11 @@ TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment,
   const int query = rows.query(p, segment.row0 + local), head = rows.head(p, segment.row0 + local);
   const bool seen = part.sum != 0.0f;  // NaN counts as seen
   float scale = 1.0f;
-  if (p.sink && seen) scale = join_sink(p.sink[p.sink_head * head] * kLog2e, part.ref, part.sum);
+  if (p.sink && seen) scale = join_sink(p.sink[p.sink_head * head] * kLog2e, part.max_log2, part.sum);
   const int64 row = segment.s.q_begin + query;
   if (col == 0 && p.lse.data) {
     p.lse.data[p.lse.batch * segment.batch + p.lse.head * head + p.lse.row * row] =
-        seen ? (part.ref + ptx::lg2_approx_ftz(part.sum)) * kLn2 : -infinity();
+        seen ? (part.max_log2 + ptx::lg2_approx_ftz(part.sum)) * kLn2 : -infinity();
   }
   const float factor = seen ? scale * ptx::rcp_approx_ftz(part.sum) : 0.0f;
   const int64 at = p.o.batch * segment.batch + p.o.row * row + p.o.head * head + col;
@@ -85,7 +85,7 @@ TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment,
   }
 }
 
-// Columns of the rows of a work, four a thread: body(row, col).
+// Columns of the rows of a work tile, four a thread: body(row, col).
 template <DecodeSm90Config kCfg, class Body>
 TESSERA_DEVICE void for_columns(int rows, Body&& body) {
   constexpr int kGroups = kCfg.head_dim / 4;
@@ -122,7 +122,7 @@ TESSERA_DEVICE void fold_part(DecodeFold<kCfg.head_dim>& folded, const DecodeSm9
   float2& stats = folded.stats[col / 4];
   DecodePart<4> before;
   if (segment.first > 0) {
-    before.ref = stats.x, before.sum = stats.y;
+    before.max_log2 = stats.x, before.sum = stats.y;
     before.o[0] = o.x, before.o[1] = o.y, before.o[2] = o.z, before.o[3] = o.w;
   }
   const DecodePart<4> all = fold(before, part);
@@ -130,7 +130,7 @@ TESSERA_DEVICE void fold_part(DecodeFold<kCfg.head_dim>& folded, const DecodeSm9
   stats = all.stats(), o = make_float4(all.o[0], all.o[1], all.o[2], all.o[3]);
 }
 
-// What the block's warps have of a segment -> o and LSE, or its part of them in its slot, or (`alone`: the block has the work's
+// What the block's warps have of a segment -> o and LSE, or its part of them in its slot, or (`alone`: the block has the work tile's
 // other parts, too) added to these. By all threads.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90Params& p, const Segment& segment,
@@ -180,23 +180,23 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
   }
 }
 
-// The parts of a work -> o and LSE. By all threads of a block that sees what all have written.
+// The parts of a work tile -> o and LSE. By all threads of a block that sees what all blocks have written.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segment, const Share& share, int member) {
   constexpr int kAhead = 16;  // parts that are under way at once
-  const WorkParts<kCfg> work(segment, share);
-  const PartSlots slots = PartSlots::of(p, segment, share, work, member);
+  const TileParts<kCfg> all_parts(segment, share);
+  const PartSlots slots = PartSlots::of(p, segment, share, all_parts, member);
   for_columns<kCfg>(segment.rows, [&](int row, int col) {
     DecodePart<4> all;
 #pragma unroll 1
-    for (int first = 0; first < work.count; first += kAhead) {
+    for (int first = 0; first < all_parts.count; first += kAhead) {
       float2 stats[kAhead + 1];
       float parts[kAhead + 1][4];
 #pragma unroll
       for (int n = 1; n <= kAhead; ++n) {
         stats[n] = make_float2(-infinity(), 0.0f);
         float4 part = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (first + n <= work.count) {
+        if (first + n <= all_parts.count) {
           const int64 at = static_cast<int64>(slots.of_part(first + n - 1)) * p.part_rows + row;
           stats[n] = __ldcg(reinterpret_cast<const float2*>(p.partial_stat) + at);
           part = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * kCfg.head_dim + col));
@@ -206,9 +206,9 @@ TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segmen
       if constexpr (kCfg.invariant) {
 #pragma unroll
         for (int n = 1; n <= kAhead; ++n) {
-          if (first + n > work.count) continue;
+          if (first + n > all_parts.count) continue;
           DecodePart<4> part;
-          part.ref = stats[n].x, part.sum = stats[n].y;
+          part.max_log2 = stats[n].x, part.sum = stats[n].y;
 #pragma unroll
           for (int c = 0; c < 4; ++c) part.o[c] = parts[n][c];
           all = fold(all, part);
@@ -224,12 +224,12 @@ TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segmen
   });
 }
 
-// Whether this block is the last of those that have a part of a segment's work. By one thread, after a barrier of the block. Of
-// the works that begin in a team's share one at most ends in another's.
+// Whether this block is the last of those that have a part of a segment's work tile. By one thread, after a barrier of the
+// block. Of the work tiles that begin in a team's share one at most ends in another's.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE bool arrive(const DecodeSm90Params& p, const Segment& segment, const Share& share, int member) {
-  const WorkParts<kCfg> work(segment, share);
-  return arrive_as_last(p.arrivals + work.first_team * p.team.value + member, work.teams(segment, share));
+  const TileParts<kCfg> parts(segment, share);
+  return arrive_as_last(p.arrivals + parts.first_team * p.team.value + member, parts.teams(segment, share));
 }
 
 }  // namespace tessera

@@ -1,10 +1,11 @@
-// Who reads which keys. A work is the query rows of one KV head of one sequence, at most kDecodeRows of them; its tiles of keys
-// are those that its rows see, at least one. The tiles of all works, one work's after another's, are cut into shares of equal
-// size from the lengths in use: so unequal sequences fill the GPU, and a share has the last tiles of one work, some whole works,
+// Which block reads which keys (split-K by the lengths in use, as Flash-Decoding's, but with splits of equal size over the batch). A work
+// tile is query rows of one KV head of one sequence, at most kDecodeRows of them; its K/V tiles are those that its rows see, at
+// least one. The K/V tiles of all work tiles, one work tile's after another's, are cut into shares of equal size: so unequal
+// sequences fill the GPU, and a share has the last K/V tiles of one work tile, some whole work tiles,
 // and the first tiles of another. What lies in two or more shares is merged (merge.cuh). A share is a team's: its blocks have a
 // head each of `team` neighbouring KV heads, whose keys lie side by side in memory, and walk through the same tiles.
 //
-// `invariant`: a work has parts whose size depends on its own keys alone, at most kDecodeMostParts of them, each summed by itself;
+// `invariant`: a work tile has parts whose size depends on its own keys alone, at most kDecodeMostParts of them, each summed by itself;
 // a part is in the share that its first tile is in. So the same additions are made in whatever batch a sequence stands.
 #pragma once
 
@@ -24,10 +25,10 @@ struct DecodeRows {
 // A sequence as the schedule sees it.
 struct SequenceShare {
   Sequence s;
-  int row_tiles;   // works of each KV head; of each group of them a share has one
+  int row_tiles;   // work tiles of each KV head; a share has one of each group of heads
   int first_tile;  // of keys
-  int tiles;       // of a work
-  TESSERA_DEVICE int works(const DecodeSm90Params& p) const { return row_tiles * p.head_groups; }
+  int tiles;       // of a work tile
+  TESSERA_DEVICE int work_tiles(const DecodeSm90Params& p) const { return row_tiles * p.head_groups; }
 };
 
 template <DecodeSm90Config kCfg>
@@ -49,15 +50,15 @@ TESSERA_DEVICE int invariant_part_tiles(int tiles) {
   return max((tiles + kDecodeMostParts - 1) / kDecodeMostParts, kDecodeMinPartKeys / kCfg.block_n);
 }
 
-// A part of a work, all of it in one team's share: tiles begin ... end - 1 of keys.
+// A part of a work tile, all of it in one team's share: K/V tiles begin ... end - 1.
 struct Segment {
   int batch, head_kv, row0, rows;  // rows row0 ... row0 + rows - 1 of the sequence
   Sequence s;
   int begin, end;
-  int work_begin, work_tiles;  // of the whole work: its first tile among those of all, and how many
-  int first;                   // of those, the part's first
-  int part_tiles;              // invariant: of every part but the last
-  bool whole, last;            // the part is the whole work; no other comes after it
+  int tiles_before, tiles;  // K/V tiles of the work tiles before this one, and of it as a whole
+  int first;                // of those, the part's first
+  int part_tiles;           // invariant: of every part but the last
+  bool whole, last;         // the part is the whole work tile; no other comes after it
 };
 
 static_assert(sizeof(Segment) == kDecodeSegmentBytes);
@@ -65,31 +66,31 @@ static_assert(sizeof(Segment) == kDecodeSegmentBytes);
 // A walk over a share's segments.
 template <DecodeSm90Config kCfg>
 struct ShareWalk {
-  int member;             // which head of a group
-  int batch, work, tile;  // of the sequence; of the work
-  int at, end;            // tiles of all works
+  int member;                  // which head of a group
+  int batch, work_tile, tile;  // the work tile: of the sequence; the K/V tile: of the work tile
+  int at, end;                 // K/V tiles of all work tiles
   SequenceShare share;
 
   TESSERA_DEVICE bool next(const DecodeSm90Params& p, Segment& segment) {
     if (at >= end) return false;
-    while (work >= share.works(p)) {  // the next sequence that has rows
-      ++batch, work = 0;
+    while (work_tile >= share.work_tiles(p)) {  // the next sequence that has rows
+      ++batch, work_tile = 0;
       if constexpr (kCfg.varlen) share = sequence_share<kCfg>(p, batch);
     }
     segment.batch = batch;
-    const int group = share.row_tiles == 1 ? work : work / share.row_tiles;
+    const int group = share.row_tiles == 1 ? work_tile : work_tile / share.row_tiles;
     segment.head_kv = group * p.team.value + member;
-    segment.row0 = (work - group * share.row_tiles) * kDecodeRows;
+    segment.row0 = (work_tile - group * share.row_tiles) * kDecodeRows;
     segment.rows = min(share.s.sq * p.group.value - segment.row0, kDecodeRows);
     segment.s = share.s;
     const int part = kCfg.invariant ? invariant_part_tiles<kCfg>(share.tiles) : end - at;
     const int count = min(share.tiles - tile, part);
     segment.begin = share.first_tile + tile, segment.end = segment.begin + count;
-    segment.work_begin = at - tile, segment.work_tiles = share.tiles;
+    segment.tiles_before = at - tile, segment.tiles = share.tiles;
     segment.first = tile, segment.part_tiles = part;
     segment.whole = count == share.tiles, segment.last = tile + count == share.tiles;
     at += count, tile += count;
-    if (segment.last) ++work, tile = 0;
+    if (segment.last) ++work_tile, tile = 0;
     return true;
   }
 
@@ -98,27 +99,27 @@ struct ShareWalk {
     const int part = invariant_part_tiles<kCfg>(share.tiles);
     const int next = min((tile + part - 1) / part * part, share.tiles);
     at += next - tile, tile = next;
-    if (tile == share.tiles) ++work, tile = 0;
+    if (tile == share.tiles) ++work_tile, tile = 0;
   }
 };
 
 struct Share {
-  int total;  // tiles of all works
-  int size;   // tiles of a team: team i has i size ... (i + 1) size - 1
+  int total;  // K/V tiles of all work tiles
+  int size;   // of a team: team i has i size ... (i + 1) size - 1
 };
 
-// The parts of a segment's work.
+// The parts of a segment's work tile.
 template <DecodeSm90Config kCfg>
-struct WorkParts {
+struct TileParts {
   int first_team, last_team;  // that have some
   int count;
 
-  TESSERA_DEVICE WorkParts(const Segment& segment, const Share& share) : first_team(segment.work_begin / share.size) {
+  TESSERA_DEVICE TileParts(const Segment& segment, const Share& share) : first_team(segment.tiles_before / share.size) {
     if constexpr (kCfg.invariant) {
-      count = (segment.work_tiles + segment.part_tiles - 1) / segment.part_tiles;
-      last_team = (segment.work_begin + (count - 1) * segment.part_tiles) / share.size;
+      count = (segment.tiles + segment.part_tiles - 1) / segment.part_tiles;
+      last_team = (segment.tiles_before + (count - 1) * segment.part_tiles) / share.size;
     } else {
-      last_team = (segment.work_begin + segment.work_tiles - 1) / share.size;
+      last_team = (segment.tiles_before + segment.tiles - 1) / share.size;
       count = last_team - first_team + 1;
     }
   }
@@ -130,7 +131,7 @@ struct WorkParts {
     if constexpr (!kCfg.invariant) return count;
     int all = 0, before = -1;
     for (int n = 0; n < count; ++n) {
-      const int team = (segment.work_begin + n * segment.part_tiles) / share.size;
+      const int team = (segment.tiles_before + n * segment.part_tiles) / share.size;
       all += team != before, before = team;
     }
     return all;
@@ -142,21 +143,21 @@ struct WorkParts {
   }
 };
 
-// Where the parts of a segment's work are kept: part n > 0 `step` slots after part n - 1. A block has at most two that it shares
-// with others, of the works that its share begins and ends with. Invariant: all of a shared work's are where its first team keeps
+// Where the parts of a segment's work tile are kept: part n > 0 `step` slots after part n - 1. A block has at most two that it shares
+// with others, of the work tiles that its share begins and ends with. Invariant: all of a shared work tile's are where its first team keeps
 // them; those of one that is a block's alone need no place.
 struct PartSlots {
   int first, second, step;
 
   template <DecodeSm90Config kCfg>
   TESSERA_DEVICE static PartSlots of(const DecodeSm90Params& p, const Segment& segment, const Share& share,
-                                     const WorkParts<kCfg>& work, int member) {
-    const int block = work.first_team * p.team.value + member;
+                                     const TileParts<kCfg>& parts, int member) {
+    const int block = parts.first_team * p.team.value + member;
     if constexpr (kCfg.invariant) {
       const int first = block * kDecodeMostParts;
       return {first, first + 1, 1};
     }
-    const bool begins_share = work.first_team * share.size == segment.work_begin;
+    const bool begins_share = parts.first_team * share.size == segment.tiles_before;
     return {2 * block + !begins_share, 2 * (block + p.team.value), 2 * p.team.value};
   }
   TESSERA_DEVICE int of_part(int n) const { return n == 0 ? first : second + (n - 1) * step; }
@@ -172,14 +173,14 @@ TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int block, int blocks
   Share share;
   if constexpr (!kCfg.varlen) {  // all sequences are alike
     walk.share = sequence_share<kCfg>(p, 0);
-    const int each = walk.share.works(p) * walk.share.tiles;
+    const int each = walk.share.work_tiles(p) * walk.share.tiles;
     share.total = each * p.batch;
     share.size = size_of(share.total);
     walk.at = team * share.size, walk.end = min(walk.at + share.size, share.total);
     if (walk.at >= walk.end) return share;
     walk.batch = walk.at / each;
     const int rest = walk.at - walk.batch * each;
-    walk.work = rest / walk.share.tiles, walk.tile = rest - walk.work * walk.share.tiles;
+    walk.work_tile = rest / walk.share.tiles, walk.tile = rest - walk.work_tile * walk.share.tiles;
     if constexpr (kCfg.invariant) walk.align_to_part();
     return share;
   }
@@ -190,7 +191,7 @@ TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int block, int blocks
             last = min(first + each, p.batch);
   const auto tiles_of = [&](int batch) {
     const SequenceShare s = sequence_share<kCfg>(p, batch);
-    return s.works(p) * s.tiles;
+    return s.work_tiles(p) * s.tiles;
   };
   int mine = 0;
   for (int batch = first; batch < last; ++batch) mine += tiles_of(batch);
@@ -222,7 +223,7 @@ TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int block, int blocks
   walk.batch = sScan[kCfg.warps];
   const int rest = sScan[kCfg.warps + 1];
   walk.share = sequence_share<kCfg>(p, walk.batch);
-  walk.work = rest / walk.share.tiles, walk.tile = rest - walk.work * walk.share.tiles;
+  walk.work_tile = rest / walk.share.tiles, walk.tile = rest - walk.work_tile * walk.share.tiles;
   if constexpr (kCfg.invariant) walk.align_to_part();
   return share;
 }

@@ -29,7 +29,7 @@ struct DecodeTile {
   int block_n, warps, stages;
 };
 // By TMA a kernel reads at 0.99 of what memory gives, by cp.async at 0.95, whatever is under way: so one stage of K and V does. 12
-// warps are up to 4 % faster than 8 where many short works follow each other; in pages they are level, and their 168 registers
+// warps are up to 4 % faster than 8 where many short work tiles follow each other; in pages they are level, and their 168 registers
 // spill, with lengths, too: docs/lab/2026-11-25-decode-sm90.md.
 constexpr DecodeTile kTiles[] = {
     {64, true, false, 16, 8, 2},   {128, true, true, 16, 12, 1}, {128, true, false, 16, 8, 1},
@@ -40,9 +40,9 @@ constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
 // Rows of a KV head, beyond which keys would be read too often: once for every kDecodeRows of them.
 constexpr int64_t kMostRows = 4 * kDecodeRows;
-// By itself a plan takes this kernel for the rows of one work, and where keys are many beside works, KV heads of all sequences:
-// below, fwd_sm80 answers sooner. The crossing lies at 256 keys of 8 and 64 works, at 512 of 256, at 2048 of 512.
-constexpr int64_t kChosenRows = kDecodeRows, kLeastKeys = 256, kMostLeastKeys = 2048, kKeysAWork = 4;
+// By itself a plan takes this kernel for the rows of one work tile, and where keys are many beside work tiles (KV heads of all
+// sequences): below, fwd_sm80 answers sooner. The crossing lies at 256 keys of 8 and 64 work tiles, at 512 of 256, at 2048 of 512.
+constexpr int64_t kChosenRows = kDecodeRows, kLeastKeys = 256, kMostLeastKeys = 2048, kKeysAWorkTile = 4;
 // Keys below which a part is not worth its merge.
 constexpr int kMinPartKeys = 64;
 
@@ -154,7 +154,7 @@ std::string refuse_unasked(const tessera_plan& plan) {
     const bool by_rows = !core::packed_q(p) || core::paged(p) || core::present(p.seqused_k);
     return by_rows ? "" : "packed queries without a cache: other sequences of the batch may have many";
   }
-  const int64_t least = std::clamp(kKeysAWork * plan.batch * plan.heads_kv, kLeastKeys, kMostLeastKeys);
+  const int64_t least = std::clamp(kKeysAWorkTile * plan.batch * plan.heads_kv, kLeastKeys, kMostLeastKeys);
   return plan.max_seqlen_k >= least ? "" : std::to_string(plan.max_seqlen_k) + " keys: fwd_sm80 answers sooner";
 }
 
@@ -221,9 +221,9 @@ std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries) {
   if (std::string reason = refuse_shared_memory(smem_bytes(config), plan); !reason.empty()) return reason;
   constexpr int64_t kMaxTiles = int64_t{1} << 30;  // the kernel counts a share past them
   const int64_t row_tiles = divide_up(queries * group_of(plan), kDecodeRows);
-  const int64_t works = plan.batch * plan.heads_kv * row_tiles,
+  const int64_t work_tiles = plan.batch * plan.heads_kv * row_tiles,
                 tiles = divide_up(plan.max_seqlen_k, config.block_n) + 1;
-  return works > kMaxTiles || works * tiles > kMaxTiles ? "more than 2^30 tiles" : "";
+  return work_tiles > kMaxTiles || work_tiles * tiles > kMaxTiles ? "more than 2^30 tiles" : "";
 }
 
 DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t queries) {

@@ -29,7 +29,7 @@ struct MixedSm90Plan {
 constexpr size_t kAt = TESSERA_PLAN_CONFIG_BYTES - sizeof(MixedSm90Plan);
 static_assert(kAt >= kForwardConfigBytes && sizeof(FwdSm80Plan) <= kForwardConfigBytes);
 
-// Queries that one work of decode_sm90 holds.
+// Queries that one work tile of decode_sm90 holds.
 int64_t decoded_queries(const tessera_plan& plan) {
   return kDecodeRows / std::max<int64_t>(1, plan.heads_q / std::max<int64_t>(1, plan.heads_kv));
 }
