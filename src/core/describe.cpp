@@ -6,11 +6,13 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "core/candidate.hpp"
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/seal.hpp"
+#include "core/shared_prefix.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
@@ -128,6 +130,13 @@ std::string launch_text(const tessera_launch& launch) {
          (launch.smem_bytes > 0 ? ", " + memory + " of shared memory" : "");
 }
 
+// The parts of a plan that reads prefixes once, or the plan itself.
+constexpr const char* kPartNames[] = {"prefixes", "other keys"};
+std::vector<tessera_plan> attention_of(const tessera_plan& plan) {
+  if (plan.kernel != TESSERA_KERNEL_SHARED_PREFIX) return {plan};
+  return {plan_of(plan, kPrefix), plan_of(plan, kSuffix)};
+}
+
 // Which sequences of a tiled plan go by another kernel.
 std::string decoded_text(const tessera_plan& plan) {
   return print("sequences of at most %d quer%s by %s: %d KV head%s a pass over the keys, at most %" PRId64
@@ -175,9 +184,15 @@ std::string describe(const tessera_plan& plan) {
     more(print("%c %-10s %s%s", chosen ? '*' : '-', candidate.kernel,
                candidate.accepted ? "" : "refused: ", candidate.reason));
   }
-  line("tiles", tiles_text(plan));
-  if (plan.decode_queries > 0 && plan.kernel != TESSERA_KERNEL_DECODE) more(decoded_text(plan));
-  if (plan.kernel != TESSERA_KERNEL_REFERENCE) more(items_text(plan));
+  const std::vector<tessera_plan> parts = attention_of(plan);
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const tessera_plan& part = parts[n];
+    const std::string what =
+        parts.size() > 1 ? print("%s, by %s: ", kPartNames[n], tessera_kernel_name(part.kernel)) : "";
+    line(n == 0 ? "tiles" : "", what + tiles_text(part));
+    if (part.decode_queries > 0 && part.kernel != TESSERA_KERNEL_DECODE) more(decoded_text(part));
+    if (part.kernel != TESSERA_KERNEL_REFERENCE) more(items_text(part));
+  }
   if (on_cuda(plan)) {
     const auto aligned = cuda::planned_launches(plan, true), elsewhere = cuda::planned_launches(plan, false);
     line("launches", aligned.empty() ? "none" : launch_text(aligned[0]));
@@ -321,6 +336,20 @@ void add_launches(JsonWriter& json, const char* key, const std::vector<tessera_l
   json.close(']');
 }
 
+void add_parts(JsonWriter& json, const tessera_plan& plan) {
+  json.open("parts", '[');
+  for (const tessera_plan_part& part : plan.parts) {
+    json.open(nullptr, '{');
+    json.add("kernel", tessera_kernel_name(part.kernel));
+    json.add("block_m", part.block_m);
+    json.add("block_n", part.block_n);
+    json.add("num_splits", part.num_splits);
+    json.add("num_items", part.num_items);
+    json.close('}');
+  }
+  json.close(']');
+}
+
 std::string to_json(const tessera_plan& plan) {
   JsonWriter json;
   json.open(nullptr, '{');
@@ -339,6 +368,7 @@ std::string to_json(const tessera_plan& plan) {
     add_launches(json, "launches", cuda::planned_launches(plan, true));
     add_launches(json, "launches_unaligned", cuda::planned_launches(plan, false));
   }
+  if (plan.kernel == TESSERA_KERNEL_SHARED_PREFIX) add_parts(json, plan);
   json.add("use_dot", plan.use_dot != 0);
   const struct {
     const char* name;

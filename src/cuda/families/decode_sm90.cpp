@@ -86,12 +86,13 @@ DecodeWorkspace workspace_of(const DecodeSm90Plan& own) {
   return at;
 }
 
-constexpr Supports kSupports{.direction = TESSERA_FORWARD,
-                             .oldest_arch = kHopper,
-                             .newest_arch = kHopper,  // measured there alone
-                             .dtypes = kHalfPrecision,
-                             .head_dim = kMostHeadDim,
-                             .tensors = all_tensors_but({"bias", "mask", "block_mask", "causal_seqs", "tree_mask"})};
+constexpr Supports kSupports{
+    .direction = TESSERA_FORWARD,
+    .oldest_arch = kHopper,
+    .newest_arch = kHopper,  // measured there alone
+    .dtypes = kHalfPrecision,
+    .head_dim = kMostHeadDim,
+    .tensors = all_tensors_but({"bias", "mask", "block_mask", "causal_seqs", "tree_mask", "prefix_groups"})};
 
 constexpr Limits kLimits{.registers = 255};
 constexpr PrebuiltRow kPrebuilt[] = {

@@ -293,7 +293,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // wgmma is of this architecture alone
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
-                             .tensors = all_tensors_but({})};
+                             .tensors = all_tensors_but({"prefix_groups"})};
 
 // As launched; two consumers then have 232, three 160, four 112.
 constexpr Limits kLimits{.registers = 168};
