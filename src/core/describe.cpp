@@ -108,6 +108,9 @@ std::string device_text(const tessera_plan& plan) {
 
 std::string tiles_text(const tessera_plan& plan) {
   if (plan.kernel == TESSERA_KERNEL_REFERENCE) return "none: one query at a time, in float64";
+  if (on_cuda(plan) && plan.num_warps == 0) {  // a part, whose launches say the rest
+    return print("%d queries x %d keys", plan.block_m, plan.block_n);
+  }
   if (on_cuda(plan)) {
     const std::string cluster = plan.cluster > 1 ? print(", clusters of %d", plan.cluster) : "";
     return print("%d queries x %d keys, %d warp%s, %d stage%s, %s of shared memory a block%s", plan.block_m,

@@ -33,9 +33,9 @@ std::string refuse_reference(const tessera_plan& plan) {
 }
 
 constexpr Candidate kCpuCandidates[] = {
-    {TESSERA_KERNEL_SHARED_PREFIX, cpu::refuse_shared_prefix, cpu::configure_shared_prefix},
     {TESSERA_KERNEL_DECODE, cpu::refuse_decode, cpu::configure_decode},
     {TESSERA_KERNEL_TILED, cpu::refuse_tiled, cpu::configure_tiled},
+    {TESSERA_KERNEL_SHARED_PREFIX, cpu::refuse_shared_prefix, cpu::configure_shared_prefix},
     {TESSERA_KERNEL_REFERENCE, refuse_reference, configure_reference},
 };
 

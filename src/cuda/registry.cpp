@@ -9,8 +9,8 @@ namespace {
 
 // In the order in which they are asked: the faster first. kDecodeSm90 serves whoever asks for it by name until a GPU has proved
 // it; in front of kFwdSm90 it serves all that it takes.
-constexpr const Family* kFamilies[] = {&kFwdSm90, &kFwdSm80, &kBwdSm90,     &kBwdSm80,    &kDecodeSm90,
-                                       &kFwdFa1,  &kBwdFa1,  &kFwdStandard, &kBwdStandard};
+constexpr const Family* kFamilies[] = {&kFwdSm90,      &kFwdSm80, &kBwdSm90, &kBwdSm80,     &kDecodeSm90,
+                                       &kSharedPrefix, &kFwdFa1,  &kBwdFa1,  &kFwdStandard, &kBwdStandard};
 
 std::string arch_text(int32_t arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }
 

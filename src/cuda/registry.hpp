@@ -82,7 +82,7 @@ std::span<const Family* const> families();
 // The family that a plan names. NULL: there is none.
 const Family* find_family(int32_t kernel);
 
-extern const Family kFwdSm90, kFwdSm80, kBwdSm80, kBwdSm90, kDecodeSm90;
+extern const Family kFwdSm90, kFwdSm80, kBwdSm80, kBwdSm90, kDecodeSm90, kSharedPrefix;
 // For comparison only.
 extern const Family kFwdFa1, kBwdFa1, kFwdStandard, kBwdStandard;
 

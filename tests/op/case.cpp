@@ -127,7 +127,7 @@ bool holds_nonfinite(const Case& c) {
 
 bool cpu_alone(const Case& c, tessera_direction direction) {
   constexpr int64_t kMostGpuHeadDim = 512;
-  return c.d > kMostGpuHeadDim || c.prefix || (c.causal_seqs && direction == TESSERA_BACKWARD);
+  return c.d > kMostGpuHeadDim || (c.causal_seqs && direction == TESSERA_BACKWARD);
 }
 
 bool cpu_alone(const Case& c) { return cpu_alone(c, c.backward ? TESSERA_BACKWARD : TESSERA_FORWARD); }

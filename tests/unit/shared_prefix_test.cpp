@@ -83,6 +83,27 @@ TEST(SharedPrefix, ThePlanSaysHowItsPartsAreDone) {
   EXPECT_NE(text.find("\"parts\": [{\"kernel\": \"decode\""), std::string::npos) << text;
 }
 
+// On a GPU: the index tensors, the parts, of which each may merge its own, and the merge of both.
+TEST(SharedPrefix, ThePlanSaysWhatItLaunches) {
+  Problem problem = decoding();
+  for (Layout* rows : {&problem.q, &problem.k, &problem.v, &problem.o}) rows->dtype = TESSERA_BFLOAT16;
+  for (const std::int32_t arch : {80, 90, 120}) {
+    tessera_device device;
+    throw_if_error(tessera_device_cuda_arch(arch, &device));
+    const Plan plan = tessera::plan(problem, device);
+    EXPECT_EQ(plan.kernel, TESSERA_KERNEL_SHARED_PREFIX);
+    const auto all = launches(plan);
+    ASSERT_GE(all.size(), 4u);
+    EXPECT_STREQ(all.front().kernel, "prefix_indices");
+    EXPECT_STREQ(all.back().kernel, "combine");
+    for (const std::size_t n : {1u, 2u}) {
+      EXPECT_TRUE(std::string(all[n].kernel).starts_with("fwd_sm80")) << arch << " " << all[n].kernel;
+    }
+    // o and lse of both parts, of 4 queries and 2 heads.
+    EXPECT_GE(plan.workspace_bytes, 2 * kBatch * kHeads * (kDim * 2 + 4));
+  }
+}
+
 // Of the bytes of K and V, those of a prefix and of four suffixes.
 TEST(SharedPrefix, TheBoundsSayWhatIsRead) {
   Problem problem = decoding();
