@@ -496,7 +496,7 @@ def test_a_prefix_read_once(device, dtype, size, keys):
         cu_seqlens_q=torch.tensor(starts, dtype=torch.int32), seqused_k=torch.tensor(lengths, dtype=torch.int32),
         page_table=table.to(torch.get_default_device()),
     )  # fmt: skip
-    prefix = paged.common_prefix(keys, **step, page_size=size)
+    prefix = paged.common_prefix(keys, seqused_k=step["seqused_k"], page_size=size)
     q, sinks = normal(starts[-1] + 3, HEADS, D, dtype=dtype, seed=5), normal(HEADS, seed=6)
     for options in (dict(), dict(sink=sinks, softcap=2.0), dict(window=(11, 0))):
         out = torch.full_like(q, math.nan)
@@ -518,7 +518,7 @@ def test_a_prefix_read_once(device, dtype, size, keys):
             kept = {name: value for name, value in options.items() if name != "window"}
             assert_rows(out[rows], alone(q[rows], k, v, window=window, **kept), dtype)
         assert not out[starts[-1] :].any(), "rows of no sequence"
-    assert paged.common_prefix(size - 1, **step, page_size=size) is None
+    assert paged.common_prefix(size - 1, seqused_k=step["seqused_k"], page_size=size) is None
 
 
 def test_vllm_a_common_prefix(device):
