@@ -609,6 +609,53 @@ def test_one_capture_serves_a_hundred_batches(device):
         assert_rows(out, exact.double(), torch.float32)
 
 
+def test_one_capture_serves_other_prefixes(device):
+    """Two groups of six sequences, drawn anew for every replay of one graph: their sequences, prefixes, pages and lengths."""
+    random = torch.Generator().manual_seed(6)
+    batch, max_pages, size = 6, 12, 16
+
+    def between(low, high):
+        return int(torch.randint(low, high + 1, (), generator=random, device="cpu"))
+
+    pool = [normal(batch * max_pages, size, HEADS_KV, D, seed=seed) for seed in (1, 2)]
+    q, out = normal(batch, HEADS, D, seed=3), torch.empty(batch, HEADS, D)
+    index = dict(
+        cu_seqlens_q=torch.arange(batch + 1, dtype=torch.int32), seqused_k=torch.ones(batch, dtype=torch.int32),
+        page_table=torch.zeros(batch, max_pages, dtype=torch.int32), prefix_groups=torch.zeros(3, dtype=torch.int32),
+        prefix_lens=torch.zeros(2, dtype=torch.int32),
+    )  # fmt: skip
+
+    def step():
+        paged.attend(q, *pool, out, **index, max_seqlen_q=1, max_seqlen_k=max_pages * size, causal=True, scale=SCALE)
+
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        step = graph.replay
+    caches = [cache.cpu() for cache in pool]
+    for n in range(30):
+        ends = sorted(between(0, batch) for _ in range(3))
+        table = torch.randperm(batch * max_pages, generator=random, device="cpu").view(batch, -1).to(torch.int32)
+        lens = [between(0, (max_pages - 1) * size) for _ in range(2)]
+        used = [between(1, max_pages * size) for _ in range(batch)]
+        for begin, end, keys in zip(ends, ends[1:], lens):
+            for b in range(begin, end):
+                used[b] = between(max(keys, 1), max_pages * size)
+                table[b, : -(-keys // size)] = table[begin, : -(-keys // size)]
+        here = dict(seqused_k=used, page_table=table, prefix_groups=ends, prefix_lens=lens)
+        for name, value in here.items():
+            index[name].copy_(torch.as_tensor(value, dtype=torch.int32, device="cpu"))
+        q.copy_(normal(batch, HEADS, D, seed=n + 4))
+        out.fill_(math.nan)
+        step()
+        apart = {name: index[name].cpu() for name in ("cu_seqlens_q", "seqused_k", "page_table")}
+        exact = tessera.attention(q.cpu(), *caches, **apart, causal=True, scale=SCALE, kernel="reference")
+        assert_rows(out, exact.double(), torch.float32)
+
+
 def test_few_plans_serve_all_steps():
     assert [paged.bound(n, 100) for n in (0, 1, 2, 3, 33, 64, 65, 100, 101)] == [1, 1, 2, 4, 64, 64, 100, 100, 100]
 
