@@ -24,10 +24,11 @@ struct PlanOptions {
   DeviceOptions device;
 };
 
-// Those that a flag asks for: all that need not be there, but for a page table, which --page-size gives.
+// Those that a flag asks for: all that need not be there, but for a page table, which --page-size gives, and for the lengths of
+// prefixes, which come with their groups.
 bool has_flag(const core::TensorField& field) {
-  for (const core::TensorName name :
-       {core::TensorName("page_table"), core::TensorName("page_indptr"), core::TensorName("page_indices")}) {
+  for (const core::TensorName name : {core::TensorName("page_table"), core::TensorName("page_indptr"),
+                                      core::TensorName("page_indices"), core::TensorName("prefix_lens")}) {
     if (&field == &core::kTensorFields[name.index]) return false;
   }
   return core::is_option(field) || (field.need == core::Need::kBackward && core::takes_part(field, false));

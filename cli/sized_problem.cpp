@@ -50,6 +50,7 @@ Extents extents_of(const ProblemSizes& s, const tessera_problem& problem) {
   }
   constexpr std::int64_t kWordBits = 32;
   extents[core::kTreeWords] = std::max<std::int64_t>(1, ceil_div(s.seqlen_q, kWordBits));
+  extents[core::kGroups] = 1;  // of all sequences
   extents[core::kTq] = s.batch * s.seqlen_q;
   extents[core::kTk] = s.batch * seqlen_k;
   if (s.page_size) {
@@ -75,6 +76,7 @@ bool is_there(const core::TensorField& field, const ProblemSizes& sizes) {
   if (is("cu_seqlens_q") && sizes.packed) return true;
   if (is("cu_seqlens_k") && sizes.packed && !sizes.page_size) return true;
   if ((is("page_table") || is("seqused_k")) && sizes.page_size) return true;
+  if (is("prefix_lens")) return sizes[core::kTensorFields[core::TensorName("prefix_groups").index]];
   return sizes[field];
 }
 

@@ -42,13 +42,15 @@ struct Buffers {
   const std::int32_t* page_indptr = nullptr;
   const std::int32_t* page_indices = nullptr;
   const std::int32_t* tree_mask = nullptr;
+  const std::int32_t* prefix_groups = nullptr;
+  const std::int32_t* prefix_lens = nullptr;
 
   operator tessera_buffers() const { return std::bit_cast<tessera_buffers>(*this); }  // NOLINT: the same plain data
 };
 static_assert(sizeof(Buffers) == sizeof(tessera_buffers) &&
                   offsetof(Buffers, page_table) == offsetof(tessera_buffers, page_table) &&
                   offsetof(Buffers, d_o) == offsetof(tessera_buffers, d_o) &&
-                  offsetof(Buffers, tree_mask) == offsetof(tessera_buffers, tree_mask),
+                  offsetof(Buffers, prefix_lens) == offsetof(tessera_buffers, prefix_lens),
               "the members of tessera_buffers, in order, each absent by default");
 
 // How to run on your own threads, and how to stop; see tessera_executor. NULL stands for the library's threads.

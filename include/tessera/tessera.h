@@ -169,6 +169,14 @@ typedef struct tessera_problem {
   /* int32 [B, Sq, W], packed [Tq, W]; forward only. Drafted tokens: of key Sk - Sq + t, t < 32 W, bit t of a query's words
    * says whether that query sees it: bit t % 32 of word t / 32. Other keys have no bit. The other masks hold as well. */
   tessera_layout tree_mask;
+  /* Shared prefixes; forward only. int32 [G + 1] and [G]: the sequences prefix_groups[g] up to, without it, prefix_groups[g + 1]
+   * begin with the same prefix_lens[g] keys, in the same pages or in equal copies, of which one may be read for all: a promise,
+   * which changes no result. Read once are the keys before the first query of every causal member, in whole pages. Sequences
+   * of no group share nothing. Not with options that measure from a query's place or are tensors of scores (window,
+   * alibi_slopes, bias, mask, block_mask), top-left alignment, dropout or batch_invariant. */
+  tessera_layout prefix_groups, prefix_lens;
+  /* Bounds, 0 = unknown: of the keys of a prefix that are read once; of a sequence's other keys. */
+  int64_t max_prefix_k, max_suffix_k;
   /* New members come here, 8 bytes at a time, and mean nothing while they are zero. */
 } tessera_problem;
 
@@ -213,7 +221,10 @@ typedef enum tessera_kernel {
   TESSERA_KERNEL_DECODE_SM90 = 12, /* CUDA: few query rows against long keys, one launch, on Hopper */
   /* CUDA: packed queries against a cache, on Hopper: decode_sm90 for the sequences of few query rows, fwd_sm90 or fwd_sm80 for
    * the others, two launches. */
-  TESSERA_KERNEL_MIXED_SM90 = 13
+  TESSERA_KERNEL_MIXED_SM90 = 13,
+  /* Shared prefixes: every group's queries against its prefix and every sequence's against its other keys, each by another
+   * kernel, and their merge. */
+  TESSERA_KERNEL_SHARED_PREFIX = 14
 } tessera_kernel;
 
 /* Where a plan is to run: plain data, of this size in all minor versions. */
@@ -253,6 +264,16 @@ TESSERA_API tessera_status tessera_device_cuda(int32_t ordinal, tessera_device* 
  * memory and name may then be edited. Opens nothing. Plans can be made for it and tessera_prepare compiles their kernels; execution
  * refuses them. INVALID_ARGUMENT lists the architectures that are known. */
 TESSERA_API tessera_status tessera_device_cuda_arch(int32_t arch, tessera_device* device);
+
+/* How shared_prefix does one of its two parts, which is attention by itself: members as a plan has them. */
+typedef struct tessera_plan_part {
+  int32_t kernel; /* tessera_kernel */
+  int32_t isa;
+  int32_t block_m, block_n, tiles_per_item, num_splits, use_dot;
+  int32_t decode_queries, decode_heads_kv;
+  int32_t reserved; /* 0 */
+  int64_t decode_parts, num_items, scratch_bytes, shared_bytes;
+} tessera_plan_part;
 
 /* What will be done: plain data, a pure function of problem and device, of this size in all minor versions. It may be
  * copied and kept, but not changed, and serves the library's version that made it: others refuse it, as they do one made
@@ -301,7 +322,10 @@ typedef struct tessera_plan {
   int32_t decode_heads_kv; /* CPU: KV heads that share one pass over the keys */
   /* CPU: parts that the keys of all sequences are split into, at most; each has its partial results. */
   int64_t decode_parts;
-  char reserved[1832]; /* for later members: 0 */
+  /* shared_prefix: the groups against their prefixes, of which `config` is, and the sequences against their other keys. */
+  tessera_plan_part parts[2];
+  uint64_t suffix_config[TESSERA_PLAN_CONFIG_BYTES / 8];
+  char reserved[920]; /* for later members: 0 */
 } tessera_plan;
 
 /* Checks every rule of `problem` and chooses. INVALID_ARGUMENT or UNSUPPORTED otherwise; *plan is then untouched.
@@ -371,6 +395,7 @@ typedef struct tessera_buffers {
   float *d_bias, *d_sink;
   const uint8_t* causal_seqs;
   const int32_t *page_indptr, *page_indices, *tree_mask;
+  const int32_t *prefix_groups, *prefix_lens;
 } tessera_buffers;
 
 /* Where the work of a call is done; NULL means the library's threads, or on CUDA the default stream. Every member may be

@@ -1,5 +1,5 @@
 // What an option costs a call on a GPU: tree masks, causal flags and CSR page tables beside the call without them, and a shared
-// prefix read once (two calls and tessera_combine) beside one call that reads it for every sequence. bfloat16, keys in pages,
+// prefix read once (by prefix_groups, and by two calls and tessera_combine) beside one call that reads it for every sequence. bfloat16, keys in pages,
 // graph replays in turns, medians. Built by g++ against the library, with bench/ among the include paths:
 //
 //   masks [rounds] > masks.csv
@@ -260,6 +260,15 @@ void shared_prefix(const char* name, const Shape& s, int64_t prefix, const World
   own.buffers.o = parts + outputs, own.buffers.lse = lses + s.tokens() * s.heads;
   common.make_plan(world.device), own.make_plan(world.device);
   void* const merged = normal(outputs, 8);
+  Call once(s, pool);
+  once.problem = plain.problem;
+  once.problem.prefix_groups = layout(TESSERA_INT32, {2}), once.problem.prefix_lens = layout(TESSERA_INT32, {1});
+  once.problem.max_prefix_k = prefix, once.problem.max_suffix_k = s.keys - prefix;
+  once.buffers = plain.buffers;
+  once.buffers.o = normal(outputs, 9);
+  once.buffers.prefix_groups = upload(std::vector<int32_t>{0, static_cast<int32_t>(s.batch)});
+  once.buffers.prefix_lens = common.buffers.seqused_k;
+  once.make_plan(world.device);
   const tessera_layout o_parts = layout(TESSERA_BFLOAT16, {2, 1, s.tokens(), s.heads, s.head_dim});
   const tessera_layout lse_parts = layout(TESSERA_FLOAT32, {2, 1, s.heads, s.tokens()});
   const tessera_layout o = layout(TESSERA_BFLOAT16, {1, s.tokens(), s.heads, s.head_dim});
@@ -279,16 +288,21 @@ void shared_prefix(const char* name, const Shape& s, int64_t prefix, const World
             cascade,
             nullptr,
             {}},
+           {"one call, prefix read once", [&](void* stream) { once.run(stream); }, nullptr, {}},
            {"prefix alone", [&](void* stream) { common.run(stream); }, nullptr, {}},
            {"own keys alone", [&](void* stream) { own.run(stream); }, nullptr, {}}},
           world.rounds, world.stream);
-  const std::vector<uint16_t> expected = fetch(plain.buffers.o, outputs), got = fetch(merged, outputs);
-  double difference = 0, norm = 0;
-  for (size_t n = 0; n < outputs; ++n) {
-    const double x = from_bf16(expected[n]), y = from_bf16(got[n]);
-    difference += (x - y) * (x - y), norm += x * x;
-  }
-  std::printf("%s,relative difference,%.3e,\n", name, std::sqrt(difference / norm));
+  const std::vector<uint16_t> expected = fetch(plain.buffers.o, outputs);
+  const auto compare = [&](const char* what, const void* with) {
+    const std::vector<uint16_t> got = fetch(with, outputs);
+    double difference = 0, norm = 0;
+    for (size_t n = 0; n < outputs; ++n) {
+      const double x = from_bf16(expected[n]), y = from_bf16(got[n]);
+      difference += (x - y) * (x - y), norm += x * x;
+    }
+    std::printf("%s,%s,%.3e,\n", name, what, std::sqrt(difference / norm));
+  };
+  compare("relative difference", merged), compare("relative difference of one call", once.buffers.o);
 }
 
 }  // namespace

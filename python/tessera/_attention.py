@@ -71,6 +71,10 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
         causal_seqs: bool [B], which sequences are causal, in place of causal.
         tree_mask: int32 [B, Sq, W] or packed [Tq, W], for drafted tokens: bit t % 32 of word t / 32 of a query says whether it
             sees key Sk - Sq + t, t < 32 W. No gradient.
+        prefix_groups, prefix_lens: int32 [G + 1] and [G], the sequences prefix_groups[g] .. prefix_groups[g + 1] begin with the
+            same prefix_lens[g] keys, in the same pages or in copies: they are read once. Changes no result. No gradient, no
+            window, alibi_slopes, bias, mask, block_mask, top_left, dropout_p or batch_invariant.
+        max_prefix_k, max_suffix_k: the most keys of a prefix that are read once, and bounds of a sequence's others. 0: unknown.
         max_seqlen_q, max_seqlen_k: bounds of a packed sequence, in rows, required with bias or mask. 0: unknown.
         batch_invariant: a sequence's bits do not depend on the batch that it stands in.
         deterministic: kept for `attention_backward`.

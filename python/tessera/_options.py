@@ -17,6 +17,8 @@ class Options(TypedDict, total=False):
     seqused_k: Any
     causal_seqs: Any
     tree_mask: Any
+    prefix_groups: Any
+    prefix_lens: Any
     bias: Any
     mask: Any
     block_mask: Any
@@ -33,9 +35,11 @@ class Options(TypedDict, total=False):
     mask_block: tuple[int, int]
     max_seqlen_q: int
     max_seqlen_k: int
+    max_prefix_k: int
+    max_suffix_k: int
     deterministic: bool
     batch_invariant: bool
-    kernel: Literal["auto", "reference", "decode", "tiled", "fwd_sm80", "bwd_sm80", "fwd_sm90", "bwd_sm90", "fwd_fa1", "bwd_fa1", "fwd_standard", "bwd_standard", "decode_sm90", "mixed_sm90"]
+    kernel: Literal["auto", "reference", "decode", "tiled", "fwd_sm80", "bwd_sm80", "fwd_sm90", "bwd_sm90", "fwd_fa1", "bwd_fa1", "fwd_standard", "bwd_standard", "decode_sm90", "mixed_sm90", "shared_prefix"]
     threads: int
     openmp: bool
 

@@ -4,8 +4,8 @@ namespace tessera::core {
 namespace {
 
 // Neither may have bytes that belong to no member: what lies in an older caller's would be read as a newer member.
-static_assert(sizeof(tessera_problem) == offsetof(tessera_problem, tree_mask) + sizeof(tessera_layout));
-static_assert(sizeof(tessera_buffers) == offsetof(tessera_buffers, tree_mask) + sizeof(int32_t*));
+static_assert(sizeof(tessera_problem) == offsetof(tessera_problem, max_suffix_k) + sizeof(int64_t));
+static_assert(sizeof(tessera_buffers) == offsetof(tessera_buffers, prefix_lens) + sizeof(int32_t*));
 static_assert(sizeof(tessera_executor) == offsetof(tessera_executor, cancel_context) + sizeof(void*));
 
 }  // namespace

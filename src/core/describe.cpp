@@ -6,11 +6,13 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "core/candidate.hpp"
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/seal.hpp"
+#include "core/shared_prefix.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
@@ -106,6 +108,9 @@ std::string device_text(const tessera_plan& plan) {
 
 std::string tiles_text(const tessera_plan& plan) {
   if (plan.kernel == TESSERA_KERNEL_REFERENCE) return "none: one query at a time, in float64";
+  if (on_cuda(plan) && plan.num_warps == 0) {  // a part, whose launches say the rest
+    return print("%d queries x %d keys", plan.block_m, plan.block_n);
+  }
   if (on_cuda(plan)) {
     const std::string cluster = plan.cluster > 1 ? print(", clusters of %d", plan.cluster) : "";
     return print("%d queries x %d keys, %d warp%s, %d stage%s, %s of shared memory a block%s", plan.block_m,
@@ -126,6 +131,13 @@ std::string launch_text(const tessera_launch& launch) {
   return print("%s, %" PRId64 " block%s of %d threads%s", launch.kernel, launch.blocks, plural(launch.blocks),
                launch.threads, cluster.c_str()) +
          (launch.smem_bytes > 0 ? ", " + memory + " of shared memory" : "");
+}
+
+// The parts of a plan that reads prefixes once, or the plan itself.
+constexpr const char* kPartNames[] = {"prefixes", "other keys"};
+std::vector<tessera_plan> attention_of(const tessera_plan& plan) {
+  if (plan.kernel != TESSERA_KERNEL_SHARED_PREFIX) return {plan};
+  return {plan_of(plan, kPrefix), plan_of(plan, kSuffix)};
 }
 
 // Which sequences of a plan for many rows go by another kernel.
@@ -179,9 +191,15 @@ std::string describe(const tessera_plan& plan) {
     more(print("%c %-10s %s%s", chosen ? '*' : '-', candidate.kernel,
                candidate.accepted ? "" : "refused: ", candidate.reason));
   }
-  line("tiles", tiles_text(plan));
-  if (plan.decode_queries > 0 && plan.kernel != TESSERA_KERNEL_DECODE) more(decoded_text(plan));
-  if (plan.kernel != TESSERA_KERNEL_REFERENCE) more(items_text(plan));
+  const std::vector<tessera_plan> parts = attention_of(plan);
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const tessera_plan& part = parts[n];
+    const std::string what =
+        parts.size() > 1 ? print("%s, by %s: ", kPartNames[n], tessera_kernel_name(part.kernel)) : "";
+    line(n == 0 ? "tiles" : "", what + tiles_text(part));
+    if (part.decode_queries > 0 && part.kernel != TESSERA_KERNEL_DECODE) more(decoded_text(part));
+    if (part.kernel != TESSERA_KERNEL_REFERENCE) more(items_text(part));
+  }
   if (on_cuda(plan)) {
     const auto aligned = cuda::planned_launches(plan, true), elsewhere = cuda::planned_launches(plan, false);
     line("launches", aligned.empty() ? "none" : launch_text(aligned[0]));
@@ -325,6 +343,20 @@ void add_launches(JsonWriter& json, const char* key, const std::vector<tessera_l
   json.close(']');
 }
 
+void add_parts(JsonWriter& json, const tessera_plan& plan) {
+  json.open("parts", '[');
+  for (const tessera_plan_part& part : plan.parts) {
+    json.open(nullptr, '{');
+    json.add("kernel", tessera_kernel_name(part.kernel));
+    json.add("block_m", part.block_m);
+    json.add("block_n", part.block_n);
+    json.add("num_splits", part.num_splits);
+    json.add("num_items", part.num_items);
+    json.close('}');
+  }
+  json.close(']');
+}
+
 std::string to_json(const tessera_plan& plan) {
   JsonWriter json;
   json.open(nullptr, '{');
@@ -343,6 +375,7 @@ std::string to_json(const tessera_plan& plan) {
     add_launches(json, "launches", cuda::planned_launches(plan, true));
     add_launches(json, "launches_unaligned", cuda::planned_launches(plan, false));
   }
+  if (plan.kernel == TESSERA_KERNEL_SHARED_PREFIX) add_parts(json, plan);
   json.add("use_dot", plan.use_dot != 0);
   const struct {
     const char* name;

@@ -13,6 +13,7 @@
 #include "core/own_memory.hpp"
 #include "core/reference.hpp"
 #include "core/seal.hpp"
+#include "core/shared_prefix.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
@@ -51,11 +52,11 @@ tessera_status check_sharing(const CombineTensors& tensors) {
 // ---- what index tensors hold ----------------------------------------------------------------------------------------
 
 // `longest`: what the problem said, which plans and the shapes of bias and masks rely on; 0 = it did not.
-tessera_status check_offsets(const char* name, const tessera_layout& layout, const int32_t* offsets,
-                             const char* rows_of, int64_t rows, const char* longest_name, int64_t longest) {
+tessera_status check_offsets(const char* name, const tessera_layout& layout, const int32_t* offsets, const char* what,
+                             int64_t rows, const char* longest_name, int64_t longest) {
   const int64_t stride = layout.strides[0], sequences = layout.shape[0] - 1;
   if (offsets[0] < 0 || offsets[0] > rows) {
-    return invalid("%s[0]: %d, accepted 0 .. %" PRId64 ", the rows of %s", name, offsets[0], rows, rows_of);
+    return invalid("%s[0]: %d, accepted 0 .. %" PRId64 ", %s", name, offsets[0], rows, what);
   }
   for (int64_t b = 0; b < sequences; ++b) {
     const int32_t begin = offsets[b * stride], end = offsets[(b + 1) * stride];
@@ -63,8 +64,7 @@ tessera_status check_offsets(const char* name, const tessera_layout& layout, con
       return invalid("%s[%" PRId64 "]: %d after %d, must not decrease", name, b + 1, end, begin);
     }
     if (end > rows) {
-      return invalid("%s[%" PRId64 "]: %d, accepted at most %" PRId64 ", the rows of %s", name, b + 1, end, rows,
-                     rows_of);
+      return invalid("%s[%" PRId64 "]: %d, accepted at most %" PRId64 ", %s", name, b + 1, end, rows, what);
     }
     if (longest > 0 && end - begin > longest) {
       return invalid("%s[%" PRId64 "]: sequence %" PRId64 " has %d rows, accepted at most %s = %" PRId64, name, b + 1,
@@ -116,19 +116,23 @@ tessera_status check_page_table(const tessera_plan& plan, const tessera_buffers&
 tessera_status check_indices(const tessera_plan& plan, const tessera_buffers& buffers) {
   const tessera_problem& p = plan.problem;
   if (packed_q(p)) {
-    TESSERA_RETURN_IF_ERROR(check_offsets("cu_seqlens_q", p.cu_seqlens_q, buffers.cu_seqlens_q, "q", p.q.shape[0],
-                                          "max_seqlen_q", p.max_seqlen_q));
+    TESSERA_RETURN_IF_ERROR(check_offsets("cu_seqlens_q", p.cu_seqlens_q, buffers.cu_seqlens_q, "the rows of q",
+                                          p.q.shape[0], "max_seqlen_q", p.max_seqlen_q));
   }
   if (packed_k(p)) {
-    TESSERA_RETURN_IF_ERROR(check_offsets("cu_seqlens_k", p.cu_seqlens_k, buffers.cu_seqlens_k, "k", p.k.shape[0],
-                                          "max_seqlen_k", p.max_seqlen_k));
+    TESSERA_RETURN_IF_ERROR(check_offsets("cu_seqlens_k", p.cu_seqlens_k, buffers.cu_seqlens_k, "the rows of k",
+                                          p.k.shape[0], "max_seqlen_k", p.max_seqlen_k));
   }
   if (csr_pages(p)) {
-    TESSERA_RETURN_IF_ERROR(check_offsets("page_indptr", p.page_indptr, buffers.page_indptr, "page_indices",
+    TESSERA_RETURN_IF_ERROR(check_offsets("page_indptr", p.page_indptr, buffers.page_indptr, "the rows of page_indices",
                                           p.page_indices.shape[0], "", 0));
   }
   if (present(p.seqused_k)) TESSERA_RETURN_IF_ERROR(check_key_lengths(plan, buffers));
-  return paged(p) ? check_page_table(plan, buffers) : ok();
+  if (paged(p)) TESSERA_RETURN_IF_ERROR(check_page_table(plan, buffers));
+  if (!shares_prefixes(p)) return ok();
+  TESSERA_RETURN_IF_ERROR(check_offsets("prefix_groups", p.prefix_groups, buffers.prefix_groups,
+                                        "the sequences of the batch", plan.batch, "", 0));
+  return check_prefixes(plan, buffers);
 }
 
 // ---- execution ------------------------------------------------------------------------------------------------------
@@ -158,7 +162,10 @@ tessera_status execute_cpu(const tessera_plan& plan, const tessera_buffers& buff
   if (plan.kernel == TESSERA_KERNEL_REFERENCE) {
     (backward ? reference_backward : reference_forward)(plan, buffers, workspace, cancel);
   } else {
-    (backward ? cpu::backward : cpu::forward)(plan, buffers, workspace, executor, cancel);
+    const bool prefixes = plan.kernel == TESSERA_KERNEL_SHARED_PREFIX;
+    (backward   ? cpu::backward
+     : prefixes ? cpu::forward_shared_prefix
+                : cpu::forward)(plan, buffers, workspace, executor, cancel);
   }
   return cancel.asked() ? cancelled() : ok();
 }

@@ -37,6 +37,7 @@ enum Symbol {
   kMaxPages,
   kPageIndices,
   kTreeWords,
+  kGroups,
   kBlocksQ,
   kBlocksK,
   kSymbols
@@ -61,6 +62,7 @@ inline constexpr SymbolRule kSymbolRules[] = {
     {"max_pages", 0, kMaxLength},
     {"N", 0, kMaxLength},
     {"W", 1, kMaxLength / 32},
+    {"G", 0, kMaxLength},
     {"ceil(Sq / mask_block_q)", 0, kMaxLength},
     {"ceil(Sk / mask_block_k)", 0, kMaxLength},
 };
@@ -105,6 +107,7 @@ inline constexpr Shape kDenseLse{3, {{kB}, {kHq}, {kSq}}}, kPackedLse{2, {{kHq},
 inline constexpr Shape kOffsets{1, {{kB, kPlusOne}}}, kPerSequence{1, {{kB}}}, kPageTable{2, {{kB}, {kMaxPages}}},
     kPageList{1, {{kPageIndices}}};
 inline constexpr Shape kDenseTree{3, {{kB}, {kSq}, {kTreeWords}}}, kPackedTree{2, {{kTq}, {kTreeWords}}};
+inline constexpr Shape kGroupOffsets{1, {{kGroups, kPlusOne}}}, kPerGroup{1, {{kGroups}}};
 inline constexpr Shape kScores{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kSq, kEqualOrOne}, {kSk, kEqualOrOne}}};
 inline constexpr Shape kBlocks{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kBlocksQ}, {kBlocksK}}};
 inline constexpr Shape kPerHead{1, {{kHq}}}, kPerSequenceAndHead{2, {{kB}, {kHq}}};
@@ -162,6 +165,8 @@ inline constexpr TensorField kTensorFields[] = {
     {TESSERA_TENSOR(seqused_k),    Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerSequence, shapes::kNone,               shapes::kNone,   "--seqused-k",    "key lengths", "Keys used of each sequence"},
     {TESSERA_TENSOR(causal_seqs),  Need::kIfGiven,         Dtypes::kBool,         LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerSequence, shapes::kNone,               shapes::kNone,   "--causal-seqs",  "causal sequences", "Which sequences are causal"},
     {TESSERA_TENSOR(tree_mask),    Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kQueries,  shapes::kDenseTree,   shapes::kPackedTree,         shapes::kNone,   "--tree-mask",    "tree mask",   "Bits of the keys from Sk - Sq on that each query sees"},
+    {TESSERA_TENSOR(prefix_groups), Need::kIfGiven,        Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kGroupOffsets, shapes::kNone,              shapes::kNone,   "--prefix-groups", "shared prefixes", "Where each group of sequences that share a prefix starts in the batch"},
+    {TESSERA_TENSOR(prefix_lens),  Need::kIfGiven,         Dtypes::kInt32,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPerGroup,    shapes::kNone,               shapes::kNone,   "--prefix-lens",  nullptr,       "Keys of each group's prefix"},
     {TESSERA_TENSOR(o),            Need::kAlways,          Dtypes::kAsQ,          LastAxis::kContiguous, Written::kForward,  Form::kQueries,  shapes::kDenseO,      shapes::kPackedO,            shapes::kNone,   "--out",          nullptr,       "Output"},
     {TESSERA_TENSOR(lse),          Need::kBackward,        Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kForward,  Form::kQueries,  shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--lse",          nullptr,       "Log-sum-exp of the scores"},
     {TESSERA_TENSOR(bias),         Need::kIfGiven,         Dtypes::kFloat32OrAsQ, LastAxis::kAnyStride,  Written::kNever,    Form::kLastAxes, shapes::kScores,      shapes::kNone,               shapes::kNone,   "--bias",         "bias",        "Added to the scores"},
@@ -340,6 +345,8 @@ inline constexpr OptionField kOptionFields[] = {
     {"mask_block",      "--mask-block",      OptionKind::kPair,           "Q K",        "Queries and keys that an entry of the block mask stands for", {detail::block("mask_block_q", &tessera_problem::mask_block_q), detail::block("mask_block_k", &tessera_problem::mask_block_k)}},
     {"max_seqlen_q",    "--max-seqlen-q",    OptionKind::kInteger,        nullptr,      "Packed: rows of the longest sequence, 0 for unknown",     {detail::length("max_seqlen_q", &tessera_problem::max_seqlen_q)}},
     {"max_seqlen_k",    "--max-seqlen-k",    OptionKind::kInteger,        nullptr,      "Packed or paged: keys of the longest sequence, 0 for unknown", {detail::length("max_seqlen_k", &tessera_problem::max_seqlen_k)}},
+    {"max_prefix_k",    "--max-prefix-k",    OptionKind::kInteger,        nullptr,      "Shared prefixes: keys of the longest, 0 for unknown",     {detail::length("max_prefix_k", &tessera_problem::max_prefix_k)}},
+    {"max_suffix_k",    "--max-suffix-k",    OptionKind::kInteger,        nullptr,      "Shared prefixes: the most keys of a sequence that are not read once, 0 for unknown", {detail::length("max_suffix_k", &tessera_problem::max_suffix_k)}},
     {"deterministic",   "--deterministic",   OptionKind::kFlag,           nullptr,      "Gradients have the same bits every time",                 {detail::flag("deterministic", &tessera_problem::deterministic)}},
     {"batch_invariant", "--batch-invariant", OptionKind::kFlag,           nullptr,      "A sequence's bits do not depend on its batch",            {detail::flag("batch_invariant", &tessera_problem::batch_invariant)}},
 };

@@ -28,6 +28,7 @@ inline constexpr KernelName kKernelNames[] = {
     {TESSERA_KERNEL_BWD_STANDARD, "bwd_standard", "for comparison"},
     {TESSERA_KERNEL_DECODE_SM90, "decode_sm90", "on a GPU"},
     {TESSERA_KERNEL_MIXED_SM90, "mixed_sm90", "on a GPU"},
+    {TESSERA_KERNEL_SHARED_PREFIX, "shared_prefix", "anywhere"},
 };
 inline constexpr int32_t kNumKernels = std::size(kKernelNames);
 

@@ -17,6 +17,7 @@
 #include "core/philox.hpp"
 #include "core/reference.hpp"
 #include "core/seal.hpp"
+#include "core/shared_prefix.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
@@ -34,6 +35,7 @@ std::string refuse_reference(const tessera_plan& plan) {
 constexpr Candidate kCpuCandidates[] = {
     {TESSERA_KERNEL_DECODE, cpu::refuse_decode, cpu::configure_decode},
     {TESSERA_KERNEL_TILED, cpu::refuse_tiled, cpu::configure_tiled},
+    {TESSERA_KERNEL_SHARED_PREFIX, cpu::refuse_shared_prefix, cpu::configure_shared_prefix},
     {TESSERA_KERNEL_REFERENCE, refuse_reference, configure_reference},
 };
 
@@ -100,6 +102,16 @@ double bytes_in_use(const tessera_layout& layout, const Sizes& size) {
   return tensor_bytes(layout) * pages / static_cast<double>(size.pages);
 }
 
+// Of the keys of all sequences, those that are read where prefixes are read once: 1 where the bounds do not tell.
+double share_read(const tessera_problem& problem, const Sizes& size) {
+  const double all = static_cast<double>(size.batch) * static_cast<double>(size.max_seqlen_k);
+  if (!shares_prefixes(problem) || problem.max_suffix_k == 0 || all == 0) return 1;
+  const int64_t prefix = problem.max_prefix_k > 0 ? problem.max_prefix_k : size.max_seqlen_k;
+  const double read = static_cast<double>(prefix_groups(problem)) * static_cast<double>(prefix) +
+                      static_cast<double>(size.batch) * static_cast<double>(problem.max_suffix_k);
+  return std::min(1.0, read / all);
+}
+
 // Packed: as if all sequences were equally long. Key lengths and masks are data, and taken as full.
 void fill_costs(tessera_plan& plan, const Sizes& size) {
   const tessera_problem& p = plan.problem;
@@ -116,7 +128,8 @@ void fill_costs(tessera_plan& plan, const Sizes& size) {
   for (const TensorField& field : kTensorFields) {
     if (!takes_part(field, backward)) continue;
     const bool in_pages = field.form == Form::kKeys && paged(p);
-    plan.bytes_moved += in_pages ? bytes_in_use(p.*field.layout, size) : tensor_bytes(p.*field.layout);
+    const double bytes = in_pages ? bytes_in_use(p.*field.layout, size) : tensor_bytes(p.*field.layout);
+    plan.bytes_moved += bytes * (field.form == Form::kKeys ? share_read(p, size) : 1);
   }
   // Three-step attention writes S, reads it for the softmax, writes P, reads it for PV, one matrix in place. Backward
   // reads the stored P for dV, writes dP, reads both for dS, writes dS, reads it for dQ and for dK: two matrices.

@@ -200,6 +200,39 @@ tessera_status check_options(const tessera_problem& p) {
   return ok();
 }
 
+// What a prefix that is read once for queries of many places rules out.
+tessera_status check_prefix_options(const tessera_problem& p) {
+  if (present(p.prefix_groups) != present(p.prefix_lens)) {
+    const bool groups = present(p.prefix_groups);
+    return invalid("%s: absent, but %s requires it: shared prefixes are both", groups ? "prefix_lens" : "prefix_groups",
+                   groups ? "prefix_groups" : "prefix_lens");
+  }
+  if (!present(p.prefix_groups)) return ok();
+  const struct {
+    bool given;
+    const char* what;
+  } rows[] = {
+      {p.direction == TESSERA_BACKWARD, "direction backward"},
+      {p.window_left >= 0 || p.window_right >= 0, "a window"},
+      {p.alignment == TESSERA_TOP_LEFT, "top-left alignment"},
+      {present(p.alibi_slopes), "alibi_slopes"},
+      {present(p.bias), "bias"},
+      {present(p.mask), "mask"},
+      {present(p.block_mask), "block_mask"},
+      {p.dropout_p > 0, "dropout_p"},
+      {p.batch_invariant != 0, "batch_invariant"},
+  };
+  for (const auto& [given, what] : rows) {
+    if (given) {
+      return unsupported(
+          "prefix_groups: given with %s, accepted without: a prefix is read once for the queries of a group, "
+          "wherever they stand, forward only",
+          what);
+    }
+  }
+  return ok();
+}
+
 // What one argument asks of another.
 tessera_status check_dependencies(const tessera_problem& p) {
   const char* table = csr_pages(p) ? "page_indices" : "page_table";
@@ -221,6 +254,7 @@ tessera_status check_dependencies(const tessera_problem& p) {
     return invalid(
         "causal: 1 together with causal_seqs, accepted one of them: all sequences are causal, or those it says");
   }
+  TESSERA_RETURN_IF_ERROR(check_prefix_options(p));
   if (p.direction != TESSERA_BACKWARD) return ok();
   if (present(p.tree_mask)) {
     return unsupported(

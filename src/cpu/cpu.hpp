@@ -23,14 +23,18 @@ std::string refuse_tiles(const tessera_plan& plan);
 // Why a kernel does not take a validated plan's problem ("" when it does). `plan` has its sizes filled in.
 std::string refuse_decode(const tessera_plan& plan);
 std::string refuse_tiled(const tessera_plan& plan);
+std::string refuse_shared_prefix(const tessera_plan& plan);
 
 // Fill in tiles, splits and workspace of a plan whose kernel and sizes are set.
 void configure_decode(tessera_plan& plan);
 void configure_tiled(tessera_plan& plan);
+void configure_shared_prefix(tessera_plan& plan);
 
 // Run a plan whose buffers have been checked, until `cancel` says no. Throw core::ExecutorError.
 void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
              const tessera_executor& executor, core::Cancel& cancel);
+void forward_shared_prefix(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                           const tessera_executor& executor, core::Cancel& cancel);
 void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
               const tessera_executor& executor, core::Cancel& cancel);
 

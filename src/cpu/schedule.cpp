@@ -5,6 +5,7 @@
 
 #include "core/geometry.hpp"
 #include "core/problem_view.hpp"
+#include "core/shared_prefix.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/run.hpp"
 #include "cpu/scratch.hpp"
@@ -210,6 +211,7 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
 }
 
 std::string refuse_tiled(const tessera_plan& plan) {
+  if (core::shares_prefixes(plan.problem)) return "prefix_groups: not taken";
   return plan.problem.q.dtype == TESSERA_FLOAT64 ? "float64: computes in float32" : "";
 }
 
@@ -229,6 +231,7 @@ int64_t decode_scratch_bytes(const tessera_plan& plan, const KernelTable& table,
 std::string refuse_decoding(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.direction == TESSERA_BACKWARD) return "forward only";
+  if (core::shares_prefixes(p)) return "prefix_groups: not taken";
   if (p.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
   if (p.dropout_p > 0) return "dropout: for training";
   if (core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask))

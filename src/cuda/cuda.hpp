@@ -23,7 +23,7 @@ tessera_status check_memory(const core::CombineTensors& tensors, const tessera_d
 // The index tensors on the host, for the checks that look into them. Waits for the stream.
 struct HostIndices {
   tessera_buffers buffers{};  // the index tensors' pointers alone, as the plan's layouts say
-  std::vector<char> storage[6];
+  std::vector<char> storage[9];
 };
 tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& buffers, void* stream, HostIndices& host);
 

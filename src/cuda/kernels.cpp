@@ -118,6 +118,16 @@ KernelSpec spec_of(const CombineConfig& config) {
           .claim = "tessera::kCombineWarps == " + std::to_string(kCombineWarps)};
 }
 
+KernelSpec spec_of(const PrefixIndicesConfig& config) {
+  return {.name = "prefix_indices",
+          .header = "tessera/shared_prefix/kernel.cuh",
+          .params = "PrefixIndicesParams",
+          .config = config_text(config),
+          .threads = kPrefixIndicesWarps * kWarpThreads,
+          .limits = {.registers = 64},
+          .claim = "sizeof(tessera::PrefixIndicesParams) == " + std::to_string(sizeof(PrefixIndicesParams))};
+}
+
 KernelSpec spec_of(const AppendConfig& config) {
   return {.name = "append",
           .header = "tessera/append/kernel.cuh",
@@ -281,6 +291,12 @@ tessera_status launch_append(const AppendConfig& config, const AppendParams& par
     return unsupported("k: %" PRId64 " tokens of k and q, accepted up to 2^31 - 1 on a GPU", blocks);
   launch_kernel("append", config, params, Grid{static_cast<uint32_t>(blocks)}, launches);
   return ok();
+}
+
+void launch_prefix_indices(const PrefixIndicesConfig& config, const PrefixIndicesParams& params, LaunchList& launches) {
+  const int64_t warps = int64_t{params.groups} + 2;
+  launch_kernel("prefix_indices", config, params, Grid{static_cast<uint32_t>(divide_up(warps, kPrefixIndicesWarps))},
+                launches);
 }
 
 void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {

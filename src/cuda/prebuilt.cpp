@@ -167,6 +167,10 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
     const KernelSpec append = spec_of(AppendConfig{dtype});
     add(append, append.limits);
   }
+  for (const bool paged : {false, true}) {
+    const KernelSpec indices = spec_of(PrefixIndicesConfig{paged});
+    add(indices, indices.limits);
+  }
   return kernels;
 }
 

@@ -8,8 +8,8 @@ namespace tessera::cuda {
 namespace {
 
 // In the order in which they are asked: the faster first.
-constexpr const Family* kFamilies[] = {&kDecodeSm90, &kMixedSm90, &kFwdSm90, &kFwdSm80,     &kBwdSm90,
-                                       &kBwdSm80,    &kFwdFa1,    &kBwdFa1,  &kFwdStandard, &kBwdStandard};
+constexpr const Family* kFamilies[] = {&kDecodeSm90,   &kMixedSm90, &kFwdSm90, &kFwdSm80,     &kBwdSm90,    &kBwdSm80,
+                                       &kSharedPrefix, &kFwdFa1,    &kBwdFa1,  &kFwdStandard, &kBwdStandard};
 
 std::string arch_text(int32_t arch) { return std::to_string(arch / 10) + "." + std::to_string(arch % 10); }
 

@@ -39,9 +39,10 @@ consteval uint32_t tensors(std::initializer_list<core::TensorName> names) {
   return all;
 }
 inline constexpr uint32_t kAllTensors = ~uint32_t{0};
+inline constexpr uint32_t kPrefixTensors = tensors({"prefix_groups", "prefix_lens"});
 // What engines bring, and no backward pass has.
 inline constexpr uint32_t kServingTensors =
-    tensors({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"});
+    kPrefixTensors | tensors({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"});
 
 // The first that a plan asks for and a family has not, in words; "" where it has all.
 std::string refusal(const Supports& supports, const tessera_plan& plan);
@@ -86,7 +87,7 @@ std::span<const Family* const> families();
 // The family that a plan names. NULL: there is none.
 const Family* find_family(int32_t kernel);
 
-extern const Family kFwdSm90, kFwdSm80, kBwdSm80, kBwdSm90, kDecodeSm90, kMixedSm90;
+extern const Family kFwdSm90, kFwdSm80, kBwdSm80, kBwdSm90, kDecodeSm90, kMixedSm90, kSharedPrefix;
 // For comparison only.
 extern const Family kFwdFa1, kBwdFa1, kFwdStandard, kBwdStandard;
 

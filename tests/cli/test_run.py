@@ -214,6 +214,19 @@ def test_paged(folder, random):
         assert_close(folder.load("out")[b : b + 1], exact.o, plain.o, "float32")
 
 
+def test_a_shared_prefix(folder, random):
+    case, prefix = tensors(random, b=3), 30
+    for keys in (case["k"], case["v"]):
+        keys[1:, :prefix] = keys[0, :prefix]
+    folder.save(**case, groups=np.array([0, 3], np.int32), lens=np.array([prefix], np.int32))
+    shared = ("--prefix-groups", "groups.npy", "--prefix-lens", "lens.npy")
+    folder.succeeds(*INPUTS, "--causal", *shared, "--check")
+    exact, plain = Plain(**case, causal=True), Plain(**case, causal=True, dtype="float32")
+    assert_close(folder.load("out"), exact.o, plain.o, "float32")
+    folder.save(lens=np.array([98], np.int32))
+    assert "prefix_lens[0]: 98, accepted 0 .. 97" in folder.tessera(*INPUTS, *shared).err
+
+
 def test_block_mask(folder, random):
     inputs = tensors(random)
     blocks = random.random((1, 1, 5, 4)) < 0.6  # of 16 queries and 32 keys

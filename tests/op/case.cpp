@@ -68,6 +68,7 @@ const Field kFields[] = {
     {.name = "wr", .integer = &Case::wr, .low = -1, .high = kAny},
     {.name = "causal_seqs", .integer = &Case::causal_seqs},
     {.name = "tree", .integer = &Case::tree, .high = 1024},
+    {.name = "prefix", .integer = &Case::prefix, .high = kAny},
     {.name = "mask", .integer = &Case::mask, .words = kSpans},
     {.name = "block_mask", .integer = &Case::block_mask, .words = kSpans},
     {.name = "block_q", .integer = &Case::block_q, .low = 1, .high = kAny},
@@ -202,7 +203,13 @@ Case legalised(Case c) {
   if (c.q_form != kPacked && c.k_form != kPacked) c.lead = Case{}.lead, c.tail = Case{}.tail;
   if (c.k_form != kDense) c.sk = std::max<int64_t>(c.sk, 1);
   if (c.causal_seqs) c.causal = 0;
-  if (c.backward) c.tree = 0;
+  if (c.backward) c.tree = c.prefix = 0;
+  if (c.prefix) {  // what is measured from a query's place, or is one way for a sequence alone; rows that are those of one
+    c.wl = c.wr = -1, c.top_left = c.alibi = c.invariant = c.reversed = c.shared_kv = 0, c.dropout = 0;
+    c.bias = c.mask = c.block_mask = kAbsent;
+    if (c.q_form != kPacked) c.order = kBshd;
+    if (c.k_form == kDense && c.order == kSbhd) c.order = kBhsd;
+  }
   if (c.block_mask != kAbsent) c.block_mask |= kSpanQ;
   if (c.bias == kAbsent) c.d_bias = c.bias_f32 = 0;
   if (!c.sink) c.d_sink = 0;

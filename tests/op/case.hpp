@@ -59,6 +59,7 @@ struct Case {
   int64_t causal = 0, top_left = 0, wl = -1, wr = -1;
   int64_t causal_seqs = 0;       // some sequences are causal, drawn; causal is 0 then
   int64_t tree = 0;              // words of tree_mask; 0: none
+  int64_t prefix = 0;            // keys of the longest prefix that drawn groups of sequences share; 0: none
   int64_t mask = kAbsent;        // Span
   int64_t block_mask = kAbsent;  // Span of B and H
   int64_t block_q = 16, block_k = 16;

@@ -117,6 +117,10 @@ class Checker {
       const auto options_of = [&](tessera_kernel kernel) {
         return RunOptions{.kernel = kernel, .place = place, .cores = static_cast<int32_t>(c_.cores)};
       };
+      if (place != kGpu && c_.prefix) {
+        check_kernel(options_of(TESSERA_KERNEL_AUTO), {TESSERA_FORWARD});
+        continue;
+      }
       if (place != kGpu) {
         check_kernel(options_of(TESSERA_KERNEL_DECODE), directions());
         check_kernel(options_of(TESSERA_KERNEL_TILED), directions());

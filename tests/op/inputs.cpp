@@ -45,6 +45,51 @@ int64_t draw_lengths(Draw& draw, const Case& c, bool packed, int64_t length, int
   return rows + (packed ? c.tail : 0);
 }
 
+// body(reader, b, keys) for the sequences that have the first `keys` keys of sequence `reader`.
+template <class Body>
+void for_each_sharing(const Inputs& in, const Body& body) {
+  for (size_t g = 0; g < in.prefix_lens.size(); ++g) {
+    int64_t reader = -1;
+    for (auto b = static_cast<int64_t>(in.prefix_groups[g]); b < static_cast<int64_t>(in.prefix_groups[g + 1]); ++b) {
+      if (in.sq[b] == 0) continue;  // its keys are anything
+      if (reader < 0) reader = b;
+      body(reader, b, static_cast<int64_t>(in.prefix_lens[g]));
+    }
+  }
+}
+
+// Groups of consecutive sequences, some of none and some of one, and sequences of no group before and after them.
+void draw_prefixes(Draw& draw, Inputs& in) {
+  const Case& c = in.c;
+  int64_t last = draw.up_to(2) == 0 ? draw.up_to(c.b) : 0;
+  in.prefix_groups = {static_cast<double>(last)};
+  do {
+    const int64_t begin = last;
+    last += draw.length(c.b - begin);
+    int64_t keys = draw.length(c.prefix);
+    for (int64_t b = begin; b < last; ++b) {
+      if (in.sq[b] > 0) keys = std::min(keys, in.k_rows[b]);
+    }
+    in.prefix_groups.push_back(static_cast<double>(last));
+    in.prefix_lens.push_back(static_cast<double>(keys));
+  } while (draw.up_to(3) > 0);
+  for_each_sharing(in, [&](int64_t, int64_t b, int64_t keys) { in.sk[b] = std::max(in.sk[b], keys); });
+}
+
+// The keys and values that are shared, where they do not lie in the same pages.
+void copy_prefixes(Inputs& in) {
+  const Case& c = in.c;
+  const auto copy = [&](std::vector<double>& rows, int64_t from, int64_t to, int64_t width) {
+    std::copy_n(rows.begin() + from * width, width, rows.begin() + to * width);
+  };
+  for_each_sharing(in, [&](int64_t reader, int64_t b, int64_t keys) {
+    for (int64_t j = 0; j < keys; ++j) {
+      copy(in.k, in.k_row(reader, j), in.k_row(b, j), c.hkv * c.d);
+      copy(in.v, in.k_row(reader, j), in.k_row(b, j), c.hkv * c.dv);
+    }
+  });
+}
+
 // Gives every sequence pages of a pool in random order.
 void draw_pages(Draw& draw, Inputs& in) {
   const Case& c = in.c;
@@ -61,6 +106,9 @@ void draw_pages(Draw& draw, Inputs& in) {
       pool.pop_back();
     }
   }
+  for_each_sharing(in, [&](int64_t reader, int64_t b, int64_t keys) {
+    std::copy_n(&in.page_table[reader * in.max_pages], keys / c.page, &in.page_table[b * in.max_pages]);
+  });
   in.rows_k = in.pages * c.page;
   // Between the sequences' pages stand some that are not in use; a last sequence without pages has none after it.
   in.page_indices.assign(1, -1);
@@ -259,6 +307,14 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
     call.tree = filled(TESSERA_INT32, shape, placement, in.tree);
   }
 
+  // The oracle is what the call computes without them.
+  if (c.prefix && !regular) {
+    const auto groups = static_cast<int64_t>(in.prefix_lens.size());
+    call.prefix_groups = filled(TESSERA_INT32, {groups + 1}, {}, in.prefix_groups);
+    call.prefix_lens = filled(TESSERA_INT32, {groups}, {}, in.prefix_lens);
+    if (c.seed % 3 == 0) problem.max_prefix_k = c.prefix / 2;
+  }
+
   if (c.backward) {
     call.d_o = filled(dtype, shape_q(c.dv), rows_q, in.d_o);
     call.d_q = Tensor(dtype, shape_q(c.d), out_q);
@@ -342,8 +398,10 @@ Inputs make_inputs(const Case& c) {
   in.sk = in.k_rows;
   if (c.used)
     for (int64_t& sk : in.sk) sk = draw.length(sk);
+  if (c.prefix) draw_prefixes(draw, in);
   if (c.k_form == kPaged) draw_pages(draw, in);
   draw_rows(draw, in);
+  copy_prefixes(in);
   in.d_lse.resize(in.rows_q * c.hq);
   for (double& value : in.d_lse) value = round_to(TESSERA_FLOAT32, draw.normal());
   draw_score_tensors(draw, in);
@@ -384,6 +442,8 @@ void Call::describe() {
   problem.sink = sink.layout();
   problem.causal_seqs = causal_seqs.layout();
   problem.tree_mask = tree.layout();
+  problem.prefix_groups = prefix_groups.layout();
+  problem.prefix_lens = prefix_lens.layout();
   problem.d_o = d_o.layout();
   problem.d_q = d_q.layout();
   problem.d_k = d_k.layout();
@@ -425,13 +485,16 @@ tessera_buffers Call::buffers(const std::function<void*(const Tensor&)>& address
           .causal_seqs = flags(causal_seqs),
           .page_indptr = indices(page_indptr),
           .page_indices = indices(page_indices),
-          .tree_mask = indices(tree)};
+          .tree_mask = indices(tree),
+          .prefix_groups = indices(prefix_groups),
+          .prefix_lens = indices(prefix_lens)};
 }
 
 std::vector<const Tensor*> Call::inputs() const {
   return {
-      &q,    &k,    &v,          &cu_seqlens_q, &cu_seqlens_k, &seqused_k,   &page_table, &page_indptr, &page_indices,
-      &bias, &mask, &block_mask, &slopes,       &sink,         &causal_seqs, &tree,       &d_o,         &d_lse};
+      &q,    &k,    &v,          &cu_seqlens_q, &cu_seqlens_k, &seqused_k,   &page_table, &page_indptr,   &page_indices,
+      &bias, &mask, &block_mask, &slopes,       &sink,         &causal_seqs, &tree,       &prefix_groups, &prefix_lens,
+      &d_o,  &d_lse};
 }
 
 }  // namespace tessera::testing

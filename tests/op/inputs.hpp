@@ -27,6 +27,7 @@ struct Inputs {
   std::vector<double> slopes, sink;  // [Hq] or [B, Hq]; [Hq]
   std::vector<double> causal_seqs;   // [B], or empty
   std::vector<double> tree;          // [rows_q, words] of int32, or empty
+  std::vector<double> prefix_groups, prefix_lens;  // [G + 1], [G], or empty
 
   double scale() const;
   int64_t q_row(int64_t b, int64_t i) const;  // row of query i of sequence b, counted over all
@@ -44,7 +45,7 @@ struct Call {
   tessera_problem problem;
   Tensor q, k, v, o, lse;
   Tensor cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, page_indptr, page_indices;
-  Tensor bias, mask, block_mask, slopes, sink, causal_seqs, tree;
+  Tensor bias, mask, block_mask, slopes, sink, causal_seqs, tree, prefix_groups, prefix_lens;
   Tensor d_o, d_q, d_k, d_v, d_lse, d_bias, d_sink;
 
   void describe();  // writes the tensors' layouts into problem

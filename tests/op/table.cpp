@@ -289,6 +289,31 @@ constexpr const char* kMixed[] = {
     "b=5 few=2 sq=70 sk=500 hq=4 hkv=2 d=64 dv=64 q=packed bias=bhk mask=bk causal=1",
 };
 
+// Groups of sequences that share a prefix: of whole pages and not, in chunks that begin within it, of sequences with nothing else.
+constexpr const char* kPrefixes[] = {
+    "b=6 sq=1 sk=1300 prefix=1100 hq=8 hkv=2 d=64 dv=64 k=paged page=16 causal=1 cores=7",
+    "b=8 sq=1 sk=900 prefix=900 hq=4 hkv=4 d=128 dv=128 k=paged page=1 cores=4",
+    "b=7 sq=1 sk=900 prefix=512 hq=8 hkv=1 d=64 dv=64 k=paged page=64 csr=1 causal=1 q=packed cores=3",
+    "b=6 few=3 sq=70 sk=700 prefix=500 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=16 causal=1 cores=6",
+    "b=6 few=3 sq=70 sk=700 prefix=640 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=7 csr=1 causal_seqs=1 lead=5 "
+    "tail=70",
+    "b=5 few=20 sq=90 sk=300 prefix=250 hq=8 hkv=2 d=40 dv=72 q=packed k=paged page=48 causal=1 sink=1 softcap=9",
+    "b=6 sq=4 sk=500 prefix=400 hq=4 hkv=2 d=64 dv=64 tree=1 k=paged page=16 q=packed sink=1",
+    "b=5 sq=4 sk=500 prefix=480 hq=4 hkv=1 d=80 dv=48 tree=1 causal=1 used=1",
+    "b=4 sq=1 sk=2000 prefix=1500 hq=4 hkv=1 d=128 dv=128 used=1 cores=8",
+    "b=4 sq=3 sk=700 prefix=600 hq=6 hkv=2 d=33 dv=7 used=1 causal=1 gap=3",
+    "b=4 few=9 sq=150 sk=400 prefix=300 hq=4 hkv=2 d=64 dv=64 q=packed used=1 causal=1 order=bhsd cores=5",
+    "b=5 few=4 sq=60 sk=600 prefix=300 hq=4 hkv=2 d=64 dv=64 q=packed k=packed causal=1 order=bhsd gap=3",
+    "b=4 sq=200 sk=300 prefix=260 hq=2 hkv=1 d=96 dv=96 softcap=7 scale=-0.2",
+    "b=3 sq=260 sk=400 prefix=390 hq=2 hkv=1 d=128 dv=128 k=paged page=16 causal=1 lse=0",
+    "b=1 sq=5 sk=100 prefix=90 hq=2 hkv=2 d=16 dv=16 causal=1",
+    "b=0 sq=5 sk=100 prefix=90 hq=2 hkv=2 d=16 dv=16 causal=1",
+    "b=5 sq=2 sk=300 prefix=200 hq=4 hkv=1 d=64 dv=64 k=paged page=16 data=nan_key causal=1",
+    "b=5 few=9 sq=60 sk=300 prefix=290 hq=4 hkv=1 d=64 dv=64 q=packed k=paged page=16 data=growing causal=1",
+    "b=4 sq=2 sk=300 prefix=200 hq=2 hkv=1 d=64 dv=64 used=1 data=huge",
+    "b=4 few=9 sq=60 sk=300 prefix=200 hq=2 hkv=1 d=64 dv=64 q=packed k=paged page=32 data=nan_value",
+};
+
 // The ends of what is accepted: src/core/validate.cpp.
 constexpr const char* kFactorEnds[] = {
     "scale=1e18",
@@ -473,6 +498,7 @@ std::vector<Case> case_table() {
   table.add("b=2 sq=0 sk=5 backward=1 bias=hk d_bias=1");
   for (const char* line : kDeterministic) table.add(("backward=1 deterministic=1 " + std::string(line)).c_str());
   for (const Case& c : hopper_cases()) table.add(c);
+  for (const char* line : kPrefixes) table.add(line);
   return table.take();
 }
 

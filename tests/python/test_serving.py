@@ -496,7 +496,7 @@ def test_a_prefix_read_once(device, dtype, size, keys):
         cu_seqlens_q=torch.tensor(starts, dtype=torch.int32), seqused_k=torch.tensor(lengths, dtype=torch.int32),
         page_table=table.to(torch.get_default_device()),
     )  # fmt: skip
-    prefix = paged.common_prefix(keys, **step, page_size=size)
+    prefix = paged.common_prefix(keys, seqused_k=step["seqused_k"], page_size=size)
     q, sinks = normal(starts[-1] + 3, HEADS, D, dtype=dtype, seed=5), normal(HEADS, seed=6)
     for options in (dict(), dict(sink=sinks, softcap=2.0), dict(window=(11, 0))):
         out = torch.full_like(q, math.nan)
@@ -518,7 +518,7 @@ def test_a_prefix_read_once(device, dtype, size, keys):
             kept = {name: value for name, value in options.items() if name != "window"}
             assert_rows(out[rows], alone(q[rows], k, v, window=window, **kept), dtype)
         assert not out[starts[-1] :].any(), "rows of no sequence"
-    assert paged.common_prefix(size - 1, **step, page_size=size) is None
+    assert paged.common_prefix(size - 1, seqused_k=step["seqused_k"], page_size=size) is None
 
 
 def test_vllm_a_common_prefix(device):
@@ -608,6 +608,53 @@ def test_one_capture_serves_a_hundred_batches(device, dtype):
         step()
         exact = tessera.attention(q.cpu(), *caches, **here, causal=True, scale=SCALE, kernel="reference")
         assert_rows(out, exact.double(), dtype)
+
+
+def test_one_capture_serves_other_prefixes(device):
+    """Two groups of six sequences, drawn anew for every replay of one graph: their sequences, prefixes, pages and lengths."""
+    random = torch.Generator().manual_seed(6)
+    batch, max_pages, size = 6, 12, 16
+
+    def between(low, high):
+        return int(torch.randint(low, high + 1, (), generator=random, device="cpu"))
+
+    pool = [normal(batch * max_pages, size, HEADS_KV, D, seed=seed) for seed in (1, 2)]
+    q, out = normal(batch, HEADS, D, seed=3), torch.empty(batch, HEADS, D)
+    index = dict(
+        cu_seqlens_q=torch.arange(batch + 1, dtype=torch.int32), seqused_k=torch.ones(batch, dtype=torch.int32),
+        page_table=torch.zeros(batch, max_pages, dtype=torch.int32), prefix_groups=torch.zeros(3, dtype=torch.int32),
+        prefix_lens=torch.zeros(2, dtype=torch.int32),
+    )  # fmt: skip
+
+    def step():
+        paged.attend(q, *pool, out, **index, max_seqlen_q=1, max_seqlen_k=max_pages * size, causal=True, scale=SCALE)
+
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        step = graph.replay
+    caches = [cache.cpu() for cache in pool]
+    for n in range(30):
+        ends = sorted(between(0, batch) for _ in range(3))
+        table = torch.randperm(batch * max_pages, generator=random, device="cpu").view(batch, -1).to(torch.int32)
+        lens = [between(0, (max_pages - 1) * size) for _ in range(2)]
+        used = [between(1, max_pages * size) for _ in range(batch)]
+        for begin, end, keys in zip(ends, ends[1:], lens):
+            for b in range(begin, end):
+                used[b] = between(max(keys, 1), max_pages * size)
+                table[b, : -(-keys // size)] = table[begin, : -(-keys // size)]
+        here = dict(seqused_k=used, page_table=table, prefix_groups=ends, prefix_lens=lens)
+        for name, value in here.items():
+            index[name].copy_(torch.as_tensor(value, dtype=torch.int32, device="cpu"))
+        q.copy_(normal(batch, HEADS, D, seed=n + 4))
+        out.fill_(math.nan)
+        step()
+        apart = {name: index[name].cpu() for name in ("cu_seqlens_q", "seqused_k", "page_table")}
+        exact = tessera.attention(q.cpu(), *caches, **apart, causal=True, scale=SCALE, kernel="reference")
+        assert_rows(out, exact.double(), torch.float32)
 
 
 def test_few_plans_serve_all_steps():

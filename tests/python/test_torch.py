@@ -307,6 +307,20 @@ def test_vmap_refuses_packed(device):
         torch.func.vmap(lambda q: attention(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu))(q)
 
 
+def test_a_prefix_shared_by_a_group(device):
+    q, k, v = (random(3, n, heads, 16, requires_grad=False) for n, heads in ((2, 4), (40, 2), (40, 2)))
+    k[2, :30], v[2, :30] = k[1, :30], v[1, :30]
+    groups, lens = torch.tensor([1, 3], dtype=torch.int32), torch.tensor([30], dtype=torch.int32)
+    prefixes = dict(prefix_groups=groups, prefix_lens=lens)
+    torch.testing.assert_close(attention(q, k, v, causal=True, **prefixes), attention(q, k, v, causal=True))
+    with pytest.raises(NotImplementedError, match="prefix_groups"):
+        torch.func.vmap(lambda q: attention(q, k, v, **prefixes))(q[None])
+    with pytest.raises(ValueError, match="^prefix_groups: given with a window"):
+        attention(q, k, v, window=(3, 0), **prefixes)
+    with pytest.raises(ValueError, match="^prefix_groups: given with direction backward"):
+        attention(q.requires_grad_(), k, v, **prefixes).sum().backward()
+
+
 def test_wrong_input_is_named(device):
     q, k, v = inputs(device)
     with pytest.raises(ValueError, match="^k: "):

@@ -39,7 +39,7 @@ constexpr Supports kSome{.direction = TESSERA_FORWARD,
                          .newest_arch = 89,
                          .dtypes = kHalfPrecision,
                          .head_dim = 128,
-                         .tensors = all_tensors_but({"bias", "page_table"})};
+                         .tensors = ~tensors({"bias", "page_table"})};
 
 tessera_plan taken() {
   tessera_plan plan{};

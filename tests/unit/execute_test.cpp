@@ -209,5 +209,47 @@ TEST(Execute, RefusesACsrTableThatIsNone) {
   expect_refused(a, TESSERA_FORWARD, "page_indptr[2]: 8", "at most 7");
 }
 
+// 16 queries a sequence, 24 and 16 keys in pages of 8.
+Attention prefixed() {
+  Attention a = paged();
+  share_prefixes(a.problem);
+  a.prefix_groups = {0, 2};
+  a.prefix_lens = {16};
+  return a;
+}
+
+TEST(Execute, RefusesPrefixesThatAreNone) {
+  Attention a = prefixed();
+  EXPECT_TRUE(Attention(a).try_run(TESSERA_FORWARD).ok());
+  a.prefix_lens = {17};
+  expect_refused(a, TESSERA_FORWARD, "prefix_lens[0]: 17", "0 .. 16, the keys of sequence 1 of that group");
+  a.prefix_groups = {0, 1};
+  EXPECT_TRUE(Attention(a).try_run(TESSERA_FORWARD).ok());
+  a.prefix_lens = {-1};
+  expect_refused(a, TESSERA_FORWARD, "prefix_lens[0]: -1", "accepted from 0 on");
+  a = prefixed();
+  a.prefix_groups = {-1, 2};
+  expect_refused(a, TESSERA_FORWARD, "prefix_groups[0]: -1", "0 .. 2, the sequences of the batch");
+  a.prefix_groups = {1, 0};
+  expect_refused(a, TESSERA_FORWARD, "prefix_groups[1]: 0 after 1", "must not decrease");
+  a.prefix_groups = {0, 3};
+  expect_refused(a, TESSERA_FORWARD, "prefix_groups[1]: 3", "at most 2");
+}
+
+TEST(Execute, RefusesMoreKeysThanTheBoundOfASuffix) {
+  Attention a = prefixed();
+  a.problem.max_suffix_k = 8;
+  EXPECT_TRUE(Attention(a).try_run(TESSERA_FORWARD).ok());
+  a.prefix_lens = {15};  // of which whole pages are read once
+  expect_refused(a, TESSERA_FORWARD, "max_suffix_k: 8", "of sequence 0 16 keys");
+  a.prefix_lens = {16};
+  a.problem.max_prefix_k = 8;
+  expect_refused(a, TESSERA_FORWARD, "max_suffix_k: 8", "of sequence 0 16 keys");
+  a = prefixed();
+  a.problem.max_suffix_k = 8;
+  a.problem.causal = 1;  // 16 queries a sequence: the first of sequence 1 sees one key
+  expect_refused(a, TESSERA_FORWARD, "max_suffix_k: 8", "of sequence 0 24 keys");
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -55,6 +55,12 @@ inline Problem csr_problem(DType dtype = float32) {
   return problem;
 }
 
+// One group of sequences that share a prefix.
+inline void share_prefixes(Problem& problem) {
+  problem.prefix_groups = layout(int32, {2});
+  problem.prefix_lens = layout(int32, {1});
+}
+
 // The reference kernel on a device whose other properties do not matter.
 inline Device reference_device() {
   Device device = cpu();
@@ -77,6 +83,7 @@ struct Attention {
   std::vector<double> q, k, v, o, bias, d_o, d_q, d_k, d_v;
   std::vector<float> lse, alibi_slopes, sink, d_lse, d_bias, d_sink;
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, page_indptr, page_indices;
+  std::vector<std::int32_t> prefix_groups, prefix_lens;
   std::vector<std::uint8_t> mask, block_mask;
 
   // Inputs are normal, outputs NaN. Index tensors are the caller's to fill in.
@@ -134,7 +141,9 @@ struct Attention {
             .d_bias = d_bias.data(),
             .d_sink = d_sink.data(),
             .page_indptr = page_indptr.data(),
-            .page_indices = page_indices.data()};
+            .page_indices = page_indices.data(),
+            .prefix_groups = prefix_groups.data(),
+            .prefix_lens = prefix_lens.data()};
   }
 
   Status try_run(std::int32_t direction) {

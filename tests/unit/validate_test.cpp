@@ -30,6 +30,11 @@ Problem paged() { return paged_problem(); }
 Problem csr() { return csr_problem(); }
 Problem backward() { return gradient_of(dense_problem()); }
 
+Problem prefixed() {
+  Problem p = paged_problem();
+  share_prefixes(p);
+  return p;
+}
 Problem biased_packed() {
   Problem p = packed_problem();
   p.max_seqlen_q = 10;
@@ -329,6 +334,39 @@ const Rule kRules[] = {
      },
      {"tree_mask: ", "backward"},
      Code::unsupported},
+    {"prefix_groups_alone", paged, [](Problem& p) { p.prefix_groups = layout(int32, {2}); }, {"prefix_lens: ", "absent"}},
+    {"prefix_lens_alone", paged, [](Problem& p) { p.prefix_lens = layout(int32, {1}); }, {"prefix_groups: ", "absent"}},
+    {"prefix_lens_shape", prefixed, [](Problem& p) { p.prefix_lens = layout(int32, {2}); }, {"prefix_lens: ", "G = 1"}},
+    {"prefix_of_float", prefixed, [](Problem& p) { p.prefix_lens = layout(float32, {1}); }, {"prefix_lens: ", "int32"}},
+    {"prefix_bound_negative", prefixed, [](Problem& p) { p.max_prefix_k = -1; }, {"max_prefix_k: -1", "0 .."}},
+    {"suffix_bound_negative", prefixed, [](Problem& p) { p.max_suffix_k = -1; }, {"max_suffix_k: -1", "0 .."}},
+    {"prefix_gradient",
+     backward,
+     [](Problem& p) { share_prefixes(p); },
+     {"prefix_groups: ", "backward"},
+     Code::unsupported},
+    {"prefix_and_window", prefixed, [](Problem& p) { p.window_left = 9; }, {"prefix_groups: ", "window"}, Code::unsupported},
+    {"prefix_and_alibi",
+     prefixed,
+     [](Problem& p) { p.alibi_slopes = layout(float32, {4}); },
+     {"prefix_groups: ", "alibi_slopes"},
+     Code::unsupported},
+    {"prefix_and_bias",
+     prefixed,
+     [](Problem& p) { p.bias = layout(float32, {16, 24}); },
+     {"prefix_groups: ", "bias"},
+     Code::unsupported},
+    {"prefix_and_invariance",
+     prefixed,
+     [](Problem& p) { p.batch_invariant = 1; },
+     {"prefix_groups: ", "batch_invariant"},
+     Code::unsupported},
+    {"prefix_and_dropout", prefixed, [](Problem& p) { p.dropout_p = 0.5; }, {"prefix_groups: ", "dropout_p"}, Code::unsupported},
+    {"prefix_and_top_left",
+     prefixed,
+     [](Problem& p) { p.alignment = TESSERA_TOP_LEFT; },
+     {"prefix_groups: ", "top-left"},
+     Code::unsupported},
     {"paged_gradient", paged, [](Problem& p) { p = gradient_of(p); }, {"page_table: ", "backward"}, Code::unsupported},
     {"bias_without_max_q", biased_packed, [](Problem& p) { p.max_seqlen_q = 0; }, {"max_seqlen_q: ", "bias"}},
     {"bias_without_max_k", biased_packed, [](Problem& p) { p.max_seqlen_k = 0; }, {"max_seqlen_k: ", "bias"}},
@@ -526,7 +564,7 @@ TEST(ValidateDevice, NamesWhatIsWrong) {
   EXPECT_TRUE(message([](Device& d) { d.isa = d.isa_limit + 1; }).starts_with("device.isa: "));
   EXPECT_TRUE(message([](Device& d) { d.vector_isa = d.isa_limit + 1; }).starts_with("device.vector_isa: "));
   EXPECT_TRUE(message([](Device& d) { d.isa_limit = 17; }).starts_with("device.isa_limit: 17"));
-  EXPECT_TRUE(message([](Device& d) { d.kernel = TESSERA_KERNEL_MIXED_SM90 + 1; }).starts_with("device.kernel: 14"));
+  EXPECT_TRUE(message([](Device& d) { d.kernel = TESSERA_KERNEL_SHARED_PREFIX + 1; }).starts_with("device.kernel: 15"));
   EXPECT_TRUE(message([](Device& d) { d.threads = 0; }).starts_with("device.threads: 0"));
   EXPECT_TRUE(message([](Device& d) { d.cores = -1; }).starts_with("device.cores: -1"));
 }

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 import tessera
-from tessera import _core
 from tessera._core import Error
 from tessera.torch import kernels
 
@@ -16,28 +15,24 @@ from tessera.torch import kernels
 class Prefix(NamedTuple):
     """Keys that all sequences of a step begin with, in the same pages: of whole pages, before the first query of each."""
 
-    cu_seqlens_q: Tensor  # int32 [2]: the queries of all sequences, as those of one
-    seqused_k: Tensor  # int32 [1]
-    page_table: Tensor  # int32 [1, its pages]
-    own_seqused_k: Tensor  # int32 [B]: the keys after it
-    own_page_table: Tensor  # int32 [B, the other pages]
+    groups: Tensor  # int32 [2]: all of the batch
+    lens: Tensor  # int32 [1]
+    keys: int
 
 
-def common_prefix(keys: int, *, cu_seqlens_q: Tensor, seqused_k: Tensor, page_table: Tensor, page_size: int) -> Optional[Prefix]:
-    """Once a step: what `attend` wants to know of a prefix of `keys` keys; of what fills no page there is None.
-
-    Index tensors are views of the step's, but for the lengths, which are computed without waiting for a GPU. A sequence without
-    tokens may have any length."""
-    pages = keys // page_size
-    if pages == 0:
+def common_prefix(keys: int, *, seqused_k: Tensor, page_size: int) -> Optional[Prefix]:
+    """Once a step: what `attend` wants to know of a prefix of `keys` keys; of what fills no page there is None. Waits for no GPU.
+    A sequence without tokens may have any length."""
+    keys -= keys % page_size
+    if keys == 0:
         return None
-    return Prefix(
-        cu_seqlens_q[:: cu_seqlens_q.shape[0] - 1],
-        torch.full((1,), pages * page_size, dtype=torch.int32, device=seqused_k.device),
-        page_table[:1, :pages],
-        (seqused_k - pages * page_size).clamp_(min=0),
-        page_table[:, pages:],
-    )
+    groups = torch.zeros(2, dtype=torch.int32, device=seqused_k.device)
+    groups[1:].fill_(seqused_k.shape[0])
+    return Prefix(groups, torch.full((1,), keys, dtype=torch.int32, device=seqused_k.device), keys)
+
+
+# What a prefix is not read once with.
+_EACH_ALONE = ("window", "alibi_slopes", "bias", "mask", "block_mask", "top_left", "dropout_p", "batch_invariant")
 
 
 @torch.no_grad()
@@ -48,9 +43,9 @@ def attend(
 ) -> Optional[Tensor]:  # fmt: skip
     """Writes out [T, Hq, Dv] of packed q [T, Hq, D] against pages [pages, page_size, Hkv, D | Dv]; rows past the last
     sequence become 0. `page_table` [B, max_pages], or CSR: `page_indptr` [B + 1] and `page_indices` [N]. `options` are
-    `tessera.attention`'s. Returns the LSE [Hq, T] where it is asked for. `prefix`: of `common_prefix`, with a page_table; its
-    keys are read once for all sequences, unless an option measures from a query's place (window, alibi_slopes) or is a tensor
-    of scores.
+    `tessera.attention`'s. Returns the LSE [Hq, T] where it is asked for. `prefix`: of `common_prefix`; its
+    keys are read once for all sequences, unless an option measures from a query's place (window, alibi_slopes), is a tensor of
+    scores, or asks for bits that do not depend on the batch.
 
     The plan is found by shapes and bounds, which grow in powers of two so that few plans serve all steps."""
     options.update(page_table=page_table, page_indptr=page_indptr, page_indices=page_indices)
@@ -64,38 +59,14 @@ def attend(
     )
     if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
         raise Error("k_cache, v_cache: a last dimension that is not contiguous, accepted a contiguous one: neither is copied")
-    if prefix is None or any(name in given for name in _BY_PLACE):
-        _, lse = kernels.forward(q, k_cache, v_cache, given, want_lse=return_lse, o=out)
-        return lse
-    return _attend_prefix(q, k_cache, v_cache, out, given, return_lse, prefix)
-
-
-_BY_PLACE = ("window", "alibi_slopes", "bias", "mask", "block_mask", "top_left", "dropout_p")
-
-
-def _attend_prefix(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, given: Any, return_lse: bool, prefix: Prefix,
-) -> Optional[Tensor]:  # fmt: skip
-    """The queries of all sequences as those of one against the prefix, each sequence's against its own keys, and the merge."""
-    tokens, page_size = q.shape[0], k_cache.shape[1]
-    parts = out.new_empty(2, 1, *out.shape)
-    lses = torch.empty(2, 1, out.shape[1], tokens, dtype=torch.float32, device=q.device)
-    keys = prefix.page_table.shape[1] * page_size
-    for_prefix = {name: value for name, value in given.items() if name in ("scale", "softcap", "batch_invariant", "threads")}
-    for_prefix.update(
-        cu_seqlens_q=prefix.cu_seqlens_q, seqused_k=prefix.seqused_k, page_table=prefix.page_table, max_seqlen_q=tokens,
-        max_seqlen_k=keys,
-    )  # fmt: skip
-    kernels.forward(q, k_cache, v_cache, for_prefix, o=parts[0, 0], lse=lses[0, 0])
-    own_pages = prefix.own_page_table.shape[1]
-    given.update(
-        seqused_k=prefix.own_seqused_k, page_table=prefix.own_page_table,
-        max_seqlen_k=max(1, min(given["max_seqlen_k"] - keys, own_pages * page_size)),
-    )  # fmt: skip
-    kernels.forward(q, k_cache, v_cache, given, o=parts[1, 0], lse=lses[1, 0])
-    lse = torch.empty_like(lses[0]) if return_lse else None
-    _core.combine(parts, lses, out[None], lse)
-    return None if lse is None else lse[0]
+    if prefix is not None and all(given.get(name, False) is False for name in _EACH_ALONE):
+        most = given["max_seqlen_k"]
+        given.update(
+            prefix_groups=prefix.groups, prefix_lens=prefix.lens, max_prefix_k=bound(prefix.keys, most),
+            max_suffix_k=bound(max_seqlen_k - prefix.keys, most),
+        )  # fmt: skip
+    _, lse = kernels.forward(q, k_cache, v_cache, given, want_lse=return_lse, o=out)
+    return lse
 
 
 def bound(length: int, most: int) -> int:

@@ -33,10 +33,7 @@ class Metadata:
         are read once for all sequences."""
         prefix = None
         if common_prefix_len > 0:
-            prefix = common_prefix(
-                common_prefix_len, cu_seqlens_q=common.query_start_loc, seqused_k=common.seq_lens,
-                page_table=common.block_table_tensor, page_size=block_size,
-            )  # fmt: skip
+            prefix = common_prefix(common_prefix_len, seqused_k=common.seq_lens, page_size=block_size)
         return cls(
             num_actual_tokens=common.num_actual_tokens,
             max_query_len=common.max_query_len,

@@ -224,6 +224,8 @@ def _batch_of(q: Tensor, dim: Optional[int], flat) -> int:
                 f"vmap: given with {name}; packed and paged sequences have no batch dimension to map over, accepted are "
                 "dense q, k, v"
             )
+    if named["prefix_groups"] is not None:
+        raise NotImplementedError("vmap: given with prefix_groups, accepted without: its groups are those of one batch")
     rank = q.dim() - (dim is not None)
     if rank != 4:
         raise NotImplementedError(f"vmap: q has rank {rank} inside, accepted [B, Sq, Hq, D]")

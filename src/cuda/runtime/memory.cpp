@@ -1,9 +1,12 @@
 // Whether pointers are the GPU's, and index tensors brought to the host.
 #include <cinttypes>
 #include <cstring>
+#include <iterator>
+#include <type_traits>
 
 #include "core/append.hpp"
 #include "core/buffers.hpp"
+#include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
@@ -53,6 +56,12 @@ Extent extent_of(const tessera_layout& layout) {
   return extent;
 }
 
+// What the checks of indices look into.
+constexpr core::TensorName kIndexTensors[] = {"cu_seqlens_q", "cu_seqlens_k",  "seqused_k",
+                                              "page_table",   "page_indptr",   "page_indices",
+                                              "causal_seqs",  "prefix_groups", "prefix_lens"};
+static_assert(std::size(kIndexTensors) == std::extent_v<decltype(HostIndices::storage)>);
+
 }  // namespace
 
 tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buffers, const void* workspace) {
@@ -96,30 +105,16 @@ tessera_status fetch_indices(const tessera_plan& plan, const tessera_buffers& bu
   if (capture != kCaptureNone) {
     return invalid("device.check_indices: 1, must be 0 while the stream is captured: the check waits for it");
   }
-  const tessera_problem& p = plan.problem;
-  const struct {
-    const char* name;
-    const tessera_layout& layout;
-    const int32_t* device;
-    const int32_t*& host;
-  } rows[] = {
-      {"cu_seqlens_q", p.cu_seqlens_q, buffers.cu_seqlens_q, host.buffers.cu_seqlens_q},
-      {"cu_seqlens_k", p.cu_seqlens_k, buffers.cu_seqlens_k, host.buffers.cu_seqlens_k},
-      {"seqused_k", p.seqused_k, buffers.seqused_k, host.buffers.seqused_k},
-      {"page_table", p.page_table, buffers.page_table, host.buffers.page_table},
-      {"page_indptr", p.page_indptr, buffers.page_indptr, host.buffers.page_indptr},
-      {"page_indices", p.page_indices, buffers.page_indices, host.buffers.page_indices},
-  };
-  static_assert(std::size(rows) == std::size(decltype(host.storage){}));
-  for (size_t i = 0; i < std::size(rows); ++i) {
-    const auto& row = rows[i];
-    if (!core::present(row.layout) || core::elements(row.layout) == 0) continue;
-    const Extent extent = extent_of(row.layout);
+  for (size_t i = 0; i < std::size(kIndexTensors); ++i) {
+    const core::TensorField& field = core::kTensorFields[kIndexTensors[i].index];
+    const tessera_layout& layout = plan.problem.*field.layout;
+    if (!core::present(layout) || core::elements(layout) == 0) continue;
+    const Extent extent = extent_of(layout);
     std::vector<char>& storage = host.storage[i];
     storage.resize(static_cast<size_t>(extent.end - extent.first));
-    const auto from = reinterpret_cast<CUdeviceptr>(row.device) + static_cast<CUdeviceptr>(extent.first);
-    TESSERA_RETURN_IF_ERROR(check(cu, cu.cuMemcpyDtoHAsync(storage.data(), from, storage.size(), queue), row.name));
-    row.host = reinterpret_cast<const int32_t*>(storage.data() - extent.first);
+    const auto from = reinterpret_cast<CUdeviceptr>(field.pointer(buffers)) + static_cast<CUdeviceptr>(extent.first);
+    TESSERA_RETURN_IF_ERROR(check(cu, cu.cuMemcpyDtoHAsync(storage.data(), from, storage.size(), queue), field.name));
+    field.set_pointer(host.buffers, storage.data() - extent.first);
   }
   return check(cu, cu.cuStreamSynchronize(queue), "cuStreamSynchronize");
 }

@@ -1,0 +1,282 @@
+#include "core/shared_prefix.hpp"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+#include "core/problem_view.hpp"
+#include "core/status.hpp"
+
+namespace tessera::core {
+namespace {
+
+// Rows [batch, count] of a tensor as those of one: `stride` apart, of which a sequence's begin `a_sequence` after those of the
+// one before.
+struct JoinedRows {
+  bool exists;
+  int64_t stride, a_sequence;
+};
+JoinedRows join_rows(int64_t batch, int64_t count, int64_t batch_stride, int64_t stride) {
+  if (batch <= 1 || count == 0) return {true, stride, 0};
+  if (count == 1) return {true, batch_stride, 1};
+  const bool apart = stride > 0 && batch_stride % stride == 0 && batch_stride / stride >= count;
+  return {apart, stride, apart ? batch_stride / stride : 0};
+}
+
+JoinedRows joined_rows(const tessera_layout& layout) {
+  return join_rows(layout.shape[0], layout.shape[1], layout.strides[0], layout.strides[1]);
+}
+
+// [B, S, H, D] -> [rows, H, D]
+tessera_layout joined(const tessera_layout& layout, int64_t rows) {
+  const auto [batch, count, heads, columns, none] = layout.shape;
+  return {layout.dtype, 3, {rows, heads, columns}, {joined_rows(layout).stride, layout.strides[2], layout.strides[3]}};
+}
+
+tessera_layout indices(int64_t count) { return {TESSERA_INT32, 1, {count}, {1}}; }
+
+// The parts' o and lse lie as those of packed queries would.
+tessera_layout part_o(const tessera_problem& problem, bool packed, int64_t rows) {
+  const Sizes size = sizes(problem);
+  const int64_t dv = size.head_dim_v, row = size.heads_q * dv;
+  if (packed) return {problem.q.dtype, 3, {rows, size.heads_q, dv}, {row, dv, 1}};
+  return {problem.q.dtype, 4, {size.batch, size.rows_q, size.heads_q, dv}, {size.rows_q * row, row, dv, 1}};
+}
+tessera_layout part_lse(const tessera_problem& problem, bool packed, int64_t rows) {
+  const Sizes size = sizes(problem);
+  if (packed) return {TESSERA_FLOAT32, 2, {size.heads_q, rows}, {rows, 1}};
+  return {TESSERA_FLOAT32, 3, {size.batch, size.heads_q, size.rows_q}, {size.rows_q, rows, 1}};
+}
+
+tessera_problem problem_of(const tessera_problem& whole, PrefixPart part) {
+  const Sizes size = sizes(whole);
+  const bool shared = part == kPrefix, packed = shared || packed_q(whole);
+  const int64_t rows = rows_total(whole), sequences = shared ? prefix_groups(whole) : size.batch;
+  tessera_problem p = whole;
+  p.prefix_groups = p.prefix_lens = p.sink = {};  // the sink joins where the parts are merged
+  p.max_prefix_k = p.max_suffix_k = 0;
+  p.o = part_o(whole, packed, rows), p.lse = part_lse(whole, packed, rows);
+  if (shared) {
+    p.causal = 0, p.causal_seqs = p.tree_mask = {};  // a prefix ends before the first query that could miss any of it
+    if (!packed_q(whole)) p.q = joined(whole.q, rows);
+    p.cu_seqlens_q = indices(sequences + 1);
+    p.max_seqlen_q = 0;
+  }
+  const KeyPlaces places = key_places(whole);
+  if (paged(whole)) {
+    if (present(whole.page_table)) {
+      const tessera_layout& table = whole.page_table;
+      p.page_indices = {TESSERA_INT32, 1, {places.entries}, {joined_rows(table).stride}};
+      p.page_table = {};
+    }
+    p.page_indptr = indices(sequences + 1);
+  } else {
+    if (!packed_k(whole)) p.k = joined(whole.k, places.entries), p.v = joined(whole.v, places.entries);
+    p.cu_seqlens_k = indices(sequences + 1);
+  }
+  p.seqused_k = indices(sequences);
+  const int64_t bound = shared ? whole.max_prefix_k : whole.max_suffix_k;
+  p.max_seqlen_k = bound > 0 ? std::min(bound, size.max_seqlen_k) : size.max_seqlen_k;
+  return p;
+}
+
+// ---- one group -------------------------------------------------------------------------------------------------------
+
+int64_t at(const tessera_layout& layout, const int32_t* indices, int64_t index) {
+  return indices[index * layout.strides[0]];
+}
+
+struct Group {
+  int64_t begin, end;  // its sequences
+  int64_t reader;      // the one whose keys are read: the first that has queries
+  int64_t keys;        // that are read once
+};
+
+Group group_of(const tessera_plan& plan, const tessera_buffers& buffers, int64_t g) {
+  const tessera_problem& p = plan.problem;
+  Group group{at(p.prefix_groups, buffers.prefix_groups, g), at(p.prefix_groups, buffers.prefix_groups, g + 1), 0, 0};
+  group.reader = group.begin;
+  int64_t keys = at(p.prefix_lens, buffers.prefix_lens, g);
+  if (p.max_prefix_k > 0) keys = std::min(keys, p.max_prefix_k);
+  bool found = false;
+  for (int64_t b = group.begin; b < group.end; ++b) {
+    const SequenceView view = sequence(p, buffers, b);
+    if (view.sq == 0) continue;
+    if (!found) group.reader = b;
+    found = true;
+    keys = std::min(keys, hides_keys(p, view.causal) ? view.sk - view.sq : view.sk);
+  }
+  const int64_t page = key_places(p).keys;
+  group.keys = found ? std::max<int64_t>(keys, 0) / page * page : 0;
+  return group;
+}
+
+// The entry of a sequence's first key; of b = B: the end of all.
+int64_t first_entry(const tessera_problem& p, const tessera_buffers& buffers, const KeyPlaces& places, int64_t b) {
+  if (csr_pages(p)) return at(p.page_indptr, buffers.page_indptr, b);
+  if (packed_k(p)) return at(p.cu_seqlens_k, buffers.cu_seqlens_k, b);
+  return b == sizes(p).batch ? places.entries : b * places.a_sequence;
+}
+
+int64_t first_query(const tessera_problem& p, const tessera_buffers& buffers, int64_t b) {
+  return packed_q(p) ? at(p.cu_seqlens_q, buffers.cu_seqlens_q, b) : b * p.q.shape[1];
+}
+
+}  // namespace
+
+KeyPlaces key_places(const tessera_problem& problem) {
+  const Sizes size = sizes(problem);
+  const int64_t page = paged(problem) ? size.page_size : 1;
+  if (csr_pages(problem)) return {0, problem.page_indices.shape[0], page};
+  if (packed_k(problem)) return {0, size.rows_k, page};
+  const tessera_layout& rows = paged(problem) ? problem.page_table : problem.k;
+  const int64_t count = rows.shape[1], a_sequence = joined_rows(rows).a_sequence;
+  return {a_sequence, size.batch == 0 ? 0 : (size.batch - 1) * a_sequence + count, page};
+}
+
+std::string refuse_prefixes(const tessera_problem& problem) {
+  if (rows_total(problem) > INT32_MAX) return "q: more than 2^31 rows in all, those of a group are one sequence's";
+  if (!packed_q(problem)) {
+    const JoinedRows rows = joined_rows(problem.q);
+    if (!rows.exists || (rows.a_sequence != 0 && rows.a_sequence != problem.q.shape[1])) {
+      return "q: strides by which a group's queries are not one sequence's, whose rows are equally far apart";
+    }
+  }
+  if (!packed_k(problem) && !csr_pages(problem)) {
+    const char* const what = "strides by which the sequences do not lie one after the other";
+    if (paged(problem)) {
+      if (!joined_rows(problem.page_table).exists) return std::string("page_table: ") + what;
+    } else {
+      const JoinedRows k = joined_rows(problem.k), v = joined_rows(problem.v);
+      if (!k.exists) return std::string("k: ") + what;
+      if (!v.exists || v.a_sequence != k.a_sequence) return std::string("v: ") + what + " as those of k";
+    }
+    if (key_places(problem).entries > INT32_MAX) return "k: more than 2^31 rows in all";
+  }
+  return "";
+}
+
+tessera_plan plan_of(const tessera_plan& plan, PrefixPart part) {
+  tessera_plan of = plan;
+  of.problem = problem_of(plan.problem, part);
+  const Sizes size = sizes(of.problem);
+  of.batch = size.batch;
+  of.max_seqlen_q = size.max_seqlen_q, of.max_seqlen_k = size.max_seqlen_k;
+  of.device.kernel = TESSERA_KERNEL_AUTO;
+  const tessera_plan_part& own = plan.parts[part];
+  of.kernel = own.kernel;
+  if (own.kernel != TESSERA_KERNEL_AUTO) of.device.isa = own.isa;
+  of.block_m = own.block_m, of.block_n = own.block_n, of.tiles_per_item = own.tiles_per_item;
+  of.num_splits = own.num_splits, of.use_dot = own.use_dot;
+  of.decode_queries = own.decode_queries, of.decode_heads_kv = own.decode_heads_kv;
+  of.decode_parts = own.decode_parts, of.num_items = own.num_items;
+  of.scratch_bytes = own.scratch_bytes, of.shared_bytes = own.shared_bytes;
+  if (part == kSuffix) std::memcpy(of.config, plan.suffix_config, sizeof of.config);
+  return of;
+}
+
+void keep_part(tessera_plan& plan, PrefixPart part, const tessera_plan& decided) {
+  plan.parts[part] = {
+      decided.kernel,       decided.device.isa, decided.block_m,        decided.block_n,         decided.tiles_per_item,
+      decided.num_splits,   decided.use_dot,    decided.decode_queries, decided.decode_heads_kv, 0,
+      decided.decode_parts, decided.num_items,  decided.scratch_bytes,  decided.shared_bytes};
+  std::memcpy(part == kPrefix ? plan.config : plan.suffix_config, decided.config, sizeof decided.config);
+}
+
+PrefixMemory carve_prefix(char* base, const tessera_plan& plan) {
+  constexpr int64_t kLine_bytes = 64;
+  const tessera_problem& p = plan.problem;
+  const int64_t rows = rows_total(p), groups = prefix_groups(p);
+  const int64_t elem_bytes = static_cast<int64_t>(tessera_dtype_bytes(p.q.dtype));
+  PrefixMemory memory{};
+  const auto take = [&](int64_t bytes) {
+    char* const at = base ? base + memory.bytes : nullptr;
+    memory.bytes += (bytes + kLine_bytes - 1) / kLine_bytes * kLine_bytes;
+    return at;
+  };
+  for (char*& o : memory.o) o = take(rows * plan.heads_q * plan.head_dim_v * elem_bytes);
+  for (float*& lse : memory.lse) lse = reinterpret_cast<float*>(take(rows * plan.heads_q * 4));
+  const auto take_indices = [&](int64_t count) { return reinterpret_cast<int32_t*>(take(count * 4)); };
+  memory.group_queries = take_indices(groups + 1), memory.group_keys = take_indices(groups + 1);
+  memory.group_lens = take_indices(groups);
+  memory.suffix_keys = take_indices(plan.batch + 1), memory.suffix_lens = take_indices(plan.batch);
+  return memory;
+}
+
+tessera_buffers buffers_of(const tessera_plan& plan, PrefixPart part, const tessera_buffers& buffers,
+                           const PrefixMemory& memory) {
+  const bool shared = part == kPrefix;
+  tessera_buffers of = buffers;
+  of.o = memory.o[part], of.lse = memory.lse[part];
+  if (shared) of.cu_seqlens_q = memory.group_queries;
+  const int32_t* const keys = shared ? memory.group_keys : memory.suffix_keys;
+  if (paged(plan.problem)) {
+    of.page_indptr = keys;
+    if (present(plan.problem.page_table)) of.page_indices = buffers.page_table;
+  } else {
+    of.cu_seqlens_k = keys;
+  }
+  of.seqused_k = shared ? memory.group_lens : memory.suffix_lens;
+  return of;
+}
+
+tessera_status check_prefixes(const tessera_plan& plan, const tessera_buffers& buffers) {
+  const tessera_problem& p = plan.problem;
+  std::string shared;  // for the words of a refusal
+  for (int64_t g = 0; g < prefix_groups(p); ++g) {
+    const int64_t given = at(p.prefix_lens, buffers.prefix_lens, g);
+    if (given < 0) return invalid("prefix_lens[%" PRId64 "]: %" PRId64 ", accepted from 0 on", g, given);
+    const int64_t end = at(p.prefix_groups, buffers.prefix_groups, g + 1);
+    for (int64_t b = at(p.prefix_groups, buffers.prefix_groups, g); b < end; ++b) {
+      const SequenceView view = sequence(p, buffers, b);
+      if (view.sq == 0 || given <= view.sk) continue;
+      return invalid("prefix_lens[%" PRId64 "]: %" PRId64 ", accepted 0 .. %" PRId64 ", the keys of sequence %" PRId64
+                     " of that group",
+                     g, given, view.sk, b);
+    }
+  }
+  if (p.max_suffix_k == 0) return ok();
+  int64_t g = -1;
+  Group group{};  // that sequence b is of, or comes after
+  for (int64_t b = 0; b < plan.batch; ++b) {
+    while (b >= group.end && g + 1 < prefix_groups(p)) group = group_of(plan, buffers, ++g);
+    const SequenceView view = sequence(p, buffers, b);
+    const bool member = b >= group.begin && b < group.end;
+    const int64_t others = view.sk - (member ? group.keys : 0);
+    if (view.sq == 0 || others <= p.max_suffix_k) continue;
+    return invalid("max_suffix_k: %" PRId64 ", but of sequence %" PRId64 " %" PRId64 " keys are not read once",
+                   p.max_suffix_k, b, others);
+  }
+  return ok();
+}
+
+void fill_prefix_indices(const tessera_plan& plan, const tessera_buffers& buffers, const PrefixMemory& memory) {
+  const tessera_problem& p = plan.problem;
+  const KeyPlaces places = key_places(p);
+  const int64_t groups = prefix_groups(p);
+  // A sequence without queries reads nothing, whatever its keys and pages are.
+  const auto fill = [&](int64_t begin, int64_t end, int64_t shared) {
+    for (int64_t b = begin; b < end; ++b) {
+      const SequenceView view = sequence(p, buffers, b);
+      const int64_t keys = view.sq > 0 ? shared : view.sk;
+      memory.suffix_keys[b] =
+          static_cast<int32_t>(first_entry(p, buffers, places, b) + (view.sq > 0 ? shared / places.keys : 0));
+      memory.suffix_lens[b] = static_cast<int32_t>(view.sk - keys);
+    }
+  };
+  const int64_t first = at(p.prefix_groups, buffers.prefix_groups, 0);
+  fill(0, first, 0);
+  memory.group_queries[0] = static_cast<int32_t>(first_query(p, buffers, first));
+  for (int64_t g = 0; g < groups; ++g) {
+    const Group group = group_of(plan, buffers, g);
+    memory.group_queries[g + 1] = static_cast<int32_t>(first_query(p, buffers, group.end));
+    memory.group_keys[g] = static_cast<int32_t>(first_entry(p, buffers, places, group.reader));
+    memory.group_lens[g] = static_cast<int32_t>(group.keys);
+    fill(group.begin, group.end, group.keys);
+  }
+  fill(at(p.prefix_groups, buffers.prefix_groups, groups), plan.batch, 0);
+  memory.group_keys[groups] = memory.suffix_keys[plan.batch] =
+      static_cast<int32_t>(first_entry(p, buffers, places, plan.batch));
+}
+
+}  // namespace tessera::core

@@ -1,0 +1,137 @@
+// Shared prefixes: the groups' queries against the keys that are read once, every sequence's against its others, each by a forward
+// family, and the merge. Before them one kernel writes their index tensors (kernels/tessera/shared_prefix).
+#include "cuda/families/shared_prefix.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "core/geometry.hpp"
+#include "core/status.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/params.hpp"
+#include "cuda/registry.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr core::PrefixPart kParts[] = {core::kPrefix, core::kSuffix};
+constexpr const Family* kPartFamilies[] = {&kFwdSm90, &kFwdSm80};  // in order of preference
+
+constexpr int64_t kAlignment = 64;  // of a part's workspace
+
+// NULL: none takes it.
+const Family* family_of(const tessera_plan& part) {
+  for (const Family* family : kPartFamilies) {
+    if (family->refuse(part).empty()) return family;
+  }
+  return nullptr;
+}
+
+constexpr Supports kSupports{.direction = TESSERA_FORWARD,
+                             .oldest_arch = 80,
+                             .newest_arch = kAnyNewer,
+                             .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
+                             .head_dim = core::kMaxHeadDimV,
+                             .tensors = kAllTensors};
+
+std::string refuse(const tessera_plan& plan) {
+  if (!core::shares_prefixes(plan.problem)) return "no prefix_groups";
+  if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
+  if (std::string reason = core::refuse_prefixes(plan.problem); !reason.empty()) return reason;
+  for (const core::PrefixPart n : kParts) {
+    const tessera_plan part = core::plan_of(plan, n);
+    if (!family_of(part)) return "fwd_sm80, of a part: " + kFwdSm80.refuse(part);
+  }
+  return "";
+}
+
+void configure(tessera_plan& plan) {
+  int64_t parts_bytes = 0;
+  for (const core::PrefixPart n : kParts) {
+    tessera_plan part = core::plan_of(plan, n);
+    const Family& family = *family_of(part);
+    part.kernel = family.kernel;
+    family.configure(part);
+    part.shared_bytes = padded_to(part.shared_bytes, kAlignment);
+    core::keep_part(plan, n, part);
+    plan.num_items += part.num_items;
+    plan.smem_bytes = std::max(plan.smem_bytes, part.smem_bytes);
+    parts_bytes += part.shared_bytes;
+  }
+  plan.shared_bytes = core::carve_prefix(nullptr, plan).bytes + parts_bytes;
+}
+
+tessera_status merge(const tessera_plan& plan, const tessera_buffers& buffers, const core::PrefixMemory& memory,
+                     LaunchList& launches) {
+  const tessera_problem& problem = plan.problem;
+  const bool packed = core::packed_q(problem);
+  const int64_t rows = rows_total(plan);
+  const int64_t elem_bytes = static_cast<int64_t>(tessera_dtype_bytes(problem.q.dtype));
+  CombineParams c{};
+  c.parts = core::kPrefixParts, c.batch = packed ? 1 : static_cast<int>(plan.batch);
+  c.rows = static_cast<int>(packed ? rows : problem.q.shape[1]);
+  c.heads = static_cast<int>(plan.heads_q), c.head_dim_v = static_cast<int>(plan.head_dim_v);
+  c.o_parts = memory.o[0], c.o_part = (memory.o[1] - memory.o[0]) / elem_bytes;
+  c.o_part_head = plan.head_dim_v, c.o_part_row = plan.heads_q * plan.head_dim_v,
+  c.o_part_batch = c.rows * c.o_part_row;
+  c.lse_parts = memory.lse[0], c.lse_part = memory.lse[1] - memory.lse[0];
+  c.lse_part_row = 1, c.lse_part_head = rows, c.lse_part_batch = c.rows;
+  c.o = row_tensor(problem.o, buffers.o);
+  c.lse = stat_tensor(problem.lse, buffers.lse);
+  if (core::present(problem.sink)) c.sink = buffers.sink, c.sink_head = problem.sink.strides[0];
+  const Dtype dtype = static_cast<Dtype>(problem.q.dtype);
+  return launch_combine({dtype, dtype}, c, launches);
+}
+
+tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                             LaunchList& launches) {
+  const core::PrefixMemory memory = core::carve_prefix(static_cast<char*>(workspace), plan);
+  char* memory_of[core::kPrefixParts] = {};
+  if (workspace) {
+    memory_of[core::kPrefix] = static_cast<char*>(workspace) + memory.bytes;
+    memory_of[core::kSuffix] = memory_of[core::kPrefix] + plan.parts[core::kPrefix].shared_bytes;
+  }
+  PrefixIndicesParams p = prefix_index_params(plan, buffers, memory);
+  for (const core::PrefixPart n : kParts) {  // where a part's work tiles are counted
+    if (plan.parts[n].shared_bytes > 0) p.counters[n] = reinterpret_cast<int*>(memory_of[n]);
+  }
+  launch_prefix_indices({core::paged(plan.problem)}, p, launches);
+  for (const core::PrefixPart n : kParts) {
+    const tessera_plan part = core::plan_of(plan, n);
+    const Family& family = *find_family(part.kernel);
+    TESSERA_RETURN_IF_ERROR(family.lower(part, core::buffers_of(plan, n, buffers, memory), memory_of[n], launches));
+  }
+  launches.clear(nullptr);  // of both parts, by the first kernel
+  return merge(plan, buffers, memory, launches);
+}
+
+}  // namespace
+
+constinit const Family kSharedPrefix{
+    {TESSERA_KERNEL_SHARED_PREFIX, refuse, configure}, "shared_prefix", kSupports, list_launches, {}};
+
+}  // namespace tessera::cuda
+
+namespace tessera {
+
+PrefixIndicesParams prefix_index_params(const tessera_plan& plan, const tessera_buffers& buffers,
+                                        const core::PrefixMemory& memory) {
+  const tessera_problem& problem = plan.problem;
+  PrefixIndicesParams p{};
+  cuda::fill_problem_params(p, plan, buffers);
+  p.prefix_groups = buffers.prefix_groups, p.prefix_groups_stride = problem.prefix_groups.strides[0];
+  p.prefix_lens = buffers.prefix_lens, p.prefix_lens_stride = problem.prefix_lens.strides[0];
+  p.groups = static_cast<int>(core::prefix_groups(problem));
+  p.max_prefix = static_cast<int>(problem.max_prefix_k > 0 ? problem.max_prefix_k : plan.max_seqlen_k);
+  p.hides_keys = core::hides_keys(problem, problem.causal != 0);
+  const PositionMasks masks = cuda::position_masks(problem, buffers);
+  p.causal_seqs = masks.causal_seqs, p.causal_seqs_stride = masks.causal_seqs_stride;
+  const core::KeyPlaces places = core::key_places(problem);
+  p.a_sequence = places.a_sequence;
+  p.entries = static_cast<int>(places.entries), p.keys_an_entry = static_cast<int>(places.keys);
+  p.group_queries = memory.group_queries, p.group_keys = memory.group_keys, p.group_lens = memory.group_lens;
+  p.suffix_keys = memory.suffix_keys, p.suffix_lens = memory.suffix_lens;
+  return p;
+}
+
+}  // namespace tessera

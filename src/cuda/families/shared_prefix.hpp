@@ -1,0 +1,12 @@
+// What the kernel of shared prefixes' index tensors reads: of a call, and, in tests, on the host.
+#pragma once
+
+#include "core/shared_prefix.hpp"
+#include "tessera/shared_prefix/config.hpp"
+
+namespace tessera {
+
+PrefixIndicesParams prefix_index_params(const tessera_plan& plan, const tessera_buffers& buffers,
+                                        const core::PrefixMemory& memory);
+
+}  // namespace tessera

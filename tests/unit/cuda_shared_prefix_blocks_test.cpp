@@ -1,0 +1,183 @@
+// A shared prefix's launches as a plan for a GPU makes them: the index tensors, both parts, the merges, run on the host
+// (tests/emulated_block) and held against the float64 oracle of the call without it.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "core/convert.hpp"
+#include "cuda/cuda.hpp"
+#include "cuda/runtime/launch_list.hpp"
+#include "tessera/combine/kernel.cuh"
+#include "tessera/fwd_sm80/kernel.cuh"
+#include "tessera/shared_prefix/kernel.cuh"
+#include "tessera/tensor.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+// Runs the launch if it is of this kernel and config.
+template <auto kConfig, class Params>
+bool try_kernel(const Launch& launch, const char* name, void (*kernel)(const Params&)) {
+  std::remove_const_t<decltype(kConfig)> config = kConfig;
+  if (std::strcmp(launch.name, name) != 0 || config_values(config).value != launch.values.value) return false;
+  Params params;
+  std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
+  emulated_grid = {launch.grid.x, launch.grid.y, launch.grid.z};
+  for (unsigned y = 0; y < launch.grid.y; ++y)
+    for (unsigned x = 0; x < launch.grid.x; ++x) {
+      emulated_block_index = {x, y, 0};
+      std::memset(tessera::shared_memory, 0xff, sizeof tessera::shared_memory);
+      emulated::Block::run(launch.spec().threads, [&] { kernel(params); });
+    }
+  return true;
+}
+
+constexpr FwdConfig forward_config(bool paged, bool split) {
+  return {.dtype = Dtype::kBFloat16,
+          .head_dim = 64,
+          .head_dim_v = 64,
+          .block_m = 128,
+          .block_n = 64,
+          .warps = 4,
+          .stages = 2,
+          .min_blocks_per_sm = 2,
+          .aligned = true,
+          .paged = paged,
+          .pack_gqa = true,
+          .split = split,
+          .row_map = RowMap::kContiguous,
+          .bulk = false,
+          .score = {}};
+}
+
+template <bool kPaged>
+bool run(const Launch& launch) {
+  constexpr FwdConfig kWhole = forward_config(kPaged, false), kSplit = forward_config(kPaged, true);
+  constexpr CombineConfig kOfSplits{Dtype::kBFloat16, Dtype::kFloat32}, kOfParts{Dtype::kBFloat16, Dtype::kBFloat16};
+  constexpr PrefixIndicesConfig kIndices{kPaged};
+  return try_kernel<kIndices>(launch, "prefix_indices", prefix_indices<kIndices>) ||
+         try_kernel<kWhole>(launch, "fwd_sm80", fwd_sm80<kWhole>) ||
+         try_kernel<kSplit>(launch, "fwd_sm80", fwd_sm80<kSplit>) ||
+         try_kernel<kOfSplits>(launch, "combine", tessera::combine<kOfSplits>) ||
+         try_kernel<kOfParts>(launch, "combine", tessera::combine<kOfParts>);
+}
+
+// Six sequences, 20 rows that are packed and 3 of none: one of no group, a group of three with a chunk, decoding and one without
+// queries, and a group of two, of which one has no more than the prefix. Its capacity is 600 keys each, in pages of 16.
+constexpr int64_t kBatch = 6, kRows = 23, kHeads = 4, kHeadsKv = 2, kDim = 64, kKeys = 600, kPage = 16;
+
+struct Call {
+  tessera_problem problem{};
+  std::vector<uint16_t> q, k, v, o;
+  std::vector<float> lse, sink{0.5f, -1, 2, 0};
+  std::vector<int32_t> queries{0, 1, 11, 11, 12, 15, 20}, used{150, 230, 0, 300, 100, 108}, groups{1, 4, 6},
+      lens{215, 100}, table;
+  std::vector<char> workspace;
+
+  Call(bool paged, bool causal) {
+    tessera_problem& p = problem;
+    tessera_problem_init(&p);
+    p.q = p.o = layout(bfloat16, {kRows, kHeads, kDim});
+    const int64_t pages = (kKeys + kPage - 1) / kPage;
+    p.k = paged ? layout(bfloat16, {kBatch * pages, kPage, kHeadsKv, kDim})
+                : layout(bfloat16, {kBatch, kKeys, kHeadsKv, kDim});
+    p.v = p.k;
+    p.lse = layout(float32, {kHeads, kRows}), p.sink = layout(float32, {kHeads});
+    p.cu_seqlens_q = layout(int32, {kBatch + 1}), p.seqused_k = layout(int32, {kBatch});
+    if (paged) p.page_table = layout(int32, {kBatch, pages});
+    p.causal = causal, p.max_seqlen_q = 12;
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    const auto draw = [&](std::vector<uint16_t>& values, int64_t count) {
+      values.resize(static_cast<size_t>(count));
+      for (uint16_t& x : values) x = core::float_to_bfloat16(normal(random));
+    };
+    const int64_t row = kHeadsKv * kDim;
+    draw(q, kRows * kHeads * kDim), draw(k, kBatch * (paged ? pages * kPage : kKeys) * row),
+        draw(v, static_cast<int64_t>(k.size()));
+    for (int64_t b = 0; b < kBatch; ++b)
+      for (int64_t n = 0; n < pages; ++n) table.push_back(static_cast<int32_t>(n * kBatch + b));
+    // The prefixes: the same whole pages, and copies of the rest.
+    for (const auto& [from, to, keys] : {std::tuple{1, 3, 215}, std::tuple{4, 5, 100}}) {
+      for (int64_t n = 0; paged && n < keys / kPage; ++n) table[to * pages + n] = table[from * pages + n];
+      for (int64_t j = 0; j < keys; ++j) {
+        const auto place = [&, j = j](int64_t b) {
+          return (paged ? table[b * pages + j / kPage] * kPage + j % kPage : b * kKeys + j) * row;
+        };
+        for (std::vector<uint16_t>* keys_of : {&k, &v})
+          std::copy_n(keys_of->begin() + place(from), row, keys_of->begin() + place(to));
+      }
+    }
+    o.assign(q.size(), 0xffff), lse.assign(kRows * kHeads, std::nanf(""));
+  }
+
+  tessera_buffers buffers() {
+    tessera_buffers b{};
+    b.q = q.data(), b.k = k.data(), b.v = v.data(), b.o = o.data(), b.lse = lse.data(), b.sink = sink.data();
+    b.cu_seqlens_q = queries.data(), b.seqused_k = used.data(), b.page_table = table.data();
+    b.prefix_groups = groups.data(), b.prefix_lens = lens.data();
+    return b;
+  }
+  tessera_plan plan(const tessera_device& device) {
+    tessera_plan made{};
+    const tessera_status status = tessera_make_plan(&problem, &device, &made);
+    EXPECT_EQ(status.code, TESSERA_OK) << status.message;
+    workspace.assign(tessera_workspace_bytes(&made), '\xff');
+    return made;
+  }
+  void oracle() {
+    tessera_device cpu{};
+    ASSERT_EQ(tessera_device_cpu(&cpu).code, TESSERA_OK);
+    cpu.kernel = TESSERA_KERNEL_REFERENCE;
+    const tessera_plan made = plan(cpu);
+    const tessera_buffers b = buffers();
+    const tessera_status status = tessera_forward(&made, &b, workspace.data(), workspace.size(), nullptr);
+    ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+  }
+  template <bool kPaged>
+  void emulate(int32_t cores, int launches) {
+    problem.prefix_groups = layout(int32, {3}), problem.prefix_lens = layout(int32, {2});
+    tessera_device gpu{};
+    ASSERT_EQ(tessera_device_cuda_arch(80, &gpu).code, TESSERA_OK);
+    gpu.cores = cores;
+    const tessera_plan made = plan(gpu);
+    const auto address = reinterpret_cast<uintptr_t>(workspace.data());
+    LaunchList list;
+    const tessera_status status = lower(made, buffers(), reinterpret_cast<void*>((address + 63) / 64 * 64), list);
+    ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+    ASSERT_EQ(list.size(), launches);
+    for (const Launch& launch : list) ASSERT_TRUE(run<kPaged>(launch)) << launch.name << " " << launch.spec().config;
+  }
+};
+
+template <bool kPaged>
+void check(bool causal, int32_t cores, int launches) {
+  Call expected(kPaged, causal), got = expected;
+  expected.oracle();
+  got.template emulate<kPaged>(cores, launches);
+  if (testing::Test::HasFatalFailure()) return;
+  double error = 0, norm = 0;
+  for (size_t n = 0; n < got.o.size(); ++n) {
+    const double x = core::bfloat16_to_float(expected.o[n]), y = core::bfloat16_to_float(got.o[n]);
+    ASSERT_FALSE(std::isnan(y)) << n;
+    error += (x - y) * (x - y), norm += x * x;
+  }
+  EXPECT_LT(std::sqrt(error / norm), 5e-3);  // two roundings to bfloat16, and that of P
+  for (size_t n = 0; n < got.lse.size(); ++n) {
+    if (got.lse[n] == expected.lse[n]) continue;  // -inf
+    EXPECT_NEAR(got.lse[n], expected.lse[n], 1e-4) << "lse " << n;
+  }
+}
+
+TEST(CudaSharedPrefix, InPages) { check<true>(true, 2, 4); }
+TEST(CudaSharedPrefix, InPagesWithSplits) { check<true>(true, 40, 6); }
+TEST(CudaSharedPrefix, Dense) { check<false>(false, 2, 4); }
+TEST(CudaSharedPrefix, DenseWithSplits) { check<false>(true, 40, 6); }
+
+}  // namespace
+}  // namespace tessera::cuda

@@ -1,0 +1,142 @@
+// Prefixes that are read once: that they are, what the plan says, and which layouts it refuses. Results are the case table's.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "support.hpp"
+
+namespace tessera::test {
+namespace {
+
+constexpr std::int64_t kBatch = 4, kKeys = 96, kHeads = 2, kDim = 16, kRow = kHeads * kDim;
+constexpr std::int32_t kPrefix = 80;
+
+// One query each of four sequences, of which the second to the fourth share a prefix.
+Problem decoding() {
+  Problem problem;
+  problem.q = problem.o = layout(float32, {kBatch, 1, kHeads, kDim});
+  problem.k = problem.v = layout(float32, {kBatch, kKeys, kHeads, kDim});
+  problem.causal = 1;
+  share_prefixes(problem);
+  return problem;
+}
+
+struct Data {
+  std::vector<float> q = std::vector<float>(kBatch * kRow), k = std::vector<float>(kBatch * kKeys * kRow), v = k, o = q;
+  std::vector<std::int32_t> groups = {1, 4}, lens = {kPrefix};
+
+  explicit Data(std::mt19937_64& random) {
+    std::normal_distribution<float> normal;
+    for (auto* values : {&q, &k, &v})
+      for (float& x : *values) x = normal(random);
+  }
+  // The prefixes of the third sequence and the fourth become `value`, or, without one, that of the second.
+  void set_copies(const float* value) {
+    for (const std::int64_t b : {2, 3}) {
+      for (std::int64_t n = 0; n < kPrefix * kRow; ++n) {
+        for (auto* keys : {&k, &v}) (*keys)[b * kKeys * kRow + n] = value ? *value : (*keys)[kKeys * kRow + n];
+      }
+    }
+  }
+  const std::vector<float>& forward(const Plan& plan) {
+    std::vector<std::byte> workspace(plan.workspace_bytes, std::byte{0xFF});
+    o.assign(o.size(), std::numeric_limits<float>::quiet_NaN());
+    tessera::forward(plan,
+                     {.q = q.data(),
+                      .k = k.data(),
+                      .v = v.data(),
+                      .o = o.data(),
+                      .prefix_groups = groups.data(),
+                      .prefix_lens = lens.data()},
+                     workspace);
+    return o;
+  }
+};
+
+TEST(SharedPrefix, ReadsOneOfItsCopies) {
+  std::mt19937_64 random(7);
+  Data data(random);
+  data.set_copies(nullptr);
+  Problem apart = decoding();
+  apart.prefix_groups = apart.prefix_lens = {};
+  const std::vector<float> expected = data.forward(tessera::plan(apart));
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  data.set_copies(&nan);
+  const std::vector<float>& o = data.forward(tessera::plan(decoding()));
+  for (std::size_t n = 0; n < o.size(); ++n) ASSERT_NEAR(o[n], expected[n], 1e-5) << n;
+}
+
+TEST(SharedPrefix, ThePlanSaysHowItsPartsAreDone) {
+  const Plan plan = tessera::plan(decoding());
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_SHARED_PREFIX);
+  for (const tessera_plan_part& part : plan.parts) {
+    EXPECT_TRUE(part.kernel == TESSERA_KERNEL_DECODE || part.kernel == TESSERA_KERNEL_TILED) << part.kernel;
+  }
+  const std::string words = describe(plan), text = json(plan);
+  for (const char* part : {"shared prefixes", "prefixes, by decode: ", "other keys, by decode: "}) {
+    EXPECT_NE(words.find(part), std::string::npos) << part << "\n" << words;
+  }
+  EXPECT_NE(text.find("\"parts\": [{\"kernel\": \"decode\""), std::string::npos) << text;
+}
+
+// On a GPU: the index tensors, the parts, of which each may merge its own, and the merge of both.
+TEST(SharedPrefix, ThePlanSaysWhatItLaunches) {
+  Problem problem = decoding();
+  for (Layout* rows : {&problem.q, &problem.k, &problem.v, &problem.o}) rows->dtype = TESSERA_BFLOAT16;
+  for (const std::int32_t arch : {80, 90, 120}) {
+    tessera_device device;
+    throw_if_error(tessera_device_cuda_arch(arch, &device));
+    const Plan plan = tessera::plan(problem, device);
+    EXPECT_EQ(plan.kernel, TESSERA_KERNEL_SHARED_PREFIX);
+    const auto all = launches(plan);
+    ASSERT_GE(all.size(), 4u);
+    EXPECT_STREQ(all.front().kernel, "prefix_indices");
+    EXPECT_STREQ(all.back().kernel, "combine");
+    for (const std::size_t n : {1u, 2u}) {
+      EXPECT_TRUE(std::string(all[n].kernel).starts_with("fwd_sm80")) << arch << " " << all[n].kernel;
+    }
+    // o and lse of both parts, of 4 queries and 2 heads.
+    EXPECT_GE(plan.workspace_bytes, 2 * kBatch * kHeads * (kDim * 2 + 4));
+  }
+}
+
+// Of the bytes of K and V, those of a prefix and of four suffixes.
+TEST(SharedPrefix, TheBoundsSayWhatIsRead) {
+  Problem problem = decoding();
+  const double unknown = tessera::plan(problem).bytes_moved;
+  problem.max_prefix_k = 80, problem.max_suffix_k = 16;
+  const double all_keys = 2 * 4.0 * kBatch * kKeys * kRow;
+  EXPECT_EQ(unknown - tessera::plan(problem).bytes_moved, all_keys * (1 - (80 + kBatch * 16.0) / (kBatch * kKeys)));
+}
+
+void expect_refused(const Problem& problem, const char* reason) {
+  Plan plan;
+  const Status status = try_plan(problem, cpu(), plan);
+  EXPECT_EQ(status.code(), Code::unsupported);
+  EXPECT_NE(std::string(status.message()).find(reason), std::string::npos) << status.message();
+}
+
+TEST(SharedPrefix, RefusesRowsThatAreNotThoseOfOneSequence) {
+  Problem heads_first = decoding();
+  heads_first.q = heads_first.o = layout(float32, {kBatch, 4, kHeads, kDim});
+  heads_first.q.strides[1] = kDim, heads_first.q.strides[2] = 4 * kDim;
+  expect_refused(heads_first, "shared_prefix: q: strides");
+  Problem one_cache = decoding();
+  one_cache.k.strides[0] = 0;
+  expect_refused(one_cache, "shared_prefix: k: strides");
+  Problem other_values = decoding();
+  other_values.v.strides[0] *= 2;
+  expect_refused(other_values, "shared_prefix: v: strides");
+  Problem one_row = decoding();
+  one_row.k = one_row.v = layout(float32, {8, 16, kHeads, kDim});
+  one_row.page_table = layout(int32, {kBatch, 6}), one_row.seqused_k = layout(int32, {kBatch});
+  one_row.page_table.strides[0] = 0;
+  expect_refused(one_row, "shared_prefix: page_table: strides");
+}
+
+}  // namespace
+}  // namespace tessera::test
