@@ -198,6 +198,19 @@ def offsets(rows):
     return torch.tensor([0, *rows], device=DEVICE).cumsum(0).to(torch.int32)
 
 
+def with_live_tiles(call):
+    """The call planned with work tiles by a list."""
+
+    def live():
+        os.environ["TESSERA_LIVE_TILES"] = "1"
+        try:
+            return call()
+        finally:
+            del os.environ["TESSERA_LIVE_TILES"]
+
+    return live
+
+
 def mixed(cell: Cell, generator) -> Contest:
     """A step's tokens and chunks in one call, and apart."""
     import tessera.torch
@@ -207,16 +220,17 @@ def mixed(cell: Cell, generator) -> Contest:
     lengths = [cell.keys] * cell.batch + [chunk_keys] * chunks
     q, k, v, table, used = packed(cell, generator, rows, lengths)
 
-    def add(name, first, last, kernel="auto"):
+    def add(name, first, last, kernel="auto", **more):
         part, n = q[sum(rows[:first]) : sum(rows[:last])], last - 1
         call = functools.partial(
             tessera.torch.attention, part, k, v, cu_seqlens_q=offsets(rows[first:last]), page_table=table[first:last],
-            seqused_k=used[first:last], causal=True, max_seqlen_q=max(rows[first:last]), max_seqlen_k=max(lengths), kernel=kernel,
+            seqused_k=used[first:last], causal=True, max_seqlen_q=max(rows[first:last]), max_seqlen_k=max(lengths), kernel=kernel, **more,
         )  # fmt: skip
         own = [x[table[n].long()].flatten(0, 1)[: lengths[n]] for x in (k, v)]
-        contest.add(name, call, lambda o: error(o[-rows[n] :], part[-rows[n] :], *own))
+        contest.add(name, with_live_tiles(call) if more else call, lambda o: error(o[-rows[n] :], part[-rows[n] :], *own))
 
     add("both", 0, len(rows))
+    add("both, live tiles", 0, len(rows), scale=cell.dim**-0.5)  # said, so that it is another plan
     add("both by fwd_sm90", 0, len(rows), "fwd_sm90")
     add("tokens alone", 0, cell.batch)
     add("chunks alone", cell.batch, len(rows))

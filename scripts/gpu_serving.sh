@@ -4,7 +4,7 @@
 #
 #   scripts/gpu_serving.sh [--prebuilt DIR] [--dry-run] [CASE ...]    cases of bench/cuda_serving.py; all but `short` unless named
 #
-# Writes into $OUT, else build/gpu/serving: cases.log, cells.json, cells.csv, bench.log. --prebuilt: what `scripts/gpu_test.sh --bundle DIR`
+# Writes into $OUT, else build/gpu/serving: table-cases.log, live-tiles-cases.log, cells.json, cells.csv, bench.log. --prebuilt: what `scripts/gpu_test.sh --bundle DIR`
 # made; else op_tests is built. --dry-run: which table cases and which cells, without a GPU. Exit status 0: every result is right.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -30,6 +30,8 @@ table_cases() {
   sed -nE '/^constexpr const char\* k(Decode|Mixed)\[\]/,/^};/s/^ *"(.*)",$/dtype=bf16 \1/p' tests/op/table.cpp | grep -v 'hq=16 hkv=1 d=576'
 }
 
+mixed_cases() { table_cases | grep 'q=packed' | grep -E 'few=|used=1'; }
+
 if [[ $dry ]]; then
   table_cases
   echo "$(table_cases | wc -l) cases of the table"
@@ -49,18 +51,22 @@ path=$(scripts/gpu_python.sh --quiet) || path=
 echo "built after $SECONDS s"
 
 failed=0
-if [[ $programs ]]; then
-  started=$SECONDS
-  rm -f "$out"/table.*
-  table_cases | split -n r/$processes -d --additional-suffix=.cases - "$out/table."
-  ls "$out"/table.*.cases | timeout 90 xargs -P "$processes" -I{} \
+run_cases() { # NAME SECONDS CASES
+  local started=$SECONDS status right all
+  rm -f "$out/$1".*
+  "$3" | split -n r/$processes -d --additional-suffix=.cases - "$out/$1."
+  ls "$out/$1".*.cases | timeout "$2" xargs -P "$processes" -I{} \
     sh -c "'$programs/op_tests' --cases {} --backend cuda > {}.log 2>&1"
   status=$?
-  cat "$out"/table.*.cases.log > "$out/cases.log"
-  rm -f "$out"/table.*
-  right=$(grep -c '^passed: ' "$out/cases.log") all=$(table_cases | wc -l)
-  echo "table: $right of $all cases right (status $status, $((SECONDS - started)) s) $(grep -m1 '^FAILED: ' "$out/cases.log")"
+  cat "$out/$1".*.cases.log > "$out/$1-cases.log"
+  rm -f "$out/$1".*
+  right=$(grep -c '^passed: ' "$out/$1-cases.log") all=$("$3" | wc -l)
+  echo "$1: $right of $all cases right (status $status, $((SECONDS - started)) s) $(grep -m1 '^FAILED: ' "$out/$1-cases.log")"
   ((right == all)) || failed=1
+}
+if [[ $programs ]]; then
+  run_cases table 90 table_cases
+  TESSERA_LIVE_TILES=1 run_cases live-tiles 40 mixed_cases
 fi
 if [[ $path ]]; then
   PYTHONPATH=$path PYTHONUNBUFFERED=1 timeout 150 "$python" bench/cuda_serving.py --cases "${cases[@]}" --seconds 120 --out "$out" 2>&1 |

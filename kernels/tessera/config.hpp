@@ -13,5 +13,6 @@
 #include "tessera/fwd_sm80/config.hpp"
 #include "tessera/fwd_sm90/config.hpp"
 #include "tessera/fwd_sm90_d512/config.hpp"
+#include "tessera/live_tiles/config.hpp"
 #include "tessera/shared_prefix/config.hpp"
 #include "tessera/standard/config.hpp"

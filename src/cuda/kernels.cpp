@@ -96,6 +96,16 @@ KernelSpec spec_of(const BlockListsConfig& config) {
           .claim = "sizeof(tessera::BlockListsParams) == " + std::to_string(sizeof(BlockListsParams))};
 }
 
+KernelSpec spec_of(const LiveTilesConfig& config) {
+  return {.name = "live_tiles",
+          .header = "tessera/live_tiles/kernel.cuh",
+          .params = "LiveTilesParams",
+          .config = config_text(config),
+          .threads = kLiveTilesThreads,
+          .limits = {.registers = 64},
+          .claim = "sizeof(tessera::LiveTilesParams) == " + std::to_string(sizeof(LiveTilesParams))};
+}
+
 KernelSpec spec_of(const FwdSm90D512Config& config) {
   return {.name = "fwd_sm90_d512",
           .header = "tessera/fwd_sm90_d512/kernel.cuh",
@@ -268,6 +278,10 @@ void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& 
   const int64_t lists = int64_t{params.batches} * params.heads * params.lists.tiles;
   launch_kernel("block_lists", config, params, Grid{static_cast<uint32_t>(divide_up(lists, kBlockListsWarps))},
                 launches);
+}
+
+void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& params, LaunchList& launches) {
+  launch_kernel("live_tiles", config, params, Grid{1}, launches);
 }
 
 void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches) {

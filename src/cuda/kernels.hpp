@@ -14,6 +14,7 @@ namespace tessera::cuda {
 KernelSpec spec_of(const FwdConfig& config);
 KernelSpec spec_of(const FwdSm90Config& config);
 KernelSpec spec_of(const BlockListsConfig& config);
+KernelSpec spec_of(const LiveTilesConfig& config);
 KernelSpec spec_of(const FwdSm90D512Config& config);
 KernelSpec spec_of(const CombineConfig& config);
 KernelSpec spec_of(const AppendConfig& config);
@@ -46,6 +47,7 @@ int64_t smem_bytes(const StandardProductConfig& config);
 // Each joins the call's launches.
 void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid grid, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
+void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& params, LaunchList& launches);
 void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches);

@@ -241,6 +241,31 @@ INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileBlockMask,
                          testing::Combine(testing::Values(64, 96, 128, 192, 256), testing::Values(64, 128)));
 
 // What decode_sm90 is compiled into beside the prebuilt kernels.
+// Work tiles by a list: the list, and fwd_sm90 that reads it.
+TEST(CudaCompileMixedSm90, SpillsNothing) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  tessera_device device{};
+  ASSERT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
+  tessera_problem p;
+  tessera_problem_init(&p);
+  p.q = p.o = layout(bfloat16, {600, 32, 128});
+  p.k = p.v = layout(bfloat16, {1000, 16, 8, 128});
+  p.page_table = layout(int32, {20, 256}), p.seqused_k = layout(int32, {20});
+  p.cu_seqlens_q = layout(int32, {21}), p.max_seqlen_q = 500, p.causal = 1;
+  setenv("TESSERA_LIVE_TILES", "1", 1);
+  for (const int launch : {0, 1}) {
+    Binary binary;
+    std::string log, config;
+    ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, launch, binary, log, config));
+    EXPECT_NE((launch == 0 ? "live_tiles " + config : config).find("live_tiles"), std::string::npos);
+    EXPECT_EQ(binary.spill_bytes, 0) << config << log;
+    EXPECT_EQ(hidden_loss(log), "");
+  }
+  unsetenv("TESSERA_LIVE_TILES");
+}
+
 class CudaCompileDecodeSm90 : public testing::TestWithParam<int64_t> {};
 
 TEST_P(CudaCompileDecodeSm90, SpillsNothingInItsLoop) {

@@ -58,7 +58,8 @@ TEST(CudaCodegen, SaysHowManyBlocksAClusterHas) {
   config.cluster = 2;
   EXPECT_PRED2(contains, source_of(spec_of(config)),
                "__launch_bounds__(384, 1) __cluster_dims__(2, 1, 1)\ntessera_fwd_sm90(");
-  EXPECT_PRED2(contains, source_of(spec_of(config)), ".cluster = 2, .varlen = false, .block_mask = false, .score = ");
+  EXPECT_PRED2(contains, source_of(spec_of(config)),
+               ".cluster = 2, .varlen = false, .block_mask = false, .live_tiles = false, .score = ");
 }
 
 TEST(CudaCodegen, AssertsWhatHostAndDeviceAgreeOn) {

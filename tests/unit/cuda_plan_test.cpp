@@ -727,6 +727,20 @@ TEST(MixedSm90, LaunchesAKernelForFewRowsBesideThatForMany) {
   EXPECT_STREQ(launches(plan, false)[0].kernel, "fwd_sm80_persistent") << "all sequences, where rows are not aligned";
 }
 
+TEST(MixedSm90, ListsTheTilesOfTheOtherSequencesOnRequest) {
+  const Plan slots = tessera::plan(step_problem(), gpu());
+  setenv("TESSERA_LIVE_TILES", "1", 1);
+  const Plan listed = tessera::plan(step_problem(), gpu());
+  unsetenv("TESSERA_LIVE_TILES");
+  const auto all = launches(listed);
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_STREQ(all[0].kernel, "live_tiles");
+  EXPECT_STREQ(all[1].kernel, "fwd_sm90");
+  EXPECT_STREQ(all[2].kernel, "decode_sm90");
+  EXPECT_EQ(launches(slots).size(), 2u);
+  EXPECT_GE(listed.shared_bytes, slots.shared_bytes);
+}
+
 // The prefill kernel's tile is that of the longest chunk, not of a mean that tokens bring down.
 TEST(MixedSm90, HasTheTileOfChunksAlone) {
   Problem problem = step_problem();

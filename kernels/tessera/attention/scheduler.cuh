@@ -4,6 +4,7 @@
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/sequence.cuh"
 #include "tessera/attention/work_order.hpp"
+#include "tessera/live_tiles/config.hpp"
 
 namespace tessera {
 
@@ -38,6 +39,21 @@ TESSERA_DEVICE int find_sequence(const ProblemParams& p, const int* offsets, int
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     if (slot_begin<kRows>(p, offsets, stride, limit, rows_a_query, middle) <= slot) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// The same where work tiles are listed (live_tiles/kernel): the last sequence whose first slot is not after this one.
+TESSERA_DEVICE int find_live_sequence(const LiveTiles& tiles, int batch, int slot) {
+  const int* first = tiles.first();
+  int low = 0, high = batch;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (first[middle] <= slot) {
       low = middle;
     } else {
       high = middle;

@@ -6,6 +6,7 @@
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/work_order.hpp"
 #include "tessera/block_lists/config.hpp"
+#include "tessera/live_tiles/config.hpp"
 #include "tessera/tile/swizzle.hpp"
 
 namespace tessera {
@@ -25,10 +26,11 @@ struct FwdSm90Config {
   int cluster;      // blocks that multicast K and V to each other, 1 or 2; 2: neighbouring work tiles see the same keys
   bool varlen;      // cu_seqlens or seqused: a sequence may end anywhere within a tile
   bool block_mask;  // K/V blocks by lists (block_lists/kernel), not from the first to the last
+  bool live_tiles;  // packed batches: work tiles by live_tiles/kernel, not by the sequences' offsets
   ScoreConfig score;
 };
 TESSERA_CONFIG_FIELDS(FwdSm90Config, dtype, head_dim, head_dim_v, block_n, consumers, k_stages, v_stages, q_stages,
-                      o_chunks, page_rows, causal, cluster, varlen, block_mask, score)
+                      o_chunks, page_rows, causal, cluster, varlen, block_mask, live_tiles, score)
 
 inline constexpr int kConsumerRows = 64;   // query rows of a warpgroup: M of one wgmma
 inline constexpr int kWorkTilesAhead = 4;  // work tiles that are decoded ahead of the consumers
@@ -90,7 +92,8 @@ struct FwdSm90Params : ProblemParams {
   // keeps its place.
   uint32 q_descriptor_high = kDescriptorHigh, kv_descriptor_high = kDescriptorHigh;
   PositionMasks masks;
-  BlockLists lists;  // with a block mask
+  BlockLists lists;       // with a block mask
+  const LiveTiles* live;  // with live tiles
 };
 
 }  // namespace tessera

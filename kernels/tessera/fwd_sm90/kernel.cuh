@@ -210,6 +210,7 @@ TESSERA_DEVICE void check_fwd_sm90_config() {
   static_assert(!kCfg.score.block_mask, "a mask has an entry for every key");
   static_assert(!kCfg.block_mask || (kCfg.cluster == 1 && !kCfg.varlen && kCfg.consumers <= kListHiddenBits),
                 "a list a tile");
+  static_assert(!kCfg.live_tiles || (kCfg.varlen && kCfg.cluster == 1), "the live tiles of packed sequences");
   static_assert(!kCfg.score.dropout || kCfg.block_n % 32 == 0, "one Philox call decides 32 keys");
   static_assert(kCfg.varlen || kCfg.page_rows == 0, "a paged sequence's length is seqused_k");
 }

@@ -55,7 +55,7 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
     }
   } else if (kCfg.varlen && p.tile_counter) {
     constexpr int kShortTilesADraw = 4;
-    const int tiles = work_tiles(p.order);
+    const int tiles = work_tiles(WorkTile<kCfg>::order_of(p));
     const auto is_long = [&](const WorkTile<kCfg>& tile) { return tile.last - tile.first > p.short_tile_blocks; };
     while (true) {
       auto last_but_one = at;  // whose stage the tile after the next one takes

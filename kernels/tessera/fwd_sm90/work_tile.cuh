@@ -23,16 +23,25 @@ struct WorkTile {
   // Of each consumer's rows: the first and the last block that some row sees, and that every row sees in full.
   int first_of[4], last_of[4], full_first_of[4], full_last_of[4];
 
+  TESSERA_DEVICE static const WorkOrder& order_of(const FwdSm90Params& p) {
+    if constexpr (kCfg.live_tiles) return p.live->order;
+    return p.order;
+  }
+
   // From the tile's index in the grid's order. Without a causal mask tiles cost the same, and those of a head, which share
   // its keys, are neighbours; attention/work_order has the order under a causal mask.
   TESSERA_DEVICE void decode(const FwdSm90Params& p, int index) {
-    TileCoord place{index / p.order.tiles, index % p.order.tiles};
-    if constexpr (kCfg.causal) place = tile_coord(p.order, index);
+    const WorkOrder& order = order_of(p);
+    TileCoord place{index / order.tiles, index % order.tiles};
+    if constexpr (kCfg.causal) place = tile_coord(order, index);
     const int slot = place.slot;
     const SequenceHead of = sequence_head<kCfg.score>(p, place.head, p.heads_q);
     head = of.head, batch = of.batch;
     int tile = slot;
-    if (kCfg.varlen && p.cu_seqlens_q) {
+    if constexpr (kCfg.live_tiles) {
+      batch = find_live_sequence(*p.live, p.batch, slot);
+      tile -= p.live->first()[batch];
+    } else if (kCfg.varlen && p.cu_seqlens_q) {
       batch = find_sequence<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, slot);
       tile -= slot_begin<kBlockM>(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q, 1, batch);
     }

@@ -206,6 +206,11 @@ bool schedules_dynamically(const tessera_plan& plan, const Choice& choice) {
          choice.work_tiles > blocks_of(plan, choice);
 }
 
+// On request: where decode_sm90 serves some of the sequences, a list made on the GPU leaves these out. Not yet proved on one.
+bool lists_live_tiles(const tessera_plan& plan, const Choice& choice) {
+  return plan.decode_queries > 0 && schedules_dynamically(plan, choice) && environment_variable(kLiveTiles) == "1";
+}
+
 // Keys of a sequence, as far as the host knows.
 int64_t typical_keys(const tessera_plan& plan) {
   if (!core::packed_k(plan.problem)) return plan.max_seqlen_k / 2;
@@ -326,7 +331,8 @@ std::string refuse(const tessera_plan& plan) {
 }
 
 void configure(tessera_plan& plan) {
-  const Choice choice = choose(plan).value();
+  Choice choice = choose(plan).value();
+  choice.config.live_tiles = lists_live_tiles(plan, choice);
   const FwdSm90Config& config = choice.config;
   constexpr int kWarpgroupWarps = 4;
   plan.block_m = choice.block_m(), plan.block_n = choice.block_n();
@@ -345,6 +351,7 @@ void configure(tessera_plan& plan) {
   plan.num_items = choice.work_tiles;
   const bool counted = schedules_dynamically(plan, choice);
   plan.shared_bytes = counted ? sizeof(int) : 0;
+  if (config.live_tiles) plan.shared_bytes = live_tiles_bytes(plan.batch);
   FwdSm90Plan own{};
   if (config.block_mask) {
     own.lists = lists_of(plan, choice);
@@ -358,6 +365,14 @@ void configure(tessera_plan& plan) {
   own.schedules_dynamically = counted;
   own.short_tile_blocks = counted ? static_cast<int>(typical_keys(plan) / 2 / choice.block_n()) : 0;
   keep_config(plan, own);
+}
+
+void list_live_tiles(const tessera_plan& plan, const FwdSm90Plan& own, const tessera_buffers& buffers, LiveTiles* tiles,
+                     LaunchList& launches) {
+  LiveTilesParams p{};
+  fill_problem_params(p, plan, buffers);
+  p.order = own.order, p.tiles = tiles;
+  launch_live_tiles({own.config.consumers * kConsumerRows}, p, launches);
 }
 
 tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
@@ -380,8 +395,13 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   p.order = own.order;
   p.masks = position_masks(problem, buffers);
   if (own.schedules_dynamically) {
-    p.tile_counter = static_cast<int*>(workspace);
-    launches.clear(p.tile_counter);
+    p.tile_counter = static_cast<int*>(workspace);  // LiveTiles::counter
+    if (own.config.live_tiles) {
+      list_live_tiles(plan, own, buffers, static_cast<LiveTiles*>(workspace), launches);
+      p.live = static_cast<LiveTiles*>(workspace);
+    } else {
+      launches.clear(p.tile_counter);
+    }
     p.short_tile_blocks = own.short_tile_blocks;
   }
   if (own.config.block_mask) {

@@ -1,0 +1,57 @@
+// A prefix sum over a packed batch's work tiles, for fwd_sm90's dynamic scheduler: sequences that another launch serves
+// (ProblemParams::decoded_queries) have none, where slots by their offsets (attention/scheduler) would have one each for every head.
+// It also clears the scheduler's counter.
+//
+// Grid: a block. Block: kLiveTilesThreads threads, each with some neighbouring sequences.
+#pragma once
+
+#include "tessera/attention/sequence.cuh"
+#include "tessera/live_tiles/config.hpp"
+
+namespace tessera {
+
+template <LiveTilesConfig kCfg>
+TESSERA_DEVICE int tiles_of_sequence(const LiveTilesParams& p, int b) {
+  return (load_sequence(p, b).sq + kCfg.rows - 1) / kCfg.rows;
+}
+
+template <LiveTilesConfig kCfg>
+TESSERA_DEVICE void live_tiles(const LiveTilesParams& p) {
+  constexpr int kThreads = kLiveTilesThreads;
+  __shared__ int sSums[kThreads / 32];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32, warp = thread / 32;
+  const int each = (p.batch + kThreads - 1) / kThreads, begin = min(thread * each, p.batch),
+            end = min(begin + each, p.batch);
+  int mine = 0;
+  for (int b = begin; b < end; ++b) mine += tiles_of_sequence<kCfg>(p, b);
+  int before = mine;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(0xffffffff, before, step);
+    if (lane >= step) before += other;
+  }
+  if (lane == 31) sSums[warp] = before;
+  __syncthreads();
+  int total = 0;
+  for (int w = 0; w < kThreads / 32; ++w) {
+    const int tiles = sSums[w];
+    if (w < warp) before += tiles;
+    total += tiles;
+  }
+  before -= mine;
+  int* const first = p.tiles->first();
+  for (int b = begin; b < end; ++b) {
+    first[b] = before;
+    before += tiles_of_sequence<kCfg>(p, b);
+  }
+  if (thread != 0) return;
+  first[p.batch] = total;
+  p.tiles->counter = 0;
+  WorkOrder order = p.order;
+  order.tiles = Divisor(total);
+  order.swizzle_tiles = Divisor(order.swizzle_heads * total);
+  p.tiles->order = order;
+}
+
+}  // namespace tessera
