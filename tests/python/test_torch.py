@@ -409,7 +409,10 @@ def test_inputs_freed_while_in_use(device):
 
 
 def test_call_overhead():
-    """At most 15 us above the C call for a tiny problem; with gradients, above what PyTorch takes for any Function."""
+    """At most 15 us above the C call for a tiny problem; with gradients, above what PyTorch takes for any Function.
+
+    Where that takes above 6 us, the processor is a slower one: a call is then at most 2.5 and 6.5 times as long.
+    """
 
     class Nothing(torch.autograd.Function):
         @staticmethod
@@ -433,11 +436,14 @@ def test_call_overhead():
             for _ in range(50):
                 call()
             best[name] = min(best[name], (time.perf_counter() - begin) / 50)
-        holds = best["plain"] < bound and best["with gradients"] < bound + best["nothing"]
+        nothing = best["nothing"]
+        limits = {"plain": bound, "with gradients": bound + nothing}
+        if nothing > 6e-6:
+            limits = {"plain": 2.5 * nothing, "with gradients": 6.5 * nothing}
+        holds = all(best[name] < limit for name, limit in limits.items())
         if turn >= 200 and (holds or time.perf_counter() > end):
             break
-    assert best["plain"] < bound, best
-    assert best["with gradients"] < bound + best["nothing"], best
+    assert holds, (best, limits)
 
 
 # ---- devices --------------------------------------------------------------------------------------------------------
