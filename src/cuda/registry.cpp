@@ -45,6 +45,8 @@ std::string refusal(const Supports& supports, const tessera_plan& plan) {
   if (!(supports.dtypes >> p.q.dtype & 1)) {
     return std::string(tessera_dtype_name(p.q.dtype)) + ", accepted " + dtypes_text(supports.dtypes);
   }
+  // shared_prefix alone reads them, and asks the others for its parts.
+  if (core::present(p.prefix_groups)) return "prefix_groups: not taken";
   for (int t = 0; t < core::kNumTensors; ++t) {
     const core::TensorField& field = core::kTensorFields[t];
     if (!(supports.tensors >> t & 1) && core::present(p.*field.layout)) return std::string(field.name) + ": not taken";

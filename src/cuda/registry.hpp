@@ -39,10 +39,9 @@ consteval uint32_t tensors(std::initializer_list<core::TensorName> names) {
   return all;
 }
 inline constexpr uint32_t kAllTensors = ~uint32_t{0};
-inline constexpr uint32_t kPrefixTensors = tensors({"prefix_groups", "prefix_lens"});
 // What engines bring, and no backward pass has.
 inline constexpr uint32_t kServingTensors =
-    kPrefixTensors | tensors({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"});
+    tensors({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"});
 
 // The first that a plan asks for and a family has not, in words; "" where it has all.
 std::string refusal(const Supports& supports, const tessera_plan& plan);

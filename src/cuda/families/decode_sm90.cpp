@@ -110,7 +110,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // measured there alone
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
-                             .tensors = ~(kPrefixTensors | tensors({"bias", "mask", "block_mask"}))};
+                             .tensors = ~tensors({"bias", "mask", "block_mask"})};
 
 constexpr Limits kLimits{.registers = 255};
 constexpr PrebuiltRow kPrebuilt[] = {

@@ -242,7 +242,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDimV,
-                             .tensors = ~kPrefixTensors};
+                             .tensors = kAllTensors};
 
 // clang-format off
 constexpr PrebuiltRow kPrebuilt[] = {

@@ -301,7 +301,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // wgmma is of this architecture alone
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
-                             .tensors = ~kPrefixTensors};
+                             .tensors = kAllTensors};
 
 // As launched; two consumers then have 232, three 160, four 112.
 constexpr Limits kLimits{.registers = 168};

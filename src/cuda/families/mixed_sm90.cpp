@@ -106,7 +106,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,
                              .dtypes = kHalfPrecision,
                              .head_dim = 256,
-                             .tensors = ~(kPrefixTensors | tensors({"bias", "mask", "block_mask"}))};
+                             .tensors = ~tensors({"bias", "mask", "block_mask"})};
 
 }  // namespace
 

@@ -36,7 +36,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
 
 std::string refuse(const tessera_plan& plan) {
   if (!core::shares_prefixes(plan.problem)) return "no prefix_groups";
-  if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
+  if (std::string reason = refusal(kSupports, core::plan_of(plan, core::kSuffix)); !reason.empty()) return reason;
   if (std::string reason = core::refuse_prefixes(plan.problem); !reason.empty()) return reason;
   for (const core::PrefixPart n : kParts) {
     const tessera_plan part = core::plan_of(plan, n);
