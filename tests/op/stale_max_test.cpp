@@ -12,9 +12,10 @@
 namespace tessera::testing {
 namespace {
 
-// The plan that an H200 gives the case, as the GPU's tests make it.
+// The plan that an H200 gives the case where fwd_sm90 is asked for, as the GPU's tests ask for every kernel that takes it.
 tessera_plan hopper_plan(const Call& call, const Case& c) {
   tessera_device device = imagined_gpu(90);
+  device.kernel = TESSERA_KERNEL_FWD_SM90;
   if (c.cores != Case{}.cores) device.cores = static_cast<int32_t>(c.cores);
   const tessera_problem problem = problem_of(call, TESSERA_FORWARD);
   tessera_plan plan{};
