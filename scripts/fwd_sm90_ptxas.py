@@ -41,6 +41,7 @@ def config_text(shape: Shape, tile: Tile) -> str:
         "causal": str(shape.area == "causal").lower(),
         "varlen": str(shape.area == "window").lower(),  # its rows are packed batches', too
         "block_mask": "false",
+        "live_tiles": "false",
         "score": f"{{.bias = true, .bias_dtype = tessera::Dtype{{{BFLOAT16}}}}}" if shape.area == "options" else "{}",
         **dict(zip(model.tuned_fields(), tile.values)),
     }
