@@ -21,6 +21,21 @@ TESSERA_DEVICE SequenceHead sequence_head(const ProblemParams& p, int index, con
   return {index / heads, index % heads};
 }
 
+// The last sequence that begins at or before `slot`; first_slot(b): where sequence b does. The first one where none does.
+template <class FirstSlot>
+TESSERA_DEVICE int last_sequence_from(int batch, int slot, const FirstSlot& first_slot) {
+  int low = 0, high = batch;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (first_slot(middle) <= slot) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
 // Tiles of a packed batch stand in slots. Sequence b, whose rows start at row cu[b], has the slots from cu[b] / rows + b
 // on, `rows` being a tile's: since ceil(n / rows) <= floor((r + n) / rows) + 1 for any r < rows, the slots of two
 // sequences never overlap, and no prefix sum over lengths is needed. The grid has total / rows + batch of them.
@@ -35,31 +50,14 @@ TESSERA_DEVICE int slot_begin(const ProblemParams& p, const int* offsets, int64 
 template <int kRows>
 TESSERA_DEVICE int find_sequence(const ProblemParams& p, const int* offsets, int64 stride, int64 limit,
                                  int rows_a_query, int slot) {
-  int low = 0, high = p.batch;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (slot_begin<kRows>(p, offsets, stride, limit, rows_a_query, middle) <= slot) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+  return last_sequence_from(p.batch, slot,
+                            [&](int b) { return slot_begin<kRows>(p, offsets, stride, limit, rows_a_query, b); });
 }
 
-// The same where work tiles are listed (live_tiles/kernel): the last sequence whose first slot is not after this one.
+// The same where work tiles are listed (live_tiles/kernel).
 TESSERA_DEVICE int find_live_sequence(const LiveTiles& tiles, int batch, int slot) {
   const int* first = tiles.first();
-  int low = 0, high = batch;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (first[middle] <= slot) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+  return last_sequence_from(batch, slot, [first](int b) { return first[b]; });
 }
 
 // Which of its tiles the sequence that owns a slot has there: none of them, and a large number, where the slot lies before the

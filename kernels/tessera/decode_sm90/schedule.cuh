@@ -10,6 +10,7 @@
 #pragma once
 
 #include "tessera/attention/mask.cuh"
+#include "tessera/attention/sequence_scan.cuh"
 #include "tessera/decode_sm90/config.hpp"
 
 namespace tessera {
@@ -186,7 +187,6 @@ TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int block, int blocks
   }
   // Each thread has some neighbouring sequences: their tiles, and by a scan all tiles before them.
   constexpr int kThreads = kCfg.warps * 32;
-  const int lane = thread % 32, warp = thread / 32;
   const int each = (p.batch + kThreads - 1) / kThreads, first = min(thread * each, p.batch),
             last = min(first + each, p.batch);
   const auto tiles_of = [&](int batch) {
@@ -195,22 +195,8 @@ TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int block, int blocks
   };
   int mine = 0;
   for (int batch = first; batch < last; ++batch) mine += tiles_of(batch);
-  int before = mine;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(0xffffffff, before, step);
-    if (lane >= step) before += other;
-  }
-  if (lane == 31) sScan[warp] = before;
-  __syncthreads();
-  int total = 0;
-#pragma unroll
-  for (int w = 0; w < kCfg.warps; ++w) {
-    const int tiles = sScan[w];
-    if (w < warp) before += tiles;
-    total += tiles;
-  }
-  before -= mine;
+  int total;
+  int before = sum_before<kCfg.warps>(thread, mine, sScan, total);
   share.total = total, share.size = size_of(total);
   walk.at = team * share.size, walk.end = min(walk.at + share.size, total);
   if (walk.at >= walk.end) return share;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "tessera/attention/sequence.cuh"
+#include "tessera/attention/sequence_scan.cuh"
 #include "tessera/live_tiles/config.hpp"
 
 namespace tessera {
@@ -20,26 +21,12 @@ TESSERA_DEVICE void live_tiles(const LiveTilesParams& p) {
   constexpr int kThreads = kLiveTilesThreads;
   __shared__ int sSums[kThreads / 32];
   const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32, warp = thread / 32;
   const int each = (p.batch + kThreads - 1) / kThreads, begin = min(thread * each, p.batch),
             end = min(begin + each, p.batch);
   int mine = 0;
   for (int b = begin; b < end; ++b) mine += tiles_of_sequence<kCfg>(p, b);
-  int before = mine;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(0xffffffff, before, step);
-    if (lane >= step) before += other;
-  }
-  if (lane == 31) sSums[warp] = before;
-  __syncthreads();
-  int total = 0;
-  for (int w = 0; w < kThreads / 32; ++w) {
-    const int tiles = sSums[w];
-    if (w < warp) before += tiles;
-    total += tiles;
-  }
-  before -= mine;
+  int total;
+  int before = sum_before<kThreads / 32>(thread, mine, sSums, total);
   int* const first = p.tiles->first();
   for (int b = begin; b < end; ++b) {
     first[b] = before;

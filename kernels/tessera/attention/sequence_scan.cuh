@@ -1,0 +1,31 @@
+// Which place a sequence's tiles have among those of all: a prefix sum by a block.
+#pragma once
+
+#include "tessera/ptx/device.cuh"
+
+namespace tessera {
+
+// The sum of `mine` over the threads before this one, by all threads of the block; total: over all of them. sums: in shared
+// memory, one of each warp.
+template <int kWarps>
+TESSERA_DEVICE int sum_before(int thread, int mine, int* sums, int& total) {
+  const int lane = thread % 32, warp = thread / 32;
+  int before = mine;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(0xffffffff, before, step);
+    if (lane >= step) before += other;
+  }
+  if (lane == 31) sums[warp] = before;
+  __syncthreads();
+  total = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const int sum = sums[w];
+    if (w < warp) before += sum;
+    total += sum;
+  }
+  return before - mine;
+}
+
+}  // namespace tessera
