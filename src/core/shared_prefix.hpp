@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/buffers.hpp"
 #include "core/geometry.hpp"
 #include "tessera/tessera.h"
 
@@ -51,6 +52,9 @@ PrefixMemory carve_prefix(char* base, const tessera_plan& plan);
 
 tessera_buffers buffers_of(const tessera_plan& plan, PrefixPart part, const tessera_buffers& buffers,
                            const PrefixMemory& memory);
+
+// The merge of the parts: what tessera_combine reads and writes, and a sink is the caller's to add. Packed rows are one sequence's.
+CombineTensors merge_of(const tessera_plan& plan, const tessera_buffers& buffers, const PrefixMemory& memory);
 
 // prefix_groups and prefix_lens against what the sequences have. The other index tensors have been checked.
 tessera_status check_prefixes(const tessera_plan& plan, const tessera_buffers& buffers);

@@ -7,7 +7,7 @@
 
 namespace tessera::cpu {
 
-void combine(const core::CombineTensors& t, const tessera_device& device, core::Cancel& cancel) {
+CombineParams combine_params(const core::CombineTensors& t) {
   CombineParams p{};
   const auto [parts, batch, rows, heads, head_dim_v] = t.o_parts_layout.shape;
   p.parts = parts, p.batch = batch, p.rows = rows, p.heads = heads, p.head_dim_v = head_dim_v;
@@ -28,6 +28,11 @@ void combine(const core::CombineTensors& t, const tessera_device& device, core::
     p.lse_batch = t.lse_layout.strides[0] * 4, p.lse_head = t.lse_layout.strides[1] * 4,
     p.lse_row = t.lse_layout.strides[2] * 4;
   }
+  return p;
+}
+
+void combine(const core::CombineTensors& t, const tessera_device& device, core::Cancel& cancel) {
+  const CombineParams p = combine_params(t);
   constexpr int64_t kRowsAtOnce = 1024;
   const int64_t rows_total = p.batch * p.rows * p.heads;
   for (int64_t row = 0; row < rows_total && !cancel.asked(); row += kRowsAtOnce) {

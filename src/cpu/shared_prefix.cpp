@@ -15,31 +15,6 @@ namespace {
 constexpr core::PrefixPart kParts[] = {core::kPrefix, core::kSuffix};
 constexpr int64_t kMergeRowsPerItem = 64;
 
-CombineParams merge_params(const tessera_plan& plan, const tessera_buffers& buffers, const core::PrefixMemory& memory) {
-  const tessera_problem& problem = plan.problem;
-  const bool packed = core::packed_q(problem);
-  const int64_t rows = core::rows_total(problem);
-  const core::TensorView<core::RowStrides> o = core::row_view(problem.o, buffers.o);
-  const core::TensorView<core::LseStrides> lse = core::lse_view(problem.lse, buffers.lse);
-  CombineParams c{};
-  c.parts = core::kPrefixParts, c.batch = packed ? 1 : plan.batch, c.rows = packed ? rows : problem.q.shape[1];
-  c.heads = plan.heads_q, c.head_dim_v = plan.head_dim_v;
-  c.part_dtype = c.dtype = problem.o.dtype;
-  c.o_parts = memory.o[0], c.o_part = memory.o[1] - memory.o[0];
-  c.o_part_head = plan.head_dim_v * o.elem_bytes, c.o_part_row = plan.heads_q * c.o_part_head;
-  c.o_part_batch = c.rows * c.o_part_row;
-  c.lse_parts = reinterpret_cast<const char*>(memory.lse[0]);
-  c.lse_part = (memory.lse[1] - memory.lse[0]) * 4;
-  c.lse_part_row = 4, c.lse_part_head = rows * 4, c.lse_part_batch = c.rows * 4;
-  c.o = static_cast<char*>(o.data);
-  c.o_batch = o.stride.batch * o.elem_bytes, c.o_row = o.stride.row * o.elem_bytes;
-  c.o_head = o.stride.head * o.elem_bytes;
-  c.lse = static_cast<char*>(lse.data);
-  c.lse_batch = lse.stride.batch * 4, c.lse_head = lse.stride.head * 4, c.lse_row = lse.stride.row * 4;
-  if (core::present(problem.sink)) c.sink = buffers.sink, c.sink_head = problem.sink.strides[0] * 4;
-  return c;
-}
-
 }  // namespace
 
 std::string refuse_shared_prefix(const tessera_plan& plan) {
@@ -74,7 +49,8 @@ void forward_shared_prefix(const tessera_plan& plan, const tessera_buffers& buff
     forward(part, core::buffers_of(plan, n, buffers, memory), base + memory.bytes, executor, cancel);
     if (cancel.asked()) return;
   }
-  const CombineParams c = merge_params(plan, buffers, memory);
+  CombineParams c = combine_params(core::merge_of(plan, buffers, memory));
+  if (core::present(plan.problem.sink)) c.sink = buffers.sink, c.sink_head = plan.problem.sink.strides[0] * 4;
   const int64_t rows = c.batch * c.rows * c.heads;
   const KernelTable& table = kernel_table(plan.device.isa);
   const Runner runner(plan.device.threads, base + plan.shared_bytes, plan.scratch_bytes, executor, cancel, false);

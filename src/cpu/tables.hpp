@@ -1,6 +1,7 @@
 // The kernel table that serves an instruction set.
 #pragma once
 
+#include "core/buffers.hpp"
 #include "cpu/params.hpp"
 
 namespace tessera::cpu {
@@ -13,5 +14,8 @@ const KernelTable& decode_table(const tessera_plan& plan);
 
 // The kernels that take a tiled plan by AMX, or NULL: another ISA, or not bfloat16.
 const AmxKernelTable* amx_kernels(const tessera_plan& plan);
+
+// What a kernel of the table reads of a merge.
+CombineParams combine_params(const core::CombineTensors& tensors);
 
 }  // namespace tessera::cpu

@@ -1,12 +1,14 @@
 // From a checked plan and device pointers to what kernels read.
 #pragma once
 
+#include "core/buffers.hpp"
 #include "tessera/config.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline constexpr int64_t kWorkspaceAlignment = 64;  // of a part of the workspace, bytes
 constexpr int64_t padded_to(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 RowTensor row_tensor(const tessera_layout& layout, const void* data);
@@ -27,6 +29,10 @@ ScoreConfig score_config_beside_block_mask(const tessera_problem& problem);
 PositionMasks position_masks(const tessera_problem& problem, const tessera_buffers& buffers);
 
 void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tessera_buffers& buffers);
+
+// A merge of partial results: tessera_combine's, or a launch's after others.
+CombineConfig combine_config(const core::CombineTensors& t);
+CombineParams combine_params(const core::CombineTensors& t);
 
 // Tiles of `block` rows: of each sequence, or, packed, the slots of all of them (attention/scheduler.cuh). `rows_a_query` heads
 // are packed into a query's rows.

@@ -183,7 +183,7 @@ int32_t splits_of(const Choice& choice, const tessera_plan& plan) {
 }
 
 int64_t partial_o_bytes(const tessera_plan& plan, int num_splits) {
-  return padded_to(int64_t{num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, 64);
+  return padded_to(int64_t{num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, kWorkspaceAlignment);
 }
 
 // A block for each work tile. Persistent blocks, whose tiles `order` tells, are as many as the GPU holds where tiles differ in

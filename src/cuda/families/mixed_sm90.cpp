@@ -25,16 +25,18 @@ struct MixedSm90Plan {
   int32_t others;            // tessera_kernel of the sequences of many rows: fwd_sm90 or fwd_sm80
   int64_t decode_workspace;  // offset in bytes
   DecodeSm90Plan decode;
+  FwdSm80Plan
+      unsplit;  // fwd_sm80's, with all keys in one part: of the others where they are its, else of all where data is misaligned
 };
 constexpr size_t kAt = TESSERA_PLAN_CONFIG_BYTES - sizeof(MixedSm90Plan);
-static_assert(kAt >= kForwardConfigBytes && sizeof(FwdSm80Plan) <= kForwardConfigBytes);
+static_assert(kAt >= kForwardConfigBytes);
 
 // Queries that one work tile of decode_sm90 holds.
 int64_t decoded_queries(const tessera_plan& plan) {
   return kDecodeRows / std::max<int64_t>(1, plan.heads_q / std::max<int64_t>(1, plan.heads_kv));
 }
 
-// What the families of the other sequences see: which are not theirs.
+// What the families of the other sequences see: those of at most so many queries are not theirs.
 tessera_plan planned_for(tessera_plan plan, int64_t queries) {
   plan.decode_queries = static_cast<int32_t>(queries);
   return plan;
@@ -64,16 +66,12 @@ void configure(tessera_plan& plan) {
   plan = planned_for(plan, decoded_queries(plan));
   const Family& others = others_of(plan);
   others.configure(plan);
-  if (&others == &kFwdSm80) {
-    const FwdSm80Plan unsplit = plan_fwd_sm80(plan, Splits::kNone);
-    plan.num_items /= plan.num_splits, plan.num_splits = 1, plan.shared_bytes = 0;
-    keep_config(plan, unsplit);
-  }
+  if (&others == &kFwdSm80) plan.num_items /= plan.num_splits, plan.num_splits = 1, plan.shared_bytes = 0;
   MixedSm90Plan own{};
   own.others = others.kernel;
-  constexpr int64_t kAlignment = 64;
-  own.decode_workspace = padded_to(plan.shared_bytes, kAlignment);
-  own.decode = plan_decode_sm90(plan, decoded_queries(plan));
+  own.decode_workspace = padded_to(plan.shared_bytes, kWorkspaceAlignment);
+  own.decode = plan_decode_sm90(plan, plan.decode_queries);
+  own.unsplit = plan_fwd_sm80(plan, Splits::kNone);
   plan.num_items += own.decode.grid.x;
   plan.shared_bytes = own.decode_workspace + decode_sm90_workspace_bytes(own.decode);
   plan.smem_bytes = std::max(plan.smem_bytes, smem_bytes(own.decode.config));
@@ -87,20 +85,18 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   const tessera_problem& p = plan.problem;
   if (plan.batch == 0 || !rows_aligned(p.q, buffers.q) || !rows_aligned(p.k, buffers.k) ||
       !rows_aligned(p.v, buffers.v)) {  // which decode_sm90 does not take: all sequences are fwd_sm80's
-    tessera_plan all = plan;
-    all.decode_queries = 0;
-    return list_fwd_sm80(all, plan_fwd_sm80(all, Splits::kNone), buffers, nullptr, launches);
+    return list_fwd_sm80(planned_for(plan, 0), own.unsplit, buffers, nullptr, launches);
   }
   if (own.others == TESSERA_KERNEL_FWD_SM90) {
     TESSERA_RETURN_IF_ERROR(kFwdSm90.lower(plan, buffers, workspace, launches));
   } else {
-    TESSERA_RETURN_IF_ERROR(list_fwd_sm80(plan, config_of<FwdSm80Plan>(plan), buffers, nullptr, launches));
+    TESSERA_RETURN_IF_ERROR(list_fwd_sm80(plan, own.unsplit, buffers, nullptr, launches));
   }
   char* const base = static_cast<char*>(workspace);
   return list_decode_sm90(plan, own.decode, buffers, base ? base + own.decode_workspace : nullptr, launches);
 }
 
-// Which of the families' own it is in addition is for them to refuse.
+// What its two families refuse beyond this, refuse() asks them.
 constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .oldest_arch = kHopper,
                              .newest_arch = kHopper,

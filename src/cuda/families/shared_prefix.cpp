@@ -17,8 +17,6 @@ namespace {
 constexpr core::PrefixPart kParts[] = {core::kPrefix, core::kSuffix};
 constexpr const Family* kPartFamilies[] = {&kFwdSm90, &kFwdSm80};  // in order of preference
 
-constexpr int64_t kAlignment = 64;  // of a part's workspace
-
 // NULL: none takes it.
 const Family* family_of(const tessera_plan& part) {
   for (const Family* family : kPartFamilies) {
@@ -52,35 +50,13 @@ void configure(tessera_plan& plan) {
     const Family& family = *family_of(part);
     part.kernel = family.kernel;
     family.configure(part);
-    part.shared_bytes = padded_to(part.shared_bytes, kAlignment);
+    part.shared_bytes = padded_to(part.shared_bytes, kWorkspaceAlignment);
     core::keep_part(plan, n, part);
     plan.num_items += part.num_items;
     plan.smem_bytes = std::max(plan.smem_bytes, part.smem_bytes);
     parts_bytes += part.shared_bytes;
   }
   plan.shared_bytes = core::carve_prefix(nullptr, plan).bytes + parts_bytes;
-}
-
-tessera_status merge(const tessera_plan& plan, const tessera_buffers& buffers, const core::PrefixMemory& memory,
-                     LaunchList& launches) {
-  const tessera_problem& problem = plan.problem;
-  const bool packed = core::packed_q(problem);
-  const int64_t rows = rows_total(plan);
-  const int64_t elem_bytes = static_cast<int64_t>(tessera_dtype_bytes(problem.q.dtype));
-  CombineParams c{};
-  c.parts = core::kPrefixParts, c.batch = packed ? 1 : static_cast<int>(plan.batch);
-  c.rows = static_cast<int>(packed ? rows : problem.q.shape[1]);
-  c.heads = static_cast<int>(plan.heads_q), c.head_dim_v = static_cast<int>(plan.head_dim_v);
-  c.o_parts = memory.o[0], c.o_part = (memory.o[1] - memory.o[0]) / elem_bytes;
-  c.o_part_head = plan.head_dim_v, c.o_part_row = plan.heads_q * plan.head_dim_v,
-  c.o_part_batch = c.rows * c.o_part_row;
-  c.lse_parts = memory.lse[0], c.lse_part = memory.lse[1] - memory.lse[0];
-  c.lse_part_row = 1, c.lse_part_head = rows, c.lse_part_batch = c.rows;
-  c.o = row_tensor(problem.o, buffers.o);
-  c.lse = stat_tensor(problem.lse, buffers.lse);
-  if (core::present(problem.sink)) c.sink = buffers.sink, c.sink_head = problem.sink.strides[0];
-  const Dtype dtype = static_cast<Dtype>(problem.q.dtype);
-  return launch_combine({dtype, dtype}, c, launches);
 }
 
 tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
@@ -102,7 +78,11 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     TESSERA_RETURN_IF_ERROR(family.lower(part, core::buffers_of(plan, n, buffers, memory), memory_of[n], launches));
   }
   launches.clear(nullptr);  // of both parts, by the first kernel
-  return merge(plan, buffers, memory, launches);
+  const core::CombineTensors parts = core::merge_of(plan, buffers, memory);
+  CombineParams c = combine_params(parts);
+  const tessera_layout& sink = plan.problem.sink;
+  if (core::present(sink)) c.sink = buffers.sink, c.sink_head = sink.strides[0];
+  return launch_combine(combine_config(parts), c, launches);
 }
 
 }  // namespace
