@@ -558,6 +558,18 @@ def test_metadata_waits_for_no_gpu():
         assert backend.step.pages["page_table"].shape == (3, 4)
 
 
+def captured(step, device):
+    """Runs `step` once; on a GPU answers what replays a graph of it, on the CPU itself."""
+    step()
+    if device != "cuda":
+        return step
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_capture_serves_a_hundred_batches(device, dtype):
     """A plan and a graph of bounds: 1 to 6 sequences of one token, some or a chunk, padded with empty ones whose rows of the
@@ -581,13 +593,7 @@ def test_one_capture_serves_a_hundred_batches(device, dtype):
             q, k_cache, v_cache, out, **index, max_seqlen_q=longest, max_seqlen_k=max_pages * size, causal=True, scale=SCALE
         )
 
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        step = graph.replay
+    step = captured(step, device)
     caches = k_cache.cpu(), v_cache.cpu()
     for n in range(100):
         used, starts, lengths = between(1, batch), [0], []
@@ -629,13 +635,7 @@ def test_one_capture_serves_other_prefixes(device):
     def step():
         paged.attend(q, *pool, out, **index, max_seqlen_q=1, max_seqlen_k=max_pages * size, causal=True, scale=SCALE)
 
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        step = graph.replay
+    step = captured(step, device)
     caches = [cache.cpu() for cache in pool]
     for n in range(30):
         ends = sorted(between(0, batch) for _ in range(3))
