@@ -128,7 +128,8 @@ suite_comparison() { gtest_suite comparison 120 24 'Cuda/GpuComparison.*'; }
 suite_ampere() { TESSERA_FWD_SM80_BULK=0 gtest_suite ampere 240 48 'Cuda/GpuTable.*'; }
 suite_graphs() { TESSERA_CUDA_GRAPHS=first gtest_suite graphs 240 48 'Cuda/GpuTable.*:*CudaStreams*:*CudaLaunches*-*TakesNoGpuMemory*'; }
 suite_invariance() { gtest_suite invariance 60 4 'Cuda/GpuBatchInvariance.*'; }
-suite_cuda() { gtest_suite cuda 120 1 '*Cuda*.*-*GpuTable*:*GpuComparison*:*GpuBatchInvariance*'; }
+# Plans need no GPU: `make test` asks for them.
+suite_cuda() { gtest_suite cuda 180 1 '*Cuda*.*-*GpuTable*:*GpuComparison*:*GpuBatchInvariance*:CudaPlan.*'; }
 
 suite_fuzz() {
   rm -f "$logs"/fuzz.*.log
@@ -202,10 +203,10 @@ sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved fal
 
 suite_memcheck() { sanitizer_suite memcheck '' --print-limit 20 --padding 256; }
 suite_racecheck() {
-  sanitizer_suite racecheck 'WAR tessera_(fwd_sm90|fwd_sm80_pairs|bwd_sm90(_d256)?)|RAW tessera_bwd_sm80_split' --print-limit 1000000 --show-backtrace no \
+  sanitizer_suite racecheck 'WAR tessera_(fwd_sm90|fwd_sm80_pairs|bwd_sm90(_d256)?)|RAW tessera_(bwd_sm80_split|bwd_sm90_d512)' --print-limit 1000000 --show-backtrace no \
     --racecheck-report hazard
 }
-suite_initcheck() { sanitizer_suite initcheck 'read [0-9]+ tessera_bwd_rows|read 8 tessera_decode_sm90' --print-limit 1000000 --show-backtrace no; }
+suite_initcheck() { sanitizer_suite initcheck 'read [0-9]+ tessera_bwd_rows|read 2 tessera_combine|read 8 tessera_decode_sm90' --print-limit 1000000 --show-backtrace no; }
 suite_synccheck() { sanitizer_suite synccheck '' --print-limit 20; }
 
 # On an installed package, else on an extension built here.

@@ -47,7 +47,7 @@ TEST(CudaPlan, RefusesAHeadSizeBeyondTheLimit) {
 // Every feature but the CPU's own, at every head size, on every architecture: also those with the least shared memory.
 TEST(CudaPlan, TakesEveryCaseOfTheTable) {
   for (const Case& c : case_table()) {
-    const Call call = make_call(make_inputs(c));
+    const Call call = make_call(make_shapes(c));
     for (const int32_t arch : {80, 86, 90, 100, 120}) {
       for (const tessera_direction direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
         if (direction == TESSERA_BACKWARD && !c.backward) continue;
@@ -74,7 +74,7 @@ TEST(CudaPlan, KernelsOnRequestHaveCasesOfTheirOwn) {
   for (const Case& c : case_table()) {
     if (std::ranges::all_of(asked, enough)) break;
     if (c.dtype == TESSERA_FLOAT32) continue;  // none of them takes it
-    const Call call = make_call(make_inputs(c));
+    const Call call = make_call(make_shapes(c));
     for (const auto& [kernel, direction] : asked) {
       if (taken[kernel] == kEnough || (direction == TESSERA_BACKWARD && !c.backward)) continue;
       tessera_device device = imagined_gpu(90);
@@ -93,7 +93,7 @@ TEST(CudaPlan, TheDecodingKernelForHopperHasCasesOfItsOwn) {
   for (const Case& c : case_table()) {
     if (taken == kEnough) break;
     if (c.sq > 16) continue;  // inputs take their time
-    const Call call = make_call(make_inputs(c));
+    const Call call = make_call(make_shapes(c));
     tessera_device device = imagined_gpu(90);
     device.kernel = TESSERA_KERNEL_DECODE_SM90;
     const tessera_problem problem = problem_of(call, TESSERA_FORWARD);

@@ -138,12 +138,16 @@ double growth_of(const Case& c, int64_t key) {
   return c.data == kFalling ? std::pow(10, 2 - 4 * share) : 1;
 }
 
-void draw_rows(Draw& draw, Inputs& in) {
+void clear_rows(Inputs& in) {
   const Case& c = in.c;
   in.q.assign(in.rows_q * c.hq * c.d, kNaN);
   in.d_o.assign(in.rows_q * c.hq * c.dv, kNaN);
   in.k.assign(in.rows_k * c.hkv * c.d, kNaN);
   in.v.assign(in.rows_k * c.hkv * c.dv, kNaN);
+}
+
+void draw_rows(Draw& draw, Inputs& in) {
+  const Case& c = in.c;
   for (int64_t b = 0; b < c.b; ++b) {
     for (int64_t i = 0; i < in.sq[b]; ++i) {
       double* q = &in.q[in.q_row(b, i) * c.hq * c.d];
@@ -389,7 +393,7 @@ bool Inputs::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
                                ceil_div(c.sk, c.block_k))] != 0;
 }
 
-Inputs make_inputs(const Case& c) {
+static Inputs make(const Case& c, bool values) {
   Inputs in;
   in.c = c;
   Draw draw(c.seed);
@@ -400,7 +404,8 @@ Inputs make_inputs(const Case& c) {
     for (int64_t& sk : in.sk) sk = draw.length(sk);
   if (c.prefix) draw_prefixes(draw, in);
   if (c.k_form == kPaged) draw_pages(draw, in);
-  draw_rows(draw, in);
+  clear_rows(in);
+  if (values) draw_rows(draw, in);
   copy_prefixes(in);
   in.d_lse.resize(in.rows_q * c.hq);
   for (double& value : in.d_lse) value = round_to(TESSERA_FLOAT32, draw.normal());
@@ -418,6 +423,10 @@ Inputs make_inputs(const Case& c) {
   }
   return in;
 }
+
+Inputs make_inputs(const Case& c) { return make(c, true); }
+
+Inputs make_shapes(const Case& c) { return make(c, false); }
 
 Call make_call(const Inputs& in) { return make_call(in, static_cast<int32_t>(in.c.dtype), false); }
 

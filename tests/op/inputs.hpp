@@ -40,6 +40,9 @@ struct Inputs {
 
 Inputs make_inputs(const Case& c);
 
+// The same shapes, lengths and pages, Q, K, V and dO of NaN: for what reads no values, as a plan does.
+Inputs make_shapes(const Case& c);
+
 // A problem with its tensors. `problem` has the layouts of the tensors that are present.
 struct Call {
   tessera_problem problem;

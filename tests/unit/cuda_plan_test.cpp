@@ -439,6 +439,9 @@ INSTANTIATE_TEST_SUITE_P(
                   p.block_mask = layout(boolean, {1, 1, 32, 32});
                   p.mask_block_q = p.mask_block_k = 128;
                 }},
+        Refusal{"SmallSoftcap", "softcap: below 0.25", [](Problem& p, Device&) { p.softcap = 0.125; }},
+        Refusal{"SmallSoftcapFloat16", "softcap: below 2",
+                [](Problem& p, Device&) { p = training_problem(128, 128, float16), p.softcap = 1.5; }},
         Refusal{"CappedBias", "softcap: not taken beside bias",
                 [](Problem& p, Device&) {
                   p.softcap = 30, p.bias = layout(float32, {1, 1, 4096, 4096});

@@ -194,9 +194,18 @@ std::string refuse_by_pairs(const tessera_problem& p) {
   return "";
 }
 
+// The softcap's slope is made of P in float16, whose rounding moves the tanh by 2^-11 / softcap: from here on it costs dS no more than
+// dS's own rounding does (2^-11 in float16, 2^-8 in bfloat16).
+std::string refuse_softcap(const tessera_problem& p) {
+  const bool float16 = p.q.dtype == TESSERA_FLOAT16;
+  if (p.softcap <= 0 || p.softcap >= (float16 ? 2.0 : 0.25)) return "";
+  return std::string("softcap: below ") + (float16 ? "2" : "0.25") + ", and its slope is made of P rounded";
+}
+
 std::string refuse_options(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (by_pairs(plan)) return refuse_by_pairs(p);
+  if (std::string reason = refuse_softcap(p); !reason.empty()) return reason;
   if (core::present(p.block_mask)) {
     if (std::string reason = refuse_block_lists(p); !reason.empty()) return reason;
     if (p.deterministic) return "deterministic: not taken with a block_mask";
