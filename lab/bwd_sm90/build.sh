@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds variants ("name {config}") as shared libraries: build.sh OUT_FOLDER [name ...]. Prints spills, serialised products and
 # registers of each. The variants are those of TREE's variants.txt, TREE/kernels their device code, PREFIX is put before their
-# names; without TREE they are this tree's. run.sh makes trees of the patches.
+# names; without TREE they are this tree's.
 tree=${TREE:-$(cd "$(dirname "$0")/../.." && pwd)}; lab=$tree/lab/bwd_sm90; out=$1; shift; mkdir -p "$out"
 build_one() {
   name=$PREFIX$1; config=$2; work=$out/.$name; mkdir -p $work; echo "#define CONFIG $config" > $work/config.h

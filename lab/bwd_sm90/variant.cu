@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(kBwdSm90Threads, 1) bwd_main(const 
   bwd_sm90<kCfg>(p);
 }
 #endif
-constexpr BwdSm90RowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.block_m, false};
+constexpr BwdSm90RowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.block_m, false, false, kCfg.deterministic};
 extern "C" __global__ void __launch_bounds__(kBwdRowsThreads) bwd_before(const __grid_constant__ BwdParams p) {
   bwd_sm90_before<kRows>(p);
 }
@@ -44,6 +44,19 @@ struct Args {
   int batch, sq, sk, heads_q, heads_kv, causal, section_heads, pdl, parts;
   float scale;
 };
+
+// As the library's plan has it: src/cuda/families/bwd_sm90.cpp.
+static int rotation(int q_tiles, int key_tiles, bool causal) {
+  static const int multiprocessors = [] {
+    int device = 0, count = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return count;
+  }();
+  const int per_block = (q_tiles + key_tiles - 1) / key_tiles;
+  const bool each_its_own = (key_tiles - 1) * per_block < q_tiles;
+  return kCfg.deterministic && !causal && key_tiles <= multiprocessors / 2 && each_its_own ? per_block : 0;
+}
 
 static CUresult encode(CUtensorMap* map, void* data, int batch, int rows, int heads, int box_rows) {
   static PFN_cuTensorMapEncodeTiled_v12000 function = nullptr;
@@ -100,6 +113,7 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   if (kCfg.deterministic) p.ticket = a->turns, p.dq_semaphore = a->turns + 1;
   p.d_q_aligned = 1;
   p.key_tiles = Divisor((a->sk + kCfg.block_n - 1) / kCfg.block_n);
+  p.rotation = rotation(p.q_tiles, p.key_tiles, a->causal);
   p.heads = a->batch * a->heads_kv;
   p.section_heads = Divisor(a->section_heads < p.heads ? a->section_heads : p.heads);
   int error = 0;

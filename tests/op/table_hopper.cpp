@@ -367,6 +367,14 @@ constexpr const char* kHopperBackward[] = {
     "data=nan_query sq=500 sk=600 hq=2 hkv=1 d=256 dv=256 wl=100 wr=30",
     "data=nan_value sq=500 sk=600 hq=2 hkv=1 d=256 dv=256 causal=1",
     "data=inf_bias bias=hqk d_bias=1 sq=200 sk=300 hq=2 hkv=1 d=128 dv=128",
+    // Rotated, the last query tile half as far from the one before, heads of a group; then from the first keys on.
+    "deterministic=1 b=2 sq=700 sk=700 hq=4 hkv=2 d=128 dv=128",
+    "deterministic=1 b=2 sq=900 sk=860 hq=4 hkv=1 d=64 dv=64",
+    "deterministic=1 b=1 sq=500 sk=500 hq=2 hkv=2 d=64 dv=64 dropout=0.2 mask=qk",
+    "deterministic=1 b=1 sq=500 sk=300 hq=2 hkv=2 d=96 dv=128 bias=bhqk d_bias=1",
+    "deterministic=1 b=2 sq=150 sk=700 hq=2 hkv=1 d=128 dv=128 used=1",
+    "deterministic=1 b=1 sq=600 sk=700 hq=2 hkv=1 d=64 dv=64 wl=200 wr=100",
+    "deterministic=1 data=nan_d_o sq=500 sk=500 hq=2 hkv=1 d=128 dv=128",
 };
 
 constexpr int64_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};

@@ -95,6 +95,17 @@ TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInTurns) {
           met.insert({slot, b.key0 / kN});
         }
     }
+    // bwd_sm90_before clears what visible_keys says that no block adds to; elsewhere the first block stores.
+    for (int batch = 0; batch < p.batch; ++batch) {
+      const Sequence s = load_sequence(p, batch);
+      for (int head = 0; head < p.heads_q; ++head)
+        for (int row0 = 0; row0 < s.sq; row0 += kM) {
+          const KeyRange keys = visible_keys(p, s, row0, std::min(row0 + kM, s.sq) - 1).some;
+          const int blocks = keys.low <= keys.high ? keys.high / kN - keys.low / kN + 1 : 0;
+          const auto found = added.find(head * p.q_slots + query_slot<kM>(p, batch) + row0 / kM);
+          ASSERT_EQ(found == added.end() ? 0 : found->second, blocks);
+        }
+    }
     for (int batch = 0; batch < p.batch; ++batch) {
       const Sequence s = load_sequence(p, batch);
       const int slot0 = query_slot<kM>(p, batch);
@@ -111,6 +122,63 @@ TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInTurns) {
           ASSERT_TRUE(owners.contains({row, head})) << "nobody stores a key";
         }
     }
+  }
+}
+
+// Rotated, a head's blocks wait for one another: on as many multiprocessors as they are, going on in any order, all end. Producer and
+// dQ thread pass over the same tiles.
+TEST(BwdSm90Blocks, RotatedAddInTurnsWhereAHeadIsResident) {
+  const unsigned seed = std::random_device{}();
+  std::mt19937 random(seed);
+  const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
+  struct Running {
+    KeyBlock b;
+    int tile, head, left;
+  };
+  for (int trial = 0; trial < 500; ++trial) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", trial " + std::to_string(trial));
+    BwdSm90Params p{};
+    p.batch = draw(1, 2);
+    const int heads_kv = draw(1, 2), group = draw(1, 3);
+    p.heads_kv = Divisor(heads_kv), p.group = Divisor(group), p.heads_q = Divisor(heads_kv * group);
+    p.window_left = p.window_right = -1;
+    const int key_tiles = draw(1, 9);
+    p.rotation = draw(1, 3);
+    p.seqlen_k = p.rows_k = p.max_seqlen_k = key_tiles * kN - draw(0, kN - 1);
+    p.q_tiles = (key_tiles - 1) * p.rotation + draw(1, p.rotation);
+    p.seqlen_q = p.rows_q = p.max_seqlen_q = p.q_tiles * kM - draw(0, kM - 1);
+    p.q_slots = p.q_tiles * p.batch;
+    p.key_tiles = Divisor(key_tiles), p.section_heads = Divisor(1);
+    p.heads = heads_kv * p.batch;
+    const int blocks = p.heads * key_tiles, multiprocessors = draw(key_tiles, key_tiles + 3);
+    std::vector<Running> running;
+    std::map<int, int> added;
+    std::set<std::pair<int, int>> met;
+    int started = 0;
+    while (started < blocks || !running.empty()) {
+      while (started < blocks && std::ssize(running) < multiprocessors) {
+        const KeyBlock b = key_block<kConfig>(p, started++);
+        ASSERT_EQ(b.steps, p.q_tiles * group);
+        running.push_back({b, start_tile<kConfig>(p, b), b.head_kv * group, b.steps});
+      }
+      std::vector<int> next;  // those whose turn it is
+      for (int i = 0; i < std::ssize(running); ++i) {
+        const auto& [b, tile, head, left] = running[i];
+        const int turn = turn_of<kConfig>(p, b, tile * kM), slot = head * p.q_slots + b.slot0 + tile;
+        ASSERT_GE(turn, added[slot]) << "a turn has passed";
+        if (turn == added[slot]) next.push_back(i);
+      }
+      ASSERT_FALSE(next.empty()) << "all wait";
+      const int i = next[draw(0, static_cast<int>(next.size()) - 1)];
+      auto& [b, tile, head, left] = running[i];
+      const int slot = head * p.q_slots + b.slot0 + tile;
+      ++added[slot];
+      ASSERT_TRUE(met.insert({slot, b.key0 / kN}).second);
+      tile = next_tile(b, tile);
+      if (tile == start_tile<kConfig>(p, b)) ++head;
+      if (--left == 0) running.erase(running.begin() + i);
+    }
+    EXPECT_EQ(std::ssize(met), int64_t{p.q_slots} * heads_kv * group * key_tiles) << "a block misses a tile";
   }
 }
 

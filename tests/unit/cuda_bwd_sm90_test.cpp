@@ -164,7 +164,50 @@ TEST(CudaBwdSm90, DeterministicAdditionsTakeTurns) {
   EXPECT_EQ(p.ticket, at(kWorkspace + 2 * kRows * 4 + kRows * 128 * 4 + kTiles * 4));
   EXPECT_GE(plan.shared_bytes, as_they_come.shared_bytes + kTiles * 4 + 4);
   EXPECT_EQ(params_of<BwdParams>(list[0]).dq_semaphore, p.dq_semaphore) << "cleared before";
-  EXPECT_NE(list[1].spec().config.find(".deterministic = true"), std::string::npos);
+  for (const int kernel : {0, 1}) {
+    EXPECT_NE(list[kernel].spec().config.find(".deterministic = true"), std::string::npos)
+        << "the first block stores dQ";
+  }
+  EXPECT_EQ(plan.smem_bytes, as_they_come.smem_bytes + 64 * 128 * 4 + 4 * 8)
+      << "a second place for dQ, and its barriers";
+}
+
+// Each block begins with the queries at its own keys, if every block sees every query and half of the multiprocessors hold a head's.
+TEST(CudaBwdSm90, DeterministicBlocksOfAHeadAreRotated) {
+  const auto rotation_of = [](int64_t head_dim, int64_t queries, int64_t keys, auto change) {
+    tessera_problem p = problem_of(head_dim, false);
+    p.deterministic = 1;
+    p.q = p.o = p.d_o = p.d_q = layout(bfloat16, {kBatch, queries, kHeads, head_dim});
+    p.k = p.v = p.d_k = p.d_v = layout(bfloat16, {kBatch, keys, kHeadsKv, head_dim});
+    p.lse = layout(float32, {kBatch, kHeads, queries});
+    change(p);
+    LaunchList list;
+    EXPECT_EQ(lower(plan_of(p), tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+    return params_of<BwdSm90Params>(list[1]).rotation;
+  };
+  const auto as_it_is = [](tessera_problem&) {};
+  EXPECT_EQ(rotation_of(64, 4096, 4096, as_it_is), 1);
+  EXPECT_EQ(rotation_of(128, 4096, 4096, as_it_is), 2) << "a block has as many keys as two tiles have queries";
+  EXPECT_EQ(rotation_of(128, 4097, 4097, as_it_is), 2) << "65 tiles of queries, 33 blocks";
+  EXPECT_EQ(rotation_of(128, 896, 500, as_it_is), 4) << "14 tiles, 4 blocks";
+  EXPECT_EQ(rotation_of(128, 640, 128 * 7, as_it_is), 0) << "10 tiles cannot begin 7 blocks two tiles apart";
+  EXPECT_EQ(rotation_of(64, 200, 4096, as_it_is), 0) << "more blocks than tiles";
+  tessera_device device{};
+  ASSERT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
+  const int64_t most = device.cores / 2 * 128;
+  EXPECT_EQ(rotation_of(64, most, most, as_it_is), 1);
+  EXPECT_EQ(rotation_of(64, most + 1, most + 1, as_it_is), 0);
+  EXPECT_EQ(rotation_of(128, 1024, 1024, [](tessera_problem& p) { p.deterministic = 0; }), 0);
+  EXPECT_EQ(rotation_of(128, 1024, 1024, [](tessera_problem& p) { p.causal = 1; }), 0);
+  EXPECT_EQ(rotation_of(128, 1024, 1024, [](tessera_problem& p) { p.window_left = 100; }), 0);
+  EXPECT_EQ(rotation_of(128, 1024, 1024, [](tessera_problem& p) { p.window_right = 100; }), 0);
+  EXPECT_EQ(rotation_of(128, 1024, 1024, [](tessera_problem& p) { p.seqused_k = layout(int32, {kBatch}); }), 0);
+  EXPECT_EQ(rotation_of(128, 1024, 1024, [](tessera_problem& p) { p.softcap = 30; }), 2);
+  tessera_problem packed = packed_problem_of(128);
+  packed.causal = 0, packed.deterministic = 1;
+  LaunchList list;
+  ASSERT_EQ(lower(plan_of(packed), tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+  EXPECT_EQ(params_of<BwdSm90Params>(list[1]).rotation, 0);
 }
 
 // Its dS is not raised, which float16 has no range for.

@@ -153,10 +153,10 @@ TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
   };
   for (const auto& [dtype, window, packed, deterministic, alibi, softcap, dropout, mask, bias] :
        {Kind{.dtype = bfloat16, .window = true}, Kind{.dtype = bfloat16, .packed = true},
-        Kind{bfloat16, true, true, true, true}, Kind{float16, true, true, true, true},
-        Kind{.dtype = bfloat16, .softcap = true}, Kind{.dtype = float16, .softcap = true},
-        Kind{.dtype = bfloat16, .dropout = true}, Kind{.dtype = bfloat16, .mask = true},
-        Kind{bfloat16, true, true, true, false, true, true, true},
+        Kind{.dtype = bfloat16, .deterministic = true}, Kind{bfloat16, true, true, true, true},
+        Kind{float16, true, true, true, true}, Kind{.dtype = bfloat16, .softcap = true},
+        Kind{.dtype = float16, .softcap = true}, Kind{.dtype = bfloat16, .dropout = true},
+        Kind{.dtype = bfloat16, .mask = true}, Kind{bfloat16, true, true, true, false, true, true, true},
         Kind{bfloat16, true, true, true, true, false, true, true, bfloat16},
         Kind{float16, true, true, true, true, false, true, true, float32}}) {
     tessera_problem p;

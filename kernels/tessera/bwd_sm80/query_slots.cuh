@@ -34,8 +34,12 @@ TESSERA_DEVICE bool one_block_adds(const ProblemParams& p, const Sequence& s, in
 // A tile of dQ, [block_m][head_dim] float32, as parts of 16 x 8 in the order of the accumulators, so that what a warp
 // adds at once lies together: with vectors [lane][4], without [4][lane].
 template <int kHeadDim>
+TESSERA_DEVICE int dq_part_offset(int part_row, int part_col) {
+  return (part_row * (kHeadDim / 8) + part_col) * (16 * 8);
+}
+template <int kHeadDim>
 TESSERA_DEVICE float* dq_part(float* tile, int part_row, int part_col) {
-  return tile + (part_row * (kHeadDim / 8) + part_col) * (16 * 8);
+  return tile + dq_part_offset<kHeadDim>(part_row, part_col);
 }
 
 TESSERA_DEVICE void dq_add(float* part, int lane, const float (&x)[4]) {

@@ -26,8 +26,18 @@ static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 
 // Deterministic: blocks add to a tile of dQ in the order in which they start, so that a block waits only for blocks that have
 // started. Under a causal mask they start with the last key tile, since each block begins with the query tile on its diagonal,
-// to which it is then the first to add.
+// to which it is then the first to add. Without a mask all would begin with the first query tile and follow one another: rotated,
+// each begins with the query tile at its own keys, and if all go at one pace, nobody waits.
 TESSERA_DEVICE bool last_keys_first(const BwdSm90Params& p) { return p.causal || p.window_right >= 0; }
+
+// Deterministic: where a block's steps begin; after its last tile of queries comes its first.
+template <auto kCfg>
+TESSERA_DEVICE int start_tile(const BwdSm90Params& p, const KeyBlock& b) {
+  return b.first_tile + b.key0 / kCfg.block_n * p.rotation;
+}
+TESSERA_DEVICE int next_tile(const KeyBlock& b, int tile) {
+  return tile + 1 == b.first_tile + b.tiles ? b.first_tile : tile + 1;
+}
 
 // kCfg: of either kernel, with block_m, block_n, varlen and deterministic.
 template <auto kCfg>
@@ -59,6 +69,7 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   b.slot0 = query_slot<kCfg.block_m>(p, b.batch);
   b.steps = b.tiles * p.group;
   b.load_head = b.head_kv * p.group, b.load_tile = b.first_tile, b.load_offset = b.load_parity = 0;
+  if constexpr (kCfg.deterministic) b.load_tile = start_tile<kCfg>(p, b);
   return b;
 }
 
@@ -83,8 +94,12 @@ TESSERA_DEVICE void use_lists(const BwdSm90Params& p, KeyBlock& b, int block_n) 
 // How many blocks add to the tile of queries from row0 on before this one.
 template <auto kCfg>
 TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) {
-  const KeyRange keys = visible_keys(p, b.s, row0, min(row0 + kCfg.block_m, b.s.sq) - 1).some;
   const int mine = b.key0 / kCfg.block_n;
+  if (p.rotation) {  // the block that begins with this tile, or shortly before it, is the first
+    const int ahead = row0 / kCfg.block_m / p.rotation - mine;
+    return ahead < 0 ? ahead + p.key_tiles : ahead;
+  }
+  const KeyRange keys = visible_keys(p, b.s, row0, min(row0 + kCfg.block_m, b.s.sq) - 1).some;
   return last_keys_first(p) ? keys.high / kCfg.block_n - mine : mine - keys.low / kCfg.block_n;
 }
 

@@ -8,20 +8,20 @@
 namespace tessera {
 
 struct BwdSm90Config {
-  Dtype dtype;    // 16 bits
-  int head_dim;   // of Q, K, V and dO, padded to 64 or 128
-  int block_m;    // queries a step
-  int block_n;    // keys a block owns: 64 for each of the two score warpgroups
-  int stages;     // tiles of Q and of dO in shared memory, with their rows of LSE and delta
-  int ds_stages;  // tiles of dS between the score warpgroups and the dQ warpgroup
-  bool window;    // a key has a last query that sees it
-  bool varlen;    // sequences are packed, or use a part of their keys
-  bool deterministic;
-  bool alternate;     // named barriers keep the score warpgroups half a step apart
-  bool staged_dq;     // dQ is added by bulk copies from shared memory, else by vector additions from registers
-  bool d_bias;        // every query has entries of its own; sequences and heads may share them
-  ScoreConfig score;  // no block mask; a softcap with nothing added to what it caps
-  bool block_mask;    // tiles of queries by lists (block_lists/kernel), not from the first to the last
+  Dtype dtype;         // 16 bits
+  int head_dim;        // of Q, K, V and dO, padded to 64 or 128
+  int block_m;         // queries a step
+  int block_n;         // keys a block owns: 64 for each of the two score warpgroups
+  int stages;          // tiles of Q and of dO in shared memory, with their rows of LSE and delta
+  int ds_stages;       // tiles of dS between the score warpgroups and the dQ warpgroup
+  bool window;         // a key has a last query that sees it
+  bool varlen;         // sequences are packed, or use a part of their keys
+  bool deterministic;  // a thread of the producer's warpgroup adds dQ, in turns
+  bool alternate;      // named barriers keep the score warpgroups half a step apart
+  bool staged_dq;      // dQ is added by bulk copies from shared memory, else by vector additions from registers
+  bool d_bias;         // every query has entries of its own; sequences and heads may share them
+  ScoreConfig score;   // no block mask; a softcap with nothing added to what it caps
+  bool block_mask;     // tiles of queries by lists (block_lists/kernel), not from the first to the last
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
                       deterministic, alternate, staged_dq, d_bias, score, block_mask)
@@ -31,9 +31,10 @@ struct BwdSm90RowsConfig {
   Dtype dtype;
   int head_dim, block_m;  // as the products'
   bool d_sink;
-  bool d_bias;  // as the products'
+  bool d_bias;         // as the products'
+  bool deterministic;  // as the products': the first block stores dQ, so that only tiles that none adds to are cleared
 };
-TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias)
+TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias, deterministic)
 
 // Warpgroups: the producer, two of 64 keys each, and one for dQ. setmaxnreg's numbers: their sum is that of the launch's 128 for
 // each. An accumulator of 64 registers for dQ would take 90.
@@ -55,7 +56,7 @@ struct BwdSm90Layout {
   int k, v;      // [block_n][head_dim]; at the end dK and dV
   int q, d_o;    // [stages][block_m][head_dim]
   int d_s;       // [ds_stages][block_m][block_n]
-  int dq;        // [block_m][head_dim] float32, staged for the bulk additions
+  int dq;        // [bwd_sm90_dq_stages][block_m][head_dim] float32, staged for the bulk additions
   int stats;     // [stages][2][block_m] float32: LSE in log2 units, delta
   int steps;     // [stages] QueryTileStep
   int block;     // KeyBlock
@@ -64,8 +65,13 @@ struct BwdSm90Layout {
   int bytes;
 };
 
+inline constexpr int kBwdDqStages = 2;  // deterministic: tiles of dQ between its warpgroup and the thread that adds it
+
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_barriers(const BwdSm90Config& c) {
-  return 2 + 2 * (2 * c.stages + c.ds_stages);
+  return 2 + 2 * (2 * c.stages + c.ds_stages + (c.deterministic ? kBwdDqStages : 0));
+}
+TESSERA_HOST_DEVICE constexpr int bwd_sm90_dq_stages(const BwdSm90Config& c) {
+  return c.deterministic ? kBwdDqStages : c.staged_dq ? 1 : 0;
 }
 
 TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config& c) {
@@ -77,7 +83,7 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config&
   at.d_o = at.q + c.stages * q_bytes;
   at.d_s = at.d_o + c.stages * q_bytes;
   at.dq = at.d_s + c.ds_stages * c.block_m * c.block_n * 2;
-  at.stats = at.dq + (c.staged_dq ? c.block_m * c.head_dim * 4 : 0);
+  at.stats = at.dq + bwd_sm90_dq_stages(c) * c.block_m * c.head_dim * 4;
   at.steps = at.stats + c.stages * 2 * c.block_m * 4;
   at.block = at.steps + (c.stages + c.stages % 2) * 8;
   at.slots = at.block + kBwdSm90BlockBytes;
@@ -94,6 +100,7 @@ struct BwdSm90Params : BwdParams {
   Divisor section_heads;       // heads whose tiles stand together, the longest first
   int heads;                   // (sequence, KV head) pairs; packed: KV heads
   BlockLists lists;            // with a block mask, transposed
+  int rotation;  // deterministic: a key block begins with this many query tiles later than the one before it, or 0
 };
 
 }  // namespace tessera

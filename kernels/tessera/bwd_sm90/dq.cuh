@@ -41,12 +41,14 @@ struct DqWarpgroup {
       ptx::mbarrier_wait_parity(shared.k_full(), 0);
       ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
       RingPosition<kCfg.ds_stages> at;
+      RingPosition<kBwdDqStages> staged_at;
       // Counted here: the step beside a tile of Q is overwritten once the score warpgroups have released the stage, which may
       // be before this.
       int tile = block.first_tile, slot = block.head_kv * p.group * p.q_slots + block.slot0 + tile;
       for (int left = steps; left > 0; --left) {
         shared.wait_full(Shared::kDS, at);
         if constexpr (kCfg.block_mask) slot = ptx::ld_shared_s32(shared.dq_slot(at));
+        if constexpr (kCfg.deterministic) shared.wait_empty(Shared::kDQ, staged_at);
         float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
 #pragma unroll 1
         for (int part = 0; part < kParts; ++part) {
@@ -54,35 +56,25 @@ struct DqWarpgroup {
           ptx::wgmma_wait_group<0>();
           ptx::wgmma_pin(flat(rdQ));
           if (part == kParts - 1) Shared::arrive_warp(shared.empty(Shared::kDS, at));
-          if (kCfg.deterministic && part == 0) wait_for_turn(slot, tile * kCfg.block_m);
-          add(gdQ, part);
+          if constexpr (kCfg.deterministic) {
+            stage(part, staged_at);
+          } else {
+            add(gdQ, part);
+          }
         }
-        if constexpr (kCfg.deterministic) pass_turn(slot);
         at.advance();
-        if constexpr (kCfg.block_mask) continue;
+        if constexpr (kCfg.deterministic) {
+          ptx::fence_proxy_async();
+          Shared::arrive_warp(shared.full(Shared::kDQ, staged_at));
+          staged_at.advance();
+        }
+        if constexpr (kCfg.block_mask || kCfg.deterministic) continue;
         ++slot;
         if (++tile == block.first_tile + block.tiles) tile = block.first_tile, slot += p.q_slots - block.tiles;
       }
     }
     ptx::barrier_arrive(kKeysDone, 384);
-    if constexpr (kCfg.staged_dq) ptx::cp_async_bulk_wait_group_read();
-  }
-
-  // The dQ semaphore counts the blocks that have added to the tile of queries from row0 on; they add in the order in which they
-  // started.
-  TESSERA_DEVICE void wait_for_turn(int slot, int row0) const {
-    if (lane() == 0) {
-      const int turn = turn_of<kCfg>(p, block, row0);
-      while (ptx::ld_acquire_s32(p.dq_semaphore + slot) < turn) {
-      }
-    }
-    __syncwarp();
-  }
-  TESSERA_DEVICE void pass_turn(int slot) const {
-    if (kCfg.staged_dq && lane() == 0) ptx::cp_async_bulk_wait_group();
-    __threadfence();
-    ptx::barrier_sync(kDqAdded, 128);
-    if (threadIdx.x % 128 == 0) ptx::red_release_add_s32(p.dq_semaphore + slot, 1);
+    if constexpr (kCfg.staged_dq && !kCfg.deterministic) ptx::cp_async_bulk_wait_group_read();
   }
 
   TESSERA_DEVICE void issue(const RingPosition<kCfg.ds_stages>& at, int part) {
@@ -92,20 +84,33 @@ struct DqWarpgroup {
     issue_dq_part<kCfg.dtype, Gradients, Keys>(rdQ, d_s, k);
   }
 
+  // Where a part of the warp's 16 queries is in a tile of dQ.
+  TESSERA_DEVICE static int part_offset(int part) {
+    return dq_part_offset<kCfg.head_dim>(part / kPartsARow * 4 + warp(), part % kPartsARow * (kPartCols / 8));
+  }
+
+  // Deterministic: for the thread that adds dQ (dq_thread.cuh), as it is in global memory.
+  TESSERA_DEVICE void stage(int part, const RingPosition<kBwdDqStages>& staged_at) {
+    store_part(shared.tile(Shared::kAt.dq, Shared::kDqBytes, staged_at) + part_offset(part) * 4);
+  }
+  TESSERA_DEVICE void store_part(uint32 staged) const {
+#pragma unroll
+    for (int n = 0; n < kPartCols / 8; ++n) {
+      const float(&x)[4] = rdQ[0][n];
+      ptx::st_shared_f32x4(staged + n * 512 + lane() * 16, x[0], x[1], x[2], x[3]);
+    }
+  }
+
   // A warp's 16 x 64 are contiguous, in the order of the accumulators: bwd_sm80/query_slots.cuh.
   TESSERA_DEVICE void add(float* gdQ, int part) {
-    float* to = dq_part<kCfg.head_dim>(gdQ, part / kPartsARow * 4 + warp(), part % kPartsARow * (kPartCols / 8));
+    float* to = gdQ + part_offset(part);
     if constexpr (kCfg.staged_dq) {
       const uint32 staged = shared.base + Shared::kAt.dq + (part * 4 + warp()) * kPartBytes;
       if (part == 0) {
         if (lane() == 0) ptx::cp_async_bulk_wait_group_read();
         __syncwarp();
       }
-#pragma unroll
-      for (int n = 0; n < kPartCols / 8; ++n) {
-        const float(&x)[4] = rdQ[0][n];
-        ptx::st_shared_f32x4(staged + n * 512 + lane() * 16, x[0], x[1], x[2], x[3]);
-      }
+      store_part(staged);
       ptx::fence_proxy_async();
       __syncwarp();
       if (lane() == 0) {

@@ -2,12 +2,14 @@
 //
 // Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads, so that
 // dK and dV accumulate in registers, whatever the group. dQ accumulates in float32 in global memory (rows.cuh clears and
-// converts it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each (scores.cuh), one for dQ (dq.cuh).
+// converts it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each (scores.cuh), one for dQ (dq.cuh);
+// deterministic also a thread that adds dQ (dq_thread.cuh).
 //
 // Block: 512 threads, one a multiprocessor. Shared memory: BwdSm90Layout. Its page: docs/reference/kernels/bwd_sm90.md.
 #pragma once
 
 #include "tessera/bwd_sm90/dq.cuh"
+#include "tessera/bwd_sm90/dq_thread.cuh"
 #include "tessera/bwd_sm90/producer.cuh"
 #include "tessera/bwd_sm90/scores.cuh"
 
@@ -48,6 +50,9 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kBwdProducerRegisters>();
     if (threadIdx.x == 0) BwdSm90Producer<kCfg>{p, shared, block}.run();
+    if constexpr (kCfg.deterministic) {
+      if (threadIdx.x == 32) DqThread<kCfg>{p, shared, block}.run();
+    }
   } else if (warpgroup == 3) {
     ptx::setmaxnreg_dec<kBwdDqRegisters>();
     DqWarpgroup<kCfg>{p, shared, block}.run();

@@ -71,6 +71,11 @@ struct BwdSm90Producer {
       ++block.load_tile;
       return;
     }
+    if constexpr (kCfg.deterministic) {
+      block.load_tile = next_tile(block, block.load_tile);
+      if (block.load_tile == start_tile<kCfg>(p, block)) ++block.load_head;
+      return;
+    }
     if (++block.load_tile == block.first_tile + block.tiles) ++block.load_head, block.load_tile = block.first_tile;
   }
 

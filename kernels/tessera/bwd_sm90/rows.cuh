@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// delta = rowsum(dO o O) - dLSE, the LSE in log2 units, lowered; and 0 for dQ's accumulator, the dQ semaphores and the ticket,
-// and the gradients of rows that belong to no sequence.
+// delta = rowsum(dO o O) - dLSE, the LSE in log2 units, lowered; and 0 for dQ's accumulator (deterministic: where no block adds to
+// it), the dQ semaphores and the ticket, and the gradients of rows that belong to no sequence.
 template <BwdSm90RowsConfig kCfg>
 TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
   constexpr int kLanes = kCfg.head_dim / 8, kRows = kBwdRowsThreads / kLanes;  // of 16 bytes; at once
@@ -25,6 +25,11 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
   }
   clear_unowned_gradients<kCfg.dtype>(p);
   if constexpr (kCfg.d_bias) clear_bias_gradient(p);
+  bool clears = true;
+  if constexpr (kCfg.deterministic) {
+    const KeyRange keys = visible_keys(p, s, t.row0, min(t.row0 + kCfg.block_m, s.sq) - 1).some;
+    clears = keys.low > keys.high;
+  }
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
   constexpr int kGroups = kCfg.block_m / kRows, kAhead = kGroups < 4 ? kGroups : 4;
   float4* acc = reinterpret_cast<float4*>(p.dq_accum + t.slot * (kCfg.block_m * kCfg.head_dim));
@@ -47,7 +52,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
     }
     constexpr int kWords = kAhead * kRows * kCfg.head_dim / 4;  // of 16 bytes of the accumulator
 #pragma unroll
-    for (int n = 0; n < kWords / kBwdRowsThreads; ++n) {
+    for (int n = 0; clears && n < kWords / kBwdRowsThreads; ++n) {
       acc[first * (kCfg.head_dim / 4) + n * kBwdRowsThreads + threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 #pragma unroll

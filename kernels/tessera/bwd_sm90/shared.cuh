@@ -19,7 +19,6 @@ enum BwdSm90NamedBarrier : int {
   kKeysDone,   // the dQ warpgroup has read K for the last time
   kFirstTurn,  // the first score warpgroup may begin a step
   kSecondTurn,
-  kDqAdded,  // every warp of the dQ warpgroup has added its part of a tile
 };
 
 // Sets rows first ... last - 1 of a tile to 0, by a warpgroup; several may do so at once.
@@ -39,7 +38,7 @@ struct BwdSm90Shared {
   using Keys = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
   using Queries = SwizzledTile<kCfg.block_m, kCfg.head_dim>;
   using Gradients = SwizzledTile<kCfg.block_m, kCfg.block_n>;  // dS
-  static constexpr int kStatBytes = kCfg.block_m * 4;
+  static constexpr int kStatBytes = kCfg.block_m * 4, kDqBytes = kCfg.block_m * kCfg.head_dim * 4;
 
   uint32 base;
   uint32 descriptor;  // its address in a matrix descriptor: a tile's is one addition away
@@ -70,7 +69,8 @@ struct BwdSm90Shared {
   }
 
   // ---- barriers ----
-  static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kCfg.stages;
+  static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kCfg.stages,
+                       kDQ = kDS + 2 * kCfg.ds_stages;  // deterministic
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
   TESSERA_DEVICE uint32 k_full() const { return barrier(0); }
   TESSERA_DEVICE uint32 v_full() const { return barrier(1); }
@@ -111,6 +111,10 @@ struct BwdSm90Shared {
     for (int stage = 0; stage < kCfg.ds_stages; ++stage) {
       ptx::mbarrier_init(barrier(kDS + stage), 8);
       ptx::mbarrier_init(barrier(kDS + kCfg.ds_stages + stage), 4);
+    }
+    for (int stage = 0; kCfg.deterministic && stage < kBwdDqStages; ++stage) {
+      ptx::mbarrier_init(barrier(kDQ + stage), 4);
+      ptx::mbarrier_init(barrier(kDQ + kBwdDqStages + stage), 1);
     }
     ptx::fence_mbarrier_init();
   }

@@ -71,4 +71,8 @@ TESSERA_DEVICE void prefetch_tensormap(const TensorMap* map) {
 // What this thread wrote to shared memory by ordinary stores becomes visible to wgmma and to bulk copies.
 TESSERA_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Orders this thread's accesses of global memory, and what it has learnt of others', with bulk copies before and after.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-membar
+TESSERA_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 }  // namespace tessera::ptx

@@ -56,7 +56,7 @@ struct BwdSm90Plan {
   BwdSm80Plan stand_in;  // where a tensor that TMA reads or writes starts at no multiple of 16 bytes
   int q_tiles, q_slots;  // BwdParams has what they are
   Divisor key_tiles, section_heads;
-  int heads;
+  int heads, rotation;
   Grid before, products, after;
   BwdWorkspace workspace;
   BlockLists lists;  // of a block mask, after what `workspace` has
@@ -159,6 +159,18 @@ Tiles tiles_of(const tessera_plan& plan, const BlockShape& shape) {
   return tiles;
 }
 
+// Deterministic: by how many query tiles a block's start is after that of the block before. The blocks of a head then wait for one
+// another in a circle, so all of them must get a multiprocessor: half are taken for it, so that two such kernels that run at the
+// same time, each with some of a head's blocks, leave one of them enough.
+int64_t rotation(const tessera_plan& plan, const Tiles& tiles) {
+  const tessera_problem& p = plan.problem;
+  const bool every_block_sees_every_query = !is_causal(p) && p.window_left < 0 && p.window_right < 0 &&
+                                            !core::packed_q(p) && !core::packed_k(p) && !core::present(p.seqused_k);
+  if (!p.deterministic || !every_block_sees_every_query || tiles.key_tiles > plan.device.cores / 2) return 0;
+  const int64_t per_block = (tiles.q_tiles + tiles.key_tiles - 1) / tiles.key_tiles;
+  return (tiles.key_tiles - 1) * per_block < tiles.q_tiles ? per_block : 0;  // each begins with a tile of its own
+}
+
 constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .oldest_arch = kHopper,
                              .newest_arch = kHopper,  // wgmma is of this architecture alone
@@ -255,7 +267,8 @@ BwdSm90Plan planned(const tessera_plan& plan) {
               .head_dim = shape.head_dim,
               .block_m = shape.block_m,
               .d_sink = core::present(plan.problem.d_sink),
-              .d_bias = core::present(plan.problem.d_bias)};
+              .d_bias = core::present(plan.problem.d_bias),
+              .deterministic = plan.problem.deterministic != 0};
   own.columns_rows.dtype = own.rows.dtype, own.columns_rows.block_m = shape.block_m;
   own.columns_rows.head_dim = own.columns_rows.head_dim_v = shape.head_dim;
   own.columns_rows.aligned = true, own.columns_rows.d_sink = own.rows.d_sink;
@@ -265,6 +278,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   own.key_tiles = Divisor(static_cast<int>(tiles.key_tiles));
   own.section_heads = Divisor(static_cast<int>(section_heads(plan, shape)));
   own.heads = static_cast<int>(tiles.heads);
+  own.rotation = static_cast<int>(rotation(plan, tiles));
   own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q);
   own.after.x = own.before.x + static_cast<uint32_t>(own.rows.d_sink ? plan.heads_q : 0);
   own.products.x = static_cast<uint32_t>(tiles.blocks() * shape.cluster);
@@ -324,7 +338,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   BwdSm90Params p{};
   fill_backward_params(p, plan, own.workspace, buffers, workspace);
   p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
-  p.key_tiles = own.key_tiles, p.section_heads = own.section_heads, p.heads = own.heads;
+  p.key_tiles = own.key_tiles, p.section_heads = own.section_heads, p.heads = own.heads, p.rotation = own.rotation;
   if (const Driver* driver = launches.driver()) {
     TESSERA_RETURN_IF_ERROR(make_maps(*driver, plan, shape_of(own), buffers, p));
   }

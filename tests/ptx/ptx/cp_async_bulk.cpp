@@ -60,6 +60,25 @@ const DeviceTests kTests({
     ptx::cp_async_bulk_wait_group();
     for (int i = 0; i < 128; ++i) out[128 + i] = static_cast<const volatile uint32*>(out)[i];
   })"},
+    // Ordinary stores of this thread, over which a copy then adds, and reads of what the copy wrote.
+    {.name = "fence_proxy_async_global",
+     .header = "tessera/ptx/cp_async_bulk.cuh",
+     .archs = Archs::kHopperOn,
+     .expected = words(256, [](int i) { return word(static_cast<float>(i % 128) + 2); }),
+     .body = R"(
+  __shared__ alignas(16) float s[128];
+  for (int i = t; i < 128; i += 32) s[i] = i;
+  ptx::fence_proxy_async();
+  __syncwarp();
+  if (t == 0) {
+    for (int i = 0; i < 128; ++i) reinterpret_cast<float*>(out)[i] = 2;
+    ptx::fence_proxy_async_global();
+    ptx::cp_reduce_async_bulk_add_f32(reinterpret_cast<float*>(out), shared_address(s), 512);
+    ptx::cp_async_bulk_commit_group();
+    ptx::cp_async_bulk_wait_group();
+    ptx::fence_proxy_async_global();
+    for (int i = 0; i < 128; ++i) out[128 + i] = static_cast<const volatile uint32*>(out)[i];
+  })"},
     {.name = "cp_reduce_async_bulk_add_f32",
      .header = "tessera/ptx/cp_async_bulk.cuh",
      .archs = Archs::kHopperOn,

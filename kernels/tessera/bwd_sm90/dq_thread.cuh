@@ -1,0 +1,64 @@
+// bwd_sm90's dQ thread, deterministic: of a warp of the producer's warpgroup, it adds the tiles of dQ that the dQ warpgroup stages, each
+// in its turn, so that the warpgroup waits for neither turns nor additions. The first block in a tile's order stores it: nothing is
+// cleared beforehand.
+#pragma once
+
+#include "tessera/bwd_sm90/shared.cuh"
+
+namespace tessera {
+
+template <BwdSm90Config kCfg>
+struct DqThread {
+  using Shared = BwdSm90Shared<kCfg>;
+
+  const BwdSm90Params& p;
+  const Shared& shared;
+  const KeyBlock& block;
+
+  TESSERA_DEVICE void run() const {
+    if (block.steps == 0) return;
+    ptx::griddepcontrol_wait();  // the kernel before this one cleared the semaphores
+    RingPosition<kBwdDqStages> at;
+    const int start = start_tile<kCfg>(p, block);
+    int tile = start, head_slot = block.head_kv * p.group * p.q_slots + block.slot0;  // of the head's first tile
+#pragma unroll 1
+    for (int left = block.steps; left > 0; --left) {
+      const int slot = head_slot + tile, turn = turn_of<kCfg>(p, block, tile * kCfg.block_m);
+      wait_for_turn(slot, turn);
+      shared.wait_full(Shared::kDQ, at);
+      add(slot, turn == 0, shared.tile(Shared::kAt.dq, Shared::kDqBytes, at));
+      ptx::cp_async_bulk_wait_group_read();
+      ptx::mbarrier_arrive(shared.empty(Shared::kDQ, at));
+      pass_turn(slot);
+      at.advance();
+      tile = next_tile(block, tile);
+      if (tile == start) head_slot += p.q_slots;
+    }
+  }
+
+  // The dQ semaphore counts the blocks that have added to a tile. fence_proxy_async_global: between what their bulk copies wrote, known
+  // by the semaphore, and this thread's.
+  TESSERA_DEVICE void wait_for_turn(int slot, int turn) const {
+    while (ptx::ld_acquire_s32(p.dq_semaphore + slot) < turn) {
+    }
+    ptx::fence_proxy_async_global();
+  }
+  TESSERA_DEVICE void pass_turn(int slot) const {
+    ptx::cp_async_bulk_wait_group();
+    ptx::fence_proxy_async_global();
+    __threadfence();
+    ptx::red_release_add_s32(p.dq_semaphore + slot, 1);
+  }
+
+  TESSERA_DEVICE void add(int slot, bool first, uint32 staged) const {
+    float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
+    if (first) {
+      ptx::cp_async_bulk_store(gdQ, staged, Shared::kDqBytes);
+    } else {
+      ptx::cp_reduce_async_bulk_add_f32(gdQ, staged, Shared::kDqBytes);
+    }
+    ptx::cp_async_bulk_commit_group();
+  }
+};
+
+}  // namespace tessera
