@@ -15,7 +15,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr core::PrefixPart kParts[] = {core::kPrefix, core::kSuffix};
-constexpr const Family* kPartFamilies[] = {&kFwdSm90, &kFwdSm80};  // in order of preference
+constexpr const Family* kPartFamilies[] = {&kDecodeSm90, &kFwdSm90, &kFwdSm80};  // in order of preference
 
 // NULL: none takes it.
 const Family* family_of(const tessera_plan& part) {
