@@ -139,8 +139,8 @@ TEST(SharedPrefix, ChunksFillTheGpu) {
     EXPECT_TRUE(std::string(all[1].kernel).starts_with("fwd_sm90")) << all[1].kernel;
     EXPECT_STREQ(all[2].kernel, "combine");
   }
-  EXPECT_EQ(served(4, 8192, 256, 32, 8).parts[0].kernel, TESSERA_KERNEL_FWD_SM80);  // 16 rows a KV head
-  EXPECT_EQ(served(2048, 8192, 256, 32, 8).parts[0].num_splits, 1);                 // the tiles are enough
+  EXPECT_EQ(served(4, 8192, 256, 32, 8).parts[0].kernel, TESSERA_KERNEL_DECODE_SM90);  // 16 rows a KV head
+  EXPECT_EQ(served(2048, 8192, 256, 32, 8).parts[0].num_splits, 1);                    // the tiles are enough
 }
 
 // Of the bytes of K and V, those of a prefix and of four suffixes.
