@@ -2,7 +2,7 @@
 // prefix read once (by prefix_groups, and by two calls and tessera_combine) beside one call that reads it for every sequence. bfloat16, keys in pages,
 // graph replays in turns, medians. Built by g++ against the library, with bench/ among the include paths:
 //
-//   masks [rounds] > masks.csv
+//   masks [rounds] [part of a cell's name] > masks.csv
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -152,6 +152,8 @@ struct World {
   tessera_device device{};
   void* stream = nullptr;
   int rounds = 9;
+  std::string wanted;  // of a cell's name
+  bool wants(const char* cell) const { return std::strstr(cell, wanted.c_str()) != nullptr; }
 };
 
 // Tables of pages of their own, in random order.
@@ -164,6 +166,7 @@ std::vector<int32_t> own_pages(const Shape& s) {
 
 // Trees of drafted tokens, flags and lists of pages, beside the plain causal call.
 void masks(const char* name, const Shape& s, const World& world) {
+  if (!world.wants(name)) return;
   const int64_t pool = s.batch * s.pages();
   const size_t kv = static_cast<size_t>(pool * s.page * s.heads_kv * s.head_dim);
   uint16_t *q = normal(static_cast<size_t>(s.tokens() * s.heads * s.head_dim), 1), *k = normal(kv, 2),
@@ -217,8 +220,17 @@ void masks(const char* name, const Shape& s, const World& world) {
   }
 }
 
+// "fwd_sm90 in 8 and fwd_sm80 in 1"
+std::string parts_of(const tessera_plan& plan) {
+  const auto part = [&](int n) {
+    return tessera_kernel_name(plan.parts[n].kernel) + std::string(" in ") + std::to_string(plan.parts[n].num_splits);
+  };
+  return part(0) + " and " + part(1);
+}
+
 // `batch` sequences with `prefix` keys in the same pages and `own` of their own.
 void shared_prefix(const char* name, const Shape& s, int64_t prefix, const World& world) {
+  if (!world.wants(name)) return;
   const int64_t prefix_pages = prefix / s.page, own_page_count = s.pages() - prefix_pages;
   const int64_t pool = prefix_pages + s.batch * own_page_count;
   const size_t kv = static_cast<size_t>(pool * s.page * s.heads_kv * s.head_dim);
@@ -258,7 +270,10 @@ void shared_prefix(const char* name, const Shape& s, int64_t prefix, const World
   own.buffers.page_table = plain.buffers.page_table + prefix_pages;
   own.buffers.seqused_k = upload(std::vector<int32_t>(static_cast<size_t>(s.batch), static_cast<int32_t>(of_own.keys)));
   own.buffers.o = parts + outputs, own.buffers.lse = lses + s.tokens() * s.heads;
-  common.make_plan(world.device), own.make_plan(world.device);
+  Call own_decoded = own;
+  tessera_device decoding = world.device;
+  decoding.kernel = TESSERA_KERNEL_DECODE_SM90;
+  common.make_plan(world.device), own.make_plan(world.device), own_decoded.make_plan(decoding);
   void* const merged = normal(outputs, 8);
   Call once(s, pool);
   once.problem = plain.problem;
@@ -288,9 +303,10 @@ void shared_prefix(const char* name, const Shape& s, int64_t prefix, const World
             cascade,
             nullptr,
             {}},
-           {"one call, prefix read once", [&](void* stream) { once.run(stream); }, nullptr, {}},
+           {"one call, prefix read once: " + parts_of(once.plan), [&](void* stream) { once.run(stream); }, nullptr, {}},
            {"prefix alone", [&](void* stream) { common.run(stream); }, nullptr, {}},
-           {"own keys alone", [&](void* stream) { own.run(stream); }, nullptr, {}}},
+           {"own keys alone", [&](void* stream) { own.run(stream); }, nullptr, {}},
+           {"own keys alone by decode_sm90", [&](void* stream) { own_decoded.run(stream); }, nullptr, {}}},
           world.rounds, world.stream);
   const std::vector<uint16_t> expected = fetch(plain.buffers.o, outputs);
   const auto compare = [&](const char* what, const void* with) {
@@ -310,6 +326,7 @@ void shared_prefix(const char* name, const Shape& s, int64_t prefix, const World
 int main(int argc, char** argv) {
   World world;
   if (argc > 1) world.rounds = std::atoi(argv[1]);
+  if (argc > 2) world.wanted = argv[2];
   make_context();
   world.stream = make_stream();
   check(tessera_device_cuda(0, &world.device));

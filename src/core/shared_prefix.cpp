@@ -58,7 +58,7 @@ tessera_problem problem_of(const tessera_problem& whole, PrefixPart part) {
   p.o = part_o(whole, packed, rows), p.lse = part_lse(whole, packed, rows);
   if (shared) {
     p.causal = 0, p.causal_seqs = p.tree_mask = {};  // a prefix ends before the first query that could miss any of it
-    if (!packed_q(whole)) p.q = joined(whole.q, rows);
+    p.q = joined_queries(whole);
     p.cu_seqlens_q = indices(sequences + 1);
     p.max_seqlen_q = 0;
   }
@@ -124,6 +124,10 @@ int64_t first_query(const tessera_problem& p, const tessera_buffers& buffers, in
 
 }  // namespace
 
+tessera_layout joined_queries(const tessera_problem& problem) {
+  return packed_q(problem) ? problem.q : joined(problem.q, rows_total(problem));
+}
+
 KeyPlaces key_places(const tessera_problem& problem) {
   const Sizes size = sizes(problem);
   const int64_t page = paged(problem) ? size.page_size : 1;
@@ -159,8 +163,11 @@ std::string refuse_prefixes(const tessera_problem& problem) {
 tessera_plan plan_of(const tessera_plan& plan, PrefixPart part) {
   tessera_plan of = plan;
   of.problem = problem_of(plan.problem, part);
+  if (const int64_t chunks = prefix_chunks(plan); part == kPrefix && chunks > 1) {
+    of.problem = chunked(of.problem, chunks, key_places(plan.problem).keys);
+  }
   const Sizes size = sizes(of.problem);
-  of.batch = size.batch;
+  of.batch = size.batch, of.heads_q = size.heads_q;
   of.max_seqlen_q = size.max_seqlen_q, of.max_seqlen_k = size.max_seqlen_k;
   of.device.kernel = TESSERA_KERNEL_AUTO;
   const tessera_plan_part& own = plan.parts[part];
@@ -200,23 +207,33 @@ PrefixMemory carve_prefix(char* base, const tessera_plan& plan) {
   memory.group_queries = take_indices(groups + 1), memory.group_keys = take_indices(groups + 1);
   memory.group_lens = take_indices(groups);
   memory.suffix_keys = take_indices(plan.batch + 1), memory.suffix_lens = take_indices(plan.batch);
+  if (const int64_t count = prefix_chunks(plan); count > 1) {
+    ChunkMemory& chunks = memory.chunks;
+    const int64_t heads = count * rows * plan.heads_q, sequences = 2 * count * groups;
+    chunks.q = take(heads * plan.head_dim * elem_bytes), chunks.o = take(heads * plan.head_dim_v * elem_bytes);
+    chunks.lse = reinterpret_cast<float*>(take(heads * 4));
+    chunks.rows = take_indices(sequences + 1), chunks.keys = take_indices(sequences + 1);
+    chunks.lens = take_indices(sequences);
+  }
   return memory;
 }
 
 tessera_buffers buffers_of(const tessera_plan& plan, PrefixPart part, const tessera_buffers& buffers,
                            const PrefixMemory& memory) {
-  const bool shared = part == kPrefix;
+  const bool shared = part == kPrefix, in_chunks = shared && prefix_chunks(plan) > 1;
+  const ChunkMemory& chunks = memory.chunks;
   tessera_buffers of = buffers;
   of.o = memory.o[part], of.lse = memory.lse[part];
-  if (shared) of.cu_seqlens_q = memory.group_queries;
-  const int32_t* const keys = shared ? memory.group_keys : memory.suffix_keys;
+  if (in_chunks) of.q = chunks.q, of.o = chunks.o, of.lse = chunks.lse;
+  if (shared) of.cu_seqlens_q = in_chunks ? chunks.rows : memory.group_queries;
+  const int32_t* const keys = in_chunks ? chunks.keys : shared ? memory.group_keys : memory.suffix_keys;
   if (paged(plan.problem)) {
     of.page_indptr = keys;
     if (present(plan.problem.page_table)) of.page_indices = buffers.page_table;
   } else {
     of.cu_seqlens_k = keys;
   }
-  of.seqused_k = shared ? memory.group_lens : memory.suffix_lens;
+  of.seqused_k = in_chunks ? chunks.lens : shared ? memory.group_lens : memory.suffix_lens;
   return of;
 }
 

@@ -7,6 +7,7 @@
 
 #include "core/buffers.hpp"
 #include "core/geometry.hpp"
+#include "core/prefix_chunks.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::core {
@@ -31,6 +32,9 @@ KeyPlaces key_places(const tessera_problem& problem);
 // Causal or of a tree of drafted tokens, as far as the problem tells: a sequence that hides no key before its first query.
 constexpr bool hides_keys(const tessera_problem& problem, bool causal) { return causal || present(problem.tree_mask); }
 
+// The queries of all sequences as those of one: [T, Hq, D]. Of what refuse_prefixes takes.
+tessera_layout joined_queries(const tessera_problem& problem);
+
 // A part as a plan of its own: its problem and sizes, and, once they are known, its kernel and numbers.
 tessera_plan plan_of(const tessera_plan& plan, PrefixPart part);
 // Keeps what was decided for a part.
@@ -45,6 +49,7 @@ struct PrefixMemory {
   int32_t* group_lens;       // [G]: the keys of it that are read once
   int32_t* suffix_keys;      // [B + 1]: the entry of a sequence's first key after these
   int32_t* suffix_lens;      // [B]
+  ChunkMemory chunks;
   int64_t bytes;
 };
 // With base NULL: only the size.

@@ -308,9 +308,13 @@ tessera_status launch_append(const AppendConfig& config, const AppendParams& par
 }
 
 void launch_prefix_indices(const PrefixIndicesConfig& config, const PrefixIndicesParams& params, LaunchList& launches) {
-  const int64_t warps = int64_t{params.groups} + 2;
-  launch_kernel("prefix_indices", config, params, Grid{static_cast<uint32_t>(divide_up(warps, kPrefixIndicesWarps))},
-                launches);
+  constexpr int64_t kCopiedBytes = 16, kThreads = kPrefixIndicesWarps * kWarpThreads, kMostCopyBlocks = 1024;
+  int64_t blocks = prefix_index_blocks(params.groups);
+  if (params.chunks.count > 0) {
+    const int64_t words = params.rows_total * params.heads_q.value * params.head_dim * 2 / kCopiedBytes;
+    blocks += std::min(divide_up(words, kThreads), kMostCopyBlocks);
+  }
+  launch_kernel("prefix_indices", config, params, Grid{static_cast<uint32_t>(blocks)}, launches);
 }
 
 void launch_bwd_sm80(const BwdConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {

@@ -312,6 +312,14 @@ constexpr const char* kPrefixes[] = {
     "b=5 few=9 sq=60 sk=300 prefix=290 hq=4 hkv=1 d=64 dv=64 q=packed k=paged page=16 data=growing causal=1",
     "b=4 sq=2 sk=300 prefix=200 hq=2 hkv=1 d=64 dv=64 used=1 data=huge",
     "b=4 few=9 sq=60 sk=300 prefix=200 hq=2 hkv=1 d=64 dv=64 q=packed k=paged page=32 data=nan_value",
+    // By a GPU with many multiprocessors their keys are read in chunks, of which the shorter prefixes leave some empty.
+    "b=9 sq=1 sk=1700 prefix=1500 hq=16 hkv=2 d=128 dv=128 k=paged page=16 causal=1",
+    "b=8 few=3 sq=40 sk=1300 prefix=1200 hq=4 hkv=1 d=64 dv=64 q=packed k=paged page=64 csr=1 causal=1 lead=5 tail=70",
+    "b=6 sq=9 sk=1100 prefix=1000 hq=6 hkv=2 d=128 dv=64 used=1 causal=1 sink=1",
+    "b=5 few=4 sq=60 sk=1400 prefix=1300 hq=4 hkv=2 d=256 dv=256 q=packed k=packed causal=1 gap=8",
+    "b=7 sq=5 sk=1300 prefix=1299 hq=3 hkv=3 d=96 dv=96 softcap=9 order=bhsd",
+    "b=6 sq=5 sk=1500 prefix=1400 hq=8 hkv=1 d=64 dv=64 k=paged page=16 data=nan_key causal=1",
+    "b=6 few=5 sq=50 sk=1500 prefix=1400 hq=8 hkv=2 d=128 dv=128 q=packed k=paged page=32 data=growing causal=1",
 };
 
 // The ends of what is accepted: src/core/validate.cpp.

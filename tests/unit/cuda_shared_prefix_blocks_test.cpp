@@ -37,7 +37,7 @@ bool try_kernel(const Launch& launch, const char* name, void (*kernel)(const Par
   return true;
 }
 
-constexpr FwdConfig forward_config(bool paged, bool split) {
+constexpr FwdConfig forward_config(bool paged, bool split, bool aligned = true, bool pack_gqa = true) {
   return {.dtype = Dtype::kBFloat16,
           .head_dim = 64,
           .head_dim_v = 64,
@@ -46,9 +46,9 @@ constexpr FwdConfig forward_config(bool paged, bool split) {
           .warps = 4,
           .stages = 2,
           .min_blocks_per_sm = 2,
-          .aligned = true,
+          .aligned = aligned,
           .paged = paged,
-          .pack_gqa = true,
+          .pack_gqa = pack_gqa,
           .split = split,
           .row_map = RowMap::kContiguous,
           .bulk = false,
@@ -58,11 +58,15 @@ constexpr FwdConfig forward_config(bool paged, bool split) {
 template <bool kPaged>
 bool run(const Launch& launch) {
   constexpr FwdConfig kWhole = forward_config(kPaged, false), kSplit = forward_config(kPaged, true);
+  constexpr FwdConfig kUnaligned = forward_config(kPaged, false, false),
+                      kOfChunks = forward_config(kPaged, false, false, false);
   constexpr CombineConfig kOfSplits{Dtype::kBFloat16, Dtype::kFloat32}, kOfParts{Dtype::kBFloat16, Dtype::kBFloat16};
   constexpr PrefixIndicesConfig kIndices{kPaged};
   return try_kernel<kIndices>(launch, "prefix_indices", prefix_indices<kIndices>) ||
          try_kernel<kWhole>(launch, "fwd_sm80", fwd_sm80<kWhole>) ||
          try_kernel<kSplit>(launch, "fwd_sm80", fwd_sm80<kSplit>) ||
+         try_kernel<kUnaligned>(launch, "fwd_sm80", fwd_sm80<kUnaligned>) ||
+         try_kernel<kOfChunks>(launch, "fwd_sm80", fwd_sm80<kOfChunks>) ||
          try_kernel<kOfSplits>(launch, "combine", tessera::combine<kOfSplits>) ||
          try_kernel<kOfParts>(launch, "combine", tessera::combine<kOfParts>);
 }
@@ -78,6 +82,7 @@ struct Call {
   std::vector<int32_t> queries{0, 1, 11, 11, 12, 15, 20}, used{150, 230, 0, 300, 100, 108}, groups{1, 4, 6},
       lens{215, 100}, table;
   std::vector<char> workspace;
+  size_t skipped = 0, skipped_q = 0;  // elements of k and v, and of q, before the first
 
   Call(bool paged, bool causal) {
     tessera_problem& p = problem;
@@ -118,7 +123,8 @@ struct Call {
 
   tessera_buffers buffers() {
     tessera_buffers b{};
-    b.q = q.data(), b.k = k.data(), b.v = v.data(), b.o = o.data(), b.lse = lse.data(), b.sink = sink.data();
+    b.q = q.data() + skipped_q, b.k = k.data() + skipped, b.v = v.data() + skipped, b.o = o.data(), b.lse = lse.data(),
+    b.sink = sink.data();
     b.cu_seqlens_q = queries.data(), b.seqused_k = used.data(), b.page_table = table.data();
     b.prefix_groups = groups.data(), b.prefix_lens = lens.data();
     return b;
@@ -139,11 +145,17 @@ struct Call {
     const tessera_status status = tessera_forward(&made, &b, workspace.data(), workspace.size(), nullptr);
     ASSERT_EQ(status.code, TESSERA_OK) << status.message;
   }
+  // From here on k and v, and q if wanted, start at no multiple of 16 bytes, where fwd_sm80 stands in for fwd_sm90.
+  void misalign(bool queries) {
+    for (std::vector<uint16_t>* keys : {&k, &v}) keys->insert(keys->begin(), 0xffff);
+    skipped = 1;
+    if (queries) q.insert(q.begin(), 0xffff), skipped_q = 1;
+  }
   template <bool kPaged>
-  void emulate(int32_t cores, int launches) {
+  void emulate(int32_t arch, int32_t cores, int launches) {
     problem.prefix_groups = layout(int32, {3}), problem.prefix_lens = layout(int32, {2});
     tessera_device gpu{};
-    ASSERT_EQ(tessera_device_cuda_arch(80, &gpu).code, TESSERA_OK);
+    ASSERT_EQ(tessera_device_cuda_arch(arch, &gpu).code, TESSERA_OK);
     gpu.cores = cores;
     const tessera_plan made = plan(gpu);
     const auto address = reinterpret_cast<uintptr_t>(workspace.data());
@@ -156,10 +168,11 @@ struct Call {
 };
 
 template <bool kPaged>
-void check(bool causal, int32_t cores, int launches) {
+void check(bool causal, int32_t arch, int32_t cores, int launches) {
   Call expected(kPaged, causal), got = expected;
   expected.oracle();
-  got.template emulate<kPaged>(cores, launches);
+  if (arch == 90) got.misalign(!kPaged);
+  got.template emulate<kPaged>(arch, cores, launches);
   if (testing::Test::HasFatalFailure()) return;
   double error = 0, norm = 0;
   for (size_t n = 0; n < got.o.size(); ++n) {
@@ -174,10 +187,13 @@ void check(bool causal, int32_t cores, int launches) {
   }
 }
 
-TEST(CudaSharedPrefix, InPages) { check<true>(true, 2, 4); }
-TEST(CudaSharedPrefix, InPagesWithSplits) { check<true>(true, 40, 6); }
-TEST(CudaSharedPrefix, Dense) { check<false>(false, 2, 4); }
-TEST(CudaSharedPrefix, DenseWithSplits) { check<false>(true, 40, 6); }
+TEST(CudaSharedPrefix, InPages) { check<true>(true, 80, 2, 4); }
+TEST(CudaSharedPrefix, InPagesWithSplits) { check<true>(true, 80, 40, 6); }
+TEST(CudaSharedPrefix, Dense) { check<false>(false, 80, 2, 4); }
+TEST(CudaSharedPrefix, DenseWithSplits) { check<false>(true, 80, 40, 6); }
+// The longer prefix in two chunks, of the shorter one the second is empty.
+TEST(CudaSharedPrefix, InPagesWithChunks) { check<true>(true, 90, 8, 5); }
+TEST(CudaSharedPrefix, DenseWithChunks) { check<false>(true, 90, 8, 5); }
 
 }  // namespace
 }  // namespace tessera::cuda

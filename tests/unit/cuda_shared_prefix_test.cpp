@@ -13,8 +13,14 @@ struct Index {
   unsigned x;
 };
 static thread_local Index threadIdx;
-static Index blockIdx;
+static Index blockIdx, gridDim;
 
+struct uint4 {
+  unsigned x, y, z, w;
+};
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+#include "core/problem_view.hpp"
 #include "cuda/families/shared_prefix.hpp"
 #include "tessera/shared_prefix/kernel.cuh"
 
@@ -109,10 +115,11 @@ Plan plan_of(const Problem& problem) {
   return tessera::plan(problem, device);
 }
 
-void emulate(const Plan& plan, const Drawn& drawn, Indices& indices) {
+void emulate(const Plan& plan, const Drawn& drawn, Indices& indices, const PrefixChunks& chunks = {}) {
   int counters[2] = {5, 5};
   PrefixIndicesParams p = prefix_index_params(plan, drawn.buffers(), indices.memory());
   p.counters[0] = &counters[0], p.counters[1] = &counters[1];
+  p.chunks = chunks;
   emulated::Warp::run([&](int lane) {
     for (int warp = 0; warp < p.groups + 2; ++warp) {
       emulated::Warp::gather(0.0f);  // all lanes see the same block
@@ -140,6 +147,44 @@ TEST(DevicePrefixIndices, AreThoseOfTheHost) {
       emulate(plan, drawn, found);
       core::fill_prefix_indices(plan, drawn.buffers(), expected.memory());
       EXPECT_EQ(found, expected) << n << " " << static_cast<int>(keys);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// The chunks of a group's prefix are its keys, cut at multiples of a unit, each with all of the group's rows.
+TEST(DevicePrefixIndices, ChunksAreThePrefixes) {
+  constexpr int kCount = 3, kUnit = 2;
+  std::mt19937 random(5);
+  for (int n = 0; n < 40; ++n) {
+    for (const Keys keys : {Keys::kDense, Keys::kPacked, Keys::kTable, Keys::kCsr}) {
+      const Drawn drawn(random, keys);
+      const Plan plan = plan_of(drawn.problem);
+      Indices found(drawn);
+      const std::size_t groups = drawn.lens.size(), sequences = 2 * kCount * groups;
+      std::vector<std::int32_t> rows(sequences + 1, -7), firsts(sequences + 1, -7), lens(sequences, -7);
+      PrefixChunks chunks{};
+      chunks.count = kCount, chunks.unit = kUnit;
+      chunks.rows = rows.data(), chunks.keys = firsts.data(), chunks.lens = lens.data();
+      emulate(plan, drawn, found, chunks);
+      const int total = static_cast<int>(core::rows_total(plan.problem)), page = core::paged(plan.problem) ? kPage : 1;
+      for (std::size_t g = 0; g < groups; ++g) {
+        int covered = 0;
+        for (int c = 0; c < kCount; ++c) {
+          const std::size_t at = 2 * (c * groups + g);
+          EXPECT_EQ(rows[at], c * total + found.group_queries[g]);
+          EXPECT_EQ(rows[at + 1], c * total + found.group_queries[g + 1]);
+          EXPECT_EQ(firsts[at], found.group_keys[g] + covered / page);
+          EXPECT_EQ((firsts[at + 1] - firsts[at]) * page, lens[at]);
+          EXPECT_TRUE(lens[at] % (kUnit * page) == 0 || covered + lens[at] == found.group_lens[g]);
+          EXPECT_LE(lens[at], (found.group_lens[g] / page / kCount + kUnit) * page);
+          EXPECT_EQ(lens[at + 1], 0);
+          covered += lens[at];
+        }
+        EXPECT_EQ(covered, found.group_lens[g]);
+      }
+      EXPECT_EQ(rows[sequences], kCount * total);
+      EXPECT_TRUE(std::ranges::is_sorted(rows));
       if (HasFailure()) return;
     }
   }

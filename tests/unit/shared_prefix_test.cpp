@@ -104,6 +104,45 @@ TEST(SharedPrefix, ThePlanSaysWhatItLaunches) {
   }
 }
 
+// One query each of `batch` sequences in pages of 64, on an H100.
+Plan served(std::int64_t batch, std::int64_t prefix, std::int64_t own, std::int64_t heads, std::int64_t heads_kv) {
+  Problem problem;
+  const std::int64_t keys = prefix + own, pages = keys / 64;
+  problem.q = problem.o = layout(bfloat16, {batch, heads, 128});
+  problem.k = problem.v = layout(bfloat16, {batch * pages, 64, heads_kv, 128});
+  problem.cu_seqlens_q = layout(int32, {batch + 1}), problem.seqused_k = layout(int32, {batch});
+  problem.page_table = layout(int32, {batch, pages});
+  problem.causal = 1, problem.max_seqlen_q = 1, problem.max_seqlen_k = keys;
+  share_prefixes(problem);
+  problem.prefix_groups = layout(int32, {2}), problem.prefix_lens = layout(int32, {1});
+  problem.max_prefix_k = prefix, problem.max_suffix_k = own;
+  tessera_device device;
+  throw_if_error(tessera_device_cuda_arch(90, &device));
+  device.cores = 132;
+  return tessera::plan(problem, device);
+}
+
+// A prefix's keys come in as many chunks as give each multiprocessor a tile of 128 rows, where its keys are enough.
+TEST(SharedPrefix, ChunksFillTheGpu) {
+  const struct {
+    std::int64_t batch, prefix, heads, heads_kv;
+    int chunks;
+  } rows[] = {
+      {64, 8192, 32, 8, 8}, {64, 8192, 8, 8, 16}, {256, 2048, 32, 8, 2}, {16, 32768, 32, 8, 16}, {16, 1024, 32, 8, 4}};
+  for (const auto& row : rows) {
+    const Plan plan = served(row.batch, row.prefix, 256, row.heads, row.heads_kv);
+    const tessera_plan_part& prefix = plan.parts[0];
+    EXPECT_EQ(prefix.kernel, TESSERA_KERNEL_FWD_SM90) << row.batch;
+    EXPECT_EQ(prefix.num_splits, row.chunks) << row.batch;
+    EXPECT_EQ(prefix.block_m, 128) << row.batch;
+    const auto all = launches(plan);
+    EXPECT_TRUE(std::string(all[1].kernel).starts_with("fwd_sm90")) << all[1].kernel;
+    EXPECT_STREQ(all[2].kernel, "combine");
+  }
+  EXPECT_EQ(served(4, 8192, 256, 32, 8).parts[0].kernel, TESSERA_KERNEL_DECODE_SM90);  // 16 rows a KV head
+  EXPECT_EQ(served(2048, 8192, 256, 32, 8).parts[0].num_splits, 1);                    // the tiles are enough
+}
+
 // Of the bytes of K and V, those of a prefix and of four suffixes.
 TEST(SharedPrefix, TheBoundsSayWhatIsRead) {
   Problem problem = decoding();

@@ -13,6 +13,20 @@ struct PrefixIndicesConfig {
 TESSERA_CONFIG_FIELDS(PrefixIndicesConfig, paged)
 
 inline constexpr int kPrefixIndicesWarps = 4;  // of a block
+// Blocks that write index tensors.
+TESSERA_HOST_DEVICE constexpr int prefix_index_blocks(int groups) {
+  return (groups + 2 + kPrefixIndicesWarps - 1) / kPrefixIndicesWarps;
+}
+
+// A prefix's keys in chunks: src/core/prefix_chunks.hpp has what the index tensors hold.
+struct PrefixChunks {
+  int count, unit;          // chunks, 0: none; entries that a chunk's are a multiple of
+  int *rows, *keys, *lens;  // [2 * count * groups + 1], the same, [2 * count * groups]
+  const void* from;         // q as [T, Hq, D], of 16 bits
+  int64 from_row, from_head;
+  int aligned;  // its rows start at multiples of 16 bytes
+  void* q;      // [count, T, group, Hkv, D]
+};
 
 // An entry is a row of k, or a page of the table.
 struct PrefixIndicesParams : ProblemParams {
@@ -26,7 +40,8 @@ struct PrefixIndicesParams : ProblemParams {
   int entries, keys_an_entry;                    // entries of all sequences
   int *group_queries, *group_keys, *group_lens;  // [groups + 1], [groups + 1], [groups]
   int *suffix_keys, *suffix_lens;                // [batch + 1], [batch]
-  int* counters[2];                              // become 0 for the launches after this; or NULL
+  PrefixChunks chunks;
+  int* counters[2];  // become 0 for the launches after this; or NULL
 };
 
 }  // namespace tessera

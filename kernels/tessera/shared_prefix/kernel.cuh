@@ -6,10 +6,11 @@
 // Lengths and offsets that lie outside are the nearest that do not: an offset of a group below one before it is that one.
 //
 // Grid: a warp for each group, one for the sequences before the first and one for those after the last. Bound by the way to the
-// lengths: two passes over a group's.
+// lengths: two passes over a group's. With chunks of the prefixes' keys the blocks after these copy the queries.
 #pragma once
 
 #include "tessera/attention/sequence.cuh"
+#include "tessera/shared_prefix/chunks.cuh"
 #include "tessera/shared_prefix/config.hpp"
 
 namespace tessera {
@@ -44,7 +45,14 @@ TESSERA_DEVICE int first_entry(const PrefixIndicesParams& p, int b) {
 template <PrefixIndicesConfig kCfg>
 TESSERA_DEVICE void prefix_indices(const PrefixIndicesParams& p) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = static_cast<int>(blockIdx.x) * kPrefixIndicesWarps + static_cast<int>(threadIdx.x / 32);
+  const int block = static_cast<int>(blockIdx.x), index_blocks = prefix_index_blocks(p.groups);
+  if (block >= index_blocks) {
+    constexpr int kThreads = kPrefixIndicesWarps * 32;
+    copy_queries(p, static_cast<int64>(block - index_blocks) * kThreads + threadIdx.x,
+                 static_cast<int64>(gridDim.x - index_blocks) * kThreads);
+    return;
+  }
+  const int warp = block * kPrefixIndicesWarps + static_cast<int>(threadIdx.x / 32);
   const int group = warp - 1;  // -1: before the first; p.groups: after the last
   if (group > p.groups) return;
   const bool shares = group >= 0 && group < p.groups;
@@ -71,6 +79,9 @@ TESSERA_DEVICE void prefix_indices(const PrefixIndicesParams& p) {
     p.suffix_keys[b] = first_entry(p, b) + (reads ? keys : 0);
     p.suffix_lens[b] = reads ? s.sk - keys * p.keys_an_entry : 0;
   }
+  if (shares && p.chunks.count > 0) {
+    write_chunks(p, group, first_query(p, begin), first_query(p, end), first_entry(p, reader), keys, lane);
+  }
   if (lane != 0) return;
   if (shares) {
     p.group_queries[group] = first_query(p, begin);
@@ -80,6 +91,10 @@ TESSERA_DEVICE void prefix_indices(const PrefixIndicesParams& p) {
   if (group == p.groups) {
     p.group_queries[group] = first_query(p, begin);
     p.group_keys[group] = p.suffix_keys[p.batch] = first_entry(p, p.batch);
+    if (const int count = p.chunks.count; count > 0) {
+      p.chunks.rows[2 * count * p.groups] = static_cast<int>(count * p.rows_total * p.group.value);
+      p.chunks.keys[2 * count * p.groups] = first_entry(p, p.batch);
+    }
   }
   if (group < 0) {
     for (int* counter : p.counters) {

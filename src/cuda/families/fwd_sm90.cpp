@@ -94,10 +94,12 @@ bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
   return dense && unmasked && tiles % cluster == 0 && plan.device.cores >= cluster;
 }
 
-// Which it is decides the last bits, so that with batch_invariant a sequence has the same area wherever it stands.
-Area area_of(const tessera_problem& p) {
+// Which it is decides the last bits, so that with batch_invariant a sequence has the same area wherever it stands. Packed sequences
+// that are chunks of the same keys (shared_prefix asks so by num_splits) see all but a prefix's last ones in full.
+Area area_of(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
   if (score_config(p).any()) return Area::kOptions;
-  if (p.window_left >= 0 || (core::packed_q(p) && !p.batch_invariant)) return Area::kPartial;
+  if (p.window_left >= 0 || (core::packed_q(p) && !p.batch_invariant && plan.num_splits <= 1)) return Area::kPartial;
   return is_causal(p) ? Area::kCausal : Area::kFull;
 }
 
@@ -186,8 +188,8 @@ std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
 std::optional<Choice> choose(const tessera_plan& plan) {
   if (core::present(plan.problem.block_mask)) return choose_for_block_mask(plan);
   if (by_pairs(plan)) return choose_pair(plan);
-  const auto tile = find_sm90_tile(
-      {plan.head_dim, plan.head_dim_v, area_of(plan.problem), table_rows(plan), rows_a_multiprocessor(plan)});
+  const auto tile =
+      find_sm90_tile({plan.head_dim, plan.head_dim_v, area_of(plan), table_rows(plan), rows_a_multiprocessor(plan)});
   if (!tile || (plan.problem.dropout_p > 0 && tile->block_n % kDropoutKeys != 0)) return std::nullopt;
   return choice_of(plan, *tile);
 }

@@ -15,7 +15,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr core::PrefixPart kParts[] = {core::kPrefix, core::kSuffix};
-constexpr const Family* kPartFamilies[] = {&kFwdSm90, &kFwdSm80};  // in order of preference
+constexpr const Family* kPartFamilies[] = {&kDecodeSm90, &kFwdSm90, &kFwdSm80};  // in order of preference
 
 // NULL: none takes it.
 const Family* family_of(const tessera_plan& part) {
@@ -23,6 +23,25 @@ const Family* family_of(const tessera_plan& part) {
     if (family->refuse(part).empty()) return family;
   }
   return nullptr;
+}
+
+// Keys below which a chunk is not worth its merge.
+constexpr int64_t kLeastChunkKeys = 256;
+
+// Chunks of the prefixes' keys, of which fwd_sm90 has work for the whole GPU: a tile of two warpgroups' rows each. 1: it has it
+// without, or does not take them.
+int32_t chunks_of(const tessera_plan& plan) {
+  const int64_t rows = rows_total(plan) * plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
+  if (rows == 0 || core::prefix_groups(plan.problem) == 0) return 1;
+  const int64_t tiles = std::max(divide_up(rows, 2 * kConsumerRows), core::prefix_groups(plan.problem)) * plan.heads_kv;
+  const int64_t most = core::plan_of(plan, core::kPrefix).max_seqlen_k / kLeastChunkKeys;
+  const auto chunks = static_cast<int32_t>(std::min(plan.device.cores / tiles, most));
+  if (chunks <= 1) return 1;
+  tessera_plan in_chunks = plan;
+  in_chunks.parts[core::kPrefix].kernel = TESSERA_KERNEL_FWD_SM90, in_chunks.parts[core::kPrefix].num_splits = chunks;
+  tessera_plan part = core::plan_of(in_chunks, core::kPrefix);
+  part.kernel = TESSERA_KERNEL_AUTO;
+  return kFwdSm90.refuse(part).empty() ? chunks : 1;
 }
 
 constexpr Supports kSupports{.direction = TESSERA_FORWARD,
@@ -45,11 +64,17 @@ std::string refuse(const tessera_plan& plan) {
 
 void configure(tessera_plan& plan) {
   int64_t parts_bytes = 0;
+  const int32_t chunks = chunks_of(plan);
+  if (chunks > 1) {
+    plan.parts[core::kPrefix].kernel = TESSERA_KERNEL_FWD_SM90, plan.parts[core::kPrefix].num_splits = chunks;
+  }
   for (const core::PrefixPart n : kParts) {
     tessera_plan part = core::plan_of(plan, n);
-    const Family& family = *family_of(part);
+    const bool in_chunks = n == core::kPrefix && chunks > 1;
+    const Family& family = in_chunks ? kFwdSm90 : *family_of(part);
     part.kernel = family.kernel;
     family.configure(part);
+    if (in_chunks) part.num_splits = chunks;
     part.shared_bytes = padded_to(part.shared_bytes, kWorkspaceAlignment);
     core::keep_part(plan, n, part);
     plan.num_items += part.num_items;
@@ -69,13 +94,18 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   }
   PrefixIndicesParams p = prefix_index_params(plan, buffers, memory);
   for (const core::PrefixPart n : kParts) {  // where a part's work tiles are counted
-    if (plan.parts[n].shared_bytes > 0) p.counters[n] = reinterpret_cast<int*>(memory_of[n]);
+    if (plan.parts[n].kernel == TESSERA_KERNEL_FWD_SM90 && plan.parts[n].shared_bytes > 0)
+      p.counters[n] = reinterpret_cast<int*>(memory_of[n]);
   }
   launch_prefix_indices({core::paged(plan.problem)}, p, launches);
   for (const core::PrefixPart n : kParts) {
     const tessera_plan part = core::plan_of(plan, n);
     const Family& family = *find_family(part.kernel);
     TESSERA_RETURN_IF_ERROR(family.lower(part, core::buffers_of(plan, n, buffers, memory), memory_of[n], launches));
+    if (n == core::kPrefix && core::prefix_chunks(plan) > 1) {
+      const core::CombineTensors chunks = core::merge_of_chunks(plan, memory.chunks, memory.o[n], memory.lse[n]);
+      TESSERA_RETURN_IF_ERROR(launch_combine(combine_config(chunks), combine_params(chunks), launches));
+    }
   }
   launches.clear(nullptr);  // of both parts, by the first kernel
   const core::CombineTensors parts = core::merge_of(plan, buffers, memory);
@@ -111,6 +141,19 @@ PrefixIndicesParams prefix_index_params(const tessera_plan& plan, const tessera_
   p.entries = static_cast<int>(places.entries), p.keys_an_entry = static_cast<int>(places.keys);
   p.group_queries = memory.group_queries, p.group_keys = memory.group_keys, p.group_lens = memory.group_lens;
   p.suffix_keys = memory.suffix_keys, p.suffix_lens = memory.suffix_lens;
+  if (const int64_t chunks = core::prefix_chunks(plan); chunks > 1) {
+    const tessera_layout q = core::joined_queries(problem);
+    p.chunks = {static_cast<int>(chunks),
+                static_cast<int>(core::chunk_unit(places.keys)),
+                memory.chunks.rows,
+                memory.chunks.keys,
+                memory.chunks.lens,
+                buffers.q,
+                q.strides[0],
+                q.strides[1],
+                cuda::rows_aligned(q, buffers.q),
+                memory.chunks.q};
+  }
   return p;
 }
 
