@@ -94,7 +94,7 @@ std::string device_text(const tessera_plan& plan) {
     return print("GPU %d: %s, compute capability %d.%d, %d multiprocessors", device.ordinal, device.name,
                  device.arch / 10, device.arch % 10, device.cores);
   }
-  const bool tiles = device.isa == TESSERA_ISA_AMX_BF16 && plan.kernel == TESSERA_KERNEL_TILED;
+  const bool tiles = device.isa == TESSERA_ISA_AMX_BF16;
   const char* products = !plan.use_dot ? "" : tiles ? " with bf16 products by tiles" : " with bf16 dot products";
   std::string tiles_refused;
   if (device.vector_isa != 0 && device.isa == device.vector_isa) {

@@ -364,36 +364,48 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
   }
 }
 
-template <Op kOp>
-void decode_item(const Params& p, int64_t item, char* scratch_base) {
-  const int64_t heads_an_item = p.tiles_per_item;  // all KV heads, or one
-  const int64_t group = p.heads_q / p.heads_kv;
-  const int64_t all_parts = p.sequences[p.batch].item_begin;
-  const int64_t part = item % all_parts;
-  const int64_t head_begin = item / all_parts * heads_an_item;
-  const int64_t batch = find_sequence(p, part);
-  const Sequence& sequence = p.sequences[batch];
-  const int64_t row_count = group * sequence.sq;  // of one KV head
-  const int64_t parts = p.sequences[batch + 1].item_begin - sequence.item_begin;
-  const int64_t part_keys = padded_to((sequence.sk + parts - 1) / parts, p.block_n);
-  const int64_t key_begin = (part - sequence.item_begin) * part_keys;
-  const int64_t key_end = min_of(sequence.sk, key_begin + part_keys);
+// An item: one part of the keys of a sequence, for `heads` KV heads from head_begin on, each with row_count query rows.
+struct DecodePart {
+  const Sequence& sequence;
+  int64_t batch, index;  // of the part among all
+  int64_t head_begin, heads, row_count;
+  int64_t key_begin, key_end;
 
-  const DecodeScratch s = carve_decode(
-      scratch_base, {heads_an_item, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v, kLanes, sizeof(DecodeRow)});
-  const int64_t q_ld = padded_to(p.head_dim, 2 * kLanes), out_ld = padded_to(p.head_dim_v, 2 * kLanes);
-  DecodeRow* rows = reinterpret_cast<DecodeRow*>(s.rows);
-  int64_t low = sequence.sk, high = -1;
-  for (int64_t h = 0; h < heads_an_item; ++h) {
-    for (int64_t r = 0; r < row_count; ++r) {
-      DecodeRow& row = rows[h * row_count + r];
-      row.query = r % sequence.sq;
-      row.head = (head_begin + h) * group + r / sequence.sq;
-      const KeyRange keys = visible_keys(p, sequence, row.query);
+  TESSERA_INLINE DecodePart(const Params& p, int64_t item) : DecodePart(p, item, p.sequences[p.batch].item_begin) {}
+
+ private:
+  TESSERA_INLINE DecodePart(const Params& p, int64_t item, int64_t all_parts)
+      : DecodePart(p, item, all_parts, find_sequence(p, item % all_parts)) {}
+  TESSERA_INLINE DecodePart(const Params& p, int64_t item, int64_t all_parts, int64_t of_batch)
+      : sequence(p.sequences[of_batch]), batch(of_batch), index(item % all_parts) {
+    heads = p.tiles_per_item;  // all KV heads, or one
+    head_begin = item / all_parts * heads;
+    row_count = p.heads_q / p.heads_kv * sequence.sq;
+    const int64_t parts = p.sequences[batch + 1].item_begin - sequence.item_begin;
+    const int64_t part_keys = padded_to((sequence.sk + parts - 1) / parts, p.block_n);
+    key_begin = (index - sequence.item_begin) * part_keys;
+    key_end = min_of(sequence.sk, key_begin + part_keys);
+  }
+};
+
+// Where row r of KV head head_begin + h lies in q.
+TESSERA_INLINE const char* decode_query(const Params& p, const DecodePart& part, const DecodeRow& row) {
+  return p.q.data + p.q.batch * part.batch + p.q.row * (part.sequence.q_begin + row.query) + p.q.head * row.head;
+}
+
+// rows[heads][row_count]. Answers which keys some row sees, from a multiple of block_n on.
+inline KeyRange init_decode_rows(const Params& p, const DecodePart& part, DecodeRow* rows) {
+  int64_t low = part.sequence.sk, high = -1;
+  for (int64_t h = 0; h < part.heads; ++h) {
+    for (int64_t r = 0; r < part.row_count; ++r) {
+      DecodeRow& row = rows[h * part.row_count + r];
+      row.query = r % part.sequence.sq;
+      row.head = (part.head_begin + h) * (p.heads_q / p.heads_kv) + r / part.sequence.sq;
+      const KeyRange keys = visible_keys(p, part.sequence, row.query);
       row.low = keys.low, row.high = row.full_high = keys.high;
       if (p.tree_mask) {
-        row.full_high = min_of(row.high, last_before_tree(sequence));
-        row.tree = tree_row(p, sequence, batch, row.query);
+        row.full_high = min_of(row.high, last_before_tree(part.sequence));
+        row.tree = tree_row(p, part.sequence, part.batch, row.query);
       }
       if (row.low <= row.high) low = min_of(low, row.low), high = max_of(high, row.high);
       row.stale_max = -infinity();
@@ -401,40 +413,57 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
       store(row.sum, VecF{});
       if (p.alibi_slopes) {
         row.slope = kLog2e * *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.alibi_slopes) +
-                                                             p.alibi_batch * batch + p.alibi_head * row.head);
+                                                             p.alibi_batch * part.batch + p.alibi_head * row.head);
       }
-      const char* q = p.q.data + p.q.batch * batch + p.q.row * (sequence.q_begin + row.query) + p.q.head * row.head;
-      float* q_row = s.q + (h * row_count + r) * q_ld;
-      if constexpr (kOp == Op::kDot) {
-        __builtin_memset(q_row, 0, static_cast<size_t>(q_ld) * sizeof(float));
-        __builtin_memcpy(q_row, q, static_cast<size_t>(p.head_dim) * 2);
-      } else {
-        with_float_elem(p.dtype, [&](auto elem) { read_row<decltype(elem)>(q_row, q, p.head_dim); });
-      }
-      __builtin_memset(s.o + (h * row_count + r) * out_ld, 0, static_cast<size_t>(out_ld) * sizeof(float));
     }
   }
+  return {max_of(part.key_begin, low / p.block_n * p.block_n), min_of(part.key_end, high + 1) - 1};
+}
 
-  const int64_t end = min_of(key_end, high + 1);
-  const int64_t begin = max_of(key_begin, low / p.block_n * p.block_n);
+// O / l and LSE of a row -> partial results. `column`: where a column of O lies while it accumulates.
+template <class Column>
+TESSERA_INLINE void write_decode_row(const Params& p, const DecodePart& part, const DecodeRow& row, const float* o,
+                                     const Column& column) {
+  const float sum = sum_lanes(load(row.sum));
+  const bool seen = sum != 0.0f;
+  const int64_t at = (part.index * p.heads_q + row.head) * p.rows_total + row.query;
+  p.partial_lse[at] = seen ? (row.stale_max + __builtin_log2f(sum)) * kLn2 : -infinity();
+  const float inverse = seen ? 1.0f / sum : 0.0f;
+  for (int64_t d = 0; d < p.head_dim_v; ++d) p.partial_o[at * p.head_dim_v + d] = o[column(d)] * inverse;
+}
+
+template <Op kOp>
+void decode_item(const Params& p, int64_t item, char* scratch_base) {
+  const DecodePart part(p, item);
+  const DecodeScratch s = carve_decode(
+      scratch_base, {part.heads, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v, kLanes, sizeof(DecodeRow)});
+  const int64_t q_ld = padded_to(p.head_dim, 2 * kLanes), out_ld = padded_to(p.head_dim_v, 2 * kLanes);
+  const int64_t row_total = part.heads * part.row_count;
+  DecodeRow* rows = reinterpret_cast<DecodeRow*>(s.rows);
+  const KeyRange keys = init_decode_rows(p, part, rows);
+  for (int64_t i = 0; i < row_total; ++i) {
+    const char* q = decode_query(p, part, rows[i]);
+    float* q_row = s.q + i * q_ld;
+    if constexpr (kOp == Op::kDot) {
+      __builtin_memset(q_row, 0, static_cast<size_t>(q_ld) * sizeof(float));
+      __builtin_memcpy(q_row, q, static_cast<size_t>(p.head_dim) * 2);
+    } else {
+      with_float_elem(p.dtype, [&](auto elem) { read_row<decltype(elem)>(q_row, q, p.head_dim); });
+    }
+  }
+  __builtin_memset(s.o, 0, static_cast<size_t>(row_total * out_ld) * sizeof(float));
+
   const auto attend = [&](auto elem) {
-    decode_keys<kOp, decltype(elem)>(p, sequence, batch, head_begin, heads_an_item, row_count, s, begin, end);
+    decode_keys<kOp, decltype(elem)>(p, part.sequence, part.batch, part.head_begin, part.heads, part.row_count, s,
+                                     keys.low, keys.high + 1);
   };
   if constexpr (kOp == Op::kDot) {
     attend(Bfloat16Elem{});
   } else {
     with_float_elem(p.dtype, attend);
   }
-
-  for (int64_t i = 0; i < heads_an_item * row_count; ++i) {
-    const DecodeRow& row = rows[i];
-    const float sum = sum_lanes(load(row.sum));
-    const bool seen = sum != 0.0f;
-    const int64_t at = (part * p.heads_q + row.head) * p.rows_total + row.query;
-    p.partial_lse[at] = seen ? (row.stale_max + __builtin_log2f(sum)) * kLn2 : -infinity();
-    const float inverse = seen ? 1.0f / sum : 0.0f;
-    for (int64_t d = 0; d < p.head_dim_v; ++d)
-      p.partial_o[at * p.head_dim_v + d] = s.o[i * out_ld + dot_column<kOp>(d)] * inverse;
+  for (int64_t i = 0; i < row_total; ++i) {
+    write_decode_row(p, part, rows[i], s.o + i * out_ld, [](int64_t d) { return dot_column<kOp>(d); });
   }
 }
 

@@ -138,11 +138,13 @@ struct KernelTable {
                        int64_t row_head, int64_t out_head);
 };
 
-// What AMX offers beside a KernelTable: the tiled kernels in bfloat16.
+// What AMX offers beside a KernelTable: the kernels in bfloat16.
 struct AmxKernelTable {
-  int32_t block_m;     // queries a tile
-  int64_t tile_bytes;  // size of the kernels' own record
+  int32_t block_m;                       // queries a tile
+  int32_t decode_keys;                   // that the decode kernel takes at once
+  int64_t tile_bytes, decode_row_bytes;  // sizes of the kernels' own records
   void (*forward)(const Params&, int64_t item, char* scratch);
+  void (*decode)(const Params&, int64_t item, char* scratch);
   void (*backward_preprocess)(const Params&, int64_t item, char* scratch);
   void (*backward)(const Params&, int64_t item, char* scratch);
   void (*backward_postprocess)(const Params&, int64_t item, char* scratch);

@@ -175,12 +175,13 @@ struct Served {
 
 Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const Params& base) {
   const KernelTable& table = decode_table(plan);
+  const AmxKernelTable* amx = amx_kernels(plan);
   const bool dot = table.has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
-  Served served{base, dot ? table.decode_dot : table.decode};
+  Served served{base, amx ? amx->decode : dot ? table.decode_dot : table.decode};
   if (plan.decode_queries == 0) return served;
   Params& p = served.params;
   p.sequences = shared.sequences[kDecode];
-  p.block_n = table.decode_keys, p.tiles_per_item = plan.decode_heads_kv;
+  p.block_n = decode_keys(plan), p.tiles_per_item = plan.decode_heads_kv;
   p.rows_total = plan.decode_queries;
   p.partial_o = shared.decode_o, p.partial_lse = shared.decode_lse;
   const Sequence& totals = p.sequences[plan.batch];

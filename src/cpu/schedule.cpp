@@ -143,13 +143,13 @@ void settle_isa(tessera_plan& plan) {
 std::string refuse_tiles(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.q.dtype != TESSERA_BFLOAT16) return "they take bfloat16";
-  if (plan.kernel != TESSERA_KERNEL_TILED) return "few query rows are bound by memory";
   const auto at_least = [](const char* what, int64_t given, int64_t least) {
     return given >= least ? std::string()
                           : std::string(what) + std::to_string(given) + ", from " + std::to_string(least) + " on";
   };
   std::string reason = at_least("head sizes of K and V together ", plan.head_dim + plan.head_dim_v, kAmxLeastHeadDims);
-  if (!reason.empty() || p.batch_invariant) return reason;  // lengths are the batch's
+  const bool few_rows = plan.kernel == TESSERA_KERNEL_DECODE;
+  if (!reason.empty() || few_rows || p.batch_invariant) return reason;  // lengths are the batch's
   const bool pack = p.direction == TESSERA_FORWARD && plan.max_seqlen_q < kAmxBlockM;
   const int64_t group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
   reason = at_least("query rows ", plan.max_seqlen_q * (pack ? group : 1), kAmxLeastRows);
@@ -221,10 +221,14 @@ namespace {
 
 constexpr int64_t kMaxDecodeScratch_bytes = 512 << 10;
 
-int64_t decode_scratch_bytes(const tessera_plan& plan, const KernelTable& table, int64_t heads) {
-  return carve_decode(nullptr, {heads, table.decode_rows, table.decode_keys, plan.head_dim, plan.head_dim_v,
-                                table.lanes, table.decode_row_bytes})
-      .bytes;
+int64_t decode_scratch_bytes(const tessera_plan& plan, int64_t heads) {
+  const KernelTable& table = decode_table(plan);
+  DecodeShape shape{heads,           table.decode_rows, table.decode_keys,     plan.head_dim,
+                    plan.head_dim_v, table.lanes,       table.decode_row_bytes};
+  const AmxKernelTable* amx = amx_kernels(plan);
+  if (!amx) return carve_decode(nullptr, shape).bytes;
+  shape.block_n = amx->decode_keys, shape.row_bytes = amx->decode_row_bytes;
+  return carve_amx_decode(nullptr, shape).bytes;
 }
 
 // Why no sequence of this plan is decoded, however few its rows; "": none is refused.
@@ -250,23 +254,26 @@ int64_t wanted_decode_parts(const tessera_plan& plan) {
 
 // The plan's part for sequences of at most `queries` queries.
 void configure_decoding(tessera_plan& plan, int64_t queries) {
-  const KernelTable& table = decode_table(plan);
   const tessera_problem& p = plan.problem;
   plan.decode_queries = static_cast<int32_t>(queries);
   // All KV heads at once where a key's heads are neighbours in memory, else one at a time.
   const core::RowStrides k = core::row_strides(p.k);
   int64_t heads = k.head < k.row ? plan.heads_kv : 1;
-  while (heads > 1 &&
-         (plan.heads_kv % heads != 0 || decode_scratch_bytes(plan, table, heads) > kMaxDecodeScratch_bytes))
+  while (heads > 1 && (plan.heads_kv % heads != 0 || decode_scratch_bytes(plan, heads) > kMaxDecodeScratch_bytes))
     --heads;
   plan.decode_heads_kv = static_cast<int32_t>(std::max<int64_t>(1, heads));
   int64_t most = plan.batch * most_decode_parts(plan.max_seqlen_k);
   if (core::packed_k(p)) most = std::min(most, plan.batch + core::sizes(p).rows_k / kDecodePartKeys);
   plan.decode_parts = p.batch_invariant ? most : std::min(most, plan.batch + wanted_decode_parts(plan));
-  plan.scratch_bytes = std::max(plan.scratch_bytes, decode_scratch_bytes(plan, table, plan.decode_heads_kv));
+  plan.scratch_bytes = std::max(plan.scratch_bytes, decode_scratch_bytes(plan, plan.decode_heads_kv));
 }
 
 }  // namespace
+
+int32_t decode_keys(const tessera_plan& plan) {
+  const AmxKernelTable* amx = amx_kernels(plan);
+  return amx ? amx->decode_keys : decode_table(plan).decode_keys;
+}
 
 int64_t decode_parts(const tessera_plan& plan, int64_t sk, int64_t keys) {
   const int64_t part_keys = plan.problem.batch_invariant ? 0 : divide_up(keys, wanted_decode_parts(plan));
@@ -282,10 +289,10 @@ std::string refuse_decode(const tessera_plan& plan) {
 
 void configure_decode(tessera_plan& plan) {
   settle_isa(plan);
-  plan.use_dot = decode_table(plan).has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16;
+  plan.use_dot = amx_kernels(plan) || (decode_table(plan).has_dot && plan.problem.q.dtype == TESSERA_BFLOAT16);
   configure_decoding(plan, std::max<int64_t>(1, plan.max_seqlen_q));
   plan.block_m = static_cast<int32_t>(plan.decode_queries * group_size(plan));
-  plan.block_n = decode_table(plan).decode_keys;
+  plan.block_n = decode_keys(plan);
   plan.tiles_per_item = plan.decode_heads_kv;
   plan.num_splits = static_cast<int32_t>(
       plan.problem.batch_invariant ? most_decode_parts(plan.max_seqlen_k)

@@ -129,6 +129,36 @@ static constexpr DecodeScratch carve_decode(char* base, const DecodeShape& s) {
   return out;
 }
 
+// By AMX: up to 16 query rows a KV head, and keys in blocks.
+constexpr int64_t kAmxDecodeKeys = 64;
+
+struct AmxDecodeScratch {
+  char* rows;     // [heads][max_rows] DecodeRow
+  uint32_t* q;    // [heads][head_dim / 2][16] pairs
+  float* o;       // [heads][16][head_dim_v], padded to two vectors
+  float* s;       // [2][block_n][16] scores of two heads
+  float* rows_s;  // [16][block_n] one head's transposed
+  uint32_t* p;    // [2][16][block_n] bfloat16 weights, in the low and in the high half of a word
+  char* copy;     // [4][head_dim / 32] tile registers: rows of K or V that are not read as they lie
+  int64_t bytes;
+};
+
+static constexpr AmxDecodeScratch carve_amx_decode(char* base, const DecodeShape& s) {
+  constexpr int64_t kTileRegister_bytes = 1024;
+  const int64_t d = padded_to(s.head_dim, 32), dv = padded_to(s.head_dim_v, 32);
+  Carver carver(base);
+  AmxDecodeScratch out{};
+  out.rows = carver.take<char>(s.heads * s.max_rows * s.row_bytes);
+  out.q = carver.take<uint32_t>(s.heads * d / 2 * 16);
+  out.o = carver.take(s.heads * 16 * dv);
+  out.s = carver.take(2 * s.block_n * 16);
+  out.rows_s = carver.take(16 * s.block_n);
+  out.p = carver.take<uint32_t>(2 * 16 * s.block_n);
+  out.copy = carver.take<char>(4 * ((d > dv ? d : dv) / 32) * kTileRegister_bytes);
+  out.bytes = carver.used_bytes();
+  return out;
+}
+
 // Keys that a tile of queries meets at a time in the backward pass: a multiple of 32 (dropout's groups) and of the rows
 // of either micro-kernel.
 constexpr int64_t kKeyBlock = 96;

@@ -124,6 +124,32 @@ TEST_P(AmxOptions, MatchTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(Case, AmxOptions, ::testing::ValuesIn(kOneOption));
 
+// Decoding: rows of K and V as they lie and copied, tails of keys and of columns, 1 to 16 rows a KV head, several blocks of keys,
+// scores that outgrow the stale max, and what is masked holding NaN.
+constexpr const char* kDecoding[] = {
+    "dtype=bf16 b=1 sq=1 sk=700 hq=8 hkv=2 d=128 dv=128",
+    "dtype=bf16 b=2 sq=1 sk=333 hq=32 hkv=2 d=64 dv=96 cores=6",
+    "dtype=bf16 b=1 sq=1 sk=640 hq=3 hkv=3 d=256 dv=32 order=bhsd",
+    "dtype=bf16 b=2 sq=3 sk=517 hq=10 hkv=2 d=40 dv=24 causal=1 wl=100",
+    "dtype=bf16 b=1 sq=2 sk=500 hq=4 hkv=1 d=72 dv=200 softcap=9 alibi=h sink=1",
+    "dtype=bf16 b=3 sq=1 sk=400 hq=8 hkv=4 d=128 dv=128 k=paged page=16 used=1",
+    "dtype=bf16 b=1 sq=1 sk=2500 hq=4 hkv=1 d=64 dv=64 data=growing",
+    "dtype=bf16 b=1 sq=1 sk=900 hq=8 hkv=2 d=64 dv=64 data=outlier",
+    "dtype=bf16 b=1 sq=4 sk=300 hq=4 hkv=2 d=64 dv=64 causal=1 data=nan_value",
+    "dtype=bf16 b=1 sq=4 sk=300 hq=4 hkv=2 d=64 dv=64 wl=90 data=inf_value",
+    "dtype=bf16 b=1 sq=1 sk=300 hq=4 hkv=2 d=64 dv=64 data=nan_key",
+};
+
+class AmxDecoding : public AmxOptions {};
+TEST_P(AmxDecoding, MatchesTheOracle) {
+  if (cpu_device().isa_limit < TESSERA_ISA_AMX_BF16) GTEST_SKIP() << "skipped: no AMX here, and none emulated";
+  const CheckOptions options{.places = {{.isa = TESSERA_ISA_AMX_BF16}}, .check_oracle = false};
+  for (const std::string& failure : check_case(legalised(parse_case(GetParam(), nullptr).value()), options)) {
+    ADD_FAILURE() << failure;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Case, AmxDecoding, ::testing::ValuesIn(kDecoding));
+
 // A bias of -inf before the first real token, as models pad on the left: whole jobs in which no row sees anything.
 TEST(AmxBias, HidesWholeJobs) {
   if (cpu_device().isa_limit < TESSERA_ISA_AMX_BF16) GTEST_SKIP() << "skipped: no AMX here, and none emulated";

@@ -1,0 +1,426 @@
+// Decoding by AMX, for bfloat16: an item as in decode.hpp, with up to 16 query rows a KV head as one side of a tile. K and V are
+// both taken from memory as they lie.
+//
+//   S^T [keys][rows] = K Q^T     A: K, 16 keys x 32 of d     B: Q, pairs of d, packed once
+//   P [rows][keys]               S transposed: a softmax of lanes = keys, for as many rows as there are
+//   O [rows][head_dim_v] += P V  A: P, rows x 16 keys        B: V, 16 keys x 32 columns
+//
+// A product sums over pairs, and a row of V is pairs of columns: with a weight in the low half of A's words and 0 in the high
+// half it gives the even columns, the other way round the odd ones. So V needs no packing, for twice the products, of which
+// there is no lack: decoding is bound by memory. While a block of keys is worked on, the rows of the next one are asked for in
+// the order in which they lie, into the second cache, some after each product: the hardware's prefetchers see one stream of
+// neighbours and run ahead of it. Beside the products of the next head's S runs the softmax of the present one.
+//
+// A NaN or an infinity of V would reach its neighbouring column as 0 x NaN, and rows that do not see it. So a block that a mask
+// cuts is looked over first, and a part whose O is not finite in the end is done again with every block looked over.
+#pragma once
+
+#include "cpu/amx_softmax.hpp"
+#include "cpu/decode.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int64_t kDecodeQuarters = 4;                              // tiles of 16 keys whose S is taken at a time
+constexpr int64_t kDecodeRound_keys = kDecodeQuarters * kTileSide;  // 64
+static_assert(kDecodeRows == kTileSide && kAmxDecodeKeys % kDecodeRound_keys == 0);
+
+// Rows of K and V of one block of keys, of the first of the item's KV heads.
+struct DecodeBlock {
+  const char* keys[kAmxDecodeKeys];
+  const char* values[kAmxDecodeKeys];
+  int64_t begin, count;
+
+  TESSERA_INLINE void locate(const Params& p, const DecodePart& part, int64_t first, int64_t end) {
+    begin = first, count = max_of<int64_t>(0, min_of<int64_t>(p.block_n, end - first));
+    for (int64_t n = 0; n < count; ++n) {
+      keys[n] = key_row(p, p.k, part.sequence, part.batch, part.head_begin, first + n);
+      values[n] = key_row(p, p.v, part.sequence, part.batch, part.head_begin, first + n);
+    }
+  }
+};
+
+// Asks for a block's rows in the order of memory, first K's, then V's, some lines at a time.
+class DecodePrefetch {
+ public:
+  TESSERA_INLINE void begin(const Params& p, const DecodePart& part, const DecodeBlock& block) {
+    block_ = &block;
+    row_ = 0, head_ = 0, value_ = false;
+    heads_ = part.heads;
+    head_bytes_[0] = p.k.head, head_bytes_[1] = p.v.head;
+    row_bytes_[0] = p.head_dim * 2, row_bytes_[1] = p.head_dim_v * 2;
+    if (heads_ > 1 && head_bytes_[0] == row_bytes_[0] && head_bytes_[1] == row_bytes_[1]) {  // neighbours
+      row_bytes_[0] *= heads_, row_bytes_[1] *= heads_;
+      heads_ = 1;
+    }
+    start_row();
+  }
+  // 4 n lines.
+  template <int kFours>
+  TESSERA_INLINE void lines() {
+#pragma GCC unroll 4
+    for (int i = 0; i < kFours; ++i) {
+      if (left_ >= 4) {
+        ask(0), ask(1), ask(2), ask(3);
+        at_ += 4 * kCacheLine_bytes, left_ -= 4;
+        if (left_ == 0) next_row();
+      } else {
+        for (int n = 0; n < 4 && left_ > 0; ++n) {
+          ask(0);
+          at_ += kCacheLine_bytes;
+          if (--left_ == 0) next_row();
+        }
+      }
+    }
+  }
+  TESSERA_INLINE void rest() {
+    while (left_ > 0) lines<1>();
+  }
+
+ private:
+  TESSERA_INLINE void ask(int64_t line) const {
+    constexpr int kIntoSecondCache = 2;
+    __builtin_prefetch(at_ + line * kCacheLine_bytes, 0, kIntoSecondCache);
+  }
+  TESSERA_INLINE void start_row() {
+    left_ = 0;
+    if (row_ >= block_->count) return;
+    at_ = (value_ ? block_->values : block_->keys)[row_] + head_ * head_bytes_[value_];
+    left_ = (row_bytes_[value_] + kCacheLine_bytes - 1) / kCacheLine_bytes;
+  }
+  TESSERA_INLINE void next_row() {
+    if (++head_ == heads_) {
+      head_ = 0;
+      if (++row_ == block_->count && !value_) row_ = 0, value_ = true;
+    }
+    start_row();
+  }
+
+  const DecodeBlock* block_ = nullptr;
+  const char* at_ = nullptr;
+  int64_t left_ = 0;  // lines of the row
+  int64_t row_ = 0, head_ = 0, heads_ = 0;
+  int64_t head_bytes_[2], row_bytes_[2];  // of K, of V
+  bool value_ = false;
+};
+
+// One item's state.
+struct AmxDecode {
+  const Params& p;
+  const DecodePart& part;
+  const AmxDecodeScratch& scratch;
+  DecodeRow* rows;          // [heads][row_count]
+  int64_t q_steps, out_ld;  // of 32 along head_dim; floats of a row of O
+  bool k_stands, v_stands;  // rows are a fixed number of bytes apart, and fill whole steps
+  bool plain;               // a score is scale q . k
+  DecodePrefetch prefetch;
+
+  TESSERA_INLINE float* s_of(int64_t h) const { return scratch.s + h % 2 * p.block_n * kTileSide; }
+  TESSERA_INLINE uint32_t* p_of(int64_t half) const { return scratch.p + half * kTileSide * p.block_n; }
+
+  // S^T [block_n][16 rows] of one head. `beside` runs after every product.
+  template <class Beside>
+  TESSERA_INLINE void scores(const DecodeBlock& block, int64_t h, Beside&& beside) {
+    const char* q = reinterpret_cast<const char*>(scratch.q + h * q_steps * kTileSide * kTileSide);
+    for (int64_t first = 0; first < block.count; first += kDecodeRound_keys) {
+      const char* a[kDecodeQuarters];
+      int64_t stride = p.k.row, step_bytes = kTileRow_bytes;
+      if (k_stands && first + kDecodeRound_keys <= block.count) {
+        for (int64_t i = 0; i < kDecodeQuarters; ++i) a[i] = block.keys[first + i * kTileSide] + h * p.k.head;
+      } else {
+        stride = kTileRow_bytes, step_bytes = kTile_bytes;
+        for (int64_t i = 0; i < kDecodeQuarters; ++i) {
+          char* copy = scratch.copy + i * q_steps * kTile_bytes;
+          copy_rows(copy, block.keys, h * p.k.head, first + i * kTileSide, block.count, p.head_dim);
+          a[i] = copy;
+        }
+      }
+      tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+      for (int64_t step = 0; step < q_steps; ++step) {
+        tile_load<6>(q + step * kTile_bytes, kTileRow_bytes);
+        tile_load<4>(a[0] + step * step_bytes, stride);
+        tile_product<0, 4, 6>();
+        beside(), prefetch.lines<2>();
+        tile_load<5>(a[1] + step * step_bytes, stride);
+        tile_product<1, 5, 6>();
+        beside(), prefetch.lines<2>();
+        tile_load<4>(a[2] + step * step_bytes, stride);
+        tile_product<2, 4, 6>();
+        beside(), prefetch.lines<2>();
+        tile_load<5>(a[3] + step * step_bytes, stride);
+        tile_product<3, 5, 6>();
+        beside(), prefetch.lines<2>();
+      }
+      char* s = reinterpret_cast<char*>(s_of(h) + first * kTileSide);
+      tile_store<0>(s, kTileRow_bytes);
+      tile_store<1>(s + kTile_bytes, kTileRow_bytes);
+      tile_store<2>(s + 2 * kTile_bytes, kTileRow_bytes);
+      tile_store<3>(s + 3 * kTile_bytes, kTileRow_bytes);
+    }
+  }
+
+  // Scores of 16 keys and four rows from `row`, transposed.
+  TESSERA_INLINE void transpose_scores(const float* s, int64_t first, int64_t row) const {
+    const float* at = s + first * kTileSide + row;
+    __m512 v[4];  // lanes 4 g ... of v[i]: four rows of key 4 g + i
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const auto four = [&](int g) TESSERA_LAMBDA_INLINE {
+        __m128 rows_of_key;
+        __builtin_memcpy(&rows_of_key, at + (4 * g + i) * kTileSide, sizeof rows_of_key);
+        return rows_of_key;
+      };
+      v[i] = _mm512_broadcast_f32x4(four(0));
+      v[i] = _mm512_mask_broadcast_f32x4(v[i], 0x00f0, four(1));
+      v[i] = _mm512_mask_broadcast_f32x4(v[i], 0x0f00, four(2));
+      v[i] = _mm512_mask_broadcast_f32x4(v[i], 0xf000, four(3));
+    }
+    const __m512d low01 = (__m512d)_mm512_unpacklo_ps(v[0], v[1]), high01 = (__m512d)_mm512_unpackhi_ps(v[0], v[1]);
+    const __m512d low23 = (__m512d)_mm512_unpacklo_ps(v[2], v[3]), high23 = (__m512d)_mm512_unpackhi_ps(v[2], v[3]);
+    float* out = scratch.rows_s + row * p.block_n + first;
+    store(out, (VecF)_mm512_unpacklo_pd(low01, low23));
+    store(out + p.block_n, (VecF)_mm512_unpackhi_pd(low01, low23));
+    store(out + 2 * p.block_n, (VecF)_mm512_unpacklo_pd(high01, high23));
+    store(out + 3 * p.block_n, (VecF)_mm512_unpackhi_pd(high01, high23));
+  }
+
+  // P of one row, against its stale max: no maximum is looked for. False: a score out of range, or a sum beyond the bound.
+  TESSERA_INLINE bool stale_max_row(DecodeRow& row, int64_t r, int64_t count) const {
+    const float* s = scratch.rows_s + r * p.block_n;
+    uint32_t *low = p_of(0) + r * p.block_n, *high = p_of(1) + r * p.block_n;
+    const FixedPointExp2<4> exponential;
+    const VecF scale = splat(p.scale_log2 * kFixedPointOne), offset = splat(-row.stale_max * kFixedPointOne);
+    VecF sum[2] = {};
+    VecU out_of_range{};
+    for (int64_t n = 0; n < count; n += 2 * kLanes) {
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const __m512i e = exponential(fma(load(s + n + i * kLanes), scale, offset));
+        sum[i] += (VecF)e;
+        out_of_range |= (VecU)e;
+        const VecU word = (VecU)Rounded(e).bits;
+        store(high + n + i * kLanes, word & 0xffff0000u);
+        store(low + n + i * kLanes, word >> 16);
+      }
+    }
+    const VecF total = load(row.sum) + (sum[0] + sum[1]);
+    if (any((VecI)(out_of_range & 0x80000000u) | ~(total <= kStaleMaxBound))) return false;
+    store(row.sum, total);
+    return true;
+  }
+  // The same with every option and mask, by the block's maximum.
+  TESSERA_OWN_FUNCTION void masked_row(const DecodeBlock& block, DecodeRow& row, int64_t r, float* o) const {
+    float* s = scratch.rows_s + r * p.block_n;
+    uint32_t *low = p_of(0) + r * p.block_n, *high = p_of(1) + r * p.block_n;
+    const float rescale = decode_softmax(p, part.sequence, row, s, block.begin, block.count);
+    for (int64_t n = 0; n < padded_to(block.count, kLanes); n += kLanes) {
+      const VecU word = (VecU)Rounded((__m512i)load(s + n)).bits;
+      const VecU kept = load(s + n) == load(s + n) ? word : splat(uint32_t{0x7fc00000});
+      store(high + n, kept & 0xffff0000u);
+      store(low + n, kept >> 16);
+    }
+    if (rescale == 1.0f) return;
+    for (int64_t d = 0; d < out_ld; d += kLanes) store(o + d, load(o + d) * rescale);
+  }
+  TESSERA_INLINE void softmax_row(const DecodeBlock& block, int64_t h, int64_t r) const {
+    DecodeRow& row = rows[h * part.row_count + r];
+    const bool full = plain && block.count % (2 * kLanes) == 0 && block.begin >= row.low &&
+                      block.begin + block.count - 1 <= row.full_high && row.stale_max != -infinity();
+    if (full && stale_max_row(row, r, block.count)) return;
+    masked_row(block, row, r, scratch.o + (h * kTileSide + r) * out_ld);
+  }
+
+  // The softmax of one head, in pieces: transpositions, then rows.
+  struct Softmax {
+    const AmxDecode& d;
+    const DecodeBlock& block;
+    int64_t h, fours, transpositions, units, a_call, unit = 0;
+
+    TESSERA_INLINE Softmax(const AmxDecode& of, const DecodeBlock& block_, int64_t h_, int64_t calls)
+        : d(of), block(block_), h(h_) {
+      fours = (d.part.row_count + 3) / 4;
+      transpositions = h < 0 ? 0 : fours * ((block.count + kTileSide - 1) / kTileSide);
+      units = h < 0 ? 0 : transpositions + d.part.row_count;
+      a_call = calls > 0 ? (units + calls - 1) / calls : units;
+    }
+    TESSERA_INLINE void run(int64_t count) {
+      for (const int64_t end = min_of(units, unit + count); unit < end; ++unit) {
+        if (unit < transpositions) {
+          d.transpose_scores(d.s_of(h), unit / fours * kTileSide, unit % fours * 4);
+        } else {
+          d.softmax_row(block, h, unit - transpositions);
+        }
+      }
+    }
+  };
+
+  // O += P V of the block, for columns `column` ... + 63, or of the 32 last.
+  template <int kGroups>
+  TESSERA_INLINE void output(const DecodeBlock& block, int64_t h, int64_t column) {
+    char* o = reinterpret_cast<char*>(scratch.o + h * kTileSide * out_ld + column);
+    const int64_t o_stride = out_ld * 4, p_stride = p.block_n * 4;
+    const char *low = reinterpret_cast<const char*>(p_of(0)), *high = reinterpret_cast<const char*>(p_of(1));
+    tile_load<0>(o, o_stride);
+    tile_load<1>(o + kTileRow_bytes, o_stride);
+    if constexpr (kGroups == 2) {
+      tile_load<2>(o + 2 * kTileRow_bytes, o_stride);
+      tile_load<3>(o + 3 * kTileRow_bytes, o_stride);
+    }
+    for (int64_t n = 0; n < block.count; n += kTileSide) {
+      const char* v = block.values[n] + h * p.v.head + column * 2;
+      int64_t stride = p.v.row, group_bytes = kTileRow_bytes;
+      if (!v_stands || n + kTileSide > block.count) {
+        copy_rows(scratch.copy, block.values, h * p.v.head + column * 2, n, block.count,
+                  min_of<int64_t>(p.head_dim_v - column, kGroups * kTileSteps_elems));
+        v = scratch.copy, stride = kTileRow_bytes, group_bytes = kTile_bytes;
+      }
+      tile_load<4>(low + n * 4, p_stride);
+      tile_load<6>(v, stride);
+      tile_product<0, 4, 6>();
+      prefetch.lines<3>();
+      tile_load<5>(high + n * 4, p_stride);
+      tile_product<1, 5, 6>();
+      prefetch.lines<3>();
+      if constexpr (kGroups == 2) {
+        tile_load<7>(v + group_bytes, stride);
+        tile_product<2, 4, 7>();
+        prefetch.lines<3>();
+        tile_product<3, 5, 7>();
+        prefetch.lines<3>();
+      }
+    }
+    tile_store<0>(o, o_stride);
+    tile_store<1>(o + kTileRow_bytes, o_stride);
+    if constexpr (kGroups == 2) {
+      tile_store<2>(o + 2 * kTileRow_bytes, o_stride);
+      tile_store<3>(o + 3 * kTileRow_bytes, o_stride);
+    }
+  }
+
+  // The rows of all KV heads against one block. `look`: for NaN and infinities in V.
+  TESSERA_OWN_FUNCTION void attend(const DecodeBlock& block, bool look) {
+    const int64_t products = padded_to(block.count, kDecodeRound_keys) / kTileSide * q_steps;
+    scores(block, 0, [] {});
+    for (int64_t h = 0; h < part.heads; ++h) {
+      Softmax softmax(*this, block, h, h + 1 < part.heads ? products : 0);
+      if (h + 1 < part.heads) scores(block, h + 1, [&]() TESSERA_LAMBDA_INLINE { softmax.run(softmax.a_call); });
+      softmax.run(softmax.units);
+      if (look && !values_are_finite(block, h)) {
+        output_of_seen(block, h);
+        continue;
+      }
+      int64_t column = 0;
+      for (; column + 2 * kTileSteps_elems <= out_ld; column += 2 * kTileSteps_elems) output<2>(block, h, column);
+      if (column < out_ld) output<1>(block, h, column);
+    }
+  }
+
+ private:
+  // Rows first ... first + 15 of `cols` columns, `offset` bytes from where they begin: tiles of 32 columns, zeros past the
+  // last row and column.
+  TESSERA_OWN_FUNCTION static void copy_rows(char* tiles, const char* const* rows_of_block, int64_t offset,
+                                             int64_t first, int64_t count, int64_t cols) {
+    const char* pointers[kTileSide];
+    for (int64_t r = 0; r < kTileSide && first + r < count; ++r) pointers[r] = rows_of_block[first + r] + offset;
+    pack_rows(tiles, pointers, max_of<int64_t>(0, count - first), cols);
+  }
+  TESSERA_OWN_FUNCTION bool values_are_finite(const DecodeBlock& block, int64_t h) const {
+    return rows_are_finite(p.dtype, block.count, p.head_dim_v,
+                           [&](int64_t n) { return block.values[n] + h * p.v.head; });
+  }
+  // O += P V of what each row sees alone.
+  TESSERA_COLD_FUNCTION void output_of_seen(const DecodeBlock& block, int64_t h) const {
+    alignas(64) float value[kMaxRowFloats];
+    for (int64_t n = 0; n < block.count; ++n) {
+      read_row<Bfloat16Elem>(value, block.values[n] + h * p.v.head, p.head_dim_v);
+      for (int64_t r = 0; r < part.row_count; ++r) {
+        const DecodeRow& row = rows[h * part.row_count + r];
+        if (block.begin + n < row.low || block.begin + n > row.high) continue;
+        const int64_t bit = block.begin + n - (part.sequence.sk - part.sequence.sq);
+        if (p.tree_mask && !(tree_bits(p, row.tree, bit) & 1)) continue;
+        const uint32_t bits = p_of(1)[r * p.block_n + n];
+        float weight;
+        __builtin_memcpy(&weight, &bits, sizeof weight);
+        float* o = scratch.o + (h * kTileSide + r) * out_ld;
+        for (int64_t d = 0; d < p.head_dim_v; ++d) o[out_column(d)] += weight * value[d];
+      }
+    }
+  }
+
+ public:
+  // Where column d of O lies while it accumulates: of 32 columns first the even ones.
+  TESSERA_INLINE static int64_t out_column(int64_t d) { return d / 32 * 32 + d % 2 * 16 + d % 32 / 2; }
+};
+
+// Whether O of all rows is finite.
+TESSERA_OWN_FUNCTION bool output_is_finite(const AmxDecode& d) {
+  VecF sum{};  // of 0 x: 0, or NaN
+  for (int64_t h = 0; h < d.part.heads; ++h) {
+    const float* o = d.scratch.o + h * kTileSide * d.out_ld;
+    for (int64_t i = 0; i < d.part.row_count * d.out_ld; i += kLanes) sum = fma(load(o + i), VecF{}, sum);
+  }
+  return !any(sum != VecF{});
+}
+
+// All blocks of a part. `look`: every block's V is looked over for NaN and infinities.
+TESSERA_OWN_FUNCTION void decode_part(AmxDecode& d, bool look) {
+  const Params& p = d.p;
+  const DecodePart& part = d.part;
+  const KeyRange keys = init_decode_rows(p, part, d.rows);
+  __builtin_memset(d.scratch.o, 0, static_cast<size_t>(part.heads * kTileSide * d.out_ld) * sizeof(float));
+  int64_t all_low = 0, all_high = part.key_end;  // keys that every row sees
+  for (int64_t i = 0; i < part.heads * part.row_count; ++i) {
+    all_low = max_of(all_low, d.rows[i].low), all_high = min_of(all_high, d.rows[i].full_high);
+  }
+  DecodeBlock blocks[2];
+  blocks[0].locate(p, part, keys.low, keys.high + 1);
+  d.prefetch.begin(p, part, blocks[0]);
+  d.prefetch.rest();
+  for (int64_t key = keys.low, now = 0; key <= keys.high; key += p.block_n, now ^= 1) {
+    if (p.cancelled && p.cancelled(p.cancel)) return;
+    const DecodeBlock& block = blocks[now];
+    blocks[now ^ 1].locate(p, part, key + p.block_n, keys.high + 1);
+    d.prefetch.begin(p, part, blocks[now ^ 1]);
+    d.attend(block, look || key < all_low || key + block.count - 1 > all_high);
+    d.prefetch.rest();
+  }
+}
+
+inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
+  const DecodePart part(p, item);
+  const AmxDecodeScratch scratch = carve_amx_decode(
+      scratch_base, {part.heads, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v, kLanes, sizeof(DecodeRow)});
+  const bool neighbours = !p.page_table || p.page_size % kTileSide == 0;  // 16 keys from a multiple of 16
+  AmxDecode d{p,
+              part,
+              scratch,
+              reinterpret_cast<DecodeRow*>(scratch.rows),
+              padded_to(p.head_dim, kTileSteps_elems) / kTileSteps_elems,
+              padded_to(p.head_dim_v, kTileSteps_elems),
+              neighbours && p.head_dim % kTileSteps_elems == 0,
+              neighbours && p.head_dim_v % kTileSteps_elems == 0,
+              p.softcap == 0 && !p.alibi_slopes,
+              {}};
+  init_decode_rows(p, part, d.rows);
+  for (int64_t h = 0; h < part.heads; ++h) {
+    const char* q_rows[kTileSide];
+    for (int64_t r = 0; r < part.row_count; ++r) q_rows[r] = decode_query(p, part, d.rows[h * part.row_count + r]);
+    pack_column_pairs(scratch.q + h * d.q_steps * kTileSide * kTileSide, kTileSide, q_rows, part.row_count, kTileSide,
+                      p.head_dim);
+  }
+  __builtin_memset(scratch.p, 0, static_cast<size_t>(2 * kTileSide * p.block_n) * sizeof(uint32_t));
+  tiles_configure();
+  decode_part(d, false);
+  // A NaN or an infinity of V has reached its neighbouring column, too, as 0 x NaN.
+  if (!output_is_finite(d)) decode_part(d, true);
+  tiles_release();
+  for (int64_t h = 0; h < part.heads; ++h) {
+    for (int64_t r = 0; r < part.row_count; ++r) {
+      write_decode_row(p, part, d.rows[h * part.row_count + r], scratch.o + (h * kTileSide + r) * d.out_ld,
+                       [](int64_t column) { return AmxDecode::out_column(column); });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cpu
