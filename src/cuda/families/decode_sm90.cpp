@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
@@ -145,7 +144,6 @@ std::string refuse_layout(const tessera_plan& plan) {
 std::string refuse_unasked(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (plan.device.kernel == TESSERA_KERNEL_DECODE_SM90) return "";
-  if (std::string reason = refuse_position_masks(p); !reason.empty()) return reason;
   const int64_t rows = plan.max_seqlen_q * group_of(plan);
   if (rows > kChosenRows) {
     return std::to_string(rows) + " rows of a KV head, chosen for at most " + std::to_string(kChosenRows);
@@ -202,15 +200,6 @@ std::string tiles_json() {
 }
 
 }  // namespace
-
-std::string refuse_position_masks(const tessera_problem& problem) {
-  for (const auto& [name, layout] :
-       {std::pair{"causal_seqs", &problem.causal_seqs}, std::pair{"tree_mask", &problem.tree_mask}}) {
-    if (!kChosenForPositionMasks && core::present(*layout))
-      return std::string(name) + ": on request, not proved on a GPU";
-  }
-  return "";
-}
 
 std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
