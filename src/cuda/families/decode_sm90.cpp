@@ -24,16 +24,14 @@ namespace {
 // A row: for head sizes up to head_dim. By TMA, where it takes the layout and a page has whole tiles; else by cp.async.
 struct DecodeTile {
   int head_dim;
-  bool bulk, plain;  // by TMA; for dense sequences without options alone
+  bool bulk;  // by TMA
   int block_n, warps, stages;
 };
 // By TMA a kernel reads at 0.99 of what memory gives, by cp.async at 0.95, whatever is under way: so one stage of K and V does. 12
-// warps are up to 4 % faster than 8 where many short work tiles follow each other; in pages they are level, and their 168 registers
-// spill, with lengths, too: docs/lab/2026-11-25-decode-sm90.md.
+// warps are up to 4 % faster than 8 where many short work tiles follow each other: docs/lab/2026-11-25-decode-sm90.md.
 constexpr DecodeTile kTiles[] = {
-    {64, true, false, 16, 8, 2},   {128, true, true, 16, 12, 1}, {128, true, false, 16, 8, 1},
-    {256, true, false, 16, 8, 1},  {64, false, false, 16, 8, 2}, {128, false, false, 16, 8, 1},
-    {256, false, false, 16, 8, 1},
+    {64, true, 16, 8, 2},  {128, true, 16, 12, 1},  {256, true, 16, 8, 1},
+    {64, false, 16, 8, 2}, {128, false, 16, 12, 1}, {256, false, 16, 8, 1},
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
@@ -70,9 +68,8 @@ DecodeSm90Config make_config(const tessera_plan& plan) {
                   core::present(p.causal_seqs);
   config.invariant = p.batch_invariant != 0;
   config.score = score_config(p);
-  const bool plain = !config.varlen && !config.invariant && !config.score.any() && !config.score.tree_mask;
   const DecodeTile& tile = *std::ranges::find_if(kTiles, [&](const DecodeTile& row) {
-    return head_dim <= row.head_dim && (plain || !row.plain) && (!row.bulk || takes_bulk_copies(plan, row.block_n));
+    return head_dim <= row.head_dim && (!row.bulk || takes_bulk_copies(plan, row.block_n));
   });
   config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
   config.bulk = tile.bulk;
@@ -194,8 +191,7 @@ std::string tiles_json() {
                         {"block_n", tile.block_n},
                         {"warps", tile.warps},
                         {"stages", tile.stages},
-                        {"bulk", tile.bulk},
-                        {"plain", tile.plain}});
+                        {"bulk", tile.bulk}});
   });
 }
 
