@@ -9,10 +9,9 @@
 
 namespace tessera {
 
-inline constexpr int kDecodeRows = 16;          // query rows of a work tile: mma's
-inline constexpr int kDecodeMostParts = 16;     // of a work tile, where parts do not depend on the batch
-inline constexpr int kDecodeMinPartKeys = 128;  // of one of these
-inline constexpr int kDecodeMergePad = 8;       // floats after a row of it, so that rows lie in different banks
+inline constexpr int kDecodeRows = 16;       // query rows of a work tile: mma's
+inline constexpr int kDecodeMostParts = 16;  // of a work tile, where parts do not depend on the batch
+inline constexpr int kDecodeMergePad = 8;    // floats after a row of it, so that rows lie in different banks
 
 struct DecodeSm90Config {
   Dtype dtype;     // float16 or bfloat16
@@ -77,7 +76,8 @@ struct DecodeSm90Params : ProblemParams {
   StatTensor lse;                // natural logarithm
   int o_aligned;                 // every row of o starts at a multiple of 16 bytes
   int most_queries;              // of a sequence; those with more are another launch's
-  int min_tiles;                 // of a block, where there are so many
+  int min_tiles;                 // of a block, where there are so many; invariant: of a part
+  Divisor most_parts;            // invariant: of a work tile, kDecodeMostParts at most
   Divisor team;                  // blocks that read the same keys' heads side by side: a divisor of heads_kv
   int head_groups;               // heads_kv / team
   int part_rows;                 // rows of a work tile at most

@@ -5,7 +5,7 @@
 // and the first tiles of another. What lies in two or more shares is merged (merge.cuh). A share is a team's: its blocks have a
 // head each of `team` neighbouring KV heads, whose keys lie side by side in memory, and walk through the same tiles.
 //
-// `invariant`: a work tile has parts whose size depends on its own keys alone, at most kDecodeMostParts of them, each summed by itself;
+// `invariant`: a work tile has parts whose size depends on its own keys alone, at most most_parts of them, each summed by itself;
 // a part is in the share that its first tile is in. So the same additions are made in whatever batch a sequence stands.
 #pragma once
 
@@ -47,8 +47,8 @@ TESSERA_DEVICE SequenceShare sequence_share(const DecodeSm90Params& p, int batch
 }
 
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE int invariant_part_tiles(int tiles) {
-  return max((tiles + kDecodeMostParts - 1) / kDecodeMostParts, kDecodeMinPartKeys / kCfg.block_n);
+TESSERA_DEVICE int invariant_part_tiles(const DecodeSm90Params& p, int tiles) {
+  return max((tiles + p.most_parts.value - 1) / p.most_parts, p.min_tiles);
 }
 
 // A part of a work tile, all of it in one team's share: K/V tiles begin ... end - 1.
@@ -84,7 +84,7 @@ struct ShareWalk {
     segment.row0 = (work_tile - group * share.row_tiles) * kDecodeRows;
     segment.rows = min(share.s.sq * p.group.value - segment.row0, kDecodeRows);
     segment.s = share.s;
-    const int part = kCfg.invariant ? invariant_part_tiles<kCfg>(share.tiles) : end - at;
+    const int part = kCfg.invariant ? invariant_part_tiles<kCfg>(p, share.tiles) : end - at;
     const int count = min(share.tiles - tile, part);
     segment.begin = share.first_tile + tile, segment.end = segment.begin + count;
     segment.tiles_before = at - tile, segment.tiles = share.tiles;
@@ -96,8 +96,8 @@ struct ShareWalk {
   }
 
   // To the first part that begins here.
-  TESSERA_DEVICE void align_to_part() {
-    const int part = invariant_part_tiles<kCfg>(share.tiles);
+  TESSERA_DEVICE void align_to_part(const DecodeSm90Params& p) {
+    const int part = invariant_part_tiles<kCfg>(p, share.tiles);
     const int next = min((tile + part - 1) / part * part, share.tiles);
     at += next - tile, tile = next;
     if (tile == share.tiles) ++work_tile, tile = 0;
@@ -199,7 +199,7 @@ TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int block, int blocks
   // From tile `rest` of sequence walk.batch on.
   const auto begin = [&](int rest) {
     walk.work_tile = rest / walk.share.tiles, walk.tile = rest - walk.work_tile * walk.share.tiles;
-    if constexpr (kCfg.invariant) walk.align_to_part();
+    if constexpr (kCfg.invariant) walk.align_to_part(p);
     sSegments.walk_over(p, walk, 0, 1);
   };
   const auto set_share = [&](int total) {

@@ -87,6 +87,12 @@ int team_of(const tessera_plan& plan) {
   return 1;
 }
 
+// Parts of a work tile that do not depend on the batch: those that a sequence alone would be cut into, so that it is as fast as without.
+int most_parts_of(const tessera_plan& plan, int team) {
+  const int64_t teams = std::max<int64_t>(1, plan.device.cores / team), groups = plan.heads_kv / team;
+  return static_cast<int>(std::clamp<int64_t>(divide_up(teams, groups), 1, kDecodeMostParts));
+}
+
 // Where a call's workspace has what: offsets in bytes.
 struct DecodeWorkspace {
   int64_t arrivals, partial_stat, partial_o, bytes;
@@ -217,6 +223,7 @@ DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t queries) {
   own.grid.x = static_cast<uint32_t>(std::max(1, plan.device.cores));
   own.team = team_of(plan);
   own.min_tiles = kMinPartKeys / own.config.block_n;
+  own.most_parts = most_parts_of(plan, own.team);
   own.most_queries = static_cast<int>(queries);
   own.part_rows = static_cast<int>(std::min<int64_t>(kDecodeRows, queries * group_of(plan)));
   return own;
@@ -235,7 +242,7 @@ tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& 
   p.o = row_tensor(problem.o, buffers.o);
   p.o_aligned = rows_aligned(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse);
-  p.min_tiles = own.min_tiles;
+  p.min_tiles = own.min_tiles, p.most_parts = Divisor(own.most_parts);
   p.team = Divisor(own.team), p.head_groups = static_cast<int>(plan.heads_kv) / own.team;
   p.part_rows = own.part_rows;
   p.masks = position_masks(problem, buffers);
