@@ -8,7 +8,7 @@ decode: the peers' cells of one query token a sequence and shorter ones, dense a
 log-normal lengths. mixed: a step of an engine, packed queries against pages: sequences with one token beside chunks of a prompt,
 held against the two apart. trees: drafted tokens with a tree mask and causal. short: few keys, by every kernel that takes them:
 where a plan should take decode_sm90. Every result is first held against float64 on one head of one sequence. Medians of rounds in
-turns, microseconds; "read" is a kernel of PyTorch's that reads as many bytes as keys and values have, and "cudnn" reads dense ones.
+turns, microseconds; "read" is a kernel that only reads as many bytes as keys and values have, and "cudnn" reads dense ones.
 """
 
 from __future__ import annotations
@@ -81,12 +81,10 @@ class Contest:
             print(f"   {self.cell.name}, {name}: {str(refusal)[:200]}", flush=True)
 
     def add_reading(self, tensor):
-        """A kernel that reads as many of its bytes as the cell's keys and values have."""
-        import torch
+        """A kernel that reads as many of its bytes as the cell's keys and values have, and does nothing else."""
+        from cuda_bench import reader
 
-        words = tensor.view(-1)[: self.cell.bytes // 2].view(torch.int32)
-        if words.numel() < 2**31:
-            self.add("read", words.sum)
+        self.add("read", functools.partial(reader.read, tensor, self.cell.bytes))
 
     def times(self, rounds, span_ms):
         import torch
@@ -198,19 +196,6 @@ def offsets(rows):
     return torch.tensor([0, *rows], device=DEVICE).cumsum(0).to(torch.int32)
 
 
-def with_live_tiles(call):
-    """The call planned with work tiles by a list."""
-
-    def live():
-        os.environ["TESSERA_LIVE_TILES"] = "1"
-        try:
-            return call()
-        finally:
-            del os.environ["TESSERA_LIVE_TILES"]
-
-    return live
-
-
 def mixed(cell: Cell, generator) -> Contest:
     """A step's tokens and chunks in one call, and apart."""
     import tessera.torch
@@ -220,25 +205,25 @@ def mixed(cell: Cell, generator) -> Contest:
     lengths = [cell.keys] * cell.batch + [chunk_keys] * chunks
     q, k, v, table, used = packed(cell, generator, rows, lengths)
 
-    def add(name, first, last, kernel="auto", **more):
+    def add(name, first, last, kernel="auto"):
         part, n = q[sum(rows[:first]) : sum(rows[:last])], last - 1
         call = functools.partial(
             tessera.torch.attention, part, k, v, cu_seqlens_q=offsets(rows[first:last]), page_table=table[first:last],
-            seqused_k=used[first:last], causal=True, max_seqlen_q=max(rows[first:last]), max_seqlen_k=max(lengths), kernel=kernel, **more,
+            seqused_k=used[first:last], causal=True, max_seqlen_q=max(rows[first:last]), max_seqlen_k=max(lengths), kernel=kernel,
         )  # fmt: skip
         own = [x[table[n].long()].flatten(0, 1)[: lengths[n]] for x in (k, v)]
-        contest.add(name, with_live_tiles(call) if more else call, lambda o: error(o[-rows[n] :], part[-rows[n] :], *own))
+        contest.add(name, call, lambda o: error(o[-rows[n] :], part[-rows[n] :], *own))
 
     add("both", 0, len(rows))
-    add("both, live tiles", 0, len(rows), scale=cell.dim**-0.5)  # said, so that it is another plan
-    add("both by fwd_sm90", 0, len(rows), "fwd_sm90")
+    for kernel in cell.kernels:
+        add(f"both by {kernel}", 0, len(rows), kernel)
     add("tokens alone", 0, cell.batch)
     add("chunks alone", cell.batch, len(rows))
     return contest
 
 
 def trees(cell: Cell, generator) -> Contest:
-    """Drafted tokens, each with a drawn parent before it: the tree's mask, and causal alone, by decode_sm90 and as a plan chooses."""
+    """Drafted tokens, each with a drawn parent before it: the tree's mask, by the cell's kernels and as a plan chooses, and causal alone."""
     import torch
 
     import tessera.torch
@@ -254,7 +239,8 @@ def trees(cell: Cell, generator) -> Contest:
     own = [x[table[-1].long()].flatten(0, 1)[: cell.keys] for x in (k, v)]
     shared = dict(cu_seqlens_q=offsets([queries] * cell.batch), page_table=table, seqused_k=used, causal=True,
                   max_seqlen_q=queries, max_seqlen_k=cell.keys)  # fmt: skip
-    for name, kernel, mask in (("causal", "decode_sm90", None), ("tree", "decode_sm90", words), ("tree by the plan", "auto", words)):
+    calls = [("causal", "auto", None), ("tree", "auto", words), *((f"tree by {kernel}", kernel, words) for kernel in cell.kernels)]
+    for name, kernel, mask in calls:
         more = {} if mask is None else {"tree_mask": mask}
         call = functools.partial(tessera.torch.attention, q, k, v, kernel=kernel, **shared, **more)
         hidden = None if mask is None else ~sees.to(DEVICE)

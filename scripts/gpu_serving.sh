@@ -4,7 +4,7 @@
 #
 #   scripts/gpu_serving.sh [--prebuilt DIR] [--dry-run] [CASE ...]    cases of bench/cuda_serving.py; all but `short` unless named
 #
-# Writes into $OUT, else build/gpu/serving: table-cases.log, live-tiles-cases.log, cells.json, cells.csv, bench.log. --prebuilt: what `scripts/gpu_test.sh --bundle DIR`
+# Writes into $OUT, else build/gpu/serving: table-cases.log, cells.json, cells.csv, bench.log. --prebuilt: what `scripts/gpu_test.sh --bundle DIR`
 # made; else op_tests is built. --dry-run: which table cases and which cells, without a GPU. Exit status 0: every result is right.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -29,8 +29,6 @@ processes=$(nproc)
 table_cases() {
   sed -nE '/^constexpr const char\* k(Decode|Mixed)\[\]/,/^};/s/^ *"(.*)",$/dtype=bf16 \1/p' tests/op/table.cpp | grep -v 'hq=16 hkv=1 d=576'
 }
-
-mixed_cases() { table_cases | grep 'q=packed' | grep -E 'few=|used=1'; }
 
 if [[ $dry ]]; then
   table_cases
@@ -66,7 +64,6 @@ run_cases() { # NAME SECONDS CASES
 }
 if [[ $programs ]]; then
   run_cases table 90 table_cases
-  TESSERA_LIVE_TILES=1 run_cases live-tiles 40 mixed_cases
 fi
 if [[ $path ]]; then
   PYTHONPATH=$path PYTHONUNBUFFERED=1 timeout 150 "$python" bench/cuda_serving.py --cases "${cases[@]}" --seconds 120 --out "$out" 2>&1 |

@@ -57,7 +57,7 @@ struct Drawn {
       for (int b = 0; b < p.batch; ++b) used.push_back(draw(0, 3) ? draw(0, p.seqlen_k) : 0);
       p.seqused_k = used.data(), p.seqused_k_stride = 1;
     }
-    p.min_tiles = draw(1, 8);
+    p.min_tiles = draw(1, 8), p.most_parts = Divisor(draw(1, kDecodeMostParts));
     p.most_queries = 5;
     blocks = draw(team, 60);
   }
@@ -77,13 +77,13 @@ void deal() {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", trial " + std::to_string(trial));
     const Drawn drawn(random, kConfig.varlen);
     const DecodeSm90Params& p = drawn.p;
-    std::vector<std::array<ShareWalk<kConfig>, 32>> walks(static_cast<std::size_t>(drawn.blocks));
+    std::vector<ShareSegments<kConfig>> dealt(static_cast<std::size_t>(drawn.blocks));
     std::vector<Share> shares(static_cast<std::size_t>(drawn.blocks));
     std::array<int, 8> scan{};
     emulated::Warp::run([&](int lane) {
       for (int block = 0; block < drawn.blocks; ++block) {
         const auto at = static_cast<std::size_t>(block);
-        const Share share = find_share<kConfig>(p, block, drawn.blocks, lane, scan.data(), walks[at][lane]);
+        const Share share = find_share<kConfig>(p, block, drawn.blocks, lane, scan.data(), dealt[at]);
         if (lane == 0) shares[at] = share;
         __syncthreads();  // the next block's scan
       }
@@ -93,14 +93,14 @@ void deal() {
     std::map<std::tuple<int, int, int>, std::set<int>> teams;      // who arrives
     std::set<int> slots;                                           // of works that several blocks share
     for (int block = 0; block < drawn.blocks; ++block) {
-      for (const ShareWalk<kConfig>& walk : walks[static_cast<std::size_t>(block)]) {
-        ASSERT_EQ(walk.at < walk.end, walks[static_cast<std::size_t>(block)][0].at < walk.end);
-      }
-      ShareWalk<kConfig> walk = walks[static_cast<std::size_t>(block)][31];
+      ShareSegments<kConfig>& segments = dealt[static_cast<std::size_t>(block)];
       const Share share = shares[static_cast<std::size_t>(block)];
-      ASSERT_LE(walk.end - walk.at, share.size);
-      const int team = block / p.team;
-      for (Segment segment; walk.next(p, segment);) {
+      const int team = block / p.team, member = block % p.team.value;
+      int tiles = 0;
+      for (int n = 0; segments[n].rows > 0; ++n) {
+        const Segment& segment = segments[n];
+        segments.walk_over(p, segments.walk, n + 1, n + 2);
+        tiles += segment.end - segment.begin;
         const std::tuple key{segment.batch, segment.head_kv, segment.row0};
         std::vector<Part>& of = parts[key];
         of.push_back({team, segment.begin, segment.end});
@@ -108,7 +108,8 @@ void deal() {
         ASSERT_GE(segment.rows, 1);
         ASSERT_EQ(segment.whole, segment.end - segment.begin == segment.tiles);
         if (kConfig.invariant) {
-          const int most = std::max((segment.tiles + 15) / 16, 128 / kN);
+          const int at_most = p.most_parts.value;
+          const int most = std::max((segment.tiles + at_most - 1) / at_most, p.min_tiles);
           ASSERT_EQ(segment.first % most, 0) << "where a part begins depends on the batch";
           ASSERT_EQ(segment.end - segment.begin, std::min(most, segment.tiles - segment.first));
         }
@@ -116,11 +117,11 @@ void deal() {
         ++merged;
         const TileParts<kConfig> work(segment, share);
         ASSERT_EQ(work.index(segment, team), static_cast<int>(of.size()) - 1);
-        const int slot = PartSlots::of(p, segment, share, work, walk.member).of_part(static_cast<int>(of.size()) - 1);
+        const int slot = PartSlots::of(p, segment, share, work, member).of_part(static_cast<int>(of.size()) - 1);
         ASSERT_LT(slot, decode_slots(kConfig, drawn.blocks));
         if (work.shared()) {
           ASSERT_TRUE(slots.insert(slot).second) << "two parts in one place";
-          counters[work.first_team * p.team.value + walk.member].insert(key);
+          counters[work.first_team * p.team.value + member].insert(key);
           teams[key].insert(team);
         }
         if (segment.last) {
@@ -129,6 +130,9 @@ void deal() {
             ASSERT_EQ(static_cast<int>(teams[key].size()), work.teams(segment, share));
           }
         }
+      }
+      if (!kConfig.invariant) {
+        ASSERT_LE(tiles, share.size);
       }
     }
     for (const auto& [counter, works] : counters) ASSERT_EQ(works.size(), 1u) << "two works with one counter";

@@ -637,21 +637,20 @@ TEST(DecodeSm90, TakesMasksByPositionSinksAlibiSoftcapAnyScalePagesAndPackedQuer
   EXPECT_NO_THROW((void)tessera::plan(problem, device));
 }
 
-TEST(DecodeSm90, TakesCausalFlagsAndTreesOfDraftedTokensOnRequest) {
-  for (const bool tree : {false, true}) {
-    Problem problem = decode_problem(128, 4);
-    if (tree) {
-      problem.tree_mask = layout(int32, {4, 4, 1});
-    } else {
-      problem.causal_seqs = layout(boolean, {4});
+// Up to 16 rows of a KV head, whatever masks: 4 queries of 4 heads are.
+TEST(DecodeSm90, TakesCausalFlagsAndTreesOfDraftedTokens) {
+  for (const std::int64_t queries : {4, 8}) {
+    for (const bool tree : {false, true}) {
+      Problem problem = decode_problem(128, queries);
+      if (tree) {
+        problem.tree_mask = layout(int32, {4, queries, 1});
+      } else {
+        problem.causal_seqs = layout(boolean, {4});
+      }
+      const Plan plan = tessera::plan(problem, gpu());
+      EXPECT_EQ(plan.kernel, queries == 4 ? TESSERA_KERNEL_DECODE_SM90 : TESSERA_KERNEL_FWD_SM80)
+          << refusal(plan, "decode_sm90");
     }
-    const Plan others = tessera::plan(problem, gpu());
-    EXPECT_NE(others.kernel, TESSERA_KERNEL_DECODE_SM90);
-    const std::string name = tree ? "tree_mask" : "causal_seqs";
-    EXPECT_NE(refusal(others, "decode_sm90").find(name + ": on request"), std::string::npos);
-    Device device = gpu();
-    device.kernel = TESSERA_KERNEL_DECODE_SM90;
-    EXPECT_EQ(tessera::plan(problem, device).kernel, TESSERA_KERNEL_DECODE_SM90);
   }
 }
 
@@ -715,33 +714,21 @@ Problem step_problem(std::int64_t d = 128) {
   return problem;
 }
 
+// Which work tiles the kernel for many rows has a list made on the GPU says.
 TEST(MixedSm90, LaunchesAKernelForFewRowsBesideThatForMany) {
   Problem problem = step_problem();
   const Plan plan = tessera::plan(problem, gpu());
   EXPECT_EQ(plan.kernel, TESSERA_KERNEL_MIXED_SM90) << refusal(plan, "mixed_sm90");
   EXPECT_EQ(plan.decode_queries, 4) << "times 4 heads: the rows of a work";
-  const auto both = launches(plan);
-  ASSERT_EQ(both.size(), 2u);
-  EXPECT_STREQ(both[0].kernel, "fwd_sm90");
-  EXPECT_STREQ(both[1].kernel, "decode_sm90");
-  EXPECT_NE(describe(plan).find("sequences of at most 4 queries by decode_sm90, in a launch of its own"),
-            std::string::npos);
-  ASSERT_EQ(launches(plan, false).size(), 1u);
-  EXPECT_STREQ(launches(plan, false)[0].kernel, "fwd_sm80_persistent") << "all sequences, where rows are not aligned";
-}
-
-TEST(MixedSm90, ListsTheTilesOfTheOtherSequencesOnRequest) {
-  const Plan slots = tessera::plan(step_problem(), gpu());
-  setenv("TESSERA_LIVE_TILES", "1", 1);
-  const Plan listed = tessera::plan(step_problem(), gpu());
-  unsetenv("TESSERA_LIVE_TILES");
-  const auto all = launches(listed);
+  const auto all = launches(plan);
   ASSERT_EQ(all.size(), 3u);
   EXPECT_STREQ(all[0].kernel, "live_tiles");
   EXPECT_STREQ(all[1].kernel, "fwd_sm90");
   EXPECT_STREQ(all[2].kernel, "decode_sm90");
-  EXPECT_EQ(launches(slots).size(), 2u);
-  EXPECT_GE(listed.shared_bytes, slots.shared_bytes);
+  EXPECT_NE(describe(plan).find("sequences of at most 4 queries by decode_sm90, in a launch of its own"),
+            std::string::npos);
+  ASSERT_EQ(launches(plan, false).size(), 1u);
+  EXPECT_STREQ(launches(plan, false)[0].kernel, "fwd_sm80_persistent") << "all sequences, where rows are not aligned";
 }
 
 // The prefill kernel's tile is that of the longest chunk, not of a mean that tokens bring down.
@@ -769,7 +756,8 @@ TEST(MixedSm90, KeepsBothKernelsWorkspaces) {
   Problem one_each = step_problem();
   one_each.max_seqlen_q = 4;
   const Plan few = tessera::plan(one_each, device);
-  EXPECT_EQ(mixed.shared_bytes, many.shared_bytes + few.shared_bytes);
+  EXPECT_GE(mixed.shared_bytes, many.shared_bytes + few.shared_bytes);
+  EXPECT_LT(mixed.shared_bytes, many.shared_bytes + few.shared_bytes + 1024) << "the list of six sequences' work tiles";
   EXPECT_GT(mixed.num_items, few.num_items);
 }
 
@@ -801,10 +789,6 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"FewQueries", "no sequence has more than 4 queries", [](Problem& p, Device&) { p.max_seqlen_q = 4; }},
         Refusal{"FewManyQueries", "few queries: fwd_sm80 serves all sequences sooner",
                 [](Problem& p, Device&) { p.max_seqlen_q = 20; }},
-        Refusal{"TreeMask", "tree_mask: on request",
-                [](Problem& p, Device&) {
-                  p.tree_mask = layout(int32, {100, 1});
-                }},
         Refusal{"OneSequence", "one sequence",
                 [](Problem& p, Device&) {
                   p.page_table = layout(int32, {1, 256}), p.seqused_k = layout(int32, {1});

@@ -9,11 +9,9 @@
 
 namespace tessera {
 
-inline constexpr int kDecodeRows = 16;          // query rows of a work tile: mma's
-inline constexpr int kDecodeMergeRows = 4;      // that a block's warps merge at a time
-inline constexpr int kDecodeMostParts = 16;     // of a work tile, where parts do not depend on the batch
-inline constexpr int kDecodeMinPartKeys = 128;  // of one of these
-inline constexpr int kDecodeMergePad = 8;       // floats after a row of it, so that rows lie in different banks
+inline constexpr int kDecodeRows = 16;       // query rows of a work tile: mma's
+inline constexpr int kDecodeMostParts = 16;  // of a work tile, where parts do not depend on the batch
+inline constexpr int kDecodeMergePad = 8;    // floats after a row of it, so that rows lie in different banks
 
 struct DecodeSm90Config {
   Dtype dtype;     // float16 or bfloat16
@@ -29,12 +27,11 @@ struct DecodeSm90Config {
 };
 TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, head_dim, block_n, warps, stages, paged, varlen, invariant, bulk, score)
 
-// Where registers do not hold Q's fragments beside O's accumulators: of wide heads, and of more warps than 8.
-TESSERA_HOST_DEVICE constexpr bool decode_q_in_shared(const DecodeSm90Config& c) {
-  return c.head_dim > 192 || (c.warps > 8 && c.head_dim > 64);
-}
+// Rows that a block's warps merge at a time: 8 heads of a KV head at once, but where shared memory has no room for it.
+TESSERA_HOST_DEVICE constexpr int decode_merge_rows(int head_dim) { return head_dim > 192 ? 4 : 8; }
 
-inline constexpr int kDecodeSegmentBytes = 80;
+inline constexpr int kDecodeSegmentBytes = 80, kDecodeSegmentRing = 4;  // schedule.cuh
+inline constexpr int kDecodeSegmentsBytes = kDecodeSegmentRing * kDecodeSegmentBytes + 72;
 
 // Of a row: what DecodeFold (merge.cuh) has of four columns each.
 TESSERA_HOST_DEVICE constexpr int decode_fold_bytes(int head_dim) { return (head_dim / 4 * 24 + 15) / 16 * 16; }
@@ -47,13 +44,14 @@ TESSERA_HOST_DEVICE constexpr int decode_slots(const DecodeSm90Config& c, int bl
 // Offsets in bytes from the start of shared memory.
 struct DecodeSm90Layout {
   int stages;    // [warps][stages]: a tile of K, then one of V
-  int partials;  // [warps][kDecodeMergeRows][head_dim + kDecodeMergePad] float32: what the warps merge
+  int partials;  // [warps][decode_merge_rows][head_dim + kDecodeMergePad] float32: what the warps merge
   int stats;     // [warps][kDecodeRows][2] float32: stale max and sum
   int folds;     // DecodeFold of every row; one that is not used, where parts depend on the batch
-  int q;         // [kDecodeRows][head_dim], where registers have no room for it
+  int q;         // [kDecodeRows][head_dim]
   int barriers;  // of bulk copies: [warps][stages][2]; else one that is not used
-  int parted;    // [2] Segment
-  int scan;      // [warps + 4] int: the prefix sums of the schedule, and what one thread tells all
+  int segments;  // ShareSegments
+  int parted;    // Segment
+  int scan;      // [warps + 2] int: the prefix sums of the schedule, and which work tiles the block merges
   int bytes;
 };
 
@@ -61,14 +59,15 @@ TESSERA_HOST_DEVICE constexpr DecodeSm90Layout decode_sm90_layout(const DecodeSm
   DecodeSm90Layout at{};
   const int tile = c.bulk ? swizzled_bytes(c.block_n, c.head_dim) : padded_bytes(c.dtype, c.block_n, c.head_dim);
   at.partials = at.stages + c.warps * c.stages * 2 * tile;
-  at.stats = at.partials + c.warps * kDecodeMergeRows * (c.head_dim + kDecodeMergePad) * 4;
+  at.stats = at.partials + c.warps * decode_merge_rows(c.head_dim) * (c.head_dim + kDecodeMergePad) * 4;
   at.folds = at.stats + c.warps * kDecodeRows * 2 * 4;
   at.q = at.folds + (c.invariant ? kDecodeRows : 1) * decode_fold_bytes(c.head_dim);
-  at.barriers = at.q + (decode_q_in_shared(c) ? padded_bytes(c.dtype, kDecodeRows, c.head_dim) : 16);
-  at.parted = at.barriers + (c.bulk ? c.warps * c.stages * 2 : 1) * 8;
-  at.scan = at.parted + 2 * kDecodeSegmentBytes;
+  at.barriers = at.q + padded_bytes(c.dtype, kDecodeRows, c.head_dim);
+  at.segments = at.barriers + (c.bulk ? c.warps * c.stages * 2 : 1) * 8;
+  at.parted = at.segments + kDecodeSegmentsBytes;
+  at.scan = at.parted + kDecodeSegmentBytes;
   const int alignment = c.bulk ? kSwizzleBytes : 16;
-  at.bytes = (at.scan + (c.warps + 4) * 4 + alignment - 1) / alignment * alignment;
+  at.bytes = (at.scan + (c.warps + 2) * 4 + alignment - 1) / alignment * alignment;
   return at;
 }
 
@@ -77,7 +76,8 @@ struct DecodeSm90Params : ProblemParams {
   StatTensor lse;                // natural logarithm
   int o_aligned;                 // every row of o starts at a multiple of 16 bytes
   int most_queries;              // of a sequence; those with more are another launch's
-  int min_tiles;                 // of a block, where there are so many
+  int min_tiles;                 // of a block, where there are so many; invariant: of a part
+  Divisor most_parts;            // invariant: of a work tile, kDecodeMostParts at most
   Divisor team;                  // blocks that read the same keys' heads side by side: a divisor of heads_kv
   int head_groups;               // heads_kv / team
   int part_rows;                 // rows of a work tile at most

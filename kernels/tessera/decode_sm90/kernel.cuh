@@ -17,76 +17,30 @@
 
 namespace tessera {
 
-// Of Q: a row of a segment. Rows and columns that there are not are 0.
+// Q of a segment's rows in shared memory, the A operand.
 template <DecodeSm90Config kCfg>
-struct QueryRow {
-  static constexpr int kBytes = dtype_bytes(kCfg.dtype);
-  const char* from;  // NULL: there is none
-
-  TESSERA_DEVICE QueryRow(const DecodeSm90Params& p, const Segment& segment, int local) : from(nullptr) {
-    if (local >= segment.rows) return;
-    const DecodeRows rows(p, segment.head_kv);
-    const int row = segment.row0 + local;
-    from = static_cast<const char*>(p.q.data) +
-           (p.q.batch * segment.batch + p.q.row * (static_cast<int64>(segment.s.q_begin) + rows.query(p, row)) +
-            p.q.head * rows.head(p, row)) *
-               kBytes;
-  }
-  // Columns col, an even number, and the next.
-  TESSERA_DEVICE uint32 pair(const DecodeSm90Params& p, int col) const {
-    if (!from || col >= p.head_dim) return 0;
-    const uint32 both = *reinterpret_cast<const uint32*>(from + col * kBytes);
-    return col + 1 < p.head_dim ? both : both & 0xffffu;
-  }
-};
-
-// Q of a segment's rows, the A operand: in registers as it is multiplied, or in shared memory.
-template <DecodeSm90Config kCfg, bool kInShared = decode_q_in_shared(kCfg)>
 struct DecodeQueries {
-  uint32 fragments[kCfg.head_dim / 16][4];
-
-  // Global -> registers.
-  TESSERA_DEVICE void load(const DecodeSm90Params& p, const Segment& segment) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const QueryRow<kCfg> row(p, segment, half * 8 + lane_row());
-#pragma unroll
-      for (int k = 0; k < kCfg.head_dim / 16; ++k)
-#pragma unroll
-        for (int part = 0; part < 2; ++part) {
-          fragments[k][part * 2 + half] = row.pair(p, k * 16 + part * 8 + lane_col());
-        }
-    }
-  }
-
-  // rS = Q K^T.
-  template <class Tile>
-  TESSERA_DEVICE void product(float (&rS)[1][kCfg.block_n / 8][4], const Tile& sK) const {
-    constexpr int kPairs = kCfg.block_n / 16, kSteps = kCfg.head_dim / 16;
-    clear(rS);
-    for_fragments<kSteps * kPairs>([&](int i, uint32(&b)[4]) { load_b_pair(b, sK, i % kPairs * 16, i / kPairs * 16); },
-                                   [&](int i, const uint32(&b)[4]) {
-                                     const int k = i / kPairs, n = i % kPairs * 2;
-                                     mma_16bit<kCfg.dtype>(rS[0][n], fragments[k], b[0], b[1]);
-                                     mma_16bit<kCfg.dtype>(rS[0][n + 1], fragments[k], b[2], b[3]);
-                                   });
-  }
-};
-
-template <DecodeSm90Config kCfg>
-struct DecodeQueries<kCfg, true> {
   SharedTile<kCfg.dtype, kDecodeRows, kCfg.head_dim> sQ;
 
-  // By all threads, none of which reads what was there before.
+  // Global -> shared, by all threads, none of which reads what was there before. Rows and columns that there are not become 0.
   TESSERA_DEVICE void load(const DecodeSm90Params& p, const Segment& segment) {
-    constexpr int kPairs = kCfg.head_dim / 2;
-#pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x); i < kDecodeRows * kPairs; i += kCfg.warps * 32) {
-      const int local = i / kPairs, col = i % kPairs * 2;
-      *reinterpret_cast<uint32*>(sQ.pointer(local, col)) = QueryRow<kCfg>(p, segment, local).pair(p, col);
+    constexpr int kBytes = dtype_bytes(kCfg.dtype), kLoads = kCfg.head_dim * kBytes / kLoadBytes;
+    const DecodeRows rows(p, segment.head_kv);
+    const char* const base = static_cast<const char*>(p.q.data);
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < kDecodeRows * kLoads; i += kCfg.warps * 32) {
+      const int local = i / kLoads, offset = i % kLoads * kLoadBytes, row = segment.row0 + local;
+      const int wanted = local < segment.rows ? clamp(p.head_dim * kBytes - offset, 0, kLoadBytes) : 0;
+      const char* const from =
+          base + offset +
+          (p.q.batch * segment.batch + p.q.row * (static_cast<int64>(segment.s.q_begin) + rows.query(p, row)) +
+           p.q.head * rows.head(p, row)) *
+              kBytes;
+      ptx::cp_async_cg_16(sQ.at(local, 0) + offset, wanted > 0 ? from : base, wanted);
     }
-    __syncthreads();
+    ptx::cp_async_commit_group();
   }
+  // rS = Q K^T.
   template <class Tile>
   TESSERA_DEVICE void product(float (&rS)[1][kCfg.block_n / 8][4], const Tile& sK) const {
     clear(rS);
@@ -98,10 +52,11 @@ template <DecodeSm90Config kCfg>
 struct DecodeShared {
   DecodeStage<kCfg> stages[kCfg.warps][kCfg.stages];
   DecodeMergeBuffers<kCfg> merge;
-  alignas(16) char queries[decode_q_in_shared(kCfg) ? padded_bytes(kCfg.dtype, kDecodeRows, kCfg.head_dim) : 16];
+  DecodeQueries<kCfg> queries;
   Barrier full[kCfg.bulk ? kCfg.warps * kCfg.stages * 2 : 1];  // of K and of V
-  Segment parted[2];         // of work tiles of which other blocks have parts, too: the share's first and last
-  int scan[kCfg.warps + 4];  // the last two: whether this block merges these
+  ShareSegments<kCfg> segments;
+  Segment parted;            // the share's first, if other blocks have parts of its work tile; else without rows
+  int scan[kCfg.warps + 2];  // the last two: whether this block merges this one's work tile, and the last segment's
 };
 
 // Scores of a tile from key key0 on -> P in place, O rescaled where the stale max is replaced. `full`: all rows see all of its keys.
@@ -157,106 +112,106 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
   auto& shared = *reinterpret_cast<DecodeShared<kCfg>*>(shared_memory);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
 
+  DecodeStage<kCfg>(&stages)[kCfg.stages] = shared.stages[warp];
+  const uint32 full = kCfg.bulk ? shared_address(&shared.full[warp * kCfg.stages * 2]) : 0;
+  const auto k_full = [full](int stage) { return full + stage * kDecodeStageBarrierBytes; };
+  const auto v_full = [full](int stage) { return full + stage * kDecodeStageBarrierBytes + 8; };
+
   // 1. Which share is this block's. The kernel ahead in the stream may still run until griddepcontrol_wait: before it nothing is read that
   // it may have written.
   ptx::griddepcontrol_launch_dependents();
   if constexpr (kCfg.bulk) {
     if (threadIdx.x == 0) ptx::prefetch_tensormap(&p.k_map), ptx::prefetch_tensormap(&p.v_map);
+    if (lane_id() == 0) {
+      for (int stage = 0; stage < kCfg.stages; ++stage) {
+        ptx::mbarrier_init(k_full(stage), 1);
+        ptx::mbarrier_init(v_full(stage), 1);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    __syncwarp();
   }
   if constexpr (kCfg.varlen) ptx::griddepcontrol_wait();  // lengths
-  ShareWalk<kCfg> walk;
+  ShareSegments<kCfg>& segments = shared.segments;
   const Share share = find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
-                                       static_cast<int>(threadIdx.x), shared.scan, walk);
-  const bool idle = walk.at >= walk.end;
+                                       static_cast<int>(threadIdx.x), shared.scan, segments);
+  if constexpr (!kCfg.varlen) ptx::griddepcontrol_wait();
+  const int team = static_cast<int>(blockIdx.x) / p.team, member = static_cast<int>(blockIdx.x) - team * p.team.value;
 
-  // 2. The first tiles of K and V: global -> shared.
-  DecodeStage<kCfg>(&stages)[kCfg.stages] = shared.stages[warp];
-  const uint32 full0 = kCfg.bulk ? shared_address(&shared.full[warp * kCfg.stages * 2]) : 0;
-  const auto k_full = [full0](int stage) { return full0 + stage * 16; };
-  const auto v_full = [full0](int stage) { return full0 + stage * 16 + 8; };
-  DecodeLoader<kCfg> loader;
-  if (!idle) {
-    if constexpr (kCfg.bulk) {
-      if (lane_id() == 0) {
-        for (int stage = 0; stage < kCfg.stages; ++stage) {
-          ptx::mbarrier_init(k_full(stage), 1);
-          ptx::mbarrier_init(v_full(stage), 1);
-        }
-        ptx::fence_mbarrier_init();
-      }
-      __syncwarp();
-    }
-    if constexpr (!kCfg.varlen) ptx::griddepcontrol_wait();
-    loader.init(p, walk, warp);
+  // 2. Q and the first tiles of K and V of the share's first segment: global -> shared.
+  DecodeLoader<kCfg> loader(p, segments, stages, full, warp);
+  if (segments[0].rows > 0) {
+    loader.start();
+    if constexpr (kCfg.paged) shared.queries.load(p, segments[0]);  // while the page table's entry comes
+    loader.fill_first();
+    if constexpr (!kCfg.paged) shared.queries.load(p, segments[0]);
+  }
+  int stage = 0, parity = 0, number = 0;
+  if (threadIdx.x == 0) shared.parted.rows = 0;
 #pragma unroll 1
-    for (int stage = 0; stage < kCfg.stages; ++stage) {
-      loader.load_k(stages[stage], p, k_full(stage));
-      loader.load_v(stages[stage], p, v_full(stage), warp);
+  for (; segments[number].rows > 0; ++number) {
+    const Segment& segment = segments[number];
+    const int known = number + segments.kAhead;
+    if (threadIdx.x == (kCfg.warps - 1) * 32) {
+      segments.walk_over(p, segments.walk, number == 0 ? 1 : known, known + 1);
     }
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();  // Q and the next segments
+    loader.look_ahead(known);
+
+    // 3. Every K/V tile of this warp: S = Q K^T, online softmax, O += P V.
+    float rO[1][kCfg.head_dim / 8][4];
+    clear(rO);
+    OnlineSoftmax<1> softmax;
+    const int tiles_end = segment.end, keys = segment.s.sk;
+    const KeyRange all_see =
+        visible_keys<kCfg.score>(p, segment.s, segment.row0 / p.group, (segment.row0 + segment.rows - 1) / p.group).all;
+#pragma unroll 1
+    for (int tile = segment.begin + warp; tile < tiles_end; tile += kCfg.warps) {
+      const int key0 = tile * kCfg.block_n;
+      wait_for_tile<kCfg>(k_full(stage), parity);
+      float rS[1][kCfg.block_n / 8][4];
+      score_stage<kCfg>(rS, softmax, rO, shared.queries, stages[stage].sK, p, segment, key0,
+                        all_see.holds(key0, kCfg.block_n));
+      __syncwarp();  // all lanes have read K
+      loader.refill_k(stage);
+      wait_for_tile<kCfg>(v_full(stage), parity);
+      if constexpr (kCfg.bulk) clear_rows_from<kCfg>(stages[stage].sV, keys - key0);
+      product_pb(rO, rS, stages[stage].sV, 0);
+      __syncwarp();
+      loader.refill_v(stage, known);
+      if (++stage == kCfg.stages) stage = 0, parity ^= 1;
+    }
+    // 4. The warps' sums -> O and LSE, or this block's part of them.
+    const TileParts<kCfg> parts(segment, share);
+    const int slot = PartSlots::of(p, segment, share, parts, member).of_part(parts.index(segment, team));
+    const bool alone = kCfg.invariant && !parts.shared();
+    const bool shared_first = !segment.whole && segment.last && !alone && segments[number + 1].rows > 0;
+    if (shared_first && threadIdx.x == 0) shared.parted = segment;
+    merge_warps<kCfg>(shared.merge, p, segment, slot, alone, softmax, rO, warp);
+    const Segment& next = segments[number + 1];
+    loader.fill(stage, known);
+    if (next.rows > 0 && (!kCfg.invariant || next.first == 0)) shared.queries.load(p, next);
   }
   if (kCfg.varlen && p.cu_seqlens_q) {
     clear_unowned_outputs<kCfg.dtype>(p, static_cast<int64>(blockIdx.x) * kCfg.warps + warp,
                                       static_cast<int64>(gridDim.x) * kCfg.warps);
   }
-  if (idle) return;
-
-  // 3. For every segment of the share, and every K/V tile of this warp: S = Q K^T, online softmax, O += P V.
-  int stage = 0, parity = 0;
-  bool pending = false, loaded = false;
-  Segment segment;
-  DecodeQueries<kCfg> in_registers;
-  DecodeQueries<kCfg>* const in_shared = reinterpret_cast<DecodeQueries<kCfg>*>(shared.queries);
-  DecodeQueries<kCfg>& queries = decode_q_in_shared(kCfg) ? *in_shared : in_registers;
-#pragma unroll 1
-  while (walk.next(p, segment)) {
-    if (!kCfg.invariant || segment.first == 0 || !loaded) queries.load(p, segment);
-    loaded = true;
-    float rO[1][kCfg.head_dim / 8][4];
-    clear(rO);
-    OnlineSoftmax<1> softmax;
-    const TileRange visible =
-        visible_keys<kCfg.score>(p, segment.s, segment.row0 / p.group, (segment.row0 + segment.rows - 1) / p.group);
-#pragma unroll 1
-    for (int tile = segment.begin + warp; tile < segment.end; tile += kCfg.warps) {
-      const int key0 = tile * kCfg.block_n;
-      wait_for_tile<kCfg>(k_full(stage), parity);
-      float rS[1][kCfg.block_n / 8][4];
-      score_stage<kCfg>(rS, softmax, rO, queries, stages[stage].sK, p, segment, key0,
-                        visible.all.holds(key0, kCfg.block_n));
-      __syncwarp();  // all lanes have read K
-      loader.load_k(stages[stage], p, k_full(stage));
-      wait_for_tile<kCfg>(v_full(stage), parity);
-      if constexpr (kCfg.bulk) clear_rows_from<kCfg>(stages[stage].sV, segment.s.sk - key0);
-      product_pb(rO, rS, stages[stage].sV, 0);
-      __syncwarp();
-      loader.load_v(stages[stage], p, v_full(stage), warp);
-      if (++stage == kCfg.stages) stage = 0, parity ^= 1;
-    }
-    // 4. The warps' sums -> O and LSE, or this block's part of them.
-    const TileParts<kCfg> parts(segment, share);
-    const int part = parts.index(segment, static_cast<int>(blockIdx.x) / p.team);
-    const int slot = PartSlots::of(p, segment, share, parts, walk.member).of_part(part);
-    const bool alone = kCfg.invariant && !parts.shared();
-    merge_warps<kCfg>(shared.merge, p, segment, slot, alone, softmax, rO, warp);
-    if (segment.whole || !segment.last || alone || walk.at >= walk.end) continue;
-    if (threadIdx.x == 0) shared.parted[0] = segment;
-    pending = true;
-  }
+  if (number == 0) return;
 
   // 5. Work tiles of which other blocks have parts, too, the share's first and last: the last block to arrive merges them. Both
   // counters at once, so that their latency is paid once.
-  const bool parted = !segment.whole && TileParts<kCfg>(segment, share).shared();
+  const Segment& last = segments[number - 1];
+  const bool pending = shared.parted.rows > 0;
+  const bool parted = !last.whole && TileParts<kCfg>(last, share).shared();
   if (!pending && !parted) return;
-  int* const merges = &shared.scan[kCfg.warps + 2];
-  if (threadIdx.x == 0) merges[0] = pending && arrive<kCfg>(p, shared.parted[0], share, walk.member);
-  if (threadIdx.x == 32) {
-    shared.parted[1] = segment;
-    merges[1] = parted && arrive<kCfg>(p, segment, share, walk.member);
-  }
+  int* const merges = &shared.scan[kCfg.warps];
+  if (threadIdx.x == 0) merges[0] = pending && arrive<kCfg>(p, shared.parted, share, member);
+  if (threadIdx.x == 32) merges[1] = parted && arrive<kCfg>(p, last, share, member);
   __syncthreads();
 #pragma unroll 1
   for (int n = 0; n < 2; ++n) {
-    if (merges[n]) merge_parts<kCfg>(p, shared.parted[n], share, walk.member);
+    if (merges[n]) merge_parts<kCfg>(p, n == 0 ? shared.parted : last, share, member);
   }
 }
 

@@ -1,6 +1,7 @@
-// A warp's ring of tiles of K and V: filled by the warp itself, `stages` tiles ahead of its products and across the work tiles of
+// A warp's ring of tiles of K and V: filled by the warp itself, `stages` tiles ahead of its products and across the segments of
 // its block's share, so that no barrier and no merge stops the reading. A tile of K and one of V are groups of copies of their
-// own: K's place is filled again as soon as the scores are there. A page's entry is loaded one tile before its rows are.
+// own: K's place is filled again as soon as the scores are there. Pages' entries are loaded before their rows are: one tile, or, where a
+// tile has one page, 32 tiles, those of the next segment too.
 #pragma once
 
 #include "tessera/decode_sm90/schedule.cuh"
@@ -33,70 +34,140 @@ struct DecodeStage<kCfg, true> {
   Tile sK, sV;
 };
 
+inline constexpr int kDecodeStageBarrierBytes = 16;  // of a stage: K's barrier, then V's
+
 template <DecodeSm90Config kCfg>
-struct DecodeLoader {
-  static constexpr int kBytes = dtype_bytes(kCfg.dtype);
-  ShareWalk<kCfg> walk;
-  Segment segment;
-  int tile;  // the next to load
-  bool more;
-  // paged: of key `tile` * block_n + lane % block_n. Bulk copies, a page for a tile: of the warp's next tiles, a lane each, from
-  // number 32 (tile_number / 32) of the segment's on, and of the 32 after them.
-  int page_entry, next_page_entry, tile_number;
+class DecodeLoader {
+ public:
+  using Stage = DecodeStage<kCfg>;
 
-  TESSERA_DEVICE void init(const DecodeSm90Params& p, const ShareWalk<kCfg>& from, int warp) {
-    walk = from;
-    segment.end = tile = 0;
-    more = true;
-    find(p, warp);
+  // barriers: of the warp's stages, kDecodeStageBarrierBytes each.
+  TESSERA_DEVICE DecodeLoader(const DecodeSm90Params& params, const ShareSegments<kCfg>& all,
+                              Stage (&ring)[kCfg.stages], uint32 ring_barriers, int of_warp)
+      : p(params), segments(all), stages(ring), barriers(ring_barriers), warp(of_warp) {}
+
+  // The warp's first tile of segment 0, which alone is known: its page's entry is under way.
+  TESSERA_DEVICE void start() {
+    const Segment& first = segments[0];
+    tile = first.begin + warp, end = first.end;
+    found = tile < end;
+    if constexpr (kPageATile) page_entry = entry_of_tile(first, tile + lane_id() * kCfg.warps);
+    if constexpr (kCfg.paged && !kCfg.bulk) page_entry = entry_of_lane(first);
+  }
+  // The first tiles of segment 0 into all stages. Not by fill(), since what a short call waits for is its code, too.
+  TESSERA_DEVICE void fill_first() {
+#pragma unroll 1
+    for (int stage = 0; stage < kCfg.stages; ++stage) {
+      empty_stages -= found;
+      load_k(stage);
+      load<false>(stages[stage].sV, v_barrier(stage));
+      if (!found) continue;
+      tile += kCfg.warps, ++tile_number;
+      found = tile < end;
+      if constexpr (kCfg.paged && !kCfg.bulk) page_entry = entry_of_lane(segments[0]);
+    }
+  }
+  // The stages that are empty, as far as segments are known: numbers up to `last`. `stage`: the next that the warp waits for.
+  TESSERA_DEVICE void fill(int stage, int last) {
+    if (!found) find(last);
+#pragma unroll 1
+    for (int count = empty_stages; count > 0; --count) {
+      const int at = (stage + kCfg.stages - count) % kCfg.stages;
+      empty_stages -= found;
+      load_k(at);
+      load_v(at, last);
+    }
+  }
+  // Segments up to number `last` are known: the warp's next tile is found, and, a page a tile, the entries after the next 32 tiles', if
+  // they were not.
+  TESSERA_DEVICE void look_ahead(int last) {
+    if (!found && empty_stages == 0) find(last);
+    if constexpr (kPageATile) {
+      if (!ahead && found) load_ahead(last);
+    }
   }
 
-  // The warp's next tile of K into a stage, then the same of V; once there is none, nothing.
-  TESSERA_DEVICE void load_k(DecodeStage<kCfg>& stage, const DecodeSm90Params& p, uint32 barrier) {
-    load<true>(stage.sK, p, barrier);
+  // The warp's next tile of K into a stage that is read, then the same of V; where none is known, nothing.
+  TESSERA_DEVICE void refill_k(int stage) {
+    empty_stages += !found;
+    load_k(stage);
   }
-  TESSERA_DEVICE void load_v(DecodeStage<kCfg>& stage, const DecodeSm90Params& p, uint32 barrier, int warp) {
-    load<false>(stage.sV, p, barrier);
-    if (!more) return;
-    tile += kCfg.warps;
-    if constexpr (kCfg.paged && kCfg.bulk) advance_entries(p);
-    find(p, warp);
-  }
+  TESSERA_DEVICE void refill_v(int stage, int last) { load_v(stage, last); }
 
  private:
+  static constexpr int kBytes = dtype_bytes(kCfg.dtype);
+  static constexpr bool kPageATile = kCfg.paged && kCfg.bulk;  // all keys of a tile are in one page
+
+  const DecodeSm90Params& p;
+  const ShareSegments<kCfg>& segments;
+  Stage (&stages)[kCfg.stages];
+  const uint32 barriers;
+  const int warp;
+
+  int number = 0;         // the segment that has the warp's next tile
+  int tile = 0, end = 0;  // the next tile, if it is found, and where the segment ends
+  bool found = false;
+  int empty_stages = kCfg.stages;
+  // paged: of key `tile` * block_n + lane % block_n. A page a tile: of the warp's next tiles, a lane each, from
+  // number 32 (tile_number / 32) of the segment's on; and (`ahead`) of the 32 after these, once they are known.
+  int page_entry = 0, entry_ahead = 0, tile_number = 0;
+  bool ahead = false;
+
+  TESSERA_DEVICE uint32 k_barrier(int stage) const { return barriers + stage * kDecodeStageBarrierBytes; }
+  TESSERA_DEVICE uint32 v_barrier(int stage) const { return k_barrier(stage) + 8; }
+
+  TESSERA_DEVICE void load_k(int stage) { load<true>(stages[stage].sK, k_barrier(stage)); }
+  TESSERA_DEVICE void load_v(int stage, int last) {
+    load<false>(stages[stage].sV, v_barrier(stage));
+    if (!found) return;
+    tile += kCfg.warps;
+    if constexpr (kPageATile) {
+      if (++tile_number % 32 == 0 && tile < end) take_ahead(last);
+    }
+    find(last);
+  }
+
   // The first tile of this warp from `tile` on.
-  TESSERA_DEVICE void find(const DecodeSm90Params& p, int warp) {
-    while (tile >= segment.end) {
-      more = walk.next(p, segment);
-      if (!more) return;
-      tile = segment.begin + warp;
-      if constexpr (kCfg.paged && kCfg.bulk) {
-        tile_number = 0;
-        page_entry = entry_of_tile(p, tile + lane_id() * kCfg.warps);
-        next_page_entry = entry_of_tile(p, tile + (32 + lane_id()) * kCfg.warps);
+  TESSERA_DEVICE void find(int last) {
+    while (tile >= end) {
+      found = number < last && segments[number + 1].rows > 0;
+      if (!found) return;
+      const Segment& segment = segments[++number];
+      tile = segment.begin + warp, end = segment.end, tile_number = 0;
+      if constexpr (kPageATile) {
+        if (!ahead) entry_ahead = entry_of_tile(segment, tile + lane_id() * kCfg.warps);
+        take_ahead(last);
       }
     }
-    if constexpr (kCfg.paged && !kCfg.bulk) {
-      page_entry = entry_of_key(p, min(tile * kCfg.block_n + lane_id() % kCfg.block_n, segment.s.sk - 1));
-    }
+    if constexpr (kCfg.paged && !kCfg.bulk) page_entry = entry_of_lane(segments[number]);
   }
 
   // A sequence without keys may have no entry, and none at all may come after its place in a CSR page table.
-  TESSERA_DEVICE int entry_of_key(const DecodeSm90Params& p, int key) const {
+  TESSERA_DEVICE int entry_of_key(const Segment& segment, int key) const {
     return key >= 0 ? pages_of(p, segment.s, segment.batch)[p.page_table_col * (key / p.page_size)] : 0;
   }
-  TESSERA_DEVICE int entry_of_tile(const DecodeSm90Params& p, int of) const {
-    return entry_of_key(p, of < segment.end ? min(of * kCfg.block_n, segment.s.sk - 1) : -1);
+  TESSERA_DEVICE int entry_of_tile(const Segment& segment, int of) const {
+    return entry_of_key(segment, of < segment.end ? min(of * kCfg.block_n, segment.s.sk - 1) : -1);
   }
-  // To the warp's next tile of the segment.
-  TESSERA_DEVICE void advance_entries(const DecodeSm90Params& p) {
-    if (++tile_number % 32 != 0) return;
-    page_entry = next_page_entry;
-    next_page_entry = entry_of_tile(p, tile + (32 + lane_id()) * kCfg.warps);
+  TESSERA_DEVICE int entry_of_lane(const Segment& segment) const {
+    return entry_of_key(segment, min(tile * kCfg.block_n + lane_id() % kCfg.block_n, segment.s.sk - 1));
+  }
+  TESSERA_DEVICE void take_ahead(int last) {
+    page_entry = entry_ahead;
+    load_ahead(last);
+  }
+  // Of the 32 tiles after those of page_entry: of the segment, or, where it has no more, of the next one.
+  TESSERA_DEVICE void load_ahead(int last) {
+    const int next = tile + (32 - tile_number % 32) * kCfg.warps;
+    const bool here = next < end;
+    ahead = here || number < last;
+    if (!ahead) return;
+    const Segment& segment = segments[number + !here];
+    entry_ahead = entry_of_tile(segment, (here ? next : segment.begin + warp) + lane_id() * kCfg.warps);
   }
 
   // Where the row of this lane, key first + lane % block_n, lies, in bytes.
-  TESSERA_DEVICE int64 place(const DecodeSm90Params& p, const RowTensor& tensor, int first) const {
+  TESSERA_DEVICE int64 place(const RowTensor& tensor, const Segment& segment, int first) const {
     const int key = max(min(first + lane_id() % kCfg.block_n, segment.s.sk - 1), 0);
     if constexpr (kCfg.paged) {
       return (tensor.batch * clamp(page_entry, 0, p.pages - 1) + tensor.row * (key % p.page_size) +
@@ -110,13 +181,15 @@ struct DecodeLoader {
   }
 
   template <bool kKeys, class Tile>
-  TESSERA_DEVICE void load(Tile& to, const DecodeSm90Params& p, uint32 barrier) {
-    if (more) {
-      const int first = tile * kCfg.block_n, count = min(segment.s.sk - first, kCfg.block_n);
+  TESSERA_DEVICE void load(Tile& to, uint32 barrier) {
+    if (found) {
+      const Segment& segment = segments[number];
+      const int first = tile * kCfg.block_n;
       if constexpr (kCfg.bulk) {
-        load_bulk(to, kKeys ? p.k_map : p.v_map, p, barrier, first);
+        load_bulk(to, kKeys ? p.k_map : p.v_map, segment, barrier, first);
       } else {
-        load_rows(to, kKeys ? p.k : p.v, p, first, count, (kKeys ? p.head_dim : p.head_dim_v) * kBytes);
+        const int count = min(segment.s.sk - first, kCfg.block_n);
+        load_rows(to, kKeys ? p.k : p.v, segment, first, count, (kKeys ? p.head_dim : p.head_dim_v) * kBytes);
       }
     }
     if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();  // an empty one, too: the count stays
@@ -125,11 +198,11 @@ struct DecodeLoader {
   // Rows of K or V; those from `count` on, and columns beyond row_bytes, become zero. Rows in pages lie anywhere: each lane knows
   // the place of one, and hands it to the lanes that load it.
   template <class Tile>
-  TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, const DecodeSm90Params& p, int first, int count,
+  TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, const Segment& segment, int first, int count,
                                 int row_bytes) {
     constexpr int kRowBytes = Tile::kCols * kBytes, kLoads = kRowBytes / kLoadBytes, kLanes = lanes_of(kLoads);
     constexpr int kRowsAPass = 32 / kLanes;
-    const int64 mine = place(p, tensor, first), row_stride = tensor.row * kBytes;
+    const int64 mine = place(tensor, segment, first), row_stride = tensor.row * kBytes;
     const int lane = lane_id();
     const char* const base = static_cast<const char*>(tensor.data);
     const char* const gRow0 = base + uniform(mine) + lane / kLanes * row_stride;
@@ -155,7 +228,7 @@ struct DecodeLoader {
 
   // By TMA, a copy for 64 columns. All of a tile's keys are in one page. What comes after a sequence's end the warp clears.
   template <class Tile>
-  TESSERA_DEVICE void load_bulk(Tile& to, const TensorMap& map, const DecodeSm90Params& p, uint32 barrier, int first) {
+  TESSERA_DEVICE void load_bulk(Tile& to, const TensorMap& map, const Segment& segment, uint32 barrier, int first) {
     int row, batch;
     if constexpr (kCfg.paged) {
       row = first % p.page_size;

@@ -19,7 +19,8 @@ struct alignas(16) DecodeFold {
 
 template <DecodeSm90Config kCfg>
 struct DecodeMergeBuffers {
-  float partials[kCfg.warps][kDecodeMergeRows][kCfg.head_dim + kDecodeMergePad];
+  static constexpr int kRows = decode_merge_rows(kCfg.head_dim);
+  float partials[kCfg.warps][kRows][kCfg.head_dim + kDecodeMergePad];
   float2 stats[kCfg.warps][kDecodeRows];  // stale max in log2 units, and sum
   DecodeFold<kCfg.head_dim> folds[kCfg.invariant ? kDecodeRows : 1];
 };
@@ -145,9 +146,9 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
   }
   // A loop, since the code of a short call comes from memory, too.
 #pragma unroll 1
-  for (int first = 0; first < segment.rows; first += kDecodeMergeRows) {
+  for (int first = 0; first < segment.rows; first += shared.kRows) {
     const int row = lane_row() + (first < 8 ? 0 : 8) - first;
-    if (row >= 0 && row < kDecodeMergeRows) {
+    if (row >= 0 && row < shared.kRows) {
       float* to = shared.partials[warp][row] + lane_col();
       if (first < 8) {
         put_rows<0>(to, rO);
@@ -156,7 +157,7 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
       }
     }
     __syncthreads();
-    for_columns<kCfg>(min(segment.rows - first, kDecodeMergeRows), [&](int pass_row, int col) {
+    for_columns<kCfg>(min(segment.rows - first, shared.kRows), [&](int pass_row, int col) {
       const int local = first + pass_row;
       float2 stats[kCfg.warps];
       float parts[kCfg.warps][4];

@@ -5,7 +5,7 @@
 // and the first tiles of another. What lies in two or more shares is merged (merge.cuh). A share is a team's: its blocks have a
 // head each of `team` neighbouring KV heads, whose keys lie side by side in memory, and walk through the same tiles.
 //
-// `invariant`: a work tile has parts whose size depends on its own keys alone, at most kDecodeMostParts of them, each summed by itself;
+// `invariant`: a work tile has parts whose size depends on its own keys alone, at most most_parts of them, each summed by itself;
 // a part is in the share that its first tile is in. So the same additions are made in whatever batch a sequence stands.
 #pragma once
 
@@ -47,8 +47,8 @@ TESSERA_DEVICE SequenceShare sequence_share(const DecodeSm90Params& p, int batch
 }
 
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE int invariant_part_tiles(int tiles) {
-  return max((tiles + kDecodeMostParts - 1) / kDecodeMostParts, kDecodeMinPartKeys / kCfg.block_n);
+TESSERA_DEVICE int invariant_part_tiles(const DecodeSm90Params& p, int tiles) {
+  return max((tiles + p.most_parts.value - 1) / p.most_parts, p.min_tiles);
 }
 
 // A part of a work tile, all of it in one team's share: K/V tiles begin ... end - 1.
@@ -84,7 +84,7 @@ struct ShareWalk {
     segment.row0 = (work_tile - group * share.row_tiles) * kDecodeRows;
     segment.rows = min(share.s.sq * p.group.value - segment.row0, kDecodeRows);
     segment.s = share.s;
-    const int part = kCfg.invariant ? invariant_part_tiles<kCfg>(share.tiles) : end - at;
+    const int part = kCfg.invariant ? invariant_part_tiles<kCfg>(p, share.tiles) : end - at;
     const int count = min(share.tiles - tile, part);
     segment.begin = share.first_tile + tile, segment.end = segment.begin + count;
     segment.tiles_before = at - tile, segment.tiles = share.tiles;
@@ -96,8 +96,8 @@ struct ShareWalk {
   }
 
   // To the first part that begins here.
-  TESSERA_DEVICE void align_to_part() {
-    const int part = invariant_part_tiles<kCfg>(share.tiles);
+  TESSERA_DEVICE void align_to_part(const DecodeSm90Params& p) {
+    const int part = invariant_part_tiles<kCfg>(p, share.tiles);
     const int next = min((tile + part - 1) / part * part, share.tiles);
     at += next - tile, tile = next;
     if (tile == share.tiles) ++work_tile, tile = 0;
@@ -105,8 +105,7 @@ struct ShareWalk {
 };
 
 struct Share {
-  int total;  // K/V tiles of all work tiles
-  int size;   // of a team: team i has i size ... (i + 1) size - 1
+  int size;  // of a team, in K/V tiles of all work tiles: team i has i size ... (i + 1) size - 1
 };
 
 // The parts of a segment's work tile.
@@ -164,53 +163,87 @@ struct PartSlots {
   TESSERA_DEVICE int of_part(int n) const { return n == 0 ? first : second + (n - 1) * step; }
 };
 
-// Which share is block `block`'s, by all of its threads. sScan: [warps + 4]. None: walk.at >= walk.end.
+// A block's segments, in shared memory: one thread walks ahead of the others, so that no other has a walk in its registers, nor its
+// code in the way. Segment n is at n % kRing from the schedule's start or segment n - kAhead on.
+template <DecodeSm90Config kCfg>
+struct ShareSegments {
+  static constexpr int kRing = kDecodeSegmentRing,
+                       kAhead = kRing - 2;  // the two that a block may have at once are never written
+  Segment ring[kRing];
+  ShareWalk<kCfg> walk;
+
+  TESSERA_DEVICE const Segment& operator[](int n) const { return ring[n & (kRing - 1)]; }
+  // Segments first ... last - 1, by one thread. Past the share's end there are those without rows.
+  TESSERA_DEVICE void walk_over(const DecodeSm90Params& p, ShareWalk<kCfg> from, int first, int last) {
+#pragma unroll 1
+    for (int n = first; n < last; ++n) {
+      Segment next{};
+      from.next(p, next);
+      ring[n & (kRing - 1)] = next;
+    }
+    walk = from;
+  }
+};
+static_assert((kDecodeSegmentRing & (kDecodeSegmentRing - 1)) == 0);
+static_assert(sizeof(ShareSegments<DecodeSm90Config{}>) == kDecodeSegmentsBytes);
+
+// Which share is block `block`'s, by all of its threads: its first segment is there for all of them. sScan: [warps].
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int block, int blocks, int thread, int* sScan,
-                                ShareWalk<kCfg>& walk) {
+                                ShareSegments<kCfg>& sSegments) {
   const int teams = blocks / p.team, team = block / p.team;
-  walk.member = block - team * p.team.value;
   const auto size_of = [&](int total) { return max((total + teams - 1) / teams, p.min_tiles); };
   Share share;
+  ShareWalk<kCfg> walk;
+  walk.member = block - team * p.team.value;
+  // From tile `rest` of sequence walk.batch on.
+  const auto begin = [&](int rest) {
+    walk.work_tile = rest / walk.share.tiles, walk.tile = rest - walk.work_tile * walk.share.tiles;
+    if constexpr (kCfg.invariant) walk.align_to_part(p);
+    sSegments.walk_over(p, walk, 0, 1);
+  };
+  const auto set_share = [&](int total) {
+    share.size = size_of(total);
+    walk.at = team * share.size, walk.end = min(walk.at + share.size, total);
+  };
   if constexpr (!kCfg.varlen) {  // all sequences are alike
     walk.share = sequence_share<kCfg>(p, 0);
     const int each = walk.share.work_tiles(p) * walk.share.tiles;
-    share.total = each * p.batch;
-    share.size = size_of(share.total);
-    walk.at = team * share.size, walk.end = min(walk.at + share.size, share.total);
-    if (walk.at >= walk.end) return share;
-    walk.batch = walk.at / each;
-    const int rest = walk.at - walk.batch * each;
-    walk.work_tile = rest / walk.share.tiles, walk.tile = rest - walk.work_tile * walk.share.tiles;
-    if constexpr (kCfg.invariant) walk.align_to_part();
-    return share;
-  }
-  // Each thread has some neighbouring sequences: their tiles, and by a scan all tiles before them.
-  constexpr int kThreads = kCfg.warps * 32;
-  const int each = (p.batch + kThreads - 1) / kThreads, first = min(thread * each, p.batch),
-            last = min(first + each, p.batch);
-  const auto tiles_of = [&](int batch) {
-    const SequenceShare s = sequence_share<kCfg>(p, batch);
-    return s.work_tiles(p) * s.tiles;
-  };
-  int mine = 0;
-  for (int batch = first; batch < last; ++batch) mine += tiles_of(batch);
-  int total;
-  int before = sum_before<kCfg.warps>(thread, mine, sScan, total);
-  share.total = total, share.size = size_of(total);
-  walk.at = team * share.size, walk.end = min(walk.at + share.size, total);
-  if (walk.at >= walk.end) return share;
-  if (walk.at >= before && walk.at < before + mine) {
-    int batch = first;
-    for (int tiles; walk.at >= before + (tiles = tiles_of(batch)); ++batch) before += tiles;
-    sScan[kCfg.warps] = batch, sScan[kCfg.warps + 1] = walk.at - before;
+    set_share(each * p.batch);
+    if (thread == 0) {
+      if (walk.at < walk.end) {
+        walk.batch = walk.at / each;
+        begin(walk.at - walk.batch * each);
+      } else {
+        sSegments.ring[0].rows = 0;
+      }
+    }
+  } else {
+    // Each thread has some neighbouring sequences: their tiles, and by a scan all tiles before them.
+    constexpr int kThreads = kCfg.warps * 32;
+    const int each = (p.batch + kThreads - 1) / kThreads, first = min(thread * each, p.batch),
+              last = min(first + each, p.batch);
+    const auto tiles_of = [&](int batch) {
+      walk.share = sequence_share<kCfg>(p, batch);
+      return walk.share.work_tiles(p) * walk.share.tiles;
+    };
+    int mine = 0;
+#pragma unroll 1
+    for (int batch = first; batch < last; ++batch) mine += tiles_of(batch);
+    if (thread == 0) sSegments.ring[0].rows = 0;
+    int total;
+    int before = sum_before<kCfg.warps>(thread, mine, sScan, total);
+    set_share(total);
+    if (walk.at < walk.end && walk.at >= before && walk.at < before + mine) {
+      walk.batch = first;
+      if (each > 1) {
+#pragma unroll 1
+        for (int tiles; walk.at >= before + (tiles = tiles_of(walk.batch)); ++walk.batch) before += tiles;
+      }
+      begin(walk.at - before);
+    }
   }
   __syncthreads();
-  walk.batch = sScan[kCfg.warps];
-  const int rest = sScan[kCfg.warps + 1];
-  walk.share = sequence_share<kCfg>(p, walk.batch);
-  walk.work_tile = rest / walk.share.tiles, walk.tile = rest - walk.work_tile * walk.share.tiles;
-  if constexpr (kCfg.invariant) walk.align_to_part();
   return share;
 }
 

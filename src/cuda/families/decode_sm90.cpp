@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <utility>
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
@@ -25,16 +24,14 @@ namespace {
 // A row: for head sizes up to head_dim. By TMA, where it takes the layout and a page has whole tiles; else by cp.async.
 struct DecodeTile {
   int head_dim;
-  bool bulk, plain;  // by TMA; for dense sequences without options alone
+  bool bulk;  // by TMA
   int block_n, warps, stages;
 };
 // By TMA a kernel reads at 0.99 of what memory gives, by cp.async at 0.95, whatever is under way: so one stage of K and V does. 12
-// warps are up to 4 % faster than 8 where many short work tiles follow each other; in pages they are level, and their 168 registers
-// spill, with lengths, too: docs/lab/2026-11-25-decode-sm90.md.
+// warps are up to 4 % faster than 8 where many short work tiles follow each other: docs/lab/2026-11-25-decode-sm90.md.
 constexpr DecodeTile kTiles[] = {
-    {64, true, false, 16, 8, 2},   {128, true, true, 16, 12, 1}, {128, true, false, 16, 8, 1},
-    {256, true, false, 16, 8, 1},  {64, false, false, 16, 8, 2}, {128, false, false, 16, 8, 1},
-    {256, false, false, 16, 8, 1},
+    {64, true, 16, 8, 2},  {128, true, 16, 12, 1},  {256, true, 16, 8, 1},
+    {64, false, 16, 8, 2}, {128, false, 16, 12, 1}, {256, false, 16, 8, 1},
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
@@ -71,9 +68,8 @@ DecodeSm90Config make_config(const tessera_plan& plan) {
                   core::present(p.causal_seqs);
   config.invariant = p.batch_invariant != 0;
   config.score = score_config(p);
-  const bool plain = !config.varlen && !config.invariant && !config.score.any() && !config.score.tree_mask;
   const DecodeTile& tile = *std::ranges::find_if(kTiles, [&](const DecodeTile& row) {
-    return head_dim <= row.head_dim && (plain || !row.plain) && (!row.bulk || takes_bulk_copies(plan, row.block_n));
+    return head_dim <= row.head_dim && (!row.bulk || takes_bulk_copies(plan, row.block_n));
   });
   config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
   config.bulk = tile.bulk;
@@ -89,6 +85,12 @@ int team_of(const tessera_plan& plan) {
     if (plan.heads_kv % team == 0 && cores / team * team * 100 >= kBusyPercent * cores) return static_cast<int>(team);
   }
   return 1;
+}
+
+// Parts of a work tile that do not depend on the batch: those that a sequence alone would be cut into, so that it is as fast as without.
+int most_parts_of(const tessera_plan& plan, int team) {
+  const int64_t teams = std::max<int64_t>(1, plan.device.cores / team), groups = plan.heads_kv / team;
+  return static_cast<int>(std::clamp<int64_t>(divide_up(teams, groups), 1, kDecodeMostParts));
 }
 
 // Where a call's workspace has what: offsets in bytes.
@@ -145,7 +147,6 @@ std::string refuse_layout(const tessera_plan& plan) {
 std::string refuse_unasked(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (plan.device.kernel == TESSERA_KERNEL_DECODE_SM90) return "";
-  if (std::string reason = refuse_position_masks(p); !reason.empty()) return reason;
   const int64_t rows = plan.max_seqlen_q * group_of(plan);
   if (rows > kChosenRows) {
     return std::to_string(rows) + " rows of a KV head, chosen for at most " + std::to_string(kChosenRows);
@@ -196,21 +197,11 @@ std::string tiles_json() {
                         {"block_n", tile.block_n},
                         {"warps", tile.warps},
                         {"stages", tile.stages},
-                        {"bulk", tile.bulk},
-                        {"plain", tile.plain}});
+                        {"bulk", tile.bulk}});
   });
 }
 
 }  // namespace
-
-std::string refuse_position_masks(const tessera_problem& problem) {
-  for (const auto& [name, layout] :
-       {std::pair{"causal_seqs", &problem.causal_seqs}, std::pair{"tree_mask", &problem.tree_mask}}) {
-    if (!kChosenForPositionMasks && core::present(*layout))
-      return std::string(name) + ": on request, not proved on a GPU";
-  }
-  return "";
-}
 
 std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
@@ -232,6 +223,7 @@ DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t queries) {
   own.grid.x = static_cast<uint32_t>(std::max(1, plan.device.cores));
   own.team = team_of(plan);
   own.min_tiles = kMinPartKeys / own.config.block_n;
+  own.most_parts = most_parts_of(plan, own.team);
   own.most_queries = static_cast<int>(queries);
   own.part_rows = static_cast<int>(std::min<int64_t>(kDecodeRows, queries * group_of(plan)));
   return own;
@@ -250,7 +242,7 @@ tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& 
   p.o = row_tensor(problem.o, buffers.o);
   p.o_aligned = rows_aligned(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse);
-  p.min_tiles = own.min_tiles;
+  p.min_tiles = own.min_tiles, p.most_parts = Divisor(own.most_parts);
   p.team = Divisor(own.team), p.head_groups = static_cast<int>(plan.heads_kv) / own.team;
   p.part_rows = own.part_rows;
   p.masks = position_masks(problem, buffers);

@@ -10,18 +10,11 @@
 
 namespace tessera::cuda {
 
-// Whether a plan takes decode_sm90 and mixed_sm90 by itself for causal flags a sequence and for trees of drafted tokens. Not yet: no GPU
-// has run them, docs/lab/2026-11-25-decode-sm90.md.
-inline constexpr bool kChosenForPositionMasks = false;
-
-// "" unless a problem has these masks and a plan is not to choose it.
-std::string refuse_position_masks(const tessera_problem& problem);
-
 // All that decode_sm90 has decided for the sequences of at most `most_queries` queries.
 struct DecodeSm90Plan {
   DecodeSm90Config config;
   Grid grid;
-  int team, min_tiles, most_queries, part_rows;
+  int team, min_tiles, most_parts, most_queries, part_rows;
 };
 
 // "" where it takes the sequences of at most `queries` queries.

@@ -208,9 +208,11 @@ bool schedules_dynamically(const tessera_plan& plan, const Choice& choice) {
          choice.work_tiles > blocks_of(plan, choice);
 }
 
-// On request: where decode_sm90 serves some of the sequences, a list made on the GPU leaves these out. Not yet proved on one.
+// Where decode_sm90 serves some of the sequences a list made on the GPU leaves these out: a slot that a block draws for one of them in
+// vain costs 1.9 us. Mixed batches take 1.00 to 1.06 times their two parts by it, 1.12 to 1.41 without (an H100,
+// docs/lab/2026-11-25-decode-sm90.md).
 bool lists_live_tiles(const tessera_plan& plan, const Choice& choice) {
-  return plan.decode_queries > 0 && schedules_dynamically(plan, choice) && environment_variable(kLiveTiles) == "1";
+  return plan.decode_queries > 0 && schedules_dynamically(plan, choice);
 }
 
 // Keys of a sequence, as far as the host knows.
@@ -271,10 +273,11 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
-// Where fwd_sm80 reads keys and values with more of the GPU, or computes fewer masked scores. With batch_invariant it
-// is only asked what a sequence alone would answer alike.
+// Where fwd_sm80 reads keys and values with more of the GPU, or computes fewer masked scores, unless this kernel is asked for by name.
+// With batch_invariant it is only asked what a sequence alone would answer alike.
 std::string refuse_few_rows(const tessera_plan& plan, const Choice& choice) {
   const tessera_problem& p = plan.problem;
+  if (plan.device.kernel == TESSERA_KERNEL_FWD_SM90 || plan.device.kernel == TESSERA_KERNEL_MIXED_SM90) return "";
   const int64_t group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
   constexpr int64_t kFewRows = 16;  // a tile of fwd_sm80 for few rows
   char text[128];

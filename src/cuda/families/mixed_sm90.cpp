@@ -49,9 +49,6 @@ std::string refuse(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const int64_t queries = decoded_queries(plan);
   if (std::string reason = refuse_decode_sm90(plan, queries); !reason.empty()) return reason;
-  if (plan.device.kernel != TESSERA_KERNEL_MIXED_SM90) {
-    if (std::string reason = refuse_position_masks(p); !reason.empty()) return reason;
-  }
   if (!core::packed_q(p)) return "queries are not packed: every sequence has as many";
   if (!core::paged(p) && !core::present(p.seqused_k)) return "no cache: neither page_table nor seqused_k";
   if (queries == 0) return "more than " + std::to_string(kDecodeRows) + " heads a KV head";

@@ -12,7 +12,6 @@ constexpr EnvironmentVariable kVariables[] = {
     {kLineInfo, "1: kernels carry line numbers"},
     {kBulkCopies, "0: plans whose mma.sync forward kernels take no bulk copies"},
     {kForcedTile, "the tile of plans for fwd_sm90"},
-    {kLiveTiles, "1: mixed batches by a list of work tiles that have rows"},
     {kFa1Keys, "keys of a tile of plans for fwd_fa1: 32, 64, 128 or 256"},
 };
 

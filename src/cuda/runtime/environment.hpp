@@ -24,7 +24,6 @@ inline constexpr const char* kCudaGraphs = "TESSERA_CUDA_GRAPHS";
 inline constexpr const char* kLineInfo = "TESSERA_LINEINFO";
 inline constexpr const char* kBulkCopies = "TESSERA_FWD_SM80_BULK";
 inline constexpr const char* kForcedTile = "TESSERA_FWD_SM90_TILE";
-inline constexpr const char* kLiveTiles = "TESSERA_LIVE_TILES";
 inline constexpr const char* kFa1Keys = "TESSERA_FA1_KEYS";
 
 }  // namespace tessera::cuda
