@@ -153,7 +153,8 @@ struct Call {
   }
   template <bool kPaged>
   void emulate(int32_t arch, int32_t cores, int launches) {
-    problem.prefix_groups = layout(int32, {3}), problem.prefix_lens = layout(int32, {2});
+    const auto count = static_cast<int64_t>(lens.size());
+    problem.prefix_groups = layout(int32, {count + 1}), problem.prefix_lens = layout(int32, {count});
     tessera_device gpu{};
     ASSERT_EQ(tessera_device_cuda_arch(arch, &gpu).code, TESSERA_OK);
     gpu.cores = cores;
@@ -168,9 +169,10 @@ struct Call {
 };
 
 template <bool kPaged>
-void check(bool causal, int32_t arch, int32_t cores, int launches) {
+void check(bool causal, int32_t arch, int32_t cores, int launches, bool one_group = false) {
   Call expected(kPaged, causal), got = expected;
   expected.oracle();
+  if (one_group) got.groups.pop_back(), got.lens.pop_back();
   if (arch == 90) got.misalign(!kPaged);
   got.template emulate<kPaged>(arch, cores, launches);
   if (testing::Test::HasFatalFailure()) return;
@@ -194,6 +196,9 @@ TEST(CudaSharedPrefix, DenseWithSplits) { check<false>(true, 80, 40, 6); }
 // The longer prefix in two chunks, of the shorter one the second is empty.
 TEST(CudaSharedPrefix, InPagesWithChunks) { check<true>(true, 90, 8, 5); }
 TEST(CudaSharedPrefix, DenseWithChunks) { check<false>(true, 90, 8, 5); }
+// The group has neither the first rows nor the last.
+TEST(CudaSharedPrefix, InPagesWithChunksOfOneGroup) { check<true>(true, 90, 8, 5, true); }
+TEST(CudaSharedPrefix, DenseWithChunksOfOneGroup) { check<false>(true, 90, 8, 5, true); }
 
 }  // namespace
 }  // namespace tessera::cuda

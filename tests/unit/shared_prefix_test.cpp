@@ -135,6 +135,8 @@ TEST(SharedPrefix, ChunksFillTheGpu) {
     EXPECT_EQ(prefix.kernel, TESSERA_KERNEL_FWD_SM90) << row.batch;
     EXPECT_EQ(prefix.num_splits, row.chunks) << row.batch;
     EXPECT_EQ(prefix.block_m, 128) << row.batch;
+    EXPECT_LE(prefix.num_items, 132) << row.batch;  // at most one a multiprocessor, and so no counter
+    EXPECT_EQ(prefix.shared_bytes, 0) << row.batch;
     const auto all = launches(plan);
     EXPECT_TRUE(std::string(all[1].kernel).starts_with("fwd_sm90")) << all[1].kernel;
     EXPECT_STREQ(all[2].kernel, "combine");

@@ -104,7 +104,9 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     TESSERA_RETURN_IF_ERROR(family.lower(part, core::buffers_of(plan, n, buffers, memory), memory_of[n], launches));
     if (n == core::kPrefix && core::prefix_chunks(plan) > 1) {
       const core::CombineTensors chunks = core::merge_of_chunks(plan, memory.chunks, memory.o[n], memory.lse[n]);
-      TESSERA_RETURN_IF_ERROR(launch_combine(combine_config(chunks), combine_params(chunks), launches));
+      CombineParams c = combine_params(chunks);
+      c.rows_begin = memory.group_queries, c.rows_end = memory.group_queries + core::prefix_groups(plan.problem);
+      TESSERA_RETURN_IF_ERROR(launch_combine(combine_config(chunks), c, launches));
     }
   }
   launches.clear(nullptr);  // of both parts, by the first kernel
