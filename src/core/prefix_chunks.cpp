@@ -48,21 +48,4 @@ tessera_problem chunked(const tessera_problem& part, int64_t chunks, int64_t key
   return p;
 }
 
-CombineTensors merge_of_chunks(const tessera_plan& plan, const ChunkMemory& chunks, void* o, float* lse) {
-  const int64_t count = prefix_chunks(plan), tokens = rows_total(plan.problem), dv = plan.head_dim_v;
-  const int64_t heads = plan.heads_kv, group = plan.heads_q / heads, rows = tokens * group;
-  CombineTensors t{};  // a KV head is a sequence of the batch
-  t.o_parts = chunks.o, t.lse_parts = chunks.lse;
-  t.o_parts_layout = {plan.problem.q.dtype,
-                      5,
-                      {count, heads, tokens, group, dv},
-                      {rows * heads * dv, dv, group * heads * dv, heads * dv, 1}};
-  t.lse_parts_layout = {TESSERA_FLOAT32, 4, {count, heads, group, tokens}, {rows, count * rows, 1, group}};
-  t.o = o;
-  t.o_layout = {plan.problem.q.dtype, 4, {heads, tokens, group, dv}, {group * dv, plan.heads_q * dv, dv, 1}};
-  t.lse = lse;
-  t.lse_layout = {TESSERA_FLOAT32, 3, {heads, group, tokens}, {group * tokens, tokens, 1}};
-  return t;
-}
-
 }  // namespace tessera::core

@@ -1,5 +1,5 @@
 // The keys of shared prefixes in chunks, for a kernel that has enough tiles only then: every group's queries against a chunk of its
-// prefix are one sequence, and the chunks' results are merged into the prefixes' part. There the query heads of a KV head are rows
+// prefix are one sequence, and the chunks' results are merged with those of the sequences' own keys. There the query heads of a KV head are rows
 // of one head, so that a tile of keys is multiplied by all of them at once.
 //
 // Of T queries, G groups and C chunks: rows [C, T, group] of KV heads. With one group a chunk is a sequence with all of these rows,
@@ -10,7 +10,6 @@
 
 #include <cstdint>
 
-#include "core/buffers.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::core {
@@ -34,8 +33,5 @@ struct ChunkMemory {
   int32_t* keys;  // [sequences + 1]: the entry of a sequence's first key
   int32_t* lens;  // [sequences]
 };
-
-// The merge of the chunks into o [T, Hq, Dv] and lse [Hq, T].
-CombineTensors merge_of_chunks(const tessera_plan& plan, const ChunkMemory& chunks, void* o, float* lse);
 
 }  // namespace tessera::core
