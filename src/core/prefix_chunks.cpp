@@ -20,42 +20,32 @@ int64_t prefix_chunks(const tessera_plan& plan) {
   return part.kernel == TESSERA_KERNEL_FWD_SM90 ? std::max(1, part.num_splits) : 1;
 }
 
+int64_t chunk_sequences(int64_t chunks, int64_t groups) { return groups == 1 ? chunks : 2 * chunks * groups; }
+
 int64_t chunk_unit(int64_t keys_an_entry) { return divide_up(kUnitKeys, keys_an_entry); }
 
 tessera_problem chunked(const tessera_problem& part, int64_t chunks, int64_t keys_an_entry) {
   const Sizes size = sizes(part);
   const int64_t heads = size.heads_kv, rows = size.rows_q * (size.heads_q / heads), total = chunks * rows;
-  const int64_t sequences = 2 * chunks * size.batch;
-  const auto packed = [&](int64_t columns) {
-    return tessera_layout{part.q.dtype, 3, {total, heads, columns}, {heads * columns, columns, 1}};
+  const int64_t sequences = chunk_sequences(chunks, size.batch);
+  const bool packed = size.batch != 1;
+  const auto rows_of = [&](int64_t columns) {
+    const int64_t row = heads * columns;
+    if (packed) return tessera_layout{part.q.dtype, 3, {total, heads, columns}, {row, columns, 1}};
+    return tessera_layout{part.q.dtype, 4, {chunks, rows, heads, columns}, {rows * row, row, columns, 1}};
   };
   const auto indices = [](int64_t count) { return tessera_layout{TESSERA_INT32, 1, {count}, {1}}; };
   tessera_problem p = part;
-  p.q = packed(size.head_dim), p.o = packed(size.head_dim_v);
-  p.lse = {TESSERA_FLOAT32, 2, {heads, total}, {total, 1}};
-  p.cu_seqlens_q = indices(sequences + 1), p.seqused_k = indices(sequences);
+  p.q = rows_of(size.head_dim), p.o = rows_of(size.head_dim_v);
+  p.lse = packed ? tessera_layout{TESSERA_FLOAT32, 2, {heads, total}, {total, 1}}
+                 : tessera_layout{TESSERA_FLOAT32, 3, {chunks, heads, rows}, {rows, total, 1}};
+  p.cu_seqlens_q = packed ? indices(sequences + 1) : tessera_layout{};
+  p.seqused_k = indices(sequences);
   (paged(part) ? p.page_indptr : p.cu_seqlens_k) = indices(sequences + 1);
   const int64_t unit = chunk_unit(keys_an_entry), entries = divide_up(size.max_seqlen_k, keys_an_entry);
-  p.max_seqlen_q = rows;
+  p.max_seqlen_q = packed ? rows : 0;
   p.max_seqlen_k = std::min(size.max_seqlen_k, divide_up(divide_up(entries, chunks), unit) * unit * keys_an_entry);
   return p;
-}
-
-CombineTensors merge_of_chunks(const tessera_plan& plan, const ChunkMemory& chunks, void* o, float* lse) {
-  const int64_t count = prefix_chunks(plan), tokens = rows_total(plan.problem), dv = plan.head_dim_v;
-  const int64_t heads = plan.heads_kv, group = plan.heads_q / heads, rows = tokens * group;
-  CombineTensors t{};  // a KV head is a sequence of the batch
-  t.o_parts = chunks.o, t.lse_parts = chunks.lse;
-  t.o_parts_layout = {plan.problem.q.dtype,
-                      5,
-                      {count, heads, tokens, group, dv},
-                      {rows * heads * dv, dv, group * heads * dv, heads * dv, 1}};
-  t.lse_parts_layout = {TESSERA_FLOAT32, 4, {count, heads, group, tokens}, {rows, count * rows, 1, group}};
-  t.o = o;
-  t.o_layout = {plan.problem.q.dtype, 4, {heads, tokens, group, dv}, {group * dv, plan.heads_q * dv, dv, 1}};
-  t.lse = lse;
-  t.lse_layout = {TESSERA_FLOAT32, 3, {heads, group, tokens}, {group * tokens, tokens, 1}};
-  return t;
 }
 
 }  // namespace tessera::core

@@ -209,11 +209,11 @@ PrefixMemory carve_prefix(char* base, const tessera_plan& plan) {
   memory.suffix_keys = take_indices(plan.batch + 1), memory.suffix_lens = take_indices(plan.batch);
   if (const int64_t count = prefix_chunks(plan); count > 1) {
     ChunkMemory& chunks = memory.chunks;
-    const int64_t heads = count * rows * plan.heads_q, sequences = 2 * count * groups;
+    const int64_t heads = count * rows * plan.heads_q, sequences = chunk_sequences(count, groups);
     chunks.q = take(heads * plan.head_dim * elem_bytes), chunks.o = take(heads * plan.head_dim_v * elem_bytes);
     chunks.lse = reinterpret_cast<float*>(take(heads * 4));
-    chunks.rows = take_indices(sequences + 1), chunks.keys = take_indices(sequences + 1);
-    chunks.lens = take_indices(sequences);
+    if (groups > 1) chunks.rows = take_indices(sequences + 1);
+    chunks.keys = take_indices(sequences + 1), chunks.lens = take_indices(sequences);
   }
   return memory;
 }

@@ -104,7 +104,7 @@ ScoreConfig score_config_beside_block_mask(const tessera_problem& problem) {
 }
 
 CombineConfig combine_config(const core::CombineTensors& t) {
-  return {static_cast<Dtype>(t.o_layout.dtype), static_cast<Dtype>(t.o_parts_layout.dtype)};
+  return {static_cast<Dtype>(t.o_layout.dtype), static_cast<Dtype>(t.o_parts_layout.dtype), false};
 }
 
 CombineParams combine_params(const core::CombineTensors& t) {

@@ -161,7 +161,7 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
     }
   }
   // Parts that a caller merges are often float32, and so is what comes out.
-  const KernelSpec merge = spec_of(CombineConfig{Dtype::kFloat32, Dtype::kFloat32});
+  const KernelSpec merge = spec_of(CombineConfig{Dtype::kFloat32, Dtype::kFloat32, false});
   add(merge, merge.limits);
   for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16}) {
     const KernelSpec append = spec_of(AppendConfig{dtype});

@@ -121,7 +121,7 @@ TEST_F(CudaLaunches, AKernelThatWaitsByItselfMayBeginEarly) {
 // ---- lists of launches ----
 
 KernelSpec spec_of_combine(const void* config) { return spec_of(*static_cast<const CombineConfig*>(config)); }
-constexpr CombineConfig kConfig{Dtype::kFloat16, Dtype::kFloat32};
+constexpr CombineConfig kConfig{Dtype::kFloat16, Dtype::kFloat32, false};
 
 TEST(CudaLaunchList, KeepsWhatIsLaunchedAndNothingWithoutBlocks) {
   LaunchList list;

@@ -38,16 +38,16 @@ class CudaCompiler : public testing::Test {
   fs::path folder;
 };
 
-constexpr CombineConfig kConfig{Dtype::kFloat16, Dtype::kFloat32};
+constexpr CombineConfig kConfig{Dtype::kFloat16, Dtype::kFloat32, false};
 
 TEST(CudaCodegen, NamesTheTemplateAndItsConfig) {
   const std::string source = source_of(spec_of(kConfig));
   EXPECT_PRED2(contains, source, "#include \"tessera/combine/kernel.cuh\"");
   EXPECT_PRED2(contains, source,
                "__launch_bounds__(128, 5)\ntessera_combine(const __grid_constant__ tessera::CombineParams p)");
-  EXPECT_PRED2(
-      contains, source,
-      "tessera::combine<tessera::CombineConfig{.dtype = tessera::Dtype{1}, .part_dtype = tessera::Dtype{0}}>(p);");
+  EXPECT_PRED2(contains, source,
+               "tessera::combine<tessera::CombineConfig{.dtype = tessera::Dtype{1}, .part_dtype = tessera::Dtype{0}, "
+               ".chunks = false}>(p);");
 }
 
 TEST(CudaCodegen, SaysHowManyBlocksAClusterHas) {

@@ -60,7 +60,8 @@ bool run(const Launch& launch) {
   constexpr FwdConfig kWhole = forward_config(kPaged, false), kSplit = forward_config(kPaged, true);
   constexpr FwdConfig kUnaligned = forward_config(kPaged, false, false),
                       kOfChunks = forward_config(kPaged, false, false, false);
-  constexpr CombineConfig kOfSplits{Dtype::kBFloat16, Dtype::kFloat32}, kOfParts{Dtype::kBFloat16, Dtype::kBFloat16};
+  constexpr CombineConfig kOfSplits{Dtype::kBFloat16, Dtype::kFloat32, false},
+      kOfParts{Dtype::kBFloat16, Dtype::kBFloat16, false}, kOfChunkParts{Dtype::kBFloat16, Dtype::kBFloat16, true};
   constexpr PrefixIndicesConfig kIndices{kPaged};
   return try_kernel<kIndices>(launch, "prefix_indices", prefix_indices<kIndices>) ||
          try_kernel<kWhole>(launch, "fwd_sm80", fwd_sm80<kWhole>) ||
@@ -68,7 +69,8 @@ bool run(const Launch& launch) {
          try_kernel<kUnaligned>(launch, "fwd_sm80", fwd_sm80<kUnaligned>) ||
          try_kernel<kOfChunks>(launch, "fwd_sm80", fwd_sm80<kOfChunks>) ||
          try_kernel<kOfSplits>(launch, "combine", tessera::combine<kOfSplits>) ||
-         try_kernel<kOfParts>(launch, "combine", tessera::combine<kOfParts>);
+         try_kernel<kOfParts>(launch, "combine", tessera::combine<kOfParts>) ||
+         try_kernel<kOfChunkParts>(launch, "combine", tessera::combine<kOfChunkParts>);
 }
 
 // Six sequences, 20 rows that are packed and 3 of none: one of no group, a group of three with a chunk, decoding and one without
@@ -153,7 +155,8 @@ struct Call {
   }
   template <bool kPaged>
   void emulate(int32_t arch, int32_t cores, int launches) {
-    problem.prefix_groups = layout(int32, {3}), problem.prefix_lens = layout(int32, {2});
+    const auto count = static_cast<int64_t>(lens.size());
+    problem.prefix_groups = layout(int32, {count + 1}), problem.prefix_lens = layout(int32, {count});
     tessera_device gpu{};
     ASSERT_EQ(tessera_device_cuda_arch(arch, &gpu).code, TESSERA_OK);
     gpu.cores = cores;
@@ -168,9 +171,10 @@ struct Call {
 };
 
 template <bool kPaged>
-void check(bool causal, int32_t arch, int32_t cores, int launches) {
+void check(bool causal, int32_t arch, int32_t cores, int launches, bool one_group = false) {
   Call expected(kPaged, causal), got = expected;
   expected.oracle();
+  if (one_group) got.groups.pop_back(), got.lens.pop_back();
   if (arch == 90) got.misalign(!kPaged);
   got.template emulate<kPaged>(arch, cores, launches);
   if (testing::Test::HasFatalFailure()) return;
@@ -192,8 +196,11 @@ TEST(CudaSharedPrefix, InPagesWithSplits) { check<true>(true, 80, 40, 6); }
 TEST(CudaSharedPrefix, Dense) { check<false>(false, 80, 2, 4); }
 TEST(CudaSharedPrefix, DenseWithSplits) { check<false>(true, 80, 40, 6); }
 // The longer prefix in two chunks, of the shorter one the second is empty.
-TEST(CudaSharedPrefix, InPagesWithChunks) { check<true>(true, 90, 8, 5); }
-TEST(CudaSharedPrefix, DenseWithChunks) { check<false>(true, 90, 8, 5); }
+TEST(CudaSharedPrefix, InPagesWithChunks) { check<true>(true, 90, 8, 4); }
+TEST(CudaSharedPrefix, DenseWithChunks) { check<false>(true, 90, 8, 4); }
+// The group has neither the first rows nor the last.
+TEST(CudaSharedPrefix, InPagesWithChunksOfOneGroup) { check<true>(true, 90, 8, 4, true); }
+TEST(CudaSharedPrefix, DenseWithChunksOfOneGroup) { check<false>(true, 90, 8, 4, true); }
 
 }  // namespace
 }  // namespace tessera::cuda

@@ -185,6 +185,16 @@ TEST(DevicePrefixIndices, ChunksAreThePrefixes) {
       }
       EXPECT_EQ(rows[sequences], kCount * total);
       EXPECT_TRUE(std::ranges::is_sorted(rows));
+      if (groups == 1) {  // a sequence a chunk, each of which ends where the next begins
+        std::vector<std::int32_t> one_firsts(kCount + 1, -7), one_lens(kCount, -7);
+        chunks.rows = nullptr, chunks.keys = one_firsts.data(), chunks.lens = one_lens.data();
+        emulate(plan, drawn, found, chunks);
+        for (int c = 0; c < kCount; ++c) {
+          EXPECT_EQ(one_firsts[c], firsts[2 * c]);
+          EXPECT_EQ(one_firsts[c + 1], firsts[2 * c + 1]);
+          EXPECT_EQ(one_lens[c], lens[2 * c]);
+        }
+      }
       if (HasFailure()) return;
     }
   }

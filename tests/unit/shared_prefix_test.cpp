@@ -135,9 +135,12 @@ TEST(SharedPrefix, ChunksFillTheGpu) {
     EXPECT_EQ(prefix.kernel, TESSERA_KERNEL_FWD_SM90) << row.batch;
     EXPECT_EQ(prefix.num_splits, row.chunks) << row.batch;
     EXPECT_EQ(prefix.block_m, 128) << row.batch;
+    EXPECT_LE(prefix.num_items, 132) << row.batch;  // at most one a multiprocessor, and so no counter
+    EXPECT_EQ(prefix.shared_bytes, 0) << row.batch;
     const auto all = launches(plan);
     EXPECT_TRUE(std::string(all[1].kernel).starts_with("fwd_sm90")) << all[1].kernel;
-    EXPECT_STREQ(all[2].kernel, "combine");
+    EXPECT_STREQ(all.back().kernel, "combine");
+    EXPECT_EQ(all.size(), 4) << row.batch;
   }
   EXPECT_EQ(served(4, 8192, 256, 32, 8).parts[0].kernel, TESSERA_KERNEL_DECODE_SM90);  // 16 rows a KV head
   EXPECT_EQ(served(2048, 8192, 256, 32, 8).parts[0].num_splits, 1);                    // the tiles are enough

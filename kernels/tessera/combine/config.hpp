@@ -10,8 +10,20 @@ namespace tessera {
 struct CombineConfig {
   Dtype dtype;       // of o
   Dtype part_dtype;  // of its parts
+  bool chunks;       // CombineParams::chunks
 };
-TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype)
+TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype, chunks)
+
+// Where the parts are a shared prefix's chunks (shared_prefix/chunks): the heads of a KV head are rows of theirs, and o_part_head and
+// lse_part_head lie between KV heads. One more part, of the sequences' own keys, counts after them and has all rows.
+struct CombineChunks {
+  int group;                       // heads a KV head
+  int64 o_in_group, lse_in_group;  // from one head of it to the next
+  const void* own_o;
+  int64 own_o_batch, own_o_row, own_o_head;
+  const float* own_lse;
+  int64 own_lse_batch, own_lse_head, own_lse_row;
+};
 
 // Merge of partial results, also the public tessera_combine. Strides in elements.
 struct CombineParams {
@@ -21,8 +33,9 @@ struct CombineParams {
   const float* lse_parts;
   int64 lse_part, lse_part_batch, lse_part_head, lse_part_row;
   RowTensor o;
-  StatTensor lse;                    // NULL: not wanted
-  const int *rows_begin, *rows_end;  // packed: the sequences have rows *rows_begin ... *rows_end - 1; or NULL
+  StatTensor lse;  // NULL: not wanted
+  CombineChunks chunks;
+  const int *rows_begin, *rows_end;  // the parts have rows *rows_begin ... *rows_end - 1 of all sequences'; or NULL
   const float* sink;                 // joins the denominator of rows that saw something
   int64 sink_head;
 };

@@ -25,11 +25,46 @@ TESSERA_DEVICE float warp_sum(float x) {
   return x;
 }
 
+// The parts of a row: `count` of them, of which those before `own` lie a stride apart.
+template <CombineConfig kCfg>
+struct RowParts {
+  const CombineParams& p;
+  const float *gLse, *own_lse;
+  int64 gO, own_o;
+  int own, count;
+
+  TESSERA_DEVICE RowParts(const CombineParams& p, int batch, int row, int head) : p(p), own_lse(), own_o() {
+    // A row of no sequence has no parts: 0 and -inf.
+    const int64 of_all = static_cast<int64>(batch) * p.rows + row;
+    own = count = p.rows_end && (of_all < *p.rows_begin || of_all >= *p.rows_end) ? 0 : p.parts;
+    int part_head = head;
+    gLse = p.lse_parts, gO = 0;
+    if constexpr (kCfg.chunks) {
+      const CombineChunks& chunks = p.chunks;
+      part_head = head / chunks.group;
+      const int in_group = head - part_head * chunks.group;
+      gLse += chunks.lse_in_group * in_group, gO += chunks.o_in_group * in_group;
+      own_lse = chunks.own_lse + chunks.own_lse_batch * batch + chunks.own_lse_head * head + chunks.own_lse_row * row;
+      own_o = chunks.own_o_batch * batch + chunks.own_o_row * row + chunks.own_o_head * head;
+      ++count;
+    }
+    gLse += p.lse_part_batch * batch + p.lse_part_head * part_head + p.lse_part_row * row;
+    gO += p.o_part_batch * batch + p.o_part_row * row + p.o_part_head * part_head;
+  }
+
+  TESSERA_DEVICE float lse(int n) const { return kCfg.chunks && n == own ? *own_lse : gLse[p.lse_part * n]; }
+  TESSERA_DEVICE float o(int n, int col) const {
+    const bool of_own = kCfg.chunks && n == own;
+    return load_element<kCfg.part_dtype>(of_own ? p.chunks.own_o : p.o_parts,
+                                         of_own ? own_o + col : p.o_part * n + gO + col);
+  }
+};
+
 // o = sum_n exp(lse_n - lse) o_n, a lane for every 32nd column. The weights of 32 parts at a time are made by a lane each; a
 // part that saw nothing is not read.
 template <CombineConfig kCfg>
-TESSERA_DEVICE void add_parts(const CombineParams& p, const float* gLse, int64 gO, int parts, float lse, int64 out,
-                              float (&weights)[32]) {
+TESSERA_DEVICE void add_parts(const RowParts<kCfg>& of, int parts, float lse, int64 out, float (&weights)[32]) {
+  const CombineParams& p = of.p;
   constexpr int kAhead = 8;         // parts whose columns are under way
   constexpr float kUnseen = -1.0f;  // no weight is below 0
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -38,7 +73,7 @@ TESSERA_DEVICE void add_parts(const CombineParams& p, const float* gLse, int64 g
     float o[kCombineColumns] = {};
 #pragma unroll 1
     for (int first = 0; first < parts; first += 32) {
-      const float mine = first + lane < parts ? gLse[p.lse_part * (first + lane)] : -infinity();
+      const float mine = first + lane < parts ? of.lse(first + lane) : -infinity();
       __syncwarp();  // the weights before are read
       weights[lane] = mine == -infinity() ? kUnseen : expf(mine - lse);
       __syncwarp();
@@ -49,11 +84,10 @@ TESSERA_DEVICE void add_parts(const CombineParams& p, const float* gLse, int64 g
         for (int ahead = 0; ahead < kAhead; ++ahead) {
           w[ahead] = weights[n + ahead];
           const bool counts = !(w[ahead] < 0.0f);  // NaN does
-          const int64 part = p.o_part * (first + n + ahead) + gO + col0;
 #pragma unroll
           for (int c = 0; c < kCombineColumns; ++c) {
-            x[ahead][c] =
-                counts && col0 + 32 * c < p.head_dim_v ? load_element<kCfg.part_dtype>(p.o_parts, part + 32 * c) : 0.0f;
+            const int col = col0 + 32 * c;
+            x[ahead][c] = counts && col < p.head_dim_v ? of.o(first + n + ahead, col) : 0.0f;
           }
         }
 #pragma unroll
@@ -75,10 +109,8 @@ TESSERA_DEVICE void combine(const CombineParams& p) {
   if (index >= static_cast<int64>(p.batch) * p.rows * p.heads) return;
   const int head = static_cast<int>(index % p.heads), row = static_cast<int>(index / p.heads % p.rows);
   const int batch = static_cast<int>(index / p.heads / p.rows);
-  // A row of no sequence has no parts: 0 and -inf.
-  const int parts = p.rows_end && (row < *p.rows_begin || row >= *p.rows_end) ? 0 : p.parts;
-  const float* gLse = p.lse_parts + p.lse_part_batch * batch + p.lse_part_head * head + p.lse_part_row * row;
-  const int64 gO = p.o_part_batch * batch + p.o_part_row * row + p.o_part_head * head;
+  const RowParts<kCfg> of(p, batch, row, head);
+  const int parts = of.count;
   const int lane = static_cast<int>(threadIdx.x) % 32;
 
   // The joint log-sum-exp, a lane for every 32nd part.
@@ -86,7 +118,7 @@ TESSERA_DEVICE void combine(const CombineParams& p) {
   bool undefined = false;
 #pragma unroll 1
   for (int n = lane; n < parts; n += 32) {
-    const float part = gLse[p.lse_part * n];
+    const float part = of.lse(n);
     best = fmaxf(best, part);
     undefined |= part != part;
   }
@@ -97,7 +129,7 @@ TESSERA_DEVICE void combine(const CombineParams& p) {
   float sum = p.sink && seen && lane == 0 ? expf(sink - best) : 0.0f;
 #pragma unroll 1
   for (int n = lane; seen && n < parts; n += 32) {
-    const float part = gLse[p.lse_part * n];
+    const float part = of.lse(n);
     if (part != -infinity()) sum += expf(part - best);
   }
   sum = warp_sum(sum);
@@ -108,7 +140,7 @@ TESSERA_DEVICE void combine(const CombineParams& p) {
 
   const int64 out = p.o.batch * batch + p.o.row * row + p.o.head * head;
   __shared__ float sWeights[kCombineWarps][32];
-  add_parts<kCfg>(p, gLse, gO, seen ? parts : 0, lse, out, sWeights[threadIdx.x / 32]);
+  add_parts<kCfg>(of, seen ? parts : 0, lse, out, sWeights[threadIdx.x / 32]);
 }
 
 }  // namespace tessera

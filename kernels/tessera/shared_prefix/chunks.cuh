@@ -16,11 +16,16 @@ TESSERA_DEVICE void write_chunks(const PrefixIndicesParams& p, int group, int be
     const int64 rows = chunk * p.rows_total;
     const int from = min(chunk * each, keys), to = min(from + each, keys);
     const int at = 2 * (chunk * p.groups + group);
+    if (!chunks.rows) {
+      chunks.keys[chunk] = first + from, chunks.lens[chunk] = (to - from) * p.keys_an_entry;
+      continue;
+    }
     chunks.rows[at] = static_cast<int>((rows + begin) * p.group.value);
     chunks.rows[at + 1] = static_cast<int>((rows + end) * p.group.value);
     chunks.keys[at] = first + from, chunks.keys[at + 1] = first + to;
     chunks.lens[at] = (to - from) * p.keys_an_entry, chunks.lens[at + 1] = 0;
   }
+  if (!chunks.rows && lane == 0) chunks.keys[chunks.count] = first + keys;
 }
 
 // 8 columns of a query a thread, of `threads`: read once, stored count times.

@@ -21,7 +21,7 @@ TESSERA_HOST_DEVICE constexpr int prefix_index_blocks(int groups) {
 // A prefix's keys in chunks: src/core/prefix_chunks.hpp has what the index tensors hold.
 struct PrefixChunks {
   int count, unit;          // chunks, 0: none; entries that a chunk's are a multiple of
-  int *rows, *keys, *lens;  // [2 * count * groups + 1], the same, [2 * count * groups]
+  int *rows, *keys, *lens;  // [sequences + 1], the same, [sequences]; of one group no rows
   const void* from;         // q as [T, Hq, D], of 16 bits
   int64 from_row, from_head;
   int aligned;  // its rows start at multiples of 16 bytes

@@ -91,7 +91,7 @@ TESSERA_DEVICE void prefix_indices(const PrefixIndicesParams& p) {
   if (group == p.groups) {
     p.group_queries[group] = first_query(p, begin);
     p.group_keys[group] = p.suffix_keys[p.batch] = first_entry(p, p.batch);
-    if (const int count = p.chunks.count; count > 0) {
+    if (const int count = p.chunks.count; count > 0 && p.chunks.rows) {
       p.chunks.rows[2 * count * p.groups] = static_cast<int>(count * p.rows_total * p.group.value);
       p.chunks.keys[2 * count * p.groups] = first_entry(p, p.batch);
     }

@@ -234,7 +234,7 @@ tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, Launch
   c.o = p.o, c.lse = p.lse;
   c.sink = p.sink, c.sink_head = p.sink_head;
   if (packed) c.rows_begin = p.cu_seqlens_q, c.rows_end = p.cu_seqlens_q + p.batch * p.cu_seqlens_q_stride;
-  return launch_combine({static_cast<Dtype>(plan.problem.q.dtype), Dtype::kFloat32}, c, launches);
+  return launch_combine({static_cast<Dtype>(plan.problem.q.dtype), Dtype::kFloat32, false}, c, launches);
 }
 
 constexpr Supports kSupports{.direction = TESSERA_FORWARD,

@@ -84,6 +84,30 @@ void configure(tessera_plan& plan) {
   plan.shared_bytes = core::carve_prefix(nullptr, plan).bytes + parts_bytes;
 }
 
+// Of the merge of two parts: the chunks in place of the first.
+void merge_chunks(const tessera_plan& plan, const core::PrefixMemory& memory, CombineParams& c) {
+  const core::ChunkMemory& chunks = memory.chunks;
+  const int64_t tokens = rows_total(plan), heads = plan.heads_kv, group = plan.heads_q / heads, dv = plan.head_dim_v;
+  const int64_t count = core::prefix_chunks(plan), rows = tokens * group;
+  c.chunks = {static_cast<int>(group),
+              heads * dv,
+              1,
+              memory.o[core::kSuffix],
+              c.o_part_batch,
+              c.o_part_row,
+              c.o_part_head,
+              memory.lse[core::kSuffix],
+              c.lse_part_batch,
+              c.lse_part_head,
+              c.lse_part_row};
+  c.parts = static_cast<int>(count);
+  c.o_parts = chunks.o, c.o_part = rows * heads * dv;
+  c.o_part_row = group * heads * dv, c.o_part_batch = c.rows * c.o_part_row, c.o_part_head = dv;
+  c.lse_parts = chunks.lse, c.lse_part = rows;
+  c.lse_part_row = group, c.lse_part_batch = c.rows * group, c.lse_part_head = count * rows;
+  c.rows_begin = memory.group_queries, c.rows_end = memory.group_queries + core::prefix_groups(plan.problem);
+}
+
 tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                              LaunchList& launches) {
   const core::PrefixMemory memory = core::carve_prefix(static_cast<char*>(workspace), plan);
@@ -102,17 +126,15 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     const tessera_plan part = core::plan_of(plan, n);
     const Family& family = *find_family(part.kernel);
     TESSERA_RETURN_IF_ERROR(family.lower(part, core::buffers_of(plan, n, buffers, memory), memory_of[n], launches));
-    if (n == core::kPrefix && core::prefix_chunks(plan) > 1) {
-      const core::CombineTensors chunks = core::merge_of_chunks(plan, memory.chunks, memory.o[n], memory.lse[n]);
-      TESSERA_RETURN_IF_ERROR(launch_combine(combine_config(chunks), combine_params(chunks), launches));
-    }
   }
   launches.clear(nullptr);  // of both parts, by the first kernel
   const core::CombineTensors parts = core::merge_of(plan, buffers, memory);
+  CombineConfig config = combine_config(parts);
   CombineParams c = combine_params(parts);
+  if (core::prefix_chunks(plan) > 1) config.chunks = true, merge_chunks(plan, memory, c);
   const tessera_layout& sink = plan.problem.sink;
   if (core::present(sink)) c.sink = buffers.sink, c.sink_head = sink.strides[0];
-  return launch_combine(combine_config(parts), c, launches);
+  return launch_combine(config, c, launches);
 }
 
 }  // namespace
