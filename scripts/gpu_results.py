@@ -1,6 +1,6 @@
 """The committed measurements in bench/results: what was measured last of each cell, and the peers of a dated run.
 
-Results are what bench/cuda_against_pytorch.py --json writes, named <date>-<gpu>-<cases>.json. FlashAttention-3 and -4, which are not
+Results are what bench/cuda_against_pytorch.py --json and bench/cuda_serving.py write, named <date>-<gpu>-<cases>.json. FlashAttention-3 and -4, which are not
 run beside Tessera, and -2, which not every run has, stand in peers-<date>.csv beside the cuDNN of their own run: here they are the
 cuDNN of a result's run times their dated ratio.
 """
@@ -32,6 +32,16 @@ def latest_cells(case: str, direction: str) -> list[dict]:
     for result in results():
         for cell in result["cells"]:
             if (cell["case"], cell.get("direction")) == (case, direction):
+                cells[cell["name"]] = {**cell, "machine": result["machine"], "file": result["file"]}
+    return list(cells.values())
+
+
+def latest_serving() -> list[dict]:
+    """Of each cell of bench/cuda_serving.py the last measurement, with the machine it was taken on."""
+    cells = {}
+    for result in results():
+        for cell in result["cells"]:
+            if "us" in cell:
                 cells[cell["name"]] = {**cell, "machine": result["machine"], "file": result["file"]}
     return list(cells.values())
 

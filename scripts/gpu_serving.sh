@@ -2,22 +2,23 @@
 # Decoding and mixed batches on a machine with a GPU, in one command: first whether decode_sm90 and mixed_sm90 are right, then the cells of
 # bench/cuda_serving.py beside cuDNN, which end in a table of what is asked and what was measured. Under 250 s once what it runs is built.
 #
-#   scripts/gpu_serving.sh [--prebuilt DIR] [--dry-run] [CASE ...]    cases of bench/cuda_serving.py; all but `short` unless named
+#   scripts/gpu_serving.sh [--prebuilt DIR] [--seconds S] [--dry-run] [CASE ...]    cases of bench/cuda_serving.py; all but `short` unless named
 #
 # Writes into $OUT, else build/gpu/serving: table-cases.log, cells.json, cells.csv, bench.log. --prebuilt: what `scripts/gpu_test.sh --bundle DIR`
-# made; else op_tests is built. --dry-run: which table cases and which cells, without a GPU. Exit status 0: every result is right.
+# made; else op_tests is built. --seconds: no cell is started after so many (120). --dry-run: which table cases and which cells, without a GPU. Exit status 0: every result is right.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
 out=${OUT:-$PWD/build/gpu/serving}
 programs=build/gpu/tests
-prebuilt= dry= cases=()
+prebuilt= dry= seconds=120 cases=()
 while (($#)); do
   case $1 in
     --prebuilt) prebuilt=$2 && shift 2 ;;
+    --seconds) seconds=$2 && shift 2 ;;
     --dry-run) dry=1 && shift ;;
-    -*) echo "$1: no such option; accepted --prebuilt DIR, --dry-run" >&2 && exit 2 ;;
+    -*) echo "$1: no such option; accepted --prebuilt DIR, --seconds S, --dry-run" >&2 && exit 2 ;;
     *) cases+=("$1") && shift ;;
   esac
 done
@@ -66,11 +67,11 @@ if [[ $programs ]]; then
   run_cases table 90 table_cases
 fi
 if [[ $path ]]; then
-  PYTHONPATH=$path PYTHONUNBUFFERED=1 timeout 150 "$python" bench/cuda_serving.py --cases "${cases[@]}" --seconds 120 --out "$out" 2>&1 |
+  PYTHONPATH=$path PYTHONUNBUFFERED=1 timeout $((seconds + 30)) "$python" bench/cuda_serving.py --cases "${cases[@]}" --seconds "$seconds" --out "$out" 2>&1 |
     tee "$out/bench.log" | grep -vE '^(decode|dims|lengths|mixed|trees|short) '
   status=${PIPESTATUS[0]}
   if ((status == 124)); then  # what there is of it
-    echo "stopped after 150 s"
+    echo "stopped after $((seconds + 30)) s"
     "$python" bench/cuda_serving.py --summary "$out/cells.json"
   fi
   ((status == 0)) || failed=1

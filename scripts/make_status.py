@@ -73,6 +73,27 @@ def listed(case: str, direction: str) -> list[str]:
     return [f"## {case.capitalize()}, {direction}, {cells[0]['dtype']}", "", *sources(cells), "", *rows, ""]
 
 
+def serving() -> list[str]:
+    import serving_cells
+
+    cells = sorted(gpu_results.latest_serving(), key=lambda cell: cell["case"])
+    lines = ["## Decoding, bfloat16", "", *sources(cells), "", "Microseconds of a call in CUDA graph replays, one query a sequence; cuDNN reads dense keys.", ""]
+    names = {"cudnn": "cuDNN", "decode_sm90": "dense", **{f"decode_sm90 pages of {n}": f"pages of {n}" for n in serving_cells.PAGES},
+             "decode_sm90 invariant": "batch_invariant"}  # fmt: skip
+    lines += [f"| heads, sequences x keys | {' | '.join(names.values())} |", "|" + " --- |" * (len(names) + 1)]
+    for cell in cells:
+        if cell["case"] in ("decode", "dims"):
+            texts = [f"{cell['us'][name]:.1f}" if name in cell["us"] else "" for name in names]
+            lines.append(f"| {cell['name'].removeprefix(cell['case'] + ' ')} | {' | '.join(texts)} |")
+    lines += ["", "## A step's batch, bfloat16", "", "| cell | microseconds |", "| --- | --- |"]
+    for cell in cells:
+        if cell["case"] not in ("decode", "dims"):
+            lines.append(f"| {cell['name']} | {', '.join(f'{name} {us:.1f}' for name, us in cell['us'].items())} |")
+    lines += ["", "What is asked, of all these cells:", "", "| goal | asked | measured | where | |", "| --- | --- | --- | --- | --- |"]
+    lines += [f"| {' | '.join(goal.row())} |" for goal in serving_cells.goals(cells)]
+    return lines + [""]
+
+
 def page() -> str:
     lines = [INTRODUCTION]
     for direction in ("forward", "backward"):
@@ -80,6 +101,7 @@ def page() -> str:
     for case in ("beyond", "pages", "options", "decode"):
         for direction in ("forward", "backward"):
             lines += listed(case, direction)
+    lines += serving()
     return "\n".join(lines).rstrip() + "\n"
 
 
