@@ -123,7 +123,7 @@ def draw_gpt2(out: pathlib.Path) -> None:
             value = float(of[name][0]["tokens_per_s"]) / 1000
             axes[0].bar(at + (n - 1) * 0.28, value, 0.26, color=WAYS[name][1], label=label)
             axes[0].text(at + (n - 1) * 0.28, value, f"{value:.0f}", ha="center", va="bottom", fontsize=7)
-    words = [f"{model} {length // 1024}k × {batch}\ndropout {dropout:g}" for _, dropout, length, model, batch in sorted(runs)]
+    words = [f"{model}\n{length // 1024}k × {batch}\ndropout {dropout:g}" for _, dropout, length, model, batch in sorted(runs)]
     axes[0].set_xticks(range(len(runs)), words, fontsize=7)
     axes[0].set_title("thousand tokens a second, training")
     axes[0].legend(frameon=False, fontsize=8, ncol=3)
@@ -134,7 +134,7 @@ def draw_gpt2(out: pathlib.Path) -> None:
                      label=WAYS[name][0], linestyle="--" if name == "tessera" else "-")  # fmt: skip
     axes[1].set_title(f"loss over steps, {longest[3]}, {longest[2] // 1024}k tokens")
     axes[1].legend(frameon=False, fontsize=8)
-    figure.text(0.5, -0.04, f"GPT-2, Transformers' own model in bfloat16, attention alone exchanged, {where}", ha="center", fontsize=8,
+    figure.text(0.5, -0.08, f"GPT-2, Transformers' own model in bfloat16, attention alone exchanged, {where}", ha="center", fontsize=8,
                 color=INK)  # fmt: skip
     figure.tight_layout()
     figure.savefig(out / "papers_gpt2.png")
