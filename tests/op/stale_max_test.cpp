@@ -29,7 +29,7 @@ TEST(FwdSm90Cases, AreServedByIt) {
   for (Case c : hopper_cases()) {
     if (c.backward) continue;  // bwd_sm90's, whose forward pass is too small for it
     c = legalised(c);
-    const Call call = make_call(make_inputs(c));
+    const Call call = make_call(make_shapes(c));
     const tessera_plan plan = hopper_plan(call, c);
     EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << to_text(c);
     in_clusters += plan.cluster > 1;

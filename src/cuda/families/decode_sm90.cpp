@@ -41,7 +41,8 @@ constexpr int64_t kMostRows = 4 * kDecodeRows;
 // sequences): below, fwd_sm80 answers sooner. The crossing lies at 256 keys of 8 and 64 work tiles, at 512 of 256, at 2048 of 512.
 constexpr int64_t kChosenRows = kDecodeRows, kLeastKeys = 256, kMostLeastKeys = 2048, kKeysAWorkTile = 4;
 // Keys below which a part is not worth its merge.
-constexpr int kMinPartKeys = 64;
+constexpr int kMinPartKeys = 64,
+              kMinInvariantPartKeys = 128;  // each costs a merge of the block's warps, in a long batch, too
 
 // All that was decided for a problem.
 struct DecodeSm90FamilyPlan {
@@ -222,7 +223,7 @@ DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t queries) {
   own.config = make_config(plan);
   own.grid.x = static_cast<uint32_t>(std::max(1, plan.device.cores));
   own.team = team_of(plan);
-  own.min_tiles = kMinPartKeys / own.config.block_n;
+  own.min_tiles = (own.config.invariant ? kMinInvariantPartKeys : kMinPartKeys) / own.config.block_n;
   own.most_parts = most_parts_of(plan, own.team);
   own.most_queries = static_cast<int>(queries);
   own.part_rows = static_cast<int>(std::min<int64_t>(kDecodeRows, queries * group_of(plan)));
