@@ -57,12 +57,15 @@ struct Case {
 };
 
 void set_sample(const core::OptionField& field, tessera_problem& problem) {
-  constexpr double kSampleNumber = 0.5;  // a scale, a softcap, a probability
+  constexpr double kSampleNumber = 0.5;  // a scale, a probability
+  constexpr double kSampleSoftcap = 30;  // as models have it: a kernel may refuse a small one
   constexpr std::int64_t kSampleLength = 64;
   for (const core::OptionMember& member : field.members) {
     if (member.flag != nullptr) problem.*member.flag = 1;
     if (member.integer != nullptr) problem.*member.integer = kSampleLength;
-    if (member.number != nullptr) problem.*member.number = kSampleNumber;
+    if (member.number != nullptr) {
+      problem.*member.number = member.number == &tessera_problem::softcap ? kSampleSoftcap : kSampleNumber;
+    }
   }
   if (field.kind == core::OptionKind::kOptionalNumber) problem.has_scale = 1;
   if (field.kind == core::OptionKind::kAlignment) problem.causal = 1;

@@ -41,6 +41,16 @@ struct Constants {
   }
 };
 
+constexpr float kDegree4[5] = {0.50941962f, 0.31350508f, 0.16511291f, -0.0014642763f, 0.013426687f};
+
+template <size_t N>
+TESSERA_INLINE VecF polynomial(const VecF (&c)[N], VecF m) {
+  VecF q = c[N - 1];
+#pragma GCC unroll 5
+  for (int i = static_cast<int>(N) - 2; i >= 0; --i) q = fma(q, m, c[i]);
+  return q;
+}
+
 // One unit of a stage: keys j and j + 16 of both vectors of queries.
 template <Exp kExp>
 struct Unit;
@@ -60,9 +70,8 @@ struct PolyUnit {
   VecU out_{};
   __m512i mantissa_, one_, exponent_, half_, upper_;
   TESSERA_INLINE PolyUnit(float scale_log2) {
-    static constexpr float kC[1][5] = {{0.50941962f, 0.31350508f, 0.16511291f, -0.0014642763f, 0.013426687f}};
     static constexpr float k3[4] = {0.452615364f, 0.477612894f, -0.00849622744f, 0.0782679698f};
-    const float* c = opaque(kDegree == 4 ? kC[0] : k3);
+    const float* c = opaque(kDegree == 4 ? kDegree4 : k3);
 #pragma GCC unroll 6
     for (int i = 0; i <= kDegree; ++i) c_[i] = splat(c[i]);
     static constexpr uint32_t kBits[5] = {0x007fffffu, 0x3f800000u, 0xff800000u, 0x8000u, 0xffff0000u};
@@ -78,10 +87,7 @@ struct PolyUnit {
   TESSERA_INLINE __m512i exp2(const float* s, int c) const {
     const __m512i x = _mm512_cvtps_epi32((__m512)fma(load(s), scale_, offset_[c]));
     const VecF m = (VecF)_mm512_ternarylogic_epi32(x, mantissa_, one_, 0xea);
-    VecF q = c_[kDegree];
-#pragma GCC unroll 5
-    for (int i = kDegree - 1; i >= 0; --i) q = fma(q, m, c_[i]);
-    return _mm512_add_epi32((__m512i)q, _mm512_and_si512(x, exponent_));
+    return _mm512_add_epi32((__m512i)polynomial(c_, m), _mm512_and_si512(x, exponent_));
   }
   TESSERA_INLINE void run(const float* s, uint32_t* p) {
 #pragma GCC unroll 2
@@ -112,8 +118,7 @@ struct Unit<kMagic4> {
   VecU out_{};
   __m512i mantissa_, one_, exponent_, half_, upper_, expected_, shift_, low_;
   TESSERA_INLINE Unit(float scale_log2) {
-    static constexpr float kC[5] = {0.50941962f, 0.31350508f, 0.16511291f, -0.0014642763f, 0.013426687f};
-    const float* c = opaque(kC);
+    const float* c = opaque(kDegree4);
 #pragma GCC unroll 6
     for (int i = 0; i <= 4; ++i) c_[i] = splat(c[i]);
     static constexpr uint32_t kBits[6] = {0x007fff80u, 0x3f800000u, 0x3f800000u, 0x8000u, 0xffff0000u, 0x43000000u};
@@ -137,10 +142,8 @@ struct Unit<kMagic4> {
     out_ = (VecU)_mm512_ternarylogic_epi32((__m512i)out_, u, expected_, 0xf6);
     const __m512i x = _mm512_multishift_epi64_epi8(shift_, u);
     const VecF m = (VecF)_mm512_ternarylogic_epi32(x, mantissa_, one_, 0xea);
-    VecF q = c_[4];
-#pragma GCC unroll 5
-    for (int i = 3; i >= 0; --i) q = fma(q, m, c_[i]);
-    return _mm512_ternarylogic_epi32((__m512i)q, x, exponent_, 0xd8);  // the exponent from x, the rest from q
+    return _mm512_ternarylogic_epi32((__m512i)polynomial(c_, m), x, exponent_,
+                                     0xd8);  // the exponent from x, the rest from q
   }
   TESSERA_INLINE void run(const float* s, uint32_t* p) {
 #pragma GCC unroll 2

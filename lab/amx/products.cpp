@@ -41,6 +41,7 @@ template <int T>
 static inline __attribute__((always_inline)) void zr() {
   asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
+static inline __attribute__((always_inline)) void zero_results() { zr<0>(), zr<1>(), zr<2>(), zr<3>(); }
 static inline __attribute__((always_inline)) void pf(const char* p) {
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) _mm_prefetch(p + i * 64, _MM_HINT_T0);
@@ -60,10 +61,7 @@ static double step22(int64_t region, int64_t dist) {
   return cycles(3000, [&](int64_t n) {
     const char* b = mem;
     const char* a = mem + (1 << 20);
-    zr<0>();
-    zr<1>();
-    zr<2>();
-    zr<3>();
+    zero_results();
     for (int64_t i = 0; i < n; ++i) {
       const char* at = a + (i * 2048) % region;
       const char* ah = a + (i * 2048 + dist) % region;
@@ -84,10 +82,7 @@ static double step14(int64_t region, int64_t dist) {
   return cycles(3000, [&](int64_t n) {
     const char* b = mem;
     const char* a = mem + (1 << 20);
-    zr<0>();
-    zr<1>();
-    zr<2>();
-    zr<3>();
+    zero_results();
     for (int64_t i = 0; i < n; ++i) {
       const char* at = a + (i * 1024) % region;
       const char* ah = a + (i * 1024 + dist) % region;
@@ -269,10 +264,7 @@ int main() {
                                         ld<5>(mem + 1024);
                                         ld<6>(mem + 2048);
                                         ld<7>(mem + 3072);
-                                        zr<0>();
-                                        zr<1>();
-                                        zr<2>();
-                                        zr<3>();
+                                        zero_results();
                                         for (int64_t i = 0; i < n; ++i)
                                           dp<0, 4, 6>(), dp<1, 4, 7>(), dp<2, 5, 6>(), dp<3, 5, 7>();
                                       }) / 4);
@@ -324,10 +316,7 @@ int main() {
   }
   char* z = (char*)aligned_alloc(4096, 1 << 16);
   memset(z, 0, 1 << 16);
-  zr<0>();
-  zr<1>();
-  zr<2>();
-  zr<3>();
+  zero_results();
   asm volatile("vpxord %zmm30,%zmm30,%zmm30\n\tvpxord %zmm31,%zmm31,%zmm31\n\tkxnord %k1,%k1,%k1");
   OPS("vfmadd ps", FMA);
   OPS("vaddps", ADD);

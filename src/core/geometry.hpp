@@ -7,6 +7,8 @@
 
 namespace tessera::core {
 
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 constexpr bool present(const tessera_layout& layout) { return layout.rank != 0; }
 constexpr bool packed_q(const tessera_problem& problem) { return present(problem.cu_seqlens_q); }
 constexpr bool packed_k(const tessera_problem& problem) { return present(problem.cu_seqlens_k); }

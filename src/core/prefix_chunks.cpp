@@ -11,8 +11,6 @@ namespace {
 
 constexpr int64_t kUnitKeys = 128;  // the most that a tile has, so that only a prefix's last chunk ends within one
 
-int64_t divide_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
-
 }  // namespace
 
 int64_t prefix_chunks(const tessera_plan& plan) {

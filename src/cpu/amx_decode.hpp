@@ -362,11 +362,10 @@ TESSERA_OWN_FUNCTION bool output_is_finite(const AmxDecode& d) {
   return !any(sum != VecF{});
 }
 
-// All blocks of a part. `look`: every block's V is looked over for NaN and infinities.
-TESSERA_OWN_FUNCTION void decode_part(AmxDecode& d, bool look) {
+// All blocks of a part, whose rows are as init_decode_rows leaves them. `look`: every block's V is looked over for NaN and infinities.
+TESSERA_OWN_FUNCTION void decode_part(AmxDecode& d, const KeyRange& keys, bool look) {
   const Params& p = d.p;
   const DecodePart& part = d.part;
-  const KeyRange keys = init_decode_rows(p, part, d.rows);
   __builtin_memset(d.scratch.o, 0, static_cast<size_t>(part.heads * kTileSide * d.out_ld) * sizeof(float));
   int64_t all_low = 0, all_high = part.key_end;  // keys that every row sees
   for (int64_t i = 0; i < part.heads * part.row_count; ++i) {
@@ -401,7 +400,7 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
               neighbours && p.head_dim_v % kTileSteps_elems == 0,
               p.softcap == 0 && !p.alibi_slopes,
               {}};
-  init_decode_rows(p, part, d.rows);
+  const KeyRange keys = init_decode_rows(p, part, d.rows);
   for (int64_t h = 0; h < part.heads; ++h) {
     const char* q_rows[kTileSide];
     for (int64_t r = 0; r < part.row_count; ++r) q_rows[r] = decode_query(p, part, d.rows[h * part.row_count + r]);
@@ -410,9 +409,11 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
   }
   __builtin_memset(scratch.p, 0, static_cast<size_t>(2 * kTileSide * p.block_n) * sizeof(uint32_t));
   tiles_configure();
-  decode_part(d, false);
-  // A NaN or an infinity of V has reached its neighbouring column, too, as 0 x NaN.
-  if (!output_is_finite(d)) decode_part(d, true);
+  decode_part(d, keys, false);
+  if (!output_is_finite(d)) {  // a NaN or an infinity of V has reached its neighbouring column, too, as 0 x NaN
+    init_decode_rows(p, part, d.rows);
+    decode_part(d, keys, true);
+  }
   tiles_release();
   for (int64_t h = 0; h < part.heads; ++h) {
     for (int64_t r = 0; r < part.row_count; ++r) {

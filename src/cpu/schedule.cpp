@@ -14,6 +14,8 @@
 namespace tessera::cpu {
 namespace {
 
+using core::divide_up;
+
 // Items a core should find, so that the last ones leave no core waiting long.
 constexpr int64_t kItemsPerCore = 4;
 // Keys below which a split of the keys is not worth its merge.
@@ -34,8 +36,6 @@ constexpr int64_t kAmxLeastRows = 128, kAmxLeastKeys = 128, kAmxLeastHeadDims = 
 // Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
 constexpr int64_t kBackwardKeys = 384, kBackwardKeysAmx = 512;
 static_assert(kBlockKeysAmx <= kAmxMaxBlockKeys && kBackwardKeysAmx <= kAmxMaxBlockKeys);
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Parts that so many keys are worth splitting into.
 int64_t most_forward_splits(int64_t keys) { return std::max<int64_t>(1, keys / kMinSplitKeys); }

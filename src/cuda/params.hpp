@@ -2,12 +2,13 @@
 #pragma once
 
 #include "core/buffers.hpp"
+#include "core/geometry.hpp"
 #include "tessera/config.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cuda {
 
-constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+using core::divide_up;
 inline constexpr int64_t kWorkspaceAlignment = 64;  // of a part of the workspace, bytes
 constexpr int64_t padded_to(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
