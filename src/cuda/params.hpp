@@ -35,7 +35,7 @@ void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tesse
 CombineConfig combine_config(const core::CombineTensors& t);
 CombineParams combine_params(const core::CombineTensors& t);
 
-// Tiles of `block` rows: of each sequence, or, packed, the slots of all of them (attention/scheduler.cuh). `rows_a_query` heads
+// Tiles of `block` rows: of each sequence, or, packed, the slots of all of them (attention/packed_slots.cuh). `rows_a_query` heads
 // are packed into a query's rows.
 int64_t tiles_of(bool packed, int64_t batch, int64_t rows, int64_t rows_a_query, int64_t block);
 

@@ -5,22 +5,13 @@
 
 #include "tessera/tile/fragment.cuh"
 #include "tessera/tile/numbers.cuh"
+#include "tessera/tile/row_reduction.cuh"
 
 namespace tessera {
 
 // The maximum is replaced only by one that passes it by this much (log2 units): most tiles then rescale nothing. Exact,
 // since the same maximum divides out at the end; float16 holds 2^8.
 inline constexpr float kRescaleThreshold_log2 = 8.0f;
-
-// Over the four lanes that share a row.
-TESSERA_DEVICE float row_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-TESSERA_DEVICE float row_sum(float x) {
-  x += __shfl_xor_sync(0xffffffff, x, 1);
-  return x + __shfl_xor_sync(0xffffffff, x, 2);
-}
 
 // A sink, a score without a value, joins a row's sum; the answer is what the row's O is to be multiplied by.
 TESSERA_DEVICE float join_sink(float sink_log2, float& max_log2, float& sum) {

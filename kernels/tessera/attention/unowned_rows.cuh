@@ -2,8 +2,9 @@
 // whole of its outputs, so blocks that have nothing else to do, or do little, clear these.
 #pragma once
 
-#include "tessera/attention/scheduler.cuh"
-#include "tessera/attention/softmax.cuh"
+#include "tessera/attention/sequence.cuh"
+#include "tessera/tile/fragment.cuh"
+#include "tessera/tile/numbers.cuh"
 
 namespace tessera {
 

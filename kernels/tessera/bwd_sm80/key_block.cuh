@@ -1,9 +1,11 @@
 // A block of keys in bwd_sm80: the queries that see it, its warps' shares, its loads and its results.
 #pragma once
 
-#include "tessera/bwd_sm80/query_slots.cuh"
+#include "tessera/attention/query_slots.cuh"
+#include "tessera/attention/scheduler.cuh"
 #include "tessera/bwd_sm80/score_gradient.cuh"
 #include "tessera/bwd_sm80/warps.cuh"
+#include "tessera/tile/copy_tile.cuh"
 
 namespace tessera {
 
@@ -60,7 +62,7 @@ struct KeyBlock {
   bool has_scores;      // it computes scores: there may be more parts of columns than of queries
   KeyRange seeing_all;  // queries that see all of the keys
   int first_tile, tiles,
-      slot0;  // the tiles of queries, of each query head, that see some of them; bwd_sm80/query_slots.cuh
+      slot0;  // the tiles of queries, of each query head, that see some of them; attention/query_slots.cuh
 
   TESSERA_DEVICE KeyBlock(const BwdParams& p, BwdSharedMemory<kCfg>& shared, const Sequence& s, int batch, int head_kv,
                           int key0)

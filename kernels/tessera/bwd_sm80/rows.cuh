@@ -12,10 +12,10 @@
 // those that they ended with are still there.
 #pragma once
 
-#include "tessera/attention/softmax.cuh"
+#include "tessera/attention/query_slots.cuh"
 #include "tessera/attention/unowned_rows.cuh"
-#include "tessera/bwd_sm80/query_slots.cuh"
-#include "tessera/tile/shared_tile.cuh"
+#include "tessera/bwd_sm80/config.hpp"
+#include "tessera/tile/copy_tile.cuh"
 
 namespace tessera {
 

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "tessera/attention/score/transposed.cuh"
-#include "tessera/attention/softmax.cuh"
 #include "tessera/bwd_sm80/warps.cuh"
 #include "tessera/ptx/atomic.cuh"
 #include "tessera/tile/product.cuh"
+#include "tessera/tile/row_reduction.cuh"
 
 namespace tessera {
 

@@ -1,7 +1,7 @@
 // Which keys a block of bwd_sm90 owns, and which tiles of queries it passes over.
 #pragma once
 
-#include "tessera/bwd_sm80/query_slots.cuh"
+#include "tessera/attention/query_slots.cuh"
 #include "tessera/bwd_sm90/config.hpp"
 
 namespace tessera {

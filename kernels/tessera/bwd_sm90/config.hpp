@@ -2,8 +2,9 @@
 // reads at run time. Plain structs and constexpr functions, the same text for the host and the device.
 #pragma once
 
+#include "tessera/attention/backward.hpp"
+#include "tessera/attention/score/config.hpp"
 #include "tessera/block_lists/config.hpp"
-#include "tessera/bwd_sm80/config.hpp"
 
 namespace tessera {
 
@@ -96,7 +97,7 @@ struct BwdSm90Params : BwdParams {
   TensorMap q_map, d_o_map;    // [batch, head, row, column], boxes of block_m rows and 64 columns
   TensorMap k_map, v_map;      // boxes of block_n rows
   TensorMap d_k_map, d_v_map;  // boxes of 16 rows, a warp's
-  Divisor key_tiles;           // of a sequence, or slots of a packed batch: attention/scheduler.cuh
+  Divisor key_tiles;           // of a sequence, or slots of a packed batch: attention/packed_slots.cuh
   Divisor section_heads;       // heads whose tiles stand together, the longest first
   int heads;                   // (sequence, KV head) pairs; packed: KV heads
   BlockLists lists;            // with a block mask, transposed

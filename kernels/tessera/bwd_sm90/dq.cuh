@@ -101,7 +101,7 @@ struct DqWarpgroup {
     }
   }
 
-  // A warp's 16 x 64 are contiguous, in the order of the accumulators: bwd_sm80/query_slots.cuh.
+  // A warp's 16 x 64 are contiguous, in the order of the accumulators: attention/query_slots.cuh.
   TESSERA_DEVICE void add(float* gdQ, int part) {
     float* to = gdQ + part_offset(part);
     if constexpr (kCfg.staged_dq) {

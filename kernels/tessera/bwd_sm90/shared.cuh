@@ -2,7 +2,6 @@
 #pragma once
 
 #include "tessera/bwd_sm90/block.cuh"
-#include "tessera/fwd_sm90/config.hpp"  // kDescriptorHigh
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/ptx/griddepcontrol.cuh"

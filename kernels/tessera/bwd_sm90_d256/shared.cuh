@@ -3,7 +3,6 @@
 
 #include "tessera/bwd_sm90/block.cuh"
 #include "tessera/bwd_sm90_d256/config.hpp"
-#include "tessera/fwd_sm90/config.hpp"  // kDescriptorHigh
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/ptx/cluster.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"

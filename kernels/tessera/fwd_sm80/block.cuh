@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tessera/attention/mask.cuh"
+#include "tessera/attention/packed_slots.cuh"
 #include "tessera/attention/scheduler.cuh"
 #include "tessera/attention/unowned_rows.cuh"
 #include "tessera/fwd_sm80/config.hpp"

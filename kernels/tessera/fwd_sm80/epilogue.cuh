@@ -3,6 +3,7 @@
 
 #include "tessera/attention/softmax.cuh"
 #include "tessera/fwd_sm80/block.cuh"
+#include "tessera/tile/copy_tile.cuh"
 
 namespace tessera {
 

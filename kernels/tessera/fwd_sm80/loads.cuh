@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/fwd_sm80/block.cuh"
+#include "tessera/tile/copy_tile.cuh"
 
 namespace tessera {
 

@@ -17,6 +17,7 @@
 #include "tessera/fwd_sm80/scheduler.cuh"
 #include "tessera/fwd_sm80/score_stage.cuh"
 #include "tessera/ptx/barrier.cuh"
+#include "tessera/tile/copy_tile.cuh"
 #include "tessera/tile/product_shared.cuh"
 
 namespace tessera {

@@ -78,9 +78,6 @@ TESSERA_HOST_DEVICE constexpr FwdSm90Layout fwd_sm90_layout(const FwdSm90Config&
   return at;
 }
 
-// The upper half of all of fwd_sm90's matrix descriptors: 8 rows of 128 bytes lie one after another, swizzled over all 128.
-inline constexpr uint32 kDescriptorHigh = 8 * 128 / 16 | 1u << 30;
-
 struct FwdSm90Params : ProblemParams {
   TensorMap q_map, k_map, v_map, o_map;  // [batch, head, row, column], boxes of 64 columns
   RowTensor o;

@@ -2,11 +2,18 @@
 #pragma once
 
 #include "tessera/attention/mask.cuh"
+#include "tessera/attention/packed_slots.cuh"
 #include "tessera/attention/scheduler.cuh"
 #include "tessera/attention/work_order.hpp"
 #include "tessera/fwd_sm90/config.hpp"
 
 namespace tessera {
+
+// The sequence that owns a slot where work tiles are listed (live_tiles/kernel).
+TESSERA_DEVICE int find_live_sequence(const LiveTiles& tiles, int batch, int slot) {
+  const int* first = tiles.first();
+  return last_sequence_from(batch, slot, [first](int b) { return first[b]; });
+}
 
 // Of a warpgroup's 64 rows the first of this warp, and the lane. Both are recomputed where they are used: kept in registers
 // over the loops they would cost what the accumulators need.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/attention/mask.cuh"
+#include "tessera/attention/packed_slots.cuh"
 #include "tessera/attention/scheduler.cuh"
 #include "tessera/fwd_sm90_d512/config.hpp"
 #include "tessera/ptx/barrier.cuh"

@@ -10,6 +10,7 @@
 #include "tessera/attention/mask.cuh"
 #include "tessera/attention/scheduler.cuh"
 #include "tessera/standard/config.hpp"
+#include "tessera/tile/copy_tile.cuh"
 #include "tessera/tile/product_shared.cuh"
 
 namespace tessera {

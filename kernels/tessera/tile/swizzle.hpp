@@ -14,4 +14,7 @@ TESSERA_HOST_DEVICE constexpr int swizzled_bytes(int rows, int columns) {
   return chunks_of(columns) * rows * kChunkRowBytes;
 }
 
+// The upper half of all matrix descriptors of such tiles: 8 rows of 128 bytes lie one after another, swizzled over all 128.
+inline constexpr uint32 kDescriptorHigh = 8 * kChunkRowBytes / 16 | 1u << 30;
+
 }  // namespace tessera

@@ -7,7 +7,8 @@
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/score/softcap.cuh"
 #include "tessera/attention/sequence.cuh"
-#include "tessera/attention/softmax.cuh"
+#include "tessera/tile/element.cuh"
+#include "tessera/tile/numbers.cuh"
 
 namespace tessera {
 

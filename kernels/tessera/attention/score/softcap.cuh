@@ -3,7 +3,8 @@
 #pragma once
 
 #include "tessera/attention/problem.hpp"
-#include "tessera/attention/softmax.cuh"
+#include "tessera/ptx/math.cuh"
+#include "tessera/tile/numbers.cuh"
 
 namespace tessera {
 

@@ -2,9 +2,9 @@
 // that a tile starts at a multiple of 16 bytes and is as long as any other, whatever the lengths of a packed batch.
 #pragma once
 
+#include "tessera/attention/backward.hpp"
 #include "tessera/attention/mask.cuh"
-#include "tessera/attention/scheduler.cuh"
-#include "tessera/bwd_sm80/config.hpp"
+#include "tessera/attention/packed_slots.cuh"
 #include "tessera/ptx/atomic.cuh"
 
 namespace tessera {

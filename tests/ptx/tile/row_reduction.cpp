@@ -1,0 +1,31 @@
+#include <algorithm>
+
+#include "device_test.hpp"
+
+namespace tessera::testing {
+namespace {
+
+// Lane t has 3 t % 17: of the four lanes that share a row each gets their sum, or the largest.
+float of_lane(int t) { return static_cast<float>(3 * t % 17); }
+
+const DeviceTests kTests({
+    {.name = "row_sum",
+     .header = "tessera/tile/row_reduction.cuh",
+     .expected = words(32,
+                       [](int t) {
+                         const int row = t / 4 * 4;
+                         return word(of_lane(row) + of_lane(row + 1) + of_lane(row + 2) + of_lane(row + 3));
+                       }),
+     .body = "out[t] = __float_as_uint(row_sum(static_cast<float>(3 * t % 17)));"},
+    {.name = "row_max",
+     .header = "tessera/tile/row_reduction.cuh",
+     .expected = words(32,
+                       [](int t) {
+                         const int row = t / 4 * 4;
+                         return word(std::max({of_lane(row), of_lane(row + 1), of_lane(row + 2), of_lane(row + 3)}));
+                       }),
+     .body = "out[t] = __float_as_uint(row_max(static_cast<float>(3 * t % 17)));"},
+});
+
+}  // namespace
+}  // namespace tessera::testing
