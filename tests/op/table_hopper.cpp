@@ -375,6 +375,18 @@ constexpr const char* kHopperBackward[] = {
     "deterministic=1 b=2 sq=150 sk=700 hq=2 hkv=1 d=128 dv=128 used=1",
     "deterministic=1 b=1 sq=600 sk=700 hq=2 hkv=1 d=64 dv=64 wl=200 wr=100",
     "deterministic=1 data=nan_d_o sq=500 sk=500 hq=2 hkv=1 d=128 dv=128",
+    // Head sizes between those of the tiles: columns that a tensor has not, beside others.
+    "b=3 sq=260 sk=260 hq=4 hkv=2 d=96 dv=96 q=packed k=packed causal=1 sink=1 d_sink=1 d_lse=1",
+    "b=3 sq=260 sk=260 hq=2 hkv=1 d=80 dv=88 q=packed k=packed deterministic=1",
+    "b=1 sq=400 sk=520 hq=2 hkv=2 d=72 dv=96 wl=128 wr=0",
+    "dropout=0.2 mask=qk bias=hqk bias_f32=1 d_bias=1 b=2 sq=200 sk=300 hq=4 hkv=2 d=96 dv=96",
+    "data=nan_value sq=200 sk=300 hq=2 hkv=1 d=96 dv=96 causal=1",
+    "data=outlier sq=300 sk=400 hq=2 hkv=1 d=96 dv=96",
+    "b=1 sq=400 sk=520 hq=2 hkv=2 d=192 dv=128 wl=128 wr=0 sink=1 d_sink=1 d_lse=1",
+    "b=2 sq=130 sk=257 hq=4 hkv=2 d=160 dv=72",
+    "b=1 sq=200 sk=300 hq=2 hkv=1 d=136 dv=184 causal=1 order=bhsd",
+    "data=nan_d_o sq=200 sk=300 hq=2 hkv=1 d=192 dv=128 causal=1",
+    "data=nan_key sq=200 sk=300 hq=2 hkv=1 d=192 dv=192 causal=1",
 };
 
 constexpr int64_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};

@@ -58,6 +58,12 @@ tessera_plan plan_of(const tessera_problem& problem) {
   return plan;
 }
 
+std::string config_of_products(const tessera_problem& p) {
+  LaunchList list;
+  EXPECT_EQ(lower(plan_of(p), tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+  return list[1].spec().config;
+}
+
 // Each tensor at an address of its own.
 tessera_buffers buffers_of() {
   tessera_buffers b{};
@@ -108,6 +114,24 @@ TEST(CudaBwdSm90, TakesHeadSizesAbove128ByPairsOfBlocks) {
   }
 }
 
+TEST(CudaBwdSm90, PairsOfBlocksComputeNoMoreColumnsThanTheHeadsHave) {
+  const auto columns = [](int64_t head_dim, int64_t head_dim_v) {
+    tessera_problem p = problem_of(head_dim);
+    p.v = p.d_v = layout(bfloat16, {kBatch, kKeys, kHeadsKv, head_dim_v});
+    p.o = p.d_o = layout(bfloat16, {kBatch, kQueries, kHeads, head_dim_v});
+    const std::string config = config_of_products(p);
+    const auto number = [&config](const std::string& field) {
+      return std::stoi(config.substr(config.find("." + field + " = ") + field.size() + 4));
+    };
+    return std::pair(number("head_dim"), number("head_dim_v"));
+  };
+  EXPECT_EQ(columns(192, 128), std::pair(192, 128));
+  EXPECT_EQ(columns(136, 64), std::pair(192, 128));
+  EXPECT_EQ(columns(192, 192), std::pair(192, 192));
+  EXPECT_EQ(columns(128, 160), std::pair(192, 192));
+  EXPECT_EQ(columns(200, 128), std::pair(256, 256));
+}
+
 TEST(CudaBwdSm90, CutsKeysQueriesAndWorkspaceIntoTiles) {
   const tessera_plan plan = plan_of(problem_of(96));
   LaunchList list;
@@ -122,7 +146,7 @@ TEST(CudaBwdSm90, CutsKeysQueriesAndWorkspaceIntoTiles) {
   EXPECT_EQ(p.row_lse_log2, at(kWorkspace));
   EXPECT_EQ(p.row_delta, at(kWorkspace + kRows * 4));
   EXPECT_EQ(p.dq_accum, at(kWorkspace + 2 * kRows * 4));
-  EXPECT_GE(plan.shared_bytes, 2 * kRows * 4 + kRows * 128 * 4) << "dQ is gathered in tiles of the padded head size";
+  EXPECT_GE(plan.shared_bytes, 2 * kRows * 4 + kRows * 96 * 4) << "dQ is gathered in tiles of the padded head size";
   EXPECT_EQ(params_of<BwdParams>(list[0]).scale, p.scale);
   EXPECT_EQ(params_of<BwdParams>(list[2]).scale, p.scale * 0x1p-15f) << "what P was raised by";
 }
@@ -280,16 +304,11 @@ TEST(CudaBwdSm90, LeavesMisalignedDataToBwdSm80) {
   EXPECT_STREQ(list[1].name, "bwd_sm90") << "no TMA for these";
 }
 
-// The kernels for D = 64 and 128, dtype by dtype, are the same for every mask but a window.
+// The kernels for D = 64, 96 and 128, dtype by dtype, are the same for every mask but a window.
 TEST(CudaBwdSm90, MasksShareTheirKernels) {
-  const auto config_of_products = [](tessera_problem p) {
-    LaunchList list;
-    EXPECT_EQ(lower(plan_of(p), tessera_buffers{}, nullptr, list).code, TESSERA_OK);
-    return list[1].spec().config;
-  };
   const std::string causal = config_of_products(problem_of(128));
   EXPECT_EQ(config_of_products(problem_of(128, false)), causal);
-  EXPECT_EQ(config_of_products(problem_of(72)), causal);
+  EXPECT_EQ(config_of_products(problem_of(104)), causal);
   tessera_problem windowed = problem_of(128);
   windowed.window_left = 100;
   EXPECT_NE(config_of_products(windowed), causal);

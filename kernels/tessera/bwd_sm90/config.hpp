@@ -5,12 +5,13 @@
 #include "tessera/attention/backward.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/block_lists/config.hpp"
+#include "tessera/tile/swizzle.hpp"
 
 namespace tessera {
 
 struct BwdSm90Config {
   Dtype dtype;         // 16 bits
-  int head_dim;        // of Q, K, V and dO, padded to 64 or 128
+  int head_dim;        // of Q, K, V and dO, padded to 64, 96 or 128
   int block_m;         // queries a step
   int block_n;         // keys a block owns: 64 for each of the two score warpgroups
   int stages;          // tiles of Q and of dO in shared memory, with their rows of LSE and delta
@@ -38,10 +39,21 @@ struct BwdSm90RowsConfig {
 TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias, deterministic)
 
 // Warpgroups: the producer, two of 64 keys each, and one for dQ. setmaxnreg's numbers: their sum is that of the launch's 128 for
-// each. An accumulator of 64 registers for dQ would take 90.
+// each.
 inline constexpr int kBwdSm90Threads = 512;
-inline constexpr int kBwdProducerRegisters = 24, kBwdScoreRegisters = 208, kBwdDqRegisters = 72;
-static_assert(kBwdProducerRegisters + 2 * kBwdScoreRegisters + kBwdDqRegisters <= 4 * 128);
+inline constexpr int kBwdProducerRegisters = 24;
+struct BwdSm90Registers {
+  int scores, dq;
+};
+// Of 96 columns dK and dV take 32 registers less than of 128, and dQ's warpgroup gets them.
+TESSERA_HOST_DEVICE constexpr BwdSm90Registers bwd_registers(int columns) {
+  return columns == 96 ? BwdSm90Registers{192, 96} : BwdSm90Registers{208, 72};
+}
+static_assert(kBwdProducerRegisters + 2 * bwd_registers(96).scores + bwd_registers(96).dq <= 4 * 128);
+static_assert(kBwdProducerRegisters + 2 * bwd_registers(128).scores + bwd_registers(128).dq <= 4 * 128);
+
+// How many of dQ's columns are computed at once: 96 take 48 registers, 128 would take 64, and the warpgroup 90.
+TESSERA_HOST_DEVICE constexpr int bwd_dq_columns(int columns) { return columns == 96 ? 96 : 64; }
 
 // P is scaled by 2^15, so that small weights keep their bits in float16: 15 is subtracted from the LSE in log2 units, and dQ,
 // dK and dV are multiplied by 2^-15 at the end. Of float16 inputs dS would overflow: it and delta are multiplied by 2^-15
@@ -77,7 +89,7 @@ TESSERA_HOST_DEVICE constexpr int bwd_sm90_dq_stages(const BwdSm90Config& c) {
 
 TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config& c) {
   BwdSm90Layout at{};
-  const int q_bytes = c.block_m * c.head_dim * 2, k_bytes = c.block_n * c.head_dim * 2;
+  const int q_bytes = swizzled_bytes(c.block_m, c.head_dim), k_bytes = swizzled_bytes(c.block_n, c.head_dim);
   at.k = 0;
   at.v = at.k + k_bytes;
   at.q = at.v + k_bytes;

@@ -1,12 +1,12 @@
 // bwd_sm90's dQ warpgroup: in each step dQ += dS K, added in float32 to dq_accum in global memory, as other blocks do. A tile
-// of dQ is computed in parts of 64 x 64, since the score warpgroups have most of the registers.
+// of dQ is computed in parts of 64 x 64, since the score warpgroups have most of the registers; of head size 96 in one of 64 x 96.
 #pragma once
 
 #include "tessera/bwd_sm90/shared.cuh"
 
 namespace tessera {
 
-// A part of 64 x 64 of dQ: dS, 64 queries, times 64 columns of K.
+// A part of 64 queries of dQ: dS times kN * 8 columns of K.
 template <Dtype kDtype, class Gradients, class Keys, int kN>
 TESSERA_DEVICE void issue_dq_part(float (&rdQ)[1][kN][4], const TileDescriptor& d_s, const TileDescriptor& k) {
   ptx::wgmma_forget(flat(rdQ));
@@ -24,7 +24,8 @@ struct DqWarpgroup {
   using Shared = BwdSm90Shared<kCfg>;
   using Keys = typename Shared::Keys;
   using Gradients = typename Shared::Gradients;
-  static constexpr int kPartCols = 64, kPartsARow = kCfg.head_dim / kPartCols, kParts = kCfg.block_m / 64 * kPartsARow;
+  static constexpr int kPartCols = bwd_dq_columns(kCfg.head_dim), kPartsARow = kCfg.head_dim / kPartCols;
+  static constexpr int kParts = kCfg.block_m / 64 * kPartsARow;
   static constexpr int kPartBytes = 16 * kPartCols * 4;  // of a warp's 16 queries
 
   const BwdSm90Params& p;
@@ -101,7 +102,7 @@ struct DqWarpgroup {
     }
   }
 
-  // A warp's 16 x 64 are contiguous, in the order of the accumulators: attention/query_slots.cuh.
+  // A warp's 16 rows of a part are contiguous, in the order of the accumulators: attention/query_slots.cuh.
   TESSERA_DEVICE void add(float* gdQ, int part) {
     float* to = gdQ + part_offset(part);
     if constexpr (kCfg.staged_dq) {

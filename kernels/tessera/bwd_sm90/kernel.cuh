@@ -54,10 +54,10 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
       if (threadIdx.x == 32) DqThread<kCfg>{p, shared, block}.run();
     }
   } else if (warpgroup == 3) {
-    ptx::setmaxnreg_dec<kBwdDqRegisters>();
+    ptx::setmaxnreg_dec<bwd_registers(kCfg.head_dim).dq>();
     DqWarpgroup<kCfg>{p, shared, block}.run();
   } else {
-    ptx::setmaxnreg_inc<kBwdScoreRegisters>();
+    ptx::setmaxnreg_inc<bwd_registers(kCfg.head_dim).scores>();
     ScoreWarpgroup<kCfg>(p, shared, block, warpgroup - 1).run();
   }
 }

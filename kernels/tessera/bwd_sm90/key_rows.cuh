@@ -74,11 +74,11 @@ TESSERA_DEVICE void stage_accumulators(uint32 tile, int row, int first_col, cons
 
 // A warp's rows of dK or dV, from row `row` of the tile on, leave by one lane's bulk copies of 64 columns each. Those after the
 // last key are not written: TMA clips what lies outside the tensor.
-template <auto kCfg, class Keys>
+template <class Keys>
 TESSERA_DEVICE void store_key_rows(const BwdSm90Params& p, const KeyBlock& block, const TensorMap* map, uint32 tile,
                                    int row) {
 #pragma unroll
-  for (int col = 0; col < kCfg.head_dim; col += kChunkCols) {
+  for (int col = 0; col < Keys::kCols; col += kChunkCols) {
     ptx::cp_async_bulk_tensor_store_4d(map, Keys::at(tile, row, col), col, block.s.k_begin + block.key0 + row,
                                        block.head_kv, p.cu_seqlens_k ? 0 : block.batch);
   }

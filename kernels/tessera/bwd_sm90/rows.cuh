@@ -14,7 +14,7 @@ namespace tessera {
 // it), the dQ semaphores and the ticket, and the gradients of rows that belong to no sequence.
 template <BwdSm90RowsConfig kCfg>
 TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
-  constexpr int kLanes = kCfg.head_dim / 8, kRows = kBwdRowsThreads / kLanes;  // of 16 bytes; at once
+  constexpr int kLanes = lanes_of(kCfg.head_dim / 8), kRows = kBwdRowsThreads / kLanes;  // of 16 bytes; at once
   constexpr float kDelta = bwd_lowers_early(kCfg.dtype) ? kBwdLower : 1.0f;
   ptx::griddepcontrol_launch_dependents();
   Sequence s;

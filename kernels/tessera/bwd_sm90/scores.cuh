@@ -450,7 +450,7 @@ struct ScoreWarpgroup {
     ptx::fence_proxy_async();
     __syncwarp();
     if (lane() == 0) {
-      store_key_rows<kCfg, Keys>(p, block, map, to, row);
+      store_key_rows<Keys>(p, block, map, to, row);
     }
   }
 };

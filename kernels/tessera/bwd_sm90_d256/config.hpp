@@ -1,4 +1,4 @@
-// The backward kernel for Hopper at head size 256, bwd_sm90_d256: what is fixed when it is compiled and how its shared
+// The backward kernel for Hopper at head sizes up to 256, bwd_sm90_d256: what is fixed when it is compiled and how its shared
 // memory is laid out. Its params are bwd_sm90's. Plain structs and constexpr functions, the same text for host and device.
 #pragma once
 
@@ -7,18 +7,22 @@
 namespace tessera {
 
 struct BwdSm90D256Config {
-  static constexpr int head_dim = 256;  // of Q, K, V and dO
-  static constexpr int block_m = 64;    // queries a step
+  static constexpr int block_m = 64;   // queries a step
   static constexpr int block_n = 128;  // keys a cluster of two blocks owns: 64 for each of a block's two key warpgroups
   static constexpr bool varlen = false, deterministic = false;
-  static constexpr int half_dim = 128;  // columns of a half of Q or dO, and of dQ that a block makes
 
   Dtype dtype;          // 16 bits
+  int head_dim;         // of Q and K, padded to 192 or 256
+  int head_dim_v;       // of V and dO, padded to 128, 192 or 256; at most head_dim
   int half_slots;       // halves of Q and dO in block 1's shared memory; block 0, without its half of K, has two more
   int exchange_stages;  // tiles of P, over which dS is written, on their way between the blocks
   bool window;          // a key has a last query that sees it, too
+
+  // Columns of a half of Q, of dQ that a block makes, and of a half of dO.
+  TESSERA_HOST_DEVICE constexpr int half_dim() const { return head_dim / 2; }
+  TESSERA_HOST_DEVICE constexpr int half_dim_v() const { return head_dim_v / 2; }
 };
-TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, half_slots, exchange_stages, window)
+TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, head_dim, head_dim_v, half_slots, exchange_stages, window)
 
 inline constexpr int kBwdD256ClusterBlocks = 2;
 
@@ -34,11 +38,11 @@ TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_half_slots(const BwdSm90D256Conf
 // place in both blocks, which reach each other's by mapa().
 struct BwdSm90D256Layout {
   int exchange;  // [exchange_stages][block_m][block_n] 16 bits: block 0: dS; block 1: P, then dS
-  int keys;      // [block_n][head_dim]: block 0: K; block 1: V
+  int keys;      // block 0: K [block_n][head_dim]; block 1: V [block_n][head_dim_v]
   int k_half;    // block 1: [block_n][half_dim], K's second half
-  int halves;    // [half slots][block_m][half_dim]; at the end dV (block 0) or dK (block 1)
-  int stats;     // [kBwdD256StatStages][block_m] float32: block 0: LSE in log2 units; block 1: delta
-  int block;     // KeyBlock
+  int halves;  // [half slots][block_m][half_dim], of which dO's have half_dim_v; at the end dV (block 0) or dK (block 1)
+  int stats;   // [kBwdD256StatStages][block_m] float32: block 0: LSE in log2 units; block 1: delta
+  int block;   // KeyBlock
   int barriers;  // BwdSm90D256Shared has their order
   int bytes;
 };
@@ -52,9 +56,9 @@ TESSERA_HOST_DEVICE constexpr BwdSm90D256Layout bwd_sm90_d256_layout(const BwdSm
   BwdSm90D256Layout at{};
   at.exchange = 0;
   at.keys = at.exchange + c.exchange_stages * kQueries * kKeys * 2;
-  at.k_half = at.keys + kKeys * BwdSm90D256Config::head_dim * 2;
-  at.halves = at.k_half + (rank == 1 ? kKeys * BwdSm90D256Config::half_dim * 2 : 0);
-  at.stats = at.halves + bwd_sm90_d256_half_slots(c, rank) * kQueries * BwdSm90D256Config::half_dim * 2;
+  at.k_half = at.keys + swizzled_bytes(kKeys, rank == 0 ? c.head_dim : c.head_dim_v);
+  at.halves = at.k_half + (rank == 1 ? swizzled_bytes(kKeys, c.half_dim()) : 0);
+  at.stats = at.halves + bwd_sm90_d256_half_slots(c, rank) * swizzled_bytes(kQueries, c.half_dim());
   at.block = at.stats + kBwdD256StatStages * kQueries * 4;
   at.barriers = at.block + kBwdSm90BlockBytes;
   at.bytes = at.barriers + bwd_sm90_d256_barriers(c) * 8;

@@ -1,5 +1,6 @@
-// bwd_sm90_d256's warpgroup of dQ: of each step dQ += dS K, block 0 columns 0 to 127 and block 1 the others, added in
-// float32 to global memory, where other clusters add theirs. In parts of 64 x 64: the registers are the key warpgroups'.
+// bwd_sm90_d256's warpgroup of dQ: of each step dQ += dS K, block 0 the first half of the columns and block 1 the others, added in
+// float32 to global memory, where other clusters add theirs. In parts (bwd_dq_columns): the registers are the key
+// warpgroups'.
 #pragma once
 
 #include "tessera/bwd_sm90/dq.cuh"
@@ -10,7 +11,7 @@ namespace tessera {
 template <class Shared, BwdSm90D256Config kCfg>
 struct D256DqWarpgroup {
   static constexpr int kRank = Shared::kRank;
-  static constexpr int kPartCols = kChunkCols, kParts = kCfg.half_dim / kPartCols;
+  static constexpr int kPartCols = bwd_dq_columns(kCfg.half_dim()), kParts = kCfg.half_dim() / kPartCols;
   using Keys = typename Shared::Keys;
   using Exchange = typename Shared::Exchange;
 

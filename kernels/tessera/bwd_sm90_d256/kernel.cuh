@@ -1,8 +1,8 @@
-// Backward on Hopper at head size 256: a cluster of two blocks owns 128 keys and splits the products, not the keys.
+// Backward on Hopper at head sizes up to 256: a cluster of two blocks owns 128 keys and splits the products, not the keys.
 //
-//   block 0 holds K                        block 1 holds V and columns 128 to 255 of K
+//   block 0 holds K                        block 1 holds V and the second half of K's columns
 //   S^T = K Q^T, P, dV += P^T dO    P ->   dP^T = V dO^T, dS, dK += dS^T Q
-//   dQ columns 0 to 127          <- dS     dQ columns 128 to 255
+//   dQ's first columns           <- dS     dQ's second half
 //
 // So dV or dK of 64 keys x 256 is all that a warpgroup gathers, 128 registers a thread, and dQ's traffic is that of 128
 // keys a block, which one block has no shared memory for.
@@ -41,10 +41,10 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
     if (threadIdx.x == 0) producer.run();
     if (kRank == 1 && threadIdx.x == 32) producer.send_gradients();
   } else if (warpgroup == 3) {
-    ptx::setmaxnreg_dec<kBwdDqRegisters>();
+    ptx::setmaxnreg_dec<bwd_registers(kCfg.half_dim()).dq>();
     D256DqWarpgroup<Shared, kCfg>{p, shared, block}.run();
   } else {
-    ptx::setmaxnreg_inc<kBwdScoreRegisters>();
+    ptx::setmaxnreg_inc<bwd_registers(kCfg.half_dim()).scores>();
     KeyWarpgroup<Shared, kCfg>(p, shared, block, warpgroup - 1).run();
   }
   __syncwarp();
@@ -54,6 +54,7 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
 
 template <BwdSm90D256Config kCfg>
 TESSERA_DEVICE void bwd_sm90_d256(const BwdSm90Params& p) {
+  static_assert(kCfg.head_dim_v <= kCfg.head_dim, "dO's halves lie in the places of Q's");
   static_assert(kCfg.half_slots >= 5, "a step's four halves and a next one; the results leave through four");
   // The load of step j + 3's first half, item 4 (j + 3) of the ring, waits until item 4 (j + 3) - slots is released, which
   // a warp does after step j if that item is step j + 1's or later: then LSE and delta of step j have been read.

@@ -20,12 +20,17 @@ template <class BlockShared, BwdSm90D256Config kCfg>
 struct KeyWarpgroup {
   using Shared = BlockShared;
   using Keys = typename Shared::Keys;
-  using Half = typename Shared::Half;
   using Exchange = typename Shared::Exchange;
   static constexpr int kRank = Shared::kRank;
-  static constexpr int kM = kCfg.block_m / 8, kSteps = kCfg.block_m / 16, kHalfD = kCfg.half_dim / 8;
+  // A half of what the keys are multiplied by, and of what gathers into dV or dK: Q's and dO's, in block 1 dO's and Q's.
+  static constexpr int kFactorCols = kRank == 0 ? kCfg.half_dim() : kCfg.half_dim_v();
+  static constexpr int kGatheredCols = kRank == 0 ? kCfg.half_dim_v() : kCfg.half_dim();
+  using Factor = SwizzledTile<kCfg.block_m, kFactorCols>;
+  using Gathered = SwizzledTile<kCfg.block_m, kGatheredCols>;
+  using Result = SwizzledTile<kCfg.block_n, 2 * kGatheredCols>;
+  static constexpr int kM = kCfg.block_m / 8, kSteps = kCfg.block_m / 16, kHalfD = kGatheredCols / 8;
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_m, false>;
-  using GradientProduct = ptx::Wgmma<kCfg.dtype, kCfg.half_dim, true>;  // with A from registers 256 does not assemble
+  using GradientProduct = ptx::Wgmma<kCfg.dtype, kGatheredCols, true>;  // with A from registers 256 does not assemble
 
   const BwdSm90Params& p;
   const Shared& shared;
@@ -82,7 +87,7 @@ struct KeyWarpgroup {
     multiply_half<0>(keys, shared.half_descriptor(at));
     shared.wait_half(second);
     ptx::wgmma_fence();
-    multiply_half<kCfg.half_dim>(keys, shared.half_descriptor(second));
+    multiply_half<kFactorCols>(keys, shared.half_descriptor(second));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rS));
@@ -94,8 +99,9 @@ struct KeyWarpgroup {
   template <int kFirst>
   TESSERA_DEVICE void multiply_half(const TileDescriptor& keys, const TileDescriptor& half) {
 #pragma unroll
-    for (int d = 0; d < kCfg.half_dim; d += 16) {
-      ScoreProduct::ss(flat(rS), inner_major<Keys>(keys, 0, kFirst + d), inner_major<Half>(half, 0, d), kFirst + d > 0);
+    for (int d = 0; d < kFactorCols; d += 16) {
+      ScoreProduct::ss(flat(rS), inner_major<Keys>(keys, 0, kFirst + d), inner_major<Factor>(half, 0, d),
+                       kFirst + d > 0);
     }
   }
 
@@ -121,7 +127,7 @@ struct KeyWarpgroup {
   TESSERA_DEVICE void gather_half(float (&acc)[1][kHalfD][4], const TileDescriptor& half) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      GradientProduct::rs(flat(acc), rA[step], outer_major<Half>(half, step * 16), 1);
+      GradientProduct::rs(flat(acc), rA[step], outer_major<Gathered>(half, step * 16), 1);
     }
   }
 
@@ -237,13 +243,13 @@ struct KeyWarpgroup {
     const float factor = kRank == 0 ? kBwdLower : p.scale * bwd_lower_late(kCfg.dtype);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      stage_accumulators<kCfg.dtype, Keys>(to, row, half * kCfg.half_dim, rdX[half], factor);
+      stage_accumulators<kCfg.dtype, Result>(to, row, half * kGatheredCols, rdX[half], factor);
     }
     ptx::fence_proxy_async();
     __syncwarp();
     if (lane() == 0) {
       const TensorMap* map = kRank == 0 ? &p.d_v_map : &p.d_k_map;
-      store_key_rows<kCfg, Keys>(p, block, map, to, row);
+      store_key_rows<Result>(p, block, map, to, row);
       ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
     }
   }

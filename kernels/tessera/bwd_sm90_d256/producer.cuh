@@ -11,6 +11,7 @@ struct BwdSm90D256Producer {
   static constexpr int kRank = Shared::kRank;
   using Keys = typename Shared::Keys;
   using Half = typename Shared::Half;
+  using ValueHalf = typename Shared::ValueHalf;
   using HalfAt = typename Shared::HalfAt;
 
   const BwdSm90Params& p;
@@ -47,12 +48,15 @@ struct BwdSm90D256Producer {
       for (int n = 0; n < 4; ++n) {
         ptx::mbarrier_wait_parity(shared.barrier(Shared::kHalfEmpty) + at.offset, at.parity ^ 1);
         const uint32 full = shared.barrier(Shared::kHalfFull) + at.offset, to = shared.half(at);
-        ptx::mbarrier_arrive_expect_tx(full, Half::kBytes + (n == 0 ? Shared::kStatBytes : 0));
-        const TensorMap* map = (n < 2) == (kRank == 0) ? &p.q_map : &p.d_o_map;
+        const bool of_q = (n < 2) == (kRank == 0);
+        const int bytes = of_q ? Half::kBytes : ValueHalf::kBytes,
+                  col = n % 2 * (of_q ? Half::kCols : ValueHalf::kCols);
+        ptx::mbarrier_arrive_expect_tx(full, bytes + (n == 0 ? Shared::kStatBytes : 0));
+        const TensorMap* map = of_q ? &p.q_map : &p.d_o_map;
 #pragma unroll
         for (int chunk = 0; chunk < Half::kChunks; ++chunk) {
-          ptx::cp_async_bulk_tensor_4d(to + chunk * Half::kChunkBytes, map, full,
-                                       n % 2 * kCfg.half_dim + chunk * kChunkCols,
+          if (chunk >= ValueHalf::kChunks && !of_q) break;
+          ptx::cp_async_bulk_tensor_4d(to + chunk * Half::kChunkBytes, map, full, col + chunk * kChunkCols,
                                        block.s.q_begin + tile * kCfg.block_m, head, p.cu_seqlens_q ? 0 : block.batch);
         }
         if (n == 0) {
@@ -66,7 +70,7 @@ struct BwdSm90D256Producer {
       }
       if (left == block.steps) {
         if constexpr (kRank == 1) {
-          load_keys(Shared::kAt.k_half, &p.k_map, Shared::kKHalfFull, kCfg.half_dim, kCfg.half_dim / kChunkCols);
+          load_keys(Shared::kAt.k_half, &p.k_map, Shared::kKHalfFull, Half::kCols, Half::kChunks);
         }
         ptx::griddepcontrol_wait();
         load_stats(first_full, slot, 0);

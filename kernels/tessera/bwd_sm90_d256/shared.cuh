@@ -22,8 +22,9 @@ struct BwdSm90D256Shared {
   static constexpr int kRank = kBlockRank;
   static constexpr BwdSm90D256Layout kAt = bwd_sm90_d256_layout(kCfg, kRank);
   static constexpr int kHalfSlots = bwd_sm90_d256_half_slots(kCfg, kRank);
-  using Keys = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
-  using Half = SwizzledTile<kCfg.block_m, kCfg.half_dim>;
+  using Keys = SwizzledTile<kCfg.block_n, kRank == 0 ? kCfg.head_dim : kCfg.head_dim_v>;
+  using Half = SwizzledTile<kCfg.block_m, kCfg.half_dim()>;         // of Q
+  using ValueHalf = SwizzledTile<kCfg.block_m, kCfg.half_dim_v()>;  // of dO, in the same places
   using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;
   using HalfAt = RingPosition<kHalfSlots>;
   using ExchangeAt = RingPosition<kCfg.exchange_stages>;

@@ -43,10 +43,10 @@ TESSERA_DEVICE void bwd_sm90_d512(const BwdSm90Params& p) {
     ptx::setmaxnreg_dec<kBwdProducerRegisters>();
     if (threadIdx.x == 0) BwdD512Producer<kCfg>{p, shared, block}.run();
   } else if (warpgroup == 3) {
-    ptx::setmaxnreg_dec<kBwdDqRegisters>();
+    ptx::setmaxnreg_dec<bwd_registers(kCfg.half_dim).dq>();
     BwdD512DqWarpgroup<kCfg>{p, shared, block}.run();
   } else {
-    ptx::setmaxnreg_inc<kBwdScoreRegisters>();
+    ptx::setmaxnreg_inc<bwd_registers(kCfg.half_dim).scores>();
     if (warpgroup == 1) {
       BwdD512KeyWarpgroup<kCfg, kD512Values>(p, shared, block).run();
     } else {

@@ -33,13 +33,19 @@ struct BwdSm90Tile {
 constexpr BwdSm90Tile kTiles[] = {
     {64, false, 128, 128, 2, 2, true, true},  // 1.16
     {64, true, 64, 128, 2, 2, false, true},
+    {96, true, 64, 128, 2, 2, false, true},
     {128, true, 64, 128, 2, 2, false, true},  // 1.08
 };
-// By a cluster of two blocks, bwd_sm90_d256: head sizes up to 256, plain scores of dense sequences.
+// By a cluster of two blocks, bwd_sm90_d256: plain scores of dense sequences. The first row that fits is taken.
+struct PairTile {
+  int head_dim, head_dim_v;
+};
+constexpr PairTile kPairTiles[] = {{192, 128}, {192, 192}, {256, 256}};
 constexpr int kPairHalfSlots = 6, kPairExchangeStages = 2;
 // By a cluster of two blocks that share the head's columns, bwd_sm90_d512: head sizes above, likewise.
 constexpr int kColumnsHalfSlots = 8, kColumnsStages = 2;
-constexpr int kMostHeadDim = BwdSm90D512Config::head_dim, kMostPairHeadDim = BwdSm90D256Config::head_dim,
+constexpr int kMostHeadDim = BwdSm90D512Config::head_dim,
+              kMostPairHeadDim = kPairTiles[std::size(kPairTiles) - 1].head_dim,
               kMostBlockHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
 constexpr int kStoredRows = 16;      // of dK and dV, that a warp stores
@@ -95,7 +101,12 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
 }
 
 BwdSm90D256Config make_pair_config(const tessera_plan& plan) {
+  const PairTile& tile = *std::ranges::find_if(kPairTiles, [&plan](const PairTile& of) {
+    return plan.head_dim <= of.head_dim && plan.head_dim_v <= of.head_dim_v;
+  });
   return {.dtype = static_cast<Dtype>(plan.problem.q.dtype),
+          .head_dim = tile.head_dim,
+          .head_dim_v = tile.head_dim_v,
           .half_slots = kPairHalfSlots,
           .exchange_stages = kPairExchangeStages,
           .window = plan.problem.window_left >= 0};
@@ -111,9 +122,8 @@ BlockShape shape_of(const BwdSm90Plan& own) {
             kBwdD512ClusterBlocks,       own.columns_config.stages,  static_cast<int>(smem_bytes(own.columns_config))};
   }
   if (own.pair) {
-    return {BwdSm90D256Config::head_dim,     BwdSm90D256Config::block_m,
-            BwdSm90D256Config::block_n,      kBwdD256ClusterBlocks,
-            own.pair_config.exchange_stages, static_cast<int>(smem_bytes(own.pair_config))};
+    return {own.pair_config.head_dim, BwdSm90D256Config::block_m,      BwdSm90D256Config::block_n,
+            kBwdD256ClusterBlocks,    own.pair_config.exchange_stages, static_cast<int>(smem_bytes(own.pair_config))};
   }
   const BwdSm90Config& c = own.config;
   return {c.head_dim, c.block_m, c.block_n, 1, c.stages, static_cast<int>(smem_bytes(c))};
