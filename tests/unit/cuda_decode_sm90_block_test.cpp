@@ -56,12 +56,12 @@ bool try_config(const Launch& launch, const DecodeSm90Params& params) {
 }
 
 bool run_config(const Launch& launch, const DecodeSm90Params& p) {
-  return try_config<config(kBf16, 128, 12, false, false, false, true, kNone)>(launch, p) ||
-         try_config<config(kBf16, 128, 12, true, true, false, true, kNone)>(launch, p) ||
+  return try_config<config(kBf16, 128, 8, false, false, false, true, kNone)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, true, true, false, true, kNone)>(launch, p) ||
          try_config<config(kF16, 64, 8, true, true, false, false, kNone)>(launch, p) ||
          try_config<config(kBf16, 256, 8, true, true, true, true, kNone)>(launch, p) ||
          try_config<config(kBf16, 64, 8, true, true, false, true, kTree)>(launch, p) ||
-         try_config<config(kF16, 128, 12, false, false, false, true, kTree)>(launch, p) ||
+         try_config<config(kF16, 128, 8, false, false, false, true, kTree)>(launch, p) ||
          try_config<config(kF16, 64, 8, false, true, false, true, kTree)>(launch, p) ||
          try_config<config(kBf16, 64, 8, true, true, false, false, kTree)>(launch, p) ||
          try_config<config(kBf16, 64, 8, true, true, false, true, kTree | kCapped)>(launch, p) ||

@@ -99,7 +99,7 @@ void deal() {
       int tiles = 0;
       for (int n = 0; segments[n].rows > 0; ++n) {
         const Segment& segment = segments[n];
-        segments.walk_over(p, segments.walk, n + 1, n + 2);
+        segments.walk_over(p, n + 1, n + 2);
         tiles += segment.end - segment.begin;
         const std::tuple key{segment.batch, segment.head_kv, segment.row0};
         std::vector<Part>& of = parts[key];

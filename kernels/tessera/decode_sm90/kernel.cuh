@@ -152,12 +152,11 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
   for (; segments[number].rows > 0; ++number) {
     const Segment& segment = segments[number];
     const int known = number + segments.kAhead;
-    if (threadIdx.x == (kCfg.warps - 1) * 32) {
-      segments.walk_over(p, segments.walk, number == 0 ? 1 : known, known + 1);
-    }
+    if (threadIdx.x == (kCfg.warps - 1) * 32) segments.walk_over(p, number == 0 ? 1 : known, known + 1);
     ptx::cp_async_wait_group<0>();
     __syncthreads();  // Q and the next segments
-    loader.look_ahead(known);
+    const Segment& next = segments[number + 1];
+    if (next.rows > 0) loader.look_ahead(known);
 
     // 3. Every K/V tile of this warp: S = Q K^T, online softmax, O += P V.
     float rO[1][kCfg.head_dim / 8][4];
@@ -186,12 +185,12 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
     const TileParts<kCfg> parts(segment, share);
     const int slot = PartSlots::of(p, segment, share, parts, member).of_part(parts.index(segment, team));
     const bool alone = kCfg.invariant && !parts.shared();
-    const bool shared_first = !segment.whole && segment.last && !alone && segments[number + 1].rows > 0;
+    const bool shared_first = !segment.whole && segment.last && !alone && next.rows > 0;
     if (shared_first && threadIdx.x == 0) shared.parted = segment;
     merge_warps<kCfg>(shared.merge, p, segment, slot, alone, softmax, rO, warp);
-    const Segment& next = segments[number + 1];
+    if (next.rows == 0) continue;
     loader.fill(stage, known);
-    if (next.rows > 0 && (!kCfg.invariant || next.first == 0)) shared.queries.load(p, next);
+    if (!kCfg.invariant || next.first == 0) shared.queries.load(p, next);
   }
   if (kCfg.varlen && p.cu_seqlens_q) {
     clear_unowned_outputs<kCfg.dtype>(p, static_cast<int64>(blockIdx.x) * kCfg.warps + warp,

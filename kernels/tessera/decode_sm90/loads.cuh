@@ -52,7 +52,11 @@ class DecodeLoader {
     const Segment& first = segments[0];
     tile = first.begin + warp, end = first.end;
     found = tile < end;
-    if constexpr (kPageATile) page_entry = entry_of_tile(first, tile + lane_id() * kCfg.warps);
+    if constexpr (kPageATile) {
+      page_entry = entry_of_tile(first, tile + lane_id() * kCfg.warps);
+      ahead = tile + 32 * kCfg.warps < end;
+      if (ahead) load_ahead(0);
+    }
     if constexpr (kCfg.paged && !kCfg.bulk) page_entry = entry_of_lane(first);
   }
   // The first tiles of segment 0 into all stages. Not by fill(), since what a short call waits for is its code, too.

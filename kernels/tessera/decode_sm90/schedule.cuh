@@ -126,15 +126,9 @@ struct TileParts {
   // Other blocks have parts, too.
   TESSERA_DEVICE bool shared() const { return first_team != last_team; }
 
-  // How many teams have some: a share may be smaller than a part.
+  // How many teams have some: of parts that are at least a share each has a team of its own, of smaller ones no team between has none.
   TESSERA_DEVICE int teams(const Segment& segment, const Share& share) const {
-    if constexpr (!kCfg.invariant) return count;
-    int all = 0, before = -1;
-    for (int n = 0; n < count; ++n) {
-      const int team = (segment.tiles_before + n * segment.part_tiles) / share.size;
-      all += team != before, before = team;
-    }
-    return all;
+    return kCfg.invariant && segment.part_tiles >= share.size ? count : last_team - first_team + 1;
   }
 
   // Which part the segment is.
@@ -174,14 +168,12 @@ struct ShareSegments {
 
   TESSERA_DEVICE const Segment& operator[](int n) const { return ring[n & (kRing - 1)]; }
   // Segments first ... last - 1, by one thread. Past the share's end there are those without rows.
-  TESSERA_DEVICE void walk_over(const DecodeSm90Params& p, ShareWalk<kCfg> from, int first, int last) {
+  TESSERA_DEVICE void walk_over(const DecodeSm90Params& p, int first, int last) {
 #pragma unroll 1
     for (int n = first; n < last; ++n) {
-      Segment next{};
-      from.next(p, next);
-      ring[n & (kRing - 1)] = next;
+      Segment& next = ring[n & (kRing - 1)];
+      if (!walk.next(p, next)) next.rows = 0;
     }
-    walk = from;
   }
 };
 static_assert((kDecodeSegmentRing & (kDecodeSegmentRing - 1)) == 0);
@@ -200,7 +192,8 @@ TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int block, int blocks
   const auto begin = [&](int rest) {
     walk.work_tile = rest / walk.share.tiles, walk.tile = rest - walk.work_tile * walk.share.tiles;
     if constexpr (kCfg.invariant) walk.align_to_part(p);
-    sSegments.walk_over(p, walk, 0, 1);
+    sSegments.walk = walk;
+    sSegments.walk_over(p, 0, 1);
   };
   const auto set_share = [&](int total) {
     share.size = size_of(total);
