@@ -8,6 +8,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -648,9 +649,44 @@ TEST(DecodeSm90, TakesCausalFlagsAndTreesOfDraftedTokens) {
         problem.causal_seqs = layout(boolean, {4});
       }
       const Plan plan = tessera::plan(problem, gpu());
-      EXPECT_EQ(plan.kernel, queries == 4 ? TESSERA_KERNEL_DECODE_SM90 : TESSERA_KERNEL_FWD_SM80)
+      EXPECT_EQ(plan.kernel, queries == 4 ? TESSERA_KERNEL_DECODE_SM90 : TESSERA_KERNEL_FWD_SM90)
           << refusal(plan, "decode_sm90");
     }
+  }
+}
+
+// Of grouped heads fwd_sm80 packs the rows, fwd_sm90 takes a tile a head, whatever its rows: that is less than two tiles of
+// fwd_sm80's from 5 queries of 4 heads on, and 9 of 8, where there are enough to fill the GPU.
+TEST(FwdSm90, TakesFewQueriesOfGroupedHeadsWhereTheyFillTheGpu) {
+  struct Row {
+    std::int64_t sequences, queries, heads;
+    tessera_kernel kernel;
+  };
+  for (const Row& row : {Row{16, 8, 32, TESSERA_KERNEL_FWD_SM90}, Row{16, 16, 32, TESSERA_KERNEL_FWD_SM90},
+                         Row{16, 63, 32, TESSERA_KERNEL_FWD_SM90}, Row{1, 16, 32, TESSERA_KERNEL_FWD_SM80},
+                         Row{5, 8, 32, TESSERA_KERNEL_FWD_SM80}, Row{16, 4, 64, TESSERA_KERNEL_FWD_SM80},
+                         Row{16, 8, 64, TESSERA_KERNEL_FWD_SM80}, Row{16, 9, 64, TESSERA_KERNEL_FWD_SM90}}) {
+    Problem problem;
+    problem.q = problem.o = layout(bfloat16, {row.sequences, row.queries, row.heads, 128});
+    problem.k = problem.v = layout(bfloat16, {row.sequences, 8192, 8, 128});
+    const Plan plan = tessera::plan(problem, gpu());
+    EXPECT_EQ(plan.kernel, row.kernel) << row.sequences << " x " << row.queries << " x " << row.heads << ": "
+                                       << refusal(plan, "fwd_sm90");
+  }
+}
+
+// With batch_invariant the number of sequences does not decide.
+TEST(FwdSm90, TakesFewQueriesOfAnyBatchAlikeWhereItMayNotMatter) {
+  for (const std::int64_t queries : {5, 8, 20}) {
+    std::set<std::int32_t> kernels;
+    for (const std::int64_t sequences : {1, 3, 5, 16, 64}) {
+      Problem problem;
+      problem.q = problem.o = layout(bfloat16, {sequences, queries, 32, 128});
+      problem.k = problem.v = layout(bfloat16, {sequences, 8192, 8, 128});
+      problem.batch_invariant = 1;
+      kernels.insert(tessera::plan(problem, gpu()).kernel);
+    }
+    EXPECT_EQ(kernels.size(), 1u) << queries;
   }
 }
 
@@ -731,6 +767,21 @@ TEST(MixedSm90, LaunchesAKernelForFewRowsBesideThatForMany) {
   EXPECT_STREQ(launches(plan, false)[0].kernel, "fwd_sm80_persistent") << "all sequences, where rows are not aligned";
 }
 
+// 32 queries of 4 heads are 128 rows, for which fwd_sm80 reads every sequence's keys twice; 8 are one of its tiles.
+TEST(MixedSm90, TakesChunksOfFewQueries) {
+  Problem problem = step_problem();
+  for (const std::int64_t queries : {9, 32, 63}) {
+    problem.max_seqlen_q = queries;
+    const Plan plan = tessera::plan(problem, gpu());
+    EXPECT_EQ(plan.kernel, TESSERA_KERNEL_MIXED_SM90) << queries << ": " << refusal(plan, "mixed_sm90");
+    const auto all = launches(plan);
+    ASSERT_EQ(all.size(), 3u);
+    EXPECT_STREQ(all[1].kernel, "fwd_sm90");
+  }
+  problem.max_seqlen_q = 8;
+  EXPECT_EQ(tessera::plan(problem, gpu()).kernel, TESSERA_KERNEL_FWD_SM80);
+}
+
 // The prefill kernel's tile is that of the longest chunk, not of a mean that tokens bring down.
 TEST(MixedSm90, HasTheTileOfChunksAlone) {
   Problem problem = step_problem();
@@ -788,7 +839,7 @@ INSTANTIATE_TEST_SUITE_P(
                 }},
         Refusal{"FewQueries", "no sequence has more than 4 queries", [](Problem& p, Device&) { p.max_seqlen_q = 4; }},
         Refusal{"FewManyQueries", "few queries: fwd_sm80 serves all sequences sooner",
-                [](Problem& p, Device&) { p.max_seqlen_q = 20; }},
+                [](Problem& p, Device&) { p.max_seqlen_q = 8; }},
         Refusal{"OneSequence", "one sequence",
                 [](Problem& p, Device&) {
                   p.page_table = layout(int32, {1, 256}), p.seqused_k = layout(int32, {1});

@@ -273,6 +273,26 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
+// What fwd_sm80 takes for so many rows of a KV head, in tiles: this kernel's time for one of a head, which does not depend on how many rows
+// it has. Of 16 sequences of 8192 keys, 32 heads over 8, D = 128, on an H100: 8 queries 350 and 338 us, 16 queries 614 and 335.
+double fwd_sm80_tiles(int64_t rows) {
+  constexpr double kOf32Rows = 4.28, kOf64Rows = 7.55;
+  return rows <= 32 ? kOf32Rows : kOf64Rows * static_cast<double>(divide_up(rows, 64));
+}
+
+// Few queries of several heads, whose rows fwd_sm80 packs into one tile and splits by keys: whether it answers sooner. Beside
+// decode_sm90, which has the sequences of fewest queries, only the GPU knows how many are left; there this kernel must be far
+// ahead, since three launches take the place of one. With batch_invariant the batch does not decide.
+bool packing_pays(const tessera_plan& plan, const Choice& choice) {
+  constexpr double kFarAhead = 1.5;
+  const int64_t group = plan.heads_q / plan.heads_kv;
+  const double packed = fwd_sm80_tiles(plan.max_seqlen_q * group), apart = static_cast<double>(group);
+  if (plan.decode_queries > 0) return kFarAhead * apart > packed;
+  if (plan.problem.batch_invariant) return apart > packed;
+  const int64_t cores = std::max(1, plan.device.cores), waves = divide_up(choice.work_tiles, cores);
+  return static_cast<double>(waves * cores) > packed * static_cast<double>(plan.batch * plan.heads_kv);
+}
+
 // Where fwd_sm80 reads keys and values with more of the GPU, or computes fewer masked scores, unless this kernel is asked for by name.
 // With batch_invariant it is only asked what a sequence alone would answer alike.
 std::string refuse_few_rows(const tessera_plan& plan, const Choice& choice) {
@@ -282,7 +302,8 @@ std::string refuse_few_rows(const tessera_plan& plan, const Choice& choice) {
   constexpr int64_t kFewRows = 16;  // a tile of fwd_sm80 for few rows
   char text[128];
   if (!p.batch_invariant || !core::packed_q(p)) {
-    if (plan.max_seqlen_q * group <= kFewRows || (group > 1 && plan.max_seqlen_q < kConsumerRows)) {
+    if (plan.max_seqlen_q * group <= kFewRows ||
+        (group > 1 && plan.max_seqlen_q < kConsumerRows && packing_pays(plan, choice))) {
       std::snprintf(text, sizeof text,
                     "%" PRId64 " queries x %" PRId64 " heads a KV head: fwd_sm80 has tiles for so few",
                     plan.max_seqlen_q, group);
