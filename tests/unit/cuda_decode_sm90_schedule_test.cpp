@@ -78,13 +78,11 @@ void deal() {
     const Drawn drawn(random, kConfig.varlen);
     const DecodeSm90Params& p = drawn.p;
     std::vector<ShareSegments<kConfig>> dealt(static_cast<std::size_t>(drawn.blocks));
-    std::vector<Share> shares(static_cast<std::size_t>(drawn.blocks));
     std::array<int, 8> scan{};
     emulated::Warp::run([&](int lane) {
       for (int block = 0; block < drawn.blocks; ++block) {
         const auto at = static_cast<std::size_t>(block);
-        const Share share = find_share<kConfig>(p, block, drawn.blocks, lane, scan.data(), dealt[at]);
-        if (lane == 0) shares[at] = share;
+        find_share<kConfig>(p, block, drawn.blocks, lane, scan.data(), dealt[at]);
         __syncthreads();  // the next block's scan
       }
     });
@@ -94,12 +92,12 @@ void deal() {
     std::set<int> slots;                                           // of works that several blocks share
     for (int block = 0; block < drawn.blocks; ++block) {
       ShareSegments<kConfig>& segments = dealt[static_cast<std::size_t>(block)];
-      const Share share = shares[static_cast<std::size_t>(block)];
-      const int team = block / p.team, member = block % p.team.value;
+      const int team = block / p.team;
       int tiles = 0;
       for (int n = 0; segments[n].rows > 0; ++n) {
         const Segment& segment = segments[n];
         segments.walk_over(p, n + 1, n + 2);
+        segments.set_parts(p, n);
         tiles += segment.end - segment.begin;
         const std::tuple key{segment.batch, segment.head_kv, segment.row0};
         std::vector<Part>& of = parts[key];
@@ -115,24 +113,21 @@ void deal() {
         }
         if (segment.whole) continue;
         ++merged;
-        const TileParts<kConfig> work(segment, share);
-        ASSERT_EQ(work.index(segment, team), static_cast<int>(of.size()) - 1);
-        const int slot = PartSlots::of(p, segment, share, work, member).of_part(static_cast<int>(of.size()) - 1);
-        ASSERT_LT(slot, decode_slots(kConfig, drawn.blocks));
+        const TileParts& work = segment.parts;
+        ASSERT_EQ(work.index, static_cast<int>(of.size()) - 1);
+        ASSERT_LT(work.slot(work.index), decode_slots(kConfig, drawn.blocks));
         if (work.shared()) {
-          ASSERT_TRUE(slots.insert(slot).second) << "two parts in one place";
-          counters[work.first_team * p.team.value + member].insert(key);
+          ASSERT_TRUE(slots.insert(work.slot(work.index)).second) << "two parts in one place";
+          counters[work.counter].insert(key);
           teams[key].insert(team);
         }
         if (segment.last) {
           ASSERT_EQ(static_cast<int>(of.size()), work.count);
-          if (work.shared()) {
-            ASSERT_EQ(static_cast<int>(teams[key].size()), work.teams(segment, share));
-          }
+          ASSERT_EQ(work.shared() ? static_cast<int>(teams[key].size()) : 1, work.teams);
         }
       }
       if (!kConfig.invariant) {
-        ASSERT_LE(tiles, share.size);
+        ASSERT_TRUE(tiles == 0 || tiles <= segments.walk.share_tiles);
       }
     }
     for (const auto& [counter, works] : counters) ASSERT_EQ(works.size(), 1u) << "two works with one counter";

@@ -30,8 +30,8 @@ TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, head_dim, block_n, warps, stages,
 // Rows that a block's warps merge at a time: 8 heads of a KV head at once, but where shared memory has no room for it.
 TESSERA_HOST_DEVICE constexpr int decode_merge_rows(int head_dim) { return head_dim > 192 ? 4 : 8; }
 
-inline constexpr int kDecodeSegmentBytes = 80, kDecodeSegmentRing = 4;  // schedule.cuh
-inline constexpr int kDecodeSegmentsBytes = kDecodeSegmentRing * kDecodeSegmentBytes + 72;
+inline constexpr int kDecodeSegmentBytes = 104, kDecodeSegmentRing = 4;  // schedule.cuh
+inline constexpr int kDecodeSegmentsBytes = kDecodeSegmentRing * kDecodeSegmentBytes + 80;
 
 // Of a row: what DecodeFold (merge.cuh) has of four columns each.
 TESSERA_HOST_DEVICE constexpr int decode_fold_bytes(int head_dim) { return (head_dim / 4 * 24 + 15) / 16 * 16; }

@@ -110,6 +110,8 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
                 "shared memory lies where the host has it");
   extern __shared__ __align__(1024) char shared_memory[];
   auto& shared = *reinterpret_cast<DecodeShared<kCfg>*>(shared_memory);
+  // So that no address of a fragment is made for negative numbers: 180 instructions before the first product.
+  __builtin_assume(threadIdx.x < kCfg.warps * 32);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
 
   DecodeStage<kCfg>(&stages)[kCfg.stages] = shared.stages[warp];
@@ -133,10 +135,9 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
   }
   if constexpr (kCfg.varlen) ptx::griddepcontrol_wait();  // lengths
   ShareSegments<kCfg>& segments = shared.segments;
-  const Share share = find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
-                                       static_cast<int>(threadIdx.x), shared.scan, segments);
+  find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), static_cast<int>(threadIdx.x),
+                   shared.scan, segments);
   if constexpr (!kCfg.varlen) ptx::griddepcontrol_wait();
-  const int team = static_cast<int>(blockIdx.x) / p.team, member = static_cast<int>(blockIdx.x) - team * p.team.value;
 
   // 2. Q and the first tiles of K and V of the share's first segment: global -> shared.
   DecodeLoader<kCfg> loader(p, segments, stages, full, warp);
@@ -153,10 +154,7 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
     const Segment& segment = segments[number];
     const int known = number + segments.kAhead;
     if (threadIdx.x == (kCfg.warps - 1) * 32) segments.walk_over(p, number == 0 ? 1 : known, known + 1);
-    ptx::cp_async_wait_group<0>();
-    __syncthreads();  // Q and the next segments
-    const Segment& next = segments[number + 1];
-    if (next.rows > 0) loader.look_ahead(known);
+    if (threadIdx.x == 0) segments.set_parts(p, number);
 
     // 3. Every K/V tile of this warp: S = Q K^T, online softmax, O += P V.
     float rO[1][kCfg.head_dim / 8][4];
@@ -165,6 +163,10 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
     const int tiles_end = segment.end, keys = segment.s.sk;
     const KeyRange all_see =
         visible_keys<kCfg.score>(p, segment.s, segment.row0 / p.group, (segment.row0 + segment.rows - 1) / p.group).all;
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();  // Q, the segment's parts and the next segments
+    const Segment& next = segments[number + 1];
+    if (next.rows > 0) loader.look_ahead(known);
 #pragma unroll 1
     for (int tile = segment.begin + warp; tile < tiles_end; tile += kCfg.warps) {
       const int key0 = tile * kCfg.block_n;
@@ -182,12 +184,10 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
       if (++stage == kCfg.stages) stage = 0, parity ^= 1;
     }
     // 4. The warps' sums -> O and LSE, or this block's part of them.
-    const TileParts<kCfg> parts(segment, share);
-    const int slot = PartSlots::of(p, segment, share, parts, member).of_part(parts.index(segment, team));
-    const bool alone = kCfg.invariant && !parts.shared();
+    const bool alone = kCfg.invariant && !segment.whole && !segment.parts.shared();
     const bool shared_first = !segment.whole && segment.last && !alone && next.rows > 0;
     if (shared_first && threadIdx.x == 0) shared.parted = segment;
-    merge_warps<kCfg>(shared.merge, p, segment, slot, alone, softmax, rO, warp);
+    merge_warps<kCfg>(shared.merge, p, segment, alone, softmax, rO, warp);
     if (next.rows == 0) continue;
     loader.fill(stage, known);
     if (!kCfg.invariant || next.first == 0) shared.queries.load(p, next);
@@ -202,15 +202,15 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
   // counters at once, so that their latency is paid once.
   const Segment& last = segments[number - 1];
   const bool pending = shared.parted.rows > 0;
-  const bool parted = !last.whole && TileParts<kCfg>(last, share).shared();
+  const bool parted = !last.whole && last.parts.shared();
   if (!pending && !parted) return;
   int* const merges = &shared.scan[kCfg.warps];
-  if (threadIdx.x == 0) merges[0] = pending && arrive<kCfg>(p, shared.parted, share, member);
-  if (threadIdx.x == 32) merges[1] = parted && arrive<kCfg>(p, last, share, member);
+  if (threadIdx.x == 0) merges[0] = pending && arrive(p, shared.parted.parts);
+  if (threadIdx.x == 32) merges[1] = parted && arrive(p, last.parts);
   __syncthreads();
 #pragma unroll 1
   for (int n = 0; n < 2; ++n) {
-    if (merges[n]) merge_parts<kCfg>(p, n == 0 ? shared.parted : last, share, member);
+    if (merges[n]) merge_parts<kCfg>(p, n == 0 ? shared.parted : last);
   }
 }
 

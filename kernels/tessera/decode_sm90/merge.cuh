@@ -131,12 +131,12 @@ TESSERA_DEVICE void fold_part(DecodeFold<kCfg.head_dim>& folded, const DecodeSm9
   stats = all.stats(), o = make_float4(all.o[0], all.o[1], all.o[2], all.o[3]);
 }
 
-// What the block's warps have of a segment -> o and LSE, or its part of them in its slot, or (`alone`: the block has the work tile's
+// What the block's warps have of a segment -> o and LSE, or its part of them in its place, or (`alone`: the block has the work tile's
 // other parts, too) added to these. By all threads.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90Params& p, const Segment& segment,
-                                int slot, bool alone, OnlineSoftmax<1>& softmax,
-                                const float (&rO)[1][kCfg.head_dim / 8][4], int warp) {
+                                bool alone, OnlineSoftmax<1>& softmax, const float (&rO)[1][kCfg.head_dim / 8][4],
+                                int warp) {
   softmax.finish();
   if (lane_col() == 0) {
 #pragma unroll
@@ -172,7 +172,7 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
       if constexpr (kCfg.invariant) {
         if (alone) return fold_part<kCfg>(shared.folds[local], p, segment, local, col, all);
       }
-      const int64 at = static_cast<int64>(slot) * p.part_rows + local;
+      const int64 at = static_cast<int64>(segment.parts.slot(segment.parts.index)) * p.part_rows + local;
       *reinterpret_cast<float4*>(p.partial_o + at * kCfg.head_dim + col) =
           make_float4(all.o[0], all.o[1], all.o[2], all.o[3]);
       if (col == 0) reinterpret_cast<float2*>(p.partial_stat)[at] = all.stats();
@@ -183,10 +183,9 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
 
 // The parts of a work tile -> o and LSE. By all threads of a block that sees what all blocks have written.
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segment, const Share& share, int member) {
+TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segment) {
   constexpr int kAhead = 16;  // parts that are under way at once
-  const TileParts<kCfg> all_parts(segment, share);
-  const PartSlots slots = PartSlots::of(p, segment, share, all_parts, member);
+  const TileParts all_parts = segment.parts;
   for_columns<kCfg>(segment.rows, [&](int row, int col) {
     DecodePart<4> all;
 #pragma unroll 1
@@ -198,7 +197,7 @@ TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segmen
         stats[n] = make_float2(-infinity(), 0.0f);
         float4 part = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (first + n <= all_parts.count) {
-          const int64 at = static_cast<int64>(slots.of_part(first + n - 1)) * p.part_rows + row;
+          const int64 at = static_cast<int64>(all_parts.slot(first + n - 1)) * p.part_rows + row;
           stats[n] = __ldcg(reinterpret_cast<const float2*>(p.partial_stat) + at);
           part = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * kCfg.head_dim + col));
         }
@@ -227,10 +226,8 @@ TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segmen
 
 // Whether this block is the last of those that have a part of a segment's work tile. By one thread, after a barrier of the
 // block. Of the work tiles that begin in a team's share one at most ends in another's.
-template <DecodeSm90Config kCfg>
-TESSERA_DEVICE bool arrive(const DecodeSm90Params& p, const Segment& segment, const Share& share, int member) {
-  const TileParts<kCfg> parts(segment, share);
-  return arrive_as_last(p.arrivals + parts.first_team * p.team.value + member, parts.teams(segment, share));
+TESSERA_DEVICE bool arrive(const DecodeSm90Params& p, const TileParts& parts) {
+  return arrive_as_last(p.arrivals + parts.counter, parts.teams);
 }
 
 }  // namespace tessera

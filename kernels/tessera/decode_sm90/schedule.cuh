@@ -51,6 +51,18 @@ TESSERA_DEVICE int invariant_part_tiles(const DecodeSm90Params& p, int tiles) {
   return max((tiles + p.most_parts.value - 1) / p.most_parts, p.min_tiles);
 }
 
+// The parts of a work tile, and where they are kept: part n > 0 `step` slots after part n - 1. A block has at most two that it shares with
+// others, of the work tiles that its share begins and ends with. Invariant: all of a shared work tile's are where its first team keeps
+// them; those of one that is a block's alone need no place.
+struct TileParts {
+  int count, teams;  // parts, and teams that have some
+  int index;         // which of them the block's segment is
+  int counter;       // of arrivals: that of the block with the first part
+  int first_slot, second_slot, step;
+  TESSERA_DEVICE bool shared() const { return teams > 1; }
+  TESSERA_DEVICE int slot(int n) const { return n == 0 ? first_slot : second_slot + (n - 1) * step; }
+};
+
 // A part of a work tile, all of it in one team's share: K/V tiles begin ... end - 1.
 struct Segment {
   int batch, head_kv, row0, rows;  // rows row0 ... row0 + rows - 1 of the sequence
@@ -60,6 +72,7 @@ struct Segment {
   int first;                // of those, the part's first
   int part_tiles;           // invariant: of every part but the last
   bool whole, last;         // the part is the whole work tile; no other comes after it
+  TileParts parts;          // unless it is whole; once the block is at it (ShareSegments::set_parts)
 };
 
 static_assert(sizeof(Segment) == kDecodeSegmentBytes);
@@ -67,7 +80,8 @@ static_assert(sizeof(Segment) == kDecodeSegmentBytes);
 // A walk over a share's segments.
 template <DecodeSm90Config kCfg>
 struct ShareWalk {
-  int member;                  // which head of a group
+  int team, member;            // of the block: which share, which head of a group
+  int share_tiles;             // of every share but the last: team i has i share_tiles ... (i + 1) share_tiles - 1
   int batch, work_tile, tile;  // the work tile: of the sequence; the K/V tile: of the work tile
   int at, end;                 // K/V tiles of all work tiles
   SequenceShare share;
@@ -104,59 +118,6 @@ struct ShareWalk {
   }
 };
 
-struct Share {
-  int size;  // of a team, in K/V tiles of all work tiles: team i has i size ... (i + 1) size - 1
-};
-
-// The parts of a segment's work tile.
-template <DecodeSm90Config kCfg>
-struct TileParts {
-  int first_team, last_team;  // that have some
-  int count;
-
-  TESSERA_DEVICE TileParts(const Segment& segment, const Share& share) : first_team(segment.tiles_before / share.size) {
-    if constexpr (kCfg.invariant) {
-      count = (segment.tiles + segment.part_tiles - 1) / segment.part_tiles;
-      last_team = (segment.tiles_before + (count - 1) * segment.part_tiles) / share.size;
-    } else {
-      last_team = (segment.tiles_before + segment.tiles - 1) / share.size;
-      count = last_team - first_team + 1;
-    }
-  }
-  // Other blocks have parts, too.
-  TESSERA_DEVICE bool shared() const { return first_team != last_team; }
-
-  // How many teams have some: of parts that are at least a share each has a team of its own, of smaller ones no team between has none.
-  TESSERA_DEVICE int teams(const Segment& segment, const Share& share) const {
-    return kCfg.invariant && segment.part_tiles >= share.size ? count : last_team - first_team + 1;
-  }
-
-  // Which part the segment is.
-  TESSERA_DEVICE int index(const Segment& segment, int team) const {
-    return kCfg.invariant ? segment.first / segment.part_tiles : team - first_team;
-  }
-};
-
-// Where the parts of a segment's work tile are kept: part n > 0 `step` slots after part n - 1. A block has at most two that it shares
-// with others, of the work tiles that its share begins and ends with. Invariant: all of a shared work tile's are where its first team keeps
-// them; those of one that is a block's alone need no place.
-struct PartSlots {
-  int first, second, step;
-
-  template <DecodeSm90Config kCfg>
-  TESSERA_DEVICE static PartSlots of(const DecodeSm90Params& p, const Segment& segment, const Share& share,
-                                     const TileParts<kCfg>& parts, int member) {
-    const int block = parts.first_team * p.team.value + member;
-    if constexpr (kCfg.invariant) {
-      const int first = block * kDecodeMostParts;
-      return {first, first + 1, 1};
-    }
-    const bool begins_share = parts.first_team * share.size == segment.tiles_before;
-    return {2 * block + !begins_share, 2 * (block + p.team.value), 2 * p.team.value};
-  }
-  TESSERA_DEVICE int of_part(int n) const { return n == 0 ? first : second + (n - 1) * step; }
-};
-
 // A block's segments, in shared memory: one thread walks ahead of the others, so that no other has a walk in its registers, nor its
 // code in the way. Segment n is at n % kRing from the schedule's start or segment n - kAhead on.
 template <DecodeSm90Config kCfg>
@@ -175,19 +136,39 @@ struct ShareSegments {
       if (!walk.next(p, next)) next.rows = 0;
     }
   }
+  // Of segment n, by one thread: five divisions that all would wait for where parts are written, counted and merged.
+  TESSERA_DEVICE void set_parts(const DecodeSm90Params& p, int n) {
+    Segment& segment = ring[n & (kRing - 1)];
+    if (segment.whole) return;
+    const int share_tiles = walk.share_tiles, first_team = segment.tiles_before / share_tiles;
+    TileParts& parts = segment.parts;
+    parts.counter = first_team * p.team.value + walk.member;
+    if constexpr (kCfg.invariant) {
+      parts.count = (segment.tiles + segment.part_tiles - 1) / segment.part_tiles;
+      parts.index = segment.first / segment.part_tiles;
+      const int last_team = (segment.tiles_before + (parts.count - 1) * segment.part_tiles) / share_tiles;
+      // Of parts that are at least a share each has a team of its own, of smaller ones no team between has none.
+      parts.teams = segment.part_tiles >= share_tiles ? parts.count : last_team - first_team + 1;
+      parts.first_slot = parts.counter * kDecodeMostParts, parts.second_slot = parts.first_slot + 1, parts.step = 1;
+    } else {
+      parts.count = parts.teams = (segment.tiles_before + segment.tiles - 1) / share_tiles - first_team + 1;
+      parts.index = walk.team - first_team;
+      const bool begins_share = first_team * share_tiles == segment.tiles_before;
+      parts.first_slot = 2 * parts.counter + !begins_share;
+      parts.second_slot = 2 * (parts.counter + p.team.value), parts.step = 2 * p.team.value;
+    }
+  }
 };
 static_assert((kDecodeSegmentRing & (kDecodeSegmentRing - 1)) == 0);
 static_assert(sizeof(ShareSegments<DecodeSm90Config{}>) == kDecodeSegmentsBytes);
 
 // Which share is block `block`'s, by all of its threads: its first segment is there for all of them. sScan: [warps].
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int block, int blocks, int thread, int* sScan,
-                                ShareSegments<kCfg>& sSegments) {
-  const int teams = blocks / p.team, team = block / p.team;
-  const auto size_of = [&](int total) { return max((total + teams - 1) / teams, p.min_tiles); };
-  Share share;
+TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int blocks, int thread, int* sScan,
+                               ShareSegments<kCfg>& sSegments) {
+  const int teams = blocks / p.team;
   ShareWalk<kCfg> walk;
-  walk.member = block - team * p.team.value;
+  walk.team = block / p.team, walk.member = block - walk.team * p.team.value;
   // From tile `rest` of sequence walk.batch on.
   const auto begin = [&](int rest) {
     walk.work_tile = rest / walk.share.tiles, walk.tile = rest - walk.work_tile * walk.share.tiles;
@@ -196,8 +177,8 @@ TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int block, int blocks
     sSegments.walk_over(p, 0, 1);
   };
   const auto set_share = [&](int total) {
-    share.size = size_of(total);
-    walk.at = team * share.size, walk.end = min(walk.at + share.size, total);
+    walk.share_tiles = max((total + teams - 1) / teams, p.min_tiles);
+    walk.at = walk.team * walk.share_tiles, walk.end = min(walk.at + walk.share_tiles, total);
   };
   if constexpr (!kCfg.varlen) {  // all sequences are alike
     walk.share = sequence_share<kCfg>(p, 0);
@@ -237,7 +218,6 @@ TESSERA_DEVICE Share find_share(const DecodeSm90Params& p, int block, int blocks
     }
   }
   __syncthreads();
-  return share;
 }
 
 }  // namespace tessera

@@ -41,6 +41,7 @@ inline EmulatedDim emulated_block_index, emulated_grid;
 inline void __syncthreads() { tessera::emulated::Block::current()->sync_threads(); }
 inline void __syncwarp() { tessera::emulated::Block::current()->sync_warp(); }
 inline void __threadfence() {}
+inline void __builtin_assume(bool) {}
 inline int atomicAdd(int* to, int x) {
   const int before = *to;
   *to += x;
