@@ -103,6 +103,7 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   p.most_queries = a->sq;
   p.part_rows = min(kDecodeRows, a->sq * (a->heads_q / a->heads_kv));
   p.team = Divisor(a->team), p.head_groups = a->heads_kv / a->team;
+  p.teams = Divisor(a->blocks / a->team), p.page = Divisor(a->page_size ? a->page_size : 1);
   p.arrivals = static_cast<unsigned long long*>(a->workspace);
   p.partial_stat = reinterpret_cast<float*>(static_cast<char*>(a->workspace) + (a->blocks * 8 + 255) / 256 * 256);
   p.partial_o = p.partial_stat + (decode_slots(kCfg, a->blocks) * p.part_rows * 2 + 3) / 4 * 4;

@@ -59,7 +59,7 @@ struct Drawn {
     }
     p.min_tiles = draw(1, 8), p.most_parts = Divisor(draw(1, kDecodeMostParts));
     p.most_queries = 5;
-    blocks = draw(team, 60);
+    blocks = draw(team, 60), p.teams = Divisor(blocks / team);
   }
 };
 
@@ -82,7 +82,7 @@ void deal() {
     emulated::Warp::run([&](int lane) {
       for (int block = 0; block < drawn.blocks; ++block) {
         const auto at = static_cast<std::size_t>(block);
-        find_share<kConfig>(p, block, drawn.blocks, lane, scan.data(), dealt[at]);
+        find_share<kConfig>(p, block, lane, scan.data(), dealt[at]);
         __syncthreads();  // the next block's scan
       }
     });

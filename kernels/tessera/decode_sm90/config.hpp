@@ -80,6 +80,8 @@ struct DecodeSm90Params : ProblemParams {
   Divisor most_parts;            // invariant: of a work tile, kDecodeMostParts at most
   Divisor team;                  // blocks that read the same keys' heads side by side: a divisor of heads_kv
   int head_groups;               // heads_kv / team
+  Divisor teams;                 // of the launch
+  Divisor page;                  // page_size; 1 without pages
   int part_rows;                 // rows of a work tile at most
   float* partial_o;              // [slots][part_rows][head_dim]: schedule.cuh
   float* partial_stat;           // [slots][part_rows][2]: stale max in log2 units, and sum

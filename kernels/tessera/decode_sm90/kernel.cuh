@@ -135,8 +135,7 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
   }
   if constexpr (kCfg.varlen) ptx::griddepcontrol_wait();  // lengths
   ShareSegments<kCfg>& segments = shared.segments;
-  find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), static_cast<int>(threadIdx.x),
-                   shared.scan, segments);
+  find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x), shared.scan, segments);
   if constexpr (!kCfg.varlen) ptx::griddepcontrol_wait();
 
   // 2. Q and the first tiles of K and V of the share's first segment: global -> shared.

@@ -149,7 +149,7 @@ class DecodeLoader {
 
   // A sequence without keys may have no entry, and none at all may come after its place in a CSR page table.
   TESSERA_DEVICE int entry_of_key(const Segment& segment, int key) const {
-    return key >= 0 ? pages_of(p, segment.s, segment.batch)[p.page_table_col * (key / p.page_size)] : 0;
+    return key >= 0 ? pages_of(p, segment.s, segment.batch)[p.page_table_col * (key / p.page)] : 0;
   }
   TESSERA_DEVICE int entry_of_tile(const Segment& segment, int of) const {
     return entry_of_key(segment, of < segment.end ? min(of * kCfg.block_n, segment.s.sk - 1) : -1);
@@ -175,7 +175,7 @@ class DecodeLoader {
   TESSERA_DEVICE int64 place(const RowTensor& tensor, const Segment& segment, int first) const {
     const int key = max(min(first + lane_id() % kCfg.block_n, segment.s.sk - 1), 0);
     if constexpr (kCfg.paged) {
-      return (tensor.batch * clamp(page_entry, 0, p.pages - 1) + tensor.row * (key % p.page_size) +
+      return (tensor.batch * clamp(page_entry, 0, p.pages - 1) + tensor.row * (key % p.page) +
               tensor.head * segment.head_kv) *
              kBytes;
     } else {
@@ -236,7 +236,7 @@ class DecodeLoader {
   TESSERA_DEVICE void load_bulk(Tile& to, const TensorMap& map, const Segment& segment, uint32 barrier, int first) {
     int row, batch;
     if constexpr (kCfg.paged) {
-      row = first % p.page_size;
+      row = first % p.page;
       batch = clamp(__shfl_sync(0xffffffff, page_entry, tile_number % 32), 0, p.pages - 1);
     } else {
       row = segment.s.k_begin + first, batch = p.cu_seqlens_k ? 0 : segment.batch;

@@ -164,20 +164,22 @@ static_assert(sizeof(ShareSegments<DecodeSm90Config{}>) == kDecodeSegmentsBytes)
 
 // Which share is block `block`'s, by all of its threads: its first segment is there for all of them. sScan: [warps].
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int blocks, int thread, int* sScan,
+TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread, int* sScan,
                                ShareSegments<kCfg>& sSegments) {
-  const int teams = blocks / p.team;
   ShareWalk<kCfg> walk;
   walk.team = block / p.team, walk.member = block - walk.team * p.team.value;
   // From tile `rest` of sequence walk.batch on.
   const auto begin = [&](int rest) {
-    walk.work_tile = rest / walk.share.tiles, walk.tile = rest - walk.work_tile * walk.share.tiles;
+    walk.work_tile = 0, walk.tile = rest;
+    if (rest >= walk.share.tiles) {  // a division, which a sequence alone does without
+      walk.work_tile = rest / walk.share.tiles, walk.tile = rest - walk.work_tile * walk.share.tiles;
+    }
     if constexpr (kCfg.invariant) walk.align_to_part(p);
     sSegments.walk = walk;
     sSegments.walk_over(p, 0, 1);
   };
   const auto set_share = [&](int total) {
-    walk.share_tiles = max((total + teams - 1) / teams, p.min_tiles);
+    walk.share_tiles = max((total + p.teams.value - 1) / p.teams, p.min_tiles);
     walk.at = walk.team * walk.share_tiles, walk.end = min(walk.at + walk.share_tiles, total);
   };
   if constexpr (!kCfg.varlen) {  // all sequences are alike

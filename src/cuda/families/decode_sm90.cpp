@@ -245,6 +245,8 @@ tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& 
   p.lse = stat_tensor(problem.lse, buffers.lse);
   p.min_tiles = own.min_tiles, p.most_parts = Divisor(own.most_parts);
   p.team = Divisor(own.team), p.head_groups = static_cast<int>(plan.heads_kv) / own.team;
+  p.teams = Divisor(static_cast<int>(own.grid.x) / own.team);
+  p.page = Divisor(own.config.paged ? static_cast<int>(core::sizes(problem).page_size) : 1);
   p.part_rows = own.part_rows;
   p.masks = position_masks(problem, buffers);
   const DecodeWorkspace at = workspace_of(own);
