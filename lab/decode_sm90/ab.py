@@ -10,10 +10,12 @@ import torch
 import harness
 
 HEADS = [(32, 8), (64, 8), (32, 32)]
-# heads, sequences, keys, keys of a page (0: dense)
-CELLS = [(h, 1, sk, page) for sk in (1024, 8192) for page in (0, 16, 1) for h in HEADS if h[1] == 8 or page == 0]
-CELLS += [((32, 8), b, sk, page) for b, sk in ((1, 2048), (16, 4096), (64, 2048), (64, 8192), (64, 1024)) for page in (0, 16, 1)]
-CELLS += [((32, 32), 1, 2048, 0), ((32, 32), 64, 2048, 0)]
+# heads, sequences, keys, keys of a page (0: dense), head size
+CELLS = [(h, 1, sk, page, 128) for sk in (1024, 8192, 2048, 4096) for page in (0, 16) for h in HEADS if h[1] == 8 or page == 0]
+CELLS += [((32, 8), b, sk, page, 128) for b, sk in ((64, 2048), (16, 4096), (64, 8192), (64, 1024)) for page in (0, 16)]
+CELLS += [((32, 8), 64, 8192, page, 64) for page in (0, 16)]
+CELLS += [((32, 8), 1, sk, page, 128) for sk in (1024, 8192) for page in (1, 544)] + [((32, 8), 64, 2048, 1, 128)]
+CELLS += [((32, 8), 1, 65536, 0, 128), ((64, 8), 64, 2048, 0, 128), ((32, 32), 64, 2048, 0, 128)]
 
 
 def main():
@@ -23,23 +25,24 @@ def main():
     for folder in folders:
         for name in sorted(n[:-3] for n in os.listdir(folder) if n.endswith(".so")):
             v = harness.Variant(folder, name)
-            v.name = f"{os.path.basename(folder)}:{name.removesuffix('_pdl').removeprefix('d128_')}"
+            v.name = f"{os.path.basename(folder)}:{name.removesuffix('_pdl').removeprefix('d128_').removeprefix('d64_')}"
             variants.append(v)
     other = torch.zeros(4096, device=harness.DEV)
-    for (hq, hkv), batch, sk, page in CELLS:
+    for (hq, hkv), batch, sk, page, d in CELLS:
         if harness.time.time() - harness.START > float(os.environ.get("SECONDS_LEFT", 60)):
             print("out of time", flush=True)
             break
-        t = harness.tensors(batch, 1, sk, hq, hkv, 128, 5, page=page)
+        t = harness.tensors(batch, 1, sk, hq, hkv, d, 5, page=page)
         if not page:
             t.pop("seqused", None)
         o, lse = harness.reference(t, 0, -1) if batch * sk * hq <= 2**22 else (None, None)
-        calls = {}
-        for v in variants:
-            if v.d != 128 or bool(v.paged) != bool(page) or (page == 1 and v.tma):
+        calls = {} if page else {"cudnn": harness.sdpa(t, harness.SDPBackend.CUDNN_ATTENTION)}
+        for v, least in [(v, n) for v in variants for n in ((8, 16) if v.invariant else (4, 8) if sk == 1024 else (4,))]:
+            if v.d != d or bool(v.paged) != bool(page) or (page == 1 and v.tma):
                 continue
             try:
-                call = v.bind(t)
+                call = v.bind(t, min_tiles=least)
+                t["o"].fill_(float("nan"))
                 call()
             except RuntimeError as failure:
                 print(failure, flush=True)
@@ -49,8 +52,8 @@ def main():
             if not error < 4e-3:
                 print(f"WRONG {v.name} {hq}/{hkv} {batch}x{sk} page {page}: {error:.2e}", flush=True)
                 continue
-            calls[v.name] = call
-        size = 4 * batch * sk * hkv * 128
+            calls[v.name + ("" if least == 4 else f"@{least}")] = call
+        size = 4 * batch * sk * hkv * d
         rows = harness.contest(calls, size, 3, 0.006)
         after = {}
         if batch * sk <= 8192 and hkv == 8:
@@ -62,9 +65,9 @@ def main():
             after = harness.contest({"alone": lambda: other.add_(1), **{n: (lambda call=call: both(call)) for n, call in calls.items()}}, size, 3, 0.006)
             alone = after.pop("alone")
             after = {n: x - alone for n, x in after.items()}
-        file.write(json.dumps(dict(cell=[hq, hkv, batch, sk, page], us=rows, after=after)) + "\n")
+        file.write(json.dumps(dict(cell=[hq, hkv, batch, sk, page, d], us=rows, after=after)) + "\n")
         file.flush()
-        print(f"{hq}/{hkv} {batch}x{sk} p{page}: " + "  ".join(f"{n} {x:.1f}" + (f" (+{after[n]:.1f})" if n in after else "") for n, x in rows.items()), flush=True)
+        print(f"{hq}/{hkv} {batch}x{sk} p{page} D{d}: " + "  ".join(f"{n} {x:.1f}" + (f" (+{after[n]:.1f})" if n in after else "") for n, x in rows.items()), flush=True)
         del t, calls
         torch.cuda.empty_cache()
 

@@ -10,12 +10,15 @@
 using namespace tessera;
 
 constexpr DecodeSm90Config kCfg CONFIG;
+#ifndef BOUND_BLOCKS
+#define BOUND_BLOCKS MIN_BLOCKS
+#endif
 constexpr int kBytes = decode_sm90_layout(kCfg).bytes;
 #ifdef TRACE
 constexpr int kTraced = 1056;
 __device__ long long lab_trace[kTraced][4];  // globaltimer at start and end, clocks, multiprocessor
 #endif
-extern "C" __global__ void __launch_bounds__(kCfg.warps * 32, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(kCfg.warps * 32, BOUND_BLOCKS)
     decode_main(const __grid_constant__ DecodeSm90Params p) {
 #ifdef TRACE
   const auto now = [] {
