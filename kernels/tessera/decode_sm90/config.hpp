@@ -28,7 +28,7 @@ struct DecodeSm90Config {
 TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, head_dim, block_n, warps, stages, paged, varlen, invariant, bulk, score)
 
 // Rows that a block's warps merge at a time: 8 heads of a KV head at once, but where shared memory has no room for it.
-TESSERA_HOST_DEVICE constexpr int decode_merge_rows(int head_dim) { return head_dim > 192 ? 4 : 8; }
+TESSERA_HOST_DEVICE constexpr int decode_merge_rows(int head_dim) { return head_dim > 128 ? 4 : 8; }
 
 inline constexpr int kDecodeSegmentBytes = 104, kDecodeSegmentRing = 4;  // schedule.cuh
 inline constexpr int kDecodeSegmentsBytes = kDecodeSegmentRing * kDecodeSegmentBytes + 80;

@@ -131,6 +131,38 @@ TESSERA_DEVICE void fold_part(DecodeFold<kCfg.head_dim>& folded, const DecodeSm9
   stats = all.stats(), o = make_float4(all.o[0], all.o[1], all.o[2], all.o[3]);
 }
 
+// Four columns of a row of the buffers, which a thread merges; none: row >= kRows.
+template <DecodeSm90Config kCfg>
+struct MergeItem {
+  static constexpr int kGroups = kCfg.head_dim / 4;
+  static_assert(DecodeMergeBuffers<kCfg>::kRows * kGroups <= kCfg.warps * 32, "a thread has one");
+  int row = static_cast<int>(threadIdx.x) / kGroups, col = static_cast<int>(threadIdx.x) % kGroups * 4;
+};
+
+// What the buffers of the first `count` warps hold of an item, after `all`; local: the row among the segment's. A loop, since of a short
+// share few warps have something.
+template <DecodeSm90Config kCfg>
+TESSERA_DEVICE void merge_buffers(DecodePart<4>& all, const DecodeMergeBuffers<kCfg>& shared,
+                                  const MergeItem<kCfg>& item, int local, int count) {
+  constexpr int kAtOnce = 4;
+  static_assert(kCfg.warps % kAtOnce == 0);
+#pragma unroll 1
+  for (int first = 0; first < count; first += kAtOnce) {
+    float2 stats[kAtOnce + 1];
+    float parts[kAtOnce + 1][4];
+    stats[0] = all.stats();
+#pragma unroll
+    for (int c = 0; c < 4; ++c) parts[0][c] = all.o[c];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      stats[n + 1] = shared.stats[first + n][local];
+      const float4 part = *reinterpret_cast<const float4*>(&shared.partials[first + n][item.row][item.col]);
+      parts[n + 1][0] = part.x, parts[n + 1][1] = part.y, parts[n + 1][2] = part.z, parts[n + 1][3] = part.w;
+    }
+    all = DecodePart<4>(stats, parts);
+  }
+}
+
 // What the block's warps have of a segment -> o and LSE, or its part of them in its place, or (`alone`: the block has the work tile's
 // other parts, too) added to these. By all threads.
 template <DecodeSm90Config kCfg>
@@ -144,7 +176,8 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
       shared.stats[warp][half * 8 + lane_row()] = make_float2(softmax.max_log2[0][half], softmax.sum[0][half]);
     }
   }
-  // A loop, since the code of a short call comes from memory, too.
+  const MergeItem<kCfg> item;
+  const int with_tiles = min(segment.end - segment.begin, kCfg.warps);
 #pragma unroll 1
   for (int first = 0; first < segment.rows; first += shared.kRows) {
     const int row = lane_row() + (first < 8 ? 0 : 8) - first;
@@ -157,68 +190,75 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
       }
     }
     __syncthreads();
-    for_columns<kCfg>(min(segment.rows - first, shared.kRows), [&](int pass_row, int col) {
-      const int local = first + pass_row;
-      float2 stats[kCfg.warps];
-      float parts[kCfg.warps][4];
-#pragma unroll
-      for (int w = 0; w < kCfg.warps; ++w) {
-        stats[w] = shared.stats[w][local];
-        const float4 part = *reinterpret_cast<const float4*>(&shared.partials[w][pass_row][col]);
-        parts[w][0] = part.x, parts[w][1] = part.y, parts[w][2] = part.z, parts[w][3] = part.w;
+    const int local = first + item.row;
+    if (item.row < shared.kRows && local < segment.rows) {
+      DecodePart<4> all;
+      merge_buffers<kCfg>(all, shared, item, local, with_tiles);
+      if (segment.whole) {
+        store_row<kCfg>(p, segment, local, item.col, all);
+      } else if (kCfg.invariant && alone) {
+        fold_part<kCfg>(shared.folds[local], p, segment, local, item.col, all);
+      } else {
+        const int64 at = static_cast<int64>(segment.parts.slot(segment.parts.index)) * p.part_rows + local;
+        *reinterpret_cast<float4*>(p.partial_o + at * kCfg.head_dim + item.col) =
+            make_float4(all.o[0], all.o[1], all.o[2], all.o[3]);
+        if (item.col == 0) reinterpret_cast<float2*>(p.partial_stat)[at] = all.stats();
       }
-      const DecodePart<4> all(stats, parts);
-      if (segment.whole) return store_row<kCfg>(p, segment, local, col, all);
-      if constexpr (kCfg.invariant) {
-        if (alone) return fold_part<kCfg>(shared.folds[local], p, segment, local, col, all);
-      }
-      const int64 at = static_cast<int64>(segment.parts.slot(segment.parts.index)) * p.part_rows + local;
-      *reinterpret_cast<float4*>(p.partial_o + at * kCfg.head_dim + col) =
-          make_float4(all.o[0], all.o[1], all.o[2], all.o[3]);
-      if (col == 0) reinterpret_cast<float2*>(p.partial_stat)[at] = all.stats();
-    });
+    }
     __syncthreads();  // the buffers are read
   }
 }
 
-// The parts of a work tile -> o and LSE. By all threads of a block that sees what all blocks have written.
-template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segment) {
-  constexpr int kAhead = 16;  // parts that are under way at once
-  const TileParts all_parts = segment.parts;
-  for_columns<kCfg>(segment.rows, [&](int row, int col) {
-    DecodePart<4> all;
+// Parts of a work tile, kAhead of them under way at once, after `all`.
+template <DecodeSm90Config kCfg, int kAhead>
+TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, const TileParts& tile_parts, int row,
+                              int col) {
 #pragma unroll 1
-    for (int first = 0; first < all_parts.count; first += kAhead) {
-      float2 stats[kAhead + 1];
-      float parts[kAhead + 1][4];
+  for (int first = 0; first < tile_parts.count; first += kAhead) {
+    float2 stats[kAhead + 1];
+    float parts[kAhead + 1][4];
+#pragma unroll
+    for (int n = 1; n <= kAhead; ++n) {
+      stats[n] = make_float2(-infinity(), 0.0f);
+      float4 part = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (first + n <= tile_parts.count) {
+        const int64 at = static_cast<int64>(tile_parts.slot(first + n - 1)) * p.part_rows + row;
+        stats[n] = __ldcg(reinterpret_cast<const float2*>(p.partial_stat) + at);
+        part = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * kCfg.head_dim + col));
+      }
+      parts[n][0] = part.x, parts[n][1] = part.y, parts[n][2] = part.z, parts[n][3] = part.w;
+    }
+    if constexpr (kCfg.invariant) {
 #pragma unroll
       for (int n = 1; n <= kAhead; ++n) {
-        stats[n] = make_float2(-infinity(), 0.0f);
-        float4 part = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (first + n <= all_parts.count) {
-          const int64 at = static_cast<int64>(all_parts.slot(first + n - 1)) * p.part_rows + row;
-          stats[n] = __ldcg(reinterpret_cast<const float2*>(p.partial_stat) + at);
-          part = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * kCfg.head_dim + col));
-        }
-        parts[n][0] = part.x, parts[n][1] = part.y, parts[n][2] = part.z, parts[n][3] = part.w;
+        if (first + n > tile_parts.count) continue;
+        DecodePart<4> part;
+        part.max_log2 = stats[n].x, part.sum = stats[n].y;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) part.o[c] = parts[n][c];
+        all = fold(all, part);
       }
-      if constexpr (kCfg.invariant) {
+    } else {
+      stats[0] = all.stats();
 #pragma unroll
-        for (int n = 1; n <= kAhead; ++n) {
-          if (first + n > all_parts.count) continue;
-          DecodePart<4> part;
-          part.max_log2 = stats[n].x, part.sum = stats[n].y;
-#pragma unroll
-          for (int c = 0; c < 4; ++c) part.o[c] = parts[n][c];
-          all = fold(all, part);
-        }
-      } else {
-        stats[0] = all.stats();
-#pragma unroll
-        for (int c = 0; c < 4; ++c) parts[0][c] = all.o[c];
-        all = DecodePart<4>(stats, parts);
-      }
+      for (int c = 0; c < 4; ++c) parts[0][c] = all.o[c];
+      all = DecodePart<4>(stats, parts);
+    }
+  }
+}
+
+// The parts of a work tile -> o and LSE. By all threads of a block that sees what all blocks have written. Few parts go through less
+// code: 32 heads of a sequence alone have four, 8 heads sixteen.
+template <DecodeSm90Config kCfg>
+TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segment) {
+  constexpr int kFew = 4, kMany = 16;
+  const TileParts parts = segment.parts;
+  for_columns<kCfg>(segment.rows, [&](int row, int col) {
+    DecodePart<4> all;
+    if (parts.count <= kFew) {
+      add_parts<kCfg, kFew>(all, p, parts, row, col);
+    } else {
+      add_parts<kCfg, kMany>(all, p, parts, row, col);
     }
     store_row<kCfg>(p, segment, row, col, all);
   });
