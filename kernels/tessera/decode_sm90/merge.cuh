@@ -65,13 +65,15 @@ TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment,
         seen ? (part.max_log2 + ptx::lg2_approx_ftz(part.sum)) * kLn2 : -infinity();
   }
   const float factor = seen ? scale * ptx::rcp_approx_ftz(part.sum) : 0.0f;
+  // + 0: a zero's sign would tell how many parts that are not there were added (add_parts).
+  const auto value = [&](int c) { return seen ? fmaf(part.o[c], factor, 0.0f) : 0.0f; };
   const int64 at = p.o.batch * segment.batch + p.o.row * row + p.o.head * head + col;
   if (p.o_aligned && col + kCols <= p.head_dim_v) {
     auto* const words = reinterpret_cast<uint32*>(static_cast<char*>(p.o.data) + at * dtype_bytes(kCfg.dtype));
     uint32 pairs[kCols / 2];
 #pragma unroll
     for (int c = 0; c < kCols; c += 2) {
-      pairs[c / 2] = seen ? pack_pair<kCfg.dtype>(part.o[c] * factor, part.o[c + 1] * factor) : 0;
+      pairs[c / 2] = pack_pair<kCfg.dtype>(value(c), value(c + 1));
     }
     if constexpr (kCols == 4) {
       *reinterpret_cast<uint2*>(words) = make_uint2(pairs[0], pairs[1]);
@@ -82,7 +84,7 @@ TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment,
   }
 #pragma unroll
   for (int c = 0; c < kCols; ++c) {
-    if (col + c < p.head_dim_v) store_element<kCfg.dtype>(p.o.data, at + c, seen ? part.o[c] * factor : 0.0f);
+    if (col + c < p.head_dim_v) store_element<kCfg.dtype>(p.o.data, at + c, value(c));
   }
 }
 
@@ -209,7 +211,8 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
   }
 }
 
-// Parts of a work tile, kAhead of them under way at once, after `all`.
+// Parts of a work tile, kAhead of them under way at once, after `all`. Those that there are not, whose sum is 0, change nothing: so no
+// branch keeps one addition's weights from being made beside another's.
 template <DecodeSm90Config kCfg, int kAhead>
 TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, const TileParts& tile_parts, int row,
                               int col) {
@@ -231,7 +234,6 @@ TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, con
     if constexpr (kCfg.invariant) {
 #pragma unroll
       for (int n = 1; n <= kAhead; ++n) {
-        if (first + n > tile_parts.count) continue;
         DecodePart<4> part;
         part.max_log2 = stats[n].x, part.sum = stats[n].y;
 #pragma unroll
