@@ -162,6 +162,14 @@ struct ShareSegments {
 static_assert((kDecodeSegmentRing & (kDecodeSegmentRing - 1)) == 0);
 static_assert(sizeof(ShareSegments<DecodeSm90Config{}>) == kDecodeSegmentsBytes);
 
+// rest / by, and what remains in rest. A division is 25 instructions, one after another; a sequence alone does without.
+TESSERA_DEVICE int divide_out(int& rest, int by) {
+  if (rest < by) return 0;
+  const int times = rest / by;
+  rest -= times * by;
+  return times;
+}
+
 // Which share is block `block`'s, by all of its threads: its first segment is there for all of them. sScan: [warps].
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread, int* sScan,
@@ -170,10 +178,7 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
   walk.team = block / p.team, walk.member = block - walk.team * p.team.value;
   // From tile `rest` of sequence walk.batch on.
   const auto begin = [&](int rest) {
-    walk.work_tile = 0, walk.tile = rest;
-    if (rest >= walk.share.tiles) {  // a division, which a sequence alone does without
-      walk.work_tile = rest / walk.share.tiles, walk.tile = rest - walk.work_tile * walk.share.tiles;
-    }
+    walk.work_tile = divide_out(rest, walk.share.tiles), walk.tile = rest;
     if constexpr (kCfg.invariant) walk.align_to_part(p);
     sSegments.walk = walk;
     sSegments.walk_over(p, 0, 1);
@@ -188,8 +193,9 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
     set_share(each * p.batch);
     if (thread == 0) {
       if (walk.at < walk.end) {
-        walk.batch = walk.at / each;
-        begin(walk.at - walk.batch * each);
+        int rest = walk.at;
+        walk.batch = divide_out(rest, each);
+        begin(rest);
       } else {
         sSegments.ring[0].rows = 0;
       }
