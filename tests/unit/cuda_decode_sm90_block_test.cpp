@@ -155,6 +155,14 @@ TEST_P(DecodeSm90Block, AgreesWithTheOracle) {
   for (int launch = 0; launch < 2; ++launch) ASSERT_TRUE(run_config(list[0], params)) << list[0].spec().config;
 
   copies.take_back(call.o), copies.take_back(call.lse);
+  if (problem.batch_invariant) {  // the same bits where one team has all parts, none of them in the workspace
+    const auto o = call.o.bytes(), lse = call.lse.bytes();
+    Launch by_one_team = list[0];
+    by_one_team.grid.x = static_cast<unsigned>(params.team.value), params.teams = Divisor(1);
+    ASSERT_TRUE(run_config(by_one_team, params));
+    copies.take_back(call.o), copies.take_back(call.lse);
+    EXPECT_TRUE(call.o.bytes() == o && call.lse.bytes() == lse) << "bits depend on who has the parts";
+  }
   const testing::PlainResult plain = testing::plain_attention(in, testing::Precision::kSame);
   const auto compare = [&](const char* name, const testing::Tensor& got, const testing::Tensor& exact,
                            const testing::PlainTensor& same) {
@@ -180,6 +188,7 @@ INSTANTIATE_TEST_SUITE_P(
         "cores=5",
         "dtype=f16 b=4 sq=3 sk=400 hq=4 hkv=4 d=64 dv=64 k=paged page=7 csr=1 causal=1 cores=7",
         "dtype=bf16 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=256 k=paged page=64 causal=1 invariant=1 cores=4",
+        "dtype=bf16 b=3 sq=8 sk=3000 hq=2 hkv=1 d=256 dv=256 k=paged page=64 invariant=1 cores=9",
         // Trees: words of bits, of which the last or the first tile has a part; more queries than keys.
         "dtype=bf16 b=3 sq=4 sk=700 hq=8 hkv=2 d=64 dv=64 k=paged page=16 tree=1 cores=7",
         "dtype=f16 b=2 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 cores=5",
