@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(kBwdSm90Threads, 1) bwd_main(const 
 }
 #endif
 constexpr BwdSm90RowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.block_m, false, false, kCfg.deterministic};
-extern "C" __global__ void __launch_bounds__(kBwdRowsThreads) bwd_before(const __grid_constant__ BwdParams p) {
+extern "C" __global__ void __launch_bounds__(kBwdRowsThreads) bwd_before(const __grid_constant__ BwdSm90Params p) {
   bwd_sm90_before<kRows>(p);
 }
 extern "C" __global__ void __launch_bounds__(kBwdRowsThreads) bwd_after(const __grid_constant__ BwdParams p) {
@@ -132,7 +132,7 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   if (prepared) return prepared;
   const int query_tiles = p.q_slots * a->heads_q;
   if (a->parts & 1) {
-    if (const int e = launch<BwdParams>(bwd_before, p, query_tiles, kBwdRowsThreads, 0, false, stream)) return e;
+    if (const int e = launch<BwdSm90Params>(bwd_before, p, query_tiles, kBwdRowsThreads, 0, false, stream)) return e;
   }
   if (a->parts & 2) {
     if (const int e = launch<BwdSm90Params>(bwd_main, p, p.heads * p.key_tiles * kClusterBlocks, kBwdSm90Threads,

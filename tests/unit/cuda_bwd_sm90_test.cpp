@@ -99,6 +99,29 @@ TEST(CudaBwdSm90, LaunchesThreeKernels) {
   }
 }
 
+// With a block mask also the lists, and a block more that orders the tiles of keys, in memory of its own.
+TEST(CudaBwdSm90, OrdersAMasksTilesOfKeys) {
+  tessera_problem problem = problem_of(128);
+  problem.mask_block_q = problem.mask_block_k = 64;
+  problem.block_mask = layout(boolean, {1, kHeads, (kQueries + 63) / 64, (kKeys + 63) / 64});
+  const tessera_plan plan = plan_of(problem);
+  alignas(1024) static char workspace[1];
+  LaunchList list;
+  ASSERT_EQ(lower(plan, tessera_buffers{}, workspace, list).code, TESSERA_OK);
+  ASSERT_EQ(list.size(), 4);
+  EXPECT_STREQ(list[0].name, "block_lists");
+  EXPECT_STREQ(list[1].name, "bwd_sm90_before");
+  EXPECT_STREQ(list[2].name, "bwd_sm90");
+  EXPECT_EQ(list[1].grid.x, list[3].grid.x + 1);
+  const auto before = params_of<BwdSm90Params>(list[1]), products = params_of<BwdSm90Params>(list[2]);
+  EXPECT_EQ(before.order, products.order);
+  EXPECT_EQ(before.lists.counts, products.lists.counts);
+  const int lists = kHeads * products.key_tiles;
+  EXPECT_EQ(products.lists.entries, products.lists.counts + lists);
+  EXPECT_EQ(products.order, products.lists.entries + lists * products.lists.most);
+  EXPECT_EQ(reinterpret_cast<char*>(products.order + list[2].grid.x) - workspace, plan.shared_bytes);
+}
+
 TEST(CudaBwdSm90, TakesHeadSizesAbove128ByPairsOfBlocks) {
   for (const int64_t head_dim : {136, 192, 256}) {
     const tessera_plan plan = plan_of(problem_of(head_dim));

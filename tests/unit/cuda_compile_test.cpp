@@ -223,7 +223,8 @@ TEST_P(CudaCompileBlockMask, OverlapsItsProducts) {
       if (options) p.dropout_p = 0.1, p.alibi_slopes = layout(float32, {kHeads});
       p.mask_block_q = 64, p.mask_block_k = keys;
       p.block_mask = layout(boolean, {1, kHeads, kRows / 64, kRows / keys});
-      for (const int launch : {0, backward ? 2 : 1}) {  // the lists, the products
+      for (int launch = 0; launch < (backward ? 4 : 2);
+           ++launch) {  // the lists, the products and what goes before and after
         Binary binary;
         std::string log, config;
         ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, launch, binary, log, config));

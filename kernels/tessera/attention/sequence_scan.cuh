@@ -6,14 +6,14 @@
 namespace tessera {
 
 // The sum of `mine` over the threads before this one, by all threads of the block; total: over all of them. sums: in shared
-// memory, one of each warp.
-template <int kWarps>
-TESSERA_DEVICE int sum_before(int thread, int mine, int* sums, int& total) {
+// memory, one of each warp. Integer: int or int64.
+template <int kWarps, class Integer>
+TESSERA_DEVICE Integer sum_before(int thread, Integer mine, Integer* sums, Integer& total) {
   const int lane = thread % 32, warp = thread / 32;
-  int before = mine;
+  Integer before = mine;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(0xffffffff, before, step);
+    const Integer other = __shfl_up_sync(0xffffffff, before, step);
     if (lane >= step) before += other;
   }
   if (lane == 31) sums[warp] = before;
@@ -21,7 +21,7 @@ TESSERA_DEVICE int sum_before(int thread, int mine, int* sums, int& total) {
   total = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    const int sum = sums[w];
+    const Integer sum = sums[w];
     if (w < warp) before += sum;
     total += sum;
   }

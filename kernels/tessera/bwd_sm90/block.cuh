@@ -20,7 +20,7 @@ struct KeyBlock {
 
   // The producer's: the step that it loads next. In memory, where they take no registers of dQ's warpgroup.
   int load_head, load_tile, load_offset, load_parity;
-  int load_entry;  // with a block mask: of the list of load_head, whose load_tile-th it is
+  int load_entry;  // with a block mask: of the list of load_head, whose load_tile-th from the end it is
 };
 static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 
@@ -39,16 +39,24 @@ TESSERA_DEVICE int next_tile(const KeyBlock& b, int tile) {
   return tile + 1 == b.first_tile + b.tiles ? b.first_tile : tile + 1;
 }
 
-// kCfg: of either kernel, with block_m, block_n, varlen and deterministic.
-template <auto kCfg>
-TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
-  KeyBlock b;
+// A (sequence, KV head) pair and one of its tiles of keys, packed a slot.
+struct KeyTilePlace {
+  int head, slot;
+};
+TESSERA_DEVICE KeyTilePlace key_tile_place(const BwdSm90Params& p, int index) {
   const int section_blocks = p.section_heads * p.key_tiles;
   const int section = index / section_blocks, first = section * p.section_heads;
   index -= section * section_blocks;
   const int width = min(p.heads - first, static_cast<int>(p.section_heads));
-  int slot = width == p.section_heads ? index / p.section_heads : index / width;
-  const int head = first + index - slot * width;
+  const int slot = width == p.section_heads ? index / p.section_heads : index / width;
+  return {first + index - slot * width, slot};
+}
+
+// kCfg: of either kernel, with block_m, block_n, varlen and deterministic.
+template <auto kCfg>
+TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
+  KeyBlock b;
+  auto [head, slot] = key_tile_place(p, index);
   if (kCfg.deterministic && last_keys_first(p)) slot = p.key_tiles - 1 - slot;
   b.batch = head / p.heads_kv, b.head_kv = head % p.heads_kv;
   int64 key0 = static_cast<int64>(slot) * kCfg.block_n;
@@ -73,15 +81,27 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
   return b;
 }
 
-// With a block mask: the lists of the block's keys, one of each query head.
+// With a block mask: the lists of a tile of keys, one of each query head of the group, and how many entries they have.
 TESSERA_DEVICE int list_of(const BwdSm90Params& p, const KeyBlock& b, int block_n, int head) {
   return p.lists.at(b.batch, head, b.key0 / block_n);
 }
-// To the next list that has an entry, from b.load_tile of b.load_head on; there is one.
+TESSERA_DEVICE int steps_of(const BwdSm90Params& p, KeyTilePlace at) {
+  const int batch = at.head / p.heads_kv, head = at.head % p.heads_kv * p.group;
+  int steps = 0;
+  for (int n = 0; n < p.group; ++n) steps += p.lists.counts[p.lists.at(batch, head + n, at.slot)];
+  return steps;
+}
+// To the next list that has an entry, from b.load_tile of b.load_head on; there is one. Lists are read from their ends: under a causal
+// mask long ones have the same end and different starts, so that blocks that start together meet the same queries at the same time,
+// which the L2 cache then has.
 TESSERA_DEVICE void find_entry(const BwdSm90Params& p, KeyBlock& b, int block_n) {
-  while (b.load_tile == p.lists.counts[list_of(p, b, block_n, b.load_head)]) ++b.load_head, b.load_tile = 0;
-  const int64 list = list_of(p, b, block_n, b.load_head);
-  b.load_entry = p.lists.entries[list * p.lists.most + b.load_tile];
+  int64 list = list_of(p, b, block_n, b.load_head);
+  int count = p.lists.counts[list];
+  while (b.load_tile == count) {
+    ++b.load_head, b.load_tile = 0;
+    list = list_of(p, b, block_n, b.load_head), count = p.lists.counts[list];
+  }
+  b.load_entry = p.lists.entries[list * p.lists.most + count - 1 - b.load_tile];
 }
 // The block's steps are those lists.
 TESSERA_DEVICE void use_lists(const BwdSm90Params& p, KeyBlock& b, int block_n) {

@@ -35,8 +35,9 @@ struct BwdSm90RowsConfig {
   bool d_sink;
   bool d_bias;         // as the products'
   bool deterministic;  // as the products': the first block stores dQ, so that only tiles that none adds to are cleared
+  bool block_mask;     // as the products': a block more, which makes their order (order.cuh)
 };
-TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias, deterministic)
+TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias, deterministic, block_mask)
 
 // Warpgroups: the producer, two of 64 keys each, and one for dQ. setmaxnreg's numbers: their sum is that of the launch's 128 for
 // each.
@@ -113,6 +114,7 @@ struct BwdSm90Params : BwdParams {
   Divisor section_heads;       // heads whose tiles stand together, the longest first
   int heads;                   // (sequence, KV head) pairs; packed: KV heads
   BlockLists lists;            // with a block mask, transposed
+  int* order;                  // with a block mask: [heads x key_tiles], the tile of keys that each block takes
   int rotation;  // deterministic: a key block begins with this many query tiles later than the one before it, or 0
 };
 

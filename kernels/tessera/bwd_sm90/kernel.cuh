@@ -41,6 +41,10 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
       ptx::griddepcontrol_wait();        // the kernel before this one cleared the ticket
       index = atomicAdd(p.ticket, 1);
     }
+    if constexpr (kCfg.block_mask) {
+      ptx::griddepcontrol_wait();  // the kernel before this one made the order
+      index = p.order[index];
+    }
     block = key_block<kCfg>(p, index);
     if constexpr (kCfg.block_mask) use_lists(p, block, kCfg.block_n);
   }

@@ -1,11 +1,12 @@
 // bwd_sm90's preprocess and postprocess, once for each query, memory-bound: as bwd_sm80/rows.cuh, with P scaled
 // (kBwdRaise_log2), and by programmatic dependent launch, so that each kernel may begin before the last one has ended.
 //
-// Grid: one block for each tile of block_m queries and query head, 128 threads; after, also one for each head's dSink.
+// Grid: one block for each tile of block_m queries and query head, 128 threads; before, with a block mask, also the first, which makes the
+// order of the products; after, also one for each head's dSink.
 #pragma once
 
 #include "tessera/bwd_sm80/rows.cuh"
-#include "tessera/bwd_sm90/config.hpp"
+#include "tessera/bwd_sm90/order.cuh"
 #include "tessera/ptx/griddepcontrol.cuh"
 
 namespace tessera {
@@ -13,10 +14,16 @@ namespace tessera {
 // delta = rowsum(dO o O) - dLSE, the LSE in log2 units, lowered; and 0 for dQ's accumulator (deterministic: where no block adds to
 // it), the dQ semaphores and the ticket, and the gradients of rows that belong to no sequence.
 template <BwdSm90RowsConfig kCfg>
-TESSERA_DEVICE void bwd_sm90_before(const BwdParams& p) {
+TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
   constexpr int kLanes = lanes_of(kCfg.head_dim / 8), kRows = kBwdRowsThreads / kLanes;  // of 16 bytes; at once
   constexpr float kDelta = bwd_lowers_early(kCfg.dtype) ? kBwdLower : 1.0f;
   ptx::griddepcontrol_launch_dependents();
+  if constexpr (kCfg.block_mask) {
+    if (blockIdx.x == 0) {
+      order_key_tiles<kBwdRowsThreads>(p);
+      return;
+    }
+  }
   Sequence s;
   const QueryTile t = query_tile_of<kCfg.block_m>(p, static_cast<int>(gridDim.x - 1 - blockIdx.x), s);
   if (threadIdx.x == 0 && p.dq_semaphore) {

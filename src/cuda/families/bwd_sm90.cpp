@@ -278,7 +278,8 @@ BwdSm90Plan planned(const tessera_plan& plan) {
               .block_m = shape.block_m,
               .d_sink = core::present(plan.problem.d_sink),
               .d_bias = core::present(plan.problem.d_bias),
-              .deterministic = plan.problem.deterministic != 0};
+              .deterministic = plan.problem.deterministic != 0,
+              .block_mask = own.config.block_mask};
   own.columns_rows.dtype = own.rows.dtype, own.columns_rows.block_m = shape.block_m;
   own.columns_rows.head_dim = own.columns_rows.head_dim_v = shape.head_dim;
   own.columns_rows.aligned = true, own.columns_rows.d_sink = own.rows.d_sink;
@@ -289,8 +290,8 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   own.section_heads = Divisor(static_cast<int>(section_heads(plan, shape)));
   own.heads = static_cast<int>(tiles.heads);
   own.rotation = static_cast<int>(rotation(plan, tiles));
-  own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q);
-  own.after.x = own.before.x + static_cast<uint32_t>(own.rows.d_sink ? plan.heads_q : 0);
+  own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + own.rows.block_mask);
+  own.after.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.d_sink ? plan.heads_q : 0));
   own.products.x = static_cast<uint32_t>(tiles.blocks() * shape.cluster);
   if (core::present(plan.problem.block_mask)) {
     own.lists = block_lists_of(plan.problem, tiles.key_tiles, tiles.q_tiles);
@@ -299,6 +300,9 @@ BwdSm90Plan planned(const tessera_plan& plan) {
       backward_workspace(tiles.q_slots * plan.heads_q, shape.block_m, shape.head_dim, plan.problem.deterministic != 0);
   return own;
 }
+
+// BwdSm90Params::order, after the lists.
+int64_t order_bytes(const BwdSm90Plan& own) { return int64_t{own.products.x} * int64_t{sizeof(int)}; }
 
 void configure(tessera_plan& plan) {
   const BwdSm90Plan own = planned(plan);
@@ -309,7 +313,7 @@ void configure(tessera_plan& plan) {
   plan.tiles_per_item = plan.num_splits = 1;
   plan.num_items = own.products.x;
   plan.shared_bytes = std::max(own.workspace.bytes, own.stand_in.workspace.bytes);
-  if (own.config.block_mask) plan.shared_bytes += block_lists_bytes(plan.problem, own.lists);
+  if (own.config.block_mask) plan.shared_bytes += block_lists_bytes(plan.problem, own.lists) + order_bytes(own);
   keep_config(plan, own);
 }
 
@@ -364,6 +368,9 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     void* memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;
     p.lists = list_blocks(plan, {own.config.block_n, kScoreWarpgroups, own.config.block_m, true}, own.lists, buffers,
                           memory, launches);
+    if (memory) {
+      p.order = reinterpret_cast<int*>(static_cast<char*>(memory) + block_lists_bytes(plan.problem, own.lists));
+    }
   }
   launch_bwd_sm90_before(own.rows, p, own.before, launches);
   if (own.pair) {
