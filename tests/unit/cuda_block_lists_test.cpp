@@ -125,19 +125,19 @@ TEST(DeviceBlockLists, AreBackwardsSteps) {
     lists.head = drawn.p.heads > 1 ? lists.tiles : 0;
     lists.batch = drawn.p.batches > 1 ? drawn.p.heads * lists.tiles : 0;
     const int count = drawn.p.batches * drawn.p.heads * lists.tiles;
-    std::vector<int> counts(count), entries(static_cast<size_t>(count) * lists.most);
+    std::vector<int> words(static_cast<size_t>(count) * lists.stride());
+    lists.words = words.data();
     for (int list = 0; list < count; ++list) {
       const int tile = list % lists.tiles, head = list / lists.tiles % drawn.p.heads,
                 batch = list / lists.tiles / drawn.p.heads;
-      for (int block = 0; block < lists.most; ++block) {
+      for (int block = lists.most - 1; block >= 0; --block) {
         int entry = 0;
         const Sequence s = load_sequence<false>(p, batch);
         if (list_entry<kConfig>(drawn.p, s, drawn.mask_of(batch, head), tile, block, entry)) {
-          entries[static_cast<size_t>(list) * lists.most + counts[list]++] = entry;
+          lists.entries(list)[(*lists.count(list))++] = entry;
         }
       }
     }
-    lists.counts = counts.data(), lists.entries = entries.data();
 
     std::set<std::tuple<int, int, int, int>> met;  // batch, query head, keys' tile, queries' tile
     for (int index = 0; index < p.heads * p.key_tiles; ++index) {

@@ -16,7 +16,7 @@ constexpr int kThreads = 128;
 
 struct Problem {
   BwdSm90Params p{};
-  std::vector<int> counts, order;
+  std::vector<int> counts, words, order;
 
   // Heads of the mask: 1, or one each.
   Problem(int batch, int heads_kv, int group, int tiles, bool mask_heads) {
@@ -30,7 +30,9 @@ struct Problem {
     order.assign(static_cast<size_t>(p.heads) * tiles, -1);
   }
   void make() {
-    p.lists.counts = counts.data(), p.order = order.data();
+    words.assign(counts.size() * static_cast<size_t>(p.lists.stride()), -1);
+    p.lists.words = words.data(), p.order = order.data();
+    for (int list = 0; list < std::ssize(counts); ++list) *p.lists.count(list) = counts[static_cast<size_t>(list)];
     emulated::Block::run(kThreads, [this] { order_key_tiles<kThreads>(p); });
   }
   int steps(int index) const { return steps_of(p, key_tile_place(p, index)); }

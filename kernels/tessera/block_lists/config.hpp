@@ -11,13 +11,17 @@ inline constexpr int kListHiddenBits = 4;  // the entry's lowest: bit g: from gr
 TESSERA_HOST_DEVICE constexpr int list_block(int entry) { return entry >> kListHiddenBits; }
 TESSERA_HOST_DEVICE constexpr bool list_hides(int entry, int group) { return (entry >> group & 1) != 0; }
 
-// Where the lists lie, of the mask's [batch|1, heads|1] and each tile of rows: `most` entries each, of which `counts` are there.
+// The lists, of the mask's [batch|1, heads|1] and each tile of rows: how many entries there are, and the entries, at most `most`. Whoever
+// reads the first of them has read the count's 32 bytes. In ascending order, transposed in descending order: under a causal mask the long
+// lists of queries end alike and begin at their keys, so that blocks that start together meet the same queries, which L2 then has.
 struct BlockLists {
-  const int* entries;
-  const int* counts;
+  int* words;
   int tiles, most;
   int batch, head;  // from one batch entry's, one head's, to the next: in tiles of rows; 0: the same
   TESSERA_HOST_DEVICE int at(int b, int h, int tile) const { return b * batch + h * head + tile; }
+  TESSERA_HOST_DEVICE int stride() const { return (1 + most + 7) / 8 * 8; }
+  TESSERA_HOST_DEVICE int* count(int list) const { return words + static_cast<int64>(list) * stride(); }
+  TESSERA_HOST_DEVICE int* entries(int list) const { return count(list) + 1; }
 };
 
 struct BlockListsConfig {

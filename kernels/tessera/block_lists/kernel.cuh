@@ -1,5 +1,5 @@
 // A block mask (block-sparse attention of arXiv 2205.14135, section 3.3) to the list of blocks that each tile of rows sees, by mask and by
-// position, in ascending order: a warp a list, 32 blocks at a time. Dense sequences of one length.
+// position: a warp a list, 32 blocks at a time. Dense sequences of one length.
 //
 // Grid: a warp for each of batches x heads x tiles. Block: kBlockListsWarps warps.
 #pragma once
@@ -18,16 +18,17 @@ TESSERA_DEVICE void block_lists(const BlockListsParams& p) {
   const Sequence s = load_sequence<false>(p, batch);
   const char* mask =
       static_cast<const char*>(p.block_mask.data) + p.block_mask.batch * batch + p.block_mask.head * head;
-  int* entries = const_cast<int*>(p.lists.entries) + static_cast<int64>(list) * p.lists.most;
+  int* entries = p.lists.entries(list);
   int count = 0;
   for (int first = 0; first < p.lists.most; first += 32) {
+    const int block = kCfg.transposed ? p.lists.most - 1 - (first + lane) : first + lane;
     int entry = 0;
-    const bool seen = first + lane < p.lists.most && list_entry<kCfg>(p, s, mask, tile, first + lane, entry);
+    const bool seen = first + lane < p.lists.most && list_entry<kCfg>(p, s, mask, tile, block, entry);
     const uint32 seen_by = __ballot_sync(0xffffffff, seen);
     if (seen) entries[count + __popc(seen_by & ((1u << lane) - 1))] = entry;
     count += __popc(seen_by);
   }
-  if (lane == 0) const_cast<int*>(p.lists.counts)[list] = count;
+  if (lane == 0) *p.lists.count(list) = count;
 }
 
 }  // namespace tessera

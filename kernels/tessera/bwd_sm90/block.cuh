@@ -20,7 +20,7 @@ struct KeyBlock {
 
   // The producer's: the step that it loads next. In memory, where they take no registers of dQ's warpgroup.
   int load_head, load_tile, load_offset, load_parity;
-  int load_entry;  // with a block mask: of the list of load_head, whose load_tile-th from the end it is
+  int load_entry;  // with a block mask: of the list of load_head, whose load_tile-th it is
 };
 static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 
@@ -88,25 +88,18 @@ TESSERA_DEVICE int list_of(const BwdSm90Params& p, const KeyBlock& b, int block_
 TESSERA_DEVICE int steps_of(const BwdSm90Params& p, KeyTilePlace at) {
   const int batch = at.head / p.heads_kv, head = at.head % p.heads_kv * p.group;
   int steps = 0;
-  for (int n = 0; n < p.group; ++n) steps += p.lists.counts[p.lists.at(batch, head + n, at.slot)];
+  for (int n = 0; n < p.group; ++n) steps += *p.lists.count(p.lists.at(batch, head + n, at.slot));
   return steps;
 }
-// To the next list that has an entry, from b.load_tile of b.load_head on; there is one. Lists are read from their ends: under a causal
-// mask long ones have the same end and different starts, so that blocks that start together meet the same queries at the same time,
-// which the L2 cache then has.
+// To the next list that has an entry, from b.load_tile of b.load_head on; there is one.
 TESSERA_DEVICE void find_entry(const BwdSm90Params& p, KeyBlock& b, int block_n) {
-  int64 list = list_of(p, b, block_n, b.load_head);
-  int count = p.lists.counts[list];
-  while (b.load_tile == count) {
-    ++b.load_head, b.load_tile = 0;
-    list = list_of(p, b, block_n, b.load_head), count = p.lists.counts[list];
-  }
-  b.load_entry = p.lists.entries[list * p.lists.most + count - 1 - b.load_tile];
+  while (b.load_tile == *p.lists.count(list_of(p, b, block_n, b.load_head))) ++b.load_head, b.load_tile = 0;
+  b.load_entry = p.lists.entries(list_of(p, b, block_n, b.load_head))[b.load_tile];
 }
 // The block's steps are those lists.
 TESSERA_DEVICE void use_lists(const BwdSm90Params& p, KeyBlock& b, int block_n) {
   b.steps = 0;
-  for (int n = 0; n < p.group; ++n) b.steps += p.lists.counts[list_of(p, b, block_n, b.load_head + n)];
+  for (int n = 0; n < p.group; ++n) b.steps += *p.lists.count(list_of(p, b, block_n, b.load_head + n));
   b.load_tile = 0;
   if (b.steps > 0) find_entry(p, b, block_n);
 }

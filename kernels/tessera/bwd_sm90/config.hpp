@@ -74,7 +74,7 @@ struct BwdSm90Layout {
   int stats;     // [stages][2][block_m] float32: LSE in log2 units, delta
   int steps;     // [stages] QueryTileStep
   int block;     // KeyBlock
-  int slots;     // [ds_stages] with a block mask: of the tile of queries that each dS is of
+  int slots;     // [bwd_sm90_step_slots] with a block mask: of the tiles of queries of the last steps
   int barriers;  // BwdSm90Shared has their order
   int bytes;
 };
@@ -87,6 +87,9 @@ TESSERA_HOST_DEVICE constexpr int bwd_sm90_barriers(const BwdSm90Config& c) {
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_dq_stages(const BwdSm90Config& c) {
   return c.deterministic ? kBwdDqStages : c.staged_dq ? 1 : 0;
 }
+
+// Steps between the producer and the dQ warpgroup.
+TESSERA_HOST_DEVICE constexpr int bwd_sm90_step_slots(const BwdSm90Config& c) { return c.stages + c.ds_stages; }
 
 TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config& c) {
   BwdSm90Layout at{};
@@ -101,7 +104,7 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config&
   at.steps = at.stats + c.stages * 2 * c.block_m * 4;
   at.block = at.steps + (c.stages + c.stages % 2) * 8;
   at.slots = at.block + kBwdSm90BlockBytes;
-  at.barriers = at.slots + (c.block_mask ? (c.ds_stages + c.ds_stages % 2) * 4 : 0);
+  at.barriers = at.slots + (c.block_mask ? (bwd_sm90_step_slots(c) + bwd_sm90_step_slots(c) % 2) * 4 : 0);
   at.bytes = at.barriers + bwd_sm90_barriers(c) * 8;
   return at;
 }

@@ -48,7 +48,7 @@ struct DqWarpgroup {
       int tile = block.first_tile, slot = block.head_kv * p.group * p.q_slots + block.slot0 + tile;
       for (int left = steps; left > 0; --left) {
         shared.wait_full(Shared::kDS, at);
-        if constexpr (kCfg.block_mask) slot = ptx::ld_shared_s32(shared.dq_slot(at));
+        if constexpr (kCfg.block_mask) slot = ptx::ld_shared_s32(shared.dq_slot(left));
         if constexpr (kCfg.deterministic) shared.wait_empty(Shared::kDQ, staged_at);
         float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
 #pragma unroll 1

@@ -47,9 +47,9 @@ struct BwdSm90Producer {
     return (kCfg.block_mask ? list_block(block.load_entry) : block.load_tile) * kCfg.block_m;
   }
 
-  // Loads the next step's tiles; the first step's with K and V, in the order in which they are used.
+  // Loads the tiles of the next step, after which `left` - 1 are left; the first step's with K and V, in the order in which they are used.
   template <bool kFirst = false>
-  TESSERA_DEVICE void load_step() {
+  TESSERA_DEVICE void load_step(int left) {
     RingPosition<kCfg.stages> at;
     at.offset = block.load_offset, at.parity = block.load_parity;
     const int slot = block.load_head * p.q_slots + block.slot0 + load_row0() / kCfg.block_m;
@@ -57,6 +57,7 @@ struct BwdSm90Producer {
     shared.wait_empty(Shared::kQ, at);
     const int hidden = kCfg.block_mask ? block.load_entry & ((1 << kListHiddenBits) - 1) : 0;
     ptx::st_shared_s32x2(shared.step(at), slot, load_row0() | hidden);
+    if constexpr (kCfg.block_mask) ptx::st_shared_s32(shared.dq_slot(left), slot);
     load_queries(at, Shared::kQ, Shared::kAt.q, &p.q_map, 2 * Shared::kStatBytes);
     if constexpr (kFirst) load_keys(Shared::kAt.v, &p.v_map, shared.v_full());
     if constexpr (!kFirst) load_stats(at, slot);
@@ -81,10 +82,10 @@ struct BwdSm90Producer {
 
   TESSERA_DEVICE void run() {
     if (block.steps == 0) return;
-    load_step<true>();
+    load_step<true>(block.steps);
     for (int left = block.steps - 1; left > 0; --left) {
       if constexpr (kCfg.block_mask) find_entry(p, block, kCfg.block_n);
-      load_step();
+      load_step(left);
     }
   }
 };

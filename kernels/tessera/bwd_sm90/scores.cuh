@@ -185,13 +185,14 @@ struct ScoreWarpgroup {
 
   // Some of the step's queries do not see some of the block's keys.
   TESSERA_DEVICE bool masked() const {
-    const int row0 = step_row0();
-    if (hides_step()) return true;
+    const int word = step_word(), row0 = row0_of(word);
+    if (kCfg.block_mask && list_hides(word, warpgroup)) return true;
     return row0 < block.full_low || row0 + kCfg.block_m - 1 > block.full_high;
   }
   TESSERA_DEVICE SeeingQueries seeing() const {
-    if (hides_step()) return {{kCfg.block_m, kCfg.block_m}, {-1, -1}};
-    return SeeingQueries::of<kCfg>(p, block, first_key() + lane() / 4, step_row0() + lane() % 4 * 2);
+    const int word = step_word();
+    if (kCfg.block_mask && list_hides(word, warpgroup)) return {{kCfg.block_m, kCfg.block_m}, {-1, -1}};
+    return SeeingQueries::of<kCfg>(p, block, first_key() + lane() / 4, row0_of(word) + lane() % 4 * 2);
   }
   template <bool kMasked>
   TESSERA_DEVICE bool hides(const SeeingQueries& seeing, int m, int half, int e) const {
@@ -238,15 +239,10 @@ struct ScoreWarpgroup {
     }
   }
 
-  TESSERA_DEVICE int step_row0() const {
-    const int row0 = ptx::ld_shared_s32(shared.step(at) + 4);
-    return kCfg.block_mask ? row0 & -kCfg.block_m : row0;
-  }
-  // The block mask hides the step's queries from this warpgroup's keys, though not from the other's.
-  TESSERA_DEVICE bool hides_step() const {
-    if constexpr (kCfg.block_mask) return list_hides(ptx::ld_shared_s32(shared.step(at) + 4), warpgroup);
-    return false;
-  }
+  // The step's first query; with a block mask also, in the lowest bits, from which score warpgroup's keys it hides the queries.
+  TESSERA_DEVICE int step_word() const { return ptx::ld_shared_s32(shared.step(at) + 4); }
+  TESSERA_DEVICE static int row0_of(int word) { return kCfg.block_mask ? word & -kCfg.block_m : word; }
+  TESSERA_DEVICE int step_row0() const { return row0_of(step_word()); }
   TESSERA_DEVICE int step_head() const { return ptx::ld_shared_s32(shared.step(at)) / p.q_slots; }
   TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
 
@@ -414,11 +410,6 @@ struct ScoreWarpgroup {
     shared.wait_empty(Shared::kDS, at);
     const uint32 to = shared.tile(Shared::kAt.d_s, Gradients::kBytes, at);
     hand_on_gradients<Gradients>(to, warpgroup * 64 + warp_key(), rdS);
-    if constexpr (kCfg.block_mask) {
-      if (warpgroup == 0 && threadIdx.x % 32 == 0) {  // every warp the same, before its arrival
-        ptx::st_shared_s32(shared.dq_slot(at), ptx::ld_shared_s32(shared.step(at)));
-      }
-    }
     Shared::arrive_warp(shared.full(Shared::kDS, at));
   }
 

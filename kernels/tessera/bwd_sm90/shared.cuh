@@ -62,10 +62,9 @@ struct BwdSm90Shared {
     return base + kAt.steps + at.offset;
   }
 
-  // With a block mask: of the tile of queries that a stage's dS is of.
-  TESSERA_DEVICE uint32 dq_slot(const RingPosition<kCfg.ds_stages>& at) const {
-    return base + kAt.slots + at.stage() * 4;
-  }
+  // With a block mask: the slot of the tile of queries of the step after which `left` - 1 are left. The producer writes it before Q, and
+  // the dQ warpgroup reads it: when a stage of Q is free again, all dS but the last ds_stages ones has been released, too.
+  TESSERA_DEVICE uint32 dq_slot(int left) const { return base + kAt.slots + left % bwd_sm90_step_slots(kCfg) * 4; }
 
   // ---- barriers ----
   static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kCfg.stages,

@@ -122,7 +122,7 @@ TESSERA_DEVICE void load_kv(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& s
     const int first = tile.first, last = tile.last, head = tile.head / p.group, begin = tile.s.k_begin;
     const int batch = tile.k_batch(p);
     if constexpr (kCfg.block_mask) {
-      const int* entries = p.lists.entries + static_cast<int64>(tile.list(p)) * p.lists.most;
+      const int* entries = p.lists.entries(tile.list(p));
       shared.tile_ring.release_alone(tile_at);
       tile_at.advance();
       int entry = last > 0 ? entries[0] : 0;

@@ -62,7 +62,7 @@ struct WorkTile {
     last = count > 0 ? (visible.some.high + kCfg.block_n) / kCfg.block_n : first;
     if constexpr (kCfg.block_mask) {
       first = last = 0;
-      if (count > 0) last = p.lists.counts[list(p)];
+      if (count > 0) last = *p.lists.count(list(p));
     }
   }
 

@@ -42,14 +42,12 @@ BlockLists block_lists_of(const tessera_problem& problem, int64_t tiles, int64_t
 }
 
 int64_t block_lists_bytes(const tessera_problem& problem, const BlockLists& lists) {
-  return lists_count(problem, lists) * (1 + int64_t{lists.most}) * int64_t{sizeof(int)};
+  return lists_count(problem, lists) * lists.stride() * int64_t{sizeof(int)};
 }
 
 BlockLists list_blocks(const tessera_plan& plan, const BlockListsConfig& config, BlockLists lists,
                        const tessera_buffers& buffers, void* memory, LaunchList& launches) {
-  int* counts = static_cast<int*>(memory);
-  lists.counts = counts;
-  lists.entries = counts ? counts + lists_count(plan.problem, lists) : nullptr;
+  lists.words = static_cast<int*>(memory);
   BlockListsParams p{};
   fill_problem_params(p, plan, buffers);
   p.lists = lists;
