@@ -10,7 +10,7 @@ from pathfinder import MOST_TURN, SAME_DISTANCE, STYLES, TURN
 
 TRIES, TURNS = 128, 6  # paths that are grown beside each other, the first that finds room stays; directions tried for each dash
 ROUNDING = 0.36  # from a point to the middle of its half pixel, at the most
-AT_ONCE = {32: 2048, 64: 512, 128: 96, 256: 24}  # pictures a side that fit into some GB
+AT_ONCE = {32: 2048, 64: 512, 128: 96, 256: 96}  # pictures a side that fit into some GB
 
 
 def grid(cells, per_pixel, device):

@@ -1,8 +1,12 @@
-"""A small transformer over pixels learns Pathfinder, with Tessera's attention: full, both ways, over side x side tokens.
+"""A small transformer over pixels learns Pathfinder, with Tessera's attention, both ways, over side x side tokens.
 
     python examples/pathfinder/train.py --side 64 --folder out/pathfinder64 --minutes 9            # stops, and keeps what it has
     python examples/pathfinder/train.py --side 64 --folder out/pathfinder64 --minutes 9 --resume   # goes on, as if it had not stopped
     python examples/pathfinder/train.py --side 128 --folder out/pathfinder128 --init out/pathfinder64/checkpoint.pt   # positions stretched
+    python examples/pathfinder/train.py --side 256 --folder out/pathfinder256 --init out/pathfinder128/checkpoint.pt --near 20   # block-sparse
+
+Attention is full, or, with --near, of pixels in blocks of 128 at most so many rows away, by a block mask: at 256 pixels a side and 20 rows a
+sixth of all, as the first paper trained Path-256 with block-sparse attention.
 
 Every picture it trains on is new (drawing.py). In the folder: the held-out pictures (pathfinder.py drew them), checkpoint.pt, and
 curve.csv, whose last columns are the accuracy on those pictures, with its 95 % interval.
@@ -47,6 +51,21 @@ def rotate(x, cos, sin):  # [B, S, H, D]
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
+BLOCK = 128  # pixels, one after another
+
+
+def near_blocks(side, near, device):
+    """The block_mask of pixels at most `near` rows away, whole blocks; None: all of them."""
+    if near is None:
+        return None
+
+    def visible(i, j):
+        first, last = (torch.maximum(i, j) * BLOCK) // side, (torch.minimum(i, j) * BLOCK + BLOCK - 1) // side
+        return first - last <= near
+
+    return tessera.torch.block_mask(visible, side * side, side * side, block=(BLOCK, BLOCK), device=device)
+
+
 class Block(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
@@ -55,9 +74,10 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x, cos, sin):
+    def forward(self, x, cos, sin, blocks):
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        x = x + self.out(tessera.torch.attention(rotate(q, cos, sin), rotate(k, cos, sin), v).flatten(-2))
+        seen = {} if blocks is None else {"block_mask": blocks, "mask_block": (BLOCK, BLOCK)}
+        x = x + self.out(tessera.torch.attention(rotate(q, cos, sin), rotate(k, cos, sin), v, **seen).flatten(-2))
         return x + self.mlp(self.norm2(x))
 
 
@@ -72,11 +92,12 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm, self.answer = nn.LayerNorm(width), nn.Linear(width, 1)
 
-    def forward(self, images, positions_of):  # uint8 [B, side, side] -> logits [B]
+    def forward(self, images, positions_of, near):  # uint8 [B, side, side] -> logits [B]
+        blocks = near_blocks(images.shape[1], near, images.device)
         cos, sin = rotation(images.shape[1], positions_of, self.head_dim, images.device)
         x = self.pixel(images[:, None].float() / 255).flatten(2).transpose(1, 2).contiguous()  # [B, side * side, width]
         for block in self.blocks:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, blocks)
         return self.answer(self.norm(x).mean(1))[:, 0]
 
 
@@ -147,7 +168,7 @@ class Training:
 
     def logits(self, images):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return self.model(images, self.positions_of).float()
+            return self.model(images, self.positions_of, self.options.near).float()
 
     def train_step(self):
         """Which pictures it sees is the step's number alone: what is resumed goes on the same way. Loss and accuracy, on the device."""
@@ -220,10 +241,13 @@ def main(arguments=None):
         ("heads", 4, ""), ("layers", 6, ""), ("stem", 3, "pixels a side"), ("seed", 0, ""), ("workers", 1, "processes that draw the held-out pictures"),
     ):  # fmt: skip
         add(f"--{name}", type=int, default=value, help=f"{what} (default: {value})".strip())
+    add("--near", type=int, help="attention sees pixels at most so many rows away (default: all)")
     add("--rate", type=float, default=1e-3, help="of learning (default: 1e-3)")
     options = parser.parse_args(arguments)
     if options.width % (4 * options.heads):
         parser.error(f"--width: {options.width}, accepted multiples of 4 times --heads, {4 * options.heads}")
+    if options.near is not None and options.near < 0:
+        parser.error(f"--near: {options.near}, accepted 0 and more")
     if options.stem % 2 == 0:
         parser.error(f"--stem: {options.stem}, accepted odd numbers")
     Training(options).run()

@@ -157,6 +157,23 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path):
         run(whole, "--side", 64, "--resume")
 
 
+def test_near_blocks_are_those_of_near_rows(tmp_path):
+    """A block is visible where a row of its pixels is near one of the other's; training by it goes on, too."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("tessera")
+    import train
+
+    assert train.near_blocks(32, None, "cpu") is None
+    for side, near in ((32, 0), (32, 5), (64, 3), (256, 20)):
+        row = np.arange(side * side).reshape(-1, train.BLOCK) // side  # of each block's pixels
+        apart = np.abs(row[:, None, [0, -1]][..., None] - row[None, :, [0, -1]][:, :, None]).min((2, 3))
+        touching = (row[:, None, -1] >= row[None, :, 0]) & (row[None, :, -1] >= row[:, None, 0])
+        found = train.near_blocks(side, near, "cpu")[0, 0].numpy()
+        assert (found == (touching | (apart <= near))).all()
+    train.main(["--folder", str(tmp_path), *map(str, SMALL), "--steps", "1", "--near", "2"])
+    assert torch.load(tmp_path / "checkpoint.pt")["step"] == 1
+
+
 def test_interval():
     """Wilson's at 95 %: by hand for 8 of 10."""
     pytest.importorskip("torch")
