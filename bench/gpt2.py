@@ -4,7 +4,7 @@ process on one GPU, one CSV of all steps.
     python bench/gpt2.py --csv FILE [--settings small,4096,8,0 medium,1024,16,0.1 ...] [--steps 25]
 
 A setting is model, length, batch, dropout; `compiled` as a fifth word: torch.compile and AdamW in one kernel. Where a GPU has less than
-100 GB, batches that eager attention needs more for are halved.
+100 GB, batches that eager attention needs more for are halved, if it is among those that are run.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main():
     parser.add_argument("--attention", nargs="+", choices=train.ATTENTIONS, default=list(train.ATTENTIONS))
     parser.add_argument("--csv", type=Path, required=True)
     options = parser.parse_args()
-    halve = torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 100e9
+    halve = "eager" in options.attention and torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 100e9
     rows = []
     for setting in options.settings:
         each = options_of(setting, options.steps, halve)

@@ -2,10 +2,10 @@
 
     python bench/kernel_times.py sparse --csv FILE      block masks beside FlexAttention: lists, rows, products
     python bench/kernel_times.py document --csv FILE    a long document's mask, in the orders that the kernels may pass over it
-    python bench/kernel_times.py gpt2 --csv FILE        a training step of GPT-2: GPU kernels by kind, and the host alone
+    python bench/kernel_times.py gpt2 --csv FILE        a training step of GPT-2: its kernels, by kind
+    python bench/kernel_times.py host --csv FILE        the host's share of such a step: so few tokens (128) that the GPU waits
 
-gpt2: a step of few tokens (128) keeps the GPU waiting, so that its time is the host's; its functions by cProfile. A step of many tokens is
-the GPU's. Needs Transformers.
+host also leaves what cProfile says of a step's functions beside FILE. gpt2 and host need Transformers.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def document(table, options):
 # ---- GPT-2 -----------------------------------------------------------------------------------------------------------
 
 KINDS = (
-    ("attention", r"fwd_sm90|bwd_sm90|fwd_sm80|bwd_sm80|flash|fmha|cudnn.*sdpa|attention"),
+    ("attention", r"fwd_sm90|bwd_sm90|fwd_sm80|bwd_sm80|flash|fmha|sdpa|attention|cudnn::fusion"),
     ("products", r"gemm|nvjet|cutlass|xmma|cublas|splitK"),
     ("optimizer", r"multi_tensor"),
     ("loss", r"nll|softmax|SoftMax"),
@@ -180,7 +180,7 @@ def layer(table):
         table.add("gpt2", "host, one layer's attention", "forward and backward", name, {"host": (1, wall_us(both, 500))})
 
 
-def gpt2(table, options):
+def host(table, options):
     import train
 
     layer(table)
@@ -193,6 +193,11 @@ def gpt2(table, options):
         text = io.StringIO()
         pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(35)
         Path(options.csv).with_name(f"host-{attention}.txt").write_text(text.getvalue())
+
+
+def gpt2(table, options):
+    import train
+
     for setting in options.settings:
         length, batch, *compiled = setting.split(",")
         flags = ["--compile", "--fused"] if compiled else []
@@ -217,14 +222,14 @@ def gpt2(table, options):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("subject", choices=("sparse", "document", "gpt2"))
+    parser.add_argument("subject", choices=("sparse", "document", "gpt2", "host"))
     parser.add_argument("--csv", required=True, metavar="FILE")
     parser.add_argument("--no-flex", action="store_true")
     parser.add_argument("--settings", nargs="+", default=["1024,32", "4096,8"], metavar="LENGTH,BATCH[,compiled]", help="of gpt2")
     options = parser.parse_args()
     table = Table()
     try:
-        {"sparse": sparse, "document": document, "gpt2": gpt2}[options.subject](table, options)
+        {"sparse": sparse, "document": document, "gpt2": gpt2, "host": host}[options.subject](table, options)
     finally:
         table.write(options.csv)
     return 0

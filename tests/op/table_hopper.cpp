@@ -358,6 +358,9 @@ constexpr const char* kHopperBackward[] = {
     "block_mask=hqk block_q=64 block_k=128 dropout=0.2 alibi=h b=1 sq=300 sk=300 hq=2 hkv=1 d=128 dv=128 causal=1",
     "block_mask=qk block_q=64 block_k=64 mask=qk bias=hqk b=1 sq=200 sk=320 hq=2 hkv=1 d=128 dv=128",
     "data=nan_value block_mask=qk block_q=64 block_k=64 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
+    // dBias: 0 where the block mask hides it.
+    "block_mask=hqk block_q=64 block_k=64 bias=bhqk d_bias=1 b=2 sq=300 sk=320 hq=4 hkv=2 d=128 dv=128 causal=1",
+    "block_mask=qk block_q=64 block_k=128 bias=qk bias_f32=1 d_bias=1 mask=qk b=2 sq=200 sk=298 hq=2 hkv=1 d=64 dv=64",
     // More tiles of keys than threads that order them, and long lists among short ones.
     "block_mask=hqk block_q=64 block_k=128 b=2 sq=700 sk=4500 hq=4 hkv=2 d=64 dv=64 causal=1",
     "block_mask=bqk block_q=64 block_k=64 b=2 sq=900 sk=900 hq=2 hkv=2 d=128 dv=128 wl=150 wr=0",

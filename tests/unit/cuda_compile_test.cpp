@@ -206,12 +206,13 @@ TEST_P(CudaCompileBlockMask, OverlapsItsProducts) {
   ASSERT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
   const auto [head_dim, keys] = GetParam();
   struct Kind {
-    bool causal, options;
+    bool causal, options, d_bias;
   };
-  for (const auto& [causal, options] : {Kind{false, false}, Kind{true, false}, Kind{true, true}}) {
+  for (const auto& [causal, options, d_bias] :
+       {Kind{}, Kind{.causal = true}, Kind{.causal = true, .options = true}, Kind{.causal = true, .d_bias = true}}) {
     for (const tessera_direction direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
       const bool backward = direction == TESSERA_BACKWARD;
-      if (backward && head_dim > 128) continue;
+      if ((backward && head_dim > 128) || (d_bias && !backward)) continue;
       device.kernel = backward ? TESSERA_KERNEL_BWD_SM90 : TESSERA_KERNEL_FWD_SM90;
       tessera_problem p;
       tessera_problem_init(&p);
@@ -221,6 +222,10 @@ TEST_P(CudaCompileBlockMask, OverlapsItsProducts) {
       if (backward) p.d_o = p.d_q = p.d_k = p.d_v = p.q, p.lse = layout(float32, {2, kHeads, kRows});
       p.causal = causal;
       if (options) p.dropout_p = 0.1, p.alibi_slopes = layout(float32, {kHeads});
+      if (d_bias) {
+        p.bias = layout(bfloat16, {2, kHeads, kRows, kRows});
+        p.d_bias = layout(float32, {2, kHeads, kRows, kRows});
+      }
       p.mask_block_q = 64, p.mask_block_k = keys;
       p.block_mask = layout(boolean, {1, kHeads, kRows / 64, kRows / keys});
       for (int launch = 0; launch < (backward ? 4 : 2);

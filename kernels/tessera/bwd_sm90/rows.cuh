@@ -18,6 +18,8 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
   constexpr int kLanes = lanes_of(kCfg.head_dim / 8), kRows = kBwdRowsThreads / kLanes;  // of 16 bytes; at once
   constexpr float kDelta = bwd_lowers_early(kCfg.dtype) ? kBwdLower : 1.0f;
   ptx::griddepcontrol_launch_dependents();
+  clear_unowned_gradients<kCfg.dtype>(p);
+  if constexpr (kCfg.d_bias) clear_bias_gradient(p);
   if constexpr (kCfg.block_mask) {
     if (blockIdx.x == 0) {
       order_key_tiles<kBwdRowsThreads>(p);
@@ -30,8 +32,6 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
     p.dq_semaphore[t.slot] = 0;
     if (blockIdx.x == 0) *p.ticket = 0;
   }
-  clear_unowned_gradients<kCfg.dtype>(p);
-  if constexpr (kCfg.d_bias) clear_bias_gradient(p);
   bool clears = true;
   if constexpr (kCfg.deterministic) {
     const KeyRange keys = visible_keys(p, s, t.row0, min(t.row0 + kCfg.block_m, s.sq) - 1).some;

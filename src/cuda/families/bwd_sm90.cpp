@@ -231,7 +231,6 @@ std::string refuse_options(const tessera_plan& plan) {
   if (core::present(p.block_mask)) {
     if (std::string reason = refuse_block_lists(p); !reason.empty()) return reason;
     if (p.deterministic) return "deterministic: not taken with a block_mask";
-    if (core::present(p.d_bias)) return "d_bias: not taken with a block_mask";
   }
   if (p.softcap > 0 && core::present(p.bias)) return "softcap: not taken beside bias";
   if (p.softcap > 0 && core::present(p.alibi_slopes)) return "softcap: not taken beside alibi_slopes";
