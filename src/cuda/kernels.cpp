@@ -86,9 +86,9 @@ KernelSpec spec_of(const FwdSm90Config& config) {
           .claim = shared_memory_claim("FwdSm90SharedMemory", config)};
 }
 
-KernelSpec spec_of(const BlockListsConfig& config) {
-  return {.name = "block_lists",
-          .header = "tessera/block_lists/kernel.cuh",
+KernelSpec spec_of(const BlockListsConfig& config, bool turns) {
+  return {.name = turns ? "bwd_sm90_turns" : "block_lists",
+          .header = turns ? "tessera/bwd_sm90/turns.cuh" : "tessera/block_lists/kernel.cuh",
           .params = "BlockListsParams",
           .config = config_text(config),
           .threads = kBlockListsWarps * kWarpThreads,
@@ -275,9 +275,15 @@ void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, G
 }
 
 void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches) {
-  const int64_t lists = int64_t{params.batches} * params.heads * params.lists.tiles;
-  launch_kernel("block_lists", config, params, Grid{static_cast<uint32_t>(divide_up(lists, kBlockListsWarps))},
-                launches);
+  const auto spec = [](const void* of) { return spec_of(*static_cast<const BlockListsConfig*>(of), false); };
+  const int64_t warps = int64_t{params.batches} * params.heads * params.lists.tiles;
+  launches.add("block_lists", config, spec, Grid{static_cast<uint32_t>(divide_up(warps, kBlockListsWarps))}, params);
+}
+
+void launch_bwd_sm90_turns(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches) {
+  const auto spec = [](const void* of) { return spec_of(*static_cast<const BlockListsConfig*>(of), true); };
+  const int64_t warps = int64_t{params.batches} * params.heads * params.lists.most;
+  launches.add("bwd_sm90_turns", config, spec, Grid{static_cast<uint32_t>(divide_up(warps, kBlockListsWarps))}, params);
 }
 
 void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& params, LaunchList& launches) {

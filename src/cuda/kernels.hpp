@@ -13,7 +13,7 @@ namespace tessera::cuda {
 // How each kernel is compiled. `smem_bytes` is its SharedMemoryPlan's size.
 KernelSpec spec_of(const FwdConfig& config);
 KernelSpec spec_of(const FwdSm90Config& config);
-KernelSpec spec_of(const BlockListsConfig& config);
+KernelSpec spec_of(const BlockListsConfig& config, bool turns);
 KernelSpec spec_of(const LiveTilesConfig& config);
 KernelSpec spec_of(const FwdSm90D512Config& config);
 KernelSpec spec_of(const CombineConfig& config);
@@ -49,6 +49,7 @@ void launch_fwd_sm80(const FwdConfig& config, const FwdBulkParams& params, Grid 
 void launch_fwd_sm90(const FwdSm90Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_live_tiles(const LiveTilesConfig& config, const LiveTilesParams& params, LaunchList& launches);
 void launch_block_lists(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
+void launch_bwd_sm90_turns(const BlockListsConfig& config, const BlockListsParams& params, LaunchList& launches);
 void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& params, Grid grid, LaunchList& launches);
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches);
 tessera_status launch_append(const AppendConfig& config, const AppendParams& params, LaunchList& launches);

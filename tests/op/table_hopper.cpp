@@ -358,6 +358,12 @@ constexpr const char* kHopperBackward[] = {
     "block_mask=hqk block_q=64 block_k=128 dropout=0.2 alibi=h b=1 sq=300 sk=300 hq=2 hkv=1 d=128 dv=128 causal=1",
     "block_mask=qk block_q=64 block_k=64 mask=qk bias=hqk b=1 sq=200 sk=320 hq=2 hkv=1 d=128 dv=128",
     "data=nan_value block_mask=qk block_q=64 block_k=64 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
+    // In turns.
+    "deterministic=1 block_mask=hqk block_q=64 block_k=64 b=2 sq=900 sk=860 hq=4 hkv=2 d=128 dv=128",
+    "deterministic=1 block_mask=bqk block_q=128 block_k=64 b=2 sq=700 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1",
+    "deterministic=1 block_mask=qk block_q=64 block_k=128 dropout=0.2 mask=qk b=1 sq=500 sk=500 hq=2 hkv=2 d=128 "
+    "dv=128 wl=200 wr=100",
+    "deterministic=1 block_mask=hqk block_q=64 block_k=64 bias=bhqk d_bias=1 b=1 sq=300 sk=320 hq=2 hkv=2 d=96 dv=96",
     // dBias: 0 where the block mask hides it.
     "block_mask=hqk block_q=64 block_k=64 bias=bhqk d_bias=1 b=2 sq=300 sk=320 hq=4 hkv=2 d=128 dv=128 causal=1",
     "block_mask=qk block_q=64 block_k=128 bias=qk bias_f32=1 d_bias=1 mask=qk b=2 sq=200 sk=298 hq=2 hkv=1 d=64 dv=64",

@@ -1,13 +1,17 @@
-// The order of bwd_sm90's blocks with a block mask, kernels/tessera/bwd_sm90/order.cuh, on the host (tests/emulated_block): every tile of
-// keys comes once, those with long lists of all heads first, and otherwise as without an order.
+// The order of bwd_sm90's blocks with a block mask, on the host (tests/emulated_block). In any order (kernels/tessera/bwd_sm90/order.cuh):
+// every tile of keys comes once, those with long lists of all heads first, and otherwise as without an order. Deterministic (turns.cuh):
+// blocks add to a tile of queries as they start.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "tessera/block_lists/kernel.cuh"
 #include "tessera/bwd_sm90/order.cuh"
+#include "tessera/bwd_sm90/turns.cuh"
 
 namespace tessera {
 namespace {
@@ -69,6 +73,98 @@ TEST(DeviceBwdSm90Order, CountsBeyond32Bits) {
   problem.counts[7] = (1 << 22) + 1;
   problem.make();
   for (int head = 0; head < problem.p.heads; ++head) EXPECT_EQ(problem.order[head], head * 300 + 7);
+}
+
+constexpr BwdSm90Config kDeterministic{.dtype = Dtype::kBFloat16,
+                                       .head_dim = 128,
+                                       .block_m = 64,
+                                       .block_n = 128,
+                                       .stages = 2,
+                                       .ds_stages = 2,
+                                       .window = true,
+                                       .varlen = false,
+                                       .deterministic = true,
+                                       .alternate = false,
+                                       .staged_dq = true,
+                                       .d_bias = false,
+                                       .score = {},
+                                       .block_mask = true};
+constexpr BlockListsConfig kLists{kDeterministic.block_n, 2, kDeterministic.block_m, true};
+
+template <class Kernel>
+void run_grid(int warps, const Kernel& kernel) {
+  emulated_grid = {static_cast<unsigned>((warps + kBlockListsWarps - 1) / kBlockListsWarps), 1, 1};
+  for (unsigned block = 0; block < emulated_grid.x; ++block) {
+    emulated_block_index = {block, 0, 0};
+    emulated::Block::run(32 * kBlockListsWarps, kernel);
+  }
+}
+
+// Lists and turns as the kernels make them; then the blocks in the order in which they start.
+TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
+  const unsigned seed = std::random_device{}();
+  std::mt19937 random(seed);
+  const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
+  for (int trial = 0; trial < 25; ++trial) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", trial " + std::to_string(trial));
+    BwdSm90Params p{};
+    const int heads_kv = draw(1, 2), group = draw(1, 2);
+    p.batch = draw(1, 2);
+    p.heads_kv = Divisor(heads_kv), p.group = Divisor(group), p.heads_q = Divisor(heads_kv * group);
+    p.causal = draw(0, 1), p.top_left = draw(0, 1);
+    p.window_left = draw(0, 2) ? -1 : draw(0, 900), p.window_right = draw(0, 2) ? -1 : draw(0, 900);
+    p.seqlen_q = p.rows_q = p.max_seqlen_q = draw(1, 2500);
+    p.seqlen_k = p.rows_k = p.max_seqlen_k = draw(1, 5000);
+    p.mask_block_q = 64 * draw(1, 3), p.mask_block_k = 64 * draw(1, 3);
+    p.q_tiles = (p.seqlen_q + kLists.cols - 1) / kLists.cols, p.q_slots = p.q_tiles * p.batch;
+    p.key_tiles = Divisor((p.seqlen_k + kLists.rows - 1) / kLists.rows);
+    p.heads = p.batch * heads_kv, p.section_heads = Divisor(draw(1, p.heads));
+
+    BlockListsParams made{};
+    static_cast<ProblemParams&>(made) = p;
+    made.batches = draw(0, 1) ? p.batch : 1, made.heads = draw(0, 1) ? heads_kv * group : 1;
+    const int rows = (p.seqlen_q + p.mask_block_q - 1) / p.mask_block_q,
+              cols = (p.seqlen_k + p.mask_block_k - 1) / p.mask_block_k, masks = made.batches * made.heads;
+    std::vector<char> mask(static_cast<size_t>(masks) * rows * cols);
+    for (char& entry : mask) entry = draw(0, 2) == 0;
+    made.block_mask.data = mask.data();
+    made.block_mask.col = 1, made.block_mask.row = cols;
+    made.block_mask.head = made.heads > 1 ? rows * cols : 0;
+    made.block_mask.batch = made.batches > 1 ? made.heads * rows * cols : 0;
+    made.lists.tiles = p.key_tiles, made.lists.most = p.q_tiles;
+    made.lists.head = made.heads > 1 ? made.lists.tiles : 0;
+    made.lists.batch = made.batches > 1 ? made.heads * made.lists.tiles : 0;
+    const int lists = masks * made.lists.tiles;
+    std::vector<int> words(static_cast<size_t>(lists) * made.lists.stride(), -1),
+        turns(static_cast<size_t>(lists + masks) * made.lists.most, -1);
+    made.lists.words = words.data(), made.turns = {turns.data(), lists, made.lists.most};
+    run_grid(lists, [&] { block_lists<kLists>(made); });
+    run_grid(masks * made.lists.most, [&] { bwd_sm90_turns<kLists>(made); });
+    p.lists = made.lists, p.turns = made.turns;
+
+    std::map<std::pair<int, int>, int> added;  // query head of a sequence, tile of queries
+    for (int index = 0; index < p.heads * p.key_tiles; ++index) {
+      KeyBlock b = key_block<kDeterministic>(p, index);
+      use_lists(p, b, kLists.rows);
+      int last = p.q_tiles, head = b.load_head;
+      for (int left = b.steps; left > 0; --left) {
+        if (b.load_head != head) head = b.load_head, last = p.q_tiles;
+        const int tile = list_block(b.load_entry);
+        ASSERT_LT(tile, last) << "in descending order";
+        last = tile;
+        const int turn = *p.turns.turn(list_of(p, b, kLists.rows, head), tile);
+        ASSERT_EQ(turn, (added[{b.batch * heads_kv * group + head, tile}]++)) << "waits for a block that starts later";
+        ++b.load_tile;
+        if (left > 1) find_entry(p, b, kLists.rows);
+      }
+    }
+    for (int batch = 0; batch < p.batch; ++batch)
+      for (int head = 0; head < heads_kv * group; ++head)
+        for (int tile = 0; tile < p.q_tiles; ++tile) {
+          ASSERT_EQ(*p.turns.adders(p.lists.at(batch, head, 0) / p.lists.tiles, tile),
+                    (added[{batch * heads_kv * group + head, tile}]));
+        }
+  }
 }
 
 // Key tiles without a query.

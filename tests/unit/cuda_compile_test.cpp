@@ -206,13 +206,14 @@ TEST_P(CudaCompileBlockMask, OverlapsItsProducts) {
   ASSERT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
   const auto [head_dim, keys] = GetParam();
   struct Kind {
-    bool causal, options, d_bias;
+    bool causal = false, options = false, d_bias = false, deterministic = false;
   };
-  for (const auto& [causal, options, d_bias] :
-       {Kind{}, Kind{.causal = true}, Kind{.causal = true, .options = true}, Kind{.causal = true, .d_bias = true}}) {
+  for (const auto& [causal, options, d_bias, deterministic] :
+       {Kind{}, Kind{.causal = true}, Kind{.causal = true, .options = true}, Kind{.causal = true, .d_bias = true},
+        Kind{.deterministic = true}, Kind{.causal = true, .options = true, .deterministic = true}}) {
     for (const tessera_direction direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
       const bool backward = direction == TESSERA_BACKWARD;
-      if ((backward && head_dim > 128) || (d_bias && !backward)) continue;
+      if ((backward && head_dim > 128) || ((d_bias || deterministic) && !backward)) continue;
       device.kernel = backward ? TESSERA_KERNEL_BWD_SM90 : TESSERA_KERNEL_FWD_SM90;
       tessera_problem p;
       tessera_problem_init(&p);
@@ -220,7 +221,7 @@ TEST_P(CudaCompileBlockMask, OverlapsItsProducts) {
       p.q = p.k = p.v = p.o = layout(bfloat16, {2, kRows, kHeads, head_dim});
       p.direction = direction;
       if (backward) p.d_o = p.d_q = p.d_k = p.d_v = p.q, p.lse = layout(float32, {2, kHeads, kRows});
-      p.causal = causal;
+      p.causal = causal, p.deterministic = deterministic;
       if (options) p.dropout_p = 0.1, p.alibi_slopes = layout(float32, {kHeads});
       if (d_bias) {
         p.bias = layout(bfloat16, {2, kHeads, kRows, kRows});

@@ -428,12 +428,6 @@ INSTANTIATE_TEST_SUITE_P(
                   p.block_mask = layout(boolean, {1, 1, 128, 32});
                   p.mask_block_q = 32, p.mask_block_k = 128;
                 }},
-        Refusal{"DeterministicBlockMask", "deterministic: not taken with a block_mask",
-                [](Problem& p, Device&) {
-                  p.block_mask = layout(boolean, {1, 1, 32, 32});
-                  p.mask_block_q = p.mask_block_k = 128;
-                  p.deterministic = 1;
-                }},
         Refusal{"BlockMaskByPairs", "block_mask: not taken at head sizes above 128",
                 [](Problem& p, Device&) {
                   p = training_problem(192, 192);

@@ -32,10 +32,19 @@ struct BlockListsConfig {
 };
 TESSERA_CONFIG_FIELDS(BlockListsConfig, rows, groups, cols, transposed)
 
+// Deterministic backward pass, of transposed lists: the order in which the blocks of keys that see a tile of queries add to its dQ.
+struct BlockTurns {
+  int* words;
+  int lists, most;  // of BlockLists: all of them, and tiles of queries
+  TESSERA_HOST_DEVICE int* turn(int list, int block) const { return words + static_cast<int64>(list) * most + block; }
+  TESSERA_HOST_DEVICE int* adders(int mask_number, int block) const { return turn(lists + mask_number, block); }
+};
+
 inline constexpr int kBlockListsWarps = 4;  // of a block, each with a list
 
 struct BlockListsParams : ProblemParams {
   BlockLists lists;
+  BlockTurns turns;
   int batches, heads;  // of the mask: 1 where it is the same for all
 };
 

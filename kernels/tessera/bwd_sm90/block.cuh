@@ -28,7 +28,7 @@ static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 // started. Under a causal mask they start with the last key tile, since each block begins with the query tile on its diagonal,
 // to which it is then the first to add. Without a mask all would begin with the first query tile and follow one another: rotated,
 // each begins with the query tile at its own keys, and if all go at one pace, nobody waits.
-TESSERA_DEVICE bool last_keys_first(const BwdSm90Params& p) { return p.causal || p.window_right >= 0; }
+TESSERA_DEVICE bool last_keys_first(const ProblemParams& p) { return p.causal || p.window_right >= 0; }
 
 // Deterministic: where a block's steps begin; after its last tile of queries comes its first.
 template <auto kCfg>
@@ -121,6 +121,11 @@ TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) 
 struct QueryTileStep {
   int slot;  // of the tile in what [heads_q, q_slots] describes
   int row0;  // of the sequence; with a block mask its lowest bits are the list's entry's
+};
+
+// With a block mask: where a step's dQ is added, and, deterministic, how many blocks add there before.
+struct QueryTileTurn {
+  int slot, turn;
 };
 
 }  // namespace tessera

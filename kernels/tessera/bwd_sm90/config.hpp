@@ -74,7 +74,7 @@ struct BwdSm90Layout {
   int stats;     // [stages][2][block_m] float32: LSE in log2 units, delta
   int steps;     // [stages] QueryTileStep
   int block;     // KeyBlock
-  int slots;     // [bwd_sm90_step_slots] with a block mask: of the tiles of queries of the last steps
+  int slots;     // [bwd_sm90_step_slots] QueryTileTurn, with a block mask: of the last steps
   int barriers;  // BwdSm90Shared has their order
   int bytes;
 };
@@ -88,8 +88,10 @@ TESSERA_HOST_DEVICE constexpr int bwd_sm90_dq_stages(const BwdSm90Config& c) {
   return c.deterministic ? kBwdDqStages : c.staged_dq ? 1 : 0;
 }
 
-// Steps between the producer and the dQ warpgroup.
-TESSERA_HOST_DEVICE constexpr int bwd_sm90_step_slots(const BwdSm90Config& c) { return c.stages + c.ds_stages; }
+// Steps between the producer and who adds dQ.
+TESSERA_HOST_DEVICE constexpr int bwd_sm90_step_slots(const BwdSm90Config& c) {
+  return c.stages + c.ds_stages + (c.deterministic ? kBwdDqStages : 0);
+}
 
 TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config& c) {
   BwdSm90Layout at{};
@@ -104,7 +106,7 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config&
   at.steps = at.stats + c.stages * 2 * c.block_m * 4;
   at.block = at.steps + (c.stages + c.stages % 2) * 8;
   at.slots = at.block + kBwdSm90BlockBytes;
-  at.barriers = at.slots + (c.block_mask ? (bwd_sm90_step_slots(c) + bwd_sm90_step_slots(c) % 2) * 4 : 0);
+  at.barriers = at.slots + (c.block_mask ? bwd_sm90_step_slots(c) * 8 : 0);
   at.bytes = at.barriers + bwd_sm90_barriers(c) * 8;
   return at;
 }
@@ -117,7 +119,8 @@ struct BwdSm90Params : BwdParams {
   Divisor section_heads;       // heads whose tiles stand together, the longest first
   int heads;                   // (sequence, KV head) pairs; packed: KV heads
   BlockLists lists;            // with a block mask, transposed
-  int* order;                  // with a block mask: [heads x key_tiles], the tile of keys that each block takes
+  BlockTurns turns;            // with a block mask, deterministic
+  int* order;    // with a block mask, in any order: [heads x key_tiles], the tile of keys that each block takes
   int rotation;  // deterministic: a key block begins with this many query tiles later than the one before it, or 0
 };
 

@@ -19,6 +19,10 @@ struct DqThread {
     if (block.steps == 0) return;
     ptx::griddepcontrol_wait();  // the kernel before this one cleared the semaphores
     RingPosition<kBwdDqStages> at;
+    if constexpr (kCfg.block_mask) {
+      run_lists(at);
+      return;
+    }
     const int start = start_tile<kCfg>(p, block);
     int tile = start, head_slot = block.head_kv * p.group * p.q_slots + block.slot0;  // of the head's first tile
 #pragma unroll 1
@@ -26,14 +30,29 @@ struct DqThread {
       const int slot = head_slot + tile, turn = turn_of<kCfg>(p, block, tile * kCfg.block_m);
       wait_for_turn(slot, turn);
       shared.wait_full(Shared::kDQ, at);
-      add(slot, turn == 0, shared.tile(Shared::kAt.dq, Shared::kDqBytes, at));
-      ptx::cp_async_bulk_wait_group_read();
-      ptx::mbarrier_arrive(shared.empty(Shared::kDQ, at));
-      pass_turn(slot);
-      at.advance();
+      add_staged(slot, turn, at);
       tile = next_tile(block, tile);
       if (tile == start) head_slot += p.q_slots;
     }
+  }
+
+  // The producer leaves each step's tile, which is known to be there when its dQ is staged.
+  TESSERA_DEVICE void run_lists(RingPosition<kBwdDqStages>& at) const {
+#pragma unroll 1
+    for (int left = block.steps; left > 0; --left) {
+      shared.wait_full(Shared::kDQ, at);
+      const int slot = ptx::ld_shared_s32(shared.dq_slot(left)), turn = ptx::ld_shared_s32(shared.dq_slot(left) + 4);
+      wait_for_turn(slot, turn);
+      add_staged(slot, turn, at);
+    }
+  }
+
+  TESSERA_DEVICE void add_staged(int slot, int turn, RingPosition<kBwdDqStages>& at) const {
+    add(slot, turn == 0, shared.tile(Shared::kAt.dq, Shared::kDqBytes, at));
+    ptx::cp_async_bulk_wait_group_read();
+    ptx::mbarrier_arrive(shared.empty(Shared::kDQ, at));
+    pass_turn(slot);
+    at.advance();
   }
 
   // The dQ semaphore counts the blocks that have added to a tile. fence_proxy_async_global: between what their bulk copies wrote, known

@@ -20,7 +20,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   static_assert(kCfg.block_n == 128, "two score warpgroups of 64 keys");
   static_assert(kCfg.block_m % 64 == 0, "dQ is made by wgmma, 64 queries at once");
   static_assert(!kCfg.score.block_mask && !(kCfg.score.softcap && kCfg.score.adds()), "BwdSm90Config");
-  static_assert(!kCfg.block_mask || (kCfg.block_m == 64 && !kCfg.deterministic),
+  static_assert(!kCfg.block_mask || (kCfg.block_m == 64),
                 "a step is a list's entry, which says for each score warpgroup whether it is masked");
   static_assert(kCfg.ds_stages == kCfg.stages, "a score warpgroup counts them as one");
   static_assert(kCfg.stages >= 2, "a step's tiles are loaded while the last one's are used");
@@ -41,7 +41,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
       ptx::griddepcontrol_wait();        // the kernel before this one cleared the ticket
       index = atomicAdd(p.ticket, 1);
     }
-    if constexpr (kCfg.block_mask) {
+    if constexpr (kCfg.block_mask && !kCfg.deterministic) {
       ptx::griddepcontrol_wait();  // the kernel before this one made the order
       index = p.order[index];
     }

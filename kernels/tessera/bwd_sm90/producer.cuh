@@ -47,6 +47,11 @@ struct BwdSm90Producer {
     return (kCfg.block_mask ? list_block(block.load_entry) : block.load_tile) * kCfg.block_m;
   }
 
+  TESSERA_DEVICE int load_turn() const {
+    if constexpr (!kCfg.deterministic) return 0;
+    return *p.turns.turn(list_of(p, block, kCfg.block_n, block.load_head), list_block(block.load_entry));
+  }
+
   // Loads the tiles of the next step, after which `left` - 1 are left; the first step's with K and V, in the order in which they are used.
   template <bool kFirst = false>
   TESSERA_DEVICE void load_step(int left) {
@@ -57,7 +62,7 @@ struct BwdSm90Producer {
     shared.wait_empty(Shared::kQ, at);
     const int hidden = kCfg.block_mask ? block.load_entry & ((1 << kListHiddenBits) - 1) : 0;
     ptx::st_shared_s32x2(shared.step(at), slot, load_row0() | hidden);
-    if constexpr (kCfg.block_mask) ptx::st_shared_s32(shared.dq_slot(left), slot);
+    if constexpr (kCfg.block_mask) ptx::st_shared_s32x2(shared.dq_slot(left), slot, load_turn());
     load_queries(at, Shared::kQ, Shared::kAt.q, &p.q_map, 2 * Shared::kStatBytes);
     if constexpr (kFirst) load_keys(Shared::kAt.v, &p.v_map, shared.v_full());
     if constexpr (!kFirst) load_stats(at, slot);

@@ -1,7 +1,7 @@
 // bwd_sm90's preprocess and postprocess, once for each query, memory-bound: as bwd_sm80/rows.cuh, with P scaled
 // (kBwdRaise_log2), and by programmatic dependent launch, so that each kernel may begin before the last one has ended.
 //
-// Grid: one block for each tile of block_m queries and query head, 128 threads; before, with a block mask, also the first, which makes the
+// Grid: one block for each tile of block_m queries and query head, 128 threads; before, with a block mask and in any order, also the first, which makes the
 // order of the products; after, also one for each head's dSink.
 #pragma once
 
@@ -20,7 +20,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
   ptx::griddepcontrol_launch_dependents();
   clear_unowned_gradients<kCfg.dtype>(p);
   if constexpr (kCfg.d_bias) clear_bias_gradient(p);
-  if constexpr (kCfg.block_mask) {
+  if constexpr (kCfg.block_mask && !kCfg.deterministic) {
     if (blockIdx.x == 0) {
       order_key_tiles<kBwdRowsThreads>(p);
       return;
@@ -34,8 +34,12 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
   }
   bool clears = true;
   if constexpr (kCfg.deterministic) {
-    const KeyRange keys = visible_keys(p, s, t.row0, min(t.row0 + kCfg.block_m, s.sq) - 1).some;
-    clears = keys.low > keys.high;
+    if constexpr (kCfg.block_mask) {
+      clears = *p.turns.adders(p.lists.at(t.batch, t.head, 0) / p.lists.tiles, t.row0 / kCfg.block_m) == 0;
+    } else {
+      const KeyRange keys = visible_keys(p, s, t.row0, min(t.row0 + kCfg.block_m, s.sq) - 1).some;
+      clears = keys.low > keys.high;
+    }
   }
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
   constexpr int kGroups = kCfg.block_m / kRows, kAhead = kGroups < 4 ? kGroups : 4;

@@ -62,9 +62,13 @@ struct BwdSm90Shared {
     return base + kAt.steps + at.offset;
   }
 
-  // With a block mask: the slot of the tile of queries of the step after which `left` - 1 are left. The producer writes it before Q, and
-  // the dQ warpgroup reads it: when a stage of Q is free again, all dS but the last ds_stages ones has been released, too.
-  TESSERA_DEVICE uint32 dq_slot(int left) const { return base + kAt.slots + left % bwd_sm90_step_slots(kCfg) * 4; }
+  // With a block mask: the QueryTileTurn of the step after which `left` - 1 are left. The producer writes it before Q, and who adds dQ
+  // reads it: when a stage of Q is free again, all dS but the last ds_stages ones has been released, too, and all dQ but the kBwdDqStages
+  // ones before those has been added.
+  TESSERA_DEVICE uint32 dq_slot(int left) const {
+    static_assert(sizeof(QueryTileTurn) == 8);
+    return base + kAt.slots + left % bwd_sm90_step_slots(kCfg) * 8;
+  }
 
   // ---- barriers ----
   static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kCfg.stages,

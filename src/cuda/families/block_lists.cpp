@@ -9,8 +9,19 @@
 namespace tessera::cuda {
 namespace {
 
+int64_t masks(const tessera_problem& problem) { return problem.block_mask.shape[0] * problem.block_mask.shape[1]; }
+
 int64_t lists_count(const tessera_problem& problem, const BlockLists& lists) {
-  return std::max<int64_t>(problem.block_mask.shape[0] * problem.block_mask.shape[1] * lists.tiles, 1);
+  return std::max<int64_t>(masks(problem) * lists.tiles, 1);
+}
+
+BlockListsParams params_of(const tessera_plan& plan, const BlockLists& lists, const tessera_buffers& buffers) {
+  BlockListsParams p{};
+  fill_problem_params(p, plan, buffers);
+  p.lists = lists;
+  p.batches = static_cast<int>(plan.problem.block_mask.shape[0]);
+  p.heads = static_cast<int>(plan.problem.block_mask.shape[1]);
+  return p;
 }
 
 // Queries or keys of a warpgroup's product: a block of the mask has a multiple of them.
@@ -48,13 +59,20 @@ int64_t block_lists_bytes(const tessera_problem& problem, const BlockLists& list
 BlockLists list_blocks(const tessera_plan& plan, const BlockListsConfig& config, BlockLists lists,
                        const tessera_buffers& buffers, void* memory, LaunchList& launches) {
   lists.words = static_cast<int*>(memory);
-  BlockListsParams p{};
-  fill_problem_params(p, plan, buffers);
-  p.lists = lists;
-  p.batches = static_cast<int>(plan.problem.block_mask.shape[0]);
-  p.heads = static_cast<int>(plan.problem.block_mask.shape[1]);
-  launch_block_lists(config, p, launches);
+  launch_block_lists(config, params_of(plan, lists, buffers), launches);
   return lists;
+}
+
+int64_t block_turns_bytes(const tessera_problem& problem, const BlockLists& lists) {
+  return (lists_count(problem, lists) + masks(problem)) * lists.most * int64_t{sizeof(int)};
+}
+
+BlockTurns list_turns(const tessera_plan& plan, const BlockListsConfig& config, const BlockLists& lists,
+                      const tessera_buffers& buffers, void* memory, LaunchList& launches) {
+  BlockListsParams p = params_of(plan, lists, buffers);
+  p.turns = {static_cast<int*>(memory), static_cast<int>(lists_count(plan.problem, lists)), lists.most};
+  launch_bwd_sm90_turns(config, p, launches);
+  return p.turns;
 }
 
 }  // namespace tessera::cuda

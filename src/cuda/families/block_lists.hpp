@@ -21,4 +21,9 @@ int64_t block_lists_bytes(const tessera_problem& problem, const BlockLists& list
 BlockLists list_blocks(const tessera_plan& plan, const BlockListsConfig& config, BlockLists lists,
                        const tessera_buffers& buffers, void* memory, LaunchList& launches);
 
+// Deterministic, of transposed lists: likewise.
+int64_t block_turns_bytes(const tessera_problem& problem, const BlockLists& lists);
+BlockTurns list_turns(const tessera_plan& plan, const BlockListsConfig& config, const BlockLists& lists,
+                      const tessera_buffers& buffers, void* memory, LaunchList& launches);
+
 }  // namespace tessera::cuda

@@ -175,7 +175,8 @@ Tiles tiles_of(const tessera_plan& plan, const BlockShape& shape) {
 int64_t rotation(const tessera_plan& plan, const Tiles& tiles) {
   const tessera_problem& p = plan.problem;
   const bool every_block_sees_every_query = !is_causal(p) && p.window_left < 0 && p.window_right < 0 &&
-                                            !core::packed_q(p) && !core::packed_k(p) && !core::present(p.seqused_k);
+                                            !core::packed_q(p) && !core::packed_k(p) && !core::present(p.seqused_k) &&
+                                            !core::present(p.block_mask);
   if (!p.deterministic || !every_block_sees_every_query || tiles.key_tiles > plan.device.cores / 2) return 0;
   const int64_t per_block = (tiles.q_tiles + tiles.key_tiles - 1) / tiles.key_tiles;
   return (tiles.key_tiles - 1) * per_block < tiles.q_tiles ? per_block : 0;  // each begins with a tile of its own
@@ -228,10 +229,7 @@ std::string refuse_options(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (by_pairs(plan)) return refuse_by_pairs(p);
   if (std::string reason = refuse_softcap(p); !reason.empty()) return reason;
-  if (core::present(p.block_mask)) {
-    if (std::string reason = refuse_block_lists(p); !reason.empty()) return reason;
-    if (p.deterministic) return "deterministic: not taken with a block_mask";
-  }
+  if (std::string reason = refuse_block_lists(p); !reason.empty()) return reason;
   if (p.softcap > 0 && core::present(p.bias)) return "softcap: not taken beside bias";
   if (p.softcap > 0 && core::present(p.alibi_slopes)) return "softcap: not taken beside alibi_slopes";
   if (!core::present(p.d_bias)) return "";
@@ -289,7 +287,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   own.section_heads = Divisor(static_cast<int>(section_heads(plan, shape)));
   own.heads = static_cast<int>(tiles.heads);
   own.rotation = static_cast<int>(rotation(plan, tiles));
-  own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + own.rows.block_mask);
+  own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.block_mask && !own.rows.deterministic));
   own.after.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.d_sink ? plan.heads_q : 0));
   own.products.x = static_cast<uint32_t>(tiles.blocks() * shape.cluster);
   if (core::present(plan.problem.block_mask)) {
@@ -300,8 +298,11 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   return own;
 }
 
-// BwdSm90Params::order, after the lists.
-int64_t order_bytes(const BwdSm90Plan& own) { return int64_t{own.products.x} * int64_t{sizeof(int)}; }
+// After the lists: BwdSm90Params::turns, or its order.
+int64_t sequence_bytes(const tessera_plan& plan, const BwdSm90Plan& own) {
+  return own.config.deterministic ? block_turns_bytes(plan.problem, own.lists)
+                                  : int64_t{own.products.x} * int64_t{sizeof(int)};
+}
 
 void configure(tessera_plan& plan) {
   const BwdSm90Plan own = planned(plan);
@@ -312,7 +313,9 @@ void configure(tessera_plan& plan) {
   plan.tiles_per_item = plan.num_splits = 1;
   plan.num_items = own.products.x;
   plan.shared_bytes = std::max(own.workspace.bytes, own.stand_in.workspace.bytes);
-  if (own.config.block_mask) plan.shared_bytes += block_lists_bytes(plan.problem, own.lists) + order_bytes(own);
+  if (own.config.block_mask) {
+    plan.shared_bytes += block_lists_bytes(plan.problem, own.lists) + sequence_bytes(plan, own);
+  }
   keep_config(plan, own);
 }
 
@@ -364,11 +367,14 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     return ok();
   }
   if (own.config.block_mask) {
-    void* memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;
-    p.lists = list_blocks(plan, {own.config.block_n, kScoreWarpgroups, own.config.block_m, true}, own.lists, buffers,
-                          memory, launches);
-    if (memory) {
-      p.order = reinterpret_cast<int*>(static_cast<char*>(memory) + block_lists_bytes(plan.problem, own.lists));
+    const BlockListsConfig config{own.config.block_n, kScoreWarpgroups, own.config.block_m, true};
+    char* memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;
+    p.lists = list_blocks(plan, config, own.lists, buffers, memory, launches);
+    if (memory) memory += block_lists_bytes(plan.problem, own.lists);
+    if (own.config.deterministic) {
+      p.turns = list_turns(plan, config, own.lists, buffers, memory, launches);
+    } else {
+      p.order = reinterpret_cast<int*>(memory);
     }
   }
   launch_bwd_sm90_before(own.rows, p, own.before, launches);

@@ -92,6 +92,14 @@ inline bool __any_sync(unsigned, bool x) {
     return any;
   });
 }
+inline unsigned __ballot_sync(unsigned, bool x) {
+  return tessera::emulated::Block::current()->exchange(x, [](auto of) {
+    unsigned lanes = 0;
+    for (int lane = 0; lane < tessera::emulated::kWarpThreads; ++lane) lanes |= unsigned{of(lane)} << lane;
+    return lanes;
+  });
+}
+inline int __popc(unsigned x) { return std::popcount(x); }
 inline bool __all_sync(unsigned mask, bool x) { return !__any_sync(mask, !x); }
 
 namespace tessera {
