@@ -82,8 +82,8 @@ class Calls:
         if self.flex is not None:
             self.flex_mask = create_block_mask(self.visible, None, None, n, n, device="cuda", BLOCK_SIZE=self.block)
 
-    def tessera(self, direction, mask):
-        options = {} if mask is None else {"block_mask": mask, "mask_block": (self.block, self.block)}
+    def tessera(self, direction, mask, **more):
+        options = more if mask is None else {"block_mask": mask, "mask_block": (self.block, self.block), **more}
         if direction == "forward":
             return lambda: tessera.attention(self.q, self.k, self.v, **options)
         o, lse = tessera.attention(self.q, self.k, self.v, return_lse=True, **options)

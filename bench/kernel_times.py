@@ -80,6 +80,10 @@ def sparse(table, options):
             mask = tessera.torch.block_mask(block_sparse.PATTERNS[name], given.length, given.length)
             calls.use(mask)
             table.add("sparse", name, direction, "tessera", kernels(calls.tessera(direction, calls.mask())))
+            if direction == "backward" and tessera.plan(calls.q, calls.k, calls.v, direction=direction, deterministic=True, as_dict=True,
+                                                        block_mask=calls.mask(), mask_block=(128, 128))["kernel"] == "bwd_sm90":  # fmt: skip
+                times = kernels(calls.tessera(direction, calls.mask(), deterministic=True))
+                table.add("sparse", name, direction, "tessera, deterministic", times)
             if not options.no_flex:
                 table.add("sparse", name, direction, "flex", kernels(calls.flex_call(direction)))
 
