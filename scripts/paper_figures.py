@@ -62,43 +62,38 @@ def draw_lengths(out: pathlib.Path) -> None:
 
 
 def draw_traffic(out: pathlib.Path) -> None:
-    """Bytes that the hardware counted and time, GPT-2 medium's shape; and over the first algorithm's block size."""
-    traffic, where = latest("traffic")
-    speed, _ = latest("speed")
-    blocks, _ = latest("blocks")
-    if not (traffic and speed and blocks):
+    """Bytes and time as the hardware counted them, GPT-2 medium's shape; and over the first algorithm's block size."""
+    rows, where = latest("traffic")
+    if not rows:
         return
-    bytes_of: dict[tuple, float] = {}
-    for row in traffic:
+    gib: dict[tuple, float] = {}
+    ms: dict[tuple, float] = {}
+    for row in rows:
         key = (row["direction"], row["contestant"], int(row["block_n"]))
-        bytes_of[key] = bytes_of.get(key, 0) + (float(row["read_mib"]) + float(row["written_mib"])) / 1024
-    shape = {key: blocks[0][key] for key in ("batch", "heads", "length", "head_dim")}
-    time_of = {(row["direction"], row["contestant"]): float(row["ms"]) for row in speed
-               if row["ms"] and row["causal"] == "False" and row["mask"] == "False" and row["dropout"] == "0.0"
-               and all(row[key] == value for key, value in shape.items())}  # fmt: skip
-    names = [name for name in ("standard", "fa1", "tessera") if ("forward", name) in time_of]
+        gib[key] = gib.get(key, 0) + (float(row["read_mib"]) + float(row["written_mib"])) / 1024
+        ms[key] = ms.get(key, 0) + float(row["us"]) / 1000
+    names = ("standard", "fa1", "tessera")
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4))
-    for axis, what, title in ((axes[0], lambda d, n: bytes_of[d, n, 0], "memory traffic, GiB"),
-                              (axes[1], lambda d, n: time_of[d, n], "time, ms")):  # fmt: skip
+    for axis, of, title in ((axes[0], gib, "memory traffic, GiB"), (axes[1], ms, "time under the profiler, ms")):
         for at, direction in enumerate(("forward", "backward")):
             for n, name in enumerate(names):
-                value = what(direction, name)
+                value = of[direction, name, 0]
                 axis.bar(at + (n - 1) * 0.27, value, 0.25, color=WAYS[name][1], label=WAYS[name][0] if at == 0 else None)
                 axis.text(at + (n - 1) * 0.27, value, f"{value:.3g}", ha="center", va="bottom", fontsize=8)
         axis.set_xticks((0, 1), ("forward", "backward"))
         axis.set_title(title)
     axes[0].set_ylim(top=axes[0].get_ylim()[1] * 1.3)
     axes[0].legend(frameon=False, fontsize=8)
-    axis, keys = axes[2], [int(row["block_n"]) for row in blocks]
-    axis.plot(keys, [float(row["ms"]) for row in blocks], "d-", color=WAYS["fa1"][1], label="time, ms")
-    axis.plot(keys, [bytes_of["forward", "fa1", key] for key in keys], "d--", color=INK, label="memory traffic, GiB")
+    axis, keys = axes[2], sorted(key for _, _, key in gib if key)
+    axis.plot(keys, [gib["forward", "fa1", key] for key in keys], "d--", color=INK, label="memory traffic, GiB")
+    axis.plot(keys, [ms["forward", "fa1", key] for key in keys], "d-", color=WAYS["fa1"][1], label="time, ms")
     axis.set_xscale("log", base=2)
     axis.set_xticks(keys, keys)
     axis.set_ylim(bottom=0)
-    axis.set_title("first algorithm over its block's keys")
+    axis.set_title("first algorithm, forward, over its block's keys")
     axis.legend(frameon=False, fontsize=8)
-    figure.text(0.5, -0.04, f"N {shape['length']}, D {shape['head_dim']}, {shape['heads']} heads, batch {shape['batch']}, full, bfloat16, "
-                f"{where}; traffic by the hardware's counters", ha="center", fontsize=8, color=INK)  # fmt: skip
+    figure.text(0.5, -0.04, f"GPT-2 medium's attention: N 1024, D 64, 16 heads, batch 64, full, bfloat16, {where}; by the hardware's counters",
+                ha="center", fontsize=8, color=INK)  # fmt: skip
     figure.tight_layout()
     figure.savefig(out / "papers_traffic.png")
 
