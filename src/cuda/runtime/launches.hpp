@@ -37,8 +37,7 @@ class Launches {
   // All of it into the stream.
   tessera_status run();
 
-  static constexpr int kMaxKernels =
-      6;  // of a call: the backward pass's has three to five, that of standard attention six
+  static constexpr int kMaxKernels = 6;  // of a call: three to five of the backward pass, six of standard attention
   // Making a graph costs the host about as much as the graph saves in this many calls: some hundred microseconds, at 1.6 a call
   // of one kernel to 8 of three (docs/lab/2026-11-22-compile-time-and-launches.md). A form's calls go one by one as often
   // first, and what is called less never pays for a graph.
