@@ -22,6 +22,7 @@ import torch
 from cuda_bench import timing
 
 MOST_DIFFERENCE = 0.01
+FLEX_BLOCK = 128  # its least: smaller blocks of the mask are rules within those that it lists
 
 
 def local_global(i, j):
@@ -80,7 +81,8 @@ class Calls:
         self.blocks.copy_(mask[0, 0])
         n = self.q.shape[1]
         if self.flex is not None:
-            self.flex_mask = create_block_mask(self.visible, None, None, n, n, device="cuda", BLOCK_SIZE=self.block)
+            size = max(self.block, FLEX_BLOCK)
+            self.flex_mask = create_block_mask(self.visible, None, None, n, n, device="cuda", BLOCK_SIZE=size)
 
     def tessera(self, direction, mask, **more):
         options = more if mask is None else {"block_mask": mask, "mask_block": (self.block, self.block), **more}
