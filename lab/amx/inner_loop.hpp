@@ -13,8 +13,10 @@ struct Traits {
   Load load = kStreamed;
   Exp exp = kPoly4;
   bool products = true, loads = true, stores = true, o_memory = true;
-  int ring_pad = 0;  // bytes between the two stages of S beyond their own
-  int blocks = 1;    // of 32 keys a stage
+  int ring_pad = 0;   // bytes between the two stages of S beyond their own
+  int blocks = 1;     // of 32 keys a stage
+  int pieces = 2;     // of softmax beside a step of four products: 1, 2 or 4
+  bool near = false;  // K and V of the first stage only, from the first cache
 };
 
 // What one pass works on: 256 keys packed, 16 tiles of queries.
@@ -61,7 +63,7 @@ struct Unit<kNoExp> {
   VecU out_{};
   TESSERA_INLINE Unit(float) {}
   TESSERA_INLINE void begin(const float*) {}
-  TESSERA_INLINE void run(const float*, uint32_t*) {}
+  TESSERA_INLINE void half(const float*, uint32_t*, int) {}
 };
 
 template <int kDegree>
@@ -89,17 +91,14 @@ struct PolyUnit {
     const VecF m = (VecF)_mm512_ternarylogic_epi32(x, mantissa_, one_, 0xea);
     return _mm512_add_epi32((__m512i)polynomial(c_, m), _mm512_and_si512(x, exponent_));
   }
-  TESSERA_INLINE void run(const float* s, uint32_t* p) {
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      const __m512i low = exp2(s + c * kLanes, c), high = exp2(s + kTileSide * kBlockM + c * kLanes, c);
-      sum_[c] += (VecF)low + (VecF)high;
-      const VecU pair = (VecU)_mm512_ternarylogic_epi32(_mm512_add_epi32(high, half_), upper_,
-                                                        _mm512_srli_epi32(_mm512_add_epi32(low, half_), 16), 0xea);
-      out_ |= pair;
-      store(p + c * kLanes, pair);
-      asm volatile("" : "+v"(sum_[c]), "+v"(out_));
-    }
+  TESSERA_INLINE void half(const float* s, uint32_t* p, int c) {
+    const __m512i low = exp2(s + c * kLanes, c), high = exp2(s + kTileSide * kBlockM + c * kLanes, c);
+    sum_[c] += (VecF)low + (VecF)high;
+    const VecU pair = (VecU)_mm512_ternarylogic_epi32(_mm512_add_epi32(high, half_), upper_,
+                                                      _mm512_srli_epi32(_mm512_add_epi32(low, half_), 16), 0xea);
+    out_ |= pair;
+    store(p + c * kLanes, pair);
+    asm volatile("" : "+v"(sum_[c]), "+v"(out_));
   }
 };
 template <>
@@ -145,16 +144,13 @@ struct Unit<kMagic4> {
     return _mm512_ternarylogic_epi32((__m512i)polynomial(c_, m), x, exponent_,
                                      0xd8);  // the exponent from x, the rest from q
   }
-  TESSERA_INLINE void run(const float* s, uint32_t* p) {
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      const __m512i low = exp2(s + c * kLanes, c), high = exp2(s + kTileSide * kBlockM + c * kLanes, c);
-      sum_[c] += (VecF)low + (VecF)high;
-      const VecU pair = (VecU)_mm512_ternarylogic_epi32(_mm512_add_epi32(high, half_), upper_,
-                                                        _mm512_shuffle_epi8(_mm512_add_epi32(low, half_), low_), 0xea);
-      store(p + c * kLanes, pair);
-      asm volatile("" : "+v"(sum_[c]), "+v"(out_));
-    }
+  TESSERA_INLINE void half(const float* s, uint32_t* p, int c) {
+    const __m512i low = exp2(s + c * kLanes, c), high = exp2(s + kTileSide * kBlockM + c * kLanes, c);
+    sum_[c] += (VecF)low + (VecF)high;
+    const VecU pair = (VecU)_mm512_ternarylogic_epi32(_mm512_add_epi32(high, half_), upper_,
+                                                      _mm512_shuffle_epi8(_mm512_add_epi32(low, half_), low_), 0xea);
+    store(p + c * kLanes, pair);
+    asm volatile("" : "+v"(sum_[c]), "+v"(out_));
   }
 };
 
@@ -181,23 +177,20 @@ struct Unit<kInt16> {
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) offset_[c] = splat(255.0f + 0x1p-8f) - load(stale_max + c * kLanes);
   }
-  TESSERA_INLINE void run(const float* s, uint32_t* p) {
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      const __m512i a = (__m512i)fma(load(s + c * kLanes), scale_, offset_[c]);
-      const __m512i b = (__m512i)fma(load(s + kTileSide * kBlockM + c * kLanes), scale_, offset_[c]);
-      const __m512i f = _mm512_ternarylogic_epi32(_mm512_shuffle_epi8(b, low_), a, k_[2], 0xf8);
-      const __m512i h = _mm512_ternarylogic_epi32(_mm512_shuffle_epi8(a, high_), b, k_[1], 0xf8);
-      out_ = (VecU)_mm512_ternarylogic_epi32((__m512i)out_, a, k_[0], 0xf6);
-      out_ = (VecU)_mm512_ternarylogic_epi32((__m512i)out_, b, k_[0], 0xf6);
-      __m512i t = _mm512_add_epi16(_mm512_mulhi_epu16(f, k_[3]), k_[4]);
-      t = _mm512_sub_epi16(k_[5], _mm512_mulhi_epu16(f, t));
-      const __m512i g = _mm512_sub_epi16(_mm512_add_epi16(f, k_[6]), _mm512_mulhi_epu16(f, t));
-      const __m512i pair = _mm512_shldi_epi16(h, g, 7);
-      sum_[c] = (VecF)_mm512_dpbf16_ps((__m512)sum_[c], (__m512bh)pair, (__m512bh)k_[7]);
-      store(p + c * kLanes, (VecU)pair);
-      asm volatile("" : "+v"(sum_[c]), "+v"(out_));
-    }
+  TESSERA_INLINE void half(const float* s, uint32_t* p, int c) {
+    const __m512i a = (__m512i)fma(load(s + c * kLanes), scale_, offset_[c]);
+    const __m512i b = (__m512i)fma(load(s + kTileSide * kBlockM + c * kLanes), scale_, offset_[c]);
+    const __m512i f = _mm512_ternarylogic_epi32(_mm512_shuffle_epi8(b, low_), a, k_[2], 0xf8);
+    const __m512i h = _mm512_ternarylogic_epi32(_mm512_shuffle_epi8(a, high_), b, k_[1], 0xf8);
+    out_ = (VecU)_mm512_ternarylogic_epi32((__m512i)out_, a, k_[0], 0xf6);
+    out_ = (VecU)_mm512_ternarylogic_epi32((__m512i)out_, b, k_[0], 0xf6);
+    __m512i t = _mm512_add_epi16(_mm512_mulhi_epu16(f, k_[3]), k_[4]);
+    t = _mm512_sub_epi16(k_[5], _mm512_mulhi_epu16(f, t));
+    const __m512i g = _mm512_sub_epi16(_mm512_add_epi16(f, k_[6]), _mm512_mulhi_epu16(f, t));
+    const __m512i pair = _mm512_shldi_epi16(h, g, 7);
+    sum_[c] = (VecF)_mm512_dpbf16_ps((__m512)sum_[c], (__m512bh)pair, (__m512bh)k_[7]);
+    store(p + c * kLanes, (VecU)pair);
+    asm volatile("" : "+v"(sum_[c]), "+v"(out_));
   }
 };
 
@@ -250,14 +243,16 @@ struct Kernel {
       load_a<4>(aa, nullptr);
       if (step == 0) put<0>(pending), begin<0, kAdd>(c);
       product<0, 4, 6>();
+      if (T.pieces == 4) beside();
       load_b<7>(bb + 64);
       if (step == 0) put<1>(pending + 64), begin<1, kAdd>(c + 64);
       product<1, 4, 7>();
-      beside();
+      if (T.pieces >= 2) beside();
       ask(ahead + step * a_step + a_lower);
       load_a<5>(aa + a_lower, nullptr);
       if (step == 0) put<2>(pending + 2048), begin<2, kAdd>(c + 2048);
       product<2, 5, 6>();
+      if (T.pieces == 4) beside();
       if (step == 0) put<3>(pending + 2112), begin<3, kAdd>(c + 2112);
       product<3, 5, 7>();
       beside();
@@ -269,8 +264,8 @@ struct Kernel {
     constexpr int kGroups = VG >= JS ? VG / JS : 1;  // of the output beside a stage
     static_assert(VG % JS == 0);
     constexpr int SB = T.blocks;
-    constexpr int kSlots = 2 * (SB * QS + kGroups * JS * SB), kRun = kUnits * SB / kSlots;
-    static_assert(kRun * kSlots == kUnits * SB || T.exp == kNoExp, "whole units a slot");
+    constexpr int kSlots = T.pieces * (SB * QS + kGroups * JS * SB), kHalves = 2 * kUnits * SB / kSlots;
+    static_assert(kHalves * kSlots == 2 * kUnits * SB || T.exp == kNoExp, "whole halves of units a slot");
     const int64_t jobs = w.stages / JS / SB;
     char* ring[2] = {reinterpret_cast<char*>(w.ring), reinterpret_cast<char*>(w.ring) + SB * 4096 + T.ring_pad};
     const int64_t p_job = int64_t{JS} * SB * 2048;
@@ -299,8 +294,8 @@ struct Kernel {
         char* o = o_before;
         for (int stage = 0; stage < JS; ++stage) {
           const bool last = stage + 1 == JS && j + 1 == jobs;
-          const int64_t next = last ? 0 : (j * JS + stage + 1) * SB;
-          int units = 0;
+          const int64_t next = last || T.near ? 0 : (j * JS + stage + 1) * SB;
+          int halves = 0;
           const char* q_next = last && t + 1 < w.tiles ? q + kQ_bytes : q;
           const float* s = reinterpret_cast<const float*>(ring[turn]);
           char* s_next = ring[turn ^ 1];
@@ -308,9 +303,10 @@ struct Kernel {
           uint32_t* out = reinterpret_cast<uint32_t*>(p + stage * SB * 2048);
           const auto beside = [&]() TESSERA_LAMBDA_INLINE {
 #pragma GCC unroll 8
-            for (int u = 0; u < kRun; ++u) {
-              unit.run(s, out), s += kBlockM, out += kBlockM;
-              if (SB > 1 && ++units % kUnits == 0) s += kTileSide * kBlockM;
+            for (int h = 0; h < kHalves; ++h) {
+              unit.half(s, out, halves % 2);
+              if (++halves % 2 == 0) s += kBlockM, out += kBlockM;
+              if (SB > 1 && halves % (2 * kUnits) == 0) s += kTileSide * kBlockM;
             }
           };
 #pragma GCC unroll 2
@@ -328,7 +324,7 @@ struct Kernel {
           }
           o += kGroups * 4096, v_before += kGroups * w.stages * 2048;
         }
-        o_before = w.o + t * VG * 4096, stage_before = j * JS * SB;
+        o_before = w.o + t * VG * 4096, stage_before = T.near ? 0 : j * JS * SB;
       }
       store(w.sum + t * kBlockM, unit.sum_[0]), store(w.sum + t * kBlockM + kLanes, unit.sum_[1]);
       store(w.out_of_range + t * kLanes, unit.out_);

@@ -18,7 +18,7 @@ struct Named {
    Traits{__VA_ARGS__}.job_stages,                                                            \
    Traits{__VA_ARGS__}.exp,                                                                   \
    Traits{__VA_ARGS__}.products && Traits{__VA_ARGS__}.loads && Traits{__VA_ARGS__}.stores && \
-       Traits{__VA_ARGS__}.o_memory && Traits{__VA_ARGS__}.exp != kNoExp},
+       Traits{__VA_ARGS__}.o_memory && !Traits{__VA_ARGS__}.near && Traits{__VA_ARGS__}.exp != kNoExp},
 extern const Named CAT(probe_, PROBE)[] = {
 #include "inner_loop_variants.inc"
     {nullptr, nullptr, 0, 0, 0, 0, false}};
