@@ -238,6 +238,18 @@ static void beside_nops() {
     fflush(stdout);                                                                                    \
   }
 
+// Tiles 0 ... 5, C and A, of `rows` rows; 0 ... 3, 6 and 7, C and B, of `row_bytes` bytes a row.
+static void configure_small(int rows, int row_bytes) {
+  struct {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } c;
+  for (int i : {0, 1, 2, 3, 4, 5}) c.rows[i] = rows;
+  for (int i : {0, 1, 2, 3, 6, 7}) c.row_bytes[i] = row_bytes;
+  asm volatile("ldtilecfg %0" ::"m"(c));
+}
+
 int main() {
   if (!ask_for_amx()) {
     puts("no AMX");
@@ -272,6 +284,45 @@ int main() {
          zr<0>();
          for (int64_t i = 0; i < n; ++i) dp<0, 4, 6>();
        }));
+  // Smaller tiles: as decoding's, which has few rows.
+  line("ldtilecfg", cycles(400, [&](int64_t n) {
+         for (int64_t i = 0; i < n; ++i) g.configure();
+       }));
+  line("ldtilecfg, product, tile store", cycles(400, [&](int64_t n) {
+         for (int64_t i = 0; i < n; ++i) g.configure(), dp<0, 4, 6>(), st<0>(mem + 8192);
+       }));
+  for (int rows : {1, 4, 8}) {
+    char s[80];
+    const auto small = [&](const char* what, auto body) {
+      sprintf(s, "%d rows of A and C: %s", rows, what);
+      line(s, cycles(2000, [&](int64_t n) {
+             configure_small(rows, 64);
+             zero_results();
+             for (int64_t i = 0; i < n; ++i) body(i);
+             g.configure();
+           }));
+    };
+    small("product, four accumulators", [](int64_t) { dp<0, 4, 6>(), dp<1, 4, 7>(), dp<2, 5, 6>(), dp<3, 5, 7>(); });
+    small("product, one accumulator", [](int64_t) { dp<0, 4, 6>(); });
+    small("load of A", [](int64_t i) { ld<4>(mem + i % 4 * 1024); });
+    small("A, A, B, two products", [](int64_t i) {
+      ld<4>(mem + i % 4 * 1024), ld<6>(mem + 4096 + i % 4 * 1024), dp<0, 4, 6>();
+      ld<5>(mem + 8192 + i % 4 * 1024), dp<1, 5, 6>();
+    });
+    sprintf(s, "%d columns of B and C: product", rows);
+    line(s, cycles(2000, [&](int64_t n) {
+           configure_small(16, rows * 4);
+           zero_results();
+           for (int64_t i = 0; i < n; ++i) dp<0, 4, 6>(), dp<1, 4, 7>(), dp<2, 5, 6>(), dp<3, 5, 7>();
+           g.configure();
+         }));
+    sprintf(s, "%d columns of B and C: load of B", rows);
+    line(s, cycles(2000, [&](int64_t n) {
+           configure_small(16, rows * 4);
+           for (int64_t i = 0; i < n; ++i) ld<6>(mem + i % 4 * 1024);
+           g.configure();
+         }));
+  }
   beside_nops<2>();
   beside_nops<6>();
   beside_nops<12>();
