@@ -1,7 +1,7 @@
 // Products by AMX's tile registers, whose results are stored only when the next group of products wants the registers.
 #pragma once
 
-#include "cpu/amx_softmax.hpp"
+#include "cpu/amx_scores.hpp"
 
 namespace tessera::cpu {
 namespace {

@@ -15,7 +15,7 @@
 // cuts is looked over first, and a part whose O is not finite in the end is done again with every block looked over.
 #pragma once
 
-#include "cpu/amx_softmax.hpp"
+#include "cpu/amx_scores.hpp"
 #include "cpu/decode.hpp"
 
 namespace tessera::cpu {

@@ -1,7 +1,7 @@
 // The jobs of AMX's forward pass: which stages of 32 keys a tile of queries meets before its P V.
 #pragma once
 
-#include "cpu/amx_softmax.hpp"
+#include "cpu/amx_scores.hpp"
 
 namespace tessera::cpu {
 namespace {
