@@ -30,6 +30,12 @@ if mode == "grid":
         for D in (64, 128):
             for N in (512, 2048, 8192):
                 for c in (0, 1): cells.append((back, "bf16", N, D, c, "none", 0))
+if mode == "forward":
+    for D in (64, 128):
+        for N in (512, 2048, 8192):
+            for c in (0, 1): cells.append((0, "bf16", N, D, c, "none", 0))
+        for o in ("bias", "dropout"): cells.append((0, "bf16", 2048, D, 0, o, 0))
+        cells.append((1, "bf16", 2048, D, 0, "none", 0))
 if mode == "f32":
     for N, D in ((512, 64), (512, 128), (2048, 64), (2048, 128), (8192, 128)):
         for c in (0, 1): cells.append((0, "f32", N, D, c, "none", 0))

@@ -9,7 +9,7 @@ template <class F>
 static double cycles(int64_t n, F f) {
   n /= 4;  // some 30 us
   const auto r = gate->measure(
-      double(n), [&] { f(n); }, 11, 0.25);
+      double(n), [&] { f(n); }, 11, 0.2);
   bads = r.good;
   return r.median;
 }
@@ -55,8 +55,8 @@ static inline __attribute__((always_inline)) void la(const char* p, const char* 
   else
     ld<T>(p);
 }
-// A stream of tiles from `region` bytes, B from the first cache.
-template <How h>
+// A stream of tiles from `region` bytes, B from the first cache. held: two products in a row have the same B.
+template <How h, bool held = false>
 static double step22(int64_t region, int64_t dist) {
   return cycles(3000, [&](int64_t n) {
     const char* b = mem;
@@ -69,6 +69,14 @@ static double step22(int64_t region, int64_t dist) {
       ldw<6>(bb);
       la<4, h>(at, ah);
       dp<0, 4, 6>();
+      if (held) {
+        la<5, h>(at + 1024, ah + 1024);
+        dp<2, 5, 6>();
+        ldw<7>(bb + 64);
+        dp<3, 5, 7>();
+        dp<1, 4, 7>();
+        continue;
+      }
       ldw<7>(bb + 64);
       dp<1, 4, 7>();
       la<5, h>(at + 1024, ah + 1024);
@@ -250,7 +258,9 @@ static void configure_small(int rows, int row_bytes) {
   asm volatile("ldtilecfg %0" ::"m"(c));
 }
 
-int main() {
+// "quick": without what stands beside products.
+int main(int argc, char**) {
+  const bool quick = argc > 1;
   if (!ask_for_amx()) {
     puts("no AMX");
     return 3;
@@ -284,6 +294,28 @@ int main() {
          zr<0>();
          for (int64_t i = 0; i < n; ++i) dp<0, 4, 6>();
        }));
+  const auto registers = [&](const char* what, auto body) {
+    line(what, cycles(2000, [&](int64_t n) {
+                 ld<4>(mem);
+                 ld<5>(mem + 1024);
+                 ld<6>(mem + 2048);
+                 ld<7>(mem + 3072);
+                 zero_results();
+                 for (int64_t i = 0; i < n; ++i) body();
+               }) / 4);
+  };
+  registers("the same B in two in a row", [] { dp<0, 4, 6>(), dp<2, 5, 6>(), dp<3, 5, 7>(), dp<1, 4, 7>(); });
+  registers("the same B in all", [] { dp<0, 4, 6>(), dp<1, 5, 6>(), dp<2, 4, 6>(), dp<3, 5, 6>(); });
+  registers("the same A in all", [] { dp<0, 4, 6>(), dp<1, 4, 7>(), dp<2, 4, 6>(), dp<3, 4, 7>(); });
+  for (int64_t region : {8192L, 262144L}) {
+    printf("-- A from %ld KiB\n", region / 1024);
+    line("2x2 step, A plain", step22<kPlain>(region, 0) / 4);
+    line("2x2 step, A plain, B held", step22<kPlain, true>(region, 0) / 4);
+    line("2x2 step, A t1", step22<kT1>(region, 0) / 4);
+    line("2x2 step, A t1, B held", step22<kT1, true>(region, 0) / 4);
+    line("2x2 step, A prefetched 4 KiB ahead", step22<kPf>(region, 4096) / 4);
+    line("2x2 step, A prefetched 4 KiB ahead, B held", step22<kPf, true>(region, 4096) / 4);
+  }
   // Smaller tiles: as decoding's, which has few rows.
   line("ldtilecfg", cycles(400, [&](int64_t n) {
          for (int64_t i = 0; i < n; ++i) g.configure();
@@ -323,6 +355,10 @@ int main() {
            g.configure();
          }));
   }
+  if (quick) {
+    g.report();
+    return 0;
+  }
   beside_nops<2>();
   beside_nops<6>();
   beside_nops<12>();
@@ -345,9 +381,6 @@ int main() {
            for (int64_t i = 0; i < n; ++i)
              st<0>(mem + 65536 + i % 2 * 2048), ld<4>(mem + (1 << 20) + i * 1024 % region);
          }));
-    line("2x2 step, A plain, per product", step22<kPlain>(region, 0) / 4);
-    line("2x2 step, A t1", step22<kT1>(region, 0) / 4);
-    line("2x2 step, A prefetched 4 KiB ahead", step22<kPf>(region, 4096) / 4);
     line("1x4 step, A t1", step14<kT1>(region, 0) / 4);
     for (int steps : {2, 4}) {
       char s[80];

@@ -56,6 +56,7 @@ int main(int argc, char** argv) {
   Gate g;
   gate = &g;
   g.amx = !emulated && ask_for_amx();
+  g.configure();
   for (int i = 0; i < 400 && !g.good(); ++i)
     if (i % 20 == 19) g.at = (g.at + 1) % g.cpus.size(), g.bind(), g.configure();
   fprintf(out,

@@ -20,55 +20,61 @@ class Accumulators {
     upper_ = lower_ = nullptr;
   }
 
-  // C (=|+=) A B over `steps` steps of k. A: two tiles a step, B: [16 pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM];
-  // of A and C the lower halves only where kLower. kStream: A comes from the second cache and is read once by this tile of
-  // queries; kept in the first one, it would push out S and O, and a tile store that misses there takes as long as two
-  // products. `beside` runs twice a step: a long piece of other work between two products fills the scheduler, and the
-  // next products come too late to run beside it.
-  template <bool kAdd, bool kLower, bool kStream, class Beside>
-  TESSERA_INLINE void multiply(char* c, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes, const char* b,
-                               int64_t steps, Beside&& beside) {
+  // C (=|+=) A B over `steps` steps of k, kSteps where that is not 0; `add`: to what C holds. A: two tiles a step, B: [16
+  // pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM]; of A and C the lower halves only where kLower. kStream: A comes from the
+  // second cache and is read once by this tile of queries; kept in the first one, it would push out S and O, and a tile store that
+  // misses there takes as long as two products. `beside` runs after every product: a long piece of other work between two
+  // products fills the scheduler, and the next products come too late to run beside it.
+  template <bool kLower, bool kStream, int kSteps = 0, class Beside>
+  TESSERA_INLINE void multiply(char* c, bool add, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes,
+                               const char* b, int64_t steps, Beside&& beside) {
     char* c_lower = c + kTwoTiles_bytes;
     tile_load<6>(b, kRow_bytes);
     load_a<4, kStream>(a);
-    if (upper_) {
-      tile_store<0>(upper_, kRow_bytes);
-      begin<0, kAdd>(c);
-      tile_product<0, 4, 6>();
-      tile_load<7>(b + kTileRow_bytes, kRow_bytes);
-      tile_store<1>(upper_ + kTileRow_bytes, kRow_bytes);
-    } else {
-      begin<0, kAdd>(c);
-      tile_product<0, 4, 6>();
-      tile_load<7>(b + kTileRow_bytes, kRow_bytes);
-    }
-    begin<1, kAdd>(c + kTileRow_bytes);
+    if (upper_) tile_store<0>(upper_, kRow_bytes);
+    begin<0>(c, add);
+    tile_product<0, 4, 6>();
+    beside();
+    tile_load<7>(b + kTileRow_bytes, kRow_bytes);
+    if (upper_) tile_store<1>(upper_ + kTileRow_bytes, kRow_bytes);
+    begin<1>(c + kTileRow_bytes, add);
     tile_product<1, 4, 7>();
     beside();
     if (kLower) load_a<5, kStream>(a + a_lower_bytes);
-    if (lower_) store_lower();
+    if (lower_) tile_store<2>(lower_, kRow_bytes);
     if (kLower) {
-      begin<2, kAdd>(c_lower);
+      begin<2>(c_lower, add);
       tile_product<2, 5, 6>();
-      begin<3, kAdd>(c_lower + kTileRow_bytes);
+      beside();
+    }
+    if (lower_) tile_store<3>(lower_ + kTileRow_bytes, kRow_bytes);
+    if (kLower) {
+      begin<3>(c_lower + kTileRow_bytes, add);
       tile_product<3, 5, 7>();
+      beside();
     }
     upper_ = c, lower_ = kLower ? c_lower : nullptr;
-    beside();
-    for (int64_t step = 1; step < steps; ++step) {
+    const auto next_step = [&]() TESSERA_LAMBDA_INLINE {
       a += a_step_bytes, b += kTwoTiles_bytes;
       tile_load<6>(b, kRow_bytes);
       load_a<4, kStream>(a);
       tile_product<0, 4, 6>();
+      beside();
       tile_load<7>(b + kTileRow_bytes, kRow_bytes);
       tile_product<1, 4, 7>();
       beside();
-      if (kLower) {
-        load_a<5, kStream>(a + a_lower_bytes);
-        tile_product<2, 5, 6>();
-        tile_product<3, 5, 7>();
-      }
+      if (!kLower) return;
+      load_a<5, kStream>(a + a_lower_bytes);
+      tile_product<2, 5, 6>();
       beside();
+      tile_product<3, 5, 7>();
+      beside();
+    };
+    if constexpr (kSteps > 0) {
+#pragma GCC unroll 8
+      for (int step = 1; step < kSteps; ++step) next_step();
+    } else {
+      for (int64_t step = 1; step < steps; ++step) next_step();
     }
   }
 
@@ -81,9 +87,9 @@ class Accumulators {
       tile_load<kTile>(a, kTileRow_bytes);
     }
   }
-  template <int kTile, bool kAdd>
-  TESSERA_INLINE void begin(const char* c) {
-    if (kAdd) {
+  template <int kTile>
+  TESSERA_INLINE void begin(const char* c, bool add) {
+    if (add) {
       tile_load<kTile>(c, kRow_bytes);
     } else {
       tile_zero<kTile>();

@@ -57,11 +57,12 @@ struct StagePair {
 // S and dP of the pair into the ring; dP stays pending.
 TESSERA_OWN_FUNCTION void score_products(AmxBackward& f, const StagePair& at, float* ring) {
   const auto none = [] {};
-  f.accumulators.multiply<false, true, false>(
-      reinterpret_cast<char*>(ring), f.s.k_tiles + at.stage * 2 * f.q_steps * kTile_bytes, f.q_steps * kTile_bytes,
-      kTile_bytes, reinterpret_cast<char*>(f.s.sQ) + at.tile * f.q_steps * kSteps_bytes, f.q_steps, none);
-  f.accumulators.multiply<false, true, false>(
-      reinterpret_cast<char*>(ring + kStage_floats), f.s.v_tiles + at.stage * 2 * f.v_steps * kTile_bytes,
+  f.accumulators.multiply<true, false>(
+      reinterpret_cast<char*>(ring), false, f.s.k_tiles + at.stage * 2 * f.q_steps * kTile_bytes,
+      f.q_steps * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sQ) + at.tile * f.q_steps * kSteps_bytes,
+      f.q_steps, none);
+  f.accumulators.multiply<true, false>(
+      reinterpret_cast<char*>(ring + kStage_floats), false, f.s.v_tiles + at.stage * 2 * f.v_steps * kTile_bytes,
       f.v_steps * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sdO) + at.tile * f.v_steps * kSteps_bytes,
       f.v_steps, none);
 }
@@ -308,9 +309,9 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     const int64_t row = (first + n) * kStageKeys;
     const auto accumulate_rows = [&](float* out, const char* a, const char* b, int64_t groups) {
       for (int64_t g = 0; g < groups; ++g) {
-        f.accumulators.multiply<true, true, false>(reinterpret_cast<char*>(out + (g * f.p.block_n + row) * kBlockM), a,
-                                                   kTile_bytes, kSteps_bytes,
-                                                   b + (g * kAmxBackwardTiles + from) * kSteps_bytes, steps, none);
+        f.accumulators.multiply<true, false>(reinterpret_cast<char*>(out + (g * f.p.block_n + row) * kBlockM), true, a,
+                                             kTile_bytes, kSteps_bytes,
+                                             b + (g * kAmxBackwardTiles + from) * kSteps_bytes, steps, none);
       }
     };
     accumulate_rows(f.s.sdV, f.p_of(n, from), f.s.do_rows, f.v_steps);
@@ -325,11 +326,7 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
       char* out = reinterpret_cast<char*>(f.s.sdQ) + (t * f.q_steps + g) * 2 * kTwoTiles_bytes;
       const char* a = f.s.k_transposed + (g * (f.p.block_n / kStageKeys) + first + from) * kSteps_bytes;
       const char* b = f.ds_pairs_of(from, t);
-      if (f.dq_started[t]) {
-        f.accumulators.multiply<true, true, false>(out, a, kTile_bytes, kSteps_bytes, b, steps, none);
-      } else {
-        f.accumulators.multiply<false, true, false>(out, a, kTile_bytes, kSteps_bytes, b, steps, none);
-      }
+      f.accumulators.multiply<true, false>(out, f.dq_started[t], a, kTile_bytes, kSteps_bytes, b, steps, none);
     }
     f.dq_started[t] = true;
   }

@@ -33,17 +33,16 @@ struct AmxForward {
   const Params& p;
   const AmxForwardScratch& scratch;
   Tile* tiles;
-  int64_t q_steps;    // of 32 along head_dim
-  int64_t v_tiles;    // of 16 along head_dim_v
-  int64_t key_begin;  // of the super-block
-  int64_t keys;       // of it
-  // The next super-block, whose rows are asked for a few at a time: its first key, how many, and how many have been.
-  int64_t next_key, next_keys, next_done, next_a_stage;
+  int64_t q_steps;  // of 32 along head_dim
+  int64_t v_tiles;  // of 16 along head_dim_v
   const Sequence& sequence;
   int64_t batch, head_kv;
   bool has_options;
-  NonfiniteKeys nonfinite;  // of the super-block's values, where something may be masked
-  Accumulators accumulators;
+  int64_t key_begin = 0, keys = 0;  // of the super-block
+  // The next super-block, whose rows are asked for a few at a time: its first key, how many, and how many have been.
+  int64_t next_key = 0, next_keys = 0, next_done = 0, next_a_stage = 0;
+  NonfiniteKeys nonfinite{};  // of the super-block's values, where something may be masked
+  Accumulators accumulators{};
 
   TESSERA_INLINE void prefetch_next() {
     const int64_t end = min_of(next_keys, next_done + next_a_stage);
@@ -61,34 +60,27 @@ struct AmxForward {
   }
   TESSERA_INLINE int64_t output_groups() const { return (v_tiles + 1) / 2; }
 
-  // S of one stage of the job: C [32][kBlockM].
-  template <class Beside>
+  // S of one stage of the job: C [32][kBlockM]. kSteps: q_steps, where it is known.
+  template <int kSteps = 0, class Beside>
   TESSERA_INLINE void scores(const Job& job, int64_t stage, float* s, Beside&& beside) {
-    accumulators.multiply<false, true, true>(reinterpret_cast<char*>(s),
-                                             scratch.k_tiles + (job.first + stage) * 2 * q_steps * kTile_bytes,
-                                             q_steps * kTile_bytes, kTile_bytes, q_of(job), q_steps, beside);
+    const int64_t steps = kSteps > 0 ? kSteps : q_steps;
+    accumulators.multiply<true, true, kSteps>(reinterpret_cast<char*>(s), false,
+                                              scratch.k_tiles + (job.first + stage) * 2 * steps * kTile_bytes,
+                                              steps * kTile_bytes, kTile_bytes, q_of(job), steps, beside);
   }
 
-  // Group `group` of 32 rows of O^T += V^T P^T over the job's keys.
-  template <class Beside>
+  // Group `group` of 32 rows of O^T += V^T P^T over the job's keys. kStages: the job's stages, where they are known.
+  template <int kStages = 0, class Beside>
   TESSERA_INLINE void output(const Job& job, const uint32_t* sP, int64_t group, Beside&& beside) {
     char* o = o_of(job) + group * 2 * kTwoTiles_bytes;
     const char* v = scratch.v_tiles + (group * (p.block_n / kStageKeys) + job.first) * 2 * kTile_bytes;
     const char* probabilities = reinterpret_cast<const char*>(sP);
     constexpr int64_t step_bytes = 2 * kTile_bytes;
     const bool add = tiles[job.tile].started;
-    if (group * 2 + 1 < v_tiles) {
-      if (add) {
-        accumulators.multiply<true, true, true>(o, v, kTile_bytes, step_bytes, probabilities, job.stages, beside);
-      } else {
-        accumulators.multiply<false, true, true>(o, v, kTile_bytes, step_bytes, probabilities, job.stages, beside);
-      }
+    if (kStages > 0 || group * 2 + 1 < v_tiles) {
+      accumulators.multiply<true, true, kStages>(o, add, v, kTile_bytes, step_bytes, probabilities, job.stages, beside);
     } else {
-      if (add) {
-        accumulators.multiply<true, false, true>(o, v, 0, step_bytes, probabilities, job.stages, beside);
-      } else {
-        accumulators.multiply<false, false, true>(o, v, 0, step_bytes, probabilities, job.stages, beside);
-      }
+      accumulators.multiply<false, true>(o, add, v, 0, step_bytes, probabilities, job.stages, beside);
     }
   }
   // All groups.
@@ -139,20 +131,52 @@ struct Beside {
   int64_t group_begin, group_end;
 };
 
-template <Scores kScores>
+// kSteps, kStages: of a full stage, with q_steps = v_tiles / 2 = kSteps, a next stage, and jobs of kStages stages, whose groups
+// of the output are equally many a stage. Everything is then known when it is compiled.
+template <Scores kScores, int kSteps = 0, int kStages = 0>
 TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
                                        int64_t key, const Beside& work, const StageOptions* options) {
   StageSoftmax<kScores> softmax(f.p, tile, sums, s, sP, key, options);
-  const int64_t calls =
-      2 * ((work.next ? f.q_steps : 0) + (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
-  const int units = static_cast<int>(calls ? (kUnits + calls - 1) / calls : kUnits);
-  const auto beside = [&]() TESSERA_LAMBDA_INLINE { softmax.run(units); };
+  if constexpr (kSteps > 0) {
+    constexpr int kGroups = kSteps / kStages, kProducts = 4 * (kSteps + kGroups * kStages);
+    static_assert(kSteps % kStages == 0 && 2 * kUnits % kProducts == 0, "as much softmax beside each product");
+    const auto beside = [&]() TESSERA_LAMBDA_INLINE { softmax.template run_halves<2 * kUnits / kProducts>(); };
+    f.scores<kSteps>(*work.next, work.next_stage, work.next_s, beside);
+#pragma GCC unroll 4
+    for (int group = 0; group < kGroups; ++group) {
+      f.output<kStages>(*work.before, work.before_p, work.group_begin + group, beside);
+    }
+    softmax.finish(sums);
+    return;
+  }
+  // Spread evenly, in fixed point with 16 fractional bits.
+  const int64_t products =
+      4 * ((work.next ? f.q_steps : 0) + (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
+  const int64_t units_a_product = (kUnits << 16) / max_of<int64_t>(1, products) + 1;
+  int64_t units = 0;
+  const auto beside = [&]() TESSERA_LAMBDA_INLINE {
+    units += units_a_product;
+    softmax.run_to(static_cast<int>(units >> 16));
+  };
   if (work.next) f.scores(*work.next, work.next_stage, work.next_s, beside);
   for (int64_t group = work.group_begin; group < work.group_end; ++group) {
     f.output(*work.before, work.before_p, group, beside);
   }
   softmax.finish(sums);
   if (work.group_begin >= work.group_end) f.accumulators.flush();
+}
+
+// Where there are no options: the usual head sizes have functions of their own.
+template <Scores kScores>
+TESSERA_INLINE void attend_stage_of(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
+                                    int64_t key, const Beside& work) {
+  const auto full = [&](int64_t steps, int64_t stages) {
+    return f.q_steps == steps && f.v_tiles == 2 * steps && work.next && work.before && work.before->stages == stages &&
+           work.group_end - work.group_begin == steps / stages;
+  };
+  if (full(2, 2)) return attend_stage<kScores, 2, 2>(f, tile, sums, s, sP, key, work, nullptr);
+  if (full(4, 4)) return attend_stage<kScores, 4, 4>(f, tile, sums, s, sP, key, work, nullptr);
+  attend_stage<kScores>(f, tile, sums, s, sP, key, work, nullptr);
 }
 
 TESSERA_INLINE void attend_stage_with(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
@@ -380,9 +404,9 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
           sums.seen[0] |= options.seen[0], sums.seen[1] |= options.seen[1];
           attend_stage_with(f, tile, sums, s, stage_p, key, work, options);
         } else if (seen_by_all(tile, key)) {
-          attend_stage<Scores::kAllSeen>(f, tile, sums, s, stage_p, key, work, nullptr);
+          attend_stage_of<Scores::kAllSeen>(f, tile, sums, s, stage_p, key, work);
         } else {
-          attend_stage<Scores::kMasked>(f, tile, sums, s, stage_p, key, work, nullptr);
+          attend_stage_of<Scores::kMasked>(f, tile, sums, s, stage_p, key, work);
         }
       }
       if (before) f.finish_output(*before, before_p);
@@ -417,18 +441,10 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
                reinterpret_cast<Tile*>(scratch.tiles),
                padded_to(p.head_dim, kTileSteps_elems) / kTileSteps_elems,
                padded_to(p.head_dim_v, kTileSide) / kTileSide,
-               0,
-               0,
-               0,
-               0,
-               0,
-               0,
                sequence,
                batch,
                head_kv,
-               options,
-               {},
-               {}};
+               options};
 
   // 1. Which tiles are mine, and Q: global -> scratch, pairs along d.
   const auto [first_key, key_end] = init_tiles(p, at, f.tiles, kStageKeys);

@@ -69,6 +69,12 @@ struct PairsOf<true> {
   typedef KeptPairs Type;
 };
 
+// Computed here: gcc would put the sums of a whole unrolled stage off, and spill what they are sums of.
+template <class V>
+TESSERA_INLINE void compute_here(V& v) {
+  asm volatile("" : "+v"(v));
+}
+
 // The softmax of one stage: S [32][kBlockM] -> P [16 pairs of keys j, j + 16][kBlockM], some units at a time. What dropout
 // drops is 0, what it keeps is not scaled: O is, at the end.
 template <Scores kScores>
@@ -89,44 +95,64 @@ class StageSoftmax {
     for (int c = 0; c < 2; ++c) sum_[c] = load(sums.sum + c * kLanes);
   }
 
-  TESSERA_INLINE void run(int count) {
-    const int end = min_of(index_ + count, kUnits);
-    for (; index_ < end; ++index_) {
-      const int64_t unit = pairs_.unit(index_);
-      uint32_t* out = p_out_ + unit * kBlockM;
-#pragma GCC unroll 2
-      for (int c = 0; c < 2; ++c) {
-        __m512i low = exponential_.template entry<false>(s_, unit, c).probability;
-        __m512i high = exponential_.template entry<true>(s_, unit, c).probability;
-        exponential_.next_unit(c);
-        sum_[c] += (VecF)low + (VecF)high;
-        if constexpr (!kPlain) {
-          out_of_range_ |= ((VecU)low | (VecU)high) & 0x80000000u;
-          if (exponential_.dropout()) {
-            low = (__m512i)exponential_.template kept<false>(unit, c, (VecF)low);
-            high = (__m512i)exponential_.template kept<true>(unit, c, (VecF)high);
-          }
-        }
-        const VecU pair = join_words(Rounded(low), Rounded(high));
-        if constexpr (kPlain) out_of_range_ |= pair;
-        store(out + c * kLanes, pairs_(index_, c, pair));
+  // Up to unit `end`.
+  TESSERA_INLINE void run_to(int end) {
+    for (end = min_of(end, kUnits); index_ < end;) {
+      half_unit<0>();
+      half_unit<1>();
+    }
+  }
+  // The next kCount halves of units, of which there certainly are as many: known when compiled.
+  template <int kCount>
+  TESSERA_INLINE void run_halves() {
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) {
+      if (half_) {
+        half_unit<1>();
+      } else {
+        half_unit<0>();
       }
-      pairs_.next(index_);
-      exponential_.prefetch_bias(unit);
     }
   }
   // The rest of the stage.
   TESSERA_INLINE void finish(JobSums& sums) {
-    run(kUnits);
+    run_to(kUnits);
     store(sums.out_of_range, out_of_range_);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) store(sums.sum + c * kLanes, sum_[c]);
   }
 
  private:
+  // Vector c of the next unit.
+  template <int c>
+  TESSERA_INLINE void half_unit() {
+    const int64_t unit = pairs_.unit(index_);
+    __m512i low = exponential_.template entry<false>(s_, unit, c).probability;
+    __m512i high = exponential_.template entry<true>(s_, unit, c).probability;
+    exponential_.next_unit(c);
+    sum_[c] += (VecF)low + (VecF)high;
+    if constexpr (!kPlain) {
+      out_of_range_ |= ((VecU)low | (VecU)high) & 0x80000000u;
+      if (exponential_.dropout()) {
+        low = (__m512i)exponential_.template kept<false>(unit, c, (VecF)low);
+        high = (__m512i)exponential_.template kept<true>(unit, c, (VecF)high);
+      }
+    }
+    const VecU pair = join_words(Rounded(low), Rounded(high));
+    if constexpr (kPlain) out_of_range_ |= pair;
+    store(p_out_ + unit * kBlockM + c * kLanes, pairs_(index_, c, pair));
+    compute_here(sum_[c]), compute_here(out_of_range_);
+    half_ = c == 0;
+    if (half_) return;
+    pairs_.next(index_);
+    exponential_.prefetch_bias(unit);
+    ++index_;
+  }
+
   const float* s_;
   uint32_t* p_out_;
-  int index_ = 0;  // of the next unit
+  int index_ = 0;      // of the next unit
+  bool half_ = false;  // whose first half is done
   StageExponential<kScores, kDegree, false> exponential_;
   typename PairsOf<kScores == Scores::kDropout>::Type pairs_;
   VecF sum_[2];
