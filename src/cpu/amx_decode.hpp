@@ -6,8 +6,9 @@
 //   O [rows][head_dim_v] += P V  A: P, rows x 16 keys        B: V, 16 keys x 32 columns
 //
 // A product sums over pairs, and a row of V is pairs of columns: with a weight in the low half of A's words and 0 in the high
-// half it gives the even columns, the other way round the odd ones. So V needs no packing, for twice the products, of which
-// there is no lack: decoding is bound by memory. While a block of keys is worked on, the rows of the next one are asked for in
+// half it gives the even columns, the other way round the odd ones. So V needs no packing, for twice the products. A product
+// takes as many cycles as A has rows: up to 8 query rows stand twice in one A, above for the even columns and below for the
+// odd ones; more are two A's, of which each meets all of V. While a block of keys is worked on, the rows of the next one are asked for in
 // the order in which they lie, into the second cache, some after each product: the hardware's prefetchers see one stream of
 // neighbours and run ahead of it. Beside the products of the next head's S runs the softmax of the present one.
 //
@@ -21,8 +22,7 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kDecodeQuarters = 4;                              // tiles of 16 keys whose S is taken at a time
-constexpr int64_t kDecodeRound_keys = kDecodeQuarters * kTileSide;  // 64
+constexpr int64_t kDecodeRound_keys = 2 * kTileSide;  // whose S is taken at a time
 static_assert(kDecodeRows == kTileSide && kAmxDecodeKeys % kDecodeRound_keys == 0);
 
 // Rows of K and V of one block of keys, of the first of the item's KV heads.
@@ -110,52 +110,51 @@ struct AmxDecode {
   const DecodePart& part;
   const AmxDecodeScratch& scratch;
   DecodeRow* rows;          // [heads][row_count]
-  int64_t q_steps, out_ld;  // of 32 along head_dim; floats of a row of O
+  int64_t q_steps, out_ld;  // of 32 along head_dim; floats of a row of O, of its even or odd columns
   bool k_stands, v_stands;  // rows are a fixed number of bytes apart, and fill whole steps
   bool plain;               // a score is scale q . k
   DecodePrefetch prefetch;
 
   TESSERA_INLINE float* s_of(int64_t h) const { return scratch.s + h % 2 * p.block_n * kTileSide; }
-  TESSERA_INLINE uint32_t* p_of(int64_t half) const { return scratch.p + half * kTileSide * p.block_n; }
+  // Weights of the even and of the odd columns, in the low and in the high half of a word.
+  TESSERA_INLINE uint32_t* p_of(int64_t half) const { return scratch.p + half * part.row_count * p.block_n; }
+  // Row r of a head's O, its even or odd columns.
+  TESSERA_INLINE float* o_of(int64_t h, int64_t half, int64_t r) const {
+    return scratch.o + ((h * 2 + half) * part.row_count + r) * out_ld;
+  }
+  // One A of both halves, or two.
+  TESSERA_INLINE int64_t halves_of_p() const { return part.row_count <= kTileSide / 2 ? 1 : 2; }
+  TESSERA_INLINE int64_t rows_of_p() const { return part.row_count * 2 / halves_of_p(); }
 
   // S^T [block_n][16 rows] of one head. `beside` runs after every product.
   template <class Beside>
   TESSERA_INLINE void scores(const DecodeBlock& block, int64_t h, Beside&& beside) {
     const char* q = reinterpret_cast<const char*>(scratch.q + h * q_steps * kTileSide * kTileSide);
     for (int64_t first = 0; first < block.count; first += kDecodeRound_keys) {
-      const char* a[kDecodeQuarters];
+      const char *a0 = block.keys[first] + h * p.k.head, *a1 = nullptr;
       int64_t stride = p.k.row, step_bytes = kTileRow_bytes;
       if (k_stands && first + kDecodeRound_keys <= block.count) {
-        for (int64_t i = 0; i < kDecodeQuarters; ++i) a[i] = block.keys[first + i * kTileSide] + h * p.k.head;
+        a1 = block.keys[first + kTileSide] + h * p.k.head;
       } else {
         stride = kTileRow_bytes, step_bytes = kTile_bytes;
-        for (int64_t i = 0; i < kDecodeQuarters; ++i) {
-          char* copy = scratch.copy + i * q_steps * kTile_bytes;
-          copy_rows(copy, block.keys, h * p.k.head, first + i * kTileSide, block.count, p.head_dim);
-          a[i] = copy;
-        }
+        char *copy0 = scratch.copy, *copy1 = copy0 + q_steps * kTile_bytes;
+        copy_rows(copy0, block.keys, h * p.k.head, first, block.count, p.head_dim);
+        copy_rows(copy1, block.keys, h * p.k.head, first + kTileSide, block.count, p.head_dim);
+        a0 = copy0, a1 = copy1;
       }
-      tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+      tile_zero<4>(), tile_zero<5>();
       for (int64_t step = 0; step < q_steps; ++step) {
         tile_load<6>(q + step * kTile_bytes, kTileRow_bytes);
-        tile_load<4>(a[0] + step * step_bytes, stride);
-        tile_product<0, 4, 6>();
+        tile_load<7>(a0 + step * step_bytes, stride);
+        tile_product<4, 7, 6>();
         beside(), prefetch.lines<2>();
-        tile_load<5>(a[1] + step * step_bytes, stride);
-        tile_product<1, 5, 6>();
-        beside(), prefetch.lines<2>();
-        tile_load<4>(a[2] + step * step_bytes, stride);
-        tile_product<2, 4, 6>();
-        beside(), prefetch.lines<2>();
-        tile_load<5>(a[3] + step * step_bytes, stride);
-        tile_product<3, 5, 6>();
+        tile_load<7>(a1 + step * step_bytes, stride);
+        tile_product<5, 7, 6>();
         beside(), prefetch.lines<2>();
       }
       char* s = reinterpret_cast<char*>(s_of(h) + first * kTileSide);
-      tile_store<0>(s, kTileRow_bytes);
-      tile_store<1>(s + kTile_bytes, kTileRow_bytes);
-      tile_store<2>(s + 2 * kTile_bytes, kTileRow_bytes);
-      tile_store<3>(s + 3 * kTile_bytes, kTileRow_bytes);
+      tile_store<4>(s, kTileRow_bytes);
+      tile_store<5>(s + kTile_bytes, kTileRow_bytes);
     }
   }
 
@@ -209,7 +208,7 @@ struct AmxDecode {
     return true;
   }
   // The same with every option and mask, by the block's maximum.
-  TESSERA_OWN_FUNCTION void masked_row(const DecodeBlock& block, DecodeRow& row, int64_t r, float* o) const {
+  TESSERA_OWN_FUNCTION void masked_row(const DecodeBlock& block, DecodeRow& row, int64_t h, int64_t r) const {
     float* s = scratch.rows_s + r * p.block_n;
     uint32_t *low = p_of(0) + r * p.block_n, *high = p_of(1) + r * p.block_n;
     const float rescale = decode_softmax(p, part.sequence, row, s, block.begin, block.count);
@@ -220,14 +219,17 @@ struct AmxDecode {
       store(low + n, kept >> 16);
     }
     if (rescale == 1.0f) return;
-    for (int64_t d = 0; d < out_ld; d += kLanes) store(o + d, load(o + d) * rescale);
+    for (int64_t half = 0; half < 2; ++half) {
+      float* o = o_of(h, half, r);
+      for (int64_t d = 0; d < out_ld; d += kLanes) store(o + d, load(o + d) * rescale);
+    }
   }
   TESSERA_INLINE void softmax_row(const DecodeBlock& block, int64_t h, int64_t r) const {
     DecodeRow& row = rows[h * part.row_count + r];
     const bool full = plain && block.count % (2 * kLanes) == 0 && block.begin >= row.low &&
                       block.begin + block.count - 1 <= row.full_high && row.stale_max != -infinity();
     if (full && stale_max_row(row, r, block.count)) return;
-    masked_row(block, row, r, scratch.o + (h * kTileSide + r) * out_ld);
+    masked_row(block, row, h, r);
   }
 
   // The softmax of one head, in pieces: transpositions, then rows.
@@ -254,18 +256,14 @@ struct AmxDecode {
     }
   };
 
-  // O += P V of the block, for columns `column` ... + 63, or of the 32 last.
+  // O += P V of the block, for columns `column` ... + 63, or of the 32 last: what one A gives.
   template <int kGroups>
-  TESSERA_INLINE void output(const DecodeBlock& block, int64_t h, int64_t column) {
-    char* o = reinterpret_cast<char*>(scratch.o + h * kTileSide * out_ld + column);
+  TESSERA_INLINE void output(const DecodeBlock& block, int64_t h, int64_t column, int64_t half) {
+    char* o = reinterpret_cast<char*>(o_of(h, half, 0) + column / 2);
     const int64_t o_stride = out_ld * 4, p_stride = p.block_n * 4;
-    const char *low = reinterpret_cast<const char*>(p_of(0)), *high = reinterpret_cast<const char*>(p_of(1));
+    const char* weights = reinterpret_cast<const char*>(p_of(half));
     tile_load<0>(o, o_stride);
-    tile_load<1>(o + kTileRow_bytes, o_stride);
-    if constexpr (kGroups == 2) {
-      tile_load<2>(o + 2 * kTileRow_bytes, o_stride);
-      tile_load<3>(o + 3 * kTileRow_bytes, o_stride);
-    }
+    if constexpr (kGroups == 2) tile_load<1>(o + kTileRow_bytes, o_stride);
     for (int64_t n = 0; n < block.count; n += kTileSide) {
       const char* v = block.values[n] + h * p.v.head + column * 2;
       int64_t stride = p.v.row, group_bytes = kTileRow_bytes;
@@ -274,27 +272,20 @@ struct AmxDecode {
                   min_of<int64_t>(p.head_dim_v - column, kGroups * kTileSteps_elems));
         v = scratch.copy, stride = kTileRow_bytes, group_bytes = kTile_bytes;
       }
-      tile_load<4>(low + n * 4, p_stride);
-      tile_load<6>(v, stride);
-      tile_product<0, 4, 6>();
+      tile_load<2>(weights + n * 4, p_stride);
       prefetch.lines<3>();
-      tile_load<5>(high + n * 4, p_stride);
-      tile_product<1, 5, 6>();
+      tile_load<6>(v, stride);
+      tile_product<0, 2, 6>();
       prefetch.lines<3>();
       if constexpr (kGroups == 2) {
         tile_load<7>(v + group_bytes, stride);
-        tile_product<2, 4, 7>();
         prefetch.lines<3>();
-        tile_product<3, 5, 7>();
+        tile_product<1, 2, 7>();
         prefetch.lines<3>();
       }
     }
     tile_store<0>(o, o_stride);
-    tile_store<1>(o + kTileRow_bytes, o_stride);
-    if constexpr (kGroups == 2) {
-      tile_store<2>(o + 2 * kTileRow_bytes, o_stride);
-      tile_store<3>(o + 3 * kTileRow_bytes, o_stride);
-    }
+    if constexpr (kGroups == 2) tile_store<1>(o + kTileRow_bytes, o_stride);
   }
 
   // The rows of all KV heads against one block. `look`: for NaN and infinities in V.
@@ -309,9 +300,13 @@ struct AmxDecode {
         output_of_seen(block, h);
         continue;
       }
-      int64_t column = 0;
-      for (; column + 2 * kTileSteps_elems <= out_ld; column += 2 * kTileSteps_elems) output<2>(block, h, column);
-      if (column < out_ld) output<1>(block, h, column);
+      for (int64_t half = 0; half < halves_of_p(); ++half) {
+        int64_t column = 0;
+        for (; column + 2 * kTileSteps_elems <= 2 * out_ld; column += 2 * kTileSteps_elems) {
+          output<2>(block, h, column, half);
+        }
+        if (column < 2 * out_ld) output<1>(block, h, column, half);
+      }
     }
   }
 
@@ -341,23 +336,18 @@ struct AmxDecode {
         const uint32_t bits = p_of(1)[r * p.block_n + n];
         float weight;
         __builtin_memcpy(&weight, &bits, sizeof weight);
-        float* o = scratch.o + (h * kTileSide + r) * out_ld;
-        for (int64_t d = 0; d < p.head_dim_v; ++d) o[out_column(d)] += weight * value[d];
+        for (int64_t d = 0; d < p.head_dim_v; ++d) o_of(h, d % 2, r)[d / 2] += weight * value[d];
       }
     }
   }
-
- public:
-  // Where column d of O lies while it accumulates: of 32 columns first the even ones.
-  TESSERA_INLINE static int64_t out_column(int64_t d) { return d / 32 * 32 + d % 2 * 16 + d % 32 / 2; }
 };
 
 // Whether O of all rows is finite.
 TESSERA_OWN_FUNCTION bool output_is_finite(const AmxDecode& d) {
   VecF sum{};  // of 0 x: 0, or NaN
   for (int64_t h = 0; h < d.part.heads; ++h) {
-    const float* o = d.scratch.o + h * kTileSide * d.out_ld;
-    for (int64_t i = 0; i < d.part.row_count * d.out_ld; i += kLanes) sum = fma(load(o + i), VecF{}, sum);
+    const float* o = d.o_of(h, 0, 0);
+    for (int64_t i = 0; i < 2 * d.part.row_count * d.out_ld; i += kLanes) sum = fma(load(o + i), VecF{}, sum);
   }
   return !any(sum != VecF{});
 }
@@ -366,7 +356,7 @@ TESSERA_OWN_FUNCTION bool output_is_finite(const AmxDecode& d) {
 TESSERA_OWN_FUNCTION void decode_part(AmxDecode& d, const KeyRange& keys, bool look) {
   const Params& p = d.p;
   const DecodePart& part = d.part;
-  __builtin_memset(d.scratch.o, 0, static_cast<size_t>(part.heads * kTileSide * d.out_ld) * sizeof(float));
+  __builtin_memset(d.scratch.o, 0, static_cast<size_t>(part.heads * 2 * part.row_count * d.out_ld) * sizeof(float));
   int64_t all_low = 0, all_high = part.key_end;  // keys that every row sees
   for (int64_t i = 0; i < part.heads * part.row_count; ++i) {
     all_low = max_of(all_low, d.rows[i].low), all_high = min_of(all_high, d.rows[i].full_high);
@@ -395,7 +385,7 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
               scratch,
               reinterpret_cast<DecodeRow*>(scratch.rows),
               padded_to(p.head_dim, kTileSteps_elems) / kTileSteps_elems,
-              padded_to(p.head_dim_v, kTileSteps_elems),
+              padded_to(p.head_dim_v, kTileSteps_elems) / 2,
               neighbours && p.head_dim % kTileSteps_elems == 0,
               neighbours && p.head_dim_v % kTileSteps_elems == 0,
               p.softcap == 0 && !p.alibi_slopes,
@@ -408,7 +398,7 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
                       p.head_dim);
   }
   __builtin_memset(scratch.p, 0, static_cast<size_t>(2 * kTileSide * p.block_n) * sizeof(uint32_t));
-  tiles_configure();
+  tiles_configure(d.rows_of_p());
   decode_part(d, keys, false);
   if (!output_is_finite(d)) {  // a NaN or an infinity of V has reached its neighbouring column, too, as 0 x NaN
     init_decode_rows(p, part, d.rows);
@@ -417,8 +407,8 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
   tiles_release();
   for (int64_t h = 0; h < part.heads; ++h) {
     for (int64_t r = 0; r < part.row_count; ++r) {
-      write_decode_row(p, part, d.rows[h * part.row_count + r], scratch.o + (h * kTileSide + r) * d.out_ld,
-                       [](int64_t column) { return AmxDecode::out_column(column); });
+      write_decode_row(p, part, d.rows[h * part.row_count + r], d.o_of(h, 0, r),
+                       [&](int64_t column) { return column % 2 * part.row_count * d.out_ld + column / 2; });
     }
   }
 }

@@ -22,6 +22,7 @@ constexpr int kTileSide = 16;             // rows of a tile, float32 or pairs of
 constexpr int64_t kTileRow_bytes = 64;    // a row of a tile
 constexpr int64_t kTile_bytes = 1024;     // a tile whose rows are neighbours
 constexpr int64_t kTileSteps_elems = 32;  // bfloat16 along k that one product takes
+constexpr int kLowTiles = 4;              // registers 0 ... 3, which may be configured with fewer rows
 
 #if defined(TESSERA_AMX_EMULATED)
 
@@ -29,8 +30,10 @@ struct EmulatedTile {
   alignas(64) uint32_t rows[kTileSide][kTileSide];
 };
 inline thread_local EmulatedTile emulated_tiles[8];
+inline thread_local int emulated_low_rows = kTileSide;
 
-TESSERA_INLINE void tiles_configure() {}
+TESSERA_INLINE int emulated_rows(int tile) { return tile < kLowTiles ? emulated_low_rows : kTileSide; }
+TESSERA_INLINE void tiles_configure(int64_t low_rows = kTileSide) { emulated_low_rows = static_cast<int>(low_rows); }
 TESSERA_INLINE void tiles_release() {
   for (EmulatedTile& tile : emulated_tiles) __builtin_memset(&tile, 0xff, sizeof tile);  // NaN: nothing may be left
 }
@@ -40,7 +43,7 @@ TESSERA_INLINE void tile_zero() {
 }
 template <int kTile>
 TESSERA_INLINE void tile_load(const void* rows, int64_t stride_bytes) {
-  for (int m = 0; m < kTileSide; ++m) {
+  for (int m = 0; m < emulated_rows(kTile); ++m) {
     __builtin_memcpy(emulated_tiles[kTile].rows[m], static_cast<const char*>(rows) + m * stride_bytes, kTileRow_bytes);
   }
 }
@@ -50,7 +53,7 @@ TESSERA_INLINE void tile_load_streamed(const void* rows, int64_t stride_bytes) {
 }
 template <int kTile>
 TESSERA_INLINE void tile_store(void* rows, int64_t stride_bytes) {
-  for (int m = 0; m < kTileSide; ++m) {
+  for (int m = 0; m < emulated_rows(kTile); ++m) {
     __builtin_memcpy(static_cast<char*>(rows) + m * stride_bytes, emulated_tiles[kTile].rows[m], kTileRow_bytes);
   }
 }
@@ -61,8 +64,8 @@ TESSERA_INLINE VecF flush_denormals(VecF v) {
   return (VecF)((u & 0x7f800000u) == 0u ? u & 0x80000000u : u);
 }
 
-inline void emulate_product(EmulatedTile& c, const EmulatedTile& a, const EmulatedTile& b) {
-  for (int m = 0; m < kTileSide; ++m) {
+inline void emulate_product(EmulatedTile& c, const EmulatedTile& a, const EmulatedTile& b, int rows) {
+  for (int m = 0; m < rows; ++m) {
     VecF even{}, odd{};
     for (int k = 0; k < kTileSide; ++k) {
       const VecU pairs = load_as<VecU>(b.rows[k]), element = splat(a.rows[m][k]);
@@ -77,22 +80,25 @@ inline void emulate_product(EmulatedTile& c, const EmulatedTile& a, const Emulat
 }
 template <int kC, int kA, int kB>
 TESSERA_INLINE void tile_product() {
-  emulate_product(emulated_tiles[kC], emulated_tiles[kA], emulated_tiles[kB]);
+  static_assert(kB >= kLowTiles, "all 16 rows of B");
+  if (emulated_rows(kC) != emulated_rows(kA)) __builtin_trap();  // which the processor refuses
+  emulate_product(emulated_tiles[kC], emulated_tiles[kA], emulated_tiles[kB], emulated_rows(kC));
 }
 
 #else
 
-// All eight tiles at their full size: palette 1, 16 rows of 64 bytes.
-TESSERA_INLINE void tiles_configure() {
+// Palette 1: rows of 64 bytes, 16 of them, but in the low tiles `low_rows`. A product takes as many cycles as A has rows.
+TESSERA_INLINE void tiles_configure(int64_t low_rows = kTileSide) {
   struct TileConfig {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
     uint8_t rows[16];
   };
   static_assert(sizeof(TileConfig) == 64, "ldtilecfg reads 64 bytes");
-  alignas(64) static constexpr TileConfig kConfig = {
-      1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
-  asm volatile("ldtilecfg %0" ::"m"(kConfig));
+  const uint8_t low = static_cast<uint8_t>(low_rows);
+  alignas(64)
+      const TileConfig config = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {low, low, low, low, 16, 16, 16, 16}};
+  asm volatile("ldtilecfg %0" ::"m"(config));
 }
 TESSERA_INLINE void tiles_release() { asm volatile("tilerelease"); }
 template <int kTile>

@@ -2,6 +2,7 @@
 // are some, against the emulation, bit by bit. And the operands that are packed for them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -89,6 +90,18 @@ TEST_P(AmxTile, MultipliesPairsInTheManualsOrder) {
   }
   probe().multiply_add(c.data(), a.data(), b.data());
   EXPECT_EQ(c, expected);
+}
+
+TEST_P(AmxTile, MultipliesAFewRowsAndLeavesTheOthers) {
+  const std::vector<std::uint16_t> a = random_bf16(16 * 32, 5), b = random_bf16(16 * 32, 6);
+  std::vector<float> all(256, 0.5f);
+  probe().multiply_add(all.data(), a.data(), b.data());
+  for (const std::size_t rows : {1, 4, 15, 16}) {
+    std::vector<float> c(256, 0.5f), expected(256, 0.5f);
+    std::copy_n(all.begin(), rows * 16, expected.begin());
+    probe().multiply_add_rows(c.data(), a.data(), b.data(), static_cast<std::int64_t>(rows));
+    EXPECT_EQ(c, expected) << rows;
+  }
 }
 
 TEST_P(AmxTile, TakesDenormalsForZeros) {
