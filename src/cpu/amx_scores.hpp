@@ -132,17 +132,35 @@ TESSERA_INLINE bool all_within(const float* s, float bound) {
 // seen, or anything. kSoftcap: of small scores; kAlibi: all keys on one side of the diagonal.
 enum class Scores { kAllSeen, kMasked, kSoftcap, kBias, kAlibi, kDropout, kOptions };
 
-// A stage's bias: the rows two stages on, which the softmax asks for one by one, since all at once they would fill the first
+// A stage's rows of the bias. Those two stages on are asked for one by one, since all at once they would fill the first
 // cache's miss buffers. The hardware does not foresee so many rows, and of a power of two of bytes they share a few sets.
-struct BiasAhead {
+struct BiasRows {
   const char* rows[kBlockM];
+  int64_t ahead_bytes;
   bool second_line;
 
+  TESSERA_INLINE void locate(const Params& p, const Tile& tile, int64_t key) {
+    const ScoreTensor& bias = p.bias;
+    const __m512i first =
+        _mm512_set1_epi64(reinterpret_cast<int64_t>(bias.data) + bias.batch * tile.batch + bias.col * key);
+    const __m512i head_bytes = _mm512_set1_epi64(bias.head), row_bytes = _mm512_set1_epi64(bias.row);
+    constexpr int64_t kPointers = 8;  // a vector
+    for (int64_t lane = 0; lane < kBlockM; lane += kPointers) {
+      const auto wide = [lane](const int32_t* numbers) TESSERA_LAMBDA_INLINE {
+        return _mm512_cvtepi32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers + lane)));
+      };
+      const __m512i offset = _mm512_add_epi64(_mm512_mullo_epi64(wide(tile.head), head_bytes),
+                                              _mm512_mullo_epi64(wide(tile.query), row_bytes));
+      _mm512_storeu_si512(rows + lane, _mm512_add_epi64(first, offset));
+    }
+    ahead_bytes = 2 * kStageKeys * bias.col;
+    second_line = p.bias_dtype == TESSERA_FLOAT32;
+  }
   TESSERA_INLINE void prefetch(int64_t unit) const {
     constexpr int kIntoSecondCache = 2;
     for (int64_t lane = 2 * unit; lane < 2 * unit + 2; ++lane) {
-      __builtin_prefetch(rows[lane], 0, kIntoSecondCache);
-      if (second_line) __builtin_prefetch(rows[lane] + kCacheLine_bytes, 0, kIntoSecondCache);
+      __builtin_prefetch(rows[lane] + ahead_bytes, 0, kIntoSecondCache);
+      if (second_line) __builtin_prefetch(rows[lane] + ahead_bytes + kCacheLine_bytes, 0, kIntoSecondCache);
     }
   }
 };
@@ -150,17 +168,10 @@ static_assert(kBlockM == 2 * kUnits);
 
 // out[n][kBlockM] = bias[query of the lane][key + n] as float32, zeros past the last row and key. False: there is a -inf among
 // them, or there may be.
-TESSERA_INLINE bool gather_bias(float* out, BiasAhead& ahead, const Params& p, const Tile& tile, int64_t key,
+TESSERA_INLINE bool gather_bias(float* out, const BiasRows& bias, const Params& p, const Tile& tile, int64_t key,
                                 int64_t keys) {
   const bool bf16 = p.bias_dtype == TESSERA_BFLOAT16 && p.bias.col == 2;
   const bool f32 = p.bias_dtype == TESSERA_FLOAT32 && p.bias.col == 4;
-  const char* rows[kBlockM];
-  for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    const int64_t row = min_of<int64_t>(lane, tile.count - 1);
-    rows[lane] = score_row_at(p.bias, tile, row, tile.query[row]) + p.bias.col * key;
-    ahead.rows[lane] = rows[lane] + 2 * kStageKeys * p.bias.col;
-  }
-  ahead.second_line = f32;
   if (!bf16 && !f32) {
     gather_scores(out, p.bias, p.bias_dtype, tile, key, keys);
     return false;
@@ -171,7 +182,7 @@ TESSERA_INLINE bool gather_bias(float* out, BiasAhead& ahead, const Params& p, c
   for (int64_t r = 0; r < kBlockM; r += kTileSide) {
     VecU words[kTileSide];
     if (bf16) {
-      transpose_pairs(words, SixteenRows(rows + r, tile.count - r, 0, keys));
+      transpose_pairs(words, SixteenRows(bias.rows + r, tile.count - r, 0, keys));
 #pragma GCC unroll 16
       for (int i = 0; i < kTileSide; ++i) {
         largest = _mm512_max_epu16(largest, (__m512i)words[i]);
@@ -181,7 +192,7 @@ TESSERA_INLINE bool gather_bias(float* out, BiasAhead& ahead, const Params& p, c
       continue;
     }
     for (int64_t n = 0; n < kStageKeys; n += kTileSide) {
-      transpose_pairs(words, SixteenRows(rows + r, tile.count - r, 2 * n, 2 * keys));
+      transpose_pairs(words, SixteenRows(bias.rows + r, tile.count - r, 2 * n, 2 * keys));
 #pragma GCC unroll 16
       for (int i = 0; i < kTileSide; ++i) {
         largest = (__m512i)((VecU)largest > words[i] ? (VecU)largest : words[i]);
@@ -217,7 +228,7 @@ struct StageOptions {
   VecU seen[2];                 // bit n of a lane: key + n
   VecU kept[2];                 // draw_kept: likewise, bit kept_bit(n)
   const float* bias = nullptr;  // [32][kBlockM]
-  BiasAhead bias_ahead;
+  BiasRows bias_rows;
   VecF slope[2],
       distance[2];  // ALiBi: in the exponential's units, kAlibi: times the sign of query - key; that, first key
   VecF cap;         // scale / softcap
@@ -235,7 +246,10 @@ struct StageOptions {
     if (p.tree_mask && key + keys - 1 > tile.all_high) apply_tree_mask(lanes, p, tile, key);
     if (p.mask.data) apply_mask(lanes, p, tile, key, keys);
     if (p.block_mask.data) apply_block_mask(lanes, p, tile, key, keys);
-    if (p.bias.data) finite_bias = gather_bias(scratch, bias_ahead, p, tile, key, keys), bias = scratch;
+    if (p.bias.data) {
+      bias_rows.locate(p, tile, key);
+      finite_bias = gather_bias(scratch, bias_rows, p, tile, key, keys), bias = scratch;
+    }
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) seen[c] = load_as<VecU>(lanes + c * kLanes);
     cap = splat(softcap ? p.scale / p.softcap : 0.0f);
@@ -395,7 +409,7 @@ class StageExponential {
   }
   // Asks for the rows of a later stage's bias.
   TESSERA_INLINE void prefetch_bias(int64_t unit) const {
-    if (kScores == Scores::kBias || (kAny && options_->bias)) options_->bias_ahead.prefetch(unit);
+    if (kScores == Scores::kBias || (kAny && options_->bias)) options_->bias_rows.prefetch(unit);
   }
 
  private:
