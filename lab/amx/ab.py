@@ -34,8 +34,10 @@ if mode == "forward":
     for D in (64, 128):
         for N in (512, 2048, 8192):
             for c in (0, 1): cells.append((0, "bf16", N, D, c, "none", 0))
-        for o in ("bias", "dropout"): cells.append((0, "bf16", 2048, D, 0, o, 0))
-        cells.append((1, "bf16", 2048, D, 0, "none", 0))
+        cells.append((0, "bf16", 2048, D, 0, "dropout", 0))
+        cells += [(1, "bf16", N, D, c, "none", 0) for N, c in ((512, 0), (2048, 0), (2048, 1))]
+if mode == "bias":
+    for D in (64, 128): cells += [(0, "bf16", 2048, D, 0, o, 0) for o in ("none", "bias")]
 if mode == "f32":
     for N, D in ((512, 64), (512, 128), (2048, 64), (2048, 128), (8192, 128)):
         for c in (0, 1): cells.append((0, "f32", N, D, c, "none", 0))

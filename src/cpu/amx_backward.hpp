@@ -11,222 +11,10 @@
 // queries has four steps and one over the keys of a job as many, for each time that its accumulators are loaded.
 #pragma once
 
-#include "cpu/amx_forward.hpp"
-#include "cpu/backward.hpp"
+#include "cpu/amx_gradients.hpp"
 
 namespace tessera::cpu {
 namespace {
-
-constexpr int64_t kStage_floats = kStageKeys * kBlockM;
-constexpr int64_t kSteps_bytes = kTwoTiles_bytes;  // 16 pairs x 32: a step of B, and two tiles of A
-
-struct AmxBackward {
-  const Params& p;
-  const AmxBackwardScratch& s;
-  Tile* tiles;
-  int64_t q_steps, v_steps;  // of 32 along head_dim, head_dim_v
-  Accumulators accumulators;
-  bool options;
-
-  int64_t key_begin, keys;  // of the super-block
-  int64_t tile_count;
-  bool dq_started[kAmxBackwardTiles];
-
-  // Rows that hold NaN or infinities: of K, of the tiles' Q and dO, where something may be masked.
-  NonfiniteKeys nonfinite_k;
-  uint32_t nonfinite_q[kAmxBackwardTiles], nonfinite_do[kAmxBackwardTiles];
-
-  TESSERA_INLINE float* ring(int64_t turn) const { return s.ring + turn * 2 * kStage_floats; }
-  // What a stage of the job and a tile share.
-  TESSERA_INLINE char* p_of(int64_t stage, int64_t tile) const {
-    return s.sP + (stage * kAmxBackwardTiles + tile) * kSteps_bytes;
-  }
-  TESSERA_INLINE char* ds_of(int64_t stage, int64_t tile) const {
-    return s.sdS + (stage * kAmxBackwardTiles + tile) * kSteps_bytes;
-  }
-  TESSERA_INLINE char* ds_pairs_of(int64_t stage, int64_t tile) const {
-    return reinterpret_cast<char*>(s.dS_pairs) + (tile * kJobStages + stage) * kSteps_bytes;
-  }
-};
-
-// One pair of a stage (of the super-block and, `in_job`, of the job) and a tile.
-struct StagePair {
-  int64_t stage, in_job, tile;
-};
-
-// S and dP of the pair into the ring; dP stays pending.
-TESSERA_OWN_FUNCTION void score_products(AmxBackward& f, const StagePair& at, float* ring) {
-  const auto none = [] {};
-  f.accumulators.multiply<true, false>(
-      reinterpret_cast<char*>(ring), false, f.s.k_tiles + at.stage * 2 * f.q_steps * kTile_bytes,
-      f.q_steps * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sQ) + at.tile * f.q_steps * kSteps_bytes,
-      f.q_steps, none);
-  f.accumulators.multiply<true, false>(
-      reinterpret_cast<char*>(ring + kStage_floats), false, f.s.v_tiles + at.stage * 2 * f.v_steps * kTile_bytes,
-      f.v_steps * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sdO) + at.tile * f.v_steps * kSteps_bytes,
-      f.v_steps, none);
-}
-
-// P and dS of keys j and j + 16, [row][vector of queries], into the three forms that the products take. kAnyNan: a NaN may
-// have any bits, which adding half a unit might carry into the sign.
-template <bool kAnyNan>
-TESSERA_INLINE void store_steps(const AmxBackward& f, const StagePair& at, int64_t j, const VecF (&probability)[2][2],
-                                const VecF (&ds)[2][2]) {
-  char* p_row = f.p_of(at.in_job, at.tile) + j * kTileRow_bytes;
-  char* ds_row = f.ds_of(at.in_job, at.tile) + j * kTileRow_bytes;
-  char* pair = f.ds_pairs_of(at.in_job, at.tile) + j * kRow_bytes;
-  const auto joined = [](VecF low, VecF high) TESSERA_LAMBDA_INLINE {
-    if constexpr (kAnyNan) return pair_bf16(low, high);
-    return join_words(Rounded((__m512i)low), Rounded((__m512i)high));
-  };
-#pragma GCC unroll 2
-  for (int r = 0; r < 2; ++r) {
-    store(p_row + r * kTile_bytes, joined(probability[r][0], probability[r][1]));
-    store(ds_row + r * kTile_bytes, joined(ds[r][0], ds[r][1]));
-    store(pair + r * kTileRow_bytes, joined(ds[0][r], ds[1][r]));
-  }
-}
-
-// P and dS of a pair in one pass. False: a score out of the exponential's range. dS of the bias, unscaled, goes to `d_bias`
-// [32][kBlockM], where there is one.
-template <Scores kScores>
-TESSERA_OWN_FUNCTION bool fused_gradients(const AmxBackward& f, const StagePair& at, const float* ring, int64_t key,
-                                          const StageOptions* options, float* d_bias) {
-  const Tile& tile = f.tiles[at.tile];
-  const float *sS = ring, *sdP = ring + kStage_floats;
-  const VecF dp_scale = splat(f.p.dropout_scale), scale = splat(f.p.scale * f.p.dropout_scale);
-  const float* delta = f.s.delta + at.tile * kBlockM;
-  using Exponential = StageExponential<kScores, 4, true>;
-  Exponential exponential(f.p, tile, f.s.lse + at.tile * kBlockM, key, options);
-  VecF minus_delta[2];
-#pragma GCC unroll 2
-  for (int c = 0; c < 2; ++c) minus_delta[c] = load(delta + c * kLanes) * -f.p.scale;
-  VecU out_of_range{};
-  for (int64_t j = 0; j < kTileSide; ++j) {
-    VecF probability[2][2], ds[2][2];
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      const auto gradient = [&]<bool kUpper>() TESSERA_LAMBDA_INLINE {
-        const int64_t n = j + (kUpper ? kTileSide : 0);
-        const auto entry = exponential.template entry<kUpper>(sS, j, c);
-        out_of_range |= (VecU)entry.probability;
-        const VecF e = (VecF)entry.probability;
-        VecF dp = load(sdP + n * kBlockM + c * kLanes), kept = e;
-        if (exponential.dropout()) {
-          dp = exponential.template kept<kUpper>(j, c, dp), kept = exponential.template kept<kUpper>(j, c, kept);
-        }
-        VecF d = e * fma(dp, scale, minus_delta[c]);
-        // What is not seen has P = 0, and dP and the slope may be anything.
-        if constexpr (Exponential::masks()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
-        if (kScores == Scores::kOptions && d_bias) {
-          const VecF unscaled = e * (dp * dp_scale - load(delta + c * kLanes));
-          store(d_bias + n * kBlockM + c * kLanes, (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)unscaled));
-        }
-        if (exponential.softcap()) {
-          d *= entry.slope;
-          if constexpr (Exponential::masks()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
-        }
-        probability[kUpper][c] = kept, ds[kUpper][c] = d;
-      };
-      gradient.template operator()<false>();
-      gradient.template operator()<true>();
-      exponential.next_unit(c);
-    }
-    store_steps<false>(f, at, j, probability, ds);
-    exponential.prefetch_bias(j);
-  }
-  return !any((VecI)(out_of_range & 0x80000000u));
-}
-
-// The same with every option and mask. S and dP are used up.
-TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair& at, float* ring, int64_t key) {
-  const Params& p = f.p;
-  const Tile& tile = f.tiles[at.tile];
-  float *sS = ring, *sdP = ring + kStage_floats;
-  float *slope = f.s.options, *factors = slope + kStage_floats, *rest = factors + kStage_floats;
-  const float *lse = f.s.lse + at.tile * kBlockM, *delta = f.s.delta + at.tile * kBlockM;
-  const int64_t count = min_of(kStageKeys, f.key_begin + f.keys - key);
-  apply_scores(p, tile, sS, key, 0, count, p.softcap > 0 ? slope : nullptr, rest, kStage_floats);
-  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count, 1.0f);
-  const Exp2 exponential;
-  for (int64_t n = 0; n < kStageKeys; ++n)
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      const int64_t i = n * kBlockM + c * kLanes;
-      if (n >= count || c >= tile.vecs) {
-        store(sS + i, VecF{});
-        store(sdP + i, VecF{});
-        continue;
-      }
-      const VecF score = load(sS + i);
-      const VecF probability = exponential(score - load(lse + c * kLanes));
-      VecF dp = load(sdP + i), kept = probability;
-      if (p.dropout_threshold) {
-        const VecF factor = load(factors + i);
-        dp *= factor * p.dropout_scale;
-        kept *= factor;
-      }
-      // For an invisible entry LSE, dP and delta may be anything, and so may a score past the last query.
-      const VecI visible = (score != -infinity()) & (iota<VecI>() < tile.count - c * kLanes);
-      store(sdP + i, select(visible, probability * (dp - load(delta + c * kLanes)), VecF{}));
-      store(sS + i, select(visible, kept, VecF{}));
-    }
-  if (p.d_bias) add_bias_gradient(p, tile, sdP, rest, key, count);
-  for (int64_t j = 0; j < kTileSide; ++j) {
-    VecF probability[2][2], ds[2][2];
-#pragma GCC unroll 2
-    for (int r = 0; r < 2; ++r)
-#pragma GCC unroll 2
-      for (int c = 0; c < 2; ++c) {
-        const int64_t i = (j + r * kTileSide) * kBlockM + c * kLanes;
-        probability[r][c] = load(sS + i);
-        ds[r][c] = load(sdP + i) * splat(p.scale);
-        if (p.softcap > 0 && j + r * kTileSide < count && c < tile.vecs) {
-          // The slope of an invisible entry may be anything.
-          ds[r][c] = select(ds[r][c] == 0.0f, VecF{}, ds[r][c] * load(slope + i));
-        }
-      }
-    store_steps<true>(f, at, j, probability, ds);
-  }
-}
-
-TESSERA_INLINE void gradients(const AmxBackward& f, const StagePair& at, float* ring) {
-  const int64_t key = f.key_begin + at.stage * kStageKeys;
-  const Tile& tile = f.tiles[at.tile];
-  const auto fused = [&]<Scores kScores>(const StageOptions* options, float* d_bias)
-                         TESSERA_LAMBDA_INLINE { return fused_gradients<kScores>(f, at, ring, key, options, d_bias); };
-  bool done = false;
-  if (!f.options) {
-    done = seen_by_all(tile, key) ? fused.template operator()<Scores::kAllSeen>(nullptr, nullptr)
-                                  : fused.template operator()<Scores::kMasked>(nullptr, nullptr);
-  } else {
-    const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
-    float *bias = f.s.options, *d_bias = f.p.d_bias ? bias + kStage_floats : nullptr, *rest = bias + 2 * kStage_floats;
-    StageOptions options(f.p, tile, key, keys, ring, bias);
-    options.draw_kept(f.p, tile, key);
-    switch (d_bias ? Scores::kOptions : options.kind) {
-      case Scores::kAllSeen:
-        done = fused.template operator()<Scores::kAllSeen>(&options, nullptr);
-        break;
-      case Scores::kSoftcap:
-        done = fused.template operator()<Scores::kSoftcap>(&options, nullptr);
-        break;
-      case Scores::kBias:
-        done = fused.template operator()<Scores::kBias>(&options, nullptr);
-        break;
-      case Scores::kAlibi:
-        done = fused.template operator()<Scores::kAlibi>(&options, nullptr);
-        break;
-      case Scores::kDropout:
-        done = fused.template operator()<Scores::kDropout>(&options, nullptr);
-        break;
-      default:
-        done = fused.template operator()<Scores::kOptions>(&options, d_bias);
-        if (done && d_bias) add_bias_gradient(f.p, tile, d_bias, rest, key, keys);
-    }
-  }
-  if (!done) plain_gradients(f, at, ring, key);
-}
 
 // Of a pair, what the rows that were packed as zeros give: dV += P^T dO, dK += dS^T Q, dQ += dS K, of what each lane sees.
 TESSERA_COLD_FUNCTION void add_nonfinite_rows(const AmxBackward& f, const StagePair& at) {
@@ -273,7 +61,7 @@ TESSERA_COLD_FUNCTION void add_nonfinite_rows(const AmxBackward& f, const StageP
 
 // The tiles of queries against the job's stages first ... first + stages - 1 of the super-block.
 TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t stages) {
-  // 1. P and dS of every pair that sees something: the products of the next pair before the vectors of this one.
+  // 1. P and dS of every pair that sees something: the products of the next pair beside the vectors of this one.
   StagePair pairs[kJobStages * kAmxBackwardTiles];
   int64_t count = 0;
   // The pairs of a stage are neighbouring tiles, those of a tile neighbouring stages: masks leave every row one range.
@@ -291,14 +79,10 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     }
   }
   if (count == 0) return;
-  score_products(f, pairs[0], f.ring(0));
+  score_products(f, pairs[0], f.ring(0), [] {});
   for (int64_t i = 0; i < count; ++i) {
-    if (i + 1 < count) {
-      score_products(f, pairs[i + 1], f.ring((i + 1) % 2));
-    } else {
-      f.accumulators.flush();
-    }
-    gradients(f, pairs[i], f.ring(i % 2));
+    const StagePair* next = i + 1 < count ? &pairs[i + 1] : nullptr;
+    gradients(f, {&pairs[i], next, f.ring(i % 2), f.ring((i + 1) % 2)});
   }
 
   // 2. dV += P^T dO and dK += dS^T Q, over the queries.

@@ -1,0 +1,275 @@
+// What AMX's backward pass makes of S and dP: P and dS of 32 keys x 32 queries, in pieces beside the products of the next pair.
+#pragma once
+
+#include "cpu/amx_forward.hpp"
+#include "cpu/backward.hpp"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int64_t kStage_floats = kStageKeys * kBlockM;
+constexpr int64_t kSteps_bytes = kTwoTiles_bytes;  // 16 pairs x 32: a step of B, and two tiles of A
+
+struct AmxBackward {
+  const Params& p;
+  const AmxBackwardScratch& s;
+  Tile* tiles;
+  int64_t q_steps, v_steps;  // of 32 along head_dim, head_dim_v
+  Accumulators accumulators;
+  bool options;
+
+  int64_t key_begin, keys;  // of the super-block
+  int64_t tile_count;
+  bool dq_started[kAmxBackwardTiles];
+
+  // Rows that hold NaN or infinities: of K, of the tiles' Q and dO, where something may be masked.
+  NonfiniteKeys nonfinite_k;
+  uint32_t nonfinite_q[kAmxBackwardTiles], nonfinite_do[kAmxBackwardTiles];
+
+  TESSERA_INLINE float* ring(int64_t turn) const { return s.ring + turn * 2 * kStage_floats; }
+  // What a stage of the job and a tile share.
+  TESSERA_INLINE char* p_of(int64_t stage, int64_t tile) const {
+    return s.sP + (stage * kAmxBackwardTiles + tile) * kSteps_bytes;
+  }
+  TESSERA_INLINE char* ds_of(int64_t stage, int64_t tile) const {
+    return s.sdS + (stage * kAmxBackwardTiles + tile) * kSteps_bytes;
+  }
+  TESSERA_INLINE char* ds_pairs_of(int64_t stage, int64_t tile) const {
+    return reinterpret_cast<char*>(s.dS_pairs) + (tile * kJobStages + stage) * kSteps_bytes;
+  }
+};
+
+// One pair of a stage (of the super-block and, `in_job`, of the job) and a tile.
+struct StagePair {
+  int64_t stage, in_job, tile;
+};
+
+// S and dP of the pair into the ring; dP stays pending. `beside` runs after every product.
+template <class Beside>
+TESSERA_INLINE void score_products(AmxBackward& f, const StagePair& at, float* ring, Beside&& beside) {
+  f.accumulators.multiply<true, false>(
+      reinterpret_cast<char*>(ring), false, f.s.k_tiles + at.stage * 2 * f.q_steps * kTile_bytes,
+      f.q_steps * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sQ) + at.tile * f.q_steps * kSteps_bytes,
+      f.q_steps, beside);
+  f.accumulators.multiply<true, false>(
+      reinterpret_cast<char*>(ring + kStage_floats), false, f.s.v_tiles + at.stage * 2 * f.v_steps * kTile_bytes,
+      f.v_steps * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sdO) + at.tile * f.v_steps * kSteps_bytes,
+      f.v_steps, beside);
+}
+
+// P and dS of keys j and j + 16, [row][vector of queries], into the three forms that the products take. kAnyNan: a NaN may
+// have any bits, which adding half a unit might carry into the sign.
+template <bool kAnyNan>
+TESSERA_INLINE void store_steps(const AmxBackward& f, const StagePair& at, int64_t j, const VecF (&probability)[2][2],
+                                const VecF (&ds)[2][2]) {
+  char* p_row = f.p_of(at.in_job, at.tile) + j * kTileRow_bytes;
+  char* ds_row = f.ds_of(at.in_job, at.tile) + j * kTileRow_bytes;
+  char* pair = f.ds_pairs_of(at.in_job, at.tile) + j * kRow_bytes;
+  const auto joined = [](VecF low, VecF high) TESSERA_LAMBDA_INLINE {
+    if constexpr (kAnyNan) return pair_bf16(low, high);
+    return join_words(Rounded((__m512i)low), Rounded((__m512i)high));
+  };
+#pragma GCC unroll 2
+  for (int r = 0; r < 2; ++r) {
+    store(p_row + r * kTile_bytes, joined(probability[r][0], probability[r][1]));
+    store(ds_row + r * kTile_bytes, joined(ds[r][0], ds[r][1]));
+    store(pair + r * kTileRow_bytes, joined(ds[0][r], ds[1][r]));
+  }
+}
+
+// P and dS of a pair in one pass, some units at a time. dS of the bias, unscaled, goes to `d_bias` [32][kBlockM], where there
+// is one.
+template <Scores kScores>
+class FusedGradients {
+  using Exponential = StageExponential<kScores, 4, true>;
+
+ public:
+  TESSERA_INLINE FusedGradients(const AmxBackward& f, const StagePair& at, const float* ring, int64_t key,
+                                const StageOptions* options, float* d_bias)
+      : f_(f),
+        at_(at),
+        sS_(ring),
+        sdP_(ring + kStage_floats),
+        delta_(f.s.delta + at.tile * kBlockM),
+        d_bias_(d_bias),
+        dp_scale_(splat(f.p.dropout_scale)),
+        scale_(splat(f.p.scale * f.p.dropout_scale)),
+        exponential_(f.p, f.tiles[at.tile], f.s.lse + at.tile * kBlockM, key, options) {
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) minus_delta_[c] = load(delta_ + c * kLanes) * -f.p.scale;
+  }
+
+  // Up to unit `end`.
+  TESSERA_INLINE void run_to(int end) {
+    for (end = min_of(end, kUnits); index_ < end; ++index_) unit(index_);
+  }
+  // The rest. False: a score out of the exponential's range.
+  TESSERA_INLINE bool finish() {
+    run_to(kUnits);
+    return !any((VecI)(out_of_range_ & 0x80000000u));
+  }
+
+ private:
+  TESSERA_INLINE void unit(int64_t j) {
+    VecF probability[2][2], ds[2][2];
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) {
+      const auto gradient = [&]<bool kUpper>() TESSERA_LAMBDA_INLINE {
+        const int64_t n = j + (kUpper ? kTileSide : 0);
+        const auto entry = exponential_.template entry<kUpper>(sS_, j, c);
+        out_of_range_ |= (VecU)entry.probability;
+        const VecF e = (VecF)entry.probability;
+        VecF dp = load(sdP_ + n * kBlockM + c * kLanes), kept = e;
+        if (exponential_.dropout()) {
+          dp = exponential_.template kept<kUpper>(j, c, dp), kept = exponential_.template kept<kUpper>(j, c, kept);
+        }
+        VecF d = e * fma(dp, scale_, minus_delta_[c]);
+        // What is not seen has P = 0, and dP and the slope may be anything.
+        if constexpr (Exponential::masks()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
+        if (kScores == Scores::kOptions && d_bias_) {
+          const VecF unscaled = e * (dp * dp_scale_ - load(delta_ + c * kLanes));
+          store(d_bias_ + n * kBlockM + c * kLanes, (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)unscaled));
+        }
+        if (exponential_.softcap()) {
+          d *= entry.slope;
+          if constexpr (Exponential::masks()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
+        }
+        probability[kUpper][c] = kept, ds[kUpper][c] = d;
+      };
+      gradient.template operator()<false>();
+      gradient.template operator()<true>();
+      exponential_.next_unit(c);
+    }
+    store_steps<false>(f_, at_, j, probability, ds);
+    exponential_.prefetch_bias(j);
+  }
+
+  const AmxBackward& f_;
+  const StagePair& at_;
+  const float *sS_, *sdP_, *delta_;
+  float* d_bias_;
+  VecF dp_scale_, scale_, minus_delta_[2];
+  VecU out_of_range_{};
+  Exponential exponential_;
+  int index_ = 0;  // of the next unit
+};
+
+// A pair's S and dP lie in `ring`, dP perhaps still pending; the products of the next pair go to next_ring. NULL: there is none.
+struct PairTurn {
+  const StagePair *at, *next;
+  float *ring, *next_ring;
+};
+
+// A pair's gradients beside the products of the next one, which store what is pending with the first four: the gradients
+// begin after those.
+template <Scores kScores>
+TESSERA_OWN_FUNCTION bool fused_gradients(AmxBackward& f, const PairTurn& turn, int64_t key,
+                                          const StageOptions* options, float* d_bias) {
+  FusedGradients<kScores> gradients(f, *turn.at, turn.ring, key, options, d_bias);
+  if (!turn.next) {
+    f.accumulators.flush();
+    return gradients.finish();
+  }
+  constexpr int64_t kStoring = 4;
+  const int64_t units_a_product =
+      (kUnits << 16) / max_of<int64_t>(1, 4 * (f.q_steps + f.v_steps) - kStoring) + 1;  // 16 fractional bits
+  int64_t units = -kStoring * units_a_product;
+  score_products(f, *turn.next, turn.next_ring, [&]() TESSERA_LAMBDA_INLINE {
+    units += units_a_product;
+    gradients.run_to(static_cast<int>(units >> 16));
+  });
+  return gradients.finish();
+}
+
+// The same with every option and mask. S and dP are used up.
+TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair& at, float* ring, int64_t key) {
+  const Params& p = f.p;
+  const Tile& tile = f.tiles[at.tile];
+  float *sS = ring, *sdP = ring + kStage_floats;
+  float *slope = f.s.options, *factors = slope + kStage_floats, *rest = factors + kStage_floats;
+  const float *lse = f.s.lse + at.tile * kBlockM, *delta = f.s.delta + at.tile * kBlockM;
+  const int64_t count = min_of(kStageKeys, f.key_begin + f.keys - key);
+  apply_scores(p, tile, sS, key, 0, count, p.softcap > 0 ? slope : nullptr, rest, kStage_floats);
+  if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count, 1.0f);
+  const Exp2 exponential;
+  for (int64_t n = 0; n < kStageKeys; ++n)
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) {
+      const int64_t i = n * kBlockM + c * kLanes;
+      if (n >= count || c >= tile.vecs) {
+        store(sS + i, VecF{});
+        store(sdP + i, VecF{});
+        continue;
+      }
+      const VecF score = load(sS + i);
+      const VecF probability = exponential(score - load(lse + c * kLanes));
+      VecF dp = load(sdP + i), kept = probability;
+      if (p.dropout_threshold) {
+        const VecF factor = load(factors + i);
+        dp *= factor * p.dropout_scale;
+        kept *= factor;
+      }
+      // For an invisible entry LSE, dP and delta may be anything, and so may a score past the last query.
+      const VecI visible = (score != -infinity()) & (iota<VecI>() < tile.count - c * kLanes);
+      store(sdP + i, select(visible, probability * (dp - load(delta + c * kLanes)), VecF{}));
+      store(sS + i, select(visible, kept, VecF{}));
+    }
+  if (p.d_bias) add_bias_gradient(p, tile, sdP, rest, key, count);
+  for (int64_t j = 0; j < kTileSide; ++j) {
+    VecF probability[2][2], ds[2][2];
+#pragma GCC unroll 2
+    for (int r = 0; r < 2; ++r)
+#pragma GCC unroll 2
+      for (int c = 0; c < 2; ++c) {
+        const int64_t i = (j + r * kTileSide) * kBlockM + c * kLanes;
+        probability[r][c] = load(sS + i);
+        ds[r][c] = load(sdP + i) * splat(p.scale);
+        if (p.softcap > 0 && j + r * kTileSide < count && c < tile.vecs) {
+          // The slope of an invisible entry may be anything.
+          ds[r][c] = select(ds[r][c] == 0.0f, VecF{}, ds[r][c] * load(slope + i));
+        }
+      }
+    store_steps<true>(f, at, j, probability, ds);
+  }
+}
+
+TESSERA_INLINE void gradients(AmxBackward& f, const PairTurn& turn) {
+  const int64_t key = f.key_begin + turn.at->stage * kStageKeys;
+  const Tile& tile = f.tiles[turn.at->tile];
+  const auto fused = [&]<Scores kScores>(const StageOptions* options, float* d_bias)
+                         TESSERA_LAMBDA_INLINE { return fused_gradients<kScores>(f, turn, key, options, d_bias); };
+  bool done = false;
+  if (!f.options) {
+    done = seen_by_all(tile, key) ? fused.template operator()<Scores::kAllSeen>(nullptr, nullptr)
+                                  : fused.template operator()<Scores::kMasked>(nullptr, nullptr);
+  } else {
+    const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
+    float *bias = f.s.options, *d_bias = f.p.d_bias ? bias + kStage_floats : nullptr, *rest = bias + 2 * kStage_floats;
+    StageOptions options(f.p, tile, key, keys, turn.ring, bias);
+    options.draw_kept(f.p, tile, key);
+    switch (d_bias ? Scores::kOptions : options.kind) {
+      case Scores::kAllSeen:
+        done = fused.template operator()<Scores::kAllSeen>(&options, nullptr);
+        break;
+      case Scores::kSoftcap:
+        done = fused.template operator()<Scores::kSoftcap>(&options, nullptr);
+        break;
+      case Scores::kBias:
+        done = fused.template operator()<Scores::kBias>(&options, nullptr);
+        break;
+      case Scores::kAlibi:
+        done = fused.template operator()<Scores::kAlibi>(&options, nullptr);
+        break;
+      case Scores::kDropout:
+        done = fused.template operator()<Scores::kDropout>(&options, nullptr);
+        break;
+      default:
+        done = fused.template operator()<Scores::kOptions>(&options, d_bias);
+        if (done && d_bias) add_bias_gradient(f.p, tile, d_bias, rest, key, keys);
+    }
+  }
+  if (!done) plain_gradients(f, *turn.at, turn.ring, key);
+}
+
+}  // namespace
+}  // namespace tessera::cpu
