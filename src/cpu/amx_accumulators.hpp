@@ -9,6 +9,9 @@ namespace {
 constexpr int64_t kRow_bytes = kBlockM * 4;                  // of S, of O, of a row of pairs of Q and of P
 constexpr int64_t kTwoTiles_bytes = kTileSide * kRow_bytes;  // 16 such rows
 
+// Other work beside a step of 2 x 2 products: after every product or after every two.
+enum class Pieces { kFour, kTwo };
+
 // The four accumulators in tile registers 0 ... 3, 2 x 2, and where they are still to be stored: registers 0, 1 at
 // `upper`, 2, 3 at `lower`; NULL: nowhere. Registers 4, 5 hold A, 6, 7 hold B.
 class Accumulators {
@@ -23,9 +26,10 @@ class Accumulators {
   // C (=|+=) A B over `steps` steps of k, kSteps where that is not 0; `add`: to what C holds. A: two tiles a step, B: [16
   // pairs][kBlockM] a step, C: [2 x 16 rows][kBlockM]; of A and C the lower halves only where kLower. kStream: A comes from the
   // second cache and is read once by this tile of queries; kept in the first one, it would push out S and O, and a tile store that
-  // misses there takes as long as two products. `beside` runs after every product: a long piece of other work between two
-  // products fills the scheduler, and the next products come too late to run beside it.
-  template <bool kLower, bool kStream, int kSteps = 0, class Beside>
+  // misses there takes as long as two products. `beside` runs after every product, or every two: a long piece of other work
+  // between two products fills the scheduler, and the next products come too late to run beside it; a short one costs
+  // instructions of its own.
+  template <bool kLower, bool kStream, Pieces kPieces, int kSteps = 0, class Beside>
   TESSERA_INLINE void multiply(char* c, bool add, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes,
                                const char* b, int64_t steps, Beside&& beside) {
     char* c_lower = c + kTwoTiles_bytes;
@@ -34,7 +38,7 @@ class Accumulators {
     if (upper_) tile_store<0>(upper_, kRow_bytes);
     begin<0>(c, add);
     tile_product<0, 4, 6>();
-    beside();
+    if (kPieces == Pieces::kFour) beside();
     tile_load<7>(b + kTileRow_bytes, kRow_bytes);
     if (upper_) tile_store<1>(upper_ + kTileRow_bytes, kRow_bytes);
     begin<1>(c + kTileRow_bytes, add);
@@ -45,7 +49,7 @@ class Accumulators {
     if (kLower) {
       begin<2>(c_lower, add);
       tile_product<2, 5, 6>();
-      beside();
+      if (kPieces == Pieces::kFour) beside();
     }
     if (lower_) tile_store<3>(lower_ + kTileRow_bytes, kRow_bytes);
     if (kLower) {
@@ -59,14 +63,14 @@ class Accumulators {
       tile_load<6>(b, kRow_bytes);
       load_a<4, kStream>(a);
       tile_product<0, 4, 6>();
-      beside();
+      if (kPieces == Pieces::kFour) beside();
       tile_load<7>(b + kTileRow_bytes, kRow_bytes);
       tile_product<1, 4, 7>();
       beside();
       if (!kLower) return;
       load_a<5, kStream>(a + a_lower_bytes);
       tile_product<2, 5, 6>();
-      beside();
+      if (kPieces == Pieces::kFour) beside();
       tile_product<3, 5, 7>();
       beside();
     };

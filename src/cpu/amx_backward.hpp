@@ -93,9 +93,9 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     const int64_t row = (first + n) * kStageKeys;
     const auto accumulate_rows = [&](float* out, const char* a, const char* b, int64_t groups) {
       for (int64_t g = 0; g < groups; ++g) {
-        f.accumulators.multiply<true, false>(reinterpret_cast<char*>(out + (g * f.p.block_n + row) * kBlockM), true, a,
-                                             kTile_bytes, kSteps_bytes,
-                                             b + (g * kAmxBackwardTiles + from) * kSteps_bytes, steps, none);
+        f.accumulators.multiply<true, false, Pieces::kTwo>(
+            reinterpret_cast<char*>(out + (g * f.p.block_n + row) * kBlockM), true, a, kTile_bytes, kSteps_bytes,
+            b + (g * kAmxBackwardTiles + from) * kSteps_bytes, steps, none);
       }
     };
     accumulate_rows(f.s.sdV, f.p_of(n, from), f.s.do_rows, f.v_steps);
@@ -110,7 +110,8 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
       char* out = reinterpret_cast<char*>(f.s.sdQ) + (t * f.q_steps + g) * 2 * kTwoTiles_bytes;
       const char* a = f.s.k_transposed + (g * (f.p.block_n / kStageKeys) + first + from) * kSteps_bytes;
       const char* b = f.ds_pairs_of(from, t);
-      f.accumulators.multiply<true, false>(out, f.dq_started[t], a, kTile_bytes, kSteps_bytes, b, steps, none);
+      f.accumulators.multiply<true, false, Pieces::kTwo>(out, f.dq_started[t], a, kTile_bytes, kSteps_bytes, b, steps,
+                                                         none);
     }
     f.dq_started[t] = true;
   }

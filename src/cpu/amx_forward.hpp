@@ -61,16 +61,16 @@ struct AmxForward {
   TESSERA_INLINE int64_t output_groups() const { return (v_tiles + 1) / 2; }
 
   // S of one stage of the job: C [32][kBlockM]. kSteps: q_steps, where it is known.
-  template <int kSteps = 0, class Beside>
+  template <Pieces kPieces = Pieces::kTwo, int kSteps = 0, class Beside>
   TESSERA_INLINE void scores(const Job& job, int64_t stage, float* s, Beside&& beside) {
     const int64_t steps = kSteps > 0 ? kSteps : q_steps;
-    accumulators.multiply<true, true, kSteps>(reinterpret_cast<char*>(s), false,
-                                              scratch.k_tiles + (job.first + stage) * 2 * steps * kTile_bytes,
-                                              steps * kTile_bytes, kTile_bytes, q_of(job), steps, beside);
+    accumulators.multiply<true, true, kPieces, kSteps>(reinterpret_cast<char*>(s), false,
+                                                       scratch.k_tiles + (job.first + stage) * 2 * steps * kTile_bytes,
+                                                       steps * kTile_bytes, kTile_bytes, q_of(job), steps, beside);
   }
 
   // Group `group` of 32 rows of O^T += V^T P^T over the job's keys. kStages: the job's stages, where they are known.
-  template <int kStages = 0, class Beside>
+  template <Pieces kPieces = Pieces::kTwo, int kStages = 0, class Beside>
   TESSERA_INLINE void output(const Job& job, const uint32_t* sP, int64_t group, Beside&& beside) {
     char* o = o_of(job) + group * 2 * kTwoTiles_bytes;
     const char* v = scratch.v_tiles + (group * (p.block_n / kStageKeys) + job.first) * 2 * kTile_bytes;
@@ -78,9 +78,10 @@ struct AmxForward {
     constexpr int64_t step_bytes = 2 * kTile_bytes;
     const bool add = tiles[job.tile].started;
     if (kStages > 0 || group * 2 + 1 < v_tiles) {
-      accumulators.multiply<true, true, kStages>(o, add, v, kTile_bytes, step_bytes, probabilities, job.stages, beside);
+      accumulators.multiply<true, true, kPieces, kStages>(o, add, v, kTile_bytes, step_bytes, probabilities, job.stages,
+                                                          beside);
     } else {
-      accumulators.multiply<false, true>(o, add, v, 0, step_bytes, probabilities, job.stages, beside);
+      accumulators.multiply<false, true, kPieces>(o, add, v, 0, step_bytes, probabilities, job.stages, beside);
     }
   }
   // All groups.
@@ -141,26 +142,29 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
     constexpr int kGroups = kSteps / kStages, kProducts = 4 * (kSteps + kGroups * kStages);
     static_assert(kSteps % kStages == 0 && 2 * kUnits % kProducts == 0, "as much softmax beside each product");
     const auto beside = [&]() TESSERA_LAMBDA_INLINE { softmax.template run_halves<2 * kUnits / kProducts>(); };
-    f.scores<kSteps>(*work.next, work.next_stage, work.next_s, beside);
+    f.scores<Pieces::kFour, kSteps>(*work.next, work.next_stage, work.next_s, beside);
 #pragma GCC unroll 4
     for (int group = 0; group < kGroups; ++group) {
-      f.output<kStages>(*work.before, work.before_p, work.group_begin + group, beside);
+      f.output<Pieces::kFour, kStages>(*work.before, work.before_p, work.group_begin + group, beside);
     }
     softmax.finish(sums);
     return;
   }
-  // Spread evenly, in fixed point with 16 fractional bits.
-  const int64_t products =
-      4 * ((work.next ? f.q_steps : 0) + (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
-  const int64_t units_a_product = (kUnits << 16) / max_of<int64_t>(1, products) + 1;
+  // Spread evenly, in fixed point with 16 fractional bits. Draws and options have much to begin a piece with.
+  constexpr bool kLong = kScores == Scores::kDropout || kScores == Scores::kOptions;
+  constexpr Pieces kPieces = kLong ? Pieces::kTwo : Pieces::kFour;
+  const int64_t pieces =
+      (kLong ? 2 : 4) *
+      ((work.next ? f.q_steps : 0) + (work.before ? (work.group_end - work.group_begin) * work.before->stages : 0));
+  const int64_t units_a_piece = (kUnits << 16) / max_of<int64_t>(1, pieces) + 1;
   int64_t units = 0;
   const auto beside = [&]() TESSERA_LAMBDA_INLINE {
-    units += units_a_product;
+    units += units_a_piece;
     softmax.run_to(static_cast<int>(units >> 16));
   };
-  if (work.next) f.scores(*work.next, work.next_stage, work.next_s, beside);
+  if (work.next) f.scores<kPieces>(*work.next, work.next_stage, work.next_s, beside);
   for (int64_t group = work.group_begin; group < work.group_end; ++group) {
-    f.output(*work.before, work.before_p, group, beside);
+    f.output<kPieces>(*work.before, work.before_p, group, beside);
   }
   softmax.finish(sums);
   if (work.group_begin >= work.group_end) f.accumulators.flush();

@@ -44,14 +44,14 @@ struct StagePair {
   int64_t stage, in_job, tile;
 };
 
-// S and dP of the pair into the ring; dP stays pending. `beside` runs after every product.
+// S and dP of the pair into the ring; dP stays pending. `beside` runs after every two products.
 template <class Beside>
 TESSERA_INLINE void score_products(AmxBackward& f, const StagePair& at, float* ring, Beside&& beside) {
-  f.accumulators.multiply<true, false>(
+  f.accumulators.multiply<true, false, Pieces::kTwo>(
       reinterpret_cast<char*>(ring), false, f.s.k_tiles + at.stage * 2 * f.q_steps * kTile_bytes,
       f.q_steps * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sQ) + at.tile * f.q_steps * kSteps_bytes,
       f.q_steps, beside);
-  f.accumulators.multiply<true, false>(
+  f.accumulators.multiply<true, false, Pieces::kTwo>(
       reinterpret_cast<char*>(ring + kStage_floats), false, f.s.v_tiles + at.stage * 2 * f.v_steps * kTile_bytes,
       f.v_steps * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sdO) + at.tile * f.v_steps * kSteps_bytes,
       f.v_steps, beside);
@@ -170,12 +170,12 @@ TESSERA_OWN_FUNCTION bool fused_gradients(AmxBackward& f, const PairTurn& turn, 
     f.accumulators.flush();
     return gradients.finish();
   }
-  constexpr int64_t kStoring = 4;
-  const int64_t units_a_product =
-      (kUnits << 16) / max_of<int64_t>(1, 4 * (f.q_steps + f.v_steps) - kStoring) + 1;  // 16 fractional bits
-  int64_t units = -kStoring * units_a_product;
+  constexpr int64_t kStoring = 2;  // pieces
+  const int64_t pieces = 2 * (f.q_steps + f.v_steps) - kStoring;
+  const int64_t units_a_piece = (kUnits << 16) / pieces + 1;  // 16 fractional bits
+  int64_t units = -kStoring * units_a_piece;
   score_products(f, *turn.next, turn.next_ring, [&]() TESSERA_LAMBDA_INLINE {
-    units += units_a_product;
+    units += units_a_piece;
     gradients.run_to(static_cast<int>(units >> 16));
   });
   return gradients.finish();

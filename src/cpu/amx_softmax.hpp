@@ -112,6 +112,7 @@ class StageSoftmax {
       } else {
         half_unit<0>();
       }
+      compute_here(sum_[0]), compute_here(sum_[1]), compute_here(out_of_range_);
     }
   }
   // The rest of the stage.
@@ -141,7 +142,6 @@ class StageSoftmax {
     const VecU pair = join_words(Rounded(low), Rounded(high));
     if constexpr (kPlain) out_of_range_ |= pair;
     store(p_out_ + unit * kBlockM + c * kLanes, pairs_(index_, c, pair));
-    compute_here(sum_[c]), compute_here(out_of_range_);
     half_ = c == 0;
     if (half_) return;
     pairs_.next(index_);
