@@ -16,7 +16,8 @@ namespace {
 
 using core::divide_up;
 
-// Items a core should find, so that the last ones leave no core waiting long.
+// Items a core should find, so that the last ones leave no core waiting long. One core waits for nobody, and each item reads and
+// packs K and V of its own.
 constexpr int64_t kItemsPerCore = 4;
 // Keys below which a split of the keys is not worth its merge.
 constexpr int64_t kMinSplitKeys = 512;
@@ -91,10 +92,10 @@ void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKe
   const auto items = [&] {
     return heads * tiles_total(plan, int64_t{plan.block_m} * plan.tiles_per_item, pack ? group : 1);
   };
-  const int64_t wanted = kItemsPerCore * plan.device.cores;
+  const int64_t cores = plan.device.cores, wanted = cores == 1 ? 1 : kItemsPerCore * cores;
   while (plan.tiles_per_item > 1 && items() < wanted) plan.tiles_per_item = (plan.tiles_per_item + 1) / 2;
   plan.num_splits = 1;
-  if (items() < 2 * plan.device.cores && !p.batch_invariant) {
+  if (items() < 2 * cores && !p.batch_invariant) {
     plan.num_splits = static_cast<int32_t>(std::clamp<int64_t>(divide_up(wanted, std::max<int64_t>(1, items())), 1,
                                                                most_forward_splits(plan.max_seqlen_k)));
   }
