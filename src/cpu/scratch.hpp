@@ -130,7 +130,7 @@ static constexpr DecodeScratch carve_decode(char* base, const DecodeShape& s) {
 }
 
 // By AMX: up to 16 query rows a KV head, and keys in blocks.
-constexpr int64_t kAmxDecodeKeys = 64;
+constexpr int64_t kAmxDecodeKeys = 32;
 
 struct AmxDecodeScratch {
   char* rows;     // [heads][max_rows] DecodeRow
