@@ -199,7 +199,7 @@ def measure(torch, folder, names, lengths, masks, lead, span, rounds, say, optio
                         times[n].append(steady(torch, calls[n], lead, span))
                 flops = 10 * b * h * s * s * d / (2 if causal else 1)
                 rate = {n: flops / (sorted(x)[len(x) // 2] if len(x) % 2 else sum(x) / len(x)) / 1e9 for n, x in times.items()}
-                arrow = ARROWS[(d, causal)][LENGTHS.index(s)]
+                arrow = ARROWS.get((d, causal), [math.nan] * len(LENGTHS))[LENGTHS.index(s)]
                 say({"time": [d, causal, s], "tflops": rate, "ms": times,
                      "to_best": {n: x / rate["cudnn"] / arrow for n, x in rate.items()}})
                 del t, calls

@@ -193,7 +193,7 @@ TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileBwdSm90, testing::Values(64, 128));
+INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileBwdSm90, testing::Values(64, 96, 128));
 
 // fwd_sm90 and bwd_sm90 by a block mask's lists, and the kernel that makes them.
 class CudaCompileBlockMask : public testing::TestWithParam<std::tuple<int64_t, int64_t>> {};

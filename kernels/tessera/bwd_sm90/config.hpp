@@ -42,16 +42,18 @@ TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bia
 // Warpgroups: the producer, two of 64 keys each, and one for dQ. setmaxnreg's numbers: their sum is that of the launch's 128 for
 // each.
 inline constexpr int kBwdSm90Threads = 512;
-inline constexpr int kBwdProducerRegisters = 24;
 struct BwdSm90Registers {
-  int scores, dq;
+  int producer, scores, dq;
+  TESSERA_HOST_DEVICE constexpr int sum() const { return producer + 2 * scores + dq; }
 };
-// Of 96 columns dK and dV take 32 registers less than of 128, and dQ's warpgroup gets them.
-TESSERA_HOST_DEVICE constexpr BwdSm90Registers bwd_registers(int columns) {
-  return columns == 96 ? BwdSm90Registers{192, 96} : BwdSm90Registers{208, 72};
+// Of 96 columns dK and dV take 32 registers less than of 128, and dQ's warpgroup gets them. Dropout is drawn by the producer's warps,
+// which overlap calls of Philox in 32 registers.
+TESSERA_HOST_DEVICE constexpr BwdSm90Registers bwd_registers(int columns, bool dropout = false) {
+  const int drawing = dropout ? 8 : 0;
+  return columns == 96 ? BwdSm90Registers{24 + drawing, 192, 96 - drawing}
+                       : BwdSm90Registers{24 + drawing, 208, 72 - drawing};
 }
-static_assert(kBwdProducerRegisters + 2 * bwd_registers(96).scores + bwd_registers(96).dq <= 4 * 128);
-static_assert(kBwdProducerRegisters + 2 * bwd_registers(128).scores + bwd_registers(128).dq <= 4 * 128);
+static_assert(bwd_registers(96).sum() <= 4 * 128 && bwd_registers(128).sum() <= 4 * 128);
 
 // How many of dQ's columns are computed at once: 96 take 48 registers, 128 would take 64, and the warpgroup 90.
 TESSERA_HOST_DEVICE constexpr int bwd_dq_columns(int columns) { return columns == 96 ? 96 : 64; }
@@ -75,14 +77,19 @@ struct BwdSm90Layout {
   int steps;     // [stages] QueryTileStep
   int block;     // KeyBlock
   int slots;     // [bwd_sm90_step_slots] QueryTileTurn, with a block mask: of the last steps
+  int drawn;     // [bwd_sm90_drawn_stages] with dropout: a bit a score, DrawnBits has their order
   int barriers;  // BwdSm90Shared has their order
   int bytes;
 };
 
 inline constexpr int kBwdDqStages = 2;  // deterministic: tiles of dQ between its warpgroup and the thread that adds it
+// Of the bits that dropout draws: as many as steps are loaded, for which two tiles of dQ leave no room at a head size of 128.
+TESSERA_HOST_DEVICE constexpr int bwd_sm90_drawn_stages(const BwdSm90Config& c) {
+  return !c.score.dropout ? 0 : c.deterministic && c.stages == 2 ? 1 : c.stages;
+}
 
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_barriers(const BwdSm90Config& c) {
-  return 2 + 2 * (2 * c.stages + c.ds_stages + (c.deterministic ? kBwdDqStages : 0));
+  return 2 + 2 * (2 * c.stages + c.ds_stages + (c.deterministic ? kBwdDqStages : 0) + bwd_sm90_drawn_stages(c));
 }
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_dq_stages(const BwdSm90Config& c) {
   return c.deterministic ? kBwdDqStages : c.staged_dq ? 1 : 0;
@@ -106,7 +113,8 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config&
   at.steps = at.stats + c.stages * 2 * c.block_m * 4;
   at.block = at.steps + (c.stages + c.stages % 2) * 8;
   at.slots = at.block + kBwdSm90BlockBytes;
-  at.barriers = at.slots + (c.block_mask ? bwd_sm90_step_slots(c) * 8 : 0);
+  at.drawn = at.slots + (c.block_mask ? bwd_sm90_step_slots(c) * 8 : 0);
+  at.barriers = at.drawn + bwd_sm90_drawn_stages(c) * c.block_m * c.block_n / 8;
   at.bytes = at.barriers + bwd_sm90_barriers(c) * 8;
   return at;
 }

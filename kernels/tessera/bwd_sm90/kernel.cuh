@@ -3,13 +3,14 @@
 // Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads, so that
 // dK and dV accumulate in registers, whatever the group. dQ accumulates in float32 in global memory (rows.cuh clears and
 // converts it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each (scores.cuh), one for dQ (dq.cuh);
-// deterministic also a thread that adds dQ (dq_thread.cuh).
+// deterministic also a thread that adds dQ (dq_thread.cuh), with dropout warps that draw it (dropout_warps.cuh).
 //
 // Block: 512 threads, one a multiprocessor. Shared memory: BwdSm90Layout. Its page: docs/reference/kernels/bwd_sm90.md.
 #pragma once
 
 #include "tessera/bwd_sm90/dq.cuh"
 #include "tessera/bwd_sm90/dq_thread.cuh"
+#include "tessera/bwd_sm90/dropout_warps.cuh"
 #include "tessera/bwd_sm90/producer.cuh"
 #include "tessera/bwd_sm90/scores.cuh"
 
@@ -50,18 +51,24 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   }
   __syncthreads();
   ptx::griddepcontrol_launch_dependents();
+  constexpr BwdSm90Registers kRegisters = bwd_registers(kCfg.head_dim, kCfg.score.dropout);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<kBwdProducerRegisters>();
+    ptx::setmaxnreg_dec<kRegisters.producer>();
     if (threadIdx.x == 0) BwdSm90Producer<kCfg>{p, shared, block}.run();
     if constexpr (kCfg.deterministic) {
       if (threadIdx.x == 32) DqThread<kCfg>{p, shared, block}.run();
     }
+    if constexpr (kCfg.score.dropout) {
+      constexpr int kFirstWarp = 4 - BwdSm90Shared<kCfg>::kDropoutWarps;
+      const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
+      if (warp >= kFirstWarp) DropoutWarps<kCfg>{p, shared, block}.run(warp - kFirstWarp);
+    }
   } else if (warpgroup == 3) {
-    ptx::setmaxnreg_dec<bwd_registers(kCfg.head_dim).dq>();
+    ptx::setmaxnreg_dec<kRegisters.dq>();
     DqWarpgroup<kCfg>{p, shared, block}.run();
   } else {
-    ptx::setmaxnreg_inc<bwd_registers(kCfg.head_dim).scores>();
+    ptx::setmaxnreg_inc<kRegisters.scores>();
     ScoreWarpgroup<kCfg>(p, shared, block, warpgroup - 1).run();
   }
 }

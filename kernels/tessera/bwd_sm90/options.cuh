@@ -1,6 +1,6 @@
-// Mask, dropout and bias of a step's scores, in the transposed layout of the score warpgroups: a lane has keys key and key + 8,
-// and of each eight queries those at 2 (lane % 4) and the next. Mask and dropout are a bit a score: for eight queries m and key
-// `half`, bit 2 m + half is the first query's and bit 2 m + half + 16 the second's.
+// Mask and bias of a step's scores, in the transposed layout of the score warpgroups: a lane has keys key and key + 8, and of each
+// eight queries those at 2 (lane % 4) and the next. Mask is a bit a score: for eight queries m and key `half`, bit 2 m + half is the
+// first query's and bit 2 m + half + 16 the second's.
 #pragma once
 
 #include "tessera/attention/score/transposed.cuh"
@@ -12,21 +12,19 @@ template <BwdSm90Config kCfg>
 struct StepOptions {
   static constexpr ScoreConfig kScore = kCfg.score;
   static constexpr int kM = kCfg.block_m / 8;
-  static_assert(kM * 4 <= 32 || !(kScore.mask || kScore.dropout), "a bit a score");
+  static_assert(kM * 4 <= 32 || !kScore.mask, "a bit a score");
   using Raw = RawPair<kScore.bias_dtype>;
   // Biases of 16 bits are loaded under the product that they are added to. Of 32 bits registers hold those of half of the
   // queries beside dK, dV and S.
   static constexpr bool kBiasAhead = dtype_bytes(kScore.bias_dtype) == 2;
   static constexpr int kBiasRows = !kScore.bias ? 1 : kBiasAhead ? kM : kM / 2;
 
-  uint32 hidden, dropped;
+  uint32 hidden;
   Raw bias[kBiasRows][2];  // of two queries
 
   TESSERA_DEVICE static int lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
 
   TESSERA_DEVICE static constexpr uint32 bit(int m, int half, int e) { return 1u << (2 * m + half + 16 * e); }
-  // The signs of a pair of P.
-  TESSERA_DEVICE uint32 dropped_signs(int m, int half) const { return dropped << (15 - 2 * m - half) & 0x80008000u; }
 
   // Bias and mask of two neighbouring keys are loaded at once where all of a step's keys and queries are there; a lane then has one
   // query of eight and two keys, and blocks of 8 x 8 are transposed among lanes.
@@ -66,25 +64,6 @@ struct StepOptions {
         const int at = min(key + lane() / 4 + i / 2 * 8, block.s.sk - 1);
         if (*entry_of<1>(p.mask, block, head, query, at) == 0) hidden |= bit(0, i / 2, i % 2) << (2 * m);
       }
-    }
-  }
-
-  // Which of P are dropped. A call of Philox decides 32 keys, of which the warp has half.
-  TESSERA_DEVICE void draw(const BwdSm90Params& p, const KeyBlock& block, int head, int row0, int key) {
-    dropped = 0;
-#pragma unroll 1
-    for (int m = 0; m < kM; ++m) {
-      uint32 bits[2][2];
-      transposed_dropout_bits(bits, p, block.batch * p.heads_q + head, row0 + m * 8 + lane() % 4 * 2, key / 32,
-                              lane() / 4);
-      uint32 drops = 0;
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const uint32 pair = key % 32 != 0 ? bits[e][1] : bits[e][0];
-        if (!keeps_low(pair, p.dropout_threshold)) drops |= bit(0, 0, e);
-        if (!keeps_high(pair, p.dropout_threshold)) drops |= bit(0, 1, e);
-      }
-      dropped |= drops << (2 * m);
     }
   }
 

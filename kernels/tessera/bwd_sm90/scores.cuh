@@ -9,6 +9,7 @@
 // dO is rounded from it.
 #pragma once
 
+#include "tessera/bwd_sm90/drawn_bits.cuh"
 #include "tessera/bwd_sm90/key_rows.cuh"
 #include "tessera/bwd_sm90/options.cuh"
 #include "tessera/bwd_sm90/shared.cuh"
@@ -26,6 +27,9 @@ struct ScoreWarpgroup {
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_m, false>;
   using GradientProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim, true>;
   using Options = StepOptions<kCfg>;
+  // LSE and delta of so many eights of queries are loaded ahead of their use, where no option has the registers.
+  static constexpr int kStats = kCfg.score.bias || kCfg.score.mask || kCfg.score.softcap || kCfg.block_mask ? 0 : kM,
+                       kLseAhead = kStats, kDeltaAhead = kCfg.dtype == Dtype::kFloat16 ? kStats / 2 : kStats;
 
   const BwdSm90Params& p;
   const Shared& shared;
@@ -36,6 +40,7 @@ struct ScoreWarpgroup {
   float rS[1][kM][4];                    // S, then dP
   uint32 rP[kSteps][4], rdS[kSteps][4];  // A fragments of P^T (at first in float16), dS^T
   Options options;                       // of the step
+  float2 ahead[kM];                      // LSE, then delta, where registers are left for it
 
   TESSERA_DEVICE ScoreWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
       : p(p), shared(shared), block(block), warpgroup(warpgroup) {
@@ -66,12 +71,17 @@ struct ScoreWarpgroup {
       if constexpr (kCfg.varlen) clear_queries(Shared::kAt.q);
       issue_scores();
       load_options();
+      load_stats<0, kLseAhead>(false);
+      bool hides_some = kStats > 0 && masked();
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rS));
-      probabilities();
+      probabilities(hides_some);
       shared.wait_full(Shared::kDO, at);
       if constexpr (kCfg.varlen) clear_queries(Shared::kAt.d_o);
       issue_probability_gradients();
+      if constexpr (kCfg.score.dropout) {
+        if (!kCfg.score.softcap || step_row0() >= 0) mark_dropped();  // as in score_gradients, for the registers
+      }
       if constexpr (kCfg.alternate) {
         if (warpgroup == 0) {
           ptx::barrier_arrive(kSecondTurn, 256);
@@ -79,9 +89,12 @@ struct ScoreWarpgroup {
           ptx::barrier_arrive(kFirstTurn, 256);
         }
       }
+      load_stats<0, kDeltaAhead>(true);
+      hides_some = kStats > 0 && masked();
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_pin(flat(rS));
-      score_gradients();
+      load_stats<kDeltaAhead, kStats>(true);
+      score_gradients(hides_some);
       issue_key_gradients();
       hand_on();
       take_key_gradients();
@@ -182,6 +195,14 @@ struct ScoreWarpgroup {
     return shared.tile(Shared::kAt.stats, 2 * Shared::kStatBytes, at) + (delta ? Shared::kStatBytes : 0) +
            lane() % 4 * 8;
   }
+  // Ahead of their use, under the product that they are subtracted from: while products read shared memory, it answers after 150
+  // clocks.
+  template <int kFirst, int kEnd>
+  TESSERA_DEVICE void load_stats(bool delta) {
+    const uint32 from = stats(delta);
+#pragma unroll
+    for (int m = kFirst; m < kEnd; ++m) ahead[m] = ptx::ld_shared_f32x2(from + m * 32);
+  }
 
   // Some of the step's queries do not see some of the block's keys.
   TESSERA_DEVICE bool masked() const {
@@ -203,9 +224,9 @@ struct ScoreWarpgroup {
   }
 
   // S - LSE -> P in float16.
-  TESSERA_DEVICE void probabilities() {
+  TESSERA_DEVICE void probabilities(bool hides_some) {
     if constexpr (kCfg.score.scaled()) apply_options();
-    if (kHiddenByWeight || masked()) {
+    if (kHiddenByWeight || (kStats > 0 ? hides_some : masked())) {
       exponents<true>();
     } else {
       exponents<false>();
@@ -215,10 +236,30 @@ struct ScoreWarpgroup {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float low = ptx::ex2_approx_ftz(rS[0][m][2 * half]), high = ptx::ex2_approx_ftz(rS[0][m][2 * half + 1]);
-        uint32& packed = rP[m / 2][m % 2 * 2 + half];
-        packed = ptx::cvt_rn_satfinite_f16x2(low, high);  // an LSE is rounded
-        if constexpr (kCfg.score.dropout) packed |= options.dropped_signs(m, half);
+        rP[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_satfinite_f16x2(low, high);  // an LSE is rounded
       }
+  }
+  // What dropout drops gets the sign that no weight has.
+  TESSERA_DEVICE void mark_dropped() {
+    RingPosition<Shared::kDrawnStages> drawn;  // made of `at`: registers
+    static_assert(Shared::kDrawnStages == kCfg.stages || (Shared::kDrawnStages == 1 && kCfg.stages == 2));
+    if constexpr (Shared::kDrawnStages == 1) {
+      drawn.parity = at.stage();
+    } else {
+      drawn.offset = at.offset, drawn.parity = at.parity;
+    }
+    shared.wait_full(Shared::kDrawn, drawn);
+    const int warp = warpgroup * 4 + warp_key() / 16;
+    const uint32 words = shared.tile(Shared::kAt.drawn, Shared::kDrawnBytes, drawn) +
+                         DrawnBits::word_offset(warp / 2, lane() / 8, lane() % 4);
+    const int shift = DrawnBits::bit(warp % 2 * 2, lane() / 4 % 2);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint32 word = static_cast<uint32>(ptx::ld_shared_s32(words + step * DrawnBits::kWordStep)) >> shift;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rP[step][i] |= DrawnBits::signs(word, i / 2, i % 2);
+    }
+    Shared::arrive_warp(shared.empty(Shared::kDrawn, drawn));
   }
   // S - LSE, -inf where masked. A query past the last has an LSE of +inf.
   template <bool kMasked>
@@ -229,7 +270,7 @@ struct ScoreWarpgroup {
     const float unit = score_unit<kCfg.score>(p);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      const float2 pair = ptx::ld_shared_f32x2(lse + m * 32);
+      const float2 pair = m < kLseAhead ? ahead[m] : ptx::ld_shared_f32x2(lse + m * 32);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& x = rS[0][m][i];
@@ -250,10 +291,9 @@ struct ScoreWarpgroup {
 
   // Called while the product of S runs.
   TESSERA_DEVICE void load_options() {
-    if constexpr (kCfg.score.mask || kCfg.score.dropout || kCfg.score.bias) {
+    if constexpr (kCfg.score.mask || kCfg.score.bias) {
       const int row0 = step_row0(), head = step_head(), key = first_key();
       if constexpr (kCfg.score.mask) options.load_mask(p, block, head, row0, key);
-      if constexpr (kCfg.score.dropout) options.draw(p, block, head, row0, key);
       if constexpr (kCfg.score.bias && Options::kBiasAhead) options.template load_bias<0>(p, block, head, row0, key);
     }
   }
@@ -306,7 +346,7 @@ struct ScoreWarpgroup {
   }
 
   // dP -> dS; P and dS become operands.
-  TESSERA_DEVICE void score_gradients() {
+  TESSERA_DEVICE void score_gradients(bool hides_some) {
     if constexpr (kCfg.score.softcap && kCfg.dtype != Dtype::kFloat16) {
       // A branch that is always taken: the compiler would have all logarithms under way at once, and spill for it.
       score_gradients<0, kM / 2>();
@@ -314,14 +354,14 @@ struct ScoreWarpgroup {
     } else {
       score_gradients<0, kM>();
     }
-    if (!kHiddenByWeight && masked()) clear_hidden();
+    if (!kHiddenByWeight && (kStats > 0 ? hides_some : masked())) clear_hidden();
   }
   template <int kFirst, int kRows>
   TESSERA_DEVICE void score_gradients() {
     const uint32 delta = stats(true);
 #pragma unroll
     for (int m = kFirst; m < kFirst + kRows; ++m) {
-      const float2 minus = ptx::ld_shared_f32x2(delta + m * 32);
+      const float2 minus = m < kStats ? ahead[m] : ptx::ld_shared_f32x2(delta + m * 32);
       const float(&d)[4] = rS[0][m];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {

@@ -38,6 +38,10 @@ struct BwdSm90Shared {
   using Queries = SwizzledTile<kCfg.block_m, kCfg.head_dim>;
   using Gradients = SwizzledTile<kCfg.block_m, kCfg.block_n>;  // dS
   static constexpr int kStatBytes = kCfg.block_m * 4, kDqBytes = kCfg.block_m * kCfg.head_dim * 4;
+  static constexpr int kDrawnStages = bwd_sm90_drawn_stages(kCfg), kDrawnBytes = kCfg.block_m * kCfg.block_n / 8;
+  static constexpr int kDrawnUnits = kDrawnBytes / 128;  // of a step, that a dropout warp draws at once
+  // Of the producer's warpgroup those that do nothing else; deterministic one adds dQ.
+  static constexpr int kDropoutWarps = kCfg.deterministic ? 2 : 3;
 
   uint32 base;
   uint32 descriptor;  // its address in a matrix descriptor: a tile's is one addition away
@@ -72,7 +76,8 @@ struct BwdSm90Shared {
 
   // ---- barriers ----
   static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kCfg.stages,
-                       kDQ = kDS + 2 * kCfg.ds_stages;  // deterministic
+                       kDQ = kDS + 2 * kCfg.ds_stages,             // deterministic
+      kDrawn = kDQ + (kCfg.deterministic ? 2 * kBwdDqStages : 0);  // with dropout
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
   TESSERA_DEVICE uint32 k_full() const { return barrier(0); }
   TESSERA_DEVICE uint32 v_full() const { return barrier(1); }
@@ -117,6 +122,10 @@ struct BwdSm90Shared {
     for (int stage = 0; kCfg.deterministic && stage < kBwdDqStages; ++stage) {
       ptx::mbarrier_init(barrier(kDQ + stage), 4);
       ptx::mbarrier_init(barrier(kDQ + kBwdDqStages + stage), 1);
+    }
+    for (int stage = 0; stage < kDrawnStages; ++stage) {
+      ptx::mbarrier_init(barrier(kDrawn + stage), kDrawnUnits);
+      ptx::mbarrier_init(barrier(kDrawn + kDrawnStages + stage), 8);
     }
     ptx::fence_mbarrier_init();
   }

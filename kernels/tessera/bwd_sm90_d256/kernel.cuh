@@ -36,7 +36,7 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
   ptx::griddepcontrol_launch_dependents();
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<kBwdProducerRegisters>();
+    ptx::setmaxnreg_dec<bwd_registers(kCfg.half_dim()).producer>();
     BwdSm90D256Producer<Shared, kCfg> producer{p, shared, block};
     if (threadIdx.x == 0) producer.run();
     if (kRank == 1 && threadIdx.x == 32) producer.send_gradients();

@@ -40,7 +40,7 @@ TESSERA_DEVICE void bwd_sm90_d512(const BwdSm90Params& p) {
   ptx::griddepcontrol_launch_dependents();
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<kBwdProducerRegisters>();
+    ptx::setmaxnreg_dec<bwd_registers(kCfg.half_dim).producer>();
     if (threadIdx.x == 0) BwdD512Producer<kCfg>{p, shared, block}.run();
   } else if (warpgroup == 3) {
     ptx::setmaxnreg_dec<bwd_registers(kCfg.half_dim).dq>();

@@ -2,40 +2,27 @@
 // problem and the GPU alone.
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
 #include "cuda/families/backward.hpp"
 #include "cuda/families/block_lists.hpp"
+#include "cuda/families/bwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/plan_config.hpp"
 #include "cuda/registry.hpp"
 #include "cuda/runtime/driver.hpp"
+#include "cuda/runtime/environment.hpp"
 #include "cuda/runtime/tensor_map.hpp"
-#include "cuda/tiles_json.hpp"
 #include "cuda/work_order.hpp"
 #include "tessera/config.hpp"
 
 namespace tessera::cuda {
 namespace {
 
-// A row: for head sizes up to head_dim, to which tiles are padded. The first that fits the problem is taken.
-struct BwdSm90Tile {
-  int head_dim;
-  bool options;  // registers hold a bit or an entry of each score of a step: of mask, dropout, bias; a softcap's slope
-  int block_m, block_n, stages, ds_stages;
-  bool alternate, staged_dq;
-};
-// The rate over cuDNN's, bfloat16 on an H200, geometric mean of lengths 512 to 16384, full and causal:
-// docs/lab/2026-11-24-bwd-sm90.md.
-constexpr BwdSm90Tile kTiles[] = {
-    {64, false, 128, 128, 2, 2, true, true},  // 1.16
-    {64, true, 64, 128, 2, 2, false, true},
-    {96, true, 64, 128, 2, 2, false, true},
-    {128, true, 64, 128, 2, 2, false, true},  // 1.08
-};
 // By a cluster of two blocks, bwd_sm90_d256: plain scores of dense sequences. The first row that fits is taken.
 struct PairTile {
   int head_dim, head_dim_v;
@@ -45,8 +32,7 @@ constexpr int kPairHalfSlots = 6, kPairExchangeStages = 2;
 // By a cluster of two blocks that share the head's columns, bwd_sm90_d512: head sizes above, likewise.
 constexpr int kColumnsHalfSlots = 8, kColumnsStages = 2;
 constexpr int kMostHeadDim = BwdSm90D512Config::head_dim,
-              kMostPairHeadDim = kPairTiles[std::size(kPairTiles) - 1].head_dim,
-              kMostBlockHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
+              kMostPairHeadDim = kPairTiles[std::size(kPairTiles) - 1].head_dim, kMostBlockHeadDim = 128;
 
 constexpr int kStoredRows = 16;      // of dK and dV, that a warp stores
 constexpr int kScoreWarpgroups = 2;  // each with a half of a block's keys
@@ -72,26 +58,20 @@ int64_t largest_head_dim(const tessera_plan& plan) { return std::max(plan.head_d
 bool by_pairs(const tessera_plan& plan) { return largest_head_dim(plan) > kMostBlockHeadDim; }
 bool by_columns(const tessera_plan& plan) { return largest_head_dim(plan) > kMostPairHeadDim; }
 
-const BwdSm90Tile& tile_of(const tessera_plan& plan) {
-  const int64_t head_dim = largest_head_dim(plan);
+std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
   const ScoreConfig score = score_config(plan.problem);  // by a block mask's lists a step has 64 queries, too
-  const bool options = score.softcap || score.bias_or_mask() || score.dropout;
-  return *std::ranges::find_if(kTiles, [head_dim, options](const BwdSm90Tile& tile) {
-    return head_dim <= tile.head_dim && tile.options >= options;
-  });
+  const bool options = score.softcap || score.bias_or_mask() || (score.dropout && plan.problem.deterministic);
+  return find_bwd_sm90_tile(largest_head_dim(plan), options);
 }
 
 BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   BwdSm90Config config{};
   config.dtype = static_cast<Dtype>(plan.problem.q.dtype);
-  config.head_dim = tile.head_dim;
-  config.block_m = tile.block_m, config.block_n = tile.block_n;
-  config.stages = tile.stages, config.ds_stages = tile.ds_stages;
+  tile.apply(config);
   const tessera_problem& p = plan.problem;
   config.window = p.window_left >= 0;
   config.varlen = core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k);
   config.deterministic = p.deterministic != 0;
-  config.alternate = tile.alternate, config.staged_dq = tile.staged_dq;
   config.d_bias = core::present(p.d_bias);
   config.block_mask = core::present(p.block_mask);
   config.score = score_config_beside_block_mask(p);
@@ -140,7 +120,7 @@ BwdSm90Plan configs_of(const tessera_plan& plan) {
   } else if (own.pair) {
     own.pair_config = make_pair_config(plan);
   } else {
-    own.config = make_config(plan, tile_of(plan));
+    own.config = make_config(plan, *tile_of(plan));
   }
   return own;
 }
@@ -258,6 +238,7 @@ std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
   if (std::string reason = refuse_options(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
+  if (!by_pairs(plan) && !tile_of(plan)) return std::string(kForcedBackwardTile) + ": no tile of this head size";
   const BlockShape shape = shape_of(configs_of(plan));
   if (std::string reason = refuse_shared_memory(shape.smem_bytes, plan); !reason.empty()) return reason;
   const Tiles tiles = tiles_of(plan, shape);
@@ -389,22 +370,9 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   return ok();
 }
 
-std::string tiles_json() {
-  return json_array(kTiles, [](const BwdSm90Tile& tile) {
-    return json_object({{"head_dim", tile.head_dim},
-                        {"options", tile.options},
-                        {"block_m", tile.block_m},
-                        {"block_n", tile.block_n},
-                        {"stages", tile.stages},
-                        {"ds_stages", tile.ds_stages},
-                        {"alternate", tile.alternate},
-                        {"staged_dq", tile.staged_dq}});
-  });
-}
-
 }  // namespace
 
 constinit const Family kBwdSm90{
-    {TESSERA_KERNEL_BWD_SM90, refuse, configure}, "bwd_sm90", kSupports, list_launches, kPrebuilt, tiles_json};
+    {TESSERA_KERNEL_BWD_SM90, refuse, configure}, "bwd_sm90", kSupports, list_launches, kPrebuilt, bwd_sm90_tiles_json};
 
 }  // namespace tessera::cuda

@@ -1,0 +1,63 @@
+// bwd_sm90's dropout warps: warps of the producer's warpgroup that have nothing else to do draw which scores of a step are dropped, each
+// once, ahead of the score warpgroups. So the score warpgroups, whose keys' halves of a call of Philox would not be their own, spend
+// nothing on it.
+#pragma once
+
+#include "tessera/bwd_sm90/drawn_bits.cuh"
+#include "tessera/bwd_sm90/shared.cuh"
+
+namespace tessera {
+
+template <BwdSm90Config kCfg>
+struct DropoutWarps {
+  using Shared = BwdSm90Shared<kCfg>;
+  static constexpr int kUnits = Shared::kDrawnUnits;  // of a step: 32 words, a lane each
+
+  const BwdSm90Params& p;
+  const Shared& shared;
+  const KeyBlock& block;
+
+  // warp: of kDropoutWarps, which take units in turns. What a unit needs is found anew from its number: the warps have few registers.
+  TESSERA_DEVICE void run(uint32 warp) const {
+#pragma unroll 1
+    for (uint32 unit = warp; unit < static_cast<uint32>(block.steps) * kUnits; unit += Shared::kDropoutWarps) {
+      const uint32 drops = draw(unit);
+      const RingPosition<Shared::kDrawnStages> at = place_of(not_hoisted(unit) / kUnits);
+      shared.wait_empty(Shared::kDrawn, at);
+      ptx::st_shared_s32(shared.tile(Shared::kAt.drawn, Shared::kDrawnBytes, at) + word_of(not_hoisted(unit)) * 4,
+                         static_cast<int>(drops));
+      Shared::arrive_warp(shared.full(Shared::kDrawn, at));
+    }
+  }
+  TESSERA_DEVICE static RingPosition<Shared::kDrawnStages> place_of(uint32 step) {
+    RingPosition<Shared::kDrawnStages> at;
+    at.offset = static_cast<int>(step % Shared::kDrawnStages) * at.kStep;
+    at.parity = static_cast<int>(step / Shared::kDrawnStages % 2);
+    return at;
+  }
+  TESSERA_DEVICE static uint32 word_of(uint32 unit) { return unit % kUnits * 32 + not_hoisted(threadIdx.x % 32); }
+
+  // The producer's step-th tile of queries, and its head, from the group's first on.
+  TESSERA_DEVICE int find(int step, int& head) const {
+    if constexpr (kCfg.block_mask) {
+      while (true) {
+        const int64 list = list_of(p, block, kCfg.block_n, head);
+        const int count = *p.lists.count(list);
+        if (step < count) return list_block(p.lists.entries(list)[step]);
+        step -= count, ++head;
+      }
+    } else {
+      for (; step >= block.tiles; ++head) step -= block.tiles;
+      const int tile = start_tile<kCfg>(p, block) + step, end = block.first_tile + block.tiles;
+      return tile < end ? tile : tile - block.tiles;
+    }
+  }
+
+  TESSERA_DEVICE uint32 draw(uint32 unit) const {
+    int head = block.head_kv * p.group;
+    const int row0 = find(static_cast<int>(unit / kUnits), head) * kCfg.block_m;
+    return DrawnBits::draw(p, block.batch * p.heads_q + head, row0, block.key0, word_of(unit));
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+// What bwd_sm90's dropout warps draw, kernels/tessera/bwd_sm90/drawn_bits.cuh, on the host (tests/emulated_warp): each bit that a score
+// warp's lane reads is the entry's of core/philox.hpp.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "core/philox.hpp"
+
+struct Index {
+  unsigned x;
+};
+static Index threadIdx;  // of the forward pass's drop()
+
+#include "tessera/bwd_sm90/drawn_bits.cuh"
+
+namespace tessera {
+namespace {
+
+constexpr int kBlockM = 128, kBlockN = 128;
+
+TEST(CudaBwdSm90Dropout, EveryLaneReadsItsOwn) {
+  std::mt19937_64 random(std::random_device{}());
+  for (int round = 0; round < 8; ++round) {
+    const core::Dropout dropout{random(), random(), static_cast<uint32_t>(random() % 65536)};
+    const int row0 = static_cast<int>(random() % 100) * kBlockM, key0 = static_cast<int>(random() % 100) * kBlockN;
+    const int head = static_cast<int>(random() % 1000);
+    ProblemParams p{};
+    p.dropout_threshold = dropout.threshold, p.dropout_offset = static_cast<uint32>(dropout.offset);
+    core::PhiloxKey key = core::dropout_key(dropout.seed, dropout.offset);
+    for (auto& of_round : p.dropout_keys) of_round[0] = key[0], of_round[1] = key[1], key = core::next_key(key);
+
+    std::vector<uint32> words(kBlockM * kBlockN / 32);
+    for (size_t n = 0; n < words.size(); ++n) words[n] = DrawnBits::draw(p, head, row0, key0, static_cast<uint32>(n));
+
+    // As ScoreWarpgroup::mark_dropped reads them.
+    for (int warp = 0; warp < 8; ++warp)
+      for (int lane = 0; lane < 32; ++lane)
+        for (int m = 0; m < kBlockM / 8; ++m)
+          for (int half = 0; half < 2; ++half) {
+            const int at = DrawnBits::word_offset(warp / 2, lane / 8, lane % 4) + m / 2 * DrawnBits::kWordStep;
+            const uint32 word = words[at / 4] >> DrawnBits::bit(warp % 2 * 2, lane / 4 % 2);
+            const uint32 signs = DrawnBits::signs(word, m % 2, half);
+            const int query = row0 + m * 8 + lane % 4 * 2, column = key0 + warp * 16 + half * 8 + lane / 4;
+            ASSERT_EQ(signs >> 15 & 1, dropout.keeps(head, query, column) ? 0u : 1u) << warp << ' ' << lane << ' ' << m;
+            ASSERT_EQ(signs >> 31, dropout.keeps(head, query + 1, column) ? 0u : 1u) << warp << ' ' << lane << ' ' << m;
+            ASSERT_EQ(signs & 0x7fff7fffu, 0u);
+          }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
