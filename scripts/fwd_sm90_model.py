@@ -34,9 +34,13 @@ def _ask(*arguments: str, text: str = "") -> str:
 
 
 @lru_cache
+def tables() -> dict:
+    """What tessera_tiles prints, by kernel family."""
+    return json.loads(_ask())
+
+
 def library() -> dict:
-    """fwd_sm90's part of what tessera_tiles prints."""
-    return json.loads(_ask())["fwd_sm90"]
+    return tables()["fwd_sm90"]
 
 
 @lru_cache

@@ -66,10 +66,13 @@ def source(shape: Shape, tile: Tile) -> str:
     )
 
 
+def options() -> list[str]:
+    return ["--gpu-architecture=sm_90a", "-std=c++20", "-default-device", "--ptxas-options=-v",
+            f"--include-path={model.ROOT / 'kernels'}"]  # fmt: skip
+
+
 def compile_tile(shape: Shape, tile: Tile) -> Report:
-    options = ["--gpu-architecture=sm_90a", "-std=c++20", "-default-device", "--ptxas-options=-v",
-               f"--include-path={model.ROOT / 'kernels'}"]  # fmt: skip
-    _, log, status = nvrtc.compile_program(source(shape, tile), options)
+    _, log, status = nvrtc.compile_program(source(shape, tile), options())
     return read_log(log, status)
 
 
