@@ -1,6 +1,7 @@
 // Scores and their gradients in the backward pass: S^T and dP^T of a warp become P^T and dS^T.
 #pragma once
 
+#include "tessera/attention/dropout.cuh"
 #include "tessera/attention/score/transposed.cuh"
 #include "tessera/bwd_sm80/warps.cuh"
 #include "tessera/ptx/atomic.cuh"
@@ -8,6 +9,22 @@
 #include "tessera/tile/row_reduction.cuh"
 
 namespace tessera {
+
+// Where a lane's row is a key and its columns are two queries, `query` and the next: bits[e][t] of query `query` + e and of the
+// keys 32 group + row + {16 t, 16 t + 8}, in the low half and the high. A call has the words of two neighbouring keys, of which
+// each lane wants one: so one of the two calls is the neighbour's, who wants the other half of mine. By all lanes of a warp.
+TESSERA_DEVICE void transposed_dropout_bits(uint32 (&bits)[2][2], const ProblemParams& p, int head, int query,
+                                            int group, int row) {
+  const bool odd = row % 2 != 0;
+  const PhiloxWords words = dropout_words(p, head, query + odd, group, row / 2);
+#pragma unroll
+  for (int t = 0; t < 2; ++t) {
+    const uint32 low = __byte_perm(words.word[2 * t], words.word[2 * t + 1], 0x5410);
+    const uint32 high = __byte_perm(words.word[2 * t], words.word[2 * t + 1], 0x7632);
+    const uint32 mine = odd ? high : low, got = __shfl_xor_sync(0xffffffff, odd ? low : high, 4);
+    bits[0][t] = odd ? got : mine, bits[1][t] = odd ? mine : got;
+  }
+}
 
 // A warp's scores S^T and dP^T of one tile of queries: where they stand, and what their queries have.
 struct ScoreTile {

@@ -21,7 +21,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   static_assert(kCfg.block_n == 128, "two score warpgroups of 64 keys");
   static_assert(kCfg.block_m % 64 == 0, "dQ is made by wgmma, 64 queries at once");
   static_assert(!kCfg.score.block_mask && !(kCfg.score.softcap && kCfg.score.adds()), "BwdSm90Config");
-  static_assert(!kCfg.block_mask || (kCfg.block_m == 64),
+  static_assert(!kCfg.block_mask || kCfg.block_m == 64,
                 "a step is a list's entry, which says for each score warpgroup whether it is masked");
   static_assert(kCfg.ds_stages == kCfg.stages, "a score warpgroup counts them as one");
   static_assert(kCfg.stages >= 2, "a step's tiles are loaded while the last one's are used");
