@@ -306,6 +306,39 @@ def test_compiled(name, device):
         torch.testing.assert_close(ours["out"], expected["out"])
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "modernbert"])
+@pytest.mark.parametrize("inputs", ["positions", "packed", "padded"])
+def test_compiled_models_skip_what_is_beyond_the_diagonal(name, inputs, device):
+    """Values of positions and padding cannot be read while a model is traced, so its mask is a matrix: causal models say so besides."""
+    model, ids = make(name, device=device), tokens(device)
+    model.set_attn_implementation("tessera")
+    given = {"input_ids": ids[:1, :21]} if inputs == "packed" else {"input_ids": ids}
+    if inputs == "packed":
+        given["position_ids"] = PACKED.to(device)
+    if inputs == "padded":
+        given["attention_mask"] = padding("left", ids)
+    if name in DECODERS:
+        given["use_cache"] = False
+    torch._dynamo.reset()
+    seen = []
+
+    def backend(graph, _):
+        for node in graph.graph.nodes:
+            if node.op == "call_function" and "tessera" in str(node.target):
+                names = [argument.name for argument in node.target._schema.arguments]
+                seen.append(dict(zip(names, node.args)) | node.kwargs)
+        return graph
+
+    output = "logits" if name in DECODERS else "last_hidden_state"
+    expected = getattr(model(**given), output)
+    ours = getattr(torch.compile(model, fullgraph=True, backend=backend)(**given), output)
+    counted = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
+    torch.testing.assert_close(ours[counted], expected[counted])
+    assert len(seen) == model.config.num_hidden_layers
+    assert {call["causal"] for call in seen} == {name in DECODERS}
+    assert all(call["mask"] is not None for call in seen)
+
+
 def test_exported(device):
     model, ids = make("gemma2", device=device), tokens(device)
     model.set_attn_implementation("tessera")

@@ -73,9 +73,11 @@ def attention_forward(
             k, v = k[:, : pattern.keys], v[:, : pattern.keys]
         if pattern.padding is not None:
             options["mask"] = pattern.padding.to(q.device)[:, None, None, :]
+        if pattern.matrix is not None:
+            options["mask"] = pattern.matrix
         if pattern.cu_seqlens is not None:
             cu_seqlens = pattern.cu_seqlens, pattern.cu_seqlens
-        given = pattern.keys is None and pattern.padding is None
+        given = pattern.keys is None and pattern.padding is None and pattern.matrix is None
     else:
         mask = attention_mask[..., : k.shape[1]]
         if mask.dtype != torch.bool:

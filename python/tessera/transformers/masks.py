@@ -30,6 +30,7 @@ class Pattern:
     keys: Optional[int] = None  # only so many keys count: a static cache is longer than what it holds; None = all
     padding: Optional[Tensor] = None  # bool [B, keys], False = not visible
     cu_seqlens: Optional[Tensor] = None  # int32 [sequences + 1]: sequences in the flattened [B * S] rows
+    matrix: Optional[Tensor] = None  # bool [B, 1, Sq, Sk], True = visible; the whole mask, where a tracer reads no values
 
     # generate() makes the masks of a static cache ahead, and treats them as it would a tensor.
     ndim = 4
@@ -112,6 +113,13 @@ def _traced(*tensors: Optional[Tensor]) -> bool:
     return any(isinstance(t, Tensor) and type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
 
 
+def _known_causal(mask_function: Callable, arguments: dict) -> bool:
+    """Whether a tracer, which cannot look into a function, may take it for causal or a part of that: what Transformers composes for
+    its causal layers (packed sequences, windows, chunks) is a conjunction. Only its bidirectional layers name the other skip."""
+    conjunction = mask_function is hf.causal_mask_function or mask_function.__code__ is _AND
+    return conjunction and "config" in arguments
+
+
 def attention_mask(
     batch_size: int,
     q_length: int,
@@ -122,7 +130,7 @@ def attention_mask(
     attention_mask: Union[Tensor, Pattern, None] = None,
     local_size: Optional[int] = None,
     allow_is_causal_skip: bool = True,
-    allow_is_bidirectional_skip: bool = False,
+    allow_is_bidirectional_skip: Optional[bool] = None,
     use_vmap: bool = False,
     device: Union[torch.device, str] = "cpu",
     **kwargs,
@@ -142,7 +150,8 @@ def attention_mask(
     """
     if isinstance(attention_mask, Pattern):
         return attention_mask
-    found = None if _traced(attention_mask, q_offset) else _recognise(mask_function)
+    traced = _traced(attention_mask, q_offset)
+    found = None if traced else _recognise(mask_function)
     keys = kv_length
     if found is not None and found.segments is None:
         if found.causal or max(found.left, found.right) >= 0:
@@ -155,11 +164,17 @@ def attention_mask(
     if found is None:
         # As many queries as keys, or the missing mask would not say where the queries stand.
         skip = allow_is_causal_skip and q_length == kv_length
-        return hf.sdpa_mask(
+        matrix = hf.sdpa_mask(
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
             mask_function=mask_function, attention_mask=attention_mask, local_size=local_size,
             allow_is_causal_skip=skip, allow_is_bidirectional_skip=False, use_vmap=use_vmap, device=device,
         )  # fmt: skip
+        # Told that nothing is visible beyond the diagonal, the kernels pass over half of the tiles.
+        square = q_length == kv_length and isinstance(q_offset, int) and q_offset == kv_offset == 0
+        one_sided = traced and square and not use_vmap and allow_is_bidirectional_skip is None
+        if matrix is not None and one_sided and _known_causal(mask_function, kwargs):
+            return Pattern(causal=True, matrix=matrix)
+        return matrix
 
     if found.segments is not None:
         return Pattern(found.causal, (found.left, found.right), cu_seqlens=_cu_seqlens(found.segments))
