@@ -102,7 +102,8 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   p.head_dim = p.head_dim_v = kCfg.head_dim;
   p.seqlen_q = p.max_seqlen_q = a->sq, p.seqlen_k = p.max_seqlen_k = a->sk;
   p.scale = a->scale, p.scale_log2 = a->scale * 1.4426950408889634f;
-  p.dropout_scale = 1 / 0.9f, p.dropout_threshold = 6554;  // a tenth, where the config drops; the keys of the rounds stay 0
+  p.dropout_scale = 1 / 0.9f,
+  p.dropout_threshold = 6554;  // a tenth, where the config drops; the keys of the rounds stay 0
   p.causal = a->causal, p.window_left = p.window_right = -1;
   const auto rows = [](void* data, long long rows, int heads) {
     return RowTensor{data, rows * heads * kCfg.head_dim, static_cast<long long>(heads) * kCfg.head_dim, kCfg.head_dim};
