@@ -7,40 +7,16 @@ functions by which the library plans and the kernel is laid out; VALUES says wha
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-
+import tile_search
 
 # ---- what the library says ----
 
 
-@lru_cache
-def _program() -> str:
-    given = os.environ.get("TESSERA_TILES")
-    built = sorted(ROOT.glob("build/*/src/tessera_tiles"), key=lambda path: -path.stat().st_mtime)
-    if not given and not built:
-        raise SystemExit("tessera_tiles: not built; cmake --build build/release --target tessera_tiles, or TESSERA_TILES=FILE")
-    return given or str(built[0])
-
-
-def _ask(*arguments: str, text: str = "") -> str:
-    return subprocess.run([_program(), *arguments], input=text, check=True, capture_output=True, text=True).stdout
-
-
-@lru_cache
-def tables() -> dict:
-    """What tessera_tiles prints, by kernel family."""
-    return json.loads(_ask())
-
-
 def library() -> dict:
-    return tables()["fwd_sm90"]
+    return tile_search.tables()["fwd_sm90"]
 
 
 @lru_cache
@@ -75,7 +51,7 @@ def _layouts(head_dim: int, head_dim_v: int) -> dict[tuple[int, ...], Layout]:
     """Of all tiles that VALUES has."""
     tiles = list(itertools.product(*(VALUES[name] for name in tuned_fields())))
     asked = "".join(f"{head_dim} {head_dim_v} {' '.join(map(str, tile))}\n" for tile in tiles)
-    answers = (map(int, line.split()) for line in _ask("--fits", text=asked).splitlines())
+    answers = (map(int, line.split()) for line in tile_search.ask("--fits", text=asked).splitlines())
     return {tile: Layout(bool(fits), chunks, size) for tile, (fits, chunks, size) in zip(tiles, answers, strict=True)}
 
 

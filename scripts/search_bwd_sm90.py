@@ -15,21 +15,15 @@ PyTorch and NVRTC; the dry run tessera_tiles and NVRTC, if that (TESSERA_NVRTC, 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import math
-import multiprocessing
-import os
 import sys
 import time
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "bench")]
-import fwd_sm90_model as model  # noqa: E402
-import fwd_sm90_ptxas as ptxas  # noqa: E402
-import nvrtc  # noqa: E402
+import tile_search  # noqa: E402
 
 TABLE = ROOT / "src/cuda/families/bwd_sm90_tiles.inc"
 FORCED = "TESSERA_BWD_SM90_TILE"  # src/cuda/families/bwd_sm90_tiles.hpp
@@ -72,9 +66,8 @@ class Tile:
         return ", ".join(str(v) if n < 2 else str(bool(v)).lower() for n, v in enumerate(self.values))
 
 
-@lru_cache
 def library() -> dict:
-    return model.tables()["bwd_sm90"]
+    return tile_search.tables()["bwd_sm90"]
 
 
 def tiles_of(key: str) -> dict[Row, list[Tile]]:
@@ -91,7 +84,7 @@ def tiles_of(key: str) -> dict[Row, list[Tile]]:
 
 def config_text(row: Row, tile: Tile) -> str:
     chosen = dict(zip(FIELDS, tile.values))
-    dtype = f"tessera::Dtype{{{ptxas.BFLOAT16}}}"
+    dtype = f"tessera::Dtype{{{tile_search.BFLOAT16}}}"
     values = {
         "dtype": dtype,
         "head_dim": row.head_dim,
@@ -101,33 +94,22 @@ def config_text(row: Row, tile: Tile) -> str:
         **dict.fromkeys(("window", "varlen", "deterministic", "d_bias", "block_mask"), "false"),
         **{name: value if name in ("block_m", "stages") else str(bool(value)).lower() for name, value in chosen.items()},
     }
-    unknown = [name for name in library()["config_fields"] if name not in values]
-    if unknown:
-        raise SystemExit(f"{', '.join(unknown)}: a field of BwdSm90Config that this script has no value for")
-    fields = ", ".join(f".{name} = {values[name]}" for name in library()["config_fields"])
-    return f"tessera::BwdSm90Config{{{fields}}}"
+    return tile_search.config_text("BwdSm90Config", library()["config_fields"], values)
 
 
-def compile_tile(row: Row, tile: Tile) -> ptxas.Report:
-    source = (
+def compile_tile(row: Row, tile: Tile) -> tile_search.Report:
+    return tile_search.compile_source(
         '#include "tessera/bwd_sm90/kernel.cuh"\n'
         f'extern "C" __global__ void __launch_bounds__({THREADS}, 1)\n'
         "tessera_bwd_sm90(const __grid_constant__ tessera::BwdSm90Params p) {\n"
         f"  tessera::bwd_sm90<{config_text(row, tile)}>(p);\n}}\n"
     )
-    _, log, status = nvrtc.compile_program(source, ptxas.options())
-    return ptxas.read_log(log, status)
 
 
 def compilable(rows: list[Row]) -> dict[Row, list[Tile]]:
     """The candidates that ptxas takes well. Prints what it says of each."""
     jobs = [(row, tile) for row in rows for tile in tiles_of("candidates")[row]]
-    if nvrtc.library() is None:
-        print("NVRTC: not found, so nothing is known of registers, spills and serialised wgmma")
-        reports = [None for _ in jobs]
-    else:
-        with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:  # NVRTC compiles one at a time in each
-            reports = pool.starmap(compile_tile, jobs, chunksize=1)
+    reports = tile_search.compile_jobs(compile_tile, jobs)
     kept: dict[Row, list[Tile]] = {row: [] for row in rows}
     print(f"{'':16} {', '.join(FIELDS):40} registers, spilled bytes")
     for (row, tile), report in zip(jobs, reports):
@@ -150,26 +132,7 @@ def make_problem(row: Row, length: int, causal: bool):
 
 
 def make_forced(problem, inputs, tile: Tile, number: int):
-    """Tessera with one tile. The package keeps plans by problem: a scale off in the 40th bit gives each its own."""
-    from cuda_bench.contestants import Tessera
-
-    class Forced(Tessera):
-        kernel = "bwd_sm90"
-
-        def options(self) -> dict:
-            return {**super().options(), "scale": problem.head_dim**-0.5 * (1 + number * 2.0**-40)}
-
-        def backward(self):
-            os.environ[FORCED] = tile.text
-            call, results = super().backward()
-
-            def forced():
-                os.environ[FORCED] = tile.text
-                return call()
-
-            return forced, results
-
-    return Forced(problem, inputs, "backward")
+    return tile_search.make_forced("bwd_sm90", FORCED, "backward", problem, inputs, tile, number)
 
 
 def warm(job: tuple[Row, Tile]) -> None:
@@ -180,7 +143,7 @@ def warm(job: tuple[Row, Tile]) -> None:
 
     row, tile = job
     problem = make_problem(row, LENGTHS[0], False)
-    make_forced(problem, Inputs.of(problem, True), tile, 0).backward()[0]()
+    tile_search.contestant_call(make_forced(problem, Inputs.of(problem, True), tile, 0))[0]()
     torch.cuda.synchronize()
 
 
@@ -188,35 +151,16 @@ def measure_cell(row: Row, length: int, causal: bool, tiles: list[Tile], steadin
     """TFLOP/s of each right tile, and of cuDNN."""
     import torch
 
-    from cuda_bench import timing
-    from cuda_bench.contestants import Cudnn, NotOffered
-    from cuda_bench.exact import Exact
     from cuda_bench.problem import Inputs
 
     problem = make_problem(row, length, causal)
     inputs = Inputs.of(problem, True)
-    exact = Exact(problem, inputs, "backward")
-    calls, bound = {}, ERROR_BOUND * torch.finfo(torch.bfloat16).eps
-    try:
-        call, results = Cudnn(problem, inputs, "backward").backward()
-        bound = ERROR_BOUND * exact.error(results(call()))
-        calls["cudnn"] = call
-    except (NotOffered, RuntimeError) as error:
-        print(f"{row.name} {length}: cudnn: {str(error).splitlines()[0]}")
-    for number, tile in enumerate(tiles):
-        try:
-            call, results = make_forced(problem, inputs, tile, number).backward()
-            error = exact.error(results(call()))
-        except (RuntimeError, ValueError) as failure:  # what the library says of it
-            print(f"{row.name} {length}: {tile.text} dropped: {str(failure).splitlines()[0]}")
-            continue
-        if error <= bound:
-            calls[tile] = call
-        else:
-            print(f"{row.name} {length}: {tile.text} dropped: relative RMS error {error:.1e}, at most {bound:.1e}")
-    timed = timing.contest(calls, steadiness)
+    peer, calls, dropped = tile_search.right_calls(problem, inputs, "backward", ERROR_BOUND,
+                                                   lambda tile, number: make_forced(problem, inputs, tile, number), tiles)  # fmt: skip
+    tile_search.say_dropped(f"{row.name} {length}", dropped)
+    rates = tile_search.rates(problem, "backward", peer | calls, steadiness)
     torch.cuda.empty_cache()
-    return {name: problem.flops("backward") / result.seconds * 1e-12 for name, result in timed.items()}
+    return rates
 
 
 def measure(kept: dict[Row, list[Tile]], options: argparse.Namespace, started: float) -> dict[Row, dict]:
@@ -232,8 +176,8 @@ def measure(kept: dict[Row, list[Tile]], options: argparse.Namespace, started: f
                     print(f"{row.name}: out of time, its row stays as it is")
                     break
                 cells[causal, length] = measure_cell(row, length, causal, tiles, Steadiness(options.lead_ms, options.measure_ms, 2))
-                texts = [f"{getattr(name, 'text', name)} {rate:.0f}" for name, rate in cells[causal, length].items()]
-                print(f"{row.name} {'causal' if causal else 'full'} {length}: {'; '.join(texts)}", flush=True)
+                where = f"{row.name} {'causal' if causal else 'full'} {length}"
+                print(f"{where}: {tile_search.texts_of(cells[causal, length])}", flush=True)
         if len(cells) == len(row.masks) * len(LENGTHS):
             measured[row] = cells
     return measured
@@ -251,26 +195,13 @@ def winner(cells: dict) -> Tile:
 def lines_of(row: Row, cells: dict) -> list[str]:
     tile, texts = winner(cells), []
     for causal in row.masks:
-        rates = []
-        for length in LENGTHS:
-            rate, peer = cells[causal, length][tile], cells[causal, length].get("cudnn")
-            rates.append(f"{length}: {rate:.0f}" + (f" ({rate / peer:.2f})" if peer else ""))
+        rates = [tile_search.length_text(length, cells[causal, length][tile], cells[causal, length].get("cudnn")) for length in LENGTHS]
         texts.append(f"{'causal' if causal else 'full'} {', '.join(rates)}")
     return [f"// {'; '.join(texts)}", f"{{{row.head_dim}, {str(row.options).lower()}, {tile.cpp}}},"]
 
 
 def read_rows(text: str) -> dict[Row, list[str]]:
-    """Of each row its lines, comments above it; the heading ends with an empty line."""
-    blocks: dict[Row, list[str]] = {}
-    comments: list[str] = []
-    for line in text.partition("\n\n")[2].splitlines():
-        if not line.startswith("{"):
-            comments.append(line)
-            continue
-        head_dim, options = (part.strip() for part in line[1:].split(",")[:2])
-        blocks[Row(int(head_dim), options == "true")] = [*comments, line]
-        comments = []
-    return blocks
+    return tile_search.read_blocks(text, lambda fields: Row(int(fields[0]), fields[1] == "true"))
 
 
 def table_text(before: str, measured: dict[Row, dict], gpu: str) -> str:
@@ -306,15 +237,10 @@ def search(options: argparse.Namespace) -> int:
     facts = machine.facts()
     print(machine.heading(facts), flush=True)
     jobs = [(row, tile) for row, tiles in kept.items() for tile in tiles]
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=spawn) as pool:
-        failures = [future.exception() for future in [pool.submit(warm, job) for job in jobs]]
-    for (row, tile), failure in zip(jobs, failures):
-        if failure:
-            print(f"{row.name} {tile.text}: {failure}")
+    tile_search.fill_cache(warm, jobs, 16)
     print(f"in the library's cache after {time.monotonic() - started:.0f} s", flush=True)
     measured = measure(kept, options, started)
-    gpu = f"{facts['gpu']}, driver {facts['driver']}, cuDNN {facts['cudnn']}, commit {facts['commit']}, {facts['date']}"
+    gpu = tile_search.provenance(facts)
     text = table_text(TABLE.read_text(encoding="utf-8"), measured, gpu)
     target = Path(options.output) if options.output else TABLE
     target.write_text(text, encoding="utf-8")

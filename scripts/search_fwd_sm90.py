@@ -17,12 +17,9 @@ PyTorch and NVRTC; the dry run tessera_tiles and NVRTC, if that (TESSERA_NVRTC, 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import itertools
 import json
 import math
-import multiprocessing
-import os
 import sys
 import time
 from pathlib import Path
@@ -31,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "bench")]
 import fwd_sm90_model as model  # noqa: E402
 import fwd_sm90_ptxas as ptxas  # noqa: E402
+import tile_search  # noqa: E402
 from fwd_sm90_model import Shape, Tile  # noqa: E402
 
 TABLE = ROOT / "src/cuda/families/fwd_sm90_tiles.inc"
@@ -89,13 +87,7 @@ def compilable(shapes: list[Shape], multiprocessors: int, quick: bool) -> dict[S
             if tile not in chosen and model.fits(shape, tile):
                 predicted[shape].append((tile, model.predict_rates(shape, tile, lengths, TOKENS, multiprocessors)))
     jobs = [(shape, tile) for shape, tiles in predicted.items() for tile, _ in tiles]
-    if ptxas.nvrtc.library() is None:
-        print("NVRTC: not found, so nothing is known of registers, spills and serialised wgmma")
-        reports = {job: None for job in jobs}
-    else:
-        # Processes: NVRTC compiles one kernel at a time in each. They may be forked before the GPU is first used.
-        with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-            reports = dict(zip(jobs, pool.starmap(ptxas.compile_tile, jobs, chunksize=1)))
+    reports = dict(zip(jobs, tile_search.compile_jobs(ptxas.compile_tile, jobs)))
     kept: dict[Shape, list[Tile]] = {shape: [] for shape in shapes}
     fields = ", ".join(model.tuned_fields())
     print(f"{'':16} {fields:50} KiB  accumulators  {'predicted TFLOP/s':>28}  registers, spilled bytes")
@@ -125,29 +117,7 @@ def make_problem(shape: Shape, length: int):
 
 
 def make_forced(problem, inputs, tile: Tile, number: int):
-    """Tessera with one tile. The package keeps plans by problem: a scale off in the 40th bit gives each its own."""
-    from cuda_bench.contestants import Tessera
-
-    class Forced(Tessera):
-        kernel = "fwd_sm90"
-
-        def options(self) -> dict:
-            return {**super().options(), "scale": problem.head_dim**-0.5 * (1 + number * 2.0**-40)}
-
-        def plan(self) -> dict:
-            os.environ[FORCED] = tile.text
-            return super().plan()
-
-        def forward(self):
-            call, results = super().forward()
-
-            def forced():
-                os.environ[FORCED] = tile.text
-                return call()
-
-            return forced, results
-
-    return Forced(problem, inputs, "forward")
+    return tile_search.make_forced("fwd_sm90", FORCED, "forward", problem, inputs, tile, number)
 
 
 def warm(job: tuple[Shape, Tile]) -> None:
@@ -158,7 +128,7 @@ def warm(job: tuple[Shape, Tile]) -> None:
 
     shape, tile = job
     problem = make_problem(shape, LENGTHS[shape.area][0])
-    make_forced(problem, Inputs.of(problem, False), tile, 0).forward()[0]()
+    tile_search.contestant_call(make_forced(problem, Inputs.of(problem, False), tile, 0))[0]()
     torch.cuda.synchronize()
 
 
@@ -166,46 +136,26 @@ class Cell:
     """One shape and length: its inputs, and the calls that are timed."""
 
     def __init__(self, shape: Shape, length: int, tiles: list[Tile]):
-        import torch
-
-        from cuda_bench.contestants import Cudnn, NotOffered
-        from cuda_bench.exact import Exact
         from cuda_bench.problem import Inputs
 
         self.problem = make_problem(shape, length)
-        inputs = Inputs.of(self.problem, False)
-        exact = Exact(self.problem, inputs, "forward")
-        self.calls, self.dropped, self.peer = {}, {}, {}
-        bound = ERROR_BOUND * torch.finfo(torch.bfloat16).eps
-        try:
-            call, results = Cudnn(self.problem, inputs, "forward").forward()
-            bound = ERROR_BOUND * exact.error(results(call()))
-            self.peer = {"cudnn": call}
-        except (NotOffered, RuntimeError) as error:
-            self.dropped["cudnn"] = str(error).splitlines()[0]
-        for number, tile in enumerate(tiles):
-            forced = make_forced(self.problem, inputs, tile, number)
-            try:
-                call, results = forced.forward()
-                error, plan = exact.error(results(call())), forced.plan()
-            except (RuntimeError, ValueError) as failure:  # what the library says of it
-                self.dropped[tile] = str(failure).splitlines()[0]
-                continue
-            if plan["block_n"] != tile.block_n:
-                self.dropped[tile] = f"the library runs {plan['block_n']} keys a tile: it is not of this tree"
-                continue
-            if error <= bound:
-                self.calls[tile] = call
-            else:
-                self.dropped[tile] = f"relative RMS error {error:.1e}, at most {bound:.1e}"
+        inputs, contestants = Inputs.of(self.problem, False), {}
+
+        def forced(tile: Tile, number: int):
+            contestants[tile] = make_forced(self.problem, inputs, tile, number)
+            return contestants[tile]
+
+        self.peer, self.calls, self.dropped = tile_search.right_calls(self.problem, inputs, "forward", ERROR_BOUND, forced, tiles)
+        for tile in list(self.calls):
+            block_n = contestants[tile].plan()["block_n"]
+            if block_n != tile.block_n:
+                self.dropped[tile] = f"the library runs {block_n} keys a tile: it is not of this tree"
+                del self.calls[tile]
 
     def rates(self, tiles: list[Tile], peer: bool, steadiness) -> dict:
         """TFLOP/s."""
-        from cuda_bench import timing
-
         calls = {tile: self.calls[tile] for tile in tiles} | (self.peer if peer else {})
-        timed = timing.contest(calls, steadiness)
-        return {name: self.problem.flops("forward") / result.seconds * 1e-12 for name, result in timed.items()}
+        return tile_search.rates(self.problem, "forward", calls, steadiness)
 
 
 def measure(kept: dict[Shape, list[Tile]], options: argparse.Namespace, started: float) -> dict:
@@ -224,8 +174,7 @@ def measure(kept: dict[Shape, list[Tile]], options: argparse.Namespace, started:
                 print(f"{shape.name}: out of time, its rows stay as they are")
                 break
             cell = Cell(shape, length, tiles)
-            for name, reason in cell.dropped.items():
-                print(f"{shape.name} {length}: {getattr(name, 'text', name)} dropped: {reason}")
+            tile_search.say_dropped(f"{shape.name} {length}", cell.dropped)
             tiles = [tile for tile in tiles if tile in cell.calls]
             if not tiles:
                 break
@@ -235,8 +184,7 @@ def measure(kept: dict[Shape, list[Tile]], options: argparse.Namespace, started:
             before = [winner(cells[length_before]) for length_before in list(cells)[-1:]]
             finalists += [tile for tile in before if tile in tiles and tile not in finalists]
             cells[length] = cell.rates(finalists, True, final)
-            texts = [f"{getattr(name, 'text', name)} {rate:.0f}" for name, rate in cells[length].items()]
-            print(f"{shape.name} {length}: {'; '.join(texts)}", flush=True)
+            print(f"{shape.name} {length}: {tile_search.texts_of(cells[length])}", flush=True)
             torch.cuda.empty_cache()
         if len(cells) == len(lengths):
             measured[shape] = cells
@@ -274,8 +222,7 @@ def rows_of(shape: Shape, cells: dict[int, dict]) -> list[str]:
     for number, (tile, lengths) in enumerate(runs):
         texts = []
         for length in sorted(lengths):
-            rate, peer = cells[length][tile], cells[length].get("cudnn")
-            texts.append(f"{length}: {rate:.0f}" + (f" ({rate / peer:.2f})" if peer else ""))
+            texts.append(tile_search.length_text(length, cells[length][tile], cells[length].get("cudnn")))
         least = 0 if number == len(runs) - 1 else min(lengths)
         lines.append(f"// {', '.join(texts)}")
         values = ", ".join(map(str, tile.values))
@@ -290,16 +237,12 @@ def dims_of(shape: Shape) -> tuple[int, int]:
 def read_rows(text: str) -> dict[Shape, list[str]]:
     """Of each shape the rows, and the comments above them; the heading ends with an empty line."""
     areas = {f"Area::{name}": area for area, name in model.AREAS.items()}
-    blocks: dict[Shape, list[str]] = {}
-    comments: list[str] = []
-    for line in text.partition("\n\n")[2].splitlines():
-        if not line.startswith("{"):
-            comments.append(line)
-            continue
-        head_dim, head_dim_v, area = (part.strip() for part in line[1:].split(",")[:3])
-        blocks.setdefault(Shape(int(head_dim), int(head_dim_v), areas[area]), []).extend([*comments, line])
-        comments = []
-    return blocks
+
+    def shape_of(fields: list[str]) -> Shape:
+        head_dim, head_dim_v, area = fields[:3]
+        return Shape(int(head_dim), int(head_dim_v), areas[area])
+
+    return tile_search.read_blocks(text, shape_of)
 
 
 def table_tiles() -> dict[Shape, list[Tile]]:
@@ -342,16 +285,11 @@ def search(options: argparse.Namespace) -> int:
     facts = machine.facts()
     print(machine.heading(facts), flush=True)
     jobs = [(shape, tile) for shape, tiles in kept.items() for tile in tiles]
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(8, os.cpu_count() or 1), mp_context=spawn) as pool:
-        failures = [future.exception() for future in [pool.submit(warm, job) for job in jobs]]
-    for (shape, tile), failure in zip(jobs, failures):
-        if failure:
-            print(f"{shape.name} {tile.text}: {failure}")
+    tile_search.fill_cache(warm, jobs, 8)
     print(f"in the library's cache after {time.monotonic() - started:.0f} s", flush=True)
 
     measured = measure(kept, options, started)
-    gpu = f"{facts['gpu']}, driver {facts['driver']}, cuDNN {facts['cudnn']}, commit {facts['commit']}, {facts['date']}"
+    gpu = tile_search.provenance(facts)
     text = table_text(TABLE.read_text(encoding="utf-8"), measured, gpu)
     target = Path(options.output) if options.output else None if options.quick else TABLE
     if target:

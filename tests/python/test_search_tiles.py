@@ -9,6 +9,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 import fwd_sm90_model as model  # noqa: E402
 import fwd_sm90_ptxas as ptxas  # noqa: E402
 import search_fwd_sm90 as search  # noqa: E402
+import tile_search  # noqa: E402
 
 SHAPES = [model.Shape(*dims, area) for dims in search.HEAD_DIMS for area in model.AREAS]
 
@@ -91,8 +92,8 @@ def test_shapes_that_were_not_measured_keep_their_rows():
 
 def test_ptxas_words_decide():
     log = "Function properties\n  0 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\nUsed 168 registers\n"
-    assert ptxas.read_log(log, 0).reason(400) == "" and ptxas.read_log(log, 0).spill_bytes == 20
-    assert ptxas.read_log(log, 0).reason(10) == "spills"
-    for words in ptxas.LOSSES:
-        assert ptxas.read_log(f"{log}(C7510) {words} due to it", 0).reason(400) == words
-    assert "error: no" in ptxas.read_log("x.cu(3): error: no such thing", 6).reason(400)
+    assert tile_search.read_log(log, 0).reason(400) == "" and tile_search.read_log(log, 0).spill_bytes == 20
+    assert tile_search.read_log(log, 0).reason(10) == "spills"
+    for words in tile_search.LOSSES:
+        assert tile_search.read_log(f"{log}(C7510) {words} due to it", 0).reason(400) == words
+    assert "error: no" in tile_search.read_log("x.cu(3): error: no such thing", 6).reason(400)
