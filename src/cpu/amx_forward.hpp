@@ -185,21 +185,10 @@ TESSERA_INLINE void attend_stage_of(AmxForward& f, const Tile& tile, JobSums& su
 
 TESSERA_INLINE void attend_stage_with(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
                                       int64_t key, const Beside& work, StageOptions& options) {
-  switch (options.kind) {
-    case Scores::kAllSeen:
-      return attend_stage<Scores::kAllSeen>(f, tile, sums, s, sP, key, work, &options);
-    case Scores::kSoftcap:
-      return attend_stage<Scores::kSoftcap>(f, tile, sums, s, sP, key, work, &options);
-    case Scores::kBias:
-      return attend_stage<Scores::kBias>(f, tile, sums, s, sP, key, work, &options);
-    case Scores::kAlibi:
-      return attend_stage<Scores::kAlibi>(f, tile, sums, s, sP, key, work, &options);
-    case Scores::kDropout:
-      return attend_stage<Scores::kDropout>(f, tile, sums, s, sP, key, work, &options);
-    default:
-      options.draw_kept(f.p, tile, key);
-      return attend_stage<Scores::kOptions>(f, tile, sums, s, sP, key, work, &options);
-  }
+  with_scores(options.kind, [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
+    if constexpr (kScores == Scores::kOptions) options.draw_kept(f.p, tile, key);
+    attend_stage<kScores>(f, tile, sums, s, sP, key, work, &options);
+  });
 }
 
 // Lane by lane: not 0; a stale max whose own score comes out as 2^0 and not as the rounding of large numbers.

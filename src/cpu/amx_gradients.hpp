@@ -247,26 +247,10 @@ TESSERA_INLINE void gradients(AmxBackward& f, const PairTurn& turn) {
     float *bias = f.s.options, *d_bias = f.p.d_bias ? bias + kStage_floats : nullptr, *rest = bias + 2 * kStage_floats;
     StageOptions options(f.p, tile, key, keys, turn.ring, bias);
     options.draw_kept(f.p, tile, key);
-    switch (d_bias ? Scores::kOptions : options.kind) {
-      case Scores::kAllSeen:
-        done = fused.template operator()<Scores::kAllSeen>(&options, nullptr);
-        break;
-      case Scores::kSoftcap:
-        done = fused.template operator()<Scores::kSoftcap>(&options, nullptr);
-        break;
-      case Scores::kBias:
-        done = fused.template operator()<Scores::kBias>(&options, nullptr);
-        break;
-      case Scores::kAlibi:
-        done = fused.template operator()<Scores::kAlibi>(&options, nullptr);
-        break;
-      case Scores::kDropout:
-        done = fused.template operator()<Scores::kDropout>(&options, nullptr);
-        break;
-      default:
-        done = fused.template operator()<Scores::kOptions>(&options, d_bias);
-        if (done && d_bias) add_bias_gradient(f.p, tile, d_bias, rest, key, keys);
-    }
+    done = with_scores(d_bias ? Scores::kOptions : options.kind, [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
+      return fused.template operator()<kScores>(&options, kScores == Scores::kOptions ? d_bias : nullptr);
+    });
+    if (done && d_bias) add_bias_gradient(f.p, tile, d_bias, rest, key, keys);
   }
   if (!done) plain_gradients(f, *turn.at, turn.ring, key);
 }

@@ -132,6 +132,25 @@ TESSERA_INLINE bool all_within(const float* s, float bound) {
 // seen, or anything. kSoftcap: of small scores; kAlibi: all keys on one side of the diagonal.
 enum class Scores { kAllSeen, kMasked, kSoftcap, kBias, kAlibi, kDropout, kOptions };
 
+// with.operator()<kind>(), of a kind that a stage with options has.
+template <class With>
+TESSERA_INLINE auto with_scores(Scores kind, const With& with) {
+  switch (kind) {
+    case Scores::kAllSeen:
+      return with.template operator()<Scores::kAllSeen>();
+    case Scores::kSoftcap:
+      return with.template operator()<Scores::kSoftcap>();
+    case Scores::kBias:
+      return with.template operator()<Scores::kBias>();
+    case Scores::kAlibi:
+      return with.template operator()<Scores::kAlibi>();
+    case Scores::kDropout:
+      return with.template operator()<Scores::kDropout>();
+    default:
+      return with.template operator()<Scores::kOptions>();
+  }
+}
+
 // A stage's rows of the bias. Those two stages on are asked for one by one, since all at once they would fill the first
 // cache's miss buffers. The hardware does not foresee so many rows, and of a power of two of bytes they share a few sets.
 struct BiasRows {

@@ -31,7 +31,8 @@ KernelSpec spec_of(const StandardRowsConfig& config);
 KernelSpec fwd_fa1_spec_of(const FwdConfig& config);
 KernelSpec bwd_fa1_spec_of(const BwdConfig& config);
 
-inline constexpr int32_t kHopper = 90;  // the first architecture with bulk copies (TMA)
+inline constexpr int32_t kHopper = 90;                // the first architecture with bulk copies (TMA)
+inline constexpr int kHopperSharedBytes = 227 << 10;  // of shared memory that a block of it may have
 
 // As each family's layout has it (config.hpp of its device code).
 int64_t smem_bytes(const FwdConfig& config);

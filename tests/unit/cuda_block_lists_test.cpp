@@ -7,6 +7,8 @@
 #include <tuple>
 #include <vector>
 
+#include "bwd_sm90_config.hpp"
+#include "drawn_block_mask.hpp"
 #include "tessera/block_lists/entry.cuh"
 #include "tessera/bwd_sm90/block.cuh"
 
@@ -16,30 +18,9 @@ namespace {
 constexpr int kHalf = 64;  // rows of a group
 
 // A drawn problem with a block mask, the same for all of the batch or not, and for all heads or not.
-struct Drawn {
-  BlockListsParams p{};
-  std::vector<char> mask;
-  int rows, cols;  // of the mask
+struct Drawn : DrawnBlockMask {
+  explicit Drawn(std::mt19937& random) : DrawnBlockMask(random, 500, 700, 300) {}
 
-  explicit Drawn(std::mt19937& random) {
-    const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
-    const int heads_kv = draw(1, 2), group = draw(1, 2);
-    p.batch = draw(1, 2);
-    p.heads_kv = Divisor(heads_kv), p.group = Divisor(group), p.heads_q = Divisor(heads_kv * group);
-    p.causal = draw(0, 1), p.top_left = draw(0, 1);
-    p.window_left = draw(0, 2) ? -1 : draw(0, 300), p.window_right = draw(0, 2) ? -1 : draw(0, 300);
-    p.seqlen_q = p.rows_q = p.max_seqlen_q = draw(1, 500);
-    p.seqlen_k = p.rows_k = p.max_seqlen_k = draw(1, 700);
-    p.mask_block_q = kHalf * draw(1, 3), p.mask_block_k = kHalf * draw(1, 3);
-    rows = (p.seqlen_q + p.mask_block_q - 1) / p.mask_block_q,
-    cols = (p.seqlen_k + p.mask_block_k - 1) / p.mask_block_k;
-    p.batches = draw(0, 1) ? p.batch : 1, p.heads = draw(0, 1) ? static_cast<int>(p.heads_q) : 1;
-    mask.resize(static_cast<size_t>(p.batches) * p.heads * rows * cols);
-    for (char& entry : mask) entry = draw(0, 2) == 0;
-    p.block_mask.data = mask.data();
-    p.block_mask.col = 1, p.block_mask.row = cols;
-    p.block_mask.head = p.heads > 1 ? rows * cols : 0, p.block_mask.batch = p.batches > 1 ? p.heads * rows * cols : 0;
-  }
   const char* mask_of(int batch, int head) const {
     return mask.data() + p.block_mask.batch * batch + p.block_mask.head * head;
   }
@@ -93,20 +74,7 @@ TEST(DeviceBlockLists, ListWhatIsVisible) {
   }
 }
 
-constexpr BwdSm90Config kBackward{.dtype = Dtype::kBFloat16,
-                                  .head_dim = 128,
-                                  .block_m = 64,
-                                  .block_n = 128,
-                                  .stages = 2,
-                                  .ds_stages = 2,
-                                  .window = true,
-                                  .varlen = false,
-                                  .deterministic = false,
-                                  .alternate = false,
-                                  .staged_dq = true,
-                                  .d_bias = false,
-                                  .score = {},
-                                  .block_mask = true};
+constexpr BwdSm90Config kBackward = bwd_sm90_config(false, false, true);
 
 // The steps that bwd_sm90's producer makes for each block of keys: each listed tile of queries of each of the group's heads, once.
 TEST(DeviceBlockLists, AreBackwardsSteps) {

@@ -10,25 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "bwd_sm90_config.hpp"
 #include "tessera/bwd_sm90/block.cuh"
 
 namespace tessera {
 namespace {
 
-constexpr BwdSm90Config kConfig{.dtype = Dtype::kBFloat16,
-                                .head_dim = 128,
-                                .block_m = 64,
-                                .block_n = 128,
-                                .stages = 2,
-                                .ds_stages = 2,
-                                .window = true,
-                                .varlen = true,
-                                .deterministic = true,
-                                .alternate = false,
-                                .staged_dq = true,
-                                .d_bias = false,
-                                .score = {},
-                                .block_mask = false};
+constexpr BwdSm90Config kConfig = bwd_sm90_config(true, true, false);
 constexpr int kM = kConfig.block_m, kN = kConfig.block_n;
 
 int tiles_of(int rows, int block) { return (rows + block - 1) / block; }

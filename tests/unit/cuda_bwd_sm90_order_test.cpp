@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "bwd_sm90_config.hpp"
+#include "drawn_block_mask.hpp"
 #include "tessera/block_lists/kernel.cuh"
 #include "tessera/bwd_sm90/order.cuh"
 #include "tessera/bwd_sm90/turns.cuh"
@@ -75,20 +77,7 @@ TEST(DeviceBwdSm90Order, CountsBeyond32Bits) {
   for (int head = 0; head < problem.p.heads; ++head) EXPECT_EQ(problem.order[head], head * 300 + 7);
 }
 
-constexpr BwdSm90Config kDeterministic{.dtype = Dtype::kBFloat16,
-                                       .head_dim = 128,
-                                       .block_m = 64,
-                                       .block_n = 128,
-                                       .stages = 2,
-                                       .ds_stages = 2,
-                                       .window = true,
-                                       .varlen = false,
-                                       .deterministic = true,
-                                       .alternate = false,
-                                       .staged_dq = true,
-                                       .d_bias = false,
-                                       .score = {},
-                                       .block_mask = true};
+constexpr BwdSm90Config kDeterministic = bwd_sm90_config(false, true, true);
 constexpr BlockListsConfig kLists{kDeterministic.block_n, 2, kDeterministic.block_m, true};
 
 template <class Kernel>
@@ -107,30 +96,15 @@ TEST(DeviceBwdSm90Order, TurnsAreAsBlocksStart) {
   const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
   for (int trial = 0; trial < 25; ++trial) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", trial " + std::to_string(trial));
+    DrawnBlockMask drawn(random, 2500, 5000, 900);
+    BlockListsParams& made = drawn.p;
     BwdSm90Params p{};
-    const int heads_kv = draw(1, 2), group = draw(1, 2);
-    p.batch = draw(1, 2);
-    p.heads_kv = Divisor(heads_kv), p.group = Divisor(group), p.heads_q = Divisor(heads_kv * group);
-    p.causal = draw(0, 1), p.top_left = draw(0, 1);
-    p.window_left = draw(0, 2) ? -1 : draw(0, 900), p.window_right = draw(0, 2) ? -1 : draw(0, 900);
-    p.seqlen_q = p.rows_q = p.max_seqlen_q = draw(1, 2500);
-    p.seqlen_k = p.rows_k = p.max_seqlen_k = draw(1, 5000);
-    p.mask_block_q = 64 * draw(1, 3), p.mask_block_k = 64 * draw(1, 3);
+    static_cast<ProblemParams&>(p) = made;
+    const int heads_kv = p.heads_kv, group = p.group, masks = made.batches * made.heads;
     p.q_tiles = (p.seqlen_q + kLists.cols - 1) / kLists.cols, p.q_slots = p.q_tiles * p.batch;
     p.key_tiles = Divisor((p.seqlen_k + kLists.rows - 1) / kLists.rows);
     p.heads = p.batch * heads_kv, p.section_heads = Divisor(draw(1, p.heads));
 
-    BlockListsParams made{};
-    static_cast<ProblemParams&>(made) = p;
-    made.batches = draw(0, 1) ? p.batch : 1, made.heads = draw(0, 1) ? heads_kv * group : 1;
-    const int rows = (p.seqlen_q + p.mask_block_q - 1) / p.mask_block_q,
-              cols = (p.seqlen_k + p.mask_block_k - 1) / p.mask_block_k, masks = made.batches * made.heads;
-    std::vector<char> mask(static_cast<size_t>(masks) * rows * cols);
-    for (char& entry : mask) entry = draw(0, 2) == 0;
-    made.block_mask.data = mask.data();
-    made.block_mask.col = 1, made.block_mask.row = cols;
-    made.block_mask.head = made.heads > 1 ? rows * cols : 0;
-    made.block_mask.batch = made.batches > 1 ? made.heads * rows * cols : 0;
     made.lists.tiles = p.key_tiles, made.lists.most = p.q_tiles;
     made.lists.head = made.heads > 1 ? made.lists.tiles : 0;
     made.lists.batch = made.batches > 1 ? made.heads * made.lists.tiles : 0;

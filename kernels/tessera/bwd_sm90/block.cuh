@@ -85,11 +85,13 @@ TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {
 TESSERA_DEVICE int list_of(const BwdSm90Params& p, const KeyBlock& b, int block_n, int head) {
   return p.lists.at(b.batch, head, b.key0 / block_n);
 }
-TESSERA_DEVICE int steps_of(const BwdSm90Params& p, KeyTilePlace at) {
-  const int batch = at.head / p.heads_kv, head = at.head % p.heads_kv * p.group;
+TESSERA_DEVICE int steps_of(const BwdSm90Params& p, int batch, int first_head, int tile) {
   int steps = 0;
-  for (int n = 0; n < p.group; ++n) steps += *p.lists.count(p.lists.at(batch, head + n, at.slot));
+  for (int n = 0; n < p.group; ++n) steps += *p.lists.count(p.lists.at(batch, first_head + n, tile));
   return steps;
+}
+TESSERA_DEVICE int steps_of(const BwdSm90Params& p, KeyTilePlace at) {
+  return steps_of(p, at.head / p.heads_kv, at.head % p.heads_kv * p.group, at.slot);
 }
 // To the next list that has an entry, from b.load_tile of b.load_head on; there is one.
 TESSERA_DEVICE void find_entry(const BwdSm90Params& p, KeyBlock& b, int block_n) {
@@ -98,8 +100,7 @@ TESSERA_DEVICE void find_entry(const BwdSm90Params& p, KeyBlock& b, int block_n)
 }
 // The block's steps are those lists.
 TESSERA_DEVICE void use_lists(const BwdSm90Params& p, KeyBlock& b, int block_n) {
-  b.steps = 0;
-  for (int n = 0; n < p.group; ++n) b.steps += *p.lists.count(list_of(p, b, block_n, b.load_head + n));
+  b.steps = steps_of(p, b.batch, b.load_head, b.key0 / block_n);
   b.load_tile = 0;
   if (b.steps > 0) find_entry(p, b, block_n);
 }

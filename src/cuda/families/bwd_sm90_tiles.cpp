@@ -17,14 +17,13 @@ constexpr BwdSm90Tile kTiles[] = {
 #include "cuda/families/bwd_sm90_tiles.inc"
 };
 
-constexpr int kMostBytes = 227 << 10;  // of shared memory, of a block of compute capability 9.0
-constexpr int kBlockN = 128;           // 64 keys for each score warpgroup
+constexpr int kBlockN = 128;  // 64 keys for each score warpgroup
 
 bool fits(const BwdSm90Tile& tile, bool deterministic, bool dropout) {
   BwdSm90Config config{};
   tile.apply(config);
   config.deterministic = deterministic, config.score.dropout = dropout, config.block_mask = tile.options;
-  return smem_bytes(config) <= kMostBytes;
+  return smem_bytes(config) <= kHopperSharedBytes;
 }
 
 // Of a row's head size and options: what fits with whatever it serves. What dropout draws has no room beside two tiles of dQ for 128

@@ -19,7 +19,6 @@ constexpr Sm90Tile kTiles[] = {
 #include "cuda/families/fwd_sm90_tiles.inc"
 };
 
-constexpr int kMostBytes = 227 << 10;  // of shared memory, of a block of compute capability 9.0
 constexpr int kLeastOutputWidth = 64;  // of O = P V: a chunk of columns, which narrower heads are padded to
 
 // What a row varies, and the config's field that it is.
@@ -65,7 +64,7 @@ void Sm90Tile::apply(FwdSm90Config& config) const {
   for (const Varied& varied : kVaried) config.*varied.in_config = this->*varied.in_tile;
   if (config.causal) config.cluster = 1;
   config.o_chunks = chunks_of(config.head_dim_v);
-  while (config.o_chunks > 1 && smem_bytes(config) > kMostBytes) --config.o_chunks;
+  while (config.o_chunks > 1 && smem_bytes(config) > kHopperSharedBytes) --config.o_chunks;
 }
 
 std::span<const Sm90Tile> sm90_tiles() { return kTiles; }
@@ -100,7 +99,7 @@ std::string sm90_tiles_json() {
                       {"ranges", JsonValue::raw(json_array(kVaried, range))},
                       {"config_fields", JsonValue::raw(json_array(config_fields(FwdSm90Config{}), quoted))},
                       {"wgmma_widths", JsonValue::raw(json_array(kWgmmaWidths, number))},
-                      {"smem_limit_bytes", kMostBytes},
+                      {"smem_limit_bytes", kHopperSharedBytes},
                       {"rows", JsonValue::raw(json_array(kTiles, row))}});
 }
 
