@@ -215,7 +215,8 @@ def table_text(before: str, measured: dict[Row, dict], gpu: str) -> str:
 
 def parse(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--head-dims", nargs="+", type=int, default=sorted({row.head_dim for row in tiles_of("rows")}))
+    head_dims = sorted({row.head_dim for row in tiles_of("rows")})
+    parser.add_argument("--head-dims", nargs="+", type=int, choices=head_dims, default=head_dims)
     parser.add_argument("--dry-run", action="store_true", help="stop before the GPU is needed")
     parser.add_argument("--lead-ms", type=float, default=100)
     parser.add_argument("--measure-ms", type=float, default=100)

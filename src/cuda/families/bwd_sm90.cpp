@@ -238,7 +238,10 @@ std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refusal(kSupports, plan); !reason.empty()) return reason;
   if (std::string reason = refuse_options(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
-  if (!by_pairs(plan) && !tile_of(plan)) return std::string(kForcedBackwardTile) + ": no tile of this head size";
+  if (!by_pairs(plan) && !tile_of(plan)) {
+    return std::string(kForcedBackwardTile) + ": '" + environment_variable(kForcedBackwardTile) +
+           "', accepted a tile that fits: block_m,stages,alternate,staged_dq";
+  }
   const BlockShape shape = shape_of(configs_of(plan));
   if (std::string reason = refuse_shared_memory(shape.smem_bytes, plan); !reason.empty()) return reason;
   const Tiles tiles = tiles_of(plan, shape);

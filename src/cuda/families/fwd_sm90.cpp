@@ -346,7 +346,10 @@ std::string refuse(const tessera_plan& plan) {
     if (std::string reason = refuse_by_pairs(plan); !reason.empty()) return reason;
   }
   const std::optional<Choice> found = choose(plan);
-  if (!found) return std::string(kForcedTile) + ": holds what is no tile";
+  if (!found) {
+    return std::string(kForcedTile) + ": '" + environment_variable(kForcedTile) +
+           "', accepted a tile that fits: block_n,consumers,k_stages,v_stages,q_stages,cluster";
+  }
   const Choice& choice = *found;
   if (std::string reason = refuse_shared_memory(choice.smem_bytes(), plan); !reason.empty()) return reason;
   constexpr int64_t kMaxWorkTiles = int64_t{1} << 30;  // the kernel counts a round of the grid past them
