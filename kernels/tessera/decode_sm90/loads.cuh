@@ -165,7 +165,7 @@ class DecodeLoader {
   TESSERA_DEVICE void load_ahead(int last) {
     const int next = tile + (32 - tile_number % 32) * kCfg.warps;
     const bool here = next < end;
-    ahead = here || number < last;
+    ahead = here || (number < last && segments[number + 1].rows > 0);
     if (!ahead) return;
     const Segment& segment = segments[number + !here];
     entry_ahead = entry_of_tile(segment, (here ? next : segment.begin + warp) + lane_id() * kCfg.warps);
