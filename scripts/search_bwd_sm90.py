@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Finds bwd_sm90's tiles for the GPU at hand and writes src/cuda/families/bwd_sm90_tiles.inc, in one run of under two minutes.
+"""Finds bwd_sm90's tiles for the GPU at hand and writes src/cuda/families/bwd_sm90_tiles.inc, in one run of some three minutes.
+A row is written as soon as it is measured.
 
     scripts/search_bwd_sm90.py [--head-dims 64 96]      on a GPU of compute capability 9.0
     scripts/search_bwd_sm90.py --dry-run                no GPU: the candidates and ptxas' words
@@ -15,9 +16,11 @@ PyTorch and NVRTC; the dry run tessera_tiles and NVRTC, if that (TESSERA_NVRTC, 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,24 +166,26 @@ def measure_cell(row: Row, length: int, causal: bool, tiles: list[Tile], steadin
     return rates
 
 
-def measure(kept: dict[Row, list[Tile]], options: argparse.Namespace, started: float) -> dict[Row, dict]:
-    """{row: {(causal, length): rates}}; only whole rows."""
+def measure(kept: dict[Row, list[Tile]], options: argparse.Namespace, started: float) -> Iterator[tuple[Row, dict]]:
+    """Each row and {(causal, length): rates}, as soon as it is whole."""
     from cuda_bench.timing import Steadiness
 
-    measured = {}
-    for row, tiles in kept.items():
-        cells = {}
-        for causal in row.masks:
-            for length in LENGTHS:
+    steadiness = Steadiness(options.lead_ms, options.measure_ms, 2)
+    with open(options.csv, "w", encoding="utf-8") as file:
+        print("head_dim,options,mask,length,contestant,tflops", file=file)
+        for row, tiles in kept.items():
+            cells: dict = {}
+            for causal, length in itertools.product(row.masks, LENGTHS):
                 if time.monotonic() - started > options.seconds:
                     print(f"{row.name}: out of time, its row stays as it is")
-                    break
-                cells[causal, length] = measure_cell(row, length, causal, tiles, Steadiness(options.lead_ms, options.measure_ms, 2))
-                where = f"{row.name} {'causal' if causal else 'full'} {length}"
-                print(f"{where}: {tile_search.texts_of(cells[causal, length])}", flush=True)
-        if len(cells) == len(row.masks) * len(LENGTHS):
-            measured[row] = cells
-    return measured
+                    return
+                cell = cells[causal, length] = measure_cell(row, length, causal, tiles, steadiness)
+                mask = "causal" if causal else "full"
+                print(f"{row.name} {mask} {length}: {tile_search.texts_of(cell)}", flush=True)
+                for name, rate in cell.items():
+                    text = getattr(name, "text", name).replace(",", " ")
+                    print(f"{row.head_dim},{row.options},{mask},{length},{text},{rate:.1f}", file=file, flush=True)
+            yield row, cells
 
 
 # ---- the table ----
@@ -221,7 +226,8 @@ def parse(arguments=None) -> argparse.Namespace:
     parser.add_argument("--lead-ms", type=float, default=100)
     parser.add_argument("--measure-ms", type=float, default=100)
     parser.add_argument("--seconds", type=float, default=300, help="start no measurement after so many")
-    parser.add_argument("--output", metavar="FILE", help="instead of the table in the sources")
+    parser.add_argument("--output", metavar="FILE", type=Path, default=TABLE, help="instead of the table in the sources")
+    parser.add_argument("--csv", metavar="FILE", default="/dev/null", help="every rate, as it is measured")
     return parser.parse_args(arguments)
 
 
@@ -240,12 +246,12 @@ def search(options: argparse.Namespace) -> int:
     jobs = [(row, tile) for row, tiles in kept.items() for tile in tiles]
     tile_search.fill_cache(warm, jobs, 16)
     print(f"in the library's cache after {time.monotonic() - started:.0f} s", flush=True)
-    measured = measure(kept, options, started)
-    gpu = tile_search.provenance(facts)
-    text = table_text(TABLE.read_text(encoding="utf-8"), measured, gpu)
-    target = Path(options.output) if options.output else TABLE
-    target.write_text(text, encoding="utf-8")
-    print(f"{target}:\n{text}{time.monotonic() - started:.0f} s in all")
+    gpu, before, measured = tile_search.provenance(facts), TABLE.read_text(encoding="utf-8"), {}
+    for row, cells in measure(kept, options, started):
+        measured[row] = cells
+        options.output.write_text(table_text(before, measured, gpu), encoding="utf-8")
+    print(f"{options.output}: {len(measured)} of {len(rows)} rows, {time.monotonic() - started:.0f} s in all")
+    print("\n".join(line for row, cells in measured.items() for line in lines_of(row, cells)))
     return 1 if len(measured) < len(rows) else 0
 
 
