@@ -35,6 +35,7 @@ TOKENS = 16384
 HIDDEN = 2048  # heads times head size
 FIELDS = ("block_m", "stages", "alternate", "staged_dq")  # in the rows' order
 BLOCK_N = 128
+MOST_HEAD_DIM_V = 128  # of V, beside which Q and K may have 192
 THREADS = 512
 ERROR_BOUND = 1.5  # times cuDNN's
 
@@ -129,8 +130,8 @@ def compilable(rows: list[Row]) -> dict[Row, list[Tile]]:
 def make_problem(row: Row, length: int, causal: bool):
     from cuda_bench.problem import Problem
 
-    heads = max(1, HIDDEN // row.head_dim)
-    return Problem(row.name, TOKENS // length, length, length, heads, heads, row.head_dim, row.head_dim, causal,
+    heads, head_dim_v = max(1, HIDDEN // row.head_dim), min(row.head_dim, MOST_HEAD_DIM_V)
+    return Problem(row.name, TOKENS // length, length, length, heads, heads, row.head_dim, head_dim_v, causal,
                    option="bias" if row.options else "")  # fmt: skip
 
 

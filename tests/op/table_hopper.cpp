@@ -413,6 +413,16 @@ constexpr const char* kHopperBackward[] = {
     "b=1 sq=400 sk=520 hq=2 hkv=2 d=192 dv=128 wl=128 wr=0 sink=1 d_sink=1 d_lse=1",
     "b=2 sq=130 sk=257 hq=4 hkv=2 d=160 dv=72",
     "b=1 sq=200 sk=300 hq=2 hkv=1 d=136 dv=184 causal=1 order=bhsd",
+    // 192 beside 128: scores of half of a step's queries at once.
+    "b=3 sq=260 sk=260 hq=2 hkv=1 d=192 dv=128 q=packed k=packed causal=1 sink=1 d_sink=1 d_lse=1",
+    "b=3 sq=200 sk=390 hq=2 hkv=1 d=192 dv=96 used=1 wl=100 wr=30",
+    "dropout=0.2 b=2 sq=130 sk=257 hq=4 hkv=1 d=192 dv=128 causal=1",
+    "alibi=h dropout=0.3 b=1 sq=300 sk=300 hq=2 hkv=1 d=192 dv=128",
+    "mask=hqk b=1 sq=200 sk=320 hq=2 hkv=1 d=192 dv=128",
+    "mask=qk bias=hqk bias_f32=1 d_bias=1 dropout=0.2 b=1 sq=200 sk=298 hq=2 hkv=1 d=160 dv=128 causal=1",
+    "block_mask=hqk block_q=64 block_k=64 b=1 sq=300 sk=400 hq=4 hkv=2 d=192 dv=128 causal=1",
+    "data=nan_value b=3 sq=200 sk=300 hq=2 hkv=1 d=192 dv=128 q=packed k=packed used=1 causal=1",
+    "data=outlier b=1 sq=300 sk=400 hq=2 hkv=1 d=192 dv=128",
     "data=nan_d_o sq=200 sk=300 hq=2 hkv=1 d=192 dv=128 causal=1",
     "data=nan_key sq=200 sk=300 hq=2 hkv=1 d=192 dv=192 causal=1",
 };

@@ -344,13 +344,14 @@ TEST(BwdSm90, ServesWhatItTakes) {
     std::int64_t d, dv;
     std::int32_t block_m;
   };
-  for (const auto& [d, dv, block_m] : {Row{64, 64, 128}, Row{8, 8, 128}, Row{72, 72, 64}, Row{128, 128, 64},
-                                       Row{64, 128, 64}, Row{96, 32, 64}, Row{192, 128, 64}, Row{256, 256, 64}}) {
+  for (const auto& [d, dv, block_m] :
+       {Row{64, 64, 128}, Row{8, 8, 128}, Row{72, 72, 64}, Row{128, 128, 64}, Row{64, 128, 64}, Row{96, 32, 64},
+        Row{192, 128, 64}, Row{192, 192, 64}, Row{256, 256, 64}}) {
     const Plan plan = tessera::plan(training_problem(d, dv), device);
     EXPECT_EQ(plan.kernel, TESSERA_KERNEL_BWD_SM90);
     EXPECT_EQ(plan.block_m, block_m) << d << ", " << dv;
     EXPECT_EQ(plan.block_n, 128);
-    EXPECT_EQ(plan.num_items, 32 * 16 * 4 * (std::max(d, dv) > 128 ? 2 : 1)) << "clusters of two blocks";
+    EXPECT_EQ(plan.num_items, 32 * 16 * 4 * (dv > 128 ? 2 : 1)) << "clusters of two blocks";
     EXPECT_LE(plan.smem_bytes, device.smem_bytes);
   }
 }
@@ -374,16 +375,17 @@ TEST(BwdSm90, TakesMasksByPositionUnequalHeadsSinksAlibiAnyScaleAndACotangentOfT
 TEST(BwdSm90, TakesSoftcapMaskBiasAndDropout) {
   Device device = gpu();
   device.kernel = TESSERA_KERNEL_BWD_SM90;
-  for (const std::int64_t head_dim : {64, 128}) {
-    Problem problem = training_problem(head_dim, head_dim);
+  for (const std::int64_t head_dim : {64, 128, 192}) {
+    Problem problem = training_problem(head_dim, std::min<std::int64_t>(head_dim, 128));
+    const bool wide = head_dim > 128;
     problem.dropout_p = 0.1;
     problem.mask = layout(boolean, {4, 1, 4096, 4096});
-    problem.softcap = 30;
+    problem.softcap = wide ? 0 : 30;
     EXPECT_EQ(tessera::plan(problem, device).block_m, 64);
     problem.softcap = 0;
     problem.bias = layout(bfloat16, {1, 16, 4096, 4096}), problem.d_bias = layout(float32, {1, 16, 4096, 4096});
     EXPECT_EQ(tessera::plan(problem, device).block_m, 64);
-    problem.bias = problem.d_bias = layout(float32, {4, 16, 4096, 4096}), problem.deterministic = 1;
+    problem.bias = problem.d_bias = layout(float32, {4, 16, 4096, 4096}), problem.deterministic = !wide;
     EXPECT_EQ(tessera::plan(problem, device).block_m, 64);
   }
 }
@@ -419,7 +421,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"SoftcapByColumns", "softcap: not taken at head sizes above 128",
                 [](Problem& p, Device&) { p = training_problem(264, 64), p.softcap = 30; }},
         Refusal{"DropoutByPairs", "dropout_p: not taken at head sizes above 128",
-                [](Problem& p, Device&) { p = training_problem(192, 128), p.dropout_p = 0.1; }},
+                [](Problem& p, Device&) { p = training_problem(192, 192), p.dropout_p = 0.1; }},
         Refusal{"DeterministicByPairs", "deterministic: not taken at head sizes above 128",
                 [](Problem& p, Device&) { p = training_problem(256, 256), p.deterministic = 1; }},
         Refusal{"HeadBytes", "q: rows of 200 bytes", [](Problem& p, Device&) { p = training_problem(100, 128); }},

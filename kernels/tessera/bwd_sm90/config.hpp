@@ -11,7 +11,7 @@ namespace tessera {
 
 struct BwdSm90Config {
   Dtype dtype;         // 16 bits
-  int head_dim;        // of Q, K, V and dO, padded to 64, 96 or 128
+  int head_dim;        // of Q and K, padded to 64, 96, 128 or 192
   int block_m;         // queries a step
   int block_n;         // keys a block owns: 64 for each of the two score warpgroups
   int stages;          // tiles of Q and of dO in shared memory, with their rows of LSE and delta
@@ -24,6 +24,11 @@ struct BwdSm90Config {
   bool d_bias;         // every query has entries of its own; sequences and heads may share them
   ScoreConfig score;   // no block mask; a softcap with nothing added to what it caps
   bool block_mask;     // tiles of queries by lists (block_lists/kernel), not from the first to the last
+
+  // Of V and dO: beside 192 columns 128.
+  TESSERA_HOST_DEVICE constexpr int head_dim_v() const { return head_dim == 192 ? 128 : head_dim; }
+  // Queries of a step whose scores a warpgroup makes at once: dK and dV of 192 and 128 columns leave registers for 32.
+  TESSERA_HOST_DEVICE constexpr int score_m() const { return head_dim == 192 ? 32 : block_m; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
                       deterministic, alternate, staged_dq, d_bias, score, block_mask)
@@ -49,9 +54,8 @@ struct BwdSm90Registers {
 // Of 96 columns dK and dV take 32 registers less than of 128, and dQ's warpgroup gets them. Dropout is drawn by the producer's warps,
 // which overlap calls of Philox in 32 registers.
 TESSERA_HOST_DEVICE constexpr BwdSm90Registers bwd_registers(int columns, bool dropout = false) {
-  const int drawing = dropout ? 8 : 0;
-  return columns == 96 ? BwdSm90Registers{24 + drawing, 192, 96 - drawing}
-                       : BwdSm90Registers{24 + drawing, 208, 72 - drawing};
+  const int drawing = dropout ? 8 : 0, scores = columns == 96 ? 192 : 208;
+  return {24 + drawing, scores, 4 * 128 - 24 - drawing - 2 * scores};
 }
 static_assert(bwd_registers(96).sum() <= 4 * 128 && bwd_registers(128).sum() <= 4 * 128);
 
@@ -69,8 +73,8 @@ inline constexpr int kBwdSm90BlockBytes = 96;  // of KeyBlock
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024, the period of the 128-byte swizzle.
 struct BwdSm90Layout {
-  int k, v;      // [block_n][head_dim]; at the end dK and dV
-  int q, d_o;    // [stages][block_m][head_dim]
+  int k, v;      // [block_n][head_dim], [head_dim_v]; at the end dK and dV
+  int q, d_o;    // [stages][block_m][head_dim], [head_dim_v]
   int d_s;       // [ds_stages][block_m][block_n]
   int dq;        // [bwd_sm90_dq_stages][block_m][head_dim] float32, staged for the bulk additions
   int stats;     // [stages][2][block_m] float32: LSE in log2 units, delta
@@ -102,12 +106,11 @@ TESSERA_HOST_DEVICE constexpr int bwd_sm90_step_slots(const BwdSm90Config& c) {
 
 TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config& c) {
   BwdSm90Layout at{};
-  const int q_bytes = swizzled_bytes(c.block_m, c.head_dim), k_bytes = swizzled_bytes(c.block_n, c.head_dim);
   at.k = 0;
-  at.v = at.k + k_bytes;
-  at.q = at.v + k_bytes;
-  at.d_o = at.q + c.stages * q_bytes;
-  at.d_s = at.d_o + c.stages * q_bytes;
+  at.v = at.k + swizzled_bytes(c.block_n, c.head_dim);
+  at.q = at.v + swizzled_bytes(c.block_n, c.head_dim_v());
+  at.d_o = at.q + c.stages * swizzled_bytes(c.block_m, c.head_dim);
+  at.d_s = at.d_o + c.stages * swizzled_bytes(c.block_m, c.head_dim_v());
   at.dq = at.d_s + c.ds_stages * c.block_m * c.block_n * 2;
   at.stats = at.dq + bwd_sm90_dq_stages(c) * c.block_m * c.head_dim * 4;
   at.steps = at.stats + c.stages * 2 * c.block_m * 4;

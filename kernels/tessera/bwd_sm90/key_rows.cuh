@@ -86,9 +86,9 @@ TESSERA_DEVICE void store_key_rows(const BwdSm90Params& p, const KeyBlock& block
 }
 
 // The same by ordinary stores, of the rows that the sequence has: the rows after them in memory belong to the next sequence.
-template <auto kCfg, class Keys>
+template <class Keys>
 TESSERA_DEVICE void store_own_key_rows(const KeyBlock& block, const RowTensor& to, int columns, uint32 tile, int row) {
-  constexpr int kRowWords = kCfg.head_dim / 8;  // of 16 bytes
+  constexpr int kRowWords = Keys::kCols / 8;  // of 16 bytes
   const int64 first = to.batch * block.batch + to.row * (static_cast<int64>(block.s.k_begin) + block.key0 + row) +
                       to.head * block.head_kv;
   const int rows = min(16, block.s.k_rows - block.key0 - row);

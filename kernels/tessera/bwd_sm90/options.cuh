@@ -11,7 +11,7 @@ namespace tessera {
 template <BwdSm90Config kCfg>
 struct StepOptions {
   static constexpr ScoreConfig kScore = kCfg.score;
-  static constexpr int kM = kCfg.block_m / 8;
+  static constexpr int kM = kCfg.score_m() / 8;
   static_assert(kM * 4 <= 32 || !kScore.mask, "a bit a score");
   using Raw = RawPair<kScore.bias_dtype>;
   // Biases of 16 bits are loaded under the product that they are added to. Of 32 bits registers hold those of half of the
@@ -29,7 +29,7 @@ struct StepOptions {
   // Bias and mask of two neighbouring keys are loaded at once where all of a step's keys and queries are there; a lane then has one
   // query of eight and two keys, and blocks of 8 x 8 are transposed among lanes.
   TESSERA_DEVICE static bool loads_pairs(const BwdSm90Params& p, const KeyBlock& block, int row0) {
-    return p.bias_mask_keys > 1 && block.key0 + kCfg.block_n <= block.s.sk && row0 + kCfg.block_m <= block.s.sq;
+    return p.bias_mask_keys > 1 && block.key0 + kCfg.block_n <= block.s.sk && row0 + kCfg.score_m() <= block.s.sq;
   }
   // Entry (query, key) of a tensor of bias or mask.
   template <int kBytes>
@@ -100,6 +100,25 @@ struct StepOptions {
     for (int m = 0; m < kBiasRows; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) bias[m][half] = transposed_pair(bias[m][half]);
+  }
+
+  // dS of a key and two queries. Masked entries keep the 0 that the preprocess wrote: their dS may be NaN.
+  TESSERA_DEVICE static void gather_bias(const BwdSm90Params& p, const KeyBlock& block, int head, int query, int key,
+                                         float2 weights, const float (&ds)[2]) {
+    if (key >= block.s.sk) return;
+    float* to = static_cast<float*>(p.d_bias.data) + p.d_bias.batch * block.batch + p.d_bias.head * head +
+                p.d_bias.row * query + p.d_bias.col * key;
+    const bool shared_entries = (p.d_bias.batch == 0 && p.batch > 1) || (p.d_bias.head == 0 && p.heads_q > 1);
+    constexpr float kUnit = bwd_lower_late(kCfg.dtype);
+#pragma unroll
+    for (int e = 0; e < 2; ++e, to += p.d_bias.row) {
+      if (query + e >= block.s.sq || (e ? weights.y : weights.x) == 0.0f) continue;
+      if (shared_entries) {
+        ptx::red_add_f32(to, ds[e] * kUnit);
+      } else {
+        *to = ds[e] * kUnit;
+      }
+    }
   }
 
  private:

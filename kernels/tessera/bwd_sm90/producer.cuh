@@ -16,18 +16,18 @@ TESSERA_DEVICE void copy_tile(uint32 to, const TensorMap* map, uint32 barrier, i
 template <BwdSm90Config kCfg>
 struct BwdSm90Producer {
   using Shared = BwdSm90Shared<kCfg>;
-  using Keys = typename Shared::Keys;
-  using Queries = typename Shared::Queries;
 
   const BwdSm90Params& p;
   const Shared& shared;
   KeyBlock& block;
 
+  template <class Keys>
   TESSERA_DEVICE void load_keys(int offset, const TensorMap* map, uint32 full) const {
     ptx::mbarrier_arrive_expect_tx(full, Keys::kBytes);
     copy_tile<Keys>(shared.base + offset, map, full, block.s.k_begin + block.key0, block.head_kv,
                     p.cu_seqlens_k ? 0 : block.batch);
   }
+  template <class Queries>
   TESSERA_DEVICE void load_queries(const RingPosition<kCfg.stages>& at, int ring, int offset, const TensorMap* map,
                                    int extra_bytes) const {
     shared.wait_empty(ring, at);
@@ -58,15 +58,15 @@ struct BwdSm90Producer {
     RingPosition<kCfg.stages> at;
     at.offset = block.load_offset, at.parity = block.load_parity;
     const int slot = block.load_head * p.q_slots + block.slot0 + load_row0() / kCfg.block_m;
-    if constexpr (kFirst) load_keys(Shared::kAt.k, &p.k_map, shared.k_full());
+    if constexpr (kFirst) load_keys<typename Shared::Keys>(Shared::kAt.k, &p.k_map, shared.k_full());
     shared.wait_empty(Shared::kQ, at);
     const int hidden = kCfg.block_mask ? block.load_entry & ((1 << kListHiddenBits) - 1) : 0;
     ptx::st_shared_s32x2(shared.step(at), slot, load_row0() | hidden);
     if constexpr (kCfg.block_mask) ptx::st_shared_s32x2(shared.dq_slot(left), slot, load_turn());
-    load_queries(at, Shared::kQ, Shared::kAt.q, &p.q_map, 2 * Shared::kStatBytes);
-    if constexpr (kFirst) load_keys(Shared::kAt.v, &p.v_map, shared.v_full());
+    load_queries<typename Shared::Queries>(at, Shared::kQ, Shared::kAt.q, &p.q_map, 2 * Shared::kStatBytes);
+    if constexpr (kFirst) load_keys<typename Shared::Values>(Shared::kAt.v, &p.v_map, shared.v_full());
     if constexpr (!kFirst) load_stats(at, slot);
-    load_queries(at, Shared::kDO, Shared::kAt.d_o, &p.d_o_map, 0);
+    load_queries<typename Shared::OutputGradients>(at, Shared::kDO, Shared::kAt.d_o, &p.d_o_map, 0);
     if constexpr (kFirst) {
       ptx::griddepcontrol_wait();  // LSE and delta are of the kernel before this one
       load_stats(at, slot);

@@ -21,22 +21,30 @@ template <BwdSm90Config kCfg>
 struct ScoreWarpgroup {
   using Shared = BwdSm90Shared<kCfg>;
   using Keys = typename Shared::Keys;
+  using Values = typename Shared::Values;
   using Queries = typename Shared::Queries;
+  using OutputGradients = typename Shared::OutputGradients;
   using Gradients = typename Shared::Gradients;
-  static constexpr int kM = kCfg.block_m / 8, kD = kCfg.head_dim / 8, kSteps = kCfg.block_m / 16;
-  using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_m, false>;
-  using GradientProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim, true>;
+  // The scores of a step are made in parts of so many queries.
+  static constexpr int kPartM = kCfg.score_m(), kParts = kCfg.block_m / kPartM;
+  static constexpr int kM = kPartM / 8, kD = kCfg.head_dim / 8, kDv = kCfg.head_dim_v() / 8, kSteps = kPartM / 16;
+  using ScoreProduct = ptx::Wgmma<kCfg.dtype, kPartM, false>;
+  using KeyGradientProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim, true>;
+  using ValueGradientProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim_v(), true>;
   using Options = StepOptions<kCfg>;
   // LSE and delta of so many eights of queries are loaded ahead of their use, where no option has the registers.
-  static constexpr int kStats = kCfg.score.bias || kCfg.score.mask || kCfg.score.softcap || kCfg.block_mask ? 0 : kM,
-                       kLseAhead = kStats, kDeltaAhead = kCfg.dtype == Dtype::kFloat16 ? kStats / 2 : kStats;
+  static constexpr bool kNoneAhead = kCfg.score.bias || kCfg.score.mask || kCfg.score.softcap || kCfg.block_mask ||
+                                     (kParts > 1 && kCfg.score.scaled());
+  static constexpr int kStats = kNoneAhead ? 0 : kM, kLseAhead = kStats,
+                       kDeltaAhead = kCfg.dtype == Dtype::kFloat16 ? kStats / 2 : kStats;
 
   const BwdSm90Params& p;
   const Shared& shared;
   const KeyBlock& block;
   const int warpgroup;           // 0 or 1
   RingPosition<kCfg.stages> at;  // of Q and dO, and of dS
-  float rdK[1][kD][4], rdV[1][kD][4];
+  int part = 0;                  // of the step; a constant, since the loop over parts is unrolled
+  float rdK[1][kD][4], rdV[1][kDv][4];
   float rS[1][kM][4];                    // S, then dP
   uint32 rP[kSteps][4], rdS[kSteps][4];  // A fragments of P^T (at first in float16), dS^T
   Options options;                       // of the step
@@ -61,46 +69,53 @@ struct ScoreWarpgroup {
     if (kCfg.alternate && warpgroup == 1 && steps > 0) ptx::barrier_arrive(kFirstTurn, 256);
     for (int left = steps; left > 0; --left) {
       shared.wait_full(Shared::kQ, at);
-      if constexpr (kCfg.alternate) {
-        if (warpgroup == 0) {
-          ptx::barrier_sync(kFirstTurn, 256);
-        } else {
-          ptx::barrier_sync(kSecondTurn, 256);
-        }
-      }
-      if constexpr (kCfg.varlen) clear_queries(Shared::kAt.q);
-      issue_scores();
-      load_options();
-      load_stats<0, kLseAhead>(false);
-      bool hides_some = kStats > 0 && masked();
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_pin(flat(rS));
-      probabilities(hides_some);
-      shared.wait_full(Shared::kDO, at);
-      if constexpr (kCfg.varlen) clear_queries(Shared::kAt.d_o);
-      issue_probability_gradients();
-      if constexpr (kCfg.score.dropout) {
-        if (!kCfg.score.softcap || step_row0() >= 0) mark_dropped();  // as in score_gradients, for the registers
-      }
-      if constexpr (kCfg.alternate) {
-        if (warpgroup == 0) {
-          ptx::barrier_arrive(kSecondTurn, 256);
-        } else if (left > 1) {
-          ptx::barrier_arrive(kFirstTurn, 256);
-        }
-      }
-      load_stats<0, kDeltaAhead>(true);
-      hides_some = kStats > 0 && masked();
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_pin(flat(rS));
-      load_stats<kDeltaAhead, kStats>(true);
-      score_gradients(hides_some);
-      issue_key_gradients();
-      hand_on();
-      take_key_gradients();
+      if constexpr (kCfg.varlen) clear_queries<Queries>(Shared::kAt.q);
+#pragma unroll
+      for (part = 0; part < kParts; ++part) step_part(left);
+      part = 0;
       at.advance();
     }
     store();
+  }
+  TESSERA_DEVICE void step_part(int left) {
+    if constexpr (kCfg.alternate) {
+      if (warpgroup == 0) {
+        ptx::barrier_sync(kFirstTurn, 256);
+      } else {
+        ptx::barrier_sync(kSecondTurn, 256);
+      }
+    }
+    issue_scores();
+    load_options();
+    load_stats<0, kLseAhead>(false);
+    bool hides_some = kStats > 0 && masked();
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_pin(flat(rS));
+    probabilities(hides_some);
+    if (part == 0) {
+      shared.wait_full(Shared::kDO, at);
+      if constexpr (kCfg.varlen) clear_queries<OutputGradients>(Shared::kAt.d_o);
+    }
+    issue_probability_gradients();
+    if constexpr (kCfg.score.dropout) {
+      if (!kCfg.score.softcap || step_row0() >= 0) mark_dropped();  // as in score_gradients, for the registers
+    }
+    if constexpr (kCfg.alternate) {
+      if (warpgroup == 0) {
+        ptx::barrier_arrive(kSecondTurn, 256);
+      } else if (left > 1 || part < kParts - 1) {
+        ptx::barrier_arrive(kFirstTurn, 256);
+      }
+    }
+    load_stats<0, kDeltaAhead>(true);
+    hides_some = kStats > 0 && masked();
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_pin(flat(rS));
+    load_stats<kDeltaAhead, kStats>(true);
+    score_gradients(hides_some);
+    issue_key_gradients();
+    hand_on();
+    take_key_gradients();
   }
 
   // ---- rows past the sequence's end become 0: a NaN there times 0 were NaN ----
@@ -110,15 +125,16 @@ struct ScoreWarpgroup {
     if (block.key0 + kCfg.block_n <= block.s.sk) return;
     const int first = warpgroup * 64 + max(0, min(64, block.s.sk - block.key0 - warpgroup * 64));
     clear_rows<Keys>(shared.base + Shared::kAt.k, first, warpgroup * 64 + 64);
-    clear_rows<Keys>(shared.base + Shared::kAt.v, first, warpgroup * 64 + 64);
+    clear_rows<Values>(shared.base + Shared::kAt.v, first, warpgroup * 64 + 64);
     cleared();
   }
   // Of the step's queries: TMA fills with 0 only what lies past the tensor's end.
+  template <class Tile>
   TESSERA_DEVICE void clear_queries(int offset) const {
     if (!p.cu_seqlens_q) return;
     const int rows = block.s.sq - step_row0();
     if (rows >= kCfg.block_m) return;
-    clear_rows<Queries>(shared.tile(offset, Queries::kBytes, at), rows, kCfg.block_m);
+    clear_rows<Tile>(shared.tile(offset, Tile::kBytes, at), rows, kCfg.block_m);
     cleared();
   }
   TESSERA_DEVICE void cleared() const {
@@ -138,7 +154,7 @@ struct ScoreWarpgroup {
   // S^T = K Q^T.
   TESSERA_DEVICE void issue_scores() {
     const TileDescriptor k = key_rows(shared.keys(Shared::kAt.k));
-    const TileDescriptor q = shared.tile_descriptor(Shared::kAt.q, Queries::kBytes, at);
+    const TileDescriptor q = part_of(shared.tile_descriptor(Shared::kAt.q, Queries::kBytes, at));
     ptx::wgmma_forget(flat(rS));
     ptx::wgmma_fence();
 #pragma unroll
@@ -150,28 +166,29 @@ struct ScoreWarpgroup {
   // dP^T = V dO^T.
   TESSERA_DEVICE void issue_probability_gradients() {
     const TileDescriptor v = key_rows(shared.keys(Shared::kAt.v));
-    const TileDescriptor d_o = shared.tile_descriptor(Shared::kAt.d_o, Queries::kBytes, at);
+    const TileDescriptor d_o = part_of(shared.tile_descriptor(Shared::kAt.d_o, OutputGradients::kBytes, at));
     const int none =
         static_cast<int>(not_hoisted(0));  // a register: told of no new value, the compiler gives dP the registers of S
     ptx::wgmma_fence();
 #pragma unroll
-    for (int d = 0; d < kCfg.head_dim; d += 16) {
-      ScoreProduct::ss(flat(rS), inner_major<Keys>(v, 0, d), inner_major<Queries>(d_o, 0, d), d > 0 ? 1 : none);
+    for (int d = 0; d < kCfg.head_dim_v(); d += 16) {
+      ScoreProduct::ss(flat(rS), inner_major<Values>(v, 0, d), inner_major<OutputGradients>(d_o, 0, d),
+                       d > 0 ? 1 : none);
     }
     ptx::wgmma_commit_group();
   }
   // dV += P^T dO, dK += dS^T Q.
   TESSERA_DEVICE void issue_key_gradients() {
-    const TileDescriptor d_o = shared.tile_descriptor(Shared::kAt.d_o, Queries::kBytes, at);
-    const TileDescriptor q = shared.tile_descriptor(Shared::kAt.q, Queries::kBytes, at);
+    const TileDescriptor d_o = part_of(shared.tile_descriptor(Shared::kAt.d_o, OutputGradients::kBytes, at));
+    const TileDescriptor q = part_of(shared.tile_descriptor(Shared::kAt.q, Queries::kBytes, at));
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      GradientProduct::rs(flat(rdV), rP[step], outer_major<Queries>(d_o, step * 16), 1);
+      ValueGradientProduct::rs(flat(rdV), rP[step], outer_major<OutputGradients>(d_o, step * 16), 1);
     }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      GradientProduct::rs(flat(rdK), rdS[step], outer_major<Queries>(q, step * 16), 1);
+      KeyGradientProduct::rs(flat(rdK), rdS[step], outer_major<Queries>(q, step * 16), 1);
     }
     ptx::wgmma_commit_group();
   }
@@ -179,12 +196,20 @@ struct ScoreWarpgroup {
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rdV));
     ptx::wgmma_pin(flat(rdK));
+    if (part < kParts - 1) return;
     Shared::arrive_warp(shared.empty(Shared::kDO, at));
     Shared::arrive_warp(shared.empty(Shared::kQ, at));
+  }
+  // The queries of a part of Q or dO.
+  TESSERA_DEVICE TileDescriptor part_of(TileDescriptor tile) const {
+    tile.address += part * (kPartM * kChunkRowBytes / 16);
+    return tile;
   }
   // This warpgroup's 64 keys of K or V.
   TESSERA_DEVICE TileDescriptor key_rows(TileDescriptor tile) const {
     tile.address += warpgroup * (64 * kChunkRowBytes / 16);
+    if constexpr (kParts > 1)
+      tile.address = uniform(not_hoisted(tile.address));  // the descriptors of all of its columns are too many
     return tile;
   }
 
@@ -193,7 +218,7 @@ struct ScoreWarpgroup {
   // Of queries 8 m + 2 c, + 1 of the step: LSE in log2 units, or delta.
   TESSERA_DEVICE uint32 stats(bool delta) const {
     return shared.tile(Shared::kAt.stats, 2 * Shared::kStatBytes, at) + (delta ? Shared::kStatBytes : 0) +
-           lane() % 4 * 8;
+           part * (kPartM * 4) + lane() % 4 * 8;
   }
   // Ahead of their use, under the product that they are subtracted from: while products read shared memory, it answers after 150
   // clocks.
@@ -208,7 +233,7 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE bool masked() const {
     const int word = step_word(), row0 = row0_of(word);
     if (kCfg.block_mask && list_hides(word, warpgroup)) return true;
-    return row0 < block.full_low || row0 + kCfg.block_m - 1 > block.full_high;
+    return row0 < block.full_low || row0 + kPartM - 1 > block.full_high;
   }
   TESSERA_DEVICE SeeingQueries seeing() const {
     const int word = step_word();
@@ -248,18 +273,19 @@ struct ScoreWarpgroup {
     } else {
       drawn.offset = at.offset, drawn.parity = at.parity;
     }
-    shared.wait_full(Shared::kDrawn, drawn);
+    if (part == 0) shared.wait_full(Shared::kDrawn, drawn);
     const int warp = warpgroup * 4 + warp_key() / 16;
     const uint32 words = shared.tile(Shared::kAt.drawn, Shared::kDrawnBytes, drawn) +
                          DrawnBits::word_offset(warp / 2, lane() / 8, lane() % 4);
     const int shift = DrawnBits::bit(warp % 2 * 2, lane() / 4 % 2);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const uint32 word = static_cast<uint32>(ptx::ld_shared_s32(words + step * DrawnBits::kWordStep)) >> shift;
+      const uint32 word =
+          static_cast<uint32>(ptx::ld_shared_s32(words + (part * kSteps + step) * DrawnBits::kWordStep)) >> shift;
 #pragma unroll
       for (int i = 0; i < 4; ++i) rP[step][i] |= DrawnBits::signs(word, i / 2, i % 2);
     }
-    Shared::arrive_warp(shared.empty(Shared::kDrawn, drawn));
+    if (part == kParts - 1) Shared::arrive_warp(shared.empty(Shared::kDrawn, drawn));
   }
   // S - LSE, -inf where masked. A query past the last has an LSE of +inf.
   template <bool kMasked>
@@ -280,9 +306,9 @@ struct ScoreWarpgroup {
     }
   }
 
-  // The step's first query; with a block mask also, in the lowest bits, from which score warpgroup's keys it hides the queries.
+  // The part's first query; of the word the step's, with a block mask also, in the lowest bits, from which score warpgroup's keys it hides the queries.
   TESSERA_DEVICE int step_word() const { return ptx::ld_shared_s32(shared.step(at) + 4); }
-  TESSERA_DEVICE static int row0_of(int word) { return kCfg.block_mask ? word & -kCfg.block_m : word; }
+  TESSERA_DEVICE int row0_of(int word) const { return (kCfg.block_mask ? word & -kCfg.block_m : word) + part * kPartM; }
   TESSERA_DEVICE int step_row0() const { return row0_of(step_word()); }
   TESSERA_DEVICE int step_head() const { return ptx::ld_shared_s32(shared.step(at)) / p.q_slots; }
   TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
@@ -409,7 +435,10 @@ struct ScoreWarpgroup {
       }
       if (kHiddenByWeight && weight == 0.0f) ds[e] = 0.0f;
     }
-    if constexpr (kCfg.d_bias) gather_bias(m, half, x, ds);
+    if constexpr (kCfg.d_bias) {
+      const int query = step_row0() + m * 8 + lane() % 4 * 2, key = first_key() + lane() / 4 + half * 8;
+      Options::gather_bias(p, block, step_head(), query, key, x, ds);
+    }
     if constexpr (kCfg.score.softcap) {
       const float2 lse = ptx::ld_shared_f32x2(stats(false) + m * 32);
       const float unit = kLn2 / p.softcap;
@@ -426,31 +455,12 @@ struct ScoreWarpgroup {
   // 1 - tanh^2; 0 for a weight of 0, whose tanh cannot be recovered.
   TESSERA_DEVICE static float softcap_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
 
-  // Masked entries keep the 0 that the preprocess wrote: their dS may be NaN.
-  TESSERA_DEVICE void gather_bias(int m, int half, float2 weights, const float (&ds)[2]) {
-    const int key = first_key() + lane() / 4 + half * 8, query = step_row0() + m * 8 + lane() % 4 * 2;
-    if (key >= block.s.sk) return;
-    float* to = static_cast<float*>(p.d_bias.data) + p.d_bias.batch * block.batch + p.d_bias.head * step_head() +
-                p.d_bias.row * query + p.d_bias.col * key;
-    const bool shared_entries = (p.d_bias.batch == 0 && p.batch > 1) || (p.d_bias.head == 0 && p.heads_q > 1);
-    constexpr float kUnit = bwd_lower_late(kCfg.dtype);
-#pragma unroll
-    for (int e = 0; e < 2; ++e, to += p.d_bias.row) {
-      if (query + e >= block.s.sq || (e ? weights.y : weights.x) == 0.0f) continue;
-      if (shared_entries) {
-        ptx::red_add_f32(to, ds[e] * kUnit);
-      } else {
-        *to = ds[e] * kUnit;
-      }
-    }
-  }
-
   // Stores dS for the dQ warpgroup.
   TESSERA_DEVICE void hand_on() {
-    shared.wait_empty(Shared::kDS, at);
-    const uint32 to = shared.tile(Shared::kAt.d_s, Gradients::kBytes, at);
+    if (part == 0) shared.wait_empty(Shared::kDS, at);
+    const uint32 to = shared.tile(Shared::kAt.d_s, Gradients::kBytes, at) + part * (kPartM * kChunkRowBytes);
     hand_on_gradients<Gradients>(to, warpgroup * 64 + warp_key(), rdS);
-    Shared::arrive_warp(shared.full(Shared::kDS, at));
+    if (part == kParts - 1) Shared::arrive_warp(shared.full(Shared::kDS, at));
   }
 
   // ---- results ----
@@ -460,28 +470,29 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE void store() {
     sync_warpgroup();
     const float kept = kCfg.score.dropout ? p.dropout_scale : 1.0f;
-    store_tile(rdV, Shared::kAt.v, &p.d_v_map, p.d_v, p.head_dim_v, kBwdLower * kept);
+    store_tile<Values>(rdV, Shared::kAt.v, &p.d_v_map, p.d_v, p.head_dim_v, kBwdLower * kept);
     ptx::barrier_sync(kKeysDone, 384);
-    store_tile(rdK, Shared::kAt.k, &p.d_k_map, p.d_k, p.head_dim, p.scale * bwd_lower_late(kCfg.dtype));
+    store_tile<Keys>(rdK, Shared::kAt.k, &p.d_k_map, p.d_k, p.head_dim, p.scale * bwd_lower_late(kCfg.dtype));
     ptx::cp_async_bulk_wait_group_read();  // before the next block gets the shared memory
   }
 
   // A warp's 16 rows. Rows past the last key are not written: TMA clips what lies outside the tensor. Keys from seqused_k on
   // get 0.
-  TESSERA_DEVICE void store_tile(float (&acc)[1][kD][4], int offset, const TensorMap* map, const RowTensor& tensor,
-                                 int columns, float factor) {
+  template <class Tile>
+  TESSERA_DEVICE void store_tile(float (&acc)[1][Tile::kCols / 8][4], int offset, const TensorMap* map,
+                                 const RowTensor& tensor, int columns, float factor) {
     const uint32 to = shared.base + offset;
     const int row = warpgroup * 64 + warp_key();
-    stage_accumulators<kCfg.dtype, Keys>(to, row, 0, acc, factor, kCfg.varlen ? block.s.sk - block.key0 - row : 32);
+    stage_accumulators<kCfg.dtype, Tile>(to, row, 0, acc, factor, kCfg.varlen ? block.s.sk - block.key0 - row : 32);
     if (kCfg.varlen && block.key0 + row + 16 > block.s.k_rows) {
       __syncwarp();
-      store_own_key_rows<kCfg, Keys>(block, tensor, columns, to, row);
+      store_own_key_rows<Tile>(block, tensor, columns, to, row);
       return;
     }
     ptx::fence_proxy_async();
     __syncwarp();
     if (lane() == 0) {
-      store_key_rows<Keys>(p, block, map, to, row);
+      store_key_rows<Tile>(p, block, map, to, row);
     }
   }
 };

@@ -34,9 +34,11 @@ TESSERA_DEVICE void clear_rows(uint32 tile, int first, int last) {
 template <BwdSm90Config kCfg>
 struct BwdSm90Shared {
   static constexpr BwdSm90Layout kAt = bwd_sm90_layout(kCfg);
-  using Keys = SwizzledTile<kCfg.block_n, kCfg.head_dim>;
-  using Queries = SwizzledTile<kCfg.block_m, kCfg.head_dim>;
-  using Gradients = SwizzledTile<kCfg.block_m, kCfg.block_n>;  // dS
+  using Keys = SwizzledTile<kCfg.block_n, kCfg.head_dim>;                 // K
+  using Values = SwizzledTile<kCfg.block_n, kCfg.head_dim_v()>;           // V
+  using Queries = SwizzledTile<kCfg.block_m, kCfg.head_dim>;              // Q
+  using OutputGradients = SwizzledTile<kCfg.block_m, kCfg.head_dim_v()>;  // dO
+  using Gradients = SwizzledTile<kCfg.block_m, kCfg.block_n>;             // dS
   static constexpr int kStatBytes = kCfg.block_m * 4, kDqBytes = kCfg.block_m * kCfg.head_dim * 4;
   static constexpr int kDrawnStages = bwd_sm90_drawn_stages(kCfg), kDrawnBytes = kCfg.block_m * kCfg.block_n / 8;
   static constexpr int kDrawnUnits = kDrawnBytes / 128;  // of a step, that a dropout warp draws at once

@@ -32,7 +32,8 @@ constexpr int kPairHalfSlots = 6, kPairExchangeStages = 2;
 // By a cluster of two blocks that share the head's columns, bwd_sm90_d512: head sizes above, likewise.
 constexpr int kColumnsHalfSlots = 8, kColumnsStages = 2;
 constexpr int kMostHeadDim = BwdSm90D512Config::head_dim,
-              kMostPairHeadDim = kPairTiles[std::size(kPairTiles) - 1].head_dim, kMostBlockHeadDim = 128;
+              kMostPairHeadDim = kPairTiles[std::size(kPairTiles) - 1].head_dim;
+constexpr int kMostBlockHeadDim = 128, kMostBlockHeadDimOfK = 192;  // of V and of all; of Q and K alone
 
 constexpr int kStoredRows = 16;      // of dK and dV, that a warp stores
 constexpr int kScoreWarpgroups = 2;  // each with a half of a block's keys
@@ -55,7 +56,15 @@ struct BwdSm90Plan {
 };
 
 int64_t largest_head_dim(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v); }
-bool by_pairs(const tessera_plan& plan) { return largest_head_dim(plan) > kMostBlockHeadDim; }
+// At head sizes above 128 of Q and K two tiles of dQ, as turns want them, have no room; a softcap's slope has no registers, nor any option in
+// float16, whose code takes some more.
+bool by_block(const tessera_plan& plan) {
+  if (plan.head_dim_v > kMostBlockHeadDim || plan.head_dim > kMostBlockHeadDimOfK) return false;
+  if (plan.head_dim <= kMostBlockHeadDim) return true;
+  const tessera_problem& p = plan.problem;
+  return !p.deterministic && p.softcap <= 0 && (p.q.dtype != TESSERA_FLOAT16 || !score_config(p).any());
+}
+bool by_pairs(const tessera_plan& plan) { return !by_block(plan); }
 bool by_columns(const tessera_plan& plan) { return largest_head_dim(plan) > kMostPairHeadDim; }
 
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
@@ -75,8 +84,9 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.d_bias = core::present(p.d_bias);
   config.block_mask = core::present(p.block_mask);
   config.score = score_config_beside_block_mask(p);
-  // The code for any sequences fits its registers, that for dense ones lacks two.
+  // The code for any sequences fits its registers, that for dense ones lacks two, or sixteen.
   if (config.score.softcap && config.dtype == Dtype::kFloat16) config.varlen = true;
+  if (config.score.mask && config.head_dim > kMostBlockHeadDim) config.varlen = true;
   return config;
 }
 
