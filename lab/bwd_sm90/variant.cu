@@ -55,7 +55,8 @@ static int rotation(int q_tiles, int key_tiles, bool causal) {
   }();
   const int per_block = (q_tiles + key_tiles - 1) / key_tiles;
   const bool each_its_own = (key_tiles - 1) * per_block < q_tiles;
-  return kCfg.deterministic && !causal && key_tiles <= multiprocessors / 2 && each_its_own ? per_block : 0;
+  return kCfg.deterministic && !causal && key_tiles * kClusterBlocks <= multiprocessors / 2 && each_its_own ? per_block
+                                                                                                            : 0;
 }
 
 static CUresult encode(CUtensorMap* map, void* data, int batch, int rows, int heads, int box_rows) {

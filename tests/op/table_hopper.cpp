@@ -403,6 +403,13 @@ constexpr const char* kHopperBackward[] = {
     "deterministic=1 b=2 sq=150 sk=700 hq=2 hkv=1 d=128 dv=128 used=1",
     "deterministic=1 b=1 sq=600 sk=700 hq=2 hkv=1 d=64 dv=64 wl=200 wr=100",
     "deterministic=1 data=nan_d_o sq=500 sk=500 hq=2 hkv=1 d=128 dv=128",
+    // The same by pairs of blocks.
+    "deterministic=1 b=2 sq=700 sk=700 hq=4 hkv=2 d=256 dv=256",
+    "deterministic=1 b=1 sq=500 sk=620 hq=2 hkv=1 d=256 dv=256 causal=1 sink=1 d_sink=1",
+    "deterministic=1 b=1 sq=600 sk=700 hq=2 hkv=2 d=192 dv=192 wl=200 wr=100",
+    "deterministic=1 b=2 sq=300 sk=500 hq=2 hkv=1 d=192 dv=128 causal=1 top_left=1",
+    "deterministic=1 b=1 sq=150 sk=1500 hq=2 hkv=1 d=256 dv=256",
+    "deterministic=1 data=nan_d_o sq=500 sk=500 hq=2 hkv=1 d=256 dv=256 causal=1",
     // Head sizes between those of the tiles: columns that a tensor has not, beside others.
     "b=3 sq=260 sk=260 hq=4 hkv=2 d=96 dv=96 q=packed k=packed causal=1 sink=1 d_sink=1 d_lse=1",
     "b=3 sq=260 sk=260 hq=2 hkv=1 d=80 dv=88 q=packed k=packed deterministic=1",

@@ -135,6 +135,23 @@ TEST(CudaBwdSm90, TakesHeadSizesAbove128ByPairsOfBlocks) {
   }
 }
 
+// Of a head's clusters, which wait in a circle, a GPU's multiprocessors have two blocks each.
+TEST(CudaBwdSm90, RotatesClustersThatAreHalfOfTheMultiprocessorsAtMost) {
+  const auto rotation = [](int64_t keys) {
+    tessera_problem p = problem_of(256, false);
+    p.deterministic = 1;
+    p.q = p.d_q = p.o = p.d_o = layout(bfloat16, {1, keys, 1, 256});
+    p.k = p.v = p.d_k = p.d_v = p.q, p.lse = layout(float32, {1, 1, keys});
+    LaunchList list;
+    EXPECT_EQ(lower(plan_of(p), tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+    EXPECT_STREQ(list[1].name, "bwd_sm90_d256");
+    return params_of<BwdSm90Params>(list[1]).rotation;
+  };
+  const int64_t most = plan_of(problem_of(256)).device.cores / 2 / 2;
+  EXPECT_EQ(rotation(most * 128), 2);
+  EXPECT_EQ(rotation(most * 128 + 1), 0);
+}
+
 TEST(CudaBwdSm90, PairsOfBlocksComputeNoMoreColumnsThanTheHeadsHave) {
   const auto columns = [](int64_t head_dim, int64_t head_dim_v) {
     tessera_problem p = problem_of(head_dim);

@@ -422,8 +422,8 @@ INSTANTIATE_TEST_SUITE_P(
                 [](Problem& p, Device&) { p = training_problem(264, 64), p.softcap = 30; }},
         Refusal{"DropoutByPairs", "dropout_p: not taken at head sizes above 128",
                 [](Problem& p, Device&) { p = training_problem(192, 192), p.dropout_p = 0.1; }},
-        Refusal{"DeterministicByPairs", "deterministic: not taken at head sizes above 128",
-                [](Problem& p, Device&) { p = training_problem(256, 256), p.deterministic = 1; }},
+        Refusal{"DeterministicByColumns", "deterministic: not taken at head sizes above 256",
+                [](Problem& p, Device&) { p = training_problem(512, 512), p.deterministic = 1; }},
         Refusal{"HeadBytes", "q: rows of 200 bytes", [](Problem& p, Device&) { p = training_problem(100, 128); }},
         Refusal{"BlockMask", "block_mask: blocks of 32 x 128, must be multiples of 64",
                 [](Problem& p, Device&) {

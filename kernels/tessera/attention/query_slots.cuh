@@ -51,6 +51,11 @@ TESSERA_DEVICE void dq_add(float* part, int lane, const float (&x)[4]) {
 #endif
 }
 
+// Instead of the first addition to a part, Hopper.
+TESSERA_DEVICE void dq_store(float* part, int lane, const float (&x)[4]) {
+  *reinterpret_cast<float4*>(part + lane * 4) = make_float4(x[0], x[1], x[2], x[3]);
+}
+
 TESSERA_DEVICE float4 dq_load(const float* part, int lane) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   return *reinterpret_cast<const float4*>(part + lane * 4);

@@ -9,7 +9,7 @@ namespace tessera {
 struct BwdSm90D256Config {
   static constexpr int block_m = 64;   // queries a step
   static constexpr int block_n = 128;  // keys a cluster of two blocks owns: 64 for each of a block's two key warpgroups
-  static constexpr bool varlen = false, deterministic = false;
+  static constexpr bool varlen = false;
 
   Dtype dtype;          // 16 bits
   int head_dim;         // of Q and K, padded to 192 or 256
@@ -17,12 +17,14 @@ struct BwdSm90D256Config {
   int half_slots;       // halves of Q and dO in block 1's shared memory; block 0, without its half of K, has two more
   int exchange_stages;  // tiles of P, over which dS is written, on their way between the blocks
   bool window;          // a key has a last query that sees it, too
+  bool deterministic;   // clusters add to a tile of dQ in turns
 
   // Columns of a half of Q, of dQ that a block makes, and of a half of dO.
   TESSERA_HOST_DEVICE constexpr int half_dim() const { return head_dim / 2; }
   TESSERA_HOST_DEVICE constexpr int half_dim_v() const { return head_dim_v / 2; }
 };
-TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, head_dim, head_dim_v, half_slots, exchange_stages, window)
+TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, head_dim, head_dim_v, half_slots, exchange_stages, window,
+                      deterministic)
 
 inline constexpr int kBwdD256ClusterBlocks = 2;
 
@@ -48,7 +50,7 @@ struct BwdSm90D256Layout {
 };
 
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_barriers(const BwdSm90D256Config& c) {
-  return 2 + 5 * c.exchange_stages + 2 * bwd_sm90_d256_half_slots(c, 0);
+  return 2 + 5 * c.exchange_stages + 2 * bwd_sm90_d256_half_slots(c, 0) + (c.deterministic ? 2 : 0);
 }
 
 TESSERA_HOST_DEVICE constexpr BwdSm90D256Layout bwd_sm90_d256_layout(const BwdSm90D256Config& c, int rank) {

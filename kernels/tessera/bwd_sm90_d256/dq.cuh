@@ -1,5 +1,5 @@
 // bwd_sm90_d256's warpgroup of dQ: of each step dQ += dS K, block 0 the first half of the columns and block 1 the others, added in
-// float32 to global memory, where other clusters add theirs. In parts (bwd_dq_columns): the registers are the key
+// float32 to global memory, where other clusters add theirs (deterministic: in turns, turn_thread.cuh). In parts (bwd_dq_columns): the registers are the key
 // warpgroups'.
 #pragma once
 
@@ -29,7 +29,9 @@ struct D256DqWarpgroup {
     ptx::mbarrier_wait_parity(shared.barrier(kRank == 0 ? Shared::kKeysFull : Shared::kKHalfFull), 0);
     ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
     typename Shared::ExchangeAt at;
-    int slot = block.head_kv * p.group * p.q_slots + block.slot0 + block.first_tile, tile = 0;
+    const int start = start_tile<kCfg>(p, block);
+    int head_slot = block.head_kv * p.group * p.q_slots + block.slot0, tile = start;  // of the head's first tile
+    [[maybe_unused]] uint32 parity = 0;
 #pragma unroll 1
     for (int left = steps; left > 0; --left) {
       const uint32 full = shared.at_stage(Shared::kDSFull, at);
@@ -37,20 +39,37 @@ struct D256DqWarpgroup {
       if constexpr (kRank == 0) {
         if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive_expect_tx(full, Exchange::kBytes);
       }
-      float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
+      float* gdQ = p.dq_accum + static_cast<int64>(head_slot + tile) * (kCfg.block_m * kCfg.head_dim);
+      [[maybe_unused]] bool first = false;
 #pragma unroll 1
       for (int part = 0; part < kParts; ++part) {
         issue(at, part);
         ptx::wgmma_wait_group<0>();
         ptx::wgmma_pin(flat(rdQ));
         if (part == kParts - 1) release(at);
+        if constexpr (kCfg.deterministic) {
+          if (part == 0) {
+            ptx::mbarrier_wait_parity(shared.barrier(Shared::kTurn), parity);
+            first = ptx::ld_shared_s32(Shared::turn(block)) == 0;
+          }
+        }
         float* to = dq_part<kCfg.head_dim>(gdQ, warp(), (kRank * kParts + part) * (kPartCols / 8));
 #pragma unroll
-        for (int n = 0; n < kPartCols / 8; ++n) dq_add(to + n * 128, lane(), rdQ[0][n]);
+        for (int n = 0; n < kPartCols / 8; ++n) {
+          if (kCfg.deterministic && first) {
+            dq_store(to + n * 128, lane(), rdQ[0][n]);
+          } else {
+            dq_add(to + n * 128, lane(), rdQ[0][n]);
+          }
+        }
+      }
+      if constexpr (kCfg.deterministic) {
+        Shared::arrive_warp(shared.barrier(Shared::kAdded));
+        parity ^= 1;
       }
       at.advance();
-      ++slot;
-      if (++tile == block.tiles) tile = 0, slot += p.q_slots - block.tiles;
+      tile = next_tile(block, tile);
+      if (tile == start) head_slot += p.q_slots;
     }
   }
 

@@ -8,15 +8,33 @@
 // keys a block, which one block has no shared memory for.
 //
 // Grid: two blocks for each tile of block_n keys and KV head, in clusters. Roles, in each block: producer (producer.cuh),
-// two warpgroups of 64 keys each (keys.cuh), one for dQ (dq.cuh). 512 threads, one block a multiprocessor. Shared memory:
+// two warpgroups of 64 keys each (keys.cuh), one for dQ (dq.cuh), deterministic a thread that waits for turns (turn_thread.cuh). 512 threads, one block a multiprocessor. Shared memory:
 // BwdSm90D256Layout.
 #pragma once
 
 #include "tessera/bwd_sm90_d256/dq.cuh"
 #include "tessera/bwd_sm90_d256/keys.cuh"
 #include "tessera/bwd_sm90_d256/producer.cuh"
+#include "tessera/bwd_sm90_d256/turn_thread.cuh"
 
 namespace tessera {
+
+// Deterministic: clusters take keys in the order in which they start; block 0 says which to block 1.
+template <class Shared, BwdSm90D256Config kCfg>
+TESSERA_DEVICE void take_ticket(const BwdSm90Params& p, KeyBlock& block) {
+  int index = 0;
+  if (Shared::kRank == 0 && threadIdx.x == 32) {
+    ptx::griddepcontrol_wait();  // the kernel before this one cleared the ticket
+    index = atomicAdd(p.ticket, 1);
+    ptx::st_shared_cluster_s32(Shared::other_turn(block), index);
+  }
+  __syncwarp();
+  ptx::barrier_cluster_arrive();
+  ptx::barrier_cluster_wait();
+  if (threadIdx.x == 32)
+    block = key_block<kCfg>(p, Shared::kRank == 0 ? index : ptx::ld_shared_s32(Shared::turn(block)));
+  __syncthreads();
+}
 
 template <BwdSm90D256Config kCfg, int kRank>
 TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_memory) {
@@ -29,10 +47,11 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
     ptx::prefetch_tensormap(&p.d_o_map);
     shared.init();
   }
-  if (threadIdx.x == 32) block = key_block<kCfg>(p, static_cast<int>(blockIdx.x) / 2);
+  if (!kCfg.deterministic && threadIdx.x == 32) block = key_block<kCfg>(p, static_cast<int>(blockIdx.x) / 2);
   __syncthreads();
   ptx::barrier_cluster_arrive_relaxed();  // the other block's barriers are initialised
   ptx::barrier_cluster_wait();
+  if constexpr (kCfg.deterministic) take_ticket<Shared, kCfg>(p, block);
   ptx::griddepcontrol_launch_dependents();
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
@@ -40,6 +59,9 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
     BwdSm90D256Producer<Shared, kCfg> producer{p, shared, block};
     if (threadIdx.x == 0) producer.run();
     if (kRank == 1 && threadIdx.x == 32) producer.send_gradients();
+    if constexpr (kCfg.deterministic) {
+      if (threadIdx.x == 64) D256TurnThread<Shared, kCfg>{p, shared, block}.run();
+    }
   } else if (warpgroup == 3) {
     ptx::setmaxnreg_dec<bwd_registers(kCfg.half_dim()).dq>();
     D256DqWarpgroup<Shared, kCfg>{p, shared, block}.run();

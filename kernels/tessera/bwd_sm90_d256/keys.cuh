@@ -55,8 +55,8 @@ struct KeyWarpgroup {
   TESSERA_DEVICE void run() {
     const int steps = uniform(block.steps);
     if (steps > 0) ptx::mbarrier_wait_parity(shared.barrier(Shared::kKeysFull), 0);
-    int tile = uniform(block.first_tile);
-    const int end = tile + uniform(block.tiles);
+    int tile = uniform(start_tile<kCfg>(p, block));
+    const int end = uniform(block.first_tile + block.tiles);
 #pragma unroll 1
     for (int left = steps; left > 0; --left) {
       multiply_keys();

@@ -38,7 +38,8 @@ struct BwdSm90D256Producer {
   TESSERA_DEVICE void run() {
     if (block.steps == 0) return;
     HalfAt at;
-    int head = block.head_kv * p.group, tile = block.first_tile, stage = 0;
+    const int start = start_tile<kCfg>(p, block);
+    int head = block.head_kv * p.group, tile = start, stage = 0;
     load_keys(Shared::kAt.keys, kRank == 0 ? &p.k_map : &p.v_map, Shared::kKeysFull, 0, Keys::kChunks);
     uint32 first_full = 0;
 #pragma unroll 1
@@ -76,7 +77,8 @@ struct BwdSm90D256Producer {
         load_stats(first_full, slot, 0);
       }
       if (++stage == kBwdD256StatStages) stage = 0;
-      if (++tile == block.first_tile + block.tiles) ++head, tile = block.first_tile;
+      tile = next_tile(block, tile);
+      if (tile == start) ++head;
     }
   }
 

@@ -52,6 +52,14 @@ struct BwdSm90D256Shared {
   }
   TESSERA_DEVICE uint32 stats(int stage) const { return base + kAt.stats + stage * kStatBytes; }
 
+  // Deterministic: a word of the key block, in which the turn thread leaves the dQ warpgroup how many clusters add before this one, and before
+  // that block 0 the other one the cluster's ticket.
+  TESSERA_DEVICE static uint32 turn(const KeyBlock& block) { return shared_address(&block.load_entry); }
+  TESSERA_DEVICE static uint32 other_turn(const KeyBlock& block) {
+    constexpr int kOther = bwd_sm90_d256_layout(kCfg, 1 - kRank).block;
+    return ptx::mapa(turn(block) + kOther - kAt.block, 1 - kRank);
+  }
+
   // ---- barriers: those that the blocks share come first ----
   static constexpr int kStages = kCfg.exchange_stages;
   static constexpr int kPFull = 0;                   // block 1: [warpgroup][stage], bytes of P
@@ -60,7 +68,8 @@ struct BwdSm90D256Shared {
   static constexpr int kKeysFull = kFree + kStages;  // K (block 0) or V
   static constexpr int kKHalfFull = kKeysFull + 1;   // block 1: K's second half
   static constexpr int kHalfFull = kKHalfFull + 1, kHalfEmpty = kHalfFull + kHalfSlots;
-  static_assert(kHalfEmpty + kHalfSlots <= bwd_sm90_d256_barriers(kCfg));
+  static constexpr int kTurn = kHalfEmpty + kHalfSlots, kAdded = kTurn + 1;  // deterministic
+  static_assert((kCfg.deterministic ? kAdded + 1 : kTurn) <= bwd_sm90_d256_barriers(kCfg));
 
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
   // The other block's barrier of the same index. kAt.barriers differs between blocks by what both know.
@@ -94,6 +103,10 @@ struct BwdSm90D256Shared {
     for (int slot = 0; slot < kHalfSlots; ++slot) {
       ptx::mbarrier_init(barrier(kHalfFull + slot), 1);
       ptx::mbarrier_init(barrier(kHalfEmpty + slot), 8);
+    }
+    if constexpr (kCfg.deterministic) {
+      ptx::mbarrier_init(barrier(kTurn), 1);
+      ptx::mbarrier_init(barrier(kAdded), 4);
     }
     ptx::fence_mbarrier_init();
     for (int stage = 0; stage < kStages; ++stage) {

@@ -21,6 +21,12 @@ TESSERA_DEVICE uint32 mapa(uint32 shared, uint32 rank) {
   return address;
 }
 
+// To an address of mapa()'s.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-st
+TESSERA_DEVICE void st_shared_cluster_s32(uint32 cluster_address, int x) {
+  asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(cluster_address), "r"(x) : "memory");
+}
+
 // All threads of the cluster arrive, and wait for all; of a warp together.
 TESSERA_DEVICE void barrier_cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
 

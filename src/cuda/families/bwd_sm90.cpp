@@ -99,7 +99,8 @@ BwdSm90D256Config make_pair_config(const tessera_plan& plan) {
           .head_dim_v = tile.head_dim_v,
           .half_slots = kPairHalfSlots,
           .exchange_stages = kPairExchangeStages,
-          .window = plan.problem.window_left >= 0};
+          .window = plan.problem.window_left >= 0,
+          .deterministic = plan.problem.deterministic != 0};
 }
 
 // What launches and tensor maps take of either kernel.
@@ -162,12 +163,14 @@ Tiles tiles_of(const tessera_plan& plan, const BlockShape& shape) {
 // Deterministic: by how many query tiles a block's start is after that of the block before. The blocks of a head then wait for one
 // another in a circle, so all of them must get a multiprocessor: half are taken for it, so that two such kernels that run at the
 // same time, each with some of a head's blocks, leave one of them enough.
-int64_t rotation(const tessera_plan& plan, const Tiles& tiles) {
+int64_t rotation(const tessera_plan& plan, const Tiles& tiles, int cluster) {
   const tessera_problem& p = plan.problem;
   const bool every_block_sees_every_query = !is_causal(p) && p.window_left < 0 && p.window_right < 0 &&
                                             !core::packed_q(p) && !core::packed_k(p) && !core::present(p.seqused_k) &&
                                             !core::present(p.block_mask);
-  if (!p.deterministic || !every_block_sees_every_query || tiles.key_tiles > plan.device.cores / 2) return 0;
+  if (!p.deterministic || !every_block_sees_every_query || tiles.key_tiles * cluster > plan.device.cores / 2) {
+    return 0;
+  }
   const int64_t per_block = (tiles.q_tiles + tiles.key_tiles - 1) / tiles.key_tiles;
   return (tiles.key_tiles - 1) * per_block < tiles.q_tiles ? per_block : 0;  // each begins with a tile of its own
 }
@@ -186,8 +189,9 @@ constexpr PrebuiltRow kPrebuilt[] = {
     {Use::kTraining, 192, kLimits}, {Use::kTraining, 256, kLimits},
 };
 
-// What the kernel of a pair of blocks lacks.
-std::string refuse_by_pairs(const tessera_problem& p) {
+// What the kernels of clusters lack.
+std::string refuse_by_clusters(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
   const struct {
     const char* name;
     bool given;
@@ -197,12 +201,14 @@ std::string refuse_by_pairs(const tessera_problem& p) {
                  {"mask", core::present(p.mask)},
                  {"alibi_slopes", core::present(p.alibi_slopes)},
                  {"block_mask", core::present(p.block_mask)},
-                 {"deterministic", p.deterministic != 0},
                  {"cu_seqlens_q", core::packed_q(p)},
                  {"cu_seqlens_k", core::packed_k(p)},
                  {"seqused_k", core::present(p.seqused_k)}};
   for (const auto& [name, given] : options) {
     if (given) return std::string(name) + ": not taken at head sizes above " + std::to_string(kMostBlockHeadDim);
+  }
+  if (p.deterministic && by_columns(plan)) {
+    return "deterministic: not taken at head sizes above " + std::to_string(kMostPairHeadDim);
   }
   return "";
 }
@@ -217,7 +223,7 @@ std::string refuse_softcap(const tessera_problem& p) {
 
 std::string refuse_options(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (by_pairs(plan)) return refuse_by_pairs(p);
+  if (by_pairs(plan)) return refuse_by_clusters(plan);
   if (std::string reason = refuse_softcap(p); !reason.empty()) return reason;
   if (std::string reason = refuse_block_lists(p); !reason.empty()) return reason;
   if (p.softcap > 0 && core::present(p.bias)) return "softcap: not taken beside bias";
@@ -280,7 +286,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   own.key_tiles = Divisor(static_cast<int>(tiles.key_tiles));
   own.section_heads = Divisor(static_cast<int>(section_heads(plan, shape)));
   own.heads = static_cast<int>(tiles.heads);
-  own.rotation = static_cast<int>(rotation(plan, tiles));
+  own.rotation = static_cast<int>(rotation(plan, tiles, shape.cluster));
   own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.block_mask && !own.rows.deterministic));
   own.after.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.d_sink ? plan.heads_q : 0));
   own.products.x = static_cast<uint32_t>(tiles.blocks() * shape.cluster);

@@ -25,6 +25,22 @@ static const DeviceTests kTests({
   __syncwarp();
   ptx::barrier_cluster_arrive();
   ptx::barrier_cluster_wait();)"},
+    // Each block writes its number into the other.
+    {.name = "st_shared_cluster_s32",
+     .header = "tessera/ptx/cluster.cuh",
+     .archs = Archs::kHopperOn,
+     .blocks = 2,
+     .expected = {21, 20},
+     .body = R"(
+  __shared__ int word;
+  const uint32 rank = ptx::cluster_ctarank();
+  ptx::barrier_cluster_arrive();
+  ptx::barrier_cluster_wait();
+  if (t == 0) ptx::st_shared_cluster_s32(ptx::mapa(shared_address(&word), rank ^ 1), 20 + rank);
+  __syncwarp();
+  ptx::barrier_cluster_arrive();
+  ptx::barrier_cluster_wait();
+  if (t == 0) out[blockIdx.x] = *const_cast<volatile int*>(&word);)"},
 });
 
 }  // namespace tessera::testing
