@@ -3,9 +3,10 @@
     python bench/kernel_times.py sparse --csv FILE      block masks beside FlexAttention: lists, rows, products
     python bench/kernel_times.py document --csv FILE    a long document's mask, in the orders that the kernels may pass over it
     python bench/kernel_times.py gpt2 --csv FILE        a training step of GPT-2: its kernels, by kind
+    python bench/kernel_times.py layer --csv FILE       the host's time of one layer's attention, and of its parts
     python bench/kernel_times.py host --csv FILE        the host's share of such a step: so few tokens (128) that the GPU waits
 
-host also leaves what cProfile says of a step's functions beside FILE. gpt2 and host need Transformers.
+host also leaves what cProfile says of a step's functions beside FILE. gpt2, layer and host need Transformers.
 """
 
 from __future__ import annotations
@@ -166,22 +167,63 @@ def wall_us(step, repeats):
     return (time.perf_counter() - begun) / repeats * 1e6
 
 
-def layer(table):
+def layer(table, options=None):
     """The host's time of attention alone: small enough that the GPU waits."""
-    import tessera.torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    import tessera.torch
+    from tessera.transformers.attention import attention_forward
+
+    module = torch.nn.Module()
     q, k, v = (torch.randn(1, 12, 128, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     d_o = torch.randn(1, 12, 128, 64, device="cuda", dtype=torch.bfloat16)
     calls = {
         "sdpa": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
         "tessera": lambda: tessera.torch.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=True).transpose(1, 2),
+        # As a model of Transformers' has it: what it gives a layer, and the layer's output as [B, S, H, D].
+        "sdpa, as in a model": lambda: sdpa_attention_forward(module, q, k, v, None, is_causal=True)[0],
+        "tessera, as in a model": lambda: attention_forward(module, q, k, v, None, is_causal=True)[0],
     }
     for name, call in calls.items():
         with torch.no_grad():
             table.add("gpt2", "host, one layer's attention", "forward, no gradients", name, {"host": (1, wall_us(call, 500))})
         table.add("gpt2", "host, one layer's attention", "forward", name, {"host": (1, wall_us(call, 500))})
-        both = lambda: torch.autograd.grad(call(), (q, k, v), d_o)  # noqa: B023, E731
+        cotangent = d_o.transpose(1, 2) if "model" in name else d_o
+        both = lambda: torch.autograd.grad(call(), (q, k, v), cotangent)  # noqa: B023, E731
         table.add("gpt2", "host, one layer's attention", "forward and backward", name, {"host": (1, wall_us(both, 500))})
+        with torch.autograd.set_multithreading_enabled(False):  # backward in the thread that asks for it
+            table.add("gpt2", "host, one layer's attention", "forward and backward, one thread", name, {"host": (1, wall_us(both, 500))})
+    layer_parts(table, q, k, v, d_o)
+
+
+class Nothing(torch.autograd.Function):
+    """As many tensors as attention saves and returns, and no kernel."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        return torch.empty_like(q)
+
+    @staticmethod
+    def backward(ctx, d_o):
+        return tuple(torch.empty_like(x) for x in ctx.saved_tensors)
+
+
+def layer_parts(table, q, k, v, d_o):
+    """What autograd and the allocations cost without kernels, and the kernels' calls without autograd."""
+    from tessera.torch import kernels
+
+    by_rows = [x.detach().transpose(1, 2) for x in (q, k, v, d_o)]
+    o, lse = kernels.forward(*by_rows[:3], {"causal": True})
+    parts = {
+        "a product by autograd": lambda: torch.autograd.grad(q * k, (q, k), d_o),
+        "an autograd.Function of nothing": lambda: torch.autograd.grad(Nothing.apply(q, k, v), (q, k, v), d_o),
+        "kernels.forward": lambda: kernels.forward(*by_rows[:3], {"causal": True}),
+        "kernels.backward": lambda: kernels.backward(by_rows[3], None, *by_rows[:3], o, lse, False, False, {"causal": True}),
+        "torch.empty": lambda: torch.empty(4096, device="cuda"),
+    }
+    for name, call in parts.items():
+        table.add("gpt2", "host, one layer's attention", "part", name, {"host": (1, wall_us(call, 500))})
 
 
 def host(table, options):
@@ -226,14 +268,14 @@ def gpt2(table, options):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("subject", choices=("sparse", "document", "gpt2", "host"))
+    parser.add_argument("subject", choices=("sparse", "document", "gpt2", "layer", "host"))
     parser.add_argument("--csv", required=True, metavar="FILE")
     parser.add_argument("--no-flex", action="store_true")
     parser.add_argument("--settings", nargs="+", default=["1024,32", "4096,8"], metavar="LENGTH,BATCH[,compiled]", help="of gpt2")
     options = parser.parse_args()
     table = Table()
     try:
-        {"sparse": sparse, "document": document, "gpt2": gpt2, "host": host}[options.subject](table, options)
+        {"sparse": sparse, "document": document, "gpt2": gpt2, "layer": layer, "host": host}[options.subject](table, options)
     finally:
         table.write(options.csv)
     return 0

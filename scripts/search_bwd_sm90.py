@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Finds bwd_sm90's tiles for the GPU at hand and writes src/cuda/families/bwd_sm90_tiles.inc, in one run of some three minutes.
+"""Finds bwd_sm90's tiles for the GPU at hand and writes src/cuda/families/bwd_sm90_tiles.inc, in one run of some five minutes.
 A row is written as soon as it is measured.
 
     scripts/search_bwd_sm90.py [--head-dims 64 96]      on a GPU of compute capability 9.0
@@ -171,7 +171,7 @@ def measure(kept: dict[Row, list[Tile]], options: argparse.Namespace, started: f
     """Each row and {(causal, length): rates}, as soon as it is whole."""
     from cuda_bench.timing import Steadiness
 
-    steadiness = Steadiness(options.lead_ms, options.measure_ms, 2)
+    steadiness = Steadiness(options.lead_ms, options.measure_ms, options.rounds)
     with open(options.csv, "w", encoding="utf-8") as file:
         print("head_dim,options,mask,length,contestant,tflops", file=file)
         for row, tiles in kept.items():
@@ -226,7 +226,8 @@ def parse(arguments=None) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="stop before the GPU is needed")
     parser.add_argument("--lead-ms", type=float, default=100)
     parser.add_argument("--measure-ms", type=float, default=100)
-    parser.add_argument("--seconds", type=float, default=300, help="start no measurement after so many")
+    parser.add_argument("--rounds", type=int, default=4, help="their median counts: one round may be off by 10 %%")
+    parser.add_argument("--seconds", type=float, default=600, help="start no measurement after so many")
     parser.add_argument("--output", metavar="FILE", type=Path, default=TABLE, help="instead of the table in the sources")
     parser.add_argument("--csv", metavar="FILE", default="/dev/null", help="every rate, as it is measured")
     return parser.parse_args(arguments)

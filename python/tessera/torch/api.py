@@ -52,7 +52,40 @@ def check(q: Tensor, k: Tensor, v: Tensor, *, dropout_state: Optional[Tensor] = 
     _core.check("forward", kernels.rows(q), kernels.rows(k), kernels.rows(v), **of_call.given("attention", options))
 
 
+def _add_dropout(given: of_call.Options, q: Tensor, seed: Optional[int] = None, offset: int = 0) -> None:
+    if "dropout_p" not in given:
+        given.pop("dropout_state", None)
+    elif "dropout_state" not in given:
+        drawn = seed is None
+        given["dropout_state"] = dropout.new_state(q.device) if drawn else dropout.given_state(seed, offset, q.device)
+
+
 _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))
+
+
+def _watched(*tensors: Optional[Tensor]) -> bool:
+    """Whether more than autograd wants to see the call."""
+    return tensors[0].is_meta or dropout.traced() or not _PLAIN_TYPES.issuperset(map(type, tensors))
+
+
+def attention_by_heads(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+    """`attention` of q, k, v [B, H, S, D], as models have them, and no option that is a tensor: o [B, Sq, Hq, Dv]. Three transposes are
+    a fifth of the host's time of a call with gradients; here they are no nodes of autograd's graph."""
+    alone = (
+        not torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
+        and (q.requires_grad or k.requires_grad or v.requires_grad)
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch._C._is_any_autocast_enabled()
+        and not _watched(q, k, v)
+    )
+    if not alone:
+        return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_tensor(name, tensor)
+    given = of_call.given("attention", options)
+    _add_dropout(given, q)
+    return ops.apply_eager(q, k, v, None, None, given, False, True)
 
 
 def attention(
@@ -117,13 +150,9 @@ def attention(
         if not sink.is_floating_point():
             raise Error(f"sink: dtype {sink.dtype}, accepted floating-point ones")
         sink = sink.float()
-    if "dropout_p" not in given:
-        given.pop("dropout_state", None)
-    elif "dropout_state" not in given:
-        drawn = seed is None
-        given["dropout_state"] = dropout.new_state(q.device) if drawn else dropout.given_state(seed, offset, q.device)
+    _add_dropout(given, q, seed, offset)
     functorch = not compiling and torch._C._functorch.peek_interpreter_stack() is not None
-    if functorch or q.is_meta or dropout.traced() or not _PLAIN_TYPES.issuperset(map(type, (q, k, v, bias, sink))):
+    if functorch or _watched(q, k, v, bias, sink):
         operator = ops.Transformable.apply if functorch else ops.attention_forward
         o, lse = operator(q, k, v, *of_call.pack({**given, "bias": bias, "sink": sink}))
     elif torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias, sink)):

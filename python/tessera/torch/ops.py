@@ -288,11 +288,12 @@ class Transformable(torch.autograd.Function):
 class Eager(torch.autograd.Function):
     """`attention_forward` where nothing but autograd looks on: the kernels without an operator's Python dispatch.
 
-    What has no gradient is one argument, a dict, for each argument costs.
+    What has no gradient is one argument, a dict, for each argument costs. `by_heads`: q, k, v are [B, H, S, D], and o is [B, Sq, Hq, Dv] all
+    the same: the transposes are no nodes of autograd's graph.
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, sink, others, return_lse):
+    def forward(ctx, q, k, v, bias, sink, others, return_lse, by_heads=False):
         given = others
         if bias is not None or sink is not None:
             given = dict(others)
@@ -300,7 +301,8 @@ class Eager(torch.autograd.Function):
                 given["bias"] = bias
             if sink is not None:
                 given["sink"] = sink
-        o, lse = kernels.forward(q, k, v, given)
+        ctx.by_heads = by_heads
+        o, lse = kernels.forward(*_by_rows(by_heads, q, k, v), given)
         ctx.set_materialize_grads(False)
         tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
         ctx.save_for_backward(q, k, v, o, lse, *tensors.values())
@@ -311,10 +313,11 @@ class Eager(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_o, d_lse=None):
         if d_o is None and d_lse is None:
-            return (None,) * 7
+            return (None,) * 8
         q, k, v, o, lse, *tensors = ctx.saved_tensors
+        q, k, v = _by_rows(ctx.by_heads, q, k, v)
         given = {**ctx.settings, **dict(zip(ctx.tensors, tensors))} if tensors else ctx.settings
-        _, _, _, want_d_bias, want_d_sink, _, _ = ctx.needs_input_grad
+        want_d_bias, want_d_sink = ctx.needs_input_grad[3:5]
         run = kernels.backward
         if torch.is_grad_enabled():  # create_graph=True
             run = _flat(FirstDerivative.apply)
@@ -323,7 +326,13 @@ class Eager(torch.autograd.Function):
         d_q, d_k, d_v, d_bias, d_sink = run(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, given)
         if want_d_bias:
             d_bias = d_bias.to(given["bias"].dtype)
-        return d_q, d_k, d_v, d_bias if want_d_bias else None, d_sink if want_d_sink else None, None, None
+        d_q, d_k, d_v = _by_rows(ctx.by_heads, d_q, d_k, d_v)
+        return d_q, d_k, d_v, d_bias if want_d_bias else None, d_sink if want_d_sink else None, None, None, None
+
+
+def _by_rows(by_heads: bool, *tensors: Tensor) -> Tuple[Tensor, ...]:
+    """[B, H, S, D] as [B, S, H, D], or the other way round."""
+    return tuple(t.transpose(1, 2) for t in tensors) if by_heads else tensors
 
 
 def _flat(operator):

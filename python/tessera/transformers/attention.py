@@ -6,6 +6,7 @@ from typing import Optional, Union
 
 import torch
 from tessera.torch import attention
+from tessera.torch.api import attention_by_heads
 from torch import Tensor
 
 from .masks import Pattern
@@ -57,18 +58,24 @@ def attention_forward(
             "output_attentions: True, accepted False with Tessera, which never stores the probabilities: set "
             'attn_implementation="eager" to see them'
         )
-    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     options: dict = {"scale": scaling, "softcap": softcap or 0.0, "sink": s_aux, "dropout_p": dropout}
-    cu_seqlens = None  # of q and of k
-    given = attention_mask is None  # whether the keywords may give them
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         options["causal"] = causal
         if sliding_window is not None:
             options["window"] = (sliding_window - 1, -1 if causal else sliding_window - 1)
     elif isinstance(attention_mask, Pattern):
+        options.update(causal=attention_mask.causal, window=attention_mask.window)
+    by_position = attention_mask is None or (isinstance(attention_mask, Pattern) and attention_mask.by_position)
+    packed = cu_seq_lens_q is not None and cu_seq_lens_k is not None
+    if by_position and not packed and s_aux is None and position_bias is None:
+        return attention_by_heads(query, key, value, **options), None
+
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    cu_seqlens = None  # of q and of k
+    given = attention_mask is None  # whether the keywords may give them
+    if isinstance(attention_mask, Pattern):
         pattern = attention_mask
-        options.update(causal=pattern.causal, window=pattern.window)
         if pattern.keys is not None:
             k, v = k[:, : pattern.keys], v[:, : pattern.keys]
         if pattern.padding is not None:
@@ -78,7 +85,7 @@ def attention_forward(
         if pattern.cu_seqlens is not None:
             cu_seqlens = pattern.cu_seqlens, pattern.cu_seqlens
         given = pattern.keys is None and pattern.padding is None and pattern.matrix is None
-    else:
+    elif attention_mask is not None:
         mask = attention_mask[..., : k.shape[1]]
         if mask.dtype != torch.bool:
             position_bias = mask if position_bias is None else position_bias + mask
@@ -87,7 +94,7 @@ def attention_forward(
                 mask = _without_unused_keys(mask)
                 k, v = k[:, : mask.shape[-1]], v[:, : mask.shape[-1]]
             options["mask"] = mask
-    if given and cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+    if given and packed:
         cu_seqlens = cu_seq_lens_q, cu_seq_lens_k
         options.update(max_seqlen_q=int(max_length_q or 0), max_seqlen_k=int(max_length_k or 0))
     if position_bias is not None:

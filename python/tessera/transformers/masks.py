@@ -38,6 +38,11 @@ class Pattern:
     def contiguous(self) -> "Pattern":
         return self
 
+    @property
+    def by_position(self) -> bool:
+        """Nothing but a query's and a key's position decides."""
+        return self.keys is None and self.padding is None and self.cu_seqlens is None and self.matrix is None
+
 
 @dataclasses.dataclass
 class _Recognised:
