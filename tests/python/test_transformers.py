@@ -97,8 +97,13 @@ def one_thread():
 def calls(monkeypatch):
     """The queries' shapes of the calls that reached Tessera."""
     shapes = []
-    original = layer.attention
-    monkeypatch.setattr(layer, "attention", lambda q, *a, **b: shapes.append(tuple(q.shape)) or original(q, *a, **b))
+
+    def watch(name, shape_of):
+        original = getattr(layer, name)
+        monkeypatch.setattr(layer, name, lambda q, *a, **b: shapes.append(shape_of(q)) or original(q, *a, **b))
+
+    watch("attention", lambda q: tuple(q.shape))
+    watch("attention_by_heads", lambda q: tuple(q.transpose(1, 2).shape))
     return shapes
 
 
