@@ -8,6 +8,7 @@
 #include <iterator>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "array.hpp"
 #include "call.hpp"
@@ -23,6 +24,15 @@ using namespace nb::literals;
 namespace tessera::python {
 namespace {
 
+// As the library has it: [B, S, H, D].
+void swap_rows_and_heads(tessera_layout& layout) {
+  if (layout.rank != 4) return;
+  std::swap(layout.shape[1], layout.shape[2]);
+  std::swap(layout.strides[1], layout.strides[2]);
+}
+
+// by_heads: q, k, v and their gradients are [B, H, S, D], o and d_o are not.
+template <bool by_heads>
 void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, const nb::kwargs& options) {
   Call call(TESSERA_FORWARD);
   set_tensor(call, "q", q);
@@ -30,10 +40,14 @@ void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle 
   set_tensor(call, "v", v);
   set_tensor(call, "o", o);
   set_tensor(call, "lse", lse);
+  if constexpr (by_heads) {
+    for (tessera_layout* layout : {&call.problem.q, &call.problem.k, &call.problem.v}) swap_rows_and_heads(*layout);
+  }
   set_options(call, "forward", options);
   execute(call);
 }
 
+template <bool by_heads>
 void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::handle d_o, nb::handle d_q,
               nb::handle d_k, nb::handle d_v, const nb::kwargs& options) {
   Call call(TESSERA_BACKWARD);
@@ -46,6 +60,10 @@ void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle
   set_tensor(call, "d_q", d_q);
   set_tensor(call, "d_k", d_k);
   set_tensor(call, "d_v", d_v);
+  if constexpr (by_heads) {
+    tessera_problem& p = call.problem;
+    for (tessera_layout* layout : {&p.q, &p.k, &p.v, &p.d_q, &p.d_k, &p.d_v}) swap_rows_and_heads(*layout);
+  }
   set_options(call, "backward", options);
   execute(call);
 }
@@ -245,10 +263,13 @@ NB_MODULE(_core, m) {
   error.attr("__doc__") = "A wrong argument, in one line: its name, what was given, what is accepted.";
 
   const auto none = nb::none();
-  m.def("forward", &forward, "q"_a.none(), "k"_a.none(), "v"_a.none(), "o"_a.none(), "lse"_a.none() = none,
-        "options"_a);
-  m.def("backward", &backward, "q"_a.none(), "k"_a.none(), "v"_a.none(), "o"_a.none(), "lse"_a.none(), "d_o"_a.none(),
-        "d_q"_a.none(), "d_k"_a.none(), "d_v"_a.none(), "options"_a);
+  const auto define = [&](const char* name, const auto& function, const char* backward_name, const auto& backward) {
+    m.def(name, function, "q"_a.none(), "k"_a.none(), "v"_a.none(), "o"_a.none(), "lse"_a.none() = none, "options"_a);
+    m.def(backward_name, backward, "q"_a.none(), "k"_a.none(), "v"_a.none(), "o"_a.none(), "lse"_a.none(),
+          "d_o"_a.none(), "d_q"_a.none(), "d_k"_a.none(), "d_v"_a.none(), "options"_a);
+  };
+  define("forward", &forward<false>, "backward", &backward<false>);
+  define("forward_by_heads", &forward<true>, "backward_by_heads", &backward<true>);
   m.def("plan", &plan<tessera_plan_describe>, "direction"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
         "o"_a.none() = none, "lse"_a.none() = none, "options"_a);
   m.def("plan_json", &plan<tessera_plan_json>, "direction"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),

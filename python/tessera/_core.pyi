@@ -14,6 +14,9 @@ class Error(ValueError):
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any = None, **options: Unpack[Options]) -> None:
     """Writes o, and lse where it is given."""
 
+def forward_by_heads(q: Any, k: Any, v: Any, o: Any, lse: Any = None, **options: Unpack[Options]) -> None:
+    """forward of q, k, v [B, H, S, D]; o is [B, Sq, Hq, Dv]."""
+
 def backward(
     q: Any,
     k: Any,
@@ -27,6 +30,20 @@ def backward(
     **options: Unpack[BackwardOptions],
 ) -> None:
     """Writes d_q, d_k, d_v, and d_bias and d_sink where they are given."""
+
+def backward_by_heads(
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    d_o: Any,
+    d_q: Any,
+    d_k: Any,
+    d_v: Any,
+    **options: Unpack[BackwardOptions],
+) -> None:
+    """backward of q, k, v and their gradients [B, H, S, D]; o and d_o are [B, Sq, Hq, Dv]."""
 
 def plan(
     direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, **options: Unpack[BackwardOptions]

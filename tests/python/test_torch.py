@@ -533,3 +533,29 @@ def test_block_mask_from_a_rule(device):
     for rule, said in ((lambda i, j: i - j, "int64"), (lambda i, j: (i < j)[:, :4], "5 x 13"), (lambda i, j: True, "bool")):
         with pytest.raises(tessera.Error, match=f"visible: gave .*{said}"):
             tessera.torch.block_mask(rule, 150, 200, block=(32, 16), device=device)
+
+
+def test_by_heads_as_models_call(device):
+    """q, k, v [B, H, S, D] as views of one projection, or expanded: the same o and gradients as with transposes, which refuse a second
+    derivative alike."""
+    from tessera.torch.api import attention_by_heads
+
+    fused = torch.randn(2, 5, 3 * 4 * 8, device=device, requires_grad=True)
+    single = torch.randn(1, 4, 5, 8, device=device, requires_grad=True)
+    d_o = torch.randn(2, 5, 4, 8, device=device)
+
+    def heads():
+        q, k, v = (x.view(2, 5, 4, 8).transpose(1, 2) for x in fused.split(32, -1))
+        return q, k + single, single.expand(2, 4, 5, 8) + v
+
+    def transposed(q, k, v, **options):
+        return tessera.torch.attention(*(x.transpose(1, 2) for x in (q, k, v)), **options)
+
+    results = []
+    for call in (attention_by_heads, transposed):
+        o = call(*heads(), causal=True)
+        results.append((o, *torch.autograd.grad(o, (fused, single), d_o)))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    (gradient,) = torch.autograd.grad(attention_by_heads(*heads()), fused, d_o, create_graph=True)
+    with pytest.raises(NotImplementedError, match="a second derivative"):
+        gradient.sum().backward()

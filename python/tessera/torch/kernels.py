@@ -60,6 +60,12 @@ def _empty_twin(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor) if tensor.is_contiguous() else tensor.new_empty(tensor.shape)
 
 
+def _twin_by_heads(tensor: Tensor) -> Tensor:
+    """The same of [B, H, S, D], in its order in memory where that has contiguous rows."""
+    twin = torch.empty_like(tensor)
+    return twin if twin.stride(-1) == 1 else tensor.new_empty(tensor.shape)
+
+
 def _keywords(q: Tensor, options: Options) -> dict:
     """`options` as `_core` takes them, and where the call computes."""
     keywords = {name: plain(value) if isinstance(value, Tensor) else value for name, value in options.items()}
@@ -93,11 +99,17 @@ def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, want_lse: bool = True, o: Optional[Tensor] = None,
-    lse: Optional[Tensor] = None,
+    lse: Optional[Tensor] = None, by_heads: bool = False,
 ) -> Tuple[Tensor, Optional[Tensor]]:  # fmt: skip
-    """o and lse, written where they are given."""
+    """o and lse, written where they are given. by_heads: q, k, v are [B, H, S, D], and o is [B, Sq, Hq, Dv]."""
     if forward_ad._current_level >= 0:
         refuse_tangents(q, k, v, *options.values())
+    if by_heads:
+        batch, heads, seqlen_q, _ = q.shape
+        o = q.new_empty((batch, seqlen_q, heads, v.shape[-1]))
+        lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
+        _core.forward_by_heads(rows(q), rows(k), rows(v), o, lse, **_keywords(q, options))
+        return o, lse
     o_shape, lse_shape = output_shapes(q, v)
     if o is None:
         o = _empty_twin(q) if o_shape == q.shape else q.new_empty(o_shape)
@@ -109,9 +121,9 @@ def forward(
 
 def backward(
     d_o: Optional[Tensor], d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
-    want_d_bias: bool, want_d_sink: bool, options: Options,
+    want_d_bias: bool, want_d_sink: bool, options: Options, by_heads: bool = False,
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
-    """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, None where they are not wanted."""
+    """d_q, d_k, d_v, d_bias, d_sink; the last two are float32, None where they are not wanted. by_heads: as forward's."""
     if forward_ad._current_level >= 0:
         refuse_tangents(d_o, d_lse, q, k, v, o, lse, *options.values())
     keywords = _keywords(q, options)
@@ -122,7 +134,8 @@ def backward(
         keywords["d_bias"] = d_bias = q.new_empty(options["bias"].shape, dtype=torch.float32)
     if want_d_sink:
         keywords["d_sink"] = d_sink = q.new_empty(options["sink"].shape, dtype=torch.float32)
-    d_q, d_k, d_v = _empty_twin(q), _empty_twin(k), _empty_twin(v)
+    twin, run = (_twin_by_heads, _core.backward_by_heads) if by_heads else (_empty_twin, _core.backward)
+    d_q, d_k, d_v = twin(q), twin(k), twin(v)
     d_o = torch.zeros_like(o) if d_o is None else rows(d_o)
-    _core.backward(rows(q), rows(k), rows(v), rows(o), plain(lse), d_o, d_q, d_k, d_v, **keywords)
+    run(rows(q), rows(k), rows(v), rows(o), plain(lse), d_o, d_q, d_k, d_v, **keywords)
     return d_q, d_k, d_v, d_bias, d_sink

@@ -302,7 +302,7 @@ class Eager(torch.autograd.Function):
             if sink is not None:
                 given["sink"] = sink
         ctx.by_heads = by_heads
-        o, lse = kernels.forward(*_by_rows(by_heads, q, k, v), given)
+        o, lse = kernels.forward(q, k, v, given, by_heads=by_heads)
         ctx.set_materialize_grads(False)
         tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
         ctx.save_for_backward(q, k, v, o, lse, *tensors.values())
@@ -315,18 +315,20 @@ class Eager(torch.autograd.Function):
         if d_o is None and d_lse is None:
             return (None,) * 8
         q, k, v, o, lse, *tensors = ctx.saved_tensors
-        q, k, v = _by_rows(ctx.by_heads, q, k, v)
         given = {**ctx.settings, **dict(zip(ctx.tensors, tensors))} if tensors else ctx.settings
         want_d_bias, want_d_sink = ctx.needs_input_grad[3:5]
-        run = kernels.backward
-        if torch.is_grad_enabled():  # create_graph=True
-            run = _flat(FirstDerivative.apply)
-        elif torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-            run = _flat(attention_backward)
-        d_q, d_k, d_v, d_bias, d_sink = run(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, given)
+        create_graph = torch.is_grad_enabled()
+        if create_graph or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+            run = _flat(FirstDerivative.apply if create_graph else attention_backward)
+            q, k, v = _by_rows(ctx.by_heads, q, k, v)
+            d_q, d_k, d_v, d_bias, d_sink = run(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, given)
+            d_q, d_k, d_v = _by_rows(ctx.by_heads, d_q, d_k, d_v)
+        else:
+            d_q, d_k, d_v, d_bias, d_sink = kernels.backward(
+                d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, given, ctx.by_heads
+            )
         if want_d_bias:
             d_bias = d_bias.to(given["bias"].dtype)
-        d_q, d_k, d_v = _by_rows(ctx.by_heads, d_q, d_k, d_v)
         return d_q, d_k, d_v, d_bias if want_d_bias else None, d_sink if want_d_sink else None, None, None, None
 
 
