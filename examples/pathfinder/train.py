@@ -8,8 +8,9 @@
 Attention is full, or, with --near, of pixels in blocks of 128 at most so many rows away, by a block mask: at 256 pixels a side and 20 rows a
 sixth of all, as the first paper trained Path-256 with block-sparse attention.
 
-Every picture it trains on is new (drawing.py). In the folder: the held-out pictures (pathfinder.py drew them), checkpoint.pt, and
-curve.csv, whose last columns are the accuracy on those pictures, with its 95 % interval.
+Every picture it trains on is new (drawing.py). In the folder: the held-out pictures (pathfinder.py drew them), checkpoint.pt, weights.pt
+(a sixth of it: the weights alone, in bfloat16) and curve.csv, whose last columns are the accuracy on those pictures, with its 95 %
+interval. --init with --steps 0 judges the weights that it is given.
 """
 
 import argparse
@@ -136,7 +137,7 @@ class Training:
         self.options = options
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         options.folder.mkdir(parents=True, exist_ok=True)
-        self.checkpoint, self.curve = options.folder / "checkpoint.pt", options.folder / "curve.csv"
+        self.checkpoint, self.weights, self.curve = (options.folder / name for name in ("checkpoint.pt", "weights.pt", "curve.csv"))
         torch.manual_seed(options.seed)
         self.model = Model(options.width, options.heads, options.layers, options.stem).to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01,
@@ -162,9 +163,11 @@ class Training:
 
     def save(self):
         temporary = self.checkpoint.with_suffix(".new")
-        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
-                    "seconds": self.seconds, "side": self.options.side, "positions_of": self.positions_of}, temporary)  # fmt: skip
+        model = self.model.state_dict()
+        about = {"side": self.options.side, "positions_of": self.positions_of, "step": self.step}
+        torch.save({"model": model, "optimizer": self.optimizer.state_dict(), "seconds": self.seconds, **about}, temporary)
         temporary.replace(self.checkpoint)
+        torch.save({"model": {name: value.to(torch.bfloat16) for name, value in model.items()}, **about}, self.weights)
 
     def logits(self, images):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
@@ -210,6 +213,9 @@ class Training:
         o = self.options
         count = sum(parameter.numel() for parameter in self.model.parameters())
         print(f"{count / 1e6:.2f} million parameters, {o.side * o.side} tokens, {self.device}, from step {self.step}", flush=True)
+        if o.steps == 0:
+            print("held out {:.3f} ({:.3f} .. {:.3f})".format(*self.evaluate()))
+            return
         start, before, losses = time.monotonic(), self.seconds, []
         while self.step < o.steps and (o.minutes is None or time.monotonic() - start < 60 * o.minutes):
             losses.append(self.train_step())

@@ -132,7 +132,7 @@ SMALL = ("--side", 32, "--held-out", 4, "--batch", 4, "--width", 16, "--heads", 
          "--warmup", 2)  # fmt: skip
 
 
-def test_training_goes_on_as_if_it_had_not_stopped(tmp_path):
+def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, capsys):
     torch = pytest.importorskip("torch")
     pytest.importorskip("tessera")
     import train
@@ -150,6 +150,12 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path):
         assert torch.equal(value, other["model"][name]), name
     rows = (whole / "curve.csv").read_text().splitlines()
     assert rows[0].startswith("step,pictures") and [row.split(",")[0] for row in rows[1:]] == ["2", "4"]
+
+    weights = torch.load(whole / "weights.pt")
+    assert weights["positions_of"] == 32 and all(torch.equal(weights["model"][name], one["model"][name].bfloat16()) for name in one["model"])
+    capsys.readouterr()
+    train.main(["--folder", str(whole), *map(str, SMALL), "--steps", "0", "--init", str(whole / "checkpoint.pt")])
+    assert f"held out {float(rows[-1].split(',')[5]):.3f} (" in capsys.readouterr().out
 
     stretched = run(tmp_path / "larger", "--side", 64, "--steps", 1, "--init", whole / "checkpoint.pt")
     assert stretched["positions_of"] == pytest.approx(64 * 4.0 / 5.8)  # the periods of the dashes
