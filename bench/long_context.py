@@ -17,6 +17,7 @@ import sys
 import time
 
 SAMPLES = 64  # queries, and keys, of the first head and of the last
+MEASURED = 0.5  # seconds of calls, at least one
 
 
 def parse(arguments=None) -> argparse.Namespace:
@@ -26,6 +27,7 @@ def parse(arguments=None) -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--full", action="store_true", help="no causal mask")
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--lead", type=float, default=1.0, help="seconds of calls before those that are timed")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no length after so many seconds")
     parser.add_argument("--kernel", default="auto", help="the backward kernel")
     parser.add_argument("--csv", metavar="FILE")
@@ -81,22 +83,25 @@ class Sampled:
         return {name: max(values) for name, values in errors.items()}
 
 
-def seconds_of(call) -> float:
-    """The best of some calls, by the GPU's clock; of long ones the second."""
+def seconds_of(call, lead: float) -> float:
+    """The mean of half a second's calls after `lead` seconds of them: a GPU that was idle is up to 15 % faster for its first 50 ms, which short
+    calls would be timed in and long ones not."""
     import torch
 
-    best = math.inf
-    for n in range(6):
+    def timed(count: int) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        call()
+        for _ in range(count):
+            call()
         end.record()
         end.synchronize()
-        if n > 0:
-            best = min(best, start.elapsed_time(end) / 1e3)
-        if n > 0 and best > 0.2:
-            break
-    return best
+        return start.elapsed_time(end) / 1e3 / count
+
+    call()  # compiles
+    each = timed(1)
+    for _ in range(math.ceil(lead / each)):
+        call()
+    return timed(math.ceil(MEASURED / each))
 
 
 def measure(length: int, options: argparse.Namespace) -> dict:
@@ -112,10 +117,10 @@ def measure(length: int, options: argparse.Namespace) -> dict:
     q, k, v, d_o = tensors.values()
     row = {"length": length, "batch": batch, "heads": options.heads, "head_dim": options.head_dim, "causal": int(causal)}
     o, lse = tessera.attention(q, k, v, causal=causal, return_lse=True)
-    row["forward_s"] = seconds_of(lambda: tessera.attention(q, k, v, causal=causal))
+    row["forward_s"] = seconds_of(lambda: tessera.attention(q, k, v, causal=causal), options.lead)
     gradients = tessera.attention_backward(q, k, v, o, lse, d_o, causal=causal, kernel=options.kernel)
     row["backward_s"] = seconds_of(
-        lambda: tessera.attention_backward(q, k, v, o, lse, d_o, causal=causal, kernel=options.kernel))  # fmt: skip
+        lambda: tessera.attention_backward(q, k, v, o, lse, d_o, causal=causal, kernel=options.kernel), options.lead)  # fmt: skip
     row["forward_tflops"] = flops / row["forward_s"] * 1e-12
     row["backward_tflops"] = 2.5 * flops / row["backward_s"] * 1e-12
     for name, call in (("forward", {}), ("backward", {"direction": "backward", "kernel": options.kernel})):
