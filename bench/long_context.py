@@ -156,12 +156,16 @@ def main() -> int:
               f"{row['forward_extra_mib']:.1f}, {row['backward_extra_mib']:.0f} MiB, standard {row['standard_gib']:.0f} GiB  errors "
               + ", ".join(f"{name} {error:.2e}" for name, error in errors.items())
               + (f"  WRONG: {', '.join(wrong)}" if wrong else ""), flush=True)  # fmt: skip
-    if options.csv and rows:
-        with open(options.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        if options.csv:
+            write(options.csv, rows)  # what there is, should the time run out
     return int(failed)
+
+
+def write(path: str, rows: list[dict]) -> None:
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":
