@@ -4,8 +4,9 @@
 #
 #   scripts/gpu_papers.sh [SUBJECT ...]    speed, blocks, traffic (ncu), lengths, long, gpt2, sparse, pathfinder; all but the last unless named
 #
-# gpt2 needs Transformers. sparse is bench/block_sparse.py. pathfinder trains for $TRAIN_SECONDS (480) in out/pathfinder: 32 x 32 until that
-# is learnt, 64 x 64 from it, 128 x 128 from that; another call goes on where the last one stopped.
+# gpt2 needs Transformers. sparse is bench/block_sparse.py, with blocks of 128 and of 64. pathfinder trains for $TRAIN_SECONDS (480) in
+# out/pathfinder: 32 x 32 until that is learnt, 64 x 64 from it, 128 x 128 from that until 0.8, 256 x 256 from that; another call goes on where
+# the last one stopped.
 #
 # The committed ones are bench/results/<date>-<gpu>-papers-<subject>.csv, which `make docs` draws.
 set -uo pipefail
@@ -38,10 +39,12 @@ run_lengths() {
 }
 run_long() { "$python" bench/long_context.py --csv "$logs/long.csv"; }
 run_gpt2() { "$python" bench/gpt2.py --csv "$logs/gpt2.csv"; }
-run_sparse() { "$python" bench/block_sparse.py --csv "$logs/sparse.csv"; }
+run_sparse() {
+  "$python" bench/block_sparse.py --csv "$logs/sparse.csv" && "$python" bench/block_sparse.py --block 64 --csv "$logs/sparse-64.csv"
+}
 run_pathfinder() {
   local folder=${PATHFINDER:-out/pathfinder} end=$((SECONDS + ${TRAIN_SECONDS:-480})) side before= more
-  for side in 32 64 128; do
+  for side in 32 64 128 256; do
     if [[ -f $folder/$((2 * side))/checkpoint.pt ]]; then
       before=$side
       continue
@@ -50,7 +53,8 @@ run_pathfinder() {
     case $side in
       32) more=(--steps 12000 --report 200 --until 0.9) ;;
       64) more=(--steps 12000 --report 200 --until 0.9 --rate 5e-4) ;;
-      *) more=(--steps 20000 --report 100 --rate 3e-4 --batch 16 --warmup 100 --held-out 500) ;;
+      128) more=(--steps 20000 --report 100 --until 0.8 --rate 3e-4 --batch 16 --warmup 100 --held-out 500) ;;
+      *) more=(--steps 20000 --report 100 --rate 3e-4 --batch 8 --warmup 100 --held-out 400 --near 20) ;;
     esac
     if [[ -f $folder/$side/checkpoint.pt ]]; then
       more+=(--resume)
