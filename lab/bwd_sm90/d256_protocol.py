@@ -2,7 +2,7 @@
 """bwd_sm90_d256's barriers as a model: the roles of both blocks as processes that a random schedule interleaves, reads and
 writes of every stage recorded as intervals. Finds deadlocks, overwritten stages and stale data. It proves nothing about
 memory ordering or the code's transcription of it. d256_protocol.py [schedules]; --mutate drops one wait or release at a time, each of
-which must be found."""
+which must be found, and a word less for the steps of a block mask."""
 import random
 import sys
 
@@ -39,6 +39,7 @@ class Place:
 
 
 def model(rng, steps, slots, stages, drop):
+    words = stages + (2 + slots + 2 - 1) // 4 + 1 - (drop == "word")  # bwd_sm90_d256_steps
     free = [Barrier(8) for _ in range(stages)]
     p_full = [[Barrier(1) for _ in range(stages)] for _ in range(2)]
     ds_full = [[Barrier(1) for _ in range(stages)], [Barrier(8) for _ in range(stages)]]
@@ -47,6 +48,7 @@ def model(rng, steps, slots, stages, drop):
     half_empty = [[Barrier(8) for _ in range(n)] for n in slots]
     halves = [[Place() for _ in range(n)] for n in slots]
     stats = [[Place() for _ in range(3)] for _ in range(2)]
+    step_words = [[Place() for _ in range(words)] for _ in range(2)]
     # A stage of the exchange in 8 warps' parts, since P and dS of a warp have the same words.
     tiles = [[[Place() for _ in range(8)] for _ in range(stages)] for _ in range(2)]
     for s in range(stages):
@@ -86,6 +88,8 @@ def model(rng, steps, slots, stages, drop):
         for i in range(4 * steps):
             s, round_ = i % slots[rank], i // slots[rank]
             yield from wait("empty", half_empty[rank][s], round_ % 2 ^ 1)
+            if i % 4 == 0:
+                yield from write(step_words[rank][i // 4 % words], i // 4)
             half_full[rank][s].arrive(2 if i % 4 == 0 else 1)
             start(load(rank, i, i % 4 == 0))
             yield None
@@ -108,6 +112,7 @@ def model(rng, steps, slots, stages, drop):
         for j in range(steps):
             s, parity = j % stages, j // stages % 2
             yield from use(rank, j, 0)
+            yield from read(step_words[rank][j % words], j)
             if rank == 0:
                 yield from read(stats[0][j % 3], j)
                 yield from wait("free", free[s], parity ^ 1)
@@ -141,6 +146,7 @@ def model(rng, steps, slots, stages, drop):
             yield from wait(f"ds_full_{rank}", ds_full[rank][s], j // stages % 2)
             if rank == 0 and w == 0:
                 ds_full[0][s].arrive(8)
+            yield from read(step_words[rank][j % words], j)
             for part in range(8):
                 yield from read(tiles[rank][s][part], ("dS", j))
             if drop != f"release_{rank}" or w:
@@ -183,7 +189,7 @@ def model(rng, steps, slots, stages, drop):
 def main():
     mutate = "--mutate" in sys.argv
     counts = [int(x) for x in sys.argv[1:] if x.isdigit()]
-    for name in ["empty", "full", "free", "p_full", "ds_full_0", "ds_full_1", "release_0", "release_1"] if mutate else [None]:
+    for name in ["empty", "full", "free", "p_full", "ds_full_0", "ds_full_1", "release_0", "release_1", "word"] if mutate else [None]:
         found = None
         for seed in range(counts[0] if counts else 100):
             for slots, stages in ((6, 2), (5, 3)):

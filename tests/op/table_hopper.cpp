@@ -372,6 +372,14 @@ constexpr const char* kHopperBackward[] = {
     "block_mask=hqk block_q=64 block_k=128 dropout=0.2 alibi=h b=1 sq=300 sk=300 hq=2 hkv=1 d=128 dv=128 causal=1",
     "block_mask=qk block_q=64 block_k=64 mask=qk bias=hqk b=1 sq=200 sk=320 hq=2 hkv=1 d=128 dv=128",
     "data=nan_value block_mask=qk block_q=64 block_k=64 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
+    // By pairs of blocks.
+    "block_mask=hqk block_q=64 block_k=64 b=2 sq=900 sk=860 hq=4 hkv=2 d=256 dv=256",
+    "block_mask=bhqk block_q=128 block_k=128 b=2 sq=700 sk=520 hq=4 hkv=2 d=256 dv=256 causal=1 sink=1 d_sink=1 "
+    "d_lse=1",
+    "block_mask=qk block_q=64 block_k=128 b=1 sq=520 sk=700 hq=2 hkv=1 d=192 dv=192 wl=100 wr=30",
+    "block_mask=bqk block_q=128 block_k=64 b=2 sq=400 sk=2300 hq=2 hkv=2 d=192 dv=128 causal=1",
+    "block_mask=hqk block_q=192 block_k=64 b=1 sq=400 sk=500 hq=4 hkv=1 d=136 dv=200",
+    "data=nan_value block_mask=qk block_q=64 block_k=64 sq=300 sk=400 hq=2 hkv=1 d=256 dv=256",
     // In turns.
     "deterministic=1 block_mask=hqk block_q=64 block_k=64 b=2 sq=900 sk=860 hq=4 hkv=2 d=128 dv=128",
     "deterministic=1 block_mask=bqk block_q=128 block_k=64 b=2 sq=700 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1",

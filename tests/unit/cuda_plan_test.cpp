@@ -430,9 +430,9 @@ INSTANTIATE_TEST_SUITE_P(
                   p.block_mask = layout(boolean, {1, 1, 128, 32});
                   p.mask_block_q = 32, p.mask_block_k = 128;
                 }},
-        Refusal{"BlockMaskByPairs", "block_mask: not taken at head sizes above 128",
+        Refusal{"BlockMaskByColumns", "block_mask: not taken at head sizes above 256",
                 [](Problem& p, Device&) {
-                  p = training_problem(192, 192);
+                  p = training_problem(264, 264);
                   p.block_mask = layout(boolean, {1, 1, 32, 32});
                   p.mask_block_q = p.mask_block_k = 128;
                 }},

@@ -18,13 +18,14 @@ struct BwdSm90D256Config {
   int exchange_stages;  // tiles of P, over which dS is written, on their way between the blocks
   bool window;          // a key has a last query that sees it, too
   bool deterministic;   // clusters add to a tile of dQ in turns
+  bool block_mask;      // tiles of queries by lists (block_lists/kernel), not from the first to the last
 
   // Columns of a half of Q, of dQ that a block makes, and of a half of dO.
   TESSERA_HOST_DEVICE constexpr int half_dim() const { return head_dim / 2; }
   TESSERA_HOST_DEVICE constexpr int half_dim_v() const { return head_dim_v / 2; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, head_dim, head_dim_v, half_slots, exchange_stages, window,
-                      deterministic)
+                      deterministic, block_mask)
 
 inline constexpr int kBwdD256ClusterBlocks = 2;
 
@@ -36,6 +37,12 @@ TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_half_slots(const BwdSm90D256Conf
   return c.half_slots + (rank == 0 ? 2 : 0);
 }
 
+// With a block mask: steps between the producer and dQ. Of a step whose dS is not used yet, the key warpgroups are at most exchange_stages
+// ahead, waiting for its stage, with two halves released; so many steps have a half in the ring from there on.
+TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_steps(const BwdSm90D256Config& c) {
+  return c.exchange_stages + (2 + bwd_sm90_d256_half_slots(c, 0) - 1) / 4 + 1;
+}
+
 // Offsets in bytes from the start of shared memory, which is aligned to 1024. `exchange` and `barriers` are at the same
 // place in both blocks, which reach each other's by mapa().
 struct BwdSm90D256Layout {
@@ -45,6 +52,7 @@ struct BwdSm90D256Layout {
   int halves;  // [half slots][block_m][half_dim], of which dO's have half_dim_v; at the end dV (block 0) or dK (block 1)
   int stats;   // [kBwdD256StatStages][block_m] float32: block 0: LSE in log2 units; block 1: delta
   int block;   // KeyBlock
+  int steps;   // [bwd_sm90_d256_steps] QueryTileStep, with a block mask: of the last steps
   int barriers;  // BwdSm90D256Shared has their order
   int bytes;
 };
@@ -62,7 +70,8 @@ TESSERA_HOST_DEVICE constexpr BwdSm90D256Layout bwd_sm90_d256_layout(const BwdSm
   at.halves = at.k_half + (rank == 1 ? swizzled_bytes(kKeys, c.half_dim()) : 0);
   at.stats = at.halves + bwd_sm90_d256_half_slots(c, rank) * swizzled_bytes(kQueries, c.half_dim());
   at.block = at.stats + kBwdD256StatStages * kQueries * 4;
-  at.barriers = at.block + kBwdSm90BlockBytes;
+  at.steps = at.block + kBwdSm90BlockBytes;
+  at.barriers = at.steps + (c.block_mask ? bwd_sm90_d256_steps(c) * 8 : 0);
   at.bytes = at.barriers + bwd_sm90_d256_barriers(c) * 8;
   return at;
 }

@@ -39,7 +39,9 @@ struct D256DqWarpgroup {
       if constexpr (kRank == 0) {
         if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive_expect_tx(full, Exchange::kBytes);
       }
-      float* gdQ = p.dq_accum + static_cast<int64>(head_slot + tile) * (kCfg.block_m * kCfg.head_dim);
+      int slot = head_slot + tile;
+      if constexpr (kCfg.block_mask) slot = ptx::ld_shared_s32(shared.step(left));
+      float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
       [[maybe_unused]] bool first = false;
 #pragma unroll 1
       for (int part = 0; part < kParts; ++part) {
@@ -68,6 +70,7 @@ struct D256DqWarpgroup {
         parity ^= 1;
       }
       at.advance();
+      if constexpr (kCfg.block_mask) continue;
       tile = next_tile(block, tile);
       if (tile == start) head_slot += p.q_slots;
     }

@@ -47,7 +47,15 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
     ptx::prefetch_tensormap(&p.d_o_map);
     shared.init();
   }
-  if (!kCfg.deterministic && threadIdx.x == 32) block = key_block<kCfg>(p, static_cast<int>(blockIdx.x) / 2);
+  if (!kCfg.deterministic && threadIdx.x == 32) {
+    int index = static_cast<int>(blockIdx.x) / 2;
+    if constexpr (kCfg.block_mask) {
+      ptx::griddepcontrol_wait();  // the kernel before this one made the order
+      index = p.order[index];
+    }
+    block = key_block<kCfg>(p, index);
+    if constexpr (kCfg.block_mask) use_lists(p, block, kCfg.block_n);
+  }
   __syncthreads();
   ptx::barrier_cluster_arrive_relaxed();  // the other block's barriers are initialised
   ptx::barrier_cluster_wait();
@@ -77,6 +85,7 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
 template <BwdSm90D256Config kCfg>
 TESSERA_DEVICE void bwd_sm90_d256(const BwdSm90Params& p) {
   static_assert(kCfg.head_dim_v <= kCfg.head_dim, "dO's halves lie in the places of Q's");
+  static_assert(kCfg.block_m >= 1 << kListHiddenBits, "a step's word: its first query and what is hidden");
   static_assert(kCfg.half_slots >= 5, "a step's four halves and a next one; the results leave through four");
   // The load of step j + 3's first half, item 4 (j + 3) of the ring, waits until item 4 (j + 3) - slots is released, which
   // a warp does after step j if that item is step j + 1's or later: then LSE and delta of step j have been read.

@@ -60,10 +60,11 @@ struct KeyWarpgroup {
 #pragma unroll 1
     for (int left = steps; left > 0; --left) {
       multiply_keys();
+      const int word = kCfg.block_mask ? ptx::ld_shared_s32(shared.step(left) + 4) : tile * kCfg.block_m;
       if constexpr (kRank == 0) {
-        probabilities(tile * kCfg.block_m);
+        probabilities(word);
       } else {
-        score_gradients(tile * kCfg.block_m);
+        score_gradients(word);
       }
       gather();
       if (++stage == kBwdD256StatStages) stage = 0;
@@ -143,21 +144,26 @@ struct KeyWarpgroup {
     return Exchange::at(tile, row, warpgroup * 64 + warp_key() + l % 2 * 8);
   }
 
+  // A step's word: its first query; with a block mask also, in the lowest bits, from which key warpgroup it hides the queries.
+  TESSERA_DEVICE static int row0_of(int word) { return kCfg.block_mask ? word & -kCfg.block_m : word; }
   // Some of the step's queries do not see some of the keys.
-  TESSERA_DEVICE bool masked(int row0) const {
+  TESSERA_DEVICE bool masked(int word) const {
+    const int row0 = row0_of(word);
+    if (kCfg.block_mask && list_hides(word, warpgroup)) return true;
     return row0 < block.full_low || row0 + kCfg.block_m - 1 > block.full_high;
   }
-  TESSERA_DEVICE SeeingQueries seeing(int row0) const {
+  TESSERA_DEVICE SeeingQueries seeing(int word) const {
+    if (kCfg.block_mask && list_hides(word, warpgroup)) return {{kCfg.block_m, kCfg.block_m}, {-1, -1}};
     const int first_key = block.key0 + warpgroup * 64 + warp_key() + lane() / 4;
-    return SeeingQueries::of<kCfg>(p, block, first_key, row0 + lane() % 4 * 2);
+    return SeeingQueries::of<kCfg>(p, block, first_key, row0_of(word) + lane() % 4 * 2);
   }
 
   // S - LSE -> P, which goes to block 1.
-  TESSERA_DEVICE void probabilities(int row0) {
-    if (masked(row0)) {
-      exponents<true>(row0);
+  TESSERA_DEVICE void probabilities(int word) {
+    if (masked(word)) {
+      exponents<true>(word);
     } else {
-      exponents<false>(row0);
+      exponents<false>(word);
     }
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -185,9 +191,9 @@ struct KeyWarpgroup {
 
   // Scores - LSE, -inf of what is not seen. A query after the last has an LSE of +inf.
   template <bool kMasked>
-  TESSERA_DEVICE void exponents(int row0) {
+  TESSERA_DEVICE void exponents(int word) {
     SeeingQueries seen{};
-    if constexpr (kMasked) seen = seeing(row0);
+    if constexpr (kMasked) seen = seeing(word);
     const uint32 lse = stats();
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -202,7 +208,7 @@ struct KeyWarpgroup {
   }
 
   // P arrives, dP -> dS, which stays as an operand, and takes P's place for dQ in both blocks.
-  TESSERA_DEVICE void score_gradients(int row0) {
+  TESSERA_DEVICE void score_gradients(int word) {
     const uint32 p_full = shared.at_stage(Shared::kPFull + warpgroup * kCfg.exchange_stages, exchange_at);
     const uint32 tile = shared.exchange(exchange_at), delta = stats();
     ptx::mbarrier_wait_parity(p_full, exchange_at.parity);
@@ -220,8 +226,8 @@ struct KeyWarpgroup {
                                             x.y * lowered_difference<kCfg.dtype>(d[2 * half + 1], minus.y));
       }
     }
-    if (masked(row0)) {
-      const SeeingQueries seen = seeing(row0);
+    if (masked(word)) {
+      const SeeingQueries seen = seeing(word);
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll

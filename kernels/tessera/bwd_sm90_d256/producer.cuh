@@ -39,16 +39,21 @@ struct BwdSm90D256Producer {
     if (block.steps == 0) return;
     HalfAt at;
     const int start = start_tile<kCfg>(p, block);
-    int head = block.head_kv * p.group, tile = start, stage = 0;
+    int head = block.head_kv * p.group, tile = start, stage = 0, hidden = 0;
     load_keys(Shared::kAt.keys, kRank == 0 ? &p.k_map : &p.v_map, Shared::kKeysFull, 0, Keys::kChunks);
     uint32 first_full = 0;
 #pragma unroll 1
     for (int left = block.steps; left > 0; --left) {
+      if constexpr (kCfg.block_mask) {
+        head = block.load_head, tile = list_block(block.load_entry);
+        hidden = block.load_entry & ((1 << kListHiddenBits) - 1);
+      }
       const int slot = head * p.q_slots + block.slot0 + tile;
 #pragma unroll 1
       for (int n = 0; n < 4; ++n) {
         ptx::mbarrier_wait_parity(shared.barrier(Shared::kHalfEmpty) + at.offset, at.parity ^ 1);
         const uint32 full = shared.barrier(Shared::kHalfFull) + at.offset, to = shared.half(at);
+        if (kCfg.block_mask && n == 0) ptx::st_shared_s32x2(shared.step(left), slot, tile * kCfg.block_m | hidden);
         const bool of_q = (n < 2) == (kRank == 0);
         const int bytes = of_q ? Half::kBytes : ValueHalf::kBytes,
                   col = n % 2 * (of_q ? Half::kCols : ValueHalf::kCols);
@@ -77,6 +82,11 @@ struct BwdSm90D256Producer {
         load_stats(first_full, slot, 0);
       }
       if (++stage == kBwdD256StatStages) stage = 0;
+      if constexpr (kCfg.block_mask) {
+        ++block.load_tile;
+        if (left > 1) find_entry(p, block, kCfg.block_n);
+        continue;
+      }
       tile = next_tile(block, tile);
       if (tile == start) ++head;
     }

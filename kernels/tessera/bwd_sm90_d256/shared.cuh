@@ -51,6 +51,11 @@ struct BwdSm90D256Shared {
     return base + kAt.exchange + at.offset * (Exchange::kBytes / ExchangeAt::kStep);
   }
   TESSERA_DEVICE uint32 stats(int stage) const { return base + kAt.stats + stage * kStatBytes; }
+  // With a block mask: the QueryTileStep after which `left` - 1 are left, which the producer writes before the step's first half.
+  TESSERA_DEVICE uint32 step(int left) const {
+    static_assert(sizeof(QueryTileStep) == 8);
+    return base + kAt.steps + left % bwd_sm90_d256_steps(kCfg) * 8;
+  }
 
   // Deterministic: a word of the key block, in which the turn thread leaves the dQ warpgroup how many clusters add before this one, and before
   // that block 0 the other one the cluster's ticket.

@@ -100,7 +100,8 @@ BwdSm90D256Config make_pair_config(const tessera_plan& plan) {
           .half_slots = kPairHalfSlots,
           .exchange_stages = kPairExchangeStages,
           .window = plan.problem.window_left >= 0,
-          .deterministic = plan.problem.deterministic != 0};
+          .deterministic = plan.problem.deterministic != 0,
+          .block_mask = core::present(plan.problem.block_mask)};
 }
 
 // What launches and tensor maps take of either kernel.
@@ -195,22 +196,25 @@ std::string refuse_by_clusters(const tessera_plan& plan) {
   const struct {
     const char* name;
     bool given;
-  } options[] = {{"softcap", p.softcap > 0},
-                 {"dropout_p", p.dropout_p > 0},
-                 {"bias", core::present(p.bias)},
-                 {"mask", core::present(p.mask)},
-                 {"alibi_slopes", core::present(p.alibi_slopes)},
-                 {"block_mask", core::present(p.block_mask)},
-                 {"cu_seqlens_q", core::packed_q(p)},
-                 {"cu_seqlens_k", core::packed_k(p)},
-                 {"seqused_k", core::present(p.seqused_k)}};
-  for (const auto& [name, given] : options) {
-    if (given) return std::string(name) + ": not taken at head sizes above " + std::to_string(kMostBlockHeadDim);
+    int head_dim;  // the largest that it is taken at
+  } options[] = {{"softcap", p.softcap > 0, kMostBlockHeadDim},
+                 {"dropout_p", p.dropout_p > 0, kMostBlockHeadDim},
+                 {"bias", core::present(p.bias), kMostBlockHeadDim},
+                 {"mask", core::present(p.mask), kMostBlockHeadDim},
+                 {"alibi_slopes", core::present(p.alibi_slopes), kMostBlockHeadDim},
+                 {"cu_seqlens_q", core::packed_q(p), kMostBlockHeadDim},
+                 {"cu_seqlens_k", core::packed_k(p), kMostBlockHeadDim},
+                 {"seqused_k", core::present(p.seqused_k), kMostBlockHeadDim},
+                 {"deterministic", p.deterministic != 0, kMostPairHeadDim},
+                 {"block_mask", core::present(p.block_mask), kMostPairHeadDim}};
+  for (const auto& [name, given, head_dim] : options) {
+    if (given && largest_head_dim(plan) > head_dim)
+      return std::string(name) + ": not taken at head sizes above " + std::to_string(head_dim);
   }
-  if (p.deterministic && by_columns(plan)) {
-    return "deterministic: not taken at head sizes above " + std::to_string(kMostPairHeadDim);
+  if (p.deterministic && core::present(p.block_mask)) {
+    return "deterministic: not taken with a block_mask at head sizes above " + std::to_string(kMostBlockHeadDim);
   }
-  return "";
+  return refuse_block_lists(p);
 }
 
 // The softcap's slope is made of P in float16, whose rounding moves the tanh by 2^-11 / softcap: from here on it costs dS no more than
@@ -276,7 +280,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
               .d_sink = core::present(plan.problem.d_sink),
               .d_bias = core::present(plan.problem.d_bias),
               .deterministic = plan.problem.deterministic != 0,
-              .block_mask = own.config.block_mask};
+              .block_mask = core::present(plan.problem.block_mask)};
   own.columns_rows.dtype = own.rows.dtype, own.columns_rows.block_m = shape.block_m;
   own.columns_rows.head_dim = own.columns_rows.head_dim_v = shape.head_dim;
   own.columns_rows.aligned = true, own.columns_rows.d_sink = own.rows.d_sink;
@@ -290,7 +294,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.block_mask && !own.rows.deterministic));
   own.after.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.d_sink ? plan.heads_q : 0));
   own.products.x = static_cast<uint32_t>(tiles.blocks() * shape.cluster);
-  if (core::present(plan.problem.block_mask)) {
+  if (own.rows.block_mask) {
     own.lists = block_lists_of(plan.problem, tiles.key_tiles, tiles.q_tiles);
   }
   own.workspace =
@@ -301,7 +305,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
 // After the lists: BwdSm90Params::turns, or its order.
 int64_t sequence_bytes(const tessera_plan& plan, const BwdSm90Plan& own) {
   return own.config.deterministic ? block_turns_bytes(plan.problem, own.lists)
-                                  : int64_t{own.products.x} * int64_t{sizeof(int)};
+                                  : int64_t{own.heads} * own.key_tiles * int64_t{sizeof(int)};
 }
 
 void configure(tessera_plan& plan) {
@@ -313,7 +317,7 @@ void configure(tessera_plan& plan) {
   plan.tiles_per_item = plan.num_splits = 1;
   plan.num_items = own.products.x;
   plan.shared_bytes = std::max(own.workspace.bytes, own.stand_in.workspace.bytes);
-  if (own.config.block_mask) {
+  if (own.rows.block_mask) {
     plan.shared_bytes += block_lists_bytes(plan.problem, own.lists) + sequence_bytes(plan, own);
   }
   keep_config(plan, own);
@@ -355,8 +359,9 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   fill_backward_params(p, plan, own.workspace, buffers, workspace);
   p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
   p.key_tiles = own.key_tiles, p.section_heads = own.section_heads, p.heads = own.heads, p.rotation = own.rotation;
+  const BlockShape shape = shape_of(own);
   if (const Driver* driver = launches.driver()) {
-    TESSERA_RETURN_IF_ERROR(make_maps(*driver, plan, shape_of(own), buffers, p));
+    TESSERA_RETURN_IF_ERROR(make_maps(*driver, plan, shape, buffers, p));
   }
   if (own.columns) {  // its rows are bwd_sm80's
     launch_bwd_rows(own.columns_rows, p, own.before, launches);
@@ -366,8 +371,8 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     launch_bwd_rows(own.columns_rows, p, own.after, launches);
     return ok();
   }
-  if (own.config.block_mask) {
-    const BlockListsConfig config{own.config.block_n, kScoreWarpgroups, own.config.block_m, true};
+  if (own.rows.block_mask) {
+    const BlockListsConfig config{shape.block_n, kScoreWarpgroups, shape.block_m, true};
     char* memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;
     p.lists = list_blocks(plan, config, own.lists, buffers, memory, launches);
     if (memory) memory += block_lists_bytes(plan.problem, own.lists);
