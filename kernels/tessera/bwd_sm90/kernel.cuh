@@ -23,6 +23,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   static_assert(!kCfg.score.block_mask && !(kCfg.score.softcap && kCfg.score.adds()), "BwdSm90Config");
   static_assert(!kCfg.block_mask || kCfg.block_m == 64,
                 "a step is a list's entry, which says for each score warpgroup whether it is masked");
+  static_assert(!(kCfg.block_mask && kCfg.alternate), "a warpgroup skips steps that are hidden from its keys");
   static_assert(kCfg.ds_stages == kCfg.stages, "a score warpgroup counts them as one");
   static_assert(kCfg.stages >= 2, "a step's tiles are loaded while the last one's are used");
   static_assert(bwd_sm90_layout(kCfg).bytes <= 227 * 1024, "shared memory of a block");

@@ -69,13 +69,33 @@ struct ScoreWarpgroup {
     if (kCfg.alternate && warpgroup == 1 && steps > 0) ptx::barrier_arrive(kFirstTurn, 256);
     for (int left = steps; left > 0; --left) {
       shared.wait_full(Shared::kQ, at);
-      if constexpr (kCfg.varlen) clear_queries<Queries>(Shared::kAt.q);
+      if (kCfg.block_mask && list_hides(step_word(), warpgroup)) {
+        skip_step();
+      } else {
+        if constexpr (kCfg.varlen) clear_queries<Queries>(Shared::kAt.q);
 #pragma unroll
-      for (part = 0; part < kParts; ++part) step_part(left);
-      part = 0;
+        for (part = 0; part < kParts; ++part) step_part(left);
+        part = 0;
+      }
       at.advance();
     }
     store();
+  }
+  // Whose queries the block mask hides from this warpgroup's keys, but not from the other's: no product but dQ's, with dS = 0.
+  TESSERA_DEVICE void skip_step() const {
+    if constexpr (kCfg.score.dropout) {
+      const auto drawn = drawn_at();
+      shared.wait_full(Shared::kDrawn, drawn);
+      Shared::arrive_warp(shared.empty(Shared::kDrawn, drawn));
+    }
+    shared.wait_full(Shared::kDO, at);
+    Shared::arrive_warp(shared.empty(Shared::kDO, at));
+    Shared::arrive_warp(shared.empty(Shared::kQ, at));
+    constexpr uint32 kZeros[kCfg.block_m / 16][4] = {};
+    shared.wait_empty(Shared::kDS, at);
+    hand_on_gradients<Gradients>(shared.tile(Shared::kAt.d_s, Gradients::kBytes, at), warpgroup * 64 + warp_key(),
+                                 kZeros);
+    Shared::arrive_warp(shared.full(Shared::kDS, at));
   }
   TESSERA_DEVICE void step_part(int left) {
     if constexpr (kCfg.alternate) {
@@ -231,14 +251,11 @@ struct ScoreWarpgroup {
 
   // Some of the step's queries do not see some of the block's keys.
   TESSERA_DEVICE bool masked() const {
-    const int word = step_word(), row0 = row0_of(word);
-    if (kCfg.block_mask && list_hides(word, warpgroup)) return true;
+    const int row0 = step_row0();
     return row0 < block.full_low || row0 + kPartM - 1 > block.full_high;
   }
   TESSERA_DEVICE SeeingQueries seeing() const {
-    const int word = step_word();
-    if (kCfg.block_mask && list_hides(word, warpgroup)) return {{kCfg.block_m, kCfg.block_m}, {-1, -1}};
-    return SeeingQueries::of<kCfg>(p, block, first_key() + lane() / 4, row0_of(word) + lane() % 4 * 2);
+    return SeeingQueries::of<kCfg>(p, block, first_key() + lane() / 4, step_row0() + lane() % 4 * 2);
   }
   template <bool kMasked>
   TESSERA_DEVICE bool hides(const SeeingQueries& seeing, int m, int half, int e) const {
@@ -264,15 +281,20 @@ struct ScoreWarpgroup {
         rP[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_satfinite_f16x2(low, high);  // an LSE is rounded
       }
   }
-  // What dropout drops gets the sign that no weight has.
-  TESSERA_DEVICE void mark_dropped() {
-    RingPosition<Shared::kDrawnStages> drawn;  // made of `at`: registers
+  // The step's bits, made of `at`: registers.
+  TESSERA_DEVICE auto drawn_at() const {
+    RingPosition<Shared::kDrawnStages> drawn;
     static_assert(Shared::kDrawnStages == kCfg.stages || (Shared::kDrawnStages == 1 && kCfg.stages == 2));
     if constexpr (Shared::kDrawnStages == 1) {
       drawn.parity = at.stage();
     } else {
       drawn.offset = at.offset, drawn.parity = at.parity;
     }
+    return drawn;
+  }
+  // What dropout drops gets the sign that no weight has.
+  TESSERA_DEVICE void mark_dropped() {
+    const auto drawn = drawn_at();
     if (part == 0) shared.wait_full(Shared::kDrawn, drawn);
     const int warp = warpgroup * 4 + warp_key() / 16;
     const uint32 words = shared.tile(Shared::kAt.drawn, Shared::kDrawnBytes, drawn) +
@@ -308,8 +330,9 @@ struct ScoreWarpgroup {
 
   // The part's first query; of the word the step's, with a block mask also, in the lowest bits, from which score warpgroup's keys it hides the queries.
   TESSERA_DEVICE int step_word() const { return ptx::ld_shared_s32(shared.step(at) + 4); }
-  TESSERA_DEVICE int row0_of(int word) const { return (kCfg.block_mask ? word & -kCfg.block_m : word) + part * kPartM; }
-  TESSERA_DEVICE int step_row0() const { return row0_of(step_word()); }
+  TESSERA_DEVICE int step_row0() const {
+    return (kCfg.block_mask ? step_word() & -kCfg.block_m : step_word()) + part * kPartM;
+  }
   TESSERA_DEVICE int step_head() const { return ptx::ld_shared_s32(shared.step(at)) / p.q_slots; }
   TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
 

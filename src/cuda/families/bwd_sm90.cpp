@@ -83,6 +83,7 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.deterministic = p.deterministic != 0;
   config.d_bias = core::present(p.d_bias);
   config.block_mask = core::present(p.block_mask);
+  if (config.block_mask) config.alternate = false;  // a warpgroup skips what is hidden from its keys
   config.score = score_config_beside_block_mask(p);
   // The code for any sequences fits its registers, that for dense ones lacks two, or sixteen.
   if (config.score.softcap && config.dtype == Dtype::kFloat16) config.varlen = true;
