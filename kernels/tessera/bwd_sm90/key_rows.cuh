@@ -101,4 +101,20 @@ TESSERA_DEVICE void store_own_key_rows(const KeyBlock& block, const RowTensor& t
   }
 }
 
+// dV or dK of a warp's 16 rows, staged over what its tile held. Rows past the last key are not written; keys from seqused_k on get 0.
+template <BwdSm90Config kCfg, class Tile>
+TESSERA_DEVICE void store_gradient(const BwdSm90Params& p, const KeyBlock& block, uint32 tile, int row,
+                                   const float (&acc)[1][Tile::kCols / 8][4], float factor, const TensorMap* map,
+                                   const RowTensor& to, int columns) {
+  stage_accumulators<kCfg.dtype, Tile>(tile, row, 0, acc, factor, kCfg.varlen ? block.s.sk - block.key0 - row : 32);
+  if (kCfg.varlen && block.key0 + row + 16 > block.s.k_rows) {
+    __syncwarp();
+    store_own_key_rows<Tile>(block, to, columns, tile, row);
+    return;
+  }
+  ptx::fence_proxy_async();
+  __syncwarp();
+  if (static_cast<int>(not_hoisted(threadIdx.x % 32)) == 0) store_key_rows<Tile>(p, block, map, tile, row);
+}
+
 }  // namespace tessera

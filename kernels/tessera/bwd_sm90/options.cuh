@@ -8,6 +8,9 @@
 
 namespace tessera {
 
+// A softcap's slope, 1 - tanh^2; 0 for a weight of 0, whose tanh cannot be recovered.
+TESSERA_DEVICE float softcap_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
+
 template <BwdSm90Config kCfg>
 struct StepOptions {
   static constexpr ScoreConfig kScore = kCfg.score;

@@ -84,9 +84,8 @@ struct ScoreWarpgroup {
   // Whose queries the block mask hides from this warpgroup's keys, but not from the other's: no product but dQ's, with dS = 0.
   TESSERA_DEVICE void skip_step() const {
     if constexpr (kCfg.score.dropout) {
-      const auto drawn = drawn_at();
-      shared.wait_full(Shared::kDrawn, drawn);
-      Shared::arrive_warp(shared.empty(Shared::kDrawn, drawn));
+      shared.wait_full(Shared::kDrawn, drawn_at());
+      Shared::arrive_warp(shared.empty(Shared::kDrawn, drawn_at()));
     }
     shared.wait_full(Shared::kDO, at);
     Shared::arrive_warp(shared.empty(Shared::kDO, at));
@@ -161,13 +160,7 @@ struct ScoreWarpgroup {
     ptx::fence_proxy_async();
     sync_warpgroup();
   }
-  TESSERA_DEVICE void sync_warpgroup() const {
-    if (warpgroup == 0) {
-      ptx::barrier_sync(kFirstScores, 128);
-    } else {
-      ptx::barrier_sync(kSecondScores, 128);
-    }
-  }
+  TESSERA_DEVICE void sync_warpgroup() const { ptx::barrier_sync(warpgroup == 0 ? kFirstScores : kSecondScores, 128); }
 
   // ---- products ----
 
@@ -475,9 +468,6 @@ struct ScoreWarpgroup {
       packed_p = kCfg.score.dropout ? ptx::cvt_rn_relu_bf16x2(x.x, x.y) : pack_pair<kCfg.dtype>(x.x, x.y);
     }
   }
-  // 1 - tanh^2; 0 for a weight of 0, whose tanh cannot be recovered.
-  TESSERA_DEVICE static float softcap_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
-
   // Stores dS for the dQ warpgroup.
   TESSERA_DEVICE void hand_on() {
     if (part == 0) shared.wait_empty(Shared::kDS, at);
@@ -492,31 +482,14 @@ struct ScoreWarpgroup {
   // done.
   TESSERA_DEVICE void store() {
     sync_warpgroup();
-    const float kept = kCfg.score.dropout ? p.dropout_scale : 1.0f;
-    store_tile<Values>(rdV, Shared::kAt.v, &p.d_v_map, p.d_v, p.head_dim_v, kBwdLower * kept);
-    ptx::barrier_sync(kKeysDone, 384);
-    store_tile<Keys>(rdK, Shared::kAt.k, &p.d_k_map, p.d_k, p.head_dim, p.scale * bwd_lower_late(kCfg.dtype));
-    ptx::cp_async_bulk_wait_group_read();  // before the next block gets the shared memory
-  }
-
-  // A warp's 16 rows. Rows past the last key are not written: TMA clips what lies outside the tensor. Keys from seqused_k on
-  // get 0.
-  template <class Tile>
-  TESSERA_DEVICE void store_tile(float (&acc)[1][Tile::kCols / 8][4], int offset, const TensorMap* map,
-                                 const RowTensor& tensor, int columns, float factor) {
-    const uint32 to = shared.base + offset;
     const int row = warpgroup * 64 + warp_key();
-    stage_accumulators<kCfg.dtype, Tile>(to, row, 0, acc, factor, kCfg.varlen ? block.s.sk - block.key0 - row : 32);
-    if (kCfg.varlen && block.key0 + row + 16 > block.s.k_rows) {
-      __syncwarp();
-      store_own_key_rows<Tile>(block, tensor, columns, to, row);
-      return;
-    }
-    ptx::fence_proxy_async();
-    __syncwarp();
-    if (lane() == 0) {
-      store_key_rows<Tile>(p, block, map, to, row);
-    }
+    const float kept = kCfg.score.dropout ? p.dropout_scale : 1.0f;
+    store_gradient<kCfg, Values>(p, block, shared.base + Shared::kAt.v, row, rdV, kBwdLower * kept, &p.d_v_map, p.d_v,
+                                 p.head_dim_v);
+    ptx::barrier_sync(kKeysDone, 384);
+    store_gradient<kCfg, Keys>(p, block, shared.base + Shared::kAt.k, row, rdK, p.scale * bwd_lower_late(kCfg.dtype),
+                               &p.d_k_map, p.d_k, p.head_dim);
+    ptx::cp_async_bulk_wait_group_read();  // before the next block gets the shared memory
   }
 };
 
