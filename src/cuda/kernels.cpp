@@ -206,7 +206,7 @@ KernelSpec spec_of(const BwdSm90D512Config& config) {
 KernelSpec spec_of(const BwdSm90RowsConfig& config, bool after) {
   return {.name = after ? "bwd_sm90_after" : "bwd_sm90_before",
           .header = "tessera/bwd_sm90/rows.cuh",
-          .params = "BwdSm90Params",
+          .params = after ? "BwdParams" : "BwdSm90Params",
           .config = config_text(config),
           .threads = kBwdRowsThreads,
           .limits = {.registers = 96},
@@ -349,8 +349,7 @@ void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdSm90Params
   launches.add("bwd_sm90_before", config, spec, grid, params);
 }
 
-void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdSm90Params& params, Grid grid,
-                           LaunchList& launches) {
+void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {
   const auto spec = [](const void* of) { return spec_of(*static_cast<const BwdSm90RowsConfig*>(of), true); };
   launches.add("bwd_sm90_after", config, spec, grid, params);
 }

@@ -62,8 +62,7 @@ void launch_bwd_sm90(const BwdSm90D256Config& config, const BwdSm90Params& param
 void launch_bwd_sm90(const BwdSm90D512Config& config, const BwdSm90Params& params, Grid grid, LaunchList& launches);
 void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdSm90Params& params, Grid grid,
                             LaunchList& launches);
-void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdSm90Params& params, Grid grid,
-                           LaunchList& launches);
+void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches);
 void launch_decode_sm90(const DecodeSm90Config& config, const DecodeSm90Params& params, Grid grid,
                         LaunchList& launches);
 void launch_fwd_fa1(const FwdConfig& config, const FwdFa1Params& params, Grid grid, LaunchList& launches);

@@ -372,10 +372,6 @@ constexpr const char* kHopperBackward[] = {
     "block_mask=hqk block_q=64 block_k=128 dropout=0.2 alibi=h b=1 sq=300 sk=300 hq=2 hkv=1 d=128 dv=128 causal=1",
     "block_mask=qk block_q=64 block_k=64 mask=qk bias=hqk b=1 sq=200 sk=320 hq=2 hkv=1 d=128 dv=128",
     "data=nan_value block_mask=qk block_q=64 block_k=64 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
-    // More blocks than a GPU takes at once: those that start later convert the dQ of heads that are done.
-    "block_mask=hqk block_q=64 block_k=64 b=16 sq=70 sk=130 hq=16 hkv=16 d=64 dv=64",
-    "block_mask=bhqk block_q=64 block_k=64 b=16 sq=130 sk=200 hq=16 hkv=16 d=96 dv=72 causal=1 sink=1 d_sink=1",
-    "block_mask=hqk block_q=64 block_k=128 b=16 sq=70 sk=130 hq=32 hkv=16 d=128 dv=128 order=bhsd",
     // By pairs of blocks.
     "block_mask=hqk block_q=64 block_k=64 b=2 sq=900 sk=860 hq=4 hkv=2 d=256 dv=256",
     "block_mask=bhqk block_q=128 block_k=128 b=2 sq=700 sk=520 hq=4 hkv=2 d=256 dv=256 causal=1 sink=1 d_sink=1 "

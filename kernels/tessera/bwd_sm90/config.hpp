@@ -29,8 +29,6 @@ struct BwdSm90Config {
   TESSERA_HOST_DEVICE constexpr int head_dim_v() const { return head_dim == 192 ? 128 : head_dim; }
   // Queries of a step whose scores a warpgroup makes at once: dK and dV of 192 and 128 columns leave registers for 32.
   TESSERA_HOST_DEVICE constexpr int score_m() const { return head_dim == 192 ? 32 : block_m; }
-  // Blocks take their tiles of keys by BwdSm90Params::order, and convert dQ of finished heads.
-  TESSERA_HOST_DEVICE constexpr bool ordered() const { return block_mask && !deterministic; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
                       deterministic, alternate, staged_dq, d_bias, score, block_mask)
@@ -43,7 +41,6 @@ struct BwdSm90RowsConfig {
   bool d_bias;         // as the products'
   bool deterministic;  // as the products': the first block stores dQ, so that only tiles that none adds to are cleared
   bool block_mask;     // as the products': a block more, which makes their order (order.cuh)
-  TESSERA_HOST_DEVICE constexpr bool ordered() const { return block_mask && !deterministic; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90RowsConfig, dtype, head_dim, block_m, d_sink, d_bias, deterministic, block_mask)
 
@@ -134,8 +131,7 @@ struct BwdSm90Params : BwdParams {
   int heads;                   // (sequence, KV head) pairs; packed: KV heads
   BlockLists lists;            // with a block mask, transposed
   BlockTurns turns;            // with a block mask, deterministic
-  int* order;  // with a block mask, in any order: [heads x key_tiles], the tile of keys that each block takes
-  int *added, *converted, finish_lag;  // likewise: finished_dq.cuh
+  int* order;    // with a block mask, in any order: [heads x key_tiles], the tile of keys that each block takes
   int rotation;  // deterministic: a key block begins with this many query tiles later than the one before it, or 0
 };
 

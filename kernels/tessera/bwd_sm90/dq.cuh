@@ -2,7 +2,6 @@
 // of dQ is computed in parts of 64 x 64, since the score warpgroups have most of the registers; of head size 96 in one of 64 x 96.
 #pragma once
 
-#include "tessera/bwd_sm90/finished_dq.cuh"
 #include "tessera/bwd_sm90/shared.cuh"
 
 namespace tessera {
@@ -39,10 +38,6 @@ struct DqWarpgroup {
 
   TESSERA_DEVICE void run() {
     const int steps = uniform(block.steps);
-    if constexpr (kCfg.ordered()) {
-      ptx::griddepcontrol_wait();  // the kernel before this one cleared the counters
-      convert_finished<kCfg>(p, warp(), lane());
-    }
     if (steps > 0) {
       ptx::mbarrier_wait_parity(shared.k_full(), 0);
       ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
@@ -80,11 +75,7 @@ struct DqWarpgroup {
       }
     }
     ptx::barrier_arrive(kKeysDone, 384);
-    if constexpr (kCfg.ordered()) {
-      count_added(p, block);
-    } else if constexpr (kCfg.staged_dq && !kCfg.deterministic) {
-      ptx::cp_async_bulk_wait_group_read();
-    }
+    if constexpr (kCfg.staged_dq && !kCfg.deterministic) ptx::cp_async_bulk_wait_group_read();
   }
 
   TESSERA_DEVICE void issue(const RingPosition<kCfg.ds_stages>& at, int part) {

@@ -43,7 +43,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
       ptx::griddepcontrol_wait();        // the kernel before this one cleared the ticket
       index = atomicAdd(p.ticket, 1);
     }
-    if constexpr (kCfg.ordered()) {
+    if constexpr (kCfg.block_mask && !kCfg.deterministic) {
       ptx::griddepcontrol_wait();  // the kernel before this one made the order
       index = p.order[index];
     }

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "tessera/bwd_sm80/rows.cuh"
-#include "tessera/bwd_sm90/finished_dq.cuh"
 #include "tessera/bwd_sm90/order.cuh"
 #include "tessera/ptx/griddepcontrol.cuh"
 
@@ -21,10 +20,9 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
   ptx::griddepcontrol_launch_dependents();
   clear_unowned_gradients<kCfg.dtype>(p);
   if constexpr (kCfg.d_bias) clear_bias_gradient(p);
-  if constexpr (kCfg.ordered()) {
+  if constexpr (kCfg.block_mask && !kCfg.deterministic) {
     if (blockIdx.x == 0) {
       order_key_tiles<kBwdRowsThreads>(p);
-      clear_finished<kBwdRowsThreads>(p);
       return;
     }
   }
@@ -90,7 +88,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
 
 // dQ = scale times its accumulator, and dSink, a block for each head; the scale of `p` is lowered as bwd_lower_late says.
 template <BwdSm90RowsConfig kCfg>
-TESSERA_DEVICE void bwd_sm90_after(const BwdSm90Params& p) {
+TESSERA_DEVICE void bwd_sm90_after(const BwdParams& p) {
   constexpr BwdRowsConfig kRows{kCfg.dtype, kCfg.head_dim, kCfg.head_dim, kCfg.block_m, 0, true, false, false};
   const int index = static_cast<int>(blockIdx.x), tiles = p.q_slots * p.heads_q;
   if constexpr (kCfg.d_sink) {
@@ -102,9 +100,6 @@ TESSERA_DEVICE void bwd_sm90_after(const BwdSm90Params& p) {
   Sequence s;
   const QueryTile t = query_tile_of<kCfg.block_m>(p, tiles - 1 - index, s);
   ptx::griddepcontrol_wait();
-  if constexpr (kCfg.ordered()) {
-    if (is_converted(p, t.batch, t.head, t.row0 / kCfg.block_m)) return;
-  }
   store_dq<kRows>(p, s, t);
 }
 

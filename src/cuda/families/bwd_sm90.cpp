@@ -303,10 +303,10 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   return own;
 }
 
-// After the lists: BwdSm90Params::turns, or its order, `added` and `converted`.
+// After the lists: BwdSm90Params::turns, or its order.
 int64_t sequence_bytes(const tessera_plan& plan, const BwdSm90Plan& own) {
   return own.config.deterministic ? block_turns_bytes(plan.problem, own.lists)
-                                  : int64_t{own.heads} * (1 + 2 * own.key_tiles) * int64_t{sizeof(int)};
+                                  : int64_t{own.heads} * own.key_tiles * int64_t{sizeof(int)};
 }
 
 void configure(tessera_plan& plan) {
@@ -381,10 +381,6 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
       p.turns = list_turns(plan, config, own.lists, buffers, memory, launches);
     } else {
       p.order = reinterpret_cast<int*>(memory);
-      p.added = p.order + own.heads * own.key_tiles;
-      p.converted = p.added + own.heads;
-      // When a block starts, those that started twice the multiprocessors before it have mostly ended.
-      p.finish_lag = own.section_heads * own.key_tiles + 2 * plan.device.cores;
     }
   }
   launch_bwd_sm90_before(own.rows, p, own.before, launches);
@@ -393,7 +389,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   } else {
     launch_bwd_sm90(own.config, p, own.products, launches);
   }
-  BwdSm90Params after = p;
+  BwdParams after = p;
   after.scale *= bwd_lower_late(own.rows.dtype);
   launch_bwd_sm90_after(own.rows, after, own.after, launches);
   return ok();
