@@ -1,14 +1,16 @@
-"""Decoding and mixed batches on a GPU: Tessera's kernels beside cuDNN, in CUDA graph replays, one run.
+"""Serving on a GPU: Tessera's kernels beside cuDNN and FlashAttention-2, in CUDA graph replays, one run.
 
-    python bench/cuda_serving.py [--cases decode dims lengths mixed trees] [--out FOLDER] [--seconds S] [--rounds 5]
+    python bench/cuda_serving.py [--cases decode dims lengths mixed trees few prefix append] [--out FOLDER] [--seconds S] [--rounds 5]
     python bench/cuda_serving.py --dry-run                   the cells, without a GPU
     python bench/cuda_serving.py --summary FOLDER/cells.json  what is asked and what was measured
 
 decode: the peers' cells of one query token a sequence and shorter ones, dense and in pages. dims: D 64 and 256. lengths: 64 sequences of
 log-normal lengths. mixed: a step of an engine, packed queries against pages: sequences with one token beside chunks of a prompt,
-held against the two apart. trees: drafted tokens with a tree mask and causal. short: few keys, by every kernel that takes them:
-where a plan should take decode_sm90. Every result is first held against float64 on one head of one sequence. Medians of rounds in
-turns, microseconds; "read" is a kernel that only reads as many bytes as keys and values have, and "cudnn" reads dense ones.
+held against the two apart. trees: drafted tokens with a tree mask and causal. few: a few queries a sequence, as the plan chooses and by
+every kernel that takes them. prefix: keys that all sequences share, read once and for each. append: rotation and the way into the
+cache, beside a copy of as many bytes. short: few keys, by every kernel that takes them: where a plan should take decode_sm90. Every result is first held against
+float64 on one head of one sequence. Medians of rounds in
+turns, microseconds; "read" is a kernel that only reads as many bytes as keys and values have; "cudnn" and "fa2" read dense ones.
 """
 
 from __future__ import annotations
@@ -151,6 +153,11 @@ def decode(cell: Cell, generator) -> Contest:
             return F.scaled_dot_product_attention(a, b, c, enable_gqa=cell.heads != cell.heads_kv)
 
     contest.add("cudnn", cudnn)
+    try:
+        from flash_attn import flash_attn_with_kvcache
+    except ImportError:
+        return contest
+    contest.add("fa2", functools.partial(flash_attn_with_kvcache, q, kv[0], kv[1]))
     return contest
 
 
@@ -222,6 +229,15 @@ def mixed(cell: Cell, generator) -> Contest:
     return contest
 
 
+def drafted(cell: Cell, generator):
+    """A few queries of each sequence, packed, and causal: (the call's q, k, v), its options, and the keys of the last sequence."""
+    queries = cell.queries
+    q, k, v, table, used = packed(cell, generator, [queries] * cell.batch, [cell.keys] * cell.batch)
+    options = dict(cu_seqlens_q=offsets([queries] * cell.batch), page_table=table, seqused_k=used, causal=True,
+                   max_seqlen_q=queries, max_seqlen_k=cell.keys)  # fmt: skip
+    return (q, k, v), options, [x[table[-1].long()].flatten(0, 1)[: cell.keys] for x in (k, v)]
+
+
 def trees(cell: Cell, generator) -> Contest:
     """Drafted tokens, each with a drawn parent before it: the tree's mask, by the cell's kernels and as a plan chooses, and causal alone."""
     import torch
@@ -229,26 +245,101 @@ def trees(cell: Cell, generator) -> Contest:
     import tessera.torch
 
     contest, queries = Contest(cell), cell.queries
-    q, k, v, table, used = packed(cell, generator, [queries] * cell.batch, [cell.keys] * cell.batch)
+    qkv, shared, own = drafted(cell, generator)
     sees = torch.eye(queries, dtype=torch.bool)
     parents = torch.Generator().manual_seed(6)
     for t in range(1, queries):
         parent = int(torch.randint(0, t, (1,), generator=parents))
         sees[t] |= sees[parent]
     words = (sees.long() << torch.arange(queries)).sum(-1, keepdim=True).to(torch.int32).repeat(cell.batch, 1).to(DEVICE)
-    own = [x[table[-1].long()].flatten(0, 1)[: cell.keys] for x in (k, v)]
-    shared = dict(cu_seqlens_q=offsets([queries] * cell.batch), page_table=table, seqused_k=used, causal=True,
-                  max_seqlen_q=queries, max_seqlen_k=cell.keys)  # fmt: skip
     calls = [("causal", "auto", None), ("tree", "auto", words), *((f"tree by {kernel}", kernel, words) for kernel in cell.kernels)]
     for name, kernel, mask in calls:
         more = {} if mask is None else {"tree_mask": mask}
-        call = functools.partial(tessera.torch.attention, q, k, v, kernel=kernel, **shared, **more)
+        call = functools.partial(tessera.torch.attention, *qkv, kernel=kernel, **shared, **more)
         hidden = None if mask is None else ~sees.to(DEVICE)
-        contest.add(name, call, lambda o, hidden=hidden: error(o[-queries:], q[-queries:], *own, hidden=hidden))
+        contest.add(name, call, lambda o, hidden=hidden: error(o[-queries:], qkv[0][-queries:], *own, hidden=hidden))
     return contest
 
 
-CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees}  # the others are decode's
+def few(cell: Cell, generator) -> Contest:
+    """A few queries a sequence, causal: as a plan chooses, and by each of the cell's kernels."""
+    import tessera.torch
+
+    contest, queries = Contest(cell), cell.queries
+    qkv, shared, own = drafted(cell, generator)
+    for name, kernel in [("causal", "auto"), *((f"causal by {kernel}", kernel) for kernel in cell.kernels)]:
+        call = functools.partial(tessera.torch.attention, *qkv, kernel=kernel, **shared)
+        contest.add(name, call, lambda o: error(o[-queries:], qkv[0][-queries:], *own))
+    return contest
+
+
+def prefix(cell: Cell, generator) -> Contest:
+    """One query a sequence; the first keys of all lie in the same pages: read once, and for each."""
+    import torch
+
+    import tessera.torch
+
+    contest, size = Contest(cell), cell.layouts[0]
+    shared, own = cell.prefix // size, -(-(cell.keys - cell.prefix) // size)
+    k, v = (normal(generator, shared + cell.batch * own, size, cell.heads_kv, cell.dim) for _ in "kv")
+    order = torch.randperm(len(k), device=DEVICE, generator=generator).to(torch.int32)
+    table = torch.cat([order[:shared].expand(cell.batch, -1), order[shared:].view(cell.batch, own)], 1).contiguous()
+    used = torch.full((cell.batch,), cell.keys, dtype=torch.int32, device=DEVICE)
+    q = normal(generator, cell.batch, cell.heads, cell.dim)
+    last = [x[table[-1].long()].flatten(0, 1)[: cell.keys] for x in (k, v)]
+    once = dict(prefix_groups=offsets([cell.batch]), prefix_lens=torch.tensor([cell.prefix], dtype=torch.int32, device=DEVICE),
+                max_prefix_k=cell.prefix, max_suffix_k=cell.keys - cell.prefix)  # fmt: skip
+    for name, more in (("each alone", {}), ("read once", once)):
+        call = functools.partial(
+            tessera.torch.attention, q, k, v, cu_seqlens_q=offsets([1] * cell.batch), page_table=table, seqused_k=used,
+            causal=True, max_seqlen_q=1, max_seqlen_k=cell.keys, **more,
+        )  # fmt: skip
+        contest.add(name, call, lambda o: error(o[-1:], q[-1:], *last))
+    return contest
+
+
+def append(cell: Cell, generator) -> Contest:
+    """New tokens of every sequence into dense and paged caches, q and k rotated on the way; a copy of as many bytes."""
+    import torch
+
+    import tessera
+
+    contest, tokens = Contest(cell), cell.queries
+    q = normal(generator, cell.batch, tokens, cell.heads, cell.dim)
+    new = normal(generator, 2, cell.batch, tokens, cell.heads_kv, cell.dim)
+    used = torch.full((cell.batch,), cell.keys, dtype=torch.int32, device=DEVICE)
+    angles = torch.rand(cell.keys, cell.dim // 2, device=DEVICE, generator=generator) * math.tau
+    cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+
+    def turned(x):
+        """x [tokens, D] at the last places, in float64."""
+        c, s = (t[cell.keys - tokens :].double() for t in (cos, sin))
+        first, second = x.double().chunk(2, -1)
+        return torch.cat([first * c - second * s, first * s + second * c], -1)
+
+    def wrong(q_out, *caches):
+        """Of the last sequence's first head; caches: its keys and values."""
+        got = torch.cat([q_out[-1, :, 0], *(cache[cell.keys - tokens : cell.keys, 0] for cache in caches)], -1).double()
+        exact = torch.cat([turned(q[-1, :, 0]), turned(new[0, -1, :, 0]), new[1, -1, :, 0].double()], -1)
+        return float((got - exact).norm() / exact.norm())
+
+    for layout in cell.layouts:
+        kv = torch.zeros(2, cell.batch, cell.keys, cell.heads_kv, cell.dim, device=DEVICE, dtype=q.dtype)
+        *caches, table = (*kv, None) if layout == DENSE else in_pages(kv, layout, generator)
+        q_out = torch.empty_like(q)
+        call = functools.partial(tessera.append, *new, *caches, used, page_table=table, q=q, q_out=q_out, cos=cos, sin=sin)
+
+        def right(_, caches=caches, table=table, q_out=q_out):
+            return wrong(q_out, *(x[-1] if table is None else x[table[-1].long()].flatten(0, 1) for x in caches))
+
+        name = "dense" if layout == DENSE else f"pages of {layout}"
+        contest.add(name, call, right)
+    source = torch.zeros(cell.bytes, dtype=torch.uint8, device=DEVICE)
+    contest.add("copy", functools.partial(torch.empty_like(source).copy_, source))
+    return contest
+
+
+CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees, "few": few, "prefix": prefix, "append": append}  # the others are decode's
 
 
 def measure(options) -> int:
@@ -292,7 +383,7 @@ def measure(options) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=["decode", "dims", "lengths", "mixed", "trees"])
+    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=[case for case in CASES if case != "short"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--span-ms", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no cell after so many seconds")

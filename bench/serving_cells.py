@@ -30,11 +30,14 @@ class Cell:
     invariant: bool = False  # batch_invariant, too
     queries: int = 1
     chunks: tuple[int, int, int] = (0, 0, 0)  # mixed: how many beside the tokens, tokens of each, keys of each
+    prefix: int = 0  # of the keys, those that all sequences have in common
     kernels: tuple[str, ...] = ("decode_sm90",)
 
     @property
     def bytes(self) -> int:
-        """Of K and V that are in use."""
+        """Of K and V that are in use; append: of the new q, k and v, which are read and written."""
+        if self.case == "append":
+            return 2 * self.batch * self.queries * (self.heads + 2 * self.heads_kv) * self.dim
         keys = sum(self.lengths) if self.lengths else self.batch * self.keys
         return 4 * (keys + self.chunks[0] * self.chunks[2]) * self.heads_kv * self.dim
 
@@ -45,6 +48,8 @@ class Cell:
             text += f" D {self.dim}"
         if self.queries > 1:
             text += f", {self.queries} queries"
+        if self.prefix:
+            text += f", {self.prefix} in common"
         if self.chunks[0]:
             text += f" + {self.chunks[0]} x {self.chunks[1]} of {self.chunks[2]}"
         return text
@@ -76,9 +81,10 @@ def _lengths() -> list[Cell]:
 def _mixed() -> list[Cell]:
     steps = (
         (16, 4096, (1, 512, 4096)), (64, 8192, (1, 512, 8192)), (64, 2048, (4, 256, 2048)), (16, 1024, (1, 32, 1024)),
-        (128, 1024, (2, 1024, 8192)),
+        (128, 1024, (2, 1024, 8192)), (16, 4096, (1, 16, 4096)), (16, 4096, (8, 16, 4096)), (64, 2048, (1, 63, 8192)),
+        (64, 2048, (8, 12, 2048)), (16, 32768, (1, 48, 32768)), (4, 65536, (1, 32, 65536)),
     )  # fmt: skip
-    kernels = ("fwd_sm90", "mixed_sm90")
+    kernels = ("fwd_sm80", "fwd_sm90", "mixed_sm90")
     return [Cell("mixed", 32, 8, batch, keys, layouts=(16,), chunks=chunks, kernels=kernels) for batch, keys, chunks in steps]
 
 
@@ -97,7 +103,34 @@ def _short() -> list[Cell]:
     ]
 
 
-CASES = {"decode": _decode, "dims": _dims, "lengths": _lengths, "mixed": _mixed, "trees": _trees, "short": _short}
+def _few() -> list[Cell]:
+    shapes = (
+        (32, 8, 128, 1, 8192, (8, 32)), (32, 8, 128, 4, 8192, (8, 16)), (32, 8, 128, 64, 2048, (8, 16, 48)), (32, 8, 128, 1, 131072, (8, 32)),
+        (64, 8, 128, 16, 8192, (4, 8)), (8, 8, 128, 16, 8192, (24,)), (32, 8, 64, 16, 8192, (8, 16)), (32, 8, 256, 8, 8192, (8, 16)),
+    )  # fmt: skip
+    kernels = ("decode_sm90", "fwd_sm80", "fwd_sm90")
+    return [
+        Cell("few", heads, heads_kv, batch, keys, dim=dim, layouts=(16,), queries=queries, kernels=kernels)
+        for heads, heads_kv, dim, batch, keys, some in shapes
+        for queries in some
+    ]
+
+
+def _prefix() -> list[Cell]:
+    shapes = ((32, 8, 64, 8192, 256), (8, 8, 64, 8192, 256), (32, 8, 256, 2048, 256), (32, 8, 16, 32768, 512))
+    return [
+        Cell("prefix", heads, heads_kv, batch, prefix + own, layouts=(64,), prefix=prefix, kernels=())
+        for heads, heads_kv, batch, prefix, own in shapes
+    ]
+
+
+def _append() -> list[Cell]:
+    shapes = ((64, 1, 2048), (16, 512, 2048), (64, 512, 1024), (4, 8192, 8192))
+    return [Cell("append", 32, 8, batch, keys, layouts=(DENSE, 16), queries=tokens, kernels=()) for batch, tokens, keys in shapes]
+
+
+CASES = {"decode": _decode, "dims": _dims, "lengths": _lengths, "mixed": _mixed, "trees": _trees, "few": _few, "prefix": _prefix,
+         "append": _append, "short": _short}  # fmt: skip
 
 
 # ---- what is asked ----
@@ -136,6 +169,10 @@ def goals(results: Iterable[dict]) -> list[Goal]:
     invariant = Goal("batch_invariant / not", "<= 1.05", most=1.05)
     mixed = Goal("mixed / (tokens alone + chunks alone)", "<= 1.05", most=1.05)
     trees = Goal("a tree / causal", "<= 1.05", most=1.05)
+    prefix = Goal("a prefix of 8192 of 64 sequences, 32/8, each alone / read once", ">= 4", least=4.0)
+    append = Goal("append from 64 MiB on, a copy of as many bytes / Tessera", ">= 0.85", least=0.85)
+    append_one = Goal("append of a token each of 64 sequences, us", "<= 4", most=4.0)
+    chosen = Goal("few queries and mixed, the plan's kernel / the fastest", "<= 1.05", most=1.05)
     for result in results:
         cell, us = Cell(**{key: tuple(x) if isinstance(x, list) else x for key, x in result["cell"].items()}), result["us"]
         name = cell.name
@@ -161,7 +198,20 @@ def goals(results: Iterable[dict]) -> list[Goal]:
             mixed.got.append((us["both"] / (us["tokens alone"] + us["chunks alone"]), name))
         elif cell.case == "trees" and {"tree", "causal"} <= us.keys():
             trees.got.append((us["tree"] / us["causal"], name))
-    return [no_slower, small, large, at_8192, at_1024, ones, dims, lengths, invariant, mixed, trees]
+        elif cell.case == "prefix" and {"read once", "each alone"} <= us.keys():
+            if (cell.heads, cell.heads_kv, cell.batch, cell.prefix) == (32, 8, 64, 8192):
+                prefix.got.append((us["each alone"] / us["read once"], name))
+        elif cell.case == "append":
+            calls = [(x, f"{name}, {layout}") for layout, x in us.items() if layout != "copy"]
+            if cell.bytes >= 64 * MIB and "copy" in us:
+                append.got += [(us["copy"] / x, layout) for x, layout in calls]
+            if (cell.batch, cell.queries) == (64, 1):
+                append_one.got += calls
+        by_plan = {"mixed": "both", "few": "causal"}.get(cell.case)
+        forced = [x for key, x in us.items() if by_plan and key.startswith(f"{by_plan} by ")]
+        if forced and by_plan in us:
+            chosen.got.append((us[by_plan] / min(forced), name))
+    return [no_slower, small, large, at_8192, at_1024, ones, dims, lengths, invariant, mixed, trees, prefix, append, append_one, chosen]
 
 
 def table(results: Iterable[dict]) -> str:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Decoding and mixed batches on a machine with a GPU, in one command: first whether decode_sm90 and mixed_sm90 are right, then the cells of
+# Serving on a machine with a GPU, in one command: first whether decode_sm90 and mixed_sm90 are right, then the cells of
 # bench/cuda_serving.py beside cuDNN, which end in a table of what is asked and what was measured. Under 250 s once what it runs is built.
 #
 #   scripts/gpu_serving.sh [--prebuilt DIR] [--seconds S] [--dry-run] [CASE ...]    cases of bench/cuda_serving.py; all but `short` unless named
@@ -22,7 +22,7 @@ while (($#)); do
     *) cases+=("$1") && shift ;;
   esac
 done
-((${#cases[@]})) || cases=(decode dims lengths mixed trees)
+((${#cases[@]})) || cases=(decode dims lengths mixed trees few prefix append)
 processes=$(nproc)
 ((processes <= 8)) || processes=8
 
@@ -68,7 +68,7 @@ if [[ $programs ]]; then
 fi
 if [[ $path ]]; then
   PYTHONPATH=$path PYTHONUNBUFFERED=1 timeout $((seconds + 30)) "$python" bench/cuda_serving.py --cases "${cases[@]}" --seconds "$seconds" --out "$out" 2>&1 |
-    tee "$out/bench.log" | grep -vE '^(decode|dims|lengths|mixed|trees|short) '
+    tee "$out/bench.log" | grep -vE '^(decode|dims|lengths|mixed|trees|few|prefix|append|short) '
   status=${PIPESTATUS[0]}
   if ((status == 124)); then  # what there is of it
     echo "stopped after $((seconds + 30)) s"

@@ -12,6 +12,7 @@ build_one() {
   [[ $name == *_nc* ]] && sed -i -e '/^      score_stage<kCfg>/,/visible.all.holds/d' -e '/^      product_pb/d' $own/kernel.cuh
   [[ $name == *_nv* ]] && sed -i '/^      product_pb/d' $own/kernel.cuh
   [[ $name == *_co* ]] && echo "#define BOUND_BLOCKS 2" >> $work/config.h
+  [[ $name == *_l128* ]] && echo "#define L2_PROMOTION CU_TENSOR_MAP_L2_PROMOTION_L2_128B" >> $work/config.h
   [[ $name == *_pdl* ]] && echo "#define PDL" >> $work/config.h
   [[ $name == *_trace* ]] && echo "#define TRACE" >> $work/config.h
   nvcc -std=c++20 -O3 -I$work -I$here/../../kernels -gencode arch=compute_90a,code=sm_90a -Xptxas -v -shared -Xcompiler -fPIC \

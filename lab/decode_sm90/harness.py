@@ -2,7 +2,7 @@
 """decode_sm90 by hand: holds every variant against float64 and times it beside cuDNN, FlashAttention-2 and a kernel that only
 reads, as CUDA graph replays in turns.
 
-harness.py FOLDER OUT [--check] [--time] [--seconds S]; FOLDER holds build.sh's libraries."""
+harness.py FOLDER OUT [--check] [--time] [--streams] [--seconds S]; FOLDER holds build.sh's libraries."""
 import argparse, ctypes, json, math, os, statistics, time
 
 import torch
@@ -335,28 +335,36 @@ def lognormal(variants, reader, say, a, out):
 
 
 def streams(lib, reader, say, a):
-    """What an order of addresses gives, with nothing computed: stream.cu."""
+    """What an order of addresses gives, with nothing computed: stream.cu. Tiles of 16 keys in order and in random order ("r"), modes as there,
+    m4: a key at a time; "l1": the L2 cache fetches 128 bytes at once, not 256."""
     out = torch.zeros(16, dtype=torch.int32, device=DEV)
     ptr = lambda x: ctypes.c_void_p(x.data_ptr())
-    for batch, sk, heads in [(64, 8192, 8), (64, 2048, 32), (1, 65536, 8)]:
-        k, v = (torch.randn(batch, sk, heads, 128, device=DEV, dtype=torch.bfloat16) for _ in "kv")
-        bytes_ = 4 * batch * sk * heads * 128
+    promotions = {"": 3, "l1": 2}
+    for tiles, heads, dim in [(64 * 512, 8, 128), (64 * 512, 8, 64), (64 * 128, 8, 128)]:
+        k, v = (torch.randn(tiles, 16, heads, dim, device=DEV, dtype=torch.bfloat16) for _ in "kv")
+        bytes_ = 4 * tiles * 16 * heads * dim
         kv = torch.empty(bytes_, dtype=torch.uint8, device=DEV)
-        calls = {"read": lambda: reader.read_bytes(ptr(kv), ctypes.c_longlong(bytes_), ptr(out), 132 * 4, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))}
-        for mode in range(3):
-            for warps, stages, blocks in ((4, 1, 128), (4, 2, 128), (4, 3, 128), (8, 1, 128), (8, 2, 128), (8, 3, 128), (8, 1, 256), (8, 1, 512), (4, 2, 256)):
-                for sync in (0, 1) if (warps, stages) == (8, 2) else (0,):
-                    if mode == 1 and warps != 8:
-                        continue
+        stream = lambda: ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        calls = {"read": lambda: reader.read_bytes(ptr(kv), ctypes.c_longlong(bytes_), ptr(out), 132 * 4, stream())}
+        orders = {"": torch.arange(tiles, device=DEV), "r": torch.randperm(tiles, device=DEV)}
+        keys = {name: table[:, None] * 16 + torch.arange(16, device=DEV) for name, table in orders.items()}
+        keys["rk"] = torch.randperm(tiles * 16, device=DEV)
+        forms = [(mode, order, warps, stages, "") for mode in (0, 1, 2) for order in orders for warps, stages in ((8, 1), (8, 2), (8, 3)) if warps * dim * 64 * stages <= 3 << 16]
+        forms += [(0, order, 8, 2, "l1") for order in orders] + [(4, order, 8, stages, "") for order in keys for stages in (1, 2)]
+        for mode, order, warps, stages, promotion in forms:
+            table = (keys if mode == 4 else orders)[order].to(torch.int32).flatten().contiguous()
 
-                    def call(mode=mode, warps=warps, stages=stages, blocks=blocks, sync=sync):
-                        e = lib.stream_run(ptr(k), ptr(v), batch, sk, heads, mode, warps, stages, blocks, sync, ptr(out), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
-                        if e:
-                            raise RuntimeError(f"stream: error {e}")
-                    calls[f"m{mode}w{warps}s{stages}x{blocks}" + ("b" if sync else "")] = call
+            def call(mode=mode, table=table, warps=warps, stages=stages, promotion=promotion):
+                e = lib.stream_run(ptr(k), ptr(v), ptr(table), ctypes.c_longlong(tiles), heads, dim, mode, warps, stages, 128, 0, promotions[promotion], ptr(out), stream())
+                if e:
+                    raise RuntimeError(f"stream: error {e}")
+
+            calls[f"m{mode}{order}w{warps}s{stages}{promotion}"] = call
         rows = contest(calls, bytes_, 3, a.span)
-        say(dict(stream=[batch, sk, heads], us=rows, bytes=bytes_))
-        print(f"stream {batch}x{sk} {heads} heads: " + "  ".join(f"{n} {x:.1f} ({bytes_ / x * 1e-6:.2f})" for n, x in rows.items()), flush=True)
+        say(dict(stream=[tiles, heads, dim], us=rows, bytes=bytes_))
+        print(f"stream {tiles} tiles, {heads} heads, D {dim}: " + "  ".join(f"{n} {x:.1f} ({bytes_ / x * 1e-6:.2f})" for n, x in rows.items()), flush=True)
+        if time.time() - START > a.seconds:
+            return
 
 
 def report(say, d, hq, hkv, batch, sk, page, bytes_, rows):
@@ -372,6 +380,7 @@ def main():
     p.add_argument("out")
     p.add_argument("--check", action="store_true")
     p.add_argument("--time", action="store_true")
+    p.add_argument("--streams", action="store_true", help="what stream.cu reads alone")
     p.add_argument("--fa2", action="store_true")
     p.add_argument("--few", action="store_true", help="32 heads over 8 alone")
     p.add_argument("--variants", nargs="*")
@@ -389,7 +398,7 @@ def main():
         file.flush()
 
     failed = check(variants, say) if a.check else 0
-    if a.time and os.path.exists(os.path.join(a.folder, "stream.so")):
+    if (a.time or a.streams) and os.path.exists(os.path.join(a.folder, "stream.so")):
         streams(ctypes.CDLL(os.path.join(a.folder, "stream.so")), ctypes.CDLL(os.path.join(a.folder, "reader.so")), say, a)
     if a.time:
         measure(variants, ctypes.CDLL(os.path.join(a.folder, "reader.so")), say, a)

@@ -13,6 +13,9 @@ constexpr DecodeSm90Config kCfg CONFIG;
 #ifndef BOUND_BLOCKS
 #define BOUND_BLOCKS MIN_BLOCKS
 #endif
+#ifndef L2_PROMOTION
+#define L2_PROMOTION CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+#endif
 constexpr int kBytes = decode_sm90_layout(kCfg).bytes;
 #ifdef TRACE
 constexpr int kTraced = 1056;
@@ -62,7 +65,7 @@ static CUresult encode(CUtensorMap* map, void* data, int batch, long long rows, 
   const cuuint64_t strides[3] = {d * heads * 2, d * 2, d * heads * rows * 2};
   const cuuint32_t box[4] = {64, kCfg.block_n, 1, 1}, steps[4] = {1, 1, 1, 1};
   return function(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, data, extents, strides, box, steps,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, L2_PROMOTION,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
