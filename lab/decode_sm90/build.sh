@@ -9,7 +9,7 @@ build_one() {
   cp $device/decode_sm90/* $own
   [[ $name == *_nopf* ]] && sed "s/cg.shared.global.L2::128B/cg.shared.global/" $device/ptx/cp_async.cuh > $work/tessera/ptx/cp_async.cuh
   [[ $name == *_qs* ]] && sed -i 's/return c.head_dim > 192 .*/return true;/' $own/config.hpp
-  [[ $name == *_nc* ]] && sed -i -e '/^      score_stage<kCfg>/,/visible.all.holds/d' -e '/^      product_pb/d' $own/kernel.cuh
+  [[ $name == *_nc* ]] && sed -i -e '/^      score_stage<kCfg>/,/all_see.holds/d' -e '/^      product_pb/d' $own/kernel.cuh
   [[ $name == *_nv* ]] && sed -i '/^      product_pb/d' $own/kernel.cuh
   [[ $name == *_co* ]] && echo "#define BOUND_BLOCKS 2" >> $work/config.h
   [[ $name == *_l128* ]] && echo "#define L2_PROMOTION CU_TENSOR_MAP_L2_PROMOTION_L2_128B" >> $work/config.h
