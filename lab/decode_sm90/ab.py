@@ -11,10 +11,11 @@ import harness
 
 HEADS = [(32, 8), (64, 8), (32, 32)]
 # heads, sequences, keys, keys of a page (0: dense), head size
-CELLS = [(h, 1, sk, page, 128) for sk in (1024, 8192, 2048, 4096) for page in (0, 16) for h in HEADS if h[1] == 8 or page == 0]
-CELLS += [((32, 8), b, sk, page, 128) for b, sk in ((64, 2048), (16, 4096), (64, 8192), (64, 1024)) for page in (0, 16)]
+CELLS = [((32, 8), 1, sk, page, 128) for sk in (1024, 8192) for page in (16, 1, 544)]
 CELLS += [((32, 8), b, sk, page, 64) for b, sk in ((64, 8192), (64, 2048), (1, 8192)) for page in (0, 16)]
-CELLS += [((32, 8), 1, sk, page, 128) for sk in (1024, 8192) for page in (1, 544)] + [((32, 8), 64, 2048, 1, 128)]
+CELLS += [((32, 8), b, sk, page, 128) for b, sk in ((64, 2048), (16, 4096), (64, 8192), (64, 1024)) for page in (0, 16, 1)]
+CELLS += [(h, 1, sk, 0, 128) for sk in (1024, 8192) for h in HEADS] + [((64, 8), 1, sk, 16, 128) for sk in (1024, 8192)]
+CELLS += [(h, 1, sk, page, 128) for sk in (2048, 4096) for page in (0, 16) for h in HEADS if h[1] == 8 or page == 0]
 CELLS += [((32, 8), 1, 65536, 0, 128), ((64, 8), 64, 2048, 0, 128), ((32, 32), 64, 2048, 0, 128)]
 
 

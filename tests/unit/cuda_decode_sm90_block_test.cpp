@@ -203,6 +203,11 @@ INSTANTIATE_TEST_SUITE_P(
         "dtype=f16 b=4 sq=3 sk=400 hq=4 hkv=4 d=64 dv=64 k=paged page=7 csr=1 causal=1 cores=7",
         "dtype=bf16 b=3 sq=2 sk=1100 hq=4 hkv=2 d=256 dv=256 k=paged page=64 causal=1 invariant=1 cores=4",
         "dtype=bf16 b=3 sq=8 sk=3000 hq=2 hkv=1 d=256 dv=256 k=paged page=64 invariant=1 cores=9",
+        // One sequence; pages of fewer keys than a tile's, with more tiles a warp than entries come at once.
+        "dtype=bf16 b=1 sq=1 sk=900 hq=8 hkv=2 d=128 dv=128 k=paged page=16 cores=5",
+        "dtype=f16 b=1 sq=3 sk=1500 hq=4 hkv=2 d=64 dv=64 k=paged page=1 causal=1 cores=5",
+        "dtype=f16 b=1 sq=1 sk=2000 hq=2 hkv=2 d=64 dv=64 k=paged page=3 cores=2",
+        "dtype=f16 b=9 sq=1 sk=700 hq=2 hkv=1 d=64 dv=64 k=paged page=2 csr=1 cores=3",
         // Trees: words of bits, of which the last or the first tile has a part; more queries than keys.
         "dtype=bf16 b=3 sq=4 sk=700 hq=8 hkv=2 d=64 dv=64 k=paged page=16 tree=1 cores=7",
         "dtype=f16 b=2 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 cores=5",

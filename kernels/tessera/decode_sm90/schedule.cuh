@@ -187,7 +187,7 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
     walk.share_tiles = max((total + p.teams.value - 1) / p.teams, p.min_tiles);
     walk.at = walk.team * walk.share_tiles, walk.end = min(walk.at + walk.share_tiles, total);
   };
-  if constexpr (!kCfg.varlen) {  // all sequences are alike
+  if (!kCfg.varlen || p.batch == 1) {  // all sequences are alike
     walk.share = sequence_share<kCfg>(p, 0);
     const int each = walk.share.work_tiles(p) * walk.share.tiles;
     set_share(each * p.batch);
