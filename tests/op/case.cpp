@@ -126,8 +126,8 @@ bool holds_nonfinite(const Case& c) {
 }
 
 bool cpu_alone(const Case& c, tessera_direction direction) {
-  constexpr int64_t kMostGpuHeadDim = 512;
-  return c.d > kMostGpuHeadDim || (c.causal_seqs && direction == TESSERA_BACKWARD);
+  constexpr int64_t kMostBackwardHeadDim = 512;
+  return direction == TESSERA_BACKWARD && (c.d > kMostBackwardHeadDim || c.causal_seqs);
 }
 
 bool cpu_alone(const Case& c) { return cpu_alone(c, c.backward ? TESSERA_BACKWARD : TESSERA_FORWARD); }

@@ -256,6 +256,7 @@ constexpr const char* kDecode[] = {
     "b=2 sq=1 sk=2000 hq=4 hkv=1 d=256 dv=256 invariant=1 cores=16",
     "b=2 sq=1 sk=600 hq=2 hkv=2 d=17 dv=33 reversed=1 gap=3",
     "b=2 sq=1 sk=600 hq=16 hkv=1 d=576 dv=512 k=paged page=64 cores=4",
+    "b=3 sq=50 sk=400 hq=4 hkv=1 d=576 dv=512 q=packed k=paged page=16 causal=1 cores=4",
     "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=growing cores=4",
     // Trees and causal flags by decode_sm90: tiles by TMA and not, one with and without options, parts of one size, all head sizes.
     "b=4 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 causal=1 cores=7",

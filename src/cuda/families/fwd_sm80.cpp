@@ -61,18 +61,18 @@ constexpr FwdTile kTiles[] = {
     {false, 192, kAny, 128, 64, 8, 2, 192, 1},
     {false, 256, kAny, 128, 64, 8, 2, 256, 1, RowMap::kPairs},
     {false, 256, kAny, 128, 64, 8, 2, 256, 1},
-    {false, 512, kAny, 64, 32, 4, 2, 256, 1},
+    {false, 576, kAny, 64, 32, 4, 2, 256, 1},
     // 99 KiB of shared memory.
     {false, 192, kAny, 64, 32, 4, 2, 192, 1},
     {false, 256, kAny, 64, 32, 4, 1, 256, 1},
-    {false, 512, kAny, 16, 32, 1, 1, 128, 1},
+    {false, 576, kAny, 16, 32, 1, 1, 128, 1},
     // float32: three products of TF32 each. Registers hold the two halves of a fragment.
     {true, 64, kAny, 64, 32, 4, 2, 64, 2},
     {true, 128, kAny, 64, 32, 4, 2, 64, 1},
     {true, 256, kAny, 32, 32, 2, 2, 64, 1},
-    {true, 512, kAny, 16, 32, 1, 2, 64, 1},
+    {true, 576, kAny, 16, 32, 1, 2, 64, 1},
     {true, 256, kAny, 32, 32, 2, 1, 64, 1},
-    {true, 512, kAny, 16, 16, 1, 1, 64, 1},
+    {true, 576, kAny, 16, 16, 1, 1, 64, 1},
 };
 
 // Keys below which a part of the keys is not worth its merge; as many parts as any problem gets; as many as it gets of what
@@ -241,7 +241,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .oldest_arch = 80,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
-                             .head_dim = core::kMaxHeadDimV,
+                             .head_dim = core::kMaxHeadDim,
                              .tensors = kAllTensors};
 
 // clang-format off

@@ -48,7 +48,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .oldest_arch = 80,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
-                             .head_dim = core::kMaxHeadDimV,
+                             .head_dim = core::kMaxHeadDim,
                              .tensors = kAllTensors};
 
 std::string refuse(const tessera_plan& plan) {
