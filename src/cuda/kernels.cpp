@@ -83,6 +83,7 @@ KernelSpec spec_of(const FwdSm90Config& config) {
           .threads = (config.consumers + 1) * kWarpgroupThreads,
           .cluster = config.cluster,
           .smem_bytes = smem_bytes(config),
+          .begins_early = true,
           .claim = shared_memory_claim("FwdSm90SharedMemory", config)};
 }
 
@@ -124,6 +125,7 @@ KernelSpec spec_of(const CombineConfig& config) {
           .config = config_text(config),
           .threads = kCombineWarps * kWarpThreads,
           .min_blocks_per_sm = kCombineBlocks,
+          .begins_early = true,
           .limits = {.registers = 96},
           .claim = "tessera::kCombineWarps == " + std::to_string(kCombineWarps)};
 }
@@ -134,6 +136,7 @@ KernelSpec spec_of(const PrefixIndicesConfig& config) {
           .params = "PrefixIndicesParams",
           .config = config_text(config),
           .threads = kPrefixIndicesWarps * kWarpThreads,
+          .begins_early = true,
           .limits = {.registers = 64},
           .claim = "sizeof(tessera::PrefixIndicesParams) == " + std::to_string(sizeof(PrefixIndicesParams))};
 }
@@ -144,6 +147,7 @@ KernelSpec spec_of(const AppendConfig& config) {
           .params = "AppendParams",
           .config = config_text(config),
           .threads = kAppendThreads,
+          .begins_early = true,
           .limits = {.registers = 64},
           .claim = "tessera::kAppendThreads == " + std::to_string(kAppendThreads)};
 }

@@ -8,6 +8,7 @@
 
 #include "tessera/append/config.hpp"
 #include "tessera/ptx/device.cuh"
+#include "tessera/ptx/griddepcontrol.cuh"
 #include "tessera/tile/element.cuh"
 
 namespace tessera {
@@ -81,6 +82,8 @@ TESSERA_DEVICE void write_columns(const RowTensor& from, int64 row, const RowTen
 
 template <AppendConfig kCfg>
 TESSERA_DEVICE void append(const AppendParams& p) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const int64 of_keys = p.cu_seqlens ? p.tokens : static_cast<int64>(p.batch) * p.tokens;
   const bool is_key = blockIdx.x < of_keys;
   const int64 index = is_key ? blockIdx.x : blockIdx.x - of_keys;

@@ -8,6 +8,7 @@
 
 #include "tessera/attention/softmax.cuh"
 #include "tessera/combine/config.hpp"
+#include "tessera/ptx/griddepcontrol.cuh"
 
 namespace tessera {
 
@@ -105,6 +106,8 @@ TESSERA_DEVICE void add_parts(const RowParts<kCfg>& of, int parts, float lse, in
 
 template <CombineConfig kCfg>
 TESSERA_DEVICE void combine(const CombineParams& p) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const int64 index = static_cast<int64>(blockIdx.x) * kCombineWarps + threadIdx.x / 32;
   if (index >= static_cast<int64>(p.batch) * p.rows * p.heads) return;
   const int head = static_cast<int>(index % p.heads), row = static_cast<int>(index / p.heads % p.rows);

@@ -16,6 +16,7 @@
 #include "tessera/attention/unowned_rows.cuh"
 #include "tessera/fwd_sm90/producers.cuh"
 #include "tessera/fwd_sm90/score_stage.cuh"
+#include "tessera/ptx/griddepcontrol.cuh"
 #include "tessera/ptx/warpgroup.cuh"
 
 namespace tessera {
@@ -221,7 +222,9 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   extern __shared__ __align__(1024) char shared_memory[];
   auto& shared = *reinterpret_cast<FwdSm90SharedMemory<kCfg>*>(shared_memory);
 
-  // 1. Barriers. The tile ring is released by the three loaders and by every consumer warp.
+  // 1. Barriers. The tile ring is released by the three loaders and by every consumer warp. The kernel ahead in the stream may still run until
+  // griddepcontrol_wait.
+  ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(&p.q_map);
     ptx::prefetch_tensormap(&p.k_map);
@@ -240,6 +243,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   } else {
     __syncthreads();
   }
+  ptx::griddepcontrol_wait();
 
   // 2. Roles. 65536 registers are 168 a thread of three warpgroups, 128 of four, 96 of five.
   constexpr int kProducerRegisters = kCfg.consumers == 2 ? 40 : 32, kConsumerRegisters = kCfg.consumers == 2   ? 232

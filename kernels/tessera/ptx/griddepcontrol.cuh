@@ -7,6 +7,8 @@
 
 namespace tessera::ptx {
 
+// GPUs before Hopper have no such launches.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // Until the kernels ahead have ended and their writes are visible. Without the attribute it returns at once.
 TESSERA_DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
@@ -14,5 +16,9 @@ TESSERA_DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" 
 TESSERA_DEVICE void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
+#else
+TESSERA_DEVICE void griddepcontrol_wait() {}
+TESSERA_DEVICE void griddepcontrol_launch_dependents() {}
+#endif
 
 }  // namespace tessera::ptx

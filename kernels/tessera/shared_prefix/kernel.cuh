@@ -10,6 +10,7 @@
 #pragma once
 
 #include "tessera/attention/sequence.cuh"
+#include "tessera/ptx/griddepcontrol.cuh"
 #include "tessera/shared_prefix/chunks.cuh"
 #include "tessera/shared_prefix/config.hpp"
 
@@ -44,6 +45,8 @@ TESSERA_DEVICE int first_entry(const PrefixIndicesParams& p, int b) {
 
 template <PrefixIndicesConfig kCfg>
 TESSERA_DEVICE void prefix_indices(const PrefixIndicesParams& p) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int block = static_cast<int>(blockIdx.x), index_blocks = prefix_index_blocks(p.groups);
   if (block >= index_blocks) {

@@ -136,7 +136,9 @@ tessera_status load(const Driver& cu, const KernelSpec& spec, const Binary& bina
         failed(cu.cuKernelSetAttribute(kFunctionMaxDynamicSmemBytes, static_cast<int>(spec.smem_bytes), handle, gpu),
                "cuKernelSetAttribute"));
     TESSERA_RETURN_IF_ERROR(failed(cu.cuKernelGetFunction(&function, handle), "cuKernelGetFunction"));
-    kernel = {handle, spec.name, spec.threads, spec.smem_bytes, spec.begins_early};
+    constexpr int32_t kOldestEarlyArch = 90;
+    const bool early = spec.begins_early && device.arch >= kOldestEarlyArch;
+    kernel = {handle, spec.name, spec.threads, spec.smem_bytes, early};
     return ok();
   };
   const tessera_status status = prepare();
