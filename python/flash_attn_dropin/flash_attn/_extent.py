@@ -6,7 +6,7 @@ are clamped and writes out of range dropped, so that a replay never reads or wri
 """
 
 import dataclasses
-from typing import Iterable, List, Optional, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -103,30 +103,16 @@ class Extent:
             None if leftpad is None else leftpad.clamp(min=0),
         )
 
-    def append(self, caches: Iterable[Tuple[Tensor, Tensor]], rows: Tensor, pages: Optional[Tensor]) -> None:
-        """Writes new [B, S_new, Hkv, D] at cache[rows[b, i] of sequence b]; rows [B, S_new] are positions in a sequence."""
-        if rows.numel() == 0 or self.room == 0 or self.num_pages == 0:
-            return
-        at = rows.clamp(0, self.room - 1) if self.clamps else rows
+    def slots(self, lengths: Tensor, pages: Optional[Tensor]) -> Tensor:
+        """Where each new token lies among the cache's keys, int64 [B * num_new]; -1 where that is out of range."""
+        rows = lengths[:, None].to(torch.int64) + torch.arange(self.num_new, device=lengths.device)
+        at = rows.clamp(0, max(self.room - 1, 0))
         if pages is None:
             page = torch.arange(rows.shape[0], device=rows.device)[:, None].expand_as(rows)
         else:
             page = torch.gather(pages.to(torch.int64), 1, at // self.page_size)
-        slot = at % self.page_size
-        if not self.clamps:
-            for cache, new in caches:
-                cache[page, slot] = new
-            return
-        counts = (rows == at) & (page >= 0) & (page < self.num_pages)
-        page = page.clamp(0, self.num_pages - 1)
-        # What is dropped writes the first of those that count a second time, and where none counts, what is there.
-        any_counts, first = counts.any(), counts.flatten().to(torch.int8).argmax(keepdim=True)
-        # By index_select: an index without dimensions would be read back.
-        first_page, first_slot = (x.flatten().index_select(0, first) for x in (page, slot))
-        page, slot = torch.where(counts, page, first_page), torch.where(counts, slot, first_slot)
-        for cache, new in caches:
-            again = torch.where(any_counts, new.flatten(0, 1).index_select(0, first), cache[first_page, first_slot])
-            cache[page, slot] = torch.where(counts[..., None, None], new, again)
+        within = (rows == at) & (page >= 0) & (page < self.num_pages)
+        return torch.where(within, page * self.page_size + at % self.page_size, -1).flatten()
 
 
 _MOST_COPIED = 2048  # page indices that are copied from a GPU rather than looked through there

@@ -7,9 +7,9 @@ from tessera.torch import attention, checks, kernels
 from tessera.torch.api import check
 from torch import Tensor
 
+from flash_attn._append import Angles, append
 from flash_attn._call import lse_of, options_of
 from flash_attn._extent import Extent, tracing
-from flash_attn.layers.rotary import rotate
 
 
 def attend_cache(
@@ -45,15 +45,13 @@ def attend_cache(
         if k is not None:
             if not tracing():  # whatever attention refuses, it refuses before the cache is written
                 check(q, k_cache, v_cache, page_table=pages, seqused_k=lengths, **options)
-            first = lengths[:, None].to(torch.int64)
-            rows = first + torch.arange(num_new, device=k.device)
+            angles = None
             if rotary_cos is not None:
+                first = lengths[:, None]
                 rows_q = first + torch.arange(q.shape[1], device=q.device) if ordered else first.expand(-1, q.shape[1])
-                q, k = (
-                    rotate(x, rotary_cos[at], rotary_sin[at], rotary_interleaved)
-                    for x, at in ((q, extent.within_rotary(rows_q)), (k, extent.within_rotary(rows)))
-                )
-            extent.append(((k_cache, k), (v_cache, v)), rows, pages)
+                rows_k = first + torch.arange(num_new, device=q.device)
+                angles = Angles(rotary_cos, rotary_sin, *map(extent.within_rotary, (rows_q, rows_k)), rotary_interleaved)
+            q = append(extent, q, k, v, k_cache, v_cache, lengths, pages, angles)
             lengths = lengths + num_new
         lengths, pages, leftpad = extent.within(lengths, pages, leftpad)
         if leftpad is not None:

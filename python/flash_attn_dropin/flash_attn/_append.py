@@ -1,0 +1,70 @@
+"""New keys and values into a cache, and the rotation of queries and new keys: `tessera.append`, also in traced programs."""
+
+from typing import NamedTuple, Optional
+
+import tessera
+import torch
+from tessera.serving.paged import write_slots
+from torch import Tensor
+
+from flash_attn._extent import Extent, tracing
+from flash_attn.layers.rotary import rotate
+
+
+class Angles(NamedTuple):
+    """cos, sin [R, rotary_dim / 2], and which of their rows each query [B, Sq] and each new key [B, S_new] takes."""
+
+    cos: Tensor
+    sin: Tensor
+    rows_q: Tensor
+    rows_k: Tensor
+    interleaved: bool
+
+
+def append(
+    extent: Extent, q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor,
+    pages: Optional[Tensor], angles: Optional[Angles],
+) -> Tensor:  # fmt: skip
+    """Writes k, v [B, S_new, Hkv, D] after each sequence's `lengths` keys, in place, and returns q, turned where there are angles.
+    Where the extent clamps, what is out of range is dropped."""
+    if extent.num_new == 0 and angles is None:
+        return q
+    if extent.clamps and not q.is_cuda and not tracing():  # a GPU's kernel drops by itself, the CPU's refuses
+        return _append_within(extent, q, k, v, k_cache, v_cache, lengths, pages, angles)
+    q_out = cos = sin = rows_q = rows_k = None
+    if angles is not None:
+        q = q.to(k.dtype)
+        q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        cos, sin = (x if x.dtype == k.dtype else x.float() for x in angles[:2])
+        rows_q, rows_k = (x.to(torch.int32) for x in (angles.rows_q, angles.rows_k))
+    run = _append if tracing() else _append_now
+    q_in = q.contiguous() if angles is not None else None
+    arrays = k.contiguous(), v.contiguous(), k_cache, v_cache, lengths + extent.num_new, pages
+    run(*arrays, q_in, q_out, cos, sin, rows_q, rows_k, angles is not None and angles.interleaved)
+    return q if q_out is None else q_out
+
+
+def _append_now(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, seqused_k: Tensor, page_table: Optional[Tensor],
+    q: Optional[Tensor], q_out: Optional[Tensor], cos: Optional[Tensor], sin: Optional[Tensor],
+    positions_q: Optional[Tensor], positions_k: Optional[Tensor], interleaved: bool,
+) -> None:  # fmt: skip
+    tessera.append(
+        k, v, k_cache, v_cache, seqused_k, page_table=page_table, q=q, q_out=q_out, cos=cos, sin=sin,
+        positions_q=positions_q, positions_k=positions_k, interleaved=interleaved,
+    )  # fmt: skip
+
+
+_append = torch.library.custom_op("tessera_flash_attn::append", _append_now, mutates_args=("k_cache", "v_cache", "q_out"))
+_append.register_fake(lambda *arguments: None)
+
+
+def _append_within(
+    extent: Extent, q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor,
+    pages: Optional[Tensor], angles: Optional[Angles],
+) -> Tensor:  # fmt: skip
+    if angles is not None:
+        cos, sin, interleaved = angles.cos, angles.sin, angles.interleaved
+        q, k = (rotate(x, cos[at], sin[at], interleaved) for x, at in ((q, angles.rows_q), (k, angles.rows_k)))
+    write_slots(k.flatten(0, 1), v.flatten(0, 1), k_cache, v_cache, extent.slots(lengths, pages))
+    return q
