@@ -72,6 +72,8 @@ class Contest:
 
     def add(self, name, call, right=None):
         """right: the error of what the call returns."""
+        import torch
+
         try:
             o = call()
             if right is not None:
@@ -80,6 +82,7 @@ class Contest:
                     print(f"WRONG: {self.cell.name}, {name}: error {self.errors[name]:.2e}", flush=True)
             self.calls[name] = call
         except (ValueError, RuntimeError) as refusal:
+            torch.cuda.synchronize()  # raises where it was no refusal, but the end of all that this process does on the GPU
             print(f"   {self.cell.name}, {name}: {str(refusal)[:200]}", flush=True)
 
     def add_reading(self, tensor):
@@ -343,18 +346,32 @@ CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees, "few": few, "pre
 
 
 def measure(options) -> int:
+    """Of all cells from number options.first on. After one that ends in an error of the GPU, in a process that begins with the next."""
     import torch
 
     from cuda_bench import machine
 
-    started, results, facts, wrong = time.monotonic(), [], machine.facts(), 0
-    print(machine.heading(facts))
+    started, file = time.monotonic(), f"{options.out}/cells.json"
+    os.makedirs(options.out, exist_ok=True)
+    record = {"machine": machine.facts(), "cells": [], "failed": []}
+    if options.first:
+        with open(file, encoding="utf-8") as before:
+            record = json.load(before)
+    else:
+        print(machine.heading(record["machine"]))
+    results, failed = record["cells"], record["failed"]
+
+    def keep():
+        with open(file, "w", encoding="utf-8") as out:
+            json.dump(record, out, indent=1)
+
     # A cell of each case in turn, so that none is without numbers where time runs out.
     queues, cells = [CASES[case]() for case in options.cases], []
     while any(queues):
         cells += [queue.pop(0) for queue in queues if queue]
-    for cell in cells:
-        if time.monotonic() - started > options.seconds:
+    for number, cell in list(enumerate(cells))[options.first :]:
+        left = options.seconds - (time.monotonic() - started)
+        if left < 0:
             print(f"out of time: {len(results)} of {len(cells)} cells")
             break
         try:
@@ -363,22 +380,25 @@ def measure(options) -> int:
                 us = contest.times(options.rounds, options.span_ms)
         except torch.OutOfMemoryError:
             print(f"   {cell.name}: out of memory", flush=True)
-            continue
-        finally:
             torch.cuda.empty_cache()
-        wrong += sum(not x <= MOST_ERROR for x in contest.errors.values())
+            continue
+        except RuntimeError as error:
+            print(f"FAILED: {cell.name}: {error}", flush=True)
+            failed.append(cell.name), keep()
+            rest = ["--cases", *options.cases, "--out", options.out, "--rounds", str(options.rounds)]
+            rest += ["--span-ms", str(options.span_ms), "--seconds", str(left), "--first", str(number + 1)]
+            os.execv(sys.executable, [sys.executable, os.path.abspath(__file__), *rest])
+        torch.cuda.empty_cache()
         results.append({"case": cell.case, "name": cell.name, "bytes": cell.bytes, "cell": serving_cells.fields(cell), "us": us,
                         "errors": contest.errors})  # fmt: skip
         worst = max(contest.errors.values(), default=math.nan)
         print(cell.name, " ".join(f"{name} {x:.1f};" for name, x in us.items()), f"error {worst:.1e}", flush=True)
-        if options.out:
-            os.makedirs(options.out, exist_ok=True)
-            with open(f"{options.out}/cells.json", "w", encoding="utf-8") as file:
-                json.dump({"machine": facts, "cells": results}, file, indent=1)
-            serving_cells.write_csv(results, f"{options.out}/cells.csv")
+        keep()
+        serving_cells.write_csv(results, f"{options.out}/cells.csv")
     print(serving_cells.table(results))
-    print(f"{wrong} results are wrong" if wrong else "every result is right")
-    return 1 if wrong or not results else 0
+    wrong = sum(not x <= MOST_ERROR for result in results for x in result["errors"].values())
+    print(f"{wrong} results are wrong" if wrong else "every result is right", *(f"\nFAILED: {name}" for name in failed))
+    return 1 if wrong or failed or not results else 0
 
 
 def main() -> int:
@@ -387,7 +407,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--span-ms", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no cell after so many seconds")
-    parser.add_argument("--out", metavar="FOLDER", help="cells.json and cells.csv, written after every cell")
+    parser.add_argument("--out", metavar="FOLDER", default="build/serving", help="cells.json and cells.csv, written after every cell (build/serving)")
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--summary", metavar="JSON")
     options = parser.parse_args()

@@ -1,6 +1,10 @@
 // A checked tessera_append as its kernel reads it.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+
 #include "core/append.hpp"
 #include "tessera/append/config.hpp"
 
@@ -41,6 +45,26 @@ inline AppendParams append_params(const tessera_append_call& call) {
   positions(call.positions_k, p.positions_k, p.positions_k_batch, p.positions_k_col);
   p.dropped = static_cast<int*>(data(call.dropped));
   return p;
+}
+
+// By 16 bytes where all that it loads and stores starts at a multiple of them.
+inline AppendConfig append_config(const AppendParams& p, Dtype dtype) {
+  const AppendConfig aligned{dtype, true};
+  const int width = append_width(aligned), bytes = dtype_bytes(dtype), angle_bytes = dtype_bytes(p.angle_dtype);
+  const auto starts = [](const void* data, std::initializer_list<int64> strides, int of_bytes) {
+    constexpr int kBytes = 16;
+    return reinterpret_cast<std::uintptr_t>(data) % kBytes == 0 &&
+           std::ranges::all_of(strides, [&](int64 stride) { return stride * of_bytes % kBytes == 0; });
+  };
+  const auto rows = [&](const RowTensor& tensor) {
+    return !tensor.data || starts(tensor.data, {tensor.batch, tensor.row, tensor.head}, bytes);
+  };
+  const bool columns = p.head_dim % width == 0 && p.head_dim_v % width == 0 && p.rotary_dim % (2 * width) == 0;
+  const bool angles =
+      p.rotary_dim == 0 || (starts(p.cos, {p.cos_row}, angle_bytes) && starts(p.sin, {p.sin_row}, angle_bytes));
+  const bool all =
+      columns && angles && rows(p.k) && rows(p.v) && rows(p.k_cache) && rows(p.v_cache) && rows(p.q) && rows(p.q_out);
+  return {dtype, all};
 }
 
 }  // namespace tessera

@@ -10,7 +10,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
-constexpr int kCombineWarps = 4, kBwdRowsThreads = 128, kAppendThreads = 128;
+constexpr int kCombineWarps = 4, kBwdRowsThreads = 128, kAppendThreads = 256;
 // Of a multiprocessor: so many warps cover the way to memory.
 constexpr int kCombineBlocks = 5, kBwdRowsBlocks = 7, kStandardProductBlocks = 2;
 

@@ -164,8 +164,10 @@ std::vector<PrebuiltKernel> prebuilt_kernels(int32_t arch) {
   const KernelSpec merge = spec_of(CombineConfig{Dtype::kFloat32, Dtype::kFloat32, false});
   add(merge, merge.limits);
   for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16}) {
-    const KernelSpec append = spec_of(AppendConfig{dtype});
-    add(append, append.limits);
+    for (const bool aligned : {false, true}) {
+      const KernelSpec append = spec_of(AppendConfig{dtype, aligned});
+      add(append, append.limits);
+    }
   }
   for (const bool paged : {false, true}) {
     const KernelSpec indices = spec_of(PrefixIndicesConfig{paged});

@@ -68,7 +68,7 @@ tessera_status append(const tessera_append_call& call, const tessera_device& dev
   Launches launches(device, stream);
   TESSERA_RETURN_IF_ERROR(launches.begin());
   LaunchList list(launches.driver());
-  TESSERA_RETURN_IF_ERROR(launch_append({static_cast<Dtype>(call.k.layout.dtype)}, p, list));
+  TESSERA_RETURN_IF_ERROR(launch_append(append_config(p, static_cast<Dtype>(call.k.layout.dtype)), p, list));
   return submit(list, launches);
 }
 

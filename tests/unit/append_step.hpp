@@ -259,6 +259,9 @@ inline Form draw_form(std::uint64_t n) {
   form.batch = between(0, 4), form.tokens = between(0, 9), form.tokens_q = form.packed ? form.tokens : between(0, 9);
   form.heads_kv = between(1, 3), form.heads_q = form.heads_kv * between(1, 3);
   form.d = between(2, 70), form.dv = between(1, 70), form.rotary = 2 * between(0, form.d / 2);
+  if (n % 4 == 0) {  // whole vectors of 16 bytes, of float16 two halves to rotate
+    form.d = 16 * between(1, 4), form.dv = 16 * between(1, 4), form.rotary = 16 * between(0, form.d / 16);
+  }
   form.page_size = between(2, 9), form.max_pages = (form.tokens + form.page_size - 1) / form.page_size + between(0, 3);
   // Positions without a tensor of their own end where a row of cos does.
   if (form.page_size * form.max_pages + 9 >= Step::kAngles) form.positions = true;

@@ -26,22 +26,30 @@ static int atomicAdd(int* at, int x) {
 namespace tessera::test {
 namespace {
 
+int aligned_calls = 0;
+
+template <bool kAligned>
+void run_thread(const AppendParams& p, Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return tessera::append<AppendConfig{Dtype::kFloat32, kAligned}>(p);
+    case Dtype::kFloat16:
+      return tessera::append<AppendConfig{Dtype::kFloat16, kAligned}>(p);
+    default:
+      return tessera::append<AppendConfig{Dtype::kBFloat16, kAligned}>(p);
+  }
+}
+
 void emulate(const tessera_append_call& call) {
   const AppendParams p = append_params(call);
+  const auto dtype = static_cast<Dtype>(call.k.layout.dtype);
+  const bool aligned = append_config(p, dtype).aligned;
+  aligned_calls += aligned;
   const unsigned blocks = (p.cu_seqlens ? 1 : p.batch) * (p.tokens + p.tokens_q);
   if (p.batch == 0) return;
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
     for (threadIdx.x = 0; threadIdx.x < kAppendThreads; ++threadIdx.x) {
-      switch (call.k.layout.dtype) {
-        case TESSERA_FLOAT32:
-          tessera::append<AppendConfig{Dtype::kFloat32}>(p);
-          break;
-        case TESSERA_FLOAT16:
-          tessera::append<AppendConfig{Dtype::kFloat16}>(p);
-          break;
-        default:
-          tessera::append<AppendConfig{Dtype::kBFloat16}>(p);
-      }
+      aligned ? run_thread<true>(p, dtype) : run_thread<false>(p, dtype);
     }
   }
 }
@@ -52,6 +60,8 @@ TEST(DeviceAppend, PutsEveryTokenWhereItBelongs) {
     expect_right(draw_form(n), emulate);
     if (testing::Test::HasFatalFailure()) return;
   }
+  EXPECT_GT(aligned_calls, 20);
+  EXPECT_LT(aligned_calls, 380);
 }
 
 // The tokens of sequence 0 write nothing and are counted, those of the others are written.

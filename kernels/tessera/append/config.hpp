@@ -9,8 +9,15 @@ namespace tessera {
 // append/kernel.cuh.
 struct AppendConfig {
   Dtype dtype;
+  bool
+      aligned;  // rows, heads and the columns that are rotated together start at multiples of 16 bytes, so that loads are of 16 bytes
 };
-TESSERA_CONFIG_FIELDS(AppendConfig, dtype)
+TESSERA_CONFIG_FIELDS(AppendConfig, dtype, aligned)
+
+// Neighbouring columns that a thread loads at once.
+TESSERA_HOST_DEVICE constexpr int append_width(const AppendConfig& c) {
+  return c.aligned ? 16 / dtype_bytes(c.dtype) : 1;
+}
 
 // The public tessera_append. Strides in elements.
 struct AppendParams {
