@@ -29,12 +29,14 @@ using testing::Inputs;
 
 // ---- the configs of the cases ----------------------------------------------------------------------------------------
 
-enum Options { kNone = 0, kTree = 1, kCausalSeqs = 2, kCapped = 4 };
+enum Options { kNone = 0, kTree = 1, kCausalSeqs = 2, kCapped = 4, kWide = 8 };  // wide: tiles of 32 keys
 
 constexpr DecodeSm90Config config(Dtype dtype, int head_dim, int warps, bool paged, bool varlen, bool invariant,
                                   bool bulk, int options) {
   DecodeSm90Config c{};
-  c.dtype = dtype, c.head_dim = head_dim, c.block_n = 16, c.warps = warps, c.stages = head_dim <= 64 ? 2 : 1;
+  const bool wide = options & kWide;
+  c.dtype = dtype, c.head_dim = head_dim, c.block_n = wide ? 32 : 16, c.warps = warps;
+  c.stages = head_dim <= 64 && !wide ? 2 : 1;
   c.paged = paged, c.varlen = varlen, c.invariant = invariant, c.bulk = bulk;
   c.score.tree_mask = options & kTree, c.score.causal_seqs = options & kCausalSeqs;
   c.score.softcap = c.score.alibi = (options & kCapped) != 0;
@@ -73,10 +75,10 @@ bool run_config(const Launch& launch, const DecodeSm90Params& p) {
          try_config<config(kBf16, 256, 8, true, true, true, true, kNone)>(launch, p) ||
          try_config<config(kBf16, 64, 8, true, true, false, true, kTree)>(launch, p) ||
          try_config<config(kF16, 128, 8, false, false, false, true, kTree)>(launch, p) ||
-         try_config<config(kF16, 64, 8, false, true, false, true, kTree)>(launch, p) ||
+         try_config<config(kF16, 64, 8, false, true, false, true, kTree | kWide)>(launch, p) ||
          try_config<config(kBf16, 64, 8, true, true, false, false, kTree)>(launch, p) ||
-         try_config<config(kBf16, 64, 8, true, true, false, true, kTree | kCapped)>(launch, p) ||
-         try_config<config(kBf16, 64, 8, false, true, false, true, kCausalSeqs)>(launch, p) ||
+         try_config<config(kBf16, 64, 8, true, true, false, true, kTree | kCapped | kWide)>(launch, p) ||
+         try_config<config(kBf16, 64, 8, false, true, false, true, kCausalSeqs | kWide)>(launch, p) ||
          try_config<config(kF16, 64, 8, true, true, true, true, kTree | kCausalSeqs)>(launch, p);
 }
 
@@ -112,7 +114,7 @@ class Copies {
   std::map<const std::byte*, Copy> copies_;
 };
 
-TensorMap map_of(const DecodeSm90Params& p, const RowTensor& tensor, int cols) {
+TensorMap map_of(const DecodeSm90Params& p, const RowTensor& tensor, int cols, int box_rows) {
   const bool paged = p.page_table != nullptr, packed = !paged && p.cu_seqlens_k != nullptr;
   const ptx::EmulatedTensorMap map{.data = static_cast<const char*>(tensor.data),
                                    .batch = tensor.batch * 2,
@@ -126,7 +128,7 @@ TensorMap map_of(const DecodeSm90Params& p, const RowTensor& tensor, int cols) {
                                                     : p.seqlen_k,
                                    .heads = p.heads_kv.value,
                                    .cols = cols,
-                                   .box_rows = 16};
+                                   .box_rows = box_rows};
   TensorMap opaque{};
   std::memcpy(&opaque, &map, sizeof map);
   return opaque;
@@ -161,7 +163,8 @@ TEST_P(DecodeSm90Block, AgreesWithTheOracle) {
   ASSERT_STREQ(list[0].name, "decode_sm90");
   DecodeSm90Params params;
   std::memcpy(static_cast<void*>(&params), list[0].params, sizeof params);
-  params.k_map = map_of(params, params.k, params.head_dim), params.v_map = map_of(params, params.v, params.head_dim_v);
+  params.k_map = map_of(params, params.k, params.head_dim, plan.block_n);
+  params.v_map = map_of(params, params.v, params.head_dim_v, plan.block_n);
   // Twice: counters are left as the next launch needs them.
   for (const Poison of_launch : {Poison::kNan, Poison::kLarge}) {
     poison = of_launch;
@@ -205,6 +208,7 @@ INSTANTIATE_TEST_SUITE_P(
         "dtype=bf16 b=3 sq=8 sk=3000 hq=2 hkv=1 d=256 dv=256 k=paged page=64 invariant=1 cores=9",
         // One sequence; pages of fewer keys than a tile's, with more tiles a warp than entries come at once.
         "dtype=bf16 b=1 sq=1 sk=900 hq=8 hkv=2 d=128 dv=128 k=paged page=16 cores=5",
+        "dtype=f16 b=3 sq=1 sk=1300 hq=4 hkv=2 d=64 dv=64 used=1 tree=1 cores=5",
         "dtype=f16 b=1 sq=3 sk=1500 hq=4 hkv=2 d=64 dv=64 k=paged page=1 causal=1 cores=5",
         "dtype=f16 b=1 sq=1 sk=2000 hq=2 hkv=2 d=64 dv=64 k=paged page=3 cores=2",
         "dtype=f16 b=9 sq=1 sk=700 hq=2 hkv=1 d=64 dv=64 k=paged page=2 csr=1 cores=3",

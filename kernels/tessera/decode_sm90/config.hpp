@@ -76,6 +76,7 @@ struct DecodeSm90Params : ProblemParams {
   StatTensor lse;                // natural logarithm
   int o_aligned;                 // every row of o starts at a multiple of 16 bytes
   int most_queries;              // of a sequence; those with more are another launch's
+  int beside;                    // that launch, ahead of this one, may still run: this one reads nothing of it
   int min_tiles;                 // of a block, where there are so many; invariant: of a part
   Divisor most_parts;            // invariant: of a work tile, kDecodeMostParts at most
   Divisor team;                  // blocks that read the same keys' heads side by side: a divisor of heads_kv

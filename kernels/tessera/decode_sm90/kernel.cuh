@@ -105,7 +105,7 @@ TESSERA_DEVICE void wait_for_tile(uint32 barrier, int parity) {
 }
 
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
+TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
   static_assert(sizeof(DecodeShared<kCfg>) == decode_sm90_layout(kCfg).bytes,
                 "shared memory lies where the host has it");
   extern __shared__ __align__(1024) char shared_memory[];
@@ -120,7 +120,7 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
   const auto v_full = [full](int stage) { return full + stage * kDecodeStageBarrierBytes + 8; };
 
   // 1. Which share is this block's. The kernel ahead in the stream may still run until griddepcontrol_wait: before it nothing is read that
-  // it may have written.
+  // it may have written. A launch of the same call, which waited itself, has written nothing of this one's.
   ptx::griddepcontrol_launch_dependents();
   if constexpr (kCfg.bulk) {
     if (threadIdx.x == 0) ptx::prefetch_tensormap(&p.k_map), ptx::prefetch_tensormap(&p.v_map);
@@ -133,7 +133,7 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
     }
     __syncwarp();
   }
-  if constexpr (kCfg.varlen) ptx::griddepcontrol_wait();  // lengths
+  if (kCfg.varlen && !p.beside) ptx::griddepcontrol_wait();  // lengths
   ShareSegments<kCfg>& segments = shared.segments;
   find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x), shared.scan, segments);
   if constexpr (!kCfg.varlen) ptx::griddepcontrol_wait();
@@ -211,6 +211,12 @@ TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
   for (int n = 0; n < 2; ++n) {
     if (merges[n]) merge_parts<kCfg>(p, n == 0 ? shared.parted : last);
   }
+}
+
+template <DecodeSm90Config kCfg>
+TESSERA_DEVICE void decode_sm90(const DecodeSm90Params& p) {
+  decode_share<kCfg>(p);
+  if (kCfg.varlen && p.beside) ptx::griddepcontrol_wait();  // what comes after this launch waits for this one alone
 }
 
 }  // namespace tessera

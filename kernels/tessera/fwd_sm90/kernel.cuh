@@ -223,8 +223,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
   auto& shared = *reinterpret_cast<FwdSm90SharedMemory<kCfg>*>(shared_memory);
 
   // 1. Barriers. The tile ring is released by the three loaders and by every consumer warp. The kernel ahead in the stream may still run until
-  // griddepcontrol_wait.
-  ptx::griddepcontrol_launch_dependents();
+  // griddepcontrol_wait; the next one may begin after it, since decode_sm90 beside this one waits for none before.
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(&p.q_map);
     ptx::prefetch_tensormap(&p.k_map);
@@ -244,6 +243,7 @@ TESSERA_DEVICE void fwd_sm90(const FwdSm90Params& p) {
     __syncthreads();
   }
   ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
 
   // 2. Roles. 65536 registers are 168 a thread of three warpgroups, 128 of four, 96 of five.
   constexpr int kProducerRegisters = kCfg.consumers == 2 ? 40 : 32, kConsumerRegisters = kCfg.consumers == 2   ? 232

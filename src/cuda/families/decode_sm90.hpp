@@ -22,8 +22,9 @@ std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries);
 DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t queries);
 int64_t decode_sm90_workspace_bytes(const DecodeSm90Plan& own);
 
-// Of data whose rows of q, k and v start at multiples of 16 bytes.
-tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& own, const tessera_buffers& buffers,
-                                void* workspace, LaunchList& launches);
+// Of data whose rows of q, k and v start at multiples of 16 bytes. beside: after fwd_sm90's launch for the other sequences, which waits for
+// what is ahead of both.
+tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& own, bool beside,
+                                const tessera_buffers& buffers, void* workspace, LaunchList& launches);
 
 }  // namespace tessera::cuda

@@ -1,7 +1,8 @@
 // Batches of an engine's step: packed queries against cached keys, some sequences with a token or a few, some with chunks of a
 // prompt. Two launches over the plan's bounds, each of which passes over the other's sequences by their lengths on the GPU:
-// decode_sm90 serves those of few query rows, fwd_sm90 or fwd_sm80 the others. Which it is depends on a sequence's own queries
-// alone, so that with batch_invariant it does not matter who else is in the batch.
+// decode_sm90 serves those of few query rows, fwd_sm90 or fwd_sm80 the others. Neither reads what the other writes: decode_sm90 begins on
+// the multiprocessors that fwd_sm90 leaves free. Which serves a sequence depends on its own queries alone, so that with
+// batch_invariant it does not matter who else is in the batch.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -84,13 +85,15 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
       !rows_aligned(p.v, buffers.v)) {  // which decode_sm90 does not take: all sequences are fwd_sm80's
     return list_fwd_sm80(planned_for(plan, 0), own.unsplit, buffers, nullptr, launches);
   }
-  if (own.others == TESSERA_KERNEL_FWD_SM90) {
+  const bool by_fwd_sm90 = own.others == TESSERA_KERNEL_FWD_SM90;
+  if (by_fwd_sm90) {
     TESSERA_RETURN_IF_ERROR(kFwdSm90.lower(plan, buffers, workspace, launches));
   } else {
     TESSERA_RETURN_IF_ERROR(list_fwd_sm80(plan, own.unsplit, buffers, nullptr, launches));
   }
   char* const base = static_cast<char*>(workspace);
-  return list_decode_sm90(plan, own.decode, buffers, base ? base + own.decode_workspace : nullptr, launches);
+  return list_decode_sm90(plan, own.decode, by_fwd_sm90, buffers, base ? base + own.decode_workspace : nullptr,
+                          launches);
 }
 
 // What its two families refuse beyond this, refuse() asks them.
