@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Serving on a machine with a GPU, in one command: first whether decode_sm90 and mixed_sm90 are right, then the cells of
+# Serving on a machine with a GPU, in one command: first whether what serves engines is right, then the cells of
 # bench/cuda_serving.py beside cuDNN, which end in a table of what is asked and what was measured. Under 250 s once what it runs is built.
 #
 #   scripts/gpu_serving.sh [--prebuilt DIR] [--seconds S] [--dry-run] [CASE ...]    cases of bench/cuda_serving.py; all but `short` unless named
@@ -26,9 +26,9 @@ done
 processes=$(nproc)
 ((processes <= 8)) || processes=8
 
-# The table's cases of few rows and of mixed batches; each runs by every kernel that takes it, in bfloat16.
+# The table's cases of few rows, of mixed batches and of shared prefixes; each runs by every kernel that takes it, in bfloat16.
 table_cases() {
-  sed -nE '/^constexpr const char\* k(Decode|Mixed)\[\]/,/^};/s/^ *"(.*)",$/dtype=bf16 \1/p' tests/op/table.cpp
+  sed -nE '/^constexpr const char\* k(Decode|Mixed|Prefixes)\[\]/,/^};/s/^ *"(.*)",$/dtype=bf16 \1/p' tests/op/table.cpp | grep ' b='
 }
 
 if [[ $dry ]]; then

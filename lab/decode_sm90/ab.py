@@ -12,7 +12,7 @@ import harness
 HEADS = [(32, 8), (64, 8), (32, 32)]
 # heads, sequences, keys, keys of a page (0: dense), head size
 CELLS = [((32, 8), 1, sk, page, 128) for sk in (1024, 8192) for page in (16, 1, 544)]
-CELLS += [((32, 8), b, sk, page, 64) for b, sk in ((64, 8192), (64, 2048), (1, 8192)) for page in (0, 16)]
+CELLS += [((32, 8), b, sk, page, 64) for b, sk in ((64, 8192), (64, 2048), (1, 8192)) for page in (0, 16, 64)]
 CELLS += [((32, 8), b, sk, page, 128) for b, sk in ((64, 2048), (16, 4096), (64, 8192), (64, 1024)) for page in (0, 16, 1)]
 CELLS += [(h, 1, sk, 0, 128) for sk in (1024, 8192) for h in HEADS] + [((64, 8), 1, sk, 16, 128) for sk in (1024, 8192)]
 CELLS += [(h, 1, sk, page, 128) for sk in (2048, 4096) for page in (0, 16) for h in HEADS if h[1] == 8 or page == 0]
@@ -41,7 +41,7 @@ def main():
         o, lse = harness.reference(t, 0, -1) if batch * sk * hq <= 2**22 else (None, None)
         calls = {} if page else {"cudnn": harness.sdpa(t, harness.SDPBackend.CUDNN_ATTENTION)}
         for v, least in [(v, n) for v in variants for n in ((8, 16) if v.invariant else (4, 8) if sk == 1024 else (4,))]:
-            if v.d != d or bool(v.paged) != bool(page) or (page == 1 and v.tma):
+            if v.d != d or bool(v.paged) != bool(page) or (v.tma and page % v.block_n):
                 continue
             try:
                 call = v.bind(t, min_tiles=least)
