@@ -113,7 +113,7 @@ def _few() -> list[Cell]:
         Cell("few", heads, heads_kv, batch, keys, dim=dim, layouts=(16,), queries=queries, kernels=kernels)
         for heads, heads_kv, dim, batch, keys, some in shapes
         for queries in some
-    ]
+    ] + [Cell("few", *heads, 64, 256, layouts=(64,), kernels=kernels[:2]) for heads in ((32, 8), (8, 8))]  # a prefix leaves so many
 
 
 def _prefix() -> list[Cell]:
