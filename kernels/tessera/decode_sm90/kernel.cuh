@@ -135,11 +135,12 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
   }
   if (kCfg.varlen && !p.beside) ptx::griddepcontrol_wait();  // lengths
   ShareSegments<kCfg>& segments = shared.segments;
-  find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x), shared.scan, segments);
+  DecodeLoader<kCfg> loader(p, segments, stages, full, warp);
+  find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x), shared.scan, segments,
+                   [&](const ShareWalk<kCfg>& walk) { loader.start_entries(walk); });
   if constexpr (!kCfg.varlen) ptx::griddepcontrol_wait();
 
   // 2. Q and the first tiles of K and V of the share's first segment: global -> shared.
-  DecodeLoader<kCfg> loader(p, segments, stages, full, warp);
   if (segments[0].rows > 0) {
     loader.start();
     if constexpr (kCfg.paged) shared.queries.load(p, segments[0]);  // while the page table's entry comes

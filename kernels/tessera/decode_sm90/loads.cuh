@@ -47,13 +47,19 @@ class DecodeLoader {
                               Stage (&ring)[kCfg.stages], uint32 ring_barriers, int of_warp)
       : p(params), segments(all), stages(ring), barriers(ring_barriers), warp(of_warp) {}
 
+  // Page entries of the warp's first tiles, where a walk alone says which these are: the segment is not stored yet, which may end sooner.
+  TESSERA_DEVICE void start_entries(const ShareWalk<kCfg>& walk) {
+    const SequenceShare& share = walk.share;
+    page_entry = entries_from(share.s, walk.batch, share.first_tile + walk.tile + warp, share.first_tile + share.tiles);
+    entries_started = true;
+  }
   // The warp's first tile of segment 0, which alone is known: its page's entry is under way.
   TESSERA_DEVICE void start() {
     const Segment& first = segments[0];
     tile = first.begin + warp, end = first.end;
     found = tile < end;
     if constexpr (kCfg.paged) {
-      page_entry = entries_from(first, tile);
+      if (!entries_started) page_entry = entries_from(first, tile);
       ahead = tile + kEntryTiles * kCfg.warps < end;
       if (ahead) load_ahead(0);
     }
@@ -117,7 +123,7 @@ class DecodeLoader {
   // paged: of the warp's tiles, kTileEntries lanes each, from number kEntryTiles (tile_number / kEntryTiles) of the segment's on; and
   // (`ahead`) of as many after these, once they are known.
   int page_entry = 0, entry_ahead = 0, tile_number = 0;
-  bool ahead = false;
+  bool ahead = false, entries_started = false;
 
   TESSERA_DEVICE uint32 k_barrier(int stage) const { return barriers + stage * kDecodeStageBarrierBytes; }
   TESSERA_DEVICE uint32 v_barrier(int stage) const { return k_barrier(stage) + 8; }
@@ -150,9 +156,12 @@ class DecodeLoader {
   // This lane's of the entries of the warp's tiles from `first` on. A sequence without keys may have no entry, and none at all may come
   // after its place in a CSR page table.
   TESSERA_DEVICE int entries_from(const Segment& segment, int first) const {
+    return entries_from(segment.s, segment.batch, first, segment.end);
+  }
+  TESSERA_DEVICE int entries_from(const Sequence& s, int b, int first, int tiles_end) const {
     const int of = first + lane_id() / kTileEntries * kCfg.warps;
-    const int key = min(of * kCfg.block_n + lane_id() % kTileEntries, segment.s.sk - 1);
-    return of < segment.end && key >= 0 ? pages_of(p, segment.s, segment.batch)[p.page_table_col * (key / p.page)] : 0;
+    const int key = min(of * kCfg.block_n + lane_id() % kTileEntries, s.sk - 1);
+    return of < tiles_end && key >= 0 ? pages_of(p, s, b)[p.page_table_col * (key / p.page)] : 0;
   }
   TESSERA_DEVICE void take_ahead(int last) {
     page_entry = entry_ahead;

@@ -170,16 +170,19 @@ TESSERA_DEVICE int divide_out(int& rest, int by) {
   return times;
 }
 
-// Which share is block `block`'s, by all of its threads: its first segment is there for all of them. sScan: [warps].
-template <DecodeSm90Config kCfg>
+// Which share is block `block`'s, by all of its threads: its first segment is there for all of them. sScan: [warps]. known(walk), of a
+// sequence alone in pages: by all threads, before the others may read what thread 0 has found.
+template <DecodeSm90Config kCfg, class Known>
 TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread, int* sScan,
-                               ShareSegments<kCfg>& sSegments) {
+                               ShareSegments<kCfg>& sSegments, Known&& known) {
   ShareWalk<kCfg> walk;
   walk.team = block / p.team, walk.member = block - walk.team * p.team.value;
   // From tile `rest` of sequence walk.batch on.
   const auto begin = [&](int rest) {
     walk.work_tile = divide_out(rest, walk.share.tiles), walk.tile = rest;
     if constexpr (kCfg.invariant) walk.align_to_part(p);
+  };
+  const auto store = [&] {
     sSegments.walk = walk;
     sSegments.walk_over(p, 0, 1);
   };
@@ -191,11 +194,16 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
     walk.share = sequence_share<kCfg>(p, 0);
     const int each = walk.share.work_tiles(p) * walk.share.tiles;
     set_share(each * p.batch);
+    const bool any = walk.at < walk.end;
+    if (any && (kCfg.paged || thread == 0)) {
+      int rest = walk.at;
+      walk.batch = divide_out(rest, each);
+      begin(rest);
+      if constexpr (kCfg.paged) known(walk);
+    }
     if (thread == 0) {
-      if (walk.at < walk.end) {
-        int rest = walk.at;
-        walk.batch = divide_out(rest, each);
-        begin(rest);
+      if (any) {
+        store();
       } else {
         sSegments.ring[0].rows = 0;
       }
@@ -223,6 +231,7 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
         for (int tiles; walk.at >= before + (tiles = tiles_of(walk.batch)); ++walk.batch) before += tiles;
       }
       begin(walk.at - before);
+      store();
     }
   }
   __syncthreads();
