@@ -119,11 +119,10 @@ struct ShareWalk {
 };
 
 // A block's segments, in shared memory: one thread walks ahead of the others, so that no other has a walk in its registers, nor its
-// code in the way. Segment n is at n % kRing from the schedule's start or segment n - kAhead on.
+// code in the way. Segment n is at n % kRing from segment n - 1's start on.
 template <DecodeSm90Config kCfg>
 struct ShareSegments {
-  static constexpr int kRing = kDecodeSegmentRing,
-                       kAhead = kRing - 2;  // the two that a block may have at once are never written
+  static constexpr int kRing = kDecodeSegmentRing;  // the one before, this one, the next, and the one that is found
   Segment ring[kRing];
   ShareWalk<kCfg> walk;
 
