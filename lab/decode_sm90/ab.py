@@ -40,11 +40,13 @@ def main():
             t.pop("seqused", None)
         o, lse = harness.reference(t, 0, -1) if batch * sk * hq <= 2**22 else (None, None)
         calls = {} if page else {"cudnn": harness.sdpa(t, harness.SDPBackend.CUDNN_ATTENTION)}
-        for v, least in [(v, n) for v in variants for n in ((8, 16) if v.invariant else (4, 8) if sk == 1024 else (4,))]:
+        forms = [(v, n, 0) for v in variants for n in ((8, 16) if v.invariant else (4, 8) if sk == 1024 else (4,))]
+        forms += [(v, 4, team) for v in variants for team in (4, 2) if "_team" in v.name]  # blocks with neighbouring heads side by side
+        for v, least, team in forms:
             if v.d != d or bool(v.paged) != bool(page) or (v.tma and page % v.block_n):
                 continue
             try:
-                call = v.bind(t, min_tiles=least)
+                call = v.bind(t, min_tiles=least, team=team)
                 t["o"].fill_(float("nan"))
                 call()
             except RuntimeError as failure:
@@ -55,7 +57,7 @@ def main():
             if not error < 4e-3 and "_nc" not in v.name:
                 print(f"WRONG {v.name} {hq}/{hkv} {batch}x{sk} page {page}: {error:.2e}", flush=True)
                 continue
-            calls[v.name + ("" if least == 4 else f"@{least}")] = call
+            calls[v.name + ("" if least == 4 else f"@{least}") + (f"@t{team}" if team else "")] = call
         size = 4 * batch * sk * hkv * d
         rows = harness.contest(calls, size, 3, 0.006)
         after = {}
