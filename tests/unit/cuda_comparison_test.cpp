@@ -33,7 +33,7 @@ void run_grid(const Launch& launch, int threads, const Kernel& kernel) {
     for (unsigned y = 0; y < launch.grid.y; ++y)
       for (unsigned x = 0; x < launch.grid.x; ++x) {
         emulated_block_index = {x, y, z};
-        std::memset(tessera::shared_memory, 0xff, sizeof tessera::shared_memory);
+        poison_shared_memory();
         emulated::Block::run(threads, [&] { kernel(params); });
       }
 }

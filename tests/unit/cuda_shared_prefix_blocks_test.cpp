@@ -31,7 +31,7 @@ bool try_kernel(const Launch& launch, const char* name, void (*kernel)(const Par
   for (unsigned y = 0; y < launch.grid.y; ++y)
     for (unsigned x = 0; x < launch.grid.x; ++x) {
       emulated_block_index = {x, y, 0};
-      std::memset(tessera::shared_memory, 0xff, sizeof tessera::shared_memory);
+      poison_shared_memory();
       emulated::Block::run(launch.spec().threads, [&] { kernel(params); });
     }
   return true;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
+#include <random>
 
 #include "block.hpp"
 #include "tessera/types.hpp"
@@ -107,6 +109,17 @@ namespace tessera {
 // The largest that a block of any GPU may have.
 inline constexpr size_t kEmulatedSharedBytes = 232448;
 alignas(128) inline constinit thread_local char shared_memory[kEmulatedSharedBytes] = {};
+
+// What it holds before a block: by turns of a coin numbers below 0, which are NaN, too, or drawn ones that are not, which lead past every
+// tensor.
+inline void poison_shared_memory() {
+  static std::mt19937 random(7);
+  const bool drawn = random() % 2 == 0;
+  for (size_t at = 0; at < sizeof shared_memory; at += 4) {
+    const auto word = drawn ? static_cast<uint32>(random()) >> 1 : ~uint32{0};
+    std::memcpy(shared_memory + at, &word, sizeof word);
+  }
+}
 
 inline uint32 shared_address(const void* pointer) {
   return static_cast<uint32>(static_cast<const char*>(pointer) - shared_memory);
