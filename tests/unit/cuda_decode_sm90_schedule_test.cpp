@@ -82,7 +82,7 @@ void deal() {
     emulated::Warp::run([&](int lane) {
       for (int block = 0; block < drawn.blocks; ++block) {
         const auto at = static_cast<std::size_t>(block);
-        find_share<kConfig>(p, block, lane, scan.data(), dealt[at], [](const auto&) {});
+        find_share<kConfig>(p, block, lane, scan.data(), dealt[at]);
         __syncthreads();  // the next block's scan
       }
     });

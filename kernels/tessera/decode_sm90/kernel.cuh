@@ -135,12 +135,11 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
   }
   if (kCfg.varlen && !p.beside) ptx::griddepcontrol_wait();  // lengths
   ShareSegments<kCfg>& segments = shared.segments;
-  DecodeLoader<kCfg> loader(p, segments, stages, full, warp);
-  find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x), shared.scan, segments,
-                   [&](const ShareWalk<kCfg>& walk) { loader.start_entries(walk); });
+  find_share<kCfg>(p, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x), shared.scan, segments);
   if constexpr (!kCfg.varlen) ptx::griddepcontrol_wait();
 
   // 2. Q and the first tiles of K and V of the share's first segment: global -> shared.
+  DecodeLoader<kCfg> loader(p, segments, stages, full, warp);
   if (segments[0].rows > 0) {
     loader.start();
     if constexpr (kCfg.paged) shared.queries.load(p, segments[0]);  // while the page table's entry comes
@@ -152,8 +151,8 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
 #pragma unroll 1
   for (; segments[number].rows > 0; ++number) {
     const Segment& segment = segments[number];
-    const bool walks = threadIdx.x == (kCfg.warps - 1) * 32;
-    if (walks && number == 0) segments.walk_over(p, 1, 2);
+    const int known = number + segments.kAhead;
+    if (threadIdx.x == (kCfg.warps - 1) * 32) segments.walk_over(p, number == 0 ? 1 : known, known + 1);
     if (threadIdx.x == 0) segments.set_parts(p, number);
 
     // 3. Every K/V tile of this warp: S = Q K^T, online softmax, O += P V.
@@ -164,13 +163,9 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
     const KeyRange all_see =
         visible_keys<kCfg.score>(p, segment.s, segment.row0 / p.group, (segment.row0 + segment.rows - 1) / p.group).all;
     ptx::cp_async_wait_group<0>();
-    __syncthreads();  // Q, the segment's parts and the next segment
+    __syncthreads();  // Q, the segment's parts and the next segments
     const Segment& next = segments[number + 1];
-    if (next.rows > 0) {
-      loader.look_ahead(number + 1);
-      // Known from the merge's barrier on: the way to a sequence's length holds up one warp, not all.
-      if (walks) segments.walk_over(p, number + 2, number + 3);
-    }
+    if (next.rows > 0) loader.look_ahead(known);
 #pragma unroll 1
     for (int tile = segment.begin + warp; tile < tiles_end; tile += kCfg.warps) {
       const int key0 = tile * kCfg.block_n;
@@ -184,7 +179,7 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
       if constexpr (kCfg.bulk) clear_rows_from<kCfg>(stages[stage].sV, keys - key0);
       product_pb(rO, rS, stages[stage].sV, 0);
       __syncwarp();
-      loader.refill_v(stage, number + 1);
+      loader.refill_v(stage, known);
       if (++stage == kCfg.stages) stage = 0, parity ^= 1;
     }
     // 4. The warps' sums -> O and LSE, or this block's part of them.
@@ -193,7 +188,7 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
     if (shared_first && threadIdx.x == 0) shared.parted = segment;
     merge_warps<kCfg>(shared.merge, p, segment, alone, softmax, rO, warp);
     if (next.rows == 0) continue;
-    loader.fill(stage, number + 2);
+    loader.fill(stage, known);
     if (!kCfg.invariant || next.first == 0) shared.queries.load(p, next);
   }
   if (kCfg.varlen && p.cu_seqlens_q) {

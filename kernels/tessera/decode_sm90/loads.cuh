@@ -1,7 +1,7 @@
 // A warp's ring of tiles of K and V: filled by the warp itself, `stages` tiles ahead of its products and across the segments of
 // its block's share, so that no barrier and no merge stops the reading. A tile of K and one of V are groups of copies of their
-// own: K's place is filled again as soon as the scores are there. Pages' entries are loaded well before their rows are, 32 at a time and
-// those of the next segment too: where a tile has one page, of 32 tiles, else of two, a key each.
+// own: K's place is filled again as soon as the scores are there. Pages' entries are loaded before their rows are: one tile, or, where a
+// tile has one page, 32 tiles, those of the next segment too.
 #pragma once
 
 #include "tessera/decode_sm90/schedule.cuh"
@@ -47,22 +47,17 @@ class DecodeLoader {
                               Stage (&ring)[kCfg.stages], uint32 ring_barriers, int of_warp)
       : p(params), segments(all), stages(ring), barriers(ring_barriers), warp(of_warp) {}
 
-  // Page entries of the warp's first tiles, where a walk alone says which these are: the segment is not stored yet, which may end sooner.
-  TESSERA_DEVICE void start_entries(const ShareWalk<kCfg>& walk) {
-    const SequenceShare& share = walk.share;
-    page_entry = entries_from(share.s, walk.batch, share.first_tile + walk.tile + warp, share.first_tile + share.tiles);
-    entries_started = true;
-  }
   // The warp's first tile of segment 0, which alone is known: its page's entry is under way.
   TESSERA_DEVICE void start() {
     const Segment& first = segments[0];
     tile = first.begin + warp, end = first.end;
     found = tile < end;
-    if constexpr (kCfg.paged) {
-      if (!entries_started) page_entry = entries_from(first, tile);
-      ahead = tile + kEntryTiles * kCfg.warps < end;
+    if constexpr (kPageATile) {
+      page_entry = entry_of_tile(first, tile + lane_id() * kCfg.warps);
+      ahead = tile + 32 * kCfg.warps < end;
       if (ahead) load_ahead(0);
     }
+    if constexpr (kCfg.paged && !kCfg.bulk) page_entry = entry_of_lane(first);
   }
   // The first tiles of segment 0 into all stages. Not by fill(), since what a short call waits for is its code, too.
   TESSERA_DEVICE void fill_first() {
@@ -74,9 +69,7 @@ class DecodeLoader {
       if (!found) continue;
       tile += kCfg.warps, ++tile_number;
       found = tile < end;
-      if constexpr (kCfg.paged && kEntryTiles <= kCfg.stages) {
-        if (tile_number % kEntryTiles == 0 && found) take_ahead(0);
-      }
+      if constexpr (kCfg.paged && !kCfg.bulk) page_entry = entry_of_lane(segments[0]);
     }
   }
   // The stages that are empty, as far as segments are known: numbers up to `last`. `stage`: the next that the warp waits for.
@@ -90,10 +83,11 @@ class DecodeLoader {
       load_v(at, last);
     }
   }
-  // Segments up to number `last` are known: the warp's next tile is found, and the page entries after those of page_entry, if they were not.
+  // Segments up to number `last` are known: the warp's next tile is found, and, a page a tile, the entries after the next 32 tiles', if
+  // they were not.
   TESSERA_DEVICE void look_ahead(int last) {
     if (!found && empty_stages == 0) find(last);
-    if constexpr (kCfg.paged) {
+    if constexpr (kPageATile) {
       if (!ahead && found) load_ahead(last);
     }
   }
@@ -107,8 +101,7 @@ class DecodeLoader {
 
  private:
   static constexpr int kBytes = dtype_bytes(kCfg.dtype);
-  // Of a tile: one page has all of its keys, or each may be in a page of its own. And tiles whose entries a warp's lanes hold.
-  static constexpr int kTileEntries = kCfg.bulk ? 1 : kCfg.block_n, kEntryTiles = 32 / kTileEntries;
+  static constexpr bool kPageATile = kCfg.paged && kCfg.bulk;  // all keys of a tile are in one page
 
   const DecodeSm90Params& p;
   const ShareSegments<kCfg>& segments;
@@ -120,10 +113,10 @@ class DecodeLoader {
   int tile = 0, end = 0;  // the next tile, if it is found, and where the segment ends
   bool found = false;
   int empty_stages = kCfg.stages;
-  // paged: of the warp's tiles, kTileEntries lanes each, from number kEntryTiles (tile_number / kEntryTiles) of the segment's on; and
-  // (`ahead`) of as many after these, once they are known.
+  // paged: of key `tile` * block_n + lane % block_n. A page a tile: of the warp's next tiles, a lane each, from
+  // number 32 (tile_number / 32) of the segment's on; and (`ahead`) of the 32 after these, once they are known.
   int page_entry = 0, entry_ahead = 0, tile_number = 0;
-  bool ahead = false, entries_started = false;
+  bool ahead = false;
 
   TESSERA_DEVICE uint32 k_barrier(int stage) const { return barriers + stage * kDecodeStageBarrierBytes; }
   TESSERA_DEVICE uint32 v_barrier(int stage) const { return k_barrier(stage) + 8; }
@@ -133,8 +126,8 @@ class DecodeLoader {
     load<false>(stages[stage].sV, v_barrier(stage));
     if (!found) return;
     tile += kCfg.warps;
-    if constexpr (kCfg.paged) {
-      if (++tile_number % kEntryTiles == 0 && tile < end) take_ahead(last);
+    if constexpr (kPageATile) {
+      if (++tile_number % 32 == 0 && tile < end) take_ahead(last);
     }
     find(last);
   }
@@ -146,47 +139,45 @@ class DecodeLoader {
       if (!found) return;
       const Segment& segment = segments[++number];
       tile = segment.begin + warp, end = segment.end, tile_number = 0;
-      if constexpr (kCfg.paged) {
-        if (!ahead) entry_ahead = entries_from(segment, tile);
+      if constexpr (kPageATile) {
+        if (!ahead) entry_ahead = entry_of_tile(segment, tile + lane_id() * kCfg.warps);
         take_ahead(last);
       }
     }
+    if constexpr (kCfg.paged && !kCfg.bulk) page_entry = entry_of_lane(segments[number]);
   }
 
-  // This lane's of the entries of the warp's tiles from `first` on. A sequence without keys may have no entry, and none at all may come
-  // after its place in a CSR page table.
-  TESSERA_DEVICE int entries_from(const Segment& segment, int first) const {
-    return entries_from(segment.s, segment.batch, first, segment.end);
+  // A sequence without keys may have no entry, and none at all may come after its place in a CSR page table.
+  TESSERA_DEVICE int entry_of_key(const Segment& segment, int key) const {
+    return key >= 0 ? pages_of(p, segment.s, segment.batch)[p.page_table_col * (key / p.page)] : 0;
   }
-  TESSERA_DEVICE int entries_from(const Sequence& s, int b, int first, int tiles_end) const {
-    const int of = first + lane_id() / kTileEntries * kCfg.warps;
-    const int key = min(of * kCfg.block_n + lane_id() % kTileEntries, s.sk - 1);
-    return of < tiles_end && key >= 0 ? pages_of(p, s, b)[p.page_table_col * (key / p.page)] : 0;
+  TESSERA_DEVICE int entry_of_tile(const Segment& segment, int of) const {
+    return entry_of_key(segment, of < segment.end ? min(of * kCfg.block_n, segment.s.sk - 1) : -1);
+  }
+  TESSERA_DEVICE int entry_of_lane(const Segment& segment) const {
+    return entry_of_key(segment, min(tile * kCfg.block_n + lane_id() % kCfg.block_n, segment.s.sk - 1));
   }
   TESSERA_DEVICE void take_ahead(int last) {
     page_entry = entry_ahead;
     load_ahead(last);
   }
-  // Of the tiles after those of page_entry: of the segment, or, where it has no more, of the next one.
+  // Of the 32 tiles after those of page_entry: of the segment, or, where it has no more, of the next one.
   TESSERA_DEVICE void load_ahead(int last) {
-    const int next = tile + (kEntryTiles - tile_number % kEntryTiles) * kCfg.warps;
+    const int next = tile + (32 - tile_number % 32) * kCfg.warps;
     const bool here = next < end;
     ahead = here || (number < last && segments[number + 1].rows > 0);
     if (!ahead) return;
     const Segment& segment = segments[number + !here];
-    entry_ahead = entries_from(segment, here ? next : segment.begin + warp);
-  }
-  // Of the tile's key lane % kTileEntries.
-  TESSERA_DEVICE int page() const {
-    const int from = tile_number % kEntryTiles * kTileEntries + lane_id() % kTileEntries;
-    return clamp(__shfl_sync(0xffffffff, page_entry, from), 0, p.pages - 1);
+    entry_ahead = entry_of_tile(segment, (here ? next : segment.begin + warp) + lane_id() * kCfg.warps);
   }
 
   // Where the row of this lane, key first + lane % block_n, lies, in bytes.
   TESSERA_DEVICE int64 place(const RowTensor& tensor, const Segment& segment, int first) const {
     const int key = max(min(first + lane_id() % kCfg.block_n, segment.s.sk - 1), 0);
     if constexpr (kCfg.paged) {
-      return (tensor.batch * page() + tensor.row * (key % p.page) + tensor.head * segment.head_kv) * kBytes;
+      return (tensor.batch * clamp(page_entry, 0, p.pages - 1) + tensor.row * (key % p.page) +
+              tensor.head * segment.head_kv) *
+             kBytes;
     } else {
       return (tensor.batch * segment.batch + tensor.row * (static_cast<int64>(segment.s.k_begin) + key) +
               tensor.head * segment.head_kv) *
@@ -245,7 +236,8 @@ class DecodeLoader {
   TESSERA_DEVICE void load_bulk(Tile& to, const TensorMap& map, const Segment& segment, uint32 barrier, int first) {
     int row, batch;
     if constexpr (kCfg.paged) {
-      row = first % p.page, batch = page();
+      row = first % p.page;
+      batch = clamp(__shfl_sync(0xffffffff, page_entry, tile_number % 32), 0, p.pages - 1);
     } else {
       row = segment.s.k_begin + first, batch = p.cu_seqlens_k ? 0 : segment.batch;
     }

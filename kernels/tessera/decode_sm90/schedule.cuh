@@ -119,10 +119,11 @@ struct ShareWalk {
 };
 
 // A block's segments, in shared memory: one thread walks ahead of the others, so that no other has a walk in its registers, nor its
-// code in the way. Segment n is at n % kRing from segment n - 1's start on.
+// code in the way. Segment n is at n % kRing from the schedule's start or segment n - kAhead on.
 template <DecodeSm90Config kCfg>
 struct ShareSegments {
-  static constexpr int kRing = kDecodeSegmentRing;  // the one before, this one, the next, and the one that is found
+  static constexpr int kRing = kDecodeSegmentRing,
+                       kAhead = kRing - 2;  // the two that a block may have at once are never written
   Segment ring[kRing];
   ShareWalk<kCfg> walk;
 
@@ -169,19 +170,16 @@ TESSERA_DEVICE int divide_out(int& rest, int by) {
   return times;
 }
 
-// Which share is block `block`'s, by all of its threads: its first segment is there for all of them. sScan: [warps]. known(walk), of a
-// sequence alone in pages: by all threads, before the others may read what thread 0 has found.
-template <DecodeSm90Config kCfg, class Known>
+// Which share is block `block`'s, by all of its threads: its first segment is there for all of them. sScan: [warps].
+template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread, int* sScan,
-                               ShareSegments<kCfg>& sSegments, Known&& known) {
+                               ShareSegments<kCfg>& sSegments) {
   ShareWalk<kCfg> walk;
   walk.team = block / p.team, walk.member = block - walk.team * p.team.value;
   // From tile `rest` of sequence walk.batch on.
   const auto begin = [&](int rest) {
     walk.work_tile = divide_out(rest, walk.share.tiles), walk.tile = rest;
     if constexpr (kCfg.invariant) walk.align_to_part(p);
-  };
-  const auto store = [&] {
     sSegments.walk = walk;
     sSegments.walk_over(p, 0, 1);
   };
@@ -189,20 +187,15 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
     walk.share_tiles = max((total + p.teams.value - 1) / p.teams, p.min_tiles);
     walk.at = walk.team * walk.share_tiles, walk.end = min(walk.at + walk.share_tiles, total);
   };
-  if (!kCfg.varlen || p.batch == 1) {  // all sequences are alike
+  if constexpr (!kCfg.varlen) {  // all sequences are alike
     walk.share = sequence_share<kCfg>(p, 0);
     const int each = walk.share.work_tiles(p) * walk.share.tiles;
     set_share(each * p.batch);
-    const bool any = walk.at < walk.end;
-    if (any && (kCfg.paged || thread == 0)) {
-      int rest = walk.at;
-      walk.batch = divide_out(rest, each);
-      begin(rest);
-      if constexpr (kCfg.paged) known(walk);
-    }
     if (thread == 0) {
-      if (any) {
-        store();
+      if (walk.at < walk.end) {
+        int rest = walk.at;
+        walk.batch = divide_out(rest, each);
+        begin(rest);
       } else {
         sSegments.ring[0].rows = 0;
       }
@@ -230,7 +223,6 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
         for (int tiles; walk.at >= before + (tiles = tiles_of(walk.batch)); ++walk.batch) before += tiles;
       }
       begin(walk.at - before);
-      store();
     }
   }
   __syncthreads();
