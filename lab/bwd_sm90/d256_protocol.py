@@ -1,44 +1,13 @@
 #!/usr/bin/env python3
-"""bwd_sm90_d256's barriers as a model: the roles of both blocks as processes that a random schedule interleaves, reads and
-writes of every stage recorded as intervals. Finds deadlocks, overwritten stages and stale data. It proves nothing about
-memory ordering or the code's transcription of it. d256_protocol.py [schedules]; --mutate drops one wait or release at a time, each of
-which must be found, and a word less for the steps of a block mask."""
-import random
-import sys
+"""bwd_sm90_d256's barriers as a model (protocol.py). d256_protocol.py [schedules] [--mutate], which takes a word from the steps of a
+block mask, too."""
+from protocol import Barrier, Place, check
+
+STEPS = 9
 
 
-class Fault(Exception):
-    pass
-
-
-class Barrier:
-    def __init__(self, count):
-        self.count, self.pending, self.tx, self.phase = count, count, 0, 0
-
-    def settle(self):
-        if self.pending < 0:
-            raise Fault("more arrivals than a phase takes")
-        if self.pending == 0 and self.tx == 0:
-            self.phase, self.pending = self.phase + 1, self.count
-
-    def arrive(self, expect=0):
-        self.pending, self.tx = self.pending - 1, self.tx + expect
-        self.settle()
-
-    def bytes(self, n):
-        self.tx -= n
-        self.settle()
-
-    def done(self, parity):
-        return self.phase % 2 != parity  # what try_wait.parity sees: two phases ahead it waits forever
-
-
-class Place:
-    def __init__(self):
-        self.data, self.readers, self.writers = None, 0, 0
-
-
-def model(rng, steps, slots, stages, drop):
+def model(schedule, slots, stages):
+    steps, drop, start, wait, write, read = STEPS, schedule.drop, schedule.start, schedule.wait, schedule.write, schedule.read
     words = stages + (2 + slots + 2 - 1) // 4 + 1 - (drop == "word")  # bwd_sm90_d256_steps
     free = [Barrier(8) for _ in range(stages)]
     p_full = [[Barrier(1) for _ in range(stages)] for _ in range(2)]
@@ -55,27 +24,6 @@ def model(rng, steps, slots, stages, drop):
         ds_full[0][s].arrive(8)
         for w in range(2):
             p_full[w][s].arrive(4)
-
-    def wait(name, barrier, parity):
-        while name != drop and not barrier.done(parity):
-            yield barrier, parity
-        yield None
-
-    def write(place, value, old=None):
-        if place.readers or place.writers:
-            raise Fault(f"{value} overwrites what is in use")
-        if old is not None and place.data != old:
-            raise Fault(f"{value} overwrites {place.data}, not {old}")
-        place.writers += 1
-        yield None
-        place.data, place.writers = value, place.writers - 1
-
-    def read(place, value):
-        if place.writers or place.data != value:
-            raise Fault(f"wanted {value}, found {place.data}")
-        place.readers += 1
-        yield None
-        place.readers -= 1
 
     def load(rank, i, stat):
         j, n = divmod(i, 4)
@@ -153,11 +101,6 @@ def model(rng, steps, slots, stages, drop):
                 free[s].arrive()
             yield None
 
-    running = []
-
-    def start(process):
-        running.append(process)
-
     for rank in range(2):
         start(producer(rank))
         for w in range(8):
@@ -165,44 +108,8 @@ def model(rng, steps, slots, stages, drop):
         for w in range(4):
             start(dq_warp(rank, w))
     start(sender())
-    speed = {}
-    blocked = {}
-    while running:
-        ready = [x for x in running if id(x) not in blocked or blocked[id(x)][0].done(blocked[id(x)][1])]
-        if not ready:
-            raise Fault("deadlock")
-        weights = [speed.setdefault(id(x), 4 ** rng.uniform(-3, 3)) for x in ready]
-        for _ in range(8):
-            x = rng.choices(ready, weights)[0]
-            if x not in running or (id(x) in blocked and not blocked[id(x)][0].done(blocked[id(x)][1])):
-                continue
-            blocked.pop(id(x), None)
-            try:
-                state = next(x)
-                if state:
-                    blocked[id(x)] = state
-            except StopIteration:
-                running.remove(x)
-                speed.pop(id(x), None)
 
 
-def main():
-    mutate = "--mutate" in sys.argv
-    counts = [int(x) for x in sys.argv[1:] if x.isdigit()]
-    for name in ["empty", "full", "free", "p_full", "ds_full_0", "ds_full_1", "release_0", "release_1", "word"] if mutate else [None]:
-        found = None
-        for seed in range(counts[0] if counts else 100):
-            for slots, stages in ((6, 2), (5, 3)):
-                try:
-                    model(random.Random(seed), 9, slots, stages, name)
-                except Fault as fault:
-                    found = f"slots {slots}, stages {stages}, seed {seed}: {fault}"
-                    break
-            if found:
-                break
-        print(f"without {name}: {found or 'NOT FOUND'}" if name else found or "no fault")
-        if bool(found) != bool(name):
-            sys.exit(1)
-
-
-main()
+for config in ((6, 2), (5, 3)):
+    check(lambda schedule: model(schedule, *config),
+          ["empty", "full", "free", "p_full", "ds_full_0", "ds_full_1", "release_0", "release_1", "word"])

@@ -13,8 +13,8 @@
 using namespace tessera;
 
 constexpr BwdSm90D512Config kCfg CONFIG;
-constexpr int kBytes = bwd_sm90_d512_layout(kCfg).bytes;
-extern "C" __global__ void __cluster_dims__(kBwdD512ClusterBlocks) __launch_bounds__(kBwdSm90Threads, 1)
+constexpr int kBytes = bwd_sm90_d512_layout().bytes;
+extern "C" __global__ void __cluster_dims__(kBwdD512ClusterBlocks) __launch_bounds__(kBwdD512Threads, 1)
     bwd_main(const __grid_constant__ BwdSm90Params p) {
   bwd_sm90_d512<kCfg>(p);
 }
@@ -70,8 +70,8 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   };
   map(p.q_map, a->q, a->sq, a->heads_q, kCfg.block_m);
   map(p.d_o_map, a->d_o, a->sq, a->heads_q, kCfg.block_m);
-  map(p.k_map, a->k, a->sk, a->heads_kv, kCfg.block_n);
-  map(p.v_map, a->v, a->sk, a->heads_kv, kCfg.block_n);
+  map(p.k_map, a->k, a->sk, a->heads_kv, kCfg.score_keys);
+  map(p.v_map, a->v, a->sk, a->heads_kv, kCfg.score_keys);
   map(p.d_k_map, a->d_k, a->sk, a->heads_kv, 16);
   map(p.d_v_map, a->d_v, a->sk, a->heads_kv, 16);
   if (error) return 10000 + error;
@@ -83,7 +83,7 @@ extern "C" int run(const Args* a, void* stream_pointer) {
     if (const int e = launch<BwdParams>(bwd_row_pass, p, query_tiles, kBwdRowsThreads, 0, false, stream)) return e;
   }
   if (a->parts & 2) {
-    if (const int e = launch<BwdSm90Params>(bwd_main, p, p.heads * p.key_tiles * kBwdD512ClusterBlocks, kBwdSm90Threads,
+    if (const int e = launch<BwdSm90Params>(bwd_main, p, p.heads * p.key_tiles * kBwdD512ClusterBlocks, kBwdD512Threads,
                                             kBytes, false, stream))
       return e;
   }

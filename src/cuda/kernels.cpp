@@ -60,7 +60,7 @@ int64_t smem_bytes(const DecodeSm90Config& config) { return decode_sm90_layout(c
 int64_t smem_bytes(const BwdSm90D256Config& config) {
   return std::max(bwd_sm90_d256_layout(config, 0).bytes, bwd_sm90_d256_layout(config, 1).bytes);
 }
-int64_t smem_bytes(const BwdSm90D512Config& config) { return bwd_sm90_d512_layout(config).bytes; }
+int64_t smem_bytes(const BwdSm90D512Config&) { return bwd_sm90_d512_layout().bytes; }
 int64_t smem_bytes(const StandardProductConfig& config) { return standard_product_bytes(config); }
 
 KernelSpec spec_of(const FwdConfig& config) {
@@ -201,7 +201,7 @@ KernelSpec spec_of(const BwdSm90D512Config& config) {
           .header = "tessera/bwd_sm90_d512/kernel.cuh",
           .params = "BwdSm90Params",
           .config = config_text(config),
-          .threads = kBwdSm90Threads,
+          .threads = kBwdD512Threads,
           .cluster = kBwdD512ClusterBlocks,
           .smem_bytes = smem_bytes(config),
           .claim = "sizeof(tessera::BwdSm90Params) == " + std::to_string(sizeof(BwdSm90Params))};

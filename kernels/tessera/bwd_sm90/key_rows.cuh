@@ -53,6 +53,16 @@ TESSERA_DEVICE void hand_on_gradients(uint32 tile, int key, const uint32 (&rdS)[
   ptx::fence_proxy_async();
 }
 
+// The reverse: of keys from `key` on, the A fragments of dS^T.
+template <class Gradients, int kSteps>
+TESSERA_DEVICE void take_gradients(uint32 (&rdS)[kSteps][4], uint32 tile, int key) {
+  const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32)), matrix = lane / 8;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    ptx::ldmatrix_x4_trans(rdS[step], Gradients::at(tile, step * 16 + matrix / 2 * 8 + lane % 8, key + matrix % 2 * 8));
+  }
+}
+
 // `factor` times a warp's accumulators of dK or dV, to the tile's rows from `row` and columns from `first_col` on. Of keys from the
 // `used`-th of these rows on, 0.
 template <Dtype kDtype, class Keys, int kN>

@@ -1,54 +1,117 @@
-// bwd_sm90_d512's warpgroup of dQ: of each step dQ += dS K, the block's columns, added in float32 to global memory, where other
-// clusters add theirs. In parts of 64 x 64: the registers are the key warpgroups'.
+// bwd_sm90_d512's warpgroup of dQ: of each step dQ += dS K over the cluster's 128 keys, 128 columns, added in float32 to global
+// memory, where other clusters add theirs. It gathers dV or dK of the other side's keys as well: dV under the dQ of the step
+// before, since P is there before dS is.
 #pragma once
 
-#include "tessera/bwd_sm90/dq.cuh"
-#include "tessera/bwd_sm90_d512/shared.cuh"
+#include "tessera/attention/query_slots.cuh"
+#include "tessera/bwd_sm90_d512/gather.cuh"
 
 namespace tessera {
 
-template <BwdSm90D512Config kCfg>
-struct BwdD512DqWarpgroup {
-  using Shared = BwdD512Shared<kCfg>;
-  using Keys = typename Shared::Keys;
+template <class Shared, BwdSm90D512Config kCfg>
+struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
+  using Base = BwdD512Gathering<Shared, kCfg>;
+  using Base::block, Base::kSteps, Base::kValues, Base::lane, Base::p, Base::rA, Base::shared, Base::warp;
+  using KeyPart = typename Shared::KeyPart;
   using Exchange = typename Shared::Exchange;
-  static constexpr int kPartCols = kChunkCols, kParts = kCfg.block_dim / kPartCols;
+  using DqProduct = ptx::Wgmma<kCfg.dtype, kCfg.slot_dim, true>;
+  static constexpr int kParts = kCfg.slot_dim / 8;
+  static_assert(KeyPart::kChunkBytes == Shared::Keys::kChunkBytes, "K's columns are read from either");
 
-  const BwdSm90Params& p;
-  const Shared& shared;
-  const KeyBlock& block;
-  float rdQ[1][kPartCols / 8][4];
+  uint32 added = 0, gathered = 0;  // steps
+  int tile = 0, slot;              // of the next dQ
+  float rdQ[1][kParts][4];
 
-  TESSERA_DEVICE static int warp() { return static_cast<int>(not_hoisted(threadIdx.x / 32 % 4)); }
-  TESSERA_DEVICE static int lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
+  TESSERA_DEVICE BwdD512DqWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block)
+      : Base(p, shared, block), slot(block.head_kv * p.group * p.q_slots + block.slot0 + block.first_tile) {}
+
+  TESSERA_DEVICE static int other_side() { return D512Place::side() ^ 1; }
 
   TESSERA_DEVICE void run() {
-    const int steps = uniform(block.steps);
-    if (steps == 0) return;
-    const int part0 = static_cast<int>(ptx::cluster_ctarank()) * kParts;
-    ptx::mbarrier_wait_parity(shared.barrier(Shared::kKFull), 0);
-    ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
-    typename Shared::ExchangeAt at;
-    int slot = block.head_kv * p.group * p.q_slots + block.slot0 + block.first_tile, tile = 0;
+    const auto steps = static_cast<uint32>(uniform(block.steps));
+    if (steps > 0) {
+      if constexpr (kValues) ptx::mbarrier_wait_parity(shared.barrier(Shared::kKeysFull), 0);
+      ptx::mbarrier_wait_parity(shared.barrier(Shared::kKPartsFull), 0);
+      ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
+      if constexpr (kValues) step<false, true>();
 #pragma unroll 1
-    for (int left = steps; left > 0; --left) {
-      ptx::mbarrier_wait_parity(shared.at_stage(Shared::kDSFull, at), at.parity);
-      float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
-#pragma unroll 1
-      for (int part = 0; part < kParts; ++part) {
-        TileDescriptor k = shared.tile_descriptor(Shared::kAt.k);
-        k.address += part * (Keys::kChunkBytes / 16);
-        issue_dq_part<kCfg.dtype, Exchange, Keys>(rdQ, shared.exchange_descriptor(at), k);
-        ptx::wgmma_wait_group<0>();
-        ptx::wgmma_pin(flat(rdQ));
-        if (part == kParts - 1) Shared::arrive_warp(shared.at_stage(Shared::kFree, at));
-        float* to = dq_part<kCfg.head_dim>(gdQ, warp(), (part0 + part) * (kPartCols / 8));
+      while (gathered < steps) step<true, true>();
+      if constexpr (kValues) step<true, false>();
+    }
+    Base::store(other_side());
+  }
+
+  template <bool kAdd, bool kGather>
+  TESSERA_DEVICE void step() {
+    if constexpr (kAdd) multiply();
+    if constexpr (kGather) {
+      load_operand();
+      Base::gather(gathered);
+    }
+    if constexpr (kAdd) {
+      ptx::wgmma_wait_group<kGather ? 1 : 0>();
+      ptx::wgmma_pin(flat(rdQ));
+      Shared::arrive_warp(shared.at_stage(Shared::kFree, added), 0, 2);
+      add();
+    }
+    if constexpr (kGather) {
+      ptx::wgmma_wait_group<0>();
+      Base::gathered();
+      ++gathered;
+    }
+  }
+
+  // dQ = dS K of the block's columns.
+  TESSERA_DEVICE void multiply() {
+    shared.wait_stage(Shared::kDSFull, added);
+    if (threadIdx.x % 128 == 0) {
+      ptx::mbarrier_arrive_expect_tx(shared.at_stage(Shared::kDSFull, added), Shared::kDSBytes);
+    }
+    const TileDescriptor d_s = shared.exchange_descriptor(added);
+    const TileDescriptor k[2] = {keys_of(0), keys_of(1)};
+    ptx::wgmma_forget(flat(rdQ));
+    ptx::wgmma_fence();
 #pragma unroll
-        for (int n = 0; n < kPartCols / 8; ++n) dq_add(to + n * 128, lane(), rdQ[0][n]);
+    for (int side = 0; side < 2; ++side)
+#pragma unroll
+      for (int key = 0; key < kCfg.score_keys; key += 16) {
+        DqProduct::ss(flat(rdQ), inner_major<Exchange>(d_s, 0, side * kCfg.score_keys + key),
+                      outer_major<KeyPart>(k[side], key), side + key > 0);
       }
-      at.advance();
-      ++slot;
-      if (++tile == block.tiles) tile = 0, slot += p.q_slots - block.tiles;
+    ptx::wgmma_commit_group();
+  }
+  // The block's columns of K of a side: in k_parts, but for those that `keys` has.
+  TESSERA_DEVICE TileDescriptor keys_of(int side) const {
+    if constexpr (!kValues) return shared.tile_descriptor(Shared::kAt.k_parts + side * KeyPart::kBytes);
+    TileDescriptor k = shared.tile_descriptor(Shared::kAt.k_parts);
+    const uint32 own = D512Place::rank() * (KeyPart::kBytes / 16) - (Shared::kAt.k_parts - Shared::kAt.keys) / 16;
+    k.address += side == D512Place::side() ? own : 0;
+    return k;
+  }
+  TESSERA_DEVICE void add() {
+    float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
+    float* to = dq_part<kCfg.head_dim>(gdQ, warp(), static_cast<int>(D512Place::rank()) * kParts);
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) dq_add(to + n * 128, lane(), rdQ[0][n]);
+    ++added, ++slot;
+    if (++tile == block.tiles) tile = 0, slot += p.q_slots - block.tiles;
+  }
+
+  // The other side's P^T, or dS^T.
+  TESSERA_DEVICE void load_operand() {
+    if constexpr (kValues) {
+      shared.wait_stage(Shared::kPFull, gathered);
+      if (threadIdx.x % 128 == 0) {
+        ptx::mbarrier_arrive_expect_tx(shared.at_stage(Shared::kPFull, gathered), Shared::kSideBytes);
+      }
+      const uint32 from = shared.peer_word(gathered, not_hoisted(threadIdx.x % 128));
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        const uint4 words = ptx::ld_shared_16(from + k * (128 * 16));
+        rA[k][0] = words.x, rA[k][1] = words.y, rA[k][2] = words.z, rA[k][3] = words.w;
+      }
+    } else {
+      take_gradients<Exchange>(rA, shared.exchange(gathered), other_side() * kCfg.score_keys + warp() * 16);
     }
   }
 };

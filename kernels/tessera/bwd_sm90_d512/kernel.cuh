@@ -1,29 +1,29 @@
-// Backward on Hopper at head sizes above 256: a cluster of two blocks owns 64 keys and splits the head's columns, since dK and
-// dV of 64 keys at 512 columns are all the registers of two multiprocessors' key warpgroups.
+// Backward on Hopper at head sizes above 256: a cluster of four blocks owns 128 keys.
 //
-//   block r: columns 256 r ... 256 r + 255 of K, V, Q, dO, dK, dV and dQ
-//   S^T = K Q^T and dP^T = V dO^T over these, completed by the other block's share; P, dS: the same bits in both
-//   dV += P^T dO, dK += dS^T Q, dQ += dS K: these columns
+//                      rank 0, 1: side 0, 1 (K)            rank 2, 3: side 0, 1 (V)
+//   64 keys of a side  S^T = K Q^T, P             P ->     dP^T = V dO^T, dS
+//   128 keys, 256 columns of a side
+//                      dV += P^T dO     <- dS, all ->      dK += dS^T Q
+//   128 keys           dQ += dS K: 128 columns in each block
 //
-// Grid: two blocks for each tile of block_n keys and KV head, in clusters. Roles, in each block: producer (producer.cuh), a
-// warpgroup for dV and one for dK (keys.cuh), one for dQ (dq.cuh). 512 threads, one block a multiprocessor. Shared memory:
-// BwdSm90D512Layout.
+// So scores are sums that a block makes whole, what goes from block to block is P and dS in 16 bits, and dQ of 128 keys
+// leaves at once.
+//
+// Grid: four blocks for each tile of block_n keys and KV head, in clusters. Roles, in each block: producer (producer.cuh), a
+// warpgroup for the scores of the block's side (scores.cuh), and one for dQ (dq.cuh); both gather dV or dK of 64 keys. 384
+// threads, one block a multiprocessor. Shared memory: BwdSm90D512Layout.
 #pragma once
 
 #include "tessera/bwd_sm90_d512/dq.cuh"
-#include "tessera/bwd_sm90_d512/keys.cuh"
 #include "tessera/bwd_sm90_d512/producer.cuh"
+#include "tessera/bwd_sm90_d512/scores.cuh"
 
 namespace tessera {
 
-template <BwdSm90D512Config kCfg>
-TESSERA_DEVICE void bwd_sm90_d512(const BwdSm90Params& p) {
-  using Shared = BwdD512Shared<kCfg>;
-  // The load of step j + 3's first half waits until step j + 1's has been released, by both key warpgroups after step j: then
-  // LSE and delta of step j have been read.
-  static_assert(kCfg.half_slots == 8 && kBwdD512StatStages == 3, "rows of LSE and delta have no barriers");
+template <BwdSm90D512Config kCfg, D512Role kRole>
+TESSERA_DEVICE void bwd_sm90_d512_block(const BwdSm90Params& p, char* shared_memory) {
+  using Shared = BwdD512Shared<kCfg, kRole>;
   static_assert(Shared::kAt.bytes <= 227 * 1024, "shared memory of a block");
-  extern __shared__ __align__(1024) char shared_memory[];
   const Shared shared(shared_memory);  // by whole warps: its descriptor is uniform
   auto& block = *reinterpret_cast<KeyBlock*>(shared_memory + Shared::kAt.block);
   if (threadIdx.x == 0) {
@@ -35,27 +35,39 @@ TESSERA_DEVICE void bwd_sm90_d512(const BwdSm90Params& p) {
   }
   if (threadIdx.x == 32) block = key_block<kCfg>(p, static_cast<int>(blockIdx.x) / kBwdD512ClusterBlocks);
   __syncthreads();
-  ptx::barrier_cluster_arrive_relaxed();  // the other block's barriers are initialised
+  ptx::barrier_cluster_arrive_relaxed();  // the other blocks' barriers are initialised
   ptx::barrier_cluster_wait();
   ptx::griddepcontrol_launch_dependents();
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<bwd_registers(kCfg.half_dim).producer>();
-    if (threadIdx.x == 0) BwdD512Producer<kCfg>{p, shared, block}.run();
-  } else if (warpgroup == 3) {
-    ptx::setmaxnreg_dec<bwd_registers(kCfg.half_dim).dq>();
-    BwdD512DqWarpgroup<kCfg>{p, shared, block}.run();
+    ptx::setmaxnreg_dec<kBwdD512ProducerRegisters>();
+    if (block.steps > 0) {
+      const BwdD512Producer<Shared, kCfg> producer{p, shared, block};
+      if (threadIdx.x == 0) producer.load_factors();
+      if (threadIdx.x == 32) producer.load_gathered();
+      if (kRole == kD512Keys && threadIdx.x == 64) producer.send_gradients();
+    }
   } else {
-    ptx::setmaxnreg_inc<bwd_registers(kCfg.half_dim).scores>();
+    ptx::setmaxnreg_inc<kBwdD512ProductRegisters>();
     if (warpgroup == 1) {
-      BwdD512KeyWarpgroup<kCfg, kD512Values>(p, shared, block).run();
+      BwdD512ScoreWarpgroup<Shared, kCfg>(p, shared, block).run();
     } else {
-      BwdD512KeyWarpgroup<kCfg, kD512Keys>(p, shared, block).run();
+      BwdD512DqWarpgroup<Shared, kCfg>(p, shared, block).run();
     }
   }
   __syncwarp();
-  ptx::barrier_cluster_arrive();  // the other block may still send here, or arrive at this one's barriers
+  ptx::barrier_cluster_arrive();  // the other blocks may still send here, or arrive at this one's barriers
   ptx::barrier_cluster_wait();
+}
+
+template <BwdSm90D512Config kCfg>
+TESSERA_DEVICE void bwd_sm90_d512(const BwdSm90Params& p) {
+  extern __shared__ __align__(1024) char shared_memory[];
+  if (ptx::cluster_ctarank() / 2 == kD512Values) {
+    bwd_sm90_d512_block<kCfg, kD512Values>(p, shared_memory);
+  } else {
+    bwd_sm90_d512_block<kCfg, kD512Keys>(p, shared_memory);
+  }
 }
 
 }  // namespace tessera

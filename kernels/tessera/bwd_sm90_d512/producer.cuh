@@ -1,78 +1,111 @@
-// bwd_sm90_d512's producer: a thread that brings the block's columns of K and V once, and of Q and dO step by step, in halves.
+// bwd_sm90_d512's producer: threads of different warps that bring K or V once, and Q and dO step by step; one sends dS.
 #pragma once
 
 #include "tessera/bwd_sm90_d512/shared.cuh"
 
 namespace tessera {
 
-template <BwdSm90D512Config kCfg>
+template <class Shared, BwdSm90D512Config kCfg>
 struct BwdD512Producer {
-  using Shared = BwdD512Shared<kCfg>;
+  static constexpr bool kValues = Shared::kRole == kD512Values;
   using Keys = typename Shared::Keys;
-  using Half = typename Shared::Half;
+  using KeyPart = typename Shared::KeyPart;
+  using Slot = typename Shared::Slot;
 
   const BwdSm90Params& p;
   const Shared& shared;
-  KeyBlock& block;
+  const KeyBlock& block;
 
-  // The block's first column; anew where it is used, since the producer has few registers.
-  TESSERA_DEVICE static int first_col() {
-    return static_cast<int>(not_hoisted(ptx::cluster_ctarank())) * kCfg.block_dim;
-  }
-
-  TESSERA_DEVICE void load_keys(int offset, const TensorMap* map, int barrier) const {
-    const uint32 full = shared.barrier(barrier);
-    ptx::mbarrier_arrive_expect_tx(full, Keys::kBytes);
+  // Columns from `col` on of a side's keys.
+  TESSERA_DEVICE void load_keys(uint32 to, const TensorMap* map, uint32 full, int side, int col, int chunks) const {
 #pragma unroll 1
-    for (int chunk = 0; chunk < Keys::kChunks; ++chunk) {
-      ptx::cp_async_bulk_tensor_4d(shared.base + offset + chunk * Keys::kChunkBytes, map, full,
-                                   first_col() + chunk * kChunkCols, block.s.k_begin + block.key0, block.head_kv,
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      ptx::cp_async_bulk_tensor_4d(to + chunk * Keys::kChunkBytes, map, full, col + chunk * kChunkCols,
+                                   block.s.k_begin + block.key0 + side * kCfg.score_keys, block.head_kv,
                                    p.cu_seqlens_k ? 0 : block.batch);
     }
   }
-  TESSERA_DEVICE void load_stats(uint32 full, int slot, int stage) const {
-    const int64 first = static_cast<int64>(slot) * kCfg.block_m;
-    ptx::cp_async_bulk_load(shared.lse(stage), p.row_lse_log2 + first, Shared::kStatBytes, full);
-    ptx::cp_async_bulk_load(shared.delta(stage), p.row_delta + first, Shared::kStatBytes, full);
+
+  // The block's keys, then step by step all columns of what they are multiplied by: Q, or dO. Both sides of the cluster want
+  // the same: each brings every second chunk to both.
+  TESSERA_DEVICE void load_factors() const {
+    const int side = D512Place::side();
+    {
+      const uint32 full = shared.barrier(Shared::kKeysFull);
+      ptx::mbarrier_arrive_expect_tx(full, Keys::kBytes);
+      load_keys(shared.base + Shared::kAt.keys, kValues ? &p.k_map : &p.v_map, full, side, 0, Keys::kChunks);
+    }
+    const auto pair = static_cast<unsigned short>(kValues ? 0x3 : 0xc);
+    const TensorMap* map = kValues ? &p.q_map : &p.d_o_map;
+    int head = block.head_kv * p.group, tile = block.first_tile;
+#pragma unroll 1
+    for (int step = 0; step < block.steps; ++step) {
+#pragma unroll 1
+      for (int slot = 0; slot < Shared::kFactorSlots; ++slot) {
+        shared.wait_step(Shared::kFactorEmpty + slot, step, 1);
+        const uint32 full = shared.barrier(Shared::kFactorFull + slot);
+        const bool last = slot == Shared::kFactorSlots - 1;  // with which LSE or delta comes
+        ptx::mbarrier_arrive_expect_tx(full, Slot::kBytes + (last ? Shared::kStatBytes : 0));
+        ptx::cp_async_bulk_tensor_4d_multicast(
+            shared.base + Shared::kAt.factors + slot * Slot::kBytes + side * Slot::kChunkBytes, map, full,
+            slot * kCfg.slot_dim + side * kChunkCols, block.s.q_begin + tile * kCfg.block_m, head,
+            p.cu_seqlens_q ? 0 : block.batch, pair);
+        if (last) {
+          if (step == 0)
+            ptx::griddepcontrol_wait();  // they are of the kernel before this one: everything else goes ahead
+          const int64 first = static_cast<int64>(head * p.q_slots + block.slot0 + tile) * kCfg.block_m;
+          ptx::cp_async_bulk_load(shared.stats(step), (kValues ? p.row_lse_log2 : p.row_delta) + first,
+                                  Shared::kStatBytes, full);
+        }
+      }
+      if (++tile == block.first_tile + block.tiles) ++head, tile = block.first_tile;
+    }
   }
 
-  TESSERA_DEVICE void run() {
-    if (block.steps == 0) return;
-    typename Shared::HalfAt at;
-    int head = block.head_kv * p.group, tile = block.first_tile, stage = 0;
-    load_keys(Shared::kAt.k, &p.k_map, Shared::kKFull);
-    uint32 first_full = 0;
+  // What dQ is made with, then step by step the block's columns of what is gathered: dO, or Q.
+  TESSERA_DEVICE void load_gathered() const {
+    const int side = D512Place::side();
+    {
+      const uint32 full = shared.barrier(Shared::kKPartsFull), to = shared.base + Shared::kAt.k_parts;
+      const int col = static_cast<int>(D512Place::rank()) * kCfg.slot_dim;
+      ptx::mbarrier_arrive_expect_tx(full, (kValues ? 1 : 2) * KeyPart::kBytes);
+      load_keys(to, &p.k_map, full, kValues ? side ^ 1 : 0, col, KeyPart::kChunks);
+      if constexpr (!kValues) load_keys(to + KeyPart::kBytes, &p.k_map, full, 1, col, KeyPart::kChunks);
+    }
+    const TensorMap* map = kValues ? &p.d_o_map : &p.q_map;
+    int head = block.head_kv * p.group, tile = block.first_tile;
 #pragma unroll 1
-    for (int left = block.steps; left > 0; --left) {
-      const int slot = head * p.q_slots + block.slot0 + tile;
+    for (int step = 0; step < block.steps; ++step) {
 #pragma unroll 1
-      for (int n = 0; n < 4; ++n) {
-        ptx::mbarrier_wait_parity(shared.barrier(Shared::kHalfEmpty) + at.offset, at.parity ^ 1);
-        const uint32 full = shared.barrier(Shared::kHalfFull) + at.offset, to = shared.half(at);
-        ptx::mbarrier_arrive_expect_tx(full, Half::kBytes + (n == 0 ? 2 * Shared::kStatBytes : 0));
-        const TensorMap* map = n < 2 ? &p.q_map : &p.d_o_map;
+      for (int slot = 0; slot < Shared::kGatheredSlots; ++slot) {
+        shared.wait_step(Shared::kGatheredEmpty + slot, step, 1);
+        const uint32 full = shared.barrier(Shared::kGatheredFull + slot);
+        const uint32 to = shared.base + Shared::kAt.gathered + slot * Slot::kBytes;
+        ptx::mbarrier_arrive_expect_tx(full, Slot::kBytes);
 #pragma unroll
-        for (int chunk = 0; chunk < Half::kChunks; ++chunk) {
-          ptx::cp_async_bulk_tensor_4d(to + chunk * Half::kChunkBytes, map, full,
-                                       first_col() + n % 2 * kCfg.half_dim + chunk * kChunkCols,
+        for (int chunk = 0; chunk < Slot::kChunks; ++chunk) {
+          ptx::cp_async_bulk_tensor_4d(to + chunk * Slot::kChunkBytes, map, full,
+                                       side * kCfg.gathered_dim + slot * kCfg.slot_dim + chunk * kChunkCols,
                                        block.s.q_begin + tile * kCfg.block_m, head, p.cu_seqlens_q ? 0 : block.batch);
         }
-        if (n == 0) {
-          if (left == block.steps) {
-            first_full = full;  // LSE and delta are of the kernel before this one: everything else goes ahead
-            load_keys(Shared::kAt.v, &p.v_map, Shared::kVFull);
-          } else {
-            load_stats(full, slot, stage);
-          }
-        }
-        at.advance();
       }
-      if (left == block.steps) {
-        ptx::griddepcontrol_wait();
-        load_stats(first_full, slot, 0);
-      }
-      if (++stage == kBwdD512StatStages) stage = 0;
       if (++tile == block.first_tile + block.tiles) ++head, tile = block.first_tile;
+    }
+  }
+
+  // kD512Keys: this side's dS to the other blocks, once its 4 warps have written it. Its places there are free: P came only
+  // when they were.
+  TESSERA_DEVICE void send_gradients() const {
+#pragma unroll 1
+    for (int step = 0; step < block.steps; ++step) {
+      shared.wait_stage(Shared::kDSWritten, step);
+      const uint32 from = shared.exchange(step) + D512Place::side() * Shared::kSideBytes;
+#pragma unroll 1
+      for (uint32 n = 1; n < kBwdD512ClusterBlocks; ++n) {
+        const uint32 to = D512Place::rank() ^ n;
+        ptx::cp_async_bulk_shared_cluster(ptx::mapa(from, to), from, Shared::kSideBytes,
+                                          ptx::mapa(shared.at_stage(Shared::kDSFull, step), to));
+      }
     }
   }
 };

@@ -1,4 +1,4 @@
-// bwd_sm90_d512's shared memory: where a block's tiles and barriers are, at the same places in both blocks of a cluster.
+// bwd_sm90_d512's shared memory: where a block's tiles and barriers are, at the same places in all blocks of a cluster.
 #pragma once
 
 #include "tessera/bwd_sm90/block.cuh"
@@ -14,18 +14,30 @@
 
 namespace tessera {
 
-// The warpgroups of keys: one has S, P and dV, the other dP, dS and dK.
+// What a pair of blocks gathers: of a cluster the blocks of ranks 0 and 1 dV, those of 2 and 3 dK.
 enum D512Role : int { kD512Values = 0, kD512Keys = 1 };
 
-template <BwdSm90D512Config kCfg>
+// A block's places in its cluster. The lower bit of its rank is its side: which half of the keys its scores are of, and which
+// half of the columns it gathers.
+struct D512Place {
+  TESSERA_DEVICE static uint32 rank() { return not_hoisted(ptx::cluster_ctarank()); }
+  TESSERA_DEVICE static int side() { return static_cast<int>(rank() % 2); }
+  TESSERA_DEVICE static uint32 other_side() { return rank() ^ 1; }
+  TESSERA_DEVICE static uint32 other_role() { return rank() ^ 2; }
+};
+
+template <BwdSm90D512Config kCfg, D512Role kBlockRole>
 struct BwdD512Shared {
-  static constexpr BwdSm90D512Layout kAt = bwd_sm90_d512_layout(kCfg);
-  using Keys = SwizzledTile<kCfg.block_n, kCfg.block_dim>;  // of K, V, dK, dV
-  using Half = SwizzledTile<kCfg.block_m, kCfg.half_dim>;
-  using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;
-  using HalfAt = RingPosition<kCfg.half_slots>;
-  using ExchangeAt = RingPosition<kCfg.stages>;
-  static constexpr int kStatBytes = kCfg.block_m * 4, kPartialWarpBytes = 16 * kCfg.block_m * 4;
+  static constexpr D512Role kRole = kBlockRole;
+  static constexpr BwdSm90D512Layout kAt = bwd_sm90_d512_layout();
+  static constexpr int kFactorSlots = kCfg.head_dim / kCfg.slot_dim, kGatheredSlots = kCfg.gathered_dim / kCfg.slot_dim;
+  using Keys = SwizzledTile<kCfg.score_keys, kCfg.head_dim>;     // of K or V
+  using KeyPart = SwizzledTile<kCfg.score_keys, kCfg.slot_dim>;  // of K
+  using Slot = SwizzledTile<kCfg.block_m, kCfg.slot_dim>;        // of Q or dO
+  using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;     // chunk by chunk a side's keys
+  using Result = SwizzledTile<kCfg.block_n, kCfg.gathered_dim>;  // dV or dK
+  static_assert(Exchange::kChunks == 2 && Result::kBytes <= kFactorSlots * Slot::kBytes);
+  static constexpr int kStatBytes = kCfg.block_m * 4, kSideBytes = Exchange::kChunkBytes;
 
   uint32 base;
   uint32 descriptor;  // its address in a matrix descriptor: a tile's is one addition away
@@ -33,68 +45,85 @@ struct BwdD512Shared {
   TESSERA_DEVICE explicit BwdD512Shared(const void* memory)
       : base(shared_address(memory)), descriptor(descriptor_address(base)) {}
 
-  // ---- tiles ----
-  TESSERA_DEVICE TileDescriptor tile_descriptor(int first) const { return {descriptor + first / 16, kDescriptorHigh}; }
-  TESSERA_DEVICE TileDescriptor half_descriptor(const HalfAt& at) const {
-    return {descriptor + kAt.halves / 16 + at.offset * (Half::kBytes / 16 / HalfAt::kStep), kDescriptorHigh};
+  // ---- tiles: of a step's number, where it needs one ----
+  // Made anew where it is used: kept over the loop of steps, descriptors would take more registers than there are.
+  TESSERA_DEVICE TileDescriptor tile_descriptor(int first) const {
+    return {not_hoisted(descriptor) + first / 16, kDescriptorHigh};
   }
-  TESSERA_DEVICE TileDescriptor exchange_descriptor(const ExchangeAt& at) const {
-    return {descriptor + kAt.exchange / 16 + at.offset * (Exchange::kBytes / 16 / ExchangeAt::kStep), kDescriptorHigh};
+  TESSERA_DEVICE TileDescriptor exchange_descriptor(uint32 step) const {
+    return {descriptor + kAt.exchange / 16 + step % kCfg.stages * (Exchange::kBytes / 16), kDescriptorHigh};
   }
-  TESSERA_DEVICE uint32 half(const HalfAt& at) const {
-    return base + kAt.halves + at.offset * (Half::kBytes / HalfAt::kStep);
+  TESSERA_DEVICE uint32 exchange(uint32 step) const {
+    return base + kAt.exchange + step % kCfg.stages * Exchange::kBytes;
   }
-  TESSERA_DEVICE uint32 exchange(const ExchangeAt& at) const {
-    return base + kAt.exchange + at.offset * (Exchange::kBytes / ExchangeAt::kStep);
+  TESSERA_DEVICE uint32 stats(uint32 step) const { return base + kAt.stats + step % kCfg.stages * kStatBytes; }
+  // Of a thread of a warpgroup, its fragment of queries 0 ... 15; the next sixteen's are 128 * 16 bytes further.
+  TESSERA_DEVICE uint32 peer_word(uint32 step, uint32 thread) const {
+    return base + kAt.peer + step % kCfg.stages * kSideBytes + thread * 16;
   }
-  TESSERA_DEVICE uint32 lse(int stage) const { return base + kAt.stats + stage * 2 * kStatBytes; }
-  TESSERA_DEVICE uint32 delta(int stage) const { return lse(stage) + kStatBytes; }
-  // Of a thread of either role, what it has of queries 0 ... 7; the next eight are 128 * 16 bytes further.
-  TESSERA_DEVICE uint32 partial(int thread) const { return base + kAt.partial + thread * 16; }
 
   // ---- barriers ----
-  static constexpr int kKFull = 0, kVFull = 1;
-  static constexpr int kHalfFull = 2, kHalfEmpty = kHalfFull + kCfg.half_slots;  // empty: the 8 warps of both roles
-  static constexpr int kPartialFull = kHalfEmpty + kCfg.half_slots;  // [role][warp]: the other block's share is here
-  static constexpr int kPartialFree = kPartialFull + 8;     // [role][warp]: the other block has read this one's
-  static constexpr int kPFull = kPartialFree + 8;           // [warp][stage]
-  static constexpr int kDSFull = kPFull + 4 * kCfg.stages;  // the 4 warps that write dS
-  static constexpr int kFree = kDSFull + kCfg.stages;       // the 4 dQ warps are done with a stage
-  static_assert(kFree + kCfg.stages == bwd_sm90_d512_barriers(kCfg));
+  static constexpr int kKeysFull = 0, kKPartsFull = 1;
+  static constexpr int kFactorFull = 2;
+  static constexpr int kFactorEmpty = kFactorFull + kFactorSlots;  // the score warpgroups' warps on both sides
+  static constexpr int kGatheredFull = kFactorEmpty + kFactorSlots;
+  static constexpr int kGatheredEmpty = kGatheredFull + kGatheredSlots;  // the 8 warps of both warpgroups
+  // Those with a phase for every use of a stage.
+  static constexpr int kPFull =
+      kGatheredEmpty + kGatheredSlots;                      // kD512Keys: P of this side; kD512Values: of the other
+  static constexpr int kDSFull = kPFull + kCfg.stages;      // dS of both sides
+  static constexpr int kDSWritten = kDSFull + kCfg.stages;  // kD512Keys: this side's, by 4 warps
+  static constexpr int kFree = kDSWritten + kCfg.stages;    // kD512Values: the cluster's dQ warps are done with dS
+  static_assert(kFree + kCfg.stages == bwd_sm90_d512_barriers());
 
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
-  TESSERA_DEVICE uint32 at_stage(int first, const ExchangeAt& at) const { return barrier(first) + at.offset; }
-  TESSERA_DEVICE void wait_half(const HalfAt& at) const {
-    ptx::mbarrier_wait_parity(barrier(kHalfFull) + at.offset, at.parity);
+  TESSERA_DEVICE uint32 at_stage(int first, uint32 step) const { return barrier(first) + step % kCfg.stages * 8; }
+  TESSERA_DEVICE static int stage_parity(uint32 step) { return static_cast<int>(step / kCfg.stages % 2); }
+  TESSERA_DEVICE void wait_stage(int first, uint32 step, int ahead = 0) const {
+    ptx::mbarrier_wait_parity(at_stage(first, step), stage_parity(step) ^ ahead);
   }
-  TESSERA_DEVICE void release_half(const HalfAt& at) const { arrive_warp(barrier(kHalfEmpty) + at.offset); }
+  // A barrier with a phase a step.
+  TESSERA_DEVICE void wait_step(int index, uint32 step, int ahead = 0) const {
+    ptx::mbarrier_wait_parity(barrier(index), static_cast<int>(step % 2) ^ ahead);
+  }
 
-  // A warp is done with what a barrier guards.
+  // A warp is done with what a barrier guards; of this block, or of blocks first ... first + count - 1 of the cluster.
   TESSERA_DEVICE static void arrive_warp(uint32 barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
+  TESSERA_DEVICE static void arrive_warp(uint32 barrier, uint32 first, uint32 count) {
+    __syncwarp();
+    const uint32 lane = not_hoisted(threadIdx.x % 32);
+    if (lane < count) ptx::mbarrier_arrive_shared_cluster(ptx::mapa(barrier, first + lane));
+  }
 
-  // By one thread, before anything else. What the other block sends is announced here for the first step, and from then on
-  // by the waiter of each for the next.
+  // Bytes of what other blocks send to a stage. Announced at first by init(), from then on by a waiter for the next time.
+  static constexpr int kDSBytes = (kRole == kD512Values ? 2 : 1) * kSideBytes;
+
+  // By one thread, before anything else.
   TESSERA_DEVICE void init() const {
-    ptx::mbarrier_init(barrier(kKFull), 1);
-    ptx::mbarrier_init(barrier(kVFull), 1);
-    for (int slot = 0; slot < kCfg.half_slots; ++slot) {
-      ptx::mbarrier_init(barrier(kHalfFull + slot), 1);
-      ptx::mbarrier_init(barrier(kHalfEmpty + slot), 8);
+    ptx::mbarrier_init(barrier(kKeysFull), 1);
+    ptx::mbarrier_init(barrier(kKPartsFull), 1);
+    for (int slot = 0; slot < kFactorSlots; ++slot) {
+      ptx::mbarrier_init(barrier(kFactorFull + slot), 1);
+      ptx::mbarrier_init(barrier(kFactorEmpty + slot), 8);
     }
-    for (int i = 0; i < 8; ++i) {
-      ptx::mbarrier_init(barrier(kPartialFull + i), 1);
-      ptx::mbarrier_init(barrier(kPartialFree + i), 1);
+    for (int slot = 0; slot < kGatheredSlots; ++slot) {
+      ptx::mbarrier_init(barrier(kGatheredFull + slot), 1);
+      ptx::mbarrier_init(barrier(kGatheredEmpty + slot), 8);
     }
-    for (int i = 0; i < 4 * kCfg.stages; ++i) ptx::mbarrier_init(barrier(kPFull + i), 1);
     for (int stage = 0; stage < kCfg.stages; ++stage) {
-      ptx::mbarrier_init(barrier(kDSFull + stage), 4);
-      ptx::mbarrier_init(barrier(kFree + stage), 4);
+      ptx::mbarrier_init(barrier(kPFull + stage), 1);
+      ptx::mbarrier_init(barrier(kDSFull + stage), kRole == kD512Values ? 1 : 1 + 4);
+      ptx::mbarrier_init(barrier(kDSWritten + stage), 4);
+      ptx::mbarrier_init(barrier(kFree + stage), 4 * kBwdD512ClusterBlocks);
     }
     ptx::fence_mbarrier_init();
-    for (int i = 0; i < 8; ++i) ptx::mbarrier_arrive_expect_tx(barrier(kPartialFull + i), kPartialWarpBytes);
+    for (int stage = 0; stage < kCfg.stages; ++stage) {
+      ptx::mbarrier_arrive_expect_tx(barrier(kPFull + stage), kSideBytes);
+      ptx::mbarrier_arrive_expect_tx(barrier(kDSFull + stage), kDSBytes);
+    }
   }
 };
 

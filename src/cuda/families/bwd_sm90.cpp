@@ -29,8 +29,7 @@ struct PairTile {
 };
 constexpr PairTile kPairTiles[] = {{192, 128}, {192, 192}, {256, 256}};
 constexpr int kPairHalfSlots = 6, kPairExchangeStages = 2;
-// By a cluster of two blocks that share the head's columns, bwd_sm90_d512: head sizes above, likewise.
-constexpr int kColumnsHalfSlots = 8, kColumnsStages = 2;
+// By a cluster of four blocks, bwd_sm90_d512: head sizes above, likewise.
 constexpr int kMostHeadDim = BwdSm90D512Config::head_dim,
               kMostPairHeadDim = kPairTiles[std::size(kPairTiles) - 1].head_dim;
 constexpr int kMostBlockHeadDim = 128, kMostBlockHeadDimOfK = 192;  // of V and of all; of Q and K alone
@@ -40,12 +39,12 @@ constexpr int kScoreWarpgroups = 2;  // each with a half of a block's keys
 
 // All that was decided for a problem.
 struct BwdSm90Plan {
-  bool pair, columns;    // which of the configs is meant
+  bool pair, quad;       // which of the configs is meant
   BwdSm90Config config;  // a block alone
   BwdSm90D256Config pair_config;
-  BwdSm90D512Config columns_config;
+  BwdSm90D512Config quad_config;
   BwdSm90RowsConfig rows;
-  BwdRowsConfig columns_rows;
+  BwdRowsConfig quad_rows;
   BwdSm80Plan stand_in;  // where a tensor that TMA reads or writes starts at no multiple of 16 bytes
   int q_tiles, q_slots;  // BwdParams has what they are
   Divisor key_tiles, section_heads;
@@ -65,7 +64,7 @@ bool by_block(const tessera_plan& plan) {
   return !p.deterministic && p.softcap <= 0 && (p.q.dtype != TESSERA_FLOAT16 || !score_config(p).any());
 }
 bool by_pairs(const tessera_plan& plan) { return !by_block(plan); }
-bool by_columns(const tessera_plan& plan) { return largest_head_dim(plan) > kMostPairHeadDim; }
+bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kMostPairHeadDim; }
 
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
   const ScoreConfig score = score_config(plan.problem);  // by a block mask's lists a step has 64 queries, too
@@ -105,31 +104,49 @@ BwdSm90D256Config make_pair_config(const tessera_plan& plan) {
           .block_mask = core::present(plan.problem.block_mask)};
 }
 
-// What launches and tensor maps take of either kernel.
+// What launches and tensor maps take of any of the kernels.
 struct BlockShape {
-  int head_dim, block_m, block_n, cluster, stages, smem_bytes;
+  int head_dim, block_m, block_n, key_box_rows, cluster, threads, stages, smem_bytes;
 };
 BlockShape shape_of(const BwdSm90Plan& own) {
-  if (own.columns) {
-    return {BwdSm90D512Config::head_dim, BwdSm90D512Config::block_m, BwdSm90D512Config::block_n,
-            kBwdD512ClusterBlocks,       own.columns_config.stages,  static_cast<int>(smem_bytes(own.columns_config))};
+  if (own.quad) {
+    using Config = BwdSm90D512Config;
+    return {.head_dim = Config::head_dim,
+            .block_m = Config::block_m,
+            .block_n = Config::block_n,
+            .key_box_rows = Config::score_keys,
+            .cluster = kBwdD512ClusterBlocks,
+            .threads = kBwdD512Threads,
+            .stages = Config::stages,
+            .smem_bytes = static_cast<int>(smem_bytes(own.quad_config))};
   }
   if (own.pair) {
-    return {own.pair_config.head_dim, BwdSm90D256Config::block_m,      BwdSm90D256Config::block_n,
-            kBwdD256ClusterBlocks,    own.pair_config.exchange_stages, static_cast<int>(smem_bytes(own.pair_config))};
+    using Config = BwdSm90D256Config;
+    return {.head_dim = own.pair_config.head_dim,
+            .block_m = Config::block_m,
+            .block_n = Config::block_n,
+            .key_box_rows = Config::block_n,
+            .cluster = kBwdD256ClusterBlocks,
+            .threads = kBwdSm90Threads,
+            .stages = own.pair_config.exchange_stages,
+            .smem_bytes = static_cast<int>(smem_bytes(own.pair_config))};
   }
   const BwdSm90Config& c = own.config;
-  return {c.head_dim, c.block_m, c.block_n, 1, c.stages, static_cast<int>(smem_bytes(c))};
+  return {.head_dim = c.head_dim,
+          .block_m = c.block_m,
+          .block_n = c.block_n,
+          .key_box_rows = c.block_n,
+          .cluster = 1,
+          .threads = kBwdSm90Threads,
+          .stages = c.stages,
+          .smem_bytes = static_cast<int>(smem_bytes(c))};
 }
 BwdSm90Plan configs_of(const tessera_plan& plan) {
   BwdSm90Plan own{};
-  own.columns = by_columns(plan);
-  own.pair = by_pairs(plan) && !own.columns;
-  if (own.columns) {
-    own.columns_config = {.dtype = static_cast<Dtype>(plan.problem.q.dtype),
-                          .half_slots = kColumnsHalfSlots,
-                          .stages = kColumnsStages,
-                          .window = plan.problem.window_left >= 0};
+  own.quad = by_quads(plan);
+  own.pair = by_pairs(plan) && !own.quad;
+  if (own.quad) {
+    own.quad_config = {.dtype = static_cast<Dtype>(plan.problem.q.dtype), .window = plan.problem.window_left >= 0};
   } else if (own.pair) {
     own.pair_config = make_pair_config(plan);
   } else {
@@ -282,9 +299,9 @@ BwdSm90Plan planned(const tessera_plan& plan) {
               .d_bias = core::present(plan.problem.d_bias),
               .deterministic = plan.problem.deterministic != 0,
               .block_mask = core::present(plan.problem.block_mask)};
-  own.columns_rows.dtype = own.rows.dtype, own.columns_rows.block_m = shape.block_m;
-  own.columns_rows.head_dim = own.columns_rows.head_dim_v = shape.head_dim;
-  own.columns_rows.aligned = true, own.columns_rows.d_sink = own.rows.d_sink;
+  own.quad_rows.dtype = own.rows.dtype, own.quad_rows.block_m = shape.block_m;
+  own.quad_rows.head_dim = own.quad_rows.head_dim_v = shape.head_dim;
+  own.quad_rows.aligned = true, own.quad_rows.d_sink = own.rows.d_sink;
   own.stand_in = plan_bwd_sm80(plan);
   const Tiles tiles = tiles_of(plan, shape);
   own.q_tiles = static_cast<int>(tiles.q_tiles), own.q_slots = static_cast<int>(tiles.q_slots);
@@ -313,7 +330,7 @@ void configure(tessera_plan& plan) {
   const BwdSm90Plan own = planned(plan);
   const BlockShape shape = shape_of(own);
   plan.block_m = shape.block_m, plan.block_n = shape.block_n;
-  plan.num_warps = kBwdSm90Threads / 32, plan.num_stages = shape.stages;
+  plan.num_warps = shape.threads / 32, plan.num_stages = shape.stages;
   plan.smem_bytes = shape.smem_bytes;
   plan.tiles_per_item = plan.num_splits = 1;
   plan.num_items = own.products.x;
@@ -337,8 +354,8 @@ tessera_status make_maps(const Driver& driver, const tessera_plan& plan, const B
     TensorMap& map;
   } maps[] = {{"q", problem.q, buffers.q, shape.block_m, p.q_map},
               {"d_o", problem.d_o, buffers.d_o, shape.block_m, p.d_o_map},
-              {"k", problem.k, buffers.k, shape.block_n, p.k_map},
-              {"v", problem.v, buffers.v, shape.block_n, p.v_map},
+              {"k", problem.k, buffers.k, shape.key_box_rows, p.k_map},
+              {"v", problem.v, buffers.v, shape.key_box_rows, p.v_map},
               {"d_k", problem.d_k, buffers.d_k, kStoredRows, p.d_k_map},
               {"d_v", problem.d_v, buffers.d_v, kStoredRows, p.d_v_map}};
   for (const auto& [name, layout, data, rows, map] : maps) {
@@ -364,12 +381,12 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   if (const Driver* driver = launches.driver()) {
     TESSERA_RETURN_IF_ERROR(make_maps(*driver, plan, shape, buffers, p));
   }
-  if (own.columns) {  // its rows are bwd_sm80's
-    launch_bwd_rows(own.columns_rows, p, own.before, launches);
-    launch_bwd_sm90(own.columns_config, p, own.products, launches);
+  if (own.quad) {  // its rows are bwd_sm80's
+    launch_bwd_rows(own.quad_rows, p, own.before, launches);
+    launch_bwd_sm90(own.quad_config, p, own.products, launches);
     p.after = 1;
     p.scale *= bwd_lower_late(own.rows.dtype);
-    launch_bwd_rows(own.columns_rows, p, own.after, launches);
+    launch_bwd_rows(own.quad_rows, p, own.after, launches);
     return ok();
   }
   if (own.rows.block_mask) {
