@@ -4,7 +4,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../bwd_sm90"))
-from protocol import Barrier, Place, check
+from protocol import Barrier, Fault, Place, check
 
 STEPS, STAGES, FACTORS, GATHERED = 7, 2, 4, 2
 
@@ -27,6 +27,13 @@ def model(s):
     exchange = [[[Place() for _ in range(8)] for _ in range(STAGES)] for _ in range(4)]
     peer = [[[Place() for _ in range(4)] for _ in range(STAGES)] for _ in range(4)]
 
+    ended = [[] for _ in range(4)]  # what a block has waited for the last arrivals of
+
+    def arrive(to, what, barrier):
+        if what in ended[to]:
+            raise Fault(f"an arrival at block {to}, which may have ended")
+        barrier.arrive()
+
     def load_factor(rank, to, j, slot):
         yield from s.write(factors[to][slot][rank % 2], j)
         factor_full[to][slot].bytes(1)
@@ -46,6 +53,9 @@ def model(s):
                 if last:
                     s.start(load(stats[rank][j % STAGES], j, factor_full[rank][slot]))
                 yield None
+        for slot in range(FACTORS):
+            yield from s.wait("", factor_empty[rank][slot], STEPS % 2 ^ 1)
+        ended[rank].append("factors")
 
     def gathered_of(rank):
         for j in range(STEPS):
@@ -80,9 +90,9 @@ def model(s):
                 yield from gather(rank, j - 1)
             yield from s.read(stats[rank][stage], j)
             for slot in range(FACTORS):
-                factor_empty[rank][slot].arrive()
-                yield None
-                factor_empty[rank ^ 1][slot].arrive()
+                for to in (rank, rank ^ 1):
+                    arrive(to, "factors", factor_empty[to][slot])
+                    yield None
             part = side * 4 + w
             if not values:
                 yield from s.wait("p_full_keys", p_full[rank][stage], parity)
@@ -100,6 +110,11 @@ def model(s):
                 written[rank][stage].arrive()
                 ds_full[rank][stage].arrive()
         yield from gather(rank, STEPS - 1)
+        release_gathered(rank)
+        if values:
+            for j in range(STEPS, STEPS + STAGES):
+                yield from s.wait("", free[rank][j % STAGES], j // STAGES % 2 ^ 1)
+            ended[rank].append("free")
 
     def copy(rank, to, j):
         stage = j % STAGES
@@ -125,7 +140,7 @@ def model(s):
 
     def release_ds(j):
         for to in (0, 1):
-            free[to][j % STAGES].arrive()
+            arrive(to, "free", free[to][j % STAGES])
             yield None
 
     def dq_warp(rank, w):

@@ -299,7 +299,7 @@ constexpr const char* kHopperBlocks[] = {
 // bwd_sm90: tiles of 64 or 128 queries by 128 keys, with each option: blocks that are seen whole, partial ones, ends within a half
 // of a block's keys; bias and mask by pairs of keys and one by one; entries of one head, of all, of all sequences; a NaN.
 constexpr const char* kHopperBackward[] = {
-    // Head sizes above 256: a cluster of two blocks shares the columns of 64 keys.
+    // Head sizes above 256: a cluster of four blocks, 64 of 128 keys or half of the columns in each.
     "b=2 sq=63 sk=65 hq=2 hkv=2 d=512 dv=512",
     "b=1 sq=129 sk=191 hq=4 hkv=2 d=512 dv=512 causal=1",
     "b=2 sq=300 sk=520 hq=4 hkv=1 d=512 dv=512 order=bhsd",

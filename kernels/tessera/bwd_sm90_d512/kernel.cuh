@@ -35,14 +35,19 @@ TESSERA_DEVICE void bwd_sm90_d512_block(const BwdSm90Params& p, char* shared_mem
   }
   if (threadIdx.x == 32) block = key_block<kCfg>(p, static_cast<int>(blockIdx.x) / kBwdD512ClusterBlocks);
   __syncthreads();
-  ptx::barrier_cluster_arrive_relaxed();  // the other blocks' barriers are initialised
-  ptx::barrier_cluster_wait();
+  ptx::barrier_cluster_arrive_relaxed();
+  const BwdD512Producer<Shared, kCfg> producer{p, shared, block};
+  if (block.steps > 0) {
+    if (threadIdx.x == 0) producer.load_side();
+    if (threadIdx.x == 32) producer.load_key_parts();
+    __syncwarp();
+  }
+  ptx::barrier_cluster_wait();  // the other blocks' barriers are initialised
   ptx::griddepcontrol_launch_dependents();
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kBwdD512ProducerRegisters>();
     if (block.steps > 0) {
-      const BwdD512Producer<Shared, kCfg> producer{p, shared, block};
       if (threadIdx.x == 0) producer.load_factors();
       if (threadIdx.x == 32) producer.load_gathered();
       if (kRole == kD512Keys && threadIdx.x == 64) producer.send_gradients();
@@ -55,8 +60,10 @@ TESSERA_DEVICE void bwd_sm90_d512_block(const BwdSm90Params& p, char* shared_mem
       BwdD512DqWarpgroup<Shared, kCfg>(p, shared, block).run();
     }
   }
+  // Nothing is under way to this block: it has waited for all bytes, and for all arrivals at its barriers. So this orders no
+  // memory, and nobody waits for dQ's additions here.
   __syncwarp();
-  ptx::barrier_cluster_arrive();  // the other blocks may still send here, or arrive at this one's barriers
+  ptx::barrier_cluster_arrive_relaxed();
   ptx::barrier_cluster_wait();
 }
 

@@ -26,15 +26,24 @@ struct BwdD512Producer {
     }
   }
 
-  // The block's keys, then step by step all columns of what they are multiplied by: Q, or dO. Both sides of the cluster want
-  // the same: each brings every second chunk to both.
+  // Of the side's keys K or V, and what dQ is made with.
+  TESSERA_DEVICE void load_side() const {
+    const uint32 full = shared.barrier(Shared::kKeysFull);
+    ptx::mbarrier_arrive_expect_tx(full, Keys::kBytes);
+    load_keys(shared.base + Shared::kAt.keys, kValues ? &p.k_map : &p.v_map, full, D512Place::side(), 0, Keys::kChunks);
+  }
+  TESSERA_DEVICE void load_key_parts() const {
+    const uint32 full = shared.barrier(Shared::kKPartsFull), to = shared.base + Shared::kAt.k_parts;
+    const int col = static_cast<int>(D512Place::rank()) * kCfg.slot_dim;
+    ptx::mbarrier_arrive_expect_tx(full, (kValues ? 1 : 2) * KeyPart::kBytes);
+    load_keys(to, &p.k_map, full, kValues ? D512Place::side() ^ 1 : 0, col, KeyPart::kChunks);
+    if constexpr (!kValues) load_keys(to + KeyPart::kBytes, &p.k_map, full, 1, col, KeyPart::kChunks);
+  }
+
+  // Step by step all columns of what the keys are multiplied by: Q, or dO. Both sides of the cluster want the same: each brings
+  // every second chunk to both.
   TESSERA_DEVICE void load_factors() const {
     const int side = D512Place::side();
-    {
-      const uint32 full = shared.barrier(Shared::kKeysFull);
-      ptx::mbarrier_arrive_expect_tx(full, Keys::kBytes);
-      load_keys(shared.base + Shared::kAt.keys, kValues ? &p.k_map : &p.v_map, full, side, 0, Keys::kChunks);
-    }
     const auto pair = static_cast<unsigned short>(kValues ? 0x3 : 0xc);
     const TensorMap* map = kValues ? &p.q_map : &p.d_o_map;
     int head = block.head_kv * p.group, tile = block.first_tile;
@@ -60,18 +69,14 @@ struct BwdD512Producer {
       }
       if (++tile == block.first_tile + block.tiles) ++head, tile = block.first_tile;
     }
+#pragma unroll 1
+    for (int slot = 0; slot < Shared::kFactorSlots; ++slot)
+      shared.wait_step(Shared::kFactorEmpty + slot, block.steps, 1);
   }
 
-  // What dQ is made with, then step by step the block's columns of what is gathered: dO, or Q.
+  // Step by step the block's columns of what is gathered: dO, or Q.
   TESSERA_DEVICE void load_gathered() const {
     const int side = D512Place::side();
-    {
-      const uint32 full = shared.barrier(Shared::kKPartsFull), to = shared.base + Shared::kAt.k_parts;
-      const int col = static_cast<int>(D512Place::rank()) * kCfg.slot_dim;
-      ptx::mbarrier_arrive_expect_tx(full, (kValues ? 1 : 2) * KeyPart::kBytes);
-      load_keys(to, &p.k_map, full, kValues ? side ^ 1 : 0, col, KeyPart::kChunks);
-      if constexpr (!kValues) load_keys(to + KeyPart::kBytes, &p.k_map, full, 1, col, KeyPart::kChunks);
-    }
     const TensorMap* map = kValues ? &p.d_o_map : &p.q_map;
     int head = block.head_kv * p.group, tile = block.first_tile;
 #pragma unroll 1

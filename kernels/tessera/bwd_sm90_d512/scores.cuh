@@ -50,6 +50,10 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
       Base::gathered();
     }
     Base::store(D512Place::side());
+    if constexpr (kValues) {  // until the last arrivals
+#pragma unroll
+      for (int ahead = 0; ahead < kCfg.stages; ++ahead) shared.wait_stage(Shared::kFree, steps + ahead, 1);
+    }
   }
 
   // S^T or dP^T of this step is issued together with dV or dK of the step before.
