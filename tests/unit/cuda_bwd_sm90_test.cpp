@@ -168,6 +168,22 @@ TEST(CudaBwdSm90, RotatesClustersThatAreHalfOfTheMultiprocessorsAtMost) {
   EXPECT_EQ(rotation(most * 128 + 1), 0);
 }
 
+TEST(CudaBwdSm90, TakesHeadSizesAbove256ByClustersOfFour) {
+  for (const int64_t head_dim : {264, 512}) {
+    const tessera_plan plan = plan_of(problem_of(head_dim));
+    LaunchList list;
+    ASSERT_EQ(lower(plan, tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+    ASSERT_EQ(list.size(), 3);
+    EXPECT_STREQ(list[1].name, "bwd_sm90_d512");
+    EXPECT_EQ(list[1].spec().cluster, 4);
+    EXPECT_EQ(list[1].spec().threads, 32 * plan.num_warps);
+    EXPECT_EQ(list[1].grid.x, 4 * ((kKeys + 127) / 128) * kBatch * kHeadsKv);
+    EXPECT_EQ(list[0].grid.x, (kQueries + 63) / 64 * kBatch * kHeads);
+    EXPECT_EQ(list[1].spec().smem_bytes, plan.smem_bytes);
+    EXPECT_LE(plan.smem_bytes, 227 << 10);
+  }
+}
+
 TEST(CudaBwdSm90, PairsOfBlocksComputeNoMoreColumnsThanTheHeadsHave) {
   const auto columns = [](int64_t head_dim, int64_t head_dim_v) {
     tessera_problem p = problem_of(head_dim);

@@ -200,6 +200,33 @@ TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
 
 INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileBwdSm90, testing::Values(64, 96, 128, 192, 256));
 
+// By clusters of four.
+TEST(CudaCompileBwdSm90D512, OverlapsItsProducts) {
+  CompilerInfo compiler;
+  const tessera_status found = open_compiler(compiler);
+  if (found.code != TESSERA_OK) GTEST_SKIP() << found.message;
+  tessera_device device{};
+  ASSERT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
+  for (const DType dtype : {bfloat16, float16}) {
+    for (const bool window : {false, true}) {
+      tessera_problem p;
+      tessera_problem_init(&p);
+      p.direction = TESSERA_BACKWARD, p.causal = 1;
+      p.q = p.k = p.v = p.o = p.d_o = p.d_q = p.d_k = p.d_v = layout(dtype, {1, 4096, 4, 512});
+      p.lse = layout(float32, {1, 4, 4096});
+      if (window) p.window_left = 1000;
+      Binary binary;
+      std::string log, config;
+      ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, 1, binary, log, config));
+      SCOPED_TRACE(config);
+      EXPECT_LE(binary.registers, 168);
+      EXPECT_EQ(binary.spill_bytes, 0) << log;
+      EXPECT_EQ(binary.wgmma_serialized, 0) << log;
+      EXPECT_EQ(hidden_loss(log), "") << log;
+    }
+  }
+}
+
 // fwd_sm90 and bwd_sm90 by a block mask's lists, and the kernel that makes them.
 class CudaCompileBlockMask : public testing::TestWithParam<std::tuple<int64_t, int64_t>> {};
 
