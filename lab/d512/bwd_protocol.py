@@ -74,6 +74,11 @@ def model(s):
         for slot in range(GATHERED):
             gathered_empty[rank][slot].arrive()
 
+    def release_factor(rank, slot):
+        for to in (rank, rank ^ 1):
+            arrive(to, "factors", factor_empty[to][slot])
+            yield None
+
     def send(to, place, value, full):
         yield from s.write(place, value)
         full.bytes(1)
@@ -86,13 +91,12 @@ def model(s):
                 yield from s.wait("factor_full", factor_full[rank][slot], j % 2)
                 for chunk in factors[rank][slot]:
                     yield from s.read(chunk, j)
+                if slot > 0:
+                    yield from release_factor(rank, slot - 1)
             if j > 0:
                 yield from gather(rank, j - 1)
             yield from s.read(stats[rank][stage], j)
-            for slot in range(FACTORS):
-                for to in (rank, rank ^ 1):
-                    arrive(to, "factors", factor_empty[to][slot])
-                    yield None
+            yield from release_factor(rank, FACTORS - 1)
             part = side * 4 + w
             if not values:
                 yield from s.wait("p_full_keys", p_full[rank][stage], parity)

@@ -38,6 +38,7 @@ struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
       while (gathered < steps) step<true, true>();
       if constexpr (kValues) step<true, false>();
     }
+    ptx::barrier_sync(kD512ScoresDone, 256);
     Base::store(other_side());
   }
 

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-inline constexpr int kD512GatheringDone = 1;  // a named barrier; 0 is __syncthreads's
+inline constexpr int kD512ScoresDone = 1;  // a named barrier; 0 is __syncthreads's
 
 template <class Shared, BwdSm90D512Config kCfg>
 struct BwdD512Gathering {
@@ -58,7 +58,6 @@ struct BwdD512Gathering {
   // By way of the slots of factors, once the block's last scores are done. Each warp stores the 16 rows that it has of the keys
   // of `side`; TMA does not write those after the last key.
   TESSERA_DEVICE void store(int side) {
-    ptx::barrier_sync(kD512GatheringDone, 256);
     const uint32 to = shared.base + Shared::kAt.factors;
     const float factor = kValues ? kBwdLower : p.scale * bwd_lower_late(kCfg.dtype);
     const int row = side * kCfg.score_keys + warp() * 16;

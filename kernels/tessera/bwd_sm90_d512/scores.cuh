@@ -38,17 +38,19 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
   TESSERA_DEVICE void run() {
     if (uniform(block.steps) > 0) {
       ptx::mbarrier_wait_parity(shared.barrier(Shared::kKeysFull), 0);
-      int tile = uniform(block.first_tile);
+      const int first = uniform(block.first_tile), end = first + uniform(block.tiles), all = uniform(block.steps);
+      int tile = first;
       step<true>(tile * kCfg.block_m);
 #pragma unroll 1
-      while (steps < static_cast<uint32>(uniform(block.steps))) {
-        if (++tile == uniform(block.first_tile) + uniform(block.tiles)) tile = uniform(block.first_tile);
+      while (static_cast<int>(steps) < all) {
+        if (++tile == end) tile = first;
         step<false>(tile * kCfg.block_m);
       }
       Base::gather(steps - 1);
       ptx::wgmma_wait_group<0>();
       Base::gathered();
     }
+    ptx::barrier_arrive(kD512ScoresDone, 256);
     Base::store(D512Place::side());
     if constexpr (kValues) {  // until the last arrivals
 #pragma unroll
@@ -62,13 +64,16 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
     multiply_keys();
     if constexpr (!kFirst) Base::gather(steps - 1);
     load_stats();
-    release_factors<kFirst ? 0 : 1>();
+    const bool some_hidden = masked(row0);
+    ptx::wgmma_wait_group<kFirst ? 0 : 1>();
+    ptx::wgmma_pin(flat(rS));
+    release_factor(Shared::kFactorSlots - 1);
     if constexpr (kValues) {
-      exponents(row0);
+      exponents(row0, some_hidden);
       shared.wait_stage(Shared::kFree, steps,
                         1);  // where P goes to, since a dQ warp has done with P before it has with dS
     } else {
-      differences(row0);
+      differences(row0, some_hidden);
     }
     if constexpr (!kFirst) {
       ptx::wgmma_wait_group<0>();
@@ -82,7 +87,8 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
     ++steps;
   }
 
-  // S^T = K Q^T or dP^T = V dO^T, each slot as soon as it is there.
+  // S^T = K Q^T or dP^T = V dO^T, each slot as soon as it is there. All but the last are released here: the next step's are then
+  // on their way before this one's scores are done.
   TESSERA_DEVICE void multiply_keys() {
     const TileDescriptor keys = shared.tile_descriptor(Shared::kAt.keys);
     ptx::wgmma_forget(flat(rS));
@@ -97,15 +103,14 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
                          inner_major<Slot>(factor, 0, d), slot + d > 0);
       }
       ptx::wgmma_commit_group();
+      if (slot == 0) continue;
+      ptx::wgmma_wait_group<1>();
+      release_factor(slot - 1);
     }
   }
-  // Each slot as soon as its product is done; kAfter products were issued after the last.
-  template <int kAfter, int kSlot = 0>
-  TESSERA_DEVICE void release_factors() {
-    ptx::wgmma_wait_group<kAfter + Shared::kFactorSlots - 1 - kSlot>();
-    if constexpr (kSlot == Shared::kFactorSlots - 1) ptx::wgmma_pin(flat(rS));
-    Shared::arrive_warp(shared.barrier(Shared::kFactorEmpty + kSlot), kValues ? 0 : 2, 2);
-    if constexpr (kSlot < Shared::kFactorSlots - 1) release_factors<kAfter, kSlot + 1>();
+  // Of both sides.
+  TESSERA_DEVICE void release_factor(int slot) const {
+    Shared::arrive_warp(shared.barrier(Shared::kFactorEmpty + slot), kValues ? 0 : 2, 2);
   }
   // Of queries 8 m + 2 c, + 1 of the step. They come with the last slot.
   TESSERA_DEVICE void load_stats() {
@@ -145,14 +150,14 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
   }
 
   // Scores -> P. A query after the last has an LSE of +inf.
-  TESSERA_DEVICE void exponents(int row0) {
+  TESSERA_DEVICE void exponents(int row0, bool some_hidden) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         rS[0][m][i] = fmaf(rS[0][m][i], p.scale_log2, kBwdRaise_log2 - (i % 2 ? rStats[m].y : rStats[m].x));
       }
-    if (masked(row0)) hide(row0, -infinity());
+    if (some_hidden) hide(row0, -infinity());
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -188,7 +193,7 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
   }
 
   // dP - delta, times P, which arrives.
-  TESSERA_DEVICE void differences(int row0) {
+  TESSERA_DEVICE void differences(int row0, bool some_hidden) {
     shared.wait_stage(Shared::kPFull, steps);
     if (threadIdx.x % 128 == 0) {
       ptx::mbarrier_arrive_expect_tx(shared.at_stage(Shared::kPFull, steps), Shared::kSideBytes);
@@ -209,7 +214,7 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
         high = x.y * lowered_difference<kCfg.dtype>(high, rStats[m].y * lower);
       }
     }
-    if (masked(row0)) hide(row0, 0.0f);
+    if (some_hidden) hide(row0, 0.0f);
   }
   // -> dS, which stays as an operand, and takes P's place for dQ in all blocks.
   TESSERA_DEVICE void score_gradients() {
