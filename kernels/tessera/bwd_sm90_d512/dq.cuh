@@ -53,12 +53,17 @@ struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
       ptx::wgmma_wait_group<kGather ? 1 : 0>();
       ptx::wgmma_pin(flat(rdQ));
       Shared::arrive_warp(shared.at_stage(Shared::kFree, added), 0, 2);
-      add();
+      add<0, kParts / 2>();
     }
-    if constexpr (kGather) {
+    if constexpr (kGather) {  // between additions, which take as long as the product: the slots are then loaded again
       ptx::wgmma_wait_group<0>();
       Base::gathered();
       ++gathered;
+    }
+    if constexpr (kAdd) {
+      add<kParts / 2, kParts>();
+      ++added, ++slot;
+      if (++tile == block.tiles) tile = 0, slot += p.q_slots - block.tiles;
     }
   }
 
@@ -89,13 +94,12 @@ struct BwdD512DqWarpgroup : BwdD512Gathering<Shared, kCfg> {
     k.address += side == D512Place::side() ? own : 0;
     return k;
   }
-  TESSERA_DEVICE void add() {
+  template <int kFirst, int kLast>
+  TESSERA_DEVICE void add() const {
     float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
     float* to = dq_part<kCfg.head_dim>(gdQ, warp(), static_cast<int>(D512Place::rank()) * kParts);
 #pragma unroll
-    for (int n = 0; n < kParts; ++n) dq_add(to + n * 128, lane(), rdQ[0][n]);
-    ++added, ++slot;
-    if (++tile == block.tiles) tile = 0, slot += p.q_slots - block.tiles;
+    for (int n = kFirst; n < kLast; ++n) dq_add(to + n * 128, lane(), rdQ[0][n]);
   }
 
   // The other side's P^T, or dS^T.
