@@ -108,7 +108,7 @@ extern "C" int run(const Args* a, void* stream_pointer) {
     p.most_parts = Divisor(p.most_parts.value < 1 ? 1 : kDecodeMostParts);
   p.most_queries = a->sq;
   p.part_rows = min(kDecodeRows, a->sq * (a->heads_q / a->heads_kv));
-  p.team = Divisor(a->team), p.head_groups = a->heads_kv / a->team;
+  p.team = p.team_heads = Divisor(a->team), p.team_rows = Divisor(1), p.head_groups = a->heads_kv / a->team;
   p.teams = Divisor(a->blocks / a->team), p.page = Divisor(a->page_size ? a->page_size : 1);
   p.arrivals = static_cast<unsigned long long*>(a->workspace);
   p.partial_stat = reinterpret_cast<float*>(static_cast<char*>(a->workspace) + (a->blocks * 8 + 255) / 256 * 256);

@@ -198,6 +198,12 @@ INSTANTIATE_TEST_SUITE_P(
         "dtype=f16 b=1 sq=3 sk=1500 hq=4 hkv=2 d=64 dv=64 k=paged page=1 causal=1 cores=5",
         "dtype=f16 b=1 sq=1 sk=2000 hq=2 hkv=2 d=64 dv=64 k=paged page=3 cores=2",
         "dtype=f16 b=9 sq=1 sk=700 hq=2 hkv=1 d=64 dv=64 k=paged page=2 csr=1 cores=3",
+        // Several work tiles of a head's rows, side by side in a team; sequences with fewer, which some of its blocks pass over.
+        "dtype=bf16 b=3 sq=8 sk=700 hq=8 hkv=2 d=128 dv=128 k=paged page=16 causal=1 cores=9",
+        "dtype=bf16 b=7 few=4 sq=15 sk=600 hq=8 hkv=2 d=128 dv=128 k=paged page=16 csr=1 causal=1 q=packed lead=2 "
+        "tail=3 "
+        "cores=17",
+        "dtype=bf16 b=2 sq=16 sk=900 hq=4 hkv=1 d=128 dv=128 cores=6",
         // Trees: words of bits, of which the last or the first tile has a part; more queries than keys.
         "dtype=bf16 b=3 sq=4 sk=700 hq=8 hkv=2 d=64 dv=64 k=paged page=16 tree=1 cores=7",
         "dtype=f16 b=2 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 cores=5",

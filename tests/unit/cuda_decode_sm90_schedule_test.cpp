@@ -36,11 +36,12 @@ struct Drawn {
   std::vector<int> cu_q, cu_k, used;
   int blocks = 0;
 
-  Drawn(std::mt19937& random, bool varlen) {
+  Drawn(std::mt19937& random, bool varlen, bool invariant) {
     const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
     p.batch = draw(1, draw(0, 1) ? 100 : 4);
-    const int team = draw(1, 3), groups = draw(1, 2), heads_kv = team * groups, group = draw(1, 9);
-    p.team = Divisor(team), p.head_groups = groups;
+    const int heads = draw(1, 3), rows = invariant ? 1 : draw(1, 3), groups = draw(1, 2), group = draw(1, 9);
+    const int team = heads * rows, heads_kv = heads * groups;
+    p.team = Divisor(team), p.team_heads = Divisor(heads), p.team_rows = Divisor(rows), p.head_groups = groups;
     p.heads_kv = Divisor(heads_kv), p.group = Divisor(group), p.heads_q = Divisor(heads_kv * group);
     p.causal = draw(0, 1), p.top_left = draw(0, 3) == 0;
     p.window_left = draw(0, 2) ? -1 : draw(0, 300);
@@ -75,7 +76,7 @@ void deal() {
   int merged = 0;
   for (int trial = 0; trial < kTrials; ++trial) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", trial " + std::to_string(trial));
-    const Drawn drawn(random, kConfig.varlen);
+    const Drawn drawn(random, kConfig.varlen, kConfig.invariant);
     const DecodeSm90Params& p = drawn.p;
     std::vector<ShareSegments<kConfig>> dealt(static_cast<std::size_t>(drawn.blocks));
     std::array<int, 8> scan{};

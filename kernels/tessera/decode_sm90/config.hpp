@@ -31,7 +31,7 @@ TESSERA_CONFIG_FIELDS(DecodeSm90Config, dtype, head_dim, block_n, warps, stages,
 TESSERA_HOST_DEVICE constexpr int decode_merge_rows(int head_dim) { return head_dim > 128 ? 4 : 8; }
 
 inline constexpr int kDecodeSegmentBytes = 104, kDecodeSegmentRing = 4;  // schedule.cuh
-inline constexpr int kDecodeSegmentsBytes = kDecodeSegmentRing * kDecodeSegmentBytes + 80;
+inline constexpr int kDecodeSegmentsBytes = kDecodeSegmentRing * kDecodeSegmentBytes + 88;
 
 // Of a row: what DecodeFold (merge.cuh) has of four columns each.
 TESSERA_HOST_DEVICE constexpr int decode_fold_bytes(int head_dim) { return (head_dim / 4 * 24 + 15) / 16 * 16; }
@@ -79,8 +79,10 @@ struct DecodeSm90Params : ProblemParams {
   int beside;                    // that launch, ahead of this one, may still run: this one reads nothing of it
   int min_tiles;                 // of a block, where there are so many; invariant: of a part
   Divisor most_parts;            // invariant: of a work tile, kDecodeMostParts at most
-  Divisor team;                  // blocks that read the same keys' heads side by side: a divisor of heads_kv
-  int head_groups;               // heads_kv / team
+  Divisor team;                  // blocks that read the same keys side by side: team_heads x team_rows
+  Divisor team_heads;            // heads of keys, which lie side by side: a divisor of heads_kv
+  Divisor team_rows;             // work tiles of a head's rows, which read the same
+  int head_groups;               // heads_kv / team_heads
   Divisor teams;                 // of the launch
   Divisor page;                  // page_size; 1 without pages
   int part_rows;                 // rows of a work tile at most

@@ -3,7 +3,8 @@
 // least one. The K/V tiles of all work tiles, one work tile's after another's, are cut into shares of equal size: so unequal
 // sequences fill the GPU, and a share has the last K/V tiles of one work tile, some whole work tiles,
 // and the first tiles of another. What lies in two or more shares is merged (merge.cuh). A share is a team's: its blocks have a
-// head each of `team` neighbouring KV heads, whose keys lie side by side in memory, and walk through the same tiles.
+// head each of team_heads neighbouring KV heads, whose keys lie side by side in memory, and team_rows of its work tiles, which read the same keys;
+// they walk through the same tiles. A block whose sequence has fewer rows passes over it.
 //
 // `invariant`: a work tile has parts whose size depends on its own keys alone, at most most_parts of them, each summed by itself;
 // a part is in the share that its first tile is in. So the same additions are made in whatever batch a sequence stands.
@@ -26,10 +27,10 @@ struct DecodeRows {
 // A sequence as the schedule sees it.
 struct SequenceShare {
   Sequence s;
-  int row_tiles;   // work tiles of each KV head; a share has one of each group of heads
+  int row_groups;  // work tiles of each KV head by team_rows; a share has one of each group of heads
   int first_tile;  // of keys
   int tiles;       // of a work tile
-  TESSERA_DEVICE int work_tiles(const DecodeSm90Params& p) const { return row_tiles * p.head_groups; }
+  TESSERA_DEVICE int work_tiles(const DecodeSm90Params& p) const { return row_groups * p.head_groups; }
 };
 
 template <DecodeSm90Config kCfg>
@@ -38,7 +39,8 @@ TESSERA_DEVICE SequenceShare sequence_share(const DecodeSm90Params& p, int batch
   share.s = load_sequence<kCfg.varlen, kCfg.paged, kCfg.score>(p, batch);
   if (kCfg.varlen && share.s.sq > p.most_queries) share.s.sq = 0;
   const Sequence& s = share.s;
-  share.row_tiles = (s.sq * p.group.value + kDecodeRows - 1) / kDecodeRows;
+  const int row_tiles = (s.sq * p.group.value + kDecodeRows - 1) / kDecodeRows;
+  share.row_groups = (row_tiles + p.team_rows.value - 1) / p.team_rows;
   const KeyRange first = visible_keys<kCfg.score>(p, s, 0), last = visible_keys<kCfg.score>(p, s, max(s.sq - 1, 0));
   const int low = max(first.low, 0), high = min(last.high, s.sk - 1);
   share.first_tile = low / kCfg.block_n;
@@ -80,22 +82,32 @@ static_assert(sizeof(Segment) == kDecodeSegmentBytes);
 // A walk over a share's segments.
 template <DecodeSm90Config kCfg>
 struct ShareWalk {
-  int team, member;            // of the block: which share, which head of a group
+  int team, member;            // of the block: which share, which block of a team's
+  int head, row_tile;          // of a group: the member's
   int share_tiles;             // of every share but the last: team i has i share_tiles ... (i + 1) share_tiles - 1
   int batch, work_tile, tile;  // the work tile: of the sequence; the K/V tile: of the work tile
   int at, end;                 // K/V tiles of all work tiles
   SequenceShare share;
 
   TESSERA_DEVICE bool next(const DecodeSm90Params& p, Segment& segment) {
-    if (at >= end) return false;
-    while (work_tile >= share.work_tiles(p)) {  // the next sequence that has rows
-      ++batch, work_tile = 0;
-      if constexpr (kCfg.varlen) share = sequence_share<kCfg>(p, batch);
-    }
+    do {
+      if (at >= end) return false;
+      while (work_tile >= share.work_tiles(p)) {  // the next sequence that has rows
+        ++batch, work_tile = 0;
+        if constexpr (kCfg.varlen) share = sequence_share<kCfg>(p, batch);
+      }
+      take(p, segment);
+    } while (segment.rows <= 0);
+    return true;
+  }
+
+ private:
+  // The part of a work tile that begins here. Without rows: none of this member's.
+  TESSERA_DEVICE void take(const DecodeSm90Params& p, Segment& segment) {
     segment.batch = batch;
-    const int group = share.row_tiles == 1 ? work_tile : work_tile / share.row_tiles;
-    segment.head_kv = group * p.team.value + member;
-    segment.row0 = (work_tile - group * share.row_tiles) * kDecodeRows;
+    const int group = share.row_groups == 1 ? work_tile : work_tile / share.row_groups;
+    segment.head_kv = group * p.team_heads.value + head;
+    segment.row0 = ((work_tile - group * share.row_groups) * p.team_rows.value + row_tile) * kDecodeRows;
     segment.rows = min(share.s.sq * p.group.value - segment.row0, kDecodeRows);
     segment.s = share.s;
     const int part = kCfg.invariant ? invariant_part_tiles<kCfg>(p, share.tiles) : end - at;
@@ -106,9 +118,9 @@ struct ShareWalk {
     segment.whole = count == share.tiles, segment.last = tile + count == share.tiles;
     at += count, tile += count;
     if (segment.last) ++work_tile, tile = 0;
-    return true;
   }
 
+ public:
   // To the first part that begins here.
   TESSERA_DEVICE void align_to_part(const DecodeSm90Params& p) {
     const int part = invariant_part_tiles<kCfg>(p, share.tiles);
@@ -176,6 +188,7 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
                                ShareSegments<kCfg>& sSegments) {
   ShareWalk<kCfg> walk;
   walk.team = block / p.team, walk.member = block - walk.team * p.team.value;
+  walk.row_tile = walk.member / p.team_heads, walk.head = walk.member - walk.row_tile * p.team_heads.value;
   // From tile `rest` of sequence walk.batch on.
   const auto begin = [&](int rest) {
     walk.work_tile = divide_out(rest, walk.share.tiles), walk.tile = rest;

@@ -38,9 +38,10 @@ constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
 // Rows of a KV head, beyond which keys would be read too often: once for every kDecodeRows of them.
 constexpr int64_t kMostRows = 4 * kDecodeRows;
-// By itself a plan takes this kernel for the rows of one work tile, and where keys are many beside work tiles (KV heads of all
-// sequences): below, fwd_sm80 answers sooner. The crossing lies at 256 keys of 8 and 64 work tiles, at 512 of 256, at 2048 of 512.
-constexpr int64_t kChosenRows = kDecodeRows, kLeastKeys = 256, kMostLeastKeys = 2048, kKeysAWorkTile = 4;
+// By itself a plan takes this kernel for the rows of two work tiles: at 32 rows 20 us where fwd_sm80 takes 40 (1 x 8192), 368 for 462
+// (64 x 2048), 209 for 456 (1 x 131072), though keys were read for each work tile then; and from so many keys on: 512 work tiles of
+// 256 keys take 30 us, by fwd_sm80 34. An H100, docs/lab/2026-11-25-decode-sm90.md.
+constexpr int64_t kChosenRows = 2 * kDecodeRows, kLeastKeys = 256;
 // Keys below which a part is not worth its merge.
 constexpr int kMinPartKeys = 64,
               kMinInvariantPartKeys = 256;  // each costs a merge of the block's warps, in a long batch, too: 9 % by 128
@@ -78,20 +79,31 @@ DecodeSm90Config make_config(const tessera_plan& plan) {
   return config;
 }
 
-// Blocks with neighbouring KV heads, whose keys lie side by side: as many as divide the heads and leave few of the GPU's
-// multiprocessors without a block.
-int team_of(const tessera_plan& plan) {
+int64_t group_of(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
+
+// Work tiles of a head's rows that a team has side by side, so that keys are read once for all of them: all, unless parts may not depend
+// on the other sequences' queries.
+int team_rows_of(const tessera_plan& plan, int64_t queries) {
+  const int64_t tiles = divide_up(queries * group_of(plan), kDecodeRows);
+  const int64_t most = std::min<int64_t>(kMostRows / kDecodeRows, plan.device.cores);
+  return plan.problem.batch_invariant ? 1 : static_cast<int>(std::clamp<int64_t>(tiles, 1, std::max<int64_t>(1, most)));
+}
+
+// Blocks with neighbouring KV heads, whose keys lie side by side, for each of these work tiles: as many as divide the heads and leave few
+// of the GPU's multiprocessors without a block.
+int team_of(const tessera_plan& plan, int rows) {
   constexpr int64_t kBusyPercent = 96;
   const int64_t cores = std::max<int64_t>(1, plan.device.cores);
-  for (int64_t team = std::min(plan.heads_kv, cores); team > 1; --team) {
-    if (plan.heads_kv % team == 0 && cores / team * team * 100 >= kBusyPercent * cores) return static_cast<int>(team);
+  for (int64_t heads = std::min(plan.heads_kv, cores); heads > 1; --heads) {
+    const int64_t team = heads * rows;
+    if (plan.heads_kv % heads == 0 && cores / team * team * 100 >= kBusyPercent * cores) return static_cast<int>(team);
   }
-  return 1;
+  return rows;
 }
 
 // Parts of a work tile that do not depend on the batch: those that a sequence alone would be cut into, so that it is as fast as without.
-int most_parts_of(const tessera_plan& plan, int team) {
-  const int64_t teams = std::max<int64_t>(1, plan.device.cores / team), groups = plan.heads_kv / team;
+int most_parts_of(const tessera_plan& plan, int heads) {
+  const int64_t teams = std::max<int64_t>(1, plan.device.cores / heads), groups = plan.heads_kv / heads;
   return static_cast<int>(std::clamp<int64_t>(divide_up(teams, groups), 1, kDecodeMostParts));
 }
 
@@ -123,8 +135,6 @@ constexpr PrebuiltRow kPrebuilt[] = {
     {Use::kPagedDecodeBatch, 64, kLimits}, {Use::kPagedDecodeBatch, 128, kLimits},
 };
 
-int64_t group_of(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
-
 std::string refuse_rows(const tessera_plan& plan, int64_t queries) {
   if (queries * group_of(plan) <= kMostRows) return "";
   return std::to_string(queries) + " queries x " + std::to_string(group_of(plan)) + " heads a KV head, at most " +
@@ -150,15 +160,16 @@ std::string refuse_unasked(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (plan.device.kernel == TESSERA_KERNEL_DECODE_SM90) return "";
   const int64_t rows = plan.max_seqlen_q * group_of(plan);
-  if (rows > kChosenRows) {
-    return std::to_string(rows) + " rows of a KV head, chosen for at most " + std::to_string(kChosenRows);
+  // mixed_sm90 has those of one work tile beside sequences of more queries.
+  const int64_t chosen_rows = p.batch_invariant ? kDecodeRows : kChosenRows;
+  if (rows > chosen_rows) {
+    return std::to_string(rows) + " rows of a KV head, chosen for at most " + std::to_string(chosen_rows);
   }
   if (p.batch_invariant) {
     const bool by_rows = !core::packed_q(p) || core::paged(p) || core::present(p.seqused_k);
     return by_rows ? "" : "packed queries without a cache: other sequences of the batch may have many";
   }
-  const int64_t least = std::clamp(kKeysAWorkTile * plan.batch * plan.heads_kv, kLeastKeys, kMostLeastKeys);
-  return plan.max_seqlen_k >= least ? "" : std::to_string(plan.max_seqlen_k) + " keys: fwd_sm80 answers sooner";
+  return plan.max_seqlen_k >= kLeastKeys ? "" : std::to_string(plan.max_seqlen_k) + " keys: fwd_sm80 answers sooner";
 }
 
 std::string refuse(const tessera_plan& plan) {
@@ -223,9 +234,10 @@ DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t queries) {
   DecodeSm90Plan own{};
   own.config = make_config(plan);
   own.grid.x = static_cast<uint32_t>(std::max(1, plan.device.cores));
-  own.team = team_of(plan);
+  const int team_rows = team_rows_of(plan, queries);
+  own.team = team_of(plan, team_rows);
   own.min_tiles = (own.config.invariant ? kMinInvariantPartKeys : kMinPartKeys) / own.config.block_n;
-  own.most_parts = most_parts_of(plan, own.team);
+  own.most_parts = most_parts_of(plan, own.team / team_rows);
   own.most_queries = static_cast<int>(queries);
   own.part_rows = static_cast<int>(std::min<int64_t>(kDecodeRows, queries * group_of(plan)));
   return own;
@@ -245,7 +257,9 @@ tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& 
   p.o_aligned = rows_aligned(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse);
   p.min_tiles = own.min_tiles, p.most_parts = Divisor(own.most_parts);
-  p.team = Divisor(own.team), p.head_groups = static_cast<int>(plan.heads_kv) / own.team;
+  const int team_rows = team_rows_of(plan, own.most_queries), team_heads = own.team / team_rows;
+  p.team = Divisor(own.team), p.team_heads = Divisor(team_heads), p.team_rows = Divisor(team_rows);
+  p.head_groups = static_cast<int>(plan.heads_kv) / team_heads;
   p.teams = Divisor(static_cast<int>(own.grid.x) / own.team);
   p.page = Divisor(own.config.paged ? static_cast<int>(core::sizes(problem).page_size) : 1);
   p.part_rows = own.part_rows;
