@@ -4,7 +4,8 @@
 //
 // Grid: one block a token, those of k and v first, then those of q. Shared memory: none. Every block finds its own sequence;
 // its threads take the pairs and columns of all heads in order, 16 bytes each where they are aligned, so that neighbours in memory are
-// read by neighbours, and what is rotated and what is copied by different warps, as far as there are.
+// read by neighbours, and what is rotated and what is copied by different warps, as far as there are. Bound by the reading and writing; where tokens are
+// few by the way to a token's length, its page and its angles, which the columns' own way hides.
 #pragma once
 
 #include "tessera/append/config.hpp"
@@ -14,7 +15,7 @@
 
 namespace tessera {
 
-inline constexpr int kAppendThreads = 256;  // a power of two: first_load
+inline constexpr int kAppendThreads = 256;
 
 // Where a token is.
 struct AppendedToken {
@@ -40,24 +41,49 @@ TESSERA_DEVICE AppendedToken find_token(const AppendParams& p, int64 index, int 
     begin = offset(low), count = offset(low + 1) - begin;
     at.counted = p.batch > 0 && index >= begin && index < static_cast<int64>(begin) + count;
   } else {
-    at.batch = static_cast<int>(index / tokens), at.row = static_cast<int>(index % tokens);
+    const int of_all = static_cast<int>(index);  // a grid has fewer than 2^31 blocks
+    at.batch = of_all / tokens, at.row = of_all - at.batch * tokens;
   }
   if (at.counted) at.key = p.seqused_k[at.batch * p.seqused_k_stride] - count + (at.row - begin);
   return at;
 }
 
-// kWidth neighbours, from a multiple of 16 bytes on where they are several.
+template <Dtype kDtype>
+struct TypeOf {
+  static constexpr Dtype kType = kDtype;
+};
+
+// kWidth neighbours, as they lie in memory: from a multiple of 16 bytes on where they are several.
 template <Dtype kDtype, int kWidth>
 struct alignas(16) RawColumns {
   RawPair<kDtype> pairs[kWidth / 2];
 };
+template <Dtype kDtype>
+struct RawColumns<kDtype, 1> {
+  float column;
+};
 template <Dtype kDtype, int kWidth>
-TESSERA_DEVICE void load_columns(const void* data, int64 index, float* x) {
+TESSERA_DEVICE RawColumns<kDtype, kWidth> load_columns(const void* data, int64 index) {
+  using Raw = RawColumns<kDtype, kWidth>;
   if constexpr (kWidth == 1) {
-    x[0] = load_element<kDtype>(data, index);
+    return {load_element<kDtype>(data, index)};
   } else {
-    const auto raw = *reinterpret_cast<const RawColumns<kDtype, kWidth>*>(static_cast<const char*>(data) +
-                                                                          index * dtype_bytes(kDtype));
+    return *reinterpret_cast<const Raw*>(static_cast<const char*>(data) + index * dtype_bytes(kDtype));
+  }
+}
+template <Dtype kDtype, int kWidth>
+TESSERA_DEVICE void store_columns(void* data, int64 index, const RawColumns<kDtype, kWidth>& raw) {
+  if constexpr (kWidth == 1) {
+    store_element<kDtype>(data, index, raw.column);
+  } else {
+    *reinterpret_cast<RawColumns<kDtype, kWidth>*>(static_cast<char*>(data) + index * dtype_bytes(kDtype)) = raw;
+  }
+}
+template <Dtype kDtype, int kWidth>
+TESSERA_DEVICE void unpack_columns(const RawColumns<kDtype, kWidth>& raw, float* x) {
+  if constexpr (kWidth == 1) {
+    x[0] = raw.column;
+  } else {
 #pragma unroll
     for (int n = 0; n < kWidth; n += 2) {
       const float2 pair = unpack_pair<kDtype>(raw.pairs[n / 2]);
@@ -66,11 +92,10 @@ TESSERA_DEVICE void load_columns(const void* data, int64 index, float* x) {
   }
 }
 template <Dtype kDtype, int kWidth>
-TESSERA_DEVICE void store_columns(void* data, int64 index, const float* x) {
+TESSERA_DEVICE void pack_columns(const float* x, RawColumns<kDtype, kWidth>& raw) {
   if constexpr (kWidth == 1) {
-    store_element<kDtype>(data, index, x[0]);
+    raw.column = x[0];
   } else {
-    RawColumns<kDtype, kWidth> raw;
 #pragma unroll
     for (int n = 0; n < kWidth; n += 2) {
       if constexpr (kDtype == Dtype::kFloat32) {
@@ -79,64 +104,75 @@ TESSERA_DEVICE void store_columns(void* data, int64 index, const float* x) {
         raw.pairs[n / 2] = pack_pair<kDtype>(x[n], x[n + 1]);
       }
     }
-    *reinterpret_cast<RawColumns<kDtype, kWidth>*>(static_cast<char*>(data) + index * dtype_bytes(kDtype)) = raw;
   }
 }
 
 template <int kWidth>
 TESSERA_DEVICE void load_angles(const AppendParams& p, const void* angles, int64 index, float (&x)[kWidth]) {
+  const auto load = [&](auto dtype) { unpack_columns(load_columns<decltype(dtype)::kType, kWidth>(angles, index), x); };
   if (p.angle_dtype == Dtype::kFloat32) {
-    load_columns<Dtype::kFloat32, kWidth>(angles, index, x);
+    load(TypeOf<Dtype::kFloat32>{});
   } else if (p.angle_dtype == Dtype::kFloat16) {
-    load_columns<Dtype::kFloat16, kWidth>(angles, index, x);
+    load(TypeOf<Dtype::kFloat16>{});
   } else {
-    load_columns<Dtype::kBFloat16, kWidth>(angles, index, x);
+    load(TypeOf<Dtype::kBFloat16>{});
   }
 }
 
-// This thread's first of what a block does after `before` other loads: what is next begins with the threads that had none.
-TESSERA_DEVICE int first_load(int before) { return (static_cast<int>(threadIdx.x) - before) & (kAppendThreads - 1); }
+// A tensor's heads of one token: of each the first `rotated` columns are rotated, of the others those that are written.
+struct AppendHeads {
+  RowTensor from, to;
+  int64 row;  // where the token lies in `from`
+  int heads, dim, rotated, copied;
+};
 
-// The heads of one token: its first rotary_dim columns rotated, append_width() pairs at once. Their columns are two vectors, neighbours
-// where pairs are.
+// What a thread has at a time: append_width() pairs that are rotated, their columns two vectors, neighbours where pairs are; or a vector that is
+// copied.
 template <AppendConfig kCfg>
-TESSERA_DEVICE void write_rotated(const AppendParams& p, const RowTensor& from, int64 row, const RowTensor& to,
-                                  int64 out, int heads, int position) {
-  constexpr int kWidth = append_width(kCfg);
-  const int half = p.rotary_dim / 2, a_head = half / kWidth;
-  for (int n = first_load(0); n < heads * a_head; n += kAppendThreads) {
-    const int head = n / a_head, pair = n % a_head * kWidth;
-    const int first = p.interleaved ? 2 * pair : pair, second = p.interleaved ? first + kWidth : pair + half;
-    const int64 in_head = row + from.head * head, out_head = out + to.head * head;
+struct AppendUnit {
+  static constexpr int kWidth = append_width(kCfg);
+  using Raw = RawColumns<kCfg.dtype, kWidth>;
+  int64 head;               // where it begins in the token's row of what is written
+  int first, second, pair;  // columns; of pairs which ones, else second is -1
+  Raw low, high;
+
+  TESSERA_DEVICE static int count(const AppendHeads& of) { return of.heads * (of.rotated / 2 + of.copied) / kWidth; }
+  // Number n of a token's, pairs before copies: on its way.
+  TESSERA_DEVICE void load(const AppendParams& p, const AppendHeads& of, int n) {
+    const int pairs = of.rotated / 2 / kWidth, copies = of.copied / kWidth, rotated = of.heads * pairs;
+    const bool turns = n < rotated;
+    const int at = turns ? n : n - rotated, a_head = turns ? pairs : copies, number = at / a_head;
+    const int in_head = (at - number * a_head) * kWidth;
+    pair = in_head, first = turns ? (p.interleaved ? 2 * in_head : in_head) : of.rotated + in_head;
+    second = !turns ? -1 : p.interleaved ? first + kWidth : first + of.rotated / 2;
+    head = of.to.head * number;
+    const int64 row = of.row + of.from.head * number;
+    low = load_columns<kCfg.dtype, kWidth>(of.from.data, row + first);
+    if (turns) high = load_columns<kCfg.dtype, kWidth>(of.from.data, row + second);
+  }
+  TESSERA_DEVICE void rotate(const AppendParams& p, int position) {
     float x[2 * kWidth], cosine[kWidth], sine[kWidth];
-    load_columns<kCfg.dtype, kWidth>(from.data, in_head + first, x);
-    load_columns<kCfg.dtype, kWidth>(from.data, in_head + second, x + kWidth);
     load_angles(p, p.cos, p.cos_row * position + pair, cosine);
     load_angles(p, p.sin, p.sin_row * position + pair, sine);
+    unpack_columns(low, x), unpack_columns(high, x + kWidth);
+    const auto turn = [](float& a, float& b, float c, float s) {
+      const float turned = a * c - b * s;
+      b = a * s + b * c, a = turned;
+    };
+    if (p.interleaved) {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const float a = p.interleaved ? x[2 * i] : x[i], b = p.interleaved ? x[2 * i + 1] : x[kWidth + i];
-      (p.interleaved ? x[2 * i] : x[i]) = a * cosine[i] - b * sine[i];
-      (p.interleaved ? x[2 * i + 1] : x[kWidth + i]) = a * sine[i] + b * cosine[i];
+      for (int i = 0; i < kWidth; ++i) turn(x[2 * i], x[2 * i + 1], cosine[i], sine[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) turn(x[i], x[kWidth + i], cosine[i], sine[i]);
     }
-    store_columns<kCfg.dtype, kWidth>(to.data, out_head + first, x);
-    store_columns<kCfg.dtype, kWidth>(to.data, out_head + second, x + kWidth);
+    pack_columns(x, low), pack_columns(x + kWidth, high);
   }
-}
-
-// Columns begin ... end - 1 of a token's heads, as they are. before: loads of the block before these.
-template <AppendConfig kCfg>
-TESSERA_DEVICE void write_columns(const RowTensor& from, int64 row, const RowTensor& to, int64 out, int heads,
-                                  int begin, int end, int before) {
-  constexpr int kWidth = append_width(kCfg);
-  const int a_head = (end - begin) / kWidth;
-  for (int n = first_load(before); n < heads * a_head; n += kAppendThreads) {
-    const int head = n / a_head, column = begin + n % a_head * kWidth;
-    float x[kWidth];
-    load_columns<kCfg.dtype, kWidth>(from.data, row + from.head * head + column, x);
-    store_columns<kCfg.dtype, kWidth>(to.data, out + to.head * head + column, x);
+  TESSERA_DEVICE void store(const RowTensor& to, int64 row) const {
+    store_columns<kCfg.dtype, kWidth>(to.data, row + head + first, low);
+    if (second >= 0) store_columns<kCfg.dtype, kWidth>(to.data, row + head + second, high);
   }
-}
+};
 
 template <AppendConfig kCfg>
 TESSERA_DEVICE void append(const AppendParams& p) {
@@ -148,7 +184,23 @@ TESSERA_DEVICE void append(const AppendParams& p) {
   const AppendedToken at = find_token(p, index, is_key ? p.tokens : p.tokens_q);
   if (!at.counted) return;
 
-  // 1. Which row of cos and sin is its own, and is there one?
+  // 1. This thread's first columns, on their way while the token's place is found: keys, then values; or queries.
+  const int copied = p.head_dim - p.rotary_dim;
+  AppendHeads heads{}, values{};
+  if (is_key) {
+    heads = {p.k, p.k_cache, p.k.batch * at.batch + p.k.row * at.row, p.heads_kv, p.head_dim, p.rotary_dim, copied};
+    values = {p.v, p.v_cache, p.v.batch * at.batch + p.v.row * at.row, p.heads_kv, p.head_dim_v, 0, p.head_dim_v};
+  } else {
+    heads = {p.q,        p.q_out,      p.q.batch * at.batch + p.q.row * at.row, p.heads_q,
+             p.head_dim, p.rotary_dim, p.q_out.data != p.q.data ? copied : 0};
+  }
+  AppendUnit<kCfg> unit;
+  const int of_heads = unit.count(heads), units = of_heads + unit.count(values);
+  const auto load = [&](int n) { n < of_heads ? unit.load(p, heads, n) : unit.load(p, values, n - of_heads); };
+  int n = static_cast<int>(threadIdx.x);
+  if (n < units) load(n);
+
+  // 2. Which row of cos and sin is its own, and is there one?
   const int* positions = is_key ? p.positions_k : p.positions_q;
   int position = at.key;
   if (positions) {
@@ -157,7 +209,7 @@ TESSERA_DEVICE void append(const AppendParams& p) {
   }
   bool within = p.rotary_dim == 0 || (position >= 0 && position < p.angles);
 
-  // 2. A key's place in the cache, and is it there?
+  // 3. A key's place in the cache, and is it there?
   int page = at.batch, slot = 0;
   if (is_key) {
     within = within && at.key >= 0 && at.key < p.room;
@@ -172,23 +224,17 @@ TESSERA_DEVICE void append(const AppendParams& p) {
     return;
   }
 
-  // 3. Rotated and written: from global to global.
-  constexpr int kWidth = append_width(kCfg);
-  const int rotated = p.rotary_dim / 2 / kWidth;  // loads of a head
-  if (!is_key) {
-    const int64 row = p.q.batch * at.batch + p.q.row * at.row, out = p.q_out.batch * at.batch + p.q_out.row * at.row;
-    write_rotated<kCfg>(p, p.q, row, p.q_out, out, p.heads_q, position);
-    if (p.q_out.data != p.q.data)
-      write_columns<kCfg>(p.q, row, p.q_out, out, p.heads_q, p.rotary_dim, p.head_dim, p.heads_q * rotated);
-    return;
+  // 4. Rotated and written.
+  const int64 out =
+      is_key ? p.k_cache.batch * page + p.k_cache.row * slot : p.q_out.batch * at.batch + p.q_out.row * at.row;
+  const int64 out_v = p.v_cache.batch * page + p.v_cache.row * slot;
+  while (n < units) {
+    const bool of_values = n >= of_heads;
+    if (unit.second >= 0) unit.rotate(p, position);
+    unit.store(of_values ? values.to : heads.to, of_values ? out_v : out);
+    n += kAppendThreads;
+    if (n < units) load(n);
   }
-  const int64 k = p.k.batch * at.batch + p.k.row * at.row, v = p.v.batch * at.batch + p.v.row * at.row;
-  const int64 k_out = p.k_cache.batch * page + p.k_cache.row * slot,
-              v_out = p.v_cache.batch * page + p.v_cache.row * slot;
-  const int copied = (p.head_dim - p.rotary_dim) / kWidth;
-  if (p.rotary_dim > 0) write_rotated<kCfg>(p, p.k, k, p.k_cache, k_out, p.heads_kv, position);
-  write_columns<kCfg>(p.k, k, p.k_cache, k_out, p.heads_kv, p.rotary_dim, p.head_dim, p.heads_kv * rotated);
-  write_columns<kCfg>(p.v, v, p.v_cache, v_out, p.heads_kv, 0, p.head_dim_v, p.heads_kv * (rotated + copied));
 }
 
 }  // namespace tessera
