@@ -258,6 +258,11 @@ constexpr const char* kDecode[] = {
     "b=2 sq=1 sk=600 hq=16 hkv=1 d=576 dv=512 k=paged page=64 cores=4",
     "b=3 sq=50 sk=400 hq=4 hkv=1 d=576 dv=512 q=packed k=paged page=16 causal=1 cores=4",
     "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=growing cores=4",
+    // Several work tiles of decode_sm90 for a head's rows, side by side; sequences with fewer.
+    "b=5 sq=8 sk=900 hq=16 hkv=4 d=128 dv=128 k=paged page=16 causal=1",
+    "b=7 few=8 sq=16 sk=700 hq=16 hkv=4 d=128 dv=128 q=packed k=paged page=16 causal=1 cores=9",
+    "b=2 sq=16 sk=800 hq=20 hkv=5 d=64 dv=64 causal=1 used=1",
+    "b=3 sq=6 sk=900 hq=10 hkv=2 d=256 dv=256 k=paged page=64 cores=11",
     // Trees and causal flags by decode_sm90: tiles by TMA and not, one with and without options, parts of one size, all head sizes.
     "b=4 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 causal=1 cores=7",
     "b=3 sq=40 sk=60 hq=2 hkv=2 d=64 dv=64 tree=2 causal=1 used=1 cores=3",
