@@ -12,7 +12,7 @@ namespace {
 constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
 constexpr int kCombineWarps = 4, kBwdRowsThreads = 128, kAppendThreads = 256;
 // Of a multiprocessor: so many warps cover the way to memory.
-constexpr int kCombineBlocks = 5, kBwdRowsBlocks = 7, kAppendBlocks = 6, kStandardProductBlocks = 2;
+constexpr int kCombineBlocks = 5, kBwdRowsBlocks = 7, kAppendBlocks = 4, kStandardProductBlocks = 2;
 
 // The template, the file under tessera/ that has it, and its struct of shared memory.
 struct KernelText {
@@ -149,7 +149,7 @@ KernelSpec spec_of(const AppendConfig& config) {
           .threads = kAppendThreads,
           .min_blocks_per_sm = kAppendBlocks,
           .begins_early = true,
-          .limits = {.registers = 40},
+          .limits = {.registers = 64},
           .claim = "tessera::kAppendThreads == " + std::to_string(kAppendThreads)};
 }
 
