@@ -309,7 +309,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"OneQuery", "1 queries x 4 heads a KV head",
                 [](Problem& p, Device&) {
                   p.q = p.o = layout(bfloat16, {64, 1, 16, 128});
-                  p.k = p.v = layout(bfloat16, {64, 512, 4, 128});
+                  p.k = p.v = layout(bfloat16, {64, 200, 4, 128});
                 }},
         Refusal{"FewTiles", "16 tiles for 132 multiprocessors: fwd_sm80 splits the keys into",
                 [](Problem& p, Device&) {
@@ -611,8 +611,8 @@ TEST(DecodeSm90, ServesMoreRowsAndFewerKeysOnRequest) {
   few_keys.batch_invariant = 1;
   EXPECT_EQ(tessera::plan(few_keys, gpu()).kernel, TESSERA_KERNEL_DECODE_SM90)
       << "the longest sequence may be another's";
-  EXPECT_NE(tessera::plan(decode_problem(128, 5), gpu()).kernel, TESSERA_KERNEL_DECODE_SM90) << "20 rows";
-  EXPECT_EQ(tessera::plan(decode_problem(128, 5), device).kernel, TESSERA_KERNEL_DECODE_SM90);
+  EXPECT_NE(tessera::plan(decode_problem(128, 9), gpu()).kernel, TESSERA_KERNEL_DECODE_SM90) << "36 rows";
+  EXPECT_EQ(tessera::plan(decode_problem(128, 9), device).kernel, TESSERA_KERNEL_DECODE_SM90);
 }
 
 TEST(DecodeSm90, TakesMasksByPositionSinksAlibiSoftcapAnyScalePagesAndPackedQueries) {
@@ -634,9 +634,9 @@ TEST(DecodeSm90, TakesMasksByPositionSinksAlibiSoftcapAnyScalePagesAndPackedQuer
   EXPECT_NO_THROW((void)tessera::plan(problem, device));
 }
 
-// Up to 16 rows of a KV head, whatever masks: 4 queries of 4 heads are.
+// Up to 32 rows of a KV head, whatever masks: 8 queries of 4 heads are.
 TEST(DecodeSm90, TakesCausalFlagsAndTreesOfDraftedTokens) {
-  for (const std::int64_t queries : {4, 8}) {
+  for (const std::int64_t queries : {4, 8, 9}) {
     for (const bool tree : {false, true}) {
       Problem problem = decode_problem(128, queries);
       if (tree) {
@@ -645,22 +645,21 @@ TEST(DecodeSm90, TakesCausalFlagsAndTreesOfDraftedTokens) {
         problem.causal_seqs = layout(boolean, {4});
       }
       const Plan plan = tessera::plan(problem, gpu());
-      EXPECT_EQ(plan.kernel, queries == 4 ? TESSERA_KERNEL_DECODE_SM90 : TESSERA_KERNEL_FWD_SM90)
-          << refusal(plan, "decode_sm90");
+      EXPECT_EQ(plan.kernel == TESSERA_KERNEL_DECODE_SM90, queries <= 8) << refusal(plan, "decode_sm90");
     }
   }
 }
 
-// Of grouped heads fwd_sm80 packs the rows, fwd_sm90 takes a tile a head, whatever its rows: that is less than two tiles of
-// fwd_sm80's from 5 queries of 4 heads on, and 9 of 8, where there are enough to fill the GPU.
+// Above 32 rows of grouped heads fwd_sm80 packs them, fwd_sm90 takes a tile a head, whatever its rows: that is less than two tiles of
+// fwd_sm80's of 4 heads, and from 9 queries on of 8, where there are enough to fill the GPU.
 TEST(FwdSm90, TakesFewQueriesOfGroupedHeadsWhereTheyFillTheGpu) {
   struct Row {
     std::int64_t sequences, queries, heads;
     tessera_kernel kernel;
   };
-  for (const Row& row : {Row{16, 8, 32, TESSERA_KERNEL_FWD_SM90}, Row{16, 16, 32, TESSERA_KERNEL_FWD_SM90},
+  for (const Row& row : {Row{16, 9, 32, TESSERA_KERNEL_FWD_SM90}, Row{16, 16, 32, TESSERA_KERNEL_FWD_SM90},
                          Row{16, 63, 32, TESSERA_KERNEL_FWD_SM90}, Row{1, 16, 32, TESSERA_KERNEL_FWD_SM80},
-                         Row{5, 8, 32, TESSERA_KERNEL_FWD_SM80}, Row{16, 4, 64, TESSERA_KERNEL_FWD_SM80},
+                         Row{5, 8, 32, TESSERA_KERNEL_DECODE_SM90}, Row{16, 4, 64, TESSERA_KERNEL_DECODE_SM90},
                          Row{16, 8, 64, TESSERA_KERNEL_FWD_SM80}, Row{16, 9, 64, TESSERA_KERNEL_FWD_SM90}}) {
     Problem problem;
     problem.q = problem.o = layout(bfloat16, {row.sequences, row.queries, row.heads, 128});
@@ -775,7 +774,9 @@ TEST(MixedSm90, TakesChunksOfFewQueries) {
     EXPECT_STREQ(all[1].kernel, "fwd_sm90");
   }
   problem.max_seqlen_q = 8;
-  EXPECT_EQ(tessera::plan(problem, gpu()).kernel, TESSERA_KERNEL_FWD_SM80);
+  EXPECT_EQ(tessera::plan(problem, gpu()).kernel, TESSERA_KERNEL_DECODE_SM90) << "32 rows";
+  problem.batch_invariant = 1;
+  EXPECT_EQ(tessera::plan(problem, gpu()).kernel, TESSERA_KERNEL_MIXED_SM90) << "as beside longer chunks";
 }
 
 // The prefill kernel's tile is that of the longest chunk, not of a mean that tokens bring down.
