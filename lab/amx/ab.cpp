@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "peers/ceilings.hpp"
+#include "peers/loops.hpp"
 #include "tessera/tessera.hpp"
 struct Lib {
   decltype(&tessera_device_cpu) device;
@@ -183,4 +185,12 @@ void ab_output(Case* c, int which, void* out, int64_t bytes) {
 }
 double ab_fma(int threads) { return tessera::peers::fma_gflops(TESSERA_ISA_AVX512, threads); }
 double ab_amx(int threads, int zeros) { return tessera::peers::amx_gflops(threads, zeros != 0); }
+// This thread's products for about a millisecond and a half. Only after ab_amx, which asks for the tiles.
+double ab_amx_sample(int zeros) {
+  constexpr int64_t kIterations = 25000;
+  const auto start = std::chrono::steady_clock::now();
+  tessera::peers::amx_products(kIterations, zeros != 0);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  return 1e-9 * kIterations * tessera::peers::kAmxFlopsPerIteration / taken.count();
+}
 }
