@@ -1,10 +1,11 @@
 """The lines of the AMX issue in one process: builds of the library, PyTorch and the ceilings, called in turn.
 
-    targets.py PART OUT.csv SECONDS name=LIBRARY ...     PART: one, options, heads, f32, two, all; SECONDS a subject of a cell
+    targets.py PART OUT.csv SECONDS name=LIBRARY ...     PART: one, options, builds, heads, f32, two, all; SECONDS a subject of a
+                                                         cell; LENGTHS, OPTIONS in the environment: of "one" and "two", of "builds"
 
-Each turn times one call of every subject and a short sample of both ceilings, so that shares and ratios are of neighbours in
-time: the medians of the paired quotients. "one" and what else has one thread runs on the core whose products are the fastest
-at the start.
+With one thread every call stands between two samples of the products of numbers, which say whether the core runs at its full
+rate or at less than half (docs/lab/2026-11-25-amx.md): medians are of calls of the same state. A cell begins on a core at its
+full rate, if there is one.
 """
 
 import ctypes as C
@@ -34,17 +35,8 @@ def ceilings(threads):
 
 
 have_amx = ceilings(1)[0] > 0
-if THREADS == 1:
-    cpus = sorted(os.sched_getaffinity(0))
-    rates = {}
-    for cpu in cpus if have_amx else cpus[:1]:
-        os.sched_setaffinity(0, {cpu})
-        rates[cpu] = max(ab.ab_amx_sample(0) for _ in range(8)) if have_amx else 1
-    chosen = max(rates, key=rates.get)
-    os.sched_setaffinity(0, {chosen})
-    print(f"core {chosen}; products of numbers by core:", " ".join(f"{rates[c]:.0f}" for c in rates), flush=True)
-else:
-    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:THREADS]))
+cpus = sorted(os.sched_getaffinity(0))[:THREADS if THREADS > 1 else None]
+os.sched_setaffinity(0, set(cpus))
 os.environ["GOMP_SPINCOUNT"] = "0"  # its threads would spin beside the next subject
 import torch  # noqa: E402  after the affinity, which its threads inherit
 
@@ -98,40 +90,70 @@ class Call:
 
 
 file = open(out, "w", encoding="utf-8")
-print("part,cell,subject,isa,threads,best_gflops,median_gflops,calls,zeros_median,numbers_median,of_zeros,of_numbers,"
-      "of_first", file=file)
+print("part,cell,subject,isa,threads,state,calls,best_gflops,median_gflops,numbers_gflops,zeros_gflops,of_numbers,of_first",
+      file=file)
 summary = {}
+FULL, SLOW = 1500, 900  # GFLOP/s of products of numbers of one core: above, it runs at its full rate, below, at less than half
+
+
+def choose_core():
+    """The one whose products are the fastest now."""
+    if THREADS > 1 or not have_amx:
+        return
+    rates = {}
+    for cpu in cpus:
+        os.sched_setaffinity(0, {cpu})
+        rates[cpu] = max(ab.ab_amx_sample(0) for _ in range(2))
+        if rates[cpu] > FULL:
+            break
+    os.sched_setaffinity(0, {max(rates, key=rates.get)})
+
+
+def state_of(before, after):
+    if not have_amx or THREADS > 1:
+        return "any"
+    return "full" if min(before, after) > FULL else "slow" if max(before, after) < SLOW else "mixed"
 
 
 def cell(name, calls, threads=THREADS, least=3):
-    """Times the calls in turn; of_first: the median of this one's rate over the first one's, turn by turn."""
-    zeros, numbers = [], []
+    """Times the calls in turn, each between two samples of the products of numbers: medians by the core's state."""
+    choose_core()
+    sample = (lambda: ab.ab_amx_sample(0)) if have_amx and threads == 1 and THREADS == 1 else lambda: 0
+    times = {call: [] for call in calls}  # (state, seconds, GFLOP/s of numbers)
+    zeros = []
     end = time.perf_counter() + seconds * len(calls)
-    while time.perf_counter() < end or len(calls[0].t) < least:
-        if threads == 1 and have_amx:
-            zeros.append(ab.ab_amx_sample(1))
-            numbers.append(ab.ab_amx_sample(0))
+    while time.perf_counter() < end or len(zeros) < least:
+        zeros.append(ab.ab_amx_sample(1) if sample() else 0)
+        before = sample()
         for call in calls:
             if THREADS > 1:
                 time.sleep(0.003)  # until the last subject's threads have gone to sleep
             start = time.perf_counter()
             call.run()
-            call.t.append(time.perf_counter() - start)
+            taken = time.perf_counter() - start
+            after = sample()
+            times[call].append((state_of(before, after), taken, (before + after) / 2))
+            before = after
     median = statistics.median
-    line = []
+    for state in ("full", "slow", "any"):
+        line, first, share = [], None, 0
+        for call in calls:
+            mine = [(t, numbers) for s, t, numbers in times[call] if s == state]
+            if not mine:
+                continue
+            rates = [call.flops * 1e-9 / t for t, _ in mine]
+            of_numbers = median(r / n for r, (_, n) in zip(rates, mine)) if mine[0][1] else 0
+            if call is calls[0]:
+                first, share = median(rates), of_numbers
+            of_first = median(rates) / first if first else 0
+            print(f"{part},{name},{call.name},{call.isa},{threads},{state},{len(mine)},{max(rates):.1f},{median(rates):.1f},"
+                  f"{median(n for _, n in mine):.0f},{median(zeros):.0f},{of_numbers:.3f},{of_first:.3f}", file=file, flush=True)
+            summary[name, call.name, state] = median(rates), of_first
+            line.append(f"{call.name} {median(rates):.0f}" + (f" x{of_first:.2f}" if call is not calls[0] else ""))
+        if line:
+            print(state, name, " ".join(line), f" of numbers {share:.3f}" if share else "", flush=True)
     for call in calls:
-        rates = [call.flops * 1e-9 / t for t in call.t]
-        first = [calls[0].flops * 1e-9 / t for t in calls[0].t]
-        of_first = median(a / b for a, b in zip(rates, first))
-        of = [median(a / b for a, b in zip(rates, c)) if c else 0 for c in (zeros, numbers)]
-        print(f"{part},{name},{call.name},{call.isa},{threads},{max(rates):.1f},{median(rates):.1f},{len(rates)},"
-              f"{median(zeros) if zeros else 0:.0f},{median(numbers) if numbers else 0:.0f},{of[0]:.3f},{of[1]:.3f},"
-              f"{of_first:.3f}", file=file, flush=True)
-        summary[name, call.name] = median(rates), of, of_first
-        line.append(f"{call.name} {median(rates):.0f}" + (f" x{of_first:.2f}" if call is not calls[0] else ""))
         call.close()
-    shares = f" of zeros {summary[name, calls[0].name][1][0]:.3f} numbers {summary[name, calls[0].name][1][1]:.3f}"
-    print(name, " ".join(line), shares if zeros else "", flush=True)
 
 
 def heads(N, D, causal, flops=5e9):
@@ -152,17 +174,18 @@ def report_ceilings(when):
 
 def geometric_means():
     for direction in ("fwd", "bwd"):
-        ratios = [1 / of for (name, subject), (_, _, of) in summary.items()
-                  if subject == "pytorch" and name.startswith(direction)]
-        if ratios:
-            print(f"{part} {direction} x pytorch: least {min(ratios):.2f} geometric mean "
-                  f"{statistics.geometric_mean(ratios):.2f} of {len(ratios)} cells", flush=True)
+        for state in ("full", "slow", "any"):
+            ratios = [1 / of for (name, subject, at), (_, of) in summary.items()
+                      if subject == "pytorch" and at == state and of and name.startswith(direction)]
+            if ratios:
+                print(f"{part} {direction} {state} x pytorch: least {min(ratios):.2f} geometric mean "
+                      f"{statistics.geometric_mean(ratios):.2f} of {len(ratios)} cells", flush=True)
 
 
 report_ceilings("before")
 MASKS = ((0, "full"), (1, "causal"))
 if part in ("one", "two"):
-    lengths = (512, 2048, 8192) if part == "one" else (512, 2048)
+    lengths = [int(n) for n in os.environ.get("LENGTHS", "512 2048 8192").split()]
     order = [(back, N, D) for N in lengths for back in (0, 1) for D in (64, 128)]
     for back, N, D in order:
         for causal, mask in MASKS:
@@ -181,10 +204,17 @@ if part == "options":
             options = ("none", "bias", "dropout", "softcap", "alibi", "window")
             cell(f"{'bwd' if back else 'fwd'}/2048/{D}/{name}",
                  [Call(option, back, 2048, D, 0, B, H, option, library=path) for option in options])
+if part == "builds":  # the same option of several builds, after the first one's plain call
+    for option in os.environ.get("OPTIONS", "bias dropout").split():
+        for D in (64, 128):
+            H = 4 if D == 64 else 2
+            calls = [Call("none", 0, 2048, D, 0, 1, H, library=libraries[0][1])]
+            cell(f"fwd/2048/{D}/{option}",
+                 calls + [Call(f"{name}-{option}", 0, 2048, D, 0, 1, H, option, library=path) for name, path in libraries])
 if part == "heads":
     for back in (0, 1):
         for name, path in libraries:
-            sizes = (64, 40, 80, 96, 128, 192, 256)
+            sizes = (64, 32, 40, 80, 96, 128, 192, 256)
             cell(f"{'bwd' if back else 'fwd'}/2048/{name}",
                  [Call(f"D{D}", back, 2048, D, 0, 1, max(1, 256 // D), library=path) for D in sizes])
 if part == "f32":
@@ -195,7 +225,9 @@ if part == "f32":
             fma = ab.ab_fma(1)
             calls = ours(*arguments, dtype=FLOAT32) + [Call("pytorch", *arguments, dtype=FLOAT32)]
             cell(f"fwd/{N}/{D}/{mask}", calls)
-            print(f"   of the fma peak {fma:.0f}: {summary[f'fwd/{N}/{D}/{mask}', calls[0].name][0] / fma:.3f}", flush=True)
+            at = "full" if (f"fwd/{N}/{D}/{mask}", calls[0].name, "full") in summary else "slow" if have_amx else "any"
+            rate = summary.get((f"fwd/{N}/{D}/{mask}", calls[0].name, at), (0, 0))[0]
+            print(f"   of the fma peak {fma:.0f}: {rate / fma:.3f}", flush=True)
     geometric_means()
 if part == "all":
     arguments = 0, 4096, 128, 1, 1, 32

@@ -82,6 +82,18 @@ class Accumulators {
     }
   }
 
+  // One more step of the same 2 x 2, A's tiles next to each other.
+  TESSERA_INLINE void add_step(const char* a, const char* b) {
+    tile_load<6>(b, kRow_bytes);
+    tile_load<4>(a, kTileRow_bytes);
+    tile_product<0, 4, 6>();
+    tile_load<7>(b + kTileRow_bytes, kRow_bytes);
+    tile_product<1, 4, 7>();
+    tile_load<5>(a + kTile_bytes, kTileRow_bytes);
+    tile_product<2, 5, 6>();
+    tile_product<3, 5, 7>();
+  }
+
  private:
   template <int kTile, bool kStream>
   TESSERA_INLINE void load_a(const char* a) {

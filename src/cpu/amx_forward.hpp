@@ -22,11 +22,17 @@
 #pragma once
 
 #include "cpu/amx_accumulators.hpp"
+#include "cpu/amx_bias.hpp"
 #include "cpu/amx_jobs.hpp"
 #include "cpu/amx_softmax.hpp"
 
 namespace tessera::cpu {
 namespace {
+
+// Whether every row of the tile sees every key of the stage.
+TESSERA_INLINE bool seen_by_all(const Tile& tile, int64_t key) {
+  return key >= tile.all_low && key + kStageKeys - 1 <= tile.all_high;
+}
 
 // One item's state.
 struct AmxForward {
@@ -38,6 +44,7 @@ struct AmxForward {
   const Sequence& sequence;
   int64_t batch, head_kv;
   bool has_options;
+  BiasStep bias;
   int64_t key_begin = 0, keys = 0;  // of the super-block
   // The next super-block, whose rows are asked for a few at a time: its first key, how many, and how many have been.
   int64_t next_key = 0, next_keys = 0, next_done = 0, next_a_stage = 0;
@@ -60,13 +67,22 @@ struct AmxForward {
   }
   TESSERA_INLINE int64_t output_groups() const { return (v_tiles + 1) / 2; }
 
-  // S of one stage of the job: C [32][kBlockM]. kSteps: q_steps, where it is known.
+  // S of one stage of the job: C [32][kBlockM], with the bias that has been taken, if any. kSteps: q_steps, where it is known.
   template <Pieces kPieces = Pieces::kTwo, int kSteps = 0, class Beside>
-  TESSERA_INLINE void scores(const Job& job, int64_t stage, float* s, Beside&& beside) {
+  TESSERA_INLINE void scores(const Job& job, int64_t stage, float* s, Beside&& beside, bool with_bias = false) {
     const int64_t steps = kSteps > 0 ? kSteps : q_steps;
     accumulators.multiply<true, true, kPieces, kSteps>(reinterpret_cast<char*>(s), false,
                                                        scratch.k_tiles + (job.first + stage) * 2 * steps * kTile_bytes,
                                                        steps * kTile_bytes, kTile_bytes, q_of(job), steps, beside);
+    if (!with_bias) return;
+    for (int64_t term = 0; term < bias.terms(); ++term) accumulators.add_step(bias.diagonal(term), bias.words());
+  }
+  // The bias of a stage, where it goes into S.
+  TESSERA_INLINE bool take_bias(const Job& job, int64_t stage) {
+    if (!bias.serves()) return false;
+    const Tile& tile = tiles[job.tile];
+    const int64_t first = (job.first + stage) * kStageKeys;
+    return first + kStageKeys <= keys && seen_by_all(tile, key_begin + first) && bias.take(tile, key_begin + first);
   }
 
   // Group `group` of 32 rows of O^T += V^T P^T over the job's keys. kStages: the job's stages, where they are known.
@@ -128,6 +144,7 @@ struct Beside {
   const Job *next, *before;
   int64_t next_stage;
   float* next_s;
+  bool next_bias;  // goes into S
   const uint32_t* before_p;
   int64_t group_begin, group_end;
 };
@@ -141,8 +158,13 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
   if constexpr (kSteps > 0) {
     constexpr int kGroups = kSteps / kStages, kProducts = 4 * (kSteps + kGroups * kStages);
     static_assert(kSteps % kStages == 0 && 2 * kUnits % kProducts == 0, "as much softmax beside each product");
-    const auto beside = [&]() TESSERA_LAMBDA_INLINE { softmax.template run_halves<2 * kUnits / kProducts>(); };
-    f.scores<Pieces::kFour, kSteps>(*work.next, work.next_stage, work.next_s, beside);
+    constexpr int kHalves = 2 * kUnits / kProducts;
+    int run = 0;
+    const auto beside = [&]() TESSERA_LAMBDA_INLINE {
+      softmax.template run_halves<kHalves>();
+      if (kScores == Scores::kBiasInScores && ++run * kHalves % 2 == 0) f.bias.prefetch(run * kHalves / 2 - 1);
+    };
+    f.scores<Pieces::kFour, kSteps>(*work.next, work.next_stage, work.next_s, beside, work.next_bias);
 #pragma GCC unroll 4
     for (int group = 0; group < kGroups; ++group) {
       f.output<Pieces::kFour, kStages>(*work.before, work.before_p, work.group_begin + group, beside);
@@ -161,8 +183,9 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
   const auto beside = [&]() TESSERA_LAMBDA_INLINE {
     units += units_a_piece;
     softmax.run_to(static_cast<int>(units >> 16));
+    if (kScores == Scores::kBiasInScores && units < kUnits << 16) f.bias.prefetch(units >> 16);
   };
-  if (work.next) f.scores<kPieces>(*work.next, work.next_stage, work.next_s, beside);
+  if (work.next) f.scores<kPieces>(*work.next, work.next_stage, work.next_s, beside, work.next_bias);
   for (int64_t group = work.group_begin; group < work.group_end; ++group) {
     f.output<kPieces>(*work.before, work.before_p, group, beside);
   }
@@ -196,10 +219,12 @@ TESSERA_INLINE uint32_t lane_bits(VecI lanes) { return _mm512_movepi32_mask((__m
 TESSERA_INLINE uint32_t exact_lanes(VecF stale_max) { return lane_bits(abs(stale_max) <= 65536.0f); }
 
 // The stale max of a tile that has seen nothing: the maximum of what each row sees of one stage. Any number serves, and what
-// it does not suit is found at the job's end; so a row that sees nothing there takes the tile's maximum. `keys`: of the stage.
-TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const float* s, int64_t key, int64_t keys) {
+// it does not suit is found at the job's end; so a row that sees nothing there takes the tile's maximum. `keys`: of the stage;
+// `options`: that S does not have in it yet.
+TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const float* s, int64_t key, int64_t keys,
+                                         bool options) {
   VecF scale = splat(f.p.scale_log2);
-  if (f.has_options) {
+  if (options) {
     for (int64_t n = 0; n < keys * kBlockM; n += kLanes) store(f.scratch.sS + n, load(s + n));
     apply_scores(f.p, tile, f.scratch.sS, key, 0, keys, nullptr, f.scratch.options, kStageKeys * kBlockM);
     s = f.scratch.sS, scale = splat(1.0f);
@@ -234,7 +259,7 @@ TESSERA_OWN_FUNCTION void take_stale_max_at_diagonals(AmxForward& f, int64_t til
     pack_key_rows(f.scratch.k_tiles, f.p, f.p.k, f.sequence, f.batch, f.head_kv, {key, 0, keys}, f.p.head_dim);
     f.scores({static_cast<int32_t>(t), 0, 1}, 0, f.scratch.ring, [] {});
     f.accumulators.flush();
-    take_stale_max(f, tile, f.scratch.ring, key, keys);
+    take_stale_max(f, tile, f.scratch.ring, key, keys, true);
   }
 }
 
@@ -350,18 +375,16 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
   for (int c = 0; c < 2; ++c) store(tile.sum + c * kLanes, sum[c]);
 }
 
-// Whether every row of the tile sees every key of the stage.
-TESSERA_INLINE bool seen_by_all(const Tile& tile, int64_t key) {
-  return key >= tile.all_low && key + kStageKeys - 1 <= tile.all_high;
-}
-
 // All jobs of a super-block, in order, the softmax of each stage beside the products of its neighbours.
 TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_count) {
   constexpr int64_t kRing = kStageKeys * kBlockM;
   const int64_t probabilities = stages_of_a_job(f.p) * kTileSide * kBlockM;
-  float* ring = f.scratch.ring;  // [2] S of a stage
-  int64_t turn = 0;              // which of them holds the present stage
-  if (job_count > 0) f.scores(jobs[0], 0, ring, [] {});
+  float* ring = f.scratch.ring;                              // [2] S of a stage
+  int64_t turn = 0;                                          // which of them holds the present stage
+  bool has_bias = job_count > 0 && f.take_bias(jobs[0], 0);  // the present stage's S, in it
+  if (job_count > 0)
+    f.scores(
+        jobs[0], 0, ring, [] {}, has_bias);
   f.accumulators.flush();
   for (int64_t j = 0; j < job_count; ++j) {
     const Job& job = jobs[j];
@@ -375,7 +398,8 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
     if (tile.has_stale_max || first) {
       if (first) {
         const int64_t begin = job.first * kStageKeys;
-        take_stale_max(f, tile, ring + turn * kRing, f.key_begin + begin, min_of(kStageKeys, f.keys - begin));
+        take_stale_max(f, tile, ring + turn * kRing, f.key_begin + begin, min_of(kStageKeys, f.keys - begin),
+                       f.has_options && !has_bias);
       }
       JobSums sums{};
       const int64_t groups = before ? f.output_groups() : 0;
@@ -387,11 +411,15 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
         work.next = stage + 1 < job.stages ? &job : after;
         work.next_stage = stage + 1 < job.stages ? stage + 1 : 0;
         work.next_s = ring + turn * kRing;
+        work.next_bias = work.next && f.take_bias(*work.next, work.next_stage);
         work.before = before, work.before_p = before_p;
         work.group_begin = groups * stage / job.stages, work.group_end = groups * (stage + 1) / job.stages;
         const int64_t key = f.key_begin + (job.first + stage) * kStageKeys;
         uint32_t* stage_p = sP + stage * kTileSide * kBlockM;
-        if (f.has_options) {
+        if (has_bias) {
+          sums.seen[0] = sums.seen[1] = splat(~0u);
+          attend_stage_of<Scores::kBiasInScores>(f, tile, sums, s, stage_p, key, work);
+        } else if (f.has_options) {
           const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
           StageOptions options(f.p, tile, key, keys, s, f.scratch.options);
           sums.seen[0] |= options.seen[0], sums.seen[1] |= options.seen[1];
@@ -401,6 +429,7 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
         } else {
           attend_stage_of<Scores::kMasked>(f, tile, sums, s, stage_p, key, work);
         }
+        has_bias = work.next_bias;
       }
       if (before) f.finish_output(*before, before_p);
       done = accept_sums(f, tile, job, sums);
@@ -408,7 +437,10 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
     } else {
       if (before) f.whole_output(*before, before_p);
       turn ^= 1;
-      if (after) f.scores(*after, 0, ring + turn * kRing, [] {});
+      has_bias = after && f.take_bias(*after, 0);
+      if (after)
+        f.scores(
+            *after, 0, ring + turn * kRing, [] {}, has_bias);
       f.accumulators.flush();
     }
     if (!done) {
@@ -437,7 +469,8 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
                sequence,
                batch,
                head_kv,
-               options};
+               options,
+               BiasStep(p, scratch.bias_diagonals, scratch.bias_words)};
 
   // 1. Which tiles are mine, and Q: global -> scratch, pairs along d.
   const auto [first_key, key_end] = init_tiles(p, at, f.tiles, kStageKeys);

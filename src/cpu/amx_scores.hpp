@@ -129,8 +129,9 @@ TESSERA_INLINE bool all_within(const float* s, float bound) {
 }
 
 // What a stage's softmax has to look at: everything seen and no option, a mask by position, one option alone and everything
-// seen, or anything. kSoftcap: of small scores; kAlibi: all keys on one side of the diagonal.
-enum class Scores { kAllSeen, kMasked, kSoftcap, kBias, kAlibi, kDropout, kOptions };
+// seen, or anything. kSoftcap: of small scores; kAlibi: all keys on one side of the diagonal. kBiasInScores: everything seen, and S
+// has the bias in it.
+enum class Scores { kAllSeen, kBiasInScores, kMasked, kSoftcap, kBias, kAlibi, kDropout, kOptions };
 
 // with.operator()<kind>(), of a kind that a stage with options has.
 template <class With>
@@ -174,6 +175,15 @@ struct BiasRows {
     }
     ahead_bytes = 2 * kStageKeys * bias.col;
     second_line = p.bias_dtype == TESSERA_FLOAT32;
+  }
+  // The same rows' next 32 keys.
+  TESSERA_INLINE void next_stage() {
+    const __m512i step = _mm512_set1_epi64(ahead_bytes / 2);
+    constexpr int64_t kPointers = 8;
+#pragma GCC unroll 4
+    for (int64_t lane = 0; lane < kBlockM; lane += kPointers) {
+      _mm512_storeu_si512(rows + lane, _mm512_add_epi64(_mm512_loadu_si512(rows + lane), step));
+    }
   }
   TESSERA_INLINE void prefetch(int64_t unit) const {
     constexpr int kIntoSecondCache = 2;

@@ -80,11 +80,13 @@ TESSERA_INLINE void compute_here(V& v) {
 template <Scores kScores>
 class StageSoftmax {
   // Dropout of several options might make a number out of range a zero.
-  static constexpr bool kPlain =
-      kScores == Scores::kAllSeen || kScores == Scores::kMasked || kScores == Scores::kDropout;
+  static constexpr bool kPlain = kScores == Scores::kAllSeen || kScores == Scores::kBiasInScores ||
+                                 kScores == Scores::kMasked || kScores == Scores::kDropout;
   // A row of few keys, or few that count, has its exponentials' errors in its LSE.
-  static constexpr int kDegree =
-      kScores == Scores::kAllSeen || kScores == Scores::kSoftcap || kScores == Scores::kDropout ? 4 : 5;
+  static constexpr int kDegree = kScores == Scores::kAllSeen || kScores == Scores::kBiasInScores ||
+                                         kScores == Scores::kSoftcap || kScores == Scores::kDropout
+                                     ? 4
+                                     : 5;
 
  public:
   TESSERA_INLINE StageSoftmax(const Params& p, const Tile& tile, const JobSums& sums, const float* s, uint32_t* p_out,

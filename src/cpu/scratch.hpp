@@ -66,6 +66,8 @@ static constexpr ForwardScratch carve_forward(char* base, const ForwardShape& s)
 constexpr int64_t kAmxBlockM = 32, kAmxJobKeys = 128;
 // Keys of a super-block, at most.
 constexpr int64_t kAmxMaxBlockKeys = 512;
+// Numbers of bfloat16 whose sum is one over the scale, for the bias as a step of a product.
+constexpr int64_t kAmxBiasTerms = 3;
 
 struct AmxForwardShape {
   int64_t block_n, tiles, head_dim, head_dim_v;
@@ -74,16 +76,18 @@ struct AmxForwardShape {
 };
 
 struct AmxForwardScratch {
-  char* tiles;     // [tiles] Tile
-  char* jobs;      // [tiles][2 block_n / kAmxJobKeys] Job
-  uint32_t* sQ;    // [tiles][head_dim / 2][32] pairs
-  float* sO;       // [tiles][head_dim_v][32]
-  char* k_tiles;   // [block_n / 16][head_dim / 32] tile registers
-  char* v_tiles;   // [head_dim_v / 32][block_n / 32][2] tile registers
-  float* ring;     // [2][32][32] scores
-  uint32_t* sP;    // [2][kAmxJobKeys / 2][32] pairs
-  float* sS;       // [kAmxJobKeys][32]
-  float* options;  // [2][kAmxJobKeys][32]
+  char* tiles;           // [tiles] Tile
+  char* jobs;            // [tiles][2 block_n / kAmxJobKeys] Job
+  uint32_t* sQ;          // [tiles][head_dim / 2][32] pairs
+  float* sO;             // [tiles][head_dim_v][32]
+  char* k_tiles;         // [block_n / 16][head_dim / 32] tile registers
+  char* v_tiles;         // [head_dim_v / 32][block_n / 32][2] tile registers
+  float* ring;           // [2][32][32] scores
+  uint32_t* sP;          // [2][kAmxJobKeys / 2][32] pairs
+  float* sS;             // [kAmxJobKeys][32]
+  float* options;        // [2][kAmxJobKeys][32]
+  char* bias_diagonals;  // [kAmxBiasTerms][2] tile registers
+  uint32_t* bias_words;  // [16 pairs of keys][32]
   int64_t bytes;
 };
 
@@ -102,6 +106,8 @@ static constexpr AmxForwardScratch carve_amx_forward(char* base, const AmxForwar
   out.sP = carver.take<uint32_t>(kAmxJobKeys * kAmxBlockM);
   out.sS = carver.take(kAmxJobKeys * kAmxBlockM);
   out.options = carver.take(s.has_options ? 2 * kAmxJobKeys * kAmxBlockM : 0);
+  out.bias_diagonals = carver.take<char>(s.has_options ? kAmxBiasTerms * 2 * kTileRegister_bytes : 0);
+  out.bias_words = carver.take<uint32_t>(s.has_options ? 16 * kAmxBlockM : 0);
   out.bytes = carver.used_bytes();
   return out;
 }
