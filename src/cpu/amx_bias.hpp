@@ -20,11 +20,10 @@ class BiasStep {
   // 1 / scale in bfloat16, as a sum of so many terms; 0: it has none, or the bias goes the other way.
   TESSERA_INLINE static int64_t terms_of(const Params& p, uint16_t (&terms)[kAmxBiasTerms]) {
     if (!p.bias.data || p.bias_dtype != TESSERA_BFLOAT16 || p.bias.col != 2 || p.softcap > 0 || p.mask.data ||
-        p.block_mask.data || p.tree_mask || p.alibi_slopes || p.dropout_threshold) {
+        p.block_mask.data || p.tree_mask || p.alibi_slopes || p.dropout_threshold || p.scale == 0) {
       return 0;
     }
     const float inverse = 1.0f / p.scale;
-    if (!(__builtin_fabsf(inverse) < 0x1p64f && __builtin_fabsf(inverse) > 0x1p-64f)) return 0;
     float left = inverse;
     for (int64_t term = 0; term < kAmxBiasTerms; ++term) {
       terms[term] = rounded_to_bf16(left);

@@ -91,27 +91,31 @@ TESSERA_INLINE VecF tanh_by_reciprocal(VecF x) {
   return select(x * x == 81.0f, x * splat(1.0f / 9.0f), ratio.numerator * reciprocal);
 }
 
-// tanh(x) = x T(x^2) for |x| <= 0.625, minimax (1.1e-7 relative): no division, no bounds. Times a constant.
-constexpr float kSmallTanh = 0.625f;
+// tanh(x) = x T(x^2) for |x| <= 0.4, minimax (9.8e-8 relative): no division, no bounds. x = cap s, and the cap is in the
+// coefficients.
+constexpr float kSmallTanh = 0.4f;
+constexpr float kLeastCap = 1e-5f;  // whose seventh power is a normal number
 class TanhOfSmall {
+  static constexpr int kTerms = 4;
+
  public:
-  TESSERA_INLINE explicit TanhOfSmall(float factor) {
-    static constexpr float kCoefficients[5] = {0.99999988f, -0.33331954f, 0.13304526f, -0.051821865f, 0.015050945f};
+  TESSERA_INLINE TanhOfSmall(float factor, float cap) {
+    static constexpr float kCoefficients[kTerms] = {0.99999988f, -0.33331361f, 0.13270977f, -0.047553603f};
     const float* c = opaque(kCoefficients);
-#pragma GCC unroll 5
-    for (int i = 0; i < 5; ++i) c_[i] = splat(c[i] * factor);
+    float power = factor * cap;
+#pragma GCC unroll 4
+    for (int i = 0; i < kTerms; ++i, power *= cap * cap) c_[i] = splat(c[i] * power);
   }
-  // factor tanh(x) / x
-  TESSERA_INLINE VecF ratio(VecF x) const {
-    const VecF z = x * x;
-    VecF t = fma(c_[4], z, c_[3]);
-    t = fma(t, z, c_[2]);
+  // factor tanh(cap s) / s
+  TESSERA_INLINE VecF ratio(VecF s) const {
+    const VecF z = s * s;
+    VecF t = fma(c_[3], z, c_[2]);
     t = fma(t, z, c_[1]);
     return fma(t, z, c_[0]);
   }
 
  private:
-  VecF c_[5];
+  VecF c_[kTerms];
 };
 
 // Whether no number of a stage's S is above `bound` in magnitude, or NaN.
@@ -311,7 +315,9 @@ struct StageOptions {
     if (bias) return finite_bias ? Scores::kBias : Scores::kOptions;
     if (dropout) return Scores::kDropout;
     if (softcap) {
-      return all_within(s, kSmallTanh * p.softcap / __builtin_fabsf(p.scale)) ? Scores::kSoftcap : Scores::kOptions;
+      const float cap_of_scores = p.softcap / __builtin_fabsf(p.scale);
+      const bool small = cap_of_scores < 1 / kLeastCap && all_within(s, kSmallTanh * cap_of_scores);
+      return small ? Scores::kSoftcap : Scores::kOptions;
     }
     const VecI before = (distance[0] >= kStageKeys - 1.0f) & (distance[1] >= kStageKeys - 1.0f);
     const VecI after = (distance[0] <= 0.0f) & (distance[1] <= 0.0f);
@@ -366,7 +372,8 @@ class StageExponential {
   TESSERA_INLINE StageExponential(const Params& p, const Tile& tile, const float* against, int64_t key,
                                   const StageOptions* options)
       : options_(options),
-        tanh_(kSmallSoftcap && !kSlope ? p.softcap * kLog2e * kFixedPointOne : 1.0f),
+        tanh_(kSmallSoftcap && !kSlope ? p.softcap * kLog2e * kFixedPointOne : 1.0f,
+              kSmallSoftcap ? p.scale / p.softcap : 0.0f),
         scale_(
             splat((kSmallSoftcap || (kAny && options->softcap) ? p.softcap * kLog2e : p.scale_log2) * kFixedPointOne)),
         visible_{VisibleLanes(tile, 0, key), VisibleLanes(tile, 1, key)} {
@@ -396,16 +403,14 @@ class StageExponential {
     if constexpr (kScores == Scores::kMasked) out.seen = visible_[c](kUpper ? kTileSide : 0);
     if constexpr (kAny) out.seen = bit(options_->seen[c], static_cast<uint32_t>(n));
     if constexpr (kSmallSoftcap && !kSlope) {
-      const VecF x = s * options_->cap;
-      out.probability = exp2_(fma(x, tanh_.ratio(x), offset));
+      out.probability = exp2_(fma(s, tanh_.ratio(s), offset));
       return out;
     }
     if (softcap()) {
-      const VecF x = s * options_->cap;
       if constexpr (kSmallSoftcap) {
-        s = x * tanh_.ratio(x);
+        s = s * tanh_.ratio(s);
       } else {
-        s = tanh_by_reciprocal(x);
+        s = tanh_by_reciprocal(s * options_->cap);
       }
       if constexpr (kSlope) out.slope = fma(-s, s, splat(1.0f));
     }

@@ -108,6 +108,13 @@ constexpr const char* kOneOption[] = {
     "dtype=bf16 b=1 sq=90 sk=621 hq=2 hkv=1 d=64 dv=64 bias=hqk bias_f32=1 backward=1",
     "dtype=bf16 b=1 sq=90 sk=600 hq=2 hkv=1 d=64 dv=64 bias=hqk d_bias=1 softcap=4 backward=1",
     "dtype=bf16 b=1 sq=90 sk=600 hq=2 hkv=1 d=64 dv=64 bias=hqk data=inf_bias",
+    // A step of the products of S, with 1 / scale in two terms; beside stages that a mask cuts; of few head dimensions; with a
+    // negative scale and with 0, which has no inverse.
+    "dtype=bf16 b=1 sq=200 sk=640 hq=2 hkv=1 d=128 dv=128 bias=hqk",
+    "dtype=bf16 b=1 sq=300 sk=450 hq=2 hkv=2 d=96 dv=64 bias=hqk causal=1 wl=260 cores=6",
+    "dtype=bf16 b=2 sq=130 sk=333 hq=2 hkv=1 d=24 dv=40 bias=bhqk",
+    "dtype=bf16 b=1 sq=100 sk=512 hq=2 hkv=1 d=64 dv=64 bias=hqk scale=-0.3",
+    "dtype=bf16 b=1 sq=100 sk=512 hq=2 hkv=1 d=64 dv=64 bias=hqk scale=0",
     "dtype=bf16 b=1 sq=100 sk=600 hq=2 hkv=1 d=64 dv=64 dropout=0.3 backward=1",
     "dtype=bf16 b=1 sq=100 sk=600 hq=2 hkv=1 d=64 dv=64 mask=hqk dropout=0.3 alibi=h bias=hqk backward=1",
 };
