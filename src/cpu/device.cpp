@@ -8,6 +8,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #if defined(__x86_64__)
@@ -67,15 +68,38 @@ int32_t look_for_isa() {
 #endif
 }
 
-// The vectors that serve this CPU best, which need not be its newest: bfloat16 by avx512 is float32 FMAs after a conversion,
-// by avx512_bf16 vdpbf16ps, of which Intel's cores begin one in two cycles. GFLOP/s of one core, N = 2048:
-//   Intel Xeon, family 6 model 207   forward D = 64 148 and 82, D = 128 151 and 83; backward 155 and 82, 159 and 84
-// On AMD's (Zen 4) vdpbf16ps is 1.86 to 1.89 x float32 in the backward pass.
-// docs/lab/2026-11-24-amx.csv and docs/reference/kernels/amx.md have the measurements.
-int32_t fastest_vectors(int32_t best) {
-  best = best < TESSERA_ISA_AMX_BF16 ? best : TESSERA_ISA_AVX512_BF16;
 #if defined(__x86_64__)
-  if (best == TESSERA_ISA_AVX512_BF16 && __builtin_cpu_is("intel")) return TESSERA_ISA_AVX512;
+// bfloat16 by avx512 is float32 FMAs after a conversion, by avx512_bf16 vdpbf16ps, of which Intel's cores begin one in two cycles.
+// GFLOP/s of one core, forward, D = 128, N = 2048; the backward pass has the same order: 159 and 84, 156 and 439
+// (docs/lab/2026-11-24-amx.csv, docs/lab/2026-11-25-amx.md).
+struct VectorRates {
+  std::string_view vendor;  // as CPUID has it
+  double avx512, avx512_bf16;
+};
+constexpr VectorRates kMeasuredVectors[] = {
+    {"GenuineIntel", 151, 83},   // Xeon, family 6, model 207
+    {"AuthenticAMD", 156, 307},  // EPYC, family 26, model 2
+};
+
+std::string vendor() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid(0, &a, &b, &c, &d)) return "";
+  char text[12];
+  std::memcpy(text, &b, 4), std::memcpy(text + 4, &d, 4), std::memcpy(text + 8, &c, 4);
+  return {text, sizeof text};
+}
+#endif
+
+// The vectors that serve this CPU best, which need not be its newest.
+int32_t fastest_vectors(int32_t best) {
+  best = std::min<int32_t>(best, TESSERA_ISA_AVX512_BF16);
+#if defined(__x86_64__)
+  if (best == TESSERA_ISA_AVX512_BF16) {
+    static const std::string mine = vendor();
+    for (const VectorRates& row : kMeasuredVectors) {
+      if (row.vendor == mine && row.avx512 > row.avx512_bf16) return TESSERA_ISA_AVX512;
+    }
+  }
 #endif
   return best;
 }
