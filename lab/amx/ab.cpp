@@ -178,9 +178,9 @@ void ab_unbind(Bound* b) {
   free(b->ws);
   delete b;
 }
-// Copies an output: 0 o, 1 dq, 2 dk, 3 dv.
+// Copies a tensor: 0 o, 1 dq, 2 dk, 3 dv, 4 q, 5 k, 6 v, 7 do.
 void ab_output(Case* c, int which, void* out, int64_t bytes) {
-  const void* p[] = {c->b.o, c->b.d_q, c->b.d_k, c->b.d_v};
+  const void* p[] = {c->b.o, c->b.d_q, c->b.d_k, c->b.d_v, c->b.q, c->b.k, c->b.v, c->b.d_o};
   memcpy(out, p[which], bytes);
 }
 double ab_fma(int threads) { return tessera::peers::fma_gflops(TESSERA_ISA_AVX512, threads); }

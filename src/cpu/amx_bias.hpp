@@ -30,7 +30,7 @@ class BiasStep {
       left -= float_of_bf16(terms[term]);
       if (__builtin_fabsf(left) < __builtin_fabsf(inverse) * 0x1p-22f) return term + 1;
     }
-    return 0;
+    return kAmxBiasTerms;
   }
 
   BiasStep(const Params& p, char* diagonals, uint32_t* words) : p_(p), diagonals_(diagonals), words_(words) {

@@ -36,6 +36,11 @@ TESSERA_INLINE int64_t list_jobs(Job* jobs, int64_t job_stages, const Tile* tile
   return job_count;
 }
 
+// Whether every row of the tile sees every key of the stage.
+TESSERA_INLINE bool seen_by_all(const Tile& tile, int64_t key) {
+  return key >= tile.all_low && key + kStageKeys - 1 <= tile.all_high;
+}
+
 // Whether there is a key that one row of a tile sees and another does not.
 TESSERA_INLINE bool hides_keys(const Params& p, const Tile* tiles, int64_t tile_count, int64_t key, int64_t count) {
   if (may_mask_entries(p)) return true;
