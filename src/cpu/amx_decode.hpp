@@ -8,36 +8,100 @@
 // A product sums over pairs, and a row of V is pairs of columns: with a weight in the low half of A's words and 0 in the high
 // half it gives the even columns, the other way round the odd ones. So V needs no packing, for twice the products. A product
 // takes as many cycles as A has rows: up to 8 query rows stand twice in one A, above for the even columns and below for the
-// odd ones; more are two A's, of which each meets all of V. S and Q are as many columns wide as there are rows.
-//
-// 32 keys of one KV head are a unit, and units follow each other through three steps, so that neither a product nor the softmax
-// waits for what has just begun:
-//
-//   stage        u                u + 1
-//   products     S(u + 1)         S(u + 2)
-//                P V of u - 1     P V of u          in turn with those of S
-//   softmax      of u             of u + 1          in pieces beside them
-//
-// After each product some rows of the next block of keys are asked for, in the order in which they lie, into the second cache:
-// the hardware's prefetchers see one stream of neighbours and run ahead of it.
+// odd ones; more are two A's, of which each meets all of V. S and Q are as many columns wide as there are rows. While a block of keys is worked on, the rows of the next one are asked for in
+// the order in which they lie, into the second cache, some after each product: the hardware's prefetchers see one stream of
+// neighbours and run ahead of it. Beside the products of the next head's S runs the softmax of the present one.
 //
 // A NaN or an infinity of V would reach its neighbouring column as 0 x NaN, and rows that do not see it. So a block that a mask
 // cuts is looked over first, and a part whose O is not finite in the end is done again with every block looked over.
 #pragma once
 
-#include "cpu/amx_decode_blocks.hpp"
+#include "cpu/amx_scores.hpp"
+#include "cpu/decode.hpp"
 
 namespace tessera::cpu {
 namespace {
 
-static_assert(kDecodeRows == kTileSide && kAmxDecodeKeys == 2 * kTileSide, "a block is two tiles of K");
-constexpr int64_t kRowsTogether = 4;  // whose S is transposed, and whose softmax is taken, together
+constexpr int64_t kDecodeRound_keys = 2 * kTileSide;  // whose S is taken at a time
+static_assert(kDecodeRows == kTileSide && kAmxDecodeKeys % kDecodeRound_keys == 0);
 
-// The keys of one block and one KV head.
-struct DecodeUnit {
-  const DecodeBlock* block = nullptr;  // NULL: there is none
-  int64_t head = 0, index = 0;
-  bool look = false;  // V is looked over for NaN and infinities
+// Rows of K and V of one block of keys, of the first of the item's KV heads.
+struct DecodeBlock {
+  const char* keys[kAmxDecodeKeys];
+  const char* values[kAmxDecodeKeys];
+  int64_t begin, count;
+
+  TESSERA_INLINE void locate(const Params& p, const DecodePart& part, int64_t first, int64_t end) {
+    begin = first, count = max_of<int64_t>(0, min_of<int64_t>(p.block_n, end - first));
+    for (int64_t n = 0; n < count; ++n) {
+      keys[n] = key_row(p, p.k, part.sequence, part.batch, part.head_begin, first + n);
+      values[n] = key_row(p, p.v, part.sequence, part.batch, part.head_begin, first + n);
+    }
+  }
+};
+
+// Asks for a block's rows in the order of memory, first K's, then V's, some lines at a time.
+class DecodePrefetch {
+ public:
+  TESSERA_INLINE void begin(const Params& p, const DecodePart& part, const DecodeBlock& block) {
+    block_ = &block;
+    row_ = 0, head_ = 0, value_ = false;
+    heads_ = part.heads;
+    head_bytes_[0] = p.k.head, head_bytes_[1] = p.v.head;
+    row_bytes_[0] = p.head_dim * 2, row_bytes_[1] = p.head_dim_v * 2;
+    if (heads_ > 1 && head_bytes_[0] == row_bytes_[0] && head_bytes_[1] == row_bytes_[1]) {  // neighbours
+      row_bytes_[0] *= heads_, row_bytes_[1] *= heads_;
+      heads_ = 1;
+    }
+    start_row();
+  }
+  // 4 n lines.
+  template <int kFours>
+  TESSERA_INLINE void lines() {
+#pragma GCC unroll 4
+    for (int i = 0; i < kFours; ++i) {
+      if (left_ >= 4) {
+        ask(0), ask(1), ask(2), ask(3);
+        at_ += 4 * kCacheLine_bytes, left_ -= 4;
+        if (left_ == 0) next_row();
+      } else {
+        for (int n = 0; n < 4 && left_ > 0; ++n) {
+          ask(0);
+          at_ += kCacheLine_bytes;
+          if (--left_ == 0) next_row();
+        }
+      }
+    }
+  }
+  TESSERA_INLINE void rest() {
+    while (left_ > 0) lines<1>();
+  }
+
+ private:
+  TESSERA_INLINE void ask(int64_t line) const {
+    constexpr int kIntoSecondCache = 2;
+    __builtin_prefetch(at_ + line * kCacheLine_bytes, 0, kIntoSecondCache);
+  }
+  TESSERA_INLINE void start_row() {
+    left_ = 0;
+    if (row_ >= block_->count) return;
+    at_ = (value_ ? block_->values : block_->keys)[row_] + head_ * head_bytes_[value_];
+    left_ = (row_bytes_[value_] + kCacheLine_bytes - 1) / kCacheLine_bytes;
+  }
+  TESSERA_INLINE void next_row() {
+    if (++head_ == heads_) {
+      head_ = 0;
+      if (++row_ == block_->count && !value_) row_ = 0, value_ = true;
+    }
+    start_row();
+  }
+
+  const DecodeBlock* block_ = nullptr;
+  const char* at_ = nullptr;
+  int64_t left_ = 0;  // lines of the row
+  int64_t row_ = 0, head_ = 0, heads_ = 0;
+  int64_t head_bytes_[2], row_bytes_[2];  // of K, of V
+  bool value_ = false;
 };
 
 // One item's state.
@@ -51,16 +115,9 @@ struct AmxDecode {
   bool plain;               // a score is scale q . k
   DecodePrefetch prefetch;
 
-  // Columns of S and of Q: as many as there are rows, in fours.
-  TESSERA_INLINE int64_t columns() const { return padded_to(part.row_count, kRowsTogether); }
-  // [32][columns]
-  TESSERA_INLINE float* s_of(const DecodeUnit& unit) const {
-    return scratch.s + unit.index % 2 * kAmxDecodeKeys * kTileSide;
-  }
-  // [rows][32] weights of the even and of the odd columns, in the low and in the high half of a word.
-  TESSERA_INLINE uint32_t* p_of(const DecodeUnit& unit, int64_t half) const {
-    return scratch.p + (unit.index % 2 * 2 * kTileSide + half * part.row_count) * kAmxDecodeKeys;
-  }
+  TESSERA_INLINE float* s_of(int64_t h) const { return scratch.s + h % 2 * p.block_n * kTileSide; }
+  // Weights of the even and of the odd columns, in the low and in the high half of a word.
+  TESSERA_INLINE uint32_t* p_of(int64_t half) const { return scratch.p + half * part.row_count * p.block_n; }
   // Row r of a head's O, its even or odd columns.
   TESSERA_INLINE float* o_of(int64_t h, int64_t half, int64_t r) const {
     return scratch.o + ((h * 2 + half) * part.row_count + r) * out_ld;
@@ -68,226 +125,94 @@ struct AmxDecode {
   // One A of both halves, or two.
   TESSERA_INLINE int64_t halves_of_p() const { return part.row_count <= kTileSide / 2 ? 1 : 2; }
   TESSERA_INLINE int64_t rows_of_p() const { return part.row_count * 2 / halves_of_p(); }
+  // A row of a tile of S, of Q: in fours, as S is transposed.
+  TESSERA_INLINE int64_t s_row_bytes() const { return padded_to(part.row_count, 4) * 4; }
 
-  // S^T of a unit. `beside` runs after every product; between a step's two products runs `between`.
-  template <class Between, class Beside>
-  TESSERA_INLINE void scores(const DecodeUnit& unit, Between&& between, Beside&& beside) {
-    const DecodeBlock& block = *unit.block;
-    const int64_t column_bytes = columns() * 4, q_tile_bytes = kTileSide * column_bytes;
-    const char* q = reinterpret_cast<const char*>(scratch.q) + unit.head * q_steps * q_tile_bytes;
-    const char *a0 = block.keys[0] + unit.head * p.k.head, *a1 = nullptr;
-    int64_t stride = p.k.row, step_bytes = kTileRow_bytes;
-    if (k_stands && block.count == kAmxDecodeKeys) {
-      a1 = block.keys[kTileSide] + unit.head * p.k.head;
-    } else {
-      stride = kTileRow_bytes, step_bytes = kTile_bytes;
-      char *copy0 = scratch.k_copy, *copy1 = copy0 + q_steps * kTile_bytes;
-      copy_rows(copy0, block.keys, unit.head * p.k.head, 0, block.count, p.head_dim);
-      copy_rows(copy1, block.keys, unit.head * p.k.head, kTileSide, block.count, p.head_dim);
-      a0 = copy0, a1 = copy1;
+  // S^T [block_n][16], as many columns as there are rows of queries, of one head. `beside` runs after every product.
+  template <class Beside>
+  TESSERA_INLINE void scores(const DecodeBlock& block, int64_t h, Beside&& beside) {
+    const char* q = reinterpret_cast<const char*>(scratch.q + h * q_steps * kTileSide * kTileSide);
+    for (int64_t first = 0; first < block.count; first += kDecodeRound_keys) {
+      const char *a0 = block.keys[first] + h * p.k.head, *a1 = nullptr;
+      int64_t stride = p.k.row, step_bytes = kTileRow_bytes;
+      if (k_stands && first + kDecodeRound_keys <= block.count) {
+        a1 = block.keys[first + kTileSide] + h * p.k.head;
+      } else {
+        stride = kTileRow_bytes, step_bytes = kTile_bytes;
+        char *copy0 = scratch.copy, *copy1 = copy0 + q_steps * kTile_bytes;
+        copy_rows(copy0, block.keys, h * p.k.head, first, block.count, p.head_dim);
+        copy_rows(copy1, block.keys, h * p.k.head, first + kTileSide, block.count, p.head_dim);
+        a0 = copy0, a1 = copy1;
+      }
+      tile_zero<4>(), tile_zero<5>();
+      for (int64_t step = 0; step < q_steps; ++step) {
+        tile_load<3>(q + step * kTile_bytes, kTileRow_bytes);
+        tile_load<6>(a0 + step * step_bytes, stride);
+        tile_product<4, 6, 3>();
+        beside(), prefetch.lines<2>();
+        tile_load<7>(a1 + step * step_bytes, stride);
+        tile_product<5, 7, 3>();
+        beside(), prefetch.lines<2>();
+      }
+      char* s = reinterpret_cast<char*>(s_of(h) + first * kTileSide);
+      tile_store<4>(s, kTileRow_bytes);
+      tile_store<5>(s + kTile_bytes, kTileRow_bytes);
     }
-    tile_zero<4>(), tile_zero<5>();
-    for (int64_t step = 0; step < q_steps; ++step) {
-      tile_load<3>(q + step * q_tile_bytes, column_bytes);
-      tile_load<6>(a0 + step * step_bytes, stride);
-      tile_product<4, 6, 3>();
-      beside();
-      between([&]() TESSERA_LAMBDA_INLINE {
-        tile_load<6>(a1 + step * step_bytes, stride);
-        tile_product<5, 6, 3>();
-        beside();
-      });
-    }
-    char* s = reinterpret_cast<char*>(s_of(unit));
-    tile_store<4>(s, column_bytes);
-    tile_store<5>(s + q_tile_bytes, column_bytes);
   }
 
-  // The rows of V of one unit times its P, by steps: 16 keys and 64 columns (or the 32 last), of what one A gives.
-  struct Output {
-    AmxDecode& d;
-    const DecodeUnit unit;
-    int64_t left = 0;                       // steps
-    int64_t half = 0, column = 0, key = 0;  // of the next one
-
-    TESSERA_INLINE Output(AmxDecode& of, const DecodeUnit& unit_) : d(of), unit(unit_) {
-      if (!unit.block) return;
-      if (unit.look && !d.values_are_finite(unit)) {
-        d.output_of_seen(unit);
-        return;
-      }
-      constexpr int64_t kColumns = 2 * kTileSteps_elems;
-      left = d.halves_of_p() * ((2 * d.out_ld + kColumns - 1) / kColumns) *
-             ((unit.block->count + kTileSide - 1) / kTileSide);
-    }
-    // `between` runs after the first product; `beside` after both of V.
-    template <class Between, class Beside>
-    TESSERA_INLINE void step(Between&& between, Beside&& beside) {
-      if (left == 0) return between();
-      --left;
-      const DecodeBlock& block = *unit.block;
-      const bool two = column + kTileSteps_elems < 2 * d.out_ld;
-      char* o = reinterpret_cast<char*>(d.o_of(unit.head, half, 0) + column / 2);
-      const int64_t o_stride = d.out_ld * 4;
-      if (key == 0) {
-        tile_load<0>(o, o_stride);
-        if (two) tile_load<1>(o + kTileRow_bytes, o_stride);
-      }
-      const char* v = block.values[key] + unit.head * d.p.v.head + column * 2;
-      int64_t stride = d.p.v.row, group_bytes = kTileRow_bytes;
-      if (!d.v_stands || key + kTileSide > block.count) {
-        copy_rows(d.scratch.v_copy, block.values, unit.head * d.p.v.head + column * 2, key, block.count,
-                  min_of<int64_t>(d.p.head_dim_v - column, 2 * kTileSteps_elems));
-        v = d.scratch.v_copy, stride = kTileRow_bytes, group_bytes = kTile_bytes;
-      }
-      tile_load<2>(d.p_of(unit, half) + key, kAmxDecodeKeys * 4);
-      tile_load<7>(v, stride);
-      tile_product<0, 2, 7>();
-      beside();
-      between();
-      if (two) {
-        tile_load<7>(v + group_bytes, stride);
-        tile_product<1, 2, 7>();
-        beside();
-      }
-      key += kTileSide;
-      if (key < block.count) return;
-      tile_store<0>(o, o_stride);
-      if (two) tile_store<1>(o + kTileRow_bytes, o_stride);
-      key = 0, column += 2 * kTileSteps_elems;
-      if (column >= 2 * d.out_ld) column = 0, ++half;
-    }
-    template <class Beside>
-    TESSERA_INLINE void rest(Beside&& beside) {
-      while (left > 0) step([] {}, beside);
-    }
-  };
-
-  // The softmax of one unit, in pieces: of 16 keys and four rows, or, where an option or a mask is in its way, two pieces' work in
-  // the second.
-  struct Softmax {
-    const AmxDecode& d;
-    const DecodeUnit unit;
-    int64_t pieces = 0, done = 0;
-    bool usual = false;  // no maximum is looked for: the four rows' stale max serves
-    VecF offset{};       // lanes = rows, again and again
-    VecF sum[kRowsTogether];
-    VecU out_of_range[kRowsTogether];
-
-    TESSERA_INLINE Softmax(const AmxDecode& of, const DecodeUnit& unit_) : d(of), unit(unit_) {
-      if (unit.block) pieces = 2 * d.columns() / kRowsTogether;
-    }
-    TESSERA_INLINE void run_to(int64_t end) {
-      for (end = min_of(end, pieces); done < end; ++done) {
-        const int64_t first_row = done / 2 * kRowsTogether, count = min_of(kRowsTogether, d.part.row_count - first_row);
-        DecodeRow* rows = d.rows + unit.head * d.part.row_count + first_row;
-        if (done % 2 == 0) begin(rows, count);
-        if (usual) exponentials(first_row, count, done % 2 * kTileSide);
-        if (done % 2 == 1) finish(rows, first_row, count);
-      }
-    }
-
-   private:
-    TESSERA_INLINE void begin(const DecodeRow* rows, int64_t count) {
-      const DecodeBlock& block = *unit.block;
-      usual = d.plain && block.count == kAmxDecodeKeys;
-      alignas(16) float offsets[kRowsTogether] = {};
-      for (int64_t r = 0; r < count; ++r) {
-        const DecodeRow& row = rows[r];
-        usual &=
-            block.begin >= row.low && block.begin + kAmxDecodeKeys - 1 <= row.full_high && row.stale_max != -infinity();
-        offsets[r] = -row.stale_max * kFixedPointOne;
-      }
-      offset = (VecF)_mm512_broadcast_f32x4(_mm_load_ps(offsets));
+  // Scores of 16 keys and four rows from `row`, transposed.
+  TESSERA_INLINE void transpose_scores(const float* s, int64_t first, int64_t row) const {
+    const float* at = s + first * kTileSide + row;
+    __m512 v[4];  // lanes 4 g ... of v[i]: four rows of key 4 g + i
 #pragma GCC unroll 4
-      for (int i = 0; i < kRowsTogether; ++i) sum[i] = VecF{}, out_of_range[i] = VecU{};
-    }
-    // P of 16 keys and `count` rows.
-    TESSERA_INLINE void exponentials(int64_t first_row, int64_t count, int64_t key) {
-      __m512 v[kRowsTogether];
-      d.load_fours(v, unit, key, first_row);
-      const FixedPointExp2<4> exponential;
-      const VecF scale = splat(d.p.scale_log2 * kFixedPointOne);
-#pragma GCC unroll 4
-      for (int i = 0; i < kRowsTogether; ++i) v[i] = (__m512)exponential(fma((VecF)v[i], scale, offset));
-      d.transpose_fours(v);
-      uint32_t* low = d.p_of(unit, 0) + first_row * kAmxDecodeKeys + key;
-      uint32_t* high = d.p_of(unit, 1) + first_row * kAmxDecodeKeys + key;
-#pragma GCC unroll 4
-      for (int r = 0; r < kRowsTogether; ++r) {
-        if (r >= count) break;
-        sum[r] += (VecF)v[r];
-        out_of_range[r] |= (VecU)v[r];
-        const VecU word = (VecU)Rounded((__m512i)v[r]).bits;
-        store(high + r * kAmxDecodeKeys, word & 0xffff0000u);
-        store(low + r * kAmxDecodeKeys, word >> 16);
-      }
-    }
-    // The rows' sums. What is out of range, or whose sum is beyond the bound, is done with its maximum.
-    TESSERA_INLINE void finish(DecodeRow* rows, int64_t first_row, int64_t count) {
-      VecF total[kRowsTogether];
-      VecI again[kRowsTogether], some{};
-#pragma GCC unroll 4
-      for (int r = 0; r < kRowsTogether; ++r) {
-        if (r >= count) break;
-        total[r] = load(rows[r].sum) + sum[r];
-        again[r] = usual ? (VecI)(out_of_range[r] & 0x80000000u) | ~(total[r] <= kStaleMaxBound) : splat(-1);
-        some |= again[r];
-      }
-      const bool all_served = !any(some);
-      if (!all_served) d.transpose_scores(unit, first_row);
-      for (int64_t r = 0; r < count; ++r) {
-        if (all_served || !any(again[r])) {
-          store(rows[r].sum, total[r]);
-        } else {
-          d.masked_row(unit, rows[r], first_row + r);
-        }
-      }
-    }
-  };
-
-  // S of 16 keys from `key` and four rows from `row`: vectors of four keys each, in the order that transpose_fours takes.
-  TESSERA_INLINE void load_fours(__m512 (&v)[kRowsTogether], const DecodeUnit& unit, int64_t key, int64_t row) const {
-    const int64_t ld = columns();
-    const float* at = s_of(unit) + key * ld + row;
-    if (ld == kRowsTogether) {
-#pragma GCC unroll 4
-      for (int i = 0; i < kRowsTogether; ++i) v[i] = (__m512)load(at + i * kLanes);  // keys 4 i ...
-      return;
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < kRowsTogether; ++i) {  // keys 4 i ..., too
-      const auto four = [&](int n) TESSERA_LAMBDA_INLINE { return _mm_loadu_ps(at + (4 * i + n) * ld); };
+    for (int i = 0; i < 4; ++i) {
+      const auto four = [&](int g) TESSERA_LAMBDA_INLINE {
+        __m128 rows_of_key;
+        __builtin_memcpy(&rows_of_key, at + (4 * g + i) * kTileSide, sizeof rows_of_key);
+        return rows_of_key;
+      };
       v[i] = _mm512_broadcast_f32x4(four(0));
       v[i] = _mm512_mask_broadcast_f32x4(v[i], 0x00f0, four(1));
       v[i] = _mm512_mask_broadcast_f32x4(v[i], 0x0f00, four(2));
       v[i] = _mm512_mask_broadcast_f32x4(v[i], 0xf000, four(3));
     }
-  }
-  // Lanes 4 n ... of v[i]: four rows of key 4 i + n. Then v[r]: row r of 16 keys.
-  TESSERA_INLINE static void transpose_fours(__m512 (&v)[kRowsTogether]) {
     const __m512d low01 = (__m512d)_mm512_unpacklo_ps(v[0], v[1]), high01 = (__m512d)_mm512_unpackhi_ps(v[0], v[1]);
     const __m512d low23 = (__m512d)_mm512_unpacklo_ps(v[2], v[3]), high23 = (__m512d)_mm512_unpackhi_ps(v[2], v[3]);
-    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
-    v[0] = _mm512_permutexvar_ps(order, (__m512)_mm512_unpacklo_pd(low01, low23));
-    v[1] = _mm512_permutexvar_ps(order, (__m512)_mm512_unpackhi_pd(low01, low23));
-    v[2] = _mm512_permutexvar_ps(order, (__m512)_mm512_unpacklo_pd(high01, high23));
-    v[3] = _mm512_permutexvar_ps(order, (__m512)_mm512_unpackhi_pd(high01, high23));
+    float* out = scratch.rows_s + row * p.block_n + first;
+    store(out, (VecF)_mm512_unpacklo_pd(low01, low23));
+    store(out + p.block_n, (VecF)_mm512_unpackhi_pd(low01, low23));
+    store(out + 2 * p.block_n, (VecF)_mm512_unpacklo_pd(high01, high23));
+    store(out + 3 * p.block_n, (VecF)_mm512_unpackhi_pd(high01, high23));
   }
-  // rows_s [4][32] of four rows from `row`.
-  TESSERA_OWN_FUNCTION void transpose_scores(const DecodeUnit& unit, int64_t row) const {
-    for (int64_t key = 0; key < kAmxDecodeKeys; key += kTileSide) {
-      __m512 v[kRowsTogether];
-      load_fours(v, unit, key, row);
-      transpose_fours(v);
-      for (int r = 0; r < kRowsTogether; ++r) store(scratch.rows_s + r * kAmxDecodeKeys + key, (VecF)v[r]);
+
+  // P of one row, against its stale max: no maximum is looked for. False: a score out of range, or a sum beyond the bound.
+  TESSERA_INLINE bool stale_max_row(DecodeRow& row, int64_t r, int64_t count) const {
+    const float* s = scratch.rows_s + r * p.block_n;
+    uint32_t *low = p_of(0) + r * p.block_n, *high = p_of(1) + r * p.block_n;
+    const FixedPointExp2<4> exponential;
+    const VecF scale = splat(p.scale_log2 * kFixedPointOne), offset = splat(-row.stale_max * kFixedPointOne);
+    VecF sum[2] = {};
+    VecU out_of_range{};
+    for (int64_t n = 0; n < count; n += 2 * kLanes) {
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const __m512i e = exponential(fma(load(s + n + i * kLanes), scale, offset));
+        sum[i] += (VecF)e;
+        out_of_range |= (VecU)e;
+        const VecU word = (VecU)Rounded(e).bits;
+        store(high + n + i * kLanes, word & 0xffff0000u);
+        store(low + n + i * kLanes, word >> 16);
+      }
     }
+    const VecF total = load(row.sum) + (sum[0] + sum[1]);
+    if (any((VecI)(out_of_range & 0x80000000u) | ~(total <= kStaleMaxBound))) return false;
+    store(row.sum, total);
+    return true;
   }
-  // P of row r with every option and mask, by the block's maximum, from rows_s.
-  TESSERA_OWN_FUNCTION void masked_row(const DecodeUnit& unit, DecodeRow& row, int64_t r) const {
-    const DecodeBlock& block = *unit.block;
-    float* s = scratch.rows_s + r % kRowsTogether * kAmxDecodeKeys;
-    uint32_t *low = p_of(unit, 0) + r * kAmxDecodeKeys, *high = p_of(unit, 1) + r * kAmxDecodeKeys;
+  // The same with every option and mask, by the block's maximum.
+  TESSERA_OWN_FUNCTION void masked_row(const DecodeBlock& block, DecodeRow& row, int64_t h, int64_t r) const {
+    float* s = scratch.rows_s + r * p.block_n;
+    uint32_t *low = p_of(0) + r * p.block_n, *high = p_of(1) + r * p.block_n;
     const float rescale = decode_softmax(p, part.sequence, row, s, block.begin, block.count);
     for (int64_t n = 0; n < padded_to(block.count, kLanes); n += kLanes) {
       const VecU word = (VecU)Rounded((__m512i)load(s + n)).bits;
@@ -297,35 +222,94 @@ struct AmxDecode {
     }
     if (rescale == 1.0f) return;
     for (int64_t half = 0; half < 2; ++half) {
-      float* o = o_of(unit.head, half, r);
+      float* o = o_of(h, half, r);
       for (int64_t d = 0; d < out_ld; d += kLanes) store(o + d, load(o + d) * rescale);
     }
   }
+  TESSERA_INLINE void softmax_row(const DecodeBlock& block, int64_t h, int64_t r) const {
+    DecodeRow& row = rows[h * part.row_count + r];
+    const bool full = plain && block.count % (2 * kLanes) == 0 && block.begin >= row.low &&
+                      block.begin + block.count - 1 <= row.full_high && row.stale_max != -infinity();
+    if (full && stale_max_row(row, r, block.count)) return;
+    masked_row(block, row, h, r);
+  }
 
-  // S of the next unit, the softmax of the present one and P V of the one before.
-  TESSERA_OWN_FUNCTION void stage(const DecodeUnit& next, const DecodeUnit& now, const DecodeUnit& before) {
-    Output output(*this, before);
-    Softmax softmax(*this, now);
-    const auto ask = [&]() TESSERA_LAMBDA_INLINE { prefetch.lines<4>(); };
-    if (part.heads == 1) output.rest(ask);  // the softmax may rescale the same head's O
-    if (next.block) {
-      const int64_t steps = (output.left + q_steps - 1) / q_steps;
-      const int64_t pieces_a_product = (softmax.pieces << 16) / (2 * q_steps);
-      int64_t pieces = pieces_a_product / 2 + 1;
-      scores(
-          next,
-          [&](auto&& second_product) TESSERA_LAMBDA_INLINE {
-            output.step(second_product, ask);
-            for (int64_t i = 1; i < steps; ++i) output.step([] {}, ask);
-          },
-          [&]() TESSERA_LAMBDA_INLINE {
-            ask();
-            pieces += pieces_a_product;
-            softmax.run_to(pieces >> 16);
-          });
+  // The softmax of one head, in pieces: transpositions, then rows.
+  struct Softmax {
+    const AmxDecode& d;
+    const DecodeBlock& block;
+    int64_t h, fours, transpositions, units, a_call, unit = 0;
+
+    TESSERA_INLINE Softmax(const AmxDecode& of, const DecodeBlock& block_, int64_t h_, int64_t calls)
+        : d(of), block(block_), h(h_) {
+      fours = (d.part.row_count + 3) / 4;
+      transpositions = h < 0 ? 0 : fours * ((block.count + kTileSide - 1) / kTileSide);
+      units = h < 0 ? 0 : transpositions + d.part.row_count;
+      a_call = calls > 0 ? (units + calls - 1) / calls : units;
     }
-    softmax.run_to(softmax.pieces);
-    output.rest(ask);
+    TESSERA_INLINE void run(int64_t count) {
+      for (const int64_t end = min_of(units, unit + count); unit < end; ++unit) {
+        if (unit < transpositions) {
+          d.transpose_scores(d.s_of(h), unit / fours * kTileSide, unit % fours * 4);
+        } else {
+          d.softmax_row(block, h, unit - transpositions);
+        }
+      }
+    }
+  };
+
+  // O += P V of the block, for columns `column` ... + 63, or of the 32 last: what one A gives.
+  template <int kGroups>
+  TESSERA_INLINE void output(const DecodeBlock& block, int64_t h, int64_t column, int64_t half) {
+    char* o = reinterpret_cast<char*>(o_of(h, half, 0) + column / 2);
+    const int64_t o_stride = out_ld * 4, p_stride = p.block_n * 4;
+    const char* weights = reinterpret_cast<const char*>(p_of(half));
+    tile_load<0>(o, o_stride);
+    if constexpr (kGroups == 2) tile_load<1>(o + kTileRow_bytes, o_stride);
+    for (int64_t n = 0; n < block.count; n += kTileSide) {
+      const char* v = block.values[n] + h * p.v.head + column * 2;
+      int64_t stride = p.v.row, group_bytes = kTileRow_bytes;
+      if (!v_stands || n + kTileSide > block.count) {
+        copy_rows(scratch.copy, block.values, h * p.v.head + column * 2, n, block.count,
+                  min_of<int64_t>(p.head_dim_v - column, kGroups * kTileSteps_elems));
+        v = scratch.copy, stride = kTileRow_bytes, group_bytes = kTile_bytes;
+      }
+      tile_load<2>(weights + n * 4, p_stride);
+      prefetch.lines<3>();
+      tile_load<6>(v, stride);
+      tile_product<0, 2, 6>();
+      prefetch.lines<3>();
+      if constexpr (kGroups == 2) {
+        tile_load<7>(v + group_bytes, stride);
+        prefetch.lines<3>();
+        tile_product<1, 2, 7>();
+        prefetch.lines<3>();
+      }
+    }
+    tile_store<0>(o, o_stride);
+    if constexpr (kGroups == 2) tile_store<1>(o + kTileRow_bytes, o_stride);
+  }
+
+  // The rows of all KV heads against one block. `look`: for NaN and infinities in V.
+  TESSERA_OWN_FUNCTION void attend(const DecodeBlock& block, bool look) {
+    const int64_t products = padded_to(block.count, kDecodeRound_keys) / kTileSide * q_steps;
+    scores(block, 0, [] {});
+    for (int64_t h = 0; h < part.heads; ++h) {
+      Softmax softmax(*this, block, h, h + 1 < part.heads ? products : 0);
+      if (h + 1 < part.heads) scores(block, h + 1, [&]() TESSERA_LAMBDA_INLINE { softmax.run(softmax.a_call); });
+      softmax.run(softmax.units);
+      if (look && !values_are_finite(block, h)) {
+        output_of_seen(block, h);
+        continue;
+      }
+      for (int64_t half = 0; half < halves_of_p(); ++half) {
+        int64_t column = 0;
+        for (; column + 2 * kTileSteps_elems <= 2 * out_ld; column += 2 * kTileSteps_elems) {
+          output<2>(block, h, column, half);
+        }
+        if (column < 2 * out_ld) output<1>(block, h, column, half);
+      }
+    }
   }
 
  private:
@@ -337,14 +321,12 @@ struct AmxDecode {
     for (int64_t r = 0; r < kTileSide && first + r < count; ++r) pointers[r] = rows_of_block[first + r] + offset;
     pack_rows(tiles, pointers, max_of<int64_t>(0, count - first), cols);
   }
-  TESSERA_OWN_FUNCTION bool values_are_finite(const DecodeUnit& unit) const {
-    return rows_are_finite(p.dtype, unit.block->count, p.head_dim_v,
-                           [&](int64_t n) { return unit.block->values[n] + unit.head * p.v.head; });
+  TESSERA_OWN_FUNCTION bool values_are_finite(const DecodeBlock& block, int64_t h) const {
+    return rows_are_finite(p.dtype, block.count, p.head_dim_v,
+                           [&](int64_t n) { return block.values[n] + h * p.v.head; });
   }
   // O += P V of what each row sees alone.
-  TESSERA_COLD_FUNCTION void output_of_seen(const DecodeUnit& unit) const {
-    const DecodeBlock& block = *unit.block;
-    const int64_t h = unit.head;
+  TESSERA_COLD_FUNCTION void output_of_seen(const DecodeBlock& block, int64_t h) const {
     alignas(64) float value[kMaxRowFloats];
     for (int64_t n = 0; n < block.count; ++n) {
       read_row<Bfloat16Elem>(value, block.values[n] + h * p.v.head, p.head_dim_v);
@@ -353,7 +335,7 @@ struct AmxDecode {
         if (block.begin + n < row.low || block.begin + n > row.high) continue;
         const int64_t bit = block.begin + n - (part.sequence.sk - part.sequence.sq);
         if (p.tree_mask && !(tree_bits(p, row.tree, bit) & 1)) continue;
-        const uint32_t bits = p_of(unit, 1)[r * kAmxDecodeKeys + n];
+        const uint32_t bits = p_of(1)[r * p.block_n + n];
         float weight;
         __builtin_memcpy(&weight, &bits, sizeof weight);
         for (int64_t d = 0; d < p.head_dim_v; ++d) o_of(h, d % 2, r)[d / 2] += weight * value[d];
@@ -381,29 +363,18 @@ TESSERA_OWN_FUNCTION void decode_part(AmxDecode& d, const KeyRange& keys, bool l
   for (int64_t i = 0; i < part.heads * part.row_count; ++i) {
     all_low = max_of(all_low, d.rows[i].low), all_high = min_of(all_high, d.rows[i].full_high);
   }
-  DecodeBlock blocks[3];  // that of the unit before, the present one, the next one
-  const auto unit_of = [&](const DecodeBlock& block, int64_t head, int64_t index) {
-    if (block.count == 0) return DecodeUnit{};
-    return DecodeUnit{&block, head, index, look || block.begin < all_low || block.begin + block.count - 1 > all_high};
-  };
+  DecodeBlock blocks[2];
   blocks[0].locate(p, part, keys.low, keys.high + 1);
   d.prefetch.begin(p, part, blocks[0]);
   d.prefetch.rest();
-  DecodeUnit before, now = unit_of(blocks[0], 0, 0);
-  d.stage(now, {}, {});
-  for (int64_t turn = 0; now.block; ++turn) {
+  for (int64_t key = keys.low, now = 0; key <= keys.high; key += p.block_n, now ^= 1) {
     if (p.cancelled && p.cancelled(p.cancel)) return;
-    const DecodeBlock &block = blocks[turn % 3], &next_block = blocks[(turn + 1) % 3];
-    blocks[(turn + 1) % 3].locate(p, part, block.begin + kAmxDecodeKeys, keys.high + 1);
-    d.prefetch.begin(p, part, next_block);
-    for (int64_t h = 1; h <= part.heads; ++h) {
-      const DecodeUnit next = h < part.heads ? unit_of(block, h, now.index + 1) : unit_of(next_block, 0, now.index + 1);
-      d.stage(next, now, before);
-      before = now, now = next;
-    }
+    const DecodeBlock& block = blocks[now];
+    blocks[now ^ 1].locate(p, part, key + p.block_n, keys.high + 1);
+    d.prefetch.begin(p, part, blocks[now ^ 1]);
+    d.attend(block, look || key < all_low || key + block.count - 1 > all_high);
     d.prefetch.rest();
   }
-  d.stage({}, {}, before);
 }
 
 inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
@@ -422,14 +393,14 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
               p.softcap == 0 && !p.alibi_slopes,
               {}};
   const KeyRange keys = init_decode_rows(p, part, d.rows);
-  for (int64_t h = 0; h < part.heads; ++h) {  // in order: a row of 16 reaches beyond its columns, into the next head's
+  for (int64_t h = 0; h < part.heads; ++h) {
     const char* q_rows[kTileSide];
     for (int64_t r = 0; r < part.row_count; ++r) q_rows[r] = decode_query(p, part, d.rows[h * part.row_count + r]);
-    pack_column_pairs(scratch.q + h * d.q_steps * kTileSide * d.columns(), d.columns(), q_rows, part.row_count,
-                      kTileSide, p.head_dim);
+    pack_column_pairs(scratch.q + h * d.q_steps * kTileSide * kTileSide, kTileSide, q_rows, part.row_count, kTileSide,
+                      p.head_dim);
   }
-  __builtin_memset(scratch.p, 0, static_cast<size_t>(4 * kTileSide * kAmxDecodeKeys) * sizeof(uint32_t));
-  tiles_configure(d.rows_of_p(), d.columns() * 4);
+  __builtin_memset(scratch.p, 0, static_cast<size_t>(2 * kTileSide * p.block_n) * sizeof(uint32_t));
+  tiles_configure(d.rows_of_p(), d.s_row_bytes());
   decode_part(d, keys, false);
   if (!output_is_finite(d)) {  // a NaN or an infinity of V has reached its neighbouring column, too, as 0 x NaN
     init_decode_rows(p, part, d.rows);

@@ -140,13 +140,12 @@ constexpr int64_t kAmxDecodeKeys = 32;
 
 struct AmxDecodeScratch {
   char* rows;     // [heads][max_rows] DecodeRow
-  uint32_t* q;    // [heads][head_dim / 2][rows in fours] pairs, with room for 16
+  uint32_t* q;    // [heads][head_dim / 2][16] pairs
   float* o;       // [heads][2: even and odd columns][rows][head_dim_v / 2], padded to a vector
-  float* s;       // [2][block_n][16] scores of two units
-  float* rows_s;  // [4][block_n] of four rows, transposed
-  uint32_t* p;    // [2][2][rows][block_n] bfloat16 weights of two units, in the low and in the high half of a word
-  char* k_copy;   // [2][head_dim / 32] tile registers: rows of K that are not read as they lie
-  char* v_copy;   // [2], of V
+  float* s;       // [2][block_n][16] scores of two heads
+  float* rows_s;  // [16][block_n] one head's transposed
+  uint32_t* p;    // [2][rows][block_n] bfloat16 weights, in the low and in the high half of a word
+  char* copy;     // [2][head_dim / 32] tile registers: rows of K or V that are not read as they lie
   int64_t bytes;
 };
 
@@ -159,10 +158,9 @@ static constexpr AmxDecodeScratch carve_amx_decode(char* base, const DecodeShape
   out.q = carver.take<uint32_t>(s.heads * d / 2 * 16);
   out.o = carver.take(s.heads * 16 * dv);
   out.s = carver.take(2 * s.block_n * 16);
-  out.rows_s = carver.take(4 * s.block_n);
-  out.p = carver.take<uint32_t>(2 * 2 * 16 * s.block_n);
-  out.k_copy = carver.take<char>(2 * (d / 32) * kTileRegister_bytes);
-  out.v_copy = carver.take<char>(2 * kTileRegister_bytes);
+  out.rows_s = carver.take(16 * s.block_n);
+  out.p = carver.take<uint32_t>(2 * 16 * s.block_n);
+  out.copy = carver.take<char>(2 * ((d > dv ? d : dv) / 32) * kTileRegister_bytes);
   out.bytes = carver.used_bytes();
   return out;
 }
