@@ -8,7 +8,7 @@
 // A product sums over pairs, and a row of V is pairs of columns: with a weight in the low half of A's words and 0 in the high
 // half it gives the even columns, the other way round the odd ones. So V needs no packing, for twice the products. A product
 // takes as many cycles as A has rows: up to 8 query rows stand twice in one A, above for the even columns and below for the
-// odd ones; more are two A's, of which each meets all of V. S and Q are as many columns wide as there are rows. While a block of keys is worked on, the rows of the next one are asked for in
+// odd ones; more are two A's, of which each meets all of V. While a block of keys is worked on, the rows of the next one are asked for in
 // the order in which they lie, into the second cache, some after each product: the hardware's prefetchers see one stream of
 // neighbours and run ahead of it. Beside the products of the next head's S runs the softmax of the present one.
 //
@@ -125,10 +125,8 @@ struct AmxDecode {
   // One A of both halves, or two.
   TESSERA_INLINE int64_t halves_of_p() const { return part.row_count <= kTileSide / 2 ? 1 : 2; }
   TESSERA_INLINE int64_t rows_of_p() const { return part.row_count * 2 / halves_of_p(); }
-  // A row of a tile of S, of Q: in fours, as S is transposed.
-  TESSERA_INLINE int64_t s_row_bytes() const { return padded_to(part.row_count, 4) * 4; }
 
-  // S^T [block_n][16], as many columns as there are rows of queries, of one head. `beside` runs after every product.
+  // S^T [block_n][16 rows] of one head. `beside` runs after every product.
   template <class Beside>
   TESSERA_INLINE void scores(const DecodeBlock& block, int64_t h, Beside&& beside) {
     const char* q = reinterpret_cast<const char*>(scratch.q + h * q_steps * kTileSide * kTileSide);
@@ -146,12 +144,12 @@ struct AmxDecode {
       }
       tile_zero<4>(), tile_zero<5>();
       for (int64_t step = 0; step < q_steps; ++step) {
-        tile_load<3>(q + step * kTile_bytes, kTileRow_bytes);
-        tile_load<6>(a0 + step * step_bytes, stride);
-        tile_product<4, 6, 3>();
+        tile_load<6>(q + step * kTile_bytes, kTileRow_bytes);
+        tile_load<7>(a0 + step * step_bytes, stride);
+        tile_product<4, 7, 6>();
         beside(), prefetch.lines<2>();
         tile_load<7>(a1 + step * step_bytes, stride);
-        tile_product<5, 7, 3>();
+        tile_product<5, 7, 6>();
         beside(), prefetch.lines<2>();
       }
       char* s = reinterpret_cast<char*>(s_of(h) + first * kTileSide);
@@ -400,7 +398,7 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
                       p.head_dim);
   }
   __builtin_memset(scratch.p, 0, static_cast<size_t>(2 * kTileSide * p.block_n) * sizeof(uint32_t));
-  tiles_configure(d.rows_of_p(), d.s_row_bytes());
+  tiles_configure(d.rows_of_p());
   decode_part(d, keys, false);
   if (!output_is_finite(d)) {  // a NaN or an infinity of V has reached its neighbouring column, too, as 0 x NaN
     init_decode_rows(p, part, d.rows);

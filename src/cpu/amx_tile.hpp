@@ -22,8 +22,7 @@ constexpr int kTileSide = 16;             // rows of a tile, float32 or pairs of
 constexpr int64_t kTileRow_bytes = 64;    // a row of a tile
 constexpr int64_t kTile_bytes = 1024;     // a tile whose rows are neighbours
 constexpr int64_t kTileSteps_elems = 32;  // bfloat16 along k that one product takes
-constexpr int kLowTiles = 3;              // registers 0 ... 2, which may be configured with fewer rows
-constexpr int kNarrowTiles_end = 6;       // registers 3 ... 5, which may be configured with fewer columns
+constexpr int kLowTiles = 4;              // registers 0 ... 3, which may be configured with fewer rows
 
 #if defined(TESSERA_AMX_EMULATED)
 
@@ -32,16 +31,9 @@ struct EmulatedTile {
 };
 inline thread_local EmulatedTile emulated_tiles[8];
 inline thread_local int emulated_low_rows = kTileSide;
-inline thread_local int64_t emulated_narrow_bytes = kTileRow_bytes;
 
 TESSERA_INLINE int emulated_rows(int tile) { return tile < kLowTiles ? emulated_low_rows : kTileSide; }
-TESSERA_INLINE size_t emulated_bytes(int tile) {
-  const bool narrow = tile >= kLowTiles && tile < kNarrowTiles_end;
-  return static_cast<size_t>(narrow ? emulated_narrow_bytes : kTileRow_bytes);
-}
-TESSERA_INLINE void tiles_configure(int64_t low_rows = kTileSide, int64_t narrow_bytes = kTileRow_bytes) {
-  emulated_low_rows = static_cast<int>(low_rows), emulated_narrow_bytes = narrow_bytes;
-}
+TESSERA_INLINE void tiles_configure(int64_t low_rows = kTileSide) { emulated_low_rows = static_cast<int>(low_rows); }
 TESSERA_INLINE void tiles_release() {
   for (EmulatedTile& tile : emulated_tiles) __builtin_memset(&tile, 0xff, sizeof tile);  // NaN: nothing may be left
 }
@@ -52,9 +44,7 @@ TESSERA_INLINE void tile_zero() {
 template <int kTile>
 TESSERA_INLINE void tile_load(const void* rows, int64_t stride_bytes) {
   for (int m = 0; m < emulated_rows(kTile); ++m) {
-    __builtin_memset(emulated_tiles[kTile].rows[m], 0, kTileRow_bytes);
-    __builtin_memcpy(emulated_tiles[kTile].rows[m], static_cast<const char*>(rows) + m * stride_bytes,
-                     emulated_bytes(kTile));
+    __builtin_memcpy(emulated_tiles[kTile].rows[m], static_cast<const char*>(rows) + m * stride_bytes, kTileRow_bytes);
   }
 }
 template <int kTile>
@@ -64,7 +54,7 @@ TESSERA_INLINE void tile_load_streamed(const void* rows, int64_t stride_bytes) {
 template <int kTile>
 TESSERA_INLINE void tile_store(void* rows, int64_t stride_bytes) {
   for (int m = 0; m < emulated_rows(kTile); ++m) {
-    __builtin_memcpy(static_cast<char*>(rows) + m * stride_bytes, emulated_tiles[kTile].rows[m], emulated_bytes(kTile));
+    __builtin_memcpy(static_cast<char*>(rows) + m * stride_bytes, emulated_tiles[kTile].rows[m], kTileRow_bytes);
   }
 }
 
@@ -91,18 +81,14 @@ inline void emulate_product(EmulatedTile& c, const EmulatedTile& a, const Emulat
 template <int kC, int kA, int kB>
 TESSERA_INLINE void tile_product() {
   static_assert(kB >= kLowTiles, "all 16 rows of B");
-  if (emulated_rows(kC) != emulated_rows(kA) || emulated_bytes(kC) != emulated_bytes(kB) ||
-      emulated_bytes(kA) != kTileRow_bytes) {
-    __builtin_trap();  // the processor refuses the former, and the latter is less of k
-  }
+  if (emulated_rows(kC) != emulated_rows(kA)) __builtin_trap();  // which the processor refuses
   emulate_product(emulated_tiles[kC], emulated_tiles[kA], emulated_tiles[kB], emulated_rows(kC));
 }
 
 #else
 
-// Palette 1: 16 rows of 64 bytes, but in the low tiles `low_rows`, and in the narrow ones `narrow_bytes`. A product takes as many
-// cycles as A has rows, and less power where C has fewer columns.
-TESSERA_INLINE void tiles_configure(int64_t low_rows = kTileSide, int64_t narrow_bytes = kTileRow_bytes) {
+// Palette 1: rows of 64 bytes, 16 of them, but in the low tiles `low_rows`. A product takes as many cycles as A has rows.
+TESSERA_INLINE void tiles_configure(int64_t low_rows = kTileSide) {
   struct TileConfig {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -110,9 +96,8 @@ TESSERA_INLINE void tiles_configure(int64_t low_rows = kTileSide, int64_t narrow
   };
   static_assert(sizeof(TileConfig) == 64, "ldtilecfg reads 64 bytes");
   const uint8_t low = static_cast<uint8_t>(low_rows);
-  const uint16_t narrow = static_cast<uint16_t>(narrow_bytes);
-  alignas(64) const TileConfig config = {
-      1, 0, {}, {64, 64, 64, narrow, narrow, narrow, 64, 64}, {low, low, low, 16, 16, 16, 16, 16}};
+  alignas(64)
+      const TileConfig config = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {low, low, low, low, 16, 16, 16, 16}};
   asm volatile("ldtilecfg %0" ::"m"(config));
 }
 TESSERA_INLINE void tiles_release() { asm volatile("tilerelease"); }

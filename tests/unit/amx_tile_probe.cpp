@@ -35,20 +35,10 @@ void multiply_add(float* c, const std::uint16_t* a, const std::uint16_t* b) {
 void multiply_add_rows(float* c, const std::uint16_t* a, const std::uint16_t* b, std::int64_t rows) {
   tiles_configure(rows);
   tile_load<1>(c, kTileRow_bytes);
-  tile_load<2>(a, kTileRow_bytes);
+  tile_load<3>(a, kTileRow_bytes);
   tile_load<7>(b, kTileRow_bytes);
-  tile_product<1, 2, 7>();
+  tile_product<1, 3, 7>();
   tile_store<1>(c, kTileRow_bytes);
-  tiles_release();
-}
-
-void multiply_add_columns(float* c, const std::uint16_t* a, const std::uint16_t* b, std::int64_t columns) {
-  tiles_configure(kTileSide, columns * 4);
-  tile_load<4>(c, kTileRow_bytes);
-  tile_load<7>(a, kTileRow_bytes);
-  tile_load<3>(b, kTileRow_bytes);
-  tile_product<4, 7, 3>();
-  tile_store<4>(c, kTileRow_bytes);
   tiles_release();
 }
 
@@ -72,8 +62,7 @@ void row_pairs(std::uint16_t* out, const std::uint16_t* const* rows, std::int64_
 
 extern const tessera::test::AmxProbe TESSERA_AMX_PROBE;
 const tessera::test::AmxProbe TESSERA_AMX_PROBE = {
-    tessera::cpu::load_and_store,       tessera::cpu::zero,
-    tessera::cpu::multiply_add,         tessera::cpu::multiply_add_rows,
-    tessera::cpu::multiply_add_columns, tessera::cpu::column_pairs,
-    tessera::cpu::transposed_rows,      tessera::cpu::row_pairs,
+    tessera::cpu::load_and_store,    tessera::cpu::zero,         tessera::cpu::multiply_add,
+    tessera::cpu::multiply_add_rows, tessera::cpu::column_pairs, tessera::cpu::transposed_rows,
+    tessera::cpu::row_pairs,
 };

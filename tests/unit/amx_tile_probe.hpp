@@ -9,9 +9,8 @@ struct AmxProbe {
   void (*load_and_store)(const void* in, std::int64_t in_stride, void* out, std::int64_t out_stride);  // bytes
   void (*zero)(void* out);                                                                             // [16][64 bytes]
   void (*multiply_add)(float* c, const std::uint16_t* a, const std::uint16_t* b);  // [16][16] += [16][32] [16][16][2]
-  // The same of `rows` rows of C and A, of `columns` columns of C and B.
+  // The same of `rows` rows of C and A.
   void (*multiply_add_rows)(float* c, const std::uint16_t* a, const std::uint16_t* b, std::int64_t rows);
-  void (*multiply_add_columns)(float* c, const std::uint16_t* a, const std::uint16_t* b, std::int64_t columns);
   // Packing; `rows`: pointers to rows of `cols` bfloat16.
   void (*column_pairs)(std::uint16_t* out, const std::uint16_t* const* rows, std::int64_t count, std::int64_t cols);
   void (*transposed_rows)(std::uint16_t* out, const std::uint16_t* const* rows, std::int64_t count, std::int64_t cols);

@@ -104,21 +104,6 @@ TEST_P(AmxTile, MultipliesAFewRowsAndLeavesTheOthers) {
   }
 }
 
-TEST_P(AmxTile, MultipliesAFewColumnsAndLeavesTheOthers) {
-  const std::vector<std::uint16_t> a = random_bf16(16 * 32, 7), b = random_bf16(16 * 32, 8);
-  std::vector<float> all(256, 0.5f);
-  probe().multiply_add(all.data(), a.data(), b.data());
-  for (const std::size_t columns : {1, 4, 15, 16}) {
-    std::vector<float> c(256, 0.5f), expected(256, 0.5f);
-    for (std::size_t row = 0; row < 16; ++row) {
-      std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(row * 16), columns,
-                  expected.begin() + static_cast<std::ptrdiff_t>(row * 16));
-    }
-    probe().multiply_add_columns(c.data(), a.data(), b.data(), static_cast<std::int64_t>(columns));
-    EXPECT_EQ(c, expected) << columns;
-  }
-}
-
 TEST_P(AmxTile, TakesDenormalsForZeros) {
   std::vector<std::uint16_t> a(16 * 32, bf16_of(1.0F)), b(16 * 32, 0);
   std::vector<float> c(256, std::numeric_limits<float>::denorm_min());
