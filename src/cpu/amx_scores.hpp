@@ -238,22 +238,25 @@ TESSERA_INLINE bool gather_bias(float* out, const BiasRows& bias, const Params& 
   return _mm512_cmpge_epu16_mask(upper, _mm512_set1_epi16(static_cast<int16_t>(kMinusInfinity))) == 0;
 }
 
-// Which of 32 keys dropout keeps, by lanes: key n is bit kept_bit(n), so that both halves of a word stay where they are.
+// Which of 32 keys dropout keeps, by lanes of both vectors: key n is bit kept_bit(n), so that both halves of a word stay where they
+// are.
 constexpr uint32_t kept_bit(uint32_t n) { return n % 2 * 16 + n % 8 / 2 * 4 + n / 8; }
-TESSERA_INLINE VecU keys_kept(const Params& p, const Tile& tile, int c, int64_t key) {
-  VecU kept{};
+TESSERA_INLINE void keys_kept(VecU (&kept)[2], const Params& p, const Tile& tile, int64_t key) {
   const __m512i threshold = _mm512_set1_epi16(static_cast<int16_t>(p.dropout_threshold));
-  const DropoutWords draw(p, tile, c);
+  const DropoutWords draw[2] = {DropoutWords(p, tile, 0), DropoutWords(p, tile, 1)};
+  kept[0] = kept[1] = VecU{};
   for (int32_t quad = 0; quad < 4; ++quad) {
-    VecU words[4];
-    draw(words, key, quad);
+    VecU words[2][4];
+    DropoutWords::of_both(draw, words, key, quad);
 #pragma GCC unroll 4
     for (int w = 0; w < 4; ++w) {
-      const VecU all = (VecU)_mm512_movm_epi16(_mm512_cmpge_epu16_mask((__m512i)words[w], threshold));
-      kept |= all & (0x10001u << (quad * 4 + w));
+#pragma GCC unroll 2
+      for (int c = 0; c < 2; ++c) {
+        const VecU all = (VecU)_mm512_movm_epi16(_mm512_cmpge_epu16_mask((__m512i)words[c][w], threshold));
+        kept[c] |= all & (0x10001u << (quad * 4 + w));
+      }
     }
   }
-  return kept;
 }
 
 // What the options make of a stage of 32 keys: bits for what is seen and kept, and what is added to the scores.
@@ -302,9 +305,7 @@ struct StageOptions {
 
   // What StageExponential::kept asks for.
   TESSERA_INLINE void draw_kept(const Params& p, const Tile& tile, int64_t key) {
-    if (!dropout) return;
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) kept[c] = keys_kept(p, tile, c, key);
+    if (dropout) keys_kept(kept, p, tile, key);
   }
 
  private:

@@ -25,26 +25,28 @@ class KeptPairs {
       : key_(key),
         threshold_(_mm512_set1_epi16(static_cast<int16_t>(p.dropout_threshold))),
         draw_{DropoutWords(p, tile, 0), DropoutWords(p, tile, 1)} {
-    draw(0, 0);
-    draw(0, 1);
+    draw(0);
   }
   TESSERA_INLINE VecU operator()(int64_t index, int c, VecU pair) const {
     return (VecU)_mm512_maskz_mov_epi16(kept_[index / 4 % 2][c][index % 4], (__m512i)pair);
   }
   // After unit `index`.
   TESSERA_INLINE void next(int64_t index) {
-    if (index % 2 == 1 && index / 4 + 1 < kUnits / 4) draw(index / 4 + 1, static_cast<int>(index % 4 / 2));
+    if (index % 4 == 1 && index / 4 + 1 < kUnits / 4) draw(index / 4 + 1);
   }
 
  private:
-  TESSERA_INLINE void draw(int64_t quad, int c) {
-    VecU words[4];
-    draw_[c](words, key_, static_cast<int32_t>(quad));
-    uint32_t* kept = kept_[quad % 2][c];
+  TESSERA_OWN_FUNCTION void draw(int64_t quad) {
+    VecU words[2][4];
+    DropoutWords::of_both(draw_, words, key_, static_cast<int32_t>(quad));
 #pragma GCC unroll 2
-    for (int w = 0; w < 2; ++w) {
-      kept[2 * w] = _mm512_cmpge_epu16_mask((__m512i)join_low(words[w], words[w + 2]), threshold_);
-      kept[2 * w + 1] = _mm512_cmpge_epu16_mask((__m512i)join_high(words[w], words[w + 2]), threshold_);
+    for (int c = 0; c < 2; ++c) {
+      uint32_t* kept = kept_[quad % 2][c];
+#pragma GCC unroll 2
+      for (int w = 0; w < 2; ++w) {
+        kept[2 * w] = _mm512_cmpge_epu16_mask((__m512i)join_low(words[c][w], words[c][w + 2]), threshold_);
+        kept[2 * w + 1] = _mm512_cmpge_epu16_mask((__m512i)join_high(words[c][w], words[c][w + 2]), threshold_);
+      }
     }
   }
 

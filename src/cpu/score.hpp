@@ -199,36 +199,52 @@ class DropoutWords {
   // Word w holds what decides keys group + 2 quad + 8 w, in its low half, and the one after, in its high half. `group`: a
   // multiple of 32.
   TESSERA_INLINE void operator()(VecU (&words)[4], int64_t group, int32_t quad) const {
+    Words x[4][kParts];
+    begin(x, group, quad);
+#pragma GCC unroll 8
+    for (int i = kSharedRounds; i < kRounds; ++i) round(x, splat_words(round_key0(i)), splat_words(round_key1(i)));
+#pragma GCC unroll 4
+    for (int w = 0; w < 4; ++w) words[w] = joined(x[w]);
+  }
+  // The same of two vectors, round by round: one waits where the other works.
+  TESSERA_INLINE static void of_both(const DropoutWords (&draw)[2], VecU (&words)[2][4], int64_t group, int32_t quad) {
+    Words x[2][4][kParts];
+    draw[0].begin(x[0], group, quad), draw[1].begin(x[1], group, quad);
+#pragma GCC unroll 8
+    for (int i = kSharedRounds; i < kRounds; ++i) {
+      const Words key0 = splat_words(draw[0].round_key0(i)), key1 = splat_words(draw[0].round_key1(i));
+      round(x[0], key0, key1), round(x[1], key0, key1);
+    }
+#pragma GCC unroll 4
+    for (int w = 0; w < 4; ++w) words[0][w] = joined(x[0][w]), words[1][w] = joined(x[1][w]);
+  }
+
+ private:
+  TESSERA_INLINE void begin(Words (&x)[4][kParts], int64_t group, int32_t quad) const {
     const uint64_t first = uint64_t{static_cast<uint32_t>(group / 32 * 4 + quad)} * kFactor0;
     const uint64_t second = uint64_t{static_cast<uint32_t>(first >> 32) ^ offset_ ^ key1_} * kFactor1;
-    uint32_t key0 = key0_ + kStep0, key1 = key1_ + kStep1;
-    const Words word0 = splat_words(static_cast<uint32_t>(second >> 32) ^ key0);
+    const Words word0 = splat_words(static_cast<uint32_t>(second >> 32) ^ round_key0(1));
     const Words word1 = splat_words(static_cast<uint32_t>(second));
-    const Words word2 = splat_words(static_cast<uint32_t>(first) ^ key1);
-    Words x[4][kParts];
+    const Words word2 = splat_words(static_cast<uint32_t>(first) ^ round_key1(1));
 #pragma GCC unroll 2
     for (int i = 0; i < kParts; ++i) {
       x[0][i] = word0 ^ head_low_[i], x[1][i] = word1;
       x[2][i] = word2 ^ query_high_[i], x[3][i] = query_low_[i];
     }
-#pragma GCC unroll 8
-    for (int round = kSharedRounds; round < kRounds; ++round) {
-      key0 += kStep0, key1 += kStep1;
-      const Words round_key0 = splat_words(key0), round_key1 = splat_words(key1);
+  }
+  TESSERA_INLINE uint32_t round_key0(int round) const { return key0_ + static_cast<uint32_t>(round) * kStep0; }
+  TESSERA_INLINE uint32_t round_key1(int round) const { return key1_ + static_cast<uint32_t>(round) * kStep1; }
+  TESSERA_INLINE static void round(Words (&x)[4][kParts], Words key0, Words key1) {
 #pragma GCC unroll 2
-      for (int i = 0; i < kParts; ++i) {
-        const auto a = product(x[0][i], kFactor0), b = product(x[2][i], kFactor1);
-        x[0][i] = exclusive_or(high_of(b), x[1][i], round_key0);
-        x[1][i] = low_of(b);
-        x[2][i] = exclusive_or(high_of(a), x[3][i], round_key1);
-        x[3][i] = low_of(a);
-      }
+    for (int i = 0; i < kParts; ++i) {
+      const auto a = product(x[0][i], kFactor0), b = product(x[2][i], kFactor1);
+      x[0][i] = exclusive_or(high_of(b), x[1][i], key0);
+      x[1][i] = low_of(b);
+      x[2][i] = exclusive_or(high_of(a), x[3][i], key1);
+      x[3][i] = low_of(a);
     }
-#pragma GCC unroll 4
-    for (int w = 0; w < 4; ++w) words[w] = joined(x[w]);
   }
 
- private:
   uint32_t key0_, key1_, offset_;
   Words head_low_[kParts], query_low_[kParts], query_high_[kParts];
 };
