@@ -1,7 +1,8 @@
 """The lines of the AMX issue in one process: builds of the library, PyTorch and the ceilings, called in turn.
 
     targets.py PART OUT.csv SECONDS name=LIBRARY ...     PART: one, options, builds, heads, f32, two, all; SECONDS a subject of a
-                                                         cell; LENGTHS, OPTIONS in the environment: of "one" and "two", of "builds"
+                                                         cell; in the environment LENGTHS and DIRECTIONS ("0 1") of "one" and
+                                                         "two", OPTIONS of "builds"
 
 With one thread every call stands between two samples of the products of numbers, which say whether the core runs at its full
 rate or at less than half (docs/lab/2026-11-25-amx.md): medians are of calls of the same state. A cell begins on a core at its
@@ -35,6 +36,7 @@ def ceilings(threads):
 
 
 have_amx = ceilings(1)[0] > 0
+told_by_state = have_amx and THREADS == 1 and part != "f32"  # vectors hardly have states, and samples would heat their core
 cpus = sorted(os.sched_getaffinity(0))[:THREADS if THREADS > 1 else None]
 os.sched_setaffinity(0, set(cpus))
 os.environ["GOMP_SPINCOUNT"] = "0"  # its threads would spin beside the next subject
@@ -98,7 +100,7 @@ FULL, SLOW = 1500, 900  # GFLOP/s of products of numbers of one core: above, it 
 
 def choose_core():
     """The one whose products are the fastest now."""
-    if THREADS > 1 or not have_amx:
+    if not told_by_state:
         return
     rates = {}
     for cpu in cpus:
@@ -110,7 +112,7 @@ def choose_core():
 
 
 def state_of(before, after):
-    if not have_amx or THREADS > 1:
+    if not told_by_state:
         return "any"
     return "full" if min(before, after) > FULL else "slow" if max(before, after) < SLOW else "mixed"
 
@@ -118,7 +120,7 @@ def state_of(before, after):
 def cell(name, calls, threads=THREADS, least=3):
     """Times the calls in turn, each between two samples of the products of numbers: medians by the core's state."""
     choose_core()
-    sample = (lambda: ab.ab_amx_sample(0)) if have_amx and threads == 1 and THREADS == 1 else lambda: 0
+    sample = (lambda: ab.ab_amx_sample(0)) if told_by_state else lambda: 0
     times = {call: [] for call in calls}  # (state, seconds, GFLOP/s of numbers)
     zeros = []
     end = time.perf_counter() + seconds * len(calls)
@@ -186,7 +188,8 @@ report_ceilings("before")
 MASKS = ((0, "full"), (1, "causal"))
 if part in ("one", "two"):
     lengths = [int(n) for n in os.environ.get("LENGTHS", "512 2048 8192").split()]
-    order = [(back, N, D) for N in lengths for back in (0, 1) for D in (64, 128)]
+    directions = [int(back) for back in os.environ.get("DIRECTIONS", "0 1").split()]
+    order = [(back, N, D) for N in lengths for back in directions for D in (64, 128)]
     for back, N, D in order:
         for causal, mask in MASKS:
             B, H = heads(N, D, causal)
@@ -225,8 +228,7 @@ if part == "f32":
             fma = ab.ab_fma(1)
             calls = ours(*arguments, dtype=FLOAT32) + [Call("pytorch", *arguments, dtype=FLOAT32)]
             cell(f"fwd/{N}/{D}/{mask}", calls)
-            at = "full" if (f"fwd/{N}/{D}/{mask}", calls[0].name, "full") in summary else "slow" if have_amx else "any"
-            rate = summary.get((f"fwd/{N}/{D}/{mask}", calls[0].name, at), (0, 0))[0]
+            rate = summary[f"fwd/{N}/{D}/{mask}", calls[0].name, "any"][0]
             print(f"   of the fma peak {fma:.0f}: {rate / fma:.3f}", flush=True)
     geometric_means()
 if part == "all":
