@@ -156,8 +156,10 @@ std::string items_text(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const bool decode = plan.kernel == TESSERA_KERNEL_DECODE;
   const bool at_most = decode || packed_q(p) || packed_k(p);
-  return print("%" PRId64 " work items%s, keys%s in %d part%s%s", plan.num_items, at_most ? " at most" : "",
-               decode ? " of a sequence" : "", plan.num_splits, plural(plan.num_splits), decode ? " at most" : "");
+  const bool of_groups = p.direction == TESSERA_BACKWARD && plan.num_splits > 1;
+  return print("%" PRId64 " work items%s, %s%s in %d part%s%s", plan.num_items, at_most ? " at most" : "",
+               of_groups ? "the query heads of a KV head" : "keys", decode ? " of a sequence" : "", plan.num_splits,
+               plural(plan.num_splits), decode ? " at most" : "");
 }
 
 std::string workspace_text(const tessera_plan& plan) {

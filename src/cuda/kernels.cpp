@@ -218,6 +218,16 @@ KernelSpec spec_of(const BwdSm90RowsConfig& config, bool after) {
           .claim = "tessera::kBwdRowsThreads == " + std::to_string(kBwdRowsThreads)};
 }
 
+KernelSpec spec_of(const BwdSm90GroupConfig& config) {
+  return {.name = "bwd_sm90_group",
+          .header = "tessera/bwd_sm90/group_sums.cuh",
+          .params = "BwdSm90Params",
+          .config = config_text(config),
+          .threads = kBwdGroupThreads,
+          .limits = {.registers = 64},
+          .claim = "sizeof(tessera::BwdSm90Params) == " + std::to_string(sizeof(BwdSm90Params))};
+}
+
 KernelSpec spec_of(const DecodeSm90Config& config) {
   return {.name = "decode_sm90",
           .header = "tessera/decode_sm90/kernel.cuh",
@@ -357,6 +367,11 @@ void launch_bwd_sm90_before(const BwdSm90RowsConfig& config, const BwdSm90Params
 void launch_bwd_sm90_after(const BwdSm90RowsConfig& config, const BwdParams& params, Grid grid, LaunchList& launches) {
   const auto spec = [](const void* of) { return spec_of(*static_cast<const BwdSm90RowsConfig*>(of), true); };
   launches.add("bwd_sm90_after", config, spec, grid, params);
+}
+
+void launch_bwd_sm90_group(const BwdSm90GroupConfig& config, const BwdSm90Params& params, Grid grid,
+                           LaunchList& launches) {
+  launch_kernel("bwd_sm90_group", config, params, grid, launches);
 }
 
 void launch_decode_sm90(const DecodeSm90Config& config, const DecodeSm90Params& params, Grid grid,

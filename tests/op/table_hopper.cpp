@@ -428,6 +428,13 @@ constexpr const char* kHopperBackward[] = {
     "b=1 sq=400 sk=520 hq=2 hkv=2 d=192 dv=128 wl=128 wr=0 sink=1 d_sink=1 d_lse=1",
     "b=2 sq=130 sk=257 hq=4 hkv=2 d=160 dv=72",
     "b=1 sq=200 sk=300 hq=2 hkv=1 d=136 dv=184 causal=1 order=bhsd",
+    // A group of query heads in one block, where the multiprocessors are few; elsewhere in several, as above.
+    "b=2 sq=200 sk=300 hq=4 hkv=1 d=64 dv=64 cores=1",
+    "b=1 sq=300 sk=520 hq=8 hkv=2 d=128 dv=128 causal=1 cores=1 deterministic=1",
+    "b=1 sq=300 sk=300 hq=6 hkv=1 d=192 dv=128 dropout=0.2 cores=1",
+    "b=2 sq=150 sk=200 hq=12 hkv=2 d=128 dv=64 causal=1 d_lse=1 order=bhsd cores=40",
+    "deterministic=1 b=1 sq=500 sk=500 hq=8 hkv=1 d=64 dv=64 bias=qk",
+    "block_mask=hqk block_q=64 block_k=64 b=1 sq=300 sk=400 hq=8 hkv=2 d=96 dv=96",
     // 192 beside 128: scores of half of a step's queries at once.
     "b=3 sq=260 sk=260 hq=2 hkv=1 d=192 dv=128 q=packed k=packed causal=1 sink=1 d_sink=1 d_lse=1",
     "b=3 sq=200 sk=390 hq=2 hkv=1 d=192 dv=96 used=1 wl=100 wr=30",

@@ -48,9 +48,11 @@ tessera_problem problem_of(int64_t head_dim, bool causal = true) {
   return p;
 }
 
-tessera_plan plan_of(const tessera_problem& problem) {
+// On a GPU of few multiprocessors, which the blocks of these problems fill.
+tessera_plan plan_of(const tessera_problem& problem, int32_t cores = 8) {
   tessera_device device{};
   EXPECT_EQ(tessera_device_cuda_arch(90, &device).code, TESSERA_OK);
+  device.cores = cores;
   device.kernel = TESSERA_KERNEL_BWD_SM90;
   tessera_plan plan{};
   const tessera_status status = tessera_make_plan(&problem, &device, &plan);
@@ -149,6 +151,29 @@ TEST(CudaBwdSm90, TakesHeadSizesAbove128ByPairsOfBlocks) {
     EXPECT_EQ(list[1].spec().smem_bytes, plan.smem_bytes);
     EXPECT_LE(plan.smem_bytes, 227 << 10);
   }
+}
+
+TEST(CudaBwdSm90, SplitsAGroupWhoseBlocksDoNotFillTheGpu) {
+  const tessera_plan plan = plan_of(problem_of(96), 100);
+  EXPECT_EQ(plan.num_splits, 4) << "16 blocks, 4 query heads a KV head";
+  LaunchList list;
+  ASSERT_EQ(lower(plan, buffers_of(), writable_at(kWorkspace), list).code, TESSERA_OK);
+  ASSERT_EQ(list.size(), 4);
+  EXPECT_STREQ(list[3].name, "bwd_sm90_group");
+  EXPECT_EQ(list[1].grid.x, 16 * 4);
+  EXPECT_EQ(list[3].grid.x, (kBatch * kHeadsKv * kKeys * 96 / 4 + 255) / 256);
+  EXPECT_EQ(list[3].grid.y, 2);
+  const auto p = params_of<BwdSm90Params>(list[1]);
+  EXPECT_EQ(p.group_splits, 4);
+  EXPECT_EQ(p.heads_kv, kHeadsKv * 4);
+  EXPECT_EQ(p.group, 1);
+  EXPECT_EQ(p.heads, kBatch * kHeadsKv * 4);
+  const int64_t part_floats = 16 * 4 * 128 * 96;
+  EXPECT_EQ(p.d_v_parts - p.d_k_parts, part_floats);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(p.d_v_parts + part_floats), kWorkspace + plan.shared_bytes);
+  EXPECT_EQ(plan_of(problem_of(96), 32).num_splits, 2) << "as few as fill it";
+  EXPECT_EQ(plan_of(problem_of(96), 24).num_splits, 4) << "three rounds of a quarter, not two of a half";
+  EXPECT_EQ(plan_of(problem_of(96), 16).num_splits, 1);
 }
 
 // Of a head's clusters, which wait in a circle, a GPU's multiprocessors have two blocks each.
@@ -274,7 +299,7 @@ TEST(CudaBwdSm90, DeterministicBlocksOfAHeadAreRotated) {
     p.lse = layout(float32, {kBatch, kHeads, queries});
     change(p);
     LaunchList list;
-    EXPECT_EQ(lower(plan_of(p), tessera_buffers{}, nullptr, list).code, TESSERA_OK);
+    EXPECT_EQ(lower(plan_of(p, 132), tessera_buffers{}, nullptr, list).code, TESSERA_OK);
     return params_of<BwdSm90Params>(list[1]).rotation;
   };
   const auto as_it_is = [](tessera_problem&) {};

@@ -52,6 +52,12 @@ TESSERA_DEVICE KeyTilePlace key_tile_place(const BwdSm90Params& p, int index) {
   return {first + index - slot * width, slot};
 }
 
+// Where K and V have a block's KV head.
+template <BwdSm90Config kCfg>
+TESSERA_DEVICE int stored_kv_head(const BwdSm90Params& p, const KeyBlock& b) {
+  return kCfg.split_group ? b.head_kv / p.group_splits : b.head_kv;
+}
+
 // kCfg: of either kernel, with block_m, block_n, varlen and deterministic.
 template <auto kCfg>
 TESSERA_DEVICE KeyBlock key_block(const BwdSm90Params& p, int index) {

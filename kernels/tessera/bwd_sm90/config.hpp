@@ -24,6 +24,7 @@ struct BwdSm90Config {
   bool d_bias;         // every query has entries of its own; sequences and heads may share them
   ScoreConfig score;   // no block mask; a softcap with nothing added to what it caps
   bool block_mask;     // tiles of queries by lists (block_lists/kernel), not from the first to the last
+  bool split_group;    // a KV head's query heads are several blocks': dK and dV leave in float32, for group_sums.cuh
 
   // Of V and dO: beside 192 columns 128.
   TESSERA_HOST_DEVICE constexpr int head_dim_v() const { return head_dim == 192 ? 128 : head_dim; }
@@ -31,7 +32,15 @@ struct BwdSm90Config {
   TESSERA_HOST_DEVICE constexpr int score_m() const { return head_dim == 192 ? 32 : block_m; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
-                      deterministic, alternate, staged_dq, d_bias, score, block_mask)
+                      deterministic, alternate, staged_dq, d_bias, score, block_mask, split_group)
+
+// Sums of a split group's dK and dV.
+struct BwdSm90GroupConfig {
+  Dtype dtype;
+  int head_dim, head_dim_v;  // as the products'
+};
+TESSERA_CONFIG_FIELDS(BwdSm90GroupConfig, dtype, head_dim, head_dim_v)
+inline constexpr int kBwdGroupThreads = 256;
 
 // What goes before and after the products: rows.cuh.
 struct BwdSm90RowsConfig {
@@ -129,8 +138,10 @@ struct BwdSm90Params : BwdParams {
   Divisor key_tiles;           // of a sequence, or slots of a packed batch: attention/packed_slots.cuh
   Divisor section_heads;       // heads whose tiles stand together, the longest first
   int heads;                   // (sequence, KV head) pairs; packed: KV heads
-  BlockLists lists;            // with a block mask, transposed
-  BlockTurns turns;            // with a block mask, deterministic
+  int group_splits;  // of a split group; heads, heads_kv and group then count its parts as KV heads of their own
+  float *d_k_parts, *d_v_parts;  // [heads, key_tiles * block_n, head_dim or head_dim_v of the config], of a split group
+  BlockLists lists;              // with a block mask, transposed
+  BlockTurns turns;              // with a block mask, deterministic
   int* order;    // with a block mask, in any order: [heads x key_tiles], the tile of keys that each block takes
   int rotation;  // deterministic: a key block begins with this many query tiles later than the one before it, or 0
 };

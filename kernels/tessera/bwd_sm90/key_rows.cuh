@@ -82,6 +82,22 @@ TESSERA_DEVICE void stage_accumulators(uint32 tile, int row, int first_col, cons
   }
 }
 
+// `factor` times a warp's accumulators of dK or dV of a split group, in float32, to its rows of the block's part.
+template <int kN>
+TESSERA_DEVICE void store_part_rows(const BwdSm90Params& p, const KeyBlock& block, float* parts, int block_n, int row,
+                                    const float (&acc)[1][kN][4], float factor) {
+  const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
+  const int64 rows = static_cast<int64>(block.batch * p.heads_kv + block.head_kv) * (p.key_tiles * block_n);
+  float* to = parts + (rows + block.key0 + row + lane / 4) * (kN * 8) + lane % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      *reinterpret_cast<float2*>(to + half * (8 * kN * 8) + n * 8) =
+          make_float2(acc[0][n][half * 2] * factor, acc[0][n][half * 2 + 1] * factor);
+    }
+}
+
 // A warp's rows of dK or dV, from row `row` of the tile on, leave by one lane's bulk copies of 64 columns each. Those after the
 // last key are not written: TMA clips what lies outside the tensor.
 template <class Keys>

@@ -124,6 +124,9 @@ struct StepOptions {
     }
   }
 
+  // 1 - tanh^2; 0 for a weight of 0, whose tanh cannot be recovered.
+  TESSERA_DEVICE static float softcap_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
+
  private:
   TESSERA_DEVICE static Raw joined(const char* low, const char* high) {
     if constexpr (kBiasAhead) {

@@ -24,7 +24,7 @@ struct BwdSm90Producer {
   template <class Keys>
   TESSERA_DEVICE void load_keys(int offset, const TensorMap* map, uint32 full) const {
     ptx::mbarrier_arrive_expect_tx(full, Keys::kBytes);
-    copy_tile<Keys>(shared.base + offset, map, full, block.s.k_begin + block.key0, block.head_kv,
+    copy_tile<Keys>(shared.base + offset, map, full, block.s.k_begin + block.key0, stored_kv_head<kCfg>(p, block),
                     p.cu_seqlens_k ? 0 : block.batch);
   }
   template <class Queries>

@@ -213,13 +213,11 @@ struct ScoreWarpgroup {
     Shared::arrive_warp(shared.empty(Shared::kDO, at));
     Shared::arrive_warp(shared.empty(Shared::kQ, at));
   }
-  // The queries of a part of Q or dO.
-  TESSERA_DEVICE TileDescriptor part_of(TileDescriptor tile) const {
+  TESSERA_DEVICE TileDescriptor part_of(TileDescriptor tile) const {  // the part's queries of Q or dO
     tile.address += part * (kPartM * kChunkRowBytes / 16);
     return tile;
   }
-  // This warpgroup's 64 keys of K or V.
-  TESSERA_DEVICE TileDescriptor key_rows(TileDescriptor tile) const {
+  TESSERA_DEVICE TileDescriptor key_rows(TileDescriptor tile) const {  // this warpgroup's 64 keys of K or V
     tile.address += warpgroup * (64 * kChunkRowBytes / 16);
     if constexpr (kParts > 1)
       tile.address = uniform(not_hoisted(tile.address));  // the descriptors of all of its columns are too many
@@ -458,8 +456,8 @@ struct ScoreWarpgroup {
     if constexpr (kCfg.score.softcap) {
       const float2 lse = ptx::ld_shared_f32x2(stats(false) + m * 32);
       const float unit = kLn2 / p.softcap;
-      ds[0] *= softcap_slope((ptx::lg2_approx_ftz(fabsf(x.x)) + lse.x) * unit);
-      ds[1] *= softcap_slope((ptx::lg2_approx_ftz(fabsf(x.y)) + lse.y) * unit);
+      ds[0] *= Options::softcap_slope((ptx::lg2_approx_ftz(fabsf(x.x)) + lse.x) * unit);
+      ds[1] *= Options::softcap_slope((ptx::lg2_approx_ftz(fabsf(x.y)) + lse.y) * unit);
     }
     packed_ds = pack_pair<kCfg.dtype>(ds[0], ds[1]);
     if constexpr (kCfg.dtype == Dtype::kFloat16) {
@@ -483,12 +481,18 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE void store() {
     sync_warpgroup();
     const int row = warpgroup * 64 + warp_key();
-    const float kept = kCfg.score.dropout ? p.dropout_scale : 1.0f;
-    store_gradient<kCfg, Values>(p, block, shared.base + Shared::kAt.v, row, rdV, kBwdLower * kept, &p.d_v_map, p.d_v,
+    const float unit_v = kBwdLower * (kCfg.score.dropout ? p.dropout_scale : 1.0f);
+    const float unit_k = p.scale * bwd_lower_late(kCfg.dtype);
+    if constexpr (kCfg.split_group) {
+      store_part_rows(p, block, p.d_v_parts, kCfg.block_n, row, rdV, unit_v);
+      store_part_rows(p, block, p.d_k_parts, kCfg.block_n, row, rdK, unit_k);
+      ptx::barrier_sync(kKeysDone, 384);
+      return;
+    }
+    store_gradient<kCfg, Values>(p, block, shared.base + Shared::kAt.v, row, rdV, unit_v, &p.d_v_map, p.d_v,
                                  p.head_dim_v);
     ptx::barrier_sync(kKeysDone, 384);
-    store_gradient<kCfg, Keys>(p, block, shared.base + Shared::kAt.k, row, rdK, p.scale * bwd_lower_late(kCfg.dtype),
-                               &p.d_k_map, p.d_k, p.head_dim);
+    store_gradient<kCfg, Keys>(p, block, shared.base + Shared::kAt.k, row, rdK, unit_k, &p.d_k_map, p.d_k, p.head_dim);
     ptx::cp_async_bulk_wait_group_read();  // before the next block gets the shared memory
   }
 };

@@ -48,10 +48,11 @@ struct BwdSm90Plan {
   BwdSm80Plan stand_in;  // where a tensor that TMA reads or writes starts at no multiple of 16 bytes
   int q_tiles, q_slots;  // BwdParams has what they are
   Divisor key_tiles, section_heads;
-  int heads, rotation;
+  int heads, rotation, group_splits;
   Grid before, products, after;
   BwdWorkspace workspace;
-  BlockLists lists;  // of a block mask, after what `workspace` has
+  int64_t d_k_parts, d_v_parts;  // of a split group, in the workspace
+  BlockLists lists;              // of a block mask, after what `workspace` has
 };
 
 int64_t largest_head_dim(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v); }
@@ -157,11 +158,13 @@ BwdSm90Plan configs_of(const tessera_plan& plan) {
 
 // The heads whose blocks come together, the longest first: those whose Q, dO and dQ in float32 have a share of the L2 cache.
 // Where all blocks are alike, or which are long only the GPU knows, one after the other.
-int64_t section_heads(const tessera_plan& plan, const BlockShape& shape) {
+int64_t section_heads(const tessera_plan& plan, const BlockShape& shape, int group_splits) {
   constexpr int64_t kSectionBytes = 24'000'000, kElementBytes = 2 + 2 + 4;
   if (!is_causal(plan.problem) || core::packed_k(plan.problem)) return 1;
-  const int64_t head_bytes = plan.max_seqlen_q * shape.head_dim * kElementBytes * (plan.heads_q / plan.heads_kv);
-  return std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(1, head_bytes), 1, plan.batch * plan.heads_kv);
+  const int64_t head_bytes =
+      plan.max_seqlen_q * shape.head_dim * kElementBytes * (plan.heads_q / plan.heads_kv / group_splits);
+  return std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(1, head_bytes), 1,
+                             plan.batch * plan.heads_kv * group_splits);
 }
 
 struct Tiles {
@@ -289,6 +292,20 @@ std::string refuse(const tessera_plan& plan) {
   return stand_in.empty() ? "" : "bwd_sm80, which serves misaligned data, refuses: " + stand_in;
 }
 
+// Where the blocks are fewer than the multiprocessors, the query heads of a KV head are several blocks': as few as give the fewest rounds of the
+// GPU for a head.
+int64_t group_splits(const tessera_plan& plan, const Tiles& tiles) {
+  const tessera_problem& p = plan.problem;
+  const int64_t group = plan.heads_q / plan.heads_kv, cores = plan.device.cores;
+  if (core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k) || tiles.blocks() >= cores) return 1;
+  int64_t best = 1;
+  const auto rounds = [&](int64_t splits) { return divide_up(tiles.blocks() * splits, cores); };
+  for (int64_t splits = 2; splits <= group; ++splits) {
+    if (group % splits == 0 && rounds(splits) * best < rounds(best) * splits) best = splits;
+  }
+  return best;
+}
+
 BwdSm90Plan planned(const tessera_plan& plan) {
   BwdSm90Plan own = configs_of(plan);
   const BlockShape shape = shape_of(own);
@@ -303,10 +320,13 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   own.quad_rows.head_dim = own.quad_rows.head_dim_v = shape.head_dim;
   own.quad_rows.aligned = true, own.quad_rows.d_sink = own.rows.d_sink;
   own.stand_in = plan_bwd_sm80(plan);
-  const Tiles tiles = tiles_of(plan, shape);
+  Tiles tiles = tiles_of(plan, shape);
+  own.group_splits = own.pair || own.quad ? 1 : static_cast<int>(group_splits(plan, tiles));
+  own.config.split_group = own.group_splits > 1;
+  tiles.heads *= own.group_splits;
   own.q_tiles = static_cast<int>(tiles.q_tiles), own.q_slots = static_cast<int>(tiles.q_slots);
   own.key_tiles = Divisor(static_cast<int>(tiles.key_tiles));
-  own.section_heads = Divisor(static_cast<int>(section_heads(plan, shape)));
+  own.section_heads = Divisor(static_cast<int>(section_heads(plan, shape, own.group_splits)));
   own.heads = static_cast<int>(tiles.heads);
   own.rotation = static_cast<int>(rotation(plan, tiles, shape.cluster));
   own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.block_mask && !own.rows.deterministic));
@@ -317,6 +337,12 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   }
   own.workspace =
       backward_workspace(tiles.q_slots * plan.heads_q, shape.block_m, shape.head_dim, plan.problem.deterministic != 0);
+  if (own.config.split_group) {
+    const int64_t rows = tiles.blocks() * shape.block_n;
+    own.d_k_parts = own.workspace.bytes;
+    own.d_v_parts = own.d_k_parts + rows * own.config.head_dim * 4;
+    own.workspace.bytes = own.d_v_parts + rows * own.config.head_dim_v() * 4;
+  }
   return own;
 }
 
@@ -332,7 +358,7 @@ void configure(tessera_plan& plan) {
   plan.block_m = shape.block_m, plan.block_n = shape.block_n;
   plan.num_warps = shape.threads / 32, plan.num_stages = shape.stages;
   plan.smem_bytes = shape.smem_bytes;
-  plan.tiles_per_item = plan.num_splits = 1;
+  plan.tiles_per_item = 1, plan.num_splits = own.group_splits;
   plan.num_items = own.products.x;
   plan.shared_bytes = std::max(own.workspace.bytes, own.stand_in.workspace.bytes);
   if (own.rows.block_mask) {
@@ -376,6 +402,14 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   BwdSm90Params p{};
   fill_backward_params(p, plan, own.workspace, buffers, workspace);
   p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
+  if (own.config.split_group) {  // each part of a group is a KV head of its own
+    p.group_splits = own.group_splits, p.block_n = own.config.block_n;
+    p.heads_kv = Divisor(static_cast<int>(plan.heads_kv) * own.group_splits);
+    p.group = Divisor(static_cast<int>(plan.heads_q / plan.heads_kv) / own.group_splits);
+    char* const memory = static_cast<char*>(workspace);
+    p.d_k_parts = memory ? reinterpret_cast<float*>(memory + own.d_k_parts) : nullptr;
+    p.d_v_parts = memory ? reinterpret_cast<float*>(memory + own.d_v_parts) : nullptr;
+  }
   p.key_tiles = own.key_tiles, p.section_heads = own.section_heads, p.heads = own.heads, p.rotation = own.rotation;
   const BlockShape shape = shape_of(own);
   if (const Driver* driver = launches.driver()) {
@@ -409,6 +443,11 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   BwdParams after = p;
   after.scale *= bwd_lower_late(own.rows.dtype);
   launch_bwd_sm90_after(own.rows, after, own.after, launches);
+  if (own.config.split_group) {
+    const BwdSm90GroupConfig config{own.config.dtype, own.config.head_dim, own.config.head_dim_v()};
+    const int64_t words = plan.batch * plan.heads_kv * core::sizes(plan.problem).rows_k * (config.head_dim / 4);
+    launch_bwd_sm90_group(config, p, Grid{static_cast<uint32_t>(divide_up(words, kBwdGroupThreads)), 2}, launches);
+  }
   return ok();
 }
 
