@@ -171,9 +171,12 @@ TEST(CudaBwdSm90, SplitsAGroupWhoseBlocksDoNotFillTheGpu) {
   const int64_t part_floats = 16 * 4 * 128 * 96;
   EXPECT_EQ(p.d_v_parts - p.d_k_parts, part_floats);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(p.d_v_parts + part_floats), kWorkspace + plan.shared_bytes);
-  EXPECT_EQ(plan_of(problem_of(96), 32).num_splits, 2) << "as few as fill it";
-  EXPECT_EQ(plan_of(problem_of(96), 24).num_splits, 4) << "three rounds of a quarter, not two of a half";
-  EXPECT_EQ(plan_of(problem_of(96), 16).num_splits, 1);
+  EXPECT_EQ(plan_of(problem_of(96, false), 32).num_splits, 2) << "as few as fill it";
+  EXPECT_EQ(plan_of(problem_of(96, false), 24).num_splits, 4) << "three rounds of a quarter, not two of a half";
+  EXPECT_EQ(plan_of(problem_of(96, false), 16).num_splits, 1);
+  EXPECT_EQ(plan_of(problem_of(96), 32).num_splits, 4) << "causal: half as many steps in the mean";
+  EXPECT_EQ(plan_of(problem_of(96), 16).num_splits, 2);
+  EXPECT_EQ(plan_of(problem_of(96), 8).num_splits, 1);
 }
 
 // Of a head's clusters, which wait in a circle, a GPU's multiprocessors have two blocks each.

@@ -292,16 +292,21 @@ std::string refuse(const tessera_plan& plan) {
   return stand_in.empty() ? "" : "bwd_sm80, which serves misaligned data, refuses: " + stand_in;
 }
 
-// Where the blocks are fewer than the multiprocessors, the query heads of a KV head are several blocks': as few as give the fewest rounds of the
-// GPU for a head.
+// Where the blocks do not fill the GPU, the query heads of a KV head are several blocks': as few as are within a tenth of the best. Full, a head
+// takes a round for each multiprocessor's blocks; causal, a block has half of the longest one's steps in the mean, so that twice as
+// many fill the GPU.
 int64_t group_splits(const tessera_plan& plan, const Tiles& tiles) {
   const tessera_problem& p = plan.problem;
-  const int64_t group = plan.heads_q / plan.heads_kv, cores = plan.device.cores;
-  if (core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k) || tiles.blocks() >= cores) return 1;
+  const int64_t group = plan.heads_q / plan.heads_kv, blocks = tiles.blocks();
+  const int64_t fill = plan.device.cores * (is_causal(p) ? 2 : 1);
+  if (core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k) || blocks >= fill) return 1;
+  const auto time = [&](int64_t splits) {
+    const int64_t rounds = is_causal(p) ? std::max(fill, blocks * splits) : divide_up(blocks * splits, fill) * fill;
+    return static_cast<double>(rounds) / static_cast<double>(splits);
+  };
   int64_t best = 1;
-  const auto rounds = [&](int64_t splits) { return divide_up(tiles.blocks() * splits, cores); };
   for (int64_t splits = 2; splits <= group; ++splits) {
-    if (group % splits == 0 && rounds(splits) * best < rounds(best) * splits) best = splits;
+    if (group % splits == 0 && time(splits) < 0.9 * time(best)) best = splits;
   }
   return best;
 }
