@@ -136,26 +136,31 @@ def draw_gpt2(out: pathlib.Path) -> None:
 
 
 def draw_sparse(out: pathlib.Path) -> None:
-    """Time over the number of visible blocks, beside FlexAttention."""
+    """Time over the share of pairs that are visible, beside FlexAttention, for blocks of 128 and of 64."""
     rows, where = latest("sparse")
+    small, _ = latest("sparse-64")
     if not rows:
         return
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.4))
     for axis, direction in zip(axes, ("forward", "backward")):
-        of = sorted((row for row in rows if row["direction"] == direction), key=lambda row: int(row["blocks"]))
-        blocks = [int(row["blocks"]) for row in of]
-        axis.plot(blocks, [float(row["tessera_ms"]) for row in of], "o-", color=WAYS["tessera"][1], label="Tessera, block mask", markersize=5)
-        theirs = [(int(row["blocks"]), float(row["flex_ms"])) for row in of if row["flex_ms"]]
-        if theirs:
-            axis.plot(*zip(*theirs), "s-", color=WAYS["standard"][1], label="FlexAttention, the same mask", markersize=5)
-        axis.axhline(float(of[0]["dense_ms"]), color=INK, linestyle=":", label="Tessera, no mask")
-        axis.set_xlim(left=0)
-        axis.set_ylim(bottom=0)
-        axis.set_title(f"{direction}, ms over visible blocks")
+        for table, line in ((rows, "-"), (small, "--")):
+            of = sorted((row for row in table if row["direction"] == direction), key=lambda row: float(row["share"]))
+            for column, label, name, mark in (("tessera_ms", "Tessera", "tessera", "o"), ("flex_ms", "FlexAttention", "standard", "s")):
+                points = [(float(row["share"]), float(row[column])) for row in of if row[column]]
+                if points:
+                    axis.plot(*zip(*points), mark + line, color=WAYS[name][1], label=f"{label}, {of[0]['block']} × {of[0]['block']}",
+                              markersize=5 if line == "-" else 3)  # fmt: skip
+        axis.axhline(float(next(row["dense_ms"] for row in rows if row["direction"] == direction)), color=INK, linestyle=":",
+                     label="Tessera, no mask")  # fmt: skip
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log", base=2)
+        axis.set_xticks([1 / n for n in (32, 16, 8, 4, 2, 1)], ["1/32", "1/16", "1/8", "1/4", "1/2", "all"])
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set_title(f"{direction}, ms over the share that is visible")
         axis.grid(color=PALE)
-    axes[0].legend(frameon=False, fontsize=8)
+    axes[0].legend(frameon=False, fontsize=7)
     first = rows[0]
-    figure.text(0.5, -0.04, f"N {first['length']}, D {first['head_dim']}, {first['heads']} heads, blocks of {first['block']} × {first['block']}, bfloat16, "
-                f"{where}: random, local + global, butterfly, all", ha="center", fontsize=8, color=INK)  # fmt: skip
+    figure.text(0.5, -0.04, f"N {first['length']}, D {first['head_dim']}, {first['heads']} heads, bfloat16, {where}: random, local + global, butterfly, all",
+                ha="center", fontsize=8, color=INK)  # fmt: skip
     figure.tight_layout()
     figure.savefig(out / "papers_sparse.png")
