@@ -3,7 +3,8 @@ process on one GPU, one CSV of all steps.
 
     python bench/gpt2.py --csv FILE [--settings small,4096,8,0 medium,1024,16,0.1 ...] [--steps 25]
 
-A setting is model, length, batch, dropout; `compiled` as a fifth word: torch.compile and AdamW in one kernel. Where a GPU has less than
+A setting is model, length, batch, dropout; `compiled` as a fifth word: torch.compile and AdamW in one kernel, for which each attention's model is
+compiled a minute and more. Where a GPU has less than
 100 GB, batches that eager attention needs more for are halved, if it is among those that are run.
 """
 
