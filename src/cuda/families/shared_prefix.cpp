@@ -17,9 +17,18 @@ namespace {
 constexpr core::PrefixPart kParts[] = {core::kPrefix, core::kSuffix};
 constexpr const Family* kPartFamilies[] = {&kDecodeSm90, &kFwdSm90, &kFwdSm80};  // in order of preference
 
+// Whether own keys are so few, beside work tiles (KV heads of all sequences), that fwd_sm80 has them sooner after the prefixes' part:
+// 64 sequences with 256 of them took 78.5 us so, with decode_sm90 85.5 (an H100; 8 heads over 8 76.6 and 93.4), though alone
+// decode_sm90 is ahead. docs/lab/2026-11-25-shared-prefix.md.
+bool few_own_keys(const tessera_plan& part) {
+  constexpr int64_t kKeysAWorkTile = 4, kMostLeastKeys = 2048;
+  return part.max_seqlen_k < std::min(kKeysAWorkTile * part.batch * part.heads_kv, kMostLeastKeys);
+}
+
 // NULL: none takes it.
-const Family* family_of(const tessera_plan& part) {
+const Family* family_of(const tessera_plan& part, core::PrefixPart n) {
   for (const Family* family : kPartFamilies) {
+    if (family == &kDecodeSm90 && n == core::kSuffix && few_own_keys(part)) continue;
     if (family->refuse(part).empty()) return family;
   }
   return nullptr;
@@ -57,7 +66,7 @@ std::string refuse(const tessera_plan& plan) {
   if (std::string reason = core::refuse_prefixes(plan.problem); !reason.empty()) return reason;
   for (const core::PrefixPart n : kParts) {
     const tessera_plan part = core::plan_of(plan, n);
-    if (!family_of(part)) return "fwd_sm80, of a part: " + kFwdSm80.refuse(part);
+    if (!family_of(part, n)) return "fwd_sm80, of a part: " + kFwdSm80.refuse(part);
   }
   return "";
 }
@@ -71,7 +80,7 @@ void configure(tessera_plan& plan) {
   for (const core::PrefixPart n : kParts) {
     tessera_plan part = core::plan_of(plan, n);
     const bool in_chunks = n == core::kPrefix && chunks > 1;
-    const Family& family = in_chunks ? kFwdSm90 : *family_of(part);
+    const Family& family = in_chunks ? kFwdSm90 : *family_of(part, n);
     part.kernel = family.kernel;
     family.configure(part);
     if (in_chunks) part.num_splits = chunks;
