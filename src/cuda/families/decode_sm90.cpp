@@ -38,10 +38,18 @@ constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
 // Rows of a KV head, beyond which keys would be read too often: once for every kDecodeRows of them.
 constexpr int64_t kMostRows = 4 * kDecodeRows;
-// By itself a plan takes this kernel for the rows of two work tiles: at 32 rows 20 us where fwd_sm80 takes 40 (1 x 8192), 368 for 462
-// (64 x 2048), 209 for 456 (1 x 131072), though keys were read for each work tile then; and from so many keys on: 512 work tiles of
-// 256 keys take 30 us, by fwd_sm80 34. An H100, docs/lab/2026-11-25-decode-sm90.md.
-constexpr int64_t kChosenRows = 2 * kDecodeRows, kLeastKeys = 256;
+// From so many keys on a plan takes this kernel by itself: 512 work tiles of 256 keys take 30 us, by fwd_sm80 34.
+constexpr int64_t kLeastKeys = 256;
+
+// Nanoseconds that a key of a KV head takes with two and with four work tiles of rows, and by fwd_sm90 where memory bounds it; and
+// of a key in fwd_sm90's tile of a query head, one a multiprocessor at once. An H100, docs/lab/2026-11-25-decode-sm90.md.
+struct KeyTimes {
+  int head_dim;
+  double two_tiles, four_tiles, fwd_sm90_memory, fwd_sm90_tile;
+};
+constexpr KeyTimes kKeyTimes[] = {
+    {64, 0.105, 0.197, 0.093, 6.0}, {128, 0.195, 0.29, 0.179, 10}, {256, 0.43, 0.51, 0.36, 18}};
+
 // Keys below which a part is not worth its merge.
 constexpr int kMinPartKeys = 64,
               kMinInvariantPartKeys = 256;  // each costs a merge of the block's warps, in a long batch, too: 9 % by 128
@@ -154,22 +162,42 @@ std::string refuse_layout(const tessera_plan& plan) {
   return "";
 }
 
+// Whether fwd_sm90, a tile for each query head whatever its rows, answers sooner: with few heads a KV head, which it reads keys for
+// no more often, and where its tiles fill the GPU. fwd_sm80 took 1.1 to 2.4 times as long wherever it was measured.
+bool fwd_sm90_is_sooner(const tessera_plan& plan, int64_t rows) {
+  const int64_t tiles = divide_up(rows, kDecodeRows), cores = std::max(1, plan.device.cores);
+  if (tiles <= 1 || !kFwdSm90.refuse(plan).empty()) return false;
+  const KeyTimes& times = *std::ranges::find_if(
+      kKeyTimes, [&](const KeyTimes& row) { return std::max(plan.head_dim, plan.head_dim_v) <= row.head_dim; });
+  const auto heads = static_cast<double>(plan.batch * plan.heads_kv);
+  const auto waves = static_cast<double>(divide_up(plan.batch * plan.heads_q, cores));
+  const double a_tile = (times.four_tiles - times.two_tiles) / 2;
+  const double here = heads * (times.two_tiles + a_tile * static_cast<double>(tiles - 2));
+  return std::max(heads * times.fwd_sm90_memory, waves * times.fwd_sm90_tile) < here;
+}
+
+// More rows than two work tiles have, and fewer than half as many tokens as a batch of such sequences: most have few, and would leave
+// most blocks of a team without rows.
+bool most_have_fewer(const tessera_plan& plan, int64_t rows) {
+  return rows > 2 * kDecodeRows && core::packed_q(plan.problem) &&
+         2 * core::sizes(plan.problem).rows_q < plan.batch * plan.max_seqlen_q;
+}
+
 // What others do sooner. With batch_invariant the choice may depend on a sequence's own queries alone: where others of the batch may
 // have many, mixed_sm90 makes it, of keys in a cache.
 std::string refuse_unasked(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (plan.device.kernel == TESSERA_KERNEL_DECODE_SM90) return "";
   const int64_t rows = plan.max_seqlen_q * group_of(plan);
-  // mixed_sm90 has those of one work tile beside sequences of more queries.
-  const int64_t chosen_rows = p.batch_invariant ? kDecodeRows : kChosenRows;
-  if (rows > chosen_rows) {
-    return std::to_string(rows) + " rows of a KV head, chosen for at most " + std::to_string(chosen_rows);
-  }
-  if (p.batch_invariant) {
+  const std::string rows_of = std::to_string(rows) + " rows of a KV head";
+  if (p.batch_invariant) {  // mixed_sm90 has those of one work tile beside sequences of more queries
+    if (rows > kDecodeRows) return rows_of + ", with batch_invariant chosen for at most " + std::to_string(kDecodeRows);
     const bool by_rows = !core::packed_q(p) || core::paged(p) || core::present(p.seqused_k);
     return by_rows ? "" : "packed queries without a cache: other sequences of the batch may have many";
   }
-  return plan.max_seqlen_k >= kLeastKeys ? "" : std::to_string(plan.max_seqlen_k) + " keys: fwd_sm80 answers sooner";
+  if (plan.max_seqlen_k < kLeastKeys) return std::to_string(plan.max_seqlen_k) + " keys: fwd_sm80 answers sooner";
+  if (most_have_fewer(plan, rows)) return rows_of + ", but of most sequences fewer than half as many";
+  return fwd_sm90_is_sooner(plan, rows) ? rows_of + ": fwd_sm90 answers sooner" : "";
 }
 
 std::string refuse(const tessera_plan& plan) {
