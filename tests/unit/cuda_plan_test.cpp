@@ -845,6 +845,35 @@ TEST(MixedSm90, TakesChunksOfFewQueries) {
   EXPECT_EQ(tessera::plan(problem, gpu()).kernel, TESSERA_KERNEL_MIXED_SM90) << "as beside longer chunks";
 }
 
+// Microseconds of tokens, one each of 2048 to 65536 keys, and chunks in one call, an H100 at dbf9cac
+// (bench/results/2026-11-25-h100-serving-3.json): the plan's choice is within 5 % of the fastest.
+TEST(MixedSm90, APlanTakesWhatWasFastest) {
+  struct Row {
+    std::int64_t tokens, chunks, queries, keys;
+    double fwd_sm80, fwd_sm90, mixed_sm90;
+  };
+  for (const Row& row : {Row{16, 1, 512, 4096, 873.0, 256.0, 138.0}, Row{16, 1, 32, 1024, 67.2, 61.3, 42.2},
+                         Row{64, 4, 256, 2048, 1138, 557.3, 242.3}, Row{64, 1, 512, 8192, 4125, 2179, 767.8},
+                         Row{16, 1, 16, 4096, 312.2, 217.5, 119.9}, Row{16, 8, 16, 4096, 520.2, 267.7, 181.9},
+                         Row{64, 1, 63, 8192, 715.7, 737.6, 234.6}, Row{64, 8, 12, 2048, 452.0, 556.6, 237.8},
+                         Row{16, 1, 48, 32768, 1235, 1650, 856.8}, Row{4, 1, 32, 65536, 836.3, 1285, 904.9}}) {
+    Problem problem;
+    const std::int64_t batch = row.tokens + row.chunks, pages = row.keys / 16;
+    problem.q = problem.o = layout(bfloat16, {row.tokens + row.chunks * row.queries, 32, 128});
+    problem.k = problem.v = layout(bfloat16, {batch * pages, 16, 8, 128});
+    problem.cu_seqlens_q = layout(int32, {batch + 1}), problem.max_seqlen_q = row.queries;
+    problem.page_table = layout(int32, {batch, pages}), problem.seqused_k = layout(int32, {batch});
+    problem.causal = 1, problem.max_seqlen_k = row.keys;
+    const Plan plan = tessera::plan(problem, gpu());
+    ASSERT_NE(plan.kernel, TESSERA_KERNEL_DECODE_SM90) << describe(plan);
+    const double chosen = plan.kernel == TESSERA_KERNEL_FWD_SM80   ? row.fwd_sm80
+                          : plan.kernel == TESSERA_KERNEL_FWD_SM90 ? row.fwd_sm90
+                                                                   : row.mixed_sm90;
+    EXPECT_LE(chosen, 1.05 * std::min({row.fwd_sm80, row.fwd_sm90, row.mixed_sm90}))
+        << row.tokens << " + " << row.chunks << " x " << row.queries << " of " << row.keys << ": " << describe(plan);
+  }
+}
+
 // The prefill kernel's tile is that of the longest chunk, not of a mean that tokens bring down.
 TEST(MixedSm90, HasTheTileOfChunksAlone) {
   Problem problem = step_problem();
