@@ -203,7 +203,7 @@ sanitizer_suite() { # TOOL EXCUSED OPTION...; EXCUSED: what findings, proved fal
 
 suite_memcheck() { sanitizer_suite memcheck '' --print-limit 20 --padding 256; }
 suite_racecheck() {
-  sanitizer_suite racecheck 'WAR tessera_(fwd_sm90|fwd_sm80_pairs|bwd_sm90(_d256)?)|RAW tessera_(bwd_sm80_split|bwd_sm90)' --print-limit 1000000 --show-backtrace no \
+  sanitizer_suite racecheck 'WAR tessera_(fwd_sm90|fwd_sm80_pairs|bwd_sm90(_d256|_d512)?)|RAW tessera_(bwd_sm80_split|bwd_sm90)' --print-limit 1000000 --show-backtrace no \
     --racecheck-report hazard
 }
 suite_initcheck() { sanitizer_suite initcheck 'read [0-9]+ tessera_bwd_rows|read 2 tessera_combine|read 8 tessera_decode_sm90' --print-limit 1000000 --show-backtrace no; }
