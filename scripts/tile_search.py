@@ -16,7 +16,7 @@ from pathlib import Path
 import nvrtc
 
 ROOT = Path(__file__).resolve().parent.parent
-BFLOAT16 = 2  # tessera::Dtype
+FLOAT16, BFLOAT16 = 1, 2  # tessera::Dtype
 
 # ---- what the library says ----
 

@@ -33,7 +33,7 @@ def test_options_have_64_queries_and_a_head_size_of_128_two_stages():
 
 def test_a_config_names_every_field():
     for row, (tile,) in search.tiles_of("rows").items():
-        text = search.config_text(row, tile)
+        text = search.config_text(row, tile, search.tile_search.BFLOAT16)
         assert all(f".{name} = " in text for name in search.library()["config_fields"])
 
 
