@@ -2,13 +2,7 @@
 import ctypes as C, math, statistics, sys, time, os
 mode, out, each = sys.argv[1], sys.argv[2], float(sys.argv[3])
 libs = [(a.split("=")[0], os.path.abspath(a.split("=")[1])) for a in sys.argv[4:]]
-ab = C.CDLL(os.path.abspath("libab.so"))
-P, L, I = C.c_void_p, C.c_int64, C.c_int
-ab.ab_case.restype = P; ab.ab_case.argtypes = [I, I, L, L, L, L, L, L, I, L, C.c_char_p, I, I]
-ab.ab_bind.restype = P; ab.ab_bind.argtypes = [P, C.c_char_p, C.c_char_p]
-for f in ("ab_run", "ab_isa", "ab_unbind", "ab_free"): getattr(ab, f).argtypes = [P]
-ab.ab_output.argtypes = [P, I, P, L]
-ab.ab_fma.restype = ab.ab_amx.restype = C.c_double
+from library import ab
 try:
     import torch; torch.set_num_threads(1)
 except Exception as e: torch = None; print("no torch", e)

@@ -9,25 +9,19 @@ rate or at less than half (docs/lab/2026-11-25-amx.md): medians are of calls of 
 full rate, if there is one.
 """
 
-import ctypes as C
 import math
 import os
 import statistics
 import sys
 import time
 
+from library import ab
+
 part, out, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
 libraries = [argument.split("=") for argument in sys.argv[4:]]
 FLOAT32, BFLOAT16 = 0, 2
 THREADS = {"two": 2, "all": min(16, len(os.sched_getaffinity(0)))}.get(part, 1)
 
-ab = C.CDLL(os.path.abspath("libab.so"))
-P, L, I = C.c_void_p, C.c_int64, C.c_int
-ab.ab_case.restype, ab.ab_case.argtypes = P, [I, I, L, L, L, L, L, L, I, L, C.c_char_p, I, I]
-ab.ab_bind.restype, ab.ab_bind.argtypes = P, [P, C.c_char_p, C.c_char_p]
-for function in (ab.ab_run, ab.ab_isa, ab.ab_unbind, ab.ab_free):
-    function.argtypes = [P]
-ab.ab_fma.restype = ab.ab_amx.restype = ab.ab_amx_sample.restype = C.c_double
 
 
 def ceilings(threads):

@@ -101,12 +101,16 @@ TEST(CudaBwdSm90, LaunchesThreeKernels) {
   }
 }
 
-// With a block mask also the lists, and a block more that orders the tiles of keys, in memory of its own.
-TEST(CudaBwdSm90, OrdersAMasksTilesOfKeys) {
-  tessera_problem problem = problem_of(128);
+tessera_problem masked_problem_of(int64_t head_dim) {
+  tessera_problem problem = problem_of(head_dim);
   problem.mask_block_q = problem.mask_block_k = 64;
   problem.block_mask = layout(boolean, {1, kHeads, (kQueries + 63) / 64, (kKeys + 63) / 64});
-  const tessera_plan plan = plan_of(problem);
+  return problem;
+}
+
+// With a block mask also the lists, and a block more that orders the tiles of keys, in memory of its own.
+TEST(CudaBwdSm90, OrdersAMasksTilesOfKeys) {
+  const tessera_plan plan = plan_of(masked_problem_of(128));
   alignas(1024) static char workspace[1];
   LaunchList list;
   ASSERT_EQ(lower(plan, tessera_buffers{}, workspace, list).code, TESSERA_OK);
@@ -123,10 +127,7 @@ TEST(CudaBwdSm90, OrdersAMasksTilesOfKeys) {
 }
 
 TEST(CudaBwdSm90, TakesAMaskByPairsOfBlocks) {
-  tessera_problem problem = problem_of(256);
-  problem.mask_block_q = problem.mask_block_k = 64;
-  problem.block_mask = layout(boolean, {1, kHeads, (kQueries + 63) / 64, (kKeys + 63) / 64});
-  const tessera_plan plan = plan_of(problem);
+  const tessera_plan plan = plan_of(masked_problem_of(256));
   alignas(1024) static char workspace[1];
   LaunchList list;
   ASSERT_EQ(lower(plan, tessera_buffers{}, workspace, list).code, TESSERA_OK);
