@@ -33,8 +33,8 @@ struct ScoreWarpgroup {
   using ValueGradientProduct = ptx::Wgmma<kCfg.dtype, kCfg.head_dim_v(), true>;
   using Options = StepOptions<kCfg>;
   // LSE and delta of so many eights of queries are loaded ahead of their use, where no option has the registers.
-  static constexpr bool kNoneAhead = kCfg.score.bias || kCfg.score.mask || kCfg.score.softcap ||
-                                     (kParts > 1 && kCfg.score.scaled());
+  static constexpr bool kNoneAhead =
+      kCfg.score.bias || kCfg.score.mask || kCfg.score.softcap || (kParts > 1 && kCfg.score.scaled());
   static constexpr int kStats = kNoneAhead ? 0 : kM, kLseAhead = kStats,
                        kDeltaAhead = kCfg.dtype == Dtype::kFloat16 ? kStats / 2 : kStats;
 
