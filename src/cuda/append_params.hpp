@@ -3,14 +3,32 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 
 #include "core/append.hpp"
 #include "tessera/append/config.hpp"
 
 namespace tessera {
 
-inline AppendParams append_params(const tessera_append_call& call) {
+// By 16 bytes where all that is loaded and stored starts at a multiple of them.
+inline AppendConfig append_config(const tessera_append_call& call) {
+  const core::AppendSizes size = core::sizes(call);
+  const AppendConfig aligned{static_cast<Dtype>(call.k.layout.dtype), true};
+  const auto starts = [](const tessera_tensor& tensor) {
+    if (!core::present(tensor)) return true;
+    constexpr int64_t kBytes = 16;
+    const int64_t bytes = dtype_bytes(static_cast<Dtype>(tensor.layout.dtype));
+    return reinterpret_cast<std::uintptr_t>(tensor.data) % kBytes == 0 &&
+           std::ranges::all_of(tensor.layout.strides, tensor.layout.strides + tensor.layout.rank - 1,
+                               [&](int64_t stride) { return stride * bytes % kBytes == 0; });
+  };
+  const int width = append_width(aligned);
+  const bool columns = size.head_dim % width == 0 && size.head_dim_v % width == 0 && size.rotary_dim % (2 * width) == 0;
+  const tessera_tensor* const tensors[] = {&call.k, &call.v,     &call.k_cache, &call.v_cache,
+                                           &call.q, &call.q_out, &call.cos,     &call.sin};
+  return {aligned.dtype, columns && std::ranges::all_of(tensors, [&](const tessera_tensor* t) { return starts(*t); })};
+}
+
+inline AppendParams append_params(const tessera_append_call& call, const AppendConfig& config) {
   const core::AppendSizes size = core::sizes(call);
   const auto data = [](const tessera_tensor& tensor) { return core::present(tensor) ? tensor.data : nullptr; };
   const auto rows = [&](const tessera_tensor& tensor) {
@@ -20,16 +38,12 @@ inline AppendParams append_params(const tessera_append_call& call) {
   const auto indices = [&](const tessera_tensor& tensor) { return static_cast<const int*>(data(tensor)); };
   AppendParams p{};
   p.batch = static_cast<int>(size.batch);
-  p.tokens = static_cast<int>(size.tokens), p.tokens_q = static_cast<int>(size.tokens_q);
-  p.heads_q = static_cast<int>(size.heads_q), p.heads_kv = static_cast<int>(size.heads_kv);
-  p.head_dim = static_cast<int>(size.head_dim), p.head_dim_v = static_cast<int>(size.head_dim_v);
-  p.pages = static_cast<int>(size.pages), p.page_size = static_cast<int>(size.page_size);
+  p.tokens = Divisor(static_cast<int>(size.tokens)), p.tokens_q = Divisor(static_cast<int>(size.tokens_q));
+  p.pages = static_cast<int>(size.pages), p.page_size = Divisor(static_cast<int>(size.page_size));
   p.room = static_cast<int>(size.room);
   p.rotary_dim = static_cast<int>(size.rotary_dim), p.angles = static_cast<int>(size.angles);
   p.interleaved = call.interleaved;
   p.angle_dtype = static_cast<Dtype>(call.cos.layout.dtype);
-  p.k = rows(call.k), p.v = rows(call.v), p.k_cache = rows(call.k_cache), p.v_cache = rows(call.v_cache);
-  p.q = rows(call.q), p.q_out = rows(core::present(call.q_out) ? call.q_out : call.q);
   p.cos = data(call.cos), p.cos_row = call.cos.layout.strides[0];
   p.sin = data(call.sin), p.sin_row = call.sin.layout.strides[0];
   p.seqused_k = indices(call.seqused_k), p.seqused_k_stride = call.seqused_k.layout.strides[0];
@@ -44,27 +58,42 @@ inline AppendParams append_params(const tessera_append_call& call) {
   positions(call.positions_q, p.positions_q, p.positions_q_batch, p.positions_q_col);
   positions(call.positions_k, p.positions_k, p.positions_k_batch, p.positions_k_col);
   p.dropped = static_cast<int*>(data(call.dropped));
-  return p;
-}
 
-// By 16 bytes where all that it loads and stores starts at a multiple of them.
-inline AppendConfig append_config(const AppendParams& p, Dtype dtype) {
-  const AppendConfig aligned{dtype, true};
-  const int width = append_width(aligned), bytes = dtype_bytes(dtype), angle_bytes = dtype_bytes(p.angle_dtype);
-  const auto starts = [](const void* data, std::initializer_list<int64> strides, int of_bytes) {
-    constexpr int kBytes = 16;
-    return reinterpret_cast<std::uintptr_t>(data) % kBytes == 0 &&
-           std::ranges::all_of(strides, [&](int64 stride) { return stride * of_bytes % kBytes == 0; });
+  const int width = append_width(config);
+  const auto way = [&](const tessera_tensor& from, const tessera_tensor& to, int64_t heads, int64_t column,
+                       int64_t columns, bool rotates) {
+    const auto of_head = static_cast<int>((rotates ? columns / 2 : columns) / width);
+    const auto groups = static_cast<int>((heads + kAppendHeads - 1) / kAppendHeads);
+    return AppendWay{.from = rows(from),
+                     .to = rows(to),
+                     .heads = static_cast<int>(heads),
+                     .groups = groups,
+                     .column = static_cast<int>(column),
+                     .rotates = rotates,
+                     .columns = Divisor(of_head),
+                     .units = Divisor(groups * of_head),
+                     .begin = 0};
   };
-  const auto rows = [&](const RowTensor& tensor) {
-    return !tensor.data || starts(tensor.data, {tensor.batch, tensor.row, tensor.head}, bytes);
+  const int64_t copied = size.head_dim - size.rotary_dim;
+  const bool in_place = !core::present(call.q_out) || call.q_out.data == call.q.data;
+  const tessera_tensor& q_out = core::present(call.q_out) ? call.q_out : call.q;
+  p.ways[kRotatedKeys] = way(call.k, call.k_cache, size.heads_kv, 0, size.rotary_dim, true);
+  p.ways[kCopiedKeys] = way(call.k, call.k_cache, size.heads_kv, size.rotary_dim, copied, false);
+  p.ways[kValues] = way(call.v, call.v_cache, size.heads_kv, 0, size.head_dim_v, false);
+  p.ways[kRotatedQueries] = way(call.q, q_out, size.heads_q, 0, size.rotary_dim, true);
+  p.ways[kCopiedQueries] = way(call.q, q_out, size.heads_q, size.rotary_dim, in_place ? 0 : copied, false);
+  // As many tokens a block as give each of its threads a unit.
+  const auto fill_block = [&](int first, int last, int& tokens, int& units) {
+    int of_token = 0;
+    for (int n = first; n <= last; ++n) of_token += p.ways[n].units.value;
+    tokens = std::max(1, kAppendThreads / std::max(1, of_token)), units = tokens * of_token;
+    for (int n = first + 1; n <= last; ++n) p.ways[n].begin = p.ways[n - 1].begin + tokens * p.ways[n - 1].units.value;
   };
-  const bool columns = p.head_dim % width == 0 && p.head_dim_v % width == 0 && p.rotary_dim % (2 * width) == 0;
-  const bool angles =
-      p.rotary_dim == 0 || (starts(p.cos, {p.cos_row}, angle_bytes) && starts(p.sin, {p.sin_row}, angle_bytes));
-  const bool all =
-      columns && angles && rows(p.k) && rows(p.v) && rows(p.k_cache) && rows(p.v_cache) && rows(p.q) && rows(p.q_out);
-  return {dtype, all};
+  fill_block(kRotatedKeys, kValues, p.key_tokens, p.key_units);
+  fill_block(kRotatedQueries, kCopiedQueries, p.query_tokens, p.query_units);
+  const int64_t sequences = core::present(call.cu_seqlens) ? 1 : size.batch;
+  p.key_blocks = static_cast<int>((sequences * size.tokens + p.key_tokens - 1) / p.key_tokens);
+  return p;
 }
 
 }  // namespace tessera

@@ -10,9 +10,9 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kWarpThreads = 32, kWarpgroupThreads = 128;
-constexpr int kCombineWarps = 4, kBwdRowsThreads = 128, kAppendThreads = 256;
+constexpr int kCombineWarps = 4, kBwdRowsThreads = 128;
 // Of a multiprocessor: so many warps cover the way to memory.
-constexpr int kCombineBlocks = 5, kBwdRowsBlocks = 7, kAppendBlocks = 4, kStandardProductBlocks = 2;
+constexpr int kCombineBlocks = 5, kBwdRowsBlocks = 7, kAppendBlocks = 3, kStandardProductBlocks = 2;
 
 // The template, the file under tessera/ that has it, and its struct of shared memory.
 struct KernelText {
@@ -149,8 +149,8 @@ KernelSpec spec_of(const AppendConfig& config) {
           .threads = kAppendThreads,
           .min_blocks_per_sm = kAppendBlocks,
           .begins_early = true,
-          .limits = {.registers = 64},
-          .claim = "tessera::kAppendThreads == " + std::to_string(kAppendThreads)};
+          .limits = {.registers = 96},
+          .claim = "sizeof(tessera::AppendParams) == " + std::to_string(sizeof(AppendParams))};
 }
 
 KernelSpec spec_of(const BwdConfig& config) {
@@ -320,11 +320,10 @@ tessera_status launch_combine(const CombineConfig& config, const CombineParams& 
 
 tessera_status launch_append(const AppendConfig& config, const AppendParams& params, LaunchList& launches) {
   const int64_t sequences = params.cu_seqlens ? 1 : params.batch;
-  const int64_t blocks = sequences * (int64_t{params.tokens} + params.tokens_q);
-  if (blocks == 0 || params.batch == 0) return ok();
-  if (blocks > INT32_MAX)
-    return unsupported("k: %" PRId64 " tokens of k and q, accepted up to 2^31 - 1 on a GPU", blocks);
-  launch_kernel("append", config, params, Grid{static_cast<uint32_t>(blocks)}, launches);
+  const int64_t tokens = sequences * (int64_t{params.tokens.value} + params.tokens_q.value);
+  if (tokens > INT32_MAX)
+    return unsupported("k: %" PRId64 " tokens of k and q, accepted up to 2^31 - 1 on a GPU", tokens);
+  launch_kernel("append", config, params, Grid{static_cast<uint32_t>(append_blocks(params))}, launches);
   return ok();
 }
 

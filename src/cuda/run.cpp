@@ -64,11 +64,12 @@ tessera_status combine(const core::CombineTensors& t, const tessera_device& devi
 }
 
 tessera_status append(const tessera_append_call& call, const tessera_device& device, void* stream) {
-  const AppendParams p = append_params(call);
+  const AppendConfig config = append_config(call);
+  const AppendParams p = append_params(call, config);
   Launches launches(device, stream);
   TESSERA_RETURN_IF_ERROR(launches.begin());
   LaunchList list(launches.driver());
-  TESSERA_RETURN_IF_ERROR(launch_append(append_config(p, static_cast<Dtype>(call.k.layout.dtype)), p, list));
+  TESSERA_RETURN_IF_ERROR(launch_append(config, p, list));
   return submit(list, launches);
 }
 

@@ -262,6 +262,10 @@ inline Form draw_form(std::uint64_t n) {
   if (n % 4 == 0) {  // whole vectors of 16 bytes, of float16 two halves to rotate
     form.d = 16 * between(1, 4), form.dv = 16 * between(1, 4), form.rotary = 16 * between(0, form.d / 16);
   }
+  if (n % 8 == 1) {  // more heads and columns than a block's threads have at once
+    form.heads_kv = between(4, 9), form.heads_q = form.heads_kv * between(1, 4);
+    form.d = between(64, 128), form.dv = between(64, 128), form.rotary = 2 * between(0, form.d / 2);
+  }
   form.page_size = between(2, 9), form.max_pages = (form.tokens + form.page_size - 1) / form.page_size + between(0, 3);
   // Positions without a tensor of their own end where a row of cos does.
   if (form.page_size * form.max_pages + 9 >= Step::kAngles) form.positions = true;

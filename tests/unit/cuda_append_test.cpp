@@ -41,15 +41,13 @@ void run_thread(const AppendParams& p, Dtype dtype) {
 }
 
 void emulate(const tessera_append_call& call) {
-  const AppendParams p = append_params(call);
-  const auto dtype = static_cast<Dtype>(call.k.layout.dtype);
-  const bool aligned = append_config(p, dtype).aligned;
-  aligned_calls += aligned;
-  const unsigned blocks = (p.cu_seqlens ? 1 : p.batch) * (p.tokens + p.tokens_q);
-  if (p.batch == 0) return;
+  const AppendConfig config = append_config(call);
+  const AppendParams p = append_params(call, config);
+  aligned_calls += config.aligned;
+  const auto blocks = static_cast<unsigned>(append_blocks(p));
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
     for (threadIdx.x = 0; threadIdx.x < kAppendThreads; ++threadIdx.x) {
-      aligned ? run_thread<true>(p, dtype) : run_thread<false>(p, dtype);
+      config.aligned ? run_thread<true>(p, config.dtype) : run_thread<false>(p, config.dtype);
     }
   }
 }

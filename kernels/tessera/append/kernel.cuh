@@ -2,10 +2,10 @@
 // values written at each sequence's end in the cache, dense or in pages. A token whose place or position is out of range, as
 // a kernel cannot refuse it, writes nothing.
 //
-// Grid: one block a token, those of k and v first, then those of q. Shared memory: none. Every block finds its own sequence;
-// its threads take the pairs and columns of all heads in order, 16 bytes each where they are aligned, so that neighbours in memory are
-// read by neighbours, and what is rotated and what is copied by different warps, as far as there are. Bound by the reading and writing; where tokens are
-// few by the way to a token's length, its page and its angles, which the columns' own way hides.
+// Grid: a block for some tokens, those of k and v first, then those of q. Shared memory: none. A thread has the same columns of kAppendHeads
+// heads of a token, 16 bytes each where they are aligned, side by side with its neighbours' in memory: so it has 64 or 128 bytes under
+// way while it finds the token's length, its page and its row of cos and sin, and all of this once for them. What is rotated and what is
+// copied are different warps', as far as there are. Bound by the reading and writing; where tokens are few by that way.
 #pragma once
 
 #include "tessera/append/config.hpp"
@@ -15,37 +15,35 @@
 
 namespace tessera {
 
-inline constexpr int kAppendThreads = 256;
-
 // Where a token is.
 struct AppendedToken {
-  int batch;
-  int row;       // of the token's own tensor, within its sequence if dense
-  int key;       // its place among the sequence's keys; of a query: that of the first new key, and i on
-  bool counted;  // it belongs to a sequence
+  int batch;  // packed: once its sequence is found
+  int row;    // of the token's own tensor, within its sequence if dense
+  int key;    // its place among the sequence's keys; of a query: that of the first new key, and i on
 };
 
 // Token `index` of k or q, `tokens` of them a sequence or, packed, of all.
-TESSERA_DEVICE AppendedToken find_token(const AppendParams& p, int64 index, int tokens) {
-  AppendedToken at{0, 0, 0, true};
-  int begin = 0, count = p.tokens;
+TESSERA_DEVICE AppendedToken token_row(const AppendParams& p, int index, const Divisor& tokens) {
+  const int batch = p.cu_seqlens ? 0 : index / tokens;
+  return {batch, index - batch * tokens.value, 0};
+}
+// Whether it belongs to a sequence, and which key it is.
+TESSERA_DEVICE bool find_key(const AppendParams& p, AppendedToken& at) {
+  int begin = 0, count = p.tokens.value;
   if (p.cu_seqlens) {
     // The last sequence that begins at or before the token: empty ones before it begin there, too.
     const auto offset = [&](int b) { return p.cu_seqlens[b * p.cu_seqlens_stride]; };
     int low = 0, high = p.batch;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      (offset(middle) <= index ? low : high) = middle;
+      (offset(middle) <= at.row ? low : high) = middle;
     }
-    at.batch = low, at.row = static_cast<int>(index);
+    at.batch = low;
     begin = offset(low), count = offset(low + 1) - begin;
-    at.counted = p.batch > 0 && index >= begin && index < static_cast<int64>(begin) + count;
-  } else {
-    const int of_all = static_cast<int>(index);  // a grid has fewer than 2^31 blocks
-    at.batch = of_all / tokens, at.row = of_all - at.batch * tokens;
+    if (at.row < begin || at.row >= static_cast<int64>(begin) + count) return false;
   }
-  if (at.counted) at.key = p.seqused_k[at.batch * p.seqused_k_stride] - count + (at.row - begin);
-  return at;
+  at.key = p.seqused_k[at.batch * p.seqused_k_stride] - count + (at.row - begin);
+  return true;
 }
 
 template <Dtype kDtype>
@@ -60,7 +58,7 @@ struct alignas(16) RawColumns {
 };
 template <Dtype kDtype>
 struct RawColumns<kDtype, 1> {
-  float column;
+  float column = 0.0f;
 };
 template <Dtype kDtype, int kWidth>
 TESSERA_DEVICE RawColumns<kDtype, kWidth> load_columns(const void* data, int64 index) {
@@ -119,58 +117,83 @@ TESSERA_DEVICE void load_angles(const AppendParams& p, const void* angles, int64
   }
 }
 
-// A tensor's heads of one token: of each the first `rotated` columns are rotated, of the others those that are written.
-struct AppendHeads {
-  RowTensor from, to;
-  int64 row;  // where the token lies in `from`
-  int heads, dim, rotated, copied;
+// A thread's unit of its block's.
+struct AppendUnit {
+  const AppendWay& way;
+  int token, number;       // token of the block; number among the token's units of this way
+  int head, columns;       // the first head; columns or pairs of columns before its own
+  int64 first, to_second;  // where its first columns lie in a head; of pairs: how far the others are from there
+
+  // Number n of the block's, of k's and v's or q's.
+  TESSERA_DEVICE AppendUnit(const AppendParams& p, bool is_key, int width, int n) : way(find_way(p, is_key, n)) {
+    const int at = n - way.begin;
+    token = at / way.units, number = at - token * way.units.value;
+    head = number / way.columns, columns = (number - head * way.columns.value) * width;
+    const bool neighbours = way.rotates && p.interleaved;
+    first = way.column + (neighbours ? 2 * columns : columns);
+    to_second = neighbours ? width : p.rotary_dim / 2;
+  }
+
+ private:
+  TESSERA_DEVICE static const AppendWay& find_way(const AppendParams& p, bool is_key, int n) {
+    int way = is_key ? kRotatedKeys : kRotatedQueries;
+    const int last = is_key ? kValues : kCopiedQueries;
+    while (way < last && n >= p.ways[way + 1].begin) ++way;
+    return p.ways[way];
+  }
 };
 
-// What a thread has at a time: append_width() pairs that are rotated, their columns two vectors, neighbours where pairs are; or a vector that is
-// copied.
+// Its columns on their way.
 template <AppendConfig kCfg>
-struct AppendUnit {
+struct AppendColumns {
   static constexpr int kWidth = append_width(kCfg);
   using Raw = RawColumns<kCfg.dtype, kWidth>;
-  int64 head;               // where it begins in the token's row of what is written
-  int first, second, pair;  // columns; of pairs which ones, else second is -1
-  Raw low, high;
+  Raw low[kAppendHeads], high[kAppendHeads];
 
-  TESSERA_DEVICE static int count(const AppendHeads& of) { return of.heads * (of.rotated / 2 + of.copied) / kWidth; }
-  // Number n of a token's, pairs before copies: on its way.
-  TESSERA_DEVICE void load(const AppendParams& p, const AppendHeads& of, int n) {
-    const int pairs = of.rotated / 2 / kWidth, copies = of.copied / kWidth, rotated = of.heads * pairs;
-    const bool turns = n < rotated;
-    const int at = turns ? n : n - rotated, a_head = turns ? pairs : copies, number = at / a_head;
-    const int in_head = (at - number * a_head) * kWidth;
-    pair = in_head, first = turns ? (p.interleaved ? 2 * in_head : in_head) : of.rotated + in_head;
-    second = !turns ? -1 : p.interleaved ? first + kWidth : first + of.rotated / 2;
-    head = of.to.head * number;
-    const int64 row = of.row + of.from.head * number;
-    low = load_columns<kCfg.dtype, kWidth>(of.from.data, row + first);
-    if (turns) high = load_columns<kCfg.dtype, kWidth>(of.from.data, row + second);
-  }
-  TESSERA_DEVICE void rotate(const AppendParams& p, int position) {
-    float x[2 * kWidth], cosine[kWidth], sine[kWidth];
-    load_angles(p, p.cos, p.cos_row * position + pair, cosine);
-    load_angles(p, p.sin, p.sin_row * position + pair, sine);
-    unpack_columns(low, x), unpack_columns(high, x + kWidth);
-    const auto turn = [](float& a, float& b, float c, float s) {
-      const float turned = a * c - b * s;
-      b = a * s + b * c, a = turned;
-    };
-    if (p.interleaved) {
+  // row: where the token's heads begin.
+  TESSERA_DEVICE void load(const AppendUnit& unit, int64 row) {
+    const AppendWay& way = unit.way;
+    const int64 begin = row + way.from.head * unit.head + unit.first, step = way.from.head * way.groups;
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) turn(x[2 * i], x[2 * i + 1], cosine[i], sine[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) turn(x[i], x[kWidth + i], cosine[i], sine[i]);
+    for (int n = 0; n < kAppendHeads; ++n) {
+      // Past the last head the first again: no branch between the loads.
+      const int64 at = begin + (unit.head + n * way.groups < way.heads ? step * n : 0);
+      low[n] = load_columns<kCfg.dtype, kWidth>(way.from.data, at);
+      if (way.rotates) high[n] = load_columns<kCfg.dtype, kWidth>(way.from.data, at + unit.to_second);
     }
-    pack_columns(x, low), pack_columns(x + kWidth, high);
   }
-  TESSERA_DEVICE void store(const RowTensor& to, int64 row) const {
-    store_columns<kCfg.dtype, kWidth>(to.data, row + head + first, low);
-    if (second >= 0) store_columns<kCfg.dtype, kWidth>(to.data, row + head + second, high);
+  TESSERA_DEVICE void rotate(const AppendParams& p, const AppendUnit& unit, int position) {
+    float cosine[kWidth], sine[kWidth];
+    load_angles(p, p.cos, p.cos_row * position + unit.columns, cosine);
+    load_angles(p, p.sin, p.sin_row * position + unit.columns, sine);
+    p.interleaved ? rotate<true>(cosine, sine) : rotate<false>(cosine, sine);
+  }
+  TESSERA_DEVICE void store(const AppendUnit& unit, int64 row) const {
+    const AppendWay& way = unit.way;
+    const int64 begin = row + way.to.head * unit.head + unit.first, step = way.to.head * way.groups;
+#pragma unroll
+    for (int n = 0; n < kAppendHeads; ++n) {
+      if (unit.head + n * way.groups >= way.heads) break;
+      store_columns<kCfg.dtype, kWidth>(way.to.data, begin + step * n, low[n]);
+      if (way.rotates) store_columns<kCfg.dtype, kWidth>(way.to.data, begin + step * n + unit.to_second, high[n]);
+    }
+  }
+
+ private:
+  template <bool kInterleaved>
+  TESSERA_DEVICE void rotate(const float (&cosine)[kWidth], const float (&sine)[kWidth]) {
+#pragma unroll
+    for (int n = 0; n < kAppendHeads; ++n) {
+      float x[2 * kWidth];
+      unpack_columns(low[n], x), unpack_columns(high[n], x + kWidth);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        float &a = x[kInterleaved ? 2 * i : i], &b = x[kInterleaved ? 2 * i + 1 : kWidth + i];
+        const float turned = a * cosine[i] - b * sine[i];
+        b = a * sine[i] + b * cosine[i], a = turned;
+      }
+      pack_columns(x, low[n]), pack_columns(x + kWidth, high[n]);
+    }
   }
 };
 
@@ -178,62 +201,52 @@ template <AppendConfig kCfg>
 TESSERA_DEVICE void append(const AppendParams& p) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  const int64 of_keys = p.cu_seqlens ? p.tokens : static_cast<int64>(p.batch) * p.tokens;
-  const bool is_key = blockIdx.x < of_keys;
-  const int64 index = is_key ? blockIdx.x : blockIdx.x - of_keys;
-  const AppendedToken at = find_token(p, index, is_key ? p.tokens : p.tokens_q);
-  if (!at.counted) return;
+  const bool is_key = static_cast<int>(blockIdx.x) < p.key_blocks;
+  const Divisor tokens = is_key ? p.tokens : p.tokens_q;
+  const int all = p.cu_seqlens ? tokens.value : p.batch * tokens.value;  // below 2^31, as the host has seen
+  const int begin = is_key ? static_cast<int>(blockIdx.x) * p.key_tokens
+                           : (static_cast<int>(blockIdx.x) - p.key_blocks) * p.query_tokens;
+  const int units = is_key ? p.key_units : p.query_units;
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < units; n += kAppendThreads) {
+    // 1. The unit's columns, on their way while the token's place is found.
+    const AppendUnit unit(p, is_key, append_width(kCfg), n);
+    const AppendWay& way = unit.way;
+    if (unit.token >= all - begin) continue;
+    AppendedToken at = token_row(p, begin + unit.token, tokens);
+    AppendColumns<kCfg> columns;
+    columns.load(unit, way.from.batch * at.batch + way.from.row * at.row);
 
-  // 1. This thread's first columns, on their way while the token's place is found: keys, then values; or queries.
-  const int copied = p.head_dim - p.rotary_dim;
-  AppendHeads heads{}, values{};
-  if (is_key) {
-    heads = {p.k, p.k_cache, p.k.batch * at.batch + p.k.row * at.row, p.heads_kv, p.head_dim, p.rotary_dim, copied};
-    values = {p.v, p.v_cache, p.v.batch * at.batch + p.v.row * at.row, p.heads_kv, p.head_dim_v, 0, p.head_dim_v};
-  } else {
-    heads = {p.q,        p.q_out,      p.q.batch * at.batch + p.q.row * at.row, p.heads_q,
-             p.head_dim, p.rotary_dim, p.q_out.data != p.q.data ? copied : 0};
-  }
-  AppendUnit<kCfg> unit;
-  const int of_heads = unit.count(heads), units = of_heads + unit.count(values);
-  const auto load = [&](int n) { n < of_heads ? unit.load(p, heads, n) : unit.load(p, values, n - of_heads); };
-  int n = static_cast<int>(threadIdx.x);
-  if (n < units) load(n);
-
-  // 2. Which row of cos and sin is its own, and is there one?
-  const int* positions = is_key ? p.positions_k : p.positions_q;
-  int position = at.key;
-  if (positions) {
-    position = is_key ? positions[p.positions_k_batch * at.batch + p.positions_k_col * at.row]
-                      : positions[p.positions_q_batch * at.batch + p.positions_q_col * at.row];
-  }
-  bool within = p.rotary_dim == 0 || (position >= 0 && position < p.angles);
-
-  // 3. A key's place in the cache, and is it there?
-  int page = at.batch, slot = 0;
-  if (is_key) {
-    within = within && at.key >= 0 && at.key < p.room;
-    if (within) {
-      slot = at.key % p.page_size;
-      if (p.page_table) page = p.page_table[p.page_table_batch * at.batch + p.page_table_col * (at.key / p.page_size)];
+    // 2. Which row of cos and sin is the token's own, and is there one?
+    if (!find_key(p, at)) continue;
+    const int* positions = is_key ? p.positions_k : p.positions_q;
+    int position = at.key;
+    if (positions) {
+      position = is_key ? positions[p.positions_k_batch * at.batch + p.positions_k_col * at.row]
+                        : positions[p.positions_q_batch * at.batch + p.positions_q_col * at.row];
     }
-    within = within && page >= 0 && page < p.pages;
-  }
-  if (!within) {
-    if (p.dropped && threadIdx.x == 0) atomicAdd(p.dropped, 1);
-    return;
-  }
+    bool within = p.rotary_dim == 0 || (position >= 0 && position < p.angles);
 
-  // 4. Rotated and written.
-  const int64 out =
-      is_key ? p.k_cache.batch * page + p.k_cache.row * slot : p.q_out.batch * at.batch + p.q_out.row * at.row;
-  const int64 out_v = p.v_cache.batch * page + p.v_cache.row * slot;
-  while (n < units) {
-    const bool of_values = n >= of_heads;
-    if (unit.second >= 0) unit.rotate(p, position);
-    unit.store(of_values ? values.to : heads.to, of_values ? out_v : out);
-    n += kAppendThreads;
-    if (n < units) load(n);
+    // 3. A key's place in the cache, and is it there?
+    int page = at.batch, slot = at.row;
+    if (is_key) {
+      within = within && at.key >= 0 && at.key < p.room;
+      if (within) {
+        const int of_sequence = at.key / p.page_size;
+        slot = at.key - of_sequence * p.page_size.value;
+        if (p.page_table) page = p.page_table[p.page_table_batch * at.batch + p.page_table_col * of_sequence];
+      }
+      within = within && page >= 0 && page < p.pages;
+    }
+    if (!within) {
+      const bool first_of_token = unit.number == 0 && &way == &p.ways[is_key ? kValues : kRotatedQueries];
+      if (p.dropped && first_of_token) atomicAdd(p.dropped, 1);
+      continue;
+    }
+
+    // 4. Rotated and written.
+    if (way.rotates) columns.rotate(p, unit, position);
+    columns.store(unit, way.to.batch * page + way.to.row * slot);
   }
 }
 
