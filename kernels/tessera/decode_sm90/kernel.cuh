@@ -176,7 +176,7 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
       __syncwarp();  // all lanes have read K
       loader.refill_k(stage);
       wait_for_tile<kCfg>(v_full(stage), parity);
-      if constexpr (kCfg.bulk) clear_rows_from<kCfg>(stages[stage].sV, keys - key0);
+      clear_rows_from<kCfg>(stages[stage].sV, keys - key0);
       product_pb(rO, rS, stages[stage].sV, 0);
       __syncwarp();
       loader.refill_v(stage, known);

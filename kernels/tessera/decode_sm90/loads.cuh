@@ -117,6 +117,7 @@ class DecodeLoader {
   // number 32 (tile_number / 32) of the segment's on; and (`ahead`) of the 32 after these, once they are known.
   int page_entry = 0, entry_ahead = 0, tile_number = 0;
   bool ahead = false;
+  int row = 0, page = 0;  // find_row
 
   TESSERA_DEVICE uint32 k_barrier(int stage) const { return barriers + stage * kDecodeStageBarrierBytes; }
   TESSERA_DEVICE uint32 v_barrier(int stage) const { return k_barrier(stage) + 8; }
@@ -171,17 +172,14 @@ class DecodeLoader {
     entry_ahead = entry_of_tile(segment, (here ? next : segment.begin + warp) + lane_id() * kCfg.warps);
   }
 
-  // Where the row of this lane, key first + lane % block_n, lies, in bytes.
-  TESSERA_DEVICE int64 place(const RowTensor& tensor, const Segment& segment, int first) const {
+  // By cp.async: which row of which page, or of which sequence, this lane's key is, first + lane % block_n. The same for K and V.
+  TESSERA_DEVICE void find_row(const Segment& segment, int first) {
     const int key = max(min(first + lane_id() % kCfg.block_n, segment.s.sk - 1), 0);
     if constexpr (kCfg.paged) {
-      return (tensor.batch * clamp(page_entry, 0, p.pages - 1) + tensor.row * (key % p.page) +
-              tensor.head * segment.head_kv) *
-             kBytes;
+      const int of_sequence = key / p.page;
+      row = key - of_sequence * p.page.value, page = clamp(page_entry, 0, p.pages - 1);
     } else {
-      return (tensor.batch * segment.batch + tensor.row * (static_cast<int64>(segment.s.k_begin) + key) +
-              tensor.head * segment.head_kv) *
-             kBytes;
+      row = segment.s.k_begin + key, page = segment.batch;
     }
   }
 
@@ -193,45 +191,48 @@ class DecodeLoader {
       if constexpr (kCfg.bulk) {
         load_bulk(to, kKeys ? p.k_map : p.v_map, segment, barrier, first);
       } else {
-        const int count = min(segment.s.sk - first, kCfg.block_n);
-        load_rows(to, kKeys ? p.k : p.v, segment, first, count, (kKeys ? p.head_dim : p.head_dim_v) * kBytes);
+        if constexpr (kKeys) find_row(segment, first);
+        load_rows(to, kKeys ? p.k : p.v, segment.head_kv, (kKeys ? p.head_dim : p.head_dim_v) * kBytes);
       }
     }
     if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();  // an empty one, too: the count stays
   }
 
-  // Rows of K or V; those from `count` on, and columns beyond row_bytes, become zero. Rows in pages lie anywhere: each lane knows
-  // the place of one, and hands it to the lanes that load it.
+  // Rows of K or V by cp.async; columns beyond row_bytes become zero. Rows in pages lie anywhere: each lane knows the place of one, and hands it
+  // to the lanes that load it, eight of them 128 bytes at a time: what a row costs beside its copies is one address for all of them.
   template <class Tile>
-  TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, const Segment& segment, int first, int count,
-                                int row_bytes) {
-    constexpr int kRowBytes = Tile::kCols * kBytes, kLoads = kRowBytes / kLoadBytes, kLanes = lanes_of(kLoads);
-    constexpr int kRowsAPass = 32 / kLanes;
-    const int64 mine = place(tensor, segment, first), row_stride = tensor.row * kBytes;
-    const int lane = lane_id();
-    const char* const base = static_cast<const char*>(tensor.data);
-    const char* const gRow0 = base + uniform(mine) + lane / kLanes * row_stride;
-    // Written out, but where wide heads leave no registers for it.
-#pragma unroll(kCfg.head_dim > 192 ? 4 : 16)
-    for (int row0 = 0; row0 < kCfg.block_n; row0 += kRowsAPass) {
-      const int row = row0 + lane / kLanes;
-      const char* from;
-      if constexpr (kCfg.paged) {
-        from = base + __shfl_sync(0xffffffff, mine, row % 32);
-      } else {
-        from = gRow0 + row0 * row_stride;
-      }
+  TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int head, int row_bytes) {
+    constexpr int kRowBytes = Tile::kCols * kBytes, kLoads = kRowBytes / kLoadBytes;
+    constexpr int kLanes = kLoads < 8 ? lanes_of(kLoads) : 8, kRowsAPass = 32 / kLanes;
+    const int lane = lane_id(), offset = lane % kLanes * kLoadBytes;
+    const int64 mine = (tensor.batch * page + tensor.row * row + tensor.head * head) * kBytes;
+    const char* const base = static_cast<const char*>(tensor.data) + offset;
+    const uint32 to = sTile.at(lane / kLanes, 0) + offset;
+    const auto row_at = [&](int row0) { return base + __shfl_sync(0xffffffff, mine, (row0 + lane / kLanes) % 32); };
+    if (row_bytes == kRowBytes) {
 #pragma unroll
-      for (int part = 0; part < kLoads; part += kLanes) {
-        const int offset = (part + lane % kLanes) * kLoadBytes;
-        if (offset >= kRowBytes) continue;
-        const int wanted = row < count ? min(max(row_bytes - offset, 0), kLoadBytes) : 0;
-        ptx::cp_async_cg_16_l2_128b(sTile.at(row, 0) + offset, wanted > 0 ? from + offset : base, wanted);
+      for (int row0 = 0; row0 < kCfg.block_n; row0 += kRowsAPass) {
+        const char* const from = row_at(row0);
+#pragma unroll
+        for (int at = 0; at < kRowBytes; at += kLanes * kLoadBytes) {
+          if (kLoads % kLanes != 0 && offset + at >= kRowBytes) continue;
+          ptx::cp_async_cg_16_l2_128b(to + row0 * Tile::kPitchBytes + at, from + at);
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int row0 = 0; row0 < kCfg.block_n; row0 += kRowsAPass) {
+        const char* const from = row_at(row0);
+#pragma unroll 1
+        for (int at = 0; at + offset < kRowBytes; at += kLanes * kLoadBytes) {
+          const int wanted = clamp(row_bytes - offset - at, 0, kLoadBytes);
+          ptx::cp_async_cg_16_l2_128b(to + row0 * Tile::kPitchBytes + at, wanted > 0 ? from + at : base, wanted);
+        }
       }
     }
   }
 
-  // By TMA, a copy for 64 columns. All of a tile's keys are in one page. What comes after a sequence's end the warp clears.
+  // By TMA, a copy for 64 columns. All of a tile's keys are in one page.
   template <class Tile>
   TESSERA_DEVICE void load_bulk(Tile& to, const TensorMap& map, const Segment& segment, uint32 barrier, int first) {
     int row, batch;
@@ -251,7 +252,8 @@ class DecodeLoader {
   }
 };
 
-// Rows of V that lie past a sequence's end, where memory holds anything, meet probabilities of zero: they become zero.
+// Rows of V that lie past a sequence's end, where memory holds anything, or the last key's again, meet probabilities of zero: they become
+// zero.
 template <DecodeSm90Config kCfg, class Tile>
 TESSERA_DEVICE void clear_rows_from(Tile& sV, int count) {
   if (count >= kCfg.block_n) return;
@@ -260,7 +262,7 @@ TESSERA_DEVICE void clear_rows_from(Tile& sV, int count) {
   for (int i = lane_id(); i < kCfg.block_n * kWords; i += 32) {
     if (i / kWords >= count) ptx::st_shared_zero_16(sV.at(i / kWords, i % kWords * 8));
   }
-  ptx::fence_proxy_async();  // before TMA writes there again
+  if constexpr (kCfg.bulk) ptx::fence_proxy_async();  // before TMA writes there again
   __syncwarp();
 }
 

@@ -23,6 +23,15 @@ static const DeviceTests kTests({
   ptx::cp_async_cg_16_l2_128b(shared_address(s + t * 4), in + t * 4, t % 2 ? 8 : 16);
   ptx::cp_async_wait_all();
   for (int i = 0; i < 4; ++i) out[t * 4 + i] = s[t * 4 + i];)"},
+    {.name = "cp_async_cg_16_l2_128b_all",
+     .header = "tessera/ptx/cp_async.cuh",
+     .in = numbered(128),
+     .expected = numbered(128),
+     .body = R"(
+  __shared__ alignas(16) uint32 s[128];
+  ptx::cp_async_cg_16_l2_128b(shared_address(s + t * 4), in + t * 4);
+  ptx::cp_async_wait_all();
+  for (int i = 0; i < 4; ++i) out[t * 4 + i] = s[t * 4 + i];)"},
     // The older of two groups; then all, also what is in no group.
     {.name = "cp_async_wait",
      .header = "tessera/ptx/cp_async.cuh",

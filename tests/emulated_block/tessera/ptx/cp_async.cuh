@@ -12,6 +12,7 @@ inline void cp_async_cg_16(uint32 shared, const void* global, int source_bytes) 
 inline void cp_async_cg_16_l2_128b(uint32 shared, const void* global, int source_bytes) {
   cp_async_cg_16(shared, global, source_bytes);
 }
+inline void cp_async_cg_16_l2_128b(uint32 shared, const void* global) { cp_async_cg_16(shared, global, 16); }
 inline void cp_async_commit_group() {}
 template <int kPending>
 void cp_async_wait_group() {}
