@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <initializer_list>
 
 #include "core/status.hpp"
 #include "cuda/params.hpp"
@@ -39,6 +40,20 @@ KernelText text_of(const BwdConfig& config) {
 template <class Config>
 std::string shared_memory_claim(const std::string& name, const Config& config) {
   return "sizeof(tessera::" + name + "<" + config_text(config) + ">) == " + std::to_string(smem_bytes(config));
+}
+
+// Whether all columns can be loaded and stored by fours.
+bool combine_aligned(const CombineConfig& config, const CombineParams& p) {
+  const auto starts = [](Dtype dtype, const void* data, std::initializer_list<int64_t> strides) {
+    return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(kCombineWidth * dtype_bytes(dtype)) == 0 &&
+           std::ranges::all_of(strides, [](int64_t stride) { return stride % kCombineWidth == 0; });
+  };
+  const CombineChunks& c = p.chunks;
+  return p.head_dim_v % kCombineWidth == 0 &&
+         starts(config.part_dtype, p.o_parts,
+                {p.o_part, p.o_part_batch, p.o_part_row, p.o_part_head, config.chunks ? c.o_in_group : 0}) &&
+         starts(config.dtype, p.o.data, {p.o.batch, p.o.row, p.o.head}) &&
+         (!config.chunks || starts(config.part_dtype, c.own_o, {c.own_o_batch, c.own_o_row, c.own_o_head}));
 }
 
 template <class Config, class Params>
@@ -310,11 +325,11 @@ void launch_fwd_sm90(const FwdSm90D512Config& config, const FwdSm90Params& param
 }
 
 tessera_status launch_combine(const CombineConfig& config, const CombineParams& params, LaunchList& launches) {
-  const int64_t rows = int64_t{params.batch} * params.rows * params.heads;
-  if (rows == 0) return ok();
-  const int64_t blocks = divide_up(rows, kCombineWarps);
-  if (blocks > INT32_MAX) return unsupported("combine: %" PRId64 " rows of o, accepted up to 2^33 on a GPU", rows);
-  launch_kernel("combine", config, params, Grid{static_cast<uint32_t>(blocks)}, launches);
+  const int64_t rows = int64_t{params.batch} * params.rows.value * params.heads.value;
+  if (rows > INT32_MAX) return unsupported("combine: %" PRId64 " rows of o, accepted up to 2^31 - 1 on a GPU", rows);
+  CombineParams p = params;
+  p.aligned = combine_aligned(config, params);
+  launch_kernel("combine", config, p, Grid{static_cast<uint32_t>(divide_up(rows, kCombineWarps))}, launches);
   return ok();
 }
 

@@ -110,8 +110,8 @@ CombineConfig combine_config(const core::CombineTensors& t) {
 CombineParams combine_params(const core::CombineTensors& t) {
   const auto [parts, batch, rows, heads, head_dim_v] = t.o_parts_layout.shape;
   CombineParams p{};
-  p.parts = static_cast<int>(parts), p.batch = static_cast<int>(batch), p.rows = static_cast<int>(rows);
-  p.heads = static_cast<int>(heads), p.head_dim_v = static_cast<int>(head_dim_v);
+  p.parts = static_cast<int>(parts), p.batch = static_cast<int>(batch), p.rows = Divisor(static_cast<int>(rows));
+  p.heads = Divisor(static_cast<int>(heads)), p.head_dim_v = static_cast<int>(head_dim_v);
   p.o_parts = t.o_parts;
   const auto& o_strides = t.o_parts_layout.strides;
   p.o_part = o_strides[0], p.o_part_batch = o_strides[1], p.o_part_row = o_strides[2], p.o_part_head = o_strides[3];

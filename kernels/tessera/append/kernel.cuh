@@ -11,7 +11,7 @@
 #include "tessera/append/config.hpp"
 #include "tessera/ptx/device.cuh"
 #include "tessera/ptx/griddepcontrol.cuh"
-#include "tessera/tile/element.cuh"
+#include "tessera/tile/columns.cuh"
 
 namespace tessera {
 
@@ -50,60 +50,6 @@ template <Dtype kDtype>
 struct TypeOf {
   static constexpr Dtype kType = kDtype;
 };
-
-// kWidth neighbours, as they lie in memory: from a multiple of 16 bytes on where they are several.
-template <Dtype kDtype, int kWidth>
-struct alignas(16) RawColumns {
-  RawPair<kDtype> pairs[kWidth / 2];
-};
-template <Dtype kDtype>
-struct RawColumns<kDtype, 1> {
-  float column = 0.0f;
-};
-template <Dtype kDtype, int kWidth>
-TESSERA_DEVICE RawColumns<kDtype, kWidth> load_columns(const void* data, int64 index) {
-  using Raw = RawColumns<kDtype, kWidth>;
-  if constexpr (kWidth == 1) {
-    return {load_element<kDtype>(data, index)};
-  } else {
-    return *reinterpret_cast<const Raw*>(static_cast<const char*>(data) + index * dtype_bytes(kDtype));
-  }
-}
-template <Dtype kDtype, int kWidth>
-TESSERA_DEVICE void store_columns(void* data, int64 index, const RawColumns<kDtype, kWidth>& raw) {
-  if constexpr (kWidth == 1) {
-    store_element<kDtype>(data, index, raw.column);
-  } else {
-    *reinterpret_cast<RawColumns<kDtype, kWidth>*>(static_cast<char*>(data) + index * dtype_bytes(kDtype)) = raw;
-  }
-}
-template <Dtype kDtype, int kWidth>
-TESSERA_DEVICE void unpack_columns(const RawColumns<kDtype, kWidth>& raw, float* x) {
-  if constexpr (kWidth == 1) {
-    x[0] = raw.column;
-  } else {
-#pragma unroll
-    for (int n = 0; n < kWidth; n += 2) {
-      const float2 pair = unpack_pair<kDtype>(raw.pairs[n / 2]);
-      x[n] = pair.x, x[n + 1] = pair.y;
-    }
-  }
-}
-template <Dtype kDtype, int kWidth>
-TESSERA_DEVICE void pack_columns(const float* x, RawColumns<kDtype, kWidth>& raw) {
-  if constexpr (kWidth == 1) {
-    raw.column = x[0];
-  } else {
-#pragma unroll
-    for (int n = 0; n < kWidth; n += 2) {
-      if constexpr (kDtype == Dtype::kFloat32) {
-        raw.pairs[n / 2] = make_float2(x[n], x[n + 1]);
-      } else {
-        raw.pairs[n / 2] = pack_pair<kDtype>(x[n], x[n + 1]);
-      }
-    }
-  }
-}
 
 template <int kWidth>
 TESSERA_DEVICE void load_angles(const AppendParams& p, const void* angles, int64 index, float (&x)[kWidth]) {

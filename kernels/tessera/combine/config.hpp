@@ -2,6 +2,7 @@
 // in by the host.
 #pragma once
 
+#include "tessera/attention/divisor.hpp"
 #include "tessera/types.hpp"
 
 namespace tessera {
@@ -14,10 +15,12 @@ struct CombineConfig {
 };
 TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype, chunks)
 
+inline constexpr int kCombineWidth = 4;  // neighbouring columns of a lane
+
 // Where the parts are a shared prefix's chunks (shared_prefix/chunks): the heads of a KV head are rows of theirs, and o_part_head and
 // lse_part_head lie between KV heads. One more part, of the sequences' own keys, counts after them and has all rows.
 struct CombineChunks {
-  int group;                       // heads a KV head
+  Divisor group;                   // heads a KV head
   int64 o_in_group, lse_in_group;  // from one head of it to the next
   const void* own_o;
   int64 own_o_batch, own_o_row, own_o_head;
@@ -27,7 +30,10 @@ struct CombineChunks {
 
 // Merge of partial results, also the public tessera_combine. Strides in elements.
 struct CombineParams {
-  int parts, batch, rows, heads, head_dim_v;
+  int parts, batch;
+  Divisor rows, heads;
+  int head_dim_v;
+  int aligned;  // four neighbouring columns of o and of its parts begin at multiples of their size
   const void* o_parts;
   int64 o_part, o_part_batch, o_part_row, o_part_head;
   const float* lse_parts;

@@ -2,18 +2,19 @@
 //   lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - lse) o_n,
 // in the order of the parts, so that the same parts give the same bits. Parts that saw nothing do not count.
 //
-// Grid: one warp for each (batch, row, head), kCombineWarps of them a block. Shared memory: 32 weights a warp. Bound by
-// the reading of the parts, and where rows are few by the way to them: several parts' columns are under way at once.
+// Grid: one warp for each (batch, row, head), kCombineWarps of them a block. Shared memory: none. Bound by the reading of the parts, and where
+// rows are few by the way to them: so a lane's columns of the first parts are under way beside their log-sum-exps, before it is known which of
+// them count, and a part's weight is made once, by the lane with its number.
 #pragma once
 
 #include "tessera/attention/softmax.cuh"
 #include "tessera/combine/config.hpp"
 #include "tessera/ptx/griddepcontrol.cuh"
+#include "tessera/tile/columns.cuh"
 
 namespace tessera {
 
 inline constexpr int kCombineWarps = 4;
-inline constexpr int kCombineColumns = 4;  // of a lane at a time, 32 apart
 
 TESSERA_DEVICE float warp_max(float x) {
 #pragma unroll
@@ -36,14 +37,14 @@ struct RowParts {
 
   TESSERA_DEVICE RowParts(const CombineParams& p, int batch, int row, int head) : p(p), own_lse(), own_o() {
     // A row of no sequence has no parts: 0 and -inf.
-    const int64 of_all = static_cast<int64>(batch) * p.rows + row;
+    const int64 of_all = static_cast<int64>(batch) * p.rows.value + row;
     own = count = p.rows_end && (of_all < *p.rows_begin || of_all >= *p.rows_end) ? 0 : p.parts;
     int part_head = head;
     gLse = p.lse_parts, gO = 0;
     if constexpr (kCfg.chunks) {
       const CombineChunks& chunks = p.chunks;
       part_head = head / chunks.group;
-      const int in_group = head - part_head * chunks.group;
+      const int in_group = head - part_head * chunks.group.value;
       gLse += chunks.lse_in_group * in_group, gO += chunks.o_in_group * in_group;
       own_lse = chunks.own_lse + chunks.own_lse_batch * batch + chunks.own_lse_head * head + chunks.own_lse_row * row;
       own_o = chunks.own_o_batch * batch + chunks.own_o_row * row + chunks.own_o_head * head;
@@ -53,75 +54,63 @@ struct RowParts {
     gO += p.o_part_batch * batch + p.o_part_row * row + p.o_part_head * part_head;
   }
 
-  TESSERA_DEVICE float lse(int n) const { return kCfg.chunks && n == own ? *own_lse : gLse[p.lse_part * n]; }
-  TESSERA_DEVICE float o(int n, int col) const {
+  // -inf: there is none, or it saw nothing.
+  TESSERA_DEVICE float lse(int n) const {
+    return n >= count ? -infinity() : kCfg.chunks && n == own ? *own_lse : gLse[p.lse_part * n];
+  }
+  template <class Columns>
+  TESSERA_DEVICE Columns o(int n, int col) const {
     const bool of_own = kCfg.chunks && n == own;
-    return load_element<kCfg.part_dtype>(of_own ? p.chunks.own_o : p.o_parts,
-                                         of_own ? own_o + col : p.o_part * n + gO + col);
+    return Columns::load(of_own ? p.chunks.own_o : p.o_parts, of_own ? own_o + col : p.o_part * n + gO + col,
+                         p.head_dim_v - col);
   }
 };
 
-// o = sum_n exp(lse_n - lse) o_n, a lane for every 32nd column. The weights of 32 parts at a time are made by a lane each; a
-// part that saw nothing is not read.
-template <CombineConfig kCfg>
-TESSERA_DEVICE void add_parts(const RowParts<kCfg>& of, int parts, float lse, int64 out, float (&weights)[32]) {
-  const CombineParams& p = of.p;
-  constexpr int kAhead = 8;         // parts whose columns are under way
-  constexpr float kUnseen = -1.0f;  // no weight is below 0
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll 1
-  for (int col0 = lane; col0 - lane < p.head_dim_v; col0 += 32 * kCombineColumns) {
-    float o[kCombineColumns] = {};
-#pragma unroll 1
-    for (int first = 0; first < parts; first += 32) {
-      const float mine = first + lane < parts ? of.lse(first + lane) : -infinity();
-      __syncwarp();  // the weights before are read
-      weights[lane] = mine == -infinity() ? kUnseen : expf(mine - lse);
-      __syncwarp();
-#pragma unroll 1
-      for (int n = 0; n < min(32, parts - first); n += kAhead) {
-        float w[kAhead], x[kAhead][kCombineColumns];
-#pragma unroll
-        for (int ahead = 0; ahead < kAhead; ++ahead) {
-          w[ahead] = weights[n + ahead];
-          const bool counts = !(w[ahead] < 0.0f);  // NaN does
-#pragma unroll
-          for (int c = 0; c < kCombineColumns; ++c) {
-            const int col = col0 + 32 * c;
-            x[ahead][c] = counts && col < p.head_dim_v ? of.o(first + n + ahead, col) : 0.0f;
-          }
-        }
-#pragma unroll
-        for (int ahead = 0; ahead < kAhead; ++ahead)
-#pragma unroll
-          for (int c = 0; c < kCombineColumns; ++c) o[c] += w[ahead] * x[ahead][c];
-      }
-    }
-#pragma unroll
-    for (int c = 0; c < kCombineColumns; ++c) {
-      if (col0 + 32 * c < p.head_dim_v) store_element<kCfg.dtype>(p.o.data, out + col0 + 32 * c, o[c]);
-    }
+// kCombineWidth neighbours of a part, of which `count` are there.
+template <Dtype kDtype, bool kAligned>
+struct PartColumns {
+  RawColumns<kDtype, kCombineWidth> raw;
+  TESSERA_DEVICE static PartColumns load(const void* data, int64 index, int) {
+    return {load_columns<kDtype, kCombineWidth>(data, index)};
   }
-}
+  TESSERA_DEVICE void unpack(float (&x)[kCombineWidth]) const { unpack_columns<kDtype>(raw, x); }
+};
+template <Dtype kDtype>
+struct PartColumns<kDtype, false> {
+  float columns[kCombineWidth];
+  TESSERA_DEVICE static PartColumns load(const void* data, int64 index, int count) {
+    PartColumns of;
+#pragma unroll
+    for (int c = 0; c < kCombineWidth; ++c) of.columns[c] = c < count ? load_element<kDtype>(data, index + c) : 0.0f;
+    return of;
+  }
+  TESSERA_DEVICE void unpack(float (&x)[kCombineWidth]) const {
+#pragma unroll
+    for (int c = 0; c < kCombineWidth; ++c) x[c] = columns[c];
+  }
+};
 
-template <CombineConfig kCfg>
-TESSERA_DEVICE void combine(const CombineParams& p) {
-  ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
-  const int64 index = static_cast<int64>(blockIdx.x) * kCombineWarps + threadIdx.x / 32;
-  if (index >= static_cast<int64>(p.batch) * p.rows * p.heads) return;
-  const int head = static_cast<int>(index % p.heads), row = static_cast<int>(index / p.heads % p.rows);
-  const int batch = static_cast<int>(index / p.heads / p.rows);
-  const RowParts<kCfg> of(p, batch, row, head);
-  const int parts = of.count;
+// A row of o and its LSE, kAhead parts at a time.
+template <CombineConfig kCfg, bool kAligned, int kAhead>
+TESSERA_DEVICE void merge_row(const CombineParams& p, const RowParts<kCfg>& of, int batch, int row, int head) {
+  using Columns = PartColumns<kCfg.part_dtype, kAligned>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  Columns parts[kAhead];
+  const auto load = [&](int first, int col) {
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      if (first + n < of.count && col < p.head_dim_v) parts[n] = of.template o<Columns>(first + n, col);
+    }
+  };
+  load(0, lane * kCombineWidth);
 
   // The joint log-sum-exp, a lane for every 32nd part.
+  const float mine = of.lse(lane);
   float best = -infinity();
   bool undefined = false;
 #pragma unroll 1
-  for (int n = lane; n < parts; n += 32) {
-    const float part = of.lse(n);
+  for (int n = lane; n < of.count; n += 32) {
+    const float part = n == lane ? mine : of.lse(n);
     best = fmaxf(best, part);
     undefined |= part != part;
   }
@@ -131,8 +120,8 @@ TESSERA_DEVICE void combine(const CombineParams& p) {
   best = fmaxf(best, sink);
   float sum = p.sink && seen && lane == 0 ? expf(sink - best) : 0.0f;
 #pragma unroll 1
-  for (int n = lane; seen && n < parts; n += 32) {
-    const float part = of.lse(n);
+  for (int n = lane; seen && n < of.count; n += 32) {
+    const float part = n == lane ? mine : of.lse(n);
     if (part != -infinity()) sum += expf(part - best);
   }
   sum = warp_sum(sum);
@@ -141,9 +130,53 @@ TESSERA_DEVICE void combine(const CombineParams& p) {
     p.lse.data[p.lse.batch * batch + p.lse.head * head + p.lse.row * row] = lse;
   }
 
+  // o = sum_n exp(lse_n - lse) o_n. What a part that saw nothing has is not added, since it may be anything.
   const int64 out = p.o.batch * batch + p.o.row * row + p.o.head * head;
-  __shared__ float sWeights[kCombineWarps][32];
-  add_parts<kCfg>(of, seen ? parts : 0, lse, out, sWeights[threadIdx.x / 32]);
+#pragma unroll 1
+  for (int col = lane * kCombineWidth; col - lane * kCombineWidth < p.head_dim_v; col += 32 * kCombineWidth) {
+    float o[kCombineWidth] = {};
+#pragma unroll 1
+    for (int first = 0; first < of.count; first += kAhead) {
+      if (first > 0 || col >= 32 * kCombineWidth) load(first, col);
+      const float of_lane = first == 0 ? mine : of.lse(first + lane);
+      constexpr float kUnseen = -1.0f;  // no weight is below 0
+      const float weight = of_lane == -infinity() ? kUnseen : expf(of_lane - lse);
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const float w = __shfl_sync(0xffffffff, weight, n);
+        const bool counts = !(w < 0.0f);  // NaN does
+        float x[kCombineWidth];
+        parts[n].unpack(x);
+#pragma unroll
+        for (int c = 0; c < kCombineWidth; ++c) o[c] = counts ? o[c] + w * x[c] : o[c];
+      }
+    }
+    if constexpr (kAligned) {
+      RawColumns<kCfg.dtype, kCombineWidth> raw;
+      pack_columns<kCfg.dtype>(o, raw);
+      if (col < p.head_dim_v) store_columns<kCfg.dtype>(p.o.data, out + col, raw);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kCombineWidth; ++c) {
+        if (col + c < p.head_dim_v) store_element<kCfg.dtype>(p.o.data, out + col + c, o[c]);
+      }
+    }
+  }
+}
+
+template <CombineConfig kCfg>
+TESSERA_DEVICE void combine(const CombineParams& p) {
+  constexpr int kFew = 4, kMany = kCfg.part_dtype == Dtype::kFloat32 ? 8 : 16;  // so many registers
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  const unsigned index = blockIdx.x * kCombineWarps + threadIdx.x / 32;
+  if (index >= static_cast<unsigned>(p.batch * p.rows.value * p.heads.value)) return;
+  const int of_all = static_cast<int>(index) / p.heads, head = static_cast<int>(index) - of_all * p.heads.value;
+  const int batch = of_all / p.rows, row = of_all - batch * p.rows.value;
+  const RowParts<kCfg> of(p, batch, row, head);
+  if (!p.aligned) return merge_row<kCfg, false, kFew>(p, of, batch, row, head);
+  if (of.count <= kFew) return merge_row<kCfg, true, kFew>(p, of, batch, row, head);
+  merge_row<kCfg, true, kMany>(p, of, batch, row, head);
 }
 
 }  // namespace tessera

@@ -223,13 +223,13 @@ FwdSm80Plan planned(const tessera_plan& plan, const Choice& choice, int num_spli
 tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, LaunchList& launches) {
   CombineParams c{};
   const bool packed = core::packed_q(plan.problem);
-  c.parts = p.num_splits, c.batch = packed ? 1 : p.batch, c.rows = packed ? p.rows_q : p.seqlen_q;
-  c.heads = p.heads_q, c.head_dim_v = p.head_dim_v;
+  c.parts = p.num_splits, c.batch = packed ? 1 : p.batch, c.rows = Divisor(packed ? p.rows_q : p.seqlen_q);
+  c.heads = Divisor(p.heads_q), c.head_dim_v = p.head_dim_v;
   c.o_parts = p.partial_o;
-  c.o_part_row = p.head_dim_v, c.o_part_batch = int64_t{c.rows} * c.o_part_row;
+  c.o_part_row = p.head_dim_v, c.o_part_batch = int64_t{c.rows.value} * c.o_part_row;
   c.o_part_head = p.rows_total * c.o_part_row, c.o_part = p.heads_q * c.o_part_head;
   c.lse_parts = p.partial_lse;
-  c.lse_part_row = 1, c.lse_part_batch = c.rows, c.lse_part_head = p.rows_total;
+  c.lse_part_row = 1, c.lse_part_batch = c.rows.value, c.lse_part_head = p.rows_total;
   c.lse_part = p.heads_q * c.lse_part_head;
   c.o = p.o, c.lse = p.lse;
   c.sink = p.sink, c.sink_head = p.sink_head;

@@ -98,7 +98,7 @@ void merge_chunks(const tessera_plan& plan, const core::PrefixMemory& memory, Co
   const core::ChunkMemory& chunks = memory.chunks;
   const int64_t tokens = rows_total(plan), heads = plan.heads_kv, group = plan.heads_q / heads, dv = plan.head_dim_v;
   const int64_t count = core::prefix_chunks(plan), rows = tokens * group;
-  c.chunks = {static_cast<int>(group),
+  c.chunks = {Divisor(static_cast<int>(group)),
               heads * dv,
               1,
               memory.o[core::kSuffix],
@@ -111,9 +111,9 @@ void merge_chunks(const tessera_plan& plan, const core::PrefixMemory& memory, Co
               c.lse_part_row};
   c.parts = static_cast<int>(count);
   c.o_parts = chunks.o, c.o_part = rows * heads * dv;
-  c.o_part_row = group * heads * dv, c.o_part_batch = c.rows * c.o_part_row, c.o_part_head = dv;
+  c.o_part_row = group * heads * dv, c.o_part_batch = c.rows.value * c.o_part_row, c.o_part_head = dv;
   c.lse_parts = chunks.lse, c.lse_part = rows;
-  c.lse_part_row = group, c.lse_part_batch = c.rows * group, c.lse_part_head = count * rows;
+  c.lse_part_row = group, c.lse_part_batch = c.rows.value * group, c.lse_part_head = count * rows;
   c.rows_begin = memory.group_queries, c.rows_end = memory.group_queries + core::prefix_groups(plan.problem);
 }
 

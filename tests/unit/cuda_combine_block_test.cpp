@@ -1,0 +1,196 @@
+// The GPU's merge of partial results, kernels/tessera/combine, as a launch has it, run on the host (tests/emulated_block) over drawn parts and
+// held against the definition in float64.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/convert.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/runtime/launch_list.hpp"
+#include "tessera/combine/kernel.cuh"
+#include "tessera/tensor.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+// A merge of `parts` parts and, with chunks, the sequences' own. Rows lie `gap` elements apart beyond their columns.
+struct Drawn {
+  CombineConfig config;
+  int parts, batch, rows, heads, dim, gap;
+  bool sink, bounds;
+  uint64_t seed;
+};
+
+class Merge {
+ public:
+  explicit Merge(const Drawn& of) : drawn_(of), random_(of.seed) {
+    const int64_t row = of.dim + of.gap, rows = int64_t{of.batch} * of.rows * of.heads;
+    draw(o_parts_, of.config.part_dtype, of.parts * rows * row), draw(own_o_, of.config.part_dtype, rows * row);
+    o_.assign(static_cast<size_t>(rows * row) * bytes(of.config.dtype), std::byte{0x5a});
+    lse_parts_.resize(static_cast<size_t>(of.parts * rows)), own_lse_.resize(static_cast<size_t>(rows));
+    lse_.assign(static_cast<size_t>(rows), 7.0f), sink_.resize(static_cast<size_t>(of.heads));
+    std::normal_distribution<float> normal(0, 3);
+    for (auto* all : {&lse_parts_, &own_lse_, &sink_})
+      for (float& x : *all) x = normal(random_);
+    // Parts that saw nothing, of which o is what was in memory.
+    for (int64_t n = 0; n < static_cast<int64_t>(lse_parts_.size()); ++n) {
+      if (random_() % 3 > 0) continue;
+      lse_parts_[static_cast<size_t>(n)] = kNone;
+      for (int d = 0; d < of.dim; ++d) store(o_parts_, of.config.part_dtype, n * row + d, std::nan(""));
+    }
+    bounds_[0] = static_cast<int32_t>(random_() % static_cast<unsigned>(of.batch * of.rows + 1));
+    bounds_[1] = of.batch * of.rows - static_cast<int32_t>(random_() % 3);
+
+    CombineParams& p = params;
+    p.parts = of.parts, p.batch = of.batch, p.rows = Divisor(of.rows), p.heads = Divisor(of.heads),
+    p.head_dim_v = of.dim;
+    // [part, batch, row, head]; chunks have the heads of a KV head side by side, two of them.
+    p.o_parts = o_parts_.data(), p.o_part = rows * row, p.o_part_batch = int64_t{of.rows} * of.heads * row;
+    p.o_part_row = of.heads * row, p.o_part_head = row;
+    p.lse_parts = lse_parts_.data(), p.lse_part = rows, p.lse_part_batch = int64_t{of.rows} * of.heads;
+    p.lse_part_row = of.heads, p.lse_part_head = 1;
+    if (of.config.chunks) {
+      p.o_part_head = 2 * row, p.lse_part_head = 2;
+      p.chunks = {Divisor(2),       row, 1,       own_o_.data(), p.o_part_batch, p.o_part_row, row, own_lse_.data(),
+                  p.lse_part_batch, 1,   of.heads};
+    }
+    p.o = {o_.data(), p.o_part_batch, p.o_part_row, row};
+    p.lse = {lse_.data(), p.lse_part_batch, of.rows, 1};
+    if (of.bounds) p.rows_begin = &bounds_[0], p.rows_end = &bounds_[1];
+    if (of.sink) p.sink = sink_.data(), p.sink_head = 1;
+  }
+
+  void expect_merged() const {
+    const Drawn& of = drawn_;
+    const double unit = of.config.dtype == Dtype::kFloat32   ? 0x1p-20
+                        : of.config.dtype == Dtype::kFloat16 ? 0x1p-10
+                                                             : 0x1p-7;
+    const int64_t row = of.dim + of.gap, rows = int64_t{of.batch} * of.rows * of.heads;
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t of_all = r / of.heads;
+      const bool there = !of.bounds || (of_all >= bounds_[0] && of_all < bounds_[1]);
+      std::vector<std::pair<double, int64_t>> parts;  // LSE, and where o is: own parts past the others
+      for (int64_t n = 0; there && n < of.parts; ++n)
+        parts.emplace_back(lse_parts_[static_cast<size_t>(n * rows + r)], n * rows + r);
+      if (of.config.chunks) parts.emplace_back(own_lse_[static_cast<size_t>(r)], -1 - r);
+      double sum = 0;
+      for (const auto& [lse, at] : parts) sum += std::exp(lse);
+      const bool seen = sum > 0;
+      if (seen && of.sink) sum += std::exp(double{sink_[static_cast<size_t>(r % of.heads)]});
+      const float lse = lse_[static_cast<size_t>(lse_index(r))];
+      if (seen) {
+        ASSERT_NEAR(lse, std::log(sum), 1e-5) << "row " << r;
+      } else {
+        ASSERT_EQ(lse, kNone) << "row " << r;
+      }
+      for (int64_t d = 0; d < of.dim; ++d) {
+        double o = 0, most = 0;
+        for (const auto& [lse_n, at] : parts) {
+          if (lse_n == kNone) continue;
+          const double x = at < 0 ? load(own_o_, of.config.part_dtype, (-1 - at) * row + d)
+                                  : load(o_parts_, of.config.part_dtype, at * row + d);
+          o += std::exp(lse_n) / sum * x, most = std::max(most, std::fabs(x));
+        }
+        ASSERT_NEAR(load(o_, of.config.dtype, r * row + d), o, unit * std::fabs(o) + 0x1p-20 * most)
+            << "row " << r << ", column " << d;
+      }
+      for (int64_t d = of.dim; d < row; ++d) {
+        for (int64_t byte = 0; byte < bytes(of.config.dtype); ++byte)
+          ASSERT_EQ(o_[static_cast<size_t>((r * row + d) * bytes(of.config.dtype) + byte)], std::byte{0x5a});
+      }
+    }
+  }
+
+  CombineParams params{};
+
+ private:
+  static int64_t bytes(Dtype dtype) { return dtype_bytes(dtype); }
+  static double load(const std::vector<std::byte>& from, Dtype dtype, int64_t at) {
+    return core::load(static_cast<int32_t>(dtype), from.data(), at);
+  }
+  static void store(std::vector<std::byte>& to, Dtype dtype, int64_t at, double x) {
+    core::store(static_cast<int32_t>(dtype), to.data(), at, x);
+  }
+  void draw(std::vector<std::byte>& to, Dtype dtype, int64_t count) {
+    to.resize(static_cast<size_t>(count * bytes(dtype)));
+    std::normal_distribution<double> normal;
+    for (int64_t n = 0; n < count; ++n) store(to, dtype, n, normal(random_));
+  }
+  // [batch, head, row], where heads lie a row apart.
+  int64_t lse_index(int64_t r) const {
+    const int64_t head = r % drawn_.heads, row = r / drawn_.heads % drawn_.rows, batch = r / drawn_.heads / drawn_.rows;
+    return params.lse.batch * batch + params.lse.head * head + params.lse.row * row;
+  }
+
+  const Drawn drawn_;
+  std::mt19937_64 random_;
+  std::vector<std::byte> o_parts_, own_o_, o_;
+  std::vector<float> lse_parts_, own_lse_, lse_, sink_;
+  int32_t bounds_[2];
+};
+
+template <CombineConfig kConfig>
+void run(const Launch& launch) {
+  CombineParams params;
+  std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
+  emulated_grid = {launch.grid.x, 1, 1};
+  for (unsigned block = 0; block < launch.grid.x; ++block) {
+    emulated_block_index = {block, 0, 0};
+    emulated::Block::run(launch.spec().threads, [&] { combine<kConfig>(params); });
+  }
+}
+
+template <CombineConfig kConfig>
+void expect_right(uint64_t seed, int& aligned) {
+  std::mt19937_64 random(seed);
+  const auto between = [&random](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
+  };
+  const bool wide = random() % 2 == 0;  // columns by fours
+  const Drawn drawn{.config = kConfig,
+                    .parts = between(0, 9) == 0 ? between(30, 70) : between(1, 20),
+                    .batch = between(1, 3),
+                    .rows = between(1, 4),
+                    .heads = 2 * between(1, 3),
+                    .dim = wide ? 4 * between(1, 50) : between(1, 150),
+                    .gap = wide ? 4 * between(0, 2) : between(0, 3),
+                    .sink = random() % 2 == 0,
+                    .bounds = random() % 2 == 0,
+                    .seed = seed};
+  SCOPED_TRACE("seed " + std::to_string(seed) + ": " + std::to_string(drawn.parts) + " parts of " +
+               std::to_string(drawn.dim));
+  Merge merge(drawn);
+  LaunchList list;
+  const tessera_status listed = launch_combine(kConfig, merge.params, list);
+  ASSERT_EQ(listed.code, TESSERA_OK) << listed.message;
+  ASSERT_EQ(list.size(), 1);
+  CombineParams params;
+  std::memcpy(static_cast<void*>(&params), list[0].params, sizeof params);
+  aligned += params.aligned;
+  run<kConfig>(list[0]);
+  merge.expect_merged();
+}
+
+TEST(CombineBlock, MergesDrawnParts) {
+  int aligned = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    expect_right<CombineConfig{Dtype::kBFloat16, Dtype::kBFloat16, true}>(seed, aligned);
+    expect_right<CombineConfig{Dtype::kFloat16, Dtype::kFloat32, false}>(seed, aligned);
+    expect_right<CombineConfig{Dtype::kFloat32, Dtype::kFloat32, false}>(seed, aligned);
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+  EXPECT_GT(aligned, 20);
+  EXPECT_LT(aligned, 100);
+}
+
+}  // namespace
+}  // namespace tessera::cuda
