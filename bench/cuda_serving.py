@@ -10,7 +10,8 @@ held against the two apart. trees: drafted tokens with a tree mask and causal. f
 every kernel that takes them. prefix: keys that all sequences share, read once and for each. append: rotation and the way into the
 cache, beside a copy of as many bytes. short: few keys, by every kernel that takes them: where a plan should take decode_sm90. Every result is first held against
 float64 on one head of one sequence. Medians of rounds in
-turns, microseconds; "read" is a kernel that only reads as many bytes as keys and values have; "cudnn" and "fa2" read dense ones.
+turns, microseconds; "read" is a kernel that only reads as many bytes as keys and values have; "cudnn" and "fa2" read dense ones. FlashAttention-2
+takes pages of multiples of 256 keys alone: its own column.
 """
 
 from __future__ import annotations
@@ -29,6 +30,18 @@ from serving_cells import CASES, DENSE, Cell
 
 DEVICE = "cuda"
 MOST_ERROR = 1e-2  # relative, of bfloat16's O
+FA2_PAGE = 256  # FlashAttention-2 takes multiples of it
+
+
+@functools.cache
+def fa2():
+    """FlashAttention-2's package, and not Tessera's drop-in of the same name, which has no module of kernels; None: it is not installed."""
+    try:
+        import flash_attn
+        import flash_attn_2_cuda
+    except ImportError:
+        return None
+    return flash_attn if flash_attn_2_cuda in vars(flash_attn.flash_attn_interface).values() else None
 
 
 def normal(generator, *shape):
@@ -156,11 +169,15 @@ def decode(cell: Cell, generator) -> Contest:
             return F.scaled_dot_product_attention(a, b, c, enable_gqa=cell.heads != cell.heads_kv)
 
     contest.add("cudnn", cudnn)
-    try:
-        from flash_attn import flash_attn_with_kvcache
-    except ImportError:
-        return contest
-    contest.add("fa2", functools.partial(flash_attn_with_kvcache, q, kv[0], kv[1]))
+    if fa2():
+
+        def right(o):
+            return error(o[0], q[0], kv[0, 0], kv[1, 0])
+
+        contest.add("fa2", functools.partial(fa2().flash_attn_with_kvcache, q, kv[0], kv[1]), right)
+        if 8 * cell.bytes <= torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved():
+            k, v, table = in_pages(kv, FA2_PAGE, generator)
+            contest.add(f"fa2 pages of {FA2_PAGE}", functools.partial(fa2().flash_attn_with_kvcache, q, k, v, cache_seqlens=used, block_table=table), right)
     return contest
 
 
@@ -184,6 +201,9 @@ def lengths(cell: Cell, generator) -> Contest:
         own = [x[table[longest].long()].flatten(0, 1)[: cell.keys] for x in (k, v)]
         call = functools.partial(tessera.torch.attention, q, k, v, kernel="decode_sm90", page_table=table, seqused_k=used)
         contest.add(f"decode_sm90 pages of {size}", call, lambda o, own=own: error(o[longest], q[longest], *own))
+        if fa2() and size % FA2_PAGE == 0:
+            call = functools.partial(fa2().flash_attn_with_kvcache, q, k, v, cache_seqlens=used, block_table=table)
+            contest.add(f"fa2 pages of {size}", call, lambda o, own=own: error(o[longest], q[longest], *own))
     contest.add_reading(kv)
     return contest
 
@@ -273,6 +293,11 @@ def few(cell: Cell, generator) -> Contest:
     for name, kernel in [("causal", "auto"), *((f"causal by {kernel}", kernel) for kernel in cell.kernels)]:
         call = functools.partial(tessera.torch.attention, *qkv, kernel=kernel, **shared)
         contest.add(name, call, lambda o: error(o[-queries:], qkv[0][-queries:], *own))
+    if fa2():
+        q, table = qkv[0].view(cell.batch, queries, cell.heads, cell.dim), shared["page_table"]
+        dense = [x[table.long()].view(cell.batch, -1, cell.heads_kv, cell.dim)[:, : cell.keys] for x in qkv[1:]]
+        call = functools.partial(fa2().flash_attn_with_kvcache, q, *dense, causal=True)
+        contest.add("fa2", call, lambda o: error(o[-1], q[-1], *own))
     return contest
 
 

@@ -75,7 +75,7 @@ def _dims() -> list[Cell]:
 
 def _lengths() -> list[Cell]:
     lengths = log_normal(64, 4096, 65536)
-    return [Cell("lengths", 32, kv, 64, max(lengths), layouts=(16, 64), lengths=lengths) for kv in (8, 32)]
+    return [Cell("lengths", 32, kv, 64, max(lengths), layouts=(16, 64, 256), lengths=lengths) for kv in (8, 32)]
 
 
 def _mixed() -> list[Cell]:

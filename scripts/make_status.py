@@ -79,7 +79,8 @@ def serving() -> list[str]:
     cells = sorted(gpu_results.latest_serving(), key=lambda cell: cell["case"])
     lines = ["## Decoding, bfloat16", "", *sources(cells), "", "Microseconds of a call in CUDA graph replays, one query a sequence; cuDNN reads dense keys.", ""]
     names = {"cudnn": "cuDNN", "decode_sm90": "dense", **{f"decode_sm90 pages of {n}": f"pages of {n}" for n in serving_cells.PAGES},
-             "decode_sm90 invariant": "batch_invariant"}  # fmt: skip
+             "decode_sm90 invariant": "batch_invariant", "fa2": "FA2", "fa2 pages of 256": "FA2, pages of 256"}  # fmt: skip
+    names = {name: title for name, title in names.items() if any(name in cell["us"] for cell in cells)}
     lines += [f"| heads, sequences x keys | {' | '.join(names.values())} |", "|" + " --- |" * (len(names) + 1)]
     for cell in cells:
         if cell["case"] in ("decode", "dims"):
