@@ -1,6 +1,6 @@
 """Serving on a GPU: Tessera's kernels beside cuDNN and FlashAttention-2, in CUDA graph replays, one run.
 
-    python bench/cuda_serving.py [--cases decode dims lengths mixed trees few prefix append] [--out FOLDER] [--seconds S] [--rounds 5]
+    python bench/cuda_serving.py [--cases decode dims lengths mixed trees few prefix append] [--only PATTERN] [--out FOLDER] [--seconds S] [--rounds 5]
     python bench/cuda_serving.py --dry-run                   the cells, without a GPU
     python bench/cuda_serving.py --summary FOLDER/cells.json  what is asked and what was measured
 
@@ -21,6 +21,7 @@ import functools
 import json
 import math
 import os
+import re
 import statistics
 import sys
 import time
@@ -370,6 +371,10 @@ def append(cell: Cell, generator) -> Contest:
 CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees, "few": few, "prefix": prefix, "append": append}  # the others are decode's
 
 
+def cells_of(case: str, pattern: str) -> list[Cell]:
+    return [cell for cell in CASES[case]() if re.search(pattern, cell.name)]
+
+
 def measure(options) -> int:
     """Of all cells from number options.first on. After one that ends in an error of the GPU, in a process that begins with the next."""
     import torch
@@ -391,7 +396,7 @@ def measure(options) -> int:
             json.dump(record, out, indent=1)
 
     # A cell of each case in turn, so that none is without numbers where time runs out.
-    queues, cells = [CASES[case]() for case in options.cases], []
+    queues, cells = [cells_of(case, options.only) for case in options.cases], []
     while any(queues):
         cells += [queue.pop(0) for queue in queues if queue]
     for number, cell in list(enumerate(cells))[options.first :]:
@@ -411,7 +416,7 @@ def measure(options) -> int:
             print(f"FAILED: {cell.name}: {error}", flush=True)
             failed.append(cell.name), keep()
             rest = ["--cases", *options.cases, "--out", options.out, "--rounds", str(options.rounds)]
-            rest += ["--span-ms", str(options.span_ms), "--seconds", str(left), "--first", str(number + 1)]
+            rest += ["--only", options.only, "--span-ms", str(options.span_ms), "--seconds", str(left), "--first", str(number + 1)]
             os.execv(sys.executable, [sys.executable, os.path.abspath(__file__), *rest])
         torch.cuda.empty_cache()
         results.append({"case": cell.case, "name": cell.name, "bytes": cell.bytes, "cell": serving_cells.fields(cell), "us": us,
@@ -429,6 +434,7 @@ def measure(options) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=[case for case in CASES if case != "short"])
+    parser.add_argument("--only", default="", metavar="PATTERN", help="cells in whose names this regular expression is found")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--span-ms", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no cell after so many seconds")
@@ -443,7 +449,7 @@ def main() -> int:
         return 0
     if options.dry_run:
         for case in options.cases:
-            for cell in CASES[case]():
+            for cell in cells_of(case, options.only):
                 layouts = ", ".join("dense" if layout == DENSE else f"pages of {layout}" for layout in cell.layouts)
                 print(f"{cell.name}: {cell.bytes / serving_cells.MIB:.0f} MiB; {layouts}{'; invariant' if cell.invariant else ''}")
         return 0
