@@ -9,7 +9,7 @@
 namespace tessera::cuda {
 
 // That a family of forward kernels fills at most: mixed_sm90 keeps its own decisions after another's.
-inline constexpr size_t kForwardConfigBytes = 480;
+inline constexpr size_t kForwardConfigBytes = 472;
 
 template <class Config>
 void keep_config(tessera_plan& plan, const Config& config) {

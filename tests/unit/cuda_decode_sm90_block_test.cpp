@@ -124,10 +124,9 @@ TensorMap map_of(const DecodeSm90Params& p, const RowTensor& tensor, int cols, i
   return opaque;
 }
 
-class DecodeSm90Block : public ::testing::TestWithParam<const char*> {};
-
-TEST_P(DecodeSm90Block, AgreesWithTheOracle) {
-  const auto parsed = testing::parse_case(GetParam(), nullptr);
+// `kernel` makes so many launches of decode_sm90 of a case, which agree with the oracle.
+void expect_agreement(const char* text, tessera_kernel kernel, int launches) {
+  const auto parsed = testing::parse_case(text, nullptr);
   ASSERT_TRUE(parsed);
   const Inputs in = testing::make_inputs(testing::legalised(*parsed));
   Call call = testing::make_call(in), oracle = testing::make_oracle_call(in);
@@ -135,7 +134,7 @@ TEST_P(DecodeSm90Block, AgreesWithTheOracle) {
 
   tessera_device device = testing::imagined_gpu(90);
   device.cores = static_cast<int32_t>(in.c.cores);
-  device.kernel = TESSERA_KERNEL_DECODE_SM90;
+  device.kernel = kernel;
   tessera_plan plan;
   const tessera_problem problem = testing::problem_of(call, TESSERA_FORWARD);
   const tessera_status planned = tessera_make_plan(&problem, &device, &plan);
@@ -149,14 +148,17 @@ TEST_P(DecodeSm90Block, AgreesWithTheOracle) {
   LaunchList list;
   const tessera_status lowered = lower(plan, buffers, reinterpret_cast<void*>(at), list);
   ASSERT_EQ(lowered.code, TESSERA_OK) << lowered.message;
-  ASSERT_EQ(list.size(), 1);
-  ASSERT_STREQ(list[0].name, "decode_sm90");
+  ASSERT_EQ(list.size(), launches);
   DecodeSm90Params params;
-  std::memcpy(static_cast<void*>(&params), list[0].params, sizeof params);
-  params.k_map = map_of(params, params.k, params.head_dim, plan.block_n);
-  params.v_map = map_of(params, params.v, params.head_dim_v, plan.block_n);
-  // Twice: counters are left as the next launch needs them.
-  for (int launch = 0; launch < 2; ++launch) ASSERT_TRUE(run_config(list[0], params)) << list[0].spec().config;
+  for (int call = 0; call < 2; ++call) {  // counters are left as the next call needs them
+    for (const Launch& launch : list) {
+      ASSERT_STREQ(launch.name, "decode_sm90");
+      std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
+      params.k_map = map_of(params, params.k, params.head_dim, plan.block_n);
+      params.v_map = map_of(params, params.v, params.head_dim_v, plan.block_n);
+      ASSERT_TRUE(run_config(launch, params)) << launch.spec().config;
+    }
+  }
 
   copies.take_back(call.o), copies.take_back(call.lse);
   if (problem.batch_invariant) {  // the same bits where one team has all parts, none of them in the workspace
@@ -184,6 +186,20 @@ TEST_P(DecodeSm90Block, AgreesWithTheOracle) {
   compare("lse", call.lse, oracle.lse, plain.lse);
 }
 
+class DecodeSm90Block : public ::testing::TestWithParam<const char*> {};
+TEST_P(DecodeSm90Block, AgreesWithTheOracle) { expect_agreement(GetParam(), TESSERA_KERNEL_DECODE_SM90, 1); }
+
+// A chunk beside sequences of few queries: two launches, each of which passes over the other's.
+class MixedSm90Block : public ::testing::TestWithParam<const char*> {};
+TEST_P(MixedSm90Block, AgreesWithTheOracle) { expect_agreement(GetParam(), TESSERA_KERNEL_MIXED_SM90, 2); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Case, MixedSm90Block,
+    ::testing::Values(
+        "dtype=bf16 b=4 few=3 sq=20 sk=900 hq=8 hkv=2 d=128 dv=128 k=paged page=16 csr=1 causal=1 q=packed "
+        "lead=2 tail=3 cores=17",
+        "dtype=bf16 b=9 few=4 sq=32 sk=700 hq=8 hkv=2 d=128 dv=128 k=paged page=16 causal=1 q=packed cores=33"));
+
 INSTANTIATE_TEST_SUITE_P(
     Case, DecodeSm90Block,
     ::testing::Values(
@@ -209,6 +225,7 @@ INSTANTIATE_TEST_SUITE_P(
         "tail=3 "
         "cores=17",
         "dtype=bf16 b=2 sq=16 sk=900 hq=4 hkv=1 d=128 dv=128 cores=6",
+        "dtype=bf16 b=2 sq=30 sk=500 hq=8 hkv=2 d=128 dv=128 k=paged page=16 causal=1 cores=18",
         // Trees: words of bits, of which the last or the first tile has a part; more queries than keys.
         "dtype=bf16 b=3 sq=4 sk=700 hq=8 hkv=2 d=64 dv=64 k=paged page=16 tree=1 cores=7",
         "dtype=f16 b=2 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 cores=5",

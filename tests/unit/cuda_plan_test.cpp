@@ -781,8 +781,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Float32", "float32, accepted float16, bfloat16",
                 [](Problem& p, Device&) { p = decode_problem(64, 1, float32); }},
         Refusal{"HeadSize", "head size 264, at most 256", [](Problem& p, Device&) { p = decode_problem(264); }},
-        Refusal{"Prompt", "17 queries x 4 heads a KV head, at most 64 rows",
-                [](Problem& p, Device&) { p = decode_problem(128, 17); }},
+        Refusal{"Prompt", "33 queries x 4 heads a KV head, at most 128 rows",
+                [](Problem& p, Device&) { p = decode_problem(128, 33); }},
         Refusal{"Bias", "bias: not taken",
                 [](Problem& p, Device&) {
                   p.bias = layout(float32, {1, 1, 1, 8192});
@@ -856,8 +856,7 @@ TEST(MixedSm90, APlanTakesWhatWasFastest) {
                          Row{64, 4, 256, 2048, 1138, 557.3, 242.3}, Row{64, 1, 512, 8192, 4125, 2179, 767.8},
                          Row{128, 2, 1024, 8192, 2137, 884.5, 531.6}, Row{16, 1, 16, 4096, 312.2, 217.5, 119.9},
                          Row{16, 8, 16, 4096, 520.2, 267.7, 181.9}, Row{64, 1, 63, 8192, 715.7, 737.6, 234.6},
-                         Row{64, 8, 12, 2048, 452.0, 556.6, 237.8}, Row{16, 1, 48, 32768, 1235, 1650, 856.8},
-                         Row{4, 1, 32, 65536, 836.3, 1285, 904.9}}) {
+                         Row{64, 8, 12, 2048, 452.0, 556.6, 237.8}, Row{16, 1, 48, 32768, 1235, 1650, 856.8}}) {
     Problem problem;
     const std::int64_t batch = row.tokens + row.chunks, pages = row.keys / 16;
     problem.q = problem.o = layout(bfloat16, {row.tokens + row.chunks * row.queries, 32, 128});
@@ -873,6 +872,29 @@ TEST(MixedSm90, APlanTakesWhatWasFastest) {
     EXPECT_LE(chosen, 1.05 * std::min({row.fwd_sm80, row.fwd_sm90, row.mixed_sm90}))
         << row.tokens << " + " << row.chunks << " x " << row.queries << " of " << row.keys << ": " << describe(plan);
   }
+}
+
+// A chunk of few queries and many keys beside few tokens: both by decode_sm90, each in a launch of its own, in which all of the GPU reads keys. Of few
+// keys fwd_sm80 has all of them, and with batch_invariant a sequence's kernel does not depend on how many others there are.
+TEST(MixedSm90, DecodesAChunkOfManyKeysBesideFewTokens) {
+  Problem problem;
+  problem.q = problem.o = layout(bfloat16, {36, 32, 128});
+  problem.k = problem.v = layout(bfloat16, {20480, 16, 8, 128});
+  problem.cu_seqlens_q = layout(int32, {6}), problem.max_seqlen_q = 32;
+  problem.page_table = layout(int32, {5, 4096}), problem.seqused_k = layout(int32, {5});
+  problem.causal = 1;
+  const Plan plan = tessera::plan(problem, gpu());
+  EXPECT_EQ(plan.kernel, TESSERA_KERNEL_MIXED_SM90) << refusal(plan, "mixed_sm90");
+  EXPECT_EQ(plan.decode_queries, 4);
+  const auto all = launches(plan);
+  ASSERT_EQ(all.size(), 2u);
+  for (const auto& launch : all) EXPECT_STREQ(launch.kernel, "decode_sm90");
+  problem.max_seqlen_k = 255;
+  EXPECT_EQ(tessera::plan(problem, gpu()).kernel, TESSERA_KERNEL_FWD_SM80);
+  problem.max_seqlen_k = 0, problem.batch_invariant = 1;
+  const Plan invariant = tessera::plan(problem, gpu());
+  EXPECT_EQ(invariant.kernel, TESSERA_KERNEL_MIXED_SM90);
+  EXPECT_STRNE(launches(invariant)[0].kernel, "decode_sm90");
 }
 
 // The prefill kernel's tile is that of the longest chunk, not of a mean that tokens bring down.

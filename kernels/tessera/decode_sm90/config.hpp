@@ -73,23 +73,23 @@ TESSERA_HOST_DEVICE constexpr DecodeSm90Layout decode_sm90_layout(const DecodeSm
 
 struct DecodeSm90Params : ProblemParams {
   RowTensor o;
-  StatTensor lse;                // natural logarithm
-  int o_aligned;                 // every row of o starts at a multiple of 16 bytes
-  int most_queries;              // of a sequence; those with more are another launch's
-  int beside;                    // that launch, ahead of this one, may still run: this one reads nothing of it
-  int min_tiles;                 // of a block, where there are so many; invariant: of a part
-  Divisor most_parts;            // invariant: of a work tile, kDecodeMostParts at most
-  Divisor team;                  // blocks that read the same keys side by side: team_heads x team_rows
-  Divisor team_heads;            // heads of keys, which lie side by side: a divisor of heads_kv
-  Divisor team_rows;             // work tiles of a head's rows, which read the same
-  int head_groups;               // heads_kv / team_heads
-  Divisor teams;                 // of the launch
-  Divisor page;                  // page_size; 1 without pages
-  int part_rows;                 // rows of a work tile at most
-  float* partial_o;              // [slots][part_rows][head_dim]: schedule.cuh
-  float* partial_stat;           // [slots][part_rows][2]: stale max in log2 units, and sum
-  unsigned long long* arrivals;  // [blocks]: decode_sm90/arrivals.cuh
-  TensorMap k_map, v_map;        // of bulk copies: boxes of block_n rows of 64 columns
+  StatTensor lse;                   // natural logarithm
+  int o_aligned;                    // every row of o starts at a multiple of 16 bytes
+  int least_queries, most_queries;  // of a sequence; those with fewer or more are another launch's
+  int beside;                       // that launch, ahead of this one, may still run: this one reads nothing of it
+  int min_tiles;                    // of a block, where there are so many; invariant: of a part
+  Divisor most_parts;               // invariant: of a work tile, kDecodeMostParts at most
+  Divisor team;                     // blocks that read the same keys side by side: team_heads x team_rows
+  Divisor team_heads;               // heads of keys, which lie side by side: a divisor of heads_kv
+  Divisor team_rows;                // work tiles of a head's rows, which read the same
+  int head_groups;                  // heads_kv / team_heads
+  Divisor teams;                    // of the launch
+  Divisor page;                     // page_size; 1 without pages
+  int part_rows;                    // rows of a work tile at most
+  float* partial_o;                 // [slots][part_rows][head_dim]: schedule.cuh
+  float* partial_stat;              // [slots][part_rows][2]: stale max in log2 units, and sum
+  unsigned long long* arrivals;     // [blocks]: decode_sm90/arrivals.cuh
+  TensorMap k_map, v_map;           // of bulk copies: boxes of block_n rows of 64 columns
   PositionMasks masks;
 };
 

@@ -37,7 +37,7 @@ template <DecodeSm90Config kCfg>
 TESSERA_DEVICE SequenceShare sequence_share(const DecodeSm90Params& p, int batch) {
   SequenceShare share;
   share.s = load_sequence<kCfg.varlen, kCfg.paged, kCfg.score>(p, batch);
-  if (kCfg.varlen && share.s.sq > p.most_queries) share.s.sq = 0;
+  if (kCfg.varlen && (share.s.sq > p.most_queries || share.s.sq < p.least_queries)) share.s.sq = 0;
   const Sequence& s = share.s;
   const int row_tiles = (s.sq * p.group.value + kDecodeRows - 1) / kDecodeRows;
   share.row_groups = (row_tiles + p.team_rows.value - 1) / p.team_rows;

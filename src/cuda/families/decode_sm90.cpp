@@ -37,7 +37,9 @@ constexpr DecodeTile kTiles[] = {
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
 // Rows of a KV head, beyond which keys would be read too often: once for every kDecodeRows of them.
-constexpr int64_t kMostRows = 4 * kDecodeRows;
+constexpr int64_t kMostRows = 8 * kDecodeRows;
+// Of all of a batch's sequences a plan takes it for half as many by itself: more were not measured.
+constexpr int64_t kMostChosenRows = 4 * kDecodeRows;
 // From so many keys on a plan takes this kernel by itself: 512 work tiles of 256 keys take 30 us, by fwd_sm80 34.
 constexpr int64_t kLeastKeys = 256;
 
@@ -195,6 +197,7 @@ std::string refuse_unasked(const tessera_plan& plan) {
     const bool by_rows = !core::packed_q(p) || core::paged(p) || core::present(p.seqused_k);
     return by_rows ? "" : "packed queries without a cache: other sequences of the batch may have many";
   }
+  if (rows > kMostChosenRows) return rows_of + ", chosen for at most " + std::to_string(kMostChosenRows);
   if (plan.max_seqlen_k < kLeastKeys) return std::to_string(plan.max_seqlen_k) + " keys: fwd_sm80 answers sooner";
   if (most_have_fewer(plan, rows)) return rows_of + ", but of most sequences fewer than half as many";
   return fwd_sm90_is_sooner(plan, rows) ? rows_of + ": fwd_sm90 answers sooner" : "";
@@ -209,14 +212,8 @@ std::string refuse(const tessera_plan& plan) {
 }
 
 void configure(tessera_plan& plan) {
-  const DecodeSm90FamilyPlan all{plan_decode_sm90(plan, plan.max_seqlen_q), plan_fwd_sm80(plan, Splits::kNone)};
-  const DecodeSm90Config& config = all.own.config;
-  plan.block_m = kDecodeRows, plan.block_n = config.block_n;
-  plan.num_warps = config.warps, plan.num_stages = config.stages;
-  plan.smem_bytes = smem_bytes(config);
-  plan.tiles_per_item = plan.num_splits = 1;
-  plan.num_items = all.own.grid.x;
-  plan.shared_bytes = decode_sm90_workspace_bytes(all.own);
+  const DecodeSm90FamilyPlan all{plan_decode_sm90(plan, 0, plan.max_seqlen_q), plan_fwd_sm80(plan, Splits::kNone)};
+  describe_decode_sm90(all.own, plan);
   keep_config(plan, all);
 }
 
@@ -258,17 +255,40 @@ std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries) {
   return work_tiles > kMaxTiles || work_tiles * tiles > kMaxTiles ? "more than 2^30 tiles" : "";
 }
 
-DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t queries) {
+DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t least, int64_t most) {
   DecodeSm90Plan own{};
   own.config = make_config(plan);
   own.grid.x = static_cast<uint32_t>(std::max(1, plan.device.cores));
-  const int team_rows = team_rows_of(plan, queries);
+  const int team_rows = team_rows_of(plan, most);
   own.team = team_of(plan, team_rows);
   own.min_tiles = (own.config.invariant ? kMinInvariantPartKeys : kMinPartKeys) / own.config.block_n;
   own.most_parts = most_parts_of(plan, own.team / team_rows);
-  own.most_queries = static_cast<int>(queries);
-  own.part_rows = static_cast<int>(std::min<int64_t>(kDecodeRows, queries * group_of(plan)));
+  own.least_queries = static_cast<int>(least), own.most_queries = static_cast<int>(most);
+  own.part_rows = static_cast<int>(std::min<int64_t>(kDecodeRows, most * group_of(plan)));
   return own;
+}
+
+void describe_decode_sm90(const DecodeSm90Plan& own, tessera_plan& plan) {
+  plan.block_m = kDecodeRows, plan.block_n = own.config.block_n;
+  plan.num_warps = own.config.warps, plan.num_stages = own.config.stages;
+  plan.smem_bytes = smem_bytes(own.config);
+  plan.tiles_per_item = plan.num_splits = 1;
+  plan.num_items = own.grid.x;
+  plan.shared_bytes = decode_sm90_workspace_bytes(own);
+}
+
+// A chunk of 32 queries of 65536 keys beside four tokens took 379 us alone, by fwd_sm80, which splits its keys, and all of it 836; by mixed_sm90 with
+// fwd_sm90, of which one multiprocessor a head reads all of the keys, 901. With 16 tokens of 32768 keys and 48 queries these were 1235 and 857 (an H100
+// at dbf9cac). In proportion to the heads all but the chunk's time, they cross at 50 KV heads of all sequences.
+bool few_long_chunks(const tessera_plan& plan) {
+  constexpr int64_t kHeads = 48;
+  const tessera_problem& p = plan.problem;
+  return core::packed_q(p) && !p.batch_invariant && plan.max_seqlen_q * group_of(plan) <= kMostRows &&
+         plan.batch * plan.heads_kv < kHeads && 2 * core::sizes(p).rows_q < plan.batch * plan.max_seqlen_q;
+}
+bool decodes_long_chunks(const tessera_plan& plan) {
+  return few_long_chunks(plan) && plan.max_seqlen_k >= kLeastKeys &&
+         refuse_decode_sm90(plan, plan.max_seqlen_q).empty();
 }
 
 int64_t decode_sm90_workspace_bytes(const DecodeSm90Plan& own) { return workspace_of(own).bytes; }
@@ -280,7 +300,7 @@ tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& 
   DecodeSm90Params p{};
   fill_problem_params(p, plan, buffers);
   p.decoded_queries = 0;
-  p.most_queries = own.most_queries, p.beside = beside;
+  p.least_queries = own.least_queries, p.most_queries = own.most_queries, p.beside = beside;
   p.o = row_tensor(problem.o, buffers.o);
   p.o_aligned = rows_aligned(problem.o, buffers.o);
   p.lse = stat_tensor(problem.lse, buffers.lse);

@@ -11,6 +11,7 @@
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/families/block_lists.hpp"
+#include "cuda/families/decode_sm90.hpp"
 #include "cuda/families/fwd_sm80.hpp"
 #include "cuda/families/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
@@ -280,23 +281,12 @@ double fwd_sm80_tiles(int64_t rows) {
   return rows <= 32 ? kOf32Rows : kOf64Rows * static_cast<double>(divide_up(rows, 64));
 }
 
-// Few sequences, most with a token or so, and a chunk of at most two tiles of fwd_sm80's: it splits the chunk's keys, of which this kernel
-// has one multiprocessor a head read all. 40 KV heads of 65536 keys took 836 us by fwd_sm80, by mixed_sm90 901, by this kernel
-// 1285; 136 of 32768 keys 1235, 857 and 1650 (an H100 at dbf9cac). In proportion to the heads all but the chunk's time, they cross at 50.
-bool splitting_pays(const tessera_plan& plan) {
-  constexpr int64_t kMostRows = 128, kHeads = 48;
-  const tessera_problem& p = plan.problem;
-  const int64_t rows = plan.max_seqlen_q * plan.heads_q / plan.heads_kv;
-  return core::packed_q(p) && !p.batch_invariant && rows <= kMostRows && plan.batch * plan.heads_kv < kHeads &&
-         2 * core::sizes(p).rows_q < plan.batch * plan.max_seqlen_q;
-}
-
 // Few queries of several heads, whose rows fwd_sm80 packs into one tile and splits by keys: whether it answers sooner. Beside
 // decode_sm90, which has the sequences of fewest queries, only the GPU knows how many are left; there this kernel must be far
 // ahead, since three launches take the place of one. With batch_invariant the batch does not decide.
 bool packing_pays(const tessera_plan& plan, const Choice& choice) {
   constexpr double kFarAhead = 1.5;
-  if (splitting_pays(plan)) return true;
+  if (few_long_chunks(plan)) return true;
   const int64_t group = plan.heads_q / plan.heads_kv;
   const double packed = fwd_sm80_tiles(plan.max_seqlen_q * group), apart = static_cast<double>(group);
   if (plan.decode_queries > 0) return kFarAhead * apart > packed;

@@ -1,6 +1,7 @@
 // Batches of an engine's step: packed queries against cached keys, some sequences with a token or a few, some with chunks of a
 // prompt. Two launches over the plan's bounds, each of which passes over the other's sequences by their lengths on the GPU:
-// decode_sm90 serves those of few query rows, fwd_sm90 or fwd_sm80 the others. Neither reads what the other writes: decode_sm90 begins on
+// decode_sm90 serves those of few query rows, fwd_sm90 or fwd_sm80 the others, or, where these are few with few queries and many keys, another launch
+// of decode_sm90, in which all of the GPU reads a chunk's keys. Neither reads what the other writes: decode_sm90 begins on
 // the multiprocessors that fwd_sm90 leaves free. Which serves a sequence depends on its own queries alone, so that with
 // batch_invariant it does not matter who else is in the batch.
 #include <algorithm>
@@ -21,9 +22,10 @@
 namespace tessera::cuda {
 namespace {
 
-// The plan's bytes hold what the other kernel's family has decided, where its lowering reads it, and after it this.
+// The plan's bytes hold what the other kernel's family has decided, where its lowering reads it (of decode_sm90 its DecodeSm90Plan), and after
+// it this.
 struct MixedSm90Plan {
-  int32_t others;            // tessera_kernel of the sequences of many rows: fwd_sm90 or fwd_sm80
+  int32_t others;            // tessera_kernel of the sequences of many rows: fwd_sm90, fwd_sm80 or decode_sm90
   int64_t decode_workspace;  // offset in bytes
   DecodeSm90Plan decode;
   FwdSm80Plan
@@ -44,7 +46,10 @@ tessera_plan planned_for(tessera_plan plan, int64_t queries) {
 }
 
 // Where fwd_sm90 does not take the problem, or would rather not, fwd_sm80 has it, with all keys in one part.
-const Family& others_of(const tessera_plan& plan) { return kFwdSm90.refuse(plan).empty() ? kFwdSm90 : kFwdSm80; }
+const Family& others_of(const tessera_plan& plan) {
+  if (decodes_long_chunks(plan)) return kDecodeSm90;
+  return kFwdSm90.refuse(plan).empty() ? kFwdSm90 : kFwdSm80;
+}
 
 std::string refuse(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
@@ -57,18 +62,24 @@ std::string refuse(const tessera_plan& plan) {
   if (std::string reason = kFwdSm80.refuse(plan); !reason.empty() || p.batch_invariant) return reason;
   if (plan.batch < 2) return "one sequence";
   // Which may split the keys where nothing is merged for others' rows.
-  return kFwdSm90.refuse(planned_for(plan, queries)).empty() ? "" : "few queries: fwd_sm80 serves all sequences sooner";
+  return &others_of(planned_for(plan, queries)) != &kFwdSm80 ? "" : "few queries: fwd_sm80 serves all sequences sooner";
 }
 
 void configure(tessera_plan& plan) {
   plan = planned_for(plan, decoded_queries(plan));
   const Family& others = others_of(plan);
-  others.configure(plan);
+  if (&others == &kDecodeSm90) {
+    const DecodeSm90Plan chunks = plan_decode_sm90(plan, plan.decode_queries + 1, plan.max_seqlen_q);
+    describe_decode_sm90(chunks, plan);
+    keep_config(plan, chunks);
+  } else {
+    others.configure(plan);
+  }
   if (&others == &kFwdSm80) plan.num_items /= plan.num_splits, plan.num_splits = 1, plan.shared_bytes = 0;
   MixedSm90Plan own{};
   own.others = others.kernel;
   own.decode_workspace = padded_to(plan.shared_bytes, kWorkspaceAlignment);
-  own.decode = plan_decode_sm90(plan, plan.decode_queries);
+  own.decode = plan_decode_sm90(plan, 0, plan.decode_queries);
   own.unsplit = plan_fwd_sm80(plan, Splits::kNone);
   plan.num_items += own.decode.grid.x;
   plan.shared_bytes = own.decode_workspace + decode_sm90_workspace_bytes(own.decode);
@@ -88,6 +99,9 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   const bool by_fwd_sm90 = own.others == TESSERA_KERNEL_FWD_SM90;
   if (by_fwd_sm90) {
     TESSERA_RETURN_IF_ERROR(kFwdSm90.lower(plan, buffers, workspace, launches));
+  } else if (own.others == TESSERA_KERNEL_DECODE_SM90) {
+    const auto chunks = config_of<DecodeSm90Plan>(plan);
+    TESSERA_RETURN_IF_ERROR(list_decode_sm90(plan, chunks, /*beside=*/false, buffers, workspace, launches));
   } else {
     TESSERA_RETURN_IF_ERROR(list_fwd_sm80(plan, own.unsplit, buffers, nullptr, launches));
   }
