@@ -103,7 +103,8 @@ extern "C" int run(const Args* a, void* stream_pointer) {
   p.page_table = a->page_table, p.page_table_batch = a->max_pages, p.page_table_col = 1;
   p.page_size = a->page_size, p.pages = a->pages;
   p.o_aligned = 1;
-  p.min_tiles = a->min_tiles, p.most_parts = Divisor(a->blocks / a->team * a->team / a->heads_kv);
+  p.min_tiles = a->min_tiles, p.short_tiles = a->sk,
+  p.most_parts = Divisor(a->blocks / a->team * a->team / a->heads_kv);
   if (p.most_parts.value < 1 || p.most_parts.value > kDecodeMostParts)
     p.most_parts = Divisor(p.most_parts.value < 1 ? 1 : kDecodeMostParts);
   p.most_queries = a->sq;

@@ -58,7 +58,7 @@ struct Drawn {
       for (int b = 0; b < p.batch; ++b) used.push_back(draw(0, 3) ? draw(0, p.seqlen_k) : 0);
       p.seqused_k = used.data(), p.seqused_k_stride = 1;
     }
-    p.min_tiles = draw(1, 8), p.most_parts = Divisor(draw(1, kDecodeMostParts));
+    p.min_tiles = draw(1, 8), p.short_tiles = draw(0, 40), p.most_parts = Divisor(draw(1, kDecodeMostParts));
     p.most_queries = 5;
     blocks = draw(team, 60), p.teams = Divisor(blocks / team);
   }
@@ -108,7 +108,8 @@ void deal() {
         ASSERT_EQ(segment.whole, segment.end - segment.begin == segment.tiles);
         if (kConfig.invariant) {
           const int at_most = p.most_parts.value;
-          const int most = std::max((segment.tiles + at_most - 1) / at_most, p.min_tiles);
+          const int least = segment.tiles > p.short_tiles ? 2 * p.min_tiles : p.min_tiles;
+          const int most = std::max((segment.tiles + at_most - 1) / at_most, least);
           ASSERT_EQ(segment.first % most, 0) << "where a part begins depends on the batch";
           ASSERT_EQ(segment.end - segment.begin, std::min(most, segment.tiles - segment.first));
         }

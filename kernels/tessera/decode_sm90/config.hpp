@@ -78,6 +78,7 @@ struct DecodeSm90Params : ProblemParams {
   int least_queries, most_queries;  // of a sequence; those with fewer or more are another launch's
   int beside;                       // that launch, ahead of this one, may still run: this one reads nothing of it
   int min_tiles;                    // of a block, where there are so many; invariant: of a part
+  int short_tiles;                  // invariant: parts of a work tile with more have twice as many at least
   Divisor most_parts;               // invariant: of a work tile, kDecodeMostParts at most
   Divisor team;                     // blocks that read the same keys side by side: team_heads x team_rows
   Divisor team_heads;               // heads of keys, which lie side by side: a divisor of heads_kv

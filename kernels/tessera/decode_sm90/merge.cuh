@@ -107,14 +107,23 @@ TESSERA_DEVICE void put_rows(float* to, const float (&rO)[1][kD][4]) {
   }
 }
 
-// With one more part: the order in which parts are added where they do not depend on the batch.
+// With one more part: the order in which parts are added where they do not depend on the batch. `before` is of such sums: its max is -inf while
+// nothing counts, so that no part's weights wait for the sum before it.
 template <int kCols>
 TESSERA_DEVICE DecodePart<kCols> fold(const DecodePart<kCols>& before, const DecodePart<kCols>& part) {
-  const float2 stats[2] = {before.stats(), part.stats()};
-  float o[2][kCols];
+  const bool counts = part.sum != 0.0f, any = before.sum != 0.0f;
+  DecodePart<kCols> all;
+  all.max_log2 = counts ? fmaxf(before.max_log2, part.max_log2) : before.max_log2;
+  const float kept = ptx::ex2_approx_ftz(before.max_log2 - all.max_log2);
+  const float added = ptx::ex2_approx_ftz(part.max_log2 - all.max_log2);
+  const auto add = [&](float old, float more) {
+    const float sum = any ? old * kept : 0.0f;
+    return counts ? fmaf(more, added, sum) : sum;
+  };
+  all.sum = add(before.sum, part.sum);
 #pragma unroll
-  for (int c = 0; c < kCols; ++c) o[0][c] = before.o[c], o[1][c] = part.o[c];
-  return DecodePart<kCols>(stats, o);
+  for (int c = 0; c < kCols; ++c) all.o[c] = add(before.o[c], part.o[c]);
+  return all;
 }
 
 // The same into shared memory, and of the last part -> o and LSE.

@@ -50,7 +50,7 @@ TESSERA_DEVICE SequenceShare sequence_share(const DecodeSm90Params& p, int batch
 
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE int invariant_part_tiles(const DecodeSm90Params& p, int tiles) {
-  return max((tiles + p.most_parts.value - 1) / p.most_parts, p.min_tiles);
+  return max((tiles + p.most_parts.value - 1) / p.most_parts, tiles > p.short_tiles ? 2 * p.min_tiles : p.min_tiles);
 }
 
 // The parts of a work tile, and where they are kept: part n > 0 `step` slots after part n - 1. A block has at most two that it shares with

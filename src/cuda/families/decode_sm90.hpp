@@ -14,7 +14,7 @@ namespace tessera::cuda {
 struct DecodeSm90Plan {
   DecodeSm90Config config;
   Grid grid;
-  int team, min_tiles, most_parts, least_queries, most_queries, part_rows;
+  int team, min_tiles, short_tiles, most_parts, least_queries, most_queries, part_rows;
 };
 
 // "" where it takes the sequences of at most `queries` queries.
