@@ -1,144 +1,520 @@
-// A thread block on the host, in the place of the device: each of its threads is a fiber, all of them on one thread of the host, and
-// whoever waits lets the others run. It runs whole kernels of mma.sync, ldmatrix and cp.async, to show that they compute what
-// they should; of races, of memory's order and of time it shows nothing.
+// A thread block: its threads are fibers, and who waits lets the others run. Everything that threads do together goes through here.
 #pragma once
 
-#include <setjmp.h>
-#include <ucontext.h>
-
-#include <cstddef>
-#include <cstdint>
+#include <algorithm>
+#include <bit>
+#include <cstdarg>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <vector>
+#include <deque>
+#include <type_traits>
 
-struct EmulatedDim {
-  unsigned x = 0, y = 0, z = 0;
-};
+#include "async_copy.hpp"
+#include "fibers.hpp"
+#include "grid_state.hpp"
+#include "products.hpp"
+#include "running.hpp"
+#include "wait.hpp"
+
+namespace tessera {
+
+// The largest that a block of any GPU may have.
+inline constexpr size_t kEmulatedSharedBytes = 232448;
+alignas(1024) inline constinit thread_local char shared_memory[kEmulatedSharedBytes] = {};
+
+}  // namespace tessera
 
 namespace tessera::emulated {
 
 inline constexpr int kWarpThreads = 32;
-inline constexpr size_t kMostThreads = 1024, kStackBytes = size_t{1} << 18;
+inline constexpr uint32_t kAllLanes = 0xffffffff;
+
+// An address in shared memory: 24 bits of where, as seen from what the launch has made (1024 bytes are the system's), and above them 0 for
+// the own block, or 1 + the rank of a block of the cluster.
+inline constexpr uint32_t kSharedBegin = 1024, kRankShift = 24, kWhereMask = (1u << kRankShift) - 1;
+
+// copies.hpp. Loads: all at once, or poison until then. Stores: first shared memory is read, then global memory is written.
+inline void run_load(Block& block, const AsyncCopy& copy);
+inline void poison_target(Block& block, const AsyncCopy& copy);
+inline void read_source(Block& block, const AsyncCopy& copy, std::vector<char>& bytes);
+inline void write_target(Block& block, const AsyncCopy& copy, const std::vector<char>& bytes);
 
 class Block {
  public:
-  static Block*& current() {
-    static Block* block = nullptr;
-    return block;
-  }
-
-  // kernel() by `threads` threads.
-  static void run(int threads, const std::function<void()>& kernel) { Block(threads, kernel).run(); }
-
-  int thread() const { return thread_; }
-
-  // Until all of the block's threads are here.
-  void sync_threads() { wait(block_, threads_); }
-  void sync_warp() { wait(warps_[static_cast<size_t>(thread_ / kWarpThreads)], kWarpThreads); }
-
-  // Each of a warp's threads gives a value and gets all of them.
-  template <class T, class Use>
-  auto exchange(const T& mine, const Use& use) {
-    static_assert(sizeof(T) <= sizeof(Slot));
-    Slot* const slots = &slots_[static_cast<size_t>(thread_ / kWarpThreads * kWarpThreads)];
-    std::memcpy(&slots[thread_ % kWarpThreads], &mine, sizeof mine);
-    sync_warp();
-    const auto result = use([slots](int lane) {
-      T value;
-      std::memcpy(&value, &slots[lane], sizeof value);
-      return value;
-    });
-    sync_warp();
-    return result;
-  }
-
-  // The others run. Contexts begin the fibers, jumps go between them, since a context's switch is a system call.
-  void yield() {
-    if (_setjmp(places_[static_cast<size_t>(thread_)]) == 0) _longjmp(host_, 1);
-  }
-
- private:
-  struct Barrier {
-    int arrived = 0;
-    unsigned phase = 0;
-  };
-  struct Slot {
-    std::byte bytes[64];
+  struct Thread {
+    Wait wait;
+    bool ended = false;
+    uint64_t cluster_phase = 0;  // when it arrived
+    const int* acquired = nullptr;
+    int acquired_value = 0;
+    WarpgroupProducts::Position products;
+    struct ElementCopy {
+      uint32_t to;
+      const void* from;
+      int bytes;
+      unsigned group;
+    };
+    std::vector<ElementCopy> element_copies;  // cp.async that have not landed
+    unsigned element_groups = 0;
+    struct Store {
+      AsyncCopy copy;
+      std::vector<char> read;  // what shared memory had
+      bool has_read = false, written = false, committed = false;
+    };
+    std::vector<Store> stores;  // bulk copies from shared memory that are not done
   };
 
-  Block(int threads, const std::function<void()>& kernel)
-      : threads_(threads),
-        kernel_(kernel),
-        fibers_(static_cast<size_t>(threads)),
-        places_(static_cast<size_t>(threads)),
-        ended_(static_cast<size_t>(threads)),
-        warps_(static_cast<size_t>(threads / kWarpThreads)),
-        slots_(static_cast<size_t>(threads)) {}
+  Block(GridState& grid, Cluster& cluster, int rank)
+      : grid_(grid),
+        cluster_(cluster),
+        rank_(rank),
+        count_(grid.threads()),
+        fibers_(count_, enter),
+        threads_(static_cast<size_t>(count_)),
+        warps_(static_cast<size_t>(count_ / kWarpThreads)),
+        products_(static_cast<size_t>(count_ + kWarpgroupThreads - 1) / kWarpgroupThreads) {}
 
-  // The same for every block: to have its pages anew would take longer than to run one.
-  static std::byte* stack_of(int thread) {
-    static const std::unique_ptr<std::byte[]> stacks(new std::byte[kMostThreads * kStackBytes]);
-    return stacks.get() + static_cast<size_t>(thread) * kStackBytes;
+  // ---- for the grid ------------------------------------------------------------------------------------------------
+
+  // It is to become another block of the grid, on its own thread of the host.
+  void await() {
+    left_ = count_;
+    shared_ = nullptr;
   }
-
-  static void enter() {
-    Block& block = *current();
-    block.kernel_();
-    block.ended_[static_cast<size_t>(block.thread_)] = true;
-    --block.left_;
-    block.yield();
-  }
-
-  void make_fiber(int t) {
-    ucontext_t& fiber = fibers_[static_cast<size_t>(t)];
-    getcontext(&fiber);
-    fiber.uc_stack.ss_sp = stack_of(t);
-    fiber.uc_stack.ss_size = kStackBytes;
-    fiber.uc_link = nullptr;
-    makecontext(&fiber, enter, 0);
-  }
-
-  void run() {
-    current() = this;
-    for (thread_ = 0; thread_ < threads_; ++thread_) make_fiber(thread_);
-    left_ = threads_;
-    for (thread_ = 0; thread_ < threads_; ++thread_) {
-      if (_setjmp(host_) == 0) setcontext(&fibers_[static_cast<size_t>(thread_)]);
+  void begin(EmulatedDim index) {
+    index_ = index;
+    shared_ = shared_memory;
+    left_ = count_;
+    votes_ = false;
+    warp_ = 0;
+    named_ = {};
+    copies_.clear();
+    for (Thread& thread : threads_) {
+      thread.wait = {}, thread.ended = false, thread.acquired = nullptr;
+      thread.products = {};
+      thread.element_copies.clear(), thread.stores.clear();
+      thread.element_groups = 0;
     }
-    while (left_ > 0) {
-      for (thread_ = 0; thread_ < threads_; ++thread_) {
-        if (!ended_[static_cast<size_t>(thread_)] && _setjmp(host_) == 0)
-          _longjmp(places_[static_cast<size_t>(thread_)], 1);
+    for (Warp& warp : warps_) warp.arrived = 0, warp.ready = kAllLanes, warp.polled = 0;
+    for (WarpgroupProducts& products : products_) products.reset();
+    element_copies_late_ = !random().ordered() && random().below(2) == 0;
+    poison();
+  }
+  bool active() const { return left_ > 0; }
+  int rank() const { return rank_; }
+  EmulatedDim index() const { return index_; }
+
+  // Runs until all of its threads have ended, or wait for other blocks. Whether any did run.
+  bool run() {
+    poll();
+    const int next = pick();
+    if (next < 0) return false;
+    running.block_index = index_;
+    running.thread = next;
+    running.block = this;
+    fibers_.enter(next);
+    running.block = nullptr;
+    return true;
+  }
+
+  // What its threads wait for, a line for those of a warp that wait for the same.
+  std::string waits() const {
+    char head[96];
+    std::snprintf(head, sizeof head, "block (%u, %u, %u)\n", index_.x, index_.y, index_.z);
+    std::string text = head;
+    for (int w = 0; w < count_ / kWarpThreads; ++w) {
+      uint32_t told = 0;
+      for (int lane = 0; lane < kWarpThreads; ++lane) {
+        const Thread& first = threads_[static_cast<size_t>(w * kWarpThreads + lane)];
+        if (told >> lane & 1 || first.ended) continue;
+        uint32_t same = 0;
+        for (int other = lane; other < kWarpThreads; ++other) {
+          const Thread& thread = threads_[static_cast<size_t>(w * kWarpThreads + other)];
+          if (!thread.ended && thread.wait == first.wait) same |= 1u << other;
+        }
+        told |= same;
+        std::snprintf(head, sizeof head, "  warp %d, lanes %08x: ", w, same);
+        text += head + first.wait.text() + "\n";
       }
     }
-    current() = nullptr;
+    return text;
   }
 
-  void wait(Barrier& barrier, int count) {
-    const unsigned phase = barrier.phase;
-    if (++barrier.arrived == count) {
-      barrier.arrived = 0, ++barrier.phase;
-      return;
+  // ---- for threads -------------------------------------------------------------------------------------------------
+
+  [[noreturn]] __attribute__((format(printf, 2, 3))) void fail(const char* format, ...) {
+    char what[400], text[600];
+    va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    std::snprintf(text, sizeof text, "block (%u, %u, %u), thread %d: %s", index_.x, index_.y, index_.z, running.thread,
+                  what);
+    grid_.fail(text);
+    running.block = nullptr;
+    fibers_.abandon();
+  }
+  void check(const char* wrong) {
+    if (*wrong) fail("%s", wrong);
+  }
+
+  Random& random() { return grid_.random; }
+  Thread& thread() { return threads_[static_cast<size_t>(running.thread)]; }
+  static int lane() { return running.thread % kWarpThreads; }
+  Cluster& cluster() { return cluster_; }
+
+  // Now and then the others of the block run first.
+  void may_yield() {
+    if (random().one_in(8)) switch_to(pick());
+  }
+  // Now and then other blocks run first.
+  void may_yield_block() {
+    if (random().one_in(2)) fibers_.leave(running.thread);
+  }
+
+  void wait(const Wait& wait) {
+    if (wait.polled() && wait.over()) return;
+    const int me = running.thread;
+    threads_[static_cast<size_t>(me)].wait = wait;
+    Warp& warp = warps_[static_cast<size_t>(me / kWarpThreads)];
+    warp.ready &= ~(1u << me % kWarpThreads);
+    if (wait.polled()) warp.polled |= 1u << me % kWarpThreads;
+    switch_away();
+    threads_[static_cast<size_t>(me)].wait = {};
+  }
+
+  // All lanes of a warp give a value, one of them computes for all from all, and each gets its own. `what` says at which
+  // instruction: it is the same for all.
+  template <class In, class Out, class Compute>
+  Out meet(const char* what, const In& mine, const Compute& compute) {
+    static_assert(sizeof(In) <= kSlotBytes && sizeof(Out) <= kSlotBytes);
+    Warp& warp = this->warp();
+    const unsigned turn = warp.turn;
+    // The slots are by turns: no lane is two meetings ahead.
+    In* const in = reinterpret_cast<In*>(warp.in[turn % 2]);
+    Out* const out = reinterpret_cast<Out*>(warp.out[turn % 2]);
+    const int lane = this->lane();
+    std::memcpy(static_cast<void*>(in + lane), &mine, sizeof mine);
+    if (warp.arrived == 0) {
+      warp.what = what;
+    } else if (warp.what != what && std::strcmp(warp.what, what) != 0) {
+      fail("lanes of one warp at %s and at %s", what, warp.what);
     }
-    while (barrier.phase == phase) yield();
+    if (++warp.arrived < kWarpThreads) {
+      wait({.kind = Wait::Kind::kWarp, .what = what});
+    } else {
+      warp.arrived = 0;
+      ++warp.turn;
+      compute(static_cast<const In*>(in), out);
+      warp.ready = kAllLanes;
+    }
+    return out[lane];
+  }
+  void sync_warp(const char* what) {
+    meet<char, char>(what, 0, [](const char*, char*) {});
   }
 
-  const int threads_;
-  const std::function<void()>& kernel_;
-  std::vector<ucontext_t> fibers_;
-  struct Place {
-    jmp_buf buffer;
-    operator jmp_buf&() { return buffer; }
+  void sync_threads() {
+    Named& barrier = named_.of[0];
+    if (++barrier.arrived == count_) {
+      barrier.arrived = 0;
+      release(Wait::Kind::kBlock, 0);
+    } else {
+      wait({.kind = Wait::Kind::kBlock});
+    }
+  }
+
+  bool sync_threads_or(bool x) {
+    votes_ |= x;
+    sync_threads();
+    const bool any = votes_;
+    sync_threads();
+    votes_ = false;
+    sync_threads();
+    return any;
+  }
+
+  // bar.sync and bar.arrive: of a warp together.
+  void named_barrier(const char* what, int number, int threads, bool waits) {
+    if (number < 1 || number > 15) fail("%s %d: 1 ... 15 are accepted", what, number);
+    if (threads % kWarpThreads != 0 || threads <= 0 || threads > count_) fail("%s of %d threads", what, threads);
+    const auto id = static_cast<uint32_t>(number);
+    Named& barrier = named_.of[id];
+    const unsigned phase = meet<char, unsigned>(what, 0, [&](const char*, unsigned* phases) {
+      std::fill(phases, phases + kWarpThreads, barrier.phase);
+      if (barrier.arrived == 0) barrier.expected = threads;
+      if (barrier.expected != threads) {
+        fail("%s %d of %d threads, but others said %d", what, number, threads, barrier.expected);
+      }
+      if ((barrier.arrived += kWarpThreads) < threads) return;
+      barrier.arrived = 0;
+      ++barrier.phase;
+      release(Wait::Kind::kNamed, id);
+    });
+    if (waits && barrier.phase == phase) wait({.kind = Wait::Kind::kNamed, .number = id});
+  }
+
+  // ---- shared memory -----------------------------------------------------------------------------------------------
+
+  // Of the own block, by an address that is not mapa()'s.
+  char* own_shared(uint32_t address, size_t bytes, size_t alignment) {
+    if (address >> kRankShift != 0) fail("shared address 0x%x of the cluster where the block's own is wanted", address);
+    return within(*this, address, bytes, alignment);
+  }
+  // Of any block of the cluster.
+  char* cluster_shared(uint32_t address, size_t bytes, size_t alignment) {
+    return within(block_of(address), address & kWhereMask, bytes, alignment);
+  }
+  Block& block_of(uint32_t address) {
+    const uint32_t rank = address >> kRankShift;
+    if (rank == 0) return *this;
+    if (rank > cluster_.blocks.size()) fail("shared address 0x%x of no block of the cluster", address);
+    Block& block = *cluster_.blocks[rank - 1];
+    if (!block.active()) fail("shared memory of block %u of the cluster, which has ended", rank - 1);
+    if (!block.shared_) fail("shared memory of block %u of the cluster, which has not begun", rank - 1);
+    return block;
+  }
+  Mbarrier& own_mbarrier(uint32_t address) { return checked(own_shared(address, sizeof(Mbarrier), sizeof(Mbarrier))); }
+  Mbarrier& cluster_mbarrier(uint32_t address) {
+    return checked(cluster_shared(address, sizeof(Mbarrier), sizeof(Mbarrier)));
+  }
+  uint32_t address_of(const void* pointer) {
+    const auto where = static_cast<const char*>(pointer) - shared_ + int64_t{kSharedBegin};
+    if (where < -(1 << 23) || where >= 1 << 23) fail("%p is not in shared memory", pointer);
+    return static_cast<uint32_t>(where) & kWhereMask;
+  }
+  char* shared() { return shared_; }
+  uint32_t shared_end() const { return kSharedBegin + grid_.launch.smem_bytes; }
+
+  // ---- wgmma -------------------------------------------------------------------------------------------------------
+
+  void issue_product(const Product& product, float* d, const uint32_t* a) {
+    WarpgroupProducts& products = warpgroup_products();
+    WarpgroupProducts::Position& at = thread().products;
+    if (!products.may_issue(at)) {
+      wait({.kind = Wait::Kind::kProducts,
+            .value = static_cast<int64_t>(at.issued + 1 - WarpgroupProducts::kInFlight),
+            .counter = products.complete()});
+      execute(products, at.issued + 1 - WarpgroupProducts::kInFlight);
+    }
+    check(products.issue(at, running.thread % kWarpgroupThreads, product, d, a));
+    if (*products.complete() == at.issued && (random().ordered() || random().one_in(2))) execute(products, at.issued);
+  }
+  void commit_products() { warpgroup_products().commit(thread().products); }
+  void wait_products(unsigned pending) {
+    WarpgroupProducts& products = warpgroup_products();
+    const uint64_t due = WarpgroupProducts::due(thread().products, pending);
+    wait({.kind = Wait::Kind::kProducts, .value = static_cast<int64_t>(due), .counter = products.complete()});
+    if (*products.executed() < due) execute(products, due);
+    products.write_registers();
+  }
+
+  // ---- copies ------------------------------------------------------------------------------------------------------
+
+  // To shared memory: now or later.
+  void start_load(const AsyncCopy& copy) {
+    if (random().ordered() || random().below(2) == 0) return run_load(*this, copy);
+    poison_target(*this, copy);
+    copies_.push_back(copy);
+  }
+
+  // From shared memory: now, or as late as its thread waits for it.
+  void start_store(const AsyncCopy& copy) {
+    thread().stores.push_back({.copy = copy});
+    if (random().ordered() || random().below(2) == 0) finish(thread().stores.back());
+  }
+  void commit_stores() {
+    for (Thread::Store& store : thread().stores) store.committed = true;
+  }
+  void wait_stores(bool read_alone) {
+    std::vector<Thread::Store>& stores = thread().stores;
+    for (Thread::Store& store : stores) {
+      if (!store.committed) continue;
+      if (!store.has_read) read_source(*this, store.copy, store.read), store.has_read = true;
+      if (!read_alone) finish(store);
+    }
+    std::erase_if(stores, [](const Thread::Store& store) { return store.written && store.committed; });
+  }
+
+  bool element_copies_late() const { return element_copies_late_; }
+
+ private:
+  static constexpr size_t kSlotBytes = 64;
+  struct Warp {
+    uint32_t ready = kAllLanes, polled = 0;
+    int arrived = 0;
+    unsigned turn = 0;
+    const char* what = "";
+    alignas(16) std::byte in[2][kWarpThreads * kSlotBytes], out[2][kWarpThreads * kSlotBytes];
   };
-  std::vector<Place> places_;
-  std::vector<char> ended_;
-  std::vector<Barrier> warps_;
-  std::vector<Slot> slots_;
-  Barrier block_;
-  jmp_buf host_;
-  int thread_ = 0, left_ = 0;
+  struct Named {
+    int arrived = 0, expected = 0;
+    unsigned phase = 0;
+  };
+  struct NamedBarriers {
+    Named of[16];
+  };
+
+  Warp& warp() { return warps_[static_cast<size_t>(running.thread / kWarpThreads)]; }
+  WarpgroupProducts& warpgroup_products() { return products_[static_cast<size_t>(running.thread / kWarpgroupThreads)]; }
+  void execute(WarpgroupProducts& products, uint64_t end) {
+    check(products.execute(end, shared_, kSharedBegin, shared_end()));
+  }
+
+  Mbarrier& checked(char* at) {
+    Mbarrier& barrier = *reinterpret_cast<Mbarrier*>(at);
+    if (!barrier.initialised()) {
+      fail("mbarrier 0x%x is not initialised", address_of(at));
+    }
+    return barrier;
+  }
+
+  // What is not the launch's are variables that are __shared__, near it.
+  char* within(Block& block, uint32_t where, size_t bytes, size_t alignment) {
+    if (where % alignment != 0) fail("shared address 0x%x is no multiple of %zu", where, alignment);
+    if (where >= kSharedBegin && where + bytes <= shared_end()) return block.shared_ + (where - kSharedBegin);
+    const int offset = static_cast<int>(where << 8) / 256 - static_cast<int>(kSharedBegin);
+    if (offset + static_cast<int>(bytes) > 0 && offset < static_cast<int>(kEmulatedSharedBytes)) {
+      fail("shared address 0x%x, %zu bytes: the block has 0x%x ... 0x%x", where, bytes, kSharedBegin, shared_end());
+    }
+    return block.shared_ + offset;
+  }
+
+  // Before a block shared memory holds, by turns of a coin, numbers below 0, which are NaN, too, or drawn ones that are not, which lead
+  // past every tensor.
+  void poison() {
+    const bool drawn = random().next() % 2 == 0;
+    char* const end = shared_ + grid_.launch.smem_bytes / 4 * 4;
+    if (!drawn) {
+      std::memset(shared_, 0xff, static_cast<size_t>(end - shared_));
+    } else {
+      for (char* at = shared_; at < end; at += 4) {
+        const uint32_t word = random().next() >> 1;
+        std::memcpy(at, &word, sizeof word);
+      }
+    }
+  }
+
+  void release(Wait::Kind kind, uint32_t number) {
+    for (int t = 0; t < count_; ++t) {
+      const Wait& wait = threads_[static_cast<size_t>(t)].wait;
+      if (wait.kind == kind && wait.number == number) {
+        threads_[static_cast<size_t>(t)].wait = {};
+        warps_[static_cast<size_t>(t / kWarpThreads)].ready |= 1u << t % kWarpThreads;
+      }
+    }
+  }
+
+  // ---- turns -------------------------------------------------------------------------------------------------------
+
+  static void enter() {
+    while (true) {
+      running.block->grid_.body();
+      running.block->end_thread();
+    }
+  }
+
+  void end_thread() {
+    Thread& me = thread();
+    for (Thread::Store& store : me.stores) {
+      if (!store.has_read) fail("the thread has ended before its bulk copies have read shared memory");
+      finish(store);
+    }
+    const int t = running.thread;
+    me.ended = true;
+    Warp& warp = this->warp();
+    warp.ready &= ~(1u << t % kWarpThreads);
+    if (--left_ == 0) {
+      if (!copies_.empty()) fail("the block has ended before copies to its shared memory");
+      cluster_.end(count_);
+      fibers_.leave(t);
+    } else {
+      switch_away();
+    }
+  }
+
+  void finish(Thread::Store& store) {
+    if (store.written) return;
+    if (!store.has_read) read_source(*this, store.copy, store.read);
+    write_target(*this, store.copy, store.read);
+    store.has_read = store.written = true;
+  }
+
+  // The next thread that may run, -1: none.
+  int pick() {
+    const int warps = count_ / kWarpThreads;
+    const auto ready = [this](int w) { return warps_[static_cast<size_t>(w)].ready; };
+    if (!ready(warp_) || random().one_in(4)) {
+      const int from = random().ordered() ? warp_ : static_cast<int>(random().below(static_cast<unsigned>(warps)));
+      int w = from;
+      while (!ready(w)) {
+        if (++w == warps) w = 0;
+        if (w == from) return -1;
+      }
+      if (w != warp_) backwards_ = random().below(2) != 0;
+      warp_ = w;
+    }
+    const uint32_t lanes = ready(warp_);
+    return warp_ * kWarpThreads + (backwards_ ? 31 - std::countl_zero(lanes) : std::countr_zero(lanes));
+  }
+
+  // Whether a wait is over.
+  bool poll() {
+    bool any = false;
+    for (size_t w = 0; w < warps_.size(); ++w) {
+      for (uint32_t lanes = warps_[w].polled; lanes != 0; lanes &= lanes - 1) {
+        const int lane = std::countr_zero(lanes);
+        if (threads_[w * kWarpThreads + static_cast<size_t>(lane)].wait.over()) {
+          warps_[w].polled &= ~(1u << lane);
+          warps_[w].ready |= 1u << lane;
+          any = true;
+        }
+      }
+    }
+    return any;
+  }
+
+  bool run_a_copy() {
+    if (copies_.empty()) return false;
+    const auto at =
+        copies_.begin() + static_cast<std::ptrdiff_t>(random().below(static_cast<unsigned>(copies_.size())));
+    const AsyncCopy next = *at;
+    copies_.erase(at);
+    run_load(*this, next);
+    return true;
+  }
+
+  void switch_to(int next) {
+    const int me = running.thread;
+    if (next == me) return;
+    running.thread = next;
+    fibers_.change(me, next);
+  }
+  void switch_away() {
+    const int me = running.thread;
+    while (true) {
+      if (random().one_in(16)) poll();
+      if (const int next = pick(); next >= 0) return switch_to(next);
+      if (poll() || run_a_copy()) continue;
+      break;
+    }
+    fibers_.leave(me);
+  }
+
+  GridState& grid_;
+  Cluster& cluster_;
+  const int rank_, count_;
+  EmulatedDim index_;
+  char* shared_ = nullptr;
+  Fibers fibers_;
+  std::vector<Thread> threads_;
+  std::vector<Warp> warps_;
+  std::vector<WarpgroupProducts> products_;
+  NamedBarriers named_;
+  std::deque<AsyncCopy> copies_;
+  int left_ = 0, warp_ = 0;
+  bool backwards_ = false, element_copies_late_ = false, votes_ = false;
 };
 
 }  // namespace tessera::emulated
+
+#include "copies.hpp"

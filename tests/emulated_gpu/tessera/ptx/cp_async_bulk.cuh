@@ -1,53 +1,64 @@
+// What the copies do: copies.hpp.
 #pragma once
 
 #include "tessera/ptx/mbarrier.cuh"
-#include "tessera/tile/swizzle.hpp"
 
 namespace tessera::ptx {
 
-// What a tensor map says of [batch, head, row, column] of 16-bit elements, in boxes of 64 columns: in the place of the driver's.
-struct EmulatedTensorMap {
-  const char* data;
-  int64 batch, row, head;  // strides in bytes
-  int batches, rows, heads, cols, box_rows;
-};
-static_assert(sizeof(EmulatedTensorMap) <= sizeof(TensorMap));
+inline emulated::AsyncCopy emulated_box(emulated::AsyncCopy::Kind kind, const TensorMap* map, int c0, int c1, int c2,
+                                        int c3) {
+  emulated::AsyncCopy copy{.kind = kind, .at = {c0, c1, c2, c3}};
+  if (reinterpret_cast<uintptr_t>(map) % 64 != 0) {
+    emulated::here().fail("a tensor map at %p", static_cast<const void*>(map));
+  }
+  std::memcpy(static_cast<void*>(&copy.map), map, sizeof copy.map);
+  return copy;
+}
+// Multiples of 16.
+inline emulated::AsyncCopy emulated_bytes(emulated::AsyncCopy::Kind kind, const void* global, int bytes) {
+  if (bytes <= 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
+    emulated::here().fail("a bulk copy of %d bytes at %p", bytes, global);
+  }
+  return {.kind = kind, .global = const_cast<void*>(global), .bytes = bytes};
+}
 
-// At once. What lies outside is 0.
-inline void cp_async_bulk_tensor_4d(uint32 shared, const TensorMap* map, uint32 barrier, int col, int row, int head,
-                                    int batch) {
-  EmulatedTensorMap from;
-  std::memcpy(&from, map, sizeof from);
-  for (int r = 0; r < from.box_rows; ++r)
-    for (int c = 0; c < kChunkCols; ++c) {
-      unsigned short element = 0;
-      const bool inside =
-          batch < from.batches && row + r >= 0 && row + r < from.rows && head < from.heads && col + c < from.cols;
-      if (inside) {
-        const int64 at =
-            from.batch * batch + from.row * (row + r) + from.head * head + (col + c) * int64{sizeof element};
-        std::memcpy(&element, from.data + at, sizeof element);
-      }
-      std::memcpy(shared_memory + shared + r * kChunkRowBytes + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2, &element,
-                  sizeof element);
-    }
-  EmulatedBarrier::at(barrier).bytes -= from.box_rows * kChunkRowBytes;
-  EmulatedBarrier::at(barrier).end_phase();
+inline void cp_async_bulk_tensor_4d(uint32 shared, const TensorMap* map, uint32 barrier, int c0, int c1, int c2,
+                                    int c3) {
+  emulated::AsyncCopy copy = emulated_box(emulated::AsyncCopy::Kind::kLoadBox, map, c0, c1, c2, c3);
+  copy.to = shared, copy.barrier = barrier;
+  emulated::here().start_load(copy);
+}
+inline void cp_async_bulk_tensor_4d_multicast(uint32 shared, const TensorMap* map, uint32 barrier, int c0, int c1,
+                                              int c2, int c3, unsigned short blocks) {
+  emulated::AsyncCopy copy = emulated_box(emulated::AsyncCopy::Kind::kLoadBox, map, c0, c1, c2, c3);
+  copy.to = shared, copy.barrier = barrier, copy.blocks = blocks;
+  emulated::here().start_load(copy);
+}
+inline void cp_async_bulk_tensor_store_4d(const TensorMap* map, uint32 shared, int c0, int c1, int c2, int c3) {
+  emulated::AsyncCopy copy = emulated_box(emulated::AsyncCopy::Kind::kStoreBox, map, c0, c1, c2, c3);
+  copy.from = shared;
+  emulated::here().start_store(copy);
+}
+inline void cp_async_bulk_load(uint32 shared, const void* global, int bytes, uint32 barrier) {
+  emulated::AsyncCopy copy = emulated_bytes(emulated::AsyncCopy::Kind::kLoad, global, bytes);
+  copy.to = shared, copy.barrier = barrier;
+  emulated::here().start_load(copy);
 }
 inline void cp_async_bulk_store(float* global, uint32 shared, int bytes) {
-  std::memcpy(global, shared_memory + shared, static_cast<size_t>(bytes));
+  emulated::AsyncCopy copy = emulated_bytes(emulated::AsyncCopy::Kind::kStore, global, bytes);
+  copy.from = shared;
+  emulated::here().start_store(copy);
 }
 inline void cp_reduce_async_bulk_add_f32(float* global, uint32 shared, int bytes) {
-  for (int n = 0; n < bytes / 4; ++n) {
-    float x;
-    std::memcpy(&x, shared_memory + shared + n * 4, sizeof x);
-    global[n] += x;
-  }
+  emulated::AsyncCopy copy = emulated_bytes(emulated::AsyncCopy::Kind::kAddFloats, global, bytes);
+  copy.from = shared;
+  emulated::here().start_store(copy);
 }
-inline void cp_async_bulk_commit_group() {}
-inline void cp_async_bulk_wait_group_read() {}
-inline void cp_async_bulk_wait_group() {}
+inline void cp_async_bulk_commit_group() { emulated::here().commit_stores(); }
+inline void cp_async_bulk_wait_group_read() { emulated::here().wait_stores(true); }
+inline void cp_async_bulk_wait_group() { emulated::here().wait_stores(false); }
 inline void prefetch_tensormap(const TensorMap*) {}
 inline void fence_proxy_async() {}
+inline void fence_proxy_async_global() {}
 
 }  // namespace tessera::ptx

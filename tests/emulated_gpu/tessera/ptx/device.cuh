@@ -2,23 +2,47 @@
 // memory.
 #pragma once
 
-#include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
-#include <random>
 
-#include "block.hpp"
+#include "grid.hpp"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __shared__ thread_local constinit  // a block has a thread of the host
+#define __align__(bytes)
+
 #include "tessera/types.hpp"
 
 #define TESSERA_DEVICE inline
-#define __shared__ thread_local constinit  // all of a block's threads are fibers of one
-#define __align__(bytes)
 
-using std::max;
-using std::min;
+template <class T>
+constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+template <class T>
+constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
+constexpr long long max(long long a, int b) { return max<long long>(a, b); }
+constexpr long long max(int a, long long b) { return max<long long>(a, b); }
+constexpr long long min(long long a, int b) { return min<long long>(a, b); }
+constexpr long long min(int a, long long b) { return min<long long>(a, b); }
+// Of a number and NaN the number.
+constexpr float max(float a, float b) { return a < b || a != a ? b : a; }
+constexpr float min(float a, float b) { return b < a || a != a ? b : a; }
 
-struct float2 {
+struct alignas(8) int2 {
+  int x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(8) float2 {
   float x, y;
 };
 struct alignas(8) uint2 {
@@ -30,21 +54,33 @@ struct alignas(16) float4 {
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-inline EmulatedDim emulated_block_index, emulated_grid;
-#define threadIdx (EmulatedDim{static_cast<unsigned>(tessera::emulated::Block::current()->thread()), 0, 0})
-#define blockIdx emulated_block_index
-#define gridDim emulated_grid
+namespace tessera::emulated {
+inline Block& here() { return *running.block; }
 
-inline void __syncthreads() { tessera::emulated::Block::current()->sync_threads(); }
-inline void __syncwarp() { tessera::emulated::Block::current()->sync_warp(); }
+// By all lanes of the warp: each gives a value and gets what compute(value of a lane, own lane) makes of all.
+template <class Out, class In, class Compute>
+Out of_warp(const char* what, unsigned mask, const In& mine, const Compute& compute) {
+  if (mask != kAllLanes) here().fail("%s of the lanes %08x, not emulated", what, mask);
+  return here().meet<In, Out>(what, mine, [&compute](const In* in, Out* out) {
+    for (int lane = 0; lane < kWarpThreads; ++lane) out[lane] = compute(in, lane);
+  });
+}
+}  // namespace tessera::emulated
+
+inline void __syncthreads() { tessera::emulated::here().sync_threads(); }
+inline void __syncwarp() { tessera::emulated::here().sync_warp("__syncwarp"); }
+inline bool __syncthreads_or(bool x) { return tessera::emulated::here().sync_threads_or(x); }
 inline void __threadfence() {}
 inline void __builtin_assume(bool) {}
 inline int atomicAdd(int* to, int x) {
+  tessera::emulated::here().may_yield_block();
   const int before = *to;
   *to += x;
   return before;
@@ -53,7 +89,12 @@ inline int atomicAdd(int* to, int x) {
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
-inline float __fmul_rn(float a, float b) { return a * b; }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline float __fmul_rn(float a, float b) {
+  const volatile float product = a * b;  // never part of a fused multiply-add
+  return product;
+}
+inline float __saturatef(float x) { return x > 0 ? min(x, 1.0f) : 0.0f; }  // NaN becomes 0
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((uint64_t{a} * b) >> 32); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const uint64_t bytes = uint64_t{b} << 32 | a;
@@ -63,67 +104,49 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   return result;
 }
 inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
-  return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (32 - shift));
+  return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (32 - (shift & 31)));
 }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (shift & 31));
 }
+inline int __popc(unsigned x) { return std::popcount(x); }
 
-inline int emulated_lane() { return tessera::emulated::Block::current()->thread() % tessera::emulated::kWarpThreads; }
-template <class T>
-T __shfl_xor_sync(unsigned, T x, int distance) {
-  return tessera::emulated::Block::current()->exchange(x, [&](auto of) { return of(emulated_lane() ^ distance); });
-}
-template <class T>
-T __shfl_sync(unsigned, T x, int lane) {
-  return tessera::emulated::Block::current()->exchange(x, [&](auto of) { return of(lane); });
-}
-template <class T>
-T __shfl_up_sync(unsigned, T x, int distance) {
-  return tessera::emulated::Block::current()->exchange(
-      x, [&](auto of) { return of(std::max(emulated_lane() - distance, 0)); });
-}
 template <class T>
 T __ldcg(const T* global) {
   return *global;
 }
-inline bool __any_sync(unsigned, bool x) {
-  return tessera::emulated::Block::current()->exchange(x, [](auto of) {
-    bool any = false;
-    for (int lane = 0; lane < tessera::emulated::kWarpThreads; ++lane) any |= of(lane);
-    return any;
-  });
+template <class T>
+T __shfl_xor_sync(unsigned mask, T x, int distance) {
+  return tessera::emulated::of_warp<T>("__shfl_xor_sync", mask, x,
+                                       [=](const T* in, int lane) { return in[(lane ^ distance) & 31]; });
 }
-inline unsigned __ballot_sync(unsigned, bool x) {
-  return tessera::emulated::Block::current()->exchange(x, [](auto of) {
+template <class T>
+T __shfl_sync(unsigned mask, T x, int from) {
+  struct Request {
+    T x;
+    int from;
+  };
+  return tessera::emulated::of_warp<T>("__shfl_sync", mask, Request{x, from},
+                                       [](const Request* in, int lane) { return in[in[lane].from & 31].x; });
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T x, int distance) {
+  return tessera::emulated::of_warp<T>(
+      "__shfl_up_sync", mask, x, [=](const T* in, int lane) { return in[lane < distance ? lane : lane - distance]; });
+}
+inline unsigned __ballot_sync(unsigned mask, bool x) {
+  return tessera::emulated::of_warp<unsigned>("a vote", mask, x, [](const bool* in, int) {
     unsigned lanes = 0;
-    for (int lane = 0; lane < tessera::emulated::kWarpThreads; ++lane) lanes |= unsigned{of(lane)} << lane;
+    for (int lane = 0; lane < tessera::emulated::kWarpThreads; ++lane) lanes |= unsigned{in[lane]} << lane;
     return lanes;
   });
 }
-inline int __popc(unsigned x) { return std::popcount(x); }
-inline bool __all_sync(unsigned mask, bool x) { return !__any_sync(mask, !x); }
+inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
+inline bool __all_sync(unsigned mask, bool x) { return __ballot_sync(mask, !x) == 0; }
 
 namespace tessera {
 
-// The largest that a block of any GPU may have.
-inline constexpr size_t kEmulatedSharedBytes = 232448;
-alignas(128) inline constinit thread_local char shared_memory[kEmulatedSharedBytes] = {};
-
-// What it holds before a block: by turns of a coin numbers below 0, which are NaN, too, or drawn ones that are not, which lead past every
-// tensor.
-inline void poison_shared_memory() {
-  static std::mt19937 random(7);
-  const bool drawn = random() % 2 == 0;
-  for (size_t at = 0; at < sizeof shared_memory; at += 4) {
-    const auto word = drawn ? static_cast<uint32>(random()) >> 1 : ~uint32{0};
-    std::memcpy(shared_memory + at, &word, sizeof word);
-  }
-}
-
-inline uint32 shared_address(const void* pointer) {
-  return static_cast<uint32>(static_cast<const char*>(pointer) - shared_memory);
-}
+inline uint32 shared_address(const void* pointer) { return emulated::here().address_of(pointer); }
 
 template <class T>
 T uniform(T x) {

@@ -4,36 +4,49 @@
 
 namespace tessera::ptx {
 
-// In the barrier's 8 bytes. A phase ends when all arrivals and all bytes are there.
-struct EmulatedBarrier {
-  signed char arrivals, left;
-  unsigned short phase;
-  int bytes;
-
-  static EmulatedBarrier& at(uint32 shared) { return *reinterpret_cast<EmulatedBarrier*>(shared_memory + shared); }
-  void end_phase() {
-    if (left == 0 && bytes == 0) left = arrivals, ++phase;
-  }
-};
-static_assert(sizeof(EmulatedBarrier) == 8);
-
 inline void mbarrier_init(uint32 barrier, int arrivals) {
-  const auto count = static_cast<signed char>(arrivals);
-  EmulatedBarrier::at(barrier) = {count, count, 0, 0};
+  emulated::Block& block = emulated::here();
+  if (arrivals < 1 || arrivals > emulated::Mbarrier::kMostArrivals)
+    block.fail("mbarrier.init of %d arrivals", arrivals);
+  const emulated::Mbarrier fresh(arrivals);
+  std::memcpy(block.own_shared(barrier, sizeof fresh, sizeof fresh), &fresh, sizeof fresh);
 }
 inline void fence_mbarrier_init() {}
+
+// What is wrong, with the barrier as it is.
+inline void emulated_check(uint32 barrier, const emulated::Mbarrier& at, const char* wrong) {
+  if (*wrong) emulated::here().fail("mbarrier 0x%x (%s): %s", barrier, at.text().c_str(), wrong);
+}
 inline void mbarrier_arrive(uint32 barrier) {
-  --EmulatedBarrier::at(barrier).left;
-  EmulatedBarrier::at(barrier).end_phase();
+  emulated::Mbarrier& at = emulated::here().own_mbarrier(barrier);
+  emulated_check(barrier, at, at.arrive());
+  emulated::here().may_yield();
+}
+inline void mbarrier_arrive_shared_cluster(uint32 barrier) {
+  emulated::Mbarrier& at = emulated::here().cluster_mbarrier(barrier);
+  emulated_check(barrier, at, at.arrive());
+  emulated::here().may_yield();
+}
+inline void mbarrier_expect_tx(uint32 barrier, int bytes) {
+  emulated::Mbarrier& at = emulated::here().own_mbarrier(barrier);
+  emulated_check(barrier, at, at.expect(bytes));
 }
 inline void mbarrier_arrive_expect_tx(uint32 barrier, int bytes) {
-  EmulatedBarrier::at(barrier).bytes += bytes;
+  mbarrier_expect_tx(barrier, bytes);
   mbarrier_arrive(barrier);
 }
-inline void mbarrier_expect_tx(uint32 barrier, int bytes) { EmulatedBarrier::at(barrier).bytes += bytes; }
 inline void mbarrier_wait_parity(uint32 barrier, int parity) {
-  while (EmulatedBarrier::at(barrier).phase % 2 == parity) emulated::Block::current()->yield();
+  const emulated::Mbarrier& at = emulated::here().own_mbarrier(barrier);
+  emulated::Wait wait{.kind = emulated::Wait::Kind::kMbarrier, .number = barrier, .value = parity, .mbarrier = &at};
+  // Two phases may have passed between the end of the one and the thread's turn: on a GPU it might wait for ever.
+  do {
+    emulated::here().wait(wait);
+  } while (!wait.over());
 }
-inline void mbarrier_arrive_shared_cluster(uint32 barrier) { mbarrier_arrive(barrier); }
+// May wait until the phase is complete.
+inline bool mbarrier_try_wait_parity(uint32 barrier, int parity) {
+  mbarrier_wait_parity(barrier, parity);
+  return true;
+}
 
 }  // namespace tessera::ptx

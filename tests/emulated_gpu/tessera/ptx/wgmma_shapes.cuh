@@ -1,1 +1,3 @@
-#pragma once  // no wgmma by fibers
+#pragma once
+
+#include "tessera/ptx/wgmma.cuh"
