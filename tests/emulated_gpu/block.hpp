@@ -319,7 +319,7 @@ class Block {
 
   // From shared memory: now, or as late as its thread waits for it.
   void start_store(const AsyncCopy& copy) {
-    thread().stores.push_back({.copy = copy});
+    thread().stores.emplace_back().copy = copy;
     if (random().ordered() || random().below(2) == 0) finish(thread().stores.back());
   }
   void commit_stores() {

@@ -36,5 +36,5 @@ constexpr EmulatedKernelInfo kernel_info(void (*)(Params...)) {
   extern "C" __attribute__((visibility("default"))) int symbol##_emulated(const EmulatedLaunch* launch) { \
     return tessera::emulated::run_kernel(#symbol, symbol, launch);                                        \
   }                                                                                                       \
-  extern "C" __attribute__((visibility("default"))) extern const EmulatedKernelInfo symbol##_info;        \
-  const EmulatedKernelInfo symbol##_info = tessera::emulated::kernel_info(symbol);
+  extern "C" __attribute__((visibility("default"))) constexpr EmulatedKernelInfo symbol##_info =          \
+      tessera::emulated::kernel_info(symbol);
