@@ -46,6 +46,7 @@ class Block {
     uint64_t cluster_phase = 0;  // when it arrived
     const int* acquired = nullptr;
     int acquired_value = 0;
+    const Mbarrier* tried = nullptr;  // in vain
     WarpgroupProducts::Position products;
     struct ElementCopy {
       uint32_t to;
@@ -89,7 +90,7 @@ class Block {
     named_ = {};
     copies_.clear();
     for (Thread& thread : threads_) {
-      thread.wait = {}, thread.ended = false, thread.acquired = nullptr;
+      thread.wait = {}, thread.ended = false, thread.acquired = nullptr, thread.tried = nullptr;
       thread.products = {};
       thread.element_copies.clear(), thread.stores.clear();
       thread.element_groups = 0;

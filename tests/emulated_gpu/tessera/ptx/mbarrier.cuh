@@ -20,6 +20,7 @@ inline void emulated_check(uint32 barrier, const emulated::Mbarrier& at, const c
 inline void mbarrier_arrive(uint32 barrier) {
   emulated::Mbarrier& at = emulated::here().own_mbarrier(barrier);
   emulated_check(barrier, at, at.arrive());
+  emulated::here().thread().tried = nullptr;
   emulated::here().may_yield();
 }
 inline void mbarrier_arrive_shared_cluster(uint32 barrier) {
@@ -43,10 +44,14 @@ inline void mbarrier_wait_parity(uint32 barrier, int parity) {
     emulated::here().wait(wait);
   } while (!wait.over());
 }
-// May wait until the phase is complete.
+// A thread that asks again for what it knows waits until it has changed.
 inline bool mbarrier_try_wait_parity(uint32 barrier, int parity) {
-  mbarrier_wait_parity(barrier, parity);
-  return true;
+  const emulated::Mbarrier& at = emulated::here().own_mbarrier(barrier);
+  emulated::Block::Thread& thread = emulated::here().thread();
+  if (at.parity() == parity && thread.tried == &at) mbarrier_wait_parity(barrier, parity);
+  const bool done = at.parity() != parity;
+  thread.tried = done ? nullptr : &at;
+  return done;
 }
 
 }  // namespace tessera::ptx
