@@ -13,24 +13,16 @@
 #include "grid_state.hpp"
 #include "products.hpp"
 #include "running.hpp"
+#include "shared_window.hpp"
 #include "wait.hpp"
-
-namespace tessera {
-
-// The largest that a block of any GPU may have.
-inline constexpr size_t kEmulatedSharedBytes = 232448;
-alignas(1024) inline constinit thread_local char shared_memory[kEmulatedSharedBytes] = {};
-
-}  // namespace tessera
 
 namespace tessera::emulated {
 
 inline constexpr int kWarpThreads = 32;
 inline constexpr uint32_t kAllLanes = 0xffffffff;
 
-// An address in shared memory: 24 bits of where, as seen from what the launch has made (1024 bytes are the system's), and above them 0 for
-// the own block, or 1 + the rank of a block of the cluster.
-inline constexpr uint32_t kSharedBegin = 1024, kRankShift = 24, kWhereMask = (1u << kRankShift) - 1;
+// An address in shared memory: 24 bits of where, and above them 0 for the own block, or 1 + the rank of a block of the cluster.
+inline constexpr uint32_t kRankShift = 24, kWhereMask = (1u << kRankShift) - 1;
 
 // copies.hpp. Loads: all at once, or poison until then. Stores: first shared memory is read, then global memory is written.
 inline void run_load(Block& block, const AsyncCopy& copy);
@@ -79,11 +71,11 @@ class Block {
   // It is to become another block of the grid, on its own thread of the host.
   void await() {
     left_ = count_;
-    shared_ = nullptr;
+    shared_ = {};
   }
   void begin(EmulatedDim index) {
     index_ = index;
-    shared_ = shared_memory;
+    shared_ = SharedWindow(grid_.launch.smem_bytes);
     left_ = count_;
     votes_ = false;
     warp_ = 0;
@@ -271,7 +263,7 @@ class Block {
     if (rank > cluster_.blocks.size()) fail("shared address 0x%x of no block of the cluster", address);
     Block& block = *cluster_.blocks[rank - 1];
     if (!block.active()) fail("shared memory of block %u of the cluster, which has ended", rank - 1);
-    if (!block.shared_) fail("shared memory of block %u of the cluster, which has not begun", rank - 1);
+    if (!block.shared_.memory()) fail("shared memory of block %u of the cluster, which has not begun", rank - 1);
     return block;
   }
   Mbarrier& own_mbarrier(uint32_t address) { return checked(own_shared(address, sizeof(Mbarrier), sizeof(Mbarrier))); }
@@ -279,12 +271,10 @@ class Block {
     return checked(cluster_shared(address, sizeof(Mbarrier), sizeof(Mbarrier)));
   }
   uint32_t address_of(const void* pointer) {
-    const auto where = static_cast<const char*>(pointer) - shared_ + int64_t{kSharedBegin};
-    if (where < -(1 << 23) || where >= 1 << 23) fail("%p is not in shared memory", pointer);
-    return static_cast<uint32_t>(where) & kWhereMask;
+    const uint32_t address = shared_.address_of(static_cast<const char*>(pointer));
+    if (address == 0) fail("%p is not in shared memory", pointer);
+    return address;
   }
-  char* shared() { return shared_; }
-  uint32_t shared_end() const { return kSharedBegin + grid_.launch.smem_bytes; }
 
   // ---- wgmma -------------------------------------------------------------------------------------------------------
 
@@ -357,38 +347,37 @@ class Block {
 
   Warp& warp() { return warps_[static_cast<size_t>(running.thread / kWarpThreads)]; }
   WarpgroupProducts& warpgroup_products() { return products_[static_cast<size_t>(running.thread / kWarpgroupThreads)]; }
-  void execute(WarpgroupProducts& products, uint64_t end) {
-    check(products.execute(end, shared_, kSharedBegin, shared_end()));
-  }
+  void execute(WarpgroupProducts& products, uint64_t end) { check(products.execute(end, shared_)); }
 
   Mbarrier& checked(char* at) {
     Mbarrier& barrier = *reinterpret_cast<Mbarrier*>(at);
     if (!barrier.initialised()) {
-      fail("mbarrier 0x%x is not initialised", address_of(at));
+      fail("mbarrier 0x%x is not initialised", shared_.address_of(at));
     }
     return barrier;
   }
 
-  // What is not the launch's are variables that are __shared__, near it.
   char* within(Block& block, uint32_t where, size_t bytes, size_t alignment) {
     if (where % alignment != 0) fail("shared address 0x%x is no multiple of %zu", where, alignment);
-    if (where >= kSharedBegin && where + bytes <= shared_end()) return block.shared_ + (where - kSharedBegin);
-    const int offset = static_cast<int>(where << 8) / 256 - static_cast<int>(kSharedBegin);
-    if (offset + static_cast<int>(bytes) > 0 && offset < static_cast<int>(kEmulatedSharedBytes)) {
-      fail("shared address 0x%x, %zu bytes: the block has 0x%x ... 0x%x", where, bytes, kSharedBegin, shared_end());
+    block.shared_.take_variables(shared_);
+    char* const at = block.shared_.at(where, bytes);
+    if (!at) {
+      fail("shared address 0x%x, %zu bytes: the block has 0x%x ... 0x%x", where, bytes, SharedWindow::kBegin,
+           shared_.end());
     }
-    return block.shared_ + offset;
+    return at;
   }
 
   // Before a block shared memory holds, by turns of a coin, numbers below 0, which are NaN, too, or drawn ones that are not, which lead
   // past every tensor.
   void poison() {
     const bool drawn = random().next() % 2 == 0;
-    char* const end = shared_ + grid_.launch.smem_bytes / 4 * 4;
+    char* const begin = shared_.memory();
+    char* const end = begin + grid_.launch.smem_bytes / 4 * 4;
     if (!drawn) {
-      std::memset(shared_, 0xff, static_cast<size_t>(end - shared_));
+      std::memset(begin, 0xff, static_cast<size_t>(end - begin));
     } else {
-      for (char* at = shared_; at < end; at += 4) {
+      for (char* at = begin; at < end; at += 4) {
         const uint32_t word = random().next() >> 1;
         std::memcpy(at, &word, sizeof word);
       }
@@ -505,7 +494,7 @@ class Block {
   Cluster& cluster_;
   const int rank_, count_;
   EmulatedDim index_;
-  char* shared_ = nullptr;
+  SharedWindow shared_;
   Fibers fibers_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/convert.hpp"
+#include "shared_window.hpp"
 #include "swizzle_bits.hpp"
 
 namespace tessera::emulated {
@@ -26,21 +27,19 @@ class MatrixDescriptor {
   }
 
   // Rows of 16 inner columns, which are contiguous: `to` [64][16]. All three return "" or what is wrong.
-  const char* read_inner_major(float (&to)[64][16], bool bfloat16, const char* shared, uint32_t begin,
-                               uint32_t end) const {
-    return inner_major(64, bfloat16, shared, begin, end,
+  const char* read_inner_major(float (&to)[64][16], bool bfloat16, const SharedWindow& shared) const {
+    return inner_major(64, bfloat16, shared,
                        [&to](int row, int k, const float(&x)[8]) { std::memcpy(to[row] + k, x, sizeof x); });
   }
   // The same, transposed: `to` [16][count].
-  const char* read_inner_major_turned(float (&to)[16][256], int count, bool bfloat16, const char* shared,
-                                      uint32_t begin, uint32_t end) const {
-    return inner_major(count, bfloat16, shared, begin, end, [&to](int row, int k, const float(&x)[8]) {
+  const char* read_inner_major_turned(float (&to)[16][256], int count, bool bfloat16,
+                                      const SharedWindow& shared) const {
+    return inner_major(count, bfloat16, shared, [&to](int row, int k, const float(&x)[8]) {
       for (int i = 0; i < 8; ++i) to[k + i][row] = x[i];
     });
   }
   // 16 inner rows of `count` columns, which are contiguous, in chunks of 64: `to` [16][count].
-  const char* read_outer_major(float (&to)[16][256], int count, bool bfloat16, const char* shared, uint32_t begin,
-                               uint32_t end) const {
+  const char* read_outer_major(float (&to)[16][256], int count, bool bfloat16, const SharedWindow& shared) const {
     if (*wrong_) return wrong_;
     if (start_ % kRowBytes + static_cast<uint32_t>(count < kChunkCols ? count : kChunkCols) * 2 > kRowBytes) {
       return "columns of a matrix descriptor that leave their row of 128 bytes";
@@ -50,9 +49,10 @@ class MatrixDescriptor {
         const uint32_t at = start_ + static_cast<uint32_t>(col / kChunkCols) * leading_ +
                             static_cast<uint32_t>(k / 8) * stride_ + static_cast<uint32_t>(k % 8) * kRowBytes +
                             static_cast<uint32_t>(col % kChunkCols) * 2;
-        if (at < begin || at + 16 > end) return kOutside;
+        const char* const from = shared.at(swizzled_128b(at), 16);
+        if (!from) return kOutside;
         float x[8];
-        eight(x, shared + (swizzled_128b(at) - begin), bfloat16);
+        eight(x, from, bfloat16);
         std::memcpy(to[k] + col, x, sizeof x);
       }
     return "";
@@ -88,17 +88,17 @@ class MatrixDescriptor {
 #endif
 
   template <class Put>
-  const char* inner_major(int rows, bool bfloat16, const char* shared, uint32_t begin, uint32_t end,
-                          const Put& put) const {
+  const char* inner_major(int rows, bool bfloat16, const SharedWindow& shared, const Put& put) const {
     if (*wrong_) return wrong_;
     if (start_ % kRowBytes + 32 > kRowBytes) return "columns of a matrix descriptor that leave their row of 128 bytes";
     for (int row = 0; row < rows; ++row)
       for (int k = 0; k < 16; k += 8) {
         const uint32_t at = start_ + static_cast<uint32_t>(row / 8) * stride_ +
                             static_cast<uint32_t>(row % 8) * kRowBytes + static_cast<uint32_t>(k) * 2;
-        if (at < begin || at + 16 > end) return kOutside;
+        const char* const from = shared.at(swizzled_128b(at), 16);
+        if (!from) return kOutside;
         float x[8];
-        eight(x, shared + (swizzled_128b(at) - begin), bfloat16);
+        eight(x, from, bfloat16);
         put(row, k, x);
       }
     return "";

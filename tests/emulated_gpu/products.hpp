@@ -65,10 +65,10 @@ class WarpgroupProducts {
   }
 
   // Runs what all threads have issued, up to `end`. Returns "" or what is wrong.
-  const char* execute(uint64_t end, const char* shared, uint32_t shared_begin, uint32_t shared_end) {
+  const char* execute(uint64_t end, const SharedWindow& shared) {
     while (executed_ < end && executed_ < complete_) {
       Issued& next = at_index(executed_);
-      const char* wrong = run(next, shared, shared_begin, shared_end);
+      const char* wrong = run(next, shared);
       if (*wrong) return wrong;
       next.threads = 0;
       ++executed_;
@@ -123,7 +123,7 @@ class WarpgroupProducts {
     return bfloat16 ? std::bit_cast<float>(bits << 16) : core::float16_to_float(static_cast<uint16_t>(bits));
   }
 
-  const char* run(const Issued& of, const char* shared, uint32_t shared_begin, uint32_t shared_end) {
+  const char* run(const Issued& of, const SharedWindow& shared) {
     const Product& p = of.product;
     if (!sums_) sums_ = std::make_unique<Sums>();
     const bool same = held_ && held_cols_ == p.cols && std::memcmp(held_d_, of.d, sizeof of.d) == 0;
@@ -139,9 +139,8 @@ class WarpgroupProducts {
     // B [16][cols], A [64][16]
     alignas(64) float b[kProductInner][kMostProductCols], a[kProductRows][kProductInner];
     const MatrixDescriptor from_b(p.b);
-    const char* wrong = p.b_transposed
-                            ? from_b.read_outer_major(b, p.cols, p.bfloat16, shared, shared_begin, shared_end)
-                            : from_b.read_inner_major_turned(b, p.cols, p.bfloat16, shared, shared_begin, shared_end);
+    const char* wrong = p.b_transposed ? from_b.read_outer_major(b, p.cols, p.bfloat16, shared)
+                                       : from_b.read_inner_major_turned(b, p.cols, p.bfloat16, shared);
     if (*wrong) return wrong;
     if (p.a_in_registers) {
       for (int thread = 0; thread < kWarpgroupThreads; ++thread) {
@@ -152,7 +151,7 @@ class WarpgroupProducts {
         }
       }
     } else {
-      wrong = MatrixDescriptor(p.a).read_inner_major(a, p.bfloat16, shared, shared_begin, shared_end);
+      wrong = MatrixDescriptor(p.a).read_inner_major(a, p.bfloat16, shared);
       if (*wrong) return wrong;
     }
     for (int v = 0; v < p.cols / kVectorCols; ++v) {
