@@ -87,7 +87,10 @@ class Block {
       thread.element_copies.clear(), thread.stores.clear();
       thread.element_groups = 0;
     }
-    for (Warp& warp : warps_) warp.arrived = 0, warp.ready = kAllLanes, warp.polled = 0;
+    for (Warp& warp : warps_) {
+      warp.arrived = 0, warp.ready = kAllLanes, warp.polled = 0;
+      for (Part& part : warp.parts) part = {};
+    }
     for (WarpgroupProducts& products : products_) products.reset();
     element_copies_late_ = !random().ordered() && random().below(2) == 0;
     poison();
@@ -204,6 +207,23 @@ class Block {
   }
   void sync_warp(const char* what) {
     meet<char, char>(what, 0, [](const char*, char*) {});
+  }
+
+  // Some lanes alone.
+  void sync_lanes(uint32_t mask) {
+    if (mask == kAllLanes) return sync_warp("__syncwarp");
+    if (!(mask >> lane() & 1)) fail("__syncwarp(%08x) of a lane that is not among them", mask);
+    Warp& warp = this->warp();
+    const auto part = std::find_if(std::begin(warp.parts), std::end(warp.parts),
+                                   [mask](const Part& part) { return part.arrived == 0 || part.mask == mask; });
+    if (part == std::end(warp.parts)) fail("__syncwarp of more than two parts of a warp at once, not emulated");
+    part->mask = mask;
+    if (++part->arrived < std::popcount(mask)) {
+      wait({.kind = Wait::Kind::kWarp, .what = "__syncwarp of some lanes", .number = mask});
+    } else {
+      part->arrived = 0;
+      warp.ready |= mask;
+    }
   }
 
   void sync_threads() {
@@ -330,11 +350,16 @@ class Block {
 
  private:
   static constexpr size_t kSlotBytes = 64;
+  struct Part {
+    uint32_t mask = 0;
+    int arrived = 0;
+  };
   struct Warp {
     uint32_t ready = kAllLanes, polled = 0;
     int arrived = 0;
     unsigned turn = 0;
     const char* what = "";
+    Part parts[2];
     alignas(16) std::byte in[2][kWarpThreads * kSlotBytes], out[2][kWarpThreads * kSlotBytes];
   };
   struct Named {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/convert.hpp"
+#include "core/half.hpp"
 #include "shared_window.hpp"
 #include "swizzle_bits.hpp"
 

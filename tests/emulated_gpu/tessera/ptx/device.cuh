@@ -75,7 +75,7 @@ Out of_warp(const char* what, unsigned mask, const In& mine, const Compute& comp
 }  // namespace tessera::emulated
 
 inline void __syncthreads() { tessera::emulated::here().sync_threads(); }
-inline void __syncwarp() { tessera::emulated::here().sync_warp("__syncwarp"); }
+inline void __syncwarp(unsigned mask = tessera::emulated::kAllLanes) { tessera::emulated::here().sync_lanes(mask); }
 inline bool __syncthreads_or(bool x) { return tessera::emulated::here().sync_threads_or(x); }
 inline void __threadfence() {}
 inline void __builtin_assume(bool) {}

@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "core/convert.hpp"
+#include "core/half.hpp"
 #include "tessera/ptx/device.cuh"
 
 namespace tessera::ptx {
