@@ -15,6 +15,6 @@ state=$({ cat "$folder/libnvrtc.so.13"; find "$root/tests/emulated_gpu" -name '*
   echo "${EMULATED_GPU_CXX:-} ${EMULATED_GPU_CXXFLAGS:-}"; } | sha256sum | cut -c1-16)
 export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export TESSERA_NVRTC=$folder/libnvrtc.so.13
-export TESSERA_CACHE_DIR=$folder/kernels/$state
+export TESSERA_CACHE_DIR=$folder/kernels/$state EMULATED_GPU_HEADERS=$folder/headers/$state
 mkdir -p -m 700 "$TESSERA_CACHE_DIR"
 exec "$@"

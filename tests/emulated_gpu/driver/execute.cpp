@@ -1,18 +1,11 @@
-// Work, executed. A kernel that touches what is no memory faults, which is reported with its name, and its context is lost, as
-// on a GPU.
-#include <signal.h>
-#include <unistd.h>
-
-#include <csetjmp>
-#include <cstdio>
+// Work, executed. Where a kernel fails (it touches what is no memory, its blocks wait for each other), its context is lost, as on
+// a GPU.
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <mutex>
 
 #include "device.hpp"
 #include "kernel.hpp"
-#include "memory.hpp"
 #include "work.hpp"
 
 namespace tessera::emulated {
@@ -28,80 +21,18 @@ unsigned next_seed() {
   return first == 0 ? 0 : (first + ++launches * kOdd) | 1u;
 }
 
-thread_local sigjmp_buf* faulted = nullptr;  // where a kernel's fault leads, NULL: none runs
-thread_local volatile uintptr_t fault_address = 0;
-
-void on_fault(int number, siginfo_t* info, void*) {
-  if (!faulted) {
-    signal(number, SIG_DFL);
-    return;
-  }
-  fault_address = reinterpret_cast<uintptr_t>(info->si_addr);
-  siglongjmp(*faulted, 1);
-}
-
-// Faults of this thread lead to `where` while one exists. On a stack of its own, since a fiber's may be what has overflowed.
-class FaultScope {
- public:
-  explicit FaultScope(sigjmp_buf& where) {
-    constexpr size_t kStack = size_t{64} << 10;
-    thread_local const std::unique_ptr<std::byte[]> stack(new std::byte[kStack]);
-    stack_t own{};
-    own.ss_sp = stack.get(), own.ss_size = kStack;
-    sigaltstack(&own, &stack_before_);
-    struct sigaction action {};
-    action.sa_sigaction = on_fault, action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigemptyset(&action.sa_mask);
-    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &action, &before_[i]);
-    faulted = &where;
-  }
-  ~FaultScope() {
-    faulted = nullptr;
-    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &before_[i], nullptr);
-    sigaltstack(&stack_before_, nullptr);
-  }
-  FaultScope(const FaultScope&) = delete;
-  FaultScope& operator=(const FaultScope&) = delete;
-
- private:
-  static constexpr int kSignals[] = {SIGSEGV, SIGBUS};
-  stack_t stack_before_{};
-  struct sigaction before_[2];
-};
-
-void report_fault(const KernelWork& work, uintptr_t address) {
-  std::fprintf(stderr, "emulated GPU: %s: illegal access to %#llx", work.kernel->name.c_str(),
-               static_cast<unsigned long long>(address));
-  Allocation near;
-  if (allocation_before(address, near)) {
-    std::fprintf(stderr, ", %lld bytes after the end of an allocation of %zu bytes at %#llx",
-                 static_cast<long long>(address - near.address - near.bytes), near.bytes,
-                 static_cast<unsigned long long>(near.address));
-  }
-  std::fprintf(stderr, "\n");
-}
-
+// It tells on the standard error stream why it failed.
 CUresult run(KernelWork& work) {
   const Kernel& kernel = *work.kernel;
   std::vector<void*> params = work.arguments.pointers();
-  char error[1024] = "";
   EmulatedLaunch launch;
   for (int i = 0; i < 3; ++i) launch.grid[i] = work.grid[i], launch.block[i] = work.block[i];
-  launch.cluster[0] = kernel.info.cluster;
+  launch.cluster[0] = kernel.bounds.cluster;
   launch.smem_bytes = work.smem_bytes;
   launch.params = params.data();
-  launch.multiprocessors = static_cast<unsigned>(multiprocessors()) * kernel.info.min_blocks;
+  launch.multiprocessors = static_cast<unsigned>(multiprocessors()) * kernel.bounds.min_blocks;
   launch.seed = next_seed();
-  launch.error_text = error, launch.error_bytes = sizeof error;
-  sigjmp_buf where;
-  const FaultScope scope(where);
-  if (sigsetjmp(where, 1) != 0) {
-    report_fault(work, fault_address);
-    return kIllegalAddress;
-  }
-  if (kernel.run(&launch) == 0) return kSuccess;
-  std::fprintf(stderr, "emulated GPU: %s: %s\n", kernel.name.c_str(), error);
-  return kLaunchFailed;
+  return kernel.run(&launch) == 0 ? kSuccess : kLaunchFailed;
 }
 
 CUresult run(const MemsetWork& work) {
@@ -123,9 +54,7 @@ CUresult execute(Work& work, Context& context) {
   const std::lock_guard lock(one);
   if (context.lost != kSuccess) return context.lost;
   const CUresult result = std::visit([](auto& of) { return run(of); }, work);
-  if (result == kSuccess) return result;
-  context.lost = result;
-  // As of a GPU, which is told of it later, by the next call that waits.
+  context.lost = result;  // the call that put it into a stream is not told, but the next one
   return kSuccess;
 }
 

@@ -91,15 +91,15 @@ CUresult make_kernel_work(const void* function, const unsigned (&grid)[3], const
     if (n == 0) return refuse(kInvalidValue, "a grid or a block of nothing");
   }
   if (grid[0] > kMostX || grid[1] > kMostYZ || grid[2] > kMostYZ) return refuse(kInvalidValue, "too large a grid");
-  if (block[0] * block[1] * block[2] > kernel.info.max_threads)
+  if (block[0] * block[1] * block[2] > kernel.bounds.threads)
     return refuse(kInvalidValue, "more threads than its launch bounds");
   if (smem_bytes > kernel.most_smem_bytes) return refuse(kInvalidValue, "more shared memory than its attribute");
-  if (grid[0] % kernel.info.cluster != 0) return refuse(kInvalidValue, "a grid that is no multiple of its clusters");
+  if (grid[0] % kernel.bounds.cluster != 0) return refuse(kInvalidValue, "a grid that is no multiple of its clusters");
   work.kernel = &kernel;
   std::copy(std::begin(grid), std::end(grid), work.grid);
   std::copy(std::begin(block), std::end(block), work.block);
   work.smem_bytes = smem_bytes;
-  work.arguments = Arguments({kernel.info.param_bytes, kernel.info.params}, params);
+  work.arguments = Arguments(kernel.param_bytes, params);
   return kSuccess;
 }
 
@@ -129,11 +129,12 @@ EMULATED_DRIVER cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const ch
   const std::lock_guard lock(of.mutex);
   std::unique_ptr<Kernel>& found = of.kernels[name];
   if (!found) {
-    const auto run = reinterpret_cast<EmulatedKernel>(dlsym(of.handle, (std::string(name) + "_emulated").c_str()));
-    const auto* const info =
-        static_cast<const EmulatedKernelInfo*>(dlsym(of.handle, (std::string(name) + "_info").c_str()));
-    if (!run || !info) return kNotFound;
-    found = std::make_unique<Kernel>(Kernel{.name = name, .run = run, .info = *info});
+    const auto symbol = [&](const char* what) { return dlsym(of.handle, (std::string(name) + what).c_str()); };
+    const auto run = reinterpret_cast<EmulatedKernel>(symbol("_emulated"));
+    const auto* const info = static_cast<const EmulatedKernelInfo*>(symbol("_info"));
+    const auto* const bounds = static_cast<const EmulatedLaunchBounds*>(symbol("_bounds"));
+    if (!run || !info || !bounds) return kNotFound;
+    found = std::make_unique<Kernel>(Kernel{name, run, {info->param_bytes, info->param_count}, *bounds});
   }
   return *kernel = reinterpret_cast<CUkernel>(found.get()), kSuccess;
 }

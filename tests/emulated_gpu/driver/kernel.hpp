@@ -1,17 +1,19 @@
 // A kernel of a loaded library.
 #pragma once
 
+#include <span>
 #include <string>
 
-#include "../kernel_info.hpp"
 #include "../launch.hpp"
+#include "../launch_bounds.hpp"
 
 namespace tessera::emulated {
 
 struct Kernel {
   std::string name;
   EmulatedKernel run = nullptr;
-  EmulatedKernelInfo info{};
+  std::span<const size_t> param_bytes{};
+  EmulatedLaunchBounds bounds{};
   unsigned most_smem_bytes = 48 << 10;  // dynamic; more where the attribute says so
 };
 

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <iterator>
 #include <map>
 #include <mutex>
 
@@ -27,12 +28,6 @@ struct Memory {
   };
   std::map<uintptr_t, Entry> entries;  // by their first address
   size_t used[kMostDevices] = {};
-
-  // The last that begins at or before an address.
-  const Allocation* before(uintptr_t address) const {
-    auto at = entries.upper_bound(address);
-    return at == entries.begin() ? nullptr : &(--at)->second.allocation;
-  }
 };
 Memory& memory() {
   static Memory& it = *new Memory;
@@ -68,15 +63,12 @@ CUresult allocate(size_t bytes, Context& context, uintptr_t& address) {
 }  // namespace
 
 bool find_allocation(uintptr_t address, Allocation& found) {
-  return allocation_before(address, found) && address - found.address < found.bytes;
-}
-
-bool allocation_before(uintptr_t address, Allocation& found) {
   Memory& m = memory();
   const std::lock_guard lock(m.mutex);
-  const Allocation* const before = m.before(address);
-  if (before) found = *before;
-  return before != nullptr;
+  const auto at = m.entries.upper_bound(address);
+  if (at == m.entries.begin()) return false;
+  found = std::prev(at)->second.allocation;
+  return address - found.address < found.bytes;
 }
 
 bool is_mapped(uintptr_t address, size_t bytes) {

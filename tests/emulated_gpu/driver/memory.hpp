@@ -16,8 +16,6 @@ struct Allocation {
 
 // That which has this address in it; false: none.
 bool find_allocation(uintptr_t address, Allocation& found);
-// The last that begins before it, for a report.
-bool allocation_before(uintptr_t address, Allocation& found);
 // Whether bytes [address, address + bytes) are of one allocation.
 bool is_mapped(uintptr_t address, size_t bytes);
 

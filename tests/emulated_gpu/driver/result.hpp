@@ -11,7 +11,7 @@ using cuda::CUresult;
 
 inline constexpr CUresult kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kNoDevice = 100,
                           kInvalidDevice = 101, kInvalidImage = 200, kInvalidContext = 201, kInvalidHandle = 400,
-                          kNotFound = 500, kIllegalAddress = 700, kLaunchOutOfResources = 701, kLaunchFailed = 719,
-                          kNotSupported = 801, kCaptureUnsupported = 900, kCaptureInvalidated = 901;
+                          kNotFound = 500, kLaunchFailed = 719, kNotSupported = 801, kCaptureUnsupported = 900,
+                          kCaptureInvalidated = 901;
 
 }  // namespace tessera::emulated

@@ -2,8 +2,10 @@
 // C++ compiler with the emulated instructions (tests/emulated_gpu/tessera) in the place of the true ones.
 //   EMULATED_GPU_CXX       the compiler, c++ unless told
 //   EMULATED_GPU_CXXFLAGS  further flags, separated by spaces: -g, -O1
+//   EMULATED_GPU_HEADERS   where headers are kept, those of kernels and what they all include as a precompiled one
 #include <fcntl.h>
 #include <spawn.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -71,9 +73,9 @@ std::vector<Declared> declared_kernels(const std::string& source) {
 std::string definitions_of(const std::vector<Declared>& kernels) {
   std::ostringstream text;
   for (const Declared& k : kernels) {
-    text << "\nTESSERA_EMULATED_KERNEL(" << k.symbol << ")\nextern \"C\" const EmulatedKernelInfo " << k.symbol
-         << "_info = emulated_kernel_info(" << k.symbol << ", " << k.max_threads << ", " << k.min_blocks << ", "
-         << k.cluster << ");\n";
+    text << "\nTESSERA_EMULATED_KERNEL(" << k.symbol << ")\nextern \"C\" __attribute__((visibility(\"default\"))) "
+         << "constexpr EmulatedLaunchBounds " << k.symbol << "_bounds{" << k.max_threads << ", " << k.min_blocks << ", "
+         << k.cluster << "};\n";
   }
   return text.str();
 }
@@ -145,37 +147,80 @@ int run(const std::vector<std::string>& command, const fs::path& output) {
   return status;
 }
 
-std::vector<std::string> command_for(const fs::path& folder, const std::string& arch) {
+// The compiler with its flags for an architecture.
+std::vector<std::string> compiler_for(const std::string& arch) {
   const std::string number = arch.substr(arch.find_first_of("0123456789"));
   std::vector<std::string> command = {from_environment("EMULATED_GPU_CXX", "c++")};
   // Fibers jump between stacks, which fortified jumps take for a fault; and what is TLS has nothing to be initialised.
-  for (const char* flag : {"-std=c++20", "-O2", "-march=native", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE",
-                           "-fno-extern-tls-init", "-pthread"})
+  for (const char* flag : {"-std=c++20", "-O2", "-march=native", "-fPIC", "-w", "-U_FORTIFY_SOURCE",
+                           "-fno-strict-aliasing", "-fno-extern-tls-init", "-pthread"})
     command.emplace_back(flag);
   command.push_back("-D__CUDA_ARCH__=" + std::to_string(std::stoi(number) * 10));
   if (arch.ends_with("a")) command.push_back("-D__CUDA_ARCH_FEAT_SM" + std::to_string(std::stoi(number)) + "_ALL");
-  command.push_back(std::string("-I") + EMULATED_GPU_HEADERS);
-  command.push_back("-I" + (folder / "headers").string());
-  for (const char* header : {"kernel.hpp", "kernel_info.hpp"}) {
-    command.insert(command.end(), {"-include", std::string(EMULATED_GPU_HEADERS) + "/" + header});
-  }
   std::istringstream further(from_environment("EMULATED_GPU_CXXFLAGS", ""));
   for (std::string flag; further >> flag;) command.push_back(flag);
   return command;
+}
+
+uint64_t hash_of(const std::string& text, uint64_t hash) {
+  constexpr uint64_t kPrime = 0x100000001b3;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * kPrime;
+  return hash;
+}
+
+// One process at a time.
+class FileLock {
+ public:
+  explicit FileLock(const fs::path& path) : file_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
+    flock(file_, LOCK_EX);
+  }
+  ~FileLock() { close(file_); }
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  int file_;
+};
+
+// The flags by which a source finds a program's headers, the emulated instructions before them. What all kernels include is
+// compiled once. Those of other headers or another compiler lie elsewhere.
+bool include_headers(const Program& program, std::vector<std::string>& command) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const std::string& word : command) hash = hash_of(word + " ", hash);
+  for (const auto& [name, text] : program.headers) hash = hash_of(text, hash_of(name, hash));
+  char key[17];
+  std::snprintf(key, sizeof key, "%016llx", static_cast<unsigned long long>(hash));
+  const std::string usual = (fs::temp_directory_path() / ("emulated_gpu-" + std::to_string(getuid()))).string();
+  const fs::path folder = fs::path(from_environment("EMULATED_GPU_HEADERS", usual.c_str())) / key;
+  const fs::path prelude = folder / "prelude.hpp", precompiled = folder / "prelude.hpp.gch";
+  std::error_code failed;
+  fs::create_directories(folder / "headers", failed);
+  command.insert(command.end(), {"-I" EMULATED_GPU_SOURCE "/tests/emulated_gpu", "-I" + (folder / "headers").string(),
+                                 "-I" EMULATED_GPU_SOURCE "/src", "-I" EMULATED_GPU_SOURCE "/include"});
+  const FileLock lock(folder / "lock");
+  if (!fs::exists(precompiled)) {
+    for (const auto& [name, text] : program.headers) {
+      if (!write_file(folder / "headers" / name, text)) return false;
+    }
+    if (!write_file(prelude, "#include \"kernel.hpp\"\n#include \"launch_bounds.hpp\"\n")) return false;
+    std::vector<std::string> precompile = command;
+    precompile.insert(precompile.end(), {"-x", "c++-header", "-o", precompiled.string(), prelude.string()});
+    // What is wrong with it a kernel's own compilation tells, too.
+    if (run(precompile, folder / "log") != 0) fs::remove(precompiled, failed);
+  }
+  command.insert(command.end(), {"-include", prelude.string()});
+  return true;
 }
 
 nvrtcResult compile(Program& program, const std::string& arch) {
   const TemporaryFolder temporary;
   const fs::path& folder = temporary.path();
   const std::vector<Declared> kernels = declared_kernels(program.source);
-  if (folder.empty()) return kInternalError;
-  for (const auto& [name, text] : program.headers) {
-    if (!write_file(folder / "headers" / name, text)) return kInternalError;
-  }
+  std::vector<std::string> command = compiler_for(arch);
+  if (folder.empty() || !include_headers(program, command)) return kInternalError;
   const fs::path source = folder / (program.name + ".cpp"), code = folder / "kernel.so", output = folder / "log";
   if (!write_file(source, program.source + definitions_of(kernels))) return kInternalError;
-  std::vector<std::string> command = command_for(folder, arch);
-  command.insert(command.end(), {"-o", code.string(), source.string()});
+  command.insert(command.end(), {"-shared", "-o", code.string(), source.string()});
   const int failed = run(command, output);
   program.log = read_file(output) + ptxas_log(kernels, arch);
   if (failed != 0) return kCompilation;
