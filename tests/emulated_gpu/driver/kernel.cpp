@@ -46,7 +46,7 @@ size_t elf_bytes(const void* code) {
   return header.e_shoff + size_t{header.e_shnum} * header.e_shentsize;
 }
 
-// By a file that is gone afterwards.
+// By a file that is gone afterwards; EMULATED_GPU_KEEP, for debuggers and profilers, leaves it.
 void* open_shared_object(const void* code, size_t bytes) {
   const char* const folder = std::getenv("TMPDIR");
   std::string path = std::string(folder && *folder ? folder : "/tmp") + "/emulated_kernel_XXXXXX";
@@ -56,7 +56,7 @@ void* open_shared_object(const void* code, size_t bytes) {
   close(file);
   void* const handle = written ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
   if (!handle) std::fprintf(stderr, "emulated GPU: %s\n", written ? dlerror() : "cannot write a kernel's file");
-  unlink(path.c_str());
+  if (!std::getenv("EMULATED_GPU_KEEP")) unlink(path.c_str());
   return handle;
 }
 

@@ -151,9 +151,9 @@ int run(const std::vector<std::string>& command, const fs::path& output) {
 std::vector<std::string> compiler_for(const std::string& arch) {
   const std::string number = arch.substr(arch.find_first_of("0123456789"));
   std::vector<std::string> command = {from_environment("EMULATED_GPU_CXX", "c++")};
-  // Fibers jump between stacks, which fortified jumps take for a fault; and what is TLS has nothing to be initialised.
-  for (const char* flag : {"-std=c++20", "-O2", "-march=native", "-fPIC", "-w", "-U_FORTIFY_SOURCE",
-                           "-fno-strict-aliasing", "-fno-extern-tls-init", "-pthread"})
+  // Names of kernels are also names of functions of the library that launches them. Fibers jump between stacks, which fortified jumps take for a fault; and what is TLS has nothing to be initialised.
+  for (const char* flag : {"-std=c++20", "-O2", "-march=native", "-fPIC", "-fvisibility=hidden", "-w",
+                           "-U_FORTIFY_SOURCE", "-fno-strict-aliasing", "-fno-extern-tls-init", "-pthread"})
     command.emplace_back(flag);
   command.push_back("-D__CUDA_ARCH__=" + std::to_string(std::stoi(number) * 10));
   if (arch.ends_with("a")) command.push_back("-D__CUDA_ARCH_FEAT_SM" + std::to_string(std::stoi(number)) + "_ALL");
@@ -196,7 +196,7 @@ bool include_headers(const Program& program, std::vector<std::string>& command) 
   std::error_code failed;
   fs::create_directories(folder / "headers", failed);
   command.insert(command.end(), {"-I" EMULATED_GPU_SOURCE "/tests/emulated_gpu", "-I" + (folder / "headers").string(),
-                                 "-I" EMULATED_GPU_SOURCE "/src", "-I" EMULATED_GPU_SOURCE "/include"});
+                                 "-I" EMULATED_GPU_SOURCE "/src"});
   const FileLock lock(folder / "lock");
   if (!fs::exists(precompiled)) {
     for (const auto& [name, text] : program.headers) {
