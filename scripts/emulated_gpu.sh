@@ -12,9 +12,10 @@ folder=${EMULATED_GPU:-$root/build/release/tests/emulated_gpu}
   exit 1
 }
 state=$({ cat "$folder/libnvrtc.so.13"; find "$root/tests/emulated_gpu" -name '*.hpp' -o -name '*.cuh' | LC_ALL=C sort | xargs cat
+  cat "$root/src/core/half.hpp"
   echo "${EMULATED_GPU_CXX:-} ${EMULATED_GPU_CXXFLAGS:-}"; } | sha256sum | cut -c1-16)
 export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export TESSERA_NVRTC=$folder/libnvrtc.so.13
-export TESSERA_CACHE_DIR=$folder/kernels/$state EMULATED_GPU_HEADERS=$folder/headers/$state
+export TESSERA_CACHE_DIR=$folder/kernels/$state EMULATED_GPU_HEADERS=$folder/headers
 mkdir -p -m 700 "$TESSERA_CACHE_DIR"
 exec "$@"

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -182,25 +183,45 @@ class FileLock {
   int file_;
 };
 
+using Header = std::pair<std::string, std::string>;  // name, text
+
+// The emulated instructions, and what they take from the library, as they are now.
+std::vector<Header> emulated_headers() {
+  const fs::path source = EMULATED_GPU_SOURCE, emulated = source / "tests/emulated_gpu";
+  std::vector<Header> headers;
+  for (const auto& entry : fs::recursive_directory_iterator(emulated)) {
+    const fs::path& path = entry.path();
+    if (path.extension() != ".hpp" && path.extension() != ".cuh") continue;
+    headers.emplace_back(path.lexically_relative(emulated).string(), read_file(path));
+  }
+  std::sort(headers.begin(), headers.end());
+  headers.emplace_back("core/half.hpp", read_file(source / "src/core/half.hpp"));
+  return headers;
+}
+
 // The flags by which a source finds a program's headers, the emulated instructions before them. What all kernels include is
 // compiled once. Those of other headers or another compiler lie elsewhere.
 bool include_headers(const Program& program, std::vector<std::string>& command) {
+  const std::vector<Header> emulated = emulated_headers();
   uint64_t hash = 0xcbf29ce484222325;
   for (const std::string& word : command) hash = hash_of(word + " ", hash);
-  for (const auto& [name, text] : program.headers) hash = hash_of(text, hash_of(name, hash));
+  for (const std::vector<Header>* headers : {&emulated, &program.headers}) {
+    for (const auto& [name, text] : *headers) hash = hash_of(text, hash_of(name, hash));
+  }
   char key[17];
   std::snprintf(key, sizeof key, "%016llx", static_cast<unsigned long long>(hash));
   const std::string usual = (fs::temp_directory_path() / ("emulated_gpu-" + std::to_string(getuid()))).string();
   const fs::path folder = fs::path(from_environment("EMULATED_GPU_HEADERS", usual.c_str())) / key;
   const fs::path prelude = folder / "prelude.hpp", precompiled = folder / "prelude.hpp.gch";
   std::error_code failed;
-  fs::create_directories(folder / "headers", failed);
-  command.insert(command.end(), {"-I" EMULATED_GPU_SOURCE "/tests/emulated_gpu", "-I" + (folder / "headers").string(),
-                                 "-I" EMULATED_GPU_SOURCE "/src"});
+  fs::create_directories(folder, failed);
+  command.insert(command.end(), {"-I" + (folder / "emulated").string(), "-I" + (folder / "headers").string()});
   const FileLock lock(folder / "lock");
   if (!fs::exists(precompiled)) {
-    for (const auto& [name, text] : program.headers) {
-      if (!write_file(folder / "headers" / name, text)) return false;
+    for (const auto& [below, headers] : {std::pair("emulated", &emulated), std::pair("headers", &program.headers)}) {
+      for (const auto& [name, text] : *headers) {
+        if (!write_file(folder / below / name, text)) return false;
+      }
     }
     if (!write_file(prelude, "#include \"kernel.hpp\"\n#include \"launch_bounds.hpp\"\n")) return false;
     std::vector<std::string> precompile = command;
