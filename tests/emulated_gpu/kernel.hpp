@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "grid.hpp"
 #include "tessera/ptx/device.cuh"
 
 namespace tessera::emulated {
@@ -18,7 +19,7 @@ struct KernelParams {
                  std::index_sequence<kIndices...>) {
     std::tuple<std::remove_const_t<Params>...> params;
     (std::memcpy(static_cast<void*>(&std::get<kIndices>(params)), launch->params[kIndices], sizeof(Params)), ...);
-    return Grid::run(*launch, name, [&] { kernel(std::get<kIndices>(params)...); });
+    return run_grid(*launch, name, [&] { kernel(std::get<kIndices>(params)...); });
   }
 };
 template <class... Params>

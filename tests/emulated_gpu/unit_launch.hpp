@@ -1,6 +1,7 @@
 // A grid for a unit test, with the body of a kernel as it stands in the test.
 #pragma once
 
+#include "grid.hpp"
 #include "tessera/ptx/device.cuh"
 
 namespace tessera::emulated {
@@ -15,7 +16,7 @@ int run_grid(EmulatedDim grid, int threads, int64 smem_bytes, const Body& body) 
   launch.smem_bytes = static_cast<unsigned>(smem_bytes);
   launch.multiprocessors = 4;
   launch.seed = seed++;
-  return Grid::run(launch, "a test's kernel", body);
+  return run_grid(launch, "a test's kernel", body);
 }
 
 }  // namespace tessera::emulated

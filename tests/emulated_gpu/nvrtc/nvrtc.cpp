@@ -189,19 +189,20 @@ using Header = std::pair<std::string, std::string>;  // name, text
 std::vector<Header> emulated_headers() {
   const fs::path source = EMULATED_GPU_SOURCE, emulated = source / "tests/emulated_gpu";
   std::vector<Header> headers;
-  for (const auto& entry : fs::recursive_directory_iterator(emulated)) {
-    const fs::path& path = entry.path();
-    if (path.extension() != ".hpp" && path.extension() != ".cuh") continue;
-    headers.emplace_back(path.lexically_relative(emulated).string(), read_file(path));
+  for (const fs::path& folder : {emulated, emulated / "tessera/ptx"}) {
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (!entry.is_regular_file()) continue;
+      headers.emplace_back(entry.path().lexically_relative(emulated).string(), read_file(entry.path()));
+    }
   }
   std::sort(headers.begin(), headers.end());
   headers.emplace_back("core/half.hpp", read_file(source / "src/core/half.hpp"));
   return headers;
 }
 
-// The flags by which a source finds a program's headers, the emulated instructions before them. What all kernels include is
-// compiled once. Those of other headers or another compiler lie elsewhere.
-bool include_headers(const Program& program, std::vector<std::string>& command) {
+// Adds to the command what finds a program's headers, the emulated instructions before them, and the grid's runner. What all
+// kernels include and the runner are compiled once; those of other headers or another compiler lie elsewhere.
+bool add_common_parts(const Program& program, std::vector<std::string>& command) {
   const std::vector<Header> emulated = emulated_headers();
   uint64_t hash = 0xcbf29ce484222325;
   for (const std::string& word : command) hash = hash_of(word + " ", hash);
@@ -212,7 +213,7 @@ bool include_headers(const Program& program, std::vector<std::string>& command) 
   std::snprintf(key, sizeof key, "%016llx", static_cast<unsigned long long>(hash));
   const std::string usual = (fs::temp_directory_path() / ("emulated_gpu-" + std::to_string(getuid()))).string();
   const fs::path folder = fs::path(from_environment("EMULATED_GPU_HEADERS", usual.c_str())) / key;
-  const fs::path prelude = folder / "prelude.hpp", precompiled = folder / "prelude.hpp.gch";
+  const fs::path prelude = folder / "prelude.hpp", precompiled = folder / "prelude.hpp.gch", runner = folder / "grid.o";
   std::error_code failed;
   fs::create_directories(folder, failed);
   command.insert(command.end(), {"-I" + (folder / "emulated").string(), "-I" + (folder / "headers").string()});
@@ -224,12 +225,17 @@ bool include_headers(const Program& program, std::vector<std::string>& command) 
       }
     }
     if (!write_file(prelude, "#include \"kernel.hpp\"\n#include \"launch_bounds.hpp\"\n")) return false;
-    std::vector<std::string> precompile = command;
-    precompile.insert(precompile.end(), {"-x", "c++-header", "-o", precompiled.string(), prelude.string()});
-    // What is wrong with it a kernel's own compilation tells, too.
+    const auto with = [&command](std::vector<std::string> more) {
+      more.insert(more.begin(), command.begin(), command.end());
+      return more;
+    };
+    // What is wrong with them a kernel's own compilation tells, too.
+    run(with({"-c", "-o", runner.string(), (folder / "emulated/grid.cpp").string()}), folder / "log");
+    const std::vector<std::string> precompile =
+        with({"-x", "c++-header", "-o", precompiled.string(), prelude.string()});
     if (run(precompile, folder / "log") != 0) fs::remove(precompiled, failed);
   }
-  command.insert(command.end(), {"-include", prelude.string()});
+  command.insert(command.end(), {"-include", prelude.string(), runner.string()});
   return true;
 }
 
@@ -238,7 +244,7 @@ nvrtcResult compile(Program& program, const std::string& arch) {
   const fs::path& folder = temporary.path();
   const std::vector<Declared> kernels = declared_kernels(program.source);
   std::vector<std::string> command = compiler_for(arch);
-  if (folder.empty() || !include_headers(program, command)) return kInternalError;
+  if (folder.empty() || !add_common_parts(program, command)) return kInternalError;
   const fs::path source = folder / (program.name + ".cpp"), code = folder / "kernel.so", output = folder / "log";
   if (!write_file(source, program.source + definitions_of(kernels))) return kInternalError;
   command.insert(command.end(), {"-shared", "-o", code.string(), source.string()});

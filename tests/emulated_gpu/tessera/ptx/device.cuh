@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "grid.hpp"
+#include "block.hpp"
 
 #define __global__
 #define __device__
