@@ -1,4 +1,4 @@
-// The order of bwd_sm90's blocks with a block mask, on the host (tests/emulated_block). In any order (kernels/tessera/bwd_sm90/order.cuh):
+// The order of bwd_sm90's blocks with a block mask, on the host (tests/emulated_gpu). In any order (kernels/tessera/bwd_sm90/order.cuh):
 // every tile of keys comes once, those with long lists of all heads first, and otherwise as without an order. Deterministic (turns.cuh):
 // blocks add to a tile of queries as they start.
 #include <gtest/gtest.h>
@@ -14,6 +14,7 @@
 #include "tessera/block_lists/kernel.cuh"
 #include "tessera/bwd_sm90/order.cuh"
 #include "tessera/bwd_sm90/turns.cuh"
+#include "unit_launch.hpp"
 
 namespace tessera {
 namespace {
@@ -39,7 +40,7 @@ struct Problem {
     words.assign(counts.size() * static_cast<size_t>(p.lists.stride()), -1);
     p.lists.words = words.data(), p.order = order.data();
     for (int list = 0; list < std::ssize(counts); ++list) *p.lists.count(list) = counts[static_cast<size_t>(list)];
-    emulated::Block::run(kThreads, [this] { order_key_tiles<kThreads>(p); });
+    EXPECT_EQ(emulated::run_grid({}, kThreads, 0, [this] { order_key_tiles<kThreads>(p); }), 0);
   }
   int steps(int index) const { return steps_of(p, key_tile_place(p, index)); }
 };
@@ -82,11 +83,8 @@ constexpr BlockListsConfig kLists{kDeterministic.block_n, 2, kDeterministic.bloc
 
 template <class Kernel>
 void run_grid(int warps, const Kernel& kernel) {
-  emulated_grid = {static_cast<unsigned>((warps + kBlockListsWarps - 1) / kBlockListsWarps), 1, 1};
-  for (unsigned block = 0; block < emulated_grid.x; ++block) {
-    emulated_block_index = {block, 0, 0};
-    emulated::Block::run(32 * kBlockListsWarps, kernel);
-  }
+  const auto blocks = static_cast<unsigned>((warps + kBlockListsWarps - 1) / kBlockListsWarps);
+  EXPECT_EQ(emulated::run_grid({.x = blocks}, 32 * kBlockListsWarps, 0, kernel), 0);
 }
 
 // Lists and turns as the kernels make them; then the blocks in the order in which they start.

@@ -1,4 +1,4 @@
-// The GPU's merge of partial results, kernels/tessera/combine, as a launch has it, run on the host (tests/emulated_block) over drawn parts and
+// The GPU's merge of partial results, kernels/tessera/combine, as a launch has it, run on the host (tests/emulated_gpu) over drawn parts and
 // held against the definition in float64.
 #include <gtest/gtest.h>
 
@@ -16,6 +16,7 @@
 #include "cuda/runtime/launch_list.hpp"
 #include "tessera/combine/kernel.cuh"
 #include "tessera/tensor.hpp"
+#include "unit_launch.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -139,17 +140,6 @@ class Merge {
 };
 
 template <CombineConfig kConfig>
-void run(const Launch& launch) {
-  CombineParams params;
-  std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
-  emulated_grid = {launch.grid.x, 1, 1};
-  for (unsigned block = 0; block < launch.grid.x; ++block) {
-    emulated_block_index = {block, 0, 0};
-    emulated::Block::run(launch.spec().threads, [&] { combine<kConfig>(params); });
-  }
-}
-
-template <CombineConfig kConfig>
 void expect_right(uint64_t seed, int& aligned) {
   std::mt19937_64 random(seed);
   const auto between = [&random](int low, int high) {
@@ -176,7 +166,9 @@ void expect_right(uint64_t seed, int& aligned) {
   CombineParams params;
   std::memcpy(static_cast<void*>(&params), list[0].params, sizeof params);
   aligned += params.aligned;
-  run<kConfig>(list[0]);
+  const int ran = emulated::run_grid({list[0].grid.x, 1, 1}, list[0].spec().threads, list[0].spec().smem_bytes,
+                                     [&] { combine<kConfig>(params); });
+  ASSERT_EQ(ran, 0);
   merge.expect_merged();
 }
 

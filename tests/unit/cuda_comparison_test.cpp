@@ -1,5 +1,5 @@
 // The kernels for comparison, kernels/tessera/{fwd_fa1,bwd_fa1,standard}, as a plan launches them, run on the host
-// (tests/emulated_block) and held against the float64 oracle.
+// (tests/emulated_gpu) and held against the float64 oracle.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,25 +18,12 @@
 #include "tessera/standard/product.cuh"
 #include "tessera/standard/rows.cuh"
 #include "tessera/tensor.hpp"
+#include "unit_launch.hpp"
 
 namespace tessera::cuda {
 namespace {
 
 // ---- a launch, by the kernel of its config -------------------------------------------------------------------------
-
-template <class Params, class Kernel>
-void run_grid(const Launch& launch, int threads, const Kernel& kernel) {
-  Params params;
-  std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
-  emulated_grid = {launch.grid.x, launch.grid.y, launch.grid.z};
-  for (unsigned z = 0; z < launch.grid.z; ++z)
-    for (unsigned y = 0; y < launch.grid.y; ++y)
-      for (unsigned x = 0; x < launch.grid.x; ++x) {
-        emulated_block_index = {x, y, z};
-        poison_shared_memory();
-        emulated::Block::run(threads, [&] { kernel(params); });
-      }
-}
 
 // Runs the launch if it is of this kernel and config.
 template <auto kConfig, class Params>
@@ -44,8 +31,10 @@ bool try_kernel(const Launch& launch, const char* name, void (*kernel)(const Par
   if (std::strcmp(launch.name, name) != 0) return false;
   std::remove_const_t<decltype(kConfig)> config = kConfig;
   if (config_values(config).value != launch.values.value) return false;
-  run_grid<Params>(launch, launch.spec().threads, kernel);
-  return true;
+  Params params;
+  std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
+  return emulated::run_grid({launch.grid.x, launch.grid.y, launch.grid.z}, launch.spec().threads,
+                            launch.spec().smem_bytes, [&] { kernel(params); }) == 0;
 }
 
 template <Dtype kDtype, int kHeadDim, ScoreConfig kScore>

@@ -1,5 +1,5 @@
-// decode_sm90, kernels/tessera/decode_sm90, as a plan launches it, run on the host (tests/emulated_block) over cases of the table's kind
-// and held against the float64 oracle. Its blocks run one after another, and a copy is there at once.
+// decode_sm90, kernels/tessera/decode_sm90, as a plan launches it, run on the host (tests/emulated_gpu) over cases of the table's kind
+// and held against the float64 oracle.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,6 +19,7 @@
 #include "op/numbers.hpp"
 #include "op/plain.hpp"
 #include "tessera/decode_sm90/kernel.cuh"
+#include "unit_launch.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -48,13 +49,8 @@ template <DecodeSm90Config kConfig>
 bool try_config(const Launch& launch, const DecodeSm90Params& params) {
   DecodeSm90Config config = kConfig;
   if (config_values(config).value != launch.values.value) return false;
-  emulated_grid = {launch.grid.x, 1, 1};
-  for (unsigned block = 0; block < launch.grid.x; ++block) {
-    emulated_block_index = {block, 0, 0};
-    poison_shared_memory();
-    emulated::Block::run(launch.spec().threads, [&] { decode_sm90<kConfig>(params); });
-  }
-  return true;
+  return emulated::run_grid({.x = launch.grid.x}, launch.spec().threads, launch.spec().smem_bytes,
+                            [&] { decode_sm90<kConfig>(params); }) == 0;
 }
 
 bool run_config(const Launch& launch, const DecodeSm90Params& p) {
@@ -106,21 +102,29 @@ class Copies {
 
 TensorMap map_of(const DecodeSm90Params& p, const RowTensor& tensor, int cols, int box_rows) {
   const bool paged = p.page_table != nullptr, packed = !paged && p.cu_seqlens_k != nullptr;
-  const ptx::EmulatedTensorMap map{.data = static_cast<const char*>(tensor.data),
-                                   .batch = tensor.batch * 2,
-                                   .row = tensor.row * 2,
-                                   .head = tensor.head * 2,
-                                   .batches = paged    ? p.pages
-                                              : packed ? 1
-                                                       : p.batch,
-                                   .rows = paged    ? p.page_size
-                                           : packed ? p.rows_k
-                                                    : p.seqlen_k,
-                                   .heads = p.heads_kv.value,
-                                   .cols = cols,
-                                   .box_rows = box_rows};
-  TensorMap opaque{};
-  std::memcpy(&opaque, &map, sizeof map);
+  const int batches = paged    ? p.pages
+                      : packed ? 1
+                               : p.batch,
+            rows = paged    ? p.page_size
+                   : packed ? p.rows_k
+                            : p.seqlen_k;
+  constexpr int kBFloat16 = 9, kSwizzle128B = 3;
+  EmulatedTensorMap map{.magic = EmulatedTensorMap::kMagic,
+                        .type = kBFloat16,
+                        .swizzle = kSwizzle128B,
+                        .rank = 4,
+                        .address = reinterpret_cast<uint64_t>(tensor.data),
+                        .extents = {},
+                        .box = {kChunkCols, static_cast<uint16_t>(box_rows), 1, 1, 1},
+                        .element_bytes = 2,
+                        .strides = {},
+                        .unused = {}};
+  const int extents[] = {cols, rows, p.heads_kv.value, batches, 1};
+  std::copy(std::begin(extents), std::end(extents), map.extents);
+  map.strides[0] = static_cast<uint64_t>(tensor.row) * 2, map.strides[1] = static_cast<uint64_t>(tensor.head) * 2;
+  map.strides[2] = static_cast<uint64_t>(tensor.batch) * 2;
+  TensorMap opaque;
+  std::memcpy(static_cast<void*>(&opaque), &map, sizeof map);
   return opaque;
 }
 

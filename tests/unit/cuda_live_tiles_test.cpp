@@ -1,5 +1,5 @@
 // The work tiles of a packed batch that have rows, kernels/tessera/live_tiles, and fwd_sm90's decoding of them, on the host
-// (tests/emulated_block): every tile of the sequences that are its own comes once, and no other.
+// (tests/emulated_gpu): every tile of the sequences that are its own comes once, and no other.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -11,6 +11,7 @@
 
 #include "tessera/fwd_sm90/work_tile.cuh"
 #include "tessera/live_tiles/kernel.cuh"
+#include "unit_launch.hpp"
 
 namespace tessera {
 namespace {
@@ -53,7 +54,7 @@ void decode_all() {
     std::vector<std::array<int, 16>> memory(static_cast<size_t>(live_tiles_bytes(p.batch)) / 64 + 1);
     for (auto& line : memory) line.fill(-1);
     made.tiles = reinterpret_cast<LiveTiles*>(memory.data());
-    emulated::Block::run(kLiveTilesThreads, [&] { live_tiles<LiveTilesConfig{kRows}>(made); });
+    ASSERT_EQ(emulated::run_grid({}, kLiveTilesThreads, 0, [&] { live_tiles<LiveTilesConfig{kRows}>(made); }), 0);
 
     p.live = made.tiles;
     EXPECT_EQ(p.live->counter, 0);

@@ -1,5 +1,5 @@
 // A shared prefix's launches as a plan for a GPU makes them: the index tensors, both parts, the merges, run on the host
-// (tests/emulated_block) and held against the float64 oracle of the call without it.
+// (tests/emulated_gpu) and held against the float64 oracle of the call without it.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,6 +16,7 @@
 #include "tessera/fwd_sm80/kernel.cuh"
 #include "tessera/shared_prefix/kernel.cuh"
 #include "tessera/tensor.hpp"
+#include "unit_launch.hpp"
 
 namespace tessera::cuda {
 namespace {
@@ -27,14 +28,8 @@ bool try_kernel(const Launch& launch, const char* name, void (*kernel)(const Par
   if (std::strcmp(launch.name, name) != 0 || config_values(config).value != launch.values.value) return false;
   Params params;
   std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
-  emulated_grid = {launch.grid.x, launch.grid.y, launch.grid.z};
-  for (unsigned y = 0; y < launch.grid.y; ++y)
-    for (unsigned x = 0; x < launch.grid.x; ++x) {
-      emulated_block_index = {x, y, 0};
-      poison_shared_memory();
-      emulated::Block::run(launch.spec().threads, [&] { kernel(params); });
-    }
-  return true;
+  return emulated::run_grid({launch.grid.x, launch.grid.y, launch.grid.z}, launch.spec().threads,
+                            launch.spec().smem_bytes, [&] { kernel(params); }) == 0;
 }
 
 constexpr FwdConfig forward_config(bool paged, bool split, bool aligned = true, bool pack_gqa = true) {

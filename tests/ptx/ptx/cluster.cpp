@@ -10,7 +10,7 @@ static const DeviceTests kTests({
      .blocks = 2,
      .expected = {10, 11},
      .body = R"(
-  __shared__ alignas(8) unsigned long long barrier;
+  alignas(8) __shared__ unsigned long long barrier;
   const uint32 address = shared_address(&barrier), rank = ptx::cluster_ctarank();
   if (t == 0) {
     ptx::mbarrier_init(address, 1);

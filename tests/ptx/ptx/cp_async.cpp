@@ -9,7 +9,7 @@ static const DeviceTests kTests({
      .in = numbered(128),
      .expected = words(128, [](int i) { return i / 4 % 2 && i % 4 >= 2 ? 0u : static_cast<uint32_t>(i); }),
      .body = R"(
-  __shared__ alignas(16) uint32 s[128];
+  alignas(16) __shared__ uint32 s[128];
   ptx::cp_async_cg_16(shared_address(s + t * 4), in + t * 4, t % 2 ? 8 : 16);
   ptx::cp_async_commit_group();
   ptx::cp_async_wait_group<0>();
@@ -19,7 +19,7 @@ static const DeviceTests kTests({
      .in = numbered(128),
      .expected = words(128, [](int i) { return i / 4 % 2 && i % 4 >= 2 ? 0u : static_cast<uint32_t>(i); }),
      .body = R"(
-  __shared__ alignas(16) uint32 s[128];
+  alignas(16) __shared__ uint32 s[128];
   ptx::cp_async_cg_16_l2_128b(shared_address(s + t * 4), in + t * 4, t % 2 ? 8 : 16);
   ptx::cp_async_wait_all();
   for (int i = 0; i < 4; ++i) out[t * 4 + i] = s[t * 4 + i];)"},
@@ -28,7 +28,7 @@ static const DeviceTests kTests({
      .in = numbered(128),
      .expected = numbered(128),
      .body = R"(
-  __shared__ alignas(16) uint32 s[128];
+  alignas(16) __shared__ uint32 s[128];
   ptx::cp_async_cg_16_l2_128b(shared_address(s + t * 4), in + t * 4);
   ptx::cp_async_wait_all();
   for (int i = 0; i < 4; ++i) out[t * 4 + i] = s[t * 4 + i];)"},
@@ -38,7 +38,7 @@ static const DeviceTests kTests({
      .in = numbered(384),
      .expected = numbered(384),
      .body = R"(
-  __shared__ alignas(16) uint32 s[384];
+  alignas(16) __shared__ uint32 s[384];
   const auto load = [&](int part) { ptx::cp_async_cg_16(shared_address(s + part * 128 + t * 4), in + part * 128 + t * 4, 16); };
   load(0);
   ptx::cp_async_commit_group();

@@ -4,8 +4,8 @@ namespace tessera::testing {
 namespace {
 
 const std::string kBarrier = R"(
-  __shared__ alignas(1024) uint32 s[256];
-  __shared__ alignas(8) unsigned long long barrier;
+  alignas(1024) __shared__ uint32 s[256];
+  alignas(8) __shared__ unsigned long long barrier;
   const uint32 full = shared_address(&barrier), to = shared_address(s);
   if (t == 0) {
     ptx::mbarrier_init(full, 1);
@@ -42,7 +42,7 @@ const DeviceTests kTests({
      .header = "tessera/ptx/cp_async_bulk.cuh",
      .archs = Archs::kHopperOn,
      .expected = numbered(128),
-     .body = "__shared__ alignas(16) uint32 s[128];\nfor (int i = t; i < 128; i += 32) s[i] = i;" +
+     .body = "alignas(16) __shared__ uint32 s[128];\nfor (int i = t; i < 128; i += 32) s[i] = i;" +
              store_by("cp_async_bulk_store(reinterpret_cast<float*>(out), shared_address(s), 512)")},
     // The thread that waited reads what the copy wrote.
     {.name = "cp_async_bulk_wait_group",
@@ -50,7 +50,7 @@ const DeviceTests kTests({
      .archs = Archs::kHopperOn,
      .expected = words(256, [](int i) { return static_cast<uint32_t>(i % 128); }),
      .body = R"(
-  __shared__ alignas(16) uint32 s[128];
+  alignas(16) __shared__ uint32 s[128];
   for (int i = t; i < 128; i += 32) s[i] = i;
   ptx::fence_proxy_async();
   __syncwarp();
@@ -66,7 +66,7 @@ const DeviceTests kTests({
      .archs = Archs::kHopperOn,
      .expected = words(256, [](int i) { return word(static_cast<float>(i % 128) + 2); }),
      .body = R"(
-  __shared__ alignas(16) float s[128];
+  alignas(16) __shared__ float s[128];
   for (int i = t; i < 128; i += 32) s[i] = i;
   ptx::fence_proxy_async();
   __syncwarp();
@@ -84,7 +84,7 @@ const DeviceTests kTests({
      .archs = Archs::kHopperOn,
      .expected = words(128, [](int i) { return word(static_cast<float>(i) + 1); }),
      .fill = word(1.0f),
-     .body = "__shared__ alignas(16) float s[128];\nfor (int i = t; i < 128; i += 32) s[i] = i;" +
+     .body = "alignas(16) __shared__ float s[128];\nfor (int i = t; i < 128; i += 32) s[i] = i;" +
              store_by("cp_reduce_async_bulk_add_f32(reinterpret_cast<float*>(out), shared_address(s), 512)")},
     // Rows 12 ... 19 of 16: those past the last are zero. The swizzle is SwizzledTile's.
     {.name = "cp_async_bulk_tensor_4d",
@@ -129,7 +129,7 @@ const DeviceTests kTests({
      .expected = numbered(6 * 32),
      .map = {.of_output = true, .rows = 6},
      .body = R"(
-  __shared__ alignas(1024) uint32 s[256];
+  alignas(1024) __shared__ uint32 s[256];
   for (int i = t; i < 256; i += 32) *swizzled_word<SwizzledTile<8, 64>>(s, i / 32, i % 32) = i;)" +
              store_by("cp_async_bulk_tensor_store_4d(&map, shared_address(s), 0, 0, 0, 0)")},
 });

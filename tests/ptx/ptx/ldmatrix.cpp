@@ -23,14 +23,14 @@ std::vector<uint32_t> fragments(bool transposed) {
 }
 
 const std::string kLoad = R"(
-  __shared__ alignas(16) uint32 s[128];
+  alignas(16) __shared__ uint32 s[128];
   for (int i = 0; i < 4; ++i) s[t * 4 + i] = in[t * 4 + i];
   __syncwarp();
   uint32 r[4];
   ptx::ldmatrix_x4%(r, shared_address(s + t * 4));
   for (int i = 0; i < 4; ++i) out[t * 4 + i] = r[i];)";
 const std::string kStore = R"(
-  __shared__ alignas(16) uint32 s[128];
+  alignas(16) __shared__ uint32 s[128];
   const uint32 r[4] = {in[t * 4], in[t * 4 + 1], in[t * 4 + 2], in[t * 4 + 3]};
   ptx::stmatrix_x4%(shared_address(s + t * 4), r);
   __syncwarp();
@@ -70,7 +70,7 @@ const DeviceTests kTests({
      .header = "tessera/ptx/ldmatrix.cuh",
      .expected = {1, 2, 3, 4, 5, word(2.5f), word(3.5f), 0, 0, 0, 0},
      .body = R"(
-  __shared__ alignas(16) uint32 s[12];
+  alignas(16) __shared__ uint32 s[12];
   if (t == 0) {
     ptx::st_shared_s32x2(shared_address(s), 1, 2);
     ptx::st_shared_s32x2(shared_address(s + 2), 3, 4);

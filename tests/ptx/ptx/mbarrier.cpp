@@ -9,7 +9,7 @@ static const DeviceTests kTests({
      .archs = Archs::kHopperOn,
      .expected = {1, 0, 0, 1, 0},
      .body = R"(
-  __shared__ alignas(8) unsigned long long barrier;
+  alignas(8) __shared__ unsigned long long barrier;
   const uint32 at = shared_address(&barrier);
   if (t == 0) {
     ptx::mbarrier_init(at, 2);
@@ -30,8 +30,8 @@ static const DeviceTests kTests({
      .in = numbered(64),
      .expected = {0, 3, 60},
      .body = R"(
-  __shared__ alignas(16) uint32 s[64];
-  __shared__ alignas(8) unsigned long long barrier;
+  alignas(16) __shared__ uint32 s[64];
+  alignas(8) __shared__ unsigned long long barrier;
   const uint32 at = shared_address(&barrier);
   if (t == 0) {
     ptx::mbarrier_init(at, 1);

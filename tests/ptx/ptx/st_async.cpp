@@ -14,8 +14,8 @@ static const DeviceTests kTests({
                          return at < 128 ? from * 1000 + at : from * 1000 + 500 + at - 128;
                        }),
      .body = R"(
-  __shared__ alignas(16) uint32 sent[128], first[128], second[128];
-  __shared__ alignas(8) unsigned long long barrier;
+  alignas(16) __shared__ uint32 sent[128], first[128], second[128];
+  alignas(8) __shared__ unsigned long long barrier;
   const uint32 full = shared_address(&barrier), rank = ptx::cluster_ctarank(), other = rank ^ 1;
   for (int i = 0; i < 4; ++i) sent[lane * 4 + i] = rank * 1000 + 500 + lane * 4 + i;
   if (t == 0) {

@@ -10,7 +10,7 @@ DeviceTest of_type(const std::string& name, const std::string& dtype, uint32_t s
           .expected = {stored, word(1.5f), word(-2.25f), word(-2.25f)},
           .body = "constexpr Dtype kType = Dtype::" + dtype + R"(;
   if (t == 0) {
-    __shared__ alignas(8) char memory[8];
+    alignas(8) __shared__ char memory[8];
     if constexpr (kType == Dtype::kFloat32) {
       *reinterpret_cast<float2*>(memory) = make_float2(1.5f, -2.25f);
       out[0] = __float_as_uint(1.5f);

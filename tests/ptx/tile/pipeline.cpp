@@ -44,7 +44,7 @@ const DeviceTests kTests({
      .expected = numbered(160),
      .body = R"(
   __shared__ Ring<2> ring;
-  __shared__ alignas(16) uint32 stage[2][32];
+  alignas(16) __shared__ uint32 stage[2][32];
   if (t == 0) {
     ring.init(1);
     ptx::fence_mbarrier_init();

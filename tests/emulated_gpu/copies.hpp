@@ -1,0 +1,158 @@
+// What bulk copies do, by a tensor map and without.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-tensor
+#pragma once
+
+#include "block.hpp"
+#include "swizzle_bits.hpp"
+
+namespace tessera::emulated {
+
+inline void check_global(Block& block, const void* address, size_t bytes) {
+  if (emulated_is_mapped && !emulated_is_mapped(reinterpret_cast<uint64_t>(address), bytes)) {
+    block.fail("a bulk copy of %zu bytes at %p, which is not allocated", bytes, address);
+  }
+}
+
+// A box in shared memory, row by row: each(address of the row in shared memory, the first column's place in global memory, bytes before
+// the tensor's columns begin, bytes of them, bytes of the row). Rows outside of the tensor: no bytes of them.
+template <class Each>
+void for_rows(Block& block, const AsyncCopy& copy, uint32_t shared, const Each& each) {
+  const EmulatedTensorMap& map = copy.map;
+  if (map.magic != EmulatedTensorMap::kMagic || map.rank != 4) block.fail("no tensor map of four dimensions");
+  const int64_t row_bytes = int64_t{map.box[0]} * map.element_bytes;
+  const int64_t first = int64_t{copy.at[0]} * map.element_bytes, end = int64_t{map.extents[0]} * map.element_bytes;
+  const int64_t before = std::clamp<int64_t>(-first, 0, row_bytes);
+  const int64_t wanted = std::clamp<int64_t>(end - first, 0, row_bytes) - before;
+  int n = 0;
+  for (int i3 = 0; i3 < map.box[3]; ++i3)
+    for (int i2 = 0; i2 < map.box[2]; ++i2)
+      for (int i1 = 0; i1 < map.box[1]; ++i1, ++n) {
+        const int64_t c[3] = {copy.at[1] + i1, copy.at[2] + i2, copy.at[3] + i3};
+        bool inside = wanted > 0;
+        int64_t offset = first;
+        for (int d = 0; d < 3; ++d) {
+          inside = inside && c[d] >= 0 && c[d] < map.extents[d + 1];
+          offset += c[d] * static_cast<int64_t>(map.strides[d]);
+        }
+        const auto from = reinterpret_cast<char*>(map.address + static_cast<uint64_t>(offset));
+        each(shared + static_cast<uint32_t>(n * row_bytes), from, before, inside ? wanted : 0, row_bytes);
+      }
+}
+
+inline size_t box_bytes(const EmulatedTensorMap& map) {
+  return size_t{map.box[0]} * map.box[1] * map.box[2] * map.box[3] * map.element_bytes;
+}
+
+// Each 16 bytes of a row in shared memory, where the swizzle puts them: each(address, offset in the row).
+template <class Each>
+void for_words(Block& block, const EmulatedTensorMap& map, uint32_t row, int64_t row_bytes, const Each& each) {
+  constexpr int kNotSwizzled = 0, kSwizzle128B = 3;
+  if (map.swizzle != kNotSwizzled && map.swizzle != kSwizzle128B)
+    block.fail("a tensor map's swizzle that is not emulated");
+  if (row_bytes % 16 != 0) block.fail("boxes whose rows are no multiple of 16 bytes");
+  if (map.swizzle == kSwizzle128B && row_bytes > 128) block.fail("swizzled boxes whose rows have more than 128 bytes");
+  for (int64_t n = 0; n < row_bytes; n += 16) {
+    const uint32_t at = row + static_cast<uint32_t>(n);
+    each(map.swizzle == kSwizzle128B ? swizzled_128b(at) : at, n);
+  }
+}
+
+inline constexpr size_t kBoxAlignment = 128;
+
+inline void load_box(Block& block, const AsyncCopy& copy, uint32_t shared, uint32_t barrier) {
+  const size_t all = box_bytes(copy.map);
+  char* const to = block.cluster_shared(shared, all, kBoxAlignment);
+  for_rows(block, copy, shared, [&](uint32_t row, const char* from, int64_t before, int64_t wanted, int64_t row_bytes) {
+    if (wanted > 0) check_global(block, from + before, static_cast<size_t>(wanted));
+    for_words(block, copy.map, row, row_bytes, [&](uint32_t at, int64_t n) {
+      char word[16] = {};
+      const int64_t begin = std::max(before, n), end = std::min(before + wanted, n + 16);
+      if (begin < end) std::memcpy(word + (begin - n), from + begin, static_cast<size_t>(end - begin));
+      std::memcpy(to + (at - shared), word, sizeof word);
+    });
+  });
+  block.check(block.cluster_mbarrier(barrier).complete(static_cast<int>(all)));
+}
+
+// The same place in another block of the cluster.
+inline uint32_t in_block(uint32_t address, int rank) {
+  return (address & kWhereMask) | static_cast<uint32_t>(rank + 1) << kRankShift;
+}
+
+inline void run_load(Block& block, const AsyncCopy& copy) {
+  const auto bytes = static_cast<size_t>(copy.bytes);
+  switch (copy.kind) {
+    case AsyncCopy::Kind::kLoadBox:
+      if (copy.blocks == 0) return load_box(block, copy, copy.to, copy.barrier);
+      for (int rank = 0; rank < static_cast<int>(block.cluster().blocks.size()); ++rank) {
+        if (copy.blocks >> rank & 1) load_box(block, copy, in_block(copy.to, rank), in_block(copy.barrier, rank));
+      }
+      return;
+    case AsyncCopy::Kind::kLoad:
+      check_global(block, copy.global, bytes);
+      std::memcpy(block.cluster_shared(copy.to, bytes, 16), copy.global, bytes);
+      break;
+    case AsyncCopy::Kind::kSendShared:
+      std::memcpy(block.cluster_shared(copy.to, bytes, 16), block.own_shared(copy.from, bytes, 16), bytes);
+      break;
+    case AsyncCopy::Kind::kSendWords:
+      std::memcpy(block.cluster_shared(copy.to, bytes, 16), copy.words, bytes);
+      break;
+    default:
+      block.fail("a store among loads");
+  }
+  block.check(block.cluster_mbarrier(copy.barrier).complete(copy.bytes));
+}
+
+inline void poison_target(Block& block, const AsyncCopy& copy) {
+  const bool box = copy.kind == AsyncCopy::Kind::kLoadBox;
+  const size_t bytes = box ? box_bytes(copy.map) : static_cast<size_t>(copy.bytes);
+  const auto poison = [&](uint32_t to) {
+    std::memset(block.cluster_shared(to, bytes, box ? kBoxAlignment : 16), 0xff, bytes);
+  };
+  if (copy.blocks == 0) return poison(copy.to);
+  for (int rank = 0; rank < static_cast<int>(block.cluster().blocks.size()); ++rank) {
+    if (copy.blocks >> rank & 1) poison(in_block(copy.to, rank));
+  }
+}
+
+inline void read_source(Block& block, const AsyncCopy& copy, std::vector<char>& bytes) {
+  const bool box = copy.kind == AsyncCopy::Kind::kStoreBox;
+  const size_t count = box ? box_bytes(copy.map) : static_cast<size_t>(copy.bytes);
+  const char* const from = block.own_shared(copy.from, count, box ? kBoxAlignment : 16);
+  bytes.assign(from, from + count);
+}
+
+inline void write_target(Block& block, const AsyncCopy& copy, const std::vector<char>& bytes) {
+  switch (copy.kind) {
+    case AsyncCopy::Kind::kStoreBox:
+      for_rows(block, copy, copy.from, [&](uint32_t row, char* to, int64_t before, int64_t wanted, int64_t row_bytes) {
+        if (wanted > 0) check_global(block, to + before, static_cast<size_t>(wanted));
+        for_words(block, copy.map, row, row_bytes, [&](uint32_t at, int64_t n) {
+          const int64_t begin = std::max(before, n), end = std::min(before + wanted, n + 16);
+          if (begin < end) {
+            std::memcpy(to + begin, bytes.data() + (at - copy.from) + (begin - n), static_cast<size_t>(end - begin));
+          }
+        });
+      });
+      return;
+    case AsyncCopy::Kind::kStore:
+      check_global(block, copy.global, bytes.size());
+      std::memcpy(copy.global, bytes.data(), bytes.size());
+      return;
+    case AsyncCopy::Kind::kAddFloats: {
+      check_global(block, copy.global, bytes.size());
+      float* const to = static_cast<float*>(copy.global);
+      for (size_t n = 0; n < bytes.size() / sizeof(float); ++n) {
+        float x;
+        std::memcpy(&x, bytes.data() + n * sizeof x, sizeof x);
+        to[n] += x;
+      }
+      return;
+    }
+    default:
+      block.fail("a load among stores");
+  }
+}
+
+}  // namespace tessera::emulated

@@ -1,0 +1,33 @@
+// The emulated GPUs, as the environment describes them, and their contexts.
+//   EMULATED_GPU_ARCH             compute capability, 90 unless told
+//   EMULATED_GPU_MULTIPROCESSORS  6 unless told: few, so that persistent kernels take several tiles and keys are split
+//   EMULATED_GPU_DEVICES          how many GPUs, 1 unless told, at most 8
+#pragma once
+
+#include <cstddef>
+
+#include "result.hpp"
+
+namespace tessera::emulated {
+
+inline constexpr int kMostDevices = 8;
+inline constexpr size_t kMemoryBytes = size_t{16} << 30;  // of each
+
+// A GPU's primary context, which is the only one it has.
+struct Context {
+  int device = 0;
+  CUresult lost = kSuccess;  // the error of a kernel, which every later call returns
+};
+
+int devices();
+int compute_capability();  // 90
+int multiprocessors();
+int smem_bytes_per_block();  // the most dynamic and static memory of a block that opts in
+
+Context* context_of_device(int device);
+// This thread's, NULL: none.
+Context* current_context();
+// Success, no context, or that of the error by which it was lost.
+CUresult check_context();
+
+}  // namespace tessera::emulated

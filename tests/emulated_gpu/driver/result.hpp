@@ -1,0 +1,17 @@
+// What the emulated driver's functions return, by the names and numbers of cuda.h, and how they are exported.
+#pragma once
+
+#include "cuda/runtime/driver.hpp"
+
+#define EMULATED_DRIVER extern "C" __attribute__((visibility("default"))) tessera::cuda::CUresult
+
+namespace tessera::emulated {
+
+using cuda::CUresult;
+
+inline constexpr CUresult kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kNoDevice = 100,
+                          kInvalidDevice = 101, kInvalidImage = 200, kInvalidContext = 201, kInvalidHandle = 400,
+                          kNotFound = 500, kLaunchFailed = 719, kNotSupported = 801, kCaptureUnsupported = 900,
+                          kCaptureInvalidated = 901;
+
+}  // namespace tessera::emulated

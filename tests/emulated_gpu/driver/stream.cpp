@@ -1,0 +1,215 @@
+#include "stream.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "device.hpp"
+#include "memory.hpp"
+
+namespace tessera::emulated {
+namespace {
+
+using cuda::CUstream;
+
+enum CaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
+
+thread_local int capture_mode = kGlobal;
+std::atomic<int> global_captures{0};
+
+struct Streams {
+  std::mutex mutex;
+  std::set<Stream*> alive;
+  Stream defaults[kMostDevices];
+};
+Streams& streams() {
+  static Streams& it = *new Streams;
+  return it;
+}
+uint64_t next_id() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+Stream* default_stream_of(Context* context) {
+  Stream& stream = streams().defaults[context->device];
+  const std::lock_guard lock(streams().mutex);
+  if (!stream.context) stream.context = context, stream.id = next_id();
+  return &stream;
+}
+
+}  // namespace
+
+bool refuses_while_captured() { return capture_mode != kRelaxed && global_captures.load() > 0; }
+
+CUresult find_stream(CUstream handle, Stream*& stream) {
+  constexpr uintptr_t kPerThreadDefault = 2;
+  if (reinterpret_cast<uintptr_t>(handle) <= kPerThreadDefault) {
+    if (!current_context()) return kInvalidContext;
+    return stream = default_stream_of(current_context()), kSuccess;
+  }
+  stream = reinterpret_cast<Stream*>(handle);
+  const std::lock_guard lock(streams().mutex);
+  return streams().alive.contains(stream) ? kSuccess : kInvalidHandle;
+}
+
+CUresult submit(CUstream handle, Work work) {
+  if (const CUresult result = check_context(); result != kSuccess) return result;
+  Stream* stream = nullptr;
+  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
+  if (stream->context != current_context()) return kInvalidHandle;
+  if (!stream->captured) return execute(work, *stream->context);
+  if (stream->invalidated) return kCaptureInvalidated;
+  stream->captured->nodes.push_back(std::make_unique<Node>(Node{std::move(work)}));
+  return kSuccess;
+}
+
+namespace {
+
+// A call that waits, which is refused while the stream is captured, and spoils the capture.
+CUresult wait_for(CUstream handle) {
+  if (const CUresult result = check_context(); result != kSuccess) return result;
+  Stream* stream = nullptr;
+  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
+  if (!stream->captured) return kSuccess;
+  stream->invalidated = true;
+  return kCaptureUnsupported;
+}
+
+using CUevent = struct CUevent_st*;
+struct Event {
+  std::chrono::steady_clock::time_point time;
+};
+
+}  // namespace
+}  // namespace tessera::emulated
+
+using namespace tessera::emulated;
+using tessera::cuda::CUcontext;
+using tessera::cuda::CUdeviceptr;
+using tessera::cuda::CUgraph;
+using tessera::cuda::CUstream;
+
+EMULATED_DRIVER cuStreamCreate(CUstream* handle, unsigned) {
+  if (const CUresult result = check_context(); result != kSuccess) return result;
+  auto* const stream = new Stream{.context = current_context(), .id = next_id(), .priority = 0, .captured = nullptr};
+  const std::lock_guard lock(streams().mutex);
+  streams().alive.insert(stream);
+  return *handle = reinterpret_cast<CUstream>(stream), kSuccess;
+}
+EMULATED_DRIVER cuStreamDestroy_v2(CUstream handle) {
+  auto* const stream = reinterpret_cast<Stream*>(handle);
+  const std::lock_guard lock(streams().mutex);
+  if (streams().alive.erase(stream) == 0) return kInvalidHandle;
+  return delete stream, kSuccess;
+}
+EMULATED_DRIVER cuStreamGetCtx(CUstream handle, CUcontext* context) {
+  Stream* stream = nullptr;
+  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
+  return *context = reinterpret_cast<CUcontext>(stream->context), kSuccess;
+}
+EMULATED_DRIVER cuStreamGetId(CUstream handle, uint64_t* id) {
+  Stream* stream = nullptr;
+  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
+  return *id = stream->id, kSuccess;
+}
+EMULATED_DRIVER cuStreamGetPriority(CUstream handle, int* priority) {
+  Stream* stream = nullptr;
+  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
+  return *priority = stream->priority, kSuccess;
+}
+EMULATED_DRIVER cuStreamSynchronize(CUstream handle) { return wait_for(handle); }
+
+// ---- capture ----
+
+EMULATED_DRIVER cuStreamIsCapturing(CUstream handle, int* status) {
+  enum { kNone = 0, kActive = 1, kInvalidated = 2 };
+  Stream* stream = nullptr;
+  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
+  return *status = !stream->captured ? kNone : stream->invalidated ? kInvalidated : kActive, kSuccess;
+}
+EMULATED_DRIVER cuThreadExchangeStreamCaptureMode(int* mode) { return std::swap(*mode, capture_mode), kSuccess; }
+EMULATED_DRIVER cuStreamBeginCapture_v2(CUstream handle, int mode) {
+  Stream* stream = nullptr;
+  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
+  if (stream->captured || !handle) return kCaptureUnsupported;
+  stream->captured = std::make_unique<Graph>();
+  stream->captured->context = stream->context;
+  stream->invalidated = false, stream->capture_mode = mode;
+  if (mode != kRelaxed) ++global_captures;
+  return kSuccess;
+}
+EMULATED_DRIVER cuStreamEndCapture(CUstream handle, CUgraph* graph) {
+  Stream* stream = nullptr;
+  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
+  if (!stream->captured) return kInvalidValue;
+  if (stream->capture_mode != kRelaxed) --global_captures;
+  const std::unique_ptr<Graph> captured = std::move(stream->captured);
+  *graph = nullptr;
+  if (stream->invalidated) return kCaptureInvalidated;
+  *graph = reinterpret_cast<CUgraph>(new Graph(std::move(*captured)));
+  return kSuccess;
+}
+
+// ---- copies and fills ----
+
+namespace {
+
+bool on_device(CUdeviceptr address, size_t bytes) { return bytes == 0 || is_mapped(address, bytes); }
+
+CUresult fill(CUdeviceptr address, unsigned value, unsigned element_bytes, size_t count, CUstream stream) {
+  if (!on_device(address, element_bytes * count) || address % element_bytes != 0) return kInvalidValue;
+  return submit(stream, MemsetWork{address, value, element_bytes, count});
+}
+
+CUresult copy(void* to, const void* from, size_t bytes, CUstream stream) {
+  return submit(stream, CopyWork{to, from, bytes});
+}
+void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
+
+}  // namespace
+
+EMULATED_DRIVER cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  return on_device(to, bytes) ? copy(pointer(to), from, bytes, stream) : kInvalidValue;
+}
+EMULATED_DRIVER cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return on_device(from, bytes) ? copy(to, pointer(from), bytes, stream) : kInvalidValue;
+}
+EMULATED_DRIVER cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  const bool fine = on_device(to, bytes) && on_device(from, bytes);
+  return fine ? copy(pointer(to), pointer(from), bytes, stream) : kInvalidValue;
+}
+EMULATED_DRIVER cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) {
+  return refuses_while_captured() ? kCaptureUnsupported : cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr);
+}
+EMULATED_DRIVER cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
+  return refuses_while_captured() ? kCaptureUnsupported : cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr);
+}
+EMULATED_DRIVER cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count, CUstream stream) {
+  return fill(address, value, 1, count, stream);
+}
+EMULATED_DRIVER cuMemsetD8_v2(CUdeviceptr address, unsigned char value, size_t count) {
+  return refuses_while_captured() ? kCaptureUnsupported : fill(address, value, 1, count, nullptr);
+}
+EMULATED_DRIVER cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, CUstream stream) {
+  return fill(address, value, sizeof value, count, stream);
+}
+
+// ---- events ----
+
+EMULATED_DRIVER cuEventCreate(CUevent* event, unsigned) {
+  return *event = reinterpret_cast<CUevent>(new Event{}), kSuccess;
+}
+EMULATED_DRIVER cuEventDestroy_v2(CUevent event) { return delete reinterpret_cast<Event*>(event), kSuccess; }
+EMULATED_DRIVER cuEventRecord(CUevent event, CUstream) {
+  reinterpret_cast<Event*>(event)->time = std::chrono::steady_clock::now();
+  return check_context();
+}
+EMULATED_DRIVER cuEventSynchronize(CUevent) { return check_context(); }
+EMULATED_DRIVER cuEventElapsedTime(float* milliseconds, CUevent begin, CUevent end) {
+  const auto time = reinterpret_cast<Event*>(end)->time - reinterpret_cast<Event*>(begin)->time;
+  return *milliseconds = std::chrono::duration<float, std::milli>(time).count(), kSuccess;
+}

@@ -1,0 +1,33 @@
+// How a kernel of the emulated GPU is launched: the interface between the emulated driver and a kernel's shared object.
+//
+// The emulated compiler appends TESSERA_EMULATED_KERNEL(SYMBOL) (kernel.hpp) to the source of a kernel
+//   extern "C" __global__ void SYMBOL(const __grid_constant__ Params p, ...)
+// which defines
+//   extern "C" int SYMBOL_emulated(const EmulatedLaunch*)
+//   extern "C" const EmulatedKernelInfo SYMBOL_info
+// The first runs the whole grid. 0: it ran. Else what went wrong is in `error_text`, if there is one, and on the standard error stream.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+struct EmulatedLaunch {
+  unsigned grid[3] = {1, 1, 1}, block[3] = {1, 1, 1},
+           cluster[3] = {1, 1, 1};  // grid in blocks; cluster: __cluster_dims__
+  unsigned smem_bytes = 0;          // dynamic
+  void* const* params = nullptr;    // as cuLaunchKernel's
+  unsigned multiprocessors = 1;     // blocks that are resident at once, at most; a cluster's are together
+  unsigned seed = 0;                // of everything that a GPU leaves open; 0: in order, and copies at once
+  char* error_text = nullptr;
+  size_t error_bytes = 0;
+};
+
+using EmulatedKernel = int (*)(const EmulatedLaunch*);
+
+struct EmulatedKernelInfo {
+  unsigned param_count;
+  const size_t* param_bytes;  // of each
+};
+
+// Whether all of global memory from `address` on is allocated. The driver may have it; without it every address is taken to be.
+extern "C" __attribute__((weak)) bool emulated_is_mapped(uint64_t address, size_t bytes);

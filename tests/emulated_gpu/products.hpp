@@ -1,0 +1,182 @@
+// The products (wgmma) that a warpgroup has issued. They run in order, at once or when one is waited for, and what they compute is in the
+// threads' registers when these wait.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "matrix_descriptor.hpp"
+
+namespace tessera::emulated {
+
+inline constexpr int kWarpgroupThreads = 128, kProductRows = 64, kProductInner = 16, kMostProductCols = 256;
+
+// What all threads of the warpgroup say alike.
+struct Product {
+  uint64_t a = 0, b = 0;  // descriptors; a: of shared memory alone
+  int cols = 0;
+  bool a_in_registers = false, b_transposed = false, bfloat16 = false, accumulate = false;
+  bool operator==(const Product&) const = default;
+};
+
+class WarpgroupProducts {
+ public:
+  static constexpr uint64_t kInFlight = 128;
+
+  // Each thread's place in the order.
+  struct Position {
+    uint64_t issued = 0, committed[8] = {};
+    unsigned groups = 0;
+  };
+
+  void reset() {
+    for (const std::unique_ptr<Issued>& issued : issued_) {
+      if (issued) issued->threads = 0;
+    }
+    held_ = false;
+    executed_ = complete_ = 0;
+  }
+
+  // False: there is no room until the others have issued theirs.
+  bool may_issue(const Position& at) const { return at.issued < executed_ + kInFlight; }
+  const uint64_t* executed() const { return &executed_; }
+  const uint64_t* complete() const { return &complete_; }
+
+  // Returns "" or what is wrong. `lane`: 0 ... 127.
+  const char* issue(Position& at, int lane, const Product& product, float* d, const uint32_t* a) {
+    Issued& to = at_index(at.issued++);
+    if (to.threads == 0) {
+      to.product = product;
+    } else if (!(to.product == product)) {
+      return "the warpgroup's threads issue different products";
+    }
+    to.d[lane] = d;
+    if (product.a_in_registers) std::memcpy(to.a[lane], a, sizeof to.a[lane]);
+    if (++to.threads == kWarpgroupThreads) complete_ = at.issued;
+    return "";
+  }
+  void commit(Position& at) { at.committed[at.groups++ % 8] = at.issued; }
+
+  // How many products all but the newest `pending` groups of the thread have.
+  static uint64_t due(const Position& at, unsigned pending) {
+    return at.groups <= pending ? 0 : at.committed[(at.groups - 1 - pending) % 8];
+  }
+
+  // Runs what all threads have issued, up to `end`. Returns "" or what is wrong.
+  const char* execute(uint64_t end, const SharedWindow& shared) {
+    while (executed_ < end && executed_ < complete_) {
+      Issued& next = at_index(executed_);
+      const char* wrong = run(next, shared);
+      if (*wrong) return wrong;
+      next.threads = 0;
+      ++executed_;
+    }
+    return "";
+  }
+
+  // The sums become what the registers hold.
+  void write_registers() {
+    if (!held_) return;
+    held_ = false;
+    move_registers<false>();
+  }
+
+ private:
+  typedef float Vector __attribute__((vector_size(64), aligned(64)));  // 16 columns
+  static constexpr int kVectorCols = 16, kMostVectors = kMostProductCols / kVectorCols;
+
+  struct Issued {
+    Product product;
+    int threads = 0;
+    float* d[kWarpgroupThreads];
+    uint32_t a[kWarpgroupThreads][4];
+  };
+  Issued& at_index(uint64_t n) {
+    std::unique_ptr<Issued>& it = issued_[n % kInFlight];
+    if (!it) it = std::make_unique<Issued>();
+    return *it;
+  }
+
+  // Lane l of warp w has (16 w + l / 4 + 8 h, 8 t + 2 (l % 4) + 0 ... 1) at d[4 t + 2 h + 0 ... 1].
+  template <bool kFromRegisters>
+  void move_registers() {
+    float* const sums = reinterpret_cast<float*>(sums_->at);
+    for (int thread = 0; thread < kWarpgroupThreads; ++thread) {
+      float* const d = held_d_[thread];
+      const int row = thread / 32 * 16 + thread % 32 / 4, col = thread % 4 * 2;
+      for (int half = 0; half < 2; ++half) {
+        float* const sum = sums + (row + 8 * half) * kMostProductCols + col;
+        for (int t = 0; t < held_cols_ / 8; ++t) {
+          if (kFromRegisters) {
+            std::memcpy(sum + 8 * t, d + 4 * t + 2 * half, 2 * sizeof(float));
+          } else {
+            std::memcpy(d + 4 * t + 2 * half, sum + 8 * t, 2 * sizeof(float));
+          }
+        }
+      }
+    }
+  }
+
+  static float to_float(uint32_t bits, bool bfloat16) {
+    return bfloat16 ? std::bit_cast<float>(bits << 16) : core::float16_to_float(static_cast<uint16_t>(bits));
+  }
+
+  const char* run(const Issued& of, const SharedWindow& shared) {
+    const Product& p = of.product;
+    if (!sums_) sums_ = std::make_unique<Sums>();
+    const bool same = held_ && held_cols_ == p.cols && std::memcmp(held_d_, of.d, sizeof of.d) == 0;
+    if (!same) {
+      write_registers();
+      std::memcpy(held_d_, of.d, sizeof of.d);
+      held_cols_ = p.cols;
+      if (p.accumulate) move_registers<true>();
+    }
+    held_ = true;
+    if (!p.accumulate) std::memset(static_cast<void*>(sums_.get()), 0, sizeof *sums_);
+
+    // B [16][cols], A [64][16]
+    alignas(64) float b[kProductInner][kMostProductCols], a[kProductRows][kProductInner];
+    const MatrixDescriptor from_b(p.b);
+    const char* wrong = p.b_transposed ? from_b.read_outer_major(b, p.cols, p.bfloat16, shared)
+                                       : from_b.read_inner_major_turned(b, p.cols, p.bfloat16, shared);
+    if (*wrong) return wrong;
+    if (p.a_in_registers) {
+      for (int thread = 0; thread < kWarpgroupThreads; ++thread) {
+        const int row = thread / 32 * 16 + thread % 32 / 4, col = thread % 4 * 2;
+        for (int r = 0; r < 4; ++r) {
+          float* const to = a[row + r % 2 * 8] + col + r / 2 * 8;
+          to[0] = to_float(of.a[thread][r] & 0xffff, p.bfloat16), to[1] = to_float(of.a[thread][r] >> 16, p.bfloat16);
+        }
+      }
+    } else {
+      wrong = MatrixDescriptor(p.a).read_inner_major(a, p.bfloat16, shared);
+      if (*wrong) return wrong;
+    }
+    for (int v = 0; v < p.cols / kVectorCols; ++v) {
+      Vector rb[kProductInner];
+      for (int k = 0; k < kProductInner; ++k) rb[k] = *reinterpret_cast<const Vector*>(b[k] + v * kVectorCols);
+      for (int row = 0; row < kProductRows; row += 4) {
+        Vector sum[4];
+        for (int r = 0; r < 4; ++r) sum[r] = sums_->at[row + r][v];
+        for (int k = 0; k < kProductInner; ++k)
+          for (int r = 0; r < 4; ++r) sum[r] += a[row + r][k] * rb[k];
+        for (int r = 0; r < 4; ++r) sums_->at[row + r][v] = sum[r];
+      }
+    }
+    return "";
+  }
+
+  struct Sums {
+    Vector at[kProductRows][kMostVectors];
+  };
+  std::unique_ptr<Issued> issued_[kInFlight];
+  std::unique_ptr<Sums> sums_;
+  float* held_d_[kWarpgroupThreads] = {};  // whose sums those are
+  int held_cols_ = 0;
+  bool held_ = false;
+  uint64_t executed_ = 0, complete_ = 0;
+};
+
+}  // namespace tessera::emulated

@@ -1,0 +1,66 @@
+// A block's shared memory by its addresses of 18 bits, as matrix descriptors have them: 1024 bytes that are the system's, what the launch
+// has made, and then the variables that are __shared__.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tessera {
+
+// The largest that a block of any GPU may have.
+inline constexpr size_t kEmulatedSharedBytes = 232448;
+alignas(1024) inline constinit thread_local char shared_memory[kEmulatedSharedBytes] = {};
+
+}  // namespace tessera
+
+namespace tessera::emulated {
+
+class SharedWindow {
+ public:
+  static constexpr uint32_t kBegin = 1024, kEnd = 1 << 18, kAlignment = 1024;
+
+  SharedWindow() = default;
+  // Of this thread of the host, the block's.
+  explicit SharedWindow(uint32_t launched_bytes)
+      : memory_(shared_memory),
+        end_(kBegin + launched_bytes),
+        variables_begin_((end_ + kAlignment - 1) / kAlignment * kAlignment) {}
+
+  char* memory() const { return memory_; }
+  uint32_t end() const { return end_; }
+
+  // Null: not all of it is there.
+  char* at(uint32_t address, size_t bytes) const {
+    if (address >= kBegin && address + bytes <= end_) return memory_ + (address - kBegin);
+    if (address >= variables_begin_ && address + bytes <= kEnd && variables_)
+      return variables_ + (address - variables_begin_);
+    return nullptr;
+  }
+
+  // 0: it is not in shared memory. Which variables there are nobody tells: those near the first that is asked for.
+  uint32_t address_of(const char* pointer) {
+    if (pointer >= memory_ && pointer < memory_ + kEmulatedSharedBytes) {
+      return static_cast<uint32_t>(pointer - memory_) + kBegin;
+    }
+    const auto room = static_cast<std::ptrdiff_t>(kEnd - variables_begin_);
+    if (!variables_) {
+      const std::ptrdiff_t first = pointer - memory_ - room / 2;
+      variables_ = memory_ + first -
+                   (first % static_cast<int>(kAlignment) + static_cast<int>(kAlignment)) % static_cast<int>(kAlignment);
+    }
+    const std::ptrdiff_t offset = pointer - variables_;
+    return offset < 0 || offset >= room ? 0 : static_cast<uint32_t>(offset) + variables_begin_;
+  }
+
+  // Of this block what is at the same address as what is at `other`'s, of another block of the kernel.
+  void take_variables(const SharedWindow& other) {
+    if (!variables_ && other.variables_) variables_ = memory_ + (other.variables_ - other.memory_);
+  }
+
+ private:
+  char* memory_ = nullptr;
+  char* variables_ = nullptr;
+  uint32_t end_ = 0, variables_begin_ = 0;
+};
+
+}  // namespace tessera::emulated

@@ -1,0 +1,51 @@
+// The instructions' results, exactly rounded.
+#pragma once
+
+#include <limits>
+
+#include "core/half.hpp"
+#include "tessera/ptx/device.cuh"
+
+namespace tessera::ptx {
+
+inline float ex2_approx_ftz(float x) {
+  const float y = std::exp2(x);
+  return y < std::numeric_limits<float>::min() ? 0.0f : y;
+}
+inline float lg2_approx_ftz(float x) { return std::log2(x); }
+inline float rcp_approx_ftz(float x) { return 1.0f / x; }
+
+inline float cvt_f32_f16(unsigned short bits) { return core::float16_to_float(bits); }
+inline uint32 cvt_rn_f16x2(float low, float high) {
+  return core::float_to_float16(low) | uint32{core::float_to_float16(high)} << 16;
+}
+// NaN becomes a NaN, as it does without.
+inline uint32 cvt_rn_satfinite_f16x2(float low, float high) {
+  constexpr float kLargest = 65504;
+  const auto clamp = [](float x) { return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x; };
+  return cvt_rn_f16x2(clamp(low), clamp(high));
+}
+inline uint32 cvt_rn_bf16x2(float low, float high) {
+  return core::float_to_bfloat16(low) | uint32{core::float_to_bfloat16(high)} << 16;
+}
+inline uint32 cvt_rn_relu_bf16x2(float low, float high) {
+  const auto relu = [](float x) { return x < 0 ? 0.0f : x; };
+  return cvt_rn_bf16x2(relu(low), relu(high));
+}
+
+inline uint32 max_f16x2(uint32 a, uint32 b) {
+  const auto at = [](uint32 pair, int n) { return cvt_f32_f16(static_cast<unsigned short>(pair >> (16 * n))); };
+  return cvt_rn_f16x2(max(at(a, 0), at(b, 0)), max(at(a, 1), at(b, 1)));
+}
+inline uint32 max_bf16x2(uint32 a, uint32 b) {
+  const auto at = [](uint32 pair, int n) { return __uint_as_float(pair >> (16 * n) << 16); };
+  return cvt_rn_bf16x2(max(at(a, 0), at(b, 0)), max(at(a, 1), at(b, 1)));
+}
+
+// To 10 bits of mantissa, ties away from zero. Infinity and NaN stay.
+inline uint32 cvt_rna_tf32(float x) {
+  const uint32 bits = __float_as_uint(x);
+  return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & 0xffffe000u;
+}
+
+}  // namespace tessera::ptx

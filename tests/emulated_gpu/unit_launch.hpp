@@ -1,0 +1,22 @@
+// A grid for a unit test, with the body of a kernel as it stands in the test.
+#pragma once
+
+#include "grid.hpp"
+#include "tessera/ptx/device.cuh"
+
+namespace tessera::emulated {
+
+// 0: it ran. Each call has another seed, the same in each run of the program.
+template <class Body>
+int run_grid(EmulatedDim grid, int threads, int64 smem_bytes, const Body& body) {
+  static unsigned seed = 0;
+  EmulatedLaunch launch;
+  launch.grid[0] = grid.x, launch.grid[1] = grid.y, launch.grid[2] = grid.z;
+  launch.block[0] = static_cast<unsigned>(threads);
+  launch.smem_bytes = static_cast<unsigned>(smem_bytes);
+  launch.multiprocessors = 4;
+  launch.seed = seed++;
+  return run_grid(launch, "a test's kernel", body);
+}
+
+}  // namespace tessera::emulated
