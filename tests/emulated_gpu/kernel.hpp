@@ -18,7 +18,7 @@ struct KernelParams {
                  std::index_sequence<kIndices...>) {
     std::tuple<std::remove_const_t<Params>...> params;
     (std::memcpy(static_cast<void*>(&std::get<kIndices>(params)), launch->params[kIndices], sizeof(Params)), ...);
-    return Grid::run(*launch, name, [&] { kernel(std::get<kIndices>(params)...); });
+    return run_grid(*launch, name, [&] { kernel(std::get<kIndices>(params)...); });
   }
 };
 template <class... Params>

@@ -33,7 +33,7 @@ bool try_kernel(const Launch& launch, const char* name, void (*kernel)(const Par
   if (config_values(config).value != launch.values.value) return false;
   Params params;
   std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
-  return emulated::run_grid({launch.grid.x, launch.grid.y, launch.grid.z}, launch.spec().threads,
+  return emulated::run_blocks({launch.grid.x, launch.grid.y, launch.grid.z}, launch.spec().threads,
                             launch.spec().smem_bytes, [&] { kernel(params); }) == 0;
 }
 
