@@ -11,7 +11,7 @@ folder=${EMULATED_GPU:-$root/build/release/tests/emulated_gpu}
   echo "emulated_gpu.sh: no libcuda.so.1 and libnvrtc.so.13 in $folder: build emulated_driver and emulated_nvrtc" >&2
   exit 1
 }
-state=$({ cat "$folder/libnvrtc.so.13"; find "$root/tests/emulated_gpu" -name '*.hpp' -o -name '*.cuh' | LC_ALL=C sort | xargs cat
+state=$({ cat "$folder/libnvrtc.so.13"; cat "$root"/tests/emulated_gpu/*.hpp "$root"/tests/emulated_gpu/{runner,tessera/ptx}/*
   cat "$root/src/core/half.hpp"
   echo "${EMULATED_GPU_CXX:-} ${EMULATED_GPU_CXXFLAGS:-}"; } | sha256sum | cut -c1-16)
 export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "grid.hpp"
 #include "tessera/ptx/device.cuh"
 
 namespace tessera::emulated {

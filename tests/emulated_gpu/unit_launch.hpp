@@ -1,6 +1,7 @@
 // A grid for a unit test, with the body of a kernel as it stands in the test.
 #pragma once
 
+#include "grid.hpp"
 #include "tessera/ptx/device.cuh"
 
 namespace tessera::emulated {
