@@ -29,7 +29,7 @@ bool try_kernel(const Launch& launch, const char* name, void (*kernel)(const Par
   Params params;
   std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
   return emulated::run_blocks({launch.grid.x, launch.grid.y, launch.grid.z}, launch.spec().threads,
-                            launch.spec().smem_bytes, [&] { kernel(params); }) == 0;
+                              launch.spec().smem_bytes, [&] { kernel(params); }) == 0;
 }
 
 constexpr FwdConfig forward_config(bool paged, bool split, bool aligned = true, bool pack_gqa = true) {
