@@ -18,4 +18,6 @@ export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export TESSERA_NVRTC=$folder/libnvrtc.so.13
 export TESSERA_CACHE_DIR=$folder/kernels/$state EMULATED_GPU_HEADERS=$folder/headers
 mkdir -p -m 700 "$TESSERA_CACHE_DIR"
+find "$folder/kernels" "$folder/headers" -mindepth 1 -maxdepth 1 -mtime +7 -exec rm -rf {} + 2> /dev/null || true
+touch "$TESSERA_CACHE_DIR"
 exec "$@"
