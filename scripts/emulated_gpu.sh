@@ -11,11 +11,13 @@ folder=${EMULATED_GPU:-$root/build/release/tests/emulated_gpu}
   echo "emulated_gpu.sh: no libcuda.so.1 and libnvrtc.so.13 in $folder: build emulated_driver and emulated_nvrtc" >&2
   exit 1
 }
-state=$({ cat "$folder/libnvrtc.so.13"; cat "$root"/tests/emulated_gpu/*.[ch]pp "$root"/tests/emulated_gpu/tessera/ptx/*.cuh
+state=$({ cat "$folder/libnvrtc.so.13"; cat "$root"/tests/emulated_gpu/*.hpp "$root"/tests/emulated_gpu/{runner,tessera/ptx}/*
   cat "$root/src/core/half.hpp"
   echo "${EMULATED_GPU_CXX:-} ${EMULATED_GPU_CXXFLAGS:-}"; } | sha256sum | cut -c1-16)
 export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export TESSERA_NVRTC=$folder/libnvrtc.so.13
 export TESSERA_CACHE_DIR=$folder/kernels/$state EMULATED_GPU_HEADERS=$folder/headers
 mkdir -p -m 700 "$TESSERA_CACHE_DIR"
+find "$folder/kernels" "$folder/headers" -mindepth 1 -maxdepth 1 -mtime +7 -exec rm -rf {} + 2> /dev/null || true
+touch "$TESSERA_CACHE_DIR"
 exec "$@"

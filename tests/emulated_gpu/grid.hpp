@@ -1,4 +1,4 @@
-// A grid's run. What it takes is compiled once, not with every kernel (grid.cpp).
+// A grid of blocks.
 #pragma once
 
 #include <functional>
@@ -7,7 +7,7 @@
 
 namespace tessera::emulated {
 
-// 0, or 1 with the reason told. body(): what a thread does.
+// Runs it; body() is what a thread does. 0, or 1 with the reason told, as SYMBOL_emulated.
 int run_grid(const EmulatedLaunch& launch, const char* kernel, const std::function<void()>& body);
 
 }  // namespace tessera::emulated

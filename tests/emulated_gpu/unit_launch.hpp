@@ -8,7 +8,7 @@ namespace tessera::emulated {
 
 // 0: it ran. Each call has another seed, the same in each run of the program.
 template <class Body>
-int run_grid(EmulatedDim grid, int threads, int64 smem_bytes, const Body& body) {
+int run_blocks(EmulatedDim grid, int threads, int64 smem_bytes, const Body& body) {
   static unsigned seed = 0;
   EmulatedLaunch launch;
   launch.grid[0] = grid.x, launch.grid[1] = grid.y, launch.grid[2] = grid.z;

@@ -40,7 +40,7 @@ struct Problem {
     words.assign(counts.size() * static_cast<size_t>(p.lists.stride()), -1);
     p.lists.words = words.data(), p.order = order.data();
     for (int list = 0; list < std::ssize(counts); ++list) *p.lists.count(list) = counts[static_cast<size_t>(list)];
-    EXPECT_EQ(emulated::run_grid({}, kThreads, 0, [this] { order_key_tiles<kThreads>(p); }), 0);
+    EXPECT_EQ(emulated::run_blocks({}, kThreads, 0, [this] { order_key_tiles<kThreads>(p); }), 0);
   }
   int steps(int index) const { return steps_of(p, key_tile_place(p, index)); }
 };
@@ -84,7 +84,7 @@ constexpr BlockListsConfig kLists{kDeterministic.block_n, 2, kDeterministic.bloc
 template <class Kernel>
 void run_grid(int warps, const Kernel& kernel) {
   const auto blocks = static_cast<unsigned>((warps + kBlockListsWarps - 1) / kBlockListsWarps);
-  EXPECT_EQ(emulated::run_grid({.x = blocks}, 32 * kBlockListsWarps, 0, kernel), 0);
+  EXPECT_EQ(emulated::run_blocks({.x = blocks}, 32 * kBlockListsWarps, 0, kernel), 0);
 }
 
 // Lists and turns as the kernels make them; then the blocks in the order in which they start.

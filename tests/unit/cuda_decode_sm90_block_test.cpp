@@ -49,8 +49,8 @@ template <DecodeSm90Config kConfig>
 bool try_config(const Launch& launch, const DecodeSm90Params& params) {
   DecodeSm90Config config = kConfig;
   if (config_values(config).value != launch.values.value) return false;
-  return emulated::run_grid({.x = launch.grid.x}, launch.spec().threads, launch.spec().smem_bytes,
-                            [&] { decode_sm90<kConfig>(params); }) == 0;
+  return emulated::run_blocks({.x = launch.grid.x}, launch.spec().threads, launch.spec().smem_bytes,
+                              [&] { decode_sm90<kConfig>(params); }) == 0;
 }
 
 bool run_config(const Launch& launch, const DecodeSm90Params& p) {

@@ -54,7 +54,7 @@ void decode_all() {
     std::vector<std::array<int, 16>> memory(static_cast<size_t>(live_tiles_bytes(p.batch)) / 64 + 1);
     for (auto& line : memory) line.fill(-1);
     made.tiles = reinterpret_cast<LiveTiles*>(memory.data());
-    ASSERT_EQ(emulated::run_grid({}, kLiveTilesThreads, 0, [&] { live_tiles<LiveTilesConfig{kRows}>(made); }), 0);
+    ASSERT_EQ(emulated::run_blocks({}, kLiveTilesThreads, 0, [&] { live_tiles<LiveTilesConfig{kRows}>(made); }), 0);
 
     p.live = made.tiles;
     EXPECT_EQ(p.live->counter, 0);

@@ -28,8 +28,8 @@ bool try_kernel(const Launch& launch, const char* name, void (*kernel)(const Par
   if (std::strcmp(launch.name, name) != 0 || config_values(config).value != launch.values.value) return false;
   Params params;
   std::memcpy(static_cast<void*>(&params), launch.params, sizeof params);
-  return emulated::run_grid({launch.grid.x, launch.grid.y, launch.grid.z}, launch.spec().threads,
-                            launch.spec().smem_bytes, [&] { kernel(params); }) == 0;
+  return emulated::run_blocks({launch.grid.x, launch.grid.y, launch.grid.z}, launch.spec().threads,
+                              launch.spec().smem_bytes, [&] { kernel(params); }) == 0;
 }
 
 constexpr FwdConfig forward_config(bool paged, bool split, bool aligned = true, bool pack_gqa = true) {

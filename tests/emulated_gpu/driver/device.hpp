@@ -11,7 +11,7 @@
 namespace tessera::emulated {
 
 inline constexpr int kMostDevices = 8;
-inline constexpr size_t kMemoryBytes = size_t{16} << 30;  // of each
+inline constexpr size_t kMemoryBytes = size_t{4} << 30;  // of each: tests that need more are for GPUs
 
 // A GPU's primary context, which is the only one it has.
 struct Context {

@@ -152,8 +152,9 @@ int run(const std::vector<std::string>& command, const fs::path& output) {
 std::vector<std::string> compiler_for(const std::string& arch) {
   const std::string number = arch.substr(arch.find_first_of("0123456789"));
   std::vector<std::string> command = {from_environment("EMULATED_GPU_CXX", "c++")};
-  // Names of kernels are also names of functions of the library that launches them. Fibers jump between stacks, which fortified jumps take for a fault; and what is TLS has nothing to be initialised.
-  for (const char* flag : {"-std=c++20", "-O2", "-march=native", "-fPIC", "-fvisibility=hidden", "-w",
+  // Names of kernels are also names of functions of the library that launches them, hence hidden. Fibers jump between stacks,
+  // which fortified jumps take for a fault. What is thread_local has nothing to be initialised.
+  for (const char* flag : {"-std=c++20", "-O1", "-march=native", "-fPIC", "-fvisibility=hidden", "-w",
                            "-U_FORTIFY_SOURCE", "-fno-strict-aliasing", "-fno-extern-tls-init", "-pthread"})
     command.emplace_back(flag);
   command.push_back("-D__CUDA_ARCH__=" + std::to_string(std::stoi(number) * 10));
@@ -189,7 +190,7 @@ using Header = std::pair<std::string, std::string>;  // name, text
 std::vector<Header> emulated_headers() {
   const fs::path source = EMULATED_GPU_SOURCE, emulated = source / "tests/emulated_gpu";
   std::vector<Header> headers;
-  for (const fs::path& folder : {emulated, emulated / "tessera/ptx"}) {
+  for (const fs::path& folder : {emulated, emulated / "runner", emulated / "tessera/ptx"}) {
     for (const auto& entry : fs::directory_iterator(folder)) {
       if (!entry.is_regular_file()) continue;
       headers.emplace_back(entry.path().lexically_relative(emulated).string(), read_file(entry.path()));
@@ -200,42 +201,72 @@ std::vector<Header> emulated_headers() {
   return headers;
 }
 
+bool write_headers(const fs::path& folder, const std::vector<Header>& headers) {
+  for (const auto& [name, text] : headers) {
+    if (!write_file(folder / name, text)) return false;
+  }
+  return true;
+}
+
+// What is made once, from what has this hash.
+fs::path common_folder(const char* name, uint64_t hash) {
+  char key[40];
+  std::snprintf(key, sizeof key, "%s-%016llx", name, static_cast<unsigned long long>(hash));
+  const std::string usual = (fs::temp_directory_path() / ("emulated_gpu-" + std::to_string(getuid()))).string();
+  const fs::path folder = fs::path(from_environment("EMULATED_GPU_HEADERS", usual.c_str())) / key;
+  std::error_code failed;
+  fs::create_directories(folder, failed);
+  return folder;
+}
+
 // Adds to the command what finds a program's headers, the emulated instructions before them, and the grid's runner. What all
 // kernels include and the runner are compiled once; those of other headers or another compiler lie elsewhere.
 bool add_common_parts(const Program& program, std::vector<std::string>& command) {
   const std::vector<Header> emulated = emulated_headers();
   uint64_t hash = 0xcbf29ce484222325;
   for (const std::string& word : command) hash = hash_of(word + " ", hash);
-  for (const std::vector<Header>* headers : {&emulated, &program.headers}) {
-    for (const auto& [name, text] : *headers) hash = hash_of(text, hash_of(name, hash));
-  }
-  char key[17];
-  std::snprintf(key, sizeof key, "%016llx", static_cast<unsigned long long>(hash));
-  const std::string usual = (fs::temp_directory_path() / ("emulated_gpu-" + std::to_string(getuid()))).string();
-  const fs::path folder = fs::path(from_environment("EMULATED_GPU_HEADERS", usual.c_str())) / key;
-  const fs::path prelude = folder / "prelude.hpp", precompiled = folder / "prelude.hpp.gch", runner = folder / "grid.o";
-  std::error_code failed;
-  fs::create_directories(folder, failed);
-  command.insert(command.end(), {"-I" + (folder / "emulated").string(), "-I" + (folder / "headers").string()});
-  const FileLock lock(folder / "lock");
-  if (!fs::exists(precompiled)) {
-    for (const auto& [below, headers] : {std::pair("emulated", &emulated), std::pair("headers", &program.headers)}) {
-      for (const auto& [name, text] : *headers) {
-        if (!write_file(folder / below / name, text)) return false;
+  for (const auto& [name, text] : emulated) hash = hash_of(text, hash_of(name, hash));
+  const fs::path runner = common_folder("runner", hash);
+  for (const auto& [name, text] : program.headers) hash = hash_of(text, hash_of(name, hash));
+  const fs::path kernels = common_folder("kernels", hash), prelude = kernels / "prelude.hpp";
+  const auto with = [&command](std::vector<std::string> more) {
+    more.insert(more.begin(), command.begin(), command.end());
+    return more;
+  };
+
+  command.insert(command.end(), {"-I" + (runner / "include").string()});
+  std::vector<std::string> objects;
+  {
+    const FileLock lock(runner / "lock");
+    const bool made = fs::exists(runner / "made");
+    if (!made && !write_headers(runner / "include", emulated)) return false;
+    for (const auto& [name, text] : emulated) {
+      if (!name.ends_with(".cpp")) continue;
+      objects.push_back((runner / fs::path(name).stem()).string() + ".o");
+      if (made) continue;
+      if (run(with({"-O2", "-c", "-o", objects.back(), (runner / "include" / name).string()}), runner / "log") != 0) {
+        std::fprintf(stderr, "emulated GPU: %s\n", read_file(runner / "log").c_str());
+        return false;
       }
     }
-    if (!write_file(prelude, "#include \"kernel.hpp\"\n#include \"launch_bounds.hpp\"\n")) return false;
-    const auto with = [&command](std::vector<std::string> more) {
-      more.insert(more.begin(), command.begin(), command.end());
-      return more;
-    };
-    // What is wrong with them a kernel's own compilation tells, too.
-    run(with({"-c", "-o", runner.string(), (folder / "emulated/grid.cpp").string()}), folder / "log");
-    const std::vector<std::string> precompile =
-        with({"-x", "c++-header", "-o", precompiled.string(), prelude.string()});
-    if (run(precompile, folder / "log") != 0) fs::remove(precompiled, failed);
+    if (!made && !write_file(runner / "made", "")) return false;
   }
-  command.insert(command.end(), {"-include", prelude.string(), runner.string()});
+  command.push_back("-I" + (kernels / "include").string());
+  {
+    const FileLock lock(kernels / "lock");
+    const fs::path precompiled = kernels / "prelude.hpp.gch";
+    if (!fs::exists(precompiled)) {
+      if (!write_headers(kernels / "include", program.headers)) return false;
+      if (!write_file(prelude, "#include \"kernel.hpp\"\n#include \"launch_bounds.hpp\"\n")) return false;
+      // What is wrong with it a kernel's own compilation tells, too.
+      std::error_code failed;
+      if (run(with({"-x", "c++-header", "-o", precompiled.string(), prelude.string()}), kernels / "log") != 0) {
+        fs::remove(precompiled, failed);
+      }
+    }
+  }
+  command.insert(command.end(), {"-include", prelude.string()});
+  command.insert(command.end(), objects.begin(), objects.end());
   return true;
 }
 

@@ -2,9 +2,11 @@
 // memory.
 #pragma once
 
+#include <bit>
 #include <cmath>
 
 #include "block.hpp"
+#include "grid.hpp"
 
 #define __global__
 #define __device__
@@ -62,8 +64,6 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 namespace tessera::emulated {
-inline Block& here() { return *running.block; }
-
 // By all lanes of the warp: each gives a value and gets what compute(value of a lane, own lane) makes of all.
 template <class Out, class In, class Compute>
 Out of_warp(const char* what, unsigned mask, const In& mine, const Compute& compute) {

@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "core/half.hpp"
+#include "runner/swizzle_bits.hpp"
 #include "shared_window.hpp"
-#include "swizzle_bits.hpp"
 
 namespace tessera::emulated {
 

@@ -1,13 +1,16 @@
 // What bulk copies do, by a tensor map and without.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-tensor
-#pragma once
+#include <algorithm>
 
 #include "block.hpp"
-#include "swizzle_bits.hpp"
+#include "runner/swizzle_bits.hpp"
 
 namespace tessera::emulated {
+namespace {
 
-inline void check_global(Block& block, const void* address, size_t bytes) {
+constexpr int kElementBytes = 16;
+
+void check_global(Block& block, const void* address, size_t bytes) {
   if (emulated_is_mapped && !emulated_is_mapped(reinterpret_cast<uint64_t>(address), bytes)) {
     block.fail("a bulk copy of %zu bytes at %p, which is not allocated", bytes, address);
   }
@@ -39,7 +42,7 @@ void for_rows(Block& block, const AsyncCopy& copy, uint32_t shared, const Each& 
       }
 }
 
-inline size_t box_bytes(const EmulatedTensorMap& map) {
+size_t box_bytes(const EmulatedTensorMap& map) {
   return size_t{map.box[0]} * map.box[1] * map.box[2] * map.box[3] * map.element_bytes;
 }
 
@@ -57,9 +60,9 @@ void for_words(Block& block, const EmulatedTensorMap& map, uint32_t row, int64_t
   }
 }
 
-inline constexpr size_t kBoxAlignment = 128;
+constexpr size_t kBoxAlignment = 128;
 
-inline void load_box(Block& block, const AsyncCopy& copy, uint32_t shared, uint32_t barrier) {
+void load_box(Block& block, const AsyncCopy& copy, uint32_t shared, uint32_t barrier) {
   const size_t all = box_bytes(copy.map);
   char* const to = block.cluster_shared(shared, all, kBoxAlignment);
   for_rows(block, copy, shared, [&](uint32_t row, const char* from, int64_t before, int64_t wanted, int64_t row_bytes) {
@@ -74,12 +77,7 @@ inline void load_box(Block& block, const AsyncCopy& copy, uint32_t shared, uint3
   block.check(block.cluster_mbarrier(barrier).complete(static_cast<int>(all)));
 }
 
-// The same place in another block of the cluster.
-inline uint32_t in_block(uint32_t address, int rank) {
-  return (address & kWhereMask) | static_cast<uint32_t>(rank + 1) << kRankShift;
-}
-
-inline void run_load(Block& block, const AsyncCopy& copy) {
+void run_load(Block& block, const AsyncCopy& copy) {
   const auto bytes = static_cast<size_t>(copy.bytes);
   switch (copy.kind) {
     case AsyncCopy::Kind::kLoadBox:
@@ -104,7 +102,7 @@ inline void run_load(Block& block, const AsyncCopy& copy) {
   block.check(block.cluster_mbarrier(copy.barrier).complete(copy.bytes));
 }
 
-inline void poison_target(Block& block, const AsyncCopy& copy) {
+void poison_target(Block& block, const AsyncCopy& copy) {
   const bool box = copy.kind == AsyncCopy::Kind::kLoadBox;
   const size_t bytes = box ? box_bytes(copy.map) : static_cast<size_t>(copy.bytes);
   const auto poison = [&](uint32_t to) {
@@ -116,14 +114,14 @@ inline void poison_target(Block& block, const AsyncCopy& copy) {
   }
 }
 
-inline void read_source(Block& block, const AsyncCopy& copy, std::vector<char>& bytes) {
+void read_source(Block& block, const AsyncCopy& copy, std::vector<char>& bytes) {
   const bool box = copy.kind == AsyncCopy::Kind::kStoreBox;
   const size_t count = box ? box_bytes(copy.map) : static_cast<size_t>(copy.bytes);
   const char* const from = block.own_shared(copy.from, count, box ? kBoxAlignment : 16);
   bytes.assign(from, from + count);
 }
 
-inline void write_target(Block& block, const AsyncCopy& copy, const std::vector<char>& bytes) {
+void write_target(Block& block, const AsyncCopy& copy, const std::vector<char>& bytes) {
   switch (copy.kind) {
     case AsyncCopy::Kind::kStoreBox:
       for_rows(block, copy, copy.from, [&](uint32_t row, char* to, int64_t before, int64_t wanted, int64_t row_bytes) {
@@ -153,6 +151,69 @@ inline void write_target(Block& block, const AsyncCopy& copy, const std::vector<
     default:
       block.fail("a load among stores");
   }
+}
+
+}  // namespace
+
+void Block::copy_elements(uint32_t to, const void* from, int bytes) {
+  if (bytes < 0 || bytes > kElementBytes) fail("cp.async of %d bytes", bytes);
+  if (bytes > 0 && reinterpret_cast<uintptr_t>(from) % kElementBytes != 0) fail("cp.async from %p", from);
+  Thread& me = thread();
+  me.element_copies.push_back({to, from, bytes, me.element_groups});
+  if (!element_copies_late_) return land_groups(me.element_groups + 1);
+  std::memset(own_shared(to, kElementBytes, kElementBytes), 0xff, kElementBytes);
+}
+void Block::wait_elements(unsigned pending) {
+  const unsigned groups = thread().element_groups;
+  if (groups >= pending) land_groups(groups - pending);
+}
+// Groups before `end`.
+void Block::land_groups(unsigned end) {
+  auto& copies = thread().element_copies;
+  size_t landed = 0;
+  for (; landed < copies.size() && copies[landed].group < end; ++landed) {
+    const Thread::ElementCopy& copy = copies[landed];
+    char* const to = own_shared(copy.to, kElementBytes, kElementBytes);
+    std::memset(to, 0, kElementBytes);
+    if (copy.bytes > 0) std::memcpy(to, copy.from, static_cast<size_t>(copy.bytes));
+  }
+  copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(landed));
+}
+
+void Block::start_load(const AsyncCopy& copy) {
+  if (random().ordered() || random().below(2) == 0) return run_load(*this, copy);
+  poison_target(*this, copy);
+  copies_.push_back(copy);
+}
+bool Block::run_a_copy() {
+  if (copies_.empty()) return false;
+  const auto at = copies_.begin() + static_cast<std::ptrdiff_t>(random().below(static_cast<unsigned>(copies_.size())));
+  const AsyncCopy next = *at;
+  copies_.erase(at);
+  run_load(*this, next);
+  return true;
+}
+void Block::start_store(const AsyncCopy& copy) {
+  thread().stores.emplace_back().copy = copy;
+  if (random().ordered() || random().below(2) == 0) finish(thread().stores.back());
+}
+void Block::commit_stores() {
+  for (Thread::Store& store : thread().stores) store.committed = true;
+}
+void Block::wait_stores(bool read_alone) {
+  std::vector<Thread::Store>& stores = thread().stores;
+  for (Thread::Store& store : stores) {
+    if (!store.committed) continue;
+    if (!store.has_read) read_source(*this, store.copy, store.read), store.has_read = true;
+    if (!read_alone) finish(store);
+  }
+  std::erase_if(stores, [](const Thread::Store& store) { return store.written && store.committed; });
+}
+void Block::finish(Thread::Store& store) {
+  if (store.written) return;
+  if (!store.has_read) read_source(*this, store.copy, store.read);
+  write_target(*this, store.copy, store.read);
+  store.has_read = store.written = true;
 }
 
 }  // namespace tessera::emulated

@@ -7,29 +7,14 @@
 #include <memory>
 #include <vector>
 
-#include "matrix_descriptor.hpp"
+#include "product.hpp"
+#include "runner/matrix_descriptor.hpp"
 
 namespace tessera::emulated {
-
-inline constexpr int kWarpgroupThreads = 128, kProductRows = 64, kProductInner = 16, kMostProductCols = 256;
-
-// What all threads of the warpgroup say alike.
-struct Product {
-  uint64_t a = 0, b = 0;  // descriptors; a: of shared memory alone
-  int cols = 0;
-  bool a_in_registers = false, b_transposed = false, bfloat16 = false, accumulate = false;
-  bool operator==(const Product&) const = default;
-};
 
 class WarpgroupProducts {
  public:
   static constexpr uint64_t kInFlight = 128;
-
-  // Each thread's place in the order.
-  struct Position {
-    uint64_t issued = 0, committed[8] = {};
-    unsigned groups = 0;
-  };
 
   void reset() {
     for (const std::unique_ptr<Issued>& issued : issued_) {
@@ -40,12 +25,12 @@ class WarpgroupProducts {
   }
 
   // False: there is no room until the others have issued theirs.
-  bool may_issue(const Position& at) const { return at.issued < executed_ + kInFlight; }
+  bool may_issue(const ProductPosition& at) const { return at.issued < executed_ + kInFlight; }
   const uint64_t* executed() const { return &executed_; }
   const uint64_t* complete() const { return &complete_; }
 
   // Returns "" or what is wrong. `lane`: 0 ... 127.
-  const char* issue(Position& at, int lane, const Product& product, float* d, const uint32_t* a) {
+  const char* issue(ProductPosition& at, int lane, const Product& product, float* d, const uint32_t* a) {
     Issued& to = at_index(at.issued++);
     if (to.threads == 0) {
       to.product = product;
@@ -57,10 +42,10 @@ class WarpgroupProducts {
     if (++to.threads == kWarpgroupThreads) complete_ = at.issued;
     return "";
   }
-  void commit(Position& at) { at.committed[at.groups++ % 8] = at.issued; }
+  void commit(ProductPosition& at) { at.committed[at.groups++ % 8] = at.issued; }
 
   // How many products all but the newest `pending` groups of the thread have.
-  static uint64_t due(const Position& at, unsigned pending) {
+  static uint64_t due(const ProductPosition& at, unsigned pending) {
     return at.groups <= pending ? 0 : at.committed[(at.groups - 1 - pending) % 8];
   }
 

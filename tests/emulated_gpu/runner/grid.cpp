@@ -2,19 +2,24 @@
 // a time, until it has ended or waits for others. So every atomic is one, and a seed says everything that happens.
 #include "grid.hpp"
 
+#include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <semaphore>
 #include <thread>
 
 #include "block.hpp"
-#include "faults.hpp"
+#include "runner/faults.hpp"
+#include "runner/fibers.hpp"
+#include "runner/products.hpp"
 
 namespace tessera::emulated {
 namespace {
 
 class Grid {
  public:
+  // 0, or 1 with the reason told. body(): what a thread does.
   static int run(const EmulatedLaunch& launch, const char* kernel, const std::function<void()>& body) {
     static std::mutex& one = *new std::mutex;  // grid of this process
     const std::lock_guard lock(one);
