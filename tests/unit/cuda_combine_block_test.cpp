@@ -166,8 +166,8 @@ void expect_right(uint64_t seed, int& aligned) {
   CombineParams params;
   std::memcpy(static_cast<void*>(&params), list[0].params, sizeof params);
   aligned += params.aligned;
-  const int ran = emulated::run_grid({list[0].grid.x, 1, 1}, list[0].spec().threads, list[0].spec().smem_bytes,
-                                     [&] { combine<kConfig>(params); });
+  const int ran = emulated::run_blocks({list[0].grid.x, 1, 1}, list[0].spec().threads, list[0].spec().smem_bytes,
+                                       [&] { combine<kConfig>(params); });
   ASSERT_EQ(ran, 0);
   merge.expect_merged();
 }
