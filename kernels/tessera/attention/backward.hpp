@@ -5,6 +5,10 @@
 
 namespace tessera {
 
+// Where dS is made of P in float16, P is raised by 2^15, so that small weights keep their bits: 15 is subtracted from the LSE in log2
+// units, and what is made of P is multiplied by 2^-15 at the end.
+inline constexpr float kBwdRaise_log2 = 15.0f, kBwdLower = 0x1p-15f;
+
 struct BwdParams : ProblemParams {
   RowTensor o, d_o, d_q, d_k, d_v;
   StatTensor lse, d_lse;

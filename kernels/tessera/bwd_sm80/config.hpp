@@ -28,10 +28,17 @@ struct BwdConfig {
 TESSERA_CONFIG_FIELDS(BwdConfig, dtype, head_dim, head_dim_v, block_m, block_n, warps, s_dp_split, column_parts, stages,
                       min_blocks_per_sm, aligned, bulk_dq, d_bias, deterministic, score)
 
+// With the split and bfloat16 a dP warp has P in float16, raised (kBwdRaise_log2), beside what dV is made of: dS of P rounded to
+// bfloat16 has 2.9e-3 of relative error where 2.4e-3 are possible.
+TESSERA_HOST_DEVICE constexpr bool bwd_raises(const BwdConfig& c) {
+  return c.s_dp_split && c.dtype == Dtype::kBFloat16;
+}
+
 // Offsets in bytes from the start of shared memory.
 struct BwdLayout {
   int k, v;                     // at the end dK and dV; overlaid (stages 0): one place
   int q, d_o;                   // [stages]; overlaid: one place
+  int weights;                  // bwd_raises: P^T in float16, from the S warps to their partners
   int scores;                   // dS^T, and P^T where warps exchange it
   int row_lse_log2, row_delta;  // [stages][block_m] float32
   int ticket;
@@ -47,7 +54,8 @@ TESSERA_HOST_DEVICE constexpr BwdLayout bwd_layout(const BwdConfig& c) {
   at.v = overlaid ? at.k : at.k + c.block_n * key_row;
   at.q = at.v + c.block_n * (overlaid ? longest_row : value_row);
   at.d_o = overlaid ? at.q : at.q + stages * c.block_m * key_row;
-  at.scores = at.d_o + stages * c.block_m * (overlaid ? longest_row : value_row);
+  at.weights = at.d_o + stages * c.block_m * (overlaid ? longest_row : value_row);
+  at.scores = at.weights + (bwd_raises(c) ? c.block_n * c.block_m * 2 : 0);
   const int score_tiles = c.s_dp_split || c.column_parts > 1 ? 2 : 1;
   at.row_lse_log2 = at.scores + score_tiles * padded_bytes(c.dtype, c.block_n, c.block_m);
   at.row_delta = at.row_lse_log2 + stages * c.block_m * 4;

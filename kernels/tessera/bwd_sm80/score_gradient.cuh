@@ -46,13 +46,15 @@ TESSERA_DEVICE KeyRange visible_rows(const ProblemParams& p, const Sequence& s, 
 }
 
 // P^T in place of S^T (products). kMasked: a mask by position or a sequence's end may run through the tile, and what a query
-// does not see becomes 0; else the caller sets it to 0.
-template <bool kMasked, int kM, int kN>
+// does not see becomes 0; else the caller sets it to 0. kRaised: by kBwdRaise_log2.
+template <bool kMasked, bool kRaised = false, int kM, int kN>
 TESSERA_DEVICE void probabilities(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
                                   float (&rP)[kM][kN][4]) {
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
     const float2 lse = *reinterpret_cast<const float2*>(tile.row_lse_log2 + n * 8 + lane_col());
+    const float2 minus =
+        kRaised ? make_float2(kBwdRaise_log2 - lse.x, kBwdRaise_log2 - lse.y) : make_float2(-lse.x, -lse.y);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       [[maybe_unused]] KeyRange seen;
@@ -62,7 +64,7 @@ TESSERA_DEVICE void probabilities(const ProblemParams& p, const Sequence& s, con
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& x = rP[m][n][2 * half + e];
-          x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, e == 0 ? -lse.x : -lse.y));
+          x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, e == 0 ? minus.x : minus.y));
           if (kMasked && (m * 16 + half * 8 < seen.low || m * 16 + half * 8 > seen.high)) x = 0.0f;
         }
     }

@@ -1,7 +1,7 @@
 // Backward as bwd_sm80/kernel.cuh, with the S/dP warp split, for problems without options: half of the warps, the S warps,
 // computes S^T, P^T and dV, the other half, the dP warps, dP^T, dS^T and dK. Each warp's part of a product is twice as large
 // as without the split, so shared memory is read less. A dP warp has P^T from its partner, the S warp with the same keys and
-// queries, rounded as every operand is.
+// queries: in float16, whichever type the operands have (bwd_raises).
 //
 // An S warp owns the tile of dO and a dP warp that of Q: it loads the next one, and may add to dQ from its place. Grid, block
 // and shared memory: as bwd_sm80/kernel.cuh's. Page: docs/reference/kernels/bwd_sm80.md.
@@ -27,13 +27,20 @@ TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg
   auto& sMine = is_dp ? shared.sScores[0] : sP;
   const int row = b.warp_key, col = b.warp_query;
 
-  float rS[kM][Warps::kQueries / 8][4];
+  constexpr int kQueryTiles = Warps::kQueries / 8;
+  float rS[kM][kQueryTiles][4];
   clear(rS);
   product_abt(rS, is_dp ? shared.sV : shared.sK, row, is_dp ? shared.sdO[stage] : shared.sQ[stage], col);
   if (is_dp) {
     ptx::barrier_sync(kPartnerBarrier + b.role_warp, 64);
+    const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
     const auto probability = [&](int m, int n, int half) {
-      return load_pair<kCfg.dtype>(sP.pointer(row + m * 16 + half * 8 + lane_row(), col + n * 8 + lane_col()));
+      if constexpr (bwd_raises(kCfg)) {
+        const uint2 pairs = shared.weights[b.role_warp][m * kQueryTiles + n][lane];
+        return unpack_pair<Dtype::kFloat16>(half ? pairs.y : pairs.x);
+      } else {
+        return load_pair<kCfg.dtype>(sP.pointer(row + m * 16 + half * 8 + lane_row(), col + n * 8 + lane_col()));
+      }
     };
     if (full || !Warps::kMasksApart) {
       score_gradients<false>(p, b.s, scores, rS, probability);
@@ -42,9 +49,21 @@ TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg
     }
   } else {
     if (full || !Warps::kMasksApart) {
-      probabilities<false>(p, b.s, scores, rS);
+      probabilities<false, bwd_raises(kCfg)>(p, b.s, scores, rS);
     } else {
-      probabilities<true>(p, b.s, scores, rS);
+      probabilities<true, bwd_raises(kCfg)>(p, b.s, scores, rS);
+    }
+    if constexpr (bwd_raises(kCfg)) {
+      const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int n = 0; n < kQueryTiles; ++n) {
+          const float(&x)[4] = rS[m][n];  // an LSE is rounded
+          shared.weights[b.role_warp][m * kQueryTiles + n][lane] =
+              make_uint2(ptx::cvt_rn_satfinite_f16x2(x[0], x[1]), ptx::cvt_rn_satfinite_f16x2(x[2], x[3]));
+        }
+      ptx::barrier_arrive(kPartnerBarrier + b.role_warp, 64);
     }
   }
   store_accumulator<1>(sMine, rS, row, col, 1.0f);
@@ -53,13 +72,13 @@ TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg
   if (!full && !Warps::kMasksApart) {
     const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
     char* mine = sMine.pointer(row + lane / 4, col + lane % 4 * 2);
-    for_masked<kM, Warps::kQueries / 8>(p, b.s, scores, [&](int m, int n, int e) {
+    for_masked<kM, kQueryTiles>(p, b.s, scores, [&](int m, int n, int e) {
       reinterpret_cast<unsigned short*>(mine + (m * 16 + e / 2 * 8) * sMine.kPitchBytes)[n * 8 + e % 2] = 0;
     });
   }
   if (is_dp) {
     ptx::barrier_arrive(kGradientsBarrier, 2 * kRoleThreads);
-  } else {
+  } else if constexpr (!bwd_raises(kCfg)) {
     ptx::barrier_arrive(kPartnerBarrier + b.role_warp, 64);
   }
   if constexpr (kCfg.bulk_dq) {
@@ -144,7 +163,7 @@ TESSERA_DEVICE void bwd_key_block_split(const KeyBlock<kCfg>& b) {
   __syncthreads();  // no warp reads or fills K and V, whose place they take
   const bool is_dp = warp >= Warps::kRoleWarps;
   store_accumulator<Warps::kColumnParts>(is_dp ? shared.sK : shared.sV, rAcc, b.warp_key, b.part * (Warps::kDV * 8),
-                                         is_dp ? p.scale : 1.0f);
+                                         (is_dp ? p.scale : 1.0f) * (bwd_raises(kCfg) ? kBwdLower : 1.0f));
   __syncthreads();
   b.store_dk_dv();
 }

@@ -108,8 +108,17 @@ struct BwdOperands<kCfg, true> {
   };
 };
 
+// P^T in float16, from each thread of an S warp to the same thread of its partner: [a warp's tiles of 16 x 8][lane], both rows' pairs.
+template <BwdConfig kCfg, bool kRaises = bwd_raises(kCfg)>
+struct BwdWeights {
+  using Warps = BwdWarps<kCfg>;
+  alignas(16) uint2 weights[Warps::kRoleWarps][Warps::kM * Warps::kQueries / 8][32];
+};
 template <BwdConfig kCfg>
-struct BwdSharedMemory : BwdOperands<kCfg, BwdWarps<kCfg>::kOverlaid> {
+struct BwdWeights<kCfg, false> {};
+
+template <BwdConfig kCfg>
+struct BwdSharedMemory : BwdOperands<kCfg, BwdWarps<kCfg>::kOverlaid>, BwdWeights<kCfg> {
   static constexpr int kStages = kCfg.stages > 1 ? kCfg.stages : 1;
   SharedTile<kCfg.dtype, kCfg.block_n, kCfg.block_m> sScores[BwdWarps<kCfg>::kExchange ? 2 : 1];  // dS^T, P^T
   alignas(16) float row_lse_log2[kStages][kCfg.block_m];
@@ -123,8 +132,9 @@ TESSERA_DEVICE constexpr bool has_bwd_layout() {
   using Shared = BwdSharedMemory<kCfg>;
   using Operands = BwdOperands<kCfg, BwdWarps<kCfg>::kOverlaid>;
   constexpr BwdLayout kAt = bwd_layout(kCfg);
-  return sizeof(Operands) == kAt.scores && (BwdWarps<kCfg>::kOverlaid || sizeof(Operands::sK) == kAt.v - kAt.k) &&
+  return sizeof(Operands) == kAt.weights && (BwdWarps<kCfg>::kOverlaid || sizeof(Operands::sK) == kAt.v - kAt.k) &&
          (BwdWarps<kCfg>::kOverlaid || sizeof(Operands::sQ) == kAt.d_o - kAt.q) &&
+         (!bwd_raises(kCfg) || sizeof(BwdWeights<kCfg>) == kAt.scores - kAt.weights) &&
          sizeof(Shared::sScores) == kAt.row_lse_log2 - kAt.scores &&
          sizeof(Shared::row_lse_log2) == kAt.row_delta - kAt.row_lse_log2 &&
          sizeof(Shared::row_delta) == kAt.ticket - kAt.row_delta && sizeof(Shared) == kAt.bytes;

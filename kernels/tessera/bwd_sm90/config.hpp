@@ -71,10 +71,7 @@ static_assert(bwd_registers(96).sum() <= 4 * 128 && bwd_registers(128).sum() <= 
 // How many of dQ's columns are computed at once: 96 take 48 registers, 128 would take 64, and the warpgroup 90.
 TESSERA_HOST_DEVICE constexpr int bwd_dq_columns(int columns) { return columns == 96 ? 96 : 64; }
 
-// P is scaled by 2^15, so that small weights keep their bits in float16: 15 is subtracted from the LSE in log2 units, and dQ,
-// dK and dV are multiplied by 2^-15 at the end. Of float16 inputs dS would overflow: it and delta are multiplied by 2^-15
-// before dS is rounded.
-inline constexpr float kBwdRaise_log2 = 15.0f, kBwdLower = 0x1p-15f;
+// P is raised (kBwdRaise_log2). Of float16 inputs dS would overflow: it and delta are multiplied by 2^-15 before dS is rounded.
 TESSERA_HOST_DEVICE constexpr bool bwd_lowers_early(Dtype dtype) { return dtype == Dtype::kFloat16; }
 TESSERA_HOST_DEVICE constexpr float bwd_lower_late(Dtype dtype) { return bwd_lowers_early(dtype) ? 1.0f : kBwdLower; }
 

@@ -234,6 +234,7 @@ tessera_status list_bwd_sm80(const tessera_plan& plan, const BwdSm80Plan& own, c
   launch_bwd_rows(rows, p, own.before, launches);
   launch_bwd_sm80(aligned ? own.config : own.unaligned, p, own.products, launches);
   p.after = 1;
+  if (bwd_raises(own.config)) p.scale *= kBwdLower;
   launch_bwd_rows(rows, p, own.after, launches);
   return ok();
 }
