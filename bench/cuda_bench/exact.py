@@ -84,10 +84,14 @@ class Exact:
         """The relative RMS error of the result that has the largest. NaN or infinity anywhere in them, sampled or not: NaN."""
         if not all(bool(x.isfinite().all()) for x in results.values()):
             return float("nan")
+        return max(self.errors(results).values())
+
+    def errors(self, results: dict[str, Tensor]) -> dict[str, float]:
+        """Each result's relative RMS error."""
         squares: dict[str, list[float]] = {}  # of the difference, of the exact result
         for sample in self._samples:
             for name, (at, exact) in sample.items():
                 sums = squares.setdefault(name, [0.0, 0.0])
                 sums[0] += float((results[name][at].double() - exact).square().sum())
                 sums[1] += float(exact.square().sum())
-        return max((difference / exact) ** 0.5 for difference, exact in squares.values())
+        return {name: (difference / exact) ** 0.5 for name, (difference, exact) in squares.items()}

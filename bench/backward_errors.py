@@ -1,0 +1,165 @@
+"""Errors of the backward pass: relative RMS of dQ, dK and dV against float64, of each of Tessera's kernels that take a problem, PyTorch's
+FlashAttention-2 and cuDNN, in one run on one GPU.
+
+    python bench/backward_errors.py --csv FILE [--head-dims 64 128] [--steps 200]
+    python bench/backward_errors.py --device cpu --contestants tessera --length 96 --steps 2 --csv FILE
+
+On three kinds of inputs in bfloat16: standard normal; with outliers, one element in a thousand having a normal of standard deviation 10 added;
+recorded, Q, K, V and dO of the first, a middle and the last layer of a GPT-2 of so many heads (768 / D), trained for --steps steps on this
+repository's documents, byte by byte. Each call's O and LSE are its own. Held against float64: two sequences' heads, whole. In the table, errors
+are dQ dK dV, times 1e-3, and the ratio is the largest to cuDNN's of the same gradient.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from cuda_bench.contestants import enter
+from cuda_bench.exact import Exact
+from cuda_bench.problem import DTYPES, Inputs, Problem
+
+ROOT = Path(__file__).resolve().parents[1]
+_spec = importlib.util.spec_from_file_location("gpt2_train", ROOT / "examples/gpt2/train.py")
+train = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(train)
+
+DTYPE = "bfloat16"
+HEAD_DIMS = (64, 96, 128, 192, 256)
+WIDTH, LAYERS = 768, 6  # of the model; all head sizes divide it
+CONTESTANTS = ("tessera", "sm80", "flash", "cudnn")
+GRADIENTS = ("d_q", "d_k", "d_v")
+COLUMNS = ("data", "head_dim", "mask", "contestant", "kernel", *GRADIENTS)
+
+
+def drawn(options: argparse.Namespace, dim: int) -> Iterator[tuple[str, Problem, Inputs]]:
+    heads = max(2, 512 // dim)
+    for data in ("normal", "outliers"):
+        for causal in (False, True):
+            problem = Problem(data, 2, options.length, options.length, heads, heads, dim, dim, causal, dtype=DTYPE)
+            inputs = Inputs.of(problem, True, options.device)
+            if data == "outliers":
+                for x in (inputs.q, inputs.k, inputs.v, inputs.d_o):
+                    x += (torch.rand_like(x) < 1e-3) * 10 * torch.randn_like(x)
+            yield data, problem, inputs
+
+
+@contextmanager
+def recording(calls: list):
+    """(q, k, v, o) [B, H, S, D] of every call of scaled_dot_product_attention, o with its gradient kept."""
+    attention = F.scaled_dot_product_attention
+
+    def recorded(q, k, v, *arguments, **options):
+        o = attention(q, k, v, *arguments, **options)
+        o.retain_grad()
+        calls.append((q, k, v, o))
+        return o
+
+    F.scaled_dot_product_attention = recorded
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = attention
+
+
+def recorded(options: argparse.Namespace, dim: int) -> Iterator[tuple[str, Problem, Inputs]]:
+    """Of one more step of a model that has been trained."""
+    train.SIZES["recorded"] = (LAYERS, WIDTH // dim, WIDTH)
+    setting = train.parse(["--model", "recorded", "--attention", "sdpa", "--length", str(options.length), "--batch", "4",
+                           "--device", options.device, "--text", str(ROOT / "docs")])  # fmt: skip
+    model, reader = train.make_model("sdpa", setting), train.Reader(setting)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate)
+    calls: list = []
+    for step in range(options.steps + 1):
+        tokens = reader.batch()
+        optimizer.zero_grad(set_to_none=True)
+        if step < options.steps:
+            loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            optimizer.step()
+            continue
+        with recording(calls):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+    print(f"D {dim}: {len(calls)} layers recorded at a loss of {float(loss.detach()):.2f}", flush=True)
+    for layer in sorted({0, LAYERS // 2, LAYERS - 1}):
+        q, k, v, o = calls[layer]
+        rows = [x.detach().transpose(1, 2).to(DTYPES[DTYPE]).contiguous() for x in (q, k, v, o.grad)]
+        problem = Problem("recorded", *rows[0].shape[:2], options.length, rows[0].shape[2], rows[0].shape[2], dim, dim,
+                          True, dtype=DTYPE)  # fmt: skip
+        yield f"layer {layer}", problem, Inputs(*rows)
+
+
+def errors_of(problem: Problem, inputs: Inputs, names: list[str]) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """(contestant, its kernel, errors); says who takes no such call."""
+    exact = Exact(problem, inputs, "backward")
+    entered, reasons = enter(problem, inputs, "backward", names)
+    for contestant in entered:
+        try:
+            call, results = contestant.call()
+            errors = exact.errors(results(call()))
+        except RuntimeError as error:
+            reasons[contestant.name] = str(error).splitlines()[0]
+            continue
+        tessera = contestant.name in ("tessera", "sm80")
+        kernel = contestant.kernel if contestant.name == "sm80" else contestant.plan()["kernel"] if tessera else ""
+        yield contestant.name, kernel, errors
+    for name, reason in reasons.items():
+        print(f"  {name}: {reason[:120]}")
+
+
+def ratio(errors: dict[str, float], peer: dict[str, float] | None) -> str:
+    return "" if peer is None else f" ({max(errors[name] / peer[name] for name in GRADIENTS):.2f})"
+
+
+def run(options: argparse.Namespace) -> list[tuple]:
+    rows: list[tuple] = []
+    for dim in options.head_dims:
+        for make in (drawn, recorded):
+            for data, problem, inputs in make(options, dim):
+                found = {name: (kernel, errors) for name, kernel, errors in errors_of(problem, inputs, options.contestants)}
+                peer = found["cudnn"][1] if "cudnn" in found else None
+                texts = [
+                    f"{kernel or name} {' '.join(f'{errors[g] * 1e3:.2f}' for g in GRADIENTS)}{ratio(errors, peer)}"
+                    for name, (kernel, errors) in found.items()
+                ]
+                print(f"{data:9} D {dim:3} {problem.mask:6} | {' | '.join(texts)}", flush=True)
+                rows += [(data, dim, problem.mask, name, kernel, *(f"{errors[g]:.4e}" for g in GRADIENTS))
+                         for name, (kernel, errors) in found.items()]  # fmt: skip
+                write(options.csv, rows)  # what there is, should the time run out
+    return rows
+
+
+def write(path: Path, rows: list[tuple]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerows(rows)
+
+
+def parse(arguments=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", type=Path, required=True)
+    parser.add_argument("--head-dims", type=int, nargs="+", choices=HEAD_DIMS, default=list(HEAD_DIMS))
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
+    parser.add_argument("--length", type=int, default=1024, help="queries and keys of a sequence (1024)")
+    parser.add_argument("--steps", type=int, default=200, help="that the recorded model is trained for (200)")
+    parser.add_argument("--device", default="cuda")
+    return parser.parse_args(arguments)
+
+
+def main(arguments=None) -> int:
+    run(parse(arguments))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
