@@ -23,17 +23,11 @@ struct DqThread {
       run_lists(at);
       return;
     }
-    const int start = start_tile<kCfg>(p, block);
-    int tile = start, head_slot = block.head_kv * p.group * p.q_slots + block.slot0;  // of the head's first tile
-#pragma unroll 1
-    for (int left = block.steps; left > 0; --left) {
-      const int slot = head_slot + tile, turn = turn_of<kCfg>(p, block, tile * kCfg.block_m);
+    for_turns<kCfg>(p, block, [&](int slot, int turn) {
       wait_for_turn(slot, turn);
       shared.wait_full(Shared::kDQ, at);
       add_staged(slot, turn, at);
-      tile = next_tile(block, tile);
-      if (tile == start) head_slot += p.q_slots;
-    }
+    });
   }
 
   // The producer leaves each step's tile, which is known to be there when its dQ is staged.

@@ -16,13 +16,9 @@ struct D256TurnThread {
   TESSERA_DEVICE void run() const {
     if (block.steps == 0) return;
     ptx::griddepcontrol_wait();  // the kernel before this one cleared the semaphores
-    const int start = start_tile<kCfg>(p, block);
-    int tile = start, head_slot = block.head_kv * p.group * p.q_slots + block.slot0;  // of the head's first tile
     uint32 parity = 0;
-#pragma unroll 1
-    for (int left = block.steps; left > 0; --left, parity ^= 1) {
-      const int turn = turn_of<kCfg>(p, block, tile * kCfg.block_m);
-      int* semaphore = p.dq_semaphore + head_slot + tile;  // counts blocks: two of a cluster
+    for_turns<kCfg>(p, block, [&](int slot, int turn) {
+      int* semaphore = p.dq_semaphore + slot;  // counts blocks: two of a cluster
       while (ptx::ld_acquire_s32(semaphore) < turn * kBwdD256ClusterBlocks) {
       }
       ptx::st_shared_s32(Shared::turn(block), turn);
@@ -30,9 +26,8 @@ struct D256TurnThread {
       ptx::mbarrier_wait_parity(shared.barrier(Shared::kAdded), parity);
       __threadfence();  // for what the dQ warpgroup added
       ptx::red_release_add_s32(semaphore, 1);
-      tile = next_tile(block, tile);
-      if (tile == start) head_slot += p.q_slots;
-    }
+      parity ^= 1;
+    });
   }
 };
 
