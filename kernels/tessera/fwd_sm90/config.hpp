@@ -49,6 +49,12 @@ TESSERA_HOST_DEVICE constexpr bool kv_rings_cannot_deadlock(int consumers, int b
   return true;
 }
 
+// With a block mask a consumer may pass over any number of blocks. So many, together, while the same P V holds back V: up to a work tile's
+// end, and in the next one where its Q does not wait for that of a consumer that still wants V (lab/fwd_sm90/list_protocol.py).
+TESSERA_HOST_DEVICE constexpr int most_unseen_v(int consumers, int k_stages, int v_stages, int q_stages) {
+  return q_stages < 2 * consumers ? v_stages : k_stages + v_stages - 1;
+}
+
 // Offsets in bytes from the start of shared memory, which is aligned to 1024 as the swizzle wants it.
 struct FwdSm90Layout {
   int q;                                  // [q_stages] tiles of kConsumerRows x head_dim

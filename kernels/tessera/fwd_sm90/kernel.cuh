@@ -117,7 +117,7 @@ struct Consumer {
       ptx::wgmma_pin(flat(rO));
       if (pending) {
         at.release_v();
-        for (; at.bounds.unseen_v > 0; --at.bounds.unseen_v) at.skip_v();
+        at.skip_unseen_v();
         epilogue.store(at.shared.work_tiles[finished_at.stage()], rO, at);
         at.shared.tile_ring.release(finished_at);
       }
@@ -125,18 +125,29 @@ struct Consumer {
       if (!found) continue;
       scores.pack(at);
       clear(rO);
-      if (at.at_last_block()) continue;
-      do {
-        at.next_block();
-        issue_scores();
-        issue_output();
-        if constexpr (Scores::kBiasMaskAhead) scores.load_bias_mask(at);
-        ptx::wgmma_wait_group<1>();
-        ptx::wgmma_pin(flat(scores.rS));
-        scores.next_block(at, rO, [this] { wait_output(); });
-      } while (at.before_last_block());
+      if constexpr (kCfg.block_mask) {
+        while (uniform(at.next_listed(false))) attend_block();
+      } else {
+        if (at.at_last_block()) continue;
+        do {
+          at.next_block();
+          attend_block();
+        } while (at.before_last_block());
+      }
       at.release_q();
     }
+  }
+  // S' = Q K'^T of a later block, beside O += P V of the one before.
+  TESSERA_DEVICE void attend_block() {
+    issue_scores();
+    issue_output();
+    if constexpr (Scores::kBiasMaskAhead) scores.load_bias_mask(at);
+    ptx::wgmma_wait_group<1>();
+    ptx::wgmma_pin(flat(scores.rS));
+    scores.next_block(at, rO, [this] {
+      wait_output();
+      if constexpr (kCfg.block_mask) at.skip_unseen_v();
+    });
   }
 
   // A work tile's first block, at which is also known what its last one leaves in V. Rows of V past the sequence's end meet
@@ -211,6 +222,7 @@ TESSERA_DEVICE void check_fwd_sm90_config() {
   static_assert(!kCfg.score.block_mask, "a mask has an entry for every key");
   static_assert(!kCfg.block_mask || (kCfg.cluster == 1 && !kCfg.varlen && kCfg.consumers <= kListHiddenBits),
                 "a list a tile");
+  static_assert(!kCfg.block_mask || Consumer<kCfg>::Scores::kOverlaps, "lists are walked by overlapping consumers");
   static_assert(!kCfg.live_tiles || (kCfg.varlen && kCfg.cluster == 1), "the live tiles of packed sequences");
   static_assert(!kCfg.score.dropout || kCfg.block_n % 32 == 0, "one Philox call decides 32 keys");
   static_assert(kCfg.varlen || kCfg.page_rows == 0, "a paged sequence's length is seqused_k");

@@ -16,7 +16,7 @@ struct TileBounds {
   int last = 0;               // the last that some row sees
   int end = 1;                // past the last that any consumer's rows see
   int full_first, full_last;  // full blocks: every row sees all of their keys; the others are partial
-  int unseen_v = 0;           // V blocks, after the ring's next one, that only other consumers see: released unread
+  int unseen_v = 0;           // V blocks, after the ring's next one, whose K was released unread: so will they be
 
   // Whether some of the block's keys are masked before those that a row sees, or after them. A causal mask has none before.
   TESSERA_DEVICE bool cuts_low() const { return !kCfg.causal && block < full_first; }
@@ -39,29 +39,36 @@ struct KvCursor : ConsumerGroup<kCfg> {
     q.advance(consumer);
   }
 
-  // With a block mask: how many entries of the list come after the block's.
-  int listed_after;
-  TESSERA_DEVICE bool at_last_block() const {
-    if constexpr (kCfg.block_mask) return listed_after == 0;
-    return bounds.block == bounds.last;
-  }
-  TESSERA_DEVICE bool before_last_block() const {
-    if constexpr (kCfg.block_mask) return listed_after > 0;
-    return bounds.block < bounds.last;
-  }
+  TESSERA_DEVICE bool at_last_block() const { return bounds.block == bounds.last; }
+  TESSERA_DEVICE bool before_last_block() const { return bounds.block < bounds.last; }
   // To the next block, whose K has arrived.
   TESSERA_DEVICE void next_block() {
-    if constexpr (kCfg.block_mask) {
-      --listed_after;
+    ++bounds.block;
+    wait_k();
+  }
+
+  // ---- with a block mask: the entries of the work tile's list, in the place of first ... last ----
+
+  int listed;  // entries from the ring's next K on
+  // To the next block that my rows see, whose K has arrived; false: the list has none. Those on the way, which other consumers see, are
+  // passed over: K at once, V after the P V that waits for an earlier stage. After so many the next is multiplied in vain, and masked. So
+  // is the last of a list of which my rows see nothing: each work tile has a first block.
+  static constexpr int kMostUnseenV = most_unseen_v(kCfg.consumers, kCfg.k_stages, kCfg.v_stages, kCfg.q_stages);
+  TESSERA_DEVICE bool next_listed(bool first) {
+    for (; listed > 0; --listed) {
       wait_k();
-      read_entry();
-    } else {
-      ++bounds.block;
-      wait_k();
+      const int entry = this->entry();
+      if (!list_hides(entry, consumer) || bounds.unseen_v == kMostUnseenV || (first && listed == 1)) {
+        --listed;
+        bounds.block = list_block(entry);
+        return true;
+      }
+      release_k();
+      ++bounds.unseen_v;
     }
+    return false;
   }
   TESSERA_DEVICE int entry() const { return uniform(shared.k_entries.of[k.stage()]); }
-  TESSERA_DEVICE void read_entry() { bounds.block = list_block(entry()); }
   // Whether the mask hides the block, whose K is not released yet, from my rows, and shows it to others of the work tile.
   TESSERA_DEVICE bool hides_block() const {
     if constexpr (kCfg.block_mask) return list_hides(entry(), consumer);
@@ -79,7 +86,7 @@ struct KvCursor : ConsumerGroup<kCfg> {
   // over, whose V cannot be released while a P V of the tile before waits for an earlier stage.
   TESSERA_DEVICE bool next_tile(bool pending) {
     // Blocks after my last one. That K is released here and V only later is what kv_rings_cannot_deadlock allows for.
-    // With a block mask there are none: all consumers walk the whole list.
+    // With a block mask next_listed has passed over them.
     if constexpr (!kCfg.block_mask) {
       for (bounds.unseen_v = bounds.end - 1 - bounds.last; bounds.end - 1 > bounds.last; --bounds.end) skip_k();
     }
@@ -106,10 +113,12 @@ struct KvCursor : ConsumerGroup<kCfg> {
         if (kCfg.varlen && p.cu_seqlens_q && count < (consumer + 1) * kConsumerRows) {
           clear_q(count - consumer * kConsumerRows);
         }
-        wait_k();
         if constexpr (kCfg.block_mask) {
-          listed_after = end - 1;
-          read_entry();
+          listed = end;
+          next_listed(true);
+          if (!pending) skip_unseen_v();
+        } else {
+          wait_k();
         }
         return true;
       }
@@ -138,6 +147,9 @@ struct KvCursor : ConsumerGroup<kCfg> {
   TESSERA_DEVICE void skip_v() {
     wait_v();
     release_v();
+  }
+  TESSERA_DEVICE void skip_unseen_v() {
+    for (; bounds.unseen_v > 0; --bounds.unseen_v) skip_v();
   }
   TESSERA_DEVICE void release_q() {
     shared.q_ring.release(q);

@@ -122,7 +122,7 @@ struct ScoreStage {
   TESSERA_DEVICE void first_block(Cursor& at) {
     apply_options_and_mask(at);
     at.release_k();
-    if (at.at_last_block()) at.release_q();
+    if (!kCfg.block_mask && at.at_last_block()) at.release_q();
     softmax.reset();
     const float unit = score_unit<kCfg.score>(at.p);
     float alpha[1][2];
