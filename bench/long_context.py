@@ -1,11 +1,15 @@
 """Long contexts on one GPU: 16k to 1M tokens, forward and backward, held against float64 on sampled rows and keys.
 
-    python bench/long_context.py [--lengths 16384 131072 ...] [--head-dim 128] [--heads 4] [--csv FILE]
+    python bench/long_context.py [--lengths 16384 131072 ...] [--head-dim 128] [--heads 4] [--samples 64] [--csv FILE]
 
 The matrix of scores of one head of 1M tokens would take 2 TiB; what is taken here grows linearly, and is printed. For each length: the
 rate (FLOPs 4 B H N^2 D, halved when causal, times 2.5 backward), the memory beyond inputs and outputs, and the relative RMS errors
-of o and dQ on sampled queries, of dK and dV on sampled keys. The gradients are held against their formula from the o and LSE that the
-forward pass stored. The shortest length is the yardstick: exit status 1 where an error is over 1.5 times its error, or not finite.
+of o and dQ on sampled queries, of dK and dV on sampled keys, of the first head and of the last the worse. The gradients are held against
+their formula from the o and LSE that the forward pass stored. An error is that of each row by itself, RMS over the rows; beside it stands
+that of all rows together, which under a causal mask is that of the first two keys (lab/bwd_sm90/long_context_errors.py): these have weights
+of 1, 1/2, 1/3 ..., others of a million tokens of 1e-6; and by how much all rows together are too short, 1 - got . exact / exact . exact,
+which sums that are not rounded to the nearest make longer with each of their steps. The shortest length is the yardstick: exit status 1 where an error is over 1.5 times
+its error, or not finite.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ import math
 import sys
 import time
 
-SAMPLES = 64  # queries, and keys, of the first head and of the last
+AT_ONCE = 64  # sampled rows, of which float64 has some matrices of scores
+NAMES = ("o", "dq", "dk", "dv")
 MEASURED = 0.5  # seconds of calls, at least one
 
 
@@ -27,6 +32,7 @@ def parse(arguments=None) -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--full", action="store_true", help="no causal mask")
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--samples", type=int, default=64, help="queries, and keys, of a head that are held against float64, at least 4")
     parser.add_argument("--lead", type=float, default=1.0, help="seconds of calls before those that are timed")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no length after so many seconds")
     parser.add_argument("--kernel", default="auto", help="the backward kernel")
@@ -34,22 +40,38 @@ def parse(arguments=None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def relative_rms(got, exact) -> float:
-    return ((got.double() - exact).square().mean() / exact.square().mean()).sqrt().item()
+class RowErrors:
+    """Of rows, the squares of their errors and of what is exact, and the latter's products with what was got."""
+
+    def __init__(self):
+        self.wrong, self.exact, self.along = [], [], []
+
+    def add(self, got, exact):
+        self.wrong.append((got.double() - exact).square().sum(-1))
+        self.exact.append(exact.square().sum(-1))
+        self.along.append((got.double() * exact).sum(-1))
+
+    def relative(self) -> tuple[float, float, float]:
+        """RMS errors of each row by itself and of all together, and by how much these are too short."""
+        import torch
+
+        wrong, exact, along = torch.cat(self.wrong), torch.cat(self.exact), torch.cat(self.along)
+        return (wrong / exact).mean().sqrt().item(), (wrong.sum() / exact.sum()).sqrt().item(), (1 - along.sum() / exact.sum()).item()
 
 
 class Sampled:
     """Attention in float64 of sampled queries and keys. Tensors are [B, N, H, D]."""
 
-    def __init__(self, tensors: dict, causal: bool):
+    def __init__(self, tensors: dict, causal: bool, samples: int):
         import torch
 
         self.t, self.causal = tensors, causal
         length = tensors["q"].shape[1]
         # Both ends, and what lies between at random.
-        drawn = torch.randint(length, (SAMPLES - 4,), generator=torch.Generator().manual_seed(1))
-        self.rows = torch.cat([torch.tensor([0, 1, length - 2, length - 1]), drawn]).cuda()
-        self.places = torch.arange(length, device="cuda")
+        drawn = torch.randint(length, (samples - 4,), generator=torch.Generator().manual_seed(1))
+        device = tensors["q"].device
+        self.rows = torch.cat([torch.tensor([0, 1, length - 2, length - 1]), drawn]).to(device)
+        self.places = torch.arange(length, device=device)
         self.scale = tensors["q"].shape[-1] ** -0.5
         self.heads = sorted({(0, 0), (tensors["q"].shape[0] - 1, tensors["q"].shape[2] - 1)})
 
@@ -57,30 +79,36 @@ class Sampled:
         return self.t[name][head[0], :, head[1]]
 
     def errors(self) -> dict:
+        """By name what RowErrors says, the worse head's."""
+        heads = [self.head_errors(head) for head in self.heads]
+        return {name: tuple(map(max, zip(*(errors[name].relative() for errors in heads)))) for name in NAMES}
+
+    def head_errors(self, head: tuple) -> dict:
         import torch
 
-        errors = {"o": [], "dq": [], "dk": [], "dv": []}
-        for head in self.heads:
-            q, k, v, o, d_o = (self.of(name, head) for name in ("q", "k", "v", "o", "d_o"))
-            rows, lse = self.rows, self.t["lse"][head[0], head[1]].double()
+        errors = {name: RowErrors() for name in NAMES}
+        q, k, v, o, d_o = (self.of(name, head) for name in ("q", "k", "v", "o", "d_o"))
+        lse = self.t["lse"][head[0], head[1]].double()
+        delta = (d_o.double() * o.double()).sum(-1)
+        for rows in self.rows.split(AT_ONCE):
             scores = q[rows].double() @ k.double().T * self.scale
             if self.causal:
                 scores.masked_fill_(self.places > rows[:, None], -math.inf)
-            p = torch.softmax(scores, -1)
-            errors["o"].append(relative_rms(o[rows], p @ v.double()))
+            errors["o"].add(o[rows], torch.softmax(scores, -1) @ v.double())
             p = torch.exp(scores - lse[rows, None])
-            delta = (d_o.double() * o.double()).sum(-1)
-            d_s = p * (d_o[rows].double() @ v.double().T - delta[rows, None])
-            errors["dq"].append(relative_rms(self.of("d_q", head)[rows], d_s @ k.double() * self.scale))
-            del scores, p, d_s
+            d_q = (p * (d_o[rows].double() @ v.double().T - delta[rows, None])) @ k.double() * self.scale
+            some = rows > 0 if self.causal else rows >= 0  # of a query that sees one key dQ is 0
+            errors["dq"].add(self.of("d_q", head)[rows[some]], d_q[some])
+            del scores, p
             scores = k[rows].double() @ q.double().T * self.scale  # of sampled keys, all queries
             if self.causal:
                 scores.masked_fill_(self.places < rows[:, None], -math.inf)
             p = torch.exp(scores - lse)
-            errors["dv"].append(relative_rms(self.of("d_v", head)[rows], p @ d_o.double()))
+            errors["dv"].add(self.of("d_v", head)[rows], p @ d_o.double())
             d_s = p * (v[rows].double() @ d_o.double().T - delta)
-            errors["dk"].append(relative_rms(self.of("d_k", head)[rows], d_s @ q.double() * self.scale))
-        return {name: max(values) for name, values in errors.items()}
+            errors["dk"].add(self.of("d_k", head)[rows], d_s @ q.double() * self.scale)
+            del scores, p, d_s
+        return errors
 
 
 def seconds_of(call, lead: float) -> float:
@@ -128,7 +156,9 @@ def measure(length: int, options: argparse.Namespace) -> dict:
         row[f"{name}_kernel"], row[f"{name}_extra_mib"] = plan["kernel"], plan["workspace_bytes"] / 2**20
     row["standard_gib"] = 4 * batch * options.heads * length * length / 2**30  # P and dP
     tensors.update(o=o, lse=lse, d_q=gradients.d_q, d_k=gradients.d_k, d_v=gradients.d_v)
-    row.update({f"error_{name}": error for name, error in Sampled(tensors, causal).errors().items()})
+    row["samples"] = options.samples
+    for name, (by_row, together, short) in Sampled(tensors, causal, options.samples).errors().items():
+        row[f"error_{name}"], row[f"error_together_{name}"], row[f"short_{name}"] = by_row, together, short
     return row
 
 
@@ -147,14 +177,14 @@ def main() -> int:
         torch.cuda.empty_cache()
         rows.append(row)
         first = rows[0]
-        errors = {name: row[f"error_{name}"] for name in ("o", "dq", "dk", "dv")}
+        errors = {name: row[f"error_{name}"] for name in NAMES}
         wrong = [name for name, error in errors.items() if not error <= 1.5 * first[f"error_{name}"]]
         failed |= bool(wrong)
         print(f"{length:8d}  forward {row['forward_s'] * 1e3:9.2f} ms {row['forward_tflops']:6.1f} TFLOP/s "
               f"({row['forward_tflops'] / first['forward_tflops']:.3f})  backward {row['backward_s'] * 1e3:9.2f} ms "
               f"{row['backward_tflops']:6.1f} ({row['backward_tflops'] / first['backward_tflops']:.3f})  extra "
               f"{row['forward_extra_mib']:.1f}, {row['backward_extra_mib']:.0f} MiB, standard {row['standard_gib']:.0f} GiB  errors "
-              + ", ".join(f"{name} {error:.2e}" for name, error in errors.items())
+              + ", ".join(f"{name} {error:.2e} ({row[f'error_together_{name}']:.2e}, {row[f'short_{name}']:.1e})" for name, error in errors.items())
               + (f"  WRONG: {', '.join(wrong)}" if wrong else ""), flush=True)  # fmt: skip
         if options.csv:
             write(options.csv, rows)  # what there is, should the time run out
