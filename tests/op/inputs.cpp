@@ -213,8 +213,14 @@ void draw_score_tensors(Draw& draw, Inputs& in) {
         if (draw.uniform() < 0.05) std::fill_n(in.mask.begin() + row * c.sk, c.sk, 0.0);
   }
   if (c.block_mask != kAbsent) {
-    in.block_mask.resize(elements(span_shape(c, c.block_mask, ceil_div(c.sq, c.block_q), ceil_div(c.sk, c.block_k))));
-    for (double& value : in.block_mask) value = draw.uniform() < 0.6;
+    const int64_t cols = ceil_div(c.sk, c.block_k);
+    in.block_mask.resize(elements(span_shape(c, c.block_mask, ceil_div(c.sq, c.block_q), cols)));
+    double share = 0.6;
+    for (size_t n = 0; n < in.block_mask.size(); ++n) {
+      // Some blocks of queries see little, of which neighbours hide long runs.
+      if (n % static_cast<size_t>(cols) == 0) share = draw.uniform() < 0.3 ? 0.08 : 0.6;
+      in.block_mask[n] = draw.uniform() < share;
+    }
   }
   in.slopes.resize(c.alibi == 0 ? 0 : c.alibi == 1 ? c.hq : c.b * c.hq);
   for (double& value : in.slopes) value = round_to(TESSERA_FLOAT32, std::exp2(-1 - 6 * draw.uniform()));

@@ -294,6 +294,11 @@ constexpr const char* kHopperBlocks[] = {
     "data=falling block_mask=hqk block_q=128 block_k=128 sq=500 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
     "data=nan_key block_mask=qk block_q=64 block_k=128 sq=500 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
     "data=huge block_mask=hqk block_q=64 block_k=64 sq=500 sk=600 hq=2 hkv=1 d=64 dv=64 cores=3",
+    // Longer runs of hidden blocks than a consumer may pass over, and lists of which a consumer sees nothing.
+    "block_mask=hqk block_q=64 block_k=64 b=1 sq=400 sk=9000 hq=2 hkv=1 d=128 dv=128 cores=2",
+    "block_mask=qk block_q=64 block_k=128 b=1 sq=500 sk=9000 hq=2 hkv=2 d=128 dv=128 causal=1 alibi=h cores=2",
+    "block_mask=hqk block_q=64 block_k=64 b=1 sq=300 sk=9000 hq=2 hkv=1 d=256 dv=256 cores=1",
+    "block_mask=bqk block_q=192 block_k=64 b=2 sq=700 sk=900 hq=2 hkv=1 d=96 dv=96 causal=1 cores=3",
 };
 
 // bwd_sm90: tiles of 64 or 128 queries by 128 keys, with each option: blocks that are seen whole, partial ones, ends within a half
@@ -392,6 +397,11 @@ constexpr const char* kHopperBackward[] = {
     // More tiles of keys than threads that order them, and long lists among short ones.
     "block_mask=hqk block_q=64 block_k=128 b=2 sq=700 sk=4500 hq=4 hkv=2 d=64 dv=64 causal=1",
     "block_mask=bqk block_q=64 block_k=64 b=2 sq=900 sk=900 hq=2 hkv=2 d=128 dv=128 wl=150 wr=0",
+    // More tiles of keys than multiprocessors, which take one after another; some that no query sees.
+    "block_mask=hqk block_q=64 block_k=64 b=2 sq=200 sk=1800 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "block_mask=bqk block_q=128 block_k=128 b=2 sq=300 sk=1500 hq=2 hkv=2 d=64 dv=64 causal=1 cores=2",
+    "block_mask=qk block_q=64 block_k=128 b=1 sq=150 sk=2000 hq=4 hkv=2 d=96 dv=96 wl=300 wr=100 sink=1 d_sink=1 "
+    "cores=1",
     "data=outlier dropout=0.2 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128",
     "data=growing softcap=100 sq=200 sk=300 hq=2 hkv=1 d=128 dv=128 causal=1",
     "data=outlier sq=300 sk=400 hq=2 hkv=1 d=256 dv=256 causal=1",
