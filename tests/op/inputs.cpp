@@ -216,9 +216,10 @@ void draw_score_tensors(Draw& draw, Inputs& in) {
     const int64_t cols = ceil_div(c.sk, c.block_k);
     in.block_mask.resize(elements(span_shape(c, c.block_mask, ceil_div(c.sq, c.block_q), cols)));
     double share = 0.6;
+    const double sparse = draw.uniform() < 0.5 ? 0.3 : 0.97;
     for (size_t n = 0; n < in.block_mask.size(); ++n) {
-      // Some blocks of queries see little, of which neighbours hide long runs.
-      if (n % static_cast<size_t>(cols) == 0) share = draw.uniform() < 0.3 ? 0.08 : 0.6;
+      // Some blocks of queries, or most, see little, and their neighbours hide long runs from others.
+      if (n % static_cast<size_t>(cols) == 0) share = draw.uniform() < sparse ? 0.03 : 0.6;
       in.block_mask[n] = draw.uniform() < share;
     }
   }

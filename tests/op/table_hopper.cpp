@@ -295,10 +295,14 @@ constexpr const char* kHopperBlocks[] = {
     "data=nan_key block_mask=qk block_q=64 block_k=128 sq=500 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
     "data=huge block_mask=hqk block_q=64 block_k=64 sq=500 sk=600 hq=2 hkv=1 d=64 dv=64 cores=3",
     // Longer runs of hidden blocks than a consumer may pass over, and lists of which a consumer sees nothing.
-    "block_mask=hqk block_q=64 block_k=64 b=1 sq=400 sk=9000 hq=2 hkv=1 d=128 dv=128 cores=2",
-    "block_mask=qk block_q=64 block_k=128 b=1 sq=500 sk=9000 hq=2 hkv=2 d=128 dv=128 causal=1 alibi=h cores=2",
-    "block_mask=hqk block_q=64 block_k=64 b=1 sq=300 sk=9000 hq=2 hkv=1 d=256 dv=256 cores=1",
+    "block_mask=hqk block_q=64 block_k=64 b=1 sq=400 sk=3000 hq=2 hkv=1 d=128 dv=128 cores=2",
+    "block_mask=qk block_q=64 block_k=128 b=1 sq=500 sk=3000 hq=2 hkv=2 d=128 dv=128 causal=1 alibi=h cores=2",
+    "block_mask=hqk block_q=64 block_k=64 b=1 sq=300 sk=3000 hq=2 hkv=1 d=256 dv=256 cores=1",
     "block_mask=bqk block_q=192 block_k=64 b=2 sq=700 sk=900 hq=2 hkv=1 d=96 dv=96 causal=1 cores=3",
+    // Long lists among short ones, which go first.
+    "block_mask=hqk block_q=128 block_k=128 b=1 sq=2560 sk=2500 hq=2 hkv=1 d=64 dv=64 cores=3",
+    "block_mask=hqk block_q=128 block_k=128 b=1 sq=2560 sk=2500 hq=2 hkv=1 d=64 dv=64 cores=3 seed=2",
+    "block_mask=qk block_q=64 block_k=64 b=2 sq=3500 sk=2500 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3 seed=3",
 };
 
 // bwd_sm90: tiles of 64 or 128 queries by 128 keys, with each option: blocks that are seen whole, partial ones, ends within a half

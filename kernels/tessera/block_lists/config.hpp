@@ -24,6 +24,10 @@ struct BlockLists {
   TESSERA_HOST_DEVICE int* entries(int list) const { return count(list) + 1; }
 };
 
+// Long lists among short ones: of a tile whose list is long work begins first, if few are.
+TESSERA_HOST_DEVICE constexpr bool is_long_list(int count, int most) { return int64{count} * 8 >= most; }
+inline constexpr int kListsALongOne = 16;
+
 struct BlockListsConfig {
   int rows;    // of a tile
   int groups;  // parts of it, of rows / groups each, that an entry tells apart; at most kListHiddenBits
@@ -46,6 +50,8 @@ struct BlockListsParams : ProblemParams {
   BlockLists lists;
   BlockTurns turns;
   int batches, heads;  // of the mask: 1 where it is the same for all
+  int* long_lists;     // or NULL: 0, to which those that are long are added
+  int* tile_counter;   // or NULL: becomes 0, for the kernel that walks the lists
 };
 
 }  // namespace tessera

@@ -28,7 +28,10 @@ TESSERA_DEVICE void block_lists(const BlockListsParams& p) {
     if (seen) entries[count + __popc(seen_by & ((1u << lane) - 1))] = entry;
     count += __popc(seen_by);
   }
-  if (lane == 0) *p.lists.count(list) = count;
+  if (lane != 0) return;
+  *p.lists.count(list) = count;
+  if (p.long_lists && is_long_list(count, p.lists.most)) atomicAdd(p.long_lists, 1);
+  if (p.tile_counter && list == 0) *p.tile_counter = 0;
 }
 
 }  // namespace tessera

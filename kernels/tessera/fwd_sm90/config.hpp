@@ -89,7 +89,8 @@ struct FwdSm90Params : ProblemParams {
   RowTensor o;
   StatTensor lse;
   WorkOrder order;
-  int* tile_counter;      // dynamic scheduler, packed batches: how many work tiles are taken; NULL: a static schedule
+  int*
+      tile_counter;  // dynamic scheduler, packed batches and block masks: how many work tiles are taken; NULL: a static schedule
   int short_tile_blocks;  // dynamic scheduler: work tiles of at most so many K/V blocks are scheduled last
   // Parameters and not constants, which the compiler wrote into registers anew for each product; two of them, so that each
   // keeps its place.
@@ -97,6 +98,9 @@ struct FwdSm90Params : ProblemParams {
   PositionMasks masks;
   BlockLists lists;       // with a block mask
   const LiveTiles* live;  // with live tiles
+  const int*
+      long_lists;  // with a block mask and a dynamic scheduler: how many lists are long; of more than most_long_lists none goes first
+  int most_long_lists;
 };
 
 }  // namespace tessera

@@ -28,8 +28,9 @@ TESSERA_DEVICE void copy_tile(Tile& sTile, const TensorMap* map, uint32 barrier,
 //
 // Static: block b's tiles are a function of b. Dynamic (packed batches, whose lengths only the GPU knows): blocks draw from
 // p.tile_counter. A first pass over all indices takes the long tiles, a second one the short ones, some indices at a draw,
-// so that the grid ends with short tiles (LPT). With a block mask, whose lists the GPU makes, too, but in one pass. A tile is
-// drawn when the last but one before it is done: as late as still hides the latency of its loads.
+// so that the grid ends with short tiles (LPT). With a block mask, whose lists the GPU makes, too, in one pass; but where a few lists are long
+// among short ones, each block first takes those of every so many tiles. A tile is drawn when the last but one before it is done: as late as
+// still hides the latency of its loads.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
   RingPosition<kWorkTilesAhead> at;
@@ -45,13 +46,18 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
   };
   const auto publish = [&](int index) { publish_if(index, [](const WorkTile<kCfg>&) { return true; }); };
   if (kCfg.block_mask && p.tile_counter) {
+    using Tile = WorkTile<kCfg>;
+    const bool long_first = *p.long_lists > 0 && *p.long_lists <= p.most_long_lists;
+    for (int index = block; long_first && index < work_tiles(p.order); index += blocks) {
+      if (Tile::is_long(p, index)) publish(index);
+    }
     while (true) {
       auto last_but_one = at;
       last_but_one.advance(2);
       shared.tile_ring.wait_empty(last_but_one);
       const int drawn = atomicAdd(p.tile_counter, 1);
       if (drawn >= work_tiles(p.order)) break;
-      publish(drawn);
+      if (!long_first || !Tile::is_long(p, drawn)) publish(drawn);
     }
   } else if (kCfg.varlen && p.tile_counter) {
     constexpr int kShortTilesADraw = 4;

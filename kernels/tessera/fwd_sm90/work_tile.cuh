@@ -78,7 +78,14 @@ struct WorkTile {
     }
   }
 
-  // With a block mask: which list is the tile's.
+  // With a block mask: whether the list of the tile at an index in the grid's order is long.
+  TESSERA_DEVICE static bool is_long(const FwdSm90Params& p, int index) {
+    TileCoord place{index / p.order.tiles, index % p.order.tiles};
+    if constexpr (kCfg.causal) place = tile_coord(p.order, index);
+    const SequenceHead of = sequence_head<kCfg.score>(p, place.head, p.heads_q);
+    return is_long_list(*p.lists.count(p.lists.at(of.batch, of.head, p.lists.tiles - 1 - place.slot)), p.lists.most);
+  }
+  // Which list is the tile's.
   TESSERA_DEVICE int list(const FwdSm90Params& p) const { return p.lists.at(batch, head, row0 / kBlockM); }
 
   // The batch index in the tensor maps: a packed tensor is one sequence to them.

@@ -11,10 +11,6 @@ namespace {
 
 int64_t masks(const tessera_problem& problem) { return problem.block_mask.shape[0] * problem.block_mask.shape[1]; }
 
-int64_t lists_count(const tessera_problem& problem, const BlockLists& lists) {
-  return std::max<int64_t>(masks(problem) * lists.tiles, 1);
-}
-
 BlockListsParams params_of(const tessera_plan& plan, const BlockLists& lists, const tessera_buffers& buffers) {
   BlockListsParams p{};
   fill_problem_params(p, plan, buffers);
@@ -43,6 +39,10 @@ std::string refuse_block_lists(const tessera_problem& p) {
   return "";
 }
 
+int64_t lists_count(const tessera_problem& problem, const BlockLists& lists) {
+  return std::max<int64_t>(masks(problem) * lists.tiles, 1);
+}
+
 BlockLists block_lists_of(const tessera_problem& problem, int64_t tiles, int64_t most) {
   const int64_t* shape = problem.block_mask.shape;
   BlockLists lists{};
@@ -57,9 +57,12 @@ int64_t block_lists_bytes(const tessera_problem& problem, const BlockLists& list
 }
 
 BlockLists list_blocks(const tessera_plan& plan, const BlockListsConfig& config, BlockLists lists,
-                       const tessera_buffers& buffers, void* memory, LaunchList& launches) {
+                       const tessera_buffers& buffers, void* memory, LaunchList& launches,
+                       const ListCounters& counters) {
   lists.words = static_cast<int*>(memory);
-  launch_block_lists(config, params_of(plan, lists, buffers), launches);
+  BlockListsParams p = params_of(plan, lists, buffers);
+  p.long_lists = counters.long_lists, p.tile_counter = counters.tile_counter;
+  launch_block_lists(config, p, launches);
   return lists;
 }
 

@@ -17,9 +17,18 @@ BlockLists block_lists_of(const tessera_problem& problem, int64_t tiles, int64_t
 
 int64_t block_lists_bytes(const tessera_problem& problem, const BlockLists& lists);
 
+// How many lists there are.
+int64_t lists_count(const tessera_problem& problem, const BlockLists& lists);
+
+// What the kernel also leaves for a scheduler: BlockListsParams has what these are.
+struct ListCounters {
+  int *long_lists, *tile_counter;
+};
+
 // The kernel joins the launches. `memory`: block_lists_bytes of it; the lists lie there.
 BlockLists list_blocks(const tessera_plan& plan, const BlockListsConfig& config, BlockLists lists,
-                       const tessera_buffers& buffers, void* memory, LaunchList& launches);
+                       const tessera_buffers& buffers, void* memory, LaunchList& launches,
+                       const ListCounters& counters = {});
 
 // Deterministic, of transposed lists: likewise.
 int64_t block_turns_bytes(const tessera_problem& problem, const BlockLists& lists);

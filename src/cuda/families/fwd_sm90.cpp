@@ -234,7 +234,7 @@ WorkOrder order_of(const tessera_plan& plan, const Choice& choice, int64_t block
                         schedules_dynamically(plan, choice) ? choice.work_tiles : blocks);
 }
 
-// The lists of a block mask, in the workspace after the counter.
+// The lists of a block mask, in the workspace after how many are long and the counter, which the kernel that makes them clears.
 constexpr int64_t kListsAt = 64;
 
 BlockLists lists_of(const tessera_plan& plan, const Choice& choice) {
@@ -438,13 +438,19 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     } else {
       launches.clear(p.tile_counter);
     }
+    if (own.config.block_mask) {
+      p.long_lists = p.tile_counter;
+      p.most_long_lists = static_cast<int>(lists_count(problem, own.lists) / kListsALongOne);
+      if (p.tile_counter) ++p.tile_counter;
+    }
     p.short_tile_blocks = own.short_tile_blocks;
   }
   if (own.config.block_mask) {
     const int consumers = own.config.consumers;
     void* memory = workspace ? static_cast<char*>(workspace) + kListsAt : nullptr;
+    const ListCounters counters{const_cast<int*>(p.long_lists), p.tile_counter};
     p.lists = list_blocks(plan, {consumers * kConsumerRows, consumers, own.config.block_n, false}, own.lists, buffers,
-                          memory, launches);
+                          memory, launches, counters);
   }
   if (const Driver* driver = launches.driver()) {
     const auto box = [](int rows) { return Box{BoxLayout::kSwizzled, rows, kSwizzledRowBytes}; };
