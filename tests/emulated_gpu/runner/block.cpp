@@ -277,7 +277,10 @@ void Block::switch_away() {
   const int me = running.thread;
   while (true) {
     if (random().one_in(16)) poll();
-    if (const int next = pick(); next >= 0) return switch_to(next);
+    if (const int next = pick(); next >= 0) {
+      if (random().one_in(256)) break;  // other blocks first
+      return switch_to(next);
+    }
     if (poll() || run_a_copy()) continue;
     break;
   }
