@@ -42,7 +42,8 @@ def fa2():
         import flash_attn_2_cuda
     except ImportError:
         return None
-    return flash_attn if flash_attn_2_cuda in vars(flash_attn.flash_attn_interface).values() else None
+    has_kernels = any(value is flash_attn_2_cuda for value in vars(flash_attn.flash_attn_interface).values())
+    return flash_attn if has_kernels else None
 
 
 def normal(generator, *shape):
