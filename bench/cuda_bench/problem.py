@@ -167,9 +167,11 @@ def beyond(dtype: str) -> list[Problem]:
     problems.append(_square("window 1024 of 32768, D 128, 16 heads", 1, 32768, 16, 16, 128, 128, True, dtype=dtype,
                             window=1024))  # fmt: skip
     lengths = long_tailed_lengths()
-    name = f"packed, {len(lengths)} log-normal lengths, {sum(lengths)} tokens, longest {max(lengths)}, D 128, 16 heads"
+    tokens = f"{len(lengths)} log-normal lengths, {sum(lengths)} tokens, longest {max(lengths)}"
     problems += [
-        _square(name, len(lengths), max(lengths), 16, 16, 128, 128, causal, dtype=dtype, lengths=lengths)
+        _square(f"{name}, {tokens}, D {dim}, {WIDTH // dim} heads", len(lengths), max(lengths), WIDTH // dim, WIDTH // dim,
+                dim, dim, causal, dtype=dtype, lengths=lengths)
+        for name, dim in (("packed", 128), ("packed at D 256", 256))
         for causal in (False, True)
     ]
     problems += [

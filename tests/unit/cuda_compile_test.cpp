@@ -135,9 +135,8 @@ void compile_launch(const tessera_problem& problem, const tessera_device& device
   ASSERT_EQ(status.code, TESSERA_OK) << config << ": " << status.message << "\n" << log;
 }
 
-// What bwd_sm90 is compiled into beside the prebuilt kernels: as a plan has it. Head size 256: by pairs of blocks, without options; 192: beside values of 128, which goes to other
-// kernels deterministic, with a softcap, and in float16 with any option.
-class CudaCompileBwdSm90 : public testing::TestWithParam<int64_t> {};
+// What bwd_sm90 is compiled into beside the prebuilt kernels: as a plan has it, by a block or, above head sizes of 128, by pairs; (192, 128) by either.
+class CudaCompileBwdSm90 : public testing::TestWithParam<std::tuple<int64_t, int64_t>> {};
 
 TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
   CompilerInfo compiler;
@@ -154,20 +153,19 @@ TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
   };
   for (const auto& [dtype, window, packed, deterministic, alibi, softcap, dropout, mask, bias] :
        {Kind{.dtype = bfloat16, .window = true}, Kind{.dtype = bfloat16, .packed = true},
+        Kind{.dtype = float16, .packed = true}, Kind{bfloat16, true, true, false, true},
+        Kind{bfloat16, true, true, false, true, false, true, true, bfloat16},
         Kind{.dtype = bfloat16, .deterministic = true}, Kind{bfloat16, true, true, true, true},
         Kind{float16, true, true, true, true}, Kind{.dtype = bfloat16, .softcap = true},
         Kind{.dtype = float16, .softcap = true}, Kind{.dtype = bfloat16, .dropout = true},
         Kind{.dtype = bfloat16, .mask = true}, Kind{bfloat16, true, true, true, false, true, true, true},
         Kind{bfloat16, true, true, true, true, false, true, true, bfloat16},
         Kind{float16, true, true, true, true, false, true, true, float32}}) {
-    const int64_t head_dim = GetParam(), head_dim_v = head_dim == 192 ? 128 : head_dim;
-    const bool wide = head_dim == 192;
-    if (head_dim == 256 && (packed || alibi || softcap || dropout || mask || bias)) continue;
-    if (wide && (softcap || (dtype == float16 && (alibi || bias)))) continue;
+    const auto [head_dim, head_dim_v] = GetParam();
     tessera_problem p;
     tessera_problem_init(&p);
     constexpr int64_t kRows = 4096, kHeads = 4;
-    p.direction = TESSERA_BACKWARD, p.causal = 1, p.deterministic = deterministic && !wide;
+    p.direction = TESSERA_BACKWARD, p.causal = 1, p.deterministic = deterministic;
     p.q = p.k = layout(dtype, {1, kRows, kHeads, head_dim}), p.v = p.o = layout(dtype, {1, kRows, kHeads, head_dim_v});
     p.lse = layout(float32, {1, kHeads, kRows});
     if (packed) {
@@ -198,7 +196,9 @@ TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileBwdSm90, testing::Values(64, 96, 128, 192, 256));
+INSTANTIATE_TEST_SUITE_P(Prebuilt, CudaCompileBwdSm90,
+                         testing::Values(std::tuple{64, 64}, std::tuple{96, 96}, std::tuple{128, 128},
+                                         std::tuple{192, 128}, std::tuple{192, 192}, std::tuple{256, 256}));
 
 // By clusters of four.
 TEST(CudaCompileBwdSm90D512, OverlapsItsProducts) {
@@ -245,8 +245,8 @@ TEST_P(CudaCompileBlockMask, OverlapsItsProducts) {
         Kind{.deterministic = true}, Kind{.causal = true, .options = true, .deterministic = true}}) {
     for (const tessera_direction direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
       const bool backward = direction == TESSERA_BACKWARD;
-      if (backward ? keys != 64 : d_bias || deterministic) continue;                     // its code is one for all keys
-      if (backward && head_dim > 128 && (options || d_bias || deterministic)) continue;  // by pairs of blocks
+      if (backward ? keys != 64 : d_bias || deterministic) continue;  // its code is one for all keys
+      if (backward && head_dim > 128 && deterministic) continue;      // by pairs of blocks
       device.kernel = backward ? TESSERA_KERNEL_BWD_SM90 : TESSERA_KERNEL_FWD_SM90;
       tessera_problem p;
       tessera_problem_init(&p);

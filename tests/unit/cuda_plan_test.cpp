@@ -377,17 +377,16 @@ TEST(BwdSm90, TakesMasksByPositionUnequalHeadsSinksAlibiAnyScaleAndACotangentOfT
 TEST(BwdSm90, TakesSoftcapMaskBiasAndDropout) {
   Device device = gpu();
   device.kernel = TESSERA_KERNEL_BWD_SM90;
-  for (const std::int64_t head_dim : {64, 128, 192}) {
-    Problem problem = training_problem(head_dim, std::min<std::int64_t>(head_dim, 128));
-    const bool wide = head_dim > 128;
+  for (const auto& [head_dim, head_dim_v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}}) {
+    Problem problem = training_problem(head_dim, head_dim_v);
     problem.dropout_p = 0.1;
     problem.mask = layout(boolean, {4, 1, 4096, 4096});
-    problem.softcap = wide ? 0 : 30;
+    problem.softcap = 30;
     EXPECT_EQ(tessera::plan(problem, device).block_m, 64);
     problem.softcap = 0;
     problem.bias = layout(bfloat16, {1, 16, 4096, 4096}), problem.d_bias = layout(float32, {1, 16, 4096, 4096});
     EXPECT_EQ(tessera::plan(problem, device).block_m, 64);
-    problem.bias = problem.d_bias = layout(float32, {4, 16, 4096, 4096}), problem.deterministic = !wide;
+    problem.bias = problem.d_bias = layout(float32, {4, 16, 4096, 4096}), problem.deterministic = 1;
     EXPECT_EQ(tessera::plan(problem, device).block_m, 64);
   }
 }
@@ -401,6 +400,10 @@ TEST(BwdSm90, TakesPackedSequencesAndKeyLengths) {
   problem.seqused_k = layout(int32, {8});
   problem.d_q = problem.d_k = problem.d_v = problem.d_o = problem.q;
   EXPECT_EQ(tessera::plan(problem, device).num_items, (16384 / 128 + 8) * 16);
+  for (tessera_layout* tensor : {&problem.q, &problem.k, &problem.v, &problem.o})
+    *tensor = layout(bfloat16, {16384, 16, 256});
+  problem.d_q = problem.d_k = problem.d_v = problem.d_o = problem.q;
+  EXPECT_EQ(tessera::plan(problem, device).num_items, (16384 / 128 + 8) * 16 * 2) << "pairs of blocks";
 }
 
 class BwdSm90Refusal : public testing::TestWithParam<Refusal> {};
@@ -420,10 +423,10 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Ampere", "compute capability 8.0, must be 9.0", [](Problem&, Device& d) { d.arch = 80; }},
         Refusal{"Float32", "float32, accepted float16, bfloat16",
                 [](Problem& p, Device&) { p = training_problem(64, 64, float32); }},
-        Refusal{"SoftcapByColumns", "softcap: not taken at head sizes above 128",
+        Refusal{"SoftcapByColumns", "softcap: not taken at head sizes above 256",
                 [](Problem& p, Device&) { p = training_problem(264, 64), p.softcap = 30; }},
-        Refusal{"DropoutByPairs", "dropout_p: not taken at head sizes above 128",
-                [](Problem& p, Device&) { p = training_problem(192, 192), p.dropout_p = 0.1; }},
+        Refusal{"DropoutByColumns", "dropout_p: not taken at head sizes above 256",
+                [](Problem& p, Device&) { p = training_problem(264, 264), p.dropout_p = 0.1; }},
         Refusal{"DeterministicByColumns", "deterministic: not taken at head sizes above 256",
                 [](Problem& p, Device&) { p = training_problem(512, 512), p.deterministic = 1; }},
         Refusal{"HeadBytes", "q: rows of 200 bytes", [](Problem& p, Device&) { p = training_problem(100, 128); }},

@@ -35,6 +35,8 @@ struct BwdSm90Config {
   }
   // Queries of a step whose scores a warpgroup makes at once: dK and dV of 192 and 128 columns leave registers for 32.
   TESSERA_HOST_DEVICE constexpr int score_m() const { return head_dim == 192 ? 32 : block_m; }
+  // A step's biases have registers while the product is made that they are added to.
+  TESSERA_HOST_DEVICE constexpr bool bias_ahead() const { return dtype_bytes(score.bias_dtype) == 2; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90Config, dtype, head_dim, block_m, block_n, stages, ds_stages, window, varlen,
                       deterministic, alternate, staged_dq, d_bias, score, block_mask, split_group)

@@ -1,16 +1,18 @@
-// bwd_sm90's dropout warps: warps of the producer's warpgroup that have nothing else to do draw which scores of a step are dropped, each
-// once, ahead of the score warpgroups. So the score warpgroups, whose keys' halves of a call of Philox would not be their own, spend
+// The Hopper backward kernels' dropout warps, of bwd_sm90_d256 in block 0: warps of the producer's warpgroup that have nothing else to do
+// draw which scores of a step are dropped, each once, ahead of the score warpgroups. So the score warpgroups, whose keys' halves of a call of Philox would not be their own, spend
 // nothing on it.
 #pragma once
 
+#include "tessera/bwd_sm90/block.cuh"
 #include "tessera/bwd_sm90/drawn_bits.cuh"
-#include "tessera/bwd_sm90/shared.cuh"
+#include "tessera/ptx/ldmatrix.cuh"
+#include "tessera/ptx/mbarrier.cuh"
+#include "tessera/tile/ring_position.cuh"
 
 namespace tessera {
 
-template <BwdSm90Config kCfg>
+template <class Shared, auto kCfg>
 struct DropoutWarps {
-  using Shared = BwdSm90Shared<kCfg>;
   static constexpr int kUnits = Shared::kDrawnUnits;  // of a step: 32 words, a lane each
 
   const BwdSm90Params& p;
@@ -23,10 +25,9 @@ struct DropoutWarps {
     for (uint32 unit = warp; unit < static_cast<uint32>(block.steps) * kUnits; unit += Shared::kDropoutWarps) {
       const uint32 drops = draw(unit);
       const RingPosition<Shared::kDrawnStages> at = place_of(not_hoisted(unit) / kUnits);
-      shared.wait_empty(Shared::kDrawn, at);
-      ptx::st_shared_s32(shared.tile(Shared::kAt.drawn, Shared::kDrawnBytes, at) + word_of(not_hoisted(unit)) * 4,
-                         static_cast<int>(drops));
-      Shared::arrive_warp(shared.full(Shared::kDrawn, at));
+      ptx::mbarrier_wait_parity(shared.drawn_empty(at), at.parity ^ 1);
+      ptx::st_shared_s32(shared.drawn(at) + word_of(not_hoisted(unit)) * 4, static_cast<int>(drops));
+      Shared::arrive_warp(shared.drawn_full(at));
     }
   }
   TESSERA_DEVICE static RingPosition<Shared::kDrawnStages> place_of(uint32 step) {

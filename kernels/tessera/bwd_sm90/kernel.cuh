@@ -78,7 +78,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
     if constexpr (kCfg.score.dropout) {
       constexpr int kFirstWarp = 4 - BwdSm90Shared<kCfg>::kDropoutWarps;
       const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
-      if (warp >= kFirstWarp) DropoutWarps<kCfg>{p, shared, block}.run(warp - kFirstWarp);
+      if (warp >= kFirstWarp) DropoutWarps<BwdSm90Shared<kCfg>, kCfg>{p, shared, block}.run(warp - kFirstWarp);
     }
   } else if (warpgroup == 3) {
     ptx::setmaxnreg_dec<kRegisters.dq>();

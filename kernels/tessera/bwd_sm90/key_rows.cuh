@@ -1,5 +1,5 @@
-// What the Hopper backward kernels do with a warp's 16 keys: masking of transposed scores, [keys][queries], and the stores of
-// dS, dK and dV.
+// What the Hopper backward kernels do with rows of tiles: rows past a sequence's end become 0, and of a warp's 16 keys the masking of
+// transposed scores, [keys][queries], and the stores of dS, dK and dV.
 #pragma once
 
 #include "tessera/bwd_sm90/block.cuh"
@@ -9,6 +9,17 @@
 #include "tessera/tile/wgmma_tile.cuh"
 
 namespace tessera {
+
+// Sets rows first ... last - 1 of a tile to 0, by a warpgroup; several may do so at once.
+template <class Tile>
+TESSERA_DEVICE void clear_rows(uint32 tile, int first, int last) {
+  constexpr int kRowWords = Tile::kChunks * 8;  // of 16 bytes
+#pragma unroll 1
+  for (int word = first * kRowWords + static_cast<int>(not_hoisted(threadIdx.x % 128)); word < last * kRowWords;
+       word += 128) {
+    ptx::st_shared_zero_16(Tile::at(tile, word / kRowWords, word % kRowWords * 8));
+  }
+}
 
 // dP - delta, lowered as delta is.
 template <Dtype kDtype>
@@ -127,12 +138,10 @@ TESSERA_DEVICE void store_own_key_rows(const KeyBlock& block, const RowTensor& t
   }
 }
 
-// dV or dK of a warp's 16 rows, staged over what its tile held. Rows past the last key are not written; keys from seqused_k on get 0.
-template <BwdSm90Config kCfg, class Tile>
-TESSERA_DEVICE void store_gradient(const BwdSm90Params& p, const KeyBlock& block, uint32 tile, int row,
-                                   const float (&acc)[1][Tile::kCols / 8][4], float factor, const TensorMap* map,
-                                   const RowTensor& to, int columns) {
-  stage_accumulators<kCfg.dtype, Tile>(tile, row, 0, acc, factor, kCfg.varlen ? block.s.sk - block.key0 - row : 32);
+// A warp's 16 rows of dK or dV leave from where they were staged. Rows past the last key are not written.
+template <auto kCfg, class Tile>
+TESSERA_DEVICE void store_staged_rows(const BwdSm90Params& p, const KeyBlock& block, uint32 tile, int row,
+                                      const TensorMap* map, const RowTensor& to, int columns) {
   if (kCfg.varlen && block.key0 + row + 16 > block.s.k_rows) {
     __syncwarp();
     store_own_key_rows<Tile>(block, to, columns, tile, row);
@@ -141,6 +150,20 @@ TESSERA_DEVICE void store_gradient(const BwdSm90Params& p, const KeyBlock& block
   ptx::fence_proxy_async();
   __syncwarp();
   if (static_cast<int>(not_hoisted(threadIdx.x % 32)) == 0) store_key_rows<Tile>(p, block, map, tile, row);
+}
+// Of the warp's rows those of keys that the sequence uses; the others' dK and dV are 0.
+template <auto kCfg>
+TESSERA_DEVICE int used_rows(const KeyBlock& block, int row) {
+  return kCfg.varlen ? block.s.sk - block.key0 - row : 32;
+}
+
+// dV or dK of a warp's 16 rows, staged over what its tile held.
+template <BwdSm90Config kCfg, class Tile>
+TESSERA_DEVICE void store_gradient(const BwdSm90Params& p, const KeyBlock& block, uint32 tile, int row,
+                                   const float (&acc)[1][Tile::kCols / 8][4], float factor, const TensorMap* map,
+                                   const RowTensor& to, int columns) {
+  stage_accumulators<kCfg.dtype, Tile>(tile, row, 0, acc, factor, used_rows<kCfg>(block, row));
+  store_staged_rows<kCfg, Tile>(p, block, tile, row, map, to, columns);
 }
 
 }  // namespace tessera

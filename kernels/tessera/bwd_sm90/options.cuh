@@ -1,26 +1,44 @@
-// Mask and bias of a step's scores, in the transposed layout of the score warpgroups: a lane has keys key and key + 8, and of each
+// Options of a step's scores, in the transposed layout of the score warpgroups: a lane has keys key and key + 8, and of each
 // eight queries those at 2 (lane % 4) and the next. Mask is a bit a score: for eight queries m and key `half`, bit 2 m + half is the
 // first query's and bit 2 m + half + 16 the second's.
 #pragma once
 
 #include "tessera/attention/score/transposed.cuh"
-#include "tessera/bwd_sm90/block.cuh"
+#include "tessera/bwd_sm90/drawn_bits.cuh"
+#include "tessera/bwd_sm90/key_rows.cuh"
 
 namespace tessera {
 
-// A softcap's slope, 1 - tanh^2; 0 for a weight of 0, whose tanh cannot be recovered.
-TESSERA_DEVICE float softcap_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
+// A lane's weights of its warp's 16 keys, the warp-th of a step's: what is dropped gets the sign that no weight has. `bits`: the step's in
+// shared memory, from rP's first query on.
+template <int kSteps>
+TESSERA_DEVICE void mark_dropped(uint32 (&rP)[kSteps][4], uint32 bits, int warp, int lane) {
+  const uint32 words = bits + DrawnBits::word_offset(warp / 2, lane / 8, lane % 4);
+  const int shift = DrawnBits::bit(warp % 2 * 2, lane / 4 % 2);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const uint32 word = static_cast<uint32>(ptx::ld_shared_s32(words + step * DrawnBits::kWordStep)) >> shift;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rP[step][i] |= DrawnBits::signs(word, i / 2, i % 2);
+  }
+}
 
-template <BwdSm90Config kCfg>
+// A warpgroup that has such scores says where they are: p, block, step_row0() and step_head() of the step, the warp's first_key(), and
+// lse(m), of queries 8 m + 2 (lane % 4) and the next.
+template <auto kCfg>
 struct StepOptions {
   static constexpr ScoreConfig kScore = kCfg.score;
   static constexpr int kM = kCfg.score_m() / 8;
   static_assert(kM * 4 <= 32 || !kScore.mask, "a bit a score");
   using Raw = RawPair<kScore.bias_dtype>;
-  // Biases of 16 bits are loaded under the product that they are added to. Of 32 bits registers hold those of half of the
-  // queries beside dK, dV and S.
-  static constexpr bool kBiasAhead = dtype_bytes(kScore.bias_dtype) == 2;
+  // Biases of 16 bits are loaded under the product that they are added to. Where they have no registers then (bias_ahead), those of half of
+  // the queries are loaded after it, and of the other half after these.
+  static constexpr bool kBiasAhead = kCfg.bias_ahead();
   static constexpr int kBiasRows = !kScore.bias ? 1 : kBiasAhead ? kM : kM / 2;
+
+  // Whether masked scores are known by P = 0 instead of by position: a mask's must be, and softcap lacks the registers for
+  // positions.
+  static constexpr bool kHiddenByWeight = kScore.mask || kScore.softcap;
 
   uint32 hidden;
   Raw bias[kBiasRows][2];  // of two queries
@@ -40,6 +58,93 @@ struct StepOptions {
                                              int key) {
     return static_cast<const char*>(tensor.data) +
            (tensor.batch * block.batch + tensor.head * head + tensor.row * query + tensor.col * key) * kBytes;
+  }
+
+  // Called while the product of S runs.
+  template <class Warpgroup>
+  TESSERA_DEVICE void load(const Warpgroup& of) {
+    if constexpr (kScore.mask || kScore.bias) {
+      const int row0 = of.step_row0(), head = of.step_head(), key = of.first_key();
+      if constexpr (kScore.mask) load_mask(of.p, of.block, head, row0, key);
+      if constexpr (kScore.bias && kBiasAhead) load_bias<0>(of.p, of.block, head, row0, key);
+    }
+  }
+
+  // Products -> scores.
+  template <class Warpgroup>
+  TESSERA_DEVICE void apply(const Warpgroup& of, float (&rS)[kM][4]) {
+    if constexpr (kScore.softcap) {
+      const bool small = small_inputs(of.p, rS, 0) && small_inputs(of.p, rS, 1);
+      if (__all_sync(0xffffffff, small)) {
+        apply_rows<true, 0, kM>(of, rS);
+      } else {
+        apply_rows<false, 0, kM>(of, rS);
+      }
+    } else if constexpr (!kScore.bias) {
+      apply_rows<false, 0, kM>(of, rS);
+    } else if constexpr (kBiasAhead) {
+      transpose_bias(of.p, of.block, of.step_row0());
+      apply_rows<false, 0, kM>(of, rS);
+    } else {
+      apply_bias<0>(of, rS);
+      reload_memory();  // the loads of one half stay after the uses of the other
+      apply_bias<kBiasRows>(of, rS);
+    }
+  }
+  template <int kFirst, class Warpgroup>
+  TESSERA_DEVICE void apply_bias(const Warpgroup& of, float (&rS)[kM][4]) {
+    const int row0 = of.step_row0();
+    load_bias<kFirst>(of.p, of.block, of.step_head(), row0, of.first_key());
+    transpose_bias(of.p, of.block, row0);
+    apply_rows<false, kFirst, kBiasRows>(of, rS);
+  }
+  // Of the queries from 8 kFirst on. Visibility and ALiBi depend on query - key: a query n later counts as a key n earlier.
+  template <bool kSmall, int kFirst, int kRows, class Warpgroup>
+  TESSERA_DEVICE void apply_rows(const Warpgroup& of, float (&rS)[kM][4]) {
+    const ScoreRow<kScore> row(of.p, of.block.s, of.block.batch, of.step_head(), of.step_row0() + lane() % 4 * 2);
+    const int key = of.first_key() + lane() / 4;
+#pragma unroll
+    for (int m = kFirst; m < kFirst + kRows; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = rS[m][i];
+        BiasMaskElement entry;
+        if constexpr (kScore.bias) {
+          const float2 both = unpack_pair<kScore.bias_dtype>(bias[m - kFirst][i / 2]);
+          entry.bias = i % 2 ? both.y : both.x;
+        }
+        const Score capped = capped_score<kScore, kSmall>(of.p, x);
+        x = visible_score(of.block.s, row, key, i / 2 * 8 - m * 8 - i % 2, capped, entry).value;
+      }
+  }
+
+  // P o (dP - delta), lowered as delta is; of a dropped weight, whose sign bit is set, dP is 0.
+  TESSERA_DEVICE static float gradient(const BwdSm90Params& p, float weight, float d_probability, float delta) {
+    if constexpr (kScore.dropout) {
+      const float unit = bwd_lowers_early(kCfg.dtype) ? p.dropout_scale * kBwdLower : p.dropout_scale;
+      return fabsf(weight) * fmaf(weight < 0.0f ? 0.0f : d_probability, unit, -delta);
+    } else {
+      return weight * lowered_difference<kCfg.dtype>(d_probability, delta);
+    }
+  }
+  // ds: dS of queries 8 m + 2 c, + 1 and key `half`, whose weights are `weights`, as they leave dP. What is hidden becomes 0 by its weight;
+  // dBias gathers dS before the softcap's slope 1 - tanh^2, which is made of P: what was capped is log P + LSE.
+  template <class Warpgroup>
+  TESSERA_DEVICE static void finish_gradients(const Warpgroup& of, int m, int half, float2 weights, float (&ds)[2]) {
+    if constexpr (kHiddenByWeight) {
+      if (weights.x == 0.0f) ds[0] = 0.0f;
+      if (weights.y == 0.0f) ds[1] = 0.0f;
+    }
+    if constexpr (kCfg.d_bias) {
+      const int query = of.step_row0() + m * 8 + lane() % 4 * 2, key = of.first_key() + lane() / 4 + half * 8;
+      gather_bias(of.p, of.block, of.step_head(), query, key, weights, ds);
+    }
+    if constexpr (kScore.softcap) {
+      const float2 lse = of.lse(m);
+      const float unit = kLn2 / of.p.softcap;
+      ds[0] *= softcap_slope((ptx::lg2_approx_ftz(fabsf(weights.x)) + lse.x) * unit);
+      ds[1] *= softcap_slope((ptx::lg2_approx_ftz(fabsf(weights.y)) + lse.y) * unit);
+    }
   }
 
   // Which scores the mask hides. `key`: the warp's first.
@@ -129,7 +234,7 @@ struct StepOptions {
 
  private:
   TESSERA_DEVICE static Raw joined(const char* low, const char* high) {
-    if constexpr (kBiasAhead) {
+    if constexpr (dtype_bytes(kScore.bias_dtype) == 2) {
       return static_cast<uint32>(*reinterpret_cast<const unsigned short*>(low)) |
              static_cast<uint32>(*reinterpret_cast<const unsigned short*>(high)) << 16;
     } else {

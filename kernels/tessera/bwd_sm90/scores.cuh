@@ -9,7 +9,6 @@
 // dO is rounded from it.
 #pragma once
 
-#include "tessera/bwd_sm90/drawn_bits.cuh"
 #include "tessera/bwd_sm90/key_rows.cuh"
 #include "tessera/bwd_sm90/options.cuh"
 #include "tessera/bwd_sm90/shared.cuh"
@@ -105,7 +104,7 @@ struct ScoreWarpgroup {
       }
     }
     issue_scores();
-    load_options();
+    options.load(*this);
     load_stats<0, kLseAhead>(false);
     bool hides_some = kStats > 0 && masked();
     ptx::wgmma_wait_group<0>();
@@ -231,6 +230,7 @@ struct ScoreWarpgroup {
     return shared.tile(Shared::kAt.stats, 2 * Shared::kStatBytes, at) + (delta ? Shared::kStatBytes : 0) +
            part * (kPartM * 4) + lane() % 4 * 8;
   }
+  TESSERA_DEVICE float2 lse(int m) const { return ptx::ld_shared_f32x2(stats(false) + m * 32); }
   // Ahead of their use, under the product that they are subtracted from: while products read shared memory, it answers after 150
   // clocks.
   template <int kFirst, int kEnd>
@@ -258,8 +258,8 @@ struct ScoreWarpgroup {
 
   // S - LSE -> P in float16.
   TESSERA_DEVICE void probabilities(bool hides_some) {
-    if constexpr (kCfg.score.scaled()) apply_options();
-    if (kHiddenByWeight || (kStats > 0 ? hides_some : masked())) {
+    if constexpr (kCfg.score.scaled()) options.apply(*this, rS[0]);
+    if (Options::kHiddenByWeight || (kStats > 0 ? hides_some : masked())) {
       exponents<true>();
     } else {
       exponents<false>();
@@ -287,17 +287,8 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE void mark_dropped() {
     const auto drawn = drawn_at();
     if (part == 0) shared.wait_full(Shared::kDrawn, drawn);
-    const int warp = warpgroup * 4 + warp_key() / 16;
-    const uint32 words = shared.tile(Shared::kAt.drawn, Shared::kDrawnBytes, drawn) +
-                         DrawnBits::word_offset(warp / 2, lane() / 8, lane() % 4);
-    const int shift = DrawnBits::bit(warp % 2 * 2, lane() / 4 % 2);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const uint32 word =
-          static_cast<uint32>(ptx::ld_shared_s32(words + (part * kSteps + step) * DrawnBits::kWordStep)) >> shift;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) rP[step][i] |= DrawnBits::signs(word, i / 2, i % 2);
-    }
+    tessera::mark_dropped(rP, shared.drawn(drawn) + part * (kSteps * DrawnBits::kWordStep),
+                          warpgroup * 4 + warp_key() / 16, lane());
     if (part == kParts - 1) Shared::arrive_warp(shared.empty(Shared::kDrawn, drawn));
   }
   // S - LSE, -inf where masked. A query past the last has an LSE of +inf.
@@ -327,64 +318,6 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE int step_head() const { return ptx::ld_shared_s32(shared.step(at)) / p.q_slots; }
   TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
 
-  // ---- options ----
-
-  // Called while the product of S runs.
-  TESSERA_DEVICE void load_options() {
-    if constexpr (kCfg.score.mask || kCfg.score.bias) {
-      const int row0 = step_row0(), head = step_head(), key = first_key();
-      if constexpr (kCfg.score.mask) options.load_mask(p, block, head, row0, key);
-      if constexpr (kCfg.score.bias && Options::kBiasAhead) options.template load_bias<0>(p, block, head, row0, key);
-    }
-  }
-
-  // Products -> scores.
-  TESSERA_DEVICE void apply_options() {
-    if constexpr (kCfg.score.softcap) {
-      const bool small = small_inputs(p, rS[0], 0) && small_inputs(p, rS[0], 1);
-      if (__all_sync(0xffffffff, small)) {
-        apply_rows<true, 0, kM>();
-      } else {
-        apply_rows<false, 0, kM>();
-      }
-    } else if constexpr (!kCfg.score.bias) {
-      apply_rows<false, 0, kM>();
-    } else if constexpr (Options::kBiasAhead) {
-      options.transpose_bias(p, block, step_row0());
-      apply_rows<false, 0, kM>();
-    } else {
-      apply_bias<0>();
-      reload_memory();  // the loads of one half stay after the uses of the other
-      apply_bias<Options::kBiasRows>();
-    }
-  }
-  template <int kFirst>
-  TESSERA_DEVICE void apply_bias() {
-    const int row0 = step_row0();
-    options.template load_bias<kFirst>(p, block, step_head(), row0, first_key());
-    options.transpose_bias(p, block, row0);
-    apply_rows<false, kFirst, Options::kBiasRows>();
-  }
-  // Of the queries from 8 kFirst on. Visibility and ALiBi depend on query - key: a query n later counts as a key n earlier.
-  template <bool kSmall, int kFirst, int kRows>
-  TESSERA_DEVICE void apply_rows() {
-    const ScoreRow<kCfg.score> row(p, block.s, block.batch, step_head(), step_row0() + lane() % 4 * 2);
-    const int key = first_key() + lane() / 4;
-#pragma unroll
-    for (int m = kFirst; m < kFirst + kRows; ++m)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& x = rS[0][m][i];
-        BiasMaskElement entry;
-        if constexpr (kCfg.score.bias) {
-          const float2 both = unpack_pair<kCfg.score.bias_dtype>(options.bias[m - kFirst][i / 2]);
-          entry.bias = i % 2 ? both.y : both.x;
-        }
-        const Score capped = capped_score<kCfg.score, kSmall>(p, x);
-        x = visible_score(block.s, row, key, i / 2 * 8 - m * 8 - i % 2, capped, entry).value;
-      }
-  }
-
   // dP -> dS; P and dS become operands.
   TESSERA_DEVICE void score_gradients(bool hides_some) {
     if constexpr (kCfg.score.softcap && kCfg.dtype != Dtype::kFloat16) {
@@ -394,7 +327,7 @@ struct ScoreWarpgroup {
     } else {
       score_gradients<0, kM>();
     }
-    if (!kHiddenByWeight && (kStats > 0 ? hides_some : masked())) clear_hidden();
+    if (!Options::kHiddenByWeight && (kStats > 0 ? hides_some : masked())) clear_hidden();
   }
   template <int kFirst, int kRows>
   TESSERA_DEVICE void score_gradients() {
@@ -426,39 +359,16 @@ struct ScoreWarpgroup {
       for (int half = 0; half < 2; ++half) seen.clear_hidden(rdS[m / 2][m % 2 * 2 + half], half, m * 8);
   }
 
-  // Whether masked scores are known by P = 0 instead of by position: a mask's must be, and softcap lacks the registers for
-  // positions.
-  static constexpr bool kHiddenByWeight = kCfg.score.mask || kCfg.score.softcap;
   static constexpr bool kOptionsOfGradients =
       kCfg.score.dropout || kCfg.score.softcap || kCfg.score.mask || kCfg.d_bias;
 
-  // The same of queries 8 m + 2 c, + 1 and one key. A dropped weight has its sign bit set. dBias gathers dS before the softcap's slope
-  // 1 - tanh^2, which is made of P: what was capped is log P + LSE.
+  // The same of queries 8 m + 2 c, + 1 and one key. A dropped weight has its sign bit set.
   TESSERA_DEVICE void score_gradients(uint32& packed_p, uint32& packed_ds, int m, int half, const float (&d)[4],
                                       float2 minus) {
     const float2 x = unpack_pair<Dtype::kFloat16>(packed_p);
-    float ds[2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float weight = e ? x.y : x.x, less = e ? minus.y : minus.x, gradient = d[2 * half + e];
-      if constexpr (kCfg.score.dropout) {
-        const float unit = bwd_lowers_early(kCfg.dtype) ? p.dropout_scale * kBwdLower : p.dropout_scale;
-        ds[e] = fabsf(weight) * fmaf(weight < 0.0f ? 0.0f : gradient, unit, -less);
-      } else {
-        ds[e] = weight * lowered_difference<kCfg.dtype>(gradient, less);
-      }
-      if (kHiddenByWeight && weight == 0.0f) ds[e] = 0.0f;
-    }
-    if constexpr (kCfg.d_bias) {
-      const int query = step_row0() + m * 8 + lane() % 4 * 2, key = first_key() + lane() / 4 + half * 8;
-      Options::gather_bias(p, block, step_head(), query, key, x, ds);
-    }
-    if constexpr (kCfg.score.softcap) {
-      const float2 lse = ptx::ld_shared_f32x2(stats(false) + m * 32);
-      const float unit = kLn2 / p.softcap;
-      ds[0] *= Options::softcap_slope((ptx::lg2_approx_ftz(fabsf(x.x)) + lse.x) * unit);
-      ds[1] *= Options::softcap_slope((ptx::lg2_approx_ftz(fabsf(x.y)) + lse.y) * unit);
-    }
+    float ds[2] = {Options::gradient(p, x.x, d[2 * half], minus.x),
+                   Options::gradient(p, x.y, d[2 * half + 1], minus.y)};
+    Options::finish_gradients(*this, m, half, x, ds);
     packed_ds = pack_pair<kCfg.dtype>(ds[0], ds[1]);
     if constexpr (kCfg.dtype == Dtype::kFloat16) {
       if constexpr (kCfg.score.dropout) packed_p = ptx::max_f16x2(packed_p, 0);

@@ -20,17 +20,6 @@ enum BwdSm90NamedBarrier : int {
   kSecondTurn,
 };
 
-// Sets rows first ... last - 1 of a tile to 0, by a warpgroup; several may do so at once.
-template <class Tile>
-TESSERA_DEVICE void clear_rows(uint32 tile, int first, int last) {
-  constexpr int kRowWords = Tile::kChunks * 8;  // of 16 bytes
-#pragma unroll 1
-  for (int word = first * kRowWords + static_cast<int>(not_hoisted(threadIdx.x % 128)); word < last * kRowWords;
-       word += 128) {
-    ptx::st_shared_zero_16(Tile::at(tile, word / kRowWords, word % kRowWords * 8));
-  }
-}
-
 // Of the barriers of a block's K and V. Tiles of keys without a step have no phase.
 template <BwdSm90Config kCfg>
 TESSERA_DEVICE int keys_parity(const KeyBlock& block) {
@@ -83,6 +72,12 @@ struct BwdSm90Shared {
     static_assert(sizeof(QueryTileTurn) == 8);
     return base + kAt.slots + left % bwd_sm90_step_slots(kCfg) * 8;
   }
+
+  // What dropout draws of a step.
+  using DrawnAt = RingPosition<kDrawnStages>;
+  TESSERA_DEVICE uint32 drawn(const DrawnAt& at) const { return tile(kAt.drawn, kDrawnBytes, at); }
+  TESSERA_DEVICE uint32 drawn_full(const DrawnAt& at) const { return full(kDrawn, at); }
+  TESSERA_DEVICE uint32 drawn_empty(const DrawnAt& at) const { return empty(kDrawn, at); }
 
   // ---- barriers ----
   static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kCfg.stages,

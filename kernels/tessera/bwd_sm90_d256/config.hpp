@@ -9,7 +9,6 @@ namespace tessera {
 struct BwdSm90D256Config {
   static constexpr int block_m = 64;   // queries a step
   static constexpr int block_n = 128;  // keys a cluster of two blocks owns: 64 for each of a block's two key warpgroups
-  static constexpr bool varlen = false;
 
   Dtype dtype;          // 16 bits
   int head_dim;         // of Q and K, padded to 192 or 256
@@ -17,15 +16,29 @@ struct BwdSm90D256Config {
   int half_slots;       // halves of Q and dO in block 1's shared memory; block 0, without its half of K, has two more
   int exchange_stages;  // tiles of P, over which dS is written, on their way between the blocks
   bool window;          // a key has a last query that sees it, too
+  bool varlen;          // sequences are packed, or use a part of their keys
   bool deterministic;   // clusters add to a tile of dQ in turns
+  bool d_bias;          // every query has entries of its own; sequences and heads may share them
+  ScoreConfig score;    // as bwd_sm90's
   bool block_mask;      // tiles of queries by lists (block_lists/kernel), not from the first to the last
 
   // Columns of a half of Q, of dQ that a block makes, and of a half of dO.
   TESSERA_HOST_DEVICE constexpr int half_dim() const { return head_dim / 2; }
   TESSERA_HOST_DEVICE constexpr int half_dim_v() const { return head_dim_v / 2; }
+  TESSERA_HOST_DEVICE static constexpr int score_m() {
+    return block_m;
+  }  // queries whose scores a warpgroup makes at once
+  // A step's biases have registers while the product is made that they are added to: beside accumulators of 256 columns they have none.
+  TESSERA_HOST_DEVICE constexpr bool bias_ahead() const {
+    return dtype_bytes(score.bias_dtype) == 2 && half_dim() < 128;
+  }
+  // Steps' words, which the producer writes, tell the key warpgroups of what tile they are.
+  TESSERA_HOST_DEVICE constexpr bool has_steps() const { return block_mask || score.any() || d_bias; }
+  // Rows of a step's queries: block 1 makes a softcap's slope of P and the LSE.
+  TESSERA_HOST_DEVICE constexpr int stat_rows(int rank) const { return rank == 1 && score.softcap ? 2 : 1; }
 };
-TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, head_dim, head_dim_v, half_slots, exchange_stages, window,
-                      deterministic, block_mask)
+TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, head_dim, head_dim_v, half_slots, exchange_stages, window, varlen,
+                      deterministic, d_bias, score, block_mask)
 
 inline constexpr int kBwdD256ClusterBlocks = 2;
 
@@ -37,7 +50,7 @@ TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_half_slots(const BwdSm90D256Conf
   return c.half_slots + (rank == 0 ? 2 : 0);
 }
 
-// With a block mask: steps between the producer and dQ. Of a step whose dS is not used yet, the key warpgroups are at most exchange_stages
+// With steps' words: steps between the producer and dQ. Of a step whose dS is not used yet, the key warpgroups are at most exchange_stages
 // ahead, waiting for its stage, with two halves released; so many steps have a half in the ring from there on.
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_steps(const BwdSm90D256Config& c) {
   return c.exchange_stages + (2 + bwd_sm90_d256_half_slots(c, 0) - 1) / 4 + 1;
@@ -50,15 +63,17 @@ struct BwdSm90D256Layout {
   int keys;      // block 0: K [block_n][head_dim]; block 1: V [block_n][head_dim_v]
   int k_half;    // block 1: [block_n][half_dim], K's second half
   int halves;  // [half slots][block_m][half_dim], of which dO's have half_dim_v; at the end dV (block 0) or dK (block 1)
-  int stats;   // [kBwdD256StatStages][block_m] float32: block 0: LSE in log2 units; block 1: delta
+  int stats;   // [kBwdD256StatStages][stat_rows][block_m] float32: block 0: LSE in log2 units; block 1: delta, LSE
   int block;   // KeyBlock
-  int steps;   // [bwd_sm90_d256_steps] QueryTileStep, with a block mask: of the last steps
+  int steps;   // [bwd_sm90_d256_steps] QueryTileStep, with has_steps: of the last steps
+  int drawn;   // block 0, with dropout: a bit a score of a step, DrawnBits has their order
   int barriers;  // BwdSm90D256Shared has their order
   int bytes;
 };
 
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_barriers(const BwdSm90D256Config& c) {
-  return 2 + 5 * c.exchange_stages + 2 * bwd_sm90_d256_half_slots(c, 0) + (c.deterministic ? 2 : 0);
+  return 2 + 5 * c.exchange_stages + 2 * bwd_sm90_d256_half_slots(c, 0) + (c.deterministic ? 2 : 0) +
+         (c.score.dropout ? 2 : 0);
 }
 
 TESSERA_HOST_DEVICE constexpr BwdSm90D256Layout bwd_sm90_d256_layout(const BwdSm90D256Config& c, int rank) {
@@ -69,9 +84,10 @@ TESSERA_HOST_DEVICE constexpr BwdSm90D256Layout bwd_sm90_d256_layout(const BwdSm
   at.k_half = at.keys + swizzled_bytes(kKeys, rank == 0 ? c.head_dim : c.head_dim_v);
   at.halves = at.k_half + (rank == 1 ? swizzled_bytes(kKeys, c.half_dim()) : 0);
   at.stats = at.halves + bwd_sm90_d256_half_slots(c, rank) * swizzled_bytes(kQueries, c.half_dim());
-  at.block = at.stats + kBwdD256StatStages * kQueries * 4;
+  at.block = at.stats + kBwdD256StatStages * c.stat_rows(rank) * kQueries * 4;
   at.steps = at.block + kBwdSm90BlockBytes;
-  at.barriers = at.steps + (c.block_mask ? bwd_sm90_d256_steps(c) * 8 : 0);
+  at.drawn = at.steps + (c.has_steps() ? bwd_sm90_d256_steps(c) * 8 : 0);
+  at.barriers = at.drawn + (rank == 0 && c.score.dropout ? kQueries * kKeys / 8 : 0);
   at.bytes = at.barriers + bwd_sm90_d256_barriers(c) * 8;
   return at;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tessera/bwd_sm90/dq.cuh"
+#include "tessera/bwd_sm90/key_rows.cuh"
 #include "tessera/bwd_sm90_d256/shared.cuh"
 
 namespace tessera {
@@ -27,6 +28,7 @@ struct D256DqWarpgroup {
     const int steps = uniform(block.steps);
     if (steps == 0) return;
     ptx::mbarrier_wait_parity(shared.barrier(kRank == 0 ? Shared::kKeysFull : Shared::kKHalfFull), 0);
+    if constexpr (kCfg.varlen) clear_keys();
     ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
     typename Shared::ExchangeAt at;
     const int start = start_tile<kCfg>(p, block);
@@ -74,6 +76,17 @@ struct D256DqWarpgroup {
       tile = next_tile(block, tile);
       if (tile == start) head_slot += p.q_slots;
     }
+  }
+
+  // Rows of K after the sequence's last key become 0: a NaN there times a dS of 0 were NaN. In block 0 the key warpgroups may be reading
+  // them, for scores that they set to -inf by position.
+  TESSERA_DEVICE void clear_keys() const {
+    const int keys = max(0, block.s.sk - block.key0);
+    if (keys >= kCfg.block_n) return;
+    constexpr int kOffset = kRank == 0 ? Shared::kAt.keys : Shared::kAt.k_half;
+    clear_rows<SwizzledTile<kCfg.block_n, kCfg.half_dim()>>(shared.base + kOffset, keys, kCfg.block_n);
+    ptx::fence_proxy_async();
+    ptx::barrier_sync(kDqWarpgroup, 128);
   }
 
   TESSERA_DEVICE void issue(const typename Shared::ExchangeAt& at, int part) {

@@ -8,10 +8,11 @@
 // keys a block, which one block has no shared memory for.
 //
 // Grid: two blocks for each tile of block_n keys and KV head, in clusters. Roles, in each block: producer (producer.cuh),
-// two warpgroups of 64 keys each (keys.cuh), one for dQ (dq.cuh), deterministic a thread that waits for turns (turn_thread.cuh). 512 threads, one block a multiprocessor. Shared memory:
+// two warpgroups of 64 keys each (keys.cuh), one for dQ (dq.cuh), deterministic a thread that waits for turns (turn_thread.cuh), with dropout in block 0 warps that draw it (bwd_sm90/dropout_warps.cuh). 512 threads, one block a multiprocessor. Shared memory:
 // BwdSm90D256Layout.
 #pragma once
 
+#include "tessera/bwd_sm90/dropout_warps.cuh"
 #include "tessera/bwd_sm90_d256/dq.cuh"
 #include "tessera/bwd_sm90_d256/keys.cuh"
 #include "tessera/bwd_sm90_d256/producer.cuh"
@@ -62,19 +63,25 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
   if constexpr (kCfg.deterministic) take_ticket<Shared, kCfg>(p, block);
   ptx::griddepcontrol_launch_dependents();
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
+  constexpr BwdSm90Registers kRegisters = bwd_registers(kCfg.half_dim(), kCfg.score.dropout);
   if (warpgroup == 0) {
-    ptx::setmaxnreg_dec<bwd_registers(kCfg.half_dim()).producer>();
+    ptx::setmaxnreg_dec<kRegisters.producer>();
     BwdSm90D256Producer<Shared, kCfg> producer{p, shared, block};
     if (threadIdx.x == 0) producer.run();
     if (kRank == 1 && threadIdx.x == 32) producer.send_gradients();
     if constexpr (kCfg.deterministic) {
-      if (threadIdx.x == 64) D256TurnThread<Shared, kCfg>{p, shared, block}.run();
+      if (threadIdx.x == (kRank == 0 ? 32 : 64)) D256TurnThread<Shared, kCfg>{p, shared, block}.run();
+    }
+    if constexpr (kRank == 0 && kCfg.score.dropout) {
+      constexpr int kFirstWarp = 4 - Shared::kDropoutWarps;
+      const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
+      if (warp >= kFirstWarp) DropoutWarps<Shared, kCfg>{p, shared, block}.run(warp - kFirstWarp);
     }
   } else if (warpgroup == 3) {
-    ptx::setmaxnreg_dec<bwd_registers(kCfg.half_dim()).dq>();
+    ptx::setmaxnreg_dec<kRegisters.dq>();
     D256DqWarpgroup<Shared, kCfg>{p, shared, block}.run();
   } else {
-    ptx::setmaxnreg_inc<bwd_registers(kCfg.half_dim()).scores>();
+    ptx::setmaxnreg_inc<kRegisters.scores>();
     KeyWarpgroup<Shared, kCfg>(p, shared, block, warpgroup - 1).run();
   }
   __syncwarp();

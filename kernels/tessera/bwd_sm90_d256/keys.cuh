@@ -11,6 +11,7 @@
 
 #include "tessera/attention/score/score.cuh"
 #include "tessera/bwd_sm90/key_rows.cuh"
+#include "tessera/bwd_sm90/options.cuh"
 #include "tessera/bwd_sm90_d256/shared.cuh"
 #include "tessera/tile/element.cuh"
 
@@ -32,16 +33,20 @@ struct KeyWarpgroup {
   using ScoreProduct = ptx::Wgmma<kCfg.dtype, kCfg.block_m, false>;
   using GradientProduct = ptx::Wgmma<kCfg.dtype, kGatheredCols, true>;  // with A from registers 256 does not assemble
 
+  using Options = StepOptions<kCfg>;
+
   const BwdSm90Params& p;
   const Shared& shared;
   const KeyBlock& block;
   const int warpgroup;  // 0 or 1
+  int left = 0;         // steps, with this one
   typename Shared::HalfAt at;
   typename Shared::ExchangeAt exchange_at;
   int stage = 0;               // of LSE or delta
   float rdX[2][1][kHalfD][4];  // dV or dK, in halves of columns
   float rS[1][kM][4];          // S or dP
   uint32 rA[kSteps][4];        // A fragments of P^T or dS^T
+  Options options;             // of the step, block 0
 
   TESSERA_DEVICE KeyWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
       : p(p), shared(shared), block(block), warpgroup(warpgroup) {
@@ -58,15 +63,15 @@ struct KeyWarpgroup {
     int tile = uniform(start_tile<kCfg>(p, block));
     const int end = uniform(block.first_tile + block.tiles);
 #pragma unroll 1
-    for (int left = steps; left > 0; --left) {
-      multiply_keys();
-      const int word = kCfg.block_mask ? ptx::ld_shared_s32(shared.step(left) + 4) : tile * kCfg.block_m;
+    for (left = steps; left > 0; --left) {
+      multiply_keys(tile);
+      const int word = step_word(tile);
       if constexpr (kRank == 0) {
         probabilities(word);
       } else {
         score_gradients(word);
       }
-      gather();
+      gather(tile);
       if (++stage == kBwdD256StatStages) stage = 0;
       if (++tile == end) tile = block.first_tile;
       exchange_at.advance();
@@ -77,19 +82,20 @@ struct KeyWarpgroup {
   // ---- products ----
 
   // S^T = K Q^T or dP^T = V dO^T, each half as soon as it is there.
-  TESSERA_DEVICE void multiply_keys() {
+  TESSERA_DEVICE void multiply_keys(int query_tile) {
     TileDescriptor keys = shared.tile_descriptor(Shared::kAt.keys);
     keys.address += warpgroup * (64 * kChunkRowBytes / 16);
     typename Shared::HalfAt second = at;
     second.advance();
     ptx::wgmma_forget(flat(rS));
-    shared.wait_half(at);
+    wait_half<Factor>(at, query_tile);
     ptx::wgmma_fence();
     multiply_half<0>(keys, shared.half_descriptor(at));
-    shared.wait_half(second);
+    wait_half<Factor>(second, query_tile);
     ptx::wgmma_fence();
     multiply_half<kFactorCols>(keys, shared.half_descriptor(second));
     ptx::wgmma_commit_group();
+    if constexpr (kRank == 0) options.load(*this);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rS));
     shared.release_half(at);
@@ -107,13 +113,13 @@ struct KeyWarpgroup {
   }
 
   // dV += P^T dO or dK += dS^T Q, a half of the columns after the other.
-  TESSERA_DEVICE void gather() {
+  TESSERA_DEVICE void gather(int query_tile) {
     typename Shared::HalfAt second = at;
     second.advance();
-    shared.wait_half(at);
+    wait_half<Gathered>(at, query_tile);
     ptx::wgmma_fence();
     gather_half(rdX[0], shared.half_descriptor(at));
-    shared.wait_half(second);
+    wait_half<Gathered>(second, query_tile);
     ptx::wgmma_fence();
     gather_half(rdX[1], shared.half_descriptor(second));
     ptx::wgmma_commit_group();
@@ -132,6 +138,20 @@ struct KeyWarpgroup {
     }
   }
 
+  // A half of a step's Q or dO. Packed, TMA fills it with the next sequence's queries past the end: these become 0, since a NaN there times
+  // 0 were NaN. Both warpgroups write the same, so neither waits for the other.
+  template <class Half>
+  TESSERA_DEVICE void wait_half(const typename Shared::HalfAt& half, int query_tile) const {
+    shared.wait_half(half);
+    if constexpr (kCfg.varlen) {
+      const int rows = block.s.sq - step_word(query_tile);
+      if (!p.cu_seqlens_q || rows >= kCfg.block_m) return;
+      clear_rows<Half>(shared.half(half), rows, kCfg.block_m);
+      ptx::fence_proxy_async();
+      ptx::barrier_sync(warpgroup == 0 ? kFirstKeyWarpgroup : kSecondKeyWarpgroup, 128);
+    }
+  }
+
   // ---- P and dS ----
 
   // Of queries 8 m + 2 c, + 1 of the step, for m = 0: LSE in log2 units, or delta.
@@ -144,7 +164,11 @@ struct KeyWarpgroup {
     return Exchange::at(tile, row, warpgroup * 64 + warp_key() + l % 2 * 8);
   }
 
-  // A step's word: its first query; with a block mask also, in the lowest bits, from which key warpgroup it hides the queries.
+  // A step's word: its first query; with a block mask also, in the lowest bits, from which key warpgroup it hides the queries. Once its
+  // first half is there.
+  TESSERA_DEVICE int step_word([[maybe_unused]] int query_tile) const {
+    return kCfg.has_steps() ? ptx::ld_shared_s32(shared.step(left) + 4) : query_tile * kCfg.block_m;
+  }
   TESSERA_DEVICE static int row0_of(int word) { return kCfg.block_mask ? word & -kCfg.block_m : word; }
   // Some of the step's queries do not see some of the keys.
   TESSERA_DEVICE bool masked(int word) const {
@@ -154,13 +178,20 @@ struct KeyWarpgroup {
   }
   TESSERA_DEVICE SeeingQueries seeing(int word) const {
     if (kCfg.block_mask && list_hides(word, warpgroup)) return {{kCfg.block_m, kCfg.block_m}, {-1, -1}};
-    const int first_key = block.key0 + warpgroup * 64 + warp_key() + lane() / 4;
-    return SeeingQueries::of<kCfg>(p, block, first_key, row0_of(word) + lane() % 4 * 2);
+    return SeeingQueries::of<kCfg>(p, block, first_key() + lane() / 4, row0_of(word) + lane() % 4 * 2);
+  }
+  // Where the step's scores are, for options.
+  TESSERA_DEVICE int step_row0() const { return row0_of(step_word(0)); }
+  TESSERA_DEVICE int step_head() const { return ptx::ld_shared_s32(shared.step(left)) / p.q_slots; }
+  TESSERA_DEVICE int first_key() const { return block.key0 + warpgroup * 64 + warp_key(); }  // of the warp's 16
+  TESSERA_DEVICE float2 lse(int m) const {                                                   // block 1
+    return ptx::ld_shared_f32x2(stats() + Shared::kStatBytes + m * 32);
   }
 
   // S - LSE -> P, which goes to block 1.
   TESSERA_DEVICE void probabilities(int word) {
-    if (masked(word)) {
+    if constexpr (kCfg.score.scaled()) options.apply(*this, rS[0]);
+    if (Options::kHiddenByWeight || masked(word)) {
       exponents<true>(word);
     } else {
       exponents<false>(word);
@@ -172,21 +203,31 @@ struct KeyWarpgroup {
         const float low = ptx::ex2_approx_ftz(rS[0][m][2 * half]), high = ptx::ex2_approx_ftz(rS[0][m][2 * half + 1]);
         rA[m / 2][m % 2 * 2 + half] = ptx::cvt_rn_satfinite_f16x2(low, high);  // an LSE is rounded
       }
+    if constexpr (kCfg.score.dropout) mark_dropped();
     ptx::mbarrier_wait_parity(shared.at_stage(Shared::kFree, exchange_at), exchange_at.parity ^ 1);
     const uint32 to = ptx::mapa(shared.exchange(exchange_at), 1);
     const uint32 full =
         shared.other_barrier(Shared::kPFull) + (warpgroup * kCfg.exchange_stages) * 8 + exchange_at.offset;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) ptx::st_async_v4_b32(exchange_word(to, step), rA[step], full);
-    if constexpr (kCfg.dtype != Dtype::kFloat16) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step)
+    for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          const float2 x = unpack_pair<Dtype::kFloat16>(rA[step][t]);
-          rA[step][t] = pack_pair<kCfg.dtype>(x.x, x.y);
-        }
-    }
+      for (int t = 0; t < 4; ++t) rA[step][t] = operand_of(rA[step][t]);
+  }
+  // Of a pair of P what dV is made of; 0 of what is dropped.
+  TESSERA_DEVICE static uint32 operand_of(uint32 pair) {
+    if constexpr (kCfg.dtype == Dtype::kFloat16) return kCfg.score.dropout ? ptx::max_f16x2(pair, 0) : pair;
+    const float2 x = unpack_pair<Dtype::kFloat16>(pair);
+    return kCfg.score.dropout ? ptx::cvt_rn_relu_bf16x2(x.x, x.y) : pack_pair<kCfg.dtype>(x.x, x.y);
+  }
+  TESSERA_DEVICE void mark_dropped() {
+    static_assert(kCfg.exchange_stages == 2 && Shared::kDrawnStages == 1, "a step's parity is the other ring's stage");
+    typename Shared::DrawnAt drawn;
+    drawn.parity = exchange_at.stage();
+    ptx::mbarrier_wait_parity(shared.drawn_full(drawn), drawn.parity);
+    tessera::mark_dropped(rA, shared.drawn(drawn), warpgroup * 4 + warp_key() / 16, lane());
+    Shared::arrive_warp(shared.drawn_empty(drawn));
   }
 
   // Scores - LSE, -inf of what is not seen. A query after the last has an LSE of +inf.
@@ -195,14 +236,17 @@ struct KeyWarpgroup {
     SeeingQueries seen{};
     if constexpr (kMasked) seen = seeing(word);
     const uint32 lse = stats();
+    const float unit = score_unit<kCfg.score>(p);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float2 pair = ptx::ld_shared_f32x2(lse + m * 32);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& x = rS[0][m][i];
-        x = fmaf(x, p.scale_log2, i % 2 ? -pair.y : -pair.x);
-        if (kMasked && seen.hides(i / 2, m * 8 + i % 2)) x = -infinity();
+        x = fmaf(x, unit, i % 2 ? -pair.y : -pair.x);
+        bool hides = kMasked && seen.hides(i / 2, m * 8 + i % 2);
+        if constexpr (kCfg.score.mask) hides |= (options.hidden & Options::bit(m, i / 2, i % 2)) != 0;
+        if (hides) x = -infinity();
       }
     }
   }
@@ -222,11 +266,13 @@ struct KeyWarpgroup {
         const int m = step * 2 + t / 2, half = t % 2;
         const float2 minus = ptx::ld_shared_f32x2(delta + m * 32), x = unpack_pair<Dtype::kFloat16>(rP[t]);
         const float(&d)[4] = rS[0][m];
-        rA[step][t] = pack_pair<kCfg.dtype>(x.x * lowered_difference<kCfg.dtype>(d[2 * half], minus.x),
-                                            x.y * lowered_difference<kCfg.dtype>(d[2 * half + 1], minus.y));
+        float ds[2] = {Options::gradient(p, x.x, d[2 * half], minus.x),
+                       Options::gradient(p, x.y, d[2 * half + 1], minus.y)};
+        Options::finish_gradients(*this, m, half, x, ds);
+        rA[step][t] = pack_pair<kCfg.dtype>(ds[0], ds[1]);
       }
     }
-    if (masked(word)) {
+    if (!Options::kHiddenByWeight && masked(word)) {
       const SeeingQueries seen = seeing(word);
 #pragma unroll
       for (int m = 0; m < kM; ++m)
@@ -240,24 +286,21 @@ struct KeyWarpgroup {
 
   // ---- results ----
 
-  // By way of the ring of halves, once both warpgroups have read its last tiles. Each warp stores its 16 rows; TMA does not
-  // write those after the last key.
+  // By way of the ring of halves, once both warpgroups have read its last tiles. Each warp stores its 16 rows.
   TESSERA_DEVICE void store() {
     ptx::barrier_sync(kKeyWarpgroupsDone, 256);
     const uint32 to = shared.base + Shared::kAt.halves;
     const int row = warpgroup * 64 + warp_key();
-    const float factor = kRank == 0 ? kBwdLower : p.scale * bwd_lower_late(kCfg.dtype);
+    const float factor =
+        kRank == 0 ? kBwdLower * (kCfg.score.dropout ? p.dropout_scale : 1.0f) : p.scale * bwd_lower_late(kCfg.dtype);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      stage_accumulators<kCfg.dtype, Result>(to, row, half * kGatheredCols, rdX[half], factor);
+      stage_accumulators<kCfg.dtype, Result>(to, row, half * kGatheredCols, rdX[half], factor,
+                                             used_rows<kCfg>(block, row));
     }
-    ptx::fence_proxy_async();
-    __syncwarp();
-    if (lane() == 0) {
-      const TensorMap* map = kRank == 0 ? &p.d_v_map : &p.d_k_map;
-      store_key_rows<Result>(p, block, map, to, row);
-      ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
-    }
+    store_staged_rows<kCfg, Result>(p, block, to, row, kRank == 0 ? &p.d_v_map : &p.d_k_map, kRank == 0 ? p.d_v : p.d_k,
+                                    kRank == 0 ? p.head_dim_v : p.head_dim);
+    ptx::cp_async_bulk_wait_group_read();  // shared memory is about to be another block's
   }
 };
 

@@ -33,6 +33,10 @@ struct BwdSm90D256Producer {
     const int64 first = static_cast<int64>(slot) * kCfg.block_m;
     ptx::cp_async_bulk_load(shared.stats(stage), (kRank == 0 ? p.row_lse_log2 : p.row_delta) + first,
                             Shared::kStatBytes, full);
+    if constexpr (kCfg.stat_rows(kRank) > 1) {
+      ptx::cp_async_bulk_load(shared.stats(stage) + Shared::kStatBytes, p.row_lse_log2 + first, Shared::kStatBytes,
+                              full);
+    }
   }
 
   TESSERA_DEVICE void run() {
@@ -53,11 +57,11 @@ struct BwdSm90D256Producer {
       for (int n = 0; n < 4; ++n) {
         ptx::mbarrier_wait_parity(shared.barrier(Shared::kHalfEmpty) + at.offset, at.parity ^ 1);
         const uint32 full = shared.barrier(Shared::kHalfFull) + at.offset, to = shared.half(at);
-        if (kCfg.block_mask && n == 0) ptx::st_shared_s32x2(shared.step(left), slot, tile * kCfg.block_m | hidden);
+        if (kCfg.has_steps() && n == 0) ptx::st_shared_s32x2(shared.step(left), slot, tile * kCfg.block_m | hidden);
         const bool of_q = (n < 2) == (kRank == 0);
         const int bytes = of_q ? Half::kBytes : ValueHalf::kBytes,
                   col = n % 2 * (of_q ? Half::kCols : ValueHalf::kCols);
-        ptx::mbarrier_arrive_expect_tx(full, bytes + (n == 0 ? Shared::kStatBytes : 0));
+        ptx::mbarrier_arrive_expect_tx(full, bytes + (n == 0 ? Shared::kStepStatBytes : 0));
         const TensorMap* map = of_q ? &p.q_map : &p.d_o_map;
 #pragma unroll
         for (int chunk = 0; chunk < Half::kChunks; ++chunk) {

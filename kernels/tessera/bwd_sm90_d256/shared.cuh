@@ -15,7 +15,12 @@
 namespace tessera {
 
 // Named barriers; 0 is __syncthreads's.
-enum BwdSm90D256NamedBarrier : int { kKeyWarpgroupsDone = 1 };
+enum BwdSm90D256NamedBarrier : int {
+  kKeyWarpgroupsDone = 1,
+  kFirstKeyWarpgroup,  // among the first key warpgroup's warps
+  kSecondKeyWarpgroup,
+  kDqWarpgroup,
+};
 
 template <BwdSm90D256Config kCfg, int kBlockRank>
 struct BwdSm90D256Shared {
@@ -28,7 +33,8 @@ struct BwdSm90D256Shared {
   using Exchange = SwizzledTile<kCfg.block_m, kCfg.block_n>;
   using HalfAt = RingPosition<kHalfSlots>;
   using ExchangeAt = RingPosition<kCfg.exchange_stages>;
-  static constexpr int kStatBytes = kCfg.block_m * 4, kWarpgroupBytes = Exchange::kBytes / 2;
+  static constexpr int kStatBytes = kCfg.block_m * 4, kStepStatBytes = kCfg.stat_rows(kRank) * kStatBytes,
+                       kWarpgroupBytes = Exchange::kBytes / 2;
 
   uint32 base;
   uint32 descriptor;  // its address in a matrix descriptor: a tile's is one addition away
@@ -50,12 +56,20 @@ struct BwdSm90D256Shared {
   TESSERA_DEVICE uint32 exchange(const ExchangeAt& at) const {
     return base + kAt.exchange + at.offset * (Exchange::kBytes / ExchangeAt::kStep);
   }
-  TESSERA_DEVICE uint32 stats(int stage) const { return base + kAt.stats + stage * kStatBytes; }
-  // With a block mask: the QueryTileStep after which `left` - 1 are left, which the producer writes before the step's first half.
+  TESSERA_DEVICE uint32 stats(int stage) const { return base + kAt.stats + stage * kStepStatBytes; }
+  // With has_steps: the QueryTileStep after which `left` - 1 are left, which the producer writes before the step's first half.
   TESSERA_DEVICE uint32 step(int left) const {
     static_assert(sizeof(QueryTileStep) == 8);
     return base + kAt.steps + left % bwd_sm90_d256_steps(kCfg) * 8;
   }
+
+  // Block 0: what dropout draws of a step.
+  static constexpr int kDrawnStages = 1, kDrawnBytes = kCfg.block_m * kCfg.block_n / 8, kDrawnUnits = kDrawnBytes / 128;
+  static constexpr int kDropoutWarps = kCfg.deterministic ? 2 : 3;  // of the producer's warpgroup the last
+  using DrawnAt = RingPosition<kDrawnStages>;
+  TESSERA_DEVICE uint32 drawn(const DrawnAt&) const { return base + kAt.drawn; }
+  TESSERA_DEVICE uint32 drawn_full(const DrawnAt&) const { return barrier(kDrawn); }
+  TESSERA_DEVICE uint32 drawn_empty(const DrawnAt&) const { return barrier(kDrawn + 1); }
 
   // Deterministic: a word of the key block, in which the turn thread leaves the dQ warpgroup how many clusters add before this one, and before
   // that block 0 the other one the cluster's ticket.
@@ -74,7 +88,8 @@ struct BwdSm90D256Shared {
   static constexpr int kKHalfFull = kKeysFull + 1;   // block 1: K's second half
   static constexpr int kHalfFull = kKHalfFull + 1, kHalfEmpty = kHalfFull + kHalfSlots;
   static constexpr int kTurn = kHalfEmpty + kHalfSlots, kAdded = kTurn + 1;  // deterministic
-  static_assert((kCfg.deterministic ? kAdded + 1 : kTurn) <= bwd_sm90_d256_barriers(kCfg));
+  static constexpr int kDrawn = kCfg.deterministic ? kAdded + 1 : kTurn;     // with dropout: full, empty
+  static_assert(kDrawn + (kCfg.score.dropout ? 2 : 0) <= bwd_sm90_d256_barriers(kCfg));
 
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
   // The other block's barrier of the same index. kAt.barriers differs between blocks by what both know.
@@ -112,6 +127,10 @@ struct BwdSm90D256Shared {
     if constexpr (kCfg.deterministic) {
       ptx::mbarrier_init(barrier(kTurn), 1);
       ptx::mbarrier_init(barrier(kAdded), 4);
+    }
+    if constexpr (kRank == 0 && kCfg.score.dropout) {
+      ptx::mbarrier_init(barrier(kDrawn), kDrawnUnits);
+      ptx::mbarrier_init(barrier(kDrawn + 1), 8);
     }
     ptx::fence_mbarrier_init();
     for (int stage = 0; stage < kStages; ++stage) {

@@ -23,7 +23,7 @@
 namespace tessera::cuda {
 namespace {
 
-// By a cluster of two blocks, bwd_sm90_d256: plain scores of dense sequences. The first row that fits is taken.
+// By a cluster of two blocks, bwd_sm90_d256. The first row that fits is taken.
 struct PairTile {
   int head_dim, head_dim_v;
 };
@@ -56,13 +56,17 @@ struct BwdSm90Plan {
 };
 
 int64_t largest_head_dim(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v); }
-// At head sizes above 128 of Q and K two tiles of dQ, as turns want them, have no room; a softcap's slope has no registers, nor any option in
-// float16, whose code takes some more.
+// At head sizes above 128 of Q and K two tiles of dQ, as turns want them, have no room; a softcap's slope has no registers, nor has any option, or
+// packed sequences, in float16, whose code takes some more. What a block does not take pairs of blocks do.
+bool is_varlen(const tessera_problem& p) {
+  return core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k);
+}
 bool by_block(const tessera_plan& plan) {
   if (plan.head_dim_v > kMostBlockHeadDim || plan.head_dim > kMostBlockHeadDimOfK) return false;
   if (plan.head_dim <= kMostBlockHeadDim) return true;
   const tessera_problem& p = plan.problem;
-  return !p.deterministic && p.softcap <= 0 && (p.q.dtype != TESSERA_FLOAT16 || !score_config(p).any());
+  return !p.deterministic && p.softcap <= 0 &&
+         (p.q.dtype != TESSERA_FLOAT16 || !(score_config(p).any() || is_varlen(p)));
 }
 bool by_pairs(const tessera_plan& plan) { return !by_block(plan); }
 bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kMostPairHeadDim; }
@@ -79,7 +83,7 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   tile.apply(config);
   const tessera_problem& p = plan.problem;
   config.window = p.window_left >= 0;
-  config.varlen = core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k);
+  config.varlen = is_varlen(p);
   config.deterministic = p.deterministic != 0;
   config.d_bias = core::present(p.d_bias);
   config.block_mask = core::present(p.block_mask);
@@ -101,7 +105,10 @@ BwdSm90D256Config make_pair_config(const tessera_plan& plan) {
           .half_slots = kPairHalfSlots,
           .exchange_stages = kPairExchangeStages,
           .window = plan.problem.window_left >= 0,
+          .varlen = is_varlen(plan.problem),
           .deterministic = plan.problem.deterministic != 0,
+          .d_bias = core::present(plan.problem.d_bias),
+          .score = score_config_beside_block_mask(plan.problem),
           .block_mask = core::present(plan.problem.block_mask)};
 }
 
@@ -217,25 +224,24 @@ std::string refuse_by_clusters(const tessera_plan& plan) {
   const struct {
     const char* name;
     bool given;
-    int head_dim;  // the largest that it is taken at
-  } options[] = {{"softcap", p.softcap > 0, kMostBlockHeadDim},
-                 {"dropout_p", p.dropout_p > 0, kMostBlockHeadDim},
-                 {"bias", core::present(p.bias), kMostBlockHeadDim},
-                 {"mask", core::present(p.mask), kMostBlockHeadDim},
-                 {"alibi_slopes", core::present(p.alibi_slopes), kMostBlockHeadDim},
-                 {"cu_seqlens_q", core::packed_q(p), kMostBlockHeadDim},
-                 {"cu_seqlens_k", core::packed_k(p), kMostBlockHeadDim},
-                 {"seqused_k", core::present(p.seqused_k), kMostBlockHeadDim},
-                 {"deterministic", p.deterministic != 0, kMostPairHeadDim},
-                 {"block_mask", core::present(p.block_mask), kMostPairHeadDim}};
-  for (const auto& [name, given, head_dim] : options) {
-    if (given && largest_head_dim(plan) > head_dim)
-      return std::string(name) + ": not taken at head sizes above " + std::to_string(head_dim);
+  } options[] = {{"softcap", p.softcap > 0},
+                 {"dropout_p", p.dropout_p > 0},
+                 {"bias", core::present(p.bias)},
+                 {"mask", core::present(p.mask)},
+                 {"alibi_slopes", core::present(p.alibi_slopes)},
+                 {"cu_seqlens_q", core::packed_q(p)},
+                 {"cu_seqlens_k", core::packed_k(p)},
+                 {"seqused_k", core::present(p.seqused_k)},
+                 {"deterministic", p.deterministic != 0},
+                 {"block_mask", core::present(p.block_mask)}};
+  for (const auto& [name, given] : options) {
+    if (given && by_quads(plan))
+      return std::string(name) + ": not taken at head sizes above " + std::to_string(kMostPairHeadDim);
   }
-  if (p.deterministic && core::present(p.block_mask)) {
-    return "deterministic: not taken with a block_mask at head sizes above " + std::to_string(kMostBlockHeadDim);
-  }
-  return refuse_block_lists(p);
+  const bool turns_of_lists = p.deterministic && core::present(p.block_mask);
+  return turns_of_lists
+             ? "deterministic: not taken with a block_mask at head sizes above " + std::to_string(kMostBlockHeadDim)
+             : "";
 }
 
 // The softcap's slope is made of P in float16, whose rounding moves the tanh by 2^-11 / softcap: from here on it costs dS no more than
@@ -248,7 +254,9 @@ std::string refuse_softcap(const tessera_problem& p) {
 
 std::string refuse_options(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (by_pairs(plan)) return refuse_by_clusters(plan);
+  if (by_pairs(plan)) {
+    if (std::string reason = refuse_by_clusters(plan); !reason.empty()) return reason;
+  }
   if (std::string reason = refuse_softcap(p); !reason.empty()) return reason;
   if (std::string reason = refuse_block_lists(p); !reason.empty()) return reason;
   if (p.softcap > 0 && core::present(p.bias)) return "softcap: not taken beside bias";
@@ -299,7 +307,7 @@ int64_t group_splits(const tessera_plan& plan, const Tiles& tiles) {
   const tessera_problem& p = plan.problem;
   const int64_t group = plan.heads_q / plan.heads_kv, blocks = tiles.blocks();
   const int64_t fill = plan.device.cores * (is_causal(p) ? 2 : 1);
-  if (core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k) || blocks >= fill) return 1;
+  if (is_varlen(p) || blocks >= fill) return 1;
   const auto time = [&](int64_t splits) {
     const int64_t rounds = is_causal(p) ? std::max(fill, blocks * splits) : divide_up(blocks * splits, fill) * fill;
     return static_cast<double>(rounds) / static_cast<double>(splits);
