@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/fwd_sm90/epilogue.cuh"
+#include "tessera/fwd_sm90/q_stages.cuh"
 #include "tessera/fwd_sm90/shared_memory.cuh"
 #include "tessera/ptx/barrier.cuh"
 
@@ -36,7 +37,7 @@ struct KvCursor : ConsumerGroup<kCfg> {
 
   TESSERA_DEVICE KvCursor(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
       : ConsumerGroup<kCfg>(p, shared, consumer) {
-    q.advance(consumer);
+    q = QStages<kCfg>(consumer).of(0);
   }
 
   TESSERA_DEVICE bool at_last_block() const { return bounds.block == bounds.last; }
@@ -153,7 +154,7 @@ struct KvCursor : ConsumerGroup<kCfg> {
   }
   TESSERA_DEVICE void release_q() {
     shared.q_ring.release(q);
-    q.advance(kCfg.consumers);
+    QStages<kCfg>(consumer).advance(q);
   }
   TESSERA_DEVICE void release_tile() {
     shared.tile_ring.release(tile_at);
