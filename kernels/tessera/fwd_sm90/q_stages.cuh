@@ -12,6 +12,7 @@ template <FwdSm90Config kCfg>
 struct QStages {
   using Position = RingPosition<kCfg.q_stages>;
   static constexpr int kFew = kCfg.q_stages / kCfg.consumers, kWithMore = kCfg.q_stages % kCfg.consumers;
+  static_assert(kFew > 0, "a stage for each consumer");
 
   int first, count;
 
