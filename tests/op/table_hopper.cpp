@@ -290,7 +290,7 @@ constexpr const char* kHopperBlocks[] = {
     "block_mask=hqk block_q=128 block_k=64 dropout=0.3 b=1 sq=500 sk=500 hq=2 hkv=1 d=256 dv=256 cores=3",
     "block_mask=qk block_q=64 block_k=64 bias=hqk mask=qk b=1 sq=500 sk=500 hq=2 hkv=1 d=64 dv=64 cores=3",
     "block_mask=qk block_q=64 block_k=64 bias=qk bias_f32=1 b=1 sq=500 sk=498 hq=2 hkv=1 d=128 dv=128 causal=1 cores=3",
-    "data=growing block_mask=qk block_q=64 block_k=64 sq=500 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
+    "data=growing block_mask=hqk block_q=64 block_k=64 sq=500 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
     "data=falling block_mask=hqk block_q=128 block_k=128 sq=500 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
     "data=nan_key block_mask=qk block_q=64 block_k=128 sq=500 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
     "data=huge block_mask=hqk block_q=64 block_k=64 sq=500 sk=600 hq=2 hkv=1 d=64 dv=64 cores=3",

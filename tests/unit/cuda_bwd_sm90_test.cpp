@@ -108,6 +108,12 @@ tessera_problem masked_problem_of(int64_t head_dim) {
   return problem;
 }
 
+// Behind the order of the tiles of keys and the counter from which blocks draw them, to the next 64 bytes.
+char* end_of_order(const BwdSm90Params& p, int64_t key_tiles) {
+  constexpr uintptr_t kUnit = 64;
+  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(p.order + key_tiles + 1) + kUnit - 1) / kUnit * kUnit);
+}
+
 // With a block mask also the lists, and a block more that orders the tiles of keys, in memory of its own.
 TEST(CudaBwdSm90, OrdersAMasksTilesOfKeys) {
   const tessera_plan plan = plan_of(masked_problem_of(128));
@@ -123,7 +129,7 @@ TEST(CudaBwdSm90, OrdersAMasksTilesOfKeys) {
   EXPECT_EQ(before.order, products.order);
   EXPECT_EQ(before.lists.words, products.lists.words);
   EXPECT_EQ(products.order, products.lists.count(kHeads * products.key_tiles));
-  EXPECT_EQ(reinterpret_cast<char*>(products.order + list[2].grid.x) - workspace, plan.shared_bytes);
+  EXPECT_EQ(end_of_order(products, plan.num_items) - workspace, plan.shared_bytes);
 }
 
 TEST(CudaBwdSm90, TakesAMaskByPairsOfBlocks) {
@@ -135,7 +141,7 @@ TEST(CudaBwdSm90, TakesAMaskByPairsOfBlocks) {
   EXPECT_STREQ(list[2].name, "bwd_sm90_d256");
   const auto products = params_of<BwdSm90Params>(list[2]);
   EXPECT_EQ(products.order, products.lists.count(kHeads * products.key_tiles));
-  EXPECT_EQ(reinterpret_cast<char*>(products.order + list[2].grid.x / 2) - workspace, plan.shared_bytes);
+  EXPECT_EQ(end_of_order(products, plan.num_items / 2) - workspace, plan.shared_bytes);
   EXPECT_LE(list[2].spec().smem_bytes, 227 << 10);
 }
 
