@@ -77,18 +77,19 @@ def recorded(options: argparse.Namespace, dim: int) -> Iterator[tuple[str, Probl
                            "--device", options.device, "--text", str(ROOT / "docs")])  # fmt: skip
     model, reader = train.make_model("sdpa", setting), train.Reader(setting)
     optimizer = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate)
-    calls: list = []
-    for step in range(options.steps + 1):
+
+    def loss_of_batch():
         tokens = reader.batch()
         optimizer.zero_grad(set_to_none=True)
-        if step < options.steps:
-            loss = model(input_ids=tokens, labels=tokens).loss
-            loss.backward()
-            optimizer.step()
-            continue
-        with recording(calls):
-            loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
+        return model(input_ids=tokens, labels=tokens).loss
+
+    for _ in range(options.steps):
+        loss_of_batch().backward()
+        optimizer.step()
+    calls: list = []
+    with recording(calls):
+        loss = loss_of_batch()
+    loss.backward()
     print(f"D {dim}: {len(calls)} layers recorded at a loss of {float(loss.detach()):.2f}", flush=True)
     for layer in sorted({0, LAYERS // 2, LAYERS - 1}):
         q, k, v, o = calls[layer]
