@@ -153,8 +153,8 @@ struct BwdSm90Params : BwdParams {
   float *d_k_parts, *d_v_parts;  // [heads, key_tiles * block_n, head_dim or head_dim_v of the config], of a split group
   BlockLists lists;              // with a block mask, transposed
   BlockTurns turns;              // with a block mask, deterministic
-  int*
-      order;  // with a block mask, in any order: [heads x key_tiles], the tiles of keys as blocks take them; then how many were drawn
+  // With a block mask, in any order: [heads x key_tiles], the tiles of keys as blocks take them; then how many were drawn.
+  int* order;
   int rotation;  // deterministic: a key block begins with this many query tiles later than the one before it, or 0
 };
 

@@ -430,6 +430,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   p.lse = stat_tensor(problem.lse, buffers.lse);
   p.order = own.order;
   p.masks = position_masks(problem, buffers);
+  ListCounters counters{};
   if (own.schedules_dynamically) {
     p.tile_counter = static_cast<int*>(workspace);  // LiveTiles::counter
     if (own.config.live_tiles) {
@@ -439,16 +440,17 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
       launches.clear(p.tile_counter);
     }
     if (own.config.block_mask) {
-      p.long_lists = p.tile_counter;
-      p.most_long_lists = static_cast<int>(lists_count(problem, own.lists) / kListsALongOne);
+      counters.long_lists = p.tile_counter;
       if (p.tile_counter) ++p.tile_counter;
+      counters.tile_counter = p.tile_counter;
+      p.long_lists = counters.long_lists;
+      p.most_long_lists = static_cast<int>(lists_count(problem, own.lists) / kListsALongOne);
     }
     p.short_tile_blocks = own.short_tile_blocks;
   }
   if (own.config.block_mask) {
     const int consumers = own.config.consumers;
     void* memory = workspace ? static_cast<char*>(workspace) + kListsAt : nullptr;
-    const ListCounters counters{const_cast<int*>(p.long_lists), p.tile_counter};
     p.lists = list_blocks(plan, {consumers * kConsumerRows, consumers, own.config.block_n, false}, own.lists, buffers,
                           memory, launches, counters);
   }

@@ -106,10 +106,10 @@ EMULATED_DRIVER cuGraphInstantiateWithFlags(CUgraphExec* executable, CUgraph gra
   return *executable = reinterpret_cast<CUgraphExec>(made), kSuccess;
 }
 EMULATED_DRIVER cuGraphUpload(CUgraphExec executable, CUstream handle) {
-  Stream* stream = nullptr;
-  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
-  if (stream->captured) return kCaptureUnsupported;
-  return own(executable)->own.context == current_context() ? check_context() : kInvalidValue;
+  return with_stream(handle, [&](const Stream& stream) -> CUresult {
+    if (stream.captured) return kCaptureUnsupported;
+    return own(executable)->own.context == current_context() ? check_context() : kInvalidValue;
+  });
 }
 EMULATED_DRIVER cuGraphExecKernelNodeSetParams_v2(CUgraphExec executable, CUgraphNode node,
                                                   const CUkernelNodeParams* params) {
@@ -126,12 +126,13 @@ EMULATED_DRIVER cuGraphExecMemsetNodeSetParams(CUgraphExec executable, CUgraphNo
 EMULATED_DRIVER cuGraphExecDestroy(CUgraphExec executable) { return delete own(executable), kSuccess; }
 EMULATED_DRIVER cuGraphLaunch(CUgraphExec executable, CUstream handle) {
   if (const CUresult result = check_context(); result != kSuccess) return result;
-  Stream* stream = nullptr;
-  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
-  if (stream->captured) return kCaptureUnsupported;
-  if (own(executable)->own.context != current_context() || stream->context != current_context()) return kInvalidValue;
-  for (const auto& node : own(executable)->own.nodes) {
-    if (const CUresult result = execute(node->work, *stream->context); result != kSuccess) return result;
-  }
-  return kSuccess;
+  return with_stream(handle, [&](const Stream& stream) -> CUresult {
+    if (stream.captured) return kCaptureUnsupported;
+    Graph& graph = own(executable)->own;
+    if (graph.context != current_context() || stream.context != current_context()) return kInvalidValue;
+    for (const auto& node : graph.nodes) {
+      if (const CUresult result = execute(node->work, *stream.context); result != kSuccess) return result;
+    }
+    return kSuccess;
+  });
 }

@@ -58,13 +58,13 @@ CUresult find_stream(CUstream handle, Stream*& stream) {
 
 CUresult submit(CUstream handle, Work work) {
   if (const CUresult result = check_context(); result != kSuccess) return result;
-  Stream* stream = nullptr;
-  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
-  if (stream->context != current_context()) return kInvalidHandle;
-  if (!stream->captured) return execute(work, *stream->context);
-  if (stream->invalidated) return kCaptureInvalidated;
-  stream->captured->nodes.push_back(std::make_unique<Node>(Node{std::move(work)}));
-  return kSuccess;
+  return with_stream(handle, [&work](Stream& stream) -> CUresult {
+    if (stream.context != current_context()) return kInvalidHandle;
+    if (!stream.captured) return execute(work, *stream.context);
+    if (stream.invalidated) return kCaptureInvalidated;
+    stream.captured->nodes.push_back(std::make_unique<Node>(Node{std::move(work)}));
+    return kSuccess;
+  });
 }
 
 namespace {
@@ -72,11 +72,11 @@ namespace {
 // A call that waits, which is refused while the stream is captured, and spoils the capture.
 CUresult wait_for(CUstream handle) {
   if (const CUresult result = check_context(); result != kSuccess) return result;
-  Stream* stream = nullptr;
-  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
-  if (!stream->captured) return kSuccess;
-  stream->invalidated = true;
-  return kCaptureUnsupported;
+  return with_stream(handle, [](Stream& stream) -> CUresult {
+    if (!stream.captured) return kSuccess;
+    stream.invalidated = true;
+    return kCaptureUnsupported;
+  });
 }
 
 using CUevent = struct CUevent_st*;
@@ -107,19 +107,14 @@ EMULATED_DRIVER cuStreamDestroy_v2(CUstream handle) {
   return delete stream, kSuccess;
 }
 EMULATED_DRIVER cuStreamGetCtx(CUstream handle, CUcontext* context) {
-  Stream* stream = nullptr;
-  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
-  return *context = reinterpret_cast<CUcontext>(stream->context), kSuccess;
+  return with_stream(
+      handle, [&](const Stream& stream) { return *context = reinterpret_cast<CUcontext>(stream.context), kSuccess; });
 }
 EMULATED_DRIVER cuStreamGetId(CUstream handle, uint64_t* id) {
-  Stream* stream = nullptr;
-  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
-  return *id = stream->id, kSuccess;
+  return with_stream(handle, [&](const Stream& stream) { return *id = stream.id, kSuccess; });
 }
 EMULATED_DRIVER cuStreamGetPriority(CUstream handle, int* priority) {
-  Stream* stream = nullptr;
-  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
-  return *priority = stream->priority, kSuccess;
+  return with_stream(handle, [&](const Stream& stream) { return *priority = stream.priority, kSuccess; });
 }
 EMULATED_DRIVER cuStreamSynchronize(CUstream handle) { return wait_for(handle); }
 
@@ -127,31 +122,31 @@ EMULATED_DRIVER cuStreamSynchronize(CUstream handle) { return wait_for(handle); 
 
 EMULATED_DRIVER cuStreamIsCapturing(CUstream handle, int* status) {
   enum { kNone = 0, kActive = 1, kInvalidated = 2 };
-  Stream* stream = nullptr;
-  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
-  return *status = !stream->captured ? kNone : stream->invalidated ? kInvalidated : kActive, kSuccess;
+  return with_stream(handle, [&](const Stream& stream) {
+    return *status = !stream.captured ? kNone : stream.invalidated ? kInvalidated : kActive, kSuccess;
+  });
 }
 EMULATED_DRIVER cuThreadExchangeStreamCaptureMode(int* mode) { return std::swap(*mode, capture_mode), kSuccess; }
 EMULATED_DRIVER cuStreamBeginCapture_v2(CUstream handle, int mode) {
-  Stream* stream = nullptr;
-  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
-  if (stream->captured || !handle) return kCaptureUnsupported;
-  stream->captured = std::make_unique<Graph>();
-  stream->captured->context = stream->context;
-  stream->invalidated = false, stream->capture_mode = mode;
-  if (mode != kRelaxed) ++global_captures;
-  return kSuccess;
+  return with_stream(handle, [&](Stream& stream) -> CUresult {
+    if (stream.captured || !handle) return kCaptureUnsupported;
+    stream.captured = std::make_unique<Graph>();
+    stream.captured->context = stream.context;
+    stream.invalidated = false, stream.capture_mode = mode;
+    if (mode != kRelaxed) ++global_captures;
+    return kSuccess;
+  });
 }
 EMULATED_DRIVER cuStreamEndCapture(CUstream handle, CUgraph* graph) {
-  Stream* stream = nullptr;
-  if (const CUresult result = find_stream(handle, stream); result != kSuccess) return result;
-  if (!stream->captured) return kInvalidValue;
-  if (stream->capture_mode != kRelaxed) --global_captures;
-  const std::unique_ptr<Graph> captured = std::move(stream->captured);
-  *graph = nullptr;
-  if (stream->invalidated) return kCaptureInvalidated;
-  *graph = reinterpret_cast<CUgraph>(new Graph(std::move(*captured)));
-  return kSuccess;
+  return with_stream(handle, [&](Stream& stream) -> CUresult {
+    if (!stream.captured) return kInvalidValue;
+    if (stream.capture_mode != kRelaxed) --global_captures;
+    const std::unique_ptr<Graph> captured = std::move(stream.captured);
+    *graph = nullptr;
+    if (stream.invalidated) return kCaptureInvalidated;
+    *graph = reinterpret_cast<CUgraph>(new Graph(std::move(*captured)));
+    return kSuccess;
+  });
 }
 
 // ---- copies and fills ----

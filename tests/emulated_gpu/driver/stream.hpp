@@ -32,6 +32,13 @@ struct Stream {
 
 // That of a handle, for a call with this context current; the default streams are the current context's.
 CUresult find_stream(cuda::CUstream handle, Stream*& stream);
+// use(stream) of it, or why there is none.
+template <class Use>
+CUresult with_stream(cuda::CUstream handle, const Use& use) {
+  Stream* stream = nullptr;
+  const CUresult result = find_stream(handle, stream);
+  return result == kSuccess ? use(*stream) : result;
+}
 CUresult submit(cuda::CUstream handle, Work work);
 
 // Whether what allocates or waits for the GPU is refused to this thread, since some stream is captured.
