@@ -141,7 +141,10 @@ int run(const std::vector<std::string>& command, const fs::path& output) {
   pid_t child = 0;
   const int failed = posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
-  if (failed != 0) return failed;
+  if (failed != 0) {
+    write_file(output, command[0] + ": " + std::strerror(failed));
+    return failed;
+  }
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
