@@ -1,6 +1,7 @@
 """tessera run and the file system: links, modes, pipes, several results in one file, and what file contents may do to a
 terminal."""
 
+import contextlib
 import io
 import json
 import os
@@ -178,6 +179,14 @@ def test_full_disk(good):
     assert "--out /dev/full" in refused(good, *INPUTS, "-o", "/dev/full", "--lse", "lse.npy", code=1)
 
 
+def open_files(process):
+    """What os.stat says of the files that a process holds beside its standard streams; it may close one in between."""
+    for descriptor in os.listdir(f"/proc/{process}/fd"):
+        if int(descriptor) > 2:
+            with contextlib.suppress(FileNotFoundError):
+                yield os.stat(f"/proc/{process}/fd/{descriptor}")
+
+
 def test_killed_while_writing(good):
     """The named pipe has no reader: the program waits there, when o is written and not in its place."""
     os.mkfifo(good.path / "pipe.npy")
@@ -187,8 +196,7 @@ def test_killed_while_writing(good):
     )
     written = 128 + 8 * 4 * 16 * 4
     for _ in range(1000):
-        held = [os.stat(f"/proc/{process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{process.pid}/fd") if int(fd) > 2]
-        if any(stat.S_ISREG(facts.st_mode) and facts.st_size == written for facts in held):
+        if any(stat.S_ISREG(facts.st_mode) and facts.st_size == written for facts in open_files(process.pid)):
             break
         time.sleep(0.01)
     else:

@@ -35,13 +35,6 @@ bool kept(const tessera_problem& problem, int64_t head, int64_t i, int64_t j) {
   return value >= static_cast<uint32_t>(std::lround(problem.dropout_p * 65536));
 }
 
-// The matrices of one (sequence, head), row-major.
-template <class Real>
-struct Head {
-  int64_t sq, sk, d, dv;
-  std::vector<Real> q, k, v, d_o;  // [sq, d], [sk, d], [sk, dv], [sq, dv]
-};
-
 template <class Real>
 Real dot(const Real* a, const Real* b, int64_t count) {
   Real sum = 0;
@@ -53,6 +46,49 @@ template <class Real>
 double norm(const Real* a, int64_t count) {
   return std::sqrt(static_cast<double>(dot(a, a, count)));
 }
+
+// The keys or the values of one (sequence, head), [rows, width].
+template <class Real>
+struct Matrix {
+  int64_t rows = 0, width = 0;
+  std::vector<Real> row_major, column_major;
+  std::vector<double> norms;  // of each row
+
+  Matrix() = default;
+  Matrix(std::vector<Real> values, int64_t width)
+      : rows(static_cast<int64_t>(values.size()) / width),
+        width(width),
+        row_major(std::move(values)),
+        column_major(row_major.size()),
+        norms(rows) {
+    for (int64_t n = 0; n < rows; ++n) {
+      for (int64_t x = 0; x < width; ++x) column_major[x * rows + n] = row(n)[x];
+      norms[n] = norm(row(n), width);
+    }
+  }
+
+  const Real* row(int64_t n) const { return row_major.data() + n * width; }
+
+  // products[n] = the dot product of row n and `vector`, each summed from its first column to its last. All rows go side by side,
+  // since one sum after another waits for itself at each addition.
+  void multiply(const Real* vector, std::vector<Real>& products) const {
+    products.assign(rows, Real{0});
+    Real* __restrict sums = products.data();
+    for (int64_t x = 0; x < width; ++x) {
+      const Real* column = column_major.data() + x * rows;
+      const Real factor = vector[x];
+      for (int64_t n = 0; n < rows; ++n) sums[n] += factor * column[n];
+    }
+  }
+};
+
+// The matrices of one (sequence, head).
+template <class Real>
+struct Head {
+  int64_t sq, sk;
+  std::vector<Real> q, d_o;  // [sq, d], [sq, dv]
+  Matrix<Real> k, v;         // [sk, d], [sk, dv]
+};
 
 // rows[n] of a tensor [rows, heads, width], as one matrix.
 template <class Real, class Row>
@@ -134,19 +170,29 @@ class Plain {
   static void add(double& total, Real term) { total = static_cast<Real>(static_cast<Real>(total) + term); }
   static void add_noise(double& squares, double noise) { squares += noise * noise; }
 
+  // Adds factor * row to the row of `sum` that begins at `at`, and what an error `noise` of the factor makes of it.
+  static void add_row(PlainTensor& sum, int64_t at, Real factor, double noise, const Real* row, int64_t width) {
+    double* __restrict totals = &sum.value[at];
+    double* __restrict squares = &sum.noise[at];
+    for (int64_t x = 0; x < width; ++x) add(totals[x], factor * row[x]);
+    for (int64_t x = 0; x < width; ++x) add_noise(squares[x], noise * row[x]);
+  }
+
   void run_head(int64_t b, int64_t h) {
     const int64_t kv = h * c_.hkv / c_.hq;
     const auto q_row = [&](int64_t i) { return in_.q_row(b, i); };
     const auto k_row = [&](int64_t j) { return in_.k_row(b, j); };
-    head_ = {in_.sq[b], in_.sk[b], c_.d, c_.dv, {}, {}, {}, {}};
-    head_.q = gather<Real>(in_.q, head_.sq, c_.hq, h, c_.d, q_row);
-    head_.k = gather<Real>(in_.k, head_.sk, c_.hkv, kv, c_.d, k_row);
-    head_.v = gather<Real>(in_.v, head_.sk, c_.hkv, kv, c_.dv, k_row);
+    head_ = {.sq = in_.sq[b],
+             .sk = in_.sk[b],
+             .q = gather<Real>(in_.q, in_.sq[b], c_.hq, h, c_.d, q_row),
+             .d_o = {},
+             .k = {gather<Real>(in_.k, in_.sk[b], c_.hkv, kv, c_.d, k_row), c_.d},
+             .v = {gather<Real>(in_.v, in_.sk[b], c_.hkv, kv, c_.dv, k_row), c_.dv}};
     if (c_.backward) head_.d_o = gather<Real>(in_.d_o, head_.sq, c_.hq, h, c_.dv, q_row);
     s_.resize(head_.sk);
     p_.resize(head_.sk);
     noise_.resize(head_.sk);
-    kept_.resize(head_.sk), d_p_.resize(head_.sk);
+    kept_.resize(head_.sk);
     for (int64_t i = 0; i < head_.sq; ++i) {
       scores(b, h, i);
       forward_row(b, h, i);
@@ -155,22 +201,23 @@ class Plain {
   }
 
   // Rounding changes a score s = scale q.k by epsilon_ times this.
-  double score_magnitude(Real s, const Real* q, const Real* k) const {
-    return 1 + std::fabs(s) + 0.5 * std::fabs(scale_) * norm(q, c_.d) * norm(k, c_.d);
+  double score_magnitude(Real s, double norm_q, double norm_k) const {
+    return 1 + std::fabs(s) + 0.5 * std::fabs(scale_) * norm_q * norm_k;
   }
 
   // Step 1: one row of S; -inf where it sees nothing. noise_[j] is what rounding does to exp(s_j), relatively.
   void scores(int64_t b, int64_t h, int64_t i) {
     const Real* q = &head_.q[i * c_.d];
+    const double norm_q = norm(q, c_.d);
+    head_.k.multiply(q, qk_);
     for (int64_t j = 0; j < head_.sk; ++j) {
       s_[j] = -std::numeric_limits<Real>::infinity();
       noise_[j] = 0;
       if (!in_.visible(b, h, i, j)) continue;
       out_.unseen_q[in_.q_row(b, i) * c_.hq + h] = 0;
       out_.unseen_k[in_.k_row(b, j) * c_.hkv + h * c_.hkv / c_.hq] = 0;
-      const Real* k = &head_.k[j * c_.d];
-      Real s = scale_ * dot(q, k, c_.d);
-      double magnitude = score_magnitude(s, q, k);
+      Real s = scale_ * qk_[j];
+      double magnitude = score_magnitude(s, norm_q, head_.k.norms[j]);
       if (c_.softcap > 0) {
         const Real t = std::tanh(s / static_cast<Real>(c_.softcap));
         s = static_cast<Real>(c_.softcap) * t;
@@ -220,11 +267,7 @@ class Plain {
       if (p_drop_ == 0) kept_[j] = 1;
       const Real p = stored(p_[j] * kept_[j]);
       if (s_[j] == -kInf) continue;
-      const double noise = p * (epsilon_stored_ + noise_[j]);
-      for (int64_t x = 0; x < c_.dv; ++x) {
-        add(out_.o.value[row * c_.dv + x], p * head_.v[j * c_.dv + x]);
-        add_noise(out_.o.noise[row * c_.dv + x], noise * head_.v[j * c_.dv + x]);
-      }
+      add_row(out_.o, row * c_.dv, p, p * (epsilon_stored_ + noise_[j]), head_.v.row(j), c_.dv);
     }
   }
 
@@ -241,9 +284,10 @@ class Plain {
     double delta_noise =
         norm_d_o * norm(o.data(), c_.dv) * (epsilon_ + epsilon_stored_ / std::sqrt(static_cast<double>(c_.dv)));
     double of_p = 0;
+    head_.v.multiply(d_o, d_p_);
     for (int64_t j = 0; j < head_.sk; ++j) {
       if (p_[j] == 0 || s_[j] == -std::numeric_limits<Real>::infinity()) continue;
-      d_p_[j] = kept_[j] * stored_score(dot(d_o, &head_.v[j * c_.dv], c_.dv));
+      d_p_[j] = kept_[j] * stored_score(d_p_[j]);
       p_[j] = stored_score(p_[j]);
       add_noise(of_p, p_[j] * (epsilon_stored_ + noise_[j]) * d_p_[j]);
     }
@@ -261,21 +305,16 @@ class Plain {
       add_noise(out_.d_sink.noise[h], p_sink * (delta_noise + std::fabs(d_lse - delta) *
                                                                   (epsilon_ + out_.lse.noise[in_.lse_index(b, h, i)])));
     }
+    const Real* q = &head_.q[i * c_.d];
+    const double norm_q = norm(q, c_.d);
     for (int64_t j = 0; j < head_.sk; ++j) {
       if (p_[j] == 0 || s_[j] == -std::numeric_limits<Real>::infinity()) continue;
       const int64_t key = in_.k_row(b, j) * c_.hkv + kv;
-      const Real* v = &head_.v[j * c_.dv];
-      const Real* k = &head_.k[j * c_.d];
-      const Real* q = &head_.q[i * c_.d];
       const Real p_dropped = stored(p_[j] * kept_[j]);
-      const double p_noise = p_dropped * (epsilon_stored_ + noise_[j]);
-      for (int64_t x = 0; x < c_.dv; ++x) {
-        add(out_.d_v.value[key * c_.dv + x], p_dropped * d_o[x]);
-        add_noise(out_.d_v.noise[key * c_.dv + x], p_noise * d_o[x]);
-      }
+      add_row(out_.d_v, key * c_.dv, p_dropped, p_dropped * (epsilon_stored_ + noise_[j]), d_o, c_.dv);
       Real d_s = p_[j] * (d_p_[j] - delta + d_lse);
       double d_s_noise =
-          p_[j] * (kept_[j] * epsilon_ * norm_d_o * norm(v, c_.dv) + delta_noise + epsilon_ * std::fabs(d_lse)) +
+          p_[j] * (kept_[j] * epsilon_ * norm_d_o * head_.v.norms[j] + delta_noise + epsilon_ * std::fabs(d_lse)) +
           std::fabs(d_s) * noise_[j];
       if (c_.d_bias) {
         add(out_.d_bias.value[in_.bias_index(b, h, i, j)], d_s);
@@ -283,19 +322,15 @@ class Plain {
       }
       if (c_.softcap > 0) {
         // The factor 1 - tanh^2 carries the rounding of tanh^2, near 1, and what the score's rounding does to it.
-        const Real s = scale_ * dot(q, k, c_.d), t = std::tanh(s / static_cast<Real>(c_.softcap)), factor = 1 - t * t;
-        const double shift = 2 * factor * score_magnitude(s, q, k) / c_.softcap;
+        const Real s = scale_ * qk_[j], t = std::tanh(s / static_cast<Real>(c_.softcap)), factor = 1 - t * t;
+        const double shift = 2 * factor * score_magnitude(s, norm_q, head_.k.norms[j]) / c_.softcap;
         d_s_noise = d_s_noise * factor + std::fabs(d_s) * epsilon_ * (1 + (std::isfinite(shift) ? shift : 0));
         d_s *= factor;
       }
       d_s_noise += epsilon_stored_ * std::fabs(d_s);
       d_s = stored(d_s);
-      for (int64_t x = 0; x < c_.d; ++x) {
-        add(out_.d_q.value[row * c_.d + x], d_s * scale_ * k[x]);
-        add_noise(out_.d_q.noise[row * c_.d + x], d_s_noise * scale_ * k[x]);
-        add(out_.d_k.value[key * c_.d + x], d_s * scale_ * q[x]);
-        add_noise(out_.d_k.noise[key * c_.d + x], d_s_noise * scale_ * q[x]);
-      }
+      add_row(out_.d_q, row * c_.d, d_s * scale_, d_s_noise * scale_, head_.k.row(j), c_.d);
+      add_row(out_.d_k, key * c_.d, d_s * scale_, d_s_noise * scale_, q, c_.d);
     }
   }
 
@@ -305,7 +340,7 @@ class Plain {
   const bool stores_scores_;
   const tessera_problem problem_;
   Head<Real> head_{};
-  std::vector<Real> s_, p_, kept_, d_p_;
+  std::vector<Real> qk_, s_, p_, kept_, d_p_;
   std::vector<double> noise_;
   Real scale_;
   double epsilon_ = 0, epsilon_stored_ = 0, p_drop_ = 0;
