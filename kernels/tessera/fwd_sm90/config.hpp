@@ -89,17 +89,18 @@ struct FwdSm90Params : ProblemParams {
   RowTensor o;
   StatTensor lse;
   WorkOrder order;
-  int*
-      tile_counter;  // dynamic scheduler, packed batches and block masks: how many work tiles are taken; NULL: a static schedule
-  int short_tile_blocks;  // dynamic scheduler: work tiles of at most so many K/V blocks are scheduled last
+  // Dynamic scheduler (packed batches and block masks): how many work tiles are taken; NULL: a static schedule. Work tiles of at
+  // most so many K/V blocks are scheduled last.
+  int* tile_counter;
+  int short_tile_blocks;
   // Parameters and not constants, which the compiler wrote into registers anew for each product; two of them, so that each
   // keeps its place.
   uint32 q_descriptor_high = kDescriptorHigh, kv_descriptor_high = kDescriptorHigh;
   PositionMasks masks;
   BlockLists lists;       // with a block mask
   const LiveTiles* live;  // with live tiles
-  const int*
-      long_lists;  // with a block mask and a dynamic scheduler: how many lists are long; of more than most_long_lists none goes first
+  // With a block mask and a dynamic scheduler: how many lists are long; where more than most_long_lists are, none goes first.
+  const int* long_lists;
   int most_long_lists;
 };
 
