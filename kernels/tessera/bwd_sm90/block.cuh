@@ -21,9 +21,6 @@ struct KeyBlock {
   // The producer's: the step that it loads next. In memory, where they take no registers of dQ's warpgroup.
   int load_head, load_tile, load_offset, load_parity;
   int load_entry;  // with a block mask: of the list of load_head, whose load_tile-th it is
-  // Persistent (key_tiles.cuh): what is added to the steps left for BwdSm90Shared::dq_slot, whose places go on from tile to tile of keys, and
-  // the phase's parity of K's and V's barriers.
-  short first_slot, keys_parity;
 };
 static_assert(sizeof(KeyBlock) <= kBwdSm90BlockBytes);
 

@@ -28,11 +28,6 @@ struct BwdSm90Config {
 
   // Of V and dO: beside 192 columns 128.
   TESSERA_HOST_DEVICE constexpr int head_dim_v() const { return head_dim == 192 ? 128 : head_dim; }
-  // Whether a block takes one tile of keys after another (key_tiles.cuh). A place for dK and dV on their way out leaves no room for a second
-  // tile of dQ, nor for dropout's bits; with other options the score warpgroups would spill.
-  TESSERA_HOST_DEVICE constexpr bool persistent() const {
-    return block_mask && !deterministic && !score.any() && !d_bias && !split_group && head_dim <= 128;
-  }
   // Queries of a step whose scores a warpgroup makes at once: dK and dV of 192 and 128 columns leave registers for 32.
   TESSERA_HOST_DEVICE constexpr int score_m() const { return head_dim == 192 ? 32 : block_m; }
   // A step's biases have registers while the product is made that they are added to.
@@ -68,10 +63,10 @@ struct BwdSm90Registers {
   TESSERA_HOST_DEVICE constexpr int sum() const { return producer + 2 * scores + dq; }
 };
 // Of 96 columns dK and dV take 32 registers less than of 128, and dQ's warpgroup gets them. Dropout is drawn by the producer's warps,
-// which overlap calls of Philox in 32 registers, and a producer that finds its next tile of keys takes as many.
-TESSERA_HOST_DEVICE constexpr BwdSm90Registers bwd_registers(int columns, bool busy_producer = false) {
-  const int more = busy_producer ? 8 : 0, scores = columns == 96 ? 192 : 208;
-  return {24 + more, scores, 4 * 128 - 24 - more - 2 * scores};
+// which overlap calls of Philox in 32 registers.
+TESSERA_HOST_DEVICE constexpr BwdSm90Registers bwd_registers(int columns, bool dropout = false) {
+  const int drawing = dropout ? 8 : 0, scores = columns == 96 ? 192 : 208;
+  return {24 + drawing, scores, 4 * 128 - 24 - drawing - 2 * scores};
 }
 static_assert(bwd_registers(96).sum() <= 4 * 128 && bwd_registers(128).sum() <= 4 * 128);
 
@@ -86,14 +81,13 @@ inline constexpr int kBwdSm90BlockBytes = 96;  // of KeyBlock
 
 // Offsets in bytes from the start of shared memory, which is aligned to 1024, the period of the 128-byte swizzle.
 struct BwdSm90Layout {
-  int k, v;      // [block_n][head_dim], [head_dim_v]; at the end dK and dV, unless persistent
+  int k, v;      // [block_n][head_dim], [head_dim_v]; at the end dK and dV
   int q, d_o;    // [stages][block_m][head_dim], [head_dim_v]
   int d_s;       // [ds_stages][block_m][block_n]
   int dq;        // [bwd_sm90_dq_stages][block_m][head_dim] float32, staged for the bulk additions
-  int out;       // persistent: [block_n][head_dim], dV, then dK, on their way out
   int stats;     // [stages][2][block_m] float32: LSE in log2 units, delta
   int steps;     // [stages] QueryTileStep
-  int block;     // [bwd_sm90_key_tiles] KeyBlock
+  int block;     // KeyBlock
   int slots;     // [bwd_sm90_step_slots] QueryTileTurn, with a block mask: of the last steps
   int drawn;     // [bwd_sm90_drawn_stages] with dropout: a bit a score, DrawnBits has their order
   int barriers;  // BwdSm90Shared has their order
@@ -101,18 +95,13 @@ struct BwdSm90Layout {
 };
 
 inline constexpr int kBwdDqStages = 2;  // deterministic: tiles of dQ between its warpgroup and the thread that adds it
-inline constexpr int kBwdKeyTiles = 2;  // persistent: the tile of keys in work, and the next
 // Of the bits that dropout draws: as many as steps are loaded, for which two tiles of dQ leave no room at a head size of 128.
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_drawn_stages(const BwdSm90Config& c) {
   return !c.score.dropout ? 0 : c.deterministic && c.stages == 2 ? 1 : c.stages;
 }
 
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_barriers(const BwdSm90Config& c) {
-  return 2 + 2 * (2 * c.stages + c.ds_stages + (c.deterministic ? kBwdDqStages : 0) + bwd_sm90_drawn_stages(c)) +
-         (c.persistent() ? 1 + 2 * kBwdKeyTiles : 0);
-}
-TESSERA_HOST_DEVICE constexpr int bwd_sm90_key_tiles(const BwdSm90Config& c) {
-  return c.persistent() ? kBwdKeyTiles : 1;
+  return 2 + 2 * (2 * c.stages + c.ds_stages + (c.deterministic ? kBwdDqStages : 0) + bwd_sm90_drawn_stages(c));
 }
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_dq_stages(const BwdSm90Config& c) {
   return c.deterministic ? kBwdDqStages : c.staged_dq ? 1 : 0;
@@ -131,11 +120,10 @@ TESSERA_HOST_DEVICE constexpr BwdSm90Layout bwd_sm90_layout(const BwdSm90Config&
   at.d_o = at.q + c.stages * swizzled_bytes(c.block_m, c.head_dim);
   at.d_s = at.d_o + c.stages * swizzled_bytes(c.block_m, c.head_dim_v());
   at.dq = at.d_s + c.ds_stages * c.block_m * c.block_n * 2;
-  at.out = at.dq + bwd_sm90_dq_stages(c) * c.block_m * c.head_dim * 4;
-  at.stats = at.out + (c.persistent() ? swizzled_bytes(c.block_n, c.head_dim) : 0);
+  at.stats = at.dq + bwd_sm90_dq_stages(c) * c.block_m * c.head_dim * 4;
   at.steps = at.stats + c.stages * 2 * c.block_m * 4;
   at.block = at.steps + (c.stages + c.stages % 2) * 8;
-  at.slots = at.block + bwd_sm90_key_tiles(c) * kBwdSm90BlockBytes;
+  at.slots = at.block + kBwdSm90BlockBytes;
   at.drawn = at.slots + (c.block_mask ? bwd_sm90_step_slots(c) * 8 : 0);
   at.barriers = at.drawn + bwd_sm90_drawn_stages(c) * c.block_m * c.block_n / 8;
   at.bytes = at.barriers + bwd_sm90_barriers(c) * 8;
@@ -153,8 +141,7 @@ struct BwdSm90Params : BwdParams {
   float *d_k_parts, *d_v_parts;  // [heads, key_tiles * block_n, head_dim or head_dim_v of the config], of a split group
   BlockLists lists;              // with a block mask, transposed
   BlockTurns turns;              // with a block mask, deterministic
-  // With a block mask, in any order: [heads x key_tiles], the tiles of keys as blocks take them; then how many were drawn.
-  int* order;
+  int* order;    // with a block mask, in any order: [heads x key_tiles], the tile of keys that each block takes
   int rotation;  // deterministic: a key block begins with this many query tiles later than the one before it, or 0
 };
 

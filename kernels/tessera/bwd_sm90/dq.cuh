@@ -37,23 +37,18 @@ struct DqWarpgroup {
   TESSERA_DEVICE static int lane() { return static_cast<int>(not_hoisted(threadIdx.x % 32)); }
 
   TESSERA_DEVICE void run() {
-    RingPosition<kCfg.ds_stages> first;
-    run(first);
-  }
-  // From a place in the ring of dS on, which becomes the next tile of keys'.
-  TESSERA_DEVICE void run(RingPosition<kCfg.ds_stages>& place) {
     const int steps = uniform(block.steps);
     if (steps > 0) {
-      ptx::mbarrier_wait_parity(shared.k_full(), keys_parity<kCfg>(block));
+      ptx::mbarrier_wait_parity(shared.k_full(), 0);
       ptx::griddepcontrol_wait();  // what dQ is added to was cleared by the kernel before this one
-      RingPosition<kCfg.ds_stages> at = place;
+      RingPosition<kCfg.ds_stages> at;
       RingPosition<kBwdDqStages> staged_at;
       // Counted here: the step beside a tile of Q is overwritten once the score warpgroups have released the stage, which may
       // be before this.
       int tile = block.first_tile, slot = block.head_kv * p.group * p.q_slots + block.slot0 + tile;
       for (int left = steps; left > 0; --left) {
         shared.wait_full(Shared::kDS, at);
-        if constexpr (kCfg.block_mask) slot = ptx::ld_shared_s32(shared.dq_slot(block, left));
+        if constexpr (kCfg.block_mask) slot = ptx::ld_shared_s32(shared.dq_slot(left));
         if constexpr (kCfg.deterministic) shared.wait_empty(Shared::kDQ, staged_at);
         float* gdQ = p.dq_accum + static_cast<int64>(slot) * (kCfg.block_m * kCfg.head_dim);
 #pragma unroll 1
@@ -78,11 +73,6 @@ struct DqWarpgroup {
         ++slot;
         if (++tile == block.first_tile + block.tiles) tile = block.first_tile, slot += p.q_slots - block.tiles;
       }
-      place = at;
-    }
-    if constexpr (kCfg.persistent()) {
-      if (steps > 0) Shared::arrive_warp(shared.keys_empty());
-      return;
     }
     ptx::barrier_arrive(kKeysDone, 384);
     if constexpr (kCfg.staged_dq && !kCfg.deterministic) ptx::cp_async_bulk_wait_group_read();

@@ -35,8 +35,7 @@ struct DqThread {
 #pragma unroll 1
     for (int left = block.steps; left > 0; --left) {
       shared.wait_full(Shared::kDQ, at);
-      const uint32 step = shared.dq_slot(block, left);
-      const int slot = ptx::ld_shared_s32(step), turn = ptx::ld_shared_s32(step + 4);
+      const int slot = ptx::ld_shared_s32(shared.dq_slot(left)), turn = ptx::ld_shared_s32(shared.dq_slot(left) + 4);
       wait_for_turn(slot, turn);
       add_staged(slot, turn, at);
     }

@@ -11,7 +11,6 @@
 #include "tessera/bwd_sm90/dq.cuh"
 #include "tessera/bwd_sm90/dq_thread.cuh"
 #include "tessera/bwd_sm90/dropout_warps.cuh"
-#include "tessera/bwd_sm90/key_tiles.cuh"
 #include "tessera/bwd_sm90/producer.cuh"
 #include "tessera/bwd_sm90/scores.cuh"
 
@@ -38,7 +37,7 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
     shared.init();
   }
   auto& block = *reinterpret_cast<KeyBlock*>(shared_memory + bwd_sm90_layout(kCfg).block);
-  if (!kCfg.persistent() && threadIdx.x == 32) {
+  if (threadIdx.x == 32) {
     int index = static_cast<int>(blockIdx.x);
     if constexpr (kCfg.deterministic) {  // in the order in which blocks start
       ptx::griddepcontrol_wait();        // the kernel before this one cleared the ticket
@@ -53,22 +52,8 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
   }
   __syncthreads();
   ptx::griddepcontrol_launch_dependents();
-  constexpr BwdSm90Registers kRegisters = bwd_registers(kCfg.head_dim, kCfg.score.dropout || kCfg.persistent());
+  constexpr BwdSm90Registers kRegisters = bwd_registers(kCfg.head_dim, kCfg.score.dropout);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
-  if constexpr (kCfg.persistent()) {
-    KeyTiles<kCfg> tiles{p, shared, &block};
-    if (warpgroup == 0) {
-      ptx::setmaxnreg_dec<kRegisters.producer>();
-      if (threadIdx.x == 0) tiles.produce();
-    } else if (warpgroup == 3) {
-      ptx::setmaxnreg_dec<kRegisters.dq>();
-      tiles.make_dq();
-    } else {
-      ptx::setmaxnreg_inc<kRegisters.scores>();
-      tiles.make_scores(warpgroup - 1);
-    }
-    return;
-  }
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kRegisters.producer>();
     if (threadIdx.x == 0) BwdSm90Producer<kCfg>{p, shared, block}.run();

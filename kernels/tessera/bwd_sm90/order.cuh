@@ -11,8 +11,7 @@ namespace tessera {
 // Long: this many times the mean. Lists of a random mask are all shorter, and keep their order, in which a head's Q, dO and dQ stay in L2.
 inline constexpr int kLongList = 2;
 
-// p.order, by a block of so many threads, each with some neighbouring tiles: a stable partition into long ones and others. After it 0: none is
-// drawn (key_tiles.cuh).
+// p.order, by a block of so many threads, each with some neighbouring tiles: a stable partition into long ones and others.
 template <int kThreads>
 TESSERA_DEVICE void order_key_tiles(const BwdSm90Params& p) {
   __shared__ int64 sSums[2][kThreads / 32];
@@ -27,7 +26,6 @@ TESSERA_DEVICE void order_key_tiles(const BwdSm90Params& p) {
   int64 next_long = sum_before<kThreads / 32>(thread, mine_long, sSums[1], all_long);
   int64 next_other = all_long + begin - next_long;
   for (int n = begin; n < end; ++n) p.order[is_long(n) ? next_long++ : next_other++] = n;
-  if (thread == 0) p.order[tiles] = 0;
 }
 
 }  // namespace tessera

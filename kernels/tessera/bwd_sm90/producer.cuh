@@ -62,7 +62,7 @@ struct BwdSm90Producer {
     shared.wait_empty(Shared::kQ, at);
     const int hidden = kCfg.block_mask ? block.load_entry & ((1 << kListHiddenBits) - 1) : 0;
     ptx::st_shared_s32x2(shared.step(at), slot, load_row0() | hidden);
-    if constexpr (kCfg.block_mask) ptx::st_shared_s32x2(shared.dq_slot(block, left), slot, load_turn());
+    if constexpr (kCfg.block_mask) ptx::st_shared_s32x2(shared.dq_slot(left), slot, load_turn());
     load_queries<typename Shared::Queries>(at, Shared::kQ, Shared::kAt.q, &p.q_map, 2 * Shared::kStatBytes);
     if constexpr (kFirst) load_keys<typename Shared::Values>(Shared::kAt.v, &p.v_map, shared.v_full());
     if constexpr (!kFirst) load_stats(at, slot);

@@ -61,8 +61,8 @@ struct ScoreWarpgroup {
   TESSERA_DEVICE void run() {
     const int steps = uniform(block.steps);
     if (steps > 0) {
-      ptx::mbarrier_wait_parity(shared.k_full(), keys_parity<kCfg>(block));
-      ptx::mbarrier_wait_parity(shared.v_full(), keys_parity<kCfg>(block));
+      ptx::mbarrier_wait_parity(shared.k_full(), 0);
+      ptx::mbarrier_wait_parity(shared.v_full(), 0);
       if constexpr (kCfg.varlen) clear_keys();
     }
     if (kCfg.alternate && warpgroup == 1 && steps > 0) ptx::barrier_arrive(kFirstTurn, 256);
@@ -78,7 +78,7 @@ struct ScoreWarpgroup {
       }
       at.advance();
     }
-    if constexpr (!kCfg.persistent()) store();
+    store();
   }
   // Whose queries the block mask hides from this warpgroup's keys, but not from the other's: no product but dQ's, with dS = 0.
   TESSERA_DEVICE void skip_step() const {

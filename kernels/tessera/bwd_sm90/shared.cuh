@@ -20,13 +20,6 @@ enum BwdSm90NamedBarrier : int {
   kSecondTurn,
 };
 
-// Of the barriers of a block's K and V. Tiles of keys without a step have no phase.
-template <BwdSm90Config kCfg>
-TESSERA_DEVICE int keys_parity(const KeyBlock& block) {
-  if constexpr (kCfg.persistent()) return block.keys_parity;
-  return 0;
-}
-
 template <BwdSm90Config kCfg>
 struct BwdSm90Shared {
   static constexpr BwdSm90Layout kAt = bwd_sm90_layout(kCfg);
@@ -67,8 +60,7 @@ struct BwdSm90Shared {
   // With a block mask: the QueryTileTurn of the step after which `left` - 1 are left. The producer writes it before Q, and who adds dQ
   // reads it: when a stage of Q is free again, all dS but the last ds_stages ones has been released, too, and all dQ but the kBwdDqStages
   // ones before those has been added.
-  TESSERA_DEVICE uint32 dq_slot(const KeyBlock& block, int left) const {
-    if constexpr (kCfg.persistent()) left += block.first_slot;
+  TESSERA_DEVICE uint32 dq_slot(int left) const {
     static_assert(sizeof(QueryTileTurn) == 8);
     return base + kAt.slots + left % bwd_sm90_step_slots(kCfg) * 8;
   }
@@ -82,13 +74,10 @@ struct BwdSm90Shared {
   // ---- barriers ----
   static constexpr int kQ = 2, kDO = kQ + 2 * kCfg.stages, kDS = kDO + 2 * kCfg.stages,
                        kDQ = kDS + 2 * kCfg.ds_stages,             // deterministic
-      kDrawn = kDQ + (kCfg.deterministic ? 2 * kBwdDqStages : 0),  // with dropout
-      kKeyTiles = kDrawn + 2 * kDrawnStages;                       // persistent
+      kDrawn = kDQ + (kCfg.deterministic ? 2 * kBwdDqStages : 0);  // with dropout
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
   TESSERA_DEVICE uint32 k_full() const { return barrier(0); }
   TESSERA_DEVICE uint32 v_full() const { return barrier(1); }
-  // Persistent: K and V have been read for the last time. So says dQ's warpgroup, which multiplies a step after the others.
-  TESSERA_DEVICE uint32 keys_empty() const { return barrier(kKeyTiles + 2 * kBwdKeyTiles); }
   template <int kStages>
   TESSERA_DEVICE uint32 full(int ring, const RingPosition<kStages>& at) const {
     return barrier(ring) + at.offset;
@@ -134,13 +123,6 @@ struct BwdSm90Shared {
     for (int stage = 0; stage < kDrawnStages; ++stage) {
       ptx::mbarrier_init(barrier(kDrawn + stage), kDrawnUnits);
       ptx::mbarrier_init(barrier(kDrawn + kDrawnStages + stage), 8);
-    }
-    if constexpr (kCfg.persistent()) {
-      for (int stage = 0; stage < kBwdKeyTiles; ++stage) {
-        ptx::mbarrier_init(barrier(kKeyTiles + stage), 1);
-        ptx::mbarrier_init(barrier(kKeyTiles + kBwdKeyTiles + stage), 12);  // warps of scores and of dQ
-      }
-      ptx::mbarrier_init(keys_empty(), 4);
     }
     ptx::fence_mbarrier_init();
   }

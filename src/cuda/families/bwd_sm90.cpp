@@ -345,7 +345,6 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.block_mask && !own.rows.deterministic));
   own.after.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.d_sink ? plan.heads_q : 0));
   own.products.x = static_cast<uint32_t>(tiles.blocks() * shape.cluster);
-  if (own.config.persistent()) own.products.x = std::min<uint32_t>(own.products.x, std::max(1, plan.device.cores));
   if (own.rows.block_mask) {
     own.lists = block_lists_of(plan.problem, tiles.key_tiles, tiles.q_tiles);
   }
@@ -363,7 +362,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
 // After the lists: BwdSm90Params::turns, or its order.
 int64_t sequence_bytes(const tessera_plan& plan, const BwdSm90Plan& own) {
   return own.config.deterministic ? block_turns_bytes(plan.problem, own.lists)
-                                  : (int64_t{own.heads} * own.key_tiles + 1) * int64_t{sizeof(int)};
+                                  : int64_t{own.heads} * own.key_tiles * int64_t{sizeof(int)};
 }
 
 void configure(tessera_plan& plan) {
@@ -373,7 +372,7 @@ void configure(tessera_plan& plan) {
   plan.num_warps = shape.threads / 32, plan.num_stages = shape.stages;
   plan.smem_bytes = shape.smem_bytes;
   plan.tiles_per_item = 1, plan.num_splits = own.group_splits;
-  plan.num_items = int64_t{own.heads} * own.key_tiles * shape.cluster;
+  plan.num_items = own.products.x;
   plan.shared_bytes = std::max(own.workspace.bytes, own.stand_in.workspace.bytes);
   if (own.rows.block_mask) {
     plan.shared_bytes += block_lists_bytes(plan.problem, own.lists) + sequence_bytes(plan, own);
