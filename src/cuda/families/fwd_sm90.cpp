@@ -162,28 +162,26 @@ Choice choose_pair(const tessera_plan& plan) {
 }
 
 // With a block mask: each consumer's rows, and a tile's keys, are of one block of the mask. First row that fits; keys: what the mask's
-// block is a multiple of, with options 64, whose registers the table's other areas have shown to be enough. Three consumers where two
-// would see different blocks anyway: of random blocks of 64 x 64 a tile then loads 22 % (at a half visible) to 6 % (at an eighth) less
-// for each of its rows, and L2's rate is what these are bound by. Options spill in the registers of three.
+// block is a multiple of, with options 64, whose registers the table's other areas have shown to be enough. Two consumers: three for
+// blocks of 64 queries are 1.14 times as fast with all blocks, and 0.72 to 0.9 times from a random quarter on (an H100,
+// docs/lab/2026-11-25-block-masks-again.md).
 struct BlockMaskTile {
-  int head_dim, block_n, consumers, k_stages, v_stages, q_stages;
+  int head_dim, block_n, k_stages, v_stages, q_stages;
 };
 constexpr BlockMaskTile kBlockMaskTiles[] = {
-    {64, 64, 3, 6, 6, 6},   {64, 128, 2, 4, 4, 4}, {64, 64, 2, 6, 6, 4},  {128, 64, 3, 3, 3, 6},
-    {128, 128, 2, 2, 2, 4}, {128, 64, 2, 4, 4, 4}, {192, 64, 2, 2, 2, 4}, {256, 64, 2, 2, 2, 2},
+    {64, 128, 4, 4, 4}, {64, 64, 6, 6, 4},  {128, 128, 2, 2, 4},
+    {128, 64, 4, 4, 4}, {192, 64, 2, 2, 4}, {256, 64, 2, 2, 2},
 };
 
 std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
   const bool options = score_config_beside_block_mask(p).any();
-  const int most_keys = options ? 64 : 128,
-            most_consumers = options || p.mask_block_q % (2 * kConsumerRows) == 0 ? 2 : 3;
+  const int most_keys = options ? 64 : 128;
   for (const BlockMaskTile& row : kBlockMaskTiles) {
-    if (head_dim > row.head_dim || row.block_n > most_keys || row.consumers > most_consumers) continue;
-    if (p.mask_block_k % row.block_n != 0) continue;
+    if (head_dim > row.head_dim || row.block_n > most_keys || p.mask_block_k % row.block_n != 0) continue;
     Sm90Tile tile{};
-    tile.block_n = row.block_n, tile.consumers = row.consumers, tile.cluster = 1;
+    tile.block_n = row.block_n, tile.consumers = 2, tile.cluster = 1;
     tile.k_stages = row.k_stages, tile.v_stages = row.v_stages, tile.q_stages = row.q_stages;
     return choice_of(plan, tile);
   }
