@@ -156,7 +156,7 @@ std::string text_of(const Sm90Tile& tile) {
 }
 
 TEST_F(CudaForcedTile, StandsForTheTable) {
-  for (const std::string text : {"80,3,3,3,4,1", "128,2,2,2,2,2", "16,2,1,8,9,1"}) {
+  for (const std::string text : {"80,3,3,3,3,1", "128,2,2,2,2,2", "16,2,1,8,8,1"}) {
     setenv(kForcedTile, text.c_str(), 1);
     const auto tile = find_sm90_tile({64, 64, Area::kFull, 512, kMany});
     ASSERT_TRUE(tile) << text;
@@ -169,14 +169,14 @@ TEST_F(CudaForcedTile, StaysThePlansOwn) {
   const tessera_device device = hopper();
   const tessera_problem problem = dense_problem(4, 4096, 128);
 
-  setenv(kForcedTile, "80,3,3,2,4,1", 1);
+  setenv(kForcedTile, "80,3,3,2,3,1", 1);
   tessera_plan plan;
   const tessera_status planned = tessera_make_plan(&problem, &device, &plan);
   ASSERT_EQ(planned.code, TESSERA_OK) << planned.message;
   setenv(kForcedTile, "128,2,2,2,2,1", 1);
   std::vector<KernelSpec> launched = launches_of(plan);
   ASSERT_EQ(launched.size(), 1u);
-  EXPECT_NE(launched[0].config.find(".block_n = 80, .consumers = 3, .k_stages = 3, .v_stages = 2, .q_stages = 4"),
+  EXPECT_NE(launched[0].config.find(".block_n = 80, .consumers = 3, .k_stages = 3, .v_stages = 2, .q_stages = 3"),
             std::string::npos)
       << launched[0].config;
 }
@@ -184,7 +184,7 @@ TEST_F(CudaForcedTile, StaysThePlansOwn) {
 TEST_F(CudaForcedTile, IsNoneWhenItIsNoTile) {
   for (const char* text :
        {"128", "128,2,2,2,2", "128,2,2,2,2,1,", "128,2,2,2,2,1,1", "128;2;2;2;2;1", "128,2,2,2,2,1x", "100,2,2,2,2,1",
-        "128,5,2,2,5,1", "128,3,2,2,2,1", "128,2,0,2,2,1", "-128,2,2,2,2,1", "128,2,2,2,2,0", "128,2,2,2,2,3", "no"}) {
+        "128,5,2,2,5,1", "128,3,2,2,2,1", "128,3,2,2,4,1", "128,2,0,2,2,1", "-128,2,2,2,2,1", "128,2,2,2,2,0", "128,2,2,2,2,3", "no"}) {
     setenv(kForcedTile, text, 1);
     EXPECT_FALSE(find_sm90_tile({64, 64, Area::kFull, 512, kMany})) << text;
   }

@@ -19,7 +19,7 @@ struct FwdSm90Config {
   int consumers;    // consumer warpgroups, each with kConsumerRows query rows
   int k_stages;     // K blocks in shared memory
   int v_stages;     // V blocks
-  int q_stages;     // tiles of kConsumerRows queries; with more than `consumers` the next work tile's Q is loaded early
+  int q_stages;     // tiles of kConsumerRows queries: whole_q_stages; with two for each Q is loaded a work tile early
   int o_chunks;     // chunks of 64 columns of O that each warp stages on their way to global memory
   int page_rows;    // paged K and V: rows of a TMA box, a divisor of the page size and of block_n; 0: no page table
   bool causal;      // later queries see more keys, so work tiles differ in cost
@@ -47,6 +47,12 @@ TESSERA_HOST_DEVICE constexpr bool kv_rings_cannot_deadlock(int consumers, int b
     if (unseen > k_stages + v_stages - 1) return false;
   }
   return true;
+}
+
+// Each stage of Q is one consumer's. Of one that went from consumer to consumer the next might wait for its own phase while the last
+// one's Q has not arrived: two phases ahead of the barrier, whose parity then answers at once.
+TESSERA_HOST_DEVICE constexpr bool whole_q_stages(int consumers, int q_stages) {
+  return q_stages >= consumers && q_stages % consumers == 0;
 }
 
 // With a block mask a consumer may pass over any number of blocks. So many, together, while the same P V holds back V: up to a work tile's

@@ -214,7 +214,7 @@ template <FwdSm90Config kCfg>
 TESSERA_DEVICE void check_fwd_sm90_config() {
   static_assert(has_fwd_sm90_layout<kCfg>(), "shared memory lies where the host and the search of tiles have it");
   static_assert(sizeof(WorkTile<kCfg>) == kWorkTileBytes);
-  static_assert(kCfg.q_stages >= kCfg.consumers);
+  static_assert(whole_q_stages(kCfg.consumers, kCfg.q_stages), "a stage is one consumer's");
   static_assert(kv_rings_cannot_deadlock(kCfg.consumers, kCfg.block_n, kCfg.k_stages, kCfg.v_stages));
   static_assert(kCfg.dtype != Dtype::kFloat32, "wgmma of 16-bit types");
   static_assert(kCfg.consumers >= 2 && kCfg.consumers <= 4, "setmaxnreg has numbers for these");

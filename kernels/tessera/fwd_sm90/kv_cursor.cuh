@@ -2,7 +2,6 @@
 #pragma once
 
 #include "tessera/fwd_sm90/epilogue.cuh"
-#include "tessera/fwd_sm90/q_stages.cuh"
 #include "tessera/fwd_sm90/shared_memory.cuh"
 #include "tessera/ptx/barrier.cuh"
 
@@ -37,7 +36,7 @@ struct KvCursor : ConsumerGroup<kCfg> {
 
   TESSERA_DEVICE KvCursor(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared, int consumer)
       : ConsumerGroup<kCfg>(p, shared, consumer) {
-    q = QStages<kCfg>(consumer).of(0);
+    q.advance(consumer);
   }
 
   TESSERA_DEVICE bool at_last_block() const { return bounds.block == bounds.last; }
@@ -154,7 +153,7 @@ struct KvCursor : ConsumerGroup<kCfg> {
   }
   TESSERA_DEVICE void release_q() {
     shared.q_ring.release(q);
-    QStages<kCfg>(consumer).advance(q);
+    q.advance(kCfg.consumers);
   }
   TESSERA_DEVICE void release_tile() {
     shared.tile_ring.release(tile_at);

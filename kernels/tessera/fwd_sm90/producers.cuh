@@ -3,7 +3,6 @@
 #pragma once
 
 #include "tessera/fwd_sm90/config.hpp"
-#include "tessera/fwd_sm90/q_stages.cuh"
 #include "tessera/fwd_sm90/shared_memory.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
 
@@ -94,21 +93,22 @@ TESSERA_DEVICE void schedule_tiles(const FwdSm90Params& p, FwdSm90SharedMemory<k
 // consumers, which wait for Q alone, read that there is no further tile.
 template <FwdSm90Config kCfg>
 TESSERA_DEVICE void load_q(const FwdSm90Params& p, FwdSm90SharedMemory<kCfg>& shared) {
+  RingPosition<kCfg.q_stages> at;
   RingPosition<kWorkTilesAhead> tile_at;
   bool more = true;
-  for (int n = 0; more; ++n) {
+  while (more) {
     shared.tile_ring.wait_full(tile_at);
     const WorkTile<kCfg>& tile = shared.work_tiles[tile_at.stage()];
     more = tile.count > 0;
     const int bytes = more && tile.first < tile.last ? shared.sQ[0].kBytes : 0;
 #pragma unroll 1
     for (int consumer = 0; consumer < kCfg.consumers; ++consumer) {
-      const RingPosition<kCfg.q_stages> at = QStages<kCfg>(consumer).of(n);
       shared.q_ring.acquire(at, bytes);
       if (bytes > 0) {
         copy_tile(shared.sQ[at.stage()], &p.q_map, shared.q_ring.full[at.stage()].address(),
                   tile.s.q_begin + tile.row0 + consumer * kConsumerRows, tile.head, tile.q_batch(p));
       }
+      at.advance();
     }
     shared.tile_ring.release_alone(tile_at);
     tile_at.advance();

@@ -18,7 +18,7 @@ namespace tessera {
 template <FwdSm90Config kCfg>
 struct FwdSm90SharedMemory {
   using OutputTile = SwizzledTile<16, kCfg.o_chunks * kChunkCols>;
-  SwizzledTile<kConsumerRows, kCfg.head_dim> sQ[kCfg.q_stages];  // each consumer has stages of its own: QStages
+  SwizzledTile<kConsumerRows, kCfg.head_dim> sQ[kCfg.q_stages];  // consumer after consumer, work tile after work tile
   SwizzledTile<kCfg.block_n, kCfg.head_dim> sK[kCfg.k_stages];
   SwizzledTile<kCfg.block_n, kCfg.head_dim_v> sV[kCfg.v_stages];
   OutputTile sO[kCfg.consumers * 4];  // a warp's rows of O on their way to global memory

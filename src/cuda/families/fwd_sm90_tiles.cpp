@@ -57,7 +57,8 @@ bool Sm90Tile::in_range() const {
     const int value = this->*varied.in_tile;
     if (value < varied.least || value > varied.most) return false;
   }
-  return block_n % 16 == 0 && q_stages >= consumers && kv_rings_cannot_deadlock(consumers, block_n, k_stages, v_stages);
+  return block_n % 16 == 0 && whole_q_stages(consumers, q_stages) &&
+         kv_rings_cannot_deadlock(consumers, block_n, k_stages, v_stages);
 }
 
 void Sm90Tile::apply(FwdSm90Config& config) const {
