@@ -55,12 +55,12 @@ struct KeyBlock {
   BwdSharedMemory<kCfg>& shared;
   const Sequence& s;
   int batch, head_kv, key0;
-  int warp;             // with the split a uniform value, which then takes no register of every lane
-  int role_warp;        // the warp's number among those of its role
-  int warp_key, part;   // of the block's keys, the warp's first; which part of the columns it has
-  int warp_query;       // of a tile's queries, the first whose scores it computes
-  bool has_scores;      // it computes scores: there may be more parts of columns than of queries
-  KeyRange seeing_all;  // queries that see all of the keys
+  int warp;                   // with the split a uniform value, which then takes no register of every lane
+  int role_warp;              // the warp's number among those of its role
+  int warp_key, part;         // of the block's keys, the warp's first; which part of the columns it has
+  int score_key, warp_query;  // of the block's keys and of a tile's queries, the first whose scores it computes
+  bool has_scores;            // it computes scores: there may be more parts of columns than of queries
+  KeyRange seeing_all;        // queries that see all of the keys
   int first_tile, tiles,
       slot0;  // the tiles of queries, of each query head, that see some of them; attention/query_slots.cuh
 
@@ -71,8 +71,9 @@ struct KeyBlock {
     warp = Warps::kSplit ? uniform(thread_warp) : thread_warp;
     role_warp = warp % Warps::kRoleWarps;
     warp_key = role_warp / Warps::kColumnParts * (Warps::kM * 16), part = role_warp % Warps::kColumnParts;
-    warp_query = part * Warps::kQueries;
-    has_scores = Warps::kQueryParts == Warps::kColumnParts || part < Warps::kQueryParts;
+    score_key = warp_key + part / Warps::kQueryParts % Warps::kScoreKeyParts * (Warps::kScoreM * 16);
+    warp_query = (Warps::kScoreKeyParts == 1 ? part : part % Warps::kQueryParts) * Warps::kQueries;
+    has_scores = Warps::kScoreParts == Warps::kColumnParts || part < Warps::kScoreParts;
     seeing_all = seeing_queries(p, s, key0 + kBlockN - 1, key0);
     const KeyRange queries = seeing_queries(p, s, key0, min(key0 + kBlockN, s.sk) - 1);
     first_tile = queries.low / kBlockM;
@@ -87,8 +88,8 @@ struct KeyBlock {
 
   // What the warp's scores from column `col` of the tile on are computed from.
   TESSERA_DEVICE ScoreTile score_tile(const QueryStep& step, int row0, int col, int stage) const {
-    return {
-        batch, step.head, row0 + col, key0 + warp_key, shared.row_lse_log2[stage] + col, shared.row_delta[stage] + col};
+    const float *lse_log2 = shared.row_lse_log2[stage] + col, *delta = shared.row_delta[stage] + col;
+    return {batch, step.head, row0 + col, key0 + score_key, lse_log2, delta};
   }
 
   // ---- global -> shared ----

@@ -25,10 +25,10 @@ TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg
   const bool is_dp = b.is_dp_warp();
   auto& sP = shared.sScores[1];
   auto& sMine = is_dp ? shared.sScores[0] : sP;
-  const int row = b.warp_key, col = b.warp_query;
+  const int row = b.score_key, col = b.warp_query;
 
-  constexpr int kQueryTiles = Warps::kQueries / 8;
-  float rS[kM][kQueryTiles][4];
+  constexpr int kScoreM = Warps::kScoreM, kQueryTiles = Warps::kQueries / 8;
+  float rS[kScoreM][kQueryTiles][4];
   clear(rS);
   product_abt(rS, is_dp ? shared.sV : shared.sK, row, is_dp ? shared.sdO[stage] : shared.sQ[stage], col);
   if (is_dp) {
@@ -36,8 +36,8 @@ TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg
     const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
     const auto probability = [&](int m, int n, int half) {
       if constexpr (bwd_raises(kCfg)) {
-        const uint2 pairs = shared.weights[b.role_warp][m * kQueryTiles + n][lane];
-        return unpack_pair<Dtype::kFloat16>(half ? pairs.y : pairs.x);
+        const uint4 pairs = shared.weights[b.role_warp][m * kQueryTiles / 2 + n / 2][lane];
+        return unpack_pair<Dtype::kFloat16>(n % 2 ? (half ? pairs.w : pairs.z) : (half ? pairs.y : pairs.x));
       } else {
         return load_pair<kCfg.dtype>(sP.pointer(row + m * 16 + half * 8 + lane_row(), col + n * 8 + lane_col()));
       }
@@ -53,18 +53,6 @@ TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg
     } else {
       probabilities<true, bwd_raises(kCfg)>(p, b.s, scores, rS);
     }
-    if constexpr (bwd_raises(kCfg)) {
-      const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int n = 0; n < kQueryTiles; ++n) {
-          const float(&x)[4] = rS[m][n];  // an LSE is rounded
-          shared.weights[b.role_warp][m * kQueryTiles + n][lane] =
-              make_uint2(ptx::cvt_rn_satfinite_f16x2(x[0], x[1]), ptx::cvt_rn_satfinite_f16x2(x[2], x[3]));
-        }
-      ptx::barrier_arrive(kPartnerBarrier + b.role_warp, 64);
-    }
   }
   store_accumulator<1>(sMine, rS, row, col, 1.0f);
   // Masked elements become 0 in shared memory: in registers, before the store, the mask would need those of the products,
@@ -72,13 +60,26 @@ TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg
   if (!full && !Warps::kMasksApart) {
     const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
     char* mine = sMine.pointer(row + lane / 4, col + lane % 4 * 2);
-    for_masked<kM, kQueryTiles>(p, b.s, scores, [&](int m, int n, int e) {
+    for_masked<kScoreM, kQueryTiles>(p, b.s, scores, [&](int m, int n, int e) {
       reinterpret_cast<unsigned short*>(mine + (m * 16 + e / 2 * 8) * sMine.kPitchBytes)[n * 8 + e % 2] = 0;
     });
   }
   if (is_dp) {
     ptx::barrier_arrive(kGradientsBarrier, 2 * kRoleThreads);
-  } else if constexpr (!bwd_raises(kCfg)) {
+  } else {
+    // After the operand, in a piece of code of its own: between exps each conversion waits for the exp before it.
+    if constexpr (bwd_raises(kCfg)) {
+      const int lane = static_cast<int>(not_hoisted(threadIdx.x % 32));
+#pragma unroll
+      for (int m = 0; m < kScoreM; ++m)
+#pragma unroll
+        for (int n = 0; n < kQueryTiles; n += 2) {
+          const float(&x)[4] = rS[m][n], (&y)[4] = rS[m][n + 1];  // an LSE is rounded
+          shared.weights[b.role_warp][m * kQueryTiles / 2 + n / 2][lane] =
+              make_uint4(ptx::cvt_rn_satfinite_f16x2(x[0], x[1]), ptx::cvt_rn_satfinite_f16x2(x[2], x[3]),
+                         ptx::cvt_rn_satfinite_f16x2(y[0], y[1]), ptx::cvt_rn_satfinite_f16x2(y[2], y[3]));
+        }
+    }
     ptx::barrier_arrive(kPartnerBarrier + b.role_warp, 64);
   }
   if constexpr (kCfg.bulk_dq) {
@@ -86,7 +87,8 @@ TESSERA_DEVICE void multiply_split(float (&rAcc)[kM][kN][4], const KeyBlock<kCfg
   }
   ptx::barrier_sync(is_dp ? kDpWarpsBarrier : kSWarpsBarrier, kRoleThreads);
   load_next();
-  product_ab<Warps::kColumnParts>(rAcc, sMine, row, is_dp ? shared.sQ[stage] : shared.sdO[stage], b.part * (kN * 8));
+  product_ab<Warps::kColumnParts>(rAcc, sMine, b.warp_key, is_dp ? shared.sQ[stage] : shared.sdO[stage],
+                                  b.part * (kN * 8));
   ptx::barrier_sync(is_dp ? kDpWarpsBarrier : kGradientsBarrier, is_dp ? kRoleThreads : 2 * kRoleThreads);
 }
 

@@ -27,7 +27,12 @@ struct BwdWarps {
   static constexpr int kColumnParts = kCfg.column_parts;
   static constexpr int kKeyGroups = kRoleWarps / kColumnParts;
   static constexpr int kM = kCfg.block_n / kKeyGroups / 16;
-  static constexpr int kQueryParts = kColumnParts < kCfg.block_m / 16 ? kColumnParts : kCfg.block_m / 16;
+  // Of a key group's warps kScoreParts compute scores, each kScoreM x 16 keys by kQueries queries: with the split four have squares,
+  // whose edges, which are what is read, are short. Float16 would spill 96 bytes so at D = 192.
+  static constexpr int kScoreParts = kColumnParts < kCfg.block_m / 16 ? kColumnParts : kCfg.block_m / 16;
+  static constexpr int kScoreKeyParts = bwd_raises(kCfg) && kScoreParts == 4 ? 2 : 1;
+  static constexpr int kQueryParts = kScoreParts / kScoreKeyParts;
+  static constexpr int kScoreM = kM / kScoreKeyParts;
   static constexpr int kQueries = kCfg.block_m / kQueryParts;
   static constexpr bool kExchange = kColumnParts > 1 || kSplit;
   // Of keys in shared memory. Additions to dBias are of whole words of memory in the other order.
@@ -79,7 +84,7 @@ struct BwdWarps {
   static_assert(kQueries * kQueryParts == kCfg.block_m && kQueries % 16 == 0, "queries are shared evenly");
   static_assert(kQM * kQueryGroups * 16 == kCfg.block_m, "rows of dQ are shared evenly");
   static_assert(!kOverlaid || (kExchange && kSlice == kQueries), "scores outlast the tiles that they come from");
-  static_assert(!kSplit || (kCfg.head_dim == kCfg.head_dim_v && kQueryParts == kColumnParts && !kCfg.score.any() &&
+  static_assert(!kSplit || (kCfg.head_dim == kCfg.head_dim_v && kScoreParts == kColumnParts && !kCfg.score.any() &&
                             !kCfg.d_bias && kColumnParts > 1 && kCfg.stages == 2 &&
                             kPartnerBarrier + kRoleWarps <= 16 && dtype_bytes(kCfg.dtype) == 2),
                 "both groups do the same, and the barriers suffice");
@@ -112,7 +117,7 @@ struct BwdOperands<kCfg, true> {
 template <BwdConfig kCfg, bool kRaises = bwd_raises(kCfg)>
 struct BwdWeights {
   using Warps = BwdWarps<kCfg>;
-  alignas(16) uint2 weights[Warps::kRoleWarps][Warps::kM * Warps::kQueries / 8][32];
+  alignas(16) uint4 weights[Warps::kRoleWarps][Warps::kScoreM * Warps::kQueries / 16][32];
 };
 template <BwdConfig kCfg>
 struct BwdWeights<kCfg, false> {};
