@@ -123,14 +123,15 @@ TESSERA_DEVICE int turn_of(const BwdSm90Params& p, const KeyBlock& b, int row0) 
   return last_keys_first(p) ? keys.high / kCfg.block_n - mine : mine - keys.low / kCfg.block_n;
 }
 
-// Deterministic: body(slot, turn) of each of a block's steps in their order: where in dQ it adds, and how many blocks add there before.
-template <auto kCfg, class Body>
-TESSERA_DEVICE void for_turns(const BwdSm90Params& p, const KeyBlock& b, Body&& body) {
+// Deterministic: body(slot, turn) of every kThreads-th of a block's steps from the thread-th on, in their order: where in dQ it adds, and how
+// many blocks add there before.
+template <auto kCfg, int kThreads, class Body>
+TESSERA_DEVICE void for_turns(const BwdSm90Params& p, const KeyBlock& b, int thread, Body&& body) {
   const int start = start_tile<kCfg>(p, b);
   int tile = start, head_slot = b.head_kv * p.group * p.q_slots + b.slot0;  // of the head's first tile
 #pragma unroll 1
-  for (int left = b.steps; left > 0; --left) {
-    body(head_slot + tile, turn_of<kCfg>(p, b, tile * kCfg.block_m));
+  for (int step = 0; step < b.steps; ++step) {
+    if (step % kThreads == thread) body(head_slot + tile, turn_of<kCfg>(p, b, tile * kCfg.block_m));
     tile = next_tile(b, tile);
     if (tile == start) head_slot += p.q_slots;
   }

@@ -94,7 +94,10 @@ struct BwdSm90Layout {
   int bytes;
 };
 
-inline constexpr int kBwdDqStages = 2;  // deterministic: tiles of dQ between its warpgroup and the thread that adds it
+inline constexpr int kBwdDqStages = 2;  // deterministic: tiles of dQ between its warpgroup and the threads that add it
+// Deterministic: threads that take turns, step by step: a turn's way through memory takes longer than a step at a head size of 128 or 256, and
+// two of them overlap. Dropout wants the other warps.
+TESSERA_HOST_DEVICE constexpr int bwd_turn_threads(const ScoreConfig& score) { return score.dropout ? 1 : 2; }
 // Of the bits that dropout draws: as many as steps are loaded, for which two tiles of dQ leave no room at a head size of 128.
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_drawn_stages(const BwdSm90Config& c) {
   return !c.score.dropout ? 0 : c.deterministic && c.stages == 2 ? 1 : c.stages;

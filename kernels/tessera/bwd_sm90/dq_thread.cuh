@@ -1,6 +1,7 @@
-// bwd_sm90's dQ thread, deterministic: of a warp of the producer's warpgroup, it adds the tiles of dQ that the dQ warpgroup stages, each
-// in its turn, so that the warpgroup waits for neither turns nor additions. The first block in a tile's order stores it: nothing is
-// cleared beforehand.
+// bwd_sm90's dQ threads, deterministic: each of a warp of the producer's warpgroup, they add the tiles of dQ that the dQ warpgroup stages, one
+// after another, each tile in its turn, so that the warpgroup waits for neither turns nor additions. From one thread's look at a tile's
+// semaphore to its change of it some 2.8 us pass, more than a step takes. The first block in a tile's order stores it: nothing is cleared
+// beforehand.
 #pragma once
 
 #include "tessera/bwd_sm90/shared.cuh"
@@ -10,20 +11,24 @@ namespace tessera {
 template <BwdSm90Config kCfg>
 struct DqThread {
   using Shared = BwdSm90Shared<kCfg>;
+  static constexpr int kThreads = bwd_turn_threads(kCfg.score);
+  static_assert(kThreads <= kBwdDqStages);
 
   const BwdSm90Params& p;
   const Shared& shared;
   const KeyBlock& block;
+  const int thread;  // of kThreads, which take steps in turns
 
   TESSERA_DEVICE void run() const {
     if (block.steps == 0) return;
     ptx::griddepcontrol_wait();  // the kernel before this one cleared the semaphores
     RingPosition<kBwdDqStages> at;
+    at.advance(thread);
     if constexpr (kCfg.block_mask) {
       run_lists(at);
       return;
     }
-    for_turns<kCfg>(p, block, [&](int slot, int turn) {
+    for_turns<kCfg, kThreads>(p, block, thread, [&](int slot, int turn) {
       wait_for_turn(slot, turn);
       shared.wait_full(Shared::kDQ, at);
       add_staged(slot, turn, at);
@@ -33,7 +38,7 @@ struct DqThread {
   // The producer leaves each step's tile, which is known to be there when its dQ is staged.
   TESSERA_DEVICE void run_lists(RingPosition<kBwdDqStages>& at) const {
 #pragma unroll 1
-    for (int left = block.steps; left > 0; --left) {
+    for (int left = block.steps - thread; left > 0; left -= kThreads) {
       shared.wait_full(Shared::kDQ, at);
       const int slot = ptx::ld_shared_s32(shared.dq_slot(left)), turn = ptx::ld_shared_s32(shared.dq_slot(left) + 4);
       wait_for_turn(slot, turn);
@@ -46,7 +51,7 @@ struct DqThread {
     ptx::cp_async_bulk_wait_group_read();
     ptx::mbarrier_arrive(shared.empty(Shared::kDQ, at));
     pass_turn(slot);
-    at.advance();
+    at.advance(kThreads);
   }
 
   // The dQ semaphore counts the blocks that have added to a tile. fence_proxy_async_global: between what their bulk copies wrote, known

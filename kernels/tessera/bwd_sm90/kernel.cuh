@@ -3,7 +3,7 @@
 // Grid: one block for each tile of block_n keys and KV head, which passes over the queries of all of its query heads, so that
 // dK and dV accumulate in registers, whatever the group. dQ accumulates in float32 in global memory (rows.cuh clears and
 // converts it). Roles: a producer thread (producer.cuh), two warpgroups of 64 keys each (scores.cuh), one for dQ (dq.cuh);
-// deterministic also a thread that adds dQ (dq_thread.cuh), with dropout warps that draw it (dropout_warps.cuh).
+// deterministic also threads that add dQ (dq_thread.cuh), with dropout warps that draw it (dropout_warps.cuh).
 //
 // Block: 512 threads, one a multiprocessor. Shared memory: BwdSm90Layout. Its page: docs/reference/kernels/bwd_sm90.md.
 #pragma once
@@ -58,7 +58,10 @@ TESSERA_DEVICE void bwd_sm90(const BwdSm90Params& p) {
     ptx::setmaxnreg_dec<kRegisters.producer>();
     if (threadIdx.x == 0) BwdSm90Producer<kCfg>{p, shared, block}.run();
     if constexpr (kCfg.deterministic) {
-      if (threadIdx.x == 32) DqThread<kCfg>{p, shared, block}.run();
+      const int thread = static_cast<int>(threadIdx.x) / 32 - 1;
+      if (threadIdx.x % 32 == 0 && thread >= 0 && thread < DqThread<kCfg>::kThreads) {
+        DqThread<kCfg>{p, shared, block, thread}.run();
+      }
     }
     if constexpr (kCfg.score.dropout) {
       constexpr int kFirstWarp = 4 - BwdSm90Shared<kCfg>::kDropoutWarps;

@@ -72,8 +72,8 @@ struct BwdSm90D256Layout {
 };
 
 TESSERA_HOST_DEVICE constexpr int bwd_sm90_d256_barriers(const BwdSm90D256Config& c) {
-  return 2 + 5 * c.exchange_stages + 2 * bwd_sm90_d256_half_slots(c, 0) + (c.deterministic ? 2 : 0) +
-         (c.score.dropout ? 2 : 0);
+  return 2 + 5 * c.exchange_stages + 2 * bwd_sm90_d256_half_slots(c, 0) +
+         (c.deterministic ? 2 * bwd_turn_threads(c.score) : 0) + (c.score.dropout ? 2 : 0);
 }
 
 TESSERA_HOST_DEVICE constexpr BwdSm90D256Layout bwd_sm90_d256_layout(const BwdSm90D256Config& c, int rank) {

@@ -33,7 +33,7 @@ struct D256DqWarpgroup {
     typename Shared::ExchangeAt at;
     const int start = start_tile<kCfg>(p, block);
     int head_slot = block.head_kv * p.group * p.q_slots + block.slot0, tile = start;  // of the head's first tile
-    [[maybe_unused]] uint32 parity = 0;
+    [[maybe_unused]] typename Shared::TurnAt turn_at;
 #pragma unroll 1
     for (int left = steps; left > 0; --left) {
       const uint32 full = shared.at_stage(Shared::kDSFull, at);
@@ -53,8 +53,8 @@ struct D256DqWarpgroup {
         if (part == kParts - 1) release(at);
         if constexpr (kCfg.deterministic) {
           if (part == 0) {
-            ptx::mbarrier_wait_parity(shared.barrier(Shared::kTurn), parity);
-            first = ptx::ld_shared_s32(Shared::turn(block)) == 0;
+            ptx::mbarrier_wait_parity(shared.barrier(Shared::kTurn) + turn_at.offset, turn_at.parity);
+            first = ptx::ld_shared_s32(Shared::turn(block, turn_at.stage())) == 0;
           }
         }
         float* to = dq_part<kCfg.head_dim>(gdQ, warp(), (kRank * kParts + part) * (kPartCols / 8));
@@ -68,8 +68,8 @@ struct D256DqWarpgroup {
         }
       }
       if constexpr (kCfg.deterministic) {
-        Shared::arrive_warp(shared.barrier(Shared::kAdded));
-        parity ^= 1;
+        Shared::arrive_warp(shared.barrier(Shared::kAdded) + turn_at.offset);
+        turn_at.advance();
       }
       at.advance();
       if constexpr (kCfg.block_mask) continue;

@@ -8,7 +8,7 @@
 // keys a block, which one block has no shared memory for.
 //
 // Grid: two blocks for each tile of block_n keys and KV head, in clusters. Roles, in each block: producer (producer.cuh),
-// two warpgroups of 64 keys each (keys.cuh), one for dQ (dq.cuh), deterministic a thread that waits for turns (turn_thread.cuh), with dropout in block 0 warps that draw it (bwd_sm90/dropout_warps.cuh). 512 threads, one block a multiprocessor. Shared memory:
+// two warpgroups of 64 keys each (keys.cuh), one for dQ (dq.cuh), deterministic threads that wait for turns (turn_thread.cuh), with dropout in block 0 warps that draw it (bwd_sm90/dropout_warps.cuh). 512 threads, one block a multiprocessor. Shared memory:
 // BwdSm90D256Layout.
 #pragma once
 
@@ -70,7 +70,10 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
     if (threadIdx.x == 0) producer.run();
     if (kRank == 1 && threadIdx.x == 32) producer.send_gradients();
     if constexpr (kCfg.deterministic) {
-      if (threadIdx.x == (kRank == 0 ? 32 : 64)) D256TurnThread<Shared, kCfg>{p, shared, block}.run();
+      const int thread = static_cast<int>(threadIdx.x) / 32 - (kRank == 0 ? 1 : 2);
+      if (threadIdx.x % 32 == 0 && thread >= 0 && thread < Shared::kTurnThreads) {
+        D256TurnThread<Shared, kCfg>{p, shared, block, thread}.run();
+      }
     }
     if constexpr (kRank == 0 && kCfg.score.dropout) {
       constexpr int kFirstWarp = 4 - Shared::kDropoutWarps;

@@ -71,9 +71,13 @@ struct BwdSm90D256Shared {
   TESSERA_DEVICE uint32 drawn_full(const DrawnAt&) const { return barrier(kDrawn); }
   TESSERA_DEVICE uint32 drawn_empty(const DrawnAt&) const { return barrier(kDrawn + 1); }
 
-  // Deterministic: a word of the key block, in which the turn thread leaves the dQ warpgroup how many clusters add before this one, and before
-  // that block 0 the other one the cluster's ticket.
-  TESSERA_DEVICE static uint32 turn(const KeyBlock& block) { return shared_address(&block.load_entry); }
+  // Deterministic: a word of each turn thread's in the key block, in which it leaves the dQ warpgroup how many clusters add before this one; in the
+  // first before that block 0 the other one the cluster's ticket.
+  static constexpr int kTurnThreads = bwd_turn_threads(kCfg.score);
+  using TurnAt = RingPosition<kTurnThreads>;
+  TESSERA_DEVICE static uint32 turn(const KeyBlock& block, int thread = 0) {
+    return shared_address(thread == 0 ? &block.load_entry : &block.load_parity);
+  }
   TESSERA_DEVICE static uint32 other_turn(const KeyBlock& block) {
     constexpr int kOther = bwd_sm90_d256_layout(kCfg, 1 - kRank).block;
     return ptx::mapa(turn(block) + kOther - kAt.block, 1 - kRank);
@@ -87,8 +91,8 @@ struct BwdSm90D256Shared {
   static constexpr int kKeysFull = kFree + kStages;  // K (block 0) or V
   static constexpr int kKHalfFull = kKeysFull + 1;   // block 1: K's second half
   static constexpr int kHalfFull = kKHalfFull + 1, kHalfEmpty = kHalfFull + kHalfSlots;
-  static constexpr int kTurn = kHalfEmpty + kHalfSlots, kAdded = kTurn + 1;  // deterministic
-  static constexpr int kDrawn = kCfg.deterministic ? kAdded + 1 : kTurn;     // with dropout: full, empty
+  static constexpr int kTurn = kHalfEmpty + kHalfSlots, kAdded = kTurn + kTurnThreads;  // deterministic
+  static constexpr int kDrawn = kCfg.deterministic ? kAdded + kTurnThreads : kTurn;     // with dropout: full, empty
   static_assert(kDrawn + (kCfg.score.dropout ? 2 : 0) <= bwd_sm90_d256_barriers(kCfg));
 
   TESSERA_DEVICE uint32 barrier(int index) const { return base + kAt.barriers + index * 8; }
@@ -125,8 +129,10 @@ struct BwdSm90D256Shared {
       ptx::mbarrier_init(barrier(kHalfEmpty + slot), 8);
     }
     if constexpr (kCfg.deterministic) {
-      ptx::mbarrier_init(barrier(kTurn), 1);
-      ptx::mbarrier_init(barrier(kAdded), 4);
+      for (int thread = 0; thread < kTurnThreads; ++thread) {
+        ptx::mbarrier_init(barrier(kTurn + thread), 1);
+        ptx::mbarrier_init(barrier(kAdded + thread), 4);
+      }
     }
     if constexpr (kRank == 0 && kCfg.score.dropout) {
       ptx::mbarrier_init(barrier(kDrawn), kDrawnUnits);
