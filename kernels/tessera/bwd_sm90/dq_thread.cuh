@@ -64,7 +64,6 @@ struct DqThread {
   TESSERA_DEVICE void pass_turn(int slot) const {
     ptx::cp_async_bulk_wait_group();
     ptx::fence_proxy_async_global();
-    __threadfence();
     ptx::red_release_add_s32(p.dq_semaphore + slot, 1);
   }
 
