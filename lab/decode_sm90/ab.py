@@ -11,7 +11,9 @@ import harness
 
 HEADS = [(32, 8), (64, 8), (32, 32)]
 # heads, sequences, keys, keys of a page (0: dense), head size
-CELLS = [((32, 8), 1, sk, page, 128) for sk in (1024, 8192) for page in (16, 1, 544)]
+CELLS = [(h, b, sk, 1, 128) for h, b, sk in (((32, 32), 1, 2048), ((32, 8), 1, 8192), ((32, 8), 1, 4096), ((64, 8), 1, 1024), ((32, 8), 64, 2048))]
+CELLS += [((64, 8), 8, 8192, 0, 128), ((64, 8), 64, 1024, 0, 128), ((64, 8), 1, 1024, 64, 128), ((32, 32), 1, 2048, 16, 128)]
+CELLS += [((32, 8), 1, sk, page, 128) for sk in (1024, 8192) for page in (16, 1, 544)]
 CELLS += [((32, 8), b, sk, page, 64) for b, sk in ((64, 8192), (64, 2048), (1, 8192)) for page in (0, 16, 64)]
 CELLS += [((32, 8), b, sk, page, 128) for b, sk in ((64, 2048), (16, 4096), (64, 8192), (64, 1024)) for page in (0, 16, 1)]
 CELLS += [(h, 1, sk, 0, 128) for sk in (1024, 8192) for h in HEADS] + [((64, 8), 1, sk, 16, 128) for sk in (1024, 8192)]

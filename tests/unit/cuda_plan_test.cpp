@@ -716,8 +716,8 @@ TEST(DecodeSm90, LeavesAFewLongerSequencesToMixedBatches) {
   EXPECT_NE(refusal(plan, "decode_sm90").find("48 rows of a KV head, but of most"), std::string::npos);
 }
 
-// fwd_sm90 takes a tile a query head, whatever its rows: that is sooner than decode_sm90's work tiles where few heads share keys, and, above
-// 64 rows, than two tiles of fwd_sm80's, where there are enough to fill the GPU.
+// fwd_sm90 takes a tile a query head, whatever its rows: that is sooner than decode_sm90's work tiles where few heads share keys, or where
+// there are enough to fill the GPU.
 TEST(FwdSm90, TakesFewQueriesOfGroupedHeadsWhereTheyFillTheGpu) {
   struct Row {
     std::int64_t sequences, queries, heads;
@@ -727,9 +727,10 @@ TEST(FwdSm90, TakesFewQueriesOfGroupedHeadsWhereTheyFillTheGpu) {
                          Row{16, 32, 16, TESSERA_KERNEL_FWD_SM90}, Row{16, 24, 8, TESSERA_KERNEL_FWD_SM90},
                          Row{1, 24, 8, TESSERA_KERNEL_DECODE_SM90}, Row{16, 17, 32, TESSERA_KERNEL_FWD_SM90},
                          Row{16, 63, 32, TESSERA_KERNEL_FWD_SM90}, Row{1, 16, 32, TESSERA_KERNEL_DECODE_SM90},
-                         Row{1, 17, 32, TESSERA_KERNEL_FWD_SM80}, Row{5, 8, 32, TESSERA_KERNEL_DECODE_SM90},
-                         Row{16, 4, 64, TESSERA_KERNEL_DECODE_SM90}, Row{16, 8, 64, TESSERA_KERNEL_DECODE_SM90},
-                         Row{16, 9, 64, TESSERA_KERNEL_FWD_SM90}}) {
+                         Row{1, 17, 32, TESSERA_KERNEL_DECODE_SM90}, Row{1, 32, 32, TESSERA_KERNEL_DECODE_SM90},
+                         Row{4, 32, 32, TESSERA_KERNEL_FWD_SM90}, Row{1, 33, 32, TESSERA_KERNEL_FWD_SM80},
+                         Row{5, 8, 32, TESSERA_KERNEL_DECODE_SM90}, Row{16, 4, 64, TESSERA_KERNEL_DECODE_SM90},
+                         Row{16, 8, 64, TESSERA_KERNEL_DECODE_SM90}, Row{16, 9, 64, TESSERA_KERNEL_DECODE_SM90}}) {
     Problem problem;
     problem.q = problem.o = layout(bfloat16, {row.sequences, row.queries, row.heads, 128});
     problem.k = problem.v = layout(bfloat16, {row.sequences, 8192, 8, 128});

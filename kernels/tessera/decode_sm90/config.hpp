@@ -11,7 +11,9 @@ namespace tessera {
 
 inline constexpr int kDecodeRows = 16;       // query rows of a work tile: mma's
 inline constexpr int kDecodeMostParts = 16;  // of a work tile, where parts do not depend on the batch
-inline constexpr int kDecodeMergePad = 8;    // floats after a row of it, so that rows lie in different banks
+inline constexpr int kDecodeGroupParts =
+    4;  // of these, neighbours that are added before their sum is added to the others
+inline constexpr int kDecodeMergePad = 8;  // floats after a row of it, so that rows lie in different banks
 
 struct DecodeSm90Config {
   Dtype dtype;     // float16 or bfloat16
@@ -46,8 +48,8 @@ struct DecodeSm90Layout {
   int stages;    // [warps][stages]: a tile of K, then one of V
   int partials;  // [warps][decode_merge_rows][head_dim + kDecodeMergePad] float32: what the warps merge
   int stats;     // [warps][kDecodeRows][2] float32: stale max and sum
-  int folds;     // DecodeFold of every row; one that is not used, where parts depend on the batch
-  int q;         // [kDecodeRows][head_dim]
+  int folds;  // DecodeFold of every row, of a group and of all; one that is not used, where parts depend on the batch
+  int q;      // [kDecodeRows][head_dim]
   int barriers;  // of bulk copies: [warps][stages][2]; else one that is not used
   int segments;  // ShareSegments
   int parted;    // Segment
@@ -61,7 +63,7 @@ TESSERA_HOST_DEVICE constexpr DecodeSm90Layout decode_sm90_layout(const DecodeSm
   at.partials = at.stages + c.warps * c.stages * 2 * tile;
   at.stats = at.partials + c.warps * decode_merge_rows(c.head_dim) * (c.head_dim + kDecodeMergePad) * 4;
   at.folds = at.stats + c.warps * kDecodeRows * 2 * 4;
-  at.q = at.folds + (c.invariant ? kDecodeRows : 1) * decode_fold_bytes(c.head_dim);
+  at.q = at.folds + (c.invariant ? 2 * kDecodeRows : 1) * decode_fold_bytes(c.head_dim);
   at.barriers = at.q + padded_bytes(c.dtype, kDecodeRows, c.head_dim);
   at.segments = at.barriers + (c.bulk ? c.warps * c.stages * 2 : 1) * 8;
   at.parted = at.segments + kDecodeSegmentsBytes;

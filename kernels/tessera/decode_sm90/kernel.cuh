@@ -104,6 +104,16 @@ TESSERA_DEVICE void wait_for_tile(uint32 barrier, int parity) {
   }
 }
 
+// By cp.async the first segment's tiles, in pages, come after Q; those of others come before it.
+template <DecodeSm90Config kCfg>
+TESSERA_DEVICE void wait_for_queries(bool first) {
+  if (kCfg.paged && !kCfg.bulk && first) {
+    ptx::cp_async_wait_group<2 * kCfg.stages>();
+  } else {
+    ptx::cp_async_wait_group<0>();
+  }
+}
+
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
   static_assert(sizeof(DecodeShared<kCfg>) == decode_sm90_layout(kCfg).bytes,
@@ -162,7 +172,7 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
     const int tiles_end = segment.end, keys = segment.s.sk;
     const KeyRange all_see =
         visible_keys<kCfg.score>(p, segment.s, segment.row0 / p.group, (segment.row0 + segment.rows - 1) / p.group).all;
-    ptx::cp_async_wait_group<0>();
+    wait_for_queries<kCfg>(number == 0);
     __syncthreads();  // Q, the segment's parts and the next segments
     const Segment& next = segments[number + 1];
     if (next.rows > 0) loader.look_ahead(known);
@@ -209,7 +219,7 @@ TESSERA_DEVICE void decode_share(const DecodeSm90Params& p) {
   __syncthreads();
 #pragma unroll 1
   for (int n = 0; n < 2; ++n) {
-    if (merges[n]) merge_parts<kCfg>(p, n == 0 ? shared.parted : last);
+    if (merges[n]) merge_parts<kCfg>(p, segments, n == 0 ? shared.parted : last);
   }
 }
 

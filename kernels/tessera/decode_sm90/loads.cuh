@@ -102,6 +102,9 @@ class DecodeLoader {
  private:
   static constexpr int kBytes = dtype_bytes(kCfg.dtype);
   static constexpr bool kPageATile = kCfg.paged && kCfg.bulk;  // all keys of a tile are in one page
+  // By cp.async: lanes that load a row, 16 bytes each, until they are through; a pass is as many rows as a warp has such lanes for.
+  static constexpr int kRowBytes = kCfg.head_dim * kBytes, kLoads = kRowBytes / kLoadBytes;
+  static constexpr int kLanes = kLoads < 8 ? lanes_of(kLoads) : 8, kPasses = kCfg.block_n * kLanes / 32;
 
   const DecodeSm90Params& p;
   const ShareSegments<kCfg>& segments;
@@ -118,6 +121,7 @@ class DecodeLoader {
   int page_entry = 0, entry_ahead = 0, tile_number = 0;
   bool ahead = false;
   int row = 0, page = 0;  // find_row
+  int64 places[kPasses];  // place_rows
 
   TESSERA_DEVICE uint32 k_barrier(int stage) const { return barriers + stage * kDecodeStageBarrierBytes; }
   TESSERA_DEVICE uint32 v_barrier(int stage) const { return k_barrier(stage) + 8; }
@@ -192,41 +196,51 @@ class DecodeLoader {
         load_bulk(to, kKeys ? p.k_map : p.v_map, segment, barrier, first);
       } else {
         if constexpr (kKeys) find_row(segment, first);
-        load_rows(to, kKeys ? p.k : p.v, segment.head_kv, (kKeys ? p.head_dim : p.head_dim_v) * kBytes);
+        if (kKeys || !same_places()) place_rows(kKeys ? p.k : p.v, segment.head_kv);
+        load_rows(to, kKeys ? p.k : p.v, (kKeys ? p.head_dim : p.head_dim_v) * kBytes);
       }
     }
     if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();  // an empty one, too: the count stays
   }
 
-  // Rows of K or V by cp.async; columns beyond row_bytes become zero. Rows in pages lie anywhere: each lane knows the place of one, and hands it
-  // to the lanes that load it, eight of them 128 bytes at a time: what a row costs beside its copies is one address for all of them.
-  template <class Tile>
-  TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int head, int row_bytes) {
-    constexpr int kRowBytes = Tile::kCols * kBytes, kLoads = kRowBytes / kLoadBytes;
-    constexpr int kLanes = kLoads < 8 ? lanes_of(kLoads) : 8, kRowsAPass = 32 / kLanes;
-    const int lane = lane_id(), offset = lane % kLanes * kLoadBytes;
+  // Whether V's rows lie in their tensor where K's lie in theirs.
+  TESSERA_DEVICE bool same_places() const {
+    return p.k.batch == p.v.batch && p.k.row == p.v.row && p.k.head == p.v.head;
+  }
+  // Rows in pages lie anywhere: each lane knows the place of one, and hands it to the lanes that load it. What a row costs beside its copies is
+  // one address for all of them.
+  TESSERA_DEVICE void place_rows(const RowTensor& tensor, int head) {
     const int64 mine = (tensor.batch * page + tensor.row * row + tensor.head * head) * kBytes;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      places[pass] = __shfl_sync(0xffffffff, mine, (pass * (32 / kLanes) + lane_id() / kLanes) % 32);
+    }
+  }
+  // Rows of K or V by cp.async; columns beyond row_bytes become zero.
+  template <class Tile>
+  TESSERA_DEVICE void load_rows(Tile& sTile, const RowTensor& tensor, int row_bytes) {
+    static_assert(Tile::kCols * kBytes == kRowBytes);
+    constexpr int kRowsAPass = 32 / kLanes;
+    const int lane = lane_id(), offset = lane % kLanes * kLoadBytes;
     const char* const base = static_cast<const char*>(tensor.data) + offset;
     const uint32 to = sTile.at(lane / kLanes, 0) + offset;
-    const auto row_at = [&](int row0) { return base + __shfl_sync(0xffffffff, mine, (row0 + lane / kLanes) % 32); };
     if (row_bytes == kRowBytes) {
 #pragma unroll
-      for (int row0 = 0; row0 < kCfg.block_n; row0 += kRowsAPass) {
-        const char* const from = row_at(row0);
+      for (int pass = 0; pass < kPasses; ++pass) {
 #pragma unroll
         for (int at = 0; at < kRowBytes; at += kLanes * kLoadBytes) {
           if (kLoads % kLanes != 0 && offset + at >= kRowBytes) continue;
-          ptx::cp_async_cg_16_l2_128b(to + row0 * Tile::kPitchBytes + at, from + at);
+          ptx::cp_async_cg_16_l2_128b(to + pass * kRowsAPass * Tile::kPitchBytes + at, base + places[pass] + at);
         }
       }
     } else {
-#pragma unroll 1
-      for (int row0 = 0; row0 < kCfg.block_n; row0 += kRowsAPass) {
-        const char* const from = row_at(row0);
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
 #pragma unroll 1
         for (int at = 0; at + offset < kRowBytes; at += kLanes * kLoadBytes) {
           const int wanted = clamp(row_bytes - offset - at, 0, kLoadBytes);
-          ptx::cp_async_cg_16_l2_128b(to + row0 * Tile::kPitchBytes + at, wanted > 0 ? from + at : base, wanted);
+          ptx::cp_async_cg_16_l2_128b(to + pass * kRowsAPass * Tile::kPitchBytes + at,
+                                      wanted > 0 ? base + places[pass] + at : base, wanted);
         }
       }
     }

@@ -9,22 +9,6 @@
 
 namespace tessera {
 
-// Invariant: the sum of a work tile's parts so far, where they are one block's: of a row, four columns a thread, which reads what it has
-// written itself.
-template <int kHeadDim>
-struct alignas(16) DecodeFold {
-  float4 o[kHeadDim / 4];
-  float2 stats[kHeadDim / 4];
-};
-
-template <DecodeSm90Config kCfg>
-struct DecodeMergeBuffers {
-  static constexpr int kRows = decode_merge_rows(kCfg.head_dim);
-  float partials[kCfg.warps][kRows][kCfg.head_dim + kDecodeMergePad];
-  float2 stats[kCfg.warps][kDecodeRows];  // stale max in log2 units, and sum
-  DecodeFold<kCfg.head_dim> folds[kCfg.invariant ? kDecodeRows : 1];
-};
-
 // Columns of a row, over some of its keys: softmax is o / sum, both against max_log2.
 template <int kCols>
 struct DecodePart {
@@ -48,6 +32,34 @@ struct DecodePart {
       for (int c = 0; c < kCols; ++c) o[c] = counts ? fmaf(parts[n][c], weight, o[c]) : o[c];
     }
   }
+};
+
+// Invariant: the sum of a work tile's parts so far, where they are one block's: of a row, four columns a thread, which reads what it has
+// written itself.
+template <int kHeadDim>
+struct alignas(16) DecodeFold {
+  float4 o[kHeadDim / 4];
+  float2 stats[kHeadDim / 4];
+
+  TESSERA_DEVICE DecodePart<4> get(int col) const {
+    DecodePart<4> part;
+    part.max_log2 = stats[col / 4].x, part.sum = stats[col / 4].y;
+    const float4 columns = o[col / 4];
+    part.o[0] = columns.x, part.o[1] = columns.y, part.o[2] = columns.z, part.o[3] = columns.w;
+    return part;
+  }
+  TESSERA_DEVICE void put(int col, const DecodePart<4>& part) {
+    stats[col / 4] = part.stats(), o[col / 4] = make_float4(part.o[0], part.o[1], part.o[2], part.o[3]);
+  }
+};
+
+template <DecodeSm90Config kCfg>
+struct DecodeMergeBuffers {
+  static constexpr int kRows = decode_merge_rows(kCfg.head_dim);
+  float partials[kCfg.warps][kRows][kCfg.head_dim + kDecodeMergePad];
+  float2 stats[kCfg.warps][kDecodeRows];  // stale max in log2 units, and sum
+  DecodeFold<kCfg.head_dim>
+      folds[kCfg.invariant ? 2 * kDecodeRows : 1];  // of a row's group of parts, then of all groups
 };
 
 // Columns col ... of one row -> o, and by the first of them LSE. A row that sees nothing: 0 and -inf.
@@ -126,20 +138,29 @@ TESSERA_DEVICE DecodePart<kCols> fold(const DecodePart<kCols>& before, const Dec
   return all;
 }
 
-// The same into shared memory, and of the last part -> o and LSE.
+// Columns of a row of a segment -> its part's place in the workspace.
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void fold_part(DecodeFold<kCfg.head_dim>& folded, const DecodeSm90Params& p, const Segment& segment,
-                              int local, int col, const DecodePart<4>& part) {
-  float4& o = folded.o[col / 4];
-  float2& stats = folded.stats[col / 4];
-  DecodePart<4> before;
-  if (segment.first > 0) {
-    before.max_log2 = stats.x, before.sum = stats.y;
-    before.o[0] = o.x, before.o[1] = o.y, before.o[2] = o.z, before.o[3] = o.w;
-  }
-  const DecodePart<4> all = fold(before, part);
+TESSERA_DEVICE void store_part(const DecodeSm90Params& p, const Segment& segment, int local, int col,
+                               const DecodePart<4>& part) {
+  const int64 at = static_cast<int64>(segment.parts.slot(segment.parts.index)) * p.part_rows + local;
+  *reinterpret_cast<float4*>(p.partial_o + at * kCfg.head_dim + col) =
+      make_float4(part.o[0], part.o[1], part.o[2], part.o[3]);
+  if (col == 0) reinterpret_cast<float2*>(p.partial_stat)[at] = part.stats();
+}
+
+// A part of a group that is the block's: added to the group's sum in shared memory. This, once it has the group's last part, is added to all
+// groups' (`alone`: they are the block's, too), which become o and LSE, or goes to the last part's place in the workspace.
+template <DecodeSm90Config kCfg>
+TESSERA_DEVICE void fold_part(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90Params& p, const Segment& segment,
+                              bool alone, int local, int col, const DecodePart<4>& part) {
+  const int index = segment.parts.index, in_group = index % kDecodeGroupParts;
+  DecodeFold<kCfg.head_dim>&of_group = shared.folds[local], &of_all = shared.folds[kDecodeRows + local];
+  const DecodePart<4> group = fold(in_group > 0 ? of_group.get(col) : DecodePart<4>(), part);
+  if (in_group < kDecodeGroupParts - 1 && !segment.last) return of_group.put(col, group);
+  if (!alone) return store_part<kCfg>(p, segment, local, col, group);
+  const DecodePart<4> all = fold(index < kDecodeGroupParts ? DecodePart<4>() : of_all.get(col), group);
   if (segment.last) return store_row<kCfg>(p, segment, local, col, all);
-  stats = all.stats(), o = make_float4(all.o[0], all.o[1], all.o[2], all.o[3]);
+  of_all.put(col, all);
 }
 
 // Four columns of a row of the buffers, which a thread merges; none: row >= kRows.
@@ -207,13 +228,10 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
       merge_buffers<kCfg>(all, shared, item, local, with_tiles);
       if (segment.whole) {
         store_row<kCfg>(p, segment, local, item.col, all);
-      } else if (kCfg.invariant && alone) {
-        fold_part<kCfg>(shared.folds[local], p, segment, local, item.col, all);
+      } else if (kCfg.invariant && segment.whole_group) {
+        fold_part<kCfg>(shared, p, segment, alone, local, item.col, all);
       } else {
-        const int64 at = static_cast<int64>(segment.parts.slot(segment.parts.index)) * p.part_rows + local;
-        *reinterpret_cast<float4*>(p.partial_o + at * kCfg.head_dim + item.col) =
-            make_float4(all.o[0], all.o[1], all.o[2], all.o[3]);
-        if (item.col == 0) reinterpret_cast<float2*>(p.partial_stat)[at] = all.stats();
+        store_part<kCfg>(p, segment, local, item.col, all);
       }
     }
     __syncthreads();  // the buffers are read
@@ -221,10 +239,11 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
 }
 
 // Parts of a work tile, kAhead of them under way at once, after `all`. Those that there are not, whose sum is 0, change nothing: so no
-// branch keeps one addition's weights from being made beside another's.
+// branch keeps one addition's weights from being made beside another's. in_memory: a bit each (ShareSegments::parts_in_memory).
 template <DecodeSm90Config kCfg, int kAhead>
-TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, const TileParts& tile_parts, int row,
-                              int col) {
+TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, const TileParts& tile_parts,
+                              uint32 in_memory, int row, int col) {
+  static_assert(kAhead % kDecodeGroupParts == 0);
 #pragma unroll 1
   for (int first = 0; first < tile_parts.count; first += kAhead) {
     float2 stats[kAhead + 1];
@@ -233,7 +252,7 @@ TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, con
     for (int n = 1; n <= kAhead; ++n) {
       stats[n] = make_float2(-infinity(), 0.0f);
       float4 part = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (first + n <= tile_parts.count) {
+      if (kCfg.invariant ? in_memory >> (first + n - 1) & 1 : first + n <= tile_parts.count) {
         const int64 at = static_cast<int64>(tile_parts.slot(first + n - 1)) * p.part_rows + row;
         stats[n] = __ldcg(reinterpret_cast<const float2*>(p.partial_stat) + at);
         part = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * kCfg.head_dim + col));
@@ -241,13 +260,17 @@ TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, con
       parts[n][0] = part.x, parts[n][1] = part.y, parts[n][2] = part.z, parts[n][3] = part.w;
     }
     if constexpr (kCfg.invariant) {
+      DecodePart<4> group;
 #pragma unroll
       for (int n = 1; n <= kAhead; ++n) {
         DecodePart<4> part;
         part.max_log2 = stats[n].x, part.sum = stats[n].y;
 #pragma unroll
         for (int c = 0; c < 4; ++c) part.o[c] = parts[n][c];
-        all = fold(all, part);
+        group = fold(group, part);
+        if (n % kDecodeGroupParts != 0) continue;
+        all = fold(all, group);
+        group = DecodePart<4>();
       }
     } else {
       stats[0] = all.stats();
@@ -261,15 +284,17 @@ TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, con
 // The parts of a work tile -> o and LSE. By all threads of a block that sees what all blocks have written. Few parts go through less
 // code: 32 heads of a sequence alone have four, 8 heads sixteen.
 template <DecodeSm90Config kCfg>
-TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const Segment& segment) {
+TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const ShareSegments<kCfg>& segments,
+                                const Segment& segment) {
   constexpr int kFew = 4, kMany = 16;
   const TileParts parts = segment.parts;
+  const uint32 in_memory = kCfg.invariant ? segments.parts_in_memory(segment) : 0;
   for_columns<kCfg>(segment.rows, [&](int row, int col) {
     DecodePart<4> all;
     if (parts.count <= kFew) {
-      add_parts<kCfg, kFew>(all, p, parts, row, col);
+      add_parts<kCfg, kFew>(all, p, parts, in_memory, row, col);
     } else {
-      add_parts<kCfg, kMany>(all, p, parts, row, col);
+      add_parts<kCfg, kMany>(all, p, parts, in_memory, row, col);
     }
     store_row<kCfg>(p, segment, row, col, all);
   });

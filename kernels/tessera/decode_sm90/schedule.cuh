@@ -7,7 +7,8 @@
 // they walk through the same tiles. A block whose sequence has fewer rows passes over it.
 //
 // `invariant`: a work tile has parts whose size depends on its own keys alone, at most most_parts of them, each summed by itself;
-// a part is in the share that its first tile is in. So the same additions are made in whatever batch a sequence stands.
+// a part is in the share that its first tile is in. Groups of kDecodeGroupParts neighbours are added first, then the groups' sums. So the same
+// additions are made in whatever batch a sequence stands, and of a group that is one team's alone memory has but the sum.
 #pragma once
 
 #include "tessera/attention/mask.cuh"
@@ -74,6 +75,7 @@ struct Segment {
   int first;                // of those, the part's first
   int part_tiles;           // invariant: of every part but the last
   bool whole, last;         // the part is the whole work tile; no other comes after it
+  bool whole_group;         // invariant: its team has all parts of the part's group (set_parts)
   TileParts parts;          // unless it is whole; once the block is at it (ShareSegments::set_parts)
 };
 
@@ -148,6 +150,24 @@ struct ShareSegments {
       if (!walk.next(p, next)) next.rows = 0;
     }
   }
+  // Invariant: whether one team has all parts of a group of a segment's work tile; where each part has a team of its own, none.
+  TESSERA_DEVICE bool group_is_whole(const Segment& segment, int group) const {
+    if (segment.part_tiles >= walk.share_tiles) return false;
+    const int first = group * kDecodeGroupParts, last = min(first + kDecodeGroupParts, segment.parts.count) - 1;
+    const auto team_of = [&](int part) {
+      return (segment.tiles_before + part * segment.part_tiles) / walk.share_tiles;
+    };
+    return team_of(first) == team_of(last);
+  }
+  // Invariant: the parts, a bit each, that are in memory once all have arrived: of a whole group its last alone, which is their sum.
+  TESSERA_DEVICE uint32 parts_in_memory(const Segment& segment) const {
+    uint32 all = (1u << segment.parts.count) - 1;
+    for (int group = 0; group * kDecodeGroupParts < segment.parts.count; ++group) {
+      const int first = group * kDecodeGroupParts, last = min(first + kDecodeGroupParts, segment.parts.count) - 1;
+      if (group_is_whole(segment, group)) all &= ~((1u << last) - (1u << first));
+    }
+    return all;
+  }
   // Of segment n, by one thread: five divisions that all would wait for where parts are written, counted and merged.
   TESSERA_DEVICE void set_parts(const DecodeSm90Params& p, int n) {
     Segment& segment = ring[n & (kRing - 1)];
@@ -162,6 +182,7 @@ struct ShareSegments {
       // Of parts that are at least a share each has a team of its own, of smaller ones no team between has none.
       parts.teams = segment.part_tiles >= share_tiles ? parts.count : last_team - first_team + 1;
       parts.first_slot = parts.counter * kDecodeMostParts, parts.second_slot = parts.first_slot + 1, parts.step = 1;
+      segment.whole_group = group_is_whole(segment, parts.index / kDecodeGroupParts);
     } else {
       parts.count = parts.teams = (segment.tiles_before + segment.tiles - 1) / share_tiles - first_team + 1;
       parts.index = walk.team - first_team;
@@ -226,8 +247,8 @@ TESSERA_DEVICE void find_share(const DecodeSm90Params& p, int block, int thread,
 #pragma unroll 1
     for (int batch = first; batch < last; ++batch) mine += tiles_of(batch);
     if (thread == 0) sSegments.ring[0].rows = 0;
-    int total;
-    int before = sum_before<kCfg.warps>(thread, mine, sScan, total);
+    int total = mine, before = 0;  // of a sequence alone, which is the first thread's
+    if (p.batch > 1) before = sum_before<kCfg.warps>(thread, mine, sScan, total);
     set_share(total);
     if (walk.at < walk.end && walk.at >= before && walk.at < before + mine) {
       walk.batch = first;

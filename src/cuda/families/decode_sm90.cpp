@@ -38,10 +38,9 @@ constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
 // Rows of a KV head, beyond which keys would be read too often: once for every kDecodeRows of them.
 constexpr int64_t kMostRows = 8 * kDecodeRows;
-// Of all of a batch's sequences a plan takes it for half as many by itself: more were not measured.
-constexpr int64_t kMostChosenRows = 4 * kDecodeRows;
-// From so many keys on a plan takes this kernel by itself: 512 work tiles of 256 keys take 30 us, by fwd_sm80 34.
-constexpr int64_t kLeastKeys = 256;
+// From so many keys on a plan takes this kernel by itself: 512 work tiles of 256 keys take 30 us, by fwd_sm80 34. For more than four work tiles of
+// rows from 1024: 128 rows of one sequence's 8192 keys take 39 us, of which 7 are there whatever the keys, by fwd_sm80 59, by fwd_sm90 79.
+constexpr int64_t kLeastKeys = 256, kManyRows = 4 * kDecodeRows, kManyRowsLeastKeys = 1024;
 
 // Nanoseconds that a key of a KV head takes with two and with four work tiles of rows, and by fwd_sm90 where memory bounds it; and
 // of a key in fwd_sm90's tile of a query head, one a multiprocessor at once. An H100, docs/lab/2026-11-25-decode-sm90.md.
@@ -197,8 +196,9 @@ std::string refuse_unasked(const tessera_plan& plan) {
     const bool by_rows = !core::packed_q(p) || core::paged(p) || core::present(p.seqused_k);
     return by_rows ? "" : "packed queries without a cache: other sequences of the batch may have many";
   }
-  if (rows > kMostChosenRows) return rows_of + ", chosen for at most " + std::to_string(kMostChosenRows);
-  if (plan.max_seqlen_k < kLeastKeys) return std::to_string(plan.max_seqlen_k) + " keys: fwd_sm80 answers sooner";
+  if (plan.max_seqlen_k < (rows > kManyRows ? kManyRowsLeastKeys : kLeastKeys)) {
+    return rows_of + ", " + std::to_string(plan.max_seqlen_k) + " keys: fwd_sm80 answers sooner";
+  }
   if (most_have_fewer(plan, rows)) return rows_of + ", but of most sequences fewer than half as many";
   return fwd_sm90_is_sooner(plan, rows) ? rows_of + ": fwd_sm90 answers sooner" : "";
 }
