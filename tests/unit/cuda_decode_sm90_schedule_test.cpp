@@ -66,7 +66,23 @@ struct Drawn {
 
 struct Part {
   int team, begin, end;
+  bool whole_group;
+  std::uint32_t in_memory;  // of its work tile
 };
+
+// Invariant: a group's sum stands for its parts where one team has them all, and each part for itself elsewhere.
+void expect_groups(const std::vector<Part>& parts) {
+  for (std::size_t first = 0; first < parts.size(); first += kDecodeGroupParts) {
+    const std::size_t last = std::min(first + kDecodeGroupParts, parts.size()) - 1;
+    const bool one_team = parts[first].team == parts[last].team;
+    for (std::size_t n = first; n <= last; ++n) {
+      if (first < last) {
+        ASSERT_EQ(parts[n].whole_group, one_team);
+      }
+      ASSERT_EQ(parts.front().in_memory >> n & 1, !one_team || n == last);
+    }
+  }
+}
 
 template <DecodeSm90Config kConfig>
 void deal() {
@@ -102,7 +118,9 @@ void deal() {
         tiles += segment.end - segment.begin;
         const std::tuple key{segment.batch, segment.head_kv, segment.row0};
         std::vector<Part>& of = parts[key];
-        of.push_back({team, segment.begin, segment.end});
+        const bool split = kConfig.invariant && !segment.whole;
+        of.push_back({team, segment.begin, segment.end, split && segment.whole_group,
+                      split ? segments.parts_in_memory(segment) : 0});
         ASSERT_LT(segment.begin, segment.end);
         ASSERT_GE(segment.rows, 1);
         ASSERT_EQ(segment.whole, segment.end - segment.begin == segment.tiles);
@@ -126,6 +144,7 @@ void deal() {
         if (segment.last) {
           ASSERT_EQ(static_cast<int>(of.size()), work.count);
           ASSERT_EQ(work.shared() ? static_cast<int>(teams[key].size()) : 1, work.teams);
+          if (kConfig.invariant) ASSERT_NO_FATAL_FAILURE(expect_groups(of));
         }
       }
       if (!kConfig.invariant) {

@@ -835,7 +835,7 @@ TEST(MixedSm90, LaunchesAKernelForFewRowsBesideThatForMany) {
 // 32 queries of 4 heads are 128 rows, for which fwd_sm80 reads every sequence's keys twice; 8 are one of its tiles.
 TEST(MixedSm90, TakesChunksOfFewQueries) {
   Problem problem = step_problem();
-  for (const std::int64_t queries : {17, 32, 63}) {
+  for (const std::int64_t queries : {28, 32, 63}) {
     problem.max_seqlen_q = queries;
     const Plan plan = tessera::plan(problem, gpu());
     EXPECT_EQ(plan.kernel, TESSERA_KERNEL_MIXED_SM90) << queries << ": " << refusal(plan, "mixed_sm90");
