@@ -8,6 +8,7 @@ build_one() {
   { echo "#define CONFIG $config"; [[ $name =~ b([234]) ]] && echo "#define MIN_BLOCKS ${BASH_REMATCH[1]}" || echo "#define MIN_BLOCKS 1"; } > $work/config.h
   cp $device/decode_sm90/* $own
   [[ $name == *_nopf* ]] && sed "s/cg.shared.global.L2::128B/cg.shared.global/" $device/ptx/cp_async.cuh > $work/tessera/ptx/cp_async.cuh
+  [[ $name == *_pf256* ]] && sed "s/L2::128B/L2::256B/" $device/ptx/cp_async.cuh > $work/tessera/ptx/cp_async.cuh
   [[ $name == *_qs* ]] && sed -i 's/return c.head_dim > 192 .*/return true;/' $own/config.hpp
   [[ $name == *_nc* ]] && sed -i -e '/^      score_stage<kCfg>/,/all_see.holds/d' -e '/^      product_pb/d' $own/kernel.cuh
   [[ $name == *_nv* ]] && sed -i '/^      product_pb/d' $own/kernel.cuh

@@ -43,7 +43,7 @@ tessera_layout contiguous(int32_t dtype, std::initializer_list<int64_t> shape) {
   return layout;
 }
 
-constexpr int64_t kKeys = 8192;
+constexpr int64_t kKeys = 8192, kFewKeys = 2048;
 
 tessera_problem problem_of(const PrebuiltRow& row, int32_t dtype, int64_t keys = kKeys, bool causal = true) {
   constexpr int64_t kHeadsQ = 32, kHeadsKv = 8, kPage = 16;
@@ -94,6 +94,7 @@ tessera_problem windowed(tessera_problem p) {
 }
 
 std::vector<tessera_problem> problems_of(const PrebuiltRow& row, int32_t dtype) {
+  if (row.use == Use::kPagedDecode) return {problem_of(row, dtype), problem_of(row, dtype, kFewKeys)};
   if (row.use != Use::kPrefill) return {problem_of(row, dtype)};
   std::vector<tessera_problem> problems;
   for (const bool causal : {true, false}) {

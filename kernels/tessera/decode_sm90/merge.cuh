@@ -282,17 +282,19 @@ TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, con
 }
 
 // The parts of a work tile -> o and LSE. By all threads of a block that sees what all blocks have written. Few parts go through less
-// code: 32 heads of a sequence alone have four, 8 heads sixteen.
+// code: 32 heads of a sequence alone have four, 8 heads sixteen, invariant of 2048 keys eight.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void merge_parts(const DecodeSm90Params& p, const ShareSegments<kCfg>& segments,
                                 const Segment& segment) {
-  constexpr int kFew = 4, kMany = 16;
+  constexpr int kFew = 4, kSome = 8, kMany = 16;
   const TileParts parts = segment.parts;
   const uint32 in_memory = kCfg.invariant ? segments.parts_in_memory(segment) : 0;
   for_columns<kCfg>(segment.rows, [&](int row, int col) {
     DecodePart<4> all;
     if (parts.count <= kFew) {
       add_parts<kCfg, kFew>(all, p, parts, in_memory, row, col);
+    } else if (kCfg.invariant && parts.count <= kSome) {
+      add_parts<kCfg, kSome>(all, p, parts, in_memory, row, col);
     } else {
       add_parts<kCfg, kMany>(all, p, parts, in_memory, row, col);
     }

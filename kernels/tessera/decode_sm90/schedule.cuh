@@ -162,6 +162,7 @@ struct ShareSegments {
   // Invariant: the parts, a bit each, that are in memory once all have arrived: of a whole group its last alone, which is their sum.
   TESSERA_DEVICE uint32 parts_in_memory(const Segment& segment) const {
     uint32 all = (1u << segment.parts.count) - 1;
+    if (segment.part_tiles >= walk.share_tiles) return all;  // a short call waits for this
     for (int group = 0; group * kDecodeGroupParts < segment.parts.count; ++group) {
       const int first = group * kDecodeGroupParts, last = min(first + kDecodeGroupParts, segment.parts.count) - 1;
       if (group_is_whole(segment, group)) all &= ~((1u << last) - (1u << first));

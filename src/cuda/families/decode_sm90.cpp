@@ -36,11 +36,15 @@ constexpr DecodeTile kTiles[] = {
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
+// Keys in pages, times KV heads, up to which cp.async answers sooner than TMA at D = 128: 1 x 1024 of 64 heads over 8 in 7.1 and 7.5 us, 1 x 2048 in
+// 7.7 and 8.3; 1 x 4096 in 9.4 both, and 32 KV heads of 1024 keys later.
+constexpr int64_t kShortHeadKeys = 2048 * 8;
+
 // Rows of a KV head, beyond which keys would be read too often: once for every kDecodeRows of them.
 constexpr int64_t kMostRows = 8 * kDecodeRows;
 // From so many keys on a plan takes this kernel by itself: 512 work tiles of 256 keys take 30 us, by fwd_sm80 34. For more than four work tiles of
-// rows from 1024: 128 rows of one sequence's 8192 keys take 39 us, of which 7 are there whatever the keys, by fwd_sm80 59, by fwd_sm90 79.
-constexpr int64_t kLeastKeys = 256, kManyRows = 4 * kDecodeRows, kManyRowsLeastKeys = 1024;
+// rows: 128 rows of one sequence's 512 keys take 9.4 us, as by fwd_sm90 (fwd_sm80 22), of 1024 11.4 (14).
+constexpr int64_t kLeastKeys = 256, kManyRows = 4 * kDecodeRows, kManyRowsLeastKeys = 512;
 
 // Nanoseconds that a key of a KV head takes with two and with four work tiles of rows, and by fwd_sm90 where memory bounds it; and
 // of a key in fwd_sm90's tile of a query head, one a multiprocessor at once. An H100, docs/lab/2026-11-25-decode-sm90.md.
@@ -69,6 +73,13 @@ bool takes_bulk_copies(const tessera_plan& plan, int block_n) {
   return refuse_tensor_map("k", p.k).empty() && refuse_tensor_map("v", p.v).empty();
 }
 
+// Invariant: not by the number of sequences.
+bool too_short_for_bulk_copies(const tessera_plan& plan) {
+  const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
+  return core::paged(plan.problem) && !plan.problem.batch_invariant && head_dim > 64 && head_dim <= 128 &&
+         plan.batch * plan.max_seqlen_k * plan.heads_kv <= kShortHeadKeys;
+}
+
 DecodeSm90Config make_config(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
@@ -81,7 +92,8 @@ DecodeSm90Config make_config(const tessera_plan& plan) {
   config.invariant = p.batch_invariant != 0;
   config.score = score_config(p);
   const DecodeTile& tile = *std::ranges::find_if(kTiles, [&](const DecodeTile& row) {
-    return head_dim <= row.head_dim && (!row.bulk || takes_bulk_copies(plan, row.block_n));
+    return head_dim <= row.head_dim &&
+           (!row.bulk || (takes_bulk_copies(plan, row.block_n) && !too_short_for_bulk_copies(plan)));
   });
   config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
   config.bulk = tile.bulk;
