@@ -316,7 +316,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"FewTiles", "16 tiles for 132 multiprocessors: fwd_sm80 splits the keys into",
                 [](Problem& p, Device&) {
                   p.q = p.o = layout(bfloat16, {1, 100, 16, 128});
-                  p.k = p.v = layout(bfloat16, {1, 8192, 16, 128});
+                  p.k = p.v = layout(bfloat16, {1, 8192, 8, 128});
                 }}),
     [](const auto& row) { return std::string(row.param.name); });
 
