@@ -163,17 +163,6 @@ BwdSm90Plan configs_of(const tessera_plan& plan) {
   return own;
 }
 
-// The heads whose blocks come together, the longest first: those whose Q, dO and dQ in float32 have a share of the L2 cache.
-// Where all blocks are alike, or which are long only the GPU knows, one after the other.
-int64_t section_heads(const tessera_plan& plan, const BlockShape& shape, int group_splits) {
-  constexpr int64_t kSectionBytes = 24'000'000, kElementBytes = 2 + 2 + 4;
-  if (!is_causal(plan.problem) || core::packed_k(plan.problem)) return 1;
-  const int64_t head_bytes =
-      plan.max_seqlen_q * shape.head_dim * kElementBytes * (plan.heads_q / plan.heads_kv / group_splits);
-  return std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(1, head_bytes), 1,
-                             plan.batch * plan.heads_kv * group_splits);
-}
-
 struct Tiles {
   int64_t q_tiles, q_slots, key_tiles, heads;
   int64_t blocks() const { return key_tiles * heads; }
@@ -187,6 +176,18 @@ Tiles tiles_of(const tessera_plan& plan, const BlockShape& shape) {
   tiles.key_tiles = cuda::tiles_of(packed_k, plan.batch, size.rows_k, 1, shape.block_n);
   tiles.heads = packed_k ? plan.heads_kv : plan.heads_kv * plan.batch;
   return tiles;
+}
+
+// The heads whose blocks come together, the longest first: those whose Q, dO and dQ in float32 have a share of the L2 cache; all, where
+// the GPU is full of blocks at most a few times, and the longest, started late, would end long after the others.
+// Where all blocks are alike, or which are long only the GPU knows, one after the other.
+int64_t section_heads(const tessera_plan& plan, const BlockShape& shape, const Tiles& tiles, int group_splits) {
+  constexpr int64_t kSectionBytes = 24'000'000, kElementBytes = 2 + 2 + 4, kFewRounds = 3;
+  if (!is_causal(plan.problem) || core::packed_k(plan.problem)) return 1;
+  if (tiles.blocks() * shape.cluster <= kFewRounds * plan.device.cores) return tiles.heads;
+  const int64_t head_bytes =
+      plan.max_seqlen_q * shape.head_dim * kElementBytes * (plan.heads_q / plan.heads_kv / group_splits);
+  return std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(1, head_bytes), 1, tiles.heads);
 }
 
 // Deterministic: by how many query tiles a block's start is after that of the block before. The blocks of a head then wait for one
@@ -339,7 +340,7 @@ BwdSm90Plan planned(const tessera_plan& plan) {
   tiles.heads *= own.group_splits;
   own.q_tiles = static_cast<int>(tiles.q_tiles), own.q_slots = static_cast<int>(tiles.q_slots);
   own.key_tiles = Divisor(static_cast<int>(tiles.key_tiles));
-  own.section_heads = Divisor(static_cast<int>(section_heads(plan, shape, own.group_splits)));
+  own.section_heads = Divisor(static_cast<int>(section_heads(plan, shape, tiles, own.group_splits)));
   own.heads = static_cast<int>(tiles.heads);
   own.rotation = static_cast<int>(rotation(plan, tiles, shape.cluster));
   own.before.x = static_cast<uint32_t>(tiles.q_slots * plan.heads_q + (own.rows.block_mask && !own.rows.deterministic));
