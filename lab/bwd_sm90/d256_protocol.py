@@ -110,6 +110,6 @@ def model(schedule, slots, stages):
     start(sender())
 
 
-for config in ((6, 2), (5, 3)):
+for config in ((6, 2), (5, 2), (5, 3)):
     check(lambda schedule: model(schedule, *config),
           ["empty", "full", "free", "p_full", "ds_full_0", "ds_full_1", "release_0", "release_1", "word"])

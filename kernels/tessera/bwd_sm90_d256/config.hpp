@@ -21,6 +21,7 @@ struct BwdSm90D256Config {
   bool d_bias;          // every query has entries of its own; sequences and heads may share them
   ScoreConfig score;    // as bwd_sm90's
   bool block_mask;      // tiles of queries by lists (block_lists/kernel), not from the first to the last
+  bool staged_dq;       // in any order: dQ is added by bulk copies from shared memory, not from registers
 
   // Columns of a half of Q, of dQ that a block makes, and of a half of dO.
   TESSERA_HOST_DEVICE constexpr int half_dim() const { return head_dim / 2; }
@@ -38,7 +39,7 @@ struct BwdSm90D256Config {
   TESSERA_HOST_DEVICE constexpr int stat_rows(int rank) const { return rank == 1 && score.softcap ? 2 : 1; }
 };
 TESSERA_CONFIG_FIELDS(BwdSm90D256Config, dtype, head_dim, head_dim_v, half_slots, exchange_stages, window, varlen,
-                      deterministic, d_bias, score, block_mask)
+                      deterministic, d_bias, score, block_mask, staged_dq)
 
 inline constexpr int kBwdD256ClusterBlocks = 2;
 
@@ -63,6 +64,7 @@ struct BwdSm90D256Layout {
   int keys;      // block 0: K [block_n][head_dim]; block 1: V [block_n][head_dim_v]
   int k_half;    // block 1: [block_n][half_dim], K's second half
   int halves;  // [half slots][block_m][half_dim], of which dO's have half_dim_v; at the end dV (block 0) or dK (block 1)
+  int dq;      // staged_dq: [block_m][bwd_dq_columns] float32, a part of dQ on its way out
   int stats;   // [kBwdD256StatStages][stat_rows][block_m] float32: block 0: LSE in log2 units; block 1: delta, LSE
   int block;   // KeyBlock
   int steps;   // [bwd_sm90_d256_steps] QueryTileStep, with has_steps: of the last steps
@@ -83,7 +85,8 @@ TESSERA_HOST_DEVICE constexpr BwdSm90D256Layout bwd_sm90_d256_layout(const BwdSm
   at.keys = at.exchange + c.exchange_stages * kQueries * kKeys * 2;
   at.k_half = at.keys + swizzled_bytes(kKeys, rank == 0 ? c.head_dim : c.head_dim_v);
   at.halves = at.k_half + (rank == 1 ? swizzled_bytes(kKeys, c.half_dim()) : 0);
-  at.stats = at.halves + bwd_sm90_d256_half_slots(c, rank) * swizzled_bytes(kQueries, c.half_dim());
+  at.dq = at.halves + bwd_sm90_d256_half_slots(c, rank) * swizzled_bytes(kQueries, c.half_dim());
+  at.stats = at.dq + (c.staged_dq ? kQueries * bwd_dq_columns(c.half_dim()) * 4 : 0);
   at.block = at.stats + kBwdD256StatStages * c.stat_rows(rank) * kQueries * 4;
   at.steps = at.block + kBwdSm90BlockBytes;
   at.drawn = at.steps + (c.has_steps() ? bwd_sm90_d256_steps(c) * 8 : 0);

@@ -58,6 +58,10 @@ struct D256DqWarpgroup {
           }
         }
         float* to = dq_part<kCfg.head_dim>(gdQ, warp(), (kRank * kParts + part) * (kPartCols / 8));
+        if constexpr (kCfg.staged_dq) {
+          add_staged(to);
+          continue;
+        }
 #pragma unroll
         for (int n = 0; n < kPartCols / 8; ++n) {
           if (kCfg.deterministic && first) {
@@ -75,6 +79,26 @@ struct D256DqWarpgroup {
       if constexpr (kCfg.block_mask) continue;
       tile = next_tile(block, tile);
       if (tile == start) head_slot += p.q_slots;
+    }
+    if constexpr (kCfg.staged_dq) ptx::cp_async_bulk_wait_group_read();
+  }
+
+  // A warp's 16 rows of a part are contiguous, in the order of the accumulators.
+  TESSERA_DEVICE void add_staged(float* to) const {
+    constexpr int kBytes = 16 * kPartCols * 4;
+    const uint32 staged = shared.base + Shared::kAt.dq + warp() * kBytes;
+    if (lane() == 0) ptx::cp_async_bulk_wait_group_read();
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < kPartCols / 8; ++n) {
+      const float(&x)[4] = rdQ[0][n];
+      ptx::st_shared_f32x4(staged + n * 512 + lane() * 16, x[0], x[1], x[2], x[3]);
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane() == 0) {
+      ptx::cp_reduce_async_bulk_add_f32(to, staged, kBytes);
+      ptx::cp_async_bulk_commit_group();
     }
   }
 

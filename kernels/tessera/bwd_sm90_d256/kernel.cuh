@@ -94,6 +94,7 @@ TESSERA_DEVICE void bwd_sm90_d256_block(const BwdSm90Params& p, char* shared_mem
 
 template <BwdSm90D256Config kCfg>
 TESSERA_DEVICE void bwd_sm90_d256(const BwdSm90Params& p) {
+  static_assert(!(kCfg.staged_dq && kCfg.deterministic), "turns are of additions from registers");
   static_assert(kCfg.head_dim_v <= kCfg.head_dim, "dO's halves lie in the places of Q's");
   static_assert(kCfg.block_m >= 1 << kListHiddenBits, "a step's word: its first query and what is hidden");
   static_assert(kCfg.half_slots >= 5, "a step's four halves and a next one; the results leave through four");

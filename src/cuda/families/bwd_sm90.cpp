@@ -28,7 +28,9 @@ struct PairTile {
   int head_dim, head_dim_v;
 };
 constexpr PairTile kPairTiles[] = {{192, 128}, {192, 192}, {256, 256}};
-constexpr int kPairHalfSlots = 6, kPairExchangeStages = 2;
+constexpr int kPairExchangeStages = 2;
+// Halves of Q and dO: of six one gives its place to dQ on its way out, which gains 2 %; in turns dQ is added from registers.
+constexpr int pair_half_slots(bool staged_dq) { return staged_dq ? 5 : 6; }
 // By a cluster of four blocks, bwd_sm90_d512: head sizes above, likewise.
 constexpr int kMostHeadDim = BwdSm90D512Config::head_dim,
               kMostPairHeadDim = kPairTiles[std::size(kPairTiles) - 1].head_dim;
@@ -99,17 +101,19 @@ BwdSm90D256Config make_pair_config(const tessera_plan& plan) {
   const PairTile& tile = *std::ranges::find_if(kPairTiles, [&plan](const PairTile& of) {
     return plan.head_dim <= of.head_dim && plan.head_dim_v <= of.head_dim_v;
   });
+  const bool staged_dq = !plan.problem.deterministic;
   return {.dtype = static_cast<Dtype>(plan.problem.q.dtype),
           .head_dim = tile.head_dim,
           .head_dim_v = tile.head_dim_v,
-          .half_slots = kPairHalfSlots,
+          .half_slots = pair_half_slots(staged_dq),
           .exchange_stages = kPairExchangeStages,
           .window = plan.problem.window_left >= 0,
           .varlen = is_varlen(plan.problem),
           .deterministic = plan.problem.deterministic != 0,
           .d_bias = core::present(plan.problem.d_bias),
           .score = score_config_beside_block_mask(plan.problem),
-          .block_mask = core::present(plan.problem.block_mask)};
+          .block_mask = core::present(plan.problem.block_mask),
+          .staged_dq = staged_dq};
 }
 
 // What launches and tensor maps take of any of the kernels.
