@@ -60,14 +60,14 @@ TESSERA_INLINE void score_products(AmxBackward& f, const StagePair& at, float* r
 // P and dS of keys j and j + 16, [row][vector of queries], into the three forms that the products take. kAnyNan: a NaN may
 // have any bits, which adding half a unit might carry into the sign.
 template <bool kAnyNan>
-TESSERA_INLINE void store_steps(const AmxBackward& f, const StagePair& at, int64_t j, const VecF (&probability)[2][2],
-                                const VecF (&ds)[2][2]) {
+TESSERA_INLINE void store_steps(const AmxBackward& f, const StagePair& at, const JoinRounded& join, int64_t j,
+                                const VecF (&probability)[2][2], const VecF (&ds)[2][2]) {
   char* p_row = f.p_of(at.in_job, at.tile) + j * kTileRow_bytes;
   char* ds_row = f.ds_of(at.in_job, at.tile) + j * kTileRow_bytes;
   char* pair = f.ds_pairs_of(at.in_job, at.tile) + j * kRow_bytes;
-  const auto joined = [](VecF low, VecF high) TESSERA_LAMBDA_INLINE {
+  const auto joined = [&](VecF low, VecF high) TESSERA_LAMBDA_INLINE {
     if constexpr (kAnyNan) return pair_bf16(low, high);
-    return join_words(Rounded((__m512i)low), Rounded((__m512i)high));
+    return join((__m512i)low, (__m512i)high);
   };
 #pragma GCC unroll 2
   for (int r = 0; r < 2; ++r) {
@@ -140,7 +140,7 @@ class FusedGradients {
       gradient.template operator()<true>();
       exponential_.next_unit(c);
     }
-    store_steps<false>(f_, at_, j, probability, ds);
+    store_steps<false>(f_, at_, join_, j, probability, ds);
     exponential_.prefetch_bias(j);
   }
 
@@ -151,6 +151,7 @@ class FusedGradients {
   VecF dp_scale_, scale_, minus_delta_[2];
   VecU out_of_range_{};
   Exponential exponential_;
+  JoinRounded join_;
   int index_ = 0;  // of the next unit
 };
 
@@ -215,6 +216,7 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
       store(sS + i, select(visible, kept, VecF{}));
     }
   if (p.d_bias) add_bias_gradient(p, tile, sdP, rest, key, count);
+  const JoinRounded join;
   for (int64_t j = 0; j < kTileSide; ++j) {
     VecF probability[2][2], ds[2][2];
 #pragma GCC unroll 2
@@ -229,7 +231,7 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
           ds[r][c] = select(ds[r][c] == 0.0f, VecF{}, ds[r][c] * load(slope + i));
         }
       }
-    store_steps<true>(f, at, j, probability, ds);
+    store_steps<true>(f, at, join, j, probability, ds);
   }
 }
 

@@ -14,6 +14,12 @@ constexpr int64_t kStageKeys = 2 * kTileSide;
 constexpr int kUnits = kTileSide;             // of a stage's softmax: keys j and j + 16
 constexpr float kFixedPointOne = 8388608.0f;  // 2^23
 
+// Computed here, whatever gcc would put off.
+template <class V>
+TESSERA_INLINE void compute_here(V& v) {
+  asm volatile("" : "+v"(v));
+}
+
 // 2^x by what floats are made of: x in fixed point with 23 fractional bits holds the exponent in its upper bits and, as a
 // mantissa, 1 + the fraction, whose power of two is a polynomial of degree 4 (3.0e-6 relative, far below P's rounding to
 // bfloat16) or 5 (1.9e-7), exact at integers. Out of range (x < -127, x >= 129, NaN) the sign comes out set, or an infinity
@@ -30,31 +36,55 @@ class FixedPointExp2 {
     const float* c = opaque(kCoefficients[kDegree - 4]);
 #pragma GCC unroll 6
     for (int i = 0; i <= kDegree; ++i) c_[i] = splat(c[i]);
+    // Loaded, or gcc would make them anew beside every product.
+    static constexpr uint32_t kParts[3] = {0x007fffffu, 0x3f800000u, 0xff800000u};
+    const uint32_t* parts = opaque(kParts);
+    mantissa_ = splat(parts[0]), one_ = splat(parts[1]), exponent_ = splat(parts[2]);
   }
   // 2^x, x in units of 2^-23.
   TESSERA_INLINE __m512i operator()(VecF units) const {
     const __m512i x = _mm512_cvtps_epi32((__m512)units);
-    const __m512i mantissa = _mm512_set1_epi32(0x007fffff), one = _mm512_set1_epi32(0x3f800000);
-    const VecF m = (VecF)_mm512_ternarylogic_epi32(x, mantissa, one, 0xea);  // (x & mantissa) | one
+    VecU exponent = (VecU)x & exponent_;
+    compute_here(exponent);  // or x would be copied for it
+    const VecF m =
+        (VecF)_mm512_ternarylogic_epi32(x, (__m512i)mantissa_, (__m512i)one_, 0xea);  // (x & mantissa_) | one_
     VecF q = c_[kDegree];
 #pragma GCC unroll 5
     for (int i = kDegree - 1; i >= 0; --i) q = fma(q, m, c_[i]);
-    return _mm512_add_epi32((__m512i)q, _mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xff800000u))));
+    return _mm512_add_epi32((__m512i)q, (__m512i)exponent);
   }
 
  private:
   VecF c_[kDegree + 1];
+  VecU mantissa_, one_, exponent_;
 };
 
-// Two vectors of float32 as pairs of bfloat16, low and high half of a word: half a unit added, the lower half dropped.
+// Float32 rounded to bfloat16, which is the upper half: half a unit added, the lower half is to be dropped.
 struct Rounded {
   __m512i bits;
   TESSERA_INLINE explicit Rounded(__m512i v) : bits(_mm512_add_epi32(v, _mm512_set1_epi32(0x8000))) {}
 };
-TESSERA_INLINE VecU join_words(Rounded low, Rounded high) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  return (VecU)_mm512_ternarylogic_epi32(high.bits, upper, _mm512_srli_epi32(low.bits, 16), 0xea);
-}
+// Two vectors of float32 as pairs of bfloat16, low and high half of a word, by a masked shuffle of bytes. Its constants are loaded,
+// or gcc would make them anew beside every product.
+class JoinRounded {
+ public:
+  TESSERA_INLINE JoinRounded() {
+    static constexpr uint32_t kHalfUnit[1] = {0x8000u};
+    static constexpr __mmask64 kLowHalves[1] = {0x3333333333333333};
+    alignas(16) static constexpr uint8_t kUpper[16] = {2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15};
+    half_unit_ = splat(*opaque(kHalfUnit)), low_halves_ = *opaque(kLowHalves);
+    upper_ = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(opaque(kUpper))));
+  }
+  TESSERA_INLINE VecU operator()(__m512i low, __m512i high) const {
+    const auto rounded = [&](__m512i v) TESSERA_LAMBDA_INLINE { return (__m512i)((VecU)v + half_unit_); };
+    return (VecU)_mm512_mask_shuffle_epi8(rounded(high), low_halves_, rounded(low), upper_);
+  }
+
+ private:
+  VecU half_unit_;
+  __m512i upper_;
+  __mmask64 low_halves_;
+};
 
 // Which lanes see a key, by position: 0 <= key - low <= high - low, as one unsigned comparison.
 struct VisibleLanes {
@@ -420,9 +450,8 @@ class StageExponential {
       if constexpr (kAny) out.seen &= _mm512_cmpneq_ps_mask((__m512)bias, _mm512_set1_ps(-infinity()));
       offset = fma(bias, splat(kLog2e * kFixedPointOne), offset);
     }
-    const VecF row = splat(*opaque(kRowNumbers + n));
-    if constexpr (kScores == Scores::kAlibi) offset = fma(-options_->slope[c], row, offset);
-    if (kAny && options_->alibi) offset = fma(options_->slope[c], abs(options_->distance[c] - row), offset);
+    if constexpr (kScores == Scores::kAlibi) offset = fma(-options_->slope[c], row_number(n), offset);
+    if (kAny && options_->alibi) offset = fma(options_->slope[c], abs(options_->distance[c] - row_number(n)), offset);
     VecF x = fma(s, scale_, offset);
     // Scores far below (a bias of -1e30) are zeros, as 2^-127 comes out, no reason to do the job again.
     if constexpr (kAny || kScores == Scores::kBias || kScores == Scores::kAlibi) {
@@ -448,6 +477,7 @@ class StageExponential {
   }
 
  private:
+  TESSERA_INLINE static VecF row_number(int64_t n) { return splat(*opaque(kRowNumbers + n)); }
   TESSERA_INLINE static __mmask16 bit(VecU lanes, uint32_t n) {
     return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)splat(*opaque(kBits + n)));
   }

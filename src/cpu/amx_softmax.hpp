@@ -71,12 +71,6 @@ struct PairsOf<true> {
   typedef KeptPairs Type;
 };
 
-// Computed here: gcc would put the sums of a whole unrolled stage off, and spill what they are sums of.
-template <class V>
-TESSERA_INLINE void compute_here(V& v) {
-  asm volatile("" : "+v"(v));
-}
-
 // The softmax of one stage: S [32][kBlockM] -> P [16 pairs of keys j, j + 16][kBlockM], some units at a time. What dropout
 // drops is 0, what it keeps is not scaled: O is, at the end.
 template <Scores kScores>
@@ -116,6 +110,7 @@ class StageSoftmax {
       } else {
         half_unit<0>();
       }
+      // gcc would put the sums of a whole unrolled stage off, and spill what they are sums of.
       compute_here(sum_[0]), compute_here(sum_[1]), compute_here(out_of_range_);
     }
   }
@@ -143,7 +138,7 @@ class StageSoftmax {
         high = (__m512i)exponential_.template kept<true>(unit, c, (VecF)high);
       }
     }
-    const VecU pair = join_words(Rounded(low), Rounded(high));
+    const VecU pair = join_(low, high);
     if constexpr (kPlain) out_of_range_ |= pair;
     store(p_out_ + unit * kBlockM + c * kLanes, pairs_(index_, c, pair));
     half_ = c == 0;
@@ -159,6 +154,7 @@ class StageSoftmax {
   bool half_ = false;  // whose first half is done
   StageExponential<kScores, kDegree, false> exponential_;
   typename PairsOf<kScores == Scores::kDropout>::Type pairs_;
+  JoinRounded join_;
   VecF sum_[2];
   VecU out_of_range_;
 };
