@@ -13,10 +13,11 @@ struct Traits {
   Load load = kStreamed;
   Exp exp = kPoly4;
   bool products = true, loads = true, stores = true, o_memory = true;
-  int ring_pad = 0;   // bytes between the two stages of S beyond their own
-  int blocks = 1;     // of 32 keys a stage
-  int pieces = 2;     // of softmax beside a step of four products: 1, 2 or 4
-  bool near = false;  // K and V of the first stage only, from the first cache
+  int ring_pad = 0;    // bytes between the two stages of S beyond their own
+  int blocks = 1;      // of 32 keys a stage
+  int pieces = 2;      // of softmax beside a step of four products: 1, 2 or 4
+  bool near = false;   // K and V of the first stage only, from the first cache
+  bool early = false;  // within a group, a tile is loaded a piece of softmax before the product that takes it
 };
 
 // What one pass works on: 256 keys packed, 16 tiles of queries.
@@ -239,22 +240,29 @@ struct Kernel {
       const char* aa = a + step * a_step;
       const char* bb = b + step * 2048;
       ask(ahead + step * a_step);
-      load_b<6>(bb);
-      load_a<4>(aa, nullptr);
-      if (step == 0) put<0>(pending), begin<0, kAdd>(c);
+      const bool first = step == 0, now = !T.early || first, last = step + 1 == steps;
+      if (now) load_b<6>(bb), load_a<4>(aa, nullptr);
+      if (first) put<0>(pending), begin<0, kAdd>(c);
       product<0, 4, 6>();
+      if (T.early && first)
+        load_b<7>(bb + 64), put<1>(pending + 64), begin<1, kAdd>(c + 64), load_a<5>(aa + a_lower, nullptr);
       if (T.pieces == 4) beside();
-      load_b<7>(bb + 64);
-      if (step == 0) put<1>(pending + 64), begin<1, kAdd>(c + 64);
+      if (!T.early) load_b<7>(bb + 64);
+      if (!T.early && first) put<1>(pending + 64), begin<1, kAdd>(c + 64);
       product<1, 4, 7>();
+      if (T.early && first) put<2>(pending + 2048), begin<2, kAdd>(c + 2048);
+      if (T.early && !last) load_a<4>(aa + a_step, nullptr);
       if (T.pieces >= 2) beside();
       ask(ahead + step * a_step + a_lower);
-      load_a<5>(aa + a_lower, nullptr);
-      if (step == 0) put<2>(pending + 2048), begin<2, kAdd>(c + 2048);
+      if (!T.early) load_a<5>(aa + a_lower, nullptr);
+      if (!T.early && first) put<2>(pending + 2048), begin<2, kAdd>(c + 2048);
       product<2, 5, 6>();
+      if (T.early && first) put<3>(pending + 2112), begin<3, kAdd>(c + 2112);
+      if (T.early && !last) load_b<6>(bb + 2048);
       if (T.pieces == 4) beside();
-      if (step == 0) put<3>(pending + 2112), begin<3, kAdd>(c + 2112);
+      if (!T.early && first) put<3>(pending + 2112), begin<3, kAdd>(c + 2112);
       product<3, 5, 7>();
+      if (T.early && !last) load_b<7>(bb + 2048 + 64), load_a<5>(aa + a_step + a_lower, nullptr);
       beside();
     }
   }
