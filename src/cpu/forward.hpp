@@ -284,40 +284,48 @@ TESSERA_OWN_FUNCTION void attend_block(const Params& p, Tile& tile, float* sQ, f
   }
 }
 
+// A sink's part: the rows' stale max and sum with it, and what O is to be scaled by.
+TESSERA_OWN_FUNCTION void add_sink(const Params& p, Tile& tile, float* scale) {
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    const float sum = tile.sum[lane], stale_max = tile.stale_max[lane];
+    if (sum == 0.0f) continue;  // NaN counts as seen
+    const float sink =
+        *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * tile.head[lane]) * kLog2e;
+    const float joint = sink > stale_max ? sink : stale_max;
+    const float rescale = __builtin_exp2f(stale_max - joint);
+    scale[lane] *= rescale;
+    tile.sum[lane] = sum * rescale + __builtin_exp2f(sink - joint);
+    tile.stale_max[lane] = joint;
+  }
+}
+
 // factor O / l and LSE, to the outputs or to this split's partial results.
 inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, float factor) {
-  alignas(64) float inverse[kBlockM];
+  alignas(64) float inverse[kBlockM], lse[kBlockM];
   char* rows[kBlockM];
-  const bool partial = p.num_splits > 1;
-  for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    const int64_t row = min_of<int64_t>(lane, tile.count - 1);
-    float stale_max = tile.stale_max[row], sum = tile.sum[row];
-    float scale = 1.0f;
-    const bool seen = sum != 0.0f;  // NaN counts as seen
-    if (p.sink && !partial && seen) {
-      const float sink =
-          *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * tile.head[row]) *
-          kLog2e;
-      const float joint = sink > stale_max ? sink : stale_max;
-      scale = __builtin_exp2f(stale_max - joint);
-      sum = sum * scale + __builtin_exp2f(sink - joint);
-      stale_max = joint;
-    }
-    inverse[lane] = seen ? factor * scale / sum : 0.0f;
-    if (lane >= tile.count) continue;
-    const float lse = seen && (partial || p.lse) ? (stale_max + __builtin_log2f(sum)) * kLn2 : -infinity();
-    const int64_t query = tile.query[row], head = tile.head[row];
+  const bool partial = p.num_splits > 1, with_lse = partial || p.lse;
+  for (int64_t lane = 0; lane < kBlockM; lane += kLanes) store(inverse + lane, splat(factor));
+  if (p.sink && !partial) add_sink(p, tile, inverse);
+  for (int64_t lane = 0; lane < kBlockM; lane += kLanes) {
+    const VecF sum = load(tile.sum + lane);
+    const VecI seen = sum != 0.0f;  // NaN counts as seen
+    store(inverse + lane, select(seen, load(inverse + lane) / sum, VecF{}));
+    if (!with_lse) continue;
+    store(lse + lane, select(seen, (load(tile.stale_max + lane) + log2(sum)) * kLn2, splat(-infinity())));
+  }
+  for (int64_t lane = 0; lane < tile.count; ++lane) {
+    const int64_t query = tile.query[lane], head = tile.head[lane];
     if (partial) {
       const int64_t at = (split * p.heads_q + head) * p.rows_total + tile.sequence->row_begin + query;
-      p.partial_lse[at] = lse;
+      p.partial_lse[at] = lse[lane];
       rows[lane] = reinterpret_cast<char*>(p.partial_o + at * p.head_dim_v);
-    } else {
-      if (p.lse) {
-        char* at = p.lse + p.lse_batch * tile.batch + p.lse_head * head + p.lse_row * (tile.sequence->q_begin + query);
-        *reinterpret_cast<float*>(at) = lse;
-      }
-      rows[lane] = row_at(p.o, tile, lane);
+      continue;
     }
+    if (p.lse) {
+      char* at = p.lse + p.lse_batch * tile.batch + p.lse_head * head + p.lse_row * (tile.sequence->q_begin + query);
+      *reinterpret_cast<float*>(at) = lse[lane];
+    }
+    rows[lane] = row_at(p.o, tile, lane);
   }
   if (!tile.started) __builtin_memset(sO, 0, static_cast<size_t>(p.head_dim_v) * kBlockM * sizeof(float));
   with_float_elem(partial ? static_cast<int32_t>(TESSERA_FLOAT32) : p.dtype,

@@ -229,6 +229,23 @@ TESSERA_INLINE VecF tanh(VecF x) {
   return select(x * x == 81.0f, x * splat(1.0f / 9.0f), ratio.numerator / ratio.denominator);
 }
 
+// log2(x), x > 0, infinite or NaN: x = 2^e m, sqrt(1/2) <= m < sqrt(2), and log2(m) = 2 log2(e) atanh(t), t = (m - 1) / (m + 1),
+// whose series is cut off after t^9 (3e-9 relative).
+TESSERA_INLINE VecF log2(VecF x) {
+  constexpr uint32_t kSqrtHalf = 0x3f3504f3;
+  constexpr float kLeastNormal = 0x1p-126f, kTwoLog2e = 2.885390082f;
+  const VecI denormal = x < kLeastNormal;
+  const VecU u = (VecU)select(denormal, x * 0x1p24f, x);
+  const VecI e = (VecI)(u - kSqrtHalf) >> 23;
+  const VecF m = (VecF)(u - ((VecU)e << 23));
+  const VecF t = (m - 1.0f) / (m + 1.0f), z = t * t;
+  VecF p = fma(splat(kTwoLog2e / 9), z, splat(kTwoLog2e / 7));
+  p = fma(p, z, splat(kTwoLog2e / 5));
+  p = fma(p, z, splat(kTwoLog2e / 3));
+  p = fma(p, z, splat(kTwoLog2e));
+  return select(x - x == 0.0f, fma(t, p, to_float(e - (denormal & 24))), x);
+}
+
 // ---- 16-bit types: bit patterns in memory, float32 in registers ----
 
 TESSERA_INLINE VecF float_from_bf16(VecH h) { return (VecF)(__builtin_convertvector(h, VecU) << 16); }
