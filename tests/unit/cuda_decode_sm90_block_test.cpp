@@ -56,6 +56,7 @@ bool try_config(const Launch& launch, const DecodeSm90Params& params) {
 bool run_config(const Launch& launch, const DecodeSm90Params& p) {
   return try_config<config(kBf16, 128, 8, false, false, false, true, kNone)>(launch, p) ||
          try_config<config(kBf16, 128, 8, true, true, false, true, kNone)>(launch, p) ||
+         try_config<config(kBf16, 128, 8, true, true, false, false, kNone)>(launch, p) ||
          try_config<config(kF16, 64, 8, true, true, false, false, kNone)>(launch, p) ||
          try_config<config(kF16, 112, 8, false, false, false, false, kNone)>(launch, p) ||
          try_config<config(kBf16, 256, 8, true, true, true, true, kNone)>(launch, p) ||
@@ -215,6 +216,7 @@ INSTANTIATE_TEST_SUITE_P(
         "dtype=bf16 b=3 sq=8 sk=3000 hq=2 hkv=1 d=256 dv=256 k=paged page=64 invariant=1 cores=9",
         // One sequence; pages of fewer keys than a tile's, with more tiles a warp than entries come at once.
         "dtype=bf16 b=1 sq=1 sk=900 hq=8 hkv=2 d=128 dv=128 k=paged page=16 cores=5",
+        "dtype=bf16 b=2 sq=1 sk=4500 hq=8 hkv=2 d=128 dv=128 k=paged page=16 cores=5",  // so many by TMA
         "dtype=f16 b=3 sq=1 sk=1300 hq=4 hkv=2 d=64 dv=64 used=1 tree=1 cores=5",
         "dtype=f16 b=1 sq=3 sk=1500 hq=4 hkv=2 d=64 dv=64 k=paged page=1 causal=1 cores=5",
         "dtype=f16 b=1 sq=1 sk=2000 hq=2 hkv=2 d=64 dv=64 k=paged page=3 cores=2",
