@@ -85,22 +85,24 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     gradients(f, {&pairs[i], next, f.ring(i % 2), f.ring((i + 1) % 2)});
   }
 
-  // 2. dV += P^T dO and dK += dS^T Q, over the queries.
+  // 2. dV += P^T dO and dK += dS^T Q, over the queries. Columns outside, stages inside: the job's P^T or dS^T and 32 columns of dO or
+  // Q stay in the first cache.
   const auto none = [] {};
-  for (int64_t n = 0; n < stages; ++n) {
-    const int64_t from = tile_begin[n], steps = tile_end[n] - from;
-    if (steps <= 0) continue;
-    const int64_t row = (first + n) * kStageKeys;
-    const auto accumulate_rows = [&](float* out, const char* a, const char* b, int64_t groups) {
-      for (int64_t g = 0; g < groups; ++g) {
+  const auto accumulate_rows = [&](float* out, const auto& a_of, const char* b, int64_t groups) {
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t n = 0; n < stages; ++n) {
+        const int64_t from = tile_begin[n], steps = tile_end[n] - from, row = (first + n) * kStageKeys;
+        if (steps <= 0) continue;
         f.accumulators.multiply<true, false, Pieces::kTwo>(
-            reinterpret_cast<char*>(out + (g * f.p.block_n + row) * kBlockM), true, a, kTile_bytes, kSteps_bytes,
-            b + (g * kAmxBackwardTiles + from) * kSteps_bytes, steps, none);
+            reinterpret_cast<char*>(out + (g * f.p.block_n + row) * kBlockM), true, a_of(n, from), kTile_bytes,
+            kSteps_bytes, b + (g * kAmxBackwardTiles + from) * kSteps_bytes, steps, none);
       }
-    };
-    accumulate_rows(f.s.sdV, f.p_of(n, from), f.s.do_rows, f.v_steps);
-    accumulate_rows(f.s.sdK, f.ds_of(n, from), f.s.q_rows, f.q_steps);
-  }
+    }
+  };
+  accumulate_rows(
+      f.s.sdV, [&](int64_t n, int64_t tile) { return f.p_of(n, tile); }, f.s.do_rows, f.v_steps);
+  accumulate_rows(
+      f.s.sdK, [&](int64_t n, int64_t tile) { return f.ds_of(n, tile); }, f.s.q_rows, f.q_steps);
 
   // 3. dQ^T += K^T dS^T, over the keys.
   for (int64_t t = 0; t < f.tile_count; ++t) {
