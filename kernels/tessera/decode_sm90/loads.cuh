@@ -197,7 +197,8 @@ class DecodeLoader {
       } else {
         if constexpr (kKeys) find_row(segment, first);
         if (kKeys || !same_places()) place_rows(kKeys ? p.k : p.v, segment.head_kv);
-        load_rows(to, kKeys ? p.k : p.v, (kKeys ? p.head_dim : p.head_dim_v) * kBytes);
+        const int columns = segment.s.sk > 0 ? kKeys ? p.head_dim : p.head_dim_v : 0;  // no keys, no row to read
+        load_rows(to, kKeys ? p.k : p.v, columns * kBytes);
       }
     }
     if constexpr (!kCfg.bulk) ptx::cp_async_commit_group();  // an empty one, too: the count stays
