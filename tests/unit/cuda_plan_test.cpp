@@ -679,7 +679,7 @@ TEST(DecodeSm90, TakesCausalFlagsAndTreesOfDraftedTokens) {
   }
 }
 
-// Microseconds of a call by each kernel, an H100 at c7a09d5 (bench/results/2026-11-25-h100-serving-4.json; 32 queries and fewer than 8192 keys: 2026-11-26-h100-serving.json): packed causal queries, all
+// Microseconds of a call by each kernel, an H100 at c7a09d5 (bench/results/2026-11-25-h100-serving-4.json; 32 queries and fewer than 8192 keys: 2026-11-26-h100-serving-1.json): packed causal queries, all
 // sequences with as many, keys in pages of 16. 0: not taken.
 struct FewQueries {
   std::int64_t heads, heads_kv, sequences, keys, head_dim, queries;
