@@ -108,12 +108,6 @@ tessera_problem masked_problem_of(int64_t head_dim) {
   return problem;
 }
 
-// Behind the order of the tiles of keys and the counter from which blocks draw them, to the next 64 bytes.
-char* end_of_order(const BwdSm90Params& p, int64_t key_tiles) {
-  constexpr uintptr_t kUnit = 64;
-  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(p.order + key_tiles + 1) + kUnit - 1) / kUnit * kUnit);
-}
-
 // With a block mask also the lists, and a block more that orders the tiles of keys, in memory of its own.
 TEST(CudaBwdSm90, OrdersAMasksTilesOfKeys) {
   const tessera_plan plan = plan_of(masked_problem_of(128));
@@ -129,7 +123,7 @@ TEST(CudaBwdSm90, OrdersAMasksTilesOfKeys) {
   EXPECT_EQ(before.order, products.order);
   EXPECT_EQ(before.lists.words, products.lists.words);
   EXPECT_EQ(products.order, products.lists.count(kHeads * products.key_tiles));
-  EXPECT_EQ(end_of_order(products, plan.num_items) - workspace, plan.shared_bytes);
+  EXPECT_EQ(reinterpret_cast<char*>(products.order + list[2].grid.x) - workspace, plan.shared_bytes);
 }
 
 TEST(CudaBwdSm90, TakesAMaskByPairsOfBlocks) {
@@ -141,7 +135,7 @@ TEST(CudaBwdSm90, TakesAMaskByPairsOfBlocks) {
   EXPECT_STREQ(list[2].name, "bwd_sm90_d256");
   const auto products = params_of<BwdSm90Params>(list[2]);
   EXPECT_EQ(products.order, products.lists.count(kHeads * products.key_tiles));
-  EXPECT_EQ(end_of_order(products, plan.num_items / 2) - workspace, plan.shared_bytes);
+  EXPECT_EQ(reinterpret_cast<char*>(products.order + list[2].grid.x / 2) - workspace, plan.shared_bytes);
   EXPECT_LE(list[2].spec().smem_bytes, 227 << 10);
 }
 
@@ -353,11 +347,13 @@ TEST(CudaBwdSm90, BlocksOfLongHeadsComeHeadByHead) {
   tessera_problem p = problem_of(128);
   p.q = p.o = p.d_o = p.d_q = layout(bfloat16, {kBatch, 16384, kHeads, 128});
   p.lse = layout(float32, {kBatch, kHeads, 16384});
-  LaunchList causal, full;
-  ASSERT_EQ(lower(plan_of(p), tessera_buffers{}, nullptr, causal).code, TESSERA_OK);
+  LaunchList causal, few, full;
+  ASSERT_EQ(lower(plan_of(p, 4), tessera_buffers{}, nullptr, causal).code, TESSERA_OK);
+  ASSERT_EQ(lower(plan_of(p, 6), tessera_buffers{}, nullptr, few).code, TESSERA_OK);
   p = problem_of(128, false);
   ASSERT_EQ(lower(plan_of(p), tessera_buffers{}, nullptr, full).code, TESSERA_OK);
   EXPECT_EQ(params_of<BwdSm90Params>(causal[1]).section_heads, 1);
+  EXPECT_EQ(params_of<BwdSm90Params>(few[1]).section_heads, kBatch * kHeadsKv) << "16 blocks, 3 rounds of 6 at most";
   EXPECT_EQ(params_of<BwdSm90Params>(full[1]).section_heads, 1) << "all are equally long";
 }
 
