@@ -19,6 +19,27 @@ TESSERA_DEVICE void issue_dq_part(float (&rdQ)[1][kN][4], const TileDescriptor& 
   ptx::wgmma_commit_group();
 }
 
+// A warp's 16 rows of a part of dQ to shared memory, contiguous in the order of the accumulators.
+template <int kN>
+TESSERA_DEVICE void stage_dq_part(uint32 staged, const float (&rdQ)[1][kN][4], int lane) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    const float(&x)[4] = rdQ[0][n];
+    ptx::st_shared_f32x4(staged + n * 512 + lane * 16, x[0], x[1], x[2], x[3]);
+  }
+}
+// And from there added to those in memory, by a bulk copy of the warp's first lane.
+template <int kN>
+TESSERA_DEVICE void add_staged_dq_part(float* to, uint32 staged, const float (&rdQ)[1][kN][4], int lane) {
+  stage_dq_part(staged, rdQ, lane);
+  ptx::fence_proxy_async();
+  __syncwarp();
+  if (lane == 0) {
+    ptx::cp_reduce_async_bulk_add_f32(to, staged, kN * 512);
+    ptx::cp_async_bulk_commit_group();
+  }
+}
+
 template <BwdSm90Config kCfg>
 struct DqWarpgroup {
   using Shared = BwdSm90Shared<kCfg>;
@@ -92,14 +113,7 @@ struct DqWarpgroup {
 
   // Deterministic: for the thread that adds dQ (dq_thread.cuh), as it is in global memory.
   TESSERA_DEVICE void stage(int part, const RingPosition<kBwdDqStages>& staged_at) {
-    store_part(shared.tile(Shared::kAt.dq, Shared::kDqBytes, staged_at) + part_offset(part) * 4);
-  }
-  TESSERA_DEVICE void store_part(uint32 staged) const {
-#pragma unroll
-    for (int n = 0; n < kPartCols / 8; ++n) {
-      const float(&x)[4] = rdQ[0][n];
-      ptx::st_shared_f32x4(staged + n * 512 + lane() * 16, x[0], x[1], x[2], x[3]);
-    }
+    stage_dq_part(shared.tile(Shared::kAt.dq, Shared::kDqBytes, staged_at) + part_offset(part) * 4, rdQ, lane());
   }
 
   // A warp's 16 rows of a part are contiguous, in the order of the accumulators: attention/query_slots.cuh.
@@ -111,13 +125,7 @@ struct DqWarpgroup {
         if (lane() == 0) ptx::cp_async_bulk_wait_group_read();
         __syncwarp();
       }
-      store_part(staged);
-      ptx::fence_proxy_async();
-      __syncwarp();
-      if (lane() == 0) {
-        ptx::cp_reduce_async_bulk_add_f32(to, staged, kPartBytes);
-        ptx::cp_async_bulk_commit_group();
-      }
+      add_staged_dq_part(to, staged, rdQ, lane());
     } else {
 #pragma unroll
       for (int n = 0; n < kPartCols / 8; ++n) dq_add(to + n * 128, lane(), rdQ[0][n]);

@@ -85,21 +85,10 @@ struct D256DqWarpgroup {
 
   // A warp's 16 rows of a part are contiguous, in the order of the accumulators.
   TESSERA_DEVICE void add_staged(float* to) const {
-    constexpr int kBytes = 16 * kPartCols * 4;
-    const uint32 staged = shared.base + Shared::kAt.dq + warp() * kBytes;
+    const uint32 staged = shared.base + Shared::kAt.dq + warp() * (16 * kPartCols * 4);
     if (lane() == 0) ptx::cp_async_bulk_wait_group_read();
     __syncwarp();
-#pragma unroll
-    for (int n = 0; n < kPartCols / 8; ++n) {
-      const float(&x)[4] = rdQ[0][n];
-      ptx::st_shared_f32x4(staged + n * 512 + lane() * 16, x[0], x[1], x[2], x[3]);
-    }
-    ptx::fence_proxy_async();
-    __syncwarp();
-    if (lane() == 0) {
-      ptx::cp_reduce_async_bulk_add_f32(to, staged, kBytes);
-      ptx::cp_async_bulk_commit_group();
-    }
+    add_staged_dq_part(to, staged, rdQ, lane());
   }
 
   // Rows of K after the sequence's last key become 0: a NaN there times a dS of 0 were NaN. In block 0 the key warpgroups may be reading

@@ -11,9 +11,8 @@ namespace tessera {
 
 inline constexpr int kDecodeRows = 16;       // query rows of a work tile: mma's
 inline constexpr int kDecodeMostParts = 16;  // of a work tile, where parts do not depend on the batch
-inline constexpr int kDecodeGroupParts =
-    4;  // of these, neighbours that are added before their sum is added to the others
-inline constexpr int kDecodeMergePad = 8;  // floats after a row of it, so that rows lie in different banks
+inline constexpr int kDecodeGroupParts = 4;  // of these, neighbours whose sum is added to the other groups'
+inline constexpr int kDecodeMergePad = 8;    // floats after a row of it, so that rows lie in different banks
 
 struct DecodeSm90Config {
   Dtype dtype;     // float16 or bfloat16

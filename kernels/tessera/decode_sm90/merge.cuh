@@ -58,8 +58,8 @@ struct DecodeMergeBuffers {
   static constexpr int kRows = decode_merge_rows(kCfg.head_dim);
   float partials[kCfg.warps][kRows][kCfg.head_dim + kDecodeMergePad];
   float2 stats[kCfg.warps][kDecodeRows];  // stale max in log2 units, and sum
-  DecodeFold<kCfg.head_dim>
-      folds[kCfg.invariant ? 2 * kDecodeRows : 1];  // of a row's group of parts, then of all groups
+  // Of each row's group of parts, then of each row's groups.
+  DecodeFold<kCfg.head_dim> folds[kCfg.invariant ? 2 * kDecodeRows : 1];
 };
 
 // Columns col ... of one row -> o, and by the first of them LSE. A row that sees nothing: 0 and -inf.
