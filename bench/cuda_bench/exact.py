@@ -1,4 +1,5 @@
-"""Results held against float64 on a few heads: whole heads, so that rows at every place of a tile are seen."""
+"""Results held against float64 on a few heads: whole heads, so that rows at every place of a tile are seen. And the error that is in
+every backward pass which takes O in a narrow type: delta = rowsum(dO ∘ O) is made from it."""
 
 from __future__ import annotations
 
@@ -23,10 +24,12 @@ def _slices(problem: Problem) -> list[tuple[int, int, int]]:
 
 
 class Exact:
-    """The exact o, or d_q, d_k, d_v, of a KV head (the first or last) and its query heads, in two sequences."""
+    """The exact o, or d_q, d_k, d_v, of a KV head (the first or last) and its query heads, in two sequences.
 
-    def __init__(self, problem: Problem, inputs: Inputs, direction: str):
-        self._problem, self._options = problem, inputs.options
+    round_o: the gradients are not exact: float64 all through, but for delta's O, rounded to the type of the inputs."""
+
+    def __init__(self, problem: Problem, inputs: Inputs, direction: str, *, round_o: bool = False):
+        self._problem, self._options, self._round_o = problem, inputs.options, round_o
         names = ("o",) if direction == "forward" else ("d_q", "d_k", "d_v")
         self._samples: list[dict[str, tuple[tuple, Tensor]]] = []
         k, v = inputs.keys_and_values()
@@ -42,7 +45,7 @@ class Exact:
 
     def _heads(self, q: Tensor, k: Tensor, v: Tensor, d_o: Tensor | None, first_head: int) -> dict[str, Tensor]:
         """q, d_o [Sq, G, D] of the heads from first_head on, k [Sk, D], v [Sk, Dv] -> o, d_q [Sq, G, D], d_k, d_v."""
-        k, v = k.double(), v.double()
+        dtype, k, v = k.dtype, k.double(), v.double()
         o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=torch.float64, device=q.device)
         d_q = torch.empty(q.shape, dtype=torch.float64, device=q.device)
         d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
@@ -50,12 +53,18 @@ class Exact:
             for first in range(0, q.shape[0], _ROWS):
                 rows = slice(first, min(first + _ROWS, q.shape[0]))
                 diagonal = torch.arange(rows.start, rows.stop, device=q.device) + k.shape[0] - q.shape[0]
-                results = attend(
-                    torch, q[rows, head].double(), k, v, diagonal, scale=q.shape[-1] ** -0.5,
-                    d_o=None if d_o is None else d_o[rows, head].double(), causal=self._problem.causal,
-                    window=(self._problem.window if self._problem.causal else -1, -1),
-                    **self._options_of(first_head + head, rows),
-                )  # fmt: skip
+                one = d_o[rows, head].double() if d_o is not None else None
+
+                def attended(d_lse: Tensor | float = 0.0):
+                    return attend(
+                        torch, q[rows, head].double(), k, v, diagonal, scale=q.shape[-1] ** -0.5, d_o=one, d_lse=d_lse,
+                        causal=self._problem.causal, window=(self._problem.window if self._problem.causal else -1, -1),
+                        **self._options_of(first_head + head, rows),
+                    )  # fmt: skip
+
+                results = attended()
+                if self._round_o:  # delta - d_lse, with the delta that the rounded O has
+                    results = attended((one * (results.o - results.o.to(dtype).double())).sum(-1, keepdim=True))
                 o[rows, head] = results.o
                 if d_o is None:
                     continue
@@ -88,10 +97,17 @@ class Exact:
 
     def errors(self, results: dict[str, Tensor]) -> dict[str, float]:
         """Each result's relative RMS error."""
+        return self._errors([{name: results[name][at] for name, (at, _) in sample.items()} for sample in self._samples])
+
+    def errors_of(self, other: Exact) -> dict[str, float]:
+        """The same of the other's samples, of the same problem."""
+        return self._errors([{name: x for name, (_, x) in sample.items()} for sample in other._samples])
+
+    def _errors(self, found: list[dict[str, Tensor]]) -> dict[str, float]:
         squares: dict[str, list[float]] = {}  # of the difference, of the exact result
-        for sample in self._samples:
-            for name, (at, exact) in sample.items():
+        for sample, values in zip(self._samples, found):
+            for name, (_, exact) in sample.items():
                 sums = squares.setdefault(name, [0.0, 0.0])
-                sums[0] += float((results[name][at].double() - exact).square().sum())
+                sums[0] += float((values[name].double() - exact).square().sum())
                 sums[1] += float(exact.square().sum())
         return {name: (difference / exact) ** 0.5 for name, (difference, exact) in squares.items()}
