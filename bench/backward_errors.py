@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from cuda_bench import machine
 from cuda_bench.contestants import enter
 from cuda_bench.exact import Exact
 from cuda_bench.problem import DTYPES, Inputs, Problem
@@ -162,7 +163,10 @@ def parse(arguments=None) -> argparse.Namespace:
 
 
 def main(arguments=None) -> int:
-    run(parse(arguments))
+    options = parse(arguments)
+    if options.device.startswith("cuda"):
+        machine.need_gpu()
+    run(options)
     return 0
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import tessera
 import tessera.torch
 import torch
-from cuda_bench import timing
+from cuda_bench import machine, timing
 
 MOST_DIFFERENCE = 0.01
 FLEX_BLOCK = 128  # its least: smaller blocks of the mask are rules within those that it lists
@@ -133,6 +133,7 @@ def main() -> int:
     parser.add_argument("--no-flex", action="store_true")
     parser.add_argument("--csv", metavar="FILE")
     options = parser.parse_args()
+    machine.need_gpu()
     calls, rows, wrong = Calls(options), [], 0
     for direction in options.direction:
         dense = milliseconds(calls.tessera(direction, None))

@@ -180,6 +180,7 @@ def main() -> int:
 
     from cuda_bench import machine
 
+    machine.need_gpu()
     started = time.monotonic()
     result = {"machine": machine.facts(), "ceilings": measure_ceilings(options), "cells": [],
               "lead_ms": options.lead_ms, "measure_ms": options.measure_ms, "rounds": options.rounds}  # fmt: skip

@@ -104,6 +104,7 @@ def main() -> int:
     options = parse()
     from cuda_bench import machine
 
+    machine.need_gpu()
     facts = machine.facts()
     print(machine.heading(facts))
     print("TFLOP/s (of normal inputs'; error)", flush=True)

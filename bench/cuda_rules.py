@@ -19,6 +19,8 @@ import time
 
 import torch
 
+from cuda_bench import machine
+
 PACKED = (
     ("8 x 2048, D 128", [2048] * 8, 128),
     ("16 x 512, D 64", [512] * 16, 64),
@@ -115,6 +117,7 @@ def main():
     parser.add_argument("builds", nargs="*", metavar="HERE OTHER")
     parser.add_argument("--json", metavar="FILE", help="write the results to this file, too")
     options = parser.parse_args()
+    machine.need_gpu()
     if options.what == "packed" and len(options.builds) == 2:
         result = both_packed(*options.builds)
     else:

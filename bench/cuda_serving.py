@@ -382,6 +382,7 @@ def measure(options) -> int:
 
     from cuda_bench import machine
 
+    machine.need_gpu()
     started, file = time.monotonic(), f"{options.out}/cells.json"
     os.makedirs(options.out, exist_ok=True)
     record = {"machine": machine.facts(), "cells": [], "failed": []}

@@ -24,6 +24,8 @@ from pathlib import Path
 
 import torch
 
+from cuda_bench import machine
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples/gpt2"))
 
@@ -273,6 +275,7 @@ def main() -> int:
     parser.add_argument("--no-flex", action="store_true")
     parser.add_argument("--settings", nargs="+", default=["1024,32", "4096,8"], metavar="LENGTH,BATCH[,compiled]", help="of gpt2")
     options = parser.parse_args()
+    machine.need_gpu()
     table = Table()
     try:
         {"sparse": sparse, "document": document, "gpt2": gpt2, "layer": layer, "host": host}[options.subject](table, options)

@@ -166,6 +166,9 @@ def main() -> int:
     options = parse()
     import torch
 
+    from cuda_bench import machine
+
+    machine.need_gpu()
     print(f"{torch.cuda.get_device_name()} · {options.dtype} · D {options.head_dim}, H {options.heads}, "
           f"{'full' if options.full else 'causal'}")  # fmt: skip
     rows, failed, begun = [], False, time.monotonic()

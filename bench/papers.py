@@ -300,6 +300,10 @@ def main() -> int:
     options = parser.parse_args()
     if (options.what == "counted") != (options.ncu is not None):
         parser.error("NCU_CSV: given with counted, and with nothing else")
+    if options.what != "counted":
+        from cuda_bench import machine
+
+        machine.need_gpu()
     rows = globals()[f"run_{options.what}"](options)
     write(rows, options.csv)
     wrong = [row for row in rows if row.get("error") and not float(row["error"]) <= MOST_ERROR]

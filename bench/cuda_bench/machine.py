@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def _answer(*command: str) -> str:
 
 def _gpu_fact(query: str) -> str:
     return _answer("nvidia-smi", "--id=0", f"--query-gpu={query}", "--format=csv,noheader")
+
+
+def need_gpu() -> None:
+    """Ends the program, with a line, where PyTorch has no GPU."""
+    if not torch.cuda.is_available():
+        sys.exit(f"this measures a GPU, and PyTorch {torch.__version__} sees none (torch.cuda.is_available())")
 
 
 def facts() -> dict:
