@@ -6,7 +6,7 @@ namespace tessera::cpu {
 namespace {
 
 enum Load { kPlainLoad, kStreamed, kPrefetched };
-enum Exp { kNoExp, kPoly4, kMagic4, kInt16, kPoly3 };
+enum Exp { kNoExp, kPoly4, kMagic4, kInt16, kPoly3, kTogether4 };
 
 struct Traits {
   int q_steps, v_groups, job_stages;
@@ -109,6 +109,48 @@ struct Unit<kPoly4> : PolyUnit<4> {
 template <>
 struct Unit<kPoly3> : PolyUnit<3> {
   using PolyUnit<3>::PolyUnit;
+};
+
+// As kPoly4, but a unit's four vectors take each step together, so that few instructions wait in the scheduler.
+template <>
+struct Unit<kTogether4> : PolyUnit<4> {
+  using PolyUnit<4>::PolyUnit;
+  TESSERA_INLINE static void here(__m512i (&v)[4]) { asm volatile("" : "+v"(v[0]), "+v"(v[1]), "+v"(v[2]), "+v"(v[3])); }
+  // The whole unit, when its first half is wanted.
+  TESSERA_INLINE void half(const float* s, uint32_t* p, int c) {
+    if (c != 0) return;
+    __m512i x[4], exponent[4], q[4];
+    const auto each = [](auto f) TESSERA_LAMBDA_INLINE { f(0), f(1), f(2), f(3); };
+    each([&](int v) TESSERA_LAMBDA_INLINE {
+      x[v] = (__m512i)fma(load(s + v / 2 * kTileSide * kBlockM + v % 2 * kLanes), scale_, offset_[v % 2]);
+    });
+    here(x);
+    each([&](int v) TESSERA_LAMBDA_INLINE { x[v] = _mm512_cvtps_epi32((__m512)x[v]); });
+    here(x);
+    each([&](int v) TESSERA_LAMBDA_INLINE { exponent[v] = _mm512_and_si512(x[v], exponent_); });
+    here(exponent);
+    each([&](int v) TESSERA_LAMBDA_INLINE { x[v] = _mm512_ternarylogic_epi32(x[v], mantissa_, one_, 0xea); });
+    here(x);
+    each([&](int v) TESSERA_LAMBDA_INLINE { q[v] = (__m512i)fma(c_[4], (VecF)x[v], c_[3]); });
+    here(q);
+    each([&](int v) TESSERA_LAMBDA_INLINE { q[v] = (__m512i)fma((VecF)q[v], (VecF)x[v], c_[2]); });
+    here(q);
+    each([&](int v) TESSERA_LAMBDA_INLINE { q[v] = (__m512i)fma((VecF)q[v], (VecF)x[v], c_[1]); });
+    here(q);
+    each([&](int v) TESSERA_LAMBDA_INLINE { q[v] = (__m512i)fma((VecF)q[v], (VecF)x[v], c_[0]); });
+    here(q);
+    each([&](int v) TESSERA_LAMBDA_INLINE { q[v] = _mm512_add_epi32(q[v], exponent[v]); });
+    here(q);
+    sum_[0] += (VecF)q[0] + (VecF)q[2], sum_[1] += (VecF)q[1] + (VecF)q[3];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const VecU pair = (VecU)_mm512_ternarylogic_epi32(_mm512_add_epi32(q[2 + i], half_), upper_,
+                                                        _mm512_srli_epi32(_mm512_add_epi32(q[i], half_), 16), 0xea);
+      out_ |= pair;
+      store(p + i * kLanes, pair);
+    }
+    asm volatile("" : "+v"(sum_[0]), "+v"(sum_[1]), "+v"(out_));
+  }
 };
 
 // Fixed point by the addition of 2^7 in the multiply-add: 7 bits before, 16 after the point. No conversion; the shift is a permutation's.
