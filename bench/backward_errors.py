@@ -110,7 +110,7 @@ def recorded(options: argparse.Namespace, dim: int) -> Iterator[tuple[str, Probl
 def errors_of(problem: Problem, inputs: Inputs, names: list[str], said: set[str]) -> Iterator[tuple[str, str, Errors]]:
     """(contestant, its kernel, errors); says who takes no such call, unless it is `said`."""
     exact = Exact(problem, inputs, "backward")
-    yield LEAST, "float64", exact.errors_of(Exact(problem, inputs, "backward", round_o=True))
+    yield LEAST, "float64", exact.errors_by_rounding_o()
     entered, reasons = enter(problem, inputs, "backward", names)
     for contestant in entered:
         try:

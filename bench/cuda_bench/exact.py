@@ -1,5 +1,4 @@
-"""Results held against float64 on a few heads: whole heads, so that rows at every place of a tile are seen. And the error that is in
-every backward pass which takes O in a narrow type: delta = rowsum(dO ∘ O) is made from it."""
+"""Results held against float64 on a few heads: whole heads, so that rows at every place of a tile are seen."""
 
 from __future__ import annotations
 
@@ -24,14 +23,17 @@ def _slices(problem: Problem) -> list[tuple[int, int, int]]:
 
 
 class Exact:
-    """The exact o, or d_q, d_k, d_v, of a KV head (the first or last) and its query heads, in two sequences.
+    """The exact o, or d_q, d_k, d_v, of a KV head (the first or last) and its query heads, in two sequences."""
 
-    round_o: the gradients are not exact: float64 all through, but for delta's O, rounded to the type of the inputs."""
+    def __init__(self, problem: Problem, inputs: Inputs, direction: str):
+        self._problem, self._inputs, self._direction = problem, inputs, direction
+        self._samples = self._computed(round_o=False)
 
-    def __init__(self, problem: Problem, inputs: Inputs, direction: str, *, round_o: bool = False):
-        self._problem, self._options, self._round_o = problem, inputs.options, round_o
-        names = ("o",) if direction == "forward" else ("d_q", "d_k", "d_v")
-        self._samples: list[dict[str, tuple[tuple, Tensor]]] = []
+    def _computed(self, round_o: bool) -> list[dict[str, tuple[tuple, Tensor]]]:
+        """By name where a result lies in its tensor, and the result. round_o: of delta = rowsum(dO ∘ O) with O rounded to the inputs' type."""
+        problem, inputs = self._problem, self._inputs
+        names = ("o",) if self._direction == "forward" else ("d_q", "d_k", "d_v")
+        samples: list[dict[str, tuple[tuple, Tensor]]] = []
         k, v = inputs.keys_and_values()
         for which, (b, start, end) in enumerate(_slices(problem)):
             kv_head = 0 if which == 0 else problem.heads_kv - 1
@@ -39,11 +41,12 @@ class Exact:
             heads = slice(kv_head * group, (kv_head + 1) * group)
             rows = (slice(start, end),) if problem.lengths else (b, slice(None))
             at_q, at_k = (*rows, heads), (*rows, kv_head)
-            d_o = None if direction == "forward" else inputs.d_o[at_q]
-            results = self._heads(inputs.q[at_q], k[at_k], v[at_k], d_o, kv_head * group)
-            self._samples.append({name: (at_k if name in ("d_k", "d_v") else at_q, results[name]) for name in names})
+            d_o = None if self._direction == "forward" else inputs.d_o[at_q]
+            results = self._heads(inputs.q[at_q], k[at_k], v[at_k], d_o, kv_head * group, round_o)
+            samples.append({name: (at_k if name in ("d_k", "d_v") else at_q, results[name]) for name in names})
+        return samples
 
-    def _heads(self, q: Tensor, k: Tensor, v: Tensor, d_o: Tensor | None, first_head: int) -> dict[str, Tensor]:
+    def _heads(self, q: Tensor, k: Tensor, v: Tensor, d_o: Tensor | None, first_head: int, round_o: bool) -> dict[str, Tensor]:
         """q, d_o [Sq, G, D] of the heads from first_head on, k [Sk, D], v [Sk, Dv] -> o, d_q [Sq, G, D], d_k, d_v."""
         dtype, k, v = k.dtype, k.double(), v.double()
         o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=torch.float64, device=q.device)
@@ -63,7 +66,7 @@ class Exact:
                     )  # fmt: skip
 
                 results = attended()
-                if self._round_o:  # delta - d_lse, with the delta that the rounded O has
+                if round_o:  # delta - d_lse, with the delta that the rounded O has
                     results = attended((one * (results.o - results.o.to(dtype).double())).sum(-1, keepdim=True))
                 o[rows, head] = results.o
                 if d_o is None:
@@ -76,7 +79,7 @@ class Exact:
     def _options_of(self, head: int, rows: slice) -> dict[str, Any]:
         """The options as `attend` takes them, of one head."""
         of_head: dict[str, Any] = {}
-        for name, option in self._options.items():
+        for name, option in self._inputs.options.items():
             if name == "softcap":
                 of_head["softcap"] = option
             elif name == "bias":
@@ -99,9 +102,9 @@ class Exact:
         """Each result's relative RMS error."""
         return self._errors([{name: results[name][at] for name, (at, _) in sample.items()} for sample in self._samples])
 
-    def errors_of(self, other: Exact) -> dict[str, float]:
-        """The same of the other's samples, of the same problem."""
-        return self._errors([{name: x for name, (_, x) in sample.items()} for sample in other._samples])
+    def errors_by_rounding_o(self) -> dict[str, float]:
+        """Of the gradients that are exact but for delta, which every backward pass makes from an O of the inputs' type."""
+        return self._errors([{name: x for name, (_, x) in sample.items()} for sample in self._computed(round_o=True)])
 
     def _errors(self, found: list[dict[str, Tensor]]) -> dict[str, float]:
         squares: dict[str, list[float]] = {}  # of the difference, of the exact result
