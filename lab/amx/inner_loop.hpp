@@ -92,11 +92,15 @@ struct PolyUnit {
     const VecF m = (VecF)_mm512_ternarylogic_epi32(x, mantissa_, one_, 0xea);
     return _mm512_add_epi32((__m512i)polynomial(c_, m), _mm512_and_si512(x, exponent_));
   }
+  // Both rounded to bfloat16, as the halves of a word.
+  TESSERA_INLINE VecU joined(__m512i low, __m512i high) const {
+    return (VecU)_mm512_ternarylogic_epi32(_mm512_add_epi32(high, half_), upper_,
+                                           _mm512_srli_epi32(_mm512_add_epi32(low, half_), 16), 0xea);
+  }
   TESSERA_INLINE void half(const float* s, uint32_t* p, int c) {
     const __m512i low = exp2(s + c * kLanes, c), high = exp2(s + kTileSide * kBlockM + c * kLanes, c);
     sum_[c] += (VecF)low + (VecF)high;
-    const VecU pair = (VecU)_mm512_ternarylogic_epi32(_mm512_add_epi32(high, half_), upper_,
-                                                      _mm512_srli_epi32(_mm512_add_epi32(low, half_), 16), 0xea);
+    const VecU pair = joined(low, high);
     out_ |= pair;
     store(p + c * kLanes, pair);
     asm volatile("" : "+v"(sum_[c]), "+v"(out_));
@@ -115,7 +119,9 @@ struct Unit<kPoly3> : PolyUnit<3> {
 template <>
 struct Unit<kTogether4> : PolyUnit<4> {
   using PolyUnit<4>::PolyUnit;
-  TESSERA_INLINE static void here(__m512i (&v)[4]) { asm volatile("" : "+v"(v[0]), "+v"(v[1]), "+v"(v[2]), "+v"(v[3])); }
+  TESSERA_INLINE static void here(__m512i (&v)[4]) {
+    asm volatile("" : "+v"(v[0]), "+v"(v[1]), "+v"(v[2]), "+v"(v[3]));
+  }
   // The whole unit, when its first half is wanted.
   TESSERA_INLINE void half(const float* s, uint32_t* p, int c) {
     if (c != 0) return;
@@ -144,8 +150,7 @@ struct Unit<kTogether4> : PolyUnit<4> {
     sum_[0] += (VecF)q[0] + (VecF)q[2], sum_[1] += (VecF)q[1] + (VecF)q[3];
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
-      const VecU pair = (VecU)_mm512_ternarylogic_epi32(_mm512_add_epi32(q[2 + i], half_), upper_,
-                                                        _mm512_srli_epi32(_mm512_add_epi32(q[i], half_), 16), 0xea);
+      const VecU pair = joined(q[i], q[2 + i]);
       out_ |= pair;
       store(p + i * kLanes, pair);
     }
