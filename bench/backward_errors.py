@@ -180,6 +180,8 @@ def parse(arguments=None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=200, help="that the recorded model is trained for (200)")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args(arguments)
+    if options.draws < 1:
+        parser.error(f"--draws: {options.draws}, accepted is 1 or more")
     on_gpu = options.device.startswith("cuda")
     if not on_gpu and options.contestants not in (None, ["tessera"]):
         parser.error("--contestants: on a CPU there is tessera alone")

@@ -43,3 +43,6 @@ def test_says_what_is_wrong(capsys):
     with pytest.raises(SystemExit):
         backward_errors.parse(["--csv", "x", "--device", "cpu", "--contestants", "cudnn"])
     assert "on a CPU there is tessera alone" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        backward_errors.parse(["--csv", "x", "--draws", "0"])
+    assert "accepted is 1 or more" in capsys.readouterr().err
