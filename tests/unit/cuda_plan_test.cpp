@@ -604,16 +604,17 @@ TEST(DecodeSm90, ServesFewRowsAgainstManyKeys) {
   }
 }
 
-// By TMA the first keys in pages come later, and what a sequence's sums are may not depend on the batch.
+// By TMA the first keys in pages come later, but sooner for many rows; and what a sequence's sums are may not depend on the batch.
 TEST(DecodeSm90, BringsFewKeysInPagesByCpAsync) {
   struct Row {
-    std::int64_t sequences, keys;
+    std::int64_t sequences, keys, queries;
     bool invariant, bulk;
   };
-  for (const Row& row : {Row{1, 1024, false, false}, Row{1, 2048, false, false}, Row{2, 1024, false, false},
-                         Row{1, 4096, false, true}, Row{64, 1024, false, true}, Row{1, 1024, true, true}}) {
+  for (const Row& row : {Row{1, 1024, 1, false, false}, Row{1, 2048, 1, false, false}, Row{2, 1024, 1, false, false},
+                         Row{1, 1024, 4, false, false}, Row{1, 4096, 1, false, true}, Row{64, 1024, 1, false, true},
+                         Row{1, 1024, 1, true, true}, Row{1, 1024, 8, false, true}, Row{1, 2048, 16, false, true}}) {
     Problem problem;
-    problem.q = problem.o = layout(bfloat16, {row.sequences, 1, 64, 128});
+    problem.q = problem.o = layout(bfloat16, {row.sequences, row.queries, 64, 128});
     problem.k = problem.v = layout(bfloat16, {row.sequences * row.keys / 64, 64, 8, 128});
     problem.page_table = layout(int32, {row.sequences, row.keys / 64});
     problem.seqused_k = layout(int32, {row.sequences});
@@ -622,7 +623,7 @@ TEST(DecodeSm90, BringsFewKeysInPagesByCpAsync) {
     ASSERT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90) << refusal(plan, "decode_sm90");
     const std::string config = launches(plan)[0].config;
     EXPECT_NE(config.find(row.bulk ? ".bulk = true" : ".bulk = false"), std::string::npos)
-        << row.sequences << " x " << row.keys << ": " << config;
+        << row.sequences << " x " << row.keys << ", " << row.queries << " queries: " << config;
   }
 }
 

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// The maximum is replaced only by one that passes it by this much (log2 units): most tiles then rescale nothing. Exact,
-// since the same maximum divides out at the end; float16 holds 2^8.
+// Where every tile's maximum is taken, a row's is replaced only by one that passes it by this much (log2 units): most tiles then rescale
+// nothing. The same maximum divides out at the end; float16 holds 2^8. Where few tiles' maxima are taken the threshold is 0.
 inline constexpr float kRescaleThreshold_log2 = 8.0f;
 
 // A sink, a score without a value, joins a row's sum; the answer is what the row's O is to be multiplied by.
@@ -22,10 +22,10 @@ TESSERA_DEVICE float join_sink(float sink_log2, float& max_log2, float& sum) {
   return scale;
 }
 
-// Against a stale max that is too low a lane's share of a tile's sum may reach this before the tile is done again with a
-// new max: so far from what float16 (bfloat16 and float32) holds that neither P nor O overflows.
-template <Dtype kDtype>
-inline constexpr float kStaleMaxBound = kDtype == Dtype::kFloat16 ? 0x1p14f : 0x1p40f;
+// Against a stale max that is too low a lane's share of a tile's sum may reach this before the tile is done again with the rows' new
+// maxima. It is low, so that a key that outweighs all before it becomes the max itself: its weight is then exact in 16 bits, where one
+// between 1 and 2^14 is rounded, which made O's error 1.4 times as large with outliers (docs/lab/2026-11-26-backward-errors.md).
+inline constexpr float kStaleMaxBound = 0x1p6f;
 
 // Beyond it the rounding of a score alone is worth powers of two, and the maximum must be subtracted from the very number
 // that it was taken from: the product rounded, not fused.
@@ -56,14 +56,14 @@ struct OnlineSoftmax {
 
   // s times `scale` (log2 units) -> P in place, and O rescaled where a maximum was replaced.
   template <int kN, int kD>
-  TESSERA_DEVICE void update(float (&s)[kM][kN][4], float scale, float (&o)[kM][kD][4]) {
+  TESSERA_DEVICE void update(float (&s)[kM][kN][4], float scale, float (&o)[kM][kD][4], float threshold_log2) {
     float alpha[kM][2];
     bool fresh = true;  // before a first visible key O is zero
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) fresh &= max_log2[m][half] == -infinity();
-    const bool moves = update_max(s, scale, alpha);
+    const bool moves = update_max(s, scale, alpha, threshold_log2);
     if (moves && !fresh) rescale(alpha, o);
     exponentiate(s, scale);
   }
@@ -141,11 +141,11 @@ struct OnlineSoftmax {
   // The same against the stale max, that of the tiles before: no maximum is taken, nothing rescaled, nothing waits for the
   // whole tile. False: a sum passed the bound, nothing was added, and the tile is to be done again by update(), from the
   // products on. Requires `ready` and a full tile.
-  template <Dtype kDtype, int kN>
+  template <int kN>
   TESSERA_DEVICE bool try_stale_max(float (&s)[kM][kN][4], float scale) {
     SumParts total[kM];
     exponentiate_stale_max<0, kN>(s, scale, total);
-    return accept(total, kStaleMaxBound<kDtype>);
+    return accept(total);
   }
 
   // try_stale_max() in its two parts, for a caller that does something between two shares of the columns: of s[m] the
@@ -158,12 +158,12 @@ struct OnlineSoftmax {
       make_exponentials<kFrom, kTo>(s[m], factor, minus_max, total[m]);
     }
   }
-  TESSERA_DEVICE bool accept(const SumParts (&total)[kM], float bound) {
+  TESSERA_DEVICE bool accept(const SumParts (&total)[kM]) {
     bool fits = true;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) fits &= total[m].of(half) < bound;  // a NaN does not
+      for (int half = 0; half < 2; ++half) fits &= total[m].of(half) < kStaleMaxBound;  // a NaN does not
     if (!__all_sync(0xffffffff, fits)) return false;
 #pragma unroll
     for (int m = 0; m < kM; ++m)

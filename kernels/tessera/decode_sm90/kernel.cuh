@@ -68,7 +68,8 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
   const DecodeRows rows(p, segment.head_kv);
   const float unit = score_unit<kScore>(p);
   // ALiBi may raise the scores from tile to tile, so that each tile would be done twice.
-  bool stale_max = full && softmax.ready && !kScore.alibi;
+  constexpr bool kStaleMax = !kScore.alibi;
+  bool stale_max = kStaleMax && full && softmax.ready;
   for (;; stale_max = false) {
     queries.product(rS, sK);
 #pragma unroll
@@ -88,9 +89,9 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
       }
     }
     if (!stale_max) break;
-    if (softmax.template try_stale_max<kCfg.dtype>(rS, unit)) return;
+    if (softmax.try_stale_max(rS, unit)) return;
   }
-  softmax.update(rS, unit, rO);
+  softmax.update(rS, unit, rO, kStaleMax ? 0.0f : kRescaleThreshold_log2);
 }
 
 // The oldest of a warp's tiles of K or V: 2 stages - 1 came later.

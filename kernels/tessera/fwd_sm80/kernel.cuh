@@ -94,7 +94,8 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     const bool full = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
     // Slopes and biases may raise the scores from tile to tile, so that each tile would be done twice.
-    bool stale_max = softmax.ready && !kCfg.score.alibi && !kCfg.score.bias_or_mask();
+    constexpr bool kStaleMax = !kCfg.score.alibi && !kCfg.score.bias_or_mask();
+    bool stale_max = kStaleMax && softmax.ready;
     using BiasMask = FwdBiasMask<kCfg, kM, kN>;
     [[maybe_unused]] const bool loads_pairs = BiasMask::kTaken && full && p.bias_mask_keys > 1;
     [[maybe_unused]] BiasMask bias_mask;
@@ -105,7 +106,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
       product_abt(rS, shared.sQ, warp_row, shared.sK[stage_here], 0);
       if constexpr (!kCfg.score.bias_or_mask() && !kCfg.score.scaled()) {
         if (stale_max && full) {  // nothing stands between the product and its exponentials
-          if (softmax.template try_stale_max<kCfg.dtype>(rS, unit)) break;
+          if (softmax.try_stale_max(rS, unit)) break;
           continue;
         }
       }
@@ -118,10 +119,10 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
         apply_scores<kCfg>(rS, p, b, b.row0 + warp_row, key0);
       }
       if (stale_max) {
-        if (softmax.template try_stale_max<kCfg.dtype>(rS, unit)) break;
+        if (softmax.try_stale_max(rS, unit)) break;
         continue;
       }
-      softmax.update(rS, unit, rO);
+      softmax.update(rS, unit, rO, kStaleMax ? 0.0f : kRescaleThreshold_log2);
       break;
     }
 

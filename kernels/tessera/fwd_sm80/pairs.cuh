@@ -171,7 +171,7 @@ struct PairWarp {
       const float other = shared.row_stat[part ^ 1][local];
       best[m][0][2 * half] = best[m][0][2 * half + 1] = fmaxf(best[m][0][2 * half], other);
     });
-    if (softmax.update_max(best, p.scale_log2, alpha)) softmax.rescale(alpha, rO);
+    if (softmax.update_max(best, p.scale_log2, alpha, 0.0f)) softmax.rescale(alpha, rO);
     softmax.exponentiate(rS, p.scale_log2);
     stale_max = failed = false;
   }
@@ -194,7 +194,7 @@ struct PairWarp {
   TESSERA_DEVICE void end_stale_max() {
     bool fits = true;
     for_rows([&](int m, int half, int) {
-      fits &= softmax.sum[m][half] < kStaleMaxBound<kCfg.dtype>;  // a NaN is not
+      fits &= softmax.sum[m][half] < kStaleMaxBound;  // a NaN is not
       softmax.sum[m][half] += sum_before[m][half];
     });
     failed = !fits;

@@ -100,11 +100,11 @@ TESSERA_DEVICE void score_tile(float (&rS)[kM][kN][4], OnlineSoftmax<kM>& softma
     clear(rS);
     product_abt<kRowStep>(rS, sQ, row, sK, 0);
     if (stale_max) {
-      if (softmax.template try_stale_max<kCfg.dtype>(rS, p.scale_log2)) break;
+      if (softmax.try_stale_max(rS, p.scale_log2)) break;
       continue;
     }
     if (!full) apply_mask<kCfg, kRowStep>(rS, p, b, b.row0 + row, key0);
-    softmax.update(rS, p.scale_log2, rO);
+    softmax.update(rS, p.scale_log2, rO, 0.0f);
     break;
   }
 }

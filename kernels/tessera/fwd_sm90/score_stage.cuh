@@ -9,10 +9,6 @@
 
 namespace tessera {
 
-// The bound on a lane's sum over a block against the stale max: above it the block is done again with the rows' new maxima.
-// It is low, so that a key that outweighs all before it becomes the max itself, and its weight is exact in 16 bits.
-inline constexpr float kStaleMaxRetryBound = 0x1p6f;
-
 // By how much the max of a work tile's first block is raised where a row may see few of that block's keys: these say little
 // about later ones, and a max that is too low costs a block twice. A power of two: the largest weight stays exact.
 inline constexpr float kFewKeysLead_log2 = 4.0f;
@@ -159,7 +155,7 @@ struct ScoreStage {
     if (stale_max) {
       softmax.template exponentiate_stale_max<kEarly, kN>(rS, unit, total);
       pack(at);
-      fits = softmax.accept(total, kStaleMaxRetryBound);
+      fits = softmax.accept(total);
     }
     if (!fits) [[unlikely]] {
       // No product is under way here, and P's registers are free.

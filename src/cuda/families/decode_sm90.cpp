@@ -36,8 +36,8 @@ constexpr DecodeTile kTiles[] = {
 };
 constexpr int kMostHeadDim = kTiles[std::size(kTiles) - 1].head_dim;
 
-// Keys in pages, times KV heads, up to which cp.async answers sooner than TMA at D = 128: 1 x 1024 of 64 heads over 8 in 7.1 and 7.5 us, 1 x 2048 in
-// 7.7 and 8.3; 1 x 4096 in 9.4 both, and 32 KV heads of 1024 keys later.
+// Keys in pages, times KV heads and their work tiles of rows, up to which cp.async answers sooner than TMA at D = 128: 1 x 1024 of 64 heads over 8
+// in 7.1 and 7.5 us, 1 x 2048 in 7.7 and 8.3; 1 x 4096 in 9.4 both, 32 KV heads of 1024 keys later, and eight work tiles of 1024 keys in 13.9 and 11.4.
 constexpr int64_t kShortHeadKeys = 2048 * 8;
 
 // Rows of a KV head, beyond which keys would be read too often: once for every kDecodeRows of them.
@@ -65,6 +65,8 @@ struct DecodeSm90FamilyPlan {
   FwdSm80Plan stand_in;  // where data starts at no multiple of 16 bytes
 };
 
+int64_t group_of(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
+
 // Whether TMA can bring tiles of block_n keys.
 bool takes_bulk_copies(const tessera_plan& plan, int block_n) {
   const tessera_problem& p = plan.problem;
@@ -73,14 +75,15 @@ bool takes_bulk_copies(const tessera_plan& plan, int block_n) {
   return refuse_tensor_map("k", p.k).empty() && refuse_tensor_map("v", p.v).empty();
 }
 
-// Invariant: not by the number of sequences.
-bool too_short_for_bulk_copies(const tessera_plan& plan) {
+// Of so many queries. Invariant: not by the number of sequences.
+bool too_short_for_bulk_copies(const tessera_plan& plan, int64_t queries) {
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
+  const int64_t row_tiles = divide_up(queries * group_of(plan), kDecodeRows);
   return core::paged(plan.problem) && !plan.problem.batch_invariant && head_dim > 64 && head_dim <= 128 &&
-         plan.batch * plan.max_seqlen_k * plan.heads_kv <= kShortHeadKeys;
+         plan.batch * plan.max_seqlen_k * plan.heads_kv * row_tiles <= kShortHeadKeys;
 }
 
-DecodeSm90Config make_config(const tessera_plan& plan) {
+DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
   const tessera_problem& p = plan.problem;
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
   DecodeSm90Config config{};
@@ -93,14 +96,12 @@ DecodeSm90Config make_config(const tessera_plan& plan) {
   config.score = score_config(p);
   const DecodeTile& tile = *std::ranges::find_if(kTiles, [&](const DecodeTile& row) {
     return head_dim <= row.head_dim &&
-           (!row.bulk || (takes_bulk_copies(plan, row.block_n) && !too_short_for_bulk_copies(plan)));
+           (!row.bulk || (takes_bulk_copies(plan, row.block_n) && !too_short_for_bulk_copies(plan, queries)));
   });
   config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
   config.bulk = tile.bulk;
   return config;
 }
-
-int64_t group_of(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
 
 // Work tiles of a head's rows that a team has side by side, so that keys are read once for all of them: all, unless parts may not depend
 // on the other sequences' queries.
@@ -258,7 +259,7 @@ std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries) {
   if (plan.problem.dropout_p > 0) return "dropout_p: not taken";
   if (std::string reason = refuse_rows(plan, queries); !reason.empty()) return reason;
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
-  const DecodeSm90Config config = make_config(plan);
+  const DecodeSm90Config config = make_config(plan, queries);
   if (std::string reason = refuse_shared_memory(smem_bytes(config), plan); !reason.empty()) return reason;
   constexpr int64_t kMaxTiles = int64_t{1} << 30;  // the kernel counts a share past them
   const int64_t row_tiles = divide_up(queries * group_of(plan), kDecodeRows);
@@ -269,7 +270,7 @@ std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries) {
 
 DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t least, int64_t most) {
   DecodeSm90Plan own{};
-  own.config = make_config(plan);
+  own.config = make_config(plan, most);
   own.grid.x = static_cast<uint32_t>(std::max(1, plan.device.cores));
   const int team_rows = team_rows_of(plan, most);
   own.team = team_of(plan, team_rows);
@@ -290,17 +291,26 @@ void describe_decode_sm90(const DecodeSm90Plan& own, tessera_plan& plan) {
   plan.shared_bytes = decode_sm90_workspace_bytes(own);
 }
 
+namespace {
+// Chunks that decode_sm90's rows hold, beside sequences most of which have a token or so.
+bool few_rows_beside_tokens(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  return core::packed_q(p) && !p.batch_invariant && plan.max_seqlen_q * group_of(plan) <= kMostRows &&
+         2 * core::sizes(p).rows_q < plan.batch * plan.max_seqlen_q;
+}
+}  // namespace
+
 // A chunk of 32 queries of 65536 keys beside four tokens took 379 us alone, by fwd_sm80, which splits its keys, and all of it 836; by mixed_sm90 with
 // fwd_sm90, of which one multiprocessor a head reads all of the keys, 901. With 16 tokens of 32768 keys and 48 queries these were 1235 and 857 (an H100
 // at dbf9cac). In proportion to the heads all but the chunk's time, they cross at 50 KV heads of all sequences.
 bool few_long_chunks(const tessera_plan& plan) {
   constexpr int64_t kHeads = 48;
-  const tessera_problem& p = plan.problem;
-  return core::packed_q(p) && !p.batch_invariant && plan.max_seqlen_q * group_of(plan) <= kMostRows &&
-         plan.batch * plan.heads_kv < kHeads && 2 * core::sizes(p).rows_q < plan.batch * plan.max_seqlen_q;
+  return few_rows_beside_tokens(plan) && plan.batch * plan.heads_kv < kHeads;
 }
-bool decodes_long_chunks(const tessera_plan& plan) {
-  return few_long_chunks(plan) && plan.max_seqlen_k >= kLeastKeys &&
+// One after the other the two launches take what they take apart. With fwd_sm90 for a chunk of 16 queries beside 16 tokens of 4096 keys each, all
+// took 120 us where they take 93 and 16, for 8 such chunks 183 where they take 94 and 81 (an H100 at 02f3d19).
+bool decodes_chunks(const tessera_plan& plan) {
+  return few_rows_beside_tokens(plan) && plan.max_seqlen_k >= kLeastKeys &&
          refuse_decode_sm90(plan, plan.max_seqlen_q).empty();
 }
 

@@ -23,10 +23,10 @@ std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries);
 DecodeSm90Plan plan_decode_sm90(const tessera_plan& plan, int64_t least, int64_t most);
 // What the plan says of the launch.
 void describe_decode_sm90(const DecodeSm90Plan& own, tessera_plan& plan);
-// Whether a batch has few sequences, most with a token or so, and a chunk of few queries whose keys are worth reading by all of the GPU; and whether
-// decode_sm90 takes the sequences with such chunks, in a launch of their own.
+// Whether a packed batch has few sequences, most with a token or so, and a chunk of few queries whose keys are worth reading by all of the GPU.
 bool few_long_chunks(const tessera_plan& plan);
-bool decodes_long_chunks(const tessera_plan& plan);
+// Whether decode_sm90 takes such a batch's chunks, however many sequences there are, in a launch of their own.
+bool decodes_chunks(const tessera_plan& plan);
 int64_t decode_sm90_workspace_bytes(const DecodeSm90Plan& own);
 
 // Of data whose rows of q, k and v start at multiples of 16 bytes. beside: after fwd_sm90's launch for the other sequences, which waits for

@@ -1,7 +1,7 @@
 // Batches of an engine's step: packed queries against cached keys, some sequences with a token or a few, some with chunks of a
 // prompt. Two launches over the plan's bounds, each of which passes over the other's sequences by their lengths on the GPU:
-// decode_sm90 serves those of few query rows, fwd_sm90 or fwd_sm80 the others, or, where these are few with few queries and many keys, another launch
-// of decode_sm90, in which all of the GPU reads a chunk's keys. Neither reads what the other writes: decode_sm90 begins on
+// decode_sm90 serves those of few query rows, fwd_sm90 or fwd_sm80 the others, or, where these have few queries and most sequences a token, another
+// launch of decode_sm90, in which all of the GPU reads a chunk's keys. Neither reads what the other writes: decode_sm90 begins on
 // the multiprocessors that fwd_sm90 leaves free. Which serves a sequence depends on its own queries alone, so that with
 // batch_invariant it does not matter who else is in the batch.
 #include <algorithm>
@@ -47,7 +47,7 @@ tessera_plan planned_for(tessera_plan plan, int64_t queries) {
 
 // Where fwd_sm90 does not take the problem, or would rather not, fwd_sm80 has it, with all keys in one part.
 const Family& others_of(const tessera_plan& plan) {
-  if (decodes_long_chunks(plan)) return kDecodeSm90;
+  if (decodes_chunks(plan)) return kDecodeSm90;
   return kFwdSm90.refuse(plan).empty() ? kFwdSm90 : kFwdSm80;
 }
 
