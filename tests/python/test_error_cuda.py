@@ -13,7 +13,7 @@ from torch_reference import attention  # noqa: E402
 
 BATCH, HEADS, LENGTH = 2, 4, 2048
 # Both round P and O alike, cuDNN P against the running maximum of the row: there the largest weight so far is 1, which has
-# no rounding error. fwd_sm90's reference stays as long as no lane's share of a tile's sum passes 2^6 against it, so that its
+# no rounding error. Our stale max stays as long as no lane's share of a tile's sum passes 2^6 against it, so that its
 # largest weights are rounded like any other. Seen for such a bound in simulation: at most 1.04 times the error of the running
 # maximum's with normal inputs, where many weights share a row's sum, and 1.10 times with outliers, where few do.
 # docs/reference/kernels/fwd_sm90.md, numerics, has the numbers and what the maximum would cost.
@@ -39,29 +39,49 @@ def relative_rms(o, exact):
     return float((o.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
 
 
-def assert_close_to(peer, ratio, q, k, v, causal):
-    """Our error against float64 is at most `ratio` times that of `peer`, another's result for the same inputs."""
+def assert_close_to(peer, ratio, ours, q, k, v, causal):
+    """The error of `ours` against float64 is at most `ratio` times that of `peer`, another's result for the same inputs."""
     exact = attention(q.double(), k.double(), v.double(), causal=causal)[0]
-    error = relative_rms(tessera.torch.attention(q, k, v, causal=causal), exact)
-    peer_error = relative_rms(peer, exact)
+    error, peer_error = relative_rms(ours, exact), relative_rms(peer, exact)
     assert error <= ratio * peer_error, f"relative RMS error {error:.3e}, the peer's {peer_error:.3e}"
+
+
+def cudnn(q, k, v, causal):
+    try:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            peer = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal)
+    except RuntimeError as error:
+        pytest.skip(f"cuDNN takes no such call here: {str(error).splitlines()[0]}")
+    return peer.transpose(1, 2)
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("outliers", [False, True], ids=["normal", "outliers"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("kernel", ["fwd_sm80", "fwd_sm90"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_the_error_is_close_to_cudnn_s(device, dtype, head_dim, causal, outliers):
+def test_the_error_is_close_to_cudnn_s(device, dtype, kernel, head_dim, causal, outliers):
     q, k, v = draw(head_dim, dtype, outliers)
     if torch.cuda.get_device_capability() == (9, 0):
         assert tessera.plan(q, k, v, causal=causal, as_dict=True)["kernel"] == "fwd_sm90"
-    try:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            peer = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal)
-    except RuntimeError as error:
-        pytest.skip(f"cuDNN takes no such call here: {str(error).splitlines()[0]}")
-    assert_close_to(peer.transpose(1, 2), OUTLIERS_RATIO if outliers else NORMAL_RATIO, q, k, v, causal)
+    elif kernel == "fwd_sm90":
+        pytest.skip("a Hopper kernel")
+    ours = tessera.torch.attention(q, k, v, causal=causal, kernel=kernel)
+    assert_close_to(cudnn(q, k, v, causal), OUTLIERS_RATIO if outliers else NORMAL_RATIO, ours, q, k, v, causal)
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("outliers", [False, True], ids=["normal", "outliers"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_error_of_decoding_is_close_to_cudnn_s(device, dtype, head_dim, outliers):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("a Hopper kernel")
+    q, k, v = draw(head_dim, dtype, outliers)
+    few = 8
+    ours = [tessera.torch.attention(some, k, v, kernel="decode_sm90") for some in q.split(few, 1)]
+    assert_close_to(cudnn(q, k, v, False), OUTLIERS_RATIO if outliers else NORMAL_RATIO, torch.cat(ours, 1), q, k, v, False)
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
@@ -74,4 +94,5 @@ def test_scores_of_growing_magnitude(device, dtype, head_dim, causal, falling):
     q, k, v = draw(head_dim, dtype, outliers=False)
     exponents = torch.linspace(-2, 2, LENGTH, device="cuda")
     k = (k.float() * 10 ** (exponents.flip(0) if falling else exponents)[None, :, None, None]).to(dtype)
-    assert_close_to(attention(q, k, v, causal=causal)[0], 2, q, k, v, causal)
+    ours = tessera.torch.attention(q, k, v, causal=causal)
+    assert_close_to(attention(q, k, v, causal=causal)[0], 2, ours, q, k, v, causal)
