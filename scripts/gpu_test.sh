@@ -206,7 +206,7 @@ suite_racecheck() {
   sanitizer_suite racecheck 'WAR tessera_(fwd_sm90|fwd_sm80_pairs|bwd_sm90(_d256|_d512)?)|RAW tessera_(bwd_sm80_split|bwd_sm90)' --print-limit 1000000 --show-backtrace no \
     --racecheck-report hazard
 }
-suite_initcheck() { sanitizer_suite initcheck 'read [0-9]+ tessera_bwd_rows|read 2 tessera_combine|read 8 tessera_decode_sm90' --print-limit 1000000 --show-backtrace no; }
+suite_initcheck() { sanitizer_suite initcheck 'read [0-9]+ tessera_(bwd_rows|bwd_sm90_after)|read (2|8) tessera_combine|read 8 tessera_decode_sm90' --print-limit 1000000 --show-backtrace no; }
 suite_synccheck() { sanitizer_suite synccheck '' --print-limit 20; }
 
 # On an installed package, else on an extension built here.

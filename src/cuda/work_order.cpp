@@ -51,10 +51,11 @@ int64_t tail_of(const TileGrid& grid) {
 
 // Pairs share the work out evenly and have few heads' keys and values in use: 568 instead of 452 TFLOP/s at D = 256, 2048.
 // But heads of few bytes are bound by memory, and pairs read them less evenly: 162 instead of 218 at D = 64, 512. These are
-// swizzled for the L2 cache: sections of as many heads as have 32 MiB of keys and values, which stay in the cache while the
-// section's tiles pass by (query heads that share keys count once).
+// swizzled for the L2 cache: sections of as many heads as have 16 MiB of keys and values, which stay in the cache while the
+// section's tiles pass by (query heads that share keys count once): 1 to 5 % faster than sections of 32 or 48 MiB, and 8 MiB are too few tiles to
+// share out evenly (an H200, docs/lab/2026-11-26-causal-sections.md).
 WorkOrder order_of(const TileGrid& grid) {
-  constexpr int64_t kSectionBytes = int64_t{32} << 20, kPairedHeadBytes = int64_t{512} << 10;
+  constexpr int64_t kSectionBytes = int64_t{16} << 20, kPairedHeadBytes = int64_t{512} << 10;
   int64_t paired = 0, section = grid.heads, sections = 1;
   if (grid.equal || grid.blocks >= grid.tiles * grid.heads) {
     section = 1, sections = grid.heads;  // any order will do: tiles cost the same, or a block has one

@@ -627,6 +627,27 @@ TEST(DecodeSm90, BringsFewKeysInPagesByCpAsync) {
   }
 }
 
+// Another tile of K and V is under way while warps meet: often where work tiles are short, or cut into many parts whatever the batch.
+TEST(DecodeSm90, HasTwoStagesWhereWarpsMeetOften) {
+  struct Row {
+    std::int64_t sequences, keys;
+    bool invariant;
+    int stages;
+  };
+  for (const Row& row :
+       {Row{64, 2048, false, 2}, Row{64, 2048, true, 2}, Row{16, 4096, false, 1}, Row{16, 4096, true, 2},
+        Row{64, 8192, false, 1}, Row{64, 8192, true, 2}, Row{1, 8192, false, 1}, Row{1, 8192, true, 1}}) {
+    Problem problem;
+    problem.q = problem.o = layout(bfloat16, {row.sequences, 1, 32, 128});
+    problem.k = problem.v = layout(bfloat16, {row.sequences, row.keys, 8, 128});
+    problem.batch_invariant = row.invariant;
+    const Plan plan = tessera::plan(problem, gpu());
+    ASSERT_EQ(plan.kernel, TESSERA_KERNEL_DECODE_SM90) << refusal(plan, "decode_sm90");
+    EXPECT_EQ(plan.num_stages, row.stages) << row.sequences << " x " << row.keys << ", invariant " << row.invariant;
+    EXPECT_LE(plan.smem_bytes, gpu().smem_bytes);
+  }
+}
+
 TEST(DecodeSm90, ServesMoreRowsAndFewerKeysOnRequest) {
   Device device = gpu();
   device.kernel = TESSERA_KERNEL_DECODE_SM90;
@@ -904,9 +925,22 @@ TEST(MixedSm90, APlanTakesWhatWasFastest) {
   }
 }
 
-// A chunk of few queries and many keys beside few tokens: both by decode_sm90, each in a launch of its own, in which all of the GPU reads keys. Of few
+// Chunks of few queries beside tokens: both by decode_sm90, each in a launch of its own, in which all of the GPU reads keys. Beside few sequences of few
 // keys fwd_sm80 has all of them, and with batch_invariant a sequence's kernel does not depend on how many others there are.
-TEST(MixedSm90, DecodesAChunkOfManyKeysBesideFewTokens) {
+TEST(MixedSm90, DecodesChunksOfFewQueriesBesideTokens) {
+  for (const std::int64_t sequences : {5, 17, 72}) {
+    Problem problem;
+    problem.q = problem.o = layout(bfloat16, {sequences - 1 + 32, 32, 128});
+    problem.k = problem.v = layout(bfloat16, {sequences * 256, 16, 8, 128});
+    problem.cu_seqlens_q = layout(int32, {sequences + 1}), problem.max_seqlen_q = 32;
+    problem.page_table = layout(int32, {sequences, 256}), problem.seqused_k = layout(int32, {sequences});
+    problem.causal = 1;
+    const Plan plan = tessera::plan(problem, gpu());
+    EXPECT_EQ(plan.kernel, TESSERA_KERNEL_MIXED_SM90) << refusal(plan, "mixed_sm90");
+    const auto all = launches(plan);
+    ASSERT_EQ(all.size(), 2u) << sequences;
+    for (const auto& launch : all) EXPECT_STREQ(launch.kernel, "decode_sm90") << sequences;
+  }
   Problem problem;
   problem.q = problem.o = layout(bfloat16, {36, 32, 128});
   problem.k = problem.v = layout(bfloat16, {20480, 16, 8, 128});

@@ -27,7 +27,7 @@ struct DecodeTile {
   bool bulk;  // by TMA
   int block_n, warps, stages;
 };
-// By TMA a kernel reads at 0.99 of what memory gives, by cp.async at 0.95, whatever is under way: so one stage of K and V does. 12
+// By TMA a kernel reads at 0.99 of what memory gives, by cp.async at 0.95, whatever is under way: so one stage of K and V does (but two_stages). 12
 // warps read no faster than 8, and answer a short call 0.3 to 0.5 us later: docs/lab/2026-11-25-decode-sm90.md.
 // At D = 64 32 keys are 94 us of a batch's of 268 MB in the place of 100 (cuDNN 92), and where pages have no 32 it is 16.
 constexpr DecodeTile kTiles[] = {
@@ -83,6 +83,17 @@ bool too_short_for_bulk_copies(const tessera_plan& plan, int64_t queries) {
          plan.batch * plan.max_seqlen_k * plan.heads_kv * row_tiles <= kShortHeadKeys;
 }
 
+// By TMA, D = 128: whether another stage of K and V is under way while warps meet, where a block has several short work tiles, or parts that
+// do not depend on the batch. 64 x 2048 in pages of 16 then take 129.5 us in the place of 132.7, 16 x 4096 with batch_invariant 69.0 in the place of 72.2;
+// but 1 x 4096, of which a block has one tile a warp, 8.4 in the place of 7.7 (an H200, docs/lab/2026-11-26-decode-sm90.md).
+bool two_stages(const tessera_plan& plan) {
+  constexpr int64_t kManyHeadKeys = int64_t{64 << 20} / (2 * 128 * 2);  // 64 MiB of K and V of 128 columns
+  constexpr int64_t kShortKeysOfMany = 4096;
+  const int64_t work_tiles = plan.batch * plan.heads_kv;
+  if (plan.problem.batch_invariant) return work_tiles * plan.max_seqlen_k >= kManyHeadKeys;
+  return work_tiles >= 2 * plan.device.cores && plan.max_seqlen_k <= kShortKeysOfMany;
+}
+
 DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
   const tessera_problem& p = plan.problem;
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
@@ -100,6 +111,7 @@ DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
   });
   config.block_n = tile.block_n, config.warps = tile.warps, config.stages = tile.stages;
   config.bulk = tile.bulk;
+  if (tile.bulk && tile.head_dim == 128 && two_stages(plan)) config.stages = 2;
   return config;
 }
 
