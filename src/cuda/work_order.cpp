@@ -47,26 +47,7 @@ int64_t tail_of(const TileGrid& grid) {
   return best;
 }
 
-}  // namespace
-
-// Pairs share the work out evenly and have few heads' keys and values in use: 568 instead of 452 TFLOP/s at D = 256, 2048.
-// But heads of few bytes are bound by memory, and pairs read them less evenly: 162 instead of 218 at D = 64, 512. These are
-// swizzled for the L2 cache: sections of as many heads as have 16 MiB of keys and values, which stay in the cache while the
-// section's tiles pass by (query heads that share keys count once): 1 to 5 % faster than sections of 32 or 48 MiB, and 8 MiB are too few tiles to
-// share out evenly (an H200, docs/lab/2026-11-26-causal-sections.md).
-WorkOrder order_of(const TileGrid& grid) {
-  constexpr int64_t kSectionBytes = int64_t{16} << 20, kPairedHeadBytes = int64_t{512} << 10;
-  int64_t paired = 0, section = grid.heads, sections = 1;
-  if (grid.equal || grid.blocks >= grid.tiles * grid.heads) {
-    section = 1, sections = grid.heads;  // any order will do: tiles cost the same, or a block has one
-  } else if (grid.head_bytes >= kPairedHeadBytes) {
-    section = grid.packed ? 0 : tail_of(grid);
-    paired = grid.heads - section;
-  } else {
-    const int64_t fit = std::max<int64_t>(1, kSectionBytes / std::max<int64_t>(1, grid.head_bytes)) * grid.group;
-    section = divide_up(grid.heads, divide_up(grid.heads, fit));
-    sections = divide_up(grid.heads, section);
-  }
+WorkOrder make_order(const TileGrid& grid, int64_t paired, int64_t section, int64_t sections) {
   WorkOrder order{};
   order.tiles = Divisor(static_cast<int>(grid.tiles)), order.heads = static_cast<int>(grid.heads);
   order.paired_heads = static_cast<int>(paired);
@@ -74,6 +55,61 @@ WorkOrder order_of(const TileGrid& grid) {
   order.swizzle_tiles = Divisor(order.swizzle_heads * order.tiles);
   order.ascending = sections % 2 == 0;
   return order;
+}
+
+// All heads in sections alike, of at most so many bytes of keys and values.
+WorkOrder sections_of(const TileGrid& grid, int64_t most_bytes) {
+  const int64_t fit = std::max<int64_t>(1, most_bytes / std::max<int64_t>(1, grid.head_bytes)) * grid.group;
+  const int64_t section = divide_up(grid.heads, divide_up(grid.heads, fit));
+  return make_order(grid, 0, section, divide_up(grid.heads, section));
+}
+
+// The most keys that a block has in the first rounds, which repeat, as a multiple of the mean.
+double largest_of_mean(const TileGrid& grid, const WorkOrder& order) {
+  constexpr int kRounds = 16;
+  const int blocks = static_cast<int>(grid.blocks), end = std::min(work_tiles(order), kRounds * blocks);
+  int64_t largest = 0, all = 0;
+  for (int block = 0; block < blocks; ++block) {
+    int64_t keys = 0;
+    for (BlockTiles at(order, block, blocks); at.index < end; at.advance(order, block, blocks)) {
+      keys += grid.fixed_keys + (grid.tiles - tile_coord(order, at.index).slot) * grid.tile_keys;
+    }
+    largest = std::max(largest, keys), all += keys;
+  }
+  return static_cast<double>(largest) * blocks / static_cast<double>(all);
+}
+
+// The smallest sections, unless their rounds leave blocks more uneven than larger ones do by what these cost: one of about a round gives the
+// same blocks the largest tiles each time, since rounds and sections turn around together.
+WorkOrder sections_of(const TileGrid& grid) {
+  constexpr int64_t kSmallest = int64_t{16} << 20, kLarger[] = {int64_t{24} << 20, int64_t{32} << 20};
+  constexpr double kCost = 1.04;
+  const WorkOrder smallest = sections_of(grid, kSmallest);
+  WorkOrder best = smallest;
+  double least = largest_of_mean(grid, smallest) / kCost;
+  for (const int64_t bytes : kLarger) {
+    const WorkOrder order = sections_of(grid, bytes);
+    const double load = largest_of_mean(grid, order);
+    if (load < least) best = order, least = load;
+  }
+  return best;
+}
+
+}  // namespace
+
+// Pairs share the work out evenly and have few heads' keys and values in use: 568 instead of 452 TFLOP/s at D = 256, 2048.
+// But heads of few bytes are bound by memory, and pairs read them less evenly: 162 instead of 218 at D = 64, 512. These are
+// swizzled for the L2 cache: sections of as many heads as have 16 MiB of keys and values, which stay in the cache while the
+// section's tiles pass by (query heads that share keys count once): 1 to 5 % faster than sections of 32 MiB on an H200, 9 % on an H100
+// (docs/lab/2026-11-26-causal-sections.md).
+WorkOrder order_of(const TileGrid& grid) {
+  constexpr int64_t kPairedHeadBytes = int64_t{512} << 10;
+  if (grid.equal || grid.blocks >= grid.tiles * grid.heads) {
+    return make_order(grid, 0, 1, grid.heads);  // any order will do: tiles cost the same, or a block has one
+  }
+  if (grid.head_bytes < kPairedHeadBytes) return sections_of(grid);
+  const int64_t section = grid.packed ? 0 : tail_of(grid);
+  return make_order(grid, grid.heads - section, section, 1);
 }
 
 bool is_causal(const tessera_problem& problem) {

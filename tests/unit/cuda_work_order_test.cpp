@@ -136,5 +136,23 @@ TEST(CudaWorkOrder, BlocksHaveAsMuchToDo) {
     }
 }
 
+// Sections of about a round, 128 tiles of 132 blocks, would give the same blocks a head's largest tile in each: the first would have 1.47 of the mean.
+TEST(CudaWorkOrder, SectionsAreNotOneRound) {
+  const struct {
+    int tiles, heads, kib;
+  } rows[] = {{2, 256, 256}, {2, 2048, 256}, {3, 256, 384}, {6, 48, 384}, {3, 384, 192}, {4, 512, 256}, {5, 64, 480}};
+  for (const auto& [tiles, heads, kib] : rows) {
+    TileGrid grid{};
+    grid.tiles = tiles, grid.heads = heads, grid.group = 1, grid.head_bytes = int64_t{kib} << 10;
+    grid.tile_keys = 128, grid.fixed_keys = 128, grid.blocks = kMultiprocessors;
+    const WorkOrder order = order_of(grid);
+    std::vector<double> load(kMultiprocessors);
+    for_each_work(order, kMultiprocessors,
+                  [&](int block, int work) { load[block] += 128.0 * (1 + tiles - tile_coord(order, work).slot); });
+    const double mean = std::accumulate(load.begin(), load.end(), 0.0) / kMultiprocessors;
+    EXPECT_LE(std::ranges::max(load), 1.16 * mean) << text_of(order);
+  }
+}
+
 }  // namespace
 }  // namespace tessera::cuda
