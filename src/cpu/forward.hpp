@@ -27,7 +27,7 @@ constexpr int64_t kStaleMaxKeys = 32;
 // How far scores may pass the stale max before it is replaced. Where P stays float32, as far as a sum may grow: most blocks need no
 // rescale. In bfloat16 a key whose score is the stale max has a weight of exactly 1, and others' weights are rounded, which is O's error
 // where one key holds most of a row. So a maximum that is known replaces any lower one, and the bounds are low. The weights of 32
-// keys of normal numbers add up to 7 against the maximum of 32 others, and pass the bounds in at most 0.3 % of the jobs or blocks
+// keys of normal numbers add up to 7 against the maximum of 32 others, and pass the bounds in 0.1 % of the jobs or blocks
 // (lab/amx/rounding.py; fwd_sm90's bound has the same reason, docs/reference/kernels/fwd_sm90.md#numerics).
 template <bool kRoundedP>
 struct StaleMax;
