@@ -63,7 +63,9 @@ static char* memory(Case& c, int64_t bytes) {
   c.owned.push_back(p);
   return (char*)p;
 }
+// Normal; with AB_OUTLIERS in the environment one in a thousand has ten times such a number added.
 static void* numbers(Case& c, const tessera_layout& l, int seed, float times = 1) {
+  static const bool outliers = getenv("AB_OUTLIERS") != nullptr;
   int64_t n = 1;
   for (int i = 0; i < l.rank; ++i) n *= l.shape[i];
   const int64_t bytes = tessera_dtype_bytes(l.dtype);
@@ -73,6 +75,7 @@ static void* numbers(Case& c, const tessera_layout& l, int seed, float times = 1
   const int64_t period = std::min<int64_t>(n, (1 << 20) + 7);
   for (int64_t i = 0; i < period; ++i) {
     float x = nd(g) * times;
+    if (outliers && g() % 1000 == 0) x += 10 * nd(g) * times;
     if (bytes == 4)
       ((float*)p)[i] = x;
     else {

@@ -172,14 +172,17 @@ TESSERA_COLD_FUNCTION bool masked_by_bias(const AmxForward& f, const Tile& tile,
 // is far above its scores would come near the denormals, which AMX takes for zeros.
 TESSERA_INLINE bool accept_sums(const AmxForward& f, Tile& tile, const Job& job, const JobSums& sums) {
   constexpr float kLeastSum = 0x1p-40f;
-  VecI above = (VecI)(load_as<VecU>(sums.out_of_range) & 0x80008000u);
+  // Bits of weights are in the weights' order, and what is out of range, its sign set, comes above all.
+  constexpr uint32_t kMost = __builtin_bit_cast(uint32_t, StaleMax<true>::kMostWeight) >> 16;
+  const VecU most = splat(kMost << 16 | kMost);
+  VecI above = (VecU)_mm512_max_epu16((__m512i)load_as<VecU>(sums.largest), (__m512i)most) != most;
   VecF total[2];
   uint32_t small = 0, zero = 0, unseen = 0;
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) {
     const VecF sum = load(sums.sum + c * kLanes);
     total[c] = load(tile.sum + c * kLanes) + sum;
-    above |= ~(sum <= kStaleMaxBound);
+    above |= ~(sum < infinity());
     small |= lane_bits(~(total[c] >= kLeastSum)) << c * kLanes;
     zero |= lane_bits(total[c] == 0.0f) << c * kLanes;
     unseen |= lane_bits(sums.seen[c] == 0u) << c * kLanes;
@@ -219,7 +222,7 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
     // Against a stale max that nothing has been summed by yet, another row's perhaps, all scores might vanish.
     const VecF given = load(tile.stale_max + c * kLanes);
     const VecF old = select(load(tile.sum + c * kLanes) == 0.0f, splat(-infinity()), given);
-    const VecI moves = best[c] > old + kRescaleThreshold_log2;
+    const VecI moves = best[c] > old;
     const VecF next = select(moves, best[c], given);
     store(tile.stale_max + c * kLanes, next);
     const uint32_t moved = lane_bits(moves) << c * kLanes;

@@ -10,8 +10,8 @@ namespace {
 // What a job's softmax by the stale max has summed, a lane a query.
 struct JobSums {
   alignas(64) float sum[kBlockM];
-  alignas(64) uint32_t out_of_range[kLanes];  // bits 15 and 31
-  VecU seen[2];                               // with options: what rows see of the job, by position and masks
+  alignas(64) uint32_t largest[kLanes];  // weights, pairs of bfloat16; with the sign set: out of range
+  VecU seen[2];                          // with options: what rows see of the job, by position and masks
 };
 
 // Which pairs of keys n, n + 16 of a stage dropout keeps, a bit a half of a pair, drawn as they are wanted: four units and one
@@ -75,9 +75,6 @@ struct PairsOf<true> {
 // drops is 0, what it keeps is not scaled: O is, at the end.
 template <Scores kScores>
 class StageSoftmax {
-  // Dropout of several options might make a number out of range a zero.
-  static constexpr bool kPlain = kScores == Scores::kAllSeen || kScores == Scores::kBiasInScores ||
-                                 kScores == Scores::kMasked || kScores == Scores::kDropout;
   // A row of few keys, or few that count, has its exponentials' errors in its LSE.
   static constexpr int kDegree = kScores == Scores::kAllSeen || kScores == Scores::kBiasInScores ||
                                          kScores == Scores::kSoftcap || kScores == Scores::kDropout
@@ -88,7 +85,7 @@ class StageSoftmax {
   TESSERA_INLINE StageSoftmax(const Params& p, const Tile& tile, const JobSums& sums, const float* s, uint32_t* p_out,
                               int64_t key, const StageOptions* options)
       : s_(s), p_out_(p_out), exponential_(p, tile, tile.stale_max, key, options), pairs_(p, tile, key) {
-    out_of_range_ = load_as<VecU>(sums.out_of_range);
+    largest_ = load_as<VecU>(sums.largest);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) sum_[c] = load(sums.sum + c * kLanes);
   }
@@ -111,13 +108,13 @@ class StageSoftmax {
         half_unit<0>();
       }
       // gcc would put the sums of a whole unrolled stage off, and spill what they are sums of.
-      compute_here(sum_[0]), compute_here(sum_[1]), compute_here(out_of_range_);
+      compute_here(sum_[0]), compute_here(sum_[1]), compute_here(largest_);
     }
   }
   // The rest of the stage.
   TESSERA_INLINE void finish(JobSums& sums) {
     run_to(kUnits);
-    store(sums.out_of_range, out_of_range_);
+    store(sums.largest, largest_);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) store(sums.sum + c * kLanes, sum_[c]);
   }
@@ -127,19 +124,16 @@ class StageSoftmax {
   template <int c>
   TESSERA_INLINE void half_unit() {
     const int64_t unit = pairs_.unit(index_);
-    __m512i low = exponential_.template entry<false>(s_, unit, c).probability;
-    __m512i high = exponential_.template entry<true>(s_, unit, c).probability;
+    const __m512i low = exponential_.template entry<false>(s_, unit, c).probability;
+    const __m512i high = exponential_.template entry<true>(s_, unit, c).probability;
     exponential_.next_unit(c);
     sum_[c] += (VecF)low + (VecF)high;
-    if constexpr (!kPlain) {
-      out_of_range_ |= ((VecU)low | (VecU)high) & 0x80000000u;
-      if (exponential_.dropout()) {
-        low = (__m512i)exponential_.template kept<false>(unit, c, (VecF)low);
-        high = (__m512i)exponential_.template kept<true>(unit, c, (VecF)high);
-      }
+    VecU pair = join_(low, high);
+    largest_ = (VecU)_mm512_max_epu16((__m512i)largest_, (__m512i)pair);  // before dropout
+    if (kScores == Scores::kOptions && exponential_.dropout()) {
+      pair = join_((__m512i)exponential_.template kept<false>(unit, c, (VecF)low),
+                   (__m512i)exponential_.template kept<true>(unit, c, (VecF)high));
     }
-    const VecU pair = join_(low, high);
-    if constexpr (kPlain) out_of_range_ |= pair;
     store(p_out_ + unit * kBlockM + c * kLanes, pairs_(index_, c, pair));
     half_ = c == 0;
     if (half_) return;
@@ -156,7 +150,7 @@ class StageSoftmax {
   typename PairsOf<kScores == Scores::kDropout>::Type pairs_;
   JoinRounded join_;
   VecF sum_[2];
-  VecU out_of_range_;
+  VecU largest_;
 };
 
 }  // namespace

@@ -185,7 +185,8 @@ struct DecodeRow {
 };
 
 // Scores of one row and one block -> P, and the row's stale_max and sum. What its O must be multiplied by is answered.
-// Past the last key, P is 0 up to the next multiple of kLanes.
+// Past the last key, P is 0 up to the next multiple of kLanes. kRoundedP: what comes out is rounded to bfloat16.
+template <bool kRoundedP>
 TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, DecodeRow& row, float* scores,
                                     int64_t key, int64_t count) {
   const bool full = key >= row.low && key + count - 1 <= row.full_high && count % kLanes == 0;
@@ -211,7 +212,7 @@ TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, D
   }
   // As in the tiled kernel, the stale max is replaced only when a score passes it by the threshold.
   float rescale = 1.0f;
-  if (any(best > row.stale_max + kRescaleThreshold_log2)) {
+  if (any(best > row.stale_max + StaleMax<kRoundedP>::kRescaleThreshold_log2)) {
     const float next = max_lanes(best);
     rescale = row.stale_max == -infinity() ? 0.0f : __builtin_exp2f(row.stale_max - next);
     row.stale_max = next;
@@ -340,7 +341,7 @@ void decode_keys(const Params& p, const Sequence& sequence, int64_t batch, int64
     }
     for (int64_t row = 0; row < heads * row_count; ++row) {
       float* scores = s.scores + row * scores_ld;
-      const float rescale = decode_softmax(p, sequence, rows[row], scores, key, count);
+      const float rescale = decode_softmax<kOp == Op::kDot>(p, sequence, rows[row], scores, key, count);
 #if defined(TESSERA_HAS_DOT)
       if constexpr (kOp == Op::kDot) round_to_bf16(scores, count);
 #endif

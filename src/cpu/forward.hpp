@@ -8,9 +8,9 @@
 //
 // Two ways through a block, both exact. The plain one takes the block's maximum first. The one by the stale max, on blocks
 // that every lane sees, exponentiates against the maximum of the blocks before, straight from the product's
-// registers: no score is stored, no maximum taken. Should a lane's partial sum pass kStaleMaxBound, the block is done
+// registers: no score is stored, no maximum taken. Should a lane's partial sum pass a bound, the block is done
 // again the plain way, and so is the tile's next one: the softmax is the same whatever number is subtracted,
-// as long as nothing overflows.
+// as long as nothing overflows. In rounding it is not the same: below.
 #pragma once
 
 #include "cpu/kv_block.hpp"
@@ -21,13 +21,27 @@
 namespace tessera::cpu {
 namespace {
 
-// A block's sum of 2^(score - stale_max) may reach this before the stale max is replaced: an output grows by as much.
-constexpr float kStaleMaxBound = 65536.0f;
-// The stale max is replaced only when a maximum passes it by this much (log2 units): most blocks need no rescale.
-constexpr float kRescaleThreshold_log2 = 8.0f;
-
 // Keys that a tile's first stale max is taken from.
 constexpr int64_t kStaleMaxKeys = 32;
+
+// How far scores may pass the stale max before it is replaced. Where P stays float32, as far as a sum may grow: most blocks need no
+// rescale. In bfloat16 a key whose score is the stale max has a weight of exactly 1, and others' weights are rounded, which is O's error
+// where one key holds most of a row. So a maximum that is known replaces any lower one, and the bounds are low. The weights of 32
+// keys of normal numbers add up to 7 against the maximum of 32 others, and pass the bounds in 0.1 % of the jobs or blocks
+// (lab/amx/rounding.py; fwd_sm90's bound has the same reason, docs/reference/kernels/fwd_sm90.md#numerics).
+template <bool kRoundedP>
+struct StaleMax;
+template <>
+struct StaleMax<false> {
+  static constexpr float kMostSum = 65536.0f;            // of a block's weights
+  static constexpr float kRescaleThreshold_log2 = 8.0f;  // by which a maximum passes the stale one that it replaces
+};
+template <>
+struct StaleMax<true> {
+  static constexpr float kMostSum = 64.0f;     // of the weights of kStaleMaxKeys keys
+  static constexpr float kMostWeight = 32.0f;  // where weights are looked at one by one
+  static constexpr float kRescaleThreshold_log2 = 0.0f;
+};
 
 template <Op kOp>
 struct ForwardBlock {
@@ -63,10 +77,10 @@ TESSERA_INLINE void store_p(float* sP, int64_t n, VecF (&p)[R][C]) {
     for (int c = 0; c < C; ++c) store(sP + (n + r) * kBlockM + c * kLanes, p[r][c]);
 }
 
-// P = 2^(scale_log2 * S - stale_max) for keys begin ... end - 1, never storing S. False: a lane's sum passed the bound.
+// P = 2^(scale_log2 * S - stale_max) for keys begin ... end - 1, never storing S, and its sums. False: one passed the bound.
 template <Op kOp, int C>
-TESSERA_INLINE bool stale_max_softmax(const Params& p, Tile& tile, const float* sQ, float* sP, const RowBlock& keys,
-                                      int64_t begin, int64_t end) {
+TESSERA_INLINE bool stale_max_weights(const Params& p, const Tile& tile, const float* sQ, float* sP,
+                                      const RowBlock& keys, int64_t begin, int64_t end, VecF (&total)[C]) {
   const int64_t k_count = (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>;
   alignas(64) float sums[C * kLanes] = {};
   for_row_groups<kTileRows>(begin, end, [&]<int R>(int64_t n) TESSERA_LAMBDA_INLINE {
@@ -92,10 +106,28 @@ TESSERA_INLINE bool stale_max_softmax(const Params& p, Tile& tile, const float* 
   });
   VecI fits = splat(-1);
 #pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) fits &= load(sums + c * kLanes) <= kStaleMaxBound;
-  if (any(~fits)) return false;
+  for (int c = 0; c < C; ++c) {
+    const VecF sum = load(sums + c * kLanes);
+    fits &= sum <= StaleMax<kOp == Op::kDot>::kMostSum;
+    total[c] += sum;
+  }
+  return !any(~fits);
+}
+
+// The same into the tile's sums: P in bfloat16 looks at them every kStaleMaxKeys keys.
+template <Op kOp, int C>
+TESSERA_INLINE bool stale_max_softmax(const Params& p, Tile& tile, const float* sQ, float* sP, const RowBlock& keys,
+                                      int64_t begin, int64_t end) {
+  VecF total[C] = {};
+  if constexpr (kOp == Op::kDot) {
+    for (int64_t n = begin; n < end; n += kStaleMaxKeys) {
+      if (!stale_max_weights<kOp, C>(p, tile, sQ, sP, keys, n, min_of(end, n + kStaleMaxKeys), total)) return false;
+    }
+  } else if (!stale_max_weights<kOp, C>(p, tile, sQ, sP, keys, begin, end, total)) {
+    return false;
+  }
 #pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) store(tile.sum + c * kLanes, load(tile.sum + c * kLanes) + load(sums + c * kLanes));
+  for (int c = 0; c < C; ++c) store(tile.sum + c * kLanes, load(tile.sum + c * kLanes) + total[c]);
   return true;
 }
 
@@ -140,7 +172,8 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
 #pragma GCC unroll 8
   for (int c = 0; c < C; ++c) {
     const VecF old = load(tile.stale_max + c * kLanes);
-    const VecI moves = best[c] > old + kRescaleThreshold_log2;  // -inf + 8 = -inf: the first finite maximum moves it
+    // -inf + 8 = -inf: the first finite maximum moves it.
+    const VecI moves = best[c] > old + StaleMax<kOp == Op::kDot>::kRescaleThreshold_log2;
     const VecF next = select(moves, best[c], old);
     store(tile.stale_max + c * kLanes, next);
     stale_max[c] = select(next == -infinity(), VecF{}, next);
