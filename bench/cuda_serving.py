@@ -449,6 +449,12 @@ def main() -> int:
         with open(options.summary, encoding="utf-8") as file:
             print(serving_cells.table(json.load(file)["cells"]))
         return 0
+    try:
+        chosen = any(cells_of(case, options.only) for case in options.cases)
+    except re.error as error:
+        parser.error(f"argument --only: {options.only!r} is no regular expression: {error}")
+    if not chosen:
+        parser.error(f"argument --only: {options.only!r} is found in no cell of {', '.join(options.cases)} (--dry-run lists them)")
     if options.dry_run:
         for case in options.cases:
             for cell in cells_of(case, options.only):
