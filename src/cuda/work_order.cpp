@@ -84,10 +84,10 @@ double largest_of_mean(const TileGrid& grid, const WorkOrder& order) {
 WorkOrder sections_of(const TileGrid& grid) {
   constexpr int64_t kSmallest = int64_t{16} << 20, kLarger[] = {int64_t{24} << 20, int64_t{32} << 20};
   constexpr double kCost = 1.04;
-  const WorkOrder smallest = sections_of(grid, kSmallest);
-  WorkOrder best = smallest;
-  double least = largest_of_mean(grid, smallest) / kCost;
+  WorkOrder best = sections_of(grid, kSmallest);
+  double least = largest_of_mean(grid, best) / kCost;
   for (const int64_t bytes : kLarger) {
+    if (least <= 1) break;  // no order's largest is below the mean
     const WorkOrder order = sections_of(grid, bytes);
     const double load = largest_of_mean(grid, order);
     if (load < least) best = order, least = load;

@@ -66,6 +66,10 @@ struct DecodeSm90FamilyPlan {
 };
 
 int64_t group_of(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
+// Work tiles that a KV head's rows of so many queries are.
+int64_t row_tiles_of(const tessera_plan& plan, int64_t queries) {
+  return divide_up(queries * group_of(plan), kDecodeRows);
+}
 
 // Whether TMA can bring tiles of block_n keys.
 bool takes_bulk_copies(const tessera_plan& plan, int block_n) {
@@ -78,9 +82,8 @@ bool takes_bulk_copies(const tessera_plan& plan, int block_n) {
 // Of so many queries. Invariant: not by the number of sequences.
 bool too_short_for_bulk_copies(const tessera_plan& plan, int64_t queries) {
   const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
-  const int64_t row_tiles = divide_up(queries * group_of(plan), kDecodeRows);
   return core::paged(plan.problem) && !plan.problem.batch_invariant && head_dim > 64 && head_dim <= 128 &&
-         plan.batch * plan.max_seqlen_k * plan.heads_kv * row_tiles <= kShortHeadKeys;
+         plan.batch * plan.max_seqlen_k * plan.heads_kv * row_tiles_of(plan, queries) <= kShortHeadKeys;
 }
 
 // By TMA, D = 128: whether another stage of K and V is under way while warps meet, where a block has several short work tiles, or parts that
@@ -118,7 +121,7 @@ DecodeSm90Config make_config(const tessera_plan& plan, int64_t queries) {
 // Work tiles of a head's rows that a team has side by side, so that keys are read once for all of them: all, unless parts may not depend
 // on the other sequences' queries.
 int team_rows_of(const tessera_plan& plan, int64_t queries) {
-  const int64_t tiles = divide_up(queries * group_of(plan), kDecodeRows);
+  const int64_t tiles = row_tiles_of(plan, queries);
   const int64_t most = std::min<int64_t>(kMostRows / kDecodeRows, plan.device.cores);
   return plan.problem.batch_invariant ? 1 : static_cast<int>(std::clamp<int64_t>(tiles, 1, std::max<int64_t>(1, most)));
 }
@@ -202,11 +205,14 @@ bool fwd_sm90_is_sooner(const tessera_plan& plan, int64_t rows) {
   return std::max(heads * times.fwd_sm90_memory, waves * times.fwd_sm90_tile) < here;
 }
 
-// More rows than two work tiles have, and fewer than half as many tokens as a batch of such sequences: most have few, and would leave
-// most blocks of a team without rows.
-bool most_have_fewer(const tessera_plan& plan, int64_t rows) {
-  return rows > 2 * kDecodeRows && core::packed_q(plan.problem) &&
-         2 * core::sizes(plan.problem).rows_q < plan.batch * plan.max_seqlen_q;
+// Fewer than half as many tokens as a batch of the longest sequences: most have few.
+bool most_have_fewer(const tessera_plan& plan) {
+  return core::packed_q(plan.problem) && 2 * core::sizes(plan.problem).rows_q < plan.batch * plan.max_seqlen_q;
+}
+
+// Chunks that decode_sm90's rows hold, beside sequences most of which have a token or so.
+bool few_rows_beside_tokens(const tessera_plan& plan) {
+  return !plan.problem.batch_invariant && plan.max_seqlen_q * group_of(plan) <= kMostRows && most_have_fewer(plan);
 }
 
 // What others do sooner. With batch_invariant the choice may depend on a sequence's own queries alone: where others of the batch may
@@ -224,7 +230,9 @@ std::string refuse_unasked(const tessera_plan& plan) {
   if (plan.max_seqlen_k < (rows > kManyRows ? kManyRowsLeastKeys : kLeastKeys)) {
     return rows_of + ", " + std::to_string(plan.max_seqlen_k) + " keys: fwd_sm80 answers sooner";
   }
-  if (most_have_fewer(plan, rows)) return rows_of + ", but of most sequences fewer than half as many";
+  // Most blocks of a team of more than two work tiles would be without rows.
+  if (rows > 2 * kDecodeRows && most_have_fewer(plan))
+    return rows_of + ", but of most sequences fewer than half as many";
   return fwd_sm90_is_sooner(plan, rows) ? rows_of + ": fwd_sm90 answers sooner" : "";
 }
 
@@ -274,8 +282,7 @@ std::string refuse_decode_sm90(const tessera_plan& plan, int64_t queries) {
   const DecodeSm90Config config = make_config(plan, queries);
   if (std::string reason = refuse_shared_memory(smem_bytes(config), plan); !reason.empty()) return reason;
   constexpr int64_t kMaxTiles = int64_t{1} << 30;  // the kernel counts a share past them
-  const int64_t row_tiles = divide_up(queries * group_of(plan), kDecodeRows);
-  const int64_t work_tiles = plan.batch * plan.heads_kv * row_tiles,
+  const int64_t work_tiles = plan.batch * plan.heads_kv * row_tiles_of(plan, queries),
                 tiles = divide_up(plan.max_seqlen_k, config.block_n) + 1;
   return work_tiles > kMaxTiles || work_tiles * tiles > kMaxTiles ? "more than 2^30 tiles" : "";
 }
@@ -302,15 +309,6 @@ void describe_decode_sm90(const DecodeSm90Plan& own, tessera_plan& plan) {
   plan.num_items = own.grid.x;
   plan.shared_bytes = decode_sm90_workspace_bytes(own);
 }
-
-namespace {
-// Chunks that decode_sm90's rows hold, beside sequences most of which have a token or so.
-bool few_rows_beside_tokens(const tessera_plan& plan) {
-  const tessera_problem& p = plan.problem;
-  return core::packed_q(p) && !p.batch_invariant && plan.max_seqlen_q * group_of(plan) <= kMostRows &&
-         2 * core::sizes(p).rows_q < plan.batch * plan.max_seqlen_q;
-}
-}  // namespace
 
 // A chunk of 32 queries of 65536 keys beside four tokens took 379 us alone, by fwd_sm80, which splits its keys, and all of it 836; by mixed_sm90 with
 // fwd_sm90, of which one multiprocessor a head reads all of the keys, 901. With 16 tokens of 32768 keys and 48 queries these were 1235 and 857 (an H100
