@@ -15,27 +15,19 @@ Bounds and thresholds are powers of two. Errors are pooled over the heads (root 
 import argparse
 import csv
 import itertools
+import sys
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from inputs import bfloat16, draw
 
 TILE_ROWS, STAGE, SUPER_BLOCK = 32, 32, 256
 DOT_BLOCK, DOT_DECODE_BLOCK, LANES = 256, 64, 16
 COLUMNS = ("path", "inputs", "mask", "head_dim", "of", "bound", "threshold", "o", "d_q", "d_k", "o_once", "again")
 LOG2E = float(np.log2(np.e))
 RUNNING = ("", None, 0)
-
-
-def bfloat16(x):
-    bits = x.astype(np.float32).view(np.uint32)
-    bits = bits + 0x7FFF + ((bits >> 16) & 1)
-    return (bits & 0xFFFF0000).view(np.float32)
-
-
-def draw(rng, shape, outliers):
-    x = rng.standard_normal(shape)
-    if outliers:
-        x += (rng.random(shape) < 1e-3) * 10 * rng.standard_normal(shape)
-    return bfloat16(x)
 
 
 def measured(weights, of):
@@ -173,8 +165,8 @@ PATHS = {
         False,
     ),
 }
-# Of the scores' standard deviation, and whether there are outliers.
-INPUTS = {"normal": (1, False), "sharp": (2, False), "outliers": (1, True)}
+# The scores' standard deviation, and the share of outliers.
+INPUTS = {"normal": (1, 0), "sharp": (2, 0), "outliers": (1, 1e-3)}
 
 
 def squares(path, head_dim, inputs, causal, length, seed):

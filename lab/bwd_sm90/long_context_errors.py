@@ -2,15 +2,14 @@
 """What bench/long_context.py's errors of dK and dV depend on, by NumPy, no GPU: the length, by float32's sums, rounded one way or another;
 the sampled keys, by how much of the sum of squares each has; the draw, by the spread over seeds. long_context_errors.py [seeds] [length]"""
 import sys
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from inputs import bfloat16 as bf16
+
 D, SAMPLES = 128, 64
-
-
-def bf16(x):
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
 
 
 def f16(x):

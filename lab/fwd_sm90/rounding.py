@@ -1,36 +1,31 @@
 """What the stale max of fwd_sm90 costs O, and dQ and dK, simulated in NumPy: softmax and its second product with P and O in bfloat16,
 everything else in float64, dQ and dK with delta = rowsum(dO ∘ O) of that O. A warp's 16 rows take their maximum in the first tile, and where
-a lane's share of a later tile's sum passes a bound (kernels/tessera/fwd_sm90/score_stage.cuh); a bound of 0: in every tile, as a running maximum.
+a lane's share of a later tile's sum passes a bound (kStaleMaxBound, kernels/tessera/attention/softmax.cuh); a bound of 0: in every tile, as a
+running maximum; inf: never again. Relative RMS errors, their squares summed over the heads that are drawn, since a few rows make most of them.
 
-    python lab/fwd_sm90/rounding.py --csv FILE [--seeds 3] [--length 1024]
+    python lab/fwd_sm90/rounding.py --csv FILE [--heads 16] [--length 1024] [--outliers 0 0.001]
 """
 
 import argparse
 import csv
+import math
+import sys
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from inputs import bfloat16, draw
+
 TILES = {128: 128, 192: 64, 256: 64}  # keys, by head size
-BOUNDS = (0, 8, 16, 32, 64)
-COLUMNS = ("inputs", "mask", "head_dim", "tile", "bound", "o", "d_q", "d_k", "tiles_done_again")
+BOUNDS = (0, 8, 16, 32, 64, math.inf)
+COLUMNS = ("outliers", "mask", "head_dim", "tile", "bound", "o", "d_q", "d_k", "tiles_done_again")
 WARP_ROWS = 16
 
 
-def bfloat16(x):
-    bits = x.astype(np.float32).view(np.uint32)
-    bits = bits + 0x7FFF + ((bits >> 16) & 1)
-    return (bits & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
-
-
-def draw(rng, shape, outliers):
-    x = rng.standard_normal(shape)
-    if outliers:
-        x += (rng.random(shape) < 1e-3) * 10 * rng.standard_normal(shape)
-    return bfloat16(x)
-
-
-def relative_rms(x, exact):
-    return np.sqrt(((x - exact) ** 2).sum() / (exact**2).sum())
+def squares(x, exact):
+    """Of the error, and of what it is relative to."""
+    return ((x - exact) ** 2).sum(), (exact**2).sum()
 
 
 def forward(scores, v, tile, bound):
@@ -56,10 +51,10 @@ def forward(scores, v, tile, bound):
     return o / total[:, None], again / max(later, 1)
 
 
-def errors(head_dim, outliers, causal, length, seed):
-    """For each bound: relative RMS of O, dQ, dK, and the share of tiles done again."""
+def squares_of_head(head_dim, outliers, causal, length, seed):
+    """For each bound: squares of O, dQ, dK, and the share of tiles done again."""
     rng = np.random.default_rng(seed)
-    q, k, v, d_o = (draw(rng, (length, head_dim), outliers) for _ in range(4))
+    q, k, v, d_o = (draw(rng, (length, head_dim), outliers).astype(np.float64) for _ in range(4))
     scores = q @ k.T * (head_dim**-0.5 * np.log2(np.e))
     if causal:
         scores[np.triu_indices(length, 1)] = -np.inf
@@ -71,25 +66,26 @@ def errors(head_dim, outliers, causal, length, seed):
         o, again = forward(scores, v, TILES[head_dim], bound)
         o = bfloat16(o)
         with_o = p * (d_p - (d_o * o).sum(1, keepdims=True))
-        yield relative_rms(o, exact), relative_rms(with_o @ k, d_s @ k), relative_rms(with_o.T @ q, d_s.T @ q), again
+        yield *squares(o, exact), *squares(with_o @ k, d_s @ k), *squares(with_o.T @ q, d_s.T @ q), again
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", required=True, metavar="FILE")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--outliers", type=float, nargs="+", default=[0, 1e-3], help="their share of the inputs")
     options = parser.parse_args()
     with open(options.csv, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        for outliers in (False, True):
+        for outliers in options.outliers:
             for causal in (False, True):
                 for head_dim, tile in TILES.items():
-                    drawn = [list(errors(head_dim, outliers, causal, options.length, seed)) for seed in range(options.seeds)]
-                    for bound, found in zip(BOUNDS, np.mean(drawn, 0)):
-                        numbers = [f"{x:.3e}" for x in found[:3]] + [f"{found[3]:.4f}"]
-                        row = ("outliers" if outliers else "normal", "causal" if causal else "full", head_dim, tile, bound, *numbers)
+                    heads = [list(squares_of_head(head_dim, outliers, causal, options.length, seed)) for seed in range(options.heads)]
+                    for bound, found in zip(BOUNDS, np.sum(heads, 0)):
+                        numbers = [f"{math.sqrt(found[i] / found[i + 1]):.3e}" for i in (0, 2, 4)] + [f"{found[6] / options.heads:.4f}"]
+                        row = (outliers, "causal" if causal else "full", head_dim, tile, bound, *numbers)
                         writer.writerow(row)
                         print(*row, flush=True)
 
