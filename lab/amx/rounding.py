@@ -81,12 +81,17 @@ def jobs_of(end, job_keys):
             yield begin + stages * part // parts * STAGE, begin + stages * (part + 1) // parts * STAGE
 
 
+def tiles_of(s, width):
+    """Of each tile its first row, its rows, and their scores."""
+    heads, length = s.shape[:2]
+    for first in range(0, length, TILE_ROWS):
+        yield first, Rows(heads, TILE_ROWS, width), s[:, first : first + TILE_ROWS]
+
+
 def amx(s, v, causal, of, bound, threshold):
     heads, length, width = s.shape[0], s.shape[1], v.shape[-1]
-    out = np.empty((heads, length, width), np.float32)
-    jobs = again = 0
-    for first in range(0, length, TILE_ROWS):
-        rows, tile = Rows(heads, TILE_ROWS, width), s[:, first : first + TILE_ROWS]
+    out, jobs, again = [], 0, 0
+    for first, rows, tile in tiles_of(s, width):
         best = tile[..., :STAGE].max(-1)
         rows.top = np.where(best == -np.inf, best.max(-1, keepdims=True), best)
         for begin, end in jobs_of(first + TILE_ROWS if causal else length, 64 if width <= 64 else 128):
@@ -96,16 +101,14 @@ def amx(s, v, causal, of, bound, threshold):
             if passes.any():
                 rows.raise_top(part, threshold, passes[:, None])
             rows.add(rows.weights(part), v[:, begin:end])
-        out[:, first : first + TILE_ROWS] = rows.result()
-    return out, again / jobs
+        out.append(rows.result())
+    return np.concatenate(out, 1), again / jobs
 
 
 def dot(s, v, causal, of, bound, threshold):
-    heads, length, width = s.shape[0], s.shape[1], v.shape[-1]
-    out = np.empty((heads, length, width), np.float32)
-    blocks = again = 0
-    for first in range(0, length, TILE_ROWS):
-        rows, tile = Rows(heads, TILE_ROWS, width), s[:, first : first + TILE_ROWS]
+    heads, length = s.shape[:2]
+    out, blocks, again = [], 0, 0
+    for first, rows, tile in tiles_of(s, v.shape[-1]):
         passed = np.zeros(heads, bool)  # of the block before
         last = first + TILE_ROWS if causal else length
         for block in range(0, last, DOT_BLOCK):
@@ -129,8 +132,8 @@ def dot(s, v, causal, of, bound, threshold):
                 rows.top = np.where(plain[:, None], rows.top, top)
                 rows.raise_top(part, threshold, plain[:, None])
                 rows.add(rows.weights(part), v[:, begin:end])
-        out[:, first : first + TILE_ROWS] = rows.result()
-    return out, again / max(blocks, 1)
+        out.append(rows.result())
+    return np.concatenate(out, 1), again / max(blocks, 1)
 
 
 def decode(s, v, bound, threshold, block):

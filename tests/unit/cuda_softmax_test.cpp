@@ -2,7 +2,6 @@
 // that a kernel goes through it, against softmax in float64.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/half.hpp"
 #include "tessera/attention/softmax.cuh"
 
 namespace tessera {
@@ -87,10 +87,7 @@ struct Prompt {
 };
 
 float unrounded(float p) { return p; }
-float bfloat16(float p) {
-  const uint32_t bits = std::bit_cast<uint32_t>(p);
-  return std::bit_cast<float>((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
-}
+float bfloat16(float p) { return core::bfloat16_to_float(core::float_to_bfloat16(p)); }
 
 template <class Way>
 Outputs attend(const Scores& scores, float (*round_p)(float) = unrounded) {
