@@ -27,7 +27,7 @@ constexpr int64_t kDecodePartKeys = 1024;
 // The backward pass holds one float32 dQ a split, so it splits no more than the cores need.
 constexpr int64_t kMaxBackwardSplits = 16;
 // Queries of one head that share a pass over keys and values: enough that converting them costs little.
-constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384, kQueriesPerItemAmx = 512;
+constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384, kQueriesPerItemAmx = 2048;
 // Keys that AMX has packed at a time: with their tiles of queries they stay in the L2 cache.
 constexpr int32_t kBlockKeysAmx = 256;
 // What AMX's tiles serve where the device leaves the choice to the problem: the least query rows that a KV head's tiles have,
