@@ -100,8 +100,10 @@ Case* ab_case(int backward, int dtype, int64_t B, int64_t Sq, int64_t Sk, int64_
                        : tessera::layout(t, {B, S, H, D});
   };
   p.q = dense(Sq, Hq), p.k = dense(Sk, Hkv), p.v = p.k, p.o = p.q;
-  p.lse = tessera::lse_layout(p);
-  const std::string o = option;
+  std::string o = option;
+  const size_t without = o.find("-lse");  // O alone
+  if (without == std::string::npos) p.lse = tessera::lse_layout(p);
+  o = o.substr(0, without);
   if (o == "bias") p.bias = tessera::layout(t, {1, Hq, Sq, Sk});
   if (o == "bias_f32") p.bias = tessera::layout(tessera::float32, {1, Hq, Sq, Sk});
   if (o == "bias_row") p.bias = tessera::layout(t, {1, Hq, Sq, Sk + 32});
@@ -114,7 +116,7 @@ Case* ab_case(int backward, int dtype, int64_t B, int64_t Sq, int64_t Sk, int64_
   tessera::Buffers cb;
   cb.q = numbers(*c, p.q, 1), cb.k = numbers(*c, p.k, 2), cb.v = numbers(*c, p.v, 3);
   cb.o = numbers(*c, p.o, 4);
-  cb.lse = (float*)numbers(*c, p.lse, 5);
+  if (p.lse.rank) cb.lse = (float*)numbers(*c, p.lse, 5);
   if (p.bias.rank) cb.bias = numbers(*c, p.bias, 6);
   if (p.alibi_slopes.rank) {
     auto* s = (float*)numbers(*c, p.alibi_slopes, 7);

@@ -2,7 +2,7 @@
 
     targets.py PART OUT.csv SECONDS name=LIBRARY ...     PART: one, options, builds, heads, f32, two, all; SECONDS a subject of a
                                                          cell; in the environment LENGTHS and DIRECTIONS ("0 1") of "one" and
-                                                         "two", OPTIONS of "builds"
+                                                         "two", OPTIONS of "builds"; a name that ends in -lse: O alone
 
 With one thread every call stands between two samples of the products of numbers, which say whether the core runs at its full
 rate or at less than half (docs/lab/2026-11-25-amx.md): medians are of calls of the same state. A cell begins on a core at its
@@ -54,8 +54,8 @@ class Call:
         self.case = self.bound = None
         self.isa = 0
         if library:
-            self.case = ab.ab_case(back, dtype, B, N, N, H, Hkv or H, D, causal, window,
-                                   b"none" if option == "window" else option.encode(), threads, 0)
+            option = ("none" if option == "window" else option) + ("-lse" if name.endswith("-lse") else "")
+            self.case = ab.ab_case(back, dtype, B, N, N, H, Hkv or H, D, causal, window, option.encode(), threads, 0)
             self.bound = ab.ab_bind(self.case, os.path.abspath(library).encode(), b"")
             self.isa = ab.ab_isa(self.bound)
             self.run = lambda: ab.ab_run(self.bound)

@@ -40,10 +40,10 @@ struct Beside {
 
 // kSteps, kStages: of a full stage, with q_steps = v_tiles / 2 = kSteps, a next stage, and jobs of kStages stages, whose groups
 // of the output are equally many a stage. Everything is then known when it is compiled.
-template <Scores kScores, int kSteps = 0, int kStages = 0>
+template <Scores kScores, bool kPairs, int kSteps = 0, int kStages = 0>
 TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
                                        int64_t key, const Beside& work, const StageOptions* options) {
-  StageSoftmax<kScores> softmax(f.p, tile, sums, s, sP, key, options);
+  StageSoftmax<kScores, kPairs> softmax(f.p, tile, sums, s, sP, key, options);
   if constexpr (kSteps > 0) {
     constexpr int kGroups = kSteps / kStages, kProducts = 4 * (kSteps + kGroups * kStages);
     static_assert(kSteps % kStages == 0 && 2 * kUnits % kProducts == 0, "as much softmax beside each product");
@@ -83,24 +83,38 @@ TESSERA_OWN_FUNCTION void attend_stage(AmxForward& f, const Tile& tile, JobSums&
 }
 
 // Where there are no options: the usual head sizes have functions of their own.
-template <Scores kScores>
+template <Scores kScores, bool kPairs>
 TESSERA_INLINE void attend_stage_of(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
                                     int64_t key, const Beside& work) {
   const auto full = [&](int64_t steps, int64_t stages) {
     return f.q_steps == steps && f.v_tiles == 2 * steps && work.next && work.before && work.before->stages == stages &&
            work.group_end - work.group_begin == steps / stages;
   };
-  if (full(2, 2)) return attend_stage<kScores, 2, 2>(f, tile, sums, s, sP, key, work, nullptr);
-  if (full(4, 4)) return attend_stage<kScores, 4, 4>(f, tile, sums, s, sP, key, work, nullptr);
-  attend_stage<kScores>(f, tile, sums, s, sP, key, work, nullptr);
+  if (full(2, 2)) return attend_stage<kScores, kPairs, 2, 2>(f, tile, sums, s, sP, key, work, nullptr);
+  if (full(4, 4)) return attend_stage<kScores, kPairs, 4, 4>(f, tile, sums, s, sP, key, work, nullptr);
+  attend_stage<kScores, kPairs>(f, tile, sums, s, sP, key, work, nullptr);
 }
 
-TESSERA_INLINE void attend_stage_with(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
-                                      int64_t key, const Beside& work, StageOptions& options) {
-  with_scores(options.kind, [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
-    if constexpr (kScores == Scores::kOptions) options.draw_kept(f.p, tile, key);
-    attend_stage<kScores>(f, tile, sums, s, sP, key, work, &options);
-  });
+// `has_bias`: S has the bias in it.
+template <bool kPairs>
+TESSERA_INLINE void attend_stage_any(AmxForward& f, const Tile& tile, JobSums& sums, const float* s, uint32_t* sP,
+                                     int64_t key, const Beside& work, bool has_bias) {
+  if (has_bias) {
+    sums.seen[0] = sums.seen[1] = splat(~0u);
+    attend_stage_of<Scores::kBiasInScores, kPairs>(f, tile, sums, s, sP, key, work);
+  } else if (f.has_options) {
+    const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
+    StageOptions options(f.p, tile, key, keys, s, f.scratch.options);
+    sums.seen[0] |= options.seen[0], sums.seen[1] |= options.seen[1];
+    with_scores(options.kind, [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
+      if constexpr (kScores == Scores::kOptions) options.draw_kept(f.p, tile, key);
+      attend_stage<kScores, kPairs && kScores != Scores::kOptions>(f, tile, sums, s, sP, key, work, &options);
+    });
+  } else if (seen_by_all(tile, key)) {
+    attend_stage_of<Scores::kAllSeen, kPairs>(f, tile, sums, s, sP, key, work);
+  } else {
+    attend_stage_of<Scores::kMasked, kPairs>(f, tile, sums, s, sP, key, work);
+  }
 }
 
 // Lane by lane: not 0; a stale max whose own score comes out as 2^0 and not as the rounding of large numbers.
@@ -308,18 +322,10 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
         work.group_begin = groups * stage / job.stages, work.group_end = groups * (stage + 1) / job.stages;
         const int64_t key = f.key_begin + (job.first + stage) * kStageKeys;
         uint32_t* stage_p = sP + stage * kTileSide * kBlockM;
-        if (has_bias) {
-          sums.seen[0] = sums.seen[1] = splat(~0u);
-          attend_stage_of<Scores::kBiasInScores>(f, tile, sums, s, stage_p, key, work);
-        } else if (f.has_options) {
-          const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
-          StageOptions options(f.p, tile, key, keys, s, f.scratch.options);
-          sums.seen[0] |= options.seen[0], sums.seen[1] |= options.seen[1];
-          attend_stage_with(f, tile, sums, s, stage_p, key, work, options);
-        } else if (seen_by_all(tile, key)) {
-          attend_stage_of<Scores::kAllSeen>(f, tile, sums, s, stage_p, key, work);
+        if (f.rounded_sums) {
+          attend_stage_any<true>(f, tile, sums, s, stage_p, key, work, has_bias);
         } else {
-          attend_stage_of<Scores::kMasked>(f, tile, sums, s, stage_p, key, work);
+          attend_stage_any<false>(f, tile, sums, s, stage_p, key, work, has_bias);
         }
         has_bias = work.next_bias;
       }
@@ -362,6 +368,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
                batch,
                head_kv,
                options,
+               p.lse == nullptr,
                BiasStep(p, scratch.bias_diagonals, scratch.bias_words)};
 
   // 1. Which tiles are mine, and Q: global -> scratch, pairs along d.

@@ -18,6 +18,7 @@ struct AmxForward {
   const Sequence& sequence;
   int64_t batch, head_kv;
   bool has_options;
+  bool rounded_sums;  // of weights as P has them, where no LSE is asked for
   BiasStep bias;
   int64_t key_begin = 0, keys = 0;  // of the super-block
   // The next super-block, whose rows are asked for a few at a time: its first key, how many, and how many have been.

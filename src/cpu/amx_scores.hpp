@@ -86,6 +86,64 @@ class JoinRounded {
   __mmask64 low_halves_;
 };
 
+// 2^x of two vectors as pairs of bfloat16, by 16-bit integers, 32 numbers an instruction: where the row sums may be those of
+// rounded weights. A multiply-add leaves x in the mantissa of a float32 between 512 and 1024, in units of 2^-16: its upper half is
+// the exponent, its lower one the fraction f, and 2^f - 1 = f (c0 + f (c1 + f c2)) within 1.9e-4, exact at f = 0. So a weight has
+// one rounding's error (1.67e-3 relative RMS; that of the exact weight 1.66e-3). Scores below -119 are zeros, or, below -247, and from
+// 9 on, out of range.
+class PairExp2 {
+ public:
+  // Of the argument: 4 x + kZero.
+  static constexpr float kOne = 4.0f, kZero = 988.0f, kLeast = 0.0f;
+
+  TESSERA_INLINE PairExp2() {
+    // Loaded, or gcc would make them anew beside every product.
+    static constexpr uint16_t kNumbers[6] = {45522, 15002, 5002, 256, kFirstExponent, 0x3f80};
+    const uint16_t* n = opaque(kNumbers);
+    for (int i = 0; i < 3; ++i) c_[i] = _mm512_set1_epi16(static_cast<int16_t>(n[i]));
+    half_unit_ = _mm512_set1_epi16(static_cast<int16_t>(n[3]));
+    first_exponent_ = _mm512_set1_epi16(static_cast<int16_t>(n[4]));
+    ones_ = _mm512_set1_epi16(static_cast<int16_t>(n[5]));
+    alignas(16) static constexpr uint8_t kUpper[16] = {2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15};
+    alignas(16) static constexpr uint8_t kLower[16] = {0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13};
+    static constexpr __mmask64 kLowHalves[1] = {0x3333333333333333};
+    const auto everywhere = [](const uint8_t* bytes) TESSERA_LAMBDA_INLINE {
+      return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(opaque(bytes))));
+    };
+    upper_ = everywhere(kUpper), lower_ = everywhere(kLower);
+    low_halves_ = *opaque(kLowHalves), high_halves_ = ~low_halves_;
+  }
+  // `low`, `high`: arguments. `most`: the largest exponents so far, what is out of range above all.
+  TESSERA_INLINE VecU operator()(VecF low, VecF high, VecU& most) const {
+    const __m512i f = _mm512_mask_shuffle_epi8((__m512i)low, high_halves_, (__m512i)high, lower_);
+    const __m512i upper = _mm512_mask_shuffle_epi8((__m512i)high, low_halves_, (__m512i)low, upper_);
+    const __m512i exponent = _mm512_subs_epu16(upper, first_exponent_);
+    most = (VecU)_mm512_max_epu16((__m512i)most, exponent);
+    __m512i g = _mm512_add_epi16(_mm512_mulhi_epu16(f, c_[2]), c_[1]);
+    g = _mm512_add_epi16(_mm512_mulhi_epu16(f, g), c_[0]);
+    // What would be rounded to the next power of two stays a unit below it.
+    g = _mm512_adds_epu16(_mm512_mulhi_epu16(f, g), half_unit_);
+    return (VecU)_mm512_shldi_epi16(exponent, g, 7);
+  }
+  // sum + both weights of each pair
+  TESSERA_INLINE VecF add(VecF sum, VecU pair) const {
+    return (VecF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pair, (__m512bh)ones_);
+  }
+  // Weights not below those of `most`, as pairs; the sign set: out of range.
+  TESSERA_INLINE static VecU weights_of(VecU most) {
+    const __m512i exponent = _mm512_min_epu16((__m512i)most, _mm512_set1_epi16(0x1ff));
+    return (VecU)_mm512_or_si512(_mm512_slli_epi16(exponent, 7), _mm512_set1_epi16(0x7f));
+  }
+
+ private:
+  static constexpr uint16_t kBiasAbove = 8;  // x = 0 has the exponent 127, of those below 128 that the mantissa holds
+  static constexpr uint16_t kFirstExponent = 0x4400 - kBiasAbove;
+  static_assert(kZero == 512.0f + kOne * (127 - kBiasAbove));
+
+  __m512i c_[3], half_unit_, first_exponent_, ones_, upper_, lower_;
+  __mmask64 low_halves_, high_halves_;
+};
+
 // Which lanes see a key, by position: 0 <= key - low <= high - low, as one unsigned comparison.
 struct VisibleLanes {
   VecU span, distance;
@@ -394,8 +452,12 @@ constexpr uint32_t kBits[kStageKeys] = {1u << 0,  1u << 1,  1u << 2,  1u << 3,  
                                         1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
 
 // A stage's scores, exponentiated against `against` (a row's stale max or LSE, log2 units). kSlope: with the softcap's slope.
-template <Scores kScores, int kDegree, bool kSlope>
+// kPairs: arguments alone, those of PairExp2.
+template <Scores kScores, int kDegree, bool kSlope, bool kPairs = false>
 class StageExponential {
+  // Arguments are kOne x + kZero, at least kLeast where scores may be far below.
+  static constexpr float kOne = kPairs ? PairExp2::kOne : kFixedPointOne, kZero = kPairs ? PairExp2::kZero : 0.0f,
+                         kLeast = kPairs ? PairExp2::kLeast : -127.0f * kFixedPointOne;
   static constexpr bool kAny = kScores == Scores::kOptions;
   static constexpr bool kSmallSoftcap = kScores == Scores::kSoftcap;
 
@@ -403,15 +465,14 @@ class StageExponential {
   TESSERA_INLINE StageExponential(const Params& p, const Tile& tile, const float* against, int64_t key,
                                   const StageOptions* options)
       : options_(options),
-        tanh_(kSmallSoftcap && !kSlope ? p.softcap * kLog2e * kFixedPointOne : 1.0f,
-              kSmallSoftcap ? p.scale / p.softcap : 0.0f),
-        scale_(
-            splat((kSmallSoftcap || (kAny && options->softcap) ? p.softcap * kLog2e : p.scale_log2) * kFixedPointOne)),
+        tanh_(kSmallSoftcap && !kSlope ? p.softcap * kLog2e * kOne : 1.0f, kSmallSoftcap ? p.scale / p.softcap : 0.0f),
+        scale_(splat((kSmallSoftcap || (kAny && options->softcap) ? p.softcap * kLog2e : p.scale_log2) * kOne)),
         visible_{VisibleLanes(tile, 0, key), VisibleLanes(tile, 1, key)} {
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) {
-      offset_[c] = load(against + c * kLanes) * -kFixedPointOne;
-      if constexpr (kScores == Scores::kAlibi) offset_[c] = fma(options->slope[c], options->distance[c], offset_[c]);
+      offset_[c] = fma(load(against + c * kLanes), splat(-kOne), splat(kZero));
+      if constexpr (kScores == Scores::kAlibi || kAny) slope_[c] = options->slope[c] * (kOne / kFixedPointOne);
+      if constexpr (kScores == Scores::kAlibi) offset_[c] = fma(slope_[c], options->distance[c], offset_[c]);
     }
   }
 
@@ -424,19 +485,13 @@ class StageExponential {
   TESSERA_INLINE bool softcap() const { return kSmallSoftcap || (kAny && options_->softcap); }
   TESSERA_INLINE bool dropout() const { return kScores == Scores::kDropout || (kAny && options_->dropout); }
 
-  // Of key n = unit or, kUpper, unit + 16 of vector c.
+  // The exponential's argument, of key n = unit or, kUpper, unit + 16 of vector c; `out`: what else the entry is.
   template <bool kUpper>
-  TESSERA_INLINE Entry entry(const float* stage, int64_t unit, int c) const {
+  TESSERA_INLINE VecF argument(const float* stage, int64_t unit, int c, Entry& out) const {
     const int64_t n = unit + (kUpper ? kTileSide : 0);
     VecF s = load(stage + n * kBlockM + c * kLanes);
-    Entry out{{}, 0xffff, splat(1.0f)};
     VecF offset = offset_[c];
-    if constexpr (kScores == Scores::kMasked) out.seen = visible_[c](kUpper ? kTileSide : 0);
-    if constexpr (kAny) out.seen = bit(options_->seen[c], static_cast<uint32_t>(n));
-    if constexpr (kSmallSoftcap && !kSlope) {
-      out.probability = exp2_(fma(s, tanh_.ratio(s), offset));
-      return out;
-    }
+    if constexpr (kSmallSoftcap && !kSlope) return fma(s, tanh_.ratio(s), offset);
     if (softcap()) {
       if constexpr (kSmallSoftcap) {
         s = s * tanh_.ratio(s);
@@ -448,16 +503,31 @@ class StageExponential {
     if (kScores == Scores::kBias || (kAny && options_->bias)) {
       const VecF bias = load(options_->bias + n * kBlockM + c * kLanes);
       if constexpr (kAny) out.seen &= _mm512_cmpneq_ps_mask((__m512)bias, _mm512_set1_ps(-infinity()));
-      offset = fma(bias, splat(kLog2e * kFixedPointOne), offset);
+      offset = fma(bias, splat(kLog2e * kOne), offset);
     }
-    if constexpr (kScores == Scores::kAlibi) offset = fma(-options_->slope[c], row_number(n), offset);
-    if (kAny && options_->alibi) offset = fma(options_->slope[c], abs(options_->distance[c] - row_number(n)), offset);
+    if constexpr (kScores == Scores::kAlibi) offset = fma(-slope_[c], row_number(n), offset);
+    if (kAny && options_->alibi) offset = fma(slope_[c], abs(options_->distance[c] - row_number(n)), offset);
     VecF x = fma(s, scale_, offset);
-    // Scores far below (a bias of -1e30) are zeros, as 2^-127 comes out, no reason to do the job again.
-    if constexpr (kAny || kScores == Scores::kBias || kScores == Scores::kAlibi) {
-      x = max(splat(-127.0f * kFixedPointOne), x);
-    }
-    out.probability = exp2_(x);
+    // Scores far below (a bias of -1e30) are zeros, as the least weight comes out, no reason to do the job again.
+    if constexpr (kAny || kScores == Scores::kBias || kScores == Scores::kAlibi) x = max(splat(kLeast), x);
+    return x;
+  }
+  // That of a pair's half: kPairs. 0 where the entry is masked, whose weight is 0.
+  template <bool kUpper>
+  TESSERA_INLINE VecF argument(const float* stage, int64_t unit, int c) const {
+    Entry unused{};
+    const VecF x = argument<kUpper>(stage, unit, c, unused);
+    if constexpr (!masks()) return x;
+    return (VecF)_mm512_maskz_mov_ps(visible_[c](kUpper ? kTileSide : 0), (__m512)x);
+  }
+
+  // Of key n = unit or, kUpper, unit + 16 of vector c.
+  template <bool kUpper>
+  TESSERA_INLINE Entry entry(const float* stage, int64_t unit, int c) const {
+    Entry out{{}, 0xffff, splat(1.0f)};
+    if constexpr (kScores == Scores::kMasked) out.seen = visible_[c](kUpper ? kTileSide : 0);
+    if constexpr (kAny) out.seen = bit(options_->seen[c], static_cast<uint32_t>(unit) + (kUpper ? kTileSide : 0));
+    out.probability = exp2_(argument<kUpper>(stage, unit, c, out));
     if constexpr (masks()) out.probability = _mm512_maskz_mov_epi32(out.seen, out.probability);
     return out;
   }
@@ -485,7 +555,7 @@ class StageExponential {
   const StageOptions* options_;
   FixedPointExp2<kDegree> exp2_;
   TanhOfSmall tanh_;
-  VecF scale_, offset_[2];
+  VecF scale_, offset_[2], slope_[2];
   VisibleLanes visible_[2];
 };
 

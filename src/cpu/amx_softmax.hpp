@@ -72,8 +72,9 @@ struct PairsOf<true> {
 };
 
 // The softmax of one stage: S [32][kBlockM] -> P [16 pairs of keys j, j + 16][kBlockM], some units at a time. What dropout
-// drops is 0, what it keeps is not scaled: O is, at the end.
-template <Scores kScores>
+// drops is 0, what it keeps is not scaled: O is, at the end. kPairs: by
+// PairExp2, and sums are of weights as P has them, rounded.
+template <Scores kScores, bool kPairs>
 class StageSoftmax {
   // A row of few keys, or few that count, has its exponentials' errors in its LSE.
   static constexpr int kDegree = kScores == Scores::kAllSeen || kScores == Scores::kBiasInScores ||
@@ -85,7 +86,7 @@ class StageSoftmax {
   TESSERA_INLINE StageSoftmax(const Params& p, const Tile& tile, const JobSums& sums, const float* s, uint32_t* p_out,
                               int64_t key, const StageOptions* options)
       : s_(s), p_out_(p_out), exponential_(p, tile, tile.stale_max, key, options), pairs_(p, tile, key) {
-    largest_ = load_as<VecU>(sums.largest);
+    largest_ = kPairs ? VecU{} : load_as<VecU>(sums.largest);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) sum_[c] = load(sums.sum + c * kLanes);
   }
@@ -114,6 +115,10 @@ class StageSoftmax {
   // The rest of the stage.
   TESSERA_INLINE void finish(JobSums& sums) {
     run_to(kUnits);
+    if constexpr (kPairs) {
+      const VecU before = load_as<VecU>(sums.largest);
+      largest_ = (VecU)_mm512_max_epu16((__m512i)PairExp2::weights_of(largest_), (__m512i)before);
+    }
     store(sums.largest, largest_);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) store(sums.sum + c * kLanes, sum_[c]);
@@ -124,16 +129,23 @@ class StageSoftmax {
   template <int c>
   TESSERA_INLINE void half_unit() {
     const int64_t unit = pairs_.unit(index_);
-    const __m512i low = exponential_.template entry<false>(s_, unit, c).probability;
-    const __m512i high = exponential_.template entry<true>(s_, unit, c).probability;
-    exponential_.next_unit(c);
-    sum_[c] += (VecF)low + (VecF)high;
-    VecU pair = join_(low, high);
-    largest_ = (VecU)_mm512_max_epu16((__m512i)largest_, (__m512i)pair);  // before dropout
-    if (kScores == Scores::kOptions && exponential_.dropout()) {
-      pair = join_((__m512i)exponential_.template kept<false>(unit, c, (VecF)low),
-                   (__m512i)exponential_.template kept<true>(unit, c, (VecF)high));
+    VecU pair;
+    if constexpr (kPairs) {
+      pair = pair_exp2_(exponential_.template argument<false>(s_, unit, c),
+                        exponential_.template argument<true>(s_, unit, c), largest_);
+      sum_[c] = pair_exp2_.add(sum_[c], pair);
+    } else {
+      const __m512i low = exponential_.template entry<false>(s_, unit, c).probability;
+      const __m512i high = exponential_.template entry<true>(s_, unit, c).probability;
+      sum_[c] += (VecF)low + (VecF)high;
+      pair = join_(low, high);
+      largest_ = (VecU)_mm512_max_epu16((__m512i)largest_, (__m512i)pair);  // before dropout
+      if (kScores == Scores::kOptions && exponential_.dropout()) {
+        pair = join_((__m512i)exponential_.template kept<false>(unit, c, (VecF)low),
+                     (__m512i)exponential_.template kept<true>(unit, c, (VecF)high));
+      }
     }
+    exponential_.next_unit(c);
     store(p_out_ + unit * kBlockM + c * kLanes, pairs_(index_, c, pair));
     half_ = c == 0;
     if (half_) return;
@@ -146,11 +158,12 @@ class StageSoftmax {
   uint32_t* p_out_;
   int index_ = 0;      // of the next unit
   bool half_ = false;  // whose first half is done
-  StageExponential<kScores, kDegree, false> exponential_;
+  StageExponential<kScores, kDegree, false, kPairs> exponential_;
   typename PairsOf<kScores == Scores::kDropout>::Type pairs_;
   JoinRounded join_;
+  PairExp2 pair_exp2_;
   VecF sum_[2];
-  VecU largest_;
+  VecU largest_;  // weights; kPairs: exponents
 };
 
 }  // namespace

@@ -62,7 +62,9 @@ int32_t look_for_isa() {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (!avx512) return TESSERA_ISA_AVX2;
   if (!__builtin_cpu_supports("avx512bf16")) return TESSERA_ISA_AVX512;
-  return emulates_amx() || may_use_amx() ? TESSERA_ISA_AMX_BF16 : TESSERA_ISA_AVX512_BF16;
+  const bool beside_tiles =
+      __builtin_cpu_supports("avx512vbmi2");  // vectors' operations: every processor with AMX has them
+  return beside_tiles && (emulates_amx() || may_use_amx()) ? TESSERA_ISA_AMX_BF16 : TESSERA_ISA_AVX512_BF16;
 #else
   return TESSERA_ISA_BASELINE;
 #endif

@@ -26,6 +26,10 @@ constexpr RoundedCase kRounded[] = {
     {"d128", TESSERA_KERNEL_TILED, "dtype=bf16 b=1 sq=128 sk=640 hq=16 hkv=16 d=128 dv=128 data=outlier seed=4"},
     {"causal", TESSERA_KERNEL_TILED,
      "dtype=bf16 b=1 sq=320 sk=320 hq=16 hkv=16 d=64 dv=64 causal=1 data=outlier seed=5"},
+    {"d64_without_lse", TESSERA_KERNEL_TILED,
+     "dtype=bf16 b=1 sq=192 sk=640 hq=16 hkv=16 d=64 dv=64 data=outlier lse=0 seed=3"},
+    {"causal_without_lse", TESSERA_KERNEL_TILED,
+     "dtype=bf16 b=1 sq=320 sk=320 hq=16 hkv=16 d=64 dv=64 causal=1 data=outlier lse=0 seed=5"},
     {"decode_d64", TESSERA_KERNEL_DECODE, "dtype=bf16 b=8 sq=1 sk=800 hq=64 hkv=4 d=64 dv=64 data=outlier seed=6"},
     {"decode_d128", TESSERA_KERNEL_DECODE, "dtype=bf16 b=8 sq=1 sk=800 hq=64 hkv=4 d=128 dv=128 data=outlier seed=7"},
 };
