@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
     uint32_t* range = (uint32_t*)take(queries * 4);
     probe_pack_real(q, k, v, d, tiles, stages, sq, sk, sv);
     const double scale = 1 / std::sqrt(double(d)) * 1.4426950408889634;
-    const bool headroom = n->exp == 2 || n->exp == 3;
+    const bool headroom = n->exp == 2;
     std::vector<double> S(queries * keys);
     for (int64_t i = 0; i < queries; ++i) {
       double best = -1e30;

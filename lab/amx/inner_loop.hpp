@@ -202,42 +202,25 @@ struct Unit<kMagic4> {
   }
 };
 
-// 16-bit integers, 32 numbers at a time.
+// The library's PairExp2: 16-bit integers, 32 numbers at a time.
 template <>
 struct Unit<kInt16> {
   VecF sum_[2], offset_[2], scale_;
   VecU out_{};
-  __m512i k_[8], high_, low_;
-  TESSERA_INLINE Unit(float scale_log2) {
-    static constexpr uint32_t kConstants[8] = {0x43000000u,       0x00ff0000u,       0x0000ffffu,    5100u * 0x10001u,
-                                               14775u * 0x10001u, 20057u * 0x10001u, 73u * 0x10001u, 0x3f803f80u};
-    const uint32_t* k = opaque(kConstants);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) k_[i] = (__m512i)splat(k[i]);
-    alignas(16) static constexpr uint8_t kHigh[16] = {2,  128, 128, 128, 6,  128, 128, 128,
-                                                      10, 128, 128, 128, 14, 128, 128, 128};
-    alignas(16) static constexpr uint8_t kLow[16] = {128, 128, 0, 1, 128, 128, 4, 5, 128, 128, 8, 9, 128, 128, 12, 13};
-    high_ = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)opaque(kHigh)));
-    low_ = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)opaque(kLow)));
-    scale_ = splat(*opaque(&scale_log2));
-  }
+  PairExp2 exp2_;
+  TESSERA_INLINE Unit(float scale_log2) : scale_(splat(*opaque(&scale_log2) * PairExp2::kOne)) {}
   TESSERA_INLINE void begin(const float* stale_max) {
 #pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) offset_[c] = splat(255.0f + 0x1p-8f) - load(stale_max + c * kLanes);
+    for (int c = 0; c < 2; ++c) {
+      offset_[c] = fma(load(stale_max + c * kLanes), splat(-PairExp2::kOne), splat(PairExp2::kZero));
+    }
   }
   TESSERA_INLINE void half(const float* s, uint32_t* p, int c) {
-    const __m512i a = (__m512i)fma(load(s + c * kLanes), scale_, offset_[c]);
-    const __m512i b = (__m512i)fma(load(s + kTileSide * kBlockM + c * kLanes), scale_, offset_[c]);
-    const __m512i f = _mm512_ternarylogic_epi32(_mm512_shuffle_epi8(b, low_), a, k_[2], 0xf8);
-    const __m512i h = _mm512_ternarylogic_epi32(_mm512_shuffle_epi8(a, high_), b, k_[1], 0xf8);
-    out_ = (VecU)_mm512_ternarylogic_epi32((__m512i)out_, a, k_[0], 0xf6);
-    out_ = (VecU)_mm512_ternarylogic_epi32((__m512i)out_, b, k_[0], 0xf6);
-    __m512i t = _mm512_add_epi16(_mm512_mulhi_epu16(f, k_[3]), k_[4]);
-    t = _mm512_sub_epi16(k_[5], _mm512_mulhi_epu16(f, t));
-    const __m512i g = _mm512_sub_epi16(_mm512_add_epi16(f, k_[6]), _mm512_mulhi_epu16(f, t));
-    const __m512i pair = _mm512_shldi_epi16(h, g, 7);
-    sum_[c] = (VecF)_mm512_dpbf16_ps((__m512)sum_[c], (__m512bh)pair, (__m512bh)k_[7]);
-    store(p + c * kLanes, (VecU)pair);
+    const VecF low = fma(load(s + c * kLanes), scale_, offset_[c]);
+    const VecF high = fma(load(s + kTileSide * kBlockM + c * kLanes), scale_, offset_[c]);
+    const VecU pair = exp2_(low, high, out_);
+    sum_[c] = exp2_.add(sum_[c], pair);
+    store(p + c * kLanes, pair);
     asm volatile("" : "+v"(sum_[c]), "+v"(out_));
   }
 };
