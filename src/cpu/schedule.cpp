@@ -29,7 +29,7 @@ constexpr int64_t kMaxBackwardSplits = 16;
 // Queries of one head that share a pass over keys and values: enough that converting them costs little.
 constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384, kQueriesPerItemAmx = 2048;
 // Keys that AMX has packed at a time: with their tiles of queries they stay in the L2 cache.
-constexpr int32_t kBlockKeysAmx = 256;
+constexpr int32_t kBlockKeysAmx = 512;
 // What AMX's tiles serve where the device leaves the choice to the problem: the least query rows that a KV head's tiles have,
 // keys, and head sizes of K and V together. With 128 rows and keys the tiles have 1.2 to 1.5 x the vectors' rate at D = 8 and
 // 16, 1.6 to 1.8 x at 24 and 32; with 512 1.7 to 2.6 x. docs/lab/2026-11-24-amx-tiles.csv.
@@ -76,7 +76,7 @@ void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKe
                                    table.lanes, copies, has_options(p), table.tile_bytes})
         .bytes;
   };
-  while (scratch_bytes() > kMaxForwardScratch_bytes) {
+  while (scratch_bytes() > (amx ? kMaxForwardScratchAmx_bytes : kMaxForwardScratch_bytes)) {
     if (plan.tiles_per_item > 2)
       plan.tiles_per_item /= 2;
     else if (plan.block_n > (amx ? kAmxJobKeys : 32))

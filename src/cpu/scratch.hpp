@@ -7,8 +7,9 @@
 namespace tessera::cpu {
 
 constexpr int64_t kCacheLine_bytes = 64;
-// Keys and values of one thread's forward scratch stay below 1 MiB; the tiles are chosen so (schedule.cpp).
-constexpr int64_t kMaxForwardScratch_bytes = int64_t{1} << 20;
+// One thread's scratch stays below 1 MiB; the tiles are chosen so (schedule.cpp). The forward pass by AMX: 1.5 MiB, of the 2 MiB of
+// a core's second cache.
+constexpr int64_t kMaxForwardScratch_bytes = int64_t{1} << 20, kMaxForwardScratchAmx_bytes = int64_t{3} << 19;
 
 // Hands out consecutive float arrays, each on a cache line. With base NULL it only counts.
 class Carver {
