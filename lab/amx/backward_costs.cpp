@@ -69,12 +69,9 @@ void measure(int64_t d, int64_t rows, int32_t causal) {
     of_super_block("V of a super-block", [&](const Sequence& sequence, int64_t b, int64_t h) {
       pack_key_rows(s.v_tiles, p, p.v, sequence, b, h, packed, d);
     });
-    AmxBackward f{p, s, reinterpret_cast<Tile*>(s.tiles), d / 32, d / 32, {}, false, 0, 0, 0, {}, {}, {}, {}};
+    AmxBackward f{p, s, reinterpret_cast<Tile*>(s.tiles), d / 32, d / 32, {}, false, 0, 0, 0, {}, {}, {}, {}, {}};
     f.keys = keys, f.tile_count = kAmxBackwardTiles;
-    part("dK's and dV's sums cleared", [&] {
-      __builtin_memset(s.sdK, 0, static_cast<size_t>(p.block_n * d) * sizeof(float));
-      __builtin_memset(s.sdV, 0, static_cast<size_t>(p.block_n * d) * sizeof(float));
-    });
+    for (bool& started : f.keys_started) started = true;
     of_super_block("dK and dV of a super-block", [&](const Sequence&, int64_t b, int64_t h) {
       write_gradient(f, p.d_k, s.sdK, b, h, 0, keys, d);
       write_gradient(f, p.d_v, s.sdV, b, h, 0, keys, d);
