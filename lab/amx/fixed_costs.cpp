@@ -2,66 +2,20 @@
 // the caches) and on data of many heads in turn. D = 64 and 128, 512 queries and keys, 8 heads.
 #include <string>
 
+#include "costs.hpp"
 #include "cpu/amx_forward.hpp"
-#include "gate.hpp"
 
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kRows = 512, kHeads = 8;
-
-template <class T>
-T* memory(int64_t count) {
-  char* p = static_cast<char*>(aligned_alloc(4096, (count * sizeof(T) + 8191) / 4096 * 4096));
-  memset(p, 0, count * sizeof(T));
-  return reinterpret_cast<T*>(p);
-}
-
-// The best and the median of 60 times, in cycles.
-template <class F>
-void report(const char* name, int64_t d, const char* where, F f) {
-  f();
-  std::vector<double> cycles;
-  for (int i = 0; i < 60; ++i) {
-    const double c0 = chain_cycle(), t = now();
-    f();
-    cycles.push_back((now() - t) / (0.5 * (c0 + chain_cycle())));
-  }
-  std::sort(cycles.begin(), cycles.end());
-  printf("D %ld %-28s %-9s %9.0f best %9.0f median cycles\n", static_cast<long>(d), name, where, cycles[0], cycles[30]);
-  fflush(stdout);
-}
+constexpr int64_t kRows = 512;
 
 void measure(int64_t d, int32_t causal) {
   constexpr int64_t kBatch = 10;
-  const int64_t elems = kBatch * kRows * kHeads * d;
-  uint16_t* data[4];
-  std::mt19937 g(3);
-  std::normal_distribution<float> normal;
-  for (auto& tensor : data) {
-    tensor = memory<uint16_t>(elems);
-    for (int64_t i = 0; i < elems; ++i) {
-      const float x = i < 1 << 20 ? normal(g) : 0;
-      uint32_t u;
-      memcpy(&u, &x, 4);
-      tensor[i] = i < 1 << 20 ? (u + 0x8000) >> 16 : tensor[i - (1 << 20)];
-    }
-  }
-  float* lse = memory<float>(kBatch * kHeads * kRows);
-  std::vector<Sequence> sequences(kBatch + 1);
-  for (int64_t b = 0; b <= kBatch; ++b) {
-    sequences[b] = {0, kRows, 0, kRows, kRows, b * kRows, b * 16, b, 0, causal, 0};
-  }
-  Params p{};
-  p.batch = kBatch, p.heads_q = p.heads_kv = kHeads, p.head_dim = p.head_dim_v = d;
-  p.dtype = TESSERA_BFLOAT16, p.elem_bytes = 2, p.sequences = sequences.data();
-  RowTensor* tensors[] = {&p.q, &p.k, &p.v, &p.o};
-  for (int i = 0; i < 4; ++i)
-    *tensors[i] = {reinterpret_cast<char*>(data[i]), kRows * kHeads * d * 2, kHeads * d * 2, d * 2};
-  p.lse = reinterpret_cast<char*>(lse), p.lse_batch = kHeads * kRows * 4, p.lse_head = kRows * 4, p.lse_row = 4;
-  p.scale = 1 / __builtin_sqrtf(static_cast<float>(d)), p.scale_log2 = p.scale * kLog2e;
-  p.causal = causal, p.window_left = p.window_right = -1, p.dropout_scale = 1;
-  p.block_n = 256, p.tiles_per_item = 16, p.num_splits = 1, p.rows_total = kBatch * kRows;
+  Call call(kBatch, kRows, d, causal);
+  Params& p = call.p;
+  const std::vector<Sequence>& sequences = call.sequences;
+  p.block_n = 256, p.tiles_per_item = 16;
   const AmxForwardShape shape{p.block_n, p.tiles_per_item, d, d, false, sizeof(Tile)};
   char* base = memory<char>(carve_amx_forward(nullptr, shape).bytes);
   const AmxForwardScratch scratch = carve_amx_forward(base, shape);

@@ -94,8 +94,8 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
         const int64_t from = tile_begin[n], steps = tile_end[n] - from, row = (first + n) * kStageKeys;
         if (steps <= 0) continue;
         f.accumulators.multiply<true, false, Pieces::kTwo>(
-            reinterpret_cast<char*>(out + (g * f.p.block_n + row) * kBlockM), true, a_of(n, from), kTile_bytes,
-            kSteps_bytes, b + (g * kAmxBackwardTiles + from) * kSteps_bytes, steps, none);
+            reinterpret_cast<char*>(out + (g * f.p.block_n + row) * kBlockM), f.keys_started[first + n], a_of(n, from),
+            kTile_bytes, kSteps_bytes, b + (g * kAmxBackwardTiles + from) * kSteps_bytes, steps, none);
       }
     }
   };
@@ -103,6 +103,7 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
       f.s.sdV, [&](int64_t n, int64_t tile) { return f.p_of(n, tile); }, f.s.do_rows, f.v_steps);
   accumulate_rows(
       f.s.sdK, [&](int64_t n, int64_t tile) { return f.ds_of(n, tile); }, f.s.q_rows, f.q_steps);
+  for (int64_t n = 0; n < stages; ++n) f.keys_started[first + n] |= tile_begin[n] < tile_end[n];
 
   // 3. dQ^T += K^T dS^T, over the keys.
   for (int64_t t = 0; t < f.tile_count; ++t) {
@@ -126,6 +127,10 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
   for (int64_t i = 0; i < count; ++i) add_nonfinite_rows(f, pairs[i]);
 }
 
+// Whether the tile's first keys, or its last, are in the super-block.
+TESSERA_INLINE bool begins_here(const AmxBackward& f, const Tile& tile) { return tile.some_low >= f.key_begin; }
+TESSERA_INLINE bool ends_here(const AmxBackward& f, const Tile& tile) { return tile.some_high < f.key_begin + f.keys; }
+
 // Q and dO of the tile, in both forms, and its LSE and delta. Past the last query all is 0.
 TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_t row) {
   const Params& p = f.p;
@@ -145,6 +150,7 @@ TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_
   blank_rows(d_o, f.nonfinite_do[t]);
   pack_row_pairs(f.s.q_rows + t * kSteps_bytes, kGroup_bytes, q, tile.count, p.head_dim);
   pack_row_pairs(f.s.do_rows + t * kSteps_bytes, kGroup_bytes, d_o, tile.count, p.head_dim_v);
+  if (p.rows_in_items && begins_here(f, tile)) prepare_rows(p, {tile.batch, head, row, tile.count});
   const int64_t at = head * p.rows_total + tile.sequence->row_begin + row;
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
     f.s.lse[t * kBlockM + lane] = lane < tile.count ? p.row_lse[at + lane] : 0.0f;
@@ -153,10 +159,21 @@ TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_
   }
 }
 
-// The tile's dQ, added to its rows' accumulators.
+// A row of `cols` bfloat16, written by whole lines, once each. `in`: as many float32, padded to 32.
+TESSERA_INLINE void write_line_row(char* out, const float* in, int64_t cols) {
+  for (int64_t c = 0; c < cols; c += kTileSteps_elems, in += kTileSteps_elems) {
+    const __m256i low = (__m256i)bf16_from_float(load(in)), high = (__m256i)bf16_from_float(load(in + kLanes));
+    const __m512i line = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    _mm512_mask_storeu_epi16(out + c * 2, first_elems(cols - c), line);
+  }
+}
+
+// The tile's dQ, added to its rows' accumulators. Rows in items: the first super-block that the tile sees begins them, the last one
+// ends them as d_q's rows.
 TESSERA_INLINE void add_dq(const AmxBackward& f, int64_t t, float* dq, int64_t dq_ld) {
   const Tile& tile = f.tiles[t];
   const int64_t padded = f.q_steps * kTileSteps_elems;
+  const bool begins = f.p.rows_in_items && begins_here(f, tile), ends = f.p.rows_in_items && ends_here(f, tile);
   alignas(64) float ones[kBlockM];
   char* rows[kBlockM];
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
@@ -165,19 +182,44 @@ TESSERA_INLINE void add_dq(const AmxBackward& f, int64_t t, float* dq, int64_t d
   }
   unpack_transposed<Float32Elem>(rows, f.s.sdQ + t * padded * kBlockM, ones, tile.count, padded);
   for (int64_t lane = 0; lane < tile.count; ++lane, dq += dq_ld) {
-    const float* row = f.s.dq_rows + lane * padded;
-    for (int64_t d = 0; d < f.p.head_dim; d += kLanes) store(dq + d, load(dq + d) + load(row + d));
+    float *row = f.s.dq_rows + lane * padded, *sum = ends ? row : dq;
+    if (begins && ends) {
+      write_line_row(row_at(f.p.d_q, tile, lane), row, f.p.head_dim);
+      continue;
+    }
+    for (int64_t d = 0; d < f.p.head_dim; d += kLanes) {
+      store(sum + d, begins ? load(row + d) : load(dq + d) + load(row + d));
+    }
+    if (ends) write_line_row(row_at(f.p.d_q, tile, lane), row, f.p.head_dim);
   }
 }
 
-// dK or dV of `rows` keys, from [cols / 32][block_n][32].
+// dK or dV of `rows` keys, from [cols / 32][block_n][32]; of keys that no query sees 0.
 TESSERA_INLINE void write_gradient(const AmxBackward& f, const RowTensor& tensor, const float* in, int64_t batch,
                                    int64_t head_kv, int64_t k_row, int64_t rows, int64_t cols) {
   for (int64_t n = 0; n < rows; ++n) {
     char* out = tensor.data + tensor.batch * batch + tensor.row * (k_row + n) + tensor.head * head_kv;
+    if (!f.keys_started[n / kStageKeys]) {
+      __builtin_memset(out, 0, static_cast<size_t>(cols) * 2);
+      continue;
+    }
     for (int64_t c = 0; c < cols; c += kBlockM) {
-      write_row<Bfloat16Elem>(out + c * 2, in + (c / kBlockM * f.p.block_n + n) * kBlockM,
-                              min_of<int64_t>(kBlockM, cols - c));
+      write_line_row(out + c * 2, in + (c / kBlockM * f.p.block_n + n) * kBlockM, min_of<int64_t>(kBlockM, cols - c));
+    }
+  }
+}
+
+// Rows in items: delta, LSE and dQ of the tiles of a head that see no key at all. Where there are as many keys as queries, none.
+TESSERA_INLINE void finish_blind_tiles(const Params& p, int64_t batch, int64_t head) {
+  const Sequence& sequence = p.sequences[batch];
+  if (sequence.sq <= sequence.sk) return;
+  Tile tile;
+  for (int64_t row = 0; row < sequence.sq; row += kBlockM) {
+    init_tile(tile, p, batch, head, row, min_of<int64_t>(kBlockM, sequence.sq - row));
+    if (tile.some_low <= tile.some_high) continue;
+    prepare_rows(p, {batch, head, row, tile.count});
+    for (int64_t lane = 0; lane < tile.count; ++lane) {
+      __builtin_memset(row_at(p.d_q, tile, lane), 0, static_cast<size_t>(p.head_dim) * 2);
     }
   }
 }
@@ -189,6 +231,10 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
   const Sequence& sequence = p.sequences[batch];
   const int64_t group = p.heads_q / p.heads_kv;
   for (int64_t h = head_kv * group; h < (head_kv + 1) * group; ++h) {
+    if (p.rows_in_items) {
+      finish_blind_tiles(p, batch, h);
+      continue;
+    }
     for (int64_t i = 0; i < sequence.sq; ++i) {
       __builtin_memset(dq_row(p, sequence, batch, h, split, i), 0, static_cast<size_t>(p.acc_dq_ld) * sizeof(float));
     }
@@ -199,8 +245,7 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
     const int64_t rows = min_of<int64_t>(p.block_n, sequence.k_rows - first);
     f.key_begin = first;
     f.keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // after them: gradients of 0
-    __builtin_memset(s.sdK, 0, static_cast<size_t>(f.q_steps * p.block_n * kBlockM) * sizeof(float));
-    __builtin_memset(s.sdV, 0, static_cast<size_t>(f.v_steps * p.block_n * kBlockM) * sizeof(float));
+    __builtin_memset(f.keys_started, 0, sizeof f.keys_started);
     if (f.keys > 0) {
       const KeyRows packed{first, 0, f.keys};
       pack_key_rows(s.k_tiles, p, p.k, sequence, batch, head_kv, packed, p.head_dim);
@@ -232,8 +277,11 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
       }
     }
     // dV has been summed of what dropout keeps, unscaled.
-    for (int64_t i = 0; p.dropout_threshold && i < f.v_steps * p.block_n * kBlockM; i += kLanes) {
-      store(s.sdV + i, load(s.sdV + i) * p.dropout_scale);
+    for (int64_t i = 0; p.dropout_threshold && i < f.v_steps * p.block_n; ++i) {
+      if (!f.keys_started[i % p.block_n / kStageKeys]) continue;
+#pragma GCC unroll 2
+      for (int64_t c = i * kBlockM; c < (i + 1) * kBlockM; c += kLanes)
+        store(s.sdV + c, load(s.sdV + c) * p.dropout_scale);
     }
     const int64_t k_row = sequence.k_begin + first;
     write_gradient(f, p.d_k, s.sdK, batch, head_kv, k_row, rows, p.head_dim);
@@ -255,6 +303,7 @@ inline void amx_backward_item(const Params& p, int64_t item, char* scratch_base)
                 0,
                 0,
                 0,
+                {},
                 {},
                 {},
                 {},

@@ -21,6 +21,7 @@ struct AmxBackward {
   int64_t key_begin, keys;  // of the super-block
   int64_t tile_count;
   bool dq_started[kAmxBackwardTiles];
+  bool keys_started[kAmxMaxBlockKeys / kStageKeys];  // whose dK and dV hold something, of the super-block's stages
 
   // Rows that hold NaN or infinities: of K, of the tiles' Q and dO, where something may be masked.
   NonfiniteKeys nonfinite_k;

@@ -35,8 +35,7 @@ TESSERA_INLINE RowSpan row_span(const Params& p, int64_t item) {
 }
 
 // Before: delta = rowsum(dO o O) - dLSE, and the LSE in log2 units.
-inline void backward_preprocess_item(const Params& p, int64_t item, char*) {
-  const RowSpan span = row_span(p, item);
+inline void prepare_rows(const Params& p, const RowSpan& span) {
   const Sequence& sequence = p.sequences[span.batch];
   for (int64_t i = span.begin; i < span.begin + span.count; ++i) {
     const int64_t row = sequence.q_begin + i;
@@ -67,10 +66,11 @@ inline void backward_preprocess_item(const Params& p, int64_t item, char*) {
     p.row_delta[at] = seen ? delta : 0.0f;
   }
 }
+inline void backward_preprocess_item(const Params& p, int64_t item, char*) { prepare_rows(p, row_span(p, item)); }
 
 // After: d_q = the sum of its parts, in order; and after the last tile, one item a head: d_sink.
 inline void backward_postprocess_item(const Params& p, int64_t item, char* scratch) {
-  const int64_t dq_items = p.acc_dq ? p.sequences[p.batch].tile_begin * p.heads_q : 0;
+  const int64_t dq_items = p.acc_dq && !p.rows_in_items ? p.sequences[p.batch].tile_begin * p.heads_q : 0;
   if (item >= dq_items) {
     const int64_t head = item - dq_items;
     const char* sink = reinterpret_cast<const char*>(p.sink) + p.sink_head * head;

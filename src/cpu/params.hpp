@@ -85,7 +85,8 @@ struct Params {
   float* row_delta;  // [heads_q, rows_total], rowsum(dO o O) - dLSE
   float* acc_dq;     // [num_splits, heads_q, rows_total, acc_dq_ld] float32, or NULL: d_q itself accumulates
   int64_t acc_dq_ld;
-  char* d_bias;  // float32, strides in bytes
+  int32_t rows_in_items;  // 1: an item has its heads' queries to itself, and does what comes before and after them, too
+  char* d_bias;           // float32, strides in bytes
   int64_t d_bias_batch, d_bias_head, d_bias_row;
   int32_t groups_batch,
       groups_head;  // how many (batch, kv head) one item owns, so that a broadcast d_bias has one writer

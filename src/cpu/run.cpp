@@ -323,8 +323,9 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
 
   const int64_t tiles = p.sequences[plan.batch].tile_begin;
   const AmxKernelTable* amx = amx_kernels(plan);
+  p.rows_in_items = amx && plan.num_splits == 1;
   const auto preprocess = amx ? amx->backward_preprocess : table.backward_preprocess;
-  const int64_t row_items = tiles * plan.heads_q;
+  const int64_t row_items = p.rows_in_items ? 0 : tiles * plan.heads_q;
   const core::Sizes size = core::sizes(problem);
   const UnownedRows unowned_queries(problem.cu_seqlens_q, buffers.cu_seqlens_q, size.rows_q);
   const UnownedRows unowned_keys(problem.cu_seqlens_k, buffers.cu_seqlens_k, size.rows_k);
@@ -342,7 +343,7 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   });
   const auto kernel = amx ? amx->backward : plan.use_dot ? table.backward_dot : table.backward;
   runner.run(owners.count * plan.num_splits, [&](int64_t item, char* scratch) { kernel(p, item, scratch); });
-  const int64_t finish = (p.acc_dq ? tiles * plan.heads_q : 0) + (d_sink ? plan.heads_q : 0);
+  const int64_t finish = (p.acc_dq ? row_items : 0) + (d_sink ? plan.heads_q : 0);
   const auto postprocess = amx ? amx->backward_postprocess : table.backward_postprocess;
   runner.run(finish, [&](int64_t item, char* scratch) { postprocess(p, item, scratch); });
 }
