@@ -8,6 +8,7 @@ namespace tessera::cpu {
 namespace {
 
 constexpr int64_t kHeads = 8;
+inline Gate gate;
 
 template <class T>
 T* memory(int64_t count) {
@@ -16,44 +17,39 @@ T* memory(int64_t count) {
   return reinterpret_cast<T*>(p);
 }
 
-// The best and the median of 60 times, in cycles, over `units`.
+// The best and the median at the core's full rate, in cycles, over `units`.
 template <class F>
 void report(const char* name, int64_t d, const char* where, F f, double units = 1) {
-  f();
-  std::vector<double> cycles;
-  for (int i = 0; i < 60; ++i) {
-    const double c0 = chain_cycle(), t = now();
-    f();
-    cycles.push_back((now() - t) / (0.5 * (c0 + chain_cycle())) / units);
-  }
-  std::sort(cycles.begin(), cycles.end());
-  printf("D %ld %-34s %-9s %9.0f best %9.0f median cycles\n", static_cast<long>(d), name, where, cycles[0], cycles[30]);
+  // A kernel gives the tiles back, which the gate's products want.
+  const Gate::Result r = gate.measure(units, [&] { f(), gate.configure(); });
+  printf("D %ld %-34s %-9s %9.0f best %9.0f median cycles, %d of %d\n", static_cast<long>(d), name, where, r.best, r.median,
+         r.good, r.all);
   fflush(stdout);
 }
 
-// `batch` sequences of `rows` queries and keys, 8 heads of `d` columns side by side, bfloat16, normal numbers.
+// `batch` sequences of `rows` queries and keys, heads of `d` columns side by side, bfloat16, normal numbers.
 struct Call {
   Params p{};
   std::vector<Sequence> sequences;
   int64_t elems;
 
-  Call(int64_t batch, int64_t rows, int64_t d, int32_t causal)
-      : sequences(batch + 1), elems(batch * rows * kHeads * d) {
+  Call(int64_t batch, int64_t rows, int64_t d, int32_t causal, int64_t heads = kHeads)
+      : sequences(batch + 1), elems(batch * rows * heads * d) {
     constexpr int64_t kTileRows = 32;
     for (int64_t b = 0; b <= batch; ++b) {
       const int64_t tile = b * rows / kTileRows;
       sequences[b] = {0, rows, 0, rows, rows, b * rows, tile, b, 0, causal, 0};
     }
-    p.batch = batch, p.heads_q = p.heads_kv = kHeads, p.head_dim = p.head_dim_v = d;
+    p.batch = batch, p.heads_q = p.heads_kv = heads, p.head_dim = p.head_dim_v = d;
     p.dtype = TESSERA_BFLOAT16, p.elem_bytes = 2, p.sequences = sequences.data();
-    for (RowTensor* tensor : {&p.q, &p.k, &p.v, &p.o}) *tensor = numbers(rows, d);
-    p.lse = reinterpret_cast<char*>(memory<float>(batch * kHeads * rows));
-    p.lse_batch = kHeads * rows * 4, p.lse_head = rows * 4, p.lse_row = 4;
+    for (RowTensor* tensor : {&p.q, &p.k, &p.v, &p.o}) *tensor = numbers(rows, d, heads);
+    p.lse = reinterpret_cast<char*>(memory<float>(batch * heads * rows));
+    p.lse_batch = heads * rows * 4, p.lse_head = rows * 4, p.lse_row = 4;
     p.scale = 1 / __builtin_sqrtf(static_cast<float>(d)), p.scale_log2 = p.scale * kLog2e;
     p.causal = causal, p.window_left = p.window_right = -1, p.dropout_scale = 1;
     p.num_splits = 1, p.rows_total = batch * rows;
   }
-  RowTensor numbers(int64_t rows, int64_t d) {
+  RowTensor numbers(int64_t rows, int64_t d, int64_t heads = kHeads) {
     uint16_t* tensor = memory<uint16_t>(elems);
     std::normal_distribution<float> normal;
     for (int64_t i = 0; i < elems; ++i) {
@@ -62,7 +58,7 @@ struct Call {
       memcpy(&u, &x, 4);
       tensor[i] = i < 1 << 20 ? (u + 0x8000) >> 16 : tensor[i - (1 << 20)];
     }
-    return {reinterpret_cast<char*>(tensor), rows * kHeads * d * 2, kHeads * d * 2, d * 2};
+    return {reinterpret_cast<char*>(tensor), rows * heads * d * 2, heads * d * 2, d * 2};
   }
 
  private:

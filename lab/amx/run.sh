@@ -4,7 +4,7 @@
 set -eu
 out=$(realpath "$1"); shift
 root=$(realpath "$(dirname "$0")/../.."); here=$root/lab/amx; mkdir -p "$out"; cd "$out"
-kernel_flags="-O3 -std=c++20 -ffp-contract=fast -fno-math-errno -fno-trapping-math -w -I$root/src -I$root/include -mavx2 -mfma -mf16c
+kernel_flags="-O3 -std=c++20 -ffp-contract=fast -fno-math-errno -fno-trapping-math -w -I$root/src -I$root/include -mavx2 -mfma -mf16c -mprfchw
   -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx512vbmi -mavx512vbmi2 -mprefer-vector-width=512 -DTESSERA_COMPILE_AMX_BF16=1"
 g++ $kernel_flags -DPROBE=real -c "$here/inner_loop_kernels.cpp" -o real.o
 g++ $kernel_flags -DPROBE=emulated -DTESSERA_AMX_EMULATED=1 -c "$here/inner_loop_kernels.cpp" -o emulated.o

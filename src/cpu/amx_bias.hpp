@@ -56,7 +56,7 @@ class BiasStep {
     __m512i largest = _mm512_setzero_si512();  // as unsigned numbers: the furthest below
     for (int64_t r = 0; r < kBlockM; r += kTileSide) {
       VecU words[kTileSide];
-      transpose_pairs(words, SixteenRows(rows_.rows + r, tile.count - r, 0, kStageKeys));
+      transpose_rows(words, SixteenRows(rows_.rows + r, tile.count - r, 0, kStageKeys));
 #pragma GCC unroll 16
       for (int i = 0; i < kTileSide; ++i) {
         largest = _mm512_max_epu16(largest, (__m512i)words[i]);

@@ -408,9 +408,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
   tiles_release();
 
   // 3. O / l and LSE: scratch -> global.
-  for (int64_t t = 0; t < tile_count; ++t) {
-    finish_tile(p, f.tiles[t], scratch.sO + t * f.v_tiles * kTileSide * kBlockM, at.split, p.dropout_scale);
-  }
+  finish_tiles(p, f.tiles, tile_count, scratch.sO, f.v_tiles * kTileSide * kBlockM, at.split, p.dropout_scale);
 }
 
 }  // namespace

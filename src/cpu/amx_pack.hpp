@@ -39,43 +39,12 @@ class SixteenRows {
       rows_[r] = copy_[r];
     }
   }
-  TESSERA_INLINE const char* operator[](int r) const { return rows_[r]; }
+  TESSERA_INLINE const char* operator()(int r) const { return rows_[r]; }
 
  private:
   const char* rows_[kTileSide];
   alignas(64) char copy_[kTileSide][kTileRow_bytes];
 };
-
-// out[c] lane r = pair c of row r. The first of four steps of the transposition is done by the loads, which put rows r
-// and r + 4 side by side without a shuffle.
-TESSERA_INLINE void transpose_pairs(VecU (&out)[kTileSide], const SixteenRows& rows) {
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half) {
-    __m512i columns[2][4];
-#pragma GCC unroll 2
-    for (int group = 0; group < 2; ++group) {
-      __m512i r[4];
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const auto part = [&](int row) TESSERA_LAMBDA_INLINE {
-          return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[row] + half * 32));
-        };
-        r[i] = _mm512_inserti64x4(_mm512_castsi256_si512(part(8 * group + i)), part(8 * group + i + 4), 1);
-      }
-      const __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]), high01 = _mm512_unpackhi_epi32(r[0], r[1]);
-      const __m512i low23 = _mm512_unpacklo_epi32(r[2], r[3]), high23 = _mm512_unpackhi_epi32(r[2], r[3]);
-      columns[group][0] = _mm512_unpacklo_epi64(low01, low23);
-      columns[group][1] = _mm512_unpackhi_epi64(low01, low23);
-      columns[group][2] = _mm512_unpacklo_epi64(high01, high23);
-      columns[group][3] = _mm512_unpackhi_epi64(high01, high23);
-    }
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-      out[8 * half + c] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0x88);
-      out[8 * half + 4 + c] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0xdd);
-    }
-  }
-}
 
 // low's and high's lanes as pairs.
 TESSERA_INLINE VecU join_low(VecU low, VecU high) {  // of their lower halves
@@ -92,7 +61,7 @@ TESSERA_OWN_FUNCTION void pack_column_pairs(uint32_t* out, int64_t ld, const cha
   for (int64_t r = 0; r < lanes; r += kTileSide) {
     for (int64_t c = 0; c < cols; c += kTileSteps_elems) {
       VecU pairs[kTileSide];
-      transpose_pairs(pairs, SixteenRows(rows + r, count - r, c, cols));
+      transpose_rows(pairs, SixteenRows(rows + r, count - r, c, cols));
 #pragma GCC unroll 16
       for (int i = 0; i < kTileSide; ++i) store(out + (c / 2 + i) * ld + r, pairs[i]);
     }
@@ -119,8 +88,8 @@ TESSERA_OWN_FUNCTION void pack_transposed_rows(char* tiles, int64_t group_bytes,
                                                int64_t cols) {
   for (int64_t c = 0; c < cols; c += kTileSteps_elems) {
     VecU low[kTileSide], high[kTileSide];
-    transpose_pairs(low, SixteenRows(rows, count, c, cols));
-    transpose_pairs(high, SixteenRows(rows + kTileSide, count - kTileSide, c, cols));
+    transpose_rows(low, SixteenRows(rows, count, c, cols));
+    transpose_rows(high, SixteenRows(rows + kTileSide, count - kTileSide, c, cols));
     char* out = tiles + c / kTileSteps_elems * group_bytes;
 #pragma GCC unroll 2
     for (int64_t g = 0; g < 2; ++g) {

@@ -303,7 +303,7 @@ TESSERA_INLINE bool gather_bias(float* out, const BiasRows& bias, const Params& 
   for (int64_t r = 0; r < kBlockM; r += kTileSide) {
     VecU words[kTileSide];
     if (bf16) {
-      transpose_pairs(words, SixteenRows(bias.rows + r, tile.count - r, 0, keys));
+      transpose_rows(words, SixteenRows(bias.rows + r, tile.count - r, 0, keys));
 #pragma GCC unroll 16
       for (int i = 0; i < kTileSide; ++i) {
         largest = _mm512_max_epu16(largest, (__m512i)words[i]);
@@ -313,7 +313,7 @@ TESSERA_INLINE bool gather_bias(float* out, const BiasRows& bias, const Params& 
       continue;
     }
     for (int64_t n = 0; n < kStageKeys; n += kTileSide) {
-      transpose_pairs(words, SixteenRows(bias.rows + r, tile.count - r, 2 * n, 2 * keys));
+      transpose_rows(words, SixteenRows(bias.rows + r, tile.count - r, 2 * n, 2 * keys));
 #pragma GCC unroll 16
       for (int i = 0; i < kTileSide; ++i) {
         largest = (__m512i)((VecU)largest > words[i] ? (VecU)largest : words[i]);

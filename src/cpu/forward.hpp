@@ -332,10 +332,40 @@ TESSERA_OWN_FUNCTION void add_sink(const Params& p, Tile& tile, float* scale) {
   }
 }
 
-// factor O / l and LSE, to the outputs or to this split's partial results.
-inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, float factor) {
+// Of a row among a split's partial results.
+TESSERA_INLINE int64_t partial_row(const Params& p, const Tile& tile, int64_t split, int64_t lane) {
+  return (split * p.heads_q + tile.head[lane]) * p.rows_total + tile.sequence->row_begin + tile.query[lane];
+}
+
+// Where a tile's rows of O go: to the output or to this split's partial results.
+TESSERA_INLINE void output_rows(char* (&rows)[kBlockM], const Params& p, const Tile& tile, int64_t split) {
+  if (p.num_splits == 1) return rows_of(rows, p.o, tile);
+  for (int64_t lane = 0; lane < tile.count; ++lane) {
+    rows[lane] = reinterpret_cast<char*>(p.partial_o + partial_row(p, tile, split, lane) * p.head_dim_v);
+  }
+}
+
+TESSERA_INLINE void write_lse(const Params& p, const Tile& tile, int64_t split, const float* lse) {
+  const bool partial = p.num_splits > 1;
+  const auto at = [&](int64_t lane) TESSERA_LAMBDA_INLINE {
+    if (partial) return p.partial_lse + partial_row(p, tile, split, lane);
+    return reinterpret_cast<float*>(p.lse + p.lse_batch * tile.batch + p.lse_head * tile.head[lane] +
+                                    p.lse_row * (tile.sequence->q_begin + tile.query[lane]));
+  };
+  if (tile.consecutive && (partial || p.lse_row == sizeof(float))) {
+    float* out = at(0);
+    for (int64_t lane = 0; lane < tile.count; lane += kLanes) {
+      store_first(out + lane, load(lse + lane), min_of<int64_t>(kLanes, tile.count - lane));
+    }
+    return;
+  }
+  for (int64_t lane = 0; lane < tile.count; ++lane) *at(lane) = lse[lane];
+}
+
+// factor O / l to `rows`, LSE to the output or to this split's partial results. next_rows: of the next tile.
+inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, float factor, char* const* rows,
+                        char* const* next_rows, int64_t next_count) {
   alignas(64) float inverse[kBlockM], lse[kBlockM];
-  char* rows[kBlockM];
   const bool partial = p.num_splits > 1, with_lse = partial || p.lse;
   for (int64_t lane = 0; lane < kBlockM; lane += kLanes) store(inverse + lane, splat(factor));
   if (p.sink && !partial) add_sink(p, tile, inverse);
@@ -346,23 +376,24 @@ inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, f
     if (!with_lse) continue;
     store(lse + lane, select(seen, (load(tile.stale_max + lane) + log2(sum)) * kLn2, splat(-infinity())));
   }
-  for (int64_t lane = 0; lane < tile.count; ++lane) {
-    const int64_t query = tile.query[lane], head = tile.head[lane];
-    if (partial) {
-      const int64_t at = (split * p.heads_q + head) * p.rows_total + tile.sequence->row_begin + query;
-      p.partial_lse[at] = lse[lane];
-      rows[lane] = reinterpret_cast<char*>(p.partial_o + at * p.head_dim_v);
-      continue;
-    }
-    if (p.lse) {
-      char* at = p.lse + p.lse_batch * tile.batch + p.lse_head * head + p.lse_row * (tile.sequence->q_begin + query);
-      *reinterpret_cast<float*>(at) = lse[lane];
-    }
-    rows[lane] = row_at(p.o, tile, lane);
-  }
+  if (with_lse) write_lse(p, tile, split, lse);
   if (!tile.started) __builtin_memset(sO, 0, static_cast<size_t>(p.head_dim_v) * kBlockM * sizeof(float));
-  with_float_elem(partial ? static_cast<int32_t>(TESSERA_FLOAT32) : p.dtype,
-                  [&](auto elem) { unpack_transposed<decltype(elem)>(rows, sO, inverse, tile.count, p.head_dim_v); });
+  with_float_elem(partial ? static_cast<int32_t>(TESSERA_FLOAT32) : p.dtype, [&](auto elem) {
+    unpack_transposed<decltype(elem)>(rows, sO, inverse, tile.count, p.head_dim_v, next_rows, next_count);
+  });
+}
+
+// The same for all of an item's tiles, whose O are o_floats apart. A tile's rows are asked for beside the tile before, since
+// stores alone would wait for one line after the other.
+inline void finish_tiles(const Params& p, Tile* tiles, int64_t tile_count, float* sO, int64_t o_floats, int64_t split,
+                         float factor) {
+  char* rows[2][kBlockM];
+  output_rows(rows[0], p, tiles[0], split);
+  for (int64_t t = 0; t < tile_count; ++t) {
+    const int64_t next = t + 1 < tile_count ? tiles[t + 1].count : 0;
+    if (next) output_rows(rows[(t + 1) % 2], p, tiles[t + 1], split);
+    finish_tile(p, tiles[t], sO + t * o_floats, split, factor, rows[t % 2], rows[(t + 1) % 2], next);
+  }
 }
 
 // The sequence that holds item `index` among those of one head and split.
@@ -481,7 +512,7 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
   }
 
   // 3. O / l and LSE: scratch -> global.
-  for (int64_t t = 0; t < tile_count; ++t) finish_tile(p, tiles[t], scratch.sO + t * o_floats, at.split, 1.0f);
+  finish_tiles(p, tiles, tile_count, scratch.sO, o_floats, at.split, 1.0f);
 }
 
 }  // namespace

@@ -84,6 +84,13 @@ TESSERA_INLINE V load_first(const T* p, int64_t n) {
 }
 template <class V, class T>
 TESSERA_INLINE void store_first(T* p, V v, int64_t n) {
+#if defined(TESSERA_AVX512)
+  if constexpr (sizeof(V) == 64) {
+    const uint64_t bytes = static_cast<uint64_t>(n) * sizeof(T);
+    _mm512_mask_storeu_epi8(p, bytes < 64 ? (uint64_t{1} << bytes) - 1 : ~uint64_t{0}, (__m512i)v);
+    return;
+  }
+#endif
   __builtin_memcpy(p, &v, static_cast<size_t>(n) * sizeof(T));
 }
 
@@ -99,6 +106,9 @@ TESSERA_INLINE VecI iota<VecI>() {
   for (int i = 0; i < kLanes; ++i) v[i] = i;
   return v;
 }
+
+// Asks for the cache line at p, which is going to be written.
+TESSERA_INLINE void prefetch_write(const char* p) { __builtin_prefetch(p, 1); }
 
 // ---- arithmetic ----
 
@@ -250,14 +260,32 @@ TESSERA_INLINE VecF log2(VecF x) {
 
 TESSERA_INLINE VecF float_from_bf16(VecH h) { return (VecF)(__builtin_convertvector(h, VecU) << 16); }
 
+#if !defined(TESSERA_HAS_DOT)
+// The upper half of a lane is bf16(v), the lower half anything.
+TESSERA_INLINE VecU rounded_to_bf16(VecF v) {
+  const VecU u = (VecU)v;
+  return (v == v) ? u + 0x7fffu + ((u >> 16) & 1u) : u | 0x400000u;
+}
+#endif
+
 TESSERA_INLINE VecH bf16_from_float(VecF v) {
 #if defined(TESSERA_HAS_DOT)
   return (VecH)(__m256i)_mm512_cvtneps_pbh((__m512)v);
 #else
-  const VecU u = (VecU)v;
-  const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const VecU nan = (u >> 16) | 0x40u;
-  return __builtin_convertvector((v == v) ? rounded : nan, VecH);
+  return __builtin_convertvector(rounded_to_bf16(v) >> 16, VecH);
+#endif
+}
+
+// Lane i holds bf16(low[i]) in its low half and bf16(high[i]) in its high half.
+TESSERA_INLINE VecU pair_bf16(VecF low, VecF high) {
+#if defined(TESSERA_HAS_DOT)
+  const __m512i packed = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  alignas(64) static constexpr uint16_t kInterleave[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                           21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                           11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return (VecU)_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), packed);
+#else
+  return rounded_to_bf16(low) >> 16 | (rounded_to_bf16(high) & 0xffff0000u);
 #endif
 }
 
@@ -300,14 +328,6 @@ TESSERA_INLINE VecH f16_from_float(VecF v) {
 // acc + a.low * b.low + a.high * b.high in every lane; a lane holds two bf16.
 TESSERA_INLINE VecF dot(VecF acc, VecU a, VecU b) {
   return (VecF)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
-}
-// Lane i holds bf16(low[i]) in its low half and bf16(high[i]) in its high half.
-TESSERA_INLINE VecU pair_bf16(VecF low, VecF high) {
-  const __m512i packed = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-  alignas(64) static constexpr uint16_t kInterleave[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                           21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                           11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  return (VecU)_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), packed);
 }
 #endif
 

@@ -23,6 +23,7 @@ struct Tile {
   bool started;        // a block of keys has been visited: stale_max, sum and the output tile hold something
   bool has_stale_max;  // every lane's stale_max is finite
   bool passed_bound;   // the block before passed the bound of the stale max
+  bool consecutive;    // its rows are neighbouring queries of one head
   uint32_t
       met_stale_max;  // AMX, a bit a row: stale_max is the score of a key that it meets, so its sum ends at 1 or above
   alignas(64) int32_t query[kBlockM], head[kBlockM];
@@ -103,12 +104,24 @@ inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, 
     tile.all_low = max_of(tile.all_low, low);
     tile.all_high = min_of(tile.all_high, high);
   }
+  const int64_t last = row_count - 1;
+  tile.consecutive = tile.head[last] == tile.head[0] && tile.query[last] - tile.query[0] == last;
   if (p.tree_mask) tile.all_high = min_of(tile.all_high, static_cast<int32_t>(last_before_tree(sequence)));
 }
 
 TESSERA_INLINE char* row_at(const RowTensor& tensor, const Tile& tile, int64_t lane) {
   return tensor.data + tensor.batch * tile.batch + tensor.row * (tile.sequence->q_begin + tile.query[lane]) +
          tensor.head * tile.head[lane];
+}
+
+// The tile's rows of a tensor.
+TESSERA_INLINE void rows_of(char* (&rows)[kBlockM], const RowTensor& tensor, const Tile& tile) {
+  if (!tile.consecutive) {
+    for (int64_t lane = 0; lane < tile.count; ++lane) rows[lane] = row_at(tensor, tile, lane);
+    return;
+  }
+  char* row = row_at(tensor, tile, 0);
+  for (int64_t lane = 0; lane < tile.count; ++lane, row += tensor.row) rows[lane] = row;
 }
 
 TESSERA_INLINE char* score_row_at(const ScoreTensor& tensor, const Tile& tile, int64_t lane, int64_t query) {

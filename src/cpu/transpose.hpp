@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cpu/product.hpp"
+#include "cpu/scratch.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cpu {
@@ -18,8 +19,52 @@ TESSERA_INLINE VecF interleave(VecF a, VecF b, bool upper, std::integer_sequence
                : __builtin_shufflevector(a, b, (kLane % 2 * kLanes + kLane / 2)...);
 }
 
-// log2(kLanes) perfect shuffles of the rows transpose the block.
+#if defined(TESSERA_AVX512)
+// out[c] lane r = word c of row r, whose 16 words are at row(r). The first of four steps of the transposition is done by the
+// loads, which put halves of rows r and r + 4 side by side without a shuffle.
+template <class Row>
+TESSERA_INLINE void transpose_rows(VecU (&out)[kLanes], Row&& row) {
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    __m512i columns[2][4];
+#pragma GCC unroll 2
+    for (int group = 0; group < 2; ++group) {
+      __m512i r[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const auto part = [&](int n) TESSERA_LAMBDA_INLINE {
+          return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row(n) + half * 32));
+        };
+        r[i] = _mm512_inserti64x4(_mm512_castsi256_si512(part(8 * group + i)), part(8 * group + i + 4), 1);
+      }
+      const __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]), high01 = _mm512_unpackhi_epi32(r[0], r[1]);
+      const __m512i low23 = _mm512_unpacklo_epi32(r[2], r[3]), high23 = _mm512_unpackhi_epi32(r[2], r[3]);
+      columns[group][0] = _mm512_unpacklo_epi64(low01, low23);
+      columns[group][1] = _mm512_unpackhi_epi64(low01, low23);
+      columns[group][2] = _mm512_unpacklo_epi64(high01, high23);
+      columns[group][3] = _mm512_unpackhi_epi64(high01, high23);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+      out[8 * half + c] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0x88);
+      out[8 * half + 4 + c] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0xdd);
+    }
+  }
+}
+#endif
+
+// log2(kLanes) perfect shuffles of the rows transpose the block; with 16 lanes, by way of memory, 48 shuffles in place of 64.
 TESSERA_INLINE void transpose(VecF (&rows)[kLanes]) {
+#if defined(TESSERA_AVX512)
+  alignas(64) char copy[kLanes][sizeof(VecF)];
+#pragma GCC unroll 16
+  for (int r = 0; r < kLanes; ++r) store(copy[r], rows[r]);
+  const char* rows_at = opaque(copy[0]);  // else halves would be taken from registers, which is a shuffle again
+  VecU columns[kLanes];
+  transpose_rows(columns, [&](int r) TESSERA_LAMBDA_INLINE { return rows_at + r * sizeof(VecF); });
+#pragma GCC unroll 16
+  for (int c = 0; c < kLanes; ++c) rows[c] = (VecF)columns[c];
+#else
   constexpr auto kLaneIndices = std::make_integer_sequence<int, kLanes>{};
 #pragma GCC unroll 4
   for (int stage = 1; stage < kLanes; stage *= 2) {
@@ -32,21 +77,28 @@ TESSERA_INLINE void transpose(VecF (&rows)[kLanes]) {
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
   }
+#endif
 }
 
 // ---- elements: how n (at most kLanes) of them are read as, or written from, a vector of float32 ----
+//
+// kWord: how many are a word of 32 bits; word(v): lane i holds elements v(0)[i] ... v(kWord - 1)[i].
 
 struct Float32Elem {
-  static constexpr int kBytes = 4;
+  static constexpr int kBytes = 4, kWord = 1;
   static TESSERA_INLINE VecF read(const char* p) { return load_as<VecF>(p); }
   static TESSERA_INLINE VecF read(const char* p, int64_t n) {
     return load_first<VecF>(reinterpret_cast<const float*>(p), n);
   }
   static TESSERA_INLINE void write(char* p, VecF v) { store(p, v); }
   static TESSERA_INLINE void write(char* p, VecF v, int64_t n) { store_first(reinterpret_cast<float*>(p), v, n); }
+  template <class Column>
+  static TESSERA_INLINE VecF word(Column&& v) {
+    return v(0);
+  }
 };
 struct Float16Elem {
-  static constexpr int kBytes = 2;
+  static constexpr int kBytes = 2, kWord = 2;
   static TESSERA_INLINE VecF read(const char* p) { return float_from_f16(load_as<VecH>(p)); }
   static TESSERA_INLINE VecF read(const char* p, int64_t n) {
     return float_from_f16(load_first<VecH>(reinterpret_cast<const uint16_t*>(p), n));
@@ -55,9 +107,14 @@ struct Float16Elem {
   static TESSERA_INLINE void write(char* p, VecF v, int64_t n) {
     store_first(reinterpret_cast<uint16_t*>(p), f16_from_float(v), n);
   }
+  template <class Column>
+  static TESSERA_INLINE VecF word(Column&& v) {
+    const VecU low = __builtin_convertvector(f16_from_float(v(0)), VecU);
+    return (VecF)(low | __builtin_convertvector(f16_from_float(v(1)), VecU) << 16);
+  }
 };
 struct Bfloat16Elem {
-  static constexpr int kBytes = 2;
+  static constexpr int kBytes = 2, kWord = 2;
   static TESSERA_INLINE VecF read(const char* p) { return float_from_bf16(load_as<VecH>(p)); }
   static TESSERA_INLINE VecF read(const char* p, int64_t n) {
     return float_from_bf16(load_first<VecH>(reinterpret_cast<const uint16_t*>(p), n));
@@ -65,6 +122,10 @@ struct Bfloat16Elem {
   static TESSERA_INLINE void write(char* p, VecF v) { store(p, bf16_from_float(v)); }
   static TESSERA_INLINE void write(char* p, VecF v, int64_t n) {
     store_first(reinterpret_cast<uint16_t*>(p), bf16_from_float(v), n);
+  }
+  template <class Column>
+  static TESSERA_INLINE VecF word(Column&& v) {
+    return (VecF)pair_bf16(v(0), v(1));
   }
 };
 struct BoolElem {  // 0.0 or the byte's value
@@ -129,28 +190,45 @@ void pack_transposed(float* tile, const char* const* rows, int64_t count, int64_
   }
 }
 
-// rows[r][c] = tile[c][r] * factor[r], written as Elem.
+// rows[r][c] = tile[c][r] * factor[r], written as Elem. Rounded first, elements of 16 bits are transposed as words of two
+// columns, and a row leaves in whole vectors: with 16 lanes whole cache lines, each stored once. next_rows: where the rows of the
+// next such tile will be written, which are asked for (NULL: none).
 template <class Elem>
-void unpack_transposed(char* const* rows, const float* tile, const float* factor, int64_t count, int64_t cols) {
+void unpack_transposed(char* const* rows, const float* tile, const float* factor, int64_t count, int64_t cols,
+                       char* const* next_rows = nullptr, int64_t next_count = 0) {
+  constexpr int64_t kColumns = kLanes * Elem::kWord;
   for (int64_t r0 = 0; r0 < count; r0 += kLanes) {
     const int64_t rows_here = min_of<int64_t>(kLanes, count - r0);
     const VecF scale = load(factor + r0);
-    for (int64_t c0 = 0; c0 < cols; c0 += kLanes) {
-      const int64_t cols_here = min_of<int64_t>(kLanes, cols - c0);
+    for (int64_t c0 = 0; c0 < cols; c0 += kColumns) {
+      const int64_t cols_here = min_of(kColumns, cols - c0);
+      if (c0 * Elem::kBytes % kCacheLine_bytes == 0) {
+        for (int64_t r = r0; r < min_of(next_count, r0 + kLanes); ++r) prefetch_write(next_rows[r] + c0 * Elem::kBytes);
+      }
       VecF block[kLanes];
       const float* in = tile + c0 * kBlockM + r0;
-      if (cols_here == kLanes) {
+      if (cols_here == kColumns) {
 #pragma GCC unroll 16
-        for (int c = 0; c < kLanes; ++c) block[c] = load(in + c * kBlockM) * scale;
+        for (int i = 0; i < kLanes; ++i) {
+          block[i] = Elem::word(
+              [&](int n) TESSERA_LAMBDA_INLINE { return load(in + (i * Elem::kWord + n) * kBlockM) * scale; });
+        }
       } else {
-        for (int c = 0; c < kLanes; ++c) block[c] = c < cols_here ? load(in + c * kBlockM) * scale : VecF{};
+        for (int i = 0; i < kLanes; ++i) {
+          block[i] = Elem::word([&](int n) TESSERA_LAMBDA_INLINE {
+            const int64_t c = i * Elem::kWord + n;
+            return c < cols_here ? load(in + c * kBlockM) * scale : VecF{};
+          });
+        }
       }
       transpose(block);
-      if (rows_here == kLanes && cols_here == kLanes) {
+      if (rows_here == kLanes && cols_here == kColumns) {
 #pragma GCC unroll 16
-        for (int r = 0; r < kLanes; ++r) Elem::write(rows[r0 + r] + c0 * Elem::kBytes, block[r]);
+        for (int r = 0; r < kLanes; ++r) store(rows[r0 + r] + c0 * Elem::kBytes, block[r]);
       } else {
-        for (int64_t r = 0; r < rows_here; ++r) Elem::write(rows[r0 + r] + c0 * Elem::kBytes, block[r], cols_here);
+        for (int64_t r = 0; r < rows_here; ++r) {
+          store_first(rows[r0 + r] + c0 * Elem::kBytes, block[r], cols_here * Elem::kBytes);
+        }
       }
     }
   }
