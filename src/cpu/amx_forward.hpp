@@ -375,13 +375,18 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
   const auto [first_key, key_end] = init_tiles(p, at, f.tiles, kStageKeys);
   int64_t key =
       first_key / p.block_n * p.block_n;  // jobs, and so a row's bits, do not depend on the item's other tiles
-  prefetch_keys(p, sequence, batch, head_kv, first_key,
-                max_of<int64_t>(0, min_of<int64_t>(key + p.block_n, key_end) - first_key), 0, 1);
+  const int64_t first_keys = max_of<int64_t>(0, min_of<int64_t>(key + p.block_n, key_end) - first_key);
+  char* rows[2][kBlockM];
+  const auto ask_for_queries = [&](int64_t t) TESSERA_LAMBDA_INLINE {
+    rows_of(rows[t % 2], p.q, f.tiles[t]);
+    for (int64_t lane = 0; lane < f.tiles[t].count; ++lane) prefetch_row(rows[t % 2][lane], p.head_dim * 2);
+  };
+  ask_for_queries(0);
   for (int64_t t = 0; t < tile_count; ++t) {
-    const char* row_pointers[kBlockM];
-    for (int64_t lane = 0; lane < f.tiles[t].count; ++lane) row_pointers[lane] = row_at(p.q, f.tiles[t], lane);
-    pack_column_pairs(scratch.sQ + t * f.q_steps * kTileSide * kBlockM, kBlockM, row_pointers, f.tiles[t].count,
-                      kBlockM, p.head_dim);
+    if (t + 1 < tile_count) ask_for_queries(t + 1);
+    prefetch_keys(p, sequence, batch, head_kv, first_key, first_keys, t, tile_count);
+    pack_column_pairs(scratch.sQ + t * f.q_steps * kTileSide * kBlockM, kBlockM, rows[t % 2], f.tiles[t].count, kBlockM,
+                      p.head_dim);
   }
 
   // 2. For every super-block of visible keys: K and V packed, then S, softmax, O += P V for each tile.

@@ -173,8 +173,7 @@ inline void pack_key_rows(char* tiles, const Params& p, const RowTensor& tensor,
   for (int64_t n = keys.first; n < padded_to(count, 2 * kTileSide);
        n += kTileSide, tiles += tiles_a_row * kTile_bytes) {
     const char* rows[kTileSide];
-    for (int64_t r = 0; r < kTileSide && n + r < count; ++r)
-      rows[r] = key_row(p, tensor, sequence, batch, head_kv, key + n + r);
+    key_rows(rows, p, tensor, sequence, batch, head_kv, key + n, min_of<int64_t>(kTileSide, count - n));
     pack_rows(tiles, rows, count - n, cols);
   }
 }
@@ -195,8 +194,7 @@ inline NonfiniteKeys pack_key_columns(char* tiles, const Params& p, const RowTen
   tiles += keys.first / (2 * kTileSide) * 2 * kTile_bytes;
   for (int64_t n = keys.first; n < count; n += 2 * kTileSide, tiles += 2 * kTile_bytes) {
     const char* rows[2 * kTileSide];
-    for (int64_t r = 0; r < 2 * kTileSide && n + r < count; ++r)
-      rows[r] = key_row(p, tensor, sequence, batch, head_kv, key + n + r);
+    key_rows(rows, p, tensor, sequence, batch, head_kv, key + n, min_of<int64_t>(2 * kTileSide, count - n));
     if (look) {
       const uint32_t bits = nonfinite_rows(rows, count - n, cols);
       nonfinite.rows[n / (2 * kTileSide)] = bits;

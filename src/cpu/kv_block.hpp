@@ -19,6 +19,17 @@ TESSERA_INLINE const char* key_row(const Params& p, const RowTensor& tensor, con
   return tensor.data + tensor.batch * page + tensor.row * (j % p.page_size) + tensor.head * head_kv;
 }
 
+// Rows j ... j + count - 1.
+TESSERA_INLINE void key_rows(const char** rows, const Params& p, const RowTensor& tensor, const Sequence& sequence,
+                             int64_t batch, int64_t head_kv, int64_t j, int64_t count) {
+  if (p.page_table) {
+    for (int64_t n = 0; n < count; ++n) rows[n] = key_row(p, tensor, sequence, batch, head_kv, j + n);
+    return;
+  }
+  const char* row = key_row(p, tensor, sequence, batch, head_kv, j);
+  for (int64_t n = 0; n < count; ++n, row += tensor.row) rows[n] = row;
+}
+
 // Asks for `row_bytes` of a row that is needed soon.
 TESSERA_INLINE void prefetch_row(const char* row, int64_t row_bytes) {
   for (int64_t at = 0; at < row_bytes; at += kCacheLine_bytes) __builtin_prefetch(row + at, 0, 2);

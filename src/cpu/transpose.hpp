@@ -21,14 +21,15 @@ TESSERA_INLINE VecF interleave(VecF a, VecF b, bool upper, std::integer_sequence
 
 #if defined(TESSERA_AVX512)
 // out[c] lane r = word c of row r, whose 16 words are at row(r). The first of four steps of the transposition is done by the
-// loads, which put halves of rows r and r + 4 side by side without a shuffle.
+// loads, which put halves of rows r and r + 4 side by side without a shuffle. Both halves of eight rows are loaded before the
+// next eight rows: where rows are a power of two apart, the first cache would not hold 16 of them.
 template <class Row>
 TESSERA_INLINE void transpose_rows(VecU (&out)[kLanes], Row&& row) {
+  __m512i columns[2][kLanes / 2];
 #pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half) {
-    __m512i columns[2][4];
+  for (int group = 0; group < 2; ++group) {
 #pragma GCC unroll 2
-    for (int group = 0; group < 2; ++group) {
+    for (int half = 0; half < 2; ++half) {
       __m512i r[4];
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
@@ -39,16 +40,17 @@ TESSERA_INLINE void transpose_rows(VecU (&out)[kLanes], Row&& row) {
       }
       const __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]), high01 = _mm512_unpackhi_epi32(r[0], r[1]);
       const __m512i low23 = _mm512_unpacklo_epi32(r[2], r[3]), high23 = _mm512_unpackhi_epi32(r[2], r[3]);
-      columns[group][0] = _mm512_unpacklo_epi64(low01, low23);
-      columns[group][1] = _mm512_unpackhi_epi64(low01, low23);
-      columns[group][2] = _mm512_unpacklo_epi64(high01, high23);
-      columns[group][3] = _mm512_unpackhi_epi64(high01, high23);
+      columns[group][4 * half] = _mm512_unpacklo_epi64(low01, low23);
+      columns[group][4 * half + 1] = _mm512_unpackhi_epi64(low01, low23);
+      columns[group][4 * half + 2] = _mm512_unpacklo_epi64(high01, high23);
+      columns[group][4 * half + 3] = _mm512_unpackhi_epi64(high01, high23);
     }
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-      out[8 * half + c] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0x88);
-      out[8 * half + 4 + c] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0xdd);
-    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < kLanes / 2; ++c) {
+    const int column = c / 4 * 8 + c % 4;
+    out[column] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0x88);
+    out[column + 4] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0xdd);
   }
 }
 #endif
