@@ -402,7 +402,7 @@ inline KeyRange init_decode_rows(const Params& p, const DecodePart& part, Decode
       DecodeRow& row = rows[h * part.row_count + r];
       row.query = r % part.sequence.sq;
       row.head = (part.head_begin + h) * (p.heads_q / p.heads_kv) + r / part.sequence.sq;
-      const KeyRange keys = visible_keys(p, part.sequence, row.query);
+      const KeyRange keys = KeyBand(p, part.sequence).of(row.query);
       row.low = keys.low, row.high = row.full_high = keys.high;
       if (p.tree_mask) {
         row.full_high = min_of(row.high, last_before_tree(part.sequence));

@@ -36,16 +36,20 @@ struct KeyRange {
   int64_t low, high;  // low ... high are visible, by causal, window and length
 };
 
-TESSERA_INLINE KeyRange visible_keys(const Params& p, const Sequence& sequence, int64_t query) {
-  const int64_t position = query + (p.top_left ? 0 : sequence.sk - sequence.sq);
-  KeyRange keys{0, sequence.sk - 1};
-  if (sequence.causal) keys.high = min_of(keys.high, position);
-  if (p.window_right >= 0) keys.high = min_of(keys.high, position + p.window_right);
-  if (p.window_left >= 0) keys.low = max_of(keys.low, position - p.window_left);
-  keys.low = min_of(keys.low, sequence.sk);
-  keys.high = max_of<int64_t>(keys.high, -1);
-  return keys;
-}
+// Query i sees keys i + left ... i + right of `sk`.
+struct KeyBand {
+  int64_t left, right, sk;
+
+  TESSERA_INLINE KeyBand(const Params& p, const Sequence& sequence) : sk(sequence.sk) {
+    constexpr int64_t kUnbounded = int64_t{1} << 40;  // past any number of queries and keys
+    const int64_t diagonal = p.top_left ? 0 : sequence.sk - sequence.sq;
+    left = diagonal - (p.window_left >= 0 ? p.window_left : kUnbounded);
+    right = diagonal + min_of(sequence.causal ? 0 : kUnbounded, p.window_right >= 0 ? p.window_right : kUnbounded);
+  }
+  TESSERA_INLINE KeyRange of(int64_t query) const {
+    return {min_of(max_of<int64_t>(0, query + left), sk), max_of<int64_t>(min_of(query + right, sk - 1), -1)};
+  }
+};
 
 // The words of the tree mask that are a query's.
 TESSERA_INLINE const char* tree_row(const Params& p, const Sequence& sequence, int64_t batch, int64_t query) {
@@ -86,26 +90,35 @@ inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, 
   tile.has_stale_max = tile.passed_bound = false;
   tile.met_stale_max = 0;
   forget_softmax(tile);
-  tile.some_low = 0x7fffffff, tile.some_high = -1;
-  tile.all_low = 0, tile.all_high = 0x7fffffff;
-  for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    const int64_t row = row_begin + min_of(lane, row_count - 1);
-    const int64_t query = p.pack_gqa ? row % sequence.sq : row;
-    const KeyRange keys = visible_keys(p, sequence, query);
-    const int32_t low = static_cast<int32_t>(keys.low), high = static_cast<int32_t>(keys.high);
-    tile.query[lane] = static_cast<int32_t>(query);
-    tile.head[lane] = static_cast<int32_t>(head + (p.pack_gqa ? row / sequence.sq : 0));
-    tile.low[lane] = low;
-    tile.high[lane] = high;
-    if (low <= high) {
-      tile.some_low = min_of(tile.some_low, low);
-      tile.some_high = max_of(tile.some_high, high);
+  // Loops over lanes, which the compiler makes vectors of.
+  const int64_t last = row_count - 1, first_head = p.pack_gqa ? row_begin / sequence.sq : 0;
+  const int64_t first_query = row_begin - first_head * sequence.sq;
+  tile.consecutive = !p.pack_gqa || first_query + last < sequence.sq;
+  if (tile.consecutive) {
+    for (int64_t lane = 0; lane < kBlockM; ++lane) {
+      tile.query[lane] = static_cast<int32_t>(first_query + min_of(lane, last));
+      tile.head[lane] = static_cast<int32_t>(head + first_head);
     }
-    tile.all_low = max_of(tile.all_low, low);
-    tile.all_high = min_of(tile.all_high, high);
+  } else {
+    for (int64_t lane = 0; lane < kBlockM; ++lane) {
+      const int64_t row = row_begin + min_of(lane, last);
+      tile.query[lane] = static_cast<int32_t>(row % sequence.sq);
+      tile.head[lane] = static_cast<int32_t>(head + row / sequence.sq);
+    }
   }
-  const int64_t last = row_count - 1;
-  tile.consecutive = tile.head[last] == tile.head[0] && tile.query[last] - tile.query[0] == last;
+  const KeyBand band(p, sequence);
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    const KeyRange keys = band.of(tile.query[lane]);
+    tile.low[lane] = static_cast<int32_t>(keys.low), tile.high[lane] = static_cast<int32_t>(keys.high);
+  }
+  int32_t some_low = 0x7fffffff, some_high = -1, all_low = 0, all_high = 0x7fffffff;
+  for (int64_t lane = 0; lane < kBlockM; ++lane) {
+    const int32_t low = tile.low[lane], high = tile.high[lane];
+    some_low = min_of(some_low, low <= high ? low : 0x7fffffff);
+    some_high = max_of(some_high, low <= high ? high : -1);
+    all_low = max_of(all_low, low), all_high = min_of(all_high, high);
+  }
+  tile.some_low = some_low, tile.some_high = some_high, tile.all_low = all_low, tile.all_high = all_high;
   if (p.tree_mask) tile.all_high = min_of(tile.all_high, static_cast<int32_t>(last_before_tree(sequence)));
 }
 
