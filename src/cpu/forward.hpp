@@ -13,6 +13,7 @@
 // as long as nothing overflows. In rounding it is not the same: below.
 #pragma once
 
+#include "cpu/forward_place.hpp"
 #include "cpu/kv_block.hpp"
 #include "cpu/nonfinite.hpp"
 #include "cpu/score.hpp"
@@ -315,140 +316,6 @@ TESSERA_OWN_FUNCTION void attend_block(const Params& p, Tile& tile, float* sQ, f
     if (stop == end) break;
     begin = stop;
   }
-}
-
-// A sink's part: the rows' stale max and sum with it, and what O is to be scaled by.
-TESSERA_OWN_FUNCTION void add_sink(const Params& p, Tile& tile, float* scale) {
-  for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    const float sum = tile.sum[lane], stale_max = tile.stale_max[lane];
-    if (sum == 0.0f) continue;  // NaN counts as seen
-    const float sink =
-        *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * tile.head[lane]) * kLog2e;
-    const float joint = sink > stale_max ? sink : stale_max;
-    const float rescale = __builtin_exp2f(stale_max - joint);
-    scale[lane] *= rescale;
-    tile.sum[lane] = sum * rescale + __builtin_exp2f(sink - joint);
-    tile.stale_max[lane] = joint;
-  }
-}
-
-// Of a row among a split's partial results.
-TESSERA_INLINE int64_t partial_row(const Params& p, const Tile& tile, int64_t split, int64_t lane) {
-  return (split * p.heads_q + tile.head[lane]) * p.rows_total + tile.sequence->row_begin + tile.query[lane];
-}
-
-// Where a tile's rows of O go: to the output or to this split's partial results.
-TESSERA_INLINE void output_rows(char* (&rows)[kBlockM], const Params& p, const Tile& tile, int64_t split) {
-  if (p.num_splits == 1) return rows_of(rows, p.o, tile);
-  for (int64_t lane = 0; lane < tile.count; ++lane) {
-    rows[lane] = reinterpret_cast<char*>(p.partial_o + partial_row(p, tile, split, lane) * p.head_dim_v);
-  }
-}
-
-TESSERA_INLINE void write_lse(const Params& p, const Tile& tile, int64_t split, const float* lse) {
-  const bool partial = p.num_splits > 1;
-  const auto at = [&](int64_t lane) TESSERA_LAMBDA_INLINE {
-    if (partial) return p.partial_lse + partial_row(p, tile, split, lane);
-    return reinterpret_cast<float*>(p.lse + p.lse_batch * tile.batch + p.lse_head * tile.head[lane] +
-                                    p.lse_row * (tile.sequence->q_begin + tile.query[lane]));
-  };
-  if (tile.consecutive && (partial || p.lse_row == sizeof(float))) {
-    float* out = at(0);
-    for (int64_t lane = 0; lane < tile.count; lane += kLanes) {
-      store_first(out + lane, load(lse + lane), min_of<int64_t>(kLanes, tile.count - lane));
-    }
-    return;
-  }
-  for (int64_t lane = 0; lane < tile.count; ++lane) *at(lane) = lse[lane];
-}
-
-// factor O / l to `rows`, LSE to the output or to this split's partial results. next_rows: of the next tile.
-inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, float factor, char* const* rows,
-                        char* const* next_rows, int64_t next_count) {
-  alignas(64) float inverse[kBlockM], lse[kBlockM];
-  const bool partial = p.num_splits > 1, with_lse = partial || p.lse;
-  for (int64_t lane = 0; lane < kBlockM; lane += kLanes) store(inverse + lane, splat(factor));
-  if (p.sink && !partial) add_sink(p, tile, inverse);
-  for (int64_t lane = 0; lane < kBlockM; lane += kLanes) {
-    const VecF sum = load(tile.sum + lane);
-    const VecI seen = sum != 0.0f;  // NaN counts as seen
-    store(inverse + lane, select(seen, load(inverse + lane) / sum, VecF{}));
-    if (!with_lse) continue;
-    store(lse + lane, select(seen, (load(tile.stale_max + lane) + log2(sum)) * kLn2, splat(-infinity())));
-  }
-  if (with_lse) write_lse(p, tile, split, lse);
-  if (!tile.started) __builtin_memset(sO, 0, static_cast<size_t>(p.head_dim_v) * kBlockM * sizeof(float));
-  with_float_elem(partial ? static_cast<int32_t>(TESSERA_FLOAT32) : p.dtype, [&](auto elem) {
-    unpack_transposed<decltype(elem)>(rows, sO, inverse, tile.count, p.head_dim_v, next_rows, next_count);
-  });
-}
-
-// The same for all of an item's tiles, whose O are o_floats apart. A tile's rows are asked for beside the tile before, since
-// stores alone would wait for one line after the other.
-inline void finish_tiles(const Params& p, Tile* tiles, int64_t tile_count, float* sO, int64_t o_floats, int64_t split,
-                         float factor) {
-  char* rows[2][kBlockM];
-  output_rows(rows[0], p, tiles[0], split);
-  for (int64_t t = 0; t < tile_count; ++t) {
-    const int64_t next = t + 1 < tile_count ? tiles[t + 1].count : 0;
-    if (next) output_rows(rows[(t + 1) % 2], p, tiles[t + 1], split);
-    finish_tile(p, tiles[t], sO + t * o_floats, split, factor, rows[t % 2], rows[(t + 1) % 2], next);
-  }
-}
-
-// The sequence that holds item `index` among those of one head and split.
-TESSERA_INLINE int64_t find_sequence(const Params& p, int64_t index) {
-  int64_t low = 0, high = p.batch;
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    (p.sequences[middle].item_begin <= index ? low : high) = middle;
-  }
-  return low;
-}
-
-// What a work item of the forward pass is: query tiles of one head and sequence, and a part of the keys.
-struct ForwardPlace {
-  int64_t split, batch, head_kv, head;
-  int64_t row_begin, rows;  // of the first tile; of the sequence
-  int64_t tile_count;
-};
-
-// false: there is no such item.
-TESSERA_INLINE bool place_item(const Params& p, int64_t item, ForwardPlace& at) {
-  const int64_t group = p.heads_q / p.heads_kv;
-  at.split = item % p.num_splits;
-  const int64_t index = item / p.num_splits % p.sequences[p.batch].item_begin;
-  const int64_t head_slot = item / p.num_splits / p.sequences[p.batch].item_begin;
-  if (head_slot >= (p.pack_gqa ? p.heads_kv : p.heads_q)) return false;
-  at.batch = find_sequence(p, index);
-  // Longest first: under a causal mask the last queries see the most.
-  const int64_t local = p.sequences[at.batch + 1].item_begin - 1 - index;
-  at.head_kv = p.pack_gqa ? head_slot : head_slot / group;
-  at.head = p.pack_gqa ? head_slot * group : head_slot;
-  at.rows = p.sequences[at.batch].sq * (p.pack_gqa ? group : 1);
-  at.row_begin = local * p.tiles_per_item * kBlockM;
-  at.tile_count = (min_of(at.rows - at.row_begin, int64_t{p.tiles_per_item} * kBlockM) + kBlockM - 1) / kBlockM;
-  return true;
-}
-
-struct KeySpan {
-  int64_t begin, end;
-};
-
-// Makes the item's tiles ready; the keys of its part that any of them sees, from a multiple of `step` on.
-TESSERA_INLINE KeySpan init_tiles(const Params& p, const ForwardPlace& at, Tile* tiles, int64_t step) {
-  int64_t low = 0x7fffffff, high = -1;
-  for (int64_t t = 0; t < at.tile_count; ++t) {
-    const int64_t first = at.row_begin + t * kBlockM;
-    init_tile(tiles[t], p, at.batch, at.head, first, min_of<int64_t>(kBlockM, at.rows - first));
-    if (tiles[t].some_low > tiles[t].some_high) continue;
-    low = min_of<int64_t>(low, tiles[t].some_low);
-    high = max_of<int64_t>(high, tiles[t].some_high);
-  }
-  const int64_t begin = low / step * step;
-  if (p.num_splits == 1) return {max_of(int64_t{0}, begin), high + 1};
-  const int64_t part = at.split * p.split_keys;
-  return {max_of(part, begin), min_of(high + 1, part + p.split_keys)};
 }
 
 template <Op kOp>
