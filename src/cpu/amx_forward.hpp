@@ -132,18 +132,26 @@ TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const 
     apply_scores(f.p, tile, f.scratch.sS, key, 0, keys, nullptr, f.scratch.options, kStageKeys * kBlockM);
     s = f.scratch.sS, scale = splat(1.0f);
   }
-  VecF best[2];
-  for (int c = 0; c < 2; ++c) {
-    VisibleLanes visible(tile, c, key);
-    best[c] = splat(-infinity());
-    for (int64_t n = 0; n < kStageKeys; ++n) {
-      const VecF score = load(s + n * kBlockM + c * kLanes) * scale;
-      best[c] = max((VecF)_mm512_mask_mov_ps((__m512)splat(-infinity()), visible(0), (__m512)score), best[c]);
-      visible.next_key();
+  // Four maxima at once, since each waits for the one before.
+  VisibleLanes visible[2] = {{tile, 0, key}, {tile, 1, key}};
+  VecF most_of[2][2];  // of a vector's even and odd keys
+  for (auto& vector : most_of) vector[0] = vector[1] = splat(-infinity());
+  for (int64_t n = 0; n < kStageKeys; n += 2) {
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) {
+#pragma GCC unroll 2
+      for (int r = 0; r < 2; ++r) {
+        const VecF score = load(s + (n + r) * kBlockM + c * kLanes) * scale;
+        const __m512 seen = _mm512_mask_mov_ps((__m512)splat(-infinity()), visible[c](r), (__m512)score);
+        most_of[c][r] = max((VecF)seen, most_of[c][r]);
+      }
+      visible[c].distance += 2u;
     }
   }
-  const VecF most = splat(max_lanes(max(best[0], best[1])));
-  for (int c = 0; c < 2; ++c) store(tile.stale_max + c * kLanes, select(best[c] == -infinity(), most, best[c]));
+  const VecF best[2] = {max(most_of[0][0], most_of[0][1]), max(most_of[1][0], most_of[1][1])};
+  const VecI unseen[2] = {best[0] == -infinity(), best[1] == -infinity()};
+  const VecF most = any(unseen[0] | unseen[1]) ? splat(max_lanes(max(best[0], best[1]))) : VecF{};
+  for (int c = 0; c < 2; ++c) store(tile.stale_max + c * kLanes, select(unseen[c], most, best[c]));
   tile.met_stale_max = exact_lanes(best[0]) | exact_lanes(best[1]) << kLanes;
   tile.has_stale_max = true;
 }
