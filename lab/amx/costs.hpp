@@ -22,8 +22,8 @@ template <class F>
 void report(const char* name, int64_t d, const char* where, F f, double units = 1) {
   // A kernel gives the tiles back, which the gate's products want.
   const Gate::Result r = gate.measure(units, [&] { f(), gate.configure(); });
-  printf("D %ld %-34s %-9s %9.0f best %9.0f median cycles, %d of %d\n", static_cast<long>(d), name, where, r.best, r.median,
-         r.good, r.all);
+  printf("D %ld %-34s %-9s %9.0f best %9.0f median cycles, %d of %d\n", static_cast<long>(d), name, where, r.best,
+         r.median, r.good, r.all);
   fflush(stdout);
 }
 

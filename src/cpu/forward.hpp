@@ -328,7 +328,8 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
 
   const ForwardScratch scratch = carve_forward(
       scratch_base, {kBlockM, p.block_n, p.tiles_per_item, p.head_dim, p.head_dim_v, kLanes,
-                     kOp == Op::kDot || p.dtype != TESSERA_FLOAT32 || p.page_table != nullptr, options, sizeof(Tile)});
+                     kOp == Op::kDot || p.dtype != TESSERA_FLOAT32 || p.page_table != nullptr || p.rows_collide,
+                     options, sizeof(Tile)});
   Tile* tiles = reinterpret_cast<Tile*>(scratch.tiles);
   const int64_t q_floats = p.head_dim * kBlockM, o_floats = p.head_dim_v * kBlockM;
 

@@ -59,7 +59,8 @@ template <Op kOp>
 TESSERA_INLINE RowBlock rows_block(const Params& p, const RowTensor& tensor, const Sequence& sequence, int64_t batch,
                                    int64_t head_kv, int64_t j, int64_t count, int64_t cols, float* copy,
                                    bool compact = false) {
-  const bool in_place = !compact && !p.page_table && (kOp == Op::kDot ? cols % 2 == 0 : p.dtype == TESSERA_FLOAT32);
+  const bool in_place =
+      !compact && !p.page_table && (kOp == Op::kDot ? cols % 2 == 0 : p.dtype == TESSERA_FLOAT32 && !p.rows_collide);
   if (in_place) return {key_row(p, tensor, sequence, batch, head_kv, j), tensor.row};
   const int64_t padded = (cols + kLanes - 1) / kLanes * kLanes;
   if constexpr (kOp == Op::kDot) {

@@ -72,9 +72,10 @@ struct Params {
 
   // The plan's choices.
   int32_t block_n, tiles_per_item, num_splits;
-  int32_t pack_gqa;    // 1: the query heads that share a KV head stand in one tile's rows
-  int64_t split_keys;  // forward: keys a split, a multiple of block_n
-  int64_t rows_total;  // queries of the whole batch; decode: that a sequence may have
+  int32_t rows_collide;  // forward, float32: rows of K and V share few cache sets, and are copied block by block
+  int32_t pack_gqa;      // 1: the query heads that share a KV head stand in one tile's rows
+  int64_t split_keys;    // forward: keys a split, a multiple of block_n
+  int64_t rows_total;    // queries of the whole batch; decode: that a sequence may have
 
   // Forward over splits: partial results, and their merge.
   float* partial_o;  // [num_splits, heads_q, rows_total, head_dim_v]; decode: [parts, heads_q, rows_total, head_dim_v]

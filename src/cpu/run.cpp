@@ -160,6 +160,7 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   fill_options(p, view, plan.problem);
   if (cancel.can_be_asked()) p.cancelled = core::Cancel::ask, p.cancel = &cancel;
   p.block_n = plan.block_n, p.tiles_per_item = plan.tiles_per_item;
+  p.rows_collide = rows_collide(plan);
   p.rows_total = view.rows_total;
   p.sequences = shared.sequences[kTile];
   p.partial_o = shared.partial_o, p.partial_lse = shared.partial_lse;

@@ -27,13 +27,15 @@ constexpr int64_t kDecodePartKeys = 1024;
 // The backward pass holds one float32 dQ a split, so it splits no more than the cores need.
 constexpr int64_t kMaxBackwardSplits = 16;
 // Queries of one head that share a pass over keys and values: enough that converting them costs little.
-constexpr int64_t kQueriesPerItem = 192, kQueriesPerItemDot = 384, kQueriesPerItemAmx = 2048;
+constexpr int64_t kQueriesPerItem = 384, kQueriesPerItemAmx = 2048;
 // Keys that AMX has packed at a time: with their tiles of queries they stay in the L2 cache.
 constexpr int32_t kBlockKeysAmx = 512;
 // What AMX's tiles serve where the device leaves the choice to the problem: the least query rows that a KV head's tiles have,
 // keys, and head sizes of K and V together. With 128 rows and keys the tiles have 1.2 to 1.5 x the vectors' rate at D = 8 and
 // 16, 1.6 to 1.8 x at 24 and 32; with 512 1.7 to 2.6 x. docs/lab/2026-11-24-amx-tiles.csv.
 constexpr int64_t kAmxLeastRows = 128, kAmxLeastKeys = 128, kAmxLeastHeadDims = 16;
+// Rows so far apart share one set of the first cache a line.
+constexpr int64_t kCollidingRows_bytes = 4096;
 // Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
 constexpr int64_t kBackwardKeys = 384, kBackwardKeysAmx = 512;
 static_assert(kBlockKeysAmx <= kAmxMaxBlockKeys && kBackwardKeysAmx <= kAmxMaxBlockKeys);
@@ -60,12 +62,10 @@ int64_t tiles_total(const tessera_plan& plan, int64_t per_tile, int64_t factor) 
 
 void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKernelTable* amx) {
   const tessera_problem& p = plan.problem;
-  const bool copies = plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p);
+  const bool copies = plan.use_dot || p.q.dtype != TESSERA_FLOAT32 || core::paged(p) || rows_collide(plan);
   plan.block_n = amx ? kBlockKeysAmx : plan.use_dot ? 256 : 128;  // a tile of P is to stay in the L1 cache
-  plan.tiles_per_item = static_cast<int32_t>(std::max<int64_t>(1, (amx            ? kQueriesPerItemAmx
-                                                                   : plan.use_dot ? kQueriesPerItemDot
-                                                                                  : kQueriesPerItem) /
-                                                                      plan.block_m));
+  plan.tiles_per_item =
+      static_cast<int32_t>(std::max<int64_t>(1, (amx ? kQueriesPerItemAmx : kQueriesPerItem) / plan.block_m));
   const auto scratch_bytes = [&] {
     if (amx) {
       return carve_amx_forward(nullptr, {plan.block_n, plan.tiles_per_item, plan.head_dim, plan.head_dim_v,
@@ -155,6 +155,15 @@ std::string refuse_tiles(const tessera_plan& plan) {
   const int64_t group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
   reason = at_least("query rows ", plan.max_seqlen_q * (pack ? group : 1), kAmxLeastRows);
   return reason.empty() ? at_least("keys ", plan.max_seqlen_k, kAmxLeastKeys) : reason;
+}
+
+bool rows_collide(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  if (p.q.dtype != TESSERA_FLOAT32 || p.direction == TESSERA_BACKWARD || core::paged(p)) return false;
+  const auto collide = [](const tessera_layout& layout) {
+    return core::row_strides(layout).row * static_cast<int64_t>(sizeof(float)) % kCollidingRows_bytes == 0;
+  };
+  return collide(p.k) || collide(p.v);
 }
 
 Way way_of(const tessera_plan& plan, int64_t sq) {
