@@ -205,15 +205,17 @@ if part == "builds":  # the same option of several builds, after the first one's
     for option in os.environ.get("OPTIONS", "bias dropout").split():
         for D in (64, 128):
             H = 4 if D == 64 else 2
-            calls = [Call("none", 0, 2048, D, 0, 1, H, library=libraries[0][1])]
+            plain = "none-lse" if libraries[0][0].endswith("-lse") else "none"
+            calls = [Call(plain, 0, 2048, D, 0, 1, H, library=libraries[0][1])]
             cell(f"fwd/2048/{D}/{option}",
-                 calls + [Call(f"{name}-{option}", 0, 2048, D, 0, 1, H, option, library=path) for name, path in libraries])
+                 calls + [Call(f"{option}-{name}", 0, 2048, D, 0, 1, H, option, library=path) for name, path in libraries])
 if part == "heads":
     for back in (0, 1):
         for name, path in libraries:
             sizes = (64, 32, 40, 80, 96, 128, 192, 256)
             cell(f"{'bwd' if back else 'fwd'}/2048/{name}",
-                 [Call(f"D{D}", back, 2048, D, 0, 1, max(1, 256 // D), library=path) for D in sizes])
+                 [Call(f"D{D}" + ("-lse" if name.endswith("-lse") else ""), back, 2048, D, 0, 1, max(1, 256 // D), library=path)
+                  for D in sizes])
 if part == "f32":
     for N, D in ((2048, 128), (512, 64), (512, 128), (2048, 64), (8192, 128)):
         for causal, mask in MASKS:
