@@ -16,6 +16,7 @@
 #include "core/status.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
+#include "cpu/packed_keys.hpp"
 #include "cuda/cuda.hpp"
 
 namespace tessera::core {
@@ -165,9 +166,12 @@ std::string items_text(const tessera_plan& plan) {
 std::string workspace_text(const tessera_plan& plan) {
   const std::string total = bytes_text(extra_bytes(plan));
   if (on_cuda(plan)) return total + " of the GPU's memory";
-  return print("%s: %s a thread x %d, %s shared", total.c_str(),
+  const int64_t packed = cpu::packed_keys_bytes(plan);
+  const std::string once =
+      packed > 0 ? ", " + bytes_text(static_cast<double>(packed)) + " of it keys and values packed once" : "";
+  return print("%s: %s a thread x %d, %s shared%s", total.c_str(),
                bytes_text(static_cast<double>(plan.scratch_bytes)).c_str(), plan.device.threads,
-               bytes_text(static_cast<double>(plan.shared_bytes)).c_str());
+               bytes_text(static_cast<double>(plan.shared_bytes)).c_str(), once.c_str());
 }
 
 std::string describe(const tessera_plan& plan) {

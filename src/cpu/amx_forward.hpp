@@ -167,8 +167,15 @@ TESSERA_OWN_FUNCTION void take_stale_max_at_diagonals(AmxForward& f, int64_t til
     const int64_t diagonal = tile.query[0] + f.sequence.sk - f.sequence.sq;
     const int64_t key = max_of(low, min_of(high, diagonal)) / kStageKeys * kStageKeys;
     const int64_t keys = min_of(kStageKeys, key_end - key);
-    pack_key_rows(f.scratch.k_tiles, f.p, f.p.k, f.sequence, f.batch, f.head_kv, {key, 0, keys}, f.p.head_dim);
-    f.scores({static_cast<int32_t>(t), 0, 1}, 0, f.scratch.ring, [] {});
+    int32_t stage = 0;
+    if (packed_ahead(f.sequence)) {
+      stage = static_cast<int32_t>(key % f.p.block_n / kStageKeys);
+      f.k_packed = packed_keys(f.p, f.sequence, f.head_kv, key / f.p.block_n * f.p.block_n).k_tiles;
+    } else {
+      pack_key_rows(f.scratch.k_tiles, f.p, f.p.k, f.sequence, f.batch, f.head_kv, {key, 0, keys}, f.p.head_dim);
+      f.k_packed = f.scratch.k_tiles;
+    }
+    f.scores({static_cast<int32_t>(t), stage, 1}, 0, f.scratch.ring, [] {});
     f.accumulators.flush();
     take_stale_max(f, tile, f.scratch.ring, key, keys, true);
   }
@@ -320,7 +327,7 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
       for (int64_t stage = 0; stage < job.stages; ++stage) {
         const float* s = ring + turn * kRing;
         turn ^= 1;
-        f.prefetch_next();
+        f.ahead.step();
         Beside work;
         work.next = stage + 1 < job.stages ? &job : after;
         work.next_stage = stage + 1 < job.stages ? stage + 1 : 0;
@@ -377,13 +384,14 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
                head_kv,
                options,
                p.lse == nullptr,
-               BiasStep(p, scratch.bias_diagonals, scratch.bias_words)};
+               BiasStep(p, scratch.bias_diagonals, scratch.bias_words),
+               KeysAhead(p, sequence, batch, head_kv)};
 
   // 1. Which tiles are mine, and Q: global -> scratch, pairs along d.
   const auto [first_key, key_end] = init_tiles(p, at, f.tiles, kStageKeys);
   int64_t key =
       first_key / p.block_n * p.block_n;  // jobs, and so a row's bits, do not depend on the item's other tiles
-  const int64_t first_keys = max_of<int64_t>(0, min_of<int64_t>(key + p.block_n, key_end) - first_key);
+  f.ahead.begin(first_key, min_of<int64_t>(key + p.block_n, key_end) - first_key, tile_count);
   char* rows[2][kBlockM];
   const auto ask_for_queries = [&](int64_t t) TESSERA_LAMBDA_INLINE {
     rows_of(rows[t % 2], p.q, f.tiles[t]);
@@ -392,30 +400,26 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
   ask_for_queries(0);
   for (int64_t t = 0; t < tile_count; ++t) {
     if (t + 1 < tile_count) ask_for_queries(t + 1);
-    prefetch_keys(p, sequence, batch, head_kv, first_key, first_keys, t, tile_count);
+    f.ahead.step();
     pack_column_pairs(scratch.sQ + t * f.q_steps * kTileSide * kBlockM, kBlockM, rows[t % 2], f.tiles[t].count, kBlockM,
                       p.head_dim);
   }
 
-  // 2. For every super-block of visible keys: K and V packed, then S, softmax, O += P V for each tile.
+  // 2. For every super-block of visible keys: K and V packed, if they are not, then S, softmax, O += P V for each tile.
   tiles_configure();
   if (p.alibi_slopes) take_stale_max_at_diagonals(f, tile_count, first_key, key_end);
   for (; key < key_end; key += p.block_n) {
     if (p.cancelled && p.cancelled(p.cancel)) break;
     f.key_begin = key;
     f.keys = min_of<int64_t>(p.block_n, key_end - key);
-    const KeyRows packed{key, max_of<int64_t>(0, first_key - key), f.keys};
-    pack_key_rows(scratch.k_tiles, p, p.k, sequence, batch, head_kv, packed, p.head_dim);
-    f.nonfinite = pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, packed, p.head_dim_v,
-                                   hides_keys(p, f.tiles, tile_count, key, f.keys));
+    f.pack_super_block(max_of<int64_t>(0, first_key - key), hides_keys(p, f.tiles, tile_count, key, f.keys));
     const int64_t job_count =
         list_jobs(reinterpret_cast<Job*>(scratch.jobs), stages_of_a_job(p), f.tiles, tile_count, key, f.keys);
     const Job* jobs = reinterpret_cast<const Job*>(scratch.jobs);
     int64_t stages = 0;
     for (int64_t j = 0; j < job_count; ++j) stages += jobs[j].stages;
-    f.next_key = key + p.block_n, f.next_done = 0;
-    f.next_keys = max_of<int64_t>(0, min_of<int64_t>(p.block_n, key_end - f.next_key));
-    f.next_a_stage = f.next_keys / max_of<int64_t>(1, stages) + 1;
+    const int64_t next = key + p.block_n;
+    f.ahead.begin(next, min_of<int64_t>(p.block_n, key_end - next), stages);
     attend_jobs(f, jobs, job_count);
   }
   tiles_release();

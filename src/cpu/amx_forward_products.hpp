@@ -4,6 +4,7 @@
 #include "cpu/amx_accumulators.hpp"
 #include "cpu/amx_bias.hpp"
 #include "cpu/amx_jobs.hpp"
+#include "cpu/amx_packed_keys.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -20,18 +21,24 @@ struct AmxForward {
   bool has_options;
   bool rounded_sums;  // of weights as P has them, where no LSE is asked for
   BiasStep bias;
+  KeysAhead ahead;                  // of the next super-block
   int64_t key_begin = 0, keys = 0;  // of the super-block
-  // The next super-block, whose rows are asked for a few at a time: its first key, how many, and how many have been.
-  int64_t next_key = 0, next_keys = 0, next_done = 0, next_a_stage = 0;
-  NonfiniteKeys nonfinite{};  // of the super-block's values, where something may be masked
+  // K and V of the super-block, packed: in scratch, or packed ahead.
+  const char *k_packed = nullptr, *v_packed = nullptr;
+  NonfiniteKeys nonfinite{};  // of its values, where something may be masked
   Accumulators accumulators{};
 
-  TESSERA_INLINE void prefetch_next() {
-    const int64_t end = min_of(next_keys, next_done + next_a_stage);
-    for (; next_done < end; ++next_done) {
-      prefetch_row(key_row(p, p.k, sequence, batch, head_kv, next_key + next_done), p.head_dim * 2);
-      prefetch_row(key_row(p, p.v, sequence, batch, head_kv, next_key + next_done), p.head_dim_v * 2);
+  // The super-block's keys `from` ... , whose first is key_begin, `from` a multiple of 32. `look`: for values that are not finite.
+  TESSERA_INLINE void pack_super_block(int64_t from, bool look) {
+    if (packed_ahead(sequence)) {
+      const AmxPackedKeys packed = packed_keys(p, sequence, head_kv, key_begin);
+      k_packed = packed.k_tiles, v_packed = packed.v_tiles, nonfinite = *packed.nonfinite;
+      return;
     }
+    const KeyRows rows{key_begin, from, keys};
+    pack_key_rows(scratch.k_tiles, p, p.k, sequence, batch, head_kv, rows, p.head_dim);
+    nonfinite = pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, rows, p.head_dim_v, look);
+    k_packed = scratch.k_tiles, v_packed = scratch.v_tiles;
   }
 
   TESSERA_INLINE char* q_of(const Job& job) const {
@@ -47,7 +54,7 @@ struct AmxForward {
   TESSERA_INLINE void scores(const Job& job, int64_t stage, float* s, Beside&& beside, bool with_bias = false) {
     const int64_t steps = kSteps > 0 ? kSteps : q_steps;
     accumulators.multiply<true, true, kPieces, kSteps>(reinterpret_cast<char*>(s), false,
-                                                       scratch.k_tiles + (job.first + stage) * 2 * steps * kTile_bytes,
+                                                       k_packed + (job.first + stage) * 2 * steps * kTile_bytes,
                                                        steps * kTile_bytes, kTile_bytes, q_of(job), steps, beside);
     if (!with_bias) return;
     for (int64_t term = 0; term < bias.terms(); ++term) accumulators.add_step(bias.diagonal(term), bias.words());
@@ -64,7 +71,7 @@ struct AmxForward {
   template <Pieces kPieces = Pieces::kTwo, int kStages = 0, class Beside>
   TESSERA_INLINE void output(const Job& job, const uint32_t* sP, int64_t group, Beside&& beside) {
     char* o = o_of(job) + group * 2 * kTwoTiles_bytes;
-    const char* v = scratch.v_tiles + (group * (p.block_n / kStageKeys) + job.first) * 2 * kTile_bytes;
+    const char* v = v_packed + (group * (p.block_n / kStageKeys) + job.first) * 2 * kTile_bytes;
     const char* probabilities = reinterpret_cast<const char*>(sP);
     constexpr int64_t step_bytes = 2 * kTile_bytes;
     const bool add = tiles[job.tile].started;

@@ -13,6 +13,7 @@ const AmxKernelTable TESSERA_JOIN(kernels_, TESSERA_ISA_NAME) = {
     .decode_keys = kAmxDecodeKeys,
     .tile_bytes = sizeof(Tile),
     .decode_row_bytes = sizeof(DecodeRow),
+    .pack_keys = amx_pack_keys_item,
     .forward = amx_forward_item,
     .decode = amx_decode_item,
     .backward_preprocess = backward_preprocess_item,

@@ -178,12 +178,6 @@ inline void pack_key_rows(char* tiles, const Params& p, const RowTensor& tensor,
   }
 }
 
-// Of a super-block, for every 32 keys those that hold NaN or infinities.
-struct NonfiniteKeys {
-  uint32_t rows[kAmxMaxBlockKeys / (2 * kTileSide)];
-  bool any;
-};
-
 // [cols / 32][block_n / 32][2] tiles of A, transposed: the keys that meet the same two rows of C are neighbours. `look`:
 // for NaN and infinities, whose keys are packed as zeros.
 inline NonfiniteKeys pack_key_columns(char* tiles, const Params& p, const RowTensor& tensor, const Sequence& sequence,

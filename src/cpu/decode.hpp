@@ -376,7 +376,7 @@ struct DecodePart {
 
  private:
   TESSERA_INLINE DecodePart(const Params& p, int64_t item, int64_t all_parts)
-      : DecodePart(p, item, all_parts, find_sequence(p, item % all_parts)) {}
+      : DecodePart(p, item, all_parts, find_sequence(p, &Sequence::item_begin, item % all_parts)) {}
   TESSERA_INLINE DecodePart(const Params& p, int64_t item, int64_t all_parts, int64_t of_batch)
       : sequence(p.sequences[of_batch]), batch(of_batch), index(item % all_parts) {
     heads = p.tiles_per_item;  // all KV heads, or one

@@ -7,12 +7,12 @@
 namespace tessera::cpu {
 namespace {
 
-// The sequence that holds item `index` among those of one head and split.
-TESSERA_INLINE int64_t find_sequence(const Params& p, int64_t index) {
+// The sequence that holds `index` of what `begin` counts, such as the items of one head and split.
+TESSERA_INLINE int64_t find_sequence(const Params& p, int64_t Sequence::*begin, int64_t index) {
   int64_t low = 0, high = p.batch;
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
-    (p.sequences[middle].item_begin <= index ? low : high) = middle;
+    (p.sequences[middle].*begin <= index ? low : high) = middle;
   }
   return low;
 }
@@ -31,7 +31,7 @@ TESSERA_INLINE bool place_item(const Params& p, int64_t item, ForwardPlace& at) 
   const int64_t index = item / p.num_splits % p.sequences[p.batch].item_begin;
   const int64_t head_slot = item / p.num_splits / p.sequences[p.batch].item_begin;
   if (head_slot >= (p.pack_gqa ? p.heads_kv : p.heads_q)) return false;
-  at.batch = find_sequence(p, index);
+  at.batch = find_sequence(p, &Sequence::item_begin, index);
   // Longest first: under a causal mask the last queries see the most.
   const int64_t local = p.sequences[at.batch + 1].item_begin - 1 - index;
   at.head_kv = p.pack_gqa ? head_slot : head_slot / group;

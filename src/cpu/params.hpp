@@ -31,6 +31,8 @@ struct Sequence {
   int64_t merge_begin;  // index of its first item of the merge
   int64_t causal;       // 1: query i sees no key right of the diagonal
   int64_t page_begin;   // paged: of its first page in the page table, in bytes
+  // Forward by AMX: of its keys, super-blocks packed_first ... are packed ahead; how many before them, of one KV head.
+  int64_t packed_first, packed_begin;
 };
 
 struct Params {
@@ -76,6 +78,7 @@ struct Params {
   int32_t pack_gqa;      // 1: the query heads that share a KV head stand in one tile's rows
   int64_t split_keys;    // forward: keys a split, a multiple of block_n
   int64_t rows_total;    // queries of the whole batch; decode: that a sequence may have
+  char* packed_keys;     // forward by AMX: [heads_kv][super-blocks] AmxPackedKeys; NULL: items pack for themselves
 
   // Forward over splits: partial results, and their merge.
   float* partial_o;  // [num_splits, heads_q, rows_total, head_dim_v]; decode: [parts, heads_q, rows_total, head_dim_v]
@@ -145,6 +148,7 @@ struct AmxKernelTable {
   int32_t block_m;                       // queries a tile
   int32_t decode_keys;                   // that the decode kernel takes at once
   int64_t tile_bytes, decode_row_bytes;  // sizes of the kernels' own records
+  void (*pack_keys)(const Params&, int64_t item);
   void (*forward)(const Params&, int64_t item, char* scratch);
   void (*decode)(const Params&, int64_t item, char* scratch);
   void (*backward_preprocess)(const Params&, int64_t item, char* scratch);

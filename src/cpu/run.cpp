@@ -11,6 +11,7 @@
 #include "core/guarded.hpp"
 #include "core/problem_view.hpp"
 #include "cpu/cpu.hpp"
+#include "cpu/packed_keys.hpp"
 #include "cpu/runner.hpp"
 #include "cpu/tables.hpp"
 #include "cpu/unowned_rows.hpp"
@@ -120,11 +121,12 @@ void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffe
   const int64_t rows_an_item = int64_t{plan.block_m} * (backward ? 1 : plan.tiles_per_item);
   const core::Sizes size = core::sizes(plan.problem);
   const bool packed = core::packed_q(plan.problem);
-  int64_t tiles = 0, items = 0, merges = 0;
+  int64_t tiles = 0, items = 0, merges = 0, packs = 0;
   for (int64_t b = 0; b < plan.batch; ++b) {
     core::SequenceView view = core::sequence(plan.problem, buffers, b);
     if (way_of(plan, view.sq) != way) view.sq = 0;
     const int64_t row_begin = packed ? view.q_begin : b * size.rows_q;
+    const PackedBlocks packed_keys = packed_blocks(plan, way, view);
     out[b] = {view.q_begin,
               view.sq,
               view.k_begin,
@@ -135,7 +137,10 @@ void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffe
               items,
               merges,
               view.causal,
-              page_begin(plan.problem, buffers, b)};
+              page_begin(plan.problem, buffers, b),
+              packed_keys.first,
+              packs};
+    packs += packed_keys.count;
     tiles += (view.sq + plan.block_m - 1) / plan.block_m;
     if (way != kDecode) {
       items += (view.sq * rows_a_query + rows_an_item - 1) / rows_an_item;
@@ -146,6 +151,7 @@ void fill_sequences(Sequence* out, const tessera_plan& plan, const tessera_buffe
   }
   out[plan.batch] = {};
   out[plan.batch].tile_begin = tiles, out[plan.batch].item_begin = items, out[plan.batch].merge_begin = merges;
+  out[plan.batch].packed_begin = packs;
 }
 
 Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, const SharedMemory& shared,
@@ -172,6 +178,7 @@ struct Served {
   Params params;
   void (*kernel)(const Params&, int64_t item, char* scratch) = nullptr;
   int64_t items = 0, merges = 0;
+  int64_t packs = 0;  // super-blocks of keys to be packed before the items
 };
 
 Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const Params& base) {
@@ -200,6 +207,11 @@ Served serve_tiled(const tessera_plan& plan, const KernelTable& table, const Sha
   p.pack_gqa = pack_gqa;
   p.num_splits = splits.count, p.split_keys = splits.keys;
   const Sequence& totals = p.sequences[plan.batch];
+  served.packs = totals.packed_begin * plan.heads_kv;
+  if (served.packs > 0) {
+    const int64_t before = pack_gqa ? shared.sequences[kTile][plan.batch].packed_begin * plan.heads_kv : 0;
+    p.packed_keys = shared.packed_keys + before * packed_block_bytes(plan);
+  }
   served.items = totals.item_begin * (pack_gqa ? plan.heads_kv : plan.heads_q) * p.num_splits;
   served.merges = p.num_splits > 1 ? totals.merge_begin : 0;
   return served;
@@ -272,8 +284,14 @@ void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* wor
                          serve_tiled(plan, table, shared, p, true, splits), serve_decoded(plan, shared, p)};
   const Runner runner = runner_of(plan, workspace, executor, cancel, keys.share);
   const UnownedRows unowned(plan.problem.cu_seqlens_q, buffers.cu_seqlens_q, core::sizes(plan.problem).rows_q);
-  int64_t items = unowned.items(), merges = 0;
-  for (const Served& served : ways) items += served.items, merges += served.merges;
+  int64_t items = unowned.items(), merges = 0, packs = 0;
+  for (const Served& served : ways) items += served.items, merges += served.merges, packs += served.packs;
+  runner.run(packs, [&](int64_t item, char*) {
+    for (const Served& served : ways) {
+      if (item < served.packs) return amx_kernels(plan)->pack_keys(served.params, item);
+      item -= served.packs;
+    }
+  });
   runner.run(items, [&](int64_t item, char* scratch) {
     for (const Served& served : ways) {
       if (item < served.items) return served.kernel(served.params, item, scratch);

@@ -43,6 +43,7 @@ struct SharedMemory {
       sequences[kWays];  // of the whole batch, those that go another way without queries. Backward: the last alone
   float *partial_o, *partial_lse;
   float *decode_o, *decode_lse;
+  char* packed_keys;  // forward by AMX: of the ways of tiles, one after the other
   float *row_lse, *row_delta, *acc_dq;
   int64_t bytes;
 };

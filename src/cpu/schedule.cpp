@@ -7,6 +7,7 @@
 #include "core/problem_view.hpp"
 #include "core/shared_prefix.hpp"
 #include "cpu/cpu.hpp"
+#include "cpu/packed_keys.hpp"
 #include "cpu/run.hpp"
 #include "cpu/scratch.hpp"
 #include "cpu/tables.hpp"
@@ -215,6 +216,7 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
     const int64_t decoded = plan.decode_parts * plan.heads_q * plan.decode_queries;
     shared.decode_o = carver.take(decoded * plan.head_dim_v);
     shared.decode_lse = carver.take(decoded);
+    shared.packed_keys = carver.take<char>(packed_keys_bytes(plan));
   }
   shared.bytes = carver.used_bytes();
   return shared;

@@ -70,6 +70,39 @@ constexpr int64_t kAmxMaxBlockKeys = 512;
 // Numbers of bfloat16 whose sum is one over the scale, for the bias as a step of a product.
 constexpr int64_t kAmxBiasTerms = 3;
 
+// K and V of a super-block, as the forward pass's products read them.
+static constexpr int64_t amx_k_tiles_bytes(int64_t block_n, int64_t head_dim) {
+  return block_n / 16 * (padded_to(head_dim, 32) / 32) * 1024;
+}
+static constexpr int64_t amx_v_tiles_bytes(int64_t block_n, int64_t head_dim_v) {
+  return padded_to(head_dim_v, 32) / 32 * (block_n / 32) * 2 * 1024;
+}
+
+// Of a super-block, for every 32 keys those that hold NaN or infinities.
+struct NonfiniteKeys {
+  uint32_t rows[kAmxMaxBlockKeys / 32];
+  bool any;
+};
+
+// A super-block that was packed ahead, for all items that read it.
+struct AmxPackedKeys {
+  char* k_tiles;             // [block_n / 16][head_dim / 32] tile registers
+  char* v_tiles;             // [head_dim_v / 32][block_n / 32][2] tile registers
+  NonfiniteKeys* nonfinite;  // of the values
+  int64_t bytes;
+};
+
+static constexpr AmxPackedKeys carve_amx_packed_keys(char* base, int64_t block_n, int64_t head_dim,
+                                                     int64_t head_dim_v) {
+  Carver carver(base);
+  AmxPackedKeys out{};
+  out.k_tiles = carver.take<char>(amx_k_tiles_bytes(block_n, head_dim));
+  out.v_tiles = carver.take<char>(amx_v_tiles_bytes(block_n, head_dim_v));
+  out.nonfinite = carver.take<NonfiniteKeys>(1);
+  out.bytes = carver.used_bytes();
+  return out;
+}
+
 struct AmxForwardShape {
   int64_t block_n, tiles, head_dim, head_dim_v;
   bool has_options;    // bias, mask, dropout ...: two more tiles of scores
@@ -101,8 +134,8 @@ static constexpr AmxForwardScratch carve_amx_forward(char* base, const AmxForwar
   out.jobs = carver.take<char>(s.tiles * (2 * s.block_n / kAmxJobKeys) * kJob_bytes);
   out.sQ = carver.take<uint32_t>(s.tiles * d / 2 * kAmxBlockM);
   out.sO = carver.take(s.tiles * dv * kAmxBlockM);
-  out.k_tiles = carver.take<char>(s.block_n / 16 * (d / 32) * kTileRegister_bytes);
-  out.v_tiles = carver.take<char>(padded_to(dv, 32) / 32 * (s.block_n / 32) * 2 * kTileRegister_bytes);
+  out.k_tiles = carver.take<char>(amx_k_tiles_bytes(s.block_n, s.head_dim));
+  out.v_tiles = carver.take<char>(amx_v_tiles_bytes(s.block_n, s.head_dim_v));
   out.ring = carver.take(2 * 32 * kAmxBlockM);
   out.sP = carver.take<uint32_t>(kAmxJobKeys * kAmxBlockM);
   out.sS = carver.take(kAmxJobKeys * kAmxBlockM);

@@ -149,6 +149,86 @@ TEST_P(AmxOptions, MatchTheOracleWithoutLse) {
 
 INSTANTIATE_TEST_SUITE_P(Case, AmxOptions, ::testing::ValuesIn(kOneOption));
 
+// Several items of a KV head read the same keys, which are then packed ahead for all of them: lengths, pages, windows, splits, few
+// queries in one tile, a mixed batch, and every option that has the keys looked over.
+constexpr const char* kSharedKeys[] = {
+    "dtype=bf16 b=2 sq=300 sk=700 hq=4 hkv=2 d=64 dv=64 causal=1 cores=6",
+    "dtype=bf16 b=3 sq=150 sk=600 hq=4 hkv=1 d=128 dv=128 q=packed k=packed used=1 causal=1 data=nan_value cores=6",
+    "dtype=bf16 b=3 sq=100 sk=530 hq=2 hkv=1 d=40 dv=72 k=paged page=16 used=1 wl=90 wr=20 data=inf_value cores=6",
+    "dtype=bf16 b=2 sq=90 sk=400 hq=4 hkv=2 d=64 dv=64 k=paged page=16 csr=1 used=1 causal=1 cores=6",
+    "dtype=bf16 b=1 sq=40 sk=2600 hq=4 hkv=1 d=64 dv=64 causal=1 cores=12",
+    "dtype=bf16 b=1 sq=150 sk=1500 hq=2 hkv=1 d=64 dv=64 wl=30 wr=0 cores=6",
+    "dtype=bf16 b=1 sq=700 sk=90 hq=2 hkv=1 d=64 dv=64 causal=1 top_left=1 data=nan_value cores=6",
+    "dtype=bf16 b=1 sq=9 sk=700 hq=16 hkv=1 d=64 dv=64 causal=1 cores=6",
+    "dtype=bf16 b=6 sq=200 sk=300 hq=6 hkv=2 d=64 dv=64 q=packed k=packed few=9 causal=1 cores=6",
+    "dtype=bf16 b=1 sq=200 sk=600 hq=2 hkv=1 d=64 dv=64 mask=hqk data=nan_value",
+    "dtype=bf16 b=1 sq=200 sk=600 hq=4 hkv=1 d=64 dv=64 alibi=h bias=hqk causal=1 sink=1 cores=6",
+    "dtype=bf16 b=1 sq=300 sk=560 hq=2 hkv=1 d=64 dv=64 alibi=h cores=6",
+    "dtype=bf16 b=1 sq=900 sk=900 hq=1 hkv=1 d=128 dv=128 causal=1 cores=2 invariant=1",
+};
+
+class AmxSharedKeys : public AmxOptions {};
+TEST_P(AmxSharedKeys, MatchTheOracle) {
+  if (cpu_device().isa_limit < TESSERA_ISA_AMX_BF16) GTEST_SKIP() << "skipped: no AMX here, and none emulated";
+  const CheckOptions options{.places = {{.isa = TESSERA_ISA_AMX_BF16}}, .check_oracle = false};
+  for (const std::string& failure : check_case(legalised(parse_case(GetParam(), nullptr).value()), options)) {
+    ADD_FAILURE() << failure;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Case, AmxSharedKeys, ::testing::ValuesIn(kSharedKeys));
+
+// Each with a KV head for every query head gives one item a KV head, which packs for itself.
+constexpr const char* kSharedBits[] = {
+    "dtype=bf16 b=1 sq=1100 sk=1100 hq=2 hkv=1 d=64 dv=64 causal=1 data=nan_value cores=6",
+    "dtype=bf16 b=1 sq=300 sk=1050 hq=4 hkv=2 d=128 dv=128 cores=4",
+    "dtype=bf16 b=2 sq=200 sk=620 hq=4 hkv=2 d=40 dv=72 wl=300 wr=30 data=inf_value cores=4",
+    "dtype=bf16 b=3 sq=200 sk=700 hq=2 hkv=1 d=64 dv=64 q=packed k=packed used=1 causal=1 cores=4",
+    "dtype=bf16 b=2 sq=130 sk=600 hq=4 hkv=1 d=64 dv=128 k=paged page=16 used=1 causal=1 cores=4",
+    "dtype=bf16 b=1 sq=200 sk=700 hq=2 hkv=1 d=64 dv=64 mask=qk data=nan_value softcap=5 cores=4",
+};
+
+class AmxSharedBits : public ::testing::TestWithParam<const char*> {};
+TEST_P(AmxSharedBits, AreThoseOfKeysThatEachItemPacks) {
+  if (cpu_device().isa_limit < TESSERA_ISA_AMX_BF16) GTEST_SKIP() << "skipped: no AMX here, and none emulated";
+  const Case shared_case = legalised(parse_case(GetParam(), nullptr).value());
+  Case own_case = shared_case;
+  own_case.hkv = own_case.hq;
+  const Inputs shared_in = make_inputs(shared_case);
+  Inputs own_in = make_inputs(own_case);
+  own_in.q = shared_in.q, own_in.mask = shared_in.mask;
+  const int64_t group = shared_case.hq / shared_case.hkv;
+  const auto expand = [&](std::vector<double>& out, const std::vector<double>& heads, int64_t width) {
+    for (size_t i = 0; i < out.size(); ++i) {
+      const int64_t at = static_cast<int64_t>(i), row = at / width / own_case.hkv, head = at / width % own_case.hkv;
+      out[i] = heads[static_cast<size_t>((row * shared_case.hkv + head / group) * width + at % width)];
+    }
+  };
+  expand(own_in.k, shared_in.k, shared_case.d), expand(own_in.v, shared_in.v, shared_case.dv);
+
+  Call shared = make_call(shared_in), own = make_call(own_in);
+  const auto options = [](int64_t cores) {
+    return RunOptions{.kernel = TESSERA_KERNEL_TILED,
+                      .place = {.isa = TESSERA_ISA_AMX_BF16},
+                      .threads = 2,
+                      .cores = static_cast<int32_t>(cores)};
+  };
+  tessera_plan shared_plan{}, own_plan{};
+  ASSERT_EQ(make_plan(shared, TESSERA_FORWARD, options(shared_case.cores), shared_plan).code, TESSERA_OK);
+  ASSERT_EQ(make_plan(own, TESSERA_FORWARD, options(1), own_plan).code, TESSERA_OK);
+  ASSERT_EQ(shared_plan.num_splits, 1);
+  ASSERT_EQ(own_plan.num_splits, 1);
+  const int64_t keys_bytes = shared_case.hkv * shared_in.sk[0] * (shared_case.d + shared_case.dv) * 2;
+  EXPECT_GE(shared_plan.shared_bytes, keys_bytes) << "packed ahead";
+  EXPECT_LT(own_plan.shared_bytes, keys_bytes) << "packed by the items";
+
+  const RunResult ran = run(shared, TESSERA_FORWARD, options(shared_case.cores));
+  ASSERT_TRUE(ran.ok()) << ran.why();
+  const RunResult ran_own = run(own, TESSERA_FORWARD, options(1));
+  ASSERT_TRUE(ran_own.ok()) << ran_own.why();
+  EXPECT_EQ(output_bytes(shared, TESSERA_FORWARD), output_bytes(own, TESSERA_FORWARD));
+}
+INSTANTIATE_TEST_SUITE_P(Case, AmxSharedBits, ::testing::ValuesIn(kSharedBits));
+
 // Decoding: rows of K and V as they lie and copied, tails of keys and of columns, 1 to 16 rows a KV head, several blocks of keys,
 // scores that outgrow the stale max, and what is masked holding NaN.
 constexpr const char* kDecoding[] = {
