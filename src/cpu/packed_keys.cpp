@@ -12,6 +12,13 @@ using core::divide_up;
 
 // What packed keys and values take, at most.
 constexpr int64_t kMaxPackedKeys_bytes = int64_t{512} << 20;
+// Head sizes of K and V together from which a head's own items gain by it; heads that share keys gain at any.
+constexpr int64_t kLeastHeadDims = 192;
+// Stages of 32 keys x 32 queries that each of several cores has at least: a parallel region of its own, and keys that lie in other
+// cores' caches, cost a short call more than they save (docs/lab/2026-11-26-amx-packed-once.md).
+constexpr int64_t kLeastStagesPerCore = 8192;
+
+constexpr int64_t kTileRows = 32;
 
 int64_t group_size(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
 
@@ -42,7 +49,10 @@ int64_t packed_keys_bytes(const tessera_plan& plan) {
   const int64_t items = way_of(plan, plan.max_seqlen_q) == kPackedTile
                             ? divide_up(plan.max_seqlen_q * group, rows_an_item)
                             : divide_up(plan.max_seqlen_q, rows_an_item) * group;
-  if (items < 2) return 0;
+  if (items < 2 || (group == 1 && plan.head_dim + plan.head_dim_v < kLeastHeadDims)) return 0;
+  const int64_t stages =
+      plan.batch * plan.heads_q * divide_up(plan.max_seqlen_q, kTileRows) * divide_up(plan.max_seqlen_k, kTileRows);
+  if (plan.device.cores > 1 && stages / (p.causal ? 2 : 1) < kLeastStagesPerCore * plan.device.cores) return 0;
   int64_t blocks = plan.batch * divide_up(plan.max_seqlen_k, plan.block_n);
   if (core::packed_k(p)) blocks = std::min(blocks, core::sizes(p).rows_k / plan.block_n + plan.batch);
   const int64_t most = kMaxPackedKeys_bytes / packed_block_bytes(plan);

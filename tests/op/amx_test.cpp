@@ -149,22 +149,22 @@ TEST_P(AmxOptions, MatchTheOracleWithoutLse) {
 
 INSTANTIATE_TEST_SUITE_P(Case, AmxOptions, ::testing::ValuesIn(kOneOption));
 
-// Several items of a KV head read the same keys, which are then packed ahead for all of them: lengths, pages, windows, splits, few
-// queries in one tile, a mixed batch, and every option that has the keys looked over.
+// Several items of a KV head read the same keys, which are then packed ahead for all of them, on one core in calls as short as these:
+// lengths, pages, windows, few queries in one tile, a mixed batch, and every option that has the keys looked over.
 constexpr const char* kSharedKeys[] = {
-    "dtype=bf16 b=2 sq=300 sk=700 hq=4 hkv=2 d=64 dv=64 causal=1 cores=6",
-    "dtype=bf16 b=3 sq=150 sk=600 hq=4 hkv=1 d=128 dv=128 q=packed k=packed used=1 causal=1 data=nan_value cores=6",
-    "dtype=bf16 b=3 sq=100 sk=530 hq=2 hkv=1 d=40 dv=72 k=paged page=16 used=1 wl=90 wr=20 data=inf_value cores=6",
-    "dtype=bf16 b=2 sq=90 sk=400 hq=4 hkv=2 d=64 dv=64 k=paged page=16 csr=1 used=1 causal=1 cores=6",
-    "dtype=bf16 b=1 sq=40 sk=2600 hq=4 hkv=1 d=64 dv=64 causal=1 cores=12",
-    "dtype=bf16 b=1 sq=150 sk=1500 hq=2 hkv=1 d=64 dv=64 wl=30 wr=0 cores=6",
-    "dtype=bf16 b=1 sq=700 sk=90 hq=2 hkv=1 d=64 dv=64 causal=1 top_left=1 data=nan_value cores=6",
-    "dtype=bf16 b=1 sq=9 sk=700 hq=16 hkv=1 d=64 dv=64 causal=1 cores=6",
-    "dtype=bf16 b=6 sq=200 sk=300 hq=6 hkv=2 d=64 dv=64 q=packed k=packed few=9 causal=1 cores=6",
-    "dtype=bf16 b=1 sq=200 sk=600 hq=2 hkv=1 d=64 dv=64 mask=hqk data=nan_value",
-    "dtype=bf16 b=1 sq=200 sk=600 hq=4 hkv=1 d=64 dv=64 alibi=h bias=hqk causal=1 sink=1 cores=6",
-    "dtype=bf16 b=1 sq=300 sk=560 hq=2 hkv=1 d=64 dv=64 alibi=h cores=6",
-    "dtype=bf16 b=1 sq=900 sk=900 hq=1 hkv=1 d=128 dv=128 causal=1 cores=2 invariant=1",
+    "dtype=bf16 b=2 sq=300 sk=700 hq=4 hkv=2 d=64 dv=64 causal=1 cores=1",
+    "dtype=bf16 b=3 sq=150 sk=600 hq=4 hkv=1 d=128 dv=128 q=packed k=packed used=1 causal=1 data=nan_value cores=1",
+    "dtype=bf16 b=3 sq=100 sk=530 hq=2 hkv=1 d=40 dv=72 k=paged page=16 used=1 wl=90 wr=20 data=inf_value cores=1",
+    "dtype=bf16 b=2 sq=90 sk=400 hq=4 hkv=2 d=64 dv=64 k=paged page=16 csr=1 used=1 causal=1 cores=1",
+    "dtype=bf16 b=1 sq=40 sk=2600 hq=4 hkv=1 d=64 dv=64 causal=1 cores=1",
+    "dtype=bf16 b=1 sq=150 sk=1500 hq=2 hkv=1 d=64 dv=64 wl=30 wr=0 cores=1",
+    "dtype=bf16 b=1 sq=700 sk=90 hq=2 hkv=1 d=64 dv=64 causal=1 top_left=1 data=nan_value cores=1",
+    "dtype=bf16 b=1 sq=9 sk=700 hq=16 hkv=1 d=64 dv=64 causal=1 cores=1",
+    "dtype=bf16 b=6 sq=200 sk=300 hq=6 hkv=2 d=64 dv=64 q=packed k=packed few=9 causal=1 cores=1",
+    "dtype=bf16 b=1 sq=200 sk=600 hq=2 hkv=1 d=64 dv=64 mask=hqk data=nan_value cores=1",
+    "dtype=bf16 b=1 sq=200 sk=600 hq=4 hkv=1 d=64 dv=64 alibi=h bias=hqk causal=1 sink=1 cores=1",
+    "dtype=bf16 b=1 sq=300 sk=560 hq=2 hkv=1 d=64 dv=64 alibi=h cores=1",
+    "dtype=bf16 b=1 sq=1100 sk=900 hq=1 hkv=1 d=128 dv=128 causal=1 invariant=1 cores=1",
 };
 
 class AmxSharedKeys : public AmxOptions {};
@@ -179,12 +179,12 @@ INSTANTIATE_TEST_SUITE_P(Case, AmxSharedKeys, ::testing::ValuesIn(kSharedKeys));
 
 // Each with a KV head for every query head gives one item a KV head, which packs for itself.
 constexpr const char* kSharedBits[] = {
-    "dtype=bf16 b=1 sq=1100 sk=1100 hq=2 hkv=1 d=64 dv=64 causal=1 data=nan_value cores=6",
-    "dtype=bf16 b=1 sq=300 sk=1050 hq=4 hkv=2 d=128 dv=128 cores=4",
-    "dtype=bf16 b=2 sq=200 sk=620 hq=4 hkv=2 d=40 dv=72 wl=300 wr=30 data=inf_value cores=4",
-    "dtype=bf16 b=3 sq=200 sk=700 hq=2 hkv=1 d=64 dv=64 q=packed k=packed used=1 causal=1 cores=4",
-    "dtype=bf16 b=2 sq=130 sk=600 hq=4 hkv=1 d=64 dv=128 k=paged page=16 used=1 causal=1 cores=4",
-    "dtype=bf16 b=1 sq=200 sk=700 hq=2 hkv=1 d=64 dv=64 mask=qk data=nan_value softcap=5 cores=4",
+    "dtype=bf16 b=1 sq=1100 sk=1100 hq=2 hkv=1 d=64 dv=64 causal=1 data=nan_value",
+    "dtype=bf16 b=1 sq=300 sk=1050 hq=4 hkv=2 d=128 dv=128",
+    "dtype=bf16 b=2 sq=200 sk=620 hq=4 hkv=2 d=40 dv=72 wl=300 wr=30 data=inf_value",
+    "dtype=bf16 b=3 sq=200 sk=700 hq=2 hkv=1 d=64 dv=64 q=packed k=packed used=1 causal=1",
+    "dtype=bf16 b=2 sq=130 sk=600 hq=4 hkv=1 d=64 dv=128 k=paged page=16 used=1 causal=1",
+    "dtype=bf16 b=1 sq=200 sk=700 hq=2 hkv=1 d=64 dv=64 mask=qk data=nan_value softcap=5",
 };
 
 class AmxSharedBits : public ::testing::TestWithParam<const char*> {};
@@ -206,24 +206,20 @@ TEST_P(AmxSharedBits, AreThoseOfKeysThatEachItemPacks) {
   expand(own_in.k, shared_in.k, shared_case.d), expand(own_in.v, shared_in.v, shared_case.dv);
 
   Call shared = make_call(shared_in), own = make_call(own_in);
-  const auto options = [](int64_t cores) {
-    return RunOptions{.kernel = TESSERA_KERNEL_TILED,
-                      .place = {.isa = TESSERA_ISA_AMX_BF16},
-                      .threads = 2,
-                      .cores = static_cast<int32_t>(cores)};
-  };
+  const RunOptions options{
+      .kernel = TESSERA_KERNEL_TILED, .place = {.isa = TESSERA_ISA_AMX_BF16}, .threads = 2, .cores = 1};
   tessera_plan shared_plan{}, own_plan{};
-  ASSERT_EQ(make_plan(shared, TESSERA_FORWARD, options(shared_case.cores), shared_plan).code, TESSERA_OK);
-  ASSERT_EQ(make_plan(own, TESSERA_FORWARD, options(1), own_plan).code, TESSERA_OK);
+  ASSERT_EQ(make_plan(shared, TESSERA_FORWARD, options, shared_plan).code, TESSERA_OK);
+  ASSERT_EQ(make_plan(own, TESSERA_FORWARD, options, own_plan).code, TESSERA_OK);
   ASSERT_EQ(shared_plan.num_splits, 1);
   ASSERT_EQ(own_plan.num_splits, 1);
   const int64_t keys_bytes = shared_case.hkv * shared_in.sk[0] * (shared_case.d + shared_case.dv) * 2;
   EXPECT_GE(shared_plan.shared_bytes, keys_bytes) << "packed ahead";
   EXPECT_LT(own_plan.shared_bytes, keys_bytes) << "packed by the items";
 
-  const RunResult ran = run(shared, TESSERA_FORWARD, options(shared_case.cores));
+  const RunResult ran = run(shared, TESSERA_FORWARD, options);
   ASSERT_TRUE(ran.ok()) << ran.why();
-  const RunResult ran_own = run(own, TESSERA_FORWARD, options(1));
+  const RunResult ran_own = run(own, TESSERA_FORWARD, options);
   ASSERT_TRUE(ran_own.ok()) << ran_own.why();
   EXPECT_EQ(output_bytes(shared, TESSERA_FORWARD), output_bytes(own, TESSERA_FORWARD));
 }

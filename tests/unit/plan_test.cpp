@@ -101,28 +101,31 @@ TEST(Plan, AmxServesWhatItIsTheFastestFor) {
   }
 }
 
-// Keys and values that several items read are packed once, where that takes no more than 512 MiB.
+// Keys and values that several items read are packed once, where that takes no more than 512 MiB and a call has much to do.
 TEST(Plan, AmxPacksKeysOnceForSeveralItems) {
   Device device = cpu();
   device.isa = device.isa_limit = TESSERA_ISA_AMX_BF16;
   device.vector_isa = TESSERA_ISA_AVX512;
-  device.cores = 1;
   struct Row {
+    std::int32_t cores;
     std::int64_t batch, queries, keys, heads_q, heads_kv, head_dim;
     bool once;
   };
   for (const Row& row : {
-           Row{1, 128, 4096, 8, 2, 128, true},    // four query heads
-           Row{2, 4096, 4096, 1, 1, 64, true},    // two items
-           Row{2, 2048, 4096, 1, 1, 64, false},   // one
-           Row{1, 16, 4096, 32, 4, 64, false},    // one, of eight heads' queries
-           Row{1, 1, 4096, 32, 8, 64, false},     // decoded
-           Row{30, 4096, 4096, 8, 8, 128, true},  // 480 MiB
-           Row{32, 4096, 4096, 8, 8, 128, false},
+           Row{1, 1, 128, 4096, 8, 2, 128, true},    // four query heads
+           Row{1, 2, 4096, 4096, 1, 1, 128, true},   // four items
+           Row{1, 2, 4096, 4096, 1, 1, 64, false},   // two of short rows
+           Row{1, 2, 1024, 4096, 1, 1, 128, false},  // one
+           Row{1, 1, 16, 4096, 32, 4, 64, false},    // one, of eight heads' queries
+           Row{1, 1, 1, 4096, 32, 8, 64, false},     // decoded
+           Row{1, 30, 4096, 4096, 8, 8, 128, true},  // 480 MiB
+           Row{1, 32, 4096, 4096, 8, 8, 128, false}, Row{16, 1, 1024, 1024, 32, 8, 128, false},  // 2048 stages a core
+           Row{16, 1, 4096, 4096, 32, 8, 128, true},                                             // 32768
        }) {
     Problem problem;
     problem.q = problem.o = layout(bfloat16, {row.batch, row.queries, row.heads_q, row.head_dim});
     problem.k = problem.v = layout(bfloat16, {row.batch, row.keys, row.heads_kv, row.head_dim});
+    device.cores = row.cores;
     const Plan plan = tessera::plan(problem, device);
     const std::int64_t keys_bytes = row.batch * row.keys * row.heads_kv * row.head_dim * 4;
     EXPECT_EQ(plan.shared_bytes >= keys_bytes, row.once) << describe(plan);
