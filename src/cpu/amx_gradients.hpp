@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/amx_forward.hpp"
+#include "cpu/amx_rows_ahead.hpp"
 #include "cpu/backward.hpp"
 
 namespace tessera::cpu {
@@ -26,6 +27,7 @@ struct AmxBackward {
   // Rows that hold NaN or infinities: of K, of the tiles' Q and dO, where something may be masked.
   NonfiniteKeys nonfinite_k;
   uint32_t nonfinite_q[kAmxBackwardTiles], nonfinite_do[kAmxBackwardTiles];
+  RowsAhead ahead;
 
   TESSERA_INLINE float* ring(int64_t turn) const { return s.ring + turn * 2 * kStage_floats; }
   // What a stage of the job and a tile share.
