@@ -53,7 +53,7 @@ TESSERA_COLD_FUNCTION void add_nonfinite_rows(const AmxBackward& f, const StageP
       if (!key) continue;
       const char* k = key_row(p, p.k, *tile.sequence, tile.batch, head_kv, f.key_begin + stage_row + n);
       read_row<Bfloat16Elem>(row, k, p.head_dim);
-      float* dq = f.s.sdQ + at.tile * f.q_steps * kTileSteps_elems * kBlockM + lane;
+      float* dq = f.dq_sums[at.tile] + lane;
       for (int64_t d = 0; d < p.head_dim; ++d) dq[d * kBlockM] += ds * row[d];
     }
   }
@@ -111,7 +111,7 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     const int64_t from = stage_begin[t], steps = stage_end[t] - from;
     if (steps <= 0) continue;
     for (int64_t g = 0; g < f.q_steps; ++g) {
-      char* out = reinterpret_cast<char*>(f.s.sdQ) + (t * f.q_steps + g) * 2 * kTwoTiles_bytes;
+      char* out = reinterpret_cast<char*>(f.dq_sums[t]) + g * 2 * kTwoTiles_bytes;
       const char* a = f.s.k_transposed + (g * (f.p.block_n / kStageKeys) + first + from) * kSteps_bytes;
       const char* b = f.ds_pairs_of(from, t);
       f.accumulators.multiply<true, false, Pieces::kTwo>(out, f.dq_started[t], a, kTile_bytes, kSteps_bytes, b, steps,
@@ -160,7 +160,10 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
           Tile& tile = f.tiles[f.tile_count];
           init_tile(tile, p, batch, h, r, min_of<int64_t>(kBlockM, sequence.sq - r));
           any_seen |= tile.some_low <= tile.some_high && tile.some_low < first + f.keys && tile.some_high >= first;
-          f.dq_started[f.tile_count++] = false;
+          const bool in_place = summed_in_place(f, tile);
+          f.dq_sums[f.tile_count] = in_place ? dq_row(p, sequence, batch, h, split, r)
+                                             : s.sdQ + f.tile_count * f.q_steps * kTileSteps_elems * kBlockM;
+          f.dq_started[f.tile_count++] = in_place && !begins_here(f, tile);
         }
         if (!any_seen) continue;
         if (p.cancelled && p.cancelled(p.cancel)) return;
@@ -172,7 +175,9 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
         }
         f.accumulators.flush();
         for (int64_t t = 0; t < f.tile_count; ++t) {
-          if (f.dq_started[t]) add_dq(f, t, dq_row(p, sequence, batch, h, split, row + t * kBlockM), p.acc_dq_ld);
+          const Tile& tile = f.tiles[t];
+          if (tile.some_low >= first + f.keys || tile.some_high < first) continue;
+          add_dq(f, t, dq_row(p, sequence, batch, h, split, row + t * kBlockM), p.acc_dq_ld);
         }
       }
     }
@@ -203,6 +208,7 @@ inline void amx_backward_item(const Params& p, int64_t item, char* scratch_base)
                 0,
                 0,
                 0,
+                {},
                 {},
                 {},
                 {},

@@ -16,10 +16,7 @@ TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_
   const Params& p = f.p;
   const Tile& tile = f.tiles[t];
   const char *q[kBlockM], *d_o[kBlockM];
-  for (int64_t lane = 0; lane < tile.count; ++lane) {
-    q[lane] = row_at(p.q, tile, lane);
-    d_o[lane] = row_at(p.d_o, tile, lane);
-  }
+  rows_of(q, p.q, tile), rows_of(d_o, p.d_o, tile);
   constexpr int64_t kGroup_bytes = kAmxBackwardTiles * kSteps_bytes;
   pack_column_pairs(f.s.sQ + t * f.q_steps * kTileSide * kBlockM, kBlockM, q, tile.count, kBlockM, p.head_dim);
   pack_column_pairs(f.s.sdO + t * f.v_steps * kTileSide * kBlockM, kBlockM, d_o, tile.count, kBlockM, p.head_dim_v);
@@ -32,10 +29,13 @@ TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_
   pack_row_pairs(f.s.do_rows + t * kSteps_bytes, kGroup_bytes, d_o, tile.count, p.head_dim_v);
   if (p.rows_in_items && begins_here(f, tile)) prepare_rows(p, {tile.batch, head, row, tile.count});
   const int64_t at = head * p.rows_total + tile.sequence->row_begin + row;
-  for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    f.s.lse[t * kBlockM + lane] = lane < tile.count ? p.row_lse[at + lane] : 0.0f;
-    const float delta = lane < tile.count ? p.row_delta[at + lane] : 0.0f;
-    f.s.delta[t * kBlockM + lane] = delta == delta ? delta : __builtin_nanf("");  // store_steps<false>
+#pragma GCC unroll 2
+  for (int64_t c = 0; c < kBlockM; c += kLanes) {
+    const int64_t rows = min_of<int64_t>(kLanes, tile.count - c);
+    const VecF lse = rows > 0 ? load_first<VecF>(p.row_lse + at + c, rows) : VecF{};
+    const VecF delta = rows > 0 ? load_first<VecF>(p.row_delta + at + c, rows) : VecF{};
+    store(f.s.lse + t * kBlockM + c, lse);
+    store(f.s.delta + t * kBlockM + c, select(delta == delta, delta, splat(__builtin_nanf(""))));  // store_steps<false>
   }
 }
 
@@ -48,25 +48,32 @@ TESSERA_INLINE void write_line_row(char* out, const float* in, int64_t cols) {
   }
 }
 
+// Rows in items: a whole tile's dQ is summed where its rows' accumulators are, [head_dim][kBlockM] as the products have it, if more than one
+// super-block adds to it.
+TESSERA_INLINE bool summed_in_place(const AmxBackward& f, const Tile& tile) {
+  return f.p.rows_in_items && !(begins_here(f, tile) && ends_here(f, tile)) && tile.count == kBlockM &&
+         f.p.acc_dq_ld == f.q_steps * kTileSteps_elems;
+}
+
 // The tile's dQ, added to its rows' accumulators. Rows in items: the first super-block that the tile sees begins them, the last one
 // ends them as d_q's rows.
 TESSERA_INLINE void add_dq(const AmxBackward& f, int64_t t, float* dq, int64_t dq_ld) {
   const Tile& tile = f.tiles[t];
   const int64_t padded = f.q_steps * kTileSteps_elems;
   const bool begins = f.p.rows_in_items && begins_here(f, tile), ends = f.p.rows_in_items && ends_here(f, tile);
+  const bool in_place = summed_in_place(f, tile);
+  if (in_place && !ends) return;
   alignas(64) float ones[kBlockM];
+  for (float& one : ones) one = 1.0f;
   char* rows[kBlockM];
-  for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    ones[lane] = 1.0f;
-    rows[lane] = reinterpret_cast<char*>(f.s.dq_rows + lane * padded);
+  if (in_place || (begins && ends)) {
+    rows_of(rows, f.p.d_q, tile);
+    return unpack_transposed<Bfloat16Elem>(rows, f.dq_sums[t], ones, tile.count, f.p.head_dim);
   }
-  unpack_transposed<Float32Elem>(rows, f.s.sdQ + t * padded * kBlockM, ones, tile.count, padded);
+  for (int64_t lane = 0; lane < kBlockM; ++lane) rows[lane] = reinterpret_cast<char*>(f.s.dq_rows + lane * padded);
+  unpack_transposed<Float32Elem>(rows, f.dq_sums[t], ones, tile.count, padded);
   for (int64_t lane = 0; lane < tile.count; ++lane, dq += dq_ld) {
     float *row = f.s.dq_rows + lane * padded, *sum = ends ? row : dq;
-    if (begins && ends) {
-      write_line_row(row_at(f.p.d_q, tile, lane), row, f.p.head_dim);
-      continue;
-    }
     for (int64_t d = 0; d < f.p.head_dim; d += kLanes) {
       store(sum + d, begins ? load(row + d) : load(dq + d) + load(row + d));
     }
@@ -129,9 +136,12 @@ TESSERA_INLINE void list_ahead(AmxBackward& f, const Sequence& sequence, int64_t
   const int64_t queries = min_of(kAmxBackwardTiles * kBlockM, sequence.sq - row);
   const bool begins = p.rows_in_items && begins_here(f, f.tiles[0]), ends = p.rows_in_items && ends_here(f, last);
   if (ends) f.ahead.add(row_at(p.d_q, f.tiles[0], 0), p.d_q.row, queries, p.head_dim * 2, true);
-  if (!(begins && ends)) {
-    const float* sums = dq_row(p, sequence, batch, head, split, row);
-    f.ahead.add(reinterpret_cast<const char*>(sums), p.acc_dq_ld * 4, queries, p.acc_dq_ld * 4, true);
+  // Sums in place: those of the next tiles, which their first products take.
+  const int64_t sums_row = summed_in_place(f, f.tiles[0]) ? row + kAmxBackwardTiles * kBlockM : row;
+  if (!(begins && ends) && sums_row < sequence.sq) {
+    const float* sums = dq_row(p, sequence, batch, head, split, sums_row);
+    f.ahead.add(reinterpret_cast<const char*>(sums), p.acc_dq_ld * 4,
+                min_of(kAmxBackwardTiles * kBlockM, sequence.sq - sums_row), p.acc_dq_ld * 4, true);
   }
   const int64_t group = p.heads_q / p.heads_kv, tiles = padded_to(sequence.sq, kAmxBackwardTiles * kBlockM);
   const int64_t at = head % group * tiles + row, all = group * tiles;

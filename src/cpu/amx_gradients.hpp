@@ -22,6 +22,7 @@ struct AmxBackward {
   int64_t key_begin, keys;  // of the super-block
   int64_t tile_count;
   bool dq_started[kAmxBackwardTiles];
+  float* dq_sums[kAmxBackwardTiles];  // [head_dim][kBlockM]: of this super-block or, summed_in_place, of all so far
   bool keys_started[kAmxMaxBlockKeys / kStageKeys];  // whose dK and dV hold something, of the super-block's stages
 
   // Rows that hold NaN or infinities: of K, of the tiles' Q and dO, where something may be masked.
