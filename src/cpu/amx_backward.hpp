@@ -11,7 +11,7 @@
 // queries has four steps and one over the keys of a job as many, for each time that its accumulators are loaded.
 #pragma once
 
-#include "cpu/amx_gradients.hpp"
+#include "cpu/amx_backward_rows.hpp"
 
 namespace tessera::cpu {
 namespace {
@@ -53,7 +53,7 @@ TESSERA_COLD_FUNCTION void add_nonfinite_rows(const AmxBackward& f, const StageP
       if (!key) continue;
       const char* k = key_row(p, p.k, *tile.sequence, tile.batch, head_kv, f.key_begin + stage_row + n);
       read_row<Bfloat16Elem>(row, k, p.head_dim);
-      float* dq = f.s.sdQ + at.tile * f.q_steps * kTileSteps_elems * kBlockM + lane;
+      float* dq = f.dq_sums[at.tile] + lane;
       for (int64_t d = 0; d < p.head_dim; ++d) dq[d * kBlockM] += ds * row[d];
     }
   }
@@ -82,6 +82,7 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
   score_products(f, pairs[0], f.ring(0), [] {});
   for (int64_t i = 0; i < count; ++i) {
     const StagePair* next = i + 1 < count ? &pairs[i + 1] : nullptr;
+    f.ahead.ask();
     gradients(f, {&pairs[i], next, f.ring(i % 2), f.ring((i + 1) % 2)});
   }
 
@@ -110,7 +111,7 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     const int64_t from = stage_begin[t], steps = stage_end[t] - from;
     if (steps <= 0) continue;
     for (int64_t g = 0; g < f.q_steps; ++g) {
-      char* out = reinterpret_cast<char*>(f.s.sdQ) + (t * f.q_steps + g) * 2 * kTwoTiles_bytes;
+      char* out = reinterpret_cast<char*>(f.dq_sums[t]) + g * 2 * kTwoTiles_bytes;
       const char* a = f.s.k_transposed + (g * (f.p.block_n / kStageKeys) + first + from) * kSteps_bytes;
       const char* b = f.ds_pairs_of(from, t);
       f.accumulators.multiply<true, false, Pieces::kTwo>(out, f.dq_started[t], a, kTile_bytes, kSteps_bytes, b, steps,
@@ -125,103 +126,6 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
   if (!nonfinite) return;
   f.accumulators.flush();
   for (int64_t i = 0; i < count; ++i) add_nonfinite_rows(f, pairs[i]);
-}
-
-// Whether the tile's first keys, or its last, are in the super-block.
-TESSERA_INLINE bool begins_here(const AmxBackward& f, const Tile& tile) { return tile.some_low >= f.key_begin; }
-TESSERA_INLINE bool ends_here(const AmxBackward& f, const Tile& tile) { return tile.some_high < f.key_begin + f.keys; }
-
-// Q and dO of the tile, in both forms, and its LSE and delta. Past the last query all is 0.
-TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_t row) {
-  const Params& p = f.p;
-  const Tile& tile = f.tiles[t];
-  const char *q[kBlockM], *d_o[kBlockM];
-  for (int64_t lane = 0; lane < tile.count; ++lane) {
-    q[lane] = row_at(p.q, tile, lane);
-    d_o[lane] = row_at(p.d_o, tile, lane);
-  }
-  constexpr int64_t kGroup_bytes = kAmxBackwardTiles * kSteps_bytes;
-  pack_column_pairs(f.s.sQ + t * f.q_steps * kTileSide * kBlockM, kBlockM, q, tile.count, kBlockM, p.head_dim);
-  pack_column_pairs(f.s.sdO + t * f.v_steps * kTileSide * kBlockM, kBlockM, d_o, tile.count, kBlockM, p.head_dim_v);
-  const bool masked = may_mask_entries(p) || tile.all_low > f.key_begin || tile.all_high < f.key_begin + f.keys - 1;
-  f.nonfinite_q[t] = masked ? nonfinite_rows(q, tile.count, p.head_dim) : 0;
-  f.nonfinite_do[t] = masked ? nonfinite_rows(d_o, tile.count, p.head_dim_v) : 0;
-  blank_rows(q, f.nonfinite_q[t]);
-  blank_rows(d_o, f.nonfinite_do[t]);
-  pack_row_pairs(f.s.q_rows + t * kSteps_bytes, kGroup_bytes, q, tile.count, p.head_dim);
-  pack_row_pairs(f.s.do_rows + t * kSteps_bytes, kGroup_bytes, d_o, tile.count, p.head_dim_v);
-  if (p.rows_in_items && begins_here(f, tile)) prepare_rows(p, {tile.batch, head, row, tile.count});
-  const int64_t at = head * p.rows_total + tile.sequence->row_begin + row;
-  for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    f.s.lse[t * kBlockM + lane] = lane < tile.count ? p.row_lse[at + lane] : 0.0f;
-    const float delta = lane < tile.count ? p.row_delta[at + lane] : 0.0f;
-    f.s.delta[t * kBlockM + lane] = delta == delta ? delta : __builtin_nanf("");  // store_steps<false>
-  }
-}
-
-// A row of `cols` bfloat16, written by whole lines, once each. `in`: as many float32, padded to 32.
-TESSERA_INLINE void write_line_row(char* out, const float* in, int64_t cols) {
-  for (int64_t c = 0; c < cols; c += kTileSteps_elems, in += kTileSteps_elems) {
-    const __m256i low = (__m256i)bf16_from_float(load(in)), high = (__m256i)bf16_from_float(load(in + kLanes));
-    const __m512i line = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-    _mm512_mask_storeu_epi16(out + c * 2, first_elems(cols - c), line);
-  }
-}
-
-// The tile's dQ, added to its rows' accumulators. Rows in items: the first super-block that the tile sees begins them, the last one
-// ends them as d_q's rows.
-TESSERA_INLINE void add_dq(const AmxBackward& f, int64_t t, float* dq, int64_t dq_ld) {
-  const Tile& tile = f.tiles[t];
-  const int64_t padded = f.q_steps * kTileSteps_elems;
-  const bool begins = f.p.rows_in_items && begins_here(f, tile), ends = f.p.rows_in_items && ends_here(f, tile);
-  alignas(64) float ones[kBlockM];
-  char* rows[kBlockM];
-  for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    ones[lane] = 1.0f;
-    rows[lane] = reinterpret_cast<char*>(f.s.dq_rows + lane * padded);
-  }
-  unpack_transposed<Float32Elem>(rows, f.s.sdQ + t * padded * kBlockM, ones, tile.count, padded);
-  for (int64_t lane = 0; lane < tile.count; ++lane, dq += dq_ld) {
-    float *row = f.s.dq_rows + lane * padded, *sum = ends ? row : dq;
-    if (begins && ends) {
-      write_line_row(row_at(f.p.d_q, tile, lane), row, f.p.head_dim);
-      continue;
-    }
-    for (int64_t d = 0; d < f.p.head_dim; d += kLanes) {
-      store(sum + d, begins ? load(row + d) : load(dq + d) + load(row + d));
-    }
-    if (ends) write_line_row(row_at(f.p.d_q, tile, lane), row, f.p.head_dim);
-  }
-}
-
-// dK or dV of `rows` keys, from [cols / 32][block_n][32]; of keys that no query sees 0.
-TESSERA_INLINE void write_gradient(const AmxBackward& f, const RowTensor& tensor, const float* in, int64_t batch,
-                                   int64_t head_kv, int64_t k_row, int64_t rows, int64_t cols) {
-  for (int64_t n = 0; n < rows; ++n) {
-    char* out = tensor.data + tensor.batch * batch + tensor.row * (k_row + n) + tensor.head * head_kv;
-    if (!f.keys_started[n / kStageKeys]) {
-      __builtin_memset(out, 0, static_cast<size_t>(cols) * 2);
-      continue;
-    }
-    for (int64_t c = 0; c < cols; c += kBlockM) {
-      write_line_row(out + c * 2, in + (c / kBlockM * f.p.block_n + n) * kBlockM, min_of<int64_t>(kBlockM, cols - c));
-    }
-  }
-}
-
-// Rows in items: delta, LSE and dQ of the tiles of a head that see no key at all. Where there are as many keys as queries, none.
-TESSERA_INLINE void finish_blind_tiles(const Params& p, int64_t batch, int64_t head) {
-  const Sequence& sequence = p.sequences[batch];
-  if (sequence.sq <= sequence.sk) return;
-  Tile tile;
-  for (int64_t row = 0; row < sequence.sq; row += kBlockM) {
-    init_tile(tile, p, batch, head, row, min_of<int64_t>(kBlockM, sequence.sq - row));
-    if (tile.some_low <= tile.some_high) continue;
-    prepare_rows(p, {batch, head, row, tile.count});
-    for (int64_t lane = 0; lane < tile.count; ++lane) {
-      __builtin_memset(row_at(p.d_q, tile, lane), 0, static_cast<size_t>(p.head_dim) * 2);
-    }
-  }
 }
 
 // All queries of one KV head's group against the keys of one split.
@@ -246,13 +150,7 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
     f.key_begin = first;
     f.keys = max_of<int64_t>(0, min_of(rows, sequence.sk - first));  // after them: gradients of 0
     __builtin_memset(f.keys_started, 0, sizeof f.keys_started);
-    if (f.keys > 0) {
-      const KeyRows packed{first, 0, f.keys};
-      pack_key_rows(s.k_tiles, p, p.k, sequence, batch, head_kv, packed, p.head_dim);
-      const bool look = may_mask_entries(p) || p.causal || p.window_left >= 0 || p.window_right >= 0;
-      f.nonfinite_k = pack_key_columns(s.k_transposed, p, p.k, sequence, batch, head_kv, packed, p.head_dim, look);
-      pack_key_rows(s.v_tiles, p, p.v, sequence, batch, head_kv, packed, p.head_dim_v);
-    }
+    if (f.keys > 0) load_keys(f, sequence, batch, head_kv);
     const int64_t stages = padded_to(f.keys, kStageKeys) / kStageKeys;
     for (int64_t h = head_kv * group; h < (head_kv + 1) * group && f.keys > 0; ++h) {
       for (int64_t row = 0; row < sequence.sq; row += kAmxBackwardTiles * kBlockM) {
@@ -262,17 +160,24 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
           Tile& tile = f.tiles[f.tile_count];
           init_tile(tile, p, batch, h, r, min_of<int64_t>(kBlockM, sequence.sq - r));
           any_seen |= tile.some_low <= tile.some_high && tile.some_low < first + f.keys && tile.some_high >= first;
-          f.dq_started[f.tile_count++] = false;
+          const bool in_place = summed_in_place(f, tile);
+          f.dq_sums[f.tile_count] = in_place ? dq_row(p, sequence, batch, h, split, r)
+                                             : s.sdQ + f.tile_count * f.q_steps * kTileSteps_elems * kBlockM;
+          f.dq_started[f.tile_count++] = in_place && !begins_here(f, tile);
         }
         if (!any_seen) continue;
         if (p.cancelled && p.cancelled(p.cancel)) return;
         for (int64_t t = 0; t < f.tile_count; ++t) load_queries(f, t, h, row + t * kBlockM);
+        list_ahead(f, sequence, batch, h, row, split);
+        f.ahead.spread_over(stages * f.tile_count);
         for (int64_t stage = 0; stage < stages; stage += kJobStages) {
           backward_job(f, stage, min_of(kJobStages, stages - stage));
         }
         f.accumulators.flush();
         for (int64_t t = 0; t < f.tile_count; ++t) {
-          if (f.dq_started[t]) add_dq(f, t, dq_row(p, sequence, batch, h, split, row + t * kBlockM), p.acc_dq_ld);
+          const Tile& tile = f.tiles[t];
+          if (tile.some_low >= first + f.keys || tile.some_high < first) continue;
+          add_dq(f, t, dq_row(p, sequence, batch, h, split, row + t * kBlockM), p.acc_dq_ld);
         }
       }
     }
@@ -303,6 +208,8 @@ inline void amx_backward_item(const Params& p, int64_t item, char* scratch_base)
                 0,
                 0,
                 0,
+                {},
+                {},
                 {},
                 {},
                 {},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/amx_forward.hpp"
+#include "cpu/amx_rows_ahead.hpp"
 #include "cpu/backward.hpp"
 
 namespace tessera::cpu {
@@ -21,11 +22,13 @@ struct AmxBackward {
   int64_t key_begin, keys;  // of the super-block
   int64_t tile_count;
   bool dq_started[kAmxBackwardTiles];
+  float* dq_sums[kAmxBackwardTiles];  // [head_dim][kBlockM]: of this super-block or, summed_in_place, of all so far
   bool keys_started[kAmxMaxBlockKeys / kStageKeys];  // whose dK and dV hold something, of the super-block's stages
 
   // Rows that hold NaN or infinities: of K, of the tiles' Q and dO, where something may be masked.
   NonfiniteKeys nonfinite_k;
   uint32_t nonfinite_q[kAmxBackwardTiles], nonfinite_do[kAmxBackwardTiles];
+  RowsAhead ahead;
 
   TESSERA_INLINE float* ring(int64_t turn) const { return s.ring + turn * 2 * kStage_floats; }
   // What a stage of the job and a tile share.

@@ -106,17 +106,29 @@ TESSERA_OWN_FUNCTION void pack_transposed_rows(char* tiles, int64_t group_bytes,
 // past the last row and column.
 TESSERA_OWN_FUNCTION void pack_row_pairs(char* out, int64_t group_bytes, const char* const* rows, int64_t count,
                                          int64_t cols) {
+  const auto pairs = [](__m256i low, __m256i high) TESSERA_LAMBDA_INLINE {
+    return (VecU)_mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+  };
   for (int64_t c = 0; c < cols; c += kTileSteps_elems, out += group_bytes) {
-    for (int64_t j = 0; j < kTileSide; ++j) {
+    const bool whole = count >= 2 * kTileSide && cols - c >= kTileSteps_elems;
+    for (int64_t j = 0; whole && j < kTileSide; ++j) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const auto words = [&](int64_t r) TESSERA_LAMBDA_INLINE {
+          return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[r] + (c + half * kTileSide) * 2));
+        };
+        store(out + (j * 2 + half) * kTileRow_bytes, pairs(words(j), words(j + kTileSide)));
+      }
+    }
+    for (int64_t j = 0; !whole && j < kTileSide; ++j) {
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         const auto words = [&](int64_t r) TESSERA_LAMBDA_INLINE {
           const int64_t column = c + half * kTileSide;
           const __mmask16 mask = static_cast<__mmask16>(r < count ? first_elems(cols - column) : 0);
-          return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, mask ? rows[r] + column * 2 : nullptr));
+          return _mm256_maskz_loadu_epi16(mask, mask ? rows[r] + column * 2 : nullptr);
         };
-        const __m512i high = _mm512_slli_epi32(words(j + kTileSide), 16);
-        store(out + (j * 2 + half) * kTileRow_bytes, (VecU)_mm512_or_si512(words(j), high));
+        store(out + (j * 2 + half) * kTileRow_bytes, pairs(words(j), words(j + kTileSide)));
       }
     }
   }

@@ -34,36 +34,46 @@ TESSERA_INLINE RowSpan row_span(const Params& p, int64_t item) {
   return {low, item / tiles, begin, min_of<int64_t>(kBlockM, p.sequences[low].sq - begin)};
 }
 
-// Before: delta = rowsum(dO o O) - dLSE, and the LSE in log2 units.
+// Before: delta = rowsum(dO o O) - dLSE, and the LSE in log2 units. As many rows at a time as a vector has lanes: their sums over the lanes
+// are one transposition.
 inline void prepare_rows(const Params& p, const RowSpan& span) {
   const Sequence& sequence = p.sequences[span.batch];
-  for (int64_t i = span.begin; i < span.begin + span.count; ++i) {
-    const int64_t row = sequence.q_begin + i;
+  for (int64_t begin = span.begin; begin < span.begin + span.count; begin += kLanes) {
+    const int64_t count = min_of<int64_t>(kLanes, span.begin + span.count - begin), row = sequence.q_begin + begin;
     const char* o = p.o.data + p.o.batch * span.batch + p.o.row * row + p.o.head * span.head;
     const char* d_o = p.d_o.data + p.d_o.batch * span.batch + p.d_o.row * row + p.d_o.head * span.head;
-    VecF sum{};
+    VecF sums[kLanes] = {};
     with_float_elem(p.dtype, [&](auto elem) {
       using Elem = decltype(elem);
-      int64_t d = 0;
-      for (; d + kLanes <= p.head_dim_v; d += kLanes) {
-        sum = fma(Elem::read(o + d * Elem::kBytes), Elem::read(d_o + d * Elem::kBytes), sum);
-      }
-      if (d < p.head_dim_v) {
-        sum = fma(Elem::read(o + d * Elem::kBytes, p.head_dim_v - d),
-                  Elem::read(d_o + d * Elem::kBytes, p.head_dim_v - d), sum);
+      for (int64_t i = 0; i < count; ++i, o += p.o.row, d_o += p.d_o.row) {
+        VecF sum{};
+        int64_t d = 0;
+        for (; d + kLanes <= p.head_dim_v; d += kLanes) {
+          sum = fma(Elem::read(o + d * Elem::kBytes), Elem::read(d_o + d * Elem::kBytes), sum);
+        }
+        if (d < p.head_dim_v) {
+          sum = fma(Elem::read(o + d * Elem::kBytes, p.head_dim_v - d),
+                    Elem::read(d_o + d * Elem::kBytes, p.head_dim_v - d), sum);
+        }
+        sums[i] = sum;
       }
     });
-    const float lse =
-        *reinterpret_cast<const float*>(p.lse + p.lse_batch * span.batch + p.lse_head * span.head + p.lse_row * row);
-    const bool seen = lse != -infinity();
-    float delta = sum_lanes(sum);
-    if (p.d_lse) {
-      delta -= *reinterpret_cast<const float*>(p.d_lse + p.d_lse_batch * span.batch + p.d_lse_head * span.head +
-                                               p.d_lse_row * row);
+    transpose(sums);
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      for (int i = 0; i < step; ++i) sums[i] += sums[i + step];
     }
-    const int64_t at = span.head * p.rows_total + sequence.row_begin + i;
-    p.row_lse[at] = seen ? lse * kLog2e : infinity();
-    p.row_delta[at] = seen ? delta : 0.0f;
+    alignas(64) float deltas[kLanes];
+    store(deltas, sums[0]);
+    const char* lse_row = p.lse + p.lse_batch * span.batch + p.lse_head * span.head + p.lse_row * row;
+    const char* d_lse_row = p.d_lse + p.d_lse_batch * span.batch + p.d_lse_head * span.head + p.d_lse_row * row;
+    const int64_t at = span.head * p.rows_total + sequence.row_begin + begin;
+    for (int64_t i = 0; i < count; ++i) {
+      const float lse = *reinterpret_cast<const float*>(lse_row + i * p.lse_row);
+      const float d_lse = p.d_lse ? *reinterpret_cast<const float*>(d_lse_row + i * p.d_lse_row) : 0.0f;
+      const bool seen = lse != -infinity();
+      p.row_lse[at + i] = seen ? lse * kLog2e : infinity();
+      p.row_delta[at + i] = seen ? deltas[i] - d_lse : 0.0f;
+    }
   }
 }
 inline void backward_preprocess_item(const Params& p, int64_t item, char*) { prepare_rows(p, row_span(p, item)); }

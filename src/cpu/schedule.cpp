@@ -38,7 +38,10 @@ constexpr int64_t kAmxLeastRows = 128, kAmxLeastKeys = 128, kAmxLeastHeadDims = 
 // Rows so far apart share one set of the first cache a line.
 constexpr int64_t kCollidingRows_bytes = 4096;
 // Keys of a super-block of the backward pass, whose dK and dV should stay in the L2 cache with the tiles that pass by.
-constexpr int64_t kBackwardKeys = 384, kBackwardKeysAmx = 512;
+constexpr int64_t kBackwardKeys = 384;
+// By AMX a visit of a tile of queries packs its Q and dO and unpacks its dQ, whatever the super-block's keys: so long ones, but where heads
+// alone do not fill the cores there are to be super-blocks to split.
+constexpr int64_t kBackwardKeysAmx = 1024, kBackwardSplitKeysAmx = 512;
 static_assert(kBlockKeysAmx <= kAmxMaxBlockKeys && kBackwardKeysAmx <= kAmxMaxBlockKeys);
 
 // Parts that so many keys are worth splitting into.
@@ -77,7 +80,7 @@ void configure_forward(tessera_plan& plan, const KernelTable& table, const AmxKe
                                    table.lanes, copies, has_options(p), table.tile_bytes})
         .bytes;
   };
-  while (scratch_bytes() > (amx ? kMaxForwardScratchAmx_bytes : kMaxForwardScratch_bytes)) {
+  while (scratch_bytes() > (amx ? kMaxScratchAmx_bytes : kMaxScratch_bytes)) {
     if (plan.tiles_per_item > 2)
       plan.tiles_per_item /= 2;
     else if (plan.block_n > (amx ? kAmxJobKeys : 32))
@@ -112,7 +115,9 @@ bool fills_cores(int64_t items, int64_t cores) {
 void configure_backward(tessera_plan& plan, const KernelTable& table, const AmxKernelTable* amx) {
   const tessera_problem& p = plan.problem;
   const bool options = has_options(p) || core::present(p.d_bias);
-  plan.block_n = static_cast<int32_t>(amx ? kBackwardKeysAmx : kBackwardKeys);
+  const BackwardOwners owners = backward_owners(plan);
+  const bool splits = !fills_cores(owners.count, plan.device.cores);
+  plan.block_n = static_cast<int32_t>(!amx ? kBackwardKeys : splits ? kBackwardSplitKeysAmx : kBackwardKeysAmx);
   const auto scratch_bytes = [&] {
     if (amx) {
       return carve_amx_backward(nullptr, {plan.block_n, plan.head_dim, plan.head_dim_v, options, amx->tile_bytes})
@@ -123,9 +128,13 @@ void configure_backward(tessera_plan& plan, const KernelTable& table, const AmxK
         .bytes;
   };
   const int32_t keys_a_step = static_cast<int32_t>(amx ? kAmxJobKeys : kKeyBlock);
-  while (plan.block_n > keys_a_step && scratch_bytes() > kMaxForwardScratch_bytes) plan.block_n -= keys_a_step;
+  const int64_t most_bytes = amx ? kMaxScratchAmx_bytes : kMaxScratch_bytes;
+  while (plan.block_n > keys_a_step && scratch_bytes() > most_bytes) plan.block_n -= keys_a_step;
+  if (amx) {  // super-blocks of one length
+    const int64_t keys = std::max<int64_t>(1, plan.max_seqlen_k), blocks = divide_up(keys, plan.block_n);
+    plan.block_n = static_cast<int32_t>(padded_to(divide_up(keys, blocks), keys_a_step));
+  }
   plan.tiles_per_item = 1;
-  const BackwardOwners owners = backward_owners(plan);
   const int64_t most = std::min(kMaxBackwardSplits, divide_up(plan.max_seqlen_k, plan.block_n));
   plan.num_splits = 1;
   while (plan.num_splits < most && !fills_cores(owners.count * plan.num_splits, plan.device.cores)) ++plan.num_splits;

@@ -7,9 +7,9 @@
 namespace tessera::cpu {
 
 constexpr int64_t kCacheLine_bytes = 64;
-// One thread's scratch stays below 1 MiB; the tiles are chosen so (schedule.cpp). The forward pass by AMX: 1.5 MiB, of the 2 MiB of
-// a core's second cache.
-constexpr int64_t kMaxForwardScratch_bytes = int64_t{1} << 20, kMaxForwardScratchAmx_bytes = int64_t{3} << 19;
+// One thread's scratch stays below 1 MiB; the tiles are chosen so (schedule.cpp). By AMX: 1.5 MiB, of the 2 MiB of a core's second
+// cache.
+constexpr int64_t kMaxScratch_bytes = int64_t{1} << 20, kMaxScratchAmx_bytes = int64_t{3} << 19;
 
 // Hands out consecutive float arrays, each on a cache line. With base NULL it only counts.
 class Carver {
@@ -66,7 +66,7 @@ static constexpr ForwardScratch carve_forward(char* base, const ForwardShape& s)
 // tile at most and half of them at least.
 constexpr int64_t kAmxBlockM = 32, kAmxJobKeys = 128;
 // Keys of a super-block, at most.
-constexpr int64_t kAmxMaxBlockKeys = 512;
+constexpr int64_t kAmxMaxBlockKeys = 1024;
 // Numbers of bfloat16 whose sum is one over the scale, for the bias as a step of a product.
 constexpr int64_t kAmxBiasTerms = 3;
 

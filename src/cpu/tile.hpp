@@ -128,7 +128,8 @@ TESSERA_INLINE char* row_at(const RowTensor& tensor, const Tile& tile, int64_t l
 }
 
 // The tile's rows of a tensor.
-TESSERA_INLINE void rows_of(char* (&rows)[kBlockM], const RowTensor& tensor, const Tile& tile) {
+template <class Char>
+TESSERA_INLINE void rows_of(Char* (&rows)[kBlockM], const RowTensor& tensor, const Tile& tile) {
   if (!tile.consecutive) {
     for (int64_t lane = 0; lane < tile.count; ++lane) rows[lane] = row_at(tensor, tile, lane);
     return;
