@@ -79,7 +79,7 @@ void measure(int64_t d, int64_t rows, int32_t causal) {
     const auto tiles_of = [&](int64_t n) {
       for (int64_t t = 0; t < kAmxBackwardTiles; ++t) {
         init_tile(f.tiles[t], p, n / kHeads, n % kHeads, t * kBlockM, kBlockM);
-        f.dq_started[t] = false;
+        f.dq_started[t] = false, f.dq_sums[t] = s.sdQ + t * d * kBlockM;
       }
     };
     part("4 tiles' positions", [&] { tiles_of(head()); });

@@ -28,8 +28,8 @@ class Accumulators {
   // second cache and is read once by this tile of queries; kept in the first one, it would push out S and O, and a tile store that
   // misses there takes as long as two products. `beside` runs after every product, or every two: a long piece of other work
   // between two products fills the scheduler, and the next products come too late to run beside it; a short one costs
-  // instructions of its own.
-  template <bool kLower, bool kStream, Pieces kPieces, int kSteps = 0, class Beside>
+  // instructions of its own. kQuiet: not in the first step.
+  template <bool kLower, bool kStream, Pieces kPieces, int kSteps = 0, bool kQuiet = false, class Beside>
   TESSERA_INLINE void multiply(char* c, bool add, const char* a, int64_t a_lower_bytes, int64_t a_step_bytes,
                                const char* b, int64_t steps, Beside&& beside) {
     char* c_lower = c + kTwoTiles_bytes;
@@ -38,24 +38,24 @@ class Accumulators {
     if (upper_) tile_store<0>(upper_, kRow_bytes);
     begin<0>(c, add);
     tile_product<0, 4, 6>();
-    if (kPieces == Pieces::kFour) beside();
+    if (kPieces == Pieces::kFour && !kQuiet) beside();
     tile_load<7>(b + kTileRow_bytes, kRow_bytes);
     if (upper_) tile_store<1>(upper_ + kTileRow_bytes, kRow_bytes);
     begin<1>(c + kTileRow_bytes, add);
     tile_product<1, 4, 7>();
-    beside();
+    if (!kQuiet) beside();
     if (kLower) load_a<5, kStream>(a + a_lower_bytes);
     if (lower_) tile_store<2>(lower_, kRow_bytes);
     if (kLower) {
       begin<2>(c_lower, add);
       tile_product<2, 5, 6>();
-      if (kPieces == Pieces::kFour) beside();
+      if (kPieces == Pieces::kFour && !kQuiet) beside();
     }
     if (lower_) tile_store<3>(lower_ + kTileRow_bytes, kRow_bytes);
     if (kLower) {
       begin<3>(c_lower + kTileRow_bytes, add);
       tile_product<3, 5, 7>();
-      beside();
+      if (!kQuiet) beside();
     }
     upper_ = c, lower_ = kLower ? c_lower : nullptr;
     const auto next_step = [&]() TESSERA_LAMBDA_INLINE {

@@ -35,7 +35,8 @@ TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_
     const VecF lse = rows > 0 ? load_first<VecF>(p.row_lse + at + c, rows) : VecF{};
     const VecF delta = rows > 0 ? load_first<VecF>(p.row_delta + at + c, rows) : VecF{};
     store(f.s.lse + t * kBlockM + c, lse);
-    store(f.s.delta + t * kBlockM + c, select(delta == delta, delta, splat(__builtin_nanf(""))));  // store_steps<false>
+    store(f.s.delta + t * kBlockM + c,
+          select(delta == delta, delta, splat(__builtin_nanf(""))));  // of bits that JoinRounded may round
   }
 }
 

@@ -48,41 +48,21 @@ struct StagePair {
   int64_t stage, in_job, tile;
 };
 
-// S and dP of the pair into the ring; dP stays pending. `beside` runs after every two products.
-template <class Beside>
+// S and dP of the pair into the ring; dP stays pending. kSteps: of both, where they are known. `beside` runs after every product or every
+// two, with kSteps not in the first step, which stores what is pending.
+template <Pieces kPieces = Pieces::kTwo, int kSteps = 0, class Beside>
 TESSERA_INLINE void score_products(AmxBackward& f, const StagePair& at, float* ring, Beside&& beside) {
-  f.accumulators.multiply<true, false, Pieces::kTwo>(
-      reinterpret_cast<char*>(ring), false, f.s.k_tiles + at.stage * 2 * f.q_steps * kTile_bytes,
-      f.q_steps * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sQ) + at.tile * f.q_steps * kSteps_bytes,
-      f.q_steps, beside);
-  f.accumulators.multiply<true, false, Pieces::kTwo>(
-      reinterpret_cast<char*>(ring + kStage_floats), false, f.s.v_tiles + at.stage * 2 * f.v_steps * kTile_bytes,
-      f.v_steps * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sdO) + at.tile * f.v_steps * kSteps_bytes,
-      f.v_steps, beside);
+  const int64_t q = kSteps > 0 ? kSteps : f.q_steps, v = kSteps > 0 ? kSteps : f.v_steps;
+  f.accumulators.multiply<true, false, kPieces, kSteps, (kSteps > 0)>(
+      reinterpret_cast<char*>(ring), false, f.s.k_tiles + at.stage * 2 * q * kTile_bytes, q * kTile_bytes, kTile_bytes,
+      reinterpret_cast<char*>(f.s.sQ) + at.tile * q * kSteps_bytes, q, beside);
+  f.accumulators.multiply<true, false, kPieces, kSteps>(
+      reinterpret_cast<char*>(ring + kStage_floats), false, f.s.v_tiles + at.stage * 2 * v * kTile_bytes,
+      v * kTile_bytes, kTile_bytes, reinterpret_cast<char*>(f.s.sdO) + at.tile * v * kSteps_bytes, v, beside);
 }
 
-// P and dS of keys j and j + 16, [row][vector of queries], into the three forms that the products take. kAnyNan: a NaN may
-// have any bits, which adding half a unit might carry into the sign.
-template <bool kAnyNan>
-TESSERA_INLINE void store_steps(const AmxBackward& f, const StagePair& at, const JoinRounded& join, int64_t j,
-                                const VecF (&probability)[2][2], const VecF (&ds)[2][2]) {
-  char* p_row = f.p_of(at.in_job, at.tile) + j * kTileRow_bytes;
-  char* ds_row = f.ds_of(at.in_job, at.tile) + j * kTileRow_bytes;
-  char* pair = f.ds_pairs_of(at.in_job, at.tile) + j * kRow_bytes;
-  const auto joined = [&](VecF low, VecF high) TESSERA_LAMBDA_INLINE {
-    if constexpr (kAnyNan) return pair_bf16(low, high);
-    return join((__m512i)low, (__m512i)high);
-  };
-#pragma GCC unroll 2
-  for (int r = 0; r < 2; ++r) {
-    store(p_row + r * kTile_bytes, joined(probability[r][0], probability[r][1]));
-    store(ds_row + r * kTile_bytes, joined(ds[r][0], ds[r][1]));
-    store(pair + r * kTileRow_bytes, joined(ds[0][r], ds[1][r]));
-  }
-}
-
-// P and dS of a pair in one pass, some units at a time. dS of the bias, unscaled, goes to `d_bias` [32][kBlockM], where there
-// is one.
+// P and dS of a pair in one pass, in the three forms that the products take, some units at a time. dS of the bias, unscaled, goes to
+// `d_bias` [32][kBlockM], where there is one.
 template <Scores kScores>
 class FusedGradients {
   using Exponential = StageExponential<kScores, 4, true>;
@@ -90,11 +70,12 @@ class FusedGradients {
  public:
   TESSERA_INLINE FusedGradients(const AmxBackward& f, const StagePair& at, const float* ring, int64_t key,
                                 const StageOptions* options, float* d_bias)
-      : f_(f),
-        at_(at),
-        sS_(ring),
+      : sS_(ring),
         sdP_(ring + kStage_floats),
         delta_(f.s.delta + at.tile * kBlockM),
+        p_rows_(f.p_of(at.in_job, at.tile)),
+        ds_rows_(f.ds_of(at.in_job, at.tile)),
+        pairs_(f.ds_pairs_of(at.in_job, at.tile)),
         d_bias_(d_bias),
         dp_scale_(splat(f.p.dropout_scale)),
         scale_(splat(f.p.scale * f.p.dropout_scale)),
@@ -105,7 +86,19 @@ class FusedGradients {
 
   // Up to unit `end`.
   TESSERA_INLINE void run_to(int end) {
-    for (end = min_of(end, kUnits); index_ < end; ++index_) unit(index_);
+    for (end = min_of(end, kUnits); index_ < end;) {
+      half_unit<0>();
+      half_unit<1>();
+    }
+  }
+  // The next half of a unit, of which there certainly is one: known when compiled.
+  TESSERA_INLINE void run_half() {
+    if (half_) {
+      half_unit<1>();
+    } else {
+      half_unit<0>();
+    }
+    compute_here(out_of_range_);  // or gcc would put the ORs of an unrolled pair off
   }
   // The rest. False: a score out of the exponential's range.
   TESSERA_INLINE bool finish() {
@@ -114,49 +107,63 @@ class FusedGradients {
   }
 
  private:
-  TESSERA_INLINE void unit(int64_t j) {
-    VecF probability[2][2], ds[2][2];
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      const auto gradient = [&]<bool kUpper>() TESSERA_LAMBDA_INLINE {
-        const int64_t n = j + (kUpper ? kTileSide : 0);
-        const auto entry = exponential_.template entry<kUpper>(sS_, j, c);
-        out_of_range_ |= (VecU)entry.probability;
-        const VecF e = (VecF)entry.probability;
-        VecF dp = load(sdP_ + n * kBlockM + c * kLanes), kept = e;
-        if (exponential_.dropout()) {
-          dp = exponential_.template kept<kUpper>(j, c, dp), kept = exponential_.template kept<kUpper>(j, c, kept);
-        }
-        VecF d = e * fma(dp, scale_, minus_delta_[c]);
-        // What is not seen has P = 0, and dP and the slope may be anything.
+  // Vector c of the next unit: keys index_ and index_ + 16.
+  template <int c>
+  TESSERA_INLINE void half_unit() {
+    const int64_t j = index_;
+    VecF probability[2], ds[2];
+    const auto gradient = [&]<bool kUpper>() TESSERA_LAMBDA_INLINE {
+      const int64_t n = j + (kUpper ? kTileSide : 0);
+      const auto entry = exponential_.template entry<kUpper>(sS_, j, c);
+      out_of_range_ |= (VecU)entry.probability;
+      const VecF e = (VecF)entry.probability;
+      VecF dp = load(sdP_ + n * kBlockM + c * kLanes), kept = e;
+      if (exponential_.dropout()) {
+        dp = exponential_.template kept<kUpper>(j, c, dp), kept = exponential_.template kept<kUpper>(j, c, kept);
+      }
+      VecF d = e * fma(dp, scale_, minus_delta_[c]);
+      // What is not seen has P = 0, and dP and the slope may be anything.
+      if constexpr (Exponential::masks()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
+      if (kScores == Scores::kOptions && d_bias_) {
+        const VecF unscaled = e * (dp * dp_scale_ - load(delta_ + c * kLanes));
+        store(d_bias_ + n * kBlockM + c * kLanes, (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)unscaled));
+      }
+      if (exponential_.softcap()) {
+        d *= entry.slope;
         if constexpr (Exponential::masks()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
-        if (kScores == Scores::kOptions && d_bias_) {
-          const VecF unscaled = e * (dp * dp_scale_ - load(delta_ + c * kLanes));
-          store(d_bias_ + n * kBlockM + c * kLanes, (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)unscaled));
-        }
-        if (exponential_.softcap()) {
-          d *= entry.slope;
-          if constexpr (Exponential::masks()) d = (VecF)_mm512_maskz_mov_ps(entry.seen, (__m512)d);
-        }
-        probability[kUpper][c] = kept, ds[kUpper][c] = d;
-      };
-      gradient.template operator()<false>();
-      gradient.template operator()<true>();
-      exponential_.next_unit(c);
+      }
+      probability[kUpper] = kept, ds[kUpper] = d;
+    };
+    gradient.template operator()<false>();
+    gradient.template operator()<true>();
+    exponential_.next_unit(c);
+    store(pairs_ + j * kRow_bytes + c * kTileRow_bytes, join_((__m512i)ds[0], (__m512i)ds[1]));
+#pragma GCC unroll 2
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (c == 0) {
+        first_p_[r] = probability[r], first_ds_[r] = ds[r];
+        continue;
+      }
+      const int64_t row = j * kTileRow_bytes + r * kTile_bytes;
+      store(p_rows_ + row, join_((__m512i)first_p_[r], (__m512i)probability[r]));
+      store(ds_rows_ + row, join_((__m512i)first_ds_[r], (__m512i)ds[r]));
     }
-    store_steps<false>(f_, at_, join_, j, probability, ds);
+    half_ = c == 0;
+    if (half_) return;
     exponential_.prefetch_bias(j);
+    ++index_;
   }
 
-  const AmxBackward& f_;
-  const StagePair& at_;
   const float *sS_, *sdP_, *delta_;
+  char *p_rows_, *ds_rows_, *pairs_;
   float* d_bias_;
   VecF dp_scale_, scale_, minus_delta_[2];
+  VecF first_p_[2], first_ds_[2];  // of a unit whose first half is done
   VecU out_of_range_{};
   Exponential exponential_;
   JoinRounded join_;
   int index_ = 0;  // of the next unit
+  bool half_ = false;
 };
 
 // A pair's S and dP lie in `ring`, dP perhaps still pending; the products of the next pair go to next_ring. NULL: there is none.
@@ -166,13 +173,21 @@ struct PairTurn {
 };
 
 // A pair's gradients beside the products of the next one, which store what is pending with the first four: the gradients
-// begin after those.
-template <Scores kScores>
+// begin after those. kSteps: q_steps and v_steps of a pair that has a next one; every step is then known when it is compiled.
+template <Scores kScores, int kSteps = 0>
 TESSERA_OWN_FUNCTION bool fused_gradients(AmxBackward& f, const PairTurn& turn, int64_t key,
                                           const StageOptions* options, float* d_bias) {
   FusedGradients<kScores> gradients(f, *turn.at, turn.ring, key, options, d_bias);
   if (!turn.next) {
     f.accumulators.flush();
+    return gradients.finish();
+  }
+  if constexpr (kSteps > 0) {
+    static_assert(2 * (8 * kSteps - 4) <= 2 * kUnits, "two halves of units beside each product but the first four");
+    score_products<Pieces::kFour, kSteps>(f, *turn.next, turn.next_ring, [&]() TESSERA_LAMBDA_INLINE {
+      gradients.run_half();
+      gradients.run_half();
+    });
     return gradients.finish();
   }
   constexpr int64_t kStoring = 2;  // pieces
@@ -184,6 +199,21 @@ TESSERA_OWN_FUNCTION bool fused_gradients(AmxBackward& f, const PairTurn& turn, 
     gradients.run_to(static_cast<int>(units >> 16));
   });
   return gradients.finish();
+}
+
+// P and dS of keys j and j + 16, [row][vector of queries], into the three forms that the products take. A NaN may have any bits, which
+// adding half a unit, as JoinRounded does, might carry into the sign.
+TESSERA_INLINE void store_steps(const AmxBackward& f, const StagePair& at, int64_t j, const VecF (&probability)[2][2],
+                                const VecF (&ds)[2][2]) {
+  char* p_row = f.p_of(at.in_job, at.tile) + j * kTileRow_bytes;
+  char* ds_row = f.ds_of(at.in_job, at.tile) + j * kTileRow_bytes;
+  char* pair = f.ds_pairs_of(at.in_job, at.tile) + j * kRow_bytes;
+#pragma GCC unroll 2
+  for (int r = 0; r < 2; ++r) {
+    store(p_row + r * kTile_bytes, pair_bf16(probability[r][0], probability[r][1]));
+    store(ds_row + r * kTile_bytes, pair_bf16(ds[r][0], ds[r][1]));
+    store(pair + r * kTileRow_bytes, pair_bf16(ds[0][r], ds[1][r]));
+  }
 }
 
 // The same with every option and mask. S and dP are used up.
@@ -220,7 +250,6 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
       store(sS + i, select(visible, kept, VecF{}));
     }
   if (p.d_bias) add_bias_gradient(p, tile, sdP, rest, key, count);
-  const JoinRounded join;
   for (int64_t j = 0; j < kTileSide; ++j) {
     VecF probability[2][2], ds[2][2];
 #pragma GCC unroll 2
@@ -235,7 +264,7 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
           ds[r][c] = select(ds[r][c] == 0.0f, VecF{}, ds[r][c] * load(slope + i));
         }
       }
-    store_steps<true>(f, at, join, j, probability, ds);
+    store_steps(f, at, j, probability, ds);
   }
 }
 
@@ -246,8 +275,14 @@ TESSERA_INLINE void gradients(AmxBackward& f, const PairTurn& turn) {
                          TESSERA_LAMBDA_INLINE { return fused_gradients<kScores>(f, turn, key, options, d_bias); };
   bool done = false;
   if (!f.options) {
-    done = seen_by_all(tile, key) ? fused.template operator()<Scores::kAllSeen>(nullptr, nullptr)
-                                  : fused.template operator()<Scores::kMasked>(nullptr, nullptr);
+    // Head sizes of 33 to 64 have a function of their own; at 128 it was 1.04 of the other at 512 keys and 0.94 from 2048 on.
+    const auto of = [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
+      const bool known = turn.next && f.q_steps == 2 && f.v_steps == 2;
+      return known ? fused_gradients<kScores, 2>(f, turn, key, nullptr, nullptr)
+                   : fused_gradients<kScores>(f, turn, key, nullptr, nullptr);
+    };
+    done =
+        seen_by_all(tile, key) ? of.template operator()<Scores::kAllSeen>() : of.template operator()<Scores::kMasked>();
   } else {
     const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
     float *bias = f.s.options, *d_bias = f.p.d_bias ? bias + kStage_floats : nullptr, *rest = bias + 2 * kStage_floats;
