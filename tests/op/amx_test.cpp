@@ -128,23 +128,24 @@ constexpr const char* kOneOption[] = {
     "dtype=bf16 b=1 sq=100 sk=600 hq=2 hkv=1 d=64 dv=64 mask=hqk dropout=0.3 alibi=h bias=hqk backward=1",
 };
 
-class AmxOptions : public ::testing::TestWithParam<const char*> {};
-
-TEST_P(AmxOptions, MatchTheOracle) {
-  if (cpu_device().isa_limit < TESSERA_ISA_AMX_BF16) GTEST_SKIP() << "skipped: no AMX here, and none emulated";
-  const CheckOptions options{.places = {{.isa = TESSERA_ISA_AMX_BF16}}, .check_oracle = false};
-  for (const std::string& failure : check_case(legalised(parse_case(GetParam(), nullptr).value()), options)) {
-    ADD_FAILURE() << failure;
+class AmxOptions : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (cpu_device().isa_limit < TESSERA_ISA_AMX_BF16) GTEST_SKIP() << "skipped: no AMX here, and none emulated";
   }
-}
+  static void match_the_oracle(const Case& c) {
+    const CheckOptions options{.places = {{.isa = TESSERA_ISA_AMX_BF16}}, .check_oracle = false};
+    for (const std::string& failure : check_case(legalised(c), options)) ADD_FAILURE() << failure;
+  }
+};
+
+TEST_P(AmxOptions, MatchTheOracle) { match_the_oracle(parse_case(GetParam(), nullptr).value()); }
 
 // O alone: the forward pass then sums rounded weights.
 TEST_P(AmxOptions, MatchTheOracleWithoutLse) {
-  if (cpu_device().isa_limit < TESSERA_ISA_AMX_BF16) GTEST_SKIP() << "skipped: no AMX here, and none emulated";
-  const CheckOptions options{.places = {{.isa = TESSERA_ISA_AMX_BF16}}, .check_oracle = false};
   Case c = parse_case(GetParam(), nullptr).value();
   c.lse = c.backward = 0;
-  for (const std::string& failure : check_case(legalised(c), options)) ADD_FAILURE() << failure;
+  match_the_oracle(c);
 }
 
 INSTANTIATE_TEST_SUITE_P(Case, AmxOptions, ::testing::ValuesIn(kOneOption));
@@ -168,13 +169,7 @@ constexpr const char* kSharedKeys[] = {
 };
 
 class AmxSharedKeys : public AmxOptions {};
-TEST_P(AmxSharedKeys, MatchTheOracle) {
-  if (cpu_device().isa_limit < TESSERA_ISA_AMX_BF16) GTEST_SKIP() << "skipped: no AMX here, and none emulated";
-  const CheckOptions options{.places = {{.isa = TESSERA_ISA_AMX_BF16}}, .check_oracle = false};
-  for (const std::string& failure : check_case(legalised(parse_case(GetParam(), nullptr).value()), options)) {
-    ADD_FAILURE() << failure;
-  }
-}
+TEST_P(AmxSharedKeys, MatchTheOracle) { match_the_oracle(parse_case(GetParam(), nullptr).value()); }
 INSTANTIATE_TEST_SUITE_P(Case, AmxSharedKeys, ::testing::ValuesIn(kSharedKeys));
 
 // Each with a KV head for every query head gives one item a KV head, which packs for itself.
@@ -242,13 +237,7 @@ constexpr const char* kDecoding[] = {
 };
 
 class AmxDecoding : public AmxOptions {};
-TEST_P(AmxDecoding, MatchesTheOracle) {
-  if (cpu_device().isa_limit < TESSERA_ISA_AMX_BF16) GTEST_SKIP() << "skipped: no AMX here, and none emulated";
-  const CheckOptions options{.places = {{.isa = TESSERA_ISA_AMX_BF16}}, .check_oracle = false};
-  for (const std::string& failure : check_case(legalised(parse_case(GetParam(), nullptr).value()), options)) {
-    ADD_FAILURE() << failure;
-  }
-}
+TEST_P(AmxDecoding, MatchesTheOracle) { match_the_oracle(parse_case(GetParam(), nullptr).value()); }
 INSTANTIATE_TEST_SUITE_P(Case, AmxDecoding, ::testing::ValuesIn(kDecoding));
 
 // A bias of -inf before the first real token, as models pad on the left: whole jobs in which no row sees anything.
