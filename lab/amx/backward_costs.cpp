@@ -64,7 +64,7 @@ void measure(int64_t d, int64_t rows, int32_t causal) {
     });
     of_super_block("K and its columns", [&](const Sequence& sequence, int64_t b, int64_t h) {
       pack_key_rows(s.k_tiles, p, p.k, sequence, b, h, packed, d);
-      pack_key_columns(s.k_transposed, p, p.k, sequence, b, h, packed, d, false);
+      pack_key_columns(s.k_transposed, nullptr, p, p.k, sequence, b, h, packed, d);
     });
     of_super_block("V of a super-block", [&](const Sequence& sequence, int64_t b, int64_t h) {
       pack_key_rows(s.v_tiles, p, p.v, sequence, b, h, packed, d);

@@ -48,7 +48,7 @@ void measure(int64_t heads, int64_t d, int32_t causal) {
     });
     report_of("V of 256 keys", heads, d, where, [&] {
       next(),
-          pack_key_columns(scratch.v_tiles, p, p.v, sequences[at.batch], at.batch, at.head_kv, {0, 0, 256}, d, false);
+          pack_key_columns(scratch.v_tiles, nullptr, p, p.v, sequences[at.batch], at.batch, at.head_kv, {0, 0, 256}, d);
     });
     report_of("finish_tile, 16", heads, d, where, [&] {
       next(), init_tiles(p, at, tiles, kStageKeys);

@@ -159,7 +159,6 @@ TESSERA_INLINE void list_ahead(AmxBackward& f, const Sequence& sequence, int64_t
 TESSERA_INLINE void load_keys(AmxBackward& f, const Sequence& sequence, int64_t batch, int64_t head_kv) {
   const Params& p = f.p;
   constexpr int64_t kStagesAhead = 2;
-  const bool look = may_mask_entries(p) || p.causal || p.window_left >= 0 || p.window_right >= 0;
   const auto ask = [&](int64_t n) {
     if (n < f.keys) prefetch_keys(p, sequence, batch, head_kv, f.key_begin + n, min_of(kStageKeys, f.keys - n), 0, 1);
   };
@@ -176,10 +175,8 @@ TESSERA_INLINE void load_keys(AmxBackward& f, const Sequence& sequence, int64_t 
     f.ahead.ask();
     const KeyRows stage{f.key_begin, n, min_of(n + kStageKeys, f.keys)};
     pack_key_rows(f.s.k_tiles, p, p.k, sequence, batch, head_kv, stage, p.head_dim);
-    const NonfiniteKeys nonfinite =
-        pack_key_columns(f.s.k_transposed, p, p.k, sequence, batch, head_kv, stage, p.head_dim, look);
-    f.nonfinite_k.rows[n / kStageKeys] = nonfinite.rows[n / kStageKeys];
-    f.nonfinite_k.any |= nonfinite.any;
+    pack_key_columns(f.s.k_transposed, may_hide_keys(p) ? &f.nonfinite_k : nullptr, p, p.k, sequence, batch, head_kv,
+                     stage, p.head_dim);
     pack_key_rows(f.s.v_tiles, p, p.v, sequence, batch, head_kv, stage, p.head_dim_v);
   }
 }

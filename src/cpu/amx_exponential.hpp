@@ -59,26 +59,45 @@ struct Rounded {
   __m512i bits;
   TESSERA_INLINE explicit Rounded(__m512i v) : bits(_mm512_add_epi32(v, _mm512_set1_epi32(0x8000))) {}
 };
-// Two vectors of float32 as pairs of bfloat16, low and high half of a word, by a masked shuffle of bytes. Its constants are loaded,
-// or gcc would make them anew beside every product.
+
+// The upper halves of two vectors' words, or the lower ones, as the low and the high half of a word, by a masked shuffle of bytes. Its
+// constants are loaded, or gcc would make them anew beside every product.
+template <bool kUpper>
+class JoinHalves {
+ public:
+  TESSERA_INLINE JoinHalves() {
+    alignas(16) static constexpr uint8_t kBytes[2][16] = {{0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13},
+                                                          {2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15}};
+    static constexpr __mmask64 kLowHalves[1] = {0x3333333333333333};
+    bytes_ = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(opaque(kBytes[kUpper]))));
+    moved_ = kUpper ? *opaque(kLowHalves) : ~*opaque(kLowHalves);
+  }
+  // The half that is not moved stands where it belongs.
+  TESSERA_INLINE __m512i operator()(__m512i low, __m512i high) const {
+    return kUpper ? _mm512_mask_shuffle_epi8(high, moved_, low, bytes_)
+                  : _mm512_mask_shuffle_epi8(low, moved_, high, bytes_);
+  }
+
+ private:
+  __m512i bytes_;
+  __mmask64 moved_;
+};
+
+// Two vectors of float32 as pairs of bfloat16, low and high half of a word.
 class JoinRounded {
  public:
   TESSERA_INLINE JoinRounded() {
     static constexpr uint32_t kHalfUnit[1] = {0x8000u};
-    static constexpr __mmask64 kLowHalves[1] = {0x3333333333333333};
-    alignas(16) static constexpr uint8_t kUpper[16] = {2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15};
-    half_unit_ = splat(*opaque(kHalfUnit)), low_halves_ = *opaque(kLowHalves);
-    upper_ = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(opaque(kUpper))));
+    half_unit_ = splat(*opaque(kHalfUnit));
   }
   TESSERA_INLINE VecU operator()(__m512i low, __m512i high) const {
     const auto rounded = [&](__m512i v) TESSERA_LAMBDA_INLINE { return (__m512i)((VecU)v + half_unit_); };
-    return (VecU)_mm512_mask_shuffle_epi8(rounded(high), low_halves_, rounded(low), upper_);
+    return (VecU)upper_halves_(rounded(low), rounded(high));
   }
 
  private:
   VecU half_unit_;
-  __m512i upper_;
-  __mmask64 low_halves_;
+  JoinHalves<true> upper_halves_;
 };
 
 // 2^x of two vectors as pairs of bfloat16, by 16-bit integers, 32 numbers an instruction: where the row sums may be those of
@@ -88,7 +107,7 @@ class JoinRounded {
 // 9 on, out of range.
 class PairExp2 {
  public:
-  // Of the argument: 4 x + kZero.
+  // Of the argument: kOne x + kZero; kLeast: one whose weight is 0.
   static constexpr float kOne = 4.0f, kZero = 988.0f, kLeast = 0.0f;
 
   TESSERA_INLINE PairExp2() {
@@ -99,20 +118,11 @@ class PairExp2 {
     half_unit_ = _mm512_set1_epi16(static_cast<int16_t>(n[3]));
     first_exponent_ = _mm512_set1_epi16(static_cast<int16_t>(n[4]));
     ones_ = _mm512_set1_epi16(static_cast<int16_t>(n[5]));
-    alignas(16) static constexpr uint8_t kUpper[16] = {2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15};
-    alignas(16) static constexpr uint8_t kLower[16] = {0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13};
-    static constexpr __mmask64 kLowHalves[1] = {0x3333333333333333};
-    const auto everywhere = [](const uint8_t* bytes) TESSERA_LAMBDA_INLINE {
-      return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(opaque(bytes))));
-    };
-    upper_ = everywhere(kUpper), lower_ = everywhere(kLower);
-    low_halves_ = *opaque(kLowHalves), high_halves_ = ~low_halves_;
   }
   // `low`, `high`: arguments. `most`: the largest exponents so far, what is out of range above all.
   TESSERA_INLINE VecU operator()(VecF low, VecF high, VecU& most) const {
-    const __m512i f = _mm512_mask_shuffle_epi8((__m512i)low, high_halves_, (__m512i)high, lower_);
-    const __m512i upper = _mm512_mask_shuffle_epi8((__m512i)high, low_halves_, (__m512i)low, upper_);
-    const __m512i exponent = _mm512_subs_epu16(upper, first_exponent_);
+    const __m512i f = lower_halves_((__m512i)low, (__m512i)high);
+    const __m512i exponent = _mm512_subs_epu16(upper_halves_((__m512i)low, (__m512i)high), first_exponent_);
     most = (VecU)_mm512_max_epu16((__m512i)most, exponent);
     __m512i g = _mm512_add_epi16(_mm512_mulhi_epu16(f, c_[2]), c_[1]);
     g = _mm512_add_epi16(_mm512_mulhi_epu16(f, g), c_[0]);
@@ -135,8 +145,9 @@ class PairExp2 {
   static constexpr uint16_t kFirstExponent = 0x4400 - kBiasAbove;
   static_assert(kZero == 512.0f + kOne * (127 - kBiasAbove));
 
-  __m512i c_[3], half_unit_, first_exponent_, ones_, upper_, lower_;
-  __mmask64 low_halves_, high_halves_;
+  __m512i c_[3], half_unit_, first_exponent_, ones_;
+  JoinHalves<true> upper_halves_;
+  JoinHalves<false> lower_halves_;
 };
 
 }  // namespace

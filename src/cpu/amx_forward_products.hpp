@@ -37,7 +37,9 @@ struct AmxForward {
     }
     const KeyRows rows{key_begin, from, keys};
     pack_key_rows(scratch.k_tiles, p, p.k, sequence, batch, head_kv, rows, p.head_dim);
-    nonfinite = pack_key_columns(scratch.v_tiles, p, p.v, sequence, batch, head_kv, rows, p.head_dim_v, look);
+    nonfinite = {};
+    pack_key_columns(scratch.v_tiles, look ? &nonfinite : nullptr, p, p.v, sequence, batch, head_kv, rows,
+                     p.head_dim_v);
     k_packed = scratch.k_tiles, v_packed = scratch.v_tiles;
   }
 

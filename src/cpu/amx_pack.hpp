@@ -190,26 +190,25 @@ inline void pack_key_rows(char* tiles, const Params& p, const RowTensor& tensor,
   }
 }
 
-// [cols / 32][block_n / 32][2] tiles of A, transposed: the keys that meet the same two rows of C are neighbours. `look`:
-// for NaN and infinities, whose keys are packed as zeros.
-inline NonfiniteKeys pack_key_columns(char* tiles, const Params& p, const RowTensor& tensor, const Sequence& sequence,
-                                      int64_t batch, int64_t head_kv, const KeyRows& keys, int64_t cols, bool look) {
+// [cols / 32][block_n / 32][2] tiles of A, transposed: the keys that meet the same two rows of C are neighbours. `nonfinite`:
+// to which keys with NaN and infinities are added, which are packed as zeros; NULL: none is looked for.
+inline void pack_key_columns(char* tiles, NonfiniteKeys* nonfinite, const Params& p, const RowTensor& tensor,
+                             const Sequence& sequence, int64_t batch, int64_t head_kv, const KeyRows& keys,
+                             int64_t cols) {
   const int64_t key = keys.key, count = keys.count;
-  NonfiniteKeys nonfinite{};
   const int64_t group_bytes = p.block_n / (2 * kTileSide) * 2 * kTile_bytes;
   tiles += keys.first / (2 * kTileSide) * 2 * kTile_bytes;
   for (int64_t n = keys.first; n < count; n += 2 * kTileSide, tiles += 2 * kTile_bytes) {
     const char* rows[2 * kTileSide];
     key_rows(rows, p, tensor, sequence, batch, head_kv, key + n, min_of<int64_t>(2 * kTileSide, count - n));
-    if (look) {
+    if (nonfinite) {
       const uint32_t bits = nonfinite_rows(rows, count - n, cols);
-      nonfinite.rows[n / (2 * kTileSide)] = bits;
-      nonfinite.any |= bits != 0;
+      nonfinite->rows[n / (2 * kTileSide)] = bits;
+      nonfinite->any |= bits != 0;
       blank_rows(rows, bits);
     }
     pack_transposed_rows(tiles, group_bytes, rows, count - n, cols);
   }
-  return nonfinite;
 }
 
 }  // namespace

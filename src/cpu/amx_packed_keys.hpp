@@ -28,20 +28,16 @@ inline void amx_pack_keys_item(const Params& p, int64_t item) {
   const Sequence& sequence = p.sequences[batch];
   const int64_t key = (sequence.packed_first + index - sequence.packed_begin) * p.block_n;
   const int64_t count = min_of<int64_t>(p.block_n, sequence.sk - key);
-  const bool look = may_mask_entries(p) || p.causal || p.window_left >= 0 || p.window_right >= 0 || p.tree_mask;
   const AmxPackedKeys out = packed_keys(p, sequence, head_kv, key);
-  NonfiniteKeys nonfinite{};
+  *out.nonfinite = {};
   constexpr int64_t kStep = 2 * kTileSide;
   for (int64_t n = 0; n < count; n += kStep) {
     const int64_t end = min_of(n + kStep, count);
     prefetch_keys(p, sequence, batch, head_kv, key + end, min_of(kStep, count - end), 0, 1);
     pack_key_rows(out.k_tiles, p, p.k, sequence, batch, head_kv, {key, n, end}, p.head_dim);
-    const NonfiniteKeys found =
-        pack_key_columns(out.v_tiles, p, p.v, sequence, batch, head_kv, {key, n, end}, p.head_dim_v, look);
-    nonfinite.rows[n / kStep] = found.rows[n / kStep];
-    nonfinite.any |= found.any;
+    pack_key_columns(out.v_tiles, may_hide_keys(p) ? out.nonfinite : nullptr, p, p.v, sequence, batch, head_kv,
+                     {key, n, end}, p.head_dim_v);
   }
-  *out.nonfinite = nonfinite;
 }
 
 // Keys that are soon needed, which are asked for a few at a time: their rows or, packed ahead, their lines.

@@ -69,6 +69,10 @@ inline void visible_lanes(int32_t* visible, const Params& p, const Tile& tile, i
 
 // Whether a mask or a bias may mask a key that is visible by its position.
 TESSERA_INLINE bool may_mask_entries(const Params& p) { return p.mask.data || p.block_mask.data || p.bias.data; }
+// Whether a key may be hidden from some query of the call, by that or by position.
+TESSERA_INLINE bool may_hide_keys(const Params& p) {
+  return may_mask_entries(p) || p.causal || p.window_left >= 0 || p.window_right >= 0 || p.tree_mask;
+}
 
 // y[d] += a x[d], neither padded.
 TESSERA_INLINE void add_scaled(float a, const float* x, float* y, int64_t cols) {

@@ -20,8 +20,6 @@ constexpr int64_t kLeastStagesPerCore = 8192;
 
 constexpr int64_t kTileRows = 32;
 
-int64_t group_size(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
-
 // Keys low ... high are what queries first ... last see together, by position; none where low > high.
 struct KeyRange {
   int64_t low, high;

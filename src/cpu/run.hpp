@@ -26,6 +26,8 @@ struct KeySplits {
   int64_t keys;  // a split, a multiple of block_n
 };
 KeySplits key_splits(const tessera_plan& plan, int64_t longest);
+// Query heads that share a KV head.
+int64_t group_size(const tessera_plan& plan);
 // Forward in float32: rows of K and V share so few sets of the first cache that they are copied block by block.
 bool rows_collide(const tessera_plan& plan);
 // d_q itself is the float32 accumulator.

@@ -48,8 +48,6 @@ static_assert(kBlockKeysAmx <= kAmxMaxBlockKeys && kBackwardKeysAmx <= kAmxMaxBl
 int64_t most_forward_splits(int64_t keys) { return std::max<int64_t>(1, keys / kMinSplitKeys); }
 int64_t most_decode_parts(int64_t keys) { return std::max<int64_t>(1, divide_up(keys, kDecodePartKeys)); }
 
-int64_t group_size(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
-
 bool has_options(const tessera_problem& p) {
   return p.softcap > 0 || core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask) ||
          core::present(p.alibi_slopes) || p.dropout_p > 0 || core::present(p.tree_mask);
@@ -151,6 +149,8 @@ void settle_isa(tessera_plan& plan) {
 
 }  // namespace
 
+int64_t group_size(const tessera_plan& plan) { return plan.heads_q / std::max<int64_t>(1, plan.heads_kv); }
+
 std::string refuse_tiles(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.q.dtype != TESSERA_BFLOAT16) return "they take bfloat16";
@@ -162,7 +162,7 @@ std::string refuse_tiles(const tessera_plan& plan) {
   const bool few_rows = plan.kernel == TESSERA_KERNEL_DECODE;
   if (!reason.empty() || few_rows || p.batch_invariant) return reason;  // lengths are the batch's
   const bool pack = p.direction == TESSERA_FORWARD && plan.max_seqlen_q < kAmxBlockM;
-  const int64_t group = plan.heads_q / std::max<int64_t>(1, plan.heads_kv);
+  const int64_t group = group_size(plan);
   reason = at_least("query rows ", plan.max_seqlen_q * (pack ? group : 1), kAmxLeastRows);
   return reason.empty() ? at_least("keys ", plan.max_seqlen_k, kAmxLeastKeys) : reason;
 }

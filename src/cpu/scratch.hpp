@@ -64,7 +64,7 @@ static constexpr ForwardScratch carve_forward(char* base, const ForwardShape& s)
 
 // By AMX: tiles of 32 queries; a tile register holds 1 KiB. A job is what the kernel takes at a time, so many keys of one
 // tile at most and half of them at least.
-constexpr int64_t kAmxBlockM = 32, kAmxJobKeys = 128;
+constexpr int64_t kAmxBlockM = 32, kAmxJobKeys = 128, kTileRegister_bytes = 1024;
 // Keys of a super-block, at most.
 constexpr int64_t kAmxMaxBlockKeys = 1024;
 // Numbers of bfloat16 whose sum is one over the scale, for the bias as a step of a product.
@@ -72,10 +72,10 @@ constexpr int64_t kAmxBiasTerms = 3;
 
 // K and V of a super-block, as the forward pass's products read them.
 static constexpr int64_t amx_k_tiles_bytes(int64_t block_n, int64_t head_dim) {
-  return block_n / 16 * (padded_to(head_dim, 32) / 32) * 1024;
+  return block_n / 16 * (padded_to(head_dim, 32) / 32) * kTileRegister_bytes;
 }
 static constexpr int64_t amx_v_tiles_bytes(int64_t block_n, int64_t head_dim_v) {
-  return padded_to(head_dim_v, 32) / 32 * (block_n / 32) * 2 * 1024;
+  return padded_to(head_dim_v, 32) / 32 * (block_n / 32) * 2 * kTileRegister_bytes;
 }
 
 // Of a super-block, for every 32 keys those that hold NaN or infinities.
@@ -126,7 +126,7 @@ struct AmxForwardScratch {
 };
 
 static constexpr AmxForwardScratch carve_amx_forward(char* base, const AmxForwardShape& s) {
-  constexpr int64_t kTileRegister_bytes = 1024, kJob_bytes = 12;
+  constexpr int64_t kJob_bytes = 12;
   const int64_t d = padded_to(s.head_dim, 32), dv = padded_to(s.head_dim_v, 16);
   Carver carver(base);
   AmxForwardScratch out{};
@@ -184,7 +184,6 @@ struct AmxDecodeScratch {
 };
 
 static constexpr AmxDecodeScratch carve_amx_decode(char* base, const DecodeShape& s) {
-  constexpr int64_t kTileRegister_bytes = 1024;
   const int64_t d = padded_to(s.head_dim, 32), dv = padded_to(s.head_dim_v, 32);
   Carver carver(base);
   AmxDecodeScratch out{};
@@ -276,7 +275,7 @@ struct AmxBackwardScratch {
 };
 
 static constexpr AmxBackwardScratch carve_amx_backward(char* base, const AmxBackwardShape& s) {
-  constexpr int64_t kTileRegister_bytes = 1024, kTiles = kAmxBackwardTiles, kStage = 32 * kAmxBlockM;
+  constexpr int64_t kTiles = kAmxBackwardTiles, kStage = 32 * kAmxBlockM;
   const int64_t d = padded_to(s.head_dim, 32), dv = padded_to(s.head_dim_v, 32);
   Carver carver(base);
   AmxBackwardScratch out{};
