@@ -59,7 +59,19 @@ void measure(int64_t heads, int64_t d, int32_t causal) {
       finish_tiles(p, tiles, 16, scratch.sO, d * kBlockM, 0, 1.0f);
     });
   }
-  AmxForward f{p, scratch, tiles, d / 32, d / 16, sequences[0], 0, 0, false, false, BiasStep(p, nullptr, nullptr)};
+  AmxForward f{p,
+               scratch,
+               tiles,
+               d / 32,
+               d / 16,
+               sequences[0],
+               0,
+               0,
+               false,
+               false,
+               BiasStep(p, nullptr, nullptr),
+               KeysAhead(p, sequences[0], 0, 0)};
+  f.k_packed = scratch.k_tiles, f.v_packed = scratch.v_tiles;
   report_of("stale max, 16", heads, d, "one", [&] {
     for (int64_t t = 0; t < 16; ++t) take_stale_max(f, tiles[t], scratch.ring, 0, kStageKeys, false);
   });
