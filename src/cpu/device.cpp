@@ -29,8 +29,8 @@ constexpr int32_t kMaxThreads = 1024;
 // TESSERA_AMX=emulated in the environment: tile registers in plain C++, for tests.
 bool emulates_amx() {
 #if defined(TESSERA_AMX_EMULATION)
-  static const char* const text = std::getenv("TESSERA_AMX");
-  return text && std::strcmp(text, "emulated") == 0;
+  static const bool emulated = std::getenv("TESSERA_AMX") != nullptr;  // the word: check_amx()
+  return emulated;
 #else
   return false;
 #endif
@@ -156,6 +156,13 @@ tessera_status apply_isa(const char* text, tessera_device& device) {
   return invalid("TESSERA_ISA: \"%.60s\", accepted on this CPU: %s", text, accepted.c_str());
 }
 
+#if defined(TESSERA_AMX_EMULATION)
+tessera_status check_amx(const char* text) {
+  if (std::strcmp(text, "emulated") == 0) return ok();
+  return invalid("TESSERA_AMX: \"%.60s\", accepted emulated", text);
+}
+#endif
+
 tessera_status apply_threads(const char* text, tessera_device& device) {
   char* end = nullptr;
   errno = 0;
@@ -239,6 +246,9 @@ tessera_status detect(tessera_device& device) {
   device.l1_bytes = hardware().l1_bytes;
   device.l2_bytes = hardware().l2_bytes;
   std::memcpy(device.name, hardware().name, sizeof device.name);
+#if defined(TESSERA_AMX_EMULATION)
+  if (const char* text = std::getenv("TESSERA_AMX")) TESSERA_RETURN_IF_ERROR(check_amx(text));
+#endif
   if (const char* text = std::getenv("TESSERA_ISA")) TESSERA_RETURN_IF_ERROR(apply_isa(text, device));
   if (const char* text = std::getenv("TESSERA_NUM_THREADS")) TESSERA_RETURN_IF_ERROR(apply_threads(text, device));
   return ok();
