@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+os.environ["TESSERA_PROGRAM"] = str(Path(os.environ["TESSERA_PROGRAM"]).resolve())  # it runs in other folders
+
 
 class Outcome:
     def __init__(self, process):
