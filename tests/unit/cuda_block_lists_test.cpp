@@ -1,5 +1,5 @@
 // The lists of a block mask, kernels/tessera/block_lists, and the steps that bwd_sm90 makes of them, on the host (tests/emulated_warp):
-// a block is listed where one of its keys is visible to one of its queries, and hidden from a group where none is.
+// a block is listed where one of its keys is visible to one of its queries, and hidden from a half where none is.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kHalf = 64;  // rows of a group
+constexpr int kHalf = 64;  // rows
 
 // A drawn problem with a block mask, the same for all of the batch or not, and for all heads or not.
 struct Drawn : DrawnBlockMask {
@@ -50,11 +50,11 @@ void expect_entries(const Drawn& drawn) {
           const Sequence s = load_sequence<false>(p, batch);
           const bool listed = list_entry<kConfig>(p, s, drawn.mask_of(batch, head), tile, block, entry);
           bool some = false;
-          for (int group = 0; group < kConfig.groups; ++group) {
-            const int row = tile * kConfig.rows + group * kHalf, col = block * kConfig.cols;
+          for (int half = 0; half < kListHalves; ++half) {
+            const int row = tile * kConfig.rows + half * kHalf, col = block * kConfig.cols;
             const bool sees = kConfig.transposed ? drawn.sees(batch, head, col, kConfig.cols, row, kHalf)
                                                  : drawn.sees(batch, head, row, kHalf, col, kConfig.cols);
-            ASSERT_EQ(list_hides(entry, group), !sees) << tile << " " << block << " " << group;
+            ASSERT_EQ(list_hides(entry, half), !sees) << tile << " " << block << " " << half;
             some |= sees;
           }
           ASSERT_EQ(listed, some);
@@ -67,9 +67,9 @@ TEST(DeviceBlockLists, ListWhatIsVisible) {
   for (int n = 0; n < 12; ++n) {
     SCOPED_TRACE(n);
     const Drawn drawn(random);
-    if (drawn.p.mask_block_k % 128 == 0) expect_entries<BlockListsConfig{128, 2, 128, false}>(drawn);
-    expect_entries<BlockListsConfig{128, 2, 64, false}>(drawn);
-    expect_entries<BlockListsConfig{128, 2, 64, true}>(drawn);
+    if (drawn.p.mask_block_k % 128 == 0) expect_entries<BlockListsConfig{128, 128, false}>(drawn);
+    expect_entries<BlockListsConfig{128, 64, false}>(drawn);
+    expect_entries<BlockListsConfig{128, 64, true}>(drawn);
     if (HasFatalFailure()) return;
   }
 }
@@ -79,7 +79,7 @@ constexpr BwdSm90Config kBackward = bwd_sm90_config(false, false, true);
 // The steps that bwd_sm90's producer makes for each block of keys: each listed tile of queries of each of the group's heads, once.
 TEST(DeviceBlockLists, AreBackwardsSteps) {
   std::mt19937 random(4);
-  constexpr BlockListsConfig kConfig{kBackward.block_n, 2, kBackward.block_m, true};
+  constexpr BlockListsConfig kConfig{kBackward.block_n, kBackward.block_m, true};
   for (int n = 0; n < 30; ++n) {
     SCOPED_TRACE(n);
     const Drawn drawn(random);

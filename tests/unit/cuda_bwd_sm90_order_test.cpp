@@ -79,7 +79,7 @@ TEST(DeviceBwdSm90Order, CountsBeyond32Bits) {
 }
 
 constexpr BwdSm90Config kDeterministic = bwd_sm90_config(false, true, true);
-constexpr BlockListsConfig kLists{kDeterministic.block_n, 2, kDeterministic.block_m, true};
+constexpr BlockListsConfig kLists{kDeterministic.block_n, kDeterministic.block_m, true};
 
 template <class Kernel>
 void run_grid(int warps, const Kernel& kernel) {

@@ -5,11 +5,12 @@
 
 namespace tessera {
 
-// An entry of a list: a block of columns of some rows' tile, and for each group of the tile's rows whether the block is hidden from it.
-// Rows are queries and columns keys; transposed, for the backward pass, rows are keys and columns queries.
-inline constexpr int kListHiddenBits = 4;  // the entry's lowest: bit g: from group g
-TESSERA_HOST_DEVICE constexpr int list_block(int entry) { return entry >> kListHiddenBits; }
-TESSERA_HOST_DEVICE constexpr bool list_hides(int entry, int group) { return (entry >> group & 1) != 0; }
+// An entry of a list: a block of columns of some rows' tile, and for each half of the tile's rows, a warpgroup's, whether the block is
+// hidden from it. Rows are queries and columns keys; transposed, for the backward pass, rows are keys and columns queries.
+inline constexpr int kListHalves = 2;
+inline constexpr int kListHidden = (1 << kListHalves) - 1;  // the entry's lowest bits: bit h: from half h
+TESSERA_HOST_DEVICE constexpr int list_block(int entry) { return entry >> kListHalves; }
+TESSERA_HOST_DEVICE constexpr bool list_hides(int entry, int half) { return (entry >> half & 1) != 0; }
 
 // The lists, of the mask's [batch|1, heads|1] and each tile of rows: how many entries there are, and the entries, at most `most`. Whoever
 // reads the first of them has read the count's 32 bytes. In ascending order, transposed in descending order: under a causal mask the long
@@ -29,12 +30,11 @@ TESSERA_HOST_DEVICE constexpr bool is_long_list(int count, int most) { return in
 inline constexpr int kListsALongOne = 16;
 
 struct BlockListsConfig {
-  int rows;    // of a tile
-  int groups;  // parts of it, of rows / groups each, that an entry tells apart; at most kListHiddenBits
-  int cols;    // of a block
+  int rows;  // of a tile
+  int cols;  // of a block
   bool transposed;
 };
-TESSERA_CONFIG_FIELDS(BlockListsConfig, rows, groups, cols, transposed)
+TESSERA_CONFIG_FIELDS(BlockListsConfig, rows, cols, transposed)
 
 // Deterministic backward pass, of transposed lists: the order in which the blocks of keys that see a tile of queries add to its dQ.
 struct BlockTurns {

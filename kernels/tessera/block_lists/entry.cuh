@@ -20,15 +20,15 @@ TESSERA_DEVICE bool sees_some(const BlockListsParams& p, const Sequence& s, cons
 template <BlockListsConfig kCfg>
 TESSERA_DEVICE bool list_entry(const BlockListsParams& p, const Sequence& s, const char* mask, int tile, int block,
                                int& entry) {
-  constexpr int kGroupRows = kCfg.rows / kCfg.groups;
+  constexpr int kRows = kCfg.rows / kListHalves;
   const int col0 = block * kCfg.cols, col1 = col0 + kCfg.cols - 1;
-  entry = block << kListHiddenBits;
+  entry = block << kListHalves;
   bool seen = false;
-  for (int group = 0; group < kCfg.groups; ++group) {
-    const int row0 = tile * kCfg.rows + group * kGroupRows, row1 = row0 + kGroupRows - 1;
+  for (int half = 0; half < kListHalves; ++half) {
+    const int row0 = tile * kCfg.rows + half * kRows, row1 = row0 + kRows - 1;
     const bool sees =
         kCfg.transposed ? sees_some(p, s, mask, col0, col1, row0, row1) : sees_some(p, s, mask, row0, row1, col0, col1);
-    if (!sees) entry |= 1 << group;
+    if (!sees) entry |= 1 << half;
     seen |= sees;
   }
   return seen;

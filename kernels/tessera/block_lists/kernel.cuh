@@ -10,7 +10,7 @@ namespace tessera {
 
 template <BlockListsConfig kCfg>
 TESSERA_DEVICE void block_lists(const BlockListsParams& p) {
-  static_assert(kCfg.groups <= kListHiddenBits && kCfg.rows % kCfg.groups == 0, "BlockListsConfig");
+  static_assert(kCfg.rows % kListHalves == 0, "BlockListsConfig");
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int list = static_cast<int>(blockIdx.x) * kBlockListsWarps + static_cast<int>(threadIdx.x / 32);
   if (list >= p.batches * p.heads * p.lists.tiles) return;

@@ -60,7 +60,7 @@ struct BwdSm90Producer {
     const int slot = block.load_head * p.q_slots + block.slot0 + load_row0() / kCfg.block_m;
     if constexpr (kFirst) load_keys<typename Shared::Keys>(Shared::kAt.k, &p.k_map, shared.k_full());
     shared.wait_empty(Shared::kQ, at);
-    const int hidden = kCfg.block_mask ? block.load_entry & ((1 << kListHiddenBits) - 1) : 0;
+    const int hidden = kCfg.block_mask ? block.load_entry & kListHidden : 0;
     ptx::st_shared_s32x2(shared.step(at), slot, load_row0() | hidden);
     if constexpr (kCfg.block_mask) ptx::st_shared_s32x2(shared.dq_slot(left), slot, load_turn());
     load_queries<typename Shared::Queries>(at, Shared::kQ, Shared::kAt.q, &p.q_map, 2 * Shared::kStatBytes);

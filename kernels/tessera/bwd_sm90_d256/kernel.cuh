@@ -96,7 +96,7 @@ template <BwdSm90D256Config kCfg>
 TESSERA_DEVICE void bwd_sm90_d256(const BwdSm90Params& p) {
   static_assert(!(kCfg.staged_dq && kCfg.deterministic), "turns are of additions from registers");
   static_assert(kCfg.head_dim_v <= kCfg.head_dim, "dO's halves lie in the places of Q's");
-  static_assert(kCfg.block_m >= 1 << kListHiddenBits, "a step's word: its first query and what is hidden");
+  static_assert(kCfg.block_m > kListHidden, "a step's word: its first query and what is hidden");
   static_assert(kCfg.half_slots >= 5, "a step's four halves and a next one; the results leave through four");
   // The load of step j + 3's first half, item 4 (j + 3) of the ring, waits until item 4 (j + 3) - slots is released, which
   // a warp does after step j if that item is step j + 1's or later: then LSE and delta of step j have been read.

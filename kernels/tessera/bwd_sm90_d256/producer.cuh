@@ -50,7 +50,7 @@ struct BwdSm90D256Producer {
     for (int left = block.steps; left > 0; --left) {
       if constexpr (kCfg.block_mask) {
         head = block.load_head, tile = list_block(block.load_entry);
-        hidden = block.load_entry & ((1 << kListHiddenBits) - 1);
+        hidden = block.load_entry & kListHidden;
       }
       const int slot = head * p.q_slots + block.slot0 + tile;
 #pragma unroll 1

@@ -67,9 +67,7 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
   constexpr ScoreConfig kScore = kCfg.score;
   const DecodeRows rows(p, segment.head_kv);
   const float unit = score_unit<kScore>(p);
-  // ALiBi may raise the scores from tile to tile, so that each tile would be done twice.
-  constexpr bool kStaleMax = !kScore.alibi;
-  bool stale_max = kStaleMax && full && softmax.ready;
+  bool stale_max = kScore.stale_max() && full && softmax.ready;
   for (;; stale_max = false) {
     queries.product(rS, sK);
 #pragma unroll
@@ -91,7 +89,7 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
     if (!stale_max) break;
     if (softmax.try_stale_max(rS, unit)) return;
   }
-  softmax.update(rS, unit, rO, kStaleMax ? 0.0f : kRescaleThreshold_log2);
+  softmax.update(rS, unit, rO, kScore.stale_max() ? 0.0f : kRescaleThreshold_log2);
 }
 
 // The oldest of a warp's tiles of K or V: 2 stages - 1 came later.

@@ -150,22 +150,29 @@ struct ShareSegments {
       if (!walk.next(p, next)) next.rows = 0;
     }
   }
-  // Invariant: whether one team has all parts of a group of a segment's work tile; where each part has a team of its own, none.
-  TESSERA_DEVICE bool group_is_whole(const Segment& segment, int group) const {
-    if (segment.part_tiles >= walk.share_tiles) return false;
-    const int first = group * kDecodeGroupParts, last = min(first + kDecodeGroupParts, segment.parts.count) - 1;
+  // Invariant: the first and the last part of a group of a segment's work tile.
+  struct PartGroup {
+    int first, last;
+    TESSERA_DEVICE PartGroup(const Segment& segment, int group)
+        : first(group * kDecodeGroupParts), last(min(first + kDecodeGroupParts, segment.parts.count) - 1) {}
+  };
+  // Invariant: parts that are at least a share each have a team of their own; of smaller ones no team between has none.
+  TESSERA_DEVICE bool team_a_part(const Segment& segment) const { return segment.part_tiles >= walk.share_tiles; }
+  // Invariant: whether one team has all parts of a group.
+  TESSERA_DEVICE bool group_is_whole(const Segment& segment, PartGroup group) const {
+    if (team_a_part(segment)) return false;
     const auto team_of = [&](int part) {
       return (segment.tiles_before + part * segment.part_tiles) / walk.share_tiles;
     };
-    return team_of(first) == team_of(last);
+    return team_of(group.first) == team_of(group.last);
   }
   // Invariant: the parts, a bit each, that are in memory once all have arrived: of a whole group its last alone, which is their sum.
   TESSERA_DEVICE uint32 parts_in_memory(const Segment& segment) const {
     uint32 all = (1u << segment.parts.count) - 1;
-    if (segment.part_tiles >= walk.share_tiles) return all;  // a short call waits for this
-    for (int group = 0; group * kDecodeGroupParts < segment.parts.count; ++group) {
-      const int first = group * kDecodeGroupParts, last = min(first + kDecodeGroupParts, segment.parts.count) - 1;
-      if (group_is_whole(segment, group)) all &= ~((1u << last) - (1u << first));
+    if (team_a_part(segment)) return all;  // a short call waits for this
+    for (int n = 0; n * kDecodeGroupParts < segment.parts.count; ++n) {
+      const PartGroup group(segment, n);
+      if (group_is_whole(segment, group)) all &= ~((1u << group.last) - (1u << group.first));
     }
     return all;
   }
@@ -180,10 +187,9 @@ struct ShareSegments {
       parts.count = (segment.tiles + segment.part_tiles - 1) / segment.part_tiles;
       parts.index = segment.first / segment.part_tiles;
       const int last_team = (segment.tiles_before + (parts.count - 1) * segment.part_tiles) / share_tiles;
-      // Of parts that are at least a share each has a team of its own, of smaller ones no team between has none.
-      parts.teams = segment.part_tiles >= share_tiles ? parts.count : last_team - first_team + 1;
+      parts.teams = team_a_part(segment) ? parts.count : last_team - first_team + 1;
       parts.first_slot = parts.counter * kDecodeMostParts, parts.second_slot = parts.first_slot + 1, parts.step = 1;
-      segment.whole_group = group_is_whole(segment, parts.index / kDecodeGroupParts);
+      segment.whole_group = group_is_whole(segment, {segment, parts.index / kDecodeGroupParts});
     } else {
       parts.count = parts.teams = (segment.tiles_before + segment.tiles - 1) / share_tiles - first_team + 1;
       parts.index = walk.team - first_team;

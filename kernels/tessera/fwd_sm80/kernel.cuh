@@ -93,9 +93,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     if (!v_later && key0 > mine.some.high) continue;  // my rows see none of it: the end of a causal mask
     const bool full = mine.all.holds(key0, kCfg.block_n);
     float rS[kM][kN][4];
-    // Slopes and biases may raise the scores from tile to tile, so that each tile would be done twice.
-    constexpr bool kStaleMax = !kCfg.score.alibi && !kCfg.score.bias_or_mask();
-    bool stale_max = kStaleMax && softmax.ready;
+    bool stale_max = kCfg.score.stale_max() && softmax.ready;
     using BiasMask = FwdBiasMask<kCfg, kM, kN>;
     [[maybe_unused]] const bool loads_pairs = BiasMask::kTaken && full && p.bias_mask_keys > 1;
     [[maybe_unused]] BiasMask bias_mask;
@@ -122,7 +120,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
         if (softmax.try_stale_max(rS, unit)) break;
         continue;
       }
-      softmax.update(rS, unit, rO, kStaleMax ? 0.0f : kRescaleThreshold_log2);
+      softmax.update(rS, unit, rO, kCfg.score.stale_max() ? 0.0f : kRescaleThreshold_log2);
       break;
     }
 

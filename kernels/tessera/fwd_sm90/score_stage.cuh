@@ -33,8 +33,6 @@ struct ScoreStage {
                                                                              : kCfg.consumers == 3 ? 128
                                                                                                    : 96);
   using BiasMask = BiasMaskFragment<kCfg.score, kBiasMaskAhead ? 2 : 1, kN, false>;
-  // Slopes and biases may raise the scores from block to block, so that each block would be done twice.
-  static constexpr bool kStaleMax = !kCfg.score.alibi && !kCfg.score.bias_or_mask();
 
   float rS[1][kN][4];
   uint32 rP[kSteps][4];  // A fragments of P V
@@ -123,7 +121,7 @@ struct ScoreStage {
     const float unit = score_unit<kCfg.score>(at.p);
     float alpha[1][2];
     softmax.update_max(rS, unit, alpha, 0.0f);
-    if (kStaleMax && at.bounds.cuts_low()) softmax.raise_max(kFewKeysLead_log2);
+    if (kCfg.score.stale_max() && at.bounds.cuts_low()) softmax.raise_max(kFewKeysLead_log2);
     softmax.exponentiate(rS, unit);
   }
 
@@ -136,7 +134,7 @@ struct ScoreStage {
     constexpr int kEarly = kSteps / 2 * 2;
     const float unit = score_unit<kCfg.score>(at.p);
     apply_options_and_mask(at);
-    if constexpr (!kStaleMax) {
+    if constexpr (!kCfg.score.stale_max()) {
       at.release_k();
       float alpha[1][2];
       const bool moves = softmax.update_max(rS, unit, alpha);

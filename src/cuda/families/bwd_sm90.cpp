@@ -36,8 +36,7 @@ constexpr int kMostHeadDim = BwdSm90D512Config::head_dim,
               kMostPairHeadDim = kPairTiles[std::size(kPairTiles) - 1].head_dim;
 constexpr int kMostBlockHeadDim = 128, kMostBlockHeadDimOfK = 192;  // of V and of all; of Q and K alone
 
-constexpr int kStoredRows = 16;      // of dK and dV, that a warp stores
-constexpr int kScoreWarpgroups = 2;  // each with a half of a block's keys
+constexpr int kStoredRows = 16;  // of dK and dV, that a warp stores
 
 // All that was decided for a problem.
 struct BwdSm90Plan {
@@ -442,7 +441,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     return ok();
   }
   if (own.rows.block_mask) {
-    const BlockListsConfig config{shape.block_n, kScoreWarpgroups, shape.block_m, true};
+    const BlockListsConfig config{shape.block_n, shape.block_m, true};
     char* memory = workspace ? static_cast<char*>(workspace) + own.workspace.bytes : nullptr;
     p.lists = list_blocks(plan, config, own.lists, buffers, memory, launches);
     if (memory) memory += block_lists_bytes(plan.problem, own.lists);

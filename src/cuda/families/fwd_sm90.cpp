@@ -181,7 +181,7 @@ std::optional<Choice> choose_for_block_mask(const tessera_plan& plan) {
   for (const BlockMaskTile& row : kBlockMaskTiles) {
     if (head_dim > row.head_dim || row.block_n > most_keys || p.mask_block_k % row.block_n != 0) continue;
     Sm90Tile tile{};
-    tile.block_n = row.block_n, tile.consumers = 2, tile.cluster = 1;
+    tile.block_n = row.block_n, tile.consumers = kListHalves, tile.cluster = 1;
     tile.k_stages = row.k_stages, tile.v_stages = row.v_stages, tile.q_stages = row.q_stages;
     return choice_of(plan, tile);
   }
@@ -447,9 +447,8 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     p.short_tile_blocks = own.short_tile_blocks;
   }
   if (own.config.block_mask) {
-    const int consumers = own.config.consumers;
     void* memory = workspace ? static_cast<char*>(workspace) + kListsAt : nullptr;
-    p.lists = list_blocks(plan, {consumers * kConsumerRows, consumers, own.config.block_n, false}, own.lists, buffers,
+    p.lists = list_blocks(plan, {own.config.consumers * kConsumerRows, own.config.block_n, false}, own.lists, buffers,
                           memory, launches, counters);
   }
   if (const Driver* driver = launches.driver()) {

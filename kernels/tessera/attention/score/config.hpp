@@ -28,6 +28,9 @@ struct ScoreConfig {
   TESSERA_HOST_DEVICE constexpr bool lane_order(int keys) const {
     return bias_or_mask() && !block_mask && !dropout && keys % 32 == 0;
   }
+  // Whether a tile may be exponentiated against the max of the tiles before (attention/softmax): slopes, biases and masks may raise a
+  // row's scores from tile to tile, so that each tile would be done twice.
+  TESSERA_HOST_DEVICE constexpr bool stale_max() const { return !alibi && !bias_or_mask(); }
   // Something is added to a score.
   TESSERA_HOST_DEVICE constexpr bool adds() const { return bias || alibi; }
   // Scores are changed before they are exponentiated, not scaled by the same instruction.
