@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/names.hpp"
 #include "error.hpp"
@@ -19,11 +20,18 @@ constexpr tessera_isa kIsas[] = {TESSERA_ISA_BASELINE, TESSERA_ISA_AVX2, TESSERA
 
 // "auto; on the CPU reference, decode, tiled; on a GPU fwd_sm80, ..."
 std::string kernels_text() {
-  std::string text = core::kKernelNames[0].name, place;
-  for (const core::KernelName& kernel : std::span(core::kKernelNames).subspan(1)) {
-    text +=
-        place == kernel.place ? fmt::format(", {}", kernel.name) : fmt::format("; {} {}", kernel.place, kernel.name);
-    place = kernel.place;
+  const auto kernels = std::span(core::kKernelNames).subspan(1);
+  std::vector<std::string_view> places;
+  for (const core::KernelName& kernel : kernels) {
+    if (std::ranges::find(places, kernel.place) == places.end()) places.emplace_back(kernel.place);
+  }
+  std::string text = core::kKernelNames[0].name;
+  for (const std::string_view place : places) {
+    text += fmt::format("; {}", place);
+    const char* separator = " ";
+    for (const core::KernelName& kernel : kernels) {
+      if (kernel.place == place) text += std::exchange(separator, ", "), text += kernel.name;
+    }
   }
   return text;
 }
