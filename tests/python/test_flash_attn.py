@@ -681,6 +681,11 @@ def run_python(program, path, **environment):
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
 
 
+def test_says_which_one_is_taken_from_the_source_tree():
+    said = run_python("import runpy; runpy.run_module('tessera_flash_attn', run_name='__main__')", [_DROPIN])
+    assert said.returncode == 0 and said.stdout == f"flash_attn: Tessera's, {_DROPIN / 'flash_attn' / '__init__.py'}\n"
+
+
 def test_never_shadows_by_surprise(tmp_path):
     installed = tmp_path / "flash_attn-2.8.3.dist-info"
     installed.mkdir()

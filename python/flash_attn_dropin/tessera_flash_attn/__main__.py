@@ -8,6 +8,8 @@ from pathlib import Path
 
 def main() -> int:
     folder = Path(__file__).resolve().parent
+    if not (folder / "flash_attn").exists():  # in the source tree the two lie side by side
+        folder = folder.parent
     spec = importlib.util.find_spec("flash_attn")
     taken = Path(spec.origin).resolve() if spec is not None and spec.origin else None
     if taken == folder / "flash_attn" / "__init__.py":
