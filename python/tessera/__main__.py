@@ -19,6 +19,7 @@ from tessera.compare.errors import WrongUse, require
 _ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 _PROGRAM_ONLY = {  # command: (what it does, what does it in Python)
     "run": ("attention on tensors from .npy and .safetensors files", "tessera.attention takes arrays"),
+    "trace": ("a tiled attention, step by step", "examples/attention.py in the source tree is the algorithm in NumPy"),
     "support": ("which options each back end takes, in which dtypes", "tessera.plan answers for a problem"),
     "cache": ("lists, compiles and clears the CUDA kernels kept on disk", "a kernel is compiled when it is first needed"),
 }

@@ -392,7 +392,7 @@ def test_plan(capsys):
     assert "600" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "cache"])
+@pytest.mark.parametrize("command", ["run", "trace", "support", "cache"])
 def test_what_the_program_alone_does(capsys, command):
     """The program's other commands are listed, and say where they are, whatever follows."""
     assert main([command, "q.npy", "-o", "out.npy", "--causal", "--help"]) == 2
@@ -403,7 +403,7 @@ def test_what_the_program_alone_does(capsys, command):
         main(["--help"])
     assert end.value.code == 0
     text = capsys.readouterr().out
-    assert all(f"\n    {name} " in text for name in ("compare", "plan", "info", "run", "cache"))
+    assert all(f"\n    {name} " in text for name in ("compare", "plan", "info", "run", "trace", "support", "cache"))
 
 
 def test_info(tmp_path, capsys):
