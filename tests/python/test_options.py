@@ -31,6 +31,8 @@ def test_pytorch_takes_every_option():
     of_call = pytest.importorskip("tessera.torch.options")
     in_a_tensor = {"dropout_seed", "dropout_offset"}  # dropout_state
     assert names("tensor", "value") - in_a_tensor <= set(of_call.NAMES)
+    missing = [name for name in of_call.NAMES if name not in tessera.torch.attention.__doc__]
+    assert not missing
 
 
 def test_flat_and_back():

@@ -100,9 +100,9 @@ def attention(
 
     Shapes: q [B, Sq, Hq, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv], with Hq a multiple of Hkv; packed [T, H, D] with
     `cu_seqlens_q`, `cu_seqlens_k` (int32, [B + 1]); paged k, v [pages, page_size, Hkv, D] with `page_table` (int32,
-    [B, max_pages], or `page_indptr` [B + 1] and `page_indices`) and `seqused_k` (int32, [B]); paged keys have no gradient. Dtypes: float32, float16, bfloat16, and
-    float64 by the reference kernel. Any strides; a last dimension that is not contiguous is copied. Under autocast
-    q, k, v take autocast's dtype.
+    [B, max_pages], or `page_indptr` [B + 1] and `page_indices`) and `seqused_k` (int32, [B]); paged keys have no gradient.
+    Dtypes: float32, float16, bfloat16, and float64 by the reference kernel. Any strides; a last dimension that is not
+    contiguous is copied. Under autocast q, k, v take autocast's dtype.
 
     For query i and key j: s = scale * (q_i . k_j); softcap c > 0: s = c tanh(s / c); s += bias; ALiBi:
     s -= slope |i + Sk - Sq - j|; s = -inf where j is not visible.
@@ -118,6 +118,8 @@ def attention(
         block_mask: bool [B|1, Hq|1, ceil(Sq / mask_block[0]), ceil(Sk / mask_block[1])], True = visible.
         alibi_slopes: float32 [Hq] or [B, Hq].
         sink: [Hq], a logit that joins the denominator and the LSE.
+        causal_seqs, tree_mask, prefix_groups, prefix_lens, max_prefix_k, max_suffix_k: as `tessera.attention` has them; a tree
+            mask and prefixes have no gradient.
         dropout_p: 0 <= p < 1. Seed and offset come from torch's generator, unless `dropout_seed` or `dropout_state`
             (int64 [2]: seed, offset) gives them.
         max_seqlen_q, max_seqlen_k: bounds of a packed sequence, 0 = unknown; required with bias or masks on packed input.
