@@ -139,7 +139,7 @@ struct AppendCall : tessera_append_call {
 // A tensor of an AppendCall: call.k = tensor(layout(bfloat16, {T, Hkv, D}), k). What is only read may be const.
 inline tessera_tensor tensor(const Layout& layout, const void* data) { return {layout, const_cast<void*>(data)}; }
 
-// Turns q and the new keys, and writes the new keys and values at each sequence's end. On the CPU nothing is written when
+// Rotates q and the new keys (rotary embedding), and writes the new keys and values at each sequence's end. On the CPU nothing is written when
 // anything is out of range; on a GPU such a token writes nothing.
 inline Status try_append(const AppendCall& call, const tessera_device* device = nullptr,
                          const Executor* executor = nullptr) {

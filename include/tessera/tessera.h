@@ -138,8 +138,8 @@ typedef struct tessera_problem {
   tessera_layout alibi_slopes; /* float32 [Hq] or [B, Hq] */
   tessera_layout sink;         /* float32 [Hq], a logit */
 
-  tessera_layout d_o, d_q, d_k,
-      d_v;               /* backward: cotangent of o, gradients of q, k, v; dtype and shape of their twins */
+  /* backward: cotangent of o, gradients of q, k, v, each of its twin's dtype and shape */
+  tessera_layout d_o, d_q, d_k, d_v;
   tessera_layout d_lse;  /* optional: cotangent of lse, float32 */
   tessera_layout d_bias; /* optional: gradient of bias, float32, bias's shape (Sk keys), contiguous last dimension */
   tessera_layout d_sink; /* optional: gradient of sink, float32 */
@@ -235,17 +235,16 @@ typedef struct tessera_device {
   int32_t isa;       /* tessera_isa: the fastest on this CPU, or TESSERA_ISA from the environment */
   int32_t isa_limit; /* tessera_isa: the best that this CPU has */
   int32_t kernel;    /* tessera_kernel: AUTO, or the only candidate to be considered */
-  int32_t cores;     /* cores this process may use (CUDA: multiprocessors). Decides how work is split, and so the last
-                        bits of a result */
+  int32_t cores;     /* this process may use (CUDA: multiprocessors). How work is split, and so a result's last bits */
   int32_t threads;   /* CPU: threads to use. Never changes a bit of a result */
   int32_t ordinal;   /* CUDA: which GPU; -1: none of this machine's, see tessera_device_cuda_arch */
   int32_t arch;      /* CUDA: compute capability, 10 * major + minor */
-  int32_t
-      check_indices; /* CUDA, 1: cu_seqlens, seqused_k and page tables are fetched and checked before a launch, which
-                            waits for the stream. 0: what lies outside is read as if it were the nearest valid value */
-  int32_t
-      vector_isa; /* CPU, with isa AMX_BF16: tessera_isa of the problems that its tiles are not the fastest for, which
-                            the plan then has as its isa. 0: they take every tiled problem in bfloat16, as TESSERA_ISA asks */
+  /* CUDA, 1: cu_seqlens, seqused_k and page tables are fetched and checked before a launch, which waits for the stream.
+   * 0: what lies outside is read as if it were the nearest valid value */
+  int32_t check_indices;
+  /* CPU, with isa AMX_BF16: tessera_isa of the problems that its tiles are not the fastest for, which the plan then has as
+   * its isa. 0: they take every tiled problem in bfloat16, as TESSERA_ISA asks */
+  int32_t vector_isa;
   int64_t l1_bytes, l2_bytes;
   int64_t smem_bytes; /* CUDA: the most shared memory that a block may have */
   char name[64];
@@ -468,9 +467,8 @@ typedef struct tessera_tensor {
  * by column j of cos and sin; columns from rotary_dim on stay. */
 typedef struct tessera_append_call {
   size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_append_call));
-  int32_t interleaved
-      TESSERA_CXX_DEFAULT(0); /* 0: pair j is columns j and j + rotary_dim / 2 (GPT-NeoX); 1: columns 2j and
-                                                 2j + 1 (GPT-J) */
+  /* 0: pair j is columns j and j + rotary_dim / 2 (GPT-NeoX); 1: columns 2j and 2j + 1 (GPT-J) */
+  int32_t interleaved TESSERA_CXX_DEFAULT(0);
   int32_t reserved_0 TESSERA_CXX_DEFAULT(0);
   tessera_tensor k, v, k_cache, v_cache, seqused_k;
   tessera_tensor cu_seqlens, page_table;
@@ -478,7 +476,7 @@ typedef struct tessera_append_call {
   tessera_tensor dropped; /* optional int32 [1]: how many tokens of k and q wrote nothing is added to it; CPU: 0 */
 } tessera_append_call;
 
-/* Turns q and the new keys, and writes the new keys and values at each sequence's end in the cache, in one pass. k and v stay
+/* Rotates q and the new keys, and writes the new keys and values at each sequence's end in the cache, in one pass. k and v stay
  * as they are; tokens of no sequence are passed over. Two tokens that go to one place of the cache are the caller's mistake,
  * which is not looked for: either may stand there.
  * INVALID_ARGUMENT when a layout is wrong, a pointer NULL, misaligned or of another device's memory, what is written shares

@@ -221,7 +221,7 @@ def append(
     dropped: Any = None,
     interleaved: bool = False,
 ) -> None:
-    """Writes new keys and values at each sequence's end in a cache, and turns q and the new keys on the way (rotary position
+    """Writes new keys and values at each sequence's end in a cache, and rotates q and the new keys on the way (rotary position
     embedding), in one pass and in place. No gradients.
 
     Args:
@@ -231,7 +231,7 @@ def append(
         seqused_k: int32 [B], keys of each sequence, the new ones included, as `attention` takes it afterwards.
         cu_seqlens: int32 [B + 1]: k, v and q are packed, sequence b's tokens are cu_seqlens[b] .. cu_seqlens[b + 1].
         page_table: int32 [B, max_pages].
-        q, q_out: [B, Sq, Hq, D] or [T, Hq, D]. q is turned into q_out, or in place.
+        q, q_out: [B, Sq, Hq, D] or [T, Hq, D]. q is rotated into q_out, or in place.
         cos, sin: [R, rotary_dim / 2], float32 or k's dtype; columns of q and k from rotary_dim on stay.
         positions_q, positions_k: int32 [B, S] or [T], the rows of cos and sin; by default a new key's place among its
             sequence's keys, and for query i that of new key i.

@@ -86,7 +86,7 @@ tessera_status check_presence(const tessera_append_call& call) {
   if (present(call.cos) != present(call.sin)) {
     return invalid("%s: absent (rank 0), accepted both of cos and sin, or none", present(call.cos) ? "sin" : "cos");
   }
-  if (present(call.q) && !present(call.cos)) return invalid("q: given without cos and sin, which turn it");
+  if (present(call.q) && !present(call.cos)) return invalid("q: given without cos and sin, which rotate it");
   if (present(call.q_out) && !present(call.q)) return invalid("q_out: given without q");
   if (present(call.positions_q) && !present(call.q)) return invalid("positions_q: given without q");
   if (present(call.positions_k) && !present(call.cos)) return invalid("positions_k: given without cos and sin");
