@@ -54,7 +54,7 @@ struct Updating {
 };
 using RunningMax = Updating<0>;
 
-// fwd_sm80.cuh.
+// As fwd_sm80 has it.
 struct StaleMax {
   template <class Reload>
   static bool step(OnlineSoftmax<1>& softmax, Fragment& s, float (&o)[1][1][4], const Reload& reload) {
@@ -66,8 +66,8 @@ struct StaleMax {
   }
 };
 
-// fwd_sm90/kernel.cuh.
-struct Prompt {
+// As fwd_sm90 has it: the columns in two parts.
+struct StaleMaxInParts {
   template <class Reload>
   static bool step(OnlineSoftmax<1>& softmax, Fragment& s, float (&o)[1][1][4], const Reload& reload) {
     const bool ready = softmax.ready;
@@ -226,14 +226,14 @@ class CudaSoftmax : public testing::TestWithParam<Case> {
 TEST_P(CudaSoftmax, RunningMax) { check<RunningMax>(); }
 TEST_P(CudaSoftmax, Updating) { check<Updating<8>>(); }
 TEST_P(CudaSoftmax, StaleMax) { check<StaleMax>(); }
-TEST_P(CudaSoftmax, Prompt) { check<Prompt>(); }
+TEST_P(CudaSoftmax, StaleMaxInParts) { check<StaleMaxInParts>(); }
 
 INSTANTIATE_TEST_SUITE_P(Scores, CudaSoftmax, testing::ValuesIn(kCases),
                          [](const auto& of) { return std::string(of.param.name); });
 
 int tiles_done_again(const char* name) {
   for (const Case& c : kCases) {
-    if (std::string(c.name) == name) return attend<Prompt>(draw(c, std::random_device{}())).tiles_done_again;
+    if (std::string(c.name) == name) return attend<StaleMaxInParts>(draw(c, std::random_device{}())).tiles_done_again;
   }
   return -1;
 }
@@ -262,14 +262,14 @@ double squared_error(unsigned seed) {
 
 // By a running maximum that key's weight is 1. Against a stale max that is not given up it is rounded as any other, and is most of O's error.
 TEST(CudaSoftmax, AKeyThatOutweighsOthersIsWeighedExactly) {
-  double running = 0, stale = 0, prompt = 0;
+  double running = 0, stale = 0, in_parts = 0;
   for (unsigned seed = 0; seed < 24; ++seed) {
     running += squared_error<RunningMax>(seed);
     stale += squared_error<StaleMax>(seed);
-    prompt += squared_error<Prompt>(seed);
+    in_parts += squared_error<StaleMaxInParts>(seed);
   }
   EXPECT_LE(std::sqrt(stale / running), 1.10);
-  EXPECT_LE(std::sqrt(prompt / running), 1.10);
+  EXPECT_LE(std::sqrt(in_parts / running), 1.10);
 }
 
 }  // namespace
