@@ -263,15 +263,11 @@ __attribute__((noinline)) void backward_block(const Params& p, const Tile& tile,
                                          (count + kStep - 1) / kStep, p.head_dim);
 }
 
-// The keys of one block that the tile sees: what every query sees goes the short way, what a mask cuts the plain one.
+// Keys begin ... end - 1 of a block: what every query sees goes the short way, what a mask cuts the plain one.
 template <Op kOp>
-TESSERA_INLINE void meet_keys(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t,
-                              const BackwardScratch& s, int64_t key_row, int64_t key, int64_t count, bool options) {
-  // Parts begin at multiples of 8 (of 32 with options: dropout's groups), so that pairs of keys stay whole.
-  const int64_t align = options ? 32 : 8;
-  const int64_t begin = max_of<int64_t>(0, tile.some_low - key) / align * align;
-  const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - key);
-  if (begin >= end) return;
+TESSERA_INLINE void meet_run(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t,
+                             const BackwardScratch& s, int64_t key_row, int64_t key, int64_t begin, int64_t end,
+                             bool options) {
   const auto part = [&](int64_t from, int64_t to, bool plain) {
     if (from < to) backward_block<kOp>(p, tile, t, s, key_row + from, key + from, to - from, plain);
   };
@@ -283,6 +279,21 @@ TESSERA_INLINE void meet_keys(const Params& p, const Tile& tile, const BackwardO
   part(begin, all_begin, true);
   part(all_begin, all_end, false);
   part(all_end, end, true);
+}
+
+// The keys of one block that the tile sees.
+template <Op kOp>
+TESSERA_INLINE void meet_keys(const Params& p, const Tile& tile, const BackwardOperands<kOp>& t,
+                              const BackwardScratch& s, int64_t key_row, int64_t key, int64_t count, bool options) {
+  // Parts begin at multiples of 8 (of 32 with options: dropout's groups), so that pairs of keys stay whole.
+  const int64_t align = options ? 32 : 8;
+  int64_t begin = max_of<int64_t>(0, tile.some_low - key) / align * align;
+  const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - key);
+  while (begin < end) {
+    const KeyRun run = key_run(p, tile, key, begin, end);
+    if (run.visible) meet_run<kOp>(p, tile, t, s, key_row, key, begin, run.end, run.options || p.d_bias);
+    begin = run.end;
+  }
 }
 
 // A tile of rows of Q or dO: transposed, and as steps of k in `copy` (compact: rows a power of two apart share cache
@@ -397,6 +408,8 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
       for (int64_t row = 0; row < sequence.sq; row += kBlockM) {
         init_tile(tile, p, batch, h, row, min_of<int64_t>(kBlockM, sequence.sq - row));
         if (tile.some_low >= first + keys || tile.some_high < first || tile.some_low > tile.some_high) continue;
+        const KeyRun run = key_run(p, tile, first, 0, keys);
+        if (!run.visible && run.end == keys) continue;
         if (p.cancelled && p.cancelled(p.cancel)) return;
         prefetch_next_queries(p, tile);
         t.sQ = s.sQ, t.sdO = s.sdO;

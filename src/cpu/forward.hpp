@@ -302,18 +302,21 @@ TESSERA_INLINE void attend_keys(const Params& p, Tile& tile, float* sQ, float* s
 
 template <Op kOp, int C>
 TESSERA_OWN_FUNCTION void attend_block(const Params& p, Tile& tile, float* sQ, float* sO, const ForwardScratch& scratch,
-                                       const ForwardBlock<kOp>& block, int64_t count, bool options) {
+                                       const ForwardBlock<kOp>& block, int64_t count) {
   // The keys of the block that this tile sees; from a multiple of 8, so that pairs and dropout's groups stay whole.
   int64_t begin = max_of<int64_t>(0, tile.some_low - block.key_begin) / 8 * 8;
   const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - block.key_begin);
-  if (begin >= end) return;
-  // Where the mask cuts the block, the keys before the cut are worth going by the stale max by themselves.
-  const int64_t cut = min_of(end, tile.all_high + 1 - block.key_begin) / 8 * 8;
-  for (int part = 0; part < 2; ++part) {
-    const bool two = !options && cut < end && cut - begin >= kStaleMaxKeys && block.key_begin + begin >= tile.all_low;
-    const int64_t stop = two ? cut : end;
-    attend_keys<kOp, C>(p, tile, sQ, sO, scratch, block, begin, stop, options);
-    if (stop == end) break;
+  while (begin < end) {
+    const KeyRun run = key_run(p, tile, block.key_begin, begin, end);
+    int64_t stop = run.end;
+    if (run.visible) {
+      // Where the mask cuts the block, the keys before the cut are worth going by the stale max by themselves.
+      const int64_t cut = min_of(stop, tile.all_high + 1 - block.key_begin) / 8 * 8;
+      const bool two =
+          !run.options && cut < stop && cut - begin >= kStaleMaxKeys && block.key_begin + begin >= tile.all_low;
+      if (two) stop = cut;
+      attend_keys<kOp, C>(p, tile, sQ, sO, scratch, block, begin, stop, run.options);
+    }
     begin = stop;
   }
 }
@@ -324,12 +327,11 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
   if (!place_item(p, item, at)) return;
   const int64_t batch = at.batch, head_kv = at.head_kv, tile_count = at.tile_count;
   const Sequence& sequence = p.sequences[batch];
-  const bool options = has_score_options(p);
 
   const ForwardScratch scratch = carve_forward(
       scratch_base, {kBlockM, p.block_n, p.tiles_per_item, p.head_dim, p.head_dim_v, kLanes,
                      kOp == Op::kDot || p.dtype != TESSERA_FLOAT32 || p.page_table != nullptr || p.rows_collide,
-                     options, sizeof(Tile)});
+                     has_score_options(p), sizeof(Tile)});
   Tile* tiles = reinterpret_cast<Tile*>(scratch.tiles);
   const int64_t q_floats = p.head_dim * kBlockM, o_floats = p.head_dim_v * kBlockM;
 
@@ -367,13 +369,13 @@ void forward_item(const Params& p, int64_t item, char* scratch_base) {
       float *sQ = scratch.sQ + t * q_floats, *sO = scratch.sO + t * o_floats;
       switch (tiles[t].vecs) {
         case 1:
-          attend_block<kOp, 1>(p, tiles[t], sQ, sO, scratch, block, count, options);
+          attend_block<kOp, 1>(p, tiles[t], sQ, sO, scratch, block, count);
           break;
         case 2:
-          attend_block<kOp, 2>(p, tiles[t], sQ, sO, scratch, block, count, options);
+          attend_block<kOp, 2>(p, tiles[t], sQ, sO, scratch, block, count);
           break;
         default:
-          attend_block<kOp, 3>(p, tiles[t], sQ, sO, scratch, block, count, options);
+          attend_block<kOp, 3>(p, tiles[t], sQ, sO, scratch, block, count);
           break;
       }
     }

@@ -8,9 +8,42 @@
 namespace tessera::cpu {
 namespace {
 
-// True when a score is more than scale * (q . k) under a positional mask.
-TESSERA_INLINE bool has_score_options(const Params& p) {
-  return p.softcap > 0 || p.bias.data || p.mask.data || p.block_mask.data || p.alibi_slopes || p.dropout_threshold;
+// True when a score is more than scale * (q . k) under a positional mask and a block mask.
+TESSERA_INLINE bool has_options_beside_block_mask(const Params& p) {
+  return p.softcap > 0 || p.bias.data || p.mask.data || p.alibi_slopes || p.dropout_threshold;
+}
+// The same under a positional mask alone.
+TESSERA_INLINE bool has_score_options(const Params& p) { return has_options_beside_block_mask(p) || p.block_mask.data; }
+
+// Keys that a block mask shows to none of a tile's rows, to all of them, or to neither.
+struct KeyRun {
+  int64_t end;
+  bool visible;  // to some row, as far as the block mask goes
+  bool options;  // a score is more than scale * (q . k) under a positional mask
+};
+
+// The first run of keys begin ... end - 1 from block_key on. All of them are one where there is no block mask, where its blocks are no
+// multiple of 32 keys (a group of dropout's), and where the tile has rows of several heads.
+inline KeyRun key_run(const Params& p, const Tile& tile, int64_t block_key, int64_t begin, int64_t end) {
+  constexpr int64_t kAlign = 32;
+  const bool options = has_options_beside_block_mask(p);
+  if (!p.block_mask.data) return {end, true, options};
+  if (p.mask_block_k % kAlign != 0 || !tile.consecutive) return {end, true, true};
+  const int64_t first = tile.query[0] / p.mask_block_q, last = tile.query[tile.count - 1] / p.mask_block_q;
+  int64_t col = (block_key + begin) / p.mask_block_k;
+  const auto rows_that_see = [&]() TESSERA_LAMBDA_INLINE {
+    int64_t rows = 0;
+    for (int64_t row = first; row <= last; ++row) {
+      rows += *(score_row_at(p.block_mask, tile, 0, row) + p.block_mask.col * col) != 0;
+    }
+    return rows == 0 ? 0 : rows == last - first + 1 ? 2 : 1;  // none, all, some
+  };
+  const int sees = rows_that_see();
+  int64_t to;
+  do {
+    to = ++col * p.mask_block_k - block_key;
+  } while (to < end && rows_that_see() == sees);
+  return {min_of(to, end), sees != 0, options || sees == 1};
 }
 
 // out[n][kBlockM] = tensor[batch, head, query, key + n] as float32 for the lanes of the tile (0 past the end) and n <
