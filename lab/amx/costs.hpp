@@ -1,4 +1,4 @@
-// What fixed_costs and backward_costs share: tensors of many heads, a call's parameters, and cycles of the core.
+// What fixed_costs, backward_costs and decode_costs share: tensors of many heads, a call's parameters, and cycles of the core.
 #pragma once
 
 #include "cpu/tile.hpp"

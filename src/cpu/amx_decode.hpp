@@ -8,9 +8,8 @@
 // A product sums over pairs, and a row of V is pairs of columns: with a weight in the low half of A's words and 0 in the high
 // half it gives the even columns, the other way round the odd ones. So V needs no packing, for twice the products. A product
 // takes as many cycles as A has rows: up to 8 query rows stand twice in one A, above for the even columns and below for the
-// odd ones; more are two A's, of which each meets all of V. While a block of keys is worked on, the rows of the next one are asked for in
-// the order in which they lie, into the second cache, some after each product: the hardware's prefetchers see one stream of
-// neighbours and run ahead of it. Beside the products of the next head's S runs the softmax of the present one.
+// odd ones; more are two A's, of which each meets all of V. Beside the products of the next head's S runs the softmax of the present one.
+// Each tile of K and V is asked for a few tiles before its use, into the first cache: its lines pass the core's miss buffers once.
 //
 // A NaN or an infinity of V would reach its neighbouring column as 0 x NaN, and rows that do not see it. So a block that a mask
 // cuts is looked over first, and a part whose O is not finite in the end is done again with every block looked over.
@@ -22,90 +21,76 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kDecodeRound_keys = 2 * kTileSide;  // whose S is taken at a time
-static_assert(kDecodeRows == kTileSide && kAmxDecodeKeys % kDecodeRound_keys == 0);
+static_assert(kDecodeRows == kTileSide && kAmxDecodeKeys == 2 * kTileSide);
 
 // What a lane's weights of a block, of two keys, may add up to before the block's maximum replaces the stale one (StaleMax in
 // forward.hpp). Rows decide by themselves here, not 32 together: so low a bound is passed in 1.4 % of the blocks of normal numbers.
 constexpr float kMostLaneSum = 4.0f;
 static_assert(kAmxDecodeKeys == 2 * kLanes);
 
-// Rows of K and V of one block of keys, of the first of the item's KV heads.
+// Rows of K and V of one block of keys, of the first of the item's KV heads. Past the last key they are the last one's.
 struct DecodeBlock {
   const char* keys[kAmxDecodeKeys];
   const char* values[kAmxDecodeKeys];
   int64_t begin, count;
 
   TESSERA_INLINE void locate(const Params& p, const DecodePart& part, int64_t first, int64_t end) {
-    begin = first, count = max_of<int64_t>(0, min_of<int64_t>(p.block_n, end - first));
-    for (int64_t n = 0; n < count; ++n) {
-      keys[n] = key_row(p, p.k, part.sequence, part.batch, part.head_begin, first + n);
-      values[n] = key_row(p, p.v, part.sequence, part.batch, part.head_begin, first + n);
-    }
+    begin = first, count = min_of(kAmxDecodeKeys, end - first);
+    key_rows(keys, p, p.k, part.sequence, part.batch, part.head_begin, first, count);
+    key_rows(values, p, p.v, part.sequence, part.batch, part.head_begin, first, count);
+    for (int64_t n = count; n < kAmxDecodeKeys; ++n) keys[n] = keys[count - 1], values[n] = values[count - 1];
   }
 };
 
-// Asks for a block's rows in the order of memory, first K's, then V's, some lines at a time.
-class DecodePrefetch {
+// Asks for the tiles of K and V of a block and then of the next one, in the order in which attend uses them.
+class DecodeAhead {
  public:
-  TESSERA_INLINE void begin(const Params& p, const DecodePart& part, const DecodeBlock& block) {
-    block_ = &block;
-    row_ = 0, head_ = 0, value_ = false;
-    heads_ = part.heads;
-    head_bytes_[0] = p.k.head, head_bytes_[1] = p.v.head;
-    row_bytes_[0] = p.head_dim * 2, row_bytes_[1] = p.head_dim_v * 2;
-    if (heads_ > 1 && head_bytes_[0] == row_bytes_[0] && head_bytes_[1] == row_bytes_[1]) {  // neighbours
-      row_bytes_[0] *= heads_, row_bytes_[1] *= heads_;
-      heads_ = 1;
-    }
-    start_row();
+  TESSERA_INLINE DecodeAhead(const Params& p, const DecodePart& part)
+      : stages_(2 * part.heads),
+        head_bytes_{p.k.head, p.v.head},
+        tiles_{padded_to(p.head_dim, kTileSteps_elems) / kTileSide,
+               padded_to(p.head_dim_v, kTileSteps_elems) / kTileSide} {}
+  // From kTilesAhead tiles into `now` on.
+  TESSERA_INLINE void block(const DecodeBlock& now, const DecodeBlock& next) {
+    constexpr int64_t kTilesAhead = 3;  // 48 lines, three times the core's miss buffers
+    now_ = &now, next_ = &next;
+    stage_ = tile_ = 0;
+    start_stage();
+    for (int i = 0; i < kTilesAhead; ++i) next_tile();
   }
-  // 4 n lines.
-  template <int kFours>
+  // Half of the next tile's lines. Both halves are asked for beside each tile that is used.
+  template <int kHalf>
   TESSERA_INLINE void lines() {
-#pragma GCC unroll 4
-    for (int i = 0; i < kFours; ++i) {
-      if (left_ >= 4) {
-        ask(0), ask(1), ask(2), ask(3);
-        at_ += 4 * kCacheLine_bytes, left_ -= 4;
-        if (left_ == 0) next_row();
-      } else {
-        for (int n = 0; n < 4 && left_ > 0; ++n) {
-          ask(0);
-          at_ += kCacheLine_bytes;
-          if (--left_ == 0) next_row();
-        }
-      }
-    }
-  }
-  TESSERA_INLINE void rest() {
-    while (left_ > 0) lines<1>();
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < kTileSide / 2; ++r) __builtin_prefetch(rows_[kHalf * kTileSide / 2 + r] + offset_);
+    if constexpr (kHalf == 1) next_tile();
   }
 
  private:
-  TESSERA_INLINE void ask(int64_t line) const {
-    constexpr int kIntoSecondCache = 2;
-    __builtin_prefetch(at_ + line * kCacheLine_bytes, 0, kIntoSecondCache);
+  // K of head 0, K of 1, V of 0, K of 2, V of 1 ... V of the last.
+  TESSERA_INLINE void start_stage() {
+    value_ = stage_ > 0 && (stage_ % 2 == 0 || stage_ == stages_ - 1);
+    const int64_t head = (value_ ? stage_ - 1 : stage_ + 1) / 2;
+    rows_ = value_ ? now_->values : now_->keys;
+    offset_ = head * head_bytes_[value_];
   }
-  TESSERA_INLINE void start_row() {
-    left_ = 0;
-    if (row_ >= block_->count) return;
-    at_ = (value_ ? block_->values : block_->keys)[row_] + head_ * head_bytes_[value_];
-    left_ = (row_bytes_[value_] + kCacheLine_bytes - 1) / kCacheLine_bytes;
-  }
-  TESSERA_INLINE void next_row() {
-    if (++head_ == heads_) {
-      head_ = 0;
-      if (++row_ == block_->count && !value_) row_ = 0, value_ = true;
+  TESSERA_INLINE void next_tile() {
+    // 16 rows, the 16 others, then the next 32 columns.
+    if (++tile_ < tiles_[value_]) {
+      rows_ += tile_ % 2 == 0 ? -kTileSide : kTileSide;
+      if (tile_ % 2 == 0) offset_ += kTileRow_bytes;
+      return;
     }
-    start_row();
+    tile_ = 0;
+    if (++stage_ == stages_) stage_ = 0, now_ = next_;
+    start_stage();
   }
 
-  const DecodeBlock* block_ = nullptr;
-  const char* at_ = nullptr;
-  int64_t left_ = 0;  // lines of the row
-  int64_t row_ = 0, head_ = 0, heads_ = 0;
-  int64_t head_bytes_[2], row_bytes_[2];  // of K, of V
+  const DecodeBlock *now_ = nullptr, *next_ = nullptr;
+  const char* const* rows_ = nullptr;  // of the tile that is asked for next
+  int64_t offset_ = 0, tile_ = 0;      // into the rows; of the stage
+  int64_t stage_ = 0, stages_;         // K or V of one head, as attend goes through them
+  int64_t head_bytes_[2], tiles_[2];   // of K, of V
   bool value_ = false;
 };
 
@@ -118,7 +103,7 @@ struct AmxDecode {
   int64_t q_steps, out_ld;  // of 32 along head_dim; floats of a row of O, of its even or odd columns
   bool k_stands, v_stands;  // rows are a fixed number of bytes apart, and fill whole steps
   bool plain;               // a score is scale q . k
-  DecodePrefetch prefetch;
+  DecodeAhead ahead;
 
   TESSERA_INLINE float* s_of(int64_t h) const { return scratch.s + h % 2 * p.block_n * kTileSide; }
   // Weights of the even and of the odd columns, in the low and in the high half of a word.
@@ -131,36 +116,41 @@ struct AmxDecode {
   TESSERA_INLINE int64_t halves_of_p() const { return part.row_count <= kTileSide / 2 ? 1 : 2; }
   TESSERA_INLINE int64_t rows_of_p() const { return part.row_count * 2 / halves_of_p(); }
 
+  // A tile of a head's K or V: 16 rows from `first`, 32 columns from `column`.
+  template <int kTile, bool kValue>
+  TESSERA_INLINE void load_rows(const DecodeBlock& block, int64_t h, int64_t first, int64_t column) const {
+    const RowTensor& tensor = kValue ? p.v : p.k;
+    const char* const* rows_of_block = kValue ? block.values : block.keys;
+    const int64_t offset = h * tensor.head + column * 2;
+    if ((kValue ? v_stands : k_stands) && block.count == kAmxDecodeKeys) {
+      tile_load<kTile>(rows_of_block[first] + offset, tensor.row);
+      return;
+    }
+    char* copy = scratch.copy + first * kTileRow_bytes;
+    copy_rows(copy, rows_of_block, offset, first, block.count, (kValue ? p.head_dim_v : p.head_dim) - column);
+    tile_load<kTile>(copy, kTileRow_bytes);
+  }
+
   // S^T [block_n][16 rows] of one head. `beside` runs after every product.
   template <class Beside>
   TESSERA_INLINE void scores(const DecodeBlock& block, int64_t h, Beside&& beside) {
     const char* q = reinterpret_cast<const char*>(scratch.q + h * q_steps * kTileSide * kTileSide);
-    for (int64_t first = 0; first < block.count; first += kDecodeRound_keys) {
-      const char *a0 = block.keys[first] + h * p.k.head, *a1 = nullptr;
-      int64_t stride = p.k.row, step_bytes = kTileRow_bytes;
-      if (k_stands && first + kDecodeRound_keys <= block.count) {
-        a1 = block.keys[first + kTileSide] + h * p.k.head;
-      } else {
-        stride = kTileRow_bytes, step_bytes = kTile_bytes;
-        char *copy0 = scratch.copy, *copy1 = copy0 + q_steps * kTile_bytes;
-        copy_rows(copy0, block.keys, h * p.k.head, first, block.count, p.head_dim);
-        copy_rows(copy1, block.keys, h * p.k.head, first + kTileSide, block.count, p.head_dim);
-        a0 = copy0, a1 = copy1;
-      }
-      tile_zero<4>(), tile_zero<5>();
-      for (int64_t step = 0; step < q_steps; ++step) {
-        tile_load<6>(q + step * kTile_bytes, kTileRow_bytes);
-        tile_load<7>(a0 + step * step_bytes, stride);
-        tile_product<4, 7, 6>();
-        beside(), prefetch.lines<2>();
-        tile_load<7>(a1 + step * step_bytes, stride);
-        tile_product<5, 7, 6>();
-        beside(), prefetch.lines<2>();
-      }
-      char* s = reinterpret_cast<char*>(s_of(h) + first * kTileSide);
-      tile_store<4>(s, kTileRow_bytes);
-      tile_store<5>(s + kTile_bytes, kTileRow_bytes);
+    tile_zero<4>(), tile_zero<5>();
+    for (int64_t step = 0; step < q_steps; ++step, q += kTile_bytes) {
+      const int64_t column = step * kTileSteps_elems;
+      tile_load<6>(q, kTileRow_bytes);
+      load_rows<7, false>(block, h, 0, column);
+      ahead.lines<0>();
+      tile_product<4, 7, 6>();
+      beside(), ahead.lines<1>();
+      load_rows<7, false>(block, h, kTileSide, column);
+      ahead.lines<0>();
+      tile_product<5, 7, 6>();
+      beside(), ahead.lines<1>();
     }
+    char* s = reinterpret_cast<char*>(s_of(h));
+    tile_store<4>(s, kTileRow_bytes);
+    tile_store<5>(s + kTile_bytes, kTileRow_bytes);
   }
 
   // Scores of 16 keys and four rows from `row`, transposed.
@@ -261,41 +251,33 @@ struct AmxDecode {
     }
   };
 
-  // O += P V of the block, for columns `column` ... + 63, or of the 32 last: what one A gives.
-  template <int kGroups>
-  TESSERA_INLINE void output(const DecodeBlock& block, int64_t h, int64_t column, int64_t half) {
-    char* o = reinterpret_cast<char*>(o_of(h, half, 0) + column / 2);
+  // O += P V of the block, all columns: what one A gives. kAsk: the first of the two to use V.
+  template <bool kAsk>
+  TESSERA_INLINE void output(const DecodeBlock& block, int64_t h, int64_t half) {
     const int64_t o_stride = out_ld * 4, p_stride = p.block_n * 4;
     const char* weights = reinterpret_cast<const char*>(p_of(half));
-    tile_load<0>(o, o_stride);
-    if constexpr (kGroups == 2) tile_load<1>(o + kTileRow_bytes, o_stride);
-    for (int64_t n = 0; n < block.count; n += kTileSide) {
-      const char* v = block.values[n] + h * p.v.head + column * 2;
-      int64_t stride = p.v.row, group_bytes = kTileRow_bytes;
-      if (!v_stands || n + kTileSide > block.count) {
-        copy_rows(scratch.copy, block.values, h * p.v.head + column * 2, n, block.count,
-                  min_of<int64_t>(p.head_dim_v - column, kGroups * kTileSteps_elems));
-        v = scratch.copy, stride = kTileRow_bytes, group_bytes = kTile_bytes;
-      }
-      tile_load<2>(weights + n * 4, p_stride);
-      prefetch.lines<3>();
-      tile_load<6>(v, stride);
+    tile_load<2>(weights, p_stride);
+    tile_load<3>(weights + kTileRow_bytes, p_stride);
+    char* o = reinterpret_cast<char*>(o_of(h, half, 0));
+    for (int64_t column = 0; column < 2 * out_ld; column += kTileSteps_elems, o += kTileRow_bytes) {
+      tile_load<0>(o, o_stride);
+      load_rows<6, true>(block, h, 0, column);
+      if constexpr (kAsk) ahead.lines<0>();
       tile_product<0, 2, 6>();
-      prefetch.lines<3>();
-      if constexpr (kGroups == 2) {
-        tile_load<7>(v + group_bytes, stride);
-        prefetch.lines<3>();
-        tile_product<1, 2, 7>();
-        prefetch.lines<3>();
+      if constexpr (kAsk) ahead.lines<1>();
+      if (block.count > kTileSide) {  // or P's second half is an earlier block's
+        load_rows<7, true>(block, h, kTileSide, column);
+        if constexpr (kAsk) ahead.lines<0>();
+        tile_product<0, 3, 7>();
+        if constexpr (kAsk) ahead.lines<1>();
       }
+      tile_store<0>(o, o_stride);
     }
-    tile_store<0>(o, o_stride);
-    if constexpr (kGroups == 2) tile_store<1>(o + kTileRow_bytes, o_stride);
   }
 
   // The rows of all KV heads against one block. `look`: for NaN and infinities in V.
   TESSERA_OWN_FUNCTION void attend(const DecodeBlock& block, bool look) {
-    const int64_t products = padded_to(block.count, kDecodeRound_keys) / kTileSide * q_steps;
+    const int64_t products = 2 * q_steps;
     scores(block, 0, [] {});
     for (int64_t h = 0; h < part.heads; ++h) {
       Softmax softmax(*this, block, h, h + 1 < part.heads ? products : 0);
@@ -305,24 +287,19 @@ struct AmxDecode {
         output_of_seen(block, h);
         continue;
       }
-      for (int64_t half = 0; half < halves_of_p(); ++half) {
-        int64_t column = 0;
-        for (; column + 2 * kTileSteps_elems <= 2 * out_ld; column += 2 * kTileSteps_elems) {
-          output<2>(block, h, column, half);
-        }
-        if (column < 2 * out_ld) output<1>(block, h, column, half);
-      }
+      output<true>(block, h, 0);
+      if (halves_of_p() == 2) output<false>(block, h, 1);
     }
   }
 
  private:
-  // Rows first ... first + 15 of `cols` columns, `offset` bytes from where they begin: tiles of 32 columns, zeros past the
-  // last row and column.
-  TESSERA_OWN_FUNCTION static void copy_rows(char* tiles, const char* const* rows_of_block, int64_t offset,
+  // Rows first ... first + 15 and 32 columns, `offset` bytes from where the rows begin: a tile, zeros past row `count` and past
+  // `cols` columns.
+  TESSERA_OWN_FUNCTION static void copy_rows(char* tile, const char* const* rows_of_block, int64_t offset,
                                              int64_t first, int64_t count, int64_t cols) {
     const char* pointers[kTileSide];
-    for (int64_t r = 0; r < kTileSide && first + r < count; ++r) pointers[r] = rows_of_block[first + r] + offset;
-    pack_rows(tiles, pointers, max_of<int64_t>(0, count - first), cols);
+    for (int64_t r = 0; r < kTileSide; ++r) pointers[r] = rows_of_block[first + r] + offset;
+    pack_rows(tile, pointers, max_of<int64_t>(0, count - first), min_of(cols, kTileSteps_elems));
   }
   TESSERA_OWN_FUNCTION bool values_are_finite(const DecodeBlock& block, int64_t h) const {
     return rows_are_finite(p.dtype, block.count, p.head_dim_v,
@@ -366,17 +343,16 @@ TESSERA_OWN_FUNCTION void decode_part(AmxDecode& d, const KeyRange& keys, bool l
   for (int64_t i = 0; i < part.heads * part.row_count; ++i) {
     all_low = max_of(all_low, d.rows[i].low), all_high = min_of(all_high, d.rows[i].full_high);
   }
+  if (keys.low > keys.high) return;
   DecodeBlock blocks[2];
   blocks[0].locate(p, part, keys.low, keys.high + 1);
-  d.prefetch.begin(p, part, blocks[0]);
-  d.prefetch.rest();
   for (int64_t key = keys.low, now = 0; key <= keys.high; key += p.block_n, now ^= 1) {
     if (p.cancelled && p.cancelled(p.cancel)) return;
     const DecodeBlock& block = blocks[now];
-    blocks[now ^ 1].locate(p, part, key + p.block_n, keys.high + 1);
-    d.prefetch.begin(p, part, blocks[now ^ 1]);
+    const int64_t next = key + p.block_n <= keys.high ? now ^ 1 : now;
+    if (next != now) blocks[next].locate(p, part, key + p.block_n, keys.high + 1);
+    d.ahead.block(block, blocks[next]);
     d.attend(block, look || key < all_low || key + block.count - 1 > all_high);
-    d.prefetch.rest();
   }
 }
 
@@ -394,7 +370,7 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
               neighbours && p.head_dim % kTileSteps_elems == 0,
               neighbours && p.head_dim_v % kTileSteps_elems == 0,
               p.softcap == 0 && !p.alibi_slopes,
-              {}};
+              DecodeAhead(p, part)};
   const KeyRange keys = init_decode_rows(p, part, d.rows);
   for (int64_t h = 0; h < part.heads; ++h) {
     const char* q_rows[kTileSide];
