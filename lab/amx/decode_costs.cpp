@@ -48,7 +48,7 @@ void measure(int64_t heads_q, int64_t heads, int64_t d, double seconds) {
   const AmxDecodeScratch scratch =
       carve_amx_decode(memory<char>(1 << 22), {part.heads, kDecodeRows, p.block_n, d, d, kLanes, sizeof(DecodeRow)});
   DecodeRow* rows = reinterpret_cast<DecodeRow*>(scratch.rows);
-  AmxDecode a{p, part, scratch, rows, d / kTileSteps_elems, d / 2, true, true, true, DecodeAhead(p, part)};
+  AmxDecode a{p, part, scratch, rows, d / kTileSteps_elems, d / 2, true, true, true, DecodeAhead(p, part, false)};
   init_decode_rows(p, part, rows);
   for (int64_t h = 0; h < heads; ++h) {
     const char* q_rows[kTileSide];

@@ -45,18 +45,19 @@ struct DecodeBlock {
 // Asks for the tiles of K and V of a block and then of the next one, in the order in which attend uses them.
 class DecodeAhead {
  public:
-  TESSERA_INLINE DecodeAhead(const Params& p, const DecodePart& part)
+  // `copied`: K or V is copied, all of a head's 32 rows at once.
+  TESSERA_INLINE DecodeAhead(const Params& p, const DecodePart& part, bool copied)
       : stages_(2 * part.heads),
         head_bytes_{p.k.head, p.v.head},
         tiles_{padded_to(p.head_dim, kTileSteps_elems) / kTileSide,
-               padded_to(p.head_dim_v, kTileSteps_elems) / kTileSide} {}
-  // From kTilesAhead tiles into `now` on.
+               padded_to(p.head_dim_v, kTileSteps_elems) / kTileSide},
+        distance_(copied ? 2 * max_of(tiles_[0], tiles_[1]) : kTilesAhead) {}
+  // From that many tiles into `now` on.
   TESSERA_INLINE void block(const DecodeBlock& now, const DecodeBlock& next) {
-    constexpr int64_t kTilesAhead = 3;  // 48 lines, three times the core's miss buffers
     now_ = &now, next_ = &next;
     stage_ = tile_ = 0;
     start_stage();
-    for (int i = 0; i < kTilesAhead; ++i) next_tile();
+    for (int64_t i = 0; i < distance_; ++i) next_tile();
   }
   // Half of the next tile's lines. Both halves are asked for beside each tile that is used.
   template <int kHalf>
@@ -67,6 +68,8 @@ class DecodeAhead {
   }
 
  private:
+  static constexpr int64_t kTilesAhead = 3;  // 48 lines, three times the core's miss buffers
+
   // K of head 0, K of 1, V of 0, K of 2, V of 1 ... V of the last.
   TESSERA_INLINE void start_stage() {
     value_ = stage_ > 0 && (stage_ % 2 == 0 || stage_ == stages_ - 1);
@@ -91,6 +94,7 @@ class DecodeAhead {
   int64_t offset_ = 0, tile_ = 0;      // into the rows; of the stage
   int64_t stage_ = 0, stages_;         // K or V of one head, as attend goes through them
   int64_t head_bytes_[2], tiles_[2];   // of K, of V
+  int64_t distance_;                   // tiles
   bool value_ = false;
 };
 
@@ -116,34 +120,27 @@ struct AmxDecode {
   TESSERA_INLINE int64_t halves_of_p() const { return part.row_count <= kTileSide / 2 ? 1 : 2; }
   TESSERA_INLINE int64_t rows_of_p() const { return part.row_count * 2 / halves_of_p(); }
 
-  // A tile of a head's K or V: 16 rows from `first`, 32 columns from `column`.
-  template <int kTile, bool kValue>
-  TESSERA_INLINE void load_rows(const DecodeBlock& block, int64_t h, int64_t first, int64_t column) const {
-    const RowTensor& tensor = kValue ? p.v : p.k;
-    const char* const* rows_of_block = kValue ? block.values : block.keys;
-    const int64_t offset = h * tensor.head + column * 2;
-    if ((kValue ? v_stands : k_stands) && block.count == kAmxDecodeKeys) {
-      tile_load<kTile>(rows_of_block[first] + offset, tensor.row);
-      return;
-    }
-    char* copy = scratch.copy + first * kTileRow_bytes;
-    copy_rows(copy, rows_of_block, offset, first, block.count, (kValue ? p.head_dim_v : p.head_dim) - column);
-    tile_load<kTile>(copy, kTileRow_bytes);
-  }
-
   // S^T [block_n][16 rows] of one head. `beside` runs after every product.
   template <class Beside>
   TESSERA_INLINE void scores(const DecodeBlock& block, int64_t h, Beside&& beside) {
     const char* q = reinterpret_cast<const char*>(scratch.q + h * q_steps * kTileSide * kTileSide);
+    const char *a0 = block.keys[0] + h * p.k.head, *a1 = block.keys[kTileSide] + h * p.k.head;
+    int64_t stride = p.k.row, step_bytes = kTileRow_bytes;
+    if (!k_stands || block.count < kAmxDecodeKeys) {
+      stride = kTileRow_bytes, step_bytes = kTile_bytes;
+      char *copy0 = scratch.copy, *copy1 = copy0 + q_steps * kTile_bytes;
+      copy_rows(copy0, block.keys, h * p.k.head, 0, block.count, p.head_dim);
+      copy_rows(copy1, block.keys, h * p.k.head, kTileSide, block.count, p.head_dim);
+      a0 = copy0, a1 = copy1;
+    }
     tile_zero<4>(), tile_zero<5>();
-    for (int64_t step = 0; step < q_steps; ++step, q += kTile_bytes) {
-      const int64_t column = step * kTileSteps_elems;
-      tile_load<6>(q, kTileRow_bytes);
-      load_rows<7, false>(block, h, 0, column);
+    for (int64_t step = 0; step < q_steps; ++step) {
+      tile_load<6>(q + step * kTile_bytes, kTileRow_bytes);
+      tile_load<7>(a0 + step * step_bytes, stride);
       ahead.lines<0>();
       tile_product<4, 7, 6>();
       beside(), ahead.lines<1>();
-      load_rows<7, false>(block, h, kTileSide, column);
+      tile_load<7>(a1 + step * step_bytes, stride);
       ahead.lines<0>();
       tile_product<5, 7, 6>();
       beside(), ahead.lines<1>();
@@ -254,19 +251,28 @@ struct AmxDecode {
   // O += P V of the block, all columns: what one A gives. kAsk: the first of the two to use V.
   template <bool kAsk>
   TESSERA_INLINE void output(const DecodeBlock& block, int64_t h, int64_t half) {
-    const int64_t o_stride = out_ld * 4, p_stride = p.block_n * 4;
+    const int64_t o_stride = out_ld * 4, p_stride = p.block_n * 4, v_steps = 2 * out_ld / kTileSteps_elems;
     const char* weights = reinterpret_cast<const char*>(p_of(half));
     tile_load<2>(weights, p_stride);
     tile_load<3>(weights + kTileRow_bytes, p_stride);
     char* o = reinterpret_cast<char*>(o_of(h, half, 0));
-    for (int64_t column = 0; column < 2 * out_ld; column += kTileSteps_elems, o += kTileRow_bytes) {
+    const char *v0 = block.values[0] + h * p.v.head, *v1 = block.values[kTileSide] + h * p.v.head;
+    int64_t stride = p.v.row, step_bytes = kTileRow_bytes;
+    if (!v_stands || block.count < kAmxDecodeKeys) {
+      stride = kTileRow_bytes, step_bytes = kTile_bytes;
+      char *copy0 = scratch.copy, *copy1 = copy0 + v_steps * kTile_bytes;
+      copy_rows(copy0, block.values, h * p.v.head, 0, block.count, p.head_dim_v);
+      copy_rows(copy1, block.values, h * p.v.head, kTileSide, block.count, p.head_dim_v);
+      v0 = copy0, v1 = copy1;
+    }
+    for (int64_t step = 0; step < v_steps; ++step, o += kTileRow_bytes) {
       tile_load<0>(o, o_stride);
-      load_rows<6, true>(block, h, 0, column);
+      tile_load<6>(v0 + step * step_bytes, stride);
       if constexpr (kAsk) ahead.lines<0>();
       tile_product<0, 2, 6>();
       if constexpr (kAsk) ahead.lines<1>();
       if (block.count > kTileSide) {  // or P's second half is an earlier block's
-        load_rows<7, true>(block, h, kTileSide, column);
+        tile_load<7>(v1 + step * step_bytes, stride);
         if constexpr (kAsk) ahead.lines<0>();
         tile_product<0, 3, 7>();
         if constexpr (kAsk) ahead.lines<1>();
@@ -293,13 +299,13 @@ struct AmxDecode {
   }
 
  private:
-  // Rows first ... first + 15 and 32 columns, `offset` bytes from where the rows begin: a tile, zeros past row `count` and past
-  // `cols` columns.
-  TESSERA_OWN_FUNCTION static void copy_rows(char* tile, const char* const* rows_of_block, int64_t offset,
+  // Rows first ... first + 15 of `cols` columns, `offset` bytes from where they begin: tiles of 32 columns, zeros past the
+  // last row and column.
+  TESSERA_OWN_FUNCTION static void copy_rows(char* tiles, const char* const* rows_of_block, int64_t offset,
                                              int64_t first, int64_t count, int64_t cols) {
     const char* pointers[kTileSide];
     for (int64_t r = 0; r < kTileSide; ++r) pointers[r] = rows_of_block[first + r] + offset;
-    pack_rows(tile, pointers, max_of<int64_t>(0, count - first), min_of(cols, kTileSteps_elems));
+    pack_rows(tiles, pointers, max_of<int64_t>(0, count - first), cols);
   }
   TESSERA_OWN_FUNCTION bool values_are_finite(const DecodeBlock& block, int64_t h) const {
     return rows_are_finite(p.dtype, block.count, p.head_dim_v,
@@ -361,16 +367,18 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
   const AmxDecodeScratch scratch = carve_amx_decode(
       scratch_base, {part.heads, kDecodeRows, p.block_n, p.head_dim, p.head_dim_v, kLanes, sizeof(DecodeRow)});
   const bool neighbours = !p.page_table || p.page_size % kTileSide == 0;  // 16 keys from a multiple of 16
+  const bool k_stands = neighbours && p.head_dim % kTileSteps_elems == 0;
+  const bool v_stands = neighbours && p.head_dim_v % kTileSteps_elems == 0;
   AmxDecode d{p,
               part,
               scratch,
               reinterpret_cast<DecodeRow*>(scratch.rows),
               padded_to(p.head_dim, kTileSteps_elems) / kTileSteps_elems,
               padded_to(p.head_dim_v, kTileSteps_elems) / 2,
-              neighbours && p.head_dim % kTileSteps_elems == 0,
-              neighbours && p.head_dim_v % kTileSteps_elems == 0,
+              k_stands,
+              v_stands,
               p.softcap == 0 && !p.alibi_slopes,
-              DecodeAhead(p, part)};
+              DecodeAhead(p, part, !k_stands || !v_stands)};
   const KeyRange keys = init_decode_rows(p, part, d.rows);
   for (int64_t h = 0; h < part.heads; ++h) {
     const char* q_rows[kTileSide];

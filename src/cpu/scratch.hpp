@@ -179,7 +179,7 @@ struct AmxDecodeScratch {
   float* s;       // [2][block_n][16] scores of two heads
   float* rows_s;  // [16][block_n] one head's transposed
   uint32_t* p;    // [2][rows][block_n] bfloat16 weights, in the low and in the high half of a word
-  char* copy;     // [2] tile registers: rows of K or V that are not read as they lie
+  char* copy;     // [2][head_dim / 32] tile registers: rows of K or V that are not read as they lie
   int64_t bytes;
 };
 
@@ -193,7 +193,7 @@ static constexpr AmxDecodeScratch carve_amx_decode(char* base, const DecodeShape
   out.s = carver.take(2 * s.block_n * 16);
   out.rows_s = carver.take(16 * s.block_n);
   out.p = carver.take<uint32_t>(2 * 16 * s.block_n);
-  out.copy = carver.take<char>(2 * kTileRegister_bytes);
+  out.copy = carver.take<char>(2 * ((d > dv ? d : dv) / 32) * kTileRegister_bytes);
   out.bytes = carver.used_bytes();
   return out;
 }
