@@ -391,18 +391,21 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
   const auto [first_key, key_end] = init_tiles(p, at, f.tiles, kStageKeys);
   int64_t key =
       first_key / p.block_n * p.block_n;  // jobs, and so a row's bits, do not depend on the item's other tiles
-  f.ahead.begin(first_key, min_of<int64_t>(key + p.block_n, key_end) - first_key, tile_count);
-  char* rows[2][kBlockM];
-  const auto ask_for_queries = [&](int64_t t) TESSERA_LAMBDA_INLINE {
-    rows_of(rows[t % 2], p.q, f.tiles[t]);
-    for (int64_t lane = 0; lane < f.tiles[t].count; ++lane) prefetch_row(rows[t % 2][lane], p.head_dim * 2);
-  };
-  ask_for_queries(0);
+  // What an item packs itself is asked for there.
+  if (packed_ahead(sequence)) {
+    f.ahead.begin(first_key, min_of<int64_t>(key + p.block_n, key_end) - first_key, tile_count);
+  }
+  const char* rows[2][kBlockM];  // of this tile and the next
+  rows_of(rows[0], p.q, f.tiles[0]);
   for (int64_t t = 0; t < tile_count; ++t) {
-    if (t + 1 < tile_count) ask_for_queries(t + 1);
+    NextLines next;
+    if (t + 1 < tile_count) {
+      next = {rows[(t + 1) % 2], f.tiles[t + 1].count, 0};
+      rows_of(rows[(t + 1) % 2], p.q, f.tiles[t + 1]);
+    }
     f.ahead.step();
     pack_column_pairs(scratch.sQ + t * f.q_steps * kTileSide * kBlockM, kBlockM, rows[t % 2], f.tiles[t].count, kBlockM,
-                      p.head_dim);
+                      p.head_dim, next);
   }
 
   // 2. For every super-block of visible keys: K and V packed, if they are not, then S, softmax, O += P V for each tile.

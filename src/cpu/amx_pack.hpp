@@ -54,12 +54,33 @@ TESSERA_INLINE VecU join_high(VecU low, VecU high) {  // of their upper halves
   return (VecU)_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32((__m512i)low, 16), (__m512i)high);
 }
 
+// Lines of 16 rows that are transposed after the present ones, asked for before these: shuffles that wait for their rows fill the
+// core's scheduler, and few lines would be on their way. Asked for further ahead, they leave the first cache's sets again where rows
+// are a power of two apart.
+struct NextLines {
+  const char* const* rows = nullptr;
+  int64_t count = 0, column = 0;
+  TESSERA_INLINE void ask() const {
+    constexpr int kIntoFirstCache = 3;
+    for (int64_t r = 0; r < min_of<int64_t>(count, kTileSide); ++r) {
+      __builtin_prefetch(rows[r] + column * 2, 0, kIntoFirstCache);
+    }
+  }
+};
+
 // out[c / 2][ld]: lane r of row c / 2 = (rows[r][c], rows[r][c + 1]), for c < cols padded to 32 and r < `lanes`, a
-// multiple of 16; zeros past the last row and column.
+// multiple of 16; zeros past the last row and column. `next`: what is read after these rows.
 TESSERA_OWN_FUNCTION void pack_column_pairs(uint32_t* out, int64_t ld, const char* const* rows, int64_t count,
-                                            int64_t lanes, int64_t cols) {
+                                            int64_t lanes, int64_t cols, const NextLines& next = {}) {
   for (int64_t r = 0; r < lanes; r += kTileSide) {
     for (int64_t c = 0; c < cols; c += kTileSteps_elems) {
+      if (c + kTileSteps_elems < cols) {
+        NextLines{rows + r, count - r, c + kTileSteps_elems}.ask();
+      } else if (r + kTileSide < lanes) {
+        NextLines{rows + r + kTileSide, count - r - kTileSide, 0}.ask();
+      } else {
+        next.ask();
+      }
       VecU pairs[kTileSide];
       transpose_rows(pairs, SixteenRows(rows + r, count - r, c, cols));
 #pragma GCC unroll 16
@@ -68,27 +89,32 @@ TESSERA_OWN_FUNCTION void pack_column_pairs(uint32_t* out, int64_t ld, const cha
   }
 }
 
-// tiles[cols / 32][16 rows][32], zeros past the last row and column.
+// tiles[cols / 32][16 rows][32], zeros past the last row and column. A row's lines are read together, as they lie. Lines of the tiles
+// are asked for a few rows before they are stored, at the end those of the tiles after these: stores leave one after the other, and
+// each would wait for its line.
 TESSERA_INLINE void pack_rows(char* tiles, const char* const* rows, int64_t count, int64_t cols) {
-  for (int64_t c = 0; c < cols; c += kTileSteps_elems, tiles += kTile_bytes) {
-    if (count >= kTileSide && cols - c >= kTileSteps_elems) {
-#pragma GCC unroll 16
-      for (int r = 0; r < kTileSide; ++r) store(tiles + r * kTileRow_bytes, load_as<VecU>(rows[r] + c * 2));
-      continue;
-    }
-    for (int64_t r = 0; r < kTileSide; ++r) {
-      store(tiles + r * kTileRow_bytes, r < count ? load_bf16(rows[r], c, cols) : VecU{});
+  constexpr int64_t kAhead = 4;
+  const bool whole = count >= kTileSide && cols % kTileSteps_elems == 0;
+  const int64_t tiles_bytes = padded_to(cols, kTileSteps_elems) / kTileSteps_elems * kTile_bytes;
+  for (int64_t r = 0; r < kTileSide; ++r, tiles += kTileRow_bytes) {
+    char* out = tiles;
+    const int64_t ahead = kAhead * kTileRow_bytes + (r + kAhead < kTileSide ? 0 : tiles_bytes - kTile_bytes);
+    for (int64_t c = 0; c < cols; c += kTileSteps_elems, out += kTile_bytes) {
+      prefetch_write(out + ahead);
+      store(out, whole ? load_as<VecU>(rows[r] + c * 2) : r < count ? load_bf16(rows[r], c, cols) : VecU{});
     }
   }
 }
 
 // Of 32 rows, for every 32 columns two tiles, `group_bytes` apart: [2][16 columns][16 pairs], pair j = rows j and j + 16;
-// zeros past the last row and column.
+// zeros past the last row and column. `next`: what is read after these rows.
 TESSERA_OWN_FUNCTION void pack_transposed_rows(char* tiles, int64_t group_bytes, const char* const* rows, int64_t count,
-                                               int64_t cols) {
+                                               int64_t cols, const NextLines& next = {}) {
   for (int64_t c = 0; c < cols; c += kTileSteps_elems) {
     VecU low[kTileSide], high[kTileSide];
+    NextLines{rows + kTileSide, count - kTileSide, c}.ask();
     transpose_rows(low, SixteenRows(rows, count, c, cols));
+    (c + kTileSteps_elems < cols ? NextLines{rows, count, c + kTileSteps_elems} : next).ask();
     transpose_rows(high, SixteenRows(rows + kTileSide, count - kTileSide, c, cols));
     char* out = tiles + c / kTileSteps_elems * group_bytes;
 #pragma GCC unroll 2
@@ -197,17 +223,25 @@ inline void pack_key_columns(char* tiles, NonfiniteKeys* nonfinite, const Params
                              int64_t cols) {
   const int64_t key = keys.key, count = keys.count;
   const int64_t group_bytes = p.block_n / (2 * kTileSide) * 2 * kTile_bytes;
-  tiles += keys.first / (2 * kTileSide) * 2 * kTile_bytes;
-  for (int64_t n = keys.first; n < count; n += 2 * kTileSide, tiles += 2 * kTile_bytes) {
-    const char* rows[2 * kTileSide];
-    key_rows(rows, p, tensor, sequence, batch, head_kv, key + n, min_of<int64_t>(2 * kTileSide, count - n));
+  constexpr int64_t kStage_keys = 2 * kTileSide;
+  tiles += keys.first / kStage_keys * 2 * kTile_bytes;
+  const char* rows[2][kStage_keys];  // of this stage and the next
+  const auto locate = [&](int64_t n) TESSERA_LAMBDA_INLINE {
+    const int64_t here = max_of<int64_t>(0, min_of(kStage_keys, count - n));
+    key_rows(rows[n / kStage_keys % 2], p, tensor, sequence, batch, head_kv, key + n, here);
+    return here;
+  };
+  locate(keys.first);
+  for (int64_t n = keys.first; n < count; n += kStage_keys, tiles += 2 * kTile_bytes) {
+    const char** here = rows[n / kStage_keys % 2];
+    const NextLines next{rows[(n / kStage_keys + 1) % 2], locate(n + kStage_keys), 0};
     if (nonfinite) {
-      const uint32_t bits = nonfinite_rows(rows, count - n, cols);
-      nonfinite->rows[n / (2 * kTileSide)] = bits;
+      const uint32_t bits = nonfinite_rows(here, count - n, cols);
+      nonfinite->rows[n / kStage_keys] = bits;
       nonfinite->any |= bits != 0;
-      blank_rows(rows, bits);
+      blank_rows(here, bits);
     }
-    pack_transposed_rows(tiles, group_bytes, rows, count - n, cols);
+    pack_transposed_rows(tiles, group_bytes, here, count - n, cols, next);
   }
 }
 

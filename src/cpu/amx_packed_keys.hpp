@@ -30,14 +30,9 @@ inline void amx_pack_keys_item(const Params& p, int64_t item) {
   const int64_t count = min_of<int64_t>(p.block_n, sequence.sk - key);
   const AmxPackedKeys out = packed_keys(p, sequence, head_kv, key);
   *out.nonfinite = {};
-  constexpr int64_t kStep = 2 * kTileSide;
-  for (int64_t n = 0; n < count; n += kStep) {
-    const int64_t end = min_of(n + kStep, count);
-    prefetch_keys(p, sequence, batch, head_kv, key + end, min_of(kStep, count - end), 0, 1);
-    pack_key_rows(out.k_tiles, p, p.k, sequence, batch, head_kv, {key, n, end}, p.head_dim);
-    pack_key_columns(out.v_tiles, may_hide_keys(p) ? out.nonfinite : nullptr, p, p.v, sequence, batch, head_kv,
-                     {key, n, end}, p.head_dim_v);
-  }
+  pack_key_rows(out.k_tiles, p, p.k, sequence, batch, head_kv, {key, 0, count}, p.head_dim);
+  pack_key_columns(out.v_tiles, may_hide_keys(p) ? out.nonfinite : nullptr, p, p.v, sequence, batch, head_kv,
+                   {key, 0, count}, p.head_dim_v);
 }
 
 // Keys that are soon needed, which are asked for a few at a time: their rows or, packed ahead, their lines.

@@ -90,24 +90,29 @@ TESSERA_INLINE void output_rows(char* (&rows)[kBlockM], const Params& p, const T
   }
 }
 
-TESSERA_INLINE void write_lse(const Params& p, const Tile& tile, int64_t split, const float* lse) {
-  const bool partial = p.num_splits > 1;
-  const auto at = [&](int64_t lane) TESSERA_LAMBDA_INLINE {
-    if (partial) return p.partial_lse + partial_row(p, tile, split, lane);
-    return reinterpret_cast<float*>(p.lse + p.lse_batch * tile.batch + p.lse_head * tile.head[lane] +
-                                    p.lse_row * (tile.sequence->q_begin + tile.query[lane]));
-  };
-  if (tile.consecutive && (partial || p.lse_row == sizeof(float))) {
-    float* out = at(0);
-    for (int64_t lane = 0; lane < tile.count; lane += kLanes) {
-      store_first(out + lane, load(lse + lane), min_of<int64_t>(kLanes, tile.count - lane));
-    }
-    return;
-  }
-  for (int64_t lane = 0; lane < tile.count; ++lane) *at(lane) = lse[lane];
+// Where the LSE of a row of the tile goes: to the output or to this split's partial results.
+TESSERA_INLINE float* lse_at(const Params& p, const Tile& tile, int64_t split, int64_t lane) {
+  if (p.num_splits > 1) return p.partial_lse + partial_row(p, tile, split, lane);
+  return reinterpret_cast<float*>(p.lse + p.lse_batch * tile.batch + p.lse_head * tile.head[lane] +
+                                  p.lse_row * (tile.sequence->q_begin + tile.query[lane]));
+}
+// Whether those of the tile's rows are neighbours.
+TESSERA_INLINE bool lse_in_a_row(const Params& p, const Tile& tile) {
+  return tile.consecutive && (p.num_splits > 1 || p.lse_row == sizeof(float));
 }
 
-// factor O / l to `rows`, LSE to the output or to this split's partial results. next_rows: of the next tile.
+TESSERA_INLINE void write_lse(const Params& p, const Tile& tile, int64_t split, const float* lse) {
+  if (!lse_in_a_row(p, tile)) {
+    for (int64_t lane = 0; lane < tile.count; ++lane) *lse_at(p, tile, split, lane) = lse[lane];
+    return;
+  }
+  float* out = lse_at(p, tile, split, 0);
+  for (int64_t lane = 0; lane < tile.count; lane += kLanes) {
+    store_first(out + lane, load(lse + lane), min_of<int64_t>(kLanes, tile.count - lane));
+  }
+}
+
+// factor O / l to `rows`, LSE to the output or to this split's partial results. next_rows: of a later tile.
 inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, float factor, char* const* rows,
                         char* const* next_rows, int64_t next_count) {
   alignas(64) float inverse[kBlockM], lse[kBlockM];
@@ -128,16 +133,23 @@ inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, f
   });
 }
 
-// The same for all of an item's tiles, whose O are o_floats apart. A tile's rows are asked for beside the tile before, since
-// stores alone would wait for one line after the other.
+// The same for all of an item's tiles, whose O are o_floats apart. The rows and the LSE of the tile after next are asked for beside a
+// tile, since stores wait for one line after the other.
 inline void finish_tiles(const Params& p, Tile* tiles, int64_t tile_count, float* sO, int64_t o_floats, int64_t split,
                          float factor) {
-  char* rows[2][kBlockM];
-  output_rows(rows[0], p, tiles[0], split);
+  char* rows[3][kBlockM];  // of this tile and the next two
+  const auto locate = [&](int64_t t) TESSERA_LAMBDA_INLINE {
+    output_rows(rows[t % 3], p, tiles[t], split);
+    if (!(p.num_splits > 1 || p.lse) || !lse_in_a_row(p, tiles[t])) return;
+    const char* lse = reinterpret_cast<const char*>(lse_at(p, tiles[t], split, 0));
+    for (int64_t at = 0; at < tiles[t].count * 4; at += kCacheLine_bytes) prefetch_write(lse + at);
+  };
+  for (int64_t t = 0; t < min_of<int64_t>(2, tile_count); ++t) locate(t);
   for (int64_t t = 0; t < tile_count; ++t) {
-    const int64_t next = t + 1 < tile_count ? tiles[t + 1].count : 0;
-    if (next) output_rows(rows[(t + 1) % 2], p, tiles[t + 1], split);
-    finish_tile(p, tiles[t], sO + t * o_floats, split, factor, rows[t % 2], rows[(t + 1) % 2], next);
+    const bool more = t + 2 < tile_count;
+    if (more) locate(t + 2);
+    finish_tile(p, tiles[t], sO + t * o_floats, split, factor, rows[t % 3], rows[(t + 2) % 3],
+                more ? tiles[t + 2].count : 0);
   }
 }
 

@@ -114,8 +114,9 @@ inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, 
   int32_t some_low = 0x7fffffff, some_high = -1, all_low = 0, all_high = 0x7fffffff;
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
     const int32_t low = tile.low[lane], high = tile.high[lane];
-    some_low = min_of(some_low, low <= high ? low : 0x7fffffff);
-    some_high = max_of(some_high, low <= high ? high : -1);
+    const int32_t blind = low > high ? -1 : 0;  // all bits; a condition in the reduction would keep it scalar
+    some_low = min_of(some_low, low | (blind & 0x7fffffff));
+    some_high = max_of(some_high, high | blind);
     all_low = max_of(all_low, low), all_high = min_of(all_high, high);
   }
   tile.some_low = some_low, tile.some_high = some_high, tile.all_low = all_low, tile.all_high = all_high;

@@ -193,8 +193,8 @@ void pack_transposed(float* tile, const char* const* rows, int64_t count, int64_
 }
 
 // rows[r][c] = tile[c][r] * factor[r], written as Elem. Rounded first, elements of 16 bits are transposed as words of two
-// columns, and a row leaves in whole vectors: with 16 lanes whole cache lines, each stored once. next_rows: where the rows of the
-// next such tile will be written, which are asked for (NULL: none).
+// columns, and a row leaves in whole vectors: with 16 lanes whole cache lines, each stored once. next_rows: where the rows of a
+// later such tile will be written, which are asked for (NULL: none).
 template <class Elem>
 void unpack_transposed(char* const* rows, const float* tile, const float* factor, int64_t count, int64_t cols,
                        char* const* next_rows = nullptr, int64_t next_count = 0) {
