@@ -53,7 +53,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cuda = torch.cuda.is_available()
     parser.add_argument("--length", type=int, default=131072 if cuda else 4096, help="tokens")
-    parser.add_argument("--heads", type=int, default=8 if cuda else 1)
+    parser.add_argument("--heads", type=int, default=8 if cuda else 2)
     parser.add_argument("--head-dim", type=int, default=128 if cuda else 32)
     parser.add_argument("--near", type=int, default=8, help=f"blocks of {BLOCK} tokens up to its own that a block sees (8)")
     parser.add_argument("--every", type=int, default=16, help="of all earlier blocks it sees every so-many-th (16)")
