@@ -64,7 +64,9 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
   // 1. P and dS of every pair that sees something: the products of the next pair beside the vectors of this one.
   StagePair pairs[kJobStages * kAmxBackwardTiles];
   int64_t count = 0;
-  // The pairs of a stage are neighbouring tiles, those of a tile neighbouring stages: masks leave every row one range.
+  // The pairs of a stage are neighbouring tiles, those of a tile neighbouring stages: masks by position leave every row one range. What
+  // a block mask hides within one has weights of 0.
+  bool listed[kJobStages][kAmxBackwardTiles] = {};
   int64_t tile_begin[kJobStages], tile_end[kJobStages], stage_begin[kAmxBackwardTiles], stage_end[kAmxBackwardTiles];
   for (int64_t t = 0; t < f.tile_count; ++t) stage_begin[t] = stage_end[t] = 0;
   for (int64_t n = 0; n < stages; ++n) {
@@ -72,6 +74,8 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     const int64_t key = f.key_begin + (first + n) * kStageKeys;
     for (int64_t t = 0; t < f.tile_count; ++t) {
       if (f.tiles[t].some_low >= key + kStageKeys || f.tiles[t].some_high < key) continue;
+      if (!shows_stage(f.p, f.tiles[t], key, min_of(kStageKeys, f.key_begin + f.keys - key))) continue;
+      listed[n][t] = true;
       if (tile_end[n] == 0) tile_begin[n] = t;
       if (stage_end[t] == 0) stage_begin[t] = n;
       tile_end[n] = t + 1, stage_end[t] = n + 1;
@@ -79,6 +83,15 @@ TESSERA_OWN_FUNCTION void backward_job(AmxBackward& f, int64_t first, int64_t st
     }
   }
   if (count == 0) return;
+  for (int64_t n = 0; f.p.block_mask.data && n < stages; ++n) {
+    for (int64_t t = 0; t < f.tile_count; ++t) {
+      const bool within = (t >= tile_begin[n] && t < tile_end[n]) || (n >= stage_begin[t] && n < stage_end[t]);
+      if (listed[n][t] || !within) continue;
+      __builtin_memset(f.p_of(n, t), 0, kSteps_bytes);
+      __builtin_memset(f.ds_of(n, t), 0, kSteps_bytes);
+      __builtin_memset(f.ds_pairs_of(n, t), 0, kSteps_bytes);
+    }
+  }
   score_products(f, pairs[0], f.ring(0), [] {});
   for (int64_t i = 0; i < count; ++i) {
     const StagePair* next = i + 1 < count ? &pairs[i + 1] : nullptr;
@@ -177,6 +190,10 @@ inline void amx_backward_head(AmxBackward& f, int64_t batch, int64_t head_kv, in
         for (int64_t t = 0; t < f.tile_count; ++t) {
           const Tile& tile = f.tiles[t];
           if (tile.some_low >= first + f.keys || tile.some_high < first) continue;
+          if (!f.dq_started[t]) {  // a block mask hides all of the super-block
+            __builtin_memset(f.dq_sums[t], 0,
+                             static_cast<size_t>(f.q_steps * kTileSteps_elems * kBlockM) * sizeof(float));
+          }
           add_dq(f, t, dq_row(p, sequence, batch, h, split, row + t * kBlockM), p.acc_dq_ld);
         }
       }

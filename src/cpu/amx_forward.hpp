@@ -102,8 +102,8 @@ TESSERA_INLINE void attend_stage_any(AmxForward& f, const Tile& tile, JobSums& s
   if (has_bias) {
     sums.seen[0] = sums.seen[1] = splat(~0u);
     attend_stage_of<Scores::kBiasInScores, kPairs>(f, tile, sums, s, sP, key, work);
-  } else if (f.has_options) {
-    const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
+  } else if (const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
+             f.has_options && stage_has_options(f.p, tile, key, keys)) {
     StageOptions options(f.p, tile, key, keys, s, f.scratch.options);
     sums.seen[0] |= options.seen[0], sums.seen[1] |= options.seen[1];
     with_scores(options.kind, [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
@@ -416,8 +416,7 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
     f.key_begin = key;
     f.keys = min_of<int64_t>(p.block_n, key_end - key);
     f.pack_super_block(max_of<int64_t>(0, first_key - key), hides_keys(p, f.tiles, tile_count, key, f.keys));
-    const int64_t job_count =
-        list_jobs(reinterpret_cast<Job*>(scratch.jobs), stages_of_a_job(p), f.tiles, tile_count, key, f.keys);
+    const int64_t job_count = list_jobs(p, reinterpret_cast<Job*>(scratch.jobs), f.tiles, tile_count, key, f.keys);
     const Job* jobs = reinterpret_cast<const Job*>(scratch.jobs);
     int64_t stages = 0;
     for (int64_t j = 0; j < job_count; ++j) stages += jobs[j].stages;

@@ -273,8 +273,9 @@ TESSERA_INLINE void gradients(AmxBackward& f, const PairTurn& turn) {
   const Tile& tile = f.tiles[turn.at->tile];
   const auto fused = [&]<Scores kScores>(const StageOptions* options, float* d_bias)
                          TESSERA_LAMBDA_INLINE { return fused_gradients<kScores>(f, turn, key, options, d_bias); };
+  const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
   bool done = false;
-  if (!f.options) {
+  if (!f.options || (!f.p.d_bias && !stage_has_options(f.p, tile, key, keys))) {
     // Head sizes of 33 to 64 have a function of their own; at 128 it was 1.04 of the other at 512 keys and 0.94 from 2048 on.
     const auto of = [&]<Scores kScores>() TESSERA_LAMBDA_INLINE {
       const bool known = turn.next && f.q_steps == 2 && f.v_steps == 2;
@@ -284,7 +285,6 @@ TESSERA_INLINE void gradients(AmxBackward& f, const PairTurn& turn) {
     done =
         seen_by_all(tile, key) ? of.template operator()<Scores::kAllSeen>() : of.template operator()<Scores::kMasked>();
   } else {
-    const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);
     float *bias = f.s.options, *d_bias = f.p.d_bias ? bias + kStage_floats : nullptr, *rest = bias + 2 * kStage_floats;
     StageOptions options(f.p, tile, key, keys, turn.ring, bias);
     options.draw_kept(f.p, tile, key);

@@ -17,20 +17,30 @@ struct Job {
   int32_t tile, first, stages;
 };
 
-// The jobs of `tile_count` tiles against `count` keys from `key`, tile by tile.
-TESSERA_INLINE int64_t list_jobs(Job* jobs, int64_t job_stages, const Tile* tiles, int64_t tile_count, int64_t key,
+// The jobs of `tile_count` tiles against `count` keys from `key`, tile by tile, without the stages that a block mask hides from all of
+// a tile's rows. These leave no more jobs than there are without a mask.
+TESSERA_INLINE int64_t list_jobs(const Params& p, Job* jobs, const Tile* tiles, int64_t tile_count, int64_t key,
                                  int64_t count) {
+  const int64_t job_stages = stages_of_a_job(p);
   int64_t job_count = 0;
   for (int64_t t = 0; t < tile_count; ++t) {
     if (tiles[t].some_low > tiles[t].some_high) continue;
-    const int64_t begin = max_of<int64_t>(0, tiles[t].some_low - key) / kStageKeys;
-    const int64_t end =
+    int64_t begin = max_of<int64_t>(0, tiles[t].some_low - key) / kStageKeys;
+    const int64_t last =
         padded_to(max_of<int64_t>(0, min_of<int64_t>(count, tiles[t].some_high + 1 - key)), kStageKeys) / kStageKeys;
-    if (begin >= end) continue;
-    const int64_t parts = (end - begin + job_stages - 1) / job_stages;
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t from = begin + (end - begin) * part / parts, to = begin + (end - begin) * (part + 1) / parts;
-      jobs[job_count++] = {static_cast<int32_t>(t), static_cast<int32_t>(from), static_cast<int32_t>(to - from)};
+    const auto shown = [&](int64_t stage) TESSERA_LAMBDA_INLINE {
+      const int64_t first = stage * kStageKeys;
+      return shows_stage(p, tiles[t], key + first, min_of(kStageKeys, count - first));
+    };
+    while (begin < last) {
+      int64_t end = begin;
+      while (end < last && shown(end)) ++end;
+      const int64_t parts = (end - begin + job_stages - 1) / job_stages;
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t from = begin + (end - begin) * part / parts, to = begin + (end - begin) * (part + 1) / parts;
+        jobs[job_count++] = {static_cast<int32_t>(t), static_cast<int32_t>(from), static_cast<int32_t>(to - from)};
+      }
+      begin = end + 1;  // that stage is hidden, if there is one
     }
   }
   return job_count;

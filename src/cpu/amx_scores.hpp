@@ -14,6 +14,15 @@ static_assert(kLanes == kTileSide, "a row of a tile is a vector");
 constexpr int64_t kStageKeys = 2 * kTileSide;
 constexpr int kUnits = kTileSide;  // of a stage's softmax: keys j and j + 16
 
+// Whether the block mask shows keys of a stage to some of the tile's rows. `keys`: of the stage.
+TESSERA_INLINE bool shows_stage(const Params& p, const Tile& tile, int64_t key, int64_t keys) {
+  return key_run(p, tile, key, 0, keys).visible;
+}
+// Whether the scores of a stage that it shows need more than the scale and a mask by position.
+TESSERA_INLINE bool stage_has_options(const Params& p, const Tile& tile, int64_t key, int64_t keys) {
+  return p.tree_mask || key_run(p, tile, key, 0, keys).options;
+}
+
 // Which lanes see a key, by position: 0 <= key - low <= high - low, as one unsigned comparison.
 struct VisibleLanes {
   VecU span, distance;
