@@ -415,8 +415,9 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
     if (p.cancelled && p.cancelled(p.cancel)) break;
     f.key_begin = key;
     f.keys = min_of<int64_t>(p.block_n, key_end - key);
-    f.pack_super_block(max_of<int64_t>(0, first_key - key), hides_keys(p, f.tiles, tile_count, key, f.keys));
     const int64_t job_count = list_jobs(p, reinterpret_cast<Job*>(scratch.jobs), f.tiles, tile_count, key, f.keys);
+    if (job_count == 0) continue;  // a block mask hides it from all of the item's rows
+    f.pack_super_block(max_of<int64_t>(0, first_key - key), hides_keys(p, f.tiles, tile_count, key, f.keys));
     const Job* jobs = reinterpret_cast<const Job*>(scratch.jobs);
     int64_t stages = 0;
     for (int64_t j = 0; j < job_count; ++j) stages += jobs[j].stages;

@@ -126,6 +126,11 @@ constexpr const char* kOneOption[] = {
     "dtype=bf16 b=1 sq=140 sk=300 hq=4 hkv=2 d=64 dv=64 causal=1 data=inf_value",
     "dtype=bf16 b=1 sq=100 sk=600 hq=2 hkv=1 d=64 dv=64 dropout=0.3 backward=1",
     "dtype=bf16 b=1 sq=100 sk=600 hq=2 hkv=1 d=64 dv=64 mask=hqk dropout=0.3 alibi=h bias=hqk backward=1",
+    // Block masks: stages that are hidden from some tiles, whole super-blocks, and blocks that are no multiple of a stage.
+    "dtype=bf16 b=1 sq=200 sk=640 hq=4 hkv=2 d=64 dv=64 block_mask=hqk block_q=32 block_k=64 backward=1",
+    "dtype=bf16 b=1 sq=160 sk=1100 hq=6 hkv=2 d=128 dv=128 block_mask=hqk block_q=160 block_k=512 backward=1",
+    "dtype=bf16 b=1 sq=300 sk=1100 hq=4 hkv=2 d=64 dv=64 block_mask=hqk block_q=64 block_k=256 causal=1 backward=1",
+    "dtype=bf16 b=1 sq=100 sk=600 hq=2 hkv=1 d=64 dv=64 block_mask=hqk block_q=40 block_k=24 dropout=0.3 backward=1",
 };
 
 class AmxOptions : public ::testing::TestWithParam<const char*> {
