@@ -85,7 +85,7 @@ void measure(int64_t heads, int64_t d, int32_t causal) {
     f.accumulators.flush();
   });
   // A super-block's jobs, whose stages are the usual ones.
-  const int64_t count = list_jobs(reinterpret_cast<Job*>(scratch.jobs), stages_of_a_job(p), tiles, 16, 0, 256);
+  const int64_t count = list_jobs(p, reinterpret_cast<Job*>(scratch.jobs), tiles, 16, 0, 256);
   f.keys = 256;
   report_of("super-block, 128 stages", heads, d, "one",
             [&] { attend_jobs(f, reinterpret_cast<Job*>(scratch.jobs), count); });

@@ -16,37 +16,14 @@ TESSERA_INLINE void ask0(const char* p) { asm volatile("prefetcht0 %0" ::"m"(*p)
 TESSERA_INLINE void ask1(const char* p) { asm volatile("prefetcht1 %0" ::"m"(*p)); }
 TESSERA_INLINE void askw(char* p) { asm volatile("prefetchw %0" ::"m"(*p)); }
 
-// transpose_rows with other work after each of the 16 loads (i = 0 ... 15).
+// transpose_rows with other work beside each of its 16 loads of two halves of rows (i = 0 ... 15).
 template <class Row, class Beside>
 TESSERA_INLINE void transposed(VecU (&out)[kLanes], Row&& row, Beside&& beside) {
-  __m512i columns[2][kLanes / 2];
-#pragma GCC unroll 2
-  for (int group = 0; group < 2; ++group) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      __m512i r[4];
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        const auto part = [&](int n) TESSERA_LAMBDA_INLINE {
-          return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row(n) + half * 32));
-        };
-        r[i] = _mm512_inserti64x4(_mm512_castsi256_si512(part(8 * group + i)), part(8 * group + i + 4), 1);
-        beside(8 * group + 4 * half + i);
-      }
-      const __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]), high01 = _mm512_unpackhi_epi32(r[0], r[1]);
-      const __m512i low23 = _mm512_unpacklo_epi32(r[2], r[3]), high23 = _mm512_unpackhi_epi32(r[2], r[3]);
-      columns[group][4 * half] = _mm512_unpacklo_epi64(low01, low23);
-      columns[group][4 * half + 1] = _mm512_unpackhi_epi64(low01, low23);
-      columns[group][4 * half + 2] = _mm512_unpacklo_epi64(high01, high23);
-      columns[group][4 * half + 3] = _mm512_unpackhi_epi64(high01, high23);
-    }
-  }
-#pragma GCC unroll 8
-  for (int c = 0; c < kLanes / 2; ++c) {
-    const int column = c / 4 * 8 + c % 4;
-    out[column] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0x88);
-    out[column + 4] = (VecU)_mm512_shuffle_i32x4(columns[0][c], columns[1][c], 0xdd);
-  }
+  int halves = 0;
+  transpose_rows(out, [&](int r) TESSERA_LAMBDA_INLINE {
+    if (++halves % 2 == 0) beside(halves / 2 - 1);
+    return row(r);
+  });
 }
 
 // kLines lines of a row; rows `stride` apart -> out, one after the other.
@@ -95,35 +72,23 @@ TESSERA_OWN_FUNCTION void q_asked(uint32_t* out, Rows q, int ahead_panels) {
                        });
   }
 }
-// The order of packing: block by block, `ahead` blocks of 16 lines ahead.
-template <int kLines, bool kFirst>
+// The order of packing: block by block, `ahead` blocks of 16 lines ahead, one beside each load or (kBurst) all before them.
+template <int kLines, bool kFirst, bool kBurst = false>
 TESSERA_OWN_FUNCTION void q_asked_blocks(uint32_t* out, Rows q, int ahead) {
   for (int p = 0; p < kTiles * 2; ++p) {
     const char* panel = q.base + p * 16 * q.stride;
 #pragma GCC unroll 4
     for (int l = 0; l < kLines; ++l) {
       const char* next = panel + (l + ahead) / kLines * 16 * q.stride + (l + ahead) % kLines * 64;
+      const auto ask = [&](int i)
+                           TESSERA_LAMBDA_INLINE { kFirst ? ask0(next + i * q.stride) : ask1(next + i * q.stride); };
+      for (int i = 0; kBurst && i < 16; ++i) ask(i);
       VecU pairs[kTileSide];
       transposed(
           pairs, [&](int r) TESSERA_LAMBDA_INLINE { return panel + r * q.stride + l * 64; },
-          [&](int i) TESSERA_LAMBDA_INLINE { kFirst ? ask0(next + i * q.stride) : ask1(next + i * q.stride); });
-#pragma GCC unroll 16
-      for (int i = 0; i < kTileSide; ++i)
-        store(out + (p / 2 * kLines * 16 + l * 16 + i) * kBlockM + p % 2 * 16, pairs[i]);
-    }
-  }
-}
-template <int kLines>
-TESSERA_OWN_FUNCTION void q_burst(uint32_t* out, Rows q, int ahead) {
-  for (int p = 0; p < kTiles * 2; ++p) {
-    const char* panel = q.base + p * 16 * q.stride;
-#pragma GCC unroll 4
-    for (int l = 0; l < kLines; ++l) {
-      const char* next = panel + (l + ahead) / kLines * 16 * q.stride + (l + ahead) % kLines * 64;
-      for (int i = 0; i < 16; ++i) ask0(next + i * q.stride);
-      VecU pairs[kTileSide];
-      transposed(
-          pairs, [&](int r) TESSERA_LAMBDA_INLINE { return panel + r * q.stride + l * 64; }, [](int) {});
+          [&](int i) TESSERA_LAMBDA_INLINE {
+            if (!kBurst) ask(i);
+          });
 #pragma GCC unroll 16
       for (int i = 0; i < kTileSide; ++i)
         store(out + (p / 2 * kLines * 16 + l * 16 + i) * kBlockM + p % 2 * 16, pairs[i]);
@@ -433,7 +398,8 @@ void measure(int64_t heads) {
   };
   say("Q as in the library", pack_q);
   for (int n : {1, 2})
-    say(("Q t0 bursts, blocks ahead " + std::to_string(n)).c_str(), [&] { q_burst<kLines>(scratch.sQ, rows(p.q), n); });
+    say(("Q t0 bursts, blocks ahead " + std::to_string(n)).c_str(),
+        [&] { q_asked_blocks<kLines, true, true>(scratch.sQ, rows(p.q), n); });
   say("Q direct, constant stride", [&] { q_direct<kLines>(scratch.sQ, rows(p.q)); });
   for (int n : {1, 2, 4}) {
     const std::string s = std::to_string(n);
