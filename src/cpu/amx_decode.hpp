@@ -120,27 +120,37 @@ struct AmxDecode {
   TESSERA_INLINE int64_t halves_of_p() const { return part.row_count <= kTileSide / 2 ? 1 : 2; }
   TESSERA_INLINE int64_t rows_of_p() const { return part.row_count * 2 / halves_of_p(); }
 
+  // A block's rows of one head's K or V as tiles: where the first and the last 16 begin, and how far rows and steps of 32 columns are apart.
+  struct HeadRows {
+    const char *first, *last;
+    int64_t stride, step_bytes;
+  };
+  // As they lie, or copied where they do not stand or are fewer than 32.
+  TESSERA_INLINE HeadRows rows_of_head(const RowTensor& tensor, const char* const* rows_of_block, int64_t count,
+                                       bool stand, int64_t h, int64_t steps, int64_t cols) const {
+    const int64_t offset = h * tensor.head;
+    if (stand && count == kAmxDecodeKeys) {
+      return {rows_of_block[0] + offset, rows_of_block[kTileSide] + offset, tensor.row, kTileRow_bytes};
+    }
+    char *first = scratch.copy, *last = first + steps * kTile_bytes;
+    copy_rows(first, rows_of_block, offset, 0, count, cols);
+    copy_rows(last, rows_of_block, offset, kTileSide, count, cols);
+    return {first, last, kTileRow_bytes, kTile_bytes};
+  }
+
   // S^T [block_n][16 rows] of one head. `beside` runs after every product.
   template <class Beside>
   TESSERA_INLINE void scores(const DecodeBlock& block, int64_t h, Beside&& beside) {
     const char* q = reinterpret_cast<const char*>(scratch.q + h * q_steps * kTileSide * kTileSide);
-    const char *a0 = block.keys[0] + h * p.k.head, *a1 = block.keys[kTileSide] + h * p.k.head;
-    int64_t stride = p.k.row, step_bytes = kTileRow_bytes;
-    if (!k_stands || block.count < kAmxDecodeKeys) {
-      stride = kTileRow_bytes, step_bytes = kTile_bytes;
-      char *copy0 = scratch.copy, *copy1 = copy0 + q_steps * kTile_bytes;
-      copy_rows(copy0, block.keys, h * p.k.head, 0, block.count, p.head_dim);
-      copy_rows(copy1, block.keys, h * p.k.head, kTileSide, block.count, p.head_dim);
-      a0 = copy0, a1 = copy1;
-    }
+    const HeadRows k = rows_of_head(p.k, block.keys, block.count, k_stands, h, q_steps, p.head_dim);
     tile_zero<4>(), tile_zero<5>();
     for (int64_t step = 0; step < q_steps; ++step) {
       tile_load<6>(q + step * kTile_bytes, kTileRow_bytes);
-      tile_load<7>(a0 + step * step_bytes, stride);
+      tile_load<7>(k.first + step * k.step_bytes, k.stride);
       ahead.lines<0>();
       tile_product<4, 7, 6>();
       beside(), ahead.lines<1>();
-      tile_load<7>(a1 + step * step_bytes, stride);
+      tile_load<7>(k.last + step * k.step_bytes, k.stride);
       ahead.lines<0>();
       tile_product<5, 7, 6>();
       beside(), ahead.lines<1>();
@@ -256,23 +266,15 @@ struct AmxDecode {
     tile_load<2>(weights, p_stride);
     tile_load<3>(weights + kTileRow_bytes, p_stride);
     char* o = reinterpret_cast<char*>(o_of(h, half, 0));
-    const char *v0 = block.values[0] + h * p.v.head, *v1 = block.values[kTileSide] + h * p.v.head;
-    int64_t stride = p.v.row, step_bytes = kTileRow_bytes;
-    if (!v_stands || block.count < kAmxDecodeKeys) {
-      stride = kTileRow_bytes, step_bytes = kTile_bytes;
-      char *copy0 = scratch.copy, *copy1 = copy0 + v_steps * kTile_bytes;
-      copy_rows(copy0, block.values, h * p.v.head, 0, block.count, p.head_dim_v);
-      copy_rows(copy1, block.values, h * p.v.head, kTileSide, block.count, p.head_dim_v);
-      v0 = copy0, v1 = copy1;
-    }
+    const HeadRows v = rows_of_head(p.v, block.values, block.count, v_stands, h, v_steps, p.head_dim_v);
     for (int64_t step = 0; step < v_steps; ++step, o += kTileRow_bytes) {
       tile_load<0>(o, o_stride);
-      tile_load<6>(v0 + step * step_bytes, stride);
+      tile_load<6>(v.first + step * v.step_bytes, v.stride);
       if constexpr (kAsk) ahead.lines<0>();
       tile_product<0, 2, 6>();
       if constexpr (kAsk) ahead.lines<1>();
       if (block.count > kTileSide) {  // or P's second half is an earlier block's
-        tile_load<7>(v1 + step * step_bytes, stride);
+        tile_load<7>(v.last + step * v.step_bytes, v.stride);
         if constexpr (kAsk) ahead.lines<0>();
         tile_product<0, 3, 7>();
         if constexpr (kAsk) ahead.lines<1>();
