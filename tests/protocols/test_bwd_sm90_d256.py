@@ -1,14 +1,19 @@
-#!/usr/bin/env python3
-"""bwd_sm90_d256's barriers as a model (protocol.py). d256_protocol.py [schedules] [--mutate], which takes a word from the steps of a
-block mask, too."""
-from protocol import Barrier, Place, check
+"""bwd_sm90_d256's barriers as a model, with the ring of steps that block masks and options use."""
+
+import pytest
+from barriers import Barrier, Place, first_fault
+from headers import config, constant, function
 
 STEPS = 9
+STAT_STAGES = constant("kBwdD256StatStages")
+CONFIGS = ((6, 2), (5, 2), (5, 3))  # half slots and exchange stages: the library's two, and one with a third stage
+WAITS = ["empty", "full", "free", "p_full", "ds_full_0", "ds_full_1", "release_0", "release_1", "word"]
 
 
 def model(schedule, slots, stages):
-    steps, drop, start, wait, write, read = STEPS, schedule.drop, schedule.start, schedule.wait, schedule.write, schedule.read
-    words = stages + (2 + slots + 2 - 1) // 4 + 1 - (drop == "word")  # bwd_sm90_d256_steps
+    steps, drop, start = STEPS, schedule.drop, schedule.start
+    wait, write, read = schedule.wait, schedule.write, schedule.read
+    words = function("bwd_sm90_d256_steps")(config(half_slots=slots, exchange_stages=stages)) - (drop == "word")
     free = [Barrier(8) for _ in range(stages)]
     p_full = [[Barrier(1) for _ in range(stages)] for _ in range(2)]
     ds_full = [[Barrier(1) for _ in range(stages)], [Barrier(8) for _ in range(stages)]]
@@ -16,7 +21,7 @@ def model(schedule, slots, stages):
     half_full = [[Barrier(1) for _ in range(n)] for n in slots]
     half_empty = [[Barrier(8) for _ in range(n)] for n in slots]
     halves = [[Place() for _ in range(n)] for n in slots]
-    stats = [[Place() for _ in range(3)] for _ in range(2)]
+    stats = [[Place() for _ in range(STAT_STAGES)] for _ in range(2)]
     step_words = [[Place() for _ in range(words)] for _ in range(2)]
     # A stage of the exchange in 8 warps' parts, since P and dS of a warp have the same words.
     tiles = [[[Place() for _ in range(8)] for _ in range(stages)] for _ in range(2)]
@@ -29,7 +34,7 @@ def model(schedule, slots, stages):
         j, n = divmod(i, 4)
         yield from write(halves[rank][i % slots[rank]], (j, n))
         if stat:
-            yield from write(stats[rank][j % 3], j)
+            yield from write(stats[rank][j % STAT_STAGES], j)
         half_full[rank][i % slots[rank]].bytes(2 if stat else 1)
 
     def producer(rank):
@@ -62,14 +67,14 @@ def model(schedule, slots, stages):
             yield from use(rank, j, 0)
             yield from read(step_words[rank][j % words], j)
             if rank == 0:
-                yield from read(stats[0][j % 3], j)
+                yield from read(stats[0][j % STAT_STAGES], j)
                 yield from wait("free", free[s], parity ^ 1)
                 start(send_p(w, j))
             else:
                 yield from wait("p_full", p_full[w // 4][s], parity)
                 if w % 4 == 0:
                     p_full[w // 4][s].arrive(4)
-                yield from read(stats[1][j % 3], j)
+                yield from read(stats[1][j % STAT_STAGES], j)
                 yield from read(tiles[1][s][w], ("P", j))
                 yield from write(tiles[1][s][w], ("dS", j), ("P", j))
                 ds_full[1][s].arrive()
@@ -110,6 +115,12 @@ def model(schedule, slots, stages):
     start(sender())
 
 
-for config in ((6, 2), (5, 2), (5, 3)):
-    check(lambda schedule: model(schedule, *config),
-          ["empty", "full", "free", "p_full", "ds_full_0", "ds_full_1", "release_0", "release_1", "word"])
+@pytest.mark.parametrize(("slots", "stages"), CONFIGS)
+def test_no_schedule_finds_a_fault(slots, stages):
+    assert first_fault(lambda schedule: model(schedule, slots, stages), 12) is None
+
+
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize(("slots", "stages"), CONFIGS)
+def test_a_wait_that_is_left_out_is_found(slots, stages, wait):
+    assert first_fault(lambda schedule: model(schedule, slots, stages), 100, wait)

@@ -1,4 +1,4 @@
-"""What simulations of rounding begin with, in NumPy: bfloat16, and draws of inputs."""
+"""Inputs of the simulations: bfloat16, and normal numbers with outliers."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ def bfloat16(x):
 
 
 def draw(rng, shape, outliers):
-    """Standard normal numbers in bfloat16. outliers: the share of them to which a normal number of standard deviation 10 is added."""
+    """Standard normal numbers in bfloat16; to the fraction `outliers` of them ten times another one is added."""
     x = rng.standard_normal(shape)
     if outliers:
         x += (rng.random(shape) < outliers) * 10 * rng.standard_normal(shape)

@@ -1,9 +1,8 @@
-"""Barriers of a kernel as a model: roles as processes that a random schedule interleaves, reads and writes of every stage recorded
-as intervals. Finds deadlocks, overwritten stages and stale data. It proves nothing about memory ordering or a model's transcription
-of the code."""
-import random
-import sys
+"""Barriers of a kernel as a model. Its roles are processes that a random schedule interleaves; reads and writes of each
+stage are recorded as intervals. A schedule finds deadlocks, overwritten stages and stale data. It proves nothing about
+memory ordering, nor that a model transcribes its kernel faithfully."""
 
+import random
 
 class Fault(Exception):
     pass
@@ -28,7 +27,7 @@ class Barrier:
         self.settle()
 
     def done(self, parity):
-        return self.phase % 2 != parity  # what try_wait.parity sees: two phases ahead it waits forever
+        return self.phase % 2 != parity  # as try_wait.parity: a waiter two phases behind waits forever
 
 
 class Place:
@@ -37,8 +36,8 @@ class Place:
 
 
 class Schedule:
-    """Processes are generators: what they yield is a barrier and a parity to wait for, or None. `drop` is the name of a wait that is
-    left out."""
+    """Processes are generators that yield a barrier and a parity to wait for, or None. `drop` names a wait that is left
+    out."""
 
     def __init__(self, seed, drop):
         self.rng, self.drop, self.running = random.Random(seed), drop, []
@@ -62,7 +61,7 @@ class Schedule:
 
     def read(self, place, value):
         if place.writers or place.data != value:
-            raise Fault(f"wanted {value}, found {place.data}")
+            raise Fault(f"{value} is read, and {place.data} is there")
         place.readers += 1
         yield None
         place.readers -= 1
@@ -88,21 +87,16 @@ class Schedule:
                     speed.pop(id(x), None)
 
 
-def check(model, drops, default=100):
-    """model(schedule) starts the processes. Arguments: how many schedules; --mutate drops each of `drops` in turn, which must be
-    found."""
-    counts = [int(x) for x in sys.argv[1:] if x.isdigit()]
-    mutate = "--mutate" in sys.argv
-    for name in drops if mutate else [None]:
-        found = None
-        for seed in range(counts[0] if counts else default):
-            schedule = Schedule(seed, name)
-            try:
-                model(schedule)
-                schedule.run()
-            except Fault as fault:
-                found = f"seed {seed}: {fault}"
-                break
-        print(f"without {name}: {found or 'NOT FOUND'}" if name else found or "no fault")
-        if bool(found) != bool(name):
-            sys.exit(1)
+def fault(model, seed, drop=None):
+    """What one schedule of the processes that model(schedule) starts finds wrong, or None."""
+    schedule = Schedule(seed, drop)
+    try:
+        model(schedule)
+        schedule.run()
+    except Fault as found:
+        return str(found)
+    return None
+
+
+def first_fault(model, seeds, drop=None):
+    return next((f"seed {seed}: {found}" for seed in range(seeds) if (found := fault(model, seed, drop))), None)

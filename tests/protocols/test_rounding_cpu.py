@@ -1,33 +1,22 @@
-"""What the stale max costs where P is bfloat16 on a CPU, simulated in NumPy: O's error and, through delta = rowsum(dO * O), those of dQ and dK,
-with P and O in bfloat16 and everything else exact.
+"""What the stale max costs where P is bfloat16 on a CPU, simulated: the error of O and, through delta = rowsum(dO * O),
+those of dQ and dK, with P and O in bfloat16 and everything else exact.
 
-amx: 32 queries go by the maxima of the tile's first 32 keys; where in a job a bound is passed, all 32 take their maxima of the job.
-dot (vdpbf16ps): the same in blocks of 256 keys, and the block after goes by its maximum, too. What a bound is of: the sum of a row's weights
-in a job or block, their sums over 32 keys each, or the largest. decode_amx: rows by themselves, blocks of 32 keys, the bound is of a lane's two
-keys. decode_dot: blocks of 64 keys whose maximum is always known. A maximum replaces the stale one where it is more than a threshold above it.
-
-    python lab/amx/rounding.py --csv FILE [--heads 16] [--length 1024] [--path amx]
-
-Bounds and thresholds are powers of two. Errors are pooled over the heads (root of the sum of squares) and divided by those of a running maximum;
-`o_once`: O's by that of P rounded once against the row's maximum. `again`: the share of jobs, blocks or rows' blocks that a bound does again.
-"""
-
-import argparse
-import csv
-import itertools
-import sys
-from pathlib import Path
+amx: 32 queries start from the maxima of the tile's first 32 keys. Where one weight of a job passes a bound, all 32 take
+their maxima of the job.
+dot (vdpbf16ps): the same in blocks of 256 keys by the sums of 32 keys each, and the next block starts from its own
+maximum, too.
+decode_amx: each row by itself, in blocks of 32 keys; the bound is of one lane's two keys.
+decode_dot: blocks of 64 keys whose maximum is always known."""
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import pytest
+from headers import constant
 from inputs import bfloat16, draw
 
-TILE_ROWS, STAGE, SUPER_BLOCK = 32, 32, 256
+TILE_ROWS, STAGE, SUPER_BLOCK = 32, constant("kStaleMaxKeys"), constant("kBlockKeysAmx")
 DOT_BLOCK, DOT_DECODE_BLOCK, LANES = 256, 64, 16
-COLUMNS = ("path", "inputs", "mask", "head_dim", "of", "bound", "threshold", "o", "d_q", "d_k", "o_once", "again")
 LOG2E = float(np.log2(np.e))
-RUNNING = ("", None, 0)
+LENGTH, HEADS = 512, 4
 
 
 def measured(weights, of):
@@ -90,24 +79,23 @@ def tiles_of(s, width):
 
 def amx(s, v, causal, of, bound, threshold):
     heads, length, width = s.shape[0], s.shape[1], v.shape[-1]
-    out, jobs, again = [], 0, 0
+    out = []
     for first, rows, tile in tiles_of(s, width):
         best = tile[..., :STAGE].max(-1)
         rows.top = np.where(best == -np.inf, best.max(-1, keepdims=True), best)
         for begin, end in jobs_of(first + TILE_ROWS if causal else length, 64 if width <= 64 else 128):
             part = tile[..., begin:end]
             passes = np.full(heads, True) if bound is None else (measured(rows.weights(part), of) > bound).any(-1)
-            jobs, again = jobs + heads, again + passes.sum()
             if passes.any():
                 rows.raise_top(part, threshold, passes[:, None])
             rows.add(rows.weights(part), v[:, begin:end])
         out.append(rows.result())
-    return np.concatenate(out, 1), again / jobs
+    return np.concatenate(out, 1)
 
 
 def dot(s, v, causal, of, bound, threshold):
     heads, length = s.shape[:2]
-    out, blocks, again = [], 0, 0
+    out = []
     for first, rows, tile in tiles_of(s, v.shape[-1]):
         passed = np.zeros(heads, bool)  # of the block before
         last = first + TILE_ROWS if causal else length
@@ -125,7 +113,6 @@ def dot(s, v, causal, of, bound, threshold):
                         top = part[..., :STAGE].max(-1)
                     passes = (measured(rows.weights(part, top), of) > bound).any(-1)
                     plain = passed | passes
-                    blocks, again = blocks + heads, again + plain.sum()
                     passed = passes & ~passed
                 else:
                     passed[:] = False
@@ -133,47 +120,46 @@ def dot(s, v, causal, of, bound, threshold):
                 rows.raise_top(part, threshold, plain[:, None])
                 rows.add(rows.weights(part), v[:, begin:end])
         out.append(rows.result())
-    return np.concatenate(out, 1), again / max(blocks, 1)
+    return np.concatenate(out, 1)
 
 
 def decode(s, v, bound, threshold, block):
     heads, length = s.shape[:2]
     rows = Rows(heads, length, v.shape[-1])
-    blocks = again = 0
     for begin in range(0, length, block):
         part = s[..., begin : begin + block]
         takes = np.full((heads, length), True)
         if bound is not None and begin > 0:
             takes = rows.weights(part).reshape(heads, length, -1, LANES).sum(-2).max(-1) > bound
-            blocks, again = blocks + takes.size, again + takes.sum()
         rows.raise_top(part, threshold, takes)
         rows.add(rows.weights(part), v[:, begin : begin + block])
-    return rows.result(), again / max(blocks, 1)
+    return rows.result()
 
 
-FORWARD = [RUNNING, ("job", 16, 8), *(("job", bound, threshold) for bound in (10, 9, 8, 7, 6) for threshold in (8, 0))]
-FORWARD += [("stage", 6, 0), ("stage", 5, 0), ("weight", 6, 0), ("weight", 5, 0), ("weight", 4, 0)]
-# The simulation, what it is simulated with, and whether it meets masks.
+def of_rounded_p(name):
+    return constant(name, "StaleMax<true>")
+
+
+# What a bound is of, the bound, and by how many powers of two a maximum passes the stale one that it replaces.
+LAGGING = ("job", 2.0**16, 8)  # as far as a max may lag where P stays float32
+NEVER_STALE, ANY = ("", None, 0), of_rounded_p("kRescaleThreshold_log2")
 PATHS = {
-    "amx": (amx, FORWARD, True),
-    "dot": (dot, FORWARD, True),
+    "amx": (amx, [("weight", of_rounded_p("kMostWeight"), ANY), LAGGING]),
+    "dot": (dot, [("stage", of_rounded_p("kMostSum"), ANY), LAGGING]),
     "decode_amx": (
         lambda s, v, _, of, bound, threshold: decode(s, v, bound, threshold, STAGE),
-        [RUNNING, ("lane", 16, 8), *(("lane", bound, 0) for bound in (8, 6, 4, 3, 2, 1))],
-        False,
+        [("lane", constant("kMostLaneSum"), ANY), LAGGING],
     ),
     "decode_dot": (
         lambda s, v, _, of, bound, threshold: decode(s, v, bound, threshold, DOT_DECODE_BLOCK),
-        [RUNNING, ("", None, 8), ("", None, 4)],
-        False,
+        [NEVER_STALE, ("", None, 8)],
     ),
 }
-# The scores' standard deviation, and the share of outliers.
-INPUTS = {"normal": (1, 0), "sharp": (2, 0), "outliers": (1, 1e-3)}
+INPUTS = {"normal": (1, 0), "outliers": (1, 1e-3)}  # the scores' standard deviation, and the fraction of outliers
 
 
 def squares(path, head_dim, inputs, causal, length, seed):
-    """For P rounded once and each choice of the path: squared errors of O, dQ, dK, summed, and the share done again."""
+    """Squared errors of O, dQ and dK: of P rounded once, and of each choice of the path."""
     rng = np.random.default_rng(seed)
     spread, outliers = INPUTS[inputs]
     q, k, v, d_o = (draw(rng, (1, length, head_dim), outliers) for _ in range(4))
@@ -191,38 +177,30 @@ def squares(path, head_dim, inputs, causal, length, seed):
         d_s = (d_o * (exact - o)).sum(-1, keepdims=True) * p  # its error
         return [(x.astype(np.float64) ** 2).sum() for x in (o - exact, d_s @ k, d_s.swapaxes(1, 2) @ q)]
 
-    yield squared(once), 0
-    simulate, choices, _ = PATHS[path]
+    yield squared(once)
+    simulate, choices = PATHS[path]
     for of, bound, threshold in choices:
-        o, again = simulate(s, v, causal, of, None if bound is None else 2.0**bound, threshold)
-        yield squared(o), 0 if bound is None else again
+        yield squared(simulate(s, v, causal, of, bound, threshold))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", required=True, metavar="FILE")
-    parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--path", choices=PATHS, action="append")
-    options = parser.parse_args()
-    with open(options.csv, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for path in options.path or PATHS:
-            _, choices, masks = PATHS[path]
-            for inputs, causal, head_dim in itertools.product(INPUTS, (False, True) if masks else (False,), (64, 128)):
-                errors, again = 0, 0
-                for seed in range(options.heads):
-                    found = list(squares(path, head_dim, inputs, causal, options.length, seed))
-                    errors = errors + np.array([x for x, _ in found])
-                    again = again + np.array([x for _, x in found]) / options.heads
-                once, running = errors[0], errors[1]
-                for (of, bound, threshold), found, share in zip(choices, errors[1:], again[1:]):
-                    ratios = [f"{x:.3f}" for x in np.sqrt(found / running)] + [f"{np.sqrt(found / once)[0]:.3f}", f"{share:.4f}"]
-                    row = (path, inputs, "causal" if causal else "full", head_dim, of, "" if bound is None else bound, threshold, *ratios)
-                    writer.writerow(row)
-                    print(*row, flush=True)
+def ratios(path, inputs, causal=False, head_dim=64):
+    """Errors of O, dQ and dK over those of P rounded once: by the library, and with a max that may lag by 2^8."""
+    errors = sum(np.array(list(squares(path, head_dim, inputs, causal, LENGTH, seed))) for seed in range(HEADS))
+    return np.sqrt(errors[1:] / errors[0])
 
 
-if __name__ == "__main__":
-    main()
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("path", ["amx", "dot"])
+def test_forward_costs_little_more_than_one_rounding(path, causal):
+    assert (ratios(path, "normal", causal)[0] <= 1.06).all()
+    bounded, lagging = ratios(path, "outliers", causal)
+    assert (bounded <= 1.08).all()
+    assert lagging[0] >= 1.1  # the simulation shows what the bounds are for
+
+
+@pytest.mark.parametrize("path", ["decode_amx", "decode_dot"])
+def test_decoding_costs_one_rounding(path):
+    assert (ratios(path, "normal")[0] <= 1.05).all()
+    bounded, lagging = ratios(path, "outliers")
+    assert (bounded <= 1.05).all()
+    assert lagging[0] >= 1.1

@@ -1,19 +1,16 @@
-#!/usr/bin/env python3
-"""fwd_sm90's rings where consumers pass over blocks that a block mask hides from their rows, as a model (lab/bwd_sm90/protocol.py).
-list_protocol.py [schedules] [--mutate], which leaves out waits, and lets one more V go unread while a P V holds the ring back: both
-are found."""
-import random
-import sys
-from pathlib import Path
+"""fwd_sm90's rings as a model, where consumers skip blocks that a block mask hides from their rows."""
 
-sys.path.append(str(Path(__file__).parents[1] / "bwd_sm90"))
-from protocol import Barrier, Place, check
+import random
+
+import pytest
+from barriers import Barrier, Place, first_fault
+from headers import function
 
 TILES = 5
-
-
-def most_unseen_v(consumers, k_stages, v_stages, q_stages):
-    return v_stages if q_stages < 2 * consumers else k_stages + v_stages - 1
+MOST_UNSEEN_V = function("most_unseen_v")
+CONFIGS = ((2, 2, 2, 2), (2, 2, 2, 4), (2, 4, 4, 4), (3, 3, 3, 6))  # consumers, stages of K, V and Q
+# Waits that are left out, and one unread V more than most_unseen_v() allows while one P V holds back the ring.
+FAULTS = ["K empty", "V empty", "Q empty", "K", "V", "Q", "bound"]
 
 
 class Ring:
@@ -28,7 +25,7 @@ class Ring:
 
 
 def draw_lists(rng, consumers):
-    """Of each work tile the entries, each with the consumers that it is hidden from. Long runs that one consumer sees alone, too."""
+    """The entries of each work tile, each the set of consumers that it is hidden from. One consumer alone sees some runs."""
     lists = []
     for _ in range(TILES):
         entries, alone = [], None
@@ -44,7 +41,7 @@ def draw_lists(rng, consumers):
 
 def model(schedule, consumers, k_stages, v_stages, q_stages):
     start, wait, write, read = schedule.start, schedule.wait, schedule.write, schedule.read
-    most = most_unseen_v(consumers, k_stages, v_stages, q_stages) + (schedule.drop == "bound")
+    most = MOST_UNSEEN_V(consumers, k_stages, v_stages, q_stages) + (schedule.drop == "bound")
     lists = draw_lists(random.Random(schedule.rng.random()), consumers)
     k_ring, v_ring, q_ring = Ring(k_stages, consumers), Ring(v_stages, consumers), Ring(q_stages, 1)
     stream = [(t, n) for t, entries in enumerate(lists) for n in range(len(entries))]
@@ -150,5 +147,12 @@ def model(schedule, consumers, k_stages, v_stages, q_stages):
         start(consumer(c))
 
 
-for config in ((2, 2, 2, 2), (2, 2, 2, 4), (2, 4, 4, 4), (3, 3, 3, 6)):
-    check(lambda schedule: model(schedule, *config), ["K empty", "V empty", "Q empty", "K", "V", "Q", "bound"], 1000)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_no_schedule_finds_a_fault(config):
+    assert first_fault(lambda schedule: model(schedule, *config), 40) is None
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_wait_that_is_left_out_is_found(config, name):
+    assert first_fault(lambda schedule: model(schedule, *config), 300, name)

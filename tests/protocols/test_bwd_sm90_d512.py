@@ -1,12 +1,19 @@
-#!/usr/bin/env python3
-"""bwd_sm90_d512's barriers as a model (lab/bwd_sm90/protocol.py). bwd_protocol.py [schedules] [--mutate]"""
-import os
-import sys
+"""bwd_sm90_d512's barriers as a model."""
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../bwd_sm90"))
-from protocol import Barrier, Fault, Place, check
+import pytest
+from barriers import Barrier, Fault, Place, first_fault
+from headers import constant
 
-STEPS, STAGES, FACTORS, GATHERED = 7, 2, 4, 2
+
+def of_config(name):
+    return constant(name, "BwdSm90D512Config")
+
+
+STEPS = 7
+STAGES = of_config("stages")
+FACTORS, GATHERED = (of_config(name) // of_config("slot_dim") for name in ("head_dim", "gathered_dim"))
+WAITS = ["factor_empty", "factor_full", "gathered_empty", "gathered_full", "p_full_keys", "p_full_values", "free",
+         "written", "ds_full", "release_ds"]  # fmt: skip
 
 
 def model(s):
@@ -21,7 +28,8 @@ def model(s):
         for stage in range(STAGES):
             p_full[rank][stage].arrive(4)
             ds_full[rank][stage].arrive(8 if rank < 2 else 4)
-    # A slot of factors in two chunks; a stage of dS in 8 warps' parts, since P and dS of a warp have the same words; P by warps.
+    # Factors come in two chunks. A stage of dS has a part for each of 8 warps, since P and dS of a warp have the same
+    # words. P to the peer is by warps.
     factors = [[[Place(), Place()] for _ in range(FACTORS)] for _ in range(4)]
     gathered, stats = places(GATHERED), places(STAGES)
     exchange = [[[Place() for _ in range(8)] for _ in range(STAGES)] for _ in range(4)]
@@ -181,5 +189,10 @@ def model(s):
             s.start(dq_warp(rank, w))
 
 
-check(model, ["factor_empty", "factor_full", "gathered_empty", "gathered_full", "p_full_keys", "p_full_values", "free",
-              "written", "ds_full", "release_ds"])
+def test_no_schedule_finds_a_fault():
+    assert first_fault(model, 15) is None
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_that_is_left_out_is_found(wait):
+    assert first_fault(model, 100, wait)
