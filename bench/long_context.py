@@ -6,7 +6,7 @@ The matrix of scores of one head of 1M tokens would take 2 TiB; what is taken he
 rate (FLOPs 4 B H N^2 D, halved when causal, times 2.5 backward), the memory beyond inputs and outputs, and the relative RMS errors
 of o and dQ on sampled queries, of dK and dV on sampled keys, of the first head and of the last the worse. The gradients are held against
 their formula from the o and LSE that the forward pass stored. An error is that of each row by itself, RMS over the rows; beside it stands
-that of all rows together, which under a causal mask is that of the first two keys (lab/bwd_sm90/long_context_errors.py): these have weights
+that of all rows together, which under a causal mask is that of the first two keys (docs/lab/bwd_sm90.md): these have weights
 of 1, 1/2, 1/3 ..., others of a million tokens of 1e-6; and by how much all rows together are too short, 1 - got . exact / exact . exact,
 which sums that are not rounded to the nearest make longer with each of their steps. The shortest length is the yardstick: exit status 1 where an error of either kind is over
 1.5 times its error, or not finite.

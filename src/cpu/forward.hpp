@@ -29,7 +29,7 @@ constexpr int64_t kStaleMaxKeys = 32;
 // rescale. In bfloat16 a key whose score is the stale max has a weight of exactly 1, and others' weights are rounded, which is O's error
 // where one key holds most of a row. So a maximum that is known replaces any lower one, and the bounds are low. The weights of 32
 // keys of normal numbers add up to 7 against the maximum of 32 others, and pass the bounds in 0.1 % of the jobs or blocks
-// (lab/amx/rounding.py; fwd_sm90's bound has the same reason, docs/reference/kernels/fwd_sm90.md#numerics).
+// (tests/protocols/test_rounding_cpu.py; fwd_sm90's bound has the same reason, docs/reference/kernels/fwd_sm90.md#numerics).
 template <bool kRoundedP>
 struct StaleMax;
 template <>

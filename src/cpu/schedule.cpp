@@ -33,7 +33,7 @@ constexpr int64_t kQueriesPerItem = 384, kQueriesPerItemAmx = 2048;
 constexpr int32_t kBlockKeysAmx = 512;
 // What AMX's tiles serve where the device leaves the choice to the problem: the least query rows that a KV head's tiles have,
 // keys, and head sizes of K and V together. With 128 rows and keys the tiles have 1.2 to 1.5 x the vectors' rate at D = 8 and
-// 16, 1.6 to 1.8 x at 24 and 32; with 512 1.7 to 2.6 x. docs/lab/2026-11-24-amx-tiles.csv.
+// 16, 1.6 to 1.8 x at 24 and 32; with 512 1.7 to 2.6 x. docs/lab/amx.md.
 constexpr int64_t kAmxLeastRows = 128, kAmxLeastKeys = 128, kAmxLeastHeadDims = 16;
 // Rows so far apart share one set of the first cache a line.
 constexpr int64_t kCollidingRows_bytes = 4096;

@@ -78,7 +78,7 @@ double rms_error(const std::vector<double>& value, const std::vector<double>& ex
   return std::sqrt(squares / static_cast<double>(exact.size()));
 }
 
-// 1.00 to 1.06 is what lab/amx/rounding.py has of the kernels on such inputs, and 1.15 to 1.35 where a maximum may lag by 2^8.
+// 1.00 to 1.06 is what tests/protocols/test_rounding_cpu.py has of the kernels on such inputs, and 1.15 to 1.35 where a maximum may lag by 2^8.
 void compare(const RoundedCase& rounded, const std::vector<Place>& places) {
   constexpr double kMost = 1.08;
   const Case c = legalised(parse_case(rounded.text, nullptr).value());

@@ -25,7 +25,7 @@ class Ring:
 
 
 def draw_lists(rng, consumers):
-    """The entries of each work tile, each the set of consumers that it is hidden from. One consumer alone sees some runs."""
+    """The entries of each work tile: which consumers each is hidden from. One consumer alone sees some runs."""
     lists = []
     for _ in range(TILES):
         entries, alone = [], None

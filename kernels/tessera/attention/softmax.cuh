@@ -24,7 +24,7 @@ TESSERA_DEVICE float join_sink(float sink_log2, float& max_log2, float& sum) {
 
 // Against a stale max that is too low a lane's share of a tile's sum may reach this before the tile is done again with the rows' new
 // maxima. It is low, so that a key that outweighs all before it becomes the max itself: its weight is then exact in 16 bits, where one
-// between 1 and 2^14 is rounded, which made O's error 1.4 times as large with outliers (docs/lab/2026-11-26-backward-errors.md).
+// between 1 and 2^14 is rounded, which made O's error 1.4 times as large with outliers (docs/lab/fwd_sm90.md).
 inline constexpr float kStaleMaxBound = 0x1p6f;
 
 // Beyond it the rounding of a score alone is worth powers of two, and the maximum must be subtracted from the very number
