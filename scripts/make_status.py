@@ -18,11 +18,11 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 INTRODUCTION = f"""# Status
 
-Facts of a moment: what was measured, when, and at which commit. Made by `scripts/make_status.py` from the results in
-[bench/results](../bench/results); the other pages hold what does not change with each run.
+This page lists what was measured, when, and at which commit. `scripts/make_status.py` writes it from the results in
+[bench/results](../bench/results); the other pages hold facts that do not change with each run.
 
-FlashAttention-3 and -4 are not run beside Tessera. Their columns, and that of FlashAttention-2 where it is marked with a star, are the
-cuDNN of the same run times the ratio that they had to cuDNN on an H200 on {gpu_results.PEERS_DATE} ([the table](../bench/results/{gpu_results.PEERS.name})).
+FlashAttention-3 and -4 are not run beside Tessera. Their columns, and that of FlashAttention-2 where it is marked with a star, are
+cuDNN's rate in the same run times their ratio to cuDNN on an H200 on {gpu_results.PEERS_DATE} ([the table](../bench/results/{gpu_results.PEERS.name})).
 """
 TITLES = {
     "tessera": "Tessera", "sm80": "bwd_sm80", "best": "best peer", "cudnn": "cuDNN", "flash": "FA2", "fa2": "FA2*", "fa3": "FA3", "fa4": "FA4"
@@ -90,7 +90,7 @@ def serving() -> list[str]:
     for cell in cells:
         if cell["case"] not in ("decode", "dims"):
             lines.append(f"| {cell['name']} | {', '.join(f'{name} {us:.1f}' for name, us in cell['us'].items())} |")
-    lines += ["", "What is asked, of all these cells:", "", "| goal | asked | measured | where | |", "| --- | --- | --- | --- | --- |"]
+    lines += ["", "Targets over all these cells:", "", "| goal | target | measured | where | |", "| --- | --- | --- | --- | --- |"]
     lines += [f"| {' | '.join(goal.row())} |" for goal in serving_cells.goals(cells)]
     return lines + [""]
 
