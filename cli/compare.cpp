@@ -101,7 +101,7 @@ class Compare {
   }
 
  private:
-  // The best of so many rounds that further ones bring nothing more. One number for the table, the JSON and the picture.
+  // The best of enough rounds that more would not change it. The table, the JSON and the picture use this one number.
   void measure_peak() {
     if (on_gpu_) return;
     constexpr int kRoundsWithoutMore = 3;
@@ -204,7 +204,7 @@ class Compare {
 
   static std::optional<int> width() { return terminal_width(STDOUT_FILENO); }
 
-  // Text as the terminal has room for it.
+  // Text, shortened to the terminal's width.
   static std::string lines(const std::string& text) { return width() ? wrapped(text, *width()) : text; }
 
   static ComparedNumbers numbers(const Side& side) {
@@ -226,7 +226,7 @@ class Compare {
     return sides;
   }
 
-  // The errors of a backward pass are of the queries' gradient where the sample holds no other.
+  // A backward pass reports the errors of the queries' gradient alone if the sample has no other.
   bool queries_alone() const {
     return std::any_of(cells_.begin(), cells_.end(), [](const Cell& cell) {
       return cell.settings.direction == TESSERA_BACKWARD && cell.tessera.errors.size() == 1;

@@ -41,7 +41,7 @@ struct StandardTraffic {
 StandardTraffic traffic_of_standard(const TiledProblem& problem, const std::vector<Tile>& tiles,
                                     std::int64_t element_bytes);
 
-// What a multiprocessor holds while it works on a tile.
+// The data that a multiprocessor holds for a tile.
 struct TileMemory {
   std::int64_t shared_bytes;    // Q, K, V
   std::int64_t register_bytes;  // S, O, m, l
