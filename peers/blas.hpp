@@ -12,7 +12,7 @@ struct Blas {
   const char* config;  // OpenBLAS's own description of itself
 };
 
-// Loads OpenBLAS on the first call. Throws std::runtime_error when it cannot be loaded.
+// Loads OpenBLAS on the first call. Throws std::runtime_error if it cannot be loaded.
 const Blas& blas();
 
 }  // namespace tessera::peers
