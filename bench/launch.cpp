@@ -198,8 +198,8 @@ Slowest slowest_of(const std::vector<double>& calls) {
   return {static_cast<size_t>(at - calls.begin()) + 1, *at - last[50]};
 }
 
-// Microseconds of host time a launch: the median of the chunks. Waiting for the GPU between chunks, so that the queue never
-// fills, is not counted.
+// Microseconds of host time a launch: the median of the chunks. Waiting for the GPU between chunks, so that the queue
+// never fills, is not counted.
 template <class Call>
 double launch_us(Call& planned) {
   constexpr int kChunks = 200, kLaunches = 50;  // after the first calls, so that a graph is made

@@ -1,4 +1,5 @@
-// tessera compare: Tessera beside standard attention, on a GPU also beside its first algorithm, over a range of lengths.
+// tessera compare: Tessera beside standard attention, on a GPU also beside its first algorithm, over a range of
+// lengths.
 #include <fmt/format.h>
 #include <unistd.h>
 

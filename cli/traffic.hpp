@@ -33,7 +33,8 @@ struct Traffic {
 // One visited tile of tiled attention.
 Traffic traffic_of_tile(const TiledProblem& problem, const Tile& tile, std::int64_t element_bytes);
 
-// Standard attention's three kernels, its products cut into tiles of the same size. It visits all tiles, whatever the mask.
+// Standard attention's three kernels, its products cut into tiles of the same size. It visits all tiles, whatever the
+// mask.
 struct StandardTraffic {
   Traffic scores, softmax, product;
   Traffic total() const;

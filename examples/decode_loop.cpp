@@ -1,5 +1,5 @@
-// An engine's decoding loop: keys and values in a paged cache, a batch of sequences of different lengths, one new token each a
-// step. The plan is made once, for the most that the cache can hold, and serves every step.
+// An engine's decoding loop: keys and values in a paged cache, a batch of sequences of different lengths, one new token
+// each a step. The plan is made once, for the most that the cache can hold, and serves every step.
 //
 //   c++ -std=c++20 decode_loop.cpp $(pkg-config --cflags --libs tessera) -o decode_loop && ./decode_loop
 #include <algorithm>

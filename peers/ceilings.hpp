@@ -14,8 +14,8 @@ double fma_gflops(tessera_isa isa, int threads);
 // The bf16 dot product of AVX-512 (vdpbf16ps), four FLOPs a lane. 0 if this CPU lacks it.
 double bf16_dot_gflops(int threads);
 
-// AMX's bfloat16 products with operands from the first cache, of zeros, which flatters, or of all kinds of numbers, which
-// draws more power and clocks lower. 0 if this process may not use AMX.
+// AMX's bfloat16 products with operands from the first cache, of zeros, which flatters, or of all kinds of numbers,
+// which draws more power and clocks lower. 0 if this process may not use AMX.
 double amx_gflops(int threads, bool zeros);
 
 // The peak for attention in `dtype` by `isa`: AMX's product (on zeros) or the bf16 dot product where they apply,

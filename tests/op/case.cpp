@@ -34,7 +34,7 @@ struct Field {
   double Case::*real = nullptr;
   std::span<const Word> words = {};
   int64_t low = 0, high = 1;
-  bool always = false;  // printed even when it has its default
+  bool always = false;  // printed even if it is the default
 };
 
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
@@ -195,16 +195,16 @@ Case legalised(Case c) {
   if (c.k_form == kPaged) c.used = 1;
   if (c.k_form != kPaged) c.csr = 0;
   if (c.k_form != kDense) c.shared_kv = 0;
-  // Paged caches are for inference: gradients of a page that two sequences share would be no one's.
+  // Paged caches are for inference: gradients of a page that two sequences share are undefined.
   if (c.k_form == kPaged) c.backward = 0;
-  // A packed problem states its longest sequence, since the shapes of bias and masks are measured by it.
+  // A packed problem states its longest sequence, since the shapes of bias and masks depend on it.
   if (c.q_form == kPacked) c.sq = std::max<int64_t>(c.sq, 1);
   if (c.q_form != kPacked) c.few = 0;
   if (c.q_form != kPacked && c.k_form != kPacked) c.lead = Case{}.lead, c.tail = Case{}.tail;
   if (c.k_form != kDense) c.sk = std::max<int64_t>(c.sk, 1);
   if (c.causal_seqs) c.causal = 0;
   if (c.backward) c.tree = c.prefix = 0;
-  if (c.prefix) {  // what is measured from a query's place, or is one way for a sequence alone; rows that are those of one
+  if (c.prefix) {  // options that depend on a query's place or on the sequence alone; rows that are those of one
     c.wl = c.wr = -1, c.top_left = c.alibi = c.invariant = c.reversed = c.shared_kv = 0, c.dropout = 0;
     c.bias = c.mask = c.block_mask = kAbsent;
     if (c.q_form != kPacked) c.order = kBshd;
@@ -215,12 +215,13 @@ Case legalised(Case c) {
   if (!c.sink) c.d_sink = 0;
   if (c.backward) c.lse = 1;
   if (c.shared_kv) c.used = 0;
-  // The oracle leaves out keys of weight 0, as an infinity makes them; a kernel takes what the products give.
+  // The oracle leaves out keys of weight 0, which an infinity causes; a kernel multiplies them.
   if (c.data == kHuge || c.data == kInfKey || c.data == kInfBias || c.data == kInfOnce) c.backward = 0;
   if (c.data == kInfBias && c.bias == kAbsent) c.data = kNormal;
-  // Whether dropout turns a NaN weight into 0 is nobody's promise either.
+  // Whether dropout turns a NaN weight into 0 is not promised either.
   if (holds_nonfinite(c)) c.dropout = 0;
-  // Inf in a value that a query sees with weight 0 is a NaN in any product of P and V: none is that small without ALiBi.
+  // Inf in a value that a query sees with weight 0 is a NaN in any product of P and V: none is that small without
+  // ALiBi.
   if (c.data == kInfValue) c.alibi = 0;
   if (!c.backward) c.d_bias = c.d_sink = c.d_lse = c.deterministic = 0;
   return c;

@@ -100,7 +100,7 @@ void expect_parts_merge_into_the_whole(int64_t parts, const Place& place, const 
     o_parts.at(n).store(part.o.load());
     lse_parts.at(n).store(part.lse.load());
   }
-  // The last part saw nothing, and its o is what was in memory: NaN.
+  // The last part sees nothing, and its o is uninitialised: NaN.
   lse_parts.at(parts).store(std::vector<double>(c.b * c.hq * c.sq, -kInfinity));
 
   Tensor o(dtype, {c.b, c.sq, c.hq, c.dv}, {.order = {0, 2, 1, 3}, .gap = 3, .reversed_dim = -1, .repeated_dim = -1});
@@ -124,7 +124,7 @@ TEST_P(Combine, PartsMergeIntoTheWhole) {
   }
 }
 
-// Against the definition, in float64, for weights from equal to hopelessly apart.
+// Against the definition, in float64, for weights from equal to extremely different.
 void expect_weighted_sum(const Place& place, int32_t dtype, double spread) {
   SCOPED_TRACE(place_name(place) + ", " + tessera_dtype_name(dtype) + ", spread " + std::to_string(spread));
   std::mt19937_64 random(7);

@@ -1,4 +1,4 @@
-// What the tests of a GPU's own ways to go wrong share.
+// Shared by the tests of faults that only a GPU can have.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ inline tessera_plan plan_of(const Call& call, tessera_direction direction, tesse
   return plan;
 }
 
-// A direction of a case, its plan for the first GPU and what it gives there.
+// A direction of a case, its plan for the first GPU and its results there.
 struct Direct {
   Call call;
   tessera_direction direction;
@@ -69,7 +69,7 @@ inline std::vector<Direct> run_directly() {
   return directs;
 }
 
-// Skipped, with the reason, where there is no GPU.
+// Skipped, with the reason, without a GPU.
 class Cuda : public ::testing::Test {
  protected:
   void SetUp() override {

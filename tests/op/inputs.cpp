@@ -23,7 +23,7 @@ class Draw {
   double uniform() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
   double normal() { return std::sqrt(-2 * std::log(1 - uniform())) * std::cos(2 * M_PI * uniform()); }
   int64_t up_to(int64_t largest) { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(largest + 1)); }
-  // 0 and the largest come often: those are where things break.
+  // 0 and the largest are frequent, since they break most often.
   int64_t length(int64_t largest) {
     const int64_t kind = up_to(4);
     return kind == 0 ? 0 : kind == 1 ? largest : up_to(largest);
@@ -51,7 +51,7 @@ void for_each_sharing(const Inputs& in, const Body& body) {
   for (size_t g = 0; g < in.prefix_lens.size(); ++g) {
     int64_t reader = -1;
     for (auto b = static_cast<int64_t>(in.prefix_groups[g]); b < static_cast<int64_t>(in.prefix_groups[g + 1]); ++b) {
-      if (in.sq[b] == 0) continue;  // its keys are anything
+      if (in.sq[b] == 0) continue;  // its keys are arbitrary
       if (reader < 0) reader = b;
       body(reader, b, static_cast<int64_t>(in.prefix_lens[g]));
     }
@@ -76,7 +76,7 @@ void draw_prefixes(Draw& draw, Inputs& in) {
   for_each_sharing(in, [&](int64_t, int64_t b, int64_t keys) { in.sk[b] = std::max(in.sk[b], keys); });
 }
 
-// The keys and values that are shared, where they do not lie in the same pages.
+// The shared keys and values, if they are not in the same pages.
 void copy_prefixes(Inputs& in) {
   const Case& c = in.c;
   const auto copy = [&](std::vector<double>& rows, int64_t from, int64_t to, int64_t width) {
@@ -110,7 +110,7 @@ void draw_pages(Draw& draw, Inputs& in) {
     std::copy_n(&in.page_table[reader * in.max_pages], keys / c.page, &in.page_table[b * in.max_pages]);
   });
   in.rows_k = in.pages * c.page;
-  // Between the sequences' pages stand some that are not in use; a last sequence without pages has none after it.
+  // Some unused pages are between the sequences' pages; a last sequence without pages has none after it.
   in.page_indices.assign(1, -1);
   for (int64_t b = 0; b < c.b; ++b) {
     in.page_indptr.push_back(static_cast<double>(in.page_indices.size()));
@@ -199,7 +199,7 @@ void draw_score_tensors(Draw& draw, Inputs& in) {
       value = round_to(dtype, draw.normal());
       if (c.data == kInfBias && draw.uniform() < 0.3) value = -kInfinity;
     }
-    // What lies beyond every sequence's end is padding, too.
+    // Rows beyond every sequence's end are padding, too.
     const int64_t longest_k = in.sk.empty() ? 0 : *std::ranges::max_element(in.sk);
     for (size_t n = 0; n < in.bias.size(); ++n)
       if (static_cast<int64_t>(n) % c.sk >= longest_k) in.bias[n] = kNaN;
@@ -318,7 +318,7 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
     call.tree = filled(TESSERA_INT32, shape, placement, in.tree);
   }
 
-  // The oracle is what the call computes without them.
+  // The oracle computes the call without them.
   if (c.prefix && !regular) {
     const auto groups = static_cast<int64_t>(in.prefix_lens.size());
     call.prefix_groups = filled(TESSERA_INT32, {groups + 1}, {}, in.prefix_groups);
@@ -386,7 +386,7 @@ size_t Inputs::bias_index(int64_t b, int64_t h, int64_t i, int64_t j) const {
 }
 
 bool Inputs::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
-  const int64_t over = i + (c.top_left ? 0 : sk[b] - sq[b]);  // the key that query i stands over
+  const int64_t over = i + (c.top_left ? 0 : sk[b] - sq[b]);  // the key on query i's diagonal
   if ((c.causal || (c.causal_seqs && causal_seqs[b] != 0)) && j > over) return false;
   if (c.wl >= 0 && j < over - c.wl) return false;
   if (c.wr >= 0 && j > over + c.wr) return false;

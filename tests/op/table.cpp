@@ -1,5 +1,5 @@
 // The table: lengths around tile edges, head sizes, every option alone, every pair of option values together, decoding
-// shapes, and numbers that are hard on a softmax.
+// shapes, and numbers that are difficult for a softmax.
 #include <array>
 #include <iterator>
 #include <random>
@@ -38,7 +38,7 @@ class Table {
   std::vector<Case> cases_;
 };
 
-// Every length as Sq and as Sk, against a length some steps away in the list: full and causal by turns.
+// Every length as Sq and as Sk, against a length some steps away in the list: full and causal alternately.
 void add_lengths(Table& table) {
   constexpr size_t kCount = std::size(kLengths);
   for (const int64_t dtype : kDtypes) {
@@ -205,7 +205,7 @@ constexpr const char* kMoreQueriesThanKeys[] = {
     "mask=bhqk bias=hqk d_bias=1 q=packed",
 };
 
-// Biases and masks of tiles that every row sees whole, where kernels read several keys' entries at once.
+// Biases and masks of tiles that every row sees fully, where kernels read several keys' entries at once.
 constexpr const char* kEntries[] = {
     "bias=bhqk",
     "mask=hqk",
@@ -264,7 +264,8 @@ constexpr const char* kDecode[] = {
     "b=7 few=8 sq=16 sk=700 hq=16 hkv=4 d=128 dv=128 q=packed k=paged page=16 causal=1 cores=9",
     "b=2 sq=16 sk=800 hq=20 hkv=5 d=64 dv=64 causal=1 used=1",
     "b=3 sq=6 sk=900 hq=10 hkv=2 d=256 dv=256 k=paged page=64 cores=11",
-    // Trees and causal flags by decode_sm90: tiles by TMA and not, one with and without options, parts of one size, all head sizes.
+    // Trees and causal flags by decode_sm90: tiles with and without TMA, one with and without options, parts of one
+    // size, all head sizes.
     "b=4 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 causal=1 cores=7",
     "b=3 sq=40 sk=60 hq=2 hkv=2 d=64 dv=64 tree=2 causal=1 used=1 cores=3",
     "b=4 sq=16 sk=700 hq=8 hkv=2 d=128 dv=128 k=paged page=16 csr=1 tree=1 causal=1 cores=7",
@@ -296,7 +297,8 @@ constexpr const char* kMixed[] = {
     "b=5 few=2 sq=70 sk=500 hq=4 hkv=2 d=64 dv=64 q=packed bias=bhk mask=bk causal=1",
 };
 
-// Groups of sequences that share a prefix: of whole pages and not, in chunks that begin within it, of sequences with nothing else.
+// Groups of sequences that share a prefix: of whole pages and not, in chunks that begin within it, of sequences with
+// nothing else.
 constexpr const char* kPrefixes[] = {
     "b=6 sq=1 sk=1300 prefix=1100 hq=8 hkv=2 d=64 dv=64 k=paged page=16 causal=1 cores=7",
     "b=8 sq=1 sk=900 prefix=900 hq=4 hkv=4 d=128 dv=128 k=paged page=1 cores=4",
@@ -329,7 +331,7 @@ constexpr const char* kPrefixes[] = {
     "b=6 few=5 sq=50 sk=1500 prefix=1400 hq=8 hkv=2 d=128 dv=128 q=packed k=paged page=32 data=growing causal=1",
 };
 
-// The ends of what is accepted: src/core/validate.cpp.
+// The limits of valid problems: src/core/validate.cpp.
 constexpr const char* kFactorEnds[] = {
     "scale=1e18",
     "scale=-1e18 causal=1",
@@ -345,7 +347,7 @@ constexpr const char* kFactorEnds[] = {
     "scale=1e18 sq=1",
 };
 
-// What must be reached by a NaN or an infinity in k, v, q or dO, and what must not be: by position, masks, a bias of -inf, key
+// Where a NaN or an infinity in k, v, q or dO must and must not arrive: by position, masks, a bias of -inf, key
 // lengths, other sequences and heads; and rows that see nothing.
 constexpr const char* kHides[] = {
     "causal=1 sq=100 sk=130",
@@ -370,7 +372,7 @@ constexpr const char* kHidesFromFew[] = {
     "sq=100 causal=1 k=paged page=16",
 };
 
-// The types take turns.
+// The types alternate.
 void add_nonfinite(Table& table) {
   size_t count = 0;
   const auto add = [&](const std::string& line) {
@@ -411,7 +413,7 @@ constexpr const char* kNumerics[] = {
     "backward=1 sq=300 sk=1000 hq=1 hkv=1 d=128 dv=128 wl=100 wr=0",
 };
 
-// Gradients with the same bits every time: who adds to dQ, dBias and to heads that share keys, and in what order.
+// Gradients with the same bits every time: the order of additions to dQ, dBias and heads that share keys.
 constexpr const char* kDeterministic[] = {
     "b=2 sq=200 sk=300 hq=2 hkv=2 d=64 dv=64",
     "b=2 sq=300 sk=300 hq=4 hkv=1 d=128 dv=128 causal=1",
@@ -457,7 +459,7 @@ const Factor kFactors[] = {
     {{"cores=2", "cores=6"}},
 };
 
-// Cases that cover all pairs, found greedily: of some random rows, each time the one that covers most pairs not yet met.
+// Cases that cover all pairs, found greedily: among some random rows, each time the one that covers the most new pairs.
 std::vector<std::string> pairwise_lines() {
   constexpr size_t kCount = std::size(kFactors);
   using Pair = std::array<size_t, 4>;  // factor, value, factor, value
