@@ -195,7 +195,7 @@ class Trace {
     return sum;
   }
 
-  // ---- JSON: -inf, of a row that has seen nothing yet, is null --------------------------------------------------------
+  // ---- JSON: -inf, of a row that has seen nothing yet, is null ------------------------------------------------------
 
   static Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
@@ -266,7 +266,7 @@ class Trace {
              {{"flops", plan_.flops}, {"bytes_moved", plan_.bytes_moved}, {"standard_bytes", plan_.standard_bytes}}}};
   }
 
-  // ---- words ----------------------------------------------------------------------------------------------------------
+  // ---- words --------------------------------------------------------------------------------------------------------
 
   // One character for each tile, or none if the terminal is too narrow.
   std::string map_text() const {
