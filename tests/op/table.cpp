@@ -427,7 +427,7 @@ constexpr const char* kDeterministic[] = {
     "b=0 sq=5 sk=7",
 };
 
-// ---- pairs: every value of a factor together with every value of every other one -------------------------------------
+// ---- pairs: every value of a factor together with every value of every other one ------------------------------------
 
 struct Factor {
   std::vector<std::string> values;  // text to add to a case
