@@ -148,7 +148,7 @@ typedef struct tessera_problem {
   tessera_layout d_sink; /* optional: gradient of sink, float32 */
 
   double scale;          /* 0, or 1e-18 .. 1e18 of either sign */
-  int32_t has_scale;     /* 0: scale = 1 / sqrt(D) */
+  int32_t has_scale;     /* 0: the scale is 1 / sqrt(D), and `scale` must be 0 */
   int32_t alignment;     /* tessera_alignment */
   int64_t window_left;   /* keys left of the diagonal that are visible, -1 = all */
   int64_t window_right;  /* keys right of it, -1 = all */
