@@ -69,7 +69,10 @@ class Compare {
     double total_flops = 0;
     for (const CellSettings& cell : plan) total_flops += cell.shape.flops(cell.direction);
     Progress progress(total_flops);
-    if (!on_gpu_) progress.show("measuring this machine's peak");
+    if (!on_gpu_) {
+      progress.show("measuring this machine's peak");
+      busy_ = busy_text(device_.threads);
+    }
     measure_peak();
     ComparisonTable table = make_table();
     if (!options_.json) {
@@ -241,6 +244,8 @@ class Compare {
           "Standard attention, whose backward pass makes P again, and the first algorithm are Tessera's own kernels, "
           "for "
           "comparison alone; python -m tessera compare measures PyTorch's.";
+    } else {
+      text = busy_;
     }
     for (const Contestant* const contestant : against_) {
       const auto refused = std::find_if(cells_.begin(), cells_.end(),
@@ -323,6 +328,7 @@ class Compare {
   bool on_gpu_ = false;
   std::int32_t host_threads_ = 1;
   double peak_gflops_ = 0;
+  std::string busy_;  // a sentence, where other work takes processors
   std::vector<Cell> cells_;
 };
 

@@ -14,12 +14,28 @@ log=build/test.log
 passed=0
 failed=0
 
+# Ninja's lines on standard input: every ten seconds how far the build is, for the first takes minutes.
+show_progress() {
+  local began=$SECONDS said=$SECONDS line steps=
+  while true; do
+    if IFS= read -r -t 10 line; then
+      [[ ! $line =~ ^\[([0-9]+)/([0-9]+)\] ]] || steps="${BASH_REMATCH[1]} of ${BASH_REMATCH[2]} steps"
+    elif (($? <= 128)); then  # the end, and not the ten seconds
+      return 0
+    fi
+    if [[ -n $steps ]] && ((SECONDS >= said + 10)); then
+      said=$SECONDS
+      echo "   $steps, $((SECONDS - began)) s"
+    fi
+  done
+}
+
 run_suite() {  # PRESET [CTEST_OPTION ...]
   local preset=$1
   shift
   echo "== $preset: build"
   if ! { [[ -f build/$preset/build.ninja ]] || cmake --preset "$preset"; } > "$log" 2>&1 ||
-    ! cmake --build --preset "$preset" --parallel "$jobs" >> "$log" 2>&1; then
+    ! cmake --build --preset "$preset" --parallel "$jobs" 2>&1 | tee -a "$log" | show_progress; then
     cat "$log"
     echo "== $preset: the build failed"
     failed=$((failed + 1))
