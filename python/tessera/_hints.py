@@ -71,16 +71,12 @@ def with_options(function: Callable, without: tuple[str, ...] = ()) -> Callable:
     """`function`, whose signature shows the options by name that it takes as **options, but for those `without`."""
     signature = inspect.signature(function)
     shown = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    fields: list[tuple[str, Any, Any]] = [
-        (field["name"], field["default"], f"{field['annotation']} | None" if "tensor" in field["kind"] else field["annotation"])
-        for field in _core.option_fields()
-        if field["kind"] != "backward tensor"
-    ]
     taken = {*signature.parameters, *without}
-    shown += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, default, annotation in fields
-        if name not in taken
-    ]
+    for field in _core.option_fields():
+        name, annotation = field["name"], field["annotation"]
+        if name in taken or field["kind"] == "backward tensor":
+            continue
+        annotation += " | None" if field["kind"] == "tensor" else ""
+        shown.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field["default"], annotation=annotation))
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     return function
