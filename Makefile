@@ -15,6 +15,8 @@ export JOBS
 # Looked for by each recipe, after the packages are installed: the wheel's library is the one that was just built.
 export CMAKE_C_COMPILER_LAUNCHER = $(shell command -v ccache)
 export CMAKE_CXX_COMPILER_LAUNCHER = $(shell command -v ccache)
+# Builds in other folders, and of the unpacked source distribution, are the same to it by relative paths.
+export CCACHE_BASEDIR := $(CURDIR)
 
 help:
 	@echo 'make demo          build, then Tessera against standard attention, on a GPU where there is one: a table and out/compare.png'

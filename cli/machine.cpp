@@ -1,6 +1,5 @@
 #include "machine.hpp"
 
-#include <fmt/format.h>
 #include <sched.h>
 
 #include <filesystem>
@@ -50,7 +49,7 @@ int count_of(const std::string& list) {
 std::vector<Cache> caches() {
   std::vector<Cache> found;
   for (int index = 0;; ++index) {
-    const std::string folder = fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/", index);
+    const std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
     const std::string level = first_word(folder + "level"), type = first_word(folder + "type");
     if (level.empty()) return found;
     if (type == "Instruction") continue;
