@@ -84,12 +84,12 @@ aot: $(BIN)/build.ninja
 	@cmake --preset release "-DTESSERA_PREBUILD_ARCHS=$(ARCHS)" > /dev/null
 	@$(MAKE) --no-print-directory build-tessera_prebuild
 
-# A build of its own, of what is installed: the library and the program, with the kernels that `make aot` has compiled. No tests, no
-# Python environment.
+# A build of its own, of what is installed: the library and the program, with the kernels that `make aot` has compiled.
+# No tests, no Python environment.
 install:
 	@bash scripts/install_packages.sh debian-packages-install.txt
-	@cmake --preset install "-DCMAKE_INSTALL_PREFIX=$(PREFIX)" "-DTESSERA_PREBUILT_FOLDER=$(CURDIR)/$(BIN)/src/tessera/aot" \
-	  $(CMAKE_OPTIONS)
+	@cmake --preset install "-DCMAKE_INSTALL_PREFIX=$(PREFIX)" \
+	  "-DTESSERA_PREBUILT_FOLDER=$(CURDIR)/$(BIN)/src/tessera/aot" $(CMAKE_OPTIONS)
 	@cmake --build --preset install --parallel $(JOBS)
 	@cmake --install build/install
 

@@ -30,8 +30,9 @@ install(FILES
   ${CMAKE_CURRENT_BINARY_DIR}/cmake/tesseraConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/cmake/tesseraConfigVersion.cmake
   DESTINATION ${package_dir})
 
-# A tree that is moved as a whole keeps working: paths are relative to where tessera.pc lies. A program that is linked by it starts
-# without further settings: it has the library's folder as its RUNPATH, unless that is one where the loader looks by itself.
+# A tree that is moved as a whole keeps working: paths are relative to the folder of tessera.pc. A program that is
+# linked by it starts without further settings: the library's folder is its RUNPATH, except for the loader's own
+# folders.
 foreach(folder LIBDIR INCLUDEDIR)
   file(RELATIVE_PATH pc_${folder} ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_FULL_${folder}})
   string(REGEX REPLACE "/$" "" pc_${folder} "${pc_${folder}}")

@@ -1,10 +1,11 @@
-# cmake -DAOT=... -DFOLDER=... -DARCHS=... -DPYTHON=... -P prebuild_kernels.cmake: the program AOT compiles the common kernels of ARCHS
-# into FOLDER. NVRTC is the one that TESSERA_NVRTC names, else the newest of the environment of PYTHON, where pip puts it beside
-# PyTorch, else the one that the library finds by itself.
+# cmake -DAOT=... -DFOLDER=... -DARCHS=... -DPYTHON=... -P prebuild_kernels.cmake: the program AOT compiles the common
+# kernels of ARCHS into FOLDER. NVRTC is the one that TESSERA_NVRTC names, else the newest in the environment of PYTHON,
+# where pip installs it beside PyTorch, else the one that the library finds by itself.
 if(PYTHON AND "$ENV{TESSERA_NVRTC}" STREQUAL "")
   execute_process(COMMAND ${PYTHON} -c [[
 import glob, site, sys, sysconfig
-folders = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages(), *sys.path])
+paths = sysconfig.get_paths()
+folders = dict.fromkeys([paths["purelib"], paths["platlib"], *site.getsitepackages(), *sys.path])
 for name in ("libnvrtc.so.13", "libnvrtc.so.12"):
     for folder in filter(None, folders):
         for below in ("cu13", "cuda_nvrtc"):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# install_packages.sh LIST [LIST ...]: installs the Debian packages of lists, such as debian-packages.txt, that are missing from this
-# machine, by name, and says which, and nothing else unless it fails.
+# install_packages.sh LIST [LIST ...]: installs the Debian packages of lists, such as debian-packages.txt, that are
+# missing from this machine, by name, and says which, and nothing else unless it fails.
 set -euo pipefail
 cd "$(dirname "$0")"
 lists=("${@:?the names of lists}")

@@ -1,5 +1,5 @@
-"""The command `tessera` of the Python package, and `python -m tessera`: compare, plot, plan, support and info, with the options and in
-the words of the program that `make install` installs. What that does beyond, with files and with the cache of kernels, this one says.
+"""The command `tessera` of the Python package, and `python -m tessera`: compare, plot, plan, support and info, with the
+options and in the words of the program that `make install` installs. The other commands of that program are refused.
 
 Exit codes: 0 done, 1 failed, 2 wrong use.
 """
@@ -62,7 +62,7 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dropout", type=float, default=0.0, metavar="P", help="probability that an entry is dropped, below 1")
     add("--deterministic", action="store_true", help="gradients have the same bits every time")
     add("--batch-invariant", action="store_true", help="a sequence's bits do not depend on its batch")
-    add("--arch", type=int, metavar="INT", help="plan for a GPU of this architecture, such as 90, which need not be here")
+    add("--arch", type=int, metavar="INT", help="plan for a GPU of this architecture, such as 90, that need not be here")
     add("--json", action="store_true", help="as JSON")
 
 
@@ -161,8 +161,8 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments and arguments[0] in _PROGRAM_ONLY:
         name = arguments[0]
         print(
-            f"tessera: {name}: a command of the program tessera that make install in the source tree builds, not of the "
-            f"Python package's ({_PROGRAM_ONLY[name][1]})",
+            f"tessera: {name}: a command of the program tessera that make install in the source tree builds, not of "
+            f"the Python package's ({_PROGRAM_ONLY[name][1]})",
             file=sys.stderr,
         )
         return 2

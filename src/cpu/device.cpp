@@ -26,7 +26,8 @@ namespace {
 constexpr int32_t kMaxThreads = 1024;
 
 #if defined(__x86_64__)
-// The library of tests has tile registers in plain C++ in the place of the processor's; no library that is installed has them.
+// The library of tests has tile registers in plain C++ in the place of the processor's; no library that is installed
+// has them.
 #if defined(TESSERA_AMX_EMULATION)
 constexpr bool kEmulatesAmx = true;
 #else

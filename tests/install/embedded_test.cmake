@@ -1,5 +1,5 @@
-# cmake -DWORK_DIR=... ... -P embedded_test.cmake: Tessera inside another project, by add_subdirectory and by FetchContent. The host's
-# cache, targets and installation stay its own.
+# cmake -DWORK_DIR=... ... -P embedded_test.cmake: Tessera inside another project, by add_subdirectory and by
+# FetchContent. The host's cache, targets and installation stay its own.
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 
@@ -8,8 +8,9 @@ file(MAKE_DIRECTORY ${WORK_DIR})
 unset(ENV{LD_LIBRARY_PATH})
 
 function(configure name)
-  run("configuring the host, ${name}" ${CMAKE_COMMAND} --fresh -G ${GENERATOR} -S ${SOURCE_DIR}/host -B ${BUILD_DIR} -DTESSERA_ROOT=${ROOT}
-    -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_INSTALL_PREFIX=${WORK_DIR}/prefix-${name} ${ARGN})
+  run("configuring the host, ${name}" ${CMAKE_COMMAND} --fresh -G ${GENERATOR} -S ${SOURCE_DIR}/host -B ${BUILD_DIR}
+    -DTESSERA_ROOT=${ROOT} -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER}
+    -DCMAKE_INSTALL_PREFIX=${WORK_DIR}/prefix-${name} ${ARGN})
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 

@@ -1,5 +1,5 @@
-# cmake -DWORK_DIR=... ... -P install_test.cmake: see CMakeLists.txt for the arguments. What `make install` builds and installs, found and
-# run by programs that know the prefix alone: no test sets LD_LIBRARY_PATH.
+# cmake -DWORK_DIR=... ... -P install_test.cmake: see CMakeLists.txt for the arguments. What `make install` builds and
+# installs, found and run by programs that know the prefix alone: LD_LIBRARY_PATH is not set.
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 
@@ -41,8 +41,9 @@ endfunction()
 
 # As `make install` does it; a tree that is moved must keep working.
 function(install_into name libdir)
-  run("configuring for ${libdir}" ${CMAKE_COMMAND} --preset install -S ${ROOT} -B ${build} -DCMAKE_INSTALL_PREFIX=${WORK_DIR}/${name}
-    -DCMAKE_INSTALL_LIBDIR=${libdir} -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER})
+  run("configuring for ${libdir}" ${CMAKE_COMMAND} --preset install -S ${ROOT} -B ${build}
+    -DCMAKE_INSTALL_PREFIX=${WORK_DIR}/${name} -DCMAKE_INSTALL_LIBDIR=${libdir}
+    -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER})
   run("building" ${CMAKE_COMMAND} --build ${build})
   run("cmake --install" ${CMAKE_COMMAND} --install ${build})
   file(RENAME ${WORK_DIR}/${name} ${WORK_DIR}/${name}-moved)
@@ -66,7 +67,8 @@ if(NOT license)
 endif()
 file(GLOB_RECURSE installed RELATIVE ${prefix} ${prefix}/*)
 foreach(file ${installed})
-  if(NOT file MATCHES "^(bin/tessera$|include/tessera/|${libdir}/(libtessera\\.so|cmake/tessera/|pkgconfig/tessera\\.pc)|share/doc/tessera/)")
+  set(of_library "${libdir}/(libtessera\\.so|cmake/tessera/|pkgconfig/tessera\\.pc)")
+  if(NOT file MATCHES "^(bin/tessera$|include/tessera/|${of_library}|share/doc/tessera/)")
     message(FATAL_ERROR "unexpected: ${file} is installed")
   endif()
 endforeach()
@@ -119,8 +121,8 @@ endif()
 
 # ---- static ----
 
-run("configuring a static library" ${CMAKE_COMMAND} --preset install -S ${ROOT} -B ${build} -DCMAKE_INSTALL_PREFIX=${WORK_DIR}/static
-  -DCMAKE_INSTALL_LIBDIR=lib -DBUILD_SHARED_LIBS=OFF -DTESSERA_BUILD_CLI=OFF)
+run("configuring a static library" ${CMAKE_COMMAND} --preset install -S ${ROOT} -B ${build}
+  -DCMAKE_INSTALL_PREFIX=${WORK_DIR}/static -DCMAKE_INSTALL_LIBDIR=lib -DBUILD_SHARED_LIBS=OFF -DTESSERA_BUILD_CLI=OFF)
 run("building a static library" ${CMAKE_COMMAND} --build ${build})
 run("cmake --install" ${CMAKE_COMMAND} --install ${build})
 if(NOT EXISTS ${WORK_DIR}/static/lib/libtessera.a)

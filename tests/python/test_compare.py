@@ -431,8 +431,8 @@ def test_info(tmp_path, capsys):
 @pytest.mark.skipif("TESSERA_PROGRAM" not in os.environ, reason="the program was not built")
 @pytest.mark.parametrize("arguments", [
     ["support"], ["support", "--json"], ["support", "--markdown"], ["info"],
-    ["plan", "--sq", "4096", "-H", "32", "--kv-heads", "8", "-D", "128", "--dtype", "bfloat16", "--causal", "--arch", "90"],
-    ["plan", "--sq", "300", "--sk", "900", "--bias", "--sink", "--dtype", "float16", "--direction", "backward", "--arch", "80", "--json"],
+    "plan --sq 4096 -H 32 --kv-heads 8 -D 128 --dtype bfloat16 --causal --arch 90".split(),
+    "plan --sq 300 --sk 900 --bias --sink --dtype float16 --direction backward --arch 80 --json".split(),
 ], ids=" ".join)  # fmt: skip
 def test_says_what_the_program_says(capsys, arguments):
     program = subprocess.run([os.environ["TESSERA_PROGRAM"], *arguments], capture_output=True, text=True, timeout=60)

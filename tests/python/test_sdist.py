@@ -15,13 +15,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*command, folder):
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    process = subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+    process = subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True,
+                             timeout=900)  # fmt: skip
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
 
 
 def build_sdist(source, folder):
-    run(sys.executable, "-c", f"from scikit_build_core.build import build_sdist; build_sdist({str(folder)!r})", folder=source)
+    program = f"from scikit_build_core.build import build_sdist; build_sdist({str(folder)!r})"
+    run(sys.executable, "-c", program, folder=source)
     (archive,) = folder.glob("*.tar.gz")
     return archive
 
@@ -39,7 +41,8 @@ def unpacked(tmp_path_factory):
 
 
 def test_content(unpacked, tmp_path):
-    assert {path.name for path in unpacked.iterdir()} >= {"CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO"}
+    names = {path.name for path in unpacked.iterdir()}
+    assert names >= {"CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO"}
     assert {path.name for path in unpacked.iterdir() if path.is_dir()} == {
         "cli", "cmake", "include", "kernels", "peers", "python", "src"}  # fmt: skip
     again = build_sdist(unpacked, tmp_path)  # without git, the same
@@ -49,7 +52,7 @@ def test_content(unpacked, tmp_path):
 
 
 def test_plain_cmake(unpacked, tmp_path, monkeypatch):
-    build = unpacked / "build" / "plain"  # by relative paths what ccache has the objects of: build/release below the root
+    build = unpacked / "build" / "plain"  # by relative paths the same to ccache as build/release
     monkeypatch.setenv("CCACHE_BASEDIR", str(unpacked))
     for language in ("C", "CXX"):
         monkeypatch.setenv(f"CMAKE_{language}_COMPILER_LAUNCHER", shutil.which("ccache") or "")
