@@ -15,6 +15,8 @@ export JOBS
 # Looked for by each recipe, after the packages are installed: the wheel's library is the one that was just built.
 export CMAKE_C_COMPILER_LAUNCHER = $(shell command -v ccache)
 export CMAKE_CXX_COMPILER_LAUNCHER = $(shell command -v ccache)
+# Builds in other folders, and of the unpacked source distribution, are the same to it by relative paths.
+export CCACHE_BASEDIR := $(CURDIR)
 
 help:
 	@echo 'make demo          build, then a minute of Tessera beside standard attention, and PyTorch where a python3 has it, on a GPU'
@@ -28,10 +30,10 @@ help:
 	@echo 'make explore       make the data of docs/explore/index.html again, from tessera trace'
 	@echo 'make aot           compile the common CUDA kernels ahead of time, beside the library (needs NVRTC, no GPU;'
 	@echo '                   ARCHS="90 120" for some architectures, else all)'
-	@echo 'make install       into PREFIX (/usr/local)'
+	@echo 'make install       the library and the program into PREFIX (/usr/local)'
 
 packages:
-	@bash scripts/install_packages.sh
+	@bash scripts/install_packages.sh debian-packages-install.txt debian-packages.txt
 
 build/venv/.done: tests/requirements.txt scripts/make_venv.sh | packages
 	@bash scripts/make_venv.sh build/venv tests/requirements.txt
@@ -78,10 +80,16 @@ explore: build-tessera_cli build/venv/.done
 
 aot: $(BIN)/build.ninja
 	@cmake --preset release "-DTESSERA_PREBUILD_ARCHS=$(ARCHS)" > /dev/null
-	@$(MAKE) --no-print-directory build-aot
+	@$(MAKE) --no-print-directory build-tessera_prebuild
 
-install: build-tessera build-tessera_cli
-	@cmake --install $(BIN) --prefix $(PREFIX)
+# A build of its own, of what is installed: the library and the program, with the kernels that `make aot` has compiled.
+# No tests, no Python environment.
+install:
+	@bash scripts/install_packages.sh debian-packages-install.txt
+	@cmake --preset install "-DCMAKE_INSTALL_PREFIX=$(PREFIX)" \
+	  "-DTESSERA_PREBUILT_FOLDER=$(CURDIR)/$(BIN)/src/tessera/aot" $(CMAKE_OPTIONS)
+	@cmake --build --preset install --parallel $(JOBS)
+	@cmake --install build/install
 
 clean:
 	rm -rf build out

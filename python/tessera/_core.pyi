@@ -87,6 +87,18 @@ def device(name: str = "cpu") -> dict[str, Any]:
 
 def busy_text(threads: int) -> str:
     """A sentence where other work leaves fewer than so many processors idle, else nothing. Takes a fifth of a second."""
+def info(as_json: bool) -> str:
+    """What was found on this machine, in the program's words, or as JSON."""
+
+def support(form: str) -> str:
+    """What each back end takes, in the program's words: as "text", "markdown" or "json"."""
+
+def plan_of_sizes(
+    sizes: list[int], dtype: str, backward: bool, tensors: list[str], arch: int | None, ordinal: int | None,
+    as_json: bool, **options: Unpack[Options],
+) -> str:
+    """The plan of contiguous tensors of sizes [B, Sq, Sk, Hq, Hkv, D, Dv], on the GPU of a number, on one of an
+    architecture that need not be here, or on the CPU."""
 
 class ComparisonTable:
     """The table of a comparison: sides of (title, name, whether what ran has a column), Tessera first."""
