@@ -5,14 +5,13 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "api/device_here.hpp"
 #include "core/buffers.hpp"
 #include "core/caller_struct.hpp"
 #include "core/cancel.hpp"
-#include "core/device_here.hpp"
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
 #include "core/own_memory.hpp"
-#include "core/reference.hpp"
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
@@ -20,7 +19,8 @@
 #include "cpu/cpu.hpp"
 #include "cuda/cuda.hpp"
 
-namespace tessera::core {
+namespace tessera::api {
+using namespace core;  // a call is made of what is there: fields, layouts, rules
 namespace {
 
 // ---- pointers -------------------------------------------------------------------------------------------------------
@@ -161,16 +161,8 @@ tessera_status execute_cpu(const tessera_plan& plan, const tessera_buffers& buff
                    tessera_isa_name(plan.device.isa), tessera_isa_name(cpu::best_isa()));
   }
   TESSERA_RETURN_IF_ERROR(check_indices(plan, buffers));
-  const bool backward = plan.problem.direction == TESSERA_BACKWARD;
   Cancel cancel(executor);
-  if (plan.kernel == TESSERA_KERNEL_REFERENCE) {
-    (backward ? reference_backward : reference_forward)(plan, buffers, workspace, cancel);
-  } else {
-    const bool prefixes = plan.kernel == TESSERA_KERNEL_SHARED_PREFIX;
-    (backward   ? cpu::backward
-     : prefixes ? cpu::forward_shared_prefix
-                : cpu::forward)(plan, buffers, workspace, executor, cancel);
-  }
+  TESSERA_RETURN_IF_ERROR(cpu::run(plan, buffers, workspace, executor, cancel));
   return cancel.asked() ? cancelled() : ok();
 }
 
@@ -221,7 +213,7 @@ tessera_status combine(const tessera_combine_call* given_call, const tessera_dev
 }
 
 }  // namespace
-}  // namespace tessera::core
+}  // namespace tessera::api
 
 extern "C" {
 
@@ -234,20 +226,20 @@ tessera_status tessera_prepare(const tessera_plan* plan) {
 tessera_status tessera_forward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                size_t workspace_bytes, const tessera_executor* executor) {
   return tessera::core::guarded("tessera_forward", [&] {
-    return tessera::core::execute(TESSERA_FORWARD, plan, buffers, workspace, workspace_bytes, executor);
+    return tessera::api::execute(TESSERA_FORWARD, plan, buffers, workspace, workspace_bytes, executor);
   });
 }
 
 tessera_status tessera_backward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                 size_t workspace_bytes, const tessera_executor* executor) {
   return tessera::core::guarded("tessera_backward", [&] {
-    return tessera::core::execute(TESSERA_BACKWARD, plan, buffers, workspace, workspace_bytes, executor);
+    return tessera::api::execute(TESSERA_BACKWARD, plan, buffers, workspace, workspace_bytes, executor);
   });
 }
 
 tessera_status tessera_combine(const tessera_combine_call* call, const tessera_device* device,
                                const tessera_executor* executor) {
-  return tessera::core::guarded("tessera_combine", [&] { return tessera::core::combine(call, device, executor); });
+  return tessera::core::guarded("tessera_combine", [&] { return tessera::api::combine(call, device, executor); });
 }
 
 }  // extern "C"

@@ -7,7 +7,7 @@
 #include "cpu/cpu.hpp"
 #include "tessera/tessera.h"
 
-namespace tessera::core {
+namespace tessera::api {
 
 // `given` may be NULL.
 inline tessera_status device_here(const tessera_device* given, tessera_device& device) {
@@ -16,11 +16,11 @@ inline tessera_status device_here(const tessera_device* given, tessera_device& d
   } else {
     TESSERA_RETURN_IF_ERROR(cpu::detect_once(device));
   }
-  TESSERA_RETURN_IF_ERROR(validate(device));
-  if (device.backend == TESSERA_BACKEND_CUDA) return check_is_here(device);
+  TESSERA_RETURN_IF_ERROR(core::validate(device));
+  if (device.backend == TESSERA_BACKEND_CUDA) return core::check_is_here(device);
   if (device.isa <= cpu::best_isa()) return ok();
   return invalid("device: has %s, accepted this machine's CPU, which has %s", tessera_isa_name(device.isa),
                  tessera_isa_name(cpu::best_isa()));
 }
 
-}  // namespace tessera::core
+}  // namespace tessera::api

@@ -1,4 +1,4 @@
-// Problem and device to plan: a table of candidates in order of preference, each of which refuses with a reason.
+// Problem and device to plan: candidates in order of preference, each of which refuses with a reason.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -9,13 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "api/candidates.hpp"
 #include "core/caller_struct.hpp"
-#include "core/candidate.hpp"
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/guarded.hpp"
 #include "core/philox.hpp"
-#include "core/reference.hpp"
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
@@ -24,20 +23,9 @@
 #include "cuda/cuda.hpp"
 #include "cuda/registry.hpp"
 
-namespace tessera::core {
+namespace tessera::api {
+using namespace core;  // a call is made of what is there: fields, layouts, rules
 namespace {
-
-std::string refuse_reference(const tessera_plan& plan) {
-  const bool asked_for = plan.device.kernel == TESSERA_KERNEL_REFERENCE || plan.problem.q.dtype == TESSERA_FLOAT64;
-  return asked_for ? "" : "slow: only on request or for float64";
-}
-
-constexpr Candidate kCpuCandidates[] = {
-    {TESSERA_KERNEL_DECODE, cpu::refuse_decode, cpu::configure_decode},
-    {TESSERA_KERNEL_TILED, cpu::refuse_tiled, cpu::configure_tiled},
-    {TESSERA_KERNEL_SHARED_PREFIX, cpu::refuse_shared_prefix, cpu::configure_shared_prefix},
-    {TESSERA_KERNEL_REFERENCE, refuse_reference, configure_reference},
-};
 
 // To [B|1, Hq|1, Sq|1, Sk] by NumPy's rules: axes that are not there lead and have 1 entry, and one entry of the last axis
 // serves all keys.
@@ -246,7 +234,7 @@ std::vector<tessera_launch> launches_of(const tessera_plan& plan, bool aligned) 
 std::vector<const Candidate*> candidates_of(int32_t backend) {
   std::vector<const Candidate*> candidates;
   if (backend == TESSERA_BACKEND_CPU) {
-    for (const Candidate& candidate : kCpuCandidates) candidates.push_back(&candidate);
+    for (const cpu::Kernel& kernel : cpu::kernels()) candidates.push_back(&kernel);
   } else {
     for (const cuda::Family* family : cuda::families()) candidates.push_back(family);
   }
@@ -267,7 +255,7 @@ std::vector<tessera_candidate> answers(const tessera_plan& plan) {
   return all;
 }
 
-}  // namespace tessera::core
+}  // namespace tessera::api
 
 extern "C" {
 
@@ -307,7 +295,7 @@ tessera_status tessera_device_cuda_arch(int32_t arch, tessera_device* device) {
 
 tessera_status tessera_make_plan(const tessera_problem* problem, const tessera_device* device, tessera_plan* plan) {
   if (!plan) return tessera::invalid("plan: NULL, must point to a tessera_plan");
-  return tessera::core::guarded("tessera_make_plan", [&] { return tessera::core::make_plan(problem, device, *plan); });
+  return tessera::core::guarded("tessera_make_plan", [&] { return tessera::api::make_plan(problem, device, *plan); });
 }
 
 size_t tessera_workspace_bytes(const tessera_plan* plan) {
@@ -317,27 +305,27 @@ size_t tessera_workspace_bytes(const tessera_plan* plan) {
 
 int32_t tessera_plan_num_candidates(const tessera_plan* plan) {
   if (tessera::core::check_plan(plan).code != TESSERA_OK) return 0;
-  return static_cast<int32_t>(tessera::core::candidates_of(plan->device.backend).size());
+  return static_cast<int32_t>(tessera::api::candidates_of(plan->device.backend).size());
 }
 
 tessera_status tessera_plan_candidate(const tessera_plan* plan, int32_t index, tessera_candidate* candidate) {
   if (!candidate) return tessera::invalid("candidate: NULL, must point to a tessera_candidate");
   TESSERA_RETURN_IF_ERROR(tessera::core::check_plan(plan));
   return tessera::core::guarded("tessera_plan_candidate", [&] {
-    return tessera::core::take(tessera::core::answers(*plan), "candidates", index, candidate);
+    return tessera::api::take(tessera::api::answers(*plan), "candidates", index, candidate);
   });
 }
 
 int32_t tessera_plan_num_launches(const tessera_plan* plan, int32_t aligned) {
   if (tessera::core::check_plan(plan).code != TESSERA_OK) return 0;
-  return static_cast<int32_t>(tessera::core::launches_of(*plan, aligned != 0).size());
+  return static_cast<int32_t>(tessera::api::launches_of(*plan, aligned != 0).size());
 }
 
 tessera_status tessera_plan_launch(const tessera_plan* plan, int32_t aligned, int32_t index, tessera_launch* launch) {
   if (!launch) return tessera::invalid("launch: NULL, must point to a tessera_launch");
   TESSERA_RETURN_IF_ERROR(tessera::core::check_plan(plan));
   return tessera::core::guarded("tessera_plan_launch", [&] {
-    return tessera::core::take(tessera::core::launches_of(*plan, aligned != 0), "launches", index, launch);
+    return tessera::api::take(tessera::api::launches_of(*plan, aligned != 0), "launches", index, launch);
   });
 }
 

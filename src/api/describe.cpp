@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/candidate.hpp"
+#include "api/candidates.hpp"
 #include "core/fields.hpp"
 #include "core/geometry.hpp"
 #include "core/seal.hpp"
@@ -19,7 +19,8 @@
 #include "cpu/packed_keys.hpp"
 #include "cuda/cuda.hpp"
 
-namespace tessera::core {
+namespace tessera::api {
+using namespace core;  // a call is made of what is there: fields, layouts, rules
 namespace {
 
 TESSERA_PRINTF_LIKE std::string print(const char* format, ...) {
@@ -460,16 +461,16 @@ size_t write(const tessera_plan* plan, std::string (*make)(const tessera_plan&),
 }
 
 }  // namespace
-}  // namespace tessera::core
+}  // namespace tessera::api
 
 extern "C" {
 
 size_t tessera_plan_describe(const tessera_plan* plan, char* text, size_t size) {
-  return tessera::core::write(plan, tessera::core::describe, text, size);
+  return tessera::api::write(plan, tessera::api::describe, text, size);
 }
 
 size_t tessera_plan_json(const tessera_plan* plan, char* text, size_t size) {
-  return tessera::core::write(plan, tessera::core::to_json, text, size);
+  return tessera::api::write(plan, tessera::api::to_json, text, size);
 }
 
 }  // extern "C"
