@@ -1,11 +1,11 @@
-// The kernels for comparison, kernels/tessera/{fwd_fa1,bwd_fa1,standard}, as a plan launches them, run on the host
+// The kernels for comparison, kernels/tessera/comparison, as a plan launches them, run on the host
 // (tests/emulated_gpu) and held against the float64 oracle.
 #include "emulated_call.hpp"
-#include "tessera/bwd_fa1/kernel.cuh"
 #include "tessera/bwd_sm80/rows.cuh"
-#include "tessera/fwd_fa1/kernel.cuh"
-#include "tessera/standard/product.cuh"
-#include "tessera/standard/rows.cuh"
+#include "tessera/comparison/bwd_fa1/kernel.cuh"
+#include "tessera/comparison/fwd_fa1/kernel.cuh"
+#include "tessera/comparison/standard/product.cuh"
+#include "tessera/comparison/standard/rows.cuh"
 
 namespace tessera::cuda {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "tessera/attention/dropout.cuh"
 #include "tessera/attention/mask.cuh"
-#include "tessera/standard/config.hpp"
+#include "tessera/comparison/standard/config.hpp"
 #include "tessera/tile/element.cuh"
 
 namespace tessera {

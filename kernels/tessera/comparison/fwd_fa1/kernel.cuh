@@ -12,7 +12,7 @@
 // Shared memory: FwdFa1SharedMemory. Page: docs/reference/kernels/comparison.md.
 #pragma once
 
-#include "tessera/fwd_fa1/config.hpp"
+#include "tessera/comparison/fwd_fa1/config.hpp"
 #include "tessera/fwd_sm80/epilogue.cuh"
 #include "tessera/fwd_sm80/loads.cuh"
 #include "tessera/fwd_sm80/score_stage.cuh"
