@@ -1,9 +1,9 @@
 // Quotients by a multiplication: attention/divisor.hpp.
+#include "tessera/attention/divisor.hpp"
+
 #include <gtest/gtest.h>
 
 #include <climits>
-
-#include "tessera/attention/divisor.hpp"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,6 @@
 // The CUDA back end's families: what each takes, as data, and that no id, name or prebuilt row is missing or stands twice.
+#include "cuda/registry.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -6,7 +8,6 @@
 #include <string>
 
 #include "cuda/plan_config.hpp"
-#include "cuda/registry.hpp"
 #include "tessera/tensor.hpp"
 
 namespace tessera::cuda {

@@ -1,4 +1,6 @@
 // The kernels' softcap, kernels/tessera/attention/score/softcap.cuh, on the host (tests/emulated_warp), against tanh in float64.
+#include "tessera/attention/score/softcap.cuh"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,8 +8,6 @@
 #include <limits>
 #include <random>
 #include <vector>
-
-#include "tessera/attention/score/softcap.cuh"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,7 @@
 // The kernels' online softmax, kernels/tessera/attention/softmax.cuh, by a warp on the host (tests/emulated_warp): each way
 // that a kernel goes through it, against softmax in float64.
+#include "tessera/attention/softmax.cuh"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "core/half.hpp"
-#include "tessera/attention/softmax.cuh"
 
 namespace tessera {
 namespace {

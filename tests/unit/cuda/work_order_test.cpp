@@ -1,5 +1,7 @@
 // The order of fwd_sm90's work tiles under a causal mask: every block of a grid takes its own here, as the kernel's tile
 // scheduler does.
+#include "cuda/work_order.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "cuda/work_order.hpp"
 #include "tessera/attention/work_order.hpp"
 
 namespace tessera::cuda {

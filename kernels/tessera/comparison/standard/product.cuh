@@ -8,7 +8,7 @@
 
 #include "tessera/attention/dropout.cuh"
 #include "tessera/attention/mask.cuh"
-#include "tessera/attention/scheduler.cuh"
+#include "tessera/attention/sequence.cuh"
 #include "tessera/comparison/standard/config.hpp"
 #include "tessera/tile/copy_tile.cuh"
 #include "tessera/tile/product_shared.cuh"

@@ -1,4 +1,6 @@
 // fwd_sm90's table of tiles, and the variable that takes its place.
+#include "cuda/families/fwd_sm90_tiles.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -6,7 +8,6 @@
 #include <vector>
 
 #include "cuda/cuda.hpp"
-#include "cuda/families/fwd_sm90_tiles.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/runtime/environment.hpp"
 #include "cuda/runtime/launch_list.hpp"

@@ -1,5 +1,7 @@
 // The disk cache of compiled kernels, with a compiler that only pretends: many threads and processes, a crash in the
 // middle, damaged entries, folders that cannot be written, a full disk.
+#include "cuda/runtime/cache.hpp"
+
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -22,7 +24,6 @@
 #include <vector>
 
 #include "core/status.hpp"
-#include "cuda/runtime/cache.hpp"
 
 namespace tessera::cuda {
 namespace {

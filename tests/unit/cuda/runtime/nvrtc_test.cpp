@@ -1,5 +1,7 @@
 // Finding NVRTC, its words about a kernel, and the way from a config to a cubin. What needs NVRTC is skipped where there
 // is none; nothing needs a GPU.
+#include "cuda/runtime/nvrtc.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +13,6 @@
 #include "cuda/kernels.hpp"
 #include "cuda/runtime/codegen.hpp"
 #include "cuda/runtime/jit.hpp"
-#include "cuda/runtime/nvrtc.hpp"
 #include "cuda/runtime/sources.hpp"
 
 namespace tessera::cuda {
@@ -196,7 +197,7 @@ TEST_F(CudaCompiler, CompilesOnceAndFindsItAgain) {
 
 // Two products in a loop, in so many blocks a multiprocessor; `between` runs beside the first.
 std::string two_products(int blocks, const std::string& between) {
-  return R"(#include "tessera/ptx/wgmma_shapes.cuh"
+  return R"(#include "tessera/ptx/wgmma.cuh"
 using namespace tessera;
 extern "C" __global__ void __launch_bounds__(128, )" +
          std::to_string(blocks) + R"() products(float* out, unsigned long long a, unsigned long long b, int n) {
