@@ -14,6 +14,7 @@
 #include "core/seal.hpp"
 #include "core/shared_prefix.hpp"
 #include "core/status.hpp"
+#include "core/text.hpp"
 #include "core/validate.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/packed_keys.hpp"
@@ -21,30 +22,6 @@
 
 namespace tessera::core {
 namespace {
-
-TESSERA_PRINTF_LIKE std::string print(const char* format, ...) {
-  char text[512];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  return text;
-}
-
-// 1536 -> "1.50 KiB", 3.2e9 with a step of 1000 -> "3.20 G"
-std::string scaled(double value, double step, const char* const (&units)[6]) {
-  size_t unit = 0;
-  while (std::fabs(value) >= step && unit + 1 < std::size(units)) {
-    value /= step;
-    ++unit;
-  }
-  const bool whole = unit == 0 && value == std::floor(value);
-  return print(whole ? "%.0f %s" : "%.2f %s", value, units[unit]);
-}
-std::string bytes_text(double bytes) { return scaled(bytes, 1024, {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"}); }
-std::string flops_text(double flops) {
-  return scaled(flops, 1000, {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"});
-}
 
 bool on_cuda(const tessera_plan& plan) { return plan.device.backend == TESSERA_BACKEND_CUDA; }
 const char* plural(int64_t count) { return count == 1 ? "" : "s"; }
@@ -237,62 +214,6 @@ std::string describe(const tessera_plan& plan) {
 
 // ---- JSON -----------------------------------------------------------------------------------------------------------
 
-class JsonWriter {
- public:
-  void open(const char* key, char bracket) {
-    prefix(key);
-    text_ += bracket;
-    first_ = true;
-  }
-  void close(char bracket) {
-    text_ += bracket;
-    first_ = false;
-  }
-  void add(const char* key, const char* value) {
-    prefix(key);
-    quote(value);
-  }
-  void add(const char* key, bool value) {
-    prefix(key);
-    text_ += value ? "true" : "false";
-  }
-  void add(const char* key, int64_t value) {
-    prefix(key);
-    text_ += print("%" PRId64, value);
-  }
-  void add(const char* key, int32_t value) { add(key, int64_t{value}); }
-  void add(const char* key, uint64_t value) {
-    prefix(key);
-    text_ += print("%" PRIu64, value);
-  }
-  void add(const char* key, double value) {
-    prefix(key);
-    text_ += std::isfinite(value) ? print("%.17g", value) : "null";
-  }
-  std::string take() { return std::move(text_); }
-
- private:
-  void prefix(const char* key) {
-    if (!first_) text_ += ", ";
-    first_ = false;
-    if (!key) return;
-    quote(key);
-    text_ += ": ";
-  }
-  void quote(const char* value) {
-    text_ += '"';
-    for (; *value; ++value) {
-      const unsigned char c = static_cast<unsigned char>(*value);
-      if (c == '"' || c == '\\') text_ += '\\';
-      text_ += c < 0x20 ? print("\\u%04x", c) : std::string(1, *value);
-    }
-    text_ += '"';
-  }
-
-  std::string text_;
-  bool first_ = true;
-};
-
 void add_layout(JsonWriter& json, const char* name, const tessera_layout& layout) {
   if (!present(layout)) return;
   json.open(name, '{');
@@ -437,15 +358,6 @@ std::string to_json(const tessera_plan& plan) {
   add_problem(json, plan.problem);
   json.close('}');
   return json.take();
-}
-
-size_t copy_out(const std::string& from, char* text, size_t size) {
-  if (text && size > 0) {
-    const size_t length = std::min(from.size(), size - 1);
-    std::memcpy(text, from.data(), length);
-    text[length] = '\0';
-  }
-  return from.size();
 }
 
 // 0 when memory runs out: nothing may leave through the C interface.
