@@ -41,7 +41,7 @@ typedef enum tessera_strategy {
   TESSERA_STRATEGY_ALL_GATHER = 4
 } tessera_strategy;
 
-/* Which rows a rank has, T / N of each: the layout does not depend on the strategy.
+/* Which rows a rank has, T / N of each: the layout depends on neither strategy nor masks.
  * contiguous: rank r has chunk r of N. zig_zag: chunks r and 2N - 1 - r of 2N, so that causal areas are equal. planned:
  * long sequences are cut into chunks that are dealt in zig-zag order, short ones stay whole, so that areas and rows are
  * equal. Sequences of a packed batch lie one after another; the first two layouts cut them where a chunk ends. */

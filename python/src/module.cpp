@@ -16,6 +16,7 @@
 #include "error.hpp"
 #include "interrupt.hpp"
 #include "options.hpp"
+#include "ranks.hpp"
 #include "tessera/tessera.h"
 
 namespace nb = nanobind;
@@ -291,5 +292,6 @@ NB_MODULE(_core, m) {
   m.def("kernel_names", &kernel_names);
   m.def("device", &device_as_dict, "name"_a = "cpu");
   add_comparison_table(m);
+  add_ranks(m);
   m.attr("version") = tessera_version();
 }

@@ -88,6 +88,12 @@ def device(name: str = "cpu") -> dict[str, Any]:
 def busy_text(threads: int) -> str:
     """A sentence where other work leaves fewer than so many processors idle, else nothing. Takes a fifth of a second."""
 
+def ranks_plan(lengths: list[int], rank: int, **members: Any) -> str:
+    """A plan for many ranks in words (rank -1), or a rank's schedule. `members` are those of tessera_ranks_problem, by name."""
+
+def ranks_plan_json(lengths: list[int], rank: int, **members: Any) -> str:
+    """The same as JSON: the plan, and from rank 0 on the schedule."""
+
 class ComparisonTable:
     """The table of a comparison: sides of (title, name, whether what ran has a column), Tessera first."""
 
