@@ -64,12 +64,14 @@ def compare(what, ours, plain, exact):
 
 
 def strategies(ranks, heads=HEADS, heads_kv=HEADS_KV):
+    yield "auto", 0
     yield "ring", 0
     yield "all_gather", 0
     if heads % ranks == 0:
         yield "all_to_all", 0
     if ranks == 4:
         yield "mesh", 2
+        yield "mesh", 0
 
 
 def exact_and_plain(inputs, dtype, options, sink=None):

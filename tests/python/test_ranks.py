@@ -14,7 +14,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
     pytest.skip("this PyTorch has no torch.distributed with gloo", allow_module_level=True)
 
 from tessera.torch.ranks.calls import Rectangle, calls  # noqa: E402
-from tessera.torch.ranks.rows import Block  # noqa: E402
+from tessera.torch.ranks.rows import Block, Partial  # noqa: E402
 from tessera.torch.ranks.schedule import schedule  # noqa: E402
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
@@ -114,3 +114,29 @@ def test_a_causal_zig_zag_step_is_one_call():
                 for p in step.pairs
             ]  # fmt: skip
             assert len(calls(rectangles, False)) == 1, step
+
+
+@pytest.mark.parametrize("most", (8, 3, 2))
+def test_parts_merge_exactly(most, monkeypatch):
+    """At once, or on the way where there are more than layers: seven parts of some rows each, and a sink."""
+    monkeypatch.setattr(Partial, "MOST", most)
+    generator = torch.Generator().manual_seed(2)
+    normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    ranges = [(0, 10), (0, 4), (4, 10), (2, 8), (0, 10), (5, 6), (1, 9)]
+    parts = [(normal(2, b - a, 3, 4), 3 * normal(2, 3, b - a)) for a, b in ranges]
+    sink = normal(3)
+    partial = Partial((2, 10, 3, 4), 7, torch.float32, torch.device("cpu"))
+    for (a, b), (o, lse) in zip(ranges, parts):
+        o_there, lse_there = partial.place(a, b - a)
+        o_there.copy_(o)
+        lse_there.copy_(lse)
+    partial.join_sink(sink)
+    o, lse = partial.finished()
+    weights = torch.full((8, 2, 3, 10), -torch.inf, dtype=torch.float64)
+    values = torch.zeros(8, 2, 10, 3, 4, dtype=torch.float64)
+    for n, ((a, b), (part, part_lse)) in enumerate(zip(ranges, parts)):
+        weights[n, :, :, a:b], values[n, :, a:b] = part_lse, part
+    weights[7] = sink[None, :, None]
+    exact = torch.logsumexp(weights, 0)
+    mixed = (torch.exp(weights - exact).transpose(2, 3)[..., None] * values).sum(0)
+    assert (lse - exact).abs().max() < 2e-6 and (o - mixed).abs().max() < 2e-6

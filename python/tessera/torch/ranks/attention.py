@@ -7,6 +7,7 @@ bits do not depend on when a message arrives.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -14,28 +15,35 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import kernels
-from .calls import Call, Rectangle, calls
+from .calls import Call
 from .exchange import Exchange, Tensors
+from .program import Program
 from .rows import Block, Gradient, Partial, put, take
-from .schedule import Message, Pair, Schedule
+from .schedule import Message
 
 
 class Setting(NamedTuple):
-    """What both passes share: this rank's schedules, its processes, and the options of every call."""
+    """What both passes share: this rank's programs, its processes, and the options of every call."""
 
-    forward: Schedule
-    backward: Callable[[], Schedule]  # made, and compared between ranks, when it is needed
+    forward: Program
+    backward: Callable[[], Program]  # made, and compared between ranks, when it is needed
     group: dist.ProcessGroup
-    packed: bool
     options: Dict[str, Any]
+
+
+@functools.lru_cache(maxsize=1024)
+def _constant(values: Tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Made once: a copy to a GPU would wait for what is in its stream."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 class _Walk:
     """What one rank has while it walks: its own rows (those of its group, where heads are divided), and keys of others."""
 
-    def __init__(self, schedule: Schedule, setting: Setting, q: Tensor, k: Tensor, v: Tensor, gathered: bool):
+    def __init__(self, program: Program, setting: Setting, q: Tensor, k: Tensor, v: Tensor, gathered: bool):
         """q, k, v: this rank's rows, or with `gathered` its group's rows of the heads that it computes."""
-        self.schedule, self.setting = schedule, setting
+        self.program, self.setting = program, setting
+        self.schedule = schedule = program.schedule
         self.local = schedule.chunks_of(range(schedule.rank, schedule.rank + 1))
         self.own = schedule.chunks_of(schedule.group)
         self.divided = schedule.head_ranks > 1
@@ -48,12 +56,6 @@ class _Walk:
         self.q = Block(schedule.chunks, self.own, (q,))
         self.keys = Block(schedule.chunks, self.own, (k, v))
         self.fetched: List[Block] = []
-        self._last_use = {
-            number: n
-            for n, step in enumerate(schedule.steps)
-            for pair in step.pairs
-            for number in range(pair.k_chunk, pair.k_chunk + pair.k_chunks)
-        }
 
     def gather(self, x: Tensor, heads: slice) -> Tensor:
         """Room for the group's rows of the heads that this rank computes, with its own rows of them."""
@@ -73,36 +75,24 @@ class _Walk:
             name = f"step {n + 1} of {len(self.schedule.steps)}"
             exchange = Exchange(self.setting.group, name, step.messages, send, buffers)
             if step.pairs:
-                compute(n, self.calls_of(step.pairs))
+                compute(n, [(planned.call, self.block_of(planned.keys)) for planned in self.program.steps[n]])
             exchange.wait(deliver)
-            self.fetched = [b for b in self.fetched if any(self._last_use.get(number, -1) > n for number in b.numbers)]
+            self.fetched = [b for b in self.fetched if set(b.numbers) <= set(self.program.kept[n])]
 
-    def calls_of(self, pairs: Tuple[Pair, ...]) -> List[Tuple[Call, Block]]:
-        """By block of keys: one call has its keys in one block."""
-        rectangles: Dict[int, List[Rectangle]] = {}
+    def block_of(self, keys: Tuple[int, ...]) -> Block:
         blocks = [self.keys, *self.fetched]
-        if not all(any(block.has(pair.k_chunk, pair.k_chunks) for block in blocks) for pair in pairs):
-            blocks = [Block.merged(blocks)]  # a run of keys from several ranks
-        for pair in pairs:
-            n = next(n for n, block in enumerate(blocks) if block.has(pair.k_chunk, pair.k_chunks))
-            rectangle = Rectangle(
-                pair.sequence,
-                self.q.row(pair.q_chunk, pair.q_begin),
-                pair.q_length,
-                blocks[n].row(pair.k_chunk, pair.k_begin),
-                pair.k_length,
-                pair.window_left,
-                pair.window_right,
-            )
-            rectangles.setdefault(n, []).append(rectangle)
-        return [(call, blocks[n]) for n, of_block in rectangles.items() for call in calls(of_block, self.setting.packed)]
+        block = next((block for block in blocks if block.numbers == keys), None)
+        if block is None:
+            block = Block.merged(blocks)
+            self.fetched.append(block)
+        return block
 
     def options_of(self, call: Call) -> Dict[str, Any]:
         options = dict(self.setting.options)
         for name, value in call.options().items():
             if isinstance(value, list):
                 dtype = torch.bool if name == "causal_seqs" else torch.int32
-                value = torch.tensor(value, dtype=dtype, device=self.q.tensors[0].device)
+                value = _constant(tuple(value), dtype, self.q.tensors[0].device)
             options[name] = value
         return options
 
@@ -120,46 +110,43 @@ def forward(
     setting: Setting, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor]
 ) -> Tuple[Tensor, Tensor, Tuple[Tensor, ...]]:
     """o and lse of this rank's rows, and what backward takes: q, k, v, o, lse of the rows and heads that this rank computes."""
-    schedule = setting.forward
-    walk = _Walk(schedule, setting, q, k, v, gathered=False)
+    walk = _Walk(setting.forward, setting, q, k, v, gathered=False)
+    schedule = walk.schedule
     own_q = walk.q.tensors[0]
-    partial = Partial((*own_q.shape[:3], v.shape[3]), q.dtype, q.device)
+    last_pairs = max((n for n, step in enumerate(schedule.steps) if step.pairs), default=-1)
+    if last_pairs < 0:  # no rows
+        return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty((q.shape[0], q.shape[2], 0), dtype=torch.float32), ()
     mine = None if sink is None else sink[schedule.heads_q].float()
-    # Where each row has all its keys in one call, the sink is that call's; else it joins what they sum to.
-    alone = sum(len(step.pairs) > 0 for step in schedule.steps) == 1
+    # Where each row has all its keys in one call, the sink is that call's; else it is one more part.
+    depth = setting.forward.depth
+    joins = mine is not None and depth > 1
+    partial = Partial((*own_q.shape[:3], v.shape[3]), depth + joins, q.dtype, q.device)
     result: Dict[str, Tensor] = {}
 
     def compute(step: int, listed: List[Tuple[Call, Block]]) -> None:
-        nonlocal mine
-        rows = sorted((call.q_row, call.q_row + call.q_length) for call, _ in listed)
-        by_call = alone and mine is not None and all(a[1] <= b[0] for a, b in zip(rows, rows[1:]))
         for call, block in listed:
             options = walk.options_of(call)
-            if by_call:
+            if mine is not None and not joins:
                 options["sink"] = mine
-            arguments = _unpacked(
-                call, _rows(own_q, call.q_row, call.q_length), *(_rows(t, call.k_row, call.k_length) for t in block.tensors)
-            )
-            o, lse = kernels.forward(*arguments, options)
+            keys = (_rows(t, call.k_row, call.k_length) for t in block.tensors)
+            o, lse = partial.place(call.q_row, call.q_length)
+            outputs = {"o": o, "lse": lse} if o.dtype == q.dtype else {}
             if call.packed:
-                o, lse = o[None], lse[None]
-            partial.add(call.q_row, o, lse)
-        if by_call:
-            mine = None
+                outputs = {name: t[0] for name, t in outputs.items()}
+            results = kernels.forward(*_unpacked(call, _rows(own_q, call.q_row, call.q_length), *keys), options, **outputs)
+            if not outputs:
+                o.copy_(results[0])
+                lse.copy_(results[1])
         if step == last_pairs:
-            if mine is not None:
+            if joins:
                 partial.join_sink(mine)
             result["o"], result["lse"] = partial.finished()
             if walk.divided:
                 result["all_o"] = q.new_empty((*q.shape[:3], v.shape[3]))
                 result["all_lse"] = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
-                ranges = walk.q.ranges(walk.local)
-                put(result["all_o"], walk.whole.ranges(walk.local), schedule.heads_q.start, take(result["o"], ranges, slice(0, own_q.shape[2])), False)
-                put(result["all_lse"], walk.whole.ranges(walk.local), schedule.heads_q.start, take(result["lse"], ranges, slice(0, own_q.shape[2]), 2), False, 2)
-
-    last_pairs = max((n for n, step in enumerate(schedule.steps) if step.pairs), default=-1)
-    if last_pairs < 0:  # no rows
-        return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty((q.shape[0], q.shape[2], 0), dtype=torch.float32), ()
+                for name, dim in (("o", 1), ("lse", 2)):
+                    rows = take(result[name], walk.q.ranges(walk.local), slice(0, own_q.shape[2]), dim)
+                    put(result[f"all_{name}"], walk.whole.ranges(walk.local), schedule.heads_q.start, rows, False, dim)
 
     def send(message: Message) -> Tensors:
         heads = slice(message.first_head, message.first_head + message.num_heads)
@@ -209,9 +196,9 @@ def backward(
     shapes: Tuple[torch.Size, torch.Size, torch.Size],
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
     """The gradients of this rank's q, k, v, and its part of that of the sink. d_o and d_lse are of this rank's rows."""
-    schedule = setting.backward()
     q, k, v, o, lse = saved
-    walk = _Walk(schedule, setting, q, k, v, gathered=True)
+    walk = _Walk(setting.backward(), setting, q, k, v, gathered=True)
+    schedule = walk.schedule
     if walk.divided:
         walk.whole = Block(schedule.chunks, walk.local, ())
         whole_d_o, whole_d_lse = d_o, d_lse

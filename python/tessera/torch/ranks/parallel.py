@@ -17,7 +17,8 @@ from .. import options as of_call
 from ..checks import check_tensor
 from .attention import Setting, backward, forward
 from .exchange import Agreement
-from .schedule import Chunk, Schedule, schedule
+from .program import Program, program
+from .schedule import Chunk, head_ranks, schedule
 
 # What a call on a part of the rows can compute: scores that do not depend on where queries and keys are, beside positional masks.
 _ACCEPTED = ("scale", "causal", "window", "softcap", "sink", "deterministic", "threads")
@@ -208,17 +209,21 @@ class ContextParallel:
 
     def _setting(self, q, k, v, cu_seqlens, options) -> Tuple[Setting, bool]:
         lengths, members, packed = self._problem(q, k, v, cu_seqlens, options)
+        differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+        directions = ("forward", "backward") if differentiable else ("forward",)
+        members["head_ranks"] = head_ranks(lengths, directions, **members)
         what = f"q {list(q.shape)}, k {list(k.shape)}, {q.dtype}"
 
-        def agreed(direction: str) -> Schedule:
-            made = schedule(lengths, self.rank, direction=direction, **members)
-            self._agreement.check(made, what, q.device)
+        one_batch = packed or q.shape[0] == 1
+
+        def agreed(direction: str) -> Program:
+            made = program(lengths, self.rank, one_batch, direction=direction, **members)
+            self._agreement.check(made.schedule, what, q.device)
             return made
 
         given = of_call.given("context_parallel.attention", options)
         of_each_call = {n: x for n, x in given.items() if n in ("scale", "softcap", "deterministic", "threads")}
-        one_batch = packed or q.shape[0] == 1
-        return Setting(agreed("forward"), functools.partial(agreed, "backward"), self.group, one_batch, of_each_call), packed
+        return Setting(agreed("forward"), functools.partial(agreed, "backward"), self.group, of_each_call), packed
 
     def _layout(self, lengths: Tuple[int, ...]) -> Tuple[Chunk, ...]:
         return schedule(lengths, self.rank, **{**self._members, "strategy": "ring", "head_ranks": 0}, heads_q=1, heads_kv=1, head_dim=1).chunks

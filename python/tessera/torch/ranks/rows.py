@@ -52,7 +52,7 @@ class Block:
             [tensor[:, begin:end] for tensor in where[number].tensors]
             for number in sorted(where)
             for begin, end in where[number].ranges([number])
-        ]
+        ]  # without tensors, as a program has blocks, none of them
         return Block(chunks, tuple(where), tuple(torch.cat(column, 1) for column in zip(*parts)))
 
 
@@ -97,45 +97,58 @@ class Gradient:
         return self.sum
 
 
+class Rows:
+    """Layers of ranges of rows, in each of which no two ranges overlap."""
+
+    def __init__(self, first: int = 0):
+        self.layers: List[List[Tuple[int, int]]] = [[] for _ in range(first)]
+
+    def place(self, begin: int, end: int, first: int = 0) -> int:
+        """The first layer, from number `first` on, that has room for a range, which is then its."""
+        for n in range(first, len(self.layers)):
+            if all(end <= a or b <= begin for a, b in self.layers[n]):
+                self.layers[n].append((begin, end))
+                return n
+        self.layers.append([(begin, end)])
+        return len(self.layers) - 1
+
+
 class Partial:
-    """(o, lse) of rows over the keys so far: exact merges in float32, in the order of the calls."""
+    """(o, lse) of rows over the keys so far: parts in layers, which are merged exactly, at once, in the order of the layers.
 
-    def __init__(self, shape: Tuple[int, int, int, int], dtype: torch.dtype, device: torch.device):
-        self._shape, self._dtype, self._device = shape, dtype, device
-        self.o: Optional[Tensor] = None  # [B, rows, H, Dv]
-        self.lse: Optional[Tensor] = None  # [B, H, rows]
-        self._filled: List[Tuple[int, int]] = []
+    Up to MOST layers the parts are in the dtype of the calls' results; of more, they are merged on the way, in float32.
+    """
 
-    def _spread(self) -> None:
-        """Room for all rows, in float32."""
-        batch, rows, heads, _ = self._shape
-        if self.o is None:
-            self.o = torch.zeros(self._shape, dtype=torch.float32, device=self._device)
-            self.lse = torch.full((batch, heads, rows), -torch.inf, dtype=torch.float32, device=self._device)
-        else:
-            self.o = self.o.float()
+    MOST = 8
 
-    def add(self, row: int, o: Tensor, lse: Tensor) -> None:
-        end = row + o.shape[1]
-        if self.o is None and o.shape[1] == self._shape[1]:
-            self.o, self.lse, self._filled = o, lse, [(row, end)]
-            return
-        self._spread()
-        o_rows, lse_rows = self.o[:, row:end], self.lse[:, :, row:end]
-        if any(row < b and a < end for a, b in self._filled):
-            o, lse = combine(torch.stack((o_rows, o.float())), torch.stack((lse_rows, lse)), return_lse=True)
-        o_rows.copy_(o)
-        lse_rows.copy_(lse)
-        self._filled.append((row, end))
+    def __init__(self, shape: Tuple[int, int, int, int], depth: int, dtype: torch.dtype, device: torch.device):
+        batch, rows, heads, _ = shape
+        layers = min(depth, self.MOST)
+        self._dtype = dtype
+        self._o = torch.empty((layers, *shape), dtype=dtype if depth <= self.MOST else torch.float32, device=device)
+        self._lse = torch.full((layers, batch, heads, rows), -torch.inf, dtype=torch.float32, device=device)
+        self._rows = Rows()
+        self._first = 0  # 1: layer 0 has what was merged
 
-    def finished(self) -> Tuple[Tensor, Tensor]:
-        if self.o is None:
-            self._spread()
-        return self.o.to(self._dtype), self.lse
+    def place(self, row: int, count: int) -> Tuple[Tensor, Tensor]:
+        """Where a call writes its o and lse; o in float32 where parts are merged on the way."""
+        layer = self._rows.place(row, row + count, self._first)
+        if layer == self._o.shape[0]:
+            o, lse = combine(self._o, self._lse, return_lse=True)
+            self._lse.fill_(-torch.inf)
+            self._o[0], self._lse[0] = o, lse
+            self._rows, self._first = Rows(1), 1
+            layer = self._rows.place(row, row + count, self._first)
+        return self._o[layer, :, row : row + count], self._lse[layer, :, :, row : row + count]
 
     def join_sink(self, sink: Tensor) -> None:
-        """A logit of each head joins the denominator: once, after all keys."""
-        self._spread()
-        lse = torch.logaddexp(self.lse, sink.float()[None, :, None])
-        self.o = self.o * torch.exp(self.lse - lse).transpose(1, 2)[..., None]
-        self.lse = lse
+        """A logit of each head joins the denominator, as one more part whose values are 0: once, after all keys."""
+        o, lse = self.place(0, self._o.shape[2])
+        o.zero_()
+        lse.copy_(sink.float()[None, :, None].expand_as(lse))
+
+    def finished(self) -> Tuple[Tensor, Tensor]:
+        if self._o.shape[0] == 1:
+            return self._o[0], self._lse[0]
+        o, lse = combine(self._o, self._lse, return_lse=True)
+        return o.to(self._dtype), lse

@@ -74,6 +74,23 @@ class Schedule(NamedTuple):
         return range(first, first + self.head_ranks)
 
 
+@functools.lru_cache(maxsize=256)
+def head_ranks(lengths: Tuple[int, ...], directions: Tuple[str, ...], **members: Any) -> int:
+    """How many ranks divide the heads: what all passes of a call share, since the backward pass takes what the forward pass exchanged. Of
+    those that the strategy leaves open, the one that the model predicts to be the fastest in sum."""
+    sums: Dict[int, float] = {}
+    for n, direction in enumerate(directions):
+        fastest: Dict[int, float] = {}
+        for answer in json.loads(_core.ranks_plan_json(list(lengths), -1, direction=direction, **members))["strategies"]:
+            right = members["strategy"] in ("auto", answer["strategy"])
+            right = right and members["head_ranks"] in (0, answer["head_ranks"])
+            if right and answer["accepted"]:
+                count, time = answer["head_ranks"], answer["predicted_us"]
+                fastest[count] = min(time, fastest.get(count, time))
+        sums = fastest if n == 0 else {count: time + fastest[count] for count, time in sums.items() if count in fastest}
+    return min(sums, key=sums.__getitem__)
+
+
 def _messages(transfers: list) -> Tuple[Message, ...]:
     """Transfers of one kind with one peer are one message."""
     chunks: Dict[tuple, list] = {}
