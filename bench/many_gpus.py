@@ -1,13 +1,15 @@
-"""One batch over several GPUs of one host: whether `tessera.torch.context_parallel` is right, and how fast it is beside the ideal.
+"""One batch over several GPUs of one host: whether `tessera.torch.context_parallel` is right, and how fast it is beside
+the ideal.
 
     python bench/many_gpus.py [--ranks N] [--lengths 32768,131072,262144] [--out FOLDER] [--seconds S] [--device cpu]
 
-The ideal is a GPU's share without any exchange or merge: all rows of 1 / N of the heads. Rates are TFLOP/s a GPU, causal, bfloat16, 32
-query and 8 KV heads of 128: forward, and forward with backward (3.5 times the products). Every time is the slowest rank's, the median of
-several calls. "model" is what `tessera plan --ranks` predicts of the strategy that auto takes.
+The ideal is a GPU's share without any exchange or merge: all rows of 1 / N of the heads. Rates are TFLOP/s a GPU,
+causal, bfloat16, 32 query and 8 KV heads of 128: forward, and forward with backward (3.5 times the products). Every
+time is the slowest rank's, the median of several calls. "model" is what `tessera plan --ranks` predicts of the strategy
+that auto takes.
 
-Writes ranks.csv into the folder. --device cpu runs the same over gloo, small: to try the script, not to measure. Exit status 0: what was
-computed is right.
+Writes ranks.csv into the folder. --device cpu runs the same over gloo, small: to try the script, not to measure. Exit
+status 0: what was computed is right.
 """
 
 from __future__ import annotations
@@ -33,7 +35,20 @@ from tessera.torch.ranks.schedule import head_ranks
 
 STRATEGIES = ("auto", "ring", "all_gather", "all_to_all")
 HEADS, HEADS_KV, DIM = 32, 8, 128
-COLUMNS = ("what", "strategy", "layout", "ranks", "rows", "direction", "ms", "tflops", "of_ideal", "model_ms", "taken", "gpu")
+COLUMNS = (
+    "what",
+    "strategy",
+    "layout",
+    "ranks",
+    "rows",
+    "direction",
+    "ms",
+    "tflops",
+    "of_ideal",
+    "model_ms",
+    "taken",
+    "gpu",
+)
 
 
 class Bench:
@@ -54,7 +69,9 @@ class Bench:
 
     def in_time(self) -> bool:
         """The same answer on every rank."""
-        late = torch.tensor([time.monotonic() - self.started > self.options.seconds], device=self.device, dtype=torch.int32)
+        late = torch.tensor(
+            [time.monotonic() - self.started > self.options.seconds], device=self.device, dtype=torch.int32
+        )
         dist.broadcast(late, 0)
         return not late.item()
 
@@ -105,7 +122,10 @@ class Bench:
         ]
         names = ("o", "d_q", "d_k", "d_v")
         exact = _exact(*full)
-        rms = lambda tensors: [(t.double() - e).square().mean().sqrt().item() for t, e in zip(tensors, exact)]  # noqa: E731
+
+        def rms(tensors):
+            return [(t.double() - e).square().mean().sqrt().item() for t, e in zip(tensors, exact)]
+
         q, k, v = (t.clone().requires_grad_() for t in full[:3])
         o = tessera.torch.attention(q, k, v, causal=True)
         alone = rms([o.detach(), *torch.autograd.grad(o, (q, k, v), full[3])])
@@ -148,7 +168,14 @@ class Bench:
         for direction, call, factor in (("forward", forward, 1.0), ("both", both, 3.5)):
             ms = self.milliseconds(call)
             tflops = factor * 4 * DIM * HEADS * pairs / self.ranks / ms * 1e-9
-            ideal = next((r for r in self.rows if (r["what"], r["rows"], r["direction"], r["strategy"]) == (what, rows, direction, "ideal")), None)
+            ideal = next(
+                (
+                    r
+                    for r in self.rows
+                    if (r["what"], r["rows"], r["direction"], r["strategy"]) == (what, rows, direction, "ideal")
+                ),
+                None,
+            )
             predicted, taken = self.model(strategy, layout, lengths, window, direction)
             self.rows.append(
                 dict(
@@ -157,7 +184,8 @@ class Bench:
                     model_ms=predicted, taken=taken, gpu=self.gpu,
                 )
             )  # fmt: skip
-        self.say(f"{what}, {rows} rows, {strategy} {layout}: {', '.join(r['tflops'] + ' ' + r['direction'] for r in self.rows[-2:])}")
+        rates = ", ".join(f"{r['tflops']} {r['direction']}" for r in self.rows[-2:])
+        self.say(f"{what}, {rows} rows, {strategy} {layout}: {rates}")
 
     def model(self, strategy: str, layout: str, lengths: list[int], window: int, direction: str) -> tuple[str, str]:
         if strategy == "ideal":
@@ -186,7 +214,12 @@ class Bench:
     def windowed(self, length: int) -> None:
         window = {"window": (self.options.window, 0)}
         self.measure("window", "ideal", "", [length], lambda: self._ideal((1, length), **window))
-        for strategy, layout in (("auto", "zig_zag"), ("auto", "contiguous"), ("ring", "contiguous"), ("all_to_all", "contiguous")):
+        for strategy, layout in (
+            ("auto", "zig_zag"),
+            ("auto", "contiguous"),
+            ("ring", "contiguous"),
+            ("all_to_all", "contiguous"),
+        ):
             if self.in_time():
                 self.measure(
                     "window", strategy, layout, [length],
@@ -246,8 +279,8 @@ class Bench:
                  ms=f"{1e3 * seconds:.4g}", tflops=f"{tflops:.4g}", of_ideal="", model_ms="", taken="", gpu=self.gpu)
         )  # fmt: skip
         self.say(
-            f"{length} rows, forward and backward once, the first call: {seconds:.1f} s, {tflops:.0f} TFLOP/s a GPU; largest error of "
-            f"sampled rows {worst:.2e}, rounding alone {plain:.2e}{'' if worst <= 8 * plain else '  WRONG'}"
+            f"{length} rows, forward and backward once, the first call: {seconds:.1f} s, {tflops:.0f} TFLOP/s a GPU; "
+            f"largest error of sampled rows {worst:.2e}, rounding alone {plain:.2e}{'' if worst <= 8 * plain else '  WRONG'}"
         )
 
     def _ideal(self, shape: tuple, **options):
@@ -272,14 +305,20 @@ class Bench:
             writer.writeheader()
             writer.writerows(self.rows)
         print(f"\n{self.ranks} x {self.gpu}: TFLOP/s a GPU (share of the ideal), model in ms beside measured")
-        print(f"{'':8} {'rows':>8}  {'strategy':22} {'forward':>14} {'with backward':>16}   {'ms':>8} {'model':>8}  taken by the model")
+        titles = ("", "rows", "strategy", "forward", "with backward", "ms", "model", "taken by the model")
+        line = "{:8} {:>8}  {:22} {:>14} {:>16}   {:>8} {:>8}  {}"
+        print(line.format(*titles))
         for one, two in zip(self.rows[::2], self.rows[1::2]):
-            share = lambda r: f"{r['tflops']} ({float(r['of_ideal']):.2f})" if r["of_ideal"] else r["tflops"]  # noqa: E731
-            name = f"{one['strategy']} {one['layout']}"
             print(
-                f"{one['what']:8} {one['rows']:8}  {name:22} {share(one):>14} {share(two):>16}   {two['ms']:>8} {two['model_ms']:>8}  "
-                f"{two['taken']}"
-            )
+                line.format(
+                    one["what"], one["rows"], f"{one['strategy']} {one['layout']}", _share(one), _share(two), two["ms"],
+                    two["model_ms"], two["taken"],
+                )
+            )  # fmt: skip
+
+
+def _share(row: dict) -> str:
+    return f"{row['tflops']} ({float(row['of_ideal']):.2f})" if row["of_ideal"] else row["tflops"]
 
 
 def _area(length: int, window: int) -> int:
@@ -334,7 +373,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--ranks", type=int, default=0, help="processes, one a GPU (0: all GPUs)")
-    parser.add_argument("--lengths", type=lambda text: [int(n) for n in text.split(",")], default=[32768, 131072, 262144])
+    parser.add_argument(
+        "--lengths", type=lambda text: [int(n) for n in text.split(",")], default=[32768, 131072, 262144]
+    )
     parser.add_argument("--window", type=int, default=4096)
     parser.add_argument("--longest", type=int, default=0, help="rows of one more sequence, computed once")
     parser.add_argument("--seconds", type=float, default=360, help="nothing is begun after so many")

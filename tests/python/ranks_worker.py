@@ -1,5 +1,5 @@
-"""What tests/python/test_ranks.py runs: `python ranks_worker.py RANKS:CASE,CASE ...`, each in that many processes over gloo, forked once
-PyTorch is imported. Prints a line for each that held on every rank: RANKS."""
+"""What tests/python/test_ranks.py runs: `python ranks_worker.py RANKS:CASE,CASE ...`, each in that many processes over
+gloo, forked once PyTorch is imported. Prints a line for each that held on every rank: RANKS."""
 
 import datetime
 import os
@@ -115,7 +115,9 @@ def sinks(ranks):
         exact, plain = exact_and_plain(inputs, dtype, {"causal": True}, sink)
         for strategy, head_ranks in strategies(ranks):
             parallel = tessera.torch.context_parallel(strategy=strategy, head_ranks=head_ranks)
-            compare(f"{ranks} ranks, {strategy}, {dtype}", sharded(parallel, {"causal": True}, inputs, sink), plain, exact)
+            compare(
+                f"{ranks} ranks, {strategy}, {dtype}", sharded(parallel, {"causal": True}, inputs, sink), plain, exact
+            )
 
 
 def packed(ranks):
@@ -144,7 +146,9 @@ def packed(ranks):
         exact, plain = by_sequence(torch.float64, options), by_sequence(torch.float32, options)
         for strategy, head_ranks in strategies(ranks):
             for layout in ("planned", "zig_zag"):
-                parallel = tessera.torch.context_parallel(layout=layout, strategy=strategy, head_ranks=head_ranks, chunk_rows=8)
+                parallel = tessera.torch.context_parallel(
+                    layout=layout, strategy=strategy, head_ranks=head_ranks, chunk_rows=8
+                )
                 ours = sharded(parallel, options, inputs, cu_seqlens=torch.tensor(cu_seqlens, dtype=torch.int32))
                 compare(f"{ranks} ranks, {strategy}, {layout}, {options}", ours, plain, exact)
                 positions = parallel.unshard(parallel.position_ids(cu_seqlens=cu_seqlens), 0, cu_seqlens)
@@ -177,15 +181,17 @@ def flat_error(ranks):
 
 
 def in_models(ranks):
-    """Activation checkpointing walks the forward list again in the backward pass; a compiled program calls it between its graphs; a mesh
-    of two dimensions gives the groups."""
+    """Activation checkpointing walks the forward list again in the backward pass; a compiled program calls it between
+    its graphs; a mesh of two dimensions gives the groups."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.utils.checkpoint import checkpoint
 
     mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("ring", "heads"))
     parallel = tessera.torch.context_parallel(mesh)
     assert parallel.ranks == ranks
-    q, k, v, d_o, _ = (parallel.shard(t, 1) for t in tensors(torch.float32, 1, 4 * ranks)[:4] + (torch.zeros(1, 4 * ranks),))
+    q, k, v, d_o, _ = (
+        parallel.shard(t, 1) for t in tensors(torch.float32, 1, 4 * ranks)[:4] + (torch.zeros(1, 4 * ranks),)
+    )
     assert "mesh of 2" in parallel.plan(q, k, v, causal=True) or ranks == 2
     gradients = []
     for keep in (True, False):
@@ -198,6 +204,55 @@ def in_models(ranks):
     gradients.append([d / 2 for d in torch.autograd.grad((attend(*leaves) * d_o).sum(), leaves)])
     for others in gradients[1:]:
         assert all(torch.equal(a, b) for a, b in zip(gradients[0], others))
+
+
+def small_model(ranks):
+    """A small decoder of Transformers' with a window in every second layer: the first loss on all ranks is that on one,
+    to float32's last digits, and so are the gradients."""
+    import copy
+
+    import tessera.transformers
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Gemma2Config(
+        vocab_size=61, num_hidden_layers=2, hidden_size=48, intermediate_size=64, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, sliding_window=11, attn_logit_softcapping=2.0, bos_token_id=None,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    alone = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="tessera")
+    tokens = torch.randint(1, 61, (2, 8 * ranks + 1), generator=torch.Generator().manual_seed(1))
+    inputs, labels = tokens[:, :-1], tokens[:, 1:].contiguous()
+
+    def loss_of(model, inputs, labels, **more):
+        return model(inputs, labels=labels, shift_labels=labels, use_cache=False, **more).loss
+
+    one = loss_of(alone, inputs, labels)
+    one.backward()
+    for strategy in ("ring", "all_to_all" if ranks == 2 else "mesh"):
+        model = copy.deepcopy(alone)
+        model.zero_grad()
+        parallel = tessera.torch.context_parallel(strategy=strategy)
+        model.set_attn_implementation(tessera.transformers.context_parallel(parallel))
+        positions = parallel.position_ids(inputs.shape[1])[None]
+        mine = loss_of(model, parallel.shard(inputs), parallel.shard(labels), position_ids=positions)
+        mine.backward()
+        mean = mine.detach().clone()
+        dist.all_reduce(mean)
+        assert abs(mean.item() / ranks - one.item()) <= 4 * torch.finfo(torch.float32).eps * one.item(), (
+            mean / ranks,
+            one,
+        )
+        for (name, ours), theirs in zip(model.named_parameters(), alone.parameters()):
+            gradient = ours.grad / ranks
+            dist.all_reduce(gradient)
+            assert (gradient - theirs.grad).abs().max() <= 1e-5 * theirs.grad.abs().max() + 1e-8, name
+    try:
+        model(parallel.shard(inputs), attention_mask=torch.zeros(2, 8), use_cache=False)
+    except ValueError as error:
+        assert "attention_mask: with padding" in str(error)
+    else:
+        raise AssertionError("not refused")
 
 
 def refused(ranks):
@@ -290,6 +345,11 @@ def launch(ranks, names):
 
 
 def main():
+    if "small_model" in str(sys.argv):
+        try:
+            import tessera.transformers  # noqa: F401  before the fork, as it takes long
+        except ImportError:  # no Transformers, or one that this does not suit
+            globals()["small_model"] = lambda ranks: None
     for argument in sys.argv[1:]:
         ranks, _, names = argument.partition(":")
         if launch(int(ranks), names.split(",")):

@@ -1,4 +1,5 @@
-"""tessera.torch.context_parallel: one batch over 1 to 8 processes, over gloo, against float64 and against one process."""
+"""tessera.torch.context_parallel: one batch over 1 to 8 processes, over gloo, against float64 and against one
+process."""
 
 import os
 import subprocess
@@ -21,7 +22,7 @@ WORKER = Path(__file__).with_name("ranks_worker.py")
 CASES = "dense,few_kv_heads,sinks,packed,repeated,flat_error"
 LAUNCHES = {
     1: "dense,packed",
-    2: f"{CASES},refused,disagreement",
+    2: f"{CASES},small_model,refused,disagreement",
     4: f"{CASES},in_models,disagreement",
     8: "few_kv_heads,packed,flat_error",
     3: "lost_peer",

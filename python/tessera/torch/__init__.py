@@ -8,7 +8,7 @@
 
 `activate()` and `restore()` do the same, in releases of PyTorch without that registry too.
 
-    parallel = tessera.torch.context_parallel(group)               # one batch over many processes, each with a part of the rows
+    parallel = tessera.torch.context_parallel(group)                 # one batch over many processes, by rows
     o = parallel.attention(q, k, v, causal=True)
 
 Importing this module registers the name "Tessera" and activates nothing.

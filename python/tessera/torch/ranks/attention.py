@@ -1,8 +1,8 @@
 """Forward and backward of one rank: both only walk the schedule's steps.
 
-A step posts its messages, computes its pairs from what was there when it began, and waits: on a GPU the exchange runs in its own stream
-under the computation. What is received is used from the next step on. Sums are in float32, in the order of the list, so that their
-bits do not depend on when a message arrives.
+A step posts its messages, computes its pairs from what was there when it began, and waits: on a GPU the exchange runs
+in its own stream under the computation. What is received is used from the next step on. Sums are in float32, in the
+order of the list, so that their bits do not depend on when a message arrives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def _constant(values: Tuple[int, ...], dtype: torch.dtype, device: torch.device)
 
 
 class _Walk:
-    """What one rank has while it walks: its own rows (those of its group, where heads are divided), and keys of others."""
+    """What one rank has while it walks: its own rows (those of its group, where heads are divided), and keys of
+    others."""
 
     def __init__(self, program: Program, setting: Setting, q: Tensor, k: Tensor, v: Tensor, gathered: bool):
         """q, k, v: this rank's rows, or with `gathered` its group's rows of the heads that it computes."""
@@ -109,13 +110,18 @@ def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
 def forward(
     setting: Setting, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor]
 ) -> Tuple[Tensor, Tensor, Tuple[Tensor, ...]]:
-    """o and lse of this rank's rows, and what backward takes: q, k, v, o, lse of the rows and heads that this rank computes."""
+    """o and lse of this rank's rows, and what backward takes: q, k, v, o, lse of the rows and heads that this rank
+    computes."""
     walk = _Walk(setting.forward, setting, q, k, v, gathered=False)
     schedule = walk.schedule
     own_q = walk.q.tensors[0]
     last_pairs = max((n for n, step in enumerate(schedule.steps) if step.pairs), default=-1)
     if last_pairs < 0:  # no rows
-        return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty((q.shape[0], q.shape[2], 0), dtype=torch.float32), ()
+        return (
+            q.new_empty((*q.shape[:3], v.shape[3])),
+            q.new_empty((q.shape[0], q.shape[2], 0), dtype=torch.float32),
+            (),
+        )
     mine = None if sink is None else sink[schedule.heads_q].float()
     # Where each row has all its keys in one call, the sink is that call's; else it is one more part.
     depth = setting.forward.depth
@@ -133,7 +139,9 @@ def forward(
             outputs = {"o": o, "lse": lse} if o.dtype == q.dtype else {}
             if call.packed:
                 outputs = {name: t[0] for name, t in outputs.items()}
-            results = kernels.forward(*_unpacked(call, _rows(own_q, call.q_row, call.q_length), *keys), options, **outputs)
+            results = kernels.forward(
+                *_unpacked(call, _rows(own_q, call.q_row, call.q_length), *keys), options, **outputs
+            )
             if not outputs:
                 o.copy_(results[0])
                 lse.copy_(results[1])
@@ -222,10 +230,14 @@ def backward(
 
     def compute(step: int, listed: List[Tuple[Call, Block]]) -> None:
         for call, block in listed:
+
             def rows(t: Tensor) -> Tensor:
                 return _rows(t, call.q_row, call.q_length)
 
-            of_lse = [None if t is None else t[:, :, call.q_row : call.q_row + call.q_length].contiguous() for t in (d_lse, lse)]
+            of_lse = [
+                None if t is None else t[:, :, call.q_row : call.q_row + call.q_length].contiguous()
+                for t in (d_lse, lse)
+            ]
             keys = [_rows(t, call.k_row, call.k_length) for t in block.tensors]
             arguments = [rows(d_o), of_lse[0], rows(q), *keys, rows(o), of_lse[1]]
             if call.packed:
@@ -312,7 +324,8 @@ def _own_heads(walk: _Walk, sum_q, sum_keys, received, outputs) -> Tuple[Tensor,
     mine = tuple(take(g.total(), ranges, heads) for g in sum_keys)
     parts = [(schedule.rank, schedule.heads_kv.start, whole, mine)]
     parts += [(m.peer, m.first_head, walk.whole.ranges(m.chunks), tensors) for m, tensors in received]
-    # Several ranks read one KV head where there are fewer than ranks: their sums add up in float32, in the order of the ranks.
+    # Several ranks read one KV head where there are fewer than ranks: their sums add up in float32, in the order of the
+    # ranks.
     partial = any(message.partial for message, _ in received)
     totals = tuple(torch.zeros_like(d, dtype=torch.float32) for d in (d_k, d_v)) if partial else (d_k, d_v)
     for _, first_head, rows, tensors in sorted(parts, key=lambda part: part[0]):

@@ -1,8 +1,8 @@
 """The pairs of a step as calls of one device's kernels: few, and each on rows that lie side by side.
 
-A call takes causal masks and windows from the bottom-right corner of its own queries and keys, as a pair's window is given, so that any
-pair is a call. Neighbouring pairs that one call can do are joined, and in packed batches calls on different rows become sequences of
-one packed call.
+A call takes causal masks and windows from the bottom-right corner of its own queries and keys, as a pair's window is
+given, so that any pair is a call. Neighbouring pairs that one call can do are joined, and in packed batches calls on
+different rows become sequences of one packed call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Rectangle(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Rows [q_row, q_row + q_length) against keys: one rectangle, or those of a packed call with what lies between them."""
+    """Rows [q_row, q_row + q_length) against keys: one rectangle, or those of a packed call with what lies between
+    them."""
 
     q_row: int
     q_length: int
@@ -83,7 +84,8 @@ def _mask(r: Rectangle) -> Dict[str, Any]:
 
 
 def _triangle(rectangles: List[Rectangle]) -> Optional[Rectangle]:
-    """The one causal call that several chunks against themselves and all before them are, where they lie side by side."""
+    """The one causal call that several chunks against themselves and all before them are, where they lie side by
+    side."""
     diagonal = sorted((r for r in rectangles if r.causal), key=lambda r: r.q_row)
     if len(diagonal) < 2 or any((r.q_row, r.q_length) != (r.k_row, r.k_length) for r in diagonal):
         return None
@@ -98,7 +100,8 @@ def _triangle(rectangles: List[Rectangle]) -> Optional[Rectangle]:
 
 
 def _join_full(rectangles: List[Rectangle]) -> List[Rectangle]:
-    """Full rectangles of the same queries against neighbouring keys, then of neighbouring queries against the same keys."""
+    """Full rectangles of the same queries against neighbouring keys, then of neighbouring queries against the same
+    keys."""
     result = [r for r in rectangles if not r.full]
     full = [r for r in rectangles if r.full]
     for same, side, length in (("q_row q_length", "k_row", "k_length"), ("k_row k_length", "q_row", "q_length")):

@@ -53,7 +53,8 @@ class Exchange:
 
 
 class Agreement:
-    """That all ranks make the same plan, asked once for each: ranks that disagree would wait for each other, or add what differs."""
+    """That all ranks make the same plan, asked once for each: ranks that disagree would wait for each other, or add
+    what differs."""
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = group
@@ -71,8 +72,8 @@ class Agreement:
         others = [rank for rank, value in enumerate(hashes) if value.item() != signed]
         if others:
             raise Error(
-                f"tessera.torch.context_parallel: the problem of rank {schedule.rank} ({what}) is another than that of rank"
-                f"{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}; accepted the same shapes, dtype, masks, "
-                "layout, strategy and lengths on all"
+                f"tessera.torch.context_parallel: the problem of rank {schedule.rank} ({what}) is another than that of "
+                f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}; accepted the same shapes, dtype, "
+                "masks, layout, strategy and lengths on all"
             )
         self._known.add(schedule.hash)

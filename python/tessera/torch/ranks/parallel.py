@@ -1,4 +1,5 @@
-"""`tessera.torch.context_parallel`: one batch over the processes of a group, each with a part of every sequence's rows."""
+"""`tessera.torch.context_parallel`: one batch over the processes of a group, each with a part of every sequence's
+rows."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from .exchange import Agreement
 from .program import Program, program
 from .schedule import Chunk, head_ranks, schedule
 
-# What a call on a part of the rows can compute: scores that do not depend on where queries and keys are, beside positional masks.
+# What a call on a part of the rows can compute: scores that do not depend on where queries and keys are, beside
+# positional masks.
 _ACCEPTED = ("scale", "causal", "window", "softcap", "sink", "deterministic", "threads")
 
 
@@ -56,7 +58,13 @@ class ContextParallel:
     def __init__(self, group: dist.ProcessGroup, layout: str, strategy: str, head_ranks: int, members: Dict[str, Any]):
         self.group = group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self._members = {"layout": layout, "strategy": strategy, "head_ranks": head_ranks, "ranks": self.ranks, **members}
+        self._members = {
+            "layout": layout,
+            "strategy": strategy,
+            "head_ranks": head_ranks,
+            "ranks": self.ranks,
+            **members,
+        }
         self._agreement = Agreement(group)
         _core.ranks_plan([0], -1, heads_q=1, heads_kv=1, head_dim=1, **{**self._members, "strategy": "ring"})
         if strategy not in ("ring", "all_gather"):  # the name alone: heads are not known yet
@@ -70,7 +78,9 @@ class ContextParallel:
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 
-    def chunks(self, length: Optional[int] = None, cu_seqlens: Union[None, Tensor, Sequence[int]] = None) -> Tuple[Chunk, ...]:
+    def chunks(
+        self, length: Optional[int] = None, cu_seqlens: Union[None, Tensor, Sequence[int]] = None
+    ) -> Tuple[Chunk, ...]:
         """Which rows of which sequence each rank has: of one sequence of `length`, or of packed ones."""
         return self._layout(_lengths(length, cu_seqlens))
 
@@ -127,12 +137,12 @@ class ContextParallel:
     ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
         """Exact attention of all rows, of which this rank has its own: O of those, with gradients for q, k, v and sink.
 
-        Every rank of the group calls it, with the same options and shapes. Ranks that disagree get an error at the first call of each
-        problem. Backward, every rank takes part, too.
+        Every rank of the group calls it, with the same options and shapes. Ranks that disagree get an error at the
+        first call of each problem. Backward, every rank takes part, too.
 
         Args:
-            q, k, v: this rank's rows, in the order of `shard`: [B, S / N, Hq, D], [B, S / N, Hkv, D], [B, S / N, Hkv, Dv]; with
-                cu_seqlens [T / N, H, D].
+            q, k, v: this rank's rows, in the order of `shard`: [B, S / N, Hq, D], [B, S / N, Hkv, D], [B, S / N, Hkv,
+                Dv]; with cu_seqlens [T / N, H, D].
             cu_seqlens: [n + 1], of the whole packed batch, on the CPU (another device is waited for).
             return_lse: also return LSE, float32 [B, Hq, S / N] or [Hq, T / N].
             scale, causal, window, softcap, deterministic, threads: as `tessera.torch.attention` has them.
@@ -169,23 +179,36 @@ class ContextParallel:
     def _problem(self, q, k, v, cu_seqlens, options) -> Tuple[Tuple[int, ...], Dict[str, Any], bool]:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             check_tensor(name, tensor)
-        refused = [name for name, value in options.items() if name not in _ACCEPTED and name in of_call.NAMES and value is not None]
+        refused = [
+            name
+            for name, value in options.items()
+            if name not in _ACCEPTED and name in of_call.NAMES and value is not None
+        ]
         if refused:
             raise Error(
-                f"{refused[0]}: not accepted by context_parallel yet, whose calls see a part of the rows and not where they are; "
+                f"{refused[0]}: not accepted by context_parallel yet, whose calls see a part of the rows and not where "
+                "they are; "
                 f"accepted {', '.join(_ACCEPTED)}"
             )
         packed = cu_seqlens is not None
         if q.dim() != (3 if packed else 4):
-            accepted = "[T / N, Hq, D] with cu_seqlens" if packed else "[B, S / N, Hq, D], or [T / N, Hq, D] with cu_seqlens"
+            accepted = (
+                "[T / N, Hq, D] with cu_seqlens" if packed else "[B, S / N, Hq, D], or [T / N, Hq, D] with cu_seqlens"
+            )
             raise Error(f"q: rank {q.dim()}, accepted {accepted}")
         for name, tensor in (("k", k), ("v", v)):
             if tensor.dim() != q.dim() or tensor.shape[:-2] != q.shape[:-2]:
-                raise Error(f"{name}: shape {list(tensor.shape)}, q has {list(q.shape)}: accepted this rank's same rows")
+                raise Error(
+                    f"{name}: shape {list(tensor.shape)}, q has {list(q.shape)}: accepted this rank's same rows"
+                )
             if tensor.dtype != q.dtype or tensor.device != q.device:
-                raise Error(f"{name}: {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}: accepted one for all")
+                raise Error(
+                    f"{name}: {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}: accepted one for all"
+                )
         if k.shape[-2] != v.shape[-2] or k.shape[-1] != q.shape[-1]:
-            raise Error(f"k: shape {list(k.shape)}, q has {list(q.shape)}, v {list(v.shape)}: accepted D of q and Hkv of v")
+            raise Error(
+                f"k: shape {list(k.shape)}, q has {list(q.shape)}, v {list(v.shape)}: accepted D of q and Hkv of v"
+            )
         lengths = _lengths(q.shape[-3] * self.ranks, cu_seqlens)
         if sum(lengths) != q.shape[-3] * self.ranks:
             raise Error(
@@ -226,7 +249,14 @@ class ContextParallel:
         return Setting(agreed("forward"), functools.partial(agreed, "backward"), self.group, of_each_call), packed
 
     def _layout(self, lengths: Tuple[int, ...]) -> Tuple[Chunk, ...]:
-        return schedule(lengths, self.rank, **{**self._members, "strategy": "ring", "head_ranks": 0}, heads_q=1, heads_kv=1, head_dim=1).chunks
+        return schedule(
+            lengths,
+            self.rank,
+            **{**self._members, "strategy": "ring", "head_ranks": 0},
+            heads_q=1,
+            heads_kv=1,
+            head_dim=1,
+        ).chunks
 
 
 def _lengths(length: Optional[int], cu_seqlens: Union[None, Tensor, Sequence[int]]) -> Tuple[int, ...]:
@@ -255,26 +285,32 @@ def context_parallel(
     head_ranks: int = 0,
     **model: Any,
 ) -> ContextParallel:
-    """Attention of one batch over the processes of a group, exact: each has a part of every sequence's rows (context parallelism).
+    """Attention of one batch over the processes of a group, exact: each has a part of every sequence's rows (context
+    parallelism).
 
         parallel = tessera.torch.context_parallel(group)
-        tokens, positions = parallel.shard(tokens), parallel.position_ids(length)     # every layer but attention has its own rows
-        o = parallel.attention(q, k, v, causal=True)                                  # [B, S / N, H, D], differentiable
+        tokens, positions = parallel.shard(tokens), parallel.position_ids(length)     # every layer but attention has
+        its own rows o = parallel.attention(q, k, v, causal=True)                                  # [B, S / N, H, D],
+        differentiable
 
     Args:
-        group: a process group of torch.distributed (NCCL, gloo), None for all processes, or a device mesh: of one dimension its group; of two,
-            (ring, heads), ranks along the second divide the heads.
-        layout: "zig_zag" (causal areas are equal), "contiguous" (narrow windows), "planned" (packed batches: areas and rows are equal).
-        strategy: "ring", "all_to_all", "mesh", "all_gather", or "auto": for each problem the one that the model predicts to be the fastest.
+        group: a process group of torch.distributed (NCCL, gloo), None for all processes, or a device mesh: of one
+            dimension its group; of two, (ring, heads), ranks along the second divide the heads.
+        layout: "zig_zag" (causal areas are equal), "contiguous" (narrow windows), "planned" (packed batches: areas and
+            rows are equal).
+        strategy: "ring", "all_to_all", "mesh", "all_gather", or "auto": for each problem the one that the model
+            predicts to be the fastest.
         head_ranks: for "mesh", how many ranks divide the heads; 0: by the model.
-        model: what the model predicts from: link_gbps, network_gbps, ranks_per_host, tflops_forward, tflops_backward, as `tessera plan --ranks`
-            has them; and chunk_rows of planned layouts.
+        model: what the model predicts from: link_gbps, network_gbps, ranks_per_host, tflops_forward, tflops_backward,
+            as `tessera plan --ranks` has them; and chunk_rows of planned layouts.
 
     Raises:
         tessera.Error: (a ValueError) a name or number is wrong.
     """
     if not dist.is_available() or not dist.is_initialized():
-        raise Error("group: torch.distributed is not initialised, accepted a process group: torch.distributed.init_process_group")
+        raise Error(
+            "group: torch.distributed is not initialised, accepted a process group of it: call init_process_group"
+        )
     if hasattr(group, "mesh_dim_names"):  # a DeviceMesh, whose module takes long to import
         if group.ndim > 2:
             raise Error(f"group: a device mesh of {group.ndim} dimensions, accepted one or two")

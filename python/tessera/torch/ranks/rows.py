@@ -57,15 +57,17 @@ class Block:
 
 
 def take(tensor: Tensor, ranges: Sequence[Tuple[int, int]], heads: slice, dim: int = 1) -> Tensor:
-    """A contiguous tensor of some rows and heads, for sending: the tensor itself where it is that already. dim: of rows; heads have
-    the other one of 1 and 2."""
+    """A contiguous tensor of some rows and heads, for sending: the tensor itself where it is that already. dim: of
+    rows; heads have the other one of 1 and 2."""
     if heads != slice(0, tensor.shape[3 - dim]):
         tensor = tensor.narrow(3 - dim, heads.start, heads.stop - heads.start)
     parts = [tensor.narrow(dim, begin, end - begin) for begin, end in ranges]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim)).contiguous()
 
 
-def put(tensor: Tensor, ranges: Sequence[Tuple[int, int]], first_head: int, value: Tensor, add: bool, dim: int = 1) -> None:
+def put(
+    tensor: Tensor, ranges: Sequence[Tuple[int, int]], first_head: int, value: Tensor, add: bool, dim: int = 1
+) -> None:
     """Writes or adds `value`, whose rows are those of `ranges`."""
     heads = tensor.narrow(3 - dim, first_head, value.shape[3 - dim])
     row = 0
@@ -114,7 +116,8 @@ class Rows:
 
 
 class Partial:
-    """(o, lse) of rows over the keys so far: parts in layers, which are merged exactly, at once, in the order of the layers.
+    """(o, lse) of rows over the keys so far: parts in layers, which are merged exactly, at once, in the order of the
+    layers.
 
     Up to MOST layers the parts are in the dtype of the calls' results; of more, they are merged on the way, in float32.
     """

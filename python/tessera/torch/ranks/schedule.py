@@ -1,4 +1,5 @@
-"""One rank's schedule, as the library makes it (tessera/distributed.h): plain data, the same for the same problem on every rank."""
+"""One rank's schedule, as the library makes it (tessera/distributed.h): plain data, the same for the same problem on
+every rank."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Chunk(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Queries [q_begin, q_begin + q_length) of a sequence against keys; the window is that of a call on these ranges alone."""
+    """Queries [q_begin, q_begin + q_length) of a sequence against keys; the window is that of a call on these ranges
+    alone."""
 
     sequence: int
     q_begin: int
@@ -76,12 +78,14 @@ class Schedule(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def head_ranks(lengths: Tuple[int, ...], directions: Tuple[str, ...], **members: Any) -> int:
-    """How many ranks divide the heads: what all passes of a call share, since the backward pass takes what the forward pass exchanged. Of
-    those that the strategy leaves open, the one that the model predicts to be the fastest in sum."""
+    """How many ranks divide the heads: what all passes of a call share, since the backward pass takes what the forward
+    pass exchanged. Of those that the strategy leaves open, the one that the model predicts to be the fastest in sum."""
     sums: Dict[int, float] = {}
     for n, direction in enumerate(directions):
         fastest: Dict[int, float] = {}
-        for answer in json.loads(_core.ranks_plan_json(list(lengths), -1, direction=direction, **members))["strategies"]:
+        for answer in json.loads(_core.ranks_plan_json(list(lengths), -1, direction=direction, **members))[
+            "strategies"
+        ]:
             right = members["strategy"] in ("auto", answer["strategy"])
             right = right and members["head_ranks"] in (0, answer["head_ranks"])
             if right and answer["accepted"]:
@@ -105,7 +109,9 @@ def schedule(lengths: Tuple[int, ...], rank: int, **members: Any) -> Schedule:
     """Raises tessera.Error, which names the member that breaks a rule."""
     data = json.loads(_core.ranks_plan_json(list(lengths), rank, **members))
     steps = tuple(
-        Step(tuple(Pair(*(pair[name] for name in Pair._fields)) for pair in step["pairs"]), _messages(step["transfers"]))
+        Step(
+            tuple(Pair(*(pair[name] for name in Pair._fields)) for pair in step["pairs"]), _messages(step["transfers"])
+        )
         for step in data["steps"]
     )
     first_q, first_kv = data["first_head_q"], data["first_head_kv"]
