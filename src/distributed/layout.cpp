@@ -1,6 +1,7 @@
 #include "distributed/layout.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <queue>
 #include <tuple>
 
@@ -46,8 +47,9 @@ Item item_of(const tessera_ranks_problem& p, std::vector<Part> parts) {
   return item;
 }
 
-// A sequence whose area is more than a kShare-th of a rank's is cut for so many ranks that their shares are less.
-constexpr double kShare = 8;
+// A sequence whose area is more than a kShare-th of a rank's is cut for so many ranks that their shares are less. More cuts
+// are no better once areas are evened out.
+constexpr double kShare = 2;
 
 std::vector<Item> make_items(const tessera_ranks_problem& p) {
   double area = 0;
@@ -79,6 +81,10 @@ std::vector<Item> make_items(const tessera_ranks_problem& p) {
   return items;
 }
 
+double area_of(const tessera_ranks_problem& p, const tessera_chunk& chunk) {
+  return item_of(p, {{chunk.sequence, {chunk.begin, chunk.begin + chunk.length}}}).area;
+}
+
 // The largest area first, to the rank that then has the least; what a rank has no room for is cut off, and is an item
 // again.
 std::vector<tessera_chunk> deal(const tessera_ranks_problem& p, int64_t rows_per_rank) {
@@ -96,21 +102,24 @@ std::vector<tessera_chunk> deal(const tessera_ranks_problem& p, int64_t rows_per
   };
   std::vector<Load> loads(static_cast<size_t>(p.ranks));
   std::vector<tessera_chunk> chunks;
+  double left_area = all_area, left_rows = static_cast<double>(rows_per_rank) * p.ranks;
   while (!queue.empty()) {
-    const size_t next = queue.top();
+    const Item next = items[queue.top()];
     queue.pop();
     size_t best = loads.size();
     double best_load = 0;
-    for (size_t r = 0; r < loads.size(); ++r) {  // what does not fit whole comes after all that does
+    for (size_t r = 0; r < loads.size(); ++r) {  // where the item does not fit whole comes after all others
       if (loads[r].rows == rows_per_rank) continue;
-      const bool fits = loads[r].rows + items[next].rows <= rows_per_rank;
-      const double load = loads[r].area + (fits ? 0 : all_area);
+      // Its area when its other rows are filled with what is left, in the mean.
+      const double room = static_cast<double>(rows_per_rank - loads[r].rows);
+      const bool fits = loads[r].rows + next.rows <= rows_per_rank;
+      const double load = loads[r].area + room * left_area / left_rows + (fits ? 0 : 4 * all_area);
       if (best == loads.size() || load < best_load) best = r, best_load = load;
     }
     Load& load = loads[best];
     int64_t room = rows_per_rank - load.rows;
     std::vector<Part> taken, left;
-    for (const Part& part : items[next].parts) {
+    for (const Part& part : next.parts) {
       const int64_t fit = std::min(room, part.rows.length());
       if (fit > 0) taken.push_back({part.sequence, {part.rows.begin, part.rows.begin + fit}});
       if (fit < part.rows.length()) left.push_back({part.sequence, {part.rows.begin + fit, part.rows.end}});
@@ -118,6 +127,7 @@ std::vector<tessera_chunk> deal(const tessera_ranks_problem& p, int64_t rows_per
     }
     const Item mine = item_of(p, taken);
     load.area += mine.area, load.rows += mine.rows;
+    left_area -= mine.area, left_rows -= static_cast<double>(mine.rows);
     for (const Part& part : taken) {
       chunks.push_back({static_cast<int32_t>(best), part.sequence, part.rows.begin, part.rows.length(), 0});
     }
@@ -126,6 +136,44 @@ std::vector<tessera_chunk> deal(const tessera_ranks_problem& p, int64_t rows_per
     queue.push(items.size() - 1);
   }
   return chunks;
+}
+
+// Of the ranks with the most and the least area, the last rows of one's longest reach become the other's, for as many
+// first rows of its shortest: until areas are equal within 1 %, or as near as so many swaps bring them.
+void even_out(const tessera_ranks_problem& p, std::vector<tessera_chunk>& chunks) {
+  std::vector<double> areas(static_cast<size_t>(p.ranks), 0);
+  double mean = 0;
+  for (const tessera_chunk& chunk : chunks) areas[static_cast<size_t>(chunk.rank)] += area_of(p, chunk);
+  for (const double area : areas) mean += area / p.ranks;
+  for (int32_t swap = 0; swap < 4 * p.ranks; ++swap) {
+    const auto [least, most] = std::minmax_element(areas.begin(), areas.end());
+    if (*most <= 1.01 * mean) return;
+    size_t from = chunks.size(), to = chunks.size();
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      const tessera_chunk& chunk = chunks[c];
+      const auto end = [&](size_t n) { return chunks[n].begin + chunks[n].length; };
+      if (chunk.rank == most - areas.begin() && (from == chunks.size() || end(c) > end(from))) from = c;
+      if (chunk.rank == least - areas.begin() && (to == chunks.size() || chunk.begin < chunks[to].begin)) to = c;
+    }
+    tessera_chunk &heavy = chunks[from], &light = chunks[to];
+    // n rows lower the area by n (reach - n): the least n that moves half of the difference, or the most that can be
+    // moved.
+    const auto reach = static_cast<double>(heavy.begin + heavy.length - light.begin);
+    const double wanted = (*most - *least) / 2, root = reach * reach - 4 * wanted;
+    const auto best = static_cast<int64_t>(root > 0 ? (reach - std::sqrt(root)) / 2 : reach / 2);
+    const int64_t rows = std::min({best, heavy.length, light.length});
+    if (rows < 1) return;
+    const tessera_chunk tail{light.rank, heavy.sequence, heavy.begin + heavy.length - rows, rows, 0};
+    const tessera_chunk head{heavy.rank, light.sequence, light.begin, rows, 0};
+    const double moved = area_of(p, tail) - area_of(p, head);
+    if (moved <= 0) return;
+    *most -= moved, *least += moved;
+    heavy.length -= rows;
+    light.begin += rows, light.length -= rows;
+    chunks.push_back(tail);
+    chunks.push_back(head);
+    std::erase_if(chunks, [](const tessera_chunk& chunk) { return chunk.length == 0; });
+  }
 }
 
 void sort(std::vector<tessera_chunk>& chunks) {
@@ -157,7 +205,11 @@ std::vector<tessera_chunk> make_chunks(const tessera_ranks_problem& p) {
   for (int64_t s = 0; s < p.num_sequences; ++s) rows += p.lengths[s];
   std::vector<tessera_chunk> chunks;
   const int64_t each = rows / p.ranks, half = each / 2;
-  if (p.layout == TESSERA_RANKS_PLANNED) join(chunks = deal(p, each));
+  if (p.layout == TESSERA_RANKS_PLANNED) {
+    chunks = deal(p, each);
+    even_out(p, chunks);
+    join(chunks);
+  }
   for (int32_t r = 0; r < p.ranks; ++r) {
     const int64_t mirrored = 2 * int64_t{p.ranks} - 1 - r;
     if (p.layout == TESSERA_RANKS_CONTIGUOUS) add_rows(p, {r * each, (r + 1) * each}, r, chunks);

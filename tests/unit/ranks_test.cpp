@@ -489,8 +489,7 @@ TEST(Ranks, PlannedLayoutsBalancePackedBatches) {
       Problem problem(ranks, log_normal_rows(seed, 48, 131072));
       problem.causal = 1, problem.strategy = TESSERA_STRATEGY_RING, problem.layout = TESSERA_RANKS_PLANNED;
       const tessera_ranks_plan plan = plan_of(problem);
-      EXPECT_LE(plan.largest_area, (ranks > 8 ? 1.1 : 1.05) * plan.visible_area / ranks)
-          << ranks << " ranks, seed " << seed;
+      EXPECT_LE(plan.largest_area, 1.02 * plan.visible_area / ranks) << ranks << " ranks, seed " << seed;
       EXPECT_EQ(plan.rows_per_rank, 131072 / ranks);
     }
   }
