@@ -17,6 +17,7 @@
 #include "interrupt.hpp"
 #include "options.hpp"
 #include "program.hpp"
+#include "ranks.hpp"
 #include "tessera/tessera.h"
 
 namespace nb = nanobind;
@@ -293,5 +294,6 @@ NB_MODULE(_core, m) {
   m.def("device", &device_as_dict, "name"_a = "cpu");
   add_comparison_table(m);
   add_program(m);
+  add_ranks(m);
   m.attr("version") = tessera_version();
 }

@@ -100,6 +100,12 @@ def plan_of_sizes(
     """The plan of contiguous tensors of sizes [B, Sq, Sk, Hq, Hkv, D, Dv], on the GPU of a number, on one of an
     architecture that need not be here, or on the CPU."""
 
+def ranks_plan(lengths: list[int], rank: int, **members: Any) -> str:
+    """A plan for many ranks in words (rank -1), or a rank's schedule. `members` are those of tessera_ranks_problem, by name."""
+
+def ranks_plan_json(lengths: list[int], rank: int, **members: Any) -> str:
+    """The same as JSON: the plan, and from rank 0 on the schedule."""
+
 class ComparisonTable:
     """The table of a comparison: sides of (title, name, whether what ran has a column), Tessera first."""
 
