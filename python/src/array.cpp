@@ -168,8 +168,8 @@ Array import_exchanged(const char* name, nb::handle source, const ExchangeApi& a
   if (api.dltensor_from_py_object_no_sync(source.ptr(), &tensor) != 0) {
     const nb::python_error error;
     const std::string device = nb::cast<std::string>(nb::str(nb::getattr(source, "device", nb::str("unknown"))));
-    throw Error(std::string(name) + ": on device " + device + ", accepted the CPU or a GPU, one for all arrays: " +
-                first_line(error));
+    throw Error(std::string(name) + ": on device " + device +
+                ", accepted the CPU or a GPU, one for all arrays: " + first_line(error));
   }
   Array array = view(name, tensor, accepted_dtypes);
   // The CPU has no streams. A GPU's work goes where the framework's own would, so that neither waits for the other.
