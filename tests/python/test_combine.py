@@ -141,7 +141,7 @@ def test_wrong_input_is_named(device):
     o_parts, lse_parts = (t.detach() for t in parts_of())
     with pytest.raises(ValueError, match="^lse_parts: shape"):
         tessera.combine(o_parts, lse_parts[:, :1])
-    with pytest.raises(ValueError, match=r"^lse_parts: dtype float16 \(1\), accepted float32"):
+    with pytest.raises(ValueError, match=r"^lse_parts: dtype float16, accepted float32"):
         tessera.combine(o_parts, lse_parts.half())
     with pytest.raises(ValueError, match="^o_parts: dtype float64"):
         tessera.combine(o_parts.double(), lse_parts)
