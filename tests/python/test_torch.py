@@ -326,10 +326,12 @@ def test_hints_and_signature():
 def test_overloads(function):
     """What a type checker knows: without return_lse a call gives a tensor, whose methods it has."""
     marks = [overload.__annotations__ for overload in typing.get_overloads(function)]
-    pair = "Tuple[Tensor, Tensor]"
-    assert [(m["return_lse"], m["return"]) for m in marks] == [
-        ("Literal[False]", "Tensor"), ("Literal[True]", pair), ("bool", f"Union[Tensor, {pair}]"),
-    ]  # fmt: skip
+    assert [(m["return_lse"], m["return_lse_low"], m["return"]) for m in marks] == [
+        ("Literal[False]", "Literal[False]", "Tensor"),
+        ("bool", "Literal[True]", "Tuple[Tensor, Tensor, Tensor]"),
+        ("Literal[True]", "Literal[False]", "Tuple[Tensor, Tensor]"),
+        ("bool", "bool", "Union[Tensor, Tuple[Tensor, ...]]"),
+    ]
 
 
 def test_vmap_over_the_batch(device):

@@ -90,9 +90,7 @@ _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 def _watched(*tensors: Optional[Tensor]) -> bool:
     """Whether more than autograd wants to see the call."""
-    if dropout.traced() or not _PLAIN_TYPES.issuperset(map(type, tensors)):
-        return True
-    return any(t is not None and t.is_meta for t in tensors)
+    return tensors[0].is_meta or dropout.traced() or not _PLAIN_TYPES.issuperset(map(type, tensors))
 
 
 def attention_by_heads(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
