@@ -29,7 +29,9 @@ const char* direction_name(tessera_direction direction) {
 
 struct BackEnd {
   const char* name;
-  tessera_device device;
+  bool was_run;           // or compiled alone, for want of such a device
+  const char* what_when;  // what was run on such devices, and when last
+  tessera_device device{};
 };
 
 void check(const tessera_status& status) {
@@ -38,7 +40,15 @@ void check(const tessera_status& status) {
 
 // A GPU of each generation, and a CPU without optional features: support depends on neither.
 std::vector<BackEnd> back_ends() {
-  std::vector<BackEnd> all{{"CPU", {}}, {"Ampere", {}}, {"Hopper", {}}, {"Blackwell", {}}};
+  std::vector<BackEnd> all{
+      {"CPU", true,
+       "all tests on every change, on each instruction set (AMX emulated); AVX2 on Zen 3, AVX-512 BF16 on Zen 4, AMX "
+       "on Intel's tiles: 2026-11-26"},
+      {"Ampere", false,
+       "every prebuilt kernel compiled for sm_80; its kernels run on Hopper and on the emulated GPU, never on an "
+       "Ampere GPU"},
+      {"Hopper", true, "case table, fuzzer, PyTorch's programs and compute-sanitizer on H100 and H200: 2026-11-26"},
+      {"Blackwell", false, "every prebuilt kernel compiled for sm_100 and sm_120, never run there"}};
   constexpr std::int32_t kArchs[] = {0, 80, 90, 100};
   check(tessera_device_cpu(&all[0].device));
   all[0].device.isa = TESSERA_ISA_BASELINE;
@@ -224,9 +234,16 @@ std::vector<std::string> header_of(const Matrix& matrix) {
   std::vector<std::string> row{""};
   for (const BackEnd& back_end : matrix.back_ends) {
     const std::int32_t arch = back_end.device.arch;
-    row.push_back(arch == 0 ? back_end.name : core::print("%s (%d.%d)", back_end.name, arch / 10, arch % 10));
+    const char* const proof = back_end.was_run ? "" : ", compiled, not run here";
+    row.push_back(arch == 0 ? back_end.name : core::print("%s (%d.%d)%s", back_end.name, arch / 10, arch % 10, proof));
   }
   return row;
+}
+
+Rows proof_rows(const Matrix& matrix) {
+  Rows rows{{"", "what was run, and when"}};
+  for (const BackEnd& back_end : matrix.back_ends) rows.push_back({back_end.name, back_end.what_when});
+  return rows;
 }
 
 Rows summary_rows(const Matrix& matrix) {
@@ -359,7 +376,8 @@ std::string markdown(const Matrix& matrix) {
       "and dtype, and prints which kernel takes it. Options go together unless a refusal below says otherwise; "
       "`tessera plan`\n"
       "answers for any one problem, and for a GPU that is not there with `--arch`.\n\n";
-  text += "## In short\n\n" + std::string(kSummary) + "\n\n" + markdown_table(merged(summary_rows(matrix)));
+  text += "## In short\n\n" + std::string(kSummary) + "\n\n" + markdown_table(merged(summary_rows(matrix))) + "\n" +
+          markdown_table(proof_rows(matrix));
   for (const tessera_direction direction : kDirections) {
     text += std::string("\n## ") + (direction == TESSERA_FORWARD ? "Forward" : "Backward") + "\n\n" +
             markdown_table(direction_rows(matrix, direction));
@@ -398,6 +416,7 @@ std::string json(const Matrix& matrix) {
           json.open(nullptr, '{');
           json.add("back_end", matrix.back_ends[i].name);
           json.add("arch", matrix.back_ends[i].device.arch);
+          json.add("was_run", matrix.back_ends[i].was_run);
           json.add("direction", direction_name(direction));
           json.add("dtype", tessera_dtype_name(kDtypes[d]));
           text_or_null("kernel", answers[d].kernel);
@@ -415,7 +434,7 @@ std::string json(const Matrix& matrix) {
 }
 
 std::string plain(const Matrix& matrix) {
-  return plain_table(summary_rows(matrix)) + "\n" + kSummary +
+  return plain_table(summary_rows(matrix)) + "\n" + kSummary + "\n\n" + plain_table(proof_rows(matrix)) +
          "\nWith --markdown and --json: which kernel, which dtypes, and why not.\n";
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "released_gil.hpp"
 #include "tessera/distributed.hpp"
 
 namespace nb = nanobind;
@@ -103,7 +104,7 @@ std::string text_of(const std::vector<int64_t>& lengths, int32_t rank, const nb:
   tessera_status status;
   std::string text;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil released;
     status = tessera_make_ranks_plan(&problem, &plan);
     if (status.code == TESSERA_OK) text = detail::text_of(plan, rank, write);
   }

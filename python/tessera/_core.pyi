@@ -1,5 +1,6 @@
 """The C interface for Python: outputs are the caller's arrays. `tessera.attention` explains shapes and options."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import Unpack
@@ -55,8 +56,18 @@ def plan_json(
 ) -> str:
     """The plan as JSON."""
 
+class ArrayWithoutData:
+    """An array that has a layout and no data: check, plan, combine and append take it, and compute nothing.
+
+    device_type: DLPack's, 0 for none; device_id -1: a GPU where this machine has none."""
+
+    def __init__(
+        self, dtype: str, shape: Sequence[int], strides: Sequence[int], device_type: int, device_id: int = 0
+    ) -> None: ...
+
 def check(
-    direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, **options: Unpack[BackwardOptions]
+    direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, d_o: Any = None,
+    **options: Unpack[BackwardOptions],
 ) -> None:
     """Error where the call would be refused for what is known before data is read."""
 
