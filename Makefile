@@ -1,10 +1,11 @@
 # Thin names over the CMake presets. Each target does all of its own set-up, and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench fuzz aot format format-check docs explore install clean packages
+.PHONY: help demo test check bench fuzz mutate aot format format-check docs explore install clean packages
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 3600
+MUTANTS ?= 100
 
 BIN := build/release
 SOURCES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh' '*.inc')
@@ -25,6 +26,7 @@ help:
 	@echo 'make check         the rest: every case, every prebuilt kernel, then the sanitizers'
 	@echo 'make bench         every speed and memory cell, as shares of this machine'"'"'s ceilings (FILTER=regex for some)'
 	@echo 'make fuzz          draw random cases until one fails or FUZZ_SECONDS (3600) have passed'
+	@echo 'make mutate        plant MUTANTS (100) small faults in the sources, one at a time, and say which of them no test finds'
 	@echo 'make format        clang-format every source; make format-check only looks'
 	@echo 'make docs          make docs/images, docs/status.md and docs/reference/support.md again'
 	@echo 'make explore       make the data of docs/explore/index.html again, from tessera trace'
@@ -62,6 +64,13 @@ bench: build-tessera_bench
 
 fuzz: build-tessera_fuzz
 	@$(BIN)/tests/tessera_fuzz --seconds $(FUZZ_SECONDS)
+
+build/mutate-venv/.done: tests/requirements-mutate.txt scripts/make_venv.sh | packages
+	@bash scripts/make_venv.sh build/mutate-venv tests/requirements-mutate.txt
+	@touch $@
+
+mutate: build/mutate-venv/.done build/venv/.done
+	@build/mutate-venv/bin/python scripts/mutate.py --count $(MUTANTS)
 
 format: packages
 	@clang-format -i $(SOURCES)
