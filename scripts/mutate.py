@@ -49,8 +49,10 @@ CPU_TESTS = (
 AREAS = {
     "core": Area(("src/core/*.cpp", "src/core/*.hpp"), ("tessera", "unit_tests", "op_tests", "tessera_fuzz"), CPU_TESTS),
     "cpu": Area(("src/cpu/[!a]*.cpp", "src/cpu/[!a]*.hpp"), ("tessera", "unit_tests", "op_tests", "tessera_fuzz"), CPU_TESTS),
-    "amx": Area(("src/cpu/amx_*.hpp",), ("tessera", "op_tests"),
-                ("{build}/tests/op_tests --gtest_fail_fast --gtest_brief=1 --gtest_filter=*Amx*",)),
+    # By the library whose tiles are plain C++, on every machine.
+    "amx": Area(("src/cpu/amx_*.hpp",), ("tessera_amx_emulated", "op_tests"),
+                ("env LD_LIBRARY_PATH={build}/tests/amx_emulated "
+                 "{build}/tests/op_tests --gtest_fail_fast --gtest_brief=1 --gtest_filter=*Amx*",)),
     "kernels": Area(("kernels/tessera/*/*.cuh", "kernels/tessera/*/score/*.cuh"),
                     ("tessera", "op_tests", "emulated_driver", "emulated_nvrtc", "cuda_device_code_tests"),
                     ("{build}/tests/cuda_device_code_tests --gtest_fail_fast --gtest_brief=1",
@@ -192,7 +194,7 @@ class Worker:
                         # Kernels are compiled when a case runs.
                         compiles = fault.area != "kernels" or "error:" not in text
                         fault.outcome = "found" if compiles else "does not compile"
-                        fault.by = pathlib.Path(command[0]).name if "--case" not in command else command[-1]
+                        fault.by = command[-1] if "--case" in command else pathlib.Path(command[-3]).name
                         fault.log = text.splitlines()[-4:]
                         break
         finally:
