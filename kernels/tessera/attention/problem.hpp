@@ -7,6 +7,7 @@
 namespace tessera {
 
 inline constexpr int kPhiloxRounds = 10;  // attention/dropout.cuh
+inline constexpr uint32 kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;  // from a round's key to the next
 
 // The problem: the same for every kernel.
 struct ProblemParams {
@@ -42,6 +43,7 @@ struct ProblemParams {
   float dropout_scale;  // 1 / (1 - p)
   uint32 dropout_threshold, dropout_offset;
   uint32 dropout_keys[kPhiloxRounds][2];
+  const int64* dropout_state;  // [2]: seed and offset in the place of these, with ScoreConfig::dropout_state
 };
 
 // Masks by position that are tensors, for the families that take them; NULL where ScoreConfig has them not.

@@ -9,6 +9,7 @@
 // dO is rounded from it.
 #pragma once
 
+#include "tessera/attention/far_rows.cuh"
 #include "tessera/bwd_sm90/key_rows.cuh"
 #include "tessera/bwd_sm90/options.cuh"
 #include "tessera/bwd_sm90/shared.cuh"
@@ -259,7 +260,9 @@ struct ScoreWarpgroup {
   // S - LSE -> P in float16.
   TESSERA_DEVICE void probabilities(bool hides_some) {
     if constexpr (kCfg.score.scaled()) options.apply(*this, rS[0]);
-    if (Options::kHiddenByWeight || (kStats > 0 ? hides_some : masked())) {
+    if (is_far(kLseAhead > 0 ? ahead[0].x : lse(0).x)) [[unlikely]] {
+      far_exponents();
+    } else if (Options::kHiddenByWeight || (kStats > 0 ? hides_some : masked())) {
       exponents<true>();
     } else {
       exponents<false>();
@@ -297,7 +300,7 @@ struct ScoreWarpgroup {
     SeeingQueries seen{};
     if constexpr (kMasked) seen = seeing();
     const uint32 lse = stats(false);
-    const float unit = score_unit<kCfg.score>(p);
+    const float unit = score_unit<kCfg.score>(p).log2;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float2 pair = m < kLseAhead ? ahead[m] : ptx::ld_shared_f32x2(lse + m * 32);
@@ -308,6 +311,26 @@ struct ScoreWarpgroup {
         if (hides<kMasked>(seen, m, i / 2, i % 2)) x = -infinity();
       }
     }
+  }
+
+  // The same of a tile of queries that is marked.
+  TESSERA_DEVICE void far_exponents() {
+    const SeeingQueries seen = seeing();
+    const ScoreUnit unit = score_unit<kCfg.score>(p);
+    const int head = step_head(), query = step_row0() + lane() % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        reload_memory();  // one row after the other: few registers
+        const FarRow row(p, block.s, block.batch, head, query + m * 8 + e, unit);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = rS[0][m][2 * half + e];
+          x = row.log2_weight(x) + kBwdRaise_log2;
+          if (hides<true>(seen, m, half, e)) x = -infinity();
+        }
+      }
   }
 
   // The part's first query; of the word the step's, with a block mask also, in the lowest bits, from which score warpgroup's keys it hides the queries.

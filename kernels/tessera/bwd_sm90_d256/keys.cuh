@@ -9,6 +9,7 @@
 // writes them before dS is whole.
 #pragma once
 
+#include "tessera/attention/far_rows.cuh"
 #include "tessera/attention/score/score.cuh"
 #include "tessera/bwd_sm90/key_rows.cuh"
 #include "tessera/bwd_sm90/options.cuh"
@@ -191,7 +192,9 @@ struct KeyWarpgroup {
   // S - LSE -> P, which goes to block 1.
   TESSERA_DEVICE void probabilities(int word) {
     if constexpr (kCfg.score.scaled()) options.apply(*this, rS[0]);
-    if (Options::kHiddenByWeight || masked(word)) {
+    if (is_far(ptx::ld_shared_f32x2(stats()).x)) [[unlikely]] {
+      far_exponents(word);
+    } else if (Options::kHiddenByWeight || masked(word)) {
       exponents<true>(word);
     } else {
       exponents<false>(word);
@@ -236,7 +239,7 @@ struct KeyWarpgroup {
     SeeingQueries seen{};
     if constexpr (kMasked) seen = seeing(word);
     const uint32 lse = stats();
-    const float unit = score_unit<kCfg.score>(p);
+    const float unit = score_unit<kCfg.score>(p).log2;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float2 pair = ptx::ld_shared_f32x2(lse + m * 32);
@@ -249,6 +252,29 @@ struct KeyWarpgroup {
         if (hides) x = -infinity();
       }
     }
+  }
+
+  // The same of a tile of queries that is marked.
+  TESSERA_DEVICE void far_exponents(int word) {
+    const SeeingQueries seen = seeing(word);
+    const ScoreUnit unit = score_unit<kCfg.score>(p);
+    const int head = kCfg.has_steps() ? step_head() : block.head_kv * p.group + (block.steps - left) / block.tiles;
+    const int query = row0_of(word) + lane() % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        reload_memory();  // one row after the other: few registers
+        const FarRow row(p, block.s, block.batch, head, query + m * 8 + e, unit);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = rS[0][m][2 * half + e];
+          x = row.log2_weight(x) + kBwdRaise_log2;
+          bool hides = seen.hides(half, m * 8 + e);
+          if constexpr (kCfg.score.mask) hides |= (options.hidden & Options::bit(m, half, e)) != 0;
+          if (hides) x = -infinity();
+        }
+      }
   }
 
   // P arrives, dP -> dS, which stays as an operand, and takes P's place for dQ in both blocks.

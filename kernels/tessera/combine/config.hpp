@@ -24,7 +24,7 @@ struct CombineChunks {
   int64 o_in_group, lse_in_group;  // from one head of it to the next
   const void* own_o;
   int64 own_o_batch, own_o_row, own_o_head;
-  const float* own_lse;
+  const float *own_lse, *own_lse_low;
   int64 own_lse_batch, own_lse_head, own_lse_row;
 };
 
@@ -36,10 +36,10 @@ struct CombineParams {
   int aligned;  // four neighbouring columns of o and of its parts begin at multiples of their size
   const void* o_parts;
   int64 o_part, o_part_batch, o_part_row, o_part_head;
-  const float* lse_parts;
+  const float *lse_parts, *lse_low_parts;  // NULL: 0
   int64 lse_part, lse_part_batch, lse_part_head, lse_part_row;
   RowTensor o;
-  StatTensor lse;  // NULL: not wanted
+  StatTensor lse, lse_low;  // NULL: not wanted
   CombineChunks chunks;
   const int *rows_begin, *rows_end;  // the parts have rows *rows_begin ... *rows_end - 1 of all sequences'; or NULL
   const float* sink;                 // joins the denominator of rows that saw something

@@ -43,7 +43,7 @@ TESSERA_DEVICE OnlineSoftmax<1> last_rows(const OnlineSoftmax<kM>& all) {
   last.ready = all.ready;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    last.max_log2[0][half] = all.max_log2[kM - 1][half], last.sum[0][half] = all.sum[kM - 1][half];
+    last.max[0][half] = all.max[kM - 1][half], last.sum[0][half] = all.sum[kM - 1][half];
   }
   return last;
 }
@@ -52,7 +52,7 @@ template <int kM>
 TESSERA_DEVICE void set_last_rows(OnlineSoftmax<kM>& all, const OnlineSoftmax<1>& last) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    all.max_log2[kM - 1][half] = last.max_log2[0][half], all.sum[kM - 1][half] = last.sum[0][half];
+    all.max[kM - 1][half] = last.max[0][half], all.sum[kM - 1][half] = last.sum[0][half];
   }
 }
 

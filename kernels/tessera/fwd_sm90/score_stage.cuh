@@ -118,10 +118,10 @@ struct ScoreStage {
     at.release_k();
     if (!kCfg.block_mask && at.at_last_block()) at.release_q();
     softmax.reset();
-    const float unit = score_unit<kCfg.score>(at.p);
+    const ScoreUnit unit = score_unit<kCfg.score>(at.p);
     float alpha[1][2];
     softmax.update_max(rS, unit, alpha, 0.0f);
-    if (kCfg.score.stale_max() && at.bounds.cuts_low()) softmax.raise_max(kFewKeysLead_log2);
+    if (kCfg.score.stale_max() && at.bounds.cuts_low()) softmax.raise_max(kFewKeysLead_log2, unit);
     softmax.exponentiate(rS, unit);
   }
 
@@ -132,7 +132,7 @@ struct ScoreStage {
   template <class WaitOutput>
   TESSERA_DEVICE void next_block(Cursor& at, float (&rO)[1][kD][4], WaitOutput&& wait_output) {
     constexpr int kEarly = kSteps / 2 * 2;
-    const float unit = score_unit<kCfg.score>(at.p);
+    const ScoreUnit unit = score_unit<kCfg.score>(at.p);
     apply_options_and_mask(at);
     if constexpr (!kCfg.score.stale_max()) {
       at.release_k();
@@ -177,8 +177,8 @@ struct ScoreStage {
       const WorkTile<kCfg>& tile = at.tile();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        drop(rS[0], half, at.p, tile.batch * at.p.heads_q + tile.head, at.query(tile, warp_lane(), half),
-             at.bounds.block * kCfg.block_n);
+        drop<kCfg.score.dropout_state>(rS[0], half, at.p, tile.batch * at.p.heads_q + tile.head,
+                                       at.query(tile, warp_lane(), half), at.bounds.block * kCfg.block_n);
       }
     }
 #pragma unroll

@@ -132,7 +132,7 @@ tessera_status list_forward(const tessera_plan& plan, const tessera_buffers& buf
   p.num_splits = 1;
   if (char* const bytes = static_cast<char*>(workspace)) {
     p.o_accum = reinterpret_cast<float*>(bytes + own.o_accum);
-    p.row_max_log2 = reinterpret_cast<float*>(bytes + own.row_max);
+    p.row_max = reinterpret_cast<float*>(bytes + own.row_max);
     p.row_sum = reinterpret_cast<float*>(bytes + own.row_sum);
   }
   FwdConfig config = own.config;

@@ -106,6 +106,7 @@ void merge_chunks(const tessera_plan& plan, const core::PrefixMemory& memory, Co
               c.o_part_row,
               c.o_part_head,
               memory.lse[core::kSuffix],
+              nullptr,
               c.lse_part_batch,
               c.lse_part_head,
               c.lse_part_row};

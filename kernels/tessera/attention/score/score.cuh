@@ -6,6 +6,7 @@
 #include "tessera/attention/mask.cuh"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/score/softcap.cuh"
+#include "tessera/attention/score/unit.cuh"
 #include "tessera/attention/sequence.cuh"
 #include "tessera/tile/element.cuh"
 #include "tessera/tile/numbers.cuh"
@@ -17,13 +18,13 @@ template <ScoreConfig kCfg>
 struct ScoreRow {
   int query;
   KeyRange keys;  // visible by position
-  float slope_log2;
+  float slope;  // of ALiBi
   const char *bias, *mask, *block_mask;  // of (b, h, query, key 0)
 
   TESSERA_DEVICE ScoreRow(const ProblemParams& p, const Sequence& s, int batch, int head, int query)
       : query(query), keys(visible_keys<kCfg>(p, s, query)) {
     if constexpr (kCfg.alibi) {
-      slope_log2 = p.alibi_slopes[p.alibi_batch * batch + p.alibi_head * head] * kLog2e;
+      slope = p.alibi_slopes[p.alibi_batch * batch + p.alibi_head * head];
     }
     if constexpr (kCfg.bias) {
       const int64 at = p.bias.batch * batch + p.bias.head * head + p.bias.row * query;
@@ -40,7 +41,7 @@ struct ScoreRow {
 };
 
 struct Score {
-  float value;  // times score_unit in log2 units; -inf where the key is not visible
+  float value;  // before visible_score what it adds to, after it in score_unit; -inf where the key is not visible
   float slope;  // d(capped score) / d(score): 1 - tanh^2, for the gradient through the softcap
 };
 
@@ -58,33 +59,37 @@ TESSERA_DEVICE BiasMaskElement load_bias_mask_at(const ProblemParams& p, const S
   return element;
 }
 
-// What a score is still to be multiplied by, in the instruction that subtracts its row's maximum. Where nothing is added to a
-// score, that is all of the scale, or what is multiplied to a tanh.
+// What a score is still to be multiplied by. Where nothing is added to a score, that is all of the scale, or what is multiplied to a
+// tanh; where something is, log2(e) alone, so that a finite bias makes a finite score.
 template <ScoreConfig kCfg>
-TESSERA_DEVICE float score_unit(const ProblemParams& p) {
-  if constexpr (kCfg.adds()) return 1.0f;
-  if constexpr (kCfg.softcap) return capped_unit(p);
-  return kCfg.scale_first ? 1.0f : p.scale_log2;
+TESSERA_DEVICE ScoreUnit score_unit(const ProblemParams& p) {
+  if constexpr (kCfg.adds()) return {1.0f, kLog2e};
+  if constexpr (kCfg.softcap) return {capped_unit(p), capped_unit(p) * kLog2e};
+  if constexpr (kCfg.scale_first) return {1.0f, kLog2e};
+  return {p.scale, p.scale_log2};
 }
 
-// Scaled and capped.
+// Capped, and scaled where nothing is added that could be added in the same instruction.
 template <ScoreConfig kCfg, bool kSmall = false>
 TESSERA_DEVICE Score capped_score(const ProblemParams& p, float product) {
-  if constexpr (!kCfg.scaled()) return {product, 1.0f};
-  if constexpr (!kCfg.softcap) return {product * p.scale_log2, 1.0f};
-  const float t = quadruple_tanh<kSmall>(softcap_input(p, product));
-  return {kCfg.adds() ? t * capped_unit(p) : t, fmaf(t, -0.0625f * t, 1.0f)};
+  if constexpr (kCfg.softcap) {
+    const float t = quadruple_tanh<kSmall>(softcap_input(p, product));
+    return {t, fmaf(t, -0.0625f * t, 1.0f)};
+  }
+  return {kCfg.scale_first && !kCfg.adds() ? product * p.scale : product, 1.0f};
 }
 
 // Bias, ALiBi and masks of key + offset, which the query sees by position. Of keys with one `key` and offsets that the compiler
-// knows, ALiBi is two instructions each.
+// knows, ALiBi is two instructions each. What is fused is said, since the backward pass needs the forward's bits.
 template <ScoreConfig kCfg>
-TESSERA_DEVICE Score visible_score(const Sequence& s, const ScoreRow<kCfg>& row, int key, int offset, Score r,
-                                   const BiasMaskElement& element) {
-  if constexpr (kCfg.bias) r.value = fmaf(element.bias, kLog2e, r.value);
+TESSERA_DEVICE Score visible_score(const ProblemParams& p, const Sequence& s, const ScoreRow<kCfg>& row, int key,
+                                   int offset, Score r, const BiasMaskElement& element) {
+  [[maybe_unused]] const float unit = kCfg.softcap ? capped_unit(p) : p.scale;
+  if constexpr (kCfg.bias) r.value = fmaf(r.value, unit, element.bias);
   if constexpr (kCfg.alibi) {
-    const float from_key = row.slope_log2 * static_cast<float>(row.query + s.sk - s.sq - key);
-    r.value -= fabsf(fmaf(-row.slope_log2, static_cast<float>(offset), from_key));
+    if constexpr (!kCfg.bias) r.value = __fmul_rn(r.value, unit);
+    const float from_key = row.slope * static_cast<float>(row.query + s.sk - s.sq - key);
+    r.value -= fabsf(fmaf(-row.slope, static_cast<float>(offset), from_key));
   }
   if constexpr (kCfg.mask || kCfg.block_mask) {
     if (!element.visible) r.value = -infinity();
@@ -98,7 +103,7 @@ TESSERA_DEVICE Score score(const ProblemParams& p, const Sequence& s, const Scor
   const Score r = capped_score<kCfg>(p, product);
   const bool visible = key >= row.keys.low && key <= row.keys.high;
   if (!visible) return {-infinity(), r.slope};
-  return visible_score(s, row, key, 0, r, load_bias_mask_at(p, row, key));
+  return visible_score(p, s, row, key, 0, r, load_bias_mask_at(p, row, key));
 }
 
 }  // namespace tessera
