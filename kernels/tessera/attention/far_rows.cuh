@@ -18,6 +18,14 @@ TESSERA_DEVICE bool row_sees(float row_lse_log2) {
   return row_lse_log2 != infinity() && row_lse_log2 != kFarUnseenRow;
 }
 
+// The preprocess has a group of lanes for a row, of which the first three load lse, lse_low and d_lse, each into the same register.
+TESSERA_DEVICE void load_row_stat(float& stat, const BwdParams& p, int lane, int batch, int head, int64 row) {
+  const StatTensor& from = lane == 0 ? p.lse : lane == 1 ? p.lse_low : p.d_lse;
+  if (from.data) stat = *from.at(batch, head, row);
+}
+// To the first lane from another one. By all lanes of a warp.
+TESSERA_DEVICE float row_stat(float stat, int lane) { return __shfl_xor_sync(0xffffffff, stat, lane); }
+
 // By a whole block of the preprocess, which has written a tile's row_lse_log2 and found a far row, or not.
 template <int kRows, int kThreads>
 TESSERA_DEVICE void mark_far_tile(float* row_lse_log2, bool found) {

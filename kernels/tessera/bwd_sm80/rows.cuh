@@ -72,7 +72,7 @@ TESSERA_DEVICE uint4 load_words(const void* data, int64 row, int col, int column
 template <BwdRowsConfig kCfg>
 TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const QueryTile& t) {
   constexpr int kElems = 16 / dtype_bytes(kCfg.dtype), kLoads = kCfg.head_dim_v / kElems;  // that a row takes
-  constexpr int kLanes = kLoads > 16 ? 32 : kLoads > 8 ? 16 : kLoads > 4 ? 8 : kLoads > 2 ? 4 : 2;
+  constexpr int kLanes = kLoads > 16 ? 32 : kLoads > 8 ? 16 : kLoads > 4 ? 8 : 4;
   constexpr int kLaneLoads = (kLoads + kLanes - 1) / kLanes;
   constexpr int kRows = kBwdRowsThreads / kLanes;  // at once
   constexpr int kGroups = kCfg.block_m / kRows, kMost = kLaneLoads > 1 ? 1 : 2;
@@ -83,8 +83,7 @@ TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const Que
 #pragma unroll 1
   for (int first = 0; first < kCfg.block_m; first += kAhead * kRows) {
     uint4 o[kAhead][kLaneLoads] = {}, d_o[kAhead][kLaneLoads] = {};
-    TwoFloats lse[kAhead] = {};
-    float d_lse[kAhead] = {};
+    float stats[kAhead] = {};
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
       const int row = first + n * kRows + group;
@@ -99,11 +98,7 @@ TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const Que
         o[n][load] = load_words<kCfg.dtype, kCfg.aligned>(p.o.data, gO, col, p.head_dim_v);
         d_o[n][load] = load_words<kCfg.dtype, kCfg.aligned>(p.d_o.data, gdO, col, p.head_dim_v);
       }
-      if (lane != 0) continue;
-      lse[n] = load_lse(p, t.batch, t.head, query);
-      if (p.d_lse.data) {
-        d_lse[n] = *p.d_lse.at(t.batch, t.head, query);
-      }
+      if (lane < 3) load_row_stat(stats[n], p, lane, t.batch, t.head, query);
     }
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
@@ -116,12 +111,14 @@ TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const Que
         }
 #pragma unroll
       for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+      const TwoFloats lse{stats[n], row_stat(stats[n], 1)};
+      const float d_lse = row_stat(stats[n], 2);
       const int row = first + n * kRows + group;
       if (lane != 0 || row >= kCfg.block_m) continue;
-      const bool sees = row < t.count && lse[n].high != -infinity();
-      p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? lse_log2(p, lse[n]) : infinity();
-      p.row_delta[t.slot * kCfg.block_m + row] = sees ? sum - d_lse[n] : 0.0f;
-      far |= sees && is_far(p, lse[n]);
+      const bool sees = row < t.count && lse.high != -infinity();
+      p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? lse_log2(p, lse) : infinity();
+      p.row_delta[t.slot * kCfg.block_m + row] = sees ? sum - d_lse : 0.0f;
+      far |= sees && is_far(p, lse);
     }
   }
   mark_far_tile<kCfg.block_m, kBwdRowsThreads>(p.row_lse_log2 + t.slot * kCfg.block_m, far);

@@ -48,8 +48,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
 #pragma unroll 1
   for (int first = 0; first < kCfg.block_m; first += kAhead * kRows) {
     uint4 o[kAhead] = {}, d_o[kAhead] = {};
-    TwoFloats lse[kAhead] = {};
-    float d_lse[kAhead] = {};
+    float stats[kAhead] = {};
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
       const int row = first + n * kRows + group;
@@ -59,9 +58,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
                                           p.head_dim_v);
       d_o[n] = load_words<kCfg.dtype, true>(p.d_o.data, p.d_o.batch * t.batch + p.d_o.row * query + p.d_o.head * t.head,
                                             lane * 8, p.head_dim_v);
-      if (lane != 0) continue;
-      lse[n] = load_lse(p, t.batch, t.head, query);
-      if (p.d_lse.data) d_lse[n] = *p.d_lse.at(t.batch, t.head, query);
+      if (lane < 3) load_row_stat(stats[n], p, lane, t.batch, t.head, query);
     }
     constexpr int kWords = kAhead * kRows * kCfg.head_dim / 4;  // of 16 bytes of the accumulator
 #pragma unroll
@@ -79,12 +76,14 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
       }
 #pragma unroll
       for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+      const TwoFloats lse{stats[n], row_stat(stats[n], 1)};
+      const float d_lse = row_stat(stats[n], 2);
       const int row = first + n * kRows + group;
       if (lane != 0) continue;
-      const bool sees = row < t.count && lse[n].high != -infinity();
-      p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? lse_log2(p, lse[n], kBwdRaise_log2) : infinity();
-      p.row_delta[t.slot * kCfg.block_m + row] = sees ? (sum - d_lse[n]) * kDelta : 0.0f;
-      far |= sees && is_far(p, lse[n]);
+      const bool sees = row < t.count && lse.high != -infinity();
+      p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? lse_log2(p, lse, kBwdRaise_log2) : infinity();
+      p.row_delta[t.slot * kCfg.block_m + row] = sees ? (sum - d_lse) * kDelta : 0.0f;
+      far |= sees && is_far(p, lse);
     }
   }
   mark_far_tile<kCfg.block_m, kBwdRowsThreads>(p.row_lse_log2 + t.slot * kCfg.block_m, far);

@@ -9,7 +9,6 @@
 // dO is rounded from it.
 #pragma once
 
-#include "tessera/attention/far_rows.cuh"
 #include "tessera/bwd_sm90/key_rows.cuh"
 #include "tessera/bwd_sm90/options.cuh"
 #include "tessera/bwd_sm90/shared.cuh"
@@ -315,21 +314,13 @@ struct ScoreWarpgroup {
 
   // The same of a tile of queries that is marked.
   TESSERA_DEVICE void far_exponents() {
+    far_scores(p, block, step_head(), step_row0() + lane() % 4 * 2, score_unit<kCfg.score>(p), rS[0]);
     const SeeingQueries seen = seeing();
-    const ScoreUnit unit = score_unit<kCfg.score>(p);
-    const int head = step_head(), query = step_row0() + lane() % 4 * 2;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        reload_memory();  // one row after the other: few registers
-        const FarRow row(p, block.s, block.batch, head, query + m * 8 + e, unit);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& x = rS[0][m][2 * half + e];
-          x = row.log2_weight(x) + kBwdRaise_log2;
-          if (hides<true>(seen, m, half, e)) x = -infinity();
-        }
+      for (int i = 0; i < 4; ++i) {
+        if (hides<true>(seen, m, i / 2, i % 2)) rS[0][m][i] = -infinity();
       }
   }
 

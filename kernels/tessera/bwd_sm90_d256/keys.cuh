@@ -9,7 +9,6 @@
 // writes them before dS is whole.
 #pragma once
 
-#include "tessera/attention/far_rows.cuh"
 #include "tessera/attention/score/score.cuh"
 #include "tessera/bwd_sm90/key_rows.cuh"
 #include "tessera/bwd_sm90/options.cuh"
@@ -256,24 +255,16 @@ struct KeyWarpgroup {
 
   // The same of a tile of queries that is marked.
   TESSERA_DEVICE void far_exponents(int word) {
-    const SeeingQueries seen = seeing(word);
-    const ScoreUnit unit = score_unit<kCfg.score>(p);
     const int head = kCfg.has_steps() ? step_head() : block.head_kv * p.group + (block.steps - left) / block.tiles;
-    const int query = row0_of(word) + lane() % 4 * 2;
+    far_scores(p, block, head, row0_of(word) + lane() % 4 * 2, score_unit<kCfg.score>(p), rS[0]);
+    const SeeingQueries seen = seeing(word);
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        reload_memory();  // one row after the other: few registers
-        const FarRow row(p, block.s, block.batch, head, query + m * 8 + e, unit);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& x = rS[0][m][2 * half + e];
-          x = row.log2_weight(x) + kBwdRaise_log2;
-          bool hides = seen.hides(half, m * 8 + e);
-          if constexpr (kCfg.score.mask) hides |= (options.hidden & Options::bit(m, half, e)) != 0;
-          if (hides) x = -infinity();
-        }
+      for (int i = 0; i < 4; ++i) {
+        bool hides = seen.hides(i / 2, m * 8 + i % 2);
+        if constexpr (kCfg.score.mask) hides |= (options.hidden & Options::bit(m, i / 2, i % 2)) != 0;
+        if (hides) rS[0][m][i] = -infinity();
       }
   }
 

@@ -153,7 +153,8 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
   // Scores -> P. A query after the last has an LSE of +inf.
   TESSERA_DEVICE void exponents(int row0, bool some_hidden) {
     if (is_far(rStats[0].x)) [[unlikely]] {
-      far_exponents(row0);
+      const int head = block.head_kv * p.group + static_cast<int>(steps) / block.tiles;
+      far_scores(p, block, head, row0 + lane() % 4 * 2, {p.scale, p.scale_log2}, rS[0]);
     } else {
 #pragma unroll
       for (int m = 0; m < kM; ++m)
@@ -167,23 +168,6 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) rS[0][m][i] = ptx::ex2_approx_ftz(rS[0][m][i]);
-  }
-  // log2 P of a tile of queries that is marked.
-  TESSERA_DEVICE void far_exponents(int row0) {
-    const int head = block.head_kv * p.group + static_cast<int>(steps) / block.tiles;
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        reload_memory();  // one row after the other: few registers
-        const int query = row0 + m * 8 + lane() % 4 * 2 + e;
-        const FarRow row(p, block.s, block.batch, head, query, {p.scale, p.scale_log2});
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& x = rS[0][m][2 * half + e];
-          x = row.log2_weight(x) + kBwdRaise_log2;
-        }
-      }
   }
   TESSERA_DEVICE void send_probabilities() {
 #pragma unroll

@@ -94,7 +94,7 @@ struct BiasMaskFragment {
       for (int e = 0; e < 2; ++e) {
         float& x = s[k][2 * half + e];
         const Score capped = capped_score<kScore, kSmall>(p, x);
-        x = visible_score(p, sequence, score_row, key, key_at<kLaneOrder>(k, e), capped, of(row, k, e != 0)).value;
+        x = visible_score(sequence, score_row, key, key_at<kLaneOrder>(k, e), capped, of(row, k, e != 0)).value;
       }
   }
 };
