@@ -47,6 +47,8 @@ tessera_dtype dtype_of(const core::TensorField& field, tessera_dtype q) {
       return TESSERA_FLOAT32;
     case core::Dtypes::kInt32:
       return TESSERA_INT32;
+    case core::Dtypes::kInt64:
+      return TESSERA_INT64;
     case core::Dtypes::kBool:
       return TESSERA_BOOL;
   }

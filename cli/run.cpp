@@ -132,6 +132,8 @@ class Run {
         return as_float32(std::move(file));
       case core::Dtypes::kInt32:
         return as_int32(std::move(file));
+      case core::Dtypes::kInt64:
+        return as_int64(std::move(file));
       case core::Dtypes::kBool:
         return as_bool(std::move(file));
     }

@@ -51,6 +51,7 @@ Extents extents_of(const ProblemSizes& s, const tessera_problem& problem) {
   constexpr std::int64_t kWordBits = 32;
   extents[core::kTreeWords] = std::max<std::int64_t>(1, ceil_div(s.seqlen_q, kWordBits));
   extents[core::kGroups] = 1;  // of all sequences
+  extents[core::kTwo] = 2;
   extents[core::kTq] = s.batch * s.seqlen_q;
   extents[core::kTk] = s.batch * seqlen_k;
   if (s.page_size) {
@@ -73,6 +74,7 @@ bool is_there(const core::TensorField& field, const ProblemSizes& sizes) {
   const bool backward = sizes.direction == TESSERA_BACKWARD;
   const auto is = [&field](core::TensorName name) { return &field == &core::kTensorFields[name.index]; };
   if (field.need == core::Need::kAlways || (field.need == core::Need::kBackward && backward)) return true;
+  if (is("lse") && sizes[core::kTensorFields[core::TensorName("lse_low").index]]) return true;
   if (is("cu_seqlens_q") && sizes.packed) return true;
   if (is("cu_seqlens_k") && sizes.packed && !sizes.page_size) return true;
   if ((is("page_table") || is("seqused_k")) && sizes.page_size) return true;

@@ -206,6 +206,11 @@ Tensor as_int32(FileTensor file) {
   return adopt(std::move(file), TESSERA_INT32);
 }
 
+Tensor as_int64(FileTensor file) {
+  if (file.element != Element::kInt64) refuse(file, "int64");
+  return adopt(std::move(file), TESSERA_INT64);
+}
+
 Tensor as_bool(FileTensor file) {
   if (file.element != Element::kBool && file.element != Element::kUint8) refuse(file, "bool, and uint8 of 0 and 1");
   for (std::int64_t i = 0; i < file.elems(); ++i) {

@@ -77,6 +77,7 @@ Tensor make_tensor(std::string source, tessera_dtype dtype, Shape shape);
 Tensor as_floating(FileTensor file, bool sixteen_bit_is_bfloat16);
 Tensor as_float32(FileTensor file);  // any floating type, converted
 Tensor as_int32(FileTensor file);    // int32, or int64 within its range
+Tensor as_int64(FileTensor file);
 Tensor as_bool(FileTensor file);     // bool, or uint8 of 0 and 1
 
 // Exchanges axes 1 and 2 of a rank-4 tensor's layout: [B, H, S, D] in memory seen as [B, S, H, D].

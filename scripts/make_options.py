@@ -19,11 +19,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 '''
-TORCH = '''
-
-class TorchOptions(Options, total=False):
-    dropout_state: Any
-'''
 
 
 def typed_dict(name: str, base: str, kinds: set[str]) -> str:
@@ -37,7 +32,6 @@ def text() -> str:
         HEADER
         + typed_dict("Options", "TypedDict", {"tensor", "value", "execution"})
         + typed_dict("BackwardOptions", "Options", {"backward tensor"})
-        + TORCH
     )
 
 

@@ -44,13 +44,15 @@ struct Buffers {
   const std::int32_t* tree_mask = nullptr;
   const std::int32_t* prefix_groups = nullptr;
   const std::int32_t* prefix_lens = nullptr;
+  float* lse_low = nullptr;
+  const std::int64_t* dropout_state = nullptr;
 
   operator tessera_buffers() const { return std::bit_cast<tessera_buffers>(*this); }  // NOLINT: the same plain data
 };
 static_assert(sizeof(Buffers) == sizeof(tessera_buffers) &&
                   offsetof(Buffers, page_table) == offsetof(tessera_buffers, page_table) &&
                   offsetof(Buffers, d_o) == offsetof(tessera_buffers, d_o) &&
-                  offsetof(Buffers, prefix_lens) == offsetof(tessera_buffers, prefix_lens),
+                  offsetof(Buffers, dropout_state) == offsetof(tessera_buffers, dropout_state),
               "the members of tessera_buffers, in order, each absent by default");
 
 // How to run on your own threads, and how to stop; see tessera_executor. NULL stands for the library's threads.
@@ -109,25 +111,28 @@ inline void backward(const tessera_plan& plan, const Buffers& buffers, std::span
   throw_if_error(try_backward(plan, buffers, workspace, executor));
 }
 
-// Merges N partial results over disjoint sets of keys exactly: with m = max_n lse_n,
-//   lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - lse) o_n.
-// o_parts [N, B, S, H, Dv] and o [B, S, H, Dv] float32, float16 or bfloat16; lse_parts [N, B, H, S] and lse [B, H, S]
-// float32. `lse` NULL: not wanted. `device` NULL: this machine's CPU. On a GPU the pointers to data are that GPU's, and
-// executor->stream is where the kernel goes.
-inline Status try_combine(const Layout& o_parts_layout, const void* o_parts, const Layout& lse_parts_layout,
-                          const float* lse_parts, const Layout& o_layout, void* o, const Layout& lse_layout = {},
-                          float* lse = nullptr, const tessera_device* device = nullptr,
+// A tensor of a call: call.k = tensor(layout(bfloat16, {T, Hkv, D}), k). What is only read may be const.
+inline tessera_tensor tensor(const Layout& layout, const void* data) { return {layout, const_cast<void*>(data)}; }
+
+// Partial results and where they become one: plain data. A fresh one has every tensor absent. See tessera_combine_call.
+struct CombineCall : tessera_combine_call {
+  CombineCall() : tessera_combine_call{} {}
+  CombineCall(const tessera_combine_call& call) : tessera_combine_call(call) {}  // NOLINT: the same plain data
+};
+
+// Merges N partial results over disjoint sets of keys exactly: with m = max_n LSE_n,
+//   LSE = m + log sum_n exp(LSE_n - m),   o = sum_n exp(LSE_n - LSE) o_n.
+// `device` NULL: this machine's CPU. On a GPU the pointers to data are that GPU's, and executor->stream is where the kernel
+// goes.
+inline Status try_combine(const CombineCall& call, const tessera_device* device = nullptr,
                           const Executor* executor = nullptr) {
-  return tessera_combine(&o_parts_layout, o_parts, &lse_parts_layout, lse_parts, &o_layout, o, &lse_layout, lse, device,
-                         executor);
+  return tessera_combine(&call, device, executor);
 }
 
 // The same, throwing Error.
-inline void combine(const Layout& o_parts_layout, const void* o_parts, const Layout& lse_parts_layout,
-                    const float* lse_parts, const Layout& o_layout, void* o, const Layout& lse_layout = {},
-                    float* lse = nullptr, const tessera_device* device = nullptr, const Executor* executor = nullptr) {
-  throw_if_error(try_combine(o_parts_layout, o_parts, lse_parts_layout, lse_parts, o_layout, o, lse_layout, lse, device,
-                             executor));
+inline void combine(const CombineCall& call, const tessera_device* device = nullptr,
+                    const Executor* executor = nullptr) {
+  throw_if_error(try_combine(call, device, executor));
 }
 
 // New tokens and the cache that they join: plain data. A fresh one has every tensor absent. See tessera_append_call.
@@ -135,9 +140,6 @@ struct AppendCall : tessera_append_call {
   AppendCall() : tessera_append_call{} {}
   AppendCall(const tessera_append_call& call) : tessera_append_call(call) {}  // NOLINT: the same plain data
 };
-
-// A tensor of an AppendCall: call.k = tensor(layout(bfloat16, {T, Hkv, D}), k). What is only read may be const.
-inline tessera_tensor tensor(const Layout& layout, const void* data) { return {layout, const_cast<void*>(data)}; }
 
 // Rotates q and the new keys (rotary embedding), and writes the new keys and values at each sequence's end. On the CPU nothing is written when
 // anything is out of range; on a GPU such a token writes nothing.

@@ -25,7 +25,8 @@ enum class DType : std::int32_t {
   bfloat16 = TESSERA_BFLOAT16,
   float64 = TESSERA_FLOAT64,
   int32 = TESSERA_INT32,
-  boolean = TESSERA_BOOL  // one byte, 0 or 1
+  boolean = TESSERA_BOOL,  // one byte, 0 or 1
+  int64 = TESSERA_INT64
 };
 inline constexpr DType float32 = DType::float32, float16 = DType::float16, bfloat16 = DType::bfloat16,
                        float64 = DType::float64, int32 = DType::int32, boolean = DType::boolean;

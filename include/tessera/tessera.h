@@ -14,7 +14,8 @@
  *
  * What is compatible: a program runs with every library of its minor version (the soname is libtessera.so.MAJOR.MINOR until
  * 1.0, then libtessera.so.MAJOR). Within it structs only grow, and in two ways:
- *   - those that the caller fills in (tessera_problem, tessera_buffers, tessera_executor) at their end. They begin with
+ *   - those that the caller fills in (tessera_problem, tessera_buffers, tessera_executor, tessera_combine_call,
+ *     tessera_append_call) at their end. They begin with
  *     `struct_size`, their size in the header that the caller was compiled with. Members that an older header lacks
  *     stand at their defaults; a newer header's are refused unless they are zero.
  *   - those that the library fills in (tessera_device, tessera_plan) within a size that stays: their last bytes are
@@ -73,7 +74,8 @@ typedef enum tessera_dtype {
   TESSERA_BFLOAT16 = 2,
   TESSERA_FLOAT64 = 3, /* served by the reference kernel, for checks */
   TESSERA_INT32 = 4,
-  TESSERA_BOOL = 5 /* one byte, 0 or 1 */
+  TESSERA_BOOL = 5, /* one byte, 0 or 1 */
+  TESSERA_INT64 = 6
 } tessera_dtype;
 
 #define TESSERA_MAX_RANK 5
@@ -104,6 +106,7 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
  *   v                 [B, Sk, Hkv, Dv]      [Tk, Hkv, Dv]                     [pages, page_size, Hkv, Dv]
  *   o                 [B, Sq, Hq, Dv]       [Tq, Hq, Dv]                      as q
  *   lse  float32      [B, Hq, Sq]           [Hq, Tq]                          as q
+ *   lse_low float32   as lse                as lse                            as q
  *
  * Hq is a multiple of Hkv; query head h reads KV head floor(h * Hkv / Hq). q, k, v and o share one dtype.
  *
@@ -177,6 +180,14 @@ typedef struct tessera_problem {
   tessera_layout prefix_groups, prefix_lens;
   /* Bounds, 0 = unknown: of the keys of a prefix that are read once; of a sequence's other keys. */
   int64_t max_prefix_k, max_suffix_k;
+  /* Optional, float32 as lse: what lse's rounding leaves out, so that LSE = lse + lse_low to twice the digits; -inf + 0 in a
+   * row that sees nothing. Forward writes it, beside lse; backward reads it, and makes weights exp(s - lse - lse_low) that add
+   * up to 1 whatever large number a row's scores share. Without it they add up to 1 within |lse| 2^-24, lse's last digit. */
+  tessera_layout lse_low;
+  /* int64 [2], in place of dropout_seed and dropout_offset, which are then 0: the bits of both, as the kernels find them there
+   * when they run. On CUDA it is device memory: a captured graph's replay draws by what it holds then. It may be given
+   * with dropout_p = 0, as seed and offset may, and is not read then. */
+  tessera_layout dropout_state;
   /* New members come here, 8 bytes at a time, and mean nothing while they are zero. */
 } tessera_problem;
 
@@ -277,8 +288,8 @@ typedef struct tessera_plan_part {
 /* What will be done: plain data, a pure function of problem and device, of this size in all minor versions. It may be
  * copied and kept, but not changed, and serves the library's version that made it: others refuse it, as they do one made
  * for an instruction set that this machine lacks. */
-#define TESSERA_PLAN_BYTES 6144
-#define TESSERA_PLAN_PROBLEM_BYTES 3072
+#define TESSERA_PLAN_BYTES 7168
+#define TESSERA_PLAN_PROBLEM_BYTES 4096
 #define TESSERA_PLAN_CONFIG_BYTES 768
 typedef struct tessera_plan {
   size_t struct_size; /* TESSERA_PLAN_BYTES */
@@ -395,6 +406,8 @@ typedef struct tessera_buffers {
   const uint8_t* causal_seqs;
   const int32_t *page_indptr, *page_indices, *tree_mask;
   const int32_t *prefix_groups, *prefix_lens;
+  float* lse_low; /* forward: written; backward: read */
+  const int64_t* dropout_state;
 } tessera_buffers;
 
 /* Where the work of a call is done; NULL means the library's threads, or on CUDA the default stream. Every member may be
@@ -429,24 +442,39 @@ TESSERA_API tessera_status tessera_forward(const tessera_plan* plan, const tesse
 TESSERA_API tessera_status tessera_backward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                             size_t workspace_bytes, const tessera_executor* executor);
 
-/* Merges N partial results over disjoint sets of keys exactly: with m = max_n lse_n,
- *   lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - lse) o_n.
- * o_parts [N, B, S, H, Dv] float32, float16 or bfloat16; lse_parts [N, B, H, S] float32; o [B, S, H, Dv]; lse [B, H, S]
- * float32 (rank 0: not wanted). Parts that saw nothing (lse = -inf) do not count, whatever their o holds.
- * `device` says where, NULL: on this machine's CPU. There the calling thread does the work and only `cancel` of
- * `executor` is asked; CUDA: all pointers to data are the device's, and the kernel is put into executor->stream, NULL: the default stream.
- * INVALID_ARGUMENT when a layout is wrong, a pointer NULL, misaligned or of another device's memory, or an output shares
- * memory with anything else: outputs are untouched then. */
-TESSERA_API tessera_status tessera_combine(const tessera_layout* o_parts_layout, const void* o_parts,
-                                           const tessera_layout* lse_parts_layout, const float* lse_parts,
-                                           const tessera_layout* o_layout, void* o, const tessera_layout* lse_layout,
-                                           float* lse, const tessera_device* device, const tessera_executor* executor);
-
 /* A tensor with its data. rank 0: absent. */
 typedef struct tessera_tensor {
   tessera_layout layout;
   void* data;
 } tessera_tensor;
+
+/* Partial results over disjoint sets of keys, and where they become one.
+ *
+ *   o_parts                 [N, B, S, H, Dv]   float32, float16 or bfloat16
+ *   lse_parts               [N, B, H, S]       float32
+ *   lse_low_parts           [N, B, H, S]       float32, optional: LSE_n = lse_parts + lse_low_parts; absent: 0
+ *   o                       [B, S, H, Dv]      float32, float16 or bfloat16
+ *   lse, lse_low            [B, H, S]          float32, optional, lse_low with lse alone */
+typedef struct tessera_combine_call {
+  size_t struct_size TESSERA_CXX_DEFAULT(sizeof(tessera_combine_call));
+  tessera_tensor o_parts, lse_parts;
+  tessera_tensor o, lse;
+  tessera_tensor lse_low_parts, lse_low;
+} tessera_combine_call;
+
+/* Merges N partial results exactly: with m = max_n LSE_n,
+ *   w_n = exp(LSE_n - m) / sum_n exp(LSE_n - m),   LSE = m + log sum_n exp(LSE_n - m),   o = sum_n w_n o_n.
+ * Weights come from differences of what the parts know, never from the rounded LSE, so that they add up to 1 whatever
+ * large number all parts share; but a part knows its own sum only as well as its LSE has digits: without lse_low_parts a weight
+ * is off by up to |LSE_n| 2^-24, relatively. Parts that saw nothing (lse = -inf) do not count, whatever their o holds.
+ * The gradient takes the same weights: d_o_n = w_n d_o, d_LSE_n = w_n (d_o . (o_n - o) + d_LSE), and has no other use for LSE;
+ * that of lse_low_parts is that of lse_parts.
+ * `device` says where, NULL: on this machine's CPU. There the calling thread does the work and only `cancel` of
+ * `executor` is asked; CUDA: all pointers to data are the device's, and the kernel is put into executor->stream, NULL: the default stream.
+ * INVALID_ARGUMENT when a layout is wrong, a pointer NULL, misaligned or of another device's memory, or an output shares
+ * memory with anything else: outputs are untouched then. */
+TESSERA_API tessera_status tessera_combine(const tessera_combine_call* call, const tessera_device* device,
+                                           const tessera_executor* executor);
 
 /* New tokens of a step, and the cache that they join.
  *

@@ -284,14 +284,15 @@ void shared_prefix(const char* name, const Shape& s, int64_t prefix, const World
   once.buffers.prefix_groups = upload(std::vector<int32_t>{0, static_cast<int32_t>(s.batch)});
   once.buffers.prefix_lens = common.buffers.seqused_k;
   once.make_plan(world.device);
-  const tessera_layout o_parts = layout(TESSERA_BFLOAT16, {2, 1, s.tokens(), s.heads, s.head_dim});
-  const tessera_layout lse_parts = layout(TESSERA_FLOAT32, {2, 1, s.heads, s.tokens()});
-  const tessera_layout o = layout(TESSERA_BFLOAT16, {1, s.tokens(), s.heads, s.head_dim});
+  tessera_combine_call merge{};
+  merge.o_parts = {layout(TESSERA_BFLOAT16, {2, 1, s.tokens(), s.heads, s.head_dim}), parts};
+  merge.lse_parts = {layout(TESSERA_FLOAT32, {2, 1, s.heads, s.tokens()}), lses};
+  merge.o = {layout(TESSERA_BFLOAT16, {1, s.tokens(), s.heads, s.head_dim}), merged};
   const auto cascade = [&](void* stream) {
     tessera_executor executor{};
     executor.stream = stream;
     common.run(stream), own.run(stream);
-    check(tessera_combine(&o_parts, parts, &lse_parts, lses, &o, merged, nullptr, nullptr, &world.device, &executor));
+    check(tessera_combine(&merge, &world.device, &executor));
   };
   contest(name,
           {{std::string("one call ") + tessera_kernel_name(plain.plan.kernel),

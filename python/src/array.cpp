@@ -103,7 +103,7 @@ int32_t to_dtype(const nb::dlpack::dtype& dtype) {
     case dtype_code::Bfloat:
       return dtype.bits == 16 ? TESSERA_BFLOAT16 : kUnknown;
     case dtype_code::Int:
-      return dtype.bits == 32 ? TESSERA_INT32 : kUnknown;
+      return dtype.bits == 32 ? TESSERA_INT32 : dtype.bits == 64 ? TESSERA_INT64 : kUnknown;
     case dtype_code::Bool:
       return dtype.bits == 8 ? TESSERA_BOOL : kUnknown;
     default:
@@ -126,7 +126,8 @@ Array view(const char* name, const dltensor& tensor, const char* accepted_dtypes
   Array array;
   array.place = place_of(tensor);
   array.layout.dtype = to_dtype(tensor.dtype);
-  if (array.layout.dtype == kUnknown) {
+  const bool wide = array.layout.dtype == TESSERA_INT64 && std::strcmp(accepted_dtypes, "int64") != 0;
+  if (array.layout.dtype == kUnknown || wide) {
     throw Error(std::string(name) + ": dtype " + dtype_text(tensor.dtype) + ", accepted " + accepted_dtypes);
   }
   array.layout.rank = tensor.ndim;

@@ -9,6 +9,7 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "array.hpp"
 #include "call.hpp"
@@ -159,22 +160,29 @@ void run_at(const CommonPlace& place, Call&& call) {
   Interrupt::check(status);
 }
 
-void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle lse) {
+void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle lse, nb::handle lse_low_parts,
+             nb::handle lse_low) {
   constexpr const char* kFloating = "float32, float16 or bfloat16";
+  constexpr const char* kFloat32 = "float32";
+  tessera_combine_call call{};
   CommonPlace place;
-  const auto import = [&place](const char* name, nb::handle source, Access access, const char* accepted_dtypes) {
-    Array array = import_array(name, source, access, accepted_dtypes);
+  std::vector<Array> arrays;  // keep the data alive
+  const auto import = [&](const char* name, nb::handle source, Access access, const char* accepted_dtypes,
+                          tessera_tensor& tensor) {
+    if (source.is_none()) return;
+    arrays.push_back(import_array(name, source, access, accepted_dtypes));
+    const Array& array = arrays.back();
     place.join(name, array.place);
-    return array;
+    tensor = {array.layout, array.data};
   };
-  const Array from = import("o_parts", o_parts, Access::kRead, kFloating);
-  const Array from_lse = import("lse_parts", lse_parts, Access::kRead, "float32");
-  const Array to = import("o", o, Access::kWrite, kFloating);
-  Array to_lse;
-  if (!lse.is_none()) to_lse = import("lse", lse, Access::kWrite, "float32");
+  import("o_parts", o_parts, Access::kRead, kFloating, call.o_parts);
+  import("lse_parts", lse_parts, Access::kRead, kFloat32, call.lse_parts);
+  import("lse_low_parts", lse_low_parts, Access::kRead, kFloat32, call.lse_low_parts);
+  import("o", o, Access::kWrite, kFloating, call.o);
+  import("lse", lse, Access::kWrite, kFloat32, call.lse);
+  import("lse_low", lse_low, Access::kWrite, kFloat32, call.lse_low);
   run_at(place, [&](const tessera_device& device, const tessera_executor& executor) {
-    return tessera_combine(&from.layout, from.data, &from_lse.layout, static_cast<const float*>(from_lse.data),
-                           &to.layout, to.data, &to_lse.layout, static_cast<float*>(to_lse.data), &device, &executor);
+    return tessera_combine(&call, &device, &executor);
   });
 }
 
@@ -276,7 +284,8 @@ NB_MODULE(_core, m) {
         "o"_a.none() = none, "lse"_a.none() = none, "options"_a);
   m.def("check", &check_call, "direction"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "o"_a.none() = none,
         "lse"_a.none() = none, "options"_a);
-  m.def("combine", &combine, "o_parts"_a, "lse_parts"_a, "o"_a.none(), "lse"_a.none() = none);
+  m.def("combine", &combine, "o_parts"_a, "lse_parts"_a, "o"_a.none(), "lse"_a.none() = none,
+        "lse_low_parts"_a.none() = none, "lse_low"_a.none() = none);
   m.def("append", &append, "k"_a, "v"_a, "k_cache"_a, "v_cache"_a, "seqused_k"_a, nb::kw_only(), "cu_seqlens"_a = none,
         "page_table"_a = none, "q"_a = none, "q_out"_a = none, "cos"_a = none, "sin"_a = none, "positions_q"_a = none,
         "positions_k"_a = none, "dropped"_a = none, "interleaved"_a = false);

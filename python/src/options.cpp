@@ -218,7 +218,9 @@ nb::list option_fields() {
     fields.append(field);
   };
   for (const core::TensorField& field : core::kTensorFields) {
-    if (field.need == core::Need::kIfGiven) add(field.name, "Any", "tensor");
+    if (field.need == core::Need::kIfGiven) {
+      add(field.name, "Any", field.written == core::Written::kNever ? "tensor" : "result");
+    }
     if (field.need == core::Need::kIfGivenBackward) add(field.name, "Any", "backward tensor");
   }
   const Call fresh(TESSERA_FORWARD);

@@ -63,6 +63,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
         sink: float32 [Hq], a logit.
         dropout_p, dropout_seed, dropout_offset: probability 0 <= p < 1, and the key of Philox4x32-10. The same three
             drop the same entries in `attention_backward`, on any machine.
+        dropout_state: int64 [2], seed and offset in one array in place of the two numbers, read when the kernels run.
         cu_seqlens_q, cu_seqlens_k: int32 [B + 1], sequence b is rows cu[b] .. cu[b + 1] of packed q, and of k and v.
         seqused_k: int32 [B], each sequence's number of keys.
         page_table: int32 [B, max_pages]; needs seqused_k. Or CSR, as

@@ -60,7 +60,9 @@ def check(
 ) -> None:
     """Error where the call would be refused for what is known before data is read."""
 
-def combine(o_parts: Any, lse_parts: Any, o: Any, lse: Any = None) -> None:
+def combine(
+    o_parts: Any, lse_parts: Any, o: Any, lse: Any = None, lse_low_parts: Any = None, lse_low: Any = None
+) -> None:
     """Writes o, and lse where it is given."""
 
 def append(

@@ -24,6 +24,7 @@ class Options(TypedDict, total=False):
     block_mask: Any
     alibi_slopes: Any
     sink: Any
+    dropout_state: Any
     scale: float | None
     causal: bool
     top_left: bool
@@ -48,7 +49,3 @@ class BackwardOptions(Options, total=False):
     d_lse: Any
     d_bias: Any
     d_sink: Any
-
-
-class TorchOptions(Options, total=False):
-    dropout_state: Any

@@ -38,26 +38,16 @@ tessera_status for_each_buffer(const tessera_problem& p, const tessera_buffers& 
   return ok();
 }
 
-// What tessera_combine reads and writes, its layouts validated; lse of rank 0: not wanted.
-struct CombineTensors {
-  tessera_layout o_parts_layout;  // [N, B, S, H, Dv]
-  const void* o_parts;
-  tessera_layout lse_parts_layout;  // [N, B, H, S]
-  const float* lse_parts;
-  tessera_layout o_layout;  // [B, S, H, Dv]
-  void* o;
-  tessera_layout lse_layout;  // [B, H, S]
-  float* lse;
-};
-
-// The same for these.
+// The same for what a validated tessera_combine reads or writes.
 template <class Check>
-tessera_status for_each_buffer(const CombineTensors& t, const Check& check) {
-  return for_each_buffer({{"o_parts", t.o_parts_layout, t.o_parts},
-                          {"lse_parts", t.lse_parts_layout, t.lse_parts},
-                          {"o", t.o_layout, t.o},
-                          {"lse", t.lse_layout, t.lse}},
-                         check);
+tessera_status for_each_buffer(const tessera_combine_call& call, const Check& check) {
+  const auto buffer = [](const char* name, const tessera_tensor& tensor) -> NamedBuffer {
+    return {name, tensor.layout, tensor.data};
+  };
+  return for_each_buffer(
+      {buffer("o_parts", call.o_parts), buffer("lse_parts", call.lse_parts), buffer("o", call.o),
+       buffer("lse", call.lse), buffer("lse_low_parts", call.lse_low_parts), buffer("lse_low", call.lse_low)},
+      check);
 }
 
 }  // namespace tessera::core

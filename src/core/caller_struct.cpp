@@ -4,14 +4,15 @@ namespace tessera::core {
 namespace {
 
 // Neither may have bytes that belong to no member: what lies in an older caller's would be read as a newer member.
-static_assert(sizeof(tessera_problem) == offsetof(tessera_problem, max_suffix_k) + sizeof(int64_t));
-static_assert(sizeof(tessera_buffers) == offsetof(tessera_buffers, prefix_lens) + sizeof(int32_t*));
+static_assert(sizeof(tessera_problem) == offsetof(tessera_problem, dropout_state) + sizeof(tessera_layout));
+static_assert(sizeof(tessera_buffers) == offsetof(tessera_buffers, dropout_state) + sizeof(int64_t*));
+static_assert(sizeof(tessera_combine_call) == offsetof(tessera_combine_call, lse_low) + sizeof(tessera_tensor));
 static_assert(sizeof(tessera_executor) == offsetof(tessera_executor, cancel_context) + sizeof(void*));
 
 }  // namespace
 
-// The oldest are those of 0.1.0, less what has a default: a problem's options, the pointers of the backward pass, and
-// how a call is cancelled.
+// The oldest are those of 0.1.0, less what has a default: a problem's options, the pointers of the backward pass, the lower
+// digits of a merge's LSEs, and how a call is cancelled.
 tessera_status read_problem(const tessera_problem* given, tessera_problem& known) {
   if (!given) return invalid("problem: NULL, must point to a tessera_problem");
   tessera_problem_init(&known);
@@ -23,6 +24,13 @@ tessera_status read_buffers(const tessera_buffers* given, tessera_buffers& known
   known = {};
   return read_struct("buffers", *given, offsetof(tessera_buffers, d_o), "{.struct_size = sizeof(tessera_buffers)}",
                      known);
+}
+
+tessera_status read_combine_call(const tessera_combine_call* given, tessera_combine_call& known) {
+  if (!given) return invalid("call: NULL, must point to a tessera_combine_call");
+  known = {};
+  return read_struct("call", *given, offsetof(tessera_combine_call, lse_low_parts),
+                     "{.struct_size = sizeof(tessera_combine_call)}", known);
 }
 
 tessera_status read_executor(const tessera_executor* given, tessera_executor& known) {

@@ -42,6 +42,7 @@ tessera_status read_struct(const char* name, const T& given, size_t oldest_bytes
 
 tessera_status read_problem(const tessera_problem* given, tessera_problem& known);
 tessera_status read_buffers(const tessera_buffers* given, tessera_buffers& known);
+tessera_status read_combine_call(const tessera_combine_call* given, tessera_combine_call& known);
 // NULL: an executor that has no member.
 tessera_status read_executor(const tessera_executor* given, tessera_executor& known);
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <cinttypes>
 #include <cstdint>
+#include <initializer_list>
 
 #include "core/buffers.hpp"
 #include "core/caller_struct.hpp"
@@ -39,11 +40,14 @@ tessera_status check_sharing(const tessera_plan& plan, const tessera_buffers& bu
   return memory.check();
 }
 
-tessera_status check_sharing(const CombineTensors& tensors) {
+tessera_status check_sharing(const tessera_combine_call& call) {
   OwnMemory memory;
   TESSERA_RETURN_IF_ERROR(
-      for_each_buffer(tensors, [&](const char* name, const tessera_layout& layout, const void* pointer) {
-        memory.add(name, layout, pointer, &layout == &tensors.o_layout || &layout == &tensors.lse_layout);
+      for_each_buffer(call, [&](const char* name, const tessera_layout& layout, const void* pointer) {
+        const auto is_one_of = [&layout](std::initializer_list<const tessera_tensor*> outputs) {
+          return std::ranges::any_of(outputs, [&](const tessera_tensor* output) { return &layout == &output->layout; });
+        };
+        memory.add(name, layout, pointer, is_one_of({&call.o, &call.lse, &call.lse_low}));
         return ok();
       }));
   return memory.check();
@@ -196,20 +200,23 @@ tessera_status execute(int32_t direction, const tessera_plan* plan, const tesser
   return execute_cpu(*plan, buffers, aligned, executor);
 }
 
-tessera_status combine(const CombineTensors& tensors, const tessera_device* given_device,
+tessera_status combine(const tessera_combine_call* given_call, const tessera_device* given_device,
                        const tessera_executor* given_executor) {
+  tessera_combine_call call;
+  TESSERA_RETURN_IF_ERROR(read_combine_call(given_call, call));
   tessera_executor executor;
   TESSERA_RETURN_IF_ERROR(read_executor(given_executor, executor));
-  TESSERA_RETURN_IF_ERROR(for_each_buffer(tensors, check_pointer));
-  TESSERA_RETURN_IF_ERROR(check_sharing(tensors));
+  TESSERA_RETURN_IF_ERROR(validate(call));
+  TESSERA_RETURN_IF_ERROR(for_each_buffer(call, check_pointer));
+  TESSERA_RETURN_IF_ERROR(check_sharing(call));
   tessera_device device;
   TESSERA_RETURN_IF_ERROR(device_here(given_device, device));
   if (device.backend == TESSERA_BACKEND_CUDA) {
-    TESSERA_RETURN_IF_ERROR(cuda::check_memory(tensors, device));
-    return cuda::combine(tensors, device, executor.stream);
+    TESSERA_RETURN_IF_ERROR(cuda::check_memory(call, device));
+    return cuda::combine(call, device, executor.stream);
   }
   Cancel cancel(executor);
-  cpu::combine(tensors, device, cancel);
+  cpu::combine(call, device, cancel);
   return cancel.asked() ? cancelled() : ok();
 }
 
@@ -238,20 +245,9 @@ tessera_status tessera_backward(const tessera_plan* plan, const tessera_buffers*
   });
 }
 
-tessera_status tessera_combine(const tessera_layout* o_parts_layout, const void* o_parts,
-                               const tessera_layout* lse_parts_layout, const float* lse_parts,
-                               const tessera_layout* o_layout, void* o, const tessera_layout* lse_layout, float* lse,
-                               const tessera_device* device, const tessera_executor* executor) {
-  if (!o_parts_layout) return tessera::invalid("o_parts_layout: NULL, must point to a tessera_layout");
-  if (!lse_parts_layout) return tessera::invalid("lse_parts_layout: NULL, must point to a tessera_layout");
-  if (!o_layout) return tessera::invalid("o_layout: NULL, must point to a tessera_layout");
-  TESSERA_RETURN_IF_ERROR(tessera::core::validate_combine(*o_parts_layout, *lse_parts_layout, *o_layout, lse_layout));
-  tessera::core::CombineTensors tensors{};
-  tensors.o_parts_layout = *o_parts_layout, tensors.o_parts = o_parts;
-  tensors.lse_parts_layout = *lse_parts_layout, tensors.lse_parts = lse_parts;
-  tensors.o_layout = *o_layout, tensors.o = o;
-  if (lse_layout && lse_layout->rank != 0) tensors.lse_layout = *lse_layout, tensors.lse = lse;
-  return tessera::core::guarded("tessera_combine", [&] { return tessera::core::combine(tensors, device, executor); });
+tessera_status tessera_combine(const tessera_combine_call* call, const tessera_device* device,
+                               const tessera_executor* executor) {
+  return tessera::core::guarded("tessera_combine", [&] { return tessera::core::combine(call, device, executor); });
 }
 
 }  // extern "C"

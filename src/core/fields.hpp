@@ -40,6 +40,7 @@ enum Symbol {
   kGroups,
   kBlocksQ,
   kBlocksK,
+  kTwo,
   kSymbols
 };
 
@@ -65,6 +66,7 @@ inline constexpr SymbolRule kSymbolRules[] = {
     {"G", 0, kMaxLength},
     {"ceil(Sq / mask_block_q)", 0, kMaxLength},
     {"ceil(Sk / mask_block_k)", 0, kMaxLength},
+    {"2", 2, 2},
 };
 static_assert(std::size(kSymbolRules) == kSymbols, "one row for each symbol");
 
@@ -111,6 +113,7 @@ inline constexpr Shape kGroupOffsets{1, {{kGroups, kPlusOne}}}, kPerGroup{1, {{k
 inline constexpr Shape kScores{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kSq, kEqualOrOne}, {kSk, kEqualOrOne}}};
 inline constexpr Shape kBlocks{4, {{kB, kEqualOrOne}, {kHq, kEqualOrOne}, {kBlocksQ}, {kBlocksK}}};
 inline constexpr Shape kPerHead{1, {{kHq}}}, kPerSequenceAndHead{2, {{kB}, {kHq}}};
+inline constexpr Shape kPair{1, {{kTwo}}};
 }  // namespace shapes
 
 // ---- tensors --------------------------------------------------------------------------------------------------------
@@ -119,7 +122,7 @@ inline constexpr Shape kPerHead{1, {{kHq}}}, kPerSequenceAndHead{2, {{kB}, {kHq}
 // the shape or its last axes, broadcast by NumPy's rules.
 enum class Form { kByRank, kQueries, kKeys, kLastAxes };
 enum class Need { kAlways, kBackward, kIfGiven, kIfGivenBackward };
-enum class Dtypes { kFloating, kAsQ, kFloat32, kFloat32OrAsQ, kInt32, kBool };
+enum class Dtypes { kFloating, kAsQ, kFloat32, kFloat32OrAsQ, kInt32, kInt64, kBool };
 enum class LastAxis { kAnyStride, kContiguous };
 enum class Written { kNever, kForward, kBackward };
 
@@ -181,6 +184,8 @@ inline constexpr TensorField kTensorFields[] = {
     {TESSERA_TENSOR(d_lse),        Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kNever,    Form::kQueries,  shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--dlse",         nullptr,       "Cotangent of the log-sum-exp"},
     {TESSERA_TENSOR(d_bias),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kContiguous, Written::kBackward, Form::kLastAxes, shapes::kScores,      shapes::kNone,               shapes::kNone,   "--dbias",        nullptr,       "Gradient of the bias"},
     {TESSERA_TENSOR(d_sink),       Need::kIfGivenBackward, Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kBackward, Form::kByRank,   shapes::kPerHead,     shapes::kNone,               shapes::kNone,   "--dsink",        nullptr,       "Gradient of the sink"},
+    {TESSERA_TENSOR(lse_low),      Need::kIfGiven,         Dtypes::kFloat32,      LastAxis::kAnyStride,  Written::kForward,  Form::kQueries,  shapes::kDenseLse,    shapes::kPackedLse,          shapes::kNone,   "--lse-low",      "lse_low",     "What the log-sum-exp's rounding leaves out"},
+    {TESSERA_TENSOR(dropout_state), Need::kIfGiven,        Dtypes::kInt64,        LastAxis::kAnyStride,  Written::kNever,    Form::kByRank,   shapes::kPair,        shapes::kNone,               shapes::kNone,   "--dropout-state", "dropout state", "Seed and offset of the dropout, in place of --seed and --offset"},
 };
 #undef TESSERA_TENSOR
 // clang-format on
@@ -245,6 +250,8 @@ constexpr const char* dtypes_text(Dtypes dtypes) {
       return "float32";
     case Dtypes::kInt32:
       return "int32";
+    case Dtypes::kInt64:
+      return "int64";
     case Dtypes::kBool:
       return "bool";
   }

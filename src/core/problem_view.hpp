@@ -42,6 +42,16 @@ constexpr int64_t rows_total(const tessera_problem& problem) {
   return packed_q(problem) ? size.rows_q : size.batch * size.rows_q;
 }
 
+// Of a problem whose tensors the host can read.
+inline Dropout dropout_on_host(const tessera_problem& problem, const tessera_buffers& buffers) {
+  Dropout dropout{problem.dropout_seed, problem.dropout_offset, dropout_threshold(problem.dropout_p)};
+  if (present(problem.dropout_state) && dropout.threshold > 0) {
+    dropout.seed = static_cast<uint64_t>(buffers.dropout_state[0]);
+    dropout.offset = static_cast<uint64_t>(buffers.dropout_state[problem.dropout_state.strides[0]]);
+  }
+  return dropout;
+}
+
 // Scores in a base of 2, options as the kernels' arithmetic wants them.
 struct ProblemView {
   TensorView<RowStrides> q, k, v;
@@ -61,8 +71,10 @@ struct ProblemView {
   int64_t window_left, window_right;  // -1: unbounded
   float dropout_scale;                // 1 / (1 - p)
   uint32_t dropout_threshold;         // 0: no dropout
-  PhiloxKey dropout_key;
+  PhiloxKey dropout_key;              // of the problem's own seed and offset
   uint32_t dropout_offset;
+  const int64_t* dropout_state = nullptr;  // seed and offset, in their place where it is given
+  int64_t dropout_state_stride = 0;
 };
 
 inline ProblemView problem_view(const tessera_problem& problem, const tessera_buffers& buffers) {
@@ -94,6 +106,9 @@ inline ProblemView problem_view(const tessera_problem& problem, const tessera_bu
   view.dropout_threshold = dropout_threshold(problem.dropout_p);
   view.dropout_key = dropout_key(problem.dropout_seed, problem.dropout_offset);
   view.dropout_offset = static_cast<uint32_t>(problem.dropout_offset);
+  if (present(problem.dropout_state)) {
+    view.dropout_state = buffers.dropout_state, view.dropout_state_stride = problem.dropout_state.strides[0];
+  }
   return view;
 }
 

@@ -9,6 +9,7 @@
 #include "core/convert.hpp"
 #include "core/geometry.hpp"
 #include "core/philox.hpp"
+#include "core/problem_view.hpp"
 #include "core/validate.hpp"
 
 namespace tessera::core {
@@ -35,7 +36,9 @@ class Arena {
 struct Workspace {
   std::span<double> k, v;        // [Sk, D], [Sk, Dv]: one head of one sequence
   std::span<double> q, o;        // [D], [Dv]: one query
-  std::span<double> s, p, keep;  // [Sk]: scores, softmax, dropout's factor
+  std::span<double> s, s_low;    // [Sk]: scores, and what their rounding leaves out
+  std::span<double> p, keep;     // [Sk]: softmax, dropout's factor
+  std::span<double> k_norm;      // [Sk]: |k|
   // backward
   std::span<double> d_k, d_v;       // [Sk, D], [Sk, Dv]
   std::span<double> d_q, d_o;       // [D], [Dv]
@@ -50,8 +53,10 @@ struct Workspace {
     q = arena.take(head_dim);
     o = arena.take(head_dim_v);
     s = arena.take(sk);
+    s_low = arena.take(sk);
     p = arena.take(sk);
     keep = arena.take(sk);
+    k_norm = arena.take(sk);
     if (plan.problem.direction != TESSERA_BACKWARD) return;
     d_k = arena.take(sk * head_dim);
     d_v = arena.take(sk * head_dim_v);
@@ -76,6 +81,33 @@ double dot(std::span<const double> a, std::span<const double> b) {
   for (double lane : lanes) sum += lane;
   return sum;
 }
+
+// A number to twice float64's digits, as an unevaluated sum.
+struct Twofold {
+  double high, low;
+};
+
+// a + b (Knuth, "The Art of Computer Programming" 2, 4.2.2): exactly, unless it overflows.
+Twofold two_sum(double a, double b) {
+  const double sum = a + b, of_b = sum - a;
+  return {sum, std::isfinite(sum) ? (a - (sum - of_b)) + (b - of_b) : 0.0};
+}
+
+// a x + b y + ... to twice the digits (Ogita, Rump, Oishi, "Accurate sum and dot product", 2005, algorithm 5.3).
+Twofold twofold_dot(std::span<const double> a, std::span<const double> b) {
+  Twofold total{0, 0};
+  for (size_t d = 0; d < a.size(); ++d) {
+    const double product = a[d] * b[d];
+    const Twofold sum = two_sum(total.high, product);
+    const double low = total.low + (sum.low + std::fma(a[d], b[d], -product));
+    total = {sum.high, std::isfinite(sum.high) ? low : 0.0};
+  }
+  return two_sum(total.high, total.low);
+}
+
+// Beyond it neighbouring float64 numbers differ by more than 1: such a score is what it is rounded to.
+constexpr double kLargestTwofold = 0x1p53;
+Twofold settled(Twofold s) { return {s.high, std::fabs(s.high) < kLargestTwofold ? s.low : 0.0}; }
 
 // y += a x
 void add_scaled(double a, std::span<const double> x, std::span<double> y) {
@@ -141,6 +173,7 @@ class HeadAttention {
     for (int64_t j = 0; j < view_.sk; ++j) {
       const Head k = key_row(problem_.k, j), v = key_row(problem_.v, j);
       k.load_row(buffers_.k, 0, k_row(w_.k, j));
+      w_.k_norm[j] = std::sqrt(dot(k_row(w_.k, j), k_row(w_.k, j)));
       v.load_row(buffers_.v, 0, v_row(w_.v, j));
     }
   }
@@ -168,35 +201,56 @@ class HeadAttention {
            buffers_.block_mask[score_offset(problem_.block_mask, i / problem_.mask_block_q, j / problem_.mask_block_k)];
   }
 
-  // Row i: scores, softmax and dropout's factors; returns its LSE. -inf: it sees nothing, and s, p, keep do not count.
-  double softmax_row(int64_t i) const {
+  // A row's softmax: its largest score and the sum of exp(s - largest). LSE = largest + log(sum).
+  struct RowSums {
+    Twofold largest;
+    double sum;
+
+    bool sees_nothing() const { return largest.high == kMinusInfinity; }
+    Twofold lse() const {
+      if (!std::isfinite(largest.high)) return {largest.high + std::log(sum), 0};
+      const Twofold high = two_sum(largest.high, std::log(sum));
+      return two_sum(high.high, high.low + largest.low);
+    }
+  };
+
+  // Row i: scores, softmax and dropout's factors. Where it sees nothing, s, p, keep do not count.
+  RowSums softmax_row(int64_t i) const {
     queries(problem_.q).load_row(buffers_.q, i, w_.q);
-    double row_max = kMinusInfinity;
+    const double q_norm = std::sqrt(dot(w_.q, w_.q));
+    Twofold largest{kMinusInfinity, 0};
+    const auto raise = [&largest](double high, double low) {
+      if (high > largest.high || (high == largest.high && low > largest.low)) largest = {high, low};
+    };
     bool undefined = false;  // a NaN score, which a maximum would overlook
     for (int64_t j = 0; j < view_.sk; ++j) {
-      w_.s[j] = visible(i, j) ? score(i, j) : kMinusInfinity;
-      row_max = std::max(row_max, w_.s[j]);
-      undefined = undefined || std::isnan(w_.s[j]);
+      const Twofold s = visible(i, j) ? score(i, j, q_norm) : Twofold{kMinusInfinity, 0};
+      w_.s[j] = s.high, w_.s_low[j] = s.low;
+      raise(s.high, s.low);
+      undefined = undefined || std::isnan(s.high);
     }
-    if (row_max == kMinusInfinity && !undefined) return kMinusInfinity;
-    double total = 0;
+    if (undefined) largest = {std::numeric_limits<double>::quiet_NaN(), 0};
+    if (largest.high == kMinusInfinity) return {largest, 0};
+    double sum = 0;
     if (present(problem_.sink)) {
-      row_max = std::max(row_max, sink());
-      total = std::exp(sink() - row_max);
+      raise(sink(), 0);
+      sum = exp_below(largest, {sink(), 0});
     }
-    for (int64_t j = 0; j < view_.sk; ++j) total += hidden(j) ? 0 : std::exp(w_.s[j] - row_max);
-    const double lse = row_max + std::log(total);
-    const Dropout dropout{problem_.dropout_seed, problem_.dropout_offset, dropout_threshold(problem_.dropout_p)};
+    for (int64_t j = 0; j < view_.sk; ++j) {
+      w_.p[j] = hidden(j) ? 0 : exp_below(largest, {w_.s[j], w_.s_low[j]});
+      sum += w_.p[j];
+    }
+    const Dropout dropout = dropout_on_host(problem_, buffers_);
     const uint32_t philox_head = static_cast<uint32_t>(b_ * heads_q_ + h_);
     for (int64_t j = 0; j < view_.sk; ++j) {
-      w_.p[j] = hidden(j) ? 0 : std::exp(w_.s[j] - lse);
+      if (!hidden(j)) w_.p[j] /= sum;
       w_.keep[j] = 1;
       if (dropout.threshold > 0 && !hidden(j)) {
         const bool keeps = dropout.keeps(philox_head, static_cast<uint32_t>(i), static_cast<uint32_t>(j));
         w_.keep[j] = keeps ? 1 / (1 - problem_.dropout_p) : 0;
       }
     }
-    return lse;
+    return {largest, sum};
   }
 
   // s = -inf: not visible, or biased out of sight. Never multiplied with anything.
@@ -215,8 +269,8 @@ class HeadAttention {
   // dS_ij = P_ij (dP_ij - delta_i + dLSE_i) with dP_ij = keep_ij dO_i . V_j and delta_i = sum_j P_ij dP_ij, after
   // softmax_row; returns the same factor of the sink's probability. False: the row sees nothing.
   bool gradient_row(int64_t i, double& d_sink) const {
-    const double lse = softmax_row(i);
-    if (lse == kMinusInfinity) return false;
+    const RowSums sums = softmax_row(i);
+    if (sums.sees_nothing()) return false;
     queries(problem_.d_o).load_row(buffers_.d_o, i, w_.d_o);
     double delta = 0;
     for (int64_t j = 0; j < view_.sk; ++j) {
@@ -226,7 +280,7 @@ class HeadAttention {
     }
     const double d_lse = present(problem_.d_lse) ? double{buffers_.d_lse[lse_offset(problem_.d_lse, i)]} : 0.0;
     for (int64_t j = 0; j < view_.sk; ++j) w_.d_s[j] = hidden(j) ? 0 : w_.p[j] * (w_.d_s[j] - delta + d_lse);
-    d_sink = present(problem_.sink) ? std::exp(sink() - lse) * (d_lse - delta) : 0;
+    d_sink = present(problem_.sink) ? exp_below(sums.largest, {sink(), 0}) / sums.sum * (d_lse - delta) : 0;
     return true;
   }
 
@@ -257,20 +311,42 @@ class HeadAttention {
 
   double sink() const { return buffers_.sink[h_ * problem_.sink.strides[0]]; }
 
-  double score(int64_t i, int64_t j) const {
-    double s = problem_.scale * dot(w_.q, k_row(w_.k, j));
-    if (problem_.softcap > 0) {
-      const double t = std::tanh(s / problem_.softcap);
-      if (problem_.direction == TESSERA_BACKWARD) w_.tanh_s_c[j] = t;
-      s = problem_.softcap * t;
+  // exp(s - largest)
+  static double exp_below(const Twofold& largest, const Twofold& s) {
+    return std::exp((s.high - largest.high) + (s.low - largest.low));
+  }
+
+  // Rounded only where a score is so large that float64 cannot tell its neighbours by 1e-14: the product of norms bounds it.
+  Twofold score(int64_t i, int64_t j, double q_norm) const {
+    constexpr double kPreciseEnough = 32;
+    const std::span<const double> k = k_row(w_.k, j);
+    Twofold s{problem_.scale * dot(w_.q, k), 0};
+    if (std::fabs(problem_.scale) * q_norm * w_.k_norm[j] > kPreciseEnough) {
+      const Twofold product = twofold_dot(w_.q, k);
+      const double scaled = problem_.scale * product.high;
+      const double low = std::fma(problem_.scale, product.high, -scaled) + problem_.scale * product.low;
+      s = std::isfinite(scaled) ? settled(two_sum(scaled, low)) : Twofold{scaled, 0};
     }
-    if (present(problem_.bias)) s += load(problem_.bias.dtype, buffers_.bias, score_offset(problem_.bias, i, j));
+    if (problem_.softcap > 0) {
+      const long double c = problem_.softcap;
+      const long double t = c > kPreciseEnough ? std::tanh((static_cast<long double>(s.high) + s.low) / c)
+                                               : std::tanh(s.high / problem_.softcap);
+      if (problem_.direction == TESSERA_BACKWARD) w_.tanh_s_c[j] = static_cast<double>(t);
+      s.high = static_cast<double>(c * t);
+      s = settled({s.high, static_cast<double>(c * t - s.high)});
+    }
+    if (present(problem_.bias)) s = plus(s, load(problem_.bias.dtype, buffers_.bias, score_offset(problem_.bias, i, j)));
     if (present(problem_.alibi_slopes)) {
       const SlopeStrides stride = slope_strides(problem_.alibi_slopes);
       const double slope = buffers_.alibi_slopes[stride.batch * b_ + stride.head * h_];
-      s -= slope * std::fabs(static_cast<double>(i + view_.sk - view_.sq - j));
+      s = plus(s, -slope * std::fabs(static_cast<double>(i + view_.sk - view_.sq - j)));
     }
     return s;
+  }
+
+  static Twofold plus(const Twofold& s, double term) {
+    const Twofold sum = two_sum(s.high, term);
+    return std::isfinite(sum.high) ? settled(two_sum(sum.high, sum.low + s.low)) : Twofold{sum.high, 0};
   }
 
   const tessera_problem& problem_;
@@ -359,6 +435,17 @@ void gradient_of_bias(const tessera_plan& plan, const tessera_buffers& buffers, 
   }
 }
 
+// In float32, and where it is wanted what that leaves out.
+void store_lse(const tessera_problem& problem, const tessera_buffers& buffers, Twofold lse, int64_t offset,
+               int64_t low_offset) {
+  if (!present(problem.lse)) return;
+  const float high = static_cast<float>(lse.high);
+  buffers.lse[offset] = high;
+  if (!present(problem.lse_low)) return;
+  const bool finite = std::isfinite(high);
+  buffers.lse_low[low_offset] = finite ? static_cast<float>((lse.high - high) + lse.low) : 0.0f;
+}
+
 }  // namespace
 
 void configure_reference(tessera_plan& plan) {
@@ -378,10 +465,11 @@ void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers,
   const int64_t group = plan.heads_q / plan.heads_kv;
   clear_packed(problem.o, buffers.o);
   if (packed_q(problem) && present(problem.lse)) {
-    const LseStrides stride = lse_strides(problem.lse);
+    const LseStrides stride = lse_strides(problem.lse), low = lse_strides(problem.lse_low);
     for (int64_t h = 0; h < plan.heads_q; ++h) {
       for (int64_t row = 0; row < problem.lse.shape[1]; ++row) {
-        buffers.lse[stride.head * h + stride.row * row] = static_cast<float>(kMinusInfinity);
+        store_lse(problem, buffers, {kMinusInfinity, 0}, stride.head * h + stride.row * row,
+                  low.head * h + low.row * row);
       }
     }
   }
@@ -391,14 +479,14 @@ void reference_forward(const tessera_plan& plan, const tessera_buffers& buffers,
       if (h % group == 0) head.load_keys();
       for (int64_t i = 0; i < head.view().sq; ++i) {
         if (cancel.asked()) return;
-        const double lse = head.softmax_row(i);
-        if (lse == kMinusInfinity) {
+        const HeadAttention::RowSums sums = head.softmax_row(i);
+        if (sums.sees_nothing()) {
           std::ranges::fill(w.o, 0.0);
         } else {
           head.output_row();
         }
         head.queries(problem.o).store_row(w.o, buffers.o, i);
-        if (present(problem.lse)) buffers.lse[head.lse_offset(problem.lse, i)] = static_cast<float>(lse);
+        store_lse(problem, buffers, sums.lse(), head.lse_offset(problem.lse, i), head.lse_offset(problem.lse_low, i));
       }
     }
   }

@@ -237,25 +237,25 @@ tessera_buffers buffers_of(const tessera_plan& plan, PrefixPart part, const tess
   return of;
 }
 
-CombineTensors merge_of(const tessera_plan& plan, const tessera_buffers& buffers, const PrefixMemory& memory) {
+tessera_combine_call merge_of(const tessera_plan& plan, const tessera_buffers& buffers, const PrefixMemory& memory) {
   const tessera_problem& p = plan.problem;
   const bool packed = packed_q(p);
   const int64_t total = rows_total(p), batch = packed ? 1 : plan.batch, rows = packed ? total : p.q.shape[1];
   const int64_t heads = plan.heads_q, dv = plan.head_dim_v,
                 elem_bytes = static_cast<int64_t>(tessera_dtype_bytes(p.q.dtype));
-  CombineTensors t{};
-  t.o_parts = memory.o[0], t.lse_parts = memory.lse[0];
-  t.o_parts_layout = {p.q.dtype,
+  tessera_combine_call t{};
+  t.o_parts.data = memory.o[0], t.lse_parts.data = memory.lse[0];
+  t.o_parts.layout = {p.q.dtype,
                       5,
                       {kPrefixParts, batch, rows, heads, dv},
                       {(memory.o[1] - memory.o[0]) / elem_bytes, rows * heads * dv, heads * dv, dv, 1}};
-  t.lse_parts_layout = {
+  t.lse_parts.layout = {
       TESSERA_FLOAT32, 4, {kPrefixParts, batch, heads, rows}, {memory.lse[1] - memory.lse[0], rows, total, 1}};
   const RowStrides o = row_strides(p.o);
-  t.o = buffers.o, t.o_layout = {p.o.dtype, 4, {batch, rows, heads, dv}, {o.batch, o.row, o.head, 1}};
+  t.o.data = buffers.o, t.o.layout = {p.o.dtype, 4, {batch, rows, heads, dv}, {o.batch, o.row, o.head, 1}};
   if (present(p.lse)) {
     const LseStrides lse = lse_strides(p.lse);
-    t.lse = buffers.lse, t.lse_layout = {TESSERA_FLOAT32, 3, {batch, heads, rows}, {lse.batch, lse.head, lse.row}};
+    t.lse.data = buffers.lse, t.lse.layout = {TESSERA_FLOAT32, 3, {batch, heads, rows}, {lse.batch, lse.head, lse.row}};
   }
   return t;
 }

@@ -59,7 +59,7 @@ tessera_buffers buffers_of(const tessera_plan& plan, PrefixPart part, const tess
                            const PrefixMemory& memory);
 
 // The merge of the parts: what tessera_combine reads and writes, and a sink is the caller's to add. Packed rows are one sequence's.
-CombineTensors merge_of(const tessera_plan& plan, const tessera_buffers& buffers, const PrefixMemory& memory);
+tessera_combine_call merge_of(const tessera_plan& plan, const tessera_buffers& buffers, const PrefixMemory& memory);
 
 // prefix_groups and prefix_lens against what the sequences have. The other index tensors have been checked.
 tessera_status check_prefixes(const tessera_plan& plan, const tessera_buffers& buffers);

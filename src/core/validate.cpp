@@ -38,11 +38,13 @@ tessera_status check_dtype(const TensorField& tensor, int32_t dtype, int32_t q_d
       return invalid("%s: dtype %s (%d), accepted float32 and that of q, %s", tensor.name, given, dtype, of_q);
     case Dtypes::kFloat32:
     case Dtypes::kInt32:
+    case Dtypes::kInt64:
     case Dtypes::kBool:
       break;
   }
   const int32_t accepted = tensor.dtypes == Dtypes::kFloat32 ? TESSERA_FLOAT32
                            : tensor.dtypes == Dtypes::kInt32 ? TESSERA_INT32
+                           : tensor.dtypes == Dtypes::kInt64 ? TESSERA_INT64
                                                              : TESSERA_BOOL;
   if (dtype == accepted) return ok();
   return invalid("%s: dtype %s (%d), accepted %s", tensor.name, given, dtype, tessera_dtype_name(accepted));
@@ -69,6 +71,9 @@ class Shapes {
       if (kind == kEqualOrOne && extent == 1) continue;
       const int64_t value = kind == kPlusOne ? extent - 1 : extent;
       const SymbolRule& rule = kSymbolRules[symbol];
+      if (value != rule.min && rule.min == rule.max) {
+        return invalid("%s: shape %s, accepted %s", name, shape_text(layout).text, symbols_of(shape).text);
+      }
       if (value < rule.min || value > rule.max) {
         return invalid("%s: shape %s, accepted %s with %s in %" PRId64 " .. %" PRId64, name, shape_text(layout).text,
                        symbols_of(shape).text, rule.name, rule.min, rule.max);
@@ -255,6 +260,18 @@ tessera_status check_dependencies(const tessera_problem& p) {
         "causal: 1 together with causal_seqs, accepted one of them: all sequences are causal, or those it says");
   }
   TESSERA_RETURN_IF_ERROR(check_prefix_options(p));
+  if (present(p.lse_low) && !present(p.lse)) return invalid("lse_low: given without lse, whose lower digits it holds");
+  if (present(p.dropout_state)) {
+    const struct {
+      const char* name;
+      uint64_t value;
+    } numbers[] = {{"dropout_seed", p.dropout_seed}, {"dropout_offset", p.dropout_offset}};
+    for (const auto& [name, value] : numbers) {
+      if (value == 0) continue;
+      return invalid("%s: %" PRIu64 " together with dropout_state, accepted 0: the state holds both seed and offset", name,
+                     value);
+    }
+  }
   if (p.direction != TESSERA_BACKWARD) return ok();
   if (present(p.tree_mask)) {
     return unsupported(
@@ -342,8 +359,8 @@ tessera_status validate(const tessera_device& device) {
   return check_range("device.smem_bytes", device.smem_bytes, 48 << 10, INT32_MAX);
 }
 
-tessera_status validate_combine(const tessera_layout& o_parts, const tessera_layout& lse_parts, const tessera_layout& o,
-                                const tessera_layout* lse) {
+tessera_status validate(const tessera_combine_call& call) {
+  const tessera_layout &o_parts = call.o_parts.layout, &lse_parts = call.lse_parts.layout, &o = call.o.layout;
   struct Row {
     const char* name;
     const tessera_layout* layout;
@@ -356,10 +373,13 @@ tessera_status validate_combine(const tessera_layout& o_parts, const tessera_lay
       {"o_parts", &o_parts, 5, true, Access::kRead, LastAxis::kContiguous},
       {"lse_parts", &lse_parts, 4, false, Access::kRead, LastAxis::kAnyStride},
       {"o", &o, 4, true, Access::kWritten, LastAxis::kContiguous},
-      {"lse", lse, 3, false, Access::kWritten, LastAxis::kAnyStride},
+      {"lse", &call.lse.layout, 3, false, Access::kWritten, LastAxis::kAnyStride},
+      {"lse_low_parts", &call.lse_low_parts.layout, 4, false, Access::kRead, LastAxis::kAnyStride},
+      {"lse_low", &call.lse_low.layout, 3, false, Access::kWritten, LastAxis::kAnyStride},
   };
+  constexpr int kRequired = 3;  // the first of them
   for (const Row& row : rows) {
-    if (row.layout == lse && (lse == nullptr || lse->rank == 0)) continue;
+    if (&row >= rows + kRequired && !present(*row.layout)) continue;
     if (row.layout->rank != row.rank) return invalid("%s: rank %d, accepted %d", row.name, row.layout->rank, row.rank);
     const int32_t dtype = row.layout->dtype;
     const bool accepted = row.any_float ? floating(dtype) && dtype != TESSERA_FLOAT64 : dtype == TESSERA_FLOAT32;
@@ -388,9 +408,15 @@ tessera_status validate_combine(const tessera_layout& o_parts, const tessera_lay
   TESSERA_RETURN_IF_ERROR(check_shape("lse_parts", lse_parts, expected));
   expected = {0, 4, {batch, rows_q, heads, head_dim_v}, {}};
   TESSERA_RETURN_IF_ERROR(check_shape("o", o, expected));
-  if (lse == nullptr || lse->rank == 0) return ok();
+  if (present(call.lse_low.layout) && !present(call.lse.layout)) {
+    return invalid("lse_low: given without lse, whose lower digits it holds");
+  }
+  if (present(call.lse_low_parts.layout)) {
+    TESSERA_RETURN_IF_ERROR(check_same_shape("lse_low_parts", call.lse_low_parts.layout, "lse_parts", lse_parts));
+  }
   expected = {0, 3, {batch, heads, rows_q}, {}};
-  return check_shape("lse", *lse, expected);
+  if (present(call.lse.layout)) TESSERA_RETURN_IF_ERROR(check_shape("lse", call.lse.layout, expected));
+  return present(call.lse_low.layout) ? check_shape("lse_low", call.lse_low.layout, expected) : ok();
 }
 
 }  // namespace tessera::core

@@ -9,8 +9,7 @@ namespace tessera::core {
 tessera_status validate(const tessera_problem& problem);
 
 // The layouts of tessera_combine.
-tessera_status validate_combine(const tessera_layout& o_parts, const tessera_layout& lse_parts, const tessera_layout& o,
-                                const tessera_layout* lse);
+tessera_status validate(const tessera_combine_call& call);
 
 tessera_status validate(const tessera_device& device);
 

@@ -39,7 +39,7 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
               const tessera_executor& executor, core::Cancel& cancel);
 
 // Merges validated partial results on the calling thread, until `cancel` says no: tessera_combine.
-void combine(const core::CombineTensors& tensors, const tessera_device& device, core::Cancel& cancel);
+void combine(const tessera_combine_call& call, const tessera_device& device, core::Cancel& cancel);
 
 // Turns and writes the tokens of a checked tessera_append, until `cancel` says no. Throws core::ExecutorError.
 void append(const tessera_append_call& call, const tessera_device& device, const tessera_executor& executor,

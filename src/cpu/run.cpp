@@ -66,15 +66,18 @@ void fill_tensors(Params& p, const core::ProblemView& view, const tessera_proble
   }
 }
 
-void fill_options(Params& p, const core::ProblemView& view, const tessera_problem& problem) {
+void fill_options(Params& p, const core::ProblemView& view, const tessera_problem& problem,
+                  const tessera_buffers& buffers) {
   p.scale = view.scale, p.scale_log2 = view.scale_log2;
   p.softcap = view.softcap;
   p.causal = view.causal || core::present(problem.causal_seqs);
   p.top_left = view.top_left;
   p.window_left = view.window_left, p.window_right = view.window_right;
   p.dropout_threshold = view.dropout_threshold, p.dropout_scale = view.dropout_scale;
-  p.dropout_key[0] = view.dropout_key[0], p.dropout_key[1] = view.dropout_key[1];
-  p.dropout_offset = view.dropout_offset;
+  const core::Dropout dropout = core::dropout_on_host(problem, buffers);
+  const core::PhiloxKey key = core::dropout_key(dropout.seed, dropout.offset);
+  p.dropout_key[0] = key[0], p.dropout_key[1] = key[1];
+  p.dropout_offset = static_cast<uint32_t>(dropout.offset);
 }
 
 // Keys that a call's sequences have in use.
@@ -163,7 +166,7 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   const core::ProblemView view = core::problem_view(plan.problem, buffers);
   p.elem_bytes = static_cast<int32_t>(view.q.elem_bytes);
   fill_tensors(p, view, plan.problem, buffers);
-  fill_options(p, view, plan.problem);
+  fill_options(p, view, plan.problem, buffers);
   if (cancel.can_be_asked()) p.cancelled = core::Cancel::ask, p.cancel = &cancel;
   p.block_n = plan.block_n, p.tiles_per_item = plan.tiles_per_item;
   p.rows_collide = rows_collide(plan);

@@ -233,6 +233,7 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
 
 std::string refuse_tiled(const tessera_plan& plan) {
   if (core::shares_prefixes(plan.problem)) return "prefix_groups: not taken";
+  if (core::present(plan.problem.lse_low)) return "lse_low: not taken";
   return plan.problem.q.dtype == TESSERA_FLOAT64 ? "float64: computes in float32" : "";
 }
 
@@ -257,6 +258,7 @@ std::string refuse_decoding(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.direction == TESSERA_BACKWARD) return "forward only";
   if (core::shares_prefixes(p)) return "prefix_groups: not taken";
+  if (core::present(p.lse_low)) return "lse_low: not taken";
   if (p.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
   if (p.dropout_p > 0) return "dropout: for training";
   if (core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask))

@@ -16,6 +16,6 @@ const KernelTable& decode_table(const tessera_plan& plan);
 const AmxKernelTable* amx_kernels(const tessera_plan& plan);
 
 // What a kernel of the table reads of a merge.
-CombineParams combine_params(const core::CombineTensors& tensors);
+CombineParams combine_params(const tessera_combine_call& call);
 
 }  // namespace tessera::cpu

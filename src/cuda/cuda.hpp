@@ -18,7 +18,7 @@ tessera_status describe(int32_t arch, tessera_device& device);
 
 // Every tensor that the problem describes, and the workspace, lies in memory that the plan's GPU can reach.
 tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buffers, const void* workspace);
-tessera_status check_memory(const core::CombineTensors& tensors, const tessera_device& device);
+tessera_status check_memory(const tessera_combine_call& call, const tessera_device& device);
 
 // The index tensors on the host, for the checks that look into them. Waits for the stream.
 struct HostIndices {
@@ -42,7 +42,7 @@ tessera_status lower(const tessera_plan& plan, const tessera_buffers& buffers, v
 std::vector<tessera_launch> planned_launches(const tessera_plan& plan, bool aligned);
 
 // Puts the merge of checked partial results into the stream: tessera_combine.
-tessera_status combine(const core::CombineTensors& tensors, const tessera_device& device, void* stream);
+tessera_status combine(const tessera_combine_call& call, const tessera_device& device, void* stream);
 
 // Puts a checked tessera_append into the stream; every tensor of it lies in memory that the GPU can reach.
 tessera_status check_memory(const tessera_append_call& call, const tessera_device& device);

@@ -103,24 +103,24 @@ ScoreConfig score_config_beside_block_mask(const tessera_problem& problem) {
   return score;
 }
 
-CombineConfig combine_config(const core::CombineTensors& t) {
-  return {static_cast<Dtype>(t.o_layout.dtype), static_cast<Dtype>(t.o_parts_layout.dtype), false};
+CombineConfig combine_config(const tessera_combine_call& t) {
+  return {static_cast<Dtype>(t.o.layout.dtype), static_cast<Dtype>(t.o_parts.layout.dtype), false};
 }
 
-CombineParams combine_params(const core::CombineTensors& t) {
-  const auto [parts, batch, rows, heads, head_dim_v] = t.o_parts_layout.shape;
+CombineParams combine_params(const tessera_combine_call& t) {
+  const auto [parts, batch, rows, heads, head_dim_v] = t.o_parts.layout.shape;
   CombineParams p{};
   p.parts = static_cast<int>(parts), p.batch = static_cast<int>(batch), p.rows = Divisor(static_cast<int>(rows));
   p.heads = Divisor(static_cast<int>(heads)), p.head_dim_v = static_cast<int>(head_dim_v);
-  p.o_parts = t.o_parts;
-  const auto& o_strides = t.o_parts_layout.strides;
+  p.o_parts = t.o_parts.data;
+  const auto& o_strides = t.o_parts.layout.strides;
   p.o_part = o_strides[0], p.o_part_batch = o_strides[1], p.o_part_row = o_strides[2], p.o_part_head = o_strides[3];
-  p.lse_parts = t.lse_parts;
-  const auto& lse_strides = t.lse_parts_layout.strides;
+  p.lse_parts = static_cast<const float*>(t.lse_parts.data);
+  const auto& lse_strides = t.lse_parts.layout.strides;
   p.lse_part = lse_strides[0], p.lse_part_batch = lse_strides[1];
   p.lse_part_head = lse_strides[2], p.lse_part_row = lse_strides[3];
-  p.o = row_tensor(t.o_layout, t.o);
-  p.lse = stat_tensor(t.lse_layout, t.lse);
+  p.o = row_tensor(t.o.layout, t.o.data);
+  p.lse = stat_tensor(t.lse.layout, t.lse.data);
   return p;
 }
 

@@ -32,8 +32,8 @@ PositionMasks position_masks(const tessera_problem& problem, const tessera_buffe
 void fill_problem_params(ProblemParams& p, const tessera_plan& plan, const tessera_buffers& buffers);
 
 // A merge of partial results: tessera_combine's, or a launch's after others.
-CombineConfig combine_config(const core::CombineTensors& t);
-CombineParams combine_params(const core::CombineTensors& t);
+CombineConfig combine_config(const tessera_combine_call& t);
+CombineParams combine_params(const tessera_combine_call& t);
 
 // Tiles of `block` rows: of each sequence, or, packed, the slots of all of them (attention/packed_slots.cuh). `rows_a_query` heads
 // are packed into a query's rows.

@@ -38,8 +38,10 @@ consteval uint32_t tensors(std::initializer_list<core::TensorName> names) {
   for (const core::TensorName& name : names) all |= uint32_t{1} << name.index;
   return all;
 }
-inline constexpr uint32_t kAllTensors = ~uint32_t{0};
-// What engines bring, and no backward pass has.
+// Of the CPU alone so far.
+inline constexpr uint32_t kTensorsOfTheCpu = tensors({"lse_low", "dropout_state"});
+inline constexpr uint32_t kAllTensors = ~kTensorsOfTheCpu;
+// Inputs of inference engines; no backward family supports them.
 inline constexpr uint32_t kServingTensors =
     tensors({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"});
 

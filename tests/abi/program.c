@@ -16,13 +16,14 @@ BEGINS_AT(tessera_problem, max_seqlen_k, 104 + 21 * sizeof(tessera_layout));
 BEGINS_AT(tessera_buffers, q, 8);
 BEGINS_AT(tessera_buffers, d_o, 120);
 BEGINS_AT(tessera_executor, stream, 24);
+BEGINS_AT(tessera_combine_call, lse, 8 + 3 * sizeof(tessera_tensor));
 BEGINS_AT(tessera_device, name, 72);
 BEGINS_AT(tessera_plan, problem, 24);
-BEGINS_AT(tessera_plan, device, 24 + 3072);
-BEGINS_AT(tessera_plan, workspace_bytes, 3480);
-BEGINS_AT(tessera_plan, config, 3528);
+BEGINS_AT(tessera_plan, device, 24 + 4096);
+BEGINS_AT(tessera_plan, workspace_bytes, 4504);
+BEGINS_AT(tessera_plan, config, 4552);
 typedef char device_size[sizeof(tessera_device) == 256 ? 1 : -1];
-typedef char plan_size[sizeof(tessera_plan) == 6144 ? 1 : -1];
+typedef char plan_size[sizeof(tessera_plan) == 7168 ? 1 : -1];
 
 enum { kGuardBytes = 256, kGuard = 0xAB };
 #define GUARDED(type)                 \
@@ -99,6 +100,21 @@ int main(void) {
   expect_ok(tessera_forward(&plan.value, &buffers.value, workspace, bytes, &executor.value));
   expect(o[0] == 2.5f, "the output is not 2.5");
 
+  /* Two parts of equal LSE: the mean of their outputs. */
+  const float o_parts[] = {1, 4}, lse_parts[] = {5, 5};
+  GUARDED(tessera_combine_call) merge;
+  const tessera_combine_call no_merge = {.struct_size = sizeof(tessera_combine_call)};
+  const tessera_layout parts = {TESSERA_FLOAT32, 5, {2, 1, 1, 1, 1}, {1, 1, 1, 1, 1}};
+  memset(&merge, kGuard, sizeof merge);
+  merge.value = no_merge;
+  merge.value.o_parts.layout = parts, merge.value.o_parts.data = (void*)o_parts;
+  merge.value.lse_parts.layout = parts, merge.value.lse_parts.data = (void*)lse_parts;
+  merge.value.lse_parts.layout.rank = 4;
+  merge.value.o.layout = contiguous(1, 1), merge.value.o.data = o;
+  o[0] = 0;
+  expect_ok(tessera_combine(&merge.value, NULL, NULL));
+  expect(o[0] == 2.5f, "the merged output is not 2.5");
+
 #if defined(HEADER_OF_NEWER)
   {
     tessera_plan other;
@@ -110,6 +126,8 @@ int main(void) {
     buffers.value.tensor_of_tomorrow = q;
     expect_refused(tessera_forward(&plan.value, &buffers.value, workspace, bytes, &executor.value), "buffers: ");
     buffers.value.tensor_of_tomorrow = NULL;
+    merge.value.tensor_of_tomorrow.data = o;
+    expect_refused(tessera_combine(&merge.value, NULL, NULL), "call: ");
     executor.value.hook_of_tomorrow = workspace;
     expect_refused(tessera_forward(&plan.value, &buffers.value, workspace, bytes, &executor.value), "executor: ");
   }
@@ -120,6 +138,7 @@ int main(void) {
   expect_whole(device.guard, "written past the device");
   expect_whole(plan.guard, "written past the plan");
   expect_whole(buffers.guard, "written past the buffers");
+  expect_whole(merge.guard, "written past the merge's call");
   expect_whole(executor.guard, "written past the executor");
   return failures == 0 ? 0 : 1;
 }

@@ -14,6 +14,7 @@
 #include "gpu_call.hpp"
 #include "numbers.hpp"
 #include "plain.hpp"
+#include "tessera/attention.hpp"
 
 namespace tessera::testing {
 namespace {
@@ -29,8 +30,10 @@ RunResult combine_on(const Place& place, const Tensor& o_parts, const Tensor& ls
   RunResult result;
   const auto call = [&](Pointers p, const tessera_device* device, const tessera_executor* executor) {
     if (spoil) spoil(p);
-    result.status = tessera_combine(&o_parts.layout(), p[0], &lse_parts.layout(), static_cast<float*>(p[1]),
-                                    &o.layout(), p[2], &lse.layout(), static_cast<float*>(p[3]), device, executor);
+    CombineCall merge;
+    merge.o_parts = tensor(o_parts.layout(), p[0]), merge.lse_parts = tensor(lse_parts.layout(), p[1]);
+    merge.o = tensor(o.layout(), p[2]), merge.lse = tensor(lse.layout(), p[3]);
+    result.status = tessera_combine(&merge, device, executor);
   };
   if (place.backend == TESSERA_BACKEND_CUDA) {
     Gpu& gpu = Gpu::get();
@@ -228,8 +231,10 @@ TEST(CombineDevice, IsThisMachinesCpuUnlessGiven) {
   const Tensor o_parts(TESSERA_FLOAT32, {1, 1, 1, 1, 4}), lse_parts(TESSERA_FLOAT32, {1, 1, 1, 1});
   Tensor o(TESSERA_FLOAT32, {1, 1, 1, 4});
   const auto combine = [&](const tessera_device* device) {
-    return tessera_combine(&o_parts.layout(), o_parts.data(), &lse_parts.layout(), lse_parts.data_as<float>(),
-                           &o.layout(), o.data(), nullptr, nullptr, device, nullptr);
+    CombineCall call;
+    call.o_parts = tensor(o_parts.layout(), o_parts.data()), call.lse_parts = tensor(lse_parts.layout(), lse_parts.data());
+    call.o = tensor(o.layout(), o.data());
+    return tessera_combine(&call, device, nullptr);
   };
   const_cast<Tensor&>(o_parts).store({1, 2, 3, 4});
   const_cast<Tensor&>(lse_parts).store({0.5});

@@ -122,8 +122,10 @@ struct Parts {
     lse.assign(span_elements(lse_layout), std::numeric_limits<float>::quiet_NaN());
   }
   Status run() {
-    return try_combine(o_parts_layout, o_parts.data(), lse_parts_layout, lse_parts.data(), o_layout, o.data(),
-                       lse_layout, lse.data());
+    CombineCall call;
+    call.o_parts = tensor(o_parts_layout, o_parts.data()), call.lse_parts = tensor(lse_parts_layout, lse_parts.data());
+    call.o = tensor(o_layout, o.data()), call.lse = tensor(lse_layout, lse.data());
+    return try_combine(call);
   }
 };
 

@@ -130,10 +130,11 @@ TEST(Cancel, EndsACombine) {
   std::vector<float> o_parts(2 * kRows * 8, 1.0f), lse_parts(2 * kRows), o(kRows * 8);
   auto cancelled = [] { return true; };
   const Executor executor = cancelled_by(cancelled);
-  EXPECT_EQ(try_combine(layout(float32, {2, 1, kRows, 1, 8}), o_parts.data(), layout(float32, {2, 1, 1, kRows}),
-                        lse_parts.data(), layout(float32, {1, kRows, 1, 8}), o.data(), {}, nullptr, nullptr, &executor)
-                .code(),
-            Code::cancelled);
+  CombineCall call;
+  call.o_parts = tensor(layout(float32, {2, 1, kRows, 1, 8}), o_parts.data());
+  call.lse_parts = tensor(layout(float32, {2, 1, 1, kRows}), lse_parts.data());
+  call.o = tensor(layout(float32, {1, kRows, 1, 8}), o.data());
+  EXPECT_EQ(try_combine(call, nullptr, &executor).code(), Code::cancelled);
 }
 
 // Half a minute of work: over within a second of being told.

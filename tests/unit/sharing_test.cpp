@@ -138,9 +138,10 @@ TEST(Sharing, OfACombinedOutputIsRefused) {
   const Layout o_parts_layout = layout(float32, {2, 1, 3, 1, 8}), lse_parts_layout = layout(float32, {2, 1, 1, 3});
   const Layout o_layout = layout(float32, {1, 3, 1, 8}), lse_layout = layout(float32, {1, 1, 3});
   const auto combine = [&](float* to, float* lse_to) {
-    return std::string(try_combine(o_parts_layout, o_parts.data(), lse_parts_layout, lse_parts.data(), o_layout, to,
-                                   lse_layout, lse_to)
-                           .message());
+    CombineCall call;
+    call.o_parts = tensor(o_parts_layout, o_parts.data()), call.lse_parts = tensor(lse_parts_layout, lse_parts.data());
+    call.o = tensor(o_layout, to), call.lse = tensor(lse_layout, lse_to);
+    return std::string(try_combine(call).message());
   };
   EXPECT_EQ(combine(o.data(), lse.data()), "");
   EXPECT_TRUE(combine(o_parts.data(), lse.data()).starts_with("o: shares memory with o_parts"));

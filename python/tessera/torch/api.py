@@ -17,7 +17,7 @@ from .checks import check_tensor
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tessera._options import TorchOptions
+    from tessera._options import Options
 
 
 def _scores(name: str, tensor: Optional[Tensor], seqlen_k: Optional[int]) -> Optional[Tensor]:
@@ -94,7 +94,7 @@ def attention(
     v: Tensor,
     *,
     return_lse: bool = False,
-    **options: Unpack[TorchOptions],
+    **options: Unpack[Options],
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """Exact attention, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink, through O and LSE.
 

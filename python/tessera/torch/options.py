@@ -1,7 +1,7 @@
 """A call's options in their one form, a dict of what differs from the default, and flat, as an operator's schema has them.
 
-Names, kinds and defaults are the library's own (src/core/fields.hpp, by `_core.option_fields`). PyTorch's calls have one of
-their own: `dropout_state`, int64 [2], a tensor with dropout's seed and offset in the place of two integers.
+Names, kinds and defaults are the library's own (src/core/fields.hpp, by `_core.option_fields`). Operators have dropout's seed
+and offset as a tensor alone, `dropout_state`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCHEMAS = {"bool": "bool", "float": "float", "float | None": "float?", "int": "
 
 
 def _fields() -> Tuple[Field, ...]:
-    differentiable, tensors, values = [], [Field("dropout_state", "Tensor?", None)], []
+    differentiable, tensors, values = [], [], []
     for field in _core.option_fields():
         name, kind = field["name"], field["kind"]
         if kind == "tensor":

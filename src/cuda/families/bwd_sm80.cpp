@@ -155,7 +155,7 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .newest_arch = kAnyNewer,
                              .dtypes = kHalfPrecision | bits({TESSERA_FLOAT32}),
                              .head_dim = core::kMaxHeadDimV,
-                             .tensors = ~kServingTensors};
+                             .tensors = kAllTensors & ~kServingTensors};
 
 // clang-format off
 constexpr PrebuiltRow kPrebuilt[] = {

@@ -214,7 +214,7 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .newest_arch = kHopper,  // wgmma is of this architecture alone
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
-                             .tensors = ~kServingTensors};
+                             .tensors = kAllTensors & ~kServingTensors};
 
 // Registers as launched; the producer then has 24, scores 208, dQ 72.
 constexpr Limits kLimits{.registers = 128};

@@ -163,7 +163,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .newest_arch = kHopper,  // measured there alone
                              .dtypes = kHalfPrecision,
                              .head_dim = kMostHeadDim,
-                             .tensors = ~tensors({"bias", "mask", "block_mask"})};
+                             .tensors = kAllTensors & ~tensors({"bias", "mask", "block_mask"})};
 
 constexpr Limits kLimits{.registers = 255};
 constexpr PrebuiltRow kPrebuilt[] = {

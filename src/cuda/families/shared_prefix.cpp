@@ -138,7 +138,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
     TESSERA_RETURN_IF_ERROR(family.lower(part, core::buffers_of(plan, n, buffers, memory), memory_of[n], launches));
   }
   launches.clear(nullptr);  // of both parts, by the first kernel
-  const core::CombineTensors parts = core::merge_of(plan, buffers, memory);
+  const tessera_combine_call parts = core::merge_of(plan, buffers, memory);
   CombineConfig config = combine_config(parts);
   CombineParams c = combine_params(parts);
   if (core::prefix_chunks(plan) > 1) config.chunks = true, merge_chunks(plan, memory, c);

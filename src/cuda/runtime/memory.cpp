@@ -75,10 +75,10 @@ tessera_status check_memory(const tessera_plan& plan, const tessera_buffers& buf
   return plan.workspace_bytes > 0 ? check_pointer(*driver, "workspace", workspace, ordinal) : ok();
 }
 
-tessera_status check_memory(const core::CombineTensors& tensors, const tessera_device& device) {
+tessera_status check_memory(const tessera_combine_call& call, const tessera_device& device) {
   const Driver* driver = nullptr;
   TESSERA_RETURN_IF_ERROR(open_driver(driver));
-  return core::for_each_buffer(tensors, [&](const char* name, const tessera_layout&, const void* pointer) {
+  return core::for_each_buffer(call, [&](const char* name, const tessera_layout&, const void* pointer) {
     return check_pointer(*driver, name, pointer, device.ordinal);
   });
 }
