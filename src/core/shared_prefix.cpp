@@ -55,7 +55,7 @@ tessera_problem problem_of(const tessera_problem& whole, PrefixPart part) {
   tessera_problem p = whole;
   p.prefix_groups = p.prefix_lens = p.sink = {};  // the sink joins where the parts are merged
   p.max_prefix_k = p.max_suffix_k = 0;
-  p.o = part_o(whole, packed, rows), p.lse = part_lse(whole, packed, rows);
+  p.o = part_o(whole, packed, rows), p.lse = part_lse(whole, packed, rows), p.lse_low = {};
   if (shared) {
     p.causal = 0, p.causal_seqs = p.tree_mask = {};  // a prefix ends before the first query that could miss any of it
     p.q = joined_queries(whole);
@@ -166,6 +166,7 @@ tessera_plan plan_of(const tessera_plan& plan, PrefixPart part) {
   if (const int64_t chunks = prefix_chunks(plan); part == kPrefix && chunks > 1) {
     of.problem = chunked(of.problem, chunks, key_places(plan.problem).keys);
   }
+  if (parts_have_low(plan)) of.problem.lse_low = of.problem.lse;
   const Sizes size = sizes(of.problem);
   of.batch = size.batch, of.heads_q = size.heads_q;
   of.max_seqlen_q = size.max_seqlen_q, of.max_seqlen_k = size.max_seqlen_k;
@@ -190,6 +191,8 @@ void keep_part(tessera_plan& plan, PrefixPart part, const tessera_plan& decided)
   std::memcpy(part == kPrefix ? plan.config : plan.suffix_config, decided.config, sizeof decided.config);
 }
 
+bool parts_have_low(const tessera_plan& plan) { return plan.device.backend == TESSERA_BACKEND_CUDA; }
+
 PrefixMemory carve_prefix(char* base, const tessera_plan& plan) {
   constexpr int64_t kLine_bytes = 64;
   const tessera_problem& p = plan.problem;
@@ -202,7 +205,11 @@ PrefixMemory carve_prefix(char* base, const tessera_plan& plan) {
     return at;
   };
   for (char*& o : memory.o) o = take(rows * plan.heads_q * plan.head_dim_v * elem_bytes);
-  for (float*& lse : memory.lse) lse = reinterpret_cast<float*>(take(rows * plan.heads_q * 4));
+  const auto take_stats = [&](int64_t count) { return reinterpret_cast<float*>(take(count * 4)); };
+  for (float*& lse : memory.lse) lse = take_stats(rows * plan.heads_q);
+  if (parts_have_low(plan)) {
+    for (float*& low : memory.lse_low) low = take_stats(rows * plan.heads_q);
+  }
   const auto take_indices = [&](int64_t count) { return reinterpret_cast<int32_t*>(take(count * 4)); };
   memory.group_queries = take_indices(groups + 1), memory.group_keys = take_indices(groups + 1);
   memory.group_lens = take_indices(groups);
@@ -211,7 +218,8 @@ PrefixMemory carve_prefix(char* base, const tessera_plan& plan) {
     ChunkMemory& chunks = memory.chunks;
     const int64_t heads = count * rows * plan.heads_q, sequences = chunk_sequences(count, groups);
     chunks.q = take(heads * plan.head_dim * elem_bytes), chunks.o = take(heads * plan.head_dim_v * elem_bytes);
-    chunks.lse = reinterpret_cast<float*>(take(heads * 4));
+    chunks.lse = take_stats(heads);
+    if (parts_have_low(plan)) chunks.lse_low = take_stats(heads);
     if (groups > 1) chunks.rows = take_indices(sequences + 1);
     chunks.keys = take_indices(sequences + 1), chunks.lens = take_indices(sequences);
   }
@@ -223,8 +231,8 @@ tessera_buffers buffers_of(const tessera_plan& plan, PrefixPart part, const tess
   const bool shared = part == kPrefix, in_chunks = shared && prefix_chunks(plan) > 1;
   const ChunkMemory& chunks = memory.chunks;
   tessera_buffers of = buffers;
-  of.o = memory.o[part], of.lse = memory.lse[part];
-  if (in_chunks) of.q = chunks.q, of.o = chunks.o, of.lse = chunks.lse;
+  of.o = memory.o[part], of.lse = memory.lse[part], of.lse_low = memory.lse_low[part];
+  if (in_chunks) of.q = chunks.q, of.o = chunks.o, of.lse = chunks.lse, of.lse_low = chunks.lse_low;
   if (shared) of.cu_seqlens_q = in_chunks ? chunks.rows : memory.group_queries;
   const int32_t* const keys = in_chunks ? chunks.keys : shared ? memory.group_keys : memory.suffix_keys;
   if (paged(plan.problem)) {
@@ -251,11 +259,17 @@ tessera_combine_call merge_of(const tessera_plan& plan, const tessera_buffers& b
                       {(memory.o[1] - memory.o[0]) / elem_bytes, rows * heads * dv, heads * dv, dv, 1}};
   t.lse_parts.layout = {
       TESSERA_FLOAT32, 4, {kPrefixParts, batch, heads, rows}, {memory.lse[1] - memory.lse[0], rows, total, 1}};
+  if (parts_have_low(plan)) t.lse_low_parts = {t.lse_parts.layout, memory.lse_low[0]};  // as far apart
   const RowStrides o = row_strides(p.o);
   t.o.data = buffers.o, t.o.layout = {p.o.dtype, 4, {batch, rows, heads, dv}, {o.batch, o.row, o.head, 1}};
   if (present(p.lse)) {
     const LseStrides lse = lse_strides(p.lse);
     t.lse.data = buffers.lse, t.lse.layout = {TESSERA_FLOAT32, 3, {batch, heads, rows}, {lse.batch, lse.head, lse.row}};
+  }
+  if (present(p.lse_low)) {
+    const LseStrides low = lse_strides(p.lse_low);
+    t.lse_low.data = buffers.lse_low;
+    t.lse_low.layout = {TESSERA_FLOAT32, 3, {batch, heads, rows}, {low.batch, low.head, low.row}};
   }
   return t;
 }

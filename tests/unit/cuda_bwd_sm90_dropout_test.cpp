@@ -35,7 +35,7 @@ TEST(CudaBwdSm90Dropout, EveryLaneReadsItsOwn) {
     const int64 state[2] = {static_cast<int64>(dropout.seed), static_cast<int64>(dropout.offset)};
     ProblemParams of_state = p;
     std::memset(of_state.dropout_keys, 0, sizeof of_state.dropout_keys);
-    of_state.dropout_offset = 0, of_state.dropout_state = state;
+    of_state.dropout_offset = 0, of_state.dropout_state = state, of_state.dropout_state_stride = 1;
     for (size_t n = 0; n < words.size(); ++n) {
       words[n] = DrawnBits::draw<false>(p, head, row0, key0, static_cast<uint32>(n));
       ASSERT_EQ(DrawnBits::draw<true>(of_state, head, row0, key0, static_cast<uint32>(n)), words[n]);

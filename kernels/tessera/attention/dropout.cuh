@@ -25,7 +25,7 @@ struct DropoutKeys<true> {
   uint32 first[2], low_offset;
   TESSERA_DEVICE explicit DropoutKeys(const ProblemParams& p) {
     const auto seed = static_cast<unsigned long long>(p.dropout_state[0]);
-    const auto offset = static_cast<unsigned long long>(p.dropout_state[1]);
+    const auto offset = static_cast<unsigned long long>(p.dropout_state[p.dropout_state_stride]);
     first[0] = static_cast<uint32>(seed), first[1] = static_cast<uint32>(seed >> 32) ^ static_cast<uint32>(offset >> 32);
     low_offset = static_cast<uint32>(offset);
   }

@@ -44,6 +44,7 @@ struct ProblemParams {
   uint32 dropout_threshold, dropout_offset;
   uint32 dropout_keys[kPhiloxRounds][2];
   const int64* dropout_state;  // [2]: seed and offset in the place of these, with ScoreConfig::dropout_state
+  int64 dropout_state_stride;
 };
 
 // Masks by position that are tensors, for the families that take them; NULL where ScoreConfig has them not.

@@ -42,22 +42,22 @@ struct RowParts {
     const int64 of_all = static_cast<int64>(batch) * p.rows.value + row;
     own = count = p.rows_end && (of_all < *p.rows_begin || of_all >= *p.rows_end) ? 0 : p.parts;
     int part_head = head;
-    int64 lse_at = 0;
+    int64 lse_in_group = 0;
     gO = 0;
     if constexpr (kCfg.chunks) {
       const CombineChunks& chunks = p.chunks;
       part_head = head / chunks.group;
       const int in_group = head - part_head * chunks.group.value;
-      lse_at = chunks.lse_in_group * in_group, gO += chunks.o_in_group * in_group;
-      const int64 own_at =
-          chunks.own_lse_batch * batch + chunks.own_lse_head * head + chunks.own_lse_row * row;
-      own_lse = chunks.own_lse + own_at;
-      if (chunks.own_lse_low) own_lse_low = chunks.own_lse_low + own_at;
+      lse_in_group = chunks.lse_in_group * in_group, gO += chunks.o_in_group * in_group;
+      own_lse = chunks.own_lse.at(batch, head, row);
+      if (chunks.own_lse_low.data) own_lse_low = chunks.own_lse_low.at(batch, head, row);
       own_o = chunks.own_o_batch * batch + chunks.own_o_row * row + chunks.own_o_head * head;
       ++count;
     }
-    lse_at += p.lse_part_batch * batch + p.lse_part_head * part_head + p.lse_part_row * row;
-    gLse = p.lse_parts + lse_at, gLseLow = p.lse_low_parts ? p.lse_low_parts + lse_at : nullptr;
+    const auto first = [&](const PartStats& of) {
+      return of.data + of.batch * batch + of.head * part_head + of.row * row + lse_in_group;
+    };
+    gLse = first(p.lse_parts), gLseLow = p.lse_low_parts.data ? first(p.lse_low_parts) : nullptr;
     gO += p.o_part_batch * batch + p.o_part_row * row + p.o_part_head * part_head;
   }
 
@@ -65,7 +65,7 @@ struct RowParts {
   TESSERA_DEVICE TwoFloats lse(int n) const {
     if (n >= count) return unseen_lse();
     if (kCfg.chunks && n == own) return {*own_lse, own_lse_low ? *own_lse_low : 0.0f};
-    return {gLse[p.lse_part * n], gLseLow ? gLseLow[p.lse_part * n] : 0.0f};
+    return {gLse[p.lse_parts.part * n], gLseLow ? gLseLow[p.lse_low_parts.part * n] : 0.0f};
   }
   template <class Columns>
   TESSERA_DEVICE Columns o(int n, int col) const {

@@ -37,7 +37,7 @@ void fill_gradients(BwdParams& p, const tessera_problem& problem, const tessera_
   p.d_q_aligned = rows_aligned(problem.d_q, buffers.d_q);
   p.d_k_aligned = rows_aligned(problem.d_k, buffers.d_k);
   p.d_v_aligned = rows_aligned(problem.d_v, buffers.d_v);
-  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.d_lse = stat_tensor(problem.d_lse, buffers.d_lse);
   p.far_lse_log2 = far_lse_log2(problem);
   const ScoreConfig score = score_config(problem);

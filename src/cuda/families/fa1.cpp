@@ -127,7 +127,7 @@ tessera_status list_forward(const tessera_plan& plan, const tessera_buffers& buf
   fill_problem_params(p, plan, buffers);
   p.o = row_tensor(problem.o, buffers.o);
   p.o_aligned = rows_aligned(problem.o, buffers.o);
-  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.tiles = Divisor(own.tiles);
   p.num_splits = 1;
   if (char* const bytes = static_cast<char*>(workspace)) {

@@ -233,9 +233,8 @@ tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, Launch
   c.o_parts = p.partial_o;
   c.o_part_row = p.head_dim_v, c.o_part_batch = int64_t{c.rows.value} * c.o_part_row;
   c.o_part_head = p.rows_total * c.o_part_row, c.o_part = p.heads_q * c.o_part_head;
-  c.lse_parts = p.partial_lse, c.lse_low_parts = p.partial_lse_low;
-  c.lse_part_row = 1, c.lse_part_batch = c.rows.value, c.lse_part_head = p.rows_total;
-  c.lse_part = p.heads_q * c.lse_part_head;
+  c.lse_parts = {p.partial_lse, p.heads_q * p.rows_total, c.rows.value, p.rows_total, 1};
+  c.lse_low_parts = c.lse_parts, c.lse_low_parts.data = p.partial_lse_low;
   c.o = p.o, c.lse = p.lse, c.lse_low = p.lse_low;
   c.sink = p.sink, c.sink_head = p.sink_head;
   if (packed) c.rows_begin = p.cu_seqlens_q, c.rows_end = p.cu_seqlens_q + p.batch * p.cu_seqlens_q_stride;
@@ -343,7 +342,7 @@ tessera_status list_fwd_sm80(const tessera_plan& plan, const FwdSm80Plan& own, c
   fill_problem_params(p, plan, buffers);
   p.o = row_tensor(problem.o, buffers.o);
   p.o_aligned = rows_aligned(problem.o, buffers.o);
-  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.tiles = own.tiles;
   p.order = own.order;
   p.masks = position_masks(problem, buffers);
