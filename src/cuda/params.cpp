@@ -175,14 +175,16 @@ void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_
   p.alibi_batch = view.alibi_stride.batch, p.alibi_head = view.alibi_stride.head;
   p.sink = view.sink, p.sink_head = view.sink_stride;
   p.dropout_threshold = view.dropout_threshold, p.dropout_scale = view.dropout_scale;
-  static_assert(kPhiloxRounds == core::kPhiloxRounds && core::next_key({}) == core::PhiloxKey{kPhiloxWeyl0, kPhiloxWeyl1});
+  static_assert(kPhiloxRounds == core::kPhiloxRounds &&
+                core::next_key({}) == core::PhiloxKey{kPhiloxWeyl0, kPhiloxWeyl1});
   core::PhiloxKey key = view.dropout_key;
   for (auto& keys : p.dropout_keys) {
     keys[0] = key[0], keys[1] = key[1];
     key = core::next_key(key);
   }
   p.dropout_offset = view.dropout_offset;
-  p.dropout_state = reinterpret_cast<const int64*>(view.dropout_state), p.dropout_state_stride = view.dropout_state_stride;
+  p.dropout_state = reinterpret_cast<const int64*>(view.dropout_state),
+  p.dropout_state_stride = view.dropout_state_stride;
 }
 
 }  // namespace

@@ -40,7 +40,8 @@ class Merge {
     draw(o_parts_, of.config.part_dtype, of.parts * rows * row), draw(own_o_, of.config.part_dtype, rows * row);
     o_.assign(static_cast<size_t>(rows * row) * bytes(of.config.dtype), std::byte{0x5a});
     // LSEs in two floats: a number that all share, and the rest.
-    for (Lses* all : {&lse_parts_, &own_lse_}) all->resize(static_cast<size_t>(all == &own_lse_ ? rows : of.parts * rows));
+    for (Lses* all : {&lse_parts_, &own_lse_})
+      all->resize(static_cast<size_t>(all == &own_lse_ ? rows : of.parts * rows));
     lse_.assign(static_cast<size_t>(rows), 7.0f), lse_low_ = lse_, sink_.resize(static_cast<size_t>(of.heads));
     std::normal_distribution<double> normal(0, 3);
     for (Lses* all : {&lse_parts_, &own_lse_})
@@ -92,7 +93,8 @@ class Merge {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t of_all = r / of.heads;
       const bool there = !of.bounds || (of_all >= bounds_[0] && of_all < bounds_[1]);
-      std::vector<std::pair<double, int64_t>> parts;  // LSE less what all share, and where o is: own parts past the others
+      std::vector<std::pair<double, int64_t>>
+          parts;  // LSE less what all share, and where o is: own parts past the others
       for (int64_t n = 0; there && n < of.parts; ++n)
         parts.emplace_back(lse_parts_.rest[static_cast<size_t>(n * rows + r)], n * rows + r);
       if (of.config.chunks) parts.emplace_back(own_lse_.rest[static_cast<size_t>(r)], -1 - r);

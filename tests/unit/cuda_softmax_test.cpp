@@ -17,7 +17,8 @@ namespace {
 
 constexpr int kRows = 16, kN = 4, kTile = kN * 8, kTiles = 36, kKeys = kTile * kTiles, kColumns = 8;
 constexpr float kNatural = 0.26f, kLowest = std::numeric_limits<float>::lowest();
-constexpr ScoreUnit kUnit{kNatural, kNatural * kLog2e}, kAdded{1.0f, kLog2e};  // as kernels have them without and with a bias
+constexpr ScoreUnit kUnit{kNatural, kNatural*kLog2e},
+    kAdded{1.0f, kLog2e};  // as kernels have them without and with a bias
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 
 using Scores = std::vector<float>;  // [kRows, kKeys]
@@ -58,8 +59,7 @@ using RunningMax = Updating<0>;
 // As fwd_sm80 has it.
 struct StaleMax {
   template <class Reload>
-  static bool step(OnlineSoftmax<1>& softmax, ScoreUnit unit, Fragment& s, float (&o)[1][1][4],
-                   const Reload& reload) {
+  static bool step(OnlineSoftmax<1>& softmax, ScoreUnit unit, Fragment& s, float (&o)[1][1][4], const Reload& reload) {
     const bool ready = softmax.ready;
     if (ready && softmax.try_stale_max(s, unit)) return false;
     if (ready) reload();
@@ -71,8 +71,7 @@ struct StaleMax {
 // As fwd_sm90 has it: the columns in two parts.
 struct StaleMaxInParts {
   template <class Reload>
-  static bool step(OnlineSoftmax<1>& softmax, ScoreUnit unit, Fragment& s, float (&o)[1][1][4],
-                   const Reload& reload) {
+  static bool step(OnlineSoftmax<1>& softmax, ScoreUnit unit, Fragment& s, float (&o)[1][1][4], const Reload& reload) {
     const bool ready = softmax.ready;
     if (ready) {
       SumParts total[1];
@@ -249,7 +248,8 @@ INSTANTIATE_TEST_SUITE_P(Scores, CudaSoftmax, testing::ValuesIn(kCases),
 
 int tiles_done_again(const char* name) {
   for (const Case& c : kCases) {
-    if (std::string(c.name) == name) return attend<StaleMaxInParts>(draw(c, std::random_device{}()), kUnit).tiles_done_again;
+    if (std::string(c.name) == name)
+      return attend<StaleMaxInParts>(draw(c, std::random_device{}()), kUnit).tiles_done_again;
   }
   return -1;
 }

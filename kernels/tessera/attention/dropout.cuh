@@ -26,7 +26,8 @@ struct DropoutKeys<true> {
   TESSERA_DEVICE explicit DropoutKeys(const ProblemParams& p) {
     const auto seed = static_cast<unsigned long long>(p.dropout_state[0]);
     const auto offset = static_cast<unsigned long long>(p.dropout_state[p.dropout_state_stride]);
-    first[0] = static_cast<uint32>(seed), first[1] = static_cast<uint32>(seed >> 32) ^ static_cast<uint32>(offset >> 32);
+    first[0] = static_cast<uint32>(seed),
+    first[1] = static_cast<uint32>(seed >> 32) ^ static_cast<uint32>(offset >> 32);
     low_offset = static_cast<uint32>(offset);
   }
   TESSERA_DEVICE uint32 key(int round, int word) const {

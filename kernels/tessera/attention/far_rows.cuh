@@ -14,9 +14,7 @@ namespace tessera {
 // In row_lse_log2, of every row of a marked tile.
 inline constexpr float kFarRow = -0x1p126f, kFarUnseenRow = -0x1p127f;
 TESSERA_DEVICE bool is_far(float row_lse_log2) { return row_lse_log2 <= kFarRow; }
-TESSERA_DEVICE bool row_sees(float row_lse_log2) {
-  return row_lse_log2 != infinity() && row_lse_log2 != kFarUnseenRow;
-}
+TESSERA_DEVICE bool row_sees(float row_lse_log2) { return row_lse_log2 != infinity() && row_lse_log2 != kFarUnseenRow; }
 
 // The preprocess has a group of lanes for a row, of which the first three load lse, lse_low and d_lse, each into the same register.
 TESSERA_DEVICE void load_row_stat(float& stat, const BwdParams& p, int lane, int batch, int head, int64 row) {

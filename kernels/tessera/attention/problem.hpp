@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-inline constexpr int kPhiloxRounds = 10;  // attention/dropout.cuh
+inline constexpr int kPhiloxRounds = 10;                                         // attention/dropout.cuh
 inline constexpr uint32 kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;  // from a round's key to the next
 
 // The problem: the same for every kernel.

@@ -250,8 +250,8 @@ TESSERA_DEVICE void reduce_sink(const BwdParams& p, int head, float raise_log2 =
   for (int64 row = threadIdx.x; row < rows; row += kBwdRowsThreads) {
     const float lse = p.row_lse_log2[first + row];
     if (!row_sees(lse)) continue;
-    const float weight_log2 = is_far(lse) ? far_sink_log2<kBlockM>(p, head, row, sink)
-                                          : fmaf(sink, p.lse_log2e, -(lse + raise_log2));
+    const float weight_log2 =
+        is_far(lse) ? far_sink_log2<kBlockM>(p, head, row, sink) : fmaf(sink, p.lse_log2e, -(lse + raise_log2));
     sum -= static_cast<double>(exp2f(weight_log2) * p.row_delta[first + row]);
   }
   sums[threadIdx.x] = sum;

@@ -15,8 +15,8 @@ namespace tessera {
 // keys 32 group + row + {16 t, 16 t + 8}, in the low half and the high. A call has the words of two neighbouring keys, of which
 // each lane wants one: so one of the two calls is the neighbour's, who wants the other half of mine. By all lanes of a warp.
 template <class Keys>
-TESSERA_DEVICE void transposed_dropout_bits(uint32 (&bits)[2][2], const Keys& keys, int head, int query,
-                                            int group, int row) {
+TESSERA_DEVICE void transposed_dropout_bits(uint32 (&bits)[2][2], const Keys& keys, int head, int query, int group,
+                                            int row) {
   const bool odd = row % 2 != 0;
   const PhiloxWords words = dropout_words(keys, head, query + odd, group, row / 2);
 #pragma unroll

@@ -264,7 +264,8 @@ struct FwdD512Consumer {
     if constexpr (kCfg.score.dropout) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        drop<kCfg.score.dropout_state>(rS[0], half, p, tile.batch * p.heads_q + tile.head, query(half), block * kCfg.block_n);
+        drop<kCfg.score.dropout_state>(rS[0], half, p, tile.batch * p.heads_q + tile.head, query(half),
+                                       block * kCfg.block_n);
       }
     }
 #pragma unroll

@@ -17,8 +17,8 @@ namespace tessera {
 template <ScoreConfig kCfg>
 struct ScoreRow {
   int query;
-  KeyRange keys;  // visible by position
-  float slope;  // of ALiBi
+  KeyRange keys;                         // visible by position
+  float slope;                           // of ALiBi
   const char *bias, *mask, *block_mask;  // of (b, h, query, key 0)
 
   TESSERA_DEVICE ScoreRow(const ProblemParams& p, const Sequence& s, int batch, int head, int query)
