@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numbers>
 
 #include "core/geometry.hpp"
 #include "core/problem_view.hpp"
@@ -164,6 +165,9 @@ void fill_indices(ProblemParams& p, const core::ProblemView& view, const tessera
 
 void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_problem& problem) {
   p.scale = view.scale, p.scale_log2 = view.scale_log2;
+  const double log2e = score_config(problem).scaled() ? double{std::numbers::log2e_v<float>} : double{p.scale_log2} / p.scale;
+  p.lse_log2e = static_cast<float>(log2e), p.lse_log2e_low = static_cast<float>(log2e - p.lse_log2e);
+  p.lse_ln2 = static_cast<float>(1 / log2e), p.lse_ln2_low = static_cast<float>(1 / log2e - p.lse_ln2);
   p.softcap = view.softcap;
   p.causal = view.causal, p.top_left = view.top_left;
   p.window_left = static_cast<int>(view.window_left), p.window_right = static_cast<int>(view.window_right);

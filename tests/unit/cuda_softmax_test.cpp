@@ -88,6 +88,15 @@ struct StaleMaxInParts {
   }
 };
 
+// The units as the host gives them to kernels.
+ProblemParams units_of(ScoreUnit unit) {
+  const double log2e = double{unit.log2} / unit.natural;
+  ProblemParams p{};
+  p.lse_log2e = static_cast<float>(log2e), p.lse_log2e_low = static_cast<float>(log2e - p.lse_log2e);
+  p.lse_ln2 = static_cast<float>(1 / log2e), p.lse_ln2_low = static_cast<float>(1 / log2e - p.lse_ln2);
+  return p;
+}
+
 float unrounded(float p) { return p; }
 float bfloat16(float p) { return core::bfloat16_to_float(core::float_to_bfloat16(p)); }
 
@@ -122,7 +131,8 @@ Outputs attend(const Scores& scores, ScoreUnit unit, float (*round_p)(float) = u
     }
     if (lane % 4 == 0) {
       for (int half = 0; half < 2; ++half) {
-        const TwoFloats lse = RowTotal(softmax.max[0][half], softmax.sum[0][half], unit).lse();
+        const RowTotal total = softmax.total(0, half);
+        const TwoFloats lse = total.lse(units_of(unit), ptx::lg2_approx_ftz(total.sum), true);
         out.lse[at.row(half)] = softmax.sum[0][half] == 0.0f ? -kInf : static_cast<double>(lse.high) + lse.low;
       }
     }
@@ -295,19 +305,17 @@ TEST(CudaSoftmax, SinksJoinTheSum) {
       for (const ScoreUnit unit : {kUnit, kAdded}) {
         const float sum = 5.25f, sink = most * unit.natural + above;
         if (std::isinf(sink)) continue;
-        RowTotal row(most, sum, unit);
-        // Weights of `sum` are against the max times log2(e), rounded where it is not huge.
-        const double max_log2 = static_cast<double>(most) * unit.log2, taken = most * unit.log2;
         const bool huge = is_huge(most * unit.log2);
-        const double max = huge ? most * unit.natural : static_cast<double>(most) * unit.natural;
-        const double of_keys = huge ? sum : sum * std::exp2(taken - max_log2);
-        const double with_sink = std::exp(std::min(sink - max, 700.0)) + of_keys;
-        const float scale = row.join_sink(sink);
+        const ProblemParams p = units_of(unit);
+        RowTotal row(huge ? most * unit.natural : most * unit.log2, sum, huge);
+        const double max = huge ? row.max : row.max * (double{unit.natural} / unit.log2);
+        const double with_sink = std::exp(std::min(sink - max, 700.0)) + sum;
+        const float scale = row.join_sink(p, sink);
         SCOPED_TRACE(std::to_string(most) + ", sink " + std::to_string(sink));
-        const TwoFloats lse = row.lse();
+        const TwoFloats lse = row.lse(p, ptx::lg2_approx_ftz(row.sum), true);
         const double want = sink - max > 600 ? sink - max : std::log(with_sink);  // above the max
         EXPECT_NEAR((static_cast<double>(lse.high) - max) + lse.low, want, 1e-5 + std::abs(want) * 1e-7);
-        EXPECT_NEAR(scale * sum / row.sum, sink - max > 600 ? 0.0 : of_keys / with_sink, 1e-5);
+        EXPECT_NEAR(scale * sum / row.sum, sink - max > 600 ? 0.0 : sum / with_sink, 1e-5);
       }
     }
   }

@@ -12,7 +12,6 @@ inline constexpr float kBwdRaise_log2 = 15.0f, kBwdLower = 0x1p-15f;
 struct BwdParams : ProblemParams {
   RowTensor o, d_o, d_q, d_k, d_v;
   StatTensor lse, lse_low, d_lse;
-  float lse_log2e, lse_log2e_low;  // of what scores are multiplied by, log2 by natural units, in two floats
   float far_lse_log2;              // rows with an LSE from here on are attention/far_rows's
   int tiles;                       // of a sequence's keys, or slots of a packed batch: attention/packed_slots.cuh
   int block_n;                     // keys of a tile

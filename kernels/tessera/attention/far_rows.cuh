@@ -17,10 +17,17 @@ TESSERA_DEVICE bool is_far(float row_lse_log2) { return row_lse_log2 <= kFarRow;
 TESSERA_DEVICE bool row_sees(float row_lse_log2) { return row_lse_log2 != infinity() && row_lse_log2 != kFarUnseenRow; }
 
 // The preprocess has a group of lanes for a row, of which the first three load lse, lse_low and d_lse, each into the same register.
-TESSERA_DEVICE void load_row_stat(float& stat, const BwdParams& p, int lane, int batch, int head, int64 row) {
-  const StatTensor& from = lane == 0 ? p.lse : lane == 1 ? p.lse_low : p.d_lse;
-  if (from.data) stat = *from.at(batch, head, row);
-}
+struct RowStats {
+  const float* rows;  // of a sequence and a head; NULL: there are none
+  int64 step;
+  TESSERA_DEVICE RowStats(const BwdParams& p, int lane, int batch, int head) {
+    const StatTensor& from = lane == 0 ? p.lse : lane == 1 ? p.lse_low : p.d_lse;
+    rows = lane < 3 && from.data ? from.at(batch, head, 0) : nullptr, step = from.row;
+  }
+  TESSERA_DEVICE void load(float& stat, int64 row) const {
+    if (rows) stat = rows[step * row];
+  }
+};
 // To the first lane from another one. By all lanes of a warp.
 TESSERA_DEVICE float row_stat(float stat, int lane) { return __shfl_xor_sync(0xffffffff, stat, lane); }
 

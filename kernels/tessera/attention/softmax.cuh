@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tessera/attention/lse.cuh"
+#include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/unit.cuh"
 #include "tessera/tile/fragment.cuh"
 #include "tessera/tile/row_reduction.cuh"
@@ -19,31 +20,36 @@ inline constexpr float kRescaleThreshold_log2 = 8.0f;
 // between 1 and 2^14 is rounded, which made O's error 1.4 times as large with outliers (docs/lab/2026-11-26-backward-errors.md).
 inline constexpr float kStaleMaxBound = 0x1p6f;
 
-// A row that sees a key, once all keys have passed: `sum` is that of 2^excess_log2 exp(score - max), max being high + low in natural units.
+// A row that sees a key, once all keys have passed: `sum` is that of 2^(score - max), a huge row's of exp(score - max).
 struct RowTotal {
-  float high, low, excess_log2, sum;
+  float max, sum;
+  bool huge;
 
-  TESSERA_DEVICE RowTotal(float max, float sum, ScoreUnit unit) : high(__fmul_rn(max, unit.natural)), sum(sum) {
-    const float max_log2 = __fmul_rn(max, unit.log2);
-    const bool huge = is_huge(max_log2);
-    low = huge ? 0.0f : fmaf(max, unit.natural, -high);
-    excess_log2 = huge ? 0.0f : fmaf(max, unit.log2, -max_log2);
-  }
+  TESSERA_DEVICE RowTotal(float max, float sum, bool huge) : max(max), sum(sum), huge(huge) {}
+
   // A sink, a score without a value, joins the sum; the answer is what the row's O is to be multiplied by.
-  TESSERA_DEVICE float join_sink(float sink) {
-    const float above_log2 = fmaf((sink - high) - low, kLog2e, excess_log2);
+  TESSERA_DEVICE float join_sink(const ProblemParams& p, float sink) {
+    const float above_log2 = huge ? (sink - max) * kLog2e : fmaf(sink, p.lse_log2e, -max) + sink * p.lse_log2e_low;
     if (!(above_log2 > 0.0f)) {
       sum += ptx::ex2_approx_ftz(above_log2);
       return 1.0f;
     }
     const float scale = ptx::ex2_approx_ftz(-above_log2);
     sum = fmaf(sum, scale, 1.0f);
-    high = sink, low = excess_log2 = 0.0f;
+    max = sink, huge = true;  // exact in natural units, whatever its size
     return scale;
   }
-  // Of log2(sum), as exact as the caller needs it.
-  TESSERA_DEVICE TwoFloats lse(float sum_log2) const { return two_sum(high, fmaf(sum_log2 - excess_log2, kLn2, low)); }
-  TESSERA_DEVICE TwoFloats lse() const { return lse(ptx::lg2_approx_ftz(sum)); }
+  // Of log2(sum), as exact as the caller needs it; lse_low where `low` says so.
+  TESSERA_DEVICE TwoFloats lse(const ProblemParams& p, float sum_log2, bool low) const {
+    if (huge) return two_sum(max, sum_log2 * kLn2);
+    TwoFloats lse{(max + sum_log2) * p.lse_ln2, 0.0f};
+    if (low) {
+      const TwoFloats exact = two_sum(max, sum_log2);
+      lse.low = fmaf(exact.high, p.lse_ln2, -lse.high) + fmaf(exact.low, p.lse_ln2, exact.high * p.lse_ln2_low);
+      lse = two_sum(lse.high, lse.low);
+    }
+    return lse;
+  }
 };
 
 // Of two rows, a lane's sums over a tile: of the even columns and of the odd, since a single chain of additions would be the
@@ -55,14 +61,18 @@ struct SumParts {
 
 template <int kM>
 struct OnlineSoftmax {
-  float max[kM][2];    // as scores are held; -inf before the first visible key
-  float sum[kM][2];    // this lane's share
-  bool ready = false;  // every row of the warp has a maximum, and not a huge one
+  float max[kM][2];  // in log2 units, a huge row's in natural ones; -inf before the first visible key
+  float sum[kM][2];  // this lane's share
+  bool ready;        // every row of the warp has a maximum, and not a huge one: the same in all lanes
+  uint32 huge_rows;  // a bit for each of the lane's
 
   TESSERA_DEVICE OnlineSoftmax() { reset(); }
 
+  TESSERA_DEVICE bool huge(int m, int half) const { return huge_rows >> (2 * m + half) & 1; }
+  TESSERA_DEVICE RowTotal total(int m, int half) const { return {max[m][half], sum[m][half], huge(m, half)}; }
+
   TESSERA_DEVICE void reset() {
-    ready = false;
+    ready = false, huge_rows = 0;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -88,8 +98,8 @@ struct OnlineSoftmax {
   template <int kN>
   TESSERA_DEVICE bool update_max(const float (&s)[kM][kN][4], ScoreUnit unit, float (&alpha)[kM][2],
                                  float threshold_log2 = kRescaleThreshold_log2) {
-    float best[kM][2];
-    bool moderate = ready;
+    float best[kM][2], old[kM][2];
+    bool moves = false, moderate = huge_rows == 0;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -98,40 +108,29 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int n = 0; n < kN; ++n) most = fmaxf(most, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
         most = row_max(most);
-        moderate &= __fmul_rn(most, unit.log2) < kHugeScore_log2;
+        const float best_log2 = __fmul_rn(most, unit.log2);
+        old[m][half] = max[m][half];
+        const bool passes = best_log2 > old[m][half] + threshold_log2;  // -inf + 8 = -inf: the first finite one passes
+        max[m][half] = passes ? best_log2 : old[m][half];
+        alpha[m][half] = passes ? ptx::ex2_approx_ftz(old[m][half] - best_log2) : 1.0f;
+        moves |= passes;
+        moderate &= fabsf(max[m][half]) < kHugeScore_log2;
       }
-    bool moves = false;
     ready = __all_sync(0xffffffff, moderate);
-    if (ready) {
+    if (!ready) [[unlikely]] moves = update_huge(best, old, unit, alpha, threshold_log2);
 #pragma unroll
-      for (int m = 0; m < kM; ++m)
+    for (int m = 0; m < kM; ++m)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float grows_log2 = __fmul_rn(best[m][half], unit.log2) - __fmul_rn(max[m][half], unit.log2);
-          moves |= replace_max(m, half, best[m][half], grows_log2, threshold_log2, alpha[m][half]);
-        }
-    } else {
-      moderate = true;
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float grows_log2 = -Rescaling(best[m][half], unit).log2_from(max[m][half]);
-          moves |= replace_max(m, half, best[m][half], grows_log2, threshold_log2, alpha[m][half]);
-          moderate &= !is_huge(__fmul_rn(max[m][half], unit.log2));
-        }
-      ready = __all_sync(0xffffffff, moderate);
-    }
+      for (int half = 0; half < 2; ++half) sum[m][half] *= alpha[m][half];
     return __any_sync(0xffffffff, moves);
   }
 
   // Before the first exponentials: the result is the same, and later scores have more room below the bound.
-  TESSERA_DEVICE void raise_max(float by_log2, ScoreUnit unit) {
-    const float by = fminf(by_log2 * ptx::rcp_approx_ftz(unit.log2), 0x1p100f);
+  TESSERA_DEVICE void raise_max(float by_log2) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) max[m][half] += by;
+      for (int half = 0; half < 2; ++half) max[m][half] += huge(m, half) ? 0.0f : by_log2;
   }
 
   // P against the maxima as they are. A row without a maximum has scores of -inf alone.
@@ -141,18 +140,18 @@ struct OnlineSoftmax {
     for (int m = 0; m < kM; ++m) {
       float minus_max[2], factor[2] = {unit.log2, unit.log2};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) minus_max[half] = -__fmul_rn(max[m][half], unit.log2);
+      for (int half = 0; half < 2; ++half) minus_max[half] = -max[m][half];
       if (!ready) [[unlikely]] {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const bool huge = is_huge(minus_max[half]);
-          const float rounded = __fmul_rn(max[m][half], unit.natural);
-          const float first = huge ? unit.natural : 1.0f, taken = huge && rounded != -infinity() ? rounded : 0.0f;
+          const bool none = max[m][half] == -infinity(), huge_row = huge(m, half);
+          const float first = huge_row ? unit.natural : 1.0f, taken = huge_row && !none ? max[m][half] : 0.0f;
 #pragma unroll
           for (int n = 0; n < kN; ++n)
 #pragma unroll
             for (int e = 2 * half; e < 2 * half + 2; ++e) s[m][n][e] = __fmul_rn(s[m][n][e], first) - taken;
-          if (huge) factor[half] = kLog2e, minus_max[half] = 0.0f;
+          if (huge_row) factor[half] = kLog2e;
+          if (huge_row || none) minus_max[half] = 0.0f;
         }
       }
       SumParts total;
@@ -189,7 +188,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float factor[2] = {unit.log2, unit.log2};
-      const float minus_max[2] = {-__fmul_rn(max[m][0], unit.log2), -__fmul_rn(max[m][1], unit.log2)};
+      const float minus_max[2] = {-max[m][0], -max[m][1]};
       make_exponentials<kFrom, kTo>(s[m], factor, minus_max, total[m]);
     }
   }
@@ -216,13 +215,28 @@ struct OnlineSoftmax {
   }
 
  private:
-  // Where the largest score of a tile passes a row's maximum by more than the threshold, it becomes the maximum.
-  TESSERA_DEVICE bool replace_max(int m, int half, float best, float grows_log2, float threshold_log2, float& alpha) {
-    const bool passes = grows_log2 > threshold_log2;  // before a first visible key by infinity
-    max[m][half] = passes ? best : max[m][half];
-    alpha = passes ? ptx::ex2_approx_ftz(-grows_log2) : 1.0f;
-    sum[m][half] *= alpha;
-    return passes;
+  // The rest of update_max() where some row of the warp is huge or has no maximum yet: from the tile's maxima, as scores are held, and the
+  // rows' before.
+  TESSERA_DEVICE bool update_huge(const float (&best)[kM][2], const float (&old)[kM][2], ScoreUnit unit,
+                                  float (&alpha)[kM][2], float threshold_log2) {
+    bool moves = false;
+    uint32 bits = 0;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float best_log2 = __fmul_rn(best[m][half], unit.log2), best_natural = __fmul_rn(best[m][half], unit.natural);
+        const bool was_huge = huge(m, half), is_huge_now = best_natural != -infinity() && is_huge(best_log2);
+        const float grows_log2 =
+            was_huge || is_huge_now ? (best_natural - natural_max(old[m][half], was_huge)) * kLog2e : best_log2 - old[m][half];
+        const bool passes = grows_log2 > threshold_log2;
+        max[m][half] = !passes ? old[m][half] : is_huge_now ? best_natural : best_log2;
+        alpha[m][half] = passes ? ptx::ex2_approx_ftz(-grows_log2) : 1.0f;
+        moves |= passes;
+        if (passes ? is_huge_now : was_huge) bits |= 1u << (2 * m + half);
+      }
+    huge_rows = bits;
+    return moves;
   }
 
   // Of a tile's 16 rows: s -> 2^(s factor + minus_max), which join `total`, or with the first fragment begin it.

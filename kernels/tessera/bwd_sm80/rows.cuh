@@ -80,6 +80,7 @@ TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const Que
   static_assert(kCfg.block_m % 16 == 0 && (kGroups <= 1 || kGroups % kAhead == 0));
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
   bool far = false;
+  const RowStats row_stats(p, lane, t.batch, t.head);
 #pragma unroll 1
   for (int first = 0; first < kCfg.block_m; first += kAhead * kRows) {
     uint4 o[kAhead][kLaneLoads] = {}, d_o[kAhead][kLaneLoads] = {};
@@ -98,7 +99,7 @@ TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const Que
         o[n][load] = load_words<kCfg.dtype, kCfg.aligned>(p.o.data, gO, col, p.head_dim_v);
         d_o[n][load] = load_words<kCfg.dtype, kCfg.aligned>(p.d_o.data, gdO, col, p.head_dim_v);
       }
-      if (lane < 3) load_row_stat(stats[n], p, lane, t.batch, t.head, query);
+      row_stats.load(stats[n], query);
     }
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {

@@ -45,6 +45,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
   constexpr int kGroups = kCfg.block_m / kRows, kAhead = kGroups < 4 ? kGroups : 4;
   float4* acc = reinterpret_cast<float4*>(p.dq_accum + t.slot * (kCfg.block_m * kCfg.head_dim));
   bool far = false;
+  const RowStats row_stats(p, lane, t.batch, t.head);
 #pragma unroll 1
   for (int first = 0; first < kCfg.block_m; first += kAhead * kRows) {
     uint4 o[kAhead] = {}, d_o[kAhead] = {};
@@ -58,7 +59,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
                                           p.head_dim_v);
       d_o[n] = load_words<kCfg.dtype, true>(p.d_o.data, p.d_o.batch * t.batch + p.d_o.row * query + p.d_o.head * t.head,
                                             lane * 8, p.head_dim_v);
-      if (lane < 3) load_row_stat(stats[n], p, lane, t.batch, t.head, query);
+      row_stats.load(stats[n], query);
     }
     constexpr int kWords = kAhead * kRows * kCfg.head_dim / 4;  // of 16 bytes of the accumulator
 #pragma unroll

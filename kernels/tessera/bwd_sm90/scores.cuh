@@ -107,9 +107,10 @@ struct ScoreWarpgroup {
     options.load(*this);
     load_stats<0, kLseAhead>(false);
     bool hides_some = kStats > 0 && masked();
+    const bool far = is_far(kLseAhead > 0 ? ahead[0].x : lse(0).x);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rS));
-    probabilities(hides_some);
+    probabilities(hides_some, far);
     if (part == 0) {
       shared.wait_full(Shared::kDO, at);
       if constexpr (kCfg.varlen) clear_queries<OutputGradients>(Shared::kAt.d_o);
@@ -257,9 +258,9 @@ struct ScoreWarpgroup {
   }
 
   // S - LSE -> P in float16.
-  TESSERA_DEVICE void probabilities(bool hides_some) {
+  TESSERA_DEVICE void probabilities(bool hides_some, bool far) {
     if constexpr (kCfg.score.scaled()) options.apply(*this, rS[0]);
-    if (is_far(kLseAhead > 0 ? ahead[0].x : lse(0).x)) [[unlikely]] {
+    if (far) [[unlikely]] {
       far_exponents();
     } else if (Options::kHiddenByWeight || (kStats > 0 ? hides_some : masked())) {
       exponents<true>();

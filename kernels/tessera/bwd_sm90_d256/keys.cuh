@@ -47,6 +47,7 @@ struct KeyWarpgroup {
   float rS[1][kM][4];          // S or dP
   uint32 rA[kSteps][4];        // A fragments of P^T or dS^T
   Options options;             // of the step, block 0
+  bool far = false;            // its tile of queries is marked, block 0
 
   TESSERA_DEVICE KeyWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
       : p(p), shared(shared), block(block), warpgroup(warpgroup) {
@@ -95,7 +96,10 @@ struct KeyWarpgroup {
     ptx::wgmma_fence();
     multiply_half<kFactorCols>(keys, shared.half_descriptor(second));
     ptx::wgmma_commit_group();
-    if constexpr (kRank == 0) options.load(*this);
+    if constexpr (kRank == 0) {
+      options.load(*this);
+      far = is_far(ptx::ld_shared_f32x2(stats()).x);
+    }
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rS));
     shared.release_half(at);
@@ -191,7 +195,7 @@ struct KeyWarpgroup {
   // S - LSE -> P, which goes to block 1.
   TESSERA_DEVICE void probabilities(int word) {
     if constexpr (kCfg.score.scaled()) options.apply(*this, rS[0]);
-    if (is_far(ptx::ld_shared_f32x2(stats()).x)) [[unlikely]] {
+    if (far) [[unlikely]] {
       far_exponents(word);
     } else if (Options::kHiddenByWeight || masked(word)) {
       exponents<true>(word);

@@ -46,7 +46,7 @@ TESSERA_HOST_DEVICE constexpr int decode_slots(const DecodeSm90Config& c, int bl
 struct DecodeSm90Layout {
   int stages;    // [warps][stages]: a tile of K, then one of V
   int partials;  // [warps][decode_merge_rows][head_dim + kDecodeMergePad] float32: what the warps merge
-  int stats;     // [warps][kDecodeRows][2] float32: stale max in score_unit, and sum
+  int stats;     // [warps][kDecodeRows][2] float32: stale max and sum, as DecodePart has them
   int folds;  // DecodeFold of every row, of a group and of all; one that is not used, where parts depend on the batch
   int q;      // [kDecodeRows][head_dim]
   int barriers;  // of bulk copies: [warps][stages][2]; else one that is not used
@@ -89,7 +89,7 @@ struct DecodeSm90Params : ProblemParams {
   Divisor page;                     // page_size; 1 without pages
   int part_rows;                    // rows of a work tile at most
   float* partial_o;                 // [slots][part_rows][head_dim]: schedule.cuh
-  float* partial_stat;              // [slots][part_rows][2]: stale max in score_unit, and sum
+  float* partial_stat;              // [slots][part_rows][2]: stale max and sum, as DecodePart has them
   unsigned long long* arrivals;     // [blocks]: decode_sm90/arrivals.cuh
   TensorMap k_map, v_map;           // of bulk copies: boxes of block_n rows of 64 columns
   PositionMasks masks;

@@ -3,14 +3,14 @@
 // merges them in the order of their keys, so that the same parts give the same bits.
 #pragma once
 
-#include "tessera/attention/score/score.cuh"
 #include "tessera/attention/softmax.cuh"
 #include "tessera/decode_sm90/arrivals.cuh"
 #include "tessera/decode_sm90/schedule.cuh"
 
 namespace tessera {
 
-// Columns of a row, over some of its keys: softmax is o / sum, both against max, which is in score_unit.
+// Columns of a row, over some of its keys: softmax is o / sum, both against max. A huge row's max is in natural units and its sum negative;
+// others' are in log2 units.
 template <int kCols>
 struct DecodePart {
   float max = -infinity(), sum = 0.0f;
@@ -21,17 +21,32 @@ struct DecodePart {
   // Of several parts, in their order. One that saw nothing, whose sum is 0, may have met NaN in V and does not count; a NaN in
   // its sum does.
   template <int kParts>
-  TESSERA_DEVICE DecodePart(const float2 (&stats)[kParts], const float (&parts)[kParts][kCols], ScoreUnit unit) {
+  TESSERA_DEVICE DecodePart(float2 (&stats)[kParts], const float (&parts)[kParts][kCols]) {
+    uint32 signs = 0;
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) signs |= __float_as_uint(stats[n].y);
+    const bool huge = signs >> 31;
+    if (huge) [[unlikely]] to_natural(stats);
 #pragma unroll
     for (int n = 0; n < kParts; ++n) max = stats[n].y == 0.0f ? max : fmaxf(max, stats[n].x);
-    const Rescaling to_max(max, unit);
+    const float unit = huge ? kLog2e : 1.0f;
 #pragma unroll
     for (int n = 0; n < kParts; ++n) {
       const bool counts = stats[n].y != 0.0f;
-      const float weight = ptx::ex2_approx_ftz(to_max.log2_from(stats[n].x));
+      const float weight = ptx::ex2_approx_ftz((stats[n].x - max) * unit);
       sum = counts ? fmaf(stats[n].y, weight, sum) : sum;
 #pragma unroll
       for (int c = 0; c < kCols; ++c) o[c] = counts ? fmaf(parts[n][c], weight, o[c]) : o[c];
+    }
+    if (huge) sum = -sum;
+  }
+
+ private:
+  template <int kParts>
+  TESSERA_DEVICE static void to_natural(float2 (&stats)[kParts]) {
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) {
+      stats[n] = make_float2(natural_max(stats[n].x, stats[n].y < 0.0f), fabsf(stats[n].y));
     }
   }
 };
@@ -59,7 +74,7 @@ template <DecodeSm90Config kCfg>
 struct DecodeMergeBuffers {
   static constexpr int kRows = decode_merge_rows(kCfg.head_dim);
   float partials[kCfg.warps][kRows][kCfg.head_dim + kDecodeMergePad];
-  float2 stats[kCfg.warps][kDecodeRows];  // stale max in score_unit, and sum
+  float2 stats[kCfg.warps][kDecodeRows];  // as DecodePart has them
   // Of each row's group of parts, then of each row's groups.
   DecodeFold<kCfg.head_dim> folds[kCfg.invariant ? 2 * kDecodeRows : 1];
 };
@@ -71,11 +86,14 @@ TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment,
   const DecodeRows rows(p, segment.head_kv);
   const int query = rows.query(p, segment.row0 + local), head = rows.head(p, segment.row0 + local);
   const bool seen = part.sum != 0.0f;  // NaN counts as seen
-  RowTotal total(part.max, part.sum, score_unit<kCfg.score>(p));
+  RowTotal total(part.max, fabsf(part.sum), part.sum < 0.0f);
   float scale = 1.0f;
-  if (p.sink && seen) scale = total.join_sink(p.sink[p.sink_head * head]);
+  if (p.sink && seen) scale = total.join_sink(p, p.sink[p.sink_head * head]);
   const int64 row = segment.s.q_begin + query;
-  if (col == 0) store_lse(p, segment.batch, head, row, seen ? total.lse() : unseen_lse());
+  if (col == 0) {
+    const float sum_log2 = ptx::lg2_approx_ftz(total.sum);
+    store_lse(p, segment.batch, head, row, seen ? total.lse(p, sum_log2, p.lse_low.data) : unseen_lse());
+  }
   const float factor = seen ? scale * ptx::rcp_approx_ftz(total.sum) : 0.0f;
   // + 0: a zero's sign would tell how many parts that are not there were added (add_parts).
   const auto value = [&](int c) { return seen ? fmaf(part.o[c], factor, 0.0f) : 0.0f; };
@@ -122,18 +140,24 @@ TESSERA_DEVICE void put_rows(float* to, const float (&rO)[1][kD][4]) {
 // With one more part: the order in which parts are added where they do not depend on the batch. `before` is of such sums: its max is -inf while
 // nothing counts, so that no part's weights wait for the sum before it.
 template <int kCols>
-TESSERA_DEVICE DecodePart<kCols> fold(const DecodePart<kCols>& before, const DecodePart<kCols>& part, ScoreUnit unit) {
+TESSERA_DEVICE DecodePart<kCols> fold(const DecodePart<kCols>& before, const DecodePart<kCols>& part) {
   const bool counts = part.sum != 0.0f, any = before.sum != 0.0f;
   DecodePart<kCols> all;
-  all.max = counts ? fmaxf(before.max, part.max) : before.max;
-  const Rescaling to_max(all.max, unit);
-  const float kept = ptx::ex2_approx_ftz(to_max.log2_from(before.max));
-  const float added = ptx::ex2_approx_ftz(to_max.log2_from(part.max));
+  const bool huge = (__float_as_uint(before.sum) | __float_as_uint(part.sum)) >> 31;
+  float old_max = before.max, new_max = part.max;
+  if (huge) [[unlikely]] {
+    old_max = natural_max(old_max, before.sum < 0.0f), new_max = natural_max(new_max, part.sum < 0.0f);
+  }
+  const float unit = huge ? kLog2e : 1.0f;
+  all.max = counts ? fmaxf(old_max, new_max) : old_max;
+  const float kept = ptx::ex2_approx_ftz((old_max - all.max) * unit);
+  const float added = ptx::ex2_approx_ftz((new_max - all.max) * unit);
   const auto add = [&](float old, float more) {
     const float sum = any ? old * kept : 0.0f;
     return counts ? fmaf(more, added, sum) : sum;
   };
-  all.sum = add(before.sum, part.sum);
+  all.sum = add(fabsf(before.sum), fabsf(part.sum));
+  if (huge) all.sum = -all.sum;
 #pragma unroll
   for (int c = 0; c < kCols; ++c) all.o[c] = add(before.o[c], part.o[c]);
   return all;
@@ -156,11 +180,10 @@ TESSERA_DEVICE void fold_part(DecodeMergeBuffers<kCfg>& shared, const DecodeSm90
                               bool alone, int local, int col, const DecodePart<4>& part) {
   const int index = segment.parts.index, in_group = index % kDecodeGroupParts;
   DecodeFold<kCfg.head_dim>&of_group = shared.folds[local], &of_all = shared.folds[kDecodeRows + local];
-  const ScoreUnit unit = score_unit<kCfg.score>(p);
-  const DecodePart<4> group = fold(in_group > 0 ? of_group.get(col) : DecodePart<4>(), part, unit);
+  const DecodePart<4> group = fold(in_group > 0 ? of_group.get(col) : DecodePart<4>(), part);
   if (in_group < kDecodeGroupParts - 1 && !segment.last) return of_group.put(col, group);
   if (!alone) return store_part<kCfg>(p, segment, local, col, group);
-  const DecodePart<4> all = fold(index < kDecodeGroupParts ? DecodePart<4>() : of_all.get(col), group, unit);
+  const DecodePart<4> all = fold(index < kDecodeGroupParts ? DecodePart<4>() : of_all.get(col), group);
   if (segment.last) return store_row<kCfg>(p, segment, local, col, all);
   of_all.put(col, all);
 }
@@ -177,7 +200,7 @@ struct MergeItem {
 // share few warps have something.
 template <DecodeSm90Config kCfg>
 TESSERA_DEVICE void merge_buffers(DecodePart<4>& all, const DecodeMergeBuffers<kCfg>& shared,
-                                  const MergeItem<kCfg>& item, int local, int count, ScoreUnit unit) {
+                                  const MergeItem<kCfg>& item, int local, int count) {
   constexpr int kAtOnce = 4;
   static_assert(kCfg.warps % kAtOnce == 0);
 #pragma unroll 1
@@ -193,7 +216,7 @@ TESSERA_DEVICE void merge_buffers(DecodePart<4>& all, const DecodeMergeBuffers<k
       const float4 part = *reinterpret_cast<const float4*>(&shared.partials[first + n][item.row][item.col]);
       parts[n + 1][0] = part.x, parts[n + 1][1] = part.y, parts[n + 1][2] = part.z, parts[n + 1][3] = part.w;
     }
-    all = DecodePart<4>(stats, parts, unit);
+    all = DecodePart<4>(stats, parts);
   }
 }
 
@@ -207,7 +230,7 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
   if (lane_col() == 0) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      shared.stats[warp][half * 8 + lane_row()] = make_float2(softmax.max[0][half], softmax.sum[0][half]);
+      shared.stats[warp][half * 8 + lane_row()] = make_float2(softmax.max[0][half], softmax.huge(0, half) ? -softmax.sum[0][half] : softmax.sum[0][half]);
     }
   }
   const MergeItem<kCfg> item;
@@ -227,7 +250,7 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
     const int local = first + item.row;
     if (item.row < shared.kRows && local < segment.rows) {
       DecodePart<4> all;
-      merge_buffers<kCfg>(all, shared, item, local, with_tiles, score_unit<kCfg.score>(p));
+      merge_buffers<kCfg>(all, shared, item, local, with_tiles);
       if (segment.whole) {
         store_row<kCfg>(p, segment, local, item.col, all);
       } else if (kCfg.invariant && segment.whole_group) {
@@ -246,7 +269,6 @@ template <DecodeSm90Config kCfg, int kAhead>
 TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, const TileParts& tile_parts,
                               uint32 in_memory, int row, int col) {
   static_assert(kAhead % kDecodeGroupParts == 0);
-  const ScoreUnit unit = score_unit<kCfg.score>(p);
 #pragma unroll 1
   for (int first = 0; first < tile_parts.count; first += kAhead) {
     float2 stats[kAhead + 1];
@@ -270,16 +292,16 @@ TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, con
         part.max = stats[n].x, part.sum = stats[n].y;
 #pragma unroll
         for (int c = 0; c < 4; ++c) part.o[c] = parts[n][c];
-        group = fold(group, part, unit);
+        group = fold(group, part);
         if (n % kDecodeGroupParts != 0) continue;
-        all = fold(all, group, unit);
+        all = fold(all, group);
         group = DecodePart<4>();
       }
     } else {
       stats[0] = all.stats();
 #pragma unroll
       for (int c = 0; c < 4; ++c) parts[0][c] = all.o[c];
-      all = DecodePart<4>(stats, parts, unit);
+      all = DecodePart<4>(stats, parts);
     }
   }
 }

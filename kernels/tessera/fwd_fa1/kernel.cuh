@@ -107,6 +107,7 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
       const Rows rows(p, static_cast<int64>(blockIdx.x) * p.tiles + tile, warp);
       OnlineSoftmax<kM> softmax;  // a row's sum is one lane's, of the four that share it
       bool moderate = true;
+      uint32 huge = 0;
       float row_sum[kM][2], rO[kM][kD][4];
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
@@ -114,8 +115,10 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
         for (int half = 0; half < 2; ++half) {
           row_sum[m][half] = rows.row_sum[m * 16 + half * 8];
           softmax.max[m][half] = rows.row_max[m * 16 + half * 8];
-          softmax.sum[m][half] = lane_col() == 0 ? row_sum[m][half] : 0.0f;
-          moderate &= !is_huge(softmax.max[m][half] * unit.log2);
+          softmax.sum[m][half] = lane_col() == 0 ? fabsf(row_sum[m][half]) : 0.0f;
+          if (row_sum[m][half] < 0.0f) huge |= 1u << (2 * m + half);  // as decode_sm90's DecodePart has them
+          row_sum[m][half] = fabsf(row_sum[m][half]);
+          moderate &= !is_huge(softmax.max[m][half]);
         }
         const bool upper = row_sum[m][0] != 0.0f, lower = row_sum[m][1] != 0.0f;
         const bool any = __any_sync(0xffffffff, upper || lower);
@@ -126,7 +129,7 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
           rO[m][d][2] = lower ? o.z * row_sum[m][1] : 0.0f, rO[m][d][3] = lower ? o.w * row_sum[m][1] : 0.0f;
         }
       }
-      softmax.ready = __all_sync(0xffffffff, moderate);
+      softmax.ready = __all_sync(0xffffffff, moderate && huge == 0), softmax.huge_rows = huge;
 
       //    S = Q K^T, options, mask
       float rS[kM][kN][4];
@@ -161,7 +164,7 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
           factor[half] = sum == 0.0f ? 0.0f : ptx::rcp_approx_ftz(sum);
           if (lane_col() == 0) {
             rows.row_max[m * 16 + half * 8] = softmax.max[m][half];
-            rows.row_sum[m * 16 + half * 8] = sum;
+            rows.row_sum[m * 16 + half * 8] = softmax.huge(m, half) ? -sum : sum;
           }
         }
 #pragma unroll

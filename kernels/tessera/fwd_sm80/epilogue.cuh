@@ -1,7 +1,6 @@
 // From a warp's sums and accumulators to O and LSE, or to the parts of a split, in global memory.
 #pragma once
 
-#include "tessera/attention/score/score.cuh"
 #include "tessera/attention/softmax.cuh"
 #include "tessera/fwd_sm80/block.cuh"
 #include "tessera/tile/copy_tile.cuh"
@@ -16,21 +15,21 @@ struct FwdRow {
   TwoFloats lse;
   float factor;
 
-  TESSERA_DEVICE FwdRow(const FwdParams& p, const FwdBlock<kCfg>& b, int local, float max, float sum)
-      : there(local < b.count), seen(sum != 0.0f) {  // NaN counts as seen
+  TESSERA_DEVICE FwdRow(const FwdParams& p, const FwdBlock<kCfg>& b, int local, RowTotal total)
+      : there(local < b.count), seen(total.sum != 0.0f) {  // NaN counts as seen
     const int head = b.map.head(b.row0 + local);
     partial = (static_cast<int64>(b.work.split) * p.heads_q + head) * p.rows_total + b.s.row_begin +
               b.map.query(b.row0 + local);
-    RowTotal total(max, sum, score_unit<kCfg.score>(p));
     float scale = 1.0f;
-    if (!kCfg.split && p.sink && seen && there) scale = total.join_sink(p.sink[p.sink_head * head]);
+    if (!kCfg.split && p.sink && seen && there) scale = total.join_sink(p, p.sink[p.sink_head * head]);
     if constexpr (kCfg.score.dropout) scale *= p.dropout_scale;
+    const bool low = kCfg.split || p.lse_low.data;
     if constexpr (kCfg.dtype == Dtype::kFloat32) {
       factor = seen ? scale / total.sum : 0.0f;
-      lse = seen ? total.lse(log2f(total.sum)) : unseen_lse();
+      lse = seen ? total.lse(p, log2f(total.sum), low) : unseen_lse();
     } else {  // 38 instructions less
       factor = seen ? scale * ptx::rcp_approx_ftz(total.sum) : 0.0f;
-      lse = seen ? total.lse() : unseen_lse();
+      lse = seen ? total.lse(p, ptx::lg2_approx_ftz(total.sum), low) : unseen_lse();
     }
   }
 };
@@ -93,7 +92,7 @@ TESSERA_DEVICE void finish_rows(Tile& sO, const FwdParams& p, const FwdBlock<kCf
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int local = row + m * kRowStep + half * 8 + lane_row();
-      const FwdRow<kCfg> result(p, b, local, softmax.max[m][half], softmax.sum[m][half]);
+      const FwdRow<kCfg> result(p, b, local, softmax.total(m, half));
       if (lane_col() == 0) store_row_lse(p, b, local, result);
 #pragma unroll
       for (int d = 0; d < kD; ++d) {

@@ -123,7 +123,6 @@ struct PairWarp {
   // sums before it. A pair's first tile is taken as one that has failed.
   bool stale_max, failed = true;
   float sum_before[kM][2] = {};
-  float minus_max_log2[kM][2];  // of the stale max
 
   TESSERA_DEVICE PairWarp(const FwdParams& p, const FwdBlock<kCfg>& b, FwdPairsSharedMemory<kCfg>& shared)
       : p(p), b(b), shared(shared), b_last(b.last) {
@@ -180,10 +179,7 @@ struct PairWarp {
   // The same against the stale max, some scores at a time: begin, exponentiate all, end.
   TESSERA_DEVICE void begin_stale_max() {
     stale_max = true;
-    for_rows([&](int m, int half, int) {
-      sum_before[m][half] = softmax.sum[m][half], softmax.sum[m][half] = 0.0f;
-      minus_max_log2[m][half] = -__fmul_rn(softmax.max[m][half], p.scale_log2);
-    });
+    for_rows([&](int m, int half, int) { sum_before[m][half] = softmax.sum[m][half], softmax.sum[m][half] = 0.0f; });
   }
   template <int kCount>
   TESSERA_DEVICE void exponentiate(int first) {
@@ -191,7 +187,7 @@ struct PairWarp {
     for (int i = first; i < min(first + kCount, kScores); ++i) {
       const int m = i / (kN * 4), e = i % 4;
       float& x = rS[m][i / 4 % kN][e];
-      x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, minus_max_log2[m][e / 2]));
+      x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, -softmax.max[m][e / 2]));
       softmax.sum[m][e / 2] += x;
     }
   }
@@ -281,7 +277,7 @@ struct PairWarp {
     ptx::barrier_sync(together, 64);
     for_rows([&](int m, int half, int local) {
       const float sum = shared.row_stat[0][local] + shared.row_stat[1][local];
-      const FwdRow<kCfg> result(p, b, local, softmax.max[m][half], sum);
+      const FwdRow<kCfg> result(p, b, local, {softmax.max[m][half], sum, softmax.huge(m, half)});
       if (lane_col() == 0 && part == 0) store_row_lse(p, b, local, result);
 #pragma unroll
       for (int d = 0; d < kD; ++d) {

@@ -1,7 +1,6 @@
 // From a consumer's sums and accumulators to O and LSE in global memory.
 #pragma once
 
-#include "tessera/attention/score/score.cuh"
 #include "tessera/attention/softmax.cuh"
 #include "tessera/fwd_sm90/shared_memory.cuh"
 
@@ -42,14 +41,13 @@ struct Epilogue {
     softmax.finish();
     const auto& p = group.p;
     const bool seen[2] = {softmax.sum[0][0] != 0.0f, softmax.sum[0][1] != 0.0f};  // NaN counts as seen
-    const ScoreUnit unit = score_unit<kCfg.score>(p);
-    RowTotal total[2] = {{softmax.max[0][0], softmax.sum[0][0], unit}, {softmax.max[0][1], softmax.sum[0][1], unit}};
+    RowTotal total[2] = {softmax.total(0, 0), softmax.total(0, 1)};
     float scale[2] = {1.0f, 1.0f};
     if (p.sink) {
       const float sink = p.sink[p.sink_head * tile.head];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if (seen[half]) scale[half] = total[half].join_sink(sink);
+        if (seen[half]) scale[half] = total[half].join_sink(p, sink);
       }
     }
     if (p.lse.data) {
@@ -58,7 +56,7 @@ struct Epilogue {
       const int row = group.consumer * kConsumerRows + warp_row() + half * 8 + lane / 4;
       if (half < 2 && row < tile.count) {
         const RowTotal mine = half ? total[1] : total[0];
-        store_row_lse(p, tile, row, (half ? seen[1] : seen[0]) ? mine.lse() : unseen_lse());
+        store_row_lse(p, tile, row, (half ? seen[1] : seen[0]) ? mine.lse(p, ptx::lg2_approx_ftz(mine.sum), p.lse_low.data) : unseen_lse());
       }
     }
 #pragma unroll

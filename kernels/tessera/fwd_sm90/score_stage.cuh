@@ -121,7 +121,7 @@ struct ScoreStage {
     const ScoreUnit unit = score_unit<kCfg.score>(at.p);
     float alpha[1][2];
     softmax.update_max(rS, unit, alpha, 0.0f);
-    if (kCfg.score.stale_max() && at.bounds.cuts_low()) softmax.raise_max(kFewKeysLead_log2, unit);
+    if (kCfg.score.stale_max() && at.bounds.cuts_low()) softmax.raise_max(kFewKeysLead_log2);
     softmax.exponentiate(rS, unit);
   }
 

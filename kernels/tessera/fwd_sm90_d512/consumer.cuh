@@ -277,15 +277,14 @@ struct FwdD512Consumer {
   // The rows' sums, once all keys have passed: LSE to global memory, by one block of the cluster, and `factor`.
   TESSERA_DEVICE void finish_sums() {
     softmax.finish();
-    const ScoreUnit unit = score_unit<kCfg.score>(p);
     const bool seen[2] = {softmax.sum[0][0] != 0.0f, softmax.sum[0][1] != 0.0f};  // NaN counts as seen
-    RowTotal total[2] = {{softmax.max[0][0], softmax.sum[0][0], unit}, {softmax.max[0][1], softmax.sum[0][1], unit}};
+    RowTotal total[2] = {softmax.total(0, 0), softmax.total(0, 1)};
     float scale[2] = {1.0f, 1.0f};
     if (p.sink) {
       const float sink = p.sink[p.sink_head * tile.head];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if (seen[half]) scale[half] = total[half].join_sink(sink);
+        if (seen[half]) scale[half] = total[half].join_sink(p, sink);
       }
     }
     if (p.lse.data && rank() == 0) {
@@ -294,7 +293,7 @@ struct FwdD512Consumer {
       if (half < 2 && row < tile.count) {
         const RowTotal mine = half ? total[1] : total[0];
         store_lse(p, tile.batch, tile.head, static_cast<int64>(tile.s.q_begin) + tile.row0 + row,
-                  (half ? seen[1] : seen[0]) ? mine.lse() : unseen_lse());
+                  (half ? seen[1] : seen[0]) ? mine.lse(p, ptx::lg2_approx_ftz(mine.sum), p.lse_low.data) : unseen_lse());
       }
     }
 #pragma unroll

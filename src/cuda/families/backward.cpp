@@ -1,7 +1,5 @@
 #include "cuda/families/backward.hpp"
 
-#include <numbers>
-
 #include "core/geometry.hpp"
 #include "cuda/params.hpp"
 
@@ -40,9 +38,6 @@ void fill_gradients(BwdParams& p, const tessera_problem& problem, const tessera_
   p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.d_lse = stat_tensor(problem.d_lse, buffers.d_lse);
   p.far_lse_log2 = far_lse_log2(problem);
-  const ScoreConfig score = score_config(problem);
-  const double log2e = score.scaled() ? double{std::numbers::log2e_v<float>} : double{p.scale_log2} / p.scale;
-  p.lse_log2e = static_cast<float>(log2e), p.lse_log2e_low = static_cast<float>(log2e - p.lse_log2e);
   if (core::present(problem.d_bias)) {
     p.d_bias = score_tensor(problem.d_bias, buffers.d_bias);
     p.d_bias_batches = static_cast<int>(problem.d_bias.shape[0]);
