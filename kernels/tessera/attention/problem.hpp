@@ -29,7 +29,8 @@ struct ProblemParams {
   int page_size, pages;
 
   float scale, scale_log2;  // scale * log2(e)
-  float lse_log2e, lse_log2e_low, lse_ln2, lse_ln2_low;  // of what scores are multiplied by, log2 by natural units and the inverse, two floats each
+  float lse_log2e, lse_log2e_low, lse_ln2,
+      lse_ln2_low;  // of what scores are multiplied by, log2 by natural units and the inverse, two floats each
   float softcap;
   int causal, top_left;
   int window_left, window_right;  // -1: unbounded

@@ -117,7 +117,8 @@ struct OnlineSoftmax {
         moderate &= fabsf(max[m][half]) < kHugeScore_log2;
       }
     ready = __all_sync(0xffffffff, moderate);
-    if (!ready) [[unlikely]] moves = update_huge(best, old, unit, alpha, threshold_log2);
+    if (!ready) [[unlikely]]
+      moves = update_huge(best, old, unit, alpha, threshold_log2);
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -225,10 +226,11 @@ struct OnlineSoftmax {
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float best_log2 = __fmul_rn(best[m][half], unit.log2), best_natural = __fmul_rn(best[m][half], unit.natural);
+        const float best_log2 = __fmul_rn(best[m][half], unit.log2),
+                    best_natural = __fmul_rn(best[m][half], unit.natural);
         const bool was_huge = huge(m, half), is_huge_now = best_natural != -infinity() && is_huge(best_log2);
-        const float grows_log2 =
-            was_huge || is_huge_now ? (best_natural - natural_max(old[m][half], was_huge)) * kLog2e : best_log2 - old[m][half];
+        const float grows_log2 = was_huge || is_huge_now ? (best_natural - natural_max(old[m][half], was_huge)) * kLog2e
+                                                         : best_log2 - old[m][half];
         const bool passes = grows_log2 > threshold_log2;
         max[m][half] = !passes ? old[m][half] : is_huge_now ? best_natural : best_log2;
         alpha[m][half] = passes ? ptx::ex2_approx_ftz(-grows_log2) : 1.0f;

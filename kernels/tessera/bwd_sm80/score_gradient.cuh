@@ -211,7 +211,7 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
           float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
           Score score;
           if constexpr (kFull) {
-            score = visible_score(s, score_row, key0, offset, capped_score<kCfg.score>(p, x),
+            score = visible_score(p, s, score_row, key0, offset, capped_score<kCfg.score>(p, x),
                                   bias_mask.of(n, m * 2 + half, e != 0));
           } else {
             score = tessera::score<kCfg.score>(p, s, score_row, key0 + offset, x);

@@ -26,7 +26,8 @@ struct DecodePart {
 #pragma unroll
     for (int n = 0; n < kParts; ++n) signs |= __float_as_uint(stats[n].y);
     const bool huge = signs >> 31;
-    if (huge) [[unlikely]] to_natural(stats);
+    if (huge) [[unlikely]]
+      to_natural(stats);
 #pragma unroll
     for (int n = 0; n < kParts; ++n) max = stats[n].y == 0.0f ? max : fmaxf(max, stats[n].x);
     const float unit = huge ? kLog2e : 1.0f;
@@ -230,7 +231,8 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
   if (lane_col() == 0) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      shared.stats[warp][half * 8 + lane_row()] = make_float2(softmax.max[0][half], softmax.huge(0, half) ? -softmax.sum[0][half] : softmax.sum[0][half]);
+      shared.stats[warp][half * 8 + lane_row()] =
+          make_float2(softmax.max[0][half], softmax.huge(0, half) ? -softmax.sum[0][half] : softmax.sum[0][half]);
     }
   }
   const MergeItem<kCfg> item;

@@ -32,7 +32,9 @@ struct ScoreStage {
       kN * 4 + kD * 4 + (kInPlace ? 0 : kSteps * 4) + kBiasMaskRegisters <= (kCfg.consumers == 2   ? 192
                                                                              : kCfg.consumers == 3 ? 128
                                                                                                    : 96);
-  using BiasMask = BiasMaskFragment<kCfg.score, kBiasMaskAhead ? 2 : 1, kN, false>;
+  // Biases of 16 bits from D = 128 on fill the registers as they lie: fused, they would spill up to 500 bytes.
+  static constexpr bool kFused = dtype_bytes(kCfg.score.bias_dtype) == 4 || kCfg.head_dim_v < 128;
+  using BiasMask = BiasMaskFragment<kCfg.score, kBiasMaskAhead ? 2 : 1, kN, false, kFused>;
 
   float rS[1][kN][4];
   uint32 rP[kSteps][4];  // A fragments of P V
@@ -80,7 +82,7 @@ struct ScoreStage {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               float& x = rS[0][n][2 * half + e];
-              x = score<kCfg.score>(at.p, tile.s, row, key0 + n * 8 + warp_lane() % 4 * 2 + e, x).value;
+              x = score<kCfg.score, kFused>(at.p, tile.s, row, key0 + n * 8 + warp_lane() % 4 * 2 + e, x).value;
             }
         }
       }

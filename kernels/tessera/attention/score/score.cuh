@@ -41,7 +41,7 @@ struct ScoreRow {
 };
 
 struct Score {
-  float value;  // in score_unit; -inf where the key is not visible
+  float value;  // of visible_score in score_unit, -inf where the key is not visible; before it what it multiplies
   float slope;  // d(capped score) / d(score): 1 - tanh^2, for the gradient through the softcap
 };
 
@@ -69,25 +69,30 @@ TESSERA_DEVICE ScoreUnit score_unit(const ProblemParams& p) {
   return {p.scale, p.scale_log2};
 }
 
-// Scaled and capped. No product is fused with what is added to it: the backward pass has the forward's bits, and a bias that is unpacked for a
-// fused instruction has no register at D = 128.
+// Capped, and scaled where nothing is added that the same instruction could add.
 template <ScoreConfig kCfg, bool kSmall = false>
 TESSERA_DEVICE Score capped_score(const ProblemParams& p, float product) {
-  if constexpr (!kCfg.scaled()) return {product, 1.0f};
-  if constexpr (!kCfg.softcap) return {__fmul_rn(product, p.scale), 1.0f};
-  const float t = quadruple_tanh<kSmall>(softcap_input(p, product));
-  return {kCfg.adds() ? __fmul_rn(t, capped_unit(p)) : t, fmaf(t, -0.0625f * t, 1.0f)};
+  if constexpr (kCfg.softcap) {
+    const float t = quadruple_tanh<kSmall>(softcap_input(p, product));
+    return {t, fmaf(t, -0.0625f * t, 1.0f)};
+  }
+  return {kCfg.scale_first && !kCfg.adds() ? product * p.scale : product, 1.0f};
 }
 
 // Bias, ALiBi and masks of key + offset, which the query sees by position. Of keys with one `key` and offsets that the compiler
-// knows, ALiBi is two instructions each.
-template <ScoreConfig kCfg>
-TESSERA_DEVICE Score visible_score(const Sequence& s, const ScoreRow<kCfg>& row, int key, int offset, Score r,
-                                   const BiasMaskElement& element) {
-  if constexpr (kCfg.bias) r.value += element.bias;
+// knows, ALiBi is two instructions each. kFused: a bias is added by the instruction that scales the product; its number is then made ready
+// ahead of the product, and not every kernel has registers for that.
+template <ScoreConfig kCfg, bool kFused = true>
+TESSERA_DEVICE Score visible_score(const ProblemParams& p, const Sequence& s, const ScoreRow<kCfg>& row, int key,
+                                   int offset, Score r, const BiasMaskElement& element) {
+  [[maybe_unused]] const float unit = kCfg.softcap ? capped_unit(p) : p.scale;
+  if constexpr (kCfg.bias) {
+    r.value = kFused ? fmaf(r.value, unit, element.bias) : __fmul_rn(r.value, unit) + element.bias;
+  }
   if constexpr (kCfg.alibi) {
     const float from_key = row.slope * static_cast<float>(row.query + s.sk - s.sq - key);
-    r.value -= fabsf(fmaf(-row.slope, static_cast<float>(offset), from_key));
+    const float slopes = -fabsf(fmaf(-row.slope, static_cast<float>(offset), from_key));
+    r.value = kCfg.bias ? r.value + slopes : fmaf(r.value, unit, slopes);
   }
   if constexpr (kCfg.mask || kCfg.block_mask) {
     if (!element.visible) r.value = -infinity();
@@ -95,13 +100,13 @@ TESSERA_DEVICE Score visible_score(const Sequence& s, const ScoreRow<kCfg>& row,
   return r;
 }
 
-template <ScoreConfig kCfg>
+template <ScoreConfig kCfg, bool kFused = true>
 TESSERA_DEVICE Score score(const ProblemParams& p, const Sequence& s, const ScoreRow<kCfg>& row, int key,
                            float product) {
   const Score r = capped_score<kCfg>(p, product);
   const bool visible = key >= row.keys.low && key <= row.keys.high;
   if (!visible) return {-infinity(), r.slope};
-  return visible_score(s, row, key, 0, r, load_bias_mask_at(p, row, key));
+  return visible_score<kCfg, kFused>(p, s, row, key, 0, r, load_bias_mask_at(p, row, key));
 }
 
 }  // namespace tessera
