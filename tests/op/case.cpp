@@ -26,7 +26,8 @@ constexpr Word kData[] = {{"normal", kNormal},      {"outlier", kOutlier},    {"
                           {"huge", kHuge},          {"nan_query", kNanQuery}, {"nan_key", kNanKey},
                           {"inf_key", kInfKey},     {"inf_value", kInfValue}, {"inf_bias", kInfBias},
                           {"falling", kFalling},    {"nan_once", kNanOnce},   {"inf_once", kInfOnce},
-                          {"nan_value", kNanValue}, {"nan_d_o", kNanDO}};
+                          {"nan_value", kNanValue}, {"nan_d_o", kNanDO},
+                          {"huge_bias", kHugeBias}, {"shared", kShared}};
 
 struct Field {
   const char* name;
@@ -80,10 +81,12 @@ const Field kFields[] = {
     {.name = "softcap", .real = &Case::softcap},
     {.name = "dropout", .real = &Case::dropout},
     {.name = "scale", .real = &Case::scale},
-    {.name = "sink", .integer = &Case::sink},
+    {.name = "state", .integer = &Case::state},
+    {.name = "sink", .integer = &Case::sink, .high = 2},
     {.name = "d_sink", .integer = &Case::d_sink},
     {.name = "lse", .integer = &Case::lse},
     {.name = "d_lse", .integer = &Case::d_lse},
+    {.name = "low", .integer = &Case::low},
     {.name = "invariant", .integer = &Case::invariant},
     {.name = "deterministic", .integer = &Case::deterministic},
     {.name = "cores", .integer = &Case::cores, .low = 1, .high = 1024},
@@ -127,6 +130,7 @@ bool holds_nonfinite(const Case& c) {
 
 bool cpu_alone(const Case& c, tessera_direction direction) {
   constexpr int64_t kMostBackwardHeadDim = 512;
+  if (c.low || c.state) return true;
   return direction == TESSERA_BACKWARD && (c.d > kMostBackwardHeadDim || c.causal_seqs);
 }
 
@@ -214,10 +218,11 @@ Case legalised(Case c) {
   if (c.bias == kAbsent) c.d_bias = c.bias_f32 = 0;
   if (!c.sink) c.d_sink = 0;
   if (c.backward) c.lse = 1;
+  if (!c.lse) c.low = 0;
   if (c.shared_kv) c.used = 0;
   // The oracle leaves out keys of weight 0, which an infinity causes; a kernel multiplies them.
   if (c.data == kHuge || c.data == kInfKey || c.data == kInfBias || c.data == kInfOnce) c.backward = 0;
-  if (c.data == kInfBias && c.bias == kAbsent) c.data = kNormal;
+  if ((c.data == kInfBias || c.data == kHugeBias) && c.bias == kAbsent) c.data = kNormal;
   // Whether dropout turns a NaN weight into 0 is not promised either.
   if (holds_nonfinite(c)) c.dropout = 0;
   // Inf in a value that a query sees with weight 0 is a NaN in any product of P and V: none is that small without

@@ -36,7 +36,9 @@ enum Data {
   kNanOnce,   // one key, a third into the sequence, holds a NaN
   kInfOnce,   // it holds an Inf
   kNanValue,  // one value in a hundred, and one two thirds into the sequence, hold a NaN
-  kNanDO      // some rows of dO hold a NaN
+  kNanDO,     // some rows of dO hold a NaN
+  kHugeBias,  // rows of the bias are the lowest or largest numbers of its dtype, or such numbers beside others, or share one
+  kShared     // the keys of a sequence have a large vector in common, and so a row's scores a large number
 };
 
 inline constexpr double kDefaultScale = std::numeric_limits<double>::infinity();
@@ -67,8 +69,10 @@ struct Case {
   int64_t bias_f32 = 0, d_bias = 0;
   int64_t alibi = 0;  // 1: [H], 2: [B, H]
   double softcap = 0, dropout = 0, scale = kDefaultScale;
-  int64_t sink = 0, d_sink = 0;
-  int64_t lse = 1, d_lse = 0;  // lse: requested in the forward pass
+  int64_t sink = 0, d_sink = 0;  // sink 2: far above the scores and far below, by turns of the heads
+  int64_t state = 0;             // dropout_state in place of seed and offset
+  int64_t lse = 1, d_lse = 0;    // lse: requested in the forward pass
+  int64_t low = 0;               // lse_low: written by forward, read by backward
   int64_t invariant = 0;
   int64_t deterministic = 0;  // backward; the CPU's bits are the same anyway
   int64_t cores = 2;          // the cores or multiprocessors of the plan

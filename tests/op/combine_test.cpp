@@ -172,6 +172,51 @@ TEST_P(Combine, IsTheWeightedSum) {
   }
 }
 
+// Parts that share a large number know their sums by the lower digits alone: equal scores of 8e6 over 5, 3, 7 and 1 keys.
+void expect_weights_from_both_digits(const Place& place, double shared) {
+  SCOPED_TRACE(place_name(place) + ", " + std::to_string(shared));
+  constexpr double kKeys[] = {5, 3, 7, 1};
+  constexpr int64_t kParts = std::size(kKeys), kDv = 3;
+  const auto digits = [&](int64_t n) {
+    const float high = static_cast<float>(shared + std::log(kKeys[n]));
+    return std::pair{high, static_cast<float>((shared - high) + std::log(kKeys[n]))};
+  };
+  Tensor o_parts(TESSERA_FLOAT32, {kParts, 1, 1, 1, kDv}), lse_parts(TESSERA_FLOAT32, {kParts, 1, 1, 1});
+  Tensor low_parts(TESSERA_FLOAT32, {kParts, 1, 1, 1}), o(TESSERA_FLOAT32, {1, 1, 1, kDv});
+  Tensor lse(TESSERA_FLOAT32, {1, 1, 1}), low(TESSERA_FLOAT32, {1, 1, 1});
+  std::vector<double> values, high_values, low_values;
+  for (int64_t n = 0; n < kParts; ++n) {
+    for (int64_t d = 0; d < kDv; ++d) values.push_back(static_cast<double>((n + 1) * (d + 1)));
+    high_values.push_back(digits(n).first), low_values.push_back(digits(n).second);
+  }
+  o_parts.store(values), lse_parts.store(high_values), low_parts.store(low_values);
+  tessera_device device = cpu_device();
+  device.isa = place.isa;
+  CombineCall merge;
+  merge.o_parts = tensor(o_parts.layout(), o_parts.data()), merge.lse_parts = tensor(lse_parts.layout(), lse_parts.data());
+  merge.lse_low_parts = tensor(low_parts.layout(), low_parts.data());
+  merge.o = tensor(o.layout(), o.data()), merge.lse = tensor(lse.layout(), lse.data());
+  merge.lse_low = tensor(low.layout(), low.data());
+  const tessera_status status = tessera_combine(&merge, &device, nullptr);
+  ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+  for (int64_t d = 0; d < kDv; ++d) {
+    double mean = 0;
+    for (int64_t n = 0; n < kParts; ++n) mean += kKeys[n] / 16 * static_cast<double>((n + 1) * (d + 1));
+    EXPECT_NEAR(o.load()[d], mean, 1e-6 * mean);
+  }
+  EXPECT_NEAR((lse.load()[0] - shared) + low.load()[0], std::log(16), 1e-6);
+  EXPECT_EQ(lse.load()[0], static_cast<float>(shared + std::log(16)));
+}
+
+TEST_P(Combine, WeighsPartsByBothDigitsOfTheirLse) {
+  for (const Place& place : places_) {
+    if (place == kGpu) continue;
+    for (const double shared : {0.0, 8e6, -8e6, 1e30, -3.4e38, 3.4e38}) {
+      expect_weights_from_both_digits(place, round_to(TESSERA_FLOAT32, shared));
+    }
+  }
+}
+
 TEST_P(Combine, PartsThatSawNothingDoNotCount) {
   const int64_t parts = 3, dv = 8;
   for (const Place& place : places_) {

@@ -46,9 +46,9 @@ Inputs make_shapes(const Case& c);
 // A problem with its tensors. `problem` has the layouts of the tensors that are present.
 struct Call {
   tessera_problem problem;
-  Tensor q, k, v, o, lse;
+  Tensor q, k, v, o, lse, lse_low;
   Tensor cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, page_indptr, page_indices;
-  Tensor bias, mask, block_mask, slopes, sink, causal_seqs, tree, prefix_groups, prefix_lens;
+  Tensor bias, mask, block_mask, slopes, sink, causal_seqs, tree, prefix_groups, prefix_lens, dropout_state;
   Tensor d_o, d_q, d_k, d_v, d_lse, d_bias, d_sink;
 
   void describe();  // writes the tensors' layouts into problem

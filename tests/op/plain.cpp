@@ -147,6 +147,7 @@ class Plain {
     };
     make(out_.o, in_.rows_q * c_.hq * c_.dv);
     make(out_.lse, in_.rows_q * c_.hq);
+    make(out_.lse_to_twice_the_digits, c_.low ? in_.rows_q * c_.hq : 0);
     out_.unseen_q.assign(in_.rows_q * c_.hq, 1);
     out_.unseen_k.assign(in_.rows_k * c_.hkv, 1);
     if (!c_.backward) return;
@@ -245,6 +246,7 @@ class Plain {
       if (std::isnan(s)) m = s;
     double& lse = out_.lse.value[in_.lse_index(b, h, i)];
     lse = -kInf;
+    if (c_.low) out_.lse_to_twice_the_digits.value[in_.lse_index(b, h, i)] = -kInf;
     std::fill(p_.begin(), p_.end(), Real{0});
     if (m == -kInf) return;  // the row sees nothing: o is 0, with any sink
     if (c_.sink) m = std::max(m, static_cast<Real>(in_.sink[h]));
@@ -258,7 +260,11 @@ class Plain {
     constexpr double kLseRoundings = 2;
     const double lse_noise = kLseRoundings * epsilon_ * std::fabs(lse);
     add_noise(out_.lse.noise[in_.lse_index(b, h, i)], worst + lse_noise);
-    if (std::isfinite(lse_noise))
+    if (c_.low) {
+      PlainTensor& precise = out_.lse_to_twice_the_digits;
+      precise.value[in_.lse_index(b, h, i)] = static_cast<double>(m) + std::log(static_cast<double>(sum));
+      precise.noise[in_.lse_index(b, h, i)] = worst + kLseRoundings * epsilon_ * std::fabs(std::log(sum));
+    } else if (std::isfinite(lse_noise))
       for (double& noise : noise_) noise += lse_noise;
 
     const Real keep_scale = static_cast<Real>(1 / (1 - p_drop_));

@@ -18,7 +18,7 @@ struct PlainTensor {
 };
 
 struct PlainResult {
-  PlainTensor o, lse, d_q, d_k, d_v, d_bias, d_sink;
+  PlainTensor o, lse, lse_to_twice_the_digits, d_q, d_k, d_v, d_bias, d_sink;
   std::vector<char> unseen_q;  // [rows_q, Hq]: this query sees nothing
   std::vector<char> unseen_k;  // [rows_k, Hkv]: no query sees this key; true also for data of no sequence
 };

@@ -143,6 +143,13 @@ constexpr const char* kOptions[] = {
     "reversed=1",
     "reversed=1 gap=3 order=sbhd",
     "shared_kv=1",
+    "low=1",
+    "low=1 causal=1 top_left=1 q=packed k=packed lead=3 tail=70",
+    "low=1 bias=bhqk d_bias=1 sink=1 d_sink=1 d_lse=1 gap=1 order=bhsd",
+    "sink=2 d_sink=1",
+    "sink=2 d_sink=1 low=1 d_lse=1 causal=1",
+    "dropout=0.3 state=1 low=1",
+    "state=1",
     "q=packed k=packed",
     "q=packed k=packed causal=1",
     "q=packed k=packed used=1 gap=1",
@@ -277,7 +284,41 @@ constexpr const char* kDecode[] = {
     "b=5 sq=4 sk=900 hq=4 hkv=1 d=256 dv=256 causal_seqs=1 wl=200 cores=5",
     "b=5 sq=4 sk=900 hq=4 hkv=1 d=80 dv=80 causal_seqs=1 invariant=1 softcap=9 cores=5",
     "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=nan_key cores=4",
+    // Sinks above and below the scores, in every merge of parts; more than three of them.
+    "b=2 sq=1 sk=4200 hq=8 hkv=2 d=64 dv=64 sink=2 low=1 cores=16",
+    "b=1 sq=60 sk=3000 hq=4 hkv=2 d=64 dv=64 sink=2 low=1 cores=16",
+    "b=3 few=2 sq=40 sk=2100 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=16 causal=1 sink=2 low=1 cores=12",
+    "b=2 sq=2 sk=4200 hq=4 hkv=2 d=64 dv=64 data=shared low=1 cores=16",
+    "b=1 sq=60 sk=3000 hq=4 hkv=2 d=64 dv=64 data=shared low=1 cores=16",
+    "b=2 sq=2 sk=4200 hq=4 hkv=2 d=64 dv=64 softcap=1e5 scale=3e3 alibi=h low=1 cores=16",
 };
+
+// Scores of any finite size, and rows whose scores share a large number.
+constexpr const char* kLargeScores[] = {
+    "data=huge_bias bias=qk low=1 d_bias=1",
+    "data=huge_bias bias=bhqk low=1 d_bias=1 bias_f32=1",
+    "data=huge_bias bias=hqk bias_f32=1 d_lse=1",
+    "data=huge_bias bias=bhqk causal=1 low=1",
+    "data=huge_bias bias=bhqk mask=bqk low=1 sink=2 d_sink=1",
+    "data=huge_bias bias=bqk alibi=h softcap=8 low=1 dropout=0.2",
+    "data=huge_bias bias=k low=1 q=packed k=packed",
+    "data=huge_bias bias=bhqk bias_f32=1 wl=40 wr=5 block_mask=bk low=1",
+    "data=shared low=1",
+    "data=shared low=1 causal=1",
+    "data=shared low=1 mask=bqk sink=1 d_sink=1",
+    "data=shared low=1 bias=bhqk d_bias=1 dropout=0.1 state=1",
+    "data=shared low=1 wl=30 wr=3 q=packed k=packed d_lse=1",
+    "data=shared low=1 scale=-1",
+    "data=shared",
+};
+
+void add_large_scores(Table& table) {
+  for (const char* large : kLargeScores) {
+    table.add((std::string(large) + " backward=1 b=2 sq=70 sk=140 hq=4 hkv=2 d=32 dv=40").c_str());
+    // AMX's tiles and a whole tile of them that sees everything.
+    table.add((std::string(large) + " backward=1 b=1 sq=160 sk=200 hq=2 hkv=1 d=64 dv=64 cores=1").c_str());
+  }
+}
 
 // A step of an engine: chunks of prompts beside sequences with one query or a few, or none.
 constexpr const char* kMixed[] = {
@@ -502,6 +543,7 @@ std::vector<Case> case_table() {
   add_lengths(table);
   add_head_dims(table);
   add_options(table);
+  add_large_scores(table);
   add_entries(table);
   for (const char* line : kDecode) table.add(line);
   for (const char* line : kMixed) table.add(line);
