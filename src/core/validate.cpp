@@ -272,8 +272,8 @@ tessera_status check_dependencies(const tessera_problem& p) {
     } numbers[] = {{"dropout_seed", p.dropout_seed}, {"dropout_offset", p.dropout_offset}};
     for (const auto& [name, value] : numbers) {
       if (value == 0) continue;
-      return invalid("%s: %" PRIu64 " together with dropout_state, accepted 0: the state holds both seed and offset", name,
-                     value);
+      return invalid("%s: %" PRIu64 " together with dropout_state, accepted 0: the state holds both seed and offset",
+                     name, value);
     }
   }
   if (p.direction != TESSERA_BACKWARD) return ok();

@@ -229,7 +229,8 @@ struct AmxDecode {
   TESSERA_INLINE void softmax_row(const DecodeBlock& block, int64_t h, int64_t r) const {
     DecodeRow& row = rows[h * part.row_count + r];
     const bool full = plain && block.count % (2 * kLanes) == 0 && block.begin >= row.low &&
-                      block.begin + block.count - 1 <= row.full_high && row.stale_max != -infinity() && row.shift == 0.0f;
+                      block.begin + block.count - 1 <= row.full_high && row.stale_max != -infinity() &&
+                      row.shift == 0.0f;
     if (full && stale_max_row(row, r, block.count)) return;
     masked_row(block, row, h, r);
   }

@@ -119,7 +119,9 @@ TESSERA_INLINE void attend_stage_any(AmxForward& f, const Tile& tile, JobSums& s
 
 // Lane by lane: not 0; a stale max whose own score comes out as 2^0 and not as the rounding of large numbers.
 TESSERA_INLINE uint32_t lane_bits(VecI lanes) { return _mm512_movepi32_mask((__m512i)lanes); }
-TESSERA_INLINE uint32_t exact_lanes(const Params& p, VecF stale_max) { return lane_bits(abs(stale_max) < p.huge_score); }
+TESSERA_INLINE uint32_t exact_lanes(const Params& p, VecF stale_max) {
+  return lane_bits(abs(stale_max) < p.huge_score);
+}
 
 // The stale max of a tile that has seen nothing: the maximum of what each row sees of one stage. Any number serves, and what
 // it does not suit is found at the job's end; so a row that sees nothing there takes the tile's maximum. `keys`: of the stage;

@@ -24,7 +24,7 @@ struct BackwardOperands {
   const float *sQ, *sdO;
   RowBlock q_steps, do_steps;
   const float *shift, *lse, *delta;  // [kBlockM]: as row_shift, row_lse, row_delta
-  float* dq;                 // the tile's first row
+  float* dq;                         // the tile's first row
   int64_t dq_ld;
   bool finite;  // K, Q and dO hold neither NaN nor infinity, or nothing is masked that these could reach
   int64_t head_kv;

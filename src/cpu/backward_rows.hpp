@@ -65,8 +65,7 @@ inline void prepare_rows(const Params& p, const RowSpan& span) {
     alignas(64) float deltas[kLanes];
     store(deltas, sums[0]);
     const char* lse_row = p.lse + p.lse_batch * span.batch + p.lse_head * span.head + p.lse_row * row;
-    const char* low_row =
-        p.lse_low + p.lse_low_batch * span.batch + p.lse_low_head * span.head + p.lse_low_row * row;
+    const char* low_row = p.lse_low + p.lse_low_batch * span.batch + p.lse_low_head * span.head + p.lse_low_row * row;
     const char* d_lse_row = p.d_lse + p.d_lse_batch * span.batch + p.d_lse_head * span.head + p.d_lse_row * row;
     const int64_t at = span.head * p.rows_total + sequence.row_begin + begin;
     for (int64_t i = 0; i < count; ++i) {
@@ -97,8 +96,7 @@ inline void backward_postprocess_item(const Params& p, int64_t item, char* scrat
     for (int64_t b = 0; b < p.batch; ++b) {
       const int64_t first = head * p.rows_total + p.sequences[b].row_begin;
       for (int64_t i = first; i < first + p.sequences[b].sq; ++i) {
-        if (p.row_lse[i] != infinity())
-          sum -= static_cast<double>(weight_of(i) * p.row_delta[i]);
+        if (p.row_lse[i] != infinity()) sum -= static_cast<double>(weight_of(i) * p.row_delta[i]);
       }
     }
     *reinterpret_cast<float*>(reinterpret_cast<char*>(p.d_sink) + p.d_sink_head * head) = static_cast<float>(sum);

@@ -17,8 +17,8 @@ inline void combine_rows(const CombineParams& p, int64_t row_begin, int64_t row_
     const int64_t row = index % p.rows, head = index / p.rows % p.heads, batch = index / p.rows / p.heads;
     const char* lse_row = p.lse_parts + p.lse_part_batch * batch + p.lse_part_head * head + p.lse_part_row * row;
     const char* o_row = p.o_parts + p.o_part_batch * batch + p.o_part_row * row + p.o_part_head * head;
-    const char* low_row = p.lse_low_parts + p.lse_low_part_batch * batch + p.lse_low_part_head * head +
-                          p.lse_low_part_row * row;
+    const char* low_row =
+        p.lse_low_parts + p.lse_low_part_batch * batch + p.lse_low_part_head * head + p.lse_low_part_row * row;
     const auto lse_of = [&](int64_t n) { return *reinterpret_cast<const float*>(lse_row + p.lse_part * n); };
     const auto part_of = [&](int64_t n) -> LogSumExp {
       return {lse_of(n), p.lse_low_parts ? *reinterpret_cast<const float*>(low_row + p.lse_low_part * n) : 0.0f};
@@ -62,7 +62,8 @@ inline void combine_rows(const CombineParams& p, int64_t row_begin, int64_t row_
       *reinterpret_cast<float*>(p.lse + p.lse_batch * batch + p.lse_head * head + p.lse_row * row) = high;
       if (!p.lse_low) continue;
       const float low = high - high == 0.0f ? static_cast<float>((double{best.high} - high) + rest) : 0.0f;
-      *reinterpret_cast<float*>(p.lse_low + p.lse_low_batch * batch + p.lse_low_head * head + p.lse_low_row * row) = low;
+      *reinterpret_cast<float*>(p.lse_low + p.lse_low_batch * batch + p.lse_low_head * head + p.lse_low_row * row) =
+          low;
     }
   }
 }

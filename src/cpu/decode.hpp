@@ -177,9 +177,9 @@ TESSERA_INLINE void round_to_bf16(float* row, int64_t count) {
 
 struct DecodeRow {
   int64_t query, head;
-  int64_t low, high;  // visible keys
-  int64_t full_high;  // the last that no tree mask has a bit of
-  const char* tree;   // the query's words of it
+  int64_t low, high;                      // visible keys
+  int64_t full_high;                      // the last that no tree mask has a bit of
+  const char* tree;                       // the query's words of it
   float stale_max, shift, offset, slope;  // as a Tile has them
   LogSumExp as_tiled;                     // where its scores are huge and the lower digits are wanted
   alignas(64) float sum[kLanes];          // of 2^(log2(e) (score - shift) - offset), a lane each
@@ -198,8 +198,8 @@ TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, D
     if (p.alibi_slopes || !full) {
       const VecI index = iota<VecI>() + static_cast<int32_t>(key + n);
       if (p.alibi_slopes) {
-        s = fma(splat(-row.slope),
-                abs(to_float(index - static_cast<int32_t>(row.query + sequence.sk - sequence.sq))), s);
+        s = fma(splat(-row.slope), abs(to_float(index - static_cast<int32_t>(row.query + sequence.sk - sequence.sq))),
+                s);
       }
       VecI visible = (index >= static_cast<int32_t>(row.low)) & (index <= static_cast<int32_t>(row.high)) &
                      (index < static_cast<int32_t>(key + count));
@@ -443,8 +443,8 @@ TESSERA_COLD_FUNCTION void sum_as_tiled(const Params& p, const DecodePart& part,
   for (int64_t key = keys.low; key <= keys.high; key += kTileRows) {
     const int64_t block = min_of<int64_t>(kTileRows, keys.high + 1 - key);
     const RowBlock k = rows_block<kOp>(p, p.k, part.sequence, part.batch, head_kv, key, block, p.head_dim, copy, true);
-    product_rows<kTileRows, 1, kOp, Broadcast::kAlongK>(scores, kLanes, false, k.data, k.stride_bytes, sQ, kLanes, block,
-                                                        (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>);
+    product_rows<kTileRows, 1, kOp, Broadcast::kAlongK>(scores, kLanes, false, k.data, k.stride_bytes, sQ, kLanes,
+                                                        block, (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>);
     for (int64_t n = 0; n < block; ++n) {
       for (int64_t lane = 0; lane < kLanes; ++lane) {
         const DecodeRow& row = rows[min_of(lane, count - 1)];

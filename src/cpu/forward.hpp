@@ -34,7 +34,7 @@ template <bool kRoundedP>
 struct StaleMax;
 template <>
 struct StaleMax<false> {
-  static constexpr float kMostSum = 65536.0f;               // of a block's weights
+  static constexpr float kMostSum = 65536.0f;              // of a block's weights
   static constexpr float kRescaleThreshold = 8.0f * kLn2;  // by which a maximum passes the stale one that it replaces
 };
 template <>

@@ -66,7 +66,8 @@ TESSERA_INLINE KeySpan init_tiles(const Params& p, const ForwardPlace& at, Tile*
 TESSERA_OWN_FUNCTION void add_sink(const Params& p, Tile& tile, float* scale) {
   alignas(64) float sinks[kBlockM];
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    sinks[lane] = *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * tile.head[lane]);
+    sinks[lane] =
+        *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * tile.head[lane]);
   }
   for (int c = 0; c < kBlockM / kLanes; ++c) {
     const VecF sum = load(tile.sum + c * kLanes), old = load(tile.stale_max + c * kLanes);
@@ -77,8 +78,8 @@ TESSERA_OWN_FUNCTION void add_sink(const Params& p, Tile& tile, float* scale) {
     const VecF rescale = select(sink > old, rescale_of(old, from, to), splat(1.0f));
     VecF weight{};  // of the sink, which may be all that the LSE is made of: exactly
     for (int lane = 0; lane < kLanes; ++lane) {
-      weight[lane] = __builtin_exp2f(
-          static_cast<float>((double{sink[lane]} - to.shift[lane]) * p.units_log2 - to.offset[lane]));
+      weight[lane] =
+          __builtin_exp2f(static_cast<float>((double{sink[lane]} - to.shift[lane]) * p.units_log2 - to.offset[lane]));
     }
     const VecF joint = fma(sum, rescale, weight);
     store(scale + c * kLanes, load(scale + c * kLanes) * select(seen, rescale, splat(1.0f)));
@@ -113,16 +114,13 @@ struct RowNumbers {
   }
   TESSERA_INLINE bool wanted() const { return partial || data; }
   // Whether those of the tile's rows are neighbours.
-  TESSERA_INLINE bool in_a_row(const Tile& tile) const {
-    return tile.consecutive && (partial || row == sizeof(float));
-  }
+  TESSERA_INLINE bool in_a_row(const Tile& tile) const { return tile.consecutive && (partial || row == sizeof(float)); }
 };
 TESSERA_INLINE RowNumbers lse_of(const Params& p) {
   return {p.lse, p.lse_batch, p.lse_head, p.lse_row, p.num_splits > 1 ? p.partial_lse : nullptr};
 }
 TESSERA_INLINE RowNumbers lse_low_of(const Params& p) {
-  return {p.lse_low, p.lse_low_batch, p.lse_low_head, p.lse_low_row,
-          p.num_splits > 1 ? p.partial_lse_low : nullptr};
+  return {p.lse_low, p.lse_low_batch, p.lse_low_head, p.lse_low_row, p.num_splits > 1 ? p.partial_lse_low : nullptr};
 }
 
 TESSERA_INLINE void write_numbers(const Params& p, const Tile& tile, int64_t split, const RowNumbers& numbers,

@@ -211,7 +211,7 @@ struct BackwardShape {
 struct BackwardScratch {
   char* tile;
   float *shift, *lse, *delta;  // [block_m]
-  float *sQ, *sdO;     // [head_dim][block_m], [head_dim_v][block_m]
+  float *sQ, *sdO;             // [head_dim][block_m], [head_dim_v][block_m]
   float *q_rows,
       *do_rows;     // [block_m][head_dim], [block_m][head_dim_v], padded to lanes; pairs of rows for the dot product
   float *sP, *sdS;  // [kKeyBlock][block_m]

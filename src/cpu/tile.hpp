@@ -29,7 +29,7 @@ struct Tile {
       met_stale_max;  // AMX, a bit a row: stale_max is the score of a key that it meets, so its sum ends at 1 or above
   alignas(64) int32_t query[kBlockM], head[kBlockM];
   alignas(64) int32_t low[kBlockM], high[kBlockM];  // keys low ... high are visible by position
-  alignas(64) float stale_max[kBlockM];  // natural units, -inf before the first
+  alignas(64) float stale_max[kBlockM];             // natural units, -inf before the first
   // What scores are exponentiated against: the stale max in two parts, `shift` in natural units and `offset` in log2 units.
   alignas(64) float shift[kBlockM], offset[kBlockM];
   alignas(64) float sum[kBlockM];  // of 2^(log2(e) (score - shift) - offset)

@@ -41,8 +41,8 @@ int64_t draw_head_dim(Random& random) {
 
 void draw_options(Random& random, Case& c) {
   constexpr int64_t kOneIn = 4;  // an option is set this rarely: several at a time are usual, all of them are not
-  constexpr Data kHard[] = {kOutlier, kGrowing, kFalling, kHuge,     kNanQuery, kNanKey,
-                            kInfKey,  kNanOnce, kInfOnce, kInfValue, kInfBias, kHugeBias, kShared};
+  constexpr Data kHard[] = {kOutlier, kGrowing, kFalling,  kHuge,    kNanQuery, kNanKey, kInfKey,
+                            kNanOnce, kInfOnce, kInfValue, kInfBias, kHugeBias, kShared};
   c.causal = random.one_in(3);
   c.causal_seqs = random.one_in(6);
   if (random.one_in(6)) c.tree = random.between(1, 5);

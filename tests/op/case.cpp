@@ -22,12 +22,11 @@ constexpr Word kOrders[] = {{"bshd", kBshd}, {"bhsd", kBhsd}, {"sbhd", kSbhd}};
 constexpr Word kSpans[] = {{"none", kAbsent}, {"k", 0},   {"qk", 1},  {"hk", 2},  {"hqk", 3},
                            {"bk", 4},         {"bqk", 5}, {"bhk", 6}, {"bhqk", 7}};
 constexpr Word kAlibi[] = {{"none", 0}, {"h", 1}, {"bh", 2}};
-constexpr Word kData[] = {{"normal", kNormal},      {"outlier", kOutlier},    {"growing", kGrowing},
-                          {"huge", kHuge},          {"nan_query", kNanQuery}, {"nan_key", kNanKey},
-                          {"inf_key", kInfKey},     {"inf_value", kInfValue}, {"inf_bias", kInfBias},
-                          {"falling", kFalling},    {"nan_once", kNanOnce},   {"inf_once", kInfOnce},
-                          {"nan_value", kNanValue}, {"nan_d_o", kNanDO},
-                          {"huge_bias", kHugeBias}, {"shared", kShared}};
+constexpr Word kData[] = {
+    {"normal", kNormal},      {"outlier", kOutlier}, {"growing", kGrowing},    {"huge", kHuge},
+    {"nan_query", kNanQuery}, {"nan_key", kNanKey},  {"inf_key", kInfKey},     {"inf_value", kInfValue},
+    {"inf_bias", kInfBias},   {"falling", kFalling}, {"nan_once", kNanOnce},   {"inf_once", kInfOnce},
+    {"nan_value", kNanValue}, {"nan_d_o", kNanDO},   {"huge_bias", kHugeBias}, {"shared", kShared}};
 
 struct Field {
   const char* name;

@@ -38,7 +38,7 @@ enum Data {
   kNanValue,  // one value in a hundred, and one two thirds into the sequence, hold a NaN
   kNanDO,     // some rows of dO hold a NaN
   kHugeBias,  // rows of the bias are the lowest or largest numbers of its dtype, or such numbers beside others, or share one
-  kShared     // the keys of a sequence have a large vector in common, and so a row's scores a large number
+  kShared  // the keys of a sequence have a large vector in common, and so a row's scores a large number
 };
 
 inline constexpr double kDefaultScale = std::numeric_limits<double>::infinity();

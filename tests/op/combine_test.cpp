@@ -193,7 +193,8 @@ void expect_weights_from_both_digits(const Place& place, double shared) {
   tessera_device device = cpu_device();
   device.isa = place.isa;
   CombineCall merge;
-  merge.o_parts = tensor(o_parts.layout(), o_parts.data()), merge.lse_parts = tensor(lse_parts.layout(), lse_parts.data());
+  merge.o_parts = tensor(o_parts.layout(), o_parts.data()),
+  merge.lse_parts = tensor(lse_parts.layout(), lse_parts.data());
   merge.lse_low_parts = tensor(low_parts.layout(), low_parts.data());
   merge.o = tensor(o.layout(), o.data()), merge.lse = tensor(lse.layout(), lse.data());
   merge.lse_low = tensor(low.layout(), low.data());
@@ -277,7 +278,8 @@ TEST(CombineDevice, IsThisMachinesCpuUnlessGiven) {
   Tensor o(TESSERA_FLOAT32, {1, 1, 1, 4});
   const auto combine = [&](const tessera_device* device) {
     CombineCall call;
-    call.o_parts = tensor(o_parts.layout(), o_parts.data()), call.lse_parts = tensor(lse_parts.layout(), lse_parts.data());
+    call.o_parts = tensor(o_parts.layout(), o_parts.data()),
+    call.lse_parts = tensor(lse_parts.layout(), lse_parts.data());
     call.o = tensor(o.layout(), o.data());
     return tessera_combine(&call, device, nullptr);
   };

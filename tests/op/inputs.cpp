@@ -206,10 +206,14 @@ void draw_huge_row(Draw& draw, int32_t dtype, double* row, int64_t columns) {
                          : dtype == TESSERA_BFLOAT16 ? 0x1.fep127
                                                      : std::numeric_limits<float>::max();
   const auto of = [&](double value) { return round_to(dtype, std::clamp(value, -largest, largest)); };
-  const double kinds[][3] = {{-largest, -largest, -largest}, {-largest, -0.75 * largest, -largest},
-                             {-largest, 0, 0},               {-1e9, -1e9, -1e9},
-                             {-1e4, -1e4, -1e4},             {1e30, 1e30, 1e30},
-                             {largest, 0.75 * largest, 0},   {-1e30, -1e30, -2.6e38}};
+  const double kinds[][3] = {{-largest, -largest, -largest},
+                             {-largest, -0.75 * largest, -largest},
+                             {-largest, 0, 0},
+                             {-1e9, -1e9, -1e9},
+                             {-1e4, -1e4, -1e4},
+                             {1e30, 1e30, 1e30},
+                             {largest, 0.75 * largest, 0},
+                             {-1e30, -1e30, -2.6e38}};
   const auto& kind = kinds[draw.up_to(static_cast<int64_t>(std::size(kinds)) - 1)];
   for (int64_t n = 0; n < columns; ++n) {
     const double value = kind[draw.up_to(2)];
@@ -259,7 +263,8 @@ void draw_score_tensors(Draw& draw, Inputs& in) {
   for (double& value : in.sink) value = round_to(TESSERA_FLOAT32, draw.normal());
   constexpr double kFarSinks[] = {40, -40, 3000, -3e38};
   for (size_t h = 0; c.sink == 2 && h < in.sink.size(); ++h) {
-    in.sink[h] = round_to(TESSERA_FLOAT32, in.sink[h] + kFarSinks[(h + static_cast<size_t>(c.seed)) % std::size(kFarSinks)]);
+    in.sink[h] =
+        round_to(TESSERA_FLOAT32, in.sink[h] + kFarSinks[(h + static_cast<size_t>(c.seed)) % std::size(kFarSinks)]);
   }
 }
 
@@ -553,10 +558,27 @@ tessera_buffers Call::buffers(const std::function<void*(const Tensor&)>& address
 }
 
 std::vector<const Tensor*> Call::inputs() const {
-  return {
-      &q,    &k,    &v,          &cu_seqlens_q, &cu_seqlens_k, &seqused_k,   &page_table, &page_indptr,   &page_indices,
-      &bias, &mask, &block_mask, &slopes,       &sink,         &causal_seqs, &tree,       &prefix_groups, &prefix_lens,
-      &d_o,  &d_lse, &dropout_state};
+  return {&q,
+          &k,
+          &v,
+          &cu_seqlens_q,
+          &cu_seqlens_k,
+          &seqused_k,
+          &page_table,
+          &page_indptr,
+          &page_indices,
+          &bias,
+          &mask,
+          &block_mask,
+          &slopes,
+          &sink,
+          &causal_seqs,
+          &tree,
+          &prefix_groups,
+          &prefix_lens,
+          &d_o,
+          &d_lse,
+          &dropout_state};
 }
 
 }  // namespace tessera::testing
