@@ -17,7 +17,8 @@ export CMAKE_C_COMPILER_LAUNCHER = $(shell command -v ccache)
 export CMAKE_CXX_COMPILER_LAUNCHER = $(shell command -v ccache)
 
 help:
-	@echo 'make demo          build, then Tessera against standard attention, on a GPU where there is one: a table and out/compare.png'
+	@echo 'make demo          build, then a minute of Tessera beside standard attention, and PyTorch where a python3 has it, on a GPU'
+	@echo '                   where there is one: a table and out/compare.png'
 	@echo 'make test          build and run the tests that a change is tried with'
 	@echo 'make check         the rest: every case, every prebuilt kernel, then the sanitizers'
 	@echo 'make bench         every speed and memory cell, as shares of this machine'"'"'s ceilings (FILTER=regex for some)'
@@ -48,10 +49,7 @@ build-%: $(BIN)/build.ninja
 	@cmake --build --preset release --parallel $(JOBS) --target $*
 
 demo: build-tessera_cli
-	@mkdir -p out
-	@$(BIN)/cli/tessera compare --report out/compare.json
-	@build/venv/bin/python python/tessera/compare/plot.py out/compare.json out/compare.png
-	@echo 'The picture is out/compare.png'
+	@bash scripts/demo.sh
 
 test check: packages build/venv/.done
 	@bash scripts/run_tests.sh $@

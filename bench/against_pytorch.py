@@ -1,11 +1,11 @@
 """tessera.torch.attention beside PyTorch's own scaled_dot_product_attention on the CPU: forward and backward, one run.
 
     python bench/against_pytorch.py [--threads 1 2] [--lengths 512 2048 8192] [--json FILE]
-    python bench/against_pytorch.py --table FILE ...        # what such files hold, as Markdown
+    python bench/against_pytorch.py --table FILE ...        # the contents of such files, as Markdown
 
-B is 1, and H falls with the length, from 4 heads to 2, so that the long cells stay quick. Both get the layout that suits
-them ([B, S, H, D] here, [B, H, S, D] there) and the same values, and take turns; a cell is the median of the paired
-ratios. Needs the wheel and PyTorch.
+B is 1, and H falls with the length, from 4 heads to 2, so that the long cells stay quick. Each gets its preferred
+layout ([B, S, H, D] for Tessera, [B, H, S, D] for PyTorch) and the same values, and they alternate; a cell is the
+median of the paired ratios. Needs the wheel and PyTorch.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def seconds(call):
     start = time.perf_counter()
     call()
     elapsed = time.perf_counter() - start
-    # Linux stops a real-time process (chrt) for the rest of each second of which it has had 95 %.
+    # Linux stops a real-time process (chrt) after 95 % of each second.
     time.sleep(0.08 * elapsed)
     return elapsed
 

@@ -26,7 +26,7 @@ double visible_pairs(const Shape& shape, int64_t seqlen_q, int64_t seqlen_k) {
   return pairs;
 }
 
-// [B, S, H, D], in the memory order that the shape asks for.
+// [B, S, H, D], in the shape's memory order.
 tessera::Layout dense(const Shape& shape, int64_t seqlen, int64_t heads) {
   const auto dtype = static_cast<tessera::DType>(shape.dtype);
   if (!shape.heads_first) return layout(dtype, {shape.batch, seqlen, heads, shape.head_dim});
@@ -96,7 +96,7 @@ Attention::Attention(const Shape& shape, const tessera_device& device, uint64_t 
   if (shape.direction == TESSERA_BACKWARD) become_backward(problem, device, seed);
 }
 
-// Backward reads the o and lse of a forward pass.
+// The backward pass reads o and lse of a forward pass.
 void Attention::become_backward(const tessera::Problem& forward, const tessera_device& device, uint64_t seed) {
   run();
   tessera::Problem problem = tessera::gradient_of(forward);
@@ -106,7 +106,7 @@ void Attention::become_backward(const tessera::Problem& forward, const tessera_d
   allocate_rest(problem, seed);
 }
 
-// Every tensor of the problem that has no memory yet: random numbers for those that are read.
+// Allocates every tensor of the problem that has no memory yet, with random numbers in inputs.
 void Attention::allocate_rest(const tessera::Problem& problem, uint64_t seed) {
   tessera_buffers buffers = buffers_;
   for (const tessera::core::TensorField& field : tessera::core::kTensorFields) {

@@ -1,4 +1,4 @@
-// One attention problem on random data, ready to be called again and again.
+// One attention problem on random data, for repeated calls.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct Shape {
   int32_t dtype = TESSERA_FLOAT32;
   int64_t batch = 1, seqlen_q = 0, seqlen_k = 0, heads_q = 1, heads_kv = 1, head_dim = 64;
   std::vector<int64_t> packed;  // lengths of packed sequences, both of queries and keys; empty: dense
-  bool heads_first = false;     // dense tensors lie in memory as [B, H, S, D]
+  bool heads_first = false;     // dense tensors are [B, H, S, D] in memory
   bool causal = false;
   int64_t window_left = -1, window_right = -1;
   bool bias = false;  // [1, Hq, Sq, Sk], q's dtype
@@ -24,16 +24,16 @@ struct Shape {
   double dropout_p = 0;
 };
 
-// Pairs (query, key) that are visible, over all sequences, for one head.
+// Visible pairs (query, key) over all sequences, for one head.
 double visible_pairs(const Shape& shape);
 
-// Of the matrix products on the visible area: 4 D a pair forward, 10 D backward.
+// FLOPs of the products on the visible area: 4 D a pair forward, 10 D backward.
 double attention_flops(const Shape& shape);
 
 // Bytes of keys and values, each read once.
 double kv_bytes(const Shape& shape);
 
-// Owns inputs, outputs, plan and workspace. Throws tessera::Error when the library refuses.
+// Owns inputs, outputs, plan and workspace. Throws tessera::Error if the library refuses.
 class Attention {
  public:
   Attention(const Shape& shape, const tessera_device& device, uint64_t seed);

@@ -1,16 +1,17 @@
-"""Errors of the backward pass: relative RMS of dQ, dK and dV against float64, of each of Tessera's kernels that take a problem, PyTorch's
-FlashAttention-2 and cuDNN, in one run on one GPU.
+"""Errors of the backward pass: relative RMS of dQ, dK and dV against float64, of each of Tessera's kernels
+that support a problem, PyTorch's FlashAttention-2 and cuDNN, in one run on one GPU.
 
     python bench/backward_errors.py --csv FILE [--head-dims 64 128] [--steps 200]
     python bench/backward_errors.py --device cpu --length 96 --steps 2 --draws 2 --csv FILE
 
-On three kinds of inputs in bfloat16: standard normal; with outliers, one element in a thousand having a normal of standard deviation 10 added;
-recorded, Q, K, V and dO of the first, a middle and the last layer of a GPT-2 of so many heads (768 / D), trained for --steps steps on this
-repository's documents, byte by byte. Each is drawn --draws times (recorded: one more step of training each), since with outliers a few rows make most
-of an error, and their roundings are chance. Each call's O and LSE are its own. Held against float64: two sequences' heads, whole. In the table,
-errors are dQ dK dV, times 1e-3, the root of their draws' mean square, and the ratio is the largest to cuDNN's of the same gradient. `least`
-is what O in bfloat16 makes of float64's gradients: no backward pass that is given such an O does better but by luck, and where dP is near
-delta in most rows it is most of everybody's error.
+On three kinds of inputs in bfloat16: standard normal; with outliers, one element in a thousand having a normal of
+standard deviation 10 added; recorded, Q, K, V and dO of the first, a middle and the last layer of a GPT-2 of 768 / D
+heads, trained for --steps steps on this repository's documents, byte by byte. Each is generated --draws times
+(recorded: one more training step each), since with outliers a few rows make most of an error, and their roundings are
+chance. Each call uses its own O and LSE. All heads of two sequences are compared with float64. In the table, errors are
+dQ dK dV, times 1e-3, root mean squares over the draws, and the ratio is the largest to cuDNN's of the same gradient.
+`least` is the error of float64 gradients from an O in bfloat16: no backward pass with such an O does better except by
+chance, and where dP is near delta in most rows it is most of every kernel's error.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def recorded(options: argparse.Namespace, dim: int) -> Iterator[tuple[str, Probl
 
 
 def errors_of(problem: Problem, inputs: Inputs, names: list[str], said: set[str]) -> Iterator[tuple[str, str, Errors]]:
-    """(contestant, its kernel, errors); says who takes no such call, unless it is `said`."""
+    """(contestant, its kernel, errors); prints which contestants do not support the call, unless it is `said`."""
     exact = Exact(problem, inputs, "backward")
     yield LEAST, "float64", exact.errors_by_rounding_o()
     entered, reasons = enter(problem, inputs, "backward", names)
@@ -159,7 +160,7 @@ def run(options: argparse.Namespace) -> list[tuple]:
                         found.setdefault((name, kernel), []).append(errors)
                         rows.append((data, dim, mask, draw, name, kernel, *(f"{errors[g]:.4e}" for g in GRADIENTS)))
                 print(line(data, dim, mask, found), flush=True)
-                write(options.csv, rows)  # what there is, should the time run out
+                write(options.csv, rows)  # partial results, in case the time runs out
     return rows
 
 

@@ -1,12 +1,12 @@
-"""Block-sparse attention on one GPU (first FlashAttention paper, section 3.3): time over the number of visible blocks, Tessera beside
-FlexAttention with the same mask, and Tessera without a mask.
+"""Block-sparse attention on one GPU (first FlashAttention paper, section 3.3): time over the number of visible blocks,
+Tessera beside FlexAttention with the same mask, and Tessera without a mask.
 
     python bench/block_sparse.py --csv FILE [--direction forward backward] [--length 16384] [--head-dim 128] [--block 128] [--no-flex]
 
-Patterns: local + global (9 blocks about the diagonal, the first two rows and columns), butterfly (blocks whose numbers differ in one
-bit, and the diagonal), random at 1/2 ... 1/32, all blocks. Per pattern the milliseconds, and last the line a + b blocks through
-Tessera's, with a as a share of the time without a mask. FlexAttention is compiled by torch.compile; its results are held against
-Tessera's before it is timed (relative RMS error, at most 1 %).
+Patterns: local + global (9 blocks about the diagonal, the first two rows and columns), butterfly (blocks whose numbers
+differ in one bit, and the diagonal), random at 1/2 ... 1/32, all blocks. Per pattern the milliseconds, and last the
+line a + b blocks through Tessera's, with a relative to the time without a mask. FlexAttention is compiled by
+torch.compile; its results are compared with Tessera's before it is timed (relative RMS error, at most 1 %).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from cuda_bench import machine, timing
 
 MOST_DIFFERENCE = 0.01
-FLEX_BLOCK = 128  # its least: smaller blocks of the mask are rules within those that it lists
+FLEX_BLOCK = 128  # its smallest block: smaller blocks of the mask are rules within listed blocks
 
 
 def local_global(i, j):
@@ -73,7 +73,7 @@ class Calls:
             def visible(b, h, i, j):
                 return blocks[i // block, j // block]
 
-            self.visible = visible  # one function for all patterns, lest each is compiled anew
+            self.visible = visible  # one function for all patterns, so that it is compiled once
 
     def use(self, mask):
         from torch.nn.attention.flex_attention import create_block_mask

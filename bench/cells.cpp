@@ -17,7 +17,7 @@
 namespace bench {
 namespace {
 
-// A call is repeated over heads and batch until it does this much, so that it takes 10 ms or more on any CPU of today.
+// A call has enough heads and sequences for so many FLOPs, so that it takes at least 10 ms on today's CPUs.
 constexpr double kFlopsPerCall = 2.5e9;
 constexpr int64_t kHeadsAtMost = 8;
 
@@ -44,7 +44,7 @@ std::string size_name(int64_t seqlen, int64_t head_dim) {
 
 // ---- shapes and contests -----------------------------------------------------------------------------------------
 
-// Self-attention with as many heads and sequences as a call needs to be long enough to time.
+// Self-attention with enough heads and sequences for a call that can be timed.
 Shape self_attention(tessera_direction direction, int32_t dtype, int64_t seqlen, int64_t head_dim, bool causal) {
   Shape shape;
   shape.direction = direction;
@@ -81,7 +81,7 @@ Sampler peak_sampler(int32_t dtype, int32_t isa) {
   };
 }
 
-// One thread's share of the peak.
+// One thread, over the peak.
 Contest against_peak(const Settings& settings, const Shape& shape, std::optional<tessera_isa> isa) {
   tessera_device device = with_threads(settings.device, 1);
   if (isa) {
@@ -159,14 +159,14 @@ constexpr ShareRow kShareRows[] = {
     {"", TESSERA_BACKWARD, TESSERA_BFLOAT16, {}, {0, 0}, {0, 0}, {0, 0}},
     {"avx2/", TESSERA_FORWARD, TESSERA_FLOAT32, TESSERA_ISA_AVX2, {0.85, 0}, {0.82, 0}, {0.75, 0}},
 };
-// By AMX, where the same names are shares of its peak.
+// By AMX, where the same names are relative to its peak.
 constexpr ShareRow kAmxRow = {"", TESSERA_FORWARD, TESSERA_BFLOAT16, {}, {0.46, 0.40}, {0.42, 0.35}, {0.33, 0.26}};
 
 constexpr std::pair<int64_t, int64_t> kSizes[] = {{512, 64}, {512, 128}, {2048, 64}, {2048, 128}, {8192, 128}};
 
 void add_shares(std::vector<Cell>& cells, const tessera_device& device) {
   for (const ShareRow& row : kShareRows) {
-    // The bf16 thresholds are about the dot-product instruction, AMX has its own.
+    // The bf16 thresholds are for the dot-product instruction; AMX has its own.
     const bool amx = row.dtype == TESSERA_BFLOAT16 && device.isa == TESSERA_ISA_AMX_BF16;
     const bool judged = row.dtype != TESSERA_BFLOAT16 || amx || device.isa == TESSERA_ISA_AVX512_BF16;
     const ShareRow& limits = amx && row.direction == TESSERA_FORWARD ? kAmxRow : row;
@@ -298,8 +298,8 @@ void add_dtypes(std::vector<Cell>& cells, const tessera_device& device) {
   }
 }
 
-// Where the plan's choice between AMX's tiles and the vectors turns (src/cpu/schedule.cpp): the threshold is 1 where it takes
-// the tiles, and none where it leaves them.
+// The border of the plan's choice between AMX's tiles and the vectors (src/cpu/schedule.cpp): the threshold is 1 where
+// the plan chooses tiles, and none elsewhere.
 void add_tiles(std::vector<Cell>& cells, const tessera_device& device) {
   if (device.vector_isa == 0) return;
   const auto add = [&](const std::string& name, const Shape& shape, bool chosen) {
@@ -413,7 +413,8 @@ void add_decode(std::vector<Cell>& cells) {
   }
 }
 
-// A step of an engine: 16 sequences that decode and one with a chunk of its prompt, in one call, against the two apart.
+// An engine's step: 16 sequences that decode and one with a chunk of its prompt, in one call, against two separate
+// calls.
 Contest mixed_against_apart(const Settings& settings, const StepShape& decoding, const StepShape& prefill) {
   StepShape mixed = decoding;
   const auto middle = mixed.new_tokens.begin() + static_cast<int64_t>(mixed.new_tokens.size() / 2);

@@ -1,4 +1,4 @@
-// The table of cells: what is promised about speed and memory, and the least value that keeps each promise.
+// The table of cells: the promises about speed and memory, and the least value that keeps each of them.
 #pragma once
 
 #include <vector>

@@ -38,7 +38,7 @@ void run_contest(benchmark::State& state, const Cell& cell, const Settings& sett
   try {
     const Contest contest = cell.make(settings);
     contest.reference();
-    contest.subject();  // pages touched, caches and clocks settled
+    contest.subject();  // touches pages, settles caches and clocks
     std::vector<double> ratios, rates, reference_rates, seconds;
     double before = contest.reference();
     for ([[maybe_unused]] auto _ : state) {

@@ -1,8 +1,8 @@
 // A cell of the benchmark: one thing measured against another in the same seconds.
 //
-// Machines change their speed from second to second, so a cell never compares numbers taken far apart: reference,
-// subject, reference, subject, ... are run in turn, each run of the subject is held against the reference just before
-// and just after it, and the median of these ratios is the cell's value.
+// Machines change their speed from second to second, so a cell compares only neighbouring runs: reference and subject
+// alternate, each run of the subject is compared with the reference just before and just after it, and the median of
+// these ratios is the cell's value.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -24,18 +24,18 @@ struct Settings {
   uint64_t seed = 0;
   int repetitions = 9;
   Clock clock = Clock::kWall;  // of cells on one thread; the others always take wall time
-  bool heads_first = false;    // tensors lie in memory as [B, H, S, D] instead of [B, S, H, D]
+  bool heads_first = false;    // tensors are [B, H, S, D] in memory instead of [B, S, H, D]
 };
 
-// Runs once and answers how well it went: the larger the better, in the cell's unit.
+// Runs once and returns the result in the cell's unit; larger is better.
 using Sampler = std::function<double()>;
 
 struct Contest {
   Sampler subject, reference;
-  Clock clock = Clock::kWall;  // that the subject is timed by
+  Clock clock = Clock::kWall;  // of the subject
 };
 
-// What a sampler's number counts: FLOPs a second, bytes a second, or one over the bytes that a run held.
+// A sampler's unit: FLOPs a second, bytes a second, or one over the bytes that a run held.
 enum class Unit { kFlops, kBytes, kInverseMemory };
 
 struct Cell {
@@ -45,17 +45,17 @@ struct Cell {
   double threshold = 0;  // the least value that passes; 0: for information
   bool is_share = true;  // of a ceiling, and so shown in per cent; else a ratio of two programs
   Unit unit = Unit::kFlops;
-  int repetitions = 0;  // 0: as the settings say
+  int repetitions = 0;  // 0: the settings' number
   std::function<Contest(const Settings&)> make;
 };
 
-// Thrown when this machine cannot run a cell at all: that is no failure.
+// Thrown if this machine cannot run a cell at all, which is not a failure.
 struct Unavailable : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 inline constexpr char kUnavailableLabel[] = "unavailable";
 
-// What a cell's counters are called in Google Benchmark's state.
+// Names of a cell's counters in Google Benchmark's state.
 namespace counter {
 inline constexpr char kValue[] = "value";
 inline constexpr char kLow[] = "low";

@@ -4,19 +4,20 @@
     python bench/cuda_against_pytorch.py --contestants sm80 flash       # the kernels of every GPU against FA2
     python bench/cuda_against_pytorch.py --contestants tessera cudnn    # the best kernel against cuDNN
     python bench/cuda_against_pytorch.py --lead-ms 30 --measure-ms 50 --rounds 1     # a quick look, not for reports
-    python bench/cuda_against_pytorch.py --table FILE ...                            # what such files hold, as Markdown
+    python bench/cuda_against_pytorch.py --table FILE ...                            # the contents of such files, as Markdown
 
 grid: D 64, 128, 256, full and causal, 512 .. 16384 tokens a sequence, 16384 tokens and 2048 / D heads in all. beyond:
-other head sizes, GQA, a window, packed sequences, deterministic gradients. pages: keys and values in pages. options: softcap,
-ALiBi, dropout, a bias, a mask; these also against PyTorch's memory-efficient backend. decode: one
-query token a sequence, microseconds and TB/s of keys and values read, large batches also in pages. FLOPs: 4 B H Sq Sk
-D, halved when causal, times 2.5 backward. A cell takes 0.8 s a contestant: the whole grid about five minutes, one
-direction against one peer about one.
+other head sizes, GQA, a window, packed sequences, deterministic gradients. pages: keys and values in pages. options:
+softcap, ALiBi, dropout, a bias, a mask; these also against PyTorch's memory-efficient backend. decode: one query token
+a sequence, microseconds and TB/s of keys and values read, large batches also in pages. FLOPs: 4 B H Sq Sk D, halved
+when causal, times 2.5 backward. A cell takes 0.8 s a contestant: the whole grid about five minutes, one direction
+against one peer about one.
 
-"sm80" are the mma.sync kernels, asked for by name; where a plan chooses them anyway, they are measured once, as Tessera. "sm90" are Hopper's backward and decoding kernels, likewise, in the cells that it takes.
+"sm80" are the mma.sync kernels, requested by name; where a plan chooses them anyway, they are measured once, as
+Tessera. "sm90" are Hopper's backward and decoding kernels, requested likewise in the cells that they support.
 
-Before it is timed, each result is held against float64 on a few heads; Tessera's error may be at most twice that of the
-worst peer. Exit status 1: it was larger somewhere, not finite, or a call failed.
+Before it is timed, each result is compared with float64 on a few heads; Tessera's error may be at most twice that of
+the worst peer. Exit status 1: it was larger somewhere, not finite, or a call failed.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def measure(case: str, problem, direction: str, options: argparse.Namespace) -> 
     if "sm80" in names and cell["kernel"].endswith("_sm80"):
         names.add("tessera")  # which is the same
     contestants, cell["reasons"] = enter(problem, inputs, direction, names)
-    known = problem.option != "dropout"  # which weights it drops is each library's own matter
+    known = problem.option != "dropout"  # each library drops different weights
     exact = Exact(problem, inputs, direction) if known and not options.no_check else None
     calls = {}
     for contestant in contestants:
@@ -117,7 +118,7 @@ def measure(case: str, problem, direction: str, options: argparse.Namespace) -> 
                 cell["errors"][contestant.name] = exact.error(returned)
             calls[contestant.name] = call
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            torch.cuda.synchronize()  # raises where the context is lost
+            torch.cuda.synchronize()  # raises if the context is lost
             cell["reasons"][contestant.name] = _first_line(error)
         if contestant.how:
             cell["how"][contestant.name] = contestant.how
@@ -151,7 +152,7 @@ def measure_ceilings(options: argparse.Namespace) -> dict:
 
 
 def notes(cells: list[dict]) -> list[str]:
-    """What was measured in another way than usual."""
+    """Measurements that differ from the usual ones."""
     lines = {}
     for cell in cells:
         for name, how in cell["how"].items():

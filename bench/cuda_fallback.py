@@ -1,11 +1,11 @@
-"""What it costs where the softmax without a maximum fails in every tile of keys (docs/reference/kernels/fwd_sm90.md).
+"""The cost if the stale max fails in every tile of keys (docs/reference/kernels/fwd_sm90.md).
 
     python bench/cuda_fallback.py [--head-dims 64 128 256] [--length 4096] [--dtype bfloat16] [--json FILE]
 
 Beside normal inputs: inputs whose scores rise by a factor of 2 from each key to the next, or from each key to the one
-before. A kernel takes its tiles in one of these orders, in which each tile passes all before by more than its bound, so
-that the fallback fires in each; in the other order it never fires. cuDNN has no such path: what it loses or gains tells
-what is the inputs' doing (power). Errors are relative RMS errors against float64.
+before. A kernel processes its tiles in one of these orders; in that order each tile passes all earlier ones by more
+than the bound, so that the fallback runs in each, and in the other order it never runs. cuDNN has no such path: its
+changes show the effect of the inputs alone (power). Errors are relative RMS errors against float64.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Memory traffic counted by the GPU, not claimed: Tessera beside standard attention, forward and backward.
+"""Memory traffic counted by the GPU: Tessera beside standard attention, forward and backward.
 
     python bench/cuda_io.py [--batch 64 --heads 16 --length 1024 --head-dim 64] [--causal] [--json FILE]
 
 The FlashAttention paper's table: GFLOPs, bytes of HBM read and written (Nsight Compute's dram__bytes_read.sum and
 dram__bytes_write.sum over every kernel of the call), run time; beside them the bytes that the plan predicts. Standard
-attention is PyTorch's matrix product, softmax, matrix product, and their gradients by autograd. Caches are left as the
-call before has left them, clocks as they are; run times come from runs without the profiler. Needs `ncu`.
+attention is PyTorch's matrix product, softmax, matrix product, and their gradients by autograd. Caches are as the
+previous call left them, clocks are free; run times come from runs without the profiler. Needs `ncu`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def find_ncu() -> str:
 
 
 def count_bytes(ncu: str, side: str, direction: str) -> tuple[dict[str, float], list[str]]:
-    """What Nsight Compute counts for one call, in a process of its own."""
+    """Nsight Compute's counts of one call, in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         child = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--profiled", side, direction]

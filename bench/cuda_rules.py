@@ -1,12 +1,14 @@
-"""What two rules cost on a GPU: rows of no sequence are cleared, and flash_attn_with_kvcache checks before it writes.
+"""The costs of two rules on a GPU: rows of no sequence are cleared, and flash_attn_with_kvcache checks before it
+writes.
 
-    python bench/cuda_rules.py packed HERE OTHER [--json FILE]     HERE, OTHER: what PYTHONPATH has for each of two builds
+    python bench/cuda_rules.py packed HERE OTHER [--json FILE]     HERE, OTHER: PYTHONPATH of each of two builds
     python bench/cuda_rules.py kvcache [--json FILE]
 
-packed: causal calls of flash_attn_varlen_func, bfloat16, 16 heads, graph replays, three rounds in turns, medians. OTHER is a
-build of a copy of the sources in which clear_unowned_outputs, clear_unowned_gradients and clear_unused_keys return at once
-(kernels/tessera/attention/unowned_rows.cuh, kernels/tessera/bwd_sm80/rows.cuh). kvcache: one query and one new token a sequence,
-32 / 8 heads of 128, with and without the check, wall time of calls one after another, six rounds in turns, medians.
+packed: causal calls of flash_attn_varlen_func, bfloat16, 16 heads, graph replays, three alternating rounds, medians.
+OTHER is a build of a copy of the sources in which clear_unowned_outputs, clear_unowned_gradients and clear_unused_keys
+return at once (kernels/tessera/attention/unowned_rows.cuh, kernels/tessera/bwd_sm80/rows.cuh). kvcache: one query and
+one new token a sequence, 32 / 8 heads of 128, with and without the check, wall time of consecutive calls, six
+alternating rounds, medians.
 """
 
 import argparse

@@ -2,16 +2,17 @@
 
     python bench/cuda_serving.py [--cases decode dims lengths mixed trees few prefix append] [--only PATTERN] [--out FOLDER] [--seconds S] [--rounds 5]
     python bench/cuda_serving.py --dry-run                   the cells, without a GPU
-    python bench/cuda_serving.py --summary FOLDER/cells.json  what is asked and what was measured
+    python bench/cuda_serving.py --summary FOLDER/cells.json  targets and measurements
 
-decode: the peers' cells of one query token a sequence and shorter ones, dense and in pages. dims: D 64 and 256. lengths: 64 sequences of
-log-normal lengths. mixed: a step of an engine, packed queries against pages: sequences with one token beside chunks of a prompt,
-held against the two apart. trees: drafted tokens with a tree mask and causal. few: a few queries a sequence, as the plan chooses and by
-every kernel that takes them. prefix: keys that all sequences share, read once and for each. append: rotation and the way into the
-cache, beside a copy of as many bytes. short: few keys, by every kernel that takes them: where a plan should take decode_sm90. Every result is first held against
-float64 on one head of one sequence. Medians of rounds in
-turns, microseconds; "read" is a kernel that only reads as many bytes as keys and values have; "cudnn" and "fa2" read dense ones. FlashAttention-2
-takes pages of multiples of 256 keys alone: its own column.
+decode: the peers' cells of one query token a sequence and shorter ones, dense and in pages. dims: D 64 and 256.
+lengths: 64 sequences of log-normal lengths. mixed: a step of an engine, packed queries against pages: sequences with
+one token beside chunks of a prompt, compared with two separate calls. trees: drafted tokens with a tree mask and
+causal. few: a few queries a sequence, by the plan's choice and by every kernel that supports them. prefix: keys that
+all sequences share, read once and for each. append: rotation and writing to the cache, beside a copy of as many bytes.
+short: few keys, by every kernel that supports them, to find where a plan should choose decode_sm90. Every result is
+first compared with float64 on one head of one sequence. Medians of alternating rounds, microseconds; "read" is a kernel
+that only reads as many bytes as keys and values have; "cudnn" and "fa2" read dense ones. FlashAttention-2 supports only
+pages of multiples of 256 keys: its own column.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from serving_cells import CASES, DENSE, Cell
 
 DEVICE = "cuda"
 MOST_ERROR = 1e-2  # relative, of bfloat16's O
-FA2_PAGE = 256  # FlashAttention-2 takes multiples of it
+FA2_PAGE = 256  # FlashAttention-2 needs multiples of it
 
 
 @functools.cache
 def fa2():
-    """FlashAttention-2's package, and not Tessera's drop-in of the same name, which has no module of kernels; None: it is not installed."""
+    """FlashAttention-2's package, and not Tessera's drop-in of the same name, which has no module of kernels; None if
+    it is not installed."""
     try:
         import flash_attn
         import flash_attn_2_cuda
@@ -53,7 +55,7 @@ def normal(generator, *shape):
 
 
 def in_pages(kv, size, generator):
-    """[2, B, S, H, D] as pages in no order, S padded to whole pages; page_table int32 [B, pages of a sequence]."""
+    """[2, B, S, H, D] as pages in random order, S padded to whole pages; page_table int32 [B, pages of a sequence]."""
     import torch
     import torch.nn.functional as F
 
@@ -67,7 +69,8 @@ def in_pages(kv, size, generator):
 
 
 def error(o, q, k, v, hidden=None):
-    """Relative, of head 0. q [Sq, H, D], k [S, Hkv, D]; causal at the bottom right, and `hidden` [Sq, Sq] of the last keys."""
+    """Relative, of head 0. q [Sq, H, D], k [S, Hkv, D]; causal at the bottom right, and `hidden` [Sq, Sq] of the last
+    keys."""
     import torch
 
     s = q[:, 0].double() @ k[:, 0].double().T / math.sqrt(q.shape[-1])
@@ -80,13 +83,13 @@ def error(o, q, k, v, hidden=None):
 
 
 class Contest:
-    """Calls that are first held against float64, then timed in turns."""
+    """Calls that are first compared with float64, then timed alternately."""
 
     def __init__(self, cell: Cell):
         self.cell, self.calls, self.errors = cell, {}, {}
 
     def add(self, name, call, right=None):
-        """right: the error of what the call returns."""
+        """right: the error of the call's results."""
         import torch
 
         try:
@@ -97,7 +100,7 @@ class Contest:
                     print(f"WRONG: {self.cell.name}, {name}: error {self.errors[name]:.2e}", flush=True)
             self.calls[name] = call
         except (ValueError, RuntimeError) as refusal:
-            torch.cuda.synchronize()  # raises where it was no refusal, but the end of all that this process does on the GPU
+            torch.cuda.synchronize()  # raises unless it was a refusal: this process cannot use the GPU any more
             print(f"   {self.cell.name}, {name}: {str(refusal)[:200]}", flush=True)
 
     def add_reading(self, tensor):
@@ -136,7 +139,7 @@ class Contest:
 
 
 def decode(cell: Cell, generator) -> Contest:
-    """One query a sequence, all as long: every layout, batch_invariant, cuDNN, and reading alone."""
+    """One query a sequence, equal lengths: every layout, batch_invariant, cuDNN, and reading alone."""
     import torch
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -184,7 +187,7 @@ def decode(cell: Cell, generator) -> Contest:
 
 
 def lengths(cell: Cell, generator) -> Contest:
-    """One query a sequence, each of a length of its own, in pages; and reading alone."""
+    """One query a sequence, different lengths, in pages; and reading alone."""
     import torch
 
     import tessera.torch
@@ -229,7 +232,7 @@ def offsets(rows):
 
 
 def mixed(cell: Cell, generator) -> Contest:
-    """A step's tokens and chunks in one call, and apart."""
+    """A step's tokens and chunks in one call and in two."""
     import tessera.torch
 
     contest, (chunks, tokens, chunk_keys) = Contest(cell), cell.chunks
@@ -255,7 +258,8 @@ def mixed(cell: Cell, generator) -> Contest:
 
 
 def drafted(cell: Cell, generator):
-    """A few queries of each sequence, packed, and causal: (the call's q, k, v), its options, and the keys of the last sequence."""
+    """A few queries of each sequence, packed, and causal: (the call's q, k, v), its options, and the keys of the last
+    sequence."""
     queries = cell.queries
     q, k, v, table, used = packed(cell, generator, [queries] * cell.batch, [cell.keys] * cell.batch)
     options = dict(cu_seqlens_q=offsets([queries] * cell.batch), page_table=table, seqused_k=used, causal=True,
@@ -264,7 +268,8 @@ def drafted(cell: Cell, generator):
 
 
 def trees(cell: Cell, generator) -> Contest:
-    """Drafted tokens, each with a drawn parent before it: the tree's mask, by the cell's kernels and as a plan chooses, and causal alone."""
+    """Drafted tokens, each with a random parent before it: the tree's mask, by the cell's kernels and by the plan's
+    choice, and causal alone."""
     import torch
 
     import tessera.torch
@@ -287,7 +292,7 @@ def trees(cell: Cell, generator) -> Contest:
 
 
 def few(cell: Cell, generator) -> Contest:
-    """A few queries a sequence, causal: as a plan chooses, and by each of the cell's kernels."""
+    """A few queries a sequence, causal: by the plan's choice, and by each of the cell's kernels."""
     import tessera.torch
 
     contest, queries = Contest(cell), cell.queries
@@ -304,7 +309,7 @@ def few(cell: Cell, generator) -> Contest:
 
 
 def prefix(cell: Cell, generator) -> Contest:
-    """One query a sequence; the first keys of all lie in the same pages: read once, and for each."""
+    """One query a sequence; the first keys of all are in the same pages: read once, and for each."""
     import torch
 
     import tessera.torch
@@ -329,7 +334,7 @@ def prefix(cell: Cell, generator) -> Contest:
 
 
 def append(cell: Cell, generator) -> Contest:
-    """New tokens of every sequence into dense and paged caches, q and k rotated on the way; a copy of as many bytes."""
+    """New tokens of every sequence into dense and paged caches, q and k rotated; and a copy of as many bytes."""
     import torch
 
     import tessera
@@ -369,7 +374,7 @@ def append(cell: Cell, generator) -> Contest:
     return contest
 
 
-CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees, "few": few, "prefix": prefix, "append": append}  # the others are decode's
+CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees, "few": few, "prefix": prefix, "append": append}  # the others are decode cells
 
 
 def cells_of(case: str, pattern: str) -> list[Cell]:
@@ -377,7 +382,7 @@ def cells_of(case: str, pattern: str) -> list[Cell]:
 
 
 def measure(options) -> int:
-    """Of all cells from number options.first on. After one that ends in an error of the GPU, in a process that begins with the next."""
+    """Of all cells from number options.first on. After a GPU error a new process continues with the next cell."""
     import torch
 
     from cuda_bench import machine
@@ -397,7 +402,7 @@ def measure(options) -> int:
         with open(file, "w", encoding="utf-8") as out:
             json.dump(record, out, indent=1)
 
-    # A cell of each case in turn, so that none is without numbers where time runs out.
+    # One cell of each case in turn, so that every case has numbers if time runs out.
     queues, cells = [cells_of(case, options.only) for case in options.cases], []
     while any(queues):
         cells += [queue.pop(0) for queue in queues if queue]

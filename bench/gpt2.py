@@ -1,11 +1,11 @@
-"""Training GPT-2 as Transformers has it, attention alone exchanged (examples/gpt2/train.py): every setting of the papers' page in one
-process on one GPU, one CSV of all steps.
+"""Training Transformers' GPT-2 with only its attention replaced (examples/gpt2/train.py): every setting of the papers'
+page in one process on one GPU, one CSV of all steps.
 
     python bench/gpt2.py --csv FILE [--settings small,4096,8,0 medium,1024,16,0.1 ...] [--steps 25]
 
-A setting is model, length, batch, dropout; `compiled` as a fifth word: torch.compile and AdamW in one kernel, for which each attention's model is
-compiled a minute and more. Where a GPU has less than
-100 GB, batches that eager attention needs more for are halved, if it is among those that are run.
+A setting is model, length, batch, dropout; `compiled` as a fifth word: torch.compile and AdamW in one kernel, which
+compiles each attention's model for a minute and more. On a GPU with less than 100 GB, batches that do not fit eager
+attention are halved if eager attention is run.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main():
         each = options_of(setting, options.steps, halve)
         each.attention = options.attention
         rows += train.compare(each)
-        train.write(options.csv, rows)  # what there is, should the time run out
+        train.write(options.csv, rows)  # partial results, in case the time runs out
     return 0
 
 

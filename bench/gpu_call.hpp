@@ -1,5 +1,5 @@
-// What a program that times the library's GPU calls has beside it: the driver, opened at run time, the clock, layouts of dense
-// tensors. Through the C interface alone.
+// Helpers of programs that time the library's GPU calls: the driver, opened at run time, the clock, layouts of dense
+// tensors. They use the C interface alone.
 #pragma once
 
 #include <dlfcn.h>

@@ -1,12 +1,13 @@
-"""Where the time of a call goes: every kernel of one forward and one backward pass, by the profiler of PyTorch, and the host's share.
+"""Where the time of a call goes: every kernel of one forward and one backward pass, by PyTorch's profiler, and the
+host's time.
 
     python bench/kernel_times.py sparse --csv FILE      block masks beside FlexAttention: lists, rows, products
-    python bench/kernel_times.py document --csv FILE    a long document's mask, in the orders that the kernels may pass over it
+    python bench/kernel_times.py document --csv FILE    a long document's mask, in the kernels' possible orders
     python bench/kernel_times.py gpt2 --csv FILE        a training step of GPT-2: its kernels, by kind
     python bench/kernel_times.py layer --csv FILE       the host's time of one layer's attention, and of its parts
-    python bench/kernel_times.py host --csv FILE        the host's share of such a step: so few tokens (128) that the GPU waits
+    python bench/kernel_times.py host --csv FILE        the host's time of such a step: so few tokens (128) that the GPU waits
 
-host also leaves what cProfile says of a step's functions beside FILE. gpt2, layer and host need Transformers.
+host also writes cProfile's table of a step's functions beside FILE. gpt2, layer and host need Transformers.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def document(table, options):
         q, k, v, d_o = (torch.randn((1, length, heads, head_dim), device="cuda", dtype=torch.bfloat16) for _ in range(4))
         causal = document_blocks(8, 16, "cuda", length)
         number = torch.arange(causal.shape[2], device="cuda")
-        # As many visible blocks, but every listed column is seen by all rows: the long lists pass over the same queries at the same time.
+        # As many visible blocks, but every listed column is seen by all rows: the long lists process the same queries at the same time.
         together = ((number[:, None] - number[None, :]).abs() < 4) | (number[None, :] % 32 == 31)
         # The causal mask's blocks without its positions: whether the mask inside the diagonal costs anything.
         masks = {
@@ -182,7 +183,7 @@ def layer(table, options=None):
     calls = {
         "sdpa": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
         "tessera": lambda: tessera.torch.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=True).transpose(1, 2),
-        # As a model of Transformers' has it: what it gives a layer, and the layer's output as [B, S, H, D].
+        # As in a Transformers model: a layer's inputs, and its output as [B, S, H, D].
         "sdpa, as in a model": lambda: sdpa_attention_forward(module, q, k, v, None, is_causal=True)[0],
         "tessera, as in a model": lambda: attention_forward(module, q, k, v, None, is_causal=True)[0],
     }
@@ -193,7 +194,7 @@ def layer(table, options=None):
         cotangent = d_o.transpose(1, 2) if "model" in name else d_o
         both = lambda: torch.autograd.grad(call(), (q, k, v), cotangent)  # noqa: B023, E731
         table.add("gpt2", "host, one layer's attention", "forward and backward", name, {"host": (1, wall_us(both, 500))})
-        with torch.autograd.set_multithreading_enabled(False):  # backward in the thread that asks for it
+        with torch.autograd.set_multithreading_enabled(False):  # backward in the calling thread
             table.add("gpt2", "host, one layer's attention", "forward and backward, one thread", name, {"host": (1, wall_us(both, 500))})
     layer_parts(table, q, k, v, d_o)
 
@@ -212,7 +213,7 @@ class Nothing(torch.autograd.Function):
 
 
 def layer_parts(table, q, k, v, d_o):
-    """What autograd and the allocations cost without kernels, and the kernels' calls without autograd."""
+    """The cost of autograd and the allocations without kernels, and of the kernels' calls without autograd."""
     from tessera.torch import kernels
 
     by_rows = [x.detach().transpose(1, 2) for x in (q, k, v, d_o)]

@@ -1,10 +1,10 @@
-// tessera_bench_launch: what a call costs the host on a GPU, through the C interface: the first call of a config, which
-// compiles its kernel; the first one that finds it in the cache on disk; the calls after it, one by one; and a planned launch,
-// beside the driver's own of a kernel that does nothing.
+// tessera_bench_launch: the host time of a call on a GPU, through the C interface: the first call of a config, which
+// compiles its kernel; the first one that finds it in the cache on disk; the following calls, one by one; and a planned
+// launch, beside the driver's launch of a kernel that does nothing.
 //
-// Sequences are short, so that launches do not wait for the GPU; where there are many heads, it is so that a plan takes the
-// kernel that large problems have. Each first call has a process of its own, which this program starts. No library but
-// Tessera's; libcuda is opened at run time.
+// Sequences are short, so that launches do not wait for the GPU. Problems with many heads get the kernel of large
+// problems. This program starts a process for each first call. It needs no library but Tessera's; libcuda is opened at
+// run time.
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -109,7 +109,7 @@ class Planned {
     check(run_(&plan_, &buffers_[turn_], workspace_, workspace_bytes_, &executor_));
     turn_ = in_turn_ ? 1 - turn_ : 0;
   }
-  // From now on each launch has other tensors than the one before, as one layer of a model follows another.
+  // From now on each launch has different tensors, like consecutive layers of a model.
   void take_tensors_in_turn() { in_turn_ = true; }
   void wait() { synchronize(stream_); }
   double plan_us() const { return plan_us_; }
@@ -129,7 +129,7 @@ class Planned {
   decltype(&tessera_forward) run_ = nullptr;
 };
 
-// What the driver alone takes: a kernel that does nothing, with about as many bytes of parameters as Tessera's.
+// The driver's own time: a kernel that does nothing, with about as many bytes of parameters as Tessera's.
 class Empty {
  public:
   Empty() {
@@ -163,7 +163,7 @@ struct Answer {  // of a child
   double first_ms = 0, plan_us = 0;
 };
 
-// The first call, from its start until its result is there. The driver, the context and the memory are made before.
+// The first call, from its start to its result. The driver, the context and the memory exist before.
 Answer first_call(const Case& c) {
   Planned planned(c);
   const auto start = Clock::now();
@@ -172,7 +172,8 @@ Answer first_call(const Case& c) {
   return {milliseconds_since(start), planned.plan_us()};
 }
 
-// Host time of a case's first calls, each alone, microseconds. The GPU has nothing else to do; waiting for it is not counted.
+// Host time of a case's first calls, each alone, microseconds. The GPU is otherwise idle; waiting for it is not
+// counted.
 std::vector<double> first_calls_us(Planned& planned) {
   constexpr int kCalls = 200;  // past the call that makes a graph
   std::vector<double> calls;
@@ -185,7 +186,7 @@ std::vector<double> first_calls_us(Planned& planned) {
   return calls;
 }
 
-// The second call on, and which of them took the longest.
+// The slowest call from the second on.
 struct Slowest {
   size_t call = 0;      // the first is 1
   double above_us = 0;  // the median of the last hundred
@@ -197,8 +198,8 @@ Slowest slowest_of(const std::vector<double>& calls) {
   return {static_cast<size_t>(at - calls.begin()) + 1, *at - last[50]};
 }
 
-// Microseconds of host time a launch: the median of the chunks. Waiting for the GPU between chunks, so that the queue never
-// fills, is not counted.
+// Microseconds of host time a launch: the median of the chunks. Waiting for the GPU between chunks, so that the queue
+// never fills, is not counted.
 template <class Call>
 double launch_us(Call& planned) {
   constexpr int kChunks = 200, kLaunches = 50;  // after the first calls, so that a graph is made
@@ -291,7 +292,7 @@ class TemporaryFolder {
 
 int measure(const char* program, const char* json_path) {
   const TemporaryFolder cache;
-  // The driver's own cache of compiled code must not answer in the first call's place.
+  // The driver's own cache of compiled code must not serve the first call.
   setenv("CUDA_CACHE_DISABLE", "1", 1);
   std::vector<Row> rows;
   std::string device;
@@ -304,7 +305,7 @@ int measure(const char* program, const char* json_path) {
     row.cached = first_call_in_new_process(program, number, folder);
     rows.push_back(row);
   }
-  // Launches last: a process with a context would be in the children's way.
+  // Launches come last: a context of this process would disturb the children.
   setenv("TESSERA_CACHE_DIR", (cache.path() / "launches").c_str(), 1);
   for (Row& row : rows) {
     Planned planned(*row.of);

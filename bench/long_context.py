@@ -1,15 +1,16 @@
-"""Long contexts on one GPU: 16k to 1M tokens, forward and backward, held against float64 on sampled rows and keys.
+"""Long contexts on one GPU: 16k to 1M tokens, forward and backward, compared with float64 on sampled rows and keys.
 
     python bench/long_context.py [--lengths 16384 131072 ...] [--head-dim 128] [--heads 4] [--samples 64] [--csv FILE]
 
-The matrix of scores of one head of 1M tokens would take 2 TiB; what is taken here grows linearly, and is printed. For each length: the
-rate (FLOPs 4 B H N^2 D, halved when causal, times 2.5 backward), the memory beyond inputs and outputs, and the relative RMS errors
-of o and dQ on sampled queries, of dK and dV on sampled keys, of the first head and of the last the worse. The gradients are held against
-their formula from the o and LSE that the forward pass stored. An error is that of each row by itself, RMS over the rows; beside it stands
-that of all rows together, which under a causal mask is that of the first two keys (lab/bwd_sm90/long_context_errors.py): these have weights
-of 1, 1/2, 1/3 ..., others of a million tokens of 1e-6; and by how much all rows together are too short, 1 - got . exact / exact . exact,
-which sums that are not rounded to the nearest make longer with each of their steps. The shortest length is the yardstick: exit status 1 where an error of either kind is over
-1.5 times its error, or not finite.
+The matrix of scores of one head of 1M tokens would take 2 TiB; the memory used here grows linearly, and is printed. For
+each length: the rate (FLOPs 4 B H N^2 D, halved when causal, times 2.5 backward), the memory beyond inputs and outputs,
+and the relative RMS errors of o and dQ on sampled queries and of dK and dV on sampled keys, the larger of the first and
+the last head. The gradients are compared with their formula from the o and LSE that the forward pass stored. Three
+numbers are printed: the error of each row by itself, RMS over the rows; the error of all rows together, which under a
+causal mask is that of the first two keys (docs/lab/bwd_sm90.md), since these have weights of 1, 1/2, 1/3 ... where most
+of a million tokens have 1e-6; and by how much all rows together are too short, 1 - got . exact / exact . exact, which
+grows with each step of a sum that is not rounded to the nearest. The shortest length is the reference: exit status 1 if
+an error of either kind is over 1.5 times its error, or not finite.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import math
 import sys
 import time
 
-AT_ONCE = 64  # sampled rows, of which float64 has some matrices of scores
+AT_ONCE = 64  # sampled rows; float64 needs some matrices of their scores
 NAMES = ("o", "dq", "dk", "dv")
 MEASURED = 0.5  # seconds of calls, at least one
 
@@ -41,7 +42,7 @@ def parse(arguments=None) -> argparse.Namespace:
 
 
 class RowErrors:
-    """Of rows, the squares of their errors and of what is exact, and the latter's products with what was got."""
+    """For rows the squares of their errors and of the exact values, and the products of exact values and results."""
 
     def __init__(self):
         self.wrong, self.exact, self.along = [], [], []
@@ -67,7 +68,7 @@ class Sampled:
 
         self.t, self.causal = tensors, causal
         length = tensors["q"].shape[1]
-        # Both ends, and what lies between at random.
+        # Both ends, and random ones between.
         drawn = torch.randint(length, (samples - 4,), generator=torch.Generator().manual_seed(1))
         device = tensors["q"].device
         self.rows = torch.cat([torch.tensor([0, 1, length - 2, length - 1]), drawn]).to(device)
@@ -79,7 +80,7 @@ class Sampled:
         return self.t[name][head[0], :, head[1]]
 
     def errors(self) -> dict:
-        """By name what RowErrors says, the worse head's."""
+        """RowErrors by name, of the worse head."""
         heads = [self.head_errors(head) for head in self.heads]
         return {name: tuple(map(max, zip(*(errors[name].relative() for errors in heads)))) for name in NAMES}
 
@@ -97,7 +98,7 @@ class Sampled:
             errors["o"].add(o[rows], torch.softmax(scores, -1) @ v.double())
             p = torch.exp(scores - lse[rows, None])
             d_q = (p * (d_o[rows].double() @ v.double().T - delta[rows, None])) @ k.double() * self.scale
-            some = rows > 0 if self.causal else rows >= 0  # of a query that sees one key dQ is 0
+            some = rows > 0 if self.causal else rows >= 0  # dQ is 0 for a query that sees one key
             errors["dq"].add(self.of("d_q", head)[rows[some]], d_q[some])
             del scores, p
             scores = k[rows].double() @ q.double().T * self.scale  # of sampled keys, all queries
@@ -112,8 +113,8 @@ class Sampled:
 
 
 def seconds_of(call, lead: float) -> float:
-    """The mean of half a second's calls after `lead` seconds of them: a GPU that was idle is up to 15 % faster for its first 50 ms, which short
-    calls would be timed in and long ones not."""
+    """The mean of half a second's calls after `lead` seconds of them: an idle GPU is up to 15 % faster in its first 50
+    ms, in which only short calls would be timed."""
     import torch
 
     def timed(count: int) -> float:
@@ -137,7 +138,7 @@ def measure(length: int, options: argparse.Namespace) -> dict:
     import torch
 
     causal = not options.full
-    batch = max(1, 65536 // length)  # what fills the GPU at the shortest
+    batch = max(1, 65536 // length)  # fills the GPU at the shortest length
     shape = (batch, length, options.heads, options.head_dim)
     torch.manual_seed(0)
     tensors = {name: torch.randn(shape, device="cuda", dtype=getattr(torch, options.dtype)) for name in ("q", "k", "v", "d_o")}
@@ -191,7 +192,7 @@ def main() -> int:
               + ", ".join(f"{name} {error:.2e} ({row[f'error_together_{name}']:.2e}, {row[f'short_{name}']:.1e})" for name, error in errors.items())
               + (f"  WRONG: {', '.join(wrong)}" if wrong else ""), flush=True)  # fmt: skip
         if options.csv:
-            write(options.csv, rows)  # what there is, should the time run out
+            write(options.csv, rows)  # partial results, in case the time runs out
     return int(failed)
 
 

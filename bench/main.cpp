@@ -1,4 +1,4 @@
-// tessera_bench: what is promised about speed and memory, measured as shares of this machine's own ceilings.
+// tessera_bench: the promises about speed and memory, measured relative to this machine's own ceilings.
 #include <benchmark/benchmark.h>
 #include <fmt/core.h>
 

@@ -25,16 +25,16 @@ double status_bytes(const std::string& key) {
   throw std::runtime_error("/proc/self/status has no " + key);
 }
 
-// How far resident memory rises above where it stood while `call` runs.
+// By how much resident memory grows while `call` runs.
 double peak_rise_bytes(const std::function<void()>& call) {
   malloc_trim(0);
-  std::ofstream("/proc/self/clear_refs") << "5";  // sets the high-water mark back to what is resident now
+  std::ofstream("/proc/self/clear_refs") << "5";  // resets the high-water mark
   const double before = status_bytes("VmRSS");
   call();
   return status_bytes("VmHWM") - before;
 }
 
-// What a run holds does not vary: one is enough.
+// A run's memory does not vary: one run is enough.
 Sampler once(Sampler sampler) {
   return [sampler = std::move(sampler), answer = 0.0]() mutable { return answer > 0 ? answer : answer = sampler(); };
 }

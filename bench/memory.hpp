@@ -6,7 +6,7 @@
 
 namespace bench {
 
-// Tessera's against standard attention's, both on all threads; each sampler answers 1 / bytes.
+// Tessera's against standard attention's, both on all threads; each sampler returns 1 / bytes.
 Contest memory_contest(const Settings& settings, const Shape& shape);
 
 }  // namespace bench

@@ -1,4 +1,5 @@
-"""The papers' comparisons on one GPU: Tessera, the first FlashAttention's schedule, standard attention, PyTorch's eager attention.
+"""The papers' comparisons on one GPU: Tessera, the first FlashAttention's schedule, standard attention, PyTorch's eager
+attention.
 
     python bench/papers.py speed   --csv FILE      time over length, head sizes, masks, dropout
     python bench/papers.py lengths --lengths 1024 4096 16384 65536 262144 --csv FILE    one sequence, 16 heads: until nothing else fits
@@ -6,11 +7,12 @@
     ncu ... python bench/papers.py traffic         one call of each kernel, for the hardware's counters: scripts/gpu_papers.sh
     python bench/papers.py counted NCU_CSV --csv FILE      what they counted, as a table
 
-speed: 16384 tokens and 2048 / D heads in all, as the second paper's benchmark. traffic, blocks: GPT-2 medium as the first paper's table
-has it, N 1024, D 64, 16 heads, batch 64. FLOPs: 4 B H N^2 D, halved when causal, times 2.5 backward. standard and fa1 are Tessera's
-kernels for comparison (docs/reference/kernels/comparison.md); standard's backward pass makes P again, which eager keeps
-from its forward pass. eager: three calls of PyTorch in bfloat16, gradients by its autograd. Every result is held against eager in
-float32 on one head before it is timed; exit status 1: the relative error is beyond 2 % somewhere.
+speed: 16384 tokens and 2048 / D heads in all, as the second paper's benchmark. traffic, blocks: GPT-2 medium of the
+first paper's table, N 1024, D 64, 16 heads, batch 64. FLOPs: 4 B H N^2 D, halved when causal, times 2.5 backward.
+standard and fa1 are Tessera's kernels for comparison (docs/reference/kernels/comparison.md); standard's backward pass
+computes P again, which eager keeps from its forward pass. eager: three calls of PyTorch in bfloat16, gradients by its
+autograd. Every result is compared with eager in float32 on one head before it is timed; exit status 1: a relative error
+is above 2 %.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ class Contest:
         return (self.torch.nn.functional.dropout(p, dropout) if dropout else p) @ v
 
     def call(self, name: str, direction: str):
-        """What is to be timed. Raises where it does not fit or is refused."""
+        """The call to be timed. Raises if it does not fit or is refused."""
         if name != "eager":
             options = dict(self.options, kernel=self.kernel(name, direction))
             if direction == "forward":
@@ -99,7 +101,7 @@ class Contest:
         return lambda: self.torch.autograd.grad(o, leaves, d_o, retain_graph=True)
 
     def extra_bytes(self, name: str, direction: str) -> int:
-        """Beyond inputs and outputs: the workspace; of eager what the allocator's peak tells."""
+        """Beyond inputs and outputs: the workspace; of eager the allocator's peak."""
         if name != "eager":
             options = dict(self.options, kernel=self.kernel(name, direction))
             return self.tessera.plan(self.q, self.k, self.v, direction=direction, as_dict=True, **options)["workspace_bytes"]
@@ -136,7 +138,7 @@ def measure(setting: Setting, names, directions=("forward", "backward"), lead_ms
             row = dict(asdict(setting), direction=direction, contestant=name, ms="", tflops="", extra_mib="", error="", why="")
             rows.append(row)
             try:
-                if check and not setting.dropout:  # nothing is known of what eager's dropout drops
+                if check and not setting.dropout:  # eager's dropped entries are unknown
                     row["error"] = f"{contest.error(name, direction):.2e}"
                 row["extra_mib"] = f"{contest.extra_bytes(name, direction) / 2**20:.1f}"
                 call = {name: contest.call(name, direction)}
@@ -183,7 +185,7 @@ def run_speed(options) -> list[dict]:
 def run_lengths(options) -> list[dict]:
     rows = []
     for length in options.lengths:
-        # The float32 check takes a head's whole matrix; bench/long_context.py holds the long ones against float64.
+        # The float32 check needs a head's whole matrix; bench/long_context.py compares long ones with float64.
         names = NAMES if length <= 32768 else ("tessera", "standard", "eager") if length <= 131072 else ("tessera",)
         few = {} if length <= 16384 else {"check": False, "lead_ms": 0, "measure_ms": 1}
         rows += measure(Setting(1, 16, length, 64), names, **few)
@@ -194,8 +196,8 @@ BLOCKS = (32, 64, 128, 256)
 
 
 def with_keys(keys: int, run):
-    """run() with tiles of so many keys in the first schedule; 0: those that its table has. A plan is made once for a problem and kept
-    by its thread, and only one that is made sees the environment: so in a thread of its own."""
+    """run() with tiles of so many keys in the first schedule; 0: its table's. Only a new plan reads the environment,
+    and a thread keeps its plans: so it runs in a thread of its own."""
     given: list = []
 
     def body():
@@ -216,7 +218,7 @@ def with_keys(keys: int, run):
 
 
 def planned_keys() -> int:
-    """Of a tile of the first schedule, as this thread's plan has it."""
+    """The keys of a tile of the first schedule, by this thread's plan."""
     contest = Contest(GPT2_MEDIUM)
     return contest.tessera.plan(contest.q, contest.k, contest.v, direction="forward", kernel="fwd_fa1", as_dict=True)["block_n"]
 
@@ -250,7 +252,7 @@ def run_traffic(options) -> list[dict]:
         call()
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
-        torch.arange(7, device="cuda")  # the sign that a call begins
+        torch.arange(7, device="cuda")  # marks the start of a call
         call()
         torch.cuda.synchronize()
         torch.cuda.profiler.stop()

@@ -13,7 +13,7 @@ struct FreeDeleter {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-// Uninitialised memory on a page boundary, so that no cell depends on where the heap happened to be.
+// Uninitialised memory on a page boundary, so that no cell depends on the heap's addresses.
 class Buffer {
  public:
   Buffer() = default;

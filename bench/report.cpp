@@ -39,7 +39,7 @@ std::string spread_text(const Result& result) {
 
 Result to_result(const benchmark::BenchmarkReporter::Run& run, const std::vector<Cell>& cells) {
   Result result;
-  // Google Benchmark appends how it was run to the name: "fwd/.../full/iterations:9/manual_time".
+  // Google Benchmark appends its settings to the name: "fwd/.../full/iterations:9/manual_time".
   result.cell = &*std::ranges::find(cells, run.run_name.function_name, &Cell::name);
   if (run.error_occurred) {
     result.error = run.error_message;

@@ -1,4 +1,4 @@
-// What a person reads, and the same as JSON.
+// The report as text and as JSON.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -12,8 +12,8 @@ namespace bench {
 
 struct Result {
   const Cell* cell = nullptr;
-  std::string error;         // why it was not run; empty otherwise
-  bool unavailable = false;  // the error is that this machine lacks what the cell measures
+  std::string error;         // the reason why it was not run, or empty
+  bool unavailable = false;  // this machine lacks what the cell measures
   double value = 0, low = 0, high = 0, rate = 0, reference_rate = 0, seconds = 0;
 
   bool judged() const { return error.empty() && cell->threshold > 0; }
@@ -37,7 +37,7 @@ class TableReporter : public benchmark::BenchmarkReporter {
   std::vector<Result> results_;
 };
 
-// Throws std::runtime_error when the file cannot be written.
+// Throws std::runtime_error if the file cannot be written.
 void write_json(const std::string& path, const std::vector<Result>& results, const Settings& settings);
 
 }  // namespace bench

@@ -19,7 +19,7 @@ struct StepShape {
 // Of the matrix products on the visible area.
 double step_flops(const StepShape& shape);
 
-// Packed queries against pages, causal. Owns all that a call needs; every sequence has pages of its own.
+// Packed queries against pages, causal. Owns a call's tensors; every sequence has pages of its own.
 class ServingStep {
  public:
   ServingStep(const StepShape& shape, const tessera_device& device, uint64_t seed);

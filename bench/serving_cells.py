@@ -1,4 +1,4 @@
-"""The cells that bench/cuda_serving.py measures, and what is asked of them: plain data, without a GPU."""
+"""The cells of bench/cuda_serving.py and their targets: plain data, without a GPU."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Cell:
     keys: int  # of the longest sequence
     dim: int = 128
     layouts: tuple[int, ...] = (DENSE,)
-    lengths: tuple[int, ...] = ()  # of each sequence, where they differ
+    lengths: tuple[int, ...] = ()  # of each sequence, if they differ
     invariant: bool = False  # batch_invariant, too
     queries: int = 1
     chunks: tuple[int, int, int] = (0, 0, 0)  # mixed: how many beside the tokens, tokens of each, keys of each
-    prefix: int = 0  # of the keys, those that all sequences have in common
+    prefix: int = 0  # keys that all sequences have in common
     kernels: tuple[str, ...] = ("decode_sm90",)
 
     @property
@@ -56,7 +56,7 @@ class Cell:
 
 
 def log_normal(count: int, median: int, longest: int, seed: int = 5) -> tuple[int, ...]:
-    """Drawn lengths, of which the longest is `longest`."""
+    """Random lengths; the longest is `longest`."""
     draw = random.Random(seed)
     lengths = [min(longest, max(1, round(draw.lognormvariate(math.log(median), 1.0)))) for _ in range(count)]
     lengths[lengths.index(max(lengths))] = longest
@@ -114,7 +114,7 @@ def _few() -> list[Cell]:
         Cell("few", heads, heads_kv, batch, keys, dim=dim, layouts=(16,), queries=queries, kernels=kernels)
         for heads, heads_kv, dim, batch, keys, some in shapes
         for queries in some
-    ] + [Cell("few", *heads, 64, 256, layouts=(64,), kernels=kernels[:2]) for heads in ((32, 8), (8, 8))]  # a prefix leaves so many
+    ] + [Cell("few", *heads, 64, 256, layouts=(64,), kernels=kernels[:2]) for heads in ((32, 8), (8, 8))]  # a prefix leaves this many
 
 
 def _prefix() -> list[Cell]:
@@ -134,7 +134,7 @@ CASES = {"decode": _decode, "dims": _dims, "lengths": _lengths, "mixed": _mixed,
          "append": _append, "short": _short}  # fmt: skip
 
 
-# ---- what is asked ----
+# ---- targets ----
 
 
 @dataclass
@@ -144,7 +144,7 @@ class Goal:
     got: list[tuple[float, str]] = field(default_factory=list)  # a ratio and its cell, each
     least: float | None = None
     most: float | None = None
-    mean: bool = False  # of all; else the worst one
+    mean: bool = False  # of all; otherwise the worst one
 
     def row(self) -> tuple[str, str, str, str, str]:
         if not self.got:
@@ -158,7 +158,7 @@ class Goal:
 
 
 def goals(results: Iterable[dict]) -> list[Goal]:
-    """results: what cuda_serving.py keeps of a cell, {"cell": Cell's fields, "us": {contestant: microseconds}}."""
+    """results: cuda_serving.py's record of a cell, {"cell": Cell's fields, "us": {contestant: microseconds}}."""
     no_slower = Goal("decoding, cuDNN dense / Tessera, worst of all layouts", ">= 0.98", least=0.98)
     small = Goal("the same below 64 MiB, geometric mean", ">= 1.03", least=1.03, mean=True)
     large = Goal("the same from 64 MiB on, geometric mean", ">= 1.00", least=1.0, mean=True)

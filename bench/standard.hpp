@@ -8,7 +8,7 @@ namespace bench {
 
 class StandardPeer {
  public:
-  // Backward needs the P that forward stores, so that is run here, outside what run() takes.
+  // Backward needs the P that forward stores, so forward runs here, outside run().
   StandardPeer(const Shape& shape, const Attention& attention, int threads);
 
   void run();
@@ -16,7 +16,7 @@ class StandardPeer {
  private:
   tessera_direction direction_;
   tessera::Buffers buffers_;
-  Buffer o_;  // the attention's own is read by its backward pass, and stays as it is
+  Buffer o_;  // the attention's own o is an input of its backward pass, and must not change
   tessera::peers::StandardAttention standard_;
 };
 

@@ -19,10 +19,10 @@ class AttentionTensors {
   Tensor& operator[](const core::TensorField& field) { return tensors_[&field - core::kTensorFields]; }
   const Tensor& operator[](const core::TensorField& field) const { return tensors_[&field - core::kTensorFields]; }
 
-  // The layouts of what is present and takes part in the problem's direction.
+  // The layouts of the tensors that are present and that the problem's direction uses.
   void describe(tessera_problem& problem) const;
   tessera_buffers buffers() const;
-  std::vector<ArgumentName> names() const;  // how messages name the tensors that are present
+  std::vector<ArgumentName> names() const;  // the present tensors' names in messages
 
  private:
   std::array<Tensor, core::kNumTensors> tensors_;

@@ -21,7 +21,7 @@ double unit_roundoff(tessera_dtype dtype) {
   }
 }
 
-// A tensor as the oracle takes it, each element moved by `roundoff` up or down at random.
+// A copy of the tensor for the oracle, each element moved up or down by `roundoff` at random.
 Tensor moved(const Tensor& tensor, double roundoff, std::mt19937_64& random) {
   Tensor result = converted(tensor, TESSERA_FLOAT64);
   if (roundoff == 0) return result;
@@ -31,7 +31,7 @@ Tensor moved(const Tensor& tensor, double roundoff, std::mt19937_64& random) {
   return result;
 }
 
-// The call in float64, on inputs moved by `roundoff`. Tensors that are float32 whatever q is stay what they are.
+// The call in float64, on inputs moved by `roundoff`. Tensors that are always float32 are unchanged.
 AttentionTensors in_float64(const AttentionTensors& tensors, double roundoff) {
   std::mt19937_64 random(1);
   AttentionTensors exact = tensors;
@@ -67,7 +67,7 @@ std::vector<OutputCheck> check_outputs(const AttentionTensors& tensors, const At
   run_oracle(exact, options, device, backward);
   run_oracle(nearby, options, device, backward);
 
-  // Of lse and lse_low only the sum has a meaning of its own: lse_low's digits are those that a rounding left out.
+  // Only the sum of lse and lse_low is compared: lse_low holds the digits that lse's rounding dropped.
   const auto values_of = [](const AttentionTensors& from, const core::TensorField& field) {
     Tensor values = converted(from[field], TESSERA_FLOAT64);
     const bool is_lse = &field == &core::kTensorFields[core::TensorName("lse").index];
@@ -95,7 +95,7 @@ std::vector<OutputCheck> check_outputs(const AttentionTensors& tensors, const At
     const auto elems = static_cast<double>(std::max<std::int64_t>(1, reference.elems()));
     OutputCheck check{.name = field.name, .error = error_of(values_of(tensors, field)),
                       .allowed = error_of(values_of(nearby, field))};
-    // Twice a rounding of the output: once as it is stored, once of what it was accumulated in.
+    // Two roundings of the output: one when it is stored, one of its accumulator.
     const double stored = 2 * std::max(unit_roundoff(result.dtype), 0x1p-24);
     check.allowed.max_abs = kAllowedRoundings * check.allowed.max_abs + stored * largest;
     check.allowed.rms = kAllowedRoundings * check.allowed.rms + stored * std::sqrt(squares / elems);

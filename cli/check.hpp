@@ -17,10 +17,9 @@ struct OutputCheck {
   bool passed() const { return error.max_abs <= allowed.max_abs && error.rms <= allowed.rms; }
 };
 
-// Computes the same in float64 by the reference kernel and compares. What is allowed is measured, not guessed: the
-// oracle runs a second time on inputs that have each been moved by one rounding error of their own dtype, at random;
-// kAllowedRoundings times the change that this makes, and the rounding of the output itself, is what a sound
-// computation in that dtype stays below.
+// Computes the same in float64 by the reference kernel and compares. The tolerance is measured: the oracle runs a
+// second time on inputs that are each moved by one rounding error of their dtype, at random. A correct computation in
+// that dtype stays below kAllowedRoundings times the resulting change plus the rounding of the output.
 std::vector<OutputCheck> check_outputs(const AttentionTensors& tensors, const AttentionOptions& options,
                                        const tessera_device& device, bool backward);
 

@@ -5,7 +5,7 @@
 
 namespace tessera::cli {
 
-// What main() exits with when a command has run to its end: 0, or 1 when --check found an error too large.
+// main()'s exit code after a complete command: 0, or 1 if --check found too large an error.
 struct Outcome {
   int exit_code = 0;
 };

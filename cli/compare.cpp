@@ -1,4 +1,5 @@
-// tessera compare: Tessera beside standard attention, on a GPU also beside its first algorithm, over a range of lengths.
+// tessera compare: Tessera beside standard attention, on a GPU also beside its first algorithm, over a range of
+// lengths.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -68,7 +69,10 @@ class Compare {
     double total_flops = 0;
     for (const CellSettings& cell : plan) total_flops += cell.shape.flops(cell.direction);
     Progress progress(total_flops);
-    if (!on_gpu_) progress.show("measuring this machine's peak");
+    if (!on_gpu_) {
+      progress.show("measuring this machine's peak");
+      busy_ = busy_text(device_.threads);
+    }
     measure_peak();
     ComparisonTable table = make_table();
     if (!options_.json) {
@@ -101,7 +105,7 @@ class Compare {
   }
 
  private:
-  // The best of so many rounds that further ones bring nothing more. One number for the table, the JSON and the picture.
+  // The best of enough rounds that more would not change it. The table, the JSON and the picture use this one number.
   void measure_peak() {
     if (on_gpu_) return;
     constexpr int kRoundsWithoutMore = 3;
@@ -204,7 +208,7 @@ class Compare {
 
   static std::optional<int> width() { return terminal_width(STDOUT_FILENO); }
 
-  // Text as the terminal has room for it.
+  // Text, shortened to the terminal's width.
   static std::string lines(const std::string& text) { return width() ? wrapped(text, *width()) : text; }
 
   static ComparedNumbers numbers(const Side& side) {
@@ -226,7 +230,7 @@ class Compare {
     return sides;
   }
 
-  // The errors of a backward pass are of the queries' gradient where the sample holds no other.
+  // A backward pass reports the errors of the queries' gradient alone if the sample has no other.
   bool queries_alone() const {
     return std::any_of(cells_.begin(), cells_.end(), [](const Cell& cell) {
       return cell.settings.direction == TESSERA_BACKWARD && cell.tessera.errors.size() == 1;
@@ -240,6 +244,8 @@ class Compare {
           "Standard attention, whose backward pass makes P again, and the first algorithm are Tessera's own kernels, "
           "for "
           "comparison alone; python -m tessera compare measures PyTorch's.";
+    } else {
+      text = busy_;
     }
     for (const Contestant* const contestant : against_) {
       const auto refused = std::find_if(cells_.begin(), cells_.end(),
@@ -322,6 +328,7 @@ class Compare {
   bool on_gpu_ = false;
   std::int32_t host_threads_ = 1;
   double peak_gflops_ = 0;
+  std::string busy_;  // a sentence, where other work takes processors
   std::vector<Cell> cells_;
 };
 

@@ -20,7 +20,7 @@ constexpr Contestant kContestants[] = {{"standard", "standard attention", true},
 
 constexpr double kTimeBudgetSeconds = 1.0;  // for the timed calls of one side
 
-// Standard normal numbers in the tensor's dtype, the same for a seed whatever the number of threads.
+// Standard normal numbers in the tensor's dtype, the same for a seed with any number of threads.
 void fill_normal(const Tensor& tensor, std::uint64_t seed, peers::Team& team) {
   constexpr std::int64_t kChunk = 1 << 16;
   const std::int64_t elems = tensor.elems();
@@ -30,7 +30,7 @@ void fill_normal(const Tensor& tensor, std::uint64_t seed, peers::Team& team) {
     std::seed_seq mixed{seed, static_cast<std::uint64_t>(chunk)};
     std::mt19937_64 random(mixed);
     std::vector<float> values(static_cast<std::size_t>(count + 1));
-    for (std::int64_t i = 0; i < count; i += 2) {  // Box and Muller: two uniform numbers make two normal ones
+    for (std::int64_t i = 0; i < count; i += 2) {  // Box and Muller: two uniform numbers give two normal ones
       const std::uint64_t bits = random();
       const float radius = std::sqrt(-2.0F * std::log((static_cast<float>(bits >> 40) + 0.5F) * 0x1p-24F));
       const float angle = 2.0F * std::numbers::pi_v<float> * static_cast<float>(bits & 0xffffff) * 0x1p-24F;
@@ -46,7 +46,7 @@ void fill_normal(const Tensor& tensor, std::uint64_t seed, peers::Team& team) {
   });
 }
 
-// Every byte 0xff is a NaN in each dtype: what is not written shows. Also brings the pages in.
+// Fills memory with 0xff, which is NaN in each dtype, so that unwritten elements show. Also maps the pages.
 void poison(const Tensor& tensor) { std::fill_n(tensor.memory.data(), tensor.memory.size_bytes(), std::byte{0xff}); }
 
 template <typename Call>
@@ -56,8 +56,8 @@ double seconds_of(const Call& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Median of up to `repeat` rounds, fewer when they take long. clock(calls) answers how long each of so many calls took.
-// The first call, which took `first`, only warms up, unless it took so long that this cannot matter.
+// Median of up to `repeat` rounds, fewer if they take long. clock(calls) returns the time of each of `calls` calls. The
+// first call, which took `first`, only warms up, unless it took long enough to count.
 template <typename Clock>
 double median_seconds(int repeat, double first, int calls, const Clock& clock) {
   if (first >= kTimeBudgetSeconds) return first;
@@ -133,7 +133,7 @@ class CellRun {
  private:
   bool backward() const { return settings_.direction == TESSERA_BACKWARD; }
 
-  // With the row of each result of this direction: o and lse, or d_q, d_k, d_v.
+  // The rows of this direction's results: o and lse, or d_q, d_k, d_v.
   template <typename Visit>
   void each_output(const Visit& visit) const {
     for (const core::TensorField& field : core::kTensorFields) {
@@ -154,7 +154,8 @@ class CellRun {
     side.gflops = shape_.flops(settings_.direction) / side.seconds * 1e-9;
   }
 
-  // The same on a GPU, by its clock, calls of less than some milliseconds several at once. The outputs are brought back.
+  // The same on a GPU, by its clock, with several short calls (less than some milliseconds) at once. Copies the outputs
+  // back.
   template <typename Call>
   void measure_on_gpu(Side& side, const Call& call) const {
     constexpr double kLeastSeconds = 5e-3;
@@ -185,7 +186,7 @@ class CellRun {
   tessera_plan plan_of(tessera_direction direction) const {
     const tessera_problem problem = problem_of(direction);
     tessera_device device = settings_.device;
-    if (direction != settings_.direction) device.kernel = TESSERA_KERNEL_AUTO;  // that asked for is the other pass's
+    if (direction != settings_.direction) device.kernel = TESSERA_KERNEL_AUTO;  // the request was for the other pass
     tessera_plan plan{};
     check_status(tessera_make_plan(&problem, &device, &plan));
     return plan;
@@ -218,7 +219,7 @@ class CellRun {
     return side;
   }
 
-  // A contestant's kernel of the direction. Backward, o and LSE are Tessera's.
+  // A contestant's kernel of the direction. Its backward pass uses Tessera's o and LSE.
   void run_kernel(Other& other) const {
     const std::string name = (backward() ? "bwd_" : "fwd_") + std::string(other.contestant->name);
     const tessera_problem problem = problem_of(settings_.direction);

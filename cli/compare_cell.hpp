@@ -1,4 +1,4 @@
-// One cell of `tessera compare`: Tessera and what it is held against, on the same inputs, at one length in one direction.
+// One cell of `tessera compare`: Tessera and its peers on the same inputs, at one length in one direction.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,8 @@
 
 namespace tessera::cli {
 
-// What Tessera is held against: by name, and in words. On the CPU the textbook's standard attention on OpenBLAS; on a GPU Tessera's
-// own kernels for comparison, fwd_NAME and bwd_NAME.
+// A peer's name and its description. On the CPU the peer is textbook standard attention on OpenBLAS; on a GPU peers are
+// Tessera's own kernels for comparison, fwd_NAME and bwd_NAME.
 struct Contestant {
   const char* name;
   const char* words;
@@ -32,7 +32,7 @@ struct CellSettings {
   std::int32_t host_threads = 1;  // for inputs and the float64 reference; Tessera has the device's
   int repeat = 3;                 // timed calls at most
   std::vector<const Contestant*> against;
-  std::int64_t standard_limit_bytes = 0;  // one of them that needs more is not run
+  std::int64_t standard_limit_bytes = 0;  // a peer that needs more is not run
   std::uint64_t seed = 1;
 };
 
@@ -40,16 +40,16 @@ struct Side {
   double seconds = 0;  // median
   double gflops = 0;
   std::int64_t extra_bytes = 0;     // allocated beyond inputs and outputs
-  std::int64_t resident_bytes = 0;  // growth of the process's peak resident memory, 0 where the system does not tell
+  std::int64_t resident_bytes = 0;  // growth of the process's peak resident memory, 0 if unknown
   std::vector<std::pair<std::string, peers::ErrorStats>> errors;  // by output, against float64
   peers::ErrorStats error;                                        // all of them together
 };
 
 struct Other {
   const Contestant* contestant;
-  std::optional<Side> side;      // none: it was not run
-  std::int64_t needs_bytes = 0;  // 0: it does not take the problem
-  std::string refusal;           // why it does not
+  std::optional<Side> side;      // none: not run
+  std::int64_t needs_bytes = 0;  // 0: unsupported problem
+  std::string refusal;           // why it is unsupported
 };
 
 struct Cell {
@@ -61,7 +61,7 @@ struct Cell {
   double speed_up(const Other& other) const { return other.side ? other.side->seconds / tessera.seconds : 0; }
 };
 
-// `report` is told what is being done. Throws WrongUse or Failure.
+// Calls `report` with progress messages. Throws WrongUse or Failure.
 Cell measure_cell(const CellSettings& settings, const std::function<void(const std::string&)>& report);
 
 }  // namespace tessera::cli

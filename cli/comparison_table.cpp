@@ -8,7 +8,7 @@
 namespace tessera::cli {
 namespace {
 
-// What is left out first where a terminal has no room: the greatest.
+// In a narrow terminal columns with the greatest rank are left out first.
 enum Rank { kStays, kExtra, kExtraOfOthers, kDirection, kPeak, kMaxError, kRate, kRmsError, kKernel };
 // Groups of columns, and the first one's columns. After kSides a group a side, then speed-ups and errors.
 enum { kWhich, kSides };

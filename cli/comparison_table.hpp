@@ -1,5 +1,5 @@
-// What a comparison shows: Tessera beside others, a row a length and direction. The program's `compare` and Python's both
-// draw by it; it needs nothing but the C++ library.
+// The table of a comparison: Tessera and its peers, one row for each length and direction. The program's and Python's
+// `compare` both use it; it needs only the C++ library.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace tessera::cli {
 
 struct ComparedSide {
   std::string title, name;    // "standard attention", "standard"
-  bool names_kernel = false;  // which of a framework's own ways ran is worth a column
+  bool names_kernel = false;  // a column says which of a framework's kernels ran
 };
 
 // One side of a row.
@@ -27,17 +27,17 @@ class ComparisonTable {
  public:
   struct Settings {
     std::vector<ComparedSide> sides;  // Tessera first
-    double peak_gflops = 0;           // 0: no shares of it
+    double peak_gflops = 0;           // 0: no percentages of it
     bool teraflops = false;
-    std::optional<int> width;  // of a line, none: as many as it takes
+    std::optional<int> width;  // of a line; none: unlimited
   };
   explicit ComparisonTable(Settings settings);
 
   std::string header() const;
-  // A line, and before it one of the direction where a new one begins and has no column.
+  // A line, preceded by a line that names the direction if a new one begins and no column shows it.
   std::string row(const std::string& direction, std::int64_t length, const std::vector<ComparedNumbers>& sides);
-  // What stands below the table: about the columns that are shown, then `notes`. queries_alone: at the greatest lengths no other
-  // gradient has errors.
+  // The text below the table: about the shown columns, then `notes`. queries_alone: at the greatest lengths only the
+  // queries' gradient has errors.
   std::string legend(bool queries_alone, const std::string& notes) const;
 
  private:

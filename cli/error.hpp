@@ -1,5 +1,5 @@
-// The two ways in which the program stops early; main() prints one line and exits. What they say may hold names out of
-// files: it stands there printable.
+// The two ways in which the program stops early; main() prints one line and exits. Their messages may contain names
+// from files, escaped so that they are printable.
 #pragma once
 
 #include <stdexcept>
@@ -9,12 +9,12 @@
 
 namespace tessera::cli {
 
-// The user gave what cannot be: exit code 2. The message names the argument, what it was and what is accepted.
+// Invalid input from the user: exit code 2. The message names the argument, the given value and the accepted values.
 struct WrongUse : std::runtime_error {
   explicit WrongUse(const std::string& message) : std::runtime_error(printable(message)) {}
 };
 
-// What was asked is right but could not be done: exit code 1.
+// A valid request failed: exit code 1.
 struct Failure : std::runtime_error {
   explicit Failure(const std::string& message) : std::runtime_error(printable(message)) {}
 };

@@ -56,7 +56,7 @@ tessera_dtype dtype_of(const core::TensorField& field, tessera_dtype q) {
 }
 
 std::string contents_text(const core::TensorField& field) {
-  // A dtype for all of q, k, v, o and their gradients is said once, by --dtype.
+  // --dtype gives the dtype of q, k, v, o and their gradients.
   std::string text = core::is_sequence(field) ? "" : std::string(core::dtypes_text(field.dtypes)) + " ";
   text += core::symbols_of(field.dense).text;
   const char* other = field.form == core::Form::kByRank ? " or " : ", packed ";

@@ -1,4 +1,4 @@
-// The extents of a problem's tensors, symbol by symbol as core/fields.hpp has them, and the shapes that follow.
+// The extents of a problem's tensors, by the symbols of core/fields.hpp, and the shapes that follow from them.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@ class Extents {
   std::int64_t& operator[](core::Symbol symbol) { return values_[symbol]; }
   std::int64_t operator[](core::Symbol symbol) const { return values_[symbol]; }
 
-  // Learns from a tensor of this shape what no tensor before it has said.
+  // Takes from a tensor's shape the extents that no earlier tensor has given.
   void bind(const core::Shape& symbols, const Shape& shape);
-  // Of a tensor whose symbols all have an extent. Where 1 is accepted too, batch is 1, and heads are 1 in a mask: most
-  // have a bias for each head and a mask for all.
+  // The shape of a tensor whose symbols all have an extent. Where 1 is accepted, too, batch is 1, and a mask's heads
+  // are 1: most models have a bias for each head and one mask for all.
   Shape shape(const core::TensorField& field, const core::Shape& symbols) const;
 
  private:
@@ -30,10 +30,10 @@ class Extents {
 // "[1, Hq, Sq, Sk]": the same in symbols, of a dense problem.
 std::string shape_symbols(const core::TensorField& field);
 
-// The first that is accepted, or that of q.
+// The first accepted dtype, or q's.
 tessera_dtype dtype_of(const core::TensorField& field, tessera_dtype q);
 
-// "float32 [B, Hq, Sq], packed [Hq, Tq]": what a file holds, for a help text.
+// "float32 [B, Hq, Sq], packed [Hq, Tq]": a file's contents, for a help text.
 std::string contents_text(const core::TensorField& field);
 
 }  // namespace tessera::cli

@@ -102,7 +102,8 @@ void OutputTensors::write(File& file) {
 }
 
 void OutputTensors::commit() {
-  // What is written as it stands cannot be taken back: it comes when all else is written, and before anything shows.
+  // Output to pipes and devices cannot be undone: it is written after all files are complete and before any file
+  // appears.
   for (const bool in_place : {false, true}) {
     for (File& file : files_) {
       if (file.file.in_place() == in_place) write(file);

@@ -9,24 +9,24 @@
 
 namespace tessera::cli {
 
-// Reads FILE.npy, FILE.safetensors:NAME, or FILE.safetensors with `default_name`. `argument` is what messages call it.
+// Reads FILE.npy, FILE.safetensors:NAME, or FILE.safetensors with `default_name`. `argument` is its name in messages.
 FileTensor read_tensor_file(const std::string& file, const std::string& argument, const std::string& default_name);
 
-// Tensors on their way to files that appear complete and all together, or not at all. A .npy file holds one, a
-// .safetensors file all those that go there, under their names.
+// Tensors to be written to files, which appear complete and all together, or not at all. A .npy file holds one tensor,
+// a .safetensors file all tensors for that path, under their names.
 class OutputTensors {
  public:
-  // Says where a tensor will go, before any work is done for it. Throws WrongUse, naming `argument`, where it cannot be
-  // written or another tensor has that place, however the two are spelt.
+  // Registers a tensor's path before any work is done for it. Throws WrongUse, naming `argument`, if the path cannot be
+  // written or belongs to another tensor, in any spelling.
   void add(const std::string& file, const std::string& argument, const std::string& default_name);
 
-  // Whether one of them goes to standard output, which then is no place for messages.
+  // Whether one of them goes to standard output, where messages must then not go.
   bool use_standard_output() const;
 
   // The tensor that was added under this argument, in the order of its memory, as `stored_shape`.
   void set(const std::string& argument, const Tensor& tensor, const Shape& stored_shape);
 
-  // Writes all of them and puts them in their places. Throws Failure.
+  // Writes all of them and moves them to their paths. Throws Failure.
   void commit();
 
  private:

@@ -22,7 +22,7 @@ F* symbol(const char* name) {
   return reinterpret_cast<F*>(found);
 }
 
-// result_of<arguments>("cuName", values...): what the driver's function of that name answers.
+// result_of<arguments>("cuName", values...): the result of the driver's function of that name.
 template <class... Arguments, class... Values>
 Result result_of(const char* name, Values... values) {
   return symbol<Result(Arguments...)>(name)(static_cast<Arguments>(values)...);

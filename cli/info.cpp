@@ -1,4 +1,4 @@
-// tessera info: what was found on this machine and what will be used of it.
+// tessera info: this machine's devices and which of them will be used.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ std::string threads_reason() {
   return "one for each core that this process may use";
 }
 
-// The GPUs, or in `reason` why there is none; "NVRTC 13.0 at ..." or why there is none.
+// The GPUs, or in `reason` why there is none; "NVRTC 13.0 at ..." or the reason.
 struct Cuda {
   std::vector<tessera_device> gpus;
   std::string reason, driver, nvrtc;

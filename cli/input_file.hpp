@@ -9,18 +9,18 @@ namespace tessera::cli {
 
 class InputFile {
  public:
-  // Throws WrongUse, naming `source`, where there is nothing to read.
+  // Throws WrongUse, naming `source`, if there is nothing to read.
   InputFile(const std::string& path, std::string source);
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
-  // How many bytes a regular file holds; none: a pipe or a terminal, of which only reading tells.
+  // The size of a regular file; none for a pipe or a terminal, whose size only reading tells.
   std::optional<std::int64_t> size() const { return size_; }
 
-  // Whether there were so many bytes. Throws Failure where the system cannot read.
+  // Whether there were enough bytes. Throws Failure if the system cannot read.
   bool read(void* data, std::int64_t size_bytes);
-  bool at_end();  // reads on where it is not
+  bool at_end();  // may read ahead
 
   std::int64_t position() const { return position_; }  // bytes from the beginning
   void seek(std::int64_t position);                    // of a regular file

@@ -19,7 +19,7 @@ Interrupts::Interrupts() {
   action.sa_flags = static_cast<int>(SA_RESETHAND);  // the second one finds the default
   for (const int signal : kSignals) {
     struct sigaction before {};
-    // What the caller ignores stays ignored, as after nohup.
+    // A signal that the caller ignores stays ignored, as after nohup.
     if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
     sigaction(signal, &action, nullptr);
   }

@@ -1,17 +1,17 @@
-// Ctrl-C while the program computes: the call is cancelled, files that are not complete are taken away, and the program ends
-// as the signal asks.
+// Ctrl-C while the program computes: the call is cancelled, incomplete files are removed, and the program ends by the
+// signal.
 #pragma once
 
 #include "tessera/tessera.h"
 
 namespace tessera::cli {
 
-// Thrown where work is stopped. main() ends the process by that signal, so that a shell sees what ended it.
+// Thrown when work is stopped. main() ends the process by that signal, so that a shell sees the cause.
 struct Interrupted {
   int signal;
 };
 
-// While one exists, the first SIGINT or SIGTERM only asks the work to stop; a second one ends the process at once.
+// While one exists, the first SIGINT or SIGTERM only requests the work to stop; a second one ends the process at once.
 class Interrupts {
  public:
   Interrupts();

@@ -1,12 +1,13 @@
 #include "machine.hpp"
 
-#include <fmt/format.h>
-#include <sched.h>
+#include <unistd.h>
 
-#include <filesystem>
+#include <chrono>
+#include <cstdio>
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <thread>
 
 namespace tessera::cli {
 namespace {
@@ -31,6 +32,24 @@ std::string first_word(const std::string& path) {
   return word;
 }
 
+// Of all processors together, since the system was started. The unit does not matter.
+struct Ticks {
+  double idle = 0, all = 0;
+};
+Ticks ticks() {
+  std::ifstream file("/proc/stat");
+  std::string name;
+  file >> name;
+  constexpr int kIdle = 3, kFields = 8;  // user nice system idle iowait irq softirq steal
+  Ticks result;
+  double value = 0;
+  for (int field = 0; field < kFields && file >> value; ++field) {
+    result.all += value;
+    if (field == kIdle) result.idle = value;
+  }
+  return result;
+}
+
 // Cores in a list such as "0-3,8".
 int count_of(const std::string& list) {
   int count = 0;
@@ -50,7 +69,7 @@ int count_of(const std::string& list) {
 std::vector<Cache> caches() {
   std::vector<Cache> found;
   for (int index = 0;; ++index) {
-    const std::string folder = fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/", index);
+    const std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
     const std::string level = first_word(folder + "level"), type = first_word(folder + "type");
     if (level.empty()) return found;
     if (type == "Instruction") continue;
@@ -84,6 +103,23 @@ std::vector<std::string> cpu_features() {
 }
 
 std::int64_t memory_bytes() { return kibibytes_field("/proc/meminfo", "MemTotal"); }
+
+std::string busy_text(int threads) {
+  const Ticks before = ticks();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const Ticks after = ticks();
+  if (after.all <= before.all) return "";
+  const auto processors = static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
+  const double idle = (after.idle - before.idle) / (after.all - before.all) * processors;
+  constexpr double kNothing = 0.5;  // a processor's half, that a desktop takes
+  if (idle + kNothing >= threads) return "";
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "The machine was busy: other work left %.1f of %.0f processors idle at the start, for %d thread%s. Times are "
+                "longer than on an idle one.",
+                idle, processors, threads, threads == 1 ? "" : "s");
+  return text;
+}
 
 void reset_peak_resident() { std::ofstream("/proc/self/clear_refs") << "5"; }
 

@@ -14,10 +14,12 @@ struct Cache {
 };
 
 std::vector<Cache> caches();
-std::vector<std::string> cpu_features();  // those that a kernel can use
+std::vector<std::string> cpu_features();  // features that a kernel can use
 std::int64_t memory_bytes();
+// A sentence where other work leaves fewer than `threads` processors idle, which takes a fifth of a second to see; else nothing.
+std::string busy_text(int threads);
 
-// Peak resident memory since the last reset, 0 where the system does not tell.
+// Peak resident memory since the last reset, 0 if unknown.
 void reset_peak_resident();
 std::int64_t peak_resident_bytes();
 std::int64_t resident_bytes();

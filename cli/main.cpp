@@ -1,4 +1,4 @@
-// tessera: exact attention on this machine. Subcommands stand in a file each.
+// tessera: exact attention on this machine. Each subcommand has its own file.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>

@@ -25,7 +25,7 @@ struct Descr {
 constexpr Descr kDescrs[] = {
     {"<f2", Element::kFloat16}, {"<f4", Element::kFloat32}, {"<f8", Element::kFloat64}, {"<i4", Element::kInt32},
     {"<i8", Element::kInt64},   {"|b1", Element::kBool},    {"|u1", Element::kUint8},   {"<u2", Element::kUint16},
-    {"<V2", Element::kUint16},  // how NumPy stores what it has no name for, bfloat16 among them
+    {"<V2", Element::kUint16},  // NumPy's code for types without a name, such as bfloat16
     {"|V2", Element::kUint16},
 };
 
@@ -37,7 +37,7 @@ class Header {
     std::set<std::string> keys;
     while (!accept('}')) {
       const std::string key = quoted();
-      if (!keys.insert(key).second) refuse();  // what the second one means is for each reader to guess
+      if (!keys.insert(key).second) refuse();  // readers disagree about a repeated key
       expect(':');
       if (key == "descr") {
         descr = quoted();
@@ -197,7 +197,7 @@ FileTensor read_npy(const std::string& path, const std::string& source) {
     return WrongUse(fmt::format("{}: holds {} bytes of data, its shape {} of {} takes {}: the file is {}", source, held,
                                 shape_text(tensor.shape), element_name(tensor.element), bytes, what));
   };
-  if (file.size()) {  // before memory is taken for what a header claims
+  if (file.size()) {  // before allocating what the header claims
     const std::int64_t held = *file.size() - file.position();
     if (held != bytes) throw does_not_fit(fmt::format("{}", held), held < bytes ? "cut off" : "too long");
   }

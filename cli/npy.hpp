@@ -7,7 +7,7 @@
 
 namespace tessera::cli {
 
-// Reads `path`, in row-major order whatever the file's. Throws WrongUse, naming `source`.
+// Reads `path`, in row-major order, whatever the file's order. Throws WrongUse, naming `source`.
 FileTensor read_npy(const std::string& path, const std::string& source);
 
 // The header of a file that holds `shape` of `element`, row-major; bfloat16 is written as uint16 bits. Data follows.

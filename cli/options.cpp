@@ -36,7 +36,7 @@ std::string kernels_text() {
   return text;
 }
 
-// The flag that sets what the library calls so; "": none.
+// The flag of the library's option of that name; "": none.
 std::string_view flag_of(std::string_view token) {
   for (const core::OptionField& field : core::kOptionFields) {
     for (const core::OptionMember& member : field.members) {

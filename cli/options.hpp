@@ -1,4 +1,4 @@
-// The options of attention that are no tensors, as command-line flags shared by the subcommands.
+// The options of attention that are not tensors, as command-line flags of all subcommands.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,19 +16,19 @@
 
 namespace tessera::cli {
 
-// Which kernel, on which instructions, by how many threads.
+// The kernel, the instruction set and the number of threads.
 struct DeviceOptions {
   std::string kernel = "auto";
-  std::string place = "cpu";  // or "cuda"; "": a GPU where there is one
+  std::string place = "cpu";  // or "cuda"; "": a GPU if there is one
   std::string isa;
   std::optional<std::int64_t> threads;
-  std::string arch;  // not "": a GPU that is described by it
+  std::string arch;  // not "": a described GPU of this architecture
   std::optional<std::int64_t> multiprocessors;
 
   void add_to(CLI::App& command);
-  // Lets the user choose, and a GPU be the default.
+  // Adds the flags, with a GPU as the default.
   void add_place_to(CLI::App& command);
-  // Lets the user describe a GPU that need not be here, for what is only planned.
+  // Adds flags that describe a GPU which need not exist, for planning alone.
   void add_arch_to(CLI::App& command);
   // This machine's CPU or a GPU, or a described one, with the flags applied. Throws WrongUse.
   tessera_device device() const;
@@ -39,13 +39,13 @@ struct DeviceOptions {
   tessera_kernel chosen_kernel() const;
 };
 
-// The options that were given, each as its row of core/fields.hpp says.
+// The given options, by their rows of core/fields.hpp.
 class AttentionOptions {
  public:
   void add_to(CLI::App& command);
   // The options with these flags alone.
   void add_to(CLI::App& command, std::initializer_list<std::string_view> flags);
-  // Sets what was given, and leaves the rest.
+  // Sets the given options and leaves the others.
   void apply(tessera_problem& problem) const;
 
  private:
@@ -72,14 +72,14 @@ tessera_device described_gpu(const std::string& arch);
 // "float32" -> TESSERA_FLOAT32. Throws WrongUse naming --dtype. Also takes f32, f16, bf16, f64.
 tessera_dtype parse_dtype(const std::string& name);
 
-// What the library calls an argument, and what the user knows it as: "window_left" is "--window".
+// The user's name of a library argument: "window_left" is "--window".
 struct ArgumentName {
   std::string token;
   std::string given;
 };
 
-// Throws what a status stands for: WrongUse for a wrong argument or a combination no kernel takes, Failure for the
-// rest. Adds the user's name of the argument that the message begins with.
+// Throws for a status: WrongUse for a wrong argument or a combination that no kernel supports, Failure otherwise. Adds
+// the user's name of the argument that the message begins with.
 void check_status(const tessera_status& status, const std::vector<ArgumentName>& tensors = {});
 
 }  // namespace tessera::cli

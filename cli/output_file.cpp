@@ -35,7 +35,7 @@ std::optional<int> own_descriptor(const fs::path& folder, const fs::path& name) 
   return number;
 }
 
-// Where a path leads through links, dangling ones, too: a folder without links and a name in it that is no link.
+// Resolves a path through links, also dangling ones: a folder without links, and a name in it that is not a link.
 struct Resolved {
   fs::path folder, name;
   std::optional<int> descriptor;
@@ -56,7 +56,7 @@ Resolved resolve(fs::path path, const std::string& source) {
     }
     if (const std::optional<int> number = own_descriptor(folder, name)) return {folder, name, number};
     const fs::path target = fs::read_symlink(folder / name, error);
-    if (error) return {folder, name, {}};  // no link
+    if (error) return {folder, name, {}};  // not a link
     path = folder / target;                // `target` alone where that is absolute
   }
   throw WrongUse(fmt::format("{}: {}", source, std::strerror(ELOOP)));
@@ -91,7 +91,7 @@ OutputFile::OutputFile(const std::string& path, std::string source) : source_(st
   }
   const bool terminal = kind_ == Kind::kDescriptor && isatty(inherited_) == 1;
   if (terminal) throw WrongUse(fmt::format("{}: is a terminal, accepted is a file or a pipe", source_));
-  // No permission keeps root from a read-only file: the mode itself counts.
+  // Root may write any file, so the mode itself is checked.
   const bool read_only = (mode_ & 0222) == 0 || access(path_.c_str(), W_OK) != 0;
   if (exists_ && kind_ != Kind::kDescriptor && read_only) {
     throw WrongUse(fmt::format("{}: is there and read-only, accepted is a file that may be written", source_));
@@ -100,7 +100,7 @@ OutputFile::OutputFile(const std::string& path, std::string source) : source_(st
     throw WrongUse(
         fmt::format("{}: directory {} cannot be written: {}", source_, place.folder.string(), std::strerror(errno)));
   }
-  // /dev/null is what it is for any number of writers.
+  // Any number of writers may use /dev/null.
   struct stat standard {};
   standard_output_ = exists_ && !S_ISCHR(mode_) && fstat(STDOUT_FILENO, &standard) == 0 && standard.st_dev == device_ &&
                      standard.st_ino == inode_;
@@ -148,8 +148,8 @@ void OutputFile::open() {
 
 void OutputFile::open_replacement() {
   const std::string folder = fs::path(path_).parent_path().string();
-  const mode_t mode = exists_ ? mode_ & kPermissions & 0600 : kNewFile;  // nobody else's until it has its owner
-  // A file without a name is gone with the program, whatever ends it. Its name comes by /proc.
+  const mode_t mode = exists_ ? mode_ & kPermissions & 0600 : kNewFile;  // private until it has its owner
+  // A file without a name disappears with the program, however it ends. /proc gives it a name.
   if (access("/proc/self/fd", X_OK) == 0) descriptor_ = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
   if (descriptor_ < 0) {
     static int count = 0;
@@ -158,7 +158,7 @@ void OutputFile::open_replacement() {
     if (descriptor_ >= 0) temporary_ = name;
   }
   if (descriptor_ < 0 || !exists_) return;
-  // Owner and group stay where that is allowed, the mode always.
+  // Keeps the mode, and owner and group if that is allowed.
   if (fchown(descriptor_, owner_, group_) != 0 && fchown(descriptor_, static_cast<uid_t>(-1), group_) != 0) errno = 0;
   if (fchmod(descriptor_, mode_ & kPermissions) != 0) fail("cannot be given the mode of what is there");
 }

@@ -8,25 +8,25 @@
 
 namespace tessera::cli {
 
-// What is at a path keeps its mode, and its owner where that may be; links are followed, dangling ones, too. A new file
-// is written where no path leads to it, or under a temporary name where the file system cannot do that, and is put in its
-// place by commit(). A pipe, a terminal's null device or an open descriptor (/dev/stdout) is written as it stands.
+// An existing file keeps its mode, and its owner if possible; links are followed, also dangling ones. A new file is
+// written without a path, or under a temporary name if the file system cannot do that, and commit() moves it to its
+// path. A pipe, a device or an open descriptor (/dev/stdout) is written directly.
 class OutputFile {
  public:
-  // Throws WrongUse, naming `source` ("--out o.npy"), where nothing can be written.
+  // Throws WrongUse, naming `source` ("--out o.npy"), if it cannot be written.
   OutputFile(const std::string& path, std::string source);
-  ~OutputFile();  // what was not committed is gone
+  ~OutputFile();  // discards what was not committed
   OutputFile(OutputFile&& other) noexcept;
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
   const std::string& source() const { return source_; }
-  // However the paths of the two are spelt.
+  // In any spelling of the two paths.
   bool is_same_as(const OutputFile& other) const;
   bool is_standard_output() const { return standard_output_; }
   bool in_place() const { return kind_ != Kind::kReplaced; }
 
-  // Each throws Failure. Opened is a file that stays open until the object is gone.
+  // Each throws Failure. The file stays open until the object is destroyed.
   void open();
   int descriptor() const { return descriptor_; }
   void write(const void* data, std::int64_t size_bytes);
@@ -39,7 +39,7 @@ class OutputFile {
   void open_replacement();
 
   std::string path_;    // through all links
-  std::string source_;  // as messages call it
+  std::string source_;  // its name in messages
   Kind kind_ = Kind::kReplaced;
   bool exists_ = false, standard_output_ = false;
   dev_t device_ = 0;
@@ -52,7 +52,7 @@ class OutputFile {
   std::string temporary_;
 };
 
-// A write to a pipe without a reader fails while this lives, where it would end the program.
+// While this object exists, a write to a pipe without a reader fails; otherwise it would end the program.
 class IgnoreBrokenPipes {
  public:
   IgnoreBrokenPipes();

@@ -1,4 +1,4 @@
-// tessera plan: what would be done for given sizes, in words.
+// tessera plan: the plan for given sizes, as text.
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct PlanOptions {
   DeviceOptions device;
 };
 
-// Those that a flag asks for: all that need not be there, but for a page table, which --page-size gives, and for the lengths of
-// prefixes, which come with their groups.
+// The optional tensors that a flag adds: all but the page table, which --page-size adds, and the lengths of prefixes,
+// which their groups add.
 bool has_flag(const core::TensorField& field) {
   for (const core::TensorName name : {core::TensorName("page_table"), core::TensorName("page_indptr"),
                                       core::TensorName("page_indices"), core::TensorName("prefix_lens")}) {
@@ -60,11 +60,11 @@ std::string text_of(const tessera_plan& plan, Writer write) {
   return text;
 }
 
-// Where the plan lands under this machine's measured roofline: the lower of its arithmetic peak and its intensity times the
+// The plan's place under this machine's measured roofline: the lower of its arithmetic peak and its intensity times the
 // memory's read bandwidth (Williams, Waterman and Patterson, 2009).
 struct Roofline {
   double peak_gflops, read_gbps;  // GFLOP/s, GB/s (10^9)
-  double intensity, ridge;        // FLOP a byte: of the plan, and where the roof turns
+  double intensity, ridge;        // FLOP a byte: of the plan, and at the roof's corner
 
   bool memory_bound() const { return intensity < ridge; }
   double limit_gflops() const { return memory_bound() ? intensity * read_gbps : peak_gflops; }

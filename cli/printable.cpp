@@ -13,7 +13,7 @@ struct Range {
 };
 constexpr Range kEscaped[] = {
     {0x00, 0x1f},      // C0, with the escape character
-    {0x7f, 0x9f},      // DEL, and C1: a terminal may take U+009B for an escape sequence's beginning
+    {0x7f, 0x9f},      // DEL, and C1: U+009B may start an escape sequence
     {0x061c, 0x061c},  // from here on: line separators, and marks and overrides of a text's direction
     {0x200e, 0x200f}, {0x2028, 0x202e}, {0x2066, 0x2069},
 };
@@ -25,11 +25,11 @@ bool steers(char32_t character) {
 
 struct Decoded {
   char32_t character = 0;
-  std::size_t bytes = 0;  // 0: no UTF-8
+  std::size_t bytes = 0;  // 0: not UTF-8
 };
 
-// The character that `text`, which is not empty, begins with. Overlong forms, surrogates and what is beyond U+10FFFF are
-// no UTF-8 (RFC 3629).
+// The first character of `text`, which is not empty. Overlong forms, surrogates and code points above U+10FFFF are not
+// UTF-8 (RFC 3629).
 Decoded decode(std::string_view text) {
   const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
   const unsigned char lead = byte(0);

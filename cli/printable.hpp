@@ -1,5 +1,4 @@
-// Text that came from outside, such as a name in a file, as it may stand in a message: what would steer a terminal
-// stands there escaped.
+// Makes outside text, such as a name in a file, safe for messages: characters that control a terminal are escaped.
 #pragma once
 
 #include <string>
@@ -7,8 +6,8 @@
 
 namespace tessera::cli {
 
-// Control characters (C0, DEL, C1), characters that change the direction of text and bytes that are no UTF-8 become
-// escapes: \n, \x1b, \u202e. All else stays. Applied twice it changes nothing more.
+// Control characters (C0, DEL, C1), characters that change the direction of text and bytes that are not UTF-8 become
+// escapes: \n, \x1b, \u202e. All other text is unchanged. Applied twice it changes nothing more.
 std::string printable(std::string_view text);
 
 }  // namespace tessera::cli

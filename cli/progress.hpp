@@ -1,4 +1,4 @@
-// A progress bar on standard error, shown only where that is a terminal.
+// A progress bar on standard error, shown only if that is a terminal.
 #pragma once
 
 #include <fmt/format.h>
@@ -30,12 +30,12 @@ class Progress {
     std::string line;
     for (int i = 0; i < length; ++i) line += i < filled ? "█" : "░";
     line += fmt::format(" {:3.0f} %  {}", share * 100, what);
-    // A line that went on in the next one could not be taken away again.
+    // A line that wraps could not be erased again.
     fmt::print(stderr, "\r\033[K{}", cut(line, width - 1));
     std::fflush(stderr);
   }
 
-  // Takes the bar away, so that a line can be printed in its place.
+  // Erases the bar, so that a line can be printed instead.
   void clear() const {
     if (!shown_) return;
     fmt::print(stderr, "\r\033[K");

@@ -33,7 +33,7 @@ struct RunOptions {
   const std::string& file(core::TensorName name) const { return files[name.index]; }
 };
 
-// How the program names a tensor's file.
+// The flag of a tensor's file.
 const char* argument_of(const core::TensorField& field) { return field.flag != nullptr ? field.flag : field.name; }
 
 // "--dq, --dk, --dv, --dbias and --dsink"
@@ -86,7 +86,7 @@ class Run {
   bool is_backward() const { return !options_.file("d_o").empty(); }
 
   void check_flags() const {
-    bool gradient = false;  // is asked for
+    bool gradient = false;  // is requested
     for (const core::TensorField& field : core::kTensorFields) {
       const std::string& file = options_.file(field);
       if (file.empty()) continue;
@@ -110,7 +110,7 @@ class Run {
     return as_floating(std::move(file), bfloat16);
   }
 
-  // One of q, k, v and their cotangents, in the layout that was asked for.
+  // One of q, k, v and their cotangents, in the requested layout.
   Tensor sequence(FileTensor file) const {
     Tensor tensor = floating(std::move(file));
     if (!options_.dtype.empty() && tensor.dtype != parse_dtype(options_.dtype)) {
@@ -146,7 +146,7 @@ class Run {
     }
   }
 
-  // What the call needs, or the user wants.
+  // Tensors that the call needs or the user requests.
   bool is_made(const core::TensorField& field) const {
     if (field.written == core::Written::kNever) return false;
     if (field.need == core::Need::kAlways || (field.need == core::Need::kBackward && is_backward())) return true;
@@ -158,7 +158,7 @@ class Run {
     for (const core::TensorName name : {core::TensorName("q"), core::TensorName("k"), core::TensorName("v")}) {
       const Tensor& tensor = tensors_[name];
       const core::TensorField& field = core::kTensorFields[name.index];
-      // Rank and all else is the library's to refuse.
+      // The library checks the rank and everything else.
       if (tensor.shape.size() < 3 || tensor.shape.size() > 4) {
         throw WrongUse(fmt::format("{}, accepted rank 4, or rank 3 when packed", tensor.describe()));
       }
@@ -185,7 +185,7 @@ class Run {
     }
   }
 
-  // The rows of what goes to a file.
+  // The rows that are written to a file.
   std::vector<const core::TensorField*> results() const {
     std::vector<const core::TensorField*> wanted;
     for (const core::TensorField& field : core::kTensorFields) {
@@ -194,7 +194,7 @@ class Run {
     return wanted;
   }
 
-  // As it lies in memory, and in the file.
+  // In memory and file order.
   Shape stored_shape(const core::TensorField& field) const {
     Shape shape = tensors_[field].shape;
     if (heads_first_ && core::is_sequence(field)) std::swap(shape[1], shape[2]);

@@ -28,10 +28,10 @@ constexpr TypeName kTypes[] = {
     {"I32", Element::kInt32},   {"I64", Element::kInt64},     {"BOOL", Element::kBool},   {"U8", Element::kUint8},
 };
 
-// A header's JSON. Discarded where it is none, or where it says something twice: what an object's second "q" means is for
-// each reader to guess.
+// A header's JSON. Discarded if it is not JSON, or if an object repeats a key, since readers disagree about repeated
+// keys.
 Json parse_header(const std::string& text) {
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  std::vector<std::set<std::string>> keys;  // of the open objects
   bool twice = false;
   const auto note = [&](int, Json::parse_event_t event, Json& parsed) {
     if (event == Json::parse_event_t::object_start) keys.emplace_back();

@@ -20,7 +20,7 @@ struct SafetensorsEntry {
   Shape shape;
 };
 
-// The header of a file that holds these. Their data follow, one after another.
+// The header of a file with these tensors. Their data follow, one after another.
 std::string safetensors_header(const std::vector<SafetensorsEntry>& entries);
 
 }  // namespace tessera::cli

@@ -82,7 +82,7 @@ bool is_there(const core::TensorField& field, const ProblemSizes& sizes) {
   return sizes[field];
 }
 
-// What a user would change who hears that the tensor is too large.
+// The flags that a user would change if the tensor is too large.
 const char* flag_of(const core::TensorField& field) {
   if (!core::is_sequence(field)) return field.flag;
   return field.dense.axes[field.dense.rank - 1].symbol == core::kDv ? "--dv" : "-D";
@@ -100,7 +100,7 @@ tessera_problem problem_of(const ProblemSizes& sizes, const std::function<void(t
   }
   set_options(problem);
   const Extents extents = extents_of(sizes, problem);
-  // cu_seqlens and page_table, which the rest's shapes depend on, are among the first.
+  // cu_seqlens and page_table are among the first, since other shapes depend on them.
   for (const bool by_rank : {true, false}) {
     for (const core::TensorField& field : core::kTensorFields) {
       if ((field.form == core::Form::kByRank) != by_rank || !is_there(field, sizes)) continue;

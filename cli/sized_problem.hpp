@@ -1,4 +1,4 @@
-// A problem of given sizes with no memory behind it: what is planned without being run.
+// A problem of given sizes without memory, for planning alone.
 #pragma once
 
 #include <array>
@@ -17,13 +17,13 @@ struct ProblemSizes {
   tessera_dtype dtype = TESSERA_FLOAT32;
   tessera_direction direction = TESSERA_FORWARD;
   bool packed = false;
-  std::array<bool, core::kNumTensors> with{};  // which tensors are there that need not be
+  std::array<bool, core::kNumTensors> with{};  // the optional tensors that are present
 
   bool& operator[](const core::TensorField& field) { return with[&field - core::kTensorFields]; }
   bool operator[](const core::TensorField& field) const { return with[&field - core::kTensorFields]; }
 };
 
-// set_options sets the options that are no tensors. Throws WrongUse naming the flags of `tessera plan`.
+// set_options sets the options that are not tensors. Throws WrongUse naming the flags of `tessera plan`.
 tessera_problem problem_of(const ProblemSizes& sizes, const std::function<void(tessera_problem&)>& set_options);
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// tessera support: what each back end takes, by planning a small problem for every option, dtype and direction.
+// tessera support: what each back end supports, by planning a small problem for every option, dtype and direction.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -37,7 +37,7 @@ struct BackEnd {
   tessera_device device;
 };
 
-// A GPU of each generation, and a CPU without what only some have: what is taken depends on neither.
+// A GPU of each generation, and a CPU without optional features: support depends on neither.
 std::vector<BackEnd> back_ends() {
   std::vector<BackEnd> all{{"CPU", {}}, {"Ampere", {}}, {"Hopper", {}}, {"Blackwell", {}}};
   constexpr std::int32_t kArchs[] = {0, 80, 90, 100};
@@ -48,7 +48,7 @@ std::vector<BackEnd> back_ends() {
   return all;
 }
 
-// A problem that needs one thing beyond the plainest.
+// A problem with one option more than the plainest.
 struct Case {
   std::string name, what;
   ProblemSizes sizes{};
@@ -58,7 +58,7 @@ struct Case {
 
 void set_sample(const core::OptionField& field, tessera_problem& problem) {
   constexpr double kSampleNumber = 0.5;  // a scale, a probability
-  constexpr double kSampleSoftcap = 30;  // as models have it: a kernel may refuse a small one
+  constexpr double kSampleSoftcap = 30;  // a usual value: a kernel may refuse a small one
   constexpr std::int64_t kSampleLength = 64;
   for (const core::OptionMember& member : field.members) {
     if (member.flag != nullptr) problem.*member.flag = 1;
@@ -71,7 +71,7 @@ void set_sample(const core::OptionField& field, tessera_problem& problem) {
   if (field.kind == core::OptionKind::kAlignment) problem.causal = 1;
 }
 
-// Options that mean nothing by themselves: seeds, bounds of lengths and the block mask's blocks.
+// Options without a meaning of their own: seeds, bounds of lengths and the block mask's blocks.
 bool stands_alone(const core::OptionField& field) {
   const bool of_block_mask = field.members[0].integer == &tessera_problem::mask_block_q;
   return field.kind != core::OptionKind::kUnsigned && field.kind != core::OptionKind::kInteger && !of_block_mask;
@@ -122,7 +122,7 @@ std::vector<Case> cases() {
 struct Answer {
   std::string kernel;               // "": none
   std::string reason;               // of the refusal
-  std::vector<std::string> others;  // that take it too
+  std::vector<std::string> others;  // that support it, too
 };
 
 Answer answer_of(const Case& asked, const tessera_device& device, tessera_dtype dtype, tessera_direction direction) {
@@ -145,7 +145,8 @@ Answer answer_of(const Case& asked, const tessera_device& device, tessera_dtype 
   return {"", reason, {}};
 }
 
-// Of a case on a back end in a direction, a dtype each; empty where the case is not of that direction.
+// The answers for a case on a back end in a direction, one for each dtype; empty if the case does not have that
+// direction.
 using Answers = std::vector<Answer>;
 struct Matrix {
   std::vector<BackEnd> back_ends;
@@ -173,7 +174,7 @@ Matrix make_matrix() {
   return matrix;
 }
 
-// "fwd_sm90 float16 bfloat16, fwd_sm80 float32": the kernels, each with the dtypes that it takes.
+// "fwd_sm90 float16 bfloat16, fwd_sm80 float32": the kernels, each with its dtypes.
 std::string cell_text(const Answers& answers) {
   if (answers.empty()) return "";
   std::vector<std::pair<std::string, std::string>> kernels;
@@ -190,7 +191,7 @@ std::string cell_text(const Answers& answers) {
   return text;
 }
 
-// Whether every dtype is taken that the plainest problem may have there.
+// Whether every dtype of the plainest problem is supported.
 bool whole(const Matrix& matrix, std::size_t asked, std::size_t back_end, tessera_direction direction) {
   const Answers &answers = matrix.at(asked, back_end, direction), &plainest = matrix.at(0, back_end, direction);
   for (std::size_t i = 0; i < answers.size(); ++i) {
@@ -242,7 +243,7 @@ Rows summary_rows(const Matrix& matrix) {
   return rows;
 }
 
-// Rows whose cells are alike become one, with both names.
+// Rows with equal cells become one, with both names.
 Rows merged(const Rows& rows) {
   Rows result{rows[0]};
   for (std::size_t r = 1; r < rows.size(); ++r) {
@@ -268,7 +269,7 @@ Rows direction_rows(const Matrix& matrix, tessera_direction direction) {
   return merged(rows);
 }
 
-// Kernels that no plan takes by itself, and what they take when they are asked for. Cases with the same dtypes share a row.
+// Kernels that no plan chooses by itself, and what they support on request. Cases with the same dtypes are one row.
 Rows request_rows(const Matrix& matrix) {
   std::set<std::string> chosen;
   for (const Answers& answers : matrix.answers) {
@@ -322,7 +323,7 @@ std::string plain_table(const Rows& rows) {
   return text;
 }
 
-// Each reason once, with the first that it was given for.
+// Each reason once, with its first case.
 struct Refusal {
   std::string where, reason;
 };

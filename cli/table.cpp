@@ -20,7 +20,7 @@ std::string padding(const std::string& text, int width) {
 }  // namespace
 
 Table::Table(std::vector<ColumnGroup> groups, int width) : groups_(std::move(groups)) {
-  int rank = 0;  // the greatest that is shown
+  int rank = 0;  // the greatest shown
   for (const ColumnGroup& group : groups_) {
     shown_.emplace_back(group.columns.size(), true);
     for (const Column& column : group.columns) rank = std::max(rank, column.rank);
@@ -46,7 +46,7 @@ bool Table::shows_all() const {
   });
 }
 
-// Each column stands one space from what is left of it.
+// Each column is one space right of its neighbour.
 int Table::width(std::size_t group) const {
   if (!shows(group)) return 0;
   int width = 0;

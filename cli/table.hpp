@@ -1,5 +1,5 @@
-// A table for the terminal whose rows can be printed as they come: widths are fixed, groups of columns have a title.
-// Columns that have no room are left out.
+// A table for the terminal whose rows can be printed one by one: widths are fixed, groups of columns have a title.
+// Columns that do not fit are left out.
 #pragma once
 
 #include <string>
@@ -10,13 +10,13 @@ namespace tessera::cli {
 struct Column {
   std::string title;
   int width;     // characters
-  int rank = 0;  // what is left out first where there is no room: the greatest; 0 stays
+  int rank = 0;  // the greatest is left out first; 0 stays
 };
 
 struct ColumnGroup {
   std::string title;
   std::vector<Column> columns;
-  std::string brief = {};  // in the title's place where the columns that stay are still too wide
+  std::string brief = {};  // instead of the title if the remaining columns are still too wide
 };
 
 class Table {
@@ -30,7 +30,8 @@ class Table {
   int width(std::size_t group) const;  // characters between two bars
 
   std::string header() const;  // titles and a line below, with the closing newline
-  // A text a column, right-aligned, in groups; a group of several columns given one text shows it across all of them.
+  // One text for each column, right-aligned, in groups; a group of several columns with a single text shows it across
+  // all of them.
   std::string row(const std::vector<std::vector<std::string>>& cells) const;
 
  private:

@@ -1,4 +1,4 @@
-// A tensor in the program's own memory, and where the user gave it.
+// A tensor in the program's own memory, and its source.
 #pragma once
 
 #include <cstddef>
@@ -16,16 +16,16 @@ using Shape = std::vector<std::int64_t>;
 
 std::string shape_text(const Shape& shape);  // "[2, 128, 8, 64]"
 
-// Product of `shape` and `element_bytes`. Throws WrongUse naming `what` when it does not fit in 63 bits.
+// Product of `shape` and `element_bytes`. Throws WrongUse naming `what` if it does not fit in 63 bits.
 std::int64_t checked_bytes(const Shape& shape, std::int64_t element_bytes, const std::string& what);
 
 // Memory aligned to 64 bytes, uninitialised. Copies share it.
 class Memory {
  public:
   Memory() = default;
-  // Throws Failure naming `what` when there is not that much memory.
+  // Throws Failure naming `what` if there is not enough memory.
   Memory(std::int64_t size_bytes, const std::string& what);
-  // Memory of another kind, a GPU's, with what gives it back.
+  // Memory of another kind, such as a GPU's, with its deleter.
   Memory(std::shared_ptr<std::byte> data, std::int64_t size_bytes) : data_(std::move(data)), size_bytes_(size_bytes) {}
 
   std::byte* data() const { return data_.get(); }
@@ -36,12 +36,12 @@ class Memory {
   std::int64_t size_bytes_ = 0;
 };
 
-// Types of elements that files hold.
+// Element types of files.
 enum class Element { kFloat16, kBfloat16, kFloat32, kFloat64, kInt32, kInt64, kBool, kUint8, kUint16 };
 const char* element_name(Element element);
 std::int64_t element_bytes(Element element);
 
-// What a file held: contiguous, row-major.
+// A file's contents: contiguous, row-major.
 struct FileTensor {
   std::string source;  // as the user would recognise it: "q (q.npy)", "--bias bias.npy"
   Element element = Element::kFloat32;
@@ -51,7 +51,7 @@ struct FileTensor {
   std::int64_t elems() const;
 };
 
-// A tensor as the library takes it.
+// A tensor for the library.
 struct Tensor {
   std::string source;
   tessera_dtype dtype = TESSERA_FLOAT32;
@@ -72,8 +72,8 @@ struct Tensor {
 // A new tensor, contiguous, its elements not set.
 Tensor make_tensor(std::string source, tessera_dtype dtype, Shape shape);
 
-// Files' tensors as the library's. Each throws WrongUse naming the source, what it held and what is accepted.
-// Integers of 16 bits are bfloat16 bits when `sixteen_bit` says so, and refused when it does not.
+// Converts files' tensors for the library. Each throws WrongUse naming the source, its contents and the accepted types.
+// 16-bit integers are bfloat16 bits if `sixteen_bit` says so, and refused otherwise.
 Tensor as_floating(FileTensor file, bool sixteen_bit_is_bfloat16);
 Tensor as_float32(FileTensor file);  // any floating type, converted
 Tensor as_int32(FileTensor file);    // int32, or int64 within its range

@@ -8,14 +8,14 @@
 namespace tessera::cli {
 
 std::optional<int> terminal_width(int descriptor) {
-  constexpr int kUnknown = 80;  // of a terminal that does not say
+  constexpr int kUnknown = 80;  // if the terminal does not tell
   if (isatty(descriptor) != 1) return {};
   winsize size{};
   if (ioctl(descriptor, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return kUnknown;
   return size.ws_col;
 }
 
-int shown_width(std::string_view text) {  // bytes of UTF-8 that do not continue a character
+int shown_width(std::string_view text) {  // counts bytes that begin a UTF-8 character
   return static_cast<int>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }

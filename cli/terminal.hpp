@@ -1,4 +1,4 @@
-// Where text goes: how wide that is, and what fits.
+// The terminal's width, and text that fits into it.
 #pragma once
 
 #include <optional>
@@ -7,16 +7,16 @@
 
 namespace tessera::cli {
 
-// Characters of a line of the terminal that is open as `descriptor`; none where that is no terminal.
+// Characters of a line of the terminal that is open as `descriptor`; none if that is not a terminal.
 std::optional<int> terminal_width(int descriptor);
 
-// Characters shown: those of UTF-8, each taken for one column.
+// Characters shown: UTF-8 characters, each counted as one column.
 int shown_width(std::string_view text);
 
 // `text` in lines of at most `width` characters, broken between words. A longer word has its own line.
 std::string wrapped(std::string_view text, int width);
 
-// `text`, or its beginning and "…" where it is longer than `width` characters.
+// `text`, or its beginning and "…" if it is longer than `width` characters.
 std::string cut(std::string_view text, int width);
 
 }  // namespace tessera::cli

@@ -34,7 +34,7 @@ double dot(const double* a, const double* b, std::int64_t n) {
   return sum;
 }
 
-// One row and one block of keys: scores, new maximum, what was summed so far rescaled to it, and the block's share.
+// One row and one block of keys: scores, new maximum, earlier sums rescaled to it, and the block's sums.
 void update_row(const TiledProblem& problem, const Tile& tile, std::int64_t i, const double* q, const double* k,
                 const double* v, std::vector<double>& s, RowState& row) {
   const std::int64_t d = problem.head_dim;

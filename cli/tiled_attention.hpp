@@ -1,5 +1,5 @@
 // Attention by tiles with an online softmax, in float64, a tile at a time: FlashAttention-2's forward pass (Dao 2023,
-// algorithm 1), written to be watched. `tessera trace` shows it; the kernels share nothing with it.
+// algorithm 1), written for demonstration. `tessera trace` shows it; it shares no code with the kernels.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tessera::cli {
 
-// One head: N queries over as many keys.
+// One head: N queries over N keys.
 struct TiledProblem {
   std::int64_t length = 0, head_dim = 0;
   std::int64_t block_m = 0, block_n = 0;  // a tile of queries, a block of keys; the last of each may be shorter
@@ -28,26 +28,26 @@ struct Tile {
   std::int64_t i = 0, j = 0;  // which tile of queries, which block of keys
   std::int64_t row_begin, row_end, key_begin, key_end;
   TileKind kind = TileKind::kSkipped;
-  bool first = false, last = false;  // of the tiles that are visited for these queries
+  bool first = false, last = false;  // of the visited tiles of these queries
   bool first_touch = false;          // no earlier tile of queries has read these keys
 
   std::int64_t rows() const { return row_end - row_begin; }
   std::int64_t keys() const { return key_end - key_begin; }
 };
 
-// Every tile in the order of the algorithm: tiles of queries outside, blocks of keys inside.
+// Every tile in the algorithm's order: query tiles in the outer loop, key blocks in the inner one.
 std::vector<Tile> tiles_of(const TiledProblem& problem);
 
-// What is kept of a row between two blocks of keys. o is not divided by l yet.
+// A row's state between two blocks of keys. o is not divided by l yet.
 struct RowState {
   double m, l;
   std::vector<double> o;  // [D]
 
-  double lse() const;                  // -inf while nothing was seen
+  double lse() const;                  // -inf before the first visible key
   std::vector<double> output() const;  // o / l, or 0
 };
 
-// q, k, v, o: [N, D]; lse: [N]. `after_tile` hears of each tile that was visited, with the state of its rows.
+// q, k, v, o: [N, D]; lse: [N]. Calls `after_tile` for each visited tile, with the state of its rows.
 void tiled_attention(const TiledProblem& problem, const std::vector<Tile>& tiles, const double* q, const double* k,
                      const double* v, double* o, double* lse,
                      const std::function<void(const Tile&, const std::vector<RowState>&)>& after_tile);

@@ -1,4 +1,4 @@
-// tessera trace: a tiled attention, step by step: what happens to a row, and what each step moves.
+// tessera trace: a tiled attention, step by step: a row's state, and the bytes that each step moves.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ struct TraceOptions {
   AttentionOptions attention;
 };
 
-// What a visited tile did to the row that is watched.
+// A visited tile's effect on the watched row.
 struct RowStep {
   double m, l, lse, norm, distance;  // |o / l|, and its distance from the oracle's row
   std::vector<double> o;             // the first entries of o / l
@@ -111,7 +111,7 @@ class Trace {
             fmt::format("0 .. {}, the entries of a row", o.head_dim));
   }
 
-  // The library's own plan for this problem: what it counts is what the trace's totals are held against.
+  // The library's own plan for this problem: its counts are compared with the trace's totals.
   tessera_plan make_plan() const {
     ProblemSizes sizes;
     sizes.seqlen_q = options_.length;
@@ -137,7 +137,7 @@ class Trace {
     return make_tensor(name, dtype, std::move(shape));
   }
 
-  // Standard normal numbers, rounded to the dtype; in float64 what the rounding left of them.
+  // Standard normal numbers, rounded to the dtype; float64 values of the rounded numbers.
   void draw_inputs() {
     std::mt19937_64 random(options_.seed);
     std::normal_distribution<double> normal;
@@ -195,7 +195,7 @@ class Trace {
     return sum;
   }
 
-  // ---- JSON: -inf, of a row that has seen nothing yet, is null --------------------------------------------------------
+  // ---- JSON: -inf, of a row that has seen nothing yet, is null ------------------------------------------------------
 
   static Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
@@ -266,9 +266,9 @@ class Trace {
              {{"flops", plan_.flops}, {"bytes_moved", plan_.bytes_moved}, {"standard_bytes", plan_.standard_bytes}}}};
   }
 
-  // ---- words ----------------------------------------------------------------------------------------------------------
+  // ---- words --------------------------------------------------------------------------------------------------------
 
-  // A character a tile, or none where the terminal is too narrow for it.
+  // One character for each tile, or none if the terminal is too narrow.
   std::string map_text() const {
     constexpr std::int64_t kMostColumns = 64, kMostRows = 32;
     const Tile& last = tiles_.back();

@@ -1,10 +1,10 @@
 // The bytes that attention moves at each level of a GPU's memory, by tiles and in three steps. The model, which
 // docs/guide/how-it-works.md explains:
 //   - A level's bytes are what the next level, nearer to the arithmetic, reads from it and writes to it.
-//   - Q, K, V, O (and the stored S and P of standard attention) have the problem's element size; S in registers, O while it
-//     is summed, m, l and the LSE are float32.
-//   - L2 holds what one head needs, so that each tensor crosses to and from HBM once. A matrix of scores does not stay there.
-//   - A product reads its operands from shared memory once a tile, P from registers, and reads and writes its accumulators.
+//   - Q, K, V, O (and the stored S and P of standard attention) have the problem's element size; S in registers, O while
+//     it is summed, m, l and the LSE are float32.
+//   - L2 holds what one head needs, so each tensor crosses to and from HBM once. A matrix of scores does not stay there.
+//   - A product reads its operands from shared memory once a tile, P from registers; it reads and writes accumulators.
 #pragma once
 
 #include <array>
@@ -33,7 +33,8 @@ struct Traffic {
 // One visited tile of tiled attention.
 Traffic traffic_of_tile(const TiledProblem& problem, const Tile& tile, std::int64_t element_bytes);
 
-// Standard attention's three kernels, its products cut into tiles of the same size. It visits all tiles, whatever the mask.
+// Standard attention's three kernels, its products cut into tiles of the same size. It visits all tiles, whatever the
+// mask.
 struct StandardTraffic {
   Traffic scores, softmax, product;
   Traffic total() const;
@@ -41,7 +42,7 @@ struct StandardTraffic {
 StandardTraffic traffic_of_standard(const TiledProblem& problem, const std::vector<Tile>& tiles,
                                     std::int64_t element_bytes);
 
-// What a multiprocessor holds while it works on a tile.
+// The data that a multiprocessor holds for a tile.
 struct TileMemory {
   std::int64_t shared_bytes;    // Q, K, V
   std::int64_t register_bytes;  // S, O, m, l

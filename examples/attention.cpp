@@ -32,10 +32,10 @@ int main() try {
   tessera::Problem problem;
   problem.q = problem.o = tessera::layout(tessera::float32, {B, S, Hq, D});
   problem.k = problem.v = tessera::layout(tessera::float32, {B, S, Hkv, D});
-  problem.lse = tessera::lse_layout(problem);  // [B, Hq, S]: the only thing that backward needs beside q, k, v and o
+  problem.lse = tessera::lse_layout(problem);  // [B, Hq, S]: backward needs only this beside q, k, v and o
   problem.causal = true;
 
-  // A plan says what will run, and serves any number of calls and threads, each with a workspace of its own.
+  // A plan describes what will run, and serves any number of calls and threads, each with its own workspace.
   const tessera::Plan forward = tessera::plan(problem);
   std::vector<std::byte> workspace(tessera::workspace_bytes(forward));
   tessera::forward(forward, {.q = q.data(), .k = k.data(), .v = v.data(), .o = o.data(), .lse = lse.data()}, workspace);
@@ -64,7 +64,7 @@ int main() try {
   for (const float x : d_o) sum_d_o += x;
   std::printf("\nsum of dV %.4f, of dO %.4f\n", sum_d_v, sum_d_o);
   return std::abs(sum_d_v - sum_d_o) < 1e-2 ? 0 : 1;
-} catch (const tessera::Error& error) {  // one line: what was wrong, what was given, what is accepted
+} catch (const tessera::Error& error) {  // one line: the argument, its value, the accepted values
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

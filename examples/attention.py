@@ -1,4 +1,5 @@
-"""FlashAttention in 25 lines of NumPy: tiles, an online softmax, and a backward pass that computes P again from the LSE.
+"""FlashAttention in 25 lines of NumPy: tiles, an online softmax, and a backward pass that computes P again from the
+LSE.
 
 One head: q, k, v, o and their gradients are [N, D], lse is [N, 1]. No array here is N x N.
 """
@@ -13,12 +14,12 @@ def tile(q, k, m, n, b_m, b_n, causal):  # scores of queries m .. m + b_m and ke
 
 def forward(q, k, v, b_m=128, b_n=64, causal=False):
     o, lse = np.empty_like(q), np.empty((len(q), 1), q.dtype)
-    for i in range(0, len(q), b_m):  # a tile of queries stays, the blocks of keys that it sees pass by
+    for i in range(0, len(q), b_m):  # one tile of queries against all blocks of keys that it sees
         m, l, acc = -np.inf, 0, 0
         for j in range(0, i + b_m if causal else len(k), b_n):
             s = tile(q, k, i, j, b_m, b_n, causal)
             new_m = np.maximum(m, s.max(1, keepdims=True, initial=-np.inf))
-            p, rescale = np.exp(s - new_m), np.exp(m - new_m)  # what was summed moves to the new maximum
+            p, rescale = np.exp(s - new_m), np.exp(m - new_m)  # earlier sums are rescaled to the new maximum
             m, l, acc = new_m, rescale * l + p.sum(1, keepdims=True), rescale * acc + p @ v[j : j + b_n]
         o[i : i + b_m], lse[i : i + b_m] = acc / l, m + np.log(l)
     return o, lse
@@ -28,7 +29,7 @@ def backward(q, k, v, o, lse, d_o, b_m=128, b_n=64, causal=False):
     for j in range(0, len(k), b_n):
         for i in range(j // b_m * b_m if causal else 0, len(q), b_m):
             rows, keys = slice(i, i + b_m), slice(j, j + b_n)
-            p = np.exp(tile(q, k, i, j, b_m, b_n, causal) - lse[rows])  # of the softmax, without a second one
+            p = np.exp(tile(q, k, i, j, b_m, b_n, causal) - lse[rows])  # the softmax itself, without a second pass
             d_v[keys] += p.T @ d_o[rows]
             d_s = p * (d_o[rows] @ v[keys].T - delta[rows]) / np.sqrt(q.shape[1])
             d_q[rows], d_k[keys] = d_q[rows] + d_s @ k[keys], d_k[keys] + d_s.T @ q[rows]
@@ -47,7 +48,7 @@ if __name__ == "__main__":
     expected = p / p.sum(1, keepdims=True) @ v
     print(f"O: largest difference from softmax(Q K^T / sqrt(D)) V: {abs(o - expected).max():.1e}")
 
-    step = 1e-4 * random.standard_normal((3, N, D))  # a small move of q, k and v, and what it does to sum(O dO)
+    step = 1e-4 * random.standard_normal((3, N, D))  # a small change of q, k and v, and its effect on sum(O dO)
     moved = [(forward(q + h * step[0], k + h * step[1], v + h * step[2], causal=True)[0] * d_o).sum() for h in (1, -1)]
     measured, predicted = (moved[0] - moved[1]) / 2, (step * [d_q, d_k, d_v]).sum()
     print(f"gradients: a small step changes sum(O dO) by {measured:.8f}, and they say {predicted:.8f}")

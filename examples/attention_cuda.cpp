@@ -1,5 +1,5 @@
-// Attention on a GPU: the same calls on device memory, put into a stream. Tessera itself needs no CUDA toolkit; this
-// program takes its memory and its stream from CUDA's runtime.
+// Attention on a GPU: the same calls on device memory, in a stream. Tessera itself needs no CUDA toolkit; this program
+// uses CUDA's runtime for its memory and its stream.
 //
 //   nvcc -std=c++20 attention_cuda.cpp $(pkg-config --cflags --libs tessera) -o attention_cuda && ./attention_cuda
 #include <cuda_runtime_api.h>

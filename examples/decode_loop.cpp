@@ -1,5 +1,5 @@
-// An engine's decoding loop: keys and values in a paged cache, a batch of sequences of different lengths, one new token each a
-// step. The plan is made once, for the most that the cache can hold, and serves every step.
+// An engine's decoding loop: keys and values in a paged cache, a batch of sequences of different lengths, one new token
+// each a step. The plan is made once, for the most that the cache can hold, and serves every step.
 //
 //   c++ -std=c++20 decode_loop.cpp $(pkg-config --cflags --libs tessera) -o decode_loop && ./decode_loop
 #include <algorithm>
@@ -18,7 +18,7 @@ constexpr std::int64_t B = 3, Hq = 8, Hkv = 2, D = 64;
 constexpr std::int64_t kPageSize = 16, kPages = 64, kMaxPages = 16;  // of the pool; of one sequence
 constexpr std::int64_t kRow = Hkv * D;                               // elements of one key, all KV heads
 
-// Pages of keys and values, and which of them a sequence has.
+// Pages of keys and values, and the pages of each sequence.
 class PagedCache {
  public:
   PagedCache() : keys_(kPages * kPageSize * kRow), values_(keys_.size()), table_(B * kMaxPages), lengths_(B) {
@@ -63,7 +63,7 @@ int main() try {
   problem.q = problem.o = tessera::layout(tessera::float32, {B, 1, Hq, D});
   problem.k = problem.v = tessera::layout(tessera::float32, {kPages, kPageSize, Hkv, D});
   problem.page_table = tessera::layout(tessera::int32, {B, kMaxPages});
-  problem.seqused_k = tessera::layout(tessera::int32, {B});  // read at each call: lengths are no part of the plan
+  problem.seqused_k = tessera::layout(tessera::int32, {B});  // read at each call: lengths are not part of the plan
   problem.causal = true;
   const tessera::Plan plan = tessera::plan(problem);
   std::vector<std::byte> workspace(tessera::workspace_bytes(plan));

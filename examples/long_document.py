@@ -1,10 +1,11 @@
-"""A long document: each block of tokens sees its neighbours, the document's beginning, and every 16th block, before it. Block-sparse
-attention, exact on what is visible; the blocks that are not are never read.
+"""A long document: each block of tokens sees its neighbours, the document's beginning, and every 16th block, before it.
+Block-sparse attention, exact on what is visible; hidden blocks are never read.
 
-    python examples/long_document.py                        # 131072 tokens on a GPU where there is one, 4096 on a CPU
+    python examples/long_document.py                        # 131072 tokens on a GPU if there is one, 4096 on a CPU
     python examples/long_document.py --length 524288 --near 16
 
-Prints the time of a forward and a backward pass beside those of plain causal attention, and holds some rows against float64.
+Prints the time of a forward and a backward pass beside those of plain causal attention, and compares some rows with
+float64.
 """
 
 import argparse
@@ -18,7 +19,8 @@ BLOCK = 128
 
 
 def document_blocks(near, every, device, length):
-    """bool [1, 1, blocks, blocks]: of the blocks up to its own, a block sees `near`, the first, and every `every`-th."""
+    """bool [1, 1, blocks, blocks]: of the blocks up to its own, a block sees `near`, the first, and every
+    `every`-th."""
     return tessera.torch.block_mask(
         lambda i, j: (j <= i) & ((i - j < near) | (j == 0) | (j % every == every - 1)), length, length, block=(BLOCK, BLOCK), device=device
     )
@@ -39,7 +41,7 @@ def seconds(call, cuda):
 
 
 def exact_rows(q, k, v, blocks, rows):
-    """O of some queries [rows, H, D] by float64, of the first sequence."""
+    """O [rows, H, D] of some queries of the first sequence, in float64."""
     keys = torch.arange(k.shape[1], device=q.device)
     found = []
     for row in rows:

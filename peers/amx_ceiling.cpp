@@ -1,5 +1,5 @@
-// A loop of AMX's bfloat16 products, 2 x 2 accumulators, in assembly: an own copy, so that no fault of the kernels' tile
-// layer is also one of their ceiling.
+// A loop of AMX's bfloat16 products, 2 x 2 accumulators, in assembly: a separate copy, so that a fault in the kernels'
+// tile layer does not affect their ceiling.
 #include <array>
 #include <cstdint>
 

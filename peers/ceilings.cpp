@@ -28,8 +28,8 @@ double best_rate(Team& team, double units, const Work& work) {
     call();
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
-  // How much fills a round: by this thread alone, and the shortest of some calls. One that waited for other threads or for
-  // a busy core would say that a little does.
+  // The repeats that fill a round, from the shortest of some calls on this thread alone. A call that waited for other
+  // threads or a busy core would give too few.
   const auto least_seconds_of = [&](std::int64_t repeats) {
     double least = std::numeric_limits<double>::infinity();
     for (int trial = 0; trial < kTrials; ++trial) least = std::min(least, seconds_of([&] { work(0, repeats); }));
@@ -71,7 +71,7 @@ double bf16_dot_gflops(int threads) {
 }
 
 double amx_gflops(int threads, bool zeros) {
-  tessera_device device{};  // asks the kernel for AMX, where there is some
+  tessera_device device{};  // requests AMX from the kernel, if there is any
   if (tessera_device_cpu(&device).code != TESSERA_OK || device.isa_limit < TESSERA_ISA_AMX_BF16) return 0;
   if (std::getenv("TESSERA_AMX") != nullptr) return 0;  // emulated
   Team team(threads);

@@ -1,4 +1,4 @@
-// Attention in float64 on a sample of rows: what results are held against where the whole oracle would take too long.
+// Attention in float64 on a sample of rows: the reference for results where the whole oracle would take too long.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct ErrorStats {
 ErrorStats error_of(const void* result, tessera_dtype dtype, const double* exact, std::int64_t elems);
 
 // Computes sampled rows of o and lse (and of d_q, d_k, d_v when d_o is given) of the contiguous tensors in `shape`, in
-// float64 from the inputs as they are. The rows are spread over the first and last head of the first and last batch
-// entry, first and last row included. Key gradients need every query row of a head: they are computed where that is
+// float64 from the given inputs. The rows are spread over the first and last head of the first and last batch entry,
+// first and last row included. Key gradients need every query row of a head: they are computed where that is
 // affordable, has_key_gradients() says whether. A second or two at most.
 class ExactSample {
  public:

@@ -76,7 +76,7 @@ constexpr float kLog2E = 0x1.715476p+0F;
 // 2^x for x <= 0 to 1e-7 relative: x = n + f with n = round(x), 2^f by its Taylor polynomial in f ln 2, |f| <= 1/2.
 inline __attribute__((always_inline)) float exp2_nonpositive(float x) {
   constexpr float kRound = 0x1.8p23F;  // adding and subtracting it rounds to an integer
-  x = x < -126.0F ? -126.0F : x;       // 2^-126, the smallest normal, stands for what is smaller
+  x = x < -126.0F ? -126.0F : x;       // smaller results become 2^-126, the smallest normal
   const float shifted = x + kRound;
   const float f = x - (shifted - kRound);
   const std::int32_t n = __builtin_bit_cast(std::int32_t, shifted) - __builtin_bit_cast(std::int32_t, kRound);

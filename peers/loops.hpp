@@ -8,7 +8,7 @@
 namespace tessera::peers {
 
 struct Loops {
-  // Ceilings. Each returns what keeps the compiler from dropping the work; FLOPs per iteration stand beside it.
+  // Ceilings. Each returns a value that keeps the compiler from dropping the work; FLOPs per iteration are beside it.
   float (*fma)(std::int64_t iterations);
   double fma_flops_per_iteration;
   float (*bf16_dot)(std::int64_t iterations);  // nullptr: this instruction set has none

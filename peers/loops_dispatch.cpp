@@ -20,7 +20,7 @@ const Loops* loops_for(tessera_isa isa) {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (isa == TESSERA_ISA_AVX2 && avx2) return &loops_avx2;
   if (isa == TESSERA_ISA_AVX512 && avx512) return &loops_avx512;
-  // What AMX does not serve goes by these.
+  // For everything that AMX does not serve.
   if (isa == TESSERA_ISA_AMX_BF16) isa = TESSERA_ISA_AVX512_BF16;
   if (isa == TESSERA_ISA_AVX512_BF16 && avx512 && __builtin_cpu_supports("avx512bf16")) return &loops_avx512_bf16;
 #endif

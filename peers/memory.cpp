@@ -1,4 +1,4 @@
-// How much memory is left: the machine's, and that of the control groups this process stands in.
+// How much memory is left: the machine's, and that of this process's control groups.
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
 
-// The number in a one-line file, `otherwise` when there is no such file or number ("max").
+// The number in a one-line file, `otherwise` if there is no such file or number ("max").
 std::int64_t read_number(const std::string& path, std::int64_t otherwise) {
   std::ifstream file(path);
   std::int64_t value = 0;
@@ -30,7 +30,7 @@ std::int64_t machine_available() {
   return kUnlimited;
 }
 
-// What `limit` leaves above `usage`, files of one control group.
+// The difference of `limit` and `usage`, files of one control group.
 std::int64_t group_available(const std::string& limit, const std::string& usage) {
   const std::int64_t bytes = read_number(limit, kUnlimited);
   if (bytes == kUnlimited) return kUnlimited;

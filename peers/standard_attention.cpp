@@ -71,7 +71,7 @@ struct StandardAttention::Impl {
 
   std::int64_t score_elems() const { return shape.batch * shape.heads_q * shape.seqlen_q * shape.seqlen_k; }
 
-  // With every page brought in by the threads that will use them, so that no call pays for that.
+  // The threads that will use a page touch it first, so that no call pays for that.
   Buffer allocate_touched(std::int64_t elems) {
     constexpr std::int64_t kPageElems = 4096 / sizeof(float);
     Buffer buffer = allocate(elems);
@@ -103,7 +103,7 @@ struct StandardAttention::Impl {
     });
   }
 
-  // body(from, count) over 0 .. elems - 1, a share a thread.
+  // body(from, count) over 0 .. elems - 1, one part for each thread.
   template <typename Body>
   void over_ranges(std::int64_t elems, const Body& body) {
     const std::int64_t share = (elems + team.size() - 1) / team.size();
@@ -113,7 +113,7 @@ struct StandardAttention::Impl {
     });
   }
 
-  // body(task, rows) for every task, where rows(count, row_body) runs the row-wise steps on whatever threads are free.
+  // body(task, rows) for every task, where rows(count, row_body) runs the row-wise steps on the free threads.
   template <typename Body>
   void over_tasks(std::int64_t tasks, const Body& body) {
     if (heads_in_parallel) {

@@ -1,4 +1,4 @@
-// Standard attention, the peer that everybody knows: three steps over a stored score matrix,
+// Standard attention, the well-known peer: three steps over a stored score matrix,
 //   S = scale * Q K^T,   P = softmax(S),   O = P V,
 // with OpenBLAS for the products. Backward reuses the P that forward stored: dV = P^T dO, dP = dO V^T,
 // dS = P o (dP - rowsum(P o dP)), dQ = scale * dS K, dK = scale * dS^T Q.
@@ -41,8 +41,8 @@ struct AttentionShape {
 
 class StandardAttention {
  public:
-  // dtype: TESSERA_FLOAT32, FLOAT16 or BFLOAT16. direction: BACKWARD also allocates what backward() needs.
-  // Throws std::runtime_error when OpenBLAS cannot be loaded, std::bad_alloc when memory does not suffice.
+  // dtype: TESSERA_FLOAT32, FLOAT16 or BFLOAT16. direction: BACKWARD also allocates what backward() needs. Throws
+  // std::runtime_error if OpenBLAS cannot be loaded, std::bad_alloc if there is not enough memory.
   StandardAttention(const AttentionShape& shape, tessera_dtype dtype, tessera_direction direction, int threads);
   ~StandardAttention();
   StandardAttention(const StandardAttention&) = delete;
@@ -66,7 +66,7 @@ std::int64_t available_memory_bytes();
 // Whether `bytes` more fit, with a tenth of what is available left to the system.
 bool fits(std::int64_t bytes);
 
-// "OpenBLAS 0.3.21 ..." as the loaded library names itself, or "" when there is none.
+// "OpenBLAS 0.3.21 ..." the loaded library's own name, or "" if there is none.
 std::string blas_description();
 
 }  // namespace tessera::peers

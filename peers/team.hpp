@@ -37,7 +37,7 @@ class Team {
     finish_.arrive_and_wait();
   }
 
-  // task(i) for each i in 0 .. count - 1, whoever is free taking the next.
+  // task(i) for each i in 0 .. count - 1; a free thread takes the next one.
   void for_each(std::int64_t count, const std::function<void(std::int64_t)>& task) {
     std::atomic<std::int64_t> next{0};
     run([&](int) {

@@ -14,6 +14,8 @@ import pathlib
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "bench/results"
 PEERS_DATE = "2026-11-21"
 PEERS = FOLDER / f"peers-{PEERS_DATE}.csv"
+PEERS_OF_A_RUN = ("cudnn", "flash")
+CARRIED = ("fa2", "fa3", "fa4")
 
 
 def results() -> list[dict]:
@@ -47,7 +49,7 @@ def latest_serving() -> list[dict]:
 
 
 def peers() -> dict[tuple, dict[str, float]]:
-    """(direction, head size, mask, length) -> TFLOP/s of each peer, and best_over_cudnn."""
+    """(direction, head size, mask, length) -> TFLOP/s of each peer in the dated run."""
     with PEERS.open() as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     keys = ("direction", "head_dim", "mask", "length")
@@ -65,7 +67,7 @@ def rate(cell: dict, name: str) -> float | None:
 
 
 def grid_row(cell: dict, table: dict[tuple, dict[str, float]]) -> dict[str, float]:
-    """TFLOP/s of a cell of the grid: measured (tessera, sm80, flash, cudnn), and by the dated ratio (fa2 unless flash is there, fa3, fa4, best)."""
+    """TFLOP/s of a cell of the grid: measured in one run (tessera, sm80, and PEERS_OF_A_RUN), and by the dated ratio (CARRIED; fa2 unless flash is there)."""
     rates = {name: rate(cell, name) for name in ("tessera", "flash", "cudnn") if rate(cell, name)}
     if rate(cell, "sm90"):  # asked for by name: a plan chose bwd_sm80 then
         rates |= {"tessera": rate(cell, "sm90"), "sm80": rates["tessera"]}
@@ -75,5 +77,4 @@ def grid_row(cell: dict, table: dict[tuple, dict[str, float]]) -> dict[str, floa
             rates["fa2"] = rates["cudnn"] * dated["flash_attention_2"] / dated["cudnn"]
         rates["fa3"] = rates["cudnn"] * dated["flash_attention_3"] / dated["cudnn"]
         rates["fa4"] = rates["cudnn"] * dated["flash_attention_4"] / dated["cudnn"]
-        rates["best"] = rates["cudnn"] * dated["best_over_cudnn"]
     return rates

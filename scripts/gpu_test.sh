@@ -5,6 +5,8 @@
 #   scripts/gpu_test.sh [--prebuilt DIR] [--fuzz N] [SUITE ...]     all suites unless some are named
 #   scripts/gpu_test.sh --bundle DIR                                build what --prebuilt takes, for another machine
 #
+# Without a driver, or without a GPU that it can use, it says so in one line and builds nothing.
+#
 # Suites: prepare (compile all kernels into the cache), unit, ptx (each PTX wrapper and tile operation by itself), table, comparison
 # (the table by the kernels that are there for comparison),
 # ampere (the table without bulk copies, as GPUs before Hopper run it), graphs (the table and streams, each call a CUDA
@@ -48,6 +50,18 @@ build_programs() {
       -DTESSERA_BUILD_BENCH=OFF "-DCMAKE_EXE_LINKER_FLAGS=-static-libstdc++ -static-libgcc" || return
   cmake --build $build --parallel "${JOBS:-$(nproc)}" --target "${programs_needed[@]}"
 }
+
+# Nothing is built for what cannot run here. What Python cannot tell, the programs do.
+if [[ -z $bundle ]] && command -v python3 > /dev/null && ! reason=$(python3 -c '
+import ctypes, sys
+try:
+    status = ctypes.CDLL("libcuda.so.1").cuInit(0)
+except OSError as error:
+    sys.exit(print(f"no driver: {error}") or 1)
+sys.exit(status and (print(f"the driver finds no GPU that it can use: cuInit gives {status}") or 1))'); then
+  echo "all suites   skipped  $reason"
+  exit 0
+fi
 
 mkdir -p "$logs" $build
 if [[ -z $prebuilt && ${suites[*]} != python ]]; then

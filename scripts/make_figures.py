@@ -68,7 +68,7 @@ def draw_tiles(tessera, out):
     plan = json.loads(run(tessera, "plan", "--sq", length, "-H", 1, "-D", 128, "--causal", "--json"))
     block_m, block_n = plan["block_m"], plan["block_n"]
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.9), sharey=True)
-    cases = [("full", False, -1), ("causal", True, -1), (f"causal, window of {window + 1}", True, window)]
+    cases = [("full", False, -1), ("causal", True, -1), (f"window of {window + 1}", True, window)]
     for axis, (title, causal, window_left) in zip(axes, cases):
         kinds = classify_tiles(length, block_m, block_n, causal, window_left)
         axis.pcolormesh(np.arange(kinds.shape[1] + 1), np.arange(kinds.shape[0] + 1), kinds, vmin=0, vmax=2,
@@ -82,7 +82,7 @@ def draw_tiles(tessera, out):
     figure.legend(handles=[Patch(facecolor=TESSERA, label="all visible: nothing is compared"),
                            Patch(facecolor="#74c0cf", label="on the edge: every entry is compared"),
                            Patch(facecolor="white", edgecolor=INK, label="nothing visible: never visited")],
-                  loc="lower center", bbox_to_anchor=(0.5, -0.08), ncol=3, frameon=False)
+                  loc="lower center", bbox_to_anchor=(0.5, -0.13), ncol=3, frameon=False)
     figure.savefig(out / "tiles.png")
 
 
@@ -142,7 +142,8 @@ def draw_compare(tessera, out):
     # On the CPU, where the program has standard attention to draw beside its own.
     with tempfile.TemporaryDirectory() as name:
         report = pathlib.Path(name) / "compare.json"
-        run(tessera, "compare", "--device", "cpu", "--report", report)
+        run(tessera, "compare", "--device", "cpu", "--dtype", "bfloat16", "--causal", "-D", 128, "--lengths", "1024,2048,4096,8192",
+            "--report", report)
         plot.draw_report(str(report), str(out / "compare.png"))
 
 

@@ -18,14 +18,22 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 INTRODUCTION = f"""# Status
 
-Facts of a moment: what was measured, when, and at which commit. Made by `scripts/make_status.py` from the results in
-[bench/results](../bench/results); the other pages hold what does not change with each run.
+This page lists what was measured, when, and at which commit. `scripts/make_status.py` writes it from the results in
+[bench/results](../bench/results); the other pages hold facts that do not change with each run.
 
-FlashAttention-3 and -4 are not run beside Tessera. Their columns, and that of FlashAttention-2 where it is marked with a star, are the
-cuDNN of the same run times the ratio that they had to cuDNN on an H200 on {gpu_results.PEERS_DATE} ([the table](../bench/results/{gpu_results.PEERS.name})).
+A peer is what ran beside Tessera in the same run. A figure with a star did not run there: it is cuDNN's rate in the run times the ratio that
+it had to cuDNN on an H200 on {gpu_results.PEERS_DATE} ([the table](../bench/results/{gpu_results.PEERS.name})).
 """
+PEER, STARRED = "peer of the run", "starred figure"
+LISTED = ("beyond", "pages", "options", "decode")
+GROUPS = ((PEER, gpu_results.PEERS_OF_A_RUN), (STARRED, gpu_results.CARRIED))
+ELSEWHERE = """| [GPT-2 in training](../examples/gpt2), 4096 tokens, attention alone exchanged | H100 | 2.7 Transformers' eager attention, 1.02 SDPA; compiled by `torch.compile` 1.24 SDPA ([all settings](reference/papers.md)) |
+| the same, 16384 tokens, where eager does not fit, with dropout and without | H100 | 1.07 SDPA |
+| [block-sparse masks](reference/kernels/block_lists.md), made from a rule, blocks of 128 × 128 | H100 | FlexAttention: 1.6 to 2.4 forward, 1.1 to 1.5 backward |
+| the same, blocks of 64 × 64 | H100 | FlexAttention: 1.5 to 6.9 forward, 1.4 to 3.6 backward |
+| forward and backward on one core, [AMX](reference/kernels/amx.md), 512 to 8192 tokens | Xeon | PyTorch: 3.4; 2.2 in the weakest of 32 cells (512 tokens, D 128) |""".splitlines()
 TITLES = {
-    "tessera": "Tessera", "sm80": "bwd_sm80", "best": "best peer", "cudnn": "cuDNN", "flash": "FA2", "fa2": "FA2*", "fa3": "FA3", "fa4": "FA4"
+    "tessera": "Tessera", "sm80": "bwd_sm80", "cudnn": "cuDNN", "flash": "FA2", "fa2": "FA2*", "fa3": "FA3*", "fa4": "FA4*"
 }  # fmt: skip
 
 
@@ -41,6 +49,28 @@ def sources(cells: list[dict]) -> list[str]:
     return [f"- {run_text(machine, file)}" for file, machine in runs.items()]
 
 
+def where(cell: dict) -> str:
+    return f"D {cell['head_dim']}, {cell['mask']}, {cell['length']}"
+
+
+def grid_ratios(direction: str) -> dict[str, dict[str, float]]:
+    """Of each cell of the grid Tessera's speed over the best of the run's peers, and over the best starred figure."""
+    table = gpu_results.peers()
+    ratios: dict[str, dict[str, float]] = {PEER: {}, STARRED: {}}
+    for cell in gpu_results.latest_cells("grid", direction):
+        rates = gpu_results.grid_row(cell, table)
+        for title, names in GROUPS:
+            others = [rates[name] for name in names if name in rates]
+            if others and "tessera" in rates:
+                ratios[title][where(cell)] = rates["tessera"] / max(others)
+    return ratios
+
+
+def mean_and_least(ratios: dict[str, float]) -> str:
+    least = min(ratios, key=ratios.__getitem__)
+    return f"{statistics.geometric_mean(ratios.values()):.2f}, {ratios[least]:.2f} in the weakest of {len(ratios)} cells ({least})"
+
+
 def grid(direction: str) -> list[str]:
     cells = gpu_results.latest_cells("grid", direction)
     if not cells:
@@ -48,19 +78,52 @@ def grid(direction: str) -> list[str]:
     table = gpu_results.peers()
     rows = [(cell, gpu_results.grid_row(cell, table)) for cell in cells]
     names = [name for name in TITLES if any(name in rates for _, rates in rows)]
+    ratios = {title: of for title, of in grid_ratios(direction).items() if of}
     lines = [f"## The grid, {direction}, {cells[0]['dtype']}", "", *sources(cells), "", "TFLOP/s; 16384 tokens, 2048 / D heads.", ""]
-    lines += [f"| D | mask | length | {' | '.join(TITLES[n] for n in names)} | Tessera / best peer |"]
-    lines += ["|" + " --- |" * (len(names) + 4)]
-    ratios = []
+    lines += [f"| D | mask | length | {' | '.join(TITLES[n] for n in names)} | {' | '.join(f'Tessera / best {title}' for title in ratios)} |"]
+    lines += ["|" + " --- |" * (3 + len(names) + len(ratios))]
     for cell, rates in rows:
-        ratio = rates["tessera"] / rates["best"] if "best" in rates and "tessera" in rates else None
-        if ratio:
-            ratios.append(ratio)
-        texts = [f"{rates[n]:.0f}" if n in rates else "–" for n in names] + [f"{ratio:.2f}" if ratio else "–"]
+        texts = [f"{rates[n]:.0f}" if n in rates else "–" for n in names]
+        texts += [f"{of[where(cell)]:.2f}" if where(cell) in of else "–" for of in ratios.values()]
         lines.append(f"| {cell['head_dim']} | {cell['mask']} | {cell['length']} | {' | '.join(texts)} |")
-    if ratios:
-        lines += ["", f"Of the best peer: geometric mean {statistics.geometric_mean(ratios):.3f}, least {min(ratios):.2f}."]
+    for title, of in ratios.items():
+        lines += ["", f"Tessera / best {title}, geometric mean: {mean_and_least(of)}."]
     return lines + [""]
+
+
+def summary() -> list[str]:
+    """The ratios in one table, and where they are below one."""
+    lines = ["## In one table", "", "bfloat16, each beside its peer in the same run: times as fast, geometric means.", ""]
+    lines += ["| what | on | times as fast as |", "| --- | --- | --- |"]
+    slower = []
+    for direction in ("forward", "backward"):
+        cells = gpu_results.latest_cells("grid", direction)
+        if not cells:
+            continue
+        gpu = cells[-1]["machine"]["gpu"].split()[1]
+        for title, of in grid_ratios(direction).items():
+            if not of:
+                continue
+            what = f"{direction}, head sizes 64, 128 and 256, 512 to 16384 tokens, full and causal"
+            lines.append(f"| {what} | {gpu} | best {title}: {mean_and_least(of)} |")
+            slower.append((f"{direction}, the grid", f"best {title}", of))
+    lines += [*ELSEWHERE, ""]
+    decoding = [cell for cell in gpu_results.latest_serving() if cell["case"] in ("decode", "dims") and "cudnn" in cell["us"]]
+    for what, chosen in (("decoding, dense keys", lambda name: name == "decode_sm90"), ("decoding, keys in pages", lambda name: " pages of " in name)):
+        of = {f"{cell['name']}, {name}": cell["us"]["cudnn"] / us for cell in decoding for name, us in cell["us"].items() if chosen(name)}
+        slower.append((what, "cuDNN on dense keys", of))
+    for case in LISTED:
+        for direction in ("forward", "backward"):
+            of = {f"{cell['name']}, {TITLES[name]}": cell["seconds"][name] / cell["seconds"]["tessera"]
+                  for cell in gpu_results.latest_cells(case, direction) for name in gpu_results.PEERS_OF_A_RUN if name in cell["seconds"]}  # fmt: skip
+            slower.append((f"{case}, {direction}", PEER, of))
+    lines += ["## Where it is slower", "", "| what | than | in | the weakest |", "| --- | --- | --- | --- |"]
+    for what, than, of in slower:
+        below = {name: ratio for name, ratio in of.items() if ratio < 1}
+        if below:
+            least = min(below, key=below.__getitem__)
+            lines.append(f"| {what} | {than} | {len(below)} of {len(of)} cells | {below[least]:.2f} ({least}) |")
+    return [*lines, "", "In no other cell of the grid, of decoding and of the lists below a peer of the run is faster. On CPUs: [their page](reference/kernels/cpu.md), [AMX](reference/kernels/amx.md).", ""]
 
 
 def listed(case: str, direction: str) -> list[str]:
@@ -90,16 +153,16 @@ def serving() -> list[str]:
     for cell in cells:
         if cell["case"] not in ("decode", "dims"):
             lines.append(f"| {cell['name']} | {', '.join(f'{name} {us:.1f}' for name, us in cell['us'].items())} |")
-    lines += ["", "What is asked, of all these cells:", "", "| goal | asked | measured | where | |", "| --- | --- | --- | --- | --- |"]
+    lines += ["", "Targets over all these cells:", "", "| goal | target | measured | where | |", "| --- | --- | --- | --- | --- |"]
     lines += [f"| {' | '.join(goal.row())} |" for goal in serving_cells.goals(cells)]
     return lines + [""]
 
 
 def page() -> str:
-    lines = [INTRODUCTION]
+    lines = [INTRODUCTION, *summary()]
     for direction in ("forward", "backward"):
         lines += grid(direction)
-    for case in ("beyond", "pages", "options", "decode"):
+    for case in LISTED:
         for direction in ("forward", "backward"):
             lines += listed(case, direction)
     lines += serving()

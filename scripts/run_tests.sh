@@ -14,12 +14,28 @@ log=build/test.log
 passed=0
 failed=0
 
+# Ninja's lines on standard input: every ten seconds how far the build is, for the first takes minutes.
+show_progress() {
+  local began=$SECONDS said=$SECONDS line steps=
+  while true; do
+    if IFS= read -r -t 10 line; then
+      [[ ! $line =~ ^\[([0-9]+)/([0-9]+)\] ]] || steps="${BASH_REMATCH[1]} of ${BASH_REMATCH[2]} steps"
+    elif (($? <= 128)); then  # the end, and not the ten seconds
+      return 0
+    fi
+    if [[ -n $steps ]] && ((SECONDS >= said + 10)); then
+      said=$SECONDS
+      echo "   $steps, $((SECONDS - began)) s"
+    fi
+  done
+}
+
 run_suite() {  # PRESET [CTEST_OPTION ...]
   local preset=$1
   shift
   echo "== $preset: build"
   if ! { [[ -f build/$preset/build.ninja ]] || cmake --preset "$preset"; } > "$log" 2>&1 ||
-    ! cmake --build --preset "$preset" --parallel "$jobs" >> "$log" 2>&1; then
+    ! cmake --build --preset "$preset" --parallel "$jobs" 2>&1 | tee -a "$log" | show_progress; then
     cat "$log"
     echo "== $preset: the build failed"
     failed=$((failed + 1))
@@ -43,13 +59,16 @@ run_suite() {  # PRESET [CTEST_OPTION ...]
 
 mkdir -p build
 rm -f "build/$depth-summary.txt"
-# PyTorch is large, and not to be had everywhere: without it its tests are skipped.
+# Frameworks are large, and not to be had everywhere: without one its tests are skipped.
 venv_python=build/venv/bin/python
-if [[ -x $venv_python ]] && ! "$venv_python" -c 'import torch, transformers' 2> /dev/null; then
-  echo "== PyTorch and Transformers, for their tests"
-  "$venv_python" -m pip install --quiet --disable-pip-version-check --requirement tests/python/requirements-torch.txt ||
+install_framework() {  # REQUIREMENTS MODULES NAMES
+  [[ -x $venv_python ]] && ! "$venv_python" -c "import $2" 2> /dev/null || return 0
+  echo "== $3, for their tests"
+  "$venv_python" -m pip install --quiet --disable-pip-version-check --requirement "tests/python/$1" ||
     echo "== They cannot be installed here: tests that need them are skipped"
-fi
+}
+install_framework requirements-torch.txt 'torch, transformers' 'PyTorch and Transformers'
+install_framework requirements-jax.txt 'jax, jaxlib' 'JAX and its library'
 if [[ -x $venv_python ]] && ! "$venv_python" -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("megatron"))'; then
   "$venv_python" -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/python/requirements-megatron.txt ||
     echo "== Megatron cannot be installed here: its tests are skipped"

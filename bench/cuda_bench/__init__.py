@@ -1,1 +1,1 @@
-"""What the CUDA benchmarks share: problems, contestants, errors against float64, steady-state timing, tables."""
+"""Shared by the CUDA benchmarks: problems, contestants, errors against float64, steady-state timing, tables."""

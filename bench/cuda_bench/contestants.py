@@ -1,7 +1,8 @@
-"""Tessera, its families by name, and PyTorch's flash and cuDNN backends: calls that are timed, results that are checked.
+"""Tessera, its families by name, and PyTorch's flash and cuDNN backends: calls that are timed, results that are
+checked.
 
-Tensors lie in memory as [B, S, H, D]; scaled_dot_product_attention sees them as [B, H, S, D]. Backward is the backward
-kernels alone, on what forward has saved.
+Tensors are [B, S, H, D] in memory; scaled_dot_product_attention sees them as [B, H, S, D]. Backward is the backward
+kernels alone, on the saved results of forward.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Results = Callable[[object], "dict[str, Tensor]"]
 
 
 class NotOffered(Exception):
-    """This contestant has no such call."""
+    """This contestant does not support the call."""
 
 
 def _gradients(returned) -> dict[str, Tensor]:
@@ -41,7 +42,7 @@ class Contestant:
 
     def __init__(self, problem: Problem, inputs: Inputs, direction: str):
         self.problem, self.inputs, self.direction = problem, inputs, direction
-        self.how = ""  # how backward is called, where that is not as usual
+        self.how = ""  # how backward is called, if not as usual
 
     def call(self) -> tuple[Call, Results]:
         """The call, and how its results are read: o forward, d_q, d_k, d_v backward."""
@@ -55,7 +56,7 @@ class Contestant:
 
 
 class Tessera(Contestant):
-    """The kernel that a plan chooses."""
+    """The plan's kernel."""
 
     name, title = "tessera", "Tessera"
     kernel = "auto"
@@ -94,7 +95,7 @@ class Tessera(Contestant):
 
 
 class Sm80(Tessera):
-    """The mma.sync kernels, which run on every GPU from Ampere on, where a plan chooses others."""
+    """The mma.sync kernels, which run on every GPU from Ampere on, in cells where a plan chooses others."""
 
     name, title = "sm80", "sm80"
 
@@ -168,7 +169,7 @@ class _Sdpa(Contestant):
         return direct, _turned
 
     def direct_backward(self, d_o: Tensor) -> Call:
-        """The backward operator itself, on what the forward operator saved."""
+        """The backward operator itself, on the saved results of the forward operator."""
         raise NotImplementedError
 
     def _through_autograd(self, d_o: Tensor) -> Call:
@@ -242,7 +243,7 @@ class Cudnn(_Sdpa):
 
 
 class Efficient(_Sdpa):
-    """The backend that takes any mask: where the others do not."""
+    """The backend that supports any mask, for cells that the others do not support."""
 
     name, title, backend = "efficient", "efficient", SDPBackend.EFFICIENT_ATTENTION
 
@@ -258,7 +259,7 @@ CONTESTANTS = (Tessera, Sm80, Sm90, Flash, Cudnn, Efficient)
 def enter(
     problem: Problem, inputs: Inputs, direction: str, names: list[str]
 ) -> tuple[list[Contestant], dict[str, str]]:
-    """Those of `names` that have such a call, and why the others do not."""
+    """Those of `names` that support the call, and the others' reasons."""
     entered, reasons = [], {}
     for contestant in CONTESTANTS:
         if contestant.name not in names:

@@ -1,4 +1,4 @@
-"""Results held against float64 on a few heads: whole heads, so that rows at every place of a tile are seen."""
+"""Compares results with float64 on a few whole heads, so that rows at every place of a tile are included."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cuda_bench.problem import Inputs, Problem
 
-_ROWS = 1024  # of S, held at once in float64
+_ROWS = 1024  # of S in float64 at a time
 
 
 def _slices(problem: Problem) -> list[tuple[int, int, int]]:
@@ -30,7 +30,8 @@ class Exact:
         self._samples = self._computed(round_o=False)
 
     def _computed(self, round_o: bool) -> list[dict[str, tuple[tuple, Tensor]]]:
-        """By name where a result lies in its tensor, and the result. round_o: of delta = rowsum(dO ∘ O) with O rounded to the inputs' type."""
+        """By name a result's place in its tensor, and the result. round_o: of delta = rowsum(dO ∘ O) with O rounded to
+        the inputs' type."""
         problem, inputs = self._problem, self._inputs
         names = ("o",) if self._direction == "forward" else ("d_q", "d_k", "d_v")
         samples: list[dict[str, tuple[tuple, Tensor]]] = []
@@ -66,7 +67,7 @@ class Exact:
                     )  # fmt: skip
 
                 results = attended()
-                if round_o:  # delta - d_lse, with the delta that the rounded O has
+                if round_o:  # delta - d_lse, with the rounded O's delta
                     results = attended((one * (results.o - results.o.to(dtype).double())).sum(-1, keepdim=True))
                 o[rows, head] = results.o
                 if d_o is None:
@@ -77,7 +78,7 @@ class Exact:
         return {"o": o, "d_q": d_q, "d_k": d_k, "d_v": d_v}
 
     def _options_of(self, head: int, rows: slice) -> dict[str, Any]:
-        """The options as `attend` takes them, of one head."""
+        """One head's options for `attend`."""
         of_head: dict[str, Any] = {}
         for name, option in self._inputs.options.items():
             if name == "softcap":
@@ -93,7 +94,7 @@ class Exact:
         return of_head
 
     def error(self, results: dict[str, Tensor]) -> float:
-        """The relative RMS error of the result that has the largest. NaN or infinity anywhere in them, sampled or not: NaN."""
+        """The largest relative RMS error of the results; NaN if any element, sampled or not, is NaN or infinite."""
         if not all(bool(x.isfinite().all()) for x in results.values()):
             return float("nan")
         return max(self.errors(results).values())
@@ -103,7 +104,8 @@ class Exact:
         return self._errors([{name: results[name][at] for name, (at, _) in sample.items()} for sample in self._samples])
 
     def errors_by_rounding_o(self) -> dict[str, float]:
-        """Of the gradients that are exact but for delta, which every backward pass makes from an O of the inputs' type."""
+        """Errors of gradients that are exact except for delta, which every backward pass computes from an O of the
+        inputs' type."""
         return self._errors([{name: x for name, (_, x) in sample.items()} for sample in self._computed(round_o=True)])
 
     def _errors(self, found: list[dict[str, Tensor]]) -> dict[str, float]:

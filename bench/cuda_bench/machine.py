@@ -1,4 +1,4 @@
-"""What the numbers were taken on, and its two ceilings."""
+"""The machine of the measurements, and its two ceilings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COPY_BYTES = 4 << 30
 
 
 def _answer(*command: str) -> str:
-    """The first line that a program prints, "unknown" where it cannot be run."""
+    """The first line that a program prints, "unknown" if it cannot be run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=Path(__file__).parent)
     except (OSError, subprocess.TimeoutExpired):
@@ -30,7 +30,7 @@ def _gpu_fact(query: str) -> str:
 
 
 def need_gpu() -> None:
-    """Ends the program, with a line, where PyTorch has no GPU."""
+    """Ends the program with a message if PyTorch has no GPU."""
     if not torch.cuda.is_available():
         sys.exit(f"this measures a GPU, and PyTorch {torch.__version__} sees none (torch.cuda.is_available())")
 
@@ -58,7 +58,7 @@ def heading(facts: dict) -> str:
 
 
 def clocks_under(call: Callable[[], object]) -> str:
-    """SM clock and power draw while the call runs over and over."""
+    """SM clock and power draw while the call runs repeatedly."""
     for _ in range(600):
         call()
     answer = _gpu_fact("clocks.sm,power.draw")
@@ -67,7 +67,7 @@ def clocks_under(call: Callable[[], object]) -> str:
 
 
 def ceiling_calls() -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
-    """A large product and a large copy, and what a call of each amounts to: TFLOP, and TB read and written."""
+    """A large product and a large copy, and the TFLOP, or TB read and written, of one call."""
     a, b = (torch.randn(_PRODUCT_SIZE, _PRODUCT_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(a)
     source = torch.zeros(_COPY_BYTES // 4, device="cuda")

@@ -11,14 +11,14 @@ from torch import Tensor
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-# What changes a score, or the weight that comes of it.
+# Options that change a score or its weight.
 OPTIONS = ("softcap", "ALiBi", "dropout", "bias", "bias and its gradient", "mask")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Attention of q [B, Sq, Hq, D] to k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv]; packed [T, H, D] with `lengths`; k and v in
-    pages [pages, page_size, Hkv, D] with `page_size`, a divisor of Sk."""
+    """Attention of q [B, Sq, Hq, D] to k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv]; packed [T, H, D] with `lengths`; k and v
+    in pages [pages, page_size, Hkv, D] with `page_size`, a divisor of Sk."""
 
     name: str
     batch: int
@@ -71,8 +71,9 @@ class Problem:
 
 @dataclass
 class Inputs:
-    """Standard normal tensors; cu_seqlens int32 [B + 1] where packed; page_table int32 [B, Sk / page_size], in no order, and
-    seqused_k int32 [B] where keys and values are in pages; and what `option` asks for, by the names that Tessera has for it."""
+    """Standard normal tensors; cu_seqlens int32 [B + 1] where packed; page_table int32 [B, Sk / page_size], in no
+    order, and seqused_k int32 [B] where keys and values are in pages; and the tensors of `option`, by Tessera's
+    names."""
 
     q: Tensor
     k: Tensor
@@ -153,7 +154,7 @@ def long_tailed_lengths(count: int = 48, total: int = 51116, longest: int = 6648
 
 
 def beyond(dtype: str) -> list[Problem]:
-    """4 x 4096 tokens unless the name says otherwise; the grid's plain case first, to hold the others against."""
+    """4 x 4096 tokens unless the name says otherwise; the grid's plain case first, to compare the others with."""
     rows = [
         ("D 128, 16 heads", 16, 16, 128, 128),
         ("D 96, 20 heads", 20, 20, 96, 96),

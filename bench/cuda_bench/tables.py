@@ -1,13 +1,13 @@
-"""Cells as Markdown: rates and ratios, and what they come to."""
+"""Cells as Markdown: rates, ratios and their summaries."""
 
 from __future__ import annotations
 
 import math
 from statistics import geometric_mean
 
-# In the order in which they are listed. The sm80 family stands for itself where a plan chooses it anyway.
+# In the order in which they are listed. The sm80 family is not listed twice where a plan chooses it.
 TITLES = {"tessera": "Tessera", "sm80": "sm80", "sm90": "sm90", "flash": "FA2", "cudnn": "cuDNN", "efficient": "efficient"}
-# Who is held against whom.
+# Which contestants are compared.
 RATIOS = (("tessera", "flash"), ("tessera", "cudnn"), ("sm80", "flash"), ("sm90", "tessera"), ("sm90", "flash"), ("sm90", "cudnn"),
           ("tessera", "efficient"))  # fmt: skip
 
@@ -19,7 +19,7 @@ def seconds_of(cell: dict, name: str) -> float | None:
 
 
 def ratio(cell: dict, ours: str, peer: str) -> float | None:
-    """How many times as fast as the peer; None where one of them was not measured, or Tessera was wrong."""
+    """How many times as fast as the peer; None if one of them was not measured, or Tessera was wrong."""
     mine, theirs = seconds_of(cell, ours), cell["seconds"].get(peer)
     return None if cell["wrong"] or mine is None or theirs is None else theirs / mine
 
@@ -29,7 +29,7 @@ def _ratio_title(ours: str, peer: str) -> str:
 
 
 def _entered(cells: list[dict]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Who was measured in any of them, and the ratios that there are."""
+    """The measured contestants, and their ratios."""
     names = [name for name in TITLES if any(seconds_of(cell, name) is not None for cell in cells)]
     return names, [(ours, peer) for ours, peer in RATIOS if ours in names and peer in names]
 
@@ -169,7 +169,7 @@ def _ceilings(results: list[dict]) -> str:
 
 
 def markdown(results: list[dict], heading: str) -> str:
-    """What such files hold, as Markdown. A cell measured again counts as it was last."""
+    """The contents of such files, as Markdown. Of a cell measured again the last measurement counts."""
     latest = {}
     for result in results:
         for cell in result["cells"]:

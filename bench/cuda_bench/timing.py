@@ -1,9 +1,9 @@
 """Seconds a call, in the steady state.
 
 A power-limited GPU runs up to 15 % faster for its first 50 ms after idle, and takes about 0.4 s to settle after a
-change of kernel: bursts flatter the contestant that runs first. So each contestant is kept running for a lead-in, then timed by
-events over many calls one after the other; contestants take turns, in the opposite order every other round; the
-median counts.
+change of kernel: bursts flatter the contestant that runs first. So each contestant is kept running for a lead-in, then
+timed by events over many consecutive calls; contestants alternate, in the opposite order every other round; the median
+counts.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 
 Call = Callable[[], object]
 
-# Below this a call's way through Python may take longer than its kernels: calls are then replayed as a CUDA graph.
+# Below this a call's Python code may take longer than its kernels: calls are then replayed as a CUDA graph.
 _SHORT_MS = 0.25
-# What one replay should take, so that launching graphs costs nothing either.
+# The length of one replay, so that launching graphs costs nothing either.
 _REPLAY_MS = 2.0
 _MOST_CALLS_A_GRAPH = 200
 
 
 @dataclass(frozen=True)
 class Steadiness:
-    """Milliseconds and rounds; the defaults are those that reported numbers must have."""
+    """Milliseconds and rounds; reported numbers must use the defaults."""
 
     lead_ms: float = 200.0
     measure_ms: float = 200.0
@@ -61,14 +61,14 @@ def _estimate_ms(call: Call) -> float:
 
 
 def _as_graph(call: Call, call_ms: float) -> Runner | None:
-    """None where the call cannot be captured."""
+    """None if the call cannot be captured."""
     calls = max(1, min(_MOST_CALLS_A_GRAPH, math.ceil(_REPLAY_MS / call_ms)))
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     try:
         with torch.cuda.stream(stream):
-            call()  # what a first call on a stream sets up must not be captured
+            call()  # the set-up of a first call on a stream must not be captured
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(calls):
@@ -76,7 +76,7 @@ def _as_graph(call: Call, call_ms: float) -> Runner | None:
         graph.replay()
         torch.cuda.synchronize()
     except Exception:
-        torch.cuda.synchronize()  # raises where more than the capture is lost
+        torch.cuda.synchronize()  # raises if more than the capture is lost
         return None
     return Runner(graph.replay, calls, _elapsed_ms(graph.replay, 3) / 3, True)
 
@@ -104,7 +104,7 @@ def _round_ms(runner: Runner, steadiness: Steadiness) -> float:
 class Timed:
     seconds: float  # the median of the rounds
     rounds: list[float]
-    graph: bool  # replayed as a CUDA graph, else launched singly
+    graph: bool  # replayed as a CUDA graph, otherwise launched one by one
 
 
 def contest(calls: dict[str, Call], steadiness: Steadiness) -> dict[str, Timed]:

@@ -39,7 +39,7 @@ const LEVELS = [
     name: "HBM",
     size: "141 GB",
     bytesPerSecond: 4.8e12,
-    source: "HBM: NVIDIA's data sheet of the H200. A copy reaches 4.27 TB/s of it (docs/lab/2026-11-24-bwd-sm90.md)."
+    source: "HBM: NVIDIA's data sheet of the H200. A copy reaches 4.27 TB/s of it (docs/lab/bwd_sm90.md)."
   },
 ];
 const L2 = 2;

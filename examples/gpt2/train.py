@@ -1,14 +1,15 @@
-"""GPT-2 as Transformers has it, trained with its attention exchanged and nothing else: eager, sdpa, tessera.
+"""Transformers' GPT-2, trained with three attentions and no other change: eager, sdpa, tessera.
 
-    python examples/gpt2/train.py                                            # small, 1024 tokens, on a GPU where there is one
+    python examples/gpt2/train.py                                            # small, 1024 tokens, on a GPU if there is one
     python examples/gpt2/train.py --length 4096 --batch 8 --dropout 0.1 --csv gpt2.csv
     python examples/gpt2/train.py --model medium --text ~/books --attention sdpa tessera --steps 500
     python examples/gpt2/train.py --compile --fused --attention eager tessera            # torch.compile, a fused optimizer
     python examples/gpt2/train.py --attention tessera --profile                          # where the host's time goes
 
-Every run begins with the same weights and reads the same tokens. It prints tokens a second, the peak of the GPU's memory and the loss;
---csv keeps the loss of every step. --text: a file, or a folder of .txt, .md and .py files, read byte by byte; else a random chain, in which
-each token has eight successors, so that the loss falls from ln 50257 towards ln 8.
+Every run starts from the same weights and reads the same tokens. It prints tokens a second, the peak of the GPU's
+memory and the loss; --csv keeps the loss of every step. --text: a file, or a folder of .txt, .md and .py files, read
+byte by byte; without it a random chain, in which each token has eight successors, so that the loss falls from ln 50257
+towards ln 8.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def parse(arguments=None):
     return options
 
 
-# ---- what is read ---------------------------------------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------------------------------------
 
 
 def text_tokens(path):
@@ -71,7 +72,7 @@ def text_tokens(path):
 
 
 def chain_tokens(count, random):
-    """A walk: each of some tokens is followed by one of eight, drawn once."""
+    """A random walk: each token has eight possible successors, chosen once."""
     successors = random.integers(CHAIN_TOKENS, size=(CHAIN_TOKENS, SUCCESSORS))
     choices = random.integers(SUCCESSORS, size=count)
     tokens = np.empty(count, np.int64)
@@ -138,7 +139,7 @@ def train(attention, options):
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        losses.append(loss.detach())  # read at the end, lest the host waits
+        losses.append(loss.detach())  # read at the end, so that the host does not wait
     seconds = finish() - begun
     losses = torch.stack(losses).float().tolist()
     rate = (options.steps - timed_from) * options.batch * options.length / seconds
@@ -158,7 +159,8 @@ COLUMNS = ("model", "length", "batch", "dropout", "attention", "compiled", "toke
 
 
 def compare(options):
-    """Trains once by each attention and prints a line for each; rows of COLUMNS. Raises ArithmeticError: a loss is not finite."""
+    """Trains once by each attention and prints a line for each; rows of COLUMNS. Raises ArithmeticError: a loss is not
+    finite."""
     where = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
     print(f"GPT-2 {options.model} · {options.batch} x {options.length} tokens a step · dropout {options.dropout} · {where}"
           + " · torch.compile" * options.compile + " · fused AdamW" * options.fused)  # fmt: skip

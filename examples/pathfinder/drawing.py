@@ -1,5 +1,5 @@
-"""Pathfinder's pictures by the thousand, drawn with PyTorch, on a GPU where there is one: the same paths, distances and ink as pathfinder.py
-draws one by one, but many at a time. Training sees each picture once.
+"""Thousands of Pathfinder pictures with PyTorch, on a GPU if there is one: the same paths, distances and ink as
+pathfinder.py, but many pictures at a time. Training sees each picture once.
 """
 
 import math
@@ -8,7 +8,7 @@ import torch
 
 from pathfinder import MOST_TURN, SAME_DISTANCE, STYLES, TURN
 
-TRIES, TURNS = 128, 6  # paths that are grown beside each other, the first that finds room stays; directions tried for each dash
+TRIES, TURNS = 128, 6  # paths that are grown in parallel, the first one with room stays; directions tried for each dash
 ROUNDING = 0.36  # from a point to the middle of its half pixel, at the most
 AT_ONCE = {32: 2048, 64: 512, 128: 96, 256: 96}  # pictures a side that fit into some GB
 
@@ -20,7 +20,8 @@ def grid(cells, per_pixel, device):
 
 
 def distances(dashes, x, y):
-    """From every place of the grid to the nearest point of every dash. dashes [B, N, 2, 2], ends of x and y -> [B, N, cells, cells]."""
+    """From every place of the grid to the nearest point of every dash. dashes [B, N, 2, 2], ends of x and y -> [B, N,
+    cells, cells]."""
     start, line = dashes[:, :, 0], dashes[:, :, 1] - dashes[:, :, 0]
     from_x = x - start[..., 0, None, None]
     from_y = y - start[..., 1, None, None]
@@ -35,7 +36,7 @@ def first_true(mask):
 
 
 class Board:
-    """How far each half pixel is from what a path may not come near to: [B, 2 side, 2 side]."""
+    """Each half pixel's distance from what a path must avoid: [B, 2 side, 2 side]."""
 
     def __init__(self, count, side, device):
         self.side, self.style = side, STYLES[side]
@@ -64,7 +65,7 @@ class Board:
 
 
 def grow_paths(board, dashes, with_discs, generator):
-    """TRIES paths a picture [B, TRIES, dashes, 2, 2], and which of them found room."""
+    """TRIES paths a picture [B, TRIES, dashes, 2, 2], and which of them have room."""
     style, device, count = board.style, board.room.device, len(board.room)
     shares = torch.linspace(0, 1, int(style.dash) + 2, device=device)[:, None]
     at = board.side * torch.rand(count, TRIES, 2, device=device, generator=generator)
@@ -93,7 +94,8 @@ def grow_paths(board, dashes, with_discs, generator):
 
 
 def nearest_ends(first, second):
-    """As pathfinder.nearest_ends, of paths [B, ..., N, 2, 2]: the pair [B, ..., 2, 2], and how unlike its distance is."""
+    """As pathfinder.nearest_ends, of paths [B, ..., N, 2, 2]: the pair [B, ..., 2, 2], and how unlike its distance
+    is."""
     ends = [torch.stack([path[..., 0, 0, :], path[..., -1, 1, :]], -2) for path in (first, second)]  # [B, ..., 2, 2]
     wanted = (ends[0][..., 0, :] - ends[0][..., 1, :]).norm(dim=-1)
     pairs = torch.stack([torch.stack([ends[0][..., i, :].expand_as(ends[1][..., j, :]), ends[1][..., j, :]], -2)
@@ -105,7 +107,8 @@ def nearest_ends(first, second):
 
 
 def place_paths(count, side, device, generator):
-    """All paths of pictures, as [B, dashes, 2, 2] each, the two long ones first; of those pictures in which all found room."""
+    """All paths of pictures, as [B, dashes, 2, 2] each, the two long ones first; for pictures in which all have
+    room."""
     style, board, paths = STYLES[side], Board(count, side, device), []
     complete = torch.ones(count, dtype=torch.bool, device=device)
     for at in range(2 + style.distractors):
@@ -130,11 +133,12 @@ def draw(side, paths, discs):
 
 
 def generate(side, count, seed, device):
-    """uint8 [count, side, side] and labels, float32 [count], half of them 1 on average. The same for the same seed on the same device."""
+    """uint8 [count, side, side] and labels, float32 [count], half of them 1 on average. The same for the same seed on
+    the same device."""
     generator = torch.Generator(device).manual_seed(seed)
     images, labels, have = [], [], 0
     while have < count:
-        # Up to a third of them find no room for a path.
+        # Up to a third of them have no room for a path.
         paths = place_paths(min((count - have) * 3 // 2 + 8, AT_ONCE[side]), side, device, generator)
         label = torch.rand(len(paths[0]), device=device, generator=generator) < 0.5
         own = torch.stack([paths[0][:, 0, 0], paths[0][:, -1, 1]], 1)
@@ -146,7 +150,7 @@ def generate(side, count, seed, device):
 
 
 class Stream:
-    """Pictures without end: which ones a batch has is a function of its number and the seed."""
+    """Endless pictures: a batch depends only on its number and the seed."""
 
     def __init__(self, side, batch, seed, device):
         self.side, self.batch_size, self.seed, self.device = side, batch, seed, device

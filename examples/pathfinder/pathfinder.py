@@ -1,13 +1,13 @@
-"""The Pathfinder task (Linsley et al. 2018; in Long Range Arena the longest are called Path-X): are the two discs the ends of one
-dashed path? Pixel by pixel, a picture of 64 x 64 is a sequence of 4096 tokens, one of 256 x 256 of 65536.
+"""The Pathfinder task (Linsley et al. 2018; in Long Range Arena the longest are called Path-X): are the two discs the
+ends of one dashed path? Pixel by pixel, a picture of 64 x 64 is a sequence of 4096 tokens, one of 256 x 256 of 65536.
 
     python examples/pathfinder/pathfinder.py --side 64 --count 10000 --seed 0 --out pathfinder64.npz
     python examples/pathfinder/pathfinder.py --sheet docs/images/pathfinder.png
 
-Every picture has two long paths of equally many dashes, room for a disc at each of their four ends, and shorter paths that
-distract. The label decides which two ends have discs, and nothing else: those of one path (1), or one of each (0), at nearly the same
-distance. No dash of a path comes as near to another path as to its own next dash, so `is_connected`, which looks at pixels only, can
-tell every picture's label.
+Every picture has two long paths of equally many dashes, room for a disc at each of their four ends, and shorter paths
+that distract. The label only decides which two ends have discs: those of one path (1), or one of each (0), at nearly
+the same distance. No dash of a path comes as near to another path as to its own next dash, so `is_connected`, which
+sees pixels only, can determine every picture's label.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Style:
     disc: float  # radius
 
     @property
-    def clearance(self):  # of one path's centre line from another's: lit pixels of two paths are farther apart than reach
+    def clearance(self):  # between the centre lines of two paths: their lit pixels are farther apart than reach
         return self.gap + self.thickness + 2.2
 
     @property
@@ -70,7 +70,8 @@ def along(start, end):
 
 
 class Board:
-    """Where a dash may still go: a raster of half pixels, blocked around what is there. In `for_ends` a disc has room, too."""
+    """Free places for dashes: a raster of half pixels, blocked around existing ones. In `for_ends` a disc has room,
+    too."""
 
     FINE, ROUNDING = 2, 0.36  # half pixels, and the farthest from a point to its own
 
@@ -100,7 +101,7 @@ class Board:
 
 
 def grow_path(random, board, dashes, with_discs):
-    """The dashes of one path, [start, end] each, or None where it found no room."""
+    """The dashes of one path, [start, end] each, or None if it has no room."""
     style = board.style
     direction = random.uniform(0, 2 * np.pi)
     at = random.uniform(0, len(board.blocked) / board.FINE, 2)
@@ -125,7 +126,7 @@ def grow_path(random, board, dashes, with_discs):
 
 
 def nearest_ends(first, second):
-    """An end of either path, at the distance that is most like that between both ends of the first, and how unlike it is."""
+    """An end of either path, at the distance closest to that between both ends of the first, and the difference."""
     ends = [(path[0][0], path[-1][1]) for path in (first, second)]
     wanted = distance(ends[0])
     pair = min(((a, b) for a in ends[0] for b in ends[1]), key=lambda pair: abs(distance(pair) - wanted))
@@ -171,7 +172,7 @@ def draw(side, style, paths, discs):
 
 
 def picture(side, label, seed, index):
-    """The index-th picture of a seed: the same whatever was drawn before."""
+    """The index-th picture of a seed, independent of earlier ones."""
     random = np.random.default_rng([seed, side, index])
     style = STYLES[side]
     paths = place_paths(random, side, style)
@@ -232,7 +233,7 @@ def reached(lit, start, reach):
 
 
 def discs_of(image):
-    """A mask for each disc: where a whole neighbourhood is lit, which no dash is thick enough for."""
+    """A mask for each disc: where a whole neighbourhood is lit; dashes are too thin for that."""
     side = image.shape[-1]
     core = functools.reduce(np.logical_and, (shifted(image > 127, dy, dx) for dy, dx in offsets_within(STYLES[side].disc - 0.6)))
     found = []
@@ -251,11 +252,12 @@ def is_connected(image):
     return bool((reached(image >= LIT, first, STYLES[image.shape[-1]].reach) & second).any())
 
 
-# ---- pictures for people --------------------------------------------------------------------------------------------
+# ---- pictures to look at -------------------------------------------------------------------------------------------
 
 
 def draw_sheet(path, seed=0, columns=4):
-    """Of each side some pictures of either label, with what is_connected finds: what hangs together with each disc in colour."""
+    """Of each side some pictures of either label, with is_connected's result: the pixels connected with each disc in
+    colour."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,16 +1,16 @@
 """A small transformer over pixels learns Pathfinder, with Tessera's attention, both ways, over side x side tokens.
 
-    python examples/pathfinder/train.py --side 64 --folder out/pathfinder64 --minutes 9            # stops, and keeps what it has
-    python examples/pathfinder/train.py --side 64 --folder out/pathfinder64 --minutes 9 --resume   # goes on, as if it had not stopped
+    python examples/pathfinder/train.py --side 64 --folder out/pathfinder64 --minutes 9            # stops, and keeps its state
+    python examples/pathfinder/train.py --side 64 --folder out/pathfinder64 --minutes 9 --resume   # continues, as if it had not stopped
     python examples/pathfinder/train.py --side 128 --folder out/pathfinder128 --init out/pathfinder64/checkpoint.pt   # positions stretched
     python examples/pathfinder/train.py --side 256 --folder out/pathfinder256 --init out/pathfinder128/checkpoint.pt --near 20   # block-sparse
 
-Attention is full, or, with --near, of pixels in blocks of 128 at most so many rows away, by a block mask: at 256 pixels a side and 20 rows a
-sixth of all, as the first paper trained Path-256 with block-sparse attention.
+Attention is full, or, with --near, of pixels in blocks of 128 at most so many rows away, by a block mask: at 256 pixels
+a side and 20 rows this is a sixth of all pairs. The first paper also trained Path-256 with block-sparse attention.
 
-Every picture it trains on is new (drawing.py). In the folder: the held-out pictures (pathfinder.py drew them), checkpoint.pt, weights.pt
-(a sixth of it: the weights alone, in bfloat16) and curve.csv, whose last columns are the accuracy on those pictures, with its 95 %
-interval. --init with --steps 0 judges the weights that it is given.
+Every picture it trains on is new (drawing.py). In the folder: the held-out pictures (pathfinder.py drew them),
+checkpoint.pt, weights.pt (a sixth of it: the weights alone, in bfloat16) and curve.csv, whose last columns are the
+accuracy on those pictures, with its 95 % interval. --init with --steps 0 evaluates the given weights.
 """
 
 import argparse
@@ -36,8 +36,9 @@ COLUMNS = ("step", "pictures", "seconds", "loss", "accuracy", "held_out", "low",
 
 
 def rotation(side, positions_of, head_dim, device):
-    """cos and sin [side * side, head_dim / 2] of rotary positions in two dimensions: half of a head's pairs turn with the row,
-    half with the column. positions_of: the side in whose units they are, another than side where positions were stretched."""
+    """cos and sin [side * side, head_dim / 2] of rotary positions in two dimensions: half of a head's pairs depend on
+    the row, half on the column. positions_of: the side that defines the units; it differs from `side` if positions were
+    scaled."""
     wavelengths = 4 * 32 ** torch.linspace(0, 1, head_dim // 4, device=device)  # of 4 to 128 pixels
     at = torch.arange(side, device=device) * (positions_of / side)
     angles = 2 * math.pi * at[:, None] / wavelengths
@@ -83,8 +84,8 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A token a pixel. It begins as what the stem x stem pixels about it show; from there on attention alone carries anything from one to
-    another."""
+    """One token a pixel. It starts from its stem x stem neighbouring pixels; after that only attention passes
+    information between tokens."""
 
     def __init__(self, width, heads, layers, stem):
         super().__init__()
@@ -106,7 +107,7 @@ class Model(nn.Module):
 
 
 def held_out_pictures(folder, side, count, workers):
-    """Drawn once, then kept in the folder."""
+    """Generated once, then kept in the folder."""
     file = folder / f"held-out-{side}-{count}.npz"
     if not file.exists():
         print(f"drawing {count} pictures into {file}", flush=True)
@@ -117,13 +118,14 @@ def held_out_pictures(folder, side, count, workers):
 
 
 def stretched(side, held_side, held_positions_of):
-    """The side in whose units the positions are when a model of another side goes on here: a dash and its gap stay as long as they were."""
+    """The side in whose units the positions are if a model of another side continues here: a dash and its gap keep
+    their length."""
     period = {side: style.dash + style.gap for side, style in pathfinder.STYLES.items()}
     return side * (held_positions_of / held_side) * period[held_side] / period[side]
 
 
 def interval(right, count, z=1.96):
-    """Wilson's, of a share of right answers."""
+    """Wilson's interval of a fraction of right answers."""
     share = right / count
     centre, spread = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return (centre - spread) / (1 + z * z / count), (centre + spread) / (1 + z * z / count)
@@ -174,7 +176,8 @@ class Training:
             return self.model(images, self.positions_of, self.options.near).float()
 
     def train_step(self):
-        """Which pictures it sees is the step's number alone: what is resumed goes on the same way. Loss and accuracy, on the device."""
+        """Its pictures depend on the step's number alone, so a resumed training continues the same way. Loss and
+        accuracy, on the device."""
         o = self.options
         images, labels = self.stream.batch(self.step)
         for group in self.optimizer.param_groups:

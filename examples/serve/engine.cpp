@@ -27,7 +27,7 @@ Engine::Engine(Layers& layers, const Weights& weights, const Limits& limits, tes
                       layers.allocate(cache_bytes)});
   }
 
-  // Two shapes of steps, and a plan for each: it knows the most that a step may hold, and reads no lengths.
+  // Two shapes of steps, and a plan for each: a plan knows the bounds of a step, and reads no lengths.
   mixed_ = attention_for(limits.step_tokens, limits.chunk);
   decoding_ = attention_for(limits.batch, 1);
   for (const Attention* attention : {&mixed_, &decoding_}) {
@@ -64,7 +64,7 @@ const float* Engine::resident(const std::vector<float>& weight) {
   return static_cast<const float*>(memory);
 }
 
-// Heads of the joint projection [rows, (Hq + 2 Hkv) D], as a tensor [rows, heads, D] where they lie.
+// Heads of the joint projection [rows, (Hq + 2 Hkv) D], as a tensor [rows, heads, D], in place.
 tessera::Layout Engine::new_rows(std::int64_t rows, std::int64_t heads) const {
   return tessera::layout(dtype_, {rows, heads, shape_.head_dim}, {shape_.qkv(), shape_.head_dim, 1});
 }
@@ -92,7 +92,7 @@ void Engine::run(const Step& step, std::vector<std::int32_t>& next_tokens, std::
   if (!step.decoding) {
     forward(mixed_, step.num_tokens);
   } else if (layers_.records()) {
-    // Recorded once: what a step of decoding holds is in the index arrays alone. Rows of no sequence are computed, too.
+    // Recorded once: a decoding step's contents are in the index arrays alone. Rows of no sequence are computed, too.
     layers_.repeat([this] { forward(decoding_, decoding_.rows); });
   } else {
     forward(decoding_, step.num_tokens);
@@ -124,14 +124,14 @@ void Engine::forward(const Attention& attention, std::int64_t rows) {
     layers_.gate(gate_up_, hidden_, rows, s.hidden);
     layers_.matmul(hidden, layer.down, x, rows, /*add=*/true);
   }
-  // Of each sequence only its last token has a successor to be found.
+  // Each sequence's last token alone has an unknown successor.
   layers_.rms_norm(x_, last_, final_norm_, normed_, limits_.batch, s.dim);
   layers_.matmul(normed, head_, logits, limits_.batch);
   layers_.argmax(logits_, next_tokens_, limits_.batch, s.vocab);
 }
 
-// The whole of serving with Tessera: new keys and values into the cache, q and the keys turned on the way; then attention
-// of all sequences to their pages.
+// All of serving with Tessera: tessera_append rotates q and the new keys and writes keys and values into the cache;
+// then all sequences attend to their pages.
 void Engine::attend(const Attention& attention, const DeviceLayer& layer) {
   const Shape& s = shape_;
   const std::int64_t rows = attention.rows;

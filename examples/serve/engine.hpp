@@ -23,7 +23,7 @@ class Engine {
   const tessera::Plan& plan(bool decoding) const { return decoding ? decoding_.plan : mixed_.plan; }
 
  private:
-  // Steps of one shape: how many rows their buffers count, and the plan that serves all of them.
+  // Steps of one shape: the rows of their buffers, and the plan that serves all of them.
   struct Attention {
     tessera::Plan plan;
     std::int64_t rows = 0;
@@ -50,7 +50,7 @@ class Engine {
   void* workspace_ = nullptr;
   std::size_t workspace_bytes_ = 0;
 
-  // A step's index arrays, at places that stay, in one allocation.
+  // A step's index arrays, at fixed addresses, in one allocation.
   std::int32_t *tokens_ = nullptr, *cu_seqlens_ = nullptr, *seqused_ = nullptr, *last_ = nullptr,
                *page_table_ = nullptr;
   std::vector<std::int32_t> staged_;

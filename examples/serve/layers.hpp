@@ -1,4 +1,5 @@
-// What an engine needs of a device beside attention: memory, and a model's other layers. One implementation a device.
+// An engine's device functions beside attention: memory, and a model's other layers. One implementation for each
+// device.
 #pragma once
 
 #include <cstddef>
@@ -26,10 +27,10 @@ class Layers {
   // Where Tessera's calls go: the threads or the stream of the other layers.
   virtual const tessera::Executor& executor() const = 0;
 
-  // Zeroed, and given back with *this.
+  // Zeroed memory, freed with *this.
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void upload(void* to, const void* from, std::size_t bytes) = 0;
-  virtual void download(void* to, const void* from, std::size_t bytes) = 0;  // waits for all work before
+  virtual void download(void* to, const void* from, std::size_t bytes) = 0;  // waits for all earlier work
 
   // x [rows, dim] = table[tokens]
   virtual void embed(const std::int32_t* tokens, const float* table, float* x, std::int64_t rows, std::int64_t dim) = 0;
@@ -44,14 +45,14 @@ class Layers {
   // token [rows]: the column of the largest of each row's logits [rows, vocab], the first among equals
   virtual void argmax(const float* logits, std::int32_t* token, std::int64_t rows, std::int64_t vocab) = 0;
 
-  // Around Tessera's calls, and the seconds between them since it was last asked, after a download.
+  // Marks around Tessera's calls, and the seconds between them since the last query, after a download.
   virtual void attention_begins() = 0;
   virtual void attention_ends() = 0;
   virtual double attention_seconds() = 0;
 
-  // Whether repeat() records: work must then not depend on what a step holds but by what it reads from memory.
+  // Whether repeat() records: then work may depend on a step's contents only through memory.
   virtual bool records() const { return false; }
-  // Work that is the same every time: a GPU records it as a graph, and replays that.
+  // Work that is the same every time: a GPU records it as a graph and replays the graph.
   virtual void repeat(const std::function<void()>& work) { work(); }
 
  private:
@@ -59,7 +60,7 @@ class Layers {
 };
 
 std::unique_ptr<Layers> make_cpu_layers();
-// Of GPU 0. Throws tessera::Error (unsupported) where there is none.
+// For GPU 0. Throws tessera::Error (unsupported) if there is none.
 std::unique_ptr<Layers> make_cuda_layers();
 
 }  // namespace serve

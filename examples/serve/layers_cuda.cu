@@ -1,6 +1,6 @@
-// The layers on a GPU, in one stream with Tessera's calls. The matrix product is a plain kernel that keeps a column of sums
-// in a thread: here an engine calls cuBLAS or CUTLASS. Steps of decoding are recorded as a CUDA graph and replayed: nothing
-// that Tessera launches depends on what the index arrays hold.
+// The layers on a GPU, in one stream with Tessera's calls. The matrix product is a plain kernel that keeps a column of
+// sums in a thread: here an engine calls cuBLAS or CUTLASS. Steps of decoding are recorded as a CUDA graph and
+// replayed: no launch of Tessera depends on the contents of the index arrays.
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
@@ -190,7 +190,7 @@ class CudaLayers final : public Layers {
 
   bool records() const override { return true; }
 
-  // The first time as it stands, which loads every kernel; the second time as a graph, which then serves.
+  // The first time directly, which loads every kernel; the second time as a graph, which then serves.
   void repeat(const std::function<void()>& work) override {
     if (std::exchange(warm_, true) == false) return work();
     if (!graph_) {
@@ -222,7 +222,7 @@ class CudaLayers final : public Layers {
     check(cudaGetLastError());
   }
 
-  // Events that no step in flight has: those of the graph stay its own.
+  // Events that no step in flight uses: the graph keeps its own.
   Interval& next_interval() {
     const bool fresh = recording_ || timed_.size() == eager_.size();
     if (fresh) {
@@ -244,7 +244,7 @@ class CudaLayers final : public Layers {
   std::vector<void*> memory_;
   cudaGraphExec_t graph_ = nullptr;
   bool warm_ = false, recording_ = false;
-  std::deque<Interval> intervals_;  // all events; addresses stay
+  std::deque<Interval> intervals_;  // all events, at fixed addresses
   std::vector<Interval*> eager_, timed_, timed_of_graph_;
 };
 

@@ -1,5 +1,5 @@
-// A decoder of the usual kind: RMSNorm, rotary position embedding, grouped-query attention, a gated MLP. Its weights are
-// random: what an engine does with them does not depend on their sense.
+// A decoder of the usual kind: RMSNorm, rotary position embedding, grouped-query attention, a gated MLP. Its weights
+// are random: an engine's work does not depend on their meaning.
 #pragma once
 
 #include <cmath>
@@ -57,7 +57,7 @@ inline Weights random_weights(const Shape& s, std::int64_t positions, std::uint6
   Weights w;
   w.shape = s;
   w.embedding = draw(s.vocab, s.dim, 1);
-  // Random attention averages over many keys, and its output is small: it is made to decide about tokens.
+  // Random attention averages over many keys, and its output is small: it is scaled up so that it decides tokens.
   constexpr double kAttentionGain = 4;
   for (std::int64_t layer = 0; layer < s.layers; ++layer) {
     w.layers.push_back({norm(s.dim), projection(s.dim, s.qkv()), projection(s.q(), s.dim, kAttentionGain), norm(s.dim),

@@ -1,5 +1,5 @@
-// The cache's pages: which are free, and how many sequences hold each. A page that several hold is never written: only
-// full pages are shared, and new keys go past a sequence's end.
+// The cache's pages: which are free, and how many sequences hold each. A shared page is never written: only full pages
+// are shared, and new keys go past a sequence's end.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class PageAllocator {
   std::int64_t size() const { return static_cast<std::int64_t>(holders_.size()); }
   std::int64_t available() const { return static_cast<std::int64_t>(free_.size()); }
 
-  // One that nobody holds; there must be one available.
+  // A free page; there must be one.
   std::int32_t take() {
     const std::int32_t page = free_.back();
     free_.pop_back();

@@ -1,4 +1,4 @@
-// The same model the plain way, to hold an engine against: a whole sequence at a time, no cache, no pages, no tiles, in
+// The same model done plainly, to compare an engine with: a whole sequence at a time, no cache, no pages, no tiles, in
 // float64.
 #pragma once
 
@@ -15,11 +15,11 @@ namespace serve {
 
 class PlainModel {
  public:
-  // rounded: q, k, v, the softmax's weights and o are rounded to bfloat16, where bfloat16's kernels round. How far that
-  // goes from the exact logits is what rounding costs on these very numbers.
+  // rounded: q, k, v, the softmax's weights and o are rounded to bfloat16, where bfloat16's kernels round. Its distance
+  // from the exact logits is the cost of rounding on these numbers.
   PlainModel(const Weights& weights, bool rounded) : w_(weights), rounded_(rounded) {}
 
-  // Logits [tokens, vocab]: row i is of the token that comes after tokens 0 .. i.
+  // Logits [tokens, vocab]: row i predicts the token after tokens 0 .. i.
   std::vector<double> logits(std::span<const std::int32_t> tokens) const {
     const Shape& s = w_.shape;
     Rows x;

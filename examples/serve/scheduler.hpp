@@ -1,4 +1,4 @@
-// Continuous batching: which sequences take part in a step and with how many tokens, and in which pages their keys lie.
+// Continuous batching: which sequences are in a step, with how many tokens, and which pages hold their keys.
 #pragma once
 
 #include <algorithm>
@@ -26,20 +26,20 @@ struct Limits {
 };
 
 struct Sequence {
-  std::int64_t arrival = 0;          // the step that it comes with
+  std::int64_t arrival = 0;          // the step in which it arrives
   std::int64_t prompt = 0;           // tokens of the prompt, the system prompt included
   std::int64_t new_tokens = 0;       // how many to generate
-  std::vector<std::int32_t> tokens;  // prompt, then what was generated
-  std::int64_t cached = 0;           // of these, how many have their keys in the cache
+  std::vector<std::int32_t> tokens;  // prompt, then generated tokens
+  std::int64_t cached = 0;           // tokens whose keys are in the cache
   std::vector<std::int32_t> pages;
-  std::vector<float> logits;  // [generated, vocab], where they are wanted
+  std::vector<float> logits;  // [generated, vocab], if requested
 
   std::int64_t size() const { return static_cast<std::int64_t>(tokens.size()); }
   bool finished() const { return size() == prompt + new_tokens; }
 };
 
-// A step's index arrays, as tessera_append and tessera_forward take them, of one size whatever the step holds: sequences
-// that do not take part have no token and no key.
+// A step's index arrays, for tessera_append and tessera_forward, of a fixed size: sequences that are not in the step
+// have no token and no key.
 struct Step {
   std::int64_t num_tokens = 0;
   bool decoding = true;                  // no sequence has more than one token
@@ -52,12 +52,12 @@ struct Step {
 
 class Scheduler {
  public:
-  // Of the requests, in the order of their arrival, each prompt begins with `system`. That is computed first; its full
-  // pages then serve them all.
+  // The requests are in the order of their arrival, and each prompt begins with `system`. That is computed first; its
+  // full pages then serve all requests.
   Scheduler(const Limits& limits, const std::vector<std::int32_t>& system, std::span<Sequence> requests)
       : limits_(limits), pages_(limits.pages), slots_(static_cast<std::size_t>(limits.batch)) {
     for (Sequence& request : requests) {
-      // The oldest sequence can always go on, if only alone: so everything ends.
+      // The oldest sequence can always continue, if only alone, so all requests finish.
       const std::int64_t tokens = request.prompt + request.new_tokens;
       const std::int64_t most = std::min(limits_.longest, limits_.pages * limits_.page_size);
       if (tokens > most) {
@@ -78,10 +78,10 @@ class Scheduler {
   std::int64_t shared_pages() const { return static_cast<std::int64_t>(shared_.size()); }
   std::int64_t preempted() const { return preempted_; }
 
-  // The next step, number `now`; without tokens when all that is left arrives later.
+  // The next step, number `now`; without tokens if all remaining requests arrive later.
   Step next(std::int64_t now) {
     admit(now);
-    // One token for each that generates first, chunks of prompts with what is left.
+    // First one token for each generating sequence, then chunks of prompts with the remaining tokens.
     std::vector<std::int64_t> counts(slots_.size(), 0);
     std::int64_t budget = limits_.step_tokens;
     for (const bool prompts : {false, true}) {
@@ -93,7 +93,7 @@ class Scheduler {
         budget -= counts[slot];
       }
     }
-    // The oldest first; when no page is left, the youngest gives its own back, and computes its keys again later.
+    // The oldest first; if no page is left, the youngest releases its pages and computes its keys again later.
     for (std::size_t n = 0; n < by_age_.size(); ++n) {
       const std::size_t slot = by_age_[n];
       Sequence& sequence = *slots_[slot];
@@ -110,8 +110,8 @@ class Scheduler {
     return laid_out(counts);
   }
 
-  // The step was computed: next_tokens [batch], of which those of complete sequences count. Calls
-  // generated(sequence, slot) for each that got one.
+  // After the step: next_tokens [batch], valid for complete sequences. Calls generated(sequence, slot) for each of
+  // them.
   template <typename Generated>
   void advance(const Step& step, const std::vector<std::int32_t>& next_tokens, const Generated& generated) {
     for (std::size_t n = 0; n < by_age_.size();) {
@@ -122,7 +122,7 @@ class Scheduler {
         sequence.tokens.push_back(next_tokens[slot]);
         generated(sequence, slot);
       }
-      // The system prompt generates nothing: it is done when it is computed.
+      // The system prompt generates nothing: it is finished once it is computed.
       if (sequence.finished() && (sequence.new_tokens > 0 || sequence.cached == sequence.size())) {
         retire(n);
       } else {
@@ -137,7 +137,7 @@ class Scheduler {
     while (prefix_is_computed && !waiting_.empty() && waiting_.front()->arrival <= now &&
            by_age_.size() < slots_.size()) {
       Sequence& next = *waiting_.front();
-      // Room for all that is known of it: else it would be the first to be preempted.
+      // Room for all of its known tokens: otherwise it would be the first to be preempted.
       if (limits_.pages_for(next.size()) - shared_pages() > pages_.available()) return;
       waiting_.pop_front();
       for (const std::int32_t page : shared_) pages_.share(page);
@@ -149,7 +149,7 @@ class Scheduler {
     }
   }
 
-  // Takes the n-th oldest sequence out of its slot, and gives its pages back.
+  // Removes the n-th oldest sequence from its slot and releases its pages.
   Sequence& vacate(std::size_t n) {
     Sequence& sequence = *std::exchange(slots_[by_age_[n]], nullptr);
     by_age_.erase(by_age_.begin() + static_cast<std::ptrdiff_t>(n));

@@ -1,6 +1,7 @@
-// An engine on Tessera, small and whole: continuous batching over a paged cache. Requests arrive over the steps, prompts are
-// computed in chunks beside the sequences that generate, all in one packed batch; the pages of a common system prompt are
-// computed once and held by all; where pages run out, the youngest sequence gives its own back and begins again.
+// An engine on Tessera, small and whole: continuous batching over a paged cache. Requests arrive over the steps,
+// prompts are computed in chunks beside the sequences that generate, all in one packed batch; the pages of a common
+// system prompt are computed once and shared by all; if pages run out, the youngest sequence releases its own and
+// begins again.
 //
 //   scheduler.hpp, pages.hpp          who takes part in a step, and where its keys lie: the index arrays
 //   engine.hpp, engine.cpp            the model's layers; attend() holds all of Tessera's calls, two a layer
@@ -11,8 +12,8 @@
 //   nvcc -std=c++20 -O2 -DSERVE_CUDA *.cpp *.cu $(pkg-config --cflags --libs tessera) -o serve        (with a GPU's layers)
 //   ./serve [--device cpu|cuda] [--dtype float32|bfloat16] [--check] [--requests N] ...               (--help: the sizes)
 //
-// --check holds every generated token against the plain model: in float32 it must be the one that this chooses after the same
-// tokens; in bfloat16 its logits may be as wrong as rounding makes them.
+// --check compares every generated token with the plain model: in float32 it must be the plain model's choice after the
+// same tokens; in bfloat16 its logits may differ by the error of rounding.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -143,8 +144,8 @@ struct Errors {
   }
 };
 
-// What was generated against the plain model, which is given the same tokens: if it chooses each of them after those before,
-// it would have generated all of them by itself.
+// Compares the generated tokens with the plain model on the same tokens: if it chooses each of them after the earlier
+// ones, it would have generated all of them by itself.
 bool check(const Options& options, const Weights& weights, const std::vector<Sequence>& sequences) {
   const PlainModel exact(weights, false), rounded(weights, true);
   Errors engine, rounding;

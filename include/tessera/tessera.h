@@ -115,6 +115,7 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
  *   4. ALiBi: s -= slope * |i + Sk - Sq - j|                       5. s = -inf where j is not visible.
  * Visible: causal, window, key length, mask, block_mask and tree_mask all allow it. A sink adds exp(sink[h]) to the denominator
  * only. Dropout zeroes entries of softmax(s) and scales what is kept by 1 / (1 - p); the LSE is that before dropout.
+ * A finite score is a score, whatever its size: a score of -inf alone is hidden beside what is not visible.
  * A query that sees nothing: o = 0, lse = -inf, gradients 0, whatever its hidden keys hold.
  * A call owns the whole of o, lse and the gradients: rows of packed tensors that belong to no sequence, before
  * cu_seqlens[0] and from cu_seqlens[B] on, and keys from a sequence's seqused_k on, get o = 0, lse = -inf, gradients 0.
@@ -148,7 +149,7 @@ typedef struct tessera_problem {
   tessera_layout d_sink; /* optional: gradient of sink, float32 */
 
   double scale;          /* 0, or 1e-18 .. 1e18 of either sign */
-  int32_t has_scale;     /* 0: scale = 1 / sqrt(D) */
+  int32_t has_scale;     /* 0: the scale is 1 / sqrt(D), and `scale` must be 0 */
   int32_t alignment;     /* tessera_alignment */
   int64_t window_left;   /* keys left of the diagonal that are visible, -1 = all */
   int64_t window_right;  /* keys right of it, -1 = all */

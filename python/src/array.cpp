@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -86,9 +87,19 @@ std::string dtype_text(const nb::dlpack::dtype& dtype) {
       return "complex" + bits;
     case dtype_code::Bfloat:
       return "bfloat" + bits;
+    case dtype_code::Bool:
+      return "bool";
     default:
-      return "of DLPack code " + std::to_string(dtype.code) + ", " + bits + " bits";
+      break;
   }
+  // From DLPack 1.1 on: kinds that a few bits have in one way each.
+  constexpr int kFirstNarrow = 7;
+  constexpr const char* kNarrow[] = {"float8_e3m4",     "float8_e4m3",   "float8_e4m3b11fnuz", "float8_e4m3fn",
+                                     "float8_e4m3fnuz", "float8_e5m2",   "float8_e5m2fnuz",    "float8_e8m0fnu",
+                                     "float6_e2m3fn",   "float6_e3m2fn", "float4_e2m1fn"};
+  const int narrow = dtype.code - kFirstNarrow;
+  if (narrow >= 0 && narrow < static_cast<int>(std::size(kNarrow))) return kNarrow[narrow];
+  return "unknown (" + bits + " bits)";
 }
 
 constexpr int32_t kUnknown = -1;
@@ -146,11 +157,19 @@ Array view(const char* name, const dltensor& tensor, const char* accepted_dtypes
 
 // ---- import ---------------------------------------------------------------------------------------------------------
 
+// Why a framework does not export an array, without the frames of its stack that some append.
+std::string first_line(const nb::python_error& error) {
+  const std::string text = nb::cast<std::string>(nb::str(error.value()));
+  return text.substr(0, text.find('\n'));
+}
+
 Array import_exchanged(const char* name, nb::handle source, const ExchangeApi& api, const char* accepted_dtypes) {
   dltensor tensor{};
   if (api.dltensor_from_py_object_no_sync(source.ptr(), &tensor) != 0) {
     const nb::python_error error;
-    throw Error(std::string(name) + ": " + nb::cast<std::string>(nb::str(error.value())));
+    const std::string device = nb::cast<std::string>(nb::str(nb::getattr(source, "device", nb::str("unknown"))));
+    throw Error(std::string(name) + ": on device " + device + ", accepted the CPU or a GPU, one for all arrays: " +
+                first_line(error));
   }
   Array array = view(name, tensor, accepted_dtypes);
   // The CPU has no streams. A GPU's work goes where the framework's own would, so that neither waits for the other.
@@ -158,7 +177,7 @@ Array import_exchanged(const char* name, nb::handle source, const ExchangeApi& a
   if (place.device_type == kCuda && api.current_work_stream &&
       api.current_work_stream(place.device_type, place.device_id, &place.stream) != 0) {
     const nb::python_error error;
-    throw Error(std::string(name) + ": " + nb::cast<std::string>(nb::str(error.value())));
+    throw Error(std::string(name) + ": " + first_line(error));
   }
   return array;
 }
@@ -213,8 +232,17 @@ std::string name_of(const Place& place) {
     case kRocm:
       return "rocm" + id;
     default:
-      return "of DLPack type " + std::to_string(place.device_type);
+      break;
   }
+  constexpr struct {
+    int32_t type;
+    const char* name;
+  } kOthers[] = {{4, "opencl"},  {7, "vulkan"},  {8, "metal"},    {9, "vpi"},   {12, "an extension's"},
+                 {14, "oneapi"}, {15, "webgpu"}, {16, "hexagon"}, {17, "maia"}, {18, "trainium"}};
+  for (const auto& other : kOthers) {
+    if (other.type == place.device_type) return other.name + id;
+  }
+  return "unknown" + id;
 }
 
 void CommonPlace::join(const char* name, const Place& place) {

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "error.hpp"
@@ -15,6 +17,12 @@ namespace nb = nanobind;
 
 namespace tessera::python {
 namespace {
+
+// What a mistake that is often made looks like: SDPA's [B, H, S, D] read as [B, S, H, D].
+std::string hint(const Call& call, std::string_view message) {
+  const bool heads_do_not_divide = message.find("the number of query heads must be a multiple") != message.npos;
+  return heads_do_not_divide && !call.heads_first ? "; of [B, H, S, D] arrays, layout=\"bhsd\" says so" : "";
+}
 
 class PlanCache {
  public:
@@ -38,7 +46,8 @@ class PlanCache {
     tessera_device where = device_at(entry->place, call.place.first() ? call.place.first() : "q");
     where.kernel = call.kernel;
     if (call.threads > 0) where.threads = call.threads;
-    check(tessera_make_plan(&call.problem, &where, &entry->plan));
+    const tessera_status status = tessera_make_plan(&call.problem, &where, &entry->plan);
+    if (status.code != TESSERA_OK) throw Error(status.message + hint(call, status.message));
     if (entries_.size() == kMostEntries) entries_.pop_back();
     entries_.insert(entries_.begin(), std::move(entry));
     return entries_.front()->plan;

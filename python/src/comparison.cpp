@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli/comparison_table.hpp"
+#include "cli/machine.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -52,6 +53,7 @@ std::string row(ComparisonTable& table, const std::string& direction, int64_t le
 }  // namespace
 
 void add_comparison_table(nb::module_& m) {
+  m.def("busy_text", &cli::busy_text, "threads"_a);
   nb::class_<ComparisonTable>(m, "ComparisonTable")
       .def(
           "__init__",

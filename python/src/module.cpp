@@ -8,7 +8,6 @@
 #include <iterator>
 #include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "array.hpp"
@@ -25,13 +24,6 @@ using namespace nb::literals;
 namespace tessera::python {
 namespace {
 
-// As the library has it: [B, S, H, D].
-void swap_rows_and_heads(tessera_layout& layout) {
-  if (layout.rank != 4) return;
-  std::swap(layout.shape[1], layout.shape[2]);
-  std::swap(layout.strides[1], layout.strides[2]);
-}
-
 // by_heads: q, k, v and their gradients are [B, H, S, D], o and d_o are not.
 template <bool by_heads>
 void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, const nb::kwargs& options) {
@@ -44,7 +36,7 @@ void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle 
   if constexpr (by_heads) {
     for (tessera_layout* layout : {&call.problem.q, &call.problem.k, &call.problem.v}) swap_rows_and_heads(*layout);
   }
-  set_options(call, "forward", options);
+  set_options(call, "attention", options);
   execute(call);
 }
 
@@ -65,7 +57,7 @@ void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle
     tessera_problem& p = call.problem;
     for (tessera_layout* layout : {&p.q, &p.k, &p.v, &p.d_q, &p.d_k, &p.d_v}) swap_rows_and_heads(*layout);
   }
-  set_options(call, "backward", options);
+  set_options(call, "attention_backward", options);
   execute(call);
 }
 
@@ -79,18 +71,24 @@ void make_contiguous(tessera_layout& layout) {
   }
 }
 
-// Outputs and cotangents that were not given are planned as contiguous.
-void fill_in_layouts(tessera_problem& problem) {
-  const auto as = [](tessera_layout& layout, const tessera_layout& twin) {
+// Outputs and cotangents that were not given are planned as contiguous, in the order of the call's axes.
+void fill_in_layouts(Call& call) {
+  tessera_problem& problem = call.problem;
+  const auto make_contiguous_array = [&call](tessera_layout& layout) {
+    if (call.heads_first) swap_rows_and_heads(layout);
+    make_contiguous(layout);
+    if (call.heads_first) swap_rows_and_heads(layout);
+  };
+  const auto as = [&](tessera_layout& layout, const tessera_layout& twin) {
     if (layout.rank != 0) return;
     layout = twin;
-    make_contiguous(layout);
+    make_contiguous_array(layout);
   };
   const tessera_layout &q = problem.q, &v = problem.v;
   if (problem.o.rank == 0 && q.rank != 0 && v.rank != 0) {
     problem.o = q;
     problem.o.shape[q.rank - 1] = v.shape[v.rank - 1];
-    make_contiguous(problem.o);
+    make_contiguous_array(problem.o);
   }
   if (problem.direction != TESSERA_BACKWARD) return;
   if (problem.lse.rank == 0 && q.rank >= 3) {
@@ -127,7 +125,7 @@ const tessera_plan& plan_for(const std::string& direction, nb::handle q, nb::han
   set_tensor(call, "o", o);
   set_tensor(call, "lse", lse);
   set_options(call, "plan", options);
-  fill_in_layouts(call.problem);
+  fill_in_layouts(call);
   return plan_of(call);
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "call.hpp"
 #include "core/names.hpp"
@@ -72,6 +73,15 @@ int32_t to_kernel(const char* name, nb::handle value) {
     if (text == known.name) return known.kernel;
   }
   throw Error(std::string(name) + ": \"" + text.substr(0, 80) + "\", accepted " + accepted);
+}
+
+bool to_heads_first(const char* name, nb::handle value) {
+  constexpr const char* kAccepted = "\"bshd\", [B, S, H, D], or \"bhsd\", [B, H, S, D]";
+  const std::string text = convert<nb::str>(name, value, kAccepted).c_str();
+  if (text != "bshd" && text != "bhsd") {
+    throw Error(std::string(name) + ": \"" + text.substr(0, 80) + "\", accepted " + kAccepted);
+  }
+  return text == "bhsd";
 }
 
 void set_member(Call& call, const core::OptionMember& member, int64_t value) {
@@ -151,6 +161,8 @@ constexpr ExecutionOption kExecutionOptions[] = {
        }
        call.threads = static_cast<int32_t>(threads);
      }},
+    {"layout", [] { return std::string("Literal[\"bshd\", \"bhsd\"]"); }, [] { return nb::cast("bshd"); },
+     [](const char* name, Call& call, nb::handle value) { call.heads_first = to_heads_first(name, value); }},
     {"openmp", [] { return std::string("bool"); }, [] { return nb::cast(false); },
      [](const char* name, Call& call, nb::handle value) { call.openmp = convert<bool>(name, value, "True or False"); }},
     {"workspace", nullptr, nullptr,
@@ -243,14 +255,25 @@ void set_tensor(Call& call, core::TensorName name, nb::handle value) {
   set_tensor(call, core::kTensorFields[name.index], value);
 }
 
+void swap_rows_and_heads(tessera_layout& layout) {
+  if (layout.rank < 3) return;
+  const int rows = layout.rank - 3, heads = layout.rank - 2;
+  std::swap(layout.shape[rows], layout.shape[heads]);
+  std::swap(layout.strides[rows], layout.strides[heads]);
+}
+
 void set_options(Call& call, const char* function, const nb::kwargs& options) {
   for (const auto& [key, value] : options) {
     Py_ssize_t size = 0;
     const char* name = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
     if (!name) nb::raise_python_error();
     if (set_option(call, {name, static_cast<size_t>(size)}, value)) continue;
-    throw nb::type_error((std::string(function) + "() got an unexpected keyword argument '" + name + "'").c_str());
+    const nb::object text = nb::module_::import_("tessera._hints").attr("unexpected_option")(function, key);
+    throw nb::type_error(nb::cast<std::string>(text).c_str());
   }
+  if (!call.heads_first) return;
+  tessera_problem& p = call.problem;
+  for (tessera_layout* layout : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.d_q, &p.d_k, &p.d_v}) swap_rows_and_heads(*layout);
 }
 
 }  // namespace tessera::python

@@ -20,8 +20,9 @@ struct Call {
   tessera_problem problem;
   tessera_buffers buffers{};
   int32_t kernel = TESSERA_KERNEL_AUTO;
-  int32_t threads = 0;  // 0 = the device's
-  bool openmp = false;  // on the process's OpenMP threads, where it has them
+  int32_t threads = 0;       // 0 = the device's
+  bool openmp = false;       // on the process's OpenMP threads, where it has them
+  bool heads_first = false;  // the arrays are [B, H, S, D]; the problem's layouts are [B, S, H, D] once options are set
   CommonPlace place;
   nanobind::object allocate;  // GPU: (number of float32 elements) -> an array of them, for the workspace
 
@@ -30,7 +31,10 @@ struct Call {
 
 // Sets that tensor. None: absent.
 void set_tensor(Call& call, core::TensorName name, nanobind::handle value);
-// Every option that was given. Throws Error for a wrong value, TypeError for a name that `function` does not take.
+// Exchanges the axes of rows and heads: [B, S, H, D] and [B, H, S, D], packed [T, H, D] and [H, T, D].
+void swap_rows_and_heads(tessera_layout& layout);
+// Every option that was given, after the tensors. Throws Error for a wrong value, TypeError for a name that `function`
+// does not take.
 void set_options(Call& call, const char* function, const nanobind::kwargs& options);
 
 // Every kernel's name, auto first.

@@ -160,8 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan_arguments(planned)
     for parser_of_kernels in (compared, planned):
         _add_device_arguments(parser_of_kernels)
-    plotted = command("plot", "Draws the report of a comparison: time and memory over length (needs matplotlib)", _plot)
-    plotted.add_argument("report", help="what compare --json wrote, or the program's compare --report")
+    plotted = command("plot", "Draws the report of a comparison: memory and speed over length (needs matplotlib)", _plot)
+    plotted.add_argument("report", help="what compare --report wrote, here or in the program")
     plotted.add_argument("picture", help="a .png or .svg file")
     command("info", "The CPU, what was chosen for it, and the GPUs", _info).add_argument(
         "--json", action="store_true", help="as JSON"

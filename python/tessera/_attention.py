@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from tessera import _core
 from tessera._frameworks import check_arrays, framework_of
+from tessera._hints import with_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,6 +25,13 @@ class Gradients(NamedTuple):
     d_sink: Any = None
 
 
+@overload
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: Literal[True], **options: Unpack[Options]
+) -> tuple[Any, Any]: ...
+@overload
+def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Options]) -> Any: ...
+@with_options
 def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
     """Exact attention: ``O = softmax(scale Q K^T + ...) V``, in memory linear in the length.
 
@@ -34,6 +42,9 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
         v    [B, Sk, Hkv, Dv]            [Tk, Hkv, Dv]                             [pages, page_size, Hkv, Dv]
         o    [B, Sq, Hq, Dv]             [Tq, Hq, Dv]
         lse  [B, Hq, Sq] float32         [Hq, Tq] float32
+
+    ``layout="bhsd"`` reads q, k, v and writes o as PyTorch's SDPA has them: [B, H, S, D], packed [H, T, D], pages
+    [pages, Hkv, page_size, D].
 
     q, k and v share one dtype: float32, float16, bfloat16, or float64 (the slow reference, for checks); D and Dv are
     1 .. 576 and 1 .. 512. Any strides, as long as the last dimension is contiguous; read-only arrays too; nothing is copied.
@@ -51,6 +62,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
 
     Options, all by name:
         return_lse: return (o, lse) in place of o. The lse is a natural logarithm.
+        layout: "bshd", or "bhsd" where heads stand before rows in q, k, v and o (and in their gradients).
         scale: 0, or 1e-18 .. 1e18 of either sign; None means 1 / sqrt(D).
         causal: key j is visible to query i if j <= i + Sk - Sq (the last query sees the last key).
         top_left: causal and window are measured from key i in place of key i + Sk - Sq.
@@ -87,7 +99,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
 
     Raises:
         tessera.Error: (a ValueError) a wrong shape, stride, dtype, device, option or index, in one line.
-        TypeError: an option of another name.
+        TypeError: an option of another name; a name of another library's (SDPA's is_causal) is told what it is here.
     """
     like = framework_of(q)
     if like.attention is not None:
@@ -98,7 +110,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
     try:
         shape = q.shape
         o = like.empty(shape[:-1] + v.shape[-1:], q.dtype)
-        lse = like.empty(shape[:-3] + (shape[-2], shape[-3]), like.float32) if return_lse else None
+        rows = shape[-3:-1] if options.get("layout") == "bhsd" else (shape[-2], shape[-3])
+        lse = like.empty((*shape[:-3], *rows), like.float32) if return_lse else None
     except (AttributeError, IndexError, TypeError):
         o = lse = None  # the library says what is wrong
     if like.workspace is not None:
@@ -109,6 +122,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
     return (o, lse) if return_lse else o
 
 
+@with_options
 def attention_backward(
     q: Any,
     k: Any,
@@ -164,6 +178,7 @@ def attention_backward(
     return Gradients(*outputs)
 
 
+@with_options
 def plan(q: Any, k: Any, v: Any, *, direction: str = "forward", as_dict: bool = False, **options: Unpack[Options]) -> Any:
     """What `attention` (or, with direction "backward", `attention_backward`) would do with these arrays, in words: the
     kernel and why, each other candidate and why not, tiles, workspace, FLOPs, bytes moved. ``as_dict=True``: as a dict.
@@ -176,6 +191,10 @@ def plan(q: Any, k: Any, v: Any, *, direction: str = "forward", as_dict: bool = 
     return _core.plan(direction, q, k, v, **options)
 
 
+@overload
+def combine(o_parts: Any, lse_parts: Any, *, return_lse: Literal[True]) -> tuple[Any, Any]: ...
+@overload
+def combine(o_parts: Any, lse_parts: Any, *, return_lse: bool = False) -> Any: ...
 def combine(o_parts: Any, lse_parts: Any, *, return_lse: bool = False) -> Any:
     """Merges N results over disjoint sets of keys into the result over all of them, exactly. With m = max_n lse_n::
 

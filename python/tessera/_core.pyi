@@ -85,6 +85,9 @@ def device(name: str = "cpu") -> dict[str, Any]:
     "cuda" or "cuda:<number>": that GPU: name, ordinal, arch (10 * major + minor), cores (multiprocessors), l2_bytes,
     smem_bytes. Error where Tessera cannot compute on it: the message says why."""
 
+def busy_text(threads: int) -> str:
+    """A sentence where other work leaves fewer than so many processors idle, else nothing. Takes a fifth of a second."""
+
 class ComparisonTable:
     """The table of a comparison: sides of (title, name, whether what ran has a column), Tessera first."""
 

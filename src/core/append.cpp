@@ -9,6 +9,7 @@
 #include "core/device_here.hpp"
 #include "core/guarded.hpp"
 #include "core/layout.hpp"
+#include "core/names.hpp"
 #include "core/own_memory.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
@@ -49,13 +50,12 @@ bool appendable(int32_t dtype) {
 tessera_status check_dtypes(const tessera_append_call& call) {
   const int32_t of_k = call.k.layout.dtype;
   if (!appendable(of_k)) {
-    return invalid("k: dtype %s (%d), accepted float32, float16 and bfloat16", tessera_dtype_name(of_k), of_k);
+    return invalid("k: dtype %s, accepted float32, float16 and bfloat16", dtype_text(of_k).text);
   }
   const auto require = [](const char* name, const tessera_tensor& tensor, int32_t accepted, const char* whose) {
     const int32_t dtype = tensor.layout.dtype;
     if (!present(tensor) || dtype == accepted) return ok();
-    return invalid("%s: dtype %s (%d), must be %s%s", name, tessera_dtype_name(dtype), dtype, whose,
-                   tessera_dtype_name(accepted));
+    return invalid("%s: dtype %s, must be %s%s", name, dtype_text(dtype).text, whose, tessera_dtype_name(accepted));
   };
   TESSERA_RETURN_IF_ERROR(require("v", call.v, of_k, "that of k: "));
   TESSERA_RETURN_IF_ERROR(require("k_cache", call.k_cache, of_k, "that of k: "));

@@ -1,6 +1,8 @@
 // The names of the C interface's enumerators, and its version.
 #include "core/names.hpp"
 
+#include <cstdio>
+
 namespace {
 
 struct Dtype {
@@ -21,7 +23,21 @@ const Row* row(const Row (&table)[kRows], int32_t index) {
   return index >= 0 && static_cast<size_t>(index) < kRows ? &table[index] : nullptr;
 }
 
+tessera::core::NameText text_of(const char* name, bool known, int32_t number) {
+  tessera::core::NameText result{};
+  std::snprintf(result.text, sizeof result.text, known ? "%s" : "%s (%d)", name, number);
+  return result;
+}
+
 }  // namespace
+
+namespace tessera::core {
+
+NameText dtype_text(int32_t dtype) { return text_of(tessera_dtype_name(dtype), row(kDtypes, dtype) != nullptr, dtype); }
+
+NameText isa_text(int32_t isa) { return text_of(tessera_isa_name(isa), row(kIsaNames, isa) != nullptr, isa); }
+
+}  // namespace tessera::core
 
 extern "C" {
 

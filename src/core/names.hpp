@@ -41,4 +41,11 @@ static_assert(
     }(),
     "a row stands at its kernel's number");
 
+// What a refusal calls a value of the C interface: its name, and of one that has none its number: "unknown (99)".
+struct NameText {
+  char text[24];
+};
+NameText dtype_text(int32_t dtype);
+NameText isa_text(int32_t isa);
+
 }  // namespace tessera::core

@@ -34,11 +34,11 @@ class Arena {
 };
 
 struct Workspace {
-  std::span<double> k, v;        // [Sk, D], [Sk, Dv]: one head of one sequence
-  std::span<double> q, o;        // [D], [Dv]: one query
-  std::span<double> s, s_low;    // [Sk]: scores, and what their rounding leaves out
-  std::span<double> p, keep;     // [Sk]: softmax, dropout's factor
-  std::span<double> k_norm;      // [Sk]: |k|
+  std::span<double> k, v;      // [Sk, D], [Sk, Dv]: one head of one sequence
+  std::span<double> q, o;      // [D], [Dv]: one query
+  std::span<double> s, s_low;  // [Sk]: scores, and what their rounding leaves out
+  std::span<double> p, keep;   // [Sk]: softmax, dropout's factor
+  std::span<double> k_norm;    // [Sk]: |k|
   // backward
   std::span<double> d_k, d_v;       // [Sk, D], [Sk, Dv]
   std::span<double> d_q, d_o;       // [D], [Dv]
@@ -335,7 +335,8 @@ class HeadAttention {
       s.high = static_cast<double>(c * t);
       s = settled({s.high, static_cast<double>(c * t - s.high)});
     }
-    if (present(problem_.bias)) s = plus(s, load(problem_.bias.dtype, buffers_.bias, score_offset(problem_.bias, i, j)));
+    if (present(problem_.bias))
+      s = plus(s, load(problem_.bias.dtype, buffers_.bias, score_offset(problem_.bias, i, j)));
     if (present(problem_.alibi_slopes)) {
       const SlopeStrides stride = slope_strides(problem_.alibi_slopes);
       const double slope = buffers_.alibi_slopes[stride.batch * b_ + stride.head * h_];

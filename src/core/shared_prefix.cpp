@@ -55,7 +55,8 @@ tessera_problem problem_of(const tessera_problem& whole, PrefixPart part) {
   tessera_problem p = whole;
   p.prefix_groups = p.prefix_lens = p.sink = {};  // the sink joins where the parts are merged
   p.max_prefix_k = p.max_suffix_k = 0;
-  p.o = part_o(whole, packed, rows), p.lse = part_lse(whole, packed, rows), p.lse_low = {};
+  p.o = part_o(whole, packed, rows), p.lse = part_lse(whole, packed, rows);
+  p.lse_low = {};
   if (shared) {
     p.causal = 0, p.causal_seqs = p.tree_mask = {};  // a prefix ends before the first query that could miss any of it
     p.q = joined_queries(whole);
@@ -166,7 +167,7 @@ tessera_plan plan_of(const tessera_plan& plan, PrefixPart part) {
   if (const int64_t chunks = prefix_chunks(plan); part == kPrefix && chunks > 1) {
     of.problem = chunked(of.problem, chunks, key_places(plan.problem).keys);
   }
-  if (parts_have_low(plan)) of.problem.lse_low = of.problem.lse;
+  of.problem.lse_low = of.problem.lse;  // the merge weighs parts by both floats
   const Sizes size = sizes(of.problem);
   of.batch = size.batch, of.heads_q = size.heads_q;
   of.max_seqlen_q = size.max_seqlen_q, of.max_seqlen_k = size.max_seqlen_k;
@@ -191,8 +192,6 @@ void keep_part(tessera_plan& plan, PrefixPart part, const tessera_plan& decided)
   std::memcpy(part == kPrefix ? plan.config : plan.suffix_config, decided.config, sizeof decided.config);
 }
 
-bool parts_have_low(const tessera_plan& plan) { return plan.device.backend == TESSERA_BACKEND_CUDA; }
-
 PrefixMemory carve_prefix(char* base, const tessera_plan& plan) {
   constexpr int64_t kLine_bytes = 64;
   const tessera_problem& p = plan.problem;
@@ -205,11 +204,8 @@ PrefixMemory carve_prefix(char* base, const tessera_plan& plan) {
     return at;
   };
   for (char*& o : memory.o) o = take(rows * plan.heads_q * plan.head_dim_v * elem_bytes);
-  const auto take_stats = [&](int64_t count) { return reinterpret_cast<float*>(take(count * 4)); };
-  for (float*& lse : memory.lse) lse = take_stats(rows * plan.heads_q);
-  if (parts_have_low(plan)) {
-    for (float*& low : memory.lse_low) low = take_stats(rows * plan.heads_q);
-  }
+  for (float*& lse : memory.lse) lse = reinterpret_cast<float*>(take(rows * plan.heads_q * 4));
+  for (float*& low : memory.lse_low) low = reinterpret_cast<float*>(take(rows * plan.heads_q * 4));
   const auto take_indices = [&](int64_t count) { return reinterpret_cast<int32_t*>(take(count * 4)); };
   memory.group_queries = take_indices(groups + 1), memory.group_keys = take_indices(groups + 1);
   memory.group_lens = take_indices(groups);
@@ -218,8 +214,7 @@ PrefixMemory carve_prefix(char* base, const tessera_plan& plan) {
     ChunkMemory& chunks = memory.chunks;
     const int64_t heads = count * rows * plan.heads_q, sequences = chunk_sequences(count, groups);
     chunks.q = take(heads * plan.head_dim * elem_bytes), chunks.o = take(heads * plan.head_dim_v * elem_bytes);
-    chunks.lse = take_stats(heads);
-    if (parts_have_low(plan)) chunks.lse_low = take_stats(heads);
+    chunks.lse = reinterpret_cast<float*>(take(heads * 4)), chunks.lse_low = reinterpret_cast<float*>(take(heads * 4));
     if (groups > 1) chunks.rows = take_indices(sequences + 1);
     chunks.keys = take_indices(sequences + 1), chunks.lens = take_indices(sequences);
   }
@@ -259,17 +254,17 @@ tessera_combine_call merge_of(const tessera_plan& plan, const tessera_buffers& b
                       {(memory.o[1] - memory.o[0]) / elem_bytes, rows * heads * dv, heads * dv, dv, 1}};
   t.lse_parts.layout = {
       TESSERA_FLOAT32, 4, {kPrefixParts, batch, heads, rows}, {memory.lse[1] - memory.lse[0], rows, total, 1}};
-  if (parts_have_low(plan)) t.lse_low_parts = {t.lse_parts.layout, memory.lse_low[0]};  // as far apart
   const RowStrides o = row_strides(p.o);
   t.o.data = buffers.o, t.o.layout = {p.o.dtype, 4, {batch, rows, heads, dv}, {o.batch, o.row, o.head, 1}};
   if (present(p.lse)) {
     const LseStrides lse = lse_strides(p.lse);
     t.lse.data = buffers.lse, t.lse.layout = {TESSERA_FLOAT32, 3, {batch, heads, rows}, {lse.batch, lse.head, lse.row}};
   }
+  t.lse_low_parts = {t.lse_parts.layout, memory.lse_low[0]};
+  t.lse_low_parts.layout.strides[0] = memory.lse_low[1] - memory.lse_low[0];
   if (present(p.lse_low)) {
     const LseStrides low = lse_strides(p.lse_low);
-    t.lse_low.data = buffers.lse_low;
-    t.lse_low.layout = {TESSERA_FLOAT32, 3, {batch, heads, rows}, {low.batch, low.head, low.row}};
+    t.lse_low = {{TESSERA_FLOAT32, 3, {batch, heads, rows}, {low.batch, low.head, low.row}}, buffers.lse_low};
   }
   return t;
 }

@@ -42,18 +42,17 @@ void keep_part(tessera_plan& plan, PrefixPart part, const tessera_plan& decided)
 
 // What a call's parts are made of, in its workspace. T: the queries of the whole batch.
 struct PrefixMemory {
-  char* o[kPrefixParts];     // [T, Hq, Dv], of q's dtype
-  float *lse[kPrefixParts], *lse_low[kPrefixParts];  // [Hq, T]; parts_have_low
-  int32_t* group_queries;    // [G + 1]: cu_seqlens_q of the groups
-  int32_t* group_keys;       // [G + 1]: the entry of its first key
-  int32_t* group_lens;       // [G]: the keys of it that are read once
-  int32_t* suffix_keys;      // [B + 1]: the entry of a sequence's first key after these
-  int32_t* suffix_lens;      // [B]
+  char* o[kPrefixParts];         // [T, Hq, Dv], of q's dtype
+  float* lse[kPrefixParts];      // [Hq, T]
+  float* lse_low[kPrefixParts];  // [Hq, T]
+  int32_t* group_queries;        // [G + 1]: cu_seqlens_q of the groups
+  int32_t* group_keys;           // [G + 1]: the entry of its first key
+  int32_t* group_lens;           // [G]: the keys of it that are read once
+  int32_t* suffix_keys;          // [B + 1]: the entry of a sequence's first key after these
+  int32_t* suffix_lens;          // [B]
   ChunkMemory chunks;
   int64_t bytes;
 };
-// The parts have their LSEs in two floats: their merge weighs them by what they know, not by what an LSE's rounding left of it.
-bool parts_have_low(const tessera_plan& plan);
 // With base NULL: only the size.
 PrefixMemory carve_prefix(char* base, const tessera_plan& plan);
 

@@ -24,18 +24,18 @@ bool floating(int32_t dtype) {
 }
 
 tessera_status check_dtype(const TensorField& tensor, int32_t dtype, int32_t q_dtype) {
-  const char* given = tessera_dtype_name(dtype);
+  const NameText given = dtype_text(dtype);
   const char* of_q = tessera_dtype_name(q_dtype);
   switch (tensor.dtypes) {
     case Dtypes::kFloating:
       if (floating(dtype)) return ok();
-      return invalid("%s: dtype %s (%d), accepted float32, float16, bfloat16 and float64", tensor.name, given, dtype);
+      return invalid("%s: dtype %s, accepted float32, float16, bfloat16 and float64", tensor.name, given.text);
     case Dtypes::kAsQ:
       if (dtype == q_dtype) return ok();
-      return invalid("%s: dtype %s (%d), must be that of q: %s", tensor.name, given, dtype, of_q);
+      return invalid("%s: dtype %s, must be that of q: %s", tensor.name, given.text, of_q);
     case Dtypes::kFloat32OrAsQ:
       if (dtype == TESSERA_FLOAT32 || dtype == q_dtype) return ok();
-      return invalid("%s: dtype %s (%d), accepted float32 and that of q, %s", tensor.name, given, dtype, of_q);
+      return invalid("%s: dtype %s, accepted float32 and that of q, %s", tensor.name, given.text, of_q);
     case Dtypes::kFloat32:
     case Dtypes::kInt32:
     case Dtypes::kInt64:
@@ -47,7 +47,7 @@ tessera_status check_dtype(const TensorField& tensor, int32_t dtype, int32_t q_d
                            : tensor.dtypes == Dtypes::kInt64 ? TESSERA_INT64
                                                              : TESSERA_BOOL;
   if (dtype == accepted) return ok();
-  return invalid("%s: dtype %s (%d), accepted %s", tensor.name, given, dtype, tessera_dtype_name(accepted));
+  return invalid("%s: dtype %s, accepted %s", tensor.name, given.text, tessera_dtype_name(accepted));
 }
 
 // ---- shapes ---------------------------------------------------------------------------------------------------------
@@ -194,7 +194,11 @@ tessera_status check_member(const OptionMember& member, const tessera_problem& p
 tessera_status check_options(const tessera_problem& p) {
   if (p.has_scale != 0 && p.has_scale != 1) return invalid("has_scale: %d, accepted 0 and 1", p.has_scale);
   for (const OptionField& option : kOptionFields) {
-    if (option.kind == OptionKind::kOptionalNumber && !p.has_scale) continue;
+    if (option.kind == OptionKind::kOptionalNumber && !p.has_scale) {
+      const double value = p.*option.members[0].number;
+      if (value == 0) continue;
+      return invalid("%s: %g without has_scale, which is 0; accepted has_scale = 1 beside it", option.name, value);
+    }
     for (const OptionMember& member : option.members) {
       if (member.name) TESSERA_RETURN_IF_ERROR(check_member(member, p));
     }
@@ -268,8 +272,8 @@ tessera_status check_dependencies(const tessera_problem& p) {
     } numbers[] = {{"dropout_seed", p.dropout_seed}, {"dropout_offset", p.dropout_offset}};
     for (const auto& [name, value] : numbers) {
       if (value == 0) continue;
-      return invalid("%s: %" PRIu64 " together with dropout_state, accepted 0: the state holds both seed and offset", name,
-                     value);
+      return invalid("%s: %" PRIu64 " together with dropout_state, accepted 0: the state holds both seed and offset",
+                     name, value);
     }
   }
   if (p.direction != TESSERA_BACKWARD) return ok();
@@ -342,8 +346,8 @@ tessera_status validate(const tessera_device& device) {
   TESSERA_RETURN_IF_ERROR(
       check_range("device.isa_limit", device.isa_limit, TESSERA_ISA_BASELINE, TESSERA_ISA_AMX_BF16));
   if (device.isa < TESSERA_ISA_BASELINE || device.isa > device.isa_limit) {
-    return invalid("device.isa: %s (%d), accepted 0 .. %d: this CPU has %s", tessera_isa_name(device.isa), device.isa,
-                   device.isa_limit, tessera_isa_name(device.isa_limit));
+    return invalid("device.isa: %s, accepted baseline .. %s, which this CPU has", isa_text(device.isa).text,
+                   tessera_isa_name(device.isa_limit));
   }
   TESSERA_RETURN_IF_ERROR(check_range("device.vector_isa", device.vector_isa, 0, device.isa_limit));
   TESSERA_RETURN_IF_ERROR(check_range("device.kernel", device.kernel, TESSERA_KERNEL_AUTO, kNumKernels - 1));
@@ -384,7 +388,7 @@ tessera_status validate(const tessera_combine_call& call) {
     const int32_t dtype = row.layout->dtype;
     const bool accepted = row.any_float ? floating(dtype) && dtype != TESSERA_FLOAT64 : dtype == TESSERA_FLOAT32;
     if (!accepted) {
-      return invalid("%s: dtype %s (%d), accepted %s", row.name, tessera_dtype_name(dtype), dtype,
+      return invalid("%s: dtype %s, accepted %s", row.name, dtype_text(dtype).text,
                      row.any_float ? "float32, float16 and bfloat16" : "float32");
     }
     TESSERA_RETURN_IF_ERROR(check_layout(row.name, *row.layout, row.access, row.last_axis));

@@ -14,7 +14,7 @@ TESSERA_INLINE bool ends_here(const AmxBackward& f, const Tile& tile) { return t
 // Q and dO of the tile, in both forms, and its LSE and delta. Past the last query all is 0.
 TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_t row) {
   const Params& p = f.p;
-  const Tile& tile = f.tiles[t];
+  Tile& tile = f.tiles[t];
   const char *q[kBlockM], *d_o[kBlockM];
   rows_of(q, p.q, tile), rows_of(d_o, p.d_o, tile);
   constexpr int64_t kGroup_bytes = kAmxBackwardTiles * kSteps_bytes;
@@ -29,11 +29,15 @@ TESSERA_INLINE void load_queries(AmxBackward& f, int64_t t, int64_t head, int64_
   pack_row_pairs(f.s.do_rows + t * kSteps_bytes, kGroup_bytes, d_o, tile.count, p.head_dim_v);
   if (p.rows_in_items && begins_here(f, tile)) prepare_rows(p, {tile.batch, head, row, tile.count});
   const int64_t at = head * p.rows_total + tile.sequence->row_begin + row;
+  tile.huge = p.alibi_slopes && has_steep_slopes(p, tile);
 #pragma GCC unroll 2
   for (int64_t c = 0; c < kBlockM; c += kLanes) {
     const int64_t rows = min_of<int64_t>(kLanes, tile.count - c);
     const VecF lse = rows > 0 ? load_first<VecF>(p.row_lse + at + c, rows) : VecF{};
     const VecF delta = rows > 0 ? load_first<VecF>(p.row_delta + at + c, rows) : VecF{};
+    const VecF shift = rows > 0 ? load_first<VecF>(p.row_shift + at + c, rows) : VecF{};
+    tile.huge |= any(shift != 0.0f);
+    store(f.s.shift + t * kBlockM + c, shift);
     store(f.s.lse + t * kBlockM + c, lse);
     store(f.s.delta + t * kBlockM + c,
           select(delta == delta, delta, splat(__builtin_nanf(""))));  // of bits that JoinRounded may round

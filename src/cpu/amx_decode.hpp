@@ -190,7 +190,7 @@ struct AmxDecode {
     const float* s = scratch.rows_s + r * p.block_n;
     uint32_t *low = p_of(0) + r * p.block_n, *high = p_of(1) + r * p.block_n;
     const FixedPointExp2<4> exponential;
-    const VecF scale = splat(p.scale_log2 * kFixedPointOne), offset = splat(-row.stale_max * kFixedPointOne);
+    const VecF scale = splat(p.scale_log2 * kFixedPointOne), offset = splat(-row.offset * kFixedPointOne);
     VecF sum[2] = {};
     VecU out_of_range{};
     for (int64_t n = 0; n < count; n += 2 * kLanes) {
@@ -229,7 +229,8 @@ struct AmxDecode {
   TESSERA_INLINE void softmax_row(const DecodeBlock& block, int64_t h, int64_t r) const {
     DecodeRow& row = rows[h * part.row_count + r];
     const bool full = plain && block.count % (2 * kLanes) == 0 && block.begin >= row.low &&
-                      block.begin + block.count - 1 <= row.full_high && row.stale_max != -infinity();
+                      block.begin + block.count - 1 <= row.full_high && row.stale_max != -infinity() &&
+                      row.shift == 0.0f;
     if (full && stale_max_row(row, r, block.count)) return;
     masked_row(block, row, h, r);
   }
@@ -396,6 +397,12 @@ inline void amx_decode_item(const Params& p, int64_t item, char* scratch_base) {
     decode_part(d, keys, true);
   }
   tiles_release();
+  // A backward pass of so few rows is not by tiles: its products are the vectors'.
+  for (int64_t h = 0; h < part.heads; ++h) {
+    if (!has_huge_rows(p, d.rows + h * part.row_count, part.row_count)) continue;
+    const auto* pairs = reinterpret_cast<const float*>(scratch.q + h * d.q_steps * kTileSide * kTileSide);
+    sum_as_tiled<Op::kDot>(p, part, d.rows + h * part.row_count, part.row_count, part.head_begin + h, pairs, keys);
+  }
   for (int64_t h = 0; h < part.heads; ++h) {
     for (int64_t r = 0; r < part.row_count; ++r) {
       write_decode_row(p, part, d.rows[h * part.row_count + r], d.o_of(h, 0, r),

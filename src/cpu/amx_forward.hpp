@@ -119,14 +119,16 @@ TESSERA_INLINE void attend_stage_any(AmxForward& f, const Tile& tile, JobSums& s
 
 // Lane by lane: not 0; a stale max whose own score comes out as 2^0 and not as the rounding of large numbers.
 TESSERA_INLINE uint32_t lane_bits(VecI lanes) { return _mm512_movepi32_mask((__m512i)lanes); }
-TESSERA_INLINE uint32_t exact_lanes(VecF stale_max) { return lane_bits(abs(stale_max) <= 65536.0f); }
+TESSERA_INLINE uint32_t exact_lanes(const Params& p, VecF stale_max) {
+  return lane_bits(abs(stale_max) < p.huge_score);
+}
 
 // The stale max of a tile that has seen nothing: the maximum of what each row sees of one stage. Any number serves, and what
 // it does not suit is found at the job's end; so a row that sees nothing there takes the tile's maximum. `keys`: of the stage;
 // `options`: that S does not have in it yet.
 TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const float* s, int64_t key, int64_t keys,
                                          bool options) {
-  VecF scale = splat(f.p.scale_log2);
+  VecF scale = splat(f.p.scale);
   if (options) {
     for (int64_t n = 0; n < keys * kBlockM; n += kLanes) store(f.scratch.sS + n, load(s + n));
     apply_scores(f.p, tile, f.scratch.sS, key, 0, keys, nullptr, f.scratch.options, kStageKeys * kBlockM);
@@ -151,9 +153,20 @@ TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const 
   const VecF best[2] = {max(most_of[0][0], most_of[0][1]), max(most_of[1][0], most_of[1][1])};
   const VecI unseen[2] = {best[0] == -infinity(), best[1] == -infinity()};
   const VecF most = any(unseen[0] | unseen[1]) ? splat(max_lanes(max(best[0], best[1]))) : VecF{};
-  for (int c = 0; c < 2; ++c) store(tile.stale_max + c * kLanes, select(unseen[c], most, best[c]));
-  tile.met_stale_max = exact_lanes(best[0]) | exact_lanes(best[1]) << kLanes;
-  tile.has_stale_max = true;
+  bool huge = false;
+  for (int c = 0; c < 2; ++c) huge |= is_huge(set_stale_max(f.p, tile, c, select(unseen[c], most, best[c])));
+  tile.met_stale_max = exact_lanes(f.p, best[0]) | exact_lanes(f.p, best[1]) << kLanes;
+  tile.has_stale_max = !huge;
+}
+
+// Slopes whose products with distances lose more in fixed point than weights may be off.
+TESSERA_INLINE bool has_steep_slopes(const Params& p, const Tile& tile) {
+  constexpr float kMostSlope = 256.0f;
+  alignas(64) float slopes[kBlockM];
+  alibi_slopes(slopes, p, tile);
+  VecI steep = splat(0);
+  for (int c = 0; c < kBlockM / kLanes; ++c) steep |= ~(abs(load(slopes + c * kLanes)) <= kMostSlope);
+  return any(steep);
 }
 
 // ALiBi: a tile's scores rise from key to key up to its diagonal, and would pass the first keys' maximum again and again. So
@@ -244,8 +257,10 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) best[c] = max(best[c], load(sS + n * kBlockM + c * kLanes));
 
-  VecF alpha[2], stale_max[2], sum[2];
+  VecF alpha[2], sum[2];
+  Against to[2];
   VecI rescale = splat(0), unset = splat(0);
+  bool huge = false;
 #pragma GCC unroll 2
   for (int c = 0; c < 2; ++c) {
     // Against a stale max that nothing has been summed by yet, another row's perhaps, all scores might vanish.
@@ -253,16 +268,17 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
     const VecF old = select(load(tile.sum + c * kLanes) == 0.0f, splat(-infinity()), given);
     const VecI moves = best[c] > old;
     const VecF next = select(moves, best[c], given);
-    store(tile.stale_max + c * kLanes, next);
+    const Against from = against(tile, c);
+    to[c] = set_stale_max(p, tile, c, next);
     const uint32_t moved = lane_bits(moves) << c * kLanes;
-    tile.met_stale_max = (tile.met_stale_max & ~moved) | (exact_lanes(next) << c * kLanes & moved);
-    stale_max[c] = select(next == -infinity(), VecF{}, next);
-    alpha[c] = select(moves, exp2(old - stale_max[c]), splat(1.0f));
+    tile.met_stale_max = (tile.met_stale_max & ~moved) | (exact_lanes(p, next) << c * kLanes & moved);
+    alpha[c] = select(moves, rescale_of(old, from, to[c]), splat(1.0f));
     rescale |= moves;
     unset |= next == -infinity();
+    huge |= is_huge(to[c]);
     sum[c] = load(tile.sum + c * kLanes) * alpha[c];
   }
-  tile.has_stale_max = !any(unset);
+  tile.has_stale_max = !any(unset) && !huge;
   if (tile.started && any(rescale)) {
     float* sO = reinterpret_cast<float*>(f.o_of(job));
     for (int64_t d = 0; d < p.head_dim_v; ++d)
@@ -284,7 +300,7 @@ TESSERA_OWN_FUNCTION void attend_plain(AmxForward& f, const Job& job, uint32_t* 
 #pragma GCC unroll 2
         for (int64_t r = 0; r < 2; ++r) {
           const int64_t at = (stage * kStageKeys + j + r * kTileSide) * kBlockM + c * kLanes;
-          pair[r] = exponential(load(sS + at) - stale_max[c]);
+          pair[r] = exponential(exponent_of(load(sS + at), to[c], huge));
           sum[c] += pair[r];
           // Past the last key there are no factors.
           if (p.dropout_threshold && at < count * kBlockM) pair[r] *= load(factors + at);
@@ -316,12 +332,12 @@ TESSERA_INLINE void attend_jobs(AmxForward& f, const Job* jobs, int64_t job_coun
     uint32_t* sP = f.scratch.sP + j % 2 * probabilities;
     const bool first = !tile.started && !tile.passed_bound && !tile.has_stale_max;
     bool done = false;
-    if (tile.has_stale_max || first) {
-      if (first) {
-        const int64_t begin = job.first * kStageKeys;
-        take_stale_max(f, tile, ring + turn * kRing, f.key_begin + begin, min_of(kStageKeys, f.keys - begin),
-                       f.has_options && !has_bias);
-      }
+    if (first) {
+      const int64_t begin = job.first * kStageKeys;
+      take_stale_max(f, tile, ring + turn * kRing, f.key_begin + begin, min_of(kStageKeys, f.keys - begin),
+                     f.has_options && !has_bias);
+    }
+    if (tile.has_stale_max) {
       JobSums sums{};
       const int64_t groups = before ? f.output_groups() : 0;
       for (int64_t stage = 0; stage < job.stages; ++stage) {
@@ -410,7 +426,12 @@ inline void amx_forward_item(const Params& p, int64_t item, char* scratch_base) 
 
   // 2. For every super-block of visible keys: K and V packed, if they are not, then S, softmax, O += P V for each tile.
   tiles_configure();
-  if (p.alibi_slopes) take_stale_max_at_diagonals(f, tile_count, first_key, key_end);
+  if (p.alibi_slopes) {
+    take_stale_max_at_diagonals(f, tile_count, first_key, key_end);
+    for (int64_t t = 0; t < tile_count; ++t) {
+      if (has_steep_slopes(p, f.tiles[t])) f.tiles[t].has_stale_max = false, f.tiles[t].passed_bound = true;
+    }
+  }
   for (; key < key_end; key += p.block_n) {
     if (p.cancelled && p.cancelled(p.cancel)) break;
     f.key_begin = key;

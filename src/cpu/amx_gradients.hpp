@@ -222,7 +222,8 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
   const Tile& tile = f.tiles[at.tile];
   float *sS = ring, *sdP = ring + kStage_floats;
   float *slope = f.s.options, *factors = slope + kStage_floats, *rest = factors + kStage_floats;
-  const float *lse = f.s.lse + at.tile * kBlockM, *delta = f.s.delta + at.tile * kBlockM;
+  const float *shift = f.s.shift + at.tile * kBlockM, *lse = f.s.lse + at.tile * kBlockM;
+  const float* delta = f.s.delta + at.tile * kBlockM;
   const int64_t count = min_of(kStageKeys, f.key_begin + f.keys - key);
   apply_scores(p, tile, sS, key, 0, count, p.softcap > 0 ? slope : nullptr, rest, kStage_floats);
   if (p.dropout_threshold) dropout_factors(p, tile, factors, key, 0, count, 1.0f);
@@ -237,7 +238,8 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
         continue;
       }
       const VecF score = load(sS + i);
-      const VecF probability = exponential(score - load(lse + c * kLanes));
+      const VecF probability =
+          exponential(exponent_of(score, {load(shift + c * kLanes), load(lse + c * kLanes)}, tile.huge));
       VecF dp = load(sdP + i), kept = probability;
       if (p.dropout_threshold) {
         const VecF factor = load(factors + i);
@@ -271,6 +273,12 @@ TESSERA_OWN_FUNCTION void plain_gradients(const AmxBackward& f, const StagePair&
 TESSERA_INLINE void gradients(AmxBackward& f, const PairTurn& turn) {
   const int64_t key = f.key_begin + turn.at->stage * kStageKeys;
   const Tile& tile = f.tiles[turn.at->tile];
+  if (tile.huge) {
+    f.accumulators.flush();
+    plain_gradients(f, *turn.at, turn.ring, key);
+    if (turn.next) score_products(f, *turn.next, turn.next_ring, [] {});
+    return;
+  }
   const auto fused = [&]<Scores kScores>(const StageOptions* options, float* d_bias)
                          TESSERA_LAMBDA_INLINE { return fused_gradients<kScores>(f, turn, key, options, d_bias); };
   const int64_t keys = min_of(kStageKeys, f.key_begin + f.keys - key);

@@ -262,7 +262,7 @@ struct StageOptions {
       const int32_t diagonal = static_cast<int32_t>(tile.sequence->sk - tile.sequence->sq);
 #pragma GCC unroll 2
       for (int c = 0; c < 2; ++c) {
-        slope[c] = load(slopes + c * kLanes) * -kFixedPointOne;
+        slope[c] = load(slopes + c * kLanes) * (-kLog2e * kFixedPointOne);
         distance[c] = to_float(load_as<VecI>(tile.query + c * kLanes) + (diagonal - static_cast<int32_t>(key)));
       }
     }
@@ -330,7 +330,7 @@ constexpr uint32_t kBits[kStageKeys] = {1u << 0,  1u << 1,  1u << 2,  1u << 3,  
                                         1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21, 1u << 22, 1u << 23,
                                         1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
 
-// A stage's scores, exponentiated against `against` (a row's stale max or LSE, log2 units). kSlope: with the softcap's slope.
+// A stage's scores, exponentiated against `against` (a row's stale max or LSE, none of them huge, log2 units). kSlope: with the softcap's slope.
 // kPairs: arguments alone, those of PairExp2.
 template <Scores kScores, int kDegree, bool kSlope, bool kPairs = false>
 class StageExponential {

@@ -85,7 +85,7 @@ class StageSoftmax {
  public:
   TESSERA_INLINE StageSoftmax(const Params& p, const Tile& tile, const JobSums& sums, const float* s, uint32_t* p_out,
                               int64_t key, const StageOptions* options)
-      : s_(s), p_out_(p_out), exponential_(p, tile, tile.stale_max, key, options), pairs_(p, tile, key) {
+      : s_(s), p_out_(p_out), exponential_(p, tile, tile.offset, key, options), pairs_(p, tile, key) {
     largest_ = kPairs ? VecU{} : load_as<VecU>(sums.largest);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) sum_[c] = load(sums.sum + c * kLanes);

@@ -1,6 +1,6 @@
 // Backward: FlashAttention-2, algorithm 2: keys outside, queries inside, P recomputed from the log-sum-exp.
 //
-//   S^T = K Q^T      P = 2^(scale_log2 S - lse)        lanes = queries
+//   S^T = K Q^T      P = 2^(scale_log2 S - lse_log2)   lanes = queries
 //   dP^T = V dO^T    dS = P o (dP - delta)             lanes = queries
 //   dV += P^T dO     dK += dS^T Q     dQ += dS K       lanes = head dimensions
 //
@@ -23,8 +23,8 @@ struct BackwardOperands {
   // Of the query tile: B transposed (lanes = queries) and as rows or pairs of rows (lanes = head dimensions).
   const float *sQ, *sdO;
   RowBlock q_steps, do_steps;
-  const float *lse, *delta;  // [kBlockM]
-  float* dq;                 // the tile's first row
+  const float *shift, *lse, *delta;  // [kBlockM]: as row_shift, row_lse, row_delta
+  float* dq;                         // the tile's first row
   int64_t dq_ld;
   bool finite;  // K, Q and dO hold neither NaN nor infinity, or nothing is masked that these could reach
   int64_t head_kv;
@@ -148,7 +148,8 @@ TESSERA_INLINE void plain_scores(const Params& p, const Tile& tile, const Backwa
     for (int c = 0; c < C; ++c) {
       const int64_t at = n * kBlockM + c * kLanes;
       const VecF score = load(s.sP + at);
-      const VecF probability = exponential(score - load(t.lse + c * kLanes));
+      const VecF probability =
+          exponential(exponent_of(score, {load(t.shift + c * kLanes), load(t.lse + c * kLanes)}, tile.huge));
       VecF dp = load(s.sdS + at), kept = probability;
       if (p.dropout_threshold) {
         const VecF factor = load(factors + at);
@@ -291,7 +292,7 @@ TESSERA_INLINE void meet_keys(const Params& p, const Tile& tile, const BackwardO
   const int64_t end = min_of<int64_t>(count, tile.some_high + 1 - key);
   while (begin < end) {
     const KeyRun run = key_run(p, tile, key, begin, end);
-    if (run.visible) meet_run<kOp>(p, tile, t, s, key_row, key, begin, run.end, run.options || p.d_bias);
+    if (run.visible) meet_run<kOp>(p, tile, t, s, key_row, key, begin, run.end, run.options || p.d_bias || tile.huge);
     begin = run.end;
   }
 }
@@ -423,10 +424,12 @@ void backward_head(const Params& p, const BackwardScratch& s, int64_t batch, int
                                queries_are_finite(p, p.d_o, tile, p.head_dim_v));
         const int64_t at = h * p.rows_total + sequence.row_begin + row;
         for (int64_t lane = 0; lane < kBlockM; ++lane) {
+          s.shift[lane] = lane < tile.count ? p.row_shift[at + lane] : 0.0f;
           s.lse[lane] = lane < tile.count ? p.row_lse[at + lane] : infinity();
+          tile.huge |= s.shift[lane] != 0.0f;
           s.delta[lane] = lane < tile.count ? p.row_delta[at + lane] : 0.0f;
         }
-        t.lse = s.lse, t.delta = s.delta;
+        t.shift = s.shift, t.lse = s.lse, t.delta = s.delta;
         t.dq = dq_row(p, sequence, batch, h, split, row);
         t.dq_ld = dq_ld;
         for (int64_t key_row = 0; key_row < keys; key_row += kKeyBlock) {

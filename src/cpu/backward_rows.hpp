@@ -34,7 +34,7 @@ TESSERA_INLINE RowSpan row_span(const Params& p, int64_t item) {
   return {low, item / tiles, begin, min_of<int64_t>(kBlockM, p.sequences[low].sq - begin)};
 }
 
-// Before: delta = rowsum(dO o O) - dLSE, and the LSE in log2 units. As many rows at a time as a vector has lanes: their sums over the lanes
+// Before: delta = rowsum(dO o O) - dLSE, and the LSE in two parts, as scores are exponentiated against it. As many rows at a time as a vector has lanes: their sums over the lanes
 // are one transposition.
 inline void prepare_rows(const Params& p, const RowSpan& span) {
   const Sequence& sequence = p.sequences[span.batch];
@@ -65,13 +65,17 @@ inline void prepare_rows(const Params& p, const RowSpan& span) {
     alignas(64) float deltas[kLanes];
     store(deltas, sums[0]);
     const char* lse_row = p.lse + p.lse_batch * span.batch + p.lse_head * span.head + p.lse_row * row;
+    const char* low_row = p.lse_low + p.lse_low_batch * span.batch + p.lse_low_head * span.head + p.lse_low_row * row;
     const char* d_lse_row = p.d_lse + p.d_lse_batch * span.batch + p.d_lse_head * span.head + p.d_lse_row * row;
     const int64_t at = span.head * p.rows_total + sequence.row_begin + begin;
     for (int64_t i = 0; i < count; ++i) {
       const float lse = *reinterpret_cast<const float*>(lse_row + i * p.lse_row);
       const float d_lse = p.d_lse ? *reinterpret_cast<const float*>(d_lse_row + i * p.d_lse_row) : 0.0f;
-      const bool seen = lse != -infinity();
-      p.row_lse[at + i] = seen ? lse * kLog2e : infinity();
+      const float low = p.lse_low ? *reinterpret_cast<const float*>(low_row + i * p.lse_low_row) : 0.0f;
+      const bool seen = lse != -infinity(), huge = seen && __builtin_fabsf(lse) >= p.huge_score;
+      p.row_shift[at + i] = huge ? lse : 0.0f;
+      p.row_lse[at + i] =
+          seen ? static_cast<float>(((huge ? 0.0 : double{lse}) + double{low}) * p.units_log2) : infinity();
       p.row_delta[at + i] = seen ? deltas[i] - d_lse : 0.0f;
     }
   }
@@ -84,13 +88,15 @@ inline void backward_postprocess_item(const Params& p, int64_t item, char* scrat
   if (item >= dq_items) {
     const int64_t head = item - dq_items;
     const char* sink = reinterpret_cast<const char*>(p.sink) + p.sink_head * head;
-    const float sink_log2 = *reinterpret_cast<const float*>(sink) * kLog2e;
+    const double sink_score = *reinterpret_cast<const float*>(sink);
+    const auto weight_of = [&](int64_t i) {
+      return __builtin_exp2f(static_cast<float>((sink_score - p.row_shift[i]) * p.units_log2 - p.row_lse[i]));
+    };
     double sum = 0;
     for (int64_t b = 0; b < p.batch; ++b) {
       const int64_t first = head * p.rows_total + p.sequences[b].row_begin;
       for (int64_t i = first; i < first + p.sequences[b].sq; ++i) {
-        if (p.row_lse[i] != infinity())
-          sum -= static_cast<double>(__builtin_exp2f(sink_log2 - p.row_lse[i]) * p.row_delta[i]);
+        if (p.row_lse[i] != infinity()) sum -= static_cast<double>(weight_of(i) * p.row_delta[i]);
       }
     }
     *reinterpret_cast<float*>(reinterpret_cast<char*>(p.d_sink) + p.d_sink_head * head) = static_cast<float>(sum);

@@ -17,25 +17,39 @@ inline void combine_rows(const CombineParams& p, int64_t row_begin, int64_t row_
     const int64_t row = index % p.rows, head = index / p.rows % p.heads, batch = index / p.rows / p.heads;
     const char* lse_row = p.lse_parts + p.lse_part_batch * batch + p.lse_part_head * head + p.lse_part_row * row;
     const char* o_row = p.o_parts + p.o_part_batch * batch + p.o_part_row * row + p.o_part_head * head;
+    const char* low_row =
+        p.lse_low_parts + p.lse_low_part_batch * batch + p.lse_low_part_head * head + p.lse_low_part_row * row;
     const auto lse_of = [&](int64_t n) { return *reinterpret_cast<const float*>(lse_row + p.lse_part * n); };
+    const auto part_of = [&](int64_t n) -> LogSumExp {
+      return {lse_of(n), p.lse_low_parts ? *reinterpret_cast<const float*>(low_row + p.lse_low_part * n) : 0.0f};
+    };
+    const auto above = [](const LogSumExp& a, const LogSumExp& b) {
+      return a.high > b.high || (a.high == b.high && a.low > b.low);
+    };
+    // exp(a - b): whatever large number both share is gone before anything is rounded.
+    const auto exp_difference = [](const LogSumExp& a, const LogSumExp& b) {
+      return __builtin_expf((a.high - b.high) + (a.low - b.low));
+    };
 
-    float best = -infinity();
-    for (int64_t n = 0; n < p.parts; ++n) best = lse_of(n) > best ? lse_of(n) : best;
+    LogSumExp best{-infinity(), 0.0f};
+    for (int64_t n = 0; n < p.parts; ++n) best = above(part_of(n), best) ? part_of(n) : best;
+    if (best.high == -infinity()) best = {0.0f, 0.0f};
     float sum = 0;
     for (int64_t n = 0; n < p.parts; ++n) {
-      if (lse_of(n) != -infinity()) sum += __builtin_expf(lse_of(n) - (best == -infinity() ? 0.0f : best));
+      if (lse_of(n) != -infinity()) sum += exp_difference(part_of(n), best);
     }
     const bool seen = sum != 0.0f;
     if (p.sink && seen) {
-      const float sink = *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * head);
-      const float joint = sink > best ? sink : best;
-      sum = sum * __builtin_expf(best - joint) + __builtin_expf(sink - joint);
+      const LogSumExp sink{*reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * head),
+                           0.0f};
+      const LogSumExp joint = above(sink, best) ? sink : best;
+      sum = sum * exp_difference(best, joint) + exp_difference(sink, joint);
       best = joint;
     }
     for (int64_t d = 0; d < padded; d += kLanes) store(total + d, VecF{});
     for (int64_t n = 0; n < p.parts && seen; ++n) {
       if (lse_of(n) == -infinity()) continue;
-      const VecF weight = splat(__builtin_expf(lse_of(n) - best) / sum);
+      const VecF weight = splat(exp_difference(part_of(n), best) / sum);
       with_float_elem(p.part_dtype,
                       [&](auto elem) { read_row<decltype(elem)>(part, o_row + p.o_part * n, p.head_dim_v); });
       for (int64_t d = 0; d < padded; d += kLanes) store(total + d, fma(weight, load(part + d), load(total + d)));
@@ -43,8 +57,13 @@ inline void combine_rows(const CombineParams& p, int64_t row_begin, int64_t row_
     char* out = p.o + p.o_batch * batch + p.o_row * row + p.o_head * head;
     with_float_elem(p.dtype, [&](auto elem) { write_row<decltype(elem)>(out, total, p.head_dim_v); });
     if (p.lse) {
-      float* lse = reinterpret_cast<float*>(p.lse + p.lse_batch * batch + p.lse_head * head + p.lse_row * row);
-      *lse = seen ? best + __builtin_logf(sum) : -infinity();
+      const double rest = double{best.low} + __builtin_logf(sum);
+      const float high = seen ? static_cast<float>(double{best.high} + rest) : -infinity();
+      *reinterpret_cast<float*>(p.lse + p.lse_batch * batch + p.lse_head * head + p.lse_row * row) = high;
+      if (!p.lse_low) continue;
+      const float low = high - high == 0.0f ? static_cast<float>((double{best.high} - high) + rest) : 0.0f;
+      *reinterpret_cast<float*>(p.lse_low + p.lse_low_batch * batch + p.lse_low_head * head + p.lse_low_row * row) =
+          low;
     }
   }
 }

@@ -177,11 +177,12 @@ TESSERA_INLINE void round_to_bf16(float* row, int64_t count) {
 
 struct DecodeRow {
   int64_t query, head;
-  int64_t low, high;  // visible keys
-  int64_t full_high;  // the last that no tree mask has a bit of
-  const char* tree;   // the query's words of it
-  float stale_max, slope;
-  alignas(64) float sum[kLanes];  // of 2^(score - stale_max), a lane each
+  int64_t low, high;                      // visible keys
+  int64_t full_high;                      // the last that no tree mask has a bit of
+  const char* tree;                       // the query's words of it
+  float stale_max, shift, offset, slope;  // as a Tile has them
+  LogSumExp as_tiled;                     // where its scores are huge and the lower digits are wanted
+  alignas(64) float sum[kLanes];          // of 2^(log2(e) (score - shift) - offset), a lane each
 };
 
 // Scores of one row and one block -> P, and the row's stale_max and sum. What its O must be multiplied by is answered.
@@ -193,11 +194,12 @@ TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, D
   VecF best = splat(-infinity());
   for (int64_t n = 0; n < count; n += kLanes) {
     VecF s = load(scores + n);
-    s = p.softcap > 0 ? tanh(s * splat(p.scale / p.softcap)) * splat(p.softcap * kLog2e) : s * splat(p.scale_log2);
+    s = p.softcap > 0 ? tanh(s * splat(p.scale / p.softcap)) * splat(p.softcap) : s * splat(p.scale);
     if (p.alibi_slopes || !full) {
       const VecI index = iota<VecI>() + static_cast<int32_t>(key + n);
       if (p.alibi_slopes) {
-        s = s - splat(row.slope) * abs(to_float(index - static_cast<int32_t>(row.query + sequence.sk - sequence.sq)));
+        s = fma(splat(-row.slope), abs(to_float(index - static_cast<int32_t>(row.query + sequence.sk - sequence.sq))),
+                s);
       }
       VecI visible = (index >= static_cast<int32_t>(row.low)) & (index <= static_cast<int32_t>(row.high)) &
                      (index < static_cast<int32_t>(key + count));
@@ -212,17 +214,19 @@ TESSERA_INLINE float decode_softmax(const Params& p, const Sequence& sequence, D
   }
   // As in the tiled kernel, the stale max is replaced only when a score passes it by the threshold.
   float rescale = 1.0f;
-  if (any(best > row.stale_max + StaleMax<kRoundedP>::kRescaleThreshold_log2)) {
+  if (any(best > row.stale_max + StaleMax<kRoundedP>::kRescaleThreshold)) {
     const float next = max_lanes(best);
-    rescale = row.stale_max == -infinity() ? 0.0f : __builtin_exp2f(row.stale_max - next);
-    row.stale_max = next;
+    const Against to = against(p, splat(next));
+    rescale = rescale_of(splat(row.stale_max), {splat(row.shift), splat(row.offset)}, to)[0];
+    row.stale_max = next, row.shift = to.shift[0], row.offset = to.offset[0];
     store(row.sum, load(row.sum) * rescale);
   }
-  const VecF stale_max = splat(row.stale_max == -infinity() ? 0.0f : row.stale_max);
+  const Against number{splat(row.shift), splat(row.offset)};
+  const bool huge = row.shift != 0.0f;
   VecF sum = load(row.sum);
   const Exp2 exponential;
   for (int64_t n = 0; n < count; n += kLanes) {
-    const VecF e = exponential(load(scores + n) - stale_max);
+    const VecF e = exponential(exponent_of(load(scores + n), number, huge));
     sum += e;
     store(scores + n, e);
   }
@@ -410,15 +414,84 @@ inline KeyRange init_decode_rows(const Params& p, const DecodePart& part, Decode
       }
       if (row.low <= row.high) low = min_of(low, row.low), high = max_of(high, row.high);
       row.stale_max = -infinity();
-      row.slope = 0.0f;
+      row.shift = row.offset = row.slope = 0.0f;
       store(row.sum, VecF{});
       if (p.alibi_slopes) {
-        row.slope = kLog2e * *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.alibi_slopes) +
-                                                             p.alibi_batch * part.batch + p.alibi_head * row.head);
+        row.slope = *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.alibi_slopes) +
+                                                    p.alibi_batch * part.batch + p.alibi_head * row.head);
       }
     }
   }
   return {max_of(part.key_begin, low / p.block_n * p.block_n), min_of(part.key_end, high + 1) - 1};
+}
+
+// Up to kLanes rows of one KV head: their LSEs of the bits that the tiled kernels make of scores. The backward pass makes those
+// again, and where scores are huge, another order of a product's sum would be worth powers of two. Lanes are rows, products are
+// summed in the tiled kernels' order. sQ: [steps of the head dimension][kLanes].
+template <Op kOp>
+TESSERA_COLD_FUNCTION void sum_as_tiled(const Params& p, const DecodePart& part, DecodeRow* rows, int64_t count,
+                                        int64_t head_kv, const float* sQ, const KeyRange& keys) {
+  alignas(64) float copy[kTileRows * kMaxRowFloats], scores[kTileRows * kLanes], slopes[kLanes];
+  alignas(64) int32_t queries[kLanes], visible[kLanes];
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    const DecodeRow& row = rows[min_of(lane, count - 1)];
+    slopes[lane] = row.slope, queries[lane] = static_cast<int32_t>(row.query);
+  }
+  const int32_t diagonal = static_cast<int32_t>(part.sequence.sk - part.sequence.sq);
+  VecF most = splat(-infinity()), sum{};
+  Against number{};
+  for (int64_t key = keys.low; key <= keys.high; key += kTileRows) {
+    const int64_t block = min_of<int64_t>(kTileRows, keys.high + 1 - key);
+    const RowBlock k = rows_block<kOp>(p, p.k, part.sequence, part.batch, head_kv, key, block, p.head_dim, copy, true);
+    product_rows<kTileRows, 1, kOp, Broadcast::kAlongK>(scores, kLanes, false, k.data, k.stride_bytes, sQ, kLanes,
+                                                        block, (p.head_dim + kKeysAStep<kOp> - 1) / kKeysAStep<kOp>);
+    for (int64_t n = 0; n < block; ++n) {
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const DecodeRow& row = rows[min_of(lane, count - 1)];
+        const bool sees = key + n >= row.low && key + n <= row.high;
+        visible[lane] = sees && (!p.tree_mask || tree_bits(p, row.tree, key + n - diagonal) & 1) ? -1 : 0;
+      }
+      VecF s = load(scores + n * kLanes);
+      s = p.softcap > 0 ? tanh(s * splat(p.scale / p.softcap)) * splat(p.softcap) : s * splat(p.scale);
+      if (p.alibi_slopes) {
+        const VecI distance = load_as<VecI>(queries) + (diagonal - static_cast<int32_t>(key + n));
+        s = fma(-load(slopes), abs(to_float(distance)), s);
+      }
+      s = select(load_as<VecI>(visible), s, splat(-infinity()));
+      const VecF next = max(s, most);
+      const Against to = against(p, next);
+      sum = sum * select(next > most, rescale_of(most, number, to), splat(1.0f)) + exp2(exponent_of(s, to, true));
+      most = next, number = to;
+    }
+  }
+  alignas(64) float sums_log2[kLanes];
+  store(sums_log2, log2(sum));
+  for (int64_t lane = 0; lane < count; ++lane) {
+    rows[lane].as_tiled = log_sum_exp(p, number.shift[lane], number.offset[lane], sums_log2[lane]);
+  }
+}
+// The same of an item's rows. q: [heads][row_count][q_ld].
+template <Op kOp>
+TESSERA_COLD_FUNCTION void sum_all_as_tiled(const Params& p, const DecodePart& part, DecodeRow* rows, const float* q,
+                                            int64_t q_ld, const KeyRange& keys) {
+  alignas(64) float sQ[kMaxRowFloats * kLanes];
+  for (int64_t h = 0; h < part.heads; ++h) {
+    for (int64_t r = 0; r < part.row_count; r += kLanes) {
+      const int64_t first = h * part.row_count + r, count = min_of<int64_t>(kLanes, part.row_count - r);
+      for (int64_t step = 0; step < q_ld / kLaneElems<kOp>; ++step) {
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+          sQ[step * kLanes + lane] = q[(first + min_of(lane, count - 1)) * q_ld + step];
+        }
+      }
+      sum_as_tiled<kOp>(p, part, rows + first, count, part.head_begin + h, sQ, keys);
+    }
+  }
+}
+// Whether some of them are to be summed so.
+TESSERA_INLINE bool has_huge_rows(const Params& p, const DecodeRow* rows, int64_t count) {
+  bool huge = false;
+  for (int64_t r = 0; p.lse_low && r < count; ++r) huge |= rows[r].shift != 0.0f;
+  return huge;
 }
 
 // O / l and LSE of a row -> partial results. `column`: where a column of O lies while it accumulates.
@@ -428,7 +501,10 @@ TESSERA_INLINE void write_decode_row(const Params& p, const DecodePart& part, co
   const float sum = sum_lanes(load(row.sum));
   const bool seen = sum != 0.0f;
   const int64_t at = (part.index * p.heads_q + row.head) * p.rows_total + row.query;
-  p.partial_lse[at] = seen ? (row.stale_max + __builtin_log2f(sum)) * kLn2 : -infinity();
+  const bool as_tiled = p.lse_low && row.shift != 0.0f;
+  const LogSumExp lse = as_tiled ? row.as_tiled : log_sum_exp(p, row.shift, row.offset, __builtin_log2f(sum));
+  p.partial_lse[at] = seen ? lse.high : -infinity();
+  p.partial_lse_low[at] = seen ? lse.low : 0.0f;
   const float inverse = seen ? 1.0f / sum : 0.0f;
   for (int64_t d = 0; d < p.head_dim_v; ++d) p.partial_o[at * p.head_dim_v + d] = o[column(d)] * inverse;
 }
@@ -463,6 +539,7 @@ void decode_item(const Params& p, int64_t item, char* scratch_base) {
   } else {
     with_float_elem(p.dtype, attend);
   }
+  if (has_huge_rows(p, rows, row_total)) sum_all_as_tiled<kOp>(p, part, rows, s.q, q_ld, keys);
   for (int64_t i = 0; i < row_total; ++i) {
     write_decode_row(p, part, rows[i], s.o + i * out_ld, [](int64_t d) { return dot_column<kOp>(d); });
   }

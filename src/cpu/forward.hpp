@@ -29,19 +29,19 @@ constexpr int64_t kStaleMaxKeys = 32;
 // rescale. In bfloat16 a key whose score is the stale max has a weight of exactly 1, and others' weights are rounded, which is O's error
 // where one key holds most of a row. So a maximum that is known replaces any lower one, and the bounds are low. The weights of 32
 // keys of normal numbers add up to 7 against the maximum of 32 others, and pass the bounds in 0.1 % of the jobs or blocks
-// (lab/amx/rounding.py; fwd_sm90's bound has the same reason, docs/reference/kernels/fwd_sm90.md#numerics).
+// (tests/protocols/test_rounding_cpu.py; fwd_sm90's bound has the same reason, docs/reference/kernels/fwd_sm90.md#numerics).
 template <bool kRoundedP>
 struct StaleMax;
 template <>
 struct StaleMax<false> {
-  static constexpr float kMostSum = 65536.0f;            // of a block's weights
-  static constexpr float kRescaleThreshold_log2 = 8.0f;  // by which a maximum passes the stale one that it replaces
+  static constexpr float kMostSum = 65536.0f;              // of a block's weights
+  static constexpr float kRescaleThreshold = 8.0f * kLn2;  // by which a maximum passes the stale one that it replaces
 };
 template <>
 struct StaleMax<true> {
   static constexpr float kMostSum = 64.0f;     // of the weights of kStaleMaxKeys keys
   static constexpr float kMostWeight = 32.0f;  // where weights are looked at one by one
-  static constexpr float kRescaleThreshold_log2 = 0.0f;
+  static constexpr float kRescaleThreshold = 0.0f;
 };
 
 template <Op kOp>
@@ -78,7 +78,7 @@ TESSERA_INLINE void store_p(float* sP, int64_t n, VecF (&p)[R][C]) {
     for (int c = 0; c < C; ++c) store(sP + (n + r) * kBlockM + c * kLanes, p[r][c]);
 }
 
-// P = 2^(scale_log2 * S - stale_max) for keys begin ... end - 1, never storing S, and its sums. False: one passed the bound.
+// P = 2^(scale_log2 * S - offset) for keys begin ... end - 1, never storing S, and its sums. False: one passed the bound.
 template <Op kOp, int C>
 TESSERA_INLINE bool stale_max_weights(const Params& p, const Tile& tile, const float* sQ, float* sP,
                                       const RowBlock& keys, int64_t begin, int64_t end, VecF (&total)[C]) {
@@ -89,7 +89,7 @@ TESSERA_INLINE bool stale_max_weights(const Params& p, const Tile& tile, const f
     multiply<R, C, kOp, Broadcast::kAlongK>(acc, keys.data + n * keys.stride_bytes, keys.stride_bytes, sQ, kBlockM,
                                             k_count);
     const VecF scale = splat(*opaque(&p.scale_log2));
-    const float* stale_max = opaque(tile.stale_max);
+    const float* offset = opaque(tile.offset);
     const Exp2 exponential;
     VecF sum[C];
 #pragma GCC unroll 8
@@ -98,7 +98,7 @@ TESSERA_INLINE bool stale_max_weights(const Params& p, const Tile& tile, const f
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
-        acc[r][c] = exponential(fma(acc[r][c], scale, -load(stale_max + c * kLanes)));
+        acc[r][c] = exponential(fma(acc[r][c], scale, -load(offset + c * kLanes)));
         sum[c] += acc[r][c];
       }
 #pragma GCC unroll 8
@@ -168,22 +168,25 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
     for (int c = 0; c < C; ++c) best[c] = max(best[c], load(sS + n * kBlockM + c * kLanes));
 
   // A new stale max where the maximum passed it by the threshold, and what was summed against the old one rescaled.
-  VecF alpha[C], stale_max[C], sum[C];
+  VecF alpha[C], sum[C];
+  Against to[C];
   VecI rescale = splat(0), unset = splat(0);
+  bool huge = false;
 #pragma GCC unroll 8
   for (int c = 0; c < C; ++c) {
     const VecF old = load(tile.stale_max + c * kLanes);
     // -inf + 8 = -inf: the first finite maximum moves it.
-    const VecI moves = best[c] > old + StaleMax<kOp == Op::kDot>::kRescaleThreshold_log2;
+    const VecI moves = best[c] > old + StaleMax<kOp == Op::kDot>::kRescaleThreshold;
     const VecF next = select(moves, best[c], old);
-    store(tile.stale_max + c * kLanes, next);
-    stale_max[c] = select(next == -infinity(), VecF{}, next);
-    alpha[c] = select(moves, exp2(old - stale_max[c]), splat(1.0f));
+    const Against from = against(tile, c);
+    to[c] = set_stale_max(p, tile, c, next);
+    alpha[c] = select(moves, rescale_of(old, from, to[c]), splat(1.0f));
     rescale |= moves;
     unset |= next == -infinity();
+    huge |= is_huge(to[c]);
     sum[c] = load(tile.sum + c * kLanes) * alpha[c];
   }
-  tile.has_stale_max = !any(unset);
+  tile.has_stale_max = !any(unset) && !huge;
   if (tile.started && any(rescale)) {
     for (int64_t d = 0; d < p.head_dim_v; ++d)
 #pragma GCC unroll 8
@@ -204,7 +207,7 @@ TESSERA_INLINE void plain_softmax(const Params& p, Tile& tile, const float* sQ, 
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
         const int64_t at = (n + r) * kBlockM + c * kLanes;
-        rows[r][c] = exponential(load(sS + at) - stale_max[c]);
+        rows[r][c] = exponential(exponent_of(load(sS + at), to[c], huge));
         sum[c] += rows[r][c];
         if (p.dropout_threshold) rows[r][c] *= load(factors + at);
       }

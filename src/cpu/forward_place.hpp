@@ -64,16 +64,26 @@ TESSERA_INLINE KeySpan init_tiles(const Params& p, const ForwardPlace& at, Tile*
 
 // A sink's part: the rows' stale max and sum with it, and what O is to be scaled by.
 TESSERA_OWN_FUNCTION void add_sink(const Params& p, Tile& tile, float* scale) {
+  alignas(64) float sinks[kBlockM];
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
-    const float sum = tile.sum[lane], stale_max = tile.stale_max[lane];
-    if (sum == 0.0f) continue;  // NaN counts as seen
-    const float sink =
-        *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * tile.head[lane]) * kLog2e;
-    const float joint = sink > stale_max ? sink : stale_max;
-    const float rescale = __builtin_exp2f(stale_max - joint);
-    scale[lane] *= rescale;
-    tile.sum[lane] = sum * rescale + __builtin_exp2f(sink - joint);
-    tile.stale_max[lane] = joint;
+    sinks[lane] =
+        *reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.sink) + p.sink_head * tile.head[lane]);
+  }
+  for (int c = 0; c < kBlockM / kLanes; ++c) {
+    const VecF sum = load(tile.sum + c * kLanes), old = load(tile.stale_max + c * kLanes);
+    const VecF sink = load(sinks + c * kLanes);
+    const VecI seen = sum != 0.0f;  // NaN counts as seen
+    const Against from = against(tile, c);
+    const Against to = set_stale_max(p, tile, c, select(seen & (sink > old), sink, old));
+    const VecF rescale = select(sink > old, rescale_of(old, from, to), splat(1.0f));
+    VecF weight{};  // of the sink, which may be all that the LSE is made of: exactly
+    for (int lane = 0; lane < kLanes; ++lane) {
+      weight[lane] =
+          __builtin_exp2f(static_cast<float>((double{sink[lane]} - to.shift[lane]) * p.units_log2 - to.offset[lane]));
+    }
+    const VecF joint = fma(sum, rescale, weight);
+    store(scale + c * kLanes, load(scale + c * kLanes) * select(seen, rescale, splat(1.0f)));
+    store(tile.sum + c * kLanes, select(seen, joint, sum));
   }
 }
 
@@ -90,23 +100,37 @@ TESSERA_INLINE void output_rows(char* (&rows)[kBlockM], const Params& p, const T
   }
 }
 
-// Where the LSE of a row of the tile goes: to the output or to this split's partial results.
-TESSERA_INLINE float* lse_at(const Params& p, const Tile& tile, int64_t split, int64_t lane) {
-  if (p.num_splits > 1) return p.partial_lse + partial_row(p, tile, split, lane);
-  return reinterpret_cast<float*>(p.lse + p.lse_batch * tile.batch + p.lse_head * tile.head[lane] +
-                                  p.lse_row * (tile.sequence->q_begin + tile.query[lane]));
+// Where numbers of a tile's rows go, its LSEs or what their rounding leaves out: to the output or to this split's partial
+// results. `data` NULL: nowhere.
+struct RowNumbers {
+  char* data;
+  int64_t batch, head, row;
+  float* partial;  // NULL: there is one split
+
+  TESSERA_INLINE float* at(const Params& p, const Tile& tile, int64_t split, int64_t lane) const {
+    if (partial) return partial + partial_row(p, tile, split, lane);
+    return reinterpret_cast<float*>(data + batch * tile.batch + head * tile.head[lane] +
+                                    row * (tile.sequence->q_begin + tile.query[lane]));
+  }
+  TESSERA_INLINE bool wanted() const { return partial || data; }
+  // Whether those of the tile's rows are neighbours.
+  TESSERA_INLINE bool in_a_row(const Tile& tile) const { return tile.consecutive && (partial || row == sizeof(float)); }
+};
+TESSERA_INLINE RowNumbers lse_of(const Params& p) {
+  return {p.lse, p.lse_batch, p.lse_head, p.lse_row, p.num_splits > 1 ? p.partial_lse : nullptr};
 }
-// Whether those of the tile's rows are neighbours.
-TESSERA_INLINE bool lse_in_a_row(const Params& p, const Tile& tile) {
-  return tile.consecutive && (p.num_splits > 1 || p.lse_row == sizeof(float));
+TESSERA_INLINE RowNumbers lse_low_of(const Params& p) {
+  return {p.lse_low, p.lse_low_batch, p.lse_low_head, p.lse_low_row, p.num_splits > 1 ? p.partial_lse_low : nullptr};
 }
 
-TESSERA_INLINE void write_lse(const Params& p, const Tile& tile, int64_t split, const float* lse) {
-  if (!lse_in_a_row(p, tile)) {
-    for (int64_t lane = 0; lane < tile.count; ++lane) *lse_at(p, tile, split, lane) = lse[lane];
+TESSERA_INLINE void write_numbers(const Params& p, const Tile& tile, int64_t split, const RowNumbers& numbers,
+                                  const float* lse) {
+  if (!numbers.wanted()) return;
+  if (!numbers.in_a_row(tile)) {
+    for (int64_t lane = 0; lane < tile.count; ++lane) *numbers.at(p, tile, split, lane) = lse[lane];
     return;
   }
-  float* out = lse_at(p, tile, split, 0);
+  float* out = numbers.at(p, tile, split, 0);
   for (int64_t lane = 0; lane < tile.count; lane += kLanes) {
     store_first(out + lane, load(lse + lane), min_of<int64_t>(kLanes, tile.count - lane));
   }
@@ -115,7 +139,7 @@ TESSERA_INLINE void write_lse(const Params& p, const Tile& tile, int64_t split, 
 // factor O / l to `rows`, LSE to the output or to this split's partial results. next_rows: of a later tile.
 inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, float factor, char* const* rows,
                         char* const* next_rows, int64_t next_count) {
-  alignas(64) float inverse[kBlockM], lse[kBlockM];
+  alignas(64) float inverse[kBlockM], lse[kBlockM], lse_low[kBlockM];
   const bool partial = p.num_splits > 1, with_lse = partial || p.lse;
   for (int64_t lane = 0; lane < kBlockM; lane += kLanes) store(inverse + lane, splat(factor));
   if (p.sink && !partial) add_sink(p, tile, inverse);
@@ -124,9 +148,18 @@ inline void finish_tile(const Params& p, Tile& tile, float* sO, int64_t split, f
     const VecI seen = sum != 0.0f;  // NaN counts as seen
     store(inverse + lane, select(seen, load(inverse + lane) / sum, VecF{}));
     if (!with_lse) continue;
-    store(lse + lane, select(seen, (load(tile.stale_max + lane) + log2(sum)) * kLn2, splat(-infinity())));
+    store(lse + lane, log2(sum));
   }
-  if (with_lse) write_lse(p, tile, split, lse);
+  if (with_lse) {
+    for (int64_t lane = 0; lane < kBlockM; ++lane) {
+      const LogSumExp of_row = log_sum_exp(p, tile.shift[lane], tile.offset[lane], lse[lane]);
+      const bool seen = tile.sum[lane] != 0.0f;
+      lse[lane] = seen ? of_row.high : -infinity();
+      lse_low[lane] = seen ? of_row.low : 0.0f;
+    }
+    write_numbers(p, tile, split, lse_of(p), lse);
+    write_numbers(p, tile, split, lse_low_of(p), lse_low);
+  }
   if (!tile.started) __builtin_memset(sO, 0, static_cast<size_t>(p.head_dim_v) * kBlockM * sizeof(float));
   with_float_elem(partial ? static_cast<int32_t>(TESSERA_FLOAT32) : p.dtype, [&](auto elem) {
     unpack_transposed<decltype(elem)>(rows, sO, inverse, tile.count, p.head_dim_v, next_rows, next_count);
@@ -140,9 +173,11 @@ inline void finish_tiles(const Params& p, Tile* tiles, int64_t tile_count, float
   char* rows[3][kBlockM];  // of this tile and the next two
   const auto locate = [&](int64_t t) TESSERA_LAMBDA_INLINE {
     output_rows(rows[t % 3], p, tiles[t], split);
-    if (!(p.num_splits > 1 || p.lse) || !lse_in_a_row(p, tiles[t])) return;
-    const char* lse = reinterpret_cast<const char*>(lse_at(p, tiles[t], split, 0));
-    for (int64_t at = 0; at < tiles[t].count * 4; at += kCacheLine_bytes) prefetch_write(lse + at);
+    for (const RowNumbers& numbers : {lse_of(p), lse_low_of(p)}) {
+      if (!numbers.wanted() || !numbers.in_a_row(tiles[t])) continue;
+      const char* at = reinterpret_cast<const char*>(numbers.at(p, tiles[t], split, 0));
+      for (int64_t byte = 0; byte < tiles[t].count * 4; byte += kCacheLine_bytes) prefetch_write(at + byte);
+    }
   };
   for (int64_t t = 0; t < min_of<int64_t>(2, tile_count); ++t) locate(t);
   for (int64_t t = 0; t < tile_count; ++t) {

@@ -44,13 +44,17 @@ struct Params {
   RowTensor q, k, v, o, d_o, d_q, d_k, d_v;
   char* lse;  // NULL: not wanted. Strides in bytes
   int64_t lse_batch, lse_head, lse_row;
+  char* lse_low;  // what lse's rounding leaves out. NULL: not wanted, or not given
+  int64_t lse_low_batch, lse_low_head, lse_low_row;
   const char* d_lse;
   int64_t d_lse_batch, d_lse_head, d_lse_row;
 
   const int32_t* page_table;  // NULL: not paged
   int64_t page_table_col, page_size;
 
-  float scale, scale_log2;  // scale * log2(e): scores are held in log2 units
+  float scale, scale_log2;  // scale * log2(e), as it is rounded: from a product to log2 units
+  double units_log2;        // log2 units a natural one: log2(e), or where scores are products alone scale_log2 / scale
+  float huge_score;         // of this magnitude and above, a maximum or LSE is subtracted in natural units: tile.hpp
   float softcap;            // 0: none
   int32_t causal;           // 1: some sequence may be; which ones they know themselves
   int32_t top_left;
@@ -82,10 +86,11 @@ struct Params {
 
   // Forward over splits: partial results, and their merge.
   float* partial_o;  // [num_splits, heads_q, rows_total, head_dim_v]; decode: [parts, heads_q, rows_total, head_dim_v]
-  float* partial_lse;  // [num_splits, heads_q, rows_total], natural logarithm; decode: [parts, heads_q, rows_total]
+  float *partial_lse, *partial_lse_low;  // [num_splits, heads_q, rows_total]; decode: [parts, heads_q, rows_total]
 
   // Backward.
-  float* row_lse;    // [heads_q, rows_total], log2 units, +inf where nothing is seen
+  float* row_shift;  // [heads_q, rows_total], natural units: the LSE where it is huge, else 0
+  float* row_lse;    // [heads_q, rows_total], log2 units: the rest of it, +inf where nothing is seen
   float* row_delta;  // [heads_q, rows_total], rowsum(dO o O) - dLSE
   float* acc_dq;     // [num_splits, heads_q, rows_total, acc_dq_ld] float32, or NULL: d_q itself accumulates
   int64_t acc_dq_ld;
@@ -106,10 +111,14 @@ struct CombineParams {
   int64_t o_part, o_part_batch, o_part_row, o_part_head;
   const char* lse_parts;
   int64_t lse_part, lse_part_batch, lse_part_head, lse_part_row;
+  const char* lse_low_parts;  // NULL: 0
+  int64_t lse_low_part, lse_low_part_batch, lse_low_part_head, lse_low_part_row;
   char* o;
   int64_t o_batch, o_row, o_head;
   char* lse;
   int64_t lse_batch, lse_head, lse_row;
+  char* lse_low;
+  int64_t lse_low_batch, lse_low_head, lse_low_row;
   const float* sink;  // joins the denominator of rows that saw something
   int64_t sink_head;
 };

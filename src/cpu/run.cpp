@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <string>
 
 #include "core/geometry.hpp"
@@ -49,6 +50,9 @@ void fill_tensors(Params& p, const core::ProblemView& view, const tessera_proble
   const core::TensorView<core::LseStrides> lse = core::lse_view(problem.lse, buffers.lse);
   p.lse = static_cast<char*>(lse.data);
   p.lse_batch = lse.stride.batch * 4, p.lse_head = lse.stride.head * 4, p.lse_row = lse.stride.row * 4;
+  const core::TensorView<core::LseStrides> low = core::lse_view(problem.lse_low, buffers.lse_low);
+  p.lse_low = static_cast<char*>(low.data);
+  p.lse_low_batch = low.stride.batch * 4, p.lse_low_head = low.stride.head * 4, p.lse_low_row = low.stride.row * 4;
   p.page_table = view.page_table;
   p.page_table_col = view.page_table_col * 4;
   if (core::paged(problem)) p.page_size = problem.k.shape[1];
@@ -70,6 +74,8 @@ void fill_options(Params& p, const core::ProblemView& view, const tessera_proble
                   const tessera_buffers& buffers) {
   p.scale = view.scale, p.scale_log2 = view.scale_log2;
   p.softcap = view.softcap;
+  const bool products_alone = p.softcap == 0 && !p.bias.data && !p.alibi_slopes && p.scale != 0;
+  p.units_log2 = products_alone ? double{p.scale_log2} / p.scale : std::numbers::log2e;
   p.causal = view.causal || core::present(problem.causal_seqs);
   p.top_left = view.top_left;
   p.window_left = view.window_left, p.window_right = view.window_right;
@@ -79,6 +85,10 @@ void fill_options(Params& p, const core::ProblemView& view, const tessera_proble
   p.dropout_key[0] = key[0], p.dropout_key[1] = key[1];
   p.dropout_offset = static_cast<uint32_t>(dropout.offset);
 }
+
+// A maximum or LSE of this magnitude has a rounding in log2 units that weights show: 5e-6 of them in float32, where P is rounded to
+// bfloat16 8e-5, beside its own 2e-3. Random numbers of deviation 1 have maxima of 4 to 7; those beyond go a slower way.
+float huge_score(bool rounded_p) { return rounded_p ? 1024.0f : 64.0f; }
 
 // Keys that a call's sequences have in use.
 struct KeysInUse {
@@ -172,7 +182,8 @@ Params make_params(const tessera_plan& plan, const tessera_buffers& buffers, con
   p.rows_collide = rows_collide(plan);
   p.rows_total = view.rows_total;
   p.sequences = shared.sequences[kTile];
-  p.partial_o = shared.partial_o, p.partial_lse = shared.partial_lse;
+  p.partial_o = shared.partial_o, p.partial_lse = shared.partial_lse, p.partial_lse_low = shared.partial_lse_low;
+  p.huge_score = huge_score(plan.use_dot);
   return p;
 }
 
@@ -194,7 +205,8 @@ Served serve_decoded(const tessera_plan& plan, const SharedMemory& shared, const
   p.sequences = shared.sequences[kDecode];
   p.block_n = decode_keys(plan), p.tiles_per_item = plan.decode_heads_kv;
   p.rows_total = plan.decode_queries;
-  p.partial_o = shared.decode_o, p.partial_lse = shared.decode_lse;
+  p.partial_o = shared.decode_o, p.partial_lse = shared.decode_lse, p.partial_lse_low = shared.decode_lse_low;
+  p.huge_score = huge_score(amx || dot);
   const Sequence& totals = p.sequences[plan.batch];
   served.items = totals.item_begin * (plan.heads_kv / plan.decode_heads_kv);
   served.merges = totals.merge_begin;
@@ -241,10 +253,14 @@ void merge_rows(const Served& served, Way way, const KernelTable& table, int64_t
   c.o_part = p.heads_q * p.rows_total * row_bytes, c.o_part_row = row_bytes, c.o_part_head = p.rows_total * row_bytes;
   c.lse_parts = reinterpret_cast<const char*>(p.partial_lse) + first * 4;
   c.lse_part = p.heads_q * p.rows_total * 4, c.lse_part_head = p.rows_total * 4, c.lse_part_row = 4;
+  c.lse_low_parts = reinterpret_cast<const char*>(p.partial_lse_low) + first * 4;
+  c.lse_low_part = c.lse_part, c.lse_low_part_head = c.lse_part_head, c.lse_low_part_row = c.lse_part_row;
   c.o = p.o.data + p.o.batch * batch + p.o.row * sequence.q_begin;
   c.o_row = p.o.row, c.o_head = p.o.head;
   if (p.lse) c.lse = p.lse + p.lse_batch * batch + p.lse_row * sequence.q_begin;
   c.lse_head = p.lse_head, c.lse_row = p.lse_row;
+  if (p.lse_low) c.lse_low = p.lse_low + p.lse_low_batch * batch + p.lse_low_row * sequence.q_begin;
+  c.lse_low_head = p.lse_low_head, c.lse_low_row = p.lse_low_row;
   c.sink = p.sink, c.sink_head = p.sink_head;
   const int64_t begin = (item - sequence.merge_begin) * kMergeRowsPerItem;
   table.combine(c, begin, std::min(c.rows * c.heads, begin + kMergeRowsPerItem));
@@ -256,6 +272,7 @@ void clear_outputs(const Params& p, const UnownedRows& rows, int64_t item) {
     clear_row(p.o, row, p.heads_q, p.head_dim_v * p.elem_bytes);
     for (int64_t head = 0; p.lse && head < p.heads_q; ++head) {
       *reinterpret_cast<float*>(p.lse + p.lse_head * head + p.lse_row * row) = -std::numeric_limits<float>::infinity();
+      if (p.lse_low) *reinterpret_cast<float*>(p.lse_low + p.lse_low_head * head + p.lse_low_row * row) = 0.0f;
     }
   });
 }
@@ -334,7 +351,7 @@ void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* wo
   }
   const bool d_sink = core::present(problem.d_sink);
   if (d_sink) p.d_sink = buffers.d_sink, p.d_sink_head = problem.d_sink.strides[0] * 4;
-  p.row_lse = shared.row_lse, p.row_delta = shared.row_delta;
+  p.row_shift = shared.row_shift, p.row_lse = shared.row_lse, p.row_delta = shared.row_delta;
   p.acc_dq = shared.acc_dq;
   p.acc_dq_ld = (plan.head_dim + table.lanes - 1) / table.lanes * table.lanes;
   const BackwardOwners owners = backward_owners(plan);

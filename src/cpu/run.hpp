@@ -43,10 +43,10 @@ BackwardOwners backward_owners(const tessera_plan& plan);
 struct SharedMemory {
   Sequence*
       sequences[kWays];  // of the whole batch, those that go another way without queries. Backward: the last alone
-  float *partial_o, *partial_lse;
-  float *decode_o, *decode_lse;
+  float *partial_o, *partial_lse, *partial_lse_low;
+  float *decode_o, *decode_lse, *decode_lse_low;
   char* packed_keys;  // forward by AMX: of the ways of tiles, one after the other
-  float *row_lse, *row_delta, *acc_dq;
+  float *row_shift, *row_lse, *row_delta, *acc_dq;
   int64_t bytes;
 };
 // With base NULL: only the size.

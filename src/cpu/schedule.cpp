@@ -33,7 +33,7 @@ constexpr int64_t kQueriesPerItem = 384, kQueriesPerItemAmx = 2048;
 constexpr int32_t kBlockKeysAmx = 512;
 // What AMX's tiles serve where the device leaves the choice to the problem: the least query rows that a KV head's tiles have,
 // keys, and head sizes of K and V together. With 128 rows and keys the tiles have 1.2 to 1.5 x the vectors' rate at D = 8 and
-// 16, 1.6 to 1.8 x at 24 and 32; with 512 1.7 to 2.6 x. docs/lab/2026-11-24-amx-tiles.csv.
+// 16, 1.6 to 1.8 x at 24 and 32; with 512 1.7 to 2.6 x. docs/lab/amx.md.
 constexpr int64_t kAmxLeastRows = 128, kAmxLeastKeys = 128, kAmxLeastHeadDims = 16;
 // Rows so far apart share one set of the first cache a line.
 constexpr int64_t kCollidingRows_bytes = 4096;
@@ -214,6 +214,7 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
     shared.sequences[way] = carver.take<Sequence>(plan.batch + 1);
   }
   if (plan.problem.direction == TESSERA_BACKWARD) {
+    shared.row_shift = carver.take(rows);
     shared.row_lse = carver.take(rows);
     shared.row_delta = carver.take(rows);
     const int64_t ld = padded_to(plan.head_dim, kernel_table(plan.device.isa).lanes);
@@ -222,9 +223,11 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
     const int64_t tiled = plan.num_splits > 1 && plan.kernel == TESSERA_KERNEL_TILED ? plan.num_splits * rows : 0;
     shared.partial_o = carver.take(tiled * plan.head_dim_v);
     shared.partial_lse = carver.take(tiled);
+    shared.partial_lse_low = carver.take(tiled);
     const int64_t decoded = plan.decode_parts * plan.heads_q * plan.decode_queries;
     shared.decode_o = carver.take(decoded * plan.head_dim_v);
     shared.decode_lse = carver.take(decoded);
+    shared.decode_lse_low = carver.take(decoded);
     shared.packed_keys = carver.take<char>(packed_keys_bytes(plan));
   }
   shared.bytes = carver.used_bytes();
@@ -233,7 +236,6 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
 
 std::string refuse_tiled(const tessera_plan& plan) {
   if (core::shares_prefixes(plan.problem)) return "prefix_groups: not taken";
-  if (core::present(plan.problem.lse_low)) return "lse_low: not taken";
   return plan.problem.q.dtype == TESSERA_FLOAT64 ? "float64: computes in float32" : "";
 }
 
@@ -258,7 +260,6 @@ std::string refuse_decoding(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.direction == TESSERA_BACKWARD) return "forward only";
   if (core::shares_prefixes(p)) return "prefix_groups: not taken";
-  if (core::present(p.lse_low)) return "lse_low: not taken";
   if (p.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
   if (p.dropout_p > 0) return "dropout: for training";
   if (core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask))

@@ -1,5 +1,5 @@
 // From raw products to scores, for the tiles that need more than a multiplication by the scale: softcap, bias, ALiBi
-// and every mask, in the order that tessera.h defines, in log2 units. And dropout's factors.
+// and every mask, in the order that tessera.h defines, in natural units. And dropout's factors.
 #pragma once
 
 #include "cpu/tile.hpp"
@@ -84,12 +84,12 @@ inline void gather_tree_mask(int32_t* visible, const Params& p, const Tile& tile
   }
 }
 
-// ALiBi's slopes of the tile's lanes, in log2 units.
+// ALiBi's slopes of the tile's lanes.
 inline void alibi_slopes(float* slopes, const Params& p, const Tile& tile) {
   const auto of_lane = [&](int64_t lane) TESSERA_LAMBDA_INLINE {
     const char* entry =
         reinterpret_cast<const char*>(p.alibi_slopes) + p.alibi_batch * tile.batch + p.alibi_head * tile.head[lane];
-    return *reinterpret_cast<const float*>(entry) * kLog2e;
+    return *reinterpret_cast<const float*>(entry);
   };
   if (!p.pack_gqa) {
     for (int64_t lane = 0; lane < kBlockM; lane += kLanes) store(slopes + lane, splat(of_lane(0)));
@@ -98,7 +98,7 @@ inline void alibi_slopes(float* slopes, const Params& p, const Tile& tile) {
   for (int64_t lane = 0; lane < kBlockM; ++lane) slopes[lane] = of_lane(lane);
 }
 
-// scores[n][kBlockM], n = begin ... end - 1 for keys block_key + n: raw products become scores in log2 units, -inf
+// scores[n][kBlockM], n = begin ... end - 1 for keys block_key + n: raw products become scores in natural units, -inf
 // where the key is not visible. `slope`: 1 - tanh^2 of every entry, for the gradient through the softcap, or NULL.
 // `scratch`: two tiles of the size of `scores`.
 inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64_t block_key, int64_t begin,
@@ -127,18 +127,16 @@ inline void apply_scores(const Params& p, const Tile& tile, float* scores, int64
     if (p.tree_mask && by_position) gather_tree_mask(in_tree, p, tile, key);
     for (int c = 0; c < vecs; ++c) {
       float* at = scores + n * kBlockM + c * kLanes;
-      VecF s = load(at);
+      VecF s = load(at), factor = splat(p.scale);
       if (p.softcap > 0) {
-        const VecF t = tanh(s * splat(p.scale / p.softcap));
-        s = t * splat(p.softcap * kLog2e);
-        if (slope) store(slope + n * kBlockM + c * kLanes, splat(1.0f) - t * t);
-      } else {
-        s = s * splat(p.scale_log2);
+        s = tanh(s * splat(p.scale / p.softcap)), factor = splat(p.softcap);
+        if (slope) store(slope + n * kBlockM + c * kLanes, splat(1.0f) - s * s);
       }
-      if (p.bias.data) s = fma(load(bias + n * kBlockM + c * kLanes), splat(kLog2e), s);
+      // As written, whatever the compiler would fuse: forward and backward must make the same bits of a score.
+      s = p.bias.data ? fma(s, factor, load(bias + n * kBlockM + c * kLanes)) : s * factor;
       if (p.alibi_slopes) {
         const VecI distance = load_as<VecI>(tile.query + c * kLanes) + (diagonal - key);
-        s = s - load(alibi + c * kLanes) * abs(to_float(distance));
+        s = fma(-load(alibi + c * kLanes), abs(to_float(distance)), s);
       }
       if (by_position) {
         const VecI visible =

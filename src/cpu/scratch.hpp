@@ -210,8 +210,8 @@ struct BackwardShape {
 
 struct BackwardScratch {
   char* tile;
-  float *lse, *delta;  // [block_m]
-  float *sQ, *sdO;     // [head_dim][block_m], [head_dim_v][block_m]
+  float *shift, *lse, *delta;  // [block_m]
+  float *sQ, *sdO;             // [head_dim][block_m], [head_dim_v][block_m]
   float *q_rows,
       *do_rows;     // [block_m][head_dim], [block_m][head_dim_v], padded to lanes; pairs of rows for the dot product
   float *sP, *sdS;  // [kKeyBlock][block_m]
@@ -229,6 +229,7 @@ static constexpr BackwardScratch carve_backward(char* base, const BackwardShape&
   out.dk_ld = padded_to(s.head_dim, s.lanes);
   out.dv_ld = padded_to(s.head_dim_v, s.lanes);
   out.tile = carver.take<char>(s.tile_bytes);
+  out.shift = carver.take(s.block_m);
   out.lse = carver.take(s.block_m);
   out.delta = carver.take(s.block_m);
   out.sQ = carver.take(s.head_dim * s.block_m);
@@ -260,7 +261,7 @@ struct AmxBackwardShape {
 
 struct AmxBackwardScratch {
   char* tiles;                             // [4] Tile
-  float *lse, *delta;                      // [4][32]
+  float *shift, *lse, *delta;              // [4][32]
   uint32_t *sQ, *sdO;                      // [4][head_dim / 2][32], [4][head_dim_v / 2][32] pairs of columns
   char *q_rows, *do_rows;                  // [head_dim / 32][4][16][32], [head_dim_v / 32][4][16][32] pairs of rows
   float* sdQ;                              // [4][head_dim][32]
@@ -280,6 +281,7 @@ static constexpr AmxBackwardScratch carve_amx_backward(char* base, const AmxBack
   Carver carver(base);
   AmxBackwardScratch out{};
   out.tiles = carver.take<char>(kTiles * padded_to(s.tile_bytes, kCacheLine_bytes));
+  out.shift = carver.take(kTiles * kAmxBlockM);
   out.lse = carver.take(kTiles * kAmxBlockM);
   out.delta = carver.take(kTiles * kAmxBlockM);
   out.sQ = carver.take<uint32_t>(kTiles * d / 2 * kAmxBlockM);

@@ -21,16 +21,66 @@ struct Tile {
   // Keys visible to at least one row, and those visible to every row; empty where low > high.
   int32_t some_low, some_high, all_low, all_high;
   bool started;        // a block of keys has been visited: stale_max, sum and the output tile hold something
-  bool has_stale_max;  // every lane's stale_max is finite
+  bool has_stale_max;  // every lane's stale_max is finite and not huge
+  bool huge;           // some lane's stale_max is (backward: its LSE): its scores go the plain way
   bool passed_bound;   // the block before passed the bound of the stale max
   bool consecutive;    // its rows are neighbouring queries of one head
   uint32_t
       met_stale_max;  // AMX, a bit a row: stale_max is the score of a key that it meets, so its sum ends at 1 or above
   alignas(64) int32_t query[kBlockM], head[kBlockM];
   alignas(64) int32_t low[kBlockM], high[kBlockM];  // keys low ... high are visible by position
-  alignas(64) float stale_max[kBlockM];  // log2 units: what scores are exponentiated against, -inf before the first
-  alignas(64) float sum[kBlockM];        // of 2^(score - stale_max)
+  alignas(64) float stale_max[kBlockM];             // natural units, -inf before the first
+  // What scores are exponentiated against: the stale max in two parts, `shift` in natural units and `offset` in log2 units.
+  alignas(64) float shift[kBlockM], offset[kBlockM];
+  alignas(64) float sum[kBlockM];  // of 2^(log2(e) (score - shift) - offset)
 };
+
+// A number that scores are exponentiated against, the two parts of it. One multiply-add takes a score to log2 units and subtracts the
+// offset, whose rounding all weights of a row share. Of a huge number that rounding is worth powers of two, or there is no such
+// float32: so a huge one is subtracted first, in the unit that the scores are rounded in, and its offset is 0.
+struct Against {
+  VecF shift, offset;
+};
+TESSERA_INLINE Against against(const Params& p, VecF number) {
+  const VecI none = number == -infinity(), huge = (abs(number) >= p.huge_score) & ~none;
+  return {select(huge, number, VecF{}), select(huge | none, VecF{}, number * kLog2e)};
+}
+TESSERA_INLINE Against against(const Tile& tile, int c) {
+  return {load(tile.shift + c * kLanes), load(tile.offset + c * kLanes)};
+}
+TESSERA_INLINE bool is_huge(const Against& a) { return any(a.shift != 0.0f); }
+
+// The exponent of a weight, of a score in natural units. `huge`: some lane's number is.
+TESSERA_INLINE VecF exponent_of(VecF score, const Against& a, bool huge) {
+  return fma(huge ? score - a.shift : score, splat(kLog2e), -a.offset);
+}
+
+// By what sums are to be multiplied where `to` replaces `from`; 0 where there was none.
+TESSERA_INLINE VecF rescale_of(VecF old_max, const Against& from, const Against& to) {
+  const VecF exponent = fma(from.shift - to.shift, splat(kLog2e), from.offset - to.offset);
+  return select(old_max == -infinity(), VecF{}, exp2(exponent));
+}
+
+// A new stale max of vector c.
+TESSERA_INLINE Against set_stale_max(const Params& p, Tile& tile, int c, VecF next) {
+  const Against a = against(p, next);
+  store(tile.stale_max + c * kLanes, next);
+  store(tile.shift + c * kLanes, a.shift);
+  store(tile.offset + c * kLanes, a.offset);
+  return a;
+}
+
+// A number in float32, and what its rounding leaves out.
+struct LogSumExp {
+  float high, low;
+};
+// log(sum) + shift + offset, of a row that has seen something.
+TESSERA_INLINE LogSumExp log_sum_exp(const Params& p, float shift, float offset, float sum_log2) {
+  const double above = (double{offset} + sum_log2) / p.units_log2;
+  const float high = static_cast<float>(double{shift} + above);
+  const double low = (double{shift} - high) + above;
+  return {high, high - high == 0.0f ? static_cast<float>(low) : 0.0f};
+}
 
 struct KeyRange {
   int64_t low, high;  // low ... high are visible, by causal, window and length
@@ -74,7 +124,7 @@ TESSERA_INLINE int64_t last_before_tree(const Sequence& sequence) {
 TESSERA_INLINE void forget_softmax(Tile& tile) {
   for (int64_t lane = 0; lane < kBlockM; ++lane) {
     tile.stale_max[lane] = -infinity();
-    tile.sum[lane] = 0.0f;
+    tile.shift[lane] = tile.offset[lane] = tile.sum[lane] = 0.0f;
   }
 }
 
@@ -87,7 +137,7 @@ inline void init_tile(Tile& tile, const Params& p, int64_t batch, int64_t head, 
   tile.count = static_cast<int32_t>(row_count);
   tile.vecs = static_cast<int32_t>((row_count + kLanes - 1) / kLanes);
   tile.started = false;
-  tile.has_stale_max = tile.passed_bound = false;
+  tile.has_stale_max = tile.passed_bound = tile.huge = false;
   tile.met_stale_max = 0;
   forget_softmax(tile);
   // Loops over lanes, which the compiler makes vectors of.

@@ -101,7 +101,7 @@ WorkOrder sections_of(const TileGrid& grid) {
 // But heads of few bytes are bound by memory, and pairs read them less evenly: 162 instead of 218 at D = 64, 512. These are
 // swizzled for the L2 cache: sections of as many heads as have 16 MiB of keys and values, which stay in the cache while the
 // section's tiles pass by (query heads that share keys count once): 1 to 5 % faster than sections of 32 MiB on an H200, 9 % on an H100
-// (docs/lab/2026-11-26-causal-sections.md).
+// (docs/lab/fwd_sm90.md).
 WorkOrder order_of(const TileGrid& grid) {
   constexpr int64_t kPairedHeadBytes = int64_t{512} << 10;
   if (grid.equal || grid.blocks >= grid.tiles * grid.heads) {

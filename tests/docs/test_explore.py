@@ -136,6 +136,28 @@ def test_plays(page):
     assert page.text("#step-text") == "4 of 4" and page.text("#play") == "▶"  # it stops by itself
 
 
+@pytest.mark.parametrize("width", (400, 820), ids=("phone", "tablet"))
+def test_buttons_are_beside_the_row_that_they_move(page, width):
+    page.open(PAGE + "#512/64/128/64/causal", width, 800)
+    page.run("document.querySelector('#row-title').scrollIntoView()")
+    box = "document.querySelector('{}').getBoundingClientRect()"
+    top, bottom = (page.run(box.format("#next") + f".{side}") for side in ("top", "bottom"))
+    assert 0 <= top < bottom <= 800
+    assert page.run(box.format("#row-m") + ".bottom") <= 800
+    before = page.text("#row-m"), page.text("#row-l")
+    x, y = page.run(f"(r => [r.x + r.width / 2, r.y + r.height / 2])({box.format('#next')})")
+    page.run(f"document.elementFromPoint({x}, {y}).click()")  # what a finger meets there
+    assert (page.text("#row-m"), page.text("#row-l")) != before
+    page.run("window.scrollTo(0, document.body.scrollHeight)")
+    assert page.run(box.format(".sources") + ".bottom") <= (page.run(box.format(".transport") + ".top") if width == 400 else 800)
+
+
+def test_leads_back(page):
+    page.open(PAGE)
+    targets = page.run("[...document.querySelectorAll('header a')].map(a => a.href)")
+    assert [(FOLDER / "../../README.md").resolve().as_uri(), (FOLDER / "../guide/how-it-works.md").resolve().as_uri()] == targets
+
+
 @pytest.mark.parametrize("dark", (False, True), ids=("light", "dark"))
 @pytest.mark.parametrize("width, height", ((1280, 800), (820, 1180), (400, 800)), ids=lambda x: str(x))
 def test_fits(page, width, height, dark, tmp_path):

@@ -41,8 +41,8 @@ int64_t draw_head_dim(Random& random) {
 
 void draw_options(Random& random, Case& c) {
   constexpr int64_t kOneIn = 4;  // an option is set this rarely: several at a time are usual, all of them are not
-  constexpr Data kHard[] = {kOutlier, kGrowing, kFalling, kHuge,     kNanQuery, kNanKey,
-                            kInfKey,  kNanOnce, kInfOnce, kInfValue, kInfBias};
+  constexpr Data kHard[] = {kOutlier, kGrowing, kFalling,  kHuge,    kNanQuery, kNanKey, kInfKey,
+                            kNanOnce, kInfOnce, kInfValue, kInfBias, kHugeBias, kShared};
   c.causal = random.one_in(3);
   c.causal_seqs = random.one_in(6);
   if (random.one_in(6)) c.tree = random.between(1, 5);
@@ -66,13 +66,16 @@ void draw_options(Random& random, Case& c) {
   if (random.one_in(kOneIn)) c.dropout = static_cast<double>(random.between(1, 99)) / 100;
   if (random.one_in(kOneIn)) c.scale = static_cast<double>(random.between(-20, 20)) / 40;
   if (random.one_in(kOneIn)) {
-    c.sink = 1;
+    c.sink = random.between(1, 2);
     c.d_sink = random.one_in(2);
   }
   c.d_lse = random.one_in(kOneIn);
   c.lse = !random.one_in(kOneIn);
+  c.low = random.one_in(2);
+  if (c.dropout > 0) c.state = random.one_in(2);
   c.invariant = random.one_in(kOneIn);
   if (random.one_in(8)) c.data = random.of(kHard);
+  if (c.data == kHugeBias && c.bias == kAbsent) c.bias = random.between(0, 7);
 }
 
 }  // namespace

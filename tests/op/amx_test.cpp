@@ -1,4 +1,4 @@
-// What AMX's tiles promise beyond the case table, on them or, with TESSERA_AMX=emulated, on their emulation.
+// AMX's promises beyond the case table, on the tiles or, with TESSERA_AMX=emulated, on their emulation.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -95,8 +95,8 @@ TEST_P(AmxNonfinite, LeavesTheBitsOfWhatDoesNotSeeIt) {
 
 INSTANTIATE_TEST_SUITE_P(Case, AmxNonfinite, ::testing::ValuesIn(kHiding));
 
-// One option alone on stages that every row sees has a loop of its own, in both directions, and another where no LSE is asked for; keys
-// enough for several jobs.
+// A single option on stages that every row sees has a loop of its own, in both directions, and another one without an
+// LSE; there are enough keys for several jobs.
 constexpr const char* kOneOption[] = {
     "dtype=bf16 b=1 sq=100 sk=700 hq=2 hkv=1 d=64 dv=64 alibi=h backward=1",
     "dtype=bf16 b=1 sq=400 sk=400 hq=4 hkv=4 d=16 dv=16 alibi=h backward=1",  // keys on both sides of the diagonal
@@ -109,14 +109,14 @@ constexpr const char* kOneOption[] = {
     "dtype=bf16 b=1 sq=90 sk=621 hq=2 hkv=1 d=64 dv=64 bias=hqk bias_f32=1 backward=1",
     "dtype=bf16 b=1 sq=90 sk=600 hq=2 hkv=1 d=64 dv=64 bias=hqk d_bias=1 softcap=4 backward=1",
     "dtype=bf16 b=1 sq=90 sk=600 hq=2 hkv=1 d=64 dv=64 bias=hqk data=inf_bias",
-    // A step of the products of S, with 1 / scale in two terms; beside stages that a mask cuts; of few head dimensions; with a
-    // negative scale and with 0, which has no inverse.
+    // A step of the products of S, with 1 / scale in two terms; beside stages that a mask cuts; of few head dimensions;
+    // with a negative scale and with 0, which has no inverse.
     "dtype=bf16 b=1 sq=200 sk=640 hq=2 hkv=1 d=128 dv=128 bias=hqk",
     "dtype=bf16 b=1 sq=300 sk=450 hq=2 hkv=2 d=96 dv=64 bias=hqk causal=1 wl=260 cores=6",
     "dtype=bf16 b=2 sq=130 sk=333 hq=2 hkv=1 d=24 dv=40 bias=bhqk",
     "dtype=bf16 b=1 sq=100 sk=512 hq=2 hkv=1 d=64 dv=64 bias=hqk scale=-0.3",
     "dtype=bf16 b=1 sq=100 sk=512 hq=2 hkv=1 d=64 dv=64 bias=hqk scale=0",
-    // No option: whole stages, few queries and keys, scores that outgrow the stale max, and numbers that are none.
+    // No option: whole stages, few queries and keys, scores that outgrow the stale max, and NaN and infinities.
     "dtype=bf16 b=2 sq=300 sk=640 hq=2 hkv=1 d=64 dv=64",
     "dtype=bf16 b=1 sq=333 sk=333 hq=2 hkv=2 d=128 dv=128 causal=1",
     "dtype=bf16 b=1 sq=130 sk=700 hq=2 hkv=2 d=40 dv=72 wl=100 wr=40",
@@ -126,7 +126,8 @@ constexpr const char* kOneOption[] = {
     "dtype=bf16 b=1 sq=140 sk=300 hq=4 hkv=2 d=64 dv=64 causal=1 data=inf_value",
     "dtype=bf16 b=1 sq=100 sk=600 hq=2 hkv=1 d=64 dv=64 dropout=0.3 backward=1",
     "dtype=bf16 b=1 sq=100 sk=600 hq=2 hkv=1 d=64 dv=64 mask=hqk dropout=0.3 alibi=h bias=hqk backward=1",
-    // Block masks: stages that are hidden from some tiles, whole super-blocks, and blocks that are no multiple of a stage.
+    // Block masks: stages that are hidden from some tiles, whole super-blocks, and blocks that are not multiples of a
+    // stage.
     "dtype=bf16 b=1 sq=200 sk=640 hq=4 hkv=2 d=64 dv=64 block_mask=hqk block_q=32 block_k=64 backward=1",
     "dtype=bf16 b=1 sq=160 sk=1100 hq=6 hkv=2 d=128 dv=128 block_mask=hqk block_q=160 block_k=512 backward=1",
     "dtype=bf16 b=1 sq=300 sk=1100 hq=4 hkv=2 d=64 dv=64 block_mask=hqk block_q=64 block_k=256 causal=1 backward=1",
@@ -146,7 +147,7 @@ class AmxOptions : public ::testing::TestWithParam<const char*> {
 
 TEST_P(AmxOptions, MatchTheOracle) { match_the_oracle(parse_case(GetParam(), nullptr).value()); }
 
-// O alone: the forward pass then sums rounded weights.
+// Without an LSE the forward pass sums rounded weights.
 TEST_P(AmxOptions, MatchTheOracleWithoutLse) {
   Case c = parse_case(GetParam(), nullptr).value();
   c.lse = c.backward = 0;
@@ -155,8 +156,9 @@ TEST_P(AmxOptions, MatchTheOracleWithoutLse) {
 
 INSTANTIATE_TEST_SUITE_P(Case, AmxOptions, ::testing::ValuesIn(kOneOption));
 
-// Several items of a KV head read the same keys, which are then packed ahead for all of them, on one core in calls as short as these:
-// lengths, pages, windows, few queries in one tile, a mixed batch, and every option that has the keys looked over.
+// Several items of a KV head read the same keys, which are then packed once for all of them (on one core even in calls
+// as short as these): lengths, pages, windows, few queries in one tile, a mixed batch, and every option that checks the
+// keys for NaN.
 constexpr const char* kSharedKeys[] = {
     "dtype=bf16 b=2 sq=300 sk=700 hq=4 hkv=2 d=64 dv=64 causal=1 cores=1",
     "dtype=bf16 b=3 sq=150 sk=600 hq=4 hkv=1 d=128 dv=128 q=packed k=packed used=1 causal=1 data=nan_value cores=1",
@@ -177,7 +179,7 @@ class AmxSharedKeys : public AmxOptions {};
 TEST_P(AmxSharedKeys, MatchTheOracle) { match_the_oracle(parse_case(GetParam(), nullptr).value()); }
 INSTANTIATE_TEST_SUITE_P(Case, AmxSharedKeys, ::testing::ValuesIn(kSharedKeys));
 
-// Each with a KV head for every query head gives one item a KV head, which packs for itself.
+// With a KV head for every query head each KV head has one item, which packs for itself.
 constexpr const char* kSharedBits[] = {
     "dtype=bf16 b=1 sq=1100 sk=1100 hq=2 hkv=1 d=64 dv=64 causal=1 data=nan_value",
     "dtype=bf16 b=1 sq=300 sk=1050 hq=4 hkv=2 d=128 dv=128",
@@ -225,8 +227,8 @@ TEST_P(AmxSharedBits, AreThoseOfKeysThatEachItemPacks) {
 }
 INSTANTIATE_TEST_SUITE_P(Case, AmxSharedBits, ::testing::ValuesIn(kSharedBits));
 
-// Decoding: rows of K and V as they lie and copied, tails of keys and of columns, 1 to 16 rows a KV head, several blocks of keys,
-// scores that outgrow the stale max, and what is masked holding NaN.
+// Decoding: rows of K and V in place and copied, tails of keys and of columns, 1 to 16 rows a KV head, several blocks
+// of keys, scores that outgrow the stale max, and NaN in masked data.
 constexpr const char* kDecoding[] = {
     "dtype=bf16 b=1 sq=1 sk=700 hq=8 hkv=2 d=128 dv=128",
     "dtype=bf16 b=2 sq=1 sk=333 hq=32 hkv=2 d=64 dv=96 cores=6",

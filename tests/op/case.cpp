@@ -22,11 +22,11 @@ constexpr Word kOrders[] = {{"bshd", kBshd}, {"bhsd", kBhsd}, {"sbhd", kSbhd}};
 constexpr Word kSpans[] = {{"none", kAbsent}, {"k", 0},   {"qk", 1},  {"hk", 2},  {"hqk", 3},
                            {"bk", 4},         {"bqk", 5}, {"bhk", 6}, {"bhqk", 7}};
 constexpr Word kAlibi[] = {{"none", 0}, {"h", 1}, {"bh", 2}};
-constexpr Word kData[] = {{"normal", kNormal},      {"outlier", kOutlier},    {"growing", kGrowing},
-                          {"huge", kHuge},          {"nan_query", kNanQuery}, {"nan_key", kNanKey},
-                          {"inf_key", kInfKey},     {"inf_value", kInfValue}, {"inf_bias", kInfBias},
-                          {"falling", kFalling},    {"nan_once", kNanOnce},   {"inf_once", kInfOnce},
-                          {"nan_value", kNanValue}, {"nan_d_o", kNanDO}};
+constexpr Word kData[] = {
+    {"normal", kNormal},      {"outlier", kOutlier}, {"growing", kGrowing},    {"huge", kHuge},
+    {"nan_query", kNanQuery}, {"nan_key", kNanKey},  {"inf_key", kInfKey},     {"inf_value", kInfValue},
+    {"inf_bias", kInfBias},   {"falling", kFalling}, {"nan_once", kNanOnce},   {"inf_once", kInfOnce},
+    {"nan_value", kNanValue}, {"nan_d_o", kNanDO},   {"huge_bias", kHugeBias}, {"shared", kShared}};
 
 struct Field {
   const char* name;
@@ -34,7 +34,7 @@ struct Field {
   double Case::*real = nullptr;
   std::span<const Word> words = {};
   int64_t low = 0, high = 1;
-  bool always = false;  // printed even when it has its default
+  bool always = false;  // printed even if it is the default
 };
 
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
@@ -80,10 +80,12 @@ const Field kFields[] = {
     {.name = "softcap", .real = &Case::softcap},
     {.name = "dropout", .real = &Case::dropout},
     {.name = "scale", .real = &Case::scale},
-    {.name = "sink", .integer = &Case::sink},
+    {.name = "state", .integer = &Case::state},
+    {.name = "sink", .integer = &Case::sink, .high = 2},
     {.name = "d_sink", .integer = &Case::d_sink},
     {.name = "lse", .integer = &Case::lse},
     {.name = "d_lse", .integer = &Case::d_lse},
+    {.name = "low", .integer = &Case::low},
     {.name = "invariant", .integer = &Case::invariant},
     {.name = "deterministic", .integer = &Case::deterministic},
     {.name = "cores", .integer = &Case::cores, .low = 1, .high = 1024},
@@ -195,16 +197,16 @@ Case legalised(Case c) {
   if (c.k_form == kPaged) c.used = 1;
   if (c.k_form != kPaged) c.csr = 0;
   if (c.k_form != kDense) c.shared_kv = 0;
-  // Paged caches are for inference: gradients of a page that two sequences share would be no one's.
+  // Paged caches are for inference: gradients of a page that two sequences share are undefined.
   if (c.k_form == kPaged) c.backward = 0;
-  // A packed problem states its longest sequence, since the shapes of bias and masks are measured by it.
+  // A packed problem states its longest sequence, since the shapes of bias and masks depend on it.
   if (c.q_form == kPacked) c.sq = std::max<int64_t>(c.sq, 1);
   if (c.q_form != kPacked) c.few = 0;
   if (c.q_form != kPacked && c.k_form != kPacked) c.lead = Case{}.lead, c.tail = Case{}.tail;
   if (c.k_form != kDense) c.sk = std::max<int64_t>(c.sk, 1);
   if (c.causal_seqs) c.causal = 0;
   if (c.backward) c.tree = c.prefix = 0;
-  if (c.prefix) {  // what is measured from a query's place, or is one way for a sequence alone; rows that are those of one
+  if (c.prefix) {  // options that depend on a query's place or on the sequence alone; rows that are those of one
     c.wl = c.wr = -1, c.top_left = c.alibi = c.invariant = c.reversed = c.shared_kv = 0, c.dropout = 0;
     c.bias = c.mask = c.block_mask = kAbsent;
     if (c.q_form != kPacked) c.order = kBshd;
@@ -214,13 +216,15 @@ Case legalised(Case c) {
   if (c.bias == kAbsent) c.d_bias = c.bias_f32 = 0;
   if (!c.sink) c.d_sink = 0;
   if (c.backward) c.lse = 1;
+  if (!c.lse) c.low = 0;
   if (c.shared_kv) c.used = 0;
-  // The oracle leaves out keys of weight 0, as an infinity makes them; a kernel takes what the products give.
+  // The oracle leaves out keys of weight 0, which an infinity causes; a kernel multiplies them.
   if (c.data == kHuge || c.data == kInfKey || c.data == kInfBias || c.data == kInfOnce) c.backward = 0;
-  if (c.data == kInfBias && c.bias == kAbsent) c.data = kNormal;
-  // Whether dropout turns a NaN weight into 0 is nobody's promise either.
+  if ((c.data == kInfBias || c.data == kHugeBias) && c.bias == kAbsent) c.data = kNormal;
+  // Whether dropout turns a NaN weight into 0 is not promised either.
   if (holds_nonfinite(c)) c.dropout = 0;
-  // Inf in a value that a query sees with weight 0 is a NaN in any product of P and V: none is that small without ALiBi.
+  // Inf in a value that a query sees with weight 0 is a NaN in any product of P and V: none is that small without
+  // ALiBi.
   if (c.data == kInfValue) c.alibi = 0;
   if (!c.backward) c.d_bias = c.d_sink = c.d_lse = c.deterministic = 0;
   return c;

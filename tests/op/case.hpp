@@ -13,7 +13,7 @@
 
 namespace tessera::testing {
 
-// How rows of queries or keys are found: [B, S, H, D], [T, H, D] with cu_seqlens, or pages with a table.
+// The layout of queries or keys: [B, S, H, D], [T, H, D] with cu_seqlens, or pages with a table.
 enum Form { kDense = 0, kPacked = 1, kPaged = 2 };
 
 // Memory order of a dense tensor's dimensions, outermost first.
@@ -36,7 +36,9 @@ enum Data {
   kNanOnce,   // one key, a third into the sequence, holds a NaN
   kInfOnce,   // it holds an Inf
   kNanValue,  // one value in a hundred, and one two thirds into the sequence, hold a NaN
-  kNanDO      // some rows of dO hold a NaN
+  kNanDO,     // some rows of dO hold a NaN
+  kHugeBias,  // rows of the bias are the lowest or largest numbers of its dtype, or such numbers beside others, or share one
+  kShared  // the keys of a sequence have a large vector in common, and so a row's scores a large number
 };
 
 inline constexpr double kDefaultScale = std::numeric_limits<double>::infinity();
@@ -54,12 +56,12 @@ struct Case {
   int64_t used = 0;       // seqused_k is given; always when paged
   int64_t order = kBshd;  // of dense q, k, v, o and gradients
   int64_t gap = 0;        // elements of padding after each row; makes the rest irregular too
-  int64_t reversed = 0;   // inputs lie backwards in memory along the sequence: negative strides
+  int64_t reversed = 0;   // inputs are reversed in memory along the sequence: negative strides
   int64_t shared_kv = 0;  // dense k and v: batch stride 0
   int64_t causal = 0, top_left = 0, wl = -1, wr = -1;
-  int64_t causal_seqs = 0;       // some sequences are causal, drawn; causal is 0 then
+  int64_t causal_seqs = 0;       // some sequences, chosen at random, are causal; causal is 0 then
   int64_t tree = 0;              // words of tree_mask; 0: none
-  int64_t prefix = 0;            // keys of the longest prefix that drawn groups of sequences share; 0: none
+  int64_t prefix = 0;            // keys of the longest prefix that random groups of sequences share; 0: none
   int64_t mask = kAbsent;        // Span
   int64_t block_mask = kAbsent;  // Span of B and H
   int64_t block_q = 16, block_k = 16;
@@ -67,11 +69,13 @@ struct Case {
   int64_t bias_f32 = 0, d_bias = 0;
   int64_t alibi = 0;  // 1: [H], 2: [B, H]
   double softcap = 0, dropout = 0, scale = kDefaultScale;
-  int64_t sink = 0, d_sink = 0;
-  int64_t lse = 1, d_lse = 0;  // lse: asked for in the forward pass
+  int64_t sink = 0, d_sink = 0;  // sink 2: far above the scores and far below, by turns of the heads
+  int64_t state = 0;             // dropout_state in place of seed and offset
+  int64_t lse = 1, d_lse = 0;    // lse: requested in the forward pass
+  int64_t low = 0;               // lse_low: written by forward, read by backward
   int64_t invariant = 0;
   int64_t deterministic = 0;  // backward; the CPU's bits are the same anyway
-  int64_t cores = 2;          // what the plan splits work for
+  int64_t cores = 2;          // the cores or multiprocessors of the plan
   int64_t data = kNormal;
   int64_t seed = 1;
 
@@ -81,10 +85,10 @@ struct Case {
 // "dtype=bf16 b=2 sq=65 ...": what differs from a Case{}, and always dtype and sizes.
 std::string to_text(const Case& c);
 
-// The case that a line describes; nothing, and why, if it does not.
+// The case that a line describes; none, and the reason, if it describes none.
 std::optional<Case> parse_case(std::string_view text, std::string* error);
 
-// Cases with one more field set back to its default or halved: what shrinking tries.
+// Cases with one more field set back to its default or halved: the steps of shrinking.
 std::vector<Case> simpler_cases(const Case& c);
 
 // Its data has NaN or infinities in q, k, v or dO.
@@ -96,7 +100,7 @@ Case legalised(Case c);
 // The table.
 std::vector<Case> case_table();
 
-// What the CPU alone takes, in a direction; of all that the case asks for.
+// Whether only the CPU supports the case, in a direction; in any direction of the case.
 bool cpu_alone(const Case& c, tessera_direction direction);
 bool cpu_alone(const Case& c);
 

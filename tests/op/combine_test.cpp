@@ -100,7 +100,7 @@ void expect_parts_merge_into_the_whole(int64_t parts, const Place& place, const 
     o_parts.at(n).store(part.o.load());
     lse_parts.at(n).store(part.lse.load());
   }
-  // The last part saw nothing, and its o is what was in memory: NaN.
+  // The last part sees nothing, and its o is uninitialised: NaN.
   lse_parts.at(parts).store(std::vector<double>(c.b * c.hq * c.sq, -kInfinity));
 
   Tensor o(dtype, {c.b, c.sq, c.hq, c.dv}, {.order = {0, 2, 1, 3}, .gap = 3, .reversed_dim = -1, .repeated_dim = -1});
@@ -124,7 +124,7 @@ TEST_P(Combine, PartsMergeIntoTheWhole) {
   }
 }
 
-// Against the definition, in float64, for weights from equal to hopelessly apart.
+// Against the definition, in float64, for weights from equal to extremely different.
 void expect_weighted_sum(const Place& place, int32_t dtype, double spread) {
   SCOPED_TRACE(place_name(place) + ", " + tessera_dtype_name(dtype) + ", spread " + std::to_string(spread));
   std::mt19937_64 random(7);
@@ -168,6 +168,52 @@ TEST_P(Combine, IsTheWeightedSum) {
   for (const Place& place : places_) {
     for (const int32_t dtype : {TESSERA_FLOAT32, TESSERA_FLOAT16, TESSERA_BFLOAT16}) {
       for (const double spread : {0.0, 1.0, 30.0, 1000.0}) expect_weighted_sum(place, dtype, spread);
+    }
+  }
+}
+
+// Parts that share a large number know their sums by the lower digits alone: equal scores of 8e6 over 5, 3, 7 and 1 keys.
+void expect_weights_from_both_digits(const Place& place, double shared) {
+  SCOPED_TRACE(place_name(place) + ", " + std::to_string(shared));
+  constexpr double kKeys[] = {5, 3, 7, 1};
+  constexpr int64_t kParts = std::size(kKeys), kDv = 3;
+  const auto digits = [&](int64_t n) {
+    const float high = static_cast<float>(shared + std::log(kKeys[n]));
+    return std::pair{high, static_cast<float>((shared - high) + std::log(kKeys[n]))};
+  };
+  Tensor o_parts(TESSERA_FLOAT32, {kParts, 1, 1, 1, kDv}), lse_parts(TESSERA_FLOAT32, {kParts, 1, 1, 1});
+  Tensor low_parts(TESSERA_FLOAT32, {kParts, 1, 1, 1}), o(TESSERA_FLOAT32, {1, 1, 1, kDv});
+  Tensor lse(TESSERA_FLOAT32, {1, 1, 1}), low(TESSERA_FLOAT32, {1, 1, 1});
+  std::vector<double> values, high_values, low_values;
+  for (int64_t n = 0; n < kParts; ++n) {
+    for (int64_t d = 0; d < kDv; ++d) values.push_back(static_cast<double>((n + 1) * (d + 1)));
+    high_values.push_back(digits(n).first), low_values.push_back(digits(n).second);
+  }
+  o_parts.store(values), lse_parts.store(high_values), low_parts.store(low_values);
+  tessera_device device = cpu_device();
+  device.isa = place.isa;
+  CombineCall merge;
+  merge.o_parts = tensor(o_parts.layout(), o_parts.data()),
+  merge.lse_parts = tensor(lse_parts.layout(), lse_parts.data());
+  merge.lse_low_parts = tensor(low_parts.layout(), low_parts.data());
+  merge.o = tensor(o.layout(), o.data()), merge.lse = tensor(lse.layout(), lse.data());
+  merge.lse_low = tensor(low.layout(), low.data());
+  const tessera_status status = tessera_combine(&merge, &device, nullptr);
+  ASSERT_EQ(status.code, TESSERA_OK) << status.message;
+  for (int64_t d = 0; d < kDv; ++d) {
+    double mean = 0;
+    for (int64_t n = 0; n < kParts; ++n) mean += kKeys[n] / 16 * static_cast<double>((n + 1) * (d + 1));
+    EXPECT_NEAR(o.load()[d], mean, 1e-6 * mean);
+  }
+  EXPECT_NEAR((lse.load()[0] - shared) + low.load()[0], std::log(16), 1e-6);
+  EXPECT_EQ(lse.load()[0], static_cast<float>(shared + std::log(16)));
+}
+
+TEST_P(Combine, WeighsPartsByBothDigitsOfTheirLse) {
+  for (const Place& place : places_) {
+    if (place == kGpu) continue;
+    for (const double shared : {0.0, 8e6, -8e6, 1e30, -3.4e38, 3.4e38}) {
+      expect_weights_from_both_digits(place, round_to(TESSERA_FLOAT32, shared));
     }
   }
 }
@@ -232,7 +278,8 @@ TEST(CombineDevice, IsThisMachinesCpuUnlessGiven) {
   Tensor o(TESSERA_FLOAT32, {1, 1, 1, 4});
   const auto combine = [&](const tessera_device* device) {
     CombineCall call;
-    call.o_parts = tensor(o_parts.layout(), o_parts.data()), call.lse_parts = tensor(lse_parts.layout(), lse_parts.data());
+    call.o_parts = tensor(o_parts.layout(), o_parts.data()),
+    call.lse_parts = tensor(lse_parts.layout(), lse_parts.data());
     call.o = tensor(o.layout(), o.data());
     return tessera_combine(&call, device, nullptr);
   };

@@ -1,4 +1,4 @@
-// A crash says which case it was in.
+// A crash reports the current case.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// tessera_append on a GPU: drawn steps against the definition, each tensor in memory of its own that ends where it ends, as
-// compute-sanitizer wants it.
+// tessera_append on a GPU: random steps against the definition, each tensor in an allocation of its exact size, as
+// compute-sanitizer needs it.
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace tessera::testing {
 namespace {
 
-// A step's tensors in the GPU's memory; what is written comes back.
+// A step's tensors in the GPU's memory; outputs are copied back.
 class AppendOnGpu {
  public:
   AppendOnGpu(const tessera_append_call& call, void* stream) : call_(call), stream_(stream) {

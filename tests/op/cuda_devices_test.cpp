@@ -12,7 +12,7 @@
 namespace tessera::testing {
 namespace {
 
-// Skipped, with the reason, where there are no two GPUs of one kind.
+// Skipped, with the reason, without two GPUs of one kind.
 class CudaDevices : public Cuda {
  protected:
   void SetUp() override {
@@ -46,8 +46,8 @@ class CudaDevices : public Cuda {
   Gpu* gpus_[2] = {};
 };
 
-// By one thread, on the default stream and on others, with the first GPU's context current all the while: often enough for
-// each GPU to have graphs of its own.
+// By one thread, on the default stream and on others, with the first GPU's context current all the while: often enough
+// for each GPU to have graphs of its own.
 TEST_F(CudaDevices, TakeCallsInTurn) {
   std::vector<Direct> directs = run_directly();
   ASSERT_FALSE(HasFailure());
@@ -108,7 +108,7 @@ TEST_F(CudaDevices, AGraphOfTheSecond) {
   }
 }
 
-// Nothing is launched then, and both GPUs go on working.
+// Nothing is launched then, and both GPUs still work.
 TEST_F(CudaDevices, RefuseEachOthersMemoryAndStreams) {
   std::vector<Direct> directs = run_directly();
   ASSERT_FALSE(HasFailure());

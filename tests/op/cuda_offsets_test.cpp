@@ -15,8 +15,8 @@ namespace {
 
 constexpr int64_t kFar = (int64_t{1} << 31) + 4096;  // elements
 
-// A call's tensors with `dim` of q, k, v, o and their gradients stretched until its last index lies beyond 2^31
-// elements, all in one allocation, one tensor after the other within the gaps.
+// A call's tensors with `dim` of q, k, v, o and their gradients stretched until its last index is beyond 2^31 elements,
+// all in one allocation, each tensor in the gaps of the others.
 class Stretched {
  public:
   Stretched(const Call& call, int dim) : gpu_(Gpu::get()), compact_(call), problem_(call.problem) {
@@ -46,7 +46,7 @@ class Stretched {
   void upload(void* stream) {
     each_row([&](std::byte* host, std::byte* device, size_t bytes) { gpu_.upload(device, host, bytes, stream); });
   }
-  // Element by element as the compact call has them.
+  // Element by element, as in the compact call.
   Bits download(void* stream) {
     Bits bits;
     each_row([&](std::byte*, std::byte* device, size_t bytes) {

@@ -1,4 +1,4 @@
-// Plans for GPUs, made without one: what is refused, and that every case of the table is not.
+// Plans for GPUs, made without one: refusals, and plans for every case of the table.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -62,7 +62,7 @@ TEST(CudaPlan, TakesEveryCaseOfTheTable) {
   }
 }
 
-// Kernels that nothing chooses are proved by the cases that they take when they are asked for: these must not run out.
+// Kernels that no plan chooses are tested by the cases that they support on request: there must be enough of these.
 TEST(CudaPlan, KernelsOnRequestHaveCasesOfTheirOwn) {
   constexpr int kEnough = 30;
   std::map<tessera_kernel, tessera_direction> asked = {{TESSERA_KERNEL_BWD_SM90, TESSERA_BACKWARD}};
@@ -73,7 +73,7 @@ TEST(CudaPlan, KernelsOnRequestHaveCasesOfTheirOwn) {
   const auto enough = [&](const auto& one) { return taken[one.first] >= kEnough; };
   for (const Case& c : case_table()) {
     if (std::ranges::all_of(asked, enough)) break;
-    if (c.dtype == TESSERA_FLOAT32) continue;  // none of them takes it
+    if (c.dtype == TESSERA_FLOAT32) continue;  // none of them supports it
     const Call call = make_call(make_shapes(c));
     for (const auto& [kernel, direction] : asked) {
       if (taken[kernel] == kEnough || (direction == TESSERA_BACKWARD && !c.backward)) continue;
@@ -92,7 +92,7 @@ TEST(CudaPlan, TheDecodingKernelForHopperHasCasesOfItsOwn) {
   int taken = 0;
   for (const Case& c : case_table()) {
     if (taken == kEnough) break;
-    if (c.sq > 16) continue;  // inputs take their time
+    if (c.sq > 16) continue;  // larger inputs take long
     const Call call = make_call(make_shapes(c));
     tessera_device device = imagined_gpu(90);
     device.kernel = TESSERA_KERNEL_DECODE_SM90;

@@ -1,4 +1,4 @@
-// Calls on a GPU that are refused: pointers of the wrong kind, memory of another GPU, indices of what is not there.
+// Calls on a GPU that are refused: pointers of the wrong kind, memory of another GPU, indices out of range.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -12,8 +12,8 @@ namespace {
 
 constexpr const char* kRefusalCase = "dtype=bf16 b=3 sq=20 sk=100 hq=4 hkv=2 d=64 dv=64 k=paged page=16";
 
-// A call that is spoilt in one way at a time: refused in words that name the argument, nothing written; and the same
-// call, put right, still works.
+// A call with one fault at a time is refused with a message that names the argument, and writes nothing; the corrected
+// call still works.
 class CudaRefusal : public Cuda {
  protected:
   explicit CudaRefusal(const char* text = kRefusalCase) : in_(inputs_of(text)) {}
@@ -128,7 +128,7 @@ void CudaRefusal::expect_pages_checked() {
     EXPECT_EQ(status.code, TESSERA_INVALID_ARGUMENT);
     EXPECT_EQ(std::string(status.message).find("page_table[0, 0]"), 0u) << status.message;
 
-    // Unchecked, it is read as the nearest page that is there: no error, and no memory of others.
+    // Unchecked, it is read as the nearest valid page: no error, and no access to other memory.
     const tessera_plan unchecked = plan_of(call_, TESSERA_FORWARD);
     expect_ok(execute(unchecked, *on_gpu_, gpu_->stream()));
     gpu_->synchronize(gpu_->stream());
@@ -140,7 +140,7 @@ void CudaRefusal::expect_pages_checked() {
 
 TEST_F(CudaRefusal, APageThatIsNotThere) { expect_pages_checked(); }
 
-// So many queries that Hopper's kernel takes them.
+// Enough queries for Hopper's kernel.
 class CudaRefusalOfManyQueries : public CudaRefusal {
  protected:
   CudaRefusalOfManyQueries() : CudaRefusal("dtype=bf16 b=3 sq=600 sk=100 hq=8 hkv=2 d=64 dv=64 k=paged page=16") {}

@@ -1,4 +1,4 @@
-// A GPU's streams and graphs, threads that are new to it, and its memory.
+// A GPU's streams and graphs, threads without a context, and memory.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace {
 class CudaLaunches : public Cuda {};
 class CudaStreams : public Cuda, public ::testing::WithParamInterface<const char*> {};
 
-// A captured call does on every replay what the call would do then: other inputs give their own answer.
+// A captured call computes the current inputs on every replay.
 TEST_P(CudaStreams, AGraphReplaysTheCall) {
   const Inputs in = inputs_of(GetParam());
   Case other_case = in.c;
@@ -52,7 +52,9 @@ TEST_P(CudaStreams, AGraphReplaysTheCall) {
       gpu_->upload(start, replaced[n]->storage(), replaced[n]->storage_bytes(), stream);
     }
     if (direction == TESSERA_BACKWARD) {
-      for (const auto& [to, from] : {std::pair(&call.o, &other.o), std::pair(&call.lse, &other.lse)}) {
+      for (const auto& [to, from] : {std::pair(&call.o, &other.o), std::pair(&call.lse, &other.lse),
+                                     std::pair(&call.lse_low, &other.lse_low)}) {
+        if (!to->present()) continue;
         std::byte* const start = on_gpu.address(*to) - (to->data_as<std::byte>() - to->storage());
         gpu_->upload(start, from->storage(), from->storage_bytes(), stream);
       }
@@ -100,14 +102,14 @@ TEST_P(CudaStreams, TwoStreamsAtOnce) {
   for (void* const stream : streams) gpu_->destroy_stream(stream);
 }
 
-// Calls that follow each other on a stream differ in all that a launch is of: kernels, how many, grids, addresses. On more
-// streams than a thread keeps graphs for, and often enough on each that it launches them.
+// Consecutive calls on a stream differ in every part of a launch: kernels, their number, grids, addresses. There are
+// more streams than a thread keeps graphs for, and enough calls on each that it launches graphs.
 TEST_F(CudaLaunches, CallsInTurn) {
   std::vector<Direct> directs = run_directly();
   ASSERT_FALSE(HasFailure());
   std::vector<void*> streams = {nullptr, gpu_->stream()};
   while (streams.size() < 11) streams.push_back(gpu_->create_stream());
-  // Each thrice before the next, and then all in turn.
+  // Each three times before the next, and then all alternately.
   const size_t calls = 4 * streams.size();
   for (size_t n = 0; n < calls; ++n) {
     void* const stream = streams[n < 3 * streams.size() ? n / 3 : n % streams.size()];
@@ -148,7 +150,8 @@ TEST_P(CudaStreams, AThreadOfItsOwn) {
   }
 }
 
-// All memory is the caller's. A stream's first two calls of a form may take some: for the kernel's code, and for the graph.
+// All memory is the caller's. A stream's first two calls of a form may take some: for the kernel's code, and for the
+// graph.
 TEST_P(CudaStreams, ACallTakesNoGpuMemory) {
   const Inputs in = inputs_of(GetParam());
   Call call = make_call(in);

@@ -11,7 +11,7 @@ namespace tessera::testing {
 namespace {
 
 constexpr double kTimesPlain = 2;
-constexpr double kDenormal = std::numeric_limits<float>::min();  // kernels may flush what is below to 0
+constexpr double kDenormal = std::numeric_limits<float>::min();  // kernels may flush smaller numbers to 0
 
 struct Errors {
   double largest = 0, rms = 0;

@@ -44,7 +44,7 @@ class Workspace {
 }  // namespace
 
 std::vector<NamedTensor> outputs(const Call& call, tessera_direction direction) {
-  std::vector<NamedTensor> all = {{"o", &call.o}, {"lse", &call.lse}};
+  std::vector<NamedTensor> all = {{"o", &call.o}, {"lse", &call.lse}, {"lse_low", &call.lse_low}};
   if (direction == TESSERA_BACKWARD) {
     all = {
         {"d_q", &call.d_q}, {"d_k", &call.d_k}, {"d_v", &call.d_v}, {"d_bias", &call.d_bias}, {"d_sink", &call.d_sink}};

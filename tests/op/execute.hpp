@@ -14,7 +14,7 @@ struct NamedTensor {
   const Tensor* tensor;
 };
 
-// What a direction writes, present tensors only.
+// A direction's outputs, present tensors only.
 std::vector<NamedTensor> outputs(const Call& call, tessera_direction direction);
 
 struct RunOptions {
@@ -22,14 +22,14 @@ struct RunOptions {
   Place place = {};
   int32_t threads = 1;
   int32_t cores = 2;
-  unsigned char workspace_fill = 0xFF;  // what the workspace holds before
+  unsigned char workspace_fill = 0xFF;  // the workspace's initial bytes
   const tessera_executor* executor = nullptr;
 };
 
 struct RunResult {
   tessera_status status{};
-  std::string harm{};  // what was written that should not have been; "" is good
-  int32_t kernel = 0;  // that the plan chose
+  std::string harm{};  // forbidden writes; "" if none
+  int32_t kernel = 0;  // the plan's kernel
   bool ok() const { return status.code == TESSERA_OK && harm.empty(); }
   std::string why() const { return status.code == TESSERA_OK ? harm : status.message; }
 };
@@ -37,13 +37,15 @@ struct RunResult {
 // The problem of one direction: the forward pass has no gradients.
 tessera_problem problem_of(const Call& call, tessera_direction direction);
 
-// The plan of one direction for a place. A GPU splits work for all of its multiprocessors, unless the case says how many.
+// The plan of one direction for a place. A GPU splits work for all of its multiprocessors, unless the case says how
+// many.
 tessera_status make_plan(const Call& call, tessera_direction direction, const RunOptions& options, tessera_plan& plan);
 
-// A GPU's kernels of a direction, each of which is asked for by name where it takes a case and another would be chosen.
+// A GPU's kernels of a direction; each is requested by name for cases that it supports and a plan would give to
+// another.
 std::vector<tessera_kernel> gpu_kernels(tessera_direction direction);
 
-// Those that are there for comparison with them: a forward and a backward one each.
+// The kernels for comparison with them, forward and backward.
 struct ComparisonKernels {
   tessera_kernel forward, backward;
   bool stores_scores;  // in the case's dtype

@@ -7,7 +7,7 @@
 namespace tessera::testing {
 namespace {
 
-constexpr size_t kAlignment = 256;  // what the driver's allocations have, and no load or copy asks for more
+constexpr size_t kAlignment = 256;  // the driver's allocations have it, and no load or copy needs more
 constexpr size_t kExactAlignment = 16;
 constexpr size_t kWorkspaceAlignment = 64;
 constexpr size_t kGuard = 256;
@@ -28,6 +28,7 @@ GpuCall::GpuCall(Call& call, tessera_direction direction, size_t workspace_bytes
   if (direction == TESSERA_BACKWARD) {
     add("o", call.o, false);
     add("lse", call.lse, false);
+    add("lse_low", call.lse_low, false);
   }
   place();
   buffers_ = call.buffers([this](const Tensor& tensor) -> void* { return address(tensor); });

@@ -1,8 +1,8 @@
-// A call's tensors and workspace in a GPU's memory: copied there with all that surrounds their elements, and back.
+// A call's tensors and workspace in a GPU's memory: copied there with the memory around their elements, and back.
 //
-// Normally everything lies in one block, guard bands included, and each byte that is no output is compared afterwards.
-// With TESSERA_TEST_EXACT_MEMORY=1 each tensor has an allocation of its own that ends where it ends, and the workspace
-// is left as the driver gives it: what compute-sanitizer needs to see a byte too far, or one that nobody wrote.
+// Normally everything is in one block, guard bands included, and each byte outside the outputs is compared afterwards.
+// With TESSERA_TEST_EXACT_MEMORY=1 each tensor has an allocation of its exact size, and the workspace is not
+// initialised: compute-sanitizer then notices a byte too far, or one that was never written.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ class GpuCall {
   // Outputs are poisoned first. The call's tensors must stay alive.
   GpuCall(Call& call, tessera_direction direction, size_t workspace_bytes, unsigned char workspace_fill,
           Gpu& gpu = Gpu::get());
-  // Tensors of a call that is none of attention's, without workspace.
+  // Tensors of a call other than attention, without workspace.
   GpuCall(const std::vector<NamedTensor>& outputs, const std::vector<NamedTensor>& inputs);
 
   const tessera_buffers& buffers() const { return buffers_; }
@@ -28,7 +28,7 @@ class GpuCall {
   std::byte* address(const Tensor& tensor) const;  // of its elements
 
   void upload(void* stream);  // everything, again
-  // Outputs, to the call's tensors. Says what was written that should not have been; "" is good.
+  // Copies outputs to the call's tensors. Returns forbidden writes, "" if none.
   std::string download(void* stream);
 
  private:

@@ -16,7 +16,7 @@ using Result = int;                  // CUresult
 using Address = unsigned long long;  // CUdeviceptr
 
 constexpr unsigned kStreamNonBlocking = 1;
-constexpr int kCaptureGlobal = 0;  // what may wait for the stream, or allocate, is refused while it is captured
+constexpr int kCaptureGlobal = 0;  // calls that may wait or allocate are refused during a capture
 
 template <class F>
 F* symbol(const char* name) {
@@ -83,7 +83,7 @@ GpuBlock::~GpuBlock() {
       gpu_.release(data_);
     }
   } catch (const std::exception&) {
-    // The context is lost, which the call in between has reported.
+    // The context is lost, as an earlier call has reported.
   }
 }
 

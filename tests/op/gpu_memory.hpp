@@ -1,6 +1,6 @@
-// A GPU's memory, streams and graphs through the driver's own interface, as a caller of the library has them. libcuda is
-// opened at run time: the tests build and run where there is none. Every call here throws std::runtime_error, with what
-// was called and the driver's words, when the driver refuses.
+// A GPU's memory, streams and graphs through the driver's own interface, as a caller of the library uses them. libcuda
+// is opened at run time: the tests build and run without it. Every call throws std::runtime_error, with the driver's
+// function and its message, if the driver refuses.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +14,9 @@ namespace tessera::testing {
 // A GPU, by its primary context. gpu_missing() must be "".
 class Gpu {
  public:
-  // The first, its context current from now on in the thread that first asks.
+  // The first GPU; its context becomes current in the first thread that calls this.
   static Gpu& get();
-  // The second, which must be there. Its context is current in no thread but while something is done here.
+  // The second GPU, which must exist. Its context is current only during calls of this class.
   static Gpu& second();
   // The context that is current in this thread, NULL: none.
   static void* current();
@@ -63,7 +63,7 @@ class Gpu {
   void* stream_ = nullptr;
 };
 
-// Memory of a GPU, given back to the cache that it came from, or to the driver.
+// Memory of a GPU, returned to its cache or to the driver.
 class GpuBlock {
  public:
   GpuBlock(size_t bytes, bool cached, Gpu& gpu = Gpu::get());

@@ -23,7 +23,7 @@ class Draw {
   double uniform() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
   double normal() { return std::sqrt(-2 * std::log(1 - uniform())) * std::cos(2 * M_PI * uniform()); }
   int64_t up_to(int64_t largest) { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(largest + 1)); }
-  // 0 and the largest come often: those are where things break.
+  // 0 and the largest are frequent, since they break most often.
   int64_t length(int64_t largest) {
     const int64_t kind = up_to(4);
     return kind == 0 ? 0 : kind == 1 ? largest : up_to(largest);
@@ -51,7 +51,7 @@ void for_each_sharing(const Inputs& in, const Body& body) {
   for (size_t g = 0; g < in.prefix_lens.size(); ++g) {
     int64_t reader = -1;
     for (auto b = static_cast<int64_t>(in.prefix_groups[g]); b < static_cast<int64_t>(in.prefix_groups[g + 1]); ++b) {
-      if (in.sq[b] == 0) continue;  // its keys are anything
+      if (in.sq[b] == 0) continue;  // its keys are arbitrary
       if (reader < 0) reader = b;
       body(reader, b, static_cast<int64_t>(in.prefix_lens[g]));
     }
@@ -76,7 +76,7 @@ void draw_prefixes(Draw& draw, Inputs& in) {
   for_each_sharing(in, [&](int64_t, int64_t b, int64_t keys) { in.sk[b] = std::max(in.sk[b], keys); });
 }
 
-// The keys and values that are shared, where they do not lie in the same pages.
+// The shared keys and values, if they are not in the same pages.
 void copy_prefixes(Inputs& in) {
   const Case& c = in.c;
   const auto copy = [&](std::vector<double>& rows, int64_t from, int64_t to, int64_t width) {
@@ -110,7 +110,7 @@ void draw_pages(Draw& draw, Inputs& in) {
     std::copy_n(&in.page_table[reader * in.max_pages], keys / c.page, &in.page_table[b * in.max_pages]);
   });
   in.rows_k = in.pages * c.page;
-  // Between the sequences' pages stand some that are not in use; a last sequence without pages has none after it.
+  // Some unused pages are between the sequences' pages; a last sequence without pages has none after it.
   in.page_indices.assign(1, -1);
   for (int64_t b = 0; b < c.b; ++b) {
     in.page_indptr.push_back(static_cast<double>(in.page_indices.size()));
@@ -130,6 +130,11 @@ double draw_value(Draw& draw, const Case& c) {
 void draw_row(Draw& draw, const Case& c, double factor, double* row, int64_t count) {
   for (int64_t n = 0; n < count; ++n) row[n] = round_to(static_cast<int32_t>(c.dtype), draw_value(draw, c) * factor);
 }
+
+// Of queries, and of what all keys of a sequence have in common: scores of some thousands.
+constexpr double kSharedLength = 30;
+// By how much keys differ from it, so that a dtype holds the difference.
+double difference_of(const Case& c) { return c.dtype == TESSERA_BFLOAT16 ? 0.25 : 0.03; }
 
 // Of a key's length over four orders of magnitude.
 double growth_of(const Case& c, int64_t key) {
@@ -151,17 +156,22 @@ void draw_rows(Draw& draw, Inputs& in) {
   for (int64_t b = 0; b < c.b; ++b) {
     for (int64_t i = 0; i < in.sq[b]; ++i) {
       double* q = &in.q[in.q_row(b, i) * c.hq * c.d];
-      draw_row(draw, c, 1, q, c.hq * c.d);
+      draw_row(draw, c, c.data == kShared ? kSharedLength : 1, q, c.hq * c.d);
       double* d_o = &in.d_o[in.q_row(b, i) * c.hq * c.dv];
       draw_row(draw, c, 1, d_o, c.hq * c.dv);
       if (c.data == kNanDO && draw.uniform() < 0.05) d_o[draw.up_to(c.hq * c.dv - 1)] = kNaN;
       if (c.data == kNanQuery && draw.uniform() < 0.1) q[draw.up_to(c.hq * c.d - 1)] = kNaN;
     }
+    std::vector<double> shared(c.data == kShared ? c.hkv * c.d : 0);
+    for (double& value : shared) value = kSharedLength * draw.normal();
     for (int64_t j = 0; j < in.sk[b]; ++j) {
       double* k = &in.k[in.k_row(b, j) * c.hkv * c.d];
       double* v = &in.v[in.k_row(b, j) * c.hkv * c.dv];
       const double growth = growth_of(c, j);
       draw_row(draw, c, growth, k, c.hkv * c.d);
+      for (size_t n = 0; n < shared.size(); ++n) {
+        k[n] = round_to(static_cast<int32_t>(c.dtype), shared[n] + difference_of(c) * k[n]);
+      }
       draw_row(draw, c, 1, v, c.hkv * c.dv);
       if (j == in.sk[b] / 3 && c.data == kNanOnce) k[draw.up_to(c.hkv * c.d - 1)] = kNaN;
       if (j == in.sk[b] / 3 && c.data == kInfOnce) k[draw.up_to(c.hkv * c.d - 1)] = kInfinity;
@@ -190,6 +200,27 @@ int64_t elements(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
+// A row of `columns` numbers, each of them finite.
+void draw_huge_row(Draw& draw, int32_t dtype, double* row, int64_t columns) {
+  const double largest = dtype == TESSERA_FLOAT16    ? 65504
+                         : dtype == TESSERA_BFLOAT16 ? 0x1.fep127
+                                                     : std::numeric_limits<float>::max();
+  const auto of = [&](double value) { return round_to(dtype, std::clamp(value, -largest, largest)); };
+  const double kinds[][3] = {{-largest, -largest, -largest},
+                             {-largest, -0.75 * largest, -largest},
+                             {-largest, 0, 0},
+                             {-1e9, -1e9, -1e9},
+                             {-1e4, -1e4, -1e4},
+                             {1e30, 1e30, 1e30},
+                             {largest, 0.75 * largest, 0},
+                             {-1e30, -1e30, -2.6e38}};
+  const auto& kind = kinds[draw.up_to(static_cast<int64_t>(std::size(kinds)) - 1)];
+  for (int64_t n = 0; n < columns; ++n) {
+    const double value = kind[draw.up_to(2)];
+    row[n] = value == 0 ? round_to(dtype, draw.normal()) : of(value);
+  }
+}
+
 void draw_score_tensors(Draw& draw, Inputs& in) {
   const Case& c = in.c;
   if (c.bias != kAbsent) {
@@ -199,7 +230,10 @@ void draw_score_tensors(Draw& draw, Inputs& in) {
       value = round_to(dtype, draw.normal());
       if (c.data == kInfBias && draw.uniform() < 0.3) value = -kInfinity;
     }
-    // What lies beyond every sequence's end is padding, too.
+    for (size_t row = 0; c.data == kHugeBias && row < in.bias.size(); row += c.sk) {
+      if (draw.up_to(4) > 0) draw_huge_row(draw, dtype, &in.bias[row], c.sk);
+    }
+    // Rows beyond every sequence's end are padding, too.
     const int64_t longest_k = in.sk.empty() ? 0 : *std::ranges::max_element(in.sk);
     for (size_t n = 0; n < in.bias.size(); ++n)
       if (static_cast<int64_t>(n) % c.sk >= longest_k) in.bias[n] = kNaN;
@@ -227,6 +261,11 @@ void draw_score_tensors(Draw& draw, Inputs& in) {
   for (double& value : in.slopes) value = round_to(TESSERA_FLOAT32, std::exp2(-1 - 6 * draw.uniform()));
   in.sink.resize(c.sink ? c.hq : 0);
   for (double& value : in.sink) value = round_to(TESSERA_FLOAT32, draw.normal());
+  constexpr double kFarSinks[] = {40, -40, 3000, -3e38};
+  for (size_t h = 0; c.sink == 2 && h < in.sink.size(); ++h) {
+    in.sink[h] =
+        round_to(TESSERA_FLOAT32, in.sink[h] + kFarSinks[(h + static_cast<size_t>(c.seed)) % std::size(kFarSinks)]);
+  }
 }
 
 std::vector<double> cumulative(int64_t first, const std::vector<int64_t>& lengths) {
@@ -284,6 +323,7 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
   call.v = filled(dtype, shape_k(c.dv), rows_k, in.v);
   call.o = Tensor(dtype, shape_q(c.dv), out_q);
   if (c.lse || regular) call.lse = Tensor(TESSERA_FLOAT32, shape_lse, lse);
+  if (c.low) call.lse_low = Tensor(TESSERA_FLOAT32, shape_lse, lse);
   if (packed_q) call.cu_seqlens_q = filled(TESSERA_INT32, {c.b + 1}, {}, cumulative(c.lead, in.sq));
   if (packed_k) call.cu_seqlens_k = filled(TESSERA_INT32, {c.b + 1}, {}, cumulative(c.lead, in.k_rows));
   if (c.used) call.seqused_k = filled(TESSERA_INT32, {c.b}, {}, {in.sk.begin(), in.sk.end()});
@@ -318,7 +358,7 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
     call.tree = filled(TESSERA_INT32, shape, placement, in.tree);
   }
 
-  // The oracle is what the call computes without them.
+  // The oracle computes the call without them.
   if (c.prefix && !regular) {
     const auto groups = static_cast<int64_t>(in.prefix_lens.size());
     call.prefix_groups = filled(TESSERA_INT32, {groups + 1}, {}, in.prefix_groups);
@@ -350,6 +390,13 @@ Call make_call(const Inputs& in, int32_t dtype, bool regular) {
   problem.dropout_p = c.dropout;
   problem.dropout_seed = 0x9E3779B97F4A7C15u * static_cast<uint64_t>(c.seed);
   problem.dropout_offset = 0x100000007u * static_cast<uint64_t>(c.seed);
+  if (c.state && !regular) {
+    call.dropout_state = Tensor(TESSERA_INT64, {2}, {.order = {}, .gap = 1, .reversed_dim = 0, .repeated_dim = -1});
+    const int64_t stride = call.dropout_state.layout().strides[0];
+    auto* state = call.dropout_state.data_as<int64_t>();
+    state[0] = static_cast<int64_t>(problem.dropout_seed), state[stride] = static_cast<int64_t>(problem.dropout_offset);
+    problem.dropout_seed = problem.dropout_offset = 0;
+  }
   if (packed_q) problem.max_seqlen_q = c.sq;
   if (packed_k || paged) problem.max_seqlen_k = c.sk;
   problem.deterministic = static_cast<int32_t>(c.deterministic);
@@ -386,7 +433,7 @@ size_t Inputs::bias_index(int64_t b, int64_t h, int64_t i, int64_t j) const {
 }
 
 bool Inputs::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
-  const int64_t over = i + (c.top_left ? 0 : sk[b] - sq[b]);  // the key that query i stands over
+  const int64_t over = i + (c.top_left ? 0 : sk[b] - sq[b]);  // the key on query i's diagonal
   if ((c.causal || (c.causal_seqs && causal_seqs[b] != 0)) && j > over) return false;
   if (c.wl >= 0 && j < over - c.wl) return false;
   if (c.wr >= 0 && j > over + c.wr) return false;
@@ -445,6 +492,8 @@ void Call::describe() {
   problem.v = v.layout();
   problem.o = o.layout();
   problem.lse = lse.layout();
+  problem.lse_low = lse_low.layout();
+  problem.dropout_state = dropout_state.layout();
   problem.cu_seqlens_q = cu_seqlens_q.layout();
   problem.cu_seqlens_k = cu_seqlens_k.layout();
   problem.seqused_k = seqused_k.layout();
@@ -503,14 +552,33 @@ tessera_buffers Call::buffers(const std::function<void*(const Tensor&)>& address
           .page_indices = indices(page_indices),
           .tree_mask = indices(tree),
           .prefix_groups = indices(prefix_groups),
-          .prefix_lens = indices(prefix_lens)};
+          .prefix_lens = indices(prefix_lens),
+          .lse_low = floats(lse_low),
+          .dropout_state = static_cast<const int64_t*>(address(dropout_state))};
 }
 
 std::vector<const Tensor*> Call::inputs() const {
-  return {
-      &q,    &k,    &v,          &cu_seqlens_q, &cu_seqlens_k, &seqused_k,   &page_table, &page_indptr,   &page_indices,
-      &bias, &mask, &block_mask, &slopes,       &sink,         &causal_seqs, &tree,       &prefix_groups, &prefix_lens,
-      &d_o,  &d_lse};
+  return {&q,
+          &k,
+          &v,
+          &cu_seqlens_q,
+          &cu_seqlens_k,
+          &seqused_k,
+          &page_table,
+          &page_indptr,
+          &page_indices,
+          &bias,
+          &mask,
+          &block_mask,
+          &slopes,
+          &sink,
+          &causal_seqs,
+          &tree,
+          &prefix_groups,
+          &prefix_lens,
+          &d_o,
+          &d_lse,
+          &dropout_state};
 }
 
 }  // namespace tessera::testing

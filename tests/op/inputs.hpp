@@ -1,5 +1,5 @@
-// A case's inputs as doubles that its dtype holds exactly, in the tensors' own shapes; and those inputs laid out in
-// memory for a call.
+// A case's inputs as doubles that its dtype represents exactly, in the tensors' own shapes; and their layout in memory
+// for a call.
 #pragma once
 
 #include <functional>
@@ -14,12 +14,12 @@ struct Inputs {
   Case c;
   int64_t rows_q = 0, rows_k = 0;            // of all sequences: B * Sq or Tq; B * Sk, Tk or pages * page_size
   std::vector<int64_t> q_begin, sq;          // [B] packed: first row; length
-  std::vector<int64_t> k_begin, k_rows, sk;  // [B] and the length that is in use
+  std::vector<int64_t> k_begin, k_rows, sk;  // [B] and the used length
   int64_t pages = 0, max_pages = 0;
   std::vector<double> page_table;                 // [B, max_pages], -1 where there is no page
   std::vector<double> page_indptr, page_indices;  // the same as CSR
 
-  // What no sequence owns (padding, unused pages) is NaN.
+  // Data of no sequence (padding, unused pages) is NaN.
   std::vector<double> q, k, v, d_o;  // [rows_q, Hq, D], [rows_k, Hkv, D], [rows_k, Hkv, Dv], [rows_q, Hq, Dv]
   std::vector<double> d_lse;         // [B, Hq, Sq] or [Hq, Tq]
   std::vector<double> bias, mask;    // [B|1, Hq|1, Sq|1, Sk]
@@ -40,15 +40,15 @@ struct Inputs {
 
 Inputs make_inputs(const Case& c);
 
-// The same shapes, lengths and pages, Q, K, V and dO of NaN: for what reads no values, as a plan does.
+// The same shapes, lengths and pages, with NaN in Q, K, V and dO: for plans, which read no values.
 Inputs make_shapes(const Case& c);
 
 // A problem with its tensors. `problem` has the layouts of the tensors that are present.
 struct Call {
   tessera_problem problem;
-  Tensor q, k, v, o, lse;
+  Tensor q, k, v, o, lse, lse_low;
   Tensor cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, page_indptr, page_indices;
-  Tensor bias, mask, block_mask, slopes, sink, causal_seqs, tree, prefix_groups, prefix_lens;
+  Tensor bias, mask, block_mask, slopes, sink, causal_seqs, tree, prefix_groups, prefix_lens, dropout_state;
   Tensor d_o, d_q, d_k, d_v, d_lse, d_bias, d_sink;
 
   void describe();  // writes the tensors' layouts into problem
@@ -58,7 +58,7 @@ struct Call {
   std::vector<const Tensor*> inputs() const;
 };
 
-// The case as it says: its dtype, order, gaps, and so on.
+// The case as described: its dtype, order, gaps, and so on.
 Call make_call(const Inputs& in);
 
 // The same values in float64, everything contiguous: for the oracle.

@@ -110,7 +110,7 @@ TEST_P(BatchInvariance, ASequenceAloneGivesTheSameBits) { expect_same_bits_alone
 
 INSTANTIATE_TEST_SUITE_P(Case, BatchInvariance, ::testing::ValuesIn(kCases));
 
-// By AMX's tiles as they serve a machine that has them: lengths may not choose between them and the vectors.
+// With AMX's tiles and vectors in one plan: lengths must not decide between the two.
 class AmxBatchInvariance : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(AmxBatchInvariance, ASequenceAloneGivesTheSameBits) {

@@ -1,5 +1,5 @@
-// op_tests [--case "dtype=bf16 b=2 sq=65 ..." | --cases FILE] [--backend cpu|cuda|all] [gtest's options]: one case, a file
-// of them, or all tests.
+// op_tests [--case "dtype=bf16 b=2 sq=65 ..." | --cases FILE] [--backend cpu|cuda|all] [gtest's options]: one case, a
+// file of them, or all tests.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// The number formats of the tests' tensors: values are doubles that a format holds exactly.
+// The number formats of the tests' tensors: values are doubles that a format represents exactly.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace tessera::testing {
 
-// The nearest value that `dtype` (tessera_dtype) holds, ties to even, overflow to infinity.
+// The nearest value of `dtype` (tessera_dtype), ties to even, overflow to infinity.
 double round_to(int32_t dtype, double value);
 
 // Distance between 1 and the next value.

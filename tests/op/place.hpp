@@ -13,7 +13,7 @@ namespace tessera::testing {
 struct Place {
   int32_t backend = TESSERA_BACKEND_CPU;
   int32_t isa = TESSERA_ISA_BASELINE;  // CPU
-  int32_t vector_isa = 0;              // CPU, with AMX: other than 0, its tiles serve what they are the fastest for
+  int32_t vector_isa = 0;              // CPU with AMX; not 0: tiles serve only where they are fastest
 
   bool operator==(const Place&) const = default;
 };
@@ -22,23 +22,23 @@ inline constexpr Place kGpu{.backend = TESSERA_BACKEND_CUDA};
 
 std::string place_name(const Place& place);  // "avx2", "cuda"
 
-// This machine's CPU; ends the program with a message if it cannot be had.
+// This machine's CPU; ends the program with a message on failure.
 tessera_device cpu_device();
 
-// The CPU's places to be tested: every ISA that it has, or the one that TESSERA_ISA names.
+// The CPU's places to test: every ISA that it has, or TESSERA_ISA's.
 std::vector<Place> cpu_places();
 
-// Why there is no GPU to run on, in the library's words; "" when there is one.
+// The library's reason why there is no GPU; "" if there is one.
 const std::string& gpu_missing();
 
-// The first GPU, which must be there.
+// The first GPU, which must exist.
 const tessera_device& gpu_device();
 
-// A GPU of an architecture as plain data. Plans are made for it, and kernels compiled, on a machine that has none.
+// A GPU of an architecture as plain data, for plans and compilation without a GPU.
 tessera_device imagined_gpu(int32_t arch);
 
-// The places of a backend, "cpu", "cuda" or "all" ("": what TESSERA_TEST_BACKEND says, else "cpu"); nothing, and why,
-// if there is no such backend here.
+// The places of a backend, "cpu", "cuda" or "all" ("": TESSERA_TEST_BACKEND, default "cpu"); none, and the reason, if
+// there is no such backend here.
 std::optional<std::vector<Place>> places_of(std::string_view backend, std::string* error);
 
 }  // namespace tessera::testing

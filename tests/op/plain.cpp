@@ -70,8 +70,8 @@ struct Matrix {
 
   const Real* row(int64_t n) const { return row_major.data() + n * width; }
 
-  // products[n] = the dot product of row n and `vector`, each summed from its first column to its last. All rows go side by side,
-  // since one sum after another waits for itself at each addition.
+  // products[n] = the dot product of row n and `vector`, each summed from its first column to its last. All rows
+  // advance together, since a single sum waits for itself at each addition.
   void multiply(const Real* vector, std::vector<Real>& products) const {
     products.assign(rows, Real{0});
     Real* __restrict sums = products.data();
@@ -112,7 +112,7 @@ class Plain {
         stores_scores_(stores_scores),
         problem_(make_oracle_call(in).problem),
         scale_(static_cast<Real>(in.scale())) {
-    // Relative errors: some roundings of float32 arithmetic; one rounding to what is stored, which is half a unit at most.
+    // Relative errors: some roundings of float32 arithmetic; one rounding to the stored type, at most half a unit.
     epsilon_ = std::is_same_v<Real, float> ? kEpsilon32 : epsilon(TESSERA_FLOAT64);
     const bool stores_less = std::is_same_v<Real, float> && c_.dtype != TESSERA_FLOAT32;
     epsilon_stored_ = stores_less ? epsilon(static_cast<int32_t>(c_.dtype)) / 2 : epsilon_;
@@ -147,6 +147,7 @@ class Plain {
     };
     make(out_.o, in_.rows_q * c_.hq * c_.dv);
     make(out_.lse, in_.rows_q * c_.hq);
+    make(out_.lse_to_twice_the_digits, c_.low ? in_.rows_q * c_.hq : 0);
     out_.unseen_q.assign(in_.rows_q * c_.hq, 1);
     out_.unseen_k.assign(in_.rows_k * c_.hkv, 1);
     if (!c_.backward) return;
@@ -161,7 +162,7 @@ class Plain {
   void finish(PlainTensor& tensor, bool in_dtype) const {
     for (size_t n = 0; n < tensor.value.size(); ++n) {
       if (in_dtype) tensor.value[n] = stored(static_cast<Real>(tensor.value[n]));
-      // Half a unit in the last place of what the result is stored as.
+      // Half a unit in the last place of the result's type.
       const double unit = std::exp2(std::floor(std::log2(std::fabs(tensor.value[n]))));
       const double rounding = (in_dtype ? epsilon_stored_ : epsilon_) * unit;
       tensor.noise[n] = std::sqrt(tensor.noise[n]) + (std::isfinite(rounding) ? rounding : 0);
@@ -171,7 +172,7 @@ class Plain {
   static void add(double& total, Real term) { total = static_cast<Real>(static_cast<Real>(total) + term); }
   static void add_noise(double& squares, double noise) { squares += noise * noise; }
 
-  // Adds factor * row to the row of `sum` that begins at `at`, and what an error `noise` of the factor makes of it.
+  // Adds factor * row to the row of `sum` that begins at `at`, and the effect of an error `noise` of the factor.
   static void add_row(PlainTensor& sum, int64_t at, Real factor, double noise, const Real* row, int64_t width) {
     double* __restrict totals = &sum.value[at];
     double* __restrict squares = &sum.noise[at];
@@ -206,7 +207,7 @@ class Plain {
     return 1 + std::fabs(s) + 0.5 * std::fabs(scale_) * norm_q * norm_k;
   }
 
-  // Step 1: one row of S; -inf where it sees nothing. noise_[j] is what rounding does to exp(s_j), relatively.
+  // Step 1: one row of S; -inf where it sees nothing. noise_[j] is rounding's relative effect on exp(s_j).
   void scores(int64_t b, int64_t h, int64_t i) {
     const Real* q = &head_.q[i * c_.d];
     const double norm_q = norm(q, c_.d);
@@ -245,8 +246,9 @@ class Plain {
       if (std::isnan(s)) m = s;
     double& lse = out_.lse.value[in_.lse_index(b, h, i)];
     lse = -kInf;
+    if (c_.low) out_.lse_to_twice_the_digits.value[in_.lse_index(b, h, i)] = -kInf;
     std::fill(p_.begin(), p_.end(), Real{0});
-    if (m == -kInf) return;  // it sees nothing: o is 0, whatever the sink
+    if (m == -kInf) return;  // the row sees nothing: o is 0, with any sink
     if (c_.sink) m = std::max(m, static_cast<Real>(in_.sink[h]));
     Real sum = c_.sink ? std::exp(static_cast<Real>(in_.sink[h]) - m) : Real{0};
     for (int64_t j = 0; j < head_.sk; ++j) sum += p_[j] = std::exp(s_[j] - m);
@@ -254,11 +256,15 @@ class Plain {
     double worst = epsilon_;
     for (int64_t j = 0; j < head_.sk; ++j)
       if (p_[j] > 0) worst = std::max(worst, noise_[j] * static_cast<double>(p_[j] / sum) + epsilon_);
-    // What shifts the LSE shifts all of the row; and it passes through a logarithm and a change of base.
+    // A shift of the LSE shifts the whole row; and it passes through a logarithm and a change of base.
     constexpr double kLseRoundings = 2;
     const double lse_noise = kLseRoundings * epsilon_ * std::fabs(lse);
     add_noise(out_.lse.noise[in_.lse_index(b, h, i)], worst + lse_noise);
-    if (std::isfinite(lse_noise))
+    if (c_.low) {
+      PlainTensor& precise = out_.lse_to_twice_the_digits;
+      precise.value[in_.lse_index(b, h, i)] = static_cast<double>(m) + std::log(static_cast<double>(sum));
+      precise.noise[in_.lse_index(b, h, i)] = worst + kLseRoundings * epsilon_ * std::fabs(std::log(sum));
+    } else if (std::isfinite(lse_noise))
       for (double& noise : noise_) noise += lse_noise;
 
     const Real keep_scale = static_cast<Real>(1 / (1 - p_drop_));

@@ -1,7 +1,7 @@
-// Attention by its definition, in three steps, materialising S: what the error of the kernels is measured against.
+// Attention by its definition, in three steps, materialising S: the kernels' errors are compared with its errors.
 //
-// In float32 with 16-bit inputs it rounds what a plain implementation of that type would store: P before P V, dS before
-// its products, and all outputs. Philox and the masks are its own, so that it also checks the oracle.
+// In float32 with 16-bit inputs it rounds the values that a plain implementation of that type would store: P before P
+// V, dS before its products, and all outputs. Philox and the masks are its own, so that it also checks the oracle.
 #pragma once
 
 #include <vector>
@@ -10,20 +10,21 @@
 
 namespace tessera::testing {
 
-// One output: its values, and how large an error of one rounding a term would be, for each element: the root of the
-// summed squares of what one rounding does to each term of its sum. It matters for tensors of a few elements, where the
-// plain result can be right by luck.
+// One output: its values, and for each element the error of one rounding a term: the root of the summed squares of one
+// rounding's effect on each term of its sum. It matters for tensors of a few elements, where the plain result can be
+// exact by chance.
 struct PlainTensor {
   std::vector<double> value, noise;
 };
 
 struct PlainResult {
-  PlainTensor o, lse, d_q, d_k, d_v, d_bias, d_sink;
+  PlainTensor o, lse, lse_to_twice_the_digits, d_q, d_k, d_v, d_bias, d_sink;
   std::vector<char> unseen_q;  // [rows_q, Hq]: this query sees nothing
-  std::vector<char> unseen_k;  // [rows_k, Hkv]: no query sees this key; true also for what no sequence owns
+  std::vector<char> unseen_k;  // [rows_k, Hkv]: no query sees this key; true also for data of no sequence
 };
 
-// kSame: float32, and rounding to the case's dtype. kScoresToo: S and dP are stored in it as well, as standard attention's are.
+// kSame: float32, and rounding to the case's dtype. kScoresToo: S and dP are stored in it as well, as standard
+// attention's are.
 enum class Precision { kSame, kScoresToo, kFloat64 };
 
 PlainResult plain_attention(const Inputs& in, Precision precision);

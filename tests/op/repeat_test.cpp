@@ -19,8 +19,8 @@ struct Repeated {
   tessera_kernel kernel;
 };
 
-// Small, and for few multiprocessors, so that a block takes several works: 10,000 results are a few gigabytes. The last
-// takes all multiprocessors. Inputs are such that the softmax falls back in some.
+// Small, and for few multiprocessors, so that a block processes several work tiles: 10,000 results are a few gigabytes.
+// The last uses all multiprocessors. Some inputs make the softmax take new maxima.
 constexpr Repeated kRepeated[] = {
     {"dtype=bf16 sq=500 sk=700 hq=6 hkv=2 d=128 dv=128 cores=7", TESSERA_KERNEL_FWD_SM90},
     {"dtype=bf16 sq=500 sk=700 hq=6 hkv=2 d=128 dv=128 causal=1 cores=7", TESSERA_KERNEL_FWD_SM90},
@@ -41,7 +41,8 @@ constexpr Repeated kRepeated[] = {
      TESSERA_KERNEL_FWD_SM90},
     {"dtype=f16 sq=500 sk=640 hq=6 hkv=2 d=64 dv=64 bias=hqk mask=qk causal=1 cores=7", TESSERA_KERNEL_FWD_SM90},
     {"dtype=bf16 sq=80 sk=300 hq=160 hkv=20 d=64 dv=64 causal=1", TESSERA_KERNEL_FWD_SM90},
-    // Backward: score warpgroups at every pace, dropout drawn by idle warps, rows of a block mask, turns; dQ added in any order.
+    // Backward: score warpgroups at every pace, dropout bits from idle warps, rows of a block mask, dQ added in a fixed
+    // order and in any order.
     {"dtype=bf16 backward=1 sq=500 sk=700 hq=4 hkv=2 d=128 dv=128 causal=1", TESSERA_KERNEL_BWD_SM90},
     {"dtype=bf16 backward=1 sq=500 sk=700 hq=4 hkv=2 d=64 dv=64", TESSERA_KERNEL_BWD_SM90},
     {"dtype=f16 backward=1 sq=300 sk=300 hq=4 hkv=2 d=256 dv=256 causal=1", TESSERA_KERNEL_BWD_SM90},
@@ -85,7 +86,7 @@ TEST(RepeatedCases, HavePlansOnHopper) {
   }
 }
 
-// Of a launch, one behind the other in memory that is no tensor's.
+// A launch's outputs, one after another in memory of their own.
 struct Output {
   const Tensor* tensor;
   size_t begin, bytes;
@@ -105,7 +106,7 @@ std::vector<Output> place_outputs(const Case& c, const Call& call, size_t& end) 
   return placed;
 }
 
-// The same sums in another order: apart by float32's rounding of their terms, or by the step of the dtype that this tips.
+// The same sums in another order: they differ by float32's rounding of their terms, or by one step of the dtype.
 bool same_sums(const Tensor& tensor, const std::byte* a, const std::byte* b) {
   const int32_t dtype = tensor.layout().dtype;
   const size_t size = element_bytes(tensor);
@@ -141,7 +142,7 @@ TEST_P(CudaRepeat, TenThousandLaunchesGiveTheSame) {
   }
   const tessera_plan plan = plan_of(repeated, call, gpu_device());
 
-  // Each launch of a batch has outputs of its own, poisoned, so that all of their bits can be looked at.
+  // Each launch of a batch has its own poisoned outputs, so that all of their bits can be compared.
   constexpr int kBatch = 200, kLaunches = 10000;
   size_t each = 0;
   const std::vector<Output> placed = place_outputs(c, call, each);

@@ -1,4 +1,5 @@
-// Weights in bfloat16: O's error is that of a softmax in float32 whose P is rounded once, whatever maximum a kernel subtracts.
+// Weights in bfloat16: O's error is that of a softmax in float32 whose P is rounded once, with any maximum that a
+// kernel subtracts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +21,8 @@ struct RoundedCase {
 };
 void PrintTo(const RoundedCase& c, std::ostream* out) { *out << c.name; }
 
-// One element in a thousand is large: some rows are nearly filled by one key, and it may come late. Heads enough for hundreds of them.
+// One element in a thousand is large: one key, which may come late, holds most of some rows. There are enough heads for
+// hundreds of such rows.
 constexpr RoundedCase kRounded[] = {
     {"d64", TESSERA_KERNEL_TILED, "dtype=bf16 b=1 sq=192 sk=640 hq=16 hkv=16 d=64 dv=64 data=outlier seed=3"},
     {"d128", TESSERA_KERNEL_TILED, "dtype=bf16 b=1 sq=128 sk=640 hq=16 hkv=16 d=128 dv=128 data=outlier seed=4"},
@@ -34,7 +36,8 @@ constexpr RoundedCase kRounded[] = {
     {"decode_d128", TESSERA_KERNEL_DECODE, "dtype=bf16 b=8 sq=1 sk=800 hq=64 hkv=4 d=128 dv=128 data=outlier seed=7"},
 };
 
-// O of every row, exact and with P = 2^(s - the row's maximum) rounded to bfloat16 before its product with V, and stored in bfloat16.
+// O of every row, exact and with P = 2^(s - the row's maximum) rounded to bfloat16 before its product with V, and
+// stored in bfloat16.
 struct Expected {
   std::vector<double> exact, rounded_once;
 };
@@ -78,7 +81,8 @@ double rms_error(const std::vector<double>& value, const std::vector<double>& ex
   return std::sqrt(squares / static_cast<double>(exact.size()));
 }
 
-// 1.00 to 1.06 is what lab/amx/rounding.py has of the kernels on such inputs, and 1.15 to 1.35 where a maximum may lag by 2^8.
+// 1.00 to 1.06 is what tests/protocols/test_rounding_cpu.py gives for the kernels on such inputs, and 1.15 to 1.35
+// where a maximum may lag by 2^8.
 void compare(const RoundedCase& rounded, const std::vector<Place>& places) {
   constexpr double kMost = 1.08;
   const Case c = legalised(parse_case(rounded.text, nullptr).value());

@@ -1,5 +1,5 @@
-// That the table drives what fwd_sm90 does where its softmax without a maximum fails: followed on the inputs, with the
-// tiles of the plan. No GPU is needed.
+// Checks that the table contains cases in which fwd_sm90's stale max fails, by following the inputs with the plan's
+// tiles. It needs no GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace tessera::testing {
 namespace {
 
-// The plan that an H200 gives the case where fwd_sm90 is asked for, as the GPU's tests ask for every kernel that takes it.
+// An H200's plan for the case with fwd_sm90 requested, as the GPU's tests request every kernel that supports a case.
 tessera_plan hopper_plan(const Call& call, const Case& c) {
   tessera_device device = imagined_gpu(90);
   device.kernel = TESSERA_KERNEL_FWD_SM90;
@@ -33,7 +33,7 @@ TEST(FwdSm90Cases, AreServedByIt) {
     const tessera_plan plan = hopper_plan(call, c);
     EXPECT_EQ(plan.kernel, TESSERA_KERNEL_FWD_SM90) << to_text(c);
     in_clusters += plan.cluster > 1;
-    // Tensors are copied to a GPU as far from alignment as they are here, and the kernel leaves misaligned ones to another.
+    // Tensors are copied to a GPU with their misalignment, and another kernel serves misaligned ones.
     constexpr uintptr_t kTensorMapAlignment = 16;
     if (c.gap != 0) continue;
     for (const Tensor* tensor : {&call.q, &call.k, &call.v, &call.o}) {
@@ -43,12 +43,12 @@ TEST(FwdSm90Cases, AreServedByIt) {
   EXPECT_GE(in_clusters, 12) << "both types, every shape of tile and of chunks";
 }
 
-// What a lane's sum may reach against a stale max that is too low, kernels/tessera/fwd_sm90/kernel.cuh, and the stale max beyond
-// which a maximum is always taken, attention/softmax.cuh.
+// The bound of a lane's sum against a stale max that is too low, kernels/tessera/fwd_sm90/kernel.cuh, and the stale max
+// beyond which a maximum is always taken, attention/softmax.cuh.
 constexpr double kStaleMaxBound_log2 = 6, kHugeScore_log2 = 0x1p22;
 
-// Whether a row, after its first tile of keys, meets in a tile, from the first to the last, a score that passes all before
-// by the bound, or no number.
+// Whether a row, after its first tile of keys, meets in a tile, from the first to the last, a score that passes all
+// before by the bound, or no number.
 bool row_falls_back(const Inputs& in, int64_t b, int64_t h, int64_t i, int64_t block_n) {
   const Case& c = in.c;
   const double* q = &in.q[(in.q_row(b, i) * c.hq + h) * c.d];
@@ -77,7 +77,7 @@ bool row_falls_back(const Inputs& in, int64_t b, int64_t h, int64_t i, int64_t b
   return false;
 }
 
-// Of a case's rows, those of every 37th query.
+// A case's rows of every 37th query.
 double share_of_rows(const Case& c) {
   const Inputs in = make_inputs(c);
   const tessera_plan plan = hopper_plan(make_call(in), c);
@@ -92,7 +92,7 @@ double share_of_rows(const Case& c) {
   return static_cast<double>(fallen) / static_cast<double>(std::max<int64_t>(rows, 1));
 }
 
-// A warp falls back for all of its 16 rows when one of them does.
+// A warp falls back for all of its 16 rows if one of them does.
 TEST(FwdSm90Cases, MakeTheSoftmaxFallBack) {
   constexpr double kRowsOfAWarp = 16;
   int cases = 0;

@@ -1,5 +1,5 @@
 // The table: lengths around tile edges, head sizes, every option alone, every pair of option values together, decoding
-// shapes, and numbers that are hard on a softmax.
+// shapes, and numbers that are difficult for a softmax.
 #include <array>
 #include <iterator>
 #include <random>
@@ -38,7 +38,7 @@ class Table {
   std::vector<Case> cases_;
 };
 
-// Every length as Sq and as Sk, against a length some steps away in the list: full and causal by turns.
+// Every length as Sq and as Sk, against a length some steps away in the list: full and causal alternately.
 void add_lengths(Table& table) {
   constexpr size_t kCount = std::size(kLengths);
   for (const int64_t dtype : kDtypes) {
@@ -143,6 +143,13 @@ constexpr const char* kOptions[] = {
     "reversed=1",
     "reversed=1 gap=3 order=sbhd",
     "shared_kv=1",
+    "low=1",
+    "low=1 causal=1 top_left=1 q=packed k=packed lead=3 tail=70",
+    "low=1 bias=bhqk d_bias=1 sink=1 d_sink=1 d_lse=1 gap=1 order=bhsd",
+    "sink=2 d_sink=1",
+    "sink=2 d_sink=1 low=1 d_lse=1 causal=1",
+    "dropout=0.3 state=1 low=1",
+    "state=1",
     "q=packed k=packed",
     "q=packed k=packed causal=1",
     "q=packed k=packed used=1 gap=1",
@@ -205,7 +212,7 @@ constexpr const char* kMoreQueriesThanKeys[] = {
     "mask=bhqk bias=hqk d_bias=1 q=packed",
 };
 
-// Biases and masks of tiles that every row sees whole, where kernels read several keys' entries at once.
+// Biases and masks of tiles that every row sees fully, where kernels read several keys' entries at once.
 constexpr const char* kEntries[] = {
     "bias=bhqk",
     "mask=hqk",
@@ -264,7 +271,8 @@ constexpr const char* kDecode[] = {
     "b=7 few=8 sq=16 sk=700 hq=16 hkv=4 d=128 dv=128 q=packed k=paged page=16 causal=1 cores=9",
     "b=2 sq=16 sk=800 hq=20 hkv=5 d=64 dv=64 causal=1 used=1",
     "b=3 sq=6 sk=900 hq=10 hkv=2 d=256 dv=256 k=paged page=64 cores=11",
-    // Trees and causal flags by decode_sm90: tiles by TMA and not, one with and without options, parts of one size, all head sizes.
+    // Trees and causal flags by decode_sm90: tiles with and without TMA, one with and without options, parts of one
+    // size, all head sizes.
     "b=4 sq=6 sk=900 hq=4 hkv=2 d=128 dv=128 tree=1 causal=1 cores=7",
     "b=3 sq=40 sk=60 hq=2 hkv=2 d=64 dv=64 tree=2 causal=1 used=1 cores=3",
     "b=4 sq=16 sk=700 hq=8 hkv=2 d=128 dv=128 k=paged page=16 csr=1 tree=1 causal=1 cores=7",
@@ -276,7 +284,41 @@ constexpr const char* kDecode[] = {
     "b=5 sq=4 sk=900 hq=4 hkv=1 d=256 dv=256 causal_seqs=1 wl=200 cores=5",
     "b=5 sq=4 sk=900 hq=4 hkv=1 d=80 dv=80 causal_seqs=1 invariant=1 softcap=9 cores=5",
     "b=2 sq=1 sk=800 hq=4 hkv=1 d=64 dv=64 data=nan_key cores=4",
+    // Sinks above and below the scores, in every merge of parts; more than three of them.
+    "b=2 sq=1 sk=4200 hq=8 hkv=2 d=64 dv=64 sink=2 low=1 cores=16",
+    "b=1 sq=60 sk=3000 hq=4 hkv=2 d=64 dv=64 sink=2 low=1 cores=16",
+    "b=3 few=2 sq=40 sk=2100 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=16 causal=1 sink=2 low=1 cores=12",
+    "b=2 sq=2 sk=4200 hq=4 hkv=2 d=64 dv=64 data=shared low=1 cores=16",
+    "b=1 sq=60 sk=3000 hq=4 hkv=2 d=64 dv=64 data=shared low=1 cores=16",
+    "b=2 sq=2 sk=4200 hq=4 hkv=2 d=64 dv=64 softcap=1e5 scale=3e3 alibi=h low=1 cores=16",
 };
+
+// Scores of any finite size, and rows whose scores share a large number.
+constexpr const char* kLargeScores[] = {
+    "data=huge_bias bias=qk low=1 d_bias=1",
+    "data=huge_bias bias=bhqk low=1 d_bias=1 bias_f32=1",
+    "data=huge_bias bias=hqk bias_f32=1 d_lse=1",
+    "data=huge_bias bias=bhqk causal=1 low=1",
+    "data=huge_bias bias=bhqk mask=bqk low=1 sink=2 d_sink=1",
+    "data=huge_bias bias=bqk alibi=h softcap=8 low=1 dropout=0.2",
+    "data=huge_bias bias=k low=1 q=packed k=packed",
+    "data=huge_bias bias=bhqk bias_f32=1 wl=40 wr=5 block_mask=bk low=1",
+    "data=shared low=1",
+    "data=shared low=1 causal=1",
+    "data=shared low=1 mask=bqk sink=1 d_sink=1",
+    "data=shared low=1 bias=bhqk d_bias=1 dropout=0.1 state=1",
+    "data=shared low=1 wl=30 wr=3 q=packed k=packed d_lse=1",
+    "data=shared low=1 scale=-1",
+    "data=shared",
+};
+
+void add_large_scores(Table& table) {
+  for (const char* large : kLargeScores) {
+    table.add((std::string(large) + " backward=1 b=2 sq=70 sk=140 hq=4 hkv=2 d=32 dv=40").c_str());
+    // AMX's tiles and a whole tile of them that sees everything.
+    table.add((std::string(large) + " backward=1 b=1 sq=160 sk=200 hq=2 hkv=1 d=64 dv=64 cores=1").c_str());
+  }
+}
 
 // A step of an engine: chunks of prompts beside sequences with one query or a few, or none.
 constexpr const char* kMixed[] = {
@@ -296,7 +338,8 @@ constexpr const char* kMixed[] = {
     "b=5 few=2 sq=70 sk=500 hq=4 hkv=2 d=64 dv=64 q=packed bias=bhk mask=bk causal=1",
 };
 
-// Groups of sequences that share a prefix: of whole pages and not, in chunks that begin within it, of sequences with nothing else.
+// Groups of sequences that share a prefix: of whole pages and not, in chunks that begin within it, of sequences with
+// nothing else.
 constexpr const char* kPrefixes[] = {
     "b=6 sq=1 sk=1300 prefix=1100 hq=8 hkv=2 d=64 dv=64 k=paged page=16 causal=1 cores=7",
     "b=8 sq=1 sk=900 prefix=900 hq=4 hkv=4 d=128 dv=128 k=paged page=1 cores=4",
@@ -329,7 +372,7 @@ constexpr const char* kPrefixes[] = {
     "b=6 few=5 sq=50 sk=1500 prefix=1400 hq=8 hkv=2 d=128 dv=128 q=packed k=paged page=32 data=growing causal=1",
 };
 
-// The ends of what is accepted: src/core/validate.cpp.
+// The limits of valid problems: src/core/validate.cpp.
 constexpr const char* kFactorEnds[] = {
     "scale=1e18",
     "scale=-1e18 causal=1",
@@ -345,7 +388,7 @@ constexpr const char* kFactorEnds[] = {
     "scale=1e18 sq=1",
 };
 
-// What must be reached by a NaN or an infinity in k, v, q or dO, and what must not be: by position, masks, a bias of -inf, key
+// Where a NaN or an infinity in k, v, q or dO must and must not arrive: by position, masks, a bias of -inf, key
 // lengths, other sequences and heads; and rows that see nothing.
 constexpr const char* kHides[] = {
     "causal=1 sq=100 sk=130",
@@ -370,7 +413,7 @@ constexpr const char* kHidesFromFew[] = {
     "sq=100 causal=1 k=paged page=16",
 };
 
-// The types take turns.
+// The types alternate.
 void add_nonfinite(Table& table) {
   size_t count = 0;
   const auto add = [&](const std::string& line) {
@@ -411,7 +454,7 @@ constexpr const char* kNumerics[] = {
     "backward=1 sq=300 sk=1000 hq=1 hkv=1 d=128 dv=128 wl=100 wr=0",
 };
 
-// Gradients with the same bits every time: who adds to dQ, dBias and to heads that share keys, and in what order.
+// Gradients with the same bits every time: the order of additions to dQ, dBias and heads that share keys.
 constexpr const char* kDeterministic[] = {
     "b=2 sq=200 sk=300 hq=2 hkv=2 d=64 dv=64",
     "b=2 sq=300 sk=300 hq=4 hkv=1 d=128 dv=128 causal=1",
@@ -425,7 +468,7 @@ constexpr const char* kDeterministic[] = {
     "b=0 sq=5 sk=7",
 };
 
-// ---- pairs: every value of a factor together with every value of every other one ---------------------------------------
+// ---- pairs: every value of a factor together with every value of every other one ------------------------------------
 
 struct Factor {
   std::vector<std::string> values;  // text to add to a case
@@ -457,7 +500,7 @@ const Factor kFactors[] = {
     {{"cores=2", "cores=6"}},
 };
 
-// Cases that cover all pairs, found greedily: of some random rows, each time the one that covers most pairs not yet met.
+// Cases that cover all pairs, found greedily: among some random rows, each time the one that covers the most new pairs.
 std::vector<std::string> pairwise_lines() {
   constexpr size_t kCount = std::size(kFactors);
   using Pair = std::array<size_t, 4>;  // factor, value, factor, value
@@ -500,6 +543,7 @@ std::vector<Case> case_table() {
   add_lengths(table);
   add_head_dims(table);
   add_options(table);
+  add_large_scores(table);
   add_entries(table);
   for (const char* line : kDecode) table.add(line);
   for (const char* line : kMixed) table.add(line);

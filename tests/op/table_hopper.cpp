@@ -9,8 +9,8 @@ namespace tessera::testing {
 namespace {
 
 // Tiles of 128 and 192 queries by 64 to 128 keys that TMA fills: lengths around their edges, every head size that has a
-// row or is padded to one, blocks of keys that every query sees whole, and numbers on which a softmax may not be lazy.
-// Few multiprocessors: on many, keys as long as these would be split, and that kernel does not.
+// row or is padded to one, blocks of keys that every query sees fully, and numbers that need a new maximum. Few
+// multiprocessors: on many, so many keys would be split, which that kernel does not support.
 constexpr const char* kHopper[] = {
     "b=2 sq=63 sk=65 hq=2 hkv=2 d=64 dv=64",
     "b=2 sq=64 sk=64 hq=2 hkv=1 d=128 dv=128 causal=1",
@@ -34,7 +34,7 @@ constexpr const char* kHopper[] = {
     "b=1 sq=200 sk=300 hq=2 hkv=1 d=112 dv=136",
     "b=1 sq=200 sk=300 hq=2 hkv=2 d=64 dv=200 causal=1",
     "b=1 sq=200 sk=300 hq=2 hkv=1 d=160 dv=160 order=bhsd",
-    "b=1 sq=200 sk=300 hq=2 hkv=1 d=176 dv=8 order=sbhd gap=8",  // strides that TMA takes, an address that it does not
+    "b=1 sq=200 sk=300 hq=2 hkv=1 d=176 dv=8 order=sbhd gap=8",  // strides that TMA supports, a misaligned address
     "b=3 sq=200 sk=300 hq=4 hkv=2 d=128 dv=128 order=sbhd",
     "b=2 sq=300 sk=300 hq=2 hkv=1 d=64 dv=64 causal=1 wl=90",
     "b=1 sq=400 sk=520 hq=2 hkv=2 d=128 dv=128 wl=128 wr=0 cores=3",
@@ -48,6 +48,19 @@ constexpr const char* kHopper[] = {
     "b=3 sq=260 sk=260 hq=4 hkv=1 d=96 dv=96 k=packed wl=70 wr=30",
     "b=3 sq=200 sk=390 hq=4 hkv=2 d=128 dv=128 used=1 causal=1 sink=1",
     "b=4 sq=300 sk=300 hq=2 hkv=1 d=256 dv=256 q=packed k=packed causal=1 sink=1 lse=0",
+    // Scores that share a large number, the largest and lowest biases, sinks far above and below, in every kernel and merge.
+    "b=1 sq=100 sk=200 hq=2 hkv=1 d=400 dv=400 data=shared low=1",
+    "b=1 sq=130 sk=200 hq=2 hkv=2 d=256 dv=256 data=shared low=1 causal=1 wl=60 d_lse=1 sink=2 d_sink=1",
+    "b=1 sq=130 sk=200 hq=2 hkv=2 d=192 dv=192 bias=bhqk data=huge_bias low=1 d_bias=1",
+    "b=2 sq=130 sk=200 hq=4 hkv=2 d=128 dv=128 bias=hqk data=huge_bias low=1 d_bias=1 sink=2 d_sink=1",
+    "b=2 sq=130 sk=200 hq=4 hkv=2 d=128 dv=128 data=shared low=1 dropout=0.2 state=1",
+    "b=3 sq=200 sk=200 hq=2 hkv=1 d=64 dv=64 q=packed k=packed data=shared low=1 causal=1 sink=2 d_sink=1",
+    "b=2 sq=130 sk=200 hq=4 hkv=2 d=64 dv=64 softcap=5000 data=shared low=1",
+    "b=3 sq=1 sk=900 hq=8 hkv=2 d=128 dv=128 data=shared low=1 sink=2 invariant=1 cores=4",
+    "b=3 sq=2 sk=900 hq=8 hkv=2 d=64 dv=64 k=paged page=16 data=shared low=1 sink=2 cores=64",
+    "b=6 sq=5 sk=1500 prefix=1400 hq=8 hkv=1 d=64 dv=64 k=paged page=16 data=shared low=1 sink=2 causal=1",
+    "b=5 few=1 sq=300 sk=700 hq=8 hkv=2 d=64 dv=64 q=packed k=packed data=shared low=1 sink=2 causal=1",
+    "b=1 sq=3 sk=5000 hq=2 hkv=1 d=64 dv=64 bias=bhqk data=huge_bias low=1 sink=2 cores=64",
     "b=3 sq=300 sk=300 hq=3 hkv=1 d=64 dv=64 causal=1 cores=5",
     // Pages: boxes of 16 rows to a whole block of keys (page sizes that divide it, that it divides, and neither), ends
     // within a box, at a box's border and before the first key; the table holds -1 past them and the pages NaN.
@@ -64,7 +77,7 @@ constexpr const char* kHopper[] = {
     "b=5 sq=130 sk=300 hq=4 hkv=1 d=128 dv=128 q=packed k=paged page=16 tree=2 causal=1 cores=3",
     "b=4 sq=150 sk=400 hq=2 hkv=1 d=192 dv=128 q=packed k=packed tree=5 causal_seqs=1 cores=3",
     "b=4 sq=200 sk=300 hq=2 hkv=1 d=128 dv=128 tree=4 softcap=8 mask=bqk wl=90 cores=3",
-    // Which sequences are causal they say themselves: full ones beside them, tiles of all sizes, windows.
+    // Causal flags a sequence: full ones beside causal ones, tiles of all sizes, windows.
     "b=6 sq=300 sk=384 hq=2 hkv=1 d=64 dv=64 causal_seqs=1 cores=3",
     "b=5 sq=300 sk=500 hq=4 hkv=2 d=128 dv=128 causal_seqs=1 cores=3",
     "b=5 sq=300 sk=200 hq=2 hkv=1 d=256 dv=256 causal_seqs=1 wl=60 cores=3",
@@ -84,7 +97,7 @@ constexpr const char* kHopper[] = {
     "data=nan_key b=4 sq=300 sk=400 hq=2 hkv=1 d=64 dv=64 k=paged page=16 causal=1 cores=3",
     "b=3 sq=300 sk=300 hq=2 hkv=1 d=128 dv=128 cores=3 invariant=1",
     "b=2 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 scale=3",
-    // Four consumers, more works than multiprocessors: fewer rows than consumers, edges, packed rows, pages.
+    // Four consumers, more work tiles than multiprocessors: fewer rows than consumers, edges, packed rows, pages.
     "b=6 sq=70 sk=130 hq=2 hkv=2 d=64 dv=64 cores=1",
     "b=6 sq=70 sk=130 hq=2 hkv=1 d=64 dv=64 causal=1 cores=1",
     "b=3 sq=600 sk=500 hq=2 hkv=1 d=64 dv=64 used=1 wl=100 wr=30 sink=1 cores=3",
@@ -95,8 +108,8 @@ constexpr const char* kHopper[] = {
     "b=2 sq=1100 sk=1100 hq=1 hkv=1 d=80 dv=96 causal=1 sink=1 cores=3",
     "b=4 sq=300 sk=300 hq=2 hkv=1 d=96 dv=96 k=paged page=48 cores=3",
     "b=4 sq=300 sk=300 hq=2 hkv=1 d=96 dv=96 k=paged page=32 causal=1 cores=3",
-    // Windows: consumers that see other blocks of keys than their neighbours, at both ends, a work's last and the next one's
-    // first together; a few keys or one for each row, rows before all keys, a window wider than the keys.
+    // Windows: consumers that see other blocks of keys than their neighbours, at both ends, a work tile's last and the
+    // next one's first together; a few keys or one for each row, rows before all keys, a window wider than the keys.
     "b=1 sq=900 sk=900 hq=4 hkv=2 d=128 dv=128 causal=1 wl=10 cores=3",
     "b=2 sq=700 sk=950 hq=2 hkv=1 d=128 dv=128 wl=20 wr=20 cores=3",
     "b=1 sq=900 sk=900 hq=2 hkv=2 d=64 dv=64 wl=0 wr=0 cores=3",
@@ -111,8 +124,9 @@ constexpr const char* kHopper[] = {
     "b=3 sq=600 sk=700 hq=2 hkv=1 d=128 dv=128 used=1 causal=1 wl=40 cores=3",
     "b=4 sq=400 sk=500 hq=2 hkv=1 d=128 dv=128 k=paged page=16 causal=1 wl=40 cores=3",
     "data=outlier b=1 sq=900 sk=900 hq=2 hkv=1 d=128 dv=128 causal=1 wl=300 cores=3",
-    // Clusters of two blocks: an even number of tiles a head, and a row for many queries, which invariant=1 takes for
-    // few. A last tile that leaves consumers without rows, one chunk of 64 columns and three, more blocks than works.
+    // Clusters of two blocks: an even number of tiles a head, and a row for many queries, which invariant=1 uses for
+    // few. A last tile that leaves consumers without rows, one chunk of 64 columns and three, more blocks than work
+    // tiles.
     "b=3 sq=520 sk=700 hq=2 hkv=1 d=256 dv=256 used=1 cores=5 invariant=1",
     "b=1 sq=2180 sk=390 hq=1 hkv=1 d=256 dv=256 cores=7",
     "b=1 sq=2180 sk=390 hq=1 hkv=1 d=128 dv=128 cores=7",
@@ -122,8 +136,8 @@ constexpr const char* kHopper[] = {
     "b=1 sq=8300 sk=200 hq=1 hkv=1 d=128 dv=128 cores=5",
     "b=2 sq=700 sk=500 hq=3 hkv=1 d=40 dv=104 sink=1 cores=5 invariant=1",
     "b=1 sq=500 sk=500 hq=3 hkv=1 d=136 dv=200 order=bhsd cores=131 invariant=1",
-    // Head sizes above 256: a cluster of two blocks shares the columns. Tiles of 128 by 64 (48 with options), and consumers that see
-    // other blocks of keys than their neighbours.
+    // Head sizes above 256: a cluster of two blocks shares the columns. Tiles of 128 by 64 (48 with options), and
+    // consumers that see other blocks of keys than their neighbours.
     "b=2 sq=63 sk=65 hq=2 hkv=2 d=512 dv=512",
     "b=1 sq=129 sk=191 hq=4 hkv=2 d=512 dv=512 causal=1 cores=3",
     "b=2 sq=300 sk=520 hq=2 hkv=1 d=512 dv=512 order=bhsd cores=3",
@@ -167,9 +181,9 @@ constexpr const char* kHopper[] = {
     "data=inf_value b=4 sq=300 sk=400 hq=2 hkv=1 d=64 dv=64 q=packed k=packed causal=1",
 };
 
-// What a softmax without a maximum must notice, tiles going from the first to the last: scores that pass what was seen before
-// by many powers of two (those that fall never do), and the one key in whose tile, after tiles without it, scores become infinite or NaN. Every head size that
-// has a row; full, causal, windows, packed rows; tiles that are seen whole and in part.
+// Scores that need a new maximum, with tiles from the first to the last: scores that pass all earlier ones by many
+// powers of two (falling ones never do), and the one key in whose tile, after tiles without it, scores become infinite
+// or NaN. Every head size that has a row; full, causal, windows, packed rows; full and partial tiles.
 constexpr const char* kHopperNumerics[] = {
     "data=falling sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 cores=3",
     "data=growing sq=300 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
@@ -201,8 +215,9 @@ constexpr const char* kHopperNumerics[] = {
     "data=inf_once b=3 sq=300 sk=600 hq=2 hkv=1 d=256 dv=256 q=packed k=packed causal=1 cores=3",
 };
 
-// Scores that are changed one by one: each option at every head size that has a row, in blocks that are seen whole, at edges and
-// past a sequence's end; entries of rows of 8, of 2 and of single keys; together; and what a softmax must notice of them.
+// Scores that are changed one by one: each option at every head size that has a row, in full blocks, at edges and past
+// a sequence's end; entries of rows of 8, of 2 and of single keys; several options together; and scores that need a new
+// maximum.
 constexpr const char* kHopperOptions[] = {
     "softcap=9 b=2 sq=200 sk=300 hq=2 hkv=1 d=64 dv=64 cores=3",
     "softcap=1 b=1 sq=200 sk=300 hq=2 hkv=2 d=96 dv=96 causal=1 cores=3",  // beyond the tanh's polynomial
@@ -267,9 +282,9 @@ constexpr const char* kHopperOptions[] = {
     "data=inf_value dropout=0.2 sq=300 sk=400 hq=2 hkv=1 d=128 dv=128 used=1 b=3",
 };
 
-// Block masks, which fwd_sm90 walks by lists: blocks of the mask of one half of a tile's rows, of all, of two tiles'; of a tile's keys, and
-// of two or three; rows that see nothing, diagonals and windows that cut blocks of the list, one mask for all and one for each head;
-// more tiles than multiprocessors, which draw them.
+// Block masks, which fwd_sm90 reads as lists: blocks of the mask of one half of a tile's rows, of all, of two tiles';
+// of a tile's keys, and of two or three; rows that see nothing, diagonals and windows that cut blocks of the list, one
+// mask for all and one for each head; more tiles than multiprocessors, which claim them.
 constexpr const char* kHopperBlocks[] = {
     "block_mask=qk block_q=64 block_k=64 b=2 sq=520 sk=700 hq=2 hkv=1 d=64 dv=64 cores=3",
     "block_mask=bhqk block_q=128 block_k=128 b=2 sq=700 sk=520 hq=4 hkv=2 d=64 dv=64 causal=1 cores=3",
@@ -294,7 +309,7 @@ constexpr const char* kHopperBlocks[] = {
     "data=falling block_mask=hqk block_q=128 block_k=128 sq=500 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3",
     "data=nan_key block_mask=qk block_q=64 block_k=128 sq=500 sk=900 hq=2 hkv=1 d=128 dv=128 cores=3",
     "data=huge block_mask=hqk block_q=64 block_k=64 sq=500 sk=600 hq=2 hkv=1 d=64 dv=64 cores=3",
-    // Longer runs of hidden blocks than a consumer may pass over, and lists of which a consumer sees nothing.
+    // Longer runs of hidden blocks than a consumer may skip, and lists that hide everything from a consumer.
     "block_mask=hqk block_q=64 block_k=64 b=1 sq=400 sk=3000 hq=2 hkv=1 d=128 dv=128 cores=2",
     "block_mask=qk block_q=64 block_k=128 b=1 sq=500 sk=3000 hq=2 hkv=2 d=128 dv=128 causal=1 alibi=h cores=2",
     "block_mask=hqk block_q=64 block_k=64 b=1 sq=300 sk=3000 hq=2 hkv=1 d=256 dv=256 cores=1",
@@ -305,8 +320,8 @@ constexpr const char* kHopperBlocks[] = {
     "block_mask=qk block_q=64 block_k=64 b=2 sq=3500 sk=2500 hq=2 hkv=1 d=64 dv=64 causal=1 cores=3 seed=3",
 };
 
-// bwd_sm90: tiles of 64 or 128 queries by 128 keys, with each option: blocks that are seen whole, partial ones, ends within a half
-// of a block's keys; bias and mask by pairs of keys and one by one; entries of one head, of all, of all sequences; a NaN.
+// bwd_sm90: tiles of 64 or 128 queries by 128 keys, with each option: full and partial blocks, ends within a half of a
+// block's keys; bias and mask by pairs of keys and one by one; entries of one head, of all, of all sequences; a NaN.
 constexpr const char* kHopperBackward[] = {
     // Head sizes above 256: a cluster of four blocks, 64 of 128 keys or half of the columns in each.
     "b=2 sq=63 sk=65 hq=2 hkv=2 d=512 dv=512",
@@ -347,7 +362,7 @@ constexpr const char* kHopperBackward[] = {
     "dropout=0.5 b=1 sq=300 sk=300 hq=2 hkv=2 d=96 dv=96 causal=1 sink=1 d_sink=1",
     "dropout=0.1 b=2 sq=257 sk=300 hq=4 hkv=2 d=128 dv=128 causal=1",
     "dropout=0.9 b=3 sq=260 sk=260 hq=2 hkv=1 d=128 dv=128 q=packed k=packed deterministic=1",
-    // 128 queries a step, then 64, drawn a step ahead or within it.
+    // 128 queries a step, then 64, with bits generated a step ahead or within the step.
     "dropout=0.2 b=2 sq=333 sk=777 hq=4 hkv=1 d=64 dv=64",
     "dropout=0.3 b=1 sq=500 sk=600 hq=2 hkv=1 d=64 dv=64 wl=100 wr=30 alibi=h",
     "dropout=0.2 deterministic=1 b=2 sq=900 sk=860 hq=4 hkv=1 d=64 dv=64",
@@ -371,7 +386,8 @@ constexpr const char* kHopperBackward[] = {
     "mask=qk bias=hqk d_bias=1 alibi=h dropout=0.2 sink=1 b=2 sq=200 sk=320 hq=2 hkv=1 d=64 dv=64 causal=1",
     "mask=hqk bias=qk bias_f32=1 d_bias=1 alibi=h dropout=0.2 b=2 sq=300 sk=298 hq=2 hkv=1 d=128 dv=128",
     "mask=qk scale=-0.2 b=1 sq=200 sk=256 hq=2 hkv=2 d=128 dv=128",
-    // Above head sizes of 128, by pairs of blocks: each option, packed sequences with the next one's NaN after them, and all in turns.
+    // Above head sizes of 128, by pairs of blocks: each option, packed sequences with the next one's NaN after them,
+    // and all deterministic.
     "b=4 sq=300 sk=300 hq=4 hkv=2 d=256 dv=256 q=packed k=packed causal=1 sink=1 d_sink=1 d_lse=1",
     "b=3 sq=260 sk=260 hq=2 hkv=1 d=192 dv=192 q=packed k=packed wl=100 wr=30",
     "b=3 sq=260 sk=390 hq=2 hkv=1 d=192 dv=128 q=packed k=packed causal=1 deterministic=1",
@@ -400,7 +416,8 @@ constexpr const char* kHopperBackward[] = {
     "block_mask=qk block_q=64 block_k=64 mask=qk bias=hqk d_bias=1 b=1 sq=200 sk=320 hq=2 hkv=1 d=256 dv=256",
     "data=outlier dropout=0.2 sq=300 sk=400 hq=2 hkv=1 d=256 dv=256",
     "data=nan_value bias=hqk d_bias=1 sq=300 sk=400 hq=2 hkv=1 d=256 dv=256 causal=1",
-    // Transposed lists: a warpgroup's keys hidden, both; heads of a group with lists of their own, keys that nobody sees.
+    // Transposed lists: a warpgroup's keys hidden, both; heads of a group with lists of their own, keys that no query
+    // sees.
     "block_mask=qk block_q=64 block_k=64 b=2 sq=520 sk=700 hq=2 hkv=1 d=64 dv=64",
     "block_mask=bhqk block_q=128 block_k=128 b=2 sq=700 sk=520 hq=4 hkv=2 d=64 dv=64 causal=1",
     "block_mask=hqk block_q=64 block_k=128 b=1 sq=300 sk=600 hq=2 hkv=2 d=128 dv=128 sink=1 d_sink=1 d_lse=1",
@@ -418,7 +435,7 @@ constexpr const char* kHopperBackward[] = {
     "block_mask=bqk block_q=128 block_k=64 b=2 sq=400 sk=2300 hq=2 hkv=2 d=192 dv=128 causal=1",
     "block_mask=hqk block_q=192 block_k=64 b=1 sq=400 sk=500 hq=4 hkv=1 d=136 dv=200",
     "data=nan_value block_mask=qk block_q=64 block_k=64 sq=300 sk=400 hq=2 hkv=1 d=256 dv=256",
-    // In turns.
+    // Deterministic.
     "deterministic=1 block_mask=hqk block_q=64 block_k=64 b=2 sq=900 sk=860 hq=4 hkv=2 d=128 dv=128",
     "deterministic=1 block_mask=bqk block_q=128 block_k=64 b=2 sq=700 sk=900 hq=2 hkv=1 d=64 dv=64 causal=1",
     "deterministic=1 block_mask=qk block_q=64 block_k=128 dropout=0.2 mask=qk b=1 sq=500 sk=500 hq=2 hkv=2 d=128 "
@@ -430,7 +447,7 @@ constexpr const char* kHopperBackward[] = {
     // More tiles of keys than threads that order them, and long lists among short ones.
     "block_mask=hqk block_q=64 block_k=128 b=2 sq=700 sk=4500 hq=4 hkv=2 d=64 dv=64 causal=1",
     "block_mask=bqk block_q=64 block_k=64 b=2 sq=900 sk=900 hq=2 hkv=2 d=128 dv=128 wl=150 wr=0",
-    // More tiles of keys than multiprocessors, which take one after another; some that no query sees.
+    // More tiles of keys than multiprocessors, which process one after another; some that no query sees.
     "block_mask=hqk block_q=64 block_k=64 b=2 sq=200 sk=1800 hq=2 hkv=1 d=128 dv=128 cores=3",
     "block_mask=bqk block_q=128 block_k=128 b=2 sq=300 sk=1500 hq=2 hkv=2 d=64 dv=64 causal=1 cores=2",
     "block_mask=qk block_q=64 block_k=128 b=1 sq=150 sk=2000 hq=4 hkv=2 d=96 dv=96 wl=300 wr=100 sink=1 d_sink=1 "
@@ -461,7 +478,7 @@ constexpr const char* kHopperBackward[] = {
     "deterministic=1 b=2 sq=300 sk=500 hq=2 hkv=1 d=192 dv=128 causal=1 top_left=1",
     "deterministic=1 b=1 sq=150 sk=1500 hq=2 hkv=1 d=256 dv=256",
     "deterministic=1 data=nan_d_o sq=500 sk=500 hq=2 hkv=1 d=256 dv=256 causal=1",
-    // Head sizes between those of the tiles: columns that a tensor has not, beside others.
+    // Head sizes between those of the tiles: columns that a tensor lacks, beside others.
     "b=3 sq=260 sk=260 hq=4 hkv=2 d=96 dv=96 q=packed k=packed causal=1 sink=1 d_sink=1 d_lse=1",
     "b=3 sq=260 sk=260 hq=2 hkv=1 d=80 dv=88 q=packed k=packed deterministic=1",
     "b=1 sq=400 sk=520 hq=2 hkv=2 d=72 dv=96 wl=128 wr=0",
@@ -498,7 +515,7 @@ constexpr int64_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};
 
 std::vector<Case> hopper_cases() {
   std::vector<Case> cases;
-  // By turns: the code is the same but for the product.
+  // Alternately: the code differs only in the product.
   const auto add_by_turns = [&cases](std::span<const char* const> lines) {
     for (size_t n = 0; n < lines.size(); ++n) {
       cases.push_back(*parse_case(lines[n], nullptr));
@@ -507,7 +524,7 @@ std::vector<Case> hopper_cases() {
   };
   add_by_turns(kHopper);
   add_by_turns(kHopperBlocks);
-  // What float16 holds is less, and so is the bound that its P may reach.
+  // float16's range is smaller, and so is the bound of its P.
   for (const char* line : kHopperNumerics) {
     for (const int64_t dtype : kDtypes) {
       cases.push_back(*parse_case(line, nullptr));

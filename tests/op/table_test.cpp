@@ -1,4 +1,4 @@
-// Every case of the table, on every kernel: on the CPU's ISAs, and on a GPU where there is one.
+// Every case of the table, on every kernel: on the CPU's ISAs, and on a GPU if there is one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,8 +26,8 @@ TEST_P(Table, MatchesTheOracle) { expect_right(table()[GetParam()], {.places = c
 
 INSTANTIATE_TEST_SUITE_P(Case, Table, ::testing::Range(size_t{0}, table().size()));
 
-// bfloat16 by AMX's tiles, real or, with TESSERA_AMX=emulated in the environment, in plain C++. NaN and infinities of the other
-// types' cases, too: what they reach is the tiles' own matter.
+// bfloat16 by AMX's tiles, real or, with TESSERA_AMX=emulated in the environment, in plain C++. Also NaN and infinities
+// of the other types' cases, since their spread depends on the tiles.
 std::vector<Case> amx_table() {
   std::vector<Case> cases;
   for (Case c : table()) {
@@ -60,7 +60,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, GpuTable, ::testing::Range(size_t{0}, gpu_missing
 
 class GpuComparison : public ::testing::TestWithParam<size_t> {};
 
-// The kernels on request, in the cases that they take.
+// The kernels on request, in the cases that they support.
 TEST_P(GpuComparison, MatchesTheOracle) {
   if (!gpu_missing().empty()) GTEST_SKIP() << "skipped: " << gpu_missing();
   expect_right(table()[GetParam()], {.places = {kGpu}, .check_oracle = false, .comparison = true});

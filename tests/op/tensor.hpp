@@ -1,5 +1,5 @@
-// A tensor in memory of its own, with any order of dimensions, gaps between rows, rows laid backwards, and guard bands:
-// all that is no element of it holds 0xFF bytes (a NaN in every float format) and must stay so.
+// A tensor in memory of its own, with any order of dimensions, gaps between rows, reversed rows, and guard bands: all
+// bytes outside its elements are 0xFF (a NaN in every float format) and must stay so.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +19,9 @@ inline constexpr int64_t kGuardBytes = 0;
 inline constexpr int64_t kGuardBytes = 256;
 #endif
 
-// How a tensor lies in memory.
+// A tensor's layout in memory.
 struct Placement {
-  std::vector<int> order;  // dimensions, outermost first; empty: as they are
+  std::vector<int> order;  // dimensions, outermost first; empty: in the given order
   int64_t gap = 0;         // elements after each innermost row
   int reversed_dim = -1;   // its stride is negative
   int repeated_dim = -1;   // its stride is 0
@@ -36,7 +36,7 @@ class Tensor {
   const tessera_layout& layout() const { return layout_; }
   int64_t size() const;  // elements
 
-  // nullptr when absent. Aligned to the element's size and no more.
+  // nullptr if absent. Aligned to the element's size only.
   void* data() const { return present() ? origin_ : nullptr; }
   template <class T>
   T* data_as() const {
@@ -46,11 +46,11 @@ class Tensor {
   void poison();                                  // every byte 0xFF
   void store(const std::vector<double>& values);  // elements in the shape's own order
   std::vector<double> load() const;
-  std::vector<char> untouched() const;   // elements that still are poison
+  std::vector<char> untouched() const;   // elements that are still poison
   bool unharmed_outside() const;         // no byte outside the elements was written
   std::vector<std::byte> bytes() const;  // all of them
 
-  // What it lies in, gaps and guard bands included; shared with its slices.
+  // Its storage, gaps and guard bands included; shared with its slices.
   std::byte* storage() const { return storage_.get(); }
   int64_t storage_bytes() const { return storage_bytes_; }
 

@@ -89,7 +89,7 @@ TEST_P(Threads, OnePlanServesManyThreads) {
   }
 }
 
-// Runs workers one after the other, the last one first; counts what it was asked to run.
+// Runs workers one after another, the last one first; counts the requests.
 void run_backwards(void* context, int32_t workers, void (*task)(void*, int32_t), void* argument) {
   *static_cast<int*>(context) += workers;
   for (int32_t worker = workers - 1; worker >= 0; --worker) task(argument, worker);
@@ -125,7 +125,7 @@ TEST_P(Threads, WorkAfterFork) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(60);  // a child that waits for a thread it does not have ends by this
+    alarm(60);  // ends a child that waits for a missing thread
     _exit(forward_and_backward(call_, best(2, in_.c), error) == expected_ && error.empty() ? 0 : 1);
   }
   int status = 0;

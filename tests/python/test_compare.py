@@ -293,8 +293,32 @@ def test_plot_says_what_the_table_says(tmp_path, capsys, recwarn, lengths):
     shown, title = "\n".join(filter(None, texts)), capsys.readouterr().out.splitlines()[0]
     assert all(part in shown for part in title.split(" · ")) and max(map(len, shown.splitlines())) <= 120
     assert "e+" not in shown and "memory of this machine" in shown
-    for pattern in (r"\d+ [KMGT]iB", r"\d+ (µs|ms|s)", *lengths.split(",")):
+    for pattern in (r"[\d.]+ [KMGT]iB", r"[\d.]+ [KMGT]iB,", "not run", r"[\d.]+ (µs|ms|s)", *lengths.split(",")):
         assert any(re.fullmatch(pattern, line) for line in shown.splitlines()), pattern
+
+
+def test_plot_has_every_number_on_its_bar(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+
+    def side(ms, gflops, held):
+        return {"ms": ms, "gflops": gflops, "extra_bytes": held}
+
+    cell = {"direction": "forward", "length": 64, "tessera": side(2, 300, 2**20), "standard": side(6, 100, 2**30),
+            "standard_needs_bytes": 2**30, "pytorch": None, "pytorch_needs_bytes": 3 * 2**31}  # fmt: skip
+    report = {"title": "A · B", "memory_bytes": 2**34, "memory_of": "this machine", "cells": [cell]}
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        tessera.compare.plot.draw_plot(str(tmp_path / "a.svg"), report)
+    texts = ElementTree.parse(tmp_path / "a.svg").iter("{http://www.w3.org/2000/svg}text")
+    shown = {line for text in texts for line in (text.text or "").splitlines()}
+    assert {"1 MiB", "1 GiB", "6 GiB,", "not run", "300", "100", "3 ×", "64", "2 ms", "PyTorch's own"} <= shown
+
+
+def test_a_busy_machine_is_said(capsys, monkeypatch):
+    monkeypatch.setattr(tessera._core, "busy_text", lambda threads: f"Busy for {threads}.")
+    assert main([*SMALL, "--threads", "1", "--direction", "forward"]) == 0
+    assert "Busy for 1." in capsys.readouterr().out.split("\n\n")[2]
+    monkeypatch.undo()
+    assert tessera._core.busy_text(0) == "" and "idle at the start, for 1024 threads" in tessera._core.busy_text(1024)
 
 
 def test_plot_keeps_links_and_modes(tmp_path, capsys):
@@ -327,7 +351,7 @@ def test_table_and_progress_fit_the_terminal(columns):
 def test_saved_report_is_drawn(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     report, picture = tmp_path / "report.json", tmp_path / "picture.png"
-    report.write_text(json.dumps(result_of(capsys)))
+    assert json.loads(json.dumps(result_of(capsys, "--report", str(report)))) == json.loads(report.read_text())
     assert main(["plot", str(report), str(picture)]) == 0 and picture.read_bytes().startswith(b"\x89PNG")
     report.write_text("{}")
     assert main(["plot", str(report), str(picture)]) == 2
@@ -359,6 +383,7 @@ def test_plot_without_matplotlib(tmp_path):
         (["--device", "abacus"], "--device: 'abacus', accepted here: "),
         (["--plot", "compare.gif"], "accepted is a file that ends in .png or .svg"),
         (["--plot", "no/such/folder/a.png"], "in a folder that exists"),
+        (["--report", "no/such/folder/a.json"], "in a folder that exists"),
         (["--dtype", "float64"], "--dtype"),
         (["--fast"], "--fast"),
     ],

@@ -1,6 +1,7 @@
 """The Python examples run as they stand and find their own results right."""
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -51,3 +52,28 @@ def test_25_lines_are_25():
     text = (EXAMPLES / "attention.py").read_text()
     algorithm = text[text.index("def tile") : text.index("if __name__")]
     assert len([line for line in algorithm.splitlines() if line.strip()]) == 25
+
+
+# ---- README ---------------------------------------------------------------------------------------------------------
+
+README = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+CODE = re.findall(r"(?ms)^```(\w*)\n(.*?)^```", README)
+
+
+def test_readme_s_code_fits_a_page():
+    long = [line for _, text in CODE for line in text.splitlines() if len(line) > 88]
+    assert not long
+
+
+def test_readme_s_first_program_runs():
+    """On whatever machine: it says that a CPU will do."""
+    pytest.importorskip("torch")
+    program = next(text for language, text in CODE if language == "python")
+    check = """
+exact = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2).double() for x in (q, k, v)), is_causal=True)
+assert (o.transpose(1, 2) - exact).abs().max() < 1e-5 and tessera.torch.fallback_reasons(reset=True)  # float64 alone
+ours = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
+assert (ours - o.transpose(1, 2)).abs().max() < 1e-6 and not tessera.torch.fallback_reasons()
+"""
+    run = subprocess.run([sys.executable, "-c", program + check], capture_output=True, text=True, env=os.environ)
+    assert run.returncode == 0, run.stderr

@@ -1,5 +1,9 @@
 """tessera.attention on JAX arrays, where JAX is installed."""
 
+import os
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+
 import numpy as np
 import pytest
 from conftest import Problem
@@ -37,6 +41,15 @@ def test_an_array_on_several_devices(random):
     q, k, v = (jax.device_put(jax.numpy.zeros((2, 4, 1, 8)), sharding) for _ in range(3))
     with pytest.raises(tessera.Error, match="^q: a JAX array on 2 devices, accepted those on one"):
         tessera.attention(q, k, v)
+
+
+def test_heads_first(random):
+    problem = Problem(random)
+    arrays = [jax.device_put(x.swapaxes(1, 2), CPU) for x in problem.arrays]
+    o, lse = tessera.attention(*arrays, causal=True, return_lse=True, layout="bhsd")
+    expected, expected_lse = tessera.attention(*problem.arrays, causal=True, return_lse=True)
+    np.testing.assert_array_equal(np.asarray(o).swapaxes(1, 2), expected)
+    np.testing.assert_array_equal(np.asarray(lse), expected_lse)
 
 
 def test_a_traced_array(random):

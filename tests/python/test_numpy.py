@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import inspect
+import re
 import subprocess
 import sys
 import threading
@@ -510,10 +512,82 @@ def test_two_frameworks(problem):
 
 
 def test_an_option_of_another_name(problem):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'casual'"):
-        tessera.attention(*problem.arrays, casual=True)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'd_bias'"):
-        tessera.attention(*problem.arrays, d_bias=problem.q)
+    def says(text, **option):
+        text = f"attention() got an unexpected keyword argument '{next(iter(option))}': {text}"
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}"):
+            tessera.attention(*problem.arrays, **option)
+
+    says("did you mean causal?", casual=True)
+    says("help(tessera.attention) lists", nothing_like_it=1)
+    says("attention_backward computes it with grad_bias=True", d_bias=problem.q)
+    says("SDPA's is_causal is causal here", is_causal=True)
+    says("SDPA's attn_mask is mask here where it is bool", attn_mask=None)
+    says("flash_attn's softmax_scale is scale here", softmax_scale=1.0)
+    with pytest.raises(TypeError, match=r"^plan\(\) got .*: SDPA's is_causal is causal here"):
+        tessera.plan(*problem.arrays, is_causal=True)
+
+
+def test_hints_name_options():
+    hints = tessera._hints
+    options = {f["name"] for f in tessera._core.option_fields() if f["kind"] != "backward tensor"} | {"return_lse"}
+    for name, hint in hints._ELSEWHERE.items():
+        assert name not in options
+        assert (options | {"Hq", "grad_bias", "grad_sink"}) & set(re.findall(r"\w+", hint)), (name, hint)
+
+
+@pytest.mark.parametrize("function", [tessera.attention, tessera.attention_backward, tessera.plan])
+def test_signatures_show_every_option(function):
+    shown = inspect.signature(function).parameters
+    assert all(p.kind is not p.VAR_KEYWORD for p in shown.values())
+    for field in tessera._core.option_fields():
+        if field["kind"] in ("tensor", "value", "execution"):
+            assert shown[field["name"]].default == field["default"]
+
+
+def heads_first(array):
+    """The same entries, contiguous as [B, H, S, D] or [H, T, D]."""
+    return np.ascontiguousarray(array.swapaxes(-3, -2))
+
+
+def test_heads_first(problem):
+    arrays = [heads_first(x) for x in problem.arrays]
+    o, lse = tessera.attention(*arrays, causal=True, return_lse=True, layout="bhsd")
+    expected, expected_lse = tessera.attention(*problem.arrays, causal=True, return_lse=True, layout="bshd")
+    assert o.flags.c_contiguous
+    np.testing.assert_array_equal(o, heads_first(expected))
+    np.testing.assert_array_equal(lse, expected_lse)
+    np.testing.assert_array_equal(tessera.attention(*arrays, causal=True, layout="bhsd"), o)
+    gradients = tessera.attention_backward(*arrays, o, lse, heads_first(problem.d_o), causal=True, layout="bhsd")
+    others = tessera.attention_backward(*problem.arrays, expected, expected_lse, problem.d_o, causal=True)
+    for gradient, other in zip(gradients[:3], others[:3]):
+        np.testing.assert_array_equal(gradient, heads_first(other))
+    plan = tessera.plan(*arrays, causal=True, layout="bhsd", as_dict=True)
+    assert plan["workspace_bytes"] == tessera.plan(*problem.arrays, causal=True, as_dict=True)["workspace_bytes"]
+
+
+def test_heads_first_packed_and_paged(random):
+    q, k, v = (random.standard_normal(shape, np.float32) for shape in ((7, 4, 16), (9, 2, 16), (9, 2, 16)))
+    cu = {"cu_seqlens_q": np.array([0, 3, 7], np.int32), "cu_seqlens_k": np.array([0, 4, 9], np.int32)}
+    o, lse = tessera.attention(q, k, v, return_lse=True, **cu)
+    again, again_lse = tessera.attention(*map(heads_first, (q, k, v)), return_lse=True, layout="bhsd", **cu)
+    np.testing.assert_array_equal(again, heads_first(o))
+    np.testing.assert_array_equal(again_lse, lse)
+    k, v = (random.standard_normal((3, 4, 2, 16), np.float32) for _ in "kv")
+    pages = {"page_table": np.array([[2, 0]], np.int32), "seqused_k": np.array([6], np.int32)}
+    o = tessera.attention(q[None], k, v, **pages)
+    np.testing.assert_array_equal(
+        tessera.attention(*map(heads_first, (q[None], k, v)), layout="bhsd", **pages), heads_first(o)
+    )
+
+
+def test_a_wrong_layout(problem):
+    with pytest.raises(tessera.Error, match=r'^layout: "sbhd", accepted "bshd", \[B, S, H, D\], or "bhsd"'):
+        tessera.attention(*problem.arrays, layout="sbhd")
+    with pytest.raises(tessera.Error, match=r"^layout: 1 of type int, accepted"):
+        tessera.attention(*problem.arrays, layout=1)
+    three, two = (np.zeros((1, n, 8, 4), np.float32) for n in (3, 2))
+    with pytest.raises(tessera.Error, match='^k: 8 heads with.*; of .* arrays, layout="bhsd" says so$'):
+        tessera.attention(np.zeros((1, 4, 3, 4), np.float32), three.copy(), three)
 
 
 def test_read_only_outputs(problem):

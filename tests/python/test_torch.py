@@ -1,10 +1,13 @@
 """tessera.torch.attention: values, gradients, and what PyTorch builds on operators."""
 
+import functools
+import inspect
 import itertools
 import math
 import subprocess
 import sys
 import time
+import typing
 
 import pytest
 
@@ -279,6 +282,56 @@ def test_a_gpu_s_dropout_is_drawn_without_waiting_for_it(monkeypatch):
         dropout.new_state(devices[0])
 
 
+def test_heads_first(device):
+    """layout="bhsd" is the same attention of transposed views, with its gradients, whatever PyTorch does with it."""
+    leaves = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in inputs(device)]
+
+    def seen(run):
+        o, lse = run(*leaves)
+        return [o, lse, *torch.autograd.grad(o.sin().sum() + lse.sum(), leaves)]
+
+    def transposed(q, k, v):
+        o, lse = attention(*(t.transpose(1, 2) for t in (q, k, v)), causal=True, return_lse=True)
+        return o.transpose(1, 2), lse
+
+    def by_layout(q, k, v):
+        return attention(q, k, v, causal=True, return_lse=True, layout="bhsd")
+
+    expected = seen(transposed)
+    everywhere = functools.partial(tessera.attention, causal=True, return_lse=True, layout="bhsd")
+    for run in (by_layout, everywhere, torch.compile(by_layout, fullgraph=True, backend="aot_eager")):
+        for ours, other in zip(seen(run), expected):
+            assert torch.equal(ours, other)
+    assert torch.equal(attention(*leaves, causal=True, layout="bhsd"), expected[0])
+    packed = [t[0] for t in leaves]  # [H, T, D]
+    cu = [torch.tensor([0, t.shape[1]], dtype=torch.int32, device=device) for t in packed]
+    o = attention(*packed, cu_seqlens_q=cu[0], cu_seqlens_k=cu[1], causal=True, layout="bhsd")
+    torch.testing.assert_close(o, expected[0][0])
+    with pytest.raises(ValueError, match='^layout: \'sbhd\', accepted "bshd", .* or "bhsd"'):
+        attention(*leaves, layout="sbhd")
+    with pytest.raises(ValueError, match="^q: rank 2, accepted .B, H, S, D.*"):
+        attention(leaves[0][0, 0], *leaves[1:], layout="bhsd")
+
+
+def test_hints_and_signature():
+    q = torch.zeros(1, 2, 1, 8)
+    with pytest.raises(TypeError, match=r"^attention\(\) got an .* 'is_causal': SDPA's is_causal is causal here"):
+        attention(q, q, q, is_causal=True)
+    shown = inspect.signature(attention).parameters
+    assert "openmp" not in shown and {"causal", "layout", "dropout_state", "return_lse"} <= set(shown)
+
+
+@pytest.mark.skipif(not hasattr(typing, "get_overloads"), reason="Python 3.11 keeps overloads")
+@pytest.mark.parametrize("function", [attention, tessera.torch.combine])
+def test_overloads(function):
+    """What a type checker knows: without return_lse a call gives a tensor, whose methods it has."""
+    marks = [overload.__annotations__ for overload in typing.get_overloads(function)]
+    pair = "Tuple[Tensor, Tensor]"
+    assert [(m["return_lse"], m["return"]) for m in marks] == [
+        ("Literal[False]", "Tensor"), ("Literal[True]", pair), ("bool", f"Union[Tensor, {pair}]"),
+    ]  # fmt: skip
+
+
 def test_vmap_over_the_batch(device):
     q, k, v = (t.detach() for t in inputs(device, batch=3))
     stacks = [torch.stack((t, t + 1, t - 1)) for t in (q, k, v)]
@@ -467,7 +520,7 @@ def test_meta_tensors():
 
 def test_two_devices(device):
     q, k, v = (torch.ones(1, 4, 2, 16, device=device) for _ in range(3))
-    with pytest.raises(ValueError, match="^k: .*meta"):
+    with pytest.raises(ValueError, match=r"^k: on device meta, accepted the CPU or a GPU, one for all arrays: [^\n]*$"):
         attention(q, k.to("meta"), v)
     with pytest.raises(ValueError, match="^v: on device (cpu|cuda:0), q is on meta: accepted: one device for all$"):
         attention(q.to("meta"), k.to("meta"), v)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "python"))
+
 LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
 VERSIONS = re.compile(r"@@?(GLIBC|GLIBCXX|CXXABI|GCC)_[0-9.]+$")
 
@@ -64,6 +66,28 @@ def test_metadata(wheel):
     assert all("extra ==" in name for name in names)  # none without an extra
     assert {re.match("[a-z-]+", name).group() for name in names} <= REGISTERED
     assert re.findall("^Provides-Extra: (.*)$", metadata, re.MULTILINE) == ["compare"]
+
+
+def test_page_of_an_index(wheel, monkeypatch):
+    """What the metadata shows leads somewhere from elsewhere, too: links are absolute, or are none."""
+    metadata = metadata_of(wheel)
+    links = re.compile(r"\]\((?!https://|#)")
+    assert "Description-Content-Type: text/markdown\n" in metadata and "\n# Tessera\n" in metadata
+    assert not links.search(metadata)
+    assert "\nAuthor: " in metadata and f"\nClassifier: Programming Language :: Python :: 3.{sys.version_info.minor}\n" in metadata
+
+    import package_metadata
+
+    address = "https://example.org/people/tessera"
+    for given in (f"{address}.git", f"{address}/"):
+        monkeypatch.setenv("TESSERA_HOME", given)
+        assert package_metadata.dynamic_metadata("urls")["Source"] == address
+        text = package_metadata.dynamic_metadata("readme")["text"]
+        assert f"({address}/blob/HEAD/docs/status.md)" in text and f"({address}/raw/HEAD/docs/images/" in text
+        assert not links.search(text)
+    monkeypatch.setenv("TESSERA_HOME", "/home/somebody/tessera")
+    assert package_metadata.dynamic_metadata("urls") == {}
+    assert package_metadata.readme("`[a](b)` [`c`](d) ![e](f)", "") == "`[a](b)` `c` "
 
 
 def test_license(wheel):

@@ -1,6 +1,8 @@
 // The oracle against results that can be written down. With V the identity, o is the matrix P itself.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -399,6 +401,123 @@ TEST(OracleDtypes, RoundsOnlyWhatItStores) {
   wide.v.assign(v.begin(), v.end());
   wide.forward();
   for (std::size_t n = 0; n < o.size(); ++n) ASSERT_EQ(o[n], static_cast<float>(wide.o[n]));
+}
+
+// ---- scores of any size ----------------------------------------------------------------------------------------------
+
+// Keys that differ little from a long vector, of integers: scores of 2^22 with parts of 2^-58, whose differences are exact in
+// 128 bits. Weights, sums and averages of them in long double.
+struct SharedScores : Attention {
+  static constexpr std::int64_t kSq = 3, kSk = 40, kD = 2, kDv = 3;
+  using Row = std::array<std::int64_t, kD>;
+  std::vector<Row> queries, keys;
+  std::vector<std::vector<long double>> weights;  // [Sq][Sk]
+  std::vector<long double> lse_above;             // the LSE less the score of key 0
+
+  SharedScores() {
+    problem.q = layout(float64, {1, kSq, 1, kD});
+    problem.k = layout(float64, {1, kSk, 1, kD});
+    problem.v = layout(float64, {1, kSk, 1, kDv});
+    problem.o = layout(float64, {1, kSq, 1, kDv});
+    problem = gradient_of(problem);
+    problem.lse_low = problem.lse;
+    problem.set_scale(0x1p-58);
+    std::mt19937_64 random(5);
+    allocate(random);
+    const auto integer = [&](int bits) {
+      return static_cast<std::int64_t>(random() >> (63 - bits)) - (std::int64_t{1} << bits);
+    };
+    queries.resize(kSq), keys.resize(kSk);
+    const Row base = {integer(40), integer(40)};
+    for (Row& row : queries) row = {integer(40), integer(40)};
+    for (Row& row : keys) row = {base[0] + integer(19), base[1] + integer(19)};
+    for (std::size_t n = 0; n < q.size(); ++n) q[n] = static_cast<double>(queries[n / kD][n % kD]);
+    for (std::size_t n = 0; n < k.size(); ++n) k[n] = static_cast<double>(keys[n / kD][n % kD]);
+    for (const Row& query : queries) {
+      std::vector<long double> row;
+      long double sum = 0;
+      for (const Row& key : keys) {
+        __extension__ __int128 difference = 0;
+        for (std::size_t d = 0; d < kD; ++d) {
+          difference += static_cast<__int128>(query[d]) * (key[d] - keys[0][d]);
+        }
+        row.push_back(std::exp(static_cast<long double>(difference) * 0x1p-58L));
+        sum += row.back();
+      }
+      for (long double& weight : row) weight /= sum;
+      weights.push_back(row);
+      lse_above.push_back(std::log(sum));
+    }
+  }
+};
+
+TEST(Oracle, IsRightToFourteenDigitsWhereARowsScoresShareALargeNumber) {
+  SharedScores a;
+  a.forward();
+  a.backward();
+  constexpr long double kDigits = 1e-14L;
+  const auto at = [](auto row, auto width, auto column) { return static_cast<std::size_t>(row * width + column); };
+  long double d_v[SharedScores::kSk][SharedScores::kDv] = {};
+  for (std::int64_t i = 0; i < a.kSq; ++i) {
+    long double smallest = 1;
+    for (const long double weight : a.weights[i]) smallest = std::min(smallest, weight);
+    EXPECT_LT(smallest, 0.02L) << "the weights differ";
+    for (std::int64_t d = 0; d < a.kDv; ++d) {
+      long double o = 0, magnitude = 0;
+      for (std::int64_t j = 0; j < a.kSk; ++j) {
+        const long double term = a.weights[i][j] * a.v[at(j, a.kDv, d)];
+        o += term, magnitude += std::fabs(term);
+        d_v[j][d] += a.weights[i][j] * a.d_o[at(i, a.kDv, d)];
+      }
+      EXPECT_LT(std::fabs(a.o[at(i, a.kDv, d)] - o), kDigits * magnitude);
+    }
+    __extension__ __int128 score = 0;
+    for (std::size_t d = 0; d < a.kD; ++d) score += static_cast<__int128>(a.queries[i][d]) * a.keys[0][d];
+    const long double lse = static_cast<long double>(a.lse[i]) + static_cast<long double>(a.lse_low[i]);
+    const auto high = static_cast<__int128>(static_cast<long double>(a.lse[i]) * 0x1p58L);  // exact
+    const long double rest = static_cast<long double>(score - high) * 0x1p-58L + a.lse_above[i];
+    EXPECT_GT(std::fabs(lse), 1e5L);
+    EXPECT_NEAR(a.lse_low[i], static_cast<double>(rest), 1e-7) << "of " << a.lse[i];
+  }
+  for (std::int64_t j = 0; j < a.kSk; ++j) {
+    for (std::int64_t d = 0; d < a.kDv; ++d) {
+      EXPECT_LT(std::fabs(a.d_v[at(j, a.kDv, d)] - d_v[j][d]), kDigits * 4);
+    }
+  }
+}
+
+TEST(Oracle, AveragesWhatScoresOfAnyFiniteSizeShare) {
+  for (const double c : {1e3, 1e6, 1e9, 1e15, 1e30, 1e100, 1e153}) {
+    Attention a;
+    a.problem.q = layout(float64, {1, 5, 1, 8});
+    a.problem.k = a.problem.v = layout(float64, {1, 50, 1, 8});
+    a.problem.o = a.problem.q;
+    a.problem.bias = layout(float64, {1, 1, 5, 50});
+    a.problem = gradient_of(a.problem);
+    std::mt19937_64 random(1);
+    a.allocate(random);
+    std::ranges::fill(a.q, c), std::ranges::fill(a.k, c);
+    for (std::size_t n = 0; n < a.bias.size(); ++n) {
+      const double rows[] = {0, -c, -std::numeric_limits<double>::max(), std::numeric_limits<double>::max() / 2, 0};
+      a.bias[n] = rows[n / 50];
+      if (n / 50 == 4 && n % 2 == 1) a.bias[n] = -std::numeric_limits<double>::max();  // of which none counts
+    }
+    a.forward();
+    a.backward();
+    for (std::int64_t i = 0; i < 5; ++i) {
+      for (std::int64_t d = 0; d < 8; ++d) {
+        long double mean = 0;
+        const std::int64_t step = i == 4 ? 2 : 1;
+        for (std::int64_t j = 0; j < 50; j += step) mean += a.v[static_cast<std::size_t>(j * 8 + d)];
+        EXPECT_NEAR(a.o[static_cast<std::size_t>(i * 8 + d)], static_cast<double>(mean * step / 50), 1e-14) << c;
+      }
+    }
+    for (std::size_t n = 0; n < a.d_v.size(); ++n) {
+      long double sum = n / 8 % 2 == 0 ? a.d_o[4 * 8 + n % 8] / 25 : 0;
+      for (std::size_t i = 0; i < 4; ++i) sum += a.d_o[i * 8 + n % 8] / 50;
+      EXPECT_NEAR(a.d_v[n], static_cast<double>(sum), 1e-14) << c;
+    }
+  }
 }
 
 }  // namespace

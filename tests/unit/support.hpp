@@ -81,7 +81,7 @@ inline std::size_t span_elements(const Layout& layout) {
 struct Attention {
   Problem problem;
   std::vector<double> q, k, v, o, bias, d_o, d_q, d_k, d_v;
-  std::vector<float> lse, alibi_slopes, sink, d_lse, d_bias, d_sink;
+  std::vector<float> lse, lse_low, alibi_slopes, sink, d_lse, d_bias, d_sink;
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, page_indptr, page_indices;
   std::vector<std::int32_t> prefix_groups, prefix_lens;
   std::vector<std::uint8_t> mask, block_mask;
@@ -111,6 +111,7 @@ struct Attention {
     coin(block_mask, problem.block_mask);
     o.assign(span_elements(problem.o), kNaN);
     lse.assign(span_elements(problem.lse), std::numeric_limits<float>::quiet_NaN());
+    lse_low.assign(span_elements(problem.lse_low), std::numeric_limits<float>::quiet_NaN());
     d_q.assign(span_elements(problem.d_q), kNaN);
     d_k.assign(span_elements(problem.d_k), kNaN);
     d_v.assign(span_elements(problem.d_v), kNaN);
@@ -143,7 +144,8 @@ struct Attention {
             .page_indptr = page_indptr.data(),
             .page_indices = page_indices.data(),
             .prefix_groups = prefix_groups.data(),
-            .prefix_lens = prefix_lens.data()};
+            .prefix_lens = prefix_lens.data(),
+            .lse_low = lse_low.data()};
   }
 
   Status try_run(std::int32_t direction) {

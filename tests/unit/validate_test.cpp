@@ -105,6 +105,30 @@ const Rule kRules[] = {
        p.mask = layout(int32, {1, 1, 1, 24});
      },
      {"mask: ", "int32", "bool"}},
+    {"lse_low_without_lse",
+     dense,
+     [](Problem& p) { p.lse_low = layout(float32, {2, 4, 16}); },
+     {"lse_low: ", "without lse"}},
+    {"lse_low_shape",
+     dense,
+     [](Problem& p) { p.lse = lse_layout(p), p.lse_low = layout(float32, {2, 4, 15}); },
+     {"lse_low: ", "Sq = 16"}},
+    {"dropout_state_dtype",
+     dense,
+     [](Problem& p) { p.dropout_state = layout(int32, {2}); },
+     {"dropout_state: ", "int32", "int64"}},
+    {"dropout_state_shape",
+     dense,
+     [](Problem& p) { p.dropout_state = layout(DType::int64, {3}); },
+     {"dropout_state: shape [3], accepted [2]"}},
+    {"dropout_state_and_seed",
+     dense,
+     [](Problem& p) { p.set_dropout(0.5, 7), p.dropout_state = layout(DType::int64, {2}); },
+     {"dropout_seed: 7", "dropout_state", "accepted 0"}},
+    {"dropout_state_and_offset",
+     dense,
+     [](Problem& p) { p.set_dropout(0.5, 0, 9), p.dropout_state = layout(DType::int64, {2}); },
+     {"dropout_offset: 9", "dropout_state", "accepted 0"}},
     {"cu_seqlens_dtype",
      packed,
      [](Problem& p) { p.cu_seqlens_q.dtype = TESSERA_FLOAT32; },
@@ -382,6 +406,7 @@ const Rule kRules[] = {
     {"alignment", dense, [](Problem& p) { p.alignment = 5; }, {"alignment: 5", "bottom-right", "top-left"}},
     {"window_left", dense, [](Problem& p) { p.window_left = -2; }, {"window_left: -2", "-1"}},
     {"window_right", dense, [](Problem& p) { p.window_right = -7; }, {"window_right: -7", "-1"}},
+    {"scale_alone", dense, [](Problem& p) { p.scale = 0.5; }, {"scale: 0.5 without has_scale", "has_scale = 1"}},
     {"scale_nan", dense, [](Problem& p) { p.set_scale(kNaN); }, {"scale: nan", "0 and 1e-18 .. 1e18"}},
     {"scale_infinite", dense, [](Problem& p) { p.set_scale(-kInfinity); }, {"scale: -inf", "1e-18 .. 1e18"}},
     {"scale_large", dense, [](Problem& p) { p.set_scale(-1e38); }, {"scale: -1e+38", "1e-18 .. 1e18"}},
@@ -470,6 +495,10 @@ TEST_P(Validate, RefusesAndNames) {
   EXPECT_TRUE(message.starts_with(rule.message.front())) << message;
   for (const char* part : rule.message) EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  for (const char* name : {"float32 (", "float16 (", "bfloat16 (", "float64 (", "int32 (", "bool ("}) {
+    EXPECT_EQ(message.find(name), std::string::npos)
+        << "the number of an enumerator is no concern of a caller: " << message;
+  }
   EXPECT_LT(message.size(), sizeof tessera_status{}.message - 1) << "cut off: " << message;
   EXPECT_EQ(plan.batch, -123) << "a refused plan is untouched";
 }
@@ -561,7 +590,8 @@ TEST(ValidateDevice, NamesWhatIsWrong) {
     break_it(device);
     return std::string(try_plan(problem, device, plan).message());
   };
-  EXPECT_TRUE(message([](Device& d) { d.isa = d.isa_limit + 1; }).starts_with("device.isa: "));
+  EXPECT_EQ(message([](Device& d) { d.isa = 1, d.isa_limit = 0; }),
+            "device.isa: avx2, accepted baseline .. baseline, which this CPU has");
   EXPECT_TRUE(message([](Device& d) { d.vector_isa = d.isa_limit + 1; }).starts_with("device.vector_isa: "));
   EXPECT_TRUE(message([](Device& d) { d.isa_limit = 17; }).starts_with("device.isa_limit: 17"));
   EXPECT_TRUE(message([](Device& d) { d.kernel = TESSERA_KERNEL_SHARED_PREFIX + 1; }).starts_with("device.kernel: 15"));

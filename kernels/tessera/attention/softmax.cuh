@@ -17,7 +17,7 @@ inline constexpr float kRescaleThreshold_log2 = 8.0f;
 
 // Against a stale max that is too low a lane's share of a tile's sum may reach this before the tile is done again with the rows' new
 // maxima. It is low, so that a key that outweighs all before it becomes the max itself: its weight is then exact in 16 bits, where one
-// between 1 and 2^14 is rounded, which made O's error 1.4 times as large with outliers (docs/lab/2026-11-26-backward-errors.md).
+// between 1 and 2^14 is rounded, which made O's error 1.4 times as large with outliers (docs/lab/fwd_sm90.md).
 inline constexpr float kStaleMaxBound = 0x1p6f;
 
 // A row that sees a key, once all keys have passed: `sum` is that of 2^(score - max), a huge row's of exp(score - max).

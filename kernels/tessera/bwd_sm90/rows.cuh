@@ -1,5 +1,5 @@
 // bwd_sm90's preprocess and postprocess, once for each query, memory-bound: as bwd_sm80/rows.cuh, with P scaled
-// (kBwdRaise_log2), and fit for programmatic dependent launch, as lab/bwd_sm90 has it: the library launches one after the other, for it gains nothing.
+// (kBwdRaise_log2), and fit for programmatic dependent launch, which the library does not use: it gains nothing (docs/lab/bwd_sm90.md).
 //
 // Grid: one block for each tile of block_m queries and query head, 128 threads; before, with a block mask and in any order, also the first, which makes the
 // order of the products; after, also one for each head's dSink.

@@ -56,7 +56,7 @@ TESSERA_HOST_DEVICE constexpr bool whole_q_stages(int consumers, int q_stages) {
 }
 
 // With a block mask a consumer may pass over any number of blocks. So many, together, while the same P V holds back V: up to a work tile's
-// end, and in the next one where its Q does not wait for that of a consumer that still wants V (lab/fwd_sm90/list_protocol.py).
+// end, and in the next one where its Q does not wait for that of a consumer that still wants V (tests/protocols/test_fwd_sm90_lists.py).
 TESSERA_HOST_DEVICE constexpr int most_unseen_v(int consumers, int k_stages, int v_stages, int q_stages) {
   return q_stages < 2 * consumers ? v_stages : k_stages + v_stages - 1;
 }

@@ -65,6 +65,7 @@ class Settings:
     kernel: str
     repeat: int
     limit_bytes: int | None  # that a peer may need, None: what is available
+    busy: str = ""  # a sentence, where other work takes the machine's processors
 
 
 def measure_cell(shape: Shape, settings: Settings, report: Callable[[str], None]) -> Cell:

@@ -6,7 +6,9 @@ import argparse
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+from tessera import _core
 from tessera.compare.errors import WrongUse, require
 from tessera.compare.shape import Shape
 
@@ -31,8 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="timed calls of each, fewer when they are long; the median counts (5)")  # fmt: skip
     add("--memory-limit", type=float, metavar="GIB", help="what a peer may take (what is available)")
     add("--json", action="store_true", help="the numbers as JSON, and nothing else")
+    add("--report", metavar="FILE", help="write the JSON into this file, too")
     add(
-        "--plot", metavar="FILE", help="draw time and memory over length into this .png or .svg file (needs matplotlib)"
+        "--plot", metavar="FILE", help="draw memory and speed over length into this .png or .svg file (needs matplotlib)"
     )
 
 
@@ -52,16 +55,18 @@ def run(options: argparse.Namespace) -> None:
     from tessera.compare.progress import Progress
 
     name = device_named(options.device)
-    if options.plot:
+    for file, argument, check in ((options.plot, "--plot", plot.check_plot), (options.report, "--report", plot.check_file)):
         try:
-            plot.check_plot(options.plot, "--plot")
+            if file is not None:
+                check(file, argument)
         except ValueError as refusal:
             raise WrongUse(str(refusal)) from None
     device = DEVICES[name](options.threads)
     framework = installed(device.threads, name)
     framework.dtype(options.dtype)
     limit = None if options.memory_limit is None else int(options.memory_limit * _GIB)
-    settings = Settings(device, framework, options.kernel, options.repeat, limit)
+    busy = _core.busy_text(device.threads) if name == "cpu" else ""
+    settings = Settings(device, framework, options.kernel, options.repeat, limit, busy)
 
     directions = ("forward", "backward") if options.direction == "both" else (options.direction,)
     shapes = [
@@ -93,14 +98,17 @@ def run(options: argparse.Namespace) -> None:
         progress.clear()
 
     heading = report.title(cells, settings, product_gflops)
+    numbers = report.as_json(cells, settings, product_gflops)
     if options.json:
-        print(json.dumps(report.as_json(cells, settings, product_gflops), indent=2))
+        print(json.dumps(numbers, indent=2))
     else:
         report.print_table(cells, heading, settings)
+    if options.report is not None:
+        Path(options.report).write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     if options.plot:
-        plot.draw_plot(options.plot, report.as_json(cells, settings, product_gflops))
+        plot.draw_plot(options.plot, numbers)
         if not options.json:
-            print(f"\n{options.plot} shows time and memory over length.")
+            print(f"\n{options.plot} shows memory and speed over length.")
 
 
 def _lengths(texts: list[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The picture of a comparison: time and memory over length, by matplotlib, from the report that `tessera compare --report`
+"""The picture of a comparison: memory and speed at each length, by matplotlib, from the report that `tessera compare --report`
 or `python -m tessera compare --json` wrote.
 
     python -m tessera plot REPORT.json PICTURE.png        or, where the package is not installed, this file in its place
@@ -14,20 +14,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SIDES = {  # of a report's cells: title, colour, mark
-    "tessera": ("Tessera", "#0b7285", "o"),
-    "standard": ("standard attention", "#e8590c", "s"),
-    "pytorch": ("PyTorch's own", "#6940a5", "s"),
+SIDES = {  # of a report's cells: title, colour
+    "tessera": ("Tessera", "#0b7285"),
+    "standard": ("standard attention", "#e8590c"),
+    "pytorch": ("PyTorch's own", "#6940a5"),
 }
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-_ROOM_FOR_LEGEND = 0.45  # of the axis below the line of the machine's memory, above it
 _TITLE_WIDTH = 120  # characters
 
 
-def check_plot(file: str, argument: str) -> None:
-    """Refuses what cannot be drawn before anything is measured: ValueError, in one line."""
-    if not file.endswith((".png", ".svg")):
-        raise ValueError(f"{argument}: '{file}', accepted is a file that ends in .png or .svg")
+def check_file(file: str, argument: str) -> None:
+    """Refuses what cannot be written before anything is measured: ValueError, in one line."""
     folder = Path(os.path.realpath(file)).parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ValueError(f"{argument}: '{file}', accepted is a file in a folder that exists and can be written")
@@ -35,6 +32,13 @@ def check_plot(file: str, argument: str) -> None:
     # No permission keeps root from a read-only file: the mode itself counts.
     if target.exists() and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
         raise ValueError(f"{argument}: '{file}' is there and read-only, accepted is a file that may be written")
+
+
+def check_plot(file: str, argument: str) -> None:
+    """The same of a picture."""
+    if not file.endswith((".png", ".svg")):
+        raise ValueError(f"{argument}: '{file}', accepted is a file that ends in .png or .svg")
+    check_file(file, argument)
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -55,31 +59,22 @@ def draw_report(report_file: str, file: str) -> None:
 
 def draw_plot(file: str, report: dict[str, Any]) -> None:
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     cells = report["cells"]
     directions = list(dict.fromkeys(cell["direction"] for cell in cells))
-    figure = Figure(figsize=(12, 0.8 + 4.4 * len(directions)), layout="constrained")
+    sides = [side for side in SIDES if side in cells[0]]
+    lengths = len({cell["length"] for cell in cells})
+    width = max(12, 0.75 * lengths * len(sides))  # room for the numbers on the bars
+    figure = Figure(figsize=(width, 1.1 + 3.9 * len(directions)), layout="constrained")
     figure.suptitle(_in_lines(report["title"]), fontsize=10)
-    memory_bytes = report["memory_bytes"]
     axes = figure.subplots(len(directions), 2, squeeze=False)
-    for (time, memory), direction in zip(axes, directions):
+    for (memory, speed), direction in zip(axes, directions):
         chosen = sorted((cell for cell in cells if cell["direction"] == direction), key=lambda cell: cell["length"])
-        lengths = [cell["length"] for cell in chosen]
-        _panel(time, f"Time, {direction}", lengths)
-        _panel(memory, f"Memory beyond inputs and outputs, {direction}", lengths)
-        for side in SIDES:
-            if side in chosen[0]:
-                _curves(time, memory, side, chosen)
-        if memory_bytes is not None:
-            memory.axhline(
-                memory_bytes, color="#666666", linewidth=1, linestyle=":", label=f"memory of {report['memory_of']}"
-            )
-            low, high = memory.get_ylim()
-            memory.set_ylim(top=high * (high / low) ** _ROOM_FOR_LEGEND)
-        _mark_seconds(time)
-        _mark_bytes(memory)
-        time.legend(frameon=False, loc="upper left")
-        memory.legend(frameon=False, loc="upper left")
+        _draw_memory(memory, f"Memory beyond inputs and outputs, {direction}", chosen, sides, report)
+        _draw_speed(speed, direction, chosen, sides)
+    marks = [Patch(color=SIDES[side][1], label=SIDES[side][0]) for side in sides]
+    figure.legend(handles=marks, loc="outside lower center", ncol=len(marks), frameon=False)
     target = os.path.realpath(file)  # through links
     partial = f"{target}.{os.getpid()}.partial"
     try:
@@ -102,56 +97,81 @@ def _in_lines(heading: str) -> str:
     return "\n".join(lines)
 
 
-def _panel(axes: Any, title: str, lengths: list[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(lengths, [str(length) for length in lengths])
-    axes.minorticks_off()
-    axes.set_xlim(lengths[0] / 1.4, lengths[-1] * 1.4)  # a single length has an extent, too
-    axes.set(title=title, xlabel="sequence length")
-    axes.grid(color="#dddddd")
+def _bytes_text(value: float) -> str:
+    unit = min(int(math.log(max(value, 1), 1024)), len(_UNITS) - 1)
+    return f"{value / 1024**unit:.3g} {_UNITS[unit]}"
 
 
-def _mark_seconds(axes: Any) -> None:
-    """Whole decades, marked at each, or at 1, 2 and 5 where these are few."""
-    low, high = (edge(math.log10(value)) for edge, value in zip((math.floor, math.ceil), axes.get_ylim()))
-    steps = (1,) if high - low > 2 else (1, 2, 5)
-    marks = [step * 10.0**decade for decade in range(low, high + 1) for step in steps]
+def _seconds_text(seconds: float) -> str:
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
-    def label(seconds: float) -> str:
-        if seconds < 0.9999e-3:
-            return f"{seconds * 1e6:.4g} µs"
-        return f"{seconds * 1e3:.4g} ms" if seconds < 0.9999 else f"{seconds:.12g} s"
 
-    axes.set_yticks(marks, [label(mark) for mark in marks])
-    axes.minorticks_off()
-    axes.set_ylim(10.0**low, 10.0**high)
+def _draw_bars(axes: Any, side: str, sides: list[str], heights: list[float | None], texts: list[str], **style: Any) -> None:
+    """A bar a length, where there is a height, and a text upon it."""
+    width = 0.86 / len(sides)
+    shown = [(n + (sides.index(side) + 0.5) * width - 0.43, height, text)
+             for n, (height, text) in enumerate(zip(heights, texts)) if height]  # fmt: skip
+    if not shown:
+        return
+    places, tall, words = zip(*shown)
+    bars = axes.bar(places, tall, width * 0.94, color=SIDES[side][1], **style)
+    axes.bar_label(bars, words, fontsize=7, padding=1)
+
+
+def _finish(axes: Any, title: str, ticks: list[str], xlabel: str) -> None:
+    axes.set_xticks(range(len(ticks)), ticks)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.6, len(ticks) - 0.4)
+    axes.set(title=title, xlabel=xlabel)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_memory(
+    axes: Any, title: str, cells: list[dict[str, Any]], sides: list[str], report: dict[str, Any]
+) -> None:
+    """On a logarithmic axis; hollow where a side was not run, for it needs too much."""
+    axes.set_yscale("log", base=2)
+    for side in sides:
+        held = [cell[side]["extra_bytes"] if cell[side] else None for cell in cells]
+        _draw_bars(axes, side, sides, held, [_bytes_text(x or 0) for x in held])
+        needs = [None if cell[side] else cell[f"{side}_needs_bytes"] for cell in cells]
+        _draw_bars(axes, side, sides, needs, [f"{_bytes_text(x or 0)},\nnot run" for x in needs], alpha=0.25, hatch="//")
+    known = [bar.get_height() for bar in axes.patches]
+    low, high = (min(known), max(known)) if known else (1.0, 2.0)
+    if report["memory_bytes"] is not None:
+        memory = report["memory_bytes"]
+        axes.axhline(memory, color="#666666", linewidth=1, linestyle=":")
+        axes.annotate(f"memory of {report['memory_of']}", (0.01, memory), (0, 2), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", fontsize=7, color="#666666")  # fmt: skip
+        high = max(high, memory)
+    axes.set_ylim(low / 4, high * (high / low) ** 0.12)
+    _mark_bytes(axes)
+    _finish(axes, title, [str(cell["length"]) for cell in cells], "sequence length")
+
+
+def _draw_speed(axes: Any, direction: str, cells: list[dict[str, Any]], sides: list[str]) -> None:
+    """Upon a peer's bars how many times longer it takes."""
+    for side in sides:
+        ran = [cell[side] for cell in cells]
+        rates = [one["gflops"] if one else None for one in ran]
+        longer = [one["ms"] / cell["tessera"]["ms"] if one else 0 for one, cell in zip(ran, cells)]
+        texts = [f"{rate or 0:.3g}" + (f"\n{times:.3g} ×" if side != "tessera" else "")
+                 for rate, times in zip(rates, longer)]  # fmt: skip
+        _draw_bars(axes, side, sides, rates, texts)
+    axes.set_ylim(top=axes.get_ylim()[1] * 1.12)
+    ticks = [f"{cell['length']}\n{_seconds_text(cell['tessera']['ms'] * 1e-3)}" for cell in cells]
+    _finish(axes, f"Speed in GFLOP/s, {direction} (N ×: the time of so many of Tessera's calls)", ticks, "sequence length, and Tessera's time")
 
 
 def _mark_bytes(axes: Any) -> None:
     """Marked at powers of 32: 32 KiB, 1 MiB, 32 MiB."""
     low, high = axes.get_ylim()
-    low = 32.0 ** math.floor(math.log(max(low, 1), 32))
-    powers = range(round(math.log2(low)), math.floor(math.log2(high)) + 1, 5)
+    first = 5 * math.ceil(math.log2(max(low, 1)) / 5)
+    powers = range(first, math.floor(math.log2(high)) + 1, 5)
     axes.set_yticks([2.0**power for power in powers], [f"{2 ** (power % 10)} {_UNITS[power // 10]}" for power in powers])
     axes.minorticks_off()
-    axes.set_ylim(low, high)
-
-
-def _curves(time: Any, memory: Any, side: str, cells: list[dict[str, Any]]) -> None:
-    """One side over length: what ran as a line; what it would have needed where it did not, as hollow marks."""
-    label, colour, mark = SIDES[side]
-    style = {"color": colour, "linewidth": 2, "marker": mark, "markersize": 5, "label": label}
-    ran = [(cell["length"], cell[side]) for cell in cells if cell[side] is not None]
-    time.plot([length for length, _ in ran], [measured["ms"] * 1e-3 for _, measured in ran], **style)
-    known = [(length, measured["extra_bytes"]) for length, measured in ran if measured["extra_bytes"]]
-    memory.plot([length for length, _ in known], [held for _, held in known], **style)
-    missing = [(cell["length"], cell[f"{side}_needs_bytes"]) for cell in cells if cell[side] is None]
-    if missing:
-        joined = known[-1:] + missing
-        memory.plot([x for x, _ in joined], [y for _, y in joined], color=colour, linestyle="--", linewidth=1.5)
-        memory.plot([x for x, _ in missing], [y for _, y in missing], linestyle="none", marker="s", markersize=7,
-                    markerfacecolor="none", color=colour, label=f"{label}, not run")  # fmt: skip
 
 
 def main(arguments: list[str]) -> None:

@@ -29,7 +29,7 @@ def title(cells: list[Cell], settings: Settings, product_gflops: float) -> str:
 
 def notes(cells: list[Cell], settings: Settings) -> str:
     """What stands below the table beside what it says itself."""
-    lines = []
+    lines = [settings.busy] if settings.busy else []
     if any(side.name == "pytorch" for side in cells[0].sides):
         lines.append("PyTorch's own extra is as measured.")
     if settings.framework.name == "NumPy" and cells[0].shape.dtype != "float32":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional, Tuple, Union
+import functools
+from typing import TYPE_CHECKING, Literal, Optional, Tuple, Union, overload
 
 import torch
 from torch import Tensor
 
 from tessera import _core
 from tessera._core import Error
+from tessera._hints import with_options
 
 from . import dropout, kernels, ops
 from . import options as of_call
@@ -88,13 +90,35 @@ def attention_by_heads(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
     return ops.apply_eager(q, k, v, None, None, given, False, True)
 
 
+def _heads_first(layout: str, q: Tensor, k: Tensor, v: Tensor, return_lse: bool, options: dict):
+    """`attention` of [B, H, S, D], packed [H, T, D]: views of the same memory."""
+    if layout != "bhsd":
+        raise Error(f'layout: {layout!r}, accepted "bshd", [B, S, H, D], or "bhsd", [B, H, S, D]')
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() < 3:
+            raise Error(f"{name}: rank {tensor.dim()}, accepted [B, H, S, D], or packed [H, T, D]")
+    q, k, v = (tensor.transpose(-3, -2) for tensor in (q, k, v))
+    if not return_lse:
+        return attention(q, k, v, **options).transpose(-3, -2)
+    o, lse = attention(q, k, v, return_lse=True, **options)
+    return o.transpose(-3, -2), lse
+
+
+@overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    return_lse: bool = False,
-    **options: Unpack[Options],
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[Options]
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[Options]
+) -> Tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[Options]
+) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...
+@functools.partial(with_options, without=("openmp",))
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **options: Unpack[Options]
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """Exact attention, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink, through O and LSE.
 
@@ -109,6 +133,8 @@ def attention(
 
     Args:
         options, all by name:
+        layout: "bshd", or "bhsd" where q, k, v and O are [B, H, S, D], as SDPA has them (packed [H, T, D], pages
+            [pages, Hkv, page_size, D]).
         scale: of the scores; 1 / sqrt(D) by default.
         causal: key j is visible to query i if j <= i + Sk - Sq, or j <= i with `top_left`.
         window: keys visible left and right of that diagonal, -1 = all.
@@ -136,6 +162,9 @@ def attention(
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, tensor)
+    layout = options.pop("layout", "bshd")
+    if layout != "bshd":
+        return _heads_first(layout, q, k, v, return_lse, options)
     seed, offset = options.pop("dropout_seed", None), options.pop("dropout_offset", 0)
     given = of_call.given("attention", options) if options else {}
     bias, sink = given.pop("bias", None), given.pop("sink", None)

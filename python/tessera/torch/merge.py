@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Tuple, Union
+from typing import Literal, Tuple, Union, overload
 
 import torch
 from torch import Tensor
@@ -86,6 +86,14 @@ class _Transformable(torch.autograd.Function):
         return _vmap(_Transformable.apply, info, in_dims, *arguments)
 
 
+@overload
+def combine(o_parts: Tensor, lse_parts: Tensor, *, return_lse: Literal[False] = False) -> Tensor: ...
+@overload
+def combine(o_parts: Tensor, lse_parts: Tensor, *, return_lse: Literal[True]) -> Tuple[Tensor, Tensor]: ...
+@overload
+def combine(
+    o_parts: Tensor, lse_parts: Tensor, *, return_lse: bool
+) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...
 def combine(
     o_parts: Tensor, lse_parts: Tensor, *, return_lse: bool = False
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:

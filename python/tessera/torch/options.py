@@ -11,6 +11,7 @@ from typing import Any, Dict, NamedTuple, Tuple
 from torch import Tensor
 
 from tessera import _core
+from tessera._hints import unexpected_option
 
 from .checks import check_tensor
 
@@ -32,7 +33,7 @@ def _fields() -> Tuple[Field, ...]:
         name, kind = field["name"], field["kind"]
         if kind == "tensor":
             (differentiable if name in DIFFERENTIABLE else tensors).append(Field(name, "Tensor?", None))
-        elif kind in ("value", "execution") and name not in ("dropout_seed", "dropout_offset", "openmp"):
+        elif kind in ("value", "execution") and name not in ("dropout_seed", "dropout_offset", "openmp", "layout"):
             values.append(Field(name, _SCHEMAS.get(field["annotation"], "str"), field["default"]))
     return (*differentiable, *tensors, *values)
 
@@ -52,7 +53,7 @@ def given(function: str, options: Options) -> Options:
     for name, value in options.items():
         field = _BY_NAME.get(name)
         if field is None:
-            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
+            raise TypeError(unexpected_option(function, name))
         if value is None:
             continue
         if field.schema == "Tensor?":

@@ -28,7 +28,7 @@ struct DecodeTile {
   int block_n, warps, stages;
 };
 // By TMA a kernel reads at 0.99 of what memory gives, by cp.async at 0.95, whatever is under way: so one stage of K and V does (but two_stages). 12
-// warps read no faster than 8, and answer a short call 0.3 to 0.5 us later: docs/lab/2026-11-25-decode-sm90.md.
+// warps read no faster than 8, and answer a short call 0.3 to 0.5 us later: docs/lab/decode_sm90.md.
 // At D = 64 32 keys are 94 us of a batch's of 268 MB in the place of 100 (cuDNN 92), and where pages have no 32 it is 16.
 constexpr DecodeTile kTiles[] = {
     {64, true, 32, 8, 1},  {64, true, 16, 8, 2},   {128, true, 16, 8, 1},  {256, true, 16, 8, 1},
@@ -47,7 +47,7 @@ constexpr int64_t kMostRows = 8 * kDecodeRows;
 constexpr int64_t kLeastKeys = 256, kManyRows = 4 * kDecodeRows, kManyRowsLeastKeys = 512;
 
 // Nanoseconds that a key of a KV head takes with two and with four work tiles of rows, and by fwd_sm90 where memory bounds it; and
-// of a key in fwd_sm90's tile of a query head, one a multiprocessor at once. An H100, docs/lab/2026-11-25-decode-sm90.md.
+// of a key in fwd_sm90's tile of a query head, one a multiprocessor at once. An H100, docs/lab/decode_sm90.md.
 struct KeyTimes {
   int head_dim;
   double two_tiles, four_tiles, fwd_sm90_memory, fwd_sm90_tile;
@@ -88,7 +88,7 @@ bool too_short_for_bulk_copies(const tessera_plan& plan, int64_t queries) {
 
 // By TMA, D = 128: whether another stage of K and V is under way while warps meet, where a block has several short work tiles, or parts that
 // do not depend on the batch. 64 x 2048 in pages of 16 then take 129.5 us in the place of 132.7, 16 x 4096 with batch_invariant 69.0 in the place of 72.2;
-// but 1 x 4096, of which a block has one tile a warp, 8.4 in the place of 7.7 (an H200, docs/lab/2026-11-26-decode-sm90.md).
+// but 1 x 4096, of which a block has one tile a warp, 8.4 in the place of 7.7 (an H200, docs/lab/decode_sm90.md).
 bool two_stages(const tessera_plan& plan) {
   constexpr int64_t kManyHeadKeys = int64_t{64 << 20} / (2 * 128 * 2);  // 64 MiB of K and V of 128 columns
   constexpr int64_t kShortKeysOfMany = 4096;

@@ -36,7 +36,7 @@ constexpr int64_t kPageRows = 16;  // that a page's are a multiple of, as every 
 constexpr int64_t kMostBlockHeadDim = 256, kMostHeadDim = 512;
 
 // By a pair of blocks: up to this head size, and whether options change scores, which costs registers. At 512 48 keys were 1.00 to 1.15
-// times as fast as 64 (docs/lab/2026-11-25-d512.md).
+// times as fast as 64 (docs/lab/large_heads.md).
 struct PairTile {
   int head_dim;
   bool with_options;
@@ -164,7 +164,7 @@ Choice choose_pair(const tessera_plan& plan) {
 // With a block mask: each consumer's rows, and a tile's keys, are of one block of the mask. First row that fits; keys: what the mask's
 // block is a multiple of, with options 64, whose registers the table's other areas have shown to be enough. Two consumers: three for
 // blocks of 64 queries are 1.14 times as fast with all blocks, and 0.72 to 0.9 times from a random quarter on (an H100,
-// docs/lab/2026-11-25-block-masks-again.md).
+// docs/lab/block_masks.md).
 struct BlockMaskTile {
   int head_dim, block_n, k_stages, v_stages, q_stages;
 };
@@ -214,7 +214,7 @@ bool schedules_dynamically(const tessera_plan& plan, const Choice& choice) {
 
 // Where decode_sm90 serves some of the sequences a list made on the GPU leaves these out: a slot that a block draws for one of them in
 // vain costs 1.9 us. Mixed batches take 1.00 to 1.06 times their two parts by it, 1.12 to 1.41 without (an H100,
-// docs/lab/2026-11-25-decode-sm90.md).
+// docs/lab/decode_sm90.md).
 bool lists_live_tiles(const tessera_plan& plan, const Choice& choice) {
   return plan.decode_queries > 0 && schedules_dynamically(plan, choice);
 }

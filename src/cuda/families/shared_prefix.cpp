@@ -19,7 +19,7 @@ constexpr const Family* kPartFamilies[] = {&kDecodeSm90, &kFwdSm90, &kFwdSm80}; 
 
 // Whether own keys are so few, beside work tiles (KV heads of all sequences), that fwd_sm80 has them sooner after the prefixes' part:
 // 64 sequences with 256 of them took 78.5 us so, with decode_sm90 85.5 (an H100; 8 heads over 8 76.6 and 93.4), though alone
-// decode_sm90 is ahead. docs/lab/2026-11-25-shared-prefix.md.
+// decode_sm90 is ahead. docs/lab/serving.md.
 bool few_own_keys(const tessera_plan& part) {
   constexpr int64_t kKeysAWorkTile = 4, kMostLeastKeys = 2048;
   return part.max_seqlen_k < std::min(kKeysAWorkTile * part.batch * part.heads_kv, kMostLeastKeys);

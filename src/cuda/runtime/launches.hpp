@@ -39,7 +39,7 @@ class Launches {
 
   static constexpr int kMaxKernels = 6;  // of a call: three to five of the backward pass, six of standard attention
   // Making a graph costs the host about as much as the graph saves in this many calls: some hundred microseconds, at 1.6 a call
-  // of one kernel to 8 of three (docs/lab/2026-11-22-compile-time-and-launches.md). A form's calls go one by one as often
+  // of one kernel to 8 of three (docs/lab/runtime.md). A form's calls go one by one as often
   // first, and what is called less never pays for a graph.
   static constexpr int kCallsBeforeGraph = 64;
 

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# demo.sh: what people run, bfloat16, causal, head size 128, by Tessera and by standard attention on this machine; by PyTorch's own attention,
+# too, where a python3 on the PATH has PyTorch and NumPy. A table, and bars in out/compare.png. After the build of the program.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+compare=(compare --dtype bfloat16 --causal -D 128 --lengths 1024,2048,4096,8192 --repeat 3 --report out/compare.json)
+venv=$PWD/build/venv
+
+# The package for that Python: the extension is built beside the sources, with the environment's nanobind.
+package_for() {
+  mkdir -p build/nanobind
+  ln -sfn "$("$venv/bin/python" -c 'import nanobind, os; print(os.path.dirname(nanobind.__file__))')" build/nanobind/nanobind
+  local path
+  path=$(PYTHON=$1 PYTHONPATH=$PWD/build/nanobind scripts/gpu_python.sh --quiet 2> build/demo.log) || return
+  PYTHONPATH=$path "$1" -c 'import tessera' 2> /dev/null && echo "$path"
+}
+
+mkdir -p out
+for python in $(type -ap python3); do
+  "$python" -c 'import torch, numpy' 2> /dev/null || continue
+  echo "PyTorch of $python stands beside Tessera; building the Python package for it"
+  if path=$(package_for "$python"); then
+    PYTHONPATH=$path "$python" -m tessera "${compare[@]}"
+    compared=1
+    break
+  fi
+  echo "It was not built (build/demo.log): PyTorch is left out"
+done
+[[ -n ${compared:-} ]] || build/release/cli/tessera "${compare[@]}"
+"$venv/bin/python" python/tessera/compare/plot.py out/compare.json out/compare.png
+echo 'The picture is out/compare.png'

@@ -1,0 +1,69 @@
+// What a program means, in float64: the oracle's evaluation of one pair, and bounds of a whole block of pairs.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/score/operations.hpp"
+#include "core/score/program.hpp"
+
+namespace tessera::core::score {
+
+// What a pair brings: the operations kS ... kG, in their order.
+struct Inputs {
+  double s = 0;
+  int64_t b = 0, h = 0, h_kv = 0, i = 0, j = 0, q_pos = 0, len_q = 0, len_k = 0;
+  double g = 0;
+};
+
+// The named tensors and scalars of a program.
+struct Bindings {
+  // Element `index` of a tensor; its rank is the program's. `read` false: the index is outside, and the element counts
+  // as 0.
+  std::function<double(int tensor, const int64_t* index, bool& read)> element;
+  std::function<double(int scalar)> scalar;
+};
+
+// Evaluates one value after another for a pair. Only what a result needs is evaluated: of where, && and || no side that is not taken, so that
+// what it would load is not read.
+class Evaluator {
+ public:
+  Evaluator(const Program& program, const Bindings& bindings);
+
+  void begin(const Inputs& inputs);
+  double value(int place);
+  bool read_outside() const {
+    return read_outside_;
+  }  // since begin(): an index of a load that was taken is outside its tensor
+
+ private:
+  double input(Op op) const;
+
+  const Program& program_;
+  const Bindings& bindings_;
+  Inputs inputs_;
+  std::vector<double> values_;
+  std::vector<uint32_t> made_in_;  // the round that a value was made in
+  uint32_t round_ = 0;
+  bool read_outside_ = false;
+};
+
+// Bounds of what the pairs of a block bring, and of what the program names.
+struct Bounds {
+  Interval s = Interval::everything();
+  Interval b, h, h_kv, i, j, q_pos, len_q, len_k;
+  Interval g = Interval::everything();
+  // Of a tensor's elements at indices within these bounds.
+  std::function<Interval(int tensor, const Interval* index)> element;
+  std::function<Interval(int scalar)> scalar;
+};
+
+// Bounds of the value at `root` over all pairs of the block. What depends on an input twice is bounded as if both were
+// free, but for differences of i, q_pos and j, which masks are made of.
+Interval bound(const Program& program, int root, const Bounds& bounds);
+
+enum class Visible { kNone, kSome, kAll };
+Visible visible(const Program& program, const Bounds& bounds);  // of a block's pairs, by the mask
+
+}  // namespace tessera::core::score

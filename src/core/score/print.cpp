@@ -1,0 +1,131 @@
+#include "core/score/print.hpp"
+
+#include <charconv>
+#include <cmath>
+#include <string_view>
+
+#include "core/score/operations.hpp"
+
+namespace tessera::core::score {
+namespace {
+
+// The shortest text that reads back as the same number, whatever the locale.
+std::string number_text(Type type, double x) {
+  if (type == Type::kBool) return x != 0 ? "true" : "false";
+  if (std::isnan(x)) return "nan";
+  if (std::isinf(x)) return x < 0 ? "-inf" : "inf";
+  char text[40];
+  const std::to_chars_result end = type == Type::kInt ? std::to_chars(text, text + sizeof text, static_cast<int64_t>(x))
+                                                      : std::to_chars(text, text + sizeof text, x);
+  std::string result(text, end.ptr);
+  if (type == Type::kFloat && result.find_first_of(".e") == std::string::npos) result += ".0";
+  return result;
+}
+
+class Printer {
+ public:
+  explicit Printer(const Program& program)
+      : program_(program), uses_(program.values.size()), local_(program.values.size()) {}
+
+  std::string text(int root) {
+    count(root);
+    std::string statements;
+    for (int place = 0; place < root; ++place) {
+      const Value& value = at(place);
+      if (uses_[static_cast<size_t>(place)] < 2 || value.op <= Op::kScalar) continue;
+      std::string name;
+      do name = "v" + std::to_string(locals_++);
+      while (named(name));
+      statements += name + " = " + expression(place, kFunction) + "; ";
+      local_[static_cast<size_t>(place)] = name;
+    }
+    return statements + expression(root, kFunction);
+  }
+
+ private:
+  const Value& at(int place) const { return program_.values[static_cast<size_t>(place)]; }
+
+  // How often each value is used below `root`: once for each operation that has it as an operand.
+  void count(int root) {
+    std::vector<bool> needed(program_.values.size());
+    needed[static_cast<size_t>(root)] = true;
+    for (int place = root; place >= 0; --place) {
+      if (!needed[static_cast<size_t>(place)]) continue;
+      for (int n = 0; n < operand_count(at(place)); ++n) {
+        needed[static_cast<size_t>(at(place).operands[n])] = true;
+        ++uses_[static_cast<size_t>(at(place).operands[n])];
+      }
+    }
+  }
+
+  bool named(const std::string& text) const {
+    for (const std::vector<Name>* names : {&program_.tensors, &program_.scalars}) {
+      for (const Name& name : *names) {
+        if (name.text == text) return true;
+      }
+    }
+    return false;
+  }
+
+  std::string list(const Value& value) {
+    std::string all;
+    for (int n = 0; n < operand_count(value); ++n) all += (n ? ", " : "") + expression(value.operands[n], kFunction);
+    return all;
+  }
+
+  // Within an operator that binds as tightly as `around`, to which what is looser needs parentheses.
+  std::string expression(int place, int around) {
+    const Value& value = at(place);
+    if (!local_[static_cast<size_t>(place)].empty()) return local_[static_cast<size_t>(place)];
+    const Operation& row = operation(value.op);
+    switch (value.op) {
+      case Op::kConstant: {
+        const std::string text = number_text(value.type, value.constant);
+        return text[0] == '-' && around > kUnary ? "(" + text + ")" : text;
+      }
+      case Op::kScalar:
+        return program_.scalars[static_cast<size_t>(value.name)].text;
+      case Op::kLoad:
+        return program_.tensors[static_cast<size_t>(value.name)].text + "[" + list(value) + "]";
+      default:
+        break;
+    }
+    if (row.operands == 0) return row.text;
+    if (row.precedence == kFunction) return std::string(row.text) + "(" + list(value) + ")";
+    std::string text;
+    if (row.operands == 1) {
+      text = row.text + expression(value.operands[0], kUnary + 1);
+    } else {
+      // Operators group from the left, and comparisons not at all.
+      const int left = row.precedence == kComparison ? kComparison + 1 : row.precedence;
+      text = expression(value.operands[0], left) + " " + row.text + " " +
+             expression(value.operands[1], row.precedence + 1);
+    }
+    return row.precedence < around ? "(" + text + ")" : text;
+  }
+
+  const Program& program_;
+  std::vector<int> uses_;
+  std::vector<std::string> local_;  // the statement that has a value's name
+  int locals_ = 0;
+};
+
+}  // namespace
+
+std::string to_text(const Program& program, int root) { return Printer(program).text(root); }
+
+std::string key(const Program& program) {
+  std::string text = "1;";  // the version of the language
+  text += program.score < 0 ? "" : to_text(program, program.score);
+  text += "|";
+  text += program.mask < 0 ? "" : to_text(program, program.mask);
+  for (const std::vector<Name>* names : {&program.tensors, &program.scalars}) {
+    for (const Name& name : *names) {
+      text += "|" + name.text + ":" + kTypeNames[static_cast<int>(name.type)] +
+              (name.is_tensor ? std::to_string(name.rank) : "");
+    }
+  }
+  return text;
+}
+
+}  // namespace tessera::core::score

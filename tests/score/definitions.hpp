@@ -1,0 +1,53 @@
+// Score programs that people write, each with its meaning in plain C++: one table for every test of the language and of what runs it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/score/evaluate.hpp"
+#include "core/score/program.hpp"
+
+namespace tessera::testing {
+
+// A named tensor's elements, in the order of its axes.
+struct Tensor {
+  core::score::Name name;
+  std::vector<int64_t> shape;
+  std::vector<double> data;
+
+  double at(std::initializer_list<int64_t> index) const;
+  bool holds(const int64_t* index) const;
+  int64_t offset(const int64_t* index) const;
+};
+
+// What programs of the table are evaluated over: sizes, and a tensor or a number behind each name.
+struct World {
+  int64_t batch = 2, heads = 4, heads_kv = 2, len_q = 40, len_k = 56;
+  std::map<std::string, Tensor> tensors;
+  std::map<std::string, double> scalars;
+
+  explicit World(uint64_t seed);
+  std::vector<core::score::Name> names() const;
+  // Of a program's names; it must outlive what is returned.
+  core::score::Bindings bindings(const core::score::Program& program) const;
+  core::score::Inputs pair(int64_t b, int64_t h, int64_t i, int64_t j, double s) const;
+  double operator()(const char* tensor, std::initializer_list<int64_t> index) const {
+    return tensors.at(tensor).at(index);
+  }
+};
+
+using Pair = core::score::Inputs;
+struct Definition {
+  const char* name;
+  const char* score;  // "": the score stays
+  const char* mask;   // "": every key is visible
+  double (*new_score)(const Pair& p, const World& w);
+  bool (*visible)(const Pair& p, const World& w);
+  bool smooth = true;  // central differences may be held against the gradient everywhere
+};
+
+const std::vector<Definition>& definitions();
+
+}  // namespace tessera::testing
