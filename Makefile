@@ -1,10 +1,11 @@
 # Thin names over the CMake presets. Each target does all of its own set-up, and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench fuzz aot format format-check docs explore install clean packages
+.PHONY: help demo test check bench fuzz mutate aot format format-check docs explore install clean packages
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 3600
+MUTANTS ?= 100
 
 BIN := build/release
 SOURCES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh' '*.inc')
@@ -15,6 +16,8 @@ export JOBS
 # Looked for by each recipe, after the packages are installed: the wheel's library is the one that was just built.
 export CMAKE_C_COMPILER_LAUNCHER = $(shell command -v ccache)
 export CMAKE_CXX_COMPILER_LAUNCHER = $(shell command -v ccache)
+# Builds in other folders, and of the unpacked source distribution, are the same to it by relative paths.
+export CCACHE_BASEDIR := $(CURDIR)
 
 help:
 	@echo 'make demo          build, then a minute of Tessera beside standard attention, and PyTorch where a python3 has it, on a GPU'
@@ -23,15 +26,16 @@ help:
 	@echo 'make check         the rest: every case, every prebuilt kernel, then the sanitizers'
 	@echo 'make bench         every speed and memory cell, as shares of this machine'"'"'s ceilings (FILTER=regex for some)'
 	@echo 'make fuzz          draw random cases until one fails or FUZZ_SECONDS (3600) have passed'
+	@echo 'make mutate        plant MUTANTS (100) small faults in the sources, one at a time, and say which of them no test finds'
 	@echo 'make format        clang-format every source; make format-check only looks'
 	@echo 'make docs          make docs/images, docs/status.md and docs/reference/support.md again'
 	@echo 'make explore       make the data of docs/explore/index.html again, from tessera trace'
 	@echo 'make aot           compile the common CUDA kernels ahead of time, beside the library (needs NVRTC, no GPU;'
 	@echo '                   ARCHS="90 120" for some architectures, else all)'
-	@echo 'make install       into PREFIX (/usr/local)'
+	@echo 'make install       the library and the program into PREFIX (/usr/local)'
 
 packages:
-	@bash scripts/install_packages.sh
+	@bash scripts/install_packages.sh debian-packages-install.txt debian-packages.txt
 
 build/venv/.done: tests/requirements.txt scripts/make_venv.sh | packages
 	@bash scripts/make_venv.sh build/venv tests/requirements.txt
@@ -61,6 +65,13 @@ bench: build-tessera_bench
 fuzz: build-tessera_fuzz
 	@$(BIN)/tests/tessera_fuzz --seconds $(FUZZ_SECONDS)
 
+build/mutate-venv/.done: tests/requirements-mutate.txt scripts/make_venv.sh | packages
+	@bash scripts/make_venv.sh build/mutate-venv tests/requirements-mutate.txt
+	@touch $@
+
+mutate: build/mutate-venv/.done build/venv/.done
+	@build/mutate-venv/bin/python scripts/mutate.py --count $(MUTANTS)
+
 format: packages
 	@clang-format -i $(SOURCES)
 
@@ -78,10 +89,16 @@ explore: build-tessera_cli build/venv/.done
 
 aot: $(BIN)/build.ninja
 	@cmake --preset release "-DTESSERA_PREBUILD_ARCHS=$(ARCHS)" > /dev/null
-	@$(MAKE) --no-print-directory build-aot
+	@$(MAKE) --no-print-directory build-tessera_prebuild
 
-install: build-tessera build-tessera_cli
-	@cmake --install $(BIN) --prefix $(PREFIX)
+# A build of its own, of what is installed: the library and the program, with the kernels that `make aot` has compiled.
+# No tests, no Python environment.
+install:
+	@bash scripts/install_packages.sh debian-packages-install.txt
+	@cmake --preset install "-DCMAKE_INSTALL_PREFIX=$(PREFIX)" \
+	  "-DTESSERA_PREBUILT_FOLDER=$(CURDIR)/$(BIN)/src/tessera/aot" $(CMAKE_OPTIONS)
+	@cmake --build --preset install --parallel $(JOBS)
+	@cmake --install build/install
 
 clean:
 	rm -rf build out

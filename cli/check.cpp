@@ -93,7 +93,8 @@ std::vector<OutputCheck> check_outputs(const AttentionTensors& tensors, const At
       squares += value * value;
     }
     const auto elems = static_cast<double>(std::max<std::int64_t>(1, reference.elems()));
-    OutputCheck check{.name = field.name, .error = error_of(values_of(tensors, field)),
+    OutputCheck check{.name = field.name,
+                      .error = error_of(values_of(tensors, field)),
                       .allowed = error_of(values_of(nearby, field))};
     // Two roundings of the output: one when it is stored, one of its accumulator.
     const double stored = 2 * std::max(unit_roundoff(result.dtype), 0x1p-24);

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/fields.hpp"
-#include "tensor.hpp"
+#include "shape.hpp"
 
 namespace tessera::cli {
 

@@ -1,5 +1,6 @@
 #include "machine.hpp"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <chrono>

@@ -11,6 +11,7 @@
 #include "extents.hpp"
 #include "options.hpp"
 #include "peers/ceilings.hpp"
+#include "plan_ranks.hpp"
 #include "sized_problem.hpp"
 
 namespace tessera::cli {
@@ -22,6 +23,7 @@ struct PlanOptions {
   bool json = false;
   AttentionOptions attention;
   DeviceOptions device;
+  RankOptions ranks;
 };
 
 // The optional tensors that a flag adds: all but the page table, which --page-size adds, and the lengths of prefixes,
@@ -34,7 +36,7 @@ bool has_flag(const core::TensorField& field) {
   return core::is_option(field) || (field.need == core::Need::kBackward && core::takes_part(field, false));
 }
 
-tessera_problem problem_of(const PlanOptions& o) {
+ProblemSizes sizes_of(const PlanOptions& o) {
   ProblemSizes sizes = o.sizes;
   sizes.dtype = parse_dtype(o.dtype);
   if (o.direction != "forward" && o.direction != "backward") {
@@ -50,7 +52,11 @@ tessera_problem problem_of(const PlanOptions& o) {
       throw WrongUse(fmt::format("{}: given without {}", field.flag, primal->flag));
     }
   }
-  return problem_of(sizes, [&o](tessera_problem& problem) { o.attention.apply(problem); });
+  return sizes;
+}
+
+tessera_problem problem_of(const PlanOptions& o) {
+  return problem_of(sizes_of(o), [&o](tessera_problem& problem) { o.attention.apply(problem); });
 }
 
 template <typename Writer>
@@ -87,6 +93,7 @@ std::string describe(const tessera_plan& plan, const Roofline& roof) {
 }
 
 int show_plan(const PlanOptions& options) {
+  if (options.ranks.asked()) return show_ranks(options.ranks, sizes_of(options), problem_of(options), options.json);
   const tessera_device device = options.device.device();
   const tessera_problem problem = problem_of(options);
   tessera_plan plan{};
@@ -116,7 +123,8 @@ constexpr const char* kFooter = R"(Examples:
   tessera plan --sq 4096 -H 32 --kv-heads 8 -D 128 --causal
   tessera plan --sq 1 --sk 32768 -H 32 --kv-heads 8 -D 128 --dtype bfloat16 --page-size 64
   tessera plan --sq 2048 -H 16 -D 64 --direction backward --bias --dbias --json
-  tessera plan --sq 4096 -H 32 -D 128 --dtype bfloat16 --arch 90)";
+  tessera plan --sq 4096 -H 32 -D 128 --dtype bfloat16 --arch 90
+  tessera plan --sq 131072 -H 32 --kv-heads 8 -D 128 --dtype bfloat16 --causal --ranks 8)";
 
 }  // namespace
 
@@ -125,7 +133,7 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<PlanOptions>();
   PlanOptions& o = *options;
   command->add_option("-B,--batch", o.sizes.batch, "Sequences")->check(kInteger)->capture_default_str();
-  command->add_option("--sq", o.sizes.seqlen_q, "Queries of a sequence")->check(kInteger)->required();
+  command->add_option("--sq", o.sizes.seqlen_q, "Queries of a sequence")->check(kInteger);
   command->add_option("--sk", o.sizes.seqlen_k, "Keys of a sequence (default: --sq)")->check(kInteger);
   command->add_option("-H,--heads", o.sizes.heads_q, "Query heads")->check(kInteger)->capture_default_str();
   command->add_option("--kv-heads", o.sizes.heads_kv, "Key and value heads (default: -H)")->check(kInteger);
@@ -148,8 +156,13 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   o.device.add_place_to(*command);
   o.device.add_arch_to(*command);
   o.device.add_to(*command);
+  o.ranks.add_to(*command);
   command->footer(kFooter);
-  command->callback([options, &outcome] { outcome.exit_code = show_plan(*options); });
+  command->callback([options, command, &outcome] {
+    if (command->count("--sq") + command->count("--lengths") == 0) throw CLI::RequiredError("--sq");
+    if (!options->ranks.asked()) options->ranks.refuse_without_ranks(*command);
+    outcome.exit_code = show_plan(*options);
+  });
 }
 
 }  // namespace tessera::cli

@@ -1,9 +1,9 @@
 #include "printable.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdint>
+
+#include "units.hpp"
 
 namespace tessera::cli {
 namespace {
@@ -52,7 +52,7 @@ std::string escape_of(char32_t character) {
   if (character == '\r') return "\\r";
   if (character == '\t') return "\\t";
   const auto code = static_cast<std::uint32_t>(character);
-  return code <= 0xff ? fmt::format("\\x{:02x}", code) : fmt::format("\\u{:04x}", code);
+  return text_of(code <= 0xff ? "\\x%02x" : "\\u%04x", code);
 }
 
 }  // namespace

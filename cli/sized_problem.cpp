@@ -1,7 +1,5 @@
 #include "sized_problem.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -15,7 +13,7 @@ namespace {
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
 void require(bool holds, const char* flag, std::int64_t given, const char* accepted) {
-  if (!holds) throw WrongUse(fmt::format("{}: {}, accepted {}", flag, given, accepted));
+  if (!holds) throw WrongUse(std::string(flag) + ": " + std::to_string(given) + ", accepted " + accepted);
 }
 
 tessera_layout layout_of(tessera_dtype dtype, const Shape& shape, const char* flag) {

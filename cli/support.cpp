@@ -1,27 +1,22 @@
-// tessera support: what each back end supports, by planning a small problem for every option, dtype and direction.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include "support.hpp"
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <map>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "commands.hpp"
-#include "options.hpp"
+#include "core/text.hpp"
+#include "error.hpp"
 #include "sized_problem.hpp"
 #include "terminal.hpp"
 #include "tessera/plan.hpp"
 
 namespace tessera::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr tessera_dtype kDtypes[] = {TESSERA_FLOAT32, TESSERA_FLOAT16, TESSERA_BFLOAT16, TESSERA_FLOAT64};
 constexpr tessera_direction kDirections[] = {TESSERA_FORWARD, TESSERA_BACKWARD};
@@ -34,17 +29,31 @@ const char* direction_name(tessera_direction direction) {
 
 struct BackEnd {
   const char* name;
-  tessera_device device;
+  bool was_run;           // or compiled alone, for want of such a device
+  const char* what_when;  // what was run on such devices, and when last
+  tessera_device device{};
 };
+
+void check(const tessera_status& status) {
+  if (status.code != TESSERA_OK) throw Failure(status.message);
+}
 
 // A GPU of each generation, and a CPU without optional features: support depends on neither.
 std::vector<BackEnd> back_ends() {
-  std::vector<BackEnd> all{{"CPU", {}}, {"Ampere", {}}, {"Hopper", {}}, {"Blackwell", {}}};
+  std::vector<BackEnd> all{
+      {"CPU", true,
+       "all tests on every change, on each instruction set (AMX emulated); AVX2 on Zen 3, AVX-512 BF16 on Zen 4, AMX "
+       "on Intel's tiles: 2026-11-26"},
+      {"Ampere", false,
+       "every prebuilt kernel compiled for sm_80; its kernels run on Hopper and on the emulated GPU, never on an "
+       "Ampere GPU"},
+      {"Hopper", true, "case table, fuzzer, PyTorch's programs and compute-sanitizer on H100 and H200: 2026-11-26"},
+      {"Blackwell", false, "every prebuilt kernel compiled for sm_100 and sm_120, never run there"}};
   constexpr std::int32_t kArchs[] = {0, 80, 90, 100};
-  check_status(tessera_device_cpu(&all[0].device));
+  check(tessera_device_cpu(&all[0].device));
   all[0].device.isa = TESSERA_ISA_BASELINE;
   all[0].device.threads = 1;
-  for (std::size_t i = 1; i < all.size(); ++i) check_status(tessera_device_cuda_arch(kArchs[i], &all[i].device));
+  for (std::size_t i = 1; i < all.size(); ++i) check(tessera_device_cuda_arch(kArchs[i], &all[i].device));
   return all;
 }
 
@@ -90,7 +99,7 @@ std::vector<Case> cases() {
   add("attention", "Dense q, k, v of head size 64");
   for (const std::int64_t head_dim : {128, 256, 512}) {
     Case& sized = add("", "Head size of queries, keys and values");
-    sized.name = fmt::format("head size {}", head_dim);
+    sized.name = "head size " + std::to_string(head_dim);
     sized.sizes.head_dim = head_dim;
   }
   add("grouped heads", "Fewer heads of keys and values than of queries (GQA, MQA)").sizes.heads_kv = 2;
@@ -225,9 +234,16 @@ std::vector<std::string> header_of(const Matrix& matrix) {
   std::vector<std::string> row{""};
   for (const BackEnd& back_end : matrix.back_ends) {
     const std::int32_t arch = back_end.device.arch;
-    row.push_back(arch == 0 ? back_end.name : fmt::format("{} ({}.{})", back_end.name, arch / 10, arch % 10));
+    const char* const proof = back_end.was_run ? "" : ", compiled, not run here";
+    row.push_back(arch == 0 ? back_end.name : core::print("%s (%d.%d)%s", back_end.name, arch / 10, arch % 10, proof));
   }
   return row;
+}
+
+Rows proof_rows(const Matrix& matrix) {
+  Rows rows{{"", "what was run, and when"}};
+  for (const BackEnd& back_end : matrix.back_ends) rows.push_back({back_end.name, back_end.what_when});
+  return rows;
 }
 
 Rows summary_rows(const Matrix& matrix) {
@@ -287,7 +303,7 @@ Rows request_rows(const Matrix& matrix) {
           }
         }
         for (const auto& [kernel, taken] : dtypes) {
-          std::string& names = takes[{fmt::format("{}, {}", kernel, matrix.back_ends[i].name), taken.substr(1)}];
+          std::string& names = takes[{kernel + ", " + matrix.back_ends[i].name, taken.substr(1)}];
           names += (names.empty() ? "" : ", ") + matrix.cases[asked].name;
         }
       }
@@ -301,7 +317,8 @@ Rows request_rows(const Matrix& matrix) {
 std::string markdown_table(const Rows& rows) {
   std::string text;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    text += fmt::format("| {} |\n", fmt::join(rows[i], " | "));
+    for (const std::string& cell : rows[i]) text += "| " + cell + " ";
+    text += "|\n";
     if (i > 0) continue;
     for (std::size_t column = 0; column < rows[0].size(); ++column) text += column == 0 ? "| ---" : " | ---";
     text += " |\n";
@@ -317,7 +334,9 @@ std::string plain_table(const Rows& rows) {
   std::string text;
   for (const auto& row : rows) {
     std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) line += fmt::format("{:<{}}  ", row[i], widths[i]);
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      line += row[i] + std::string(static_cast<std::size_t>(widths[i] - shown_width(row[i]) + 2), ' ');
+    }
     text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   }
   return text;
@@ -337,9 +356,9 @@ std::vector<Refusal> refusals(const Matrix& matrix) {
           const std::string& reason = answers[d].reason;
           const auto same = [&](const Refusal& refusal) { return refusal.reason == reason; };
           if (reason.empty() || std::any_of(all.begin(), all.end(), same)) continue;
-          all.push_back({fmt::format("{}, {}, {}, {}", matrix.cases[asked].name, matrix.back_ends[i].name,
-                                     direction_name(direction), tessera_dtype_name(kDtypes[d])),
-                         reason});
+          const std::string where = matrix.cases[asked].name + ", " + matrix.back_ends[i].name + ", " +
+                                    direction_name(direction) + ", " + tessera_dtype_name(kDtypes[d]);
+          all.push_back({where, reason});
         }
       }
     }
@@ -357,70 +376,72 @@ std::string markdown(const Matrix& matrix) {
       "and dtype, and prints which kernel takes it. Options go together unless a refusal below says otherwise; "
       "`tessera plan`\n"
       "answers for any one problem, and for a GPU that is not there with `--arch`.\n\n";
-  text += fmt::format("## In short\n\n{}\n\n{}", kSummary, markdown_table(merged(summary_rows(matrix))));
+  text += "## In short\n\n" + std::string(kSummary) + "\n\n" + markdown_table(merged(summary_rows(matrix))) + "\n" +
+          markdown_table(proof_rows(matrix));
   for (const tessera_direction direction : kDirections) {
-    text += fmt::format("\n## {}\n\n{}", direction == TESSERA_FORWARD ? "Forward" : "Backward",
-                        markdown_table(direction_rows(matrix, direction)));
+    text += std::string("\n## ") + (direction == TESSERA_FORWARD ? "Forward" : "Backward") + "\n\n" +
+            markdown_table(direction_rows(matrix, direction));
   }
   if (const Rows rows = request_rows(matrix); rows.size() > 1) {
-    text += fmt::format(
+    text +=
         "\n## On request\n\nTaken by name alone (`--kernel`), until proved. (Those for comparison: "
-        "docs/reference/kernels/comparison.md.)\n\n{}",
-        markdown_table(rows));
+        "docs/reference/kernels/comparison.md.)\n\n" +
+        markdown_table(rows);
   }
   text += "\n## What is refused, and why\n\n| the first | reason |\n| --- | --- |\n";
-  for (const Refusal& refusal : refusals(matrix)) text += fmt::format("| {} | {} |\n", refusal.where, refusal.reason);
+  for (const Refusal& refusal : refusals(matrix)) text += "| " + refusal.where + " | " + refusal.reason + " |\n";
   text += "\n## What the options are\n\n| option | meaning |\n| --- | --- |\n";
-  for (const Case& asked : matrix.cases) text += fmt::format("| {} | {} |\n", asked.name, asked.what);
+  for (const Case& asked : matrix.cases) text += "| " + asked.name + " | " + asked.what + " |\n";
   return text;
 }
 
 std::string json(const Matrix& matrix) {
-  Json options = Json::array();
+  core::JsonWriter json;
+  const auto text_or_null = [&json](const char* key, const std::string& text) {
+    constexpr double kNull = std::numeric_limits<double>::quiet_NaN();  // which is what it becomes
+    text.empty() ? json.add(key, kNull) : json.add(key, text.c_str());
+  };
+  json.open(nullptr, '{');
+  json.add("version", tessera_version());
+  json.open("options", '[');
   for (std::size_t asked = 0; asked < matrix.cases.size(); ++asked) {
-    Json cells = Json::array();
+    json.open(nullptr, '{');
+    json.add("name", matrix.cases[asked].name.c_str());
+    json.add("what", matrix.cases[asked].what.c_str());
+    json.open("cells", '[');
     for (std::size_t i = 0; i < matrix.back_ends.size(); ++i) {
       for (const tessera_direction direction : kDirections) {
         const Answers& answers = matrix.at(asked, i, direction);
         for (std::size_t d = 0; d < answers.size(); ++d) {
-          const Answer& answer = answers[d];
-          cells.push_back({{"back_end", matrix.back_ends[i].name},
-                           {"arch", matrix.back_ends[i].device.arch},
-                           {"direction", direction_name(direction)},
-                           {"dtype", tessera_dtype_name(kDtypes[d])},
-                           {"kernel", answer.kernel.empty() ? Json() : Json(answer.kernel)},
-                           {"reason", answer.reason.empty() ? Json() : Json(answer.reason)}});
+          json.open(nullptr, '{');
+          json.add("back_end", matrix.back_ends[i].name);
+          json.add("arch", matrix.back_ends[i].device.arch);
+          json.add("was_run", matrix.back_ends[i].was_run);
+          json.add("direction", direction_name(direction));
+          json.add("dtype", tessera_dtype_name(kDtypes[d]));
+          text_or_null("kernel", answers[d].kernel);
+          text_or_null("reason", answers[d].reason);
+          json.close('}');
         }
       }
     }
-    options.push_back({{"name", matrix.cases[asked].name}, {"what", matrix.cases[asked].what}, {"cells", cells}});
+    json.close(']');
+    json.close('}');
   }
-  return Json{{"version", tessera_version()}, {"options", options}}.dump(2) + "\n";
+  json.close(']');
+  json.close('}');
+  return json.take();
 }
 
 std::string plain(const Matrix& matrix) {
-  return fmt::format("{}\n{}\nWith --markdown and --json: which kernel, which dtypes, and why not.\n",
-                     plain_table(summary_rows(matrix)), kSummary);
+  return plain_table(summary_rows(matrix)) + "\n" + kSummary + "\n\n" + plain_table(proof_rows(matrix)) +
+         "\nWith --markdown and --json: which kernel, which dtypes, and why not.\n";
 }
 
 }  // namespace
 
-void add_support(CLI::App& program, Outcome& outcome) {
-  struct Options {
-    bool json = false, markdown = false;
-  };
-  CLI::App* command = program.add_subcommand("support", "Which options each back end takes, in which dtypes");
-  auto options = std::make_shared<Options>();
-  CLI::Option* as_json =
-      command->add_flag("--json", options->json, "Every answer as JSON, refusals with their reasons");
-  command->add_flag("--markdown", options->markdown, "As a page: the kernels by dtype, and what is refused")
-      ->excludes(as_json);
-  command->footer("Examples:\n  tessera support\n  tessera support --json");
-  command->callback([options, &outcome] {
-    const Matrix matrix = make_matrix();
-    fmt::print("{}", options->json ? json(matrix) : options->markdown ? markdown(matrix) : plain(matrix));
-    outcome.exit_code = 0;
-  });
-}
+std::string support_text() { return plain(make_matrix()); }
+std::string support_markdown() { return markdown(make_matrix()); }
+std::string support_json() { return json(make_matrix()); }
 
 }  // namespace tessera::cli

@@ -105,20 +105,6 @@ std::uint16_t double_to_bfloat16(double value) {
 
 }  // namespace
 
-std::string shape_text(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
-
-std::int64_t checked_bytes(const Shape& shape, std::int64_t element_size, const std::string& what) {
-  std::int64_t bytes = element_size;
-  bool empty = false, overflow = false;
-  for (const std::int64_t extent : shape) {
-    empty = empty || extent == 0;
-    overflow = overflow || extent < 0 || (extent > 0 && __builtin_mul_overflow(bytes, extent, &bytes));
-  }
-  if (empty) return 0;
-  if (overflow) throw WrongUse(fmt::format("{}: shape {} overflows, at most 2^63 bytes", what, shape_text(shape)));
-  return bytes;
-}
-
 Memory::Memory(std::int64_t size_bytes, const std::string& what) : size_bytes_(size_bytes) {
   constexpr std::int64_t kAlignment = 64;
   if (peers::fits(size_bytes)) {

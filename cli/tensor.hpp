@@ -8,16 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "shape.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cli {
-
-using Shape = std::vector<std::int64_t>;
-
-std::string shape_text(const Shape& shape);  // "[2, 128, 8, 64]"
-
-// Product of `shape` and `element_bytes`. Throws WrongUse naming `what` if it does not fit in 63 bits.
-std::int64_t checked_bytes(const Shape& shape, std::int64_t element_bytes, const std::string& what);
 
 // Memory aligned to 64 bytes, uninitialised. Copies share it.
 class Memory {
@@ -78,7 +72,7 @@ Tensor as_floating(FileTensor file, bool sixteen_bit_is_bfloat16);
 Tensor as_float32(FileTensor file);  // any floating type, converted
 Tensor as_int32(FileTensor file);    // int32, or int64 within its range
 Tensor as_int64(FileTensor file);
-Tensor as_bool(FileTensor file);     // bool, or uint8 of 0 and 1
+Tensor as_bool(FileTensor file);  // bool, or uint8 of 0 and 1
 
 // Exchanges axes 1 and 2 of a rank-4 tensor's layout: [B, H, S, D] in memory seen as [B, S, H, D].
 void view_heads_first(Tensor& tensor);

@@ -1,12 +1,23 @@
 # cmake --install: the library, its headers, the program, and what find_package(tessera) and pkg-config need.
 include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
 
 install(TARGETS tessera EXPORT tesseraTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
-  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+# The program finds the library from where it lies itself, wherever the tree is put.
+if(TARGET tessera_cli)
+  if(NOT DEFINED CMAKE_INSTALL_RPATH)
+    file(RELATIVE_PATH library_from_program ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+    set_target_properties(tessera_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${library_from_program}")
+  endif()
+  install(TARGETS tessera_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${TESSERA_PREBUILT_FOLDER}/ DESTINATION ${CMAKE_INSTALL_LIBDIR}/tessera/aot OPTIONAL)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
 install(EXPORT tesseraTargets NAMESPACE tessera:: DESTINATION ${package_dir})
@@ -19,13 +30,18 @@ install(FILES
   ${CMAKE_CURRENT_BINARY_DIR}/cmake/tesseraConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/cmake/tesseraConfigVersion.cmake
   DESTINATION ${package_dir})
 
-# A tree that is moved as a whole keeps working: paths are relative to where tessera.pc lies.
-file(RELATIVE_PATH pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
-string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
-if(BUILD_SHARED_LIBS)
-  set(pc_libs "-L\${libdir} -ltessera")
-else()
-  set(pc_libs "-L\${libdir} -ltessera -lstdc++ -lm -pthread")
+# A tree that is moved as a whole keeps working: paths are relative to the folder of tessera.pc. A program that is
+# linked by it starts without further settings: the library's folder is its RUNPATH, except for the loader's own
+# folders.
+foreach(folder LIBDIR INCLUDEDIR)
+  file(RELATIVE_PATH pc_${folder} ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_FULL_${folder}})
+  string(REGEX REPLACE "/$" "" pc_${folder} "${pc_${folder}}")
+endforeach()
+set(pc_libs "-L\${libdir} -ltessera")
+if(NOT BUILD_SHARED_LIBS)
+  string(APPEND pc_libs " -lstdc++ -lm -pthread -ldl")
+elseif(NOT CMAKE_INSTALL_FULL_LIBDIR MATCHES "^(/usr)?/lib(64|32)?(/[^/]*-linux-gnu[^/]*)?$")
+  string(PREPEND pc_libs "-Wl,-rpath,\${libdir} ")
 endif()
 configure_file(cmake/tessera.pc.in ${CMAKE_CURRENT_BINARY_DIR}/cmake/tessera.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/cmake/tessera.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

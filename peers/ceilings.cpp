@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <new>
@@ -73,7 +72,6 @@ double bf16_dot_gflops(int threads) {
 double amx_gflops(int threads, bool zeros) {
   tessera_device device{};  // requests AMX from the kernel, if there is any
   if (tessera_device_cpu(&device).code != TESSERA_OK || device.isa_limit < TESSERA_ISA_AMX_BF16) return 0;
-  if (std::getenv("TESSERA_AMX") != nullptr) return 0;  // emulated
   Team team(threads);
   constexpr std::int64_t kChunk = 100;
   return best_rate(team, kAmxFlopsPerIteration * kChunk,

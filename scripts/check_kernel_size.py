@@ -40,7 +40,7 @@ def main() -> int:
         if lines([file]) > MOST_LINES:
             failures.append(f"{file.relative_to(ROOT)}: {lines([file])} lines, accepted {MOST_LINES}")
     print(f"{'kernel':<24}{'own':>6}{'shared':>8}{'in all':>8}{'ptx/':>6}")
-    for kernel in sorted(ROOT.glob("tessera/*/kernel.cuh")):
+    for kernel in sorted(ROOT.glob("tessera/**/kernel.cuh")):
         files = closure(kernel)
         ptx = [file for file in files if file.parent.name == "ptx"]
         own = [file for file in files if file.parent == kernel.parent]

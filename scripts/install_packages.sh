@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# install_packages.sh [LIST]: installs the Debian packages of a list (debian-packages.txt) that are missing from this machine, by
-# name, and says which, and nothing else unless it fails.
+# install_packages.sh LIST [LIST ...]: installs the Debian packages of lists, such as debian-packages.txt, that are
+# missing from this machine, by name, and says which, and nothing else unless it fails.
 set -euo pipefail
 cd "$(dirname "$0")"
-list=${1:-debian-packages.txt}
+lists=("${@:?the names of lists}")
 
 if ! command -v dpkg-query > /dev/null; then
   echo "This is no Debian system: install these yourself, by the names your system gives them:" >&2
-  grep -v '^#' "$list" | tr '\n' ' ' >&2
+  grep -hv '^#' "${lists[@]}" | tr '\n' ' ' >&2
   echo >&2
   exit 0
 fi
@@ -16,7 +16,7 @@ missing=()
 while read -r package; do
   status=$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2> /dev/null || true)
   [[ $status == installed ]] || missing+=("$package")
-done < <(grep -v '^#' "$list")
+done < <(grep -hv '^#' "${lists[@]}")
 ((${#missing[@]})) || exit 0
 
 as_root=()

@@ -102,6 +102,22 @@ std::string dtype_text(const nb::dlpack::dtype& dtype) {
   return "unknown (" + bits + " bits)";
 }
 
+// lanes 0: of another name than view() knows.
+nb::dlpack::dtype dlpack_dtype(const std::string& name) {
+  constexpr struct {
+    const char* name;
+    dtype_code code;
+    uint8_t bits;
+  } kNames[] = {{"float32", dtype_code::Float, 32}, {"float16", dtype_code::Float, 16},
+                {"float64", dtype_code::Float, 64}, {"bfloat16", dtype_code::Bfloat, 16},
+                {"int32", dtype_code::Int, 32},     {"int64", dtype_code::Int, 64},
+                {"bool", dtype_code::Bool, 8}};
+  for (const auto& known : kNames) {
+    if (name == known.name) return {static_cast<uint8_t>(known.code), known.bits, 1};
+  }
+  return {0, 0, 0};
+}
+
 constexpr int32_t kUnknown = -1;
 int32_t to_dtype(const nb::dlpack::dtype& dtype) {
   if (dtype.lanes != 1) return kUnknown;
@@ -155,6 +171,22 @@ Array view(const char* name, const dltensor& tensor, const char* accepted_dtypes
   return array;
 }
 
+Array layout_of(const char* name, const ArrayWithoutData& source, const char* accepted_dtypes) {
+  const int32_t rank = static_cast<int32_t>(source.shape.size());
+  dltensor tensor{};
+  tensor.ndim = rank;
+  tensor.shape = const_cast<int64_t*>(source.shape.data());
+  tensor.strides = const_cast<int64_t*>(source.strides.data());
+  tensor.dtype = dlpack_dtype(source.dtype);
+  if (tensor.dtype.lanes == 0)
+    throw Error(std::string(name) + ": dtype " + source.dtype + ", accepted " + accepted_dtypes);
+  Array array = view(name, tensor, accepted_dtypes);
+  array.place = source.place;
+  array.data = nullptr;
+  array.has_data = false;
+  return array;
+}
+
 // ---- import ---------------------------------------------------------------------------------------------------------
 
 // Why a framework does not export an array, without the frames of its stack that some append.
@@ -168,8 +200,8 @@ Array import_exchanged(const char* name, nb::handle source, const ExchangeApi& a
   if (api.dltensor_from_py_object_no_sync(source.ptr(), &tensor) != 0) {
     const nb::python_error error;
     const std::string device = nb::cast<std::string>(nb::str(nb::getattr(source, "device", nb::str("unknown"))));
-    throw Error(std::string(name) + ": on device " + device + ", accepted the CPU or a GPU, one for all arrays: " +
-                first_line(error));
+    throw Error(std::string(name) + ": on device " + device +
+                ", accepted the CPU or a GPU, one for all arrays: " + first_line(error));
   }
   Array array = view(name, tensor, accepted_dtypes);
   // The CPU has no streams. A GPU's work goes where the framework's own would, so that neither waits for the other.
@@ -225,10 +257,12 @@ bool is_numpy_bfloat16(nb::handle source) {
 std::string name_of(const Place& place) {
   const std::string id = ":" + std::to_string(place.device_id);
   switch (place.device_type) {
+    case kMeta:
+      return "meta";
     case kCpu:
       return "cpu";
     case kCuda:
-      return "cuda" + id;
+      return place.device_id == kNoGpu ? "cuda" : "cuda" + id;
     case kRocm:
       return "rocm" + id;
     default:
@@ -258,6 +292,9 @@ void CommonPlace::join(const char* name, const Place& place) {
 Array import_array(const char* name, nb::handle source, Access access, const char* accepted_dtypes) {
   // An array that is a buffer too (NumPy's) is quick to export, and says whether it may be written.
   if (!PyObject_CheckBuffer(source.ptr())) {
+    if (nb::isinstance<ArrayWithoutData>(source)) {
+      return layout_of(name, nb::cast<const ArrayWithoutData&>(source), accepted_dtypes);
+    }
     if (const ExchangeApi* api = exchange_api(source.type())) {
       return import_exchanged(name, source, *api, accepted_dtypes);
     }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tessera/tessera.h"
 
@@ -14,17 +15,34 @@ namespace tessera::python {
 enum class Access { kRead, kWrite };
 
 // Where an array's memory is, in DLPack's numbers, and the order in which work on it is queued.
-enum DeviceType : int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3, kRocm = 10, kRocmHost = 11, kCudaManaged = 13 };
+enum DeviceType : int32_t {
+  kMeta = 0,
+  kCpu = 1,
+  kCuda = 2,
+  kCudaHost = 3,
+  kRocm = 10,
+  kRocmHost = 11,
+  kCudaManaged = 13
+};
+constexpr int32_t kNoGpu = -1;  // a device_id of kCuda: some GPU, where this machine has none
 struct Place {
   int32_t device_type = kCpu, device_id = 0;
   void* stream = nullptr;  // CUDA: the producer's current stream; null: the default stream
 };
 std::string name_of(const Place& place);  // "cpu", "cuda:0"
 
+// An array that has everything but data, as a tracer's have: a call with one is checked, and computes nothing.
+struct ArrayWithoutData {
+  std::string dtype;  // "float32"
+  std::vector<int64_t> shape, strides;
+  Place place;  // kMeta: of no device
+};
+
 struct Array {
   tessera_layout layout{};
   void* data = nullptr;
   Place place;
+  bool has_data = true;
   nanobind::ndarray<nanobind::ro> owner;  // keeps what a producer exported alive; empty where `source` itself does
 };
 

@@ -12,6 +12,7 @@
 #include "error.hpp"
 #include "interrupt.hpp"
 #include "openmp.hpp"
+#include "released_gil.hpp"
 
 namespace nb = nanobind;
 
@@ -108,10 +109,12 @@ const tessera_device& cpu() {
 
 tessera_device device_at(const Place& place, const std::string& what) {
   const std::string refusal = what + ": on device " + name_of(place) + ", accepted the CPU: ";
-  if (place.device_type == kCpu) return cpu();
+  if (place.device_type == kCpu || place.device_type == kMeta) return cpu();
   if (place.device_type != kCuda) throw Error(refusal + "Tessera has no backend for this device");
   tessera_device found;
-  const tessera_status status = tessera_device_cuda(place.device_id, &found);
+  constexpr int32_t kArchOfNoGpu = 90;
+  const tessera_status status = place.device_id == kNoGpu ? tessera_device_cuda_arch(kArchOfNoGpu, &found)
+                                                          : tessera_device_cuda(place.device_id, &found);
   if (status.code != TESSERA_OK) throw Error(refusal + status.message);
   return found;
 }
@@ -135,7 +138,7 @@ void execute_cuda(const Call& call, const tessera_plan& plan, Run run) {
   executor.stream = call.place.place().stream;
   tessera_status status;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil released;
     status = run(&plan, &call.buffers, memory.data, bytes, &executor);
   }
   check(status);
@@ -144,6 +147,8 @@ void execute_cuda(const Call& call, const tessera_plan& plan, Run run) {
 }  // namespace
 
 void execute(const Call& call) {
+  if (call.without_data)
+    throw Error(std::string(call.without_data) + ": without data, accepted an array that has some");
   const tessera_plan& plan = plan_of(call);
   const Run run = call.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;
   if (plan.device.backend == TESSERA_BACKEND_CUDA) return execute_cuda(call, plan, run);
@@ -153,7 +158,7 @@ void execute(const Call& call) {
   interrupt.add_to(executor);
   tessera_status status;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil released;
     status = run(&plan, &call.buffers, memory, workspace.bytes(), &executor);
   }
   workspace.give_back_if_large();

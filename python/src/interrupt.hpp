@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "error.hpp"
+#include "released_gil.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::python {
@@ -37,8 +38,11 @@ class Interrupt {
     if (last_ == Clock::time_point{}) last_ = now;
     if (now - last_ < kPeriod) return 0;
     last_ = now;
-    const nanobind::gil_scoped_acquire gil;
-    return PyErr_CheckSignals() != 0;
+    PyGILState_STATE state{};
+    take_gil([&state] { state = PyGILState_Ensure(); });
+    const bool raised = PyErr_CheckSignals() != 0;
+    PyGILState_Release(state);
+    return raised;
   }
 
   const pthread_t caller_ = pthread_self();

@@ -2,6 +2,7 @@
 // and tessera/torch make them.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <charconv>
@@ -13,9 +14,14 @@
 #include "array.hpp"
 #include "call.hpp"
 #include "comparison.hpp"
+#include "core/append.hpp"
+#include "core/validate.hpp"
 #include "error.hpp"
 #include "interrupt.hpp"
 #include "options.hpp"
+#include "program.hpp"
+#include "ranks.hpp"
+#include "released_gil.hpp"
 #include "tessera/tessera.h"
 
 namespace nb = nanobind;
@@ -113,7 +119,7 @@ std::string text_of(const tessera_plan& plan, Writer write) {
 }
 
 const tessera_plan& plan_for(const std::string& direction, nb::handle q, nb::handle k, nb::handle v, nb::handle o,
-                             nb::handle lse, const nb::kwargs& options) {
+                             nb::handle lse, nb::handle d_o, const nb::kwargs& options) {
   const bool backward = direction == "backward";
   if (!backward && direction != "forward") {
     throw Error("direction: \"" + direction.substr(0, 80) + "\", accepted \"forward\" or \"backward\"");
@@ -124,6 +130,7 @@ const tessera_plan& plan_for(const std::string& direction, nb::handle q, nb::han
   set_tensor(call, "v", v);
   set_tensor(call, "o", o);
   set_tensor(call, "lse", lse);
+  if (!d_o.is_none()) set_tensor(call, "d_o", d_o);
   set_options(call, "plan", options);
   fill_in_layouts(call);
   return plan_of(call);
@@ -132,12 +139,12 @@ const tessera_plan& plan_for(const std::string& direction, nb::handle q, nb::han
 template <Writer write>
 std::string plan(const std::string& direction, nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse,
                  const nb::kwargs& options) {
-  return text_of(plan_for(direction, q, k, v, o, lse, options), write);
+  return text_of(plan_for(direction, q, k, v, o, lse, nb::none(), options), write);
 }
 
 void check_call(const std::string& direction, nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse,
-                const nb::kwargs& options) {
-  plan_for(direction, q, k, v, o, lse, options);
+                nb::handle d_o, const nb::kwargs& options) {
+  plan_for(direction, q, k, v, o, lse, d_o, options);
 }
 
 // ---- the rest -------------------------------------------------------------------------------------------------------
@@ -152,7 +159,7 @@ void run_at(const CommonPlace& place, Call&& call) {
   interrupt.add_to(executor);
   tessera_status status;
   {
-    const nb::gil_scoped_release release;
+    const ReleasedGil released;
     status = call(device, executor);
   }
   Interrupt::check(status);
@@ -179,6 +186,7 @@ void combine(nb::handle o_parts, nb::handle lse_parts, nb::handle o, nb::handle 
   import("o", o, Access::kWrite, kFloating, call.o);
   import("lse", lse, Access::kWrite, kFloat32, call.lse);
   import("lse_low", lse_low, Access::kWrite, kFloat32, call.lse_low);
+  if (!arrays.front().has_data) return check(core::validate(call));
   run_at(place, [&](const tessera_device& device, const tessera_executor& executor) {
     return tessera_combine(&call, &device, &executor);
   });
@@ -215,12 +223,15 @@ void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, 
   };
   CommonPlace place;
   Array arrays[std::size(rows)];  // keep the memory until the call is over
+  bool has_data = true;
   for (size_t n = 0; n < std::size(rows); ++n) {
     if (rows[n].source.is_none()) continue;
     arrays[n] = import_array(rows[n].name, rows[n].source, rows[n].access, rows[n].accepted_dtypes);
     place.join(rows[n].name, arrays[n].place);
     rows[n].tensor = {arrays[n].layout, arrays[n].data};
+    has_data = has_data && arrays[n].has_data;
   }
+  if (!has_data) return check(core::validate_append(call));
   run_at(place, [&call](const tessera_device& device, const tessera_executor& executor) {
     return tessera_append(&call, &device, &executor);
   });
@@ -268,6 +279,16 @@ NB_MODULE(_core, m) {
   error.attr("__module__") = "tessera";
   error.attr("__doc__") = "A wrong argument, in one line: its name, what was given, what is accepted.";
 
+  nb::class_<ArrayWithoutData>(m, "ArrayWithoutData")
+      .def(
+          "__init__",
+          [](ArrayWithoutData* self, std::string dtype, std::vector<int64_t> shape, std::vector<int64_t> strides,
+             int32_t device_type, int32_t device_id) {
+            new (self) ArrayWithoutData{
+                std::move(dtype), std::move(shape), std::move(strides), {device_type, device_id, nullptr}};
+          },
+          "dtype"_a, "shape"_a, "strides"_a, "device_type"_a, "device_id"_a = 0);
+
   const auto none = nb::none();
   const auto define = [&](const char* name, const auto& function, const char* backward_name, const auto& backward) {
     m.def(name, function, "q"_a.none(), "k"_a.none(), "v"_a.none(), "o"_a.none(), "lse"_a.none() = none, "options"_a);
@@ -281,7 +302,7 @@ NB_MODULE(_core, m) {
   m.def("plan_json", &plan<tessera_plan_json>, "direction"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
         "o"_a.none() = none, "lse"_a.none() = none, "options"_a);
   m.def("check", &check_call, "direction"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(), "o"_a.none() = none,
-        "lse"_a.none() = none, "options"_a);
+        "lse"_a.none() = none, "d_o"_a.none() = none, "options"_a);
   m.def("combine", &combine, "o_parts"_a, "lse_parts"_a, "o"_a.none(), "lse"_a.none() = none,
         "lse_low_parts"_a.none() = none, "lse_low"_a.none() = none);
   m.def("append", &append, "k"_a, "v"_a, "k_cache"_a, "v_cache"_a, "seqused_k"_a, nb::kw_only(), "cu_seqlens"_a = none,
@@ -291,5 +312,7 @@ NB_MODULE(_core, m) {
   m.def("kernel_names", &kernel_names);
   m.def("device", &device_as_dict, "name"_a = "cpu");
   add_comparison_table(m);
+  add_program(m);
+  add_ranks(m);
   m.attr("version") = tessera_version();
 }

@@ -23,8 +23,9 @@ void set_tensor(Call& call, const core::TensorField& field, nb::handle value) {
   const bool written = core::written(field, call.problem.direction == TESSERA_BACKWARD);
   Array array =
       import_array(field.name, value, written ? Access::kWrite : Access::kRead, core::dtypes_text(field.dtypes));
+  if (!array.has_data) call.without_data = field.name;
   // Where nothing computes, no other complaint matters.
-  if (!call.place.first() && array.place.device_type != kCpu) device_at(array.place, field.name);
+  if (!call.place.first() && array.place.device_type > kCpu) device_at(array.place, field.name);
   call.place.join(field.name, array.place);
   call.problem.*field.layout = array.layout;
   field.set_pointer(call.buffers, array.data);

@@ -24,7 +24,8 @@ struct Call {
   bool openmp = false;       // on the process's OpenMP threads, where it has them
   bool heads_first = false;  // the arrays are [B, H, S, D]; the problem's layouts are [B, S, H, D] once options are set
   CommonPlace place;
-  nanobind::object allocate;  // GPU: (number of float32 elements) -> an array of them, for the workspace
+  const char* without_data = nullptr;  // the name of a tensor that has no data, of which there may be others
+  nanobind::object allocate;           // GPU: (number of float32 elements) -> an array of them, for the workspace
 
   std::array<nanobind::ndarray<nanobind::ro>, core::kNumTensors> owners;
 };

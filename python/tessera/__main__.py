@@ -1,5 +1,5 @@
-"""The command `python -m tessera`: compare, plot, plan and info, with the options of the program `tessera`. What the program
-does beyond, with files and with the cache of kernels, it says where to find.
+"""The command `tessera` of the Python package, and `python -m tessera`: compare, plot, plan, support and info, with the
+options and in the words of the program that `make install` installs. The other commands of that program are refused.
 
 Exit codes: 0 done, 1 failed, 2 wrong use.
 """
@@ -20,7 +20,6 @@ _ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 _PROGRAM_ONLY = {  # command: (what it does, what does it in Python)
     "run": ("attention on tensors from .npy and .safetensors files", "tessera.attention takes arrays"),
     "trace": ("a tiled attention, step by step", "examples/attention.py in the source tree is the algorithm in NumPy"),
-    "support": ("which options each back end takes, in which dtypes", "tessera.plan answers for a problem"),
     "cache": ("lists, compiles and clears the CUDA kernels kept on disk", "a kernel is compiled when it is first needed"),
 }
 
@@ -52,7 +51,7 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--direction", choices=("forward", "backward"), default="forward", help="(forward)")
     add("--bias", action="store_true", help="with a bias [1, Hq, Sq, Sk]")
     add("--mask", action="store_true", help="with a mask [1, 1, Sq, Sk]")
-    add("--alibi", action="store_true", help="with ALiBi slopes [Hq]")
+    add("--alibi", dest="alibi_slopes", action="store_true", help="with ALiBi slopes [Hq]")
     add("--sink", action="store_true", help="with a sink [Hq]")
     add("--scale", type=float, metavar="FLOAT", help="factor of the scores (1 / sqrt(D))")
     add("--causal", action="store_true", help="a query sees no key right of the diagonal")
@@ -63,16 +62,12 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dropout", type=float, default=0.0, metavar="P", help="probability that an entry is dropped, below 1")
     add("--deterministic", action="store_true", help="gradients have the same bits every time")
     add("--batch-invariant", action="store_true", help="a sequence's bits do not depend on its batch")
+    add("--arch", type=int, metavar="INT", help="plan for a GPU of this architecture, such as 90, that need not be here")
     add("--json", action="store_true", help="as JSON")
 
 
 def _plan(options: argparse.Namespace) -> None:
-    try:
-        import numpy  # noqa: F401
-    except ImportError:
-        raise WrongUse("plan: needs NumPy, which is not installed (pip install numpy)") from None
     from tessera.compare.device import device_named
-    from tessera.compare.frameworks import installed
 
     sk = options.sq if options.sk is None else options.sk
     heads, heads_kv = options.heads, options.heads if options.kv_heads is None else options.kv_heads
@@ -80,28 +75,23 @@ def _plan(options: argparse.Namespace) -> None:
     sizes = (options.batch, options.sq, sk, heads, heads_kv, options.head_dim, dv)
     for flag, size in zip(("-B", "--sq", "--sk", "-H", "--kv-heads", "-D", "--dv"), sizes):
         require(0 <= size <= 2**24, flag, size, "0 .. 2^24")
-    threads = options.threads or 0
-    arrays = installed(options.threads or tessera.device()["threads"], device_named(options.device))
-    # Nothing is read or written, so that no page of these is ever taken.
-    q = arrays.empty((options.batch, options.sq, heads, options.head_dim), options.dtype)
-    k = arrays.empty((options.batch, sk, heads_kv, options.head_dim), options.dtype)
-    v = arrays.empty((options.batch, sk, heads_kv, dv), options.dtype)
-    further: dict[str, Any] = {}
-    if options.bias:
-        further["bias"] = arrays.empty((1, heads, options.sq, sk), options.dtype)
-    if options.mask:
-        further["mask"] = arrays.empty((1, 1, options.sq, sk), "bool")
-    if options.alibi:
-        further["alibi_slopes"] = arrays.empty((heads,), "float32")
-    if options.sink:
-        further["sink"] = arrays.empty((heads,), "float32")
-    text = tessera.plan(
-        q, k, v, direction=options.direction, as_dict=options.json, scale=options.scale, causal=options.causal,
-        top_left=options.top_left, window=tuple(options.window), softcap=options.softcap, dropout_p=options.dropout,
-        deterministic=options.deterministic, batch_invariant=options.batch_invariant, kernel=options.kernel,
-        threads=threads, **further,
+    ordinal = None
+    if options.arch is None and device_named(options.device) == "cuda":
+        import torch
+
+        ordinal = torch.cuda.current_device()
+    tensors = [name for name in ("bias", "mask", "alibi_slopes", "sink") if getattr(options, name)]
+    text = _core.plan_of_sizes(
+        list(sizes), options.dtype, options.direction == "backward", tensors, options.arch, ordinal, options.json,
+        scale=options.scale, causal=options.causal, top_left=options.top_left, window=tuple(options.window),
+        softcap=options.softcap, dropout_p=options.dropout, deterministic=options.deterministic,
+        batch_invariant=options.batch_invariant, kernel=options.kernel, threads=options.threads or 0,
     )  # fmt: skip
-    print(json.dumps(text, indent=2) if options.json else text.rstrip())
+    print(_indented(text) if options.json else text.rstrip())
+
+
+def _indented(text: str) -> str:
+    return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
 
 
 def _plot(options: argparse.Namespace) -> None:
@@ -114,28 +104,19 @@ def _plot(options: argparse.Namespace) -> None:
 
 
 def _info(options: argparse.Namespace) -> None:
-    facts = {"version": tessera.__version__, **tessera.device()}
-    gpus: list[dict[str, Any]] = []
-    try:
-        while True:
-            gpus.append(tessera.device(f"cuda:{len(gpus)}"))
-    except tessera.Error as refusal:
-        why_no_more = str(refusal).partition("accepted the CPU: ")[2]
-    if options.json:
-        print(json.dumps({**facts, "gpus": gpus}, indent=2))
-        return
-    for name, value in facts.items():
-        print(f"{name:<14} {value}")
-    for gpu in gpus:
-        arch = f"{gpu['arch'] // 10}.{gpu['arch'] % 10}"
-        print(f"GPU {gpu['ordinal']:<10} {gpu['name']}, compute capability {arch}, {gpu['cores']} multiprocessors")
-    if not gpus:
-        print(f"{'GPUs':<14} none: {why_no_more}")
+    text = _core.info(options.json)
+    print(_indented(text) if options.json else text.rstrip())
+
+
+def _support(options: argparse.Namespace) -> None:
+    form = "json" if options.json else "markdown" if options.markdown else "text"
+    text = _core.support(form)
+    print(_indented(text) if options.json else text.rstrip())
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m tessera", description="Exact attention that never stores the score matrix.")
-    parser.add_argument("--version", action="version", version=tessera.__version__)
+    parser = _Parser(prog="tessera", description="Exact attention that never stores the score matrix.")
+    parser.add_argument("--version", action="version", version=f"tessera {tessera.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, run: Any, more: str = "") -> argparse.ArgumentParser:
@@ -152,8 +133,8 @@ def _parser() -> argparse.ArgumentParser:
         "Standard attention is the textbook's: it stores the score matrix, by PyTorch's matrix products where it is\n"
         "installed, else by NumPy's. Errors are those against float64, on a sample. FLOPs: 4 B H N^2 D forward, halved\n"
         "when causal, times 2.5 backward.\n\n"
-        "  python -m tessera compare --causal --lengths 1024,4096,16384 --plot compare.png\n"
-        "  python -m tessera compare --dtype bfloat16 -H 32 --kv-heads 8 -D 128 --direction forward",
+        "  tessera compare --causal --lengths 1024,4096,16384 --plot compare.png\n"
+        "  tessera compare --dtype bfloat16 -H 32 --kv-heads 8 -D 128 --direction forward",
     )
     compare.add_arguments(compared)
     planned = command("plan", "Which kernel would be chosen for given sizes, and why", _plan)
@@ -163,11 +144,15 @@ def _parser() -> argparse.ArgumentParser:
     plotted = command("plot", "Draws the report of a comparison: memory and speed over length (needs matplotlib)", _plot)
     plotted.add_argument("report", help="what compare --report wrote, here or in the program")
     plotted.add_argument("picture", help="a .png or .svg file")
-    command("info", "The CPU, what was chosen for it, and the GPUs", _info).add_argument(
+    command("info", "The CPU, what was chosen for it, threads and GPUs", _info).add_argument(
         "--json", action="store_true", help="as JSON"
     )
+    supported = command("support", "Which options each back end takes, in which dtypes", _support)
+    forms = supported.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="every answer as JSON, refusals with their reasons")
+    forms.add_argument("--markdown", action="store_true", help="as a page: the kernels by dtype, and what is refused")
     for name, (text, _) in _PROGRAM_ONLY.items():
-        commands.add_parser(name, help=f"(the program tessera alone) {text}")
+        commands.add_parser(name, help=f"(the program of make install alone) {text}")
     return parser
 
 
@@ -176,8 +161,8 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments and arguments[0] in _PROGRAM_ONLY:
         name = arguments[0]
         print(
-            f"tessera: {name}: a command of the program tessera, which make install in the source tree builds, not of "
-            f"python -m tessera ({_PROGRAM_ONLY[name][1]})",
+            f"tessera: {name}: a command of the program tessera that make install in the source tree builds, not of "
+            f"the Python package's ({_PROGRAM_ONLY[name][1]})",
             file=sys.stderr,
         )
         return 2

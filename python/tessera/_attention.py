@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from tessera import _core
-from tessera._frameworks import check_arrays, framework_of
+from tessera._frameworks import check_arrays, framework_of, is_torch
 from tessera._hints import with_options
 
 if TYPE_CHECKING:
@@ -27,12 +27,20 @@ class Gradients(NamedTuple):
 
 @overload
 def attention(
-    q: Any, k: Any, v: Any, *, return_lse: Literal[True], **options: Unpack[Options]
+    q: Any, k: Any, v: Any, *, return_lse_low: Literal[True], return_lse: bool = False, **options: Unpack[Options]
+) -> tuple[Any, Any, Any]: ...
+@overload
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: Literal[True], return_lse_low: bool = False, **options: Unpack[Options]
 ) -> tuple[Any, Any]: ...
 @overload
-def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Options]) -> Any: ...
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
+) -> Any: ...
 @with_options
-def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Unpack[Options]) -> Any:
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
+) -> Any:
     """Exact attention: ``O = softmax(scale Q K^T + ...) V``, in memory linear in the length.
 
     Shapes, with Hq a multiple of Hkv (query head h reads KV head ``h * Hkv // Hq``)::
@@ -62,6 +70,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
 
     Options, all by name:
         return_lse: return (o, lse) in place of o. The lse is a natural logarithm.
+        return_lse_low: return (o, lse, lse_low): float32, what the rounding of lse leaves out, so that lse + lse_low
+            has twice the digits, for `attention_backward` and `combine`.
         layout: "bshd", or "bhsd" where heads stand before rows in q, k, v and o (and in their gradients).
         scale: 0, or 1e-18 .. 1e18 of either sign; None means 1 / sqrt(D).
         causal: key j is visible to query i if j <= i + Sk - Sq (the last query sees the last key).
@@ -104,22 +114,26 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Un
     like = framework_of(q)
     if like.attention is not None:
         options.pop("openmp", None)
-        return like.attention(q, k, v, return_lse=return_lse, **options)
+        return like.attention(q, k, v, return_lse=return_lse, return_lse_low=return_lse_low, **options)
     if options or not type(q) is type(k) is type(v):
         check_arrays("q", q, {"k": k, "v": v, **options})
     try:
         shape = q.shape
         o = like.empty(shape[:-1] + v.shape[-1:], q.dtype)
         rows = shape[-3:-1] if options.get("layout") == "bhsd" else (shape[-2], shape[-3])
-        lse = like.empty((*shape[:-3], *rows), like.float32) if return_lse else None
+        lse, low = (
+            like.empty((*shape[:-3], *rows), like.float32) if wanted else None
+            for wanted in (return_lse or return_lse_low, return_lse_low)
+        )
     except (AttributeError, IndexError, TypeError):
-        o = lse = None  # the library says what is wrong
+        o = lse = low = None  # the library says what is wrong
+    if low is not None:
+        options["lse_low"] = low
     if like.workspace is not None:
         options["workspace"] = like.workspace
     _core.forward(q, k, v, o, lse, **options)
-    if like.finish is not None:
-        o, lse = like.finish(o), like.finish(lse) if return_lse else None
-    return (o, lse) if return_lse else o
+    results = [x if like.finish is None else like.finish(x) for x in (o, lse, low) if x is not None]
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 @with_options
@@ -132,6 +146,7 @@ def attention_backward(
     d_o: Any,
     *,
     d_lse: Any = None,
+    lse_low: Any = None,
     grad_bias: bool = False,
     grad_sink: bool = False,
     **options: Unpack[Options],
@@ -146,6 +161,8 @@ def attention_backward(
 
     Args:
         o, lse: what ``attention(..., return_lse=True)`` returned.
+        lse_low: what ``return_lse_low=True`` returned, or None. Without it the weights of a row add up to 1 within
+            |lse| 2^-24.
         d_o: the shape and dtype of o. d_lse: float32, the shape of lse, or None.
         grad_bias, grad_sink: also compute d_bias (float32, bias's own shape) and d_sink (float32 [Hq]).
         deterministic: the same bits every time (the CPU's kernels always are).
@@ -154,11 +171,12 @@ def attention_backward(
         tessera.Error: as `attention`.
     """
     like = framework_of(q)
-    check_arrays("q", q, {"k": k, "v": v, "o": o, "lse": lse, "d_o": d_o, "d_lse": d_lse, **options})
-    inputs = (q, k, v, o, lse, d_o, d_lse, *options.values())
-    if like.plain is not None:
-        q, k, v, o, lse, d_o, d_lse = map(like.plain, (q, k, v, o, lse, d_o, d_lse))
-        options.update({name: like.plain(value) for name, value in options.items()})
+    own = {"k": k, "v": v, "o": o, "lse": lse, "d_o": d_o, "d_lse": d_lse, "lse_low": lse_low}
+    check_arrays("q", q, {**own, **options})
+    if like.attention_backward is not None:
+        options.pop("openmp", None)
+        wanted = {"d_lse": d_lse, "lse_low": lse_low, "grad_bias": grad_bias, "grad_sink": grad_sink}
+        return Gradients(*like.attention_backward(q, k, v, o, lse, d_o, **wanted, **options))
     if grad_bias:
         options["d_bias"] = d_bias = like.empty(_shape("bias", options), like.float32)
     if grad_sink:
@@ -169,12 +187,10 @@ def attention_backward(
         outputs = [None, None, None]
     if like.workspace is not None:
         options["workspace"] = like.workspace
-    _core.backward(q, k, v, o, lse, d_o, *outputs, d_lse=d_lse, **options)
+    _core.backward(q, k, v, o, lse, d_o, *outputs, d_lse=d_lse, lse_low=lse_low, **options)
     outputs += [d_bias if grad_bias else None, d_sink if grad_sink else None]
     if like.finish is not None:
         outputs = [x if x is None else like.finish(x) for x in outputs]
-    if like.derived is not None:
-        outputs = like.derived(outputs, *inputs)
     return Gradients(*outputs)
 
 
@@ -186,41 +202,57 @@ def plan(q: Any, k: Any, v: Any, *, direction: str = "forward", as_dict: bool = 
     Only layouts matter: nothing is computed, and what the arrays hold is not read.
     """
     check_arrays("q", q, {"k": k, "v": v, **options})
+    if is_torch(q):
+        from tessera.torch.kernels import described
+
+        q, k, v = map(described, (q, k, v))
+        options = {name: described(value) for name, value in options.items()}
     if as_dict:
         return json.loads(_core.plan_json(direction, q, k, v, **options))
     return _core.plan(direction, q, k, v, **options)
 
 
 @overload
-def combine(o_parts: Any, lse_parts: Any, *, return_lse: Literal[True]) -> tuple[Any, Any]: ...
+def combine(
+    o_parts: Any, lse_parts: Any, lse_low_parts: Any = None, *, return_lse_low: Literal[True], return_lse: bool = False
+) -> tuple[Any, Any, Any]: ...
 @overload
-def combine(o_parts: Any, lse_parts: Any, *, return_lse: bool = False) -> Any: ...
-def combine(o_parts: Any, lse_parts: Any, *, return_lse: bool = False) -> Any:
-    """Merges N results over disjoint sets of keys into the result over all of them, exactly. With m = max_n lse_n::
+def combine(
+    o_parts: Any, lse_parts: Any, lse_low_parts: Any = None, *, return_lse: Literal[True], return_lse_low: bool = False
+) -> tuple[Any, Any]: ...
+@overload
+def combine(
+    o_parts: Any, lse_parts: Any, lse_low_parts: Any = None, *, return_lse: bool = False, return_lse_low: bool = False
+) -> Any: ...
+def combine(
+    o_parts: Any, lse_parts: Any, lse_low_parts: Any = None, *, return_lse: bool = False, return_lse_low: bool = False
+) -> Any:
+    """Merges N results over disjoint sets of keys into the result over all of them, exactly. With m = max_n LSE_n::
 
-        lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - lse) o_n
+        LSE = m + log sum_n exp(LSE_n - m),   o = sum_n exp(LSE_n - LSE) o_n
 
     Args:
         o_parts: [N, B, S, H, Dv], float32, float16 or bfloat16.
         lse_parts: [N, B, H, S], float32, on the same device. Parts that saw nothing (-inf) do not count, whatever their
             o holds.
+        lse_low_parts: what the rounding of lse_parts leaves out, in their shape, or None.
 
     Returns:
-        o [B, S, H, Dv], or (o, lse [B, H, S]) with return_lse.
+        o [B, S, H, Dv]; (o, lse [B, H, S]) with return_lse, (o, lse, lse_low) with return_lse_low.
     """
     like = framework_of(o_parts, "o_parts")
     if like.combine is not None:
-        return like.combine(o_parts, lse_parts, return_lse=return_lse)
-    check_arrays("o_parts", o_parts, {"lse_parts": lse_parts})
+        return like.combine(o_parts, lse_parts, lse_low_parts, return_lse=return_lse, return_lse_low=return_lse_low)
+    check_arrays("o_parts", o_parts, {"lse_parts": lse_parts, "lse_low_parts": lse_low_parts})
     try:
         o = like.empty(o_parts.shape[1:], o_parts.dtype)
-        lse = like.empty(lse_parts.shape[1:], like.float32) if return_lse else None
+        lse = like.empty(lse_parts.shape[1:], like.float32) if return_lse or return_lse_low else None
+        low = like.empty(lse_parts.shape[1:], like.float32) if return_lse_low else None
     except (AttributeError, TypeError):
-        o = lse = None
-    _core.combine(o_parts, lse_parts, o, lse)
-    if like.finish is not None:
-        o, lse = like.finish(o), like.finish(lse) if return_lse else None
-    return (o, lse) if return_lse else o
+        o = lse = low = None
+    _core.combine(o_parts, lse_parts, o, lse, lse_low_parts, low)
+    results = [x if like.finish is None else like.finish(x) for x in (o, lse, low) if x is not None]
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 def append(
@@ -266,7 +298,10 @@ def append(
         positions_k=positions_k, dropped=dropped,
     )  # fmt: skip
     check_arrays("k", k, {"v": v, "k_cache": k_cache, "v_cache": v_cache, "seqused_k": seqused_k, **tensors})
-    _core.append(k, v, k_cache, v_cache, seqused_k, **tensors, interleaved=interleaved)
+    run = _core.append
+    if is_torch(k):
+        from tessera.torch.cache import append as run
+    run(k, v, k_cache, v_cache, seqused_k, **tensors, interleaved=interleaved)
 
 
 def _shape(name: str, options: dict[str, Any]) -> tuple[int, ...]:

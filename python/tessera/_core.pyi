@@ -1,5 +1,6 @@
 """The C interface for Python: outputs are the caller's arrays. `tessera.attention` explains shapes and options."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import Unpack
@@ -55,8 +56,18 @@ def plan_json(
 ) -> str:
     """The plan as JSON."""
 
+class ArrayWithoutData:
+    """An array that has a layout and no data: check, plan, combine and append take it, and compute nothing.
+
+    device_type: DLPack's, 0 for none; device_id -1: a GPU where this machine has none."""
+
+    def __init__(
+        self, dtype: str, shape: Sequence[int], strides: Sequence[int], device_type: int, device_id: int = 0
+    ) -> None: ...
+
 def check(
-    direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, **options: Unpack[BackwardOptions]
+    direction: str, q: Any, k: Any, v: Any, o: Any = None, lse: Any = None, d_o: Any = None,
+    **options: Unpack[BackwardOptions],
 ) -> None:
     """Error where the call would be refused for what is known before data is read."""
 
@@ -87,6 +98,24 @@ def device(name: str = "cpu") -> dict[str, Any]:
 
 def busy_text(threads: int) -> str:
     """A sentence where other work leaves fewer than so many processors idle, else nothing. Takes a fifth of a second."""
+def info(as_json: bool) -> str:
+    """What was found on this machine, in the program's words, or as JSON."""
+
+def support(form: str) -> str:
+    """What each back end takes, in the program's words: as "text", "markdown" or "json"."""
+
+def plan_of_sizes(
+    sizes: list[int], dtype: str, backward: bool, tensors: list[str], arch: int | None, ordinal: int | None,
+    as_json: bool, **options: Unpack[Options],
+) -> str:
+    """The plan of contiguous tensors of sizes [B, Sq, Sk, Hq, Hkv, D, Dv], on the GPU of a number, on one of an
+    architecture that need not be here, or on the CPU."""
+
+def ranks_plan(lengths: list[int], rank: int, **members: Any) -> str:
+    """A plan for many ranks in words (rank -1), or a rank's schedule. `members` are those of tessera_ranks_problem, by name."""
+
+def ranks_plan_json(lengths: list[int], rank: int, **members: Any) -> str:
+    """The same as JSON: the plan, and from rank 0 on the schedule."""
 
 class ComparisonTable:
     """The table of a comparison: sides of (title, name, whether what ran has a column), Tessera first."""

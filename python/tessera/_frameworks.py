@@ -20,10 +20,9 @@ class Framework(NamedTuple):
     float32: Any
     finish: Callable[[Any], Any] | None = None  # what was written -> the framework's own array
     attention: Callable[..., Any] | None = None  # the framework's own entry, which knows of its gradients
+    attention_backward: Callable[..., Any] | None = None  # likewise
     combine: Callable[..., Any] | None = None  # likewise
-    plain: Callable[[Any], Any] | None = None  # an argument -> the same, where memory does not tell all of an array
     workspace: Callable[[int], Any] | None = None  # that many elements of float32, for what is not on the CPU
-    derived: Callable[..., Any] | None = None  # (gradients, *inputs): the same as autograd is to see them
 
 
 def framework_of(q: Any, name: str = "q") -> Framework:
@@ -50,7 +49,7 @@ def framework_of(q: Any, name: str = "q") -> Framework:
 
 
 _ARRAYS = frozenset(
-    ["k", "v", "o", "lse", "d_o", "lse_parts"]
+    ["k", "v", "o", "lse", "d_o", "lse_low", "lse_parts", "lse_low_parts"]
     + ["k_cache", "v_cache", "cu_seqlens", "q", "q_out", "cos", "sin", "positions_q", "positions_k", "dropped"]
     + [field["name"] for field in _core.option_fields() if field["kind"].endswith("tensor")]
 )
@@ -68,6 +67,11 @@ def check_arrays(name: str, first: Any, others: dict[str, Any]) -> None:
             raise _core.Error(f"{other_name}: of {other_family}, {name} is of {family}: accepted: one framework for all")
 
 
+def is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
 def _family(name: str, array: Any) -> str | None:
     """The framework's name; None: one that is not known here, whose arrays have __dlpack__."""
     if numpy is not None and isinstance(array, numpy.ndarray):
@@ -75,8 +79,7 @@ def _family(name: str, array: Any) -> str | None:
         if masked is not None and isinstance(array, masked.MaskedArray):
             raise _core.Error(f"{name}: a masked array, accepted a plain one (its filled() is), and a mask by name")
         return "NumPy"
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
+    if is_torch(array):
         import tessera.torch
 
         tessera.torch.checks.check_tensor(name, array)
@@ -108,13 +111,11 @@ def _torch(device: Any) -> Framework:
     def empty(shape: Any, dtype: Any) -> Any:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
-    def plain(value: Any) -> Any:
-        return tessera.torch.kernels.plain(value) if isinstance(value, torch.Tensor) else value
-
     workspace = None if device.type == "cpu" else lambda elements: empty((elements,), torch.float32)
+    of_torch = tessera.torch
     return Framework(
-        empty, torch.float32, attention=tessera.torch.attention, combine=tessera.torch.combine,
-        plain=plain, workspace=workspace, derived=tessera.torch.ops.refuse_second_derivatives,
+        empty, torch.float32, attention=of_torch.attention, attention_backward=of_torch.api.attention_backward,
+        combine=of_torch.combine, workspace=workspace,
     )  # fmt: skip
 
 

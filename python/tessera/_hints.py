@@ -61,7 +61,7 @@ def unexpected_option(function: str, name: str) -> str:
     """The text of a TypeError: what other libraries call so is named here, else what is spelt almost so."""
     hint = _ELSEWHERE.get(name)
     if hint is None:
-        accepted = [*(f["name"] for f in _core.option_fields() if f["kind"] != "backward tensor"), "return_lse"]
+        accepted = [*(f["name"] for f in _core.option_fields() if f["kind"] not in ("backward tensor", "result")), "return_lse"]
         similar = difflib.get_close_matches(name, accepted, 1)
         hint = f"did you mean {similar[0]}?" if similar else f"help(tessera.{function}) lists what there is"
     return f"{function}() got an unexpected keyword argument '{name}': {hint}"
@@ -74,7 +74,7 @@ def with_options(function: Callable, without: tuple[str, ...] = ()) -> Callable:
     taken = {*signature.parameters, *without}
     for field in _core.option_fields():
         name, annotation = field["name"], field["annotation"]
-        if name in taken or field["kind"] == "backward tensor":
+        if name in taken or field["kind"] in ("backward tensor", "result"):
             continue
         annotation += " | None" if field["kind"] == "tensor" else ""
         shown.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field["default"], annotation=annotation))

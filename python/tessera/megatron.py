@@ -59,6 +59,8 @@ class TesseraAttention(DotProductAttention):
         scale = self.softmax_scale
         if self.config.apply_query_key_layer_scaling:
             scale *= self.layer_number  # which the parent divides by, and its softmax multiplies with
+        if getattr(self.config, "qk_clip", False):
+            raise Error("config.qk_clip: True, accepted False: the largest scores are not returned")
         options: dict = {"scale": scale}
         # Past the prompt Megatron says no_mask, of one query that sees all keys: a causal layer sees them as well.
         if self.attn_mask_type in _CAUSAL or mask_type in _CAUSAL:
@@ -89,11 +91,13 @@ def _packed(params: Any) -> dict:
     for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
         if getattr(params, name, None) is not None:
             raise Error(f"packed_seq_params.{name}: given, accepted None: sequences lie one after another")
+    if (getattr(params, "local_cp_size", None) or 1) > 1:
+        raise Error(f"packed_seq_params.local_cp_size: {params.local_cp_size}, accepted 1: a sequence is on one device")
     return {
         "cu_seqlens_q": params.cu_seqlens_q,
         "cu_seqlens_k": params.cu_seqlens_kv,
-        "max_seqlen_q": params.max_seqlen_q or 0,
-        "max_seqlen_k": params.max_seqlen_kv or 0,
+        "max_seqlen_q": params.max_seqlen_q,
+        "max_seqlen_k": params.max_seqlen_kv,
     }
 
 

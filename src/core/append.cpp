@@ -1,20 +1,15 @@
-// tessera_append: its rules, what its index tensors may hold, and the hand-over to a back end.
+// tessera_append: its rules, and what its index tensors may hold.
 #include "core/append.hpp"
 
 #include <cinttypes>
 #include <string>
 
 #include "core/caller_struct.hpp"
-#include "core/cancel.hpp"
-#include "core/device_here.hpp"
-#include "core/guarded.hpp"
 #include "core/layout.hpp"
 #include "core/names.hpp"
 #include "core/own_memory.hpp"
 #include "core/status.hpp"
 #include "core/validate.hpp"
-#include "cpu/cpu.hpp"
-#include "cuda/cuda.hpp"
 
 namespace tessera::core {
 
@@ -163,7 +158,9 @@ tessera_status check_sizes(const tessera_append_call& call) {
   return ok();
 }
 
-tessera_status check_call(const tessera_append_call& call) {
+}  // namespace
+
+tessera_status validate_append(const tessera_append_call& call) {
   TESSERA_RETURN_IF_ERROR(check_presence(call));
   if (call.interleaved != 0 && call.interleaved != 1) {
     return invalid("interleaved: %d, accepted 0 and 1", call.interleaved);
@@ -187,19 +184,9 @@ tessera_status check_call(const tessera_append_call& call) {
   return check_sizes(call);
 }
 
-// ---- pointers and what index tensors hold -----------------------------------------------------------------------------
+namespace {
 
-tessera_status check_pointers(const tessera_append_call& call) {
-  OwnMemory memory;
-  tessera_status status = ok();
-  for_each_tensor(call, [&](const char* name, const tessera_tensor& tensor, bool is_written) {
-    if (status.code != TESSERA_OK || !present(tensor) || elements(tensor.layout) == 0) return;
-    status = check_pointer(name, tensor.layout, tensor.data);
-    if (status.code == TESSERA_OK) memory.add(name, tensor.layout, tensor.data, is_written);
-  });
-  TESSERA_RETURN_IF_ERROR(status);
-  return memory.check();
-}
+// ---- what index tensors hold ----------------------------------------------------------------------------------------
 
 tessera_status check_position(const char* name, const tessera_tensor& positions, const AppendedTokens& tokens,
                               int64_t count, const AppendSizes& size, int64_t b) {
@@ -235,7 +222,28 @@ tessera_status check_sequence(const tessera_append_call& call, const AppendSizes
   return check_position("positions_q", call.positions_q, tokens, tokens.count_q, size, b);
 }
 
-tessera_status check_indices(const tessera_append_call& call) {
+}  // namespace
+
+tessera_status read_append_call(const tessera_append_call* given, tessera_append_call& known) {
+  if (!given) return invalid("call: NULL, must point to a tessera_append_call");
+  known = {};
+  return read_struct("call", *given, sizeof(tessera_append_call), "{.struct_size = sizeof(tessera_append_call)}",
+                     known);
+}
+
+tessera_status check_append_pointers(const tessera_append_call& call) {
+  OwnMemory memory;
+  tessera_status status = ok();
+  for_each_tensor(call, [&](const char* name, const tessera_tensor& tensor, bool is_written) {
+    if (status.code != TESSERA_OK || !present(tensor) || elements(tensor.layout) == 0) return;
+    status = check_pointer(name, tensor.layout, tensor.data);
+    if (status.code == TESSERA_OK) memory.add(name, tensor.layout, tensor.data, is_written);
+  });
+  TESSERA_RETURN_IF_ERROR(status);
+  return memory.check();
+}
+
+tessera_status check_append_indices(const tessera_append_call& call) {
   const AppendSizes size = sizes(call);
   for (int64_t b = 0; present(call.cu_seqlens) && b <= size.batch; ++b) {
     const int64_t before = b == 0 ? 0 : index_at(call.cu_seqlens, b - 1), at = index_at(call.cu_seqlens, b);
@@ -249,41 +257,4 @@ tessera_status check_indices(const tessera_append_call& call) {
   return ok();
 }
 
-tessera_status read_call(const tessera_append_call* given, tessera_append_call& known) {
-  if (!given) return invalid("call: NULL, must point to a tessera_append_call");
-  known = {};
-  return read_struct("call", *given, sizeof(tessera_append_call), "{.struct_size = sizeof(tessera_append_call)}",
-                     known);
-}
-
-tessera_status append(const tessera_append_call* given, const tessera_device* given_device,
-                      const tessera_executor* given_executor) {
-  tessera_append_call call;
-  TESSERA_RETURN_IF_ERROR(read_call(given, call));
-  tessera_executor executor;
-  TESSERA_RETURN_IF_ERROR(read_executor(given_executor, executor));
-  TESSERA_RETURN_IF_ERROR(check_call(call));
-  TESSERA_RETURN_IF_ERROR(check_pointers(call));
-  tessera_device device;
-  TESSERA_RETURN_IF_ERROR(device_here(given_device, device));
-  if (device.backend == TESSERA_BACKEND_CUDA) {
-    TESSERA_RETURN_IF_ERROR(cuda::check_memory(call, device));
-    return cuda::append(call, device, executor.stream);
-  }
-  TESSERA_RETURN_IF_ERROR(check_indices(call));
-  Cancel cancel(executor);
-  cpu::append(call, device, executor, cancel);
-  return cancel.asked() ? cancelled() : ok();
-}
-
-}  // namespace
 }  // namespace tessera::core
-
-extern "C" {
-
-tessera_status tessera_append(const tessera_append_call* call, const tessera_device* device,
-                              const tessera_executor* executor) {
-  return tessera::core::guarded("tessera_append", [&] { return tessera::core::append(call, device, executor); });
-}
-
-}  // extern "C"

@@ -13,6 +13,9 @@ struct AppendSizes {
   int64_t room;                // keys of a sequence
   int64_t rotary_dim, angles;  // 0: nothing is rotated; rows of cos and sin
 };
+// Every rule that needs no data.
+tessera_status validate_append(const tessera_append_call& call);
+
 inline bool present(const tessera_tensor& tensor) { return present(tensor.layout); }
 
 inline AppendSizes sizes(const tessera_append_call& call) {
@@ -84,5 +87,12 @@ void for_each_tensor(const tessera_append_call& call, const Visit& visit) {
   };
   for (const auto& row : rows) visit(row.name, row.tensor, row.written);
 }
+
+// The caller's struct, whatever its size.
+tessera_status read_append_call(const tessera_append_call* given, tessera_append_call& known);
+
+// Of a validated call: every tensor has memory of its own; index tensors that the host can read hold what is accepted.
+tessera_status check_append_pointers(const tessera_append_call& call);
+tessera_status check_append_indices(const tessera_append_call& call);
 
 }  // namespace tessera::core

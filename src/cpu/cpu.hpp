@@ -1,10 +1,12 @@
 // The CPU backend, as the core sees it: detect, refuse or configure, run.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "core/buffers.hpp"
 #include "core/cancel.hpp"
+#include "core/candidate.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::cpu {
@@ -31,12 +33,21 @@ void configure_tiled(tessera_plan& plan);
 void configure_shared_prefix(tessera_plan& plan);
 
 // Run a plan whose buffers have been checked, until `cancel` says no. Throw core::ExecutorError.
-void forward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-             const tessera_executor& executor, core::Cancel& cancel);
-void forward_shared_prefix(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-                           const tessera_executor& executor, core::Cancel& cancel);
-void backward(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
-              const tessera_executor& executor, core::Cancel& cancel);
+using Run = void(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                 const tessera_executor& executor, core::Cancel& cancel);
+
+// What may carry out a plan on the CPU.
+struct Kernel : core::Candidate {
+  Run* run;
+};
+// In order of preference.
+std::span<const Kernel> kernels();
+
+// By the kernel that the plan names.
+tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
+                   const tessera_executor& executor, core::Cancel& cancel);
+
+Run forward, forward_shared_prefix, backward;
 
 // Merges validated partial results on the calling thread, until `cancel` says no: tessera_combine.
 void combine(const tessera_combine_call& call, const tessera_device& device, core::Cancel& cancel);

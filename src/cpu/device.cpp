@@ -26,15 +26,13 @@ namespace {
 constexpr int32_t kMaxThreads = 1024;
 
 #if defined(__x86_64__)
-// TESSERA_AMX=emulated in the environment: tile registers in plain C++, for tests.
-bool emulates_amx() {
+// The library of tests has tile registers in plain C++ in the place of the processor's; no library that is installed
+// has them.
 #if defined(TESSERA_AMX_EMULATION)
-  static const bool emulated = std::getenv("TESSERA_AMX") != nullptr;  // the word: check_amx()
-  return emulated;
+constexpr bool kEmulatesAmx = true;
 #else
-  return false;
+constexpr bool kEmulatesAmx = false;
 #endif
-}
 
 bool has_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -64,7 +62,7 @@ int32_t look_for_isa() {
   if (!__builtin_cpu_supports("avx512bf16")) return TESSERA_ISA_AVX512;
   const bool beside_tiles =
       __builtin_cpu_supports("avx512vbmi2");  // vectors' operations: every processor with AMX has them
-  return beside_tiles && (emulates_amx() || may_use_amx()) ? TESSERA_ISA_AMX_BF16 : TESSERA_ISA_AVX512_BF16;
+  return beside_tiles && (kEmulatesAmx || may_use_amx()) ? TESSERA_ISA_AMX_BF16 : TESSERA_ISA_AVX512_BF16;
 #else
   return TESSERA_ISA_BASELINE;
 #endif
@@ -110,7 +108,7 @@ int32_t fastest_vectors(int32_t best) {
 void choose_isa(tessera_device& device) {
   device.isa = fastest_vectors(device.isa_limit);
 #if defined(__x86_64__)
-  if (device.isa_limit < TESSERA_ISA_AMX_BF16 || emulates_amx()) return;
+  if (device.isa_limit < TESSERA_ISA_AMX_BF16 || kEmulatesAmx) return;
   device.vector_isa = device.isa;
   device.isa = TESSERA_ISA_AMX_BF16;
 #endif
@@ -155,13 +153,6 @@ tessera_status apply_isa(const char* text, tessera_device& device) {
   }
   return invalid("TESSERA_ISA: \"%.60s\", accepted on this CPU: %s", text, accepted.c_str());
 }
-
-#if defined(TESSERA_AMX_EMULATION)
-tessera_status check_amx(const char* text) {
-  if (std::strcmp(text, "emulated") == 0) return ok();
-  return invalid("TESSERA_AMX: \"%.60s\", accepted emulated", text);
-}
-#endif
 
 tessera_status apply_threads(const char* text, tessera_device& device) {
   char* end = nullptr;
@@ -228,9 +219,10 @@ const AmxKernelTable* amx_kernels(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (plan.device.isa != TESSERA_ISA_AMX_BF16 || p.q.dtype != TESSERA_BFLOAT16) return nullptr;
 #if defined(TESSERA_AMX_EMULATION)
-  if (emulates_amx()) return &kernels_amx_emulated;
-#endif
+  return &kernels_amx_emulated;
+#else
   return &kernels_amx_bf16;
+#endif
 #else
   (void)plan;
   return nullptr;
@@ -246,9 +238,6 @@ tessera_status detect(tessera_device& device) {
   device.l1_bytes = hardware().l1_bytes;
   device.l2_bytes = hardware().l2_bytes;
   std::memcpy(device.name, hardware().name, sizeof device.name);
-#if defined(TESSERA_AMX_EMULATION)
-  if (const char* text = std::getenv("TESSERA_AMX")) TESSERA_RETURN_IF_ERROR(check_amx(text));
-#endif
   if (const char* text = std::getenv("TESSERA_ISA")) TESSERA_RETURN_IF_ERROR(apply_isa(text, device));
   if (const char* text = std::getenv("TESSERA_NUM_THREADS")) TESSERA_RETURN_IF_ERROR(apply_threads(text, device));
   return ok();

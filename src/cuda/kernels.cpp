@@ -256,7 +256,7 @@ KernelSpec spec_of(const DecodeSm90Config& config) {
 
 KernelSpec fwd_fa1_spec_of(const FwdConfig& config) {
   return {.name = "fwd_fa1",
-          .header = "tessera/fwd_fa1/kernel.cuh",
+          .header = "tessera/comparison/fwd_fa1/kernel.cuh",
           .params = "FwdFa1Params",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
@@ -267,7 +267,7 @@ KernelSpec fwd_fa1_spec_of(const FwdConfig& config) {
 
 KernelSpec bwd_fa1_spec_of(const BwdConfig& config) {
   return {.name = "bwd_fa1",
-          .header = "tessera/bwd_fa1/kernel.cuh",
+          .header = "tessera/comparison/bwd_fa1/kernel.cuh",
           .params = "BwdParams",
           .config = config_text(config),
           .threads = config.warps * kWarpThreads,
@@ -278,7 +278,7 @@ KernelSpec bwd_fa1_spec_of(const BwdConfig& config) {
 
 KernelSpec spec_of(const StandardProductConfig& config) {
   return {.name = "standard_product",
-          .header = "tessera/standard/product.cuh",
+          .header = "tessera/comparison/standard/product.cuh",
           .params = "StandardProductParams",
           .config = config_text(config),
           .threads = kStandardWarps * kWarpThreads,
@@ -289,7 +289,7 @@ KernelSpec spec_of(const StandardProductConfig& config) {
 
 KernelSpec spec_of(const StandardRowsConfig& config) {
   return {.name = "standard_rows",
-          .header = "tessera/standard/rows.cuh",
+          .header = "tessera/comparison/standard/rows.cuh",
           .params = "StandardRowsParams",
           .config = config_text(config),
           .threads = standard_rows_threads(config),

@@ -155,6 +155,45 @@ def test_plan_takes_every_option(folder, flags):
     assert folder.succeeds(*flags).out
 
 
+RANKS = ("plan", "--sq", 8192, "-H", 8, "--kv-heads", 2, "-D", 64, "--dtype", "bfloat16", "--causal", "--ranks")
+
+
+def test_plan_for_ranks_in_words(folder):
+    text = folder.succeeds(*RANKS, 4, "--strategy", "ring", "--direction", "backward").out
+    for words in ("ranks      4, zig_zag: 2048 rows each", "balance    the busiest rank has 1.000", "a prediction for GPUs"):
+        assert words in text, words
+    assert "strategy   ring" in text and "<- taken" in text and text.count("\nrank ") == 4
+    assert "7 x 0 " in text and "dK, dV of 0 from 1" in text
+    assert folder.succeeds(*RANKS, 16).out.count("\nrank ") == 1
+
+
+def test_plan_for_ranks_json(folder):
+    plan = json.loads(folder.succeeds(*RANKS, 4, "--json").out)
+    assert [s["rank"] for s in plan["schedules"]] == [0, 1, 2, 3]
+    area = sum(step["area"] for schedule in plan["schedules"] for step in schedule["steps"])
+    assert area == 8192 * 8193 // 2 == plan["visible_area"]
+    assert plan["strategies"][0]["strategy"] == plan["strategy"]
+    packed = ("plan", "--lengths", "5000,1000,2192", "--ranks", 2, "--layout", "planned", "--rank", 1, "--json")
+    assert [s["rank"] for s in json.loads(folder.succeeds(*packed).out)["schedules"]] == [1]
+
+
+@pytest.mark.parametrize(
+    "flags, complaint",
+    (
+        (("--ranks", 4, "--sq", 1001), "(given: --sq)"),
+        (("--ranks", 4, "--sq", 64, "--strategy", "star"), "--strategy: 'star', accepted auto, ring, all_to_all"),
+        (("--ranks", 3, "--sq", 66, "--strategy", "all_to_all"), "8 do not divide over 3 ranks"),
+        (("--ranks", 4, "--sq", 64, "--bias"), "--bias: given with --ranks"),
+        (("--sq", 64, "--layout", "planned"), "--layout: given without --ranks"),
+        (("--ranks", 4), "--sq is required"),
+        (("--ranks", 4, "--sq", 64, "--rank", 4), "--rank: 4, accepted 0 .. 3"),
+    ),
+)
+def test_plan_refuses_ranks_by_name(folder, flags, complaint):
+    outcome = folder.tessera("plan", *flags)
+    assert outcome.code == 2 and complaint in outcome.err, outcome.err
+
+
 @pytest.mark.parametrize("flags", (("--arch", 90), ("--device", "cuda", "--arch", "sm_90a"), ("--arch", "90a")))
 def test_plan_for_a_gpu_that_is_not_here(folder, flags):
     flags = ("plan", "--sq", 4096, "-H", 32, "-D", 128, "--dtype", "bfloat16", *flags)

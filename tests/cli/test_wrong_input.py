@@ -391,10 +391,7 @@ def test_compare_beyond_all_memory(folder):
     refused(folder, ("compare", "--lengths", 2**24, "-B", 2**20, "--json"), "bytes", code=1)
 
 
-# TESSERA_AMX: of builds with tests, such as this one.
-@pytest.mark.parametrize(
-    "name, value", (("TESSERA_ISA", "sse9"), ("TESSERA_AMX", "emulate"), ("TESSERA_NUM_THREADS", "none"))
-)
+@pytest.mark.parametrize("name, value", (("TESSERA_ISA", "sse9"), ("TESSERA_NUM_THREADS", "none")))
 def test_environment(folder, name, value):
     outcome = folder.tessera("info", **{name: value})
     assert outcome.code == 2

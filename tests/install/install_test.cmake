@@ -1,18 +1,12 @@
-# cmake -DBUILD_DIR=... -DWORK_DIR=... ... -P install_test.cmake: see CMakeLists.txt for the arguments.
+# cmake -DWORK_DIR=... ... -P install_test.cmake: see CMakeLists.txt for the arguments. What `make install` builds and
+# installs, found and run by programs that know the prefix alone: LD_LIBRARY_PATH is not set.
 cmake_minimum_required(VERSION 3.25)
+include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 
-set(prefix ${WORK_DIR}/prefix)
-file(REMOVE_RECURSE ${WORK_DIR})
+file(REMOVE_RECURSE ${WORK_DIR} ${BUILD_DIR})
 file(MAKE_DIRECTORY ${WORK_DIR})
-
-# run(WHAT COMMAND...): `output` is what it printed; any failure ends the test.
-function(run what)
-  execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE output ERROR_VARIABLE errors RESULT_VARIABLE result)
-  if(NOT result EQUAL 0)
-    message(FATAL_ERROR "${what} failed (${result}):\n${output}\n${errors}")
-  endif()
-  set(output "${output}" PARENT_SCOPE)
-endfunction()
+unset(ENV{LD_LIBRARY_PATH})
+set(build ${BUILD_DIR})
 
 function(expect_version what)
   if(NOT output STREQUAL "tessera ${VERSION}: 2.5\n")
@@ -20,42 +14,66 @@ function(expect_version what)
   endif()
 endfunction()
 
-run("cmake --install" ${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
-# A tree that is moved must keep working.
-file(RENAME ${prefix} ${WORK_DIR}/moved)
-set(prefix ${WORK_DIR}/moved)
-set(ENV{LD_LIBRARY_PATH} ${prefix}/${LIBDIR})
+# C++ by find_package and C by pkg-config, against what lies in `prefix`.
+function(build_and_run_programs prefix libdir)
+  set(programs ${WORK_DIR}/programs)
+  file(REMOVE_RECURSE ${programs})
+  run("configuring the C++ program" ${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE_DIR}/consumer -B ${programs}
+    -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_PREFIX_PATH=${prefix} -DTESSERA_VERSION=${VERSION})
+  run("building the C++ program" ${CMAKE_COMMAND} --build ${programs})
+  run("the C++ program" ${programs}/consumer)
+  expect_version("the C++ program")
 
+  set(ENV{PKG_CONFIG_PATH} ${prefix}/${libdir}/pkgconfig)
+  run("pkg-config --modversion" ${PKG_CONFIG} --modversion tessera)
+  if(NOT output STREQUAL "${VERSION}\n")
+    message(FATAL_ERROR "pkg-config says version '${output}', expected '${VERSION}'")
+  endif()
+  run("pkg-config" ${PKG_CONFIG} --cflags --libs tessera)
+  separate_arguments(flags UNIX_COMMAND "${output}")
+  run("compiling the C program" ${C_COMPILER} -std=c11 -Wall -Wextra -Wpedantic -Werror ${SOURCE_DIR}/consumer/main.c
+    -o ${programs}/consumer_c ${flags})
+  run("the C program" ${programs}/consumer_c)
+  expect_version("the C program")
+endfunction()
+
+# ---- shared, in two layouts ----
+
+# As `make install` does it; a tree that is moved must keep working.
+function(install_into name libdir)
+  run("configuring for ${libdir}" ${CMAKE_COMMAND} --preset install -S ${ROOT} -B ${build}
+    -DCMAKE_INSTALL_PREFIX=${WORK_DIR}/${name} -DCMAKE_INSTALL_LIBDIR=${libdir}
+    -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER})
+  run("building" ${CMAKE_COMMAND} --build ${build})
+  run("cmake --install" ${CMAKE_COMMAND} --install ${build})
+  file(RENAME ${WORK_DIR}/${name} ${WORK_DIR}/${name}-moved)
+endfunction()
+
+foreach(libdir lib ${OTHER_LIBDIR})
+  string(MAKE_C_IDENTIFIER ${libdir} name)
+  install_into(${name} ${libdir})
+  set(prefix ${WORK_DIR}/${name}-moved)
+  run("tessera info" ${prefix}/bin/tessera info)
+  if(NOT output MATCHES "^tessera +${VERSION}\n")
+    message(FATAL_ERROR "tessera info printed:\n${output}")
+  endif()
+  build_and_run_programs(${prefix} ${libdir})
+endforeach()
+
+set(libdir ${OTHER_LIBDIR}) # the last
 file(GLOB license ${prefix}/share/doc/*/LICENSE)
 if(NOT license)
   message(FATAL_ERROR "no LICENSE below ${prefix}/share/doc")
 endif()
+file(GLOB_RECURSE installed RELATIVE ${prefix} ${prefix}/*)
+foreach(file ${installed})
+  set(of_library "${libdir}/(libtessera\\.so|cmake/tessera/|pkgconfig/tessera\\.pc)")
+  if(NOT file MATCHES "^(bin/tessera$|include/tessera/|${of_library}|share/doc/tessera/)")
+    message(FATAL_ERROR "unexpected: ${file} is installed")
+  endif()
+endforeach()
 
-# C++ by find_package.
-run("configuring the C++ program" ${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE_DIR}/consumer -B ${WORK_DIR}/consumer
-  -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_PREFIX_PATH=${prefix} -DTESSERA_VERSION=${VERSION})
-run("building the C++ program" ${CMAKE_COMMAND} --build ${WORK_DIR}/consumer)
-run("the C++ program" ${WORK_DIR}/consumer/consumer)
-expect_version("the C++ program")
-
-# C by pkg-config.
-set(ENV{PKG_CONFIG_PATH} ${prefix}/${LIBDIR}/pkgconfig)
-run("pkg-config --modversion" ${PKG_CONFIG} --modversion tessera)
-if(NOT output STREQUAL "${VERSION}\n")
-  message(FATAL_ERROR "pkg-config says version '${output}', expected '${VERSION}'")
-endif()
-run("pkg-config" ${PKG_CONFIG} --cflags --libs tessera)
-separate_arguments(flags UNIX_COMMAND "${output}")
-run("compiling the C program" ${C_COMPILER} -std=c11 -Wall -Wextra -Wpedantic -Werror ${SOURCE_DIR}/consumer/main.c
-  -o ${WORK_DIR}/consumer_c ${flags})
-run("the C program" ${WORK_DIR}/consumer_c)
-expect_version("the C program")
-
-if(NOT SHARED)
-  return()
-endif()
-
-set(library ${prefix}/${LIBDIR}/libtessera.so)
+set(library ${prefix}/${libdir}/libtessera.so)
 run("nm" ${NM} -D --defined-only ${library})
 string(REGEX MATCHALL "[^\n]+" symbols "${output}")
 set(count 0)
@@ -67,6 +85,21 @@ foreach(symbol ${symbols})
 endforeach()
 if(count LESS 10)
   message(FATAL_ERROR "the library exports ${count} symbols only:\n${output}")
+endif()
+
+# What is for tests alone is in no library that is installed, nor does anything in the environment ask for it.
+run("nm" ${NM} -C ${library})
+if(output MATCHES "([^\n]*emulat[^\n]*)")
+  message(FATAL_ERROR "the library holds '${CMAKE_MATCH_1}'")
+endif()
+run("tessera info" ${prefix}/bin/tessera info --json)
+string(JSON limit GET "${output}" cpu isa_limit)
+set(ENV{TESSERA_AMX} emulated)
+run("tessera info" ${prefix}/bin/tessera info --json)
+string(JSON limit_when_asked GET "${output}" cpu isa_limit)
+unset(ENV{TESSERA_AMX})
+if(NOT limit STREQUAL limit_when_asked)
+  message(FATAL_ERROR "TESSERA_AMX=emulated turns ${limit} into ${limit_when_asked}")
 endif()
 
 run("readelf" ${READELF} -d ${library})
@@ -85,3 +118,14 @@ endforeach()
 if(NOT needed)
   message(FATAL_ERROR "readelf names no needed library:\n${output}")
 endif()
+
+# ---- static ----
+
+run("configuring a static library" ${CMAKE_COMMAND} --preset install -S ${ROOT} -B ${build}
+  -DCMAKE_INSTALL_PREFIX=${WORK_DIR}/static -DCMAKE_INSTALL_LIBDIR=lib -DBUILD_SHARED_LIBS=OFF -DTESSERA_BUILD_CLI=OFF)
+run("building a static library" ${CMAKE_COMMAND} --build ${build})
+run("cmake --install" ${CMAKE_COMMAND} --install ${build})
+if(NOT EXISTS ${WORK_DIR}/static/lib/libtessera.a)
+  message(FATAL_ERROR "no libtessera.a is installed")
+endif()
+build_and_run_programs(${WORK_DIR}/static lib)

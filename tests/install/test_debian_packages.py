@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+LISTS = ("debian-packages-install.txt", "debian-packages.txt")
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def install(tmp_path):
                 f'echo "apt complains of $1" >&2\ntest "$1" != "{fails}" || exit 100')  # fmt: skip
         program("sudo", '"$@"')
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        process = subprocess.run(["bash", ROOT / "scripts/install_packages.sh"], env=environment, capture_output=True,
-                                 text=True, timeout=50)  # fmt: skip
+        process = subprocess.run(["bash", ROOT / "scripts/install_packages.sh", *LISTS], env=environment,
+                                 capture_output=True, text=True, timeout=50)  # fmt: skip
         calls = tmp_path / "calls"
         return process, calls.read_text().splitlines() if calls.exists() else []
 

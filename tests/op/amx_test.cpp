@@ -1,4 +1,4 @@
-// AMX's promises beyond the case table, on the tiles or, with TESSERA_AMX=emulated, on their emulation.
+// AMX's promises beyond the case table, on the tiles or, with the library of tests/amx_emulated, on their emulation.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -287,7 +287,7 @@ constexpr const char* kDecode[] = {
     // Sinks above and below the scores, in every merge of parts; more than three of them.
     "b=2 sq=1 sk=4200 hq=8 hkv=2 d=64 dv=64 sink=2 low=1 cores=16",
     "b=1 sq=60 sk=3000 hq=4 hkv=2 d=64 dv=64 sink=2 low=1 cores=16",
-    "b=3 few=2 sq=40 sk=2100 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=16 causal=1 sink=2 low=1 cores=12",
+    "b=2 few=2 sq=40 sk=5200 hq=4 hkv=2 d=64 dv=64 q=packed k=paged page=16 causal=1 sink=2 low=1 cores=16",
     "b=2 sq=2 sk=4200 hq=4 hkv=2 d=64 dv=64 data=shared low=1 cores=16",
     "b=1 sq=60 sk=3000 hq=4 hkv=2 d=64 dv=64 data=shared low=1 cores=16",
     "b=2 sq=2 sk=4200 hq=4 hkv=2 d=64 dv=64 softcap=1e5 scale=3e3 alibi=h low=1 cores=16",

@@ -26,7 +26,7 @@ TEST_P(Table, MatchesTheOracle) { expect_right(table()[GetParam()], {.places = c
 
 INSTANTIATE_TEST_SUITE_P(Case, Table, ::testing::Range(size_t{0}, table().size()));
 
-// bfloat16 by AMX's tiles, real or, with TESSERA_AMX=emulated in the environment, in plain C++. Also NaN and infinities
+// bfloat16 by AMX's tiles, real or, with the library of tests/amx_emulated, in plain C++. Also NaN and infinities
 // of the other types' cases, since their spread depends on the tiles.
 std::vector<Case> amx_table() {
   std::vector<Case> cases;

@@ -174,12 +174,13 @@ def test_dropout(device, operators, calls, name):
         assert torch.equal(ours, theirs)
 
 
-def test_a_dropout_state_of_pytorch_s_is_refused(device):
-    """Where PyTorch's kernel went forward it goes back, too."""
-    for seed, offset in ((torch.tensor(5), torch.tensor(8)), (torch.tensor(5, device="meta"), torch.tensor(8, device="meta"))):
-        with pytest.raises(aten.Refused, match="^dropout_p: the forward pass was PyTorch's own$"):
-            aten._saved_state(0.3, seed, offset)
-    assert aten._saved_state(0.0, torch.tensor(5), torch.tensor(8)) is None
+def test_whose_forward_pass_it_was(operators):
+    """An LSE tells, and where a hook on saved tensors copied it, a state of dropout on the host."""
+    leaves = [t.detach() for t in leaves_in("heads", torch.float32)]
+    o, lse, seed, offset = operators._scaled_dot_product_efficient_attention(*leaves, None, True, 0.3)
+    assert aten.is_ours(lse) and aten.is_ours(lse.detach()) and not aten.is_ours(lse.clone())
+    assert aten.is_ours(lse.clone(), offset) and not aten.is_ours(lse.clone(), torch.tensor(8, device="cpu"))
+    assert not aten.is_ours(lse.clone(), torch.tensor(8, device="meta")), "nothing waits for a GPU to read one"
 
 
 @pytest.mark.parametrize("packed", [False, True])

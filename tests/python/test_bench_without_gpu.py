@@ -18,6 +18,7 @@ COMMANDS = (
     ["cuda_serving", "--out", "unwritten"],
     ["kernel_times", "sparse", "--csv", "unwritten.csv"],
     ["long_context", "--csv", "unwritten.csv"],
+    ["many_gpus", "--out", "unwritten"],
     ["papers", "speed", "--csv", "unwritten.csv"],
 )
 

@@ -112,7 +112,7 @@ def test_on_a_stream(device):
 
 
 def test_opcheck(device):
-    torch.library.opcheck(torch.ops.tessera.combine.default, parts_of())
+    torch.library.opcheck(torch.ops.tessera.combine.default, (*parts_of(), None))
 
 
 def test_compile_whole_graph(device):
@@ -141,7 +141,7 @@ def test_wrong_input_is_named(device):
     o_parts, lse_parts = (t.detach() for t in parts_of())
     with pytest.raises(ValueError, match="^lse_parts: shape"):
         tessera.combine(o_parts, lse_parts[:, :1])
-    with pytest.raises(ValueError, match=r"^lse_parts: dtype float16 \(1\), accepted float32"):
+    with pytest.raises(ValueError, match=r"^lse_parts: dtype float16, accepted float32"):
         tessera.combine(o_parts, lse_parts.half())
     with pytest.raises(ValueError, match="^o_parts: dtype float64"):
         tessera.combine(o_parts.double(), lse_parts)
@@ -150,3 +150,43 @@ def test_wrong_input_is_named(device):
     if device == "cuda":
         with pytest.raises(ValueError, match="^lse_parts: on device cpu, o_parts is on cuda:0"):
             tessera.combine(o_parts, lse_parts.cpu())
+
+
+def test_weights_come_from_what_the_parts_know(device):
+    """LSEs of 8e6 are multiples of 0.5, and so is the rounded LSE of the result. Lower digits make them exact."""
+    high = torch.tensor([8e6, 8e6 + 0.5, 8e6 - 1.0, -math.inf])[:, None, None, None].expand(4, 1, 2, 5).contiguous()
+    low = torch.tensor([0.2, -0.1, 0.24, 0.0])[:, None, None, None].expand_as(high).contiguous()
+    o_parts = random(4, 1, 5, 2, 8, seed=6)
+    d_o = random(1, 5, 2, 8, seed=7, requires_grad=False)
+    for lower in (None, low):
+        if lower is not None and not keeps_low(device):
+            pytest.skip("the kernels write no lse_low")
+        lse_parts = high.clone().requires_grad_()
+        exact = (high.double() + (0 if lower is None else lower.double())).requires_grad_()
+        leaf = o_parts.detach().double().requires_grad_()
+        weights = exact.softmax(0).transpose(-1, -2)[..., None]
+        expected = (weights * leaf).sum(0)
+        o, lse = tessera.combine(o_parts, lse_parts, lower, return_lse=True)
+        torch.testing.assert_close(o.double(), expected, rtol=1e-5, atol=1e-5)
+        if keeps_low(device):
+            *same, rest = tessera.combine(o_parts, lse_parts, lower, return_lse_low=True)
+            assert torch.equal(same[0], o) and torch.equal(same[1], lse)
+            torch.testing.assert_close(lse.double() + rest.double(), exact.logsumexp(0), rtol=0, atol=1e-6)
+        ours = torch.autograd.grad((o * d_o).sum() + lse.sum(), (o_parts, lse_parts), retain_graph=True)
+        theirs = torch.autograd.grad((expected * d_o).sum() + exact.logsumexp(0).sum(), (leaf, exact))
+        for a, b in zip(ours, theirs):
+            torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+def keeps_low(device):
+    from tessera.torch import kernels
+
+    return kernels.keeps_low(torch.empty(1, 1, 1, 8, device=device), {})
+
+
+def test_without_data_lower_digits_are_checked_too():
+    o_parts, lse_parts = (torch.empty(shape, device="meta") for shape in ((3, 1, 5, 2, 8), (3, 1, 2, 5)))
+    o, lse, low = tessera.combine(o_parts, lse_parts, lse_parts, return_lse_low=True)
+    assert lse.shape == low.shape == (1, 2, 5)
+    with pytest.raises(tessera.Error, match="^lse_low_parts: "):
+        tessera.combine(o_parts, lse_parts, lse_parts[:2])

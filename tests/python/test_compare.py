@@ -417,7 +417,12 @@ def test_plan(capsys):
     assert "600" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "trace", "support", "cache"])
+def test_plan_of_a_gpu_that_is_not_here(capsys):
+    assert main(["plan", "--sq", "4096", "-D", "128", "--dtype", "bfloat16", "--causal", "--arch", "90", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kernel"] == "fwd_sm90"
+
+
+@pytest.mark.parametrize("command", ["run", "trace", "cache"])
 def test_what_the_program_alone_does(capsys, command):
     """The program's other commands are listed, and say where they are, whatever follows."""
     assert main([command, "q.npy", "-o", "out.npy", "--causal", "--help"]) == 2
@@ -434,14 +439,37 @@ def test_what_the_program_alone_does(capsys, command):
 def test_info(tmp_path, capsys):
     assert main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    gpus = facts.pop("gpus")
-    assert facts == {"version": tessera.__version__, **tessera.device()}
-    assert gpus == [tessera.device(f"cuda:{n}") for n in range(len(gpus))]
+    assert facts["version"] == tessera.__version__
+    assert {name: facts["cpu"][name] for name in ("name", "isa", "isa_limit", "cores", "threads")}.items() <= (
+        tessera.device().items()
+    )
+    gpus = facts["gpus"]
+    assert [gpu["name"] for gpu in gpus] == [tessera.device(f"cuda:{n}")["name"] for n in range(len(gpus))]
     assert main(["info"]) == 0
     out = capsys.readouterr().out
     assert tessera.device()["isa"] in out and ("GPU 0" if gpus else "GPUs           none: ") in out
+    assert re.search("^NVRTC +", out, re.MULTILINE) and re.search("^kernel cache +", out, re.MULTILINE)
     process = run(tmp_path, "plan", "--sq", "64", "--isa", "baseline", "--device", "cpu", "--json", without=("torch",))
     assert json.loads(process.stdout)["device"]["isa"] == "baseline"
+
+
+@pytest.mark.skipif("TESSERA_PROGRAM" not in os.environ, reason="the program was not built")
+@pytest.mark.parametrize("arguments", [
+    ["support"], ["support", "--json"], ["support", "--markdown"], ["info"],
+    "plan --sq 4096 -H 32 --kv-heads 8 -D 128 --dtype bfloat16 --causal --arch 90".split(),
+    "plan --sq 300 --sk 900 --bias --sink --dtype float16 --direction backward --arch 80 --json".split(),
+], ids=" ".join)  # fmt: skip
+def test_says_what_the_program_says(capsys, arguments):
+    program = subprocess.run([os.environ["TESSERA_PROGRAM"], *arguments], capture_output=True, text=True, timeout=60)
+    assert program.returncode == 0 and main(arguments) == 0
+    ours = capsys.readouterr().out
+    if "--json" in arguments:
+        assert json.loads(ours) == json.loads(program.stdout)
+    elif arguments == ["info"]:  # but for the peer's line, and what changes: memory, and whose folder holds NVRTC
+        names = [[line.split("  ")[0] for line in text.splitlines()] for text in (ours, program.stdout)]
+        assert [*names[0], "standard peer"] == names[1]
+    else:
+        assert ours == program.stdout
 
 
 # ---- its parts ------------------------------------------------------------------------------------------------------

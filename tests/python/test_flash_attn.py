@@ -695,3 +695,97 @@ def test_never_shadows_by_surprise(tmp_path):
     assert "would shadow the installed flash-attn 2.8.3" in refused.stderr
     program = "import flash_attn; print(flash_attn.__version__)"
     assert run_python(program, path, TESSERA_FLASH_ATTN="1").stdout == "2.8.4\n"
+
+
+# ---- what programs hand over -----------------------------------------------------------------------------------------
+
+
+def _graphs_of(function, calls, **options):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(function, backend="eager", **options)
+    for arguments in calls:
+        assert torch.equal(compiled(*arguments), function(*arguments))
+    return counters["stats"]["unique_graphs"]
+
+
+def test_lengths_compile_once():
+    caches = [torch.randn(2, 64, 4, 16) for _ in range(2)]
+    rows = lambda: torch.randn(2, 1, 4, 16)  # noqa: E731
+
+    def step(q, k, v, length):
+        return flash_attn.flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=length, causal=True)
+
+    calls = [(rows(), rows(), rows(), length) for length in range(3, 9)]
+    assert _graphs_of(step, calls, fullgraph=True) <= 2 and _graphs_of(step, calls, fullgraph=True, dynamic=True) == 1
+
+    def packed(q, cu, longest):
+        return flash_attn.flash_attn_varlen_func(q, q, q, cu, cu, longest, longest)
+
+    bounds = lambda n: torch.tensor([0, n, 30], dtype=torch.int32)  # noqa: E731
+    calls = [(torch.randn(30, 2, 8), bounds(n), torch.tensor(30 - n)) for n in range(3, 9)]
+    assert _graphs_of(packed, calls, fullgraph=True) == 1
+
+
+def test_a_gradient_of_a_cache_is_refused():
+    q, k, v = (torch.randn(1, 1, 2, 16) for _ in range(3))
+    caches = [torch.randn(1, 9, 2, 16) for _ in range(2)]
+    learned = q.clone().requires_grad_()
+    out, lse = flash_attn.flash_attn_with_kvcache(learned, *caches, k, v, cache_seqlens=3, return_softmax_lse=True)
+    expected = flash_attn.flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=3)
+    assert torch.equal(out, expected) and not expected.requires_grad
+    for result in (out, lse):
+        with pytest.raises(NotImplementedError, match="^flash_attn_with_kvcache: a gradient was asked for"):
+            result.sum().backward(retain_graph=True)
+    with pytest.raises(ValueError, match="^k_cache: requires a gradient"):
+        flash_attn.flash_attn_with_kvcache(q, caches[0].requires_grad_(), caches[1], k, v, cache_seqlens=3)
+
+
+def test_writes_to_a_cache_move_its_version():
+    caches = torch.zeros(2, 1, 9, 2, 16)
+    before = caches._version
+    q, k, v = torch.randn(3, 1, 1, 2, 16)
+    flash_attn.flash_attn_with_kvcache(q, *caches.unbind(0), k, v, cache_seqlens=3)
+    assert caches._version > before
+
+
+def test_the_private_pair_is_operators():
+    """With fakes as flash_attn's are: what a tracer knows of their results is what they are."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    cu = torch.tensor([0, 5, 12], dtype=torch.int32)
+    options = (0.3, True, -1, -1, 0.0, None)
+    dense = lambda p: ((2, 5, 4, 8), (2, 7, 2, 8), (p, *options, p > 0))  # noqa: E731
+    packed = lambda p: ((12, 4, 8), (12, 2, 8), (cu, cu, 7, 7, p, *options, p > 0))  # noqa: E731
+
+    def run(name, shape_q, shape_k, arguments):
+        q, k, v = torch.randn(shape_q), torch.randn(shape_k), torch.randn(shape_k)
+        out, lse, dmask, state = forward = getattr(interface, f"_flash_attn_{name}forward")(q, k, v, *arguments)
+        gradients = [torch.empty_like(x) for x in (q, k, v)]
+        lengths, p = arguments[:-8], arguments[-8]
+        softmax_d = getattr(interface, f"_flash_attn_{name}backward")(
+            torch.ones_like(out), q, k, v, out, lse, *gradients, *lengths, p, *options, False, state
+        )
+        return [(x.shape, x.dtype, x.device) for x in (*forward, softmax_d, *gradients)]
+
+    for name, case in (("", dense), ("varlen_", packed)):
+        for p in (0.0, 0.4):
+            expected = run(name, *case(p))
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                assert run(name, *case(p)) == expected
+    with FakeTensorMode():
+        q = torch.empty(1, 5, 3, 8)
+        with pytest.raises(tessera.Error, match="^k: 2 heads with q's 3"):
+            interface._flash_attn_forward(q, q[:, :, :2], q[:, :, :2], 0.0, *options, False)
+    q = torch.randn(1, 5, 2, 8)
+    forward = lambda q: interface._flash_attn_forward(q, q, q, 0.0, *options, False)[:2]  # noqa: E731
+    compiled = torch.compile(forward, fullgraph=True, backend="aot_eager")
+    for ours, expected in zip(compiled(q), torch.ops.flash_attn._flash_attn_forward(q, q, q, 0.0, *options, False)):
+        assert torch.equal(ours, expected)
+    gradients = [torch.empty_like(q) for _ in range(3)]
+    before = gradients[0]._version
+    out, lse, *_ = interface._flash_attn_forward(q, q, q, 0.0, *options, False)
+    interface._flash_attn_backward(out, q, q, q, out, lse, *gradients, 0.0, *options, False)
+    assert gradients[0]._version > before

@@ -1,4 +1,4 @@
-"""Ctrl-C during a long call: KeyboardInterrupt within a second, and the next call works."""
+"""Ctrl-C during a long call: KeyboardInterrupt within a second, and the next call works; a process's end during one."""
 
 import signal
 import subprocess
@@ -102,3 +102,29 @@ def test_ctrl_c_under_torch():
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) < 1.3
+
+
+CALLS = {
+    "forward": "tessera.attention(q, q, q)",
+    "backward": "tessera.attention_backward(q, q, q, q, np.zeros((1, 4, q.shape[1]), np.float32), q)",
+    "combine": "tessera.combine(np.stack((q, q)), np.zeros((2, 1, 4, q.shape[1]), np.float32))",
+    "many": "tessera.attention(q[:, :16], q[:, :16], q[:, :16])",
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_daemon_thread_in_a_call_leaves_quietly(call):
+    """Before Python 3.14 a thread that takes the lock while the interpreter ends is unwound, through destructors."""
+    program = textwrap.dedent(f"""
+        import threading, time, numpy as np, tessera
+        q = np.zeros((1, 3000, 4, 64), np.float32)
+        def work():
+            while True:
+                {call}
+        for _ in range(2):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.2)
+    """)
+    for _ in range(2):
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert run.returncode == 0 and run.stderr == ""

@@ -447,8 +447,97 @@ def test_sglang_refusals():
     with pytest.raises(tessera.Error, match="before init_cuda_graph_state"):
         backend.init_forward_metadata_out_graph(batch_of(Pool(1), "decode", [0], [1]))
     scaled = layer_of(k_scale=1.5)
-    with pytest.raises(tessera.Error, match="^layer.k_scale, layer.v_scale: given"):
+    with pytest.raises(tessera.Error, match="^layer.k_scale: 1.5, accepted None"):
         backend.forward(*[normal(1, 4)] * 3, scaled, batch)
+
+
+def test_sglang_refuses_what_changes_the_result():
+    engine = SglangEngine()
+    batch = batch_of(Pool(1), "decode", [0], [1])
+    rows = [normal(1, HEADS * D), normal(1, HEADS_KV * D), normal(1, HEADS_KV * D)]
+    for name, value in (
+        ("use_irope", True), ("pos_encoding_mode", "ROPE_LLAMA"), ("logit_capping_method", "rational"),
+        ("xai_temperature_len", 1024), ("is_cross_attention", True), ("v_scale", torch.ones(())),
+        ("attn_type", "encoder"),
+    ):  # fmt: skip
+        with pytest.raises(tessera.Error, match=f"^layer.{name}: "):
+            engine.backend.init_forward_metadata(batch)
+            engine.backend.forward(*rows, layer_of(**{name: value}), batch, save_kv_cache=False)
+    for name, value in (
+        ("encoder_lens", torch.ones(1)), ("attn_attend_prefix_cache", True), ("mha_return_lse", True),
+        ("cross_attention_custom_mask", torch.ones(1)), ("multi_item_delimiter_indices", [torch.ones(1)]),
+    ):  # fmt: skip
+        with pytest.raises(tessera.Error, match=f"^forward_batch.{name}: "):
+            engine.backend.init_forward_metadata(SimpleNamespace(**vars(batch), **{name: value}))
+    for name in ("q_rope", "k_rope", "cos_sin_cache"):
+        with pytest.raises(tessera.Error, match=f"^{name}: given, accepted None"):
+            engine.backend.forward(*rows, layer_of(), batch, **{name: torch.ones(1)})
+    pool = Pool(1)
+    pool.translate_loc_from_full_to_swa = lambda slots: slots
+    with pytest.raises(tessera.Error, match="^token_to_kv_pool: "):
+        sglang.Backend(pool.runner())
+
+
+def test_sglang_layers_of_encoders(device):
+    """Each query sees the keys after it, too, and a window is one on both sides."""
+    engine = SglangEngine()
+    slots = engine.pool.allocate(0, 20)
+    q, k, v = engine.inputs(20)
+    batch = batch_of(engine.pool, "extend", [0], [20])
+    batch.out_cache_loc = torch.tensor(slots)
+    engine.backend.init_forward_metadata(batch)
+    layer = layer_of(attn_type="encoder_only")
+    for window in (-1, 4):
+        layer.sliding_window_size = window
+        out = engine.backend.forward(q, k, v, layer, batch).view(1, 20, HEADS, D)
+        rows = [x.view(1, 20, -1, D) for x in (q, k, v)]
+        expected = tessera.attention(*rows, scale=SCALE, window=(window, window))
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["list", "tensor"])
+def test_sglang_lengths_of_either_kind(kind):
+    """Its own tests pass extend_seq_lens_cpu as a tensor."""
+    engine = SglangEngine()
+    batch = batch_of(engine.pool, "extend", [0, 1], [3, 5])
+    if kind == "tensor":
+        batch.extend_seq_lens_cpu = torch.tensor(batch.extend_seq_lens_cpu, device="cpu")
+    else:
+        batch.seq_lens_cpu = batch.seq_lens_cpu.tolist()
+    engine.backend.init_forward_metadata(batch)
+    assert engine.backend.step.max_seqlen_q == 5 and type(engine.backend.step.max_seqlen_q) is int
+
+
+def test_vllm_refuses_what_changes_the_result():
+    for cache in ("fp8", "int8", "nvfp4", "fp8_per_token_head"):
+        with pytest.raises(tessera.Error, match="^kv_cache_dtype: "):
+            vllm.Attention(HEADS, D, SCALE, kv_cache_dtype=cache)
+    step, q, pages = SimpleNamespace(dcp_context_kv_lens=torch.ones(1)), normal(1, HEADS, D), normal(2, 1, 16, HEADS, D)
+    with pytest.raises(tessera.Error, match="^attn_metadata.dcp_context_kv_lens: "):
+        vllm.Attention(HEADS, D, SCALE).forward(None, q, None, None, pages, step, torch.empty_like(q))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_sinks_in_the_model_s_dtype(dtype):
+    """gpt-oss has bfloat16 ones."""
+    sinks = normal(HEADS).to(torch.bfloat16).to(dtype)
+    q, pages = normal(2, HEADS, D), normal(2, 4, 16, HEADS_KV, D)
+    table, lengths = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32), torch.tensor([20, 25], dtype=torch.int32)
+    starts, slots = torch.tensor([0, 1, 2], dtype=torch.int32), torch.zeros(0, dtype=torch.int64)
+    step = vllm.Metadata(2, 1, starts, 32, lengths, table, slots)
+    run = lambda sinks: vllm.Attention(HEADS, D, SCALE, HEADS_KV, sinks=sinks).forward(  # noqa: E731
+        None, q, None, None, pages, step, torch.empty_like(q)
+    )
+    assert torch.equal(run(sinks), run(sinks.float())) and not torch.equal(run(sinks), run(None))
+
+    engine = SglangEngine()
+    slots = engine.pool.allocate(0, 3)
+    batch = batch_of(engine.pool, "extend", [0], [3])
+    batch.out_cache_loc = torch.tensor(slots)
+    engine.backend.init_forward_metadata(batch)
+    inputs = engine.inputs(3)
+    run = lambda sinks: engine.backend.forward(*inputs, layer_of(), batch, sinks=sinks)  # noqa: E731
+    assert torch.equal(run(sinks), run(sinks.float())) and not torch.equal(run(sinks), run(None))
 
 
 # ---- what both stand on -----------------------------------------------------------------------------------------------

@@ -568,3 +568,18 @@ def test_another_flash_attn_is_refused(tmp_path):
     )
     printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert printed.startswith("flash_attn: Tessera's drop-in is not what `import flash_attn` finds")
+
+
+@pytest.mark.parametrize("name", ["indices", "block_indices", "sinks", "cache", "head_mask"])
+def test_keywords_that_change_the_result_are_refused(name):
+    """Of the keys that sparse models choose they make a mask for "eager" and "sdpa" alone."""
+    q = torch.randn(1, 2, 5, 8)
+    module = torch.nn.Module()
+    with pytest.raises(ValueError, match=f"^{name}: given, accepted None"):
+        tessera.transformers.attention_forward(module, q, q, q, None, **{name: torch.zeros(1, 5, 2)})
+    expected, _ = tessera.transformers.attention_forward(module, q, q, q, None)
+    keywords = {"position_ids": torch.arange(5), name: None}
+    found, _ = tessera.transformers.attention_forward(module, q, q, q, None, **keywords)
+    assert torch.equal(found, expected)
+    with pytest.raises(ValueError, match="^temperature: requires a gradient"):
+        tessera.transformers.attention_forward(module, q, q, q, None, temperature=torch.ones(1, requires_grad=True))

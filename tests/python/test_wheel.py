@@ -115,10 +115,20 @@ def test_needs_nothing_but_the_c_and_cpp_libraries(wheel, tmp_path):
     assert not any("tessera" in symbol for symbol in exported)  # nor would another copy of the library answer for it
 
 
+def test_size(wheel):
+    """Without prebuilt kernels, as pip builds it from source."""
+    assert wheel.stat().st_size < 2e6
+
+
 def test_in_an_empty_environment(wheel, tmp_path):
     run(sys.executable, "-m", "venv", tmp_path / "venv")
-    python = tmp_path / "venv/bin/python"
+    python, program = tmp_path / "venv/bin/python", tmp_path / "venv/bin/tessera"
     run(python, "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", wheel)
+    # README's check, by the command and by the module.
+    assert re.match(r"tessera +[0-9.]+\nCPU +", run(program, "info"))
+    assert run(python, "-m", "tessera", "--version") == run(program, "--version") != ""
+    assert "Hopper (9.0)" in run(program, "support")
+    assert "fwd_sm90" in run(program, "plan", "--sq", "4096", "-D", "128", "--dtype", "bfloat16", "--arch", "90")
     program = """
 import array, importlib.util, struct
 assert not importlib.util.find_spec("torch") and not importlib.util.find_spec("numpy")

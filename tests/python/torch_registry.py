@@ -23,7 +23,7 @@ def restored():
 def calls(monkeypatch):
     """How often the kernels of this package were reached."""
     counts = {"forward": 0, "backward": 0}
-    core = types.SimpleNamespace()
+    core = types.SimpleNamespace(**vars(aten._core))
     for name in counts:
 
         def counted(*arguments, _name=name, _original=getattr(aten._core, name), **options):

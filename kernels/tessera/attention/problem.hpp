@@ -37,7 +37,7 @@ struct ProblemParams {
   ScoreTensor bias, mask, block_mask;
   int bias_mask_keys;  // 8 or 2: bias and mask of so many keys, the first a multiple, can be read at once; else 1
   int mask_block_q, mask_block_k;
-  int head_by_head;  // 1: one head of all sequences after the other's, not one sequence's heads: attention/scheduler.cuh
+  int head_by_head;  // 1: one head of all sequences after the other's, not one sequence's heads: attention/sequence.cuh
   const float* alibi_slopes;
   int64 alibi_batch, alibi_head;
   const float* sink;  // [heads_q] or NULL

@@ -4,7 +4,7 @@
 
 #include "tessera/attention/backward.hpp"
 #include "tessera/attention/score/config.hpp"
-#include "tessera/tile/pitch.hpp"
+#include "tessera/tile/layout.hpp"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tessera/attention/query_slots.cuh"
-#include "tessera/attention/scheduler.cuh"
+#include "tessera/attention/sequence.cuh"
 #include "tessera/bwd_sm80/score_gradient.cuh"
 #include "tessera/bwd_sm80/warps.cuh"
 #include "tessera/tile/copy_tile.cuh"

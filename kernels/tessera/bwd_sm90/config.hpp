@@ -5,7 +5,7 @@
 #include "tessera/attention/backward.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/block_lists/config.hpp"
-#include "tessera/tile/swizzle.hpp"
+#include "tessera/tile/layout.hpp"
 
 namespace tessera {
 

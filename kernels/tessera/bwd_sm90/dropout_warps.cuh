@@ -5,9 +5,9 @@
 
 #include "tessera/bwd_sm90/block.cuh"
 #include "tessera/bwd_sm90/drawn_bits.cuh"
-#include "tessera/ptx/ldmatrix.cuh"
 #include "tessera/ptx/mbarrier.cuh"
-#include "tessera/tile/ring_position.cuh"
+#include "tessera/ptx/mma.cuh"
+#include "tessera/tile/pipeline.cuh"
 
 namespace tessera {
 

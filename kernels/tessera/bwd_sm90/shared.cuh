@@ -5,8 +5,8 @@
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/ptx/griddepcontrol.cuh"
-#include "tessera/ptx/warpgroup.cuh"
-#include "tessera/tile/ring_position.cuh"
+#include "tessera/ptx/wgmma.cuh"
+#include "tessera/tile/pipeline.cuh"
 #include "tessera/tile/wgmma_tile.cuh"
 
 namespace tessera {

@@ -8,8 +8,8 @@
 #include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/ptx/griddepcontrol.cuh"
 #include "tessera/ptx/st_async.cuh"
-#include "tessera/ptx/warpgroup.cuh"
-#include "tessera/tile/ring_position.cuh"
+#include "tessera/ptx/wgmma.cuh"
+#include "tessera/tile/pipeline.cuh"
 #include "tessera/tile/wgmma_tile.cuh"
 
 namespace tessera {

@@ -4,8 +4,7 @@
 
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
-#include "tessera/tile/pitch.hpp"
-#include "tessera/tile/swizzle.hpp"
+#include "tessera/tile/layout.hpp"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 
 #include "tessera/attention/mask.cuh"
 #include "tessera/attention/packed_slots.cuh"
-#include "tessera/attention/scheduler.cuh"
+#include "tessera/attention/sequence.cuh"
 #include "tessera/attention/unowned_rows.cuh"
 #include "tessera/fwd_sm80/config.hpp"
 #include "tessera/tile/shared_tile.cuh"

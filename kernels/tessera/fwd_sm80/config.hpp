@@ -5,7 +5,7 @@
 #include "tessera/attention/problem.hpp"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/work_order.hpp"
-#include "tessera/tile/pitch.hpp"
+#include "tessera/tile/layout.hpp"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 #include "tessera/attention/work_order.hpp"
 #include "tessera/block_lists/config.hpp"
 #include "tessera/live_tiles/config.hpp"
-#include "tessera/tile/swizzle.hpp"
+#include "tessera/tile/layout.hpp"
 
 namespace tessera {
 

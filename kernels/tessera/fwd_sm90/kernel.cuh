@@ -17,7 +17,7 @@
 #include "tessera/fwd_sm90/producers.cuh"
 #include "tessera/fwd_sm90/score_stage.cuh"
 #include "tessera/ptx/griddepcontrol.cuh"
-#include "tessera/ptx/warpgroup.cuh"
+#include "tessera/ptx/wgmma.cuh"
 
 namespace tessera {
 

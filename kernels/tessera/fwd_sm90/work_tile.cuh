@@ -3,7 +3,7 @@
 
 #include "tessera/attention/mask.cuh"
 #include "tessera/attention/packed_slots.cuh"
-#include "tessera/attention/scheduler.cuh"
+#include "tessera/attention/sequence.cuh"
 #include "tessera/attention/work_order.hpp"
 #include "tessera/fwd_sm90/config.hpp"
 

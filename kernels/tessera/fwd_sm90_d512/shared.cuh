@@ -3,13 +3,13 @@
 
 #include "tessera/attention/mask.cuh"
 #include "tessera/attention/packed_slots.cuh"
-#include "tessera/attention/scheduler.cuh"
+#include "tessera/attention/sequence.cuh"
 #include "tessera/fwd_sm90_d512/config.hpp"
 #include "tessera/ptx/barrier.cuh"
 #include "tessera/ptx/cluster.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/ptx/st_async.cuh"
-#include "tessera/ptx/warpgroup.cuh"
+#include "tessera/ptx/wgmma.cuh"
 #include "tessera/tile/pipeline.cuh"
 #include "tessera/tile/wgmma_tile.cuh"
 

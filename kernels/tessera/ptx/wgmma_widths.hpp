@@ -1,4 +1,4 @@
-// The widths of wgmma that kernels use, for the host and for ptx/wgmma_shapes.cuh: N, and the numbers of the seven operands after
+// The widths of wgmma that kernels use, for the host and for ptx/wgmma.cuh: N, and the numbers of the seven operands after
 // an asm statement's N / 2 accumulators.
 #pragma once
 

@@ -6,7 +6,7 @@
 // cores' own accumulation truncates.
 #pragma once
 
-#include "tessera/ptx/ldmatrix.cuh"
+#include "tessera/ptx/mma.cuh"
 #include "tessera/tile/fragment.cuh"
 #include "tessera/tile/shared_tile.cuh"
 

@@ -1,8 +1,8 @@
-// A tile in shared memory, [rows][columns] with padded rows (tile/pitch.hpp).
+// A tile in shared memory, [rows][columns] with padded rows (tile/layout.hpp).
 #pragma once
 
 #include "tessera/tile/element.cuh"
-#include "tessera/tile/pitch.hpp"
+#include "tessera/tile/layout.hpp"
 
 namespace tessera {
 

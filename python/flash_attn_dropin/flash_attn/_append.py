@@ -2,9 +2,9 @@
 
 from typing import NamedTuple, Optional
 
-import tessera
 import torch
 from tessera.serving.paged import write_slots
+from tessera.torch import cache
 from torch import Tensor
 
 from flash_attn._extent import Extent, tracing
@@ -37,26 +37,12 @@ def append(
         q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
         cos, sin = (x if x.dtype == k.dtype else x.float() for x in angles[:2])
         rows_q, rows_k = (x.to(torch.int32) for x in (angles.rows_q, angles.rows_k))
-    run = _append if tracing() else _append_now
-    q_in = q.contiguous() if angles is not None else None
-    arrays = k.contiguous(), v.contiguous(), k_cache, v_cache, lengths + extent.num_new, pages
-    run(*arrays, q_in, q_out, cos, sin, rows_q, rows_k, angles is not None and angles.interleaved)
-    return q if q_out is None else q_out
-
-
-def _append_now(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, seqused_k: Tensor, page_table: Optional[Tensor],
-    q: Optional[Tensor], q_out: Optional[Tensor], cos: Optional[Tensor], sin: Optional[Tensor],
-    positions_q: Optional[Tensor], positions_k: Optional[Tensor], interleaved: bool,
-) -> None:  # fmt: skip
-    tessera.append(
-        k, v, k_cache, v_cache, seqused_k, page_table=page_table, q=q, q_out=q_out, cos=cos, sin=sin,
-        positions_q=positions_q, positions_k=positions_k, interleaved=interleaved,
+    cache.append(
+        k.contiguous(), v.contiguous(), k_cache, v_cache, lengths + extent.num_new, page_table=pages,
+        q=q.contiguous() if angles is not None else None, q_out=q_out, cos=cos, sin=sin, positions_q=rows_q,
+        positions_k=rows_k, interleaved=angles is not None and angles.interleaved,
     )  # fmt: skip
-
-
-_append = torch.library.custom_op("tessera_flash_attn::append", _append_now, mutates_args=("k_cache", "v_cache", "q_out"))
-_append.register_fake(lambda *arguments: None)
+    return q if q_out is None else q_out
 
 
 def _append_within(

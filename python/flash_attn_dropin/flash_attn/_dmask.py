@@ -30,6 +30,15 @@ def _capability(device) -> int:
     return 10 * major + minor
 
 
+def s_dmask_shape(q: Tensor, k: Tensor, options: dict) -> tuple:
+    if options["dropout_p"] == 0:
+        return (0,)
+    batch, longest = q.shape[0], (q.shape[1], k.shape[1])
+    if options.get("cu_seqlens_q") is not None:
+        batch, longest = options["cu_seqlens_q"].shape[0] - 1, (options["max_seqlen_q"], options["max_seqlen_k"])
+    return (batch, q.shape[-2], *(-(-length // _ROUNDED) * _ROUNDED for length in longest))
+
+
 def s_dmask(q: Tensor, k: Tensor, options: dict) -> Tensor:
     """[B, Hq, Sq, Sk] in q's dtype, both lengths rounded up to whole 128, 0 where a key is not seen; empty without dropout.
 
@@ -39,6 +48,7 @@ def s_dmask(q: Tensor, k: Tensor, options: dict) -> Tensor:
         return q.new_empty(0)
     if options.get("page_table") is not None:
         raise NotImplementedError("return_attn_probs: given with dropout and block_table, accepted is one of them")
+    shape = s_dmask_shape(q, k, options)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         lengths_q = lengths_k = None
         if options.get("cu_seqlens_q") is not None:
@@ -46,9 +56,8 @@ def s_dmask(q: Tensor, k: Tensor, options: dict) -> Tensor:
             k, lengths_k = _padded(k, options["cu_seqlens_k"], options["max_seqlen_k"])
             if options.get("seqused_k") is not None:
                 lengths_k = options["seqused_k"].to(torch.int64)
-        (batch, seqlen_q, heads, head_dim), seqlen_k = q.shape, k.shape[1]
-        rounded = [math.ceil(n / _ROUNDED) * _ROUNDED for n in (seqlen_q, seqlen_k)]
-        out = q.new_zeros(batch, heads, *rounded)
+        head_dim, seqlen_q, seqlen_k = q.shape[-1], q.shape[1], k.shape[1]
+        out = q.new_zeros(shape)
         maximum = torch.tensor(-math.inf, device=q.device)
         block = block_size_n(q.device, head_dim, True, options["causal"])
         for first in reversed(range(0, seqlen_k, block)):

@@ -57,7 +57,7 @@ class Extent:
             lengths = torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
             if pages is None and leftpad is None:
                 return lengths
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or lengths.is_meta:
             sizes = (self.num_pages, self.page_size, self.room, self.is_block_table, self.num_new, self.num_rotated)
             lengths = _checked(lengths, pages, leftpad, *sizes, self.num_angles)
         else:
@@ -67,8 +67,9 @@ class Extent:
     def refuse_lengths(self, least: int, most: int) -> None:
         if least < 0:
             raise ValueError(f"cache_seqlens: {least}, accepted 0 and more")
-        keys = f"{self.num_new} new keys after {most}" if self.num_new else f"{most} keys"
+        # Messages are made where they are needed: a symbolic length becomes a constant in one.
         if most + self.num_new > self.room:
+            keys = f"{self.num_new} new keys after {most}" if self.num_new else f"{most} keys"
             if self.is_block_table:
                 columns = self.room // max(self.page_size, 1)
                 raise RuntimeError(

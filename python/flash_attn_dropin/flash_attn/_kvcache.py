@@ -5,6 +5,7 @@ from typing import Optional, Tuple
 import torch
 from tessera.torch import attention, checks, kernels
 from tessera.torch.api import check
+from tessera.torch.ops import refuse_derivatives
 from torch import Tensor
 
 from flash_attn._append import Angles, append
@@ -19,6 +20,11 @@ def attend_cache(
     _check_arguments(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     )
+    inputs = dict(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
+    if tracing():
+        kernels.refuse_gradients("flash_attn_with_kvcache", **inputs)
+    elif k is not None:  # what is written in place; the others' gradients are refused when they are asked for
+        kernels.refuse_gradients("flash_attn_with_kvcache", k_cache=k_cache, v_cache=v_cache)
     with torch.no_grad():
         pages = block_table
         if cache_batch_idx is not None:
@@ -59,7 +65,13 @@ def attend_cache(
         out, lse = attention(
             q, k_cache, v_cache, seqused_k=lengths, page_table=pages, return_lse=True, **options
         )
-        return out, lse_of(lse)
+        lse = lse_of(lse)
+    return (out, lse) if tracing() else tuple(refuse_derivatives(_NO_GRADIENT, (out, lse), *inputs.values()))
+
+
+_NO_GRADIENT = (
+    "flash_attn_with_kvcache: a gradient was asked for, accepted is a call for inference: flash_attn_func has gradients"
+)
 
 
 def _check_arguments(

@@ -8,7 +8,15 @@ from typing import Optional, Tuple, Union
 
 import torch
 
-from flash_attn._call import attend, private_backward, private_forward, results
+from flash_attn._call import (
+    attend,
+    operator,
+    private_backward,
+    private_backward_fake,
+    private_forward,
+    private_forward_fake,
+    results,
+)
 from flash_attn._dmask import block_size_n as _get_block_size_n  # noqa: F401  (its tests read S_dmask by it)
 from flash_attn._kvcache import attend_cache
 
@@ -194,6 +202,16 @@ def flash_attn_with_kvcache(
 # ---- what frameworks with a backward pass of their own call ---------------------------------------------------------
 
 
+def _attend(
+    q, k, v, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes,
+    return_softmax,
+) -> tuple:  # fmt: skip
+    """The arguments of the next function as a call, and return_softmax."""
+    window_size = (window_size_left, window_size_right)
+    return attend(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes), return_softmax
+
+
+@operator((), lambda *arguments: private_forward_fake(*_attend(*arguments)))
 def _flash_attn_forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -208,11 +226,34 @@ def _flash_attn_forward(
     return_softmax: bool,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """out, LSE, S_dmask, rng_state (int64 [2])."""
-    window_size = (window_size_left, window_size_right)
-    call = attend(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return private_forward(call, return_softmax)
+    return private_forward(
+        *_attend(
+            q, k, v, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes,
+            return_softmax,
+        )
+    )  # fmt: skip
 
 
+def _attend_varlen(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+    window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None, return_softmax=False, block_table=None,
+    leftpad_k=None, seqused_k=None, zero_tensors=False, num_splits=0,
+) -> tuple:  # fmt: skip
+    """The arguments of the next function as a call, and return_softmax."""
+    if block_table is not None and num_splits > 1:
+        raise RuntimeError(
+            f"num_splits: {num_splits}, num_splits > 1 is not supported with block_table: accepted 0 and 1"
+        )
+    if leftpad_k is not None and block_table is not None:
+        raise ValueError("leftpad_k: given together with block_table, accepted is one of them")
+    call = attend(
+        q, k, v, dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes, False,
+        None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k, leftpad_k,
+    )  # fmt: skip
+    return call, return_softmax
+
+
+@operator((), lambda *arguments: private_forward_fake(*_attend_varlen(*arguments)))
 def _flash_attn_varlen_forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -239,17 +280,26 @@ def _flash_attn_varlen_forward(
 
     num_splits is a hint that the plan does not need; as in flash_attn, more than one is refused with block_table.
     """
-    if block_table is not None and num_splits > 1:
-        raise RuntimeError(f"num_splits: {num_splits}, num_splits > 1 is not supported with block_table: accepted 0 and 1")
-    if leftpad_k is not None and block_table is not None:
-        raise ValueError("leftpad_k: given together with block_table, accepted is one of them")
-    call = attend(
-        q, k, v, dropout_p, softmax_scale, causal, (window_size_left, window_size_right), softcap, alibi_slopes, False,
-        None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, seqused_k, leftpad_k,
+    return private_forward(
+        *_attend_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+            window_size_left, window_size_right, softcap, alibi_slopes, return_softmax, block_table, leftpad_k,
+            seqused_k, zero_tensors, num_splits,
+        )
     )  # fmt: skip
-    return private_forward(call, return_softmax)
 
 
+def _backward_arguments(
+    dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size_left, window_size_right,
+    softcap, alibi_slopes, deterministic, rng_state=None,
+) -> tuple:  # fmt: skip
+    return (
+        dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal,
+        (window_size_left, window_size_right), softcap, alibi_slopes, deterministic, rng_state,
+    )  # fmt: skip
+
+
+@operator(("dq", "dk", "dv"), lambda *arguments: private_backward_fake(*_backward_arguments(*arguments)))
 def _flash_attn_backward(
     dout: torch.Tensor,
     q: torch.Tensor,
@@ -272,11 +322,19 @@ def _flash_attn_backward(
 ) -> torch.Tensor:
     """Writes dq, dk, dv; returns softmax_d, the row sums of dout * out, float32 [B, Hq, Sq]."""
     return private_backward(
-        dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal,
-        (window_size_left, window_size_right), softcap, alibi_slopes, deterministic, rng_state,
+        *_backward_arguments(
+            dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size_left,
+            window_size_right, softcap, alibi_slopes, deterministic, rng_state,
+        )
     )  # fmt: skip
 
 
+def _varlen_backward_fake(*arguments) -> torch.Tensor:
+    first, cu_seqlens, longest, rest = arguments[:9], arguments[9:11], arguments[11:13], arguments[13:22]
+    return private_backward_fake(*_backward_arguments(*first, *rest), cu_seqlens=cu_seqlens, longest=longest)
+
+
+@operator(("dq", "dk", "dv"), _varlen_backward_fake)
 def _flash_attn_varlen_backward(
     dout: torch.Tensor,
     q: torch.Tensor,
@@ -303,8 +361,9 @@ def _flash_attn_varlen_backward(
     zero_tensors: bool = False,
 ) -> torch.Tensor:
     """Writes dq, dk, dv; returns softmax_d, float32 [Hq, Tq]."""
-    return private_backward(
-        dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal,
-        (window_size_left, window_size_right), softcap, alibi_slopes, deterministic, rng_state, cu_seqlens_q,
-        cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    arguments = _backward_arguments(
+        dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size_left,
+        window_size_right, softcap, alibi_slopes, deterministic, rng_state,
     )  # fmt: skip
+    cu_seqlens, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    return private_backward(*arguments, cu_seqlens=cu_seqlens, longest=longest)

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-import tessera
 from tessera._core import Error
-from tessera.torch import kernels
+from tessera.torch import cache, kernels
+from tessera.torch import options as of_call
 
 
 class Prefix(NamedTuple):
@@ -35,7 +35,6 @@ def common_prefix(keys: int, *, seqused_k: Tensor, page_size: int) -> Optional[P
 _EACH_ALONE = ("window", "alibi_slopes", "bias", "mask", "block_mask", "top_left", "dropout_p", "batch_invariant")
 
 
-@torch.no_grad()
 def attend(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, *, cu_seqlens_q: Tensor, seqused_k: Tensor,
     max_seqlen_q: int, max_seqlen_k: int, page_table: Optional[Tensor] = None, page_indptr: Optional[Tensor] = None,
@@ -47,9 +46,16 @@ def attend(
     keys are read once for all sequences, unless an option measures from a query's place (window, alibi_slopes), is a tensor of
     scores, or asks for bits that do not depend on the batch.
 
+    Raises tessera.Error for a tensor that requires a gradient, outside of torch.no_grad(): there is none.
+
     The plan is found by shapes and bounds, which grow in powers of two so that few plans serve all steps."""
     options.update(page_table=page_table, page_indptr=page_indptr, page_indices=page_indices)
-    given = {name: value for name, value in options.items() if value is not None}
+    given = of_call.given("attend", options)
+    kernels.refuse_gradients("tessera.serving", q=q, k_cache=k_cache, v_cache=v_cache, out=out, **given)
+    if "sink" in given:
+        given["sink"] = given["sink"].float()  # in the model's dtype
+    max_seqlen_q = of_call.integer("max_seqlen_q", max_seqlen_q)
+    max_seqlen_k = of_call.integer("max_seqlen_k", max_seqlen_k)
     row_pages = (page_indices if page_table is None else page_table).shape[-1]
     given.update(
         cu_seqlens_q=cu_seqlens_q,
@@ -65,7 +71,9 @@ def attend(
             prefix_groups=prefix.groups, prefix_lens=prefix.lens, max_prefix_k=bound(prefix.keys, most),
             max_suffix_k=bound(max_seqlen_k - prefix.keys, most),
         )  # fmt: skip
-    _, lse = kernels.forward(q, k_cache, v_cache, given, want_lse=return_lse, o=out)
+    with torch.no_grad():
+        _, lse = kernels.forward(q, k_cache, v_cache, given, want_lse=return_lse, o=out)
+    kernels.mark_written(out)
     return lse
 
 
@@ -74,7 +82,6 @@ def bound(length: int, most: int) -> int:
     return max(1, min(1 << max(length - 1, 0).bit_length(), most))
 
 
-@torch.no_grad()
 def write_slots(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
     """Writes k [T, Hkv, D] and v [T, Hkv, Dv] to slots [T] of pages [pages, page_size, Hkv, D | Dv] of any strides, slot s
     being key s % page_size of page s // page_size. A negative slot is passed over. Tokens past the slots are padding."""
@@ -86,7 +93,7 @@ def write_slots(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: T
     # Each token is a sequence of its own: the slot's page up to the slot, whose last key is new.
     pages = torch.div(slots, page_size, rounding_mode="floor").to(torch.int32)
     lengths = (torch.remainder(slots, page_size) + 1).to(torch.int32)
-    tessera.append(k[:, None], v[:, None], k_cache, v_cache, lengths, page_table=pages[:, None])
+    cache.append(k[:, None], v[:, None], k_cache, v_cache, lengths, page_table=pages[:, None])
 
 
 def key_lengths(indptr: Tensor, last_page_len: Optional[Tensor], page_size: int) -> Tensor:

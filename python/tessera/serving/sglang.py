@@ -33,6 +33,8 @@ class Backend:
     def __init__(self, model_runner: Any) -> None:
         self.req_to_token = model_runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = model_runner.token_to_kv_pool
+        if hasattr(self.token_to_kv_pool, "translate_loc_from_full_to_swa"):
+            raise Error("token_to_kv_pool: layers with a window have slots of their own, accepted one set for all")
         self.max_context_len = model_runner.model_config.context_len
         self.page_size = model_runner.page_size
         self.device = self.req_to_token.device
@@ -43,6 +45,7 @@ class Backend:
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         batch, spec = forward_batch, forward_batch.spec_info
+        _refuse_attributes("forward_batch", batch, _BATCH_REFUSED)
         decoding = batch.forward_mode.is_decode_or_idle()
         if batch.forward_mode.is_target_verify():
             self._verify(batch, spec.custom_mask, spec.draft_token_num)
@@ -54,12 +57,12 @@ class Backend:
             pages = {"page_indptr": spec.kv_indptr.to(torch.int32), "page_indices": spec.kv_indices.to(torch.int32)}
             self.step = Step(self._one_each(lengths.shape[0]), lengths, pages, 1, self.max_context_len, page_size=1)
             return
-        longest = self.max_context_len if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.max())
+        longest = self.max_context_len if batch.seq_lens_cpu is None else _longest(batch.seq_lens_cpu)
         self.step = Step(
             self._one_each(batch.batch_size) if decoding else _running_sum(batch.extend_seq_lens),
             batch.seq_lens.to(torch.int32),
             {"page_table": self._pages(batch.req_pool_indices, longest)},
-            1 if decoding else max(batch.extend_seq_lens_cpu),
+            1 if decoding else _longest(batch.extend_seq_lens_cpu),
             longest,
             self.page_size,
         )
@@ -67,7 +70,7 @@ class Backend:
     def _verify(self, batch: Any, custom_mask: Tensor, tokens: int) -> None:
         """`tokens` drafted ones of each request after its seq_lens keys."""
         lengths = (batch.seq_lens + tokens).to(torch.int32)
-        longest = self.max_context_len if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.max()) + tokens
+        longest = self.max_context_len if batch.seq_lens_cpu is None else _longest(batch.seq_lens_cpu) + tokens
         self.step = Step(
             self._one_each(batch.batch_size) * tokens, lengths, {"page_table": self._pages(batch.req_pool_indices, longest)},
             tokens, longest, self.page_size, tree_bits(custom_mask, lengths, tokens),
@@ -83,6 +86,7 @@ class Backend:
         """Before a graph of decoding is captured and before it is replayed: fills in the buffers that it reads. Nothing of
         the plan depends on what they hold."""
         batch = forward_batch
+        _refuse_attributes("forward_batch", batch, _BATCH_REFUSED)
         self._fill(batch.batch_size, batch.req_pool_indices, batch.seq_lens, batch.forward_mode, batch.spec_info)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
@@ -133,10 +137,11 @@ class Backend:
         sinks: Optional[Tensor] = None, **kwargs: Any,
     ) -> Tensor:  # fmt: skip
         """q [T, Hq D], k and v [T, Hkv D] -> [T, Hq Dv]: decoding, prompts and a mixture of both are one call."""
-        if getattr(layer, "is_cross_attention", False):
-            raise Error("layer.is_cross_attention: True, accepted False")
-        if getattr(layer, "k_scale", None) is not None or getattr(layer, "v_scale", None) is not None:
-            raise Error("layer.k_scale, layer.v_scale: given, accepted None: the cache is not quantised")
+        _refuse_attributes("layer", layer, _LAYER_REFUSED)
+        _refuse_attributes("forward_batch", forward_batch, _BATCH_REFUSED)
+        for name, value in kwargs.items():
+            if value is not None and value is not False:
+                raise Error(f"{name}: given, accepted None: tessera.serving.sglang has q, k, v and sinks")
         if forward_batch.forward_mode.is_idle():
             return q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
         step, pool = self.step, self.token_to_kv_pool
@@ -146,15 +151,16 @@ class Backend:
             new_k = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim)
             new_v = v.view(-1, layer.tp_v_head_num, layer.v_head_dim)
             write_slots(new_k, new_v, k_cache, v_cache, forward_batch.out_cache_loc)
-        window = getattr(layer, "sliding_window_size", None)
+        causal, window = _is_causal(layer), getattr(layer, "sliding_window_size", None)
         out = q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
         attend(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim), k_cache, v_cache,
             out.view(-1, layer.tp_q_head_num, layer.v_head_dim),
             cu_seqlens_q=step.cu_seqlens_q, seqused_k=step.seqused_k, **step.pages,
             max_seqlen_q=step.max_seqlen_q, max_seqlen_k=step.max_seqlen_k,
-            scale=layer.scaling, causal=_is_causal(layer) and step.tree_mask is None, tree_mask=step.tree_mask, softcap=getattr(layer, "logit_cap", 0) or None,
-            window=None if window is None or window < 0 else (window, 0), sink=sinks,
+            scale=layer.scaling, causal=causal and step.tree_mask is None, tree_mask=step.tree_mask,
+            softcap=getattr(layer, "logit_cap", 0) or None,
+            window=None if window is None or window < 0 else (window, 0 if causal else window), sink=sinks,
         )  # fmt: skip
         return out
 
@@ -175,10 +181,50 @@ def tree_bits(custom_mask: Tensor, lengths: Tensor, tokens: int) -> Tensor:
     return (seen << torch.arange(32, device=lengths.device)).sum(-1).to(torch.int32)
 
 
+# Attributes that change what is computed, what they say where they do not, and the only values that are served.
+_LAYER_REFUSED = (
+    ("is_cross_attention", False, "the queries' own keys"),
+    ("k_scale", None, "a cache that is not quantised"),
+    ("v_scale", None, "a cache that is not quantised"),
+    ("use_irope", False, "attention that is not in chunks"),
+    ("pos_encoding_mode", "NONE", "positions in q and k"),
+    ("logit_capping_method", "tanh", "logit_cap tanh(s / logit_cap)"),
+    ("xai_temperature_len", -1, "one scale for all positions"),
+)
+_BATCH_REFUSED = (
+    ("encoder_lens", None, "decoders"),
+    ("cross_attention_custom_mask", None, "decoders"),
+    ("attn_attend_prefix_cache", None, "all keys of a sequence in one call"),
+    ("mha_return_lse", None, "the output alone"),
+    ("dcp_kv_mask", None, "a sequence's keys on one device"),
+    ("attn_cp_metadata", None, "a sequence's keys on one device"),
+    ("multi_item_delimiter_indices", None, "one item a sequence"),
+)
+
+
+def _refuse_attributes(what: str, given: Any, refused: tuple) -> None:
+    for name, neutral, accepted in refused:
+        value = getattr(given, name, neutral)
+        if value is None or value is False or value is neutral:
+            continue
+        if isinstance(value, Tensor) or value != neutral:
+            text = "a tensor" if isinstance(value, Tensor) else repr(value)[:40]
+            raise Error(f"{what}.{name}: {text}, accepted {neutral}: {accepted}")
+
+
+def _longest(lengths: Any) -> int:
+    """Of a list or a tensor on the CPU."""
+    values = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+    return int(max(values, default=0))
+
+
 def _is_causal(layer: Any) -> bool:
-    """False for layers of encoders, whose attn_type (an enum of strings) says so."""
+    """False for layers whose queries see the keys after them, too, as attn_type (an enum of strings) says."""
     kind = getattr(layer, "attn_type", "decoder")
-    return getattr(kind, "value", kind) != "encoder_only"
+    kind = getattr(kind, "value", kind)
+    if kind not in ("decoder", "decoder_bidirectional", "encoder_only"):
+        raise Error(f"layer.attn_type: '{kind}', accepted 'decoder', 'decoder_bidirectional' and 'encoder_only'")
+    return kind == "decoder"
 
 
 def _refuse_speculation(decoding: bool, spec_info: Any) -> None:

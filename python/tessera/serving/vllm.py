@@ -13,6 +13,18 @@ from tessera._core import Error
 from .paged import Prefix, attend, common_prefix, write_slots
 
 
+_CACHE_DTYPES = ("auto", "float16", "half", "bfloat16", "float32", "float")
+# Of a step: what changes the result and is not served.
+_REFUSED = ("dcp_context_kv_lens", "dcp_local_seq_lens", "encoder_seq_lens", "mm_prefix_range", "mm_req_doc_ranges")
+
+
+def _refuse_attributes(what: str, step: Any) -> None:
+    for name in _REFUSED:
+        value = getattr(step, name, None)
+        if value is not None and (isinstance(value, Tensor) or value):
+            raise Error(f"{what}.{name}: given, accepted None: decoders whose keys are in one cache")
+
+
 @dataclasses.dataclass
 class Metadata:
     """A step, as vLLM describes it: tensors of the device, bounds of the host."""
@@ -31,6 +43,7 @@ class Metadata:
     def of(cls, common: Any, common_prefix_len: int = 0, block_size: int = 1) -> Metadata:
         """From CommonAttentionMetadata: what an AttentionMetadataBuilder's build() answers. Of a common prefix the whole blocks
         are read once for all sequences."""
+        _refuse_attributes("common", common)
         prefix = None
         if common_prefix_len > 0:
             prefix = common_prefix(common_prefix_len, seqused_k=common.seq_lens, page_size=block_size)
@@ -68,7 +81,7 @@ class Attention:
         kv_sharing_target_layer_name: Optional[str] = None,
         sinks: Optional[Tensor] = None,
     ) -> None:
-        if kv_cache_dtype.startswith("fp8"):
+        if kv_cache_dtype not in _CACHE_DTYPES:
             raise Error(f"kv_cache_dtype: '{kv_cache_dtype}', accepted 'auto', 'float16', 'bfloat16' and 'float32'")
         if attn_type != "decoder":
             raise Error(f"attn_type: '{attn_type}', accepted 'decoder': tessera.attention serves the others, without a cache")
@@ -102,6 +115,7 @@ class Attention:
         if attn_metadata is None:  # vLLM measures its memory
             return output.zero_()
         step = attn_metadata
+        _refuse_attributes("attn_metadata", step)
         if self.alibi_slopes is not None and self.alibi_slopes.device != query.device:
             self.alibi_slopes = self.alibi_slopes.to(query.device)
         k_cache, v_cache = kv_cache.unbind(0)

@@ -8,6 +8,9 @@
 
 `activate()` and `restore()` do the same, in releases of PyTorch without that registry too.
 
+    parallel = tessera.torch.context_parallel(group)                 # one batch over many processes, by rows
+    o = parallel.attention(q, k, v, causal=True)
+
 Importing this module registers the name "Tessera" and activates nothing.
 """
 
@@ -18,4 +21,14 @@ from .sdpa import activate, fallback_reasons, register, restore
 
 register()
 
-__all__ = ["activate", "attention", "block_mask", "combine", "fallback_reasons", "register", "restore"]
+__all__ = [
+    "activate", "attention", "block_mask", "combine", "context_parallel", "fallback_reasons", "register", "restore",
+]  # fmt: skip
+
+
+def __getattr__(name: str):
+    if name == "context_parallel":  # torch.distributed is not in every build of PyTorch
+        from .ranks import context_parallel
+
+        return context_parallel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

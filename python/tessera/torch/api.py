@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, Optional, Tuple, Union, overload
 
 import torch
@@ -35,12 +36,19 @@ def _scores(name: str, tensor: Optional[Tensor], seqlen_k: Optional[int]) -> Opt
     return tensor
 
 
+def _sink(sink: Tensor) -> Tensor:
+    """In float32, as the kernels read it; models keep it in their own dtype."""
+    if not sink.is_floating_point():
+        raise Error(f"sink: dtype {sink.dtype}, accepted floating-point ones")
+    return sink.float()
+
+
 def _autocast(
     q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor]
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
     """In the dtype of autocast, where that is on."""
     device_type = q.device.type
-    if not torch.is_autocast_enabled(device_type) or q.dtype == torch.float64:
+    if q.is_meta or not torch.is_autocast_enabled(device_type) or q.dtype == torch.float64:
         return q, k, v, bias
     dtype = torch.get_autocast_dtype(device_type)
     if bias is not None and bias.dtype not in (dtype, torch.float32):
@@ -51,15 +59,30 @@ def _autocast(
 def check(q: Tensor, k: Tensor, v: Tensor, *, dropout_state: Optional[Tensor] = None, **options) -> None:
     """Raises what `attention` would for these arguments, whose names are `tessera.attention`'s, but for what data tell."""
     q, k, v, _ = _autocast(q, k, v, None)
-    _core.check("forward", kernels.rows(q), kernels.rows(k), kernels.rows(v), **of_call.given("attention", options))
+    given = of_call.given("attention", options)
+    if kernels.has_data(q):
+        _core.check("forward", kernels.rows(q), kernels.rows(k), kernels.rows(v), **given)
+    else:
+        kernels.check("forward", q, k, v, given)
 
 
-def _add_dropout(given: of_call.Options, q: Tensor, seed: Optional[int] = None, offset: int = 0) -> None:
+def _add_dropout(given: of_call.Options, q: Tensor, seed=None, offset=None) -> None:
+    """The state of a call with dropout, from what the caller says or from PyTorch's generator."""
+    if "dropout_state" in given:
+        dropout.check_state(given["dropout_state"], seed, offset)
+    seed = None if seed is None else of_call.unsigned("dropout_seed", seed)
+    offset = None if offset is None else of_call.unsigned("dropout_offset", offset)
     if "dropout_p" not in given:
         given.pop("dropout_state", None)
-    elif "dropout_state" not in given:
-        drawn = seed is None
-        given["dropout_state"] = dropout.new_state(q.device) if drawn else dropout.given_state(seed, offset, q.device)
+        return
+    if "dropout_state" in given:
+        return
+    if seed is None and offset is not None:
+        raise Error("dropout_offset: given without dropout_seed, accepted is both, or neither")
+    if seed is None:
+        given["dropout_state"] = dropout.new_state(q.device)
+    else:
+        given["dropout_state"] = dropout.given_state(seed, 0 if offset is None else offset, q.device)
 
 
 _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))
@@ -86,40 +109,54 @@ def attention_by_heads(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, tensor)
     given = of_call.given("attention", options)
+    of_call.refuse_gradients(given)
     _add_dropout(given, q)
-    return ops.apply_eager(q, k, v, None, None, given, False, True)
+    return ops.apply_eager(q, k, v, None, None, given, 1, True)
 
 
-def _heads_first(layout: str, q: Tensor, k: Tensor, v: Tensor, return_lse: bool, options: dict):
-    """`attention` of [B, H, S, D], packed [H, T, D]: views of the same memory."""
+def _by_rows(layout: str, **tensors: Tensor) -> Iterator[Tensor]:
+    """[B, H, S, D] as [B, S, H, D], packed [H, T, D] as [T, H, D], or the other way round: views of the same memory."""
     if layout != "bhsd":
         raise Error(f'layout: {layout!r}, accepted "bshd", [B, S, H, D], or "bhsd", [B, H, S, D]')
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+    for name, tensor in tensors.items():
         if tensor.dim() < 3:
             raise Error(f"{name}: rank {tensor.dim()}, accepted [B, H, S, D], or packed [H, T, D]")
-    q, k, v = (tensor.transpose(-3, -2) for tensor in (q, k, v))
-    if not return_lse:
-        return attention(q, k, v, **options).transpose(-3, -2)
-    o, lse = attention(q, k, v, return_lse=True, **options)
-    return o.transpose(-3, -2), lse
+        yield tensor.transpose(-3, -2)
+
+
+def _heads_first(
+    layout: str, q: Tensor, k: Tensor, v: Tensor, return_lse: bool, return_lse_low: bool, options: dict
+):  # fmt: skip
+    """`attention` of [B, H, S, D], packed [H, T, D]."""
+    found = attention(*_by_rows(layout, q=q, k=k, v=v), return_lse=return_lse, return_lse_low=return_lse_low, **options)
+    if isinstance(found, Tensor):
+        return found.transpose(-3, -2)
+    o, *others = found
+    return (o.transpose(-3, -2), *others)
 
 
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[Options]
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, return_lse_low: Literal[False] = False,
+    **options: Unpack[Options],
 ) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[Options]
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse_low: Literal[True], return_lse: bool = False, **options: Unpack[Options]
+) -> Tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], return_lse_low: Literal[False] = False,
+    **options: Unpack[Options],
 ) -> Tuple[Tensor, Tensor]: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[Options]
-) -> Union[Tensor, Tuple[Tensor, Tensor]]: ...
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
+) -> Union[Tensor, Tuple[Tensor, ...]]: ...
 @functools.partial(with_options, without=("openmp",))
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **options: Unpack[Options]
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
+) -> Union[Tensor, Tuple[Tensor, ...]]:
     """Exact attention, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink, through O and LSE.
 
     Shapes: q [B, Sq, Hq, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv], with Hq a multiple of Hkv; packed [T, H, D] with
@@ -153,9 +190,12 @@ def attention(
         kernel: as `tessera.attention` has it; for a call without gradients, where it is one pass's.
         threads: 0 = torch.get_num_threads().
         return_lse: also return LSE, float32 [B, Hq, Sq] or packed [Hq, Tq]; -inf where a query sees nothing.
+        return_lse_low: also return what LSE's rounding leaves out, float32 in its shape, for `combine` and
+            `tessera.attention_backward`; it has no gradient.
 
     Returns:
-        O [B, Sq, Hq, Dv] or [Tq, Hq, Dv] in q's dtype; with `return_lse` the pair (O, LSE).
+        O [B, Sq, Hq, Dv] or [Tq, Hq, Dv] in q's dtype; with `return_lse` (O, LSE), with `return_lse_low` (O, LSE,
+        LSE's rest).
 
     Raises:
         tessera.Error: (a ValueError) an argument is wrong; one line names it, what was given and what is accepted.
@@ -164,9 +204,10 @@ def attention(
         check_tensor(name, tensor)
     layout = options.pop("layout", "bshd")
     if layout != "bshd":
-        return _heads_first(layout, q, k, v, return_lse, options)
-    seed, offset = options.pop("dropout_seed", None), options.pop("dropout_offset", 0)
+        return _heads_first(layout, q, k, v, return_lse, return_lse_low, options)
+    seed, offset = options.pop("dropout_seed", None), options.pop("dropout_offset", None)
     given = of_call.given("attention", options) if options else {}
+    of_call.refuse_gradients(given)
     bias, sink = given.pop("bias", None), given.pop("sink", None)
     compiling = torch.compiler.is_compiling()
     if compiling or torch._C._is_any_autocast_enabled():
@@ -178,20 +219,61 @@ def attention(
     if "mask" in given:
         given["mask"] = _scores("mask", given["mask"], seqlen_k)
     if sink is not None:
-        if not sink.is_floating_point():
-            raise Error(f"sink: dtype {sink.dtype}, accepted floating-point ones")
-        sink = sink.float()
+        sink = _sink(sink)
     _add_dropout(given, q, seed, offset)
     functorch = not compiling and torch._C._functorch.peek_interpreter_stack() is not None
+    if return_lse_low and q.dim() in (3, 4) and not kernels.keeps_low(q, given):
+        raise Error("return_lse_low: True, accepted False: this device's kernels with these options write no lse_low")
+    results = 3 if return_lse_low else 2 if return_lse else 1
     if functorch or _watched(q, k, v, bias, sink):
         operator = ops.Transformable.apply if functorch else ops.attention_forward
-        o, lse = operator(q, k, v, *of_call.pack({**given, "bias": bias, "sink": sink}))
-    elif torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias, sink)):
-        return ops.apply_eager(q, k, v, bias, sink, given, return_lse)
-    else:
-        if bias is not None:
-            given["bias"] = bias
-        if sink is not None:
-            given["sink"] = sink
-        o, lse = kernels.forward(q, k, v, given, want_lse=return_lse)
-    return (o, lse) if return_lse else o
+        found = operator(q, k, v, *of_call.pack({**given, "bias": bias, "sink": sink}))
+        return found[0] if results == 1 else tuple(found[:results])
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias, sink)):
+        return ops.apply_eager(q, k, v, bias, sink, given, results)
+    if bias is not None:
+        given["bias"] = bias
+    if sink is not None:
+        given["sink"] = sink
+    if return_lse_low:
+        given["lse_low"] = low = q.new_empty(kernels.output_shapes(q, v)[1], dtype=torch.float32)
+    o, lse = kernels.forward(q, k, v, given, want_lse=results > 1)
+    return o if results == 1 else (o, lse) if results == 2 else (o, lse, low)
+
+
+def attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, d_o: Optional[Tensor], *, d_lse: Optional[Tensor] = None,
+    lse_low: Optional[Tensor] = None, grad_bias: bool = False, grad_sink: bool = False, **options: Unpack[Options],
+) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
+    """`tessera.attention_backward` of tensors: d_q, d_k, d_v, d_bias, d_sink, whose own derivative is refused."""
+    for name, tensor in dict(q=q, k=k, v=v, o=o, lse=lse, d_o=d_o, d_lse=d_lse, lse_low=lse_low).items():
+        if tensor is not None or name not in ("d_lse", "lse_low"):
+            check_tensor(name, tensor)
+    layout = options.pop("layout", "bshd")
+    if layout != "bshd":
+        q, k, v, o, d_o = _by_rows(layout, q=q, k=k, v=v, o=o, d_o=d_o)
+        wanted = {"d_lse": d_lse, "lse_low": lse_low, "grad_bias": grad_bias, "grad_sink": grad_sink}
+        d_q, d_k, d_v, *others = attention_backward(q, k, v, o, lse, d_o, **wanted, **options)
+        return (*_by_rows(layout, d_q=d_q, d_k=d_k, d_v=d_v), *others)
+    seed, offset = options.pop("dropout_seed", None), options.pop("dropout_offset", None)
+    given = of_call.given("attention_backward", options)
+    for name, wanted in (("bias", grad_bias), ("sink", grad_sink)):
+        if wanted and name not in given:
+            raise Error(f"grad_{name}: True without {name}, accepted only with it")
+    if "dropout_p" in given and seed is None and "dropout_state" not in given:
+        seed = 0  # as the library has it: the forward pass says which
+    _add_dropout(given, q, seed, offset)
+    inputs = (q, k, v, o, lse, d_o, d_lse, lse_low, *given.values())
+    if "sink" in given:
+        given["sink"] = _sink(given["sink"])
+    if kernels.seen_by_others(*(x for x in inputs if isinstance(x, Tensor))) or not all(map(kernels.has_data, inputs)):
+        operator = ops.FirstDerivative.apply if torch.is_grad_enabled() else ops.attention_backward
+        bias = given.get("bias")
+        given.update({name: x[(None,) * (4 - x.dim())] for name, x in given.items() if name in ("bias", "mask")})
+        found = operator(d_o, d_lse, q, k, v, o, lse, lse_low, grad_bias, grad_sink, *of_call.pack(given))
+        d_q, d_k, d_v, d_bias, d_sink = found
+        return d_q, d_k, d_v, d_bias.reshape(bias.shape) if grad_bias else None, d_sink if grad_sink else None
+    if lse_low is not None:
+        given["lse_low"] = lse_low
+    gradients = kernels.backward(d_o, d_lse, q, k, v, o, lse, grad_bias, grad_sink, given)
+    return tuple(ops.refuse_second_derivatives(gradients, *inputs))

@@ -21,6 +21,28 @@ _LSE_ALIGNMENT = 32
 _BIAS_ALIGNMENT = 16
 _BY_ROWS = (0, 2, 1, 3)  # memory in the order [B, S, H, D]
 
+# An LSE that is computed here begins so many elements after its memory does; none of PyTorch's own does. This tells a
+# backward operator which implementation computed the forward pass, whatever is active by then, and waits for no GPU.
+_LSE_OFFSET = 16
+
+
+def is_ours(lse: Tensor, offset: Optional[Tensor] = None) -> bool:
+    """Whether Tessera computed the forward pass that returned `lse`, and `offset` of dropout's state.
+
+    Hooks on saved tensors may have copied the LSE; the offset of a state on the host then tells."""
+    marked = lse.storage_offset() == _LSE_OFFSET
+    return marked or (offset is not None and offset.numel() > 0 and dropout.is_ours(offset) is True)
+
+
+def _new_lse(query: Tensor, shape: tuple, order: Optional[tuple] = None) -> Tensor:
+    """Uninitialised, float32; `order`: of its axes in memory, the outermost first."""
+    strides, elements = [0] * len(shape), 1
+    for axis in reversed(order or range(len(shape))):
+        strides[axis] = elements
+        elements *= shape[axis]
+    memory = query.new_empty((elements + _LSE_OFFSET,), dtype=torch.float32)
+    return memory.as_strided(shape, strides, _LSE_OFFSET)
+
 
 class Refused(NotImplementedError):
     """PyTorch's own kernel is to compute this."""
@@ -55,11 +77,7 @@ def _new_state(query: Tensor, dropout_p: float) -> Optional[Tensor]:
 
 def _saved_state(dropout_p: float, seed: Tensor, offset: Tensor) -> Optional[Tensor]:
     """Of the forward pass."""
-    if not dropout_p:
-        return None
-    if not dropout.is_ours(seed, offset):
-        raise Refused("dropout_p: the forward pass was PyTorch's own")
-    return torch.stack((seed.view(torch.int64), offset.view(torch.int64)))
+    return torch.stack((seed.view(torch.int64), offset.view(torch.int64))) if dropout_p else None
 
 
 def _round_up(length: int, alignment: int) -> int:
@@ -87,8 +105,8 @@ def _options(
 ) -> dict:  # fmt: skip
     options: dict = {}
     if state is not None:
-        seed, offset = dropout.seed_and_offset(state)
-        options.update(dropout_p=dropout_p, dropout_seed=seed, dropout_offset=offset)
+        options["dropout_p"] = dropout_p
+        kernels.add_dropout(options, query, state)
     if is_causal:
         options.update(causal=True, top_left=top_left and query.shape[2] != key.shape[2])
     if scale is not None:
@@ -109,9 +127,8 @@ def _forward(
     is_causal: bool, top_left: bool, scale: Optional[float], dropout_p: float = 0.0, state: Optional[Tensor] = None,
 ) -> None:  # fmt: skip
     options = _options(query, key, scores, is_causal, top_left, scale, dropout_p, state)
-    _core.forward(
-        _transposed(query), _transposed(key), _transposed(value), o.detach().transpose(1, 2), lse, **options
-    )
+    tensors = (_transposed(query), _transposed(key), _transposed(value), o.detach().transpose(1, 2), lse)
+    kernels.planned(_core.forward, "forward", tensors, options)
 
 
 def _backward(
@@ -127,7 +144,7 @@ def _backward(
         options["deterministic"] = True
     d_q, d_k, d_v = (t.transpose(1, 2) for t in gradients)
     q, k, v, o, d_o = (_transposed(t) for t in (query, key, value, out, grad_out))
-    _core.backward(q, k, v, o, lse.detach(), d_o, d_q, d_k, d_v, **options)
+    kernels.planned(_core.backward, "backward", (q, k, v, o, lse.detach(), d_o, d_q, d_k, d_v), options)
 
 
 # ---- _scaled_dot_product_flash_attention_for_cpu ---------------------------------------------------------------------
@@ -143,7 +160,7 @@ def flash_for_cpu(
     _check_head_sizes(query, value)
     batch, heads, seqlen_q, _ = query.shape
     o = _twin(query)
-    lse = query.new_empty((batch, seqlen_q, heads), dtype=torch.float32).transpose(1, 2)
+    lse = _new_lse(query, (batch, heads, seqlen_q), (0, 2, 1))
     _forward(query, key, value, o, lse, attn_mask, is_causal, True, scale)
     return o, lse
 
@@ -173,7 +190,7 @@ def flash(
     _check_head_sizes(query, value)
     batch, heads, seqlen_q, _ = query.shape
     o = _twin(query)
-    lse = query.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
+    lse = _new_lse(query, (batch, heads, seqlen_q))
     state = _new_state(query, dropout_p)
     _forward(query, key, value, o, lse, None, is_causal, False, scale, dropout_p, state)
     return (o, lse, None, None, seqlen_q, key.shape[2], *_random_state(query, state))
@@ -189,11 +206,7 @@ def _random_state(query: Tensor, state: Optional[Tensor]) -> Tuple[Tensor, Tenso
 
 
 def _of_random_state(dropout_p: float, rng_state: Tensor) -> Optional[Tensor]:
-    if not dropout_p:
-        return None
-    if rng_state.shape != (2,) or rng_state.device.type != "cpu":
-        raise Refused("dropout_p: the forward pass was PyTorch's own")
-    return _saved_state(dropout_p, *rng_state.view(torch.int64))
+    return rng_state.view(torch.int64) if dropout_p else None
 
 
 def flash_backward(
@@ -222,7 +235,7 @@ def efficient(
     batch, heads, seqlen_q, _ = query.shape
     o = _permuted(query, (batch, heads, seqlen_q, value.shape[-1]))
     padded = _round_up(seqlen_q, _LSE_ALIGNMENT) if compute_log_sumexp else 0
-    lse = query.new_empty((batch, heads, padded), dtype=torch.float32)
+    lse = _new_lse(query, (batch, heads, padded))
     if padded > seqlen_q:
         lse[..., seqlen_q:] = torch.inf  # rows that are not there have no weights, for PyTorch's backward too
     rows = lse[..., :seqlen_q] if compute_log_sumexp else None
@@ -252,6 +265,10 @@ def efficient_backward(
         d_bias = attn_bias.new_empty((*leading, _round_up(seqlen_k, _BIAS_ALIGNMENT)))[..., :seqlen_k]
         d_bias_exact = torch.empty(attn_bias.shape, dtype=torch.float32, device=attn_bias.device)
     lse = logsumexp[..., : query.shape[2]]
+    if lse.shape[-1] < query.shape[2]:  # PyTorch asks for none where nothing but the bias requires a gradient
+        out = _permuted(query, out.shape)
+        lse = query.new_empty(query.shape[:3], dtype=torch.float32)
+        _forward(query, key, value, out, lse, attn_bias, is_causal, True, scale, dropout_p, state)
     _backward(
         grad_out, query, key, value, out, lse, gradients, attn_bias, is_causal, True, scale, dropout_p, state, d_bias_exact
     )  # fmt: skip
@@ -275,7 +292,7 @@ def cudnn(
     else:
         order = tuple(sorted(range(4), key=query.stride, reverse=True))
         o = _permuted(query, (batch, heads, seqlen_q, value.shape[-1]), order)
-    lse = query.new_empty((batch, heads, seqlen_q, 1), dtype=torch.float32)
+    lse = _new_lse(query, (batch, heads, seqlen_q, 1))
     state = _new_state(query, dropout_p)
     _forward(query, key, value, o, lse.squeeze(-1), attn_bias, is_causal, True, scale, dropout_p, state)
     return (o, lse, None, None, seqlen_q, key.shape[2], *_philox_state(query, state), None)
@@ -329,13 +346,16 @@ def rows_forward(
         alibi_slopes, block_table, dropout_p, state,
     )  # fmt: skip
     o = _twin(query) if out is None else out
-    _, lse = kernels.forward(query, key, value, given, o=o.detach())
+    lse = _new_lse(query, kernels.output_shapes(query, value)[1])
+    kernels.forward(query, key, value, given, o=o.detach(), lse=lse)
     return (o, lse, *_random_state(query, state))
 
 
 def rows_forward_into(out, *arguments, **options):
     """lse; o is written to `out`. Without dropout, whose state it does not return."""
-    return rows_forward(*arguments, **options, out=out)[1]
+    lse = rows_forward(*arguments, **options, out=out)[1]
+    kernels.mark_written(out)
+    return lse
 
 
 def rows_backward(

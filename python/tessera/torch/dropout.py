@@ -1,15 +1,22 @@
 """Where dropout's seed and offset come from: PyTorch's generator of the device, as its own kernels' do, so that
-torch.manual_seed, activation checkpointing and Megatron's generators a rank repeat or tell apart what they should."""
+torch.manual_seed, activation checkpointing and Megatron's generators a rank repeat or tell apart what they should.
+
+A state is an int64 tensor [2]: seed, offset. An eager call for a GPU draws it on the host. All others draw it on the
+device by an operator of PyTorch's, so a captured CUDA graph draws anew at each replay, and vmap's `randomness` decides.
+"""
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
+from tessera._core import Error
+
 _UINT64 = 1 << 64
 _OURS = 1 << 62  # in every offset that is drawn here: it tells a state of Tessera's from one of PyTorch's own kernels
+_MOST = (1 << 63) - 1
 _DRAW = 4  # what a call takes of a CUDA generator's offset, which goes in fours
 _KEY = 0x74657373657261  # other bits than PyTorch's kernels make of the same seed
 
@@ -19,35 +26,47 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
 
 
-def _state(seed: int, offset: int, device="cpu") -> Tensor:
-    signed = [x - _UINT64 if x >= _UINT64 // 2 else x for x in (seed, offset)]
-    return torch.tensor(signed, dtype=torch.int64, device=device)
+def _on_host(device: torch.device) -> bool:
+    """Whether a GPU's generator may be asked by the host."""
+    return (
+        device.type == "cuda"
+        and not traced()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _signed(value: int) -> int:
+    return value - _UINT64 if value >= _UINT64 // 2 else value
 
 
 def new_state(device: torch.device) -> Tensor:
-    """A seed and an offset, int64 [2]. In a traced program it lies on `device`, else on the CPU: nothing waits for a GPU.
-
-    Raises:
-        NotImplementedError: the call is being captured into a CUDA graph, whose every replay would drop the same entries.
-    """
-    if device.type != "cuda" or traced():
-        drawn = torch.randint(0, _OURS, (2,), dtype=torch.int64, device=device)
-        return drawn | torch.tensor((0, _OURS), dtype=torch.int64, device=device)
-    if torch.cuda.is_current_stream_capturing():
-        raise NotImplementedError(
-            "dropout_p: a call that is captured into a CUDA graph would drop the same entries at every replay; accepted with "
-            "dropout_seed, which says so"
-        )
+    """A seed and an offset, int64 [2], on `device`; on the CPU for a GPU whose generator the host may ask."""
+    if not _on_host(device):
+        return torch.randint(_OURS, _MOST, (2,), dtype=torch.int64, device=device)
     index = torch.cuda.current_device() if device.index is None else device.index
     generator = torch.cuda.default_generators[index]
     offset = generator.get_offset()
     generator.set_offset(offset + _DRAW)
-    return _state(generator.initial_seed() % _UINT64 ^ _KEY, offset % _OURS | _OURS)
+    return torch.tensor((_signed(generator.initial_seed() % _UINT64 ^ _KEY), offset % _OURS | _OURS), dtype=torch.int64)
 
 
-def given_state(seed: int, offset: int, device: torch.device) -> Tensor:
-    """The caller's own."""
-    return _state(seed, offset, device if traced() else "cpu")
+def given_state(seed: Union[int, Tensor], offset: Union[int, Tensor], device: torch.device) -> Tensor:
+    """The caller's own, of numbers that `options.unsigned` has checked."""
+    if isinstance(seed, Tensor) or isinstance(offset, Tensor):
+        whole = {"dtype": torch.int64, "device": device}
+        parts = (x if isinstance(x, Tensor) else torch.full((), _signed(x), **whole) for x in (seed, offset))
+        return torch.stack([part.to(**whole) for part in parts])
+    return torch.tensor((_signed(seed), _signed(offset)), dtype=torch.int64, device=device if traced() else "cpu")
+
+
+def check_state(state: Tensor, seed: object, offset: object) -> None:
+    """Refuses a state of another form, and a seed or an offset beside it."""
+    for name, value in (("dropout_seed", seed), ("dropout_offset", offset)):
+        if value is not None:
+            raise Error(f"{name}: given with dropout_state, accepted is one of them")
+    if tuple(state.shape) != (2,) or state.dtype != torch.int64:
+        raise Error(f"dropout_state: {state.dtype} {list(state.shape)}, accepted int64 [2]: seed and offset")
 
 
 def seed_and_offset(state: Tensor) -> Tuple[int, int]:
@@ -56,6 +75,6 @@ def seed_and_offset(state: Tensor) -> Tuple[int, int]:
     return seed % _UINT64, offset % _UINT64
 
 
-def is_ours(seed: Tensor, offset: Tensor) -> bool:
-    """Whether the state was drawn here, and lies where it can be read without waiting."""
-    return seed.device.type == "cpu" and offset.device.type == "cpu" and bool(int(offset) & _OURS)
+def is_ours(offset: Tensor) -> Optional[bool]:
+    """Whether a state was drawn here, by its offset; None where it lies on a GPU, for which nothing waits."""
+    return bool(int(offset) & _OURS) if offset.device.type == "cpu" else None

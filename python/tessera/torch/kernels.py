@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from tessera import _core
@@ -48,6 +50,93 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.detach() if _MARKS_MATTER and tensor.requires_grad else tensor
 
 
+def seen_by_others(*tensors: Optional[Tensor]) -> bool:
+    """Whether a tracer, a mode, a transform of torch.func or torch.autograd.grad's is_grads_batched must see a call."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or any(isinstance(t, Tensor) and torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors)
+    )
+
+
+def refuse_gradients(what: str, **tensors: Optional[Tensor]) -> None:
+    """Of a call that writes where it is told and is no node of autograd's graph."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            raise _core.Error(f"{name}: requires a gradient, which {what} has not: accepted under torch.no_grad()")
+
+
+def mark_written(*tensors: Optional[Tensor]) -> None:
+    """What the library wrote in place counts as modified, so that autograd refuses what it saved of it before."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if isinstance(tensor, Tensor)])
+
+
+# ---- checks without data --------------------------------------------------------------------------------------------
+
+_DEVICE_TYPES = {"meta": 0, "cpu": 1, "cuda": 2}  # DLPack's, and one for meta tensors
+_OTHER_DEVICE, _NO_GPU = 12, -1
+
+
+class Unknown(Exception):
+    """A size that a tracer has no value for."""
+
+
+def _value(number):
+    """What stands behind a symbolic number, or a pair of them, without a guard on it."""
+    if isinstance(number, tuple):
+        return tuple(map(_value, number))
+    if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return number
+    if not number.node.has_hint():
+        raise Unknown(f"{number}: a size without a value")
+    return number.node.hint
+
+
+def without_data(tensor: Tensor, contiguous_rows: bool = False) -> _core.ArrayWithoutData:
+    """The tensor as the library's checks take it. contiguous_rows: a copy where `rows` would make one."""
+    return _without_data_at(tensor, tensor.device, contiguous_rows)
+
+
+def _without_data_at(tensor: Tensor, device: torch.device, contiguous_rows: bool = False) -> _core.ArrayWithoutData:
+    shape, strides = [_value(n) for n in tensor.shape], [_value(n) for n in tensor.stride()]
+    if contiguous_rows and strides and strides[-1] != 1:
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    place, index = _DEVICE_TYPES.get(device.type, _OTHER_DEVICE), device.index or 0
+    if device.type == "cuda" and not torch.cuda.is_available():
+        index = _NO_GPU
+    return _core.ArrayWithoutData(str(tensor.dtype)[len("torch.") :], shape, strides, place, index)
+
+
+
+
+def has_data(tensor: object) -> bool:
+    """False for meta tensors and those of a tracer."""
+    return not isinstance(tensor, Tensor) or not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def described(value):
+    """An argument of a plan: of a tensor without data what is known of it, everything else as it is."""
+    return value if has_data(value) else without_data(value)
+
+
+def check(direction: str, q: Tensor, k: Tensor, v: Tensor, options: Options, **others: Optional[Tensor]) -> None:
+    """Raises what a call of these tensors would, except for what only data tell. `others`: o, lse, d_o."""
+    try:
+        by_rows = {name: without_data(x, contiguous_rows=True) for name, x in dict(q=q, k=k, v=v).items()}
+        by_rows.update((name, without_data(x, contiguous_rows=True)) for name, x in others.items() if x is not None)
+        given = {
+            name: without_data(x) if isinstance(x, Tensor) else _value(x)
+            for name, x in options.items()
+            if name != "dropout_state" or x.device == q.device  # which may be on the host for any q
+        }
+    except Unknown:
+        return
+    _core.check(direction, **by_rows, **given)
+
+
 def rows(tensor: Tensor) -> Tensor:
     """With a contiguous last dimension, as kernels read their rows. contiguous() would keep an empty one's strides."""
     if tensor.stride(-1) != 1:
@@ -71,9 +160,19 @@ def _keywords(q: Tensor, options: Options) -> dict:
     keywords = {name: plain(value) if isinstance(value, Tensor) else value for name, value in options.items()}
     state = keywords.pop("dropout_state", None)
     if state is not None and keywords.get("dropout_p"):
-        keywords["dropout_seed"], keywords["dropout_offset"] = seed_and_offset(state)
+        add_dropout(keywords, q, state)
     add_place(keywords, q, keywords.pop("threads", 0))
     return keywords
+
+
+def add_dropout(options: dict, q: Tensor, state: Tensor) -> None:
+    """Adds dropout's state, which the kernels read where q lies when they run.
+
+    A GPU's call whose state is on the host gets its two numbers: nothing is copied, and nothing waits."""
+    if q.is_cuda and not state.is_cuda:
+        options["dropout_seed"], options["dropout_offset"] = seed_and_offset(state)
+    else:
+        options["dropout_state"] = state.to(q.device)
 
 
 def add_place(options: dict, q: Tensor, threads: int = 0) -> None:
@@ -86,6 +185,22 @@ def add_place(options: dict, q: Tensor, threads: int = 0) -> None:
         options["openmp"] = True  # PyTorch's own threads, which spin for a while after each of its operators
 
 
+class NotWhatEagerDoes(RuntimeError):
+    """A captured call failed where an eager one would not: PyTorch's kernel in its place would be another program."""
+
+
+def planned(run, direction: str, tensors: tuple, options: dict) -> None:
+    """run(*tensors, **options). Under capture it refuses only what the plan refuses, as an eager call does."""
+    try:
+        run(*tensors, **options)
+    except _core.Error as error:
+        q, k, v, o, lse = tensors[:5]
+        if not (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+            raise
+        _core.check(direction, q, k, v, o, lse, **{name: x for name, x in options.items() if name != "workspace"})
+        raise NotWhatEagerDoes(f"while a CUDA graph is captured: {error}") from error
+
+
 def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
     """Shapes of o and lse: [B, Sq, Hq, Dv] and [B, Hq, Sq], or packed [Tq, Hq, Dv] and [Hq, Tq]."""
     if q.dim() == 4:
@@ -95,6 +210,31 @@ def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
         rows, heads, _ = q.shape
         return (rows, heads, v.shape[-1]), (heads, rows)
     raise _core.Error(f"q: rank {q.dim()}, accepted [B, Sq, Hq, D], or [Tq, Hq, D] with cu_seqlens_q")
+
+
+# Inference alone has these: what no backward pass has needs no lower digits.
+_WITHOUT_GRADIENT = ("page_table", "page_indices", "tree_mask", "prefix_groups")
+
+
+@functools.cache
+def _device_keeps_low(device: torch.device) -> bool:
+    """Whether the kernels of a device write lse_low."""
+    tensor = torch.empty(1, 1, 1, 8, dtype=torch.float32, device="meta")
+    place = functools.partial(_without_data_at, device=device)
+    low = place(tensor[0, :, :, 0])
+    kernel = {} if device.type == "cuda" else {"kernel": "tiled"}  # the reference has them anyhow
+    try:
+        _core.check("forward", place(tensor), place(tensor), place(tensor), lse=low, lse_low=low, **kernel)
+    except _core.Error:
+        return False
+    return True
+
+
+def keeps_low(q: Tensor, options: Options) -> bool:
+    """Whether a forward pass keeps what its LSE's rounding leaves out, for its backward pass."""
+    if any(name in options for name in _WITHOUT_GRADIENT):
+        return False
+    return q.dtype == torch.float64 or _device_keeps_low(q.device)
 
 
 def forward(
@@ -115,7 +255,7 @@ def forward(
         o = _empty_twin(q) if o_shape == q.shape else q.new_empty(o_shape)
     if want_lse and lse is None:
         lse = q.new_empty(lse_shape, dtype=torch.float32)
-    _core.forward(rows(q), rows(k), rows(v), o, lse, **_keywords(q, options))
+    planned(_core.forward, "forward", (rows(q), rows(k), rows(v), o, lse), _keywords(q, options))
     return o, lse
 
 
@@ -137,5 +277,9 @@ def backward(
     twin, run = (_twin_by_heads, _core.backward_by_heads) if by_heads else (_empty_twin, _core.backward)
     d_q, d_k, d_v = twin(q), twin(k), twin(v)
     d_o = torch.zeros_like(o) if d_o is None else rows(d_o)
-    run(rows(q), rows(k), rows(v), rows(o), plain(lse), d_o, d_q, d_k, d_v, **keywords)
+    tensors = (rows(q), rows(k), rows(v), rows(o), plain(lse), d_o, d_q, d_k, d_v)
+    if by_heads:
+        run(*tensors, **keywords)
+    else:
+        planned(run, "backward", tensors, keywords)
     return d_q, d_k, d_v, d_bias, d_sink

@@ -12,8 +12,6 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor
 
-from tessera._core import Error
-
 from . import kernels, options
 
 # Operators take options flat: those with a gradient first.
@@ -33,27 +31,45 @@ _recorded = _Recorded()
 
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tensor]:
-    return kernels.forward(q, k, v, options.unpack(flat))
+def _new_low(q: Tensor, given: options.Options, lse_shape: tuple) -> Tensor:
+    """For lse_low, what the LSE's rounding leaves out; empty where it is not kept."""
+    return q.new_empty(lse_shape if kernels.keeps_low(q, given) else (0,), dtype=torch.float32)
+
+
+def _is_kept(low: Optional[Tensor], lse: Tensor) -> bool:
+    return low is not None and low.shape == lse.shape
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tensor, Tensor]:
+    given = options.unpack(flat)
+    lse = q.new_empty(kernels.output_shapes(q, v)[1], dtype=torch.float32)
+    low = _new_low(q, given, lse.shape)
+    if _is_kept(low, lse):
+        given["lse_low"] = low
+    o, lse = kernels.forward(q, k, v, given, lse=lse)
+    return o, lse, low
 
 
 attention_forward = torch.library.custom_op(
     "tessera::attention_forward",
     _forward,
     mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {options.SCHEMA}) -> (Tensor, Tensor)",
+    schema=f"(Tensor q, Tensor k, Tensor v, {options.SCHEMA}) -> (Tensor, Tensor, Tensor)",
 )
 
 
 def _backward(
-    d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *flat
+    d_o, d_lse, q, k, v, o, lse, lse_low, want_d_bias, want_d_sink, *flat
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """kernels.backward as an operator, which returns tensors only: what is not wanted is empty."""
     if not _recorded.active and kernels.in_detached_double_backward(d_o, d_lse, q, k, v, flat[_BIAS], flat[_SINK]):
         raise NotImplementedError(SECOND_DERIVATIVE)
+    given = options.unpack(flat)
+    if _is_kept(lse_low, lse):
+        given["lse_low"] = lse_low
     return tuple(
         q.new_empty((0,), dtype=torch.float32) if gradient is None else gradient
-        for gradient in kernels.backward(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, options.unpack(flat))
+        for gradient in kernels.backward(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, given)
     )
 
 
@@ -61,27 +77,34 @@ attention_backward = torch.library.custom_op(
     "tessera::attention_backward",
     _backward,
     mutates_args=(),
-    schema="(Tensor? d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool want_d_bias, "
-    f"bool want_d_sink, {options.SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor? d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? lse_low, "
+    f"bool want_d_bias, bool want_d_sink, {options.SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
 @attention_forward.register_fake
-def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tensor]:
-    for name, tensor in zip(("k", "v", *_OPTION_NAMES[:_NUM_TENSOR_OPTIONS]), (k, v, *flat)):
-        if tensor is not None and name != "dropout_state" and tensor.device != q.device:
-            raise Error(f"{name}: on device {tensor.device}, q is on {q.device}: accepted: one device for all")
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *flat) -> Tuple[Tensor, Tensor, Tensor]:
     o_shape, lse_shape = kernels.output_shapes(q, v)
-    return q.new_empty(o_shape), q.new_empty(lse_shape, dtype=torch.float32)
+    given = options.unpack(flat)
+    kernels.check("forward", q, k, v, given)
+    return q.new_empty(o_shape), q.new_empty(lse_shape, dtype=torch.float32), _new_low(q, given, lse_shape)
 
 
 @attention_backward.register_fake
-def _backward_fake(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *flat):
-    return (
-        *(t.new_empty(t.shape) for t in (q, k, v)),
-        q.new_empty(flat[_BIAS].shape if want_d_bias else (0,), dtype=torch.float32),
-        q.new_empty(flat[_SINK].shape if want_d_sink else (0,), dtype=torch.float32),
-    )
+def _backward_fake(d_o, d_lse, q, k, v, o, lse, lse_low, want_d_bias, want_d_sink, *flat):
+    given = options.unpack(flat)
+    d_bias = q.new_empty(flat[_BIAS].shape if want_d_bias else (0,), dtype=torch.float32)
+    d_sink = q.new_empty(flat[_SINK].shape if want_d_sink else (0,), dtype=torch.float32)
+    if d_lse is not None:
+        given["d_lse"] = d_lse
+    if _is_kept(lse_low, lse):
+        given["lse_low"] = lse_low
+    if want_d_bias:
+        given["d_bias"] = d_bias
+    if want_d_sink:
+        given["d_sink"] = d_sink
+    kernels.check("backward", q, k, v, given, o=o, lse=lse, d_o=d_o)
+    return *(t.new_empty(t.shape) for t in (q, k, v)), d_bias, d_sink
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
@@ -90,20 +113,21 @@ def _backward_fake(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *flat)
 def _setup_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     q, k, v, *flat = inputs
-    o, lse = output
-    ctx.save_for_backward(q, k, v, o, lse, *flat[:_NUM_TENSOR_OPTIONS])
+    o, lse, low = output
+    ctx.mark_non_differentiable(low)
+    ctx.save_for_backward(q, k, v, o, lse, low, *flat[:_NUM_TENSOR_OPTIONS])
     ctx.settings = flat[_NUM_TENSOR_OPTIONS:]
 
 
-def _autograd(run, ctx, d_o: Optional[Tensor], d_lse: Optional[Tensor]):
-    q, k, v, o, lse, *tensors = ctx.saved_tensors
+def _autograd(run, ctx, d_o: Optional[Tensor], d_lse: Optional[Tensor], _: Optional[Tensor] = None):
+    q, k, v, o, lse, low, *tensors = ctx.saved_tensors
     bias, sink = tensors[_BIAS], tensors[_SINK]
     rest = (None,) * (len(_OPTION_NAMES) - 2)
     if d_o is None and d_lse is None:
         return (None,) * (3 + len(_OPTION_NAMES))
     want_d_bias, want_d_sink = ctx.needs_input_grad[3 + _BIAS], ctx.needs_input_grad[3 + _SINK]
     d_q, d_k, d_v, d_bias, d_sink = run(
-        d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *tensors, *ctx.settings
+        d_o, d_lse, q, k, v, o, lse, low, want_d_bias, want_d_sink, *tensors, *ctx.settings
     )
     return (
         d_q,
@@ -150,28 +174,36 @@ class FirstDerivative(torch.autograd.Function):
 
 class _Connected(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gradient, *inputs):
-        return gradient.view_as(gradient)
+    def forward(ctx, refusal, output, *inputs):
+        ctx.refusal = refusal
+        return output.view_as(output)
 
-    backward = staticmethod(_refuse_second_derivative)
+    @staticmethod
+    def backward(ctx, *cotangents):
+        raise NotImplementedError(ctx.refusal)
 
 
-def refuse_second_derivatives(gradients, *inputs):
-    """Gradients that were computed outside of autograd, as functions of `inputs` whose derivative is refused."""
+def refuse_derivatives(refusal: str, outputs, *inputs):
+    """Outputs that were computed outside of autograd, as functions of `inputs` whose derivative is refused."""
     if kernels.forward_ad._current_level >= 0:
         kernels.refuse_tangents(*inputs)
     if not torch.is_grad_enabled():
-        return gradients
+        return outputs
     inputs = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
-    return [g if g is None else _Connected.apply(g, *inputs) for g in gradients] if inputs else gradients
+    return [x if x is None else _Connected.apply(refusal, x, *inputs) for x in outputs] if inputs else outputs
 
 
-# ---- vmap: the mapped dimension joins the batch ---------------------------------------------------------------------
+refuse_second_derivatives = functools.partial(refuse_derivatives, SECOND_DERIVATIVE)
+
+
+# ---- vmap -----------------------------------------------------------------------------------------------------------
+#
+# The mapped dimension V joins the batch B of dense tensors, [V, B, ...] -> [V * B, ...], and one call computes all
+# elements. The elements are computed one after another where a sequence's number in the batch has a meaning (dropout,
+# packed and paged sequences, prefixes), for a sink of each element, and for gradients of a shared bias or sink.
 
 
 class _Fold:
-    """Folds vmap's dimension V into the batch B of dense tensors: [V, B, ...] -> [V * B, ...]."""
-
     def __init__(self, size: int, batch: int):
         self.size, self.batch = size, batch
 
@@ -201,62 +233,64 @@ class _Fold:
         return tensor.unflatten(0, (self.size, tensor.shape[0] // self.size))
 
 
-def _fold_options(fold: _Fold, dims, flat) -> list:
-    named = dict(zip(_OPTION_NAMES, flat))
-    dim = dict(zip(_OPTION_NAMES, dims))
-    for name in ("sink", "dropout_state"):
-        if dim[name] is not None:
-            raise NotImplementedError(f"vmap: {name} is mapped over, accepted is one {name} for all")
+_PLACE_MATTERS = (
+    "dropout_state", "cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices", "prefix_groups"
+)  # fmt: skip
+
+
+def _fold_of(size: int, q: Tensor, dim: Optional[int], dims: dict, named: dict) -> Optional[_Fold]:
+    """None: the elements are computed one after another."""
+    if q.dim() - (dim is not None) != 4 or dims["sink"] is not None:
+        return None
+    if any(named[name] is not None for name in _PLACE_MATTERS):
+        return None
+    return _Fold(size, q.shape[1 if dim == 0 else 0])
+
+
+def _fold_options(fold: _Fold, dims: dict, named: dict) -> list:
+    named = dict(named)
     for name in ("bias", "mask", "block_mask"):
-        named[name] = fold.scores(named[name], dim[name])
-    named["alibi_slopes"] = fold.slopes(named["alibi_slopes"], dim["alibi_slopes"])
+        named[name] = fold.scores(named[name], dims[name])
+    named["alibi_slopes"] = fold.slopes(named["alibi_slopes"], dims["alibi_slopes"])
     for name in ("seqused_k", "causal_seqs", "tree_mask"):
-        named[name] = fold.dense(named[name], dim[name])
+        named[name] = fold.dense(named[name], dims[name])
     return list(named.values())
 
 
-def _batch_of(q: Tensor, dim: Optional[int], flat) -> int:
-    """B of q [B, Sq, Hq, D], with vmap's dimension at `dim`."""
-    named = dict(zip(_OPTION_NAMES, flat))
-    for name in ("cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices"):
-        if named[name] is not None:
-            raise NotImplementedError(
-                f"vmap: given with {name}; packed and paged sequences have no batch dimension to map over, accepted are "
-                "dense q, k, v"
-            )
-    if named["prefix_groups"] is not None:
-        raise NotImplementedError("vmap: given with prefix_groups, accepted without: its groups are those of one batch")
-    rank = q.dim() - (dim is not None)
-    if rank != 4:
-        raise NotImplementedError(f"vmap: q has rank {rank} inside, accepted [B, Sq, Hq, D]")
-    return q.shape[1 if dim == 0 else 0]
+def _one_by_one(run, info, in_dims, arguments) -> Tuple[Tensor, ...]:
+    def element(index: int) -> tuple:
+        return tuple(x.select(dim, index) if isinstance(dim, int) else x for x, dim in zip(arguments, in_dims))
+
+    return tuple(map(torch.stack, zip(*(run(*element(index)) for index in range(info.batch_size)))))
 
 
 def _forward_vmap(run, info, in_dims, q, k, v, *flat):
-    fold = _Fold(info.batch_size, _batch_of(q, in_dims[0], flat))
+    named, dims = dict(zip(_OPTION_NAMES, flat)), dict(zip(_OPTION_NAMES, in_dims[3:]))
+    fold = _fold_of(info.batch_size, q, in_dims[0], dims, named)
+    if fold is None:
+        return _one_by_one(run, info, in_dims, (q, k, v, *flat)), (0, 0, 0)
     q, k, v = (fold.dense(t, dim) for t, dim in zip((q, k, v), in_dims))
-    o, lse = run(q, k, v, *_fold_options(fold, in_dims[3:], flat))
-    return (fold.undo(o), fold.undo(lse)), (0, 0)
+    o, lse, low = run(q, k, v, *_fold_options(fold, dims, named))
+    kept = _is_kept(low, lse)
+    return (fold.undo(o), fold.undo(lse), fold.undo(low) if kept else low), (0, 0, 0 if kept else None)
 
 
 attention_forward.register_vmap(functools.partial(_forward_vmap, attention_forward))
 
 
-def _backward_vmap(run, info, in_dims, d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, *flat):
-    if want_d_sink:
-        raise NotImplementedError("vmap: gradient of sink, accepted are gradients of q, k, v and a mapped bias")
-    bias, bias_dim = flat[_BIAS], in_dims[9 + _BIAS]
-    if want_d_bias and bias_dim is None:
-        raise NotImplementedError("vmap: gradient of a bias that is not mapped over, accepted is one bias an entry")
-    batch = _batch_of(q, in_dims[2], flat)
-    fold = _Fold(info.batch_size, batch)
-    tensors = [fold.dense(t, dim) for t, dim in zip((d_o, d_lse, q, k, v, o, lse), in_dims)]
-    d_q, d_k, d_v, d_bias, d_sink = run(
-        *tensors, want_d_bias, False, *_fold_options(fold, in_dims[9:], flat)
-    )
+def _backward_vmap(run, info, in_dims, d_o, d_lse, q, k, v, o, lse, lse_low, want_d_bias, want_d_sink, *flat):
+    named, dims = dict(zip(_OPTION_NAMES, flat)), dict(zip(_OPTION_NAMES, in_dims[10:]))
+    fold = _fold_of(info.batch_size, q, in_dims[2], dims, named)
+    if fold is None or want_d_sink or (want_d_bias and dims["bias"] is None):
+        arguments = (d_o, d_lse, q, k, v, o, lse, lse_low, want_d_bias, want_d_sink, *flat)
+        return _one_by_one(run, info, in_dims, arguments), (0,) * 5
+    if lse_low is not None and lse_low.numel() == 0:
+        lse_low = None
+    tensors = [fold.dense(t, dim) for t, dim in zip((d_o, d_lse, q, k, v, o, lse, lse_low), in_dims)]
+    d_q, d_k, d_v, d_bias, d_sink = run(*tensors, want_d_bias, False, *_fold_options(fold, dims, named))
     if want_d_bias:
         d_bias = fold.undo(d_bias)
-        if bias.movedim(bias_dim, 0).shape[1] == 1:  # one bias for the batch inside
+        if named["bias"].movedim(dims["bias"], 0).shape[1] == 1:  # one bias for the batch inside
             d_bias = d_bias.sum(1, keepdim=True)
     return (fold.undo(d_q), fold.undo(d_k), fold.undo(d_v), d_bias, d_sink), (0, 0, 0, 0 if want_d_bias else None, None)
 
@@ -277,7 +311,7 @@ class Transformable(torch.autograd.Function):
     setup_context = staticmethod(_setup_context)
 
     @staticmethod
-    def backward(ctx, d_o, d_lse):
+    def backward(ctx, d_o, d_lse, _):
         return _autograd(FirstDerivative.apply, ctx, d_o, d_lse)
 
     @staticmethod
@@ -289,39 +323,48 @@ class Eager(torch.autograd.Function):
     """`attention_forward` where nothing but autograd looks on: the kernels without an operator's Python dispatch.
 
     What has no gradient is one argument, a dict, for each argument costs. `by_heads`: q, k, v are [B, H, S, D], and o is [B, Sq, Hq, Dv] all
-    the same: the transposes are no nodes of autograd's graph.
+    the same: the transposes are no nodes of autograd's graph. `results`: how many of o, lse and lse_low are returned.
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, sink, others, return_lse, by_heads=False):
-        given = others
-        if bias is not None or sink is not None:
-            given = dict(others)
-            if bias is not None:
-                given["bias"] = bias
-            if sink is not None:
-                given["sink"] = sink
+    def forward(ctx, q, k, v, bias, sink, others, results, by_heads=False):
+        given = dict(others)
+        if bias is not None:
+            given["bias"] = bias
+        if sink is not None:
+            given["sink"] = sink
         ctx.by_heads = by_heads
+        if kernels.keeps_low(q, given):
+            shape = (*q.shape[:-3], q.shape[-2], q.shape[-3]) if not by_heads else q.shape[:3]
+            given["lse_low"] = q.new_empty(shape, dtype=torch.float32)
         o, lse = kernels.forward(q, k, v, given, by_heads=by_heads)
         ctx.set_materialize_grads(False)
         tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
         ctx.save_for_backward(q, k, v, o, lse, *tensors.values())
         ctx.tensors = tuple(tensors)
         ctx.settings = {name: value for name, value in given.items() if name not in tensors} if tensors else given
-        return (o, lse) if return_lse else o
+        if results == 1:
+            return o
+        if results == 2:
+            return o, lse
+        low = given.get("lse_low", q.new_empty((0,), dtype=torch.float32))
+        ctx.mark_non_differentiable(low)
+        return o, lse, low
 
     @staticmethod
-    def backward(ctx, d_o, d_lse=None):
+    def backward(ctx, d_o, d_lse=None, _=None):
         if d_o is None and d_lse is None:
             return (None,) * 8
         q, k, v, o, lse, *tensors = ctx.saved_tensors
         given = {**ctx.settings, **dict(zip(ctx.tensors, tensors))} if tensors else ctx.settings
         want_d_bias, want_d_sink = ctx.needs_input_grad[3:5]
         create_graph = torch.is_grad_enabled()
-        if create_graph or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-            run = _flat(FirstDerivative.apply if create_graph else attention_backward)
+        if create_graph or kernels.seen_by_others(d_o, d_lse):
+            operator = FirstDerivative.apply if create_graph else attention_backward
             q, k, v = _by_rows(ctx.by_heads, q, k, v)
-            d_q, d_k, d_v, d_bias, d_sink = run(d_o, d_lse, q, k, v, o, lse, want_d_bias, want_d_sink, given)
+            d_q, d_k, d_v, d_bias, d_sink = operator(
+                d_o, d_lse, q, k, v, o, lse, given.get("lse_low"), want_d_bias, want_d_sink, *options.pack(given)
+            )
             d_q, d_k, d_v = _by_rows(ctx.by_heads, d_q, d_k, d_v)
         else:
             d_q, d_k, d_v, d_bias, d_sink = kernels.backward(
@@ -335,11 +378,6 @@ class Eager(torch.autograd.Function):
 def _by_rows(by_heads: bool, *tensors: Tensor) -> Tuple[Tensor, ...]:
     """[B, H, S, D] as [B, S, H, D], or the other way round."""
     return tuple(t.transpose(1, 2) for t in tensors) if by_heads else tensors
-
-
-def _flat(operator):
-    """An operator as a function of a dict of options."""
-    return lambda *arguments: operator(*arguments[:-1], *options.pack(arguments[-1]))
 
 
 # Function.apply without its search for torch.func's transforms, which `attention` has made already.

@@ -6,8 +6,10 @@ and offset as a tensor alone, `dropout_state`.
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Tuple
+import operator
+from typing import Any, Callable, Dict, NamedTuple, Tuple, Union
 
+import torch
 from torch import Tensor
 
 from tessera import _core
@@ -47,8 +49,118 @@ SCHEMA = ", ".join(f"{field.schema} {field.name}" for field in FIELDS)
 _BY_NAME = {field.name: field for field in FIELDS}
 
 
+# ---- values: what a call is given, in the type that the library and an operator's schema take ------------------------
+
+
+def _refusal(name: str, value: Any, accepted: str) -> _core.Error:
+    return _core.Error(f"{name}: {repr(value)[:80]} of type {type(value).__name__}, accepted {accepted}")
+
+
+def _without_gradient(name: str, value: Any, accepted: str) -> None:
+    """A tensor in the place of a number is read, which hides it from autograd and from torch.func."""
+    if not isinstance(value, Tensor):
+        return
+    if value.dim() != 0:
+        raise _core.Error(f"{name}: a tensor of shape {list(value.shape)}, accepted {accepted} or a tensor of rank 0")
+    if value.requires_grad and torch.is_grad_enabled():
+        raise _core.Error(f"{name}: a tensor that requires a gradient, accepted {accepted}: {name} has no gradient")
+    if not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(value):
+        raise _core.Error(f"{name}: mapped over by vmap, accepted {accepted}, one for all")
+
+
+# In a compiled program a node that reads the tensor, for whose every value the program is the same.
+@torch.library.custom_op("tessera::integer", mutates_args=(), schema="(Tensor value) -> SymInt")
+def _read(value: Tensor) -> int:
+    return int(value)
+
+
+@_read.register_fake
+def _(value: Tensor) -> int:
+    return torch.library.get_ctx().new_dynamic_size()
+
+
+def number(name: str, value: Any) -> float:
+    """Of Python, NumPy, or a tensor of rank 0."""
+    if isinstance(value, (float, int)):
+        return value
+    _without_gradient(name, value, "a number")
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        raise _refusal(name, value, "a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _refusal(name, value, "a number") from None
+
+
+def integer(name: str, value: Any) -> int:
+    """Of Python, NumPy, or a tensor of rank 0 whose dtype is one of integers."""
+    if isinstance(value, (int, torch.SymInt)):
+        return value
+    _without_gradient(name, value, "an integer")
+    if isinstance(value, Tensor):
+        if value.is_floating_point() or value.is_complex():
+            raise _core.Error(f"{name}: a tensor of dtype {value.dtype}, accepted an integer")
+        return _read(value) if torch.compiler.is_compiling() else int(value)
+    if isinstance(value, float) or not hasattr(value, "__index__"):
+        raise _refusal(name, value, "an integer")
+    if torch.compiler.is_compiling():  # where NumPy's scalars are tensors
+        return torch.as_tensor(value).item()
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise _refusal(name, value, "an integer") from None
+
+
+def _pair(name: str, value: Any) -> Tuple[int, int]:
+    if isinstance(value, Tensor) and value.shape == (2,):
+        value = value.unbind()
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise _core.Error(f"{name}: {repr(value)[:80]}, accepted a pair of integers")
+    return integer(name, value[0]), integer(name, value[1])
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, torch.SymBool)):
+        raise _refusal(name, value, "True or False")
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        accepted = ", ".join(f'"{kernel}"' for kernel in _core.kernel_names())
+        raise _refusal(name, value, accepted)
+    return value
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    check_tensor(name, value)
+    return value
+
+
+_TAKE: Dict[str, Callable[[str, Any], Any]] = {
+    "Tensor?": _tensor, "float": number, "float?": number, "SymInt": integer, "SymInt[2]": _pair, "bool": _flag,
+    "str": _text,
+}  # fmt: skip
+
+_MOST_UNSIGNED = (1 << 64) - 1
+
+
+def unsigned(name: str, value: Any) -> Union[int, Tensor]:
+    """A seed or an offset of dropout. A tensor of a GPU, and one that is traced, is left one: reading it would wait."""
+    if isinstance(value, Tensor):
+        _without_gradient(name, value, "an integer, 0 .. 2^64 - 1")
+        if value.dtype.is_floating_point or value.dtype.is_complex:
+            raise _core.Error(f"{name}: a tensor of dtype {value.dtype}, accepted an integer, 0 .. 2^64 - 1")
+        if value.is_cuda or torch.compiler.is_compiling() or type(value) is not Tensor:
+            return value
+    value = integer(name, value)
+    if not 0 <= value <= _MOST_UNSIGNED:
+        raise _core.Error(f"{name}: {value}, accepted an integer, 0 .. 2^64 - 1")
+    return value
+
+
 def given(function: str, options: Options) -> Options:
-    """Those that are not left at their default. TypeError for a name that there is not, Error for a wrong pair or tensor."""
+    """Those that are not left at their default. TypeError for a name that does not exist, Error for a wrong value."""
     result = {}
     for name, value in options.items():
         field = _BY_NAME.get(name)
@@ -56,17 +168,21 @@ def given(function: str, options: Options) -> Options:
             raise TypeError(unexpected_option(function, name))
         if value is None:
             continue
-        if field.schema == "Tensor?":
-            check_tensor(name, value)
-        elif field.schema == "SymInt[2]":
-            if not isinstance(value, (tuple, list)) or len(value) != 2:
-                raise _core.Error(f"{name}: {value!r}, accepted a pair of integers")
-            if tuple(value) == field.default:
-                continue
-        elif value == field.default:
+        read = isinstance(value, Tensor)
+        value = _TAKE[field.schema](name, value)
+        if not read and value == field.default:
             continue
         result[name] = value
     return result
+
+
+def refuse_gradients(options: Options) -> None:
+    """Tensors among `options` that require a gradient which no kernel computes."""
+    if not torch.is_grad_enabled():
+        return
+    for name, value in options.items():
+        if isinstance(value, Tensor) and value.requires_grad and name not in DIFFERENTIABLE:
+            raise _core.Error(f"{name}: requires a gradient, accepted a tensor that does not: {name} has no gradient")
 
 
 def pack(options: Options) -> Tuple[Any, ...]:
@@ -82,6 +198,6 @@ def unpack(flat: Tuple[Any, ...]) -> Options:
             continue
         if schema == "SymInt[2]":
             value = tuple(value)
-        if isinstance(value, Tensor) or value != default:
+        if isinstance(value, (Tensor, torch.SymInt)) or value != default:
             options[name] = value
     return options

@@ -3,11 +3,15 @@
 `torch.nn.attention.activate_flash_attention_impl("Tessera")` puts the kernels of `aten.py` into the dispatcher's places
 for the CPU and for CUDA; `restore_flash_attention_impl()` takes them out. `activate()` and `restore()` do the same, in
 releases without a registry too. What Tessera refuses goes to the kernel that stood there before.
+
+The implementation that computed a call's forward pass computes its backward pass, whatever was activated or restored in
+between: the kernels of backward operators stay after the first activation, and tell by the LSE (`aten.is_ours`).
 """
 
 from __future__ import annotations
 
 import collections
+import inspect
 import logging
 import threading
 import warnings
@@ -93,38 +97,80 @@ def _kernel(ours: Callable, original) -> Callable:
     return call
 
 
+def _copied_by_a_compiler() -> bool:
+    """Whether TorchInductor may have copied what a program saved, for its layout.
+
+    Without dropout either implementation may compute its backward pass: the active one does."""
+    node = torch._C._current_autograd_node() if _Activation.current is not None else None
+    return node is not None and node.name() == "CompiledFunctionBackward"
+
+
+def _backward_kernel(ours: Callable, original) -> Callable:
+    """The kernel of the implementation that computed the forward pass."""
+    if original is None:
+        return _kernel(ours, None)
+    names = list(inspect.signature(ours).parameters)
+    of_lse, of_dropout = names.index("logsumexp"), names.index("dropout_p")
+    of_state = next((names.index(name) for name in ("philox_offset", "rng_state") if name in names), None)
+    if "philox_seed" in names and ours is aten.flash_backward:
+        of_state = names.index("philox_seed")  # which is seed and offset there
+    kernel = _kernel(ours, original)
+
+    def call(keyset, *arguments, **options):
+        offset = arguments[of_state].flatten()[-1:] if of_state is not None and arguments[of_dropout] else None
+        if aten.is_ours(arguments[of_lse], offset) or (offset is None and _copied_by_a_compiler()):
+            if offset is not None:  # PyTorch's kernel would drop other entries
+                return ours(*arguments, **options)
+            return kernel(keyset, *arguments, **options)
+        if _Activation.current is not None and not _passing.active:
+            _refused("logsumexp: of a forward pass that was PyTorch's own")
+        return original.call_boxed(keyset, *arguments, **options)
+
+    return call
+
+
+def _install(rows: Callable[[str], bool], kernel_of: Callable) -> torch.library.Library:
+    """Registers kernel_of(ours, PyTorch's) for the operators of those rows, until the library is destroyed."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        for key, replaced in _KERNELS.items():
+            if key == "CUDA" and torch.version.cuda is None:
+                continue
+            for name, ours in replaced.items():
+                if not rows(name) or not hasattr(torch.ops.aten, name):
+                    continue
+                original = None
+                if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
+                    original = torch.library.get_kernel(f"aten::{name}", key)
+                library.impl(name, kernel_of(ours, original), key, with_keyset=True, allow_override=True)
+    return library
+
+
+def _is_backward(name: str) -> bool:
+    return name.endswith("_backward")
+
+
 class _Activation:
     """The kernels in the dispatcher, for as long as PyTorch's registry, or `activate`, keeps this handle."""
 
     current: Optional["_Activation"] = None
+    _backward: Optional[torch.library.Library] = None
 
     def __init__(self) -> None:
         if _Activation.current is not None:
             _Activation.current.remove()
-        library = torch.library.Library("aten", "IMPL")
-        self._library: Optional[torch.library.Library] = library
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Warning only once for all operators")
-            for key, replaced in _KERNELS.items():
-                if key == "CUDA" and torch.version.cuda is None:
-                    continue
-                for name, ours in replaced.items():
-                    if hasattr(torch.ops.aten, name):
-                        self._replace(library, name, ours, key)
+        if _Activation._backward is not None:
+            _Activation._backward._destroy()
+        _Activation._backward = _install(_is_backward, _backward_kernel)
+        self._forward: Optional[torch.library.Library] = _install(lambda name: not _is_backward(name), _kernel)
         _fallbacks.clear()
         _Activation.current = self
 
-    @staticmethod
-    def _replace(library: torch.library.Library, name: str, ours: Callable, key: str) -> None:
-        original = None
-        if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
-            original = torch.library.get_kernel(f"aten::{name}", key)
-        library.impl(name, _kernel(ours, original), key, with_keyset=True, allow_override=True)
-
     def remove(self) -> None:
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
+        if self._forward is not None:
+            self._forward._destroy()
+            self._forward = None
         if _Activation.current is self:
             _Activation.current = None
 

@@ -7,10 +7,14 @@
     tessera.transformers.activate_flash_attention_2()               # "flash_attention_2" by the drop-in, on the CPU too
     tessera.transformers.restore_flash_attention_2()
 
+    parallel = tessera.torch.context_parallel(group)                # a model over many processes
+    model.set_attn_implementation(tessera.transformers.context_parallel(parallel))
+
 Importing this module registers the name "tessera" with Transformers and changes no model.
 """
 
 from .attention import attention_forward
+from .context_parallel import context_parallel
 from .flash_attention_2 import activate_flash_attention_2, restore_flash_attention_2
 from .masks import Pattern, attention_mask
 from .registry import register
@@ -22,6 +26,7 @@ __all__ = [
     "activate_flash_attention_2",
     "attention_forward",
     "attention_mask",
+    "context_parallel",
     "register",
     "restore_flash_attention_2",
 ]

@@ -29,6 +29,7 @@ def attention_forward(
     cu_seq_lens_k: Optional[Tensor] = None,
     max_length_q: Optional[int] = None,
     max_length_k: Optional[int] = None,
+    deterministic: Optional[bool] = None,
     output_attentions: bool = False,
     **kwargs,
 ) -> tuple[Tensor, None]:
@@ -51,14 +52,18 @@ def attention_forward(
         O [B, Sq, Hq, Dv], and None for the probabilities.
 
     Raises:
-        ValueError: `output_attentions`, for the probabilities are never stored; or an argument is wrong.
+        ValueError: `output_attentions`, for the probabilities are never stored; an argument is wrong; or a keyword
+            changes the result and is not supported, such as the keys that sparse models choose for other kernels.
     """
     if output_attentions:
         raise ValueError(
             "output_attentions: True, accepted False with Tessera, which never stores the probabilities: set "
             'attn_implementation="eager" to see them'
         )
+    _refuse(kwargs)
     options: dict = {"scale": scaling, "softcap": softcap or 0.0, "sink": s_aux, "dropout_p": dropout}
+    if deterministic:
+        options["deterministic"] = True
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         options["causal"] = causal
@@ -96,7 +101,7 @@ def attention_forward(
             options["mask"] = mask
     if given and packed:
         cu_seqlens = cu_seq_lens_q, cu_seq_lens_k
-        options.update(max_seqlen_q=int(max_length_q or 0), max_seqlen_k=int(max_length_k or 0))
+        options.update(max_seqlen_q=max_length_q, max_seqlen_k=max_length_k)
     if position_bias is not None:
         bias = position_bias[..., : k.shape[1]]
         options["bias"] = bias if bias.dtype in (q.dtype, torch.float32) else bias.float()
@@ -110,6 +115,21 @@ def attention_forward(
     cu_seqlens_q, cu_seqlens_k = (c.to(q.device, torch.int32) for c in cu_seqlens)
     o = attention(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **options)
     return o.unflatten(0, (batch, seqlen_q)), None
+
+
+# Keywords of Transformers' models that change the result. Models turn indices and block_indices, the keys that a query
+# sees, into a mask only for "eager" and "sdpa".
+_REFUSED = ("indices", "block_indices", "sinks", "cache", "head_mask", "layer_head_mask")
+
+
+def _refuse(keywords: dict) -> None:
+    for name, value in keywords.items():
+        if value is None:
+            continue
+        if name in _REFUSED:
+            raise ValueError(f'{name}: given, accepted None with Tessera: set attn_implementation="sdpa" or "eager"')
+        if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name}: requires a gradient, accepted are keywords that Tessera knows")
 
 
 def _without_unused_keys(mask: Tensor) -> Tensor:

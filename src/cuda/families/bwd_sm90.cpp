@@ -1,5 +1,5 @@
-// The backward kernels of kernels/tessera/bwd_sm90: what they take, their tiles, and their launches. Every number depends on the
-// problem and the GPU alone.
+// The backward kernels of kernels/tessera/bwd_sm90, bwd_sm90_d256 and bwd_sm90_d512: what they take, their tiles, and their launches;
+// what the latter two are compiled for is in files of their own. Every number depends on the problem and the GPU alone.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -11,6 +11,7 @@
 #include "cuda/families/backward.hpp"
 #include "cuda/families/block_lists.hpp"
 #include "cuda/families/bwd_sm90_tiles.hpp"
+#include "cuda/families/cluster_kernels.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/params.hpp"
 #include "cuda/plan_config.hpp"
@@ -24,18 +25,7 @@
 namespace tessera::cuda {
 namespace {
 
-// By a cluster of two blocks, bwd_sm90_d256. The first row that fits is taken.
-struct PairTile {
-  int head_dim, head_dim_v;
-};
-constexpr PairTile kPairTiles[] = {{192, 128}, {192, 192}, {256, 256}};
-constexpr int kPairExchangeStages = 2;
-// Halves of Q and dO: of six one gives its place to dQ on its way out, which gains 2 %; in turns dQ is added from registers.
-constexpr int pair_half_slots(bool staged_dq) { return staged_dq ? 5 : 6; }
-// By a cluster of four blocks, bwd_sm90_d512: head sizes above, likewise.
-constexpr int kMostHeadDim = BwdSm90D512Config::head_dim,
-              kMostPairHeadDim = kPairTiles[std::size(kPairTiles) - 1].head_dim;
-constexpr int kMostBlockHeadDim = 128, kMostBlockHeadDimOfK = 192;  // of V and of all; of Q and K alone
+constexpr int kMostHeadDimOfK = 192;  // of Q and K alone
 
 constexpr int kStoredRows = 16;  // of dK and dV, that a warp stores
 
@@ -60,18 +50,15 @@ struct BwdSm90Plan {
 int64_t largest_head_dim(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v); }
 // At head sizes above 128 of Q and K two tiles of dQ, as turns want them, have no room; a softcap's slope has no registers, nor has any option, or
 // packed sequences, in float16, whose code takes some more. What a block does not take pairs of blocks do.
-bool is_varlen(const tessera_problem& p) {
-  return core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k);
-}
 bool by_block(const tessera_plan& plan) {
-  if (plan.head_dim_v > kMostBlockHeadDim || plan.head_dim > kMostBlockHeadDimOfK) return false;
-  if (plan.head_dim <= kMostBlockHeadDim) return true;
+  if (plan.head_dim_v > kBwdSm90HeadDim || plan.head_dim > kMostHeadDimOfK) return false;
+  if (plan.head_dim <= kBwdSm90HeadDim) return true;
   const tessera_problem& p = plan.problem;
   return !p.deterministic && p.softcap <= 0 &&
-         (p.q.dtype != TESSERA_FLOAT16 || !(score_config(p).any() || is_varlen(p)));
+         (p.q.dtype != TESSERA_FLOAT16 || !(score_config(p).any() || varies_in_length(p)));
 }
 bool by_pairs(const tessera_plan& plan) { return !by_block(plan); }
-bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kMostPairHeadDim; }
+bool by_quads(const tessera_plan& plan) { return largest_head_dim(plan) > kBwdSm90D256HeadDim; }
 
 std::optional<BwdSm90Tile> tile_of(const tessera_plan& plan) {
   const ScoreConfig score = score_config(plan.problem);  // by a block mask's lists a step has 64 queries, too
@@ -85,7 +72,7 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   tile.apply(config);
   const tessera_problem& p = plan.problem;
   config.window = p.window_left >= 0;
-  config.varlen = is_varlen(p);
+  config.varlen = varies_in_length(p);
   config.deterministic = p.deterministic != 0;
   config.d_bias = core::present(p.d_bias);
   config.block_mask = core::present(p.block_mask);
@@ -93,56 +80,13 @@ BwdSm90Config make_config(const tessera_plan& plan, const BwdSm90Tile& tile) {
   config.score = score_config_beside_block_mask(p);
   // The code for any sequences fits its registers, that for dense ones lacks two, or sixteen.
   if (config.score.softcap && config.dtype == Dtype::kFloat16) config.varlen = true;
-  if (config.score.mask && config.head_dim > kMostBlockHeadDim) config.varlen = true;
+  if (config.score.mask && config.head_dim > kBwdSm90HeadDim) config.varlen = true;
   return config;
 }
 
-BwdSm90D256Config make_pair_config(const tessera_plan& plan) {
-  const PairTile& tile = *std::ranges::find_if(kPairTiles, [&plan](const PairTile& of) {
-    return plan.head_dim <= of.head_dim && plan.head_dim_v <= of.head_dim_v;
-  });
-  const bool staged_dq = !plan.problem.deterministic;
-  return {.dtype = static_cast<Dtype>(plan.problem.q.dtype),
-          .head_dim = tile.head_dim,
-          .head_dim_v = tile.head_dim_v,
-          .half_slots = pair_half_slots(staged_dq),
-          .exchange_stages = kPairExchangeStages,
-          .window = plan.problem.window_left >= 0,
-          .varlen = is_varlen(plan.problem),
-          .deterministic = plan.problem.deterministic != 0,
-          .d_bias = core::present(plan.problem.d_bias),
-          .score = score_config_beside_block_mask(plan.problem),
-          .block_mask = core::present(plan.problem.block_mask),
-          .staged_dq = staged_dq};
-}
-
-// What launches and tensor maps take of any of the kernels.
-struct BlockShape {
-  int head_dim, block_m, block_n, key_box_rows, cluster, threads, stages, smem_bytes;
-};
 BlockShape shape_of(const BwdSm90Plan& own) {
-  if (own.quad) {
-    using Config = BwdSm90D512Config;
-    return {.head_dim = Config::head_dim,
-            .block_m = Config::block_m,
-            .block_n = Config::block_n,
-            .key_box_rows = Config::score_keys,
-            .cluster = kBwdD512ClusterBlocks,
-            .threads = kBwdD512Threads,
-            .stages = Config::stages,
-            .smem_bytes = static_cast<int>(smem_bytes(own.quad_config))};
-  }
-  if (own.pair) {
-    using Config = BwdSm90D256Config;
-    return {.head_dim = own.pair_config.head_dim,
-            .block_m = Config::block_m,
-            .block_n = Config::block_n,
-            .key_box_rows = Config::block_n,
-            .cluster = kBwdD256ClusterBlocks,
-            .threads = kBwdSm90Threads,
-            .stages = own.pair_config.exchange_stages,
-            .smem_bytes = static_cast<int>(smem_bytes(own.pair_config))};
-  }
+  if (own.quad) return cuda::shape_of(own.quad_config);
+  if (own.pair) return cuda::shape_of(own.pair_config);
   const BwdSm90Config& c = own.config;
   return {.head_dim = c.head_dim,
           .block_m = c.block_m,
@@ -158,9 +102,9 @@ BwdSm90Plan configs_of(const tessera_plan& plan) {
   own.quad = by_quads(plan);
   own.pair = by_pairs(plan) && !own.quad;
   if (own.quad) {
-    own.quad_config = {.dtype = static_cast<Dtype>(plan.problem.q.dtype), .window = plan.problem.window_left >= 0};
+    own.quad_config = kBwdSm90D512.configure(plan);
   } else if (own.pair) {
-    own.pair_config = make_pair_config(plan);
+    own.pair_config = kBwdSm90D256.configure(plan);
   } else {
     own.config = make_config(plan, *tile_of(plan));
   }
@@ -213,7 +157,7 @@ constexpr Supports kSupports{.direction = TESSERA_BACKWARD,
                              .oldest_arch = kHopper,
                              .newest_arch = kHopper,  // wgmma is of this architecture alone
                              .dtypes = kHalfPrecision,
-                             .head_dim = kMostHeadDim,
+                             .head_dim = kBwdSm90D512HeadDim,
                              .tensors = kAllTensors & ~kServingTensors};
 
 // Registers as launched; the producer then has 24, scores 208, dQ 72.
@@ -222,32 +166,6 @@ constexpr PrebuiltRow kPrebuilt[] = {
     {Use::kTraining, 64, kLimits},  {Use::kTraining, 96, kLimits},  {Use::kTraining, 128, kLimits},
     {Use::kTraining, 192, kLimits}, {Use::kTraining, 256, kLimits},
 };
-
-// What the kernels of clusters lack.
-std::string refuse_by_clusters(const tessera_plan& plan) {
-  const tessera_problem& p = plan.problem;
-  const struct {
-    const char* name;
-    bool given;
-  } options[] = {{"softcap", p.softcap > 0},
-                 {"dropout_p", p.dropout_p > 0},
-                 {"bias", core::present(p.bias)},
-                 {"mask", core::present(p.mask)},
-                 {"alibi_slopes", core::present(p.alibi_slopes)},
-                 {"cu_seqlens_q", core::packed_q(p)},
-                 {"cu_seqlens_k", core::packed_k(p)},
-                 {"seqused_k", core::present(p.seqused_k)},
-                 {"deterministic", p.deterministic != 0},
-                 {"block_mask", core::present(p.block_mask)}};
-  for (const auto& [name, given] : options) {
-    if (given && by_quads(plan))
-      return std::string(name) + ": not taken at head sizes above " + std::to_string(kMostPairHeadDim);
-  }
-  const bool turns_of_lists = p.deterministic && core::present(p.block_mask);
-  return turns_of_lists
-             ? "deterministic: not taken with a block_mask at head sizes above " + std::to_string(kMostBlockHeadDim)
-             : "";
-}
 
 // The softcap's slope is made of P in float16, whose rounding moves the tanh by 2^-11 / softcap: from here on it costs dS no more than
 // dS's own rounding does (2^-11 in float16, 2^-8 in bfloat16).
@@ -263,7 +181,8 @@ std::string refuse_softcap(const tessera_problem& p) {
 std::string refuse_options(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (by_pairs(plan)) {
-    if (std::string reason = refuse_by_clusters(plan); !reason.empty()) return reason;
+    std::string reason = by_quads(plan) ? kBwdSm90D512.refuse(plan) : kBwdSm90D256.refuse(plan);
+    if (!reason.empty()) return reason;
   }
   if (std::string reason = refuse_softcap(p); !reason.empty()) return reason;
   if (std::string reason = refuse_block_lists(p); !reason.empty()) return reason;
@@ -315,7 +234,7 @@ int64_t group_splits(const tessera_plan& plan, const Tiles& tiles) {
   const tessera_problem& p = plan.problem;
   const int64_t group = plan.heads_q / plan.heads_kv, blocks = tiles.blocks();
   const int64_t fill = plan.device.cores * (is_causal(p) ? 2 : 1);
-  if (is_varlen(p) || blocks >= fill) return 1;
+  if (varies_in_length(p) || blocks >= fill) return 1;
   const auto time = [&](int64_t splits) {
     const int64_t rounds = is_causal(p) ? std::max(fill, blocks * splits) : divide_up(blocks * splits, fill) * fill;
     return static_cast<double>(rounds) / static_cast<double>(splits);

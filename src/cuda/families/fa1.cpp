@@ -1,4 +1,4 @@
-// The first FlashAttention's schedule, kernels/tessera/fwd_fa1 and bwd_fa1, for comparison: what they take, their tiles, and
+// The first FlashAttention, kernels/tessera/comparison/fwd_fa1 and bwd_fa1, for comparison: what they take, their tiles, and
 // their launches. A block has all of a head of a sequence.
 #include <algorithm>
 #include <cstdint>

@@ -1,5 +1,6 @@
 // The forward kernels of kernels/tessera/fwd_sm90/kernel.cuh and, for head sizes above 256, fwd_sm90_d512/kernel.cuh: what they
-// take, and their launch. Every number depends on the problem and the GPU alone.
+// take, and their launch; what the latter is compiled for is in fwd_sm90_d512.cpp. Every number depends on the problem and the GPU
+// alone.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -11,6 +12,7 @@
 #include "core/status.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/families/block_lists.hpp"
+#include "cuda/families/cluster_kernels.hpp"
 #include "cuda/families/decode_sm90.hpp"
 #include "cuda/families/fwd_sm80.hpp"
 #include "cuda/families/fwd_sm90_tiles.hpp"
@@ -31,23 +33,6 @@ constexpr int kWarpRows = 16;  // that a warp stores
 
 constexpr int kDropoutKeys = 32;   // that a call of Philox decides, of a whole number of which a tile is
 constexpr int64_t kPageRows = 16;  // that a page's are a multiple of, as every tile's block_n is
-
-// Above it a cluster of two blocks shares the head's columns: fwd_sm90_d512.
-constexpr int64_t kMostBlockHeadDim = 256, kMostHeadDim = 512;
-
-// By a pair of blocks: up to this head size, and whether options change scores, which costs registers. At 512 48 keys were 1.00 to 1.15
-// times as fast as 64 (docs/lab/large_heads.md).
-struct PairTile {
-  int head_dim;
-  bool with_options;
-  int block_n, k_stages, v_stages;
-};
-constexpr PairTile kPairTiles[] = {
-    {384, false, 64, 3, 3},
-    {512, true, 48, 3, 2},
-};
-// Of dropout's tile, which has whole calls of Philox; its registers have no room for other options.
-constexpr PairTile kPairDropoutTile{512, true, 64, 2, 2};
 
 // All that was decided for a problem.
 struct FwdSm90Plan {
@@ -80,12 +65,7 @@ struct Choice {
   }
 };
 
-bool by_pairs(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v) > kMostBlockHeadDim; }
-
-// A sequence may end anywhere within a tile.
-bool varies_in_length(const tessera_problem& p) {
-  return core::packed_q(p) || core::packed_k(p) || core::present(p.seqused_k);
-}
+bool by_pairs(const tessera_plan& plan) { return std::max(plan.head_dim, plan.head_dim_v) > kFwdSm90HeadDim; }
 
 // Whether the blocks of a cluster, which take neighbouring work tiles, always see the same keys.
 bool cluster_shares_keys(const tessera_plan& plan, int cluster, int64_t tiles) {
@@ -143,20 +123,9 @@ Choice choice_of(const tessera_plan& plan, const Sm90Tile& tile) {
 }
 
 Choice choose_pair(const tessera_plan& plan) {
-  const tessera_problem& p = plan.problem;
   Choice choice;
   choice.pair = true;
-  FwdSm90D512Config& config = choice.pair_config;
-  config.dtype = static_cast<Dtype>(p.q.dtype);
-  config.score = score_config(p);
-  const int64_t head_dim = std::max(plan.head_dim, plan.head_dim_v);
-  const PairTile& tile =
-      config.score.dropout ? kPairDropoutTile : *std::ranges::find_if(kPairTiles, [&](const PairTile& row) {
-        return head_dim <= row.head_dim && row.with_options >= config.score.any();
-      });
-  config.half_dim = tile.head_dim / kFwdD512ClusterBlocks;
-  config.block_n = tile.block_n, config.k_stages = tile.k_stages, config.v_stages = tile.v_stages;
-  config.varlen = varies_in_length(p) || config.score.dropout;  // the code for any sequences fits dropout's registers
+  choice.pair_config = kFwdSm90D512.configure(plan);
   choice.count_tiles(plan);
   return choice;
 }
@@ -247,19 +216,6 @@ std::string refuse_pages(const tessera_plan& plan) {
   return "";
 }
 
-// What the kernel of a pair of blocks lacks.
-std::string refuse_by_pairs(const tessera_plan& plan) {
-  const std::string above = ": not taken at head sizes above " + std::to_string(kMostBlockHeadDim);
-  if (core::paged(plan.problem)) return "pages" + above;
-  if (core::present(plan.problem.causal_seqs)) return "causal_seqs" + above;
-  if (core::present(plan.problem.tree_mask)) return "tree_mask" + above;
-  if (core::present(plan.problem.block_mask)) return "block_mask" + above;
-  const ScoreConfig score = score_config(plan.problem);
-  if (score.dropout && (score.bias_or_mask() || score.alibi || score.softcap))
-    return "dropout beside other options" + above;
-  return "";
-}
-
 std::string refuse_layout(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (core::sizes(p).rows_k == 0 || (core::paged(p) && core::sizes(p).pages == 0)) {
@@ -331,7 +287,7 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
                              .oldest_arch = kHopper,
                              .newest_arch = kHopper,  // wgmma is of this architecture alone
                              .dtypes = kHalfPrecision,
-                             .head_dim = kMostHeadDim,
+                             .head_dim = kFwdSm90D512HeadDim,
                              .tensors = kAllTensors};
 
 // As launched; two consumers then have 232, three 160, four 112.
@@ -348,7 +304,7 @@ std::string refuse(const tessera_plan& plan) {
   if (std::string reason = refuse_layout(plan); !reason.empty()) return reason;
   if (std::string reason = refuse_block_lists(plan.problem); !reason.empty()) return reason;
   if (by_pairs(plan)) {
-    if (std::string reason = refuse_by_pairs(plan); !reason.empty()) return reason;
+    if (std::string reason = kFwdSm90D512.refuse(plan); !reason.empty()) return reason;
   }
   const std::optional<Choice> found = choose(plan);
   if (!found) {

@@ -1,4 +1,4 @@
-// Standard attention, kernels/tessera/standard, for comparison: the matrices of scores in the workspace, a kernel for every
+// Standard attention, kernels/tessera/comparison/standard: the matrices of scores in the workspace, a kernel for every
 // product and for the passes over their rows. What it takes, and its launches.
 //
 //   forward    S = scale Q K^T │ P = softmax S, in place │ O = P V

@@ -12,7 +12,7 @@ DeviceTest product_of(int width, bool bfloat16) {
   for (float& x : d.x) x *= 4;
   const std::string n = std::to_string(width);
   return {.name = std::string("wgmma_") + (bfloat16 ? "bf16_" : "f16_") + n,
-          .header = "tessera/ptx/wgmma_shapes.cuh",
+          .header = "tessera/ptx/wgmma.cuh",
           .archs = Archs::kHopperAlone,
           .threads = 128,
           .in = pair_words(a, bfloat16) + pair_words(transposed(b), bfloat16) + pair_words(b, bfloat16),

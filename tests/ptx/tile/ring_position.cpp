@@ -10,7 +10,7 @@ DeviceTest positions(int stages) {
   const int last = 10 + (stages > 1 ? 2 : 1);
   expected.push_back(static_cast<uint32_t>(last % stages * 10 + last / stages % 2));
   return {.name = "ring_position_" + std::to_string(stages),
-          .header = "tessera/tile/ring_position.cuh",
+          .header = "tessera/tile/pipeline.cuh",
           .archs = Archs::kHopperOn,
           .expected = expected,
           .body = "constexpr int kStages = " + std::to_string(stages) + R"(;

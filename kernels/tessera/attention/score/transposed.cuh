@@ -3,7 +3,7 @@
 #pragma once
 
 #include "tessera/attention/score/fragment.cuh"
-#include "tessera/ptx/ldmatrix.cuh"
+#include "tessera/ptx/mma.cuh"
 
 namespace tessera {
 

@@ -5,6 +5,15 @@
 
 namespace tessera::ptx {
 
+template <int kRegisters>
+void setmaxnreg_inc() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+}
+template <int kRegisters>
+void setmaxnreg_dec() {
+  static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
+}
+
 inline void wgmma_fence() {}
 inline void wgmma_commit_group() { emulated::here().commit_products(); }
 template <int kPending>

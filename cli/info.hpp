@@ -1,0 +1,13 @@
+// What was found on this machine and what will be used of it: for the program and, without its libraries, for Python.
+#pragma once
+
+#include <string>
+
+#include "tessera/tessera.h"
+
+namespace tessera::cli {
+
+std::string info_text(const tessera_device& cpu);
+std::string info_json(const tessera_device& cpu);
+
+}  // namespace tessera::cli

@@ -1,0 +1,219 @@
+/* Tessera over many devices: which rank computes what, and what travels between ranks, as plain data.
+ *
+ * One batch of sequences is sharded by rows over N ranks (context parallelism). A plan for the ranks is a pure function
+ * of the layout, the number of ranks, the lengths and the masks: no device, no communicator and no process is needed to
+ * make, print or check it, and every rank that makes it gets the same one.
+ *
+ *   1. describe    tessera_ranks_problem: lengths, heads, masks, ranks, layout, strategy
+ *   2. plan        tessera_make_ranks_plan: every rule is checked here; `auto` becomes the strategy that the model
+ *                  predicts to be the fastest, with every other strategy's time or refusal beside it
+ *   3. schedule    tessera_ranks_schedule: one rank's list of steps. What executes it only walks the list.
+ *
+ * A step is a list of pairs {run of queries x run of keys}, each a contiguous range of positions of one sequence,
+ * computed from what the rank holds when the step begins, and a list of transfers that happen meanwhile and are
+ * complete when the step ends. So the exchange of a step overlaps its computation, and nothing else needs an order.
+ *
+ * The names of Liu et al., "Ring Attention" (2023), and Jacobs et al., "DeepSpeed Ulysses" (2023):
+ *   ring        K and V travel, queries stay; the key block of step t comes from its owner, t ranks away, and only the
+ *               chunks that some query of the receiver sees. Backward, partial dK and dV travel back to the owner.
+ *   all_to_all  heads are exchanged for rows: each rank has all rows of Hq / N heads, and attends by itself
+ *   mesh        all_to_all within groups of `head_ranks` consecutive ranks, ring across the groups
+ *   all_gather  every rank first receives all the keys and values that its queries see; forward, nothing is merged
+ *
+ * Versions are as tessera.h says: structs that the caller fills in grow at their end, those that the library fills in
+ * are of a size that stays. */
+#ifndef TESSERA_DISTRIBUTED_H
+#define TESSERA_DISTRIBUTED_H
+
+#include "tessera/tessera.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- the problem -------------------------------------------------------------------------------------------- */
+
+typedef enum tessera_strategy {
+  TESSERA_STRATEGY_AUTO = 0,
+  TESSERA_STRATEGY_RING = 1,
+  TESSERA_STRATEGY_ALL_TO_ALL = 2,
+  TESSERA_STRATEGY_MESH = 3,
+  TESSERA_STRATEGY_ALL_GATHER = 4
+} tessera_strategy;
+
+/* Which rows a rank has, T / N of each: the layout depends on neither strategy nor masks.
+ * contiguous: rank r has chunk r of N. zig_zag: chunks r and 2N - 1 - r of 2N, so that causal areas are equal. planned:
+ * long sequences are cut into chunks that are dealt in zig-zag order, short ones stay whole, so that areas and rows are
+ * equal. Sequences of a packed batch lie one after another; the first two layouts cut them where a chunk ends. */
+typedef enum tessera_rank_layout {
+  TESSERA_RANKS_CONTIGUOUS = 0,
+  TESSERA_RANKS_ZIG_ZAG = 1,
+  TESSERA_RANKS_PLANNED = 2
+} tessera_rank_layout;
+
+/* Self-attention: queries and keys have the same lengths. Members whose comment ends in a number have it as their
+ * default, which 0 stands for. */
+typedef struct tessera_ranks_problem {
+  size_t struct_size; /* sizeof(tessera_ranks_problem), which tessera_ranks_problem_init sets */
+  int32_t ranks;      /* 1 .. 1024 */
+  int32_t strategy;   /* tessera_strategy */
+  int32_t layout;     /* tessera_rank_layout */
+  int32_t head_ranks; /* mesh: ranks of a group, which divide the heads; 0: as the model predicts to be the fastest */
+  int32_t direction;  /* tessera_direction */
+  int32_t dtype;      /* tessera_dtype of q, k, v, o: float32, float16 or bfloat16 */
+  int32_t causal;     /* 0 or 1 */
+  int32_t reserved_0; /* 0 */
+  int64_t window_left, window_right; /* as tessera_problem: keys on each side of the diagonal, -1 = all */
+  int64_t num_sequences;             /* 1: dense; more: packed */
+  const int64_t* lengths;            /* [num_sequences] rows of each sequence; must outlive the plan */
+  int64_t batch;                     /* dense: sequences of that length, which all have one schedule (1) */
+  int64_t heads_q, heads_kv, head_dim, head_dim_v;
+  int64_t chunk_rows; /* planned: chunks begin at multiples of so many rows where that is possible (128) */
+  /* The model, measured on H100s. Predictions are no better than these numbers: give those of your machine. */
+  double tflops_forward;  /* of one device on its share alone (765), by 2 (D + Dv) Hq a visible pair */
+  double tflops_backward; /* the same, by 5 (D + Dv) Hq (590) */
+  double link_gbps;       /* 10^9 bytes a second each way between two ranks of one host (237) */
+  double network_gbps;    /* the same between hosts, a rank (45: 400 Gbit/s, not measured) */
+  double memory_gbps;     /* of device memory, for packing and merging (2600) */
+  double step_us;         /* fixed cost of a step that exchanges (25) */
+  double overlap_loss;    /* share of the computing rate that an exchange under it costs while it lasts (0.1) */
+  int64_t ranks_per_host; /* consecutive ranks (8) */
+  /* New members come here, 8 bytes at a time, and mean nothing while they are zero. */
+} tessera_ranks_problem;
+
+/* An empty problem of `struct_size` bytes: one rank, auto, zig_zag, forward, bfloat16, windows unbounded. */
+TESSERA_API void tessera_ranks_problem_init_sized(tessera_ranks_problem* problem, size_t struct_size);
+
+#ifdef __cplusplus
+inline void tessera_ranks_problem_init(tessera_ranks_problem* problem) {
+  tessera_ranks_problem_init_sized(problem, sizeof *problem);
+}
+#else
+static inline void tessera_ranks_problem_init(tessera_ranks_problem* problem) {
+  tessera_ranks_problem_init_sized(problem, sizeof *problem);
+}
+#endif
+
+/* ---- the plan ----------------------------------------------------------------------------------------------- */
+
+/* What the model predicts for a strategy, or why it is refused. */
+typedef struct tessera_ranks_answer {
+  int32_t strategy;   /* tessera_strategy */
+  int32_t head_ranks; /* ranks that divide the heads: 1 for ring and all_gather */
+  int32_t accepted;
+  int32_t steps;
+  double predicted_us; /* of the slowest rank */
+  double compute_us;   /* of it without any exchange: the ideal is the mean of this over ranks */
+  double sent_bytes;   /* the most that a rank sends */
+  char reason[104];    /* accepted: how much of the exchange is exposed; else why not */
+} tessera_ranks_answer;
+
+#define TESSERA_RANKS_MAX_ANSWERS 24
+#define TESSERA_RANKS_PLAN_PROBLEM_BYTES 512
+typedef struct tessera_ranks_plan {
+  size_t struct_size; /* sizeof(tessera_ranks_plan) */
+  uint64_t hash; /* of the problem with its lengths, the same on every rank: ranks that disagree have different ones */
+  int32_t version; /* TESSERA_VERSION of the library that made it */
+  int32_t num_answers;
+  tessera_ranks_problem problem; /* with every default filled in, `strategy` and `head_ranks` chosen */
+  char problem_reserved[TESSERA_RANKS_PLAN_PROBLEM_BYTES - sizeof(tessera_ranks_problem)];
+  int64_t rows_per_rank;
+  int64_t num_chunks;
+  double visible_area;           /* visible (query, key) pairs of one head and one sequence of the batch */
+  double largest_area;           /* the most of them that one rank computes, in units of whole heads */
+  double predicted_us, ideal_us; /* the model's: this plan, and the mean area a rank without any exchange */
+  tessera_ranks_answer answers[TESSERA_RANKS_MAX_ANSWERS]; /* the chosen one first */
+  char reserved[256];                                      /* for later members: 0 */
+} tessera_ranks_plan;
+
+/* Checks every rule and chooses. INVALID_ARGUMENT: a member is wrong, rows do not divide over the ranks. UNSUPPORTED:
+ * the strategy does not suit the problem (heads that do not divide). *plan is then untouched. */
+TESSERA_API tessera_status tessera_make_ranks_plan(const tessera_ranks_problem* problem, tessera_ranks_plan* plan);
+
+/* ---- a rank's schedule -------------------------------------------------------------------------------------- */
+
+/* A contiguous range of rows of one sequence that one rank has. Chunks are numbered in the order of (sequence, begin);
+ * a rank's rows are its chunks in that order. */
+typedef struct tessera_chunk {
+  int32_t rank;
+  int32_t sequence;
+  int64_t begin, length; /* positions in the sequence */
+  int64_t row;           /* where it begins among the rank's rows */
+} tessera_chunk;
+
+/* Attention of a range of queries over a range of keys of one sequence, cut to what is visible: every query sees a key
+ * of the range, and every key is seen. Each range lies in a run of chunks that follow each other. Between both, query i
+ * of q_length and key j of k_length, i + k_length - q_length - window_left <= j <= i + k_length - q_length +
+ * window_right: the window of tessera_problem, bottom-right aligned, -1 = unbounded. Both -1: everything is visible. */
+typedef struct tessera_rank_pair {
+  int32_t sequence;
+  int32_t reserved;
+  int64_t q_begin, q_length, k_begin, k_length; /* positions in the sequence */
+  int64_t window_left, window_right;
+  int64_t q_chunk, q_chunks, k_chunk, k_chunks; /* first chunk of each run, and how many */
+  int64_t area;                                 /* visible (query, key) pairs */
+} tessera_rank_pair;
+
+typedef enum tessera_travels {
+  TESSERA_TRAVELS_Q = 0,
+  TESSERA_TRAVELS_KV = 1, /* K and V */
+  TESSERA_TRAVELS_O = 2,  /* O and LSE (float32) */
+  TESSERA_TRAVELS_D_O = 3,
+  TESSERA_TRAVELS_D_Q = 4,
+  TESSERA_TRAVELS_D_KV = 5 /* dK and dV */
+} tessera_travels;
+
+typedef struct tessera_rank_transfer {
+  int32_t receive; /* 1: from `peer`; 0: to it */
+  int32_t peer;
+  int32_t travels;    /* tessera_travels */
+  int32_t partial;    /* 1: a partial sum, in float32, which its receiver adds to its own; 0: in the tensor's dtype */
+  int64_t chunk;      /* whose rows */
+  int32_t first_head; /* of query heads; K, V, dK and dV: of KV heads */
+  int32_t num_heads;
+  int64_t bytes;
+} tessera_rank_transfer;
+
+typedef struct tessera_rank_step {
+  int64_t first_pair, num_pairs, first_transfer, num_transfers; /* in the schedule's lists */
+  int64_t area;                                                 /* of its pairs */
+  int64_t sent_bytes, received_bytes;
+  double compute_us, exchange_us; /* the model's */
+} tessera_rank_step;
+
+/* The beginning of a block of plain data without pointers, in which the lists lie at byte offsets from its beginning.
+ * All ranks have the same number of steps; a transfer is in the same step of both its ranks' lists, and in the same
+ * order among those of that step between the two of what travels the same way. */
+typedef struct tessera_rank_schedule {
+  size_t struct_size; /* sizeof(tessera_rank_schedule) */
+  size_t bytes;       /* of the block */
+  uint64_t hash;      /* the plan's */
+  int32_t rank, ranks;
+  int32_t first_head_q, num_heads_q;   /* the query heads that this rank computes */
+  int32_t first_head_kv, num_heads_kv; /* and the KV heads that they read */
+  int64_t num_chunks, num_steps, num_pairs, num_transfers;
+  int64_t chunks_offset, steps_offset, pairs_offset, transfers_offset;
+  char reserved[64];
+} tessera_rank_schedule;
+
+/* Bytes that the schedule of `rank` takes; 0 for what is no plan of this library's, or no rank of it. */
+TESSERA_API size_t tessera_ranks_schedule_bytes(const tessera_ranks_plan* plan, int32_t rank);
+
+/* Writes it to `memory`, which is aligned to 8 bytes. */
+TESSERA_API tessera_status tessera_ranks_schedule(const tessera_ranks_plan* plan, int32_t rank, void* memory,
+                                                  size_t bytes);
+
+/* In words: with `rank` -1 the plan, else that rank's schedule as a table. As JSON: the plan, and from rank 0 on the
+ * schedule. Both return lengths as tessera_plan_describe does. */
+TESSERA_API size_t tessera_ranks_plan_describe(const tessera_ranks_plan* plan, int32_t rank, char* text, size_t size);
+TESSERA_API size_t tessera_ranks_plan_json(const tessera_ranks_plan* plan, int32_t rank, char* text, size_t size);
+
+TESSERA_API const char* tessera_strategy_name(int32_t strategy);  /* "ring" ..., "unknown" */
+TESSERA_API const char* tessera_rank_layout_name(int32_t layout); /* "zig_zag" ... */
+TESSERA_API const char* tessera_travels_name(int32_t travels);    /* "K, V" ... */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TESSERA_DISTRIBUTED_H */

@@ -1,0 +1,5 @@
+"""Attention of one batch over many processes: `tessera.torch.context_parallel`."""
+
+from .parallel import ContextParallel, context_parallel
+
+__all__ = ["ContextParallel", "context_parallel"]

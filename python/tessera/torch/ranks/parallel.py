@@ -1,0 +1,321 @@
+"""`tessera.torch.context_parallel`: one batch over the processes of a group, each with a part of every sequence's
+rows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._compile import _disable_dynamo
+
+from tessera import _core
+from tessera._core import Error
+
+from .. import options as of_call
+from ..checks import check_tensor
+from .attention import Setting, backward, forward
+from .exchange import Agreement
+from .program import Program, program
+from .schedule import Chunk, head_ranks, schedule
+
+# What a call on a part of the rows can compute: scores that do not depend on where queries and keys are, beside
+# positional masks.
+_ACCEPTED = ("scale", "causal", "window", "softcap", "sink", "deterministic", "threads")
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, sink, setting: Setting):
+        o, lse, saved = forward(setting, q, k, v, sink)
+        ctx.setting, ctx.shapes = setting, (q.shape, k.shape, v.shape)
+        ctx.save_for_backward(*saved, *(() if sink is None else (sink,)))
+        ctx.has_sink = sink is not None
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_o, d_lse):
+        saved = ctx.saved_tensors
+        sink = saved[-1] if ctx.has_sink else None
+        tensors = saved[: len(saved) - ctx.has_sink]
+        if not tensors:  # no rows
+            like = d_o if d_o is not None else d_lse
+            empty = tuple(like.new_empty(shape) for shape in ctx.shapes)
+            return *empty, None if sink is None else torch.zeros_like(sink), None
+        if d_o is None:  # every rank walks the list, whatever it was asked for
+            d_o = tensors[3].new_zeros((*ctx.shapes[0][:3], ctx.shapes[2][3]))
+        *gradients, d_sink = backward(ctx.setting, tensors, d_o, d_lse, sink, ctx.shapes)
+        return *gradients, None if d_sink is None else d_sink.to(sink.dtype), None
+
+
+class ContextParallel:
+    """Made by `tessera.torch.context_parallel`, which says what it is."""
+
+    def __init__(self, group: dist.ProcessGroup, layout: str, strategy: str, head_ranks: int, members: Dict[str, Any]):
+        self.group = group
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._members = {
+            "layout": layout,
+            "strategy": strategy,
+            "head_ranks": head_ranks,
+            "ranks": self.ranks,
+            **members,
+        }
+        self._agreement = Agreement(group)
+        _core.ranks_plan([0], -1, heads_q=1, heads_kv=1, head_dim=1, **{**self._members, "strategy": "ring"})
+        if strategy not in ("ring", "all_gather"):  # the name alone: heads are not known yet
+            _core.ranks_plan([0], -1, heads_q=self.ranks, heads_kv=self.ranks, head_dim=1, **self._members)
+
+    def __repr__(self) -> str:
+        return (
+            f"ContextParallel(rank {self.rank} of {self.ranks}, layout {self._members['layout']}, "
+            f"strategy {self._members['strategy']})"
+        )
+
+    # ---- rows -------------------------------------------------------------------------------------------------------
+
+    def chunks(
+        self, length: Optional[int] = None, cu_seqlens: Union[None, Tensor, Sequence[int]] = None
+    ) -> Tuple[Chunk, ...]:
+        """Which rows of which sequence each rank has: of one sequence of `length`, or of packed ones."""
+        return self._layout(_lengths(length, cu_seqlens))
+
+    def shard(self, x: Tensor, dim: int = 1, cu_seqlens: Union[None, Tensor, Sequence[int]] = None) -> Tensor:
+        """This rank's rows of `x`, which has all of them along `dim`. Differentiable."""
+        lengths = _lengths(x.shape[dim], cu_seqlens)
+        if sum(lengths) != x.shape[dim]:
+            raise Error(f"cu_seqlens: ends at {sum(lengths)}, x has {x.shape[dim]} rows along dim {dim}")
+        starts = _starts(lengths)
+        parts = [
+            x.narrow(dim, starts[chunk.sequence] + chunk.begin, chunk.length)
+            for chunk in self._layout(lengths)
+            if chunk.rank == self.rank
+        ]
+        return torch.cat(parts, dim) if parts else x.narrow(dim, 0, 0)
+
+    @torch.no_grad()
+    def unshard(self, x: Tensor, dim: int = 1, cu_seqlens: Union[None, Tensor, Sequence[int]] = None) -> Tensor:
+        """All rows on every rank, in order, from each rank's own along `dim`: to look at, without a gradient."""
+        lengths = _lengths(x.shape[dim] * self.ranks, cu_seqlens)
+        mine = x.movedim(dim, 0).contiguous()
+        everyone = [torch.empty_like(mine) for _ in range(self.ranks)]
+        dist.all_gather(everyone, mine, group=self.group)
+        result = mine.new_empty((self.ranks * mine.shape[0], *mine.shape[1:]))
+        starts = _starts(lengths)
+        for chunk in self._layout(lengths):
+            first = starts[chunk.sequence] + chunk.begin
+            result[first : first + chunk.length] = everyone[chunk.rank].narrow(0, chunk.row, chunk.length)
+        return result.movedim(0, dim)
+
+    def position_ids(
+        self, length: Optional[int] = None, cu_seqlens: Union[None, Tensor, Sequence[int]] = None, device: Any = None
+    ) -> Tensor:
+        """int64 [rows]: where each of this rank's rows is in its sequence, for rotary embeddings and the like."""
+        parts = [
+            torch.arange(chunk.begin, chunk.begin + chunk.length, device=device)
+            for chunk in self.chunks(length, cu_seqlens)
+            if chunk.rank == self.rank
+        ]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=device)
+
+    # ---- attention --------------------------------------------------------------------------------------------------
+
+    @_disable_dynamo  # torch.compiler.disable, which imports the compiler, only at the first call
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        cu_seqlens: Union[None, Tensor, Sequence[int]] = None,
+        return_lse: bool = False,
+        **options: Any,
+    ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+        """Exact attention of all rows, of which this rank has its own: O of those, with gradients for q, k, v and sink.
+
+        Every rank of the group calls it, with the same options and shapes. Ranks that disagree get an error at the
+        first call of each problem. Backward, every rank takes part, too.
+
+        Args:
+            q, k, v: this rank's rows, in the order of `shard`: [B, S / N, Hq, D], [B, S / N, Hkv, D], [B, S / N, Hkv,
+                Dv]; with cu_seqlens [T / N, H, D].
+            cu_seqlens: [n + 1], of the whole packed batch, on the CPU (another device is waited for).
+            return_lse: also return LSE, float32 [B, Hq, S / N] or [Hq, T / N].
+            scale, causal, window, softcap, deterministic, threads: as `tessera.torch.attention` has them.
+            sink: [Hq], the same on all ranks. Its gradient is this rank's part: add them up, as those of any parameter.
+
+        Raises:
+            tessera.Error: (a ValueError) an argument is wrong or not accepted here; one line names it.
+            RuntimeError: a peer was lost; the message names the step and what was waited for.
+        """
+        setting, packed = self._setting(q, k, v, cu_seqlens, options)
+        sink = options.get("sink")
+        if packed:
+            q, k, v = q[None], k[None], v[None]
+        o, lse = _Attention.apply(q, k, v, sink, setting)
+        if packed:
+            o, lse = o[0], lse[0]
+        return (o, lse) if return_lse else o
+
+    def plan(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        direction: str = "forward",
+        cu_seqlens: Union[None, Tensor, Sequence[int]] = None,
+        **options: Any,
+    ) -> str:
+        """In words, what `attention` would do on this rank: the strategy and why, and this rank's steps."""
+        lengths, members, _ = self._problem(q, k, v, cu_seqlens, options)
+        words = [_core.ranks_plan(list(lengths), rank, direction=direction, **members) for rank in (-1, self.rank)]
+        return "\n".join(words)
+
+    def _problem(self, q, k, v, cu_seqlens, options) -> Tuple[Tuple[int, ...], Dict[str, Any], bool]:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_tensor(name, tensor)
+        refused = [
+            name
+            for name, value in options.items()
+            if name not in _ACCEPTED and name in of_call.NAMES and value is not None
+        ]
+        if refused:
+            raise Error(
+                f"{refused[0]}: not accepted by context_parallel yet, whose calls see a part of the rows and not where "
+                "they are; "
+                f"accepted {', '.join(_ACCEPTED)}"
+            )
+        packed = cu_seqlens is not None
+        if q.dim() != (3 if packed else 4):
+            accepted = (
+                "[T / N, Hq, D] with cu_seqlens" if packed else "[B, S / N, Hq, D], or [T / N, Hq, D] with cu_seqlens"
+            )
+            raise Error(f"q: rank {q.dim()}, accepted {accepted}")
+        for name, tensor in (("k", k), ("v", v)):
+            if tensor.dim() != q.dim() or tensor.shape[:-2] != q.shape[:-2]:
+                raise Error(
+                    f"{name}: shape {list(tensor.shape)}, q has {list(q.shape)}: accepted this rank's same rows"
+                )
+            if tensor.dtype != q.dtype or tensor.device != q.device:
+                raise Error(
+                    f"{name}: {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}: accepted one for all"
+                )
+        if k.shape[-2] != v.shape[-2] or k.shape[-1] != q.shape[-1]:
+            raise Error(
+                f"k: shape {list(k.shape)}, q has {list(q.shape)}, v {list(v.shape)}: accepted D of q and Hkv of v"
+            )
+        lengths = _lengths(q.shape[-3] * self.ranks, cu_seqlens)
+        if sum(lengths) != q.shape[-3] * self.ranks:
+            raise Error(
+                f"cu_seqlens: ends at {sum(lengths)}, {self.ranks} ranks with {q.shape[-3]} rows each have "
+                f"{q.shape[-3] * self.ranks}: accepted that of the whole batch"
+            )
+        window = options.get("window") or (-1, -1)
+        members = {
+            **self._members,
+            "causal": int(bool(options.get("causal"))),
+            "window_left": window[0],
+            "window_right": window[1],
+            "batch": 1 if packed else max(q.shape[0], 1),
+            "heads_q": q.shape[-2],
+            "heads_kv": k.shape[-2],
+            "head_dim": q.shape[-1],
+            "head_dim_v": v.shape[-1],
+            "dtype": str(q.dtype).rpartition(".")[2],
+        }
+        return lengths, members, packed
+
+    def _setting(self, q, k, v, cu_seqlens, options) -> Tuple[Setting, bool]:
+        lengths, members, packed = self._problem(q, k, v, cu_seqlens, options)
+        differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+        directions = ("forward", "backward") if differentiable else ("forward",)
+        members["head_ranks"] = head_ranks(lengths, directions, **members)
+        what = f"q {list(q.shape)}, k {list(k.shape)}, {q.dtype}"
+
+        one_batch = packed or q.shape[0] == 1
+
+        def agreed(direction: str) -> Program:
+            made = program(lengths, self.rank, one_batch, direction=direction, **members)
+            self._agreement.check(made.schedule, what, q.device)
+            return made
+
+        given = of_call.given("context_parallel.attention", options)
+        of_each_call = {n: x for n, x in given.items() if n in ("scale", "softcap", "deterministic", "threads")}
+        return Setting(agreed("forward"), functools.partial(agreed, "backward"), self.group, of_each_call), packed
+
+    def _layout(self, lengths: Tuple[int, ...]) -> Tuple[Chunk, ...]:
+        return schedule(
+            lengths,
+            self.rank,
+            **{**self._members, "strategy": "ring", "head_ranks": 0},
+            heads_q=1,
+            heads_kv=1,
+            head_dim=1,
+        ).chunks
+
+
+def _lengths(length: Optional[int], cu_seqlens: Union[None, Tensor, Sequence[int]]) -> Tuple[int, ...]:
+    if cu_seqlens is None:
+        if length is None:
+            raise Error("length: none given, accepted the rows of a sequence, or cu_seqlens")
+        return (length,)
+    ends = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else list(cu_seqlens)
+    if not ends or ends[0] != 0 or any(b < a for a, b in zip(ends, ends[1:])):
+        raise Error(f"cu_seqlens: {ends[:4]}…, accepted 0 and then the end of each sequence")
+    return tuple(b - a for a, b in zip(ends, ends[1:]))
+
+
+def _starts(lengths: Sequence[int]) -> Tuple[int, ...]:
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    return tuple(starts)
+
+
+def context_parallel(
+    group: Union[None, dist.ProcessGroup, Any] = None,
+    *,
+    layout: str = "zig_zag",
+    strategy: str = "auto",
+    head_ranks: int = 0,
+    **model: Any,
+) -> ContextParallel:
+    """Attention of one batch over the processes of a group, exact: each has a part of every sequence's rows (context
+    parallelism).
+
+        parallel = tessera.torch.context_parallel(group)
+        tokens, positions = parallel.shard(tokens), parallel.position_ids(length)     # every layer but attention has
+        its own rows o = parallel.attention(q, k, v, causal=True)                                  # [B, S / N, H, D],
+        differentiable
+
+    Args:
+        group: a process group of torch.distributed (NCCL, gloo), None for all processes, or a device mesh: of one
+            dimension its group; of two, (ring, heads), ranks along the second divide the heads.
+        layout: "zig_zag" (causal areas are equal), "contiguous" (narrow windows), "planned" (packed batches: areas and
+            rows are equal).
+        strategy: "ring", "all_to_all", "mesh", "all_gather", or "auto": for each problem the one that the model
+            predicts to be the fastest.
+        head_ranks: for "mesh", how many ranks divide the heads; 0: by the model.
+        model: what the model predicts from: link_gbps, network_gbps, ranks_per_host, tflops_forward, tflops_backward,
+            as `tessera plan --ranks` has them; and chunk_rows of planned layouts.
+
+    Raises:
+        tessera.Error: (a ValueError) a name or number is wrong.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise Error(
+            "group: torch.distributed is not initialised, accepted a process group of it: call init_process_group"
+        )
+    if hasattr(group, "mesh_dim_names"):  # a DeviceMesh, whose module takes long to import
+        if group.ndim > 2:
+            raise Error(f"group: a device mesh of {group.ndim} dimensions, accepted one or two")
+        if group.ndim == 2:
+            head_ranks = head_ranks or group.size(1)
+            group = group._flatten()
+        group = group.get_group()
+    return ContextParallel(group or dist.group.WORLD, layout, strategy, head_ranks, model)

@@ -1,0 +1,70 @@
+"""A schedule as calls of one device's kernels, made once for each problem: which rows, in which block of keys."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+from .calls import Call, Rectangle, calls
+from .rows import Block, Rows
+from .schedule import Pair, Schedule, schedule
+
+
+class PlannedCall(NamedTuple):
+    call: Call
+    keys: Tuple[int, ...]  # the chunks of the block that its keys are in
+
+
+class Program(NamedTuple):
+    schedule: Schedule
+    steps: Tuple[Tuple[PlannedCall, ...], ...]
+    kept: Tuple[Tuple[int, ...], ...]  # chunks of other ranks that are still needed after each step
+    depth: int  # the most calls that one query is in
+
+
+@functools.lru_cache(maxsize=256)
+def program(lengths: Tuple[int, ...], rank: int, packed: bool, **members: Any) -> Program:
+    """packed: several sequences can be one call. Raises tessera.Error, which names the member that breaks a rule."""
+    made = schedule(lengths, rank, **members)
+    own = Block(made.chunks, made.chunks_of(made.group), ())
+    last_use = {
+        number: n
+        for n, step in enumerate(made.steps)
+        for pair in step.pairs
+        for number in range(pair.k_chunk, pair.k_chunk + pair.k_chunks)
+    }
+    fetched: List[Block] = []
+    steps, kept = [], []
+    rows = Rows()
+    for n, step in enumerate(made.steps):
+        steps.append(tuple(_planned(step.pairs, own, fetched, packed)))
+        for planned in steps[-1]:
+            rows.place(planned.call.q_row, planned.call.q_row + planned.call.q_length)
+        fetched += [
+            Block(made.chunks, m.chunks, ())
+            for m in step.messages
+            if m.receive and m.travels == "K, V" and made.chunks[m.chunks[0]].rank not in made.group
+        ]
+        fetched = [block for block in fetched if any(last_use.get(number, -1) > n for number in block.numbers)]
+        kept.append(tuple(number for block in fetched for number in block.numbers))
+    return Program(made, tuple(steps), tuple(kept), len(rows.layers))
+
+
+def _planned(pairs: Tuple[Pair, ...], own: Block, fetched: List[Block], packed: bool) -> List[PlannedCall]:
+    blocks = [own, *fetched]
+    if not all(any(block.has(pair.k_chunk, pair.k_chunks) for block in blocks) for pair in pairs):
+        blocks = [Block.merged(blocks)]  # a run of keys of several ranks
+    rectangles: Dict[Tuple[int, ...], List[Rectangle]] = {}
+    for pair in pairs:
+        block = next(block for block in blocks if block.has(pair.k_chunk, pair.k_chunks))
+        rectangle = Rectangle(
+            pair.sequence,
+            own.row(pair.q_chunk, pair.q_begin),
+            pair.q_length,
+            block.row(pair.k_chunk, pair.k_begin),
+            pair.k_length,
+            pair.window_left,
+            pair.window_right,
+        )
+        rectangles.setdefault(block.numbers, []).append(rectangle)
+    return [PlannedCall(call, keys) for keys, listed in rectangles.items() for call in calls(listed, packed)]

@@ -1,0 +1,157 @@
+"""Rows of chunks in tensors [B, rows, H, D], and what accumulates in them."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from ..merge import combine
+from .schedule import Chunk
+
+
+class Block:
+    """Tensors whose rows are those of some chunks, in the order of the chunks' numbers."""
+
+    def __init__(self, chunks: Sequence[Chunk], numbers: Sequence[int], tensors: Tuple[Tensor, ...]):
+        self.numbers = tuple(sorted(numbers))
+        self.tensors = tensors
+        self._chunks = chunks
+        self._rows: Dict[int, int] = {}
+        self.rows = 0
+        for number in self.numbers:
+            self._rows[number] = self.rows
+            self.rows += chunks[number].length
+
+    def has(self, first: int, count: int) -> bool:
+        return all(number in self._rows for number in range(first, first + count))
+
+    def row(self, number: int, position: int) -> int:
+        """Of a position in a sequence, which lies in a run of chunks that begins with `number`."""
+        return self._rows[number] + position - self._chunks[number].begin
+
+    def ranges(self, numbers: Sequence[int]) -> List[Tuple[int, int]]:
+        """Rows of some chunks, neighbours joined."""
+        result: List[Tuple[int, int]] = []
+        for number in sorted(numbers):
+            begin = self._rows[number]
+            end = begin + self._chunks[number].length
+            if result and result[-1][1] == begin:
+                result[-1] = (result[-1][0], end)
+            else:
+                result.append((begin, end))
+        return result
+
+    @staticmethod
+    def merged(blocks: Sequence[Block]) -> Block:
+        """One block of the chunks of several."""
+        chunks = blocks[0]._chunks
+        where = {number: block for block in blocks for number in block.numbers}
+        parts = [
+            [tensor[:, begin:end] for tensor in where[number].tensors]
+            for number in sorted(where)
+            for begin, end in where[number].ranges([number])
+        ]  # without tensors, as a program has blocks, none of them
+        return Block(chunks, tuple(where), tuple(torch.cat(column, 1) for column in zip(*parts)))
+
+
+def take(tensor: Tensor, ranges: Sequence[Tuple[int, int]], heads: slice, dim: int = 1) -> Tensor:
+    """A contiguous tensor of some rows and heads, for sending: the tensor itself where it is that already. dim: of
+    rows; heads have the other one of 1 and 2."""
+    if heads != slice(0, tensor.shape[3 - dim]):
+        tensor = tensor.narrow(3 - dim, heads.start, heads.stop - heads.start)
+    parts = [tensor.narrow(dim, begin, end - begin) for begin, end in ranges]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim)).contiguous()
+
+
+def put(
+    tensor: Tensor, ranges: Sequence[Tuple[int, int]], first_head: int, value: Tensor, add: bool, dim: int = 1
+) -> None:
+    """Writes or adds `value`, whose rows are those of `ranges`."""
+    heads = tensor.narrow(3 - dim, first_head, value.shape[3 - dim])
+    row = 0
+    for begin, end in ranges:
+        target, source = heads.narrow(dim, begin, end - begin), value.narrow(dim, row, end - begin)
+        target.add_(source) if add else target.copy_(source)
+        row += end - begin
+
+
+class Gradient:
+    """A sum over calls, in float32. One call that covers all rows is the sum itself."""
+
+    def __init__(self, like: Tensor):
+        self._like = like
+        self.sum: Optional[Tensor] = None
+
+    def add(self, row: int, value: Tensor) -> None:
+        if self.sum is None:
+            if value.shape[1] == self._like.shape[1]:
+                self.sum = value.float()
+                return
+            self.sum = torch.zeros_like(self._like, dtype=torch.float32, memory_format=torch.contiguous_format)
+        self.sum[:, row : row + value.shape[1]].add_(value)
+
+    def total(self) -> Tensor:
+        """All rows, zeros where nothing was added."""
+        if self.sum is None:
+            self.sum = torch.zeros_like(self._like, dtype=torch.float32, memory_format=torch.contiguous_format)
+        return self.sum
+
+
+class Rows:
+    """Layers of ranges of rows, in each of which no two ranges overlap."""
+
+    def __init__(self, first: int = 0):
+        self.layers: List[List[Tuple[int, int]]] = [[] for _ in range(first)]
+
+    def place(self, begin: int, end: int, first: int = 0) -> int:
+        """The first layer, from number `first` on, that has room for a range, which is then its."""
+        for n in range(first, len(self.layers)):
+            if all(end <= a or b <= begin for a, b in self.layers[n]):
+                self.layers[n].append((begin, end))
+                return n
+        self.layers.append([(begin, end)])
+        return len(self.layers) - 1
+
+
+class Partial:
+    """(o, lse) of rows over the keys so far: parts in layers, which are merged exactly, at once, in the order of the
+    layers.
+
+    Up to MOST layers the parts are in the dtype of the calls' results; of more, they are merged on the way, in float32.
+    """
+
+    MOST = 8
+
+    def __init__(self, shape: Tuple[int, int, int, int], depth: int, dtype: torch.dtype, device: torch.device):
+        batch, rows, heads, _ = shape
+        layers = min(depth, self.MOST)
+        self._dtype = dtype
+        self._o = torch.empty((layers, *shape), dtype=dtype if depth <= self.MOST else torch.float32, device=device)
+        self._lse = torch.full((layers, batch, heads, rows), -torch.inf, dtype=torch.float32, device=device)
+        self._rows = Rows()
+        self._first = 0  # 1: layer 0 has what was merged
+
+    def place(self, row: int, count: int) -> Tuple[Tensor, Tensor]:
+        """Where a call writes its o and lse; o in float32 where parts are merged on the way."""
+        layer = self._rows.place(row, row + count, self._first)
+        if layer == self._o.shape[0]:
+            o, lse = combine(self._o, self._lse, return_lse=True)
+            self._lse.fill_(-torch.inf)
+            self._o[0], self._lse[0] = o, lse
+            self._rows, self._first = Rows(1), 1
+            layer = self._rows.place(row, row + count, self._first)
+        return self._o[layer, :, row : row + count], self._lse[layer, :, :, row : row + count]
+
+    def join_sink(self, sink: Tensor) -> None:
+        """A logit of each head joins the denominator, as one more part whose values are 0: once, after all keys."""
+        o, lse = self.place(0, self._o.shape[2])
+        o.zero_()
+        lse.copy_(sink.float()[None, :, None].expand_as(lse))
+
+    def finished(self) -> Tuple[Tensor, Tensor]:
+        if self._o.shape[0] == 1:
+            return self._o[0], self._lse[0]
+        o, lse = combine(self._o, self._lse, return_lse=True)
+        return o.to(self._dtype), lse

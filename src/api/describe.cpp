@@ -1,0 +1,388 @@
+// A plan in words and as JSON.
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "api/candidates.hpp"
+#include "core/fields.hpp"
+#include "core/geometry.hpp"
+#include "core/seal.hpp"
+#include "core/shared_prefix.hpp"
+#include "core/status.hpp"
+#include "core/text.hpp"
+#include "core/validate.hpp"
+#include "cpu/cpu.hpp"
+#include "cpu/packed_keys.hpp"
+#include "cuda/cuda.hpp"
+
+namespace tessera::api {
+using namespace core;  // a call is made of what is there: fields, layouts, rules
+namespace {
+
+bool on_cuda(const tessera_plan& plan) { return plan.device.backend == TESSERA_BACKEND_CUDA; }
+const char* plural(int64_t count) { return count == 1 ? "" : "s"; }
+double ratio(double numerator, double denominator) { return denominator > 0 ? numerator / denominator : 0; }
+double extra_bytes(const tessera_plan& plan) { return static_cast<double>(plan.workspace_bytes); }
+
+// ---- words ----------------------------------------------------------------------------------------------------------
+
+std::string form_text(const tessera_problem& p) {
+  std::string text = packed_q(p) ? "packed queries" : "dense queries";
+  text += paged(p) ? ", paged keys" : packed_k(p) ? ", packed keys" : ", dense keys";
+  return text;
+}
+
+std::string window_side(int64_t keys) { return keys < 0 ? "all" : print("%" PRId64, keys); }
+
+std::string options_text(const tessera_problem& p) {
+  std::string text = print("scale %.6g", p.scale);
+  const auto add = [&text](const std::string& option) { text += ", " + option; };
+  const char* aligned = p.alignment == TESSERA_TOP_LEFT ? "top-left" : "bottom-right";
+  if (p.causal) add(print("causal (%s)", aligned));
+  if (p.window_left >= 0 || p.window_right >= 0) {
+    add(print("window %s left, %s right (%s)", window_side(p.window_left).c_str(), window_side(p.window_right).c_str(),
+              aligned));
+  }
+  if (p.softcap > 0) add(print("softcap %g", p.softcap));
+  if (p.dropout_p > 0) add(print("dropout %g", p.dropout_p));
+  for (const TensorField& field : kTensorFields) {
+    if (!field.words || !present(p.*field.layout)) continue;
+    const bool blocks = field.layout == &tessera_problem::block_mask;
+    add(blocks ? print("%s %" PRId64 " x %" PRId64, field.words, p.mask_block_q, p.mask_block_k) : field.words);
+  }
+  if (p.batch_invariant) add("batch invariant");
+  if (p.deterministic) add("deterministic");
+  return text;
+}
+
+std::string device_text(const tessera_plan& plan) {
+  const tessera_device& device = plan.device;
+  if (on_cuda(plan) && device.ordinal < 0) {
+    const std::string name = device.name[0] ? print(" (%s)", device.name) : "";
+    return print("a GPU described by its architecture, none of this machine's: compute capability %d.%d%s, ",
+                 device.arch / 10, device.arch % 10, name.c_str()) +
+           print("%d multiprocessors, %s of shared memory a block", device.cores,
+                 bytes_text(static_cast<double>(device.smem_bytes)).c_str());
+  }
+  if (on_cuda(plan)) {
+    return print("GPU %d: %s, compute capability %d.%d, %d multiprocessors", device.ordinal, device.name,
+                 device.arch / 10, device.arch % 10, device.cores);
+  }
+  const bool tiles = device.isa == TESSERA_ISA_AMX_BF16;
+  const char* products = !plan.use_dot ? "" : tiles ? " with bf16 products by tiles" : " with bf16 dot products";
+  std::string tiles_refused;
+  if (device.vector_isa != 0 && device.isa == device.vector_isa) {
+    tiles_refused = ", not AMX's tiles (" + cpu::refuse_tiles(plan) + ")";
+  } else if (plan.problem.q.dtype == TESSERA_BFLOAT16 && cpu::refused_amx()) {
+    tiles_refused = ", not AMX's tiles (the operating system refuses them to this process)";
+  }
+  return print("%s, %s%s%s, %d threads on %d cores", device.name, tessera_isa_name(device.isa), products,
+               tiles_refused.c_str(), device.threads, device.cores);
+}
+
+std::string tiles_text(const tessera_plan& plan) {
+  if (plan.kernel == TESSERA_KERNEL_REFERENCE) return "none: one query at a time, in float64";
+  if (on_cuda(plan) && plan.num_warps == 0) {  // a part, whose launches say the rest
+    return print("%d queries x %d keys", plan.block_m, plan.block_n);
+  }
+  if (on_cuda(plan)) {
+    const std::string cluster = plan.cluster > 1 ? print(", clusters of %d", plan.cluster) : "";
+    return print("%d queries x %d keys, %d warp%s, %d stage%s, %s of shared memory a block%s", plan.block_m,
+                 plan.block_n, plan.num_warps, plural(plan.num_warps), plan.num_stages, plural(plan.num_stages),
+                 bytes_text(static_cast<double>(plan.smem_bytes)).c_str(), cluster.c_str());
+  }
+  if (plan.kernel == TESSERA_KERNEL_DECODE) {
+    return print("%d query rows of a KV head x %d keys, %d KV head%s a pass over the keys", plan.block_m, plan.block_n,
+                 plan.tiles_per_item, plural(plan.tiles_per_item));
+  }
+  return print("%d queries x %d keys, %d query tile%s a pass over the keys", plan.block_m, plan.block_n,
+               plan.tiles_per_item, plural(plan.tiles_per_item));
+}
+
+std::string launch_text(const tessera_launch& launch) {
+  const std::string cluster = launch.cluster > 1 ? print(" in clusters of %d", launch.cluster) : "";
+  const std::string memory = bytes_text(static_cast<double>(launch.smem_bytes));
+  return print("%s, %" PRId64 " block%s of %d threads%s", launch.kernel, launch.blocks, plural(launch.blocks),
+               launch.threads, cluster.c_str()) +
+         (launch.smem_bytes > 0 ? ", " + memory + " of shared memory" : "");
+}
+
+// The parts of a plan that reads prefixes once, or the plan itself.
+constexpr const char* kPartNames[] = {"prefixes", "other keys"};
+std::vector<tessera_plan> attention_of(const tessera_plan& plan) {
+  if (plan.kernel != TESSERA_KERNEL_SHARED_PREFIX) return {plan};
+  return {plan_of(plan, kPrefix), plan_of(plan, kSuffix)};
+}
+
+// Which sequences of a plan for many rows go by another kernel.
+std::string decoded_text(const tessera_plan& plan) {
+  if (on_cuda(plan)) {
+    return print("sequences of at most %d quer%s by %s, in a launch of its own", plan.decode_queries,
+                 plan.decode_queries == 1 ? "y" : "ies", tessera_kernel_name(TESSERA_KERNEL_DECODE_SM90));
+  }
+  return print("sequences of at most %d quer%s by %s: %d KV head%s a pass over the keys, at most %" PRId64
+               " parts in all",
+               plan.decode_queries, plan.decode_queries == 1 ? "y" : "ies", tessera_kernel_name(TESSERA_KERNEL_DECODE),
+               plan.decode_heads_kv, plural(plan.decode_heads_kv), plan.decode_parts);
+}
+
+std::string items_text(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  const bool decode = plan.kernel == TESSERA_KERNEL_DECODE;
+  const bool at_most = decode || packed_q(p) || packed_k(p);
+  const bool of_groups = p.direction == TESSERA_BACKWARD && plan.num_splits > 1;
+  return print("%" PRId64 " work items%s, %s%s in %d part%s%s", plan.num_items, at_most ? " at most" : "",
+               of_groups ? "the query heads of a KV head" : "keys", decode ? " of a sequence" : "", plan.num_splits,
+               plural(plan.num_splits), decode ? " at most" : "");
+}
+
+std::string workspace_text(const tessera_plan& plan) {
+  const std::string total = bytes_text(extra_bytes(plan));
+  if (on_cuda(plan)) return total + " of the GPU's memory";
+  const int64_t packed = cpu::packed_keys_bytes(plan);
+  const std::string once =
+      packed > 0 ? ", " + bytes_text(static_cast<double>(packed)) + " of it keys and values packed once" : "";
+  return print("%s: %s a thread x %d, %s shared%s", total.c_str(),
+               bytes_text(static_cast<double>(plan.scratch_bytes)).c_str(), plan.device.threads,
+               bytes_text(static_cast<double>(plan.shared_bytes)).c_str(), once.c_str());
+}
+
+std::string describe(const tessera_plan& plan) {
+  const tessera_problem& p = plan.problem;
+  const bool backward = p.direction == TESSERA_BACKWARD;
+  std::string text;
+  const auto line = [&text](const char* label, const std::string& value) {
+    text += print("%-10s ", label) + value + "\n";
+  };
+  const auto more = [&line](const std::string& value) { line("", value); };
+
+  line("problem",
+       print("%s, %s, %s", backward ? "backward" : "forward", tessera_dtype_name(p.q.dtype), form_text(p).c_str()));
+  more(print("batch %" PRId64 ", Sq %s%" PRId64 ", Sk %s%" PRId64 ", heads %" PRId64 " over %" PRId64
+             ", head size %" PRId64 " (values %" PRId64 ")",
+             plan.batch, packed_q(p) ? "at most " : "", plan.max_seqlen_q, packed_k(p) || paged(p) ? "at most " : "",
+             plan.max_seqlen_k, plan.heads_q, plan.heads_kv, plan.head_dim, plan.head_dim_v));
+  more(options_text(p));
+  line("device", device_text(plan));
+  line("kernel", tessera_kernel_name(plan.kernel));
+  for (const tessera_candidate& candidate : answers(plan)) {
+    const bool chosen = std::strcmp(candidate.kernel, tessera_kernel_name(plan.kernel)) == 0;
+    more(print("%c %-10s %s%s", chosen ? '*' : '-', candidate.kernel,
+               candidate.accepted ? "" : "refused: ", candidate.reason));
+  }
+  const std::vector<tessera_plan> parts = attention_of(plan);
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const tessera_plan& part = parts[n];
+    const std::string what =
+        parts.size() > 1 ? print("%s, by %s: ", kPartNames[n], tessera_kernel_name(part.kernel)) : "";
+    line(n == 0 ? "tiles" : "", what + tiles_text(part));
+    if (part.decode_queries > 0 && part.kernel != TESSERA_KERNEL_DECODE) more(decoded_text(part));
+    if (part.kernel != TESSERA_KERNEL_REFERENCE) more(items_text(part));
+  }
+  if (on_cuda(plan)) {
+    const auto aligned = cuda::planned_launches(plan, true), elsewhere = cuda::planned_launches(plan, false);
+    line("launches", aligned.empty() ? "none" : launch_text(aligned[0]));
+    for (size_t i = 1; i < aligned.size(); ++i) more(launch_text(aligned[i]));
+    const auto same = [](const tessera_launch& a, const tessera_launch& b) {
+      return std::memcmp(&a, &b, sizeof a) == 0;
+    };
+    if (!std::ranges::equal(aligned, elsewhere, same)) {
+      std::vector<std::string> texts[2];
+      for (const auto& launch : aligned) texts[0].push_back(launch_text(launch));
+      for (const auto& launch : elsewhere) texts[1].push_back(launch_text(launch));
+      const bool alike = texts[0] == texts[1];
+      more(std::string("where data is not aligned to 16 bytes:") + (alike ? " the same by narrower loads" : ""));
+      for (const std::string& one : texts[1]) {
+        if (!alike) more("  " + one);
+      }
+    }
+  }
+  line("workspace", workspace_text(plan));
+  more(print("standard attention holds %s for the score matrix", bytes_text(plan.standard_extra_bytes).c_str()));
+  const char* at_most = plan.lengths_are_data ? "at most " : "";
+  line("work", print("%s%s on the visible area", at_most, flops_text(plan.flops).c_str()));
+  line("traffic", print("%s%s, standard attention %s (%.1f x)", at_most, bytes_text(plan.bytes_moved).c_str(),
+                        bytes_text(plan.standard_bytes).c_str(), ratio(plan.standard_bytes, plan.bytes_moved)));
+  line("intensity", print("%.1f FLOP a byte, standard attention %.1f", ratio(plan.flops, plan.bytes_moved),
+                          ratio(plan.flops, plan.standard_bytes)));
+  return text;
+}
+
+// ---- JSON -----------------------------------------------------------------------------------------------------------
+
+void add_layout(JsonWriter& json, const char* name, const tessera_layout& layout) {
+  if (!present(layout)) return;
+  json.open(name, '{');
+  json.add("dtype", tessera_dtype_name(layout.dtype));
+  json.open("shape", '[');
+  for (int axis = 0; axis < layout.rank; ++axis) json.add(nullptr, layout.shape[axis]);
+  json.close(']');
+  json.open("strides", '[');
+  for (int axis = 0; axis < layout.rank; ++axis) json.add(nullptr, layout.strides[axis]);
+  json.close(']');
+  json.close('}');
+}
+
+void add_option(JsonWriter& json, OptionKind kind, const OptionMember& member, const tessera_problem& p) {
+  if (kind == OptionKind::kAlignment) {
+    json.add(member.name, p.*member.flag == TESSERA_TOP_LEFT ? "top_left" : "bottom_right");
+  } else if (member.flag) {
+    json.add(member.name, p.*member.flag != 0);
+  } else if (member.integer) {
+    json.add(member.name, p.*member.integer);
+  } else if (member.unsigned_integer) {
+    json.add(member.name, p.*member.unsigned_integer);
+  } else {
+    json.add(member.name, p.*member.number);
+  }
+}
+
+void add_problem(JsonWriter& json, const tessera_problem& p) {
+  json.open("problem", '{');
+  json.add("direction", p.direction == TESSERA_BACKWARD ? "backward" : "forward");
+  json.open("tensors", '{');
+  for (const TensorField& field : kTensorFields) add_layout(json, field.name, p.*field.layout);
+  json.close('}');
+  for (const OptionField& option : kOptionFields) {
+    for (const OptionMember& member : option.members) {
+      if (member.name) add_option(json, option.kind, member, p);
+    }
+  }
+  json.close('}');
+}
+
+void add_launches(JsonWriter& json, const char* key, const std::vector<tessera_launch>& launches) {
+  json.open(key, '[');
+  for (const tessera_launch& launch : launches) {
+    json.open(nullptr, '{');
+    json.add("kernel", launch.kernel);
+    json.add("config", launch.config);
+    json.add("blocks", launch.blocks);
+    json.add("threads", launch.threads);
+    json.add("cluster", launch.cluster);
+    json.add("smem_bytes", launch.smem_bytes);
+    json.close('}');
+  }
+  json.close(']');
+}
+
+void add_parts(JsonWriter& json, const tessera_plan& plan) {
+  json.open("parts", '[');
+  for (const tessera_plan_part& part : plan.parts) {
+    json.open(nullptr, '{');
+    json.add("kernel", tessera_kernel_name(part.kernel));
+    json.add("block_m", part.block_m);
+    json.add("block_n", part.block_n);
+    json.add("num_splits", part.num_splits);
+    json.add("num_items", part.num_items);
+    json.close('}');
+  }
+  json.close(']');
+}
+
+std::string to_json(const tessera_plan& plan) {
+  JsonWriter json;
+  json.open(nullptr, '{');
+  json.add("version", tessera_version());
+  json.add("kernel", tessera_kernel_name(plan.kernel));
+  json.open("candidates", '[');
+  for (const tessera_candidate& candidate : answers(plan)) {
+    json.open(nullptr, '{');
+    json.add("kernel", candidate.kernel);
+    json.add("accepted", candidate.accepted != 0);
+    json.add("reason", candidate.reason);
+    json.close('}');
+  }
+  json.close(']');
+  if (on_cuda(plan)) {
+    add_launches(json, "launches", cuda::planned_launches(plan, true));
+    add_launches(json, "launches_unaligned", cuda::planned_launches(plan, false));
+  }
+  if (plan.kernel == TESSERA_KERNEL_SHARED_PREFIX) add_parts(json, plan);
+  json.add("use_dot", plan.use_dot != 0);
+  const struct {
+    const char* name;
+    int64_t value;
+  } counts[] = {
+      {"batch", plan.batch},
+      {"max_seqlen_q", plan.max_seqlen_q},
+      {"max_seqlen_k", plan.max_seqlen_k},
+      {"heads_q", plan.heads_q},
+      {"heads_kv", plan.heads_kv},
+      {"head_dim", plan.head_dim},
+      {"head_dim_v", plan.head_dim_v},
+      {"block_m", plan.block_m},
+      {"block_n", plan.block_n},
+      {"tiles_per_item", plan.tiles_per_item},
+      {"num_splits", plan.num_splits},
+      {"num_items", plan.num_items},
+      {"decode_queries", plan.decode_queries},
+      {"decode_heads_kv", plan.decode_heads_kv},
+      {"decode_parts", plan.decode_parts},
+      {"scratch_bytes", plan.scratch_bytes},
+      {"shared_bytes", plan.shared_bytes},
+      {"num_warps", plan.num_warps},
+      {"num_stages", plan.num_stages},
+      {"num_v_stages", plan.num_v_stages},
+      {"num_q_stages", plan.num_q_stages},
+      {"cluster", plan.cluster},
+      {"smem_bytes", plan.smem_bytes},
+      {"workspace_bytes", plan.workspace_bytes},
+  };
+  for (const auto& [name, value] : counts) json.add(name, value);
+  json.add("lengths_are_data", plan.lengths_are_data != 0);
+  json.add("flops", plan.flops);
+  json.add("bytes_moved", plan.bytes_moved);
+  json.add("standard_bytes", plan.standard_bytes);
+  json.add("standard_extra_bytes", plan.standard_extra_bytes);
+  json.open("device", '{');
+  json.add("backend", on_cuda(plan) ? "cuda" : "cpu");
+  json.add("name", plan.device.name);
+  json.add("isa", tessera_isa_name(plan.device.isa));
+  json.add("isa_limit", tessera_isa_name(plan.device.isa_limit));
+  if (plan.device.vector_isa != 0) json.add("vector_isa", tessera_isa_name(plan.device.vector_isa));
+  json.add("cores", plan.device.cores);
+  json.add("threads", plan.device.threads);
+  json.add("l1_bytes", plan.device.l1_bytes);
+  json.add("l2_bytes", plan.device.l2_bytes);
+  json.add("ordinal", plan.device.ordinal);
+  json.add("described", on_cuda(plan) && plan.device.ordinal < 0);
+  json.add("arch", plan.device.arch);
+  json.add("check_indices", plan.device.check_indices != 0);
+  json.add("smem_bytes", plan.device.smem_bytes);
+  json.close('}');
+  add_problem(json, plan.problem);
+  json.close('}');
+  return json.take();
+}
+
+// 0 when memory runs out: nothing may leave through the C interface.
+size_t write(const tessera_plan* plan, std::string (*make)(const tessera_plan&), char* text, size_t size) {
+  if (text && size > 0) text[0] = '\0';
+  if (check_plan(plan).code != TESSERA_OK) return 0;
+  try {
+    return copy_out(make(*plan), text, size);
+  } catch (...) {
+    return 0;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::api
+
+extern "C" {
+
+size_t tessera_plan_describe(const tessera_plan* plan, char* text, size_t size) {
+  return tessera::api::write(plan, tessera::api::describe, text, size);
+}
+
+size_t tessera_plan_json(const tessera_plan* plan, char* text, size_t size) {
+  return tessera::api::write(plan, tessera::api::to_json, text, size);
+}
+
+}  // extern "C"

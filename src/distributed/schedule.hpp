@@ -1,0 +1,60 @@
+// Each rank's list of steps: a pure function of a checked problem whose strategy is chosen.
+#pragma once
+
+#include <vector>
+
+#include "distributed/band.hpp"
+#include "tessera/distributed.h"
+
+namespace tessera::distributed {
+
+struct Schedule {
+  std::vector<tessera_rank_step> steps;  // without the model's times
+  std::vector<tessera_rank_pair> pairs;
+  std::vector<tessera_rank_transfer> transfers;
+};
+
+// Query or KV heads.
+struct Heads {
+  int32_t first, count;
+};
+
+// The ranks as a mesh: groups of head_ranks consecutive ranks share their rows and divide the heads. Ring and
+// all_gather are meshes of groups of one, all_to_all is one of a single group.
+class Mesh {
+ public:
+  Mesh(const tessera_ranks_problem& problem, const std::vector<tessera_chunk>& chunks);
+
+  Schedule schedule(int32_t rank) const;
+  Heads heads_q(int32_t rank) const;
+  Heads heads_kv(int32_t rank) const;
+
+ private:
+  using Chunks = std::vector<int64_t>;  // their numbers, ascending
+  struct Run {                          // chunks that follow each other in a sequence
+    int32_t sequence;
+    Range rows;
+    int64_t chunk, chunks;
+  };
+  class Builder;
+
+  std::vector<Run> runs_of(const Chunks& chunks) const;
+  // The chunks of group `keys` of which some query of group `queries` sees a key.
+  Chunks seen(int64_t queries, int64_t keys) const;
+  std::vector<tessera_rank_pair> pairs_of(const std::vector<Run>& queries, const std::vector<Run>& keys) const;
+  static std::vector<tessera_rank_pair> cut(const Band& band, const tessera_rank_pair& whole);
+  // A rank's own pairs in two halves of about the same area.
+  static void halve(const Band& band, std::vector<tessera_rank_pair>& first, std::vector<tessera_rank_pair>& last);
+  tessera_rank_pair pair_of(const Run& queries, const Run& keys, const Visible& visible) const;
+  bool sums_heads() const { return problem_.heads_kv % head_ranks_ != 0; }  // several ranks read one KV head
+
+  tessera_ranks_problem problem_;
+  const std::vector<tessera_chunk>& chunks_;
+  Band band_;
+  int64_t head_ranks_, groups_;
+  std::vector<Chunks> chunks_of_rank_, chunks_of_group_;
+  std::vector<std::vector<Run>> runs_of_group_;
+  std::vector<int64_t> distances_;  // of the groups whose keys a group's queries see, for any group
+};
+
+}  // namespace tessera::distributed

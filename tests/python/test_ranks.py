@@ -1,0 +1,143 @@
+"""tessera.torch.context_parallel: one batch over 1 to 8 processes, over gloo, against float64 and against one
+process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tessera")
+
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("this PyTorch has no torch.distributed with gloo", allow_module_level=True)
+
+from tessera.torch.ranks.calls import Rectangle, calls  # noqa: E402
+from tessera.torch.ranks.rows import Block, Partial  # noqa: E402
+from tessera.torch.ranks.schedule import schedule  # noqa: E402
+
+WORKER = Path(__file__).with_name("ranks_worker.py")
+CASES = "dense,few_kv_heads,sinks,packed,repeated,flat_error"
+LAUNCHES = {
+    1: "dense,packed",
+    2: f"{CASES},small_model,refused,disagreement",
+    4: f"{CASES},in_models,disagreement",
+    8: "few_kv_heads,packed,flat_error",
+    3: "lost_peer",
+}
+
+
+@pytest.fixture(scope="module")
+def launched():
+    """One program for all numbers of ranks: importing PyTorch takes longer than most of them."""
+    arguments = [f"{ranks}:{names}" for ranks, names in LAUNCHES.items()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, str(WORKER), *arguments], env=environment, capture_output=True, text=True, timeout=500
+    )
+
+
+@pytest.mark.parametrize("ranks", LAUNCHES)
+def test_over_gloo(launched, ranks):
+    assert str(ranks) in launched.stdout.split(), launched.stderr[-6000:]
+
+
+def visible(rectangle, offset_q, offset_k):
+    """(query row, key row) of a call, as a kernel computes it."""
+    for i in range(rectangle.q_length):
+        for j in range(rectangle.k_length):
+            diagonal = i + rectangle.k_length - rectangle.q_length
+            left, right = rectangle.window_left, rectangle.window_right
+            if (left < 0 or j >= diagonal - left) and (right < 0 or j <= diagonal + right):
+                yield offset_q + rectangle.q_row + i, offset_k + rectangle.k_row + j
+
+
+def seen_by(call):
+    """The same of a call, by the options that it is given."""
+    options = call.options()
+    if not call.packed:
+        window = (-1, 0) if options.get("causal") else options.get("window", (-1, -1))
+        yield from visible(Rectangle(0, call.q_row, call.q_length, call.k_row, call.k_length, *window), 0, 0)
+        return
+    cu_q, cu_k = options["cu_seqlens_q"], options["cu_seqlens_k"]
+    assert (cu_q[-1], cu_k[-1]) == (call.q_length, call.k_length)
+    flags = options.get("causal_seqs", [options.get("causal", False)] * (len(cu_q) - 1))
+    for n, causal in enumerate(flags):
+        window = (-1, 0) if causal else options.get("window", (-1, -1))
+        r = Rectangle(0, cu_q[n], cu_q[n + 1] - cu_q[n], cu_k[n], cu_k[n + 1] - cu_k[n], *window)
+        assert r.q_length <= options["max_seqlen_q"] and r.k_length <= options["max_seqlen_k"]
+        yield from visible(r, call.q_row, call.k_row)
+
+
+@pytest.mark.parametrize("packed", (False, True))
+@pytest.mark.parametrize("layout", ("zig_zag", "contiguous", "planned"))
+def test_calls_are_the_pairs(layout, packed):
+    """Whatever is joined, a step's calls compute what its pairs are, once."""
+    lengths = (13, 1, 30, 0, 20) if packed else (64,)
+    for window in ((-1, 0), (-1, -1), (5, 0), (3, 2)):
+        for direction in ("forward", "backward"):
+            for rank in range(4):
+                plan = schedule(
+                    lengths, rank, ranks=4, layout=layout, strategy="ring", direction=direction, heads_q=1, heads_kv=1,
+                    head_dim=8, window_left=window[0], window_right=window[1], chunk_rows=2,
+                )  # fmt: skip
+                own = Block(plan.chunks, plan.chunks_of(range(rank, rank + 1)), ())
+                for step in plan.steps:
+                    keys = {n for pair in step.pairs for n in range(pair.k_chunk, pair.k_chunk + pair.k_chunks)}
+                    block = own if keys <= set(own.numbers) else Block(plan.chunks, tuple(keys), ())
+                    rectangles = [
+                        Rectangle(
+                            p.sequence, own.row(p.q_chunk, p.q_begin), p.q_length, block.row(p.k_chunk, p.k_begin),
+                            p.k_length, p.window_left, p.window_right,
+                        )
+                        for p in step.pairs
+                    ]  # fmt: skip
+                    expected = sorted(cell for r in rectangles for cell in visible(r, 0, 0))
+                    found = calls(rectangles, packed)
+                    assert sorted(cell for call in found for cell in seen_by(call)) == expected
+                    assert len(found) <= len(rectangles)
+
+
+def test_a_causal_zig_zag_step_is_one_call():
+    for rank in range(4):
+        plan = schedule(
+            (64,), rank, ranks=4, layout="zig_zag", strategy="ring", heads_q=1, heads_kv=1, head_dim=8, causal=1
+        )
+        own = Block(plan.chunks, plan.chunks_of(range(rank, rank + 1)), ())
+        for step in plan.steps:
+            keys = {n for pair in step.pairs for n in range(pair.k_chunk, pair.k_chunk + pair.k_chunks)}
+            block = own if keys <= set(own.numbers) else Block(plan.chunks, tuple(keys), ())
+            rectangles = [
+                Rectangle(0, own.row(p.q_chunk, p.q_begin), p.q_length, block.row(p.k_chunk, p.k_begin), p.k_length,
+                          p.window_left, p.window_right)
+                for p in step.pairs
+            ]  # fmt: skip
+            assert len(calls(rectangles, False)) == 1, step
+
+
+@pytest.mark.parametrize("most", (8, 3, 2))
+def test_parts_merge_exactly(most, monkeypatch):
+    """At once, or on the way where there are more than layers: seven parts of some rows each, and a sink."""
+    monkeypatch.setattr(Partial, "MOST", most)
+    generator = torch.Generator().manual_seed(2)
+    normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    ranges = [(0, 10), (0, 4), (4, 10), (2, 8), (0, 10), (5, 6), (1, 9)]
+    parts = [(normal(2, b - a, 3, 4), 3 * normal(2, 3, b - a)) for a, b in ranges]
+    sink = normal(3)
+    partial = Partial((2, 10, 3, 4), 7, torch.float32, torch.device("cpu"))
+    for (a, b), (o, lse) in zip(ranges, parts):
+        o_there, lse_there = partial.place(a, b - a)
+        o_there.copy_(o)
+        lse_there.copy_(lse)
+    partial.join_sink(sink)
+    o, lse = partial.finished()
+    weights = torch.full((8, 2, 3, 10), -torch.inf, dtype=torch.float64)
+    values = torch.zeros(8, 2, 10, 3, 4, dtype=torch.float64)
+    for n, ((a, b), (part, part_lse)) in enumerate(zip(ranges, parts)):
+        weights[n, :, :, a:b], values[n, :, a:b] = part_lse, part
+    weights[7] = sink[None, :, None]
+    exact = torch.logsumexp(weights, 0)
+    mixed = (torch.exp(weights - exact).transpose(2, 3)[..., None] * values).sum(0)
+    assert (lse - exact).abs().max() < 2e-6 and (o - mixed).abs().max() < 2e-6

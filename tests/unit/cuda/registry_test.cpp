@@ -1,0 +1,90 @@
+// The CUDA back end's families: what each takes, as data, and that no id, name or prebuilt row is missing or stands twice.
+#include "cuda/registry.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+#include <string>
+
+#include "cuda/plan_config.hpp"
+#include "tessera/tensor.hpp"
+
+namespace tessera::cuda {
+namespace {
+
+TEST(CudaRegistry, FamiliesHaveIdsAndNamesOfTheirOwn) {
+  std::set<int32_t> ids;
+  for (const Family* family : families()) {
+    EXPECT_STREQ(family->name, tessera_kernel_name(family->kernel));
+    EXPECT_TRUE(ids.insert(family->kernel).second) << family->name;
+    EXPECT_EQ(find_family(family->kernel), family);
+  }
+  EXPECT_EQ(find_family(TESSERA_KERNEL_TILED), nullptr);
+  EXPECT_EQ(find_family(-1), nullptr);
+}
+
+TEST(CudaRegistry, APrebuiltProblemHasOneRowInAFamily) {
+  for (const Family* family : families()) {
+    std::set<std::pair<Use, int64_t>> rows;
+    for (const PrebuiltRow& row : family->prebuilt) {
+      EXPECT_TRUE(rows.insert({row.use, row.head_dim}).second) << family->name << " " << row.head_dim;
+      EXPECT_GT(row.limits.registers, 0);
+      EXPECT_LE(row.head_dim, family->supports.head_dim);
+    }
+  }
+}
+
+constexpr Supports kSome{.direction = TESSERA_FORWARD,
+                         .oldest_arch = 80,
+                         .newest_arch = 89,
+                         .dtypes = kHalfPrecision,
+                         .head_dim = 128,
+                         .tensors = ~tensors({"bias", "page_table"})};
+
+tessera_plan taken() {
+  tessera_plan plan{};
+  plan.problem.direction = TESSERA_FORWARD;
+  plan.problem.q.dtype = TESSERA_BFLOAT16;
+  plan.device.arch = 86;
+  plan.head_dim = plan.head_dim_v = 128;
+  return plan;
+}
+
+// The first difference to what is asked, in words.
+TEST(CudaRegistry, ARefusalIsADifference) {
+  EXPECT_EQ(refusal(kSome, taken()), "");
+  tessera_plan plan = taken();
+  plan.problem.direction = TESSERA_BACKWARD;
+  EXPECT_EQ(refusal(kSome, plan), "a forward kernel");
+  plan = taken(), plan.device.arch = 90;
+  EXPECT_EQ(refusal(kSome, plan), "compute capability 9.0, must be 8.0 to 8.9");
+  Supports newer = kSome;
+  newer.oldest_arch = 90, newer.newest_arch = kAnyNewer;
+  EXPECT_EQ(refusal(newer, taken()), "compute capability 8.6, must be 9.0 or newer");
+  newer.newest_arch = 90;
+  EXPECT_EQ(refusal(newer, taken()), "compute capability 8.6, must be 9.0");
+  plan = taken(), plan.problem.q.dtype = TESSERA_FLOAT32;
+  EXPECT_EQ(refusal(kSome, plan), "float32, accepted float16, bfloat16");
+  plan = taken(), plan.problem.mask = layout(boolean, {1, 1, 4, 4});
+  EXPECT_EQ(refusal(kSome, plan), "");
+  plan.problem.bias = layout(float32, {1, 1, 4, 4});
+  EXPECT_EQ(refusal(kSome, plan), "bias: not taken");
+  plan = taken(), plan.head_dim_v = 129;
+  EXPECT_EQ(refusal(kSome, plan), "head size 129, at most 128");
+}
+
+TEST(CudaRegistry, APlanKeepsItsFamilysConfig) {
+  struct Config {
+    int a;
+    double b;
+  };
+  tessera_plan plan{};
+  keep_config(plan, Config{3, 0.5});
+  const tessera_plan copy = plan;
+  EXPECT_EQ(config_of<Config>(copy).a, 3);
+  EXPECT_EQ(config_of<Config>(copy).b, 0.5);
+}
+
+}  // namespace
+}  // namespace tessera::cuda
