@@ -53,8 +53,6 @@ struct PrefixMemory {
   ChunkMemory chunks;
   int64_t bytes;
 };
-// CUDA's kernels do not write it.
-constexpr bool knows_lse_low(const tessera_plan& plan) { return plan.device.backend == TESSERA_BACKEND_CPU; }
 // With base NULL: only the size.
 PrefixMemory carve_prefix(char* base, const tessera_plan& plan);
 
