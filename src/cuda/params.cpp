@@ -165,7 +165,8 @@ void fill_indices(ProblemParams& p, const core::ProblemView& view, const tessera
 
 void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_problem& problem) {
   p.scale = view.scale, p.scale_log2 = view.scale_log2;
-  const double log2e = score_config(problem).scaled() ? double{std::numbers::log2e_v<float>} : double{p.scale_log2} / p.scale;
+  const double log2e =
+      score_config(problem).scaled() ? double{std::numbers::log2e_v<float>} : double{p.scale_log2} / p.scale;
   p.lse_log2e = static_cast<float>(log2e), p.lse_log2e_low = static_cast<float>(log2e - p.lse_log2e);
   p.lse_ln2 = static_cast<float>(1 / log2e), p.lse_ln2_low = static_cast<float>(1 / log2e - p.lse_ln2);
   p.softcap = view.softcap;

@@ -56,7 +56,9 @@ struct Epilogue {
       const int row = group.consumer * kConsumerRows + warp_row() + half * 8 + lane / 4;
       if (half < 2 && row < tile.count) {
         const RowTotal mine = half ? total[1] : total[0];
-        store_row_lse(p, tile, row, (half ? seen[1] : seen[0]) ? mine.lse(p, ptx::lg2_approx_ftz(mine.sum), p.lse_low.data) : unseen_lse());
+        store_row_lse(
+            p, tile, row,
+            (half ? seen[1] : seen[0]) ? mine.lse(p, ptx::lg2_approx_ftz(mine.sum), p.lse_low.data) : unseen_lse());
       }
     }
 #pragma unroll

@@ -292,8 +292,9 @@ struct FwdD512Consumer {
       const int half = lane() % 4, row = consumer * kConsumerRows + warp() * 16 + half * 8 + lane() / 4;
       if (half < 2 && row < tile.count) {
         const RowTotal mine = half ? total[1] : total[0];
-        store_lse(p, tile.batch, tile.head, static_cast<int64>(tile.s.q_begin) + tile.row0 + row,
-                  (half ? seen[1] : seen[0]) ? mine.lse(p, ptx::lg2_approx_ftz(mine.sum), p.lse_low.data) : unseen_lse());
+        store_lse(
+            p, tile.batch, tile.head, static_cast<int64>(tile.s.q_begin) + tile.row0 + row,
+            (half ? seen[1] : seen[0]) ? mine.lse(p, ptx::lg2_approx_ftz(mine.sum), p.lse_low.data) : unseen_lse());
       }
     }
 #pragma unroll
