@@ -48,6 +48,10 @@ struct RowTensor {
 struct StatTensor {
   float* data;
   int64 batch, head, row;
+
+  TESSERA_HOST_DEVICE constexpr float* at(int of_batch, int of_head, int64 of_row) const {
+    return data + batch * of_batch + head * of_head + row * of_row;
+  }
 };
 
 // A tensor over scores, [batch, head, query, key]; what is broadcast has stride 0; strides in elements. NULL: absent.

@@ -27,11 +27,11 @@ tessera_problem chunked(const tessera_problem& part, int64_t chunks, int64_t key
 
 // Of the workspace; all NULL without chunks.
 struct ChunkMemory {
-  char *q, *o;    // [C * T * group, Hkv, D or Dv]
-  float* lse;     // [Hkv, C * T * group]
-  int32_t* rows;  // [sequences + 1]: cu_seqlens_q; NULL with one group
-  int32_t* keys;  // [sequences + 1]: the entry of a sequence's first key
-  int32_t* lens;  // [sequences]
+  char *q, *o;           // [C * T * group, Hkv, D or Dv]
+  float *lse, *lse_low;  // [Hkv, C * T * group]
+  int32_t* rows;         // [sequences + 1]: cu_seqlens_q; NULL with one group
+  int32_t* keys;         // [sequences + 1]: the entry of a sequence's first key
+  int32_t* lens;         // [sequences]
 };
 
 }  // namespace tessera::core

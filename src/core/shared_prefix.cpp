@@ -167,7 +167,7 @@ tessera_plan plan_of(const tessera_plan& plan, PrefixPart part) {
   if (const int64_t chunks = prefix_chunks(plan); part == kPrefix && chunks > 1) {
     of.problem = chunked(of.problem, chunks, key_places(plan.problem).keys);
   }
-  if (knows_lse_low(plan)) of.problem.lse_low = of.problem.lse;
+  of.problem.lse_low = of.problem.lse;  // the merge weighs parts by both floats
   const Sizes size = sizes(of.problem);
   of.batch = size.batch, of.heads_q = size.heads_q;
   of.max_seqlen_q = size.max_seqlen_q, of.max_seqlen_k = size.max_seqlen_k;
@@ -205,9 +205,7 @@ PrefixMemory carve_prefix(char* base, const tessera_plan& plan) {
   };
   for (char*& o : memory.o) o = take(rows * plan.heads_q * plan.head_dim_v * elem_bytes);
   for (float*& lse : memory.lse) lse = reinterpret_cast<float*>(take(rows * plan.heads_q * 4));
-  if (knows_lse_low(plan)) {
-    for (float*& low : memory.lse_low) low = reinterpret_cast<float*>(take(rows * plan.heads_q * 4));
-  }
+  for (float*& low : memory.lse_low) low = reinterpret_cast<float*>(take(rows * plan.heads_q * 4));
   const auto take_indices = [&](int64_t count) { return reinterpret_cast<int32_t*>(take(count * 4)); };
   memory.group_queries = take_indices(groups + 1), memory.group_keys = take_indices(groups + 1);
   memory.group_lens = take_indices(groups);
@@ -216,7 +214,7 @@ PrefixMemory carve_prefix(char* base, const tessera_plan& plan) {
     ChunkMemory& chunks = memory.chunks;
     const int64_t heads = count * rows * plan.heads_q, sequences = chunk_sequences(count, groups);
     chunks.q = take(heads * plan.head_dim * elem_bytes), chunks.o = take(heads * plan.head_dim_v * elem_bytes);
-    chunks.lse = reinterpret_cast<float*>(take(heads * 4));
+    chunks.lse = reinterpret_cast<float*>(take(heads * 4)), chunks.lse_low = reinterpret_cast<float*>(take(heads * 4));
     if (groups > 1) chunks.rows = take_indices(sequences + 1);
     chunks.keys = take_indices(sequences + 1), chunks.lens = take_indices(sequences);
   }
@@ -229,7 +227,7 @@ tessera_buffers buffers_of(const tessera_plan& plan, PrefixPart part, const tess
   const ChunkMemory& chunks = memory.chunks;
   tessera_buffers of = buffers;
   of.o = memory.o[part], of.lse = memory.lse[part], of.lse_low = memory.lse_low[part];
-  if (in_chunks) of.q = chunks.q, of.o = chunks.o, of.lse = chunks.lse;
+  if (in_chunks) of.q = chunks.q, of.o = chunks.o, of.lse = chunks.lse, of.lse_low = chunks.lse_low;
   if (shared) of.cu_seqlens_q = in_chunks ? chunks.rows : memory.group_queries;
   const int32_t* const keys = in_chunks ? chunks.keys : shared ? memory.group_keys : memory.suffix_keys;
   if (paged(plan.problem)) {
@@ -262,10 +260,8 @@ tessera_combine_call merge_of(const tessera_plan& plan, const tessera_buffers& b
     const LseStrides lse = lse_strides(p.lse);
     t.lse.data = buffers.lse, t.lse.layout = {TESSERA_FLOAT32, 3, {batch, heads, rows}, {lse.batch, lse.head, lse.row}};
   }
-  if (knows_lse_low(plan)) {
-    t.lse_low_parts = {t.lse_parts.layout, memory.lse_low[0]};
-    t.lse_low_parts.layout.strides[0] = memory.lse_low[1] - memory.lse_low[0];
-  }
+  t.lse_low_parts = {t.lse_parts.layout, memory.lse_low[0]};
+  t.lse_low_parts.layout.strides[0] = memory.lse_low[1] - memory.lse_low[0];
   if (present(p.lse_low)) {
     const LseStrides low = lse_strides(p.lse_low);
     t.lse_low = {{TESSERA_FLOAT32, 3, {batch, heads, rows}, {low.batch, low.head, low.row}}, buffers.lse_low};

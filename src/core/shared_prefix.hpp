@@ -44,7 +44,7 @@ void keep_part(tessera_plan& plan, PrefixPart part, const tessera_plan& decided)
 struct PrefixMemory {
   char* o[kPrefixParts];         // [T, Hq, Dv], of q's dtype
   float* lse[kPrefixParts];      // [Hq, T]
-  float* lse_low[kPrefixParts];  // [Hq, T], where the parts know it
+  float* lse_low[kPrefixParts];  // [Hq, T]
   int32_t* group_queries;        // [G + 1]: cu_seqlens_q of the groups
   int32_t* group_keys;           // [G + 1]: the entry of its first key
   int32_t* group_lens;           // [G]: the keys of it that are read once
@@ -53,8 +53,6 @@ struct PrefixMemory {
   ChunkMemory chunks;
   int64_t bytes;
 };
-// CUDA's kernels do not write it.
-constexpr bool knows_lse_low(const tessera_plan& plan) { return plan.device.backend == TESSERA_BACKEND_CPU; }
 // With base NULL: only the size.
 PrefixMemory carve_prefix(char* base, const tessera_plan& plan);
 

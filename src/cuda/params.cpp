@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numbers>
 
 #include "core/geometry.hpp"
 #include "core/problem_view.hpp"
@@ -77,6 +78,7 @@ ScoreConfig score_config(const tessera_problem& problem) {
   score.mask = present(problem.mask);
   score.block_mask = present(problem.block_mask);
   score.dropout = problem.dropout_p > 0;
+  score.dropout_state = score.dropout && present(problem.dropout_state);
   score.scale_first = !(problem.scale > 0);
   score.causal_seqs = present(problem.causal_seqs);
   score.tree_mask = present(problem.tree_mask);
@@ -115,12 +117,13 @@ CombineParams combine_params(const tessera_combine_call& t) {
   p.o_parts = t.o_parts.data;
   const auto& o_strides = t.o_parts.layout.strides;
   p.o_part = o_strides[0], p.o_part_batch = o_strides[1], p.o_part_row = o_strides[2], p.o_part_head = o_strides[3];
-  p.lse_parts = static_cast<const float*>(t.lse_parts.data);
-  const auto& lse_strides = t.lse_parts.layout.strides;
-  p.lse_part = lse_strides[0], p.lse_part_batch = lse_strides[1];
-  p.lse_part_head = lse_strides[2], p.lse_part_row = lse_strides[3];
+  const auto part_stats = [](const tessera_tensor& tensor) {
+    const auto& strides = tensor.layout.strides;
+    return PartStats{static_cast<const float*>(tensor.data), strides[0], strides[1], strides[2], strides[3]};
+  };
+  p.lse_parts = part_stats(t.lse_parts), p.lse_low_parts = part_stats(t.lse_low_parts);
   p.o = row_tensor(t.o.layout, t.o.data);
-  p.lse = stat_tensor(t.lse.layout, t.lse.data);
+  p.lse = stat_tensor(t.lse.layout, t.lse.data), p.lse_low = stat_tensor(t.lse_low.layout, t.lse_low.data);
   return p;
 }
 
@@ -162,6 +165,10 @@ void fill_indices(ProblemParams& p, const core::ProblemView& view, const tessera
 
 void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_problem& problem) {
   p.scale = view.scale, p.scale_log2 = view.scale_log2;
+  const double log2e =
+      score_config(problem).scaled() ? double{std::numbers::log2e_v<float>} : double{p.scale_log2} / p.scale;
+  p.lse_log2e = static_cast<float>(log2e), p.lse_log2e_low = static_cast<float>(log2e - p.lse_log2e);
+  p.lse_ln2 = static_cast<float>(1 / log2e), p.lse_ln2_low = static_cast<float>(1 / log2e - p.lse_ln2);
   p.softcap = view.softcap;
   p.causal = view.causal, p.top_left = view.top_left;
   p.window_left = static_cast<int>(view.window_left), p.window_right = static_cast<int>(view.window_right);
@@ -173,13 +180,16 @@ void fill_scores(ProblemParams& p, const core::ProblemView& view, const tessera_
   p.alibi_batch = view.alibi_stride.batch, p.alibi_head = view.alibi_stride.head;
   p.sink = view.sink, p.sink_head = view.sink_stride;
   p.dropout_threshold = view.dropout_threshold, p.dropout_scale = view.dropout_scale;
-  static_assert(kPhiloxRounds == core::kPhiloxRounds);
+  static_assert(kPhiloxRounds == core::kPhiloxRounds &&
+                core::next_key({}) == core::PhiloxKey{kPhiloxWeyl0, kPhiloxWeyl1});
   core::PhiloxKey key = view.dropout_key;
   for (auto& keys : p.dropout_keys) {
     keys[0] = key[0], keys[1] = key[1];
     key = core::next_key(key);
   }
   p.dropout_offset = view.dropout_offset;
+  p.dropout_state = reinterpret_cast<const int64*>(view.dropout_state),
+  p.dropout_state_stride = view.dropout_state_stride;
 }
 
 }  // namespace

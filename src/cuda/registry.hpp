@@ -38,9 +38,7 @@ consteval uint32_t tensors(std::initializer_list<core::TensorName> names) {
   for (const core::TensorName& name : names) all |= uint32_t{1} << name.index;
   return all;
 }
-// Of the CPU alone so far.
-inline constexpr uint32_t kTensorsOfTheCpu = tensors({"lse_low", "dropout_state"});
-inline constexpr uint32_t kAllTensors = ~kTensorsOfTheCpu;
+inline constexpr uint32_t kAllTensors = ~uint32_t{0};
 // Inputs of inference engines; no backward family supports them.
 inline constexpr uint32_t kServingTensors =
     tensors({"page_table", "page_indptr", "page_indices", "causal_seqs", "tree_mask"});

@@ -1,6 +1,5 @@
 // What is done with a call as a whole.
 #include <cstdio>
-#include <utility>
 
 #include "core/fields.hpp"
 #include "core/status.hpp"
@@ -57,9 +56,6 @@ tessera_status prepare(const tessera_plan& plan) {
 }
 
 tessera_status combine(const tessera_combine_call& t, const tessera_device& device, void* stream) {
-  for (const auto& [name, tensor] : {std::pair{"lse_low_parts", &t.lse_low_parts}, std::pair{"lse_low", &t.lse_low}}) {
-    if (core::present(tensor->layout)) return unsupported("%s: not taken on CUDA, accepted on the CPU", name);
-  }
   Launches launches(device, stream);
   TESSERA_RETURN_IF_ERROR(launches.begin());
   LaunchList list(launches.driver());

@@ -21,6 +21,7 @@ inline constexpr const char* kStreamCases[] = {
     "dtype=bf16 backward=1 deterministic=1 b=2 sq=300 sk=400 hq=4 hkv=2 d=64 dv=64 causal=1",
     "dtype=f32 backward=1 deterministic=1 b=2 sq=70 sk=140 hq=4 hkv=2 d=32 dv=40 bias=hqk d_bias=1 sink=1 d_sink=1",
     "dtype=f16 b=2 sq=1 sk=4001 hq=8 hkv=2 d=128 dv=128",
+    "dtype=bf16 backward=1 deterministic=1 b=2 sq=90 sk=150 hq=4 hkv=2 d=64 dv=64 dropout=0.3 state=1 low=1",
 };
 // A dynamic persistent scheduler: its counter is cleared by the call.
 inline constexpr const char* kCounterCase =

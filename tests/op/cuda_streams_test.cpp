@@ -52,7 +52,9 @@ TEST_P(CudaStreams, AGraphReplaysTheCall) {
       gpu_->upload(start, replaced[n]->storage(), replaced[n]->storage_bytes(), stream);
     }
     if (direction == TESSERA_BACKWARD) {
-      for (const auto& [to, from] : {std::pair(&call.o, &other.o), std::pair(&call.lse, &other.lse)}) {
+      for (const auto& [to, from] :
+           {std::pair(&call.o, &other.o), std::pair(&call.lse, &other.lse), std::pair(&call.lse_low, &other.lse_low)}) {
+        if (!to->present()) continue;
         std::byte* const start = on_gpu.address(*to) - (to->data_as<std::byte>() - to->storage());
         gpu_->upload(start, from->storage(), from->storage_bytes(), stream);
       }

@@ -28,6 +28,7 @@ GpuCall::GpuCall(Call& call, tessera_direction direction, size_t workspace_bytes
   if (direction == TESSERA_BACKWARD) {
     add("o", call.o, false);
     add("lse", call.lse, false);
+    add("lse_low", call.lse_low, false);
   }
   place();
   buffers_ = call.buffers([this](const Tensor& tensor) -> void* { return address(tensor); });

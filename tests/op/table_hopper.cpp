@@ -166,6 +166,12 @@ constexpr const char* kHopper[] = {
     "data=inf_key sq=300 sk=400 hq=2 hkv=1 d=192 dv=192 causal=1",
     "data=inf_value sq=300 sk=400 hq=2 hkv=1 d=128 dv=128 used=1 b=3",
     "data=inf_value b=4 sq=300 sk=400 hq=2 hkv=1 d=64 dv=64 q=packed k=packed causal=1",
+    // Scores that share a large number and sinks far above and below, in every merge.
+    "b=3 sq=1 sk=900 hq=8 hkv=2 d=128 dv=128 data=shared low=1 sink=2 invariant=1 cores=4",
+    "b=3 sq=2 sk=900 hq=8 hkv=2 d=64 dv=64 k=paged page=16 data=shared low=1 sink=2 cores=64",
+    "b=6 sq=5 sk=1500 prefix=1400 hq=8 hkv=1 d=64 dv=64 k=paged page=16 data=shared low=1 sink=2 causal=1",
+    "b=5 few=1 sq=300 sk=700 hq=8 hkv=2 d=64 dv=64 q=packed k=packed data=shared low=1 sink=2 causal=1",
+    "b=1 sq=3 sk=5000 hq=2 hkv=1 d=64 dv=64 bias=bhqk data=huge_bias low=1 sink=2 cores=64",
 };
 
 // Scores that need a new maximum, with tiles from the first to the last: scores that pass all earlier ones by many
@@ -494,6 +500,14 @@ constexpr const char* kHopperBackward[] = {
     "data=outlier b=1 sq=300 sk=400 hq=2 hkv=1 d=192 dv=128",
     "data=nan_d_o sq=200 sk=300 hq=2 hkv=1 d=192 dv=128 causal=1",
     "data=nan_key sq=200 sk=300 hq=2 hkv=1 d=192 dv=192 causal=1",
+    // Scores that share a large number, the largest and lowest biases, sinks far above and below.
+    "b=1 sq=100 sk=200 hq=2 hkv=1 d=400 dv=400 data=shared low=1",
+    "b=1 sq=130 sk=200 hq=2 hkv=2 d=256 dv=256 data=shared low=1 causal=1 wl=60 d_lse=1 sink=2 d_sink=1",
+    "b=1 sq=130 sk=200 hq=2 hkv=2 d=192 dv=192 bias=bhqk data=huge_bias low=1 d_bias=1",
+    "b=2 sq=130 sk=200 hq=4 hkv=2 d=128 dv=128 bias=hqk data=huge_bias low=1 d_bias=1 sink=2 d_sink=1",
+    "b=2 sq=130 sk=200 hq=4 hkv=2 d=128 dv=128 data=shared low=1 dropout=0.2 state=1",
+    "b=3 sq=200 sk=200 hq=2 hkv=1 d=64 dv=64 q=packed k=packed data=shared low=1 causal=1 sink=2 d_sink=1",
+    "b=2 sq=130 sk=200 hq=4 hkv=2 d=64 dv=64 softcap=5000 data=shared low=1",
 };
 
 constexpr int64_t kDtypes[] = {TESSERA_BFLOAT16, TESSERA_FLOAT16};

@@ -11,12 +11,13 @@ inline constexpr float kBwdRaise_log2 = 15.0f, kBwdLower = 0x1p-15f;
 
 struct BwdParams : ProblemParams {
   RowTensor o, d_o, d_q, d_k, d_v;
-  StatTensor lse, d_lse;
+  StatTensor lse, lse_low, d_lse;
+  float far_lse_log2;   // rows with an LSE from here on are attention/far_rows's
   int tiles;            // of a sequence's keys, or slots of a packed batch: attention/packed_slots.cuh
   int block_n;          // keys of a tile
   int q_tiles;          // of a sequence's queries, dense only
   int q_slots;          // tiles of queries of the whole batch: attention/query_slots.cuh
-  float* row_lse_log2;  // [heads_q, q_slots, block_m], +inf where nothing is seen
+  float* row_lse_log2;  // [heads_q, q_slots, block_m], +inf where nothing is seen; marked tiles: attention/far_rows
   float* row_delta;     // [heads_q, q_slots, block_m], rowsum(dO o O) - dLSE
   float* dq_accum;      // [heads_q, q_slots, block_m x head_dim padded to 16]
   int* dq_semaphore;    // deterministic: [heads_q, q_slots] blocks that have added to a tile of dQ

@@ -11,17 +11,41 @@ struct PhiloxWords {
   uint32 word[4];
 };
 
-// The keys of the rounds are parameters, for the additions that make each from the one before are a fifth of the instructions.
-TESSERA_DEVICE PhiloxWords philox4x32_10(uint32 x0, uint32 x1, uint32 x2, uint32 x3,
-                                         const uint32 (&keys)[kPhiloxRounds][2]) {
+// The rounds' keys and the offset. kState false: they are parameters, for the additions that make each key from the one before are a fifth of
+// the instructions. True: they are made of what a tensor on the device has when the kernel runs (ProblemParams::dropout_state).
+template <bool kState>
+struct DropoutKeys {
+  const ProblemParams& p;
+  TESSERA_DEVICE explicit DropoutKeys(const ProblemParams& p) : p(p) {}
+  TESSERA_DEVICE uint32 key(int round, int word) const { return p.dropout_keys[round][word]; }
+  TESSERA_DEVICE uint32 offset() const { return p.dropout_offset; }
+};
+template <>
+struct DropoutKeys<true> {
+  uint32 first[2], low_offset;
+  TESSERA_DEVICE explicit DropoutKeys(const ProblemParams& p) {
+    const auto seed = static_cast<unsigned long long>(p.dropout_state[0]);
+    const auto offset = static_cast<unsigned long long>(p.dropout_state[p.dropout_state_stride]);
+    first[0] = static_cast<uint32>(seed),
+    first[1] = static_cast<uint32>(seed >> 32) ^ static_cast<uint32>(offset >> 32);
+    low_offset = static_cast<uint32>(offset);
+  }
+  TESSERA_DEVICE uint32 key(int round, int word) const {
+    return first[word] + static_cast<uint32>(round) * (word == 0 ? kPhiloxWeyl0 : kPhiloxWeyl1);
+  }
+  TESSERA_DEVICE uint32 offset() const { return low_offset; }
+};
+
+template <class Keys>
+TESSERA_DEVICE PhiloxWords philox4x32_10(uint32 x0, uint32 x1, uint32 x2, uint32 x3, const Keys& keys) {
   constexpr uint32 kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u;
 #pragma unroll
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const uint32 high0 = __umulhi(kMultiplier0, x0), low0 = kMultiplier0 * x0;
     const uint32 high1 = __umulhi(kMultiplier1, x2), low1 = kMultiplier1 * x2;
-    x0 = high1 ^ x1 ^ keys[round][0];
+    x0 = high1 ^ x1 ^ keys.key(round, 0);
     x1 = low1;
-    x2 = high0 ^ x3 ^ keys[round][1];
+    x2 = high0 ^ x3 ^ keys.key(round, 1);
     x3 = low0;
   }
   return {{x0, x1, x2, x3}};
@@ -29,9 +53,10 @@ TESSERA_DEVICE PhiloxWords philox4x32_10(uint32 x0, uint32 x1, uint32 x2, uint32
 
 // Words of query `query` of head b * Hq + h for the keys 32 group + {2 pair, 2 pair + 1} + {0, 8, 16, 24}: keys 8 t + 2
 // pair and the next one are the low and the high half of word t.
-TESSERA_DEVICE PhiloxWords dropout_words(const ProblemParams& p, int head, int query, int group, int pair) {
+template <class Keys>
+TESSERA_DEVICE PhiloxWords dropout_words(const Keys& keys, int head, int query, int group, int pair) {
   return philox4x32_10(static_cast<uint32>(4 * group + pair), static_cast<uint32>(query), static_cast<uint32>(head),
-                       p.dropout_offset, p.dropout_keys);
+                       keys.offset(), keys);
 }
 
 // threshold: below 2^16.
@@ -40,12 +65,13 @@ TESSERA_DEVICE bool keeps_high(uint32 word, uint32 threshold) { return word >= t
 
 // Zero for what dropout takes away of a query's weights, a lane's share of tiles of 8 keys from `key` on: of each the
 // elements 2 half and 2 half + 1.
-template <int kN>
+template <bool kState, int kN>
 TESSERA_DEVICE void drop(float (&weights)[kN][4], int half, const ProblemParams& p, int head, int query, int key) {
   static_assert(kN == 2 || kN % 4 == 0, "a call of Philox decides four tiles of 8 keys");
+  const DropoutKeys<kState> keys(p);
 #pragma unroll
   for (int n = 0; n < kN; n += 4) {
-    const PhiloxWords words = dropout_words(p, head, query, (key + n * 8) / 32, static_cast<int>(threadIdx.x) % 4);
+    const PhiloxWords words = dropout_words(keys, head, query, (key + n * 8) / 32, static_cast<int>(threadIdx.x) % 4);
 #pragma unroll
     for (int t = 0; t < (kN < 4 ? kN : 4); ++t) {
       // A tile of 16 keys is either half of a group.

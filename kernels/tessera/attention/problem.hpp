@@ -6,7 +6,8 @@
 
 namespace tessera {
 
-inline constexpr int kPhiloxRounds = 10;  // attention/dropout.cuh
+inline constexpr int kPhiloxRounds = 10;                                         // attention/dropout.cuh
+inline constexpr uint32 kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;  // from a round's key to the next
 
 // The problem: the same for every kernel.
 struct ProblemParams {
@@ -27,7 +28,9 @@ struct ProblemParams {
   int64 page_table_batch, page_table_col;
   int page_size, pages;
 
-  float scale, scale_log2;  // scale * log2(e): scores are held in log2 units
+  float scale, scale_log2;  // scale * log2(e)
+  float lse_log2e, lse_log2e_low, lse_ln2,
+      lse_ln2_low;  // of what scores are multiplied by, log2 by natural units and the inverse, two floats each
   float softcap;
   int causal, top_left;
   int window_left, window_right;  // -1: unbounded
@@ -42,6 +45,8 @@ struct ProblemParams {
   float dropout_scale;  // 1 / (1 - p)
   uint32 dropout_threshold, dropout_offset;
   uint32 dropout_keys[kPhiloxRounds][2];
+  const int64* dropout_state;  // [2]: seed and offset in the place of these, with ScoreConfig::dropout_state
+  int64 dropout_state_stride;
 };
 
 // Masks by position that are tensors, for the families that take them; NULL where ScoreConfig has them not.

@@ -3,8 +3,10 @@
 // before: softmax does not depend on it, as long as nothing overflows.
 #pragma once
 
+#include "tessera/attention/lse.cuh"
+#include "tessera/attention/problem.hpp"
+#include "tessera/attention/score/unit.cuh"
 #include "tessera/tile/fragment.cuh"
-#include "tessera/tile/numbers.cuh"
 #include "tessera/tile/row_reduction.cuh"
 
 namespace tessera {
@@ -13,23 +15,42 @@ namespace tessera {
 // nothing. The same maximum divides out at the end; float16 holds 2^8. Where few tiles' maxima are taken the threshold is 0.
 inline constexpr float kRescaleThreshold_log2 = 8.0f;
 
-// A sink, a score without a value, joins a row's sum; the answer is what the row's O is to be multiplied by.
-TESSERA_DEVICE float join_sink(float sink_log2, float& max_log2, float& sum) {
-  const float joint = fmaxf(sink_log2, max_log2);
-  const float scale = ptx::ex2_approx_ftz(max_log2 - joint);
-  sum = sum * scale + ptx::ex2_approx_ftz(sink_log2 - joint);
-  max_log2 = joint;
-  return scale;
-}
-
 // Against a stale max that is too low a lane's share of a tile's sum may reach this before the tile is done again with the rows' new
 // maxima. It is low, so that a key that outweighs all before it becomes the max itself: its weight is then exact in 16 bits, where one
 // between 1 and 2^14 is rounded, which made O's error 1.4 times as large with outliers (docs/lab/fwd_sm90.md).
 inline constexpr float kStaleMaxBound = 0x1p6f;
 
-// Beyond it the rounding of a score alone is worth powers of two, and the maximum must be subtracted from the very number
-// that it was taken from: the product rounded, not fused.
-inline constexpr float kHugeScore_log2 = 0x1p22f;
+// A row that sees a key, once all keys have passed: `sum` is that of 2^(score - max), a huge row's of exp(score - max).
+struct RowTotal {
+  float max, sum;
+  bool huge;
+
+  TESSERA_DEVICE RowTotal(float max, float sum, bool huge) : max(max), sum(sum), huge(huge) {}
+
+  // A sink, a score without a value, joins the sum; the answer is what the row's O is to be multiplied by.
+  TESSERA_DEVICE float join_sink(const ProblemParams& p, float sink) {
+    const float above_log2 = huge ? (sink - max) * kLog2e : fmaf(sink, p.lse_log2e, -max) + sink * p.lse_log2e_low;
+    if (!(above_log2 > 0.0f)) {
+      sum += ptx::ex2_approx_ftz(above_log2);
+      return 1.0f;
+    }
+    const float scale = ptx::ex2_approx_ftz(-above_log2);
+    sum = fmaf(sum, scale, 1.0f);
+    max = sink, huge = true;  // exact in natural units, whatever its size
+    return scale;
+  }
+  // Of log2(sum), as exact as the caller needs it; lse_low where `low` says so.
+  TESSERA_DEVICE TwoFloats lse(const ProblemParams& p, float sum_log2, bool low) const {
+    if (huge) return two_sum(max, sum_log2 * kLn2);
+    TwoFloats lse{(max + sum_log2) * p.lse_ln2, 0.0f};
+    if (low) {
+      const TwoFloats exact = two_sum(max, sum_log2);
+      lse.low = fmaf(exact.high, p.lse_ln2, -lse.high) + fmaf(exact.low, p.lse_ln2, exact.high * p.lse_ln2_low);
+      lse = two_sum(lse.high, lse.low);
+    }
+    return lse;
+  }
+};
 
 // Of two rows, a lane's sums over a tile: of the even columns and of the odd, since a single chain of additions would be the
 // longest chain of all.
@@ -40,57 +61,68 @@ struct SumParts {
 
 template <int kM>
 struct OnlineSoftmax {
-  float max_log2[kM][2];  // -inf before the first visible key
-  float sum[kM][2];       // this lane's share
-  bool ready = false;     // every row of the warp has a maximum, and not a huge one
+  float max[kM][2];  // in log2 units, a huge row's in natural ones; -inf before the first visible key
+  float sum[kM][2];  // this lane's share
+  bool ready;        // every row of the warp has a maximum, and not a huge one: the same in all lanes
+  uint32 huge_rows;  // a bit for each of the lane's
 
   TESSERA_DEVICE OnlineSoftmax() { reset(); }
 
+  TESSERA_DEVICE bool huge(int m, int half) const { return huge_rows >> (2 * m + half) & 1; }
+  TESSERA_DEVICE RowTotal total(int m, int half) const { return {max[m][half], sum[m][half], huge(m, half)}; }
+
   TESSERA_DEVICE void reset() {
-    ready = false;
+    ready = false, huge_rows = 0;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) max_log2[m][half] = -infinity(), sum[m][half] = 0.0f;
+      for (int half = 0; half < 2; ++half) max[m][half] = -infinity(), sum[m][half] = 0.0f;
   }
 
-  // s times `scale` (log2 units) -> P in place, and O rescaled where a maximum was replaced.
+  // s times `unit` -> P in place, and O rescaled where a maximum was replaced.
   template <int kN, int kD>
-  TESSERA_DEVICE void update(float (&s)[kM][kN][4], float scale, float (&o)[kM][kD][4], float threshold_log2) {
+  TESSERA_DEVICE void update(float (&s)[kM][kN][4], ScoreUnit unit, float (&o)[kM][kD][4], float threshold_log2) {
     float alpha[kM][2];
     bool fresh = true;  // before a first visible key O is zero
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) fresh &= max_log2[m][half] == -infinity();
-    const bool moves = update_max(s, scale, alpha, threshold_log2);
+      for (int half = 0; half < 2; ++half) fresh &= max[m][half] == -infinity();
+    const bool moves = update_max(s, unit, alpha, threshold_log2);
     if (moves && !fresh) rescale(alpha, o);
-    exponentiate(s, scale);
+    exponentiate(s, unit);
   }
 
   // update() in its three parts, for a caller whose O is not ready at once. The maximum of s replaces a row's where it passes
   // it; alpha is what O is to be rescaled by, and the answer whether any row of the warp is.
   template <int kN>
-  TESSERA_DEVICE bool update_max(const float (&s)[kM][kN][4], float scale, float (&alpha)[kM][2],
+  TESSERA_DEVICE bool update_max(const float (&s)[kM][kN][4], ScoreUnit unit, float (&alpha)[kM][2],
                                  float threshold_log2 = kRescaleThreshold_log2) {
-    bool moves = false, moderate = true;
+    float best[kM][2], old[kM][2];
+    bool moves = false, moderate = huge_rows == 0;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float best = -infinity();
+        float& most = best[m][half] = -infinity();
 #pragma unroll
-        for (int n = 0; n < kN; ++n) best = fmaxf(best, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-        best = row_max(best) * scale;
-        const float old = max_log2[m][half];
-        const bool passes = best > old + threshold_log2;  // -inf + 8 = -inf: the first finite one passes
-        max_log2[m][half] = passes ? best : old;
-        alpha[m][half] = passes ? ptx::ex2_approx_ftz(old - best) : 1.0f;
-        sum[m][half] *= alpha[m][half];
+        for (int n = 0; n < kN; ++n) most = fmaxf(most, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+        most = row_max(most);
+        const float best_log2 = __fmul_rn(most, unit.log2);
+        old[m][half] = max[m][half];
+        const bool passes = best_log2 > old[m][half] + threshold_log2;  // -inf + 8 = -inf: the first finite one passes
+        max[m][half] = passes ? best_log2 : old[m][half];
+        alpha[m][half] = passes ? ptx::ex2_approx_ftz(old[m][half] - best_log2) : 1.0f;
         moves |= passes;
-        moderate &= fabsf(max_log2[m][half]) < kHugeScore_log2;
+        moderate &= fabsf(max[m][half]) < kHugeScore_log2;
       }
     ready = __all_sync(0xffffffff, moderate);
+    if (!ready) [[unlikely]]
+      moves = update_huge(best, old, unit, alpha, threshold_log2);
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum[m][half] *= alpha[m][half];
     return __any_sync(0xffffffff, moves);
   }
 
@@ -99,30 +131,32 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) max_log2[m][half] += by_log2;
+      for (int half = 0; half < 2; ++half) max[m][half] += huge(m, half) ? 0.0f : by_log2;
   }
 
-  // P against the maxima as they are, one way for all rows: a row without a maximum has scores of -inf alone, and where one
-  // is huge, the scaled score is rounded before the maximum is subtracted.
+  // P against the maxima as they are. A row without a maximum has scores of -inf alone.
   template <int kN>
-  TESSERA_DEVICE void exponentiate(float (&s)[kM][kN][4], float scale) {
+  TESSERA_DEVICE void exponentiate(float (&s)[kM][kN][4], ScoreUnit unit) {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      float minus_max[2], before[2], fused[2];  // what a score is multiplied by: rounded, and not
+      float minus_max[2], factor[2] = {unit.log2, unit.log2};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        minus_max[half] = max_log2[m][half] == -infinity() ? 0.0f : -max_log2[m][half];
-        const bool huge = fabsf(minus_max[half]) >= kHugeScore_log2;
-        before[half] = huge ? scale : 1.0f, fused[half] = huge ? 1.0f : scale;
-      }
+      for (int half = 0; half < 2; ++half) minus_max[half] = -max[m][half];
       if (!ready) [[unlikely]] {
 #pragma unroll
-        for (int n = 0; n < kN; ++n)
+        for (int half = 0; half < 2; ++half) {
+          const bool none = max[m][half] == -infinity(), huge_row = huge(m, half);
+          const float first = huge_row ? unit.natural : 1.0f, taken = huge_row && !none ? max[m][half] : 0.0f;
 #pragma unroll
-          for (int e = 0; e < 4; ++e) s[m][n][e] *= before[e / 2];
+          for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int e = 2 * half; e < 2 * half + 2; ++e) s[m][n][e] = __fmul_rn(s[m][n][e], first) - taken;
+          if (huge_row) factor[half] = kLog2e;
+          if (huge_row || none) minus_max[half] = 0.0f;
+        }
       }
       SumParts total;
-      make_exponentials<0, kN>(s[m], fused, minus_max, total);
+      make_exponentials<0, kN>(s[m], factor, minus_max, total);
 #pragma unroll
       for (int half = 0; half < 2; ++half) sum[m][half] += total.of(half);
     }
@@ -142,19 +176,20 @@ struct OnlineSoftmax {
   // whole tile. False: a sum passed the bound, nothing was added, and the tile is to be done again by update(), from the
   // products on. Requires `ready` and a full tile.
   template <int kN>
-  TESSERA_DEVICE bool try_stale_max(float (&s)[kM][kN][4], float scale) {
+  TESSERA_DEVICE bool try_stale_max(float (&s)[kM][kN][4], ScoreUnit unit) {
     SumParts total[kM];
-    exponentiate_stale_max<0, kN>(s, scale, total);
+    exponentiate_stale_max<0, kN>(s, unit, total);
     return accept(total);
   }
 
   // try_stale_max() in its two parts, for a caller that does something between two shares of the columns: of s[m] the
   // fragments kFrom ... kTo - 1, the first share from 0 on.
   template <int kFrom, int kTo, int kN>
-  TESSERA_DEVICE void exponentiate_stale_max(float (&s)[kM][kN][4], float scale, SumParts (&total)[kM]) const {
+  TESSERA_DEVICE void exponentiate_stale_max(float (&s)[kM][kN][4], ScoreUnit unit, SumParts (&total)[kM]) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      const float factor[2] = {scale, scale}, minus_max[2] = {-max_log2[m][0], -max_log2[m][1]};
+      const float factor[2] = {unit.log2, unit.log2};
+      const float minus_max[2] = {-max[m][0], -max[m][1]};
       make_exponentials<kFrom, kTo>(s[m], factor, minus_max, total[m]);
     }
   }
@@ -181,6 +216,31 @@ struct OnlineSoftmax {
   }
 
  private:
+  // The rest of update_max() where some row of the warp is huge or has no maximum yet: from the tile's maxima, as scores are held, and the
+  // rows' before.
+  TESSERA_DEVICE bool update_huge(const float (&best)[kM][2], const float (&old)[kM][2], ScoreUnit unit,
+                                  float (&alpha)[kM][2], float threshold_log2) {
+    bool moves = false;
+    uint32 bits = 0;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float best_log2 = __fmul_rn(best[m][half], unit.log2),
+                    best_natural = __fmul_rn(best[m][half], unit.natural);
+        const bool was_huge = huge(m, half), is_huge_now = best_natural != -infinity() && is_huge(best_log2);
+        const float grows_log2 = was_huge || is_huge_now ? (best_natural - natural_max(old[m][half], was_huge)) * kLog2e
+                                                         : best_log2 - old[m][half];
+        const bool passes = grows_log2 > threshold_log2;
+        max[m][half] = !passes ? old[m][half] : is_huge_now ? best_natural : best_log2;
+        alpha[m][half] = passes ? ptx::ex2_approx_ftz(-grows_log2) : 1.0f;
+        moves |= passes;
+        if (passes ? is_huge_now : was_huge) bits |= 1u << (2 * m + half);
+      }
+    huge_rows = bits;
+    return moves;
+  }
+
   // Of a tile's 16 rows: s -> 2^(s factor + minus_max), which join `total`, or with the first fragment begin it.
   template <int kFrom, int kTo, int kN>
   TESSERA_DEVICE static void make_exponentials(float (&s)[kN][4], const float (&factor)[2], const float (&minus_max)[2],

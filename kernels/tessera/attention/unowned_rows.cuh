@@ -2,6 +2,7 @@
 // whole of its outputs, so blocks that have nothing else to do, or do little, clear these.
 #pragma once
 
+#include "tessera/attention/lse.cuh"
 #include "tessera/attention/sequence.cuh"
 #include "tessera/tile/fragment.cuh"
 #include "tessera/tile/numbers.cuh"
@@ -42,9 +43,7 @@ TESSERA_DEVICE void clear_unowned_outputs(const Params& p, int64 warp, int64 war
   const UnownedRows rows(p, p.cu_seqlens_q, p.cu_seqlens_q_stride, p.rows_q);
   rows.for_each(p.heads_q, warp, warps, [&](int row, int head) {
     clear_row<kDtype>(p.o, 0, row, head, p.head_dim_v);
-    if (p.lse.data && lane_id() == 0) {
-      p.lse.data[p.lse.head * head + p.lse.row * static_cast<int64>(row)] = -infinity();
-    }
+    if (lane_id() == 0) store_lse(p, 0, head, row, unseen_lse());
   });
 }
 

@@ -125,13 +125,15 @@ TESSERA_DEVICE void bwd_key_block(const KeyBlock<kCfg>& b) {
 
         //    P^T = exp(S^T - LSE), dS^T = P^T o (dP^T - delta)
         if constexpr (kOptions) {
-          if constexpr (!kCfg.score.bias_or_mask()) {
-            differentiate_options<kCfg, true>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
+          if (is_far(scores)) [[unlikely]] {
+            differentiate_options<kCfg, false, true>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
+          } else if constexpr (!kCfg.score.bias_or_mask()) {
+            differentiate_options<kCfg, true, false>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
           } else if (BiasMask::kTaken && full && p.bias_mask_keys > 1) {
             if constexpr (BiasMask::kTaken) transpose(bias_mask);
-            differentiate_options<kCfg, BiasMask::kTaken>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
+            differentiate_options<kCfg, BiasMask::kTaken, false>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
           } else {
-            differentiate_options<kCfg, false>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
+            differentiate_options<kCfg, false, false>(p, b.s, scores, bias_mask, rP, rdS, bias_sum);
           }
           if constexpr (BiasMask::kTaken) {
             if (slice + Warps::kSlice < Warps::kQueries) {

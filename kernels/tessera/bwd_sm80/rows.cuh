@@ -12,6 +12,7 @@
 // those that they ended with are still there.
 #pragma once
 
+#include "tessera/attention/far_rows.cuh"
 #include "tessera/attention/query_slots.cuh"
 #include "tessera/attention/unowned_rows.cuh"
 #include "tessera/bwd_sm80/config.hpp"
@@ -71,17 +72,19 @@ TESSERA_DEVICE uint4 load_words(const void* data, int64 row, int col, int column
 template <BwdRowsConfig kCfg>
 TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const QueryTile& t) {
   constexpr int kElems = 16 / dtype_bytes(kCfg.dtype), kLoads = kCfg.head_dim_v / kElems;  // that a row takes
-  constexpr int kLanes = kLoads > 16 ? 32 : kLoads > 8 ? 16 : kLoads > 4 ? 8 : kLoads > 2 ? 4 : 2;
+  constexpr int kLanes = kLoads > 16 ? 32 : kLoads > 8 ? 16 : kLoads > 4 ? 8 : 4;
   constexpr int kLaneLoads = (kLoads + kLanes - 1) / kLanes;
   constexpr int kRows = kBwdRowsThreads / kLanes;  // at once
   constexpr int kGroups = kCfg.block_m / kRows, kMost = kLaneLoads > 1 ? 1 : 2;
   constexpr int kAhead = kGroups >= kMost ? kMost : kGroups > 1 ? kGroups : 1;  // such groups that are under way
   static_assert(kCfg.block_m % 16 == 0 && (kGroups <= 1 || kGroups % kAhead == 0));
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
+  bool far = false;
+  const RowStats row_stats(p, lane, t.batch, t.head);
 #pragma unroll 1
   for (int first = 0; first < kCfg.block_m; first += kAhead * kRows) {
     uint4 o[kAhead][kLaneLoads] = {}, d_o[kAhead][kLaneLoads] = {};
-    float lse[kAhead] = {}, d_lse[kAhead] = {};
+    float stats[kAhead] = {};
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
       const int row = first + n * kRows + group;
@@ -96,11 +99,7 @@ TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const Que
         o[n][load] = load_words<kCfg.dtype, kCfg.aligned>(p.o.data, gO, col, p.head_dim_v);
         d_o[n][load] = load_words<kCfg.dtype, kCfg.aligned>(p.d_o.data, gdO, col, p.head_dim_v);
       }
-      if (lane != 0) continue;
-      lse[n] = p.lse.data[p.lse.batch * t.batch + p.lse.head * t.head + p.lse.row * query];
-      if (p.d_lse.data) {
-        d_lse[n] = p.d_lse.data[p.d_lse.batch * t.batch + p.d_lse.head * t.head + p.d_lse.row * query];
-      }
+      row_stats.load(stats[n], query);
     }
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
@@ -113,13 +112,17 @@ TESSERA_DEVICE void reduce_rows(const BwdParams& p, const Sequence& s, const Que
         }
 #pragma unroll
       for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+      const TwoFloats lse{stats[n], row_stat(stats[n], 1)};
+      const float d_lse = row_stat(stats[n], 2);
       const int row = first + n * kRows + group;
       if (lane != 0 || row >= kCfg.block_m) continue;
-      const bool sees = row < t.count && lse[n] != -infinity();
-      p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? lse[n] * kLog2e : infinity();
-      p.row_delta[t.slot * kCfg.block_m + row] = sees ? sum - d_lse[n] : 0.0f;
+      const bool sees = row < t.count && lse.high != -infinity();
+      p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? lse_log2(p, lse) : infinity();
+      p.row_delta[t.slot * kCfg.block_m + row] = sees ? sum - d_lse : 0.0f;
+      far |= sees && is_far(p, lse);
     }
   }
+  mark_far_tile<kCfg.block_m, kBwdRowsThreads>(p.row_lse_log2 + t.slot * kCfg.block_m, far);
 }
 
 // dBias becomes 0, a warp for each of its rows.
@@ -200,7 +203,7 @@ TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryT
     bool seen[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      seen[half] = p.row_lse_log2[t.slot * kCfg.block_m + row0 + half * 8 + lane_row()] != infinity();
+      seen[half] = row_sees(p.row_lse_log2[t.slot * kCfg.block_m + row0 + half * 8 + lane_row()]);
     }
     __syncwarp();  // the strip before is stored
 #pragma unroll
@@ -226,17 +229,31 @@ TESSERA_DEVICE void store_dq(const BwdParams& p, const Sequence& s, const QueryT
   }
 }
 
+// log2 of a sink's weight in a row of a marked tile.
+template <int kBlockM>
+TESSERA_DEVICE float far_sink_log2(const BwdParams& p, int head, int64 row, float sink) {
+  const int slot = static_cast<int>(row / kBlockM), batch = slot_owner<kBlockM>(p, slot);
+  const Sequence s = load_sequence(p, batch);
+  const int query = (slot - query_slot<kBlockM>(p, batch)) * kBlockM + static_cast<int>(row % kBlockM);
+  const TwoFloats lse = load_lse(p, batch, head, static_cast<int64>(s.q_begin) + query);
+  const float x = ((sink - lse.high) - lse.low) * kLog2e;
+  return x > 0.0f ? 0.0f : x;
+}
+
 // dSink of one head: a thread sums every kBwdRowsThreads-th query, then a tree. What is kept is the LSE less raise_log2, and delta
 // over delta_unit.
 template <int kBlockM>
 TESSERA_DEVICE void reduce_sink(const BwdParams& p, int head, float raise_log2 = 0.0f, float delta_unit = 1.0f) {
   __shared__ double sums[kBwdRowsThreads];
   const int64 rows = static_cast<int64>(p.q_slots) * kBlockM, first = head * rows;
-  const float sink_log2 = fmaf(p.sink[p.sink_head * head], kLog2e, -raise_log2);
+  const float sink = p.sink[p.sink_head * head];
   double sum = 0.0;
   for (int64 row = threadIdx.x; row < rows; row += kBwdRowsThreads) {
     const float lse = p.row_lse_log2[first + row];
-    if (lse != infinity()) sum -= static_cast<double>(exp2f(sink_log2 - lse) * p.row_delta[first + row]);
+    if (!row_sees(lse)) continue;
+    const float weight_log2 =
+        is_far(lse) ? far_sink_log2<kBlockM>(p, head, row, sink) : fmaf(sink, p.lse_log2e, -(lse + raise_log2));
+    sum -= static_cast<double>(exp2f(weight_log2) * p.row_delta[first + row]);
   }
   sums[threadIdx.x] = sum;
   for (int distance = kBwdRowsThreads / 2; distance > 0; distance /= 2) {

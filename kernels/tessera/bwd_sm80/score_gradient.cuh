@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/attention/dropout.cuh"
+#include "tessera/attention/far_rows.cuh"
 #include "tessera/attention/score/transposed.cuh"
 #include "tessera/bwd_sm80/warps.cuh"
 #include "tessera/ptx/atomic.cuh"
@@ -13,10 +14,11 @@ namespace tessera {
 // Where a lane's row is a key and its columns are two queries, `query` and the next: bits[e][t] of query `query` + e and of the
 // keys 32 group + row + {16 t, 16 t + 8}, in the low half and the high. A call has the words of two neighbouring keys, of which
 // each lane wants one: so one of the two calls is the neighbour's, who wants the other half of mine. By all lanes of a warp.
-TESSERA_DEVICE void transposed_dropout_bits(uint32 (&bits)[2][2], const ProblemParams& p, int head, int query,
-                                            int group, int row) {
+template <class Keys>
+TESSERA_DEVICE void transposed_dropout_bits(uint32 (&bits)[2][2], const Keys& keys, int head, int query, int group,
+                                            int row) {
   const bool odd = row % 2 != 0;
-  const PhiloxWords words = dropout_words(p, head, query + odd, group, row / 2);
+  const PhiloxWords words = dropout_words(keys, head, query + odd, group, row / 2);
 #pragma unroll
   for (int t = 0; t < 2; ++t) {
     const uint32 low = __byte_perm(words.word[2 * t], words.word[2 * t + 1], 0x5410);
@@ -45,11 +47,42 @@ TESSERA_DEVICE KeyRange visible_rows(const ProblemParams& p, const Sequence& s, 
   return {keys.low - first, tile.query + col < s.sq ? keys.high - first : -1};
 }
 
+// Whether the tile of queries is marked: attention/far_rows.
+TESSERA_DEVICE bool is_far(const ScoreTile& tile) { return is_far(tile.row_lse_log2[0]); }
+
+// probabilities() of a marked tile.
+template <bool kMasked, bool kRaised, int kM, int kN>
+TESSERA_DEVICE void far_probabilities(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
+                                      float (&rP)[kM][kN][4]) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      reload_memory();  // one row after the other: few registers
+      const int col = n * 8 + lane_col() + e;
+      const FarRow row(p, s, tile.batch, tile.head, tile.query + col, score_unit<ScoreConfig{}>(p));
+      [[maybe_unused]] KeyRange seen;
+      if constexpr (kMasked) seen = visible_rows(p, s, tile, col);
+#pragma unroll
+      for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& x = rP[m][n][2 * half + e];
+          x = ptx::ex2_approx_ftz(row.log2_weight(x) + (kRaised ? kBwdRaise_log2 : 0.0f));
+          if (kMasked && (m * 16 + half * 8 < seen.low || m * 16 + half * 8 > seen.high)) x = 0.0f;
+        }
+    }
+}
+
 // P^T in place of S^T (products). kMasked: a mask by position or a sequence's end may run through the tile, and what a query
 // does not see becomes 0; else the caller sets it to 0. kRaised: by kBwdRaise_log2.
 template <bool kMasked, bool kRaised = false, int kM, int kN>
-TESSERA_DEVICE void probabilities(const ProblemParams& p, const Sequence& s, const ScoreTile& tile,
+TESSERA_DEVICE void probabilities(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
                                   float (&rP)[kM][kN][4]) {
+  if (is_far(tile)) [[unlikely]] {
+    far_probabilities<kMasked, kRaised>(p, s, tile, rP);
+    return;
+  }
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
     const float2 lse = *reinterpret_cast<const float2*>(tile.row_lse_log2 + n * 8 + lane_col());
@@ -136,21 +169,22 @@ TESSERA_DEVICE void load_bias_mask(BwdBiasMask<kCfg, kM, kN>& bias_mask, const P
 // Both with every option. P^T is left as dropout leaves it, but for the factor 1 / (1 - p). dBias sums dS before
 // the softcap's slope: at once where every query has its own elements, and where all share one, summed in `bias_sum`.
 // kFull: every query sees all keys of the tile, and `bias_mask`, transposed, is what bias and mask say of it; or the caller
-// sets the masked elements to 0.
-template <BwdConfig kCfg, bool kFull, int kM, int kN>
+// sets the masked elements to 0. kFar: the tile of queries is marked.
+template <BwdConfig kCfg, bool kFull, bool kFar, int kM, int kN>
 TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s, const ScoreTile& tile,
                                           const BwdBiasMask<kCfg, kM, kN>& bias_mask, float (&rP)[kM][kN][4],
                                           float (&rdS)[kM][kN][4], float (&bias_sum)[kM][2]) {
   constexpr bool kMasks = !kFull || kCfg.score.bias_or_mask();
-  const float unit = score_unit<kCfg.score>(p);
+  const ScoreUnit unit = score_unit<kCfg.score>(p);
   [[maybe_unused]] float* gdBias = bias_gradient(p, tile);
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
     [[maybe_unused]] uint32 bits[(kM + 1) / 2][2][2];
     if constexpr (kCfg.score.dropout) {
+      const DropoutKeys<kCfg.score.dropout_state> keys(p);
 #pragma unroll
       for (int m = 0; m < kM; m += 2) {
-        transposed_dropout_bits(bits[m / 2], p, tile.batch * p.heads_q + tile.head, tile.query + n * 8 + lane_col(),
+        transposed_dropout_bits(bits[m / 2], keys, tile.batch * p.heads_q + tile.head, tile.query + n * 8 + lane_col(),
                                 (tile.key + m * 16) / 32, lane_row());
       }
     }
@@ -159,6 +193,14 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
       const int col = n * 8 + lane_col() + e, query = tile.query + col;
       const float lse = tile.row_lse_log2[col], delta = tile.row_delta[col];
       const ScoreRow<kCfg.score> score_row(p, s, tile.batch, tile.head, kFull ? query : min(query, s.sq - 1));
+      const auto log2_weight = [&] {
+        if constexpr (kFar) {
+          const FarRow row(p, s, tile.batch, tile.head, query, unit);
+          return [row](float score) { return row.log2_weight(score); };
+        } else {
+          return [unit, lse](float score) { return fmaf(score, unit.log2, -lse); };
+        }
+      }();
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         const bool upper = kM == 1 ? tile.key % 32 != 0 : m % 2 != 0;  // of the 32 keys that a call decides
@@ -169,13 +211,13 @@ TESSERA_DEVICE void differentiate_options(const BwdParams& p, const Sequence& s,
           float &x = rP[m][n][2 * half + e], &d = rdS[m][n][2 * half + e];
           Score score;
           if constexpr (kFull) {
-            score = visible_score(s, score_row, key0, offset, capped_score<kCfg.score>(p, x),
+            score = visible_score(p, s, score_row, key0, offset, capped_score<kCfg.score>(p, x),
                                   bias_mask.of(n, m * 2 + half, e != 0));
           } else {
             score = tessera::score<kCfg.score>(p, s, score_row, key0 + offset, x);
           }
           const bool visible = !kMasks || (score.value != -infinity() && (kFull || query < s.sq));
-          const float probability = ptx::ex2_approx_ftz(fmaf(score.value, unit, -lse));
+          const float probability = ptx::ex2_approx_ftz(log2_weight(score.value));
           bool kept = true;
           float d_probability = d;
           if constexpr (kCfg.score.dropout) {

@@ -27,14 +27,16 @@ struct DrawnBits {
   }
 
   // A word of a step, whose queries and keys begin with row0 and key0.
+  template <bool kState>
   TESSERA_DEVICE static uint32 draw(const ProblemParams& p, int head, int row0, int key0, uint32 word) {
     const int column = static_cast<int>(word % 4), pair = static_cast<int>(word / 4 % 4);
     const int group = key0 / 32 + static_cast<int>(word / kGroupWords % kGroups);
     const int query = row0 + static_cast<int>(word / (kGroupWords * kGroups)) * kQueries + column * 2;
+    const DropoutKeys<kState> keys(p);
     uint32 drops = 0;
 #pragma unroll
     for (int call = 3; call >= 0; --call) {  // the rounds' keys are read once, and calls overlap
-      const PhiloxWords words = dropout_words(p, head, query + call % 2 * 8 + call / 2, group, pair);
+      const PhiloxWords words = dropout_words(keys, head, query + call % 2 * 8 + call / 2, group, pair);
       drops = drops << 8 | of(words, p.dropout_threshold);
     }
     return drops;

@@ -57,7 +57,8 @@ struct DropoutWarps {
   TESSERA_DEVICE uint32 draw(uint32 unit) const {
     int head = block.head_kv * p.group;
     const int row0 = find(static_cast<int>(unit / kUnits), head) * kCfg.block_m;
-    return DrawnBits::draw(p, block.batch * p.heads_q + head, row0, block.key0, word_of(unit));
+    return DrawnBits::draw<kCfg.score.dropout_state>(p, block.batch * p.heads_q + head, row0, block.key0,
+                                                     word_of(unit));
   }
 };
 

@@ -2,6 +2,7 @@
 // transposed scores, [keys][queries], and the stores of dS, dK and dV.
 #pragma once
 
+#include "tessera/attention/far_rows.cuh"
 #include "tessera/bwd_sm90/block.cuh"
 #include "tessera/ptx/cp_async_bulk.cuh"
 #include "tessera/tile/element.cuh"
@@ -52,6 +53,23 @@ struct SeeingQueries {
     if (hides(half, query + 1)) pair &= 0x0000ffffu;
   }
 };
+
+// Scores of a step whose tile of queries is marked (attention/far_rows) -> log2 P, raised. A lane has queries 8 m + {0, 1} from `query` on.
+template <int kM>
+TESSERA_DEVICE void far_scores(const BwdSm90Params& p, const KeyBlock& block, int head, int query, ScoreUnit unit,
+                               float (&rS)[kM][4]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      reload_memory();  // one row after the other: few registers
+      const FarRow row(p, block.s, block.batch, head, query + m * 8 + e, unit);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        rS[m][2 * half + e] = row.log2_weight(rS[m][2 * half + e]) + kBwdRaise_log2;
+      }
+    }
+}
 
 // Stores a warp's dS as [query][key], for the dQ warpgroup. rdS: A fragments of dS^T, of the keys from `key` on.
 template <class Gradients, int kSteps>

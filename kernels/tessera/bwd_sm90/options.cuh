@@ -114,7 +114,7 @@ struct StepOptions {
           entry.bias = i % 2 ? both.y : both.x;
         }
         const Score capped = capped_score<kScore, kSmall>(of.p, x);
-        x = visible_score(of.block.s, row, key, i / 2 * 8 - m * 8 - i % 2, capped, entry).value;
+        x = visible_score(of.p, of.block.s, row, key, i / 2 * 8 - m * 8 - i % 2, capped, entry).value;
       }
   }
 

@@ -44,10 +44,12 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
   constexpr int kGroups = kCfg.block_m / kRows, kAhead = kGroups < 4 ? kGroups : 4;
   float4* acc = reinterpret_cast<float4*>(p.dq_accum + t.slot * (kCfg.block_m * kCfg.head_dim));
+  bool far = false;
+  const RowStats row_stats(p, lane, t.batch, t.head);
 #pragma unroll 1
   for (int first = 0; first < kCfg.block_m; first += kAhead * kRows) {
     uint4 o[kAhead] = {}, d_o[kAhead] = {};
-    float lse[kAhead] = {}, d_lse[kAhead] = {};
+    float stats[kAhead] = {};
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
       const int row = first + n * kRows + group;
@@ -57,9 +59,7 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
                                           p.head_dim_v);
       d_o[n] = load_words<kCfg.dtype, true>(p.d_o.data, p.d_o.batch * t.batch + p.d_o.row * query + p.d_o.head * t.head,
                                             lane * 8, p.head_dim_v);
-      if (lane != 0) continue;
-      lse[n] = p.lse.data[p.lse.batch * t.batch + p.lse.head * t.head + p.lse.row * query];
-      if (p.d_lse.data) d_lse[n] = p.d_lse.data[p.d_lse.batch * t.batch + p.d_lse.head * t.head + p.d_lse.row * query];
+      row_stats.load(stats[n], query);
     }
     constexpr int kWords = kAhead * kRows * kCfg.head_dim / 4;  // of 16 bytes of the accumulator
 #pragma unroll
@@ -77,13 +77,17 @@ TESSERA_DEVICE void bwd_sm90_before(const BwdSm90Params& p) {
       }
 #pragma unroll
       for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+      const TwoFloats lse{stats[n], row_stat(stats[n], 1)};
+      const float d_lse = row_stat(stats[n], 2);
       const int row = first + n * kRows + group;
       if (lane != 0) continue;
-      const bool sees = row < t.count && lse[n] != -infinity();
-      p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? fmaf(lse[n], kLog2e, -kBwdRaise_log2) : infinity();
-      p.row_delta[t.slot * kCfg.block_m + row] = sees ? (sum - d_lse[n]) * kDelta : 0.0f;
+      const bool sees = row < t.count && lse.high != -infinity();
+      p.row_lse_log2[t.slot * kCfg.block_m + row] = sees ? lse_log2(p, lse, kBwdRaise_log2) : infinity();
+      p.row_delta[t.slot * kCfg.block_m + row] = sees ? (sum - d_lse) * kDelta : 0.0f;
+      far |= sees && is_far(p, lse);
     }
   }
+  mark_far_tile<kCfg.block_m, kBwdRowsThreads>(p.row_lse_log2 + t.slot * kCfg.block_m, far);
 }
 
 // dQ = scale times its accumulator, and dSink, a block for each head; the scale of `p` is lowered as bwd_lower_late says.

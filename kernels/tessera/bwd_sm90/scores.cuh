@@ -107,9 +107,10 @@ struct ScoreWarpgroup {
     options.load(*this);
     load_stats<0, kLseAhead>(false);
     bool hides_some = kStats > 0 && masked();
+    const bool far = is_far(kLseAhead > 0 ? ahead[0].x : lse(0).x);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rS));
-    probabilities(hides_some);
+    probabilities(hides_some, far);
     if (part == 0) {
       shared.wait_full(Shared::kDO, at);
       if constexpr (kCfg.varlen) clear_queries<OutputGradients>(Shared::kAt.d_o);
@@ -257,9 +258,11 @@ struct ScoreWarpgroup {
   }
 
   // S - LSE -> P in float16.
-  TESSERA_DEVICE void probabilities(bool hides_some) {
+  TESSERA_DEVICE void probabilities(bool hides_some, bool far) {
     if constexpr (kCfg.score.scaled()) options.apply(*this, rS[0]);
-    if (Options::kHiddenByWeight || (kStats > 0 ? hides_some : masked())) {
+    if (far) [[unlikely]] {
+      far_exponents();
+    } else if (Options::kHiddenByWeight || (kStats > 0 ? hides_some : masked())) {
       exponents<true>();
     } else {
       exponents<false>();
@@ -297,7 +300,7 @@ struct ScoreWarpgroup {
     SeeingQueries seen{};
     if constexpr (kMasked) seen = seeing();
     const uint32 lse = stats(false);
-    const float unit = score_unit<kCfg.score>(p);
+    const float unit = score_unit<kCfg.score>(p).log2;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float2 pair = m < kLseAhead ? ahead[m] : ptx::ld_shared_f32x2(lse + m * 32);
@@ -308,6 +311,18 @@ struct ScoreWarpgroup {
         if (hides<kMasked>(seen, m, i / 2, i % 2)) x = -infinity();
       }
     }
+  }
+
+  // The same of a tile of queries that is marked.
+  TESSERA_DEVICE void far_exponents() {
+    far_scores(p, block, step_head(), step_row0() + lane() % 4 * 2, score_unit<kCfg.score>(p), rS[0]);
+    const SeeingQueries seen = seeing();
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (hides<true>(seen, m, i / 2, i % 2)) rS[0][m][i] = -infinity();
+      }
   }
 
   // The part's first query; of the word the step's, with a block mask also, in the lowest bits, from which score warpgroup's keys it hides the queries.

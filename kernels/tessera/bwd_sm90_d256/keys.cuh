@@ -47,6 +47,7 @@ struct KeyWarpgroup {
   float rS[1][kM][4];          // S or dP
   uint32 rA[kSteps][4];        // A fragments of P^T or dS^T
   Options options;             // of the step, block 0
+  bool far = false;            // its tile of queries is marked, block 0
 
   TESSERA_DEVICE KeyWarpgroup(const BwdSm90Params& p, const Shared& shared, const KeyBlock& block, int warpgroup)
       : p(p), shared(shared), block(block), warpgroup(warpgroup) {
@@ -95,7 +96,10 @@ struct KeyWarpgroup {
     ptx::wgmma_fence();
     multiply_half<kFactorCols>(keys, shared.half_descriptor(second));
     ptx::wgmma_commit_group();
-    if constexpr (kRank == 0) options.load(*this);
+    if constexpr (kRank == 0) {
+      options.load(*this);
+      far = is_far(ptx::ld_shared_f32x2(stats()).x);
+    }
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(flat(rS));
     shared.release_half(at);
@@ -191,7 +195,9 @@ struct KeyWarpgroup {
   // S - LSE -> P, which goes to block 1.
   TESSERA_DEVICE void probabilities(int word) {
     if constexpr (kCfg.score.scaled()) options.apply(*this, rS[0]);
-    if (Options::kHiddenByWeight || masked(word)) {
+    if (far) [[unlikely]] {
+      far_exponents(word);
+    } else if (Options::kHiddenByWeight || masked(word)) {
       exponents<true>(word);
     } else {
       exponents<false>(word);
@@ -236,7 +242,7 @@ struct KeyWarpgroup {
     SeeingQueries seen{};
     if constexpr (kMasked) seen = seeing(word);
     const uint32 lse = stats();
-    const float unit = score_unit<kCfg.score>(p);
+    const float unit = score_unit<kCfg.score>(p).log2;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       const float2 pair = ptx::ld_shared_f32x2(lse + m * 32);
@@ -249,6 +255,21 @@ struct KeyWarpgroup {
         if (hides) x = -infinity();
       }
     }
+  }
+
+  // The same of a tile of queries that is marked.
+  TESSERA_DEVICE void far_exponents(int word) {
+    const int head = kCfg.has_steps() ? step_head() : block.head_kv * p.group + (block.steps - left) / block.tiles;
+    far_scores(p, block, head, row0_of(word) + lane() % 4 * 2, score_unit<kCfg.score>(p), rS[0]);
+    const SeeingQueries seen = seeing(word);
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        bool hides = seen.hides(i / 2, m * 8 + i % 2);
+        if constexpr (kCfg.score.mask) hides |= (options.hidden & Options::bit(m, i / 2, i % 2)) != 0;
+        if (hides) rS[0][m][i] = -infinity();
+      }
   }
 
   // P arrives, dP -> dS, which stays as an operand, and takes P's place for dQ in both blocks.

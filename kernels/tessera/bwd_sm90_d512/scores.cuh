@@ -9,6 +9,7 @@
 // before dS is whole. To the other side's dQ warpgroup, which gathers dV of these keys too, it travels as an operand.
 #pragma once
 
+#include "tessera/attention/far_rows.cuh"
 #include "tessera/attention/score/score.cuh"
 #include "tessera/bwd_sm90_d512/gather.cuh"
 #include "tessera/tile/element.cuh"
@@ -151,12 +152,17 @@ struct BwdD512ScoreWarpgroup : BwdD512Gathering<Shared, kCfg> {
 
   // Scores -> P. A query after the last has an LSE of +inf.
   TESSERA_DEVICE void exponents(int row0, bool some_hidden) {
+    if (is_far(rStats[0].x)) [[unlikely]] {
+      const int head = block.head_kv * p.group + static_cast<int>(steps) / block.tiles;
+      far_scores(p, block, head, row0 + lane() % 4 * 2, {p.scale, p.scale_log2}, rS[0]);
+    } else {
 #pragma unroll
-    for (int m = 0; m < kM; ++m)
+      for (int m = 0; m < kM; ++m)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        rS[0][m][i] = fmaf(rS[0][m][i], p.scale_log2, kBwdRaise_log2 - (i % 2 ? rStats[m].y : rStats[m].x));
-      }
+        for (int i = 0; i < 4; ++i) {
+          rS[0][m][i] = fmaf(rS[0][m][i], p.scale_log2, kBwdRaise_log2 - (i % 2 ? rStats[m].y : rStats[m].x));
+        }
+    }
     if (some_hidden) hide(row0, -infinity());
 #pragma unroll
     for (int m = 0; m < kM; ++m)

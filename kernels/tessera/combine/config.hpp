@@ -18,14 +18,19 @@ TESSERA_CONFIG_FIELDS(CombineConfig, dtype, part_dtype, chunks)
 inline constexpr int kCombineWidth = 4;  // neighbouring columns of a lane
 
 // Where the parts are a shared prefix's chunks (shared_prefix/chunks): the heads of a KV head are rows of theirs, and o_part_head and
-// lse_part_head lie between KV heads. One more part, of the sequences' own keys, counts after them and has all rows.
+// the head strides of lse_parts lie between KV heads. One more part, of the sequences' own keys, counts after them and has all rows.
 struct CombineChunks {
   Divisor group;                   // heads a KV head
   int64 o_in_group, lse_in_group;  // from one head of it to the next
   const void* own_o;
   int64 own_o_batch, own_o_row, own_o_head;
-  const float* own_lse;
-  int64 own_lse_batch, own_lse_head, own_lse_row;
+  StatTensor own_lse, own_lse_low;
+};
+
+// [part, batch, head, row], float32, strides in elements. NULL: 0.
+struct PartStats {
+  const float* data;
+  int64 part, batch, head, row;
 };
 
 // Merge of partial results, also the public tessera_combine. Strides in elements.
@@ -36,10 +41,9 @@ struct CombineParams {
   int aligned;  // four neighbouring columns of o and of its parts begin at multiples of their size
   const void* o_parts;
   int64 o_part, o_part_batch, o_part_row, o_part_head;
-  const float* lse_parts;
-  int64 lse_part, lse_part_batch, lse_part_head, lse_part_row;
+  PartStats lse_parts, lse_low_parts;
   RowTensor o;
-  StatTensor lse;  // NULL: not wanted
+  StatTensor lse, lse_low;  // NULL: not wanted
   CombineChunks chunks;
   const int *rows_begin, *rows_end;  // the parts have rows *rows_begin ... *rows_end - 1 of all sequences'; or NULL
   const float* sink;                 // joins the denominator of rows that saw something

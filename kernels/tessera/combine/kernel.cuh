@@ -1,13 +1,14 @@
 // Merge of partial results over disjoint sets of keys, exact: with m = max_n lse_n,
-//   lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - lse) o_n,
-// in the order of the parts, so that the same parts give the same bits. Parts that saw nothing do not count.
+//   lse = m + log sum_n exp(lse_n - m),   o = sum_n exp(lse_n - m) o_n / sum_n exp(lse_n - m),
+// in the order of the parts, so that the same parts give the same bits. Parts that saw nothing do not count. A part's lse_n is that of two
+// floats where lse_low_parts are there: parts whose scores share a large number are then weighed as exactly as others.
 //
 // Grid: one warp for each (batch, row, head), kCombineWarps of them a block. Shared memory: none. Bound by the reading of the parts, and where
 // rows are few by the way to them: so a lane's columns of the first parts are under way beside their log-sum-exps, before it is known which of
 // them count, and a part's weight is made once, by the lane with its number.
 #pragma once
 
-#include "tessera/attention/softmax.cuh"
+#include "tessera/attention/lse.cuh"
 #include "tessera/combine/config.hpp"
 #include "tessera/ptx/griddepcontrol.cuh"
 #include "tessera/tile/columns.cuh"
@@ -31,32 +32,40 @@ TESSERA_DEVICE float warp_sum(float x) {
 template <CombineConfig kCfg>
 struct RowParts {
   const CombineParams& p;
-  const float *gLse, *own_lse;
+  const float *gLse, *gLseLow, *own_lse, *own_lse_low;
   int64 gO, own_o;
   int own, count;
 
-  TESSERA_DEVICE RowParts(const CombineParams& p, int batch, int row, int head) : p(p), own_lse(), own_o() {
+  TESSERA_DEVICE RowParts(const CombineParams& p, int batch, int row, int head)
+      : p(p), own_lse(), own_lse_low(), own_o() {
     // A row of no sequence has no parts: 0 and -inf.
     const int64 of_all = static_cast<int64>(batch) * p.rows.value + row;
     own = count = p.rows_end && (of_all < *p.rows_begin || of_all >= *p.rows_end) ? 0 : p.parts;
     int part_head = head;
-    gLse = p.lse_parts, gO = 0;
+    int64 lse_in_group = 0;
+    gO = 0;
     if constexpr (kCfg.chunks) {
       const CombineChunks& chunks = p.chunks;
       part_head = head / chunks.group;
       const int in_group = head - part_head * chunks.group.value;
-      gLse += chunks.lse_in_group * in_group, gO += chunks.o_in_group * in_group;
-      own_lse = chunks.own_lse + chunks.own_lse_batch * batch + chunks.own_lse_head * head + chunks.own_lse_row * row;
+      lse_in_group = chunks.lse_in_group * in_group, gO += chunks.o_in_group * in_group;
+      own_lse = chunks.own_lse.at(batch, head, row);
+      if (chunks.own_lse_low.data) own_lse_low = chunks.own_lse_low.at(batch, head, row);
       own_o = chunks.own_o_batch * batch + chunks.own_o_row * row + chunks.own_o_head * head;
       ++count;
     }
-    gLse += p.lse_part_batch * batch + p.lse_part_head * part_head + p.lse_part_row * row;
+    const auto first = [&](const PartStats& of) {
+      return of.data + of.batch * batch + of.head * part_head + of.row * row + lse_in_group;
+    };
+    gLse = first(p.lse_parts), gLseLow = p.lse_low_parts.data ? first(p.lse_low_parts) : nullptr;
     gO += p.o_part_batch * batch + p.o_part_row * row + p.o_part_head * part_head;
   }
 
   // -inf: there is none, or it saw nothing.
-  TESSERA_DEVICE float lse(int n) const {
-    return n >= count ? -infinity() : kCfg.chunks && n == own ? *own_lse : gLse[p.lse_part * n];
+  TESSERA_DEVICE TwoFloats lse(int n) const {
+    if (n >= count) return unseen_lse();
+    if (kCfg.chunks && n == own) return {*own_lse, own_lse_low ? *own_lse_low : 0.0f};
+    return {gLse[p.lse_parts.part * n], gLseLow ? gLseLow[p.lse_low_parts.part * n] : 0.0f};
   }
   template <class Columns>
   TESSERA_DEVICE Columns o(int n, int col) const {
@@ -90,6 +99,9 @@ struct PartColumns<kDtype, false> {
   }
 };
 
+// Beyond it exp() of a part's low float alone might be no number.
+inline constexpr float kFarLow = 64.0f;
+
 // A row of o and its LSE, kAhead parts at a time.
 template <CombineConfig kCfg, bool kAligned, int kAhead>
 TESSERA_DEVICE void merge_row(const CombineParams& p, const RowParts<kCfg>& of, int batch, int row, int head) {
@@ -105,32 +117,36 @@ TESSERA_DEVICE void merge_row(const CombineParams& p, const RowParts<kCfg>& of, 
   load(0, lane * kCombineWidth);
 
   // The joint log-sum-exp, a lane for every 32nd part.
-  const float mine = of.lse(lane);
-  float best = -infinity();
-  bool undefined = false;
+  const TwoFloats mine = of.lse(lane);
+  const auto for_parts = [&](auto&& body) {
 #pragma unroll 1
-  for (int n = lane; n < of.count; n += 32) {
-    const float part = n == lane ? mine : of.lse(n);
-    best = fmaxf(best, part);
-    undefined |= part != part;
-  }
+    for (int n = lane; n < of.count; n += 32) body(n == lane ? mine : of.lse(n));
+  };
+  float best = -infinity();
+  bool undefined = false, far = false;  // far: a low part is no small number
+  for_parts([&](TwoFloats part) {
+    best = fmaxf(best, part.high);
+    undefined |= part.high != part.high;
+    far |= fabsf(part.low) > kFarLow;
+  });
   best = warp_max(best);
   const bool seen = best > -infinity() || __any_sync(0xffffffff, undefined);
   const float sink = p.sink && seen ? p.sink[p.sink_head * head] : -infinity();
   best = fmaxf(best, sink);
-  float sum = p.sink && seen && lane == 0 ? expf(sink - best) : 0.0f;
-#pragma unroll 1
-  for (int n = lane; seen && n < of.count; n += 32) {
-    const float part = n == lane ? mine : of.lse(n);
-    if (part != -infinity()) sum += expf(part - best);
+  float best_low = 0.0f;
+  if (__any_sync(0xffffffff, far)) [[unlikely]] {
+    best_low = sink == best ? 0.0f : -infinity();
+    for_parts([&](TwoFloats part) { best_low = part.high == best ? fmaxf(best_low, part.low) : best_low; });
+    best_low = warp_max(best_low);
   }
+  const auto weight_of = [&](TwoFloats part) { return expf((part.high - best) + (part.low - best_low)); };
+  float sum = p.sink && seen && lane == 0 ? weight_of({sink, 0.0f}) : 0.0f;
+  for_parts([&](TwoFloats part) { sum += part.high != -infinity() ? weight_of(part) : 0.0f; });
   sum = warp_sum(sum);
-  const float lse = seen ? best + logf(sum) : -infinity();
-  if (p.lse.data && lane == 0) {
-    p.lse.data[p.lse.batch * batch + p.lse.head * head + p.lse.row * row] = lse;
-  }
+  if (lane == 0) store_lse(p, batch, head, row, seen ? two_sum(best, best_low + logf(sum)) : unseen_lse());
+  const float factor = 1.0f / sum;
 
-  // o = sum_n exp(lse_n - lse) o_n. What a part that saw nothing has is not added, since it may be anything.
+  // o. What a part that saw nothing has is not added, since it may be anything.
   const int64 out = p.o.batch * batch + p.o.row * row + p.o.head * head;
 #pragma unroll 1
   for (int col = lane * kCombineWidth; col - lane * kCombineWidth < p.head_dim_v; col += 32 * kCombineWidth) {
@@ -138,9 +154,9 @@ TESSERA_DEVICE void merge_row(const CombineParams& p, const RowParts<kCfg>& of, 
 #pragma unroll 1
     for (int first = 0; first < of.count; first += kAhead) {
       if (first > 0 || col >= 32 * kCombineWidth) load(first, col);
-      const float of_lane = first == 0 ? mine : of.lse(first + lane);
+      const TwoFloats of_lane = first == 0 ? mine : of.lse(first + lane);
       constexpr float kUnseen = -1.0f;  // no weight is below 0
-      const float weight = of_lane == -infinity() ? kUnseen : expf(of_lane - lse);
+      const float weight = of_lane.high == -infinity() ? kUnseen : weight_of(of_lane) * factor;
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) {
         const float w = __shfl_sync(0xffffffff, weight, n);

@@ -45,7 +45,7 @@ TESSERA_HOST_DEVICE constexpr int decode_slots(const DecodeSm90Config& c, int bl
 struct DecodeSm90Layout {
   int stages;    // [warps][stages]: a tile of K, then one of V
   int partials;  // [warps][decode_merge_rows][head_dim + kDecodeMergePad] float32: what the warps merge
-  int stats;     // [warps][kDecodeRows][2] float32: stale max and sum
+  int stats;     // [warps][kDecodeRows][2] float32: stale max and sum, as DecodePart has them
   int folds;  // DecodeFold of every row, of a group and of all; one that is not used, where parts depend on the batch
   int q;      // [kDecodeRows][head_dim]
   int barriers;  // of bulk copies: [warps][stages][2]; else one that is not used
@@ -73,7 +73,7 @@ TESSERA_HOST_DEVICE constexpr DecodeSm90Layout decode_sm90_layout(const DecodeSm
 
 struct DecodeSm90Params : ProblemParams {
   RowTensor o;
-  StatTensor lse;                   // natural logarithm
+  StatTensor lse, lse_low;          // natural logarithm
   int o_aligned;                    // every row of o starts at a multiple of 16 bytes
   int least_queries, most_queries;  // of a sequence; those with fewer or more are another launch's
   int beside;                       // that launch, ahead of this one, may still run: this one reads nothing of it
@@ -88,7 +88,7 @@ struct DecodeSm90Params : ProblemParams {
   Divisor page;                     // page_size; 1 without pages
   int part_rows;                    // rows of a work tile at most
   float* partial_o;                 // [slots][part_rows][head_dim]: schedule.cuh
-  float* partial_stat;              // [slots][part_rows][2]: stale max in log2 units, and sum
+  float* partial_stat;              // [slots][part_rows][2]: stale max and sum, as DecodePart has them
   unsigned long long* arrivals;     // [blocks]: decode_sm90/arrivals.cuh
   TensorMap k_map, v_map;           // of bulk copies: boxes of block_n rows of 64 columns
   PositionMasks masks;

@@ -66,7 +66,7 @@ TESSERA_DEVICE void score_stage(float (&rS)[1][kCfg.block_n / 8][4], OnlineSoftm
                                 const DecodeSm90Params& p, const Segment& segment, int key0, bool full) {
   constexpr ScoreConfig kScore = kCfg.score;
   const DecodeRows rows(p, segment.head_kv);
-  const float unit = score_unit<kScore>(p);
+  const ScoreUnit unit = score_unit<kScore>(p);
   bool stale_max = kScore.stale_max() && full && softmax.ready;
   for (;; stale_max = false) {
     queries.product(rS, sK);

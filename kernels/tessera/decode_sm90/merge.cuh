@@ -9,27 +9,45 @@
 
 namespace tessera {
 
-// Columns of a row, over some of its keys: softmax is o / sum, both against max_log2.
+// Columns of a row, over some of its keys: softmax is o / sum, both against max. A huge row's max is in natural units and its sum negative;
+// others' are in log2 units.
 template <int kCols>
 struct DecodePart {
-  float max_log2 = -infinity(), sum = 0.0f;
+  float max = -infinity(), sum = 0.0f;
   float o[kCols] = {};
 
   DecodePart() = default;
-  TESSERA_DEVICE float2 stats() const { return make_float2(max_log2, sum); }
+  TESSERA_DEVICE float2 stats() const { return make_float2(max, sum); }
   // Of several parts, in their order. One that saw nothing, whose sum is 0, may have met NaN in V and does not count; a NaN in
   // its sum does.
   template <int kParts>
-  TESSERA_DEVICE DecodePart(const float2 (&stats)[kParts], const float (&parts)[kParts][kCols]) {
+  TESSERA_DEVICE DecodePart(float2 (&stats)[kParts], const float (&parts)[kParts][kCols]) {
+    uint32 signs = 0;
 #pragma unroll
-    for (int n = 0; n < kParts; ++n) max_log2 = stats[n].y == 0.0f ? max_log2 : fmaxf(max_log2, stats[n].x);
+    for (int n = 0; n < kParts; ++n) signs |= __float_as_uint(stats[n].y);
+    const bool huge = signs >> 31;
+    if (huge) [[unlikely]]
+      to_natural(stats);
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) max = stats[n].y == 0.0f ? max : fmaxf(max, stats[n].x);
+    const float unit = huge ? kLog2e : 1.0f;
 #pragma unroll
     for (int n = 0; n < kParts; ++n) {
       const bool counts = stats[n].y != 0.0f;
-      const float weight = ptx::ex2_approx_ftz(stats[n].x - max_log2);
+      const float weight = ptx::ex2_approx_ftz((stats[n].x - max) * unit);
       sum = counts ? fmaf(stats[n].y, weight, sum) : sum;
 #pragma unroll
       for (int c = 0; c < kCols; ++c) o[c] = counts ? fmaf(parts[n][c], weight, o[c]) : o[c];
+    }
+    if (huge) sum = -sum;
+  }
+
+ private:
+  template <int kParts>
+  TESSERA_DEVICE static void to_natural(float2 (&stats)[kParts]) {
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) {
+      stats[n] = make_float2(natural_max(stats[n].x, stats[n].y < 0.0f), fabsf(stats[n].y));
     }
   }
 };
@@ -43,7 +61,7 @@ struct alignas(16) DecodeFold {
 
   TESSERA_DEVICE DecodePart<4> get(int col) const {
     DecodePart<4> part;
-    part.max_log2 = stats[col / 4].x, part.sum = stats[col / 4].y;
+    part.max = stats[col / 4].x, part.sum = stats[col / 4].y;
     const float4 columns = o[col / 4];
     part.o[0] = columns.x, part.o[1] = columns.y, part.o[2] = columns.z, part.o[3] = columns.w;
     return part;
@@ -57,7 +75,7 @@ template <DecodeSm90Config kCfg>
 struct DecodeMergeBuffers {
   static constexpr int kRows = decode_merge_rows(kCfg.head_dim);
   float partials[kCfg.warps][kRows][kCfg.head_dim + kDecodeMergePad];
-  float2 stats[kCfg.warps][kDecodeRows];  // stale max in log2 units, and sum
+  float2 stats[kCfg.warps][kDecodeRows];  // as DecodePart has them
   // Of each row's group of parts, then of each row's groups.
   DecodeFold<kCfg.head_dim> folds[kCfg.invariant ? 2 * kDecodeRows : 1];
 };
@@ -69,14 +87,15 @@ TESSERA_DEVICE void store_row(const DecodeSm90Params& p, const Segment& segment,
   const DecodeRows rows(p, segment.head_kv);
   const int query = rows.query(p, segment.row0 + local), head = rows.head(p, segment.row0 + local);
   const bool seen = part.sum != 0.0f;  // NaN counts as seen
+  RowTotal total(part.max, fabsf(part.sum), part.sum < 0.0f);
   float scale = 1.0f;
-  if (p.sink && seen) scale = join_sink(p.sink[p.sink_head * head] * kLog2e, part.max_log2, part.sum);
+  if (p.sink && seen) scale = total.join_sink(p, p.sink[p.sink_head * head]);
   const int64 row = segment.s.q_begin + query;
-  if (col == 0 && p.lse.data) {
-    p.lse.data[p.lse.batch * segment.batch + p.lse.head * head + p.lse.row * row] =
-        seen ? (part.max_log2 + ptx::lg2_approx_ftz(part.sum)) * kLn2 : -infinity();
+  if (col == 0) {
+    const float sum_log2 = ptx::lg2_approx_ftz(total.sum);
+    store_lse(p, segment.batch, head, row, seen ? total.lse(p, sum_log2, p.lse_low.data) : unseen_lse());
   }
-  const float factor = seen ? scale * ptx::rcp_approx_ftz(part.sum) : 0.0f;
+  const float factor = seen ? scale * ptx::rcp_approx_ftz(total.sum) : 0.0f;
   // + 0: a zero's sign would tell how many parts that are not there were added (add_parts).
   const auto value = [&](int c) { return seen ? fmaf(part.o[c], factor, 0.0f) : 0.0f; };
   const int64 at = p.o.batch * segment.batch + p.o.row * row + p.o.head * head + col;
@@ -125,14 +144,21 @@ template <int kCols>
 TESSERA_DEVICE DecodePart<kCols> fold(const DecodePart<kCols>& before, const DecodePart<kCols>& part) {
   const bool counts = part.sum != 0.0f, any = before.sum != 0.0f;
   DecodePart<kCols> all;
-  all.max_log2 = counts ? fmaxf(before.max_log2, part.max_log2) : before.max_log2;
-  const float kept = ptx::ex2_approx_ftz(before.max_log2 - all.max_log2);
-  const float added = ptx::ex2_approx_ftz(part.max_log2 - all.max_log2);
+  const bool huge = (__float_as_uint(before.sum) | __float_as_uint(part.sum)) >> 31;
+  float old_max = before.max, new_max = part.max;
+  if (huge) [[unlikely]] {
+    old_max = natural_max(old_max, before.sum < 0.0f), new_max = natural_max(new_max, part.sum < 0.0f);
+  }
+  const float unit = huge ? kLog2e : 1.0f;
+  all.max = counts ? fmaxf(old_max, new_max) : old_max;
+  const float kept = ptx::ex2_approx_ftz((old_max - all.max) * unit);
+  const float added = ptx::ex2_approx_ftz((new_max - all.max) * unit);
   const auto add = [&](float old, float more) {
     const float sum = any ? old * kept : 0.0f;
     return counts ? fmaf(more, added, sum) : sum;
   };
-  all.sum = add(before.sum, part.sum);
+  all.sum = add(fabsf(before.sum), fabsf(part.sum));
+  if (huge) all.sum = -all.sum;
 #pragma unroll
   for (int c = 0; c < kCols; ++c) all.o[c] = add(before.o[c], part.o[c]);
   return all;
@@ -205,7 +231,8 @@ TESSERA_DEVICE void merge_warps(DecodeMergeBuffers<kCfg>& shared, const DecodeSm
   if (lane_col() == 0) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      shared.stats[warp][half * 8 + lane_row()] = make_float2(softmax.max_log2[0][half], softmax.sum[0][half]);
+      shared.stats[warp][half * 8 + lane_row()] =
+          make_float2(softmax.max[0][half], softmax.huge(0, half) ? -softmax.sum[0][half] : softmax.sum[0][half]);
     }
   }
   const MergeItem<kCfg> item;
@@ -264,7 +291,7 @@ TESSERA_DEVICE void add_parts(DecodePart<4>& all, const DecodeSm90Params& p, con
 #pragma unroll
       for (int n = 1; n <= kAhead; ++n) {
         DecodePart<4> part;
-        part.max_log2 = stats[n].x, part.sum = stats[n].y;
+        part.max = stats[n].x, part.sum = stats[n].y;
 #pragma unroll
         for (int c = 0; c < 4; ++c) part.o[c] = parts[n][c];
         group = fold(group, part);

@@ -71,13 +71,13 @@ TESSERA_HOST_DEVICE constexpr FwdLayout fwd_layout(const FwdConfig& c) {
 
 struct FwdParams : ProblemParams {
   RowTensor o;
-  StatTensor lse;              // natural logarithm
-  Divisor tiles;               // of a sequence, or slots of a packed batch: attention/packed_slots.cuh
-  int num_splits, split_keys;  // keys a split, a multiple of block_n
-  int o_aligned;               // every row of o starts at a multiple of 16 bytes
-  float* partial_o;            // [num_splits, heads_q, rows_total, head_dim_v]
-  float* partial_lse;          // [num_splits, heads_q, rows_total], natural logarithm
-  WorkOrder order;             // of persistent blocks
+  StatTensor lse, lse_low;               // natural logarithm
+  Divisor tiles;                         // of a sequence, or slots of a packed batch: attention/packed_slots.cuh
+  int num_splits, split_keys;            // keys a split, a multiple of block_n
+  int o_aligned;                         // every row of o starts at a multiple of 16 bytes
+  float* partial_o;                      // [num_splits, heads_q, rows_total, head_dim_v]
+  float *partial_lse, *partial_lse_low;  // [num_splits, heads_q, rows_total], natural logarithm
+  WorkOrder order;                       // of persistent blocks
   PositionMasks masks;
 };
 

@@ -12,35 +12,37 @@ template <FwdConfig kCfg>
 struct FwdRow {
   bool there, seen;  // in the sequence; by a key: a row that sees nothing has 0 and -inf
   int64 partial;     // in the parts of a split
-  float lse, factor;
+  TwoFloats lse;
+  float factor;
 
-  TESSERA_DEVICE FwdRow(const FwdParams& p, const FwdBlock<kCfg>& b, int local, float max_log2, float sum)
-      : there(local < b.count), seen(sum != 0.0f) {  // NaN counts as seen
+  TESSERA_DEVICE FwdRow(const FwdParams& p, const FwdBlock<kCfg>& b, int local, RowTotal total)
+      : there(local < b.count), seen(total.sum != 0.0f) {  // NaN counts as seen
     const int head = b.map.head(b.row0 + local);
     partial = (static_cast<int64>(b.work.split) * p.heads_q + head) * p.rows_total + b.s.row_begin +
               b.map.query(b.row0 + local);
     float scale = 1.0f;
-    if (!kCfg.split && p.sink && seen && there) scale = join_sink(p.sink[p.sink_head * head] * kLog2e, max_log2, sum);
+    if (!kCfg.split && p.sink && seen && there) scale = total.join_sink(p, p.sink[p.sink_head * head]);
     if constexpr (kCfg.score.dropout) scale *= p.dropout_scale;
+    const bool low = kCfg.split || p.lse_low.data;
     if constexpr (kCfg.dtype == Dtype::kFloat32) {
-      factor = seen ? scale / sum : 0.0f;
-      lse = seen ? (max_log2 + log2f(sum)) * kLn2 : -infinity();
+      factor = seen ? scale / total.sum : 0.0f;
+      lse = seen ? total.lse(p, log2f(total.sum), low) : unseen_lse();
     } else {  // 38 instructions less
-      factor = seen ? scale * ptx::rcp_approx_ftz(sum) : 0.0f;
-      lse = seen ? (max_log2 + ptx::lg2_approx_ftz(sum)) * kLn2 : -infinity();
+      factor = seen ? scale * ptx::rcp_approx_ftz(total.sum) : 0.0f;
+      lse = seen ? total.lse(p, ptx::lg2_approx_ftz(total.sum), low) : unseen_lse();
     }
   }
 };
 
 // By one lane of each row.
 template <FwdConfig kCfg>
-TESSERA_DEVICE void store_lse(const FwdParams& p, const FwdBlock<kCfg>& b, int local, const FwdRow<kCfg>& row) {
+TESSERA_DEVICE void store_row_lse(const FwdParams& p, const FwdBlock<kCfg>& b, int local, const FwdRow<kCfg>& row) {
   if (!row.there || b.dv_begin != 0) return;
   if constexpr (kCfg.split) {
-    p.partial_lse[row.partial] = row.lse;
-  } else if (p.lse.data) {
+    p.partial_lse[row.partial] = row.lse.high, p.partial_lse_low[row.partial] = row.lse.low;
+  } else {
     const int query = b.map.query(b.row0 + local), head = b.map.head(b.row0 + local);
-    p.lse.data[p.lse.batch * b.work.batch + p.lse.head * head + p.lse.row * (b.s.q_begin + query)] = row.lse;
+    store_lse(p, b.work.batch, head, static_cast<int64>(b.s.q_begin) + query, row.lse);
   }
 }
 
@@ -90,8 +92,8 @@ TESSERA_DEVICE void finish_rows(Tile& sO, const FwdParams& p, const FwdBlock<kCf
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int local = row + m * kRowStep + half * 8 + lane_row();
-      const FwdRow<kCfg> result(p, b, local, softmax.max_log2[m][half], softmax.sum[m][half]);
-      if (lane_col() == 0) store_lse(p, b, local, result);
+      const FwdRow<kCfg> result(p, b, local, softmax.total(m, half));
+      if (lane_col() == 0) store_row_lse(p, b, local, result);
 #pragma unroll
       for (int d = 0; d < kD; ++d) {
         put_output(sO, p, b, result, local, d * 8 + lane_col(), rO[m][d][2 * half], rO[m][d][2 * half + 1]);

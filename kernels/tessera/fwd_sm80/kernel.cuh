@@ -98,7 +98,7 @@ TESSERA_DEVICE void fwd_sm80(const FwdParams& p) {
     [[maybe_unused]] const bool loads_pairs = BiasMask::kTaken && full && p.bias_mask_keys > 1;
     [[maybe_unused]] BiasMask bias_mask;
     if (loads_pairs) load_bias_mask<kCfg, kM, kN>(bias_mask, p, b, b.row0 + warp_row, key0);
-    const float unit = score_unit<kCfg.score>(p);
+    const ScoreUnit unit = score_unit<kCfg.score>(p);
     for (;; stale_max = false) {
       clear(rS);
       product_abt(rS, shared.sQ, warp_row, shared.sK[stage_here], 0);

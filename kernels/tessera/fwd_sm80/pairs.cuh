@@ -171,8 +171,8 @@ struct PairWarp {
       const float other = shared.row_stat[part ^ 1][local];
       best[m][0][2 * half] = best[m][0][2 * half + 1] = fmaxf(best[m][0][2 * half], other);
     });
-    if (softmax.update_max(best, p.scale_log2, alpha, 0.0f)) softmax.rescale(alpha, rO);
-    softmax.exponentiate(rS, p.scale_log2);
+    if (softmax.update_max(best, score_unit<kCfg.score>(p), alpha, 0.0f)) softmax.rescale(alpha, rO);
+    softmax.exponentiate(rS, score_unit<kCfg.score>(p));
     stale_max = failed = false;
   }
 
@@ -187,7 +187,7 @@ struct PairWarp {
     for (int i = first; i < min(first + kCount, kScores); ++i) {
       const int m = i / (kN * 4), e = i % 4;
       float& x = rS[m][i / 4 % kN][e];
-      x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, -softmax.max_log2[m][e / 2]));
+      x = ptx::ex2_approx_ftz(fmaf(x, p.scale_log2, -softmax.max[m][e / 2]));
       softmax.sum[m][e / 2] += x;
     }
   }
@@ -277,8 +277,8 @@ struct PairWarp {
     ptx::barrier_sync(together, 64);
     for_rows([&](int m, int half, int local) {
       const float sum = shared.row_stat[0][local] + shared.row_stat[1][local];
-      const FwdRow<kCfg> result(p, b, local, softmax.max_log2[m][half], sum);
-      if (lane_col() == 0 && part == 0) store_lse(p, b, local, result);
+      const FwdRow<kCfg> result(p, b, local, {softmax.max[m][half], sum, softmax.huge(m, half)});
+      if (lane_col() == 0 && part == 0) store_row_lse(p, b, local, result);
 #pragma unroll
       for (int d = 0; d < kD; ++d) {
         if (beyond<kCfg.head_dim_v, 2, kD>(col, d)) break;

@@ -40,19 +40,20 @@ TESSERA_DEVICE auto last_rows(float (&acc)[kM][kN][4]) -> float (&)[1][kN][4] {
 template <int kM>
 TESSERA_DEVICE OnlineSoftmax<1> last_rows(const OnlineSoftmax<kM>& all) {
   OnlineSoftmax<1> last;
-  last.ready = all.ready;
+  last.ready = all.ready, last.huge_rows = all.huge_rows >> (2 * (kM - 1));
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    last.max_log2[0][half] = all.max_log2[kM - 1][half], last.sum[0][half] = all.sum[kM - 1][half];
+    last.max[0][half] = all.max[kM - 1][half], last.sum[0][half] = all.sum[kM - 1][half];
   }
   return last;
 }
 
 template <int kM>
 TESSERA_DEVICE void set_last_rows(OnlineSoftmax<kM>& all, const OnlineSoftmax<1>& last) {
+  all.huge_rows = (all.huge_rows & ~(3u << (2 * (kM - 1)))) | last.huge_rows << (2 * (kM - 1));
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    all.max_log2[kM - 1][half] = last.max_log2[0][half], all.sum[kM - 1][half] = last.sum[0][half];
+    all.max[kM - 1][half] = last.max[0][half], all.sum[kM - 1][half] = last.sum[0][half];
   }
 }
 

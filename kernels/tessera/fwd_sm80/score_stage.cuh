@@ -87,7 +87,8 @@ TESSERA_DEVICE void drop(float (&rP)[kM][kN][4], const FwdParams& p, const FwdBl
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row0 + m * kRowStep + half * 8 + lane_row();
-      tessera::drop(rP[m], half, p, b.work.batch * p.heads_q + b.map.head(row), b.map.query(row), key0);
+      tessera::drop<kCfg.score.dropout_state>(rP[m], half, p, b.work.batch * p.heads_q + b.map.head(row),
+                                              b.map.query(row), key0);
     }
 }
 
@@ -100,11 +101,11 @@ TESSERA_DEVICE void score_tile(float (&rS)[kM][kN][4], OnlineSoftmax<kM>& softma
     clear(rS);
     product_abt<kRowStep>(rS, sQ, row, sK, 0);
     if (stale_max) {
-      if (softmax.try_stale_max(rS, p.scale_log2)) break;
+      if (softmax.try_stale_max(rS, score_unit<kCfg.score>(p))) break;
       continue;
     }
     if (!full) apply_mask<kCfg, kRowStep>(rS, p, b, b.row0 + row, key0);
-    softmax.update(rS, p.scale_log2, rO, 0.0f);
+    softmax.update(rS, score_unit<kCfg.score>(p), rO, 0.0f);
     break;
   }
 }

@@ -93,7 +93,7 @@ TESSERA_HOST_DEVICE constexpr FwdSm90Layout fwd_sm90_layout(const FwdSm90Config&
 struct FwdSm90Params : ProblemParams {
   TensorMap q_map, k_map, v_map, o_map;  // [batch, head, row, column], boxes of 64 columns
   RowTensor o;
-  StatTensor lse;
+  StatTensor lse, lse_low;
   WorkOrder order;
   // Dynamic scheduler (packed batches and block masks): how many work tiles are taken; NULL: a static schedule. Work tiles of at
   // most so many K/V blocks are scheduled last.

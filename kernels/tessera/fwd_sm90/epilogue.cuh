@@ -8,15 +8,15 @@ namespace tessera {
 
 // A row of the work tile.
 template <FwdSm90Config kCfg>
-TESSERA_DEVICE float* lse_at(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row) {
-  return p.lse.data + p.lse.batch * tile.batch + p.lse.head * tile.head +
-         p.lse.row * (static_cast<int64>(tile.s.q_begin) + tile.row0 + row);
-}
-template <FwdSm90Config kCfg>
 TESSERA_DEVICE char* output_at(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row) {
   return static_cast<char*>(p.o.data) + (p.o.batch * tile.batch + p.o.head * tile.head +
                                          p.o.row * (static_cast<int64>(tile.s.q_begin) + tile.row0 + row)) *
                                             2;
+}
+
+template <FwdSm90Config kCfg>
+TESSERA_DEVICE void store_row_lse(const FwdSm90Params& p, const WorkTile<kCfg>& tile, int row, TwoFloats lse) {
+  store_lse(p, tile.batch, tile.head, static_cast<int64>(tile.s.q_begin) + tile.row0 + row, lse);
 }
 
 // A warp's 16 rows from row0 on, which see no key: O = 0, LSE = -inf.
@@ -27,7 +27,7 @@ TESSERA_DEVICE void store_unseen_rows(const FwdSm90Params& p, const WorkTile<kCf
   for (int word = lane_id(); word < count * words; word += 32) {
     *reinterpret_cast<uint4*>(output_at(p, tile, row0 + word / words) + word % words * 16) = make_uint4(0, 0, 0, 0);
   }
-  if (p.lse.data && lane_id() < count) *lse_at(p, tile, row0 + lane_id()) = -infinity();
+  if (lane_id() < count) store_row_lse(p, tile, row0 + lane_id(), unseen_lse());
 }
 
 template <FwdSm90Config kCfg>
@@ -39,29 +39,32 @@ struct Epilogue {
   TESSERA_DEVICE void finish_sums(const WorkTile<kCfg>& tile, OnlineSoftmax<1>& softmax,
                                   const ConsumerGroup<kCfg>& group) {
     softmax.finish();
+    const auto& p = group.p;
+    const bool seen[2] = {softmax.sum[0][0] != 0.0f, softmax.sum[0][1] != 0.0f};  // NaN counts as seen
+    RowTotal total[2] = {softmax.total(0, 0), softmax.total(0, 1)};
     float scale[2] = {1.0f, 1.0f};
-    if (group.p.sink) {
-      const float sink = group.p.sink[group.p.sink_head * tile.head] * kLog2e;
+    if (p.sink) {
+      const float sink = p.sink[p.sink_head * tile.head];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if (softmax.sum[0][half] != 0.0f)
-          scale[half] = join_sink(sink, softmax.max_log2[0][half], softmax.sum[0][half]);
+        if (seen[half]) scale[half] = total[half].join_sink(p, sink);
       }
     }
-    const auto& sum = softmax.sum[0];  // 0: the row sees no key; NaN counts as seen
-    if (group.p.lse.data) {
+    if (p.lse.data) {
       // Of the four lanes that share a row, lane 0 stores the LSE of that row, lane 1 of the row eight below.
       const int lane = warp_lane(), half = lane % 4;
       const int row = group.consumer * kConsumerRows + warp_row() + half * 8 + lane / 4;
-      const float l = half ? sum[1] : sum[0], max_log2 = half ? softmax.max_log2[0][1] : softmax.max_log2[0][0];
       if (half < 2 && row < tile.count) {
-        *lse_at(group.p, tile, row) = l != 0.0f ? (max_log2 + ptx::lg2_approx_ftz(l)) * kLn2 : -infinity();
+        const RowTotal mine = half ? total[1] : total[0];
+        store_row_lse(
+            p, tile, row,
+            (half ? seen[1] : seen[0]) ? mine.lse(p, ptx::lg2_approx_ftz(mine.sum), p.lse_low.data) : unseen_lse());
       }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if constexpr (kCfg.score.dropout) scale[half] *= group.p.dropout_scale;
-      factor[half] = sum[half] == 0.0f ? -1.0f : scale[half] * ptx::rcp_approx_ftz(sum[half]);
+      if constexpr (kCfg.score.dropout) scale[half] *= p.dropout_scale;
+      factor[half] = seen[half] ? scale[half] * ptx::rcp_approx_ftz(total[half].sum) : -1.0f;
     }
   }
 

@@ -32,7 +32,9 @@ struct ScoreStage {
       kN * 4 + kD * 4 + (kInPlace ? 0 : kSteps * 4) + kBiasMaskRegisters <= (kCfg.consumers == 2   ? 192
                                                                              : kCfg.consumers == 3 ? 128
                                                                                                    : 96);
-  using BiasMask = BiasMaskFragment<kCfg.score, kBiasMaskAhead ? 2 : 1, kN, false>;
+  // Biases of 16 bits from D = 128 on fill the registers as they lie: fused, they would spill up to 500 bytes.
+  static constexpr bool kFused = dtype_bytes(kCfg.score.bias_dtype) == 4 || kCfg.head_dim_v < 128;
+  using BiasMask = BiasMaskFragment<kCfg.score, kBiasMaskAhead ? 2 : 1, kN, false, kFused>;
 
   float rS[1][kN][4];
   uint32 rP[kSteps][4];  // A fragments of P V
@@ -80,7 +82,7 @@ struct ScoreStage {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               float& x = rS[0][n][2 * half + e];
-              x = score<kCfg.score>(at.p, tile.s, row, key0 + n * 8 + warp_lane() % 4 * 2 + e, x).value;
+              x = score<kCfg.score, kFused>(at.p, tile.s, row, key0 + n * 8 + warp_lane() % 4 * 2 + e, x).value;
             }
         }
       }
@@ -118,7 +120,7 @@ struct ScoreStage {
     at.release_k();
     if (!kCfg.block_mask && at.at_last_block()) at.release_q();
     softmax.reset();
-    const float unit = score_unit<kCfg.score>(at.p);
+    const ScoreUnit unit = score_unit<kCfg.score>(at.p);
     float alpha[1][2];
     softmax.update_max(rS, unit, alpha, 0.0f);
     if (kCfg.score.stale_max() && at.bounds.cuts_low()) softmax.raise_max(kFewKeysLead_log2);
@@ -132,7 +134,7 @@ struct ScoreStage {
   template <class WaitOutput>
   TESSERA_DEVICE void next_block(Cursor& at, float (&rO)[1][kD][4], WaitOutput&& wait_output) {
     constexpr int kEarly = kSteps / 2 * 2;
-    const float unit = score_unit<kCfg.score>(at.p);
+    const ScoreUnit unit = score_unit<kCfg.score>(at.p);
     apply_options_and_mask(at);
     if constexpr (!kCfg.score.stale_max()) {
       at.release_k();
@@ -177,8 +179,8 @@ struct ScoreStage {
       const WorkTile<kCfg>& tile = at.tile();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        drop(rS[0], half, at.p, tile.batch * at.p.heads_q + tile.head, at.query(tile, warp_lane(), half),
-             at.bounds.block * kCfg.block_n);
+        drop<kCfg.score.dropout_state>(rS[0], half, at.p, tile.batch * at.p.heads_q + tile.head,
+                                       at.query(tile, warp_lane(), half), at.bounds.block * kCfg.block_n);
       }
     }
 #pragma unroll

@@ -264,7 +264,8 @@ struct FwdD512Consumer {
     if constexpr (kCfg.score.dropout) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        drop(rS[0], half, p, tile.batch * p.heads_q + tile.head, query(half), block * kCfg.block_n);
+        drop<kCfg.score.dropout_state>(rS[0], half, p, tile.batch * p.heads_q + tile.head, query(half),
+                                       block * kCfg.block_n);
       }
     }
 #pragma unroll
@@ -276,29 +277,30 @@ struct FwdD512Consumer {
   // The rows' sums, once all keys have passed: LSE to global memory, by one block of the cluster, and `factor`.
   TESSERA_DEVICE void finish_sums() {
     softmax.finish();
-    auto& sum = softmax.sum[0];  // 0: the row sees no key; NaN counts as seen
+    const bool seen[2] = {softmax.sum[0][0] != 0.0f, softmax.sum[0][1] != 0.0f};  // NaN counts as seen
+    RowTotal total[2] = {softmax.total(0, 0), softmax.total(0, 1)};
     float scale[2] = {1.0f, 1.0f};
     if (p.sink) {
-      const float sink = p.sink[p.sink_head * tile.head] * kLog2e;
+      const float sink = p.sink[p.sink_head * tile.head];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if (sum[half] != 0.0f) scale[half] = join_sink(sink, softmax.max_log2[0][half], sum[half]);
+        if (seen[half]) scale[half] = total[half].join_sink(p, sink);
       }
     }
     if (p.lse.data && rank() == 0) {
       // Of the four lanes that share a row, lane 0 stores the LSE of that row, lane 1 of the row eight below.
       const int half = lane() % 4, row = consumer * kConsumerRows + warp() * 16 + half * 8 + lane() / 4;
-      const float l = half ? sum[1] : sum[0], max_log2 = half ? softmax.max_log2[0][1] : softmax.max_log2[0][0];
       if (half < 2 && row < tile.count) {
-        p.lse.data[p.lse.batch * tile.batch + p.lse.head * tile.head +
-                   p.lse.row * (static_cast<int64>(tile.s.q_begin) + tile.row0 + row)] =
-            l != 0.0f ? (max_log2 + ptx::lg2_approx_ftz(l)) * kLn2 : -infinity();
+        const RowTotal mine = half ? total[1] : total[0];
+        store_lse(
+            p, tile.batch, tile.head, static_cast<int64>(tile.s.q_begin) + tile.row0 + row,
+            (half ? seen[1] : seen[0]) ? mine.lse(p, ptx::lg2_approx_ftz(mine.sum), p.lse_low.data) : unseen_lse());
       }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if constexpr (kCfg.score.dropout) scale[half] *= p.dropout_scale;
-      factor[half] = sum[half] == 0.0f ? 0.0f : scale[half] * ptx::rcp_approx_ftz(sum[half]);
+      factor[half] = seen[half] ? scale[half] * ptx::rcp_approx_ftz(total[half].sum) : 0.0f;
     }
   }
 

@@ -35,8 +35,9 @@ void fill_gradients(BwdParams& p, const tessera_problem& problem, const tessera_
   p.d_q_aligned = rows_aligned(problem.d_q, buffers.d_q);
   p.d_k_aligned = rows_aligned(problem.d_k, buffers.d_k);
   p.d_v_aligned = rows_aligned(problem.d_v, buffers.d_v);
-  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.d_lse = stat_tensor(problem.d_lse, buffers.d_lse);
+  p.far_lse_log2 = far_lse_log2(problem);
   if (core::present(problem.d_bias)) {
     p.d_bias = score_tensor(problem.d_bias, buffers.d_bias);
     p.d_bias_batches = static_cast<int>(problem.d_bias.shape[0]);

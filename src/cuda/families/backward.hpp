@@ -18,6 +18,12 @@ struct BwdWorkspace {
 // `tiles`: of block_m queries, of all heads.
 BwdWorkspace backward_workspace(int64_t tiles, int block_m, int head_dim, bool deterministic);
 
+// The LSE in log2 units from which on one float of it is too little for P (attention/far_rows.cuh): the error of P is below 2^-15 for types
+// of 16 bits, and below that of a score rounded to float32 for float32.
+constexpr float far_lse_log2(const tessera_problem& problem) {
+  return problem.q.dtype == TESSERA_FLOAT32 ? 0x1p7f : 0x1p10f;
+}
+
 // All but how keys and queries are cut into tiles. `workspace` may be NULL: nothing is launched then.
 void fill_backward_params(BwdParams& p, const tessera_plan& plan, const BwdWorkspace& at,
                           const tessera_buffers& buffers, void* workspace);

@@ -2,6 +2,7 @@
 // what the latter two are compiled for is in files of their own. Every number depends on the problem and the GPU alone.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -168,8 +169,11 @@ constexpr PrebuiltRow kPrebuilt[] = {
 
 // The softcap's slope is made of P in float16, whose rounding moves the tanh by 2^-11 / softcap: from here on it costs dS no more than
 // dS's own rounding does (2^-11 in float16, 2^-8 in bfloat16).
+// And of the LSE in one float, which the softcap bounds: beyond the largest far rows (attention/far_rows.cuh) would need the other, too.
+constexpr double kLargestSoftcap = 4096;
 std::string refuse_softcap(const tessera_problem& p) {
   const bool float16 = p.q.dtype == TESSERA_FLOAT16;
+  if (p.softcap > kLargestSoftcap) return "softcap: above 4096, and its slope is made of an LSE rounded";
   if (p.softcap <= 0 || p.softcap >= (float16 ? 2.0 : 0.25)) return "";
   return std::string("softcap: below ") + (float16 ? "2" : "0.25") + ", and its slope is made of P rounded";
 }
@@ -337,6 +341,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   }
   BwdSm90Params p{};
   fill_backward_params(p, plan, own.workspace, buffers, workspace);
+  if (plan.problem.softcap > 0) p.far_lse_log2 = std::numeric_limits<float>::infinity();
   p.q_tiles = own.q_tiles, p.q_slots = own.q_slots;
   if (own.config.split_group) {  // each part of a group is a KV head of its own
     p.group_splits = own.group_splits, p.block_n = own.config.block_n;

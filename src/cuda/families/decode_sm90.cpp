@@ -336,7 +336,7 @@ tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& 
   p.least_queries = own.least_queries, p.most_queries = own.most_queries, p.beside = beside;
   p.o = row_tensor(problem.o, buffers.o);
   p.o_aligned = rows_aligned(problem.o, buffers.o);
-  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.min_tiles = own.min_tiles, p.short_tiles = own.short_tiles, p.most_parts = Divisor(own.most_parts);
   const int team_rows = team_rows_of(plan, own.most_queries), team_heads = own.team / team_rows;
   p.team = Divisor(own.team), p.team_heads = Divisor(team_heads), p.team_rows = Divisor(team_rows);

@@ -127,12 +127,12 @@ tessera_status list_forward(const tessera_plan& plan, const tessera_buffers& buf
   fill_problem_params(p, plan, buffers);
   p.o = row_tensor(problem.o, buffers.o);
   p.o_aligned = rows_aligned(problem.o, buffers.o);
-  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.tiles = Divisor(own.tiles);
   p.num_splits = 1;
   if (char* const bytes = static_cast<char*>(workspace)) {
     p.o_accum = reinterpret_cast<float*>(bytes + own.o_accum);
-    p.row_max_log2 = reinterpret_cast<float*>(bytes + own.row_max);
+    p.row_max = reinterpret_cast<float*>(bytes + own.row_max);
     p.row_sum = reinterpret_cast<float*>(bytes + own.row_sum);
   }
   FwdConfig config = own.config;

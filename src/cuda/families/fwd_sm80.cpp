@@ -186,6 +186,11 @@ int64_t partial_o_bytes(const tessera_plan& plan, int num_splits) {
   return padded_to(int64_t{num_splits} * plan.heads_q * rows_total(plan) * plan.head_dim_v * 4, kWorkspaceAlignment);
 }
 
+// Of one of its two floats.
+int64_t partial_lse_bytes(const tessera_plan& plan, int num_splits) {
+  return int64_t{num_splits} * plan.heads_q * rows_total(plan) * 4;
+}
+
 // A block for each work tile. Persistent blocks, whose tiles `order` tells, are as many as the GPU holds where tiles differ in
 // cost, and with pairs always: of one block on a multiprocessor nothing else covers the first loads. Where work tiles of spread
 // rows cost the same, the GPU schedules them: as many blocks as it holds were up to 3 % slower.
@@ -228,10 +233,9 @@ tessera_status merge_splits(const tessera_plan& plan, const FwdParams& p, Launch
   c.o_parts = p.partial_o;
   c.o_part_row = p.head_dim_v, c.o_part_batch = int64_t{c.rows.value} * c.o_part_row;
   c.o_part_head = p.rows_total * c.o_part_row, c.o_part = p.heads_q * c.o_part_head;
-  c.lse_parts = p.partial_lse;
-  c.lse_part_row = 1, c.lse_part_batch = c.rows.value, c.lse_part_head = p.rows_total;
-  c.lse_part = p.heads_q * c.lse_part_head;
-  c.o = p.o, c.lse = p.lse;
+  c.lse_parts = {p.partial_lse, p.heads_q * p.rows_total, c.rows.value, p.rows_total, 1};
+  c.lse_low_parts = c.lse_parts, c.lse_low_parts.data = p.partial_lse_low;
+  c.o = p.o, c.lse = p.lse, c.lse_low = p.lse_low;
   c.sink = p.sink, c.sink_head = p.sink_head;
   if (packed) c.rows_begin = p.cu_seqlens_q, c.rows_end = p.cu_seqlens_q + p.batch * p.cu_seqlens_q_stride;
   return launch_combine({static_cast<Dtype>(plan.problem.q.dtype), Dtype::kFloat32, false}, c, launches);
@@ -286,8 +290,7 @@ void configure(tessera_plan& plan) {
   plan.num_items = choice.blocks * plan.num_splits * choice.slices;
   plan.shared_bytes = 0;
   if (plan.num_splits > 1) {
-    plan.shared_bytes =
-        partial_o_bytes(plan, plan.num_splits) + int64_t{plan.num_splits} * plan.heads_q * rows_total(plan) * 4;
+    plan.shared_bytes = partial_o_bytes(plan, plan.num_splits) + 2 * partial_lse_bytes(plan, plan.num_splits);
   }
   keep_config(plan, planned(plan, choice, plan.num_splits));
 }
@@ -339,7 +342,7 @@ tessera_status list_fwd_sm80(const tessera_plan& plan, const FwdSm80Plan& own, c
   fill_problem_params(p, plan, buffers);
   p.o = row_tensor(problem.o, buffers.o);
   p.o_aligned = rows_aligned(problem.o, buffers.o);
-  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.tiles = own.tiles;
   p.order = own.order;
   p.masks = position_masks(problem, buffers);
@@ -347,7 +350,9 @@ tessera_status list_fwd_sm80(const tessera_plan& plan, const FwdSm80Plan& own, c
   p.split_keys = own.split_keys;
   if (own.num_splits > 1) {
     p.partial_o = static_cast<float*>(workspace);
-    p.partial_lse = reinterpret_cast<float*>(static_cast<char*>(workspace) + partial_o_bytes(plan, own.num_splits));
+    char* const lse = workspace ? static_cast<char*>(workspace) + partial_o_bytes(plan, own.num_splits) : nullptr;
+    p.partial_lse = reinterpret_cast<float*>(lse);
+    p.partial_lse_low = lse ? reinterpret_cast<float*>(lse + partial_lse_bytes(plan, own.num_splits)) : nullptr;
   }
   if (plan.batch == 0) {  // all rows belong to no sequence, and have no parts
     p.num_splits = 0;

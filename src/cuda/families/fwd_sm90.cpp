@@ -381,7 +381,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   FwdSm90Params p{};
   fill_problem_params(p, plan, buffers);
   p.o = row_tensor(problem.o, buffers.o);
-  p.lse = stat_tensor(problem.lse, buffers.lse);
+  p.lse = stat_tensor(problem.lse, buffers.lse), p.lse_low = stat_tensor(problem.lse_low, buffers.lse_low);
   p.order = own.order;
   p.masks = position_masks(problem, buffers);
   ListCounters counters{};

@@ -98,6 +98,9 @@ void merge_chunks(const tessera_plan& plan, const core::PrefixMemory& memory, Co
   const core::ChunkMemory& chunks = memory.chunks;
   const int64_t tokens = rows_total(plan), heads = plan.heads_kv, group = plan.heads_q / heads, dv = plan.head_dim_v;
   const int64_t count = core::prefix_chunks(plan), rows = tokens * group;
+  const auto own_stats = [&](float* const(&of)[core::kPrefixParts]) {
+    return StatTensor{of[core::kSuffix], c.lse_parts.batch, c.lse_parts.head, c.lse_parts.row};
+  };
   c.chunks = {Divisor(static_cast<int>(group)),
               heads * dv,
               1,
@@ -105,15 +108,13 @@ void merge_chunks(const tessera_plan& plan, const core::PrefixMemory& memory, Co
               c.o_part_batch,
               c.o_part_row,
               c.o_part_head,
-              memory.lse[core::kSuffix],
-              c.lse_part_batch,
-              c.lse_part_head,
-              c.lse_part_row};
+              own_stats(memory.lse),
+              own_stats(memory.lse_low)};
   c.parts = static_cast<int>(count);
   c.o_parts = chunks.o, c.o_part = rows * heads * dv;
   c.o_part_row = group * heads * dv, c.o_part_batch = c.rows.value * c.o_part_row, c.o_part_head = dv;
-  c.lse_parts = chunks.lse, c.lse_part = rows;
-  c.lse_part_row = group, c.lse_part_batch = c.rows.value * group, c.lse_part_head = count * rows;
+  c.lse_parts = {chunks.lse, rows, c.rows.value * group, count * rows, group};
+  c.lse_low_parts = c.lse_parts, c.lse_low_parts.data = chunks.lse_low;
   c.rows_begin = memory.group_queries, c.rows_end = memory.group_queries + core::prefix_groups(plan.problem);
 }
 

@@ -34,7 +34,7 @@ struct StandardPlan {
 
 constexpr uint32_t kTensors =
     ~(kServingTensors | tensors({"cu_seqlens_q", "cu_seqlens_k", "seqused_k", "bias", "alibi_slopes", "block_mask",
-                                 "sink", "d_lse", "d_bias", "d_sink"}));
+                                 "sink", "d_lse", "d_bias", "d_sink", "lse_low", "dropout_state"}));
 constexpr Supports supports(tessera_direction direction) {
   return {direction, 80, kAnyNewer, kHalfPrecision, kMostHeadDim, kTensors};
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -28,6 +29,7 @@ struct Drawn {
   CombineConfig config;
   int parts, batch, rows, heads, dim, gap;
   bool sink, bounds;
+  float shared, sink_above;  // in all LSEs; how far sinks are above them
   uint64_t seed;
 };
 
@@ -37,15 +39,19 @@ class Merge {
     const int64_t row = of.dim + of.gap, rows = int64_t{of.batch} * of.rows * of.heads;
     draw(o_parts_, of.config.part_dtype, of.parts * rows * row), draw(own_o_, of.config.part_dtype, rows * row);
     o_.assign(static_cast<size_t>(rows * row) * bytes(of.config.dtype), std::byte{0x5a});
-    lse_parts_.resize(static_cast<size_t>(of.parts * rows)), own_lse_.resize(static_cast<size_t>(rows));
-    lse_.assign(static_cast<size_t>(rows), 7.0f), sink_.resize(static_cast<size_t>(of.heads));
-    std::normal_distribution<float> normal(0, 3);
-    for (auto* all : {&lse_parts_, &own_lse_, &sink_})
-      for (float& x : *all) x = normal(random_);
+    // LSEs in two floats: a number that all share, and the rest.
+    for (Lses* all : {&lse_parts_, &own_lse_})
+      all->resize(static_cast<size_t>(all == &own_lse_ ? rows : of.parts * rows));
+    lse_.assign(static_cast<size_t>(rows), 7.0f), lse_low_ = lse_, sink_.resize(static_cast<size_t>(of.heads));
+    std::normal_distribution<double> normal(0, 3);
+    for (Lses* all : {&lse_parts_, &own_lse_})
+      for (size_t n = 0; n < all->rest.size(); ++n) all->set(n, of.shared, normal(random_));
+    for (float& x : sink_) x = of.shared + static_cast<float>(normal(random_) + of.sink_above);
     // Parts that saw nothing, of which o is what was in memory.
-    for (int64_t n = 0; n < static_cast<int64_t>(lse_parts_.size()); ++n) {
+    for (int64_t n = 0; n < static_cast<int64_t>(lse_parts_.rest.size()); ++n) {
       if (random_() % 3 > 0) continue;
-      lse_parts_[static_cast<size_t>(n)] = kNone;
+      lse_parts_.rest[static_cast<size_t>(n)] = lse_parts_.high[static_cast<size_t>(n)] = kNone;
+      lse_parts_.low[static_cast<size_t>(n)] = 0;
       for (int d = 0; d < of.dim; ++d) store(o_parts_, of.config.part_dtype, n * row + d, std::nan(""));
     }
     bounds_[0] = static_cast<int32_t>(random_() % static_cast<unsigned>(of.batch * of.rows + 1));
@@ -57,15 +63,23 @@ class Merge {
     // [part, batch, row, head]; chunks have the heads of a KV head side by side, two of them.
     p.o_parts = o_parts_.data(), p.o_part = rows * row, p.o_part_batch = int64_t{of.rows} * of.heads * row;
     p.o_part_row = of.heads * row, p.o_part_head = row;
-    p.lse_parts = lse_parts_.data(), p.lse_part = rows, p.lse_part_batch = int64_t{of.rows} * of.heads;
-    p.lse_part_row = of.heads, p.lse_part_head = 1;
+    const int64_t batch_lses = int64_t{of.rows} * of.heads;
+    p.lse_parts = {lse_parts_.high.data(), rows, batch_lses, of.config.chunks ? 2 : 1, of.heads};
+    p.lse_low_parts = p.lse_parts, p.lse_low_parts.data = lse_parts_.low.data();
     if (of.config.chunks) {
-      p.o_part_head = 2 * row, p.lse_part_head = 2;
-      p.chunks = {Divisor(2),       row, 1,       own_o_.data(), p.o_part_batch, p.o_part_row, row, own_lse_.data(),
-                  p.lse_part_batch, 1,   of.heads};
+      p.o_part_head = 2 * row;
+      p.chunks = {Divisor(2),
+                  row,
+                  1,
+                  own_o_.data(),
+                  p.o_part_batch,
+                  p.o_part_row,
+                  row,
+                  {own_lse_.high.data(), batch_lses, 1, of.heads},
+                  {own_lse_.low.data(), batch_lses, 1, of.heads}};
     }
     p.o = {o_.data(), p.o_part_batch, p.o_part_row, row};
-    p.lse = {lse_.data(), p.lse_part_batch, of.rows, 1};
+    p.lse = {lse_.data(), batch_lses, of.rows, 1}, p.lse_low = p.lse, p.lse_low.data = lse_low_.data();
     if (of.bounds) p.rows_begin = &bounds_[0], p.rows_end = &bounds_[1];
     if (of.sink) p.sink = sink_.data(), p.sink_head = 1;
   }
@@ -79,19 +93,22 @@ class Merge {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t of_all = r / of.heads;
       const bool there = !of.bounds || (of_all >= bounds_[0] && of_all < bounds_[1]);
-      std::vector<std::pair<double, int64_t>> parts;  // LSE, and where o is: own parts past the others
+      std::vector<std::pair<double, int64_t>>
+          parts;  // LSE less what all share, and where o is: own parts past the others
       for (int64_t n = 0; there && n < of.parts; ++n)
-        parts.emplace_back(lse_parts_[static_cast<size_t>(n * rows + r)], n * rows + r);
-      if (of.config.chunks) parts.emplace_back(own_lse_[static_cast<size_t>(r)], -1 - r);
+        parts.emplace_back(lse_parts_.rest[static_cast<size_t>(n * rows + r)], n * rows + r);
+      if (of.config.chunks) parts.emplace_back(own_lse_.rest[static_cast<size_t>(r)], -1 - r);
       double sum = 0;
       for (const auto& [lse, at] : parts) sum += std::exp(lse);
       const bool seen = sum > 0;
-      if (seen && of.sink) sum += std::exp(double{sink_[static_cast<size_t>(r % of.heads)]});
-      const float lse = lse_[static_cast<size_t>(lse_index(r))];
+      if (seen && of.sink) sum += std::exp(double{sink_[static_cast<size_t>(r % of.heads)]} - of.shared);
+      const auto at_row = static_cast<size_t>(lse_index(r));
       if (seen) {
-        ASSERT_NEAR(lse, std::log(sum), 1e-5) << "row " << r;
+        ASSERT_NEAR((double{lse_[at_row]} - of.shared) + lse_low_[at_row], std::log(sum), 1e-5) << "row " << r;
+        ASSERT_EQ(lse_[at_row] + lse_low_[at_row], lse_[at_row]) << "row " << r;
       } else {
-        ASSERT_EQ(lse, kNone) << "row " << r;
+        ASSERT_EQ(lse_[at_row], kNone) << "row " << r;
+        ASSERT_EQ(lse_low_[at_row], 0.0f) << "row " << r;
       }
       for (int64_t d = 0; d < of.dim; ++d) {
         double o = 0, most = 0;
@@ -114,6 +131,15 @@ class Merge {
   CombineParams params{};
 
  private:
+  struct Lses {
+    std::vector<double> rest;
+    std::vector<float> high, low;
+    void resize(size_t count) { rest.resize(count), high.resize(count), low.resize(count); }
+    void set(size_t n, float shared, double x) {  // as a part has them, whose sum is a float
+      const TwoFloats lse = two_sum(shared, static_cast<float>(x));
+      rest[n] = static_cast<float>(x), high[n] = lse.high, low[n] = lse.low;
+    }
+  };
   static int64_t bytes(Dtype dtype) { return dtype_bytes(dtype); }
   static double load(const std::vector<std::byte>& from, Dtype dtype, int64_t at) {
     return core::load(static_cast<int32_t>(dtype), from.data(), at);
@@ -135,7 +161,8 @@ class Merge {
   const Drawn drawn_;
   std::mt19937_64 random_;
   std::vector<std::byte> o_parts_, own_o_, o_;
-  std::vector<float> lse_parts_, own_lse_, lse_, sink_;
+  Lses lse_parts_, own_lse_;
+  std::vector<float> lse_, lse_low_, sink_;
   int32_t bounds_[2];
 };
 
@@ -155,6 +182,8 @@ void expect_right(uint64_t seed, int& aligned) {
                     .gap = wide ? 4 * between(0, 2) : between(0, 3),
                     .sink = random() % 2 == 0,
                     .bounds = random() % 2 == 0,
+                    .shared = std::array{0.0f, 0.0f, 3000.0f, -1e9f, -1e30f, 3.2e38f}[random() % 6],
+                    .sink_above = std::array{0.0f, -60.0f, 60.0f}[random() % 3],
                     .seed = seed};
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + std::to_string(drawn.parts) + " parts of " +
                std::to_string(drawn.dim));

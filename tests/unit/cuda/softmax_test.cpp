@@ -17,7 +17,9 @@ namespace tessera {
 namespace {
 
 constexpr int kRows = 16, kN = 4, kTile = kN * 8, kTiles = 36, kKeys = kTile * kTiles, kColumns = 8;
-constexpr float kScale = 0.375f;
+constexpr float kNatural = 0.26f, kLowest = std::numeric_limits<float>::lowest();
+constexpr ScoreUnit kUnit{kNatural, kNatural*kLog2e},
+    kAdded{1.0f, kLog2e};  // as kernels have them without and with a bias
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 
 using Scores = std::vector<float>;  // [kRows, kKeys]
@@ -25,7 +27,7 @@ using Fragment = float[1][kN][4];
 
 struct Outputs {
   std::vector<double> o = std::vector<double>(kRows * kColumns);
-  std::vector<double> lse_log2 = std::vector<double>(kRows);
+  std::vector<double> lse = std::vector<double>(kRows);  // both floats'
   int tiles_done_again = 0;
 };
 
@@ -48,8 +50,8 @@ void load(const Scores& scores, Place at, int tile, Fragment& s) {
 template <int kThreshold_log2>
 struct Updating {
   template <class Reload>
-  static bool step(OnlineSoftmax<1>& softmax, Fragment& s, float (&o)[1][1][4], const Reload&) {
-    softmax.update(s, kScale, o, kThreshold_log2);
+  static bool step(OnlineSoftmax<1>& softmax, ScoreUnit unit, Fragment& s, float (&o)[1][1][4], const Reload&) {
+    softmax.update(s, unit, o, kThreshold_log2);
     return false;
   }
 };
@@ -58,11 +60,11 @@ using RunningMax = Updating<0>;
 // As fwd_sm80 has it.
 struct StaleMax {
   template <class Reload>
-  static bool step(OnlineSoftmax<1>& softmax, Fragment& s, float (&o)[1][1][4], const Reload& reload) {
+  static bool step(OnlineSoftmax<1>& softmax, ScoreUnit unit, Fragment& s, float (&o)[1][1][4], const Reload& reload) {
     const bool ready = softmax.ready;
-    if (ready && softmax.try_stale_max(s, kScale)) return false;
+    if (ready && softmax.try_stale_max(s, unit)) return false;
     if (ready) reload();
-    softmax.update(s, kScale, o, 0.0f);
+    softmax.update(s, unit, o, 0.0f);
     return ready;
   }
 };
@@ -70,28 +72,37 @@ struct StaleMax {
 // As fwd_sm90 has it: the columns in two parts.
 struct StaleMaxInParts {
   template <class Reload>
-  static bool step(OnlineSoftmax<1>& softmax, Fragment& s, float (&o)[1][1][4], const Reload& reload) {
+  static bool step(OnlineSoftmax<1>& softmax, ScoreUnit unit, Fragment& s, float (&o)[1][1][4], const Reload& reload) {
     const bool ready = softmax.ready;
     if (ready) {
       SumParts total[1];
-      softmax.exponentiate_stale_max<0, kN / 2>(s, kScale, total);
-      softmax.exponentiate_stale_max<kN / 2, kN>(s, kScale, total);
+      softmax.exponentiate_stale_max<0, kN / 2>(s, unit, total);
+      softmax.exponentiate_stale_max<kN / 2, kN>(s, unit, total);
       if (softmax.accept(total)) return false;
       reload();
     }
     float alpha[1][2];
-    const bool moves = softmax.update_max(s, kScale, alpha, 0.0f);
-    softmax.exponentiate(s, kScale);
+    const bool moves = softmax.update_max(s, unit, alpha, 0.0f);
+    softmax.exponentiate(s, unit);
     if (moves) softmax.rescale(alpha, o);
     return ready;
   }
 };
 
+// The units as the host gives them to kernels.
+ProblemParams units_of(ScoreUnit unit) {
+  const double log2e = double{unit.log2} / unit.natural;
+  ProblemParams p{};
+  p.lse_log2e = static_cast<float>(log2e), p.lse_log2e_low = static_cast<float>(log2e - p.lse_log2e);
+  p.lse_ln2 = static_cast<float>(1 / log2e), p.lse_ln2_low = static_cast<float>(1 / log2e - p.lse_ln2);
+  return p;
+}
+
 float unrounded(float p) { return p; }
 float bfloat16(float p) { return core::bfloat16_to_float(core::float_to_bfloat16(p)); }
 
 template <class Way>
-Outputs attend(const Scores& scores, float (*round_p)(float) = unrounded) {
+Outputs attend(const Scores& scores, ScoreUnit unit, float (*round_p)(float) = unrounded) {
   Outputs out;
   std::vector<float> p(kRows * kTile);
   emulated::Warp::run([&](int lane) {
@@ -101,7 +112,7 @@ Outputs attend(const Scores& scores, float (*round_p)(float) = unrounded) {
     float o[1][1][4] = {};
     for (int tile = 0; tile < kTiles; ++tile) {
       load(scores, at, tile, s);
-      const bool again = Way::step(softmax, s, o, [&] { load(scores, at, tile, s); });
+      const bool again = Way::step(softmax, unit, s, o, [&] { load(scores, at, tile, s); });
       for (int n = 0; n < kN; ++n) {
         for (int e = 0; e < 4; ++e) p[at.row(e / 2) * kTile + at.key(n, e)] = round_p(s[0][n][e]);
       }
@@ -121,31 +132,33 @@ Outputs attend(const Scores& scores, float (*round_p)(float) = unrounded) {
     }
     if (lane % 4 == 0) {
       for (int half = 0; half < 2; ++half) {
-        out.lse_log2[at.row(half)] = softmax.max_log2[0][half] + std::log2(static_cast<double>(softmax.sum[0][half]));
+        const RowTotal total = softmax.total(0, half);
+        const TwoFloats lse = total.lse(units_of(unit), ptx::lg2_approx_ftz(total.sum), true);
+        out.lse[at.row(half)] = softmax.sum[0][half] == 0.0f ? -kInf : static_cast<double>(lse.high) + lse.low;
       }
     }
   });
   return out;
 }
 
-// By the definition, scores times scale being rounded to float32 as in the kernels.
-Outputs exact(const Scores& scores) {
+// By the definition, of scores rounded to float32.
+Outputs exact(const Scores& scores, ScoreUnit unit) {
   Outputs out;
   for (int row = 0; row < kRows; ++row) {
     double most = -kInf, sum = 0;
     std::vector<double> s(kKeys);
     for (int key = 0; key < kKeys; ++key) {
-      s[key] = scores[row * kKeys + key] * kScale;
+      s[key] = scores[row * kKeys + key] * unit.natural;
       most = std::isnan(s[key]) || std::isnan(most) ? kNaN : std::max(most, s[key]);
     }
     const bool nothing = most == -kInf;
     for (int key = 0; key < kKeys; ++key) {
-      const double p = nothing ? 0.0 : std::exp2(s[key] - most);
+      const double p = nothing ? 0.0 : std::exp(s[key] - most);
       sum += p;
       for (int column = 0; column < kColumns; ++column) out.o[row * kColumns + column] += p * value(key, column);
     }
     for (int column = 0; column < kColumns; ++column) out.o[row * kColumns + column] /= nothing ? 1.0 : sum;
-    out.lse_log2[row] = most + std::log2(sum);
+    out.lse[row] = most + std::log(sum);
   }
   return out;
 }
@@ -156,6 +169,7 @@ struct Case {
   float special;            // the score of one key in three of the rows
   int hidden_until;         // keys of row 3 that it does not see
   float tolerance;
+  float base = 0;  // added to every score
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
@@ -174,6 +188,14 @@ const Case kCases[] = {
     {"minus_infinity", 4, 0, -kInf, 0, 1e-5f},
     {"sees_late", 4, 0, 0, kTile * 3 + 5, 1e-5f},
     {"sees_nothing", 4, 0, 0, kKeys, 1e-5f},
+    {"lowest", 4, 0, 0, 0, 1e-5f, kLowest},
+    {"lowest_and_unseen", 4, 0, -kInf, kTile * 3 + 5, 1e-5f, kLowest},
+    {"one_key_above_the_lowest", 4, 0, -2.6e38f, 0, 1e-5f, kLowest},
+    {"a_key_among_the_lowest", 4, 0, 3, 0, 1e-5f, kLowest},
+    {"largest", 4, 0, 0, 0, 1e-5f, 3.3e38f},
+    {"a_key_of_the_largest", 4, 0, 3.3e38f, 0, 1e-5f},
+    {"padding_of_1e9", 4, 0, 0, kTile + 3, 1e-5f, -1e9f},
+    {"around_a_large_number", 0.01f, 0, 0, 0, 3e-3f, 3e4f},
 };
 
 Scores draw(const Case& c, unsigned seed) {
@@ -181,7 +203,7 @@ Scores draw(const Case& c, unsigned seed) {
   std::normal_distribution<float> normal;
   Scores scores(kRows * kKeys);
   for (int i = 0; i < kRows * kKeys; ++i) {
-    scores[i] = c.deviation * normal(generator) + c.growth * static_cast<float>(i % kKeys);
+    scores[i] = c.deviation * normal(generator) + c.growth * static_cast<float>(i % kKeys) + c.base;
   }
   // Where a tile's rows take turns at something, one of each turn, and of each column.
   const int at[][3] = {{5, 7, 11}, {12, 4, 2}, {9, 3, 29}};  // row, tile, key
@@ -205,22 +227,25 @@ void expect_close(double got, double want, double tolerance, const std::string& 
 class CudaSoftmax : public testing::TestWithParam<Case> {
  protected:
   template <class Way>
-  Outputs check() {
+  void check() {
     const unsigned seed = std::random_device{}();
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Scores scores = draw(GetParam(), seed);
-    const Outputs got = attend<Way>(scores), want = exact(scores);
-    for (int row = 0; row < kRows; ++row) {
-      const double lse = want.lse_log2[row];
-      // A product that is not rounded before the reference is taken off it, which was, differs by the rounding; a huge one is.
-      const double rounding = std::abs(lse) < kHugeScore_log2 ? std::ldexp(std::abs(lse), -22) : 0.0;
-      expect_close(got.lse_log2[row], lse, 1e-5 + rounding, "lse of row " + std::to_string(row));
-      for (int column = 0; column < kColumns; ++column) {
-        const int at = row * kColumns + column;
-        expect_close(got.o[at], want.o[at], GetParam().tolerance, "o[" + std::to_string(row) + "]");
+    for (const ScoreUnit unit : {kUnit, kAdded}) {
+      SCOPED_TRACE("unit " + std::to_string(unit.natural));
+      const Outputs got = attend<Way>(scores, unit), want = exact(scores, unit);
+      for (int row = 0; row < kRows; ++row) {
+        const double lse = want.lse[row];
+        // A product that is not rounded differs from one that is, as those of huge scores are.
+        const bool fused = unit.natural != 1.0f && std::abs(lse) * kLog2e < kHugeScore_log2;
+        const double rounding = fused ? std::ldexp(std::abs(lse), -24) : 0.0;
+        expect_close(got.lse[row], lse, 1e-5 + rounding, "lse of row " + std::to_string(row));
+        for (int column = 0; column < kColumns; ++column) {
+          const int at = row * kColumns + column;
+          expect_close(got.o[at], want.o[at], GetParam().tolerance, "o[" + std::to_string(row) + "]");
+        }
       }
     }
-    return got;
   }
 };
 
@@ -234,7 +259,8 @@ INSTANTIATE_TEST_SUITE_P(Scores, CudaSoftmax, testing::ValuesIn(kCases),
 
 int tiles_done_again(const char* name) {
   for (const Case& c : kCases) {
-    if (std::string(c.name) == name) return attend<StaleMaxInParts>(draw(c, std::random_device{}())).tiles_done_again;
+    if (std::string(c.name) == name)
+      return attend<StaleMaxInParts>(draw(c, std::random_device{}()), kUnit).tiles_done_again;
   }
   return -1;
 }
@@ -254,8 +280,8 @@ double squared_error(unsigned seed) {
   std::uniform_real_distribution<float> above_log2(7, 13);
   std::uniform_int_distribution<int> key(kTile, kKeys - 1);
   Scores scores = draw({"", 1, 0, 0, 0, 0}, seed);
-  for (int row = 0; row < kRows; ++row) scores[row * kKeys + key(generator)] += above_log2(generator) / kScale + 4;
-  const Outputs got = attend<Way>(scores, bfloat16), want = exact(scores);
+  for (int row = 0; row < kRows; ++row) scores[row * kKeys + key(generator)] += above_log2(generator) / kUnit.log2 + 4;
+  const Outputs got = attend<Way>(scores, kUnit, bfloat16), want = exact(scores, kUnit);
   double sum = 0;
   for (int i = 0; i < kRows * kColumns; ++i) sum += (got.o[i] - want.o[i]) * (got.o[i] - want.o[i]);
   return sum;
@@ -271,6 +297,29 @@ TEST(CudaSoftmax, AKeyThatOutweighsOthersIsWeighedExactly) {
   }
   EXPECT_LE(std::sqrt(stale / running), 1.10);
   EXPECT_LE(std::sqrt(in_parts / running), 1.10);
+}
+
+// Sinks above and below a row's scores, at any size of them.
+TEST(CudaSoftmax, SinksJoinTheSum) {
+  for (const float most : {0.0f, 3.0f, -700.0f, 3e4f, 1e9f, -1e30f, 3.2e38f, kLowest}) {
+    for (const float above : {-1e38f, -1e9f, -20.0f, -1.0f, 0.0f, 2.0f, 100.0f, 1e9f}) {
+      for (const ScoreUnit unit : {kUnit, kAdded}) {
+        const float sum = 5.25f, sink = most * unit.natural + above;
+        if (std::isinf(sink)) continue;
+        const bool huge = is_huge(most * unit.log2);
+        const ProblemParams p = units_of(unit);
+        RowTotal row(huge ? most * unit.natural : most * unit.log2, sum, huge);
+        const double max = huge ? row.max : row.max * (double{unit.natural} / unit.log2);
+        const double with_sink = std::exp(std::min(sink - max, 700.0)) + sum;
+        const float scale = row.join_sink(p, sink);
+        SCOPED_TRACE(std::to_string(most) + ", sink " + std::to_string(sink));
+        const TwoFloats lse = row.lse(p, ptx::lg2_approx_ftz(row.sum), true);
+        const double want = sink - max > 600 ? sink - max : std::log(with_sink);  // above the max
+        EXPECT_NEAR((static_cast<double>(lse.high) - max) + lse.low, want, 1e-5 + std::abs(want) * 1e-7);
+        EXPECT_NEAR(scale * sum / row.sum, sink - max > 600 ? 0.0 : sum / with_sink, 1e-5);
+      }
+    }
+  }
 }
 
 }  // namespace

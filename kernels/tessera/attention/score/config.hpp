@@ -14,6 +14,8 @@ struct ScoreConfig {
   bool mask;
   bool block_mask;
   bool dropout;
+  bool
+      dropout_state;  // its seed and offset are read when the kernel runs, so that each replay of a CUDA graph draws anew
   bool scale_first;  // scale <= 0: the largest product is not the largest score
   bool causal_seqs;  // causal is each sequence's own: attention/mask
   bool tree_mask;    // attention/tree_mask
@@ -36,7 +38,7 @@ struct ScoreConfig {
   // Scores are changed before they are exponentiated, not scaled by the same instruction.
   TESSERA_HOST_DEVICE constexpr bool scaled() const { return softcap || adds() || scale_first; }
 };
-TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block_mask, dropout, scale_first,
-                      causal_seqs, tree_mask)
+TESSERA_CONFIG_FIELDS(ScoreConfig, softcap, bias, bias_dtype, alibi, mask, block_mask, dropout, dropout_state,
+                      scale_first, causal_seqs, tree_mask)
 
 }  // namespace tessera

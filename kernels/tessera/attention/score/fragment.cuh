@@ -14,8 +14,8 @@ TESSERA_DEVICE constexpr int key_at(int n, int i) {
 }
 
 // A lane's share of kRows x kKeys blocks of 8 queries and 8 keys: of query lane / 4 of each, keys 2 (lane % 4) and the next;
-// kLaneOrder: of what stands there (SharedTile), which are eight neighbours of four blocks.
-template <ScoreConfig kScore, int kRows, int kKeys, bool kLaneOrder>
+// kLaneOrder: of what stands there (SharedTile), which are eight neighbours of four blocks. kFused: visible_score.
+template <ScoreConfig kScore, int kRows, int kKeys, bool kLaneOrder, bool kFused = true>
 struct BiasMaskFragment {
   static_assert(kKeys % (kLaneOrder ? 4 : 2) == 0);
   static constexpr bool kTaken = kScore.bias_or_mask() && !kScore.block_mask;
@@ -94,7 +94,9 @@ struct BiasMaskFragment {
       for (int e = 0; e < 2; ++e) {
         float& x = s[k][2 * half + e];
         const Score capped = capped_score<kScore, kSmall>(p, x);
-        x = visible_score(sequence, score_row, key, key_at<kLaneOrder>(k, e), capped, of(row, k, e != 0)).value;
+        x = visible_score<kScore, kFused>(p, sequence, score_row, key, key_at<kLaneOrder>(k, e), capped,
+                                          of(row, k, e != 0))
+                .value;
       }
   }
 };

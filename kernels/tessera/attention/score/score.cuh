@@ -6,6 +6,7 @@
 #include "tessera/attention/mask.cuh"
 #include "tessera/attention/score/config.hpp"
 #include "tessera/attention/score/softcap.cuh"
+#include "tessera/attention/score/unit.cuh"
 #include "tessera/attention/sequence.cuh"
 #include "tessera/tile/element.cuh"
 #include "tessera/tile/numbers.cuh"
@@ -16,14 +17,14 @@ namespace tessera {
 template <ScoreConfig kCfg>
 struct ScoreRow {
   int query;
-  KeyRange keys;  // visible by position
-  float slope_log2;
+  KeyRange keys;                         // visible by position
+  float slope;                           // of ALiBi
   const char *bias, *mask, *block_mask;  // of (b, h, query, key 0)
 
   TESSERA_DEVICE ScoreRow(const ProblemParams& p, const Sequence& s, int batch, int head, int query)
       : query(query), keys(visible_keys<kCfg>(p, s, query)) {
     if constexpr (kCfg.alibi) {
-      slope_log2 = p.alibi_slopes[p.alibi_batch * batch + p.alibi_head * head] * kLog2e;
+      slope = p.alibi_slopes[p.alibi_batch * batch + p.alibi_head * head];
     }
     if constexpr (kCfg.bias) {
       const int64 at = p.bias.batch * batch + p.bias.head * head + p.bias.row * query;
@@ -40,7 +41,7 @@ struct ScoreRow {
 };
 
 struct Score {
-  float value;  // times score_unit in log2 units; -inf where the key is not visible
+  float value;  // of visible_score in score_unit, -inf where the key is not visible; before it what it multiplies
   float slope;  // d(capped score) / d(score): 1 - tanh^2, for the gradient through the softcap
 };
 
@@ -58,33 +59,40 @@ TESSERA_DEVICE BiasMaskElement load_bias_mask_at(const ProblemParams& p, const S
   return element;
 }
 
-// What a score is still to be multiplied by, in the instruction that subtracts its row's maximum. Where nothing is added to a
-// score, that is all of the scale, or what is multiplied to a tanh.
+// What a score is still to be multiplied by. Where nothing is added to a score, that is all of the scale, or what is multiplied to a
+// tanh; where something is, log2(e) alone, so that a finite bias makes a finite score.
 template <ScoreConfig kCfg>
-TESSERA_DEVICE float score_unit(const ProblemParams& p) {
-  if constexpr (kCfg.adds()) return 1.0f;
-  if constexpr (kCfg.softcap) return capped_unit(p);
-  return kCfg.scale_first ? 1.0f : p.scale_log2;
+TESSERA_DEVICE ScoreUnit score_unit(const ProblemParams& p) {
+  if constexpr (kCfg.adds()) return {1.0f, kLog2e};
+  if constexpr (kCfg.softcap) return {capped_unit(p), capped_unit(p) * kLog2e};
+  if constexpr (kCfg.scale_first) return {1.0f, kLog2e};
+  return {p.scale, p.scale_log2};
 }
 
-// Scaled and capped.
+// Capped, and scaled where nothing is added that the same instruction could add.
 template <ScoreConfig kCfg, bool kSmall = false>
 TESSERA_DEVICE Score capped_score(const ProblemParams& p, float product) {
-  if constexpr (!kCfg.scaled()) return {product, 1.0f};
-  if constexpr (!kCfg.softcap) return {product * p.scale_log2, 1.0f};
-  const float t = quadruple_tanh<kSmall>(softcap_input(p, product));
-  return {kCfg.adds() ? t * capped_unit(p) : t, fmaf(t, -0.0625f * t, 1.0f)};
+  if constexpr (kCfg.softcap) {
+    const float t = quadruple_tanh<kSmall>(softcap_input(p, product));
+    return {t, fmaf(t, -0.0625f * t, 1.0f)};
+  }
+  return {kCfg.scale_first && !kCfg.adds() ? product * p.scale : product, 1.0f};
 }
 
 // Bias, ALiBi and masks of key + offset, which the query sees by position. Of keys with one `key` and offsets that the compiler
-// knows, ALiBi is two instructions each.
-template <ScoreConfig kCfg>
-TESSERA_DEVICE Score visible_score(const Sequence& s, const ScoreRow<kCfg>& row, int key, int offset, Score r,
-                                   const BiasMaskElement& element) {
-  if constexpr (kCfg.bias) r.value = fmaf(element.bias, kLog2e, r.value);
+// knows, ALiBi is two instructions each. kFused: a bias is added by the instruction that scales the product; its number is then made ready
+// ahead of the product, and not every kernel has registers for that.
+template <ScoreConfig kCfg, bool kFused = true>
+TESSERA_DEVICE Score visible_score(const ProblemParams& p, const Sequence& s, const ScoreRow<kCfg>& row, int key,
+                                   int offset, Score r, const BiasMaskElement& element) {
+  [[maybe_unused]] const float unit = kCfg.softcap ? capped_unit(p) : p.scale;
+  if constexpr (kCfg.bias) {
+    r.value = kFused ? fmaf(r.value, unit, element.bias) : __fmul_rn(r.value, unit) + element.bias;
+  }
   if constexpr (kCfg.alibi) {
-    const float from_key = row.slope_log2 * static_cast<float>(row.query + s.sk - s.sq - key);
-    r.value -= fabsf(fmaf(-row.slope_log2, static_cast<float>(offset), from_key));
+    const float from_key = row.slope * static_cast<float>(row.query + s.sk - s.sq - key);
+    const float slopes = -fabsf(fmaf(-row.slope, static_cast<float>(offset), from_key));
+    r.value = kCfg.bias ? r.value + slopes : fmaf(r.value, unit, slopes);
   }
   if constexpr (kCfg.mask || kCfg.block_mask) {
     if (!element.visible) r.value = -infinity();
@@ -92,13 +100,13 @@ TESSERA_DEVICE Score visible_score(const Sequence& s, const ScoreRow<kCfg>& row,
   return r;
 }
 
-template <ScoreConfig kCfg>
+template <ScoreConfig kCfg, bool kFused = true>
 TESSERA_DEVICE Score score(const ProblemParams& p, const Sequence& s, const ScoreRow<kCfg>& row, int key,
                            float product) {
   const Score r = capped_score<kCfg>(p, product);
   const bool visible = key >= row.keys.low && key <= row.keys.high;
   if (!visible) return {-infinity(), r.slope};
-  return visible_score(s, row, key, 0, r, load_bias_mask_at(p, row, key));
+  return visible_score<kCfg, kFused>(p, s, row, key, 0, r, load_bias_mask_at(p, row, key));
 }
 
 }  // namespace tessera

@@ -24,7 +24,7 @@ TESSERA_DEVICE float quadruple_tanh(float x) {
 TESSERA_DEVICE float softcap_input(const ProblemParams& p, float product) {
   return product * (4.0f * p.scale / p.softcap);
 }
-TESSERA_DEVICE float capped_unit(const ProblemParams& p) { return 0.25f * kLog2e * p.softcap; }
+TESSERA_DEVICE float capped_unit(const ProblemParams& p) { return 0.25f * p.softcap; }
 
 // Whether all of a lane's inputs are below 2, as nearly always: below it bit 30 of a float is 0.
 template <int kN>

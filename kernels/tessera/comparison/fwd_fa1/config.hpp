@@ -24,9 +24,9 @@ TESSERA_HOST_DEVICE constexpr FwdFa1Layout fwd_fa1_layout(const FwdConfig& c) {
 
 // What stays in device memory between two tiles of keys. Tiles of block_m queries, [batch x heads_q, tiles].
 struct FwdFa1Params : FwdParams {
-  float* o_accum;       // a tile as its warps' accumulators lie: [warp][16 rows][8 columns][lane][4]
-  float* row_max_log2;  // m, [block_m] a tile
-  float* row_sum;       // l
+  float* o_accum;  // a tile as its warps' accumulators lie: [warp][16 rows][8 columns][lane][4]
+  float* row_max;  // m, [block_m] a tile
+  float* row_sum;  // l
 };
 
 }  // namespace tessera

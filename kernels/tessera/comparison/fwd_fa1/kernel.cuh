@@ -31,12 +31,12 @@ template <FwdConfig kCfg>
 struct FwdFa1Rows {
   static constexpr int kM = kCfg.block_m / kCfg.warps / 16, kD = kCfg.head_dim / 8;
   float4* o;
-  float *row_max_log2, *row_sum;  // of the lane's first row
+  float *row_max, *row_sum;  // of the lane's first row
 
   TESSERA_DEVICE FwdFa1Rows(const FwdFa1Params& p, int64 tile, int warp) {
     const int64 row = tile * kCfg.block_m + warp * (kM * 16);
     o = reinterpret_cast<float4*>(p.o_accum + row * kCfg.head_dim) + lane_id();
-    row_max_log2 = p.row_max_log2 + row + lane_row(), row_sum = p.row_sum + row + lane_row();
+    row_max = p.row_max + row + lane_row(), row_sum = p.row_sum + row + lane_row();
   }
   TESSERA_DEVICE float4& part(int m, int d) const { return o[(m * kD + d) * 32]; }
 };
@@ -60,20 +60,18 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
     b.visible = visible_keys(p, b.s, b.row0, b.row0 + b.count - 1);
   };
   for (int row = static_cast<int>(threadIdx.x); row < p.tiles * kCfg.block_m; row += kThreads) {
-    p.row_max_log2[first_row + row] = -infinity(), p.row_sum[first_row + row] = 0.0f;
+    p.row_max[first_row + row] = -infinity(), p.row_sum[first_row + row] = 0.0f;
   }
   for (int tile = 0; tile < p.tiles; ++tile) {
     take_tile(tile);
     if (b.visible.some.low <= b.visible.some.high) continue;
     for (int row = warp; row < b.count; row += kCfg.warps) {
       clear_row<kCfg.dtype>(p.o, b.work.batch, b.row0 + row, b.work.head, p.head_dim_v);
-      if (lane_id() == 0 && p.lse.data) {
-        p.lse.data[p.lse.batch * b.work.batch + p.lse.head * b.work.head + p.lse.row * (b.row0 + row)] = -infinity();
-      }
+      if (lane_id() == 0) store_lse(p, b.work.batch, b.work.head, b.row0 + row, unseen_lse());
     }
   }
 
-  const float unit = score_unit<kCfg.score>(p);
+  const ScoreUnit unit = score_unit<kCfg.score>(p);
 #pragma unroll 1
   for (int key0 = 0; key0 < b.s.sk; key0 += kCfg.block_n) {
     // 2. K and V: global -> shared, with the first tile of Q.
@@ -107,22 +105,31 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
 
       //    O_i, m_i and l_i: global -> registers. Before a row's first visible key O is not there yet.
       const Rows rows(p, static_cast<int64>(blockIdx.x) * p.tiles + tile, warp);
-      float row_max[kM][2], row_sum[kM][2], rO[kM][kD][4];
+      OnlineSoftmax<kM> softmax;  // a row's sum is one lane's, of the four that share it
+      bool moderate = true;
+      uint32 huge = 0;
+      float row_sum[kM][2], rO[kM][kD][4];
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          row_max[m][half] = rows.row_max_log2[m * 16 + half * 8], row_sum[m][half] = rows.row_sum[m * 16 + half * 8];
+          row_sum[m][half] = rows.row_sum[m * 16 + half * 8];
+          softmax.max[m][half] = rows.row_max[m * 16 + half * 8];
+          softmax.sum[m][half] = lane_col() == 0 ? fabsf(row_sum[m][half]) : 0.0f;
+          if (row_sum[m][half] < 0.0f) huge |= 1u << (2 * m + half);  // as decode_sm90's DecodePart has them
+          row_sum[m][half] = fabsf(row_sum[m][half]);
+          moderate &= !is_huge(softmax.max[m][half]);
         }
         const bool upper = row_sum[m][0] != 0.0f, lower = row_sum[m][1] != 0.0f;
         const bool any = __any_sync(0xffffffff, upper || lower);
 #pragma unroll
         for (int d = 0; d < kD; ++d) {
           const float4 o = any ? rows.part(m, d) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-          rO[m][d][0] = upper ? o.x : 0.0f, rO[m][d][1] = upper ? o.y : 0.0f;
-          rO[m][d][2] = lower ? o.z : 0.0f, rO[m][d][3] = lower ? o.w : 0.0f;
+          rO[m][d][0] = upper ? o.x * row_sum[m][0] : 0.0f, rO[m][d][1] = upper ? o.y * row_sum[m][0] : 0.0f;
+          rO[m][d][2] = lower ? o.z * row_sum[m][1] : 0.0f, rO[m][d][3] = lower ? o.w * row_sum[m][1] : 0.0f;
         }
       }
+      softmax.ready = __all_sync(0xffffffff, moderate && huge == 0), softmax.huge_rows = huge;
 
       //    S = Q K^T, options, mask
       float rS[kM][kN][4];
@@ -138,36 +145,7 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
       }
 
       //    m', P, l'; O to what P V is added to
-      OnlineSoftmax<kM> softmax;  // as the epilogue takes it: l' is one lane's, of the four that share a row
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float most = row_max[m][half], total = 0.0f;
-#pragma unroll
-          for (int n = 0; n < kN; ++n)
-#pragma unroll
-            for (int e = 2 * half; e < 2 * half + 2; ++e) {
-              rS[m][n][e] = __fmul_rn(rS[m][n][e], unit);  // not fused: m' is one of these numbers
-              most = fmaxf(most, rS[m][n][e]);
-            }
-          most = tessera::row_max(most);
-          const float ref = most == -infinity() ? 0.0f : most;
-#pragma unroll
-          for (int n = 0; n < kN; ++n)
-#pragma unroll
-            for (int e = 2 * half; e < 2 * half + 2; ++e) {
-              rS[m][n][e] = ptx::ex2_approx_ftz(rS[m][n][e] - ref);
-              total += rS[m][n][e];
-            }
-          const float before = row_sum[m][half] * ptx::ex2_approx_ftz(row_max[m][half] - ref);
-#pragma unroll
-          for (int d = 0; d < kD; ++d) rO[m][d][2 * half] *= before, rO[m][d][2 * half + 1] *= before;
-          softmax.max_log2[m][half] = most;
-          const float sum = before + tessera::row_sum(total);
-          softmax.sum[m][half] = lane_col() == 0 ? sum : 0.0f;
-          row_sum[m][half] = sum;
-        }
+      softmax.update(rS, unit, rO, 0.0f);
 
       //    O += P V; normalised, to device memory, or at the tile's last visit to o
       if constexpr (kCfg.score.dropout) drop<kCfg>(rS, p, b, b.row0 + warp_row, key0);
@@ -182,10 +160,11 @@ TESSERA_DEVICE void fwd_fa1(const FwdFa1Params& p) {
         float factor[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          factor[half] = row_sum[m][half] == 0.0f ? 0.0f : ptx::rcp_approx_ftz(row_sum[m][half]);
+          const float sum = tessera::row_sum(softmax.sum[m][half]);
+          factor[half] = sum == 0.0f ? 0.0f : ptx::rcp_approx_ftz(sum);
           if (lane_col() == 0) {
-            rows.row_max_log2[m * 16 + half * 8] = softmax.max_log2[m][half];
-            rows.row_sum[m * 16 + half * 8] = row_sum[m][half];
+            rows.row_max[m * 16 + half * 8] = softmax.max[m][half];
+            rows.row_sum[m * 16 + half * 8] = softmax.huge(m, half) ? -sum : sum;
           }
         }
 #pragma unroll

@@ -64,7 +64,7 @@ TESSERA_DEVICE void standard_probabilities(float (&rP)[kM][kN][4], const Standar
       [[maybe_unused]] PhiloxWords words;
       if constexpr (kCfg.dropout) {
         static_assert(kN == 4, "a call of Philox decides four tiles of 8 keys");
-        words = dropout_words(p, of.batch * p.heads_q + of.head, query, key / 32, lane_id() % 4);
+        words = dropout_words(DropoutKeys<false>(p), of.batch * p.heads_q + of.head, query, key / 32, lane_id() % 4);
       }
 #pragma unroll
       for (int n = 0; n < kN; ++n)

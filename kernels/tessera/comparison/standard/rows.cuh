@@ -97,7 +97,7 @@ TESSERA_DEVICE uint4 pack(const float (&x)[kStandardVector]) {
 // the four calls and hands the others their words. By all lanes of a warp.
 TESSERA_DEVICE void vector_dropout_bits(uint32 (&words)[4], const ProblemParams& p, int head, int query, int key) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
-  const PhiloxWords mine = dropout_words(p, head, query, key / 32, lane);
+  const PhiloxWords mine = dropout_words(DropoutKeys<false>(p), head, query, key / 32, lane);
 #pragma unroll
   for (int distance = 0; distance < 4; ++distance) {
     const int other = lane ^ distance;  // whose keys are those of this word, and whose call has mine

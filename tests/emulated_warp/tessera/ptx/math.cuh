@@ -13,6 +13,8 @@ inline float ex2_approx_ftz(float x) {
   return y < std::numeric_limits<float>::min() ? 0.0f : y;
 }
 
+inline float lg2_approx_ftz(float x) { return std::log2(x); }
+
 inline float rcp_approx_ftz(float x) { return 1.0f / x; }
 
 inline uint32 cvt_rn_f16x2(float low, float high) {

@@ -2,6 +2,7 @@
 // warp's lane reads is the entry's of core/philox.hpp.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -31,7 +32,14 @@ TEST(CudaBwdSm90Dropout, EveryLaneReadsItsOwn) {
     for (auto& of_round : p.dropout_keys) of_round[0] = key[0], of_round[1] = key[1], key = core::next_key(key);
 
     std::vector<uint32> words(kBlockM * kBlockN / 32);
-    for (size_t n = 0; n < words.size(); ++n) words[n] = DrawnBits::draw(p, head, row0, key0, static_cast<uint32>(n));
+    const int64 state[2] = {static_cast<int64>(dropout.seed), static_cast<int64>(dropout.offset)};
+    ProblemParams of_state = p;
+    std::memset(of_state.dropout_keys, 0, sizeof of_state.dropout_keys);
+    of_state.dropout_offset = 0, of_state.dropout_state = state, of_state.dropout_state_stride = 1;
+    for (size_t n = 0; n < words.size(); ++n) {
+      words[n] = DrawnBits::draw<false>(p, head, row0, key0, static_cast<uint32>(n));
+      ASSERT_EQ(DrawnBits::draw<true>(of_state, head, row0, key0, static_cast<uint32>(n)), words[n]);
+    }
 
     // As ScoreWarpgroup::mark_dropped reads them.
     for (int warp = 0; warp < 8; ++warp)

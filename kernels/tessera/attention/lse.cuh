@@ -1,0 +1,35 @@
+// A log-sum-exp in two floats: high + low is it to twice the digits. What is near a large number is known by `low` alone.
+#pragma once
+
+#include "tessera/tile/numbers.cuh"
+#include "tessera/types.hpp"
+
+namespace tessera {
+
+struct TwoFloats {
+  float high, low;
+};
+
+// a + b rounded, and what the rounding left out.
+TESSERA_DEVICE TwoFloats two_sum(float a, float b) {
+  const float high = a + b, of_b = high - a;
+  const float low = (a - (high - of_b)) + (b - of_b);
+  return {high, fabsf(high) < infinity() ? low : 0.0f};
+}
+
+TESSERA_DEVICE TwoFloats unseen_lse() { return {-infinity(), 0.0f}; }
+
+// Into a call's lse and lse_low, as far as they are asked for.
+template <class Params>
+TESSERA_DEVICE void store_lse(const Params& p, int batch, int head, int64 row, TwoFloats lse) {
+  if (p.lse.data) *p.lse.at(batch, head, row) = lse.high;
+  if (p.lse_low.data) *p.lse_low.at(batch, head, row) = lse.low;
+}
+
+// What an earlier call saved; without lse_low its bound is that of one float.
+template <class Params>
+TESSERA_DEVICE TwoFloats load_lse(const Params& p, int batch, int head, int64 row) {
+  return {*p.lse.at(batch, head, row), p.lse_low.data ? *p.lse_low.at(batch, head, row) : 0.0f};
+}
+
+}  // namespace tessera
