@@ -14,7 +14,7 @@ import copy
 import dataclasses
 from typing import Any, Optional
 
-from megatron.core import tensor_parallel
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -25,16 +25,37 @@ from tessera._core import Error
 
 __all__ = ["TesseraAttention", "with_attention"]
 
+# Of Megatron's cp_comm_type.
+_STRATEGIES = {None: "auto", "p2p": "ring", "a2a": "all_to_all", "all_gather": "all_gather", "a2a+p2p": "mesh"}
+
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.causal_bottom_right, AttnMaskType.padding_causal)
 
 
 class TesseraAttention(DotProductAttention):
     """megatron-core's DotProductAttention, its parameters and its checkpoints, without the matrix of scores.
 
-    Beyond it: packed sequences (`packed_seq_params` in the thd format), a bias, and query groups without copies of their keys. As there
-    a mask that is given hides what is True in it; a causal layer is causal beside it, the last query over the last key. A
-    mask that says no more than causal costs time: Megatron's --no-create-attention-mask-in-dataloader leaves it out.
+    Beyond it: packed sequences (`packed_seq_params` in the thd format), a bias, query groups without copies of their
+    keys, and context parallelism (dense, without masks, bias and dropout). As there a mask that is given hides what is
+    True in it; a causal layer is causal beside it, the last query over the last key. A mask that says no more than
+    causal costs time: Megatron's --no-create-attention-mask-in-dataloader leaves it out.
     """
+
+    def __init__(self, config: Any, *args: Any, cp_comm_type: Optional[str] = None, **options: Any):
+        alone = config
+        if config.context_parallel_size > 1:  # which the parent refuses
+            alone = copy.copy(config)
+            alone.context_parallel_size = 1
+        super().__init__(alone, *args, **options)
+        self.config = config
+        self.parallel = None
+        if config.context_parallel_size > 1:
+            group = getattr(options.get("pg_collection"), "cp", None) or parallel_state.get_context_parallel_group()
+            strategy = _STRATEGIES.get(cp_comm_type)
+            if strategy is None:
+                accepted = ", ".join(map(repr, _STRATEGIES))
+                raise Error(f"cp_comm_type: {cp_comm_type!r}, accepted {accepted}")
+            # Megatron gives rank r chunks r and 2N - 1 - r of 2N.
+            self.parallel = tessera.torch.context_parallel(group, layout="zig_zag", strategy=strategy)
 
     def forward(
         self,
@@ -47,6 +68,8 @@ class TesseraAttention(DotProductAttention):
         packed_seq_params: Optional[Any] = None,
     ) -> Tensor:  # [Sq, B, H Dv], or packed [T, H Dv]
         options = self._options(attn_mask_type, attention_mask, attention_bias)
+        if self.parallel is not None:
+            return self._over_ranks(query, key, value, packed_seq_params, options)
         if packed_seq_params is not None:
             options.update(_packed(packed_seq_params))
         else:
@@ -54,6 +77,18 @@ class TesseraAttention(DotProductAttention):
         with self._random(query, options):
             o = tessera.torch.attention(query, key, value, **options)
         return (o if packed_seq_params is not None else o.transpose(0, 1)).flatten(-2)
+
+    def _over_ranks(self, query: Tensor, key: Tensor, value: Tensor, packed: Optional[Any], options: dict) -> Tensor:
+        """With context parallelism: each rank has its rows of every sequence."""
+        if packed is not None:
+            raise Error("packed_seq_params: given with context_parallel_size > 1, accepted None there")
+        if "mask" in options:
+            raise Error(
+                "attention_mask: given with context_parallel_size > 1, accepted None there: "
+                "--no-create-attention-mask-in-dataloader"
+            )
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        return self.parallel.attention(query, key, value, **options).transpose(0, 1).flatten(-2)
 
     def _options(self, mask_type: Optional[AttnMaskType], mask: Optional[Tensor], bias: Optional[Tensor]) -> dict:
         scale = self.softmax_scale

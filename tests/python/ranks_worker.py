@@ -255,6 +255,48 @@ def small_model(ranks):
         raise AssertionError("not refused")
 
 
+def megatron(ranks):
+    """megatron-core's core attention with context parallelism: its rows are those of zig_zag, and the result is that of
+    one process."""
+    from megatron.core import parallel_state
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.utils import get_batch_on_this_cp_rank
+
+    import tessera.megatron
+
+    parallel_state.initialize_model_parallel(context_parallel_size=ranks)
+    groups = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
+    inputs = tensors(torch.float32, 2, 4 * ranks)
+    settings = dict(num_layers=1, hidden_size=HEADS * DIM, num_attention_heads=HEADS, num_query_groups=HEADS_KV)
+    exact, plain = exact_and_plain(inputs, torch.float32, {"causal": True})
+    for strategy in (None, "p2p", "a2a", "all_gather"):
+        config = TransformerConfig(**settings, attention_dropout=0.0, context_parallel_size=ranks)
+        layer = tessera.megatron.TesseraAttention(
+            config, 1, AttnMaskType.causal, "self", cp_comm_type=strategy, pg_collection=groups
+        )
+        mine = get_batch_on_this_cp_rank({str(n): t for n, t in enumerate(inputs[:4])}, groups.cp)
+        q, k, v, d_o = (t.transpose(0, 1) for t in mine.values())
+        leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+        o = layer(*leaves, None)
+        gradients = torch.autograd.grad(o, leaves, d_o.flatten(2))
+        o = o.unflatten(2, (HEADS, DIM_V))
+        whole = [layer.parallel.unshard(t.detach().transpose(0, 1)) for t in (o, *gradients)]
+        reference.check(f"{strategy}: o", whole[0], plain[0], exact[0])
+        alone = [t.clone().requires_grad_() for t in inputs[:3]]
+        by_one = torch.autograd.grad(tessera.torch.attention(*alone, causal=True), alone, inputs[3])
+        for ours, theirs in zip(whole[1:], by_one):
+            assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max(), strategy
+    try:
+        layer(*leaves, torch.zeros(1, 1, 4, 4 * ranks, dtype=torch.bool))
+    except tessera.Error as error:
+        assert "attention_mask: given with context_parallel_size" in str(error)
+    else:
+        raise AssertionError("not refused")
+    parallel_state.destroy_model_parallel()
+
+
 def refused(ranks):
     """In words, by name, and on every rank alike."""
     parallel = tessera.torch.context_parallel()

@@ -29,19 +29,28 @@ LAUNCHES = {
 }
 
 
-@pytest.fixture(scope="module")
-def launched():
-    """One program for all numbers of ranks: importing PyTorch takes longer than most of them."""
-    arguments = [f"{ranks}:{names}" for ranks, names in LAUNCHES.items()]
+def launch(*arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, str(WORKER), *arguments], env=environment, capture_output=True, text=True, timeout=500
     )
 
 
+@pytest.fixture(scope="module")
+def launched():
+    """One program for all numbers of ranks: importing PyTorch takes longer than most of them."""
+    return launch(*(f"{ranks}:{names}" for ranks, names in LAUNCHES.items()))
+
+
 @pytest.mark.parametrize("ranks", LAUNCHES)
 def test_over_gloo(launched, ranks):
     assert str(ranks) in launched.stdout.split(), launched.stderr[-6000:]
+
+
+def test_megatron():
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    done = launch("2:megatron")
+    assert done.stdout.split() == ["2"], done.stderr[-6000:]
 
 
 def visible(rectangle, offset_q, offset_k):
