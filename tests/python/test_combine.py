@@ -159,8 +159,6 @@ def test_weights_come_from_what_the_parts_know(device):
     o_parts = random(4, 1, 5, 2, 8, seed=6)
     d_o = random(1, 5, 2, 8, seed=7, requires_grad=False)
     for lower in (None, low):
-        if lower is not None and not keeps_low(device):
-            pytest.skip("the kernels write no lse_low")
         lse_parts = high.clone().requires_grad_()
         exact = (high.double() + (0 if lower is None else lower.double())).requires_grad_()
         leaf = o_parts.detach().double().requires_grad_()
@@ -168,20 +166,13 @@ def test_weights_come_from_what_the_parts_know(device):
         expected = (weights * leaf).sum(0)
         o, lse = tessera.combine(o_parts, lse_parts, lower, return_lse=True)
         torch.testing.assert_close(o.double(), expected, rtol=1e-5, atol=1e-5)
-        if keeps_low(device):
-            *same, rest = tessera.combine(o_parts, lse_parts, lower, return_lse_low=True)
-            assert torch.equal(same[0], o) and torch.equal(same[1], lse)
-            torch.testing.assert_close(lse.double() + rest.double(), exact.logsumexp(0), rtol=0, atol=1e-6)
+        *same, rest = tessera.combine(o_parts, lse_parts, lower, return_lse_low=True)
+        assert torch.equal(same[0], o) and torch.equal(same[1], lse)
+        torch.testing.assert_close(lse.double() + rest.double(), exact.logsumexp(0), rtol=0, atol=1e-6)
         ours = torch.autograd.grad((o * d_o).sum() + lse.sum(), (o_parts, lse_parts), retain_graph=True)
         theirs = torch.autograd.grad((expected * d_o).sum() + exact.logsumexp(0).sum(), (leaf, exact))
         for a, b in zip(ours, theirs):
             torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
-
-
-def keeps_low(device):
-    from tessera.torch import kernels
-
-    return kernels.keeps_low(torch.empty(1, 1, 1, 8, device=device), {})
 
 
 def test_without_data_lower_digits_are_checked_too():

@@ -222,8 +222,11 @@ def attention(
         sink = _sink(sink)
     _add_dropout(given, q, seed, offset)
     functorch = not compiling and torch._C._functorch.peek_interpreter_stack() is not None
-    if return_lse_low and q.dim() in (3, 4) and not kernels.keeps_low(q, given):
-        raise Error("return_lse_low: True, accepted False: this device's kernels with these options write no lse_low")
+    if return_lse_low and q.dim() in (3, 4) and not kernels.keeps_low(given):
+        raise Error(
+            "return_lse_low: True, accepted False: a call without a backward pass (pages, tree_mask, prefix_groups) writes no "
+            "lse_low"
+        )
     results = 3 if return_lse_low else 2 if return_lse else 1
     if functorch or _watched(q, k, v, bias, sink):
         operator = ops.Transformable.apply if functorch else ops.attention_forward

@@ -97,19 +97,13 @@ def _value(number):
 
 def without_data(tensor: Tensor, contiguous_rows: bool = False) -> _core.ArrayWithoutData:
     """The tensor as the library's checks take it. contiguous_rows: a copy where `rows` would make one."""
-    return _without_data_at(tensor, tensor.device, contiguous_rows)
-
-
-def _without_data_at(tensor: Tensor, device: torch.device, contiguous_rows: bool = False) -> _core.ArrayWithoutData:
     shape, strides = [_value(n) for n in tensor.shape], [_value(n) for n in tensor.stride()]
     if contiguous_rows and strides and strides[-1] != 1:
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    place, index = _DEVICE_TYPES.get(device.type, _OTHER_DEVICE), device.index or 0
-    if device.type == "cuda" and not torch.cuda.is_available():
+    place, index = _DEVICE_TYPES.get(tensor.device.type, _OTHER_DEVICE), tensor.device.index or 0
+    if tensor.device.type == "cuda" and not torch.cuda.is_available():
         index = _NO_GPU
     return _core.ArrayWithoutData(str(tensor.dtype)[len("torch.") :], shape, strides, place, index)
-
-
 
 
 def has_data(tensor: object) -> bool:
@@ -216,25 +210,10 @@ def output_shapes(q: Tensor, v: Tensor) -> Tuple[tuple, tuple]:
 _WITHOUT_GRADIENT = ("page_table", "page_indices", "tree_mask", "prefix_groups")
 
 
-@functools.cache
-def _device_keeps_low(device: torch.device) -> bool:
-    """Whether the kernels of a device write lse_low."""
-    tensor = torch.empty(1, 1, 1, 8, dtype=torch.float32, device="meta")
-    place = functools.partial(_without_data_at, device=device)
-    low = place(tensor[0, :, :, 0])
-    kernel = {} if device.type == "cuda" else {"kernel": "tiled"}  # the reference has them anyhow
-    try:
-        _core.check("forward", place(tensor), place(tensor), place(tensor), lse=low, lse_low=low, **kernel)
-    except _core.Error:
-        return False
-    return True
-
-
-def keeps_low(q: Tensor, options: Options) -> bool:
+def keeps_low(options: Options) -> bool:
     """Whether a forward pass keeps what its LSE's rounding leaves out, for its backward pass."""
-    if any(name in options for name in _WITHOUT_GRADIENT):
-        return False
-    return q.dtype == torch.float64 or _device_keeps_low(q.device)
+    standard = "standard" in str(options.get("kernel", ""))  # it stores its scores, and has no use for more of the LSE
+    return not standard and not any(name in options for name in _WITHOUT_GRADIENT)
 
 
 def forward(

@@ -33,7 +33,7 @@ _recorded = _Recorded()
 
 def _new_low(q: Tensor, given: options.Options, lse_shape: tuple) -> Tensor:
     """For lse_low, what the LSE's rounding leaves out; empty where it is not kept."""
-    return q.new_empty(lse_shape if kernels.keeps_low(q, given) else (0,), dtype=torch.float32)
+    return q.new_empty(lse_shape if kernels.keeps_low(given) else (0,), dtype=torch.float32)
 
 
 def _is_kept(low: Optional[Tensor], lse: Tensor) -> bool:
@@ -334,7 +334,7 @@ class Eager(torch.autograd.Function):
         if sink is not None:
             given["sink"] = sink
         ctx.by_heads = by_heads
-        if kernels.keeps_low(q, given):
+        if kernels.keeps_low(given):
             shape = (*q.shape[:-3], q.shape[-2], q.shape[-3]) if not by_heads else q.shape[:3]
             given["lse_low"] = q.new_empty(shape, dtype=torch.float32)
         o, lse = kernels.forward(q, k, v, given, by_heads=by_heads)
