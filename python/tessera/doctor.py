@@ -120,7 +120,8 @@ def _torch(found: dict[str, Any]) -> Row:
     if row.works and found["gpus"] and not module["cuda"]:
         return Row("PyTorch", False, f"{module['version']}: built without CUDA", "pip install --force-reinstall torch")
     if row.works and found["gpus"] and not module["gpus"]:
-        return Row("PyTorch", False, f"{module['version']}: of CUDA {module['cuda']}, sees no GPU", "nvidia-smi (says why)")
+        finding = f"{module['version']}: of CUDA {module['cuda']}, sees no GPU"
+        return Row("PyTorch", False, finding, "nvidia-smi (says why)")
     return row
 
 
