@@ -1,5 +1,5 @@
-// What the C library has had only since 2.29, for wheels that must load where it is older (scripts/glibc_stubs.py): what our
-// own code and the C++ library within a wheel call of it, by what older ones have.
+// Functions that the C library has only had since 2.29, for wheels that must load with an older one
+// (scripts/glibc_stubs.py): those that the library and the C++ library in a wheel call, made from what older ones have.
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>

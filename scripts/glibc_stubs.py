@@ -4,8 +4,8 @@
     scripts/glibc_stubs.py COMPILER VERSION FOLDER      such as aarch64-linux-gnu-gcc 2.28 build/stubs
 
 Writes libraries without code into FOLDER: they have every symbol that COMPILER's glibc has of VERSION or older, by its
-newest such version. A program that is linked with -L FOLDER asks for no newer one, and so starts wherever glibc VERSION or
-newer is. Functions that glibc has only had since then stay undefined; cmake/older_glibc.c has those that are needed.
+newest such version. A program that is linked with -L FOLDER asks for no newer one, and so starts with glibc VERSION and
+all later ones. Functions that glibc has only had since then stay undefined; cmake/older_glibc.c has those that are needed.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def write_library(compiler: list[str], folder: Path, soname: str, symbols: list[
                      f".symver stub{number}, {symbol.name}@@{symbol.version}"]  # fmt: skip
     versions = sorted({symbol.version for symbol in symbols}, key=lambda v: numbers(v.partition("_")[2]))
     script = folder / f"{soname}.map"
-    script.write_text("".join(f"{version} {{ }};\n" for version in versions[:-1]) + f"{versions[-1]} {{ local: stub*; }};\n")
-    run(*compiler, "-x", "assembler", "-", "-shared", "-nostdlib", f"-Wl,-soname,{soname}", f"-Wl,--version-script,{script}",
-        "-o", folder / soname, text="\n".join(assembly) + "\n")  # fmt: skip
+    nodes = [f"{version} {{ }};\n" for version in versions[:-1]] + [f"{versions[-1]} {{ local: stub*; }};\n"]
+    script.write_text("".join(nodes))
+    run(*compiler, "-x", "assembler", "-", "-shared", "-nostdlib", f"-Wl,-soname,{soname}",
+        f"-Wl,--version-script,{script}", "-o", folder / soname, text="\n".join(assembly) + "\n")  # fmt: skip
 
 
 def main(compiler_line: str, version: str, folder_name: str) -> None:

@@ -3,10 +3,11 @@
 
     scripts/make_wheels.py [--archs x86_64,aarch64] [--pythons 3.10,3.11,3.12] [--kernels FOLDER] [--out FOLDER]
 
-The source distribution, and a wheel for each architecture and Python: 3.10, 3.11, and by 3.12 one of the stable ABI for all
-later ones. Each is linked for glibc 2.28 (scripts/glibc_stubs.py) with the C++ library inside, holds the kernels that
-`make aot` has compiled in FOLDER, is checked by auditwheel, and where this machine can run it, installed into an empty
-environment without a compiler and used there. Another architecture needs Debian's cross compiler (g++-aarch64-linux-gnu).
+The source distribution, and a wheel for each architecture and Python: 3.10, 3.11, and with 3.12 one of the stable ABI for
+it and all later ones. Each is linked for glibc 2.28 (scripts/glibc_stubs.py) with the C++ library inside, holds the
+kernels that `make aot` has compiled in FOLDER, and is checked by auditwheel. One of this machine's architecture is
+installed into an empty environment without a compiler and used there. Another architecture needs Debian's cross compiler
+(g++-aarch64-linux-gnu).
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ def check_use(wheel: Path, python: str) -> None:
         run(python, "-m", "venv", folder)
         bare = {"PATH": f"{folder}/bin", "CC": "/nonexistent", "CXX": "/nonexistent"}
         program = Path(folder) / "bin"
-        run(program / "python", "-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", wheel, **bare)
+        install = ("-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check")
+        run(program / "python", *install, wheel, **bare)
         run(program / "python", "-c", SMOKE_TEST, **bare)
         for command in ("info", "support", "doctor"):
             run(program / "tessera", command, **bare)
@@ -148,17 +150,19 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 wheel = build(builder, version, arch, kernels, Path(folder))
                 check_symbols(wheel)
+                checked = Path(folder) / "checked"
                 run(auditwheel, "-m", "auditwheel", "repair", "--plat", f"manylinux_{GLIBC.replace('.', '_')}_{arch}",
-                    "--wheel-dir", Path(folder) / "repaired", wheel, PATH=f"{auditwheel.parent}:{os.environ['PATH']}")  # fmt: skip
-                (repaired,) = (Path(folder) / "repaired").glob("*.whl")
-                if repaired.stat().st_size > MOST_BYTES:
-                    raise SystemExit(f"make_wheels.py: {repaired.name}: {repaired.stat().st_size} bytes, at most {MOST_BYTES}")
+                    "--wheel-dir", checked, wheel, PATH=f"{auditwheel.parent}:{os.environ['PATH']}")  # fmt: skip
+                (repaired,) = checked.glob("*.whl")
+                size = repaired.stat().st_size
+                if size > MOST_BYTES:
+                    raise SystemExit(f"make_wheels.py: {repaired.name}: {size} bytes, at most {MOST_BYTES}")
                 used = arch == platform.machine()
                 if used:
                     check_use(repaired, python)
                 shutil.copy(repaired, out)
                 state = "used in an empty environment" if used else "built, not run: of another architecture"
-                print(f"{repaired.name}: {repaired.stat().st_size / 1e6:.1f} MB, {state}", flush=True)
+                print(f"{repaired.name}: {size / 1e6:.1f} MB, {state}", flush=True)
     run(builder, "-c", f"from scikit_build_core.build import build_sdist; build_sdist({str(out)!r})")
     print(f"All of it is in {out}")
 

@@ -51,8 +51,8 @@ def linked(tmp_path, prefix, version):
     (tmp_path / "library.cpp").write_text(LIBRARY)
     run(cc, "-O2", "-fPIC", "-c", ROOT / "cmake/older_glibc.c", "-o", tmp_path / "older.o")
     library = tmp_path / "library.so"
-    run(cxx, "-O2", "-std=c++20", "-fPIC", "-shared", "-static-libstdc++", tmp_path / "library.cpp", tmp_path / "older.o",
-        f"-L{tmp_path}/stubs", "-o", library)  # fmt: skip
+    run(cxx, "-O2", "-std=c++20", "-fPIC", "-shared", "-static-libstdc++", tmp_path / "library.cpp",
+        tmp_path / "older.o", f"-L{tmp_path}/stubs", "-o", library)  # fmt: skip
     versions = re.findall(r"@GLIBC_([0-9.]+)", run("nm", "--dynamic", "--undefined-only", library))
     assert versions and max(map(numbers, versions)) <= numbers(version)
     # Nor for anything that no version tells of.
