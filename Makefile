@@ -1,6 +1,6 @@
 # Thin names over the CMake presets. Each target does all of its own set-up, and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench fuzz mutate aot format format-check docs explore install clean packages
+.PHONY: help demo test check bench fuzz mutate aot format format-check docs explore install wheels clean packages
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -32,6 +32,8 @@ help:
 	@echo 'make explore       make the data of docs/explore/index.html again, from tessera trace'
 	@echo 'make aot           compile the common CUDA kernels ahead of time, beside the library (needs NVRTC, no GPU;'
 	@echo '                   ARCHS="90 120" for some architectures, else all)'
+	@echo 'make wheels        the artefacts of a release into dist/: the sdist, and wheels for Python 3.10 and later, x86-64 and'
+	@echo '                   AArch64, with prebuilt kernels (needs python3.10, 3.11, 3.12 and g++-aarch64-linux-gnu)'
 	@echo 'make install       the library and the program into PREFIX (/usr/local)'
 
 packages:
@@ -91,6 +93,10 @@ aot: $(BIN)/build.ninja
 	@cmake --preset release "-DTESSERA_PREBUILD_ARCHS=$(ARCHS)" > /dev/null
 	@$(MAKE) --no-print-directory build-tessera_prebuild
 
+# The artefacts of a release into dist/.
+wheels: aot
+	@build/venv/bin/python scripts/make_wheels.py --kernels $(BIN)/src/tessera/aot
+
 # A build of its own, of what is installed: the library and the program, with the kernels that `make aot` has compiled.
 # No tests, no Python environment.
 install:
@@ -101,4 +107,4 @@ install:
 	@cmake --install build/install
 
 clean:
-	rm -rf build out
+	rm -rf build out dist

@@ -1,5 +1,6 @@
 """The command `tessera` of the Python package, and `python -m tessera`: compare, plot, plan, support and info, with the
-options and in the words of the program that `make install` installs. The other commands of that program are refused.
+options and in the words of the program that `make install` installs, and doctor. That program's other commands are
+refused.
 
 Exit codes: 0 done, 1 failed, 2 wrong use.
 """
@@ -13,7 +14,7 @@ import sys
 from typing import Any, NoReturn
 
 import tessera
-from tessera import _core, compare
+from tessera import _core, compare, doctor
 from tessera.compare.errors import WrongUse, require
 
 _ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
@@ -151,6 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     forms = supported.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="every answer as JSON, refusals with their reasons")
     forms.add_argument("--markdown", action="store_true", help="as a page: the kernels by dtype, and what is refused")
+    doctor.add_arguments(
+        command("doctor", "What will run here, why the rest will not, and the command that mends each", doctor.run)
+    )
     for name, (text, _) in _PROGRAM_ONLY.items():
         commands.add_parser(name, help=f"(the program of make install alone) {text}")
     return parser

@@ -1,4 +1,6 @@
-"""cmake/prebuild_kernels.cmake: which NVRTC compiles the kernels of a wheel. The program that would is one that says what it was given."""
+"""cmake/prebuild_kernels.cmake: which NVRTC compiles the kernels of a wheel. A program that prints what it was given stands
+in for the one that compiles.
+"""
 
 import os
 import subprocess
@@ -23,8 +25,8 @@ def prebuild(tmp_path):
             (site / library).parent.mkdir(parents=True, exist_ok=True)
             (site / library).touch()
         kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TESSERA_NVRTC", "VIRTUAL_ENV")}
-        command = ["cmake", f"-DAOT={program}", "-DFOLDER=kernels", "-DARCHS=80;90", f"-DPYTHON={tmp_path}/venv/bin/python",
-                   "-P", SCRIPT]  # fmt: skip
+        python = tmp_path / "venv/bin/python"
+        command = ["cmake", f"-DAOT={program}", "-DFOLDER=kernels", "-DARCHS=80;90", f"-DPYTHON={python}", "-P", SCRIPT]
         process = subprocess.run(command, env={**kept, **environment}, capture_output=True, text=True, timeout=50)
         assert process.returncode == 0, process.stderr
         return process.stdout.replace(str(site), "SITE")

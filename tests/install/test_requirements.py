@@ -1,4 +1,4 @@
-"""The pinned Python packages, resolved for every supported version of Python: wheels exist, and no pin excludes another."""
+"""The pinned Python packages, resolved for every supported version of Python: wheels exist, no pin excludes another."""
 
 import importlib.util
 import os
@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-SETS = (("tests/requirements.txt", "tests/python/requirements-torch.txt"), ("docs/requirements.txt",))
+TESTS = "tests/requirements.txt"
+SETS = ((TESTS, "tests/python/requirements-torch.txt"), (TESTS, "tests/python/requirements-jax.txt"),
+        ("docs/requirements.txt",))  # fmt: skip
 NO_INDEX = re.compile("error sending request|failed to fetch|dns error|could not connect|timed out", re.IGNORECASE)
 
 # pip evaluates a pin's conditions for the Python that runs it, whatever --python-version says.
@@ -33,7 +35,7 @@ def resolutions(tmp_path_factory):
     return {(version, requirements): start(version, requirements) for version in VERSIONS for requirements in SETS}
 
 
-@pytest.mark.parametrize("requirements", SETS, ids=lambda files: files[0])
+@pytest.mark.parametrize("requirements", SETS, ids=lambda files: files[-1])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_resolves(resolutions, version, requirements):
     process = resolutions[version, requirements]

@@ -60,3 +60,10 @@ def test_plain_cmake(unpacked, tmp_path, monkeypatch):
     run("cmake", "--build", build, folder=unpacked)
     run("cmake", "--install", build, folder=unpacked)
     assert re.match(r"tessera +[0-9.]+\n", run(tmp_path / "bin/tessera", "info", folder=tmp_path))
+
+
+def test_cmake_without_the_programs_packages(unpacked, tmp_path):
+    """The library needs none."""
+    said = run("cmake", "-S", unpacked, "-B", tmp_path, "-DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON", folder=unpacked)
+    assert "The program tessera is not built, for want of fmt " in said
+    assert "TESSERA_BUILD_CLI:BOOL=OFF" in (tmp_path / "CMakeCache.txt").read_text()
