@@ -14,7 +14,12 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.mark.parametrize(
     "name, needs",
-    [("attention.py", "numpy"), ("attention_numpy.py", "numpy"), ("train_pytorch.py", "torch"), ("long_document.py", "torch")],
+    [
+        ("attention.py", "numpy"),
+        ("attention_numpy.py", "numpy"),
+        ("train_pytorch.py", "torch"),
+        ("long_document.py", "torch"),
+    ],
     ids=["lines", "numpy", "pytorch", "document"],
 )
 def test_example(name, needs):
