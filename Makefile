@@ -8,7 +8,7 @@ FUZZ_SECONDS ?= 3600
 MUTANTS ?= 100
 
 BIN := build/release
-SOURCES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh' '*.inc')
+SOURCES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh' '*.inc' ':!third_party')
 # The tests find this environment's python3 first, at configure time and when they run.
 export VIRTUAL_ENV := $(CURDIR)/build/venv
 export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
