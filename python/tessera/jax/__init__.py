@@ -7,10 +7,12 @@
     tessera.jax.activate()                                           # jax.nn.dot_product_attention, unchanged programs
     tessera.jax.restore()                                            # JAX's own again
 
+    nnx.MultiHeadAttention(..., attention_fn=tessera.jax.flax_attention)     # a layer of Flax, dropout with it
+
 XLA calls the library by its foreign function interface: nothing is computed in Python, and nothing leaves the device.
 """
 
 from .api import attention
-from .nn import activate, dot_product_attention, restore
+from .nn import activate, dot_product_attention, flax_attention, restore
 
-__all__ = ["activate", "attention", "dot_product_attention", "restore"]
+__all__ = ["activate", "attention", "dot_product_attention", "flax_attention", "restore"]

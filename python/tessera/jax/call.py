@@ -98,6 +98,31 @@ def _call(settings: Settings, backward: bool, operands: Tensors, results: Tensor
     return dict(zip(results, arrays))
 
 
+# ---- shard_map ------------------------------------------------------------------------------------------------------
+
+
+def _varying(x: Any) -> frozenset:
+    """The axes of a mesh along which shards of `x` differ, as shard_map knows them; none in releases without that."""
+    if not hasattr(jax, "typeof"):
+        return frozenset()
+    kind = jax.typeof(x)
+    of_axes = getattr(kind, "manual_axis_type", None)  # JAX 0.10; before it `vma`
+    return getattr(kind, "vma", frozenset()) if of_axes is None else of_axes.varying
+
+
+def _vary(x: Any, axes: frozenset) -> Any:
+    missing = tuple(axes - _varying(x))
+    if not missing:
+        return x
+    return jax.lax.pcast(x, missing, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(x, missing)
+
+
+def _vary_with(tensors: Tensors, results: Tensors) -> Tensors:
+    """Results differ wherever a tensor does, which the transformations of the calls forget."""
+    axes = frozenset().union(*map(_varying, tensors.values()))
+    return {name: _vary(x, axes) for name, x in results.items()}
+
+
 # ---- vmap -----------------------------------------------------------------------------------------------------------
 
 
@@ -177,7 +202,7 @@ def _mappable(call: Any) -> Any:
     def run(settings: Settings, static: Any, tensors: Tensors) -> Tensors:
         mapped = jax.custom_batching.custom_vmap(functools.partial(call, settings, static))
         mapped.def_vmap(functools.partial(_rule, settings, static))
-        return mapped(tensors)
+        return _vary_with(tensors, mapped(tensors))
 
     def _rule(settings: Settings, static: Any, axis_size: int, in_batched: Any, tensors: Tensors) -> Any:
         return _vmapped(run, settings, static, axis_size, in_batched, tensors)
@@ -218,7 +243,7 @@ def _differentiated_once(run: Any) -> Any:
 
     checked = jax.custom_jvp(call, nondiff_argnums=(0, 1))
     checked.defjvp(refuse)
-    return checked
+    return lambda settings, results, tensors: _vary_with(tensors, checked(settings, results, tensors))
 
 
 _forward_once, _backward_once = map(_differentiated_once, (_forward, _backward))
@@ -259,7 +284,10 @@ def _differentiate(settings: Settings, saved: Any, cotangents: Any) -> Any:
 
 def _cotangent(gradients: Tensors, name: str, tensor: Any) -> Any:
     gradient = gradients.get(f"d_{name}")
-    return None if gradient is None else gradient.astype(tensor.dtype)
+    if gradient is None:
+        return None
+    summed = tuple(_varying(gradient) - _varying(tensor))  # what all shards read is differentiated by each
+    return (jax.lax.psum(gradient, summed) if summed else gradient).astype(tensor.dtype)
 
 
 o_and_lse.defvjp(_save, _differentiate, symbolic_zeros=True)

@@ -113,6 +113,53 @@ def dot_product_attention(
     return o if lse is None else (o, jnp.swapaxes(lse, 1, 2).reshape(shape[:-1]))
 
 
+def flax_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: Any = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Any = None,
+    is_causal: bool = False,
+    **others: Any,
+) -> Any:
+    """What Flax's attention layers call, nnx.MultiHeadAttention(..., attention_fn=tessera.jax.flax_attention): query
+    [..., T, N, H], dropout with it. Every entry is dropped by itself, whatever `broadcast_dropout` says; `precision` is
+    the kernels' own (float32 sums). The weights are never stored: `module`, which would show them, is refused.
+    """
+    if module is not None:
+        raise ValueError("module: given, accepted None: the weights are never stored (sow_weights=False)")
+    if others.get("force_fp32_for_softmax") is False:
+        others.pop("force_fp32_for_softmax")
+    for name in others:
+        if name not in ("promote_dtype", "force_fp32_for_softmax", "einsum_dot_general", "einsum", "qk_attn_weights_einsum",
+                        "attn_weights_value_einsum"):  # fmt: skip
+            raise TypeError(f"flax_attention() got an unexpected keyword argument '{name}'")
+    dtype = jnp.result_type(query, key, value) if dtype is None else dtype
+    shape = jnp.shape(query)
+    q, k, v = (jnp.asarray(x, dtype).reshape(-1, *jnp.shape(x)[-3:]) for x in (query, key, value))
+
+    def scores(x: Any) -> Any:
+        x = jnp.asarray(x)
+        return x if x.ndim <= 4 else x.reshape(-1, *x.shape[-3:])
+
+    options: dict[str, Any] = {"causal": is_causal, "top_left": is_causal}
+    if bias is not None:
+        bias = scores(bias)
+        options["bias"] = bias if bias.dtype in (q.dtype, np.float32) else bias.astype(np.float32)
+    if mask is not None:
+        options["mask"] = scores(mask).astype(bool)
+    if dropout_rate and not deterministic:
+        options.update(dropout_p=float(dropout_rate), dropout_seed=dropout_rng)
+    return api.attention(q, k, v, **options).reshape(*shape[:-1], jnp.shape(value)[-1])
+
+
 # ---- in programs that call jax.nn's ---------------------------------------------------------------------------------
 
 _replaced: list[tuple[Any, str]] = []  # (module, name)
