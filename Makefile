@@ -8,7 +8,7 @@ FUZZ_SECONDS ?= 3600
 MUTANTS ?= 100
 
 BIN := build/release
-SOURCES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh' '*.inc')
+SOURCES = $(shell git ls-files '*.cpp' '*.hpp' '*.h' '*.c' '*.cu' '*.cuh' '*.inc' ':!third_party')
 # The tests find this environment's python3 first, at configure time and when they run.
 export VIRTUAL_ENV := $(CURDIR)/build/venv
 export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
@@ -20,8 +20,8 @@ export CMAKE_CXX_COMPILER_LAUNCHER = $(shell command -v ccache)
 export CCACHE_BASEDIR := $(CURDIR)
 
 help:
-	@echo 'make demo          build, then a minute of Tessera beside standard attention, and PyTorch where a python3 has it, on a GPU'
-	@echo '                   where there is one: a table and out/compare.png'
+	@echo 'make demo          build, then a minute of Tessera beside standard attention (and PyTorch where a python3 has it), on'
+	@echo '                   a GPU where there is one: a table and out/compare.png'
 	@echo 'make test          build and run the tests that a change is tried with'
 	@echo 'make check         the rest: every case, every prebuilt kernel, then the sanitizers'
 	@echo 'make bench         every speed and memory cell, as shares of this machine'"'"'s ceilings (FILTER=regex for some)'

@@ -115,10 +115,11 @@ std::string busy_text(int threads) {
   constexpr double kNothing = 0.5;  // a processor's half, that a desktop takes
   if (idle + kNothing >= threads) return "";
   char text[160];
-  std::snprintf(text, sizeof text,
-                "The machine was busy: other work left %.1f of %.0f processors idle at the start, for %d thread%s. Times are "
-                "longer than on an idle one.",
-                idle, processors, threads, threads == 1 ? "" : "s");
+  std::snprintf(
+      text, sizeof text,
+      "The machine was busy: other work left %.1f of %.0f processors idle at the start, for %d thread%s. Times "
+      "are longer than on an idle one.",
+      idle, processors, threads, threads == 1 ? "" : "s");
   return text;
 }
 

@@ -16,7 +16,7 @@ struct Cache {
 std::vector<Cache> caches();
 std::vector<std::string> cpu_features();  // features that a kernel can use
 std::int64_t memory_bytes();
-// A sentence where other work leaves fewer than `threads` processors idle, which takes a fifth of a second to see; else nothing.
+// A sentence if other work leaves fewer than `threads` processors idle, else "". Looks for a fifth of a second.
 std::string busy_text(int threads);
 
 // Peak resident memory since the last reset, 0 if unknown.

@@ -1,7 +1,8 @@
-"""What a package index shows, made when the package is: README with links that lead somewhere from there, and the project's addresses.
+"""What a package index shows: README with absolute links, and the project's addresses. Made when the package is built.
 
-scikit-build-core calls `dynamic_metadata` (pyproject.toml). The project's address is TESSERA_HOME in the environment, else where the clone came
-from, else what the source distribution was made with. Without one, README's links become their text, and there are no addresses.
+scikit-build-core calls `dynamic_metadata` (pyproject.toml). The project's address is TESSERA_HOME in the environment,
+else the origin of the clone, else that of the source distribution. Without one, README's links become their text, and
+there are no addresses.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def home() -> str:
     """https://..., without a slash at the end; empty where nothing tells."""
     url = os.environ.get("TESSERA_HOME", "")
     if not url and (ROOT / ".git").exists():
-        asked = subprocess.run(["git", "config", "--get", "remote.origin.url"], cwd=ROOT, capture_output=True, text=True)
+        asked = subprocess.run(
+            ["git", "config", "--get", "remote.origin.url"], cwd=ROOT, capture_output=True, text=True
+        )
         url = re.sub(r"^(ssh://)?git@([^:/]+)[:/]", r"https://\2/", asked.stdout.strip())
     if not url and (ROOT / "PKG-INFO").exists():
         found = re.search(r"(?m)^Project-URL: Source, (\S+)$", (ROOT / "PKG-INFO").read_text(encoding="utf-8"))
@@ -46,10 +49,15 @@ def readme(text: str, home: str) -> str:
     return re.sub(r"\0(\d+)\0", lambda at: parts[int(at[1])], linked)
 
 
-def dynamic_metadata(field: str, settings: Mapping[str, Any] | None = None, project: Mapping[str, Any] | None = None) -> Any:
+def dynamic_metadata(
+    field: str, settings: Mapping[str, Any] | None = None, project: Mapping[str, Any] | None = None
+) -> Any:
     address = home()
     if field == "readme":
-        return {"content-type": "text/markdown", "text": readme((ROOT / "README.md").read_text(encoding="utf-8"), address)}
+        return {
+            "content-type": "text/markdown",
+            "text": readme((ROOT / "README.md").read_text(encoding="utf-8"), address),
+        }
     if field != "urls":
         raise RuntimeError(f"{field}: accepted readme and urls")
     if not address:

@@ -67,7 +67,8 @@ def rate(cell: dict, name: str) -> float | None:
 
 
 def grid_row(cell: dict, table: dict[tuple, dict[str, float]]) -> dict[str, float]:
-    """TFLOP/s of a cell of the grid: measured in one run (tessera, sm80, and PEERS_OF_A_RUN), and by the dated ratio (CARRIED; fa2 unless flash is there)."""
+    """TFLOP/s of a cell of the grid: measured in one run (tessera, sm80, PEERS_OF_A_RUN), and by the dated ratio (CARRIED,
+    fa2 unless flash was measured)."""
     rates = {name: rate(cell, name) for name in ("tessera", "flash", "cudnn") if rate(cell, name)}
     if rate(cell, "sm90"):  # asked for by name: a plan chose bwd_sm80 then
         rates |= {"tessera": rate(cell, "sm90"), "sm80": rates["tessera"]}

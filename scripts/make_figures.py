@@ -142,8 +142,8 @@ def draw_compare(tessera, out):
     # On the CPU, where the program has standard attention to draw beside its own.
     with tempfile.TemporaryDirectory() as name:
         report = pathlib.Path(name) / "compare.json"
-        run(tessera, "compare", "--device", "cpu", "--dtype", "bfloat16", "--causal", "-D", 128, "--lengths", "1024,2048,4096,8192",
-            "--report", report)
+        run(tessera, "compare", "--device", "cpu", "--dtype", "bfloat16", "--causal", "-D", 128,
+            "--lengths", "1024,2048,4096,8192", "--report", report)
         plot.draw_report(str(report), str(out / "compare.png"))
 
 

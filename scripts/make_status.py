@@ -1,6 +1,6 @@
 """Writes docs/status.md: what the committed results in bench/results say, with date, commit and machine of each.
 
-    python scripts/make_status.py [--check]        --check: write nothing, exit 1 if the page is out of date
+python scripts/make_status.py [--check]        --check: write nothing, exit 1 if the page is out of date
 """
 
 from __future__ import annotations
@@ -79,8 +79,17 @@ def grid(direction: str) -> list[str]:
     rows = [(cell, gpu_results.grid_row(cell, table)) for cell in cells]
     names = [name for name in TITLES if any(name in rates for _, rates in rows)]
     ratios = {title: of for title, of in grid_ratios(direction).items() if of}
-    lines = [f"## The grid, {direction}, {cells[0]['dtype']}", "", *sources(cells), "", "TFLOP/s; 16384 tokens, 2048 / D heads.", ""]
-    lines += [f"| D | mask | length | {' | '.join(TITLES[n] for n in names)} | {' | '.join(f'Tessera / best {title}' for title in ratios)} |"]
+    lines = [
+        f"## The grid, {direction}, {cells[0]['dtype']}",
+        "",
+        *sources(cells),
+        "",
+        "TFLOP/s; 16384 tokens, 2048 / D heads.",
+        "",
+    ]
+    lines += [
+        f"| D | mask | length | {' | '.join(TITLES[n] for n in names)} | {' | '.join(f'Tessera / best {title}' for title in ratios)} |"
+    ]
     lines += ["|" + " --- |" * (3 + len(names) + len(ratios))]
     for cell, rates in rows:
         texts = [f"{rates[n]:.0f}" if n in rates else "–" for n in names]
@@ -93,7 +102,12 @@ def grid(direction: str) -> list[str]:
 
 def summary() -> list[str]:
     """The ratios in one table, and where they are below one."""
-    lines = ["## In one table", "", "bfloat16, each beside its peer in the same run: times as fast, geometric means.", ""]
+    lines = [
+        "## In one table",
+        "",
+        "bfloat16, each beside its peer in the same run: times as fast, geometric means.",
+        "",
+    ]
     lines += ["| what | on | times as fast as |", "| --- | --- | --- |"]
     slower = []
     for direction in ("forward", "backward"):
@@ -108,9 +122,19 @@ def summary() -> list[str]:
             lines.append(f"| {what} | {gpu} | best {title}: {mean_and_least(of)} |")
             slower.append((f"{direction}, the grid", f"best {title}", of))
     lines += [*ELSEWHERE, ""]
-    decoding = [cell for cell in gpu_results.latest_serving() if cell["case"] in ("decode", "dims") and "cudnn" in cell["us"]]
-    for what, chosen in (("decoding, dense keys", lambda name: name == "decode_sm90"), ("decoding, keys in pages", lambda name: " pages of " in name)):
-        of = {f"{cell['name']}, {name}": cell["us"]["cudnn"] / us for cell in decoding for name, us in cell["us"].items() if chosen(name)}
+    decoding = [
+        cell for cell in gpu_results.latest_serving() if cell["case"] in ("decode", "dims") and "cudnn" in cell["us"]
+    ]
+    for what, chosen in (
+        ("decoding, dense keys", lambda name: name == "decode_sm90"),
+        ("decoding, keys in pages", lambda name: " pages of " in name),
+    ):
+        of = {
+            f"{cell['name']}, {name}": cell["us"]["cudnn"] / us
+            for cell in decoding
+            for name, us in cell["us"].items()
+            if chosen(name)
+        }
         slower.append((what, "cuDNN on dense keys", of))
     for case in LISTED:
         for direction in ("forward", "backward"):
@@ -123,7 +147,12 @@ def summary() -> list[str]:
         if below:
             least = min(below, key=below.__getitem__)
             lines.append(f"| {what} | {than} | {len(below)} of {len(of)} cells | {below[least]:.2f} ({least}) |")
-    return [*lines, "", "In no other cell of the grid, of decoding and of the lists below a peer of the run is faster. On CPUs: [their page](reference/kernels/cpu.md), [AMX](reference/kernels/amx.md).", ""]
+    return [
+        *lines,
+        "",
+        "In no other cell of the grid, of decoding and of the lists below a peer of the run is faster. On CPUs: [their page](reference/kernels/cpu.md), [AMX](reference/kernels/amx.md).",
+        "",
+    ]
 
 
 def listed(case: str, direction: str) -> list[str]:
@@ -140,7 +169,14 @@ def serving() -> list[str]:
     import serving_cells
 
     cells = sorted(gpu_results.latest_serving(), key=lambda cell: cell["case"])
-    lines = ["## Decoding, bfloat16", "", *sources(cells), "", "Microseconds of a call in CUDA graph replays, one query a sequence; cuDNN reads dense keys.", ""]
+    lines = [
+        "## Decoding, bfloat16",
+        "",
+        *sources(cells),
+        "",
+        "Microseconds of a call in CUDA graph replays, one query a sequence; cuDNN reads dense keys.",
+        "",
+    ]
     names = {"cudnn": "cuDNN", "decode_sm90": "dense", **{f"decode_sm90 pages of {n}": f"pages of {n}" for n in serving_cells.PAGES},
              "decode_sm90 invariant": "batch_invariant", "fa2": "FA2", "fa2 pages of 256": "FA2, pages of 256"}  # fmt: skip
     names = {name: title for name, title in names.items() if any(name in cell["us"] for cell in cells)}
@@ -153,7 +189,13 @@ def serving() -> list[str]:
     for cell in cells:
         if cell["case"] not in ("decode", "dims"):
             lines.append(f"| {cell['name']} | {', '.join(f'{name} {us:.1f}' for name, us in cell['us'].items())} |")
-    lines += ["", "Targets over all these cells:", "", "| goal | target | measured | where | |", "| --- | --- | --- | --- | --- |"]
+    lines += [
+        "",
+        "Targets over all these cells:",
+        "",
+        "| goal | target | measured | where | |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     lines += [f"| {' | '.join(goal.row())} |" for goal in serving_cells.goals(cells)]
     return lines + [""]
 
@@ -173,5 +215,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     if parser.parse_args().check:
-        sys.exit(0 if PAGE.exists() and PAGE.read_text() == page() else f"{PAGE.name} is out of date: run scripts/make_status.py")
+        sys.exit(
+            0
+            if PAGE.exists() and PAGE.read_text() == page()
+            else f"{PAGE.name} is out of date: run scripts/make_status.py"
+        )
     PAGE.write_text(page())

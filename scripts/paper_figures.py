@@ -95,8 +95,8 @@ def draw_traffic(out: pathlib.Path) -> None:
     axis.set_ylim(bottom=0)
     axis.set_title("first algorithm, over a block's keys")
     axis.legend(frameon=False, fontsize=8)
-    figure.text(0.5, -0.04, f"GPT-2 medium's attention: N 1024, D 64, 16 heads, batch 64, full, bfloat16, {where}; by the hardware's counters. "
-                "On the right forward alone",
+    figure.text(0.5, -0.04, f"GPT-2 medium's attention: N 1024, D 64, 16 heads, batch 64, full, bfloat16, {where}; "
+                "by the hardware's counters. On the right forward alone",
                 ha="center", fontsize=8, color=INK)  # fmt: skip
     figure.tight_layout()
     figure.savefig(out / "papers_traffic.png")

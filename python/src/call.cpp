@@ -121,11 +121,22 @@ tessera_device device_at(const Place& place, const std::string& what) {
 
 const tessera_plan& plan_of(const Call& call) { return plans.find_or_make(call); }
 
+tessera_status run_plan(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, size_t bytes,
+                        const tessera_executor& executor) {
+  const auto run = plan.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;
+  return run(&plan, &buffers, workspace, bytes, &executor);
+}
+
+tessera_status run_on_cpu(const Call& call, const tessera_plan& plan, const tessera_executor& executor) {
+  void* memory = workspace.at_least(static_cast<size_t>(plan.workspace_bytes));
+  const tessera_status status = run_plan(plan, call.buffers, memory, workspace.bytes(), executor);
+  workspace.give_back_if_large();
+  return status;
+}
+
 namespace {
 
-using Run = decltype(&tessera_forward);
-
-void execute_cuda(const Call& call, const tessera_plan& plan, Run run) {
+void execute_cuda(const Call& call, const tessera_plan& plan) {
   const size_t bytes = static_cast<size_t>(plan.workspace_bytes);
   Array memory;  // given back when the kernels are in the stream: whoever takes it next comes later there
   nb::object owner;
@@ -139,7 +150,7 @@ void execute_cuda(const Call& call, const tessera_plan& plan, Run run) {
   tessera_status status;
   {
     const ReleasedGil released;
-    status = run(&plan, &call.buffers, memory.data, bytes, &executor);
+    status = run_plan(plan, call.buffers, memory.data, bytes, executor);
   }
   check(status);
 }
@@ -150,18 +161,15 @@ void execute(const Call& call) {
   if (call.without_data)
     throw Error(std::string(call.without_data) + ": without data, accepted an array that has some");
   const tessera_plan& plan = plan_of(call);
-  const Run run = call.problem.direction == TESSERA_BACKWARD ? tessera_backward : tessera_forward;
-  if (plan.device.backend == TESSERA_BACKEND_CUDA) return execute_cuda(call, plan, run);
-  void* memory = workspace.at_least(static_cast<size_t>(plan.workspace_bytes));
+  if (plan.device.backend == TESSERA_BACKEND_CUDA) return execute_cuda(call, plan);
   tessera_executor executor = call.openmp ? openmp_executor() : tessera_executor{};
   Interrupt interrupt;
   interrupt.add_to(executor);
   tessera_status status;
   {
     const ReleasedGil released;
-    status = run(&plan, &call.buffers, memory, workspace.bytes(), &executor);
+    status = run_on_cpu(call, plan, executor);
   }
-  workspace.give_back_if_large();
   Interrupt::check(status);
 }
 

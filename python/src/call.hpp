@@ -17,6 +17,12 @@ tessera_device device_at(const Place& place, const std::string& what);
 // thread's next call.
 const tessera_plan& plan_of(const Call& call);
 
+// Runs a plan in its direction. Needs no Python.
+tessera_status run_plan(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace, size_t bytes,
+                        const tessera_executor& executor);
+// The same on the CPU, in the workspace that a thread keeps. Needs no Python.
+tessera_status run_on_cpu(const Call& call, const tessera_plan& plan, const tessera_executor& executor);
+
 // Runs forward or backward, with the GIL released. A GPU's work is put into its stream, and not waited for.
 void execute(const Call& call);
 

@@ -18,6 +18,7 @@
 #include "core/validate.hpp"
 #include "error.hpp"
 #include "interrupt.hpp"
+#include "jax.hpp"
 #include "options.hpp"
 #include "program.hpp"
 #include "ranks.hpp"
@@ -314,5 +315,6 @@ NB_MODULE(_core, m) {
   add_comparison_table(m);
   add_program(m);
   add_ranks(m);
+  add_jax(m);
   m.attr("version") = tessera_version();
 }

@@ -96,6 +96,12 @@ def device(name: str = "cpu") -> dict[str, Any]:
     "cuda" or "cuda:<number>": that GPU: name, ordinal, arch (10 * major + minor), cores (multiprocessors), l2_bytes,
     smem_bytes. Error where Tessera cannot compute on it: the message says why."""
 
+def jax_handlers() -> dict[str, Any]:
+    """Capsules of what XLA calls, by platform."""
+
+def check_layouts(backward: bool, tensors: list[tuple[str, str, tuple[int, ...]]], **options: Unpack[Options]) -> None:
+    """Error where a problem of these tensors (name, dtype, shape) and options would be refused on any device."""
+
 def busy_text(threads: int) -> str:
     """A sentence where other work leaves fewer than so many processors idle, else nothing. Takes a fifth of a second."""
 def info(as_json: bool) -> str:

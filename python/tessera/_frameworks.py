@@ -88,7 +88,7 @@ def _family(name: str, array: Any) -> str | None:
     if jax is not None and isinstance(array, jax.Array):
         if isinstance(array, jax.core.Tracer):
             raise _core.Error(
-                f"{name}: traced by a JAX transformation, accepted concrete arrays (jax.pure_callback makes them)"
+                f"{name}: traced by a JAX transformation, accepted concrete arrays (tessera.jax.attention takes traced ones)"
             )
         return "JAX"
     namespace = getattr(array, "__array_namespace__", None)

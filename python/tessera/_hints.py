@@ -1,4 +1,4 @@
-"""What helps a person who types a call: signatures with every option by name, and for a name of another library's the one here."""
+"""Help for a person who types a call: signatures with every option by name, and Tessera's name for another library's."""
 
 from __future__ import annotations
 
@@ -77,6 +77,8 @@ def with_options(function: Callable, without: tuple[str, ...] = ()) -> Callable:
         if name in taken or field["kind"] in ("backward tensor", "result"):
             continue
         annotation += " | None" if field["kind"] == "tensor" else ""
-        shown.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field["default"], annotation=annotation))
+        shown.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field["default"], annotation=annotation)
+        )
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     return function

@@ -72,7 +72,9 @@ def test_keys_move(page):
     assert where() == 1
     page.press("End")
     assert page.text("#step-text") == "16 of 16"
-    page.run("document.querySelector('[data-name=blockN][data-value=\"32\"]').click()")  # the keys still step afterwards
+    page.run(
+        "document.querySelector('[data-name=blockN][data-value=\"32\"]').click()"
+    )  # the keys still step afterwards
     page.press("Home")
     page.press("ArrowRight")
     assert page.text("#step-text") == "2 of 32"
@@ -149,13 +151,18 @@ def test_buttons_are_beside_the_row_that_they_move(page, width):
     page.run(f"document.elementFromPoint({x}, {y}).click()")  # what a finger meets there
     assert (page.text("#row-m"), page.text("#row-l")) != before
     page.run("window.scrollTo(0, document.body.scrollHeight)")
-    assert page.run(box.format(".sources") + ".bottom") <= (page.run(box.format(".transport") + ".top") if width == 400 else 800)
+    assert page.run(box.format(".sources") + ".bottom") <= (
+        page.run(box.format(".transport") + ".top") if width == 400 else 800
+    )
 
 
 def test_leads_back(page):
     page.open(PAGE)
     targets = page.run("[...document.querySelectorAll('header a')].map(a => a.href)")
-    assert [(FOLDER / "../../README.md").resolve().as_uri(), (FOLDER / "../guide/how-it-works.md").resolve().as_uri()] == targets
+    assert [
+        (FOLDER / "../../README.md").resolve().as_uri(),
+        (FOLDER / "../guide/how-it-works.md").resolve().as_uri(),
+    ] == targets
 
 
 @pytest.mark.parametrize("dark", (False, True), ids=("light", "dark"))

@@ -14,8 +14,14 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.mark.parametrize(
     "name, needs",
-    [("attention.py", "numpy"), ("attention_numpy.py", "numpy"), ("train_pytorch.py", "torch"), ("long_document.py", "torch")],
-    ids=["lines", "numpy", "pytorch", "document"],
+    [
+        ("attention.py", "numpy"),
+        ("attention_numpy.py", "numpy"),
+        ("train_pytorch.py", "torch"),
+        ("train_jax.py", "jax"),
+        ("long_document.py", "torch"),
+    ],
+    ids=["lines", "numpy", "pytorch", "jax", "document"],
 )
 def test_example(name, needs):
     pytest.importorskip(needs)

@@ -1,6 +1,7 @@
 """tessera.attention on JAX arrays, where JAX is installed."""
 
 import os
+import sys
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
@@ -56,3 +57,429 @@ def test_a_traced_array(random):
     problem = Problem(random)
     with pytest.raises(tessera.Error, match="^q: traced by a JAX transformation"):
         jax.jit(tessera.attention)(*problem.arrays)
+
+
+# ---- tessera.jax ----------------------------------------------------------------------------------------------------
+
+import tessera.jax  # noqa: E402
+
+jnp = jax.numpy
+attention = tessera.jax.attention
+GRADIENTS = ("d_q", "d_k", "d_v", "d_bias", "d_sink")
+
+
+def normal(random, *shape, dtype="float32"):
+    return random.standard_normal(shape, np.float32).astype(jnp.dtype(dtype))
+
+
+def dense(random, dtype="float32", batch=2, sq=37, sk=45, heads=4, heads_kv=2, size=16):
+    return tuple(normal(random, batch, s, h, size, dtype=dtype) for s, h in ((sq, heads), (sk, heads_kv), (sk, heads_kv)))
+
+
+def equal(ours, other):
+    np.testing.assert_array_equal(np.asarray(ours), np.asarray(other))
+
+
+def options_of(random):
+    """Each option, and some together: name -> options."""
+    flags = lambda *shape: random.random(shape) < 0.7  # noqa: E731
+    bias = normal(random, 1, 4, 37, 45)
+    return {
+        "none": {},
+        "causal": {"causal": True},
+        "top_left": {"causal": True, "top_left": True},
+        "window": {"window": (7, 3), "softcap": 5.0},
+        "scale": {"scale": 0.3, "causal": True},
+        "bias": {"bias": bias, "causal": True},
+        "small bias": {"bias": normal(random, 45)},
+        "sink": {"sink": normal(random, 4), "bias": normal(random, 2, 1, 1, 45)},
+        "mask": {"mask": flags(2, 1, 37, 45)},
+        "block_mask": {"block_mask": flags(1, 4, 3, 3), "mask_block": (16, 16)},
+        "alibi": {"alibi_slopes": normal(random, 2, 4), "causal": True},
+        "alibi of heads": {"alibi_slopes": normal(random, 4)},
+        "lengths": {"seqused_k": np.array([45, 11], np.int32), "causal": True},
+        "causal_seqs": {"causal_seqs": np.array([True, False])},
+        "dropout": {"dropout_p": 0.3, "dropout_seed": 2**40 + 7, "dropout_offset": 3},
+        "execution": {"kernel": "tiled", "threads": 1, "deterministic": True, "batch_invariant": True},
+    }
+
+
+NAMES = tuple(options_of(np.random.default_rng(0)))
+
+
+def test_every_option_is_tried(random):
+    tried = {name for options in options_of(random).values() for name in options}
+    elsewhere = {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "page_table", "page_indptr", "layout"}
+    elsewhere |= {"page_indices", "tree_mask", "prefix_groups", "prefix_lens", "max_prefix_k", "max_suffix_k", "dropout_state"}
+    fields = {f["name"] for f in tessera._core.option_fields() if f["kind"] != "backward tensor"}
+    assert fields - {"openmp", "lse_low"} == tried | elsewhere
+    import inspect
+
+    assert set(inspect.signature(attention).parameters) - {"q", "k", "v", "return_lse"} == tried | elsewhere
+
+
+@pytest.mark.parametrize("jit", (False, True), ids=("eager", "jit"))
+@pytest.mark.parametrize("name", NAMES)
+def test_bits_and_gradients_are_the_library_s(random, name, jit):
+    arrays, options = dense(random), options_of(random)[name]
+    tensors = {n: x for n, x in options.items() if isinstance(x, np.ndarray)}
+    values = {n: x for n, x in options.items() if n not in tensors}
+    d_o, d_lse = normal(random, 2, 37, 4, 16), normal(random, 2, 4, 37)
+
+    def run(arrays, tensors):
+        return attention(*arrays, return_lse=True, **tensors, **values)
+
+    def loss(arrays, tensors):
+        o, lse = run(arrays, tensors)
+        return (o * d_o).sum() + jnp.where(lse > -jnp.inf, lse * d_lse, 0).sum()
+
+    floating = {n: x for n, x in tensors.items() if n in ("bias", "sink")}
+    fixed = {n: x for n, x in tensors.items() if n not in floating}
+    gradient = jax.grad(lambda arrays, floating: loss(arrays, {**floating, **fixed}), argnums=(0, 1))
+    if jit:
+        run, gradient = jax.jit(run), jax.jit(gradient)
+    o, lse = run(arrays, tensors)
+    expected, expected_lse = tessera.attention(*arrays, return_lse=True, **options)
+    equal(o, expected)
+    equal(lse, expected_lse)
+    d_lse = np.where(expected_lse > -np.inf, d_lse, 0).astype(np.float32)
+    given = {f"grad_{n}": True for n in floating}
+    others = tessera.attention_backward(*arrays, expected, expected_lse, d_o, d_lse=d_lse, **given, **options)
+    ours, of_options = gradient(arrays, floating)
+    for a, b in zip(ours, others[:3]):
+        equal(a, b)
+    for n, a in of_options.items():
+        equal(a, getattr(others, f"d_{n}"))
+
+
+@pytest.mark.parametrize("dtype", ("float32", "float16", "bfloat16"))
+def test_o_alone_and_its_dtype(random, dtype):
+    arrays = dense(random, dtype)
+    o = jax.jit(lambda *x: attention(*x, causal=True))(*arrays)
+    assert o.dtype == arrays[0].dtype
+    equal(o, tessera.attention(*arrays, causal=True))
+
+
+def test_heads_first_under_jit(random):
+    arrays = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in dense(random)]
+    run = jax.jit(lambda *x: attention(*x, causal=True, layout="bhsd", return_lse=True))
+    for a, b in zip(run(*arrays), tessera.attention(*arrays, causal=True, layout="bhsd", return_lse=True)):
+        equal(a, b)
+    for bias in (normal(random, 1, 4, 1, 1), normal(random, 37, 1)):
+        gradient = jax.grad(lambda b: attention(*arrays, bias=b, layout="bhsd", return_lse=True)[1].sum())(bias)
+        np.testing.assert_allclose(gradient.sum(), 2 * 4 * 37, rtol=1e-5)  # one for each row, whose weights add up to 1
+
+
+def test_packed_paged_trees_and_prefixes(random):
+    q, k, v = normal(random, 7, 4, 16), normal(random, 9, 2, 16), normal(random, 9, 2, 16)
+    cu = {"cu_seqlens_q": np.array([0, 3, 7], np.int32), "cu_seqlens_k": np.array([0, 4, 9], np.int32)}
+    bounds = {"max_seqlen_q": 4, "max_seqlen_k": 5}
+    tree = {"tree_mask": np.full((2, 3, 1), 5, np.int32)}
+    pages = [normal(random, 3, 4, 2, 16) for _ in "kv"]
+    table = {"page_table": np.array([[2, 0], [1, 1]], np.int32), "seqused_k": np.array([6, 2], np.int32)}
+    csr = {"page_indptr": np.array([0, 2, 3], np.int32), "page_indices": np.array([2, 0, 1], np.int32)}
+    csr["seqused_k"] = table["seqused_k"]
+    prefix = {"prefix_groups": np.array([0, 2], np.int32), "prefix_lens": np.array([4], np.int32)}
+    same = [np.repeat(normal(random, 1, 9, 2, 16), 2, axis=0) for _ in "kv"]
+    queries = normal(random, 2, 3, 4, 16)
+    for arrays, tensors, values in (
+        ((q, k, v), cu, {"causal": True, **bounds}),
+        ((queries, *pages), table, {}),
+        ((queries, *pages), csr, {}),
+        ((queries, *same), tree, {"causal": True}),
+        ((queries, *same), prefix, {"max_prefix_k": 4, "max_suffix_k": 5}),
+    ):
+        ours = jax.jit(lambda arrays, tensors, values=values: attention(*arrays, **tensors, **values))(arrays, tensors)
+        equal(ours, tessera.attention(*arrays, **tensors, **values))
+    loss = lambda q: attention(q, k, v, causal=True, **cu).sum()  # noqa: E731
+    o, lse = tessera.attention(q, k, v, causal=True, return_lse=True, **cu)
+    equal(jax.grad(loss)(q), tessera.attention_backward(q, k, v, o, lse, np.ones_like(o), causal=True, **cu).d_q)
+    with pytest.raises(NotImplementedError, match="^page_table: a gradient was asked for"):
+        jax.grad(lambda q: attention(q, *pages, **table).sum())(queries)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vmap_is_each_entry(random, name):
+    """Values and gradients of every option, mapped and shared in all ways: what a loop over the entries gives."""
+    stacks = [np.stack([x, x + 0.5, x - 0.5]) for x in dense(random)]
+    options = options_of(random)[name]
+    tensors = {n: x for n, x in options.items() if isinstance(x, np.ndarray)}
+    values = {n: x for n, x in options.items() if n not in tensors}
+
+    def layer(q, k, v, tensors):
+        return attention(q, k, v, return_lse=True, **tensors, **values)
+
+    def loss(q, k, v, floating, fixed):
+        o, lse = layer(q, k, v, {**floating, **fixed})
+        return jnp.sin(o).sum() + jnp.where(lse > -jnp.inf, lse, 0).sum()
+
+    floating = {n: x for n, x in tensors.items() if n in ("bias", "sink")}
+    fixed = {n: x for n, x in tensors.items() if n not in floating}
+    mapped = {n: np.stack([x, x[..., ::-1], x]) for n, x in floating.items()}
+    fixed_mapped = {n: np.stack([x, x, np.roll(x, 1, 0)]) for n, x in fixed.items()}
+    for keys_shared, options_shared in ((False, True), (True, False)):
+        args = [stacks[0], *(x[0] if keys_shared else x for x in stacks[1:])]
+        args += [floating, fixed] if options_shared else [mapped, fixed_mapped]
+        axes = (0, *(None if keys_shared else 0,) * 2, *(None if options_shared else 0,) * 2)
+        take = lambda x, axis, n: x if axis is None else jax.tree.map(lambda y: y[n], x)  # noqa: E731
+        entries = [[take(x, axis, n) for x, axis in zip(args, axes)] for n in range(3)]
+        both = lambda q, k, v, floating, fixed: layer(q, k, v, {**floating, **fixed})  # noqa: E731
+        for ours, other in zip(jax.vmap(both, axes)(*args), zip(*(both(*entry) for entry in entries))):
+            np.testing.assert_allclose(ours, np.stack(other), atol=2e-6)
+        gradient = jax.grad(loss, argnums=(0, 1, 2, 3))
+        ours = jax.jit(jax.vmap(gradient, axes))(*args)
+        each = [gradient(*entry) for entry in entries]
+        jax.tree.map(lambda a, *b: np.testing.assert_allclose(a, np.stack(b), atol=2e-5), ours, *each)
+        total = jax.grad(lambda *args: jax.vmap(loss, axes)(*args).sum(), argnums=(1, 3))(*args)
+        for n, ours in zip((1, 3), total):
+            other = jax.tree.map(lambda *b: sum(b) if axes[n] is None else np.stack(b), *(entry[n] for entry in each))
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5), ours, other)
+
+
+def test_vmap_makes_one_call(random):
+    """No loop: the mapped axis is in the batch; vmap of vmap, too."""
+    stack = [np.stack([np.stack([x, x])] * 3) for x in dense(random)]
+    run = jax.vmap(jax.vmap(lambda q, k, v: attention(q, k, v, causal=True)))
+    text = str(jax.make_jaxpr(run)(*stack))
+    assert "scan" not in text and "while" not in text
+    assert text.count("target_name=tessera_attention") == 1 and "f32[12,37,4,16] = ffi_call" in text
+    equal(run(*stack)[2, 1], attention(*(x[2, 1] for x in stack), causal=True))
+
+
+def test_vmap_of_packed_sequences(random):
+    q, k, v = (normal(random, 3, n, 2, 16) for n in (7, 9, 9))
+    cu = {"cu_seqlens_q": np.array([0, 3, 7], np.int32), "cu_seqlens_k": np.array([0, 4, 9], np.int32)}
+    mapped = jax.vmap(lambda q, k, v: attention(q, k, v, **cu))(q, k, v)
+    for n in range(3):
+        equal(mapped[n], tessera.attention(q[n], k[n], v[n], **cu))
+
+
+def test_dropout_s_seed_is_traced(random):
+    arrays = dense(random)
+    run = jax.jit(lambda seed: attention(*arrays, dropout_p=0.4, dropout_seed=seed))
+    equal(run(5), tessera.attention(*arrays, dropout_p=0.4, dropout_seed=5))
+    equal(run(6), tessera.attention(*arrays, dropout_p=0.4, dropout_seed=6))
+    assert run._cache_size() == 1
+    key = jax.random.key(3)
+    by_key = attention(*arrays, dropout_p=0.4, dropout_seed=key)
+    equal(by_key, jax.jit(lambda key: attention(*arrays, dropout_p=0.4, dropout_seed=key))(key))
+    low, high = (int(half) for half in jax.random.key_data(key))
+    equal(by_key, tessera.attention(*arrays, dropout_p=0.4, dropout_seed=low + (high << 32)))
+    seeds = jnp.arange(3)  # mapped: each entry drops what it drops alone
+    equal(jax.vmap(run)(seeds), np.stack([run(seed) for seed in seeds]))
+    state = jnp.array([5, 0, 0, 0], jnp.uint32)
+    equal(attention(*arrays, dropout_p=0.4, dropout_state=state), run(5))
+    with pytest.raises(tessera.Error, match="^dropout_seed: absent with dropout_p"):
+        attention(*arrays, dropout_p=0.4)
+    with pytest.raises(tessera.Error, match="^dropout_seed: float32 of shape"):
+        attention(*arrays, dropout_p=0.4, dropout_seed=0.5)
+
+
+def test_refused_while_traced(random):
+    q, k, v = dense(random)
+
+    def refused(text, function, *arguments):
+        with pytest.raises(tessera.Error, match=text):
+            jax.jit(function).lower(*arguments)  # nothing runs
+
+    refused("^k: dtype float16, must be that of q: float32", lambda q: attention(q, k.astype(np.float16), v), q)
+    refused("^q: dtype int32, accepted", lambda q: attention(q.astype(int), k, v), q)
+    refused("^q: dtype complex64, accepted", lambda q: attention(q + 1j, k, v), q)
+    refused("^v: shape .*, accepted .B, Sk, Hkv, Dv.", lambda v: attention(q, k, v[:, 1:]), v)
+    refused("^q: rank 2, accepted", lambda q: attention(q[0, 0], k, v), q)
+    refused("^mask: dtype float32, accepted bool", lambda m: attention(q, k, v, mask=m), np.ones((37, 45), np.float32))
+    refused("^seqused_k: shape", lambda n: attention(q, k, v, seqused_k=n), np.ones(3, np.int32))
+    refused("^scale: traced by a JAX transformation, accepted", lambda s: attention(q, k, v, scale=s), 0.5)
+    refused("^window: .*, accepted a pair", lambda q: attention(q, k, v, window=3), q)
+    refused('^kernel: "fast", accepted', lambda q: attention(q, k, v, kernel="fast"), q)
+    refused("^bias: list, accepted an array", lambda q: attention(q, k, v, bias=[1.0]), q)
+    with pytest.raises(TypeError, match="'attn_mask': SDPA's attn_mask is mask here"):
+        attention(q, k, v, attn_mask=None)
+
+
+def test_errors_of_data_and_of_derivatives(random):
+    q, k, v = dense(random)
+    with pytest.raises(Exception, match=r"seqused_k\[1\]: 99, accepted 0 .. 45"):  # XLA's status, with the one line
+        jax.jit(lambda n: attention(q, k, v, seqused_k=n))(np.array([1, 99], np.int32)).block_until_ready()
+    with pytest.raises(NotImplementedError, match="a second derivative was asked for, accepted is the first"):
+        jax.grad(lambda x: jax.grad(lambda x: attention(x * q, k, v).sum())(x))(1.0)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda q: attention(q, k, v), (q,), (q,))
+    slopes = np.ones(4, np.float32)
+    with pytest.raises(NotImplementedError, match="^alibi_slopes: its gradient was asked for, accepted jax.lax.stop_grad"):
+        jax.grad(lambda s: attention(q, k, v, alibi_slopes=s).sum())(slopes)
+    jax.grad(lambda q: attention(q, k, v, alibi_slopes=slopes).sum())(q)
+
+
+def test_other_transformations(random):
+    q, k, v = dense(random)
+    loss = lambda q: jnp.sin(attention(q, k, v, causal=True)).sum()  # noqa: E731
+    equal(jax.grad(jax.checkpoint(loss))(q), jax.grad(loss)(q))
+    looped = jax.lax.scan(lambda x, _: (attention(x, k, v, causal=True), None), q, length=2)[0]
+    equal(looped, attention(attention(q, k, v, causal=True), k, v, causal=True))
+    exported = jax.jit(loss).lower(q).compile()
+    np.testing.assert_allclose(exported(q), loss(q), rtol=1e-6)
+
+
+def test_shard_map_over_batch_heads_and_queries(random):
+    shard_map = getattr(jax, "shard_map", None)
+    if shard_map is None:
+        from jax.experimental.shard_map import shard_map
+    arrays = dense(random)
+    batch, heads, whole = (jax.sharding.PartitionSpec(*axes) for axes in (("shards",), (None, None, "shards"), ()))
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("shards",))
+    for specs in ((batch,) * 3, (heads,) * 3, (jax.sharding.PartitionSpec(None, "shards"), whole, whole)):
+        run = shard_map(lambda *x: attention(*x, causal=specs[1] != whole), mesh=mesh, in_specs=specs, out_specs=specs[0])
+        alone = lambda *x: attention(*x, causal=specs[1] != whole)  # noqa: E731
+        given = arrays if specs[1] != whole else (arrays[0][:, :36], *arrays[1:])
+        np.testing.assert_allclose(jax.jit(run)(*given), alone(*given), atol=1e-6)
+        gradient = jax.grad(lambda *x: jnp.sin(jax.jit(run)(*x)).sum(), argnums=(0, 1, 2))(*given)
+        expected = jax.grad(lambda *x: jnp.sin(alone(*x)).sum(), argnums=(0, 1, 2))(*given)
+        for a, b in zip(gradient, expected):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+# ---- jax.nn.dot_product_attention -----------------------------------------------------------------------------------
+
+NN = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "scale": {"scale": 0.2, "is_causal": True},
+    "window": {"local_window_size": (6, 3), "is_causal": True},
+    "window of one": {"local_window_size": 5, "mask": np.ones((1, 1, 1, 45), bool)},
+    "lengths": {"key_value_seq_lengths": np.array([45, 20], np.int32)},
+    "both lengths": {"query_seq_lengths": np.array([12, 37], np.int32), "key_value_seq_lengths": np.array([7, 45], np.int32)},
+    "causal lengths": {"is_causal": True, "query_seq_lengths": np.array([12, 37], np.int32),
+                       "key_value_seq_lengths": np.array([7, 45], np.int32)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+@pytest.mark.parametrize("name", (*NN, "bias", "bias of bfloat16", "mask", "bias of queries"))
+def test_dot_product_attention_is_jax_nn_s(random, name, dtype):
+    """Values and gradients in float64's place: those of XLA in float32."""
+    arrays = dense(random, dtype)
+    options = dict(NN.get(name, {}))
+    if name.startswith("bias"):
+        shape = (1, 1, 37, 1) if name.endswith("queries") else (1, 4, 37, 45)
+        options["bias"] = normal(random, *shape, dtype="bfloat16" if name.endswith("bfloat16") else "float32")
+    if name == "mask":
+        options["mask"] = random.random((2, 1, 37, 45)) < 0.7
+    bias = options.pop("bias", None)
+    d_o = normal(random, 2, 37, 4, 16)
+
+    def run(function, arrays, bias):
+        def loss(arrays, bias):
+            o = function(*arrays, bias=bias, **options)
+            return (o * d_o.astype(o.dtype)).sum(), o
+
+        return jax.value_and_grad(loss, argnums=(0,) if bias is None else (0, 1), has_aux=True)(arrays, bias)
+
+    wide = tuple(x.astype(np.float32) for x in arrays)
+    (_, o), gradients = jax.jit(lambda *x: run(tessera.jax.dot_product_attention, *x))(arrays, bias)
+    (_, exact), others = run(jax.nn.dot_product_attention, wide, None if bias is None else bias.astype(np.float32))
+    assert o.dtype == arrays[0].dtype and o.shape == exact.shape
+    limit = 4e-2 if "bfloat16" in (dtype, *name.split()) else 2e-5
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=limit * max(1, np.abs(b).max())),
+        (o, gradients), (exact, others),
+    )  # fmt: skip
+
+
+def test_residuals_and_three_axes(random):
+    q, k, v = (x[0] for x in dense(random))
+    o, lse = tessera.jax.dot_product_attention(q, k, v, is_causal=True, return_residual=True)
+    assert o.shape == q.shape and lse.shape == q.shape[:-1] and lse.dtype == np.float32
+    np.testing.assert_allclose(o, jax.nn.dot_product_attention(q, k, v, is_causal=True), atol=1e-5)
+    scores = np.einsum("tnh,snh->tns", q, np.repeat(k, 2, axis=1)) / 4
+    scores = np.where(np.arange(45) <= np.arange(37)[:, None, None], scores, -np.inf)
+    np.testing.assert_allclose(lse, np.log(np.exp(scores).sum(-1)), atol=1e-5)
+
+
+def test_errors_are_jax_nn_s(random):
+    q, k, v = dense(random)
+    for arguments, options in (
+        ((q, k, v[:, 1:]), {}),
+        ((q, k, v.astype(np.float16)), {}),
+        ((q[:1], k, v), {}),
+        ((q, k, v), {"mask": np.ones((1, 1, 37, 45), np.float32)}),
+        ((q, k, v), {"key_value_seq_lengths": np.ones(3, np.int32)}),
+        ((q[:, :, :3], k, v), {}),
+        ((q, k, v), {"implementation": "none such"}),
+    ):
+        texts = []
+        for function in (tessera.jax.dot_product_attention, jax.nn.dot_product_attention):
+            with pytest.raises(ValueError) as error:
+                function(*arguments, **options)
+            texts.append(str(error.value))
+        assert texts[0].replace("(", "[").replace(")", "]") == texts[1].replace("(", "[").replace(")", "]")
+
+
+def test_activate_and_restore(random):
+    import types
+
+    arrays = dense(random)
+    own = jax.nn.dot_product_attention
+    module = types.ModuleType("somebody")
+    module.attend = own
+    sys.modules["somebody"] = module
+    try:
+        replaced = tessera.jax.activate()
+        assert {"somebody.attend", "jax.nn.dot_product_attention"} <= set(replaced)
+        assert jax.nn.dot_product_attention is module.attend is tessera.jax.dot_product_attention
+        text = str(jax.make_jaxpr(lambda *x: jax.nn.dot_product_attention(*x, is_causal=True))(*arrays))
+        assert "tessera_attention" in text
+        np.testing.assert_allclose(
+            jax.nn.dot_product_attention(*arrays, implementation="xla"), own(*arrays), atol=1e-6
+        )
+    finally:
+        tessera.jax.restore()
+        del sys.modules["somebody"]
+    assert jax.nn.dot_product_attention is own and module.attend is own
+
+
+def test_what_flax_calls(random):
+    q, k, v = (normal(random, 2, 3, 9, 4, 16) for _ in range(3))  # two axes of sequences
+    mask = np.tril(np.ones((2, 3, 1, 9, 9), np.float32))
+    passed = {"broadcast_dropout": True, "dtype": None, "precision": None, "module": None, "promote_dtype": None}
+    fold = lambda x: x.reshape(6, *x.shape[2:])  # noqa: E731
+    o = tessera.jax.flax_attention(q, k, v, mask=mask, dropout_rng=None, dropout_rate=0.5, deterministic=True, **passed)
+    np.testing.assert_allclose(fold(o), attention(fold(q), fold(k), fold(v), causal=True), atol=1e-6)
+    key = jax.random.key(1)
+    o = tessera.jax.flax_attention(q, k, v, is_causal=True, dropout_rng=key, dropout_rate=0.5, **passed)
+    equal(fold(o), attention(fold(q), fold(k), fold(v), causal=True, dropout_p=0.5, dropout_seed=key))
+    assert tessera.jax.flax_attention(q, k, v, dtype=jnp.bfloat16).dtype == jnp.bfloat16
+    with pytest.raises(ValueError, match="^module: given"):
+        tessera.jax.flax_attention(q, k, v, module=object())
+
+
+def test_a_transformer_trains_alike(random):
+    """Two layers on a sequence to be copied: the losses by Tessera are those by XLA's attention."""
+    width, heads, length, words = 32, 4, 24, 11
+    data = random.integers(0, words, (8, length))
+
+    def parameters():
+        draw = lambda *shape: jnp.array(np.random.default_rng(len(shape) + shape[0]).normal(0, 0.2, shape), jnp.float32)  # noqa: E731
+        layer = lambda: {"qkv": draw(width, 3 * width), "out": draw(width, width), "up": draw(width, 2 * width), "down": draw(2 * width, width)}  # noqa: E731, E501
+        return {"words": draw(words, width), "places": draw(length, width), "layers": [layer(), layer()]}
+
+    def loss(attend, p, data):
+        x = p["words"][data] + p["places"]
+        for layer in p["layers"]:
+            q, k, v = jnp.split((x @ layer["qkv"]).reshape(8, length, heads, -1), 3, axis=-1)
+            x = x + attend(q, k, v, is_causal=True).reshape(x.shape) @ layer["out"]
+            x = x + jax.nn.gelu(x @ layer["up"]) @ layer["down"]
+        logits = jax.nn.log_softmax((x @ p["words"].T)[:, :-1])
+        return -jnp.take_along_axis(logits, data[:, 1:, None], -1).mean()
+
+    losses = []
+    for attend in (tessera.jax.dot_product_attention, jax.nn.dot_product_attention):
+        step = jax.jit(jax.value_and_grad(lambda p, data, attend=attend: loss(attend, p, data)))
+        p, seen = parameters(), []
+        for _ in range(12):
+            value, gradient = step(p, data)
+            p = jax.tree.map(lambda a, b: a - 0.3 * b, p, gradient)
+            seen.append(float(value))
+        losses.append(seen)
+    assert losses[0][-1] < 0.9 * losses[0][0]
+    np.testing.assert_allclose(*losses, rtol=1e-4)

@@ -74,7 +74,10 @@ def test_page_of_an_index(wheel, monkeypatch):
     links = re.compile(r"\]\((?!https://|#)")
     assert "Description-Content-Type: text/markdown\n" in metadata and "\n# Tessera\n" in metadata
     assert not links.search(metadata)
-    assert "\nAuthor: " in metadata and f"\nClassifier: Programming Language :: Python :: 3.{sys.version_info.minor}\n" in metadata
+    assert (
+        "\nAuthor: " in metadata
+        and f"\nClassifier: Programming Language :: Python :: 3.{sys.version_info.minor}\n" in metadata
+    )
 
     import package_metadata
 
@@ -187,4 +190,6 @@ def test_the_flash_attn_drop_in_stands_back(tmp_path):
     assert run(python, "-m", "tessera_flash_attn").startswith("flash_attn: Tessera's")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     alone = subprocess.run([python, "-c", "import flash_attn"], env=environment, capture_output=True, text=True)
-    assert "ImportError: flash_attn: Tessera's drop-in needs Tessera (the distribution tessera-attention)" in alone.stderr
+    assert (
+        "ImportError: flash_attn: Tessera's drop-in needs Tessera (the distribution tessera-attention)" in alone.stderr
+    )

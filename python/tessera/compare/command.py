@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="the numbers as JSON, and nothing else")
     add("--report", metavar="FILE", help="write the JSON into this file, too")
     add(
-        "--plot", metavar="FILE", help="draw memory and speed over length into this .png or .svg file (needs matplotlib)"
+        "--plot",
+        metavar="FILE",
+        help="draw memory and speed over length into this .png or .svg file (needs matplotlib)",
     )
 
 
@@ -55,7 +57,10 @@ def run(options: argparse.Namespace) -> None:
     from tessera.compare.progress import Progress
 
     name = device_named(options.device)
-    for file, argument, check in ((options.plot, "--plot", plot.check_plot), (options.report, "--report", plot.check_file)):
+    for file, argument, check in (
+        (options.plot, "--plot", plot.check_plot),
+        (options.report, "--report", plot.check_file),
+    ):
         try:
             if file is not None:
                 check(file, argument)

@@ -108,7 +108,9 @@ def _seconds_text(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
-def _draw_bars(axes: Any, side: str, sides: list[str], heights: list[float | None], texts: list[str], **style: Any) -> None:
+def _draw_bars(
+    axes: Any, side: str, sides: list[str], heights: list[float | None], texts: list[str], **style: Any
+) -> None:
     """A bar a length, where there is a height, and a text upon it."""
     width = 0.86 / len(sides)
     shown = [(n + (sides.index(side) + 0.5) * width - 0.43, height, text)
@@ -128,16 +130,16 @@ def _finish(axes: Any, title: str, ticks: list[str], xlabel: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_memory(
-    axes: Any, title: str, cells: list[dict[str, Any]], sides: list[str], report: dict[str, Any]
-) -> None:
+def _draw_memory(axes: Any, title: str, cells: list[dict[str, Any]], sides: list[str], report: dict[str, Any]) -> None:
     """On a logarithmic axis; hollow where a side was not run, for it needs too much."""
     axes.set_yscale("log", base=2)
     for side in sides:
         held = [cell[side]["extra_bytes"] if cell[side] else None for cell in cells]
         _draw_bars(axes, side, sides, held, [_bytes_text(x or 0) for x in held])
         needs = [None if cell[side] else cell[f"{side}_needs_bytes"] for cell in cells]
-        _draw_bars(axes, side, sides, needs, [f"{_bytes_text(x or 0)},\nnot run" for x in needs], alpha=0.25, hatch="//")
+        _draw_bars(
+            axes, side, sides, needs, [f"{_bytes_text(x or 0)},\nnot run" for x in needs], alpha=0.25, hatch="//"
+        )
     known = [bar.get_height() for bar in axes.patches]
     low, high = (min(known), max(known)) if known else (1.0, 2.0)
     if report["memory_bytes"] is not None:
@@ -162,7 +164,12 @@ def _draw_speed(axes: Any, direction: str, cells: list[dict[str, Any]], sides: l
         _draw_bars(axes, side, sides, rates, texts)
     axes.set_ylim(top=axes.get_ylim()[1] * 1.12)
     ticks = [f"{cell['length']}\n{_seconds_text(cell['tessera']['ms'] * 1e-3)}" for cell in cells]
-    _finish(axes, f"Speed in GFLOP/s, {direction} (N ×: the time of so many of Tessera's calls)", ticks, "sequence length, and Tessera's time")
+    _finish(
+        axes,
+        f"Speed in GFLOP/s, {direction} (N ×: the time of so many of Tessera's calls)",
+        ticks,
+        "sequence length, and Tessera's time",
+    )
 
 
 def _mark_bytes(axes: Any) -> None:
@@ -170,7 +177,9 @@ def _mark_bytes(axes: Any) -> None:
     low, high = axes.get_ylim()
     first = 5 * math.ceil(math.log2(max(low, 1)) / 5)
     powers = range(first, math.floor(math.log2(high)) + 1, 5)
-    axes.set_yticks([2.0**power for power in powers], [f"{2 ** (power % 10)} {_UNITS[power // 10]}" for power in powers])
+    axes.set_yticks(
+        [2.0**power for power in powers], [f"{2 ** (power % 10)} {_UNITS[power // 10]}" for power in powers]
+    )
     axes.minorticks_off()
 
 

@@ -1,0 +1,324 @@
+// One handler for each platform serves both directions. A call's attributes say what its operands and results are, by the
+// names of a problem's tensors ("q k v bias", "o lse"), and hold the options that differ from their defaults, by their
+// names. XLA calls a handler without Python's lock: nothing here touches a Python object but add_jax.
+#include "jax.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "call.hpp"
+#include "error.hpp"
+#include "options.hpp"
+#include "xla/ffi/api/c_api.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tessera::python {
+namespace {
+
+// ---- attributes -----------------------------------------------------------------------------------------------------
+
+class Attributes {
+ public:
+  explicit Attributes(const XLA_FFI_Attrs& attrs) : attrs_(attrs) {}
+
+  std::string_view text(std::string_view name) const {
+    const void* found = find(name, XLA_FFI_AttrType_STRING);
+    if (!found) return "";
+    const auto& span = *static_cast<const XLA_FFI_ByteSpan*>(found);
+    return {span.ptr, span.len};
+  }
+
+  // `count` values of eight bytes; nullptr: the attribute is absent.
+  template <class Value>
+  const Value* values(std::string_view name, size_t count) const {
+    constexpr XLA_FFI_DataType dtype = std::is_same_v<Value, double> ? XLA_FFI_DataType_F64 : XLA_FFI_DataType_S64;
+    if (const void* found = find(name, XLA_FFI_AttrType_SCALAR)) {
+      const auto& scalar = *static_cast<const XLA_FFI_Scalar*>(found);
+      if (scalar.dtype == dtype && count == 1) return static_cast<const Value*>(scalar.value);
+    } else if (const void* list = find(name, XLA_FFI_AttrType_ARRAY)) {
+      const auto& array = *static_cast<const XLA_FFI_Array*>(list);
+      if (array.dtype == dtype && array.size == count) return static_cast<const Value*>(array.data);
+    } else {
+      return nullptr;
+    }
+    throw Error(std::string(name) + ": an attribute of another type than tessera.jax gives it");
+  }
+
+  int64_t integer(std::string_view name) const {
+    const int64_t* value = values<int64_t>(name, 1);
+    return value ? *value : 0;
+  }
+
+ private:
+  const void* find(std::string_view name, XLA_FFI_AttrType type) const {
+    for (int64_t i = 0; i < attrs_.size; ++i) {
+      const XLA_FFI_ByteSpan& span = *attrs_.names[i];
+      if (attrs_.types[i] == type && std::string_view(span.ptr, span.len) == name) return attrs_.attrs[i];
+    }
+    return nullptr;
+  }
+
+  const XLA_FFI_Attrs& attrs_;
+};
+
+void set_member(tessera_problem& problem, const core::OptionMember& member, int64_t value) {
+  if (member.flag) {
+    problem.*member.flag = static_cast<int32_t>(value);
+  } else if (member.unsigned_integer) {
+    problem.*member.unsigned_integer = static_cast<uint64_t>(value);
+  } else {
+    problem.*member.integer = value;
+  }
+}
+
+void set_options(tessera_problem& problem, const Attributes& attributes) {
+  for (const core::OptionField& field : core::kOptionFields) {
+    const core::OptionMember& member = field.members[0];
+    if (member.number) {
+      const double* value = attributes.values<double>(field.name, 1);
+      if (!value) continue;
+      problem.*member.number = *value;
+      if (field.kind == core::OptionKind::kOptionalNumber) problem.has_scale = 1;
+      continue;
+    }
+    const size_t count = field.kind == core::OptionKind::kPair ? 2 : 1;
+    const int64_t* values = attributes.values<int64_t>(field.name, count);
+    for (size_t i = 0; values && i < count; ++i) set_member(problem, field.members[i], values[i]);
+  }
+}
+
+// ---- tensors --------------------------------------------------------------------------------------------------------
+
+int32_t to_dtype(XLA_FFI_DataType dtype) {
+  switch (dtype) {
+    case XLA_FFI_DataType_F32:
+      return TESSERA_FLOAT32;
+    case XLA_FFI_DataType_F16:
+      return TESSERA_FLOAT16;
+    case XLA_FFI_DataType_BF16:
+      return TESSERA_BFLOAT16;
+    case XLA_FFI_DataType_F64:
+      return TESSERA_FLOAT64;
+    case XLA_FFI_DataType_S32:
+      return TESSERA_INT32;
+    case XLA_FFI_DataType_S64:
+      return TESSERA_INT64;
+    case XLA_FFI_DataType_PRED:
+      return TESSERA_BOOL;
+    default:
+      return -1;
+  }
+}
+
+tessera_layout contiguous(int32_t dtype, const int64_t* dims, int64_t rank, const char* name) {
+  if (rank < 1 || rank > TESSERA_MAX_RANK) {
+    throw Error(std::string(name) + ": rank " + std::to_string(rank) + ", accepted 1 .. " +
+                std::to_string(TESSERA_MAX_RANK));
+  }
+  tessera_layout layout{};
+  layout.dtype = dtype;
+  layout.rank = static_cast<int32_t>(rank);
+  int64_t stride = 1;
+  for (int64_t axis = rank - 1; axis >= 0; --axis) {
+    layout.shape[axis] = dims[axis];
+    layout.strides[axis] = stride;
+    stride *= dims[axis];
+  }
+  return layout;
+}
+
+const core::TensorField& field_named(std::string_view name) {
+  for (const core::TensorField& field : core::kTensorFields) {
+    if (name == field.name) return field;
+  }
+  throw Error(std::string(name) + ": no tensor of a problem");
+}
+
+// JAX has no int64 unless it is asked to: seed and offset are four uint32, the lower half of each first.
+bool is_state_in_halves(const core::TensorField& field, XLA_FFI_DataType dtype, int64_t rank, const int64_t* dims) {
+  return field.layout == &tessera_problem::dropout_state && dtype == XLA_FFI_DataType_U32 && rank == 1 && dims[0] == 4;
+}
+
+void set_buffer(Call& call, std::string_view name, const XLA_FFI_Buffer& buffer) {
+  const core::TensorField& field = field_named(name);
+  tessera_layout& layout = call.problem.*field.layout;
+  if (is_state_in_halves(field, buffer.dtype, buffer.rank, buffer.dims)) {
+    const int64_t pair = 2;
+    layout = contiguous(TESSERA_INT64, &pair, 1, field.name);
+  } else {
+    layout = contiguous(to_dtype(buffer.dtype), buffer.dims, buffer.rank, field.name);
+  }
+  field.set_pointer(call.buffers, buffer.data);
+}
+
+// The names in `list`, separated by blanks, each with its buffer.
+void set_buffers(Call& call, std::string_view list, void** buffers, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const size_t end = std::min(list.find(' '), list.size());
+    set_buffer(call, list.substr(0, end), *static_cast<const XLA_FFI_Buffer*>(buffers[i]));
+    list.remove_prefix(std::min(end + 1, list.size()));
+  }
+}
+
+void swap_heads_first(tessera_problem& p) {
+  for (tessera_layout* layout : {&p.q, &p.k, &p.v, &p.o, &p.d_o, &p.d_q, &p.d_k, &p.d_v}) swap_rows_and_heads(*layout);
+}
+
+Call call_of(const XLA_FFI_CallFrame& frame) {
+  const Attributes attributes(frame.attrs);
+  Call call(attributes.integer("backward") ? TESSERA_BACKWARD : TESSERA_FORWARD);
+  set_buffers(call, attributes.text("operands"), frame.args.args, frame.args.size);
+  set_buffers(call, attributes.text("results"), frame.rets.rets, frame.rets.size);
+  set_options(call.problem, attributes);
+  call.kernel = static_cast<int32_t>(attributes.integer("kernel"));
+  call.threads = static_cast<int32_t>(attributes.integer("threads"));
+  if (attributes.integer("heads_first")) swap_heads_first(call.problem);
+  return call;
+}
+
+// ---- handlers -------------------------------------------------------------------------------------------------------
+
+XLA_FFI_Error* error(const XLA_FFI_Api& api, XLA_FFI_Error_Code code, const char* message) {
+  XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, message, code};
+  return api.XLA_FFI_Error_Create(&args);
+}
+
+// XLA asks once which version of the interface this was compiled for.
+bool told_metadata(const XLA_FFI_CallFrame& frame) {
+  XLA_FFI_Extension_Base* extension = frame.extension_start;
+  if (!extension || extension->type != XLA_FFI_Extension_Metadata) return false;
+  XLA_FFI_Metadata& metadata = *reinterpret_cast<XLA_FFI_Metadata_Extension*>(extension)->metadata;
+  metadata.api_version.major_version = XLA_FFI_API_MAJOR;
+  metadata.api_version.minor_version = XLA_FFI_API_MINOR;
+  return true;
+}
+
+template <class Execute>
+XLA_FFI_Error* handle(XLA_FFI_CallFrame& frame, Execute&& execute) noexcept {
+  if (told_metadata(frame)) return nullptr;
+  if (frame.stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
+  try {
+    return execute(call_of(frame));
+  } catch (const std::bad_alloc&) {
+    return error(*frame.api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "tessera: no memory for the workspace");
+  } catch (const std::exception& refusal) {
+    return error(*frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT, refusal.what());
+  }
+}
+
+XLA_FFI_Error* handle_cpu(XLA_FFI_CallFrame* frame) {
+  return handle(*frame, [](const Call& call) -> XLA_FFI_Error* {
+    tessera_executor executor{};
+    check(run_on_cpu(call, plan_of(call), executor));
+    return nullptr;
+  });
+}
+
+// Scratch memory of XLA's allocator, which orders its use by the stream: it is given back when the work is queued.
+class Scratch {
+ public:
+  Scratch(const XLA_FFI_Api& api, XLA_FFI_ExecutionContext* context, size_t bytes)
+      : api_(api), context_(context), bytes_(bytes) {
+    if (bytes == 0) return;
+    constexpr size_t kAlignment = 256;
+    XLA_FFI_DeviceMemory_Allocate_Args args{
+        XLA_FFI_DeviceMemory_Allocate_Args_STRUCT_SIZE, nullptr, context, bytes, kAlignment, nullptr};
+    failure_ = api.XLA_FFI_DeviceMemory_Allocate(&args);
+    data_ = args.data;
+  }
+  ~Scratch() {
+    if (!data_) return;
+    XLA_FFI_DeviceMemory_Free_Args args{XLA_FFI_DeviceMemory_Free_Args_STRUCT_SIZE, nullptr, context_, bytes_, data_};
+    destroy(api_.XLA_FFI_DeviceMemory_Free(&args));
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  void* data() const { return data_; }
+  XLA_FFI_Error* failure() const { return failure_; }  // XLA's own, which the caller returns to it
+
+ private:
+  void destroy(XLA_FFI_Error* failure) const {
+    if (!failure) return;
+    XLA_FFI_Error_Destroy_Args args{XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, failure};
+    api_.XLA_FFI_Error_Destroy(&args);
+  }
+
+  const XLA_FFI_Api& api_;
+  XLA_FFI_ExecutionContext* context_;
+  size_t bytes_;
+  void* data_ = nullptr;
+  XLA_FFI_Error* failure_ = nullptr;
+};
+
+XLA_FFI_Error* handle_cuda(XLA_FFI_CallFrame* frame) {
+  return handle(*frame, [frame](Call call) -> XLA_FFI_Error* {
+    const XLA_FFI_Api& api = *frame->api;
+    XLA_FFI_Stream_Get_Args stream{XLA_FFI_Stream_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, nullptr};
+    if (XLA_FFI_Error* failure = api.XLA_FFI_Stream_Get(&stream)) return failure;
+    XLA_FFI_DeviceOrdinal_Get_Args ordinal{XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, 0};
+    if (XLA_FFI_Error* failure = api.XLA_FFI_DeviceOrdinal_Get(&ordinal)) return failure;
+    call.place.join("q", {kCuda, ordinal.device_ordinal, stream.stream});
+    const tessera_plan& plan = plan_of(call);
+    const auto bytes = static_cast<size_t>(plan.workspace_bytes);
+    const Scratch scratch(api, frame->ctx, bytes);
+    if (scratch.failure()) return scratch.failure();
+    tessera_executor executor{};
+    executor.stream = stream.stream;
+    check(run_plan(plan, call.buffers, scratch.data(), bytes, executor));
+    return nullptr;
+  });
+}
+
+// ---- Python ---------------------------------------------------------------------------------------------------------
+
+nb::dict handlers() {
+  nb::dict by_platform;
+  by_platform["cpu"] = nb::capsule(reinterpret_cast<void*>(&handle_cpu));
+  by_platform["CUDA"] = nb::capsule(reinterpret_cast<void*>(&handle_cuda));
+  return by_platform;
+}
+
+int32_t dtype_named(const std::string& name) {
+  for (int32_t dtype = 0; dtype <= TESSERA_INT64; ++dtype) {
+    if (name == tessera_dtype_name(dtype)) return dtype;
+  }
+  return -1;
+}
+
+using TracedTensor = std::tuple<std::string, std::string, std::vector<int64_t>>;  // name, dtype, shape
+
+// Refuses what the problem of these layouts and options would be refused for, on whatever device.
+void check_layouts(bool backward, const std::vector<TracedTensor>& tensors, const nb::kwargs& options) {
+  Call call(backward ? TESSERA_BACKWARD : TESSERA_FORWARD);
+  for (const auto& [name, dtype, shape] : tensors) {
+    const core::TensorField& field = field_named(name);
+    const int32_t known = dtype_named(dtype);
+    if (known < 0) {
+      throw Error(name + ": dtype " + dtype + ", accepted " + core::dtypes_text(field.dtypes));
+    }
+    call.problem.*field.layout = contiguous(known, shape.data(), static_cast<int64_t>(shape.size()), field.name);
+  }
+  set_options(call, "attention", options);  // and the order of axes
+  plan_of(call);
+}
+
+}  // namespace
+
+void add_jax(nb::module_& m) {
+  m.def("jax_handlers", &handlers);
+  m.def("check_layouts", &check_layouts, "backward"_a, "tensors"_a, "options"_a);
+}
+
+}  // namespace tessera::python

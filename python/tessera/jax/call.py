@@ -1,0 +1,311 @@
+"""The two calls into XLA, forward and backward: their operands and attributes, their gradients, and vmap."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tessera import _core
+from tessera._core import Error
+
+Tensors = dict[str, Any]  # by the names of a problem's tensors: q, k, v and those options that are arrays
+
+_TARGET = "tessera_attention"
+_FIELDS = {field["name"]: field for field in _core.option_fields()}
+_DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
+# What numbers sequences or rows of keys, of which a batch inside a batch would need another numbering.
+_NUMBERING = ("cu_seqlens_q", "cu_seqlens_k", "page_table", "page_indptr", "page_indices", "prefix_groups", "prefix_lens")
+
+for _platform, _handler in _core.jax_handlers().items():
+    jax.ffi.register_ffi_target(_TARGET, _handler, platform=_platform)
+
+
+class Settings(NamedTuple):
+    """What a traced program holds fast: the options that are no arrays, those that differ from their defaults."""
+
+    options: tuple[tuple[str, Any], ...] = ()
+    heads_first: bool = False  # q, k, v and o are [B, H, S, D]
+
+    def get(self, name: str) -> Any:
+        return dict(self.options).get(name)
+
+
+def settings_of(options: dict[str, Any]) -> Settings:
+    """Refuses what is no value of its option, or is one of an array's that a transformation traces."""
+    given = []
+    for name, value in options.items():
+        field = _FIELDS[name]
+        if isinstance(value, jax.core.Tracer):
+            raise Error(f"{name}: traced by a JAX transformation, accepted a Python value (static_argnames holds it fast)")
+        if isinstance(value, (np.generic, np.ndarray, jax.Array)) and value.ndim == 0:
+            value = value.item()
+        if isinstance(value, list):
+            value = tuple(value)
+        if value is not None and value != field["default"]:
+            given.append((name, value))
+    heads_first = ("layout", "bhsd") in given
+    return Settings(tuple(sorted(pair for pair in given if pair[0] != "layout")), heads_first)
+
+
+def _attributes(settings: Settings) -> dict[str, Any]:
+    """As the handler reads them: integers of 64 bits, or doubles."""
+    attributes: dict[str, Any] = {"heads_first": np.int64(settings.heads_first)}
+    for name, value in settings.options:
+        annotation = _FIELDS[name]["annotation"]
+        if name == "kernel":
+            attributes[name] = np.int64(_core.kernel_names().index(value))
+        elif annotation.startswith("float"):
+            attributes[name] = np.float64(value)
+        elif annotation.startswith("tuple"):
+            attributes[name] = np.array(value, np.int64)
+        else:
+            attributes[name] = np.int64(value)
+    return attributes
+
+
+def check(settings: Settings, tensors: Tensors) -> None:
+    """Raises what the library would, while the program is traced: no device is asked."""
+    dtypes = {"uint32": "int64"}  # of dropout_state
+    layouts = []
+    for name, array in tensors.items():
+        shape = (2,) if name == "dropout_state" else array.shape
+        layouts.append((name, dtypes.get(str(array.dtype), str(array.dtype)), shape))
+    q, v = tensors["q"].shape, tensors["v"].shape
+    if len(q) < 3 or len(v) < 3:
+        name, rank = ("q", len(q)) if len(q) < 3 else ("v", len(v))
+        raise Error(f"{name}: rank {rank}, accepted [B, S, H, D], or packed [T, H, D]")
+    layouts.append(("o", str(tensors["q"].dtype), (*q[:-1], v[-1])))
+    layout = {"layout": "bhsd"} if settings.heads_first else {}
+    _core.check_layouts(False, layouts, **dict(settings.options), **layout)
+
+
+def _lse_shape(settings: Settings, q: Any) -> tuple[int, ...]:
+    rows, heads = q.shape[-3:-1]
+    return (*q.shape[:-3], *((rows, heads) if settings.heads_first else (heads, rows)))
+
+
+def _call(settings: Settings, backward: bool, operands: Tensors, results: Tensors) -> Tensors:
+    """`results`: shapes and dtypes."""
+    call = jax.ffi.ffi_call(_TARGET, list(results.values()), vmap_method="sequential")
+    arrays = call(
+        *operands.values(), operands=" ".join(operands), results=" ".join(results), backward=np.int64(backward),
+        **_attributes(settings),
+    )  # fmt: skip
+    return dict(zip(results, arrays))
+
+
+# ---- shard_map ------------------------------------------------------------------------------------------------------
+
+
+def _varying(x: Any) -> frozenset:
+    """The axes of a mesh along which shards of `x` differ, as shard_map knows them; none in releases without that."""
+    if not hasattr(jax, "typeof"):
+        return frozenset()
+    kind = jax.typeof(x)
+    of_axes = getattr(kind, "manual_axis_type", None)  # JAX 0.10; before it `vma`
+    return getattr(kind, "vma", frozenset()) if of_axes is None else of_axes.varying
+
+
+def _vary(x: Any, axes: frozenset) -> Any:
+    missing = tuple(axes - _varying(x))
+    if not missing:
+        return x
+    return jax.lax.pcast(x, missing, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(x, missing)
+
+
+def _vary_with(tensors: Tensors, results: Tensors) -> Tensors:
+    """Results differ wherever a tensor does, which the transformations of the calls forget."""
+    axes = frozenset().union(*map(_varying, tensors.values()))
+    return {name: _vary(x, axes) for name, x in results.items()}
+
+
+# ---- vmap -----------------------------------------------------------------------------------------------------------
+
+
+def _map_in_turn(function: Any, tensors: Tensors, batched: dict[str, bool]) -> Any:
+    """One entry after another, where no other way gives each its own."""
+    mapped = {name: x for name, x in tensors.items() if batched[name]}
+    shared = {name: x for name, x in tensors.items() if not batched[name]}
+    return jax.lax.map(lambda entry: function({**shared, **entry}), mapped)
+
+
+def _can_fold(settings: Settings, tensors: Tensors, batched: dict[str, bool], inner_q: tuple[int, ...]) -> bool:
+    if any(name in tensors for name in _NUMBERING) or len(inner_q) != 4:
+        return False
+    # Dropout's bits are of (seed, batch, head, row, column): each entry has those that it would have alone.
+    if settings.get("dropout_p"):
+        return False
+    return "sink" not in tensors or (not batched["sink"] and "d_o" not in tensors)
+
+
+_BY_SCORES = ("bias", "mask", "block_mask")  # [B|1, H|1, ...] or the last axes
+
+
+def _fold(n: int, name: str, x: Any, is_batched: bool, batch: int, split: bool) -> Any:
+    """[n, B, ...] as [n B, ...]; what is the same for all entries is repeated, where its shape tells them apart.
+    `split`: every entry needs rows of its own, for a gradient."""
+    if name == "sink":
+        return x
+    if name in _BY_SCORES:
+        rank = 4
+        inner = x.shape[1:] if is_batched else x.shape
+        inner = (1,) * (rank - len(inner)) + tuple(inner)
+        if not is_batched and inner[0] == 1 and not split:
+            return x.reshape(inner)
+        x = x.reshape(n, *inner) if is_batched else jnp.broadcast_to(x.reshape(inner), (n, *inner))
+        return jnp.broadcast_to(x, (n, batch, *inner[1:])).reshape(n * batch, *inner[1:])
+    if name == "alibi_slopes":
+        inner = x.shape[1:] if is_batched else x.shape
+        if not is_batched and len(inner) == 1:
+            return x
+        x = x if is_batched else jnp.broadcast_to(x, (n, *inner))
+        x = x[:, None, :] if len(inner) == 1 else x
+        return jnp.broadcast_to(x, (n, batch, inner[-1])).reshape(n * batch, inner[-1])
+    x = x if is_batched else jnp.broadcast_to(x, (n, *x.shape))
+    return x.reshape(n * batch, *x.shape[2:])
+
+
+def _vmapped(run: Any, settings: Settings, static: Any, axis_size: int, in_batched: Any, tensors: Tensors) -> Any:
+    """The rule of both calls: the mapped axis joins the batch."""
+    batched = in_batched[0]
+    inner_q = tensors["q"].shape[1:] if batched["q"] else tensors["q"].shape
+
+    def function(entry: Tensors) -> Tensors:
+        return run(settings, static, entry)
+
+    if not _can_fold(settings, tensors, batched, inner_q):
+        out = _map_in_turn(function, tensors, batched)
+        return out, {name: True for name in out}
+    batch = inner_q[0]
+    wants_d_bias = "d_bias" in static
+    folded = {
+        name: _fold(axis_size, name, x, batched[name], batch, name == "bias" and wants_d_bias)
+        for name, x in tensors.items()
+    }
+    out = {name: x.reshape(axis_size, batch, *x.shape[1:]) for name, x in function(folded).items()}
+    if wants_d_bias:
+        inner = tensors["bias"].shape[1:] if batched["bias"] else tensors["bias"].shape
+        d_bias = out["d_bias"]
+        if len(inner) < 4 or inner[0] == 1:  # one for the batch inside
+            d_bias = d_bias.sum(1, keepdims=True)
+        out["d_bias"] = d_bias.reshape(axis_size, *inner)
+    return out, {name: True for name in out}
+
+
+def _mappable(call: Any) -> Any:
+    """`call(settings, static, tensors)` with that rule. `static` names its results."""
+
+    def run(settings: Settings, static: Any, tensors: Tensors) -> Tensors:
+        mapped = jax.custom_batching.custom_vmap(functools.partial(call, settings, static))
+        mapped.def_vmap(functools.partial(_rule, settings, static))
+        return _vary_with(tensors, mapped(tensors))
+
+    def _rule(settings: Settings, static: Any, axis_size: int, in_batched: Any, tensors: Tensors) -> Any:
+        return _vmapped(run, settings, static, axis_size, in_batched, tensors)
+
+    return run
+
+
+# ---- the two calls --------------------------------------------------------------------------------------------------
+
+
+@_mappable
+def _forward(settings: Settings, results: tuple[str, ...], tensors: Tensors) -> Tensors:
+    q, v = tensors["q"], tensors["v"]
+    shapes = {
+        "o": jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype),
+        "lse": jax.ShapeDtypeStruct(_lse_shape(settings, q), np.float32),
+    }
+    return _call(settings, False, tensors, {name: shapes[name] for name in results})
+
+
+@_mappable
+def _backward(settings: Settings, results: tuple[str, ...], tensors: Tensors) -> Tensors:
+    def twin(name: str) -> Any:
+        source = tensors[name.removeprefix("d_")]
+        return jax.ShapeDtypeStruct(source.shape, np.float32 if name in ("d_bias", "d_sink") else source.dtype)
+
+    return _call(settings, True, tensors, {name: twin(name) for name in results})
+
+
+def _differentiated_once(run: Any) -> Any:
+    """`run` in a rule of differentiation, where a derivative of it would be a second one."""
+
+    def call(settings: Settings, results: tuple[str, ...], tensors: Tensors) -> Tensors:
+        return run(settings, results, tensors)
+
+    def refuse(settings: Settings, results: tuple[str, ...], primals: Any, tangents: Any) -> Any:
+        raise NotImplementedError("tessera.jax.attention: a second derivative was asked for, accepted is the first")
+
+    checked = jax.custom_jvp(call, nondiff_argnums=(0, 1))
+    checked.defjvp(refuse)
+    return lambda settings, results, tensors: _vary_with(tensors, checked(settings, results, tensors))
+
+
+_forward_once, _backward_once = map(_differentiated_once, (_forward, _backward))
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def o_and_lse(settings: Settings, tensors: Tensors) -> tuple[Any, Any]:
+    out = _forward(settings, ("o", "lse"), tensors)
+    return out["o"], out["lse"]
+
+
+def _save(settings: Settings, tensors: Tensors) -> Any:
+    wanted = {name: () for name in _DIFFERENTIABLE if name in tensors and tensors[name].perturbed}
+    for name, tensor in tensors.items():
+        if tensor.perturbed and name not in _DIFFERENTIABLE and jnp.issubdtype(tensor.value.dtype, jnp.floating):
+            raise NotImplementedError(f"{name}: its gradient was asked for, accepted jax.lax.stop_gradient of it")
+    for name in ("page_table", "page_indices", "tree_mask", "prefix_groups"):
+        if name in tensors:
+            raise NotImplementedError(f"{name}: a gradient was asked for, accepted is the forward pass alone")
+    tensors = {name: tensor.value for name, tensor in tensors.items()}
+    out = _forward_once(settings, ("o", "lse"), tensors)
+    return (out["o"], out["lse"]), (tensors, out, wanted)
+
+
+def _differentiate(settings: Settings, saved: Any, cotangents: Any) -> Any:
+    tensors, out, wanted = saved
+    d_o, d_lse = (None if isinstance(x, jax.custom_derivatives.SymbolicZero) else x for x in cotangents)
+    operands = {**tensors, **out, "d_o": jnp.zeros_like(out["o"]) if d_o is None else d_o}
+    if d_lse is not None:
+        operands["d_lse"] = d_lse
+    results = ("d_q", "d_k", "d_v", *(f"d_{name}" for name in ("bias", "sink") if name in wanted))
+    gradients = _backward_once(settings, results, operands)
+    return ({name: _cotangent(gradients, name, tensor) for name, tensor in tensors.items()},)
+
+
+def _cotangent(gradients: Tensors, name: str, tensor: Any) -> Any:
+    gradient = gradients.get(f"d_{name}")
+    if gradient is None:
+        return None
+    summed = tuple(_varying(gradient) - _varying(tensor))  # what all shards read is differentiated by each
+    return (jax.lax.psum(gradient, summed) if summed else gradient).astype(tensor.dtype)
+
+
+o_and_lse.defvjp(_save, _differentiate, symbolic_zeros=True)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def o_alone(settings: Settings, tensors: Tensors) -> Any:
+    """Without an LSE where no gradient is asked for: the quicker call."""
+    return _forward(settings, ("o",), tensors)["o"]
+
+
+def _save_o(settings: Settings, tensors: Tensors) -> Any:
+    (o, _), saved = _save(settings, tensors)
+    return o, saved
+
+
+def _differentiate_o(settings: Settings, saved: Any, d_o: Any) -> Any:
+    return _differentiate(settings, saved, (d_o, None))
+
+
+o_alone.defvjp(_save_o, _differentiate_o, symbolic_zeros=True)
