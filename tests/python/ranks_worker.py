@@ -169,15 +169,20 @@ def repeated(ranks):
 
 
 def flat_error(ranks):
-    """The error of float32 is that of one process, whatever the number of ranks."""
-    inputs = tensors(torch.float32, 1, 256, seed=3)
-    exact, _ = exact_and_plain(inputs, torch.float32, {"causal": True})
-    alone = results(lambda q, k, v: tessera.torch.attention(q, k, v, causal=True, return_lse=True), *inputs)
-    rms = lambda values: [(a.double() - b).square().mean().sqrt().item() for a, b in zip(values, exact)]  # noqa: E731
-    for strategy, head_ranks in strategies(ranks):
-        parallel = tessera.torch.context_parallel(strategy=strategy, head_ranks=head_ranks)
-        for name, ours, one in zip(NAMES, rms(sharded(parallel, {"causal": True}, inputs)), rms(alone)):
-            assert ours <= 1.1 * one, f"{strategy}: {name} has {ours / one:.3f} times the error of one process"
+    """The error of float32 is that of one process on any number of ranks, also where scores share a large number."""
+    for shared in (0.0, 64.0):
+        q, k, *others = tensors(torch.float32, 1, 256, seed=3)
+        q[..., 0] = k[..., 0] = shared
+        inputs = (q, k, *others)
+        exact, _ = exact_and_plain(inputs, torch.float32, {"causal": True})
+        alone = results(lambda q, k, v: tessera.torch.attention(q, k, v, causal=True, return_lse=True), *inputs)
+        def rms(values):
+            return [(a.double() - b).square().mean().sqrt().item() for a, b in zip(values, exact)]
+
+        for strategy, head_ranks in strategies(ranks):
+            parallel = tessera.torch.context_parallel(strategy=strategy, head_ranks=head_ranks)
+            for name, ours, one in zip(NAMES, rms(sharded(parallel, {"causal": True}, inputs)), rms(alone)):
+                assert ours <= 1.1 * one, f"{strategy}, {shared}: {name} has {ours / one:.3f} times one process's error"
 
 
 def in_models(ranks):
@@ -217,8 +222,8 @@ def small_model(ranks):
     torch.manual_seed(0)
     config = transformers.Gemma2Config(
         vocab_size=61, num_hidden_layers=2, hidden_size=48, intermediate_size=64, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, sliding_window=11, attn_logit_softcapping=2.0, bos_token_id=None,
-        eos_token_id=None, pad_token_id=0,
+        num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, sliding_window=11, attn_logit_softcapping=2.0,
+        bos_token_id=None, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     alone = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="tessera")
     tokens = torch.randint(1, 61, (2, 8 * ranks + 1), generator=torch.Generator().manual_seed(1))

@@ -137,11 +137,12 @@ def test_parts_merge_exactly(most, monkeypatch):
     sink = normal(3)
     partial = Partial((2, 10, 3, 4), 7, torch.float32, torch.device("cpu"))
     for (a, b), (o, lse) in zip(ranges, parts):
-        o_there, lse_there = partial.place(a, b - a)
+        o_there, lse_there, low_there = partial.place(a, b - a)
+        low_there.zero_()
         o_there.copy_(o)
         lse_there.copy_(lse)
     partial.join_sink(sink)
-    o, lse = partial.finished()
+    o, lse, _ = partial.finished()
     weights = torch.full((8, 2, 3, 10), -torch.inf, dtype=torch.float64)
     values = torch.zeros(8, 2, 10, 3, 4, dtype=torch.float64)
     for n, ((a, b), (part, part_lse)) in enumerate(zip(ranges, parts)):

@@ -110,8 +110,8 @@ def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
 def forward(
     setting: Setting, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor]
 ) -> Tuple[Tensor, Tensor, Tuple[Tensor, ...]]:
-    """o and lse of this rank's rows, and what backward takes: q, k, v, o, lse of the rows and heads that this rank
-    computes."""
+    """o and lse of this rank's rows, and what backward takes: q, k, v, o, lse, lse_low of the rows and heads that this
+    rank computes."""
     walk = _Walk(setting.forward, setting, q, k, v, gathered=False)
     schedule = walk.schedule
     own_q = walk.q.tensors[0]
@@ -135,20 +135,20 @@ def forward(
             if mine is not None and not joins:
                 options["sink"] = mine
             keys = (_rows(t, call.k_row, call.k_length) for t in block.tensors)
-            o, lse = partial.place(call.q_row, call.q_length)
-            outputs = {"o": o, "lse": lse} if o.dtype == q.dtype else {}
+            o, lse, low = partial.place(call.q_row, call.q_length)
+            outputs = {"lse": lse, **({"o": o} if o.dtype == q.dtype else {})}
             if call.packed:
                 outputs = {name: t[0] for name, t in outputs.items()}
+            options["lse_low"] = low[0] if call.packed else low
             results = kernels.forward(
                 *_unpacked(call, _rows(own_q, call.q_row, call.q_length), *keys), options, **outputs
             )
-            if not outputs:
+            if "o" not in outputs:
                 o.copy_(results[0])
-                lse.copy_(results[1])
         if step == last_pairs:
             if joins:
                 partial.join_sink(mine)
-            result["o"], result["lse"] = partial.finished()
+            result["o"], result["lse"], result["low"] = partial.finished()
             if walk.divided:
                 result["all_o"] = q.new_empty((*q.shape[:3], v.shape[3]))
                 result["all_lse"] = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
@@ -189,7 +189,7 @@ def forward(
             walk.fetched.append(Block(schedule.chunks, message.chunks, tensors))
 
     walk.walk(compute, send, buffers, deliver)
-    saved = (own_q, *walk.keys.tensors, result["o"], result["lse"])
+    saved = (own_q, *walk.keys.tensors, result["o"], result["lse"], result["low"])
     if walk.divided:
         return result["all_o"], result["all_lse"], saved
     return result["o"], result["lse"], saved
@@ -204,7 +204,7 @@ def backward(
     shapes: Tuple[torch.Size, torch.Size, torch.Size],
 ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
     """The gradients of this rank's q, k, v, and its part of that of the sink. d_o and d_lse are of this rank's rows."""
-    q, k, v, o, lse = saved
+    q, k, v, o, lse, low = saved
     walk = _Walk(setting.backward(), setting, q, k, v, gathered=True)
     schedule = walk.schedule
     if walk.divided:
@@ -236,13 +236,14 @@ def backward(
 
             of_lse = [
                 None if t is None else t[:, :, call.q_row : call.q_row + call.q_length].contiguous()
-                for t in (d_lse, lse)
+                for t in (d_lse, lse, low)
             ]
             keys = [_rows(t, call.k_row, call.k_length) for t in block.tensors]
-            arguments = [rows(d_o), of_lse[0], rows(q), *keys, rows(o), of_lse[1]]
+            arguments = [rows(d_o), of_lse[0], rows(q), *keys, rows(o), of_lse[1], of_lse[2]]
             if call.packed:
                 arguments = [None if t is None else t[0] for t in arguments]
-            parts = kernels.backward(*arguments, False, False, walk.options_of(call))[:3]
+            options = {**walk.options_of(call), "lse_low": arguments.pop()}
+            parts = kernels.backward(*arguments, False, False, options)[:3]
             if call.packed:
                 parts = [t[None] for t in parts]
             sum_q.add(call.q_row, parts[0])
@@ -306,7 +307,7 @@ def backward(
         d_sink = torch.zeros_like(sink, dtype=torch.float32)
         delta = (d_o.float() * o.float()).sum(-1).transpose(1, 2)
         d_lse_minus_delta = -delta if d_lse is None else d_lse - delta
-        weight = torch.exp(sink.float()[schedule.heads_q][None, :, None] - lse)
+        weight = torch.exp(sink.float()[schedule.heads_q][None, :, None] - lse - low)
         d_sink[schedule.heads_q] = (weight * d_lse_minus_delta).sum((0, 2))
     if not walk.divided:
         return sum_q.total().to(q.dtype), *(g.total().to(k.dtype) for g in sum_keys), d_sink

@@ -130,28 +130,35 @@ class Partial:
         self._dtype = dtype
         self._o = torch.empty((layers, *shape), dtype=dtype if depth <= self.MOST else torch.float32, device=device)
         self._lse = torch.full((layers, batch, heads, rows), -torch.inf, dtype=torch.float32, device=device)
+        self._low = torch.zeros_like(self._lse)  # what the rounding of lse leaves out
         self._rows = Rows()
         self._first = 0  # 1: layer 0 has what was merged
 
-    def place(self, row: int, count: int) -> Tuple[Tensor, Tensor]:
-        """Where a call writes its o and lse; o in float32 where parts are merged on the way."""
+    def place(self, row: int, count: int) -> Tuple[Tensor, Tensor, Tensor]:
+        """Where a call writes its o, lse and lse_low; o in float32 where parts are merged on the way."""
         layer = self._rows.place(row, row + count, self._first)
         if layer == self._o.shape[0]:
-            o, lse = combine(self._o, self._lse, return_lse=True)
+            o, lse, low = self._merged()
             self._lse.fill_(-torch.inf)
-            self._o[0], self._lse[0] = o, lse
+            self._low.zero_()
+            self._o[0], self._lse[0], self._low[0] = o, lse, low
             self._rows, self._first = Rows(1), 1
             layer = self._rows.place(row, row + count, self._first)
-        return self._o[layer, :, row : row + count], self._lse[layer, :, :, row : row + count]
+        rows = slice(row, row + count)
+        return self._o[layer, :, rows], self._lse[layer, :, :, rows], self._low[layer, :, :, rows]
+
+    def _merged(self) -> Tuple[Tensor, Tensor, Tensor]:
+        return combine(self._o, self._lse, self._low, return_lse=True, return_lse_low=True)
 
     def join_sink(self, sink: Tensor) -> None:
         """A logit of each head joins the denominator, as one more part whose values are 0: once, after all keys."""
-        o, lse = self.place(0, self._o.shape[2])
+        o, lse, low = self.place(0, self._o.shape[2])
         o.zero_()
+        low.zero_()
         lse.copy_(sink.float()[None, :, None].expand_as(lse))
 
-    def finished(self) -> Tuple[Tensor, Tensor]:
+    def finished(self) -> Tuple[Tensor, Tensor, Tensor]:
         if self._o.shape[0] == 1:
-            return self._o[0], self._lse[0]
-        o, lse = combine(self._o, self._lse, return_lse=True)
-        return o.to(self._dtype), lse
+            return self._o[0], self._lse[0], self._low[0]
+        o, lse, low = self._merged()
+        return o.to(self._dtype), lse, low
