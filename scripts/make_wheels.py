@@ -151,9 +151,12 @@ def main() -> None:
                 wheel = build(builder, version, arch, kernels, Path(folder))
                 check_symbols(wheel)
                 checked = Path(folder) / "checked"
-                run(auditwheel, "-m", "auditwheel", "repair", "--plat", f"manylinux_{GLIBC.replace('.', '_')}_{arch}",
-                    "--wheel-dir", checked, wheel, PATH=f"{auditwheel.parent}:{os.environ['PATH']}")  # fmt: skip
+                run(auditwheel, "-m", "auditwheel", "repair", "--plat", "auto", "--wheel-dir", checked, wheel,
+                    PATH=f"{auditwheel.parent}:{os.environ['PATH']}")  # fmt: skip
                 (repaired,) = checked.glob("*.whl")
+                needed = re.search(rf"manylinux_(\d+)_(\d+)_{arch}", repaired.name)  # the oldest that auditwheel accepts
+                if not needed or tuple(map(int, needed.groups())) > tuple(map(int, GLIBC.split("."))):
+                    raise SystemExit(f"make_wheels.py: {repaired.name}: not for glibc {GLIBC}")
                 size = repaired.stat().st_size
                 if size > MOST_BYTES:
                     raise SystemExit(f"make_wheels.py: {repaired.name}: {size} bytes, at most {MOST_BYTES}")

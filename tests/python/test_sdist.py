@@ -44,7 +44,7 @@ def test_content(unpacked, tmp_path):
     names = {path.name for path in unpacked.iterdir()}
     assert names >= {"CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO"}
     assert {path.name for path in unpacked.iterdir() if path.is_dir()} == {
-        "cli", "cmake", "include", "kernels", "peers", "python", "src"}  # fmt: skip
+        "cli", "cmake", "include", "kernels", "peers", "python", "src", "third_party"}  # fmt: skip
     again = build_sdist(unpacked, tmp_path)  # without git, the same
     with tarfile.open(again) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
