@@ -309,3 +309,6 @@ def _differentiate_o(settings: Settings, saved: Any, d_o: Any) -> Any:
 
 
 o_alone.defvjp(_save_o, _differentiate_o, symbolic_zeros=True)
+
+# Outside of jit, too, a call is traced once for its settings and shapes.
+o_and_lse, o_alone = (jax.jit(function, static_argnums=0, inline=True) for function in (o_and_lse, o_alone))
