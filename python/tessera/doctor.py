@@ -137,7 +137,7 @@ def rows(found: dict[str, Any]) -> list[Row]:
         _cache(cuda),
         _framework("numpy", "NumPy", found["modules"]["numpy"], "arrays on the CPU"),
         _torch(found),
-        _framework("jax", "JAX", found["modules"]["jax"], "arrays on the CPU"),
+        _framework("jax", "JAX", found["modules"]["jax"], "arrays on the CPU, and tessera.jax under jit"),
     ]
 
 
