@@ -282,7 +282,8 @@ class Compare {
                  {"title", title()},
                  {"memory_bytes", on_gpu_ ? Gpu(device_.ordinal).memory_bytes() : memory_bytes()},
                  {"memory_of", on_gpu_ ? "this GPU" : "this machine"},
-                 {"device", on_gpu_ ? "cuda" : "cpu"}};
+                 {"device", on_gpu_ ? "cuda" : "cpu"},
+                 {"busy", busy_}};
     if (on_gpu_) {
       json.update(Json{{"gpu", device_.name}, {"arch", device_.arch}, {"multiprocessors", device_.cores}});
     } else {

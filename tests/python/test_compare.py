@@ -305,12 +305,12 @@ def test_plot_has_every_number_on_its_bar(tmp_path):
 
     cell = {"direction": "forward", "length": 64, "tessera": side(2, 300, 2**20), "standard": side(6, 100, 2**30),
             "standard_needs_bytes": 2**30, "pytorch": None, "pytorch_needs_bytes": 3 * 2**31}  # fmt: skip
-    report = {"title": "A · B", "memory_bytes": 2**34, "memory_of": "this machine", "cells": [cell]}
+    report = {"title": "A · B", "busy": "Busy.", "memory_bytes": 2**34, "memory_of": "this machine", "cells": [cell]}
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         tessera.compare.plot.draw_plot(str(tmp_path / "a.svg"), report)
     texts = ElementTree.parse(tmp_path / "a.svg").iter("{http://www.w3.org/2000/svg}text")
     shown = {line for text in texts for line in (text.text or "").splitlines()}
-    assert {"1 MiB", "1 GiB", "6 GiB,", "not run", "300", "100", "3 ×", "64", "2 ms", "PyTorch's own"} <= shown
+    assert {"1 MiB", "1 GiB", "6 GiB,", "not run", "300", "100", "3 ×", "64", "2 ms", "PyTorch's own", "Busy."} <= shown
 
 
 def test_a_busy_machine_is_said(capsys, monkeypatch):

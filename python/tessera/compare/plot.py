@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def draw_plot(file: str, report: dict[str, Any]) -> None:
     lengths = len({cell["length"] for cell in cells})
     width = max(12, 0.75 * lengths * len(sides))  # room for the numbers on the bars
     figure = Figure(figsize=(width, 1.1 + 3.9 * len(directions)), layout="constrained")
-    figure.suptitle(_in_lines(report["title"]), fontsize=10)
+    busy = textwrap.wrap(report.get("busy", ""), _TITLE_WIDTH)
+    figure.suptitle("\n".join([_in_lines(report["title"]), *busy]), fontsize=10)
     axes = figure.subplots(len(directions), 2, squeeze=False)
     for (memory, speed), direction in zip(axes, directions):
         chosen = sorted((cell for cell in cells if cell["direction"] == direction), key=lambda cell: cell["length"])
@@ -166,9 +168,9 @@ def _draw_speed(axes: Any, direction: str, cells: list[dict[str, Any]], sides: l
     ticks = [f"{cell['length']}\n{_seconds_text(cell['tessera']['ms'] * 1e-3)}" for cell in cells]
     _finish(
         axes,
-        f"Speed in GFLOP/s, {direction} (N ×: the time of so many of Tessera's calls)",
+        f"Speed in GFLOP/s, {direction}",
         ticks,
-        "sequence length, and Tessera's time",
+        "sequence length, and Tessera's time; ×: how many times as long",
     )
 
 

@@ -119,6 +119,7 @@ def as_json(cells: list[Cell], settings: Settings, product_gflops: float) -> dic
     return {
         "version": tessera.__version__,
         "title": title(cells, settings, product_gflops),
+        "busy": settings.busy,
         "memory_bytes": settings.device.memory_bytes(),
         "memory_of": settings.device.memory_of,
         "device": settings.device.name,
