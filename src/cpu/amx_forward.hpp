@@ -124,7 +124,7 @@ TESSERA_INLINE uint32_t exact_lanes(const Params& p, VecF stale_max) {
 }
 
 // The stale max of a tile that has seen nothing: the maximum of what each row sees of one stage. Any number serves, and what
-// it does not suit is found at the job's end; so a row that sees nothing there takes the tile's maximum. `keys`: of the stage;
+// it does not suit is found at the job's end; so a row that sees nothing there gets the tile's maximum. `keys`: of the stage;
 // `options`: that S does not have in it yet.
 TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const float* s, int64_t key, int64_t keys,
                                          bool options) {
@@ -152,7 +152,9 @@ TESSERA_OWN_FUNCTION void take_stale_max(const AmxForward& f, Tile& tile, const 
   }
   const VecF best[2] = {max(most_of[0][0], most_of[0][1]), max(most_of[1][0], most_of[1][1])};
   const VecI unseen[2] = {best[0] == -infinity(), best[1] == -infinity()};
-  const VecF most = any(unseen[0] | unseen[1]) ? splat(max_lanes(max(best[0], best[1]))) : VecF{};
+  // No row may see anything there: 0 is as good as any other number.
+  const float seen = any(unseen[0] | unseen[1]) ? max_lanes(max(best[0], best[1])) : 0.0f;
+  const VecF most = splat(seen == -infinity() ? 0.0f : seen);
   bool huge = false;
   for (int c = 0; c < 2; ++c) huge |= is_huge(set_stale_max(f.p, tile, c, select(unseen[c], most, best[c])));
   tile.met_stale_max = exact_lanes(f.p, best[0]) | exact_lanes(f.p, best[1]) << kLanes;

@@ -370,6 +370,7 @@ constexpr const char* kPrefixes[] = {
     "b=7 sq=5 sk=1300 prefix=1299 hq=3 hkv=3 d=96 dv=96 softcap=9 order=bhsd",
     "b=6 sq=5 sk=1500 prefix=1400 hq=8 hkv=1 d=64 dv=64 k=paged page=16 data=nan_key causal=1",
     "b=6 few=5 sq=50 sk=1500 prefix=1400 hq=8 hkv=2 d=128 dv=128 q=packed k=paged page=32 data=growing causal=1",
+    "b=6 sq=5 sk=1500 prefix=1400 hq=8 hkv=1 d=64 dv=64 k=paged page=16 data=shared low=1 sink=2 causal=1",
 };
 
 // The limits of valid problems: src/core/validate.cpp.

@@ -169,7 +169,6 @@ constexpr const char* kHopper[] = {
     // Scores that share a large number and sinks far above and below, in every merge.
     "b=3 sq=1 sk=900 hq=8 hkv=2 d=128 dv=128 data=shared low=1 sink=2 invariant=1 cores=4",
     "b=3 sq=2 sk=900 hq=8 hkv=2 d=64 dv=64 k=paged page=16 data=shared low=1 sink=2 cores=64",
-    "b=6 sq=5 sk=1500 prefix=1400 hq=8 hkv=1 d=64 dv=64 k=paged page=16 data=shared low=1 sink=2 causal=1",
     "b=5 few=1 sq=300 sk=700 hq=8 hkv=2 d=64 dv=64 q=packed k=packed data=shared low=1 sink=2 causal=1",
     "b=1 sq=3 sk=5000 hq=2 hkv=1 d=64 dv=64 bias=bhqk data=huge_bias low=1 sink=2 cores=64",
 };

@@ -255,7 +255,7 @@ constexpr PrebuiltRow kPrebuilt[] = {
     {Use::kPrefill, 128, {255, 180, 48}},
     {Use::kPrefill, 192, {255, 0, 0}},
     {Use::kPrefill, 256, {255, 0, 0}},
-    {Use::kPagedPrefill, 64, {248, 0, 0}},
+    {Use::kPagedPrefill, 64, {252, 0, 0}},
     {Use::kPagedPrefill, 128, {255, 132, 48}},
     {Use::kDecode, 64, {216, 0, 0}},
     {Use::kDecode, 128, {255, 0, 0}},
