@@ -89,14 +89,19 @@ inline void backward_postprocess_item(const Params& p, int64_t item, char* scrat
     const int64_t head = item - dq_items;
     const char* sink = reinterpret_cast<const char*>(p.sink) + p.sink_head * head;
     const double sink_score = *reinterpret_cast<const float*>(sink);
-    const auto weight_of = [&](int64_t i) {
-      return __builtin_exp2f(static_cast<float>((sink_score - p.row_shift[i]) * p.units_log2 - p.row_lse[i]));
-    };
+    // From the LSE itself: where a sink is most of every row's sum, rows share the rounding of row_lse, which would add up.
+    const auto number_at = [](const char* data) { return double{*reinterpret_cast<const float*>(data)}; };
     double sum = 0;
     for (int64_t b = 0; b < p.batch; ++b) {
-      const int64_t first = head * p.rows_total + p.sequences[b].row_begin;
-      for (int64_t i = first; i < first + p.sequences[b].sq; ++i) {
-        if (p.row_lse[i] != infinity()) sum -= static_cast<double>(weight_of(i) * p.row_delta[i]);
+      const Sequence& sequence = p.sequences[b];
+      const float* delta = p.row_delta + head * p.rows_total + sequence.row_begin;
+      const char* lse = p.lse + p.lse_batch * b + p.lse_head * head + p.lse_row * sequence.q_begin;
+      const char* low = p.lse_low + p.lse_low_batch * b + p.lse_low_head * head + p.lse_low_row * sequence.q_begin;
+      for (int64_t i = 0; i < sequence.sq; ++i) {
+        const double high = number_at(lse + i * p.lse_row);
+        if (high == -infinity()) continue;
+        const double above = sink_score - high - (p.lse_low ? number_at(low + i * p.lse_low_row) : 0.0);
+        sum -= static_cast<double>(__builtin_exp2f(static_cast<float>(above * p.units_log2)) * delta[i]);
       }
     }
     *reinterpret_cast<float*>(reinterpret_cast<char*>(p.d_sink) + p.d_sink_head * head) = static_cast<float>(sum);
