@@ -170,8 +170,9 @@ def test_dropout(device, operators, calls, name):
     expected = tessera.torch.attention(*transposed, dropout_p=0.3).transpose(1, 2)
     assert torch.equal(first, expected)
     d_o = random(*first.shape, seed=4, requires_grad=False)
+    # ATen's operators carry an LSE alone, and so its rounding; `attention` saves what that leaves out, too.
     for ours, theirs in zip(torch.autograd.grad(first, leaves, d_o), torch.autograd.grad(expected, leaves, d_o)):
-        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_whose_forward_pass_it_was(operators):
