@@ -291,8 +291,9 @@ def test_private_pair(dropout_p, packed):
     torch.manual_seed(3)
     expected = public(*leaves, *lengths, dropout_p=dropout_p, softmax_scale=0.2, causal=True, deterministic=True)
     assert torch.equal(out, expected)
+    # The pair carries an LSE alone, and so its rounding; the public function saves what that leaves out, too.
     for ours, first in zip(gradients, torch.autograd.grad(expected, leaves, d_out)):
-        assert torch.equal(ours, first)
+        torch.testing.assert_close(ours, first, rtol=1e-5, atol=1e-5)
 
 
 def test_num_splits_of_the_private_varlen_forward():
