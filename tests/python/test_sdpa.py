@@ -222,4 +222,5 @@ def test_varlen_attn(device, calls):
     expected = tessera.torch.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True)
     assert torch.equal(o, expected)
     for ours, first in zip(gradients, torch.autograd.grad(expected.sin().sum(), (q, k, v))):
-        same(ours, first)
+        # PyTorch's operator carries an LSE alone, and so its rounding.
+        torch.testing.assert_close(ours, first, rtol=1e-5, atol=1e-5)
