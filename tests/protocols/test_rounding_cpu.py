@@ -142,7 +142,7 @@ def of_rounded_p(name):
 
 # What a bound is of, the bound, and by how many powers of two a maximum passes the stale one that it replaces.
 LAGGING = ("job", 2.0**16, 8)  # as far as a max may lag where P stays float32
-NEVER_STALE, ANY = ("", None, 0), of_rounded_p("kRescaleThreshold_log2")
+NEVER_STALE, ANY = ("", None, 0), of_rounded_p("kRescaleThreshold")
 PATHS = {
     "amx": (amx, [("weight", of_rounded_p("kMostWeight"), ANY), LAGGING]),
     "dot": (dot, [("stage", of_rounded_p("kMostSum"), ANY), LAGGING]),

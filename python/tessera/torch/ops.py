@@ -335,7 +335,7 @@ class Eager(torch.autograd.Function):
             given["sink"] = sink
         ctx.by_heads = by_heads
         if kernels.keeps_low(given):
-            shape = (*q.shape[:-3], q.shape[-2], q.shape[-3]) if not by_heads else q.shape[:3]
+            shape = q.shape[:3] if by_heads else kernels.output_shapes(q, v)[1]
             given["lse_low"] = q.new_empty(shape, dtype=torch.float32)
         o, lse = kernels.forward(q, k, v, given, by_heads=by_heads)
         ctx.set_materialize_grads(False)

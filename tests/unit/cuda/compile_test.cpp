@@ -191,9 +191,11 @@ TEST_P(CudaCompileBwdSm90, OverlapsItsProducts) {
     ASSERT_NO_FATAL_FAILURE(compile_launch(p, device, 1, binary, log, config));
     SCOPED_TRACE(config);
     EXPECT_LE(binary.registers, 128);
-    // A softcap at head size 128 and packed rows at (192, 128) lack registers for far rows (attention/far_rows): what to win
-    // back. Without a spill the stack is one that the compiler took back: nothing is kept there.
-    const bool lacks_registers = (softcap && head_dim == 128) || (packed && head_dim == 192);
+    // A softcap at head size 128, packed rows at (192, 128) and all options at once at 256 lack registers for far rows
+    // (attention/far_rows): what to win back. Without a spill the stack is one that the compiler took back.
+    const bool all_options = alibi && mask && bias;
+    const bool lacks_registers =
+        (softcap && head_dim == 128) || (packed && head_dim == 192) || (all_options && head_dim == 256);
     EXPECT_LE(binary.spill_bytes, lacks_registers ? 48 : 0) << log;
     EXPECT_LE(binary.stack_bytes, lacks_registers ? 16 : 8) << log;
     EXPECT_EQ(binary.wgmma_serialized, 0) << log;
