@@ -129,7 +129,6 @@ bool holds_nonfinite(const Case& c) {
 
 bool cpu_alone(const Case& c, tessera_direction direction) {
   constexpr int64_t kMostBackwardHeadDim = 512;
-  if (c.low || c.state) return true;
   return direction == TESSERA_BACKWARD && (c.d > kMostBackwardHeadDim || c.causal_seqs);
 }
 

@@ -351,7 +351,7 @@ std::string expression(Type type, int depth, std::mt19937_64& random) {
       case 2:
         return "where(" + sub(Type::kBool) + ", " + sub(Type::kInt) + ", " + sub(Type::kInt) + ")";
       default:
-        return pick({"abs", "int", "-", "~"}) + sub(random() % 4 ? Type::kInt : Type::kInt);
+        return pick({"abs", "int", "-", "~"}) + sub(Type::kInt);
     }
   }
   if (depth == 0) return pick({"true", "keep[b, j]", "j <= q_pos", "i == j"});
