@@ -58,7 +58,8 @@ class OwnMemory {
   }
 
  private:
-  std::array<Occupied, kNumTensors + 1> tensors_;  // of a problem, and the workspace: no call has more
+  // Of a problem, what its program names with gradients, and the workspace: no call has more.
+  std::array<Occupied, kNumTensors + 2 * TESSERA_MAX_CAPTURED_TENSORS + 1> tensors_;
   int count_ = 0;
 };
 
