@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "core/reference.hpp"
-#include "core/score/bound.hpp"
 #include "core/status.hpp"
 #include "cpu/cpu.hpp"
 
@@ -15,7 +14,6 @@ void run_tiled(const tessera_plan& plan, const tessera_buffers& buffers, void* w
 }
 
 std::string refuse_reference(const tessera_plan& plan) {
-  if (core::score::has_program(plan)) return "score programs: not supported";
   const bool asked_for = plan.device.kernel == TESSERA_KERNEL_REFERENCE || plan.problem.q.dtype == TESSERA_FLOAT64;
   return asked_for ? "" : "slow: only on request or for float64";
 }

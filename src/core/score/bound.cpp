@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "core/convert.hpp"
 #include "core/geometry.hpp"
 #include "core/score/handle.hpp"
 #include "core/status.hpp"
@@ -33,7 +34,47 @@ BoundGradient bound_gradient(const tessera_layout& layout, int rank, void* data)
   return {present(layout), data, tensor.dtype, tensor.stride_bytes};
 }
 
+template <class T>
+double at(const BoundTensor& tensor, const int64_t* index) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(tensor.data) + tensor.offset_bytes(index), sizeof value);
+  return static_cast<double>(value);
+}
+
 }  // namespace
+
+double load_element(const BoundTensor& tensor, const int64_t* index) {
+  switch (tensor.dtype) {
+    case TESSERA_INT8:
+      return at<int8_t>(tensor, index);
+    case TESSERA_INT16:
+      return at<int16_t>(tensor, index);
+    case TESSERA_INT32:
+      return at<int32_t>(tensor, index);
+    case TESSERA_INT64: {
+      int64_t value;
+      std::memcpy(&value, static_cast<const char*>(tensor.data) + tensor.offset_bytes(index), sizeof value);
+      return static_cast<int32_t>(static_cast<uint64_t>(value));
+    }
+    case TESSERA_UINT8:
+      return at<uint8_t>(tensor, index);
+    case TESSERA_BOOL:
+      return at<uint8_t>(tensor, index) != 0;
+    default:
+      return load(tensor.dtype, static_cast<const char*>(tensor.data) + tensor.offset_bytes(index), 0);
+  }
+}
+
+Bindings bindings_of(const Bound& bound) {
+  Bindings bindings;
+  bindings.element = [&bound](int tensor, const int64_t* index, bool& read) {
+    const BoundTensor& of = bound.tensors[static_cast<size_t>(tensor)];
+    read = of.holds(index);
+    return read ? load_element(of, index) : 0.0;
+  };
+  bindings.scalar = [&bound](int scalar) { return bound.scalars[static_cast<size_t>(scalar)]; };
+  return bindings;
+}
 
 void keep(const tessera_program& program, tessera_plan_program& kept) {
   kept = {};

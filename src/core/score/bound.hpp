@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/score/checked.hpp"
+#include "core/score/evaluate.hpp"
 #include "tessera/tessera.h"
 
 namespace tessera::core::score {
@@ -25,6 +26,11 @@ struct BoundTensor {
       if (index[axis] < 0 || index[axis] >= shape[axis]) return false;
     }
     return true;
+  }
+  int64_t elements() const {
+    int64_t count = 1;
+    for (int axis = 0; axis < rank; ++axis) count *= shape[axis];
+    return count;
   }
   int64_t offset_bytes(const int64_t* index) const {
     int64_t offset = 0;
@@ -59,6 +65,24 @@ struct Bound {
     return false;
   }
 };
+
+// An element as the oracle reads it: exact; of int64 the low 32 bits. The index is inside.
+double load_element(const BoundTensor& tensor, const int64_t* index);
+
+// `visit(index, n)` of every element, n in the order of the axes.
+template <class Visit>
+void for_each_element(const BoundTensor& tensor, const Visit& visit) {
+  std::array<int64_t, kMaxRank> index{};
+  const int64_t count = tensor.elements();
+  for (int64_t n = 0; n < count; ++n) {
+    int64_t rest = n;
+    for (int axis = tensor.rank; axis-- > 0; rest /= tensor.shape[axis]) index[axis] = rest % tensor.shape[axis];
+    visit(index.data(), n);
+  }
+}
+
+// What the oracle's evaluation reads; `bound` must outlive it.
+Bindings bindings_of(const Bound& bound);
 
 inline bool has_program(const tessera_plan& plan) { return plan.program.text_bytes > 0; }
 

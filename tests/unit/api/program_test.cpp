@@ -1,7 +1,10 @@
 // Score programs through the C interface: made from text, bound in a problem, kept by a plan.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -163,6 +166,126 @@ TEST(ProblemWithAProgram, SharesAPrefixOnlyWhereNoPlaceMatters) {
   const Handle places = created("", "j <= q_pos");
   problem.program = places.get();
   EXPECT_CONTAINS(refusal(problem), "prefix_groups: given with a program that uses j, accepted without");
+}
+
+// ---- what the oracle makes of it -------------------------------------------------------------------------------------
+
+// The same attention by options and by a program that means the same.
+struct Twice {
+  Attention options, program;
+  std::vector<float> bias, d_bias;
+
+  void run(const Handle& handle, std::int32_t direction) {
+    for (Attention* attention : {&options, &program}) {
+      std::mt19937_64 random(7);
+      attention->allocate(random);
+    }
+    program.d_o = options.d_o, program.alibi_slopes = options.alibi_slopes;
+    program.problem.program = handle.get();
+    const auto run_one = [&](Attention& attention) {
+      Problem problem = attention.problem;
+      problem.direction = direction;
+      const Plan plan = tessera::plan(problem, reference_device());
+      std::vector<std::byte> workspace(plan.workspace_bytes, std::byte{0xFF});
+      Buffers buffers = attention.buffers();
+      buffers.bias = bias.data(), buffers.d_bias = d_bias.data();
+      buffers.captured[0] = program_bias.data(), buffers.d_captured[0] = d_program_bias.data();
+      buffers.scalars[0] = 2.5;
+      direction == TESSERA_BACKWARD ? backward(plan, buffers, workspace) : forward(plan, buffers, workspace);
+    };
+    run_one(options), run_one(program);
+  }
+  std::vector<float> program_bias, d_program_bias;
+};
+
+void expect_equal(const std::vector<double>& one, const std::vector<double>& other) {
+  ASSERT_EQ(one.size(), other.size());
+  for (size_t n = 0; n < one.size(); ++n) ASSERT_NEAR(one[n], other[n], 1e-12 * std::max(1.0, std::fabs(one[n]))) << n;
+}
+
+TEST(OracleOfAProgram, IsThatOfTheOptionThatItMeans) {
+  for (const bool packed : {false, true}) {
+    for (const std::int32_t direction : {TESSERA_FORWARD, TESSERA_BACKWARD}) {
+      Twice twice;
+      for (Attention* attention : {&twice.options, &twice.program}) {
+        attention->problem = gradient_of(packed ? packed_problem(float64) : dense_problem(float64));
+        attention->cu_seqlens_q = {0, 5, 5, 16}, attention->cu_seqlens_k = {0, 9, 14, 24};
+      }
+      twice.options.problem.softcap = 2.5;
+      twice.options.problem.causal = 1, twice.options.problem.window_left = 7;
+      twice.run(created("c * tanh(s / c)", "j <= q_pos && q_pos - j <= 7"), direction);
+      if (direction == TESSERA_FORWARD) {
+        expect_equal(twice.options.o, twice.program.o);
+        EXPECT_EQ(twice.options.lse, twice.program.lse);
+      } else {
+        expect_equal(twice.options.d_q, twice.program.d_q);
+        expect_equal(twice.options.d_k, twice.program.d_k);
+        expect_equal(twice.options.d_v, twice.program.d_v);
+      }
+    }
+  }
+}
+
+TEST(OracleOfAProgram, ComposesWithTheOptionsBeforeIt) {
+  Twice twice;
+  for (Attention* attention : {&twice.options, &twice.program}) {
+    attention->problem = gradient_of(dense_problem(float64));
+    attention->problem.softcap = 2.5, attention->problem.causal = 1;
+    attention->problem.set_dropout(0.25, 5);
+    attention->problem.alibi_slopes = layout(float32, {4});
+  }
+  // By a bias of the heads and keys: after the soft cap and, as it adds, on either side of ALiBi.
+  twice.options.problem.bias = layout(float32, {1, 4, 1, 24});
+  twice.options.problem.d_bias = twice.options.problem.bias;
+  twice.program.problem.captured[0] = layout(float32, {4, 24});
+  twice.program.problem.d_captured[0] = twice.program.problem.captured[0];
+  std::mt19937_64 random(3);
+  for (int n = 0; n < 4 * 24; ++n) twice.bias.push_back(std::normal_distribution<float>()(random));
+  twice.program_bias = twice.bias;
+  twice.d_bias.assign(twice.bias.size(), NAN), twice.d_program_bias = twice.d_bias;
+  twice.run(created("s + bias[h, j]", ""), TESSERA_BACKWARD);
+  expect_equal(twice.options.d_q, twice.program.d_q);
+  expect_equal(twice.options.d_k, twice.program.d_k);
+  for (size_t n = 0; n < twice.d_bias.size(); ++n) ASSERT_NEAR(twice.d_bias[n], twice.d_program_bias[n], 1e-6);
+}
+
+TEST(OracleOfAProgram, WritesZerosWhereNothingWasRead) {
+  Attention attention;
+  attention.problem = gradient_of(dense_problem(float64));
+  std::mt19937_64 random(1);
+  attention.allocate(random);
+  std::vector<float> bias(4 * 64, 1), d_bias(4 * 64, NAN), d_gain(1, NAN);
+  attention.problem.captured[0] = attention.problem.d_captured[0] = layout(float32, {4, 64});
+  attention.problem.d_captured[2] = layout(float32, {1});  // declared, and not used
+  const Handle handle = created("s + bias[h, j + 40]", "");
+  attention.problem.program = handle.get();
+  const Plan plan = tessera::plan(attention.problem, reference_device());
+  std::vector<std::byte> workspace(plan.workspace_bytes, std::byte{0xFF});
+  Buffers buffers = attention.buffers();
+  buffers.captured[0] = bias.data(), buffers.d_captured[0] = d_bias.data(), buffers.d_captured[2] = d_gain.data();
+  backward(plan, buffers, workspace);
+  EXPECT_EQ(d_gain[0], 0);
+  for (int n = 0; n < 4 * 64; ++n) ASSERT_EQ(d_bias[static_cast<size_t>(n)] != 0, n % 64 >= 40) << n;
+  buffers.d_captured[0] = bias.data();
+  const Status shared = try_backward(plan, buffers, workspace);
+  EXPECT_CONTAINS(shared.message(), "d_bias: shares memory with bias");
+  buffers.captured[0] = nullptr;
+  EXPECT_CONTAINS(try_backward(plan, buffers, workspace).message(), "bias: NULL");
+}
+
+TEST(OracleOfAProgram, RefusesAScalarThatIsNoneOfItsType) {
+  Attention attention;
+  attention.problem = dense_problem(float64);
+  std::mt19937_64 random(1);
+  attention.allocate(random);
+  const Handle handle = created("s", "j < n");
+  attention.problem.program = handle.get();
+  const Plan plan = tessera::plan(attention.problem, reference_device());
+  std::vector<std::byte> workspace(plan.workspace_bytes);
+  Buffers buffers = attention.buffers();
+  buffers.scalars[1] = 0.5;
+  EXPECT_CONTAINS(try_forward(plan, buffers, workspace).message(),
+                  "scalars[1] (n): 0.5, accepted an integer of 32 bits");
 }
 
 }  // namespace

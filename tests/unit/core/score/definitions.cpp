@@ -1,4 +1,4 @@
-#include "definitions.hpp"
+#include "core/score/definitions.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -6,11 +6,11 @@
 #include <string>
 
 #include "core/score/builder.hpp"
+#include "core/score/definitions.hpp"
 #include "core/score/derivative.hpp"
 #include "core/score/evaluate.hpp"
 #include "core/score/parse.hpp"
 #include "core/score/print.hpp"
-#include "definitions.hpp"
 
 namespace tessera::core::score {
 namespace {
