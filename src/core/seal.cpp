@@ -14,8 +14,8 @@ static_assert(sizeof(tessera_plan) == TESSERA_PLAN_BYTES && sizeof(tessera_devic
               "plans and devices keep their sizes: a new member takes from `reserved`");
 static_assert(offsetof(tessera_plan, device) == offsetof(tessera_plan, problem) + TESSERA_PLAN_PROBLEM_BYTES);
 
-// Eight words at a time, so that the multiplications overlap: 3 KiB in 0.15 microseconds, of every call's time. A step is
-// one to one in the word and in the lane: a change of one word always shows.
+// Hashes eight words at a time, so that the multiplications overlap: 3 KiB in 0.15 microseconds of every call. Each
+// step is a bijection of the word and of the lane, so a change of a single word always changes the hash.
 class Hash {
  public:
   void add(const void* data, size_t bytes) {
