@@ -402,7 +402,7 @@ def measure(options) -> int:
         with open(file, "w", encoding="utf-8") as out:
             json.dump(record, out, indent=1)
 
-    # One cell of each case in turn, so that every case has numbers if time runs out.
+    # Alternates between the cases, so that each has numbers if time runs out.
     queues, cells = [cells_of(case, options.only) for case in options.cases], []
     while any(queues):
         cells += [queue.pop(0) for queue in queues if queue]
