@@ -1,8 +1,8 @@
-"""Attention and its gradients in NumPy, as the library's interface defines them, in any precision: python/tessera/compare/
-float64.py for whole tensors.
+"""Attention and its gradients in NumPy, as the library's interface defines them, in any precision:
+python/tessera/compare/float64.py for whole tensors.
 
-`Plain` in float64 is what results are held against; in float32, with products' inputs rounded to a half precision where
-that is the dtype, it is the plain computation whose error bounds that of the program.
+`Plain` in float64 is the reference for results. In float32, with the inputs of products rounded to the half-precision
+dtype if there is one, it is the plain computation whose error bounds the program's error.
 """
 
 import importlib.util

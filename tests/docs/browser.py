@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by the DevTools protocol through a pipe: no driver and no web socket is needed."""
+"""A headless Chromium, controlled by the DevTools protocol through a pipe: no driver and no web socket is needed."""
 
 import base64
 import fcntl

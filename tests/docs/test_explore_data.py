@@ -1,4 +1,4 @@
-"""The data of docs/explore is what `tessera trace` says now, and the page needs nothing from elsewhere."""
+"""The data of docs/explore equal the current output of `tessera trace`, and the page loads nothing from elsewhere."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-// A thread block: its threads are fibers, and who waits lets the others run. Everything that threads do together goes through here.
+// A thread block. Its threads are fibers, and a thread that waits lets the others run. All cooperation of threads goes
+// through this class.
 #pragma once
 
 #include <cstring>

@@ -1,6 +1,6 @@
-// A small test of device code: one thread block (or one cluster) runs a few lines on words of global memory, and the words
-// that it writes are compared with what the host computed. The files beside this one mirror kernels/tessera/ptx and
-// kernels/tessera/tile: a file for each header, a test for each function.
+// A small test of device code: one thread block (or one cluster) runs a few lines on words of global memory, and the
+// words that it writes are compared with values computed by the host. The files beside this one mirror
+// kernels/tessera/ptx and kernels/tessera/tile: one file per header, one test per function.
 #pragma once
 
 #include <bit>

@@ -1,4 +1,4 @@
-"""Attention in float64 to hold results against: that of the program's own tests, one sequence or batch at a time."""
+"""The float64 reference of the program's own tests, for one sequence or batch at a time."""
 
 import contextlib
 import sys

@@ -1,4 +1,4 @@
-"""Errors of the forward pass on a GPU, held against those of cuDNN's attention on the same inputs."""
+"""Errors of the forward pass on a GPU, compared with those of cuDNN's attention on the same inputs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The flash_attn interface: its signatures, and its meaning where Tessera's own differs."""
+"""The flash_attn interface: its signatures, and its meaning where it differs from Tessera's own."""
 
 import inspect
 import math

@@ -1,4 +1,5 @@
-"""tessera.megatron: a small GPT of megatron-core's, on the CPU: one training step and decoding, against its own unfused attention."""
+"""tessera.megatron: a small GPT of megatron-core on the CPU: one training step and decoding, against Megatron's unfused
+attention."""
 
 import contextlib
 import pathlib

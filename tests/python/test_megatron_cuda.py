@@ -1,4 +1,5 @@
-"""tessera.megatron on a GPU: one training step of a small GPT and a decoding step, against Megatron's own unfused attention."""
+"""tessera.megatron on a GPU: one training step of a small GPT and a decoding step, against Megatron's unfused
+attention."""
 
 import pathlib
 import sys

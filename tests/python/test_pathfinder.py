@@ -1,4 +1,4 @@
-"""examples/pathfinder: what its pictures promise."""
+"""examples/pathfinder: the properties of its pictures."""
 
 import subprocess
 import sys

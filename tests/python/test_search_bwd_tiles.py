@@ -1,4 +1,5 @@
-"""scripts/search_bwd_sm90.py, as far as it goes without a compiler and a GPU: it asks tessera_tiles what the library says."""
+"""scripts/search_bwd_sm90.py, as far as it runs without a compiler and a GPU, with the library's data from
+tessera_tiles."""
 
 import sys
 from pathlib import Path

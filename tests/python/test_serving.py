@@ -1,4 +1,5 @@
-"""tessera.serving: engines' steps, as vLLM and SGLang hand them over, against attention of each sequence alone in float64."""
+"""tessera.serving: engines' steps, as vLLM and SGLang pass them, against attention of each sequence alone in
+float64."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""tessera.torch.attention: values, gradients, and what PyTorch builds on operators."""
+"""tessera.torch.attention: values, gradients, and PyTorch's transformations of operators."""
 
 import functools
 import inspect

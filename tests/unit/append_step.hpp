@@ -1,5 +1,5 @@
-// One step's new tokens with their cache, drawn from a seed, and what must stand where afterwards: tessera_append's definition
-// in float64.
+// One step's random new tokens with their cache, and its expected content afterwards: tessera_append's definition in
+// float64.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Work, executed. Where a kernel fails (it touches what is no memory, its blocks wait for each other), its context is lost, as on
-// a GPU.
+// Executes work. If a kernel fails (it accesses unmapped memory, its blocks deadlock), its context is lost, as on a
+// GPU.
 #include <cstdlib>
 #include <cstring>
 #include <mutex>

@@ -1,4 +1,4 @@
-// Tensor maps, with what the driver's documentation demands of each argument checked as the driver does.
+// Tensor maps; each argument is checked against the requirements of the driver's documentation, as in the driver.
 // https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TENSOR__MEMORY.html
 #include "../tensor_map.hpp"
 

@@ -1,8 +1,8 @@
-// A libnvrtc.so.13 whose machine code is a shared object for the host: a kernel's source and headers, compiled by the host's
-// C++ compiler with the emulated instructions (tests/emulated_gpu/tessera) in the place of the true ones.
-//   EMULATED_GPU_CXX       the compiler, c++ unless told
+// A libnvrtc.so.13 whose machine code is a shared object for the host: the host's C++ compiler compiles a kernel's
+// source and headers, with the emulated instructions (tests/emulated_gpu/tessera) in place of the real ones.
+//   EMULATED_GPU_CXX       the compiler, by default c++
 //   EMULATED_GPU_CXXFLAGS  further flags, separated by spaces: -g, -O1
-//   EMULATED_GPU_HEADERS   where headers are kept, those of kernels and what they all include as a precompiled one
+//   EMULATED_GPU_HEADERS   cache for headers: of kernels, and a precompiled one of their common includes
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/file.h>

@@ -1,4 +1,4 @@
-// What a block's threads do together, and their turns.
+// Cooperation of a block's threads, and the order in which they run.
 #include "block.hpp"
 
 #include <algorithm>

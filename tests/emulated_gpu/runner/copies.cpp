@@ -1,4 +1,4 @@
-// What bulk copies do, by a tensor map and without.
+// The effects of bulk copies, by tensor map and without.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-tensor
 #include <algorithm>
 

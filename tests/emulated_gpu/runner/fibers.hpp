@@ -1,4 +1,4 @@
-// Threads that take turns on one thread of the host, each with a stack of its own.
+// Threads that alternate on one thread of the host, each with its own stack.
 #pragma once
 
 #include <setjmp.h>

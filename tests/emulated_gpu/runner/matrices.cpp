@@ -9,7 +9,8 @@
 namespace tessera::emulated {
 namespace {
 
-// put_a(float [16][16], a lane's four words, its row g and column c) and put_b(float [16][8], a lane's two, c, g) say where they stand.
+// put_a(float [16][16], a lane's four words, its row g and column c) and put_b(float [16][8], a lane's two, c, g) store
+// a lane's elements at their places.
 template <class PutA, class PutB>
 void mma(const char* what, float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int inner,
          const PutA& put_a, const PutB& put_b) {

@@ -1,4 +1,5 @@
-// Prefixes that are read once: that they are, what the plan says, and which layouts it refuses. Results are the case table's.
+// Prefixes that are read once: that they are, the plan's description, and refused layouts. The case table checks
+// results.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// A plan made for upper bounds serves every step below them: other lengths, other numbers of queries, empty sequences that
-// pad the batch. Each sequence gets what it gets alone, bit for bit where batch_invariant asks for that.
+// A plan made for upper bounds serves every step below them: other lengths, other numbers of queries, empty sequences
+// that pad the batch. Each sequence gets the result that it gets alone, bit for bit with batch_invariant.
 #include <gtest/gtest.h>
 
 #include <algorithm>

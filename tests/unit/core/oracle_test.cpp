@@ -1,4 +1,4 @@
-// The oracle against results that can be written down. With V the identity, o is the matrix P itself.
+// The reference kernel against results in closed form. With V the identity, o is the matrix P itself.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Few queries split the keys between threads, by the keys in use: a cache's capacity changes neither the work nor a bit.
+// Few queries split the keys in use between threads: a cache's capacity changes neither the work nor a bit.
 #include <gtest/gtest.h>
 
 #include <cstring>

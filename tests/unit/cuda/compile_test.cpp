@@ -1,5 +1,5 @@
-// The prebuilt kernels of every architecture, compiled: no spill, stack frame or register more than their row allows (a
-// little more spill and stack by another compiler than the rows'), and no wgmma that ptxas serialises.
+// Compiles the prebuilt kernels of every architecture: no spills, stack or registers beyond the limits of their row
+// (slightly more spills and stack by another compiler than the rows'), and no wgmma that ptxas serialises.
 #include <gtest/gtest.h>
 
 #include <optional>

@@ -1,5 +1,5 @@
-// The kernels' online softmax, kernels/tessera/attention/softmax.cuh, by a warp on the host (tests/emulated_warp): each way
-// that a kernel goes through it, against softmax in float64.
+// The kernels' online softmax, kernels/tessera/attention/softmax.cuh, by a warp on the host (tests/emulated_warp): each
+// code path that a kernel uses, against softmax in float64.
 #include "tessera/attention/softmax.cuh"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// The order of fwd_sm90's work tiles under a causal mask: every block of a grid takes its own here, as the kernel's tile
-// scheduler does.
+// The order of fwd_sm90's work tiles under a causal mask: here every block of a grid processes its own tiles, as in the
+// kernel's tile scheduler.
 #include "cuda/work_order.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
-// The lists of a block mask, kernels/tessera/block_lists, and the steps that bwd_sm90 makes of them, on the host (tests/emulated_warp):
-// a block is listed where one of its keys is visible to one of its queries, and hidden from a half where none is.
+// The lists of a block mask, kernels/tessera/block_lists, and the steps that bwd_sm90 derives from them, on the host
+// (tests/emulated_warp). A block is listed if one of its keys is visible to one of its queries, and hidden from a half
+// of rows that sees none.
 #include <gtest/gtest.h>
 
 #include <random>

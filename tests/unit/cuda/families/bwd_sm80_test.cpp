@@ -1,5 +1,5 @@
-// bwd_sm80 with the S/dP warp split, kernels/tessera/bwd_sm80, as a plan launches it on Hopper, run on the host (tests/emulated_gpu) and
-// held against the float64 oracle.
+// bwd_sm80 with the S/dP warp split, kernels/tessera/bwd_sm80, as a plan launches it on Hopper, run on the host
+// (tests/emulated_gpu) and compared with the float64 reference.
 #include "emulated_call.hpp"
 #include "tessera/bwd_sm80/rows.cuh"
 #include "tessera/bwd_sm80/warp_split.cuh"

@@ -1,4 +1,4 @@
-// What bwd_sm90 launches: kernels, grids, workspace, and the tensor maps that tests/fake_driver is asked for.
+// The launches of bwd_sm90: kernels, grids, workspace, and the tensor maps requested from tests/fake_driver.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 

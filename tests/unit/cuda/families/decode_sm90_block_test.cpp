@@ -1,5 +1,5 @@
-// decode_sm90, kernels/tessera/decode_sm90, as a plan launches it, run on the host (tests/emulated_gpu) over cases of the table's kind
-// and held against the float64 oracle.
+// decode_sm90, kernels/tessera/decode_sm90, as a plan launches it, run on the host (tests/emulated_gpu) on cases like
+// those of the table and compared with the float64 reference.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// A shared prefix's launches as a plan for a GPU makes them: the index tensors, both parts, the merges, run on the host
-// (tests/emulated_gpu) and held against the float64 oracle of the call without it.
+// A shared prefix's launches as a plan for a GPU makes them (the index tensors, both parts, the merges), run on the
+// host (tests/emulated_gpu) and compared with the float64 reference of the call without the prefix.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// The GPU's kernel of shared prefixes' index tensors, kernels/tessera/shared_prefix, on the host (tests/emulated_warp): the same as
-// the CPU's own for what is valid, and within range for what is not.
+// The GPU's kernel of shared prefixes' index tensors, kernels/tessera/shared_prefix, on the host (tests/emulated_warp):
+// equal to the CPU's own for valid input, and within range for invalid input.
 #include <gtest/gtest.h>
 
 #include <algorithm>

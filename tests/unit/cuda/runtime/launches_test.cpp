@@ -1,4 +1,4 @@
-// What a call puts into its stream: against tests/fake_driver, which tells.
+// The work that a call launches in its stream, recorded by tests/fake_driver.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
