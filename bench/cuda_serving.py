@@ -374,7 +374,8 @@ def append(cell: Cell, generator) -> Contest:
     return contest
 
 
-CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees, "few": few, "prefix": prefix, "append": append}  # the others are decode cells
+# The others are decode cells.
+CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees, "few": few, "prefix": prefix, "append": append}
 
 
 def cells_of(case: str, pattern: str) -> list[Cell]:

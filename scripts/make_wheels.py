@@ -154,7 +154,8 @@ def main() -> None:
                 run(auditwheel, "-m", "auditwheel", "repair", "--plat", "auto", "--wheel-dir", checked, wheel,
                     PATH=f"{auditwheel.parent}:{os.environ['PATH']}")  # fmt: skip
                 (repaired,) = checked.glob("*.whl")
-                needed = re.search(rf"manylinux_(\d+)_(\d+)_{arch}", repaired.name)  # the oldest that auditwheel accepts
+                # The oldest that auditwheel accepts.
+                needed = re.search(rf"manylinux_(\d+)_(\d+)_{arch}", repaired.name)
                 if not needed or tuple(map(int, needed.groups())) > tuple(map(int, GLIBC.split("."))):
                     raise SystemExit(f"make_wheels.py: {repaired.name}: not for glibc {GLIBC}")
                 size = repaired.stat().st_size

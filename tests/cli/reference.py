@@ -96,8 +96,8 @@ class Plain:
 
 
 def assert_close(result, exact, plain, dtype, ulps=4):
-    """The largest and the RMS error against float64 at most twice those of the plain computation, and a few units in the
-    last place of the result's magnitude."""
+    """The largest and the RMS error against float64 at most twice those of the plain computation, and a few units in
+    the last place of the result's magnitude."""
     result, exact, plain = (np.asarray(x, np.float64) for x in (result, exact, plain))
     assert result.shape == exact.shape
     hidden = np.isneginf(exact)

@@ -30,5 +30,6 @@ struct EmulatedKernelInfo {
   const size_t* param_bytes;  // of each
 };
 
-// Whether all of global memory from `address` on is allocated. The driver may have it; without it every address is taken to be.
+// Whether all of global memory from `address` on is allocated. The driver may have it; without it every address is
+// taken to be.
 extern "C" __attribute__((weak)) bool emulated_is_mapped(uint64_t address, size_t bytes);

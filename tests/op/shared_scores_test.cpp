@@ -14,7 +14,8 @@
 namespace tessera::testing {
 namespace {
 
-// Every key is the same vector, whose products with the queries are not exact: their sums' bits depend on the order of summation.
+// Every key is the same vector, whose products with the queries are not exact: their sums' bits depend on the order of
+// summation.
 Inputs equal_keys(const Case& c, double length) {
   Inputs in = make_inputs(c);
   const auto scale = [&](std::vector<double>& rows) {

@@ -34,8 +34,8 @@ struct DeviceTest {
   double tolerance = 0;              // 0: equal words; else floats, relative to the larger of the expected one and 1
   uint32_t fill = 0xdeadbeef;        // of `out` at the start
   MapSpec map{};
-  // The body of kernel(uint32* out, const uint32* in, const __grid_constant__ TensorMap map); `t` is the thread, `lane` its
-  // lane.
+  // The body of kernel(uint32* out, const uint32* in, const __grid_constant__ TensorMap map); `t` is the thread, `lane`
+  // its lane.
   std::string body;
 };
 

@@ -217,7 +217,8 @@ def test_specs():
 
 
 def decode(gpt, prompt=33):
-    """The logits of each token from the prompt's last on, from Megatron's cache, and those of the whole sequence at once."""
+    """The logits of each token from the prompt's last on, from Megatron's cache, and those of the whole sequence at
+    once."""
     gpt.eval()
     ids, positions = tokens()
     context = StaticInferenceContext(BATCH, LENGTH)

@@ -205,8 +205,8 @@ class Step {
   std::mt19937_64 random;
 };
 
-// Elements as expected, rounded from the exact sum by at most one unit of the dtype and the float32 products' roundings;
-// everything else as it was.
+// Elements as expected, rounded from the exact sum by at most one unit of the dtype and the float32 products'
+// roundings; everything else as it was.
 inline void expect_written(const Step& step, const std::string& name, const Layout& of, const Step::Expected& expected,
                            const std::vector<std::byte>& before) {
   const std::vector<std::byte> after = step.bytes(name);

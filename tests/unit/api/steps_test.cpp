@@ -158,7 +158,8 @@ TEST_F(Steps, OnePlanServesAHundredAsTheOracle) {
   }
 }
 
-// HND pages with a gap after each, as a cache that holds keys and values side by side has them, are read as NHD ones are.
+// HND pages with a gap after each, as a cache that holds keys and values side by side has them, are read as NHD ones
+// are.
 TEST_F(Steps, PagesMayLieInAnyOrder) {
   Problem nhd = problem(kBatch, kTokens, kLongestQ);
   nhd.batch_invariant = true;

@@ -137,7 +137,8 @@ TEST(CudaWorkOrder, BlocksHaveAsMuchToDo) {
     }
 }
 
-// Sections of about a round, 128 tiles of 132 blocks, would give the same blocks a head's largest tile in each: the first would have 1.47 of the mean.
+// Sections of about a round, 128 tiles of 132 blocks, would give the same blocks a head's largest tile in each: the
+// first would have 1.47 of the mean.
 TEST(CudaWorkOrder, SectionsAreNotOneRound) {
   const struct {
     int tiles, heads, kib;

@@ -77,7 +77,8 @@ TEST(DeviceBlockLists, ListWhatIsVisible) {
 
 constexpr BwdSm90Config kBackward = bwd_sm90_config(false, false, true);
 
-// The steps that bwd_sm90's producer makes for each block of keys: each listed tile of queries of each of the group's heads, once.
+// The steps that bwd_sm90's producer makes for each block of keys: each listed tile of queries of each of the group's
+// heads, once.
 TEST(DeviceBlockLists, AreBackwardsSteps) {
   std::mt19937 random(4);
   constexpr BlockListsConfig kConfig{kBackward.block_n, kBackward.block_m, true};

@@ -39,8 +39,9 @@ struct Kernels {
   }
 };
 
-// Several tiles, the last of them partial; causal, rows that see nothing, too. `most`: relative RMS error. The oracle's results are rounded as
-// well: of bfloat16 dV has 2.5e-3 to 2.6e-3 so, dQ and dK have 2.6e-3 to 2.8e-3, and 3.1e-3 to 3.4e-3 where dS is made of P in bfloat16.
+// Several tiles, the last of them partial; causal, rows that see nothing, too. `most`: relative RMS error. The oracle's
+// results are rounded as well: of bfloat16 dV has 2.5e-3 to 2.6e-3 so, dQ and dK have 2.6e-3 to 2.8e-3, and 3.1e-3 to
+// 3.4e-3 where dS is made of P in bfloat16.
 template <Dtype kDtype, int kHeadDim>
 void check(bool causal, double most) {
   const DType dtype = kDtype == Dtype::kBFloat16 ? bfloat16 : float16;

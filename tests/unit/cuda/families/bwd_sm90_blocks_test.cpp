@@ -113,8 +113,8 @@ TEST(BwdSm90Blocks, MeetWhatTheyMustAndAddInTurns) {
   }
 }
 
-// Rotated, a head's blocks wait for one another: on as many multiprocessors as they are, going on in any order, all end. Producer and
-// dQ thread pass over the same tiles.
+// Rotated, a head's blocks wait for one another: on as many multiprocessors as they are, going on in any order, all
+// end. Producer and dQ thread pass over the same tiles.
 TEST(BwdSm90Blocks, RotatedAddInTurnsWhereAHeadIsResident) {
   const unsigned seed = std::random_device{}();
   std::mt19937 random(seed);

@@ -200,7 +200,8 @@ TEST(DevicePrefixIndices, ChunksAreThePrefixes) {
   }
 }
 
-// Offsets that fall, negative lengths, lengths past the keys: nothing is read past a sequence's keys, and all is written.
+// Offsets that fall, negative lengths, lengths past the keys: nothing is read past a sequence's keys, and all is
+// written.
 TEST(DevicePrefixIndices, StayWithinRange) {
   std::mt19937 random(4);
   const auto draw = [&random](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
