@@ -1,8 +1,8 @@
 """Attention and its gradients written out, for NumPy arrays and for PyTorch tensors on any device: the reference in
 float64, and the same plain computation in any other type.
 
-For a row i: s = score(scale q_i K^T), p = softmax(s), o = p V, dp = dO_i V^T, ds = p (dp - p.dp), dq = scale ds K, and over
-all rows dK = scale dS^T Q, dV = P^T dO (Dao et al. 2022, appendix B).
+For a row i: s = score(scale q_i K^T), p = softmax(s), o = p V, dp = dO_i V^T, ds = p (dp - p.dp), dq = scale ds K, and
+over all rows dK = scale dS^T Q, dV = P^T dO (Dao et al. 2022, appendix B).
 """
 
 from __future__ import annotations

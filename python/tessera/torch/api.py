@@ -158,11 +158,12 @@ def attention(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
 ) -> Union[Tensor, Tuple[Tensor, ...]]:
-    """Exact attention, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink, through O and LSE.
+    """Exact attention, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink, through O and
+    LSE.
 
     Shapes: q [B, Sq, Hq, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv], with Hq a multiple of Hkv; packed [T, H, D] with
-    `cu_seqlens_q`, `cu_seqlens_k` (int32, [B + 1]); paged k, v [pages, page_size, Hkv, D] with `page_table` (int32,
-    [B, max_pages], or `page_indptr` [B + 1] and `page_indices`) and `seqused_k` (int32, [B]); paged keys have no gradient.
+    `cu_seqlens_q`, `cu_seqlens_k` (int32, [B + 1]); paged k, v [pages, page_size, Hkv, D] with `page_table` (int32, [B,
+    max_pages], or `page_indptr` [B + 1] and `page_indices`) and `seqused_k` (int32, [B]); paged keys have no gradient.
     Dtypes: float32, float16, bfloat16, and float64 by the reference kernel. Strides are arbitrary; a tensor whose last
     dimension is not contiguous is copied. Under autocast, q, k, v are converted to its dtype.
 
