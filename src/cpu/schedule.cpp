@@ -7,6 +7,7 @@
 
 #include "core/geometry.hpp"
 #include "core/problem_view.hpp"
+#include "core/score/bound.hpp"
 #include "core/shared_prefix.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/packed_keys.hpp"
@@ -234,6 +235,7 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
 
 std::string refuse_tiled(const tessera_plan& plan) {
   if (core::shares_prefixes(plan.problem)) return "prefix_groups: not taken";
+  if (core::score::has_program(plan)) return "score programs: not supported";
   return plan.problem.q.dtype == TESSERA_FLOAT64 ? "float64: computes in float32" : "";
 }
 
@@ -276,6 +278,7 @@ std::string refuse_decoding(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.direction == TESSERA_BACKWARD) return "forward only";
   if (core::shares_prefixes(p)) return "prefix_groups: not taken";
+  if (core::score::has_program(plan)) return "score programs: not supported";
   if (p.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
   return lacks_for_decoding(ScoreOptions{}, p);
 }
