@@ -325,7 +325,7 @@ typedef struct tessera_plan {
   double standard_extra_bytes; /* memory that three-step attention holds for the score matrix */
   int32_t lengths_are_data;    /* 1: how many keys are in use only seqused_k says; flops and bytes are at most those */
 
-  int32_t reserved_flag;                          /* for a later member: 0 */
+  int32_t after_another;                          /* of a part: 1: other parts of the call come before it */
   uint64_t config[TESSERA_PLAN_CONFIG_BYTES / 8]; /* CUDA: of the kernel's family, what its launches are made of */
   /* A call serves every sequence by its own rows. Those with at most so many queries go by the decode kernel (CUDA:
    * decode_sm90), the others by the tiled one (fwd_sm90, fwd_sm80); 0: none goes by it. */
@@ -353,14 +353,16 @@ TESSERA_API size_t tessera_workspace_bytes(const tessera_plan* plan);
 /* A kernel's answer to a plan's problem. */
 typedef struct tessera_candidate {
   char kernel[32]; /* tessera_kernel_name */
+  double
+      estimate_us; /* what a call would take, in microseconds, by the kernel's own table of measurements; 0 where it refuses */
   int32_t accepted;
-  char reason[156];
+  char reason[148];
 } tessera_candidate;
 
 /* How many kernels the plan's back end has; 0 for what is no plan of this library's. */
 TESSERA_API int32_t tessera_plan_num_candidates(const tessera_plan* plan);
 
-/* The answer of number `index`, in order of preference. INVALID_ARGUMENT: there is none. */
+/* The answer of number `index`. Of the kernels that accept the one with the least estimate was chosen, the first of equal ones. INVALID_ARGUMENT: there is none. */
 TESSERA_API tessera_status tessera_plan_candidate(const tessera_plan* plan, int32_t index,
                                                   tessera_candidate* candidate);
 

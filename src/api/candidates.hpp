@@ -9,7 +9,7 @@
 
 namespace tessera::api {
 
-// Of a back end, in order of preference.
+// Of a back end. Of those that take as long as another, the first is chosen.
 std::vector<const core::Candidate*> candidates_of(int32_t backend);
 
 // What each of them says to a plan, which one was chosen for or is yet to be.

@@ -104,6 +104,12 @@ std::string tiles_text(const tessera_plan& plan) {
                plan.tiles_per_item, plural(plan.tiles_per_item));
 }
 
+// An estimate: "14 us", "2.3 ms".
+std::string time_text(double us) {
+  if (us >= 1e6) return print("%.2g s", us * 1e-6);
+  return us >= 1e3 ? print(us >= 1e4 ? "%.0f ms" : "%.1f ms", us * 1e-3) : print("%.0f us", us);
+}
+
 std::string launch_text(const tessera_launch& launch) {
   const std::string cluster = launch.cluster > 1 ? print(" in clusters of %d", launch.cluster) : "";
   const std::string memory = bytes_text(static_cast<double>(launch.smem_bytes));
@@ -172,8 +178,8 @@ std::string describe(const tessera_plan& plan) {
   line("kernel", tessera_kernel_name(plan.kernel));
   for (const tessera_candidate& candidate : answers(plan)) {
     const bool chosen = std::strcmp(candidate.kernel, tessera_kernel_name(plan.kernel)) == 0;
-    more(print("%c %-10s %s%s", chosen ? '*' : '-', candidate.kernel,
-               candidate.accepted ? "" : "refused: ", candidate.reason));
+    const std::string answer = candidate.accepted ? time_text(candidate.estimate_us) + ", " : "refused: ";
+    more(print("%c %-10s %s%s", chosen ? '*' : '-', candidate.kernel, answer.c_str(), candidate.reason));
   }
   const std::vector<tessera_plan> parts = attention_of(plan);
   for (size_t n = 0; n < parts.size(); ++n) {
@@ -295,6 +301,7 @@ std::string to_json(const tessera_plan& plan) {
     json.open(nullptr, '{');
     json.add("kernel", candidate.kernel);
     json.add("accepted", candidate.accepted != 0);
+    if (candidate.accepted) json.add("estimate_us", candidate.estimate_us);
     json.add("reason", candidate.reason);
     json.close('}');
   }

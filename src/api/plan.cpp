@@ -1,4 +1,4 @@
-// Problem and device to plan: candidates in order of preference, each of which refuses with a reason.
+// Problem and device to plan: each candidate refuses with a reason or says how long it would take, and the cheapest is chosen.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -152,20 +152,28 @@ std::string refusal(const Candidate& candidate, const tessera_plan& plan) {
   return candidate.refuse(plan);
 }
 
-// The first that takes the problem.
+// The one that takes the least time of those that can do the problem.
 const Candidate* choose(const tessera_plan& plan) {
+  const Candidate* best = nullptr;
+  double least = 0;
   for (const Candidate* const candidate : candidates_of(plan.device.backend)) {
-    if (refusal(*candidate, plan).empty()) return candidate;
+    if (!refusal(*candidate, plan).empty()) continue;
+    const double us = candidate->estimate_us(plan);
+    if (!best || us < least) best = candidate, least = us;
   }
-  return nullptr;
+  return best;
 }
 
-std::string why_accepted(const Candidate& candidate, const tessera_plan& plan) {
-  if (candidate.kernel != plan.kernel) {
-    return std::string("takes it too, but ") + tessera_kernel_name(plan.kernel) + " comes first";
-  }
-  return plan.device.kernel == candidate.kernel ? "chosen: the device asks for it"
-                                                : "chosen: the first that takes this problem";
+// As candidates are asked: without what the chosen one filled in that they read.
+tessera_plan undecided(const tessera_plan& plan) {
+  tessera_plan asked = plan;
+  asked.num_splits = asked.decode_queries = 0;
+  return asked;
+}
+
+const char* why_accepted(const Candidate& candidate, const tessera_plan& plan) {
+  if (candidate.kernel != plan.kernel) return "takes it too";
+  return plan.device.kernel == candidate.kernel ? "chosen: the device asks for it" : "chosen: the least time";
 }
 
 // Those that are there for comparison would have said no in any case.
@@ -243,11 +251,15 @@ std::vector<const Candidate*> candidates_of(int32_t backend) {
 
 std::vector<tessera_candidate> answers(const tessera_plan& plan) {
   std::vector<tessera_candidate> all;
+  const tessera_plan asked = undecided(plan);
   for (const Candidate* const candidate : candidates_of(plan.device.backend)) {
     tessera_candidate answer{};
-    std::string reason = refusal(*candidate, plan);
+    std::string reason = refusal(*candidate, asked);
     answer.accepted = reason.empty();
-    if (answer.accepted) reason = why_accepted(*candidate, plan);
+    if (answer.accepted) {
+      reason = why_accepted(*candidate, plan);
+      answer.estimate_us = candidate->estimate_us(asked);
+    }
     std::snprintf(answer.kernel, sizeof answer.kernel, "%s", tessera_kernel_name(candidate->kernel));
     std::snprintf(answer.reason, sizeof answer.reason, "%s", reason.c_str());
     all.push_back(answer);

@@ -40,7 +40,7 @@ using Run = void(const tessera_plan& plan, const tessera_buffers& buffers, void*
 struct Kernel : core::Candidate {
   Run* run;
 };
-// In order of preference.
+// Of those that take as long as another, the first is chosen.
 std::span<const Kernel> kernels();
 
 // By the kernel that the plan names.

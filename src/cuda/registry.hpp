@@ -80,8 +80,11 @@ struct Family : core::Candidate {
   std::string (*tiles_json)() = nullptr;  // its table of tiles, for tessera_tiles
 };
 
-// In order of preference.
+// Of those that take as long as another, the first is chosen.
 std::span<const Family* const> families();
+
+// Of `among` the one that does not refuse and takes the least time. NULL: all refuse.
+const Family* cheapest(std::span<const Family* const> among, const tessera_plan& plan);
 
 // The family that a plan names. NULL: there is none.
 const Family* find_family(int32_t kernel);

@@ -11,6 +11,7 @@
 
 #include "core/geometry.hpp"
 #include "core/status.hpp"
+#include "cuda/estimate.hpp"
 #include "cuda/families/decode_sm90.hpp"
 #include "cuda/families/fwd_sm80.hpp"
 #include "cuda/kernels.hpp"
@@ -45,7 +46,7 @@ tessera_plan planned_for(tessera_plan plan, int64_t queries) {
   return plan;
 }
 
-// Where fwd_sm90 does not take the problem, or would rather not, fwd_sm80 has it, with all keys in one part.
+// Where fwd_sm90 does not take the problem, fwd_sm80 has it, with all keys in one part.
 const Family& others_of(const tessera_plan& plan) {
   if (decodes_chunks(plan)) return kDecodeSm90;
   return kFwdSm90.refuse(plan).empty() ? kFwdSm90 : kFwdSm80;
@@ -60,9 +61,22 @@ std::string refuse(const tessera_plan& plan) {
   if (queries == 0) return "more than " + std::to_string(kDecodeRows) + " heads a KV head";
   if (plan.max_seqlen_q <= queries) return "no sequence has more than " + std::to_string(queries) + " queries";
   if (std::string reason = kFwdSm80.refuse(plan); !reason.empty() || p.batch_invariant) return reason;
-  if (plan.batch < 2) return "one sequence";
-  // Which may split the keys where nothing is merged for others' rows.
-  return &others_of(planned_for(plan, queries)) != &kFwdSm80 ? "" : "few queries: fwd_sm80 serves all sequences sooner";
+  return plan.batch < 2 ? "one sequence" : "";
+}
+
+// Only the GPU knows how many sequences have few queries: what one kernel takes for all of them is the most that the two take, unless the
+// others go by a kernel that has to merge parts of their keys to be fast, which in this place it does not.
+double estimate_us(const tessera_plan& plan) {
+  constexpr double kFarAhead = 1.5;  // three launches take the place of one
+  const double by_fwd_sm80 = kFwdSm80.estimate_us(plan);
+  const double most = kFwdSm90.refuse(plan).empty() ? std::min(by_fwd_sm80, kFwdSm90.estimate_us(plan)) : by_fwd_sm80;
+  if (plan.problem.batch_invariant) return most;
+  const tessera_plan others = planned_for(plan, decoded_queries(plan));
+  const Family& family = others_of(others);
+  if (&family == &kDecodeSm90) return most;
+  const auto work_us = [&](const Family& of) { return of.estimate_us(others) - kCallUs; };
+  if (&family == &kFwdSm90 && kFarAhead * work_us(kFwdSm90) <= work_us(kFwdSm80)) return most;
+  return by_fwd_sm80 + decode_sm90_tokens_us(plan);
 }
 
 void configure(tessera_plan& plan) {
@@ -121,6 +135,6 @@ constexpr Supports kSupports{.direction = TESSERA_FORWARD,
 }  // namespace
 
 constinit const Family kMixedSm90{
-    {TESSERA_KERNEL_MIXED_SM90, refuse, configure}, "mixed_sm90", kSupports, list_launches, {}};
+    {TESSERA_KERNEL_MIXED_SM90, refuse, configure, estimate_us}, "mixed_sm90", kSupports, list_launches, {}};
 
 }  // namespace tessera::cuda
