@@ -57,7 +57,8 @@ def drawn(options: argparse.Namespace, dim: int) -> Iterator[tuple[str, Problem,
                 inputs = Inputs.of(problem, True, options.device)
                 if data == "outliers":
                     for x in (inputs.q, inputs.k, inputs.v, inputs.d_o):
-                        x += (torch.rand(x.shape, device=x.device) < 1e-3) * 10 * torch.randn_like(x)  # a 16-bit rand has 256 values
+                        # A 16-bit rand has 256 values.
+                        x += (torch.rand(x.shape, device=x.device) < 1e-3) * 10 * torch.randn_like(x)
                 yield data, problem, inputs
 
 

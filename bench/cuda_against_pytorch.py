@@ -71,8 +71,8 @@ def problems_of(case: str, options: argparse.Namespace):
     directions = ("forward", "backward") if options.direction == "both" else (options.direction,)
     for direction in directions:
         for one in problems:
-            # A deterministic forward pass is any, as is one of a bias with a gradient; training takes no single tokens, or on
-            # pages.
+            # A deterministic forward pass is any, as is one of a bias with a gradient; training takes no single tokens,
+            # or on pages.
             of_backward = one.deterministic or one.bias_gradient
             if (of_backward and direction == "forward") or (case in ("pages", "decode") and direction == "backward"):
                 continue

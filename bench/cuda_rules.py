@@ -1,5 +1,5 @@
-"""The costs of two rules on a GPU: rows of no sequence are cleared, and flash_attn_with_kvcache checks before it
-writes.
+"""The costs of two rules on a GPU: clearing rows that belong to no sequence, and the checks of flash_attn_with_kvcache
+before it writes.
 
     python bench/cuda_rules.py packed HERE OTHER [--json FILE]     HERE, OTHER: PYTHONPATH of each of two builds
     python bench/cuda_rules.py kvcache [--json FILE]

@@ -374,7 +374,8 @@ def append(cell: Cell, generator) -> Contest:
     return contest
 
 
-CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees, "few": few, "prefix": prefix, "append": append}  # the others are decode cells
+# The others are decode cells.
+CONTESTS = {"lengths": lengths, "mixed": mixed, "trees": trees, "few": few, "prefix": prefix, "append": append}
 
 
 def cells_of(case: str, pattern: str) -> list[Cell]:
@@ -402,7 +403,7 @@ def measure(options) -> int:
         with open(file, "w", encoding="utf-8") as out:
             json.dump(record, out, indent=1)
 
-    # One cell of each case in turn, so that every case has numbers if time runs out.
+    # Alternates between the cases, so that each has numbers if time runs out.
     queues, cells = [cells_of(case, options.only) for case in options.cases], []
     while any(queues):
         cells += [queue.pop(0) for queue in queues if queue]

@@ -105,7 +105,8 @@ def document(table, options):
         q, k, v, d_o = (torch.randn((1, length, heads, head_dim), device="cuda", dtype=torch.bfloat16) for _ in range(4))
         causal = document_blocks(8, 16, "cuda", length)
         number = torch.arange(causal.shape[2], device="cuda")
-        # As many visible blocks, but every listed column is seen by all rows: the long lists process the same queries at the same time.
+        # As many visible blocks, but every listed column is seen by all rows: the long lists process the same queries
+        # at the same time.
         together = ((number[:, None] - number[None, :]).abs() < 4) | (number[None, :] % 32 == 31)
         # The causal mask's blocks without its positions: whether the mask inside the diagonal costs anything.
         masks = {

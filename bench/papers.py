@@ -101,7 +101,7 @@ class Contest:
         return lambda: self.torch.autograd.grad(o, leaves, d_o, retain_graph=True)
 
     def extra_bytes(self, name: str, direction: str) -> int:
-        """Beyond inputs and outputs: the workspace; of eager the allocator's peak."""
+        """Memory beyond inputs and outputs: the workspace; for eager, the allocator's peak."""
         if name != "eager":
             options = dict(self.options, kernel=self.kernel(name, direction))
             return self.tessera.plan(self.q, self.k, self.v, direction=direction, as_dict=True, **options)["workspace_bytes"]
@@ -196,8 +196,8 @@ BLOCKS = (32, 64, 128, 256)
 
 
 def with_keys(keys: int, run):
-    """run() with tiles of so many keys in the first schedule; 0: its table's. Only a new plan reads the environment,
-    and a thread keeps its plans: so it runs in a thread of its own."""
+    """Calls run() with tiles of this many keys in the first schedule; 0: those of its table. Only a new plan reads the
+    environment, and a thread keeps its plans, so this runs in a thread of its own."""
     given: list = []
 
     def body():

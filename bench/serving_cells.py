@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
-DENSE = 0  # of a layout; else the keys of a page
+DENSE = 0  # a layout; otherwise the keys of a page
 PAGES = (16, 64, 544, 1)
 MIB = 1 << 20
 PEERS = (  # one query a sequence: B x Sk of the peers' table, and shorter
@@ -35,7 +35,7 @@ class Cell:
 
     @property
     def bytes(self) -> int:
-        """Of K and V that are in use; append: of the new q, k and v, which are read and written."""
+        """Bytes of K and V in use; append: of the new q, k and v, which are read and written."""
         if self.case == "append":
             return 2 * self.batch * self.queries * (self.heads + 2 * self.heads_kv) * self.dim
         keys = sum(self.lengths) if self.lengths else self.batch * self.keys
@@ -114,7 +114,8 @@ def _few() -> list[Cell]:
         Cell("few", heads, heads_kv, batch, keys, dim=dim, layouts=(16,), queries=queries, kernels=kernels)
         for heads, heads_kv, dim, batch, keys, some in shapes
         for queries in some
-    ] + [Cell("few", *heads, 64, 256, layouts=(64,), kernels=kernels[:2]) for heads in ((32, 8), (8, 8))]  # a prefix leaves this many
+        # As many keys as a prefix leaves.
+    ] + [Cell("few", *heads, 64, 256, layouts=(64,), kernels=kernels[:2]) for heads in ((32, 8), (8, 8))]
 
 
 def _prefix() -> list[Cell]:

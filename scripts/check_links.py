@@ -1,4 +1,4 @@
-"""Checks that every relative link of the Markdown pages leads to a file that is there, and every anchor to a heading.
+"""Checks that every relative link of the Markdown pages leads to an existing file, and every anchor to a heading.
 
     python scripts/check_links.py
 """

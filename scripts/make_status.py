@@ -1,4 +1,4 @@
-"""Writes docs/status.md: what the committed results in bench/results say, with date, commit and machine of each.
+"""Writes docs/status.md: the committed results in bench/results, with date, commit and machine of each.
 
 python scripts/make_status.py [--check]        --check: write nothing, exit 1 if the page is out of date
 """
@@ -54,7 +54,8 @@ def where(cell: dict) -> str:
 
 
 def grid_ratios(direction: str) -> dict[str, dict[str, float]]:
-    """Of each cell of the grid Tessera's speed over the best of the run's peers, and over the best starred figure."""
+    """For each cell of the grid, Tessera's speed relative to the best of the run's peers, and to the best starred
+    figure."""
     table = gpu_results.peers()
     ratios: dict[str, dict[str, float]] = {PEER: {}, STARRED: {}}
     for cell in gpu_results.latest_cells("grid", direction):
@@ -101,7 +102,7 @@ def grid(direction: str) -> list[str]:
 
 
 def summary() -> list[str]:
-    """The ratios in one table, and where they are below one."""
+    """The ratios in one table, and the cells where they are below one."""
     lines = [
         "## In one table",
         "",

@@ -1,13 +1,14 @@
-"""Mutation testing (DeMillo, Lipton and Sayward, 1978): plants small faults in the product's sources, one at a time, and says which of them
-no test finds.
+"""Mutation testing (DeMillo, Lipton and Sayward, 1978): plants small faults in the product's sources, one at a time,
+and reports those that no test finds.
 
     make mutate                                              100 faults over all areas, build/mutants/report.json
     mutate.py --area core --count 40 --seed 7 --jobs 4       some of them
     mutate.py --replay src/cpu/combine.cpp:31:2              one fault again: file, line, number among the line's mutants
 
-The faults are universalmutator's (its rules for C++): an operator or a constant replaced, a condition negated, a statement left out. A fault
-that does not compile is drawn again. An area says which files are mutated, what is built, and which tests have to find the fault; they stop
-at the first failure. A survivor is either equivalent to the original, which a person decides, or a case that the tests lack.
+The faults are universalmutator's (its rules for C++): an operator or a constant replaced, a condition negated, a
+statement removed. A fault that does not compile is replaced by another one. An area defines which files are mutated,
+what is built, and which tests have to find the fault; they stop at the first failure. A survivor is either equivalent
+to the original, which a person decides, or a case that the tests lack.
 """
 
 import argparse
@@ -28,9 +29,9 @@ from dataclasses import asdict, dataclass, field
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RULES = ["universal.rules", "c_like.rules", "cpp.rules"]
-TIMEOUT_S = 300  # of one test program: a fault that never ends is found
+TIMEOUT_S = 300  # of one test program: a fault that never ends counts as found
 
-# What no test of results can find: what a description says, an option of the build.
+# Lines whose faults no test of results can find: descriptions, build options.
 NOT_MUTATED = re.compile(r"^\s*(#|//|\*|static_assert|TESSERA_CONFIG_FIELDS|using |namespace |template|}|$)")
 
 
@@ -38,7 +39,7 @@ NOT_MUTATED = re.compile(r"^\s*(#|//|\*|static_assert|TESSERA_CONFIG_FIELDS|usin
 class Area:
     sources: tuple  # globs
     targets: tuple
-    tests: tuple  # commands; {build} and {root} are filled in; `cases:` runs a file of cases on the emulated GPU, one at a time
+    tests: tuple  # commands; {build} and {root} are filled in; `cases:` runs a file of cases on the emulated GPU
 
 
 CPU_TESTS = (
@@ -49,7 +50,7 @@ CPU_TESTS = (
 AREAS = {
     "core": Area(("src/core/*.cpp", "src/core/*.hpp"), ("tessera", "unit_tests", "op_tests", "tessera_fuzz"), CPU_TESTS),
     "cpu": Area(("src/cpu/[!a]*.cpp", "src/cpu/[!a]*.hpp"), ("tessera", "unit_tests", "op_tests", "tessera_fuzz"), CPU_TESTS),
-    # By the library whose tiles are plain C++, on every machine.
+    # With the library whose tiles are plain C++, on every machine.
     "amx": Area(("src/cpu/amx_*.hpp",), ("tessera_amx_emulated", "op_tests"),
                 ("env LD_LIBRARY_PATH={build}/tests/amx_emulated "
                  "{build}/tests/op_tests --gtest_fail_fast --gtest_brief=1 --gtest_filter=*Amx*",)),
@@ -79,13 +80,13 @@ class Fault:
 
 
 def digit_of_a_name(code, mutant):
-    """int64_t -> int63_t: the rules take a name's digits for a number."""
+    """int64_t -> int63_t: the rules mistake the digits of a name for a number."""
     at = len(os.path.commonprefix([code, mutant]))
     return re.search(r"[A-Za-z_]\d*$", code[:at]) is not None and re.match(r"\d", code[at:]) is not None
 
 
 def mutants_of(path):
-    """(line, number, text) of every fault that the rules make of a file, comments and declarations of names left out."""
+    """(line, number, text) of every fault that the rules make of a file, without comments and declarations of names."""
     from universalmutator import mutator
     lines = (ROOT / path).read_text().splitlines(keepends=True)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -102,7 +103,8 @@ def mutants_of(path):
 
 
 def faults_in_order(areas, seed):
-    """An endless list of faults: an area in turn, a file by its length, a line at random, one of its mutants."""
+    """An endless list of faults: areas alternate; a file is chosen by its length, then a random line and one of its
+    mutants."""
     random_ = random.Random(seed)
     files = {name: sorted(str(p.relative_to(ROOT)) for glob in AREAS[name].sources for p in ROOT.glob(glob)) for name in areas}
     lengths = {name: [len((ROOT / path).read_text().splitlines()) for path in files[name]] for name in areas}
@@ -131,7 +133,7 @@ def named_fault(name):
 
 
 class Worker:
-    """A copy of the tree with a build of its own, so that several faults are tried at once."""
+    """A copy of the tree with its own build, so that several faults are tried at once."""
 
     def __init__(self, folder, jobs):
         self.root, self.build, self.jobs = folder, folder / "build" / "release", jobs

@@ -1,4 +1,5 @@
-"""Pictures of what the papers claim, from the committed bench/results/<date>-<gpu>-papers-<subject>.csv (scripts/gpu_papers.sh)."""
+"""Charts of the papers' claims, from the committed bench/results/<date>-<gpu>-papers-<subject>.csv
+(scripts/gpu_papers.sh)."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ import pathlib
 
 import matplotlib.pyplot as plt
 
-plt.rcParams["savefig.bbox"] = "tight"  # what stands below the axes is in the picture
+plt.rcParams["savefig.bbox"] = "tight"  # the picture includes the text below the axes
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "bench/results"
 INK, PALE = "#343a40", "#dee2e6"
-WAYS = {  # of computing attention: title, colour, mark
+WAYS = {  # of computing attention: title, colour, marker
     "tessera": ("Tessera", "#0b7285", "o"),
     "fa1": ("first algorithm", "#862e9c", "d"),
     "standard": ("standard attention", "#e8590c", "s"),
@@ -20,7 +21,7 @@ WAYS = {  # of computing attention: title, colour, mark
 
 
 def latest(subject: str) -> tuple[list[dict], str]:
-    """The rows of the last result, and its date and GPU in words; nothing where none is committed."""
+    """The rows of the latest result, and its date and GPU as text; empty if none is committed."""
     files = sorted(FOLDER.glob(f"*-papers-{subject}.csv"))
     if not files:
         return [], ""
@@ -32,7 +33,7 @@ def latest(subject: str) -> tuple[list[dict], str]:
 def _log_lengths(axis, lengths):
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    shown = [n for n in lengths if n // 1024 not in (32, 128)]  # a label each would collide
+    shown = [n for n in lengths if n // 1024 not in (32, 128)]  # labels of all lengths would collide
     axis.set_xticks(shown, [f"{n // 1024}k" for n in shown])
     axis.set_xticks(lengths, minor=True, labels=[])
     axis.set_xlabel("tokens of one sequence")
@@ -40,7 +41,7 @@ def _log_lengths(axis, lengths):
 
 
 def draw_lengths(out: pathlib.Path) -> None:
-    """Time and memory over the length, until nothing but Tessera fits."""
+    """Time and memory over the length, up to where only Tessera fits."""
     rows, where = latest("lengths")
     if not rows:
         return
@@ -65,7 +66,7 @@ def draw_lengths(out: pathlib.Path) -> None:
 
 
 def draw_traffic(out: pathlib.Path) -> None:
-    """Bytes and time as the hardware counted them, GPT-2 medium's shape; and over the first algorithm's block size."""
+    """Bytes and time counted by the hardware, for GPT-2 medium's shape; and over the first algorithm's block size."""
     rows, where = latest("traffic")
     if not rows:
         return
@@ -140,7 +141,7 @@ def draw_gpt2(out: pathlib.Path) -> None:
 
 
 def draw_sparse(out: pathlib.Path) -> None:
-    """Time over the share of pairs that are visible, beside FlexAttention, for blocks of 128 and of 64."""
+    """Time over the fraction of visible pairs, beside FlexAttention, for blocks of 128 and of 64."""
     rows, where = latest("sparse")
     small, _ = latest("sparse-64")
     if not rows:

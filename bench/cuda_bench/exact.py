@@ -30,8 +30,8 @@ class Exact:
         self._samples = self._computed(round_o=False)
 
     def _computed(self, round_o: bool) -> list[dict[str, tuple[tuple, Tensor]]]:
-        """By name a result's place in its tensor, and the result. round_o: of delta = rowsum(dO ∘ O) with O rounded to
-        the inputs' type."""
+        """Yields by name a result's index in its tensor, and the result. round_o: for delta = rowsum(dO ∘ O) with O
+        rounded to the inputs' type."""
         problem, inputs = self._problem, self._inputs
         names = ("o",) if self._direction == "forward" else ("d_q", "d_k", "d_v")
         samples: list[dict[str, tuple[tuple, Tensor]]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import geometric_mean
 
-# In the order in which they are listed. The sm80 family is not listed twice where a plan chooses it.
+# In the order of the tables. The sm80 family is not listed twice if a plan chooses it.
 TITLES = {"tessera": "Tessera", "sm80": "sm80", "sm90": "sm90", "flash": "FA2", "cudnn": "cuDNN", "efficient": "efficient"}
 # Which contestants are compared.
 RATIOS = (("tessera", "flash"), ("tessera", "cudnn"), ("sm80", "flash"), ("sm90", "tessera"), ("sm90", "flash"), ("sm90", "cudnn"),

@@ -231,7 +231,7 @@ bool serve(const Options& options, Layers& layers) {
       static_cast<long long>(scheduler.preempted()));
   std::printf("%.0f tokens a second, %.0f of them generated; attention took %.0f %% of the time (%s)\n",
               static_cast<double>(computed) / seconds, static_cast<double>(generated) / seconds,
-              100 * engine.attention_seconds() / seconds, tessera_kernel_name(engine.plan(false).kernel));
+              100 * engine.attention_seconds() / seconds, engine.plan(false).family);
   return !options.check || check(options, weights, requests);
 }
 

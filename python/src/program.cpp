@@ -76,7 +76,7 @@ std::string plan_of_sizes(const Sizes& sizes, const std::string& dtype, bool bac
   } else {
     device = device_at(ordinal ? Place{kCuda, *ordinal} : Place{}, "device");
   }
-  device.kernel = call.kernel;
+  set_family(device, call.kernel);
   if (call.threads > 0) device.threads = call.threads;
   tessera_plan plan;
   check(tessera_make_plan(&problem, &device, &plan));

@@ -1,6 +1,6 @@
-"""The command `tessera` of the Python package, and `python -m tessera`: compare, plot, plan, support and info, with the
-options and in the words of the program that `make install` installs, and doctor. That program's other commands are
-refused.
+"""The command `tessera` of the Python package, also `python -m tessera`. Its commands are compare, plot, plan, support
+and info, with the options and the output of the program that `make install` installs, and doctor. The other commands of
+that program are refused.
 
 Exit codes: 0 done, 1 failed, 2 wrong use.
 """
@@ -18,7 +18,7 @@ from tessera import _core, compare, doctor
 from tessera.compare.errors import WrongUse, require
 
 _ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
-_PROGRAM_ONLY = {  # command: (what it does, what does it in Python)
+_PROGRAM_ONLY = {  # command: (what it does, its replacement in Python)
     "run": ("attention on tensors from .npy and .safetensors files", "tessera.attention takes arrays"),
     "trace": ("a tiled attention, step by step", "examples/attention.py in the source tree is the algorithm in NumPy"),
     "cache": ("lists, compiles and clears the CUDA kernels kept on disk", "a kernel is compiled when it is first needed"),
@@ -27,7 +27,7 @@ _PROGRAM_ONLY = {  # command: (what it does, what does it in Python)
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line, where argparse would print its usage, too."""
+        """One line; argparse would also print its usage."""
         print(f"tessera: {message} ({self.prog} --help)", file=sys.stderr)
         sys.exit(2)
 
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     options = _parser().parse_args(arguments)
     if getattr(options, "isa", None) is not None:
-        os.environ["TESSERA_ISA"] = options.isa  # read at the library's first call, which is still to come
+        os.environ["TESSERA_ISA"] = options.isa  # read at the library's first call, which comes later
     try:
         if getattr(options, "threads", None) is not None:
             require(1 <= options.threads <= 1024, "--threads", options.threads, "1 .. 1024")
@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
     except WrongUse as error:
         print(f"tessera: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # whoever read has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (tessera.Error, OSError, MemoryError) as error:

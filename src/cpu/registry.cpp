@@ -14,7 +14,7 @@ void run_tiled(const tessera_plan& plan, const tessera_buffers& buffers, void* w
 }
 
 std::string refuse_reference(const tessera_plan& plan) {
-  const bool asked_for = plan.device.kernel == TESSERA_KERNEL_REFERENCE || plan.problem.q.dtype == TESSERA_FLOAT64;
+  const bool asked_for = core::asked_family(plan.device) == "reference" || plan.problem.q.dtype == TESSERA_FLOAT64;
   return asked_for ? "" : "float64, on one core: on request, or where a problem is float64";
 }
 
@@ -60,24 +60,28 @@ void run_reference(const tessera_plan& plan, const tessera_buffers& buffers, voi
 }
 
 constexpr Kernel kKernels[] = {
-    {{TESSERA_KERNEL_DECODE, refuse_decode, configure_decode, estimate_decode_us}, forward},
-    {{TESSERA_KERNEL_TILED, refuse_tiled, configure_tiled, estimate_tiled_us}, run_tiled},
-    {{TESSERA_KERNEL_SHARED_PREFIX, refuse_shared_prefix, configure_shared_prefix, estimate_shared_prefix_us},
+    {{"decode", TESSERA_KERNEL_DECODE, refuse_decode, configure_decode, estimate_decode_us}, forward},
+    {{"tiled", TESSERA_KERNEL_TILED, refuse_tiled, configure_tiled, estimate_tiled_us}, run_tiled},
+    {{"shared_prefix", TESSERA_KERNEL_SHARED_PREFIX, refuse_shared_prefix, configure_shared_prefix,
+      estimate_shared_prefix_us},
      forward_shared_prefix},
-    {{TESSERA_KERNEL_REFERENCE, refuse_reference, core::configure_reference, estimate_reference_us}, run_reference},
+    {{"reference", TESSERA_KERNEL_REFERENCE, refuse_reference, core::configure_reference, estimate_reference_us},
+     run_reference},
 };
 
 }  // namespace
 
 std::span<const Kernel> kernels() { return kKernels; }
 
+const Kernel* find_kernel(std::string_view name) {
+  const auto found = std::ranges::find_if(kKernels, [name](const Kernel& kernel) { return kernel.name == name; });
+  return found == std::end(kKernels) ? nullptr : found;
+}
+
 tessera_status run(const tessera_plan& plan, const tessera_buffers& buffers, void* workspace,
                    const tessera_executor& executor, core::Cancel& cancel) {
-  const auto named = [&plan](const Kernel& kernel) { return kernel.kernel == plan.kernel; };
-  const auto found = std::ranges::find_if(kKernels, named);
-  if (found == std::end(kKernels)) {
-    return invalid("plan: kernel %d, accepted what tessera_make_plan fills in", plan.kernel);
-  }
+  const Kernel* const found = find_kernel(plan.family);
+  if (!found) return invalid("plan: family '%.31s', accepted what tessera_make_plan fills in", plan.family);
   found->run(plan, buffers, workspace, executor, cancel);
   return ok();
 }

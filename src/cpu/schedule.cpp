@@ -5,6 +5,7 @@
 
 #include "core/geometry.hpp"
 #include "core/problem_view.hpp"
+#include "core/score/bound.hpp"
 #include "core/shared_prefix.hpp"
 #include "cpu/cpu.hpp"
 #include "cpu/packed_keys.hpp"
@@ -236,6 +237,7 @@ SharedMemory carve_shared(char* base, const tessera_plan& plan) {
 
 std::string refuse_tiled(const tessera_plan& plan) {
   if (core::shares_prefixes(plan.problem)) return "prefix_groups: not taken";
+  if (core::score::has_program(plan)) return "score programs: not supported";
   return plan.problem.q.dtype == TESSERA_FLOAT64 ? "float64: computes in float32" : "";
 }
 
@@ -260,6 +262,7 @@ std::string refuse_decoding(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
   if (p.direction == TESSERA_BACKWARD) return "forward only";
   if (core::shares_prefixes(p)) return "prefix_groups: not taken";
+  if (core::score::has_program(plan)) return "score programs: not supported";
   if (p.q.dtype == TESSERA_FLOAT64) return "float64: computes in float32";
   if (p.dropout_p > 0) return "dropout: for training";
   if (core::present(p.bias) || core::present(p.mask) || core::present(p.block_mask))
@@ -335,7 +338,7 @@ void configure_tiled(tessera_plan& plan) {
                                              : configure_forward(plan, table, amx);
   // Packed queries: some sequences may have few.
   const int64_t queries = std::min(plan.max_seqlen_q, most_decode_queries(plan));
-  const bool mixed = core::packed_q(plan.problem) && plan.device.kernel == TESSERA_KERNEL_AUTO && queries > 0;
+  const bool mixed = core::packed_q(plan.problem) && core::asked_family(plan.device).empty() && queries > 0;
   if (mixed && refuse_decoding(plan).empty()) {
     configure_decoding(plan, queries);
     plan.num_items += plan.heads_kv / plan.decode_heads_kv * plan.decode_parts;

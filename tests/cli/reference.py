@@ -1,8 +1,8 @@
-"""Attention and its gradients in NumPy, as the library's interface defines them, in any precision: python/tessera/compare/
-float64.py for whole tensors.
+"""Attention and its gradients in NumPy, as the library's interface defines them, in any precision:
+python/tessera/compare/float64.py for whole tensors.
 
-`Plain` in float64 is what results are held against; in float32, with products' inputs rounded to a half precision where
-that is the dtype, it is the plain computation whose error bounds that of the program.
+`Plain` in float64 is the reference for results. In float32, with the inputs of products rounded to the half-precision
+dtype if there is one, it is the plain computation whose error bounds the program's error.
 """
 
 import importlib.util
@@ -96,8 +96,8 @@ class Plain:
 
 
 def assert_close(result, exact, plain, dtype, ulps=4):
-    """The largest and the RMS error against float64 at most twice those of the plain computation, and a few units in the
-    last place of the result's magnitude."""
+    """The largest and the RMS error against float64 at most twice those of the plain computation, and a few units in
+    the last place of the result's magnitude."""
     result, exact, plain = (np.asarray(x, np.float64) for x in (result, exact, plain))
     assert result.shape == exact.shape
     hidden = np.isneginf(exact)

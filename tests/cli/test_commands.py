@@ -101,7 +101,8 @@ def test_compare_fits_the_terminal(folder, columns):
     for progress in shown.split("\r\033[K")[1:]:
         assert len(progress.split("\n")[0]) <= columns
     table = [line for line in lines if "│" in line]
-    assert len({tuple(i for i, c in enumerate(line) if c == "│") for line in table}) == 1  # bars stand one below another
+    # Bars stand one below another.
+    assert len({tuple(i for i, c in enumerate(line) if c == "│") for line in table}) == 1
     for word in ("Tessera", "standard attention", "speed-up", "length", "ms", "extra", "needs", "forward", "backward"):
         assert word in shown
     assert ("RMS error" in shown) == (columns >= 138) and ("GFLOP/s    extra" in shown) == (columns >= 118)

@@ -1,5 +1,5 @@
-"""tessera run and the file system: links, modes, pipes, several results in one file, and what file contents may do to a
-terminal."""
+"""tessera run and the file system: links, modes, pipes, several results in one file, and file contents that could
+affect a terminal."""
 
 import contextlib
 import io

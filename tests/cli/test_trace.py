@@ -1,4 +1,5 @@
-"""tessera trace: each step against NumPy on the inputs that it saved, its bytes against sums by hand and the plan's count."""
+"""tessera trace: each step against NumPy on the inputs that it saved, its bytes against sums by hand and the plan's
+count."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by the DevTools protocol through a pipe: no driver and no web socket is needed."""
+"""A headless Chromium, controlled by the DevTools protocol through a pipe: no driver and no web socket is needed."""
 
 import base64
 import fcntl
@@ -85,7 +85,8 @@ class Browser:
     def open(self, address, width=1280, height=800, dark=False):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
-        self.call("Page.navigate", url="about:blank")  # another address of the same page would only be a hash that changes
+        # Another address of the same page would only be a hash that changes.
+        self.call("Page.navigate", url="about:blank")
         loader = self.call("Page.navigate", url=address)["loaderId"]
         while loader not in self.loaded:
             self._hear(self._read())

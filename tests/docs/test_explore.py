@@ -1,4 +1,4 @@
-"""docs/explore in a headless Chromium, opened from the file system, as a reader uses it."""
+"""docs/explore in a headless Chromium, opened from the file system, and used like a reader would."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The data of docs/explore is what `tessera trace` says now, and the page needs nothing from elsewhere."""
+"""The data of docs/explore equal the current output of `tessera trace`, and the page loads nothing from elsewhere."""
 
 import json
 import os
@@ -23,7 +23,8 @@ def test_data_is_small_and_whole():
 
 @pytest.mark.parametrize("key", SAMPLED)
 def test_data_is_the_programs(key):
-    """Bytes and tiles to the last, what was rounded to within that: another machine's exp may differ in its last bit."""
+    """Bytes and tiles to the last, what was rounded to within that: another machine's exp may differ in its last
+    bit."""
     held = json.loads(make_explore.DATA.read_text(encoding="utf-8").removeprefix(make_explore.PREFIX).rstrip(";\n"))[key]
     now = make_explore.compact(make_explore.trace(os.environ["TESSERA_PROGRAM"], dict(make_explore.configurations())[key]))
     steps, expected = held.pop("steps"), now.pop("steps")

@@ -1,4 +1,4 @@
-"""scripts/install_packages.sh beside a package manager of the test's own: what a person sees of it."""
+"""scripts/install_packages.sh with a package manager provided by the test: its visible behaviour."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""tessera.append: rotation and the way of new tokens into a cache, on arrays of NumPy and PyTorch."""
+"""tessera.append: rotation of new tokens and their way into a cache, for arrays of NumPy and PyTorch."""
 
 import numpy as np
 import pytest

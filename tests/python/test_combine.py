@@ -1,4 +1,4 @@
-"""tessera.combine on PyTorch's tensors: values, gradients, and what PyTorch builds on operators."""
+"""tessera.combine on PyTorch's tensors: values, gradients, and PyTorch's transformations of operators."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""python -m tessera: compare, plan and info; what the comparison computes, each side against float64."""
+"""python -m tessera: compare, plan and info; and the results of the comparison, each side against float64."""
 
 import fcntl
 import json

@@ -1,4 +1,5 @@
-"""Tensors of a second GPU while the first is current: the same bits, nothing else current afterwards, mixtures refused."""
+"""Tensors of a second GPU while the first is current: the same bits, nothing else current afterwards, mixtures
+refused."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The Python examples run as they stand and find their own results right."""
+"""The Python examples run unchanged and find their own results correct."""
 
 import os
 import re

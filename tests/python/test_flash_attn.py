@@ -1,4 +1,4 @@
-"""The flash_attn interface: its signatures, and its meaning where Tessera's own differs."""
+"""The flash_attn interface: its signatures, and its meaning where it differs from Tessera's own."""
 
 import inspect
 import math
@@ -197,8 +197,9 @@ def test_block_sizes(device, head_dim, keys, monkeypatch):
 
 
 def softmax_of(dmask, scores, block):
-    """What flash_attn's tests make of S_dmask: a block's entries are exp(s - m), where m is the maximum over its own keys
-    and all keys after it. Times exp(m - lse), they are the softmax. scores [B, H, Sq, Sk] are float64, -inf where unseen."""
+    """What flash_attn's tests make of S_dmask: a block's entries are exp(s - m), where m is the maximum over its own
+    keys and all keys after it. Times exp(m - lse), they are the softmax. scores [B, H, Sq, Sk] are float64, -inf where
+    unseen."""
     lse = torch.logsumexp(scores, -1, keepdim=True)
     lse = lse.masked_fill(lse == -math.inf, math.inf)
     parts = []
@@ -569,7 +570,8 @@ def test_kvcache_up_to_its_last_key():
 
 @pytest.mark.parametrize("where", ["clamped", "captured"])
 def test_kvcache_drops_what_is_out_of_range_under_capture(device, where, monkeypatch):
-    """Where nothing may be waited for: writes out of range are dropped, reads stay within, the rest is as it should be."""
+    """Where nothing may be waited for: writes out of range are dropped, reads stay within, the rest is as it should
+    be."""
     if where == "captured" and device == "cpu":
         pytest.skip("the CPU captures nothing")
     if where == "clamped":

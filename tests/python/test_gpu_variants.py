@@ -1,4 +1,4 @@
-"""scripts/gpu_variants.py without a GPU: what takes the place of what, and what is said of runs."""
+"""scripts/gpu_variants.py without a GPU: which files are replaced, and the report on runs."""
 
 import importlib.util
 import pathlib

@@ -1,4 +1,4 @@
-"""tessera.attention on JAX arrays, where JAX is installed."""
+"""tessera.attention on JAX arrays, if JAX is installed."""
 
 import os
 import sys

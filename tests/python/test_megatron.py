@@ -1,4 +1,5 @@
-"""tessera.megatron: a small GPT of megatron-core's, on the CPU: one training step and decoding, against its own unfused attention."""
+"""tessera.megatron: a small GPT of megatron-core on the CPU: one training step and decoding, against Megatron's unfused
+attention."""
 
 import contextlib
 import pathlib
@@ -216,7 +217,8 @@ def test_specs():
 
 
 def decode(gpt, prompt=33):
-    """The logits of each token from the prompt's last on, from Megatron's cache, and those of the whole sequence at once."""
+    """The logits of each token from the prompt's last on, from Megatron's cache, and those of the whole sequence at
+    once."""
     gpt.eval()
     ids, positions = tokens()
     context = StaticInferenceContext(BATCH, LENGTH)

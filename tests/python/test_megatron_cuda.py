@@ -1,4 +1,5 @@
-"""tessera.megatron on a GPU: one training step of a small GPT and a decoding step, against Megatron's own unfused attention."""
+"""tessera.megatron on a GPU: one training step of a small GPT and a decoding step, against Megatron's unfused
+attention."""
 
 import pathlib
 import sys
@@ -101,7 +102,8 @@ def test_a_training_step(dtype, calls):
     our_loss, our_gradients = step(ours)
     assert len(calls) == LAYERS and all(options["causal"] for options in calls)
     exact = gradients
-    if dtype != torch.float32:  # the same weights without their rounding on the way: what either's error is held against
+    # The same weights without their rounding on the way: what either's error is held against.
+    if dtype != torch.float32:
         precise, _ = pair(torch.float32)
         precise.load_state_dict(own.state_dict())
         exact = step(precise)[1]

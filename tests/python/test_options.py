@@ -1,4 +1,4 @@
-"""What Python knows of the options is what the library's table of fields says."""
+"""Python's knowledge of the options equals the library's table of fields."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""examples/pathfinder: what its pictures promise."""
+"""examples/pathfinder: the properties of its pictures."""
 
 import subprocess
 import sys
@@ -63,7 +63,8 @@ def test_a_seed_is_the_same_pictures(pictures):
     images, labels = pictures
     side = images.shape[1]
     few = 4
-    assert (pathfinder.picture(side, int(labels[few - 1]), 11, few - 1) == images[few - 1]).all()  # whatever was drawn before
+    # Whatever was drawn before.
+    assert (pathfinder.picture(side, int(labels[few - 1]), 11, few - 1) == images[few - 1]).all()
     assert (pathfinder.picture(side, int(labels[0]), 12, 0) != images[0]).any()
     if side == 32:
         again, same = pathfinder.generate(side, len(labels), seed=11, workers=2)

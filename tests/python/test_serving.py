@@ -1,4 +1,5 @@
-"""tessera.serving: engines' steps, as vLLM and SGLang hand them over, against attention of each sequence alone in float64."""
+"""tessera.serving: engines' steps, as vLLM and SGLang pass them, against attention of each sequence alone in
+float64."""
 
 import dataclasses
 import math
@@ -338,7 +339,8 @@ def test_sglang_layers(device):
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("release", ["before", "now"])
 def test_sglang_graph_of_decoding(device, page_size, release):
-    """One capture; replays with other batches, fewer than it has room for. On the CPU the graph's calls are made again."""
+    """One capture; replays with other batches, fewer than it has room for. On the CPU the graph's calls are made
+    again."""
     engine, padded = SglangEngine(page_size), 3
     engine.step("extend", [0, 1, 2, 3], [20, 11, 3, 30])
     backend, pool, layer = engine.backend, engine.pool, layer_of()
@@ -545,7 +547,8 @@ def test_sinks_in_the_model_s_dtype(dtype):
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_csr_page_tables(device, page_size):
-    """Against a rectangular table of the same pages. Entries of no sequence and keys past the last page's length hold anything."""
+    """Against a rectangular table of the same pages. Entries of no sequence and keys past the last page's length hold
+    anything."""
     counts, kept = [0, 3, 1, 5, 0], [0, 2, 4, 1, 0]
     indptr = torch.tensor([2, 2, 5, 6, 11, 11], dtype=torch.int32)
     pages = torch.randperm(9, generator=torch.Generator().manual_seed(3), device="cpu").to(torch.int32)
@@ -571,7 +574,8 @@ def test_csr_page_tables(device, page_size):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size, keys", [(16, 64), (16, 70), (1, 37), (48, 96)])
 def test_a_prefix_read_once(device, dtype, size, keys):
-    """Decoding, drafts and a chunk of a prompt behind common keys, padded with a sequence without tokens and rows of none."""
+    """Decoding, drafts and a chunk of a prompt behind common keys, padded with a sequence without tokens and rows of
+    none."""
     counts, owns, shared = [1, 5, 1, 20, 0], [9, 5, 1, 33, 0], keys // size
     lengths = [keys + own for own in owns[:-1]] + [0]
     each = -(-max(lengths) // size)
@@ -661,8 +665,8 @@ def captured(step, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_capture_serves_a_hundred_batches(device, dtype):
-    """A plan and a graph of bounds: 1 to 6 sequences of one token, some or a chunk, padded with empty ones whose rows of the
-    table hold anything. On the CPU, where there is no graph, the same call is made again."""
+    """A plan and a graph of bounds: 1 to 6 sequences of one token, some or a chunk, padded with empty ones whose rows
+    of the table hold anything. On the CPU, where there is no graph, the same call is made again."""
     random = torch.Generator().manual_seed(5)
     batch, tokens, longest, max_pages, size = 6, 150, 80, 40, 16
 
@@ -706,7 +710,8 @@ def test_one_capture_serves_a_hundred_batches(device, dtype):
 
 
 def test_one_capture_serves_other_prefixes(device):
-    """Two groups of six sequences, drawn anew for every replay of one graph: their sequences, prefixes, pages and lengths."""
+    """Two groups of six sequences, drawn anew for every replay of one graph: their sequences, prefixes, pages and
+    lengths."""
     random = torch.Generator().manual_seed(6)
     batch, max_pages, size = 6, 12, 16
 

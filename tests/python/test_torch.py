@@ -1,4 +1,4 @@
-"""tessera.torch.attention: values, gradients, and what PyTorch builds on operators."""
+"""tessera.torch.attention: values, gradients, and PyTorch's transformations of operators."""
 
 import functools
 import inspect
@@ -255,7 +255,8 @@ def test_dropout_repeats_with_the_generator(device):
 
 
 def test_a_gpu_s_dropout_is_drawn_without_waiting_for_it(monkeypatch):
-    """From the generator's seed and offset, which the host knows: what another generator or a later call draws differs."""
+    """From the generator's seed and offset, which the host knows: what another generator or a later call draws
+    differs."""
 
     class Generator:
         def __init__(self, seed):
@@ -400,7 +401,8 @@ def test_layouts_and_pairs_are_named(device):
         attention(q, k.detach().to_sparse(), v)
     with pytest.raises(ValueError, match="^window: 3, accepted a pair of integers$"):
         attention(q, k, v, window=3)
-    assert torch.equal(tessera.attention(q, k, v, openmp=True), attention(q, k, v))  # as PyTorch's tensors always have it
+    # As PyTorch's tensors always have it.
+    assert torch.equal(tessera.attention(q, k, v, openmp=True), attention(q, k, v))
 
 
 TENSOR_OPTIONS = {
@@ -593,8 +595,8 @@ def test_block_mask_from_a_rule(device):
 
 
 def test_by_heads_as_models_call(device):
-    """q, k, v [B, H, S, D] as views of one projection, or expanded: the same o and gradients as with transposes, which refuse a second
-    derivative alike."""
+    """q, k, v [B, H, S, D] as views of one projection, or expanded: the same o and gradients as with transposes, which
+    refuse a second derivative alike."""
     from tessera.torch.api import attention_by_heads
 
     fused = torch.randn(2, 5, 3 * 4 * 8, device=device, requires_grad=True)

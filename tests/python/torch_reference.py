@@ -1,4 +1,5 @@
-"""The reference in float64, and the same computation plainly in a tensor's own dtype, for the interface of tessera.torch."""
+"""The reference in float64, and the same plain computation in a tensor's own dtype, for the interface of
+tessera.torch."""
 
 import math
 

@@ -1,8 +1,8 @@
 """What a cache of keys and values has room for: lengths and indices within it, and writes that stay there.
 
 Lengths, page indices and the rest are data. On the CPU they are checked before anything is written. On a GPU they are
-checked too, which waits for its stream; while the stream is captured into a CUDA graph nothing can be waited for: indices
-are clamped and writes out of range dropped, so that a replay never reads or writes where it must not.
+checked too, which waits for its stream; while the stream is captured into a CUDA graph nothing can be waited for:
+indices are clamped and writes out of range dropped, so that a replay never reads or writes where it must not.
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ def _capturing(tensor: Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """Of a cache [num_pages, page_size, Hkv, D] whose sequences have one row, or as many pages as an index has columns."""
+    """Of a cache [num_pages, page_size, Hkv, D] whose sequences have one row, or as many pages as an index has
+    columns."""
 
     num_pages: int
     page_size: int
@@ -132,8 +133,8 @@ def check(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Opt
 
 
 def _bounds(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]) -> List[Tuple[int, int]]:
-    """The least and the most of lengths, of the pages in use, and of leftpad; (0, 0) of what is absent. Lists, copied from a
-    GPU where they lie there, are quicker than a dozen operators where sizes are small."""
+    """The least and the most of lengths, of the pages in use, and of leftpad; (0, 0) of what is absent. Lists, copied
+    from a GPU where they lie there, are quicker than a dozen operators where sizes are small."""
     counts = lengths.tolist()
     used = [0]
     if pages is not None:

@@ -134,9 +134,9 @@ def _without_padding(
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """The caches as pages of one key, the table and the lengths of the keys after each sequence's padding.
 
-    The padding is never read, so that it may hold anything, and what comes after it is not copied. What is measured from
-    a sequence's last key (causal, window, ALiBi) is the same with and without the padding. On the CPU decoding is ten
-    times as fast as with a mask that hides it.
+    The padding is never read, so that it may hold anything, and what comes after it is not copied. What is measured
+    from a sequence's last key (causal, window, ALiBi) is the same with and without the padding. On the CPU decoding is
+    ten times as fast as with a mask that hides it.
     """
     # Of both caches, keys must lie equally far apart; else, copies.
     if _keys_a_sequence(k_cache) is None or _keys_a_sequence(k_cache) != _keys_a_sequence(v_cache):
@@ -156,7 +156,8 @@ def _keys_a_sequence(cache: Tensor) -> Optional[int]:
 
 
 def _single_keys(cache: Tensor) -> Tensor:
-    """cache [B, Sk, Hkv, D] as [pages, 1, Hkv, D] in the same memory, each key and what lies between sequences a page."""
+    """cache [B, Sk, Hkv, D] as [pages, 1, Hkv, D] in the same memory, each key and what lies between sequences a
+    page."""
     pages = 0 if cache.numel() == 0 else (cache.shape[0] - 1) * cache.stride(0) // cache.stride(1) + cache.shape[1]
     shape = (pages, 1, *cache.shape[2:])
     return cache.as_strided(shape, (cache.stride(1), cache.stride(1), *cache.stride()[2:]))

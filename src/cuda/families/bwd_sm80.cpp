@@ -248,8 +248,7 @@ tessera_status list_bwd_sm80(const tessera_plan& plan, const BwdSm80Plan& own, c
   return ok();
 }
 
-constinit const Family kBwdSm80{{TESSERA_KERNEL_BWD_SM80, refuse, configure, estimate_us},
-                                "bwd_sm80",
+constinit const Family kBwdSm80{{"bwd_sm80", TESSERA_KERNEL_BWD_SM80, refuse, configure, estimate_us},
                                 kSupports,
                                 list_launches,
                                 kPrebuilt,

@@ -399,8 +399,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
 
 }  // namespace
 
-constinit const Family kBwdSm90{{TESSERA_KERNEL_BWD_SM90, refuse, configure, estimate_us},
-                                "bwd_sm90",
+constinit const Family kBwdSm90{{"bwd_sm90", TESSERA_KERNEL_BWD_SM90, refuse, configure, estimate_us},
                                 kSupports,
                                 list_launches,
                                 kPrebuilt,

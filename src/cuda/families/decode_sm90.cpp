@@ -195,7 +195,7 @@ std::string refuse_layout(const tessera_plan& plan) {
 // has those of one work tile (mixed_sm90), so it has no others anywhere. On request it has all.
 std::string refuse_invariant(const tessera_plan& plan) {
   const tessera_problem& p = plan.problem;
-  if (!p.batch_invariant || plan.device.kernel == TESSERA_KERNEL_DECODE_SM90) return "";
+  if (!p.batch_invariant || core::asked_family(plan.device) == "decode_sm90") return "";
   if (const int64_t rows = rows_of_kv_head(plan); rows > kDecodeRows) {
     return std::to_string(rows) + " rows of a KV head, with batch_invariant at most " + std::to_string(kDecodeRows);
   }
@@ -335,8 +335,7 @@ tessera_status list_decode_sm90(const tessera_plan& plan, const DecodeSm90Plan& 
   return ok();
 }
 
-constinit const Family kDecodeSm90{{TESSERA_KERNEL_DECODE_SM90, refuse, configure, estimate_us},
-                                   "decode_sm90",
+constinit const Family kDecodeSm90{{"decode_sm90", TESSERA_KERNEL_DECODE_SM90, refuse, configure, estimate_us},
                                    kSupports,
                                    list_launches,
                                    kPrebuilt,

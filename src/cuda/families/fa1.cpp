@@ -264,15 +264,14 @@ std::string bwd_tiles_json() {
 
 }  // namespace
 
-constinit const Family kFwdFa1{{TESSERA_KERNEL_FWD_FA1, refuse_forward, configure_forward, estimate_forward_us, true},
-                               "fwd_fa1",
-                               kFwdSupports,
-                               list_forward,
-                               {},
-                               fwd_tiles_json};
+constinit const Family kFwdFa1{
+    {"fwd_fa1", TESSERA_KERNEL_FWD_FA1, refuse_forward, configure_forward, estimate_forward_us, true},
+    kFwdSupports,
+    list_forward,
+    {},
+    fwd_tiles_json};
 constinit const Family kBwdFa1{
-    {TESSERA_KERNEL_BWD_FA1, refuse_backward, configure_backward, estimate_backward_us, true},
-    "bwd_fa1",
+    {"bwd_fa1", TESSERA_KERNEL_BWD_FA1, refuse_backward, configure_backward, estimate_backward_us, true},
     kBwdSupports,
     list_backward,
     {},

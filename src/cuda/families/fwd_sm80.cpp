@@ -374,8 +374,7 @@ std::string tiles_json() {
 
 }  // namespace
 
-constinit const Family kFwdSm80{{TESSERA_KERNEL_FWD_SM80, refuse, configure, estimate_us},
-                                "fwd_sm80",
+constinit const Family kFwdSm80{{"fwd_sm80", TESSERA_KERNEL_FWD_SM80, refuse, configure, estimate_us},
                                 kSupports,
                                 list_launches,
                                 kPrebuilt,

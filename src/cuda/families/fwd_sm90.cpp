@@ -423,8 +423,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
 
 }  // namespace
 
-constinit const Family kFwdSm90{{TESSERA_KERNEL_FWD_SM90, refuse, configure, estimate_us},
-                                "fwd_sm90",
+constinit const Family kFwdSm90{{"fwd_sm90", TESSERA_KERNEL_FWD_SM90, refuse, configure, estimate_us},
                                 kSupports,
                                 list_launches,
                                 kPrebuilt,

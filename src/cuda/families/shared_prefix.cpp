@@ -43,7 +43,7 @@ int32_t chunks_of(const tessera_plan& plan) {
   const auto chunks = static_cast<int32_t>(std::min(plan.device.cores / tiles, most));
   if (chunks <= 1) return 1;
   tessera_plan in_chunks = plan;
-  in_chunks.parts[core::kPrefix].kernel = TESSERA_KERNEL_FWD_SM90, in_chunks.parts[core::kPrefix].num_splits = chunks;
+  core::set_family(in_chunks.parts[core::kPrefix], kFwdSm90), in_chunks.parts[core::kPrefix].num_splits = chunks;
   tessera_plan part = core::plan_of(in_chunks, core::kPrefix);
   part.kernel = TESSERA_KERNEL_AUTO;
   constexpr const Family* kTiles[] = {&kFwdSm90, &kFwdSm80};
@@ -71,13 +71,13 @@ void configure(tessera_plan& plan) {
   int64_t parts_bytes = 0;
   const int32_t chunks = chunks_of(plan);
   if (chunks > 1) {
-    plan.parts[core::kPrefix].kernel = TESSERA_KERNEL_FWD_SM90, plan.parts[core::kPrefix].num_splits = chunks;
+    core::set_family(plan.parts[core::kPrefix], kFwdSm90), plan.parts[core::kPrefix].num_splits = chunks;
   }
   for (const core::PrefixPart n : kParts) {
     tessera_plan part = core::plan_of(plan, n);
     const bool in_chunks = n == core::kPrefix && chunks > 1;
     const Family& family = in_chunks ? kFwdSm90 : *family_of(plan, n);
-    part.kernel = family.kernel;
+    core::set_family(part, family);
     family.configure(part);
     if (in_chunks) part.num_splits = chunks;
     part.shared_bytes = padded_to(part.shared_bytes, kWorkspaceAlignment);
@@ -131,13 +131,13 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
   }
   PrefixIndicesParams p = prefix_index_params(plan, buffers, memory);
   for (const core::PrefixPart n : kParts) {  // where a part's work tiles are counted
-    if (plan.parts[n].kernel == TESSERA_KERNEL_FWD_SM90 && plan.parts[n].shared_bytes > 0)
+    if (find_family(plan.parts[n].family) == &kFwdSm90 && plan.parts[n].shared_bytes > 0)
       p.counters[n] = reinterpret_cast<int*>(memory_of[n]);
   }
   launch_prefix_indices({core::paged(plan.problem)}, p, launches);
   for (const core::PrefixPart n : kParts) {
     const tessera_plan part = core::plan_of(plan, n);
-    const Family& family = *find_family(part.kernel);
+    const Family& family = *find_family(part.family);
     TESSERA_RETURN_IF_ERROR(family.lower(part, core::buffers_of(plan, n, buffers, memory), memory_of[n], launches));
   }
   launches.clear(nullptr);  // of both parts, by the first kernel
@@ -153,7 +153,7 @@ tessera_status list_launches(const tessera_plan& plan, const tessera_buffers& bu
 }  // namespace
 
 constinit const Family kSharedPrefix{
-    {TESSERA_KERNEL_SHARED_PREFIX, refuse, configure, estimate_us}, "shared_prefix", kSupports, list_launches, {}};
+    {"shared_prefix", TESSERA_KERNEL_SHARED_PREFIX, refuse, configure, estimate_us}, kSupports, list_launches, {}};
 
 }  // namespace tessera::cuda
 

@@ -233,15 +233,15 @@ tessera_status list_backward(const tessera_plan& plan, const tessera_buffers& bu
 
 }  // namespace
 
-constinit const Family kFwdStandard{{TESSERA_KERNEL_FWD_STANDARD, refuse_forward, configure, estimate_us, true},
-                                    "fwd_standard",
-                                    kFwdSupports,
-                                    list_forward,
-                                    {}};
-constinit const Family kBwdStandard{{TESSERA_KERNEL_BWD_STANDARD, refuse_backward, configure, estimate_us, true},
-                                    "bwd_standard",
-                                    kBwdSupports,
-                                    list_backward,
-                                    {}};
+constinit const Family kFwdStandard{
+    {"fwd_standard", TESSERA_KERNEL_FWD_STANDARD, refuse_forward, configure, estimate_us, true},
+    kFwdSupports,
+    list_forward,
+    {}};
+constinit const Family kBwdStandard{
+    {"bwd_standard", TESSERA_KERNEL_BWD_STANDARD, refuse_backward, configure, estimate_us, true},
+    kBwdSupports,
+    list_backward,
+    {}};
 
 }  // namespace tessera::cuda

@@ -1,4 +1,4 @@
-// The oracle against results that can be written down. With V the identity, o is the matrix P itself.
+// The reference kernel against results in closed form. With V the identity, o is the matrix P itself.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -405,8 +405,8 @@ TEST(OracleDtypes, RoundsOnlyWhatItStores) {
 
 // ---- scores of any size ----------------------------------------------------------------------------------------------
 
-// Keys that differ little from a long vector, of integers: scores of 2^22 with parts of 2^-58, whose differences are exact in
-// 128 bits. Weights, sums and averages of them in long double.
+// Keys that differ little from a long vector, of integers: scores of 2^22 with parts of 2^-58, whose differences are
+// exact in 128 bits. Weights, sums and averages of them in long double.
 struct SharedScores : Attention {
   static constexpr std::int64_t kSq = 3, kSk = 40, kD = 2, kDv = 3;
   using Row = std::array<std::int64_t, kD>;

@@ -1,4 +1,4 @@
-// One row for each rule: what breaks it, and what the message must name.
+// One row for each rule: an argument that violates it, and the name in the message.
 #include <gtest/gtest.h>
 
 #include <functional>
