@@ -504,7 +504,7 @@ TEST_P(Validate, RefusesAndNames) {
 }
 INSTANTIATE_TEST_SUITE_P(Rules, Validate, testing::ValuesIn(kRules), [](const auto& i) { return i.param.name; });
 
-// ---- what must be accepted --------------------------------------------------------------------------------------------
+// ---- what must be accepted ------------------------------------------------------------------------------------------
 
 void expect_accepted(const Problem& problem) {
   Plan plan;
