@@ -10,7 +10,8 @@ venv=$PWD/build/venv
 # The package for that Python: the extension is built beside the sources, with the environment's nanobind.
 package_for() {
   mkdir -p build/nanobind
-  ln -sfn "$("$venv/bin/python" -c 'import nanobind, os; print(os.path.dirname(nanobind.__file__))')" build/nanobind/nanobind
+  ln -sfn "$("$venv/bin/python" -c 'import nanobind, os; print(os.path.dirname(nanobind.__file__))')" \
+    build/nanobind/nanobind
   local path
   path=$(PYTHON=$1 PYTHONPATH=$PWD/build/nanobind scripts/gpu_python.sh --quiet 2> build/demo.log) || return
   PYTHONPATH=$path "$1" -c 'import tessera' 2> /dev/null && echo "$path"

@@ -82,7 +82,9 @@ def test_the_error_of_decoding_is_close_to_cudnn_s(device, dtype, head_dim, outl
     q, k, v = draw(head_dim, dtype, outliers)
     few = 8
     ours = [tessera.torch.attention(some, k, v, kernel="decode_sm90") for some in q.split(few, 1)]
-    assert_close_to(cudnn(q, k, v, False), OUTLIERS_RATIO if outliers else NORMAL_RATIO, torch.cat(ours, 1), q, k, v, False)
+    assert_close_to(
+        cudnn(q, k, v, False), OUTLIERS_RATIO if outliers else NORMAL_RATIO, torch.cat(ours, 1), q, k, v, False
+    )
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)

@@ -74,13 +74,15 @@ class Extent:
             if self.is_block_table:
                 columns = self.room // max(self.page_size, 1)
                 raise RuntimeError(
-                    f"block_table: {keys}, accepted at most {self.room} in all, in its {columns} pages of {self.page_size}"
+                    f"block_table: {keys}, accepted at most {self.room} in all, in its {columns} pages of "
+                    f"{self.page_size}"
                 )
             name = "k" if self.num_new else "cache_seqlens"
             raise ValueError(f"{name}: {keys}, accepted at most {self.room} in all, the cache's room")
         if self.num_rotated and most + self.num_rotated > self.num_angles:
             raise ValueError(
-                f"rotary_cos: {self.num_rotated} new keys after {most}, accepted at most {self.num_angles} in all, its rows"
+                f"rotary_cos: {self.num_rotated} new keys after {most}, accepted at most {self.num_angles} in all, its "
+                "rows"
             )
 
     def refuse_pages(self, least: int, most: int) -> None:
@@ -132,7 +134,9 @@ def check(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Opt
         raise ValueError(f"cache_leftpad: {of_leftpad[0]}, accepted 0 and more")
 
 
-def _bounds(extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]) -> List[Tuple[int, int]]:
+def _bounds(
+    extent: Extent, lengths: Tensor, pages: Optional[Tensor], leftpad: Optional[Tensor]
+) -> List[Tuple[int, int]]:
     """The least and the most of lengths, of the pages in use, and of leftpad; (0, 0) of what is absent. Lists, copied
     from a GPU where they lie there, are quicker than a dozen operators where sizes are small."""
     counts = lengths.tolist()

@@ -56,7 +56,9 @@ def attend_cache(
                 first = lengths[:, None]
                 rows_q = first + torch.arange(q.shape[1], device=q.device) if ordered else first.expand(-1, q.shape[1])
                 rows_k = first + torch.arange(num_new, device=q.device)
-                angles = Angles(rotary_cos, rotary_sin, *map(extent.within_rotary, (rows_q, rows_k)), rotary_interleaved)
+                angles = Angles(
+                    rotary_cos, rotary_sin, *map(extent.within_rotary, (rows_q, rows_k)), rotary_interleaved
+                )
             q = append(extent, q, k, v, k_cache, v_cache, lengths, pages, angles)
             lengths = lengths + num_new
         lengths, pages, leftpad = extent.within(lengths, pages, leftpad)
@@ -125,7 +127,9 @@ def _check_arguments(
     if (2 * rotary_cos.shape[-1]) % 16 != 0:
         raise ValueError(f"rotary_cos: rotary_dim {2 * rotary_cos.shape[-1]}, accepted multiples of 16")
     if 2 * rotary_cos.shape[-1] > q.shape[-1]:
-        raise ValueError(f"rotary_cos: rotary_dim {2 * rotary_cos.shape[-1]}, accepted at most the head size {q.shape[-1]}")
+        raise ValueError(
+            f"rotary_cos: rotary_dim {2 * rotary_cos.shape[-1]}, accepted at most the head size {q.shape[-1]}"
+        )
     require("rotary_sin", rotary_sin, tuple(rotary_cos.shape), (rotary_sin.dtype,) if rotary_sin is not None else ())
 
 

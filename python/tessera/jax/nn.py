@@ -140,7 +140,8 @@ def flax_attention(
     if others.get("force_fp32_for_softmax") is False:
         others.pop("force_fp32_for_softmax")
     for name in others:
-        if name not in ("promote_dtype", "force_fp32_for_softmax", "einsum_dot_general", "einsum", "qk_attn_weights_einsum",
+        if name not in ("promote_dtype", "force_fp32_for_softmax", "einsum_dot_general", "einsum",
+                        "qk_attn_weights_einsum",
                         "attn_weights_value_einsum"):  # fmt: skip
             raise TypeError(f"flax_attention() got an unexpected keyword argument '{name}'")
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype

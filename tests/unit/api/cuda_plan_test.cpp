@@ -852,7 +852,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"SharedMemory", "KiB of shared memory", [](Problem&, Device& d) { d.smem_bytes = 80 << 10; }}),
     [](const auto& row) { return std::string(row.param.name); });
 
-// ---- mixed_sm90 ------------------------------------------------------------------------------------------------------
+// ---- mixed_sm90 -----------------------------------------------------------------------------------------------------
 
 // Six sequences with at most 64 queries each, 32 heads over 8, keys in pages.
 Problem step_problem(std::int64_t d = 128) {
@@ -1147,7 +1147,7 @@ INSTANTIATE_TEST_SUITE_P(
                     SplitRow{64, 32, 128, 8192, 1},   // 3.9 turns
                     SplitRow{64, 8, 256, 8192, 3}));  // 1.3 turns would leave two thirds of the second idle
 
-// ---- a GPU that is not here -------------------------------------------------------------------------------------------
+// ---- a GPU that is not here -----------------------------------------------------------------------------------------
 
 TEST(DescribedGpu, IsTheUsualOneOfItsArchitecture) {
   for (const std::int32_t arch : {80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) {

@@ -27,7 +27,7 @@ namespace {
 using testing::Call;
 using testing::Inputs;
 
-// ---- the configs of the cases ----------------------------------------------------------------------------------------
+// ---- the configs of the cases ---------------------------------------------------------------------------------------
 
 enum Options { kNone = 0, kTree = 1, kCausalSeqs = 2, kCapped = 4, kWide = 8 };  // wide: tiles of 32 keys
 
@@ -69,7 +69,7 @@ bool run_config(const Launch& launch, const DecodeSm90Params& p) {
          try_config<config(kF16, 64, 8, true, true, true, true, kTree | kCausalSeqs)>(launch, p);
 }
 
-// ---- a case ----------------------------------------------------------------------------------------------------------
+// ---- a case ---------------------------------------------------------------------------------------------------------
 
 // Tensors that start at multiples of 16 bytes, as a GPU's do.
 class Copies {
