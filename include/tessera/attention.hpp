@@ -1,6 +1,7 @@
 // Execution: reads the caller's pointers and workspace, writes the caller's outputs, and allocates nothing.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -46,13 +47,17 @@ struct Buffers {
   const std::int32_t* prefix_lens = nullptr;
   float* lse_low = nullptr;
   const std::int64_t* dropout_state = nullptr;
+  // Of the problem's program: its tensors, their gradients, its scalars.
+  std::array<const void*, TESSERA_MAX_CAPTURED_TENSORS> captured{};
+  std::array<void*, TESSERA_MAX_CAPTURED_TENSORS> d_captured{};
+  std::array<double, TESSERA_MAX_CAPTURED_SCALARS> scalars{};
 
   operator tessera_buffers() const { return std::bit_cast<tessera_buffers>(*this); }  // NOLINT: the same plain data
 };
 static_assert(sizeof(Buffers) == sizeof(tessera_buffers) &&
                   offsetof(Buffers, page_table) == offsetof(tessera_buffers, page_table) &&
                   offsetof(Buffers, d_o) == offsetof(tessera_buffers, d_o) &&
-                  offsetof(Buffers, dropout_state) == offsetof(tessera_buffers, dropout_state),
+                  offsetof(Buffers, scalars) == offsetof(tessera_buffers, scalars),
               "the members of tessera_buffers, in order, each absent by default");
 
 // Runs a call on your own threads, or stops it; see tessera_executor. NULL means the library's threads.

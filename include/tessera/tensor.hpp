@@ -26,10 +26,14 @@ enum class DType : std::int32_t {
   float64 = TESSERA_FLOAT64,
   int32 = TESSERA_INT32,
   boolean = TESSERA_BOOL,  // one byte, 0 or 1
-  int64 = TESSERA_INT64
+  int64 = TESSERA_INT64,
+  int8 = TESSERA_INT8,
+  int16 = TESSERA_INT16,
+  uint8 = TESSERA_UINT8
 };
 inline constexpr DType float32 = DType::float32, float16 = DType::float16, bfloat16 = DType::bfloat16,
-                       float64 = DType::float64, int32 = DType::int32, boolean = DType::boolean;
+                       float64 = DType::float64, int32 = DType::int32, boolean = DType::boolean, int64 = DType::int64,
+                       int8 = DType::int8, int16 = DType::int16, uint8 = DType::uint8;
 
 inline std::string_view name(DType dtype) { return tessera_dtype_name(static_cast<std::int32_t>(dtype)); }
 inline std::size_t size_bytes(DType dtype) { return tessera_dtype_bytes(static_cast<std::int32_t>(dtype)); }
@@ -43,6 +47,14 @@ template <>
 struct DTypeOf<double> : std::integral_constant<DType, float64> {};
 template <>
 struct DTypeOf<std::int32_t> : std::integral_constant<DType, int32> {};
+template <>
+struct DTypeOf<std::int64_t> : std::integral_constant<DType, int64> {};
+template <>
+struct DTypeOf<std::int8_t> : std::integral_constant<DType, int8> {};
+template <>
+struct DTypeOf<std::int16_t> : std::integral_constant<DType, int16> {};
+template <>
+struct DTypeOf<std::uint8_t> : std::integral_constant<DType, uint8> {};
 template <>
 struct DTypeOf<bool> : std::integral_constant<DType, boolean> {};
 

@@ -75,7 +75,10 @@ typedef enum tessera_dtype {
   TESSERA_FLOAT64 = 3, /* served by the reference kernel, for checks */
   TESSERA_INT32 = 4,
   TESSERA_BOOL = 5, /* one byte, 0 or 1 */
-  TESSERA_INT64 = 6
+  TESSERA_INT64 = 6,
+  TESSERA_INT8 = 7, /* with INT16 and UINT8: of tensors that a score program names */
+  TESSERA_INT16 = 8,
+  TESSERA_UINT8 = 9
 } tessera_dtype;
 
 #define TESSERA_MAX_RANK 5
@@ -89,6 +92,63 @@ typedef struct tessera_layout {
   int64_t shape[TESSERA_MAX_RANK];
   int64_t strides[TESSERA_MAX_RANK];
 } tessera_layout;
+
+/* ---- score programs ------------------------------------------------------------------------------------------ */
+
+/* A function of one (query, key) pair that the caller writes, as text: `score` makes a new score from the score so far,
+ * `mask` says whether the key is visible. docs/guide/score-programs.md describes the language.
+ *   score  "50 * tanh(s / 50) + bias[h, i - j + 512]"
+ *   mask   "j <= q_pos && doc[b, i] == doc[b, j]"
+ * Names: s, the score so far; b the sequence, h the query head, h_kv its KV head; i and j, the query's and the key's number
+ * in its sequence, from 0; q_pos = i + len_k - len_q; len_q, len_k; and what the caller declares: tensors that are indexed by
+ * integers, and scalars. */
+
+typedef enum tessera_value_type {
+  TESSERA_VALUE_FLOAT = 0, /* of a tensor: float32, float16, bfloat16, or float64 on the CPU */
+  TESSERA_VALUE_INT = 1,   /* 32 bits; of a tensor: int8, int16, int32, int64 (whose values fit 32 bits), uint8 */
+  TESSERA_VALUE_BOOL = 2
+} tessera_value_type;
+
+#define TESSERA_MAX_CAPTURED_TENSORS 8
+#define TESSERA_MAX_CAPTURED_SCALARS 16
+#define TESSERA_SCALAR_RANK (-1)
+
+/* A name that a program's text may use: a letter, then up to 30 letters, digits and underscores. */
+typedef struct tessera_program_name {
+  const char* name;
+  int32_t type; /* tessera_value_type */
+  int32_t rank; /* 0 .. 4: a tensor that takes so many indices; TESSERA_SCALAR_RANK: a scalar */
+} tessera_program_name;
+
+/* A checked program: immutable, reference-counted, for any number of problems and threads. */
+typedef struct tessera_program tessera_program;
+
+/* A program with one reference. score or mask may be NULL or "": the score stays, every key is visible. The n-th tensor among
+ * `names` is bound by captured[n] of problem and buffers, the n-th scalar by scalars[n] of the buffers. INVALID_ARGUMENT
+ * says which text, which column (from 1), what was found and what is accepted; or which limit is exceeded: 128 operations,
+ * 8 tensors and 16 scalars, 16 KiB of text, expressions nested 64 deep. *program is then untouched. */
+TESSERA_API tessera_status tessera_program_create(const char* score, const char* mask,
+                                                  const tessera_program_name* names, int32_t num_names,
+                                                  tessera_program** program);
+
+/* One reference more, and one less: the last one frees it. NULL: nothing. A plan keeps what it needs of a program. */
+TESSERA_API void tessera_program_retain(tessera_program* program);
+TESSERA_API void tessera_program_release(tessera_program* program);
+
+typedef enum tessera_program_text {
+  TESSERA_PROGRAM_SCORE = 0, /* canonical: equal for programs that mean the same operations; "" where there is none */
+  TESSERA_PROGRAM_MASK = 1,
+  /* A line for each result, of g, the gradient of the new score: "d_s = ...", and for each element that is read of a
+   * floating-point tensor "d_bias[h, i - j + 512] += ..." */
+  TESSERA_PROGRAM_GRADIENT = 2
+} tessera_program_text;
+
+/* Writes at most `size` bytes with the closing zero, returns the length that is needed without it, as snprintf does; 0 for
+ * a NULL program or an unknown `which`. */
+TESSERA_API size_t tessera_program_describe(const tessera_program* program, int32_t which, char* text, size_t size);
+
+/* Of the canonical texts and the types and ranks of what they name: equal in all processes and on all machines. 0: NULL. */
+TESSERA_API uint64_t tessera_program_hash(const tessera_program* program);
 
 /* ---- the problem -------------------------------------------------------------------------------------------- */
 
@@ -112,8 +172,9 @@ typedef enum tessera_alignment { TESSERA_BOTTOM_RIGHT = 0, TESSERA_TOP_LEFT = 1 
  *
  * For query i and key j of one sequence, with Sq and Sk that sequence's own lengths, in this order:
  *   1. s = scale * (q_i . k_j)            2. softcap c > 0: s = c * tanh(s / c)      3. s += bias[b, h, i, j]
- *   4. ALiBi: s -= slope * |i + Sk - Sq - j|                       5. s = -inf where j is not visible.
- * Visible: causal, window, key length, mask, block_mask and tree_mask all allow it. A sink adds exp(sink[h]) to the denominator
+ *   4. ALiBi: s -= slope * |i + Sk - Sq - j|                       5. the program's score
+ *   6. s = -inf where j is not visible.
+ * Visible: causal, window, key length, mask, block_mask, tree_mask and the program's mask all allow it. A sink adds exp(sink[h]) to the denominator
  * only. Dropout zeroes entries of softmax(s) and scales what is kept by 1 / (1 - p); the LSE is that before dropout.
  * A finite score is a score, whatever its size: a score of -inf alone is hidden beside what is not visible.
  * A query that sees nothing: o = 0, lse = -inf, gradients 0, whatever its hidden keys hold.
@@ -189,6 +250,13 @@ typedef struct tessera_problem {
    * when they run. On CUDA it is device memory: a captured graph's replay draws by what it holds then. It may be given
    * with dropout_p = 0, as seed and offset may, and is not read then. */
   tessera_layout dropout_state;
+  /* A score program and what it names, NULL: none. The handle must live until the plan is made. captured[n] is its n-th
+   * tensor, any strides; one of rank 0 is given with the shape [1]. A name that the program does not use may be absent.
+   * Not with prefix_groups where it uses i, j or q_pos. */
+  tessera_program* program;
+  tessera_layout captured[TESSERA_MAX_CAPTURED_TENSORS];
+  /* backward, optional: the gradient of a floating-point captured[n], float32 or its dtype, its shape, written whole */
+  tessera_layout d_captured[TESSERA_MAX_CAPTURED_TENSORS];
   /* New members come here, 8 bytes at a time, and mean nothing while they are zero. */
 } tessera_problem;
 
@@ -288,12 +356,25 @@ typedef struct tessera_plan_part {
   int64_t decode_parts, num_items, scratch_bytes, shared_bytes;
 } tessera_plan_part;
 
+#define TESSERA_PLAN_BYTES 15360
+#define TESSERA_PLAN_PROBLEM_BYTES 8192
+#define TESSERA_PLAN_PROGRAM_BYTES 4096
+#define TESSERA_PLAN_CONFIG_BYTES 768
+
+/* What a plan keeps of its problem's score program, so that the program may be released. */
+typedef struct tessera_plan_program {
+  uint64_t hash;      /* tessera_program_hash; 0 and all else, too: no program */
+  int32_t text_bytes; /* without the closing zero */
+  int32_t num_tensors, num_scalars;
+  /* Of the tensors and scalars that the program uses, in the order of their first use: their places in captured, scalars */
+  uint8_t tensors[TESSERA_MAX_CAPTURED_TENSORS], scalars[TESSERA_MAX_CAPTURED_SCALARS];
+  int32_t reserved;                           /* 0 */
+  char text[TESSERA_PLAN_PROGRAM_BYTES - 48]; /* canonical: a version, score, mask and names, a line each */
+} tessera_plan_program;
+
 /* What will be done: plain data, a pure function of problem and device, of this size in all minor versions. It may be
  * copied and kept, but not changed, and serves the library's version that made it: others refuse it, as they do one made
  * for an instruction set that this machine lacks. */
-#define TESSERA_PLAN_BYTES 7168
-#define TESSERA_PLAN_PROBLEM_BYTES 4096
-#define TESSERA_PLAN_CONFIG_BYTES 768
 typedef struct tessera_plan {
   size_t struct_size; /* TESSERA_PLAN_BYTES */
   uint64_t seal;      /* of every member below: tells a plan that was changed */
@@ -338,6 +419,7 @@ typedef struct tessera_plan {
   /* shared_prefix: the groups against their prefixes, of which `config` is, and the sequences against their other keys. */
   tessera_plan_part parts[2];
   uint64_t suffix_config[TESSERA_PLAN_CONFIG_BYTES / 8];
+  tessera_plan_program program;
   char reserved[920]; /* for later members: 0 */
 } tessera_plan;
 
@@ -411,6 +493,9 @@ typedef struct tessera_buffers {
   const int32_t *prefix_groups, *prefix_lens;
   float* lse_low; /* forward: written; backward: read */
   const int64_t* dropout_state;
+  const void* captured[TESSERA_MAX_CAPTURED_TENSORS];
+  void* d_captured[TESSERA_MAX_CAPTURED_TENSORS];
+  double scalars[TESSERA_MAX_CAPTURED_SCALARS]; /* of the program, on the host: an int or bool (0 or 1) exactly */
 } tessera_buffers;
 
 /* Where a call runs. NULL means the library's threads, or on CUDA the default stream; every member may be NULL. In C:
@@ -441,7 +526,7 @@ typedef struct tessera_executor {
 TESSERA_API tessera_status tessera_forward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                            size_t workspace_bytes, const tessera_executor* executor);
 
-/* Computes d_q, d_k, d_v (and d_bias, d_sink) from q, k, v, o, lse, d_o (and d_lse). Errors are those of
+/* Computes d_q, d_k, d_v (and d_bias, d_sink, d_captured) from q, k, v, o, lse, d_o (and d_lse). Errors are those of
  * tessera_forward. Paged keys and values are a cache for inference: no plan for their backward pass is made. */
 TESSERA_API tessera_status tessera_backward(const tessera_plan* plan, const tessera_buffers* buffers, void* workspace,
                                             size_t workspace_bytes, const tessera_executor* executor);

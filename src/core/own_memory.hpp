@@ -58,7 +58,8 @@ class OwnMemory {
   }
 
  private:
-  std::array<Occupied, kNumTensors + 1> tensors_;  // a problem's tensors and the workspace: the maximum
+  // The maximum: a problem's tensors, what its program names and their gradients, and the workspace.
+  std::array<Occupied, kNumTensors + 2 * TESSERA_MAX_CAPTURED_TENSORS + 1> tensors_;
   int count_ = 0;
 };
 
