@@ -3,7 +3,7 @@
 // system prompt are computed once and shared by all; if pages run out, the youngest sequence releases its own and
 // begins again.
 //
-//   scheduler.hpp, pages.hpp          who takes part in a step, and where its keys lie: the index arrays
+//   scheduler.hpp, pages.hpp          the requests of a step, and the places of their keys: the index arrays
 //   engine.hpp, engine.cpp            the model's layers; attend() holds all of Tessera's calls, two a layer
 //   layers.hpp, _cpu.cpp, _cuda.cu    the other layers, plainly: what is slow here, an engine has libraries for
 //   model.hpp, plain.hpp              random weights; the same model without a cache, in float64

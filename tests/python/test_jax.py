@@ -172,7 +172,7 @@ def test_heads_first_under_jit(random):
         equal(a, b)
     for bias in (normal(random, 1, 4, 1, 1), normal(random, 37, 1)):
         gradient = jax.grad(lambda b: attention(*arrays, bias=b, layout="bhsd", return_lse=True)[1].sum())(bias)
-        np.testing.assert_allclose(gradient.sum(), 2 * 4 * 37, rtol=1e-5)  # one for each row, whose weights add up to 1
+        np.testing.assert_allclose(gradient.sum(), 2 * 4 * 37, rtol=1e-5)  # one per row, since its weights sum to 1
 
 
 def test_packed_paged_trees_and_prefixes(random):
