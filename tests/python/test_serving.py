@@ -45,10 +45,12 @@ def alone(q, k, v, causal=True, window=None, softcap=None, sink=None, slopes=Non
 def assert_rows(out, expected, dtype):
     """Twice the rounding of the result, in float32 that of a sum of some hundred terms."""
     tolerance = 2.0**-17 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
-    torch.testing.assert_close(out.double().cpu(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
+    torch.testing.assert_close(
+        out.double().cpu(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item()
+    )
 
 
-# ---- vLLM -------------------------------------------------------------------------------------------------------------
+# ---- vLLM ------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -209,7 +211,7 @@ def test_vllm_refusals(given, message):
         vllm.Attention(HEADS, D, SCALE, HEADS_KV, **given)
 
 
-# ---- SGLang -----------------------------------------------------------------------------------------------------------
+# ---- SGLang ----------------------------------------------------------------------------------------------------------
 
 
 class Mode:
@@ -397,7 +399,9 @@ def test_sglang_drafts_have_keys_of_their_own(device):
     lists = [[*pool.req_to_token[r, : pool.lengths[r]].tolist(), pool.free.pop()] for r in (0, 0, 1, 1)]
     q, k, v = engine.inputs(4)
     spec = SimpleNamespace(
-        kv_indptr=torch.tensor([0, *torch.tensor([len(x) for x in lists], device="cpu").cumsum(0).tolist()], dtype=torch.int32),
+        kv_indptr=torch.tensor(
+            [0, *torch.tensor([len(x) for x in lists], device="cpu").cumsum(0).tolist()], dtype=torch.int32
+        ),
         kv_indices=torch.tensor(sum(lists, []) + [0] * 9),  # of a buffer with room for more
     )
     batch = batch_of(pool, "decode", [0, 1], [1, 1], spec)
@@ -423,7 +427,9 @@ def test_sglang_verifies_trees(device, page_size, tokens):
     trees = [torch.rand(tokens, tokens, generator=generator, device="cpu") < 0.4 for _ in prompts]
     for tree in trees:
         tree.fill_diagonal_(True)
-    masks = [torch.cat([torch.ones(tokens, n, dtype=torch.bool, device="cpu"), tree], 1) for n, tree in zip(prompts, trees)]
+    masks = [
+        torch.cat([torch.ones(tokens, n, dtype=torch.bool, device="cpu"), tree], 1) for n, tree in zip(prompts, trees)
+    ]
     spec = SimpleNamespace(
         custom_mask=torch.cat([m.flatten() for m in masks]).to(torch.get_default_device()), draft_token_num=tokens
     )
@@ -542,7 +548,7 @@ def test_sinks_in_the_model_s_dtype(dtype):
     assert torch.equal(run(sinks), run(sinks.float())) and not torch.equal(run(sinks), run(None))
 
 
-# ---- what both stand on -----------------------------------------------------------------------------------------------
+# ---- what both stand on ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -552,7 +558,9 @@ def test_csr_page_tables(device, page_size):
     counts, kept = [0, 3, 1, 5, 0], [0, 2, 4, 1, 0]
     indptr = torch.tensor([2, 2, 5, 6, 11, 11], dtype=torch.int32)
     pages = torch.randperm(9, generator=torch.Generator().manual_seed(3), device="cpu").to(torch.int32)
-    indices = torch.cat([torch.tensor([-5, 99], dtype=torch.int32), pages.to(device), torch.tensor([-1], dtype=torch.int32)])
+    indices = torch.cat(
+        [torch.tensor([-5, 99], dtype=torch.int32), pages.to(device), torch.tensor([-1], dtype=torch.int32)]
+    )
     last = torch.tensor(kept, dtype=torch.int32).clamp(max=page_size)
     lengths = paged.key_lengths(indptr, None if page_size == 1 else last, page_size)
     assert lengths.dtype == torch.int32
@@ -599,8 +607,9 @@ def test_a_prefix_read_once(device, dtype, size, keys):
         )  # fmt: skip
         plain = torch.full_like(q, math.nan)
         expected_lse = paged.attend(
-            q, *pool, plain, **step, max_seqlen_q=20, max_seqlen_k=max(lengths), causal=True, scale=SCALE, return_lse=True, **options
-        )
+            q, *pool, plain, **step, max_seqlen_q=20, max_seqlen_k=max(lengths), causal=True, scale=SCALE,
+            return_lse=True, **options,
+        )  # fmt: skip
         torch.testing.assert_close(lse, expected_lse, rtol=1e-4, atol=1e-4)
         for b, (count, length) in enumerate(zip(counts, lengths)):
             if not count:
@@ -683,8 +692,9 @@ def test_one_capture_serves_a_hundred_batches(device, dtype):
 
     def step():
         paged.attend(
-            q, k_cache, v_cache, out, **index, max_seqlen_q=longest, max_seqlen_k=max_pages * size, causal=True, scale=SCALE
-        )
+            q, k_cache, v_cache, out, **index, max_seqlen_q=longest, max_seqlen_k=max_pages * size, causal=True,
+            scale=SCALE,
+        )  # fmt: skip
 
     step = captured(step, device)
     caches = k_cache.cpu(), v_cache.cpu()
@@ -697,7 +707,9 @@ def test_one_capture_serves_a_hundred_batches(device, dtype):
         here = dict(
             cu_seqlens_q=torch.tensor(starts, dtype=torch.int32, device="cpu"),
             seqused_k=torch.tensor(lengths, dtype=torch.int32, device="cpu"),
-            page_table=torch.randperm(batch * max_pages, generator=random, device="cpu").view(batch, -1).to(torch.int32),
+            page_table=torch.randperm(batch * max_pages, generator=random, device="cpu")
+            .view(batch, -1)
+            .to(torch.int32),
         )
         here["page_table"][used:] = 2**30
         for name, tensor in here.items():

@@ -143,8 +143,16 @@ def attention(
 ) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse_low: Literal[True], return_lse: bool = False, **options: Unpack[Options]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse_low: Literal[True],
+    return_lse: bool = False,
+    **options: Unpack[Options],
 ) -> Tuple[Tensor, Tensor, Tensor]: ...
+
+
 @overload
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], return_lse_low: Literal[False] = False,
@@ -152,12 +160,21 @@ def attention(
 ) -> Tuple[Tensor, Tensor]: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool = False,
+    return_lse_low: bool = False,
+    **options: Unpack[Options],
 ) -> Union[Tensor, Tuple[Tensor, ...]]: ...
+
+
 @functools.partial(with_options, without=("openmp",))
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False, **options: Unpack[Options]
-) -> Union[Tensor, Tuple[Tensor, ...]]:
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, return_lse_low: bool = False,
+    **options: Unpack[Options],
+) -> Union[Tensor, Tuple[Tensor, ...]]:  # fmt: skip
     """Exact attention, O = softmax(scale * Q K^T + ...) V, with gradients for q, k, v, bias and sink, through O and
     LSE.
 
@@ -227,7 +244,8 @@ def attention(
     functorch = not compiling and torch._C._functorch.peek_interpreter_stack() is not None
     if return_lse_low and q.dim() in (3, 4) and not kernels.keeps_low(given):
         raise Error(
-            "return_lse_low: True, accepted False: a call without a backward pass (pages, tree_mask, prefix_groups) writes no "
+            "return_lse_low: True, accepted False: a call without a backward pass (pages, tree_mask, prefix_groups) "
+            "writes no "
             "lse_low"
         )
     results = 3 if return_lse_low else 2 if return_lse else 1

@@ -78,7 +78,7 @@ void expect_refused(const Problem& problem, const Device& device, const std::str
   EXPECT_NE(refusal(plan, "fwd_sm90").find(reason), std::string::npos) << refusal(plan, "fwd_sm90");
 }
 
-// ---- what it takes, and with which tiles ----------------------------------------------------------------------------
+// ---- supported problems and their tiles -----------------------------------------------------------------------------
 
 struct TileRow {
   std::int64_t d, dv, length;
@@ -254,7 +254,7 @@ TEST(FwdSm90, NothingToDoIsPlanned) {
   }
 }
 
-// ---- what it refuses ------------------------------------------------------------------------------------------------
+// ---- refusals -------------------------------------------------------------------------------------------------------
 
 struct Refusal {
   const char* name;
@@ -387,7 +387,7 @@ TEST(BwdSm90, TakesMasksByPositionUnequalHeadsSinksAlibiAnyScaleAndACotangentOfT
   EXPECT_NO_THROW((void)tessera::plan(problem, device));
 }
 
-// A bit or an entry a score takes registers: steps are of 64 queries then.
+// A bit or an entry for each score needs registers: steps then have 64 queries.
 TEST(BwdSm90, TakesSoftcapMaskBiasAndDropout) {
   Device device = gpu();
   device.kernel = TESSERA_KERNEL_BWD_SM90;
@@ -526,7 +526,7 @@ TEST(ForComparison, ServeWhoeverAsksForThemAndNobodyElse) {
   }
 }
 
-// A problem that no kernel takes is refused by those that might have, not by those on request.
+// A problem that no kernel supports is refused by the kernels that a plan could choose, not by those on request.
 TEST(ForComparison, AreNotHeardWhereAllRefuse) {
   Problem problem = large_problem(64, 64, 4096, float64);
   try {
@@ -537,7 +537,7 @@ TEST(ForComparison, AreNotHeardWhereAllRefuse) {
   }
 }
 
-// What a kernel that was asked for says to a problem: by the exception, since no other is considered.
+// The requested kernel's reason for refusing a problem is in the exception, since no other kernel is considered.
 std::string refusal_on_request(const Problem& problem, Device device, tessera_kernel kernel) {
   device.kernel = kernel;
   try {
@@ -618,8 +618,8 @@ TEST(DecodeSm90, ServesFewRowsAgainstManyKeys) {
   }
 }
 
-// By TMA the first keys in pages come later, but sooner for many rows; and what a sequence's sums are may not depend on
-// the batch.
+// With TMA the first keys in pages arrive later, but with many rows sooner; and the sums of a sequence may not depend
+// on the batch.
 TEST(DecodeSm90, BringsFewKeysInPagesByCpAsync) {
   struct Row {
     std::int64_t sequences, keys, queries;
@@ -866,7 +866,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"SharedMemory", "KiB of shared memory", [](Problem&, Device& d) { d.smem_bytes = 80 << 10; }}),
     [](const auto& row) { return std::string(row.param.name); });
 
-// ---- mixed_sm90 ------------------------------------------------------------------------------------------------------
+// ---- mixed_sm90 -----------------------------------------------------------------------------------------------------
 
 // Six sequences with at most 64 queries each, 32 heads over 8, keys in pages.
 Problem step_problem(std::int64_t d = 128) {
@@ -1086,7 +1086,7 @@ TEST(FwdSm80, TakesNoBulkCopiesWhereToldSo) {
   unsetenv("TESSERA_FWD_SM80_BULK");
 }
 
-// ---- what a plan says of its launches -------------------------------------------------------------------------------
+// ---- a plan's description of its launches ---------------------------------------------------------------------------
 
 TEST(PlannedLaunches, AreTheKernelsThatRun) {
   const Plan plan = tessera::plan(large_problem(128, 128), gpu());
@@ -1165,10 +1165,10 @@ INSTANTIATE_TEST_SUITE_P(
     Row, FwdSm80Splits,
     testing::Values(SplitRow{1, 8, 128, 128, 1}, SplitRow{1, 8, 128, 8192, 32},  // of 256 keys, the least
                     SplitRow{1, 8, 128, 65536, 64}, SplitRow{8, 8, 128, 8192, 8}, SplitRow{64, 8, 128, 8192, 1},
-                    SplitRow{64, 32, 128, 8192, 1},   // 3.9 turns
-                    SplitRow{64, 8, 256, 8192, 3}));  // 1.3 turns would leave two thirds of the second idle
+                    SplitRow{64, 32, 128, 8192, 1},   // 3.9 rounds
+                    SplitRow{64, 8, 256, 8192, 3}));  // 1.3 rounds would leave two thirds of the second idle
 
-// ---- a GPU that is not here -------------------------------------------------------------------------------------------
+// ---- a GPU that is not here -----------------------------------------------------------------------------------------
 
 TEST(DescribedGpu, IsTheUsualOneOfItsArchitecture) {
   for (const std::int32_t arch : {80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) {

@@ -101,8 +101,7 @@ TEST(Plan, AmxServesWhatItIsTheFastestFor) {
   }
 }
 
-// Keys and values that several items read are packed once, where that takes no more than 512 MiB and a call has much to
-// do.
+// Keys and values that several items read are packed once, if that needs at most 512 MiB and a call has much work.
 TEST(Plan, AmxPacksKeysOnceForSeveralItems) {
   Device device = cpu();
   device.isa = device.isa_limit = TESSERA_ISA_AMX_BF16;
@@ -292,7 +291,7 @@ TEST(PlanCosts, BytesOfPagesAreThoseThatSequencesNeed) {
   EXPECT_EQ(describe(tessera::plan(dense_problem())).find("traffic    at most"), std::string::npos);
 }
 
-// float64 and every dtype that has a fast kernel: what is held grows with S, never with S x S.
+// float64 and every dtype with a fast kernel: memory grows with S, never with S x S.
 TEST(PlanCosts, WorkspaceIsLinear) {
   for (const DType dtype : {float32, float16, bfloat16, float64}) {
     for (const bool backward : {false, true}) {
